@@ -1,0 +1,228 @@
+package stepapi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// inlineMax is the largest record sent as a packet of its own; a larger
+	// one travels as a sealed memfd (rulings 6: 250,000 bytes give EMSGSIZE).
+	inlineMax = 64 << 10
+	// RecordMax bounds a record that a peer may make us read.
+	RecordMax = 32 << 20
+	// FDsMax bounds the descriptors of one packet (SCM_MAX_FD is 253).
+	FDsMax = 200
+)
+
+// envelope is the packet that stands for a record in a memfd: the memfd is
+// the first descriptor of the packet.
+type envelope struct {
+	Memfd int64 `json:"memfd"`
+}
+
+// Conn is one connection. One goroutine may send while another receives;
+// two senders need a lock of their own.
+type Conn struct{ c *net.UnixConn }
+
+// NewConn takes over c, which must be a SOCK_SEQPACKET socket.
+func NewConn(c *net.UnixConn) *Conn { return &Conn{c: c} }
+
+// FromFD takes over the seqpacket descriptor fd.
+func FromFD(fd int, name string) (*Conn, error) {
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use descriptor %d as %q: %w", fd, name, err)
+	}
+	uc, ok := c.(*net.UnixConn)
+	if !ok {
+		c.Close()
+		return nil, fmt.Errorf("cannot use descriptor %d as %q: not a unix socket", fd, name)
+	}
+	return &Conn{c: uc}, nil
+}
+
+// Close ends the connection.
+func (c *Conn) Close() error { return c.c.Close() }
+
+// SetWriteDeadline bounds Sends, so that a peer that does not read cannot
+// hold the sender.
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.c.SetWriteDeadline(t) }
+
+// Peer returns the kernel's word on who is at the other end (SO_PEERCRED).
+func (c *Conn) Peer() (*unix.Ucred, error) {
+	raw, err := c.c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return nil, err
+	}
+	return cred, cerr
+}
+
+// Send writes one record with its descriptors. The descriptors stay open here.
+func (c *Conn) Send(m *Msg, fds ...int) error {
+	if len(fds) > FDsMax {
+		return fmt.Errorf("cannot send %q record: %d descriptors, at most %d", m.Type, len(fds), FDsMax)
+	}
+	b, err := json.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("cannot encode %q record: %v", m.Type, err)
+	}
+	if len(b) > inlineMax {
+		mfd, err := SealedMemfd("stepd-record", b)
+		if err != nil {
+			return err
+		}
+		defer mfd.Close()
+		if b, err = json.Marshal(envelope{Memfd: int64(len(b))}); err != nil {
+			return err
+		}
+		fds = append([]int{int(mfd.Fd())}, fds...)
+	}
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	if _, _, err := c.c.WriteMsgUnix(b, oob, nil); err != nil {
+		return fmt.Errorf("cannot send %q record: %w", m.Type, err)
+	}
+	return nil
+}
+
+// Recv reads one record. The descriptors are the caller's to close. It returns
+// io.EOF when the peer has closed.
+func (c *Conn) Recv() (*Msg, []int, error) {
+	buf := make([]byte, inlineMax+1)
+	oob := make([]byte, unix.CmsgSpace((FDsMax+1)*4))
+	n, oobn, flags, _, err := c.c.ReadMsgUnix(buf, oob)
+	if err != nil {
+		if errors.Is(err, unix.ECONNRESET) {
+			return nil, nil, io.EOF
+		}
+		return nil, nil, err
+	}
+	fds, err := parseRights(oob[:oobn])
+	if err != nil {
+		return nil, nil, err
+	}
+	if n == 0 && len(fds) == 0 {
+		return nil, nil, io.EOF
+	}
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || n > inlineMax {
+		closeAll(fds)
+		return nil, nil, fmt.Errorf("cannot read record: longer than %d bytes or %d descriptors", inlineMax, FDsMax)
+	}
+	m, rest, err := decode(buf[:n], fds)
+	if err != nil {
+		closeAll(fds)
+		return nil, nil, err
+	}
+	return m, rest, nil
+}
+
+// decode parses a packet; when it is an envelope it reads the memfd, which is
+// then closed and taken off the list.
+func decode(b []byte, fds []int) (*Msg, []int, error) {
+	var env envelope
+	if err := json.Unmarshal(b, &env); err != nil {
+		return nil, nil, fmt.Errorf("cannot parse record: %v", err)
+	}
+	if env.Memfd != 0 {
+		if len(fds) == 0 || env.Memfd < 0 || env.Memfd > RecordMax {
+			return nil, nil, fmt.Errorf("cannot read record of %d bytes: the limit is %d, and a memfd goes with it", env.Memfd, RecordMax)
+		}
+		data := make([]byte, env.Memfd)
+		n, err := unix.Pread(fds[0], data, 0)
+		if err != nil || int64(n) != env.Memfd {
+			return nil, nil, fmt.Errorf("cannot read record of %d bytes from its memfd: got %d bytes, %v", env.Memfd, n, err)
+		}
+		unix.Close(fds[0])
+		b, fds = data, fds[1:]
+	}
+	m := new(Msg)
+	if err := json.Unmarshal(b, m); err != nil {
+		closeAll(fds)
+		return nil, nil, fmt.Errorf("cannot parse record: %v", err)
+	}
+	return m, fds, nil
+}
+
+func parseRights(oob []byte) ([]int, error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	cmsgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, fmt.Errorf("cannot parse control message: %w", err)
+	}
+	var fds []int
+	for i := range cmsgs {
+		got, err := unix.ParseUnixRights(&cmsgs[i])
+		if err != nil {
+			continue
+		}
+		fds = append(fds, got...)
+	}
+	return fds, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+// SealedMemfd returns a memfd that holds b and can no longer be changed, so
+// that the reader's view cannot move under it. Its offset is 0.
+func SealedMemfd(name string, b []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("cannot create memfd %q: %w", name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if _, err := f.WriteAt(b, 0); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("cannot write %d bytes to memfd %q: %w", len(b), name, err)
+	}
+	const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("cannot seal memfd %q: %w", name, err)
+	}
+	return f, nil
+}
+
+// DialDir connects to the socket name in dir. The path goes through
+// /proc/self/fd, because sun_path holds 108 bytes (rulings 27).
+func DialDir(dir, name string) (*Conn, error) {
+	d, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open directory %q: %w", dir, err)
+	}
+	defer unix.Close(d)
+	path := fmt.Sprintf("/proc/self/fd/%d/%s", d, name)
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		var errno unix.Errno
+		if errors.As(err, &errno) {
+			return nil, fmt.Errorf("cannot connect to %q: %w", dir+"/"+name, errno)
+		}
+		return nil, fmt.Errorf("cannot connect to %q: %w", dir+"/"+name, err)
+	}
+	return &Conn{c: c}, nil
+}

@@ -1,0 +1,88 @@
+package stepapi
+
+import "stepd/step"
+
+// Version of the protocol. A peer with another major number is refused by name.
+const Version = 1
+
+// Descriptors that noded hands to stepd when it starts it.
+const (
+	FDSpec      = 3 // sealed memfd: step.Spec, JSON
+	FDControl   = 4 // SOCK_SEQPACKET pair, noded's end is its peer
+	FDListen    = 5 // listening socket RUN/steps/J.S.sock, SOCK_SEQPACKET
+	FDEvents    = 6 // the step's event log, O_APPEND
+	FDContainer = 7 // the job's mount namespace; /dev/null where Spec.ContainerNS is false
+)
+
+// Type names a record.
+type Type string
+
+const (
+	// TypeHello opens a connection, in both directions. From stepd it carries Record.
+	TypeHello Type = "hello"
+
+	// From a client (the step's owner or root):
+
+	// TypeAttach hands stepd descriptors for the tasks' streams: Streams[i]
+	// belongs to the i-th descriptor of the packet. At most 200 a packet.
+	TypeAttach Type = "attach"
+	// TypeAttachDone says that all streams were handed over: stepd may fork.
+	TypeAttachDone Type = "attach_done"
+	// TypeSignal asks for Signal to be sent to every task (Scope "tasks") or to
+	// every process of the step (Scope "all"). Answered by TypeReply.
+	TypeSignal Type = "signal"
+	// TypeCancel ends the step: SIGTERM, KillWait, SIGKILL. Answered by TypeReply.
+	TypeCancel Type = "cancel"
+	// TypeAck is noded's answer to TypeResult: the result is stored.
+	TypeAck Type = "ack"
+
+	// From stepd:
+
+	// TypeReply answers Signal and Cancel; Error is empty on success.
+	TypeReply Type = "reply"
+	// TypeState tells a change of the step's state (STARTING, RUNNING, COMPLETING); Record is
+	// complete with tasks' pids once RUNNING.
+	TypeState Type = "state"
+	// TypeMessage is a line for the user's stderr, without a newline: the
+	// node's words ("stepd-vm: error: ..."), not the tasks' bytes.
+	TypeMessage Type = "message"
+	// TypeTaskExit tells ends of tasks: Ranks share Status.
+	TypeTaskExit Type = "task_exit"
+	// TypeResult is the last record: Record is final. noded answers it by Ack.
+	TypeResult Type = "result"
+)
+
+// Role says on whose behalf a connection speaks.
+type Role string
+
+const (
+	RoleNoded  Role = "noded"  // root only: gets State and Result, owes Ack
+	RoleLaunch Role = "launch" // stepctl run: attaches streams; its loss before the gate cancels the step
+	RoleTool   Role = "tool"   // stepctl signal, cancel
+)
+
+// Msg is every record; which fields are set depends on Type.
+type Msg struct {
+	Type    Type             `json:"type"`
+	Version int              `json:"version,omitempty"`
+	Role    Role             `json:"role,omitempty"`
+	Seq     uint32           `json:"seq,omitempty"` // echoed by Reply
+	Streams []StreamFD       `json:"streams,omitempty"`
+	Signal  int              `json:"signal,omitempty"`
+	Scope   string           `json:"scope,omitempty"`
+	Reason  string           `json:"reason,omitempty"`
+	Text    string           `json:"text,omitempty"`
+	Error   string           `json:"error,omitempty"`
+	State   step.State       `json:"state,omitempty"`
+	Ranks   []int            `json:"ranks,omitempty"`
+	Status  *step.ExitStatus `json:"status,omitempty"`
+	Record  *step.Record     `json:"record,omitempty"`
+	ID      *step.ID         `json:"id,omitempty"`
+}
+
+// StreamFD says what one attached descriptor is for.
+type StreamFD struct {
+	FD int `json:"fd"` // 0, 1 or 2
+	// Rank is the task's rank, or -1 for every task that has no own one.
+	Rank int `json:"rank"`
+}

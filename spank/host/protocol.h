@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The one source of the numbers between stepd (Go) and spankhost (C). The Go
+ * half reads this file in a test and fails when the two differ.
+ *
+ * Three channels:
+ *
+ *   control  SOCK_SEQPACKET, descriptor HOST_FD_CONTROL: stepd sends a command,
+ *            the host answers it with exactly one REP_DONE (other replies may
+ *            come before it). One command at a time. Closed in every child.
+ *   log      SOCK_SEQPACKET, descriptor HOST_FD_LOG, one way: REC_* records
+ *            from the host and from the task children until they exec. What a
+ *            child says there is not trusted: it may run as the user.
+ *   board    a shared memfd: where the host and each child are (slot), and a
+ *            journal of every hook with its times (entry). No system call per
+ *            hook, and it outlives a crash.
+ *
+ *     stepd                                   spankhost
+ *     SETUP {config, board, gate, null} ----> map, remember
+ *     LOAD ---------------------------------> dlopen every plugin
+ *          <--------------------------------- REP_PLUGIN per plugin, REP_DONE
+ *     INIT {keep[]} ------------------------> init, option callbacks, init_post_opt
+ *          <--------------------------------- REP_DONE
+ *     FDS {descriptors} (0..n times) -------> keep in the descriptor table
+ *     STEP {streams, task env} -------------> remember
+ *     USER_INIT ----------------------------> groups, egid, euid, umask, chdir; user_init
+ *     FORK ---------------------------------> fork every task; root again
+ *          <--------------------------------- REP_TASKS {rank, pid}* + pidfd, exec pipe each
+ *     (stepd tracks every pid)
+ *     POST_FORK ----------------------------> task_post_fork for every rank in order
+ *     (stepd writes one byte per task into the gate)
+ *     WAIT ---------------------------------> reap; REP_EXIT per task; REP_DONE after the last
+ *     EXIT ---------------------------------> exit hooks; REP_DONE; _exit(0)
+ *
+ * All integers are little endian. A string is u32 length and that many bytes,
+ * without a terminator. A record is u32 type, then its fields. Config blobs
+ * (SETUP, STEP) are sequences of {u16 tag, u16 flags, u32 length, bytes};
+ * an unknown tag with TLV_OPTIONAL in its flags is skipped, any other is fatal.
+ */
+#ifndef STEPD_PROTOCOL_H
+#define STEPD_PROTOCOL_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define HOST_PROTOCOL_VERSION 1
+
+#define HOST_FD_CONTROL 3
+#define HOST_FD_LOG 4
+
+/* The largest packet on control and log; larger things travel in memfds. */
+#define HOST_PACKET_MAX 65536
+/* Descriptors in one packet (SCM_MAX_FD is 253). */
+#define HOST_FDS_MAX 200
+/* Descriptors that FDS may hand over in all: 3 streams for 65533 tasks do not fit RLIMIT_NOFILE anyway. */
+#define HOST_FD_TABLE_MAX 16384
+
+/* Commands, stepd to host. */
+enum host_cmd {
+	CMD_SETUP = 1, /* u32 version; fds: config memfd, board memfd, gate read end, /dev/null (O_RDWR)
+			* [, mount namespace when CFG_JOIN_NS] */
+	CMD_LOAD = 2,
+	CMD_INIT = 3, /* u32 count, u8 keep[count]: 0 leaves the plugin out of the stack */
+	CMD_FDS = 4,  /* descriptors, appended to the table */
+	CMD_STEP = 5, /* fds: step memfd (TLV with TAG_STREAM, TAG_TASK_ENV, TAG_TASK_FD, TAG_ENV_SET) */
+	CMD_USER_INIT = 6,
+	CMD_FORK = 7,
+	CMD_POST_FORK = 8,
+	CMD_WAIT = 9,
+	CMD_EXIT = 10,
+	/* Name service questions (spankhost --lookup): */
+	CMD_LOOKUP = 20,
+};
+
+/* Replies, host to stepd, on control. */
+enum host_rep {
+	/* u32 cmd; i32 rc (0, or the first fatal hook's rc, or -1); i32 errno; u32 plugin; u32 hook; u32 rank; string what:
+	 * what could not be done ("cannot change directory"), empty for a hook's own failure. */
+	REP_DONE = 101,
+	/* u32 index; u32 plugin_version (0 absent); u32 flags (PLUGIN_*); u32 hooks (bit per enum hook);
+	 * string dlerror; string plugin_name; string plugin_type */
+	REP_PLUGIN = 102,
+	/* u32 count; count * { u32 rank; i32 pid }; descriptors: pidfd, exec pipe per task in the same order */
+	REP_TASKS = 103,
+	/* u32 rank; u32 raw wait status; u64 utime_us, stime_us; i64 maxrss_kb, minflt, majflt, inblock, oublock */
+	REP_EXIT = 104,
+};
+
+/* Records on the log channel. */
+enum host_rec {
+	/* u32 level (enum log_level); u32 rank (NO_RANK in the host); u32 plugin (NO_PLUGIN); u32 hook; string text */
+	REC_LOG = 201,
+	/* A task was not exec'd: u32 rank; u32 stage; i32 errno; string path: what failed, before _exit */
+	REC_FAIL = 202,
+	/* A plugin changed what others share: u32 plugin; u32 hook; string what ("left 2 threads running") */
+	REC_WARN = 203,
+};
+
+enum log_level {
+	LEVEL_ERROR = 1, /* slurm_error: to the user as "stepd-NODE: error: TEXT" */
+	LEVEL_INFO = 2,
+	LEVEL_VERBOSE = 3,
+	LEVEL_DEBUG = 4,
+	LEVEL_DEBUG2 = 5,
+	LEVEL_DEBUG3 = 6,
+	LEVEL_SPANK_LOG = 7, /* slurm_spank_log: to the user as it is */
+};
+
+#define NO_RANK 0xffffffffu
+#define NO_PLUGIN 0xffffffffu
+
+/* Hooks, in the order of a step. The number is the bit in REP_PLUGIN.hooks. */
+enum hook {
+	HOOK_INIT = 0,
+	HOOK_JOB_PROLOG = 1,
+	HOOK_INIT_POST_OPT = 2,
+	HOOK_LOCAL_USER_INIT = 3,
+	HOOK_USER_INIT = 4,
+	HOOK_TASK_INIT_PRIVILEGED = 5,
+	HOOK_TASK_INIT = 6,
+	HOOK_TASK_POST_FORK = 7,
+	HOOK_TASK_EXIT = 8,
+	HOOK_JOB_EPILOG = 9,
+	HOOK_SLURMD_EXIT = 10,
+	HOOK_EXIT = 11,
+	HOOK_OPTION = 12, /* an option's callback; not a symbol */
+	HOOK_LOAD = 13,	  /* dlopen with its constructors; not a symbol */
+	HOOK_COUNT = 14,
+};
+#define NO_HOOK 0xffffffffu
+
+/* Where the host or a task child is; a child's slot keeps the last one. */
+enum stage {
+	STAGE_NONE = 0,
+	STAGE_HOST = 1, /* the host, outside of a hook */
+	STAGE_FORKED = 2,
+	STAGE_JOIN = 3,
+	STAGE_PRIVILEGED = 4, /* task_init_privileged */
+	STAGE_BECOME_USER = 5,
+	STAGE_STDIO = 6,
+	STAGE_GATE = 7,
+	STAGE_TASK_INIT = 8,
+	STAGE_LIMITS = 9,
+	STAGE_EXEC = 10,
+};
+
+enum plugin_flag {
+	PLUGIN_LOADED = 1,
+	PLUGIN_HAS_VERSION = 2,	      /* plugin_version is exported */
+	PLUGIN_HAS_SPANK_VERSION = 4, /* spank_plugin_version is exported */
+	PLUGIN_HAS_OPTIONS = 8,	      /* spank_options is exported */
+};
+
+/* Config tags. Repeated tags keep their order. */
+#define TLV_OPTIONAL 1
+
+enum config_tag {
+	/* SETUP */
+	TAG_CONTEXT = 1,     /* u32: spank_context: 2 remote */
+	TAG_TITLE = 2,	     /* string for argv[0] */
+	TAG_UID = 3,	     /* u32 */
+	TAG_GID = 4,	     /* u32 */
+	TAG_GROUPS = 5,	     /* u32[] */
+	TAG_USER = 6,	     /* string */
+	TAG_JOB_ID = 7,	     /* u32 */
+	TAG_STEP_ID = 8,     /* u32 */
+	TAG_NNODES = 9,	     /* u32 */
+	TAG_NODEID = 10,     /* u32 */
+	TAG_NODE_NAME = 11,  /* string */
+	TAG_TOTAL_TASKS = 12, /* u32 */
+	TAG_GLOBAL_IDS = 13, /* u32[]: global rank of each local task; its length is the local task count */
+	TAG_NCPUS = 14,	     /* u32 */
+	TAG_CPUS_PER_TASK = 15, /* u32 */
+	TAG_JOB_CORES = 16,  /* string */
+	TAG_STEP_CORES = 17, /* string */
+	TAG_JOB_MEM = 18,    /* u64, MB */
+	TAG_STEP_MEM = 19,   /* u64, MB */
+	TAG_RESTARTS = 20,   /* u32 */
+	TAG_ARRAY_ID = 21,   /* u32 */
+	TAG_ARRAY_TASK = 22, /* u32 */
+	TAG_ARG = 23,	     /* string, repeated: argv */
+	TAG_ENV = 24,	     /* string, repeated: NAME=VALUE */
+	TAG_CWD = 25,	     /* string */
+	TAG_UMASK = 26,	     /* u32 */
+	TAG_NO_NEW_PRIVS = 27, /* u32, 0 or 1 */
+	TAG_JOIN_NS = 28,    /* u32: JOIN_NEVER, JOIN_TASKS, JOIN_HOST */
+	TAG_PLUGIN = 29,     /* u32 required; string path. Its arguments follow: */
+	TAG_PLUGIN_ARG = 30, /* string, of the last TAG_PLUGIN */
+	TAG_OPTION = 31,     /* u32 has_value; string plugin; string name; string value: an option that the user gave */
+	TAG_HOST_ENV = 32,   /* string, repeated: the host's own environ */
+	TAG_OOM_SCORE = 33,  /* i32, written to the tasks' oom_score_adj */
+	/* STEP */
+	TAG_STREAM = 40,   /* u32 rank (NO_RANK: all that have no own); u32 fd (0..2); u32 kind (STREAM_*);
+			    * u32 table index or open flags; string path */
+	TAG_TASK_ENV = 41, /* u32 rank (NO_RANK: all); string NAME=VALUE: set after the gate, before task_init */
+	TAG_TASK_FD = 42,  /* u32 rank; u32 table index; string NAME: survives exec, its number is put into env NAME */
+	TAG_ENV_SET = 43,  /* string NAME=VALUE: set in the job's environment (MPI prefork) */
+	TAG_ENV_UNSET = 44, /* string NAME: removed just before exec (SLURM_RLIMIT_...) */
+	TAG_EXIT_ENV = 45, /* string NAME=VALUE: set in the job's environment for task_exit */
+};
+
+enum join_ns { JOIN_NEVER = 0, JOIN_TASKS = 1, JOIN_HOST = 2 };
+
+enum stream_kind {
+	STREAM_NULL = 0,
+	STREAM_FD = 1,	 /* table index */
+	STREAM_FILE = 2, /* open(path, flags | O_CLOEXEC, 0666) as the user, relative to the cwd */
+	STREAM_SAME = 3, /* fd 2: as fd 1 */
+};
+
+/* The board. */
+#define BOARD_MAGIC 0x62737470u
+
+struct board_slot {
+	_Atomic uint32_t stage;
+	_Atomic int32_t error; /* errno, 0 */
+	_Atomic uint32_t plugin;
+	_Atomic uint32_t hook;	     /* NO_HOOK outside of one */
+	_Atomic uint64_t since_ns;   /* CLOCK_MONOTONIC when stage or hook was entered */
+};
+
+struct board_entry {
+	uint64_t start_ns;
+	uint64_t end_ns; /* 0 while the hook runs */
+	uint32_t rank;
+	uint16_t plugin;
+	uint16_t hook;
+	int32_t rc;
+	_Atomic uint32_t ready; /* 1: start fields are valid */
+};
+
+struct board {
+	uint32_t magic;
+	uint32_t version;
+	uint32_t nslots; /* tasks + 1: slot 0 is the host, slot r+1 local task r */
+	uint32_t nentries;
+	_Atomic uint32_t next; /* entries taken; beyond nentries they are dropped */
+	uint32_t reserved[11];
+	/* struct board_slot slots[nslots]; struct board_entry entries[nentries]; */
+};
+
+#endif

@@ -1,0 +1,45 @@
+package step
+
+import "time"
+
+// Event is one line of a step's event log (rulings 33). Fields that do not
+// belong to the event are absent.
+type Event struct {
+	Time   time.Time `json:"time"`
+	Event  string    `json:"event"`
+	JobID  *uint32   `json:"job_id,omitempty"`
+	StepID *uint32   `json:"step_id,omitempty"`
+	// Phase is the stage of the launch (stage_start, stage_end).
+	Phase string `json:"phase,omitempty"`
+	// DurUS is a duration in microseconds (stage_end, hook_end).
+	DurUS  *int64      `json:"dur_us,omitempty"`
+	Plugin string      `json:"plugin,omitempty"`
+	Hook   string      `json:"hook,omitempty"`
+	RC     *int        `json:"rc,omitempty"`
+	Rank   *int        `json:"rank,omitempty"`
+	PID    int         `json:"pid,omitempty"`
+	Status *ExitStatus `json:"status,omitempty"` // raw wait status
+	Signal *int        `json:"signal,omitempty"`
+	State  State       `json:"state,omitempty"`
+	Stage  string      `json:"stage,omitempty"`
+	Errno  int         `json:"errno,omitempty"`
+	Text   string      `json:"text,omitempty"`
+}
+
+// The event names.
+const (
+	EventRequest    = "request"
+	EventAccepted   = "accepted"
+	EventStageStart = "stage_start"
+	EventStageEnd   = "stage_end"
+	EventHookStart  = "hook_start"
+	EventHookEnd    = "hook_end"
+	EventTaskFork   = "task_fork"
+	EventTaskExec   = "task_exec"
+	EventTaskExit   = "task_exit"
+	EventTaskSignal = "task_signal"
+	EventKill       = "kill"
+	EventOOM        = "oom"
+	EventState      = "state"
+	EventEnd        = "end"
+)

@@ -1,0 +1,69 @@
+package step
+
+import "time"
+
+// Record is the STEP document of ps, show and the store: the contract of
+// design §7. Numbers that are not known are null, never an invented zero.
+type Record struct {
+	ID
+	Name      string     `json:"name"`
+	UID       uint32     `json:"uid"`
+	User      string     `json:"user"`
+	Node      string     `json:"node"`
+	State     State      `json:"state"`
+	Reason    string     `json:"reason"`
+	NTasks    int        `json:"ntasks"`
+	ExitCode  *int       `json:"exit_code"`
+	Signal    *int       `json:"signal"`
+	Command   []string   `json:"command"`
+	Submitted time.Time  `json:"submit_time"`
+	Started   *time.Time `json:"start_time"`
+	Ended     *time.Time `json:"end_time"`
+	Tasks     []Task     `json:"tasks"`
+
+	// Beyond the pinned fields.
+	MPI      string `json:"mpi,omitempty"`
+	CPUs     string `json:"cpus,omitempty"`
+	StepdPID int    `json:"stepd_pid,omitempty"`
+	// StepdStart is stepd's start time in clock ticks since boot: with
+	// StepdPID and BootID it names one process for ever (pids come again).
+	StepdStart uint64 `json:"stepd_start,omitempty"`
+	BootID     string `json:"boot_id,omitempty"`
+	Cgroup     string `json:"cgroup,omitempty"`
+}
+
+// Task is one rank of a Record.
+type Task struct {
+	Rank        int       `json:"rank"`
+	LocalID     int       `json:"local_id"`
+	PID         *int      `json:"pid"`
+	State       TaskState `json:"state"`
+	ExitCode    *int      `json:"exit_code"`
+	Signal      *int      `json:"signal"`
+	MaxRSSBytes *int64    `json:"max_rss_bytes"`
+	CPUSeconds  *float64  `json:"cpu_seconds"`
+
+	// Status is the raw wait status, nil before the end.
+	Status *ExitStatus `json:"status,omitempty"`
+	// Stage and Errno say where a task failed that was never exec'd.
+	Stage string `json:"stage,omitempty"`
+	Errno int    `json:"errno,omitempty"`
+}
+
+// End fills the task's end from a raw wait status: a signalled task has no
+// exit code, an exited one no signal.
+func (t *Task) End(s ExitStatus) {
+	t.Status = &s
+	t.State = TaskExited
+	t.ExitCode, t.Signal = s.CodeAndSignal()
+}
+
+// CodeAndSignal splits the status for JSON: exactly one of the two is set.
+func (s ExitStatus) CodeAndSignal() (code, signal *int) {
+	if sig, ok := s.Signaled(); ok {
+		n := int(sig)
+		return nil, &n
+	}
+	n, _ := s.Exited()
+	return &n, nil
+}

@@ -1,0 +1,131 @@
+package step
+
+// Schema is the version of every JSON document of this package.
+const Schema = 1
+
+// Request is what a client asks noded for. All of it is under a user's
+// control, and none of it is believed before Validate and noded's own checks.
+type Request struct {
+	Schema int `json:"schema"`
+
+	// Job makes the step one of a running job; nil asks for a job of its own.
+	Job *uint32 `json:"job,omitempty"`
+	// UID and GID name another user; only root may set them.
+	UID *uint32 `json:"uid,omitempty"`
+	GID *uint32 `json:"gid,omitempty"`
+
+	Name        string `json:"name"`          // -J; shown by ps
+	NTasks      int    `json:"ntasks"`        // -n; at least 1
+	NNodes      int    `json:"nnodes"`        // -N; 1
+	CPUsPerTask int    `json:"cpus_per_task"` // -c; at least 1
+	Overcommit  bool   `json:"overcommit,omitempty"`
+
+	Argv []string `json:"argv"`
+	Env  []string `json:"env"` // NAME=VALUE, SLURM_RLIMIT_* included
+	Cwd  string   `json:"cwd"`
+	// Umask of the caller, 0 to 0777.
+	Umask uint32 `json:"umask"`
+
+	Stdin  Stream `json:"stdin"`
+	Stdout Stream `json:"stdout"`
+	Stderr Stream `json:"stderr"`
+	Label  bool   `json:"label,omitempty"` // -l: the client labels lines, ranks are told by SLURM_LABELIO
+
+	MPI           string `json:"mpi,omitempty"` // --mpi; empty is MpiDefault
+	KillOnBadExit bool   `json:"kill_on_bad_exit,omitempty"`
+	NoNewPrivs    bool   `json:"no_new_privs,omitempty"`
+
+	SubmitHost string `json:"submit_host,omitempty"`
+}
+
+// StreamKind says where one of a task's three standard streams goes.
+type StreamKind string
+
+const (
+	// StreamClient: descriptors that the client attaches to stepd's socket.
+	StreamClient StreamKind = "client"
+	// StreamNull: /dev/null.
+	StreamNull StreamKind = "null"
+	// StreamFile: a file that each task opens as the user, by Pattern.
+	StreamFile StreamKind = "file"
+	// StreamSame: stderr only: the same open file as stdout.
+	StreamSame StreamKind = "same"
+)
+
+// Stream describes one standard stream of all tasks.
+type Stream struct {
+	Kind StreamKind `json:"kind"`
+	// Pattern is srun's file name pattern (%j %J %s %t %n %N %u %x %A %a %%).
+	Pattern string `json:"pattern,omitempty"`
+	// Rank restricts the stream to one task; the others get /dev/null.
+	Rank *int `json:"rank,omitempty"`
+	// Append opens with O_APPEND alone; without it the file is truncated first.
+	Append bool `json:"append,omitempty"`
+}
+
+// Spec is a Request together with what noded decided about it: all that stepd
+// needs, so that stepd and the tasks never ask a name service or read a site's
+// configuration (design §4).
+type Spec struct {
+	Request
+
+	ID   ID   `json:"id"`
+	User User `json:"user"`
+
+	NodeName string `json:"node_name"`
+	NodeList string `json:"node_list"`
+	NodeID   uint32 `json:"node_id"`
+
+	// CPUs is the step's allocation as a list: "0-2". NCPUs counts them.
+	CPUs  string `json:"cpus"`
+	NCPUs int    `json:"ncpus"`
+	// MemoryMB is the step's memory limit, 0 without one.
+	MemoryMB uint64 `json:"memory_mb,omitempty"`
+
+	Cluster      string `json:"cluster"`
+	Partition    string `json:"partition"`
+	SlurmConf    string `json:"slurm_conf,omitempty"`
+	RestartCount uint32 `json:"restart_count,omitempty"`
+
+	Spank      SpankConf `json:"spank"`
+	Proctrack  Proctrack `json:"proctrack"`
+	Container  string    `json:"container"` // "none" or "tmpfs"
+	RunDir     string    `json:"run_dir"`
+	ResultFile string    `json:"result_file"` // where stepd leaves the result when no noded takes it
+	KillWaitS  int       `json:"kill_wait_s"`
+
+	// ContainerNS says that descriptor FDContainer is the job's mount
+	// namespace; EntireStepInNS that the host joins it before init.
+	ContainerNS    bool `json:"container_ns,omitempty"`
+	EntireStepInNS bool `json:"entire_step_in_ns,omitempty"`
+}
+
+// User is whom the tasks run as, looked up by noded through the C library.
+type User struct {
+	Name   string   `json:"name"`
+	UID    uint32   `json:"uid"`
+	GID    uint32   `json:"gid"`
+	Groups []uint32 `json:"groups"` // all of them, the primary one included
+	Home   string   `json:"home,omitempty"`
+	Shell  string   `json:"shell,omitempty"`
+}
+
+// SpankConf is what stepd needs to read the plugin stack.
+type SpankConf struct {
+	// Plugstack is the file; empty means that there is none.
+	Plugstack  string   `json:"plugstack,omitempty"`
+	PluginDirs []string `json:"plugin_dirs,omitempty"`
+	// AllowReleases lists further releases to accept ("20.11", "any").
+	AllowReleases []string `json:"allow_releases,omitempty"`
+	// HookTimeoutS bounds each hook, in seconds; 0 is no bound.
+	HookTimeoutS int  `json:"hook_timeout_s,omitempty"`
+	Strict       bool `json:"strict,omitempty"`
+}
+
+// Proctrack names the tracker and its place: noded has made Dir already.
+type Proctrack struct {
+	// Kind is "cgroup/v2", "cgroup/v1", "cgroup/hybrid", "linuxproc" or "pgid".
+	Kind string `json:"kind"`
+	// Dir is the step's cgroup (absolute); empty for trackers without one.
+	Dir string `json:"dir,omitempty"`
+}

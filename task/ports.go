@@ -1,0 +1,72 @@
+package task
+
+import (
+	"context"
+	"os"
+	"syscall"
+
+	"stepd/step"
+)
+
+// Tracker holds every process of the step, so that none escapes or outlives
+// it. stepd makes one per step; *proctrack.Cgroup and *proctrack.LinuxProc are
+// such trackers. Methods may be called from several goroutines.
+type Tracker interface {
+	// Create makes what the tracker needs below the step's directory.
+	Create() error
+	// HostCgroup is a directory descriptor for CLONE_INTO_CGROUP, so that the
+	// host and its children are born in the tasks' cgroup; ok is false where
+	// the kernel or the layout does not allow it: then Add moves each pid.
+	HostCgroup() (fd int, ok bool)
+	// Add tracks a process that was not born inside.
+	Add(pid int) error
+	// EvictHost moves the host out of the tasks' cgroup, once: what kills or
+	// freezes the tasks must not hit it. It may take 10 ms (rulings 2).
+	EvictHost(pid int) error
+	// PIDs lists the tasks' processes, the host not among them.
+	PIDs() ([]int, error)
+	// Signal sends sig to every process of the tasks.
+	Signal(sig syscall.Signal) error
+	// Kill kills every process of the tasks and returns when none is left, or
+	// with ctx's cause and the survivors in the error.
+	Kill(ctx context.Context) error
+	// Destroy kills what is left, the host and its helpers included, and
+	// removes everything that Create made. It is idempotent.
+	Destroy(ctx context.Context) error
+}
+
+// MPI is one MPI plugin, seen from stepd (seeds: mpi plugin API).
+type MPI interface {
+	// Prefork runs as root, once, before the first fork.
+	Prefork(ctx context.Context, job MPIJob) (MPITasks, error)
+	// TaskExited tells that the task ended.
+	TaskExited(rank int, status step.ExitStatus)
+	// Close ends the plugin's servers; it waits for their goroutines.
+	Close() error
+}
+
+// MPIJob is what an MPI plugin may know and do. Abort and Log may be called
+// from any goroutine, until Close has returned.
+type MPIJob struct {
+	Spec *step.Spec
+	// Abort ends the step because a rank asked for it; code is the exit code.
+	Abort func(rank int, code int, text string)
+	// Log writes a line for the administrator and, at level error, the user.
+	Log func(text string)
+}
+
+// MPITasks is what prefork hands to the tasks. All slices may be nil.
+type MPITasks struct {
+	// Env is set for every task, TaskEnv[rank] for one ("NAME=VALUE").
+	Env     []string
+	TaskEnv [][]string
+	// TaskFDs[rank] are descriptors that survive exec; Var, if not empty, is
+	// the variable that tells the task the number. stepd closes File.
+	TaskFDs [][]TaskFD
+}
+
+// TaskFD is one descriptor for one task.
+type TaskFD struct {
+	File *os.File
+	Var  string
+}
