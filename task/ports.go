@@ -2,7 +2,6 @@ package task
 
 import (
 	"context"
-	"os"
 	"syscall"
 
 	"stepd/step"
@@ -35,38 +34,12 @@ type Tracker interface {
 	Destroy(ctx context.Context) error
 }
 
-// MPI is one MPI plugin, seen from stepd (seeds: mpi plugin API).
+// MPI is one MPI plugin, seen from stepd: *pmi2.Plugin is one (seeds: MPI plugin API).
 type MPI interface {
 	// Prefork runs as root, once, before the first fork.
-	Prefork(ctx context.Context, job MPIJob) (MPITasks, error)
+	Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, error)
 	// TaskExited tells that the task ended.
 	TaskExited(rank int, status step.ExitStatus)
 	// Close ends the plugin's servers; it waits for their goroutines.
 	Close() error
-}
-
-// MPIJob is what an MPI plugin may know and do. Abort and Log may be called
-// from any goroutine, until Close has returned.
-type MPIJob struct {
-	Spec *step.Spec
-	// Abort ends the step because a rank asked for it; code is the exit code.
-	Abort func(rank int, code int, text string)
-	// Log writes a line for the administrator and, at level error, the user.
-	Log func(text string)
-}
-
-// MPITasks is what prefork hands to the tasks. All slices may be nil.
-type MPITasks struct {
-	// Env is set for every task, TaskEnv[rank] for one ("NAME=VALUE").
-	Env     []string
-	TaskEnv [][]string
-	// TaskFDs[rank] are descriptors that survive exec; Var, if not empty, is
-	// the variable that tells the task the number. stepd closes File.
-	TaskFDs [][]TaskFD
-}
-
-// TaskFD is one descriptor for one task.
-type TaskFD struct {
-	File *os.File
-	Var  string
 }
