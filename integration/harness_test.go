@@ -1,0 +1,471 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"stepd/internal/testkit"
+)
+
+// tests run below /var/tmp, not /tmp: the job container hides /tmp.
+const workRoot = "/var/tmp"
+
+// callTimeout ends a client that hangs; no test waits that long for a success.
+const callTimeout = 40 * time.Second
+
+// binary returns the path of a built program, or skips the test (fails it
+// with STRICT=1) when nothing was built.
+func binary(t testing.TB, name string) string {
+	t.Helper()
+	dir := os.Getenv("STEPD_BIN")
+	if dir == "" {
+		dir = "../bin"
+	}
+	path, err := filepath.Abs(filepath.Join(dir, name))
+	if err == nil {
+		_, err = os.Stat(path)
+	}
+	if err != nil {
+		missing(t, fmt.Sprintf("program %q is not built: run make", path))
+	}
+	return path
+}
+
+// missing skips a test for want of something; with STRICT=1 it fails.
+func missing(t testing.TB, what string) {
+	t.Helper()
+	if os.Getenv("STRICT") == "1" {
+		t.Fatalf("%s (STRICT=1 forbids skipping)", what)
+	}
+	t.Skip(what)
+}
+
+// site is what a test writes down before it starts a node.
+type site struct {
+	Slurm     string // lines added to slurm.conf
+	Stepd     string // stepd.conf
+	Plugstack string // plugstack.conf
+	Container string // job_container.conf
+}
+
+// node is a private noded and the directory it serves from.
+type node struct {
+	dir  string // below workRoot, readable by everyone
+	wd   string // the test user's working directory
+	run  string
+	cmd  *exec.Cmd
+	log  *logBuffer
+	done chan struct{} // closed when the current noded was reaped
+	bin  string        // stepctl
+}
+
+// logBuffer collects noded's log, and tells when a text has appeared.
+type logBuffer struct {
+	mu   sync.Mutex
+	buf  bytes.Buffer // guarded by mu
+	want string       // guarded by mu
+	seen chan struct{}
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.buf.Write(p)
+	if b.want != "" && strings.Contains(b.buf.String(), b.want) {
+		b.want = ""
+		close(b.seen)
+	}
+	return len(p), nil
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// startNode makes the directory and starts noded in it. When the test ends
+// noded gets SIGTERM, and nothing of it may be left.
+func startNode(t *testing.T, s site) *node {
+	t.Helper()
+	testkit.RequireRoot(t)
+	binary(t, "noded")
+	user := testUser(t)
+	dir, err := os.MkdirTemp(workRoot, "stepd-it-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if !t.Failed() || os.Getenv("KEEP") == "" {
+			os.RemoveAll(dir)
+		}
+	})
+	n := &node{dir: dir, wd: filepath.Join(dir, "wd"), run: filepath.Join(dir, "run"), bin: binary(t, "stepctl")}
+	must(t, os.Chmod(dir, 0o755))
+	must(t, os.Mkdir(n.wd, 0o755))
+	must(t, os.Mkdir(n.path("home"), 0o755))
+	must(t, os.Chown(n.wd, int(user.uid), int(user.gid)))
+	must(t, os.Chown(n.path("home"), int(user.uid), int(user.gid)))
+	n.write(t, "slurm.conf", "ClusterName=golden\nNodeName=vm CPUs=64\nPartitionName=p Nodes=ALL Default=YES\n"+s.Slurm)
+	for name, text := range map[string]string{"stepd.conf": s.Stepd, "plugstack.conf": s.Plugstack, "job_container.conf": s.Container} {
+		if text != "" {
+			n.write(t, name, text)
+		}
+	}
+	n.boot(t)
+	t.Cleanup(func() { n.shutdown(t) })
+	return n
+}
+
+func (n *node) path(elem ...string) string {
+	return filepath.Join(append([]string{n.dir}, elem...)...)
+}
+
+func (n *node) socket() string { return filepath.Join(n.run, "noded.sock") }
+
+// write makes a file of the site's configuration.
+func (n *node) write(t testing.TB, name, text string) string {
+	t.Helper()
+	path := n.path(name)
+	must(t, os.WriteFile(path, []byte(text), 0o644))
+	return path
+}
+
+// userFile makes a file of the test user in the working directory.
+func (n *node) userFile(t testing.TB, name, text string, mode os.FileMode) string {
+	t.Helper()
+	path := filepath.Join(n.wd, name)
+	must(t, os.WriteFile(path, []byte(text), 0o644))
+	must(t, os.Chmod(path, mode))
+	user := testUser(t)
+	must(t, os.Chown(path, int(user.uid), int(user.gid)))
+	return path
+}
+
+// boot starts noded and waits until it says that it is ready.
+func (n *node) boot(t testing.TB) {
+	t.Helper()
+	n.log = &logBuffer{want: "noded: ready", seen: make(chan struct{})}
+	n.cmd = exec.Command(binary(t, "noded"), "-f", n.path("slurm.conf"), "--run-dir", n.run, "--spool-dir", n.path("spool"), "-v")
+	n.cmd.Stdout, n.cmd.Stderr = n.log, n.log
+	// Its own session: what hits the test's terminal must not hit the node.
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	must(t, n.cmd.Start())
+	done := make(chan struct{})
+	n.done = done
+	go func(cmd *exec.Cmd) {
+		_ = cmd.Wait() // the exit code is in ProcessState
+		close(done)
+	}(n.cmd)
+	select {
+	case <-n.log.seen:
+	case <-done:
+		t.Fatalf("noded ended with %v before it was ready:\n%s", n.cmd.ProcessState, n.log)
+	case <-time.After(callTimeout):
+		_ = n.cmd.Process.Kill() // the test fails either way
+		t.Fatalf("noded was not ready after %v:\n%s", callTimeout, n.log)
+	}
+}
+
+// shutdown ends noded as systemd would, and looks for what is left.
+func (n *node) shutdown(t *testing.T) {
+	t.Helper()
+	if !n.exited() {
+		_ = n.cmd.Process.Signal(syscall.SIGTERM) // it may just have ended
+		select {
+		case <-n.done:
+			if code := n.cmd.ProcessState.ExitCode(); code != 0 {
+				t.Errorf("noded: exit code %d after SIGTERM, want 0", code)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("noded: still there 10 s after SIGTERM")
+			_ = n.cmd.Process.Kill() // the leak check below tells the rest
+			<-n.done
+		}
+	}
+	n.checkClean(t)
+	if err := n.cgroupRootGone(); err != nil {
+		t.Error(err)
+	}
+	killLeftovers(n)
+	if t.Failed() {
+		t.Logf("noded's log:\n%s", tail(n.log.String(), 60))
+	}
+}
+
+func (n *node) exited() bool {
+	select {
+	case <-n.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// kill9 kills noded and waits for its end.
+func (n *node) kill9(t testing.TB) {
+	t.Helper()
+	must(t, n.cmd.Process.Kill())
+	<-n.done
+}
+
+// hash is what noded's cgroups are named by (rulings 20).
+func (n *node) hash() string {
+	sum := sha256.Sum256([]byte(n.path("spool")))
+	return fmt.Sprintf("%x", sum[:4])
+}
+
+// call is one command line of stepctl, and who runs it where.
+type call struct {
+	args  []string
+	uid   uint32 // 0 is the test user, see root
+	root  bool
+	env   []string // added to the standard environment
+	clean bool     // no standard environment
+	dir   string
+	stdin string
+	files []*os.File // instead of pipes: stdin, stdout, stderr
+}
+
+// result is what the command left.
+type result struct {
+	out, err string
+	code     int
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("exit code %d\nstdout: %q\nstderr: %q", r.code, r.out, r.err)
+}
+
+// ctl runs stepctl as the test user, in the working directory, with an empty
+// stdin, and waits for its end.
+func (n *node) ctl(t testing.TB, args ...string) result {
+	t.Helper()
+	return n.do(t, call{args: args})
+}
+
+// ctlRoot runs stepctl as root.
+func (n *node) ctlRoot(t testing.TB, args ...string) result {
+	t.Helper()
+	return n.do(t, call{args: args, root: true})
+}
+
+// do runs one call to its end.
+func (n *node) do(t testing.TB, c call) result {
+	t.Helper()
+	p := n.start(t, c)
+	return p.wait(t)
+}
+
+// process is a stepctl that runs beside the test.
+type process struct {
+	cmd    *exec.Cmd
+	args   []string
+	out    bytes.Buffer
+	err    bytes.Buffer
+	cancel context.CancelFunc
+	ctx    context.Context
+}
+
+// start starts one call.
+func (n *node) start(t testing.TB, c call) *process {
+	t.Helper()
+	p := &process{args: c.args}
+	p.ctx, p.cancel = context.WithTimeout(context.Background(), callTimeout)
+	p.cmd = exec.CommandContext(p.ctx, n.bin, c.args...)
+	p.cmd.WaitDelay = 2 * time.Second
+	p.cmd.Dir = c.dir
+	if c.dir == "" {
+		p.cmd.Dir = n.wd
+	}
+	user := testUser(t)
+	p.cmd.Env = append([]string{}, c.env...)
+	if !c.clean {
+		p.cmd.Env = append([]string{
+			"PATH=/usr/bin:/bin", "HOME=" + n.path("home"), "USER=" + user.name, "LOGNAME=" + user.name,
+			"SHELL=/bin/bash", "NODED_SOCKET=" + n.socket(),
+		}, c.env...)
+	}
+	if !c.root {
+		p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user.uid, Gid: user.gid, Groups: user.groups}}
+		if c.uid != 0 {
+			p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.uid, Gid: c.uid}
+		}
+	}
+	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = io.Reader(strings.NewReader(c.stdin)), &p.out, &p.err
+	if c.files != nil {
+		p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = c.files[0], c.files[1], c.files[2]
+	}
+	must(t, p.cmd.Start())
+	return p
+}
+
+// wait waits for the end of a started call.
+func (p *process) wait(t testing.TB) result {
+	t.Helper()
+	defer p.cancel()
+	err := p.cmd.Wait()
+	if p.ctx.Err() != nil {
+		t.Fatalf("stepctl %q: still running after %v\nstdout: %q\nstderr: %q", p.args, callTimeout, p.out.String(), p.err.String())
+	}
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay) {
+		t.Fatalf("stepctl %q: %v", p.args, err)
+	}
+	code := p.cmd.ProcessState.ExitCode()
+	if ws, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		code = 128 + int(ws.Signal())
+	}
+	return result{out: p.out.String(), err: p.err.String(), code: code}
+}
+
+// stepDoc is the STEP document of ps and show (design §7).
+type stepDoc struct {
+	JobID    uint32    `json:"job_id"`
+	StepID   uint32    `json:"step_id"`
+	Name     string    `json:"name"`
+	UID      uint32    `json:"uid"`
+	User     string    `json:"user"`
+	Node     string    `json:"node"`
+	State    string    `json:"state"`
+	Reason   string    `json:"reason"`
+	NTasks   int       `json:"ntasks"`
+	ExitCode *int      `json:"exit_code"`
+	Signal   *int      `json:"signal"`
+	Command  []string  `json:"command"`
+	Submit   string    `json:"submit_time"`
+	Start    *string   `json:"start_time"`
+	End      *string   `json:"end_time"`
+	Tasks    []taskDoc `json:"tasks"`
+	StepdPID int       `json:"stepd_pid"`
+}
+
+type taskDoc struct {
+	Rank     int    `json:"rank"`
+	LocalID  int    `json:"local_id"`
+	PID      *int   `json:"pid"`
+	State    string `json:"state"`
+	ExitCode *int   `json:"exit_code"`
+	Signal   *int   `json:"signal"`
+	Stage    string `json:"stage"`
+	Errno    int    `json:"errno"`
+}
+
+// ps lists the steps that run.
+func (n *node) ps(t testing.TB, flags ...string) []stepDoc {
+	t.Helper()
+	r := n.ctlRoot(t, append([]string{"ps", "--json"}, flags...)...)
+	var doc struct {
+		Schema int       `json:"schema"`
+		Steps  []stepDoc `json:"steps"`
+	}
+	if err := json.Unmarshal([]byte(r.out), &doc); err != nil || r.code != 0 || doc.Schema != 1 {
+		t.Fatalf("stepctl ps --json: schema %d, %v, %v", doc.Schema, err, r)
+	}
+	return doc.Steps
+}
+
+// show returns the document of one step.
+func (n *node) show(t testing.TB, id string) stepDoc {
+	t.Helper()
+	r := n.ctlRoot(t, "show", "--json", id)
+	var doc struct {
+		Schema int     `json:"schema"`
+		Step   stepDoc `json:"step"`
+	}
+	if err := json.Unmarshal([]byte(r.out), &doc); err != nil || r.code != 0 || doc.Schema != 1 {
+		t.Fatalf("stepctl show --json %s: schema %d, %v, %v", id, doc.Schema, err, r)
+	}
+	return doc.Step
+}
+
+// last returns the document of the newest step, running or ended.
+func (n *node) last(t testing.TB) stepDoc {
+	t.Helper()
+	steps := n.ps(t, "--all")
+	if len(steps) == 0 {
+		t.Fatal("stepctl ps --all: no step")
+	}
+	newest := steps[0]
+	for _, s := range steps {
+		if s.JobID > newest.JobID || s.JobID == newest.JobID && s.StepID > newest.StepID {
+			newest = s
+		}
+	}
+	return newest
+}
+
+func (d stepDoc) id() string { return fmt.Sprintf("%d.%d", d.JobID, d.StepID) }
+
+// running waits until the newest step runs with all of its tasks exec'd.
+func (n *node) running(t testing.TB) stepDoc {
+	t.Helper()
+	var doc stepDoc
+	eventually(t, 10*time.Second, "a running step", func() error {
+		steps := n.ps(t)
+		if len(steps) == 0 {
+			return errors.New("ps shows no step")
+		}
+		doc = steps[len(steps)-1]
+		if doc.State != "RUNNING" {
+			return fmt.Errorf("step %s is %s", doc.id(), doc.State)
+		}
+		return nil
+	})
+	return doc
+}
+
+// eventually asks again until f is content; it fails the test after limit.
+func eventually(t testing.TB, limit time.Duration, what string, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %v: %v", what, limit, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tail returns the last n lines of s.
+func tail(s string, n int) string {
+	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	if len(lines) > n {
+		lines = lines[len(lines)-n:]
+	}
+	return strings.Join(lines, "\n")
+}
+
+// contains fails the test for each text that s does not hold.
+func contains(t testing.TB, what, s string, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if !strings.Contains(s, text) {
+			t.Errorf("%s: want %q in it, got %q", what, text, s)
+		}
+	}
+}
