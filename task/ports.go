@@ -43,3 +43,43 @@ type MPI interface {
 	// Close ends the plugin's servers; it waits for their goroutines.
 	Close() error
 }
+
+// Host is spankhost: *spank.Host. Its calls are made by the goroutine of
+// Step.Run, in this order; Kill, Where and PID by any.
+type Host interface {
+	PID() int
+	Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems []string, err error)
+	LoadStack() (problems []string, err error)
+	Init() error
+	Launch(l *step.Launch) error
+	UserInit() error
+	Fork() ([]step.Forked, error)
+	PostFork() error
+	Wait(ended func(step.TaskEnd)) error
+	Exit() error
+
+	// Where and Crash tell what the host (rank -1) or a task did last.
+	Where(rank int) step.HostPlace
+	Crash(rank int, cause string) (*step.HookError, bool)
+	// Hooks tells the hooks that ended since the last call.
+	Hooks(last bool) []step.HookTime
+	PluginName(i int) string
+	// Kill ends the host wherever it is; Close waits for its log to end.
+	Kill()
+	Close()
+}
+
+// Audience is who hears of the step: clients and noded. None of its methods
+// blocks.
+type Audience interface {
+	// Say sends a line to the user's stderr.
+	Say(line string)
+	// TaskExited tells how a rank ended.
+	TaskExited(rank int, status step.ExitStatus)
+	// State tells a change of the step's state.
+	State(rec step.Record)
+	// Event writes a line of the step's event log.
+	Event(e step.Event)
+	// Log writes a line for the administrator.
+	Log(level step.LogLevel, text string)
+}

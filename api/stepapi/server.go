@@ -1,0 +1,258 @@
+package stepapi
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"stepd/step"
+)
+
+// Handler is what a step does for those who connect to it. Its methods are
+// called from several goroutines.
+type Handler interface {
+	// Record is the step as it is now, for Hello.
+	Record() step.Record
+	// Attach takes over descriptors for the tasks' streams.
+	Attach(streams []StreamFD, fds []int) error
+	// AttachDone says that the launcher has handed over all of them.
+	AttachDone()
+	// LauncherLost says that the connection of the launcher ended.
+	LauncherLost()
+	// Signal and Cancel act on the tasks.
+	Signal(sig int, scope string) error
+	Cancel(reason string) error
+}
+
+const (
+	// queueMax bounds the records that wait for one peer; a peer that falls
+	// further behind is cut off, so that nobody's pipe can hold the step.
+	queueMax = 1024
+	// sendTimeout bounds one write to a peer.
+	sendTimeout = 10 * time.Second
+	// peersMax bounds the connections to one step.
+	peersMax = 64
+)
+
+// Server serves one step's connections. The zero value is not usable.
+type Server struct {
+	id      step.ID
+	owner   uint32
+	handler Handler
+
+	mu    sync.Mutex
+	peers map[*peer]struct{} // guarded by mu
+	done  bool               // guarded by mu
+	wg    sync.WaitGroup
+}
+
+// peer is one connection and the queue to it.
+type peer struct {
+	conn  *Conn
+	role  Role // guarded by Server.mu
+	queue chan *Msg
+	acked chan struct{} // closed by Ack, and by the connection's end
+	took  atomic.Bool   // Ack came
+	once  sync.Once
+}
+
+// NewServer makes the server of step id, whose tasks run as owner.
+func NewServer(id step.ID, owner uint32, h Handler) *Server {
+	return &Server{id: id, owner: owner, handler: h, peers: make(map[*peer]struct{})}
+}
+
+// Serve accepts connections until the listener is closed.
+func (s *Server) Serve(l *net.UnixListener) {
+	s.wg.Go(func() {
+		for {
+			c, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			s.admit(NewConn(c))
+		}
+	})
+}
+
+// admit checks who is there: the step's owner or root.
+func (s *Server) admit(c *Conn) {
+	cred, err := c.Peer()
+	if err != nil || (cred.Uid != 0 && cred.Uid != s.owner) {
+		c.SetWriteDeadline(time.Now().Add(sendTimeout))
+		c.Send(&Msg{Type: TypeHello, Version: Version, Error: "permission denied"})
+		c.Close()
+		return
+	}
+	s.Add(c, "", cred.Uid == 0)
+}
+
+// Add serves a connection. role is set for one that needs no Hello to say what
+// it is: the pair inherited from noded.
+func (s *Server) Add(c *Conn, role Role, root bool) {
+	p := &peer{conn: c, role: role, queue: make(chan *Msg, queueMax), acked: make(chan struct{})}
+	s.mu.Lock()
+	if s.done || len(s.peers) >= peersMax {
+		s.mu.Unlock()
+		c.Close()
+		return
+	}
+	s.peers[p] = struct{}{}
+	s.wg.Add(2)
+	s.mu.Unlock()
+	rec := s.handler.Record()
+	p.put(&Msg{Type: TypeHello, Version: Version, ID: &s.id, State: rec.State, Record: &rec})
+	go func() { defer s.wg.Done(); p.write() }()
+	go func() { defer s.wg.Done(); s.read(p, root) }()
+}
+
+// put queues a record; a full queue cuts the peer off.
+func (p *peer) put(m *Msg) {
+	select {
+	case p.queue <- m:
+	default:
+		p.conn.Close()
+	}
+}
+
+func (p *peer) write() {
+	for m := range p.queue {
+		p.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
+		if p.conn.Send(m) != nil {
+			p.conn.Close()
+			for range p.queue { // the reader closes the queue
+			}
+			return
+		}
+	}
+	p.conn.Close()
+}
+
+// read serves one peer's records until it goes.
+func (s *Server) read(p *peer, root bool) {
+	for {
+		m, fds, err := p.conn.Recv()
+		if err != nil {
+			break
+		}
+		if err := s.serve(p, m, fds, root); err != nil {
+			p.put(&Msg{Type: TypeReply, Seq: m.Seq, Error: err.Error()})
+		}
+	}
+	s.mu.Lock()
+	role := p.role
+	delete(s.peers, p)
+	close(p.queue)
+	s.mu.Unlock()
+	p.once.Do(func() { close(p.acked) })
+	if role == RoleLaunch {
+		s.handler.LauncherLost()
+	}
+}
+
+var errNotRoot = errors.New("permission denied: only root speaks for noded")
+
+// serve does what one record asks; an error is the answer to it.
+func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
+	if m.Type != TypeAttach {
+		closeAll(fds)
+	}
+	switch m.Type {
+	case TypeHello:
+		if m.Version != Version {
+			return fmt.Errorf("cannot speak version %d of the step protocol: this stepd speaks %d", m.Version, Version)
+		}
+		if m.Role == RoleNoded && !root {
+			return errNotRoot
+		}
+		s.mu.Lock()
+		p.role = m.Role
+		s.mu.Unlock()
+		return nil
+	case TypeAttach:
+		if len(fds) != len(m.Streams) {
+			closeAll(fds)
+			return fmt.Errorf("cannot attach %d streams with %d descriptors", len(m.Streams), len(fds))
+		}
+		return s.handler.Attach(m.Streams, fds)
+	case TypeAttachDone:
+		s.handler.AttachDone()
+		return nil
+	case TypeAck:
+		p.took.Store(true)
+		p.once.Do(func() { close(p.acked) })
+		return nil
+	case TypeSignal:
+		return s.answer(p, m.Seq, s.handler.Signal(m.Signal, m.Scope))
+	case TypeCancel:
+		return s.answer(p, m.Seq, s.handler.Cancel(m.Reason))
+	default:
+		return fmt.Errorf("unknown record type %q", m.Type)
+	}
+}
+
+func (s *Server) answer(p *peer, seq uint32, err error) error {
+	if err != nil {
+		return err
+	}
+	s.send(p, &Msg{Type: TypeReply, Seq: seq})
+	return nil
+}
+
+// send queues a record to one peer, unless its reader has closed the queue.
+func (s *Server) send(p *peer, m *Msg) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.peers[p]; ok {
+		p.put(m)
+	}
+}
+
+// Tell queues a record to every peer.
+func (s *Server) Tell(m *Msg) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for p := range s.peers {
+		p.put(m)
+	}
+}
+
+// Finish tells the result to everybody, waits at most timeout for noded's Ack,
+// ends all connections and waits for their goroutines. It reports whether a
+// noded has taken the result.
+func (s *Server) Finish(m *Msg, timeout time.Duration) (acked bool) {
+	s.Tell(m)
+	t := time.NewTimer(timeout)
+	defer t.Stop()
+	for _, p := range s.ofRole(RoleNoded) {
+		select {
+		case <-p.acked:
+			acked = acked || p.took.Load()
+		case <-t.C:
+			t.Reset(0)
+		}
+	}
+	s.mu.Lock()
+	s.done = true
+	for p := range s.peers {
+		p.conn.c.CloseRead() // the reader ends, closes the queue; the writer drains it
+	}
+	s.mu.Unlock()
+	return acked
+}
+
+// Wait returns when all goroutines of the server have ended.
+func (s *Server) Wait() { s.wg.Wait() }
+
+func (s *Server) ofRole(role Role) (peers []*peer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for p := range s.peers {
+		if p.role == role {
+			peers = append(peers, p)
+		}
+	}
+	return peers
+}

@@ -1,0 +1,196 @@
+package spank
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// reply is one packet from the host's control channel.
+type reply struct {
+	kind uint32
+	body reader
+	fds  []int
+}
+
+// send writes one command with its descriptors.
+func (h *Host) send(cmd uint32, body []byte, fds ...int) error {
+	b := binary.LittleEndian.AppendUint32(nil, cmd)
+	b = append(b, body...)
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	if _, _, err := h.control.WriteMsgUnix(b, oob, nil); err != nil {
+		if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+			return step.ErrHostGone
+		}
+		return fmt.Errorf("cannot send command %d to spankhost: %w", cmd, err)
+	}
+	return nil
+}
+
+// recv reads one packet; its descriptors are the caller's.
+func (h *Host) recv() (reply, error) {
+	buf := make([]byte, hostPacketMax)
+	oob := make([]byte, unix.CmsgSpace(hostFDsMax*4))
+	n, oobn, flags, _, err := h.control.ReadMsgUnix(buf, oob)
+	if n == 0 || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) {
+		return reply{}, step.ErrHostGone
+	}
+	if err != nil {
+		return reply{}, fmt.Errorf("cannot read from spankhost: %w", err)
+	}
+	r := reply{body: reader{b: buf[:n]}}
+	r.kind = r.body.u32()
+	if oobn > 0 {
+		cmsgs, err := unix.ParseSocketControlMessage(oob[:oobn])
+		if err != nil {
+			return reply{}, fmt.Errorf("cannot read descriptors from spankhost: %w", err)
+		}
+		for i := range cmsgs {
+			if fds, err := unix.ParseUnixRights(&cmsgs[i]); err == nil {
+				r.fds = append(r.fds, fds...)
+			}
+		}
+	}
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || r.body.err != nil {
+		r.close()
+		return reply{}, fmt.Errorf("internal error: reply of spankhost is cut")
+	}
+	return r, nil
+}
+
+func (r *reply) close() {
+	for _, fd := range r.fds {
+		unix.Close(fd)
+	}
+	r.fds = nil
+}
+
+// do sends a command and reads replies until its REP_DONE; each sees the others.
+func (h *Host) do(cmd uint32, body []byte, fds []int, each func(*reply) error) error {
+	if err := h.send(cmd, body, fds...); err != nil {
+		return err
+	}
+	for {
+		r, err := h.recv()
+		if err != nil {
+			return err
+		}
+		if r.kind == repDone {
+			return h.done(cmd, &r)
+		}
+		if each == nil {
+			r.close()
+			return fmt.Errorf("internal error: spankhost answered command %d by record %d", cmd, r.kind)
+		}
+		if err := each(&r); err != nil {
+			r.close()
+			return err
+		}
+	}
+}
+
+// done turns a REP_DONE into nil, a *step.HookError or a plain error.
+func (h *Host) done(cmd uint32, r *reply) error {
+	defer r.close()
+	got, rc, errno := r.body.u32(), r.body.i32(), r.body.i32()
+	plugin, hook, rank, what := r.body.u32(), r.body.u32(), r.body.u32(), r.body.str()
+	if r.body.err != nil || got != cmd {
+		return fmt.Errorf("internal error: spankhost answered command %d for %d: %v", got, cmd, r.body.err)
+	}
+	if rc == 0 {
+		return nil
+	}
+	if what != "" {
+		if errno != 0 {
+			return fmt.Errorf("%s: %w", what, syscall.Errno(errno))
+		}
+		return errors.New(what)
+	}
+	code := int(rc)
+	e := &step.HookError{Plugin: h.PluginName(int(plugin)), Hook: hookName(hook), Required: h.Required(int(plugin)), RC: &code}
+	if rank != noRank {
+		n := int(rank)
+		e.Rank = &n
+	}
+	return e
+}
+
+// sendFDs puts descriptors into the host's table, after those sent before.
+// They stay open here.
+func (h *Host) sendFDs(fds []int) error {
+	if h.nfds+len(fds) > hostFDTable {
+		return fmt.Errorf("cannot hand %d descriptors to spankhost: the limit is %d", h.nfds+len(fds), hostFDTable)
+	}
+	for len(fds) > 0 {
+		n := min(len(fds), hostFDsMax)
+		if err := h.do(cmdFDs, nil, fds[:n], nil); err != nil {
+			return err
+		}
+		h.nfds += n
+		fds = fds[n:]
+	}
+	return nil
+}
+
+// UserInit makes the host the user in effect, in the job's directory, and
+// calls slurm_spank_user_init.
+func (h *Host) UserInit() error { return h.do(cmdUserInit, nil, nil, nil) }
+
+// Fork forks every task. They wait at the gate; the host is root again after.
+func (h *Host) Fork() ([]step.Forked, error) {
+	var tasks []step.Forked
+	err := h.do(cmdFork, nil, nil, func(r *reply) error {
+		if r.kind != repTasks {
+			return fmt.Errorf("internal error: spankhost answered fork by record %d", r.kind)
+		}
+		n := int(r.body.u32())
+		if len(r.fds) != 2*n {
+			return fmt.Errorf("internal error: spankhost told %d tasks with %d descriptors", n, len(r.fds))
+		}
+		for i := range n {
+			t := step.Forked{Rank: int(r.body.u32()), PID: int(r.body.i32()), PidFD: r.fds[2*i], Exec: r.fds[2*i+1]}
+			tasks = append(tasks, t)
+		}
+		return r.body.err
+	})
+	return tasks, err
+}
+
+// PostFork calls slurm_spank_task_post_fork for every rank in order.
+func (h *Host) PostFork() error { return h.do(cmdPostFork, nil, nil, nil) }
+
+// Wait lets the host reap its tasks and tells each end; it returns when all
+// have ended. slurm_spank_task_exit is called before each.
+func (h *Host) Wait(ended func(step.TaskEnd)) error {
+	return h.do(cmdWait, nil, nil, func(r *reply) error {
+		if r.kind != repExit {
+			return fmt.Errorf("internal error: spankhost answered wait by record %d", r.kind)
+		}
+		e := step.TaskEnd{Rank: int(r.body.u32()), Status: step.ExitStatus(r.body.u32())}
+		utime, stime := r.body.u64(), r.body.u64()
+		e.Usage = &step.Usage{
+			User: time.Duration(utime) * time.Microsecond, System: time.Duration(stime) * time.Microsecond,
+			MaxRSSBytes: r.body.i64() << 10,
+			MinorFaults: r.body.i64(), MajorFaults: r.body.i64(),
+			BlocksRead: r.body.i64(), BlocksOut: r.body.i64(),
+		}
+		if r.body.err != nil {
+			return r.body.err
+		}
+		ended(e)
+		return nil
+	})
+}
+
+// Exit calls slurm_spank_exit; the host ends after it.
+func (h *Host) Exit() error { return h.do(cmdExit, nil, nil, nil) }

@@ -1,0 +1,175 @@
+package spank
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// StartConfig is what Start needs to run the host.
+type StartConfig struct {
+	// Program is the path of the spankhost binary.
+	Program string
+	// Title is its argv[0]: "spankhost: [12.0]".
+	Title string
+	// CgroupFD is the directory in which the host is born, -1 for none.
+	CgroupFD int
+}
+
+// Host is one running spankhost. Its methods are called by one goroutine, in
+// the order of host/protocol.h; Where, PID and Kill by any.
+type Host struct {
+	pid   int
+	pidfd int
+
+	control *net.UnixConn
+	log     *net.UnixConn
+
+	board   *board
+	told    int // entries of the board's journal that were told
+	stack   []Plugin
+	names   []string // base names, for messages
+	keep    []bool   // what Init hands to the hooks
+	allow   []string // further releases, from the Spec
+	nfds    int      // descriptors in the host's table
+	logDone chan struct{}
+}
+
+// Start runs the host program. It must be called on a thread that lives as
+// long as the process: the host's parent-death signal fires when the thread
+// ends that forked it (prctl(2), PR_SET_PDEATHSIG). The caller reaps PID.
+func Start(cfg StartConfig) (*Host, error) {
+	control, childControl, err := seqpacketPair("spank-control")
+	if err != nil {
+		return nil, err
+	}
+	defer childControl.Close()
+	log, childLog, err := seqpacketPair("spank-log")
+	if err != nil {
+		control.Close()
+		return nil, err
+	}
+	defer childLog.Close()
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open %q: %w", "/dev/null", err)
+	}
+	defer null.Close()
+	h := &Host{control: control, log: log, pidfd: -1, logDone: make(chan struct{})}
+	attr := &syscall.ProcAttr{
+		Dir:   "/",
+		Env:   []string{},
+		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), childControl.Fd(), childLog.Fd()},
+		Sys:   &syscall.SysProcAttr{PidFD: &h.pidfd},
+	}
+	if cfg.CgroupFD >= 0 {
+		attr.Sys.UseCgroupFD = true
+		attr.Sys.CgroupFD = cfg.CgroupFD
+	}
+	h.pid, err = syscall.ForkExec(cfg.Program, []string{cfg.Title}, attr)
+	if err != nil {
+		control.Close()
+		log.Close()
+		return nil, fmt.Errorf("cannot start %q: %w", cfg.Program, err)
+	}
+	return h, nil
+}
+
+// PID is the host's process id.
+func (h *Host) PID() int { return h.pid }
+
+// Kill ends the host at once, wherever it is. It is idempotent.
+func (h *Host) Kill() {
+	if h.pidfd >= 0 {
+		unix.PidfdSendSignal(h.pidfd, unix.SIGKILL, nil, 0)
+	}
+}
+
+// logPatience bounds how long Close waits for the end of the log channel: a
+// process that cannot be killed may hold it.
+const logPatience = time.Second
+
+// Close reads the log channel to its end and releases what Host holds in this
+// process. It does not end the host: all processes of the step are dead by now.
+func (h *Host) Close() {
+	h.control.Close()
+	h.log.SetReadDeadline(time.Now().Add(logPatience))
+	if h.pidfd >= 0 {
+		unix.Close(h.pidfd)
+		h.pidfd = -1
+	}
+	if h.board != nil {
+		<-h.logDone // the last records are told, and none needs the board any more
+		h.board.close()
+		h.board = nil
+	}
+	h.log.Close()
+}
+
+// Where tells where the host (rank -1) or a local task was last.
+func (h *Host) Where(rank int) step.HostPlace {
+	if h.board == nil {
+		return step.HostPlace{Plugin: -1, Stage: stageName(1)}
+	}
+	return h.board.where(rank)
+}
+
+// Hooks returns the hooks that ended since the last call; with last set, also
+// those that never did.
+func (h *Host) Hooks(last bool) []step.HookTime {
+	if h.board == nil {
+		return nil
+	}
+	var hooks []step.HookTime
+	hooks, h.told = h.board.journal(h.told, last)
+	return hooks
+}
+
+// PluginName is the base name of a plugin of the stack, for messages.
+func (h *Host) PluginName(i int) string {
+	if i < 0 || i >= len(h.names) {
+		return "unknown plugin"
+	}
+	return h.names[i]
+}
+
+// Required tells whether plugstack.conf says so of a plugin.
+func (h *Host) Required(i int) bool { return i >= 0 && i < len(h.stack) && h.stack[i].Required }
+
+// Crash describes the host's or a task's end inside a hook as a HookError;
+// ok is false where it was not in a hook.
+func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
+	w := h.Where(rank)
+	if !w.InHook() {
+		return nil, false
+	}
+	e := &step.HookError{Plugin: h.PluginName(w.Plugin), Hook: w.Hook, Required: h.Required(w.Plugin), Cause: cause}
+	if rank >= 0 {
+		e.Rank = &rank
+	}
+	return e, true
+}
+
+// seqpacketPair returns our end for the runtime's poller, and the child's as a
+// plain blocking file: the host knows no O_NONBLOCK.
+func seqpacketPair(name string) (*net.UnixConn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot make socket pair %q: %w", name, err)
+	}
+	// NewFile before FileConn: FileConn duplicates, and the original goes.
+	ours := os.NewFile(uintptr(fds[0]), name)
+	defer ours.Close()
+	c, err := net.FileConn(ours)
+	if err != nil {
+		unix.Close(fds[1])
+		return nil, nil, fmt.Errorf("cannot use socket pair %q: %w", name, err)
+	}
+	return c.(*net.UnixConn), os.NewFile(uintptr(fds[1]), name), nil
+}

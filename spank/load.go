@@ -1,0 +1,104 @@
+package spank
+
+import (
+	"fmt"
+
+	"stepd/step"
+)
+
+// Loaded is what the host found in one plugin's file.
+type Loaded struct {
+	Index   int
+	Error   string // dlopen's words; empty when it was loaded
+	Name    string // plugin_name
+	Type    string // plugin_type
+	Version uint32 // plugin_version
+	// HasVersion tells whether plugin_version is exported at all.
+	HasVersion bool
+	Hooks      []string
+	HasOptions bool
+}
+
+// LoadStack opens every plugin of the stack and decides which are kept. It
+// returns lines for the user about those that are left out, and an error when
+// a required one is among them.
+func (h *Host) LoadStack() (problems []string, err error) {
+	if len(h.stack) == 0 {
+		return nil, nil
+	}
+	loaded, err := h.load()
+	if err != nil {
+		return nil, err
+	}
+	h.keep = make([]bool, len(h.stack))
+	for _, l := range loaded {
+		p := h.stack[l.Index]
+		why := h.refuse(l)
+		if why == "" {
+			h.keep[l.Index] = true
+			continue
+		}
+		if p.Required {
+			return problems, fmt.Errorf("spank: %s:%d: Failed to load plugin %s. Aborting: %s", p.File, p.Line, p.Path, why)
+		}
+		problems = append(problems, fmt.Sprintf("spank: %s:%d: Failed to load optional plugin %s. Ignored: %s", p.File, p.Line, p.Path, why))
+	}
+	return problems, nil
+}
+
+// load lets the host open the files.
+func (h *Host) load() ([]Loaded, error) {
+	out := make([]Loaded, 0, len(h.stack))
+	err := h.do(cmdLoad, nil, nil, func(r *reply) error {
+		if r.kind != repPlugin {
+			return fmt.Errorf("internal error: spankhost answered load by record %d", r.kind)
+		}
+		l := Loaded{Index: int(r.body.u32()), Version: r.body.u32()}
+		flags, hooks := r.body.u32(), r.body.u32()
+		l.Error, l.Name, l.Type = r.body.str(), r.body.str(), r.body.str()
+		l.HasVersion, l.HasOptions = flags&pluginHasVersion != 0, flags&pluginHasOptions != 0
+		for i := range uint32(hookOption) {
+			if hooks&(1<<i) != 0 {
+				l.Hooks = append(l.Hooks, hookNames[i])
+			}
+		}
+		if flags&pluginLoaded == 0 && l.Error == "" {
+			l.Error = "not loaded"
+		}
+		if r.body.err != nil || l.Index >= len(h.stack) {
+			return fmt.Errorf("internal error: spankhost told plugin %d of %d: %v", l.Index, len(h.stack), r.body.err)
+		}
+		out = append(out, l)
+		return nil
+	})
+	return out, err
+}
+
+// Init calls slurm_spank_init, the option callbacks and
+// slurm_spank_init_post_opt of every plugin that LoadStack has kept.
+func (h *Host) Init() error {
+	var w writer
+	w.u32(uint32(len(h.keep)))
+	for _, k := range h.keep {
+		w.b = append(w.b, byte(flag(k)))
+	}
+	return h.do(cmdInit, w.b, nil, nil)
+}
+
+// refuse tells why a plugin is left out of the stack, or "".
+func (h *Host) refuse(l Loaded) string {
+	switch {
+	case l.Error != "":
+		return l.Error
+	case l.Name == "":
+		return fmt.Sprintf("%q exports no plugin_name", h.stack[l.Index].Path)
+	case l.Type == "":
+		return fmt.Sprintf("%q exports no plugin_type", h.stack[l.Index].Path)
+	case len(l.Hooks) == 0 && !l.HasOptions:
+		return fmt.Sprintf("%q exports no slurm_spank_* function", h.stack[l.Index].Path)
+	}
+	if _, err := CheckRelease(l.Version, l.HasVersion, h.allow); err != nil {
+		return err.Error()
+	}
+	return ""
+}

@@ -1,0 +1,161 @@
+package spank
+
+// The numbers of host/protocol.h, which is their source: TestProtocolNumbers
+// reads that file and fails when one differs.
+const (
+	hostProtocolVersion = 1
+
+	hostFDControl = 3
+	hostFDLog     = 4
+
+	hostPacketMax = 65536
+	hostFDsMax    = 200
+	hostFDTable   = 16384
+)
+
+const (
+	cmdSetup    = 1
+	cmdLoad     = 2
+	cmdInit     = 3
+	cmdFDs      = 4
+	cmdStep     = 5
+	cmdUserInit = 6
+	cmdFork     = 7
+	cmdPostFork = 8
+	cmdWait     = 9
+	cmdExit     = 10
+)
+
+const (
+	repDone   = 101
+	repPlugin = 102
+	repTasks  = 103
+	repExit   = 104
+)
+
+const (
+	recLog  = 201
+	recFail = 202
+	recWarn = 203
+)
+
+const (
+	noRank   = 0xffffffff
+	noPlugin = 0xffffffff
+	noHook   = 0xffffffff
+)
+
+const (
+	hookInit               = 0
+	hookInitPostOpt        = 2
+	hookUserInit           = 4
+	hookTaskInitPrivileged = 5
+	hookTaskInit           = 6
+	hookTaskPostFork       = 7
+	hookTaskExit           = 8
+	hookExit               = 11
+	hookOption             = 12
+	hookLoad               = 13
+	hookCount              = 14
+)
+
+// hookNames are the symbols, by number; the last two are not symbols.
+var hookNames = [hookCount]string{
+	"slurm_spank_init", "slurm_spank_job_prolog", "slurm_spank_init_post_opt",
+	"slurm_spank_local_user_init", "slurm_spank_user_init",
+	"slurm_spank_task_init_privileged", "slurm_spank_task_init",
+	"slurm_spank_task_post_fork", "slurm_spank_task_exit",
+	"slurm_spank_job_epilog", "slurm_spank_slurmd_exit", "slurm_spank_exit",
+	"option callback", "dlopen",
+}
+
+// hookName never fails: the number may come from a corrupted board.
+func hookName(n uint32) string {
+	if n < hookCount {
+		return hookNames[n]
+	}
+	return "unknown hook"
+}
+
+// stageNames are the places where a task can be, by number.
+var stageNames = [...]string{
+	"none", "host", "forked", "join_container", "task_init_privileged", "become_user",
+	"stdio", "gate", "task_init", "limits", "exec",
+}
+
+const (
+	stagePrivileged = 4
+	stageGate       = 7
+	stageTaskInit   = 8
+	stageExec       = 10
+)
+
+func stageName(n uint32) string {
+	if int(n) < len(stageNames) {
+		return stageNames[n]
+	}
+	return "unknown stage"
+}
+
+const (
+	pluginLoaded     = 1
+	pluginHasVersion = 2
+	pluginHasSpank   = 4
+	pluginHasOptions = 8
+)
+
+const (
+	tagContext     = 1
+	tagTitle       = 2
+	tagUID         = 3
+	tagGID         = 4
+	tagGroups      = 5
+	tagUser        = 6
+	tagJobID       = 7
+	tagStepID      = 8
+	tagNNodes      = 9
+	tagNodeID      = 10
+	tagNodeName    = 11
+	tagTotalTasks  = 12
+	tagGlobalIDs   = 13
+	tagNCPUs       = 14
+	tagCPUsPerTask = 15
+	tagJobCores    = 16
+	tagStepCores   = 17
+	tagJobMem      = 18
+	tagStepMem     = 19
+	tagRestarts    = 20
+	tagArrayID     = 21
+	tagArrayTask   = 22
+	tagArg         = 23
+	tagEnv         = 24
+	tagCwd         = 25
+	tagUmask       = 26
+	tagNoNewPrivs  = 27
+	tagJoinNS      = 28
+	tagPlugin      = 29
+	tagPluginArg   = 30
+	tagOption      = 31
+	tagHostEnv     = 32
+	tagOOMScore    = 33
+
+	tagStream   = 40
+	tagTaskEnv  = 41
+	tagTaskFD   = 42
+	tagEnvSet   = 43
+	tagEnvUnset = 44
+	tagExitEnv  = 45
+)
+
+const (
+	joinNever = 0
+	joinTasks = 1
+	joinHost  = 2
+)
+
+const (
+	boardMagic     = 0x62737470
+	boardHeader    = 64
+	boardSlotSize  = 24
+	boardEntrySize = 32
+)

@@ -1,0 +1,59 @@
+package spank
+
+import (
+	"fmt"
+	"syscall"
+
+	"stepd/step"
+)
+
+// readLog tells every record until the last process that holds the channel
+// has closed it.
+func (h *Host) readLog(sink func(step.HostRecord)) {
+	defer close(h.logDone)
+	buf := make([]byte, hostPacketMax)
+	for {
+		n, err := h.log.Read(buf)
+		if err != nil || n == 0 {
+			return
+		}
+		if rec, ok := h.parseRecord(buf[:n]); ok {
+			sink(rec)
+		}
+	}
+}
+
+// parseRecord decodes one packet; what is malformed is dropped, since its
+// writer may be the user.
+func (h *Host) parseRecord(b []byte) (step.HostRecord, bool) {
+	r := reader{b: b}
+	rec := step.HostRecord{Rank: -1}
+	switch r.u32() {
+	case recLog:
+		rec.Level = step.LogLevel(r.u32())
+		if n := r.u32(); n != noRank {
+			rec.Rank = int(n)
+		}
+		h.placeRecord(&rec, r.u32(), r.u32())
+		rec.Text = r.str()
+	case recFail:
+		f := &step.LaunchError{Rank: int(r.u32()), Stage: stageName(r.u32()), Errno: syscall.Errno(r.i32()), Object: r.str()}
+		rec.Level, rec.Rank, rec.Fail = step.LogError, f.Rank, f
+	case recWarn:
+		rec.Level = step.LogInfo
+		h.placeRecord(&rec, r.u32(), r.u32())
+		rec.Text = fmt.Sprintf("plugin %q: %s: %s", rec.Plugin, rec.Hook, r.str())
+	default:
+		return rec, false
+	}
+	return rec, r.err == nil
+}
+
+func (h *Host) placeRecord(rec *step.HostRecord, plugin, hook uint32) {
+	if plugin != noPlugin {
+		rec.Plugin = h.PluginName(int(plugin & 0xffff))
+	}
+	if hook != noHook {
+		rec.Hook = hookName(hook)
+	}
+}

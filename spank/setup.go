@@ -1,0 +1,227 @@
+package spank
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// contextRemote is S_CTX_REMOTE of spank.h.
+const contextRemote = 2
+
+// noArrayTask is what S_JOB_ARRAY_TASK_ID gives for a job that is no array (NO_VAL).
+const noArrayTask = 0xfffffffe
+
+// Setup reads plugstack.conf, tells the host about the step, and starts telling
+// records of its log channel to sink, on a goroutine that ends with the
+// channel. The returned lines are for the administrator and the user: what is
+// wrong in the file without being fatal.
+func (h *Host) Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems []string, err error) {
+	conf := cfg.Spec.Spank
+	stack, err := ReadStack(conf.Plugstack, conf.PluginDirs)
+	if err != nil {
+		close(h.logDone)
+		return nil, err
+	}
+	for _, p := range stack.Problems {
+		problems = append(problems, p.String())
+	}
+	h.stack = stack.Plugins
+	h.allow = conf.AllowReleases
+	for _, p := range h.stack {
+		h.names = append(h.names, filepath.Base(p.Path))
+	}
+	if h.board, err = newBoard(cfg.Spec.NTasks, len(h.stack)); err != nil {
+		close(h.logDone)
+		return problems, err
+	}
+	go h.readLog(sink)
+	return problems, h.setup(&cfg)
+}
+
+func (h *Host) setup(cfg *step.HostSetup) error {
+	blob, err := memfd("spank-setup", setupBlob(cfg, h.stack))
+	if err != nil {
+		return err
+	}
+	defer blob.Close()
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("cannot open %q: %w", "/dev/null", err)
+	}
+	defer null.Close()
+	fds := []int{int(blob.Fd()), int(h.board.file.Fd()), int(cfg.Gate.Fd()), int(null.Fd())}
+	if cfg.Namespace != nil {
+		fds = append(fds, int(cfg.Namespace.Fd()))
+	}
+	var w writer
+	w.u32(hostProtocolVersion)
+	return h.do(cmdSetup, w.b, fds, nil)
+}
+
+// setupBlob is the config of SETUP.
+func setupBlob(cfg *step.HostSetup, stack []Plugin) []byte {
+	s := cfg.Spec
+	w := &writer{b: make([]byte, 0, 8192)}
+	w.tlvU32(tagContext, contextRemote)
+	w.tlvU32(tagUID, s.User.UID)
+	w.tlvU32(tagGID, s.User.GID)
+	w.tlvU32s(tagGroups, s.User.Groups)
+	w.tlvStr(tagUser, s.User.Name)
+	w.tlvU32(tagJobID, s.ID.Job)
+	w.tlvU32(tagStepID, s.ID.Step)
+	w.tlvU32(tagNNodes, uint32(s.NNodes))
+	w.tlvU32(tagNodeID, s.NodeID)
+	w.tlvStr(tagNodeName, s.NodeName)
+	w.tlvU32(tagTotalTasks, uint32(s.NTasks))
+	w.tlvU32s(tagGlobalIDs, globalIDs(s))
+	w.tlvU32(tagNCPUs, uint32(s.NCPUs))
+	w.tlvU32(tagCPUsPerTask, cpusPerTask(s))
+	w.tlvStr(tagJobCores, s.CPUs)
+	w.tlvStr(tagStepCores, s.CPUs)
+	w.tlvU64(tagJobMem, s.MemoryMB)
+	w.tlvU64(tagStepMem, s.MemoryMB)
+	w.tlvU32(tagRestarts, s.RestartCount)
+	w.tlvU32(tagArrayID, s.ID.Job)
+	w.tlvU32(tagArrayTask, noArrayTask)
+	for _, a := range s.Argv {
+		w.tlvStr(tagArg, a)
+	}
+	for _, e := range cfg.Env {
+		w.tlvStr(tagEnv, e)
+	}
+	for _, e := range cfg.HostEnv {
+		w.tlvStr(tagHostEnv, e)
+	}
+	w.tlvStr(tagCwd, s.Cwd)
+	w.tlvU32(tagUmask, s.Umask)
+	w.tlvU32(tagNoNewPrivs, flag(s.NoNewPrivs))
+	w.tlvU32(tagJoinNS, joinNS(s))
+	for _, p := range stack {
+		w.tlv(tagPlugin, func(w *writer) { w.u32(flag(p.Required)); w.str(p.Path) })
+		for _, a := range p.Args {
+			w.tlvStr(tagPluginArg, a)
+		}
+	}
+	return w.b
+}
+
+// globalIDs maps local to global ranks: one node holds them all.
+func globalIDs(s *step.Spec) []uint32 {
+	ids := make([]uint32, s.NTasks)
+	for i := range ids {
+		ids[i] = uint32(i)
+	}
+	return ids
+}
+
+// cpusPerTask is S_STEP_CPUS_PER_TASK: 1 with --overcommit (spank-abi, items).
+func cpusPerTask(s *step.Spec) uint32 {
+	if s.Overcommit || s.CPUsPerTask < 1 {
+		return 1
+	}
+	return uint32(s.CPUsPerTask)
+}
+
+func joinNS(s *step.Spec) uint32 {
+	switch {
+	case !s.ContainerNS:
+		return joinNever
+	case s.EntireStepInNS:
+		return joinHost
+	default:
+		return joinTasks
+	}
+}
+
+func flag(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Launch tells the host about the tasks' streams and environment.
+func (h *Host) Launch(l *step.Launch) error {
+	w := &writer{}
+	var fds []int
+	base := h.nfds
+	seen := make(map[int]uint32)
+	table := func(fd int) uint32 {
+		if i, ok := seen[fd]; ok {
+			return i
+		}
+		i := uint32(base + len(fds))
+		seen[fd] = i
+		fds = append(fds, fd)
+		return i
+	}
+	for _, s := range l.Streams {
+		w.tlv(tagStream, func(w *writer) { putStream(w, s, table) })
+	}
+	for rank, env := range l.TaskEnv {
+		for _, e := range env {
+			w.tlv(tagTaskEnv, func(w *writer) { w.u32(uint32(rank)); w.str(e) })
+		}
+	}
+	for rank, files := range l.TaskFDs {
+		for _, f := range files {
+			w.tlv(tagTaskFD, func(w *writer) { w.u32(uint32(rank)); w.u32(table(int(f.File.Fd()))); w.str(f.Var) })
+		}
+	}
+	for _, e := range l.Env {
+		w.tlvStr(tagEnvSet, e)
+	}
+	for _, n := range l.Unset {
+		w.tlvStr(tagEnvUnset, n)
+	}
+	for _, e := range l.ExitEnv {
+		w.tlvStr(tagExitEnv, e)
+	}
+	if err := h.sendFDs(fds); err != nil {
+		return err
+	}
+	blob, err := memfd("spank-step", w.b)
+	if err != nil {
+		return err
+	}
+	defer blob.Close()
+	return h.do(cmdStep, nil, []int{int(blob.Fd())}, nil)
+}
+
+func putStream(w *writer, s step.TaskStream, table func(int) uint32) {
+	rank := uint32(noRank)
+	if s.Rank != step.AllRanks {
+		rank = uint32(s.Rank)
+	}
+	w.u32(rank)
+	w.u32(uint32(s.FD))
+	w.u32(uint32(s.Kind))
+	switch s.Kind {
+	case step.StreamToHandle:
+		w.u32(table(s.Handle))
+	case step.StreamToPath:
+		w.u32(uint32(s.Flags))
+	default:
+		w.u32(0)
+	}
+	w.str(s.Path)
+}
+
+// memfd holds b for the host to read.
+func memfd(name string, b []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("cannot create memfd %q: %w", name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if _, err := f.Write(b); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("cannot write %d bytes to memfd %q: %w", len(b), name, err)
+	}
+	return f, nil
+}

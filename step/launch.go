@@ -1,0 +1,181 @@
+package step
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Launch is what the tasks get beyond the Spec. task.Plan makes it, the SPANK
+// host carries it out. Ranks here are local: 0 to NTasks-1 on this node.
+type Launch struct {
+	Streams []TaskStream
+	// Env is set in the job's environment before user_init (MPI prefork).
+	Env []string
+	// TaskEnv[rank] is set after the gate and before task_init, over all that
+	// plugins have set (spank-behaviour §7).
+	TaskEnv [][]string
+	// TaskFDs[rank] survive exec.
+	TaskFDs [][]TaskFD
+	// Unset lists names that are removed just before exec.
+	Unset []string
+	// ExitEnv is set in the job's environment for task_exit.
+	ExitEnv []string
+}
+
+// TaskStream is one standard stream of one task, or of all (Rank AllRanks).
+type TaskStream struct {
+	Rank int
+	FD   int // 0, 1, 2
+	Kind TaskStreamKind
+	// Handle is the descriptor of a StreamToHandle, a plain number so that
+	// nobody changes the blocking mode of a file that the client shares.
+	Handle int
+	// Path and Flags (open(2)) are those of a StreamToPath.
+	Path  string
+	Flags int
+}
+
+// AllRanks stands for every task that has no stream of its own.
+const AllRanks = -1
+
+// TaskStreamKind is the kind of a TaskStream.
+type TaskStreamKind uint32
+
+const (
+	StreamToNull   TaskStreamKind = iota // /dev/null
+	StreamToHandle                       // a descriptor
+	StreamToPath                         // a file that the task opens as the user
+	StreamToStdout                       // stderr: as stdout
+)
+
+// Forked is one task after its fork: still before the gate.
+type Forked struct {
+	Rank int
+	PID  int
+	// PidFD names the process for ever; Exec is the read end of a pipe that
+	// the task's exec closes. The receiver closes both.
+	PidFD int
+	Exec  int
+}
+
+// TaskEnd is how a task ended, and what it used.
+type TaskEnd struct {
+	Rank   int
+	Status ExitStatus
+	Usage  *Usage // nil where the kernel did not tell
+	// Lost says that the host reaped the task and died before it told: the
+	// status is not known, and none is invented.
+	Lost bool
+}
+
+// ErrHostGone says that the SPANK host's control channel has ended: the
+// process is dead, dying, or has closed it.
+var ErrHostGone = errors.New("spankhost is gone")
+
+// Usage is what getrusage(2) tells of a task.
+type Usage struct {
+	User, System          time.Duration
+	MaxRSSBytes           int64
+	MinorFaults           int64
+	MajorFaults           int64
+	BlocksRead, BlocksOut int64
+}
+
+// HookError says that a SPANK hook failed: by its return code, or by what
+// happened to the process while it ran.
+type HookError struct {
+	Plugin   string // base name of the file
+	Hook     string // "slurm_spank_task_init"
+	Rank     *int   // nil in the host itself
+	Required bool
+	// RC is the hook's return code where it returned.
+	RC *int
+	// Cause tells what happened where it did not return: "killed by SIGSEGV".
+	Cause string
+}
+
+func (e *HookError) Error() string {
+	where := fmt.Sprintf("plugin %q: %s", e.Plugin, e.Hook)
+	if e.Rank != nil {
+		where += fmt.Sprintf(" (rank %d)", *e.Rank)
+	}
+	if e.RC != nil {
+		return fmt.Sprintf("%s: failed with rc=%d", where, *e.RC)
+	}
+	return where + ": " + e.Cause
+}
+
+// LaunchError says that a task was not exec'd: the stage, the errno as a
+// number, and the object (a path, "bad interpreter(/x)").
+type LaunchError struct {
+	Rank   int
+	Stage  string
+	Errno  syscall.Errno
+	Object string
+}
+
+func (e *LaunchError) Error() string {
+	return fmt.Sprintf("cannot start task %d: %s %q: %v", e.Rank, e.Stage, e.Object, e.Errno)
+}
+
+// HostSetup is what the SPANK host is told before anything is loaded.
+type HostSetup struct {
+	Spec *Spec
+	// Env is the job's environment as the plugins see it at init; HostEnv is
+	// the host's own environ.
+	Env, HostEnv []string
+	// Gate is the read end of the pipe at which the tasks wait.
+	Gate *os.File
+	// Namespace is the job's mount namespace, nil without a container.
+	Namespace *os.File
+}
+
+// HostPlace tells where the host or a task child is, or was last.
+type HostPlace struct {
+	Stage   string
+	AtExec  bool // at execve, or past it
+	Errno   int
+	Plugin  int    // index in the stack, -1 outside of a hook
+	Hook    string // "" outside of a hook
+	SinceNS uint64 // CLOCK_MONOTONIC when the place was entered
+}
+
+// InHook tells that a plugin's function was entered and has not returned.
+func (p HostPlace) InHook() bool { return p.Hook != "" }
+
+// HookTime is one call of a hook.
+type HookTime struct {
+	Plugin         int // index in the stack
+	Hook           string
+	Rank           int    // local, -1 in the host
+	StartNS, EndNS uint64 // CLOCK_MONOTONIC; EndNS 0 if it never returned
+	RC             int
+}
+
+// LogLevel is the level of a plugin's log call, as in host/protocol.h.
+type LogLevel uint32
+
+const (
+	LogError   LogLevel = 1 // slurm_error: to the user, with the node's prefix
+	LogInfo    LogLevel = 2
+	LogVerbose LogLevel = 3
+	LogDebug   LogLevel = 4
+	LogDebug2  LogLevel = 5
+	LogDebug3  LogLevel = 6
+	LogSpank   LogLevel = 7 // slurm_spank_log: to the user as it is
+)
+
+// HostRecord is one record of the host's log channel. A task child may have
+// written it as the user: it is told, never acted on as root.
+type HostRecord struct {
+	Level  LogLevel
+	Rank   int // local, -1 for the host
+	Plugin string
+	Hook   string
+	Text   string
+	// Fail is set where a task told why it is not exec'd.
+	Fail *LaunchError
+}

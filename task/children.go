@@ -1,0 +1,122 @@
+package task
+
+import (
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// children is what stepd's one reaper has told: the host's end, and the ends
+// of tasks that became stepd's children when the host died before them.
+type children struct {
+	chMu     sync.Mutex
+	hostPID  int                     // guarded by chMu
+	kill     func()                  // guarded by chMu
+	hostEnd  step.ExitStatus         // guarded by chMu, valid when hostGone is closed
+	early    map[int]step.ExitStatus // guarded by chMu: ended before hostStarted
+	ranks    map[int]int             // guarded by chMu: task pid to rank
+	pidfds   map[int]int             // guarded by chMu: rank to pidfd, while the task lives
+	hostGone chan struct{}
+	orphans  chan step.TaskEnd // as many as there are tasks: the reaper never blocks
+}
+
+func (c *children) init(ntasks int) {
+	c.hostGone = make(chan struct{})
+	c.orphans = make(chan step.TaskEnd, ntasks)
+	c.early = make(map[int]step.ExitStatus)
+}
+
+// ChildEnded is called by the process's one reaper for every child of stepd,
+// subreaped ones included.
+func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *step.Usage) {
+	s.chMu.Lock()
+	defer s.chMu.Unlock()
+	switch rank, isTask := s.ranks[pid]; {
+	case s.hostPID == 0:
+		s.early[pid] = status
+	case pid == s.hostPID:
+		s.hostEnd = status
+		close(s.hostGone)
+	case isTask:
+		delete(s.ranks, pid) // the number may come again
+		s.orphans <- step.TaskEnd{Rank: rank, Status: status, Usage: usage}
+	}
+}
+
+// hostStarted names the host; it may have ended already.
+func (s *Step) hostStarted(pid int) {
+	s.chMu.Lock()
+	defer s.chMu.Unlock()
+	s.hostPID, s.kill = pid, s.host.Kill
+	if status, ok := s.early[pid]; ok {
+		s.hostEnd = status
+		close(s.hostGone)
+	}
+	s.early = nil
+}
+
+func (s *Step) hostKiller() func() {
+	s.chMu.Lock()
+	defer s.chMu.Unlock()
+	return s.kill
+}
+
+// hostStatus is the host's end; call it after hostGone.
+func (s *Step) hostStatus() step.ExitStatus {
+	s.chMu.Lock()
+	defer s.chMu.Unlock()
+	return s.hostEnd
+}
+
+// forkedTasks makes the tasks known to the reaper and to Signal.
+func (s *Step) forkedTasks() {
+	s.chMu.Lock()
+	s.ranks = make(map[int]int, len(s.tasks))
+	s.pidfds = make(map[int]int, len(s.tasks))
+	for rank, t := range s.tasks {
+		s.ranks[t.pid] = rank
+		s.pidfds[rank] = t.pidfd
+	}
+	s.chMu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for rank, t := range s.tasks {
+		pid := t.pid
+		s.rec.Tasks[rank].PID = &pid
+		s.rec.Tasks[rank].State = step.TaskStarting
+		s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskFork, Rank: &rank, PID: pid})
+	}
+}
+
+// eachPidfd calls f for every task that has not ended; the descriptor stays
+// valid during the call.
+func (s *Step) eachPidfd(f func(rank, pidfd int)) {
+	s.chMu.Lock()
+	defer s.chMu.Unlock()
+	for rank, fd := range s.pidfds {
+		f(rank, fd)
+	}
+}
+
+// forget ends the use of a task's pidfd.
+func (s *Step) forget(rank int) {
+	s.chMu.Lock()
+	defer s.chMu.Unlock()
+	if fd, ok := s.pidfds[rank]; ok {
+		unix.Close(fd)
+		delete(s.pidfds, rank)
+	}
+}
+
+// closeTasks ends the use of all of them.
+func (s *Step) closeTasks() {
+	for rank := range s.tasks {
+		if s.pidfds == nil {
+			unix.Close(s.tasks[rank].pidfd) // fork failed half-way: EBADF for those that are not there
+			continue
+		}
+		s.forget(rank)
+	}
+}

@@ -1,0 +1,175 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"stepd/step"
+)
+
+// finish ends the step on every way out of it: the rest of its processes, the
+// plugins' exit hooks, then everything that the stages have made, the last first.
+func (s *Step) finish(ctx context.Context, err error) {
+	s.settle(err)
+	s.setState(step.Completing)
+	s.endStage("kill", s.killRest)
+	s.endStage("exit", s.exitHooks)
+	for i := len(s.undo) - 1; i >= 0; i-- {
+		s.endStage("undo "+s.undo[i].name, s.undo[i].do)
+	}
+	s.closeAttached()
+	s.conclude()
+}
+
+// endStage runs one part of the end; what fails there is told and does not
+// keep the other parts from running.
+func (s *Step) endStage(name string, do func() error) {
+	start := s.d.Now()
+	err := do()
+	end := s.d.Now()
+	us := end.Sub(start).Microseconds()
+	ev := step.Event{Time: end, Event: step.EventStageEnd, Phase: name, DurUS: &us}
+	if err != nil {
+		ev.Text = err.Error()
+		s.d.Audience.Log(step.LogError, err.Error())
+		s.mu.Lock()
+		s.noteReason(err.Error())
+		s.mu.Unlock()
+	}
+	s.d.Audience.Event(ev)
+}
+
+// settle records why the step ended when it was not by its tasks' own ends.
+func (s *Step) settle(err error) {
+	if err == nil {
+		return
+	}
+	code := 1
+	var hook *step.HookError
+	if errors.As(err, &hook) && hook.RC != nil {
+		code = hookExitCode(hook.Hook, s.plan.Spec.Spank.Strict)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noteReason(err.Error())
+	s.failure = &failure{code: code}
+	if _, ok := errors.AsType[errCancelled](err); ok {
+		s.failure.state = step.Cancelled
+	}
+}
+
+// failure is an end that the tasks' statuses do not tell.
+type failure struct {
+	code  int
+	state step.State
+}
+
+// hookExitCode is the step's exit code when a required plugin's hook returned
+// a negative number: the failure table of spank(8), where the two hooks that
+// the table gives 0 keep it unless SpankStrict=yes.
+func hookExitCode(hook string, strict bool) int {
+	if !strict && (hook == "slurm_spank_user_init" || hook == "slurm_spank_task_post_fork") {
+		return 0
+	}
+	return 1
+}
+
+// killRest ends what the tasks have left behind, double-forked daemons
+// included; tasks that wait at the gate see its end of file.
+func (s *Step) killRest() error {
+	s.closeGate()
+	if s.host == nil {
+		return nil
+	}
+	pids, err := s.d.Tracker.PIDs()
+	if err != nil || len(pids) == 0 {
+		return err
+	}
+	return s.killTasks()
+}
+
+// exitHooks calls slurm_spank_exit where the stack was initialised, and lets
+// the host end.
+func (s *Step) exitHooks() error {
+	if s.host == nil || s.hostDead || !s.initDone {
+		return nil
+	}
+	stop := s.boundHost()
+	defer stop()
+	err := s.host.Exit()
+	var hook *step.HookError
+	if errors.As(err, &hook) && hook.RC != nil {
+		// Slurm: the step's end is not changed (failure table, slurm_spank_exit).
+		s.d.Audience.Log(step.LogError, "spank_fini failed: "+err.Error())
+		err = nil
+	}
+	if errors.Is(err, step.ErrHostGone) {
+		err = s.hostDied()
+		s.settle(err)
+	}
+	return err
+}
+
+// conclude makes the record final.
+func (s *Step) conclude() {
+	now := s.d.Now()
+	s.mu.Lock()
+	rec := &s.rec
+	s.addFailures()
+	rec.Ended = &now
+	state, code, signal := s.verdict()
+	rec.ExitCode, rec.Signal = &code, signal
+	s.mu.Unlock()
+	s.setState(state)
+	rec2 := s.Record()
+	s.d.Audience.Event(step.Event{Time: now, Event: step.EventEnd, State: state, RC: &code, Text: rec2.Reason})
+}
+
+// verdict is the step's state and exit code: what somebody did to the step
+// before what its tasks did; of the tasks the highest code, 128+n for a signal.
+func (s *Step) verdict() (state step.State, code int, signal *int) {
+	worst := -1
+	for i := range s.rec.Tasks {
+		t := &s.rec.Tasks[i]
+		c := 0
+		switch {
+		case t.Signal != nil:
+			c = 128 + *t.Signal
+		case t.ExitCode != nil:
+			c = *t.ExitCode
+		}
+		if c > code || (c == code && c > 0 && worst < 0) {
+			code, signal, worst = c, t.Signal, i
+		}
+	}
+	if s.failure != nil {
+		code, signal = s.failure.code, nil
+		if s.failure.state != "" {
+			return s.failure.state, code, nil
+		}
+		return step.Failed, code, nil
+	}
+	if a := s.abortedBy(); a != nil {
+		// A task that aborted through PMI decides the code (lifecycle, end).
+		return step.Failed, max(1, min(a.code&0xff, 255)), nil
+	}
+	if reason, ok := s.cancelReason(); ok && !s.plan.Spec.KillOnBadExit {
+		s.noteReason(reason)
+		return step.Cancelled, code, signal
+	}
+	if code != 0 {
+		s.noteReason(fmt.Sprintf("task %d: %s", worst, s.rec.Tasks[worst].Status.Describe()))
+		return step.Failed, code, signal
+	}
+	return step.Completed, 0, nil
+}
+
+// addFailures completes tasks by what they said themselves before they ended.
+// Its log channel is at its end now, so that nothing is missing.
+func (s *Step) addFailures() {
+	for rank, f := range s.fails {
+		t := &s.rec.Tasks[rank]
+		t.State, t.Stage, t.Errno = step.TaskFailed, f.Stage, int(f.Errno)
+	}
+}

@@ -1,0 +1,222 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// evictAfter is how long a step lives before its host leaves the tasks'
+// cgroup: a short step is over before the move is worth its 10 ms (rulings 2).
+const evictAfter = 100 * time.Millisecond
+
+// follow is the loop that owns the running step: it hears of execs, ends,
+// requests and the host's death until the last task has ended.
+func (s *Step) follow(ctx context.Context) error {
+	s.started()
+	waited := make(chan error, 1)
+	loopDone := make(chan struct{})
+	defer close(loopDone)
+	go func() {
+		waited <- s.host.Wait(func(e step.TaskEnd) {
+			select {
+			case s.ends <- e:
+			case <-loopDone:
+			}
+		})
+	}()
+	evict := time.NewTimer(evictAfter)
+	defer evict.Stop()
+	evicted := make(chan error, 1)
+	hooks := newHookWatch(s.plan.Spec.Spank.HookTimeoutS)
+	defer hooks.stop()
+	var term terminator
+	defer term.stop()
+	var noChildren <-chan struct{}
+	cancelled, ctxDone := s.cancelled, ctx.Done()
+	for s.alive > 0 {
+		select {
+		case rank := <-s.execs:
+			s.taskExeced(rank)
+		case e := <-s.ends:
+			s.taskEnded(e)
+		case e := <-s.orphans:
+			s.taskEnded(e)
+		case err := <-waited:
+			waited = nil
+			if err == nil {
+				return fmt.Errorf("internal error: spankhost reported %d tasks too few", s.alive)
+			}
+			if !errors.Is(err, step.ErrHostGone) {
+				return err
+			}
+			if err := s.hostDied(); err != nil {
+				return err
+			}
+			// Now the tasks are stepd's own children.
+			noChildren = s.d.NoChildren()
+		case <-noChildren:
+			noChildren = s.loseTasks()
+		case <-evict.C:
+			if !s.evicted && !s.hostDead {
+				// On its own goroutine: the kernel may take 10 ms.
+				s.evicted = true
+				go func() { evicted <- s.d.Tracker.EvictHost(s.host.PID()) }()
+			}
+		case err := <-evicted:
+			if err != nil {
+				s.d.Audience.Log(step.LogError, err.Error())
+			}
+		case <-cancelled:
+			cancelled = nil
+			s.sayCancelled()
+			s.beginTermination(&term)
+		case <-ctxDone:
+			ctxDone = nil
+			s.Cancel(context.Cause(ctx).Error())
+		case <-term.c:
+			term.c = nil
+			if err := s.killTasks(); err != nil {
+				return err
+			}
+			hooks.bound(s.plan.Spec.KillWaitS)
+		case <-hooks.c:
+			s.checkHooks(hooks)
+		}
+	}
+	return nil
+}
+
+// loseTasks is called when stepd has no children any more. Statuses that the
+// reaper has just taken are told after that, before its next round; those that
+// are missing then went with the host.
+func (s *Step) loseTasks() (again <-chan struct{}) {
+	if !s.childless {
+		s.childless = true
+		return s.d.NoChildren()
+	}
+	for {
+		select {
+		case e := <-s.orphans:
+			s.taskEnded(e)
+			continue
+		default:
+		}
+		break
+	}
+	for rank := range s.tasks {
+		s.taskEnded(step.TaskEnd{Rank: rank, Lost: true})
+	}
+	return nil
+}
+
+// started says that all tasks were let go.
+func (s *Step) started() {
+	now := s.d.Now()
+	s.mu.Lock()
+	s.rec.Started = &now
+	s.mu.Unlock()
+	s.setState(step.Running)
+}
+
+// taskExeced hears that a task's exec pipe has ended: it exec'd, or it died.
+func (s *Step) taskExeced(rank int) {
+	t := &s.tasks[rank]
+	if t.ended {
+		return
+	}
+	place := s.host.Where(rank)
+	switch {
+	case place.AtExec && place.Errno == 0:
+	case place.InHook() && stillRuns(t.pidfd):
+		// The hook exec'd by itself, as a container runtime's plugin may.
+		t.hookExeced = true
+	default:
+		return // it died or failed before, and its end will come
+	}
+	s.mu.Lock()
+	s.rec.Tasks[rank].State = step.TaskRunning
+	s.mu.Unlock()
+	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExec, Rank: &rank, PID: t.pid})
+}
+
+// taskEnded records an end and does what the step's options ask for.
+func (s *Step) taskEnded(e step.TaskEnd) {
+	t := &s.tasks[e.Rank]
+	if t.ended {
+		return
+	}
+	t.ended = true
+	s.alive--
+	s.forget(e.Rank)
+	if e.Lost {
+		s.mu.Lock()
+		s.rec.Tasks[e.Rank].State = step.TaskExited
+		s.noteReason(fmt.Sprintf("the exit status of task %d was lost with spankhost", e.Rank))
+		s.mu.Unlock()
+		return
+	}
+	status := s.recordEnd(e)
+	st := e.Status
+	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExit, Rank: &e.Rank, PID: t.pid, Status: &st})
+	s.d.Audience.TaskExited(e.Rank, status)
+	if s.d.MPI != nil {
+		s.d.MPI.TaskExited(e.Rank, e.Status)
+	}
+	if s.plan.Spec.KillOnBadExit && status != 0 && s.alive > 0 {
+		s.Cancel(fmt.Sprintf("task %d: %s, and --kill-on-bad-exit was given", e.Rank, status.Describe()))
+	}
+}
+
+// recordEnd writes the end into the record. The returned status is the one
+// that counts for the step: a task that died in a hook, and so was never
+// exec'd, counts as exit code 1 (rulings 7).
+func (s *Step) recordEnd(e step.TaskEnd) step.ExitStatus {
+	place := s.host.Where(e.Rank)
+	crash, inHook := s.host.Crash(e.Rank, hookEnd(e.Status, s.tasks[e.Rank].cause))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := &s.rec.Tasks[e.Rank]
+	t.End(e.Status)
+	if e.Usage != nil {
+		rss, cpu := e.Usage.MaxRSSBytes, (e.Usage.User + e.Usage.System).Seconds()
+		t.MaxRSSBytes, t.CPUSeconds = &rss, &cpu
+	}
+	if (place.AtExec && place.Errno == 0) || s.tasks[e.Rank].hookExeced {
+		return e.Status
+	}
+	t.State, t.Stage, t.Errno = step.TaskFailed, place.Stage, place.Errno
+	if !inHook {
+		return e.Status
+	}
+	s.say(crash.Error())
+	s.noteReason(crash.Error())
+	one := 1
+	t.ExitCode, t.Signal = &one, nil
+	return step.ExitedWith(1)
+}
+
+// stillRuns tells whether the process of a pidfd has not ended: a pidfd
+// becomes readable when it has.
+func stillRuns(pidfd int) bool {
+	p := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n == 0
+}
+
+// hookEnd words how a process ended inside a hook.
+func hookEnd(st step.ExitStatus, cause string) string {
+	if cause != "" {
+		return cause
+	}
+	if sig, ok := st.Signaled(); ok {
+		return "killed by " + signalName(sig)
+	}
+	code, _ := st.Exited()
+	return fmt.Sprintf("called exit(%d)", code)
+}

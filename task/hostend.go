@@ -1,0 +1,173 @@
+package task
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// explainLaunch turns the end of a launch into its cause: a cancel, a crash of
+// the host with the hook's name, or the stage's own error.
+func (s *Step) explainLaunch(stage string, err error) error {
+	if reason, ok := s.cancelReason(); ok {
+		s.sayCancelled()
+		return errCancelled{reason}
+	}
+	if errors.Is(err, step.ErrHostGone) {
+		return s.hostDied()
+	}
+	var hook *step.HookError
+	if errors.As(err, &hook) {
+		if !s.visible(hook.Hook) || hook.RC == nil {
+			s.sayError(hook.Error())
+		}
+		return hook
+	}
+	if _, ok := errors.AsType[errCancelled](err); ok {
+		return err
+	}
+	err = fmt.Errorf("%s: %w", stage, err)
+	s.sayError(err.Error())
+	return err
+}
+
+// dyingTime is how long a host may take from the end of its channel to its own.
+const dyingTime = 2 * time.Second
+
+// hostDied is called once the host is dead or has closed its control channel.
+// It says who did it and returns nil only where the tasks may run on: an
+// optional plugin died after the gate.
+func (s *Step) hostDied() error {
+	t := time.NewTimer(dyingTime)
+	defer t.Stop()
+	select {
+	case <-s.hostGone:
+	case <-t.C:
+		s.setHostCause("closed its control channel")
+		s.host.Kill()
+		<-s.hostGone
+	}
+	s.hostDead = true
+	err := s.hostDeath(s.hostStatus())
+	var hook *step.HookError
+	if s.gateOpen && errors.As(err, &hook) && !hook.Required {
+		s.sayError(err.Error() + "; the plugin is optional: the tasks run on, without further hooks")
+		s.mu.Lock()
+		s.noteReason(err.Error())
+		s.mu.Unlock()
+		return nil
+	}
+	s.sayError(err.Error())
+	return err
+}
+
+// hostDeath words the host's end.
+func (s *Step) hostDeath(status step.ExitStatus) error {
+	cause := hookEnd(status, s.hostCause())
+	if hook, ok := s.host.Crash(-1, cause); ok {
+		return hook
+	}
+	return fmt.Errorf("spankhost (pid %d): %s", s.host.PID(), cause)
+}
+
+// hookWatch bounds the hooks by HookTimeout. A hook begins without a system
+// call, so nothing in the kernel can tell: the board is looked at, four times
+// within the bound, and only where a bound was configured.
+type hookWatch struct {
+	limit time.Duration
+	tick  *time.Ticker
+	c     <-chan time.Time
+}
+
+func newHookWatch(seconds int) *hookWatch {
+	w := &hookWatch{}
+	w.bound(seconds)
+	return w
+}
+
+// bound sets the limit unless a shorter one is set already; 0 sets none.
+func (w *hookWatch) bound(seconds int) {
+	limit := time.Duration(seconds) * time.Second
+	if limit <= 0 || (w.limit > 0 && w.limit <= limit) {
+		return
+	}
+	w.stop()
+	w.limit = limit
+	w.tick = time.NewTicker(limit / 4)
+	w.c = w.tick.C
+}
+
+func (w *hookWatch) stop() {
+	if w.tick != nil {
+		w.tick.Stop()
+	}
+}
+
+// overdue tells since when the host or a task is in a hook beyond the limit.
+func (w *hookWatch) overdue(p step.HostPlace) bool {
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil || !p.InHook() {
+		return false
+	}
+	return now.Nano()-int64(p.SinceNS) > int64(w.limit)
+}
+
+// checkHooks kills who is in a hook for too long.
+func (s *Step) checkHooks(w *hookWatch) {
+	cause := fmt.Sprintf("did not return within %v (HookTimeout in stepd.conf)", w.limit)
+	if !s.hostDead && w.overdue(s.host.Where(-1)) {
+		s.setHostCause(cause)
+		s.host.Kill()
+	}
+	for rank := range s.tasks {
+		t := &s.tasks[rank]
+		if t.ended || t.hookExeced || !w.overdue(s.host.Where(rank)) {
+			continue
+		}
+		t.cause = cause
+		s.eachPidfd(func(r, pidfd int) {
+			if r == rank {
+				unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+			}
+		})
+	}
+}
+
+// boundHost bounds the hooks of a stage that follow's loop does not watch.
+func (s *Step) boundHost() (stop func()) {
+	w := newHookWatch(s.plan.Spec.Spank.HookTimeoutS)
+	done := make(chan struct{})
+	ended := make(chan struct{})
+	cancelled := s.cancelled
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-done:
+				return
+			case <-w.c:
+				s.checkHooks(w)
+			case <-cancelled:
+				cancelled = nil
+				w.bound(max(1, s.plan.Spec.KillWaitS))
+			}
+		}
+	}()
+	return func() { w.stop(); close(done); <-ended }
+}
+
+func (s *Step) setHostCause(cause string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.why = cause
+}
+
+func (s *Step) hostCause() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.why
+}

@@ -1,0 +1,89 @@
+package task
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"stepd/step"
+)
+
+// pathMax is PATH_MAX: a longer name cannot be opened.
+const pathMax = 4096
+
+// ExpandPattern makes a file name of srun's pattern (srun(1), IO redirection):
+// %A and %j the job id, %a the array task, %J "job.step", %s the step, %N the
+// node's name, %n its number, %t the rank, %u the user, %x the job's name, %%.
+// A number between % and the letter pads with zeros, to ten digits at most.
+func ExpandPattern(pattern string, s *step.Spec, rank int) (string, error) {
+	var b strings.Builder
+	for i := 0; i < len(pattern); i++ {
+		c := pattern[i]
+		if c != '%' || i+1 == len(pattern) {
+			b.WriteByte(c)
+			continue
+		}
+		j := i + 1
+		for j < len(pattern) && pattern[j] >= '0' && pattern[j] <= '9' {
+			j++
+		}
+		if j == len(pattern) {
+			b.WriteString(pattern[i:])
+			break
+		}
+		width, _ := strconv.Atoi(pattern[i+1 : j]) // too many digits give an error and 0
+		b.WriteString(expandLetter(pattern[j], min(width, 10), pattern[i:j+1], s, rank))
+		i = j
+	}
+	if b.Len() >= pathMax || strings.ContainsRune(b.String(), 0) {
+		return "", fmt.Errorf("cannot expand file name pattern %.64q: the name is longer than %d bytes or holds a zero byte", pattern, pathMax)
+	}
+	return b.String(), nil
+}
+
+// expandLetter gives the text for one letter; whole is returned as it is for
+// an unknown one.
+func expandLetter(letter byte, width int, whole string, s *step.Spec, rank int) string {
+	num := func(n uint64) string { return fmt.Sprintf("%0*d", width, n) }
+	switch letter {
+	case 'A', 'j':
+		return num(uint64(s.ID.Job))
+	case 'a':
+		return num(4294967294) // NO_VAL: the job is no array
+	case 'J':
+		return s.ID.String()
+	case 's':
+		return num(uint64(s.ID.Step))
+	case 'N':
+		return s.NodeName
+	case 'n':
+		return num(uint64(s.NodeID))
+	case 't':
+		return num(uint64(rank))
+	case 'u':
+		return s.User.Name
+	case 'x':
+		return s.Name
+	case '%':
+		return "%"
+	}
+	return whole
+}
+
+// patternHasRank tells whether two ranks get different names.
+func patternHasRank(pattern string) bool {
+	for i := 0; i+1 < len(pattern); i++ {
+		if pattern[i] != '%' {
+			continue
+		}
+		j := i + 1
+		for j < len(pattern) && pattern[j] >= '0' && pattern[j] <= '9' {
+			j++
+		}
+		if j < len(pattern) && pattern[j] == 't' {
+			return true
+		}
+		i = j
+	}
+	return false
+}

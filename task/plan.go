@@ -1,0 +1,238 @@
+package task
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"stepd/step"
+)
+
+// Plan is what will happen, decided before anything does: environments,
+// streams and names. It is a pure function of the Spec.
+type Plan struct {
+	Spec *step.Spec
+	// Title is the host's argv[0].
+	Title string
+	// Env is the job's environment as plugins see it at init.
+	Env []string
+	// HostEnv is the host's own environ.
+	HostEnv []string
+	// TaskEnv[rank] is set over the job's environment before task_init.
+	TaskEnv [][]string
+	// Streams are those that are known before a client has attached its own.
+	Streams []step.TaskStream
+	// NeedClient[fd] tells that a client must attach that stream.
+	NeedClient [3]bool
+}
+
+// MakePlan plans the step. It fails only on a Spec that noded's validation
+// would have refused.
+func MakePlan(spec *step.Spec) (*Plan, error) {
+	p := &Plan{
+		Spec:    spec,
+		Title:   fmt.Sprintf("spankhost: [%s]", spec.ID),
+		Env:     jobEnv(spec),
+		HostEnv: hostEnv(spec),
+	}
+	p.TaskEnv = make([][]string, spec.NTasks)
+	gtids := rankList(spec.NTasks)
+	for rank := range p.TaskEnv {
+		p.TaskEnv[rank] = taskEnv(spec, rank, gtids)
+	}
+	for fd, s := range [3]step.Stream{spec.Stdin, spec.Stdout, spec.Stderr} {
+		if err := p.planStream(fd, s); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// jobEnv is the user's environment with what Slurm tells of the job over it
+// (traces/task_env.txt). What the client alone knows is in the request already.
+func jobEnv(s *step.Spec) []string {
+	env := newEnvList(s.Env)
+	job, stepID := u32(s.ID.Job), u32(s.ID.Step)
+	ntasks := strconv.Itoa(s.NTasks)
+	if s.SlurmConf != "" {
+		env.set("SLURM_CONF", s.SlurmConf)
+	}
+	env.set("SLURM_CLUSTER_NAME", s.Cluster)
+	env.set("SLURM_JOB_NAME", s.Name)
+	env.set("SLURM_JOB_CPUS_PER_NODE", strconv.Itoa(s.NCPUs))
+	env.set("SLURM_NTASKS", ntasks)
+	env.set("SLURM_NPROCS", ntasks)
+	if s.CPUsPerTask > 1 {
+		env.set("SLURM_CPUS_PER_TASK", strconv.Itoa(s.CPUsPerTask))
+	}
+	env.set("SLURM_JOB_ID", job)
+	env.set("SLURM_JOBID", job)
+	env.set("SLURM_STEP_ID", stepID)
+	env.set("SLURM_STEPID", stepID)
+	env.set("SLURM_NNODES", "1")
+	env.set("SLURM_JOB_NUM_NODES", "1")
+	env.set("SLURM_NODELIST", s.NodeList)
+	env.set("SLURM_JOB_PARTITION", s.Partition)
+	env.set("SLURM_TASKS_PER_NODE", ntasks)
+	env.set("SLURM_JOB_UID", u32(s.User.UID))
+	env.set("SLURM_JOB_USER", s.User.Name)
+	env.set("SLURM_JOB_NODELIST", s.NodeList)
+	env.set("SLURM_STEP_NODELIST", s.NodeList)
+	env.set("SLURM_STEP_NUM_NODES", "1")
+	env.set("SLURM_STEP_NUM_TASKS", ntasks)
+	env.set("SLURM_STEP_TASKS_PER_NODE", ntasks)
+	env.set("SLURM_TOPOLOGY_ADDR", s.NodeName)
+	env.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
+	if s.MPI != "" && s.MPI != "none" {
+		env.set("SLURM_MPI_TYPE", s.MPI)
+	} else {
+		env.unset("SLURM_MPI_TYPE")
+	}
+	// Inner stepctl commands find this node's daemon (rulings 29).
+	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
+	return env.list
+}
+
+// hostEnv is the environ that plugins find in the host: nothing of the user's
+// is in it, since they run as root there.
+func hostEnv(s *step.Spec) []string {
+	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "SHELL=/bin/sh", "PWD=/"}
+	if s.SlurmConf != "" {
+		env = append(env, "SLURM_CONF="+s.SlurmConf)
+	}
+	mpi := s.MPI
+	if mpi == "" {
+		mpi = "none"
+	}
+	return append(env, "SLURMD_NODENAME="+s.NodeName, "SLURM_MPI_TYPE="+mpi)
+}
+
+// taskEnv is what Slurm sets for one task between task_init_privileged and
+// task_init; SLURM_TASK_PID is set by the task itself.
+func taskEnv(s *step.Spec, rank int, gtids string) []string {
+	return []string{
+		"SLURM_CPUS_ON_NODE=" + strconv.Itoa(s.NCPUs),
+		"SLURM_NODEID=" + u32(s.NodeID),
+		"SLURM_PROCID=" + strconv.Itoa(rank),
+		"SLURM_LOCALID=" + strconv.Itoa(rank),
+		"SLURM_LAUNCH_NODE_IPADDR=127.0.0.1",
+		"SLURM_GTIDS=" + gtids,
+		"SLURM_JOB_GID=" + u32(s.User.GID),
+		"SLURMD_NODENAME=" + s.NodeName,
+	}
+}
+
+// planStream adds what is known of stream fd.
+func (p *Plan) planStream(fd int, s step.Stream) error {
+	if s.Rank != nil {
+		// One task has the stream; the others read and write nothing.
+		p.Streams = append(p.Streams, step.TaskStream{Rank: step.AllRanks, FD: fd, Kind: step.StreamToNull})
+	}
+	rank := step.AllRanks
+	if s.Rank != nil {
+		rank = *s.Rank
+	}
+	switch s.Kind {
+	case step.StreamNull:
+		p.Streams = append(p.Streams, step.TaskStream{Rank: rank, FD: fd, Kind: step.StreamToNull})
+	case step.StreamSame:
+		p.Streams = append(p.Streams, step.TaskStream{Rank: rank, FD: fd, Kind: step.StreamToStdout})
+	case step.StreamClient:
+		p.NeedClient[fd] = true
+	case step.StreamFile:
+		return p.planFile(fd, rank, s)
+	default:
+		return fmt.Errorf("cannot plan stream %d: unknown kind %q", fd, s.Kind)
+	}
+	return nil
+}
+
+// planFile expands the pattern: once where no rank is in it, so that all tasks
+// open the same path, else for each task.
+func (p *Plan) planFile(fd, rank int, s step.Stream) error {
+	flags := syscall.O_RDONLY
+	if fd != 0 {
+		flags = syscall.O_WRONLY | syscall.O_CREAT | syscall.O_APPEND
+		if !s.Append {
+			flags |= syscall.O_TRUNC
+		}
+	}
+	add := func(rank int, path string) {
+		p.Streams = append(p.Streams, step.TaskStream{Rank: rank, FD: fd, Kind: step.StreamToPath, Path: path, Flags: flags})
+	}
+	if rank != step.AllRanks || !patternHasRank(s.Pattern) {
+		path, err := ExpandPattern(s.Pattern, p.Spec, max(rank, 0))
+		if err != nil {
+			return err
+		}
+		add(rank, path)
+		return nil
+	}
+	for r := range p.Spec.NTasks {
+		path, err := ExpandPattern(s.Pattern, p.Spec, r)
+		if err != nil {
+			return err
+		}
+		add(r, path)
+	}
+	return nil
+}
+
+// rankList is "0,1,2".
+func rankList(n int) string {
+	var b strings.Builder
+	for i := range n {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Itoa(i))
+	}
+	return b.String()
+}
+
+func u32(v uint32) string { return strconv.FormatUint(uint64(v), 10) }
+
+// envList is an environment in its order, with the last setting of a name
+// in the place of its first.
+type envList struct {
+	list []string
+	at   map[string]int
+}
+
+func newEnvList(env []string) *envList {
+	e := &envList{list: make([]string, 0, len(env)+32), at: make(map[string]int, len(env)+32)}
+	for _, v := range env {
+		name, _, ok := strings.Cut(v, "=")
+		if !ok || name == "" {
+			continue // not a variable: execve(2) would pass it, no program reads it
+		}
+		e.put(name, v)
+	}
+	return e
+}
+
+func (e *envList) set(name, value string) { e.put(name, name+"="+value) }
+
+func (e *envList) put(name, v string) {
+	if i, ok := e.at[name]; ok {
+		e.list[i] = v
+		return
+	}
+	e.at[name] = len(e.list)
+	e.list = append(e.list, v)
+}
+
+func (e *envList) unset(name string) {
+	i, ok := e.at[name]
+	if !ok {
+		return
+	}
+	e.list = append(e.list[:i], e.list[i+1:]...)
+	delete(e.at, name)
+	for n, j := range e.at {
+		if j > i {
+			e.at[n] = j - 1
+		}
+	}
+}

@@ -1,0 +1,350 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// Deps are a step's neighbours.
+type Deps struct {
+	Tracker  Tracker
+	MPI      MPI // nil without one
+	Audience Audience
+	// StartHost runs spankhost, born in the cgroup cgroupFD (-1: in ours).
+	StartHost func(cgroupFD int) (Host, error)
+	// NoChildren returns a channel that is closed when stepd has no children
+	// left: no process of the step is then alive or unreaped.
+	NoChildren func() <-chan struct{}
+	// Namespace is the job's mount namespace, nil without a container.
+	Namespace *os.File
+	// Now is the clock.
+	Now func() time.Time
+}
+
+// Step is one step on this node. Make it with New, then call Run once. The
+// other methods may be called from any goroutine.
+type Step struct {
+	plan *Plan
+	d    Deps
+
+	host Host
+	gate *os.File // the write end; only stepd holds it (rulings 13)
+	undo []undo
+
+	// What the launch has reached.
+	initDone bool // the plugins' exit hooks are owed
+	gateOpen bool
+	tasks    []task
+	alive    int
+	monoBase int64 // wall clock minus CLOCK_MONOTONIC, ns
+
+	attachments
+	control
+	children
+
+	evicted   bool // the host was moved out of the tasks' cgroup
+	hostDead  bool
+	childless bool // the reaper has said once that there are no children
+	ends      chan step.TaskEnd
+	execs     chan int
+
+	mu    sync.Mutex
+	rec   step.Record              // guarded by mu
+	fails map[int]step.LaunchError // guarded by mu: why a rank was not exec'd
+	// failure is set where the step's end is not that of its tasks.
+	failure *failure // guarded by mu
+	why     string   // guarded by mu: why stepd killed the host in a hook
+}
+
+// task is what Run knows of one rank.
+type task struct {
+	pid   int
+	pidfd int
+	ended bool
+	// hookExeced: a plugin's hook exec'd another program by itself.
+	hookExeced bool
+	cause      string // why stepd killed it in a hook
+}
+
+// undo takes one thing back that a stage has made.
+type undo struct {
+	name string
+	do   func() error
+}
+
+// stage is one step of the launch.
+type stage struct {
+	name string
+	do   func(context.Context) error
+}
+
+// New makes the step of a plan.
+func New(p *Plan, d Deps) *Step {
+	s := &Step{plan: p, d: d}
+	n := p.Spec.NTasks
+	s.ends = make(chan step.TaskEnd)
+	s.execs = make(chan int)
+	s.fails = make(map[int]step.LaunchError)
+	s.control.init()
+	s.attachments.init()
+	s.children.init(n)
+	s.rec = newRecord(p.Spec, d.Now())
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) == nil {
+		s.monoBase = d.Now().UnixNano() - ts.Nano()
+	}
+	return s
+}
+
+// Run launches the tasks, follows them to their ends and takes everything back.
+// It returns the final record, whatever happened; it is called once.
+func (s *Step) Run(ctx context.Context) step.Record {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	s.setState(step.Starting)
+	unwatch := s.killHostOnCancel(ctx)
+	err := s.launch(ctx)
+	unwatch()
+	if err == nil {
+		err = s.follow(ctx)
+	}
+	s.finish(ctx, err)
+	return s.Record()
+}
+
+// launch runs the stages, from nothing to the open gate.
+func (s *Step) launch(ctx context.Context) error {
+	for _, st := range []stage{
+		// The tasks' cgroup exists before the host is born in it.
+		{"proctrack", s.createTracker},
+		{"spankhost", s.startHost},
+		// All plugins are loaded before the first init (spank-behaviour §1).
+		{"load", s.loadStack},
+		{"init", s.initStack},
+		// Prefork may still change the environment that user_init sees.
+		{"mpi_prefork", s.prefork},
+		{"streams", s.handStreams},
+		{"user_init", s.userInit},
+		{"fork", s.fork},
+		// No task execs before every task is tracked and every
+		// task_post_fork has returned (lifecycle 27 to 29).
+		{"track", s.trackTasks},
+		{"task_post_fork", s.postFork},
+		{"gate", s.openGate},
+	} {
+		if err := s.stage(ctx, st); err != nil {
+			return s.explainLaunch(st.name, err)
+		}
+	}
+	return nil
+}
+
+// stage runs one stage between its two events.
+func (s *Step) stage(ctx context.Context, st stage) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if reason, cancelled := s.cancelReason(); cancelled {
+		return errCancelled{reason}
+	}
+	start := s.d.Now()
+	s.d.Audience.Event(step.Event{Time: start, Event: step.EventStageStart, Phase: st.name})
+	err := st.do(ctx)
+	end := s.d.Now()
+	us := end.Sub(start).Microseconds()
+	ev := step.Event{Time: end, Event: step.EventStageEnd, Phase: st.name, DurUS: &us}
+	if err != nil {
+		ev.Text = err.Error()
+	}
+	s.d.Audience.Event(ev)
+	s.tellHooks(false)
+	return err
+}
+
+func (s *Step) createTracker(context.Context) error {
+	// Undone last: the log channel ends when every process that holds it is
+	// dead, a helper that a plugin has forked included.
+	s.push("log", func() error {
+		if s.host != nil {
+			s.host.Close()
+		}
+		return nil
+	})
+	if err := s.d.Tracker.Create(); err != nil {
+		return err
+	}
+	s.push("proctrack", func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), unkillableAfter)
+		defer cancel()
+		return s.d.Tracker.Destroy(ctx)
+	})
+	return nil
+}
+
+func (s *Step) startHost(context.Context) error {
+	cgroup, inside := s.d.Tracker.HostCgroup()
+	if !inside {
+		cgroup = -1
+	}
+	h, err := s.d.StartHost(cgroup)
+	if err != nil {
+		return err
+	}
+	s.host = h
+	s.hostStarted(h.PID())
+	s.push("spankhost", func() error {
+		h.Kill()
+		<-s.hostGone
+		s.tellHooks(true)
+		return nil
+	})
+	return nil
+}
+
+func (s *Step) loadStack(context.Context) error {
+	gateRead, gateWrite, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("cannot make the gate's pipe: %w", err)
+	}
+	defer gateRead.Close()
+	s.gate = gateWrite
+	s.push("gate", func() error { s.closeGate(); return nil })
+	problems, err := s.host.Setup(step.HostSetup{
+		Spec: s.plan.Spec, Env: s.plan.Env, HostEnv: s.plan.HostEnv,
+		Gate: gateRead, Namespace: s.d.Namespace,
+	}, s.hear)
+	s.sayProblems(problems)
+	if err != nil {
+		return err
+	}
+	problems, err = s.host.LoadStack()
+	s.sayProblems(problems)
+	return err
+}
+
+func (s *Step) initStack(context.Context) error {
+	if err := s.host.Init(); err != nil {
+		return err // slurm_spank_exit is not called after it (spank-behaviour §5)
+	}
+	s.initDone = true
+	return nil
+}
+
+func (s *Step) prefork(ctx context.Context) error {
+	if s.d.MPI == nil {
+		return nil
+	}
+	s.push("mpi", s.d.MPI.Close)
+	tasks, err := s.d.MPI.Prefork(ctx, step.MPIJob{
+		Spec:  s.plan.Spec,
+		Abort: s.mpiAbort,
+		Log:   func(text string) { s.d.Audience.Log(step.LogInfo, text) },
+	})
+	if err != nil {
+		return err
+	}
+	s.mpiTasks = tasks
+	return nil
+}
+
+// handStreams waits for the client's descriptors and tells the host all that
+// the tasks get.
+func (s *Step) handStreams(ctx context.Context) error {
+	if err := s.waitAttached(ctx); err != nil {
+		return err
+	}
+	defer s.closeAttached() // the tasks have them; ours would keep pipes open
+	l := &step.Launch{
+		Streams: append(append([]step.TaskStream(nil), s.plan.Streams...), s.attachedStreams(s.plan)...),
+		Env:     s.mpiTasks.Env,
+		TaskEnv: make([][]string, s.plan.Spec.NTasks),
+		TaskFDs: s.mpiTasks.TaskFDs,
+		ExitEnv: []string{"SLURM_SCRIPT_CONTEXT=epilog_task"},
+	}
+	for rank := range l.TaskEnv {
+		l.TaskEnv[rank] = s.plan.TaskEnv[rank]
+		if rank < len(s.mpiTasks.TaskEnv) {
+			l.TaskEnv[rank] = append(l.TaskEnv[rank], s.mpiTasks.TaskEnv[rank]...)
+		}
+	}
+	err := s.host.Launch(l)
+	for _, fds := range l.TaskFDs {
+		for _, f := range fds {
+			f.File.Close()
+		}
+	}
+	return err
+}
+
+func (s *Step) userInit(context.Context) error { return s.host.UserInit() }
+
+func (s *Step) fork(context.Context) error {
+	forked, err := s.host.Fork()
+	s.tasks = make([]task, s.plan.Spec.NTasks)
+	for i := range s.tasks {
+		s.tasks[i].pidfd = -1
+	}
+	watch := newExecWatch()
+	for _, f := range forked {
+		if f.Rank >= len(s.tasks) || s.tasks[f.Rank].pid != 0 {
+			unix.Close(f.PidFD)
+			unix.Close(f.Exec)
+			err = errors.Join(err, fmt.Errorf("internal error: spankhost told rank %d twice or beyond %d tasks", f.Rank, len(s.tasks)))
+			continue
+		}
+		s.tasks[f.Rank] = task{pid: f.PID, pidfd: f.PidFD}
+		err = errors.Join(err, watch.add(f.Exec, f.Rank))
+	}
+	s.push("tasks", func() error { s.closeTasks(); return nil })
+	s.push("exec watch", watch.close)
+	if err != nil {
+		return err
+	}
+	if len(forked) != len(s.tasks) {
+		return fmt.Errorf("internal error: spankhost forked %d of %d tasks", len(forked), len(s.tasks))
+	}
+	s.forkedTasks()
+	watch.start(s.execs)
+	return nil
+}
+
+func (s *Step) trackTasks(context.Context) error {
+	if _, inside := s.d.Tracker.HostCgroup(); inside {
+		return nil // born there
+	}
+	for rank := range s.tasks {
+		if err := s.d.Tracker.Add(s.tasks[rank].pid); err != nil {
+			return fmt.Errorf("cannot track task %d: %w", rank, err)
+		}
+	}
+	return nil
+}
+
+func (s *Step) postFork(context.Context) error { return s.host.PostFork() }
+
+// openGate lets every task go: one byte each.
+func (s *Step) openGate(context.Context) error {
+	if _, err := s.gate.Write(make([]byte, len(s.tasks))); err != nil {
+		return fmt.Errorf("cannot open the gate for %d tasks: %w", len(s.tasks), err)
+	}
+	s.gateOpen = true
+	s.alive = len(s.tasks)
+	return nil
+}
+
+func (s *Step) closeGate() {
+	if s.gate != nil {
+		s.gate.Close()
+		s.gate = nil
+	}
+}
+
+func (s *Step) push(name string, do func() error) { s.undo = append(s.undo, undo{name, do}) }

@@ -1,0 +1,178 @@
+package task
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// newRecord is the record of a step that has not begun.
+func newRecord(spec *step.Spec, now time.Time) step.Record {
+	rec := step.Record{
+		ID: spec.ID, Name: spec.Name, UID: spec.User.UID, User: spec.User.Name,
+		Node: spec.NodeName, State: step.Pending, NTasks: spec.NTasks,
+		Command: spec.Argv, Submitted: now, MPI: spec.MPI, CPUs: spec.CPUs,
+		Cgroup: spec.Proctrack.Dir, StepdPID: unix.Getpid(),
+		Tasks: make([]step.Task, spec.NTasks),
+	}
+	for i := range rec.Tasks {
+		rec.Tasks[i] = step.Task{Rank: i, LocalID: i, State: step.TaskPending}
+	}
+	return rec
+}
+
+// Record is a copy of the step's record as it is now.
+func (s *Step) Record() step.Record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec := s.rec
+	rec.Tasks = append([]step.Task(nil), s.rec.Tasks...)
+	return rec
+}
+
+// setState moves the step and tells everybody.
+func (s *Step) setState(to step.State) {
+	s.mu.Lock()
+	st, err := s.rec.State.Move(to)
+	s.rec.State = st
+	s.mu.Unlock()
+	if err != nil {
+		s.d.Audience.Log(step.LogError, err.Error())
+		return
+	}
+	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventState, State: to})
+	if !to.Final() {
+		s.d.Audience.State(s.Record())
+	}
+}
+
+// noteReason keeps the first reason; the caller holds mu.
+func (s *Step) noteReason(reason string) {
+	if s.rec.Reason == "" {
+		s.rec.Reason = reason
+	}
+}
+
+// say sends one line from the node to the user's stderr, with its name before it.
+func (s *Step) say(text string) {
+	for line := range strings.Lines(text) {
+		s.d.Audience.Say(fmt.Sprintf("stepd-%s: error: %s", s.plan.Spec.NodeName, strings.TrimRight(line, "\n")))
+	}
+}
+
+// sayError tells the user and the administrator.
+func (s *Step) sayError(text string) {
+	s.say(text)
+	s.d.Audience.Log(step.LogError, text)
+}
+
+func (s *Step) sayProblems(problems []string) {
+	for _, p := range problems {
+		s.sayError(p)
+	}
+}
+
+func (s *Step) sayCancelled() {
+	s.say(fmt.Sprintf("*** STEP %s ON %s CANCELLED AT %s ***", s.plan.Spec.ID, s.plan.Spec.NodeName,
+		s.d.Now().Format("2006-01-02T15:04:05")))
+}
+
+// visible tells whether what a plugin logs in a hook reaches the user: from
+// user_init to task_exit (spank-behaviour §6), not before and not at exit.
+func (s *Step) visible(hook string) bool {
+	switch hook {
+	case "slurm_spank_user_init", "slurm_spank_task_init_privileged", "slurm_spank_task_init",
+		"slurm_spank_task_post_fork", "slurm_spank_task_exit":
+		return true
+	}
+	return false
+}
+
+// hear is told every record of the host's log channel, on one goroutine.
+func (s *Step) hear(r step.HostRecord) {
+	if r.Fail != nil {
+		s.hearFailure(r.Fail)
+		return
+	}
+	text := r.Text
+	if r.Plugin != "" {
+		text = r.Plugin + ": " + text
+	}
+	s.d.Audience.Log(r.Level, text)
+	if r.Hook != "" && !s.visible(r.Hook) {
+		return
+	}
+	switch r.Level {
+	case step.LogError:
+		s.say(r.Text)
+	case step.LogSpank:
+		for line := range strings.Lines(r.Text) {
+			s.d.Audience.Say(strings.TrimRight(line, "\n"))
+		}
+	}
+}
+
+// hearFailure notes why a task is not exec'd, and tells the user in the words
+// of Slurm where it has such.
+func (s *Step) hearFailure(f *step.LaunchError) {
+	if f.Rank < 0 || f.Rank >= s.plan.Spec.NTasks {
+		return // a task that runs as the user wrote it
+	}
+	s.mu.Lock()
+	s.fails[f.Rank] = *f
+	s.mu.Unlock()
+	switch f.Stage {
+	case "exec":
+		s.say(fmt.Sprintf("execve(): %s: %s", f.Object, errnoText(f.Errno)))
+	case "task_init", "task_init_privileged":
+		// The chain's own message has told it.
+	default:
+		if f.Errno == 0 {
+			s.say(fmt.Sprintf("task %d: %s: %s", f.Rank, f.Stage, f.Object))
+			return
+		}
+		s.say(fmt.Sprintf("task %d: %s: cannot use %q: %s", f.Rank, f.Stage, f.Object, errnoText(f.Errno)))
+	}
+}
+
+// errnoText is strerror(3)'s text: Go's begins with a small letter.
+func errnoText(e unix.Errno) string {
+	text := e.Error()
+	if text == "" {
+		return text
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
+}
+
+func signalName(sig unix.Signal) string {
+	if name := unix.SignalName(sig); name != "" {
+		return name
+	}
+	return fmt.Sprintf("signal %d", int(sig))
+}
+
+// tellHooks writes the hooks that have ended into the event log.
+func (s *Step) tellHooks(last bool) {
+	if s.host == nil {
+		return
+	}
+	for _, h := range s.host.Hooks(last) {
+		name := s.host.PluginName(h.Plugin)
+		start := time.Unix(0, s.monoBase+int64(h.StartNS))
+		ev := step.Event{Time: start, Event: step.EventHookStart, Plugin: name, Hook: h.Hook}
+		if h.Rank >= 0 {
+			ev.Rank = &h.Rank
+		}
+		s.d.Audience.Event(ev)
+		if h.EndNS == 0 {
+			continue // it never returned
+		}
+		us, rc := int64(h.EndNS-h.StartNS)/1000, h.RC
+		ev.Time, ev.Event, ev.DurUS, ev.RC = time.Unix(0, s.monoBase+int64(h.EndNS)), step.EventHookEnd, &us, &rc
+		s.d.Audience.Event(ev)
+	}
+}
