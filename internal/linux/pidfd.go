@@ -1,0 +1,64 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// PidfdOpen returns a descriptor (close-on-exec) that names the process pid,
+// a thread group leader, until it is closed, whatever becomes of the number.
+// ESRCH: there is no such process. Linux 5.3.
+func PidfdOpen(pid int) (int, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1, fmt.Errorf("cannot open a pidfd of process %d: %w", pid, err)
+	}
+	return fd, nil
+}
+
+// PidfdSignal sends sig to the process. ESRCH: it is gone and reaped.
+func PidfdSignal(pidfd int, sig syscall.Signal) error {
+	err := IgnoringEINTR(func() error { return unix.PidfdSendSignal(pidfd, sig, nil, 0) })
+	if err != nil {
+		return fmt.Errorf("cannot send %s through a pidfd: %w", unix.SignalName(sig), err)
+	}
+	return nil
+}
+
+// PidfdExited tells whether all threads of the process have ended. A zombie
+// has, except one whose leader ended before its other threads.
+func PidfdExited(pidfd int) (bool, error) {
+	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	var n int
+	err := IgnoringEINTR(func() (err error) {
+		n, err = unix.Poll(fds, 0)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("cannot poll a pidfd: %w", err)
+	}
+	return n > 0, nil
+}
+
+// PidfdWait returns when all the processes have ended (as PidfdExited means
+// it), or with ctx's cause. It reaps none.
+func PidfdWait(ctx context.Context, pidfds ...int) error {
+	// EPOLLONESHOT: a pidfd stays readable, each is to be counted once.
+	p, err := NewPoller(unix.EPOLLIN|unix.EPOLLONESHOT, pidfds...)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	left := len(pidfds)
+	return p.Wait(ctx, func(ready []int) (bool, error) {
+		left -= len(ready)
+		return left == 0, nil
+	})
+}
+
+// IsGone tells whether err says that a process does not exist (any more).
+func IsGone(err error) bool { return errors.Is(err, unix.ESRCH) }

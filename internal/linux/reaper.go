@@ -1,0 +1,207 @@
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Exit is how a child ended.
+type Exit struct {
+	PID    int
+	Status syscall.WaitStatus
+	Usage  syscall.Rusage
+}
+
+// Reaper is the only caller of wait4(2) in its process: two would steal each
+// other's statuses, os/exec's included. All children must come from Start, or
+// be orphans that the process adopted as a subreaper.
+//
+// Methods may be called from several goroutines.
+type Reaper struct {
+	orphan func(Exit)
+	chld   chan os.Signal
+	kick   chan struct{}
+	quit   chan struct{}
+	done   chan struct{}
+
+	// mu is held over fork and over wait4, so that no exit is seen before its
+	// child is registered, and no "no children" while one is being made.
+	mu      sync.Mutex
+	watched map[int]chan Exit // guarded by mu
+	none    []chan struct{}   // guarded by mu
+	early   stash             // guarded by mu
+}
+
+// NewReaper starts the reaper. It calls orphan, from its own goroutine and
+// without locks, for each process reaped that nobody had registered; nil is
+// allowed. orphan must not block. Close ends it.
+func NewReaper(orphan func(Exit)) *Reaper {
+	r := &Reaper{
+		orphan: orphan,
+		// Size 1: one pending notice stands for any number of exits, since
+		// each round reaps all there are.
+		chld:    make(chan os.Signal, 1),
+		kick:    make(chan struct{}, 1),
+		quit:    make(chan struct{}),
+		done:    make(chan struct{}),
+		watched: make(map[int]chan Exit),
+	}
+	// Notify also replaces an inherited SIG_IGN, with which the kernel would
+	// throw the statuses away.
+	signal.Notify(r.chld, syscall.SIGCHLD)
+	go r.loop()
+	return r
+}
+
+// Close stops reaping and waits for the goroutine. Registered children that
+// still live are never reported.
+func (r *Reaper) Close() {
+	signal.Stop(r.chld)
+	close(r.quit)
+	<-r.done
+}
+
+// Start starts a child, as syscall.StartProcess does. Its exit comes through
+// the channel, once, however early it happens.
+func (r *Reaper) Start(argv0 string, argv []string, attr *syscall.ProcAttr) (int, <-chan Exit, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pid, _, err := syscall.StartProcess(argv0, argv, attr)
+	if err != nil {
+		return 0, nil, fmt.Errorf("cannot start %q: %w", argv0, err)
+	}
+	exited := make(chan Exit, 1) // size 1: the reaper never waits for a reader
+	r.watched[pid] = exited
+	return pid, exited, nil
+}
+
+// Watch registers a descendant that Start did not make: its exit comes through
+// the channel if this process becomes its parent and reaps it. pidfd, which
+// stays the caller's, tells a process that was reaped just before (its exit is
+// delivered) from a new one of the same number.
+func (r *Reaper) Watch(pid, pidfd int) (<-chan Exit, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.watched[pid]; ok {
+		return nil, fmt.Errorf("internal error: process %d is watched already", pid)
+	}
+	gone, err := PidfdExited(pidfd)
+	if err != nil {
+		return nil, err
+	}
+	exited := make(chan Exit, 1) // size 1: the reaper never waits for a reader
+	if exit, ok := r.early.take(pid); ok && gone {
+		exited <- exit
+		return exited, nil
+	}
+	r.watched[pid] = exited
+	return exited, nil
+}
+
+// Forget ends a Watch: its channel gets nothing more. Another process may
+// reap a watched one, and its number then comes again.
+func (r *Reaper) Forget(pid int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.watched, pid)
+}
+
+// NoChildren returns a channel that is closed as soon as the process has no
+// children. In a subreaper this means that no descendant is left, since every
+// orphan becomes a child: the kernel's word, not a list that was read.
+func (r *Reaper) NoChildren() <-chan struct{} {
+	none := make(chan struct{})
+	r.mu.Lock()
+	r.none = append(r.none, none)
+	r.mu.Unlock()
+	select {
+	case r.kick <- struct{}{}:
+	default: // a round is due already, and it comes after this append
+	}
+	return none
+}
+
+func (r *Reaper) loop() {
+	defer close(r.done)
+	for {
+		for _, exit := range r.reapAll() {
+			if r.orphan != nil {
+				r.orphan(exit)
+			}
+		}
+		select {
+		case <-r.chld:
+		case <-r.kick:
+		case <-r.quit:
+			return
+		}
+	}
+}
+
+// reapAll reaps what there is, delivers what is registered and returns the rest.
+func (r *Reaper) reapAll() (orphans []Exit) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		var exit Exit
+		err := IgnoringEINTR(func() (err error) {
+			// __WALL: also children whose clone(2) asked for no SIGCHLD.
+			exit.PID, err = syscall.Wait4(-1, &exit.Status, syscall.WNOHANG|unix.WALL, &exit.Usage)
+			return err
+		})
+		if errors.Is(err, unix.ECHILD) {
+			for _, none := range r.none {
+				close(none)
+			}
+			r.none = nil
+			return orphans
+		}
+		if err != nil || exit.PID <= 0 {
+			return orphans // children live on; no other error is documented
+		}
+		exited, ok := r.watched[exit.PID]
+		if !ok {
+			r.early.put(exit)
+			orphans = append(orphans, exit)
+			continue
+		}
+		delete(r.watched, exit.PID)
+		exited <- exit
+	}
+}
+
+// stash remembers the last exits that nobody had registered.
+type stash struct {
+	exits []Exit // oldest first
+}
+
+// stashSize bounds the memory that a program which leaves many orphans costs;
+// it covers more tasks than a node starts at a time.
+const stashSize = 4096
+
+func (s *stash) put(e Exit) {
+	if len(s.exits) == stashSize {
+		s.exits = append(s.exits[:0], s.exits[stashSize/2:]...)
+	}
+	s.exits = append(s.exits, e)
+}
+
+// take removes all exits of pid and returns the last one.
+func (s *stash) take(pid int) (exit Exit, ok bool) {
+	kept := s.exits[:0]
+	for _, e := range s.exits {
+		if e.PID == pid {
+			exit, ok = e, true
+			continue
+		}
+		kept = append(kept, e)
+	}
+	s.exits = kept
+	return exit, ok
+}

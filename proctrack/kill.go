@@ -1,0 +1,160 @@
+package proctrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+)
+
+// events is what cgroup.events says (cgroup-v2.rst).
+type events struct {
+	populated bool // a live process is in the group or below it; zombies do not count
+	frozen    bool // every process of it stands still
+}
+
+func parseEvents(data []byte) (events, error) {
+	var ev events
+	found := false
+	for line := range strings.Lines(string(data)) {
+		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		if key != "populated" && key != "frozen" {
+			continue // kernels may add keys
+		}
+		if value != "0" && value != "1" {
+			return events{}, fmt.Errorf("%s is %q, want 0 or 1", key, value)
+		}
+		if key == "populated" {
+			ev.populated, found = value == "1", true
+		} else {
+			ev.frozen = value == "1"
+		}
+	}
+	if !found {
+		return events{}, fmt.Errorf("no line %q in %q", "populated", data)
+	}
+	return ev, nil
+}
+
+// await returns when check says so; it is called with the state of the group
+// at once and after each change, or with populated=false when the group is
+// removed. When ctx ends first, its cause is returned.
+func (g *group) await(ctx context.Context, check func(events) (bool, error)) error {
+	path := filepath.Join(g.path, "cgroup.events")
+	fd, err := openat(g.fd, "cgroup.events", unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	if gone(err) {
+		_, err = check(events{})
+		return err
+	}
+	if err != nil {
+		return fmt.Errorf("cannot open %q: %w", path, err)
+	}
+	defer unix.Close(fd)
+	poller, err := linux.NewPoller(unix.EPOLLPRI, fd)
+	if err != nil {
+		return err
+	}
+	defer poller.Close()
+	return poller.Wait(ctx, func([]int) (bool, error) {
+		ev, err := readEvents(fd)
+		if gone(err) {
+			_, err = check(events{})
+			return true, err
+		}
+		if err != nil {
+			return false, fmt.Errorf("cannot read %q: %w", path, err)
+		}
+		return check(ev)
+	})
+}
+
+// readEvents reads from the start: this is what arms the next POLLPRI.
+func readEvents(fd int) (events, error) {
+	var buf [512]byte
+	var n int
+	err := linux.IgnoringEINTR(func() (err error) {
+		n, err = unix.Pread(fd, buf[:], 0)
+		return err
+	})
+	if err != nil {
+		return events{}, err
+	}
+	return parseEvents(buf[:n])
+}
+
+// kill kills every process of the group and of all groups below it, frozen or
+// not, and returns when none is left; a group that is gone has none.
+func (g *group) kill(ctx context.Context) error {
+	err := g.write("cgroup.kill", "1")
+	if errors.Is(err, unix.ENOENT) {
+		return g.killFrozen(ctx) // before Linux 5.14, or the group is gone
+	}
+	if err != nil && !gone(err) {
+		return err
+	}
+	return g.awaitEmpty(ctx)
+}
+
+func (g *group) awaitEmpty(ctx context.Context) error {
+	err := g.await(ctx, func(ev events) (bool, error) { return !ev.populated, nil })
+	return g.survivors(ctx, err)
+}
+
+// killFrozen does what cgroup.kill does, on kernels without it. A frozen
+// process cannot fork, and SIGKILL ends it all the same; so once the kernel
+// says "frozen 1", a list is complete. Each change brings another round.
+func (g *group) killFrozen(ctx context.Context) error {
+	if err := g.write("cgroup.freeze", "1"); err != nil && !gone(err) {
+		return err
+	}
+	err := g.await(ctx, func(ev events) (bool, error) {
+		if !ev.populated {
+			return true, nil
+		}
+		return false, g.signal(unix.SIGKILL)
+	})
+	if thawErr := g.write("cgroup.freeze", "0"); thawErr != nil && !gone(thawErr) && err == nil {
+		err = thawErr
+	}
+	return g.survivors(ctx, err)
+}
+
+// survivors adds to an ended wait who is left.
+func (g *group) survivors(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	pids, listErr := g.pids()
+	if listErr != nil {
+		return listErr
+	}
+	return newSurvivorsError(fmt.Sprintf("cgroup %q", g.path), pids, err)
+}
+
+// signal sends sig to each process of the group and of all groups below it
+// that was there when the call began. Processes born during the call do not
+// get it: a handler's own children must not be hit.
+func (g *group) signal(sig syscall.Signal) error {
+	pids, err := g.pids()
+	if err != nil {
+		return err
+	}
+	return signalEach(pids, sig, func() (map[int]bool, error) {
+		again, err := g.pids()
+		return set(again), err
+	})
+}
+
+func set(pids []int) map[int]bool {
+	m := make(map[int]bool, len(pids))
+	for _, pid := range pids {
+		m[pid] = true
+	}
+	return m
+}

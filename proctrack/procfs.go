@@ -1,0 +1,127 @@
+package proctrack
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// family is a process's place among others: proc_pid_stat(5), fields 4 to 6.
+type family struct{ ppid, pgrp, session int }
+
+// parseFamily reads /proc/PID/stat. The name before the last ')' is under the
+// user's control and may hold anything, ')' and blanks included.
+func parseFamily(data []byte) (family, error) {
+	end := bytes.LastIndexByte(data, ')')
+	if end < 0 {
+		return family{}, fmt.Errorf("no process name in %q", data)
+	}
+	fields := bytes.Fields(data[end+1:])
+	if len(fields) < 4 {
+		return family{}, fmt.Errorf("too few fields in %q", data)
+	}
+	var numbers [3]int
+	for i := range numbers {
+		n, err := strconv.ParseInt(string(fields[i+1]), 10, 32)
+		if err != nil {
+			return family{}, fmt.Errorf("field %d of %q is not a number", i+4, data)
+		}
+		numbers[i] = int(n)
+	}
+	return family{numbers[0], numbers[1], numbers[2]}, nil
+}
+
+// readFamily tells ok=false for a process that is gone.
+func readFamily(pid int) (f family, ok bool, err error) {
+	path := filepath.Join("/proc", strconv.Itoa(pid), "stat")
+	data, err := os.ReadFile(path)
+	if noProcess(err) {
+		return family{}, false, nil
+	}
+	if err == nil {
+		f, err = parseFamily(data)
+	}
+	if err != nil {
+		return family{}, false, fmt.Errorf("cannot read %q: %w", path, err)
+	}
+	return f, true, nil
+}
+
+// noProcess: ESRCH comes from files of a process that ended after the open.
+func noProcess(err error) bool {
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)
+}
+
+// allPIDs lists the processes of this pid namespace.
+func allPIDs() ([]int, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the processes: %w", err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the processes: %w", err)
+	}
+	var pids []int
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil && pid > 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// descendants lists the processes below each of roots, without the roots,
+// parents before their children. Zombies are among them.
+func descendants(roots ...int) ([]int, error) {
+	seen := set(roots)
+	queue := append([]int(nil), roots...)
+	for i := 0; i < len(queue); i++ {
+		pids, err := childrenOf(queue[i])
+		if err != nil {
+			return nil, err
+		}
+		for _, pid := range pids {
+			if !seen[pid] {
+				seen[pid] = true
+				queue = append(queue, pid)
+			}
+		}
+	}
+	return queue[len(roots):], nil
+}
+
+// childrenOf reads the children of every thread, since each has its own list.
+func childrenOf(pid int) ([]int, error) {
+	dir := filepath.Join("/proc", strconv.Itoa(pid), "task")
+	threads, err := os.ReadDir(dir)
+	if noProcess(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot list the threads of process %d: %w", pid, err)
+	}
+	var all []int
+	for _, thread := range threads {
+		path := filepath.Join(dir, thread.Name(), "children")
+		data, err := os.ReadFile(path)
+		if noProcess(err) {
+			continue
+		}
+		var pids []int
+		if err == nil {
+			pids, err = parsePIDs(data)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot read %q: %w", path, err)
+		}
+		all = append(all, pids...)
+	}
+	return all, nil
+}
