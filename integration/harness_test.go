@@ -230,14 +230,15 @@ func (n *node) hash() string {
 
 // call is one command line of stepctl, and who runs it where.
 type call struct {
-	args  []string
-	uid   uint32 // 0 is the test user, see root
-	root  bool
-	env   []string // added to the standard environment
-	clean bool     // no standard environment
-	dir   string
-	stdin string
-	files []*os.File // instead of pipes: stdin, stdout, stderr
+	program string // instead of stepctl
+	args    []string
+	uid     uint32 // 0 is the test user, see root
+	root    bool
+	env     []string // added to the standard environment
+	clean   bool     // no standard environment
+	dir     string
+	stdin   string
+	files   []*os.File // instead of pipes: stdin, stdout, stderr
 }
 
 // result is what the command left.
@@ -280,12 +281,22 @@ type process struct {
 	ctx    context.Context
 }
 
+// shell runs a shell script as the test user in dir.
+func (n *node) shell(t testing.TB, dir, script string) result {
+	t.Helper()
+	return n.do(t, call{program: "/bin/sh", args: []string{script}, dir: dir})
+}
+
 // start starts one call.
 func (n *node) start(t testing.TB, c call) *process {
 	t.Helper()
 	p := &process{args: c.args}
 	p.ctx, p.cancel = context.WithTimeout(context.Background(), callTimeout)
-	p.cmd = exec.CommandContext(p.ctx, n.bin, c.args...)
+	program := n.bin
+	if c.program != "" {
+		program = c.program
+	}
+	p.cmd = exec.CommandContext(p.ctx, program, c.args...)
 	p.cmd.WaitDelay = 2 * time.Second
 	p.cmd.Dir = c.dir
 	if c.dir == "" {
