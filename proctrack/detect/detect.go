@@ -1,0 +1,204 @@
+// Package detect finds out which process tracker this node can have, and where
+// its cgroups go. noded asks once, at its start. stepd does not import this
+// package: it is told by its Spec, and stays small.
+package detect
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/cgroups/v3"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/proctrack"
+)
+
+// The values of ProctrackType that are known. Empty means Cgroup.
+const (
+	Cgroup    = "proctrack/cgroup"
+	LinuxProc = "proctrack/linuxproc"
+	PGID      = "proctrack/pgid"
+)
+
+// Answer is what the node gets.
+type Answer struct {
+	// Kind is for step.Proctrack and for node status.
+	Kind string
+	// Parent is the directory that proctrack.NewRoot is to make its root in;
+	// empty for trackers without cgroups.
+	Parent string
+	// Mount is the v2 mount point, Own the caller's cgroup as the kernel tells
+	// it (relative to its cgroup namespace); both empty where there is no v2.
+	Mount, Own string
+	// Fallbacks lists what was asked for and is not had.
+	Fallbacks []Fallback
+}
+
+// Fallback is one line of node status.
+type Fallback struct {
+	What string `json:"what"`
+	Why  string `json:"why"`
+}
+
+// Detect looks at this node. proctrackType is slurm.conf's ProctrackType; the
+// error says that it is none we have. A node without a usable cgroup v2 tree
+// is no error: the answer is linuxproc then, and says why.
+func Detect(proctrackType string) (Answer, error) {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return Answer{}, fmt.Errorf("cannot read the mounts: %w", err)
+	}
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil && !os.IsNotExist(err) { // a kernel without cgroups has no such file
+		return Answer{}, fmt.Errorf("cannot read the own cgroup: %w", err)
+	}
+	return decide(proctrackType, facts{
+		mode:      cgroups.Mode(),
+		mountinfo: mounts,
+		cgroup:    own,
+		usable:    usable,
+	})
+}
+
+// facts is what decide knows about the node; tests make their own.
+type facts struct {
+	mode      cgroups.CGMode
+	mountinfo []byte
+	cgroup    []byte
+	// usable says why no cgroup can be made in a directory, or nil.
+	usable func(dir string) error
+}
+
+func decide(proctrackType string, f facts) (Answer, error) {
+	switch proctrackType {
+	case "", Cgroup:
+		return decideCgroup(f)
+	case LinuxProc:
+		return Answer{Kind: proctrack.KindLinuxProc}, nil
+	case PGID:
+		return Answer{Kind: proctrack.KindPGID}, nil
+	}
+	return Answer{}, fmt.Errorf("cannot use ProctrackType=%q: want %s, %s or %s", proctrackType, Cgroup, LinuxProc, PGID)
+}
+
+func decideCgroup(f facts) (Answer, error) {
+	mount, err := findMount(f.mountinfo)
+	if err != nil {
+		return Answer{}, err
+	}
+	if mount == nil {
+		return fallBack(Answer{}, noMountWhy(f.mode)), nil
+	}
+	a := Answer{Kind: proctrack.KindCgroupHybrid, Mount: mount.Mountpoint}
+	if f.mode == cgroups.Unified {
+		a.Kind = proctrack.KindCgroupV2
+	}
+	_, a.Own, err = cgroups.ParseCgroupFromReaderUnified(bytes.NewReader(f.cgroup))
+	if err != nil {
+		return Answer{}, fmt.Errorf("cannot parse the own cgroup: %w", err)
+	}
+	return place(a, mount, f.usable), nil
+}
+
+// place puts the root below the own cgroup, where the site has put noded, else
+// below the mount.
+func place(a Answer, mount *mountinfo.Info, usable func(string) error) Answer {
+	own, visible := below(mount, a.Own)
+	if visible {
+		err := usable(own)
+		if err == nil {
+			a.Parent = own
+			return a
+		}
+		if own == mount.Mountpoint {
+			return fallBack(a, err.Error())
+		}
+		a.Fallbacks = append(a.Fallbacks, Fallback{What: "cgroup root below noded's own cgroup", Why: err.Error()})
+	}
+	if err := usable(mount.Mountpoint); err != nil {
+		a.Fallbacks = nil // the reason that counts is the last one
+		return fallBack(a, err.Error())
+	}
+	a.Parent = mount.Mountpoint
+	return a
+}
+
+func fallBack(a Answer, why string) Answer {
+	a.Kind, a.Parent = proctrack.KindLinuxProc, ""
+	a.Fallbacks = append(a.Fallbacks, Fallback{What: Cgroup, Why: why})
+	return a
+}
+
+func noMountWhy(mode cgroups.CGMode) string {
+	if mode == cgroups.Unavailable {
+		return "no cgroup file system is mounted"
+	}
+	return "only cgroup v1 is mounted; a cgroup2 mount, for example at /sys/fs/cgroup/unified, is needed"
+}
+
+// findMount finds the v2 tree: at its usual places first, else wherever it is.
+func findMount(data []byte) (*mountinfo.Info, error) {
+	mounts, err := mountinfo.GetMountsFromReader(bytes.NewReader(data), mountinfo.FSTypeFilter("cgroup2"))
+	if err != nil {
+		return nil, fmt.Errorf("cannot parse the mounts: %w", err)
+	}
+	for _, usual := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		for _, m := range mounts {
+			if m.Mountpoint == usual {
+				return m, nil
+			}
+		}
+	}
+	if len(mounts) == 0 {
+		return nil, nil
+	}
+	return mounts[0], nil
+}
+
+// below maps a path of /proc/PID/cgroup to a directory. A mount may show a
+// part of the tree only (its root is not "/"), and a process may be outside of
+// that part, or of its cgroup namespace ("/../x").
+func below(mount *mountinfo.Info, own string) (dir string, visible bool) {
+	if !strings.HasPrefix(own, "/") || path.Clean(own) != own {
+		return "", false
+	}
+	rest := own
+	if mount.Root != "/" {
+		var ok bool
+		rest, ok = strings.CutPrefix(own, mount.Root)
+		if !ok || (rest != "" && rest[0] != '/') {
+			return "", false
+		}
+	}
+	return filepath.Join(mount.Mountpoint, rest), true
+}
+
+// usable tries what making a cgroup needs, and makes none.
+func usable(dir string) error {
+	err := linux.IgnoringEINTR(func() error {
+		return unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot make cgroups in %q: %w", dir, err)
+	}
+	// Below a threaded cgroup no process can be started as in a cgroup of its
+	// own (cgroup-v2.rst, "Threads"). The tree's root has no such file.
+	data, err := os.ReadFile(filepath.Join(dir, "cgroup.type"))
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot make cgroups in %q: %w", dir, err)
+	}
+	kind := strings.TrimSpace(string(data))
+	if kind == "threaded" || kind == "domain invalid" {
+		return fmt.Errorf("cannot make cgroups in %q: its cgroup.type is %q", dir, kind)
+	}
+	return nil
+}
