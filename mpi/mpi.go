@@ -1,0 +1,53 @@
+// Package mpi names the MPI plugins and makes the one that a step asks for
+// (seeds: MPI plugin API). A plugin is a package of its own below this one,
+// and a line in New and in Names; it serves the tasks within stepd.
+//
+// Begin with New.
+package mpi
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"stepd/mpi/pmi2"
+	"stepd/step"
+)
+
+// Plugin is the part of an MPI plugin that runs in stepd.
+type Plugin interface {
+	// Prefork runs as root, once, before the first fork.
+	Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, error)
+	// TaskExited tells that the task ended.
+	TaskExited(rank int, status step.ExitStatus)
+	// Close ends the plugin's servers; it waits for their goroutines.
+	Close() error
+}
+
+// Config is the site's configuration of all plugins. The zero value is each
+// plugin's defaults.
+type Config struct {
+	PMI2 pmi2.Config
+}
+
+// The plugins' names, as --mpi and MpiDefault give them.
+const (
+	None = "none"
+	PMI2 = "pmi2"
+)
+
+// Names lists the plugins in the order in which --mpi=list shows them.
+func Names() []string { return []string{None, PMI2} }
+
+// New makes the plugin for one step. none needs nothing in stepd, so its
+// plugin is nil; the empty name means none. The error of an unknown name lists
+// the known ones.
+func New(name string, conf Config) (Plugin, error) {
+	switch name {
+	case None, "":
+		return nil, nil
+	case PMI2:
+		return pmi2.New(conf.PMI2), nil
+	}
+	return nil, fmt.Errorf("cannot use MPI type %q: not one of %s (--mpi, MpiDefault)", name, strings.Join(Names(), ", "))
+}

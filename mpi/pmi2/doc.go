@@ -1,0 +1,18 @@
+// Package pmi2 serves the two older process management interfaces to the
+// ranks of one node: PMI-1 (the "simple" wire protocol, which MPICH speaks by
+// default) and PMI-2 (Slurm's libpmi2, MPICH built for it). Which of the two a
+// rank speaks is decided by its first line.
+//
+// It is not a launcher and it is not PMIx: stepd forks the ranks, and hands
+// each one end of a socketpair, whose number PMI_FD tells. There is no path
+// and no port, so a private /tmp or network namespace does not matter, and no
+// rank can claim to be another.
+//
+// Begin with Plugin. The files: wire1.go and wire2.go turn bytes into messages
+// and back; serve1.go and serve2.go answer messages; state.go, fence.go and
+// names.go hold what the ranks share; conn.go and reader.go move bytes.
+//
+// Sources: the message lists that MPICH ships for PMI 1.1 and 2.0, the
+// constants of <slurm/pmi2.h>, and conversations recorded between MPICH 4.0.2
+// and mpiexec.hydra.
+package pmi2

@@ -1,0 +1,142 @@
+package pmi2
+
+import (
+	"slices"
+	"strings"
+)
+
+// waiter is a rank that waits for an attribute of the node.
+type waiter struct {
+	r *rank
+	m message // what the answer needs of the request
+}
+
+// putAttr stores an attribute of the node, visible at once, and answers those
+// who wait for it.
+func (s *state) putAttr(r *rank, key, text string) (outcome, *refusal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if why := s.check(s.conf.KeyBytes2, key, text); why != nil {
+		return outcome{}, why
+	}
+	if key == keyLocalRanks || key == keyLocalRanksNr {
+		return outcome{}, refuse(codeKey, "attribute %s is the server's", key)
+	}
+	if why := s.store(s.attrs, r, key, text); why != nil {
+		return outcome{}, why
+	}
+	var out outcome
+	for _, w := range s.waits[key] {
+		w.r.waits--
+		out.deliveries = append(out.deliveries, delivery{w.r, foundAttr(w.m, text)})
+	}
+	delete(s.waits, key)
+	return out, nil
+}
+
+// getAttr answers a request for an attribute of the node: at once, or, where
+// the rank wants to wait, when somebody puts it (answer nil).
+func (s *state) getAttr(r *rank, m message, key string, wait bool) (answer []byte, why *refusal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if why := s.check(s.conf.KeyBytes2, key, ""); why != nil {
+		return nil, why
+	}
+	text, ok := s.attr(key)
+	switch {
+	case ok:
+		return foundAttr(m, text), nil
+	case !wait:
+		return respond2(m, pair{"found", bool2(false)}), nil
+	case r.waits >= s.conf.WaitsPerRank:
+		return nil, refuse(codeNoMemory, "rank %d waits for %d attributes: the limit (WaitsPerRank)", r.n, r.waits)
+	}
+	r.waits++
+	key = strings.Clone(key)
+	s.waits[key] = append(s.waits[key], waiter{r, m.stub()})
+	return nil, nil
+}
+
+func foundAttr(m message, text string) []byte {
+	return respond2(m, pair{"found", bool2(true)}, pair{"value", text})
+}
+
+// attr finds an attribute; the caller holds mu.
+func (s *state) attr(key string) (string, bool) {
+	switch key {
+	case keyLocalRanksNr:
+		return itoa(len(s.ranks)), true
+	case keyLocalRanks:
+		// A list longer than a client's buffer would be cut there.
+		list := make([]string, len(s.ranks))
+		for i, r := range s.ranks {
+			list[i] = itoa(r.n)
+		}
+		text := strings.Join(list, ",")
+		return text, len(text) <= s.conf.ValueBytes
+	}
+	v, ok := s.attrs[key]
+	return v.text, ok
+}
+
+// publish binds a service name to a port for the ranks of the step.
+func (s *state) publish(r *rank, keyMax int, name, port string) *refusal {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if why := s.check(keyMax, name, port); why != nil {
+		return why
+	}
+	if old, ok := s.names[name]; ok {
+		return refuse(codeArgument, "service %s is published by rank %d: unpublish it first", quote(name), old.owner)
+	}
+	return s.store(s.names, r, name, port)
+}
+
+// unpublish removes a service name; any rank of the step may.
+func (s *state) unpublish(name string) *refusal {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.names[name]; !ok {
+		return refuse(codeArgument, "service %s is not published", quote(name))
+	}
+	s.drop(s.names, name)
+	return nil
+}
+
+// resolve finds a service's port.
+func (s *state) resolve(name string) (string, *refusal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v, ok := s.names[name]
+	if !ok {
+		return "", refuse(codeArgument, "service %s is not published", quote(name))
+	}
+	return v.text, nil
+}
+
+// store charges r and stores a pair that is visible at once; the caller holds
+// mu. A pair that is refused leaves the old one as it was.
+func (s *state) store(in map[string]value, r *rank, key, text string) *refusal {
+	if why := s.take(r, key, text); why != nil {
+		return why
+	}
+	s.replace(in, strings.Clone(key), value{strings.Clone(text), r.n})
+	return nil
+}
+
+// forget drops the requests of a rank that can no longer be answered; the
+// caller holds mu.
+func (s *state) forget(r *rank) {
+	if r.waits == 0 {
+		return
+	}
+	for key, list := range s.waits {
+		list = slices.DeleteFunc(list, func(w waiter) bool { return w.r == r })
+		if len(list) == 0 {
+			delete(s.waits, key)
+		} else {
+			s.waits[key] = list
+		}
+	}
+	r.waits = 0
+}

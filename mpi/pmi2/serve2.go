@@ -1,0 +1,192 @@
+package pmi2
+
+import (
+	"fmt"
+	"strings"
+)
+
+// serve2 answers a PMI-2 rank, frame by frame, until its end. Its client may
+// have threads: a request that waits, a fence or an attribute, is answered
+// later and holds up no other.
+func (p *Plugin) serve2(r *rank, in *reader) error {
+	for {
+		r.conn.waitIdle()
+		text, err := in.frame()
+		if err != nil {
+			return err
+		}
+		m, err := parseFrame(text, p.conf.Attributes)
+		switch {
+		case err != nil && m.cmd == "":
+			return err
+		case err != nil:
+			p.log(r, err.Error())
+			p.send(r, error2(m, refuse(codeArgument, "%v", err)))
+		default:
+			if err := p.command2(r, m); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// command2 carries out one PMI-2 command. An error cuts the rank off.
+func (p *Plugin) command2(r *rank, m message) error {
+	switch phase := p.state.phaseOf(r); {
+	case phase == phaseFinalized || phase == phaseAborted:
+		return fmt.Errorf("PMI-2 command %s %s", quote(m.cmd), phase)
+	case (phase == phaseReady) == (m.cmd == "fullinit") && m.cmd != "abort":
+		p.send(r, error2(m, refuse(codeInit, "command %s is out of order: %s", quote(m.cmd), phase)))
+		return nil
+	}
+	var answer []byte
+	var why *refusal
+	switch m.cmd {
+	case "abort":
+		p.abort2(r, m)
+		return nil
+	case "finalize":
+		out := p.state.advance(r, phaseFinalized)
+		p.send(r, respond2(m))
+		p.settle(out)
+		return nil
+	case "kvs-fence":
+		why = p.enter2(r, kindFence, entry{m: m.stub()})
+	case "ring":
+		why = p.ring2(r, m)
+	case "fullinit":
+		answer, why = p.fullinit(r, m)
+	case "kvs-put", "kvs-get", "info-putnodeattr", "info-getnodeattr", "info-getjobattr":
+		answer, why = p.store2(r, m)
+	case "name-publish", "name-unpublish", "name-lookup":
+		answer, why = p.names2(r, m)
+	case "job-getid":
+		answer = respond2(m, pair{"jobid", p.state.jobID})
+	case "spawn", "job-connect", "job-disconnect":
+		why = refuse(codeOther, "%s is not supported by mpi/pmi2", m.cmd)
+		p.log(r, why.text)
+	default:
+		why = refuse(codeOther, "unknown command")
+		p.log(r, "unknown PMI-2 command "+quote(m.cmd))
+	}
+	if why != nil {
+		answer = error2(m, why)
+	}
+	if answer != nil {
+		p.send(r, answer)
+	}
+	return nil
+}
+
+// fullinit checks that the rank is who its socket says, and tells it the rest.
+func (p *Plugin) fullinit(r *rank, m message) ([]byte, *refusal) {
+	if claim, ok := m.get("pmirank"); ok && claim != itoa(r.n) {
+		why := refuse(codeArgument, "rank %d claims to be rank %s", r.n, quote(claim))
+		p.log(r, why.text)
+		return nil, why
+	}
+	if claim, ok := m.get("pmijobid"); ok && claim != p.state.jobID {
+		why := refuse(codeArgument, "rank %d claims to be of job %s, not %s", r.n, quote(claim), p.state.jobID)
+		p.log(r, why.text)
+		return nil, why
+	}
+	p.settle(p.state.advance(r, phaseReady))
+	return respond2(m,
+		pair{"pmi-version", "2"}, pair{"pmi-subversion", "0"},
+		pair{"rank", itoa(r.n)}, pair{"size", itoa(p.state.size)}, pair{"appnum", "0"},
+		pair{"debugged", bool2(false)}, pair{"pmiverbose", bool2(false)}), nil
+}
+
+// store2 carries out what touches keys and attributes.
+func (p *Plugin) store2(r *rank, m message) ([]byte, *refusal) {
+	key, _ := m.get("key")
+	text, _ := m.get("value")
+	switch m.cmd {
+	case "kvs-put":
+		if why := p.state.put(r, p.conf.KeyBytes2, key, text); why != nil {
+			return nil, why
+		}
+		return respond2(m), nil
+	case "info-putnodeattr":
+		out, why := p.state.putAttr(r, key, text)
+		if why != nil {
+			return nil, why
+		}
+		p.settle(out)
+		return respond2(m), nil
+	case "info-getnodeattr":
+		wait, _ := m.get("wait")
+		return p.state.getAttr(r, m, key, wait == bool2(true))
+	case "info-getjobattr":
+		text, ok := p.state.jobAttr(key)
+		return found2(m, text, ok), nil
+	}
+	if job, _ := m.get("jobid"); job != "" && job != p.state.jobID {
+		return nil, refuse(codeArgument, "job %s is not this step", quote(job))
+	}
+	text, ok := p.state.lookup(r, key)
+	return found2(m, text, ok), nil
+}
+
+func found2(m message, text string, ok bool) []byte {
+	if !ok {
+		return respond2(m, pair{"found", bool2(false)})
+	}
+	return respond2(m, pair{"found", bool2(true)}, pair{"value", text})
+}
+
+// names2 carries out name publishing.
+func (p *Plugin) names2(r *rank, m message) ([]byte, *refusal) {
+	name, _ := m.get("name")
+	var why *refusal
+	switch m.cmd {
+	case "name-publish":
+		port, _ := m.get("port")
+		why = p.state.publish(r, p.conf.KeyBytes2, name, port)
+	case "name-unpublish":
+		why = p.state.unpublish(name)
+	default:
+		port, why := p.state.resolve(name)
+		if why != nil {
+			return nil, why
+		}
+		// Slurm's client reads value, newer MPICH port.
+		return respond2(m, pair{"value", port}, pair{"port", port}), nil
+	}
+	if why != nil {
+		return nil, why
+	}
+	return respond2(m), nil
+}
+
+// ring2 enters a ring: each rank gives a value to each neighbour.
+func (p *Plugin) ring2(r *rank, m message) *refusal {
+	left, _ := m.get("ring-left")
+	right, _ := m.get("ring-right")
+	for _, text := range []string{left, right} {
+		if len(text) > p.conf.ValueBytes {
+			return refuse(codeValueLength, "ring value of %d bytes: more than %d (vallen_max)", len(text), p.conf.ValueBytes)
+		}
+	}
+	return p.enter2(r, kindRing, entry{m: m.stub(), left: strings.Clone(left), right: strings.Clone(right)})
+}
+
+func (p *Plugin) enter2(r *rank, kind fenceKind, e entry) *refusal {
+	out, why := p.state.enter(r, kind, e)
+	if why == nil {
+		p.settle(out)
+	}
+	return why
+}
+
+// abort2 ends the step, or, without isworld, only takes note that the rank is
+// about to end by its own will.
+func (p *Plugin) abort2(r *rank, m message) {
+	text, _ := m.get("msg")
+	if world, ok := m.get("isworld"); ok && world == bool2(false) {
+		p.log(r, "aborts alone: "+quote(text))
+		p.settle(p.state.advance(r, phaseAborted))
+		return
+	}
+	p.settle(p.state.askedToAbort(r, 1, text))
+}

@@ -1,0 +1,227 @@
+package pmi2
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	"stepd/step"
+)
+
+// entryOverhead is charged for each stored pair beside its bytes: about what
+// the maps cost, so that many empty values are not free.
+const entryOverhead = 128
+
+// Keys that the server answers itself.
+const (
+	keyMapping      = "PMI_process_mapping"
+	keyUniverse     = "universeSize"
+	keyNameServer   = "hasNameServ"
+	keyLocalRanks   = "localRanks"
+	keyLocalRanksNr = "localRanksCount"
+)
+
+// state is what the ranks of the step share. Its methods take the lock; no
+// byte is read or written under it. What has to be sent is returned as an
+// outcome.
+type state struct {
+	conf  Config
+	jobID string // the name of the key value space: "12.0"
+	size  int    // ranks of the step
+
+	mu    sync.Mutex
+	ranks []*rank          // guarded by mu, the slice itself is not
+	kvs   map[string]value // guarded by mu: what a fence made visible
+	attrs map[string]value // guarded by mu: the node's attributes
+	names map[string]value // guarded by mu: published services
+	waits map[string][]waiter
+	bytes int // guarded by mu: what all maps are charged for
+	fence fence
+	// aborted says that the step was told to end; it is told once.
+	aborted bool // guarded by mu
+}
+
+// value is a stored pair's value and the rank that is charged for it.
+type value struct {
+	text  string
+	owner int
+}
+
+// rank is one rank and its connection. Fields from phase on are guarded by
+// state.mu.
+type rank struct {
+	n    int
+	conn *conn
+	// exited is closed when the task ended; exitedAs is its status, set
+	// before, by the one call of exit.
+	exited   chan struct{}
+	exitedAs step.ExitStatus
+	exit     sync.Once
+
+	speaks  int // 1 or 2, 0 before the first line
+	phase   phase
+	pending map[string]string // put since the last fence
+	keys    int               // pairs that the rank is charged for
+	waits   int
+	fences  int    // fences passed
+	entry   *entry // the fence that the rank waits in
+	closed  bool   // it can send nothing more
+	status  *step.ExitStatus
+	logged  int
+}
+
+// phase is how far a rank came.
+type phase string
+
+const (
+	phaseNew       phase = "before init"
+	phaseHello     phase = "before fullinit" // PMI-2 only
+	phaseReady     phase = "running"
+	phaseFinalized phase = "after finalize"
+	// phaseAborted is a rank that asked to die.
+	phaseAborted phase = "after abort"
+)
+
+// outcome is what to do once the lock is free.
+type outcome struct {
+	deliveries []delivery
+	abort      *abort
+}
+
+// delivery is an answer to a rank.
+type delivery struct {
+	to   *rank
+	data []byte
+}
+
+// abort is the end of the step, asked for once.
+type abort struct {
+	rank, code int
+	text       string
+}
+
+func newState(spec *step.Spec, conf Config) *state {
+	return &state{
+		conf:  conf,
+		jobID: spec.ID.String(),
+		size:  spec.NTasks,
+		kvs:   make(map[string]value),
+		attrs: make(map[string]value),
+		names: make(map[string]value),
+		waits: make(map[string][]waiter),
+	}
+}
+
+// mapping tells which ranks share a node: one block that begins at node 0, of
+// one node with all ranks.
+func (s *state) mapping() string { return fmt.Sprintf("(vector,(0,1,%d))", s.size) }
+
+// put stages a pair until the rank's next fence.
+func (s *state) put(r *rank, keyMax int, key, text string) *refusal {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if why := s.check(keyMax, key, text); why != nil {
+		return why
+	}
+	if key == keyMapping {
+		return refuse(codeKey, "key %s is the server's", keyMapping)
+	}
+	old, again := r.pending[key]
+	if again {
+		s.bytes -= charge(key, old)
+		r.keys--
+	}
+	if why := s.take(r, key, text); why != nil {
+		if again { // what was put before stays, and stays charged
+			s.bytes += charge(key, old)
+			r.keys++
+		}
+		return why
+	}
+	if r.pending == nil {
+		r.pending = make(map[string]string)
+	}
+	r.pending[strings.Clone(key)] = strings.Clone(text)
+	return nil
+}
+
+// commit makes what the rank put visible to all; the caller holds mu.
+func (s *state) commit(r *rank) {
+	for key, text := range r.pending {
+		s.replace(s.kvs, key, value{text, r.n})
+	}
+	r.pending = nil
+}
+
+// lookup answers a get: the server's own keys, what the rank itself put, and
+// what fences made visible.
+func (s *state) lookup(r *rank, key string) (string, bool) {
+	if key == keyMapping {
+		return s.mapping(), true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if text, ok := r.pending[key]; ok {
+		return text, true
+	}
+	v, ok := s.kvs[key]
+	return v.text, ok
+}
+
+// jobAttr answers for the step as a whole.
+func (s *state) jobAttr(key string) (string, bool) {
+	switch key {
+	case keyMapping:
+		return s.mapping(), true
+	case keyUniverse:
+		return itoa(s.size), true
+	case keyNameServer:
+		return "TRUE", true
+	}
+	return "", false
+}
+
+// check applies the limits on a single pair.
+func (s *state) check(keyMax int, key, text string) *refusal {
+	switch {
+	case key == "":
+		return refuse(codeKey, "empty key")
+	case len(key) > keyMax:
+		return refuse(codeKeyLength, "key of %d bytes: more than %d (keylen_max)", len(key), keyMax)
+	case len(text) > s.conf.ValueBytes:
+		return refuse(codeValueLength, "value of %d bytes: more than %d (vallen_max)", len(text), s.conf.ValueBytes)
+	}
+	return nil
+}
+
+func charge(key, text string) int { return len(key) + len(text) + entryOverhead }
+
+// take charges a rank for a pair that is about to be stored; the caller holds mu.
+func (s *state) take(r *rank, key, text string) *refusal {
+	if r.keys >= s.conf.KeysPerRank {
+		return refuse(codeNoMemory, "rank %d holds %d keys: the limit (KeysPerRank)", r.n, r.keys)
+	}
+	if cost := charge(key, text); s.bytes+cost > s.conf.TotalBytes {
+		return refuse(codeNoMemory, "the step's ranks store %d bytes: %d more pass the limit %d (TotalBytes)", s.bytes, cost, s.conf.TotalBytes)
+	}
+	r.keys++
+	s.bytes += charge(key, text)
+	return nil
+}
+
+// replace stores a pair that was charged already; the caller holds mu.
+func (s *state) replace(in map[string]value, key string, v value) {
+	s.drop(in, key)
+	in[key] = v
+}
+
+// drop removes a pair and its charge; the caller holds mu.
+func (s *state) drop(in map[string]value, key string) {
+	old, ok := in[key]
+	if !ok {
+		return
+	}
+	s.bytes -= charge(key, old.text)
+	s.ranks[old.owner].keys--
+	delete(in, key)
+}
