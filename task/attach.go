@@ -1,7 +1,6 @@
 package task
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -68,7 +67,7 @@ func (s *Step) AttachDone() { s.attOnce.Do(func() { close(s.attached) }) }
 func (s *Step) LauncherLost() { s.lostOnce.Do(func() { close(s.lost) }) }
 
 // waitAttached waits for the client's streams.
-func (s *Step) waitAttached(ctx context.Context) error {
+func (s *Step) waitAttached() error {
 	t := time.NewTimer(attachTimeout)
 	defer t.Stop()
 	select {
@@ -79,8 +78,6 @@ func (s *Step) waitAttached(ctx context.Context) error {
 	case <-s.cancelled:
 		reason, _ := s.cancelReason()
 		return errCancelled{reason}
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	case <-t.C:
 		return fmt.Errorf("no client attached the tasks' streams within %v", attachTimeout)
 	}

@@ -14,6 +14,7 @@ type children struct {
 	chMu     sync.Mutex
 	hostPID  int                     // guarded by chMu
 	kill     func()                  // guarded by chMu
+	setUp    Host                    // guarded by chMu: nil until it was set up
 	hostEnd  step.ExitStatus         // guarded by chMu, valid when hostGone is closed
 	early    map[int]step.ExitStatus // guarded by chMu: ended before hostStarted
 	ranks    map[int]int             // guarded by chMu: task pid to rank
@@ -61,6 +62,19 @@ func (s *Step) hostKiller() func() {
 	s.chMu.Lock()
 	defer s.chMu.Unlock()
 	return s.kill
+}
+
+// setUpHost is the host for goroutines beside Run's: nil before it was set up.
+func (s *Step) setUpHost() Host {
+	s.chMu.Lock()
+	defer s.chMu.Unlock()
+	return s.setUp
+}
+
+func (s *Step) hostIsSetUp() {
+	s.chMu.Lock()
+	defer s.chMu.Unlock()
+	s.setUp = s.host
 }
 
 // hostStatus is the host's end; call it after hostGone.

@@ -80,25 +80,12 @@ func (s *Step) abortedBy() *mpiAbort {
 	return s.aborted
 }
 
-// killHostOnCancel ends a launch that is inside a plugin's hook when the step
-// is cancelled: nothing else can end that hook. The returned function ends the
-// watch, and is called before the gate's byte counts.
-func (s *Step) killHostOnCancel(ctx context.Context) (stop func()) {
-	done := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		select {
-		case <-done:
-			return
-		case <-ctx.Done():
-		case <-s.cancelled:
-		}
-		// A host that is not there yet is not started any more: stage checks.
-		if kill := s.hostKiller(); kill != nil {
-			kill()
-		}
-	})
-	return func() { close(done); wg.Wait() }
+// cancelLaunch ends a launch that is inside a plugin's hook: nothing else can
+// end that hook. A host that is not there yet is not started any more.
+func (s *Step) cancelLaunch(*hookWatch) {
+	if kill := s.hostKiller(); kill != nil {
+		kill()
+	}
 }
 
 // Signal sends sig to every task (scope "tasks" or ""), or to every process of

@@ -1,16 +1,16 @@
 package task
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"stepd/step"
 )
 
 // finish ends the step on every way out of it: the rest of its processes, the
 // plugins' exit hooks, then everything that the stages have made, the last first.
-func (s *Step) finish(ctx context.Context, err error) {
+func (s *Step) finish(err error) {
 	s.settle(err)
 	s.setState(step.Completing)
 	s.endStage("kill", s.killRest)
@@ -83,8 +83,14 @@ func (s *Step) killRest() error {
 		return nil
 	}
 	pids, err := s.d.Tracker.PIDs()
-	if err != nil || len(pids) == 0 {
+	if err != nil {
 		return err
+	}
+	// A short step's host is still among them: nothing is left to kill, and it
+	// need not be moved.
+	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == s.host.PID() })
+	if len(pids) == 0 {
+		return nil
 	}
 	return s.killTasks()
 }
@@ -92,11 +98,12 @@ func (s *Step) killRest() error {
 // exitHooks calls slurm_spank_exit where the stack was initialised, and lets
 // the host end.
 func (s *Step) exitHooks() error {
-	if s.host == nil || s.hostDead || !s.initDone {
+	if s.host == nil || s.hostDead || s.hostBusy || !s.initDone {
 		return nil
 	}
-	stop := s.boundHost()
-	defer stop()
+	// A cancelled step does not wait for ever for a plugin's exit hook.
+	unguard := s.guard(func(w *hookWatch) { w.bound(max(1, s.plan.Spec.KillWaitS)) })
+	defer unguard()
 	err := s.host.Exit()
 	var hook *step.HookError
 	if errors.As(err, &hook) && hook.RC != nil {
@@ -138,6 +145,8 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 			c = 128 + *t.Signal
 		case t.ExitCode != nil:
 			c = *t.ExitCode
+		case t.State == step.TaskExited:
+			c = 1 // its status was lost with the host
 		}
 		if c > code || (c == code && c > 0 && worst < 0) {
 			code, signal, worst = c, t.Signal, i

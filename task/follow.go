@@ -1,7 +1,6 @@
 package task
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -17,7 +16,7 @@ const evictAfter = 100 * time.Millisecond
 
 // follow is the loop that owns the running step: it hears of execs, ends,
 // requests and the host's death until the last task has ended.
-func (s *Step) follow(ctx context.Context) error {
+func (s *Step) follow() error {
 	s.started()
 	waited := make(chan error, 1)
 	loopDone := make(chan struct{})
@@ -38,7 +37,7 @@ func (s *Step) follow(ctx context.Context) error {
 	var term terminator
 	defer term.stop()
 	var noChildren <-chan struct{}
-	cancelled, ctxDone := s.cancelled, ctx.Done()
+	cancelled := s.cancelled
 	for s.alive > 0 {
 		select {
 		case rank := <-s.execs:
@@ -76,20 +75,27 @@ func (s *Step) follow(ctx context.Context) error {
 			cancelled = nil
 			s.sayCancelled()
 			s.beginTermination(&term)
-		case <-ctxDone:
-			ctxDone = nil
-			s.Cancel(context.Cause(ctx).Error())
 		case <-term.c:
 			term.c = nil
 			if err := s.killTasks(); err != nil {
+				s.hostBusy = true // it still waits, and can take no other command
 				return err
 			}
 			hooks.bound(s.plan.Spec.KillWaitS)
 		case <-hooks.c:
-			s.checkHooks(hooks)
+			s.checkHost(hooks)
+			s.checkTasks(hooks)
 		}
 	}
-	return nil
+	if waited == nil {
+		return nil
+	}
+	// The next command may be sent only when this one was answered.
+	err := <-waited
+	if errors.Is(err, step.ErrHostGone) {
+		return s.hostDied()
+	}
+	return err
 }
 
 // loseTasks is called when stepd has no children any more. Statuses that the

@@ -3,6 +3,7 @@ package task
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -116,19 +117,22 @@ func (w *hookWatch) overdue(p step.HostPlace) bool {
 	return now.Nano()-int64(p.SinceNS) > int64(w.limit)
 }
 
-// checkHooks kills who is in a hook for too long.
-func (s *Step) checkHooks(w *hookWatch) {
-	cause := fmt.Sprintf("did not return within %v (HookTimeout in stepd.conf)", w.limit)
-	if !s.hostDead && w.overdue(s.host.Where(-1)) {
-		s.setHostCause(cause)
-		s.host.Kill()
+// checkHost kills the host if it is in a hook for too long.
+func (s *Step) checkHost(w *hookWatch) {
+	if h := s.setUpHost(); h != nil && w.overdue(h.Where(-1)) {
+		s.setHostCause(w.cause())
+		h.Kill()
 	}
+}
+
+// checkTasks kills the tasks that are in a hook for too long.
+func (s *Step) checkTasks(w *hookWatch) {
 	for rank := range s.tasks {
 		t := &s.tasks[rank]
 		if t.ended || t.hookExeced || !w.overdue(s.host.Where(rank)) {
 			continue
 		}
-		t.cause = cause
+		t.cause = w.cause()
 		s.eachPidfd(func(r, pidfd int) {
 			if r == rank {
 				unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
@@ -137,27 +141,33 @@ func (s *Step) checkHooks(w *hookWatch) {
 	}
 }
 
-// boundHost bounds the hooks of a stage that follow's loop does not watch.
-func (s *Step) boundHost() (stop func()) {
-	w := newHookWatch(s.plan.Spec.Spank.HookTimeoutS)
+func (w *hookWatch) cause() string {
+	return fmt.Sprintf("did not return within %v (HookTimeout in stepd.conf)", w.limit)
+}
+
+// guard watches the host while a goroutine waits for its answer outside of
+// follow's loop: HookTimeout bounds its hooks, and onCancel says what a cancel
+// does to it. The returned function ends the watch.
+func (s *Step) guard(onCancel func(*hookWatch)) (stop func()) {
 	done := make(chan struct{})
-	ended := make(chan struct{})
-	cancelled := s.cancelled
-	go func() {
-		defer close(ended)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		w := newHookWatch(s.plan.Spec.Spank.HookTimeoutS)
+		defer func() { w.stop() }()
+		cancelled := s.cancelled
 		for {
 			select {
 			case <-done:
 				return
 			case <-w.c:
-				s.checkHooks(w)
+				s.checkHost(w)
 			case <-cancelled:
 				cancelled = nil
-				w.bound(max(1, s.plan.Spec.KillWaitS))
+				onCancel(w)
 			}
 		}
-	}()
-	return func() { w.stop(); close(done); <-ended }
+	})
+	return func() { close(done); wg.Wait() }
 }
 
 func (s *Step) setHostCause(cause string) {

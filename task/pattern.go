@@ -31,7 +31,7 @@ func ExpandPattern(pattern string, s *step.Spec, rank int) (string, error) {
 			b.WriteString(pattern[i:])
 			break
 		}
-		width, _ := strconv.Atoi(pattern[i+1 : j]) // too many digits give an error and 0
+		width, _ := strconv.Atoi(pattern[i+1 : j])
 		b.WriteString(expandLetter(pattern[j], min(width, 10), pattern[i:j+1], s, rank))
 		i = j
 	}

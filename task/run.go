@@ -52,6 +52,7 @@ type Step struct {
 
 	evicted   bool // the host was moved out of the tasks' cgroup
 	hostDead  bool
+	hostBusy  bool // it has not answered wait
 	childless bool // the reaper has said once that there are no children
 	ends      chan step.TaskEnd
 	execs     chan int
@@ -105,18 +106,18 @@ func New(p *Plan, d Deps) *Step {
 }
 
 // Run launches the tasks, follows them to their ends and takes everything back.
-// It returns the final record, whatever happened; it is called once.
+// It returns the final record, whatever happened; it is called once. The end of
+// ctx cancels the step.
 func (s *Step) Run(ctx context.Context) step.Record {
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
+	defer context.AfterFunc(ctx, func() { s.Cancel(context.Cause(ctx).Error()) })()
 	s.setState(step.Starting)
-	unwatch := s.killHostOnCancel(ctx)
+	unguard := s.guard(s.cancelLaunch)
 	err := s.launch(ctx)
-	unwatch()
+	unguard()
 	if err == nil {
-		err = s.follow(ctx)
+		err = s.follow()
 	}
-	s.finish(ctx, err)
+	s.finish(err)
 	return s.Record()
 }
 
@@ -149,9 +150,6 @@ func (s *Step) launch(ctx context.Context) error {
 
 // stage runs one stage between its two events.
 func (s *Step) stage(ctx context.Context, st stage) error {
-	if err := context.Cause(ctx); err != nil {
-		return err
-	}
 	if reason, cancelled := s.cancelReason(); cancelled {
 		return errCancelled{reason}
 	}
@@ -225,6 +223,7 @@ func (s *Step) loadStack(context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.hostIsSetUp()
 	problems, err = s.host.LoadStack()
 	s.sayProblems(problems)
 	return err
@@ -257,8 +256,8 @@ func (s *Step) prefork(ctx context.Context) error {
 
 // handStreams waits for the client's descriptors and tells the host all that
 // the tasks get.
-func (s *Step) handStreams(ctx context.Context) error {
-	if err := s.waitAttached(ctx); err != nil {
+func (s *Step) handStreams(context.Context) error {
+	if err := s.waitAttached(); err != nil {
 		return err
 	}
 	defer s.closeAttached() // the tasks have them; ours would keep pipes open
@@ -332,7 +331,8 @@ func (s *Step) postFork(context.Context) error { return s.host.PostFork() }
 
 // openGate lets every task go: one byte each.
 func (s *Step) openGate(context.Context) error {
-	if _, err := s.gate.Write(make([]byte, len(s.tasks))); err != nil {
+	_, err := s.gate.Write(make([]byte, len(s.tasks)))
+	if err != nil && !errors.Is(err, unix.EPIPE) { // EPIPE: none of them lived to see the gate
 		return fmt.Errorf("cannot open the gate for %d tasks: %w", len(s.tasks), err)
 	}
 	s.gateOpen = true

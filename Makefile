@@ -1,0 +1,109 @@
+# Targets are the contract of the project: see docs/HACKING.md.
+SHELL   := /bin/bash
+BIN     := bin
+BUILD   := build
+PREFIX  ?= /usr
+DESTDIR ?=
+GO      ?= $(shell command -v go || echo /usr/local/go/bin/go)
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+GOFLAGS_STEPD := -trimpath -buildvcs=false
+LDFLAGS := -s -w
+
+export CGO_ENABLED = 0
+
+.PHONY: all help
+all: go-programs $(BIN)/spankhost ## build bin/{noded,stepd,stepctl,spankhost}
+
+include spank/host/host.mk
+
+help: ## list the targets
+	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | sort | expand -t 16
+
+.PHONY: go-programs
+go-programs:
+	@mkdir -p $(BIN)
+	$(GO) build $(GOFLAGS_STEPD) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
+
+# What a new machine lacks. Packages are asked for only where one is missing,
+# so that a second run needs no network.
+BUILD_PKGS := gcc libc6-dev make
+TEST_PKGS  := $(BUILD_PKGS) g++ clang-format mpich libmpich-dev libpmi2-0 libpmi2-0-dev libslurm-dev passwd util-linux procps libasan8 libubsan1
+DEMO_PKGS  := $(BUILD_PKGS) mpich libmpich-dev
+
+define need_packages
+	@missing=$$(for p in $(1); do dpkg-query -W -f '$${Status}\n' $$p 2>/dev/null | grep -q '^install ok' || echo $$p; done); \
+	if [ -n "$$missing" ]; then echo "installing" $$missing; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; fi
+endef
+
+.PHONY: deps-build deps-test deps-demo
+deps-build: ; $(call need_packages,$(BUILD_PKGS))
+deps-test:  ; $(call need_packages,$(TEST_PKGS))
+deps-demo:  ; $(call need_packages,$(DEMO_PKGS))
+
+.PHONY: unit
+unit: ## tests without root or network, with -race
+	CGO_ENABLED=1 $(GO) test -race -shuffle=on $$($(GO) list ./... | grep -v /integration)
+
+.PHONY: test-root
+test-root: all ## mechanism tests: root, real cgroups and namespaces
+	STRICT=1 $(GO) test -count=1 -run '^(TestRoot|TestMPICH|TestLibPMI2)' $$($(GO) list ./... | grep -v /integration)
+
+.PHONY: integration
+integration: all examples ## black-box tests on the built programs
+	STRICT=1 STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 20m ./integration
+
+.PHONY: fuzz
+FUZZTIME ?= 5s
+fuzz: ## every fuzz test for FUZZTIME
+	@for p in $$($(GO) list ./...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+	    echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p >$(BUILD)/fuzz.log 2>&1 || { cat $(BUILD)/fuzz.log; exit 1; }; \
+	  done; \
+	done
+
+.PHONY: test
+test: deps-test all ## everything that this machine can run; installs what it needs
+	$(MAKE) lint
+	$(MAKE) unit
+	$(MAKE) test-c
+	$(MAKE) fuzz
+	$(MAKE) test-root
+	$(MAKE) integration
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+.PHONY: lint
+lint: ## gofmt, vet, staticcheck, clang-format
+	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "gofmt would change:" $$out; exit 1; fi
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+	clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h')
+
+.PHONY: examples
+examples: $(BIN)/spankhost ## the example plugins and MPI programs
+	$(MAKE) -C examples/plugins INCLUDE=$(CURDIR)/spank/host/include OUT=$(CURDIR)/$(BUILD)/examples
+	$(MAKE) -C examples/mpi OUT=$(CURDIR)/$(BUILD)/examples
+
+.PHONY: demo
+demo: deps-demo all examples ## the main job: MPI under two SPANK plugins, and where the time went
+	./examples/demo.sh $(CURDIR)/$(BIN) $(CURDIR)/$(BUILD)/examples
+
+.PHONY: bench
+bench: all ## the benchmark table, its peers measured in the same run
+	$(GO) run ./integration/bench -bin $(CURDIR)/$(BIN)
+
+.PHONY: install
+install: all ## into DESTDIR and PREFIX
+	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec/stepd $(DESTDIR)$(PREFIX)/include/stepd/slurm $(DESTDIR)$(PREFIX)/lib/systemd/system
+	install -m755 $(BIN)/noded $(DESTDIR)$(PREFIX)/sbin/
+	install -m755 $(BIN)/stepctl $(DESTDIR)$(PREFIX)/bin/
+	install -m755 $(BIN)/stepd $(BIN)/spankhost $(DESTDIR)$(PREFIX)/libexec/stepd/
+	install -m644 spank/host/include/slurm/*.h $(DESTDIR)$(PREFIX)/include/stepd/slurm/
+	install -m644 packaging/noded.service $(DESTDIR)$(PREFIX)/lib/systemd/system/
+
+.PHONY: generate
+generate: ## api/*.pb.go from the .proto (needs protoc and its two Go plugins)
+	protoc --go_out=. --go_opt=module=stepd --go-grpc_out=. --go-grpc_opt=module=stepd api/node.proto
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf $(BIN) $(BUILD)

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync"
+	"unsafe"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/api/stepapi"
+	"stepd/step"
+	"stepd/task"
+)
+
+// handler lets the socket act on the step.
+type handler struct{ st *task.Step }
+
+func (h handler) Record() step.Record                { return h.st.Record() }
+func (h handler) AttachDone()                        { h.st.AttachDone() }
+func (h handler) LauncherLost()                      { h.st.LauncherLost() }
+func (h handler) Signal(sig int, scope string) error { return h.st.Signal(sig, scope) }
+func (h handler) Cancel(reason string) error         { return h.st.Cancel(reason) }
+
+func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {
+	var first error
+	for i, s := range streams {
+		if err := h.st.Attach(s.FD, s.Rank, fds[i]); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// audience tells the step to its clients, its event log and noded's log.
+type audience struct {
+	log    *logrus.Entry
+	server *stepapi.Server
+	id     step.ID
+
+	mu     sync.Mutex
+	file   *os.File
+	events *bufio.Writer // guarded by mu
+}
+
+// eventBuffer holds what is written between two flushes: a launch of a
+// thousand tasks writes some hundred kilobytes.
+const eventBuffer = 64 << 10
+
+func newAudience(log *logrus.Logger, spec *step.Spec) (*audience, error) {
+	f := os.NewFile(stepapi.FDEvents, "events")
+	if f == nil {
+		return nil, fmt.Errorf("cannot use descriptor %d as the event log", stepapi.FDEvents)
+	}
+	return &audience{
+		log: log.WithField("step", spec.ID.String()), id: spec.ID,
+		file: f, events: bufio.NewWriterSize(f, eventBuffer),
+	}, nil
+}
+
+func (a *audience) Say(line string) {
+	a.server.Tell(&stepapi.Msg{Type: stepapi.TypeMessage, Text: line})
+}
+
+func (a *audience) TaskExited(rank int, status step.ExitStatus) {
+	a.server.Tell(&stepapi.Msg{Type: stepapi.TypeTaskExit, Ranks: []int{rank}, Status: &status})
+}
+
+func (a *audience) State(rec step.Record) {
+	a.server.Tell(&stepapi.Msg{Type: stepapi.TypeState, State: rec.State, Record: &rec})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.events.Flush()
+}
+
+func (a *audience) Event(e step.Event) {
+	b, err := json.Marshal(e)
+	if err != nil {
+		return // an Event holds nothing that cannot be encoded
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.events.Write(append(b, '\n'))
+}
+
+func (a *audience) Log(level step.LogLevel, text string) {
+	switch level {
+	case step.LogError, step.LogSpank:
+		a.log.Error(text)
+	case step.LogInfo:
+		a.log.Info(text)
+	default:
+		a.log.Debug(text)
+	}
+}
+
+// close writes what is left of the event log.
+func (a *audience) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.events.Flush(); err != nil {
+		a.log.Errorf("cannot write the event log: %v", err)
+	}
+	a.file.Close()
+}
+
+// nameBytes is a C string for prctl(2).
+func nameBytes(name string) uintptr {
+	b := append([]byte(name), 0)
+	return uintptr(unsafe.Pointer(&b[0]))
+}

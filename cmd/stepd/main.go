@@ -1,0 +1,211 @@
+// Command stepd owns one job step, from the request to the exit status. noded
+// starts it with the descriptors of package stepapi; it outlives noded.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/runc/libcontainer/system"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"stepd/api/stepapi"
+	"stepd/internal/linux"
+	"stepd/mpi"
+	"stepd/proctrack"
+	"stepd/spank"
+	"stepd/step"
+	"stepd/task"
+)
+
+// ackPatience is how long stepd waits for noded to take the result (rulings 26).
+const ackPatience = time.Second
+
+func main() {
+	// The host's parent-death signal fires when the thread ends that forked
+	// it: this one lives as long as the process.
+	runtime.LockOSThread()
+	// A step's heap is a few hundred kilobytes: collecting it costs more than
+	// it frees. The limit bounds what thousands of tasks may need.
+	debug.SetGCPercent(400)
+	unix.Prctl(unix.PR_SET_NAME, nameBytes("stepd"), 0, 0, 0)
+	unix.Umask(0o022)
+	log := logrus.New()
+	if err := run(log); err != nil {
+		log.Error(err)
+		os.Exit(1)
+	}
+}
+
+// run is one step. Its error means that there was no step to run.
+func run(log *logrus.Logger) error {
+	spec, err := readSpec()
+	if err != nil {
+		return err
+	}
+	aud, err := newAudience(log, spec)
+	if err != nil {
+		return err
+	}
+	plan, err := task.MakePlan(spec)
+	if err != nil {
+		return err
+	}
+	// Every orphan of the step becomes our child, so that none is lost.
+	if err := system.SetSubreaper(1); err != nil {
+		return fmt.Errorf("cannot become a subreaper: %w", err)
+	}
+	// noded's listening socket, and its end of the control pair.
+	control, err := stepapi.FromFD(stepapi.FDControl, "control")
+	if err != nil {
+		return err
+	}
+	listener, err := listener()
+	if err != nil {
+		return err
+	}
+	return serve(spec, plan, aud, control, listener)
+}
+
+// serve wires the step to its neighbours and runs it.
+func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Conn, listener *net.UnixListener) error {
+	var st *task.Step
+	reaper := linux.NewReaper(func(e linux.Exit) {
+		st.ChildEnded(e.PID, step.ExitStatus(e.Status), usage(&e.Usage))
+	})
+	tracker, err := proctrack.Open(spec.Proctrack.Kind, spec.Proctrack.Dir, os.Getpid(), reaper)
+	if err != nil {
+		return err
+	}
+	plugin, err := mpi.New(spec.MPI, mpi.Config{})
+	if err != nil {
+		return err
+	}
+	deps := task.Deps{
+		Tracker: tracker, Audience: aud, Now: time.Now, NoChildren: reaper.NoChildren,
+		StartHost: func(cgroupFD int) (task.Host, error) { return startHost(spec, cgroupFD) },
+	}
+	if plugin != nil {
+		deps.MPI = plugin
+	}
+	if spec.ContainerNS {
+		deps.Namespace = os.NewFile(stepapi.FDContainer, "container")
+	}
+	st = task.New(plan, deps)
+	server := stepapi.NewServer(spec.ID, spec.User.UID, handler{st})
+	aud.server = server
+	server.Add(control, stepapi.RoleNoded, true)
+	server.Serve(listener)
+
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	rec := st.Run(ctx)
+	aud.close()
+	// A result that no noded takes stays in the spool (rulings 26).
+	if !server.Finish(&stepapi.Msg{Type: stepapi.TypeResult, State: rec.State, Record: &rec}, ackPatience) {
+		err = leaveResult(spec.ResultFile, &rec)
+	}
+	listener.Close()
+	server.Wait()
+	return err
+}
+
+// startHost runs the spankhost beside this program, or in the libexec folder
+// that it is installed in: never one found by PATH (rulings 19).
+func startHost(spec *step.Spec, cgroupFD int) (task.Host, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("cannot find spankhost: %w", err)
+	}
+	return spank.Start(spank.StartConfig{
+		Program:  filepath.Join(filepath.Dir(self), "spankhost"),
+		Title:    fmt.Sprintf("spankhost: [%s]", spec.ID),
+		CgroupFD: cgroupFD,
+	})
+}
+
+// readSpec reads the memfd that noded has sealed.
+func readSpec() (*step.Spec, error) {
+	f := os.NewFile(stepapi.FDSpec, "spec")
+	defer f.Close()
+	unix.CloseOnExec(stepapi.FDSpec)
+	b, err := io.ReadAll(io.LimitReader(io.NewSectionReader(f, 0, stepapi.RecordMax), stepapi.RecordMax))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the step's spec from descriptor %d: %w (stepd is started by noded)", stepapi.FDSpec, err)
+	}
+	spec := new(step.Spec)
+	if err := json.Unmarshal(b, spec); err != nil {
+		return nil, fmt.Errorf("cannot parse the step's spec: %w", err)
+	}
+	if spec.Schema != step.Schema {
+		return nil, fmt.Errorf("cannot run a spec of schema %d: this stepd knows %d", spec.Schema, step.Schema)
+	}
+	for _, fd := range []int{stepapi.FDControl, stepapi.FDListen, stepapi.FDEvents, stepapi.FDContainer} {
+		unix.CloseOnExec(fd)
+	}
+	return spec, nil
+}
+
+func listener() (*net.UnixListener, error) {
+	f := os.NewFile(stepapi.FDListen, "listen")
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on descriptor %d: %w", stepapi.FDListen, err)
+	}
+	ul, ok := l.(*net.UnixListener)
+	if !ok {
+		l.Close()
+		return nil, errors.New("cannot listen: the descriptor is no unix socket")
+	}
+	ul.SetUnlinkOnClose(false) // noded made the name, noded removes it
+	return ul, nil
+}
+
+// leaveResult writes the record where noded will look for it, whole or not at all.
+func leaveResult(path string, rec *step.Record) error {
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return fmt.Errorf("cannot encode the result of step %s: %w", rec.ID, err)
+	}
+	tmp := path + ".tmp"
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot leave the result of step %s: %w", rec.ID, err)
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot leave the result of step %s in %q: %w", rec.ID, path, err)
+	}
+	return nil
+}
+
+// usage is what the kernel told of a child.
+func usage(ru *syscall.Rusage) *step.Usage {
+	return &step.Usage{
+		User: time.Duration(ru.Utime.Nano()), System: time.Duration(ru.Stime.Nano()),
+		MaxRSSBytes: ru.Maxrss << 10, MinorFaults: ru.Minflt, MajorFaults: ru.Majflt,
+		BlocksRead: ru.Inblock, BlocksOut: ru.Oublock,
+	}
+}

@@ -1,0 +1,164 @@
+package task
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"stepd/step"
+)
+
+func testSpec() *step.Spec {
+	return &step.Spec{
+		Request: step.Request{
+			Schema: step.Schema, Name: "echo", NTasks: 3, NNodes: 1, CPUsPerTask: 1,
+			Argv: []string{"echo", "x"}, Env: []string{"PATH=/bin", "SLURM_JOB_ID=99", "nonsense", "=x"}, Cwd: "/",
+			Stdin: step.Stream{Kind: step.StreamNull}, Stdout: step.Stream{Kind: step.StreamClient},
+			Stderr: step.Stream{Kind: step.StreamClient},
+		},
+		ID: step.ID{Job: 77, Step: 0}, User: step.User{Name: "guser1", UID: 7001, GID: 7001},
+		NodeName: "vm", NodeList: "vm", NCPUs: 3, CPUs: "0-2", Cluster: "golden", Partition: "p",
+		RunDir: "/run/stepd",
+	}
+}
+
+func TestPlanEnvironment(t *testing.T) {
+	p, err := MakePlan(testSpec())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"PATH=/bin", "SLURM_JOB_ID=77", "SLURM_JOBID=77", "SLURM_STEP_NUM_TASKS=3",
+		"SLURM_JOB_USER=guser1", "SLURM_STEP_NODELIST=vm", "SLURM_JOB_PARTITION=p", "NODED_SOCKET=/run/stepd/noded.sock"} {
+		if !slices.Contains(p.Env, want) {
+			t.Errorf("job environment lacks %q", want)
+		}
+	}
+	names := map[string]int{}
+	for _, e := range p.Env {
+		name, _, ok := strings.Cut(e, "=")
+		if !ok || name == "" {
+			t.Errorf("job environment holds %q, which is no variable", e)
+		}
+		if names[name]++; names[name] > 1 {
+			t.Errorf("job environment holds %s twice", name)
+		}
+	}
+	for _, e := range p.HostEnv {
+		if strings.HasPrefix(e, "LD_") || strings.Contains(e, "nonsense") {
+			t.Errorf("the host's environ holds the user's %q", e)
+		}
+	}
+	want := []string{"SLURM_CPUS_ON_NODE=3", "SLURM_NODEID=0", "SLURM_PROCID=2", "SLURM_LOCALID=2",
+		"SLURM_LAUNCH_NODE_IPADDR=127.0.0.1", "SLURM_GTIDS=0,1,2", "SLURM_JOB_GID=7001", "SLURMD_NODENAME=vm"}
+	if d := cmp.Diff(want, p.TaskEnv[2]); d != "" {
+		t.Errorf("environment of rank 2 (-want +got):\n%s", d)
+	}
+}
+
+// The job's environment comes from the caller, the host runs as root: nothing
+// of the first may reach the second (CVE-2017-15566 is of this kind).
+func TestPlanKeepsUserEnvironmentFromHost(t *testing.T) {
+	s := testSpec()
+	s.Env = []string{"LD_PRELOAD=/tmp/x.so", "LD_LIBRARY_PATH=/tmp", "BASH_ENV=/tmp/x", "PATH=/tmp"}
+	p, err := MakePlan(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range s.Env {
+		if slices.Contains(p.HostEnv, e) {
+			t.Errorf("the host's environ holds the user's %q", e)
+		}
+		if !slices.Contains(p.Env, e) {
+			t.Errorf("the job's environment lacks the user's %q", e)
+		}
+	}
+}
+
+func TestPlanStreams(t *testing.T) {
+	one := 1
+	tests := []struct {
+		name   string
+		change func(*step.Spec)
+		want   []step.TaskStream
+		client [3]bool
+	}{
+		{"client", func(s *step.Spec) {},
+			[]step.TaskStream{{Rank: step.AllRanks, FD: 0, Kind: step.StreamToNull}}, [3]bool{false, true, true}},
+		{"one file for all", func(s *step.Spec) { s.Stdout = step.Stream{Kind: step.StreamFile, Pattern: "out.%j"} },
+			[]step.TaskStream{{Rank: step.AllRanks, FD: 0, Kind: step.StreamToNull},
+				{Rank: step.AllRanks, FD: 1, Kind: step.StreamToPath, Path: "out.77", Flags: 0o1 | 0o100 | 0o2000 | 0o1000}},
+			[3]bool{false, false, true}},
+		{"a file for each, appended", func(s *step.Spec) {
+			s.NTasks = 2
+			s.Stdout = step.Stream{Kind: step.StreamFile, Pattern: "o%t", Append: true}
+			s.Stderr = step.Stream{Kind: step.StreamSame}
+		}, []step.TaskStream{{Rank: step.AllRanks, FD: 0, Kind: step.StreamToNull},
+			{Rank: 0, FD: 1, Kind: step.StreamToPath, Path: "o0", Flags: 0o1 | 0o100 | 0o2000},
+			{Rank: 1, FD: 1, Kind: step.StreamToPath, Path: "o1", Flags: 0o1 | 0o100 | 0o2000},
+			{Rank: step.AllRanks, FD: 2, Kind: step.StreamToStdout}}, [3]bool{}},
+		{"stdin from the client to one rank", func(s *step.Spec) {
+			s.Stdin = step.Stream{Kind: step.StreamClient, Rank: &one}
+		}, []step.TaskStream{{Rank: step.AllRanks, FD: 0, Kind: step.StreamToNull}}, [3]bool{true, true, true}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := testSpec()
+			tt.change(s)
+			p, err := MakePlan(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(tt.want, p.Streams); d != "" {
+				t.Errorf("streams (-want +got):\n%s", d)
+			}
+			if p.NeedClient != tt.client {
+				t.Errorf("NeedClient = %v, want %v", p.NeedClient, tt.client)
+			}
+		})
+	}
+}
+
+// The expected names are those of traces/exitcodes.txt.
+func TestExpandPattern(t *testing.T) {
+	s := testSpec()
+	tests := []struct{ pattern, want string }{
+		{"pat_%t_%j_%J_%s_%n_%N_%u_%x_%%_%2t_%A_%a", "pat_1_77_77.0_0_0_vm_guser1_echo_%_01_77_4294967294"},
+		{"plain", "plain"},
+		{"%", "%"},
+		{"%5", "%5"},
+		{"%q%t", "%q1"},
+		{"%12t", "0000000001"},
+		{"%99999999999999999999t", "0000000001"},
+		{"", ""},
+	}
+	for _, tt := range tests {
+		got, err := ExpandPattern(tt.pattern, s, 1)
+		if err != nil || got != tt.want {
+			t.Errorf("ExpandPattern(%q) = %q, %v; want %q", tt.pattern, got, err, tt.want)
+		}
+	}
+	if got, err := ExpandPattern(strings.Repeat("x", 5000), s, 0); err == nil {
+		t.Errorf("a name of %d bytes was accepted", len(got))
+	}
+}
+
+func FuzzExpandPattern(f *testing.F) {
+	f.Add("%t %5j %% %")
+	f.Add("%%%")
+	s := testSpec()
+	f.Fuzz(func(t *testing.T, pattern string) {
+		a, err := ExpandPattern(pattern, s, 0)
+		if err != nil {
+			return
+		}
+		if len(a) >= 4096 {
+			t.Fatalf("name of %d bytes", len(a))
+		}
+		b, err := ExpandPattern(pattern, s, 1)
+		if err == nil && (a != b) != patternHasRank(pattern) {
+			t.Fatalf("patternHasRank(%q) = %v, names %q and %q", pattern, patternHasRank(pattern), a, b)
+		}
+	})
+}

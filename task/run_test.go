@@ -1,0 +1,434 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// rig is a step whose neighbours are fakes: they note every call in one list,
+// so that a test reads as the order of things.
+type rig struct {
+	mu    sync.Mutex
+	calls []string
+	said  []string
+
+	st   *Step
+	spec *step.Spec
+
+	// What the fakes do.
+	fail   map[string]error  // by call
+	during map[string]func() // by call, before it returns
+	ends   []step.TaskEnd    // what Wait tells
+	places map[int]step.HostPlace
+	left   []int // PIDs
+	dead   bool
+}
+
+const fakeHostPID = 4242
+
+func newRig(t *testing.T) *rig {
+	r := &rig{
+		spec: testSpec(), fail: map[string]error{}, during: map[string]func(){},
+		places: map[int]step.HostPlace{-1: {Plugin: -1}},
+	}
+	r.spec.NTasks = 2
+	r.spec.Stdout.Kind, r.spec.Stderr.Kind = step.StreamNull, step.StreamNull
+	r.ends = []step.TaskEnd{{Rank: 0}, {Rank: 1}}
+	for rank := range 2 {
+		r.places[rank] = step.HostPlace{Plugin: -1, AtExec: true, Stage: "exec"}
+	}
+	return r
+}
+
+func (r *rig) run(t *testing.T) step.Record {
+	t.Helper()
+	plan, err := MakePlan(r.spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := make(chan struct{})
+	close(none)
+	r.st = New(plan, Deps{
+		Tracker: fakeTracker{r}, MPI: fakeMPI{r}, Audience: fakeAudience{r}, Now: time.Now,
+		StartHost:  func(int) (Host, error) { return fakeHost{r}, r.note("start") },
+		NoChildren: func() <-chan struct{} { return none },
+	})
+	r.st.AttachDone()
+	done := make(chan step.Record)
+	go func() { done <- r.st.Run(context.Background()) }()
+	select {
+	case rec := <-done:
+		return rec
+	case <-time.After(20 * time.Second):
+		t.Fatalf("Run does not return; calls: %v", r.calls)
+		panic("unreachable")
+	}
+}
+
+func (r *rig) note(call string) error {
+	r.mu.Lock()
+	r.calls = append(r.calls, call)
+	f := r.during[call]
+	err := r.fail[call]
+	r.mu.Unlock()
+	if f != nil {
+		f()
+	}
+	return err
+}
+
+// die makes the host end as if by itself.
+func (r *rig) die(status step.ExitStatus) {
+	r.mu.Lock()
+	was := r.dead
+	r.dead = true
+	r.mu.Unlock()
+	if !was {
+		r.st.ChildEnded(fakeHostPID, status, nil)
+	}
+}
+
+type fakeHost struct{ r *rig }
+
+func (h fakeHost) PID() int { return fakeHostPID }
+func (h fakeHost) Setup(step.HostSetup, func(step.HostRecord)) ([]string, error) {
+	return nil, h.r.note("setup")
+}
+func (h fakeHost) LoadStack() ([]string, error)  { return []string{"a warning"}, h.r.note("load") }
+func (h fakeHost) Init() error                   { return h.r.note("init") }
+func (h fakeHost) Launch(*step.Launch) error     { return h.r.note("launch") }
+func (h fakeHost) UserInit() error               { return h.r.note("user_init") }
+func (h fakeHost) PostFork() error               { return h.r.note("post_fork") }
+func (h fakeHost) Exit() error                   { return h.r.note("exit") }
+func (h fakeHost) Hooks(bool) []step.HookTime    { return nil }
+func (h fakeHost) PluginName(int) string         { return "x.so" }
+func (h fakeHost) Kill()                         { h.r.die(step.SignaledBy(syscall.SIGKILL)) }
+func (h fakeHost) Close()                        { h.r.note("close host") }
+func (h fakeHost) Where(rank int) step.HostPlace { return h.r.places[rank] }
+
+func (h fakeHost) Fork() ([]step.Forked, error) {
+	var out []step.Forked
+	for rank := range h.r.spec.NTasks {
+		var p [2]int
+		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+			return nil, err
+		}
+		unix.Close(p[1])
+		// Readable, as the pidfd of a dead process is.
+		fd, err := unix.Eventfd(1, unix.EFD_CLOEXEC)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, step.Forked{Rank: rank, PID: 5000 + rank, PidFD: fd, Exec: p[0]})
+	}
+	return out, h.r.note("fork")
+}
+
+func (h fakeHost) Wait(ended func(step.TaskEnd)) error {
+	err := h.r.note("wait")
+	for _, e := range h.r.ends {
+		ended(e)
+	}
+	return err
+}
+
+func (h fakeHost) Crash(rank int, cause string) (*step.HookError, bool) {
+	p := h.r.places[rank]
+	if !p.InHook() {
+		return nil, false
+	}
+	e := &step.HookError{Plugin: "x.so", Hook: p.Hook, Required: p.Plugin == 0, Cause: cause}
+	if rank >= 0 {
+		e.Rank = &rank
+	}
+	return e, true
+}
+
+type fakeTracker struct{ r *rig }
+
+func (k fakeTracker) Create() error                 { return k.r.note("track") }
+func (k fakeTracker) HostCgroup() (int, bool)       { return 0, false }
+func (k fakeTracker) Add(pid int) error             { return k.r.note(fmt.Sprintf("add %d", pid)) }
+func (k fakeTracker) EvictHost(int) error           { return k.r.note("evict") }
+func (k fakeTracker) PIDs() ([]int, error)          { return k.r.left, k.r.note("pids") }
+func (k fakeTracker) Signal(s syscall.Signal) error { return k.r.note("signal " + unix.SignalName(s)) }
+func (k fakeTracker) Kill(context.Context) error    { return k.r.note("kill") }
+func (k fakeTracker) Destroy(context.Context) error { return k.r.note("destroy") }
+
+type fakeMPI struct{ r *rig }
+
+func (m fakeMPI) Prefork(context.Context, step.MPIJob) (step.MPITasks, error) {
+	return step.MPITasks{}, m.r.note("prefork")
+}
+func (m fakeMPI) TaskExited(int, step.ExitStatus) {}
+func (m fakeMPI) Close() error                    { return m.r.note("close mpi") }
+
+type fakeAudience struct{ r *rig }
+
+func (a fakeAudience) Say(line string) {
+	a.r.mu.Lock()
+	defer a.r.mu.Unlock()
+	a.r.said = append(a.r.said, line)
+}
+func (a fakeAudience) TaskExited(int, step.ExitStatus) {}
+func (a fakeAudience) State(step.Record)               {}
+func (a fakeAudience) Event(step.Event)                {}
+func (a fakeAudience) Log(step.LogLevel, string)       {}
+
+func wantCalls(t *testing.T, r *rig, want ...string) {
+	t.Helper()
+	if !slices.Equal(r.calls, want) {
+		t.Errorf("calls:\n got %s\nwant %s", strings.Join(r.calls, ", "), strings.Join(want, ", "))
+	}
+}
+
+var launchCalls = []string{"track", "start", "setup", "load", "init", "prefork", "launch", "user_init",
+	"fork", "add 5000", "add 5001", "post_fork"}
+
+func TestRunOrder(t *testing.T) {
+	r := newRig(t)
+	rec := r.run(t)
+	wantCalls(t, r, append(slices.Clone(launchCalls), "wait", "pids", "exit", "close mpi", "destroy", "close host")...)
+	if rec.State != step.Completed || rec.ExitCode == nil || *rec.ExitCode != 0 || rec.Ended == nil {
+		t.Errorf("record is %+v", rec)
+	}
+	if !slices.Contains(r.said, "stepd-vm: error: a warning") {
+		t.Errorf("the user was told %q", r.said)
+	}
+}
+
+// A stage that fails: the stages after it are not begun, and everything that
+// was made is taken back, the last first.
+func TestRunFailures(t *testing.T) {
+	rc := -1
+	hook := func(name string) error {
+		return &step.HookError{Plugin: "x.so", Hook: name, Required: true, RC: &rc}
+	}
+	begun := func(n int, more ...string) []string { return append(slices.Clone(launchCalls[:n]), more...) }
+	tests := []struct {
+		call  string
+		err   error
+		code  int
+		calls []string
+	}{
+		{"track", errors.New("no space left on device"), 1, begun(1, "close host")},
+		{"start", errors.New("exec format error"), 1, begun(2, "destroy")},
+		{"load", errors.New("dlopen"), 1, begun(4, "pids", "destroy", "close host")},
+		{"init", hook("slurm_spank_init"), 1, begun(5, "pids", "destroy", "close host")},
+		{"prefork", errors.New("no sockets"), 1, begun(6, "pids", "exit", "close mpi", "destroy", "close host")},
+		{"user_init", hook("slurm_spank_user_init"), 0, begun(8, "pids", "exit", "close mpi", "destroy", "close host")},
+		{"add 5001", errors.New("no such process"), 1, begun(11, "pids", "exit", "close mpi", "destroy", "close host")},
+		{"post_fork", hook("slurm_spank_task_post_fork"), 0, begun(12, "pids", "exit", "close mpi", "destroy", "close host")},
+	}
+	for _, tt := range tests {
+		t.Run(tt.call, func(t *testing.T) {
+			r := newRig(t)
+			r.fail[tt.call] = tt.err
+			rec := r.run(t)
+			if tt.call == "track" || tt.call == "start" {
+				tt.calls = slices.DeleteFunc(tt.calls, func(c string) bool { return c == "close host" })
+			}
+			wantCalls(t, r, tt.calls...)
+			if rec.State != step.Failed || *rec.ExitCode != tt.code {
+				t.Errorf("state %s, exit code %d; want FAILED, %d", rec.State, *rec.ExitCode, tt.code)
+			}
+			if !strings.Contains(rec.Reason, tt.err.Error()) {
+				t.Errorf("reason %q does not name %q", rec.Reason, tt.err)
+			}
+		})
+	}
+}
+
+func TestSpankStrictFailsEveryRequiredHook(t *testing.T) {
+	r := newRig(t)
+	r.spec.Spank.Strict = true
+	rc := -1
+	r.fail["user_init"] = &step.HookError{Plugin: "x.so", Hook: "slurm_spank_user_init", Required: true, RC: &rc}
+	if rec := r.run(t); *rec.ExitCode != 1 {
+		t.Errorf("exit code %d, want 1", *rec.ExitCode)
+	}
+}
+
+// The host dies in a hook (rulings 7).
+func TestHostDeath(t *testing.T) {
+	segv := step.SignaledBy(syscall.SIGSEGV)
+	inHook := func(hook string, plugin int) step.HostPlace { return step.HostPlace{Hook: hook, Plugin: plugin} }
+	tests := []struct {
+		name   string
+		call   string
+		place  step.HostPlace
+		state  step.State
+		code   int
+		reason string
+		killed bool
+	}{
+		{"before the gate, optional", "user_init", inHook("slurm_spank_user_init", 1), step.Failed, 1,
+			`plugin "x.so": slurm_spank_user_init: killed by SIGSEGV`, false},
+		{"after the gate, required", "wait", inHook("slurm_spank_task_exit", 0), step.Failed, 1,
+			`plugin "x.so": slurm_spank_task_exit: killed by SIGSEGV`, true},
+		{"after the gate, outside of a hook", "wait", step.HostPlace{Plugin: -1}, step.Failed, 1,
+			"spankhost (pid 4242): killed by SIGSEGV", true},
+		{"after the gate, optional", "wait", inHook("slurm_spank_task_exit", 1), step.Completed, 0,
+			`plugin "x.so": slurm_spank_task_exit: killed by SIGSEGV`, false},
+		{"in exit, required", "exit", inHook("slurm_spank_exit", 0), step.Failed, 1,
+			`plugin "x.so": slurm_spank_exit: killed by SIGSEGV`, false},
+		{"in exit, optional", "exit", inHook("slurm_spank_exit", 1), step.Completed, 0,
+			`plugin "x.so": slurm_spank_exit: killed by SIGSEGV`, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			r.places[-1] = tt.place
+			r.fail[tt.call] = step.ErrHostGone
+			if tt.call == "wait" {
+				r.ends = nil
+				r.left = []int{5000, 5001}
+			}
+			r.during[tt.call] = func() {
+				r.die(segv)
+				if tt.call == "wait" && tt.place.Plugin == 1 {
+					// stepd is the tasks' parent now.
+					r.st.ChildEnded(5000, 0, nil)
+					r.st.ChildEnded(5001, 0, nil)
+				}
+			}
+			rec := r.run(t)
+			if rec.State != tt.state || *rec.ExitCode != tt.code || rec.Reason != tt.reason {
+				t.Errorf("%s, exit code %d, reason %q; want %s, %d, %q", rec.State, *rec.ExitCode, rec.Reason, tt.state, tt.code, tt.reason)
+			}
+			if slices.Contains(r.calls, "exit") != (tt.call == "exit") {
+				t.Errorf("a dead host was asked for its exit hooks: %v", r.calls)
+			}
+			if tt.killed && !slices.Contains(r.calls, "kill") {
+				t.Errorf("the tasks were not killed: %v", r.calls)
+			}
+		})
+	}
+}
+
+// A status that died with the host is unknown, and none is invented.
+func TestLostStatus(t *testing.T) {
+	r := newRig(t)
+	r.places[-1] = step.HostPlace{Hook: "slurm_spank_task_exit", Plugin: 1}
+	r.fail["wait"] = step.ErrHostGone
+	r.ends = nil
+	r.during["wait"] = func() {
+		r.die(step.SignaledBy(syscall.SIGABRT))
+		r.st.ChildEnded(5001, step.ExitedWith(3), nil)
+	}
+	rec := r.run(t)
+	if t0 := rec.Tasks[0]; t0.ExitCode != nil || t0.Signal != nil || t0.Status != nil {
+		t.Errorf("rank 0, whose status was lost, has %+v", t0)
+	}
+	if t1 := rec.Tasks[1]; t1.ExitCode == nil || *t1.ExitCode != 3 {
+		t.Errorf("rank 1 has %+v, want exit code 3", t1)
+	}
+	if *rec.ExitCode != 3 || rec.State != step.Failed {
+		t.Errorf("step: %s, %d", rec.State, *rec.ExitCode)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	tests := []struct {
+		name  string
+		ends  []step.ExitStatus
+		state step.State
+		code  int
+		why   string
+	}{
+		{"all well", []step.ExitStatus{0, 0}, step.Completed, 0, ""},
+		{"the highest code", []step.ExitStatus{step.ExitedWith(3), step.ExitedWith(1)}, step.Failed, 3, "task 0: Exited with exit code 3"},
+		{"a signal over a code", []step.ExitStatus{step.ExitedWith(3), step.SignaledBy(syscall.SIGKILL)}, step.Failed, 137, "task 1: Killed"},
+		{"253 stays", []step.ExitStatus{step.ExitedWith(253), 0}, step.Failed, 253, "task 0: Exited with exit code 253"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			for i, st := range tt.ends {
+				r.ends[i].Status = st
+			}
+			rec := r.run(t)
+			if rec.State != tt.state || *rec.ExitCode != tt.code || rec.Reason != tt.why {
+				t.Errorf("%s, %d, %q; want %s, %d, %q", rec.State, *rec.ExitCode, rec.Reason, tt.state, tt.code, tt.why)
+			}
+		})
+	}
+}
+
+func TestCancel(t *testing.T) {
+	t.Run("before the gate", func(t *testing.T) {
+		r := newRig(t)
+		r.during["init"] = func() { r.st.Cancel("cancelled by uid 7001") }
+		rec := r.run(t)
+		if rec.State != step.Cancelled || slices.Contains(r.calls, "fork") {
+			t.Errorf("%s after %v", rec.State, r.calls)
+		}
+	})
+	t.Run("running", func(t *testing.T) {
+		r := newRig(t)
+		term := make(chan struct{})
+		r.during["signal SIGTERM"] = func() { close(term) }
+		r.during["wait"] = func() { r.st.Cancel("cancelled by uid 7001"); <-term }
+		for i := range r.ends {
+			r.ends[i].Status = step.SignaledBy(syscall.SIGTERM)
+		}
+		rec := r.run(t)
+		if rec.State != step.Cancelled || *rec.ExitCode != 143 || rec.Reason != "cancelled by uid 7001" {
+			t.Errorf("%s, %d, %q", rec.State, *rec.ExitCode, rec.Reason)
+		}
+		evict, sig := slices.Index(r.calls, "evict"), slices.Index(r.calls, "signal SIGTERM")
+		if evict < 0 || evict > sig {
+			t.Errorf("the host was not moved out before the signal: %v", r.calls)
+		}
+	})
+	t.Run("to SIGKILL after KillWait", func(t *testing.T) {
+		r := newRig(t)
+		killed := make(chan struct{})
+		r.during["kill"] = func() { close(killed) }
+		r.during["wait"] = func() { r.st.Cancel("enough"); <-killed }
+		if rec := r.run(t); rec.State != step.Cancelled {
+			t.Errorf("%s", rec.State)
+		}
+	})
+}
+
+func TestKillOnBadExit(t *testing.T) {
+	r := newRig(t)
+	r.spec.KillOnBadExit = true
+	r.spec.KillWaitS = 30
+	r.ends = []step.TaskEnd{{Rank: 1, Status: step.ExitedWith(4)}, {Rank: 0, Status: step.SignaledBy(syscall.SIGTERM)}}
+	rec := r.run(t)
+	if rec.State != step.Failed || *rec.ExitCode != 143 {
+		t.Errorf("%s, %d; want FAILED, 143", rec.State, *rec.ExitCode)
+	}
+}
+
+// A task that dies in a hook was never exec'd: exit code 1, named plugin.
+func TestTaskCrashInHook(t *testing.T) {
+	r := newRig(t)
+	r.places[1] = step.HostPlace{Stage: "task_init", Hook: "slurm_spank_task_init", Plugin: 0}
+	r.ends[1].Status = step.SignaledBy(syscall.SIGSEGV)
+	rec := r.run(t)
+	t1 := rec.Tasks[1]
+	if t1.State != step.TaskFailed || t1.ExitCode == nil || *t1.ExitCode != 1 || t1.Signal != nil || t1.Stage != "task_init" {
+		t.Errorf("task: %+v", t1)
+	}
+	if t1.Status == nil || *t1.Status != step.SignaledBy(syscall.SIGSEGV) {
+		t.Errorf("the raw status was changed: %v", t1.Status)
+	}
+	want := `plugin "x.so": slurm_spank_task_init (rank 1): killed by SIGSEGV`
+	if *rec.ExitCode != 1 || rec.Reason != want {
+		t.Errorf("exit code %d, reason %q; want 1, %q", *rec.ExitCode, rec.Reason, want)
+	}
+}
