@@ -1,0 +1,150 @@
+package jobcontainer
+
+import (
+	"fmt"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// initTimeout bounds InitScript where Config has no bound: Slurm's 10 s.
+const initTimeout = 10 * time.Second
+
+// dirsMax bounds Dirs=: each entry costs every job a directory and a mount.
+const dirsMax = 64
+
+// Config is one node's part of job_container.conf, and where noded lives.
+type Config struct {
+	// BasePath holds the private directories. It and its parents belong to
+	// root and nobody else may write there. The first %h becomes HostName, the
+	// first %n NodeName, for a BasePath on a file system that nodes share.
+	BasePath string
+	// AutoBasePath makes BasePath, mode 0755, where it does not exist. It is
+	// never removed.
+	AutoBasePath bool
+	// Dirs are covered by private directories; empty is /tmp and /dev/shm.
+	// /dev/shm gets a file system in memory, the others a directory below
+	// BasePath. None may be BasePath or lie in another one.
+	Dirs []string
+	// InitScript runs as root in the job's namespace before the private
+	// directories cover the node's: what it mounts, only the job sees.
+	InitScript string
+	// InitTimeout bounds InitScript; 0 is 10 s.
+	InitTimeout time.Duration
+	// Shared lets mounts that the node makes later appear in the job too, which
+	// autofs needs; what a job mounts stays inside in any case. Without it the
+	// job keeps the node's mounts as they were when it began.
+	Shared bool
+	// EntireStepInNS asks for the whole host of a step, not the tasks alone, to
+	// join the namespace (rulings 8). Tmpfs only carries the answer.
+	EntireStepInNS bool
+
+	// RunDir is RUN/jobs. It is made where it does not exist.
+	RunDir string
+	// NodeTag sets this noded's directory in BasePath apart from those of
+	// others: 8 hexadecimal digits of its spool's hash (rulings 20).
+	NodeTag string
+	// NodeName and HostName are what %n and %h stand for; NodeName is also
+	// written into BasePath, so that two nodes never share a directory.
+	NodeName string
+	HostName string
+	// SlurmConf is InitScript's SLURM_CONF; empty leaves it out.
+	SlurmConf string
+}
+
+// complete checks the configuration and returns it with all defaults filled
+// in. It touches no file: what depends on the disk is checked by its user.
+func (c Config) complete() (Config, error) {
+	c.BasePath = expandBase(c.BasePath, c.NodeName, c.HostName)
+	if len(c.Dirs) == 0 {
+		c.Dirs = []string{"/tmp", "/dev/shm"}
+	}
+	if c.InitTimeout == 0 {
+		c.InitTimeout = initTimeout
+	}
+	if c.InitTimeout < 0 {
+		return c, fmt.Errorf("cannot use a time limit of %v for InitScript: want more than 0", c.InitTimeout)
+	}
+	c.BasePath = strings.TrimSuffix(c.BasePath, "/")
+	if err := checkPath("BasePath", c.BasePath); err != nil {
+		return c, err
+	}
+	if err := checkPath("the run directory", c.RunDir); err != nil {
+		return c, err
+	}
+	if c.InitScript != "" {
+		if err := checkPath("InitScript", c.InitScript); err != nil {
+			return c, err
+		}
+	}
+	if !validTag(c.NodeTag) {
+		return c, fmt.Errorf("internal error: job container tag %q is not 8 hexadecimal digits", c.NodeTag)
+	}
+	if c.NodeName == "" || strings.ContainsAny(c.NodeName, "\n\x00/") {
+		return c, fmt.Errorf("cannot use node name %q for job containers", c.NodeName)
+	}
+	var err error
+	c.Dirs, err = checkDirs(c.Dirs, c.BasePath)
+	return c, err
+}
+
+// expandBase replaces the first %h and the first %n, as Slurm does.
+func expandBase(base, node, host string) string {
+	base = strings.Replace(base, "%h", host, 1)
+	return strings.Replace(base, "%n", node, 1)
+}
+
+// checkPath wants an absolute path without "..", so that comparing paths as
+// text is enough; "/" itself is never a place for a container's files.
+func checkPath(knob, p string) error {
+	switch {
+	case p == "":
+		return fmt.Errorf("cannot use job container: %s is not set", knob)
+	case !strings.HasPrefix(p, "/"):
+		return fmt.Errorf("cannot use %s %q: not an absolute path (%s= in job_container.conf)", knob, p, knob)
+	case strings.ContainsAny(p, "\n\x00"):
+		return fmt.Errorf("cannot use %s %q: it has a line break or NUL in it", knob, p)
+	case path.Clean(p) != p || p == "/":
+		return fmt.Errorf("cannot use %s %q: write it as %q or choose a directory below it", knob, p, path.Clean(p))
+	}
+	return nil
+}
+
+// checkDirs returns the entries cleaned. An entry in another one would have to
+// exist in that one's private directory, which is empty: refuse it here rather
+// than in every job.
+func checkDirs(dirs []string, base string) ([]string, error) {
+	if len(dirs) > dirsMax {
+		return nil, fmt.Errorf("cannot use %d directories: at most %d (Dirs= in job_container.conf)", len(dirs), dirsMax)
+	}
+	out := make([]string, 0, len(dirs))
+	for _, d := range dirs {
+		if d != "/" {
+			d = strings.TrimSuffix(d, "/")
+		}
+		if err := checkPath("Dirs", d); err != nil {
+			return nil, err
+		}
+		if d == base {
+			return nil, fmt.Errorf("cannot use BasePath %q: it is one of Dirs=, which covers it in every job", base)
+		}
+		for _, o := range out {
+			if within(d, o) || within(o, d) {
+				return nil, fmt.Errorf("cannot use directories %q and %q: one is the other or lies in it (Dirs= in job_container.conf)", o, d)
+			}
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+// within tells whether clean path p is dir or lies below it.
+func within(p, dir string) bool {
+	rel, err := filepath.Rel(dir, p)
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
+}
+
+func validTag(tag string) bool {
+	return len(tag) == 8 && strings.Trim(tag, "0123456789abcdef") == ""
+}

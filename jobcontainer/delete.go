@@ -1,0 +1,102 @@
+package jobcontainer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Delete removes the job's container: the pin, the private directories with
+// all that is in them, and the mount of RUN/jobs with the last one. Processes
+// that are still in the namespace keep it, emptied, until they end. A job
+// without a container is no error, so Delete may be repeated after one; the
+// error names what could not be removed. A long removal ends early with ctx.
+func (t *Tmpfs) Delete(ctx context.Context, job uint32) error {
+	c, cfg := t.lock(job)
+	defer t.unlock(job, c)
+	pins, err := t.pins.acquire()
+	if err != nil {
+		return fmt.Errorf("cannot delete the container of job %d: %w", job, err)
+	}
+	errs := []error{t.clear(ctx, pins, job, &cfg)}
+	if c.ns != nil {
+		if errs[0] != nil {
+			errs = append(errs, c.survivors(job))
+		}
+		errs = append(errs, c.ns.Close(), t.pins.release())
+		c.ns, c.pids = nil, nil
+	}
+	return join(append(errs, t.pins.release())...)
+}
+
+// survivors names the known processes that still are in the namespace, which
+// explains a directory that fills while it is emptied.
+func (c *container) survivors(job uint32) error {
+	var left []string
+	for _, pid := range c.pids {
+		if in, err := c.holds(pid); err == nil && in {
+			left = append(left, fmt.Sprint(pid))
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	return fmt.Errorf("processes of job %d are still there: %s", job, strings.Join(left, ", "))
+}
+
+// clear removes what there is of a job, in the order in which a kill between
+// two steps leaves enough for the next attempt: the record of BasePath goes last.
+func (t *Tmpfs) clear(ctx context.Context, pins *os.File, job uint32, cfg *Config) error {
+	bases := []string{cfg.BasePath}
+	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
+	switch {
+	case err == nil:
+		defer dir.Close()
+		if err := unpin(dir); err != nil {
+			return fmt.Errorf("cannot remove the mount namespace of job %d: %w", job, err)
+		}
+		base, err := readSmall(dir, baseName)
+		// Cut off by a kill while it was written, it is no BasePath yet and
+		// nothing was made below it.
+		if err == nil && checkPath("BasePath", base) == nil && !slices.Contains(bases, base) {
+			bases = append(bases, base)
+		}
+	case !errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("cannot delete the container of job %d: %w", job, err)
+	}
+	if err := t.hook("unpinned"); err != nil {
+		return err
+	}
+	for _, base := range bases {
+		if err := clearBase(ctx, base, cfg.NodeTag, job); err != nil {
+			return fmt.Errorf("cannot remove the private directories of job %d: %w", job, err)
+		}
+	}
+	if err := t.hook("removed"); err != nil {
+		return err
+	}
+	if dir == nil {
+		return nil
+	}
+	if err := removeTree(ctx, pins, jobName(job)); err != nil {
+		return fmt.Errorf("cannot delete the container of job %d: %w", job, err)
+	}
+	return nil
+}
+
+func clearBase(ctx context.Context, base, nodeTag string, job uint32) error {
+	tag, err := openTag(base, nodeTag)
+	if err != nil {
+		return fmt.Errorf("%w (BasePath= in job_container.conf)", err)
+	}
+	if tag == nil {
+		return nil
+	}
+	defer tag.Close()
+	return removeTree(ctx, tag, jobName(job))
+}

@@ -1,0 +1,248 @@
+package jobcontainer
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	pinName  = "ns"
+	baseName = "base"
+	// nsGetNSType is NS_GET_NSTYPE of linux/nsfs.h, _IO(0xb7, 3).
+	nsGetNSType = 0xb703
+)
+
+// pinRoot is RUN/jobs. A pin is a mount, and a mount below a shared one would
+// be copied into every other mount namespace of the host and hold the job's
+// namespace there; so RUN/jobs is bind-mounted on itself and made private for
+// as long as somebody uses it.
+type pinRoot struct {
+	path string
+
+	mu    sync.Mutex
+	users int      // guarded by mu
+	dir   *os.File // guarded by mu; root of the bind mount while users > 0
+}
+
+// acquire returns the mounted directory; each call needs one release. The lock
+// is held over the mount calls because a second user must find them done.
+func (p *pinRoot) acquire() (*os.File, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.users == 0 {
+		dir, err := mountPinRoot(p.path)
+		if err != nil {
+			return nil, err
+		}
+		p.dir = dir
+	}
+	p.users++
+	return p.dir, nil
+}
+
+// release undoes one acquire, and the last one the mount.
+func (p *pinRoot) release() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.users--; p.users > 0 {
+		return nil
+	}
+	dir := p.dir
+	p.dir = nil
+	err := unmountFile(dir)
+	return join(err, dir.Close())
+}
+
+// abandon forgets the mount without undoing it: running jobs keep their pins
+// until the next noded restores them.
+func (p *pinRoot) abandon() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.users == 0 {
+		return nil
+	}
+	p.users = 0
+	return p.dir.Close()
+}
+
+// mountPinRoot makes the bind mount, or takes over one that an earlier noded
+// left: RUN is ours, so any mount at RUN/jobs is.
+func mountPinRoot(p string) (*os.File, error) {
+	if err := os.MkdirAll(p, 0o755); err != nil {
+		return nil, fmt.Errorf("cannot create directory %q: %w", p, err)
+	}
+	fd, err := unix.Open(p, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open directory %q: %w", p, err)
+	}
+	dir := os.NewFile(uintptr(fd), p)
+	if err := checkOwn(dir); err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("cannot use directory %q: %w", p, err)
+	}
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, 0, &st); err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("cannot stat directory %q: %w", p, err)
+	}
+	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		tree, err := cloneMount(dir, 0)
+		if err == nil {
+			if err = attach(tree, dir); err != nil {
+				tree.Close()
+			}
+		}
+		dir.Close()
+		if err != nil {
+			return nil, fmt.Errorf("cannot mount %q on itself: %w", p, err)
+		}
+		dir = tree // attached: it now names the root of the mount
+	}
+	// Only now: attaching to a shared parent makes the new mount shared.
+	if err := setPrivate(dir); err != nil {
+		err = join(err, unmountFile(dir))
+		dir.Close()
+		return nil, fmt.Errorf("cannot make mount %q private: %w", p, err)
+	}
+	return dir, nil
+}
+
+// cloneMount returns a detached bind mount of dir alone: not of what is
+// mounted below it. It is gone when the file is closed unattached.
+func cloneMount(dir *os.File, attrs uint64) (*os.File, error) {
+	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return nil, fmt.Errorf("open_tree: %w", err)
+	}
+	tree := os.NewFile(uintptr(fd), dir.Name())
+	// A clone joins the peer group of its origin. Without this, what is mounted
+	// in the job's /tmp would appear in BasePath on the host.
+	attr := unix.MountAttr{Attr_set: attrs, Propagation: unix.MS_PRIVATE}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		tree.Close()
+		return nil, fmt.Errorf("mount_setattr: %w", err)
+	}
+	return tree, nil
+}
+
+// newTmpfs returns a detached, empty file system in memory, for /dev/shm.
+func newTmpfs() (*os.File, error) {
+	ctx, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("fsopen: %w", err)
+	}
+	defer unix.Close(ctx)
+	if err := unix.FsconfigSetString(ctx, "source", "job"); err != nil {
+		return nil, fmt.Errorf("fsconfig source: %w", err)
+	}
+	if err := unix.FsconfigSetString(ctx, "mode", "1777"); err != nil {
+		return nil, fmt.Errorf("fsconfig mode: %w", err)
+	}
+	if err := unix.FsconfigCreate(ctx); err != nil {
+		return nil, fmt.Errorf("fsconfig create: %w", err)
+	}
+	fd, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+	if err != nil {
+		return nil, fmt.Errorf("fsmount: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "/dev/shm"), nil
+}
+
+// attach mounts a detached tree on target, which must be in the calling
+// thread's mount namespace.
+func attach(tree, target *os.File) error {
+	err := unix.MoveMount(int(tree.Fd()), "", int(target.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+	if err != nil {
+		return fmt.Errorf("move_mount: %w", err)
+	}
+	return nil
+}
+
+func setPrivate(dir *os.File) error {
+	attr := unix.MountAttr{Propagation: unix.MS_PRIVATE}
+	return unix.MountSetattr(int(dir.Fd()), "", unix.AT_EMPTY_PATH, &attr)
+}
+
+// unmountFile unmounts the mount whose root f is. The magic link keeps the
+// path out of it: what was opened is what is unmounted.
+func unmountFile(f *os.File) error {
+	if err := unix.Unmount(procFD(f), unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("cannot unmount %q: %w", f.Name(), err)
+	}
+	return nil
+}
+
+func procFD(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+
+// pin keeps the namespace ns alive at dir/ns.
+func pin(dir, ns *os.File) error {
+	if err := writeSmall(dir, pinName, ""); err != nil {
+		return err
+	}
+	target, err := openBeneath(dir, pinName, unix.O_PATH)
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	// mount(2) and not open_tree: kernels differ in whether they clone a
+	// namespace's file that is not mounted yet.
+	if err := unix.Mount(procFD(ns), procFD(target), "", unix.MS_BIND, ""); err != nil {
+		return &fs.PathError{Op: "bind mount namespace on", Path: target.Name(), Err: err}
+	}
+	return nil
+}
+
+// openPin opens the namespace at dir/ns; fs.ErrNotExist where there is none.
+func openPin(dir *os.File) (*os.File, error) {
+	full := path.Join(dir.Name(), pinName)
+	fd, err := unix.Openat(int(dir.Fd()), pinName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: full, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), full)
+	kind, err := unix.IoctlRetInt(fd, nsGetNSType)
+	if err != nil || kind != unix.CLONE_NEWNS {
+		f.Close()
+		return nil, &fs.PathError{Op: "open mount namespace at", Path: full, Err: unix.ENOENT}
+	}
+	return f, nil
+}
+
+// unpin removes dir/ns, mounted or not. More than one mount can be there only
+// if somebody else mounted; all go.
+func unpin(dir *os.File) error {
+	full := path.Join(dir.Name(), pinName)
+	for {
+		fd, err := unix.Openat(int(dir.Fd()), pinName, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if err != nil {
+			return &fs.PathError{Op: "open", Path: full, Err: err}
+		}
+		f := os.NewFile(uintptr(fd), full)
+		var st unix.Statx_t
+		err = unix.Statx(fd, "", unix.AT_EMPTY_PATH, 0, &st)
+		mounted := err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+		if mounted {
+			err = unmountFile(f)
+		}
+		f.Close()
+		if err != nil {
+			return err
+		}
+		if !mounted {
+			break
+		}
+	}
+	if err := unix.Unlinkat(int(dir.Fd()), pinName, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &fs.PathError{Op: "unlink", Path: full, Err: err}
+	}
+	return nil
+}

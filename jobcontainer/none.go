@@ -1,0 +1,39 @@
+package jobcontainer
+
+import (
+	"context"
+	"os"
+
+	"stepd/step"
+)
+
+// None is job_container/none: jobs share the node's directories. The zero
+// value is ready; every method succeeds and does nothing.
+type None struct{}
+
+// Create does nothing.
+func (None) Create(context.Context, uint32, step.User) error { return nil }
+
+// Namespace reports that there is none to join.
+func (None) Namespace(uint32) (*os.File, bool) { return nil, false }
+
+// EntireStepInNS reports false: there is no namespace.
+func (None) EntireStepInNS() bool { return false }
+
+// AddCont does nothing.
+func (None) AddCont(uint32, uint64) error { return nil }
+
+// AddPID does nothing.
+func (None) AddPID(uint32, int) error { return nil }
+
+// Delete does nothing.
+func (None) Delete(context.Context, uint32) error { return nil }
+
+// Restore does nothing.
+func (None) Restore(context.Context, []uint32) error { return nil }
+
+// Reconfig does nothing.
+func (None) Reconfig(Config) error { return nil }
+
+// Fini does nothing.
+func (None) Fini() error { return nil }

@@ -1,0 +1,294 @@
+package jobcontainer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// Tmpfs is job_container/tmpfs: private directories per job. Its methods may
+// be called from any goroutine; those on one job run one after the other.
+type Tmpfs struct {
+	pins *pinRoot
+	// hook is called at each point where a kill or an error would leave
+	// something behind; tests put faults there. It is set before first use.
+	hook func(point string) error
+
+	mu    sync.Mutex
+	cfg   Config                // guarded by mu; complete
+	jobs  map[uint32]*container // guarded by mu
+	conts map[uint64]uint32     // guarded by mu; proctrack container to job
+}
+
+// container is what is known of one job. Its lock is held over all the work on
+// the job, file system calls included: two steps of a job may arrive at once.
+type container struct {
+	users int // guarded by Tmpfs.mu
+
+	mu   sync.Mutex
+	ns   *os.File // guarded by mu; nil before Create and after Delete
+	pids []int    // guarded by mu; known members, for messages
+}
+
+// NewTmpfs checks the configuration and returns the plugin. It touches no
+// file; Restore does, and must come before anything else.
+func NewTmpfs(cfg Config) (*Tmpfs, error) {
+	cfg, err := cfg.complete()
+	if err != nil {
+		return nil, err
+	}
+	return &Tmpfs{
+		pins:  &pinRoot{path: cfg.RunDir},
+		hook:  func(string) error { return nil },
+		cfg:   cfg,
+		jobs:  make(map[uint32]*container),
+		conts: make(map[uint64]uint32),
+	}, nil
+}
+
+// lock returns the job's container, locked, and the configuration of now.
+func (t *Tmpfs) lock(job uint32) (*container, Config) {
+	t.mu.Lock()
+	c := t.jobs[job]
+	if c == nil {
+		c = new(container)
+		t.jobs[job] = c
+	}
+	c.users++
+	cfg := t.cfg
+	t.mu.Unlock()
+	c.mu.Lock()
+	return c, cfg
+}
+
+// unlock gives the container back, and forgets it when nothing is left to know.
+func (t *Tmpfs) unlock(job uint32, c *container) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.users--; c.users == 0 && c.ns == nil {
+		delete(t.jobs, job)
+		for cont, j := range t.conts {
+			if j == job {
+				delete(t.conts, cont)
+			}
+		}
+	}
+	c.mu.Unlock()
+}
+
+// Create makes the job's container: the private directories, owned by user and
+// closed to all others, and the pinned namespace in which they cover the
+// node's. A job that has one keeps it. What an earlier attempt left is removed
+// first; after an error nothing is left, or the error says what.
+func (t *Tmpfs) Create(ctx context.Context, job uint32, user step.User) error {
+	if job == 0 {
+		return errors.New("internal error: job 0 has no container")
+	}
+	c, cfg := t.lock(job)
+	defer t.unlock(job, c)
+	if c.ns != nil {
+		return nil
+	}
+	tag, err := makeTag(&cfg)
+	if err != nil {
+		return err
+	}
+	defer tag.Close()
+	pins, err := t.pins.acquire()
+	if err != nil {
+		return fmt.Errorf("cannot create the container of job %d: %w", job, err)
+	}
+	ns, err := t.create(ctx, pins, tag, job, user, &cfg)
+	if err != nil {
+		// The undo must run although the caller has given up.
+		undo := context.WithoutCancel(ctx)
+		return join(err, t.clear(undo, pins, job, &cfg), t.pins.release())
+	}
+	c.ns = ns // and the pin root stays acquired until Delete
+	return nil
+}
+
+func (t *Tmpfs) create(ctx context.Context, pins, tag *os.File, job uint32, user step.User, cfg *Config) (_ *os.File, err error) {
+	if err := t.clear(ctx, pins, job, cfg); err != nil {
+		return nil, err
+	}
+	if err := t.hook("mounted"); err != nil {
+		return nil, err
+	}
+	pinDir, err := recordBase(pins, job, cfg.BasePath)
+	if err != nil {
+		return nil, fmt.Errorf("cannot create the container of job %d: %w", job, err)
+	}
+	defer pinDir.Close()
+	if err := t.hook("recorded"); err != nil {
+		return nil, err
+	}
+	jobDir, err := t.makeJobDir(tag, job, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer jobDir.Close()
+	p := &plan{job: job, uid: user.UID, cfg: cfg, jobDir: jobDir.Name(), hook: t.hook}
+	defer p.close()
+	if err := p.makePrivate(jobDir, user); err != nil {
+		return nil, err
+	}
+	if err := t.hook("private"); err != nil {
+		return nil, err
+	}
+	ns, err := p.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = pin(pinDir, ns)
+	if err == nil {
+		err = t.hook("pinned")
+	}
+	if err != nil {
+		ns.Close()
+		return nil, fmt.Errorf("cannot pin the mount namespace of job %d: %w", job, err)
+	}
+	return ns, nil
+}
+
+// recordBase makes RUN/jobs/N and writes the BasePath there before anything is
+// made below it, so that a later noded with another configuration finds it.
+func recordBase(pins *os.File, job uint32, base string) (*os.File, error) {
+	if err := mkdirAt(pins, jobName(job), 0o700); err != nil {
+		return nil, err
+	}
+	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	if err := writeSmall(dir, baseName, base); err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+// makeJobDir makes BASE/TAG/N, which root alone may enter.
+func (t *Tmpfs) makeJobDir(tag *os.File, job uint32, cfg *Config) (*os.File, error) {
+	if err := mkdirAt(tag, jobName(job), 0o700); err != nil {
+		return nil, baseError(cfg, err)
+	}
+	if err := t.hook("jobdir"); err != nil {
+		return nil, err
+	}
+	dir, err := openBeneath(tag, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, baseError(cfg, err)
+	}
+	return dir, nil
+}
+
+// Namespace returns the job's mount namespace, for setns(2) in a process with
+// one thread. The file belongs to the container: the caller does not close it,
+// and uses it no longer than until Delete. ok is false for a job without one.
+func (t *Tmpfs) Namespace(job uint32) (ns *os.File, ok bool) {
+	c, _ := t.lock(job)
+	defer t.unlock(job, c)
+	return c.ns, c.ns != nil
+}
+
+// EntireStepInNS tells what the configuration asks for.
+func (t *Tmpfs) EntireStepInNS() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.cfg.EntireStepInNS
+}
+
+// AddCont notes that a step's proctrack container belongs to the job. A
+// container belongs to one job: a second one is an error.
+func (t *Tmpfs) AddCont(job uint32, cont uint64) error {
+	c, _ := t.lock(job)
+	defer t.unlock(job, c)
+	if c.ns == nil {
+		return fmt.Errorf("cannot add container %d to job %d: the job has no job container", cont, job)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if other, ok := t.conts[cont]; ok && other != job {
+		return fmt.Errorf("cannot add container %d to job %d: it belongs to job %d", cont, job, other)
+	}
+	t.conts[cont] = job
+	return nil
+}
+
+// AddPID notes that a process belongs to the job's container. A process joins
+// by setns(2) itself, nobody can do it for another one: AddPID checks that it
+// has, and says so if a helper was started in the wrong namespace.
+func (t *Tmpfs) AddPID(job uint32, pid int) error {
+	c, _ := t.lock(job)
+	defer t.unlock(job, c)
+	if c.ns == nil {
+		return fmt.Errorf("cannot add process %d to job %d: the job has no job container", pid, job)
+	}
+	in, err := c.holds(pid)
+	if err != nil {
+		return fmt.Errorf("cannot add process %d to job %d: %w", pid, job, err)
+	}
+	if !in {
+		return fmt.Errorf("cannot add process %d to job %d: it has not joined the job's mount namespace", pid, job)
+	}
+	if !slices.Contains(c.pids, pid) {
+		c.pids = append(c.pids, pid)
+	}
+	return nil
+}
+
+// holds tells whether the process is in the job's namespace.
+func (c *container) holds(pid int) (bool, error) {
+	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	if err != nil {
+		return false, err
+	}
+	ours, err := c.ns.Stat()
+	if err != nil {
+		return false, err
+	}
+	return os.SameFile(theirs, ours), nil
+}
+
+// Reconfig takes a new configuration for the jobs to come; those that have a
+// container keep it as it is. RunDir and NodeTag cannot change.
+func (t *Tmpfs) Reconfig(cfg Config) error {
+	cfg, err := cfg.complete()
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if cfg.RunDir != t.cfg.RunDir || cfg.NodeTag != t.cfg.NodeTag {
+		return fmt.Errorf("cannot move job containers from %q to %q while noded runs: restart it", t.cfg.RunDir, cfg.RunDir)
+	}
+	t.cfg = cfg
+	return nil
+}
+
+// Fini ends the plugin; nothing else may be called during or after it. Jobs
+// keep their containers for the next noded; without jobs nothing is left on
+// the node but BasePath itself.
+func (t *Tmpfs) Fini() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.jobs) == 0 {
+		return dropTag(&t.cfg)
+	}
+	var errs []error
+	for job, c := range t.jobs {
+		if c.ns != nil {
+			errs = append(errs, c.ns.Close())
+		}
+		delete(t.jobs, job)
+	}
+	return join(append(errs, t.pins.abandon())...)
+}
