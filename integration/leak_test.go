@@ -197,3 +197,6 @@ func (n *node) findProcess(t testing.TB, comm string) proc {
 	}
 	return found[0]
 }
+
+// killNow sends SIGKILL.
+func killNow(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// noded is a private daemon for the benchmark.
+type noded struct {
+	cmd    *exec.Cmd
+	bin    string
+	socket string
+}
+
+func startNoded(bin, dir string, maxTasks int) (*noded, error) {
+	conf := filepath.Join(dir, "slurm.conf")
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, err
+	}
+	text := fmt.Sprintf("ClusterName=bench\nNodeName=%s CPUs=%d\n", host, max(maxTasks, 8))
+	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
+		return nil, err
+	}
+	run := filepath.Join(dir, "run")
+	n := &noded{bin: bin, socket: filepath.Join(run, "noded.sock")}
+	n.cmd = exec.Command(filepath.Join(bin, "noded"), "-f", conf, "--run-dir", run, "--spool-dir", filepath.Join(dir, "spool"))
+	stderr, err := n.cmd.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := n.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("cannot start noded: %w", err)
+	}
+	sc := bufio.NewScanner(stderr)
+	for sc.Scan() {
+		if strings.Contains(sc.Text(), "noded: ready") {
+			go io.Copy(io.Discard, stderr)
+			return n, nil
+		}
+	}
+	return nil, fmt.Errorf("noded ended before it was ready: %v", n.cmd.Wait())
+}
+
+func (n *noded) pid() int { return n.cmd.Process.Pid }
+
+func (n *noded) run(args ...string) []string {
+	return append([]string{filepath.Join(n.bin, "stepctl"), "--socket", n.socket, "run"}, args...)
+}
+
+func (n *noded) stop() {
+	n.cancelAll()
+	n.cmd.Process.Signal(unix.SIGTERM)
+	n.cmd.Wait()
+}
+
+// running are the steps that have not ended, with how many tasks run.
+func (n *noded) running() map[string]int {
+	out, err := exec.Command(filepath.Join(n.bin, "stepctl"), "--socket", n.socket, "ps", "--json").Output()
+	if err != nil {
+		return nil
+	}
+	var doc struct {
+		Steps []struct {
+			JobID  int `json:"job_id"`
+			StepID int `json:"step_id"`
+			Tasks  []struct {
+				State string `json:"state"`
+			} `json:"tasks"`
+		} `json:"steps"`
+	}
+	if json.Unmarshal(out, &doc) != nil {
+		return nil
+	}
+	steps := map[string]int{}
+	for _, s := range doc.Steps {
+		id := fmt.Sprintf("%d.%d", s.JobID, s.StepID)
+		steps[id] = 0
+		for _, t := range s.Tasks {
+			if t.State == "RUNNING" {
+				steps[id]++
+			}
+		}
+	}
+	return steps
+}
+
+// cancelAll ends every step and waits until none is left.
+func (n *noded) cancelAll() {
+	for range 200 {
+		steps := n.running()
+		if len(steps) == 0 {
+			return
+		}
+		for id := range steps {
+			exec.Command(filepath.Join(n.bin, "stepctl"), "--socket", n.socket, "cancel", id).Run()
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// stepMemory waits for the one step's tasks and sums the Pss of its stepd and
+// its host, in kB.
+func (n *noded) stepMemory(tasks int) (int, error) {
+	for range 400 {
+		time.Sleep(50 * time.Millisecond)
+		for id := range n.running() {
+			// The tasks' own processes count; the record follows.
+			if n.countTasks(id) >= tasks {
+				return pssOf("stepd: ["+id+"]") + pssOf("spankhost: ["+id+"]"), nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("the step of %d tasks did not start", tasks)
+}
+
+// countTasks counts the sleeping tasks of the machine: the benchmark's own.
+func (n *noded) countTasks(string) int {
+	count := 0
+	for _, pid := range pids() {
+		if l := lines(filepath.Join("/proc", pid, "cmdline")); len(l) == 1 && l[0] == "sleep\x0060\x00" {
+			count++
+		}
+	}
+	return count
+}
+
+// pssOf is the Pss of the processes of that title.
+func pssOf(title string) int {
+	sum := 0
+	for _, pid := range pids() {
+		b, err := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
+		if err != nil || !strings.HasPrefix(string(b), title) {
+			continue
+		}
+		for _, l := range lines(filepath.Join("/proc", pid, "smaps_rollup")) {
+			if f := strings.Fields(l); len(f) == 3 && f[0] == "Pss:" {
+				kb, _ := strconv.Atoi(f[1])
+				sum += kb
+			}
+		}
+	}
+	return sum
+}
+
+func pids() (out []string) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err == nil {
+			out = append(out, e.Name())
+		}
+	}
+	return out
+}

@@ -1,0 +1,145 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestRootTmpfsContainer: the steps of a job share a private /tmp and
+// /dev/shm, other jobs and the node see nothing of it, and it goes with the
+// job's last step.
+func TestRootTmpfsContainer(t *testing.T) {
+	base := containerBase(t)
+	n := startNode(t, site{
+		Slurm:     "JobContainerType=job_container/tmpfs\nPrologFlags=Contain\n",
+		Container: "AutoBasePath=true\nBasePath=" + base + "\n",
+	})
+	name := filepath.Base(n.dir)
+	// A private directory of the job that this test made itself, to go with it.
+	n.userFile(t, "wait.sh", fmt.Sprintf(`
+echo first > /tmp/%[1]s; echo shm > /dev/shm/%[1]s
+touch ready
+while ! test -e go; do sleep 0.05; done
+cat /tmp/%[1]s.second
+`, name), 0o755)
+	p := n.start(t, call{args: []string{"run", "sh", "wait.sh"}})
+	step := n.running(t)
+	eventually(t, callTimeout, "the first step's file", func() error {
+		_, err := os.Stat(filepath.Join(n.wd, "ready"))
+		return err
+	})
+	for _, path := range []string{"/tmp/" + name, "/dev/shm/" + name} {
+		if _, err := os.Stat(path); err == nil {
+			t.Errorf("%s is seen outside of the job", path)
+		}
+	}
+	job := fmt.Sprint(step.JobID)
+	t.Run("a second step of the job shares it", func(t *testing.T) {
+		r := n.ctl(t, "run", "--jobid", job, "--overcommit", "sh", "-c", fmt.Sprintf("cat /tmp/%[1]s /dev/shm/%[1]s; echo second > /tmp/%[1]s.second", name))
+		if r.code != 0 || r.out != "first\nshm\n" {
+			t.Errorf("got %v", r)
+		}
+		if steps := n.ps(t, "--all"); len(steps) != 2 || n.last(t).id() != job+".1" {
+			t.Errorf("want step %s.1, got %+v", job, steps)
+		}
+	})
+	t.Run("SLURM_JOB_ID means that job too", func(t *testing.T) {
+		r := n.do(t, call{args: []string{"run", "--overcommit", "cat", "/tmp/" + name}, env: []string{"SLURM_JOB_ID=" + job}})
+		if r.code != 0 || r.out != "first\n" {
+			t.Errorf("got %v", r)
+		}
+	})
+	t.Run("another job has its own", func(t *testing.T) {
+		r := n.ctl(t, "run", "sh", "-c", "ls -A /tmp; touch /tmp/mine && stat -c %U /tmp/mine")
+		if r.code != 0 || r.out != alice.name+"\n" {
+			t.Errorf("want an empty /tmp that the user can write, got %v", r)
+		}
+	})
+	t.Run("a setuid file gains nothing there", func(t *testing.T) {
+		r := n.ctl(t, "run", "sh", "-c", "grep ' /tmp ' /proc/self/mountinfo")
+		if r.code != 0 || !strings.Contains(r.out, " /tmp ") {
+			t.Errorf("want /tmp to be a mount of its own, got %v", r)
+		}
+	})
+	n.letGo(t)
+	if r := p.wait(t); r.code != 0 || r.out != "second\n" {
+		t.Errorf("the first step: %v", r)
+	}
+	n.checkClean(t)
+	emptyBase(t, base)
+}
+
+// containerBase is a BasePath outside of the node's directory: the leak check
+// of that directory then does not hide what stays in here.
+func containerBase(t *testing.T) string {
+	t.Helper()
+	base, err := os.MkdirTemp(workRoot, "stepd-it-base-")
+	must(t, err)
+	t.Cleanup(func() {
+		if err := os.RemoveAll(base); err != nil {
+			t.Errorf("cannot remove %q: %v", base, err)
+		}
+	})
+	must(t, os.Chmod(base, 0o755))
+	return base
+}
+
+// emptyBase checks that no job's directory and no mount is left in base.
+func emptyBase(t *testing.T, base string) {
+	t.Helper()
+	eventually(t, goneWithin, "an empty BasePath", func() error {
+		left, err := filepath.Glob(filepath.Join(base, "*", "*"))
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("left: %q", left)
+		}
+		if strings.Contains(readFile(t, "/proc/self/mountinfo"), base) {
+			err = fmt.Errorf("a mount is left: %w", err)
+		}
+		return err
+	})
+}
+
+// TestRootContainerOptions: Dirs, InitScript and a step killed hard.
+func TestRootContainerOptions(t *testing.T) {
+	base := containerBase(t)
+	script := filepath.Join(base, "init.sh")
+	must(t, os.WriteFile(script, []byte("#!/bin/sh\necho from the script > /var/tmp/script.out\nchmod 0644 /var/tmp/script.out\n"), 0o755))
+	// /var/tmp is private here: the node's directory is below it, so that the
+	// tasks run elsewhere.
+	n := startNode(t, site{
+		Slurm:     "JobContainerType=job_container/tmpfs\n",
+		Container: "AutoBasePath=true\nBasePath=" + base + "\nDirs=/var/tmp,/dev/shm\nInitScript=" + script + "\n",
+	})
+	r := n.do(t, call{args: []string{"run", "-D", "/", "cat", "/var/tmp/script.out"}, dir: "/"})
+	if r.code != 0 || r.out != "from the script\n" {
+		t.Errorf("InitScript runs in the job's namespace: %v", r)
+	}
+	if _, err := os.Stat("/var/tmp/script.out"); err == nil {
+		t.Error("the script has written outside of the job's namespace")
+		must(t, os.Remove("/var/tmp/script.out"))
+	}
+	t.Run("nothing is left after SIGKILL of stepd", func(t *testing.T) {
+		p := n.start(t, call{args: []string{"run", "-D", "/", "sh", "-c", "touch /var/tmp/x /dev/shm/x; exec sleep 86400"}, dir: "/"})
+		n.running(t)
+		must(t, killNow(n.findProcess(t, "stepd").pid))
+		if r := p.wait(t); r.code != 1 {
+			t.Errorf("got %v", r)
+		}
+		n.checkClean(t)
+		emptyBase(t, base)
+	})
+	t.Run("nothing is left after SIGKILL of noded and stepd", func(t *testing.T) {
+		p := n.start(t, call{args: []string{"run", "-D", "/", "sleep", "86400"}, dir: "/"})
+		n.running(t)
+		stepd := n.findProcess(t, "stepd").pid
+		n.kill9(t)
+		must(t, killNow(stepd))
+		n.boot(t)
+		p.wait(t)
+		n.checkClean(t)
+		emptyBase(t, base)
+	})
+}

@@ -1,0 +1,307 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// stubborn is a task with children that try to outlive it: one in a session
+// of its own, one double-forked, one that ignores what it can. It waits for
+// the file "go" and exits with 3.
+const stubborn = `
+setsid sleep 86400 </dev/null >/dev/null 2>&1 &
+(setsid sh -c 'trap "" TERM HUP INT; sleep 86400 </dev/null >/dev/null 2>&1 &' &)
+touch up.$SLURM_PROCID
+while ! test -e go; do sleep 0.05; done
+exit 3
+`
+
+// startStubborn starts a step of two such tasks and waits until all is up.
+func startStubborn(t *testing.T, n *node, flags ...string) (*process, stepDoc) {
+	t.Helper()
+	for _, name := range []string{"go", "up.0", "up.1"} {
+		if err := os.Remove(filepath.Join(n.wd, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+	p := n.start(t, call{args: append(append([]string{"run", "-n", "2"}, flags...), "--", "sh", "-c", stubborn)})
+	step := n.running(t)
+	eventually(t, 10*time.Second, "the tasks' daemons", func() error {
+		for _, name := range []string{"up.0", "up.1"} {
+			if _, err := os.Stat(filepath.Join(n.wd, name)); err != nil {
+				return err
+			}
+		}
+		sleeps := 0
+		for _, pr := range n.processes() {
+			if strings.HasPrefix(pr.cmdline, "sleep 86400") {
+				sleeps++
+			}
+		}
+		if sleeps != 4 {
+			return fmt.Errorf("%d of 4 daemons", sleeps)
+		}
+		return nil
+	})
+	return p, n.show(t, step.id())
+}
+
+// letGo makes the stubborn tasks exit with 3.
+func (n *node) letGo(t testing.TB) {
+	t.Helper()
+	n.userFile(t, "go", "", 0o644)
+}
+
+// serves checks that the node takes the next step as if nothing had been.
+func (n *node) serves(t testing.TB) {
+	t.Helper()
+	if r := n.ctl(t, "run", "echo", "next"); r.code != 0 || r.out != "next\n" || r.err != "" {
+		t.Errorf("the next step: %v", r)
+	}
+}
+
+// ended waits for the final record of a step.
+func (n *node) ended(t testing.TB, id string) stepDoc {
+	t.Helper()
+	var doc stepDoc
+	eventually(t, 5*time.Second, "the final record of "+id, func() error {
+		if doc = n.show(t, id); doc.End == nil {
+			return fmt.Errorf("state %s, no end_time", doc.State)
+		}
+		return nil
+	})
+	return doc
+}
+
+// TestRootKillStepd: with stepd all of the step goes, and the result says so.
+func TestRootKillStepd(t *testing.T) {
+	n := startNode(t, site{})
+	p, step := startStubborn(t, n)
+	stepd := n.findProcess(t, "stepd")
+	if !strings.HasPrefix(stepd.cmdline, fmt.Sprintf("stepd: [%s]", step.id())) {
+		t.Errorf("command line of stepd: %q, want \"stepd: [%s]\"", stepd.cmdline, step.id())
+	}
+	must(t, killNow(stepd.pid))
+	n.checkClean(t)
+	if r := p.wait(t); r.code != 1 {
+		t.Errorf("run: want exit code 1, got %v", r)
+	} else {
+		contains(t, "stderr", r.err, "stepctl: error: ")
+	}
+	doc := n.ended(t, step.id())
+	if doc.State != "FAILED" {
+		t.Errorf("state %s, want FAILED", doc.State)
+	}
+	contains(t, "reason", doc.Reason, "stepd", "SIGKILL")
+	n.serves(t)
+}
+
+// TestRootKillHost: with the host its tasks go, and stepd says who was killed.
+func TestRootKillHost(t *testing.T) {
+	n := startNode(t, site{})
+	p, step := startStubborn(t, n)
+	host := n.findProcess(t, "spankhost")
+	if !strings.Contains(host.cmdline, "["+step.id()+"]") {
+		t.Errorf("command line of spankhost: %q, want [%s] in it", host.cmdline, step.id())
+	}
+	must(t, killNow(host.pid))
+	n.checkClean(t)
+	if r := p.wait(t); r.code != 1 {
+		t.Errorf("run: want exit code 1, got %v", r)
+	}
+	doc := n.ended(t, step.id())
+	if doc.State != "FAILED" {
+		t.Errorf("state %s, want FAILED", doc.State)
+	}
+	contains(t, "reason", doc.Reason, "spankhost", "SIGKILL")
+	n.serves(t)
+}
+
+// TestRootKillNoded: a step survives its noded, is found again, and its
+// result is stored, whether it ends after the restart or before.
+func TestRootKillNoded(t *testing.T) {
+	n := startNode(t, site{})
+	t.Run("the step ends after the restart", func(t *testing.T) {
+		p, step := startStubborn(t, n)
+		n.kill9(t)
+		n.boot(t)
+		steps := n.ps(t)
+		if len(steps) != 1 || steps[0].id() != step.id() || steps[0].State != "RUNNING" {
+			t.Fatalf("after the restart ps shows %+v, want %s RUNNING", steps, step.id())
+		}
+		n.letGo(t)
+		if r := p.wait(t); r.code != 3 {
+			t.Errorf("run: want exit code 3, got %v", r)
+		}
+		if doc := n.ended(t, step.id()); doc.ExitCode == nil || *doc.ExitCode != 3 || doc.State != "FAILED" {
+			t.Errorf("record: %+v", doc)
+		}
+		n.checkClean(t)
+	})
+	t.Run("the step ends while no noded is there", func(t *testing.T) {
+		p, step := startStubborn(t, n)
+		n.kill9(t)
+		n.letGo(t)
+		if r := p.wait(t); r.code != 3 {
+			t.Errorf("run: want exit code 3 from stepd itself, got %v", r)
+		}
+		eventually(t, 5*time.Second, "the end of all processes", func() error {
+			if left := n.processes(); len(left) > 0 {
+				return fmt.Errorf("%v", left)
+			}
+			return nil
+		})
+		n.boot(t)
+		if doc := n.ended(t, step.id()); doc.ExitCode == nil || *doc.ExitCode != 3 || doc.State != "FAILED" || len(doc.Tasks) != 2 {
+			t.Errorf("record after the restart: %+v", doc)
+		}
+		n.checkClean(t)
+	})
+	t.Run("an adopted step is cancelled", func(t *testing.T) {
+		p, step := startStubborn(t, n)
+		n.kill9(t)
+		n.boot(t)
+		if r := n.ctl(t, "cancel", step.id()); r.code != 0 {
+			t.Errorf("cancel: %v", r)
+		}
+		if r := p.wait(t); r.code != 143 && r.code != 137 {
+			t.Errorf("run: want 143 or 137, got %v", r)
+		}
+		n.checkClean(t)
+	})
+	t.Run("an adopted step loses its stepd", func(t *testing.T) {
+		p, step := startStubborn(t, n)
+		n.kill9(t)
+		n.boot(t)
+		must(t, killNow(n.findProcess(t, "stepd").pid))
+		n.checkClean(t)
+		if r := p.wait(t); r.code != 1 {
+			t.Errorf("run: want exit code 1, got %v", r)
+		}
+		if doc := n.ended(t, step.id()); doc.State != "FAILED" || !strings.Contains(doc.Reason, "stepd") {
+			t.Errorf("record: %+v", doc)
+		}
+	})
+	t.Run("noded and stepd are both killed", func(t *testing.T) {
+		p, step := startStubborn(t, n)
+		stepd := n.findProcess(t, "stepd")
+		n.kill9(t)
+		must(t, killNow(stepd.pid))
+		n.boot(t)
+		n.checkClean(t)
+		if r := p.wait(t); r.code != 1 {
+			t.Errorf("run: want exit code 1, got %v", r)
+		}
+		if doc := n.ended(t, step.id()); doc.State != "FAILED" || !strings.Contains(doc.Reason, "stepd") {
+			t.Errorf("record: %+v", doc)
+		}
+	})
+	t.Run("noded and spankhost are both killed", func(t *testing.T) {
+		p, step := startStubborn(t, n)
+		host := n.findProcess(t, "spankhost")
+		n.kill9(t)
+		must(t, killNow(host.pid))
+		if r := p.wait(t); r.code != 1 {
+			t.Errorf("run: want exit code 1, got %v", r)
+		}
+		n.boot(t)
+		n.checkClean(t)
+		if doc := n.ended(t, step.id()); doc.State != "FAILED" || !strings.Contains(doc.Reason, "spankhost") {
+			t.Errorf("record: %+v", doc)
+		}
+	})
+	t.Run("numbers go on", func(t *testing.T) {
+		before := n.last(t).JobID
+		n.serves(t)
+		if after := n.last(t).JobID; after != before+1 {
+			t.Errorf("job %d after job %d", after, before)
+		}
+	})
+}
+
+// TestRootTermNoded: SIGTERM ends noded with 0 and leaves the step alone.
+func TestRootTermNoded(t *testing.T) {
+	n := startNode(t, site{})
+	p, step := startStubborn(t, n)
+	must(t, n.cmd.Process.Signal(syscall.SIGTERM))
+	<-n.done
+	if code := n.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("noded: exit code %d, want 0", code)
+	}
+	if left := n.processes(); len(left) < 8 {
+		t.Errorf("stepd, spankhost, 2 tasks and 4 daemons go on; there are %v", left)
+	}
+	n.boot(t)
+	n.letGo(t)
+	if r := p.wait(t); r.code != 3 {
+		t.Errorf("run: want exit code 3, got %v", r)
+	}
+	if doc := n.ended(t, step.id()); doc.ExitCode == nil || *doc.ExitCode != 3 {
+		t.Errorf("record: %+v", doc)
+	}
+}
+
+// TestRootKillInHook kills stepd and the host while a plugin is inside each
+// hook: at no moment of a launch is anything left behind.
+func TestRootKillInHook(t *testing.T) {
+	n := startNode(t, site{})
+	so := buildRude(t, n)
+	marks := n.markFile(t)
+	for _, hook := range remoteHooks {
+		for _, victim := range []string{"stepd", "spankhost"} {
+			t.Run(victim+" in "+hook, func(t *testing.T) {
+				must(t, os.Truncate(marks, 0))
+				n.stack(t, fmt.Sprintf("required %s hook=%s do=hang mark=%s", so, hook, marks))
+				p := n.start(t, call{args: []string{"run", "-n", "2", "true"}})
+				eventually(t, 10*time.Second, "the hook", func() error {
+					if !strings.Contains(readFile(t, marks), " "+hook+" ") {
+						return errors.New("not entered yet")
+					}
+					return nil
+				})
+				id := n.last(t).id()
+				must(t, killNow(n.victim(t, victim)))
+				r := p.wait(t)
+				if r.code != 1 {
+					t.Errorf("run: want exit code 1, got %v", r)
+				}
+				n.checkClean(t)
+				doc := n.ended(t, id)
+				if doc.State != "FAILED" || !strings.Contains(doc.Reason, "SIGKILL") {
+					t.Errorf("record: state %s, reason %q", doc.State, doc.Reason)
+				}
+			})
+		}
+	}
+	n.stack(t)
+	n.serves(t)
+}
+
+// victim returns the pid of stepd, or of the host itself: before their exec
+// its task children carry its name too.
+func (n *node) victim(t testing.TB, comm string) int {
+	t.Helper()
+	byPID := map[int]bool{}
+	var found []proc
+	for _, p := range n.processes() {
+		if p.comm == comm {
+			found = append(found, p)
+			byPID[p.pid] = true
+		}
+	}
+	for _, p := range found {
+		status := readFile(t, fmt.Sprintf("/proc/%d/status", p.pid))
+		var parent int
+		if _, err := fmt.Sscan(statusField(status, "PPid"), &parent); err == nil && !byPID[parent] {
+			return p.pid
+		}
+	}
+	t.Fatalf("no process %q among %v", comm, n.processes())
+	return 0
+}

@@ -1,0 +1,182 @@
+package integration
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestRootPluginReturnCodes holds the failure table of spank(8) and the
+// measured chain rules (spank-behaviour §5): below zero is fatal for a
+// required plugin, above zero stops the chain for that hook only, and an
+// optional plugin's code is nobody's business.
+func TestRootPluginReturnCodes(t *testing.T) {
+	n := startNode(t, site{})
+	so := buildRude(t, n)
+	type row struct {
+		hook, flag, rc string
+		code           int
+		ran            bool // the task
+		next           bool // the second plugin's same hook is called
+		exit           bool // the exit hooks are called
+		says           []string
+	}
+	failed := func(hook, rc string) string {
+		return fmt.Sprintf("stepd-vm: error: spank: required plugin rude.so: %s() failed with rc=%s", hook, rc)
+	}
+	rows := []row{
+		{"user_init", "required", "-1", 0, false, false, true, []string{failed("user_init", "-1")}},
+		{"task_post_fork", "required", "-1", 0, false, false, true, []string{failed("task_post_fork", "-1")}},
+		{"task_init_privileged", "required", "-1", 1, false, false, true, []string{failed("task_init_privileged", "-1")}},
+		{"task_init", "required", "-1", 1, false, false, true, []string{failed("task_init", "-1")}},
+		{"task_exit", "required", "-1", 0, true, false, true, []string{failed("task_exit", "-1")}},
+		{"exit", "required", "-1", 0, true, false, true, nil},
+		// Without the local part the table has no row for these two; a step
+		// whose stack did not start has not run.
+		{"init", "required", "-1", 1, false, false, false, nil},
+		{"init_post_opt", "required", "-1", 1, false, false, false, nil},
+		{"user_init", "required", "-5", 0, false, false, true, []string{failed("user_init", "-5")}},
+		{"user_init", "required", "3000", 0, true, false, true, []string{failed("user_init", "3000")}},
+	}
+	for _, hook := range remoteHooks {
+		var says []string
+		if hook != "init" && hook != "init_post_opt" && hook != "exit" {
+			says = []string{failed(hook, "1")}
+		}
+		rows = append(rows, row{hook, "required", "1", 0, true, false, true, says}, row{hook, "optional", "-1", 0, true, true, true, nil})
+	}
+	for _, c := range rows {
+		t.Run(fmt.Sprintf("%s %s rc=%s", c.flag, c.hook, c.rc), func(t *testing.T) {
+			marks := n.markFile(t)
+			n.stack(t,
+				fmt.Sprintf("%s %s hook=%s do=rc=%s mark=%s tag=A", c.flag, so, c.hook, c.rc, marks),
+				fmt.Sprintf("required %s mark=%s tag=B", so, marks))
+			r := n.ctl(t, "run", "echo", "ran")
+			if r.code != c.code || (r.out == "ran\n") != c.ran {
+				t.Errorf("want exit code %d and the task run: %v; got %v", c.code, c.ran, r)
+			}
+			contains(t, "stderr", r.err, c.says...)
+			if c.flag == "optional" && r.err != "" {
+				t.Errorf("an optional plugin's code is silent, got %q", r.err)
+			}
+			called := readFile(t, marks)
+			if got := strings.Contains(called, "B "+c.hook+" "); got != c.next {
+				t.Errorf("second plugin's %s called: %v, want %v\n%s", c.hook, got, c.next, called)
+			}
+			if got := strings.Contains(called, "A exit -"); got != c.exit {
+				t.Errorf("exit hook called: %v, want %v\n%s", got, c.exit, called)
+			}
+			if !c.ran && c.code == 0 && n.last(t).State != "FAILED" {
+				t.Errorf("state %s: want FAILED, the task has not run", n.last(t).State)
+			}
+		})
+	}
+}
+
+// TestRootPluginChain: with two plugins every hook goes through the stack in
+// its order, for each task.
+func TestRootPluginChain(t *testing.T) {
+	n := startNode(t, site{})
+	so := buildRude(t, n)
+	marks := n.markFile(t)
+	n.stack(t, fmt.Sprintf("required %s mark=%s tag=A", so, marks), "optional "+so+" mark="+marks+" tag=B # a comment")
+	if r := n.ctl(t, "run", "-n", "2", "true"); r.code != 0 {
+		t.Fatal(r)
+	}
+	lines := strings.Split(strings.TrimSpace(readFile(t, marks)), "\n")
+	for _, hook := range remoteHooks {
+		for _, rank := range []string{"-", "0", "1"} {
+			a, b := slices.Index(lines, "A "+hook+" "+rank), slices.Index(lines, "B "+hook+" "+rank)
+			wanted := (rank != "-") == strings.HasPrefix(hook, "task_")
+			if wanted && (a < 0 || b < a) || !wanted && (a >= 0 || b >= 0) {
+				t.Errorf("%s of rank %s: A at %d, B at %d in %q", hook, rank, a, b, lines)
+			}
+		}
+	}
+}
+
+// TestRootPluginMessages: what a plugin says reaches the user in the hooks
+// where Slurm lets it, and the log elsewhere (spank-behaviour §6).
+func TestRootPluginMessages(t *testing.T) {
+	n := startNode(t, site{})
+	so := buildRude(t, n)
+	for _, hook := range remoteHooks {
+		t.Run(hook, func(t *testing.T) {
+			n.stack(t, fmt.Sprintf("required %s hook=%s do=say", so, hook))
+			r := n.ctl(t, "run", "true")
+			if r.code != 0 {
+				t.Fatal(r)
+			}
+			if hook == "init" || hook == "init_post_opt" || hook == "exit" {
+				if r.err != "" || r.out != "" {
+					t.Errorf("want silence, got %v", r)
+				}
+			} else {
+				contains(t, "stderr", r.err, "stepd-vm: error: rude says error\n", "rude says log\n", "rude says stderr\n")
+				if strings.Contains(r.err, "says info") || strings.Contains(r.err, "says verbose") || strings.Contains(r.err, "says debug") {
+					t.Errorf("info, verbose and debug are for the log: %q", r.err)
+				}
+			}
+			if want := map[bool]string{true: "rude says stdout\n"}[hook == "task_init"]; r.out != want {
+				t.Errorf("stdout %q, want %q", r.out, want)
+			}
+			contains(t, "noded's log", n.log.String(), "rude says error")
+		})
+	}
+}
+
+// TestRootPluginRudeness: what a plugin does to the host must not reach the
+// tasks, and what it leaves running ends with the step.
+func TestRootPluginRudeness(t *testing.T) {
+	n := startNode(t, site{})
+	so := buildRude(t, n)
+	for _, hook := range remoteHooks {
+		t.Run("daemon from "+hook, func(t *testing.T) {
+			n.stack(t, fmt.Sprintf("required %s hook=%s do=daemon", so, hook))
+			if r := n.ctl(t, "run", "-n", "2", "echo", "ran"); r.code != 0 || r.out != "ran\nran\n" {
+				t.Errorf("got %v", r)
+			}
+			n.checkClean(t)
+		})
+	}
+	for _, hook := range []string{"init", "init_post_opt", "user_init", "task_init_privileged", "task_post_fork"} {
+		for _, what := range []string{"chdir", "umask"} {
+			t.Run(what+" in "+hook, func(t *testing.T) {
+				n.stack(t, fmt.Sprintf("required %s hook=%s do=%s", so, hook, what))
+				r := n.ctl(t, "run", "sh", "-c", "pwd; umask")
+				if r.code != 0 || r.out != n.wd+"\n0022\n" {
+					t.Errorf("want the job's own directory and umask, got %v", r)
+				}
+			})
+		}
+	}
+	t.Run("chdir in task_init is the task's", func(t *testing.T) {
+		n.stack(t, fmt.Sprintf("required %s hook=task_init do=chdir", so))
+		if r := n.ctl(t, "run", "pwd"); r.code != 0 || r.out != "/usr\n" {
+			t.Errorf("got %v", r)
+		}
+	})
+	for _, hook := range []string{"init", "user_init", "task_post_fork"} {
+		t.Run("thread in "+hook, func(t *testing.T) {
+			n.stack(t, fmt.Sprintf("required %s hook=%s do=thread", so, hook))
+			if r := n.ctl(t, "run", "echo", "ran"); r.code != 0 || r.out != "ran\n" {
+				t.Errorf("got %v", r)
+			}
+			if hook != "task_post_fork" { // no fork follows
+				contains(t, "noded's log", n.log.String(), "rude.so", "thread")
+			}
+		})
+	}
+	for _, hook := range remoteHooks {
+		t.Run("closes all descriptors in "+hook, func(t *testing.T) {
+			n.stack(t, fmt.Sprintf("optional %s hook=%s do=closefds", so, hook))
+			r := n.ctl(t, "run", "echo", "ran")
+			// The task has run, or the step says who is to blame.
+			if !(r.code == 0 && r.out == "ran\n") && !(r.code != 0 && r.err != "") {
+				t.Errorf("got %v", r)
+			}
+			n.checkClean(t)
+		})
+	}
+}
