@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <unistd.h>
+
+#include "host.h"
+
+static void close_in_child(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+/* Runs in the child of every fork() but those of our tasks: a helper that a
+ * plugin starts must hold none of our channels, or stepd would wait for it
+ * instead of for us (rulings 1). Only async-signal-safe calls. */
+static void child(void)
+{
+	close_in_child(&host.control);
+	if (host.forked_ours)
+		return;
+	close_in_child(&host.log);
+	close_in_child(&host.exec_pipe);
+	close_in_child(&host.gate);
+}
+
+void atfork_install(void)
+{
+	(void)pthread_atfork(NULL, NULL, child);
+}

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What stepd tells the host about a step: the blobs of SETUP and STEP, decoded.
+ * Strings point into the blob, which lives as long as the process.
+ */
+#ifndef STEPD_CONFIG_H
+#define STEPD_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "env.h"
+
+/* Tasks, as MaxTasksPerNode's default; and bytes of a blob. */
+#define CONFIG_TASKS_MAX   65533
+#define CONFIG_BLOB_MAX	   (64u << 20)
+#define CONFIG_PLUGINS_MAX 4096
+
+/* A line of plugstack.conf. */
+struct plugin_conf {
+	bool required;
+	char *path;
+	char **argv; /* ends with NULL */
+	int argc;
+};
+
+/* An option that the user gave, once for each time its callback is to be called. */
+struct option_given {
+	bool has_value;
+	char *plugin;
+	char *name;
+	char *value;
+};
+
+struct config {
+	uint32_t context;
+	char *title;
+	uid_t uid;
+	gid_t gid;
+	gid_t *groups;
+	size_t ngroups;
+	char *user;
+	uint32_t job_id, step_id, nnodes, nodeid;
+	char *node_name;
+	uint32_t total_tasks;
+	uint32_t *global_ids; /* of each local task */
+	size_t ntasks;
+	uint32_t ncpus, cpus_per_task;
+	char *job_cores, *step_cores;
+	uint64_t job_mem, step_mem;
+	uint32_t restarts, array_id, array_task;
+	char **argv; /* ends with NULL */
+	int argc;
+	struct env env;
+	struct env host_env;
+	char *cwd;
+	mode_t umask;
+	bool no_new_privs;
+	uint32_t join_ns; /* enum join_ns */
+	bool has_oom_score;
+	int32_t oom_score;
+	struct plugin_conf *plugins;
+	size_t nplugins;
+	struct option_given *options;
+	size_t noptions;
+};
+
+/* Fills c from a blob of SETUP, which it rewrites and keeps. False if the blob
+ * is malformed; why then tells the field. */
+bool config_decode(struct config *c, void *blob, size_t len, const char **why);
+void config_free(struct config *c);
+
+/* Where one of the descriptors 0 to 2 of a task leads. */
+struct stream {
+	uint32_t kind;	/* enum stream_kind */
+	uint32_t index; /* of the table, or the flags of open */
+	const char *path;
+};
+
+/* An element of a task's list: of environment entries or of descriptors. */
+struct item {
+	char *text;
+	uint32_t index; /* of the table */
+	uint32_t next;	/* NO_ITEM ends the list */
+};
+#define NO_ITEM 0xffffffffu
+
+struct list {
+	uint32_t first, last;
+};
+
+/* What is told apart by rank. */
+struct rank_conf {
+	struct stream stream[3];
+	bool own_stream[3]; /* told for this rank, not for all */
+	struct list env;
+	struct list fds;
+};
+
+struct step_conf {
+	struct rank_conf *ranks; /* ntasks + 1: the last is for all */
+	size_t ntasks;
+	struct item *items;
+	size_t nitems, items_cap;
+	char **env_set, **env_unset, **exit_env;
+	size_t nenv_set, nenv_unset, nexit_env;
+};
+
+/* Fills s from a blob of STEP for ntasks tasks and a table of nfds descriptors. */
+bool step_decode(struct step_conf *s, void *blob, size_t len, size_t ntasks, size_t nfds,
+		 const char **why);
+void step_free(struct step_conf *s);
+
+/* The lists of what is for all ranks. */
+const struct rank_conf *step_common(const struct step_conf *s);
+
+/* The stream of a rank, or the one for all; STREAM_NULL if neither was told. */
+struct stream step_stream(const struct step_conf *s, size_t rank, int fd);
+
+#endif

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/close_range.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "host.h"
+#include "util.h"
+
+/* What a shell takes when PATH is not set (confstr(3), _CS_PATH). */
+#define DEFAULT_PATH "/bin:/usr/bin"
+
+/* Puts "dir/name" into buf; false if it does not fit. An empty dir is the current one. */
+static bool in_dir(char *buf, size_t size, const char *dir, size_t len, const char *name)
+{
+	int n = snprintf(buf, size, "%.*s%s%s", (int)len, dir, len ? "/" : "./", name);
+
+	return n >= 0 && (size_t)n < size;
+}
+
+/* Looks for name in the task's own PATH. 0 and the path, else the errno that
+ * execvp would give: EACCES if all that was found cannot be run. */
+static int find_program(const char *path, const char *name, char *buf, size_t size)
+{
+	int error = ENOENT;
+
+	if (name[0] == 0)
+		return ENOENT;
+	for (const char *dir = path; dir != NULL;) {
+		size_t len = strcspn(dir, ":");
+		struct stat st;
+
+		if (len < size && in_dir(buf, size, dir, len, name) && stat(buf, &st) == 0) {
+			if (S_ISREG(st.st_mode) && access(buf, X_OK) == 0)
+				return 0;
+			error = EACCES;
+		}
+		dir = dir[len] ? dir + len + 1 : NULL;
+	}
+	return error;
+}
+
+/* After this only 0, 1, 2 and what was declared survives exec. Not before
+ * task_init, whose plugins may use what they opened. */
+static void close_on_exec(struct host *h)
+{
+	if (syscall(SYS_close_range, 3u, ~0u, CLOSE_RANGE_CLOEXEC) < 0)
+		task_fail(h, STAGE_EXEC, errno, "cannot close the descriptors", 1);
+	for (uint32_t at = h->step.ranks[h->rank].fds.first; at != NO_ITEM;
+	     at = h->step.items[at].next) {
+		if (fcntl(h->fds[h->step.items[at].index], F_SETFD, 0) < 0)
+			task_fail(h, STAGE_EXEC, errno, h->step.items[at].text, 1);
+	}
+}
+
+static void last_env(struct host *h)
+{
+	for (size_t i = 0; i < h->step.nenv_unset; i++)
+		env_unset(&h->env, h->step.env_unset[i]);
+	limits_unset(&h->env);
+	/* Measured (traces/task_env.txt): the first task's alone, and after task_init. */
+	if (h->rank == 0 && env_get(&h->env, "TMPDIR") == NULL)
+		env_set(&h->env, "TMPDIR", "/tmp");
+}
+
+/* Tells why execve failed, in words where the errno misleads, and ends. */
+static _Noreturn void exec_failed(struct host *h, const char *path, int error)
+{
+	char interp[PATH_MAX], object[PATH_MAX + 32];
+
+	if (error == ENOENT && explain_interpreter(path, interp, sizeof(interp))) {
+		snprintf(object, sizeof(object), "bad interpreter(%s)", interp);
+		path = object;
+	}
+	task_fail(h, STAGE_EXEC, error, path, error & 0xff);
+}
+
+_Noreturn void task_exec(struct host *h)
+{
+	char found[PATH_MAX];
+	const char *path = h->argv[0];
+
+	last_env(h);
+	close_on_exec(h);
+	if (strchr(path, '/') == NULL) {
+		const char *dirs = env_get(&h->env, "PATH");
+		int error = find_program(dirs ? dirs : DEFAULT_PATH, path, found, sizeof(found));
+
+		board_stage(h, h->rank + 1, STAGE_EXEC);
+		if (error != 0)
+			task_fail(h, STAGE_EXEC, error, path, error);
+		path = found;
+	}
+	/* Last: from here on the pipe's end of file means that it was exec'd. */
+	board_stage(h, h->rank + 1, STAGE_EXEC);
+	execve(path, h->argv, h->env.v);
+	exec_failed(h, path, errno);
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "host.h"
+#include "util.h"
+
+/* Tasks in one REP_TASKS: two descriptors for each. */
+#define BATCH_MAX (HOST_FDS_MAX / 2)
+
+struct batch {
+	uint32_t n;
+	uint32_t ranks[BATCH_MAX];
+	int fds[2 * BATCH_MAX]; /* pidfd, exec pipe */
+};
+
+/* Tells stepd of the batch. The pidfds stay ours, the pipes go. */
+static bool batch_send(struct host *h, struct batch *b, struct outcome *out)
+{
+	uint8_t buf[16 + 8 * BATCH_MAX];
+	struct writer w = wr_init(buf, sizeof(buf));
+
+	if (b->n == 0)
+		return true;
+	wr_u32(&w, REP_TASKS);
+	wr_u32(&w, b->n);
+	for (uint32_t i = 0; i < b->n; i++) {
+		wr_u32(&w, b->ranks[i]);
+		wr_i32(&w, h->tasks[b->ranks[i]].pid);
+	}
+	struct iovec iov = {buf, w.len};
+	int rc = packet_send(h->control, &iov, 1, b->fds, (size_t)b->n * 2);
+	int error = errno;
+	for (uint32_t i = 0; i < b->n; i++)
+		close(b->fds[2 * i + 1]);
+	b->n = 0;
+	return rc == 0 || fail(out, error, "cannot tell stepd of the tasks");
+}
+
+static bool fork_one(struct host *h, uint32_t rank, struct batch *b, struct outcome *out)
+{
+	int pipe[2];
+
+	if (pipe2(pipe, O_CLOEXEC) < 0)
+		return fail(out, errno, "cannot make the exec pipe of task %u", rank);
+	h->forked_ours = true;
+	/* glibc's, for its handlers and the thread id of robust mutexes; from the
+	 * one thread that unshare and setns in a hook have moved. */
+	pid_t pid = fork();
+	h->forked_ours = false;
+	if (pid == 0) {
+		close(pipe[0]);
+		h->exec_pipe = pipe[1];
+		task_main(h, rank);
+	}
+	int error = errno;
+	close(pipe[1]);
+	if (pid < 0) {
+		close(pipe[0]);
+		return fail(out, error, "cannot fork task %u", rank);
+	}
+	h->tasks[rank].pid = pid;
+	/* The others join the group of rank 0 before their gate, so it must be there. */
+	if (rank == 0)
+		(void)setpgid(pid, pid);
+	h->tasks[rank].pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+	if (h->tasks[rank].pidfd < 0) {
+		error = errno;
+		close(pipe[0]);
+		return fail(out, error, "cannot open a pidfd for task %u", rank);
+	}
+	b->ranks[b->n] = rank;
+	b->fds[2 * b->n] = h->tasks[rank].pidfd;
+	b->fds[2 * b->n + 1] = pipe[0];
+	b->n++;
+	return b->n < BATCH_MAX || batch_send(h, b, out);
+}
+
+/* Ours are copies: while we hold a pipe's end its reader sees no end of file. */
+static void close_table(struct host *h)
+{
+	for (size_t i = 0; i < h->nfds; i++)
+		close(h->fds[i]);
+	free(h->fds);
+	h->fds = NULL;
+	h->nfds = 0;
+}
+
+void command_fork(struct host *h, struct outcome *out)
+{
+	struct batch *b = must_zero(1, sizeof(*b));
+	bool ok = true;
+
+	for (uint32_t rank = 0; ok && rank < h->cfg.ntasks; rank++)
+		ok = fork_one(h, rank, b, out);
+	h->pids_known = true;
+	/* Also after a failure: stepd must know whom to kill. */
+	batch_send(h, b, out);
+	free(b);
+	close_table(h);
+	user_reclaim(out);
+	if (chdir("/") < 0)
+		fail(out, errno, "cannot change directory to \"/\"");
+}

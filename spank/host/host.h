@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The state of a host and the functions by which its files serve each other.
+ * There is one host per process, and one thread.
+ */
+#ifndef STEPD_HOST_H
+#define STEPD_HOST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "config.h"
+#include "protocol.h"
+#include "slurm/spank.h"
+#include "wire.h"
+
+#define HANDLE_MAGIC 0x53504e4bu
+
+/* What a plugin holds: one per plugin, valid as long as the process. */
+struct spank_handle {
+	uint32_t magic;
+	struct plugin *plugin;
+};
+
+/* An option that a plugin offers. */
+struct option {
+	struct spank_option opt;
+	bool given;
+	char *value; /* the last one given, NULL for none */
+};
+
+struct plugin {
+	uint32_t index; /* in the stack: its number on the wire */
+	const struct plugin_conf *conf;
+	const char *base; /* the file's base name, as messages have it */
+	const char *name; /* plugin_name, else base */
+	void *dl;
+	bool kept; /* INIT left it in the stack */
+	spank_f *hooks[HOOK_COUNT];
+	struct option *options;
+	size_t noptions;
+	struct spank_handle handle;
+	/* S_SLURM_VERSION*: the release that it was built for. */
+	char version[16], major[8], minor[8], micro[8];
+};
+
+struct task {
+	pid_t pid; /* 0 before the fork */
+	int pidfd; /* -1 when there is none, or no more */
+	bool reaped;
+};
+
+/* The first hook that failed for good in a command: REP_DONE's fields. */
+struct outcome {
+	int rc;
+	int error; /* errno */
+	uint32_t plugin, hook, rank;
+	char what[256]; /* empty for a hook's own failure */
+};
+
+struct board_map {
+	struct board *head;
+	struct board_slot *slots;
+	struct board_entry *entries;
+	uint32_t nslots, nentries;
+};
+
+struct host {
+	/* Channels; -1 where this process has none. */
+	int control, log;
+	/* Opened before the first hook: no path of ours is resolved after it (a
+	 * plugin may have changed what paths mean). */
+	int null, gate, job_ns, proc, threads, namespaces;
+	int exec_pipe; /* in a task: closes when it execs */
+	struct board_map board;
+	struct config cfg;
+	struct step_conf step;
+	int *fds; /* what FDS handed over; they end with the forks */
+	size_t nfds;
+	struct plugin *plugins;
+	struct task *tasks;
+	struct env env; /* the job's environment */
+	char **argv;	/* the tasks' command */
+	int argc;
+	/* Where we are. */
+	uint32_t done;	   /* bit per command that succeeded */
+	bool forked_ours;  /* a task's fork is under way: not a plugin's */
+	bool in_task;	   /* this process is a task */
+	bool pids_known;   /* S_JOB_PID_TO_* can answer */
+	bool chdir_failed; /* the host's own chdir to the job's directory */
+	uint32_t hook;	   /* NO_HOOK outside */
+	uint32_t rank;	   /* the task of the hook, NO_RANK */
+	struct plugin *plugin;
+	int exit_status;  /* raw, in task_exit */
+	nlink_t nthreads; /* last seen, to blame a plugin once */
+	ino_t mount_ns;	  /* last seen */
+};
+
+/* The one host of this process: callbacks without a handle need it. */
+extern struct host host;
+
+/* main.c */
+int host_serve(struct host *h);
+
+/* commands.c: carries out one command; fds become its own. False if it is not to
+ * be answered: WAIT, when the next command has come. */
+bool command_run(struct host *h, uint32_t cmd, struct reader *args, int *fds, size_t nfds,
+		 struct outcome *out);
+
+/* setup.c */
+void command_setup(struct host *h, struct reader *args, int *fds, size_t nfds, struct outcome *out);
+void command_step(struct host *h, int *fds, size_t nfds, struct outcome *out);
+
+/* Notes the first failure: what with errno. Returns false, for `return fail(...)'. */
+bool fail(struct outcome *out, int error, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+/* Sends REP_DONE. */
+void reply_done(struct host *h, uint32_t cmd, const struct outcome *out);
+
+/* atfork.c */
+void atfork_install(void);
+
+/* board.c */
+bool board_attach(struct board_map *b, int fd, size_t ntasks);
+void board_stage(struct host *h, uint32_t slot, enum stage stage);
+void board_error(struct host *h, uint32_t slot, int error);
+struct board_entry *board_hook_enter(struct host *h, uint32_t slot, uint32_t plugin, uint32_t hook,
+				     uint32_t rank);
+void board_hook_leave(struct host *h, uint32_t slot, struct board_entry *entry, int rc);
+
+/* stack.c */
+void stack_load(struct host *h);
+/* Calls one hook of every kept plugin. False when a required one failed for
+ * good (less than 0), which out then tells. */
+bool stack_call(struct host *h, enum hook hook, uint32_t rank, struct outcome *out);
+/* Brackets any call into a plugin: the board, the handle's state, the checks after it. */
+struct board_entry *plugin_enter(struct host *h, struct plugin *p, uint32_t hook, uint32_t rank);
+void plugin_leave(struct host *h, struct plugin *p, struct board_entry *entry, int rc);
+
+/* options.c */
+void options_load_table(struct host *h, struct plugin *p);
+void option_add(struct host *h, struct plugin *p, const struct spank_option *opt);
+void options_call(struct host *h);
+
+/* user.c: each checks what it did. */
+bool user_drop(struct host *h, struct outcome *out);
+bool user_reclaim(struct outcome *out);
+bool user_become(struct host *h, const char **what);
+bool user_groups_are(const gid_t *groups, size_t n);
+/* chdir to the job's directory as the effective user, else /tmp; false if it was /tmp. */
+bool user_chdir(const struct config *c, int *error);
+void log_chdir(const struct config *c, int error);
+
+/* fork.c, task.c, stdio.c, exec.c, limits.c */
+void command_fork(struct host *h, struct outcome *out);
+_Noreturn void task_main(struct host *h, uint32_t rank);
+_Noreturn void task_fail(struct host *h, enum stage stage, int error, const char *object,
+			 int status);
+void task_stdio(struct host *h);
+_Noreturn void task_exec(struct host *h);
+void limits_apply(const struct env *env);
+void limits_unset(struct env *env);
+int limits_print(void);
+void limits_raise_nofile(void);
+
+/* exec_explain.c: for a program that execve could not find though its file is
+ * there: the missing interpreter's or loader's path, or false. */
+bool explain_interpreter(const char *path, char *interp, size_t size);
+
+/* reap.c */
+bool command_wait(struct host *h, struct outcome *out);
+
+/* lookup.c */
+int lookup_main(void);
+
+/* api_log.c */
+void log_text(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void log_warn(struct host *h, const struct plugin *p, uint32_t hook, const char *what);
+void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const char *object);
+
+#endif

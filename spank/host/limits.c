@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Resource limits: those that the user's session had travel as SLURM_RLIMIT_*. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "host.h"
+#include "util.h"
+
+static const struct limit {
+	const char *name; /* after SLURM_RLIMIT_ */
+	__rlimit_resource_t resource;
+} limits[] = {
+	{"CPU", RLIMIT_CPU},	 {"FSIZE", RLIMIT_FSIZE},   {"DATA", RLIMIT_DATA},
+	{"STACK", RLIMIT_STACK}, {"CORE", RLIMIT_CORE},	    {"RSS", RLIMIT_RSS},
+	{"NPROC", RLIMIT_NPROC}, {"NOFILE", RLIMIT_NOFILE}, {"MEMLOCK", RLIMIT_MEMLOCK},
+	{"AS", RLIMIT_AS},
+};
+
+/* "SLURM_RLIMIT_" and the longest name. */
+#define NAME_MAX_LEN 32
+
+static void variable(char *buf, const struct limit *l)
+{
+	snprintf(buf, NAME_MAX_LEN, "SLURM_RLIMIT_%s", l->name);
+}
+
+/* A number, or -1 for no limit. */
+static bool parse(const char *text, rlim_t *value)
+{
+	char *end;
+
+	errno = 0;
+	*value = strtoull(text, &end, 10);
+	if (strcmp(text, "-1") == 0)
+		*value = RLIM_INFINITY;
+	return errno == 0 && end != text && *end == 0 && (text[0] != '-' || text[1] == '1');
+}
+
+/* Sets the soft limits; the hard ones stay. What cannot be set is told to the
+ * log only: the user may not even know of it. */
+void limits_apply(const struct env *env)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(limits); i++) {
+		char name[NAME_MAX_LEN];
+		struct rlimit have;
+		rlim_t want;
+
+		variable(name, &limits[i]);
+		const char *text = env_get(env, name);
+		if (text == NULL)
+			continue;
+		if (!parse(text, &want)) {
+			log_text(LEVEL_VERBOSE, "cannot read limit %s=\"%s\": not a number", name,
+				 text);
+			continue;
+		}
+		if (getrlimit(limits[i].resource, &have) < 0)
+			continue;
+		if (want > have.rlim_max)
+			want = have.rlim_max;
+		if (want == have.rlim_cur)
+			continue;
+		have.rlim_cur = want;
+		if (setrlimit(limits[i].resource, &have) < 0)
+			log_text(LEVEL_VERBOSE, "cannot set limit %s to %s: %s", name, text,
+				 strerror(errno));
+	}
+}
+
+/* The task does not see them. */
+void limits_unset(struct env *env)
+{
+	env_unset_prefix(env, "SLURM_RLIMIT_");
+}
+
+/* A step of 1,000 tasks has thousands of pipes in here. */
+void limits_raise_nofile(void)
+{
+	struct rlimit r;
+
+	if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+		r.rlim_cur = r.rlim_max;
+		(void)setrlimit(RLIMIT_NOFILE, &r);
+	}
+}
+
+/* spankhost --limits: NAME=SOFT:HARD. Go raises RLIMIT_NOFILE in its own
+ * processes, so what a session has must be read by C. */
+int limits_print(void)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(limits); i++) {
+		struct rlimit r;
+
+		if (getrlimit(limits[i].resource, &r) < 0) {
+			dprintf(2, "spankhost: cannot read limit %s: %s\n", limits[i].name,
+				strerror(errno));
+			return 1;
+		}
+		dprintf(1, "%s=%llu:%llu\n", limits[i].name, (unsigned long long)r.rlim_cur,
+			(unsigned long long)r.rlim_max);
+	}
+	return 0;
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * spankhost: loads SPANK plugins, calls their hooks, forks a step's tasks and
+ * waits for them. stepd drives it (protocol.h); it decides nothing itself.
+ *
+ *	spankhost		the host, its channels at descriptors 3 and 4
+ *	spankhost --lookup	answers one question to the name service
+ *	spankhost --limits	prints its resource limits
+ *	spankhost --version
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <grp.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "host.h"
+#include "util.h"
+
+#ifndef STEPD_VERSION
+#define STEPD_VERSION "unreleased"
+#endif
+
+struct host host = {
+	.control = -1,
+	.log = -1,
+	.null = -1,
+	.gate = -1,
+	.job_ns = -1,
+	.proc = -1,
+	.threads = -1,
+	.namespaces = -1,
+	.exec_pipe = -1,
+	.hook = NO_HOOK,
+	.rank = NO_RANK,
+};
+
+/* What hooks see, as measured: nine signals blocked, every disposition default. */
+static void set_signals(void)
+{
+	static const int blocked[] = {SIGHUP,  SIGINT,	SIGQUIT, SIGUSR1, SIGUSR2,
+				      SIGPIPE, SIGALRM, SIGTERM, SIGTSTP};
+	struct sigaction dfl = {.sa_handler = SIG_DFL};
+	sigset_t set;
+
+	for (int sig = 1; sig < NSIG; sig++)
+		(void)sigaction(sig, &dfl, NULL); /* fails for KILL, STOP and glibc's own */
+	sigemptyset(&set);
+	for (size_t i = 0; i < ARRAY_SIZE(blocked); i++)
+		sigaddset(&set, blocked[i]);
+	(void)sigprocmask(SIG_SETMASK, &set, NULL);
+}
+
+static bool is_channel(int fd)
+{
+	int type = 0;
+	socklen_t len = sizeof(type);
+
+	return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) == 0 && type == SOCK_SEQPACKET &&
+	       fcntl(fd, F_SETFD, FD_CLOEXEC) == 0;
+}
+
+static bool start(struct host *h)
+{
+	/* First: should stepd have died already, the control channel's end tells. */
+	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+	(void)prctl(PR_SET_NAME, "spankhost");
+	if (!is_channel(HOST_FD_CONTROL) || !is_channel(HOST_FD_LOG)) {
+		dprintf(2,
+			"spankhost: descriptors %d and %d must be stepd's sockets: "
+			"this program is run by stepd\n",
+			HOST_FD_CONTROL, HOST_FD_LOG);
+		return false;
+	}
+	h->control = HOST_FD_CONTROL;
+	h->log = HOST_FD_LOG;
+	set_signals();
+	limits_raise_nofile();
+	umask(022);
+	if ((geteuid() == 0 && setgroups(0, NULL) < 0) || chdir("/") < 0) {
+		dprintf(2, "spankhost: cannot drop the groups and go to \"/\": %s\n",
+			strerror(errno));
+		return false;
+	}
+	atfork_install();
+	return true;
+}
+
+/* Carries out commands until EXIT or the channel's end. The value is for _exit:
+ * no atexit handler or destructor of a plugin runs. */
+int host_serve(struct host *h)
+{
+	static uint8_t packet[HOST_PACKET_MAX];
+	int fds[HOST_FDS_MAX];
+	size_t nfds;
+
+	for (;;) {
+		struct outcome out = {.plugin = NO_PLUGIN, .hook = NO_HOOK, .rank = NO_RANK};
+		ssize_t n =
+			packet_recv(h->control, packet, sizeof(packet), fds, HOST_FDS_MAX, &nfds);
+
+		if (n <= 0)
+			return 1;
+		struct reader args = rd_init(packet, (size_t)n);
+		uint32_t cmd = rd_u32(&args);
+		if (!command_run(h, cmd, &args, fds, nfds, &out))
+			continue; /* WAIT: obey what has come instead */
+		reply_done(h, cmd, &out);
+		if (cmd == CMD_EXIT && out.what[0] == 0)
+			return 0;
+	}
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 2 && strcmp(argv[1], "--lookup") == 0)
+		return lookup_main();
+	if (argc == 2 && strcmp(argv[1], "--limits") == 0)
+		return limits_print();
+	if (argc == 2 && strcmp(argv[1], "--version") == 0)
+		return dprintf(1, "spankhost %s (protocol %d)\n", STEPD_VERSION,
+			       HOST_PROTOCOL_VERSION) < 0;
+	if (argc > 1) {
+		dprintf(2,
+			"spankhost: unknown argument \"%s\"\n"
+			"usage: spankhost [--lookup | --limits | --version]\n",
+			argv[1]);
+		return 1;
+	}
+	_exit(start(&host) ? host_serve(&host) : 1);
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Waiting for the tasks: by pidfd, and for no other process. Plugins have
+ * children of their own, for which they wait themselves. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "host.h"
+#include "util.h"
+
+#ifndef P_PIDFD
+#define P_PIDFD 3
+#endif
+
+#define CONTROL_EVENT UINT64_MAX
+
+/* The wait status that siginfo tells in other words. */
+static int raw_status(const siginfo_t *si)
+{
+	switch (si->si_code) {
+	case CLD_EXITED:
+		return (si->si_status & 0xff) << 8;
+	case CLD_DUMPED:
+		return si->si_status | 0x80;
+	default:
+		return si->si_status;
+	}
+}
+
+/* Names of a task's environment that Slurm has in task_exit (traces/srun3.jsonl);
+ * the others are the task's alone. */
+static bool in_exit_env(const char *entry)
+{
+	static const char *const names[] = {
+		"SLURM_NODEID=",    "SLURM_PROCID=", "SLURM_LOCALID=", "SLURM_LAUNCH_NODE_IPADDR=",
+		"SLURMD_NODENAME=",
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+		if (strncmp(entry, names[i], strlen(names[i])) == 0)
+			return true;
+	}
+	return false;
+}
+
+static void set_exit_env(struct host *h, uint32_t rank)
+{
+	const struct list *lists[] = {&step_common(&h->step)->env, &h->step.ranks[rank].env};
+
+	for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
+		for (uint32_t at = lists[i]->first; at != NO_ITEM; at = h->step.items[at].next) {
+			if (in_exit_env(h->step.items[at].text))
+				env_put(&h->env, h->step.items[at].text);
+		}
+	}
+	for (size_t i = 0; i < h->step.nexit_env; i++)
+		env_put(&h->env, h->step.exit_env[i]);
+}
+
+static uint64_t microseconds(struct timeval t)
+{
+	return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_usec;
+}
+
+static void reply_exit(struct host *h, uint32_t rank, int status, const struct rusage *ru)
+{
+	uint8_t buf[128];
+	struct writer w = wr_init(buf, sizeof(buf));
+
+	wr_u32(&w, REP_EXIT);
+	wr_u32(&w, rank);
+	wr_i32(&w, status);
+	wr_u64(&w, microseconds(ru->ru_utime));
+	wr_u64(&w, microseconds(ru->ru_stime));
+	wr_u64(&w, (uint64_t)ru->ru_maxrss);
+	wr_u64(&w, (uint64_t)ru->ru_minflt);
+	wr_u64(&w, (uint64_t)ru->ru_majflt);
+	wr_u64(&w, (uint64_t)ru->ru_inblock);
+	wr_u64(&w, (uint64_t)ru->ru_oublock);
+	struct iovec iov = {buf, w.len};
+	(void)packet_send(h->control, &iov, 1, NULL, 0); /* end of file tells us next */
+}
+
+/* A task has ended: task_exit sees it before it is reaped. */
+static void end_task(struct host *h, uint32_t rank, struct outcome *out)
+{
+	struct task *t = &h->tasks[rank];
+	siginfo_t si = {0};
+	struct rusage ru = {0};
+	int status;
+
+	t->reaped = true;
+	if (RETRY(waitid((idtype_t)P_PIDFD, (id_t)t->pidfd, &si, WEXITED | WNOWAIT)) < 0) {
+		/* No status is better than one that was made up. */
+		fail(out, errno, "cannot learn how task %u ended: a plugin may have waited for it",
+		     rank);
+	} else {
+		h->exit_status = raw_status(&si);
+		set_exit_env(h, rank);
+		stack_call(h, HOOK_TASK_EXIT, rank, out);
+		if (RETRY(wait4(t->pid, &status, 0, &ru)) < 0)
+			status = h->exit_status; /* the hook reaped it; its usage is lost */
+		reply_exit(h, rank, status, &ru);
+	}
+	close(t->pidfd);
+	t->pidfd = -1;
+}
+
+static bool watch(int epoll, int fd, uint64_t what)
+{
+	struct epoll_event ev = {.events = EPOLLIN, .data.u64 = what};
+
+	return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &ev) == 0;
+}
+
+/* Watches the control channel and every task; the number of tasks, or -1. */
+static long watch_all(struct host *h, int epoll)
+{
+	long left = 0;
+
+	if (epoll < 0 || !watch(epoll, h->control, CONTROL_EVENT))
+		return -1;
+	for (size_t i = 0; i < h->cfg.ntasks; i++) {
+		if (h->tasks[i].pidfd < 0 || h->tasks[i].reaped)
+			continue;
+		if (!watch(epoll, h->tasks[i].pidfd, i))
+			return -1;
+		left++;
+	}
+	return left;
+}
+
+/* Returns true when every task has been reaped, or it cannot be done, which out
+ * tells; false when a command waits, or stepd is gone. */
+bool command_wait(struct host *h, struct outcome *out)
+{
+	_cleanup_close_ int epoll = epoll_create1(EPOLL_CLOEXEC);
+	long left = watch_all(h, epoll);
+
+	if (left < 0) {
+		fail(out, errno, "cannot watch the tasks");
+		return true;
+	}
+	while (left > 0) {
+		struct epoll_event ev[64];
+		int n = (int)RETRY(epoll_wait(epoll, ev, (int)ARRAY_SIZE(ev), -1));
+
+		if (n < 0) {
+			fail(out, errno, "cannot wait for the tasks");
+			return true;
+		}
+		for (int i = 0; i < n; i++) {
+			if (ev[i].data.u64 == CONTROL_EVENT)
+				return false;
+		}
+		for (int i = 0; i < n; i++, left--)
+			end_task(h, (uint32_t)ev[i].data.u64, out);
+	}
+	return true;
+}

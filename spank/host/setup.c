@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+/* SETUP and STEP: what stepd hands over before there is anything to do. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "host.h"
+#include "util.h"
+
+/* Reads a memfd to its end. NULL with errno. */
+static void *read_blob(int fd, size_t *len)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return NULL;
+	if (st.st_size < 0 || st.st_size > CONFIG_BLOB_MAX) {
+		errno = EFBIG;
+		return NULL;
+	}
+	size_t size = (size_t)st.st_size, got = 0;
+	uint8_t *blob = must(malloc(size + 1));
+	while (got < size) {
+		ssize_t n = RETRY(pread(fd, blob + got, size - got, (off_t)got));
+
+		if (n <= 0) {
+			errno = n < 0 ? errno : EIO;
+			free(blob);
+			return NULL;
+		}
+		got += (size_t)n;
+	}
+	*len = size;
+	return blob;
+}
+
+/* Opens what later code needs: no path of ours is resolved once a hook has run. */
+static bool open_proc(struct host *h, struct outcome *out)
+{
+	struct stat st;
+
+	h->proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	h->threads = open("/proc/self/task", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (h->proc < 0 || h->threads < 0 || fstat(h->threads, &st) < 0)
+		return fail(out, errno, "cannot open \"/proc\"");
+	h->nthreads = st.st_nlink;
+	if (h->cfg.join_ns == JOIN_TASKS) {
+		h->namespaces = open("/proc/self/ns", O_PATH | O_DIRECTORY | O_CLOEXEC);
+		if (h->namespaces < 0 || fstatat(h->namespaces, "mnt", &st, 0) < 0)
+			return fail(out, errno, "cannot open \"/proc/self/ns\"");
+		h->mount_ns = st.st_ino;
+	}
+	return true;
+}
+
+static bool set_host_env(const struct env *env, struct outcome *out)
+{
+	if (clearenv() != 0)
+		return fail(out, ENOMEM, "cannot clear the environment");
+	for (size_t i = 0; i < env->n; i++) {
+		if (putenv(env->v[i]) != 0)
+			return fail(out, errno, "cannot set the environment");
+	}
+	return true;
+}
+
+static bool read_config(struct host *h, int fd, struct outcome *out)
+{
+	const char *why;
+	size_t len;
+	void *blob = read_blob(fd, &len);
+
+	if (blob == NULL)
+		return fail(out, errno, "cannot read the configuration");
+	/* The blob is kept: the configuration's strings are in it. */
+	if (!config_decode(&h->cfg, blob, len, &why))
+		return fail(out, EPROTO, "cannot use the configuration: %s", why);
+	h->env = h->cfg.env;
+	h->argv = h->cfg.argv;
+	h->argc = h->cfg.argc;
+	h->tasks = must_zero(h->cfg.ntasks, sizeof(*h->tasks));
+	for (size_t i = 0; i < h->cfg.ntasks; i++)
+		h->tasks[i].pidfd = -1;
+	return true;
+}
+
+static bool setup(struct host *h, struct outcome *out)
+{
+	if (h->cfg.join_ns != JOIN_NEVER && h->job_ns < 0)
+		return fail(out, EBADF,
+			    "cannot join the job's container: its namespace is missing");
+	for (int fd = 0; fd <= 2; fd++) {
+		if (dup2(h->null, fd) < 0)
+			return fail(out, errno, "cannot put \"/dev/null\" at descriptor %d", fd);
+	}
+	return open_proc(h, out) && set_host_env(&h->cfg.host_env, out);
+}
+
+void command_setup(struct host *h, struct reader *args, int *fds, size_t nfds, struct outcome *out)
+{
+	uint32_t version = rd_u32(args);
+
+	if (!rd_done(args) || nfds < 4 || nfds > 5 || version != HOST_PROTOCOL_VERSION) {
+		for (size_t i = 0; i < nfds; i++)
+			close(fds[i]);
+		fail(out, EPROTO, "cannot set up: protocol %u with %zu descriptors, want %u",
+		     version, nfds, HOST_PROTOCOL_VERSION);
+		return;
+	}
+	h->gate = fds[2];
+	h->null = fds[3];
+	h->job_ns = nfds == 5 ? fds[4] : -1;
+	if (read_config(h, fds[0], out)) {
+		if (!board_attach(&h->board, fds[1], h->cfg.ntasks))
+			fail(out, errno, "cannot map the board");
+		else
+			setup(h, out);
+	}
+	/* The board's descriptor goes: a plugin's helper could hold it open. */
+	close(fds[0]);
+	close(fds[1]);
+	board_stage(h, 0, STAGE_HOST);
+}
+
+void command_step(struct host *h, int *fds, size_t nfds, struct outcome *out)
+{
+	const char *why;
+	size_t len;
+
+	if (nfds != 1) {
+		for (size_t i = 0; i < nfds; i++)
+			close(fds[i]);
+		fail(out, EPROTO, "cannot take the step: %zu descriptors, want 1", nfds);
+		return;
+	}
+	void *blob = read_blob(fds[0], &len);
+	int error = errno;
+	close(fds[0]);
+	if (blob == NULL) {
+		fail(out, error, "cannot read the step");
+		return;
+	}
+	if (!step_decode(&h->step, blob, len, h->cfg.ntasks, h->nfds, &why)) {
+		fail(out, EPROTO, "cannot use the step: %s", why);
+		return;
+	}
+	for (size_t i = 0; i < h->step.nenv_set; i++)
+		env_put(&h->env, h->step.env_set[i]);
+}

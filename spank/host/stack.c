@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include "stack.h"
+
+#include <dlfcn.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "host.h"
+#include "util.h"
+
+const char *const hook_symbols[HOOK_COUNT] = {
+	[HOOK_INIT] = "slurm_spank_init",
+	[HOOK_JOB_PROLOG] = "slurm_spank_job_prolog",
+	[HOOK_INIT_POST_OPT] = "slurm_spank_init_post_opt",
+	[HOOK_LOCAL_USER_INIT] = "slurm_spank_local_user_init",
+	[HOOK_USER_INIT] = "slurm_spank_user_init",
+	[HOOK_TASK_INIT_PRIVILEGED] = "slurm_spank_task_init_privileged",
+	[HOOK_TASK_INIT] = "slurm_spank_task_init",
+	[HOOK_TASK_POST_FORK] = "slurm_spank_task_post_fork",
+	[HOOK_TASK_EXIT] = "slurm_spank_task_exit",
+	[HOOK_JOB_EPILOG] = "slurm_spank_job_epilog",
+	[HOOK_SLURMD_EXIT] = "slurm_spank_slurmd_exit",
+	[HOOK_EXIT] = "slurm_spank_exit",
+};
+
+const char *hook_name(uint32_t hook)
+{
+	if (hook >= HOOK_COUNT || hook_symbols[hook] == NULL)
+		return "";
+	return hook_symbols[hook] + strlen("slurm_spank_");
+}
+
+/* The slot of this process. */
+static uint32_t own_slot(const struct host *h)
+{
+	return h->in_task ? h->rank + 1 : 0;
+}
+
+struct board_entry *plugin_enter(struct host *h, struct plugin *p, uint32_t hook, uint32_t rank)
+{
+	h->plugin = p;
+	h->hook = hook;
+	h->rank = rank;
+	return board_hook_enter(h, own_slot(h), p->index, hook, rank);
+}
+
+/* A thread would be lost by every fork after it, and could hold a lock there. */
+static void check_threads(struct host *h, const struct plugin *p)
+{
+	struct stat st;
+	char what[64];
+
+	/* The directory of threads has a link for each and two of its own (proc(5)). */
+	if (h->threads < 0 || fstat(h->threads, &st) < 0 || st.st_nlink == h->nthreads)
+		return;
+	if (st.st_nlink > h->nthreads) {
+		snprintf(what, sizeof(what), "left %lu threads running",
+			 (unsigned long)st.st_nlink - 3);
+		log_warn(h, p, h->hook, what);
+	}
+	h->nthreads = st.st_nlink;
+}
+
+/* What was mounted there is lost to tasks that join the job's container. */
+static void check_mounts(struct host *h, const struct plugin *p)
+{
+	struct stat st;
+
+	if (h->cfg.join_ns != JOIN_TASKS || h->namespaces < 0 ||
+	    fstatat(h->namespaces, "mnt", &st, 0) < 0 || st.st_ino == h->mount_ns)
+		return;
+	log_warn(h, p, h->hook,
+		 "changed the mount namespace, which the tasks leave for the job's container");
+	h->mount_ns = st.st_ino;
+}
+
+void plugin_leave(struct host *h, struct plugin *p, struct board_entry *entry, int rc)
+{
+	board_hook_leave(h, own_slot(h), entry, rc);
+	if (!h->in_task) {
+		check_threads(h, p);
+		check_mounts(h, p);
+		h->rank = NO_RANK;
+	}
+	h->hook = NO_HOOK;
+	h->plugin = NULL;
+}
+
+static int call(struct host *h, struct plugin *p, enum hook hook, uint32_t rank)
+{
+	struct board_entry *entry = plugin_enter(h, p, hook, rank);
+	int rc = p->hooks[hook](&p->handle, p->conf->argc, p->conf->argv);
+
+	if (rc != 0 && p->conf->required)
+		log_text(LEVEL_ERROR, "spank: required plugin %s: %s() failed with rc=%d", p->base,
+			 hook_name(hook), rc);
+	plugin_leave(h, p, entry, rc);
+	return rc;
+}
+
+bool stack_call(struct host *h, enum hook hook, uint32_t rank, struct outcome *out)
+{
+	for (size_t i = 0; i < h->cfg.nplugins; i++) {
+		struct plugin *p = &h->plugins[i];
+
+		if (!p->kept || p->hooks[hook] == NULL)
+			continue;
+		int rc = call(h, p, hook, rank);
+		if (rc == 0 || !p->conf->required)
+			continue;
+		/* Measured: any code ends the chain, only a negative one the step. */
+		if (rc > 0)
+			return true;
+		if (out->rc == 0)
+			*out = (struct outcome){
+				.rc = rc, .plugin = p->index, .hook = hook, .rank = rank};
+		return false;
+	}
+	return true;
+}
+
+/* A string that a plugin exports, NULL if it does not. */
+static const char *exported(const struct plugin *p, const char *symbol)
+{
+	return dlsym(p->dl, symbol);
+}
+
+/* S_SLURM_VERSION*: the release of the headers that the plugin was built with.
+ * Through 20.11 plugin_version was the author's own number. */
+static void read_version(struct plugin *p, const unsigned int *number)
+{
+	unsigned int v = number ? *number : 0;
+	unsigned int major = v >> 16 & 0xff, minor = v >> 8 & 0xff;
+
+	if (v >> 24 != 0 || major < 21 || minor < 1 || minor > 12)
+		v = SLURM_VERSION_NUMBER;
+	snprintf(p->major, sizeof(p->major), "%02u", v >> 16 & 0xff);
+	snprintf(p->minor, sizeof(p->minor), "%02u", v >> 8 & 0xff);
+	snprintf(p->micro, sizeof(p->micro), "%u", v & 0xff);
+	snprintf(p->version, sizeof(p->version), "%u.%02u.%u", v >> 16 & 0xff, v >> 8 & 0xff,
+		 v & 0xff);
+}
+
+static void reply_plugin(struct host *h, const struct plugin *p, const char *error)
+{
+	uint8_t buf[8192];
+	struct writer w = wr_init(buf, sizeof(buf));
+	const unsigned int *version = NULL;
+	uint32_t flags = 0, hooks = 0;
+
+	for (uint32_t i = 0; i < HOOK_COUNT; i++)
+		hooks |= (uint32_t)(p->hooks[i] != NULL) << i;
+	if (p->dl != NULL) {
+		version = dlsym(p->dl, "plugin_version");
+		flags |= PLUGIN_LOADED;
+		flags |= version ? PLUGIN_HAS_VERSION : 0;
+		flags |= dlsym(p->dl, "spank_plugin_version") ? PLUGIN_HAS_SPANK_VERSION : 0;
+		flags |= dlsym(p->dl, "spank_options") ? PLUGIN_HAS_OPTIONS : 0;
+	}
+	wr_u32(&w, REP_PLUGIN);
+	wr_u32(&w, p->index);
+	wr_u32(&w, version ? *version : 0);
+	wr_u32(&w, flags);
+	wr_u32(&w, hooks);
+	wr_str(&w, error, 4096);
+	wr_str(&w, p->dl ? exported(p, "plugin_name") : NULL, 1024);
+	wr_str(&w, p->dl ? exported(p, "plugin_type") : NULL, 1024);
+	struct iovec iov = {buf, w.len};
+	(void)packet_send(h->control, &iov, 1, NULL, 0); /* end of file tells us next */
+}
+
+static void load(struct host *h, struct plugin *p)
+{
+	struct board_entry *entry = plugin_enter(h, p, HOOK_LOAD, NO_RANK);
+	const char *error = NULL;
+
+	/* Lazily, as Slurm: plugins refer to functions that their host lacks. */
+	p->dl = dlopen(p->conf->path, RTLD_LAZY | RTLD_LOCAL);
+	if (p->dl == NULL) {
+		error = dlerror();
+	} else {
+		for (uint32_t i = 0; i < HOOK_COUNT; i++) {
+			if (hook_symbols[i] != NULL)
+				*(void **)&p->hooks[i] = dlsym(p->dl, hook_symbols[i]);
+		}
+		if (exported(p, "plugin_name") != NULL)
+			p->name = exported(p, "plugin_name");
+		read_version(p, dlsym(p->dl, "plugin_version"));
+	}
+	plugin_leave(h, p, entry, p->dl == NULL ? -1 : 0);
+	reply_plugin(h, p, error);
+}
+
+void stack_load(struct host *h)
+{
+	h->plugins = must_zero(h->cfg.nplugins, sizeof(*h->plugins));
+	for (size_t i = 0; i < h->cfg.nplugins; i++) {
+		struct plugin *p = &h->plugins[i];
+		const char *slash = strrchr(h->cfg.plugins[i].path, '/');
+
+		p->index = (uint32_t)i;
+		p->conf = &h->cfg.plugins[i];
+		p->base = slash ? slash + 1 : p->conf->path;
+		p->name = p->base;
+		p->handle = (struct spank_handle){.magic = HANDLE_MAGIC, .plugin = p};
+		load(h, p);
+	}
+}

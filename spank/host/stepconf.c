@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "config.h"
+#include "protocol.h"
+#include "util.h"
+#include "wire.h"
+
+/* The place of what is told for rank; NULL for a rank that is not ours. */
+static struct rank_conf *rank_of(struct step_conf *s, uint32_t rank)
+{
+	if (rank == NO_RANK)
+		return &s->ranks[s->ntasks];
+	return rank < s->ntasks ? &s->ranks[rank] : NULL;
+}
+
+static void append(struct step_conf *s, struct list *list, char *text, uint32_t index)
+{
+	if (s->nitems == s->items_cap) {
+		s->items_cap = s->items_cap ? 2 * s->items_cap : 64;
+		s->items = must_grow(s->items, s->items_cap, sizeof(*s->items));
+	}
+	uint32_t at = (uint32_t)s->nitems++;
+	s->items[at] = (struct item){.text = text, .index = index, .next = NO_ITEM};
+	if (list->first == NO_ITEM)
+		list->first = at;
+	else
+		s->items[list->last].next = at;
+	list->last = at;
+}
+
+static void append_string(char ***array, size_t *n, char *s)
+{
+	if ((*n & (*n - 1)) == 0)
+		*array = must_grow(*array, *n ? 2 * *n : 1, sizeof(**array));
+	(*array)[(*n)++] = s;
+}
+
+static bool read_stream(struct step_conf *s, struct reader *r, size_t nfds)
+{
+	struct rank_conf *rank = rank_of(s, rd_u32(r));
+	uint32_t fd = rd_u32(r);
+	struct stream stream;
+
+	stream.kind = rd_u32(r);
+	stream.index = rd_u32(r);
+	stream.path = rd_str(r);
+
+	if (rank == NULL || fd > 2 || stream.kind > STREAM_SAME)
+		return false;
+	if (stream.kind == STREAM_FD && stream.index >= nfds)
+		return false;
+	if (stream.kind == STREAM_SAME && fd != 2)
+		return false;
+	rank->stream[fd] = stream;
+	rank->own_stream[fd] = true;
+	return true;
+}
+
+static bool read_task_env(struct step_conf *s, struct reader *r)
+{
+	struct rank_conf *rank = rank_of(s, rd_u32(r));
+	char *entry = rd_str(r);
+
+	if (rank == NULL || r->bad || strchr(entry, '=') == NULL)
+		return false;
+	append(s, &rank->env, entry, 0);
+	return true;
+}
+
+static bool read_task_fd(struct step_conf *s, struct reader *r, size_t nfds)
+{
+	struct rank_conf *rank = rank_of(s, rd_u32(r));
+	uint32_t index = rd_u32(r);
+	char *name = rd_str(r);
+
+	/* One descriptor cannot be every task's own. */
+	if (rank == NULL || rank == &s->ranks[s->ntasks] || index >= nfds)
+		return false;
+	append(s, &rank->fds, name, index);
+	return true;
+}
+
+static bool read_item(struct step_conf *s, struct reader *blob, size_t nfds)
+{
+	uint16_t tag = rd_u16(blob), flags = rd_u16(blob);
+	uint32_t len = rd_u32(blob);
+	struct reader r = rd_sub(blob, len);
+	bool ok = !r.bad;
+
+	switch (tag) {
+	case TAG_STREAM:
+		ok = ok && read_stream(s, &r, nfds);
+		break;
+	case TAG_TASK_ENV:
+		ok = ok && read_task_env(s, &r);
+		break;
+	case TAG_TASK_FD:
+		ok = ok && read_task_fd(s, &r, nfds);
+		break;
+	case TAG_ENV_SET:
+		append_string(&s->env_set, &s->nenv_set, rd_str(&r));
+		break;
+	case TAG_ENV_UNSET:
+		append_string(&s->env_unset, &s->nenv_unset, rd_str(&r));
+		break;
+	case TAG_EXIT_ENV:
+		append_string(&s->exit_env, &s->nexit_env, rd_str(&r));
+		break;
+	default:
+		return ok && (flags & TLV_OPTIONAL) != 0;
+	}
+	return ok && rd_done(&r);
+}
+
+bool step_decode(struct step_conf *s, void *blob, size_t len, size_t ntasks, size_t nfds,
+		 const char **why)
+{
+	struct reader r = rd_init(blob, len);
+
+	*s = (struct step_conf){.ntasks = ntasks};
+	s->ranks = must_zero(ntasks + 1, sizeof(*s->ranks));
+	for (size_t i = 0; i <= ntasks; i++) {
+		s->ranks[i].env = (struct list){NO_ITEM, NO_ITEM};
+		s->ranks[i].fds = (struct list){NO_ITEM, NO_ITEM};
+	}
+	while (r.left > 0 && !r.bad) {
+		if (!read_item(s, &r, nfds)) {
+			*why = "an item is malformed";
+			return false;
+		}
+	}
+	*why = NULL;
+	return true;
+}
+
+void step_free(struct step_conf *s)
+{
+	free(s->ranks);
+	free(s->items);
+	free(s->env_set);
+	free(s->env_unset);
+	free(s->exit_env);
+	*s = (struct step_conf){0};
+}
+
+const struct rank_conf *step_common(const struct step_conf *s)
+{
+	return &s->ranks[s->ntasks];
+}
+
+struct stream step_stream(const struct step_conf *s, size_t rank, int fd)
+{
+	if (s->ranks == NULL || rank >= s->ntasks)
+		return (struct stream){.kind = STREAM_NULL};
+	if (s->ranks[rank].own_stream[fd])
+		return s->ranks[rank].stream[fd];
+	return s->ranks[s->ntasks].stream[fd];
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A task from its fork to its exec, in the order of Slurm (lifecycle, C.25 and
+ * C.29). It leaves by _exit alone: the host's atexit handlers are not its own. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "host.h"
+#include "stack.h"
+#include "util.h"
+
+/* Ends a task that cannot be exec'd. */
+_Noreturn void task_fail(struct host *h, enum stage stage, int error, const char *object,
+			 int status)
+{
+	board_error(h, h->rank + 1, error);
+	log_fail(h, h->rank, stage, error, object);
+	_exit(status);
+}
+
+static void enter(struct host *h, enum stage stage)
+{
+	board_stage(h, h->rank + 1, stage);
+}
+
+/* Root again, from the user that the fork left in effect. */
+static void reclaim(struct host *h)
+{
+	struct outcome out = {0};
+
+	if (!user_reclaim(&out))
+		task_fail(h, STAGE_FORKED, out.error, out.what, 1);
+	/* setgroups was done in the host; here it is too late to notice after
+	 * task_init_privileged, which may add groups of its own. */
+	if (!user_groups_are(h->cfg.groups, h->cfg.ngroups))
+		task_fail(h, STAGE_FORKED, EPERM, "the groups are not the user's", 1);
+}
+
+static void set_oom_score(struct host *h)
+{
+	char text[16];
+	int len = snprintf(text, sizeof(text), "%d", h->cfg.oom_score);
+
+	if (!h->cfg.has_oom_score)
+		return;
+	_cleanup_close_ int fd = openat(h->proc, "self/oom_score_adj", O_RDWR | O_CLOEXEC);
+	char now[16] = "";
+	if (fd >= 0 && read(fd, now, sizeof(now) - 1) > 0 && atoi(now) == h->cfg.oom_score)
+		return;
+	/* Lowering it needs CAP_SYS_RESOURCE, which a container's root may lack. */
+	if (fd < 0 || pwrite(fd, text, (size_t)len, 0) != len)
+		log_text(LEVEL_VERBOSE, "cannot set oom_score_adj to %s: %s", text,
+			 strerror(errno));
+}
+
+/* The job's directory, with the user's rights: a root that follows the user's
+ * paths can be led where the user may not go. */
+static void chdir_as_user(struct host *h)
+{
+	int error;
+
+	if (setegid(h->cfg.gid) < 0 || seteuid(h->cfg.uid) < 0)
+		task_fail(h, STAGE_JOIN, errno, "cannot take the user's rights", 1);
+	if (!user_chdir(&h->cfg, &error) && !h->chdir_failed && h->rank == 0)
+		log_chdir(&h->cfg, error);
+	if (seteuid(0) < 0 || setegid(0) < 0)
+		task_fail(h, STAGE_JOIN, errno, "cannot become root again", 1);
+}
+
+static void join(struct host *h)
+{
+	if (h->cfg.join_ns != JOIN_TASKS)
+		return;
+	enter(h, STAGE_JOIN);
+	if (setns(h->job_ns, CLONE_NEWNS) < 0)
+		task_fail(h, STAGE_JOIN, errno, "the job's mount namespace", 1);
+	/* setns has put us at its root; task_init_privileged is called in the job's directory. */
+	chdir_as_user(h);
+}
+
+static void run_hook(struct host *h, enum stage stage, enum hook hook)
+{
+	struct outcome out = {0};
+	char object[320];
+
+	enter(h, stage);
+	if (stack_call(h, hook, h->rank, &out))
+		return;
+	snprintf(object, sizeof(object), "%s: %s()", h->plugins[out.plugin].base, hook_name(hook));
+	task_fail(h, stage, 0, object, 1);
+}
+
+static void become_user(struct host *h)
+{
+	const char *what;
+	int error;
+
+	enter(h, STAGE_BECOME_USER);
+	if (!user_become(h, &what))
+		task_fail(h, STAGE_BECOME_USER, errno, what, 1);
+	/* A hook may have moved us. It was told before if it does not work. */
+	(void)user_chdir(&h->cfg, &error);
+}
+
+static void reset_signals(void)
+{
+	struct sigaction dfl = {.sa_handler = SIG_DFL};
+	sigset_t none;
+
+	for (int sig = 1; sig < NSIG; sig++)
+		(void)sigaction(sig, &dfl, NULL); /* fails for KILL, STOP and glibc's own */
+	sigemptyset(&none);
+	(void)sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* Waits for the byte that says that every task is tracked. End of file: the
+ * step is over before it began. */
+static void wait_gate(struct host *h)
+{
+	char go;
+
+	enter(h, STAGE_GATE);
+	if (RETRY(read(h->gate, &go, 1)) != 1)
+		_exit(1);
+}
+
+static void set_task_env(struct host *h)
+{
+	const struct list *lists[] = {&step_common(&h->step)->env, &h->step.ranks[h->rank].env};
+	char number[16];
+
+	for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
+		for (uint32_t at = lists[i]->first; at != NO_ITEM; at = h->step.items[at].next)
+			env_put(&h->env, h->step.items[at].text);
+	}
+	snprintf(number, sizeof(number), "%d", getpid());
+	env_set(&h->env, "SLURM_TASK_PID", number);
+	for (uint32_t at = h->step.ranks[h->rank].fds.first; at != NO_ITEM;
+	     at = h->step.items[at].next) {
+		snprintf(number, sizeof(number), "%d", h->fds[h->step.items[at].index]);
+		env_set(&h->env, h->step.items[at].text, number);
+	}
+}
+
+_Noreturn void task_main(struct host *h, uint32_t rank)
+{
+	h->in_task = true;
+	h->rank = rank;
+	enter(h, STAGE_FORKED);
+	reclaim(h);
+	set_oom_score(h);
+	join(h);
+	run_hook(h, STAGE_PRIVILEGED, HOOK_TASK_INIT_PRIVILEGED);
+	become_user(h);
+	reset_signals();
+	/* All tasks are one process group, led by rank 0, which its parent
+	 * made leader; it is gone only if rank 0 was reaped before it got this far. */
+	if (setpgid(0, rank == 0 ? 0 : h->tasks[0].pid) < 0 && setpgid(0, 0) < 0)
+		task_fail(h, STAGE_STDIO, errno, "cannot join the step's process group", 1);
+	enter(h, STAGE_STDIO);
+	task_stdio(h);
+	wait_gate(h);
+	set_task_env(h);
+	run_hook(h, STAGE_TASK_INIT, HOOK_TASK_INIT);
+	enter(h, STAGE_LIMITS);
+	limits_apply(&h->env);
+	task_exec(h);
+}
