@@ -42,7 +42,7 @@ func run(bin string, quick bool) error {
 	}
 	defer os.RemoveAll(dir)
 	bare := filepath.Join(dir, "bare")
-	src := filepath.Join(filepath.Dir(bin), "integration", "bench", "bare.c")
+	src := filepath.Join(filepath.Dir(bin), "integration", "bench", "bare", "bare.c")
 	if out, err := exec.Command("gcc", "-O2", "-o", bare, src).CombinedOutput(); err != nil {
 		return fmt.Errorf("cannot compile %q: %w: %s", src, err, out)
 	}
