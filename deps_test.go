@@ -1,0 +1,95 @@
+package stepd_test
+
+import (
+	"encoding/json"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The import rules of the project: package, what of ours it may import, and
+// why. A package that is not listed fails the test, as does one that is gone.
+var importRules = map[string]struct {
+	may []string
+	why string
+}{
+	"stepd/step":              {nil, "the vocabulary: standard library only"},
+	"stepd/internal/linux":    {nil, "system calls and nothing else"},
+	"stepd/internal/testkit":  {nil, "what tests share"},
+	"stepd/api":               {nil, "noded's service, generated, and the kernel's word on its peers"},
+	"stepd/api/stepapi":       {[]string{"stepd/step"}, "stepd's socket"},
+	"stepd/task":              {[]string{"stepd/step"}, "knows its neighbours by the interfaces that it declares"},
+	"stepd/spank":             {[]string{"stepd/step", "stepd/internal/linux"}, "a mechanism knows no other"},
+	"stepd/proctrack":         {[]string{"stepd/step", "stepd/internal/linux"}, "a mechanism knows no other"},
+	"stepd/proctrack/detect":  {[]string{"stepd/proctrack", "stepd/step", "stepd/internal/linux"}, "what only noded pays for"},
+	"stepd/jobcontainer":      {[]string{"stepd/step", "stepd/internal/linux"}, "a mechanism knows no other"},
+	"stepd/mpi":               {[]string{"stepd/step", "stepd/mpi/pmi2"}, "one line of wiring for each plugin"},
+	"stepd/mpi/pmi2":          {[]string{"stepd/step", "stepd/internal/linux"}, "a mechanism knows no other"},
+	"stepd/stepio":            {[]string{"stepd/step", "stepd/api/stepapi"}, "the client's streams"},
+	"stepd/slurmconf":         {nil, "the site's files"},
+	"stepd/node":              {[]string{"stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},
+	"stepd/cmd/noded":         {[]string{"stepd/..."}, "wires"},
+	"stepd/cmd/stepd":         {[]string{"stepd/step", "stepd/task", "stepd/spank", "stepd/proctrack", "stepd/mpi", "stepd/api/stepapi", "stepd/internal/linux"}, "wires, and stays small: a step pays for every package"},
+	"stepd/cmd/stepctl":       {[]string{"stepd/..."}, "wires"},
+	"stepd/integration":       {[]string{"stepd/internal/testkit"}, "black box: built programs only"},
+	"stepd/integration/bench": {nil, "black box: built programs only"},
+}
+
+type pkg struct {
+	ImportPath string
+	Imports    []string
+}
+
+func TestImports(t *testing.T) {
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", "./...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	dec := json.NewDecoder(strings.NewReader(string(out)))
+	seen := map[string]bool{}
+	for dec.More() {
+		var p pkg
+		if err := dec.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		if p.ImportPath == "stepd" {
+			continue
+		}
+		seen[p.ImportPath] = true
+		rule, ok := importRules[p.ImportPath]
+		if !ok {
+			t.Errorf("%s has no import rule: add it to this table with its reason", p.ImportPath)
+			continue
+		}
+		for _, imp := range p.Imports {
+			if imp == "C" {
+				t.Errorf("%s imports \"C\": C lives in programs of its own (ADR 0001)", p.ImportPath)
+			}
+			if strings.HasPrefix(imp, "stepd/") && !slices.Contains(rule.may, imp) && !slices.Contains(rule.may, "stepd/...") {
+				t.Errorf("%s imports %s: not allowed (%s)", p.ImportPath, imp, rule.why)
+			}
+		}
+	}
+	for path := range importRules {
+		if !seen[path] {
+			t.Errorf("the table names %s, which is no package any more", path)
+		}
+	}
+}
+
+// What stepd links is paid for once a step: the heavy packages that noded and
+// stepctl use must not come in by the back door.
+func TestStepdStaysSmall(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "./cmd/stepd").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	for _, dep := range strings.Fields(string(out)) {
+		for _, heavy := range []string{"google.golang.org/", "go.etcd.io/", "github.com/spf13/", "github.com/cilium/", "github.com/godbus/", "net/http"} {
+			if strings.HasPrefix(dep, heavy) {
+				t.Errorf("stepd links %s", dep)
+			}
+		}
+	}
+}
