@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"os/user"
 	"strconv"
+	"syscall"
 	"testing"
 )
 
@@ -31,6 +32,7 @@ func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run())
 	}
+	syscall.Umask(0o022) // as in the traces
 	made, err := makeAccounts()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "cannot make the tests' users: %v\n", err)
