@@ -112,7 +112,7 @@ func TestRootDeleteManyAndDeep(t *testing.T) {
 	f := newFixture(t)
 	c := f.plugin()
 	f.create(c, 1)
-	f.user(c, 1, `cd /tmp; mkdir many; cd many; seq 100000 | xargs touch
+	f.user(c, 1, `cd /tmp; mkdir many; cd many; seq 20000 | xargs touch
 cd /tmp; exec perl -e 'for (1..3000) { mkdir "d" or die; open F, ">f"; chdir "d" or die }'`)
 	var lim unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {

@@ -31,6 +31,7 @@ func (t *Tmpfs) Delete(ctx context.Context, job uint32) error {
 		errs = append(errs, c.ns.Close(), t.pins.release())
 		c.ns, c.pids = nil, nil
 	}
+	c.lost = nil
 	return join(append(errs, t.pins.release())...)
 }
 

@@ -54,19 +54,29 @@ func (t *Tmpfs) adopt(pins *os.File, job uint32) error {
 	if c.ns != nil {
 		return nil
 	}
-	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
-	if err == nil {
-		defer dir.Close()
-		c.ns, err = openPin(dir)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cannot restore the container of running job %d: no mount namespace is pinned at %q", job, path.Join(pins.Name(), jobName(job), pinName))
-	}
+	ns, err := openJobPin(pins, job)
 	if err != nil {
-		return fmt.Errorf("cannot restore the container of running job %d: %w", job, err)
+		c.lost = fmt.Errorf("cannot restore the container of running job %d: %w", job, err)
+		return c.lost
 	}
+	c.ns, c.lost = ns, nil
 	// One use for as long as the job has its container; it cannot fail, since
 	// the root is mounted.
 	_, err = t.pins.acquire()
 	return err
+}
+
+func openJobPin(pins *os.File, job uint32) (*os.File, error) {
+	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
+	if err == nil {
+		defer dir.Close()
+		var ns *os.File
+		if ns, err = openPin(dir); err == nil {
+			return ns, nil
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("no mount namespace is pinned at %q", path.Join(pins.Name(), jobName(job), pinName))
+	}
+	return nil, err
 }

@@ -147,6 +147,13 @@ func TestRootRestoreReportsALostNamespace(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "job 4") || !strings.Contains(err.Error(), f.cfg.RunDir+"/4/ns") {
 		t.Errorf("error %v, want one with the job and the path", err)
 	}
+	// Its next step must not get an empty /tmp, nor the node's.
+	if err := c.Create(t.Context(), 4, testUser); err == nil || !strings.Contains(err.Error(), f.cfg.RunDir+"/4/ns") {
+		t.Errorf("a step was added: %v", err)
+	}
+	f.remove(c, 4)
+	f.create(c, 4)
+	f.remove(c, 4)
 	f.wantNothing()
 }
 

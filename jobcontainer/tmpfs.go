@@ -34,7 +34,8 @@ type container struct {
 
 	mu   sync.Mutex
 	ns   *os.File // guarded by mu; nil before Create and after Delete
-	pids []int    // guarded by mu; known members, for messages
+	lost error    // guarded by mu; why a running job's namespace is not there
+	pids []int    // guarded by mu; the job's own processes, for messages
 }
 
 // NewTmpfs checks the configuration and returns the plugin. It touches no
@@ -72,7 +73,7 @@ func (t *Tmpfs) lock(job uint32) (*container, Config) {
 func (t *Tmpfs) unlock(job uint32, c *container) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c.users--; c.users == 0 && c.ns == nil {
+	if c.users--; c.users == 0 && c.ns == nil && c.lost == nil {
 		delete(t.jobs, job)
 		for cont, j := range t.conts {
 			if j == job {
@@ -85,8 +86,9 @@ func (t *Tmpfs) unlock(job uint32, c *container) {
 
 // Create makes the job's container: the private directories, owned by user and
 // closed to all others, and the pinned namespace in which they cover the
-// node's. A job that has one keeps it. What an earlier attempt left is removed
-// first; after an error nothing is left, or the error says what.
+// node's. A job that has one keeps it, so Create may be called for every step.
+// What an earlier attempt left is removed first; after an error nothing is
+// left, or the error says what.
 func (t *Tmpfs) Create(ctx context.Context, job uint32, user step.User) error {
 	if job == 0 {
 		return errors.New("internal error: job 0 has no container")
@@ -95,6 +97,10 @@ func (t *Tmpfs) Create(ctx context.Context, job uint32, user step.User) error {
 	defer t.unlock(job, c)
 	if c.ns != nil {
 		return nil
+	}
+	if c.lost != nil {
+		// A new one would take the files from under the steps that run.
+		return fmt.Errorf("%w; its steps go on, but none can be added", c.lost)
 	}
 	tag, err := makeTag(&cfg)
 	if err != nil {
@@ -223,21 +229,17 @@ func (t *Tmpfs) AddCont(job uint32, cont uint64) error {
 	return nil
 }
 
-// AddPID notes that a process belongs to the job's container. A process joins
-// by setns(2) itself, nobody can do it for another one: AddPID checks that it
-// has, and says so if a helper was started in the wrong namespace.
+// AddPID notes that a process works for the job: its stepd, or a helper. No
+// process can be put into a mount namespace by another one, so nothing is
+// moved; a Delete that fails names those of them which are inside.
 func (t *Tmpfs) AddPID(job uint32, pid int) error {
 	c, _ := t.lock(job)
 	defer t.unlock(job, c)
 	if c.ns == nil {
 		return fmt.Errorf("cannot add process %d to job %d: the job has no job container", pid, job)
 	}
-	in, err := c.holds(pid)
-	if err != nil {
+	if _, err := c.holds(pid); err != nil {
 		return fmt.Errorf("cannot add process %d to job %d: %w", pid, job, err)
-	}
-	if !in {
-		return fmt.Errorf("cannot add process %d to job %d: it has not joined the job's mount namespace", pid, job)
 	}
 	if !slices.Contains(c.pids, pid) {
 		c.pids = append(c.pids, pid)
@@ -245,7 +247,8 @@ func (t *Tmpfs) AddPID(job uint32, pid int) error {
 	return nil
 }
 
-// holds tells whether the process is in the job's namespace.
+// holds tells whether the process is in the job's namespace. It fails for a
+// process that is gone.
 func (c *container) holds(pid int) (bool, error) {
 	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 	if err != nil {

@@ -1,6 +1,7 @@
 package jobcontainer
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -210,18 +211,33 @@ func TestRootAddPIDAndCont(t *testing.T) {
 	if _, err := out.Read(make([]byte, 3)); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.AddPID(1, cmd.Process.Pid); err != nil {
-		t.Errorf("a member refused: %v", err)
-	}
-	for job, pid := range map[uint32]int{2: cmd.Process.Pid, 1: os.Getpid(), 7: cmd.Process.Pid} {
-		if err := c.AddPID(job, pid); err == nil {
-			t.Errorf("process %d accepted in job %d", pid, job)
+	for _, pid := range []int{cmd.Process.Pid, os.Getpid(), cmd.Process.Pid} {
+		if err := c.AddPID(1, pid); err != nil {
+			t.Error(err)
 		}
 	}
-	in.Close()
-	if err := cmd.Wait(); err == nil {
-		t.Log("read ended at end of file")
+	if err := c.AddPID(7, cmd.Process.Pid); err == nil {
+		t.Error("a job without container accepted")
 	}
+	// A Delete that fails names the process that is inside, and only that.
+	stuck := f.private(1) + "/m"
+	if err := os.Mkdir(stuck, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", stuck, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	err := c.Delete(t.Context(), 1)
+	if want := fmt.Sprintf("job 1 are still there: %d", cmd.Process.Pid); err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("error %v, want one that ends with %q", err, want)
+	}
+	if err := unix.Unmount(stuck, 0); err != nil {
+		t.Fatal(err)
+	}
+	f.remove(c, 1)
+	f.create(c, 1)
+	in.Close()
+	cmd.Wait() // the shell's status at end of file does not matter
 	if err := c.AddPID(1, cmd.Process.Pid); err == nil {
 		t.Error("a dead process accepted")
 	}
