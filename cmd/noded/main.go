@@ -1,0 +1,155 @@
+// Command noded is the node daemon: it takes requests on a unix socket, starts
+// one stepd for each step and follows it to its result. See package node.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"stepd/node"
+)
+
+func main() {
+	if err := command().Execute(); err != nil {
+		fmt.Fprintf(os.Stderr, "noded: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// options are the command line.
+type options struct {
+	file      string
+	runDir    string
+	spoolDir  string
+	logFormat string
+	check     bool
+	verbose   bool
+}
+
+func command() *cobra.Command {
+	var o options
+	c := &cobra.Command{
+		Use:           "noded [-f FILE] [--run-dir DIR] [--spool-dir DIR]",
+		Short:         "Node daemon: starts job steps and follows them",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if o.check {
+				return check(c.OutOrStdout(), o)
+			}
+			return run(o)
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&o.file, "file", "f", "", "configuration `FILE` (default $SLURM_CONF, else /etc/stepd/slurm.conf, else none)")
+	f.StringVar(&o.runDir, "run-dir", "", "`DIR`ectory for sockets (default /run/stepd)")
+	f.StringVar(&o.spoolDir, "spool-dir", "", "`DIR`ectory for state (default SlurmdSpoolDir/stepd, else /var/spool/stepd)")
+	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
+	f.BoolVar(&o.check, "check", false, "check the configuration, print its mistakes and the keys that are ignored, and exit")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more")
+	return c
+}
+
+// run is the daemon's life: configure, recover, serve, stop.
+func run(o options) error {
+	if os.Geteuid() != 0 {
+		return errors.New("cannot run as a user: noded starts steps for all users and needs root")
+	}
+	// Files and sockets have the modes that they are made with, whatever the
+	// administrator's shell says.
+	syscall.Umask(0o022)
+	log, err := newLog(o)
+	if err != nil {
+		return err
+	}
+	site, err := loadSite(o)
+	if err != nil {
+		return err
+	}
+	logFile, err := site.logTo(log, o)
+	if err != nil {
+		return err
+	}
+	if logFile != nil {
+		defer logFile.Close()
+	}
+	cfg, err := site.config(log, logFile)
+	if err != nil {
+		return err
+	}
+	n, err := node.New(cfg)
+	if err != nil {
+		return err
+	}
+	return serve(n, log)
+}
+
+const (
+	// stopGrace is how long calls that are under way may take after SIGTERM.
+	stopGrace = 3 * time.Second
+	// closeGrace bounds the rest of the stop.
+	closeGrace = 10 * time.Second
+)
+
+func serve(n *node.Node, log *logrus.Logger) error {
+	// Before the socket is there: nobody may see it and kill us untidily.
+	sigs := make(chan os.Signal, 1)
+	signal.Notify(sigs, syscall.SIGTERM, syscall.SIGINT)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+
+	err := n.Recover(context.Background())
+	if err == nil {
+		err = serveUntil(n, log, sigs)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+	defer cancel()
+	return errors.Join(err, n.Close(ctx))
+}
+
+// serveUntil serves requests until a signal comes.
+func serveUntil(n *node.Node, log *logrus.Logger, sigs <-chan os.Signal) error {
+	l, err := n.Listen()
+	if err != nil {
+		return err
+	}
+	server := n.Server()
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(l) }()
+	if err := n.Publish(); err != nil {
+		server.Stop()
+		return err
+	}
+	log.Info("noded: ready")
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+		log.Warnf("cannot notify systemd: %v", err)
+	}
+	select {
+	case err := <-failed:
+		return fmt.Errorf("cannot serve: %w", err)
+	case sig := <-sigs:
+		log.Infof("stopping on %v; steps go on", sig)
+	}
+	// An error here could only say that nobody listens.
+	_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
+	n.Stop()
+	stopServer(server)
+	return nil
+}
+
+// stopServer lets the calls end that are under way, but not for ever.
+func stopServer(server *grpc.Server) {
+	timer := time.AfterFunc(stopGrace, server.Stop)
+	defer timer.Stop()
+	server.GracefulStop()
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/internal/linux"
+	"stepd/node"
+	"stepd/proctrack"
+	"stepd/proctrack/detect"
+	"stepd/step"
+)
+
+var (
+	_ node.Tracker = (*cgroupTracker)(nil)
+	_ node.Tracker = (*plainTracker)(nil)
+)
+
+// newTracker finds out what the node can do, makes the root and announces what
+// is not had.
+func newTracker(log *logrus.Logger, proctrackType, spool string) (node.Tracker, []node.Fallback, error) {
+	answer, err := detect.Detect(proctrackType)
+	if err != nil {
+		return nil, nil, err
+	}
+	var fallbacks []node.Fallback
+	for _, f := range answer.Fallbacks {
+		log.Warnf("fallback: no %s: %s", f.What, f.Why)
+		fallbacks = append(fallbacks, node.Fallback(f))
+	}
+	if answer.Parent == "" {
+		return &plainTracker{kind: answer.Kind}, fallbacks, nil
+	}
+	root, err := proctrack.NewRoot(answer.Parent, spool)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := root.Ensure(); err != nil {
+		return nil, nil, err
+	}
+	return &cgroupTracker{kind: answer.Kind, root: root}, fallbacks, nil
+}
+
+// cgroupTracker is proctrack.Root as noded wants it.
+type cgroupTracker struct {
+	kind string
+	root *proctrack.Root
+}
+
+func (t *cgroupTracker) Kind() string { return t.kind }
+
+func (t *cgroupTracker) MakeStep(id step.ID) (string, *os.File, error) {
+	dir, err := t.root.MakeStep(id)
+	if err != nil {
+		return "", nil, err
+	}
+	leaf, err := t.root.OpenStepLeaf(id)
+	return dir, leaf, err
+}
+
+func (t *cgroupTracker) EndStep(ctx context.Context, rec *step.Record) error {
+	if rec.Cgroup == "" {
+		return t.root.KillStep(ctx, rec.ID)
+	}
+	// An earlier noded, started elsewhere, may have had another root.
+	root, err := proctrack.RootOf(rec.Cgroup, rec.ID)
+	if err != nil {
+		return err
+	}
+	if err := root.KillStep(ctx, rec.ID); err != nil || root.Dir() == t.root.Dir() {
+		return err
+	}
+	return root.RemoveJob(rec.ID.Job)
+}
+
+func (t *cgroupTracker) EndJob(job uint32) error   { return t.root.RemoveJob(job) }
+func (t *cgroupTracker) Steps() ([]step.ID, error) { return t.root.Steps() }
+func (t *cgroupTracker) Remove() error             { return t.root.Remove() }
+
+// plainTracker stands for the trackers without cgroups: a step has no place,
+// and what is left of a dead stepd is found by its session.
+type plainTracker struct{ kind string }
+
+func (t *plainTracker) Kind() string { return t.kind }
+
+func (t *plainTracker) MakeStep(step.ID) (string, *os.File, error) { return "", nil, nil }
+
+func (t *plainTracker) EndStep(ctx context.Context, rec *step.Record) error {
+	if rec.StepdPID == 0 {
+		return nil // no stepd was ever started
+	}
+	boot, err := linux.BootID()
+	if err != nil {
+		return err
+	}
+	if rec.BootID != boot {
+		return nil // its processes ended with that boot
+	}
+	err = proctrack.KillSession(ctx, proctrack.Process{PID: rec.StepdPID, Start: rec.StepdStart}, nil)
+	if err != nil {
+		return fmt.Errorf("step %s: %w", rec.ID, err)
+	}
+	return nil
+}
+
+func (t *plainTracker) EndJob(uint32) error       { return nil }
+func (t *plainTracker) Steps() ([]step.ID, error) { return nil, nil }
+func (t *plainTracker) Remove() error             { return nil }

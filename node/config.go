@@ -1,0 +1,112 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/step"
+)
+
+// Config is all that a Node is told; main fills it in. Fields without a
+// comment on their zero value are required.
+type Config struct {
+	// NodeName is this node's name in slurm.conf, or the host's.
+	NodeName  string
+	Cluster   string // "" is no name
+	Partition string // "" is none
+
+	// RunDir and SpoolDir are absolute. The spool belongs to one noded.
+	RunDir, SpoolDir string
+
+	// CPUs are the numbers that steps may be given, ascending.
+	CPUs        []int
+	MemoryBytes uint64
+	// MaxTasks is MaxTasksPerNode; 0 is step.TasksMax.
+	MaxTasks int
+
+	// SlurmConf is the file that was read, "" without one.
+	SlurmConf string
+	Spank     step.SpankConf
+	// MPIDefault is MpiDefault; "" is "none". MPITypes are those that exist here.
+	MPIDefault string
+	MPITypes   []string
+
+	// KillWait is the time between SIGTERM and SIGKILL; 0 is 30 s.
+	KillWait time.Duration
+	// UnkillableTimeout bounds the wait for the end of killed processes; 0 is 60 s.
+	UnkillableTimeout time.Duration
+	// MinJobAge keeps ended steps visible; 0 is 300 s. KeepSteps are kept
+	// whatever their age; 0 is 1000.
+	MinJobAge time.Duration
+	KeepSteps int
+
+	// StepdPath is the stepd program, absolute.
+	StepdPath string
+	// StepdLog receives what stepds write to their standard error; nil is /dev/null.
+	StepdLog *os.File
+	// ContainerType is "none" or "tmpfs".
+	ContainerType string
+
+	Users      Users
+	Tracker    Tracker
+	Containers Containers
+
+	// Fallbacks were taken at start: less than the configuration asks for.
+	Fallbacks []Fallback
+	// Plugins lists the plugin stack for the node document; nil is none.
+	Plugins func(ctx context.Context) []Plugin
+
+	Log *logrus.Logger
+}
+
+// Fallback is something the node does in a lesser way than it was asked to.
+type Fallback struct {
+	What string `json:"what"`
+	Why  string `json:"why"`
+}
+
+// Plugin is one line of the plugin stack in the node document.
+type Plugin struct {
+	Path     string `json:"path"`
+	Line     int    `json:"line"`
+	Required bool   `json:"required"`
+	State    string `json:"state"`
+	Problem  string `json:"problem"`
+}
+
+// complete fills in the defaults and checks what New relies on.
+func (c *Config) complete() error {
+	setDefault(&c.MaxTasks, step.TasksMax)
+	setDefault(&c.MPIDefault, "none")
+	setDefault(&c.KillWait, 30*time.Second)
+	setDefault(&c.UnkillableTimeout, 60*time.Second)
+	setDefault(&c.MinJobAge, 300*time.Second)
+	setDefault(&c.KeepSteps, 1000)
+	setDefault(&c.ContainerType, "none")
+	switch {
+	case c.NodeName == "":
+		return errors.New("cannot start a node without a name")
+	case len(c.CPUs) == 0:
+		return fmt.Errorf("cannot start node %q without CPUs", c.NodeName)
+	case !filepath.IsAbs(c.RunDir):
+		return fmt.Errorf("cannot use run directory %q: not an absolute path", c.RunDir)
+	case !filepath.IsAbs(c.SpoolDir):
+		return fmt.Errorf("cannot use spool directory %q: not an absolute path", c.SpoolDir)
+	case c.Users == nil || c.Tracker == nil || c.Containers == nil || c.Log == nil:
+		return errors.New("internal error: node configured without users, tracker, containers or log")
+	}
+	return nil
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}

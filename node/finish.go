@@ -1,0 +1,140 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"stepd/step"
+)
+
+// finish comes after stepd's exit: it finds the result, or makes one that says
+// what happened, and leaves nothing of the step behind.
+func (f *follower) finish() {
+	ending := f.proc.ending() // reaps
+	if !f.settled {
+		f.settleWithout(ending)
+	}
+	f.cleanup()
+}
+
+// settleWithout settles a step whose stepd sent no result: it may have left it
+// in a file, because there was no noded to take it; else it died.
+func (f *follower) settleWithout(ending string) {
+	rec, err := readResult(f.n.files.result(f.id), f.id)
+	if err == nil {
+		f.settle(rec)
+		return
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		f.log.Warnf("%v", err)
+	}
+	f.log.Errorf("%s: killing the rest of the step", ending)
+	f.die(ending, step.Failed)
+}
+
+// die kills what is left of the step and settles it as failed: nobody else can
+// tell what became of its tasks.
+func (f *follower) die(reason string, state step.State) {
+	// No new client may connect to a socket that nobody will serve.
+	f.removeSocket()
+	if err := f.endStep(); err != nil {
+		f.log.Errorf("%v", err)
+		reason += "; " + err.Error()
+	}
+	rec := f.record()
+	deadRecord(rec, reason, state, time.Now())
+	f.logEnd(rec)
+	f.settle(rec)
+}
+
+// deadRecord makes rec the record of a step that nobody saw ending. Its tasks
+// were killed, but how each ended is not known, and is not made up.
+func deadRecord(rec *step.Record, reason string, state step.State, now time.Time) {
+	one := 1
+	rec.State, rec.Reason, rec.ExitCode, rec.Signal, rec.Ended = state, reason, &one, nil, &now
+	for i := range rec.Tasks {
+		switch t := &rec.Tasks[i]; t.State {
+		case step.TaskRunning:
+			t.State = step.TaskExited
+		case step.TaskPending, step.TaskStarting:
+			t.State = step.TaskFailed
+		}
+	}
+}
+
+// logEnd writes the lines that stepd can no longer write.
+func (f *follower) logEnd(rec *step.Record) {
+	log, err := os.OpenFile(f.n.files.events(f.id), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		f.log.Warnf("cannot open event log: %v", err)
+		return
+	}
+	defer log.Close()
+	now := time.Now()
+	err = writeEvents(log,
+		step.Event{Time: now, Event: step.EventKill, Text: rec.Reason},
+		step.Event{Time: now, Event: step.EventState, State: rec.State, Text: rec.Reason},
+		step.Event{Time: now, Event: step.EventEnd, State: rec.State},
+	)
+	if err != nil {
+		f.log.Warnf("%v", err)
+	}
+}
+
+// fail ends a step whose stepd could not be started.
+func (f *follower) fail(cause error) {
+	f.log.Errorf("cannot start the step: %v", cause)
+	f.die(cause.Error(), step.Failed)
+	f.cleanup()
+}
+
+// endStep kills what is left of the step and removes its place.
+func (f *follower) endStep() error {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), f.n.cfg.UnkillableTimeout,
+		fmt.Errorf("still there after %v (UnkillableStepTimeout)", f.n.cfg.UnkillableTimeout))
+	defer cancel()
+	return f.n.cfg.Tracker.EndStep(ctx, f.record())
+}
+
+func (f *follower) removeSocket() {
+	path := f.n.files.stepsDir() + "/" + f.n.files.socketName(f.id)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		f.log.Warnf("cannot remove socket: %v", err)
+	}
+}
+
+// cleanup leaves nothing of a settled step whose stepd has ended. It is the
+// only place that takes the step out of the registry.
+func (f *follower) cleanup() {
+	f.removeSocket()
+	if err := f.endStep(); err != nil {
+		f.log.Errorf("%v", err)
+	}
+	if err := os.Remove(f.n.files.result(f.id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		f.log.Warnf("cannot remove result file: %v", err)
+	}
+	f.n.endJob(f.n.reg.remove(f))
+	close(f.ended)
+}
+
+// endJob removes what a job had, after its last step. nil is no job.
+func (n *Node) endJob(j *job) {
+	if j == nil {
+		return
+	}
+	log := n.log.WithField("job", j.ID)
+	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.UnkillableTimeout)
+	defer cancel()
+	if err := n.cfg.Containers.Delete(ctx, j.ID); err != nil {
+		log.Errorf("%v", err)
+	}
+	if err := n.cfg.Tracker.EndJob(j.ID); err != nil {
+		log.Errorf("%v", err)
+	}
+	if err := n.store.endJob(j.ID); err != nil {
+		log.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,302 @@
+package node
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"stepd/api/stepapi"
+	"stepd/step"
+)
+
+// follower is noded's side of one running step: the loop that owns its state,
+// from the start of stepd (or its adoption) until nothing of the step is left.
+type follower struct {
+	n   *Node
+	id  step.ID
+	job *job
+	log *logrus.Entry
+
+	// proc and conn are the loop's. conn is nil where stepd could not be
+	// reached: then its end is all that is awaited.
+	proc *process
+	conn *stepapi.Conn
+	// settled: the final record is made and, where possible, stored.
+	settled bool
+
+	mu  sync.Mutex
+	rec step.Record // guarded by mu; only the loop changes it
+
+	// ended is closed when the record is final and nothing is left of the step.
+	ended chan struct{}
+}
+
+const (
+	// ackDeadline bounds a send to a stepd that does not read.
+	ackDeadline = time.Second
+	// leaveMax is what a stepd may take to exit after its result was taken.
+	leaveMax = 10 * time.Second
+	// lastWords is how long records are awaited of a stepd that has ended: they
+	// are in the socket already, unless somebody else holds its other end.
+	lastWords = time.Second
+)
+
+func newFollower(n *Node, j *job, rec step.Record) *follower {
+	return &follower{
+		n: n, id: rec.ID, job: j, rec: rec, ended: make(chan struct{}),
+		log: n.log.WithField("step", rec.ID.String()),
+	}
+}
+
+// begin starts the loop for a stepd that runs now.
+func (f *follower) begin(p *process, c *stepapi.Conn) {
+	f.proc, f.conn = p, c
+	f.update(func(rec *step.Record) {
+		rec.StepdPID, rec.StepdStart, rec.BootID = p.pid, p.start, f.n.boot
+	})
+	f.n.reg.start(f)
+	f.n.work.Add(1)
+	go f.follow()
+}
+
+// record returns a copy that the caller may keep.
+func (f *follower) record() *step.Record {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	rec := f.rec
+	rec.Tasks = append([]step.Task(nil), f.rec.Tasks...)
+	return &rec
+}
+
+func (f *follower) update(change func(*step.Record)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(&f.rec)
+}
+
+// follow is the loop. It ends when the step is cleaned up, or with noded.
+func (f *follower) follow() {
+	defer f.n.work.Done()
+	ctx, cancel := context.WithCancel(context.Background())
+	var helpers sync.WaitGroup
+	defer helpers.Wait() // after the cancel and the closes below
+	defer cancel()
+	defer f.proc.close()
+
+	f.storePID()
+	msgs := make(chan *stepapi.Msg)
+	if f.conn == nil {
+		close(msgs)
+	} else {
+		defer f.conn.Close()
+		helpers.Go(func() { f.receive(ctx, msgs) })
+		f.greet()
+	}
+	exited := make(chan error, 1) // size 1: the waiter never waits for us
+	helpers.Go(func() { exited <- f.proc.wait(ctx) })
+
+	var leave <-chan time.Time
+	in := msgs
+	for {
+		select {
+		case m, ok := <-in:
+			if !ok {
+				in = nil // stepd closes its end before it exits
+				continue
+			}
+			if f.handle(m) {
+				leave = time.After(leaveMax)
+			}
+		case <-leave:
+			f.log.Warnf("stepd (pid %d) did not exit within %v of its result: killing it", f.proc.pid, leaveMax)
+			if err := f.proc.kill(); err != nil {
+				f.log.Errorf("cannot kill stepd: %v", err)
+			}
+		case err := <-exited:
+			if err != nil {
+				f.log.Errorf("cannot wait for stepd (pid %d): %v", f.proc.pid, err)
+				return
+			}
+			f.drain(in)
+			f.finish()
+			return
+		case <-f.n.stopping:
+			return
+		}
+	}
+}
+
+// storePID makes the step findable after a restart. A noded that dies before
+// finds stepd by its socket.
+func (f *follower) storePID() {
+	if err := f.n.store.put(f.record()); err != nil {
+		f.log.Errorf("%v", err)
+	}
+}
+
+func (f *follower) greet() {
+	f.send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleNoded})
+}
+
+func (f *follower) send(m *stepapi.Msg) {
+	// A failed deadline or send means that stepd is going; its exit is told elsewhere.
+	_ = f.conn.SetWriteDeadline(time.Now().Add(ackDeadline))
+	if err := f.conn.Send(m); err != nil {
+		f.log.Debugf("stepd takes no %q record: %v", m.Type, err)
+	}
+}
+
+// receive hands records to the loop until stepd closes or ctx ends.
+func (f *follower) receive(ctx context.Context, msgs chan<- *stepapi.Msg) {
+	defer close(msgs)
+	stop := context.AfterFunc(ctx, func() { f.conn.Close() })
+	defer stop()
+	for {
+		m, fds, err := f.conn.Recv()
+		for _, fd := range fds {
+			unix.Close(fd) // stepd has none to give
+		}
+		if err != nil {
+			f.log.Debugf("connection to stepd ended: %v", err)
+			return
+		}
+		select {
+		case msgs <- m:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// drain handles what a stepd that has exited said last.
+func (f *follower) drain(msgs <-chan *stepapi.Msg) {
+	if msgs == nil {
+		return
+	}
+	limit := time.NewTimer(lastWords)
+	defer limit.Stop()
+	for {
+		select {
+		case m, ok := <-msgs:
+			if !ok {
+				return
+			}
+			f.handle(m)
+		case <-limit.C:
+			return
+		}
+	}
+}
+
+// handle takes one record of stepd's. It returns true for the result.
+func (f *follower) handle(m *stepapi.Msg) (result bool) {
+	f.log.Debugf("stepd says %q", m.Type)
+	switch m.Type {
+	case stepapi.TypeHello:
+		if m.Version != stepapi.Version {
+			f.log.Errorf("stepd speaks version %d of its protocol, noded %d: its end alone is followed", m.Version, stepapi.Version)
+			return false
+		}
+		f.merge(m.Record)
+	case stepapi.TypeState:
+		f.merge(m.Record)
+		f.move(m.State)
+	case stepapi.TypeTaskExit:
+		f.taskExit(m)
+	case stepapi.TypeResult:
+		if f.settled {
+			f.send(&stepapi.Msg{Type: stepapi.TypeAck})
+			return true
+		}
+		if m.Record == nil || !isFinal(m.Record.State) {
+			f.log.Error("internal error: stepd sent a result that is not final")
+			return false
+		}
+		if f.settle(m.Record) {
+			f.send(&stepapi.Msg{Type: stepapi.TypeAck})
+		}
+		return true
+	}
+	return false
+}
+
+// merge takes over what stepd knows better: times and tasks. Who the step is
+// and whose, stays noded's word.
+func (f *follower) merge(rec *step.Record) {
+	if rec == nil || f.settled {
+		return
+	}
+	f.update(func(own *step.Record) {
+		own.Reason = rec.Reason
+		if rec.Started != nil {
+			own.Started = rec.Started
+		}
+		if len(rec.Tasks) == own.NTasks {
+			own.Tasks = rec.Tasks
+		}
+	})
+	f.move(rec.State)
+}
+
+// move takes over a state. A final one comes with the result only.
+func (f *follower) move(to step.State) {
+	if f.settled || to == "" || to.Final() {
+		return
+	}
+	f.update(func(own *step.Record) {
+		if own.State == to {
+			return
+		}
+		if s, err := own.State.Move(to); err == nil {
+			own.State = s
+		} // else stepd repeats an earlier state, in a Hello after a restart
+	})
+}
+
+func (f *follower) taskExit(m *stepapi.Msg) {
+	if m.Status == nil {
+		return
+	}
+	f.update(func(own *step.Record) {
+		for _, r := range m.Ranks {
+			if r >= 0 && r < len(own.Tasks) {
+				own.Tasks[r].End(*m.Status)
+			}
+		}
+	})
+}
+
+// settle makes rec's end the step's end, and stores it. From then on the
+// step's CPUs are free. It returns false where the record could not be stored:
+// then stepd gets no Ack and leaves its result file for the next noded.
+func (f *follower) settle(rec *step.Record) (stored bool) {
+	f.update(func(own *step.Record) {
+		own.State, own.Reason = rec.State, rec.Reason
+		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
+		own.Ended = rec.Ended
+		if own.Ended == nil {
+			now := time.Now()
+			own.Ended = &now
+		}
+		if rec.Started != nil {
+			own.Started = rec.Started
+		}
+		if len(rec.Tasks) == own.NTasks {
+			own.Tasks = rec.Tasks
+		}
+	})
+	f.settled = true
+	forgotten, err := f.n.store.finish(f.record(), time.Now())
+	if err != nil {
+		f.log.Errorf("%v", err)
+	}
+	f.n.forget(forgotten)
+	for _, other := range f.n.reg.settle(f) {
+		f.n.cancelLater(other, "its job has ended")
+	}
+	f.log.WithFields(logrus.Fields{"state": rec.State, "reason": rec.Reason}).Info("step ended")
+	return err == nil
+}

@@ -1,0 +1,195 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/api/stepapi"
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+// safePath is the PATH of programs that noded starts: never a user's.
+const safePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// launch makes what the step needs and starts its stepd, and the follower with
+// it. What it made is undone by the follower's cleanup in any case.
+func (n *Node) launch(ctx context.Context, f *follower, spec *step.Spec) error {
+	events, err := n.openEvents(f, spec)
+	if err != nil {
+		return err
+	}
+	defer events.Close()
+	if f.id.Step == 0 {
+		if err := n.cfg.Containers.Create(ctx, f.id.Job, spec.User); err != nil {
+			return fmt.Errorf("cannot create container of job %d: %w", f.id.Job, err)
+		}
+	}
+	ns, err := n.namespace(f.id.Job, spec)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	dir, leaf, err := n.cfg.Tracker.MakeStep(f.id)
+	if err != nil {
+		return err
+	}
+	if leaf != nil {
+		defer leaf.Close()
+	}
+	spec.Proctrack.Dir = dir
+	f.rec.Cgroup = dir // nobody else has f yet
+
+	listen, err := bindIn(n.files.stepsDir(), n.files.socketName(f.id), unix.SOCK_SEQPACKET)
+	if err != nil {
+		return err
+	}
+	defer listen.Close()
+	ours, theirs, err := controlPair()
+	if err != nil {
+		return err
+	}
+	defer theirs.Close()
+	doc, err := encodeSpec(spec)
+	if err != nil {
+		ours.Close()
+		return err
+	}
+	defer doc.Close()
+	proc, err := n.spawn(f.id, leaf, doc, theirs, listen, events, ns)
+	if err != nil {
+		ours.Close()
+		return err
+	}
+	f.begin(proc, ours)
+	if err := n.cfg.Containers.AddPID(f.id.Job, proc.pid); err != nil {
+		f.log.Warnf("cannot tell the job container of stepd (pid %d): %v", proc.pid, err)
+	}
+	return nil
+}
+
+// openEvents makes the step's event log and writes what happened so far.
+func (n *Node) openEvents(f *follower, spec *step.Spec) (*os.File, error) {
+	log, err := os.OpenFile(n.files.events(f.id), os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot create event log: %w", err)
+	}
+	id := f.id
+	err = writeEvents(log,
+		step.Event{Time: f.rec.Submitted, Event: step.EventRequest, JobID: &id.Job, StepID: &id.Step},
+		step.Event{Time: time.Now(), Event: step.EventAccepted, JobID: &id.Job, StepID: &id.Step, Text: "cpus " + spec.CPUs},
+	)
+	if err != nil {
+		log.Close()
+		return nil, err
+	}
+	return log, nil
+}
+
+func writeEvents(log *os.File, events ...step.Event) error {
+	var b []byte
+	for _, e := range events {
+		line, err := json.Marshal(e)
+		if err != nil {
+			return fmt.Errorf("cannot encode event %q: %w", e.Event, err)
+		}
+		b = append(append(b, line...), '\n')
+	}
+	if _, err := log.Write(b); err != nil {
+		return fmt.Errorf("cannot write event log: %w", err)
+	}
+	return nil
+}
+
+// namespace returns the job's mount namespace for stepd, or /dev/null.
+func (n *Node) namespace(job uint32, spec *step.Spec) (*os.File, error) {
+	ns, ok := n.cfg.Containers.Namespace(job)
+	spec.ContainerNS = ok
+	spec.EntireStepInNS = ok && n.cfg.Containers.EntireStepInNS()
+	if !ok {
+		return os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	}
+	fd, err := unix.FcntlInt(ns.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use the mount namespace of job %d: %w", job, err)
+	}
+	return os.NewFile(uintptr(fd), ns.Name()), nil
+}
+
+// controlPair makes the connection between noded and one stepd.
+func controlPair() (ours *stepapi.Conn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot create control socket: %w", err)
+	}
+	ours, err = stepapi.FromFD(fds[0], "control")
+	if err != nil {
+		unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return ours, os.NewFile(uintptr(fds[1]), "stepd's control"), nil
+}
+
+func encodeSpec(spec *step.Spec) (*os.File, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, fmt.Errorf("internal error: step %s: %w", spec.ID, err)
+	}
+	doc, err := json.Marshal(spec)
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode spec of step %s: %w", spec.ID, err)
+	}
+	return stepapi.SealedMemfd("spec", doc)
+}
+
+// spawn starts stepd in a session of its own, so that it survives noded, and
+// in the step's cgroup from its first instruction. files become its
+// descriptors from stepapi.FDSpec on, in that order.
+func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*process, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	fds := []uintptr{null.Fd(), null.Fd(), null.Fd()}
+	if n.cfg.StepdLog != nil {
+		fds[2] = n.cfg.StepdLog.Fd()
+	}
+	for _, f := range files {
+		fds = append(fds, f.Fd())
+	}
+	pidfd := -1
+	sys := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
+	if leaf != nil {
+		sys.UseCgroupFD, sys.CgroupFD = true, int(leaf.Fd())
+	}
+	pid, _, err := syscall.StartProcess(n.cfg.StepdPath, []string{fmt.Sprintf("stepd: [%s]", id)}, &syscall.ProcAttr{
+		Dir: "/", Files: fds, Sys: sys,
+		Env: []string{"PATH=" + safePath, "SLURM_CONF=" + n.cfg.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot start %q: %w", n.cfg.StepdPath, err)
+	}
+	return newChild(pid, pidfd)
+}
+
+// newChild describes the child that was just started.
+func newChild(pid, pidfd int) (*process, error) {
+	p := &process{pid: pid, pidfd: pidfd, child: true}
+	if pidfd < 0 {
+		err := errors.New("the kernel gave no pidfd (Linux 5.2 or newer is needed)")
+		return nil, errors.Join(fmt.Errorf("cannot follow stepd (pid %d): %w", pid, err), syscall.Kill(pid, syscall.SIGKILL), p.reap())
+	}
+	var err error
+	if p.start, err = linux.StartTime(pid); err != nil {
+		// Not reaped yet, so it has a start time whatever it does: /proc is not there.
+		return nil, errors.Join(err, syscall.Kill(pid, syscall.SIGKILL), p.reap(), unix.Close(pidfd))
+	}
+	return p, nil
+}

@@ -1,0 +1,96 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// layout names the files of one noded.
+type layout struct{ run, spool string }
+
+func (l layout) stepsDir() string             { return filepath.Join(l.run, "steps") }
+func (l layout) socketName(id step.ID) string { return id.String() + ".sock" }
+func (l layout) socket() string               { return filepath.Join(l.run, "noded.sock") }
+func (l layout) state() string                { return filepath.Join(l.spool, "state.db") }
+func (l layout) resultsDir() string           { return filepath.Join(l.spool, "results") }
+func (l layout) result(id step.ID) string     { return filepath.Join(l.resultsDir(), id.String()) }
+func (l layout) eventsDir() string            { return filepath.Join(l.spool, "events") }
+func (l layout) events(id step.ID) string     { return filepath.Join(l.eventsDir(), id.String()+".jsonl") }
+
+// make creates the directories. Users pass through RUN to their steps'
+// sockets; of the spool nothing is theirs to see.
+func (l layout) make() error {
+	for _, d := range []struct {
+		path string
+		mode os.FileMode
+	}{
+		{l.run, 0o755}, {l.stepsDir(), 0o755},
+		{l.spool, 0o755}, {l.resultsDir(), 0o700}, {l.eventsDir(), 0o700},
+	} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return fmt.Errorf("cannot create directory: %w", err)
+		}
+		if err := checkOurs(d.path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkOurs refuses a directory that somebody else could put files into: root
+// opens, renames and removes by name in it.
+func checkOurs(dir string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return fmt.Errorf("cannot use directory %q: %w", dir, err)
+	}
+	if int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("cannot use directory %q: it belongs to uid %d, not to %d", dir, st.Uid, os.Geteuid())
+	}
+	if st.Mode&0o022 != 0 {
+		return fmt.Errorf("cannot use directory %q: others may write there (mode %#o): chmod go-w", dir, st.Mode&0o7777)
+	}
+	return nil
+}
+
+// errLocked is wrapped by lockDir's error when another process has the lock.
+var errLocked = errors.New("in use")
+
+// lockDir takes the lock of dir for the life of the file that it returns. The
+// holder's pid is in the file, for the message of who comes second.
+func lockDir(dir string) (*os.File, error) {
+	path := filepath.Join(dir, "lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open lock file: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		defer f.Close()
+		buf := make([]byte, 20)
+		n, _ := f.Read(buf) // an unreadable pid only makes the message poorer
+		holder := "another process"
+		if n > 0 {
+			holder = fmt.Sprintf("noded (pid %s)", buf[:n])
+		}
+		return nil, fmt.Errorf("cannot use directory %q: %w by %s", dir, errLocked, holder)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("cannot lock %q: %w", path, err)
+	}
+	if err := f.Truncate(0); err == nil {
+		_, err = f.WriteAt([]byte(fmt.Sprint(os.Getpid())), 0)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("cannot write lock file %q: %w", path, err)
+	}
+	return f, nil
+}

@@ -1,0 +1,134 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+// Node is one noded. Make it with New; then Recover, and Server.
+type Node struct {
+	cfg   Config
+	log   *logrus.Logger
+	files layout
+	boot  string
+
+	locks []*os.File
+	store *store
+	reg   *registry
+
+	// stopping is closed by Stop: followers let go of their steps.
+	stopping chan struct{}
+	stopOnce sync.Once
+	// work counts the followers and what they started.
+	work sync.WaitGroup
+}
+
+// New makes the directories, locks them and opens the state. A second noded on
+// the same spool or run directory gets an error that names the first one's pid.
+// The caller ends it with Close.
+func New(cfg Config) (*Node, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	boot, err := linux.BootID()
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{
+		cfg: cfg, log: cfg.Log, files: layout{run: cfg.RunDir, spool: cfg.SpoolDir}, boot: boot,
+		reg: newRegistry(cfg.CPUs), stopping: make(chan struct{}),
+	}
+	if err := n.open(); err != nil {
+		n.unlock()
+		return nil, err
+	}
+	return n, nil
+}
+
+func (n *Node) open() error {
+	if err := n.files.make(); err != nil {
+		return err
+	}
+	// The spool first: it is what the message is about when a noded is started twice.
+	dirs := []string{n.files.spool}
+	if n.files.run != n.files.spool {
+		dirs = append(dirs, n.files.run)
+	}
+	for _, dir := range dirs {
+		lock, err := lockDir(dir)
+		if err != nil {
+			return err
+		}
+		n.locks = append(n.locks, lock)
+	}
+	st, err := openStore(n.files.state(), n.cfg.MinJobAge, n.cfg.KeepSteps)
+	if err != nil {
+		return err
+	}
+	n.store = st
+	drained, err := st.drain()
+	if err != nil {
+		return errors.Join(err, st.close())
+	}
+	n.reg.setDrain(drained)
+	return nil
+}
+
+func (n *Node) unlock() {
+	for _, l := range n.locks {
+		l.Close() // the lock goes with the descriptor
+	}
+}
+
+// Stop refuses further requests and ends the calls that wait; the steps run
+// on. It may be called more than once.
+func (n *Node) Stop() {
+	n.stopOnce.Do(func() {
+		n.reg.close()
+		close(n.stopping)
+	})
+}
+
+// Close ends what Stop has stopped: it waits for the followers (no longer than
+// ctx), takes the socket away, removes the tracker's root when no step is left,
+// and closes the state.
+func (n *Node) Close(ctx context.Context) error {
+	n.Stop()
+	idle := make(chan struct{})
+	go func() {
+		n.work.Wait()
+		close(idle)
+	}()
+	var errs []error
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		errs = append(errs, fmt.Errorf("cannot wait for the end of all work: %w", context.Cause(ctx)))
+	}
+	if err := os.Remove(n.files.socket()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("cannot remove socket: %w", err))
+	}
+	if len(n.reg.followers()) == 0 {
+		errs = append(errs, n.cfg.Tracker.Remove())
+	}
+	errs = append(errs, n.store.close())
+	n.unlock()
+	return errors.Join(errs...)
+}
+
+// forget removes the logs of steps that the store has forgotten.
+func (n *Node) forget(ids []step.ID) {
+	for _, id := range ids {
+		if err := os.Remove(n.files.events(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			n.log.WithField("step", id.String()).Warnf("cannot remove event log: %v", err)
+		}
+	}
+}

@@ -1,0 +1,55 @@
+package node
+
+import (
+	"context"
+	"os"
+
+	"stepd/step"
+)
+
+// Tracker is the node's side of process tracking: it makes the place where a
+// step's stepd is born, and kills all that is left of a step whose stepd is
+// gone. Methods may be called from several goroutines.
+type Tracker interface {
+	// Kind is the value of step.Proctrack.Kind, and of the node document.
+	Kind() string
+	// MakeStep makes the step's place. dir is its cgroup ("" where there is
+	// none); leaf is a directory descriptor for CLONE_INTO_CGROUP, which the
+	// caller closes, nil where there is no cgroup to be born in.
+	MakeStep(id step.ID) (dir string, leaf *os.File, err error)
+	// EndStep kills every process of the step that is left, stepd and host
+	// included, returns when there is none, and removes the step's place. When
+	// ctx ends first, the error names the survivors. Of rec it may use the id,
+	// Cgroup, StepdPID and StepdStart. It is idempotent.
+	EndStep(ctx context.Context, rec *step.Record) error
+	// EndJob removes the empty place of a job whose steps were ended.
+	EndJob(job uint32) error
+	// Steps lists the steps that have a place: leftovers after a crash.
+	Steps() ([]step.ID, error)
+	// Remove removes the tracker's own root, at the end, when no step is left.
+	Remove() error
+}
+
+// Containers makes the private view of the node that the steps of a job share.
+// *jobcontainer.Tmpfs and jobcontainer.None are such.
+type Containers interface {
+	// Create makes the job's container before its first step.
+	Create(ctx context.Context, job uint32, user step.User) error
+	// Namespace returns the job's mount namespace, and whether it has one. The
+	// file stays its owner's.
+	Namespace(job uint32) (*os.File, bool)
+	// EntireStepInNS tells whether the whole host joins it (rulings 8).
+	EntireStepInNS() bool
+	// AddPID tells of a process of the job: stepd, when it was started.
+	AddPID(job uint32, pid int) error
+	// Delete removes the container after the job's last step.
+	Delete(ctx context.Context, job uint32) error
+	// Restore takes over the containers of running jobs and removes the others'.
+	Restore(ctx context.Context, running []uint32) error
+}
+
+// Users answers who a user is, through the C library (design §4). *Lookup is one.
+type Users interface {
+	// ByUID returns the user, or an error that wraps ErrNoUser.
+	ByUID(ctx context.Context, uid uint32) (step.User, error)
+}

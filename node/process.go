@@ -1,0 +1,102 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+// process is one stepd: a pidfd names it, whatever becomes of the number.
+type process struct {
+	pid   int
+	start uint64 // clock ticks since boot
+	pidfd int
+	child bool // ours to reap
+}
+
+// errGone is returned by findProcess for a process that is no more.
+var errGone = errors.New("is gone")
+
+// findProcess opens the stepd of a record: the process that has its pid, start
+// time and boot id, for pids come again. A zombie counts as gone: not every
+// PID 1 reaps at once (rulings 26).
+func findProcess(rec *step.Record, boot string) (*process, error) {
+	if rec.StepdPID <= 0 || rec.BootID != boot {
+		return nil, errGone
+	}
+	pidfd, err := linux.PidfdOpen(rec.StepdPID)
+	if linux.IsGone(err) {
+		return nil, errGone
+	}
+	if err != nil {
+		return nil, err
+	}
+	p := &process{pid: rec.StepdPID, pidfd: pidfd}
+	// The pidfd comes first: if the number still has the right start time now,
+	// the pidfd is that process's.
+	exited, err := linux.PidfdExited(pidfd)
+	if err == nil && !exited {
+		p.start, err = linux.StartTime(rec.StepdPID)
+		if err == nil && p.start == rec.StepdStart {
+			return p, nil
+		}
+	}
+	p.close()
+	return nil, errGone
+}
+
+// wait returns nil when the process has ended, or ctx's cause.
+func (p *process) wait(ctx context.Context) error { return linux.PidfdWait(ctx, p.pidfd) }
+
+// kill ends the process at once.
+func (p *process) kill() error {
+	err := linux.PidfdSignal(p.pidfd, syscall.SIGKILL)
+	if linux.IsGone(err) {
+		return nil
+	}
+	return err
+}
+
+// ending says in words how the process, which has ended, came to its end, and
+// reaps it. Of a process that is not our child nobody tells the status, and
+// none is made up.
+func (p *process) ending() string {
+	who := fmt.Sprintf("stepd (pid %d) ", p.pid)
+	if !p.child {
+		return who + "is gone"
+	}
+	var ws unix.WaitStatus
+	err := linux.IgnoringEINTR(func() error {
+		_, err := unix.Wait4(p.pid, &ws, 0, nil)
+		return err
+	})
+	switch {
+	case err != nil:
+		return who + "is gone"
+	case ws.Signaled():
+		return who + "was killed by " + signalName(ws.Signal())
+	}
+	return who + fmt.Sprintf("exited with code %d and left no result", ws.ExitStatus())
+}
+
+func (p *process) reap() error {
+	_, err := unix.Wait4(p.pid, nil, 0, nil)
+	return err
+}
+
+func (p *process) close() { unix.Close(p.pidfd) }
+
+// signalName is the name that users know: SIGKILL, SIGRTMIN+1.
+func signalName(sig syscall.Signal) string {
+	if name := unix.SignalName(sig); strings.HasPrefix(name, "SIG") {
+		return name
+	}
+	return fmt.Sprintf("signal %d", int(sig))
+}

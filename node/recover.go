@@ -1,0 +1,241 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"stepd/api/stepapi"
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+// helloMax is how long a stepd whose pid is not known may take to say it.
+const helloMax = 2 * time.Second
+
+// Recover finds what an earlier noded left: steps that run are followed again,
+// those that ended meanwhile get their result, what is left of dead ones is
+// removed. It returns before the dead are all cleaned up. It is called once,
+// before requests are served.
+func (n *Node) Recover(ctx context.Context) error {
+	recs, err := n.store.steps(0)
+	if err != nil {
+		return err
+	}
+	jobs, err := n.store.jobs()
+	if err != nil {
+		return err
+	}
+	left := make(map[uint32][]*step.Record)
+	running := make(map[step.ID]bool)
+	for _, rec := range recs {
+		if !rec.State.Final() {
+			left[rec.ID.Job] = append(left[rec.ID.Job], rec)
+			running[rec.ID] = true
+		}
+	}
+	var jobIDs []uint32
+	var ended []uint32
+	for _, j := range jobs {
+		if len(left[j.ID]) == 0 {
+			ended = append(ended, j.ID)
+			continue
+		}
+		jobIDs = append(jobIDs, j.ID)
+	}
+	if err := n.cfg.Containers.Restore(ctx, jobIDs); err != nil {
+		n.log.Errorf("cannot restore job containers: %v", err)
+	}
+	n.sweep(running)
+	for _, j := range jobs {
+		if recs := left[j.ID]; len(recs) > 0 {
+			n.recoverJob(j, recs)
+			delete(left, j.ID)
+		}
+	}
+	for _, recs := range left { // steps without their job: a store that was edited
+		n.recoverJob(jobRecord{ID: recs[0].ID.Job, UID: recs[0].UID, User: recs[0].User, CPUs: recs[0].CPUs}, recs)
+	}
+	for _, id := range ended {
+		n.endJob(&job{jobRecord: jobRecord{ID: id}})
+	}
+	return nil
+}
+
+// recoverJob takes back one job with the steps of it that had not ended.
+func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
+	cpus, err := step.ParseCPUList(rec.CPUs)
+	if err != nil {
+		n.log.WithField("job", rec.ID).Errorf("cannot take back its CPUs: %v", err)
+	}
+	j := n.reg.adopt(rec, cpus, len(steps))
+	first := false
+	var others []*follower
+	for _, s := range steps {
+		f := newFollower(n, j, *s)
+		first = first || s.ID.Step == 0
+		if n.adopt(f) && s.ID.Step != 0 {
+			others = append(others, f)
+		}
+	}
+	if rec.Implicit && !first {
+		for _, f := range others {
+			n.cancelLater(f, "its job has ended")
+		}
+	}
+}
+
+// adopt follows a step again, or ends it where its stepd is dead. It returns
+// whether the step runs.
+func (n *Node) adopt(f *follower) (runs bool) {
+	rec := f.record()
+	p, conn, reason := n.findStepd(rec)
+	if p == nil {
+		state := step.Failed
+		if rec.BootID != n.boot {
+			state = step.NodeFail
+		}
+		n.work.Go(func() {
+			f.bury(reason, state)
+		})
+		return false
+	}
+	f.log.Infof("found stepd (pid %d) again", p.pid)
+	f.begin(p, conn)
+	return true
+}
+
+// bury settles a step whose stepd was dead when noded started.
+func (f *follower) bury(reason string, state step.State) {
+	rec, err := readResult(f.n.files.result(f.id), f.id)
+	switch {
+	case err == nil:
+		f.log.Info("took the result that stepd left")
+		f.settle(rec)
+	default:
+		if !errors.Is(err, os.ErrNotExist) {
+			f.log.Warnf("%v", err)
+		}
+		f.log.Errorf("%s: killing the rest of the step", reason)
+		f.die(reason, state)
+	}
+	f.cleanup()
+}
+
+// findStepd finds the step's stepd and connects to it. Without a process the
+// reason says why; without a connection it is followed by its pidfd alone.
+func (n *Node) findStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
+	if rec.BootID != n.boot {
+		return nil, nil, "the node was rebooted while the step ran"
+	}
+	dir, name := n.files.stepsDir(), n.files.socketName(rec.ID)
+	if rec.StepdPID == 0 {
+		return n.meetStepd(rec)
+	}
+	p, err := findProcess(rec, n.boot)
+	if errors.Is(err, errGone) {
+		return nil, nil, fmt.Sprintf("stepd (pid %d) is gone", rec.StepdPID)
+	}
+	if err != nil {
+		return nil, nil, err.Error()
+	}
+	conn, err := stepapi.DialDir(dir, name)
+	if err != nil {
+		// It may be past serving, on its way to leave a result file.
+		n.log.WithField("step", rec.ID.String()).Warnf("cannot reach stepd (pid %d): %v", p.pid, err)
+		return p, nil, ""
+	}
+	return p, conn, ""
+}
+
+// meetStepd asks the socket who serves it: noded died after it had started
+// stepd, and before it had stored the pid.
+func (n *Node) meetStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
+	const why = "noded ended while it started the step"
+	conn, err := stepapi.DialDir(n.files.stepsDir(), n.files.socketName(rec.ID))
+	if err != nil {
+		return nil, nil, why
+	}
+	timer := time.AfterFunc(helloMax, func() { conn.Close() })
+	m, _, err := conn.Recv()
+	if !timer.Stop() || err != nil || m.Record == nil || m.Record.StepdPID <= 0 {
+		conn.Close()
+		return nil, nil, why
+	}
+	pidfd, err := linux.PidfdOpen(m.Record.StepdPID)
+	if err != nil {
+		conn.Close()
+		return nil, nil, why
+	}
+	p := &process{pid: m.Record.StepdPID, pidfd: pidfd}
+	if p.start, err = linux.StartTime(p.pid); err != nil {
+		conn.Close()
+		p.close()
+		return nil, nil, why
+	}
+	// The Hello was read; the loop gets its Record with the next State.
+	return p, conn, ""
+}
+
+// sweep removes what is left of steps that are final: cgroups, sockets, result
+// files. What the store never numbered is somebody else's, and stays.
+func (n *Node) sweep(running map[step.ID]bool) {
+	ids, err := n.cfg.Tracker.Steps()
+	if err != nil {
+		n.log.Errorf("cannot list leftovers: %v", err)
+	}
+	for _, id := range ids {
+		if running[id] {
+			continue
+		}
+		log := n.log.WithField("step", id.String())
+		if !n.store.knows(id.Job) {
+			log.Warn("found a step that this spool never started: it is left alone")
+			continue
+		}
+		n.work.Go(func() {
+			log.Warn("removing what an earlier noded left of the step")
+			ctx, cancel := context.WithTimeout(context.Background(), n.cfg.UnkillableTimeout)
+			defer cancel()
+			if err := n.cfg.Tracker.EndStep(ctx, n.leftover(id)); err != nil {
+				log.Errorf("%v", err)
+				return
+			}
+			if err := n.cfg.Tracker.EndJob(id.Job); err != nil {
+				log.Debugf("%v", err) // another step of the job may run
+			}
+		})
+	}
+	n.sweepDir(n.files.stepsDir(), ".sock", running)
+	n.sweepDir(n.files.resultsDir(), "", running)
+}
+
+func (n *Node) leftover(id step.ID) *step.Record {
+	if rec, err := n.store.step(id); err == nil {
+		return rec
+	}
+	return &step.Record{ID: id} // forgotten since
+}
+
+// sweepDir removes the files of steps that do not run. Other names are not ours.
+func (n *Node) sweepDir(dir, suffix string, running map[step.ID]bool) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		n.log.Errorf("cannot list leftovers: %v", err)
+		return
+	}
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), suffix)
+		id, err := step.ParseID(name)
+		if !ok || err != nil || running[id] || !n.store.knows(id.Job) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			n.log.Warnf("cannot remove leftover: %v", err)
+		}
+	}
+}

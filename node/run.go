@@ -1,0 +1,192 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// run is the path of a request: who asks, what, for whom, is there place, a
+// number, a stepd. A refused request leaves nothing and spends no number; from
+// the number on, the step exists and a failure is its result.
+func (n *Node) run(ctx context.Context, caller api.Peer, raw []byte) (*follower, *step.Spec, error) {
+	received := time.Now()
+	req, err := n.decode(raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	user, err := n.userFor(ctx, caller, req)
+	if err != nil {
+		return nil, nil, err
+	}
+	a, err := n.reg.admit(ctx, req, user.UID, caller.Root())
+	if err != nil {
+		return nil, nil, err
+	}
+	spec := n.spec(req, user, a)
+	f, err := n.number(spec, a, received)
+	if err != nil {
+		n.endJob(n.reg.abandon(a))
+		return nil, nil, status.Error(codes.Internal, err.Error())
+	}
+	// From here on the client's going away changes nothing.
+	if err := n.launch(context.WithoutCancel(ctx), f, spec); err != nil {
+		f.fail(err)
+		return nil, nil, status.Error(codes.Internal, err.Error())
+	}
+	return f, spec, nil
+}
+
+// decode reads and checks a request. Unknown fields are an error: what the
+// user asked for must not be dropped silently by an older noded.
+func (n *Node) decode(raw []byte) (*step.Request, error) {
+	if len(raw) > api.RequestMax {
+		return nil, api.TooLarge(len(raw))
+	}
+	req := new(step.Request)
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	err := d.Decode(req)
+	if err == nil {
+		if _, more := d.Token(); more != io.EOF {
+			err = errors.New("bytes after the document")
+		}
+	}
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "cannot parse request: %v", err)
+	}
+	if err := req.Validate(); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	switch {
+	case req.NNodes != 1:
+		err = &step.FieldError{Field: "nnodes", Problem: fmt.Sprintf("%d nodes: a step runs on 1", req.NNodes)}
+	case req.NTasks > n.cfg.MaxTasks:
+		err = &step.FieldError{Field: "ntasks", Problem: fmt.Sprintf("%d tasks: the limit is %d (MaxTasksPerNode)", req.NTasks, n.cfg.MaxTasks)}
+	}
+	if req.MPI == "" {
+		req.MPI = n.cfg.MPIDefault
+	}
+	if err == nil && !slices.Contains(n.cfg.MPITypes, req.MPI) {
+		err = &step.FieldError{Field: "mpi", Problem: fmt.Sprintf("no type %q here: there are %s", req.MPI, strings.Join(n.cfg.MPITypes, ", "))}
+	}
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	return req, nil
+}
+
+// userFor decides who the tasks run as. Groups come from the name service, and
+// never from the client (rulings 25).
+func (n *Node) userFor(ctx context.Context, caller api.Peer, req *step.Request) (step.User, error) {
+	uid := caller.UID
+	if req.UID != nil {
+		uid = *req.UID
+	}
+	if uid != caller.UID && !caller.Root() {
+		return step.User{}, status.Errorf(codes.PermissionDenied, "permission denied: uid: only root may run as uid %d", uid)
+	}
+	user, err := n.cfg.Users.ByUID(ctx, uid)
+	switch {
+	case errors.Is(err, ErrNoUser) && caller.Root() && req.GID != nil:
+		return step.User{Name: fmt.Sprint(uid), UID: uid, GID: *req.GID, Groups: []uint32{*req.GID}, Home: "/"}, nil
+	case errors.Is(err, ErrNoUser) && caller.Root():
+		return step.User{}, status.Errorf(codes.InvalidArgument, "uid: there is no user %d; --gid is needed to run as a bare number", uid)
+	case errors.Is(err, ErrNoUser):
+		return step.User{}, status.Errorf(codes.PermissionDenied, "permission denied: there is no user %d", uid)
+	case err != nil:
+		return step.User{}, status.Error(codes.Unavailable, err.Error())
+	}
+	if req.GID == nil || *req.GID == user.GID {
+		return user, nil
+	}
+	if !caller.Root() {
+		return step.User{}, status.Errorf(codes.PermissionDenied, "permission denied: gid: only root may run as gid %d", *req.GID)
+	}
+	user.GID = *req.GID
+	if !slices.Contains(user.Groups, user.GID) {
+		user.Groups = append([]uint32{user.GID}, user.Groups...)
+	}
+	return user, nil
+}
+
+// spec puts what was decided beside what was asked for. Its id comes later.
+func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec {
+	s := &step.Spec{
+		Request: *req, User: user,
+		NodeName: n.cfg.NodeName, NodeList: n.cfg.NodeName,
+		CPUs: step.FormatCPUList(a.cpus), NCPUs: len(a.cpus),
+		Cluster: n.cfg.Cluster, Partition: n.cfg.Partition, SlurmConf: n.cfg.SlurmConf,
+		Spank: n.cfg.Spank, Proctrack: step.Proctrack{Kind: n.cfg.Tracker.Kind()},
+		Container: n.cfg.ContainerType, RunDir: n.files.run,
+		KillWaitS: int(n.cfg.KillWait / time.Second),
+	}
+	// So that stepctl in a task finds the node that it runs on (rulings 29).
+	s.Env = setEnv(s.Env, "NODED_SOCKET", n.files.socket())
+	return s
+}
+
+// setEnv returns env with NAME=value as its only entry for name; env itself
+// stays as it is.
+func setEnv(env []string, name, value string) []string {
+	out := make([]string, 0, len(env)+1)
+	for _, e := range env {
+		if !strings.HasPrefix(e, name+"=") {
+			out = append(out, e)
+		}
+	}
+	return append(out, name+"="+value)
+}
+
+// number gives the step its number, durably, and makes its follower.
+func (n *Node) number(spec *step.Spec, a *admission, received time.Time) (*follower, error) {
+	rec := step.Record{
+		Name: spec.Name, UID: spec.User.UID, User: spec.User.Name, Node: n.cfg.NodeName,
+		State: step.Starting, NTasks: spec.NTasks, Command: shownCommand(spec.Argv), Submitted: received,
+		Tasks: make([]step.Task, spec.NTasks), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
+	}
+	for i := range rec.Tasks {
+		rec.Tasks[i] = step.Task{Rank: i, LocalID: i, State: step.TaskPending}
+	}
+	if a.job == nil {
+		job := jobRecord{UID: rec.UID, User: rec.User, CPUs: spec.CPUs, Implicit: true}
+		if err := n.store.newJob(&job, &rec); err != nil {
+			return nil, err
+		}
+		n.reg.newJob(a, job)
+	} else if err := n.store.newStep(a.job.ID, &rec); err != nil {
+		return nil, err
+	}
+	spec.ID = rec.ID
+	spec.ResultFile = n.files.result(rec.ID)
+	return newFollower(n, a.job, rec), nil
+}
+
+// commandMax bounds what is kept of a command, in bytes: a listing of a
+// thousand steps must stay readable, and a user must not fill the store.
+const commandMax = 8 << 10
+
+// shownCommand is the command as listings show it. A cut is marked by "...".
+func shownCommand(argv []string) []string {
+	room := commandMax
+	shown := make([]string, 0, min(len(argv), 64))
+	for _, a := range argv {
+		if room -= len(a) + 1; room < 0 {
+			return append(shown, "...")
+		}
+		shown = append(shown, a)
+	}
+	return shown
+}

@@ -1,0 +1,243 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/api/stepapi"
+	"stepd/step"
+)
+
+// errDenied is the answer to whoever is neither owner nor root.
+var errDenied = status.Error(codes.PermissionDenied, "permission denied")
+
+// Server returns noded's service, for Serve on the listener of Listen. The
+// methods' contract is in node.proto.
+func (n *Node) Server() *grpc.Server {
+	s := grpc.NewServer(
+		grpc.Creds(api.Credentials()),
+		// Above the limit, so that its own words name it (rulings 6).
+		grpc.MaxRecvMsgSize(api.RequestMax+api.RequestMax/4),
+		grpc.MaxConcurrentStreams(256),
+		grpc.ConnectionTimeout(10*time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Hour}),
+	)
+	api.RegisterNodeServer(s, &service{n: n})
+	return s
+}
+
+// service maps the methods to the node. Every one begins with who asks.
+type service struct {
+	api.UnimplementedNodeServer
+	n *Node
+}
+
+func (s *service) Run(ctx context.Context, in *api.RunRequest) (*api.RunReply, error) {
+	caller, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f, spec, err := s.n.run(ctx, caller, in.GetRequest())
+	if err != nil {
+		s.n.log.WithField("uid", caller.UID).Infof("request refused: %v", status.Convert(err).Message())
+		return nil, err
+	}
+	f.log.WithField("uid", spec.User.UID).WithField("ntasks", spec.NTasks).Info("step started")
+	// The client has these, and they may be longer than an answer can be.
+	spec.Argv, spec.Env = nil, nil
+	doc, err := encode(spec)
+	if err != nil {
+		return nil, err
+	}
+	return &api.RunReply{
+		JobId: f.id.Job, StepId: f.id.Step, Node: s.n.cfg.NodeName, Spec: doc,
+		SocketDir: s.n.files.stepsDir(), SocketName: s.n.files.socketName(f.id),
+	}, nil
+}
+
+func (s *service) Show(ctx context.Context, in *api.StepRef) (*api.StepReply, error) {
+	recs, err := s.own(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	return stepReply(recs)
+}
+
+func (s *service) Wait(ctx context.Context, in *api.StepRef) (*api.StepReply, error) {
+	recs, err := s.own(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	for _, rec := range recs {
+		f := s.n.reg.follower(rec.ID)
+		if f == nil {
+			continue
+		}
+		select {
+		case <-f.ended:
+		case <-s.n.stopping:
+			return nil, status.Error(codes.Unavailable, "noded is stopping; the step goes on")
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	if recs, err = s.own(ctx, in); err != nil {
+		return nil, err
+	}
+	return stepReply(recs)
+}
+
+func (s *service) List(ctx context.Context, in *api.ListRequest) (*api.ListReply, error) {
+	caller, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	recs, err := s.n.list(in.GetAll())
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	out := new(api.ListReply)
+	for _, rec := range recs {
+		if !mayAct(caller, rec.UID) {
+			rec.Command = []string{} // what others run is not everybody's (rulings 32)
+		}
+		doc, err := encode(rec)
+		if err != nil {
+			return nil, err
+		}
+		out.Step = append(out.Step, doc)
+	}
+	return out, nil
+}
+
+func (s *service) Signal(ctx context.Context, in *api.SignalRequest) (*api.Empty, error) {
+	sig, scope := int(in.GetSignal()), in.GetScope()
+	if scope == "" {
+		scope = "tasks"
+	}
+	if sig < 1 || sig > 64 {
+		return nil, status.Errorf(codes.InvalidArgument, "signal: there is no signal %d", sig)
+	}
+	if scope != "tasks" && scope != "all" {
+		return nil, status.Errorf(codes.InvalidArgument, "scope: %.40q is neither \"tasks\" nor \"all\"", scope)
+	}
+	return s.tell(ctx, in.GetStep(), stepapi.Msg{Type: stepapi.TypeSignal, Signal: sig, Scope: scope})
+}
+
+func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty, error) {
+	reason := in.GetReason()
+	if len(reason) > step.NameMax || checkWord(reason) != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
+	}
+	return s.tell(ctx, in.GetStep(), stepapi.Msg{Type: stepapi.TypeCancel, Reason: reason})
+}
+
+// tell passes a request on to the stepds of a step or job.
+func (s *service) tell(ctx context.Context, ref *api.StepRef, m stepapi.Msg) (*api.Empty, error) {
+	recs, err := s.own(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	told := 0
+	for _, rec := range recs {
+		f := s.n.reg.follower(rec.ID)
+		if f == nil {
+			continue
+		}
+		msg := m
+		if err := f.ask(ctx, &msg); err != nil {
+			select {
+			case <-f.ended: // it came to its end while it was asked
+				continue
+			default:
+			}
+			return nil, status.Errorf(codes.Unavailable, "cannot %s step %s: %v", m.Type, rec.ID, err)
+		}
+		told++
+	}
+	if told == 0 {
+		return nil, status.Errorf(codes.FailedPrecondition, "step %s has ended", recs[0].ID)
+	}
+	return &api.Empty{}, nil
+}
+
+func (s *service) NodeStatus(ctx context.Context, _ *api.Empty) (*api.NodeStatusReply, error) {
+	if _, err := caller(ctx); err != nil {
+		return nil, err
+	}
+	doc, err := encode(s.n.status(ctx))
+	if err != nil {
+		return nil, err
+	}
+	return &api.NodeStatusReply{Node: doc}, nil
+}
+
+func (s *service) Drain(ctx context.Context, in *api.DrainRequest) (*api.Empty, error) {
+	reason := in.GetReason()
+	if reason == "" {
+		return nil, status.Error(codes.InvalidArgument, "reason: is empty: say why the node is drained")
+	}
+	if len(reason) > step.NameMax || checkWord(reason) != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
+	}
+	return s.drain(ctx, drainRecord{Drained: true, Reason: reason})
+}
+
+func (s *service) Resume(ctx context.Context, _ *api.Empty) (*api.Empty, error) {
+	return s.drain(ctx, drainRecord{})
+}
+
+func (s *service) drain(ctx context.Context, d drainRecord) (*api.Empty, error) {
+	caller, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !caller.Root() {
+		return nil, errDenied
+	}
+	if err := s.n.setDrain(d); err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	s.n.log.WithField("drained", d.Drained).WithField("reason", d.Reason).Info("drain state changed")
+	return &api.Empty{}, nil
+}
+
+func (s *service) ClientConfig(ctx context.Context, _ *api.Empty) (*api.ClientConfigReply, error) {
+	if _, err := caller(ctx); err != nil {
+		return nil, err
+	}
+	c := s.n.cfg
+	return &api.ClientConfigReply{
+		Node: c.NodeName, Cpus: uint32(len(c.CPUs)), MaxTasks: uint32(c.MaxTasks),
+		MpiDefault: c.MPIDefault, MpiTypes: c.MPITypes,
+		Plugstack: c.Spank.Plugstack, PluginDirs: c.Spank.PluginDirs, Cluster: c.Cluster,
+	}, nil
+}
+
+func stepReply(recs []*step.Record) (*api.StepReply, error) {
+	out := new(api.StepReply)
+	for _, rec := range recs {
+		doc, err := encode(rec)
+		if err != nil {
+			return nil, err
+		}
+		out.Step = append(out.Step, doc)
+	}
+	return out, nil
+}
+
+func encode(v any) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, status.Error(codes.Internal, fmt.Sprintf("internal error: cannot encode answer: %v", err))
+	}
+	return b, nil
+}

@@ -1,0 +1,64 @@
+package node
+
+import "context"
+
+// nodeDoc is the node document of `node status --json` (design §7). Fields may
+// be added, none goes.
+type nodeDoc struct {
+	Name        string     `json:"name"`
+	State       string     `json:"state"`
+	Reason      string     `json:"reason"`
+	CPUs        int        `json:"cpus"`
+	FreeCPUs    int        `json:"free_cpus"`
+	MemoryBytes uint64     `json:"memory_bytes"`
+	Proctrack   string     `json:"proctrack"`
+	Container   string     `json:"container"`
+	Fallbacks   []Fallback `json:"fallbacks"`
+	Jobs        []jobDoc   `json:"jobs"`
+	Plugins     []Plugin   `json:"plugins"`
+}
+
+// jobDoc is one running job in it.
+type jobDoc struct {
+	ID    uint32   `json:"job_id"`
+	UID   uint32   `json:"uid"`
+	User  string   `json:"user"`
+	CPUs  string   `json:"cpus"`
+	Steps []uint32 `json:"steps"`
+}
+
+func (n *Node) status(ctx context.Context) nodeDoc {
+	u := n.reg.usage()
+	d := nodeDoc{
+		Name: n.cfg.NodeName, State: nodeState(u.drained.Drained, len(u.jobs)), Reason: u.drained.Reason,
+		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryBytes: n.cfg.MemoryBytes,
+		Proctrack: n.cfg.Tracker.Kind(), Container: n.cfg.ContainerType,
+		Fallbacks: append([]Fallback{}, n.cfg.Fallbacks...), Jobs: u.jobs, Plugins: []Plugin{},
+	}
+	if n.cfg.Plugins != nil {
+		d.Plugins = append(d.Plugins, n.cfg.Plugins(ctx)...)
+	}
+	return d
+}
+
+// nodeState is Slurm's word for the node (rulings 31).
+func nodeState(drained bool, jobs int) string {
+	switch {
+	case drained && jobs > 0:
+		return "DRAINING"
+	case drained:
+		return "DRAINED"
+	case jobs > 0:
+		return "ALLOCATED"
+	}
+	return "IDLE"
+}
+
+// setDrain changes the state for ever, and then for the next request.
+func (n *Node) setDrain(d drainRecord) error {
+	if err := n.store.setDrain(d); err != nil {
+		return err
+	}
+	n.reg.setDrain(d)
+	return nil
+}

@@ -1,0 +1,313 @@
+package node
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"stepd/step"
+)
+
+// store keeps what must survive noded: the numbers given out, running jobs,
+// steps (running, and ended ones for a while), and the node's drain state. A
+// method that changes something returns when it is on disk. Methods may be
+// called from several goroutines.
+type store struct {
+	db        *bbolt.DB
+	keepAge   time.Duration
+	keepSteps int
+}
+
+// The buckets. Keys are big-endian, so that the order of keys is that of numbers.
+var (
+	bucketMeta  = []byte("meta")  // keyLastJob, keyDrain
+	bucketJobs  = []byte("jobs")  // job -> jobRecord, JSON; running jobs only
+	bucketSteps = []byte("steps") // job, step -> step.Record, JSON
+	bucketEnded = []byte("ended") // end time, job, step -> nothing; what may be forgotten, oldest first
+	keyLastJob  = []byte("last_job")
+	keyDrain    = []byte("drain")
+)
+
+// jobRecord is a running job in the store.
+type jobRecord struct {
+	ID   uint32 `json:"id"`
+	UID  uint32 `json:"uid"`
+	User string `json:"user"`
+	CPUs string `json:"cpus"`
+	// NextStep is the number of the job's next step.
+	NextStep uint32 `json:"next_step"`
+	// Implicit jobs were made for their step 0, and end with it.
+	Implicit bool `json:"implicit"`
+}
+
+// drainRecord is the node's drain state; the zero value is not drained.
+type drainRecord struct {
+	Drained bool   `json:"drained"`
+	Reason  string `json:"reason"`
+}
+
+// openStore opens the database, or makes an empty one. The caller holds the spool's lock.
+func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error) {
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
+		Timeout: time.Second, FreelistType: bbolt.FreelistMapType, NoFreelistSync: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot open state %q: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		db.Close()
+		return nil, fmt.Errorf("cannot protect state: %w", err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketSteps, bucketEnded} {
+			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		db.Close()
+		return nil, fmt.Errorf("cannot prepare state %q: %w", path, err)
+	}
+	return &store{db: db, keepAge: keepAge, keepSteps: keepSteps}, nil
+}
+
+func (s *store) close() error { return s.db.Close() }
+
+// errUnknown is returned for a job or step that the store does not have.
+var errUnknown = errors.New("not in the state store")
+
+// newJob numbers a job and its step 0. Job and record get their ids in here;
+// nothing of it is true before newJob returns.
+func (s *store) newJob(job *jobRecord, rec *step.Record) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		last := uint32(0)
+		if v := meta.Get(keyLastJob); len(v) == 4 {
+			last = binary.BigEndian.Uint32(v)
+		}
+		// Ids beyond are Slurm's marks, NO_VAL and INFINITE among them (slurm.h).
+		if last >= 0xfffffff0 {
+			return errors.New("all job numbers are spent")
+		}
+		job.ID, job.NextStep = last+1, 1
+		rec.ID = step.ID{Job: job.ID}
+		if err := meta.Put(keyLastJob, jobKey(job.ID)); err != nil {
+			return err
+		}
+		if err := putJSON(tx.Bucket(bucketJobs), jobKey(job.ID), job); err != nil {
+			return err
+		}
+		return putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot number a job: %w", err)
+	}
+	return nil
+}
+
+// newStep numbers a further step of a running job.
+func (s *store) newStep(job uint32, rec *step.Record) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		jobs := tx.Bucket(bucketJobs)
+		var j jobRecord
+		if err := getJSON(jobs, jobKey(job), &j); err != nil {
+			return err
+		}
+		if j.NextStep >= step.BatchStep-16 {
+			return errors.New("all step numbers are spent")
+		}
+		rec.ID = step.ID{Job: job, Step: j.NextStep}
+		j.NextStep++
+		if err := putJSON(jobs, jobKey(job), &j); err != nil {
+			return err
+		}
+		return putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot number a step of job %d: %w", job, err)
+	}
+	return nil
+}
+
+// put stores the record of a running step.
+func (s *store) put(rec *step.Record) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		return putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot store step %s: %w", rec.ID, err)
+	}
+	return nil
+}
+
+// finish stores a final record and forgets ended steps that are too old and
+// too many. It returns whom it forgot, so that their logs go too.
+func (s *store) finish(rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		if err := putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec); err != nil {
+			return err
+		}
+		if err := tx.Bucket(bucketEnded).Put(endedKey(now, rec.ID), nil); err != nil {
+			return err
+		}
+		var err error
+		forgotten, err = s.forget(tx, now)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot store the result of step %s: %w", rec.ID, err)
+	}
+	return forgotten, nil
+}
+
+// forgetMax bounds what one step's end pays for others.
+const forgetMax = 64
+
+func (s *store) forget(tx *bbolt.Tx, now time.Time) (gone []step.ID, err error) {
+	ended := tx.Bucket(bucketEnded)
+	surplus := ended.Stats().KeyN - s.keepSteps
+	limit := uint64(now.Add(-s.keepAge).UnixNano())
+	var keys [][]byte
+	c := ended.Cursor()
+	for k, _ := c.First(); k != nil && len(keys) < min(surplus, forgetMax); k, _ = c.Next() {
+		if binary.BigEndian.Uint64(k) > limit {
+			break
+		}
+		keys = append(keys, append([]byte(nil), k...))
+	}
+	for _, k := range keys {
+		if err := ended.Delete(k); err != nil {
+			return nil, err
+		}
+		if err := tx.Bucket(bucketSteps).Delete(k[8:]); err != nil {
+			return nil, err
+		}
+		gone = append(gone, step.ID{Job: binary.BigEndian.Uint32(k[8:]), Step: binary.BigEndian.Uint32(k[12:])})
+	}
+	return gone, nil
+}
+
+// endJob forgets a job that has ended. Its number never comes again.
+func (s *store) endJob(job uint32) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketJobs).Delete(jobKey(job)) })
+	if err != nil {
+		return fmt.Errorf("cannot store the end of job %d: %w", job, err)
+	}
+	return nil
+}
+
+// step returns one step, or an error that wraps errUnknown.
+func (s *store) step(id step.ID) (*step.Record, error) {
+	rec := new(step.Record)
+	err := s.db.View(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketSteps), stepKey(id), rec) })
+	if err != nil {
+		return nil, fmt.Errorf("cannot read step %s: %w", id, err)
+	}
+	return rec, nil
+}
+
+// steps returns the steps of a job, or of all jobs where job is 0, by number.
+func (s *store) steps(job uint32) ([]*step.Record, error) {
+	var recs []*step.Record
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		c := tx.Bucket(bucketSteps).Cursor()
+		for k, v := c.Seek(jobKey(job)); k != nil; k, v = c.Next() {
+			if job != 0 && binary.BigEndian.Uint32(k) != job {
+				break
+			}
+			rec := new(step.Record)
+			if err := json.Unmarshal(v, rec); err != nil {
+				return fmt.Errorf("step %x: %w", k, err)
+			}
+			recs = append(recs, rec)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read steps: %w", err)
+	}
+	return recs, nil
+}
+
+// jobs returns the running jobs.
+func (s *store) jobs() ([]jobRecord, error) {
+	var jobs []jobRecord
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketJobs).ForEach(func(k, v []byte) error {
+			var j jobRecord
+			if err := json.Unmarshal(v, &j); err != nil {
+				return fmt.Errorf("job %x: %w", k, err)
+			}
+			jobs = append(jobs, j)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read jobs: %w", err)
+	}
+	return jobs, nil
+}
+
+// knows tells whether the number was ever given out by this store: of what is
+// found on the node, only such is ours to remove (rulings 20).
+func (s *store) knows(job uint32) (known bool) {
+	// A failed read leaves known false: then nothing is removed.
+	_ = s.db.View(func(tx *bbolt.Tx) error {
+		v := tx.Bucket(bucketMeta).Get(keyLastJob)
+		known = len(v) == 4 && job >= 1 && job <= binary.BigEndian.Uint32(v)
+		return nil
+	})
+	return known
+}
+
+func (s *store) drain() (d drainRecord, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketMeta), keyDrain, &d) })
+	if errors.Is(err, errUnknown) {
+		return drainRecord{}, nil
+	}
+	if err != nil {
+		return d, fmt.Errorf("cannot read the drain state: %w", err)
+	}
+	return d, nil
+}
+
+func (s *store) setDrain(d drainRecord) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketMeta), keyDrain, d) })
+	if err != nil {
+		return fmt.Errorf("cannot store the drain state: %w", err)
+	}
+	return nil
+}
+
+func jobKey(job uint32) []byte { return binary.BigEndian.AppendUint32(nil, job) }
+
+func stepKey(id step.ID) []byte {
+	return binary.BigEndian.AppendUint32(jobKey(id.Job), id.Step)
+}
+
+func endedKey(t time.Time, id step.ID) []byte {
+	return append(binary.BigEndian.AppendUint64(nil, uint64(t.UnixNano())), stepKey(id)...)
+}
+
+func putJSON(b *bbolt.Bucket, key []byte, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return b.Put(key, data)
+}
+
+func getJSON(b *bbolt.Bucket, key []byte, v any) error {
+	data := b.Get(key)
+	if data == nil {
+		return errUnknown
+	}
+	return json.Unmarshal(data, v)
+}

@@ -1,0 +1,90 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/api/stepapi"
+)
+
+// askMax bounds the wait for a stepd's answer to Signal and Cancel.
+const askMax = 10 * time.Second
+
+// ask connects to the step's socket as a tool, on behalf of somebody who was
+// authorised, and sends one request. It returns stepd's answer.
+func (f *follower) ask(ctx context.Context, m *stepapi.Msg) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, askMax, fmt.Errorf("stepd does not answer within %v", askMax))
+	defer cancel()
+	c, err := stepapi.DialDir(f.n.files.stepsDir(), f.n.files.socketName(f.id))
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer func() {
+		if stop() {
+			c.Close()
+		}
+	}()
+	err = exchange(c, m)
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if errors.Is(err, io.EOF) {
+		return errors.New("stepd ended before it answered")
+	}
+	return err
+}
+
+func exchange(c *stepapi.Conn, m *stepapi.Msg) error {
+	if err := c.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleTool}); err != nil {
+		return err
+	}
+	m.Seq = 1
+	if err := c.Send(m); err != nil {
+		return err
+	}
+	for {
+		got, fds, err := c.Recv()
+		if err != nil {
+			return err
+		}
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		switch {
+		case got.Type == stepapi.TypeHello && got.Version != stepapi.Version:
+			return fmt.Errorf("stepd speaks version %d of its protocol, noded %d", got.Version, stepapi.Version)
+		case got.Type == stepapi.TypeReply && got.Seq == m.Seq && got.Error != "":
+			return errors.New(got.Error)
+		case got.Type == stepapi.TypeReply && got.Seq == m.Seq:
+			return nil
+		}
+	}
+}
+
+// cancelLater asks a step to end, without waiting for the answer: a loop that
+// owns another step calls it.
+func (n *Node) cancelLater(f *follower, reason string) {
+	n.work.Go(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		go func() {
+			select {
+			case <-n.stopping:
+				cancel()
+			case <-f.ended:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Reason: reason})
+		if err != nil && ctx.Err() == nil {
+			f.log.Errorf("cannot cancel step: %v", err)
+		}
+	})
+}
