@@ -101,7 +101,7 @@ struct host {
 /* The one host of this process: callbacks without a handle need it. */
 extern struct host host;
 
-/* main.c */
+/* serve.c */
 int host_serve(struct host *h);
 
 /* commands.c: carries out one command; fds become its own. False if it is not to

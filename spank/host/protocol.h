@@ -43,6 +43,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+/* clang-format off: the comments are columns */
 #define HOST_PROTOCOL_VERSION 1
 
 #define HOST_FD_CONTROL 3
@@ -238,5 +239,7 @@ struct board {
 	uint32_t reserved[11];
 	/* struct board_slot slots[nslots]; struct board_entry entries[nentries]; */
 };
+
+/* clang-format on */
 
 #endif

@@ -156,8 +156,13 @@ bool command_wait(struct host *h, struct outcome *out)
 			if (ev[i].data.u64 == CONTROL_EVENT)
 				return false;
 		}
-		for (int i = 0; i < n; i++, left--)
-			end_task(h, (uint32_t)ev[i].data.u64, out);
+		for (int i = 0; i < n; i++, left--) {
+			uint32_t rank = (uint32_t)ev[i].data.u64;
+
+			/* Closing ours is not enough: stepd holds the same description. */
+			(void)epoll_ctl(epoll, EPOLL_CTL_DEL, h->tasks[rank].pidfd, NULL);
+			end_task(h, rank, out);
+		}
 	}
 	return true;
 }
