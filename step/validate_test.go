@@ -18,7 +18,6 @@ func goodRequest() Request {
 func ptr[T any](v T) *T { return &v }
 
 func TestRequestValidate(t *testing.T) {
-	long := strings.Repeat("x", StringMax+1)
 	for _, tc := range []struct {
 		name  string
 		edit  func(*Request)
@@ -26,7 +25,7 @@ func TestRequestValidate(t *testing.T) {
 	}{
 		{"good", func(r *Request) {}, ""},
 		{"stream of one rank", func(r *Request) { r.Stdin = Stream{Kind: StreamClient, Rank: ptr(1)} }, ""},
-		{"longest string", func(r *Request) { r.Argv = append(r.Argv, long[1:]) }, ""},
+		{"longer than execve takes", func(r *Request) { r.Argv = append(r.Argv, strings.Repeat("x", 200<<10)) }, ""},
 		{"schema", func(r *Request) { r.Schema = 2 }, "schema"},
 		{"job 0", func(r *Request) { r.Job = ptr(uint32(0)) }, "job"},
 		{"uid -1", func(r *Request) { r.UID = ptr(^uint32(0)) }, "uid"},
@@ -40,21 +39,9 @@ func TestRequestValidate(t *testing.T) {
 		{"no command", func(r *Request) { r.Argv = nil }, "argv"},
 		{"empty command", func(r *Request) { r.Argv = []string{""} }, "argv"},
 		{"NUL in argument", func(r *Request) { r.Argv = []string{"a\x00b"} }, "argv"},
-		{"argument too long", func(r *Request) { r.Argv = append(r.Argv, long) }, "argv"},
-		{"arguments too long", func(r *Request) {
-			for range ArgsMax/StringMax + 1 {
-				r.Argv = append(r.Argv, long[1:])
-			}
-		}, "argv"},
 		{"env without =", func(r *Request) { r.Env = []string{"A"} }, "env"},
 		{"env without name", func(r *Request) { r.Env = []string{"=1"} }, "env"},
 		{"NUL in env", func(r *Request) { r.Env = []string{"A=\x00"} }, "env"},
-		{"variable too long", func(r *Request) { r.Env = []string{"A=" + long} }, "env"},
-		{"env too long", func(r *Request) {
-			for range ArgsMax/StringMax + 1 {
-				r.Env = append(r.Env, "A="+long[3:])
-			}
-		}, "env"},
 		{"no cwd", func(r *Request) { r.Cwd = "" }, "cwd"},
 		{"relative cwd", func(r *Request) { r.Cwd = "x/y" }, "cwd"},
 		{"long cwd", func(r *Request) { r.Cwd = "/" + strings.Repeat("d", PathMax) }, "cwd"},
@@ -140,7 +127,7 @@ func FuzzRequest(f *testing.F) {
 			t.Fatalf("accepted %+v", r)
 		}
 		for _, s := range append(append([]string{r.Cwd, r.Stdin.Pattern, r.Stdout.Pattern, r.Stderr.Pattern}, r.Argv...), r.Env...) {
-			if strings.ContainsRune(s, 0) || len(s) > StringMax {
+			if strings.ContainsRune(s, 0) {
 				t.Fatalf("accepted string %.80q", s)
 			}
 		}
