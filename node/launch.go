@@ -27,10 +27,8 @@ func (n *Node) launch(ctx context.Context, f *follower, spec *step.Spec) error {
 		return err
 	}
 	defer events.Close()
-	if f.id.Step == 0 {
-		if err := n.cfg.Containers.Create(ctx, f.id.Job, spec.User); err != nil {
-			return fmt.Errorf("cannot create container of job %d: %w", f.id.Job, err)
-		}
+	if err := n.cfg.Containers.Create(ctx, f.id.Job, spec.User); err != nil {
+		return err
 	}
 	ns, err := n.namespace(f.id.Job, spec)
 	if err != nil {
@@ -69,10 +67,27 @@ func (n *Node) launch(ctx context.Context, f *follower, spec *step.Spec) error {
 		return err
 	}
 	f.begin(proc, ours)
-	if err := n.cfg.Containers.AddPID(f.id.Job, proc.pid); err != nil {
-		f.log.Warnf("cannot tell the job container of stepd (pid %d): %v", proc.pid, err)
-	}
+	f.tellContainer()
 	return nil
+}
+
+// tellContainer tells the job container what belongs to the job. That is for
+// its messages: nothing depends on it.
+func (f *follower) tellContainer() {
+	rec := f.record()
+	if _, ok := f.n.cfg.Containers.Namespace(f.id.Job); !ok {
+		return
+	}
+	if err := f.n.cfg.Containers.AddPID(f.id.Job, rec.StepdPID); err != nil {
+		f.log.Debugf("%v", err) // stepd may have ended already
+	}
+	var st unix.Stat_t
+	if rec.Cgroup == "" || unix.Stat(rec.Cgroup, &st) != nil {
+		return
+	}
+	if err := f.n.cfg.Containers.AddCont(f.id.Job, st.Ino); err != nil {
+		f.log.Debugf("%v", err)
+	}
 }
 
 // openEvents makes the step's event log and writes what happened so far.

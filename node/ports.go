@@ -33,14 +33,18 @@ type Tracker interface {
 // Containers makes the private view of the node that the steps of a job share.
 // *jobcontainer.Tmpfs and jobcontainer.None are such.
 type Containers interface {
-	// Create makes the job's container before its first step.
+	// Create makes the job's container before its first step. It is called for
+	// every step: a job keeps the one that it has, and one that lost it takes
+	// no more.
 	Create(ctx context.Context, job uint32, user step.User) error
 	// Namespace returns the job's mount namespace, and whether it has one. The
 	// file stays its owner's.
 	Namespace(job uint32) (*os.File, bool)
 	// EntireStepInNS tells whether the whole host joins it (rulings 8).
 	EntireStepInNS() bool
-	// AddPID tells of a process of the job: stepd, when it was started.
+	// AddCont tells of a step's cgroup, by its id (the directory's inode), and
+	// AddPID of a process of the job: stepd, when it was started.
+	AddCont(job uint32, cont uint64) error
 	AddPID(job uint32, pid int) error
 	// Delete removes the container after the job's last step.
 	Delete(ctx context.Context, job uint32) error

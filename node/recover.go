@@ -106,6 +106,7 @@ func (n *Node) adopt(f *follower) (runs bool) {
 	}
 	f.log.Infof("found stepd (pid %d) again", p.pid)
 	f.begin(p, conn)
+	f.tellContainer()
 	return true
 }
 
