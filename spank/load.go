@@ -1,10 +1,6 @@
 package spank
 
-import (
-	"fmt"
-
-	"stepd/step"
-)
+import "fmt"
 
 // Loaded is what the host found in one plugin's file.
 type Loaded struct {

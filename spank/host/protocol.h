@@ -200,7 +200,11 @@ enum config_tag {
 	TAG_EXIT_ENV = 45, /* string NAME=VALUE: set in the job's environment for task_exit */
 };
 
-enum join_ns { JOIN_NEVER = 0, JOIN_TASKS = 1, JOIN_HOST = 2 };
+enum join_ns {
+	JOIN_NEVER = 0,
+	JOIN_TASKS = 1,
+	JOIN_HOST = 2,
+};
 
 enum stream_kind {
 	STREAM_NULL = 0,

@@ -1,0 +1,85 @@
+package slurmconf
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Severity says how much a Problem matters.
+type Severity string
+
+// The severities.
+const (
+	// Ignored: a key that is not read here. Nothing is wrong.
+	Ignored Severity = "ignored"
+	// Warning: probably not what was meant, but it has a meaning.
+	Warning Severity = "warning"
+	// Error: a mistake. The default holds in place of what was written.
+	Error Severity = "error"
+)
+
+// Problem is one finding about one line of the configuration.
+type Problem struct {
+	Severity Severity
+	File     string
+	Line     int // the first line of the statement; 0 is the file as a whole
+	// Key and Value are what was written, empty where a line has none.
+	Key, Value string
+	Text       string
+	Remedy     string // what to write instead; may be empty
+}
+
+// String is one line: "FILE:LINE: TEXT; REMEDY".
+func (p Problem) String() string {
+	var b strings.Builder
+	b.WriteString(p.File)
+	if p.Line > 0 {
+		fmt.Fprintf(&b, ":%d", p.Line)
+	}
+	if p.File != "" {
+		b.WriteString(": ")
+	}
+	b.WriteString(p.Text)
+	if p.Remedy != "" {
+		b.WriteString("; " + p.Remedy)
+	}
+	return b.String()
+}
+
+// problemsMax bounds the list: a binary file would fill it without end.
+const problemsMax = 1000
+
+// problems collects findings up to problemsMax.
+type problems struct {
+	list    []Problem
+	dropped int
+}
+
+func (ps *problems) add(p Problem) {
+	if len(ps.list) == problemsMax {
+		ps.dropped++
+		return
+	}
+	ps.list = append(ps.list, p)
+}
+
+// at adds a finding about a statement without naming a key.
+func (ps *problems) at(s statement, sev Severity, remedy, format string, args ...any) {
+	ps.add(Problem{Severity: sev, File: s.file, Line: s.line, Text: fmt.Sprintf(format, args...), Remedy: remedy})
+}
+
+// value adds a mistake in the value of a key.
+func (ps *problems) value(s statement, p pair, f *flaw) {
+	ps.add(Problem{
+		Severity: f.severity, File: s.file, Line: s.line, Key: p.key, Value: p.value,
+		Text: fmt.Sprintf("cannot use %s=%.200q: %s", p.key, p.value, f.why), Remedy: f.remedy,
+	})
+}
+
+// all returns the list, which says at its end how much is missing.
+func (ps *problems) all() []Problem {
+	if ps.dropped == 0 {
+		return ps.list
+	}
+	return append(ps.list, Problem{Severity: Error, Text: fmt.Sprintf("%d further problems are not listed", ps.dropped)})
+}

@@ -1,0 +1,150 @@
+package slurmconf
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// Limits of what is read. Slurm has none; a site's files stay far below them.
+const (
+	fileMax  = 4 << 20  // bytes of one file
+	totalMax = 16 << 20 // bytes of a file with all that it includes
+	filesMax = 1024     // files, included ones counted each time
+	depthMax = 16       // includes within includes
+)
+
+// reader reads a file with its includes into one list of statements.
+type reader struct {
+	probs   *problems
+	dir     string // relative includes are beneath it: slurm.conf's directory
+	cluster string // ClusterName so far, for %c
+	chain   []openFile
+	files   int
+	bytes   int
+	out     []statement
+}
+
+// openFile is a file that is being read: a link in the chain of includes.
+type openFile struct {
+	path string
+	info os.FileInfo
+}
+
+// read reads a file and its includes. An error is about this file alone; what
+// is wrong inside, includes too, becomes a problem.
+func (r *reader) read(path string) error {
+	data, info, err := readConf(path)
+	if err != nil {
+		return err
+	}
+	for _, f := range r.chain {
+		if os.SameFile(f.info, info) { // by inode: a symlink makes a loop as well
+			return fmt.Errorf("it includes itself: %s", r.chainText(path))
+		}
+	}
+	if len(r.chain) > depthMax {
+		return fmt.Errorf("includes are nested deeper than %d: %s", depthMax, r.chainText(path))
+	}
+	if r.files++; r.files > filesMax {
+		return fmt.Errorf("more than %d files are included", filesMax)
+	}
+	if r.bytes += len(data); r.bytes > totalMax {
+		return fmt.Errorf("the files have more than %d bytes together", totalMax)
+	}
+	r.chain = append(r.chain, openFile{path, info})
+	defer func() { r.chain = r.chain[:len(r.chain)-1] }()
+	for _, l := range logicalLines(string(data)) {
+		r.line(statement{file: path, line: l.number}, l.text)
+	}
+	return nil
+}
+
+func (r *reader) chainText(last string) string {
+	var b strings.Builder
+	for _, f := range r.chain {
+		b.WriteString(f.path + " -> ")
+	}
+	return b.String() + last
+}
+
+func (r *reader) line(s statement, text string) {
+	if strings.IndexByte(text, 0) >= 0 {
+		r.probs.at(s, Error, "is this a text file?", "cannot read a line with a NUL byte in it")
+		return
+	}
+	if word, rest := cutWord(text); strings.EqualFold(word, "include") && !strings.HasPrefix(rest, "=") {
+		r.include(s, rest)
+		return
+	}
+	pairs, err := parsePairs(text)
+	if err != nil {
+		r.probs.at(s, Error, "write KEY=VALUE, and quotes around a value with blanks", "%v", err)
+	}
+	if len(pairs) == 0 {
+		return
+	}
+	if pairs[0].is("ClusterName") {
+		r.cluster = strings.ToLower(pairs[0].value)
+	}
+	s.pairs = pairs
+	r.out = append(r.out, s)
+}
+
+func cutWord(s string) (word, rest string) {
+	n := strings.IndexAny(s, blanks)
+	if n < 0 {
+		return s, ""
+	}
+	return s[:n], strings.TrimLeft(s[n:], blanks)
+}
+
+// include reads one file into the place of the line: no glob, as in Slurm.
+func (r *reader) include(s statement, name string) {
+	if name == "" {
+		r.probs.at(s, Error, "name a file behind it", "cannot include nothing")
+		return
+	}
+	path := strings.Trim(name, `"`)
+	if strings.Contains(path, "%c") {
+		if r.cluster == "" {
+			r.probs.at(s, Error, "set ClusterName above this line", "cannot include %q: ClusterName is not known here", name)
+			return
+		}
+		path = strings.ReplaceAll(path, "%c", r.cluster)
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(r.dir, path)
+	}
+	if err := r.read(path); err != nil {
+		r.probs.at(s, Error, "", "cannot include %q: %v", path, err)
+	}
+}
+
+// readConf reads a regular file, or /dev/null. O_NONBLOCK keeps a FIFO in its
+// place from holding the daemon.
+func readConf(path string) ([]byte, os.FileInfo, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	if !info.Mode().IsRegular() && path != os.DevNull {
+		return nil, nil, fmt.Errorf("open %s: not a regular file", path)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, fileMax+1))
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(data) > fileMax {
+		return nil, nil, fmt.Errorf("read %s: more than %d bytes", path, fileMax)
+	}
+	return data, info, nil
+}

@@ -1,0 +1,176 @@
+package slurmconf
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// flaw is what is wrong with a value, and what to write instead.
+type flaw struct {
+	severity    Severity
+	why, remedy string
+}
+
+func wrong(remedy, format string, args ...any) *flaw {
+	return &flaw{Error, fmt.Sprintf(format, args...), remedy}
+}
+
+// setter puts a value into its field, or tells why it cannot; then the field
+// keeps what it had.
+type setter func(value string) *flaw
+
+// secondsMax is the longest interval that Slurm's 16-bit fields hold.
+const secondsMax = 65533
+
+func text(field *string) setter {
+	return func(v string) *flaw { *field = v; return nil }
+}
+
+// number reads a whole number. A leading zero means octal to Slurm, which
+// nobody wants, so it is refused.
+func number(v string, low, high uint64) (uint64, *flaw) {
+	remedy := fmt.Sprintf("write a number from %d to %d", low, high)
+	if len(v) > 1 && v[0] == '0' && !strings.HasPrefix(strings.ToLower(v), "0x") {
+		return 0, wrong(remedy, "a leading zero makes it an octal number for Slurm")
+	}
+	n, err := strconv.ParseUint(v, 0, 64)
+	if err != nil || strings.ContainsAny(v, "_oObB") && !strings.HasPrefix(strings.ToLower(v), "0x") {
+		return 0, wrong(remedy, "not a whole number")
+	}
+	if n < low || n > high {
+		return 0, wrong(remedy, "out of range")
+	}
+	return n, nil
+}
+
+func count[T int | int64 | uint64](field *T, low, high uint64) setter {
+	return func(v string) *flaw {
+		n, f := number(v, low, high)
+		if f == nil {
+			*field = T(n)
+		}
+		return f
+	}
+}
+
+func seconds(field *time.Duration) setter {
+	return func(v string) *flaw {
+		n, f := number(v, 0, secondsMax)
+		if f == nil {
+			*field = time.Duration(n) * time.Second
+		}
+		return f
+	}
+}
+
+// secondsOrNone takes Slurm's words for "no limit" too, which is 0 here.
+func secondsOrNone(field *time.Duration) setter {
+	return func(v string) *flaw {
+		if strings.EqualFold(v, "INFINITE") || strings.EqualFold(v, "UNLIMITED") {
+			*field = 0
+			return nil
+		}
+		return seconds(field)(v)
+	}
+}
+
+func boolean(field *bool) setter {
+	return func(v string) *flaw {
+		switch strings.ToLower(v) {
+		case "yes", "true", "up", "1":
+			*field = true
+		case "no", "false", "down", "0":
+			*field = false
+		default:
+			return wrong("write yes or no", "neither yes nor no")
+		}
+		return nil
+	}
+}
+
+// words splits at commas; empty items vanish.
+func words(v string) []string {
+	return slices.DeleteFunc(strings.Split(v, ","), func(s string) bool { return s == "" })
+}
+
+func list(field *[]string) setter {
+	return func(v string) *flaw { *field = words(v); return nil }
+}
+
+// oneOf takes one of the allowed words, with or without one of the prefixes
+// ("proctrack/"), in any case; the field gets the word alone.
+func oneOf(field *string, prefixes []string, allowed ...string) setter {
+	return func(v string) *flaw {
+		word := bare(v, prefixes...)
+		if !slices.Contains(allowed, word) {
+			return wrong("write one of "+strings.Join(allowed, ", "), "not available")
+		}
+		*field = word
+		return nil
+	}
+}
+
+// bare lowers a plugin's name and cuts its kind off.
+func bare(v string, prefixes ...string) string {
+	v = strings.ToLower(v)
+	for _, p := range prefixes {
+		if word, ok := strings.CutPrefix(v, p); ok {
+			return word
+		}
+	}
+	return v
+}
+
+func checkAbsolute(path string) *flaw {
+	if !filepath.IsAbs(path) {
+		return wrong("write a path that begins with /", "not an absolute path")
+	}
+	return nil
+}
+
+func absolute(field *string) setter {
+	return func(v string) *flaw {
+		if f := checkAbsolute(v); f != nil {
+			return f
+		}
+		*field = filepath.Clean(v)
+		return nil
+	}
+}
+
+// beside takes a path; a relative one is beneath dir.
+func beside(field *string, dir string) setter {
+	return func(v string) *flaw {
+		*field = joinDir(dir, v)
+		return nil
+	}
+}
+
+func joinDir(dir, path string) string {
+	if path == "" || filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(dir, path)
+}
+
+// absoluteList splits at sep; every item must be an absolute path.
+func absoluteList(field *[]string, sep string) setter {
+	return func(v string) *flaw {
+		var out []string
+		for _, item := range strings.Split(v, sep) {
+			if item == "" {
+				continue
+			}
+			if !filepath.IsAbs(item) {
+				return wrong("write paths that begin with /", "%q is not an absolute path", item)
+			}
+			out = append(out, filepath.Clean(item))
+		}
+		*field = out
+		return nil
+	}
+}
