@@ -262,6 +262,9 @@ func TestRootBasePathOfOthersIsRefused(t *testing.T) {
 					t.Errorf("%s: error %v, want one with %q and the knob", what, err, tt.want)
 				}
 			}
+			if tt.name == "another node's" && !exists(filepath.Join(f.cfg.BasePath, tagOfTests, ".node")) {
+				t.Error("another node's directory was removed")
+			}
 			f.wantNoMounts()
 		})
 	}

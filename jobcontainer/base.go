@@ -122,28 +122,27 @@ func claimTag(tag *os.File, node string) error {
 	return nil
 }
 
-// dropTag removes BASE/TAG if no job is left in it. A BasePath that is gone or
-// in use is no error.
-func dropTag(cfg *Config) error {
-	base, err := openTrusted(cfg.BasePath, failMissing)
-	if errors.Is(err, unix.ENOENT) {
+// dropTag removes BASE/TAG if it is this node's and no job is left in it. In a
+// BasePath that cannot be used there is nothing of ours, and makeTag tells why.
+func dropTag(basePath, nodeTag, node string) error {
+	tag, err := openTag(basePath, nodeTag)
+	if err != nil || tag == nil {
 		return nil
 	}
-	if err != nil {
-		return baseError(cfg, err)
+	defer tag.Close()
+	owner, err := readSmall(tag, markerName)
+	if err == nil && owner != node+"\n" {
+		return nil
 	}
-	defer base.Close()
-	tag, err := openTag(cfg.BasePath, cfg.NodeTag)
-	if err != nil || tag == nil {
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	defer tag.Close()
 	names, err := tag.Readdirnames(-1)
 	if err != nil {
-		return baseError(cfg, err)
+		return err
 	}
 	for _, n := range names {
-		if n != markerName && n != markerName+"."+cfg.NodeName {
+		if !strings.HasPrefix(n, markerName) {
 			return nil
 		}
 	}
@@ -152,8 +151,8 @@ func dropTag(cfg *Config) error {
 			return &fs.PathError{Op: "unlink", Path: path.Join(tag.Name(), n), Err: err}
 		}
 	}
-	err = unix.Unlinkat(int(base.Fd()), cfg.NodeTag, unix.AT_REMOVEDIR)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	// openTag has found the way to be root's alone: the path leads there still.
+	if err := unix.Rmdir(tag.Name()); err != nil && !errors.Is(err, unix.ENOENT) {
 		return &fs.PathError{Op: "rmdir", Path: tag.Name(), Err: err}
 	}
 	return nil

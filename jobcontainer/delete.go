@@ -77,6 +77,12 @@ func (t *Tmpfs) clear(ctx context.Context, pins *os.File, job uint32, cfg *Confi
 		if err := clearBase(ctx, base, cfg.NodeTag, job); err != nil {
 			return fmt.Errorf("cannot remove the private directories of job %d: %w", job, err)
 		}
+		if base == cfg.BasePath {
+			continue // its own directory goes with the last user of the pins
+		}
+		if err := dropTag(base, cfg.NodeTag, cfg.NodeName); err != nil {
+			return fmt.Errorf("cannot leave BasePath %q: %w", base, err)
+		}
 	}
 	if err := t.hook("removed"); err != nil {
 		return err

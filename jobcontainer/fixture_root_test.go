@@ -117,20 +117,17 @@ func (f *fixture) unmount() {
 	}
 }
 
-// wantNothing checks that no job left anything: no mount, and of directories
-// only what does not belong to a job.
+// wantNothing checks that no job left anything: no mount and no directory.
 func (f *fixture) wantNothing() {
 	f.t.Helper()
 	f.wantNoMounts()
-	for _, dir := range []string{f.cfg.RunDir, filepath.Join(f.cfg.BasePath, tagOfTests)} {
+	for _, dir := range []string{f.cfg.RunDir, f.cfg.BasePath} {
 		entries, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			f.t.Error(err)
 		}
 		for _, e := range entries {
-			if e.Name() != markerName && e.Name() != markerName+"."+f.cfg.NodeName {
-				f.t.Errorf("left behind: %s/%s", dir, e.Name())
-			}
+			f.t.Errorf("left behind: %s/%s", dir, e.Name())
 		}
 	}
 }

@@ -24,6 +24,9 @@ const (
 // as long as somebody uses it.
 type pinRoot struct {
 	path string
+	// last is called under the lock after the last user has gone: nobody can
+	// begin to use BASE/TAG meanwhile.
+	last func() error
 
 	mu    sync.Mutex
 	users int      // guarded by mu
@@ -55,8 +58,7 @@ func (p *pinRoot) release() error {
 	}
 	dir := p.dir
 	p.dir = nil
-	err := unmountFile(dir)
-	return join(err, dir.Close())
+	return join(unmountFile(dir), dir.Close(), p.last())
 }
 
 // abandon forgets the mount without undoing it: running jobs keep their pins

@@ -45,13 +45,22 @@ func NewTmpfs(cfg Config) (*Tmpfs, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Tmpfs{
-		pins:  &pinRoot{path: cfg.RunDir},
+	t := &Tmpfs{
 		hook:  func(string) error { return nil },
 		cfg:   cfg,
 		jobs:  make(map[uint32]*container),
 		conts: make(map[uint64]uint32),
-	}, nil
+	}
+	t.pins = &pinRoot{path: cfg.RunDir, last: t.dropTag}
+	return t, nil
+}
+
+// dropTag leaves BasePath as it was found when no job is left.
+func (t *Tmpfs) dropTag() error {
+	t.mu.Lock()
+	cfg := t.cfg
+	t.mu.Unlock()
+	return dropTag(cfg.BasePath, cfg.NodeTag, cfg.NodeName)
 }
 
 // lock returns the job's container, locked, and the configuration of now.
@@ -102,15 +111,15 @@ func (t *Tmpfs) Create(ctx context.Context, job uint32, user step.User) error {
 		// A new one would take the files from under the steps that run.
 		return fmt.Errorf("%w; its steps go on, but none can be added", c.lost)
 	}
-	tag, err := makeTag(&cfg)
-	if err != nil {
-		return err
-	}
-	defer tag.Close()
 	pins, err := t.pins.acquire()
 	if err != nil {
 		return fmt.Errorf("cannot create the container of job %d: %w", job, err)
 	}
+	tag, err := makeTag(&cfg)
+	if err != nil {
+		return join(err, t.pins.release())
+	}
+	defer tag.Close()
 	ns, err := t.create(ctx, pins, tag, job, user, &cfg)
 	if err != nil {
 		// The undo must run although the caller has given up.
@@ -278,14 +287,10 @@ func (t *Tmpfs) Reconfig(cfg Config) error {
 }
 
 // Fini ends the plugin; nothing else may be called during or after it. Jobs
-// keep their containers for the next noded; without jobs nothing is left on
-// the node but BasePath itself.
+// keep their containers for the next noded. Without jobs nothing is left on
+// the node anyway but BasePath itself.
 func (t *Tmpfs) Fini() error {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.jobs) == 0 {
-		return dropTag(&t.cfg)
-	}
 	var errs []error
 	for job, c := range t.jobs {
 		if c.ns != nil {
@@ -293,5 +298,6 @@ func (t *Tmpfs) Fini() error {
 		}
 		delete(t.jobs, job)
 	}
+	t.mu.Unlock()
 	return join(append(errs, t.pins.abandon())...)
 }
