@@ -136,9 +136,9 @@ func TestRootMountsOfJobsStayInside(t *testing.T) {
 		f.cfg.BasePath, f.cfg.Shared = f.top+"/vol/base", shared
 		c := f.plugin()
 		f.create(c, 1)
-		before := len(mountsWith(t, ""))
+		before := len(mountsWith(t, f.top))
 		f.root(c, 1, "mkdir /tmp/m && mount -t tmpfs none /tmp/m && touch /tmp/m/x")
-		if after := len(mountsWith(t, "")); after != before {
+		if after := len(mountsWith(t, f.top)); after != before {
 			t.Errorf("Shared=%v: %d mounts on the host became %d", shared, before, after)
 		}
 		f.remove(c, 1)
@@ -286,7 +286,7 @@ func TestRootManyCyclesLeakNothing(t *testing.T) {
 		if err1 != nil || err2 != nil {
 			t.Fatal(err1, err2)
 		}
-		return len(fd), len(th), len(mountsWith(t, ""))
+		return len(fd), len(th), len(mountsWith(t, f.top))
 	}
 	cycle := func(job uint32) {
 		f.create(c, job)
