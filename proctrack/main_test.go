@@ -1,0 +1,38 @@
+package proctrack
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// roleVar makes a process of this test binary play stepd for LinuxProc: it
+// must be a subreaper with a reaper, which the test runner cannot be.
+const roleVar = "PROCTRACK_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	role, ok := os.LookupEnv(roleVar)
+	if !ok {
+		os.Exit(m.Run())
+	}
+	if err := playStepd(role); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// wild are the things that tasks do to get away, as shell scripts that print
+// "ready" when they have done them.
+var wild = []struct {
+	name, script string
+	min          int // processes before the kill, at least
+}{
+	{"one process", `echo ready; exec sleep 1000`, 1},
+	{"double-forked daemon", `( ( sleep 1000 & ) & ) ; echo ready; exec sleep 1000`, 2},
+	{"own session", `setsid sh -c 'echo ready; exec setsid sleep 1000' & wait`, 2},
+	{"ignores every signal", `trap '' HUP INT QUIT TERM USR1 USR2; echo ready; while :; do sleep 1000; done`, 1},
+	{"stopped", `sleep 1000 & kill -STOP $!; echo ready; kill -STOP $$`, 2},
+	{"200 processes that keep forking", `i=0; while [ $i -lt 200 ]; do (while :; do (exit 0); done) & i=$((i+1)); done; echo ready; wait`, 100},
+	// It moves from process to process, and none lives for long.
+	{"short-lived processes", `echo ready; exec >/dev/null; x='sh -c "$1" comet "$1" & exit 0'; exec sh -c "$x" comet "$x"`, 0},
+}

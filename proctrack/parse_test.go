@@ -1,0 +1,300 @@
+package proctrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"stepd/step"
+)
+
+func TestParseEvents(t *testing.T) {
+	tests := []struct {
+		name, in string
+		want     events
+		bad      bool
+	}{
+		{"running", "populated 1\nfrozen 0\n", events{populated: true}, false},
+		{"frozen", "populated 1\nfrozen 1\n", events{populated: true, frozen: true}, false},
+		{"empty group", "populated 0\nfrozen 0\n", events{}, false},
+		{"before Linux 5.2", "populated 1\n", events{populated: true}, false},
+		{"a key to come", "populated 1\nfrozen 0\nkilled 7\n", events{populated: true}, false},
+		{"nothing", "", events{}, true},
+		{"no populated", "frozen 0\n", events{}, true},
+		{"no value", "populated\n", events{}, true},
+		{"a number", "populated 2\n", events{}, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := parseEvents([]byte(tt.in))
+			if got != tt.want || (err != nil) != tt.bad {
+				t.Errorf("parseEvents(%q) = %+v, %v; want %+v, error: %v", tt.in, got, err, tt.want, tt.bad)
+			}
+		})
+	}
+}
+
+func TestParsePIDs(t *testing.T) {
+	tests := []struct {
+		name, in string
+		want     []int
+		bad      bool
+	}{
+		{"cgroup.procs", "1\n4194304\n", []int{1, 4194304}, false},
+		{"children", "12 13 ", []int{12, 13}, false},
+		{"none", "", []int{}, false},
+		{"other pid namespace", "0\n7\n0\n", []int{7}, false},
+		{"negative", "-1\n", nil, true},
+		{"too large", "4294967296\n", nil, true},
+		{"text", "12\nx\n", nil, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := parsePIDs([]byte(tt.in))
+			if (err != nil) != tt.bad {
+				t.Fatalf("parsePIDs(%q) = %v, want error: %v", tt.in, err, tt.bad)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("parsePIDs(%q) (-want +got):\n%s", tt.in, diff)
+			}
+		})
+	}
+}
+
+func TestParseFamily(t *testing.T) {
+	const rest = " 0 -1 4194560 29689 28896 0 3 146 32 76 19 20 0 1 0 2971844"
+	tests := []struct {
+		name, in string
+		want     family
+		bad      bool
+	}{
+		{"plain", "893 (sh) S 890 893 700" + rest, family{890, 893, 700}, false},
+		{"hostile name", "893 (a) R 1 1 1 (b) Z 890 893 700" + rest, family{890, 893, 700}, false},
+		{"newline in the name", "893 (a\nb) S 890 893 700" + rest, family{890, 893, 700}, false},
+		{"kernel thread", "2 (kthreadd) S 0 0 0" + rest, family{}, false},
+		{"of another pid namespace", "9 (x) S 0 -1 -1" + rest, family{0, -1, -1}, false},
+		{"cut", "893 (sh) S 890 893", family{}, true},
+		{"no name", "893 sh S 890 893 700", family{}, true},
+		{"no numbers", "893 (sh) S a b c", family{}, true},
+		{"nothing", "", family{}, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := parseFamily([]byte(tt.in))
+			if got != tt.want || (err != nil) != tt.bad {
+				t.Errorf("parseFamily(%q) = %+v, %v; want %+v, error: %v", tt.in, got, err, tt.want, tt.bad)
+			}
+		})
+	}
+}
+
+func TestFindIDInCgroup(t *testing.T) {
+	const root = "stepd-0123abcd"
+	tests := []struct {
+		name, in string
+		want     step.ID
+		ok       bool
+	}{
+		{"hybrid", "9:name=systemd:/x\n4:memory:/y\n0::/stepd-0123abcd/job_12/step_0/tasks\n", step.ID{Job: 12}, true},
+		{"below a unit", "0::/system.slice/noded.service/stepd-0123abcd/job_7/step_4294967291/tasks/sub\n", step.ID{Job: 7, Step: step.BatchStep}, true},
+		{"another namespace", "0::/../stepd-0123abcd/job_1/step_2/host\n", step.ID{Job: 1, Step: 2}, true},
+		{"another noded", "0::/stepd-ffffffff/job_1/step_2/tasks\n", step.ID{}, false},
+		{"no step", "0::/stepd-0123abcd/job_1\n", step.ID{}, false},
+		{"not our spelling", "0::/stepd-0123abcd/job_01/step_2/tasks\n", step.ID{}, false},
+		{"a sign", "0::/stepd-0123abcd/job_+1/step_2/tasks\n", step.ID{}, false},
+		{"v1 only", "4:memory:/stepd-0123abcd/job_1/step_2/tasks\n", step.ID{}, false},
+		{"nothing", "", step.ID{}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			path, ok := parseUnified([]byte(tt.in))
+			var got step.ID
+			if ok {
+				got, ok = idIn(path, root)
+			}
+			if ok != tt.ok || (ok && got != tt.want) {
+				t.Errorf("%q is step %v, %v; want %v, %v", tt.in, got, ok, tt.want, tt.ok)
+			}
+		})
+	}
+}
+
+func TestNames(t *testing.T) {
+	a, err := RootName("/var/spool/stepd")
+	if err != nil || len(a) != len("stepd-01234567") {
+		t.Fatalf("RootName = %q, %v", a, err)
+	}
+	if b, err := RootName("/var//spool/stepd/"); a != b || err != nil {
+		t.Errorf("RootName = %q, %v for another spelling of one path; want %q", b, err, a)
+	}
+	if b, err := RootName("/tmp/x/spool"); a == b || err != nil {
+		t.Errorf("RootName = %q, %v for another spool", b, err)
+	}
+	if _, err := RootName("spool"); err == nil {
+		t.Error("a relative spool has a root")
+	}
+	if _, err := NewRoot("sys", "/var/spool/stepd"); err == nil {
+		t.Error("a root has a relative parent")
+	}
+	r, err := NewRoot("/sys/fs/cgroup", "/var/spool/stepd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := step.ID{Job: 12, Step: step.BatchStep}
+	if got, want := r.StepDir(id), "/sys/fs/cgroup/"+a+"/job_12/step_4294967291"; got != want {
+		t.Errorf("StepDir = %q, want %q", got, want)
+	}
+	if back, err := RootOf(r.StepDir(id), id); err != nil || back.Dir() != r.Dir() {
+		t.Errorf("RootOf = %v, %v; want %q", back, err, r.Dir())
+	}
+	for _, dir := range []string{"", "/", "/job_12/step_4294967291", "/sys/fs/cgroup/job_12/step_4294967291", "/sys/fs/cgroup/" + a + "/job_12/step_1", a + "/job_12/step_4294967291"} {
+		if back, err := RootOf(dir, id); err == nil {
+			t.Errorf("RootOf(%q) = %q, want an error", dir, back.Dir())
+		}
+	}
+}
+
+func TestOpen(t *testing.T) {
+	tests := []struct {
+		kind, dir, want string // want is the type, or a part of the error
+	}{
+		{KindCgroupV2, "/sys/fs/cgroup/x", "*proctrack.Cgroup"},
+		{KindCgroupHybrid, "/sys/fs/cgroup/x", "*proctrack.Cgroup"},
+		{KindLinuxProc, "", "*proctrack.LinuxProc"},
+		{KindPGID, "", "*proctrack.PGID"},
+		{KindCgroupV2, "", `directory "" is not absolute`},
+		{"cgroup/v1", "/x", `cannot open tracker "cgroup/v1": want cgroup/v2`},
+		{"", "/x", `cannot open tracker ""`},
+	}
+	for _, tt := range tests {
+		tr, err := Open(tt.kind, tt.dir, 1, nil)
+		got := fmt.Sprintf("%T", tr)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, tt.want) {
+			t.Errorf("Open(%q, %q) = %s, want %s", tt.kind, tt.dir, got, tt.want)
+		}
+	}
+}
+
+func TestCgroupBeforeCreate(t *testing.T) {
+	c := NewCgroup("/nonexistent")
+	if err := c.Create(); err == nil || !strings.Contains(err.Error(), `"/nonexistent"`) {
+		t.Errorf("Create = %v, want an error that names the directory", err)
+	}
+	if _, ok := c.HostCgroup(); ok {
+		t.Error("there is a HostCgroup before Create")
+	}
+	if err := c.Add(1); !errors.Is(err, errClosed) {
+		t.Errorf("Add = %v, want %v", err, errClosed)
+	}
+	if _, err := c.ContainerID(); !errors.Is(err, errClosed) {
+		t.Errorf("ContainerID = %v, want %v", err, errClosed)
+	}
+	for name, err := range map[string]error{"Kill": c.Kill(t.Context()), "Destroy": c.Destroy(t.Context()), "Signal": c.Signal(15), "Thaw": c.Thaw()} {
+		if err != nil {
+			t.Errorf("%s of nothing = %v, want nil", name, err)
+		}
+	}
+}
+
+func TestCgroupRefusesOtherFileSystems(t *testing.T) {
+	dir := t.TempDir()
+	if err := NewCgroup(dir).Create(); err == nil || !strings.Contains(err.Error(), "not on a cgroup v2 file system") {
+		t.Errorf("Create in %q = %v, want a refusal", dir, err)
+	}
+}
+
+func TestSurvivorsErrorText(t *testing.T) {
+	one := Survivor{PID: 12, Comm: "nfs\ncopy", State: "disk sleep", Wchan: "nfs_wait_bit_killable"}
+	tests := []struct {
+		name string
+		err  *SurvivorsError
+		want string
+	}{
+		{"one", &SurvivorsError{Where: `cgroup "/x"`, Survivors: []Survivor{one}, Total: 1, Cause: context.DeadlineExceeded},
+			`cannot kill all processes of cgroup "/x": 1 left: pid 12 "nfs\ncopy" (disk sleep in nfs_wait_bit_killable): context deadline exceeded`},
+		{"more than are shown", &SurvivorsError{Where: "w", Survivors: []Survivor{one, {PID: 13, Comm: "b", State: "running"}}, Total: 9, Cause: context.Canceled},
+			`cannot kill all processes of w: 9 left: pid 12 "nfs\ncopy" (disk sleep in nfs_wait_bit_killable), pid 13 "b" (running), ...: context canceled`},
+		{"none left after all", &SurvivorsError{Where: "w", Cause: context.Canceled}, `cannot kill all processes of w: 0 left: context canceled`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := tt.err.Error(); got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+			if !errors.Is(tt.err, tt.err.Cause) {
+				t.Error("the cause is hidden")
+			}
+		})
+	}
+	if e := newSurvivorsError("w", make([]int, 5000), context.Canceled); len(e.Survivors) != survivorsShown || e.Total != 5000 {
+		t.Errorf("%d survivors of %d are shown", len(e.Survivors), e.Total)
+	}
+}
+
+func FuzzParseEvents(f *testing.F) {
+	for _, s := range []string{"populated 1\nfrozen 0\n", "populated 0\n", "frozen 1\npopulated 1", "populated"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		ev, err := parseEvents(data)
+		if err != nil && ev != (events{}) {
+			t.Errorf("an error comes with %+v", ev)
+		}
+		if err == nil && !strings.Contains(string(data), "populated ") {
+			t.Errorf("%q was accepted", data)
+		}
+	})
+}
+
+func FuzzParsePIDs(f *testing.F) {
+	for _, s := range []string{"1\n2\n", "12 13 ", "", "-1", "0", "99999999999999999999"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		pids, _ := parsePIDs(data)
+		for _, pid := range pids {
+			if pid <= 0 {
+				t.Errorf("%q gives %d: kill(2) would take it for a group", data, pid)
+			}
+		}
+	})
+}
+
+func FuzzParseFamily(f *testing.F) {
+	for _, s := range []string{"893 (sh) S 890 893 700 0 -1", "893 (a) R 1 1 1 (b) Z 890 893 700", "()", ""} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		fam, err := parseFamily(data)
+		if err != nil {
+			return
+		}
+		// A name can hold the whole of another line: only what follows counts.
+		again, err := parseFamily(append([]byte("1 (x) S 1 2 3 ("), data...))
+		if err != nil || again != fam {
+			t.Errorf("with a hostile name before it: %+v, %v; want %+v", again, err, fam)
+		}
+	})
+}
+
+func FuzzFindID(f *testing.F) {
+	for _, s := range []string{"0::/stepd-0123abcd/job_12/step_0/tasks\n", "0::/\n", "4:memory:/x\n0::/a/stepd-0123abcd/job_1/step_2\n"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		path, ok := parseUnified(data)
+		if !ok {
+			return
+		}
+		if id, ok := idIn(path, "stepd-0123abcd"); ok && !strings.Contains(path, jobName(id.Job)+"/"+stepName(id.Step)) {
+			t.Errorf("%q is step %v", data, id)
+		}
+	})
+}
