@@ -19,9 +19,6 @@ type Loaded struct {
 // returns lines for the user about those that are left out, and an error when
 // a required one is among them.
 func (h *Host) LoadStack() (problems []string, err error) {
-	if len(h.stack) == 0 {
-		return nil, nil
-	}
 	loaded, err := h.load()
 	if err != nil {
 		return nil, err
