@@ -27,7 +27,7 @@ HOST_ASAN_LIB := $(HOST_LIB_SRCS:$(HOST_DIR)/%.c=$(BUILD)/asan/host/%.o)
 
 $(BIN)/spankhost: $(HOST_OBJS) $(HOST_DIR)/exports.list
 	@mkdir -p $(@D)
-	$(CC) $(HOST_HARDEN) $(LDFLAGS) $(HOST_LDFLAGS) -o $@ $(HOST_OBJS) -ldl
+	$(CC) $(HOST_HARDEN) $(HOST_LDFLAGS) -o $@ $(HOST_OBJS) -ldl
 
 $(BUILD)/host/%.o: $(HOST_DIR)/%.c $(HOST_HDRS)
 	@mkdir -p $(@D)
@@ -39,3 +39,39 @@ $(BUILD)/asan/spankhost: $(HOST_ASAN_OBJS) $(HOST_DIR)/exports.list
 $(BUILD)/asan/host/%.o: $(HOST_DIR)/%.c $(HOST_HDRS)
 	@mkdir -p $(@D)
 	$(CC) $(HOST_SANITIZE) $(HOST_CFLAGS) -c -o $@ $<
+
+# Tests, under the sanitizers. step_test needs root, and says so when it has not.
+HOST_TEST_CFLAGS := $(HOST_SANITIZE) $(HOST_CFLAGS) -I$(HOST_TESTS)
+HOST_UNIT_TESTS := $(BUILD)/asan/unit_test $(BUILD)/asan/fuzz_test
+
+$(BUILD)/asan/step_test: $(HOST_TESTS)/step_test.c $(HOST_TESTS)/driver.c $(HOST_TESTS)/blob.c \
+		$(BUILD)/asan/host/wire.o $(wildcard $(HOST_TESTS)/*.h)
+	$(CC) $(HOST_TEST_CFLAGS) -o $@ $(filter %.c %.o,$^)
+
+$(BUILD)/asan/probe.so: $(HOST_TESTS)/plugin.c $(HOST_HDRS)
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -Wall -Wextra -Werror -fPIC -shared -I$(HOST_DIR)/include -o $@ $<
+
+$(BUILD)/asan/unit_test $(BUILD)/asan/fuzz_test: $(BUILD)/asan/%: $(HOST_TESTS)/%.c \
+		$(HOST_TESTS)/blob.c $(HOST_ASAN_LIB) $(wildcard $(HOST_TESTS)/*.h)
+	$(CC) $(HOST_TEST_CFLAGS) -o $@ $(filter %.c %.o,$^) -ldl
+
+# What plugins may link against, and nothing else.
+HOST_SYMBOLS = nm -D --defined-only $(1) | awk '{print $$3}' | sort
+
+.PHONY: test-c
+test-c: $(BIN)/spankhost $(BUILD)/asan/spankhost $(BUILD)/asan/step_test $(BUILD)/asan/probe.so $(HOST_UNIT_TESTS)
+	$(BUILD)/asan/unit_test
+	FUZZ_SECONDS=5 $(BUILD)/asan/fuzz_test
+	SPANKHOST=$(abspath $(BUILD)/asan/spankhost) PLUGIN=$(abspath $(BUILD)/asan/probe.so) $(BUILD)/asan/step_test
+	SPANKHOST=$(abspath $(BIN)/spankhost) PLUGIN=$(abspath $(BUILD)/asan/probe.so) $(BUILD)/asan/step_test
+	sed -n 's/^\t\(.*\);/\1/p' $(HOST_DIR)/exports.list | sort >$(BUILD)/asan/exports.want
+	$(call HOST_SYMBOLS,$(BIN)/spankhost) | diff $(BUILD)/asan/exports.want -
+
+$(BUILD)/host/bench: $(HOST_TESTS)/bench.c $(HOST_TESTS)/driver.c $(HOST_TESTS)/blob.c \
+		$(BUILD)/host/wire.o $(wildcard $(HOST_TESTS)/*.h)
+	$(CC) $(HOST_HARDEN) $(HOST_CFLAGS) -I$(HOST_TESTS) -o $@ $(filter %.c %.o,$^)
+
+.PHONY: bench-c
+bench-c: $(BIN)/spankhost $(BUILD)/host/bench
+	for n in 1 64 1000; do SPANKHOST=$(abspath $(BIN)/spankhost) $(BUILD)/host/bench $$n 15; done

@@ -1,0 +1,589 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Whole steps: a spankhost ($SPANKHOST) is driven from SETUP to EXIT with a
+ * plugin ($PLUGIN) and real tasks. Needs root. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "driver.h"
+#include "test.h"
+
+#define PATH_ENV "PATH=/usr/bin:/bin"
+
+static const char *plugin;
+
+static void has(const char *text, const char *part)
+{
+	if (strstr(text, part) == NULL) {
+		fprintf(stderr, "\"%s\" is not in:\n%s", part, text);
+		exit(1);
+	}
+}
+
+static void has_not(const char *text, const char *part)
+{
+	if (strstr(text, part) != NULL) {
+		fprintf(stderr, "\"%s\" is in:\n%s", part, text);
+		exit(1);
+	}
+}
+
+/* Runs a whole step with stdout in a pipe; returns what the tasks wrote and the log. */
+static char *run(const struct scene *s, char **log, int *status)
+{
+	struct driver d;
+
+	drv_start(&d);
+	drv_setup(&d, s);
+	CHECK_INT(drv_init(&d, s).rc, 0);
+	int out = drv_output(&d, 1);
+	drv_stream(&d, NO_RANK, 2, STREAM_SAME, 0, "");
+	drv_run(&d);
+	CHECK_INT(drv_do(&d, CMD_EXIT, NULL, NULL, 0).rc, 0);
+	CHECK_STR(drv_replies(&d).what, "gone");
+	*log = drv_log(&d);
+	*status = d.status[0];
+	drv_end(&d);
+	return drv_read_all(out);
+}
+
+static void test_hooks_in_order_with_their_rights(void)
+{
+	struct scene s = {.ntasks = 3,
+			  .argv = {"true"},
+			  .env = {PATH_ENV},
+			  .cwd = "/usr",
+			  .plugins = {{plugin, true, {"one", "two"}}}};
+	char *log;
+	int status;
+	char *out = run(&s, &log, &status);
+
+	CHECK_INT(status, 0);
+	has(log,
+	    "log 2 rank=-1 plugin=0: init uid=0,0,0 gid=0,0,0 groups=0 cwd=/ blk=87a07 umask=22 "
+	    "calls=1 ac=2 task=-1 pid=0 fd2=/dev/");
+	has(log, "init_post_opt uid=0,0,0 gid=0,0,0 groups=0 cwd=/ blk=87a07 umask=22 calls=2");
+	has(log, "user_init uid=0,7001,0 gid=0,7001,0 groups=3 cwd=/usr blk=87a07 umask=27 calls=3 "
+		 "ac=2 task=-1 pid=0 fd2=pipe:");
+	has(log, "rank=2 plugin=0: task_init_privileged uid=0,0,0 gid=0,0,0 groups=3 cwd=/usr "
+		 "blk=87a07 umask=27 calls=4 ac=2 task=2 pid=-1 fd2=pipe:");
+	has(log, "rank=-1 plugin=0: task_post_fork uid=0,0,0 gid=0,0,0 groups=3 cwd=/ blk=87a07 "
+		 "umask=27 calls=6 ac=2 task=2 pid=1 fd2=pipe:");
+	has(log, "rank=1 plugin=0: task_init uid=7001,7001,7001 gid=7001,7001,7001 groups=3 "
+		 "cwd=/usr blk=0 umask=27 calls=5 ac=2 task=1 pid=-1 fd2=pipe:");
+	has(log, "task_exit uid=0,0,0 gid=0,0,0 groups=3 cwd=/ blk=87a07 umask=27 calls=9");
+	has(log, "exit uid=0,0,0 gid=0,0,0 groups=3 cwd=/ blk=87a07 umask=27 calls=10 ac=2 task=-1 "
+		 "pid=0 fd2=/dev/");
+	free(out);
+	free(log);
+}
+
+static void test_items(void)
+{
+	struct scene s = {.ntasks = 2,
+			  .argv = {"true"},
+			  .env = {PATH_ENV},
+			  .plugins = {{plugin, true, {"items"}}}};
+	char *log;
+	int status;
+
+	free(run(&s, &log, &status));
+	has(log, "items init 0 3007 3001 3008 3002 env 3004 3005 3001 3003 3001 job 3010 remote 1 "
+		 "getopt 3009\n");
+	has(log, "items user_init 0 3007 3001 3008 3002 env 3004 3005 3001 3003 3001 job 3010 "
+		 "remote 1 getopt 3001\n");
+	has(log, "items task_init 0 3007 3001 3008 3002 env");
+	has(log, "items task_post_fork 0 3007 3001 3007 3002 env");
+	has(log, "items task_exit 0 3007 3001 3007 0 env");
+	has(log, "null 3001 bogus 3001 version 26.05.0");
+	free(log);
+}
+
+static void give_options(struct blob *b)
+{
+	static const char *const values[] = {"one", NULL, "bad", ""};
+
+	for (int i = 0; i < 4; i++) {
+		size_t at = blob_open(b, TAG_OPTION);
+
+		blob_u32(b, values[i] != NULL);
+		blob_str(b, "probe");
+		blob_str(b, i % 2 ? "pflag" : "popt");
+		blob_str(b, values[i] ? values[i] : "");
+		blob_close(b, at);
+	}
+}
+
+static void test_options(void)
+{
+	struct scene s = {.ntasks = 1,
+			  .argv = {"env"},
+			  .config = give_options,
+			  .env = {PATH_ENV, "_SLURM_SPANK_OPTION_probe_popt=one"},
+			  .plugins = {{plugin, true, {"opt"}}, {plugin, false, {"opt"}}}};
+	char *log;
+	int status;
+	char *out = run(&s, &log, &status);
+
+	has(log, "register 0 0");
+	has(log, "spank: option \"popt\" provided by both probe.so and probe.so");
+	has(log, "option val=5 arg=one remote=1\n"
+		 "log 2 rank=-1 plugin=0: option val=6 arg=(null) remote=1\n"
+		 "log 2 rank=-1 plugin=0: option val=5 arg=bad remote=1\n"
+		 "log 1 rank=-1 plugin=0: spank: failed to process option popt=bad\n"
+		 "log 2 rank=-1 plugin=0: option val=6 arg= remote=1\n");
+	has_not(out, "_SLURM_SPANK_OPTION_");
+	free(out);
+	free(log);
+}
+
+static void test_environment_and_limits(void)
+{
+	struct scene s = {.ntasks = 1,
+			  .argv = {"sh", "-c", "env; ulimit -n; ls /proc/self/fd"},
+			  .env = {PATH_ENV, "SLURM_RLIMIT_NOFILE=100", "SLURM_RLIMIT_CORE=x"},
+			  .plugins = {{plugin, true, {"prepend"}}}};
+	char *log;
+	int status;
+	char *out = run(&s, &log, &status);
+
+	has(out, "PREPENDED=1\n");
+	has(out, "SLURM_TASK_PID=");
+	has(out, "TMPDIR=/tmp\n");
+	has_not(out, "RLIMIT");
+	has_not(out, "HOSTVAR");
+	has(out, "\n100\n0\n1\n2\n3\n"); /* 3 is ls's own */
+	has_not(out, "\n4\n");
+	has(log, "cannot read limit SLURM_RLIMIT_CORE=\"x\": not a number");
+	free(out);
+	free(log);
+}
+
+/* A task's descriptor survives exec, and its number is in the environment. */
+static void test_task_fd(void)
+{
+	struct scene s = {.ntasks = 2,
+			  .argv = {"sh", "-c", "echo $SLURM_PROCID >&$PMI_FD"},
+			  .env = {PATH_ENV}};
+	struct driver d;
+	int pipe[2];
+
+	drv_start(&d);
+	drv_setup(&d, &s);
+	CHECK_INT(drv_init(&d, &s).rc, 0);
+	CHECK(pipe2(pipe, O_CLOEXEC) == 0);
+	uint32_t index = drv_fd(&d, pipe[1]);
+	close(pipe[1]);
+	for (uint32_t rank = 0; rank < 2; rank++) {
+		size_t at = blob_open(&d.step, TAG_TASK_FD);
+		blob_u32(&d.step, rank);
+		blob_u32(&d.step, index);
+		blob_str(&d.step, "PMI_FD");
+		blob_close(&d.step, at);
+		at = blob_open(&d.step, TAG_TASK_ENV);
+		blob_u32(&d.step, rank);
+		blob_str(&d.step, rank ? "SLURM_PROCID=1" : "SLURM_PROCID=0");
+		blob_close(&d.step, at);
+	}
+	drv_run(&d);
+	char *out = drv_read_all(pipe[0]);
+	CHECK(strcmp(out, "0\n1\n") == 0 || strcmp(out, "1\n0\n") == 0);
+	free(out);
+	drv_end(&d);
+}
+
+static void write_file(const char *path, const char *text, mode_t mode)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+	CHECK(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+	CHECK(fchmod(fd, mode) == 0);
+	close(fd);
+}
+
+static void check_exec(const char *command, int error, const char *path)
+{
+	struct scene s = {.ntasks = 1, .argv = {command}, .env = {PATH_ENV}};
+	char *log, want[256];
+	int status;
+
+	free(run(&s, &log, &status));
+	snprintf(want, sizeof(want), "fail rank=0 stage=%d errno=%d %s\n", STAGE_EXEC, error, path);
+	has(log, want);
+	CHECK_INT(status, error << 8);
+	free(log);
+}
+
+static void test_exec_failures(void)
+{
+	char dir[] = "/tmp/stepXXXXXX", path[64];
+
+	CHECK(mkdtemp(dir) != NULL && chmod(dir, 0755) == 0);
+	check_exec("no-such-command", 2, "no-such-command");
+	check_exec("/no/such/file", 2, "/no/such/file");
+	check_exec(dir, 13, dir);
+	snprintf(path, sizeof(path), "%s/f", dir);
+	write_file(path, "x", 0644);
+	check_exec(path, 13, path);
+	write_file(path, "neither a script nor a binary", 0755);
+	check_exec(path, 8, path);
+	write_file(path, "#! /no/such/interp -x\n", 0755);
+	check_exec(path, 2, "bad interpreter(/no/such/interp)");
+	unlink(path);
+	rmdir(dir);
+}
+
+static void test_required_hook_fails(void)
+{
+	static const struct {
+		const char *fail;
+		uint32_t cmd, hook;
+	} cases[] = {
+		{"fail=init:-1", CMD_INIT, HOOK_INIT},
+		{"fail=init_post_opt:-5", CMD_INIT, HOOK_INIT_POST_OPT},
+		{"fail=user_init:-1", CMD_USER_INIT, HOOK_USER_INIT},
+		{"fail=task_post_fork:-1", CMD_POST_FORK, HOOK_TASK_POST_FORK},
+		{"fail=task_exit:-1", CMD_WAIT, HOOK_TASK_EXIT},
+		{"fail=exit:-1", CMD_EXIT, HOOK_EXIT},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct scene s = {
+			.ntasks = 1,
+			.argv = {"true"},
+			.env = {PATH_ENV},
+			.plugins = {{plugin, true, {cases[i].fail}}, {plugin, true, {0}}}};
+		static const uint32_t order[] = {CMD_INIT,	CMD_STEP, CMD_USER_INIT, CMD_FORK,
+						 CMD_POST_FORK, CMD_WAIT, CMD_EXIT};
+		struct driver d;
+		struct done done = {0};
+
+		drv_start(&d);
+		drv_setup(&d, &s);
+		for (int k = 0; k < 7 && done.rc == 0; k++) {
+			int fd = order[k] == CMD_STEP ? blob_memfd(&d.step) : -1;
+
+			if (order[k] == CMD_WAIT)
+				drv_open_gate(&d);
+			done = order[k] == CMD_INIT ? drv_init(&d, &s)
+						    : drv_do(&d, order[k], NULL, &fd, fd >= 0);
+			if (fd >= 0)
+				close(fd);
+		}
+		CHECK_INT(done.cmd, cases[i].cmd);
+		CHECK_INT(done.rc, atoi(strchr(cases[i].fail, ':') + 1));
+		CHECK_INT(done.hook, cases[i].hook);
+		CHECK_INT(done.plugin, 0);
+		char *log = drv_log(&d);
+		has(log, "log 1 rank=-1 plugin=0: spank: required plugin probe.so: ");
+		has(log, "() failed with rc=-");
+		/* The second of the stack was not called. */
+		char other[64];
+		snprintf(other, sizeof(other), "plugin=1: %.*s uid",
+			 (int)strcspn(cases[i].fail + 5, ":"), cases[i].fail + 5);
+		has_not(log, other);
+		free(log);
+		drv_end(&d);
+	}
+}
+
+static void check_task_hook(bool required, const char *arg, int status, const char *part)
+{
+	struct scene s = {.ntasks = 1,
+			  .argv = {"true"},
+			  .env = {PATH_ENV},
+			  .plugins = {{plugin, required, {arg}}}};
+	char *log;
+	int have;
+
+	free(run(&s, &log, &have));
+	CHECK_INT(have & ~0x80, status); /* a core or not */
+	has(log, part);
+	free(log);
+}
+
+static void test_task_hook_fails(void)
+{
+	check_task_hook(true, "fail=task_init:-1", 1 << 8,
+			"spank: required plugin probe.so: task_init() failed with rc=-1");
+	check_task_hook(true, "fail=task_init:-1", 1 << 8, "fail rank=0 stage=8 errno=0 probe.so");
+	check_task_hook(true, "fail=task_init_privileged:-1", 1 << 8,
+			"fail rank=0 stage=4 errno=0");
+	check_task_hook(true, "fail=task_init:1", 0, "task_init() failed with rc=1");
+	check_task_hook(false, "fail=task_init:-1", 0, "task_exit");
+	check_task_hook(true, "crash=task_init", SIGSEGV, "task_exit");
+	check_task_hook(true, "exit=task_init", 0, "task_exit");
+}
+
+static void test_board_tells_of_crash(void)
+{
+	struct scene s = {.ntasks = 1,
+			  .argv = {"true"},
+			  .env = {PATH_ENV},
+			  .plugins = {{plugin, true, {0}}, {plugin, true, {"crash=user_init"}}}};
+	struct driver d;
+	int status;
+
+	drv_start(&d);
+	drv_setup(&d, &s);
+	CHECK_INT(drv_init(&d, &s).rc, 0);
+	int fd = blob_memfd(&d.step);
+	CHECK_INT(drv_do(&d, CMD_STEP, NULL, &fd, 1).rc, 0);
+	close(fd);
+	CHECK_STR(drv_do(&d, CMD_USER_INIT, NULL, NULL, 0).what, "gone");
+	const struct board_slot *slot = (struct board_slot *)(d.board + 1);
+	CHECK_INT(slot->plugin, 1);
+	CHECK_INT(slot->hook, HOOK_USER_INIT);
+	CHECK(waitpid(d.pid, &status, 0) == d.pid && WTERMSIG(status) == SIGSEGV);
+	const struct board_entry *entries = (struct board_entry *)(slot + d.board->nslots);
+	CHECK_INT(d.board->next, 8); /* 2 loads, 2 init, 2 init_post_opt, 2 user_init */
+	CHECK(entries[6].end_ns >= entries[6].start_ns && entries[6].rc == 0);
+	CHECK(entries[7].start_ns > 0 && entries[7].end_ns == 0 && entries[7].plugin == 1);
+	drv_end(&d);
+}
+
+/* What a plugin forks holds none of our channels: their end is ours alone. */
+static void test_helper_holds_no_channel(void)
+{
+	struct scene s = {.ntasks = 1,
+			  .argv = {"true"},
+			  .env = {PATH_ENV},
+			  .plugins = {{plugin, true, {"helper=init", "thread=init_post_opt"}}}};
+	struct driver d;
+	char byte;
+
+	drv_start(&d);
+	drv_setup(&d, &s);
+	CHECK_INT(drv_init(&d, &s).rc, 0);
+	char *log = drv_log(&d);
+	has(log, "warn plugin=0 hook=2 left 1 threads running");
+	has_not(log, "from the helper");
+	free(log);
+	kill(d.pid, SIGKILL);
+	CHECK_STR(drv_replies(&d).what, "gone");
+	CHECK(recv(d.log, &byte, 1, 0) == 0);
+	drv_end(&d);
+}
+
+static void check_stream_error(const char *path, uint32_t flags, int error)
+{
+	struct scene s = {.ntasks = 1, .argv = {"true"}, .env = {PATH_ENV}};
+	char want[128];
+	struct driver d;
+
+	drv_start(&d);
+	drv_setup(&d, &s);
+	CHECK_INT(drv_init(&d, &s).rc, 0);
+	drv_stream(&d, NO_RANK, 1, STREAM_FILE, flags, path);
+	drv_run(&d);
+	CHECK_INT(d.status[0], 1 << 8);
+	char *log = drv_log(&d);
+	snprintf(want, sizeof(want), "fail rank=0 stage=%d errno=%d %s\n", STAGE_STDIO, error,
+		 path);
+	has(log, want);
+	free(log);
+	drv_end(&d);
+}
+
+static void test_streams_are_opened_as_the_user(void)
+{
+	check_stream_error("/etc/shadow", O_RDONLY, 13);
+	check_stream_error("/root-only", O_WRONLY | O_CREAT, 13);
+	check_stream_error("no/such/dir", O_WRONLY | O_CREAT, 2);
+}
+
+static void test_missing_cwd(void)
+{
+	struct scene s = {.ntasks = 2, .argv = {"pwd"}, .env = {PATH_ENV}, .cwd = "/no/such/dir"};
+	char *log;
+	int status;
+	char *out = run(&s, &log, &status);
+
+	CHECK_STR(out, "/tmp\n/tmp\n");
+	CHECK_STR(log, "log 1 rank=-1 plugin=-1: couldn't chdir to `/no/such/dir': No such file or "
+		       "directory: going to /tmp instead\n");
+	free(out);
+	free(log);
+}
+
+static bool mount_private_tmpfs(const char *dir)
+{
+	return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+	       mount("tmpfs", dir, "tmpfs", 0, NULL) == 0;
+}
+
+/* A mount namespace in which /mnt is another directory. */
+static int make_namespace(void)
+{
+	int ready[2];
+	char path[64], c;
+
+	CHECK(pipe2(ready, O_CLOEXEC) == 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		if (unshare(CLONE_NEWNS) == 0 && mount_private_tmpfs("/mnt") &&
+		    mkdir("/mnt/inside", 0755) == 0 && write(ready[1], "y", 1) == 1)
+			pause();
+		_exit(1);
+	}
+	close(ready[1]);
+	ssize_t n = read(ready[0], &c, 1);
+	close(ready[0]);
+	snprintf(path, sizeof(path), "/proc/%d/ns/mnt", pid);
+	int fd = n == 1 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	return fd;
+}
+
+static void test_join(void)
+{
+	static const uint32_t how[] = {JOIN_TASKS, JOIN_HOST};
+
+	for (int i = 0; i < 2; i++) {
+		struct scene s = {.ntasks = 2,
+				  .argv = {"pwd"},
+				  .env = {PATH_ENV},
+				  .cwd = "/mnt/inside",
+				  .join = how[i],
+				  .job_ns = make_namespace(),
+				  .plugins = {{plugin, true, {0}}}};
+		char *log;
+		int status;
+
+		CHECK(s.job_ns >= 0);
+		char *out = run(&s, &log, &status);
+		close(s.job_ns);
+		CHECK_STR(out, "/mnt/inside\n/mnt/inside\n");
+		has(log, "task_init_privileged uid=0,0,0 gid=0,0,0 groups=3 cwd=/mnt/inside");
+		free(out);
+		free(log);
+	}
+}
+
+static void test_bad_commands(void)
+{
+	struct scene s = {.ntasks = 1, .argv = {"true"}, .env = {PATH_ENV}};
+	struct blob body = {0};
+	struct driver d;
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	drv_start(&d);
+	CHECK_INT(drv_do(&d, CMD_LOAD, NULL, NULL, 0).rc, -1);
+	CHECK_INT(drv_do(&d, CMD_SETUP, NULL, NULL, 0).rc, -1);
+	CHECK_INT(drv_do(&d, 99, NULL, &null, 1).rc, -1);
+	blob_u32(&body, HOST_PROTOCOL_VERSION + 1);
+	int four[] = {null, null, null, null};
+	has(drv_do(&d, CMD_SETUP, &body, four, 4).what, "protocol 2");
+	drv_setup(&d, &s);
+	CHECK_INT(drv_do(&d, CMD_FORK, NULL, NULL, 0).rc, -1);
+	CHECK_INT(drv_do(&d, CMD_INIT, &body, NULL, 0).rc, -1);
+	CHECK_INT(drv_init(&d, &s).rc, 0);
+	CHECK_INT(drv_init(&d, &s).rc, -1);
+	CHECK_INT(drv_do(&d, CMD_USER_INIT, NULL, NULL, 0).rc, -1);
+	drv_run(&d);
+	CHECK_INT(d.status[0], 0);
+	blob_free(&body);
+	close(null);
+	drv_end(&d);
+}
+
+/* The gate's end of file, and a command during WAIT. */
+static void test_gate_ends(void)
+{
+	struct scene s = {.ntasks = 2,
+			  .argv = {"sleep", "100"},
+			  .env = {PATH_ENV},
+			  .plugins = {{plugin, true, {0}}}};
+	struct driver d;
+
+	drv_start(&d);
+	drv_setup(&d, &s);
+	CHECK_INT(drv_init(&d, &s).rc, 0);
+	drv_fork(&d);
+	close(d.gate);
+	d.gate = -1;
+	CHECK_INT(drv_do(&d, CMD_WAIT, NULL, NULL, 0).rc, 0);
+	CHECK_INT(d.status[0], 1 << 8);
+	CHECK_INT(d.status[1], 1 << 8);
+	drv_end(&d);
+
+	drv_start(&d);
+	drv_setup(&d, &s);
+	CHECK_INT(drv_init(&d, &s).rc, 0);
+	drv_fork(&d);
+	drv_open_gate(&d);
+	drv_send(&d, CMD_WAIT, NULL, NULL, 0);
+	struct done done = drv_do(&d, CMD_EXIT, NULL, NULL, 0);
+	CHECK_INT(done.cmd, CMD_EXIT);
+	CHECK_INT(done.rc, 0);
+	for (int i = 0; i < 2; i++)
+		kill(d.pids[i], SIGKILL);
+	drv_end(&d);
+}
+
+static void test_refused_plugins(void)
+{
+	struct scene s = {.ntasks = 1,
+			  .argv = {"true"},
+			  .env = {PATH_ENV},
+			  .plugins = {{"/no/such/plugin.so", false, {0}}, {plugin, true, {0}}}};
+	struct blob keep = {0};
+	struct driver d;
+
+	drv_start(&d);
+	drv_setup(&d, &s);
+	CHECK_INT(d.flags[0], 0);
+	CHECK_INT(d.flags[1], PLUGIN_LOADED | PLUGIN_HAS_VERSION | PLUGIN_HAS_SPANK_VERSION);
+	CHECK_INT(d.version[1], 0x1a0500);
+	CHECK_INT(d.hooks[1], 1 << HOOK_INIT | 1 << HOOK_INIT_POST_OPT | 1 << HOOK_USER_INIT |
+				      1 << HOOK_TASK_INIT_PRIVILEGED | 1 << HOOK_TASK_INIT |
+				      1 << HOOK_TASK_POST_FORK | 1 << HOOK_TASK_EXIT |
+				      1 << HOOK_EXIT);
+	CHECK_STR(d.name, "probe");
+	CHECK_INT(drv_init(&d, &s).rc, -1); /* keeps what is not loaded */
+	blob_u32(&keep, 2);
+	blob_bytes(&keep, "\0\0", 2);
+	CHECK_INT(drv_do(&d, CMD_INIT, &keep, NULL, 0).rc, 0);
+	drv_run(&d);
+	char *log = drv_log(&d);
+	CHECK_STR(log, "");
+	free(log);
+	blob_free(&keep);
+	drv_end(&d);
+}
+
+int main(void)
+{
+	plugin = getenv("PLUGIN");
+	CHECK(plugin != NULL);
+	if (geteuid() != 0) {
+		CHECK(getenv("STRICT") == NULL);
+		printf("skipped: step_test needs root\n");
+		return 0;
+	}
+	signal(SIGPIPE, SIG_IGN);
+	RUN(test_hooks_in_order_with_their_rights);
+	RUN(test_items);
+	RUN(test_options);
+	RUN(test_environment_and_limits);
+	RUN(test_task_fd);
+	RUN(test_exec_failures);
+	RUN(test_required_hook_fails);
+	RUN(test_task_hook_fails);
+	RUN(test_board_tells_of_crash);
+	RUN(test_helper_holds_no_channel);
+	RUN(test_streams_are_opened_as_the_user);
+	RUN(test_missing_cwd);
+	RUN(test_join);
+	RUN(test_bad_commands);
+	RUN(test_gate_ends);
+	RUN(test_refused_plugins);
+	return 0;
+}

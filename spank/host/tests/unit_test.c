@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The parts that need no process of their own. */
+#define _GNU_SOURCE
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "blob.h"
+#include "host.h"
+#include "test.h"
+
+static void test_reader_stays_inside(void)
+{
+	uint8_t buf[] = {1, 0, 0, 0, 3, 0, 0, 0, 'a', 'b', 'c', 9};
+	struct reader r = rd_init(buf, sizeof(buf));
+
+	CHECK_INT(rd_u32(&r), 1);
+	CHECK_STR(rd_str(&r), "abc");
+	CHECK(!rd_done(&r));
+	CHECK_INT(rd_u16(&r), 0);
+	CHECK(r.bad);
+	CHECK_INT(rd_u64(&r), 0);
+	CHECK_STR(rd_str(&r), "");
+	CHECK(rd_sub(&r, 0).bad);
+}
+
+static void test_strings(void)
+{
+	static const struct {
+		const char *bytes;
+		size_t len;
+		bool bad;
+		const char *want;
+	} cases[] = {
+		{"\0\0\0\0", 4, false, ""},    {"\1\0\0\0x", 5, false, "x"},
+		{"\2\0\0\0x", 5, true, ""},    {"\377\377\377\377x", 5, true, ""},
+		{"\3\0\0\0a\0b", 7, true, ""}, {"\0\0\0", 3, true, ""},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		/* Allocated to the byte, so that the sanitizer sees a step beyond. */
+		uint8_t *buf = malloc(cases[i].len);
+		memcpy(buf, cases[i].bytes, cases[i].len);
+		struct reader r = rd_init(buf, cases[i].len);
+
+		CHECK_STR(rd_str(&r), cases[i].want);
+		CHECK_INT(r.bad, cases[i].bad);
+		free(buf);
+	}
+}
+
+static void test_writer_stays_inside(void)
+{
+	uint8_t *buf = malloc(12);
+	struct writer w = wr_init(buf, 12);
+
+	wr_str(&w, "abcdef", 4);
+	CHECK_INT(w.len, 8);
+	wr_u64(&w, 1);
+	CHECK(w.bad);
+	CHECK(w.len <= 12);
+	free(buf);
+}
+
+static void test_packets(void)
+{
+	int pair[2], fds[2], got[1];
+	size_t n;
+	char buf[4];
+
+	CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
+	CHECK(pipe(fds) == 0);
+	struct iovec iov[] = {{(void *)"ab", 2}, {(void *)"c", 1}};
+	CHECK(packet_send(pair[0], iov, 2, fds, 2) == 0);
+	/* Room for one: the other is closed, not leaked. */
+	CHECK_INT(packet_recv(pair[1], buf, sizeof(buf), got, 1, &n), 3);
+	CHECK_INT(n, 1);
+	CHECK(fcntl(got[0], F_GETFD) == FD_CLOEXEC);
+	int next = dup(0);
+	CHECK_INT(next, got[0] + 1);
+	close(next);
+	close(got[0]);
+	/* Cut: an error, and no descriptor is left. */
+	struct iovec big = {(void *)"abcdef", 6};
+	CHECK(packet_send(pair[0], &big, 1, fds, 1) == 0);
+	CHECK_INT(packet_recv(pair[1], buf, sizeof(buf), got, 1, &n), -1);
+	CHECK_INT(errno, EMSGSIZE);
+	CHECK_INT(n, 0);
+	close(pair[0]);
+	CHECK_INT(packet_recv(pair[1], buf, sizeof(buf), got, 1, &n), 0);
+	close(pair[1]);
+	close(fds[0]);
+	close(fds[1]);
+}
+
+static void test_env(void)
+{
+	static char first[] = "A=1", second[] = "AB=2", third[] = "A=3";
+	struct env e;
+
+	env_init(&e);
+	CHECK(e.v[0] == NULL);
+	env_put(&e, first);
+	env_put(&e, second);
+	CHECK_STR(env_get(&e, "A"), "1");
+	char **held = e.v;
+	env_put(&e, third);
+	CHECK_STR(env_get(&e, "A"), "3");
+	CHECK_INT(e.n, 2);
+	env_unset(&e, "A");
+	CHECK(env_get(&e, "A") == NULL);
+	CHECK_STR(e.v[0], "AB=2");
+	CHECK(e.v[1] == NULL);
+	for (int i = 0; i < 1000; i++) {
+		char name[16];
+
+		snprintf(name, sizeof(name), "N%d", i);
+		env_set(&e, name, "v");
+	}
+	CHECK_INT(e.n, 1001);
+	CHECK(e.v[1001] == NULL);
+	CHECK_STR(held[0], "AB=2"); /* an array that a plugin holds stays readable */
+	env_unset_prefix(&e, "N");
+	CHECK_INT(e.n, 1);
+	CHECK(!env_name_ok("") && !env_name_ok("A=") && env_name_ok("A"));
+	env_free(&e);
+}
+
+static void minimal(struct blob *b)
+{
+	blob_tlv_u32(b, TAG_UID, 1);
+	blob_tlv_u32(b, TAG_GID, 2);
+	blob_tlv_str(b, TAG_CWD, "/");
+	blob_tlv_str(b, TAG_ARG, "true");
+}
+
+static bool decodes(struct blob *b, struct config *c, const char **why)
+{
+	bool ok = config_decode(c, b->p, b->len, why);
+
+	CHECK(ok == (*why == NULL));
+	return ok;
+}
+
+static void test_config(void)
+{
+	struct blob b = {0};
+	struct config c;
+	const char *why;
+
+	minimal(&b);
+	blob_tlv_str(&b, TAG_ARG, "-x");
+	blob_tlv_str(&b, TAG_ENV, "A=b");
+	blob_tlv_u64(&b, TAG_JOB_MEM, 1ull << 40);
+	size_t at = blob_open(&b, TAG_PLUGIN);
+	blob_u32(&b, 1);
+	blob_str(&b, "/p.so");
+	blob_close(&b, at);
+	blob_tlv_str(&b, TAG_PLUGIN_ARG, "arg");
+	at = blob_open(&b, 999 | TLV_OPTIONAL << 16);
+	blob_close(&b, at);
+	CHECK(decodes(&b, &c, &why));
+	CHECK_INT(c.argc, 2);
+	CHECK_STR(c.argv[1], "-x");
+	CHECK(c.argv[2] == NULL);
+	CHECK_STR(env_get(&c.env, "A"), "b");
+	CHECK(c.job_mem == 1ull << 40);
+	CHECK_INT(c.nplugins, 1);
+	CHECK(c.plugins[0].required && c.plugins[0].argc == 1);
+	CHECK_STR(c.plugins[0].argv[0], "arg");
+	CHECK(c.plugins[0].argv[1] == NULL);
+	config_free(&c);
+	blob_free(&b);
+}
+
+static void check_refused(void (*spoil)(struct blob *), const char *want)
+{
+	struct blob b = {0};
+	struct config c;
+	const char *why;
+
+	spoil(&b);
+	CHECK(!decodes(&b, &c, &why));
+	CHECK_STR(why, want);
+	config_free(&c);
+	blob_free(&b);
+}
+
+static void no_uid(struct blob *b)
+{
+	blob_tlv_str(b, TAG_CWD, "/");
+	blob_tlv_str(b, TAG_ARG, "true");
+}
+
+static void no_command(struct blob *b)
+{
+	minimal(b);
+	b->len -= 4 + 4 + 4 + 4; /* the last item */
+}
+
+static void unknown_tag(struct blob *b)
+{
+	minimal(b);
+	blob_close(b, blob_open(b, 999));
+}
+
+static void cut(struct blob *b)
+{
+	minimal(b);
+	b->len--;
+}
+
+static void too_long(struct blob *b)
+{
+	minimal(b);
+	size_t at = blob_open(b, TAG_UMASK);
+	blob_u32(b, 022);
+	blob_u32(b, 0);
+	blob_close(b, at);
+}
+
+static void orphan_arg(struct blob *b)
+{
+	minimal(b);
+	blob_tlv_str(b, TAG_PLUGIN_ARG, "of none");
+}
+
+static void test_config_refused(void)
+{
+	check_refused(no_uid, "it has no uid or gid");
+	check_refused(no_command, "it has no command");
+	check_refused(unknown_tag, "an item is malformed");
+	check_refused(cut, "an item is malformed");
+	check_refused(too_long, "an item is malformed");
+	check_refused(orphan_arg, "an item is malformed");
+}
+
+static void put_stream(struct blob *b, uint32_t rank, uint32_t fd, uint32_t kind, uint32_t index)
+{
+	size_t at = blob_open(b, TAG_STREAM);
+
+	blob_u32(b, rank);
+	blob_u32(b, fd);
+	blob_u32(b, kind);
+	blob_u32(b, index);
+	blob_str(b, "p");
+	blob_close(b, at);
+}
+
+static void test_step(void)
+{
+	static const uint32_t bad[][4] = {{2, 0, STREAM_NULL, 0},
+					  {0, 3, STREAM_NULL, 0},
+					  {0, 0, STREAM_FD, 3},
+					  {0, 1, STREAM_SAME, 0},
+					  {0, 0, 4, 0}};
+	struct blob b = {0};
+	struct step_conf s;
+	const char *why;
+
+	put_stream(&b, NO_RANK, 1, STREAM_FD, 2);
+	put_stream(&b, 1, 1, STREAM_FILE, 7);
+	CHECK(step_decode(&s, b.p, b.len, 2, 3, &why));
+	CHECK_INT(step_stream(&s, 0, 1).index, 2);
+	CHECK_INT(step_stream(&s, 1, 1).kind, STREAM_FILE);
+	CHECK_INT(step_stream(&s, 1, 0).kind, STREAM_NULL);
+	CHECK_INT(step_stream(&s, 2, 1).kind, STREAM_NULL);
+	step_free(&s);
+	blob_free(&b);
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		put_stream(&b, bad[i][0], bad[i][1], bad[i][2], bad[i][3]);
+		CHECK(!step_decode(&s, b.p, b.len, 2, 3, &why));
+		step_free(&s);
+		blob_free(&b);
+	}
+}
+
+static void write_bytes(const char *path, const void *p, size_t n)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0755);
+
+	CHECK(fd >= 0 && write(fd, p, n) == (ssize_t)n);
+	close(fd);
+}
+
+/* A 64-bit binary with one PT_INTERP, as far as anything reads it. */
+struct tiny_elf {
+	Elf64_Ehdr eh;
+	Elf64_Phdr ph;
+	char interp[16];
+};
+
+static struct tiny_elf make_elf(void)
+{
+	struct tiny_elf e = {
+		.eh.e_ident = {ELFMAG0, ELFMAG1, ELFMAG2, ELFMAG3, ELFCLASS64, ELFDATA2LSB, 1},
+		.eh.e_phoff = offsetof(struct tiny_elf, ph),
+		.eh.e_phentsize = sizeof(Elf64_Phdr),
+		.eh.e_phnum = 1,
+		.ph.p_type = PT_INTERP,
+		.ph.p_offset = offsetof(struct tiny_elf, interp),
+		.ph.p_filesz = sizeof("/no/ld.so"),
+		.interp = "/no/ld.so",
+	};
+
+	return e;
+}
+
+static void test_explain_scripts(void)
+{
+	static const struct {
+		const char *text, *want; /* NULL: nothing to explain */
+	} cases[] = {
+		{"#!/no/such\n", "/no/such"},
+		{"#! \t /no/such -x y\n", "/no/such"},
+		{"#!/no/such", "/no/such"},
+		{"#!/bin/sh/x\n", "/bin/sh/x"},
+		{"#!/bin/sh\n", NULL},
+		{"#!\n", NULL},
+		{"#!", NULL},
+		{"", NULL},
+		{"#", NULL},
+		{"echo hello\n", NULL},
+	};
+	char path[] = "/tmp/explainXXXXXX", interp[256];
+
+	close(mkstemp(path));
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		write_bytes(path, cases[i].text, strlen(cases[i].text));
+		CHECK_INT(explain_interpreter(path, interp, sizeof(interp)), cases[i].want != NULL);
+		if (cases[i].want)
+			CHECK_STR(interp, cases[i].want);
+	}
+	char small[4];
+	write_bytes(path, "#!/no/such\n", 11);
+	CHECK(!explain_interpreter(path, small, sizeof(small)));
+	unlink(path);
+	CHECK(!explain_interpreter(path, interp, sizeof(interp)));
+	CHECK(!explain_interpreter("/dev/zero", interp, sizeof(interp)));
+}
+
+static void test_explain_binaries(void)
+{
+	char path[] = "/tmp/explainXXXXXX", interp[256];
+	struct tiny_elf good = make_elf(), e;
+
+	close(mkstemp(path));
+	write_bytes(path, &good, sizeof(good));
+	CHECK(explain_interpreter(path, interp, sizeof(interp)));
+	CHECK_STR(interp, "/no/ld.so");
+#define SPOILED(field, value)                                                                      \
+	(e = good, e.field = (value), write_bytes(path, &e, sizeof(e)),                            \
+	 !explain_interpreter(path, interp, sizeof(interp)))
+	CHECK(SPOILED(eh.e_phoff, UINT64_MAX));
+	CHECK(SPOILED(eh.e_phoff, sizeof(good) - 3));
+	CHECK(SPOILED(eh.e_phnum, 0));
+	CHECK(SPOILED(eh.e_phnum, 0xffff));
+	CHECK(SPOILED(eh.e_phentsize, 1));
+	CHECK(SPOILED(eh.e_ident[EI_DATA], ELFDATA2MSB));
+	CHECK(SPOILED(eh.e_ident[EI_CLASS], 9));
+	CHECK(SPOILED(ph.p_type, PT_LOAD));
+	CHECK(SPOILED(ph.p_filesz, 0));
+	CHECK(SPOILED(ph.p_filesz, 9)); /* not terminated */
+	CHECK(SPOILED(ph.p_filesz, UINT64_MAX));
+	CHECK(SPOILED(ph.p_offset, UINT64_MAX));
+	CHECK(SPOILED(ph.p_offset, 1 << 20));
+	CHECK(SPOILED(interp[0], 0));
+	for (size_t len = 0; len < sizeof(Elf64_Ehdr) + sizeof(Elf64_Phdr); len++) {
+		write_bytes(path, &good, len);
+		CHECK(!explain_interpreter(path, interp, sizeof(interp)));
+	}
+	unlink(path);
+	CHECK(!explain_interpreter("/proc/self/exe", interp,
+				   sizeof(interp))); /* its loader is there */
+}
+
+static void test_strerror(void)
+{
+	static const struct {
+		int err;
+		const char *want;
+	} cases[] = {{-1, "Unspecified error"},
+		     {0, "No error"},
+		     {2, "No such file or directory"},
+		     {2999, "Unknown error 2999"},
+		     {3000, "Generic error"},
+		     {3005, "Buffer too small"},
+		     {3010, "Valid only in local or allocator context"},
+		     {3013, "Unknown error 3013"}};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		CHECK_STR(spank_strerror((spank_err_t)cases[i].err), cases[i].want);
+	CHECK_INT(spank_symbol_supported("slurm_spank_task_exit"), 1);
+	CHECK_INT(spank_symbol_supported("slurm_spank_slurmd_init"), 0);
+	CHECK_INT(spank_symbol_supported(""), 0);
+	CHECK_INT(spank_symbol_supported(NULL), -1);
+	CHECK_INT(spank_remote(NULL), -1);
+}
+
+int main(void)
+{
+	RUN(test_reader_stays_inside);
+	RUN(test_strings);
+	RUN(test_writer_stays_inside);
+	RUN(test_packets);
+	RUN(test_env);
+	RUN(test_config);
+	RUN(test_config_refused);
+	RUN(test_step);
+	RUN(test_explain_scripts);
+	RUN(test_explain_binaries);
+	RUN(test_strerror);
+	return 0;
+}
