@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,21 +32,6 @@ func (t *Tmpfs) Delete(ctx context.Context, job uint32) error {
 	}
 	c.lost = nil
 	return join(append(errs, t.pins.release())...)
-}
-
-// survivors names the known processes that still are in the namespace, which
-// explains a directory that fills while it is emptied.
-func (c *container) survivors(job uint32) error {
-	var left []string
-	for _, pid := range c.pids {
-		if in, err := c.holds(pid); err == nil && in {
-			left = append(left, fmt.Sprint(pid))
-		}
-	}
-	if len(left) == 0 {
-		return nil
-	}
-	return fmt.Errorf("processes of job %d are still there: %s", job, strings.Join(left, ", "))
 }
 
 // clear removes what there is of a job, in the order in which a kill between
