@@ -15,7 +15,8 @@
 //	RUN/jobs             bind mount on itself, private; while a job has a container
 //	RUN/jobs/N/base      the BasePath that job N was made with
 //	RUN/jobs/N/ns        job N's mount namespace, pinned by a bind mount
-//	BASE/TAG             one node's place in BasePath, with the marker .node; as long
+//	BASE/TAG             one node's place in BasePath, with the marker .node;
+//	                     it too goes with the last container
 //	BASE/TAG/N/0-tmp     job N's private directories, by index and name
 //
 // The state on disk is the truth and descriptors are a cache: kill -9 at any
