@@ -45,6 +45,8 @@ type Config struct {
 	// whatever their age; 0 is 1000.
 	MinJobAge time.Duration
 	KeepSteps int
+	// NoNewPrivs sets no_new_privs for the tasks of every step.
+	NoNewPrivs bool
 
 	// StepdPath is the stepd program, absolute.
 	StepdPath string

@@ -133,6 +133,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		Container: n.cfg.ContainerType, RunDir: n.files.run,
 		KillWaitS: int(n.cfg.KillWait / time.Second),
 	}
+	s.NoNewPrivs = s.NoNewPrivs || n.cfg.NoNewPrivs
 	// So that stepctl in a task finds the node that it runs on (rulings 29).
 	s.Env = setEnv(s.Env, "NODED_SOCKET", n.files.socket())
 	return s
