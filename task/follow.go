@@ -48,11 +48,12 @@ func (s *Step) follow() error {
 			s.taskEnded(e)
 		case err := <-waited:
 			waited = nil
-			if err == nil {
-				return fmt.Errorf("internal error: spankhost reported %d tasks too few", s.alive)
-			}
 			if !errors.Is(err, step.ErrHostGone) {
-				return err
+				// It waits no longer, and has not told all: a plugin may have
+				// waited for a task of ours.
+				s.waitFailed(err)
+				s.loseRest()
+				continue
 			}
 			if err := s.hostDied(); err != nil {
 				return err
@@ -95,7 +96,25 @@ func (s *Step) follow() error {
 	if errors.Is(err, step.ErrHostGone) {
 		return s.hostDied()
 	}
-	return err
+	s.waitFailed(err)
+	return nil
+}
+
+// waitFailed tells what went wrong while the tasks were reaped. It does not
+// change the step's end: a negative slurm_spank_task_exit does not, either
+// (failure table of spank(8)).
+func (s *Step) waitFailed(err error) {
+	if err == nil {
+		return
+	}
+	if hook, ok := errors.AsType[*step.HookError](err); ok && hook.Rank != nil {
+		s.sayError(fmt.Sprintf("Unable to spank task %d at exit", *hook.Rank))
+		return
+	}
+	s.sayError(err.Error())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noteReason(err.Error())
 }
 
 // loseTasks is called when stepd has no children any more. Statuses that the
@@ -115,10 +134,15 @@ func (s *Step) loseTasks() (again <-chan struct{}) {
 		}
 		break
 	}
+	s.loseRest()
+	return nil
+}
+
+// loseRest gives up the statuses that nobody will tell any more.
+func (s *Step) loseRest() {
 	for rank := range s.tasks {
 		s.taskEnded(step.TaskEnd{Rank: rank, Lost: true})
 	}
-	return nil
 }
 
 // started says that all tasks were let go.
