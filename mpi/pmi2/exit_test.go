@@ -47,7 +47,8 @@ func TestExit(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, 2, Config{})
-			w.ranks[0].init1().say("cmd=barrier_in")
+			w.ranks[0].init2().say("cmd=kvs-fence;")
+			w.ranks[0].ask("cmd=job-getid;", "cmd=job-getid-response;rc=0;jobid=12.3;") // it is in the fence
 			c.play(w.ranks[1])
 			// The last words are in the socket when the task is gone.
 			w.exit(1, c.status)

@@ -3,6 +3,7 @@ package pmi2
 import (
 	"bufio"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -27,6 +28,9 @@ func TestMain(m *testing.M) {
 	w.Close()
 	fds, goroutines := openFDs(), runtime.NumGoroutine()
 	code := m.Run()
+	if fuzzing := flag.Lookup("test.fuzz"); fuzzing != nil && fuzzing.Value.String() != "" {
+		os.Exit(code) // the fuzzer's own goroutines stay
+	}
 	runtime.GC() // a descriptor that only a finalizer closes is a leak that hides
 	for deadline := time.Now().Add(2 * time.Second); runtime.NumGoroutine() > goroutines && time.Now().Before(deadline); {
 		runtime.Gosched() // goroutines that were waited for still have to return

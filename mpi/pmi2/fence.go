@@ -85,12 +85,12 @@ func (s *state) fenceAnswer(r *rank) []byte {
 // anybody. first is looked at for the exit code; it may be nil. The caller
 // holds mu.
 func (s *state) stuck(first *rank) *abort {
-	if s.fence.entered == 0 || s.aborted {
+	if s.fence.entered == 0 || s.left == 0 || s.aborted {
 		return nil
 	}
 	var missing []*rank
 	for _, r := range s.ranks {
-		if r.entry == nil && r.gone() {
+		if r.entry == nil && r.left {
 			missing = append(missing, r)
 		}
 	}
@@ -110,9 +110,12 @@ func (s *state) stuck(first *rank) *abort {
 		s.fence.kind, s.fence.entered, len(s.ranks), ranksText(numbers), first.n, first.end())}
 }
 
-// gone tells whether the rank can enter no fence any more.
-func (r *rank) gone() bool {
-	return r.closed || r.status != nil || r.phase == phaseFinalized || r.phase == phaseAborted
+// leave records that the rank can enter no fence any more. The caller holds mu.
+func (s *state) leave(r *rank) {
+	if !r.left {
+		r.left = true
+		s.left++
+	}
 }
 
 // code is the step's exit code where this rank ended it.
@@ -155,6 +158,9 @@ func (s *state) advance(r *rank, to phase) outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r.phase = to
+	if to == phaseFinalized || to == phaseAborted {
+		s.leave(r)
+	}
 	return outcome{abort: s.stuck(r)}
 }
 
@@ -163,6 +169,7 @@ func (s *state) askedToAbort(r *rank, code int, text string) outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r.phase = phaseAborted
+	s.leave(r)
 	if s.aborted {
 		return outcome{}
 	}
@@ -182,6 +189,7 @@ func (s *state) ended(r *rank, status step.ExitStatus) outcome {
 	defer s.mu.Unlock()
 	r.closed = true
 	r.status = &status
+	s.leave(r)
 	s.forget(r)
 	if s.aborted {
 		return outcome{}
@@ -199,6 +207,7 @@ func (s *state) hungUp(r *rank) outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r.closed = true
+	s.leave(r)
 	s.forget(r)
 	return outcome{abort: s.stuck(r)}
 }

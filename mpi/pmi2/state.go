@@ -29,16 +29,21 @@ type state struct {
 	jobID string // the name of the key value space: "12.0"
 	size  int    // ranks of the step
 
-	mu    sync.Mutex
-	ranks []*rank          // guarded by mu, the slice itself is not
-	kvs   map[string]value // guarded by mu: what a fence made visible
-	attrs map[string]value // guarded by mu: the node's attributes
-	names map[string]value // guarded by mu: published services
-	waits map[string][]waiter
-	bytes int // guarded by mu: what all maps are charged for
+	// ranks is complete before the first goroutine runs; what is guarded of a
+	// rank is named there.
+	ranks []*rank
+
+	mu    sync.Mutex          // guards all below
+	kvs   map[string]value    // what a fence made visible
+	attrs map[string]value    // the node's attributes
+	names map[string]value    // published services
+	waits map[string][]waiter // by attribute
+	bytes int                 // what kvs, attrs, names and pending are charged for
 	fence fence
+	// left counts the ranks that can enter no fence any more.
+	left int
 	// aborted says that the step was told to end; it is told once.
-	aborted bool // guarded by mu
+	aborted bool
 }
 
 // value is a stored pair's value and the rank that is charged for it.
@@ -47,8 +52,7 @@ type value struct {
 	owner int
 }
 
-// rank is one rank and its connection. Fields from phase on are guarded by
-// state.mu.
+// rank is one rank and its connection.
 type rank struct {
 	n    int
 	conn *conn
@@ -58,16 +62,21 @@ type rank struct {
 	exitedAs step.ExitStatus
 	exit     sync.Once
 
-	speaks  int // 1 or 2, 0 before the first line
+	// speaks is 1 or 2, 0 before the first line. The rank's goroutine sets it
+	// before the rank enters a fence; others read it afterwards.
+	speaks int
+
+	// state.mu guards all below.
 	phase   phase
 	pending map[string]string // put since the last fence
 	keys    int               // pairs that the rank is charged for
-	waits   int
-	fences  int    // fences passed
-	entry   *entry // the fence that the rank waits in
-	closed  bool   // it can send nothing more
-	status  *step.ExitStatus
-	logged  int
+	waits   int               // attributes that the rank waits for
+	fences  int               // fences passed
+	entry   *entry            // the fence that the rank waits in
+	left    bool              // it can enter no fence any more
+	closed  bool              // it can send nothing more
+	status  *step.ExitStatus  // how the task ended
+	logged  int               // lines logged about it
 }
 
 // phase is how far a rank came.

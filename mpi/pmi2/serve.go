@@ -1,0 +1,124 @@
+package pmi2
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+)
+
+// logsPerRank bounds the lines that one rank can make stepd log.
+const logsPerRank = 8
+
+// serve is a rank's goroutine: it answers until the rank's end of the socket
+// is closed, then waits for the task's end, and judges it.
+func (p *Plugin) serve(r *rank) {
+	defer r.conn.close()
+	err := p.talk(r)
+	r.conn.shut()
+	if err != nil && !p.isClosing() {
+		p.log(r, "connection closed: "+err.Error())
+	}
+	timer := time.NewTimer(p.conf.CloseGrace)
+	defer timer.Stop()
+	for {
+		select {
+		case <-p.closing:
+			return
+		case <-r.exited:
+			p.settle(p.state.ended(r, r.exitedAs))
+			return
+		case <-timer.C:
+			// The task closed its end and lives on: no status will tell why.
+			p.settle(p.state.hungUp(r))
+		}
+	}
+}
+
+// talk reads the first line, which decides the protocol, and goes on in it.
+// It returns nil where the rank's bytes ended cleanly.
+func (p *Plugin) talk(r *rank) error {
+	in := &reader{src: r.conn.file, max: p.conf.FrameBytes}
+	err := p.greet(r, in)
+	switch {
+	case err == nil || err == io.EOF:
+		return nil
+	case errors.Is(err, syscall.ECONNRESET) || errors.Is(err, os.ErrClosed):
+		// Reset: the task ended with answers unread.
+		return nil
+	}
+	return err
+}
+
+func (p *Plugin) greet(r *rank, in *reader) error {
+	text, err := in.line()
+	if err != nil {
+		return err
+	}
+	m, err := parseLine(text, p.conf.Attributes)
+	if err != nil {
+		return err
+	}
+	if m.cmd != "init" || m.multi {
+		return fmt.Errorf("cannot begin with PMI command %s: want cmd=init", quote(m.cmd))
+	}
+	switch version, _ := m.number("pmi_version"); version {
+	case 1:
+		r.speaks = 1
+		if err := p.command1(r, m); err != nil {
+			return err
+		}
+		return p.serve1(r, in)
+	case 2:
+		r.speaks = 2
+		p.settle(p.state.advance(r, phaseHello))
+		p.send(r, line1("response_to_init", pair{"pmi_version", "2"}, pair{"pmi_subversion", "0"}, pair{"rc", "0"}))
+		return p.serve2(r, in)
+	}
+	p.send(r, line1("response_to_init", pair{"pmi_version", "2"}, pair{"pmi_subversion", "0"}, pair{"rc", "-1"}))
+	text, _ = m.get("pmi_version")
+	return fmt.Errorf("cannot speak PMI version %s: want 1 or 2", quote(text))
+}
+
+// settle sends what an outcome holds, and ends the step if it says so. The
+// state's lock is free: Abort may be slow.
+func (p *Plugin) settle(out outcome) {
+	for _, d := range out.deliveries {
+		p.send(d.to, d.data)
+	}
+	if out.abort != nil && !p.isClosing() {
+		p.job.Abort(out.abort.rank, out.abort.code, out.abort.text)
+	}
+}
+
+func (p *Plugin) send(r *rank, data []byte) {
+	if err := r.conn.send(data); err != nil {
+		p.log(r, "connection closed: "+err.Error())
+	}
+}
+
+// log writes a line about a rank, unless the rank had its share.
+func (p *Plugin) log(r *rank, text string) {
+	p.state.mu.Lock()
+	r.logged++
+	share := r.logged
+	p.state.mu.Unlock()
+	switch {
+	case share > logsPerRank:
+		return
+	case share == logsPerRank:
+		text += " (further messages of this rank are dropped)"
+	}
+	p.job.Log(fmt.Sprintf("mpi/pmi2: rank %d: %s", r.n, text))
+}
+
+func (p *Plugin) isClosing() bool {
+	select {
+	case <-p.closing:
+		return true
+	default:
+		return false
+	}
+}
