@@ -14,7 +14,7 @@ import (
 // the charges are those of what is stored.
 func TestStateCharges(t *testing.T) {
 	const n = 3
-	conf := Config{KeysPerRank: 6, TotalBytes: 12 * (entryOverhead + 20), ValueBytes: 40}
+	conf := Config{KeysPerRank: 6, TotalBytes: 8 * (entryOverhead + 20), ValueBytes: 40}
 	st := newState(testSpec(n), conf.withDefaults())
 	for i := range n {
 		st.ranks = append(st.ranks, &rank{n: i, phase: phaseReady, speaks: 1})
@@ -25,8 +25,8 @@ func TestStateCharges(t *testing.T) {
 		r := st.ranks[random.IntN(n)]
 		key, text := fmt.Sprint("k", random.IntN(8)), fmt.Sprintf("%0*d", random.IntN(50), 0)
 		var why *refusal
-		switch random.IntN(5) {
-		case 0:
+		switch random.IntN(12) {
+		default:
 			why = st.put(r, 64, key, text)
 		case 1:
 			_, why = st.putAttr(r, key, text)
