@@ -140,10 +140,7 @@ func (c *Cgroup) Signal(sig syscall.Signal) error {
 		return nil
 	}
 	if sig == unix.SIGKILL {
-		err := c.tasks.write("cgroup.kill", "1")
-		if !errors.Is(err, unix.ENOENT) {
-			return err
-		}
+		return c.tasks.strike()
 	}
 	return c.tasks.signal(sig)
 }

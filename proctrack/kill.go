@@ -89,40 +89,61 @@ func readEvents(fd int) (events, error) {
 }
 
 // kill kills every process of the group and of all groups below it, frozen or
-// not, and returns when none is left; a group that is gone has none.
+// not, and returns when none is left; a group that is gone has none. It leaves
+// the group thawed.
 func (g *group) kill(ctx context.Context) error {
-	err := g.write("cgroup.kill", "1")
-	if errors.Is(err, unix.ENOENT) {
-		return g.killFrozen(ctx) // before Linux 5.14, or the group is gone
+	err := g.killFrozen(ctx, g.strike)
+	if thawErr := g.freeze("0"); err == nil {
+		err = thawErr
 	}
-	if err != nil && !gone(err) {
-		return err
-	}
-	return g.awaitEmpty(ctx)
+	return err
 }
 
-func (g *group) awaitEmpty(ctx context.Context) error {
-	err := g.await(ctx, func(ev events) (bool, error) { return !ev.populated, nil })
-	return g.survivors(ctx, err)
-}
-
-// killFrozen does what cgroup.kill does, on kernels without it. A frozen
-// process cannot fork, and SIGKILL ends it all the same; so once the kernel
-// says "frozen 1", a list is complete. Each change brings another round.
-func (g *group) killFrozen(ctx context.Context) error {
-	if err := g.write("cgroup.freeze", "1"); err != nil && !gone(err) {
-		return err
-	}
+// killFrozen is kill without the thaw; strike sends SIGKILL to all members.
+//
+// A process that is moved in after the strike makes no event. So the group is
+// frozen as well: SIGKILL ends a frozen process all the same, and once nothing
+// but newcomers is left, the kernel says "frozen 1", which brings another strike.
+func (g *group) killFrozen(ctx context.Context, strike func() error) error {
+	first := true
 	err := g.await(ctx, func(ev events) (bool, error) {
 		if !ev.populated {
 			return true, nil
 		}
-		return false, g.signal(unix.SIGKILL)
+		if !first && !ev.frozen {
+			return false, nil
+		}
+		if err := strike(); err != nil {
+			return false, err
+		}
+		if first {
+			first = false
+			return false, g.freeze("1")
+		}
+		return false, nil
 	})
-	if thawErr := g.write("cgroup.freeze", "0"); thawErr != nil && !gone(thawErr) && err == nil {
-		err = thawErr
-	}
 	return g.survivors(ctx, err)
+}
+
+// strike sends SIGKILL to all members, those that are being forked included.
+func (g *group) strike() error {
+	err := g.write("cgroup.kill", "1")
+	if errors.Is(err, unix.ENOENT) { // before Linux 5.14, or the group is gone
+		return g.signal(unix.SIGKILL)
+	}
+	if gone(err) {
+		return nil
+	}
+	return err
+}
+
+// freeze writes "1" or "0". Before Linux 5.2 there is no such file.
+func (g *group) freeze(value string) error {
+	err := g.write("cgroup.freeze", value)
+	if gone(err) {
+		return nil
+	}
+	return err
 }
 
 // survivors adds to an ended wait who is left.
