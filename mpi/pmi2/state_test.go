@@ -15,13 +15,16 @@ import (
 func TestStateCharges(t *testing.T) {
 	const n = 3
 	conf := Config{KeysPerRank: 6, TotalBytes: 8 * (entryOverhead + 20), ValueBytes: 40}
-	st := newState(testSpec(n), conf.withDefaults())
-	for i := range n {
-		st.ranks = append(st.ranks, &rank{n: i, phase: phaseReady, speaks: 1})
-	}
+	var st *state
 	random := rand.New(rand.NewPCG(1, 2))
 	refused := 0
-	for range 20000 {
+	for i := range 20000 {
+		if i%100 == 0 { // again from nothing: attributes are never withdrawn
+			st = newState(testSpec(n), conf.withDefaults())
+			for rankN := range n {
+				st.ranks = append(st.ranks, &rank{n: rankN, phase: phaseReady, speaks: 1})
+			}
+		}
 		r := st.ranks[random.IntN(n)]
 		key, text := fmt.Sprint("k", random.IntN(8)), fmt.Sprintf("%0*d", random.IntN(50), 0)
 		var why *refusal
