@@ -14,7 +14,8 @@ static void close_in_child(int *fd)
 
 /* Runs in the child of every fork() but those of our tasks: a helper that a
  * plugin starts must hold none of our channels, or stepd would wait for it
- * instead of for us (rulings 1). Only async-signal-safe calls. */
+ * instead of for us. The gate stays: a plugin may fork in a task and go on to exec
+ * in the child, as those do that make pid namespaces. Only async-signal-safe calls. */
 static void child(void)
 {
 	close_in_child(&host.control);
@@ -22,7 +23,6 @@ static void child(void)
 		return;
 	close_in_child(&host.log);
 	close_in_child(&host.exec_pipe);
-	close_in_child(&host.gate);
 }
 
 void atfork_install(void)

@@ -17,7 +17,9 @@ struct batch {
 	int fds[2 * BATCH_MAX]; /* pidfd, exec pipe */
 };
 
-/* Tells stepd of the batch. The pidfds stay ours, the pipes go. */
+/* Tells stepd of the batch. Ours go at once, as every fork and exec pays for every
+ * descriptor that is open; WAIT opens pidfds of its own, which it can while
+ * nobody else reaps. */
 static bool batch_send(struct host *h, struct batch *b, struct outcome *out)
 {
 	uint8_t buf[16 + 8 * BATCH_MAX];
@@ -34,8 +36,8 @@ static bool batch_send(struct host *h, struct batch *b, struct outcome *out)
 	struct iovec iov = {buf, w.len};
 	int rc = packet_send(h->control, &iov, 1, b->fds, (size_t)b->n * 2);
 	int error = errno;
-	for (uint32_t i = 0; i < b->n; i++)
-		close(b->fds[2 * i + 1]);
+	for (uint32_t i = 0; i < 2 * b->n; i++)
+		close(b->fds[i]);
 	b->n = 0;
 	return rc == 0 || fail(out, error, "cannot tell stepd of the tasks");
 }
@@ -66,14 +68,14 @@ static bool fork_one(struct host *h, uint32_t rank, struct batch *b, struct outc
 	/* The others join the group of rank 0 before their gate, so it must be there. */
 	if (rank == 0)
 		(void)setpgid(pid, pid);
-	h->tasks[rank].pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
-	if (h->tasks[rank].pidfd < 0) {
+	int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+	if (pidfd < 0) {
 		error = errno;
 		close(pipe[0]);
 		return fail(out, error, "cannot open a pidfd for task %u", rank);
 	}
 	b->ranks[b->n] = rank;
-	b->fds[2 * b->n] = h->tasks[rank].pidfd;
+	b->fds[2 * b->n] = pidfd;
 	b->fds[2 * b->n + 1] = pipe[0];
 	b->n++;
 	return b->n < BATCH_MAX || batch_send(h, b, out);
@@ -94,6 +96,8 @@ void command_fork(struct host *h, struct outcome *out)
 	struct batch *b = must_zero(1, sizeof(*b));
 	bool ok = true;
 
+	/* What plugins printed and did not flush would come once more from every task. */
+	fflush(NULL);
 	for (uint32_t rank = 0; ok && rank < h->cfg.ntasks; rank++)
 		ok = fork_one(h, rank, b, out);
 	h->pids_known = true;

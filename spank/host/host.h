@@ -48,7 +48,7 @@ struct plugin {
 
 struct task {
 	pid_t pid; /* 0 before the fork */
-	int pidfd; /* -1 when there is none, or no more */
+	int pidfd; /* -1 but while it is waited for */
 	bool reaped;
 };
 
@@ -93,7 +93,9 @@ struct host {
 	uint32_t hook;	   /* NO_HOOK outside */
 	uint32_t rank;	   /* the task of the hook, NO_RANK */
 	struct plugin *plugin;
-	int exit_status;  /* raw, in task_exit */
+	int exit_status; /* raw, in task_exit */
+	char *title;	 /* argv[0], where ps looks */
+	size_t title_size;
 	nlink_t nthreads; /* last seen, to blame a plugin once */
 	ino_t mount_ns;	  /* last seen */
 };

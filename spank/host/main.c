@@ -76,6 +76,13 @@ static bool start(struct host *h)
 	return true;
 }
 
+/* argv[0] is what ps shows; TAG_TITLE writes over it as far as there is room. */
+static void find_title(struct host *h, char **argv)
+{
+	h->title = argv[0];
+	h->title_size = argv[0] ? strlen(argv[0]) + 1 : 0;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 2 && strcmp(argv[1], "--lookup") == 0)
@@ -92,5 +99,6 @@ int main(int argc, char **argv)
 			argv[1]);
 		return 1;
 	}
+	find_title(&host, argv);
 	_exit(start(&host) ? host_serve(&host) : 1);
 }

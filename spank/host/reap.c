@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -84,6 +85,13 @@ static void reply_exit(struct host *h, uint32_t rank, int status, const struct r
 	(void)packet_send(h->control, &iov, 1, NULL, 0); /* end of file tells us next */
 }
 
+/* No status is better than one that was made up. */
+static void lose_task(struct host *h, uint32_t rank, struct outcome *out)
+{
+	h->tasks[rank].reaped = true;
+	fail(out, errno, "cannot learn how task %u ended: a plugin may have waited for it", rank);
+}
+
 /* A task has ended: task_exit sees it before it is reaped. */
 static void end_task(struct host *h, uint32_t rank, struct outcome *out)
 {
@@ -94,9 +102,7 @@ static void end_task(struct host *h, uint32_t rank, struct outcome *out)
 
 	t->reaped = true;
 	if (RETRY(waitid((idtype_t)P_PIDFD, (id_t)t->pidfd, &si, WEXITED | WNOWAIT)) < 0) {
-		/* No status is better than one that was made up. */
-		fail(out, errno, "cannot learn how task %u ended: a plugin may have waited for it",
-		     rank);
+		lose_task(h, rank, out);
 	} else {
 		h->exit_status = raw_status(&si);
 		set_exit_env(h, rank);
@@ -117,16 +123,24 @@ static bool watch(int epoll, int fd, uint64_t what)
 }
 
 /* Watches the control channel and every task; the number of tasks, or -1. */
-static long watch_all(struct host *h, int epoll)
+static long watch_all(struct host *h, int epoll, struct outcome *out)
 {
 	long left = 0;
 
 	if (epoll < 0 || !watch(epoll, h->control, CONTROL_EVENT))
 		return -1;
 	for (size_t i = 0; i < h->cfg.ntasks; i++) {
-		if (h->tasks[i].pidfd < 0 || h->tasks[i].reaped)
+		struct task *t = &h->tasks[i];
+
+		if (t->pid == 0 || t->reaped)
 			continue;
-		if (!watch(epoll, h->tasks[i].pidfd, i))
+		if (t->pidfd < 0)
+			t->pidfd = (int)syscall(SYS_pidfd_open, t->pid, 0);
+		if (t->pidfd < 0 && errno == ESRCH) {
+			lose_task(h, (uint32_t)i, out);
+			continue;
+		}
+		if (t->pidfd < 0 || !watch(epoll, t->pidfd, i))
 			return -1;
 		left++;
 	}
@@ -138,7 +152,7 @@ static long watch_all(struct host *h, int epoll)
 bool command_wait(struct host *h, struct outcome *out)
 {
 	_cleanup_close_ int epoll = epoll_create1(EPOLL_CLOEXEC);
-	long left = watch_all(h, epoll);
+	long left = watch_all(h, epoll, out);
 
 	if (left < 0) {
 		fail(out, errno, "cannot watch the tasks");

@@ -87,8 +87,17 @@ static bool read_config(struct host *h, int fd, struct outcome *out)
 	return true;
 }
 
+static void set_title(struct host *h)
+{
+	if (h->cfg.title[0] == 0 || h->title_size == 0)
+		return;
+	memset(h->title, 0, h->title_size);
+	memcpy(h->title, h->cfg.title, strnlen(h->cfg.title, h->title_size - 1));
+}
+
 static bool setup(struct host *h, struct outcome *out)
 {
+	set_title(h);
 	if (h->cfg.join_ns != JOIN_NEVER && h->job_ns < 0)
 		return fail(out, EBADF,
 			    "cannot join the job's container: its namespace is missing");

@@ -187,6 +187,10 @@ static void load(struct host *h, struct plugin *p)
 		if (exported(p, "plugin_name") != NULL)
 			p->name = exported(p, "plugin_name");
 		read_version(p, dlsym(p->dl, "plugin_version"));
+		/* Ours comes before its own, for which its code would take it. */
+		if (dlsym(p->dl, "debug") != NULL)
+			log_warn(h, p, HOOK_LOAD,
+				 "exports \"debug\", which is the host's here; make it static");
 	}
 	plugin_leave(h, p, entry, p->dl == NULL ? -1 : 0);
 	reply_plugin(h, p, error);

@@ -88,8 +88,11 @@ static void run_hook(struct host *h, enum stage stage, enum hook hook)
 	char object[320];
 
 	enter(h, stage);
-	if (stack_call(h, hook, h->rank, &out))
+	if (stack_call(h, hook, h->rank, &out)) {
+		/* To where standard output leads now; exec would lose it. */
+		fflush(NULL);
 		return;
+	}
 	snprintf(object, sizeof(object), "%s: %s()", h->plugins[out.plugin].base, hook_name(hook));
 	task_fail(h, stage, 0, object, 1);
 }

@@ -4,12 +4,29 @@
  * exec'd at its exec pipe's end of file. bench [N [RUNS]] */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "driver.h"
 #include "test.h"
+
+/* CPU time of ours and of all that we waited for. */
+static double cpu_us(void)
+{
+	static const int who[] = {RUSAGE_SELF, RUSAGE_CHILDREN};
+	double sum = 0;
+
+	for (int i = 0; i < 2; i++) {
+		struct rusage ru;
+
+		getrusage(who[i], &ru);
+		sum += (double)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) * 1e6;
+		sum += (double)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec);
+	}
+	return sum;
+}
 
 static double now_us(void)
 {
@@ -86,12 +103,13 @@ static double bare(uint32_t n)
 static void report(const char *what, uint32_t n, int runs, double (*one)(uint32_t))
 {
 	double *took = calloc((size_t)runs, sizeof(*took));
+	double cpu = cpu_us();
 
 	for (int i = 0; i < runs; i++)
 		took[i] = one(n);
 	qsort(took, (size_t)runs, sizeof(*took), by_value);
-	printf("%-10s %5u tasks  median %8.0f us  p90 %8.0f us  (%d runs)\n", what, n,
-	       took[runs / 2], took[runs * 9 / 10], runs);
+	printf("%-10s %5u tasks  median %8.0f us  p90 %8.0f us  cpu %8.0f us  (%d runs)\n", what, n,
+	       took[runs / 2], took[runs * 9 / 10], (cpu_us() - cpu) / runs, runs);
 	free(took);
 }
 

@@ -5,14 +5,41 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "test.h"
 
+static void install_lie(const struct lie *lie)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)lie->nr, 0, 3),
+		/* the low half, on a little-endian machine */
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
+			 offsetof(struct seccomp_data, args) + 8 * lie->arg),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, lie->value, 0, lie->any ? 0 : 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)lie->error),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog prog = {.len = sizeof(code) / sizeof(code[0]), .filter = code};
+
+	if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) < 0)
+		_exit(126);
+}
+
 void drv_start(struct driver *d)
+{
+	drv_start_lying(d, NULL);
+}
+
+void drv_start_lying(struct driver *d, const struct lie *lie)
 {
 	const char *program = getenv("SPANKHOST");
 	int control[2], log[2];
@@ -30,6 +57,8 @@ void drv_start(struct driver *d)
 		dup2(c, HOST_FD_CONTROL);
 		dup2(l, HOST_FD_LOG);
 		close_range(5, ~0u, 0);
+		if (lie != NULL)
+			install_lie(lie);
 		execl(program, "spankhost: [1.0]", (char *)NULL);
 		_exit(127);
 	}

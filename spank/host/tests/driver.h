@@ -32,6 +32,15 @@ struct scene {
 	void (*config)(struct blob *setup); /* NULL, or adds items */
 };
 
+/* A system call that lies: it does nothing, and returns -error, or 0. */
+struct lie {
+	int nr;
+	uint32_t arg;	/* which argument tells it ... */
+	uint32_t value; /* ... by this */
+	int error;
+	bool any; /* whatever the argument */
+};
+
 struct done {
 	int rc, error;
 	uint32_t cmd, plugin, hook, rank;
@@ -56,6 +65,7 @@ struct driver {
 
 /* Starts the program at $SPANKHOST; drv_end kills what is left of it. */
 void drv_start(struct driver *d);
+void drv_start_lying(struct driver *d, const struct lie *lie);
 void drv_end(struct driver *d);
 
 /* Sends a command and reads replies to its REP_DONE. */

@@ -2,12 +2,15 @@
 /* Whole steps: a spankhost ($SPANKHOST) is driven from SETUP to EXIT with a
  * plugin ($PLUGIN) and real tasks. Needs root. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -528,6 +531,101 @@ static void test_gate_ends(void)
 	drv_end(&d);
 }
 
+static void want_no_new_privs(struct blob *b)
+{
+	blob_tlv_u32(b, TAG_NO_NEW_PRIVS, 1);
+}
+
+/* Whatever of becoming the user fails, loudly or not, no task is exec'd. */
+static void test_no_exec_unless_the_user(void)
+{
+	static const struct lie lies[] = {
+		{SYS_setgroups, 0, 3, 0, false},
+		{SYS_setgroups, 0, 3, EPERM, false},
+		{SYS_setresgid, 1, TEST_UID, 0, false}, /* also setegid */
+		{SYS_setresgid, 0, TEST_UID, 0, false},
+		{SYS_setresgid, 0, TEST_UID, EPERM, false},
+		{SYS_setresuid, 1, TEST_UID, 0, false}, /* also seteuid */
+		{SYS_setresuid, 0, TEST_UID, 0, false},
+		{SYS_setresuid, 0, TEST_UID, EAGAIN, false},
+		{SYS_setuid, 0, 0, 0, false},
+		{SYS_capget, 0, 0, EPERM, true},
+		{SYS_prctl, 0, PR_SET_NO_NEW_PRIVS, 0, false},
+		{SYS_prctl, 0, PR_SET_NO_NEW_PRIVS, EINVAL, false},
+		{SYS_close_range, 0, 3, EINVAL, false},
+	};
+
+	for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+		struct scene s = {.ntasks = 1,
+				  .argv = {"echo", "ran"},
+				  .env = {PATH_ENV},
+				  .config = want_no_new_privs};
+		struct driver d;
+
+		drv_start_lying(&d, &lies[i]);
+		drv_setup(&d, &s);
+		CHECK_INT(drv_init(&d, &s).rc, 0);
+		int out = drv_output(&d, 1), fd = blob_memfd(&d.step);
+		CHECK_INT(drv_do(&d, CMD_STEP, NULL, &fd, 1).rc, 0);
+		close(fd);
+		bool dropped = drv_do(&d, CMD_USER_INIT, NULL, NULL, 0).rc == 0;
+		if (dropped) {
+			CHECK_INT(drv_do(&d, CMD_FORK, NULL, NULL, 0).rc, 0);
+			drv_open_gate(&d);
+			CHECK_INT(drv_do(&d, CMD_WAIT, NULL, NULL, 0).rc, 0);
+			CHECK_INT(d.status[0], 1 << 8);
+			char *log = drv_log(&d);
+			has(log, "fail rank=0 stage=");
+			free(log);
+		}
+		drv_end(&d);
+		char *text = drv_read_all(out);
+		CHECK_STR(text, "");
+		free(text);
+	}
+}
+
+/* A helper that a plugin leaves in a task does not keep the exec pipe open, and
+ * what it logs comes out at standard error. */
+static void test_helper_of_a_task(void)
+{
+	struct scene s = {.ntasks = 1,
+			  .argv = {"true"},
+			  .env = {PATH_ENV},
+			  .plugins = {{plugin, true, {"helper=task_init"}}}};
+	struct driver d;
+	char byte;
+
+	drv_start(&d);
+	drv_setup(&d, &s);
+	CHECK_INT(drv_init(&d, &s).rc, 0);
+	int err = drv_output(&d, 2);
+	drv_run(&d);
+	CHECK_INT(read(d.exec_pipes[0], &byte, 1), 0);
+	CHECK_INT(drv_do(&d, CMD_EXIT, NULL, NULL, 0).rc, 0);
+	char text[64] = "";
+	CHECK(read(err, text, sizeof(text) - 1) > 0);
+	CHECK_STR(text, "stepd-node1: error: from the helper\n");
+	close(err);
+	CHECK(kill(-d.pids[0], SIGKILL) == 0);
+	drv_end(&d);
+}
+
+/* More tasks than one packet tells. */
+static void test_many_tasks(void)
+{
+	struct scene s = {.ntasks = 250, .argv = {"sh", "-c", "kill -9 $$"}, .env = {PATH_ENV}};
+	struct driver d;
+
+	drv_start(&d);
+	drv_setup(&d, &s);
+	CHECK_INT(drv_init(&d, &s).rc, 0);
+	drv_run(&d);
+	for (uint32_t i = 0; i < s.ntasks; i++)
+		CHECK_INT(d.status[i], SIGKILL);
+	drv_end(&d);
+}
+
 static void test_refused_plugins(void)
 {
 	struct scene s = {.ntasks = 1,
@@ -584,6 +682,9 @@ int main(void)
 	RUN(test_join);
 	RUN(test_bad_commands);
 	RUN(test_gate_ends);
+	RUN(test_no_exec_unless_the_user);
+	RUN(test_helper_of_a_task);
+	RUN(test_many_tasks);
 	RUN(test_refused_plugins);
 	return 0;
 }
