@@ -67,6 +67,11 @@ test-c: $(BIN)/spankhost $(BUILD)/asan/spankhost $(BUILD)/asan/step_test $(BUILD
 	SPANKHOST=$(abspath $(BIN)/spankhost) PLUGIN=$(abspath $(BUILD)/asan/probe.so) $(BUILD)/asan/step_test
 	sed -n 's/^\t\(.*\);/\1/p' $(HOST_DIR)/exports.list | sort >$(BUILD)/asan/exports.want
 	$(call HOST_SYMBOLS,$(BIN)/spankhost) | diff $(BUILD)/asan/exports.want -
+	$(CC) -std=c11 -I$(HOST_DIR)/include -o $(BUILD)/asan/abi $(HOST_TESTS)/abi.c && $(BUILD)/asan/abi >$(BUILD)/asan/abi.ours
+	@if [ -f /usr/include/slurm/spank.h ]; then \
+		$(CC) -std=c11 -o $(BUILD)/asan/abi $(HOST_TESTS)/abi.c && \
+		$(BUILD)/asan/abi | diff $(BUILD)/asan/abi.ours - && echo "ok the ABI is that of the installed Slurm"; \
+	else echo "skipped: no Slurm headers to compare with"; test -z "$$STRICT"; fi
 
 $(BUILD)/host/bench: $(HOST_TESTS)/bench.c $(HOST_TESTS)/driver.c $(HOST_TESTS)/blob.c \
 		$(BUILD)/host/wire.o $(wildcard $(HOST_TESTS)/*.h)
