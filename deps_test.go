@@ -29,6 +29,7 @@ var importRules = map[string]struct {
 	"stepd/stepio":            {[]string{"stepd/step", "stepd/api/stepapi"}, "the client's streams"},
 	"stepd/slurmconf":         {nil, "the site's files"},
 	"stepd/node":              {[]string{"stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},
+	"stepd/node/fakestepd":    {[]string{"stepd/step", "stepd/api/stepapi"}, "a stepd for tests of noded"},
 	"stepd/cmd/noded":         {[]string{"stepd/..."}, "wires"},
 	"stepd/cmd/stepd":         {[]string{"stepd/step", "stepd/task", "stepd/spank", "stepd/proctrack", "stepd/mpi", "stepd/api/stepapi", "stepd/internal/linux"}, "wires, and stays small: a step pays for every package"},
 	"stepd/cmd/stepctl":       {[]string{"stepd/..."}, "wires"},

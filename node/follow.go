@@ -108,10 +108,10 @@ func (f *follower) follow() {
 				continue
 			}
 			if f.handle(m) {
-				leave = time.After(leaveMax)
+				leave = time.After(f.n.leaveMax)
 			}
 		case <-leave:
-			f.log.Warnf("stepd (pid %d) did not exit within %v of its result: killing it", f.proc.pid, leaveMax)
+			f.log.Warnf("stepd (pid %d) did not exit within %v of its result: killing it", f.proc.pid, f.n.leaveMax)
 			if err := f.proc.kill(); err != nil {
 				f.log.Errorf("cannot kill stepd: %v", err)
 			}

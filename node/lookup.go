@@ -33,8 +33,10 @@ const (
 // hang, crash or leak. It implements Users.
 type Lookup struct {
 	program string
-	mu      sync.Mutex
-	known   map[uint32]*lookupEntry // guarded by mu
+	// deadline bounds a question, keep the life of an answer; tests shorten them.
+	deadline, keep time.Duration
+	mu             sync.Mutex
+	known          map[uint32]*lookupEntry // guarded by mu
 }
 
 // lookupEntry is one question; done is closed when user, err and at are set.
@@ -47,7 +49,7 @@ type lookupEntry struct {
 
 // NewLookup returns a Lookup that runs the spankhost program, an absolute path.
 func NewLookup(program string) *Lookup {
-	return &Lookup{program: program, known: make(map[uint32]*lookupEntry)}
+	return &Lookup{program: program, deadline: lookupDeadline, keep: lookupKeep, known: make(map[uint32]*lookupEntry)}
 }
 
 // ByUID implements Users. Answers are kept for 10 s, errors are not; questions
@@ -78,7 +80,7 @@ func (l *Lookup) entry(uid uint32) (e *lookupEntry, mine bool) {
 	if e := l.known[uid]; e != nil {
 		select {
 		case <-e.done:
-			if e.err == nil && time.Since(e.at) < lookupKeep {
+			if e.err == nil && time.Since(e.at) < l.keep {
 				return e, false
 			}
 		default:
@@ -97,7 +99,7 @@ func (l *Lookup) dropOld() {
 	for uid, e := range l.known {
 		select {
 		case <-e.done:
-			if time.Since(e.at) >= lookupKeep {
+			if time.Since(e.at) >= l.keep {
 				delete(l.known, uid)
 			}
 		default:
@@ -106,8 +108,8 @@ func (l *Lookup) dropOld() {
 }
 
 func (l *Lookup) ask(ctx context.Context, uid uint32) (step.User, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, lookupDeadline,
-		fmt.Errorf("the name service did not answer within %v (see nsswitch.conf)", lookupDeadline))
+	ctx, cancel := context.WithTimeoutCause(ctx, l.deadline,
+		fmt.Errorf("the name service did not answer within %v (see nsswitch.conf)", l.deadline))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, l.program, "--lookup")
 	cmd.Env = []string{"PATH=" + safePath, "LC_ALL=C"}

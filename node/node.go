@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -19,6 +20,8 @@ type Node struct {
 	log   *logrus.Logger
 	files layout
 	boot  string
+	// leaveMax is leaveMax; tests shorten it.
+	leaveMax time.Duration
 
 	locks []*os.File
 	store *store
@@ -43,7 +46,7 @@ func New(cfg Config) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{
-		cfg: cfg, log: cfg.Log, files: layout{run: cfg.RunDir, spool: cfg.SpoolDir}, boot: boot,
+		cfg: cfg, log: cfg.Log, files: layout{run: cfg.RunDir, spool: cfg.SpoolDir}, boot: boot, leaveMax: leaveMax,
 		reg: newRegistry(cfg.CPUs), stopping: make(chan struct{}),
 	}
 	if err := n.open(); err != nil {

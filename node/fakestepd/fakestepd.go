@@ -1,0 +1,234 @@
+// Package fakestepd is a stepd for tests of noded: it speaks the protocol of
+// stepapi and runs no task. A test binary becomes one by calling Main when its
+// argv[0] says "stepd: [J.S]"; tests import it, and nothing else does.
+//
+// The first word of the step's command says what it does:
+//
+//	exit CODE      run, end by itself with CODE
+//	wait           run until it is cancelled or signalled
+//	fifo PATH      run until a code can be read from PATH
+//	die CODE       exit without a result
+//	linger         send a result and never exit
+//	silent         say nothing, for ever
+package fakestepd
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"stepd/api/stepapi"
+	"stepd/step"
+)
+
+// Is tells whether this process was started as a stepd.
+func Is() bool { return strings.HasPrefix(os.Args[0], "stepd: [") }
+
+// Main is the whole life of the fake. It does not return.
+func Main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "fakestepd:", err)
+		syscall.Exit(99)
+	}
+	syscall.Exit(0) // os.Exit would wait a second for the race detector
+}
+
+// fake is one step.
+type fake struct {
+	spec step.Spec
+	mu   sync.Mutex
+	rec  step.Record // guarded by mu
+	log  *os.File
+	// ending gets the raw status that ends the step.
+	ending chan step.ExitStatus
+}
+
+func run() error {
+	f := &fake{ending: make(chan step.ExitStatus, 16), log: os.NewFile(stepapi.FDEvents, "events")}
+	if err := json.NewDecoder(os.NewFile(stepapi.FDSpec, "spec")).Decode(&f.spec); err != nil {
+		return err
+	}
+	if err := f.spec.Validate(); err != nil {
+		return err
+	}
+	argv := f.spec.Argv
+	switch argv[0] {
+	case "silent":
+		select {}
+	case "die":
+		code, err := strconv.Atoi(argv[1])
+		if err != nil {
+			return err
+		}
+		syscall.Exit(code)
+	}
+	// A child that outlives a killed stepd unless somebody looks for it. Its
+	// command line tells whose it is.
+	child := exec.Command("/bin/sleep", "1000")
+	if err := child.Start(); err != nil {
+		return err
+	}
+	pid := child.Process.Pid
+	now := time.Now()
+	f.rec = step.Record{
+		ID: f.spec.ID, State: step.Running, NTasks: f.spec.NTasks, Started: &now, StepdPID: os.Getpid(),
+		Tasks: []step.Task{{State: step.TaskRunning, PID: &pid}},
+	}
+	for i := 1; i < f.spec.NTasks; i++ {
+		f.rec.Tasks = append(f.rec.Tasks, step.Task{Rank: i, LocalID: i, State: step.TaskRunning})
+	}
+	err := f.serve(argv)
+	_ = child.Process.Kill() // it may be dead already
+	_ = child.Wait()         // ends by the kill
+	return err
+}
+
+func (f *fake) serve(argv []string) error {
+	l, err := net.FileListener(os.NewFile(stepapi.FDListen, "listen"))
+	if err != nil {
+		return err
+	}
+	ul := l.(*net.UnixListener)
+	ul.SetUnlinkOnClose(false)
+	control, err := stepapi.FromFD(stepapi.FDControl, "control")
+	if err != nil {
+		return err
+	}
+	server := stepapi.NewServer(f.spec.ID, f.spec.User.UID, f)
+	server.Add(control, stepapi.RoleNoded, true)
+	server.Serve(ul)
+	rec := f.Record()
+	server.Tell(&stepapi.Msg{Type: stepapi.TypeState, State: step.Running, Record: &rec})
+	f.event(step.Event{Time: time.Now(), Event: step.EventState, State: step.Running})
+
+	status, err := f.await(argv)
+	if err != nil {
+		return err
+	}
+	f.end(status)
+	for r := range f.spec.NTasks {
+		server.Tell(&stepapi.Msg{Type: stepapi.TypeTaskExit, Ranks: []int{r}, Status: &status})
+	}
+	rec = f.Record()
+	f.event(step.Event{Time: time.Now(), Event: step.EventEnd, State: rec.State})
+	taken := server.Finish(&stepapi.Msg{Type: stepapi.TypeResult, State: rec.State, Record: &rec}, time.Second)
+	if !taken {
+		if err := leave(f.spec.ResultFile, rec); err != nil {
+			return err
+		}
+	}
+	if argv[0] == "linger" {
+		select {}
+	}
+	ul.Close()
+	server.Wait()
+	return nil
+}
+
+// await waits for what ends the step.
+func (f *fake) await(argv []string) (step.ExitStatus, error) {
+	switch argv[0] {
+	case "exit", "linger":
+		code := 0
+		if len(argv) > 1 {
+			code, _ = strconv.Atoi(argv[1])
+		}
+		return step.ExitedWith(uint8(code)), nil
+	case "fifo":
+		go func() {
+			b, err := os.ReadFile(argv[1]) // blocks until a writer has come and gone
+			code, cerr := strconv.Atoi(strings.TrimSpace(string(b)))
+			if err != nil || cerr != nil {
+				code = 98
+			}
+			f.ending <- step.ExitedWith(uint8(code))
+		}()
+	}
+	return <-f.ending, nil
+}
+
+func (f *fake) end(status step.ExitStatus) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	f.rec.Ended = &now
+	for i := range f.rec.Tasks {
+		f.rec.Tasks[i].End(status)
+	}
+	code := status.Code()
+	f.rec.ExitCode = &code
+	f.rec.State = step.Completed
+	if code != 0 {
+		f.rec.State = step.Failed
+	}
+	if sig, ok := status.Signaled(); ok {
+		n := int(sig)
+		f.rec.ExitCode, f.rec.Signal, f.rec.State = nil, &n, step.Cancelled
+	}
+}
+
+func leave(path string, rec step.Record) error {
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".tmp", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".tmp", path)
+}
+
+func (f *fake) event(e step.Event) {
+	b, err := json.Marshal(e)
+	if err == nil {
+		_, err = f.log.Write(append(b, '\n'))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "fakestepd: event:", err)
+	}
+}
+
+// Record implements stepapi.Handler.
+func (f *fake) Record() step.Record {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	rec := f.rec
+	rec.Tasks = append([]step.Task(nil), f.rec.Tasks...)
+	return rec
+}
+
+// Attach implements stepapi.Handler.
+func (f *fake) Attach(_ []stepapi.StreamFD, fds []int) error {
+	for _, fd := range fds {
+		syscall.Close(fd)
+	}
+	return nil
+}
+
+// AttachDone implements stepapi.Handler.
+func (f *fake) AttachDone() {}
+
+// LauncherLost implements stepapi.Handler.
+func (f *fake) LauncherLost() {}
+
+// Signal implements stepapi.Handler.
+func (f *fake) Signal(sig int, _ string) error {
+	f.ending <- step.SignaledBy(syscall.Signal(sig))
+	return nil
+}
+
+// Cancel implements stepapi.Handler.
+func (f *fake) Cancel(reason string) error {
+	f.mu.Lock()
+	f.rec.Reason = reason
+	f.mu.Unlock()
+	f.ending <- step.SignaledBy(syscall.SIGTERM)
+	return nil
+}

@@ -1,0 +1,276 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc/peer"
+
+	"stepd/api"
+	"stepd/node/fakestepd"
+	"stepd/step"
+)
+
+func TestMain(m *testing.M) {
+	if fakestepd.Is() {
+		fakestepd.Main()
+	}
+	os.Exit(m.Run())
+}
+
+// testTimeout bounds every wait of these tests.
+const testTimeout = 20 * time.Second
+
+// fakeTracker has no cgroups: it kills the stepd of the record.
+type fakeTracker struct {
+	mu     sync.Mutex
+	ended  map[step.ID]int // guarded by mu
+	places []step.ID       // guarded by mu: what Steps finds
+}
+
+func (t *fakeTracker) Kind() string                                  { return "linuxproc" }
+func (t *fakeTracker) MakeStep(id step.ID) (string, *os.File, error) { return "", nil, nil }
+func (t *fakeTracker) EndJob(uint32) error                           { return nil }
+func (t *fakeTracker) Remove() error                                 { return nil }
+func (t *fakeTracker) Steps() ([]step.ID, error)                     { return t.places, nil }
+func (t *fakeTracker) EndStep(_ context.Context, rec *step.Record) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended[rec.ID]++
+	for _, task := range rec.Tasks {
+		if task.PID != nil && *task.PID > 1 {
+			if err := syscall.Kill(*task.PID, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (t *fakeTracker) times(id step.ID) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.ended[id]
+}
+
+// fakeContainers remembers which jobs have one.
+type fakeContainers struct {
+	mu   sync.Mutex
+	jobs map[uint32]bool // guarded by mu
+	fail error           // of Create
+}
+
+func (c *fakeContainers) Create(_ context.Context, job uint32, _ step.User) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fail != nil {
+		return c.fail
+	}
+	c.jobs[job] = true
+	return nil
+}
+func (c *fakeContainers) Namespace(uint32) (*os.File, bool) { return nil, false }
+func (c *fakeContainers) EntireStepInNS() bool              { return false }
+func (c *fakeContainers) AddCont(uint32, uint64) error      { return nil }
+func (c *fakeContainers) AddPID(uint32, int) error          { return nil }
+func (c *fakeContainers) Delete(_ context.Context, job uint32) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.jobs, job)
+	return nil
+}
+func (c *fakeContainers) Restore(_ context.Context, running []uint32) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.jobs = map[uint32]bool{}
+	for _, j := range running {
+		c.jobs[j] = true
+	}
+	return nil
+}
+
+func (c *fakeContainers) has(job uint32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.jobs[job]
+}
+
+// fakeUsers knows 1000 to 1999, and itself.
+type fakeUsers struct{}
+
+func (fakeUsers) ByUID(_ context.Context, uid uint32) (step.User, error) {
+	if uid == 0 || uid >= 1000 && uid < 2000 || int(uid) == os.Getuid() {
+		return step.User{Name: fmt.Sprintf("user%d", uid), UID: uid, GID: uid, Groups: []uint32{uid, 50}}, nil
+	}
+	return step.User{}, fmt.Errorf("cannot look up uid %d: %w", uid, ErrNoUser)
+}
+
+// testNode is a node with its service, called without a socket: so a test can
+// be any user.
+type testNode struct {
+	*Node
+	svc        *service
+	tracker    *fakeTracker
+	containers *fakeContainers
+	dir        string
+	t          testing.TB
+}
+
+func testConfig(t testing.TB, dir string) Config {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := logrus.New()
+	log.SetOutput(testWriter{t})
+	log.SetLevel(logrus.DebugLevel)
+	return Config{
+		NodeName: "n1", RunDir: filepath.Join(dir, "run"), SpoolDir: filepath.Join(dir, "spool"),
+		CPUs: []int{0, 1, 2, 3}, MPITypes: []string{"none", "pmi2"}, StepdPath: self,
+		Users: fakeUsers{}, Tracker: &fakeTracker{ended: map[step.ID]int{}},
+		Containers: &fakeContainers{jobs: map[uint32]bool{}}, Log: log,
+	}
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(b []byte) (int, error) {
+	w.t.Log(strings.TrimSuffix(string(b), "\n"))
+	return len(b), nil
+}
+
+// start makes a node on dir and recovers what is there. stop ends it.
+func start(t testing.TB, dir string, change func(*Config)) *testNode {
+	t.Helper()
+	cfg := testConfig(t, dir)
+	if change != nil {
+		change(&cfg)
+	}
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tn := &testNode{Node: n, svc: &service{n: n}, dir: dir, t: t}
+	tn.tracker, _ = cfg.Tracker.(*fakeTracker)
+	tn.containers, _ = cfg.Containers.(*fakeContainers)
+	if err := n.Recover(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	return tn
+}
+
+func (tn *testNode) stop() {
+	tn.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	if err := tn.Close(ctx); err != nil {
+		tn.t.Errorf("Close: %v", err)
+	}
+}
+
+// fresh starts a node of its own and stops it at the end of the test.
+func fresh(t testing.TB) *testNode {
+	tn := start(t, t.TempDir(), nil)
+	t.Cleanup(tn.stop)
+	return tn
+}
+
+// as is a call's context: uid asks.
+func as(uid uint32) context.Context {
+	return peer.NewContext(context.Background(), &peer.Peer{AuthInfo: api.Peer{UID: uid, GID: uid}})
+}
+
+func request(argv ...string) step.Request {
+	null := step.Stream{Kind: step.StreamNull}
+	return step.Request{
+		Schema: step.Schema, Name: "test", NTasks: 1, NNodes: 1, CPUsPerTask: 1,
+		Argv: argv, Env: []string{"PATH=/bin"}, Cwd: "/", Stdin: null, Stdout: null, Stderr: null,
+	}
+}
+
+func marshal(t testing.TB, v any) []byte {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// run starts a step as uid, or fails the test.
+func (tn *testNode) run(uid uint32, req step.Request) step.ID {
+	tn.t.Helper()
+	reply, err := tn.svc.Run(as(uid), &api.RunRequest{Request: marshal(tn.t, req)})
+	if err != nil {
+		tn.t.Fatalf("Run: %v", err)
+	}
+	return step.ID{Job: reply.JobId, Step: reply.StepId}
+}
+
+func ref(id step.ID) *api.StepRef { return &api.StepRef{JobId: id.Job, StepId: &id.Step} }
+
+// wait returns the step's final record.
+func (tn *testNode) wait(id step.ID) step.Record {
+	tn.t.Helper()
+	ctx, cancel := context.WithTimeout(as(0), testTimeout)
+	defer cancel()
+	reply, err := tn.svc.Wait(ctx, ref(id))
+	if err != nil {
+		tn.t.Fatalf("Wait(%s): %v", id, err)
+	}
+	var rec step.Record
+	if err := json.Unmarshal(reply.Step[0], &rec); err != nil {
+		tn.t.Fatal(err)
+	}
+	return rec
+}
+
+// until waits for a state of the step.
+func (tn *testNode) until(id step.ID, state step.State) step.Record {
+	tn.t.Helper()
+	deadline := time.Now().Add(testTimeout)
+	for {
+		recs, err := tn.find(ref(id))
+		if err != nil {
+			tn.t.Fatal(err)
+		}
+		if recs[0].State == state {
+			return *recs[0]
+		}
+		if time.Now().After(deadline) {
+			tn.t.Fatalf("step %s is %s, want %s", id, recs[0].State, state)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// nothingLeft checks that the step's socket and result file are gone, and that
+// its tracker was asked to end it.
+func (tn *testNode) nothingLeft(id step.ID) {
+	tn.t.Helper()
+	for _, path := range []string{filepath.Join(tn.files.stepsDir(), tn.files.socketName(id)), tn.files.result(id)} {
+		if _, err := os.Lstat(path); err == nil {
+			tn.t.Errorf("%s is left", path)
+		}
+	}
+	if tn.tracker.times(id) == 0 {
+		tn.t.Errorf("step %s was never ended", id)
+	}
+	if tn.containers.has(id.Job) {
+		tn.t.Errorf("job %d still has its container", id.Job)
+	}
+	if f := tn.reg.follower(id); f != nil {
+		tn.t.Errorf("step %s is still followed", id)
+	}
+}

@@ -1,0 +1,237 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// TestStepRuns: from the request to the stored result, with nothing left.
+func TestStepRuns(t *testing.T) {
+	tn := fresh(t)
+	req := request("exit", "3")
+	req.NTasks = 2
+	id := tn.run(1000, req)
+	if id != (step.ID{Job: 1}) {
+		t.Errorf("first step is %s, want 1.0", id)
+	}
+	rec := tn.wait(id)
+	if rec.State != step.Failed || rec.ExitCode == nil || *rec.ExitCode != 3 || rec.UID != 1000 || rec.User != "user1000" || rec.Node != "n1" {
+		t.Errorf("record %+v", rec)
+	}
+	if len(rec.Tasks) != 2 || rec.Tasks[1].Status == nil || *rec.Tasks[1].Status != step.ExitedWith(3) {
+		t.Errorf("tasks %+v", rec.Tasks)
+	}
+	if rec.Started == nil || rec.Ended == nil || rec.CPUs != "0-1" || rec.StepdPID == 0 {
+		t.Errorf("record %+v", rec)
+	}
+	tn.nothingLeft(id)
+	if u := tn.reg.usage(); u.freeCPU != 4 || len(u.jobs) != 0 {
+		t.Errorf("usage after the end: %+v", u)
+	}
+	if stored, err := tn.store.step(id); err != nil || stored.State != step.Failed {
+		t.Errorf("stored %+v, %v", stored, err)
+	}
+	if jobs, err := tn.store.jobs(); err != nil || len(jobs) != 0 {
+		t.Errorf("jobs in the store: %+v, %v", jobs, err)
+	}
+}
+
+// TestStepdDies: a stepd that ends without a result fails its step, and the
+// reason says how.
+func TestStepdDies(t *testing.T) {
+	tn := fresh(t)
+	t.Run("by itself", func(t *testing.T) {
+		id := tn.run(1000, request("die", "7"))
+		rec := tn.wait(id)
+		if rec.State != step.Failed || *rec.ExitCode != 1 || !strings.Contains(rec.Reason, "stepd (pid ") || !strings.Contains(rec.Reason, "exited with code 7") {
+			t.Errorf("record %+v", rec)
+		}
+		tn.nothingLeft(id)
+	})
+	t.Run("by SIGKILL", func(t *testing.T) {
+		id := tn.run(1000, request("wait"))
+		rec := tn.until(id, step.Running)
+		if err := syscall.Kill(rec.StepdPID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		rec = tn.wait(id)
+		if rec.State != step.Failed || *rec.ExitCode != 1 || !strings.HasSuffix(rec.Reason, "was killed by SIGKILL") {
+			t.Errorf("record %+v", rec)
+		}
+		task := rec.Tasks[0]
+		if task.State != step.TaskExited || task.Status != nil || task.ExitCode != nil || task.Signal != nil {
+			t.Errorf("a status was made up: %+v", task)
+		}
+		tn.nothingLeft(id)
+		events := tn.eventLines(id)
+		if last := events[len(events)-1]; last.Event != step.EventEnd || last.State != step.Failed {
+			t.Errorf("last event %+v", last)
+		}
+	})
+	t.Run("it cannot be started", func(t *testing.T) {
+		tn := start(t, t.TempDir(), func(c *Config) { c.StepdPath = "/nonexistent/stepd" })
+		defer tn.stop()
+		_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit"))})
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "/nonexistent/stepd") {
+			t.Errorf("Run: %v", err)
+		}
+		id := step.ID{Job: 1}
+		if rec := tn.wait(id); rec.State != step.Failed || !strings.Contains(rec.Reason, "/nonexistent/stepd") {
+			t.Errorf("record %+v", rec)
+		}
+		tn.nothingLeft(id)
+	})
+	t.Run("its container cannot be made", func(t *testing.T) {
+		tn := start(t, t.TempDir(), func(c *Config) { c.Containers.(*fakeContainers).fail = errors.New("no space") })
+		defer tn.stop()
+		if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit"))}); status.Code(err) != codes.Internal {
+			t.Errorf("Run: %v", err)
+		}
+		tn.nothingLeft(step.ID{Job: 1})
+		if u := tn.reg.usage(); u.freeCPU != 4 {
+			t.Errorf("usage %+v", u)
+		}
+	})
+}
+
+// TestLinger: a stepd that does not leave after its result is killed.
+func TestLinger(t *testing.T) {
+	tn := fresh(t)
+	tn.leaveMax = 50 * time.Millisecond
+	id := tn.run(1000, request("linger"))
+	if rec := tn.wait(id); rec.State != step.Completed {
+		t.Errorf("record %+v", rec)
+	}
+	tn.nothingLeft(id)
+}
+
+// TestSignalAndCancel go to stepd, and say when there is none.
+func TestSignalAndCancel(t *testing.T) {
+	tn := fresh(t)
+	id := tn.run(1000, request("wait"))
+	tn.until(id, step.Running)
+	if _, err := tn.svc.Signal(as(1000), &api.SignalRequest{Step: ref(id), Signal: int32(syscall.SIGUSR1)}); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.wait(id); rec.Signal == nil || *rec.Signal != int(syscall.SIGUSR1) || rec.ExitCode != nil {
+		t.Errorf("record %+v", rec)
+	}
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("Cancel of an ended step: %v", err)
+	}
+	id = tn.run(1000, request("wait"))
+	tn.until(id, step.Running)
+	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}, Reason: "maintenance"}); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.wait(id); rec.State != step.Cancelled || rec.Reason != "maintenance" {
+		t.Errorf("record %+v", rec)
+	}
+}
+
+// TestJobEndsWithItsStep: a step in a job shares its CPUs, and ends with the
+// step that the job was made for.
+func TestJobEndsWithItsStep(t *testing.T) {
+	tn := fresh(t)
+	outer := request("wait")
+	outer.NTasks = 2
+	first := tn.run(1000, outer)
+	tn.until(first, step.Running)
+	inner := request("wait")
+	inner.Job = &first.Job
+	second := tn.run(1000, inner)
+	if second != (step.ID{Job: first.Job, Step: 1}) {
+		t.Errorf("second step is %s", second)
+	}
+	tn.until(second, step.Running)
+	if u := tn.reg.usage(); u.freeCPU != 2 {
+		t.Errorf("%d CPUs are free, want 2", u.freeCPU)
+	}
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(first)}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(first)
+	if rec := tn.wait(second); rec.State != step.Cancelled || rec.Reason != "its job has ended" {
+		t.Errorf("record %+v", rec)
+	}
+	tn.nothingLeft(first)
+	tn.nothingLeft(second)
+	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, inner)}); status.Code(err) != codes.NotFound {
+		t.Errorf("a step of an ended job: %v", err)
+	}
+}
+
+// TestEvents are the lines of noded and of stepd; with follow until the end.
+func TestEvents(t *testing.T) {
+	tn := fresh(t)
+	fifo := filepath.Join(tn.dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	id := tn.run(1000, request("fifo", fifo))
+	tn.until(id, step.Running)
+	var got []string
+	followed := make(chan error, 1)
+	sawState := make(chan struct{})
+	go func() {
+		followed <- tn.events(context.Background(), id, true, func(line []byte) error {
+			var e step.Event
+			if err := json.Unmarshal(line, &e); err != nil {
+				return err
+			}
+			got = append(got, e.Event)
+			if e.Event == step.EventState {
+				close(sawState)
+			}
+			return nil
+		})
+	}()
+	<-sawState
+	if err := os.WriteFile(fifo, []byte("0"), 0); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-followed:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(testTimeout):
+		t.Fatal("follow does not end")
+	}
+	if want := "request accepted state end"; strings.Join(got, " ") != want {
+		t.Errorf("followed %q, want %q", got, want)
+	}
+	if all := tn.eventLines(id); len(all) != 4 {
+		t.Errorf("events %+v", all)
+	}
+}
+
+func (tn *testNode) eventLines(id step.ID) (all []step.Event) {
+	tn.t.Helper()
+	err := tn.events(context.Background(), id, false, func(line []byte) error {
+		var e step.Event
+		if err := json.Unmarshal(line, &e); err != nil {
+			return err
+		}
+		all = append(all, e)
+		return nil
+	})
+	if err != nil {
+		tn.t.Fatal(err)
+	}
+	return all
+}
