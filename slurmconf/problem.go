@@ -70,10 +70,11 @@ func (ps *problems) at(s statement, sev Severity, remedy, format string, args ..
 
 // value adds a mistake in the value of a key.
 func (ps *problems) value(s statement, p pair, f *flaw) {
-	ps.add(Problem{
-		Severity: f.severity, File: s.file, Line: s.line, Key: p.key, Value: p.value,
-		Text: fmt.Sprintf("cannot use %s=%.200q: %s", p.key, p.value, f.why), Remedy: f.remedy,
-	})
+	text := fmt.Sprintf("cannot use %s=%.200q: %s", p.key, p.value, f.why)
+	if f.severity == Warning {
+		text = fmt.Sprintf("%s=%.200q: %s", p.key, p.value, f.why)
+	}
+	ps.add(Problem{Severity: f.severity, File: s.file, Line: s.line, Key: p.key, Value: p.value, Text: text, Remedy: f.remedy})
 }
 
 // all returns the list, which says at its end how much is missing.

@@ -37,23 +37,25 @@ type openFile struct {
 // read reads a file and its includes. An error is about this file alone; what
 // is wrong inside, includes too, becomes a problem.
 func (r *reader) read(path string) error {
+	// Before the file is read: a short file can name a long one often.
+	switch {
+	case len(r.chain) > depthMax:
+		return fmt.Errorf("includes are nested deeper than %d: %s", depthMax, r.chainText(path))
+	case r.files == filesMax:
+		return fmt.Errorf("more than %d files are included", filesMax)
+	case r.bytes > totalMax:
+		return fmt.Errorf("the files have more than %d bytes together", totalMax)
+	}
 	data, info, err := readConf(path)
 	if err != nil {
 		return err
 	}
+	r.files++
+	r.bytes += len(data)
 	for _, f := range r.chain {
 		if os.SameFile(f.info, info) { // by inode: a symlink makes a loop as well
 			return fmt.Errorf("it includes itself: %s", r.chainText(path))
 		}
-	}
-	if len(r.chain) > depthMax {
-		return fmt.Errorf("includes are nested deeper than %d: %s", depthMax, r.chainText(path))
-	}
-	if r.files++; r.files > filesMax {
-		return fmt.Errorf("more than %d files are included", filesMax)
-	}
-	if r.bytes += len(data); r.bytes > totalMax {
-		return fmt.Errorf("the files have more than %d bytes together", totalMax)
 	}
 	r.chain = append(r.chain, openFile{path, info})
 	defer func() { r.chain = r.chain[:len(r.chain)-1] }()

@@ -1,0 +1,158 @@
+package slurmconf
+
+import (
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+)
+
+// Config is what a node daemon needs of a site's files. The fields have the
+// names of the keys; a comment tells the default and where the field differs
+// from what is written. Load makes it; afterwards it is only read.
+type Config struct {
+	// File is slurm.conf as an absolute path, "" without one.
+	File string
+
+	// ClusterName is in lower case, as in Slurm. Default "local".
+	ClusterName string
+	// Node is this host's NodeName line. Without any line in the file it is a
+	// node of the host's short name with nothing told about it.
+	Node Node
+	// NodeNames are all nodes of the file in its order, expanded.
+	NodeNames []string
+	// Partition is the default partition if this node is in it, else the first
+	// one that holds the node, else "".
+	Partition string
+
+	// SpoolDir is SlurmdSpoolDir with "/stepd" added: slurmd's own spool is
+	// never ours (rulings 21). Default /var/spool/stepd.
+	SpoolDir string
+	// SlurmdPidFile and SlurmdLogFile are absolute, "" by default. In these
+	// three the first %h is the host's name and the first %n the node's.
+	SlurmdPidFile, SlurmdLogFile string
+	// SlurmdDebug is a word: quiet, fatal, error, info (the default), verbose,
+	// debug, debug2 to debug5. A number in the file becomes its word.
+	SlurmdDebug string
+
+	// ProctrackType is "proctrack/cgroup" (the default), "proctrack/linuxproc"
+	// or "proctrack/pgid".
+	ProctrackType string
+	// TaskPlugin lists "affinity" and "cgroup"; nil is task/none, the default.
+	TaskPlugin []string
+	// JobContainerType is "none" (the default) or "tmpfs". Slurm 25.11 calls
+	// the key NamespaceType; both names are read. It is "none" too where
+	// job_container.conf says BasePath=none for this node.
+	JobContainerType string
+	// MpiDefault is "none" (the default), "pmi2" or a "pmix".
+	MpiDefault string
+
+	// PlugStackConfig is absolute; default plugstack.conf beside slurm.conf,
+	// "" without a slurm.conf. The file need not exist.
+	PlugStackConfig string
+	// PluginDir are the directories to search for plugins that are named
+	// without one, in order. Default: where Slurm's packages put plugins.
+	PluginDir []string
+
+	// Prolog and Epilog may be given several times, and each may be a glob
+	// pattern. Relative ones are beneath slurm.conf's directory.
+	Prolog, Epilog []string
+	PrologFlags    []string
+	// PrologEpilogTimeout 0, the default, is no bound.
+	PrologEpilogTimeout    time.Duration
+	TaskProlog, TaskEpilog string
+
+	// KillWait is 30 s by default, UnkillableStepTimeout 60 s, MinJobAge 300 s.
+	KillWait, UnkillableStepTimeout, MinJobAge time.Duration
+	UnkillableStepProgram                      string
+
+	// PropagateResourceLimits are the limits to propagate, in upper case and
+	// without RLIMIT_: all ten by default, those of the key, or all but those
+	// of PropagateResourceLimitsExcept.
+	PropagateResourceLimits []string
+	// PropagatePrioProcess is 0 (the default), 1 or 2.
+	PropagatePrioProcess int
+
+	// JobAcctGatherType is "none" (the default), "linux" or "cgroup".
+	JobAcctGatherType string
+	// JobAcctGatherFrequency is the interval of task sampling: 30 s by
+	// default, 0 is never.
+	JobAcctGatherFrequency time.Duration
+
+	SelectType           string // default "select/cons_tres"
+	SelectTypeParameters []string
+	GresTypes            []string
+	// MaxTasksPerNode is 65533 by default, the highest value (rulings 23).
+	MaxTasksPerNode  int
+	TmpFS            string // default "/tmp"
+	LaunchParameters []string
+	DebugFlags       []string
+
+	// Stepd is stepd.conf, Container this node's part of job_container.conf.
+	Stepd     Stepd
+	Container Container
+	// Cgroup and Mpi are cgroup.conf and mpi.conf as they are written.
+	Cgroup, Mpi Table
+}
+
+// resourceLimits are the limits that Slurm propagates.
+func resourceLimits() []string {
+	return []string{"AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK"}
+}
+
+// defaults is the configuration without any file.
+func defaults(hostname string) *Config {
+	return &Config{
+		ClusterName:             "local",
+		Node:                    Node{Name: shortName(hostname), NodeHostname: hostname},
+		SpoolDir:                "/var/spool/stepd",
+		SlurmdDebug:             "info",
+		ProctrackType:           "proctrack/cgroup",
+		JobContainerType:        "none",
+		MpiDefault:              "none",
+		PluginDir:               defaultPluginDir(),
+		KillWait:                30 * time.Second,
+		UnkillableStepTimeout:   60 * time.Second,
+		MinJobAge:               300 * time.Second,
+		PropagateResourceLimits: resourceLimits(),
+		JobAcctGatherType:       "none",
+		JobAcctGatherFrequency:  30 * time.Second,
+		SelectType:              "select/cons_tres",
+		MaxTasksPerNode:         65533,
+		TmpFS:                   "/tmp",
+		Stepd:                   Stepd{KeepSteps: 1000},
+		Container:               Container{CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second},
+	}
+}
+
+// defaultPluginDir lists where Slurm's own install, Red Hat's and Debian's
+// packages put plugins.
+func defaultPluginDir() []string {
+	dirs := []string{"/usr/lib64/slurm", "/usr/lib/slurm", "/usr/local/lib/slurm"}
+	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu", "ppc64le": "powerpc64le-linux-gnu"}[runtime.GOARCH]
+	if triplet != "" {
+		dirs = append(dirs, filepath.Join("/usr/lib", triplet, "slurm-wlm"), filepath.Join("/usr/lib", triplet, "slurm"))
+	}
+	return dirs
+}
+
+func shortName(hostname string) string {
+	short, _, _ := strings.Cut(hostname, ".")
+	return short
+}
+
+// Table is a file whose keys are kept as they are: key in lower case to value.
+type Table map[string]Value
+
+// Value is one value of a Table, and where it stands.
+type Value struct {
+	Text string
+	File string
+	Line int
+}
+
+// Get finds a key, whatever its case.
+func (t Table) Get(key string) (Value, bool) {
+	v, ok := t[strings.ToLower(key)]
+	return v, ok
+}

@@ -1,0 +1,85 @@
+package slurmconf
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// Container is this node's part of job_container.conf.
+type Container struct {
+	// BasePath holds the private directories; %h and %n in it are left to its
+	// user. "" means that no line is for this node.
+	BasePath     string
+	AutoBasePath bool
+	// Dirs get a private directory each; nil is /tmp and /dev/shm.
+	Dirs           []string
+	InitScript     string
+	Shared         bool
+	EntireStepInNS bool
+	// CloneNSScript runs when the namespace was made, CloneNSEpilog before it
+	// goes; each has 10 s unless the Wait says otherwise.
+	CloneNSScript, CloneNSEpilog         string
+	CloneNSScriptWait, CloneNSEpilogWait time.Duration
+}
+
+func (c *Container) keys() keySet {
+	return keySet{
+		"nodename":           func(string) *flaw { return nil },
+		"basepath":           basePath(&c.BasePath),
+		"autobasepath":       boolean(&c.AutoBasePath),
+		"dirs":               absoluteList(&c.Dirs, ","),
+		"initscript":         absolute(&c.InitScript),
+		"shared":             boolean(&c.Shared),
+		"entirestepinns":     boolean(&c.EntireStepInNS),
+		"clonensscript":      absolute(&c.CloneNSScript),
+		"clonensscript_wait": seconds(&c.CloneNSScriptWait),
+		"clonensepilog":      absolute(&c.CloneNSEpilog),
+		"clonensepilog_wait": seconds(&c.CloneNSEpilogWait),
+	}
+}
+
+// noBasePath switches the plugin off on some nodes where a line for all nodes
+// has switched it on.
+const noBasePath = "none"
+
+func basePath(field *string) setter {
+	return func(v string) *flaw {
+		if strings.EqualFold(v, noBasePath) {
+			*field = noBasePath
+			return nil
+		}
+		return absolute(field)(v)
+	}
+}
+
+// containerFile applies job_container.conf: first the lines for all nodes,
+// over them those with this node in their NodeName, key by key.
+func (l *loader) containerFile(file string, stmts []statement) {
+	c := &l.cfg.Container
+	for _, s := range stmts {
+		if !s.pairs[0].is("NodeName") {
+			l.set(s, s.pairs, c.keys(), Error)
+		}
+	}
+	for _, s := range stmts {
+		if !s.pairs[0].is("NodeName") {
+			continue
+		}
+		target := &Container{} // lines of other nodes are checked all the same
+		if names, ok := l.hosts(s, s.pairs[0]); ok && slices.Contains(names, l.cfg.Node.Name) {
+			target = c
+		}
+		l.set(s, s.pairs, target.keys(), Error)
+	}
+	if c.BasePath == noBasePath {
+		c.BasePath = ""
+		l.cfg.JobContainerType = "none"
+	}
+	if l.cfg.JobContainerType == "tmpfs" && c.BasePath == "" {
+		l.probs.add(Problem{
+			Severity: Error, File: file, Text: "cannot make job containers: no BasePath for node " + l.cfg.Node.Name,
+			Remedy: "write BasePath=DIRECTORY, or JobContainerType=job_container/none into slurm.conf",
+		})
+	}
+}

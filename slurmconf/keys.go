@@ -1,0 +1,225 @@
+package slurmconf
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// keySet are the keys of one file, in lower case.
+type keySet map[string]setter
+
+// isForeignLine tells whether key begins a line of several KEY=VALUE pairs that
+// does not concern a node daemon.
+func isForeignLine(key string) bool {
+	switch strings.ToLower(key) {
+	case "slurmctldhost", "nodeset", "downnodes", "frontendname", "switchname":
+		return true
+	}
+	return false
+}
+
+// slurmKeys are the keys of slurm.conf that a node daemon reads, lines of
+// nodes and partitions aside.
+func (l *loader) slurmKeys() keySet {
+	c, dir := l.cfg, l.dir
+	return keySet{
+		"clustername":                   clusterName(&c.ClusterName),
+		"slurmdspooldir":                l.spoolDir(&c.SpoolDir),
+		"slurmdpidfile":                 l.pattern(&c.SlurmdPidFile),
+		"slurmdlogfile":                 l.pattern(&c.SlurmdLogFile),
+		"slurmddebug":                   debugLevel(&c.SlurmdDebug),
+		"proctracktype":                 proctrackType(&c.ProctrackType),
+		"taskplugin":                    taskPlugin(&c.TaskPlugin),
+		"jobcontainertype":              oneOf(&c.JobContainerType, []string{"job_container/"}, "none", "tmpfs"),
+		"namespacetype":                 oneOf(&c.JobContainerType, []string{"namespace/"}, "none", "tmpfs"),
+		"mpidefault":                    mpiDefault(&c.MpiDefault),
+		"plugstackconfig":               beside(&c.PlugStackConfig, dir),
+		"plugindir":                     absoluteList(&c.PluginDir, ":"),
+		"prolog":                        script(&c.Prolog, dir),
+		"epilog":                        script(&c.Epilog, dir),
+		"prologflags":                   prologFlags(&c.PrologFlags),
+		"prologepilogtimeout":           secondsOrNone(&c.PrologEpilogTimeout),
+		"taskprolog":                    beside(&c.TaskProlog, dir),
+		"taskepilog":                    beside(&c.TaskEpilog, dir),
+		"killwait":                      seconds(&c.KillWait),
+		"unkillablesteptimeout":         seconds(&c.UnkillableStepTimeout),
+		"unkillablestepprogram":         beside(&c.UnkillableStepProgram, dir),
+		"minjobage":                     seconds(&c.MinJobAge),
+		"propagateresourcelimits":       limits(&c.PropagateResourceLimits, named),
+		"propagateresourcelimitsexcept": limits(&c.PropagateResourceLimits, allBut),
+		"propagateprioprocess":          count(&c.PropagatePrioProcess, 0, 2),
+		"jobacctgathertype":             oneOf(&c.JobAcctGatherType, []string{"jobacct_gather/", "acct_gather/"}, "none", "linux", "cgroup"),
+		"jobacctgatherfrequency":        frequency(&c.JobAcctGatherFrequency),
+		"selecttype":                    text(&c.SelectType),
+		"selecttypeparameters":          list(&c.SelectTypeParameters),
+		"grestypes":                     list(&c.GresTypes),
+		"maxtaskspernode":               count(&c.MaxTasksPerNode, 1, 65533),
+		"tmpfs":                         absolute(&c.TmpFS),
+		"launchparameters":              list(&c.LaunchParameters),
+		"debugflags":                    list(&c.DebugFlags),
+	}
+}
+
+// severalTimes tells which keys may be repeated.
+func severalTimes(key string) bool { return key == "prolog" || key == "epilog" }
+
+// clusterName refuses what would leave a directory or a line when the name
+// stands in a path, a file name or a log.
+func clusterName(field *string) setter {
+	return func(v string) *flaw {
+		if v == "" || len(v) > 40 || strings.ContainsAny(v, "/ \t\"%") {
+			return wrong("write at most 40 letters and digits", "not a name for a cluster")
+		}
+		*field = strings.ToLower(v)
+		return nil
+	}
+}
+
+func (l *loader) spoolDir(field *string) setter {
+	return func(v string) *flaw {
+		var dir string
+		if f := l.pattern(&dir)(v); f != nil {
+			return f
+		}
+		*field = joinDir(dir, "stepd")
+		return nil
+	}
+}
+
+// pattern is an absolute path in which the first %h is the host's name and the
+// first %n the node's.
+func (l *loader) pattern(field *string) setter {
+	return func(v string) *flaw {
+		v = strings.Replace(v, "%h", l.hostname, 1)
+		v = strings.Replace(v, "%n", l.cfg.Node.Name, 1)
+		return absolute(field)(v)
+	}
+}
+
+func debugLevel(field *string) setter {
+	names := []string{"quiet", "fatal", "error", "info", "verbose", "debug", "debug2", "debug3", "debug4", "debug5"}
+	return func(v string) *flaw {
+		if n, err := strconv.Atoi(v); err == nil && n >= 0 && n < len(names) {
+			v = names[n]
+		}
+		return oneOf(field, nil, names...)(v)
+	}
+}
+
+func proctrackType(field *string) setter {
+	return func(v string) *flaw {
+		var word string
+		f := oneOf(&word, []string{"proctrack/"}, "cgroup", "linuxproc", "pgid")(v)
+		if f != nil {
+			return f
+		}
+		*field = "proctrack/" + word
+		return nil
+	}
+}
+
+func taskPlugin(field *[]string) setter {
+	return func(v string) *flaw {
+		var out []string
+		for _, w := range words(v) {
+			var word string
+			if f := oneOf(&word, []string{"task/"}, "none", "affinity", "cgroup")(w); f != nil {
+				return f
+			}
+			if word != "none" {
+				out = append(out, word)
+			}
+		}
+		*field = out
+		return nil
+	}
+}
+
+func mpiDefault(field *string) setter {
+	return func(v string) *flaw {
+		word := bare(v, "mpi/")
+		if word != "none" && word != "pmi2" && !strings.HasPrefix(word, "pmix") {
+			return wrong("write one of none, pmi2, pmix", "not available")
+		}
+		*field = word
+		return nil
+	}
+}
+
+func script(field *[]string, dir string) setter {
+	return func(v string) *flaw {
+		if v != "" {
+			*field = append(*field, joinDir(dir, v))
+		}
+		return nil
+	}
+}
+
+// prologFlags warns of flags that no release has had, since a newer one may.
+func prologFlags(field *[]string) setter {
+	known := []string{"alloc", "contain", "deferbatch", "nohold", "forcerequeueonfail", "runinjob", "serial", "x11"}
+	return func(v string) *flaw {
+		*field = words(v)
+		for _, w := range *field {
+			if !slices.Contains(known, strings.ToLower(w)) {
+				return &flaw{Warning, fmt.Sprintf("flag %q is not known and has no effect", w), ""}
+			}
+		}
+		return nil
+	}
+}
+
+// Which limits a list of names stands for.
+const (
+	named  = "named"
+	allBut = "all but"
+)
+
+func limits(field *[]string, meaning string) setter {
+	return func(v string) *flaw {
+		all := resourceLimits()
+		var set []string
+		for _, w := range words(v) {
+			name := strings.TrimPrefix(strings.ToUpper(w), "RLIMIT_")
+			switch {
+			case name == "ALL":
+				set = all
+			case name == "NONE":
+				set = nil
+			case slices.Contains(all, name):
+				set = append(set, name)
+			default:
+				return wrong("write ALL, NONE or some of "+strings.Join(all, ","), "%q is no limit", w)
+			}
+		}
+		*field = slices.DeleteFunc(all, func(name string) bool { return slices.Contains(set, name) == (meaning == allBut) })
+		return nil
+	}
+}
+
+// frequency reads JobAcctGatherFrequency: a number, or TYPE=NUMBER items.
+func frequency(field *time.Duration) setter {
+	return func(v string) *flaw {
+		for _, item := range words(v) {
+			kind, interval, ok := strings.Cut(item, "=")
+			if !ok {
+				kind, interval = "task", item
+			}
+			var d time.Duration
+			if f := seconds(&d)(interval); f != nil {
+				return f
+			}
+			switch strings.ToLower(kind) {
+			case "task":
+				*field = d
+			case "energy", "network", "filesystem":
+			default:
+				return wrong("write task=SECONDS", "%q is not sampled", kind)
+			}
+		}
+		return nil
+	}
+}

@@ -1,0 +1,193 @@
+package slurmconf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Load reads slurm.conf at path and the files beside it. hostname is this
+// machine's name, full or short; it finds the node's own line. With path ""
+// nothing is read and every value is its default, which is a valid
+// configuration.
+//
+// The problems are all that was found, in the order of the files; where one is
+// an Error, the configuration is not the one that the site wanted. Load fails
+// only where a file cannot be read at all: then there is no configuration.
+func Load(path, hostname string) (*Config, []Problem, error) {
+	l := &loader{cfg: defaults(hostname), hostname: hostname, nodeSeen: map[string]statement{}}
+	if path == "" {
+		return l.cfg, nil, nil
+	}
+	file, err := filepath.Abs(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot read configuration %q: %w", path, err)
+	}
+	l.cfg.File, l.dir = file, filepath.Dir(file)
+	l.cfg.PlugStackConfig = filepath.Join(l.dir, "plugstack.conf")
+	stmts, err := l.read(file)
+	if err != nil {
+		return nil, l.probs.all(), fmt.Errorf("cannot read configuration %q: %w", path, err)
+	}
+	l.slurmFile(stmts)
+	if err := l.besideFiles(); err != nil {
+		return nil, l.probs.all(), err
+	}
+	return l.cfg, l.probs.all(), nil
+}
+
+// loader is the state of one Load.
+type loader struct {
+	cfg      *Config
+	hostname string
+	dir      string // slurm.conf's
+	probs    problems
+
+	nodeDefault Node
+	nodes       []nodeLine
+	nodeSeen    map[string]statement
+	partDefault partitionLine
+	parts       []partitionLine
+}
+
+func (l *loader) read(file string) ([]statement, error) {
+	r := &reader{probs: &l.probs, dir: l.dir}
+	if l.cfg.File != file { // beside slurm.conf, which may name the cluster
+		r.cluster = l.cfg.ClusterName
+	}
+	err := r.read(file)
+	return r.out, err
+}
+
+// slurmFile applies slurm.conf: the nodes first, since other values have the
+// node's name in them.
+func (l *loader) slurmFile(stmts []statement) {
+	var plain []statement
+	for _, s := range stmts {
+		switch first := s.pairs[0]; {
+		case first.is("NodeName"):
+			l.nodeLine(s)
+		case first.is("PartitionName"):
+			l.partitionLine(s)
+		case isForeignLine(first.key):
+			l.probs.add(Problem{Severity: Ignored, File: s.file, Line: s.line, Key: first.key, Value: first.value, Text: first.key + " does not concern a node daemon"})
+		default:
+			plain = append(plain, s)
+		}
+	}
+	l.chooseNode()
+	l.choosePartition()
+	l.plainKeys(plain, l.slurmKeys(), Ignored)
+	l.bothLimits(plain)
+}
+
+// bothLimits: Slurm allows one of the two keys only.
+func (l *loader) bothLimits(stmts []statement) {
+	var only, except *statement
+	for _, s := range stmts {
+		switch {
+		case s.pairs[0].is("PropagateResourceLimits"):
+			only = &s
+		case s.pairs[0].is("PropagateResourceLimitsExcept"):
+			except = &s
+		}
+	}
+	if only != nil && except != nil {
+		l.probs.at(*except, Error, "remove one of them", "cannot use PropagateResourceLimitsExcept beside PropagateResourceLimits of %s:%d", only.file, only.line)
+	}
+}
+
+// besideFiles reads the files that may stand beside slurm.conf.
+func (l *loader) besideFiles() error {
+	for _, f := range []struct {
+		name  string
+		apply func(file string, stmts []statement)
+	}{
+		{"stepd.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, l.cfg.Stepd.keys(), Error) }},
+		{"cgroup.conf", func(_ string, stmts []statement) { l.cfg.Cgroup = l.table(stmts) }},
+		{"job_container.conf", l.containerFile},
+		{"mpi.conf", func(_ string, stmts []statement) { l.cfg.Mpi = l.table(stmts) }},
+	} {
+		file := filepath.Join(l.dir, f.name)
+		stmts, err := l.read(file)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("cannot read configuration %q: %w", file, err)
+		}
+		f.apply(file, stmts)
+	}
+	return nil
+}
+
+// plainKeys applies a file of one KEY=VALUE a line.
+func (l *loader) plainKeys(stmts []statement, keys keySet, unknown Severity) {
+	seen := map[string]statement{}
+	for _, s := range stmts {
+		pairs := l.onePair(s)
+		key := strings.ToLower(pairs[0].key)
+		if first, dup := seen[key]; dup && keys[key] != nil && !severalTimes(key) {
+			l.probs.at(s, Warning, "remove one of them", "%s was set at %s:%d already: this one counts", pairs[0].key, first.file, first.line)
+		}
+		seen[key] = s
+		l.set(s, pairs, keys, unknown)
+	}
+}
+
+// onePair returns the first pair, and complains about others: Slurm's parser
+// stops at them.
+func (l *loader) onePair(s statement) []pair {
+	if len(s.pairs) > 1 {
+		l.probs.at(s, Error, "write it on a line of its own", "cannot use %s behind %s", s.pairs[1].key, s.pairs[0].key)
+	}
+	return s.pairs[:1]
+}
+
+// set puts pairs into the fields of keys. unknown is the severity of a key
+// that is not among them.
+func (l *loader) set(s statement, pairs []pair, keys keySet, unknown Severity) {
+	for _, p := range pairs {
+		set, ok := keys[strings.ToLower(p.key)]
+		if !ok {
+			l.unknownKey(s, p, keys, unknown)
+			continue
+		}
+		if f := set(p.value); f != nil {
+			l.probs.value(s, p, f)
+		}
+	}
+}
+
+// unknownKey reports a key that is not read. In slurm.conf most of them are
+// the controller's; one that is nearly a key of ours is a slip.
+func (l *loader) unknownKey(s statement, p pair, keys keySet, sev Severity) {
+	found := Problem{Severity: sev, File: s.file, Line: s.line, Key: p.key, Value: p.value}
+	own := (&Stepd{}).keys()[strings.ToLower(p.key)] != nil
+	near := nearest(p.key, keys)
+	switch {
+	case own:
+		found.Text = p.key + " is not a key of this file and is not read"
+		found.Remedy = "move it to stepd.conf beside slurm.conf: a real slurmd stops at it here"
+	case sev == Error:
+		found.Text = fmt.Sprintf("cannot use key %q: there is none of that name", p.key)
+	case near != "":
+		found.Severity = Warning
+		found.Text = p.key + " is not a known key"
+	default:
+		found.Text = p.key + " does not concern a node daemon"
+	}
+	if near != "" && !own {
+		found.Remedy = fmt.Sprintf("is %q meant?", near)
+	}
+	l.probs.add(found)
+}
+
+// table keeps a file's keys as they are. A later line wins.
+func (l *loader) table(stmts []statement) Table {
+	t := Table{}
+	for _, s := range stmts {
+		p := l.onePair(s)[0]
+		t[strings.ToLower(p.key)] = Value{Text: p.value, File: s.file, Line: s.line}
+	}
+	return t
+}

@@ -1,0 +1,301 @@
+package slurmconf
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// write makes files in a fresh directory and returns the directory.
+func write(t testing.TB, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// load loads slurm.conf and files beside it on the host "vm.site.org".
+func load(t testing.TB, files map[string]string) (*Config, []Problem, string) {
+	t.Helper()
+	dir := write(t, files)
+	c, probs, err := Load(filepath.Join(dir, "slurm.conf"), "vm.site.org")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, probs, dir
+}
+
+// lines are the problems as "severity: text", with dir cut out of them.
+func lines(probs []Problem, dir string) []string {
+	var out []string
+	for _, p := range probs {
+		out = append(out, strings.ReplaceAll(string(p.Severity)+": "+p.String(), dir+"/", ""))
+	}
+	return out
+}
+
+func TestNoFile(t *testing.T) {
+	c, probs, err := Load("", "vm.site.org")
+	if err != nil || len(probs) > 0 {
+		t.Fatalf("got %v, %v", probs, err)
+	}
+	if diff := cmp.Diff(defaults("vm.site.org"), c); diff != "" {
+		t.Error(diff)
+	}
+	for what, ok := range map[string]bool{
+		"no file":    c.File == "" && c.PlugStackConfig == "",
+		"the host":   c.Node.Name == "vm" && c.Node.CPUs == 0 && c.Node.RealMemory == 0,
+		"spool":      c.SpoolDir == "/var/spool/stepd",
+		"kill wait":  c.KillWait == 30*time.Second && c.UnkillableStepTimeout == time.Minute,
+		"tasks":      c.MaxTasksPerNode == 65533,
+		"plugins":    c.ProctrackType == "proctrack/cgroup" && c.JobContainerType == "none" && c.MpiDefault == "none",
+		"cluster":    c.ClusterName == "local",
+		"limits":     len(c.PropagateResourceLimits) == 10,
+		"own keys":   c.Stepd.KeepSteps == 1000 && c.Stepd.HookTimeout == 0,
+		"plugin dir": len(c.PluginDir) >= 3,
+	} {
+		if !ok {
+			t.Errorf("%s: %+v", what, c)
+		}
+	}
+}
+
+func TestMissingFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "none.conf")
+	if c, _, err := Load(path, "vm"); err == nil || c != nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v, %v", c, err)
+	}
+	dir := t.TempDir()
+	if _, _, err := Load(dir, "vm"); err == nil {
+		t.Errorf("a directory was read")
+	}
+}
+
+// TestUnreadableBeside: a file that is there and cannot be read is no file
+// that is not there.
+func TestUnreadableBeside(t *testing.T) {
+	dir := write(t, map[string]string{"slurm.conf": ""})
+	if err := os.Mkdir(filepath.Join(dir, "stepd.conf"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Load(filepath.Join(dir, "slurm.conf"), "vm"); err == nil || !strings.Contains(err.Error(), "stepd.conf") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAllKeys(t *testing.T) {
+	c, probs, dir := load(t, map[string]string{
+		"slurm.conf": `
+ClusterName=Golden
+SlurmdSpoolDir=/srv/%n/%h
+SlurmdPidFile=/run/x-%n.pid
+SLURMDLOGFILE = "/var/log/my slurmd.log"
+SlurmdDebug=5
+NodeName=vm CPUs=64 RealMemory=2048 Gres=gpu:2 State=UNKNOWN
+PartitionName=first Nodes=vm
+PartitionName=p Nodes=ALL Default=YES
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/affinity,task/cgroup
+JobContainerType=job_container/tmpfs
+MpiDefault=pmi2
+PlugStackConfig=stack.conf
+PluginDir=/a:/b/
+Prolog=/etc/p.sh
+Prolog=pro.d/*
+Epilog=/etc/e.sh
+PrologFlags=Alloc,Contain
+PrologEpilogTimeout=20
+TaskProlog=/tp
+TaskEpilog=te
+KillWait=0x10
+UnkillableStepTimeout=90
+UnkillableStepProgram=/u
+MinJobAge=10
+PropagateResourceLimitsExcept=nproc,RLIMIT_CORE
+PropagatePrioProcess=2
+JobAcctGatherType=jobacct_gather/cgroup
+JobAcctGatherFrequency=task=15,energy=3
+SelectType=select/linear
+SelectTypeParameters=CR_Core,CR_Memory
+GresTypes=gpu,bandwidth
+MaxTasksPerNode=512
+TmpFS=/scratch
+LaunchParameters=use_interactive_step,\
+   # nothing
+DebugFlags=CPU_Bind
+`,
+		"stepd.conf":         "HookTimeout=7\nSpankAllowReleases=20.11,any\nQuarantineAfter=2\nSpankStrict=yes\nNoNewPrivs=1\nRequireSafePlugins=true\nMetricsListen=:9\nKeepSteps=5\nReplayBytes=4096\n",
+		"cgroup.conf":        "# c\nConstrainCores=yes\n",
+		"mpi.conf":           "\nPMIxDebug=1\n",
+		"job_container.conf": "BasePath=/var/base/%n AutoBasePath=true Dirs=/tmp,/var/tmp\n",
+	})
+	want := &Config{
+		File: filepath.Join(dir, "slurm.conf"), ClusterName: "golden",
+		Node:      Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 64, RealMemory: 2048, Gres: "gpu:2"},
+		NodeNames: []string{"vm"}, Partition: "p",
+		SpoolDir: "/srv/vm/vm.site.org/stepd", SlurmdPidFile: "/run/x-vm.pid", SlurmdLogFile: "/var/log/my slurmd.log", SlurmdDebug: "debug",
+		ProctrackType: "proctrack/linuxproc", TaskPlugin: []string{"affinity", "cgroup"}, JobContainerType: "tmpfs", MpiDefault: "pmi2",
+		PlugStackConfig: filepath.Join(dir, "stack.conf"), PluginDir: []string{"/a", "/b"},
+		Prolog: []string{"/etc/p.sh", filepath.Join(dir, "pro.d/*")}, Epilog: []string{"/etc/e.sh"}, PrologFlags: []string{"Alloc", "Contain"},
+		PrologEpilogTimeout: 20 * time.Second, TaskProlog: "/tp", TaskEpilog: filepath.Join(dir, "te"),
+		KillWait: 16 * time.Second, UnkillableStepTimeout: 90 * time.Second, MinJobAge: 10 * time.Second, UnkillableStepProgram: "/u",
+		PropagateResourceLimits: []string{"AS", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "RSS", "STACK"}, PropagatePrioProcess: 2,
+		JobAcctGatherType: "cgroup", JobAcctGatherFrequency: 15 * time.Second,
+		SelectType: "select/linear", SelectTypeParameters: []string{"CR_Core", "CR_Memory"}, GresTypes: []string{"gpu", "bandwidth"},
+		MaxTasksPerNode: 512, TmpFS: "/scratch", LaunchParameters: []string{"use_interactive_step"}, DebugFlags: []string{"CPU_Bind"},
+		Stepd: Stepd{
+			HookTimeout: 7 * time.Second, SpankAllowReleases: []string{"20.11", "any"}, QuarantineAfter: 2, SpankStrict: true, NoNewPrivs: true,
+			RequireSafePlugins: true, MetricsListen: ":9", KeepSteps: 5, ReplayBytes: 4096,
+		},
+		Container: Container{
+			BasePath: "/var/base/%n", AutoBasePath: true, Dirs: []string{"/tmp", "/var/tmp"},
+			CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second,
+		},
+		Cgroup: Table{"constraincores": {"yes", filepath.Join(dir, "cgroup.conf"), 2}},
+		Mpi:    Table{"pmixdebug": {"1", filepath.Join(dir, "mpi.conf"), 2}},
+	}
+	if diff := cmp.Diff(want, c); diff != "" {
+		t.Error(diff)
+	}
+	if got := lines(probs, dir); len(got) > 0 {
+		t.Errorf("problems %q", got)
+	}
+	if v, ok := c.Cgroup.Get("ConstrainCores"); !ok || v.Text != "yes" {
+		t.Errorf("got %v, %v", v, ok)
+	}
+}
+
+// TestEveryMistakeIsTold: one bad line does not hide the next, and the field
+// keeps its default.
+func TestEveryMistakeIsTold(t *testing.T) {
+	c, probs, dir := load(t, map[string]string{"slurm.conf": `KillWait=x
+KillWait=70000
+KillWait=-1
+MaxTasksPerNode=010
+MaxTasksPerNode=0
+SlurmdSpoolDir=spool
+ProctrackType=proctrack/cray_aries
+MpiDefault=openmpi
+PropagateResourceLimits=core,foo
+PropagatePrioProcess=3
+SlurmdDebug=loud
+PluginDir=/a:b
+ClusterName=../x
+JobAcctGatherFrequency=task=often
+junk
+KillWait=
+TaskProlog="/a
+TaskProlog="/a"b
+KillWait+=5
+MinJobAge=5 KillWait=6
+=5
+include
+`})
+	want := []string{
+		`error: slurm.conf:15: cannot read "junk"; write KEY=VALUE, and quotes around a value with blanks`,
+		`error: slurm.conf:16: cannot read the value of "KillWait": there is none; write KEY=VALUE, and quotes around a value with blanks`,
+		`error: slurm.conf:17: cannot read the value of "TaskProlog": no closing quote in "\"/a"; write KEY=VALUE, and quotes around a value with blanks`,
+		`error: slurm.conf:18: cannot read the value of "TaskProlog": no blank behind the closing quote in "\"/a\"b"; write KEY=VALUE, and quotes around a value with blanks`,
+		`error: slurm.conf:19: cannot use "+=" after key "KillWait"; write KEY=VALUE, and quotes around a value with blanks`,
+		`error: slurm.conf:21: cannot read "=5"; write KEY=VALUE, and quotes around a value with blanks`,
+		`error: slurm.conf:22: cannot include nothing; name a file behind it`,
+		`error: slurm.conf:1: cannot use KillWait="x": not a whole number; write a number from 0 to 65533`,
+		`warning: slurm.conf:2: KillWait was set at slurm.conf:1 already: this one counts; remove one of them`,
+		`error: slurm.conf:2: cannot use KillWait="70000": out of range; write a number from 0 to 65533`,
+		`warning: slurm.conf:3: KillWait was set at slurm.conf:2 already: this one counts; remove one of them`,
+		`error: slurm.conf:3: cannot use KillWait="-1": not a whole number; write a number from 0 to 65533`,
+		`error: slurm.conf:4: cannot use MaxTasksPerNode="010": a leading zero makes it an octal number for Slurm; write a number from 1 to 65533`,
+		`warning: slurm.conf:5: MaxTasksPerNode was set at slurm.conf:4 already: this one counts; remove one of them`,
+		`error: slurm.conf:5: cannot use MaxTasksPerNode="0": out of range; write a number from 1 to 65533`,
+		`error: slurm.conf:6: cannot use SlurmdSpoolDir="spool": not an absolute path; write a path that begins with /`,
+		`error: slurm.conf:7: cannot use ProctrackType="proctrack/cray_aries": not available; write one of cgroup, linuxproc, pgid`,
+		`error: slurm.conf:8: cannot use MpiDefault="openmpi": not available; write one of none, pmi2, pmix`,
+		`error: slurm.conf:9: cannot use PropagateResourceLimits="core,foo": "foo" is no limit; write ALL, NONE or some of AS,CORE,CPU,DATA,FSIZE,MEMLOCK,NOFILE,NPROC,RSS,STACK`,
+		`error: slurm.conf:10: cannot use PropagatePrioProcess="3": out of range; write a number from 0 to 2`,
+		`error: slurm.conf:11: cannot use SlurmdDebug="loud": not available; write one of quiet, fatal, error, info, verbose, debug, debug2, debug3, debug4, debug5`,
+		`error: slurm.conf:12: cannot use PluginDir="/a:b": "b" is not an absolute path; write paths that begin with /`,
+		`error: slurm.conf:13: cannot use ClusterName="../x": not a name for a cluster; write at most 40 letters and digits`,
+		`error: slurm.conf:14: cannot use JobAcctGatherFrequency="task=often": not a whole number; write a number from 0 to 65533`,
+		`error: slurm.conf:20: cannot use KillWait behind MinJobAge; write it on a line of its own`,
+	}
+	if diff := cmp.Diff(want, lines(probs, dir)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(defaults("vm.site.org"), c, cmp.FilterPath(func(p cmp.Path) bool {
+		return p.Last().String() == ".File" || p.Last().String() == ".PlugStackConfig" || p.Last().String() == ".MinJobAge" ||
+			p.Last().String() == ".Cgroup" || p.Last().String() == ".Mpi"
+	}, cmp.Ignore())); diff != "" {
+		t.Errorf("a wrong value was taken: %s", diff)
+	}
+}
+
+func TestKeysThatAreNotRead(t *testing.T) {
+	_, probs, dir := load(t, map[string]string{
+		"slurm.conf": "SlurmctldHost=a(1.2.3.4) \nSchedulerType=sched/backfill\nKillWiat=5\nHookTimeout=3\nPropagateResourceLimits=ALL\nPropagateResourceLimitsExcept=CORE\nPrologFlags=alloc,frob\n" +
+			"NodeName=vm Weight=3 Frob=4 CPUSs=2\nDownNodes=vm State=DOWN\n",
+		"stepd.conf": "KeepStep=5\nMaxTasksPerNode=4\n",
+	})
+	want := []string{
+		`ignored: slurm.conf:1: SlurmctldHost does not concern a node daemon`,
+		`ignored: slurm.conf:8: Frob does not concern a node daemon`,
+		`ignored: slurm.conf:8: CPUSs does not concern a node daemon`,
+		`ignored: slurm.conf:9: DownNodes does not concern a node daemon`,
+		`ignored: slurm.conf:2: SchedulerType does not concern a node daemon`,
+		`warning: slurm.conf:3: KillWiat is not a known key; is "killwait" meant?`,
+		`ignored: slurm.conf:4: HookTimeout is not a key of this file and is not read; move it to stepd.conf beside slurm.conf: a real slurmd stops at it here`,
+		`warning: slurm.conf:7: PrologFlags="alloc,frob": flag "frob" is not known and has no effect`,
+		`error: slurm.conf:6: cannot use PropagateResourceLimitsExcept beside PropagateResourceLimits of slurm.conf:5; remove one of them`,
+		`error: stepd.conf:1: cannot use key "KeepStep": there is none of that name; is "keepsteps" meant?`,
+		`error: stepd.conf:2: cannot use key "MaxTasksPerNode": there is none of that name`,
+	}
+	if diff := cmp.Diff(want, lines(probs, dir)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestProblemsAreBounded(t *testing.T) {
+	_, probs, _ := load(t, map[string]string{"slurm.conf": strings.Repeat("junk\n", 3*problemsMax)})
+	if len(probs) != problemsMax+1 || !strings.Contains(probs[problemsMax].Text, "2000 further problems") {
+		t.Errorf("%d problems, the last %q", len(probs), probs[len(probs)-1])
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	for _, s := range []string{
+		"ClusterName=c\nNodeName=vm CPUs=4\nPartitionName=p Nodes=ALL\n", "include %c.x\n", "a\\\nb=c # d\n", "A=\"b c\"\\#\n",
+		"NodeName=DEFAULT CPUs=2\nNodeName=n[1-3] NodeHostname=h[1-3]\n", "Include slurm.conf\n", "BasePath=/x Dirs=/tmp\n", "KillWait=9\r\n",
+	} {
+		f.Add(s, s)
+	}
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, slurm, other string) {
+		for name, text := range map[string]string{"slurm.conf": slurm, "job_container.conf": other, "stepd.conf": other, "cgroup.conf": other} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, probs, err := Load(filepath.Join(dir, "slurm.conf"), "vm")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(probs) > problemsMax+1 {
+			t.Errorf("%d problems", len(probs))
+		}
+		if c.MaxTasksPerNode < 1 || c.KillWait < 0 || c.Node.Name == "" || c.Node.CPUs < 0 || c.Node.CPUs > hardMax || !filepath.IsAbs(c.SpoolDir) {
+			t.Errorf("values that cannot be: %+v", c)
+		}
+		for _, p := range probs {
+			if p.Severity == "" || p.Text == "" {
+				t.Errorf("an empty problem: %+v", p)
+			}
+		}
+	})
+}

@@ -1,0 +1,193 @@
+package slurmconf
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Node is one node of slurm.conf. A zero number was not told: the hardware's
+// is meant.
+type Node struct {
+	Name string
+	// NodeHostname is what the machine calls itself, NodeAddr how to reach it;
+	// both are Name where the file does not tell.
+	NodeHostname, NodeAddr string
+	// CPUs is believed, above the hardware too (rulings 23). Where it is not
+	// told but the topology is, it is Boards × sockets of a board × cores ×
+	// threads.
+	CPUs           int
+	Boards         int
+	Sockets        int // of one board; SocketsPerBoard is the same
+	CoresPerSocket int
+	ThreadsPerCore int
+	// RealMemory and MemSpecLimit are in MiB (Slurm's "megabytes").
+	RealMemory, MemSpecLimit uint64
+	CoreSpecCount            int
+	CpuSpecList              string
+	// Gres is as written: "gpu:2,craynetwork:1".
+	Gres string
+}
+
+// hardMax bounds each number of the topology; their product stays an int.
+const hardMax = 65535
+
+func (n *Node) keys() keySet {
+	cpus := count(&n.CPUs, 1, hardMax)
+	sockets := count(&n.Sockets, 1, hardMax)
+	nothing := func(string) *flaw { return nil }
+	return keySet{
+		"cpus": cpus, "procs": cpus,
+		"boards": count(&n.Boards, 1, hardMax), "sockets": sockets, "socketsperboard": sockets,
+		"corespersocket": count(&n.CoresPerSocket, 1, hardMax),
+		"threadspercore": count(&n.ThreadsPerCore, 1, hardMax),
+		"realmemory":     count(&n.RealMemory, 1, 1<<43),
+		"memspeclimit":   count(&n.MemSpecLimit, 0, 1<<43),
+		"corespeccount":  count(&n.CoreSpecCount, 0, hardMax),
+		"cpuspeclist":    text(&n.CpuSpecList),
+		"gres":           text(&n.Gres),
+		// The line's own, and what concerns the controller alone.
+		"nodename": nothing, "nodehostname": nothing, "nodeaddr": nothing,
+		"bcastaddr": nothing, "feature": nothing, "features": nothing, "state": nothing, "weight": nothing,
+		"tmpdisk": nothing, "port": nothing, "reason": nothing, "cpubind": nothing, "parameters": nothing,
+		"restrictedcorespergpu": nothing, "topology": nothing, "tresweights": nothing, "gresconf": nothing,
+	}
+}
+
+// nodeLine is a NodeName line with its lists expanded.
+type nodeLine struct {
+	from  statement
+	node  Node
+	names []string
+	hosts []string // as many as names
+	addrs []string
+}
+
+func (l nodeLine) at(i int) Node {
+	n := l.node
+	n.Name, n.NodeHostname, n.NodeAddr = l.names[i], l.hosts[i], l.addrs[i]
+	return n
+}
+
+// nodeLine reads one NodeName line. A line of NodeName=DEFAULT changes what
+// the lines below it begin with.
+func (l *loader) nodeLine(s statement) {
+	node := l.nodeDefault
+	l.set(s, s.pairs, node.keys(), Ignored)
+	if strings.EqualFold(s.pairs[0].value, "DEFAULT") {
+		l.nodeDefault = node
+		return
+	}
+	if strings.EqualFold(s.pairs[0].value, "ALL") {
+		l.probs.value(s, s.pairs[0], wrong("give the node another name", "the name is reserved"))
+		return
+	}
+	node.CPUs = node.cpus()
+	line := nodeLine{from: s, node: node}
+	var ok bool
+	if line.names, ok = l.hosts(s, s.pairs[0]); !ok {
+		return
+	}
+	if len(l.cfg.NodeNames)+len(line.names) > hostsMax {
+		l.probs.at(s, Error, "", "cannot take more than %d nodes", hostsMax)
+		return
+	}
+	line.hosts, line.addrs = line.names, line.names
+	for _, p := range s.pairs[1:] {
+		switch {
+		case p.is("NodeHostname"):
+			line.hosts = l.matching(s, p, line.names)
+		case p.is("NodeAddr"):
+			line.addrs = l.matching(s, p, line.names)
+		}
+	}
+	for _, name := range line.names {
+		if strings.ContainsAny(name, "/\"%\x7f") || name == "." || name == ".." {
+			l.probs.value(s, s.pairs[0], wrong("write letters, digits, dots and dashes", "%q is no name for a node", name))
+			return
+		}
+		if first, dup := l.nodeSeen[name]; dup {
+			l.probs.at(s, Error, "remove one of them", "cannot take node %q again: it is in %s:%d already", name, first.file, first.line)
+			return
+		}
+	}
+	for _, name := range line.names {
+		l.nodeSeen[name] = s
+	}
+	l.cfg.NodeNames = append(l.cfg.NodeNames, line.names...)
+	l.nodes = append(l.nodes, line)
+}
+
+// cpus is CPUs, or what the topology makes of it, or 0 where nothing is told.
+func (n *Node) cpus() int {
+	if n.CPUs > 0 || n.Boards+n.Sockets+n.CoresPerSocket+n.ThreadsPerCore == 0 {
+		return n.CPUs
+	}
+	product := 1
+	for _, x := range []int{n.Boards, n.Sockets, n.CoresPerSocket, n.ThreadsPerCore} {
+		product = min(product*max(x, 1), hardMax)
+	}
+	return product
+}
+
+// hosts expands a list of names in a value.
+func (l *loader) hosts(s statement, p pair) ([]string, bool) {
+	names, err := ExpandHosts(p.value)
+	if err == nil && len(names) == 0 {
+		err = errors.New("the list is empty")
+	}
+	if err != nil {
+		l.probs.value(s, p, wrong("write a list such as n[1-3,5],m", "%v", err))
+	}
+	return names, err == nil
+}
+
+// matching expands a list that must be as long as names; one name alone stands
+// for all.
+func (l *loader) matching(s statement, p pair, names []string) []string {
+	list, ok := l.hosts(s, p)
+	switch {
+	case !ok:
+		return names
+	case len(list) == 1:
+		return slices.Repeat(list, len(names))
+	case len(list) != len(names):
+		l.probs.value(s, p, wrong("name as many as NodeName does", "%d names for %d nodes", len(list), len(names)))
+		return names
+	}
+	return list
+}
+
+// chooseNode finds this host among the nodes: by NodeName, then by
+// NodeHostname, each with the host's full and short name. The only node of a
+// file is this host whatever its name: a file for one machine is often written
+// elsewhere.
+func (l *loader) chooseNode() {
+	if len(l.nodes) == 0 {
+		return
+	}
+	for _, list := range []func(nodeLine) []string{
+		func(n nodeLine) []string { return n.names },
+		func(n nodeLine) []string { return n.hosts },
+	} {
+		for _, name := range []string{l.hostname, shortName(l.hostname)} {
+			for _, line := range l.nodes {
+				if i := slices.Index(list(line), name); i >= 0 {
+					l.cfg.Node = line.at(i)
+					return
+				}
+			}
+		}
+	}
+	first := l.nodes[0]
+	if len(l.cfg.NodeNames) == 1 {
+		l.cfg.Node = first.at(0)
+		l.probs.at(first.from, Warning, "", "no node is named %q: taking %q, the only one, for this host", l.hostname, first.names[0])
+		return
+	}
+	l.probs.add(Problem{
+		Severity: Error, File: l.cfg.File, Text: fmt.Sprintf("cannot find this host %q among %d nodes", l.hostname, len(l.cfg.NodeNames)),
+		Remedy: fmt.Sprintf("add NodeName=%s, or NodeHostname=%s to a node", shortName(l.hostname), l.hostname),
+	})
+}
