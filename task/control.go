@@ -64,8 +64,13 @@ func (s *Step) cancelReason() (string, bool) {
 	return s.reason, true
 }
 
-// mpiAbort is called by the MPI plugin when a rank asks for the step's end.
+// mpiAbort is called by the MPI plugin when a rank asks for the step's end, or
+// has died in the middle of it. A step that ends already is not aborted: its
+// ranks die because they are killed.
 func (s *Step) mpiAbort(rank, code int, text string) {
+	if _, ending := s.cancelReason(); ending {
+		return
+	}
 	s.ctlMu.Lock()
 	if s.aborted == nil {
 		s.aborted = &mpiAbort{rank, code, text}
