@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/sirupsen/logrus"
 )
@@ -36,19 +35,17 @@ func openLogFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// levelOf maps SlurmdDebug, a word or a number, to the log's levels.
-func levelOf(debug string) (logrus.Level, bool) {
-	switch strings.ToLower(debug) {
-	case "quiet", "0":
-		return logrus.PanicLevel, true
-	case "fatal", "1":
-		return logrus.FatalLevel, true
-	case "error", "2":
-		return logrus.ErrorLevel, true
-	case "", "info", "3":
-		return logrus.InfoLevel, true
-	case "verbose", "4", "debug", "5", "debug2", "6", "debug3", "7", "debug4", "8", "debug5", "9":
-		return logrus.DebugLevel, true
+// levelOf maps a word of SlurmdDebug to the log's levels.
+func levelOf(debug string) logrus.Level {
+	switch debug {
+	case "quiet":
+		return logrus.PanicLevel
+	case "fatal":
+		return logrus.FatalLevel
+	case "error":
+		return logrus.ErrorLevel
+	case "info", "verbose":
+		return logrus.InfoLevel
 	}
-	return logrus.InfoLevel, false
+	return logrus.DebugLevel // debug to debug5
 }

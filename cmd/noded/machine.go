@@ -45,14 +45,3 @@ func machineMemory() (uint64, error) {
 	}
 	return 0, fmt.Errorf("cannot find MemTotal in %q", path)
 }
-
-// shortHostname is the host's name up to the first dot, as Slurm matches it
-// with NodeName.
-func shortHostname() (string, error) {
-	name, err := os.Hostname()
-	if err != nil {
-		return "", fmt.Errorf("cannot read the host's name: %w", err)
-	}
-	short, _, _ := strings.Cut(name, ".")
-	return short, nil
-}

@@ -77,6 +77,9 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
+	if err := site.mistakes(); err != nil {
+		return err
+	}
 	logFile, err := site.logTo(log, o)
 	if err != nil {
 		return err
@@ -84,6 +87,7 @@ func run(o options) error {
 	if logFile != nil {
 		defer logFile.Close()
 	}
+	site.warn(log)
 	cfg, err := site.config(log, logFile)
 	if err != nil {
 		return err

@@ -3,32 +3,31 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/sirupsen/logrus"
 
-	"stepd/jobcontainer"
-	"stepd/node"
-	"stepd/step"
+	"stepd/mpi"
+	"stepd/slurmconf"
 )
 
 const (
-	defaultFile  = "/etc/stepd/slurm.conf"
-	defaultRun   = "/run/stepd"
-	defaultSpool = "/var/spool/stepd"
+	defaultFile = "/etc/stepd/slurm.conf"
+	defaultRun  = "/run/stepd"
 )
 
 // site is what the command line and the site's files say.
 type site struct {
-	file       string // "" without one
+	conf       *slurmconf.Config
+	problems   []slurmconf.Problem
 	run, spool string
-	plugstack  string
-	hostname   string
+	hostname   string // as the kernel has it, with a domain or without
 }
 
-// confFile is the file to read: -f, which must exist, else $SLURM_CONF, else
+// confFile is the file to read: -f, else $SLURM_CONF, which must exist, else
 // our default where that exists, else none. Never /etc/slurm by itself
 // (rulings 28).
 func confFile(flag string) (string, error) {
@@ -48,72 +47,89 @@ func confFile(flag string) (string, error) {
 	return filepath.Abs(file)
 }
 
+// loadSite reads the files and puts the flags over them (rulings 21). What is
+// wrong in the files is in problems.
 func loadSite(o options) (*site, error) {
-	s := &site{run: defaultRun, spool: defaultSpool}
-	var err error
-	if s.file, err = confFile(o.file); err != nil {
+	file, err := confFile(o.file)
+	if err != nil {
 		return nil, err
 	}
-	if s.hostname, err = shortHostname(); err != nil {
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the host's name: %w", err)
+	}
+	conf, problems, err := slurmconf.Load(file, host)
+	if err != nil {
 		return nil, err
 	}
-	if s.file != "" {
-		stack := filepath.Join(filepath.Dir(s.file), "plugstack.conf")
-		if _, err := os.Stat(stack); err == nil {
-			s.plugstack = stack
-		}
-	}
-	// Flags win over keys (rulings 21).
+	s := &site{conf: conf, problems: problems, run: defaultRun, spool: conf.SpoolDir, hostname: host}
+	s.checkValues()
 	for _, d := range []struct {
 		flag string
 		dir  *string
 	}{{o.runDir, &s.run}, {o.spoolDir, &s.spool}} {
-		if d.flag == "" {
-			continue
+		if d.flag != "" {
+			*d.dir = d.flag
 		}
-		if *d.dir, err = filepath.Abs(d.flag); err != nil {
+		if *d.dir, err = filepath.Abs(*d.dir); err != nil {
 			return nil, fmt.Errorf("cannot use directory %q: %w", d.flag, err)
 		}
 	}
 	return s, nil
 }
 
-// logTo moves the log where the site wants it. The file is nil for stderr.
-func (s *site) logTo(log *logrus.Logger, o options) (*os.File, error) { return nil, nil }
-
-// config wires the node.
-func (s *site) config(log *logrus.Logger, logFile *os.File) (node.Config, error) {
-	stepd, spankhost, err := programs()
-	if err != nil {
-		return node.Config{}, err
+// checkValues finds what only noded knows: values that other nodes may have,
+// and this one has not.
+func (s *site) checkValues() {
+	if !slices.Contains(mpi.Names(), s.conf.MpiDefault) {
+		s.problems = append(s.problems, slurmconf.Problem{
+			Severity: slurmconf.Warning, File: s.conf.File, Key: "MpiDefault", Value: s.conf.MpiDefault,
+			Text:   fmt.Sprintf("MpiDefault=%s is not built in: every step must name another one", s.conf.MpiDefault),
+			Remedy: "write one of " + strings.Join(mpi.Names(), ", "),
+		})
 	}
-	cpus, err := machineCPUs()
-	if err != nil {
-		return node.Config{}, err
-	}
-	memory, err := machineMemory()
-	if err != nil {
-		return node.Config{}, err
-	}
-	tracker, fallbacks, err := newTracker(log, "", s.spool)
-	if err != nil {
-		return node.Config{}, err
-	}
-	if logFile == nil {
-		logFile = os.Stderr
-	}
-	return node.Config{
-		NodeName: s.hostname, RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.file,
-		CPUs: cpus, MemoryBytes: memory,
-		Spank:      step.SpankConf{Plugstack: s.plugstack},
-		MPIDefault: "none", MPITypes: []string{"none", "pmi2"},
-		StepdPath: stepd, StepdLog: logFile,
-		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: jobcontainer.None{},
-		Fallbacks: fallbacks, Log: log,
-	}, nil
 }
 
-func check(out io.Writer, o options) error {
-	_, err := loadSite(o)
-	return err
+// warn logs what is doubtful and has a meaning all the same.
+func (s *site) warn(log *logrus.Logger) {
+	for _, p := range s.problems {
+		if p.Severity == slurmconf.Warning {
+			log.Warn(p)
+		}
+	}
+}
+
+// mistakes are the problems that noded does not start with: a node that does
+// something else than its file says is worse than none.
+func (s *site) mistakes() error {
+	var found []slurmconf.Problem
+	for _, p := range s.problems {
+		if p.Severity == slurmconf.Error {
+			found = append(found, p)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nil
+	case 1:
+		return fmt.Errorf("cannot use configuration: %s", found[0])
+	}
+	return fmt.Errorf("cannot use configuration: %s (and %d more: noded --check lists them)", found[0], len(found)-1)
+}
+
+// logTo moves the log where the site wants it, and sets its level. The file is
+// nil for stderr.
+func (s *site) logTo(log *logrus.Logger, o options) (*os.File, error) {
+	if !o.verbose {
+		log.SetLevel(levelOf(s.conf.SlurmdDebug))
+	}
+	if s.conf.SlurmdLogFile == "" {
+		return nil, nil
+	}
+	f, err := openLogFile(s.conf.SlurmdLogFile)
+	if err != nil {
+		return nil, err
+	}
+	log.SetOutput(f)
+	return f, nil
 }

@@ -1,0 +1,30 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"stepd/slurmconf"
+)
+
+// check is `noded --check`: it prints every mistake with file and line, lists
+// the keys that are ignored, and fails when there is a mistake.
+func check(out io.Writer, o options) error {
+	s, err := loadSite(o)
+	if err != nil {
+		return err
+	}
+	mistakes := 0
+	for _, p := range append(s.problems, s.stackProblems()...) {
+		if p.Severity == slurmconf.Error {
+			mistakes++
+		}
+		if _, err := fmt.Fprintf(out, "%s: %s\n", p.Severity, p); err != nil {
+			return fmt.Errorf("cannot print: %w", err)
+		}
+	}
+	if mistakes > 0 {
+		return fmt.Errorf("%d mistakes in the configuration", mistakes)
+	}
+	return nil
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"stepd/jobcontainer"
+	"stepd/mpi"
+	"stepd/node"
+	"stepd/proctrack"
+	"stepd/slurmconf"
+	"stepd/spank"
+	"stepd/step"
+)
+
+var (
+	_ node.Containers = jobcontainer.None{}
+	_ node.Containers = (*jobcontainer.Tmpfs)(nil)
+	_ node.Users      = (*node.Lookup)(nil)
+)
+
+// config wires the node with what the site has and wants.
+func (s *site) config(log *logrus.Logger, logFile *os.File) (node.Config, error) {
+	stepd, spankhost, err := programs()
+	if err != nil {
+		return node.Config{}, err
+	}
+	cpus, bindable, err := s.cpus()
+	if err != nil {
+		return node.Config{}, err
+	}
+	memory := s.conf.Node.RealMemory << 20
+	if memory == 0 {
+		if memory, err = machineMemory(); err != nil {
+			return node.Config{}, err
+		}
+	}
+	containers, containerType, err := s.containers()
+	if err != nil {
+		return node.Config{}, err
+	}
+	tracker, fallbacks, err := newTracker(log, s.conf.ProctrackType, s.spool)
+	if err != nil {
+		return node.Config{}, err
+	}
+	if !bindable {
+		why := fmt.Sprintf("NodeName CPUs=%d is more than the machine has", len(cpus))
+		log.Warnf("fallback: no CPU binding: %s", why)
+		fallbacks = append(fallbacks, node.Fallback{What: "CPU binding", Why: why})
+	}
+	if logFile == nil {
+		logFile = os.Stderr
+	}
+	return node.Config{
+		NodeName: s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
+		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File,
+		CPUs: cpus, MemoryBytes: memory, MaxTasks: s.conf.MaxTasksPerNode,
+		Spank:      s.spank(),
+		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(),
+		KillWait: s.conf.KillWait, UnkillableTimeout: s.conf.UnkillableStepTimeout,
+		MinJobAge: s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
+		StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
+		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
+		Fallbacks: fallbacks, Plugins: s.plugins, Log: log,
+	}, nil
+}
+
+// cpus are the node's CPU numbers. NodeName CPUs= is believed, above the
+// hardware too (rulings 23): then the numbers are no longer the machine's, and
+// nothing can be bound to them.
+func (s *site) cpus() (cpus []int, bindable bool, err error) {
+	cpus, err = machineCPUs()
+	want := s.conf.Node.CPUs
+	switch {
+	case err != nil:
+		return nil, false, err
+	case want == 0:
+		return cpus, true, nil
+	case want <= len(cpus):
+		return cpus[:want], true, nil
+	}
+	cpus = cpus[:0]
+	for i := range want {
+		cpus = append(cpus, i)
+	}
+	return cpus, false, nil
+}
+
+func (s *site) spank() step.SpankConf {
+	strict := s.conf.Stepd.SpankStrict
+	for _, p := range s.conf.LaunchParameters {
+		strict = strict || strings.EqualFold(p, "spank_strict")
+	}
+	return step.SpankConf{
+		Plugstack: s.conf.PlugStackConfig, PluginDirs: s.conf.PluginDir,
+		AllowReleases: s.conf.Stepd.SpankAllowReleases,
+		// Rounded up: a limit below a second must not become none.
+		HookTimeoutS: int((s.conf.Stepd.HookTimeout + time.Second - 1) / time.Second),
+		Strict:       strict,
+	}
+}
+
+// containers makes the job container plugin that the site wants.
+func (s *site) containers() (node.Containers, string, error) {
+	if s.conf.JobContainerType != "tmpfs" {
+		return jobcontainer.None{}, "none", nil
+	}
+	tag, err := proctrack.RootName(s.spool)
+	if err != nil {
+		return nil, "", err
+	}
+	c := s.conf.Container
+	t, err := jobcontainer.NewTmpfs(jobcontainer.Config{
+		BasePath: c.BasePath, AutoBasePath: c.AutoBasePath, Dirs: c.Dirs, InitScript: c.InitScript,
+		Shared: c.Shared, EntireStepInNS: c.EntireStepInNS,
+		RunDir: filepath.Join(s.run, "jobs"), NodeTag: strings.TrimPrefix(tag, "stepd-"),
+		NodeName: s.conf.Node.Name, HostName: s.hostname, SlurmConf: s.conf.File,
+	})
+	return t, "tmpfs", err
+}
+
+// plugins lists the plugin stack as it is now, for the node document.
+func (s *site) plugins(context.Context) []node.Plugin {
+	stack, err := spank.ReadStack(s.conf.PlugStackConfig, s.conf.PluginDir)
+	if err != nil {
+		return []node.Plugin{{Path: s.conf.PlugStackConfig, State: "error", Problem: err.Error()}}
+	}
+	out := []node.Plugin{}
+	for _, p := range stack.Plugins {
+		d := node.Plugin{Path: p.Path, Line: p.Line, Required: p.Required, State: "found"}
+		if err := unix.Access(p.Path, unix.R_OK); err != nil {
+			d.State, d.Problem = "missing", fmt.Sprintf("cannot read %q: %v", p.Path, err)
+		}
+		out = append(out, d)
+	}
+	for _, p := range stack.Problems {
+		out = append(out, node.Plugin{Path: p.File, Line: p.Line, State: "error", Problem: p.Text})
+	}
+	return out
+}
+
+// stackProblems are the mistakes in the plugin stack, for --check.
+func (s *site) stackProblems() []slurmconf.Problem {
+	var out []slurmconf.Problem
+	wrong := func(file string, line int, text string) {
+		out = append(out, slurmconf.Problem{Severity: slurmconf.Error, File: file, Line: line, Text: text})
+	}
+	stack, err := spank.ReadStack(s.conf.PlugStackConfig, s.conf.PluginDir)
+	if err != nil {
+		wrong(s.conf.PlugStackConfig, 0, err.Error())
+	}
+	for _, p := range stack.Problems {
+		wrong(p.File, p.Line, p.Text)
+	}
+	for _, p := range stack.Plugins {
+		if err := unix.Access(p.Path, unix.R_OK); err != nil {
+			wrong(p.File, p.Line, fmt.Sprintf("cannot read plugin %q: %v", p.Path, err))
+		}
+	}
+	return out
+}
