@@ -43,11 +43,12 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* clang-format off: the comments are columns */
+/* The comments are columns, and a test reads a constant a line. */
+/* clang-format off */
 #define HOST_PROTOCOL_VERSION 1
 
 #define HOST_FD_CONTROL 3
-#define HOST_FD_LOG	4
+#define HOST_FD_LOG 4
 
 /* The largest packet on control and log; larger things travel in memfds. */
 #define HOST_PACKET_MAX 65536
@@ -58,14 +59,12 @@
 
 /* Commands, stepd to host. */
 enum host_cmd {
-	CMD_SETUP =
-		1, /* u32 version; fds: config memfd, board memfd, gate read end, /dev/null (O_RDWR)
+	CMD_SETUP = 1, /* u32 version; fds: config memfd, board memfd, gate read end, /dev/null (O_RDWR)
 			* [, mount namespace when CFG_JOIN_NS] */
 	CMD_LOAD = 2,
 	CMD_INIT = 3, /* u32 count, u8 keep[count]: 0 leaves the plugin out of the stack */
 	CMD_FDS = 4,  /* descriptors, appended to the table */
-	CMD_STEP =
-		5, /* fds: step memfd (TLV with TAG_STREAM, TAG_TASK_ENV, TAG_TASK_FD, TAG_ENV_SET) */
+	CMD_STEP = 5, /* fds: step memfd (TLV with TAG_STREAM, TAG_TASK_ENV, TAG_TASK_FD, TAG_ENV_SET) */
 	CMD_USER_INIT = 6,
 	CMD_FORK = 7,
 	CMD_POST_FORK = 8,
@@ -109,7 +108,7 @@ enum log_level {
 	LEVEL_SPANK_LOG = 7, /* slurm_spank_log: to the user as it is */
 };
 
-#define NO_RANK	  0xffffffffu
+#define NO_RANK 0xffffffffu
 #define NO_PLUGIN 0xffffffffu
 
 /* Hooks, in the order of a step. The number is the bit in REP_PLUGIN.hooks. */
@@ -159,52 +158,47 @@ enum plugin_flag {
 
 enum config_tag {
 	/* SETUP */
-	TAG_CONTEXT = 1,      /* u32: spank_context: 2 remote */
-	TAG_TITLE = 2,	      /* string for argv[0] */
-	TAG_UID = 3,	      /* u32 */
-	TAG_GID = 4,	      /* u32 */
-	TAG_GROUPS = 5,	      /* u32[] */
-	TAG_USER = 6,	      /* string */
-	TAG_JOB_ID = 7,	      /* u32 */
-	TAG_STEP_ID = 8,      /* u32 */
-	TAG_NNODES = 9,	      /* u32 */
-	TAG_NODEID = 10,      /* u32 */
-	TAG_NODE_NAME = 11,   /* string */
+	TAG_CONTEXT = 1,     /* u32: spank_context: 2 remote */
+	TAG_TITLE = 2,	     /* string for argv[0] */
+	TAG_UID = 3,	     /* u32 */
+	TAG_GID = 4,	     /* u32 */
+	TAG_GROUPS = 5,	     /* u32[] */
+	TAG_USER = 6,	     /* string */
+	TAG_JOB_ID = 7,	     /* u32 */
+	TAG_STEP_ID = 8,     /* u32 */
+	TAG_NNODES = 9,	     /* u32 */
+	TAG_NODEID = 10,     /* u32 */
+	TAG_NODE_NAME = 11,  /* string */
 	TAG_TOTAL_TASKS = 12, /* u32 */
-	TAG_GLOBAL_IDS =
-		13, /* u32[]: global rank of each local task; its length is the local task count */
-	TAG_NCPUS = 14,		/* u32 */
+	TAG_GLOBAL_IDS = 13, /* u32[]: global rank of each local task; its length is the local task count */
+	TAG_NCPUS = 14,	     /* u32 */
 	TAG_CPUS_PER_TASK = 15, /* u32 */
-	TAG_JOB_CORES = 16,	/* string */
-	TAG_STEP_CORES = 17,	/* string */
-	TAG_JOB_MEM = 18,	/* u64, MB */
-	TAG_STEP_MEM = 19,	/* u64, MB */
-	TAG_RESTARTS = 20,	/* u32 */
-	TAG_ARRAY_ID = 21,	/* u32 */
-	TAG_ARRAY_TASK = 22,	/* u32 */
-	TAG_ARG = 23,		/* string, repeated: argv */
-	TAG_ENV = 24,		/* string, repeated: NAME=VALUE */
-	TAG_CWD = 25,		/* string */
-	TAG_UMASK = 26,		/* u32 */
-	TAG_NO_NEW_PRIVS = 27,	/* u32, 0 or 1 */
-	TAG_JOIN_NS = 28,	/* u32: JOIN_NEVER, JOIN_TASKS, JOIN_HOST */
-	TAG_PLUGIN = 29,	/* u32 required; string path. Its arguments follow: */
-	TAG_PLUGIN_ARG = 30,	/* string, of the last TAG_PLUGIN */
-	TAG_OPTION =
-		31, /* u32 has_value; string plugin; string name; string value: an option that the user gave */
-	TAG_HOST_ENV = 32,  /* string, repeated: the host's own environ */
-	TAG_OOM_SCORE = 33, /* i32, written to the tasks' oom_score_adj */
+	TAG_JOB_CORES = 16,  /* string */
+	TAG_STEP_CORES = 17, /* string */
+	TAG_JOB_MEM = 18,    /* u64, MB */
+	TAG_STEP_MEM = 19,   /* u64, MB */
+	TAG_RESTARTS = 20,   /* u32 */
+	TAG_ARRAY_ID = 21,   /* u32 */
+	TAG_ARRAY_TASK = 22, /* u32 */
+	TAG_ARG = 23,	     /* string, repeated: argv */
+	TAG_ENV = 24,	     /* string, repeated: NAME=VALUE */
+	TAG_CWD = 25,	     /* string */
+	TAG_UMASK = 26,	     /* u32 */
+	TAG_NO_NEW_PRIVS = 27, /* u32, 0 or 1 */
+	TAG_JOIN_NS = 28,    /* u32: JOIN_NEVER, JOIN_TASKS, JOIN_HOST */
+	TAG_PLUGIN = 29,     /* u32 required; string path. Its arguments follow: */
+	TAG_PLUGIN_ARG = 30, /* string, of the last TAG_PLUGIN */
+	TAG_OPTION = 31,     /* u32 has_value; string plugin; string name; string value: an option that the user gave */
+	TAG_HOST_ENV = 32,   /* string, repeated: the host's own environ */
+	TAG_OOM_SCORE = 33,  /* i32, written to the tasks' oom_score_adj */
 	/* STEP */
-	TAG_STREAM =
-		40, /* u32 rank (NO_RANK: all that have no own); u32 fd (0..2); u32 kind (STREAM_*);
+	TAG_STREAM = 40,   /* u32 rank (NO_RANK: all that have no own); u32 fd (0..2); u32 kind (STREAM_*);
 			    * u32 table index or open flags; string path */
-	TAG_TASK_ENV =
-		41, /* u32 rank (NO_RANK: all); string NAME=VALUE: set after the gate, before task_init */
-	TAG_TASK_FD =
-		42, /* u32 rank; u32 table index; string NAME: survives exec, its number is put into env NAME */
-	TAG_ENV_SET = 43,   /* string NAME=VALUE: set in the job's environment (MPI prefork) */
+	TAG_TASK_ENV = 41, /* u32 rank (NO_RANK: all); string NAME=VALUE: set after the gate, before task_init */
+	TAG_TASK_FD = 42,  /* u32 rank; u32 table index; string NAME: survives exec, its number is put into env NAME */
+	TAG_ENV_SET = 43,  /* string NAME=VALUE: set in the job's environment (MPI prefork) */
 	TAG_ENV_UNSET = 44, /* string NAME: removed just before exec (SLURM_RLIMIT_...) */
-	TAG_EXIT_ENV = 45,  /* string NAME=VALUE: set in the job's environment for task_exit */
+	TAG_EXIT_ENV = 45, /* string NAME=VALUE: set in the job's environment for task_exit */
 };
 
 enum join_ns {
@@ -227,8 +221,8 @@ struct board_slot {
 	_Atomic uint32_t stage;
 	_Atomic int32_t error; /* errno, 0 */
 	_Atomic uint32_t plugin;
-	_Atomic uint32_t hook;	   /* NO_HOOK outside of one */
-	_Atomic uint64_t since_ns; /* CLOCK_MONOTONIC when stage or hook was entered */
+	_Atomic uint32_t hook;	     /* NO_HOOK outside of one */
+	_Atomic uint64_t since_ns;   /* CLOCK_MONOTONIC when stage or hook was entered */
 };
 
 struct board_entry {

@@ -56,6 +56,7 @@ void drv_start_lying(struct driver *d, const struct lie *lie)
 
 		dup2(c, HOST_FD_CONTROL);
 		dup2(l, HOST_FD_LOG);
+		setpgid(0, 0); /* so that drv_end finds what plugins left */
 		close_range(5, ~0u, 0);
 		if (lie != NULL)
 			install_lie(lie);
@@ -78,6 +79,7 @@ void drv_end(struct driver *d)
 	if (d->gate > 0)
 		close(d->gate);
 	close(d->control);
+	kill(-d->pid, SIGKILL);
 	kill(d->pid, SIGKILL);
 	waitpid(d->pid, NULL, 0);
 	close(d->log);
