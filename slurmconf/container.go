@@ -59,7 +59,7 @@ func (l *loader) containerFile(file string, stmts []statement) {
 	c := &l.cfg.Container
 	for _, s := range stmts {
 		if !s.pairs[0].is("NodeName") {
-			l.set(s, s.pairs, c.keys(), Error)
+			l.set(s, s.pairs, c.keys(), SeverityError)
 		}
 	}
 	for _, s := range stmts {
@@ -70,7 +70,7 @@ func (l *loader) containerFile(file string, stmts []statement) {
 		if names, ok := l.hosts(s, s.pairs[0]); ok && slices.Contains(names, l.cfg.Node.Name) {
 			target = c
 		}
-		l.set(s, s.pairs, target.keys(), Error)
+		l.set(s, s.pairs, target.keys(), SeverityError)
 	}
 	if c.BasePath == noBasePath {
 		c.BasePath = ""
@@ -78,7 +78,7 @@ func (l *loader) containerFile(file string, stmts []statement) {
 	}
 	if l.cfg.JobContainerType == "tmpfs" && c.BasePath == "" {
 		l.probs.add(Problem{
-			Severity: Error, File: file, Text: "cannot make job containers: no BasePath for node " + l.cfg.Node.Name,
+			Severity: SeverityError, File: file, Text: "cannot make job containers: no BasePath for node " + l.cfg.Node.Name,
 			Remedy: "write BasePath=DIRECTORY, or JobContainerType=job_container/none into slurm.conf",
 		})
 	}

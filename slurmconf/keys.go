@@ -165,7 +165,7 @@ func prologFlags(field *[]string) setter {
 		*field = words(v)
 		for _, w := range *field {
 			if !slices.Contains(known, strings.ToLower(w)) {
-				return &flaw{Warning, fmt.Sprintf("flag %q is not known and has no effect", w), ""}
+				return &flaw{SeverityWarning, fmt.Sprintf("flag %q is not known and has no effect", w), ""}
 			}
 		}
 		return nil

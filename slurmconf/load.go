@@ -13,9 +13,9 @@ import (
 // nothing is read and every value is its default, which is a valid
 // configuration.
 //
-// The problems are all that was found, in the order of the files; where one is
-// an Error, the configuration is not the one that the site wanted. Load fails
-// only where a file cannot be read at all: then there is no configuration.
+// The problems are all that was found, file by file; where one is an error, the
+// configuration is not the one that the site wanted. Load itself fails only
+// where a file cannot be read at all: then there is no configuration.
 func Load(path, hostname string) (*Config, []Problem, error) {
 	l := &loader{cfg: defaults(hostname), hostname: hostname, nodeSeen: map[string]statement{}}
 	if path == "" {
@@ -72,14 +72,14 @@ func (l *loader) slurmFile(stmts []statement) {
 		case first.is("PartitionName"):
 			l.partitionLine(s)
 		case isForeignLine(first.key):
-			l.probs.add(Problem{Severity: Ignored, File: s.file, Line: s.line, Key: first.key, Value: first.value, Text: first.key + " does not concern a node daemon"})
+			l.probs.add(Problem{Severity: SeverityIgnored, File: s.file, Line: s.line, Key: first.key, Value: first.value, Text: first.key + " does not concern a node daemon"})
 		default:
 			plain = append(plain, s)
 		}
 	}
 	l.chooseNode()
 	l.choosePartition()
-	l.plainKeys(plain, l.slurmKeys(), Ignored)
+	l.plainKeys(plain, l.slurmKeys(), SeverityIgnored)
 	l.bothLimits(plain)
 }
 
@@ -95,7 +95,7 @@ func (l *loader) bothLimits(stmts []statement) {
 		}
 	}
 	if only != nil && except != nil {
-		l.probs.at(*except, Error, "remove one of them", "cannot use PropagateResourceLimitsExcept beside PropagateResourceLimits of %s:%d", only.file, only.line)
+		l.probs.at(*except, SeverityError, "remove one of them", "cannot use PropagateResourceLimitsExcept beside PropagateResourceLimits of %s:%d", only.file, only.line)
 	}
 }
 
@@ -105,7 +105,7 @@ func (l *loader) besideFiles() error {
 		name  string
 		apply func(file string, stmts []statement)
 	}{
-		{"stepd.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, l.cfg.Stepd.keys(), Error) }},
+		{"stepd.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, l.cfg.Stepd.keys(), SeverityError) }},
 		{"cgroup.conf", func(_ string, stmts []statement) { l.cfg.Cgroup = l.table(stmts) }},
 		{"job_container.conf", l.containerFile},
 		{"mpi.conf", func(_ string, stmts []statement) { l.cfg.Mpi = l.table(stmts) }},
@@ -127,7 +127,7 @@ func (l *loader) plainKeys(stmts []statement, keys keySet, unknown Severity) {
 		pairs := l.onePair(s)
 		key := strings.ToLower(pairs[0].key)
 		if first, dup := seen[key]; dup && keys[key] != nil && !severalTimes(key) {
-			l.probs.at(s, Warning, "remove one of them", "%s was set at %s:%d already: this one counts", pairs[0].key, first.file, first.line)
+			l.probs.at(s, SeverityWarning, "remove one of them", "%s was set at %s:%d already: this one counts", pairs[0].key, first.file, first.line)
 		}
 		seen[key] = s
 		l.set(s, pairs, keys, unknown)
@@ -138,7 +138,7 @@ func (l *loader) plainKeys(stmts []statement, keys keySet, unknown Severity) {
 // stops at them.
 func (l *loader) onePair(s statement) []pair {
 	if len(s.pairs) > 1 {
-		l.probs.at(s, Error, "write it on a line of its own", "cannot use %s behind %s", s.pairs[1].key, s.pairs[0].key)
+		l.probs.at(s, SeverityError, "write it on a line of its own", "cannot use %s behind %s", s.pairs[1].key, s.pairs[0].key)
 	}
 	return s.pairs[:1]
 }
@@ -168,10 +168,10 @@ func (l *loader) unknownKey(s statement, p pair, keys keySet, sev Severity) {
 	case own:
 		found.Text = p.key + " is not a key of this file and is not read"
 		found.Remedy = "move it to stepd.conf beside slurm.conf: a real slurmd stops at it here"
-	case sev == Error:
+	case sev == SeverityError:
 		found.Text = fmt.Sprintf("cannot use key %q: there is none of that name", p.key)
 	case near != "":
-		found.Severity = Warning
+		found.Severity = SeverityWarning
 		found.Text = p.key + " is not a known key"
 	default:
 		found.Text = p.key + " does not concern a node daemon"

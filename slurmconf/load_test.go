@@ -200,13 +200,6 @@ MinJobAge=5 KillWait=6
 include
 `})
 	want := []string{
-		`error: slurm.conf:15: cannot read "junk"; write KEY=VALUE, and quotes around a value with blanks`,
-		`error: slurm.conf:16: cannot read the value of "KillWait": there is none; write KEY=VALUE, and quotes around a value with blanks`,
-		`error: slurm.conf:17: cannot read the value of "TaskProlog": no closing quote in "\"/a"; write KEY=VALUE, and quotes around a value with blanks`,
-		`error: slurm.conf:18: cannot read the value of "TaskProlog": no blank behind the closing quote in "\"/a\"b"; write KEY=VALUE, and quotes around a value with blanks`,
-		`error: slurm.conf:19: cannot use "+=" after key "KillWait"; write KEY=VALUE, and quotes around a value with blanks`,
-		`error: slurm.conf:21: cannot read "=5"; write KEY=VALUE, and quotes around a value with blanks`,
-		`error: slurm.conf:22: cannot include nothing; name a file behind it`,
 		`error: slurm.conf:1: cannot use KillWait="x": not a whole number; write a number from 0 to 65533`,
 		`warning: slurm.conf:2: KillWait was set at slurm.conf:1 already: this one counts; remove one of them`,
 		`error: slurm.conf:2: cannot use KillWait="70000": out of range; write a number from 0 to 65533`,
@@ -224,7 +217,14 @@ include
 		`error: slurm.conf:12: cannot use PluginDir="/a:b": "b" is not an absolute path; write paths that begin with /`,
 		`error: slurm.conf:13: cannot use ClusterName="../x": not a name for a cluster; write at most 40 letters and digits`,
 		`error: slurm.conf:14: cannot use JobAcctGatherFrequency="task=often": not a whole number; write a number from 0 to 65533`,
+		`error: slurm.conf:15: cannot read "junk"; write KEY=VALUE, and quotes around a value with blanks`,
+		`error: slurm.conf:16: cannot read the value of "KillWait": there is none; write KEY=VALUE, and quotes around a value with blanks`,
+		`error: slurm.conf:17: cannot read the value of "TaskProlog": no closing quote in "\"/a"; write KEY=VALUE, and quotes around a value with blanks`,
+		`error: slurm.conf:18: cannot read the value of "TaskProlog": no blank behind the closing quote in "\"/a\"b"; write KEY=VALUE, and quotes around a value with blanks`,
+		`error: slurm.conf:19: cannot use "+=" after key "KillWait"; write KEY=VALUE, and quotes around a value with blanks`,
 		`error: slurm.conf:20: cannot use KillWait behind MinJobAge; write it on a line of its own`,
+		`error: slurm.conf:21: cannot read "=5"; write KEY=VALUE, and quotes around a value with blanks`,
+		`error: slurm.conf:22: cannot include nothing; name a file behind it`,
 	}
 	if diff := cmp.Diff(want, lines(probs, dir)); diff != "" {
 		t.Error(diff)
@@ -245,14 +245,14 @@ func TestKeysThatAreNotRead(t *testing.T) {
 	})
 	want := []string{
 		`ignored: slurm.conf:1: SlurmctldHost does not concern a node daemon`,
-		`ignored: slurm.conf:8: Frob does not concern a node daemon`,
-		`ignored: slurm.conf:8: CPUSs does not concern a node daemon`,
-		`ignored: slurm.conf:9: DownNodes does not concern a node daemon`,
 		`ignored: slurm.conf:2: SchedulerType does not concern a node daemon`,
 		`warning: slurm.conf:3: KillWiat is not a known key; is "killwait" meant?`,
 		`ignored: slurm.conf:4: HookTimeout is not a key of this file and is not read; move it to stepd.conf beside slurm.conf: a real slurmd stops at it here`,
-		`warning: slurm.conf:7: PrologFlags="alloc,frob": flag "frob" is not known and has no effect`,
 		`error: slurm.conf:6: cannot use PropagateResourceLimitsExcept beside PropagateResourceLimits of slurm.conf:5; remove one of them`,
+		`warning: slurm.conf:7: PrologFlags="alloc,frob": flag "frob" is not known and has no effect`,
+		`ignored: slurm.conf:8: Frob does not concern a node daemon`,
+		`ignored: slurm.conf:8: CPUSs does not concern a node daemon`,
+		`ignored: slurm.conf:9: DownNodes does not concern a node daemon`,
 		`error: stepd.conf:1: cannot use key "KeepStep": there is none of that name; is "keepsteps" meant?`,
 		`error: stepd.conf:2: cannot use key "MaxTasksPerNode": there is none of that name`,
 	}

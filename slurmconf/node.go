@@ -74,7 +74,7 @@ func (l nodeLine) at(i int) Node {
 // the lines below it begin with.
 func (l *loader) nodeLine(s statement) {
 	node := l.nodeDefault
-	l.set(s, s.pairs, node.keys(), Ignored)
+	l.set(s, s.pairs, node.keys(), SeverityIgnored)
 	if strings.EqualFold(s.pairs[0].value, "DEFAULT") {
 		l.nodeDefault = node
 		return
@@ -90,7 +90,7 @@ func (l *loader) nodeLine(s statement) {
 		return
 	}
 	if len(l.cfg.NodeNames)+len(line.names) > hostsMax {
-		l.probs.at(s, Error, "", "cannot take more than %d nodes", hostsMax)
+		l.probs.at(s, SeverityError, "", "cannot take more than %d nodes", hostsMax)
 		return
 	}
 	line.hosts, line.addrs = line.names, line.names
@@ -108,7 +108,7 @@ func (l *loader) nodeLine(s statement) {
 			return
 		}
 		if first, dup := l.nodeSeen[name]; dup {
-			l.probs.at(s, Error, "remove one of them", "cannot take node %q again: it is in %s:%d already", name, first.file, first.line)
+			l.probs.at(s, SeverityError, "remove one of them", "cannot take node %q again: it is in %s:%d already", name, first.file, first.line)
 			return
 		}
 	}
@@ -183,11 +183,11 @@ func (l *loader) chooseNode() {
 	first := l.nodes[0]
 	if len(l.cfg.NodeNames) == 1 {
 		l.cfg.Node = first.at(0)
-		l.probs.at(first.from, Warning, "", "no node is named %q: taking %q, the only one, for this host", l.hostname, first.names[0])
+		l.probs.at(first.from, SeverityWarning, "", "no node is named %q: taking %q, the only one, for this host", l.hostname, first.names[0])
 		return
 	}
 	l.probs.add(Problem{
-		Severity: Error, File: l.cfg.File, Text: fmt.Sprintf("cannot find this host %q among %d nodes", l.hostname, len(l.cfg.NodeNames)),
+		Severity: SeverityError, File: l.cfg.File, Text: fmt.Sprintf("cannot find this host %q among %d nodes", l.hostname, len(l.cfg.NodeNames)),
 		Remedy: fmt.Sprintf("add NodeName=%s, or NodeHostname=%s to a node", shortName(l.hostname), l.hostname),
 	})
 }

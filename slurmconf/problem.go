@@ -1,7 +1,9 @@
 package slurmconf
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -10,12 +12,12 @@ type Severity string
 
 // The severities.
 const (
-	// Ignored: a key that is not read here. Nothing is wrong.
-	Ignored Severity = "ignored"
-	// Warning: probably not what was meant, but it has a meaning.
-	Warning Severity = "warning"
-	// Error: a mistake. The default holds in place of what was written.
-	Error Severity = "error"
+	// SeverityIgnored: a key that is not read here. Nothing is wrong.
+	SeverityIgnored Severity = "ignored"
+	// SeverityWarning: probably not what was meant, but it has a meaning.
+	SeverityWarning Severity = "warning"
+	// SeverityError: a mistake. The default holds in place of what was written.
+	SeverityError Severity = "error"
 )
 
 // Problem is one finding about one line of the configuration.
@@ -71,16 +73,26 @@ func (ps *problems) at(s statement, sev Severity, remedy, format string, args ..
 // value adds a mistake in the value of a key.
 func (ps *problems) value(s statement, p pair, f *flaw) {
 	text := fmt.Sprintf("cannot use %s=%.200q: %s", p.key, p.value, f.why)
-	if f.severity == Warning {
+	if f.severity == SeverityWarning {
 		text = fmt.Sprintf("%s=%.200q: %s", p.key, p.value, f.why)
 	}
 	ps.add(Problem{Severity: f.severity, File: s.file, Line: s.line, Key: p.key, Value: p.value, Text: text, Remedy: f.remedy})
 }
 
-// all returns the list, which says at its end how much is missing.
+// all returns the findings file by file and line by line; the last one says how
+// many are missing.
 func (ps *problems) all() []Problem {
+	order := map[string]int{}
+	for _, p := range ps.list {
+		if _, known := order[p.File]; !known {
+			order[p.File] = len(order)
+		}
+	}
+	slices.SortStableFunc(ps.list, func(a, b Problem) int {
+		return cmp.Or(order[a.File]-order[b.File], a.Line-b.Line)
+	})
 	if ps.dropped == 0 {
 		return ps.list
 	}
-	return append(ps.list, Problem{Severity: Error, Text: fmt.Sprintf("%d further problems are not listed", ps.dropped)})
+	return append(ps.list, Problem{Severity: SeverityError, Text: fmt.Sprintf("%d further problems are not listed", ps.dropped)})
 }

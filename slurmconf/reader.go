@@ -75,7 +75,7 @@ func (r *reader) chainText(last string) string {
 
 func (r *reader) line(s statement, text string) {
 	if strings.IndexByte(text, 0) >= 0 {
-		r.probs.at(s, Error, "is this a text file?", "cannot read a line with a NUL byte in it")
+		r.probs.at(s, SeverityError, "is this a text file?", "cannot read a line with a NUL byte in it")
 		return
 	}
 	if word, rest := cutWord(text); strings.EqualFold(word, "include") && !strings.HasPrefix(rest, "=") {
@@ -84,7 +84,7 @@ func (r *reader) line(s statement, text string) {
 	}
 	pairs, err := parsePairs(text)
 	if err != nil {
-		r.probs.at(s, Error, "write KEY=VALUE, and quotes around a value with blanks", "%v", err)
+		r.probs.at(s, SeverityError, "write KEY=VALUE, and quotes around a value with blanks", "%v", err)
 	}
 	if len(pairs) == 0 {
 		return
@@ -107,13 +107,13 @@ func cutWord(s string) (word, rest string) {
 // include reads one file into the place of the line: no glob, as in Slurm.
 func (r *reader) include(s statement, name string) {
 	if name == "" {
-		r.probs.at(s, Error, "name a file behind it", "cannot include nothing")
+		r.probs.at(s, SeverityError, "name a file behind it", "cannot include nothing")
 		return
 	}
 	path := strings.Trim(name, `"`)
 	if strings.Contains(path, "%c") {
 		if r.cluster == "" {
-			r.probs.at(s, Error, "set ClusterName above this line", "cannot include %q: ClusterName is not known here", name)
+			r.probs.at(s, SeverityError, "set ClusterName above this line", "cannot include %q: ClusterName is not known here", name)
 			return
 		}
 		path = strings.ReplaceAll(path, "%c", r.cluster)
@@ -122,7 +122,7 @@ func (r *reader) include(s statement, name string) {
 		path = filepath.Join(r.dir, path)
 	}
 	if err := r.read(path); err != nil {
-		r.probs.at(s, Error, "", "cannot include %q: %v", path, err)
+		r.probs.at(s, SeverityError, "", "cannot include %q: %v", path, err)
 	}
 }
 

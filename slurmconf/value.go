@@ -16,7 +16,7 @@ type flaw struct {
 }
 
 func wrong(remedy, format string, args ...any) *flaw {
-	return &flaw{Error, fmt.Sprintf(format, args...), remedy}
+	return &flaw{SeverityError, fmt.Sprintf(format, args...), remedy}
 }
 
 // setter puts a value into its field, or tells why it cannot; then the field

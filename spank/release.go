@@ -1,50 +1,68 @@
 package spank
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
-// Release is a Slurm release as plugins carry it: major<<16|minor<<8|micro
-// (slurm_version.h, SLURM_VERSION_NUM).
-type Release uint32
-
-// String is "22.05.8".
-func (r Release) String() string {
-	return fmt.Sprintf("%s.%d", r.series(), r&0xff)
+// Release is the Slurm release that a plugin was built for, as its
+// plugin_version tells since 21.08 (major<<16 | minor<<8 | micro).
+type Release struct {
+	Major, Minor, Micro uint8
 }
 
-// series is "22.05".
-func (r Release) series() string { return fmt.Sprintf("%d.%02d", r>>16, r>>8&0xff) }
+// String is Slurm's way to write it: "22.05.8".
+func (r Release) String() string { return fmt.Sprintf("%s.%d", r.series(), r.Micro) }
 
-// knownSeries are the releases whose SPANK ABI was checked against their
-// spank.h: from 21.08, when plugin_version began to be the release and the
-// error codes took their present numbers, to 26.05.
-var knownSeries = []string{"21.08", "22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05"}
+// series is the release without its micro version: "22.05".
+func (r Release) series() string { return fmt.Sprintf("%02d.%02d", r.Major, r.Minor) }
 
-// CheckRelease tells which release a plugin was built for, or why it is
-// refused. allow lists further series ("20.11") or "any" (SpankAllowReleases).
+// oldSeries stands for every release in which plugin_version was whatever
+// number the author gave to SPANK_PLUGIN: up to 20.11.
+const oldSeries = "20.11"
+
+// knownSeries are the releases whose plugin interface was compared with ours.
+func knownSeries() []string {
+	return []string{"21.08", "22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05"}
+}
+
+// CheckRelease decides by its plugin_version whether a plugin may be loaded,
+// and tells the release that it was built for. allow lists further releases
+// ("20.11", "27.02", "any": SpankAllowReleases of stepd.conf); "20.11" stands
+// for all older ones, whose number is the author's, and a plugin of theirs
+// counts as one of 20.11.0. The error is for the user: it names the release
+// and the remedy, the caller adds the plugin. Micro versions are never looked at.
 func CheckRelease(pluginVersion uint32, hasVersion bool, allow []string) (Release, error) {
-	r := Release(pluginVersion)
-	if slices.Contains(allow, "any") {
-		return r, nil
-	}
 	if !hasVersion {
-		return r, fmt.Errorf("it exports no plugin_version, so that its release is not known; %s", allowHint("any"))
+		return Release{}, errors.New("cannot tell the release: there is no plugin_version; build the plugin with SPANK_PLUGIN()")
 	}
-	if slices.Contains(knownSeries, r.series()) || slices.Contains(allow, r.series()) {
-		return r, nil
+	r, isRelease := releaseOf(pluginVersion)
+	known := knownSeries()
+	// Two digits each: the order of the text is the order of the releases.
+	if isRelease && r.series() >= known[0] {
+		if slices.Contains(known, r.series()) || allowed(allow, r.series()) {
+			return r, nil
+		}
+		return r, fmt.Errorf("cannot accept release %s: known are %s; to load it all the same, set SpankAllowReleases=%s in stepd.conf",
+			r, strings.Join(known, " "), r.series())
 	}
-	newest := knownSeries[len(knownSeries)-1]
-	// Up to 20.11 the number was the author's own: usually a small one.
-	if r>>16 < 21 || r.series() < knownSeries[0] {
-		return r, fmt.Errorf("it was built for a Slurm release before %s (plugin_version %#x), whose error codes differ; build it again, or %s",
-			knownSeries[0], pluginVersion, allowHint("any"))
+	old := Release{Major: 20, Minor: 11}
+	if allowed(allow, oldSeries) || isRelease && allowed(allow, r.series()) {
+		return old, nil
 	}
-	return r, fmt.Errorf("it was built for Slurm %s, which is not one of the releases %s to %s that are known here; %s",
-		r, knownSeries[0], newest, allowHint(r.series()))
+	return old, fmt.Errorf("cannot accept plugin_version %d: a number of the author's own means release 20.11 or older, known are %s to %s; rebuild the plugin, or set SpankAllowReleases=%s in stepd.conf",
+		pluginVersion, known[0], known[len(known)-1], oldSeries)
 }
 
-func allowHint(what string) string {
-	return fmt.Sprintf("SpankAllowReleases=%s in stepd.conf accepts it", what)
+func allowed(allow []string, series string) bool {
+	return slices.Contains(allow, series) || slices.Contains(allow, "any")
+}
+
+// releaseOf reads a plugin_version, if it can be a release at all: Slurm's
+// minor versions are months.
+func releaseOf(v uint32) (r Release, ok bool) {
+	r = Release{Major: uint8(v >> 16), Minor: uint8(v >> 8), Micro: uint8(v)}
+	return r, v>>24 == 0 && r.Major > 0 && r.Major < 100 && r.Minor >= 1 && r.Minor <= 12
 }

@@ -1,201 +1,210 @@
 package spank
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 )
 
-// Limits on what a plugstack.conf may hold.
+// Limits of a plugin stack. pluginsMax is the host's (host/config.h).
 const (
-	stackFileMax  = 1 << 20 // bytes in one file
+	stackFileMax  = 1 << 20 // bytes of one file
+	stackFilesMax = 1024    // files, each time they are included
+	stackTotalMax = 8 << 20 // bytes of them together
 	stackDepthMax = 16      // includes within includes
-	stackFilesMax = 1024    // files in all
-	stackSizeMax  = 1024    // plugins
-	stackArgsMax  = 1024    // arguments of one plugin
+	problemsMax   = 1000
+	pluginsMax    = 4096
 )
 
-// Plugin is one line of plugstack.conf.
+// Plugin is one plugin of the stack.
 type Plugin struct {
-	// Path is absolute where the file was found; else as it was written, so
-	// that dlopen's own words tell what is missing.
+	// Path is what to dlopen: the path as written, or for a relative one the
+	// first file of that name in the plugin directories. One that is in none
+	// stays as written, so that dlopen says what it says in Slurm.
 	Path     string
 	Required bool
-	Args     []string
-	File     string // where the line is
-	Line     int
-}
-
-// Problem is a line of plugstack.conf that is left out; the rest holds.
-type Problem struct {
+	// Args are the words behind the path.
+	Args []string
+	// File and Line are where it is written.
 	File string
 	Line int
-	Text string
 }
 
-// String is Slurm's form: "spank: FILE:LINE: TEXT".
-func (p Problem) String() string { return fmt.Sprintf("spank: %s:%d: %s", p.File, p.Line, p.Text) }
-
-// Stack is the plugin stack, in the order in which hooks are called.
+// Stack is plugstack.conf with its includes. The zero value is an empty one.
 type Stack struct {
-	Plugins  []Plugin
+	Plugins  []Plugin // in the order in which they are called
 	Problems []Problem
+	// Files are all files that were read, each once.
+	Files []string
 }
 
-// ReadStack reads plugstack.conf and what it includes (spank(8), CONFIGURATION).
-// file may be empty or absent: then the stack is empty. pluginDirs are searched
-// in order for plugins without a slash. A file that is there and cannot be read
-// is an error, as is one beyond the limits; a wrong line is a Problem.
-//
-// Each file is read in one go and what is read is what counts: an editor that
-// writes a new file and renames it never shows a half of it.
+// Severity says how much a Problem matters.
+type Severity string
+
+// The severities.
+const (
+	// SeverityWarning: the stack is as it is written, and may not be what is wanted.
+	SeverityWarning Severity = "warning"
+	// SeverityError: a line is passed over, as Slurm does.
+	SeverityError Severity = "error"
+)
+
+// Problem is one finding about a line of plugstack.conf.
+type Problem struct {
+	Severity Severity
+	File     string
+	Line     int // 0 is the file as a whole
+	Text     string
+}
+
+// String is the line for the user, in Slurm's form: "spank: FILE:LINE: TEXT".
+func (p Problem) String() string {
+	if p.Line == 0 {
+		return fmt.Sprintf("spank: %s: %s", p.File, p.Text)
+	}
+	return fmt.Sprintf("spank: %s:%d: %s", p.File, p.Line, p.Text)
+}
+
+// ReadStack reads plugstack.conf. A file that does not exist, or "", is an
+// empty stack. Lines that are no good are passed over and become Problems;
+// the error says that a file cannot be read, or that the stack has no end (an
+// include loop, a limit): then no step may start, for a required plugin may be
+// missing from it. The grammar is that of Slurm 22.05.8 as measured: words
+// parted by blanks, no quotes, no continuation, "#" begins a comment anywhere.
 func ReadStack(file string, pluginDirs []string) (Stack, error) {
-	r := stackReader{dirs: pluginDirs}
+	r := &stackReader{dirs: pluginDirs, found: map[string]string{}}
 	if file == "" {
 		return r.stack, nil
 	}
-	r.base = filepath.Dir(file)
-	b, err := readLimited(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return r.stack, nil
+	if err := r.read(file, nil); err != nil {
+		return r.stack, fmt.Errorf("cannot read plugin stack %q: %w", file, err)
 	}
-	if err != nil {
-		return Stack{}, err
-	}
-	err = r.file(file, b)
-	return r.stack, err
+	return r.stack, nil
 }
 
-// stackReader is one reading of a stack.
 type stackReader struct {
 	dirs  []string
-	base  string   // relative includes are relative to it
-	open  []string // files being read, the outermost first
+	found map[string]string // relative plugin name to path
 	files int
+	bytes int
 	stack Stack
 }
 
-func (r *stackReader) file(path string, b []byte) error {
-	if r.files++; r.files > stackFilesMax {
-		return fmt.Errorf("cannot read plugin stack: more than %d files are included, at last %q", stackFilesMax, path)
+// included is a link in the chain of files that are being read.
+type included struct {
+	path string
+	info os.FileInfo
+}
+
+func (r *stackReader) read(file string, chain []included) error {
+	// Before the file is read: a short file can name a long one often.
+	if len(chain) > stackDepthMax {
+		return fmt.Errorf("includes are nested deeper than %d: %s", stackDepthMax, chainText(chain, file))
 	}
-	r.open = append(r.open, path)
-	defer func() { r.open = r.open[:len(r.open)-1] }()
-	for i, line := range bytes.Split(b, []byte{'\n'}) {
-		text, _, _ := strings.Cut(string(line), "#")
-		words := strings.Fields(text)
-		if len(words) == 0 {
-			continue
+	if r.files == stackFilesMax {
+		return fmt.Errorf("more than %d files are included", stackFilesMax)
+	}
+	if r.bytes > stackTotalMax {
+		return fmt.Errorf("the files have more than %d bytes together", stackTotalMax)
+	}
+	text, info, err := readStackFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // also a file that went between glob and open
+	}
+	if err != nil {
+		return err
+	}
+	for _, c := range chain {
+		if os.SameFile(c.info, info) { // by inode: a symlink makes a loop as well
+			return fmt.Errorf("an include loop: %s", chainText(chain, file))
 		}
-		if err := r.line(path, i+1, words); err != nil {
+	}
+	r.files++
+	r.bytes += len(text)
+	if !slices.Contains(r.stack.Files, file) {
+		r.stack.Files = append(r.stack.Files, file)
+	}
+	chain = append(chain, included{file, info})
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		line, _, _ = strings.Cut(line, "#")
+		if err := r.line(chain, file, number, strings.FieldsFunc(line, isBlank)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// line reads one line of words: they are split at blanks, without quotes,
-// escapes or continuation (spank-behaviour §5).
-func (r *stackReader) line(file string, line int, words []string) error {
-	problem := func(format string, args ...any) {
-		r.stack.Problems = append(r.stack.Problems, Problem{file, line, fmt.Sprintf(format, args...)})
+// isBlank is isspace(3) in the C locale.
+func isBlank(c rune) bool { return c == ' ' || c >= '\t' && c <= '\r' }
+
+func chainText(chain []included, last string) string {
+	var b strings.Builder
+	for _, c := range chain {
+		b.WriteString(c.path + " -> ")
 	}
-	switch words[0] {
-	case "required", "optional":
-	case "include":
-		if len(words) != 2 {
-			problem("Invalid line. Ignoring: include takes one file name pattern")
-			return nil
-		}
-		return r.include(file, line, words[1])
+	return b.String() + last
+}
+
+// line takes the words of one line.
+func (r *stackReader) line(chain []included, file string, number int, words []string) error {
+	if len(words) == 0 {
+		return nil
+	}
+	switch flag := words[0]; {
+	case flag != "required" && flag != "optional" && flag != "include":
+		r.invalid(file, number, fmt.Sprintf("The word %.80q is none of required, optional, include", flag))
+	case len(words) == 1:
+		r.invalid(file, number, fmt.Sprintf("There is no path behind %q", flag))
+	case strings.IndexByte(strings.Join(words, ""), 0) >= 0:
+		r.invalid(file, number, "There is a NUL byte in it")
+	case flag == "include":
+		return r.include(chain, file, number, words[1]) // Slurm drops further words too
+	case len(r.stack.Plugins) == pluginsMax:
+		return fmt.Errorf("%s:%d: more than %d plugins", file, number, pluginsMax)
 	default:
-		problem("Invalid option %q. Must be required, optional or include. Invalid line. Ignoring.", words[0])
-		return nil
+		r.stack.Plugins = append(r.stack.Plugins, Plugin{
+			Path: r.find(words[1]), Required: flag == "required", Args: words[2:], File: file, Line: number,
+		})
 	}
-	if len(words) < 2 {
-		problem("Invalid line. Ignoring: %s takes the path of a plugin", words[0])
-		return nil
-	}
-	if len(words)-2 > stackArgsMax {
-		return fmt.Errorf("cannot read plugin stack %q: line %d has more than %d arguments", file, line, stackArgsMax)
-	}
-	if len(r.stack.Plugins) == stackSizeMax {
-		return fmt.Errorf("cannot read plugin stack %q: line %d is plugin number %d, and %d is the limit", file, line, stackSizeMax+1, stackSizeMax)
-	}
-	r.stack.Plugins = append(r.stack.Plugins, Plugin{
-		Path: r.find(words[1]), Required: words[0] == "required", Args: words[2:], File: file, Line: line,
-	})
 	return nil
 }
 
-// include reads every file that pattern matches, in the order of their names.
-func (r *stackReader) include(file string, line int, pattern string) error {
+// invalid reports a line that is passed over. Who fills a file with such lines
+// learns enough from the first ones.
+func (r *stackReader) invalid(file string, line int, why string) {
+	switch n := len(r.stack.Problems); {
+	case n == problemsMax:
+		return
+	case n == problemsMax-1:
+		why += ". Further invalid lines are not told"
+	}
+	r.stack.Problems = append(r.stack.Problems, Problem{SeverityError, file, line, "Invalid line. Ignoring. " + why})
+}
+
+// include reads all files that the pattern matches, in the order of their
+// names' bytes, into the place of the line. No match is no mistake.
+func (r *stackReader) include(chain []included, file string, line int, pattern string) error {
 	if !filepath.IsAbs(pattern) {
-		pattern = filepath.Join(r.base, pattern)
+		// Beneath the file that names it, wherever Slurm's own directory is.
+		pattern = filepath.Join(filepath.Dir(file), pattern)
 	}
-	names, err := filepath.Glob(pattern)
+	matches, err := globFiles(filepath.Clean(pattern))
 	if err != nil {
-		r.stack.Problems = append(r.stack.Problems, Problem{file, line, fmt.Sprintf("Invalid pattern %q. Ignoring.", pattern)})
+		r.invalid(file, line, fmt.Sprintf("%.200q is no pattern", pattern))
 		return nil
 	}
-	slices.Sort(names)
-	for _, name := range names {
-		if slices.Contains(r.open, name) {
-			r.stack.Problems = append(r.stack.Problems, Problem{file, line,
-				fmt.Sprintf("Include loop: %s > %s. Ignoring.", strings.Join(r.open, " > "), name)})
-			continue
-		}
-		if len(r.open) == stackDepthMax {
-			return fmt.Errorf("cannot read plugin stack %q: line %d includes deeper than %d files", file, line, stackDepthMax)
-		}
-		b, err := readLimited(name)
-		if err != nil {
-			return err
-		}
-		if err := r.file(name, b); err != nil {
-			return err
+	for _, m := range matches {
+		if err := r.read(m, chain); err != nil {
+			if len(chain) > 1 {
+				return err // told where it was named first
+			}
+			return fmt.Errorf("include in %s:%d: %w", file, line, err)
 		}
 	}
 	return nil
-}
-
-// find is the path of a plugin: a name without a directory is looked for in
-// every folder of PluginDir.
-func (r *stackReader) find(name string) string {
-	if filepath.IsAbs(name) {
-		return name
-	}
-	for _, dir := range r.dirs {
-		path := filepath.Join(dir, name)
-		if _, err := os.Stat(path); err == nil {
-			return path
-		}
-	}
-	return name
-}
-
-// readLimited reads a whole file of at most stackFileMax bytes.
-func readLimited(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("cannot read plugin stack: %w", err)
-	}
-	defer f.Close()
-	if st, err := f.Stat(); err == nil && st.IsDir() {
-		return nil, fmt.Errorf("cannot read plugin stack %q: it is a directory (include takes files: add /*.conf)", path)
-	}
-	b, err := io.ReadAll(io.LimitReader(f, stackFileMax+1))
-	if err != nil {
-		return nil, fmt.Errorf("cannot read plugin stack %q: %w", path, err)
-	}
-	if len(b) > stackFileMax {
-		return nil, fmt.Errorf("cannot read plugin stack %q: it is longer than %d bytes", path, stackFileMax)
-	}
-	return b, nil
 }
