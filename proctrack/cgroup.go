@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,9 @@ type Cgroup struct {
 	mu    sync.RWMutex
 	tasks *group // guarded by mu; nil before Create and after Destroy
 	host  *group // guarded by mu; as tasks
+
+	// killed is set before the first SIGKILL to the tasks' group (HostCgroup).
+	killed atomic.Bool
 }
 
 // NewCgroup returns a tracker below dir, the step's cgroup, which noded made.
@@ -74,12 +78,18 @@ func makeLeaf(parent *group, name string) (*group, error) {
 // errClosed is returned by methods that need what Create makes.
 var errClosed = errors.New("the step's cgroups are not created, or removed already")
 
-// HostCgroup is the tasks' leaf for CLONE_INTO_CGROUP (Linux 5.7). The
-// descriptor stays the tracker's and is valid until Destroy.
+// HostCgroup is the tasks' leaf for CLONE_INTO_CGROUP. The descriptor stays
+// the tracker's and is valid until Destroy.
+//
+// After a Kill there is none, and processes must be added: current kernels
+// (seen: 6.18) compare the number of kills that the parent's own group has had
+// with the target's, and kill a child that is cloned from one to the other.
+// Nor is there one before Linux 5.14, which brought cgroup.kill; the clone
+// itself needs 5.7.
 func (c *Cgroup) HostCgroup() (fd int, ok bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if c.tasks == nil {
+	if c.tasks == nil || c.killed.Load() || !c.tasks.has("cgroup.kill") {
 		return -1, false
 	}
 	return c.tasks.fd, true
@@ -140,6 +150,7 @@ func (c *Cgroup) Signal(sig syscall.Signal) error {
 		return nil
 	}
 	if sig == unix.SIGKILL {
+		c.killed.Store(true)
 		return c.tasks.strike()
 	}
 	return c.tasks.signal(sig)
@@ -154,6 +165,7 @@ func (c *Cgroup) Kill(ctx context.Context) error {
 	if c.tasks == nil {
 		return nil
 	}
+	c.killed.Store(true)
 	return c.tasks.kill(ctx)
 }
 

@@ -31,7 +31,7 @@ func TestRootCgroupKillsWhatTasksStart(t *testing.T) {
 		"Destroy": (*Cgroup).Destroy,
 		// What is done before Linux 5.14.
 		"without cgroup.kill": func(c *Cgroup, ctx context.Context) error {
-			return c.tasks.killFrozen(ctx, func() error { return c.tasks.signal(unix.SIGKILL) })
+			return c.tasks.killFreezing(ctx, func() error { return c.tasks.signal(unix.SIGKILL) })
 		},
 	}
 	for name, kill := range kills {
@@ -225,12 +225,11 @@ func TestRootAddAndSignal(t *testing.T) {
 
 func TestRootDestroyRemovesSubCgroups(t *testing.T) {
 	_, _, c := testStep(t)
-	// What a container engine in a task does: groups, deep and wide, a frozen
-	// one and a threaded one, with processes in them.
-	spawnIn(t, c, `cd "$1" && mkdir -p a/b/c/d/e/f wide/1 wide/2 wide/3 frozen threaded || exit 1
+	// What a container engine in a task does: groups, deep and wide, and a
+	// frozen one, with processes in them.
+	spawnIn(t, c, `cd "$1" && mkdir -p a/b/c/d/e/f wide/1 wide/2 wide/3 frozen || exit 1
 		for d in a/b/c/d/e/f wide/2 frozen; do sleep 1000 & echo $! > $d/cgroup.procs || exit 1; done
-		echo 1 > frozen/cgroup.freeze
-		echo threaded > threaded/cgroup.type
+		echo 1 > frozen/cgroup.freeze || exit 1
 		echo ready; exec sleep 1000`, filepath.Join(c.dir, leafTasks))
 	if pids, err := c.PIDs(); len(pids) != 4 || err != nil {
 		t.Fatalf("PIDs() = %v, %v; want 4", pids, err)
@@ -247,13 +246,35 @@ func TestRootDestroyRemovesSubCgroups(t *testing.T) {
 	wantEmpty(t, c)
 }
 
+// TestRootThreadedSubCgroup: its processes are not listed there but in tasks.
+func TestRootThreadedSubCgroup(t *testing.T) {
+	_, _, c := testStep(t)
+	sub := filepath.Join(c.dir, leafTasks, "sub")
+	if err := os.Mkdir(sub, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	pid := spawnIn(t, c, `echo ready; exec sleep 1000`).Process.Pid
+	for _, w := range [][2]string{{"cgroup.type", "threaded"}, {"cgroup.threads", fmt.Sprint(pid)}} {
+		if err := os.WriteFile(filepath.Join(sub, w[0]), []byte(w[1]), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if pids := mustPIDs(t, c); len(pids) != 1 || pids[0] != pid {
+		t.Errorf("PIDs() = %v, want %d", pids, pid)
+	}
+	if err := errors.Join(c.Freeze(shortly(t)), c.Destroy(shortly(t))); err != nil {
+		t.Error(err)
+	}
+	wantEnded(t, pid)
+}
+
 // TestRootDestroyAgainstIntruder: processes that come in between the kill and
 // the rmdir make it fail with EBUSY.
 func TestRootDestroyAgainstIntruder(t *testing.T) {
 	_, _, c := testStep(t)
 	procs := filepath.Join(c.dir, leafTasks, "cgroup.procs")
-	spawn(t, nil, `echo ready; i=0
-		while [ $((i+=1)) -le 200 ]; do sleep 100 & { echo $! > "$1"; } 2>/dev/null || { kill $!; exit; }; done`, procs)
+	spawn(t, nil, `echo ready; exec 2>/dev/null; i=0
+		while [ $((i+=1)) -le 200 ]; do sleep 100 & echo $! > "$1" || { kill $!; exit; }; done`, procs)
 	for len(mustPIDs(t, c)) == 0 {
 		continue // until the first one is in
 	}
@@ -295,6 +316,32 @@ func TestRootKillTakesNewcomers(t *testing.T) {
 	}
 	wantEnded(t, late)
 	wantEmpty(t, c)
+}
+
+// TestRootNoBirthAfterKill: the kernel would kill what is cloned into a group
+// that was killed before.
+func TestRootNoBirthAfterKill(t *testing.T) {
+	for name, kill := range map[string]func(*Cgroup) error{
+		"Kill":   func(c *Cgroup) error { return c.Kill(shortly(t)) },
+		"Signal": func(c *Cgroup) error { return c.Signal(unix.SIGKILL) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, c := testStep(t)
+			if err := kill(c); err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := c.HostCgroup(); ok {
+				t.Error("HostCgroup offers a group that was killed")
+			}
+			late := spawn(t, nil, `echo ready; exec sleep 1000`).Process.Pid
+			if err := c.Add(late); err != nil {
+				t.Fatal(err)
+			}
+			if pids := mustPIDs(t, c); len(pids) != 1 || pids[0] != late {
+				t.Errorf("PIDs() = %v, want %d: Add must work", pids, late)
+			}
+		})
+	}
 }
 
 func mustPIDs(t *testing.T, c *Cgroup) []int {
@@ -340,7 +387,7 @@ func TestRootKillEndsWithContext(t *testing.T) {
 	if !errors.As(err, &left) || !errors.Is(err, stop) {
 		t.Fatalf("Kill = %v, want a SurvivorsError with the context's cause", err)
 	}
-	if left.Total != 1 || left.Survivors[0].PID != cmd.Process.Pid || left.Survivors[0].Comm != "sleep" || left.Survivors[0].State == "gone" {
+	if left.Total != 1 || left.Survivors[0].PID != cmd.Process.Pid || left.Survivors[0].Comm == "?" || left.Survivors[0].State == "gone" {
 		t.Errorf("the survivors are %+v, want process %d", left, cmd.Process.Pid)
 	}
 	t.Log(err)

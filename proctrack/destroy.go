@@ -41,9 +41,9 @@ func (g *group) destroyOnce(ctx context.Context, name string) error {
 	}
 	defer child.close()
 	// Kill the whole of it before the first rmdir: cgroup.kill reaches all
-	// groups below, and nothing is left that could make new ones. It stays
-	// frozen, so that newcomers do not run.
-	if err := child.killFrozen(ctx, child.strike); err != nil {
+	// groups below, and nothing is left that could make new ones. If it
+	// had to be frozen it stays so: newcomers need not run.
+	if err := child.killKeepingFrozen(ctx); err != nil {
 		return err
 	}
 	if err := child.removeBelow(); err != nil {

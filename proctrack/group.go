@@ -125,6 +125,11 @@ func (g *group) write(file, value string) error {
 	return nil
 }
 
+// has tells whether the kernel gives the group such a file.
+func (g *group) has(file string) bool {
+	return linux.IgnoringEINTR(func() error { return unix.Faccessat(g.fd, file, unix.F_OK, 0) }) == nil
+}
+
 // pids lists the processes of the group and of all groups below it.
 func (g *group) pids() ([]int, error) {
 	data, err := g.read("cgroup.procs")

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -88,23 +89,55 @@ func readEvents(fd int) (events, error) {
 	return parseEvents(buf[:n])
 }
 
+// patience is how long a kill waits for the end of what it has struck before
+// it looks for more. It is generous: SIGKILL is a matter of milliseconds, for
+// all but processes in uninterruptible sleep.
+const patience = 200 * time.Millisecond
+
 // kill kills every process of the group and of all groups below it, frozen or
 // not, and returns when none is left; a group that is gone has none. It leaves
 // the group thawed.
 func (g *group) kill(ctx context.Context) error {
-	err := g.killFrozen(ctx, g.strike)
+	err := g.killKeepingFrozen(ctx)
 	if thawErr := g.freeze("0"); err == nil {
 		err = thawErr
 	}
 	return err
 }
 
-// killFrozen is kill without the thaw; strike sends SIGKILL to all members.
+// killKeepingFrozen is kill without the thaw.
+func (g *group) killKeepingFrozen(ctx context.Context) error {
+	if !g.has("cgroup.kill") {
+		return g.killFreezing(ctx, g.strike)
+	}
+	quick, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	struck := false
+	err := g.await(quick, func(ev events) (bool, error) {
+		if !ev.populated {
+			return true, nil
+		}
+		if struck {
+			return false, nil
+		}
+		struck = true
+		return false, g.strike()
+	})
+	if err == nil || quick.Err() == nil {
+		return err
+	}
+	return g.killFreezing(ctx, g.strike)
+}
+
+// killFreezing does the same where one strike is not enough: it may miss
+// children (without cgroup.kill), and it does miss what is moved in after it,
+// of which no event tells. So the group is frozen as well: SIGKILL ends a
+// frozen process all the same, and once nothing but newcomers is left, the
+// kernel says "frozen 1", which brings another strike.
 //
-// A process that is moved in after the strike makes no event. So the group is
-// frozen as well: SIGKILL ends a frozen process all the same, and once nothing
-// but newcomers is left, the kernel says "frozen 1", which brings another strike.
-func (g *group) killFrozen(ctx context.Context, strike func() error) error {
+// It is not what kill begins with, since the kernel holds back an event that
+// follows another one within 10 ms (cgroup_file_notify), "populated 0" too.
+func (g *group) killFreezing(ctx context.Context, strike func() error) error {
 	first := true
 	err := g.await(ctx, func(ev events) (bool, error) {
 		if !ev.populated {

@@ -28,8 +28,8 @@ var wild = []struct {
 	min          int // processes before the kill, at least
 }{
 	{"one process", `echo ready; exec sleep 1000`, 1},
-	{"double-forked daemon", `( ( sleep 1000 & ) & ) ; echo ready; exec sleep 1000`, 2},
-	{"own session", `setsid sh -c 'echo ready; exec setsid sleep 1000' & wait; sleep 1000`, 2},
+	{"double-forked daemon", `( ( sh -c 'echo ready; exec sleep 1000' & ) & ) ; exec sleep 1000`, 2},
+	{"own session", `setsid sh -c 'setsid sh -c "echo ready; exec sleep 1000" & exec sleep 1000' & wait`, 3},
 	{"ignores every signal", `trap '' HUP INT QUIT TERM USR1 USR2; echo ready; while :; do sleep 1000; done`, 1},
 	{"stopped", `sleep 1000 & kill -STOP $!; echo ready; kill -STOP $$`, 2},
 	{"200 processes that keep forking", `i=0; while [ $i -lt 200 ]; do (while :; do (exit 0); done) & i=$((i+1)); done; echo ready; wait`, 100},

@@ -78,23 +78,37 @@ func allPIDs() ([]int, error) {
 }
 
 // descendants lists the processes below each of roots, without the roots,
-// parents before their children. Zombies are among them.
+// parents before their children. Zombies are among them. Children of a process
+// that dies during the scan go to the roots (if one of these is a subreaper),
+// so these are read again at the end, until nothing new is found.
 func descendants(roots ...int) ([]int, error) {
 	seen := set(roots)
-	queue := append([]int(nil), roots...)
-	for i := 0; i < len(queue); i++ {
-		pids, err := childrenOf(queue[i])
-		if err != nil {
-			return nil, err
-		}
+	var found []int
+	add := func(parent int) error {
+		pids, err := childrenOf(parent)
 		for _, pid := range pids {
 			if !seen[pid] {
 				seen[pid] = true
-				queue = append(queue, pid)
+				found = append(found, pid)
+			}
+		}
+		return err
+	}
+	for done := 0; ; {
+		for _, root := range roots {
+			if err := add(root); err != nil {
+				return nil, err
+			}
+		}
+		if done == len(found) {
+			return found, nil
+		}
+		for ; done < len(found); done++ {
+			if err := add(found[done]); err != nil {
+				return nil, err
 			}
 		}
 	}
-	return queue[len(roots):], nil
 }
 
 // childrenOf reads the children of every thread, since each has its own list.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -126,16 +125,6 @@ func makeStepdLeaf(job *group, name string) error {
 	}
 	defer dir.close()
 	return dir.mkdir(leafStepd)
-}
-
-// OpenStepLeaf opens the leaf for stepd, for SysProcAttr.CgroupFD. The caller
-// closes it after the start.
-func (r *Root) OpenStepLeaf(id step.ID) (*os.File, error) {
-	g, err := openGroup(filepath.Join(r.StepDir(id), leafStepd))
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(g.fd), g.path), nil
 }
 
 // KillStep kills all of the step, its stepd and host included, waits for its

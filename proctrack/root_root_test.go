@@ -3,6 +3,7 @@ package proctrack
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -148,5 +149,63 @@ func TestRootEnsureOutsideCgroups(t *testing.T) {
 	}
 	if err := r.Ensure(); err == nil || !strings.Contains(err.Error(), "not on a cgroup v2 file system") {
 		t.Errorf("Ensure = %v, want a refusal", err)
+	}
+}
+
+func TestRootCanBeBornInside(t *testing.T) {
+	r, id, c := testStep(t)
+	ok, why, err := r.CanBeBornInside()
+	if !ok || why != "" || err != nil {
+		t.Fatalf("CanBeBornInside = %v, %q, %v", ok, why, err)
+	}
+	// A parent and a target with different numbers of kills: whatever this
+	// kernel does, the probe tells what happens to a real child.
+	if err := c.Signal(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	why, err = probeBirth(c.tasks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/bin/true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: c.tasks.fd}
+	if err := cmd.Run(); (err != nil) != (why != "") {
+		t.Errorf("a child ended with %v, and the probe says %q", err, why)
+	}
+	t.Logf("after a kill: %q", why)
+
+	pid := spawn(t, nil, `echo ready; exec sleep 1000`).Process.Pid
+	if err := r.AddStepd(id, pid); err != nil {
+		t.Fatal(err)
+	}
+	if found, ok, err := r.Find(pid); found != id || !ok || err != nil {
+		t.Errorf("Find = %v, %v, %v after AddStepd", found, ok, err)
+	}
+	if err := r.AddStepd(id, 0); err == nil {
+		t.Error("AddStepd(0) was accepted: the kernel takes it for the caller")
+	}
+	// A group that must not hold processes stands for old kernels: it has a
+	// threaded sibling.
+	other := step.ID{Job: id.Job, Step: id.Step + 1}
+	dir, err := r.MakeStep(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, leafStepd, "cgroup.type"), []byte("threaded"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, leafHost), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := openGroup(filepath.Join(dir, leafHost))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leaf.close()
+	if why, err := probeBirth(leaf); why == "" || err != nil {
+		t.Errorf("probeBirth in an invalid group = %q, %v; want a reason", why, err)
+	}
+	if err := r.KillStep(shortly(t), other); err != nil {
+		t.Error(err)
 	}
 }
