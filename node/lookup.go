@@ -111,11 +111,13 @@ func (l *Lookup) ask(ctx context.Context, uid uint32) (step.User, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, l.deadline,
 		fmt.Errorf("the name service did not answer within %v (see nsswitch.conf)", l.deadline))
 	defer cancel()
+	ctx, overflow := context.WithCancelCause(ctx)
+	defer overflow(nil)
 	cmd := exec.CommandContext(ctx, l.program, "--lookup")
+	out, diag := &limited{max: lookupMax, over: overflow}, &limited{max: 4096, over: overflow}
 	cmd.Env = []string{"PATH=" + safePath, "LC_ALL=C"}
 	cmd.Dir = "/"
 	cmd.Stdin = strings.NewReader(fmt.Sprintf("uid %d\n", uid))
-	out, diag := &limited{max: lookupMax}, &limited{max: 4096}
 	cmd.Stdout, cmd.Stderr = out, diag
 	// A module may have forked: its children hold the pipes, so the whole group goes.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -129,9 +131,9 @@ func (l *Lookup) ask(ctx context.Context, uid uint32) (step.User, error) {
 	case errors.As(err, &exit) && exit.ExitCode() == 2:
 		return step.User{}, fmt.Errorf("cannot look up uid %d: %w", uid, ErrNoUser)
 	case err != nil:
-		return step.User{}, fmt.Errorf("cannot look up uid %d: %w: %.200q", uid, err, strings.TrimSpace(diag.String()))
+		return step.User{}, fmt.Errorf("cannot look up uid %d: %w: %.200q", uid, err, strings.TrimSpace(diag.buf.String()))
 	}
-	u, err := parseUser(out.Bytes())
+	u, err := parseUser(out.buf.Bytes())
 	if err != nil {
 		return step.User{}, fmt.Errorf("cannot look up uid %d: %w", uid, err)
 	}
@@ -141,15 +143,19 @@ func (l *Lookup) ask(ctx context.Context, uid uint32) (step.User, error) {
 	return u, nil
 }
 
-// limited is a buffer that refuses more than max bytes, which ends the child's output.
+// limited is a buffer for at most max bytes; more ends the child, by over. The
+// buffer is not embedded: io.Copy would call its ReadFrom, past the limit.
 type limited struct {
-	bytes.Buffer
-	max int
+	buf  bytes.Buffer
+	max  int
+	over context.CancelCauseFunc
 }
 
 func (b *limited) Write(p []byte) (int, error) {
-	if b.Len()+len(p) > b.max {
-		return 0, fmt.Errorf("output of more than %d bytes", b.max)
+	if b.buf.Len()+len(p) > b.max {
+		err := fmt.Errorf("output of more than %d bytes", b.max)
+		b.over(err)
+		return 0, err
 	}
-	return b.Buffer.Write(p)
+	return b.buf.Write(p)
 }

@@ -21,6 +21,9 @@ type store struct {
 	db        *bbolt.DB
 	keepAge   time.Duration
 	keepSteps int
+	// ended counts the entries of bucketEnded. Only write transactions use it,
+	// of which there is one at a time.
+	ended int
 }
 
 // The buckets. Keys are big-endian, so that the order of keys is that of numbers.
@@ -63,19 +66,21 @@ func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error
 		db.Close()
 		return nil, fmt.Errorf("cannot protect state: %w", err)
 	}
+	ended := 0
 	err = db.Update(func(tx *bbolt.Tx) error {
 		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketSteps, bucketEnded} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
 		}
+		ended = tx.Bucket(bucketEnded).Stats().KeyN
 		return nil
 	})
 	if err != nil {
 		db.Close()
 		return nil, fmt.Errorf("cannot prepare state %q: %w", path, err)
 	}
-	return &store{db: db, keepAge: keepAge, keepSteps: keepSteps}, nil
+	return &store{db: db, keepAge: keepAge, keepSteps: keepSteps, ended: ended}, nil
 }
 
 func (s *store) close() error { return s.db.Close() }
@@ -158,8 +163,12 @@ func (s *store) finish(rec *step.Record, now time.Time) (forgotten []step.ID, er
 			return err
 		}
 		var err error
-		forgotten, err = s.forget(tx, now)
-		return err
+		if forgotten, err = s.forget(tx, now, s.ended+1-s.keepSteps); err != nil {
+			return err
+		}
+		left := s.ended + 1 - len(forgotten)
+		tx.OnCommit(func() { s.ended = left })
+		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot store the result of step %s: %w", rec.ID, err)
@@ -170,9 +179,9 @@ func (s *store) finish(rec *step.Record, now time.Time) (forgotten []step.ID, er
 // forgetMax bounds what one step's end pays for others.
 const forgetMax = 64
 
-func (s *store) forget(tx *bbolt.Tx, now time.Time) (gone []step.ID, err error) {
+// forget removes the oldest of surplus ended steps, as far as they are old.
+func (s *store) forget(tx *bbolt.Tx, now time.Time, surplus int) (gone []step.ID, err error) {
 	ended := tx.Bucket(bucketEnded)
-	surplus := ended.Stats().KeyN - s.keepSteps
 	limit := uint64(now.Add(-s.keepAge).UnixNano())
 	var keys [][]byte
 	c := ended.Cursor()

@@ -1,0 +1,191 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"stepd/step"
+)
+
+// lookupScript makes a program that stands for spankhost.
+func lookupScript(t *testing.T, body string) (l *Lookup, calls func() int) {
+	t.Helper()
+	dir := t.TempDir()
+	path, log := filepath.Join(dir, "spankhost"), filepath.Join(dir, "calls")
+	script := "#!/bin/sh\necho \"$* $(head -n1)\" >> " + log + "\n" + body
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return NewLookup(path), func() int {
+		b, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(b)) {
+			if !strings.HasPrefix(line, "--lookup uid ") {
+				t.Errorf("asked %q", line)
+			}
+		}
+		return strings.Count(string(b), "\n")
+	}
+}
+
+func TestLookup(t *testing.T) {
+	const alice = "echo uid=1000\necho gid=1000\necho name=alice\necho home=/home/alice\necho shell=/bin/sh\necho groups=1000,27\n"
+	l, calls := lookupScript(t, alice)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			u, err := l.ByUID(context.Background(), 1000)
+			if err != nil || u.Name != "alice" || u.Home != "/home/alice" || !slices.Equal(u.Groups, []uint32{1000, 27}) {
+				t.Errorf("got %+v, %v", u, err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := calls(); n != 1 {
+		t.Errorf("asked %d times for one uid, want once", n)
+	}
+	l.keep = 0
+	if _, err := l.ByUID(context.Background(), 1000); err != nil || calls() != 2 {
+		t.Errorf("an old answer was used (%v)", err)
+	}
+}
+
+func TestLookupFails(t *testing.T) {
+	for _, tc := range []struct{ name, body, says string }{
+		{"no such user", "exit 2", "no such user"},
+		{"error", "echo sssd is down >&2; exit 3", "sssd is down"},
+		{"crash", "kill -SEGV $$", "segmentation fault"},
+		{"garbage", "echo hello", "want key=value"},
+		{"another user", "echo uid=0; echo gid=0; echo name=root", "the answer is about uid 0"},
+		{"endless", "yes groups=1", "output of more than"},
+		{"hang", "sleep 1000 & wait", "did not answer within"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			l, _ := lookupScript(t, tc.body+"\n")
+			l.deadline = 5 * time.Second
+			if tc.name == "hang" {
+				l.deadline = 200 * time.Millisecond
+			}
+			begin := time.Now()
+			_, err := l.ByUID(context.Background(), 1000)
+			if err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), "uid 1000") {
+				t.Errorf("got %v, want %q", err, tc.says)
+			}
+			if errors.Is(err, ErrNoUser) != (tc.name == "no such user") {
+				t.Errorf("ErrNoUser: %v", err)
+			}
+			if d := time.Since(begin); d > 4*time.Second {
+				t.Errorf("took %v", d)
+			}
+		})
+	}
+}
+
+func TestParseUser(t *testing.T) {
+	base := "uid=1\ngid=2\nname=a\n"
+	for _, tc := range []struct{ name, in, says string }{
+		{"least", base, ""},
+		{"unknown key", base + "gecos=x=y\n", ""},
+		{"no last newline", base + "groups=2,3", ""},
+		{"no uid", "gid=2\nname=a\n", `no "uid"`},
+		{"no name", "uid=1\ngid=2\n", `no "name"`},
+		{"empty name", "uid=1\ngid=2\nname=\n", "is empty"},
+		{"twice", base + "uid=1\n", "twice"},
+		{"uid -1", "uid=4294967295\ngid=2\nname=a\n", "not a user or group id"},
+		{"negative", "uid=-1\ngid=2\nname=a\n", "not a user or group id"},
+		{"too large", "uid=1\ngid=99999999999\nname=a\n", "not a user or group id"},
+		{"bad group", base + "groups=1,,2\n", "not a user or group id"},
+		{"too many groups", base + "groups=" + strings.Repeat("1,", groupsMax) + "1\n", "at most 65536"},
+		{"escape in home", base + "home=/\x1b[2J\n", "control character"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			u, err := parseUser([]byte(tc.in))
+			if tc.says == "" {
+				if err != nil || u.UID != 1 || u.GID != 2 || u.Name != "a" || !slices.Contains(u.Groups, 2) {
+					t.Errorf("got %+v, %v", u, err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("got %+v, %v; want %q", u, err, tc.says)
+			}
+		})
+	}
+}
+
+func FuzzParseUser(f *testing.F) {
+	f.Add([]byte("uid=1000\ngid=1000\nname=alice\nhome=/home/alice\nshell=/bin/sh\ngroups=1000,27\n"))
+	f.Add([]byte("uid=1\ngid=4294967295\nname=a\n"))
+	f.Add([]byte("groups=,\n"))
+	f.Add([]byte("=\n\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		u, err := parseUser(b)
+		if err != nil {
+			return
+		}
+		const none = ^uint32(0)
+		if u.Name == "" || u.UID == none || u.GID == none || !slices.Contains(u.Groups, u.GID) || len(u.Groups) > groupsMax+1 || slices.Contains(u.Groups, none) {
+			t.Fatalf("accepted %+v", u)
+		}
+		if strings.ContainsAny(fmt.Sprint(u.Name, u.Home, u.Shell), "\n\x00\x1b") {
+			t.Fatalf("accepted %+v", u)
+		}
+	})
+}
+
+// TestUserFor: who may run as whom.
+func TestUserFor(t *testing.T) {
+	tn := fresh(t)
+	for _, tc := range []struct {
+		name     string
+		caller   uint32
+		uid, gid *uint32
+		want     string // of the error
+		user     step.User
+	}{
+		{"oneself", 1000, nil, nil, "", step.User{UID: 1000, GID: 1000}},
+		{"oneself, named", 1000, ptr(uint32(1000)), ptr(uint32(1000)), "", step.User{UID: 1000, GID: 1000}},
+		{"another", 1000, ptr(uint32(1001)), nil, "permission denied", step.User{}},
+		{"root by a user", 1000, ptr(uint32(0)), nil, "permission denied", step.User{}},
+		{"own uid, another gid", 1000, nil, ptr(uint32(0)), "permission denied", step.User{}},
+		{"a user by root", 0, ptr(uint32(1000)), nil, "", step.User{UID: 1000, GID: 1000}},
+		{"a user by root, another gid", 0, ptr(uint32(1000)), ptr(uint32(27)), "", step.User{UID: 1000, GID: 27}},
+		{"a bare number", 0, ptr(uint32(5000)), ptr(uint32(5001)), "", step.User{UID: 5000, GID: 5001}},
+		{"a bare number without gid", 0, ptr(uint32(5000)), nil, "--gid is needed", step.User{}},
+		{"a caller without an entry", 5000, nil, nil, "permission denied", step.User{}},
+		{"a caller without an entry, with gid", 5000, nil, ptr(uint32(0)), "permission denied", step.User{}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			req := request("x")
+			req.UID, req.GID = tc.uid, tc.gid
+			p, err := caller(as(tc.caller))
+			if err != nil {
+				t.Fatal(err)
+			}
+			u, err := tn.userFor(context.Background(), p, &req)
+			if tc.want != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.want) {
+					t.Errorf("got %+v, %v; want %q", u, err, tc.want)
+				}
+				return
+			}
+			if err != nil || u.UID != tc.user.UID || u.GID != tc.user.GID || !slices.Contains(u.Groups, u.GID) {
+				t.Errorf("got %+v, %v", u, err)
+			}
+			if tc.name == "a bare number" && !slices.Equal(u.Groups, []uint32{5001}) {
+				t.Errorf("groups %v, want the gid alone", u.Groups)
+			}
+		})
+	}
+}

@@ -1,0 +1,138 @@
+package node
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/step"
+)
+
+func admit(r *registry, uid uint32, change func(*step.Request)) (*admission, error) {
+	req := request("x")
+	if change != nil {
+		change(&req)
+	}
+	return r.admit(context.Background(), &req, uid, uid == 0)
+}
+
+// openJob makes a running job of uid with its step 0.
+func openJob(t *testing.T, r *registry, id, uid uint32) *follower {
+	t.Helper()
+	a, err := admit(r, uid, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.newJob(a, jobRecord{ID: id, UID: uid, Implicit: true})
+	f := &follower{id: step.ID{Job: id}, job: a.job}
+	r.start(f)
+	return f
+}
+
+func TestAdmit(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		uid    uint32
+		before func(*registry)
+		change func(*step.Request)
+		want   codes.Code
+	}{
+		{"fits", 1000, nil, nil, codes.OK},
+		{"does not fit", 1000, nil, func(r *step.Request) { r.NTasks = 9 }, codes.ResourceExhausted},
+		{"tasks times CPUs", 1000, nil, func(r *step.Request) { r.NTasks, r.CPUsPerTask = 3, 3 }, codes.ResourceExhausted},
+		{"overcommit", 1000, nil, func(r *step.Request) { r.NTasks, r.Overcommit = 9, true }, codes.OK},
+		{"own job", 1000, nil, func(r *step.Request) { r.Job = ptr(uint32(7)) }, codes.OK},
+		{"another's job", 1001, nil, func(r *step.Request) { r.Job = ptr(uint32(7)) }, codes.PermissionDenied},
+		{"root, as itself, in a user's job", 0, nil, func(r *step.Request) { r.Job = ptr(uint32(7)) }, codes.InvalidArgument},
+		{"no such job", 1000, nil, func(r *step.Request) { r.Job = ptr(uint32(8)) }, codes.NotFound},
+		{"more than the job has", 1000, nil, func(r *step.Request) { r.Job, r.NTasks = ptr(uint32(7)), 2 }, codes.ResourceExhausted},
+		{"overcommit in the job", 1000, nil, func(r *step.Request) { r.Job, r.NTasks, r.Overcommit = ptr(uint32(7)), 2, true }, codes.OK},
+		{"drained", 0, func(r *registry) { r.setDrain(drainRecord{true, "disk"}) }, nil, codes.FailedPrecondition},
+		{"stopping", 0, func(r *registry) { r.close() }, nil, codes.Unavailable},
+		{"too many steps", 1000, func(r *registry) { r.byUser[1000] = userStepsMax }, nil, codes.ResourceExhausted},
+		{"root has no such limit", 0, func(r *registry) { r.byUser[0] = userStepsMax }, nil, codes.OK},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := newRegistry([]int{0, 1, 2, 3})
+			openJob(t, r, 7, 1000)
+			if tc.before != nil {
+				tc.before(r)
+			}
+			free := r.usage().freeCPU
+			a, err := admit(r, tc.uid, tc.change)
+			if status.Code(err) != tc.want {
+				t.Fatalf("got %v, want %v", err, tc.want)
+			}
+			if err == nil {
+				if ended := r.abandon(a); ended != nil {
+					t.Error("abandon has ended a job that runs")
+				}
+			}
+			if got := r.usage().freeCPU; got != free {
+				t.Errorf("%d CPUs free, want %d", got, free)
+			}
+		})
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// TestAdmitWaits: a step that fits once another has ended is not refused in
+// the moment between the two.
+func TestAdmitWaits(t *testing.T) {
+	r := newRegistry([]int{0})
+	f := openJob(t, r, 1, 1000)
+	admitted := make(chan error, 1)
+	go func() {
+		_, err := admit(r, 1001, nil)
+		admitted <- err
+	}()
+	select {
+	case err := <-admitted:
+		t.Fatalf("answered before the CPU was free: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	r.settle(f)
+	if err := <-admitted; err != nil {
+		t.Error(err)
+	}
+	// What can never fit is refused at once.
+	begin := time.Now()
+	if _, err := admit(r, 1001, func(r *step.Request) { r.NTasks = 2 }); err == nil || time.Since(begin) > admitGrace/2 {
+		t.Errorf("got %v after %v", err, time.Since(begin))
+	}
+}
+
+// TestJobEnds: CPUs are free when all results are known, the job is gone when
+// all steps are cleaned up, and its first step's end closes it.
+func TestJobEnds(t *testing.T) {
+	r := newRegistry([]int{0, 1})
+	first := openJob(t, r, 1, 1000)
+	a, err := admit(r, 1000, func(r *step.Request) { r.Job = ptr(uint32(1)) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := &follower{id: step.ID{Job: 1, Step: 1}, job: a.job}
+	r.start(second)
+	if cancel := r.settle(first); len(cancel) != 1 || cancel[0] != second {
+		t.Errorf("the first step's end cancels %v", cancel)
+	}
+	if _, err := admit(r, 1000, func(r *step.Request) { r.Job = ptr(uint32(1)) }); status.Code(err) != codes.NotFound {
+		t.Errorf("a step of an ending job: %v", err)
+	}
+	if r.remove(first) != nil || r.usage().freeCPU != 1 {
+		t.Error("the job ended before its second step")
+	}
+	if cancel := r.settle(second); len(cancel) != 0 || r.usage().freeCPU != 2 {
+		t.Errorf("after both results: %v cancelled, %d free", cancel, r.usage().freeCPU)
+	}
+	if j := r.remove(second); j == nil || j.ID != 1 {
+		t.Error("the job did not end with its last step")
+	}
+	if len(r.byUser) != 0 || len(r.jobs) != 0 || len(r.steps) != 0 {
+		t.Errorf("left: %v %v %v", r.byUser, r.jobs, r.steps)
+	}
+}
