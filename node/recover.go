@@ -99,9 +99,8 @@ func (n *Node) adopt(f *follower) (runs bool) {
 		if rec.BootID != n.boot {
 			state = step.NodeFail
 		}
-		n.work.Go(func() {
-			f.bury(reason, state)
-		})
+		n.reg.start(f) // it runs until it is buried: who waits, waits for that
+		n.work.Go(func() { f.bury(reason, state) })
 		return false
 	}
 	f.log.Infof("found stepd (pid %d) again", p.pid)

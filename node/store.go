@@ -21,18 +21,16 @@ type store struct {
 	db        *bbolt.DB
 	keepAge   time.Duration
 	keepSteps int
-	// ended counts the entries of bucketEnded. Only write transactions use it,
-	// of which there is one at a time.
-	ended int
 }
 
 // The buckets. Keys are big-endian, so that the order of keys is that of numbers.
 var (
-	bucketMeta  = []byte("meta")  // keyLastJob, keyDrain
+	bucketMeta  = []byte("meta")  // keyLastJob, keyEnded, keyDrain
 	bucketJobs  = []byte("jobs")  // job -> jobRecord, JSON; running jobs only
 	bucketSteps = []byte("steps") // job, step -> step.Record, JSON
 	bucketEnded = []byte("ended") // end time, job, step -> nothing; what may be forgotten, oldest first
 	keyLastJob  = []byte("last_job")
+	keyEnded    = []byte("ended") // how many entries bucketEnded has
 	keyDrain    = []byte("drain")
 )
 
@@ -66,21 +64,19 @@ func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error
 		db.Close()
 		return nil, fmt.Errorf("cannot protect state: %w", err)
 	}
-	ended := 0
 	err = db.Update(func(tx *bbolt.Tx) error {
 		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketSteps, bucketEnded} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
 		}
-		ended = tx.Bucket(bucketEnded).Stats().KeyN
 		return nil
 	})
 	if err != nil {
 		db.Close()
 		return nil, fmt.Errorf("cannot prepare state %q: %w", path, err)
 	}
-	return &store{db: db, keepAge: keepAge, keepSteps: keepSteps, ended: ended}, nil
+	return &store{db: db, keepAge: keepAge, keepSteps: keepSteps}, nil
 }
 
 func (s *store) close() error { return s.db.Close() }
@@ -93,17 +89,14 @@ var errUnknown = errors.New("not in the state store")
 func (s *store) newJob(job *jobRecord, rec *step.Record) error {
 	err := s.db.Update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
-		last := uint32(0)
-		if v := meta.Get(keyLastJob); len(v) == 4 {
-			last = binary.BigEndian.Uint32(v)
-		}
+		last := getNumber(meta, keyLastJob)
 		// Ids beyond are Slurm's marks, NO_VAL and INFINITE among them (slurm.h).
 		if last >= 0xfffffff0 {
 			return errors.New("all job numbers are spent")
 		}
 		job.ID, job.NextStep = last+1, 1
 		rec.ID = step.ID{Job: job.ID}
-		if err := meta.Put(keyLastJob, jobKey(job.ID)); err != nil {
+		if err := putNumber(meta, keyLastJob, job.ID); err != nil {
 			return err
 		}
 		if err := putJSON(tx.Bucket(bucketJobs), jobKey(job.ID), job); err != nil {
@@ -163,12 +156,12 @@ func (s *store) finish(rec *step.Record, now time.Time) (forgotten []step.ID, er
 			return err
 		}
 		var err error
-		if forgotten, err = s.forget(tx, now, s.ended+1-s.keepSteps); err != nil {
+		meta := tx.Bucket(bucketMeta)
+		ended := getNumber(meta, keyEnded) + 1
+		if forgotten, err = s.forget(tx, now, int(ended)-s.keepSteps); err != nil {
 			return err
 		}
-		left := s.ended + 1 - len(forgotten)
-		tx.OnCommit(func() { s.ended = left })
-		return nil
+		return putNumber(meta, keyEnded, ended-uint32(len(forgotten)))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot store the result of step %s: %w", rec.ID, err)
@@ -269,8 +262,7 @@ func (s *store) jobs() ([]jobRecord, error) {
 func (s *store) knows(job uint32) (known bool) {
 	// A failed read leaves known false: then nothing is removed.
 	_ = s.db.View(func(tx *bbolt.Tx) error {
-		v := tx.Bucket(bucketMeta).Get(keyLastJob)
-		known = len(v) == 4 && job >= 1 && job <= binary.BigEndian.Uint32(v)
+		known = job >= 1 && job <= getNumber(tx.Bucket(bucketMeta), keyLastJob)
 		return nil
 	})
 	return known
@@ -303,6 +295,19 @@ func stepKey(id step.ID) []byte {
 
 func endedKey(t time.Time, id step.ID) []byte {
 	return append(binary.BigEndian.AppendUint64(nil, uint64(t.UnixNano())), stepKey(id)...)
+}
+
+// getNumber reads a number, 0 where there is none.
+func getNumber(b *bbolt.Bucket, key []byte) uint32 {
+	v := b.Get(key)
+	if len(v) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(v)
+}
+
+func putNumber(b *bbolt.Bucket, key []byte, n uint32) error {
+	return b.Put(key, binary.BigEndian.AppendUint32(nil, n))
 }
 
 func putJSON(b *bbolt.Bucket, key []byte, v any) error {

@@ -1,0 +1,290 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/api/stepapi"
+	"stepd/step"
+)
+
+// sink takes the events of a call.
+type sink struct {
+	ctx   context.Context
+	lines int
+}
+
+func (s *sink) Send(*api.EventLine) error    { s.lines++; return nil }
+func (s *sink) Context() context.Context     { return s.ctx }
+func (s *sink) SetHeader(metadata.MD) error  { return nil }
+func (s *sink) SendHeader(metadata.MD) error { return nil }
+func (s *sink) SetTrailer(metadata.MD)       {}
+func (s *sink) SendMsg(any) error            { return nil }
+func (s *sink) RecvMsg(any) error            { return nil }
+
+// TestAuthorisation: every verb, by the owner, by another user, by root and by
+// a call without credentials; on a running step, an ended and an unknown one.
+func TestAuthorisation(t *testing.T) {
+	tn := fresh(t)
+	const owner, other = 1000, 1001
+	ended := tn.run(owner, request("exit", "0"))
+	tn.wait(ended)
+	running := tn.run(owner, request("wait"))
+	tn.until(running, step.Running)
+	unknown := step.ID{Job: 99}
+
+	verbs := map[string]func(context.Context, step.ID) error{
+		"show": func(ctx context.Context, id step.ID) error {
+			_, err := tn.svc.Show(ctx, ref(id))
+			return err
+		},
+		"show job": func(ctx context.Context, id step.ID) error {
+			_, err := tn.svc.Show(ctx, &api.StepRef{JobId: id.Job})
+			return err
+		},
+		"wait": func(ctx context.Context, id step.ID) error {
+			if id == running { // the refusal must come before the wait
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithCancel(ctx)
+				cancel()
+			}
+			_, err := tn.svc.Wait(ctx, ref(id))
+			if status.Code(err) == codes.Canceled {
+				return nil
+			}
+			return err
+		},
+		"signal": func(ctx context.Context, id step.ID) error {
+			// A record that stepd answers with an error and nothing else.
+			_, err := tn.svc.tell(ctx, ref(id), stepapi.Msg{Type: "noop"})
+			if status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "unknown record type") {
+				return nil
+			}
+			return err
+		},
+		"events": func(ctx context.Context, id step.ID) error {
+			return tn.svc.Events(&api.EventsRequest{Step: ref(id)}, &sink{ctx: ctx})
+		},
+		"step in its job": func(ctx context.Context, id step.ID) error {
+			req := request("exit", "0")
+			req.Job = &id.Job
+			req.UID = ptr(uint32(owner))
+			_, err := tn.svc.Run(ctx, &api.RunRequest{Request: marshal(t, req)})
+			return err
+		},
+	}
+	callers := map[string]context.Context{
+		"owner": as(owner), "other": as(other), "root": as(0), "nobody": context.Background(),
+	}
+	want := func(verb, who string, id step.ID) codes.Code {
+		switch {
+		case who == "nobody":
+			return codes.Unauthenticated
+		case who == "other" && verb == "step in its job":
+			return codes.PermissionDenied // by the uid, before any job is looked at
+		case id == unknown || id == ended && verb == "step in its job":
+			return codes.NotFound
+		case who == "other":
+			return codes.PermissionDenied
+		case id == ended && verb == "signal":
+			return codes.FailedPrecondition
+		}
+		return codes.OK
+	}
+	for verb, call := range verbs {
+		for who, ctx := range callers {
+			for name, id := range map[string]step.ID{"running": running, "ended": ended, "unknown": unknown} {
+				err := call(ctx, id)
+				if got := status.Code(err); got != want(verb, who, id) {
+					t.Errorf("%s of a step that is %s, by %s: %v, want %v", verb, name, who, err, want(verb, who, id))
+				}
+				if who == "other" && status.Code(err) == codes.PermissionDenied && !strings.HasPrefix(status.Convert(err).Message(), "permission denied") {
+					t.Errorf("%s by %s: %v", verb, who, err)
+				}
+			}
+		}
+	}
+	if rec := tn.until(running, step.Running); rec.State != step.Running {
+		t.Errorf("the step is %s after all this", rec.State)
+	}
+	if _, err := tn.svc.Show(as(0), ref(unknown)); !strings.Contains(err.Error(), `no such step "99.0"`) {
+		t.Errorf("message %q", err)
+	}
+}
+
+// TestNodeVerbs: what is the node's, by a user, by root and without credentials.
+func TestNodeVerbs(t *testing.T) {
+	tn := fresh(t)
+	for _, tc := range []struct {
+		name  string
+		call  func(context.Context) error
+		users codes.Code
+	}{
+		{"drain", func(ctx context.Context) error {
+			_, err := tn.svc.Drain(ctx, &api.DrainRequest{Reason: "disk"})
+			return err
+		}, codes.PermissionDenied},
+		{"resume", func(ctx context.Context) error { _, err := tn.svc.Resume(ctx, &api.Empty{}); return err }, codes.PermissionDenied},
+		{"status", func(ctx context.Context) error { _, err := tn.svc.NodeStatus(ctx, &api.Empty{}); return err }, codes.OK},
+		{"config", func(ctx context.Context) error { _, err := tn.svc.ClientConfig(ctx, &api.Empty{}); return err }, codes.OK},
+		{"list", func(ctx context.Context) error {
+			_, err := tn.svc.List(ctx, &api.ListRequest{All: true})
+			return err
+		}, codes.OK},
+	} {
+		if err := tc.call(as(1000)); status.Code(err) != tc.users {
+			t.Errorf("%s by a user: %v, want %v", tc.name, err, tc.users)
+		}
+		if err := tc.call(as(0)); err != nil {
+			t.Errorf("%s by root: %v", tc.name, err)
+		}
+		if err := tc.call(context.Background()); status.Code(err) != codes.Unauthenticated {
+			t.Errorf("%s by nobody: %v", tc.name, err)
+		}
+	}
+}
+
+// TestListHidesCommands: everybody sees all steps, and only own commands.
+func TestListHidesCommands(t *testing.T) {
+	tn := fresh(t)
+	mine, theirs := tn.run(1000, request("exit", "0")), tn.run(1001, request("exit", "1"))
+	tn.wait(mine)
+	tn.wait(theirs)
+	for uid, want := range map[uint32][]int{1000: {2, 0}, 1001: {0, 2}, 0: {2, 2}, 1002: {0, 0}} {
+		reply, err := tn.svc.List(as(uid), &api.ListRequest{All: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, doc := range reply.Step {
+			var rec step.Record
+			if err := json.Unmarshal(doc, &rec); err != nil || rec.Command == nil {
+				t.Fatalf("%s: %v", doc, err)
+			}
+			got = append(got, len(rec.Command))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("uid %d sees commands of %v words, want %v", uid, got, want)
+		}
+	}
+	if reply, err := tn.svc.List(as(0), &api.ListRequest{}); err != nil || len(reply.Step) != 0 {
+		t.Errorf("running steps: %v, %v", reply, err)
+	}
+}
+
+// TestDrain refuses steps with its reason, and outlives noded.
+func TestDrain(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	state := func(want string) {
+		t.Helper()
+		reply, err := tn.svc.NodeStatus(as(1000), &api.Empty{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var doc nodeDoc
+		if err := json.Unmarshal(reply.Node, &doc); err != nil || doc.State != want || doc.Name != "n1" || doc.CPUs != 4 {
+			t.Errorf("%s, want state %s (%v)", reply.Node, want, err)
+		}
+		for _, list := range []string{`"fallbacks":[]`, `"plugins":[]`} {
+			if !strings.Contains(string(reply.Node), list) {
+				t.Errorf("%s lacks %s", reply.Node, list)
+			}
+		}
+	}
+	state("IDLE")
+	id := tn.run(1000, request("wait"))
+	state("ALLOCATED")
+	if _, err := tn.svc.Drain(as(0), &api.DrainRequest{Reason: "disk is dying"}); err != nil {
+		t.Fatal(err)
+	}
+	state("DRAINING")
+	tn.until(id, step.Running)
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(id)
+	state("DRAINED")
+	tn.stop()
+	tn = start(t, dir, nil)
+	defer func() { tn.stop() }()
+	state("DRAINED")
+	_, err := tn.svc.Run(as(0), &api.RunRequest{Request: marshal(t, request("exit"))})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "disk is dying") {
+		t.Errorf("Run on a drained node: %v", err)
+	}
+	if _, err := tn.svc.Resume(as(0), &api.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	state("IDLE")
+	if id := tn.run(1000, request("exit")); id.Job != 2 {
+		t.Errorf("job %d: a refused request has spent a number", id.Job)
+	} else {
+		tn.wait(id)
+	}
+}
+
+// TestDecode: what noded refuses names the field, and spends no number.
+func TestDecode(t *testing.T) {
+	tn := fresh(t)
+	raw := func(change func(map[string]any)) []byte {
+		doc := map[string]any{}
+		if err := json.Unmarshal(marshal(t, request("exit")), &doc); err != nil {
+			t.Fatal(err)
+		}
+		if change != nil {
+			change(doc)
+		}
+		return marshal(t, doc)
+	}
+	set := func(k string, v any) []byte { return raw(func(d map[string]any) { d[k] = v }) }
+	for _, tc := range []struct {
+		name string
+		body []byte
+		says string
+	}{
+		{"empty", nil, "cannot parse request"},
+		{"garbage", []byte("\x00\xff{{"), "cannot parse request"},
+		{"an array", []byte("[]"), "cannot parse request"},
+		{"two documents", append(raw(nil), raw(nil)...), "bytes after the document"},
+		{"an unknown field", set("gres", "gpu:1"), `unknown field "gres"`},
+		{"a wrong type", set("ntasks", "many"), "ntasks"},
+		{"a number beyond int", []byte(`{"schema":1,"ntasks":1e400}`), "cannot parse request"},
+		{"no tasks", set("ntasks", 0), "ntasks: 0 tasks"},
+		{"more than MaxTasksPerNode", set("ntasks", 60000), "ntasks: 60000 tasks: the limit is 50000 (MaxTasksPerNode)"},
+		{"two nodes", set("nnodes", 2), "nnodes: 2 nodes"},
+		{"unknown mpi", set("mpi", "pmix"), `mpi: no type "pmix" here: there are none, pmi2`},
+		{"too large", set("env", []string{"A=" + strings.Repeat("x", api.RequestMax)}), "the limit is 16777216"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tn.cfg.MaxTasks = 50000
+			_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: tc.body})
+			if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("got %.300v, want %q", err, tc.says)
+			}
+		})
+	}
+	if tn.store.knows(1) {
+		t.Error("a refused request has spent a number")
+	}
+}
+
+// TestShownCommand bounds what is kept.
+func TestShownCommand(t *testing.T) {
+	if got := shownCommand([]string{"a", "b"}); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("got %q", got)
+	}
+	long := []string{"a", strings.Repeat("x", commandMax)}
+	if got := shownCommand(long); !slices.Equal(got, []string{"a", "..."}) {
+		t.Errorf("got %.100q", fmt.Sprint(got))
+	}
+}

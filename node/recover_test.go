@@ -1,0 +1,318 @@
+package node
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// TestRestartAdopts: steps go on without noded, and are found again.
+func TestRestartAdopts(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tn := start(t, dir, nil)
+	a := tn.run(1000, request("fifo", fifo))
+	b := tn.run(1001, request("wait"))
+	pid := tn.until(a, step.Running).StepdPID
+	tn.until(b, step.Running)
+	waited := make(chan error, 1)
+	go func() {
+		_, err := tn.svc.Wait(as(1000), ref(a))
+		waited <- err
+	}()
+	tn.stop()
+	if err := <-waited; err != nil && status.Code(err) != codes.Unavailable {
+		t.Errorf("a Wait over the stop: %v", err)
+	}
+
+	tn = start(t, dir, nil)
+	t.Cleanup(func() { tn.stop() })
+	rec := tn.until(a, step.Running)
+	if rec.StepdPID != pid || !tn.containers.has(a.Job) {
+		t.Errorf("adopted pid %d, want %d", rec.StepdPID, pid)
+	}
+	if u := tn.reg.usage(); u.freeCPU != 2 || len(u.jobs) != 2 {
+		t.Errorf("usage %+v: CPUs of adopted steps are taken", u)
+	}
+	inner := request("exit", "0")
+	inner.Job = &a.Job
+	if id := tn.run(1000, inner); id != (step.ID{Job: a.Job, Step: 1}) {
+		t.Errorf("a further step of the job is %s", id)
+	} else {
+		tn.wait(id)
+	}
+	if err := os.WriteFile(fifo, []byte("9"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.wait(a); rec.ExitCode == nil || *rec.ExitCode != 9 {
+		t.Errorf("record %+v", rec)
+	}
+	tn.nothingLeft(a)
+	if _, err := tn.svc.Cancel(as(1001), &api.CancelRequest{Step: ref(b)}); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.wait(b); rec.State != step.Cancelled {
+		t.Errorf("record %+v", rec)
+	}
+}
+
+// TestRestartBuries: what ended while no noded was there.
+func TestRestartBuries(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tn := start(t, dir, nil)
+	left := tn.run(1000, request("fifo", fifo))
+	dead := tn.run(1000, request("wait"))
+	adopted := tn.run(1000, request("wait"))
+	leftPID, deadPID := tn.until(left, step.Running).StepdPID, tn.until(dead, step.Running).StepdPID
+	adoptedPID := tn.until(adopted, step.Running).StepdPID
+	tn.stop()
+	if err := os.WriteFile(fifo, []byte("4"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(deadPID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	// They are this process's children, and nobody reaps them: as zombies they
+	// must count as gone.
+	awaitZombie(t, leftPID)
+	awaitZombie(t, deadPID)
+
+	tn = start(t, dir, nil)
+	t.Cleanup(func() { tn.stop() })
+	if rec := tn.wait(left); rec.ExitCode == nil || *rec.ExitCode != 4 || rec.State != step.Failed {
+		t.Errorf("the result that was left: %+v", rec)
+	}
+	tn.nothingLeft(left)
+	rec := tn.wait(dead)
+	if rec.State != step.Failed || rec.Reason != "stepd (pid "+strconv.Itoa(deadPID)+") is gone" || *rec.ExitCode != 1 {
+		t.Errorf("the dead: %+v", rec)
+	}
+	tn.nothingLeft(dead)
+	// Not a child of the noded that it was adopted by.
+	if err := syscall.Kill(adoptedPID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.wait(adopted); rec.State != step.Failed || !strings.HasSuffix(rec.Reason, ") is gone") {
+		t.Errorf("the adopted: %+v", rec)
+	}
+	tn.nothingLeft(adopted)
+	if u := tn.reg.usage(); u.freeCPU != 4 || len(u.jobs) != 0 {
+		t.Errorf("usage %+v", u)
+	}
+}
+
+func awaitZombie(t *testing.T, pid int) {
+	t.Helper()
+	deadline := time.Now().Add(testTimeout)
+	for {
+		b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+		if err != nil || strings.Contains(string(b), ") Z ") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d does not end: %s", pid, b)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// TestFindProcess: a pid alone names nobody.
+func TestFindProcess(t *testing.T) {
+	tn := fresh(t)
+	id := tn.run(1000, request("wait"))
+	good := tn.until(id, step.Running)
+	for _, tc := range []struct {
+		name string
+		edit func(*step.Record)
+		ok   bool
+	}{
+		{"as stored", func(*step.Record) {}, true},
+		{"another start", func(r *step.Record) { r.StepdStart++ }, false},
+		{"another boot", func(r *step.Record) { r.BootID = "x" }, false},
+		{"no pid", func(r *step.Record) { r.StepdPID = 0 }, false},
+		{"no such pid", func(r *step.Record) { r.StepdPID = 1 << 22 }, false},
+	} {
+		rec := good
+		tc.edit(&rec)
+		p, err := findProcess(&rec, tn.boot)
+		if tc.ok != (err == nil) || err != nil && !errors.Is(err, errGone) {
+			t.Errorf("%s: %v, %v", tc.name, p, err)
+		}
+		if p != nil {
+			p.close()
+		}
+	}
+	if err := syscall.Kill(good.StepdPID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(id)
+}
+
+// TestRecoverDecisions: records and leftovers that no process stands behind.
+func TestRecoverDecisions(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	add := func(change func(*step.Record)) step.ID {
+		t.Helper()
+		job, rec := jobRecord{UID: 1000, CPUs: "0", Implicit: true}, step.Record{State: step.Running, NTasks: 1, BootID: tn.boot, Tasks: []step.Task{{State: step.TaskPending}}}
+		if change != nil {
+			change(&rec)
+		}
+		if err := tn.store.newJob(&job, &rec); err != nil {
+			t.Fatal(err)
+		}
+		return rec.ID
+	}
+	rebooted := add(func(r *step.Record) { r.BootID, r.StepdPID = "another", os.Getpid() })
+	unborn := add(nil)
+	badFile := add(func(r *step.Record) { r.StepdPID = 1 << 22 })
+	ended := add(func(r *step.Record) { r.State = step.Completed })
+	foreign := step.ID{Job: 77}
+	for path, text := range map[string]string{
+		tn.files.result(badFile): `{"job_id":3,"step_id":0,"state":"RUNNING"}`,
+		tn.files.result(ended):   `{}`,
+		tn.files.result(foreign): `{}`,
+		filepath.Join(tn.files.stepsDir(), tn.files.socketName(ended)):   "",
+		filepath.Join(tn.files.stepsDir(), tn.files.socketName(foreign)): "",
+		filepath.Join(tn.files.stepsDir(), "notes.txt"):                  "",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tn.stop()
+	tn = start(t, dir, func(c *Config) { c.Tracker.(*fakeTracker).places = []step.ID{ended, foreign} })
+	t.Cleanup(func() { tn.stop() })
+	for id, want := range map[step.ID]struct {
+		state  step.State
+		reason string
+	}{
+		rebooted: {step.NodeFail, "the node was rebooted while the step ran"},
+		unborn:   {step.Failed, "noded ended while it started the step"},
+		badFile:  {step.Failed, "stepd (pid 4194304) is gone"},
+		ended:    {step.Completed, ""},
+	} {
+		if rec := tn.wait(id); rec.State != want.state || rec.Reason != want.reason {
+			t.Errorf("step %s: %s %q, want %s %q", id, rec.State, rec.Reason, want.state, want.reason)
+		}
+		if id != ended {
+			tn.nothingLeft(id)
+		}
+	}
+	tn.work.Wait()
+	if tn.tracker.times(ended) != 1 || tn.tracker.times(foreign) != 0 {
+		t.Errorf("leftovers: own ended %d times, foreign %d times", tn.tracker.times(ended), tn.tracker.times(foreign))
+	}
+	for path, stays := range map[string]bool{
+		tn.files.result(ended):   false,
+		tn.files.result(foreign): true,
+		filepath.Join(tn.files.stepsDir(), tn.files.socketName(ended)):   false,
+		filepath.Join(tn.files.stepsDir(), tn.files.socketName(foreign)): true,
+		filepath.Join(tn.files.stepsDir(), "notes.txt"):                  true,
+	} {
+		if _, err := os.Lstat(path); (err == nil) != stays {
+			t.Errorf("%s: %v, want it there: %v", path, err, stays)
+		}
+	}
+	if jobs, err := tn.store.jobs(); err != nil || len(jobs) != 0 {
+		t.Errorf("jobs %+v, %v", jobs, err)
+	}
+}
+
+// TestLocks: one noded for a spool and for a run directory.
+func TestLocks(t *testing.T) {
+	tn := fresh(t)
+	for _, tc := range []struct {
+		name string
+		edit func(*Config)
+	}{
+		{"spool", func(c *Config) { c.RunDir += "2" }},
+		{"run directory", func(c *Config) { c.SpoolDir += "2" }},
+	} {
+		cfg := testConfig(t, tn.dir)
+		tc.edit(&cfg)
+		_, err := New(cfg)
+		if !errors.Is(err, errLocked) || !strings.Contains(err.Error(), "noded (pid "+strconv.Itoa(os.Getpid())+")") {
+			t.Errorf("same %s: %v", tc.name, err)
+		}
+	}
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "spool"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(dir, "spool"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(testConfig(t, dir)); err == nil || !strings.Contains(err.Error(), "others may write") {
+		t.Errorf("a spool for all: %v", err)
+	}
+}
+
+// TestServeOnSocket: over the real socket, at a path beyond sun_path; and the
+// kernel says who asks.
+func TestServeOnSocket(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 30))
+	tn := start(t, dir, nil)
+	l, err := tn.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(tn.files.socket()); err == nil {
+		t.Error("the socket is there before it is served")
+	}
+	server := tn.Server()
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	if err := tn.Publish(); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(tn.files.socket()); err != nil || st.Mode().Perm() != 0o666 {
+		t.Errorf("socket %v, %v", st, err)
+	}
+	conn, err := api.Dial(tn.files.socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := api.NewNodeClient(conn)
+	reply, err := client.Run(t.Context(), &api.RunRequest{Request: marshal(t, request("exit", "6"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := step.ID{Job: reply.JobId, Step: reply.StepId}
+	if rec := tn.wait(id); rec.ExitCode == nil || *rec.ExitCode != 6 || int(rec.UID) != os.Getuid() {
+		t.Errorf("record %+v", rec)
+	}
+	if _, err := client.Run(t.Context(), &api.RunRequest{Request: make([]byte, api.RequestMax+1)}); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "limit is 16777216") {
+		t.Errorf("a request beyond the limit: %v", err)
+	}
+	tn.Stop()
+	server.GracefulStop()
+	if err := <-served; err != nil && !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
+	}
+	tn.stop()
+	if _, err := os.Lstat(tn.files.socket()); err == nil {
+		t.Error("the socket is left")
+	}
+}
