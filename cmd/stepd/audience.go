@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/sirupsen/logrus"
@@ -43,7 +45,20 @@ type audience struct {
 	mu     sync.Mutex
 	file   *os.File
 	events *bufio.Writer // guarded by mu
+	ends   []ended       // guarded by mu: not told yet, in the order of their first rank
+	timer  *time.Timer   // guarded by mu: tells ends
 }
+
+// ended are the ranks that share a status.
+type ended struct {
+	status step.ExitStatus
+	ranks  []int
+}
+
+// endsDelay is how long ends of tasks are collected: those of one step come
+// together, and telling each by itself costs every peer a wake-up (srun, too,
+// hears of them in groups).
+const endsDelay = 50 * time.Millisecond
 
 // eventBuffer holds what is written between two flushes: a launch of a
 // thousand tasks writes some hundred kilobytes.
@@ -65,10 +80,38 @@ func (a *audience) Say(line string) {
 }
 
 func (a *audience) TaskExited(rank int, status step.ExitStatus) {
-	a.server.Tell(&stepapi.Msg{Type: stepapi.TypeTaskExit, Ranks: []int{rank}, Status: &status})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.timer == nil {
+		a.timer = time.AfterFunc(endsDelay, a.tellEnds)
+	}
+	for i := range a.ends {
+		if a.ends[i].status == status {
+			a.ends[i].ranks = append(a.ends[i].ranks, rank)
+			return
+		}
+	}
+	a.ends = append(a.ends, ended{status, []int{rank}})
+}
+
+// tellEnds tells what was collected.
+func (a *audience) tellEnds() {
+	a.mu.Lock()
+	ends := a.ends
+	a.ends = nil
+	if a.timer != nil {
+		a.timer.Stop()
+		a.timer = nil
+	}
+	a.mu.Unlock()
+	for _, e := range ends {
+		slices.Sort(e.ranks)
+		a.server.Tell(&stepapi.Msg{Type: stepapi.TypeTaskExit, Ranks: e.ranks, Status: &e.status})
+	}
 }
 
 func (a *audience) State(rec step.Record) {
+	a.tellEnds()
 	a.server.Tell(&stepapi.Msg{Type: stepapi.TypeState, State: rec.State, Record: &rec})
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -39,6 +39,7 @@ func main() {
 	runtime.LockOSThread()
 	// A step's heap is a few hundred kilobytes: collecting it costs more than
 	// it frees. The limit bounds what thousands of tasks may need.
+	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(400)
 	unix.Prctl(unix.PR_SET_NAME, nameBytes("stepd"), 0, 0, 0)
 	unix.Umask(0o022)

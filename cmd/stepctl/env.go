@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+)
+
+// exported applies --export to the caller's environment (srun(1)): ALL, NONE,
+// or a list of names and NAME=VALUE, with ALL in it for all the rest.
+func exported(spec string, environ []string) ([]string, error) {
+	switch strings.ToUpper(spec) {
+	case "", "ALL":
+		return environ, nil
+	case "NONE", "NIL":
+		return onlySlurm(environ), nil
+	}
+	var env []string
+	all := false
+	for _, item := range strings.Split(spec, ",") {
+		name, _, set := strings.Cut(item, "=")
+		switch {
+		case strings.EqualFold(item, "ALL"):
+			all = true
+		case name == "":
+			return nil, fmt.Errorf("--export=%s: %q names no variable", spec, item)
+		case set:
+			env = append(env, item)
+		default:
+			if v, ok := os.LookupEnv(name); ok {
+				env = append(env, name+"="+v)
+			}
+		}
+	}
+	if all {
+		return append(append([]string(nil), environ...), env...), nil
+	}
+	return append(onlySlurm(environ), env...), nil
+}
+
+// onlySlurm keeps what the step's own life needs when nothing is exported.
+func onlySlurm(environ []string) (env []string) {
+	for _, e := range environ {
+		if strings.HasPrefix(e, "SLURM_") || strings.HasPrefix(e, "SPANK_") {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// limits are the caller's soft limits, as SLURM_RLIMIT_* variables. A C child
+// reads them: the Go runtime has raised RLIMIT_NOFILE here (rulings 25).
+func limits() ([]string, error) {
+	prog, err := beside("spankhost")
+	if err != nil {
+		return nil, err
+	}
+	out, err := exec.Command(prog, "--limits").Output()
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the limits: %q: %w", prog, err)
+	}
+	var env []string
+	for _, l := range strings.Fields(string(out)) {
+		name, values, ok := strings.Cut(l, "=")
+		soft, _, ok2 := strings.Cut(values, ":")
+		if !ok || !ok2 {
+			return nil, fmt.Errorf("cannot read the limits: %q says %q", prog, l)
+		}
+		env = append(env, "SLURM_RLIMIT_"+name+"="+soft)
+	}
+	return env, nil
+}
+
+// clientEnv is what only the client knows (traces/task_env.txt); stepd adds
+// what depends on the job.
+func (o *runOptions) clientEnv(umask int) ([]string, error) {
+	env, err := limits()
+	if err != nil {
+		return nil, err
+	}
+	cwd, err := os.Getwd()
+	if err != nil {
+		cwd = "/"
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("cannot tell the host's name: %w", err)
+	}
+	short, _, _ := strings.Cut(host, ".")
+	env = append(env,
+		"SLURM_PRIO_PROCESS=0",
+		"SRUN_DEBUG="+strconv.Itoa(3+o.verbose),
+		fmt.Sprintf("SLURM_UMASK=%04o", umask),
+		"SLURM_SUBMIT_DIR="+cwd,
+		"SLURM_SUBMIT_HOST="+short,
+	)
+	if o.label {
+		env = append(env, "SLURM_LABELIO=1")
+	}
+	return env, nil
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"stepd/api"
+)
+
+// nodeDoc is the node document of `node status`.
+type nodeDoc struct {
+	Name        string `json:"name"`
+	State       string `json:"state"`
+	Reason      string `json:"reason"`
+	CPUs        int    `json:"cpus"`
+	MemoryBytes uint64 `json:"memory_bytes"`
+	Proctrack   string `json:"proctrack"`
+	Fallbacks   []struct {
+		What string `json:"what"`
+		Why  string `json:"why"`
+	} `json:"fallbacks"`
+	Jobs    []json.RawMessage `json:"jobs"`
+	Plugins []struct {
+		Path     string `json:"path"`
+		Line     int    `json:"line"`
+		Required bool   `json:"required"`
+		State    string `json:"state"`
+		Problem  string `json:"problem"`
+	} `json:"plugins"`
+}
+
+func nodeCommand(d *dialer) *cobra.Command {
+	c := &cobra.Command{
+		Use: "node", Short: "the node itself: status, drain, resume",
+		RunE: func(*cobra.Command, []string) error { return errors.New("node: want status, drain or resume") },
+	}
+	var asJSON bool
+	st := &cobra.Command{
+		Use: "status", Short: "show the node", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return d.call(func(ctx context.Context, client api.NodeClient) error {
+				r, err := client.NodeStatus(ctx, &api.Empty{})
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return printJSON("node", json.RawMessage(r.Node))
+				}
+				return showNode(r.Node)
+			})
+		},
+	}
+	st.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	drain := &cobra.Command{
+		Use: "drain REASON", Short: "take no more steps (root)", Args: cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return d.call(func(ctx context.Context, client api.NodeClient) error {
+				_, err := client.Drain(ctx, &api.DrainRequest{Reason: strings.Join(args, " ")})
+				return err
+			})
+		},
+	}
+	resume := &cobra.Command{
+		Use: "resume", Short: "take steps again (root)", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return d.call(func(ctx context.Context, client api.NodeClient) error {
+				_, err := client.Resume(ctx, &api.Empty{})
+				return err
+			})
+		},
+	}
+	c.AddCommand(st, drain, resume)
+	return c
+}
+
+func showNode(doc []byte) error {
+	var n nodeDoc
+	if err := json.Unmarshal(doc, &n); err != nil {
+		return fmt.Errorf("cannot parse noded's document: %w", err)
+	}
+	fmt.Printf("node %s  %s\n", n.Name, n.State)
+	if n.Reason != "" {
+		fmt.Printf("  reason     %s\n", clean(n.Reason, 400))
+	}
+	fmt.Printf("  cpus       %d\n  memory     %d MB\n  proctrack  %s\n  jobs       %d\n", n.CPUs, n.MemoryBytes>>20, n.Proctrack, len(n.Jobs))
+	for _, f := range n.Fallbacks {
+		fmt.Printf("  fallback   %s: %s\n", f.What, f.Why)
+	}
+	for _, p := range n.Plugins {
+		need := "optional"
+		if p.Required {
+			need = "required"
+		}
+		fmt.Printf("  plugin     %s %s  %s %s\n", need, p.Path, p.State, p.Problem)
+	}
+	return nil
+}

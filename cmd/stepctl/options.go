@@ -1,0 +1,207 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+	"stepd/stepio"
+)
+
+// runOptions are the options of run: srun's letters and meanings.
+type runOptions struct {
+	ntasks, nodes, cpus   int
+	name, chdir           string
+	input, output, errors string
+	label, unbuffered     bool
+	killOnBadExit         string
+	waitExit              int
+	quiet                 bool
+	quitOnInterrupt       bool
+	verbose               int
+	mpi, export           string
+	overcommit            bool
+	uid, gid              string
+	jobid                 uint32
+	noNewPrivs            bool
+	openMode              string
+}
+
+func (o *runOptions) bind(c *cobra.Command) {
+	f := c.Flags()
+	f.SetInterspersed(false) // what follows the command is the command's
+	f.SortFlags = false
+	f.IntVarP(&o.ntasks, "ntasks", "n", 1, "number of tasks")
+	f.IntVarP(&o.nodes, "nodes", "N", 1, "number of nodes (1)")
+	f.IntVarP(&o.cpus, "cpus-per-task", "c", 1, "CPUs for each task")
+	f.StringVarP(&o.name, "job-name", "J", "", "name of the step (default: the command's)")
+	f.StringVarP(&o.chdir, "chdir", "D", "", "working directory of the tasks (default: this one)")
+	f.StringVarP(&o.input, "input", "i", "all", "stdin: all, none, a rank, or a file name pattern")
+	f.StringVarP(&o.output, "output", "o", "all", "stdout: all, none, a rank, or a file name pattern")
+	f.StringVarP(&o.errors, "error", "e", "", "stderr: as --output (default: as stdout goes)")
+	f.StringVar(&o.openMode, "open-mode", "truncate", "output files: append or truncate")
+	f.BoolVarP(&o.label, "label", "l", false, "put the rank before each line of output")
+	f.BoolVarP(&o.unbuffered, "unbuffered", "u", false, "pass output on as it comes, not by lines")
+	f.StringVarP(&o.killOnBadExit, "kill-on-bad-exit", "K", "0", "end the step when a task exits non-zero")
+	f.Lookup("kill-on-bad-exit").NoOptDefVal = "1"
+	f.BoolVarP(&o.quiet, "quiet", "Q", false, "no messages but errors")
+	f.BoolVar(&o.quitOnInterrupt, "quit-on-interrupt", false, "one Ctrl-C ends the step")
+	f.CountVarP(&o.verbose, "verbose", "v", "say more; may be repeated")
+	f.StringVar(&o.mpi, "mpi", "", "kind of MPI: none, pmi2, or list")
+	f.StringVar(&o.export, "export", "ALL", "environment: ALL, NONE, or NAME[=VALUE],...")
+	f.BoolVarP(&o.overcommit, "overcommit", "O", false, "more tasks than CPUs")
+	f.StringVar(&o.uid, "uid", "", "run as another user (root)")
+	f.StringVar(&o.gid, "gid", "", "run with another group (root)")
+	f.Uint32Var(&o.jobid, "jobid", 0, "make the step one of this job (default $SLURM_JOB_ID)")
+	f.BoolVar(&o.noNewPrivs, "no-new-privs", false, "set no_new_privs for the tasks")
+}
+
+// request makes the request of the options; what it cannot mean is an error
+// that names the option.
+func (o *runOptions) request(argv []string, stdin *os.File) (*step.Request, error) {
+	umask := unix.Umask(0)
+	unix.Umask(umask)
+	r := &step.Request{
+		Schema: step.Schema, Name: o.name, NTasks: o.ntasks, NNodes: o.nodes, CPUsPerTask: o.cpus,
+		Overcommit: o.overcommit, Argv: argv, Umask: uint32(umask), Label: o.label, MPI: o.mpi, NoNewPrivs: o.noNewPrivs,
+	}
+	if r.Name == "" {
+		r.Name = filepath.Base(argv[0])
+	}
+	if o.ntasks < 1 {
+		return nil, fmt.Errorf("--ntasks=%d: a step has at least one task", o.ntasks)
+	}
+	for _, set := range []func(*step.Request) error{o.setIdentity, o.setPlace, o.setFlags} {
+		if err := set(r); err != nil {
+			return nil, err
+		}
+	}
+	if err := o.setStreams(r, stdin); err != nil {
+		return nil, err
+	}
+	env, err := exported(o.export, os.Environ())
+	if err != nil {
+		return nil, err
+	}
+	own, err := o.clientEnv(umask)
+	if err != nil {
+		return nil, err
+	}
+	r.Env = append(append([]string(nil), env...), own...)
+	r.SubmitHost, _ = os.Hostname()
+	return r, nil
+}
+
+func (o *runOptions) setFlags(r *step.Request) error {
+	switch o.killOnBadExit {
+	case "0":
+	case "1":
+		r.KillOnBadExit = true
+	default:
+		return fmt.Errorf("--kill-on-bad-exit=%s: want 0 or 1", o.killOnBadExit)
+	}
+	return nil
+}
+
+func (o *runOptions) setPlace(r *step.Request) error {
+	cwd, err := os.Getwd()
+	switch {
+	case o.chdir != "" && filepath.IsAbs(o.chdir):
+		cwd = o.chdir
+	case o.chdir != "" && err == nil:
+		cwd = filepath.Join(cwd, o.chdir)
+	case err != nil:
+		return fmt.Errorf("cannot tell the working directory: %w (name one with --chdir)", err)
+	}
+	r.Cwd = cwd
+	job := o.jobid
+	if job == 0 {
+		if v := os.Getenv("SLURM_JOB_ID"); v != "" {
+			n, err := strconv.ParseUint(v, 10, 32)
+			if err != nil || n == 0 {
+				return fmt.Errorf("SLURM_JOB_ID=%q is no job id", v)
+			}
+			job = uint32(n)
+		}
+	}
+	if job != 0 {
+		r.Job = &job
+	}
+	return nil
+}
+
+// setIdentity turns names into numbers through the C library: a static Go
+// program sees only /etc/passwd.
+func (o *runOptions) setIdentity(r *step.Request) error {
+	for _, id := range []struct {
+		option, value, kind string
+		to                  **uint32
+	}{{"--uid", o.uid, "user", &r.UID}, {"--gid", o.gid, "group", &r.GID}} {
+		if id.value == "" {
+			continue
+		}
+		n, err := strconv.ParseUint(id.value, 10, 32)
+		if err != nil {
+			if n, err = lookup(id.kind, id.value); err != nil {
+				return fmt.Errorf("%s=%s: %w", id.option, id.value, err)
+			}
+		}
+		v := uint32(n)
+		*id.to = &v
+	}
+	return nil
+}
+
+func (o *runOptions) setStreams(r *step.Request, stdin *os.File) error {
+	if o.openMode != "append" && o.openMode != "truncate" {
+		return fmt.Errorf("--open-mode=%s: want append or truncate", o.openMode)
+	}
+	errors := o.errors
+	if errors == "" {
+		errors = o.output
+	}
+	for _, s := range []struct {
+		option, value string
+		to            *step.Stream
+	}{{"--input", o.input, &r.Stdin}, {"--output", o.output, &r.Stdout}, {"--error", errors, &r.Stderr}} {
+		st, err := stream(s.value, r.NTasks)
+		if err != nil {
+			return fmt.Errorf("%s=%s: %w", s.option, s.value, err)
+		}
+		st.Append = o.openMode == "append"
+		*s.to = st
+	}
+	// One file for both: the same open file, so that neither overwrites the other.
+	if r.Stderr.Kind == step.StreamFile && r.Stderr.Pattern == r.Stdout.Pattern {
+		r.Stderr = step.Stream{Kind: step.StreamSame}
+	}
+	if r.Stdin.Kind == step.StreamClient && stepio.IsNull(stdin) {
+		r.Stdin = step.Stream{Kind: step.StreamNull}
+	}
+	return nil
+}
+
+// stream reads srun's forms: all, none, a rank, or a file name pattern.
+func stream(value string, ntasks int) (step.Stream, error) {
+	switch strings.ToLower(value) {
+	case "all":
+		return step.Stream{Kind: step.StreamClient}, nil
+	case "none":
+		return step.Stream{Kind: step.StreamNull}, nil
+	case "":
+		return step.Stream{}, fmt.Errorf("it is empty")
+	}
+	if n, err := strconv.Atoi(value); err == nil && n >= 0 {
+		if n >= ntasks {
+			return step.Stream{}, fmt.Errorf("there is no task %d: the step has %d", n, ntasks)
+		}
+		return step.Stream{Kind: step.StreamClient, Rank: &n}, nil
+	}
+	return step.Stream{Kind: step.StreamFile, Pattern: value}, nil
+}

@@ -1,0 +1,285 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/api/stepapi"
+	"stepd/step"
+	"stepd/stepio"
+)
+
+func runCommand(d *dialer) *cobra.Command {
+	o := &runOptions{}
+	c := &cobra.Command{
+		Use:   "run [options] [--] COMMAND [ARG...]",
+		Short: "run a command as the tasks of a step and wait for them",
+		RunE: func(_ *cobra.Command, argv []string) error {
+			if err := d.orStandalone(); err != nil {
+				return err
+			}
+			defer d.close()
+			client, err := d.client()
+			if err != nil {
+				return err
+			}
+			if o.mpi == "list" {
+				return listMPI(client)
+			}
+			if len(argv) == 0 {
+				return errors.New("run: no command was given")
+			}
+			code, err := run(client, o, argv)
+			if err == nil && code != 0 {
+				return exitError(code)
+			}
+			return err
+		},
+	}
+	o.bind(c)
+	c.Flags().BoolVar(&d.standalone, "standalone", false, "start a private noded for this command (root)")
+	return c
+}
+
+func listMPI(client api.NodeClient) error {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	r, err := client.ClientConfig(ctx, &api.Empty{})
+	if err != nil {
+		return err
+	}
+	fmt.Println("MPI plugin types are...")
+	for _, t := range r.MpiTypes {
+		fmt.Println("\t" + t)
+	}
+	return nil
+}
+
+// run is one step, from the request to its exit code.
+func run(client api.NodeClient, o *runOptions, argv []string) (int, error) {
+	req, err := o.request(argv, os.Stdin)
+	if err != nil {
+		return 0, err
+	}
+	doc, err := json.Marshal(req)
+	if err != nil {
+		return 0, fmt.Errorf("cannot encode the request: %w", err)
+	}
+	reply, err := client.Run(context.Background(), &api.RunRequest{Request: doc})
+	if err != nil {
+		return 0, err
+	}
+	var spec step.Spec
+	if err := json.Unmarshal(reply.Spec, &spec); err != nil {
+		return 0, fmt.Errorf("cannot parse noded's answer: %w", err)
+	}
+	if o.verbose > 0 {
+		say("job %d step %d", reply.JobId, reply.StepId)
+	}
+	l := &launch{
+		client: client, node: reply.Node, id: step.ID{Job: reply.JobId, Step: reply.StepId},
+		opt: o, ntasks: spec.NTasks,
+	}
+	rec, err := l.follow(reply, &spec)
+	if err != nil {
+		return 0, err
+	}
+	return l.conclude(rec), nil
+}
+
+// launch is a step that this client waits for.
+type launch struct {
+	client api.NodeClient
+	node   string
+	id     step.ID
+	opt    *runOptions
+	ntasks int
+	forced bool // a task was ended by KILL or TERM
+
+	mu   sync.Mutex
+	last *step.Record // guarded by mu: what was heard last
+	told map[int]bool // guarded by mu: ranks whose end was told
+}
+
+// follow connects to stepd, hands over the streams and hears of the step until
+// its end.
+func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, error) {
+	l.told = make(map[int]bool)
+	conn, err := stepapi.DialDir(reply.SocketDir, reply.SocketName)
+	if err != nil {
+		return l.wait() // it has ended already, or cannot be reached: noded knows
+	}
+	defer conn.Close()
+	if err := conn.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleLaunch}); err != nil {
+		return l.wait()
+	}
+	streams, err := stepio.Open(spec, stepio.Options{
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		Unbuffered: l.opt.unbuffered, Label: l.opt.label, SameUser: spec.User.UID == uint32(os.Geteuid()),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := streams.Attach(conn); err != nil {
+		return l.wait()
+	}
+	stop := l.catchSignals(conn)
+	defer stop()
+	rec := l.hear(conn)
+	if rec == nil {
+		if rec, err = l.wait(); err != nil {
+			return nil, err
+		}
+	}
+	if !streams.Drain(drainLimit) {
+		say("error: a process outside of the step holds its output open")
+	}
+	return rec, nil
+}
+
+// drainLimit is how long the last bytes are waited for after the step's end:
+// all of its processes are gone by then.
+const drainLimit = 10 * time.Second
+
+// hear tells what stepd says, and returns the final record, or nil when stepd
+// is gone without one.
+func (l *launch) hear(conn *stepapi.Conn) *step.Record {
+	for {
+		m, fds, err := conn.Recv()
+		if err != nil {
+			return nil
+		}
+		for _, fd := range fds {
+			os.NewFile(uintptr(fd), "unasked").Close()
+		}
+		if m.Record != nil {
+			l.mu.Lock()
+			l.last = m.Record
+			l.mu.Unlock()
+		}
+		switch m.Type {
+		case stepapi.TypeMessage:
+			fmt.Fprintln(os.Stderr, m.Text)
+		case stepapi.TypeTaskExit:
+			if m.Status != nil {
+				l.taskExit(m.Ranks, *m.Status)
+			}
+		case stepapi.TypeHello, stepapi.TypeReply:
+			if m.Error != "" {
+				say("error: %s", m.Error)
+			}
+		case stepapi.TypeResult:
+			return m.Record
+		}
+	}
+}
+
+// taskExit tells ends that are not clean, in srun's words.
+func (l *launch) taskExit(ranks []int, status step.ExitStatus) {
+	l.mu.Lock()
+	for _, r := range ranks {
+		l.told[r] = true
+	}
+	l.mu.Unlock()
+	if status == 0 {
+		return
+	}
+	if sig, ok := status.Signaled(); ok && (sig == 9 || sig == 15) {
+		l.forced = true
+	}
+	word := "task"
+	if len(ranks) > 1 {
+		word = "tasks"
+	}
+	say("error: %s: %s %s: %s", l.node, word, rankList(ranks), status.Describe())
+}
+
+// conclude tells what was not told yet, and returns the exit code.
+func (l *launch) conclude(rec *step.Record) int {
+	told := false
+	for i := range rec.Tasks {
+		t := &rec.Tasks[i]
+		l.mu.Lock()
+		known := l.told[t.Rank]
+		l.mu.Unlock()
+		if t.Status != nil && !known {
+			l.taskExit([]int{t.Rank}, *t.Status)
+		}
+		told = told || (t.Status != nil && *t.Status != 0)
+	}
+	if l.forced {
+		say("Force Terminated StepId=%s", l.id)
+	}
+	if rec.ExitCode == nil {
+		say("error: step %s: %s, and its exit code is not known: %s", l.id, rec.State, rec.Reason)
+		return 1
+	}
+	if rec.State != step.Completed && !told && rec.Reason != "" {
+		say("error: step %s: %s: %s", l.id, rec.State, rec.Reason)
+	}
+	return *rec.ExitCode
+}
+
+// reconnectFor is how long a noded that is gone is waited for (rulings 30).
+const reconnectFor = 60 * time.Second
+
+// wait asks noded for the end of the step.
+func (l *launch) wait() (*step.Record, error) {
+	gone := time.Time{}
+	for {
+		r, err := l.client.Wait(context.Background(), &api.StepRef{JobId: l.id.Job, StepId: &l.id.Step})
+		if err == nil {
+			if len(r.Step) != 1 {
+				return nil, fmt.Errorf("noded told %d records of step %s", len(r.Step), l.id)
+			}
+			rec := new(step.Record)
+			if err := json.Unmarshal(r.Step[0], rec); err != nil {
+				return nil, fmt.Errorf("cannot parse the record of step %s: %w", l.id, err)
+			}
+			return rec, nil
+		}
+		if status.Code(err) != codes.Unavailable {
+			return nil, err
+		}
+		if gone.IsZero() {
+			gone = time.Now()
+			say("noded is gone: waiting for it; the step goes on")
+		}
+		if time.Since(gone) > reconnectFor {
+			return nil, fmt.Errorf("noded did not come back within %v; step %s goes on: %s", reconnectFor, l.id, plain(err))
+		}
+		// Nothing tells when a socket is served again but trying it.
+		time.Sleep(200 * time.Millisecond)
+	}
+}
+
+// rankList is "0-1,3".
+func rankList(ranks []int) string {
+	var b strings.Builder
+	for i := 0; i < len(ranks); {
+		j := i
+		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
+			j++
+		}
+		if b.Len() > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprint(&b, ranks[i])
+		if j > i {
+			fmt.Fprintf(&b, "-%d", ranks[j])
+		}
+		i = j + 1
+	}
+	return b.String()
+}

@@ -1,0 +1,281 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// call runs f with a client and the bound for calls that are answered at once.
+func (d *dialer) call(f func(context.Context, api.NodeClient) error) error {
+	client, err := d.client()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	return f(ctx, client)
+}
+
+// stepRef reads "12.0", or "12" for all steps of a job.
+func stepRef(s string) (*api.StepRef, error) {
+	if strings.Contains(s, ".") {
+		id, err := step.ParseID(s)
+		if err != nil {
+			return nil, err
+		}
+		return &api.StepRef{JobId: id.Job, StepId: &id.Step}, nil
+	}
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil || n == 0 {
+		return nil, fmt.Errorf("cannot parse %q: want JOB or JOB.STEP, for example 12.0", s)
+	}
+	return &api.StepRef{JobId: uint32(n)}, nil
+}
+
+// printJSON writes one document, {"schema":1, key: value}.
+func printJSON(key string, value any) error {
+	b, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Printf("{\"schema\":%d,%q:%s}\n", step.Schema, key, b)
+	return err
+}
+
+func psCommand(d *dialer) *cobra.Command {
+	var all, asJSON bool
+	c := &cobra.Command{
+		Use: "ps", Short: "list the steps of this node", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return d.call(func(ctx context.Context, client api.NodeClient) error {
+				r, err := client.List(ctx, &api.ListRequest{All: all})
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return printJSON("steps", raw(r.Step))
+				}
+				return table(r.Step)
+			})
+		},
+	}
+	c.Flags().BoolVarP(&all, "all", "a", false, "ended steps as well")
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return c
+}
+
+// raw are documents that are passed on as they are.
+func raw(docs [][]byte) []json.RawMessage {
+	out := make([]json.RawMessage, len(docs))
+	for i, b := range docs {
+		out[i] = b
+	}
+	return out
+}
+
+func table(docs [][]byte) error {
+	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "STEP\tNAME\tUSER\tSTATE\tTASKS\tTIME\tCOMMAND")
+	for _, doc := range docs {
+		var rec step.Record
+		if err := json.Unmarshal(doc, &rec); err != nil {
+			return fmt.Errorf("cannot parse a record of noded's: %w", err)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID, clean(rec.Name, 20), rec.User, rec.State, rec.NTasks,
+			elapsed(&rec), clean(strings.Join(rec.Command, " "), 40))
+	}
+	return w.Flush()
+}
+
+// clean keeps a user's words on one line of a listing.
+func clean(s string, room int) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) {
+			return '?'
+		}
+		return r
+	}, s)
+	if r := []rune(s); len(r) > room {
+		return string(r[:room-1]) + "…"
+	}
+	return s
+}
+
+// elapsed is how long the step has run, or ran: "2:03".
+func elapsed(rec *step.Record) string {
+	if rec.Started == nil {
+		return "-"
+	}
+	end := time.Now()
+	if rec.Ended != nil {
+		end = *rec.Ended
+	}
+	s := int(end.Sub(*rec.Started).Seconds())
+	if s >= 3600 {
+		return fmt.Sprintf("%d:%02d:%02d", s/3600, s/60%60, s%60)
+	}
+	return fmt.Sprintf("%d:%02d", s/60, s%60)
+}
+
+func showCommand(d *dialer) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use: "show JOB[.STEP]", Short: "show one step, running or ended", Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			ref, err := stepRef(args[0])
+			if err != nil {
+				return err
+			}
+			return d.call(func(ctx context.Context, client api.NodeClient) error {
+				r, err := client.Show(ctx, ref)
+				if err != nil {
+					return err
+				}
+				if asJSON && ref.StepId != nil && len(r.Step) == 1 {
+					return printJSON("step", json.RawMessage(r.Step[0]))
+				}
+				if asJSON {
+					return printJSON("steps", raw(r.Step))
+				}
+				for _, doc := range r.Step {
+					if err := showStep(doc); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return c
+}
+
+func showStep(doc []byte) error {
+	var rec step.Record
+	if err := json.Unmarshal(doc, &rec); err != nil {
+		return fmt.Errorf("cannot parse a record of noded's: %w", err)
+	}
+	fmt.Printf("step %s  %s\n", rec.ID, rec.State)
+	if rec.Reason != "" {
+		fmt.Printf("  reason   %s\n", clean(rec.Reason, 400))
+	}
+	fmt.Printf("  name     %s\n  user     %s (uid %d)\n  node     %s, cpus %s\n", clean(rec.Name, 80), rec.User, rec.UID, rec.Node, rec.CPUs)
+	if len(rec.Command) > 0 {
+		fmt.Printf("  command  %s\n", clean(strings.Join(rec.Command, " "), 400))
+	}
+	if rec.ExitCode != nil {
+		fmt.Printf("  exit     %d\n", *rec.ExitCode)
+	}
+	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "  RANK\tPID\tSTATE\tEXIT\tCPU\tMAXRSS")
+	for _, t := range rec.Tasks {
+		exit := "-"
+		if t.Status != nil {
+			exit = t.Status.Describe()
+		}
+		fmt.Fprintf(w, "  %d\t%s\t%s\t%s\t%s\t%s\n", t.Rank, number(t.PID), t.State, exit, seconds(t.CPUSeconds), megabytes(t.MaxRSSBytes))
+	}
+	return w.Flush()
+}
+
+func number(n *int) string {
+	if n == nil {
+		return "-"
+	}
+	return strconv.Itoa(*n)
+}
+
+func seconds(s *float64) string {
+	if s == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.2fs", *s)
+}
+
+func megabytes(b *int64) string {
+	if b == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.1fM", float64(*b)/(1<<20))
+}
+
+func signalCommand(d *dialer) *cobra.Command {
+	name, scope := "TERM", "tasks"
+	c := &cobra.Command{
+		Use: "signal [-s SIG] JOB[.STEP]", Short: "send a signal to the tasks", Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			ref, err := stepRef(args[0])
+			if err != nil {
+				return err
+			}
+			sig, err := parseSignal(name)
+			if err != nil {
+				return err
+			}
+			return d.call(func(ctx context.Context, client api.NodeClient) error {
+				_, err := client.Signal(ctx, &api.SignalRequest{Step: ref, Signal: int32(sig), Scope: scope})
+				return err
+			})
+		},
+	}
+	c.Flags().StringVarP(&name, "signal", "s", name, "signal by name or number")
+	c.Flags().StringVar(&scope, "scope", scope, "tasks: each task's process; all: every process of the step")
+	return c
+}
+
+// parseSignal reads "TERM", "SIGTERM", "15".
+func parseSignal(s string) (int, error) {
+	if n, err := strconv.Atoi(s); err == nil {
+		if n < 1 || n > 64 {
+			return 0, fmt.Errorf("there is no signal %d", n)
+		}
+		return n, nil
+	}
+	name := strings.ToUpper(s)
+	if !strings.HasPrefix(name, "SIG") {
+		name = "SIG" + name
+	}
+	if sig := unix.SignalNum(name); sig != 0 {
+		return int(sig), nil
+	}
+	return 0, fmt.Errorf("there is no signal %q", s)
+}
+
+func cancelCommand(d *dialer) *cobra.Command {
+	return &cobra.Command{
+		Use: "cancel JOB[.STEP]...", Short: "end steps", Args: cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			var all error
+			for _, a := range args {
+				ref, err := stepRef(a)
+				if err == nil {
+					err = d.call(func(ctx context.Context, client api.NodeClient) error {
+						_, err := client.Cancel(ctx, &api.CancelRequest{Step: ref, Reason: fmt.Sprintf("cancelled by uid %d", os.Getuid())})
+						return err
+					})
+				}
+				if err != nil {
+					say("error: %s", plain(err))
+					all = errors.Join(all, err)
+				}
+			}
+			if all != nil {
+				return exitError(1)
+			}
+			return nil
+		},
+	}
+}

@@ -1,0 +1,38 @@
+package stepio
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// rawFD is the descriptor of f without os.File.Fd's side effect: that sets
+// blocking mode on a file that others may share.
+func rawFD(f *os.File) int {
+	fd := -1
+	if c, err := f.SyscallConn(); err == nil {
+		c.Control(func(n uintptr) { fd = int(n) })
+	}
+	return fd
+}
+
+// Handable tells whether f may be given to the tasks: a regular file or a pipe,
+// and the tasks are of the same user (rulings 11). A terminal or a socket is
+// relayed, so that no task can control the client's terminal.
+func Handable(f *os.File, sameUser bool) bool {
+	var st unix.Stat_t
+	if !sameUser || f == nil || unix.Fstat(rawFD(f), &st) != nil {
+		return false
+	}
+	kind := st.Mode & unix.S_IFMT
+	return kind == unix.S_IFREG || kind == unix.S_IFIFO
+}
+
+// IsNull tells whether f is /dev/null, or is not open at all.
+func IsNull(f *os.File) bool {
+	var st unix.Stat_t
+	if f == nil || unix.Fstat(rawFD(f), &st) != nil {
+		return true
+	}
+	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3)
+}

@@ -1,0 +1,209 @@
+package stepio
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"stepd/api/stepapi"
+	"stepd/step"
+)
+
+// Options are what the user asked of the streams, and the client's own files.
+type Options struct {
+	Stdin, Stdout, Stderr *os.File
+	// Unbuffered passes bytes on as they come, not by whole lines.
+	Unbuffered bool
+	// Label puts the rank before each line.
+	Label bool
+	// SameUser tells that the tasks run as the client's own user.
+	SameUser bool
+}
+
+// Session is the streams of one step. Make it with Open, hand it over with
+// Attach, and wait for the last byte with Drain.
+type Session struct {
+	opt    Options
+	spec   *step.Spec
+	handed []handed
+	start  []func() // the relays, begun when the tasks have their ends
+	relays sync.WaitGroup
+}
+
+// handed is one descriptor for stepd.
+type handed struct {
+	stream stepapi.StreamFD
+	file   *os.File
+	ours   bool // the client keeps it
+}
+
+// Open makes what the tasks' streams need. The caller ends it with Drain or
+// Close.
+func Open(spec *step.Spec, opt Options) (*Session, error) {
+	s := &Session{opt: opt, spec: spec}
+	err := s.openInput()
+	for _, out := range []struct {
+		fd     int
+		stream step.Stream
+		file   *os.File
+	}{{1, spec.Stdout, opt.Stdout}, {2, spec.Stderr, opt.Stderr}} {
+		if err == nil && out.stream.Kind == step.StreamClient {
+			err = s.openOutput(out.fd, out.stream, out.file)
+		}
+	}
+	if err != nil {
+		s.Close()
+		return nil, fmt.Errorf("cannot make the tasks' streams: %w", err)
+	}
+	return s, nil
+}
+
+// ranksOf are the ranks that have the stream.
+func (s *Session) ranksOf(st step.Stream) []int {
+	if st.Rank != nil {
+		return []int{*st.Rank}
+	}
+	ranks := make([]int, s.spec.NTasks)
+	for i := range ranks {
+		ranks[i] = i
+	}
+	return ranks
+}
+
+func (s *Session) openInput() error {
+	if s.spec.Stdin.Kind != step.StreamClient {
+		return nil
+	}
+	ranks := s.ranksOf(s.spec.Stdin)
+	if len(ranks) == 1 && Handable(s.opt.Stdin, s.opt.SameUser) {
+		s.hand(0, ranks[0], s.opt.Stdin, true)
+		return nil
+	}
+	var writers []*os.File
+	for _, rank := range ranks {
+		ours, theirs, err := s.pipe(true)
+		if err != nil {
+			return err
+		}
+		writers = append(writers, ours)
+		s.hand(0, rank, theirs, false)
+	}
+	// Not waited for: it may be blocked in a read of the terminal when the
+	// step ends.
+	s.start = append(s.start, func() { go broadcast(s.opt.Stdin, writers) })
+	return nil
+}
+
+func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
+	ranks := s.ranksOf(st)
+	if !s.opt.Label && Handable(dest, s.opt.SameUser) {
+		rank := step.AllRanks
+		if st.Rank != nil {
+			rank = *st.Rank
+		}
+		s.hand(fd, rank, dest, true)
+		return nil
+	}
+	if !s.opt.Label && (len(ranks) == 1 || s.opt.Unbuffered) {
+		rank := step.AllRanks
+		if st.Rank != nil {
+			rank = *st.Rank
+		}
+		ours, theirs, err := s.pipe(false)
+		if err != nil {
+			return err
+		}
+		s.hand(fd, rank, theirs, false)
+		s.relay(func() { copyAll(dest, ours) })
+		return nil
+	}
+	out := newLines(dest, s.spec.NTasks, s.opt.Label)
+	for _, rank := range ranks {
+		ours, theirs, err := s.pipe(false)
+		if err != nil {
+			return err
+		}
+		s.hand(fd, rank, theirs, false)
+		s.relay(func() { out.copy(rank, ours) })
+	}
+	return nil
+}
+
+func (s *Session) relay(copy func()) {
+	s.start = append(s.start, func() { s.relays.Go(copy) })
+}
+
+func (s *Session) hand(fd, rank int, f *os.File, ours bool) {
+	s.handed = append(s.handed, handed{stepapi.StreamFD{FD: fd, Rank: rank}, f, ours})
+}
+
+// pipe makes a pipe whose task's end belongs to the tasks' user, so that a
+// task may open /dev/stdout again.
+func (s *Session) pipe(taskReads bool) (ours, theirs *os.File, err error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	ours, theirs = r, w
+	if taskReads {
+		ours, theirs = w, r
+	}
+	if !s.opt.SameUser && os.Geteuid() == 0 {
+		if err := theirs.Chown(int(s.spec.User.UID), -1); err != nil {
+			r.Close()
+			w.Close()
+			return nil, nil, err
+		}
+	}
+	return ours, theirs, nil
+}
+
+// Attach hands the descriptors to stepd, says that these are all, and begins
+// to relay.
+func (s *Session) Attach(c *stepapi.Conn) error {
+	for rest := s.handed; len(rest) > 0; {
+		n := min(len(rest), stepapi.FDsMax)
+		m := &stepapi.Msg{Type: stepapi.TypeAttach}
+		var fds []int
+		for _, h := range rest[:n] {
+			m.Streams = append(m.Streams, h.stream)
+			fds = append(fds, rawFD(h.file))
+		}
+		if err := c.Send(m, fds...); err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	// Our copies would keep the tasks' pipes open.
+	s.closeHanded()
+	for _, start := range s.start {
+		start()
+	}
+	return c.Send(&stepapi.Msg{Type: stepapi.TypeAttachDone})
+}
+
+func (s *Session) closeHanded() {
+	for _, h := range s.handed {
+		if !h.ours {
+			h.file.Close()
+		}
+	}
+	s.handed = nil
+}
+
+// Close gives up a session that was not attached.
+func (s *Session) Close() { s.closeHanded() }
+
+// Drain waits for the last byte of the tasks' output. When it does not come
+// within limit it returns false: a process holds a stream open.
+func (s *Session) Drain(limit time.Duration) bool {
+	done := make(chan struct{})
+	go func() { s.relays.Wait(); close(done) }()
+	select {
+	case <-done:
+		return true
+	case <-time.After(limit):
+		return false
+	}
+}
