@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -234,4 +235,37 @@ func (tn *testNode) eventLines(id step.ID) (all []step.Event) {
 		tn.t.Fatal(err)
 	}
 	return all
+}
+
+// TestNoLeaks: steps cost noded nothing that stays.
+func TestNoLeaks(t *testing.T) {
+	count := func() (fds, goroutines int) {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries), runtime.NumGoroutine()
+	}
+	tn := start(t, t.TempDir(), nil)
+	tn.wait(tn.run(1000, request("exit", "0")))
+	tn.work.Wait()
+	fds, goroutines := count()
+	for range 5 {
+		a, b := tn.run(1000, request("exit", "0")), tn.run(1000, request("die", "1"))
+		tn.wait(a)
+		tn.wait(b)
+	}
+	tn.work.Wait()
+	deadline := time.Now().Add(testTimeout)
+	for {
+		f, g := count()
+		if f <= fds && g <= goroutines {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d descriptors and %d goroutines, before 10 steps %d and %d", f, g, fds, goroutines)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	tn.stop()
 }
