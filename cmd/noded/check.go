@@ -16,7 +16,7 @@ func check(out io.Writer, o options) error {
 	}
 	mistakes := 0
 	for _, p := range append(s.problems, s.stackProblems()...) {
-		if p.Severity == slurmconf.Error {
+		if p.Severity == slurmconf.SeverityError {
 			mistakes++
 		}
 		if _, err := fmt.Fprintf(out, "%s: %s\n", p.Severity, p); err != nil {

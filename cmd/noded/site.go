@@ -83,7 +83,7 @@ func loadSite(o options) (*site, error) {
 func (s *site) checkValues() {
 	if !slices.Contains(mpi.Names(), s.conf.MpiDefault) {
 		s.problems = append(s.problems, slurmconf.Problem{
-			Severity: slurmconf.Warning, File: s.conf.File, Key: "MpiDefault", Value: s.conf.MpiDefault,
+			Severity: slurmconf.SeverityWarning, File: s.conf.File, Key: "MpiDefault", Value: s.conf.MpiDefault,
 			Text:   fmt.Sprintf("MpiDefault=%s is not built in: every step must name another one", s.conf.MpiDefault),
 			Remedy: "write one of " + strings.Join(mpi.Names(), ", "),
 		})
@@ -93,7 +93,7 @@ func (s *site) checkValues() {
 // warn logs what is doubtful and has a meaning all the same.
 func (s *site) warn(log *logrus.Logger) {
 	for _, p := range s.problems {
-		if p.Severity == slurmconf.Warning {
+		if p.Severity == slurmconf.SeverityWarning {
 			log.Warn(p)
 		}
 	}
@@ -104,7 +104,7 @@ func (s *site) warn(log *logrus.Logger) {
 func (s *site) mistakes() error {
 	var found []slurmconf.Problem
 	for _, p := range s.problems {
-		if p.Severity == slurmconf.Error {
+		if p.Severity == slurmconf.SeverityError {
 			found = append(found, p)
 		}
 	}

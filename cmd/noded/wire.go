@@ -150,7 +150,7 @@ func (s *site) plugins(context.Context) []node.Plugin {
 func (s *site) stackProblems() []slurmconf.Problem {
 	var out []slurmconf.Problem
 	wrong := func(file string, line int, text string) {
-		out = append(out, slurmconf.Problem{Severity: slurmconf.Error, File: file, Line: line, Text: text})
+		out = append(out, slurmconf.Problem{Severity: slurmconf.SeverityError, File: file, Line: line, Text: text})
 	}
 	stack, err := spank.ReadStack(s.conf.PlugStackConfig, s.conf.PluginDir)
 	if err != nil {
