@@ -3,77 +3,83 @@ package task
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 // execWatch tells when tasks exec: each holds the write end of a pipe that
-// execve closes (rulings 1). One goroutine watches all of them.
+// execve closes (rulings 1). One goroutine watches all of them through one
+// epoll instance, which is itself watched by the runtime's poller: no thread
+// waits in the kernel.
 type execWatch struct {
-	epfd  int
-	wake  int // eventfd: ends the watch
-	pipes map[int]int
+	epoll *os.File
+	conn  syscall.RawConn
+	pipes map[int]int // descriptor to rank; the goroutine's once it is started
 	wg    sync.WaitGroup
 	stop  chan struct{}
 }
 
-func newExecWatch() *execWatch {
-	return &execWatch{epfd: -1, wake: -1, pipes: make(map[int]int), stop: make(chan struct{})}
+func newExecWatch() (*execWatch, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("cannot make an epoll: %w", err)
+	}
+	// Non-blocking, or the runtime would not poll it.
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("cannot use epoll: %w", err)
+	}
+	w := &execWatch{epoll: os.NewFile(uintptr(fd), "exec watch"), pipes: make(map[int]int), stop: make(chan struct{})}
+	if w.conn, err = w.epoll.SyscallConn(); err != nil {
+		w.epoll.Close()
+		return nil, fmt.Errorf("cannot use epoll: %w", err)
+	}
+	return w, nil
 }
 
 // add takes over the read end of one task's pipe.
 func (w *execWatch) add(fd, rank int) error {
-	if w.epfd < 0 {
-		var err error
-		if w.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-			return fmt.Errorf("cannot make an epoll: %w", err)
-		}
-		if w.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
-			return fmt.Errorf("cannot make an eventfd: %w", err)
-		}
-		if err := w.epoll(w.wake); err != nil {
-			return err
-		}
-	}
 	w.pipes[fd] = rank
-	return w.epoll(fd)
-}
-
-func (w *execWatch) epoll(fd int) error {
 	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}
-	if err := unix.EpollCtl(w.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
-		return fmt.Errorf("cannot watch descriptor %d: %w", fd, err)
+	var err error
+	if cerr := w.conn.Control(func(ep uintptr) { err = unix.EpollCtl(int(ep), unix.EPOLL_CTL_ADD, fd, &ev) }); cerr != nil {
+		err = cerr
+	}
+	if err != nil {
+		return fmt.Errorf("cannot watch the exec of task %d: %w", rank, err)
 	}
 	return nil
 }
 
-// start tells each rank whose pipe has ended to execs, until all have or close
-// is called.
-func (w *execWatch) start(execs chan<- int) {
+// start tells the ranks whose pipes have ended, several at a time, until all
+// have or close is called.
+func (w *execWatch) start(execs chan<- []int) {
 	w.wg.Go(func() {
 		events := make([]unix.EpollEvent, 64)
 		for len(w.pipes) > 0 {
-			n, err := unix.EpollWait(w.epfd, events, -1)
-			if errors.Is(err, unix.EINTR) {
-				continue
+			n := 0
+			err := w.conn.Read(func(ep uintptr) bool {
+				var err error
+				n, err = unix.EpollWait(int(ep), events, 0)
+				return n > 0 || (err != nil && !errors.Is(err, unix.EINTR))
+			})
+			if err != nil || n <= 0 {
+				return // closed
 			}
-			if err != nil {
-				return
-			}
+			ranks := make([]int, 0, n)
 			for _, ev := range events[:n] {
 				fd := int(ev.Fd)
-				if fd == w.wake {
-					return
-				}
-				rank := w.pipes[fd]
+				ranks = append(ranks, w.pipes[fd])
 				delete(w.pipes, fd)
 				unix.Close(fd)
-				select {
-				case execs <- rank:
-				case <-w.stop:
-					return
-				}
+			}
+			select {
+			case execs <- ranks:
+			case <-w.stop:
+				return
 			}
 		}
 	})
@@ -82,17 +88,10 @@ func (w *execWatch) start(execs chan<- int) {
 // close ends the watch and closes what is left.
 func (w *execWatch) close() error {
 	close(w.stop)
-	if w.wake >= 0 {
-		unix.Write(w.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	}
+	err := w.epoll.Close() // ends a Read
 	w.wg.Wait()
 	for fd := range w.pipes {
 		unix.Close(fd)
 	}
-	for _, fd := range []int{w.epfd, w.wake} {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
-	}
-	return nil
+	return err
 }

@@ -40,8 +40,10 @@ func (s *Step) follow() error {
 	cancelled := s.cancelled
 	for s.alive > 0 {
 		select {
-		case rank := <-s.execs:
-			s.taskExeced(rank)
+		case ranks := <-s.execs:
+			for _, rank := range ranks {
+				s.taskExeced(rank)
+			}
 		case e := <-s.ends:
 			s.taskEnded(e)
 		case e := <-s.orphans:

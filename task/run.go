@@ -55,7 +55,7 @@ type Step struct {
 	hostBusy  bool // it has not answered wait
 	childless bool // the reaper has said once that there are no children
 	ends      chan step.TaskEnd
-	execs     chan int
+	execs     chan []int
 
 	mu    sync.Mutex
 	rec   step.Record              // guarded by mu
@@ -92,7 +92,7 @@ func New(p *Plan, d Deps) *Step {
 	s := &Step{plan: p, d: d}
 	n := p.Spec.NTasks
 	s.ends = make(chan step.TaskEnd)
-	s.execs = make(chan int)
+	s.execs = make(chan []int)
 	s.fails = make(map[int]step.LaunchError)
 	s.control.init()
 	s.attachments.init()
@@ -291,7 +291,14 @@ func (s *Step) fork(context.Context) error {
 	for i := range s.tasks {
 		s.tasks[i].pidfd = -1
 	}
-	watch := newExecWatch()
+	watch, werr := newExecWatch()
+	if werr != nil {
+		for _, f := range forked {
+			unix.Close(f.PidFD)
+			unix.Close(f.Exec)
+		}
+		return errors.Join(err, werr)
+	}
 	for _, f := range forked {
 		if f.Rank >= len(s.tasks) || s.tasks[f.Rank].pid != 0 {
 			unix.Close(f.PidFD)
