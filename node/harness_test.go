@@ -40,6 +40,7 @@ type fakeTracker struct {
 
 func (t *fakeTracker) Kind() string                                  { return "linuxproc" }
 func (t *fakeTracker) MakeStep(id step.ID) (string, *os.File, error) { return "", nil, nil }
+func (t *fakeTracker) Prepare() error                                { return nil }
 func (t *fakeTracker) EndJob(uint32) error                           { return nil }
 func (t *fakeTracker) Remove() error                                 { return nil }
 func (t *fakeTracker) Steps() ([]step.ID, error)                     { return t.places, nil }

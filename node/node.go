@@ -82,6 +82,9 @@ func (n *Node) open() error {
 		return errors.Join(err, st.close())
 	}
 	n.reg.setDrain(drained)
+	if err := n.cfg.Tracker.Prepare(); err != nil {
+		return errors.Join(err, st.close())
+	}
 	return nil
 }
 

@@ -13,6 +13,9 @@ import (
 type Tracker interface {
 	// Kind is the value of step.Proctrack.Kind, and of the node document.
 	Kind() string
+	// Prepare makes what all steps need. It is called once, when the spool is
+	// known to be ours alone.
+	Prepare() error
 	// MakeStep makes the step's place. dir is its cgroup ("" where there is
 	// none); leaf is a directory descriptor for CLONE_INTO_CGROUP, which the
 	// caller closes, nil where there is no cgroup to be born in.

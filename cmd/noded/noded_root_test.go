@@ -58,8 +58,10 @@ func newPrivate(t *testing.T) *private {
 	t.Helper()
 	testkit.RequireRoot(t)
 	d := &private{t: t, dir: t.TempDir()}
-	if err := os.Chmod(d.dir, 0o755); err != nil {
-		t.Fatal(err)
+	for _, dir := range []string{d.dir, filepath.Dir(d.dir)} {
+		if err := os.Chmod(dir, 0o755); err != nil { // users must reach the programs
+			t.Fatal(err)
+		}
 	}
 	bin := filepath.Join(d.dir, "bin")
 	if out, err := exec.Command("go", "build", "-o", bin+"/noded", ".").CombinedOutput(); err != nil {
@@ -376,7 +378,7 @@ func TestRootRefusesToStart(t *testing.T) {
 			cmd := exec.Command(d.bin, tc.args...)
 			cmd.SysProcAttr = tc.attr
 			out, err := cmd.CombinedOutput()
-			if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), tc.says) || !strings.HasPrefix(string(out), "noded: ") {
+			if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), tc.says) || !strings.Contains(string(out), "noded: ") {
 				t.Errorf("%v, %s; want exit code 1 and %q", err, out, tc.says)
 			}
 		})

@@ -19,8 +19,7 @@ var (
 	_ node.Tracker = (*plainTracker)(nil)
 )
 
-// newTracker finds out what the node can do, makes the root and announces what
-// is not had.
+// newTracker finds out what the node can do, and announces what is not had.
 func newTracker(log *logrus.Logger, proctrackType, spool string) (node.Tracker, []node.Fallback, error) {
 	answer, err := detect.Detect(proctrackType)
 	if err != nil {
@@ -38,9 +37,6 @@ func newTracker(log *logrus.Logger, proctrackType, spool string) (node.Tracker, 
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := root.Ensure(); err != nil {
-		return nil, nil, err
-	}
 	return &cgroupTracker{kind: answer.Kind, root: root}, fallbacks, nil
 }
 
@@ -50,7 +46,8 @@ type cgroupTracker struct {
 	root *proctrack.Root
 }
 
-func (t *cgroupTracker) Kind() string { return t.kind }
+func (t *cgroupTracker) Kind() string   { return t.kind }
+func (t *cgroupTracker) Prepare() error { return t.root.Ensure() }
 
 func (t *cgroupTracker) MakeStep(id step.ID) (string, *os.File, error) {
 	dir, err := t.root.MakeStep(id)
@@ -84,7 +81,8 @@ func (t *cgroupTracker) Remove() error             { return t.root.Remove() }
 // and what is left of a dead stepd is found by its session.
 type plainTracker struct{ kind string }
 
-func (t *plainTracker) Kind() string { return t.kind }
+func (t *plainTracker) Kind() string   { return t.kind }
+func (t *plainTracker) Prepare() error { return nil }
 
 func (t *plainTracker) MakeStep(step.ID) (string, *os.File, error) { return "", nil, nil }
 
