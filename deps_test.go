@@ -33,6 +33,7 @@ var importRules = map[string]struct {
 	"stepd/cmd/noded":         {[]string{"stepd/..."}, "wires"},
 	"stepd/cmd/stepd":         {[]string{"stepd/step", "stepd/task", "stepd/spank", "stepd/proctrack", "stepd/mpi", "stepd/api/stepapi", "stepd/internal/linux"}, "wires, and stays small: a step pays for every package"},
 	"stepd/cmd/stepctl":       {[]string{"stepd/..."}, "wires"},
+	"stepd/examples":          {[]string{"stepd/internal/testkit"}, "tests of the examples"},
 	"stepd/integration":       {[]string{"stepd/internal/testkit"}, "black box: built programs only"},
 	"stepd/integration/bench": {nil, "black box: built programs only"},
 }

@@ -165,7 +165,7 @@ func (s *Step) taskExeced(rank int) {
 	place := s.host.Where(rank)
 	switch {
 	case place.AtExec && place.Errno == 0:
-	case place.InHook() && stillRuns(t.pidfd):
+	case place.InHook() && s.runsOther(t.pid):
 		// The hook exec'd by itself, as a container runtime's plugin may.
 		t.hookExeced = true
 	default:
@@ -219,7 +219,7 @@ func (s *Step) recordEnd(e step.TaskEnd) step.ExitStatus {
 		rss, cpu := e.Usage.MaxRSSBytes, (e.Usage.User + e.Usage.System).Seconds()
 		t.MaxRSSBytes, t.CPUSeconds = &rss, &cpu
 	}
-	if (place.AtExec && place.Errno == 0) || s.tasks[e.Rank].hookExeced {
+	if (place.AtExec && place.Errno == 0) || (s.tasks[e.Rank].hookExeced && s.tasks[e.Rank].cause == "") {
 		return e.Status
 	}
 	t.State, t.Stage, t.Errno = step.TaskFailed, place.Stage, place.Errno
@@ -233,12 +233,16 @@ func (s *Step) recordEnd(e step.TaskEnd) step.ExitStatus {
 	return step.ExitedWith(1)
 }
 
-// stillRuns tells whether the process of a pidfd has not ended: a pidfd
-// becomes readable when it has.
-func stillRuns(pidfd int) bool {
-	p := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-	n, err := unix.Poll(p, 0)
-	return err == nil && n == 0
+// runsOther tells whether the process runs another program than the host. A
+// process that is dying has closed its pipes and runs none: its pidfd cannot
+// tell, since that becomes readable only later.
+func (s *Step) runsOther(pid int) bool {
+	exe := func(pid int) (st unix.Stat_t, ok bool) {
+		return st, unix.Stat(fmt.Sprintf("/proc/%d/exe", pid), &st) == nil
+	}
+	task, ok1 := exe(pid)
+	host, ok2 := exe(s.host.PID())
+	return ok1 && ok2 && (task.Dev != host.Dev || task.Ino != host.Ino)
 }
 
 // hookEnd words how a process ended inside a hook.

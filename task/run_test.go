@@ -125,8 +125,7 @@ func (h fakeHost) Fork() ([]step.Forked, error) {
 			return nil, err
 		}
 		unix.Close(p[1])
-		// Readable, as the pidfd of a dead process is.
-		fd, err := unix.Eventfd(1, unix.EFD_CLOEXEC)
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 		if err != nil {
 			return nil, err
 		}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/signal"
@@ -141,7 +142,11 @@ func startHost(spec *step.Spec, cgroupFD int) (task.Host, error) {
 func readSpec() (*step.Spec, error) {
 	f := os.NewFile(stepapi.FDSpec, "spec")
 	defer f.Close()
-	unix.CloseOnExec(stepapi.FDSpec)
+	// Ours, and whatever else noded was started with: nothing of it is the
+	// host's or a task's.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("cannot keep descriptors from the tasks: close_range: %w (Linux 5.11 or newer is needed)", err)
+	}
 	b, err := io.ReadAll(io.LimitReader(io.NewSectionReader(f, 0, stepapi.RecordMax), stepapi.RecordMax))
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the step's spec from descriptor %d: %w (stepd is started by noded)", stepapi.FDSpec, err)
@@ -152,9 +157,6 @@ func readSpec() (*step.Spec, error) {
 	}
 	if spec.Schema != step.Schema {
 		return nil, fmt.Errorf("cannot run a spec of schema %d: this stepd knows %d", spec.Schema, step.Schema)
-	}
-	for _, fd := range []int{stepapi.FDControl, stepapi.FDListen, stepapi.FDEvents, stepapi.FDContainer} {
-		unix.CloseOnExec(fd)
 	}
 	return spec, nil
 }
