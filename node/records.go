@@ -1,0 +1,120 @@
+package node
+
+import (
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/api/stepapi"
+	"stepd/step"
+)
+
+// handle takes one record of stepd's. It returns true for the result.
+func (f *follower) handle(m *stepapi.Msg) (result bool) {
+	f.log.Debugf("stepd says %q", m.Type)
+	switch m.Type {
+	case stepapi.TypeHello:
+		if m.Version != stepapi.Version {
+			f.log.Errorf("stepd speaks version %d of its protocol, noded %d: its end alone is followed", m.Version, stepapi.Version)
+			return false
+		}
+		f.merge(m.Record)
+	case stepapi.TypeState:
+		f.merge(m.Record)
+		f.move(m.State)
+	case stepapi.TypeTaskExit:
+		f.taskExit(m)
+	case stepapi.TypeResult:
+		if f.settled {
+			f.send(&stepapi.Msg{Type: stepapi.TypeAck})
+			return true
+		}
+		if m.Record == nil || !isFinal(m.Record.State) {
+			f.log.Error("internal error: stepd sent a result that is not final")
+			return false
+		}
+		if f.settle(m.Record) {
+			f.send(&stepapi.Msg{Type: stepapi.TypeAck})
+		}
+		return true
+	}
+	return false
+}
+
+// merge takes over what stepd knows better: times and tasks. Who the step is
+// and whose, stays noded's word.
+func (f *follower) merge(rec *step.Record) {
+	if rec == nil || f.settled {
+		return
+	}
+	f.update(func(own *step.Record) {
+		own.Reason = rec.Reason
+		if rec.Started != nil {
+			own.Started = rec.Started
+		}
+		if len(rec.Tasks) == own.NTasks {
+			own.Tasks = rec.Tasks
+		}
+	})
+	f.move(rec.State)
+}
+
+// move takes over a state. A final one comes with the result only.
+func (f *follower) move(to step.State) {
+	if f.settled || to == "" || to.Final() {
+		return
+	}
+	f.update(func(own *step.Record) {
+		if own.State == to {
+			return
+		}
+		if s, err := own.State.Move(to); err == nil {
+			own.State = s
+		} // else stepd repeats an earlier state, in a Hello after a restart
+	})
+}
+
+func (f *follower) taskExit(m *stepapi.Msg) {
+	if m.Status == nil {
+		return
+	}
+	f.update(func(own *step.Record) {
+		for _, r := range m.Ranks {
+			if r >= 0 && r < len(own.Tasks) {
+				own.Tasks[r].End(*m.Status)
+			}
+		}
+	})
+}
+
+// settle makes rec's end the step's end, and stores it. From then on the
+// step's CPUs are free. It returns false where the record could not be stored:
+// then stepd gets no Ack and leaves its result file for the next noded.
+func (f *follower) settle(rec *step.Record) (stored bool) {
+	f.update(func(own *step.Record) {
+		own.State, own.Reason = rec.State, rec.Reason
+		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
+		own.Ended = rec.Ended
+		if own.Ended == nil {
+			now := time.Now()
+			own.Ended = &now
+		}
+		if rec.Started != nil {
+			own.Started = rec.Started
+		}
+		if len(rec.Tasks) == own.NTasks {
+			own.Tasks = rec.Tasks
+		}
+	})
+	f.settled = true
+	forgotten, err := f.n.store.finish(f.record(), time.Now())
+	if err != nil {
+		f.log.Errorf("%v", err)
+	}
+	f.n.forget(forgotten)
+	for _, other := range f.n.reg.settle(f) {
+		f.n.cancelLater(other, "its job has ended")
+	}
+	f.log.WithFields(logrus.Fields{"state": rec.State, "reason": rec.Reason}).Info("step ended")
+	return err == nil
+}
