@@ -20,6 +20,10 @@ type Tmpfs struct {
 	// something behind; tests put faults there. It is set before first use.
 	hook func(point string) error
 
+	// claim is held while BASE/TAG is made: two jobs that begin at once would
+	// write the same temporary file there.
+	claim sync.Mutex
+
 	mu    sync.Mutex
 	cfg   Config                // guarded by mu; complete
 	jobs  map[uint32]*container // guarded by mu
@@ -114,7 +118,9 @@ func (t *Tmpfs) Create(ctx context.Context, job uint32, user step.User) error {
 	if err != nil {
 		return fmt.Errorf("cannot create the container of job %d: %w", job, err)
 	}
+	t.claim.Lock()
 	tag, err := makeTag(&cfg)
+	t.claim.Unlock()
 	if err != nil {
 		return join(err, t.pins.release())
 	}

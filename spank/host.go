@@ -65,7 +65,7 @@ func Start(cfg StartConfig) (*Host, error) {
 	attr := &syscall.ProcAttr{
 		Dir:   "/",
 		Env:   []string{},
-		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), childControl.Fd(), childLog.Fd()},
+		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), hostFDControl: childControl.Fd(), hostFDLog: childLog.Fd()},
 		Sys:   &syscall.SysProcAttr{PidFD: &h.pidfd},
 	}
 	if cfg.CgroupFD >= 0 {

@@ -84,7 +84,9 @@ func run(log *logrus.Logger) error {
 // serve wires the step to its neighbours and runs it.
 func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Conn, listener *net.UnixListener) error {
 	var st *task.Step
+	made := make(chan struct{}) // st is there
 	reaper := linux.NewReaper(func(e linux.Exit) {
+		<-made
 		st.ChildEnded(e.PID, step.ExitStatus(e.Status), usage(&e.Usage))
 	})
 	tracker, err := proctrack.Open(spec.Proctrack.Kind, spec.Proctrack.Dir, os.Getpid(), reaper)
@@ -106,6 +108,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		deps.Namespace = os.NewFile(stepapi.FDContainer, "container")
 	}
 	st = task.New(plan, deps)
+	close(made)
 	server := stepapi.NewServer(spec.ID, spec.User.UID, handler{st})
 	aud.server = server
 	server.Add(control, stepapi.RoleNoded, true)

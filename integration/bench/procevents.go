@@ -43,7 +43,6 @@ type event struct {
 // recorder collects process events.
 type recorder struct {
 	fd int
-	wg sync.WaitGroup
 
 	mu     sync.Mutex
 	events []event // guarded by mu

@@ -18,7 +18,6 @@ type slurm struct {
 	conf    string
 	slurmd  int
 	job     string
-	hold    *exec.Cmd
 }
 
 const slurmConf = `ClusterName=bench

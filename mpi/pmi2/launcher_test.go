@@ -56,7 +56,6 @@ type run struct {
 	plugin *Plugin
 	tasks  []*exec.Cmd
 	out    []bytes.Buffer
-	start  func(int) *exec.Cmd
 
 	mu    sync.Mutex
 	told  []told   // guarded by mu

@@ -43,7 +43,7 @@ func (p *Plugin) talk(r *rank) error {
 	in := &reader{src: r.conn.file, max: p.conf.FrameBytes}
 	err := p.greet(r, in)
 	switch {
-	case err == nil || err == io.EOF:
+	case err == io.EOF:
 		return nil
 	case errors.Is(err, syscall.ECONNRESET) || errors.Is(err, os.ErrClosed):
 		// Reset: the task ended with answers unread.
