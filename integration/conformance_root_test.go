@@ -47,6 +47,7 @@ func ourWorld(t testing.TB, n *node) *world {
 	w := &world{
 		words: map[string]string{
 			alice.name: "USER", n.path("home"): "HOME", n.wd: "WORKDIR", n.path("slurm.conf"): "SLURM.CONF", hostname: "vm",
+			n.socket(): "SOCKET",
 		},
 		soft: map[string]string{}, daemon: map[string]string{},
 	}
@@ -79,7 +80,12 @@ func ourWorld(t testing.TB, n *node) *world {
 func buildProbe(t testing.TB, n *node, include, recordFile string) string {
 	t.Helper()
 	so := n.path("probe.so")
-	compile(t, "-fPIC", "-shared", "-DPROBE_OUT=\""+recordFile+"\"", "-I", include, "testdata/probe/probe.c", "-o", so)
+	args := []string{"-fPIC", "-shared", "-DPROBE_OUT=\"" + recordFile + "\"", "-I", include, "testdata/probe/probe.c", "-o", so}
+	if include == ownHeaders {
+		// The release that the traces' plugin was built for.
+		args = append(args, "-DSLURM_VERSION_NUMBER=SLURM_VERSION_NUM(22,5,8)")
+	}
+	compile(t, args...)
 	return so
 }
 

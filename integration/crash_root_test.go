@@ -71,7 +71,7 @@ func TestRootPluginCrash(t *testing.T) {
 			t.Errorf("stderr names no plugin, hook and %q: %v", what, r)
 		}
 		onlyOurLines(t, r)
-		step := n.last(t)
+		step := n.lastEnded(t)
 		n.checkClean(t)
 		if !strings.Contains(step.Reason, "rude.so") && !(hook == "exit" && flag == "optional") {
 			t.Errorf("reason %q does not name the plugin", step.Reason)

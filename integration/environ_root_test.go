@@ -32,7 +32,7 @@ func TestRootTaskEnvironment(t *testing.T) {
 	}
 	hostname, err := os.Hostname()
 	must(t, err)
-	step := n.last(t)
+	step := n.lastEnded(t)
 	job := fmt.Sprint(step.JobID)
 	for rank := range 3 {
 		b, err := os.ReadFile(n.path("wd", fmt.Sprintf("env.%d", rank)))

@@ -131,7 +131,7 @@ func TestRootExecFailures(t *testing.T) {
 			}
 			contains(t, "stderr", r.err, "stepd-vm: error: ", c.message, fmt.Sprintf("Exited with exit code %d", c.code))
 			onlyOurLines(t, r)
-			step := n.last(t)
+			step := n.lastEnded(t)
 			if step.State != "FAILED" || len(step.Tasks) == 0 || step.Tasks[0].State != "FAILED" || step.Tasks[0].Errno != c.code {
 				t.Errorf("want state FAILED and a task FAILED with errno %d, got %+v", c.code, step)
 			}

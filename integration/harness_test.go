@@ -160,10 +160,19 @@ func (n *node) boot(t testing.TB) {
 	t.Helper()
 	n.log = &logBuffer{want: "noded: ready", seen: make(chan struct{})}
 	n.cmd = exec.Command(binary(t, "noded"), "-f", n.path("slurm.conf"), "--run-dir", n.run, "--spool-dir", n.path("spool"), "-v")
-	n.cmd.Stdout, n.cmd.Stderr = n.log, n.log
+	// A pipe of our own: the stepds have its other end too, so that its end of
+	// file does not tell noded's end, which cmd.Wait would take it for.
+	read, write, err := os.Pipe()
+	must(t, err)
+	n.cmd.Stdout, n.cmd.Stderr = write, write
+	go func(log *logBuffer) {
+		_, _ = io.Copy(log, read) // to its end of file; Write never fails
+		read.Close()
+	}(n.log)
 	// Its own session: what hits the test's terminal must not hit the node.
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	must(t, n.cmd.Start())
+	write.Close()
 	done := make(chan struct{})
 	n.done = done
 	go func(cmd *exec.Cmd) {
@@ -184,6 +193,7 @@ func (n *node) boot(t testing.TB) {
 func (n *node) shutdown(t *testing.T) {
 	t.Helper()
 	if !n.exited() {
+		n.checkClean(t)
 		_ = n.cmd.Process.Signal(syscall.SIGTERM) // it may just have ended
 		select {
 		case <-n.done:

@@ -79,6 +79,13 @@ func (n *node) ended(t testing.TB, id string) stepDoc {
 	return doc
 }
 
+// lastEnded is the final record of the newest step: the client hears of the
+// end from stepd itself, at the same time as noded.
+func (n *node) lastEnded(t testing.TB) stepDoc {
+	t.Helper()
+	return n.ended(t, n.last(t).id())
+}
+
 // TestRootKillStepd: with stepd all of the step goes, and the result says so.
 func TestRootKillStepd(t *testing.T) {
 	n := startNode(t, site{})
@@ -304,4 +311,22 @@ func (n *node) victim(t testing.TB, comm string) int {
 	}
 	t.Fatalf("no process %q among %v", comm, n.processes())
 	return 0
+}
+
+// TestRootTermRightAfterEnd: the client hears of a step's end before noded has
+// put everything away; a SIGTERM in between changes nothing.
+func TestRootTermRightAfterEnd(t *testing.T) {
+	n := startNode(t, site{})
+	for range 5 {
+		if r := n.ctl(t, "run", "true"); r.code != 0 {
+			t.Fatal(r)
+		}
+		must(t, n.cmd.Process.Signal(syscall.SIGTERM))
+		<-n.done
+		n.checkClean(t)
+		if err := n.cgroupRootGone(); err != nil {
+			t.Error(err)
+		}
+		n.boot(t)
+	}
 }

@@ -15,7 +15,7 @@ func TestRootPluginFiles(t *testing.T) {
 		compile(t, append(append([]string{"-fPIC", "-shared", "-I", ownHeaders}, flags...), "testdata/plugins/bad.c", "-o", so)...)
 		return so
 	}
-	notELF := n.write(t, "notelf.so", "this is no plugin\n")
+	notELF := n.write(t, "notelf.so", strings.Repeat("this is no plugin\n", 10))
 	for _, c := range []struct {
 		name, path string
 		accepted   bool

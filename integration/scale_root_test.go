@@ -80,7 +80,7 @@ func TestRootThousandTasks(t *testing.T) {
 	}
 	t.Logf("1000 tasks of /bin/true: %v", time.Since(started))
 	n.checkClean(t)
-	if doc := n.last(t); doc.NTasks != 1000 || len(doc.Tasks) != 1000 || doc.State != "COMPLETED" {
+	if doc := n.lastEnded(t); doc.NTasks != 1000 || len(doc.Tasks) != 1000 || doc.State != "COMPLETED" {
 		t.Errorf("record: ntasks %d, %d tasks, state %s", doc.NTasks, len(doc.Tasks), doc.State)
 	}
 	r := n.ctl(t, "run", "-n", "1000", "--overcommit", "-l", "sh", "-c", "echo $SLURM_PROCID; exit $((SLURM_PROCID == 999 ? 9 : 0))")

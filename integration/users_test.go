@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"os/user"
-	"strconv"
 	"syscall"
 	"testing"
 )
@@ -44,28 +43,23 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// makeAccounts returns the commands that undo what it did. What is there
-// already with the right ids (another suite beside us) stays.
+// makeAccounts returns the commands that undo what it did. What a broken run
+// has left is taken away first.
 func makeAccounts() (undo [][]string, err error) {
+	removeAccounts([][]string{
+		{"groupdel", "stepdg2"}, {"groupdel", "stepdg1"}, {"groupdel", bob.name}, {"groupdel", alice.name},
+		{"userdel", "-f", bob.name}, {"userdel", "-f", alice.name},
+	})
 	groups := []struct{ name, gid string }{
-		{"stepdt1", "7001"}, {"stepdt2", "7002"}, {"stepdg1", "7101"}, {"stepdg2", "7102"},
+		{alice.name, "7001"}, {bob.name, "7002"}, {"stepdg1", "7101"}, {"stepdg2", "7102"},
 	}
 	for _, g := range groups {
-		if _, err := user.LookupGroupId(g.gid); err == nil {
-			continue
-		}
 		if err := command("groupadd", "-g", g.gid, g.name); err != nil {
 			return undo, err
 		}
 		undo = append(undo, []string{"groupdel", g.name})
 	}
 	for _, a := range []account{alice, bob} {
-		if u, err := user.LookupId(strconv.Itoa(int(a.uid))); err == nil {
-			if u.Username != a.name {
-				return undo, fmt.Errorf("uid %d belongs to %q: remove that user", a.uid, u.Username)
-			}
-			continue
-		}
 		args := []string{"-u", fmt.Sprint(a.uid), "-g", fmt.Sprint(a.gid), "-M", "-d", "/nonexistent", "-s", "/bin/bash"}
 		if a.uid == alice.uid {
 			args = append(args, "-G", "7101,7102")
@@ -73,19 +67,24 @@ func makeAccounts() (undo [][]string, err error) {
 		if err := command("useradd", append(args, a.name)...); err != nil {
 			return undo, err
 		}
-		undo = append(undo, []string{"userdel", a.name})
+		undo = append(undo, []string{"userdel", "-f", a.name})
 	}
 	return undo, nil
 }
 
-// removeAccounts runs undo backwards. userdel takes the user's own group with
-// it, so that a group may be gone already.
+// removeAccounts runs undo backwards, and passes over what is gone already:
+// userdel takes the user's own group with it.
 func removeAccounts(undo [][]string) {
 	for i := len(undo) - 1; i >= 0; i-- {
+		name := undo[i][len(undo[i])-1]
+		var err error
 		if undo[i][0] == "groupdel" {
-			if _, err := user.LookupGroup(undo[i][1]); err != nil {
-				continue
-			}
+			_, err = user.LookupGroup(name)
+		} else {
+			_, err = user.Lookup(name)
+		}
+		if err != nil {
+			continue
 		}
 		if err := command(undo[i][0], undo[i][1:]...); err != nil {
 			fmt.Fprintln(os.Stderr, err)
