@@ -50,7 +50,8 @@ type Config struct {
 
 	// StepdPath is the stepd program, absolute.
 	StepdPath string
-	// StepdLog receives what stepds write to their standard error; nil is /dev/null.
+	// StepdLog is a log file that stepds append to by themselves. nil: what they
+	// write to their standard error comes through noded to Log.Out.
 	StepdLog *os.File
 	// ContainerType is "none" or "tmpfs".
 	ContainerType string

@@ -172,10 +172,14 @@ func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*process, er
 		return nil, err
 	}
 	defer null.Close()
-	fds := []uintptr{null.Fd(), null.Fd(), null.Fd()}
-	if n.cfg.StepdLog != nil {
-		fds[2] = n.cfg.StepdLog.Fd()
+	said, stderr, err := n.stepdLog()
+	if err != nil {
+		return nil, err
 	}
+	if said != nil {
+		defer stderr.Close()
+	}
+	fds := []uintptr{null.Fd(), null.Fd(), stderr.Fd()}
 	for _, f := range files {
 		fds = append(fds, f.Fd())
 	}
@@ -189,9 +193,29 @@ func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*process, er
 		Env: []string{"PATH=" + safePath, "SLURM_CONF=" + n.cfg.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("cannot start %q: %w", n.cfg.StepdPath, err)
+		err = fmt.Errorf("cannot start %q: %w", n.cfg.StepdPath, err)
 	}
-	return newChild(pid, pidfd)
+	var p *process
+	if err == nil {
+		p, err = newChild(pid, pidfd)
+	}
+	if err != nil {
+		if said != nil {
+			said.close()
+		}
+		return nil, err
+	}
+	p.words = said
+	return p, nil
+}
+
+// stepdLog is where a stepd's standard error goes: the site's log file, or
+// through noded, which then has the other end.
+func (n *Node) stepdLog() (*words, *os.File, error) {
+	if n.cfg.StepdLog != nil {
+		return nil, n.cfg.StepdLog, nil
+	}
+	return newWords(n.log.Out)
 }
 
 // newChild describes the child that was just started.

@@ -58,7 +58,7 @@ func TestStepdDies(t *testing.T) {
 	t.Run("by itself", func(t *testing.T) {
 		id := tn.run(1000, request("die", "7"))
 		rec := tn.wait(id)
-		if rec.State != step.Failed || *rec.ExitCode != 1 || !strings.Contains(rec.Reason, "stepd (pid ") || !strings.Contains(rec.Reason, "exited with code 7") {
+		if rec.State != step.Failed || *rec.ExitCode != 1 || !strings.Contains(rec.Reason, "stepd (pid ") || !strings.HasSuffix(rec.Reason, "exited with code 7 and left no result: dying with 7") {
 			t.Errorf("record %+v", rec)
 		}
 		tn.nothingLeft(id)

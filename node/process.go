@@ -19,6 +19,8 @@ type process struct {
 	start uint64 // clock ticks since boot
 	pidfd int
 	child bool // ours to reap
+	// words is what stepd writes to its standard error; nil where it goes to a file.
+	words *words
 }
 
 // errGone is returned by findProcess for a process that is no more.
@@ -83,7 +85,14 @@ func (p *process) ending() string {
 	case ws.Signaled():
 		return who + "was killed by " + signalName(ws.Signal())
 	}
-	return who + fmt.Sprintf("exited with code %d and left no result", ws.ExitStatus())
+	text := who + fmt.Sprintf("exited with code %d and left no result", ws.ExitStatus())
+	if p.words == nil {
+		return text
+	}
+	if said := p.words.finish(); said != "" {
+		text += ": " + said
+	}
+	return text
 }
 
 func (p *process) reap() error {
@@ -91,7 +100,12 @@ func (p *process) reap() error {
 	return err
 }
 
-func (p *process) close() { unix.Close(p.pidfd) }
+func (p *process) close() {
+	unix.Close(p.pidfd)
+	if p.words != nil {
+		p.words.close()
+	}
+}
 
 // signalName is the name that users know: SIGKILL, SIGRTMIN+1.
 func signalName(sig syscall.Signal) string {

@@ -55,9 +55,6 @@ func (s *site) config(log *logrus.Logger, logFile *os.File) (node.Config, error)
 		log.Warnf("fallback: no CPU binding: %s", why)
 		fallbacks = append(fallbacks, node.Fallback{What: "CPU binding", Why: why})
 	}
-	if logFile == nil {
-		logFile = os.Stderr
-	}
 	return node.Config{
 		NodeName: s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
 		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File,

@@ -67,6 +67,7 @@ func run() error {
 		if err != nil {
 			return err
 		}
+		fmt.Fprintf(os.Stderr, "time=now level=error msg=\"dying with %d\" step=x\n", code)
 		syscall.Exit(code)
 	}
 	// A child that outlives a killed stepd unless somebody looks for it. Its

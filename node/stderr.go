@@ -1,0 +1,124 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+)
+
+// words carries what one stepd writes to its standard error to noded's log.
+//
+// It is a pair of datagram sockets, and neither noded's own descriptor nor a
+// pipe: stepd outlives noded, and must neither hold open what noded's log goes
+// to, nor be killed by SIGPIPE when nobody reads any more. A write to a
+// datagram socket whose peer is gone fails, and that is all.
+type words struct {
+	ours *os.File
+	out  io.Writer
+	done chan struct{} // closed when copy has ended
+
+	mu   sync.Mutex
+	last string // guarded by mu: the last line
+}
+
+// wordsMax bounds one write of stepd's that is passed on.
+const wordsMax = 64 << 10
+
+func newWords(out io.Writer) (w *words, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot create socket for stepd's log: %w", err)
+	}
+	// Ours alone: Go's poller waits for it. Stepd's end blocks, as a log does.
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return nil, nil, fmt.Errorf("cannot prepare socket for stepd's log: %w", err)
+	}
+	w = &words{ours: os.NewFile(uintptr(fds[0]), "stepd's log"), out: out, done: make(chan struct{})}
+	go w.copy()
+	return w, os.NewFile(uintptr(fds[1]), "log"), nil
+}
+
+// copy passes on what comes, until finish or close.
+func (w *words) copy() {
+	defer close(w.done)
+	buf := make([]byte, wordsMax)
+	for {
+		n, err := w.ours.Read(buf)
+		if err != nil {
+			return // the deadline of finish, or closed
+		}
+		w.pass(buf[:n])
+	}
+}
+
+func (w *words) pass(b []byte) {
+	text := strings.TrimRight(string(b), "\n")
+	if text == "" {
+		return
+	}
+	w.mu.Lock()
+	w.last = text[strings.LastIndexByte(text, '\n')+1:]
+	w.mu.Unlock()
+	// A log that cannot be written has nowhere to say so.
+	_, _ = io.WriteString(w.out, text+"\n")
+}
+
+// finish is called when stepd has ended. It passes on what is left and returns
+// the last line, cut and made harmless, "" if there was none.
+func (w *words) finish() string {
+	_ = w.ours.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
+	<-w.done
+	buf := make([]byte, wordsMax)
+	conn, err := w.ours.SyscallConn()
+	for err == nil {
+		var n int
+		cerr := conn.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf) })
+		if errors.Is(err, unix.EINTR) {
+			err = nil
+			continue
+		}
+		if cerr != nil || err != nil {
+			break // EAGAIN: nothing is left
+		}
+		w.pass(buf[:n])
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return message(w.last)
+}
+
+func (w *words) close() {
+	w.ours.Close()
+	<-w.done
+}
+
+// message takes the message out of a log line of logrus (msg="..."), or the
+// line as it is, cut to a reason's length.
+func message(line string) string {
+	if _, rest, ok := strings.Cut(line, " msg="); ok {
+		if quoted, err := strconv.QuotedPrefix(rest); err == nil {
+			line, _ = strconv.Unquote(quoted) // a QuotedPrefix always unquotes
+		}
+	}
+	line = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(line, "?"))
+	const most = 300
+	if len(line) > most {
+		line = strings.ToValidUTF8(line[:most], "") + "..."
+	}
+	return line
+}
