@@ -31,7 +31,7 @@ func (l layout) make() error {
 		mode os.FileMode
 	}{
 		{l.run, 0o755}, {l.stepsDir(), 0o755},
-		{l.spool, 0o755}, {l.resultsDir(), 0o700}, {l.eventsDir(), 0o700},
+		{l.spool, 0o700}, {l.resultsDir(), 0o700}, {l.eventsDir(), 0o700},
 	} {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return fmt.Errorf("cannot create directory: %w", err)

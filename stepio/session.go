@@ -97,7 +97,9 @@ func (s *Session) openInput() error {
 
 func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 	ranks := s.ranksOf(st)
-	if !s.opt.Label && Handable(dest, s.opt.SameUser) {
+	// Several ranks that write to one file cut each other's lines, at every
+	// buffer's end: srun keeps lines whole, and so do we unless -u is given.
+	if !s.opt.Label && (len(ranks) == 1 || s.opt.Unbuffered) && Handable(dest, s.opt.SameUser) {
 		rank := step.AllRanks
 		if st.Rank != nil {
 			rank = *st.Rank
