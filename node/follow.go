@@ -42,6 +42,12 @@ const (
 	// lastWords is how long records are awaited of a stepd that has ended: they
 	// are in the socket already, unless somebody else holds its other end.
 	lastWords = time.Second
+	// stopListen is how long noded listens on when it stops: what a stepd has
+	// told its client already is on its way to us too.
+	stopListen = 50 * time.Millisecond
+	// stopLinger is how long a step that is ending may delay noded's stop, so
+	// that nothing of it is left.
+	stopLinger = 2 * time.Second
 )
 
 func newFollower(n *Node, j *job, rec step.Record) *follower {
@@ -98,7 +104,8 @@ func (f *follower) follow() {
 	exited := make(chan error, 1) // size 1: the waiter never waits for us
 	helpers.Go(func() { exited <- f.proc.wait(ctx) })
 
-	var leave <-chan time.Time
+	var leave, listened, lingered <-chan time.Time
+	stopping := f.n.stopping
 	in := msgs
 	for {
 		select {
@@ -123,7 +130,14 @@ func (f *follower) follow() {
 			f.drain(in)
 			f.finish()
 			return
-		case <-f.n.stopping:
+		case <-stopping:
+			stopping = nil
+			listened, lingered = time.After(stopListen), time.After(stopLinger)
+		case <-listened:
+			if !f.ending() {
+				return
+			}
+		case <-lingered:
 			return
 		}
 	}

@@ -28,8 +28,8 @@ type Node struct {
 	reg   *registry
 
 	// stopping is closed by Stop: followers let go of their steps.
-	stopping chan struct{}
-	stopOnce sync.Once
+	stopping <-chan struct{}
+	stop     func() // closes stopping
 	// work counts the followers and what they started.
 	work sync.WaitGroup
 }
@@ -45,9 +45,10 @@ func New(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	stopping := make(chan struct{})
 	n := &Node{
 		cfg: cfg, log: cfg.Log, files: layout{run: cfg.RunDir, spool: cfg.SpoolDir}, boot: boot, leaveMax: leaveMax,
-		reg: newRegistry(cfg.CPUs), stopping: make(chan struct{}),
+		reg: newRegistry(cfg.CPUs), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
 	if err := n.open(); err != nil {
 		n.unlock()
@@ -97,10 +98,8 @@ func (n *Node) unlock() {
 // Stop refuses further requests and ends the calls that wait; the steps run
 // on. It may be called more than once.
 func (n *Node) Stop() {
-	n.stopOnce.Do(func() {
-		n.reg.close()
-		close(n.stopping)
-	})
+	n.reg.close()
+	n.stop()
 }
 
 // Close ends what Stop has stopped: it waits for the followers (no longer than

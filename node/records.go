@@ -41,6 +41,9 @@ func (f *follower) handle(m *stepapi.Msg) (result bool) {
 	return false
 }
 
+// ending tells whether the step's tasks have ended.
+func (f *follower) ending() bool { return f.settled || f.record().State == step.Completing }
+
 // merge takes over what stepd knows better: times and tasks. Who the step is
 // and whose, stays noded's word.
 func (f *follower) merge(rec *step.Record) {

@@ -14,6 +14,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"stepd/node"
@@ -69,6 +70,10 @@ func run(o options) error {
 	// Files and sockets have the modes that they are made with, whatever the
 	// administrator's shell says.
 	syscall.Umask(0o022)
+	// Nor do steps get what the one who started us left open.
+	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("cannot mark inherited descriptors close-on-exec: %w", err)
+	}
 	log, err := newLog(o)
 	if err != nil {
 		return err
