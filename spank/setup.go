@@ -13,6 +13,9 @@ import (
 // contextRemote is S_CTX_REMOTE of spank.h.
 const contextRemote = 2
 
+// configMax is the largest blob that the host reads (CONFIG_BLOB_MAX there).
+const configMax = 64 << 20
+
 // noArrayTask is what S_JOB_ARRAY_TASK_ID gives for a job that is no array (NO_VAL).
 const noArrayTask = 0xfffffffe
 
@@ -163,6 +166,9 @@ func (h *Host) Launch(l *step.Launch) error {
 	for _, s := range l.Streams {
 		w.tlv(tagStream, func(w *writer) { putStream(w, s, table) })
 	}
+	for _, e := range l.CommonEnv {
+		w.tlv(tagTaskEnv, func(w *writer) { w.u32(noRank); w.str(e) })
+	}
 	for rank, env := range l.TaskEnv {
 		for _, e := range env {
 			w.tlv(tagTaskEnv, func(w *writer) { w.u32(uint32(rank)); w.str(e) })
@@ -181,6 +187,9 @@ func (h *Host) Launch(l *step.Launch) error {
 	}
 	for _, e := range l.ExitEnv {
 		w.tlvStr(tagExitEnv, e)
+	}
+	if len(w.b) > configMax {
+		return fmt.Errorf("cannot describe %d tasks to spankhost: %d bytes, and %d is the limit", len(l.TaskEnv), len(w.b), configMax)
 	}
 	if err := h.sendFDs(fds); err != nil {
 		return err

@@ -14,9 +14,10 @@ type Launch struct {
 	Streams []TaskStream
 	// Env is set in the job's environment before user_init (MPI prefork).
 	Env []string
-	// TaskEnv[rank] is set after the gate and before task_init, over all that
-	// plugins have set (spank-behaviour §7).
-	TaskEnv [][]string
+	// CommonEnv, for all tasks, and TaskEnv[rank] are set after the gate and
+	// before task_init, over all that plugins have set (spank-behaviour §7).
+	CommonEnv []string
+	TaskEnv   [][]string
 	// TaskFDs[rank] survive exec.
 	TaskFDs [][]TaskFD
 	// Unset lists names that are removed just before exec.

@@ -1,7 +1,6 @@
 package task
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -20,15 +19,10 @@ type attachments struct {
 	streams  []step.TaskStream // guarded by attMu
 	closed   bool              // guarded by attMu: too late
 	attached chan struct{}     // closed when the client has handed over all
-	lost     chan struct{}     // closed when its connection ended
 	attOnce  sync.Once
-	lostOnce sync.Once
 }
 
-func (a *attachments) init() {
-	a.attached = make(chan struct{})
-	a.lost = make(chan struct{})
-}
+func (a *attachments) init() { a.attached = make(chan struct{}) }
 
 // Attach takes over one descriptor for stream fd (0 to 2) of a local rank, or
 // of step.AllRanks. After an error the descriptor is closed.
@@ -62,9 +56,13 @@ func (s *Step) attach(fd, rank, handle int) error {
 // AttachDone says that the client has handed over all that it will.
 func (s *Step) AttachDone() { s.attOnce.Do(func() { close(s.attached) }) }
 
-// LauncherLost says that the launching client is gone. Before the gate the
-// step ends; after it the tasks find out by their pipes.
-func (s *Step) LauncherLost() { s.lostOnce.Do(func() { close(s.lost) }) }
+// LauncherLost says that the launching client is gone. Before the gate that
+// ends the step, as a cancel does; after it the tasks find out by their pipes.
+func (s *Step) LauncherLost() {
+	if s.Record().State == step.Starting {
+		s.end(byRequest, "the client went away before the tasks were started")
+	}
+}
 
 // waitAttached waits for the client's streams.
 func (s *Step) waitAttached() error {
@@ -73,8 +71,6 @@ func (s *Step) waitAttached() error {
 	select {
 	case <-s.attached:
 		return nil
-	case <-s.lost:
-		return errors.New("the client went away before the tasks were started")
 	case <-s.cancelled:
 		reason, _ := s.cancelReason()
 		return errCancelled{reason}

@@ -13,7 +13,6 @@ import (
 type children struct {
 	chMu     sync.Mutex
 	hostPID  int                     // guarded by chMu
-	kill     func()                  // guarded by chMu
 	setUp    Host                    // guarded by chMu: nil until it was set up
 	hostEnd  step.ExitStatus         // guarded by chMu, valid when hostGone is closed
 	early    map[int]step.ExitStatus // guarded by chMu: ended before hostStarted
@@ -50,18 +49,12 @@ func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *step.Usage) {
 func (s *Step) hostStarted(pid int) {
 	s.chMu.Lock()
 	defer s.chMu.Unlock()
-	s.hostPID, s.kill = pid, s.host.Kill
+	s.hostPID = pid
 	if status, ok := s.early[pid]; ok {
 		s.hostEnd = status
 		close(s.hostGone)
 	}
 	s.early = nil
-}
-
-func (s *Step) hostKiller() func() {
-	s.chMu.Lock()
-	defer s.chMu.Unlock()
-	return s.kill
 }
 
 // setUpHost is the host for goroutines beside Run's: nil before it was set up.

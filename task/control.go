@@ -2,7 +2,6 @@ package task
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"syscall"
@@ -18,9 +17,20 @@ type control struct {
 	ctlMu     sync.Mutex
 	cancelled chan struct{} // closed by the first Cancel
 	reason    string        // guarded by ctlMu
+	cause     endCause      // guarded by ctlMu
 	aborted   *mpiAbort     // guarded by ctlMu
+	sent      uint64        // guarded by ctlMu: a bit for each signal that Signal has sent
 	mpiTasks  step.MPITasks
 }
+
+// endCause says who ended a step before its tasks did.
+type endCause int
+
+const (
+	byRequest endCause = iota // a user, or stepd's own SIGTERM: CANCELLED
+	byBadExit                 // --kill-on-bad-exit: the tasks' codes count
+	byAbort                   // MPI: the abort's code counts
+)
 
 // mpiAbort is a rank's request to end the step.
 type mpiAbort struct {
@@ -38,30 +48,47 @@ func (e errCancelled) Error() string { return e.reason }
 // Cancel ends the step: SIGTERM to all of its processes, after KillWait
 // SIGKILL. Before the gate is open nothing is started at all. It does not wait.
 func (s *Step) Cancel(reason string) error {
-	s.ctlMu.Lock()
-	defer s.ctlMu.Unlock()
-	if s.cancelled == nil {
-		return errors.New("the step is not running")
-	}
-	select {
-	case <-s.cancelled:
-		return nil
-	default:
-	}
-	s.reason = reason
-	close(s.cancelled)
+	s.end(byRequest, reason)
 	return nil
 }
 
-func (s *Step) cancelReason() (string, bool) {
+// end begins the end, once: the first cause is the step's.
+func (s *Step) end(cause endCause, reason string) {
+	s.ctlMu.Lock()
+	defer s.ctlMu.Unlock()
 	select {
 	case <-s.cancelled:
 	default:
-		return "", false
+		s.cause, s.reason = cause, reason
+		close(s.cancelled)
 	}
+}
+
+// endedBy tells who ended the step, if somebody has.
+func (s *Step) endedBy() (cause endCause, reason string, ended bool) {
 	s.ctlMu.Lock()
 	defer s.ctlMu.Unlock()
-	return s.reason, true
+	select {
+	case <-s.cancelled:
+		return s.cause, s.reason, true
+	default:
+		return 0, "", false
+	}
+}
+
+func (s *Step) cancelReason() (string, bool) {
+	_, reason, ended := s.endedBy()
+	return reason, ended
+}
+
+// killedByUs tells whether a task that ended by sig was sent it: by the step's
+// end, or by a user. A plugin is not to blame for that.
+func (s *Step) killedByUs(sig syscall.Signal) bool {
+	s.ctlMu.Lock()
+	sent := s.sent&(1<<uint(sig&63)) != 0
+	s.ctlMu.Unlock()
+	_, ending := s.cancelReason()
+	return sent || (ending && (sig == syscall.SIGTERM || sig == syscall.SIGKILL))
 }
 
 // mpiAbort is called by the MPI plugin when a rank asks for the step's end, or
@@ -76,21 +103,13 @@ func (s *Step) mpiAbort(rank, code int, text string) {
 		s.aborted = &mpiAbort{rank, code, text}
 	}
 	s.ctlMu.Unlock()
-	s.Cancel(fmt.Sprintf("task %d: MPI abort with code %d: %s", rank, code, text))
+	s.end(byAbort, fmt.Sprintf("task %d: MPI abort with code %d: %s", rank, code, text))
 }
 
 func (s *Step) abortedBy() *mpiAbort {
 	s.ctlMu.Lock()
 	defer s.ctlMu.Unlock()
 	return s.aborted
-}
-
-// cancelLaunch ends a launch that is inside a plugin's hook: nothing else can
-// end that hook. A host that is not there yet is not started any more.
-func (s *Step) cancelLaunch(*hookWatch) {
-	if kill := s.hostKiller(); kill != nil {
-		kill()
-	}
 }
 
 // Signal sends sig to every task (scope "tasks" or ""), or to every process of
@@ -102,6 +121,9 @@ func (s *Step) Signal(sig int, scope string) error {
 	if st := s.Record().State; st != step.Running {
 		return fmt.Errorf("cannot send signal %d: the step is %s", sig, st)
 	}
+	s.ctlMu.Lock()
+	s.sent |= 1 << uint(sig&63)
+	s.ctlMu.Unlock()
 	switch scope {
 	case "all":
 		return s.d.Tracker.Signal(syscall.Signal(sig))

@@ -52,6 +52,9 @@ func (s *Step) settle(err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.failure != nil {
+		return // the first cause is the step's
+	}
 	s.noteReason(err.Error())
 	s.failure = &failure{code: code}
 	if _, ok := errors.AsType[errCancelled](err); ok {
@@ -101,9 +104,7 @@ func (s *Step) exitHooks() error {
 	if s.host == nil || s.hostDead || s.hostBusy || !s.initDone {
 		return nil
 	}
-	// A cancelled step does not wait for ever for a plugin's exit hook.
-	unguard := s.guard(func(w *hookWatch) { w.bound(max(1, s.plan.Spec.KillWaitS)) })
-	defer unguard()
+	defer s.guard()()
 	err := s.host.Exit()
 	var hook *step.HookError
 	if errors.As(err, &hook) && hook.RC != nil {
@@ -163,7 +164,7 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 		// A task that aborted through PMI decides the code (lifecycle, end).
 		return step.Failed, max(1, min(a.code&0xff, 255)), nil
 	}
-	if reason, ok := s.cancelReason(); ok && !s.plan.Spec.KillOnBadExit {
+	if cause, reason, ok := s.endedBy(); ok && cause == byRequest {
 		s.noteReason(reason)
 		return step.Cancelled, code, signal
 	}

@@ -84,7 +84,8 @@ func (s *Step) follow() error {
 				s.hostBusy = true // it still waits, and can take no other command
 				return err
 			}
-			hooks.bound(s.plan.Spec.KillWaitS)
+			hooks.bound(max(1, s.plan.Spec.KillWaitS))
+			hooks.why = afterCancel
 		case <-hooks.c:
 			s.checkHost(hooks)
 			s.checkTasks(hooks)
@@ -201,7 +202,7 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 		s.d.MPI.TaskExited(e.Rank, e.Status)
 	}
 	if s.plan.Spec.KillOnBadExit && status != 0 && s.alive > 0 {
-		s.Cancel(fmt.Sprintf("task %d: %s, and --kill-on-bad-exit was given", e.Rank, status.Describe()))
+		s.end(byBadExit, fmt.Sprintf("task %d: %s, and --kill-on-bad-exit was given", e.Rank, status.Describe()))
 	}
 }
 
@@ -223,7 +224,7 @@ func (s *Step) recordEnd(e step.TaskEnd) step.ExitStatus {
 		return e.Status
 	}
 	t.State, t.Stage, t.Errno = step.TaskFailed, place.Stage, place.Errno
-	if !inHook {
+	if sig, ok := e.Status.Signaled(); !inHook || (ok && s.tasks[e.Rank].cause == "" && s.killedByUs(sig)) {
 		return e.Status
 	}
 	s.say(crash.Error())

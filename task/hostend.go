@@ -14,12 +14,17 @@ import (
 // explainLaunch turns the end of a launch into its cause: a cancel, a crash of
 // the host with the hook's name, or the stage's own error.
 func (s *Step) explainLaunch(stage string, err error) error {
-	if reason, ok := s.cancelReason(); ok {
+	reason, cancelled := s.cancelReason()
+	if cancelled {
 		s.sayCancelled()
-		return errCancelled{reason}
 	}
 	if errors.Is(err, step.ErrHostGone) {
-		return s.hostDied()
+		if died := s.hostDied(); !cancelled {
+			return died
+		}
+	}
+	if cancelled {
+		return errCancelled{reason}
 	}
 	var hook *step.HookError
 	if errors.As(err, &hook) {
@@ -80,12 +85,16 @@ func (s *Step) hostDeath(status step.ExitStatus) error {
 // within the bound, and only where a bound was configured.
 type hookWatch struct {
 	limit time.Duration
+	why   string // which bound it is
 	tick  *time.Ticker
 	c     <-chan time.Time
 }
 
+// afterCancel is why a hook is ended when its step was.
+const afterCancel = "after the step was cancelled (KillWait in slurm.conf)"
+
 func newHookWatch(seconds int) *hookWatch {
-	w := &hookWatch{}
+	w := &hookWatch{why: "(HookTimeout in stepd.conf)"}
 	w.bound(seconds)
 	return w
 }
@@ -142,13 +151,13 @@ func (s *Step) checkTasks(w *hookWatch) {
 }
 
 func (w *hookWatch) cause() string {
-	return fmt.Sprintf("did not return within %v (HookTimeout in stepd.conf)", w.limit)
+	return fmt.Sprintf("did not return within %v %s", w.limit, w.why)
 }
 
-// guard watches the host while a goroutine waits for its answer outside of
-// follow's loop: HookTimeout bounds its hooks, and onCancel says what a cancel
-// does to it. The returned function ends the watch.
-func (s *Step) guard(onCancel func(*hookWatch)) (stop func()) {
+// guard watches the host while Run waits for its answer outside of follow's
+// loop: HookTimeout bounds its hooks, and after a cancel KillWait does, since
+// nothing else can end a hook. The returned function ends the watch.
+func (s *Step) guard() (stop func()) {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -163,7 +172,8 @@ func (s *Step) guard(onCancel func(*hookWatch)) (stop func()) {
 				s.checkHost(w)
 			case <-cancelled:
 				cancelled = nil
-				onCancel(w)
+				w.bound(max(1, s.plan.Spec.KillWaitS))
+				w.why = afterCancel
 			}
 		}
 	})

@@ -19,8 +19,10 @@ type Plan struct {
 	Env []string
 	// HostEnv is the host's own environ.
 	HostEnv []string
-	// TaskEnv[rank] is set over the job's environment before task_init.
-	TaskEnv [][]string
+	// CommonEnv and TaskEnv[rank] are set over the job's environment before
+	// task_init.
+	CommonEnv []string
+	TaskEnv   [][]string
 	// Streams are those that are known before a client has attached its own.
 	Streams []step.TaskStream
 	// NeedClient[fd] tells that a client must attach that stream.
@@ -36,10 +38,11 @@ func MakePlan(spec *step.Spec) (*Plan, error) {
 		Env:     jobEnv(spec),
 		HostEnv: hostEnv(spec),
 	}
+	p.CommonEnv = commonEnv(spec)
 	p.TaskEnv = make([][]string, spec.NTasks)
-	gtids := rankList(spec.NTasks)
 	for rank := range p.TaskEnv {
-		p.TaskEnv[rank] = taskEnv(spec, rank, gtids)
+		n := strconv.Itoa(rank)
+		p.TaskEnv[rank] = []string{"SLURM_PROCID=" + n, "SLURM_LOCALID=" + n}
 	}
 	for fd, s := range [3]step.Stream{spec.Stdin, spec.Stdout, spec.Stderr} {
 		if err := p.planStream(fd, s); err != nil {
@@ -108,19 +111,24 @@ func hostEnv(s *step.Spec) []string {
 	return append(env, "SLURMD_NODENAME="+s.NodeName, "SLURM_MPI_TYPE="+mpi)
 }
 
-// taskEnv is what Slurm sets for one task between task_init_privileged and
-// task_init; SLURM_TASK_PID is set by the task itself.
-func taskEnv(s *step.Spec, rank int, gtids string) []string {
-	return []string{
+// maxArgStrlen is what execve(2) takes of one string (MAX_ARG_STRLEN).
+const maxArgStrlen = 128 << 10
+
+// commonEnv is what Slurm sets for every task between task_init_privileged and
+// task_init; the ranks are beside it, and SLURM_TASK_PID is set by the task.
+func commonEnv(s *step.Spec) []string {
+	env := []string{
 		"SLURM_CPUS_ON_NODE=" + strconv.Itoa(s.NCPUs),
 		"SLURM_NODEID=" + u32(s.NodeID),
-		"SLURM_PROCID=" + strconv.Itoa(rank),
-		"SLURM_LOCALID=" + strconv.Itoa(rank),
 		"SLURM_LAUNCH_NODE_IPADDR=127.0.0.1",
-		"SLURM_GTIDS=" + gtids,
 		"SLURM_JOB_GID=" + u32(s.User.GID),
 		"SLURMD_NODENAME=" + s.NodeName,
 	}
+	// From about 22,000 tasks on no task could be exec'd with this list.
+	if gtids := "SLURM_GTIDS=" + rankList(s.NTasks); len(gtids) < maxArgStrlen {
+		env = append(env, gtids)
+	}
+	return env
 }
 
 // planStream adds what is known of stream fd.

@@ -50,10 +50,36 @@ func TestPlanEnvironment(t *testing.T) {
 			t.Errorf("the host's environ holds the user's %q", e)
 		}
 	}
-	want := []string{"SLURM_CPUS_ON_NODE=3", "SLURM_NODEID=0", "SLURM_PROCID=2", "SLURM_LOCALID=2",
-		"SLURM_LAUNCH_NODE_IPADDR=127.0.0.1", "SLURM_GTIDS=0,1,2", "SLURM_JOB_GID=7001", "SLURMD_NODENAME=vm"}
-	if d := cmp.Diff(want, p.TaskEnv[2]); d != "" {
+	if d := cmp.Diff([]string{"SLURM_PROCID=2", "SLURM_LOCALID=2"}, p.TaskEnv[2]); d != "" {
 		t.Errorf("environment of rank 2 (-want +got):\n%s", d)
+	}
+	want := []string{"SLURM_CPUS_ON_NODE=3", "SLURM_NODEID=0", "SLURM_LAUNCH_NODE_IPADDR=127.0.0.1",
+		"SLURM_JOB_GID=7001", "SLURMD_NODENAME=vm", "SLURM_GTIDS=0,1,2"}
+	if d := cmp.Diff(want, p.CommonEnv); d != "" {
+		t.Errorf("environment of all ranks (-want +got):\n%s", d)
+	}
+}
+
+// What is told per rank must not grow with their number: a step of 65,533
+// tasks would take gigabytes.
+func TestPlanIsLinear(t *testing.T) {
+	s := testSpec()
+	s.NTasks = 60000
+	p, err := MakePlan(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := 0
+	for _, env := range append(p.TaskEnv, p.CommonEnv) {
+		for _, e := range env {
+			size += len(e)
+			if len(e) >= maxArgStrlen {
+				t.Errorf("%.20s… has %d bytes: no task could be exec'd with it", e, len(e))
+			}
+		}
+	}
+	if size > 60000*64 {
+		t.Errorf("%d bytes for 60,000 tasks", size)
 	}
 }
 

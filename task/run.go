@@ -111,7 +111,7 @@ func New(p *Plan, d Deps) *Step {
 func (s *Step) Run(ctx context.Context) step.Record {
 	defer context.AfterFunc(ctx, func() { s.Cancel(context.Cause(ctx).Error()) })()
 	s.setState(step.Starting)
-	unguard := s.guard(s.cancelLaunch)
+	unguard := s.guard()
 	err := s.launch(ctx)
 	unguard()
 	if err == nil {
@@ -262,11 +262,12 @@ func (s *Step) handStreams(context.Context) error {
 	}
 	defer s.closeAttached() // the tasks have them; ours would keep pipes open
 	l := &step.Launch{
-		Streams: append(append([]step.TaskStream(nil), s.plan.Streams...), s.attachedStreams(s.plan)...),
-		Env:     s.mpiTasks.Env,
-		TaskEnv: make([][]string, s.plan.Spec.NTasks),
-		TaskFDs: s.mpiTasks.TaskFDs,
-		ExitEnv: []string{"SLURM_SCRIPT_CONTEXT=epilog_task"},
+		Streams:   append(append([]step.TaskStream(nil), s.plan.Streams...), s.attachedStreams(s.plan)...),
+		Env:       s.mpiTasks.Env,
+		CommonEnv: s.plan.CommonEnv,
+		TaskEnv:   make([][]string, s.plan.Spec.NTasks),
+		TaskFDs:   s.mpiTasks.TaskFDs,
+		ExitEnv:   []string{"SLURM_SCRIPT_CONTEXT=epilog_task"},
 	}
 	for rank := range l.TaskEnv {
 		l.TaskEnv[rank] = s.plan.TaskEnv[rank]

@@ -28,9 +28,15 @@ type Handler interface {
 }
 
 const (
-	// queueMax bounds the records that wait for one peer; a peer that falls
+	// linesMax bounds the lines for the user's stderr that wait for one peer;
+	// beyond it they are dropped, counted and told about.
+	linesMax = 1024
+	// queueMax bounds all records that wait for one peer; a peer that falls
 	// further behind is cut off, so that nobody's pipe can hold the step.
-	queueMax = 1024
+	queueMax = linesMax + 256
+	// linePatience is how long a burst of lines waits for room, once: a plugin
+	// that writes faster than the peer reads is held back that long.
+	linePatience = time.Second
 	// sendTimeout bounds one write to a peer.
 	sendTimeout = 10 * time.Second
 	// peersMax bounds the connections to one step.
@@ -53,10 +59,16 @@ type Server struct {
 type peer struct {
 	conn  *Conn
 	role  Role // guarded by Server.mu
-	queue chan *Msg
+	queue chan queued
+	slots chan struct{} // one taken by each line in the queue
+	gone  chan struct{} // closed when the connection has ended
 	acked chan struct{} // closed by Ack, and by the connection's end
 	took  atomic.Bool   // Ack came
 	once  sync.Once
+
+	lineMu  sync.Mutex
+	slow    bool // guarded by lineMu: it was waited for in vain
+	dropped int  // guarded by lineMu: lines
 }
 
 // NewServer makes the server of step id, whose tasks run as owner.
@@ -92,7 +104,7 @@ func (s *Server) admit(c *Conn) {
 // Add serves a connection. role is set for one that needs no Hello to say what
 // it is: the pair inherited from noded.
 func (s *Server) Add(c *Conn, role Role, root bool) {
-	p := &peer{conn: c, role: role, queue: make(chan *Msg, queueMax), acked: make(chan struct{})}
+	p := &peer{conn: c, role: role, queue: make(chan queued, queueMax), slots: make(chan struct{}, linesMax), gone: make(chan struct{}), acked: make(chan struct{})}
 	s.mu.Lock()
 	if s.done || len(s.peers) >= peersMax {
 		s.mu.Unlock()
@@ -103,31 +115,98 @@ func (s *Server) Add(c *Conn, role Role, root bool) {
 	s.wg.Add(2)
 	s.mu.Unlock()
 	rec := s.handler.Record()
-	p.put(&Msg{Type: TypeHello, Version: Version, ID: &s.id, State: rec.State, Record: &rec})
+	p.put(queued{m: &Msg{Type: TypeHello, Version: Version, ID: &s.id, State: rec.State, Record: &rec}})
 	go func() { defer s.wg.Done(); p.write() }()
 	go func() { defer s.wg.Done(); s.read(p, root) }()
 }
 
+// queued is a record that waits for its peer.
+type queued struct {
+	m    *Msg
+	line bool // it holds one of the peer's slots
+}
+
 // put queues a record; a full queue cuts the peer off.
-func (p *peer) put(m *Msg) {
+func (p *peer) put(q queued) {
 	select {
-	case p.queue <- m:
+	case p.queue <- q:
 	default:
 		p.conn.Close()
 	}
 }
 
+// putLine queues a line for the user's stderr. It waits a little for a peer
+// that does not keep up, and then drops lines rather than the peer.
+func (p *peer) putLine(m *Msg) {
+	p.lineMu.Lock()
+	defer p.lineMu.Unlock()
+	if !p.slot() {
+		p.dropped++
+		return
+	}
+	if p.dropped > 0 {
+		p.put(queued{m: &Msg{Type: TypeMessage, Text: fmt.Sprintf("stepd: error: %d lines were dropped here: they came faster than they were read", p.dropped)}})
+		p.dropped = 0
+	}
+	p.put(queued{m, true})
+}
+
+// slot takes a place for a line. A peer that was waited for in vain is not
+// waited for again until it has made room.
+func (p *peer) slot() bool {
+	select {
+	case p.slots <- struct{}{}:
+		p.slow = false
+		return true
+	default:
+	}
+	if p.slow {
+		return false
+	}
+	limit := time.NewTimer(linePatience)
+	defer limit.Stop()
+	select {
+	case p.slots <- struct{}{}:
+		return true
+	case <-p.gone:
+	case <-limit.C:
+	}
+	p.slow = true
+	return false
+}
+
+// write sends what is queued until the connection ends, and then what was
+// queued before that.
 func (p *peer) write() {
-	for m := range p.queue {
-		p.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
-		if p.conn.Send(m) != nil {
-			p.conn.Close()
-			for range p.queue { // the reader closes the queue
+	defer p.conn.Close()
+	for {
+		select {
+		case q := <-p.queue:
+			if !p.send(q) {
+				return
 			}
-			return
+			continue
+		default:
+		}
+		select {
+		case q := <-p.queue:
+			if !p.send(q) {
+				return
+			}
+		case <-p.gone:
+			if len(p.queue) == 0 {
+				return
+			}
 		}
 	}
-	p.conn.Close()
+}
+
+func (p *peer) send(q queued) bool {
+	if q.line {
+		<-p.slots
+	}
+	p.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
+	return p.conn.Send(q.m) == nil
 }
 
 // read serves one peer's records until it goes.
@@ -138,14 +217,14 @@ func (s *Server) read(p *peer, root bool) {
 			break
 		}
 		if err := s.serve(p, m, fds, root); err != nil {
-			p.put(&Msg{Type: TypeReply, Seq: m.Seq, Error: err.Error()})
+			p.put(queued{m: &Msg{Type: TypeReply, Seq: m.Seq, Error: err.Error()}})
 		}
 	}
 	s.mu.Lock()
 	role := p.role
 	delete(s.peers, p)
-	close(p.queue)
 	s.mu.Unlock()
+	close(p.gone)
 	p.once.Do(func() { close(p.acked) })
 	if role == RoleLaunch {
 		s.handler.LauncherLost()
@@ -206,17 +285,30 @@ func (s *Server) send(p *peer, m *Msg) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.peers[p]; ok {
-		p.put(m)
+		p.put(queued{m: m})
 	}
 }
 
-// Tell queues a record to every peer.
+// Tell queues a record to every peer. Only a burst of lines may make it wait,
+// for a second.
 func (s *Server) Tell(m *Msg) {
+	for _, p := range s.all() {
+		if m.Type == TypeMessage {
+			p.putLine(m)
+		} else {
+			p.put(queued{m: m})
+		}
+	}
+}
+
+func (s *Server) all() []*peer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	peers := make([]*peer, 0, len(s.peers))
 	for p := range s.peers {
-		p.put(m)
+		peers = append(peers, p)
 	}
+	return peers
 }
 
 // Finish tells the result to everybody, waits at most timeout for noded's Ack,
@@ -237,7 +329,7 @@ func (s *Server) Finish(m *Msg, timeout time.Duration) (acked bool) {
 	s.mu.Lock()
 	s.done = true
 	for p := range s.peers {
-		p.conn.c.CloseRead() // the reader ends, closes the queue; the writer drains it
+		p.conn.c.CloseRead() // the reader ends, and the writer sends what is queued
 	}
 	s.mu.Unlock()
 	return acked
