@@ -37,21 +37,23 @@ func (h *Host) send(cmd uint32, body []byte, fds ...int) error {
 	return nil
 }
 
-// recv reads one packet; its descriptors are the caller's.
+// recv reads one packet; its descriptors are the caller's, its bytes are valid
+// until the next call.
 func (h *Host) recv() (reply, error) {
-	buf := make([]byte, hostPacketMax)
-	oob := make([]byte, unix.CmsgSpace(hostFDsMax*4))
-	n, oobn, flags, _, err := h.control.ReadMsgUnix(buf, oob)
+	if h.buf == nil {
+		h.buf, h.oob = make([]byte, hostPacketMax), make([]byte, unix.CmsgSpace(hostFDsMax*4))
+	}
+	n, oobn, flags, _, err := h.control.ReadMsgUnix(h.buf, h.oob)
 	if n == 0 || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) {
 		return reply{}, step.ErrHostGone
 	}
 	if err != nil {
 		return reply{}, fmt.Errorf("cannot read from spankhost: %w", err)
 	}
-	r := reply{body: reader{b: buf[:n]}}
+	r := reply{body: reader{b: h.buf[:n]}}
 	r.kind = r.body.u32()
 	if oobn > 0 {
-		cmsgs, err := unix.ParseSocketControlMessage(oob[:oobn])
+		cmsgs, err := unix.ParseSocketControlMessage(h.oob[:oobn])
 		if err != nil {
 			return reply{}, fmt.Errorf("cannot read descriptors from spankhost: %w", err)
 		}

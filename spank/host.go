@@ -39,6 +39,8 @@ type Host struct {
 	allow   []string // further releases, from the Spec
 	nfds    int      // descriptors in the host's table
 	logDone chan struct{}
+
+	buf, oob []byte // of recv, made once: a step has a reply for each task
 }
 
 // Start runs the host program. It must be called on a thread that lives as

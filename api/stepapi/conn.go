@@ -30,7 +30,10 @@ type envelope struct {
 
 // Conn is one connection. One goroutine may send while another receives;
 // two senders need a lock of their own.
-type Conn struct{ c *net.UnixConn }
+type Conn struct {
+	c        *net.UnixConn
+	buf, oob []byte // of Recv
+}
 
 // NewConn takes over c, which must be a SOCK_SEQPACKET socket.
 func NewConn(c *net.UnixConn) *Conn { return &Conn{c: c} }
@@ -107,16 +110,17 @@ func (c *Conn) Send(m *Msg, fds ...int) error {
 // Recv reads one record. The descriptors are the caller's to close. It returns
 // io.EOF when the peer has closed.
 func (c *Conn) Recv() (*Msg, []int, error) {
-	buf := make([]byte, inlineMax+1)
-	oob := make([]byte, unix.CmsgSpace((FDsMax+1)*4))
-	n, oobn, flags, _, err := c.c.ReadMsgUnix(buf, oob)
+	if c.buf == nil {
+		c.buf, c.oob = make([]byte, inlineMax+1), make([]byte, unix.CmsgSpace((FDsMax+1)*4))
+	}
+	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.buf, c.oob)
 	if err != nil {
 		if errors.Is(err, unix.ECONNRESET) {
 			return nil, nil, io.EOF
 		}
 		return nil, nil, err
 	}
-	fds, err := parseRights(oob[:oobn])
+	fds, err := parseRights(c.oob[:oobn])
 	if err != nil {
 		return nil, nil, err
 	}
@@ -127,7 +131,7 @@ func (c *Conn) Recv() (*Msg, []int, error) {
 		closeAll(fds)
 		return nil, nil, fmt.Errorf("cannot read record: longer than %d bytes or %d descriptors", inlineMax, FDsMax)
 	}
-	m, rest, err := decode(buf[:n], fds)
+	m, rest, err := decode(c.buf[:n], fds)
 	if err != nil {
 		closeAll(fds)
 		return nil, nil, err

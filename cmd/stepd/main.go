@@ -14,7 +14,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -36,20 +35,35 @@ const ackPatience = time.Second
 
 func main() {
 	// The host's parent-death signal fires when the thread ends that forked
-	// it: this one lives as long as the process.
+	// it (prctl(2)): only the main thread lives as long as the process. It
+	// does nothing else: a goroutine that is locked to a thread costs two
+	// thread switches each time it runs.
 	runtime.LockOSThread()
-	// A step's heap is a few hundred kilobytes: collecting it costs more than
-	// it frees. The limit bounds what thousands of tasks may need.
+	// One processor: the work is short and comes one event at a time, and the
+	// others belong to the tasks.
 	runtime.GOMAXPROCS(1)
-	debug.SetGCPercent(400)
 	unix.Prctl(unix.PR_SET_NAME, nameBytes("stepd"), 0, 0, 0)
 	unix.Umask(0o022)
 	log := logrus.New()
-	if err := run(log); err != nil {
-		log.Error(err)
-		os.Exit(1)
+	done := make(chan error)
+	go func() { done <- run(log) }()
+	for {
+		select {
+		case f := <-onMain:
+			f()
+		case err := <-done:
+			if err != nil {
+				log.Error(err)
+				os.Exit(1)
+			}
+			return
+		}
 	}
 }
+
+// onMain hands work to the main thread. It is the one thing of this program
+// that is global, as the main thread is.
+var onMain = make(chan func())
 
 // run is one step. Its error means that there was no step to run.
 func run(log *logrus.Logger) error {
@@ -134,11 +148,21 @@ func startHost(spec *step.Spec, cgroupFD int) (task.Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot find spankhost: %w", err)
 	}
-	return spank.Start(spank.StartConfig{
-		Program:  filepath.Join(filepath.Dir(self), "spankhost"),
-		Title:    fmt.Sprintf("spankhost: [%s]", spec.ID),
-		CgroupFD: cgroupFD,
-	})
+	var h *spank.Host
+	started := make(chan error)
+	onMain <- func() {
+		var err error
+		h, err = spank.Start(spank.StartConfig{
+			Program:  filepath.Join(filepath.Dir(self), "spankhost"),
+			Title:    fmt.Sprintf("spankhost: [%s]", spec.ID),
+			CgroupFD: cgroupFD,
+		})
+		started <- err
+	}
+	if err := <-started; err != nil {
+		return nil, err // not h: a nil *Host in an interface is not nil
+	}
+	return h, nil
 }
 
 // readSpec reads the memfd that noded has sealed.
