@@ -43,7 +43,9 @@ func newExecWatch() (*execWatch, error) {
 // add takes over the read end of one task's pipe.
 func (w *execWatch) add(fd, rank int) error {
 	w.pipes[fd] = rank
-	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}
+	// One shot: closing the descriptor does not end the watch, since tasks
+	// that were forked later hold the same description until they exec.
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(fd)}
 	var err error
 	if cerr := w.conn.Control(func(ep uintptr) { err = unix.EpollCtl(int(ep), unix.EPOLL_CTL_ADD, fd, &ev) }); cerr != nil {
 		err = cerr
@@ -72,8 +74,13 @@ func (w *execWatch) start(execs chan<- []int) {
 			ranks := make([]int, 0, n)
 			for _, ev := range events[:n] {
 				fd := int(ev.Fd)
-				ranks = append(ranks, w.pipes[fd])
+				rank, ok := w.pipes[fd]
+				if !ok {
+					continue
+				}
+				ranks = append(ranks, rank)
 				delete(w.pipes, fd)
+				w.conn.Control(func(ep uintptr) { unix.EpollCtl(int(ep), unix.EPOLL_CTL_DEL, fd, nil) })
 				unix.Close(fd)
 			}
 			select {

@@ -131,13 +131,13 @@ func measure(r *recorder, root, n int, argv []string) (launch, error) {
 	if _, err := r.take(); err != nil {
 		return launch{}, err
 	}
+	// Output goes to /dev/null for all that are compared.
 	cmd := exec.Command(argv[0], argv[1:]...)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return launch{}, fmt.Errorf("%q: %w: %s", argv, err, out)
+	if err := cmd.Run(); err != nil {
+		return launch{}, fmt.Errorf("%q: %w", argv, err)
 	}
 	var l launch
-	_, err = settle(r, func(ev []event) bool {
+	_, err := settle(r, func(ev []event) bool {
 		t := newTree(ev)
 		var ok bool
 		l, ok = t.step(root, n)

@@ -1,0 +1,64 @@
+package task
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Each rank is told once, also while somebody else holds the same description
+// of the pipe: closing our descriptor alone would leave it in the epoll, which
+// then reports it for ever.
+func TestExecWatchTellsOnce(t *testing.T) {
+	w, err := newExecWatch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var writers, held []int
+	for rank := range 20 {
+		var p [2]int
+		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		dup, err := unix.Dup(p[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		held, writers = append(held, dup), append(writers, p[1])
+		if err := w.add(p[0], rank); err != nil {
+			t.Fatal(err)
+		}
+	}
+	execs := make(chan []int)
+	w.start(execs)
+	for _, fd := range writers[1:] {
+		unix.Close(fd)
+	}
+	var told []int
+	for len(told) < 19 {
+		select {
+		case ranks := <-execs:
+			told = append(told, ranks...)
+		case <-time.After(10 * time.Second):
+			t.Fatalf("told %v", told)
+		}
+	}
+	slices.Sort(told)
+	if len(slices.Compact(slices.Clone(told))) != 19 || slices.Contains(told, 0) {
+		t.Errorf("told %v, want each of 1 to 19 once", told)
+	}
+	select {
+	case ranks := <-execs:
+		t.Errorf("told again: %v", ranks)
+	case <-time.After(50 * time.Millisecond):
+	}
+	if err := w.close(); err != nil {
+		t.Error(err)
+	}
+	unix.Close(writers[0])
+	for _, fd := range held {
+		unix.Close(fd)
+	}
+}
