@@ -56,6 +56,10 @@ func newRecorder() (*recorder, error) {
 		return nil, fmt.Errorf("cannot open a netlink connector: %w", err)
 	}
 	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20)
+	if err := onlyWanted(fd); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: cnIdxProc}); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("cannot bind the netlink connector: %w", err)
@@ -74,6 +78,26 @@ func newRecorder() (*recorder, error) {
 	r := &recorder{fd: fd}
 	go r.loop()
 	return r, nil
+}
+
+// onlyWanted lets the kernel drop the other events (each change of a uid or a
+// name is one): to be woken for them would cost those that change more.
+func onlyWanted(fd int) error {
+	const what = netlinkHeader + cnHeader
+	// A load gives network order, the event has the machine's: 1 reads as 0x01000000.
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: what},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 0x01000000, Jt: 2},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 0x02000000, Jt: 1},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 0x00000080, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+	}
+	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &prog); err != nil {
+		return fmt.Errorf("cannot filter process events: %w", err)
+	}
+	return nil
 }
 
 func (r *recorder) loop() {

@@ -9,7 +9,7 @@
 #include "util.h"
 
 /* Tasks in one REP_TASKS: two descriptors for each. */
-#define BATCH_MAX (HOST_FDS_MAX / 2)
+#define BATCH_MAX 16
 
 struct batch {
 	uint32_t n;
