@@ -38,7 +38,9 @@ type fakeTracker struct {
 	places []step.ID       // guarded by mu: what Steps finds
 }
 
-func (t *fakeTracker) Kind() string                                  { return "linuxproc" }
+func (t *fakeTracker) Kind() string                { return "linuxproc" }
+func (t *fakeTracker) AddStepd(step.ID, int) error { return nil }
+
 func (t *fakeTracker) MakeStep(id step.ID) (string, *os.File, error) { return "", nil, nil }
 func (t *fakeTracker) Prepare() error                                { return nil }
 func (t *fakeTracker) EndJob(uint32) error                           { return nil }

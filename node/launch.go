@@ -67,6 +67,12 @@ func (n *Node) launch(ctx context.Context, f *follower, spec *step.Spec) error {
 		return err
 	}
 	f.begin(proc, ours)
+	if leaf == nil {
+		// What stepd has started by then is in the step's own cgroups.
+		if err := n.cfg.Tracker.AddStepd(f.id, proc.pid); err != nil {
+			f.log.Errorf("%v", err)
+		}
+	}
 	f.tellContainer()
 	return nil
 }

@@ -18,8 +18,11 @@ type Tracker interface {
 	Prepare() error
 	// MakeStep makes the step's place. dir is its cgroup ("" where there is
 	// none); leaf is a directory descriptor for CLONE_INTO_CGROUP, which the
-	// caller closes, nil where there is no cgroup to be born in.
+	// caller closes, nil where stepd cannot be born in one.
 	MakeStep(id step.ID) (dir string, leaf *os.File, err error)
+	// AddStepd tracks a stepd that was not born in its place: it is called where
+	// MakeStep gave no leaf.
+	AddStepd(id step.ID, pid int) error
 	// EndStep kills every process of the step that is left, stepd and host
 	// included, returns when there is none, and removes the step's place. When
 	// ctx ends first, the error names the survivors. Of rec it may use the id,

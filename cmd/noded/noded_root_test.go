@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
@@ -382,5 +384,51 @@ func TestRootRefusesToStart(t *testing.T) {
 				t.Errorf("%v, %s; want exit code 1 and %q", err, out, tc.says)
 			}
 		})
+	}
+}
+
+// A noded whose own cgroup was killed once cannot have children that are born
+// in another (current kernels kill them): it must still run steps.
+func TestRootNodedInKilledCgroup(t *testing.T) {
+	testkit.RequireRoot(t)
+	parent := t.TempDir()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	tracker, _, err := newTracker(log, "proctrack/cgroup", parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ct, ok := tracker.(*cgroupTracker)
+	if !ok {
+		t.Fatalf("no cgroups here: %T", tracker)
+	}
+	if err := ct.Prepare(); err != nil {
+		t.Fatal(err)
+	}
+	defer ct.Remove()
+	ct.moved = true // what Prepare finds in such a cgroup
+	id := step.ID{Job: 1, Step: 0}
+	dir, leaf, err := ct.MakeStep(id)
+	if err != nil || leaf != nil {
+		t.Fatalf("MakeStep: leaf %v, %v; want none", leaf, err)
+	}
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	if err := ct.AddStepd(id, cmd.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "stepd", "cgroup.procs"))
+	if err != nil || strings.TrimSpace(string(b)) != fmt.Sprint(cmd.Process.Pid) {
+		t.Errorf("the leaf holds %q, %v; want %d", b, err, cmd.Process.Pid)
+	}
+	if err := ct.EndStep(t.Context(), &step.Record{ID: id, Cgroup: dir}); err != nil {
+		t.Error(err)
+	}
+	if err := ct.EndJob(1); err != nil {
+		t.Error(err)
 	}
 }

@@ -37,22 +37,46 @@ func newTracker(log *logrus.Logger, proctrackType, spool string) (node.Tracker, 
 	if err != nil {
 		return nil, nil, err
 	}
-	return &cgroupTracker{kind: answer.Kind, root: root}, fallbacks, nil
+	return &cgroupTracker{log: log, kind: answer.Kind, root: root}, fallbacks, nil
 }
 
 // cgroupTracker is proctrack.Root as noded wants it.
 type cgroupTracker struct {
+	log  *logrus.Logger
 	kind string
 	root *proctrack.Root
+	// moved: stepds are moved into their leaves, since none can be born there.
+	moved bool
 }
 
-func (t *cgroupTracker) Kind() string   { return t.kind }
-func (t *cgroupTracker) Prepare() error { return t.root.Ensure() }
+func (t *cgroupTracker) Kind() string { return t.kind }
+
+// Prepare makes the root and finds out whether stepds can be born below it.
+func (t *cgroupTracker) Prepare() error {
+	if err := t.root.Ensure(); err != nil {
+		return err
+	}
+	ok, why, err := t.root.CanBeBornInside()
+	if err != nil {
+		return err
+	}
+	if !ok {
+		t.log.Warnf("fallback: stepd is moved into its cgroup after its start: %s", why)
+		t.moved = true
+	}
+	return nil
+}
+
+// AddStepd moves a stepd into its leaf.
+func (t *cgroupTracker) AddStepd(id step.ID, pid int) error { return t.root.AddStepd(id, pid) }
 
 func (t *cgroupTracker) MakeStep(id step.ID) (string, *os.File, error) {
 	dir, err := t.root.MakeStep(id)
 	if err != nil {
 		return "", nil, err
+	}
+	if t.moved {
+		return dir, nil, nil
 	}
 	leaf, err := t.root.OpenStepLeaf(id)
 	return dir, leaf, err
@@ -85,6 +109,8 @@ func (t *plainTracker) Kind() string   { return t.kind }
 func (t *plainTracker) Prepare() error { return nil }
 
 func (t *plainTracker) MakeStep(step.ID) (string, *os.File, error) { return "", nil, nil }
+
+func (t *plainTracker) AddStepd(step.ID, int) error { return nil }
 
 func (t *plainTracker) EndStep(ctx context.Context, rec *step.Record) error {
 	if rec.StepdPID == 0 {
