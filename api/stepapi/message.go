@@ -40,8 +40,8 @@ const (
 
 	// TypeReply answers Signal and Cancel; Error is empty on success.
 	TypeReply Type = "reply"
-	// TypeState tells a change of the step's state (STARTING, RUNNING, COMPLETING); Record is
-	// complete with tasks' pids once RUNNING.
+	// TypeState tells a change of the step's state (STARTING, RUNNING, COMPLETING). To
+	// noded with Record, complete with the tasks' pids once RUNNING.
 	TypeState Type = "state"
 	// TypeMessage is a line for the user's stderr, without a newline: the
 	// node's words ("stepd-vm: error: ..."), not the tasks' bytes.

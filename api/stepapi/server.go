@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -298,6 +299,19 @@ func (s *Server) Tell(m *Msg) {
 		} else {
 			p.put(queued{m: m})
 		}
+	}
+}
+
+// TellState tells a change of state: the whole record to noded, which shows it,
+// the state alone to others, who wait for the end.
+func (s *Server) TellState(rec *step.Record) {
+	noded := s.ofRole(RoleNoded)
+	for _, p := range s.all() {
+		m := &Msg{Type: TypeState, State: rec.State}
+		if slices.Contains(noded, p) {
+			m.Record = rec
+		}
+		p.put(queued{m: m})
 	}
 }
 

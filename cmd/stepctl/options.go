@@ -181,8 +181,15 @@ func (o *runOptions) setStreams(r *step.Request, stdin *os.File) error {
 	if r.Stderr.Kind == step.StreamFile && r.Stderr.Pattern == r.Stdout.Pattern {
 		r.Stderr = step.Stream{Kind: step.StreamSame}
 	}
-	if r.Stdin.Kind == step.StreamClient && stepio.IsNull(stdin) {
-		r.Stdin = step.Stream{Kind: step.StreamNull}
+	// What goes to or comes from /dev/null here does so there: no pipe is
+	// needed for it.
+	for _, s := range []struct {
+		file *os.File
+		to   *step.Stream
+	}{{stdin, &r.Stdin}, {os.Stdout, &r.Stdout}, {os.Stderr, &r.Stderr}} {
+		if s.to.Kind == step.StreamClient && stepio.IsNull(s.file) {
+			*s.to = step.Stream{Kind: step.StreamNull}
+		}
 	}
 	return nil
 }

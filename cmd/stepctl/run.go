@@ -107,9 +107,9 @@ type launch struct {
 	ntasks int
 	forced bool // a task was ended by KILL or TERM
 
-	mu   sync.Mutex
-	last *step.Record // guarded by mu: what was heard last
-	told map[int]bool // guarded by mu: ranks whose end was told
+	mu    sync.Mutex
+	state step.State   // guarded by mu: what was heard last
+	told  map[int]bool // guarded by mu: ranks whose end was told
 }
 
 // follow connects to stepd, hands over the streams and hears of the step until
@@ -163,9 +163,9 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 		for _, fd := range fds {
 			os.NewFile(uintptr(fd), "unasked").Close()
 		}
-		if m.Record != nil {
+		if m.State != "" {
 			l.mu.Lock()
-			l.last = m.Record
+			l.state = m.State
 			l.mu.Unlock()
 		}
 		switch m.Type {

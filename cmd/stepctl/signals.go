@@ -71,7 +71,7 @@ func (l *launch) states() string {
 		}
 	}
 	state := "starting"
-	if l.last != nil && l.last.State == step.Running {
+	if l.state == step.Running {
 		state = "running"
 	}
 	var parts []string

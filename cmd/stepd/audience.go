@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -54,6 +55,9 @@ type ended struct {
 	status step.ExitStatus
 	ranks  []int
 }
+
+// trimAfter is how long a step runs before its memory is given back.
+const trimAfter = 300 * time.Millisecond
 
 // endsDelay is how long ends of tasks are collected: those of one step come
 // together, and telling each by itself costs every peer a wake-up (srun, too,
@@ -112,7 +116,12 @@ func (a *audience) tellEnds() {
 
 func (a *audience) State(rec step.Record) {
 	a.tellEnds()
-	a.server.Tell(&stepapi.Msg{Type: stepapi.TypeState, State: rec.State, Record: &rec})
+	a.server.TellState(&rec)
+	if rec.State == step.Running {
+		// The launch has left garbage that a long step need not carry; a short
+		// one is over before.
+		time.AfterFunc(trimAfter, debug.FreeOSMemory)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.events.Flush()
