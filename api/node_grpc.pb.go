@@ -46,9 +46,9 @@ const (
 type NodeClient interface {
 	// Run admits a step and starts its stepd. The answer comes as soon as the
 	// step has a number and a socket; what happens then is told on that socket
-	// and by Wait. The client must connect there as the launcher and say
-	// attach_done, also when no stream goes to it: until then nothing is forked,
-	// so that no line about the launch is lost. Errors: INVALID_ARGUMENT (a field, named), PERMISSION_DENIED,
+	// and by Wait. The client connects there as the launcher, attaches its streams
+	// and says attach_done: until then nothing is forked. Where no stream goes to
+	// it, that is waited for a second, so that no line about the launch is lost. Errors: INVALID_ARGUMENT (a field, named), PERMISSION_DENIED,
 	// RESOURCE_EXHAUSTED (does not fit), NOT_FOUND (no such job), FAILED_PRECONDITION (node drained).
 	Run(ctx context.Context, in *RunRequest, opts ...grpc.CallOption) (*RunReply, error)
 	// Wait answers when the step has ended, with its final STEP document.
@@ -204,9 +204,9 @@ func (c *nodeClient) ClientConfig(ctx context.Context, in *Empty, opts ...grpc.C
 type NodeServer interface {
 	// Run admits a step and starts its stepd. The answer comes as soon as the
 	// step has a number and a socket; what happens then is told on that socket
-	// and by Wait. The client must connect there as the launcher and say
-	// attach_done, also when no stream goes to it: until then nothing is forked,
-	// so that no line about the launch is lost. Errors: INVALID_ARGUMENT (a field, named), PERMISSION_DENIED,
+	// and by Wait. The client connects there as the launcher, attaches its streams
+	// and says attach_done: until then nothing is forked. Where no stream goes to
+	// it, that is waited for a second, so that no line about the launch is lost. Errors: INVALID_ARGUMENT (a field, named), PERMISSION_DENIED,
 	// RESOURCE_EXHAUSTED (does not fit), NOT_FOUND (no such job), FAILED_PRECONDITION (node drained).
 	Run(context.Context, *RunRequest) (*RunReply, error)
 	// Wait answers when the step has ended, with its final STEP document.

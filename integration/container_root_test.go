@@ -106,7 +106,8 @@ func emptyBase(t *testing.T, base string) {
 func TestRootContainerOptions(t *testing.T) {
 	base := containerBase(t)
 	script := filepath.Join(base, "init.sh")
-	must(t, os.WriteFile(script, []byte("#!/bin/sh\necho from the script > /var/tmp/script.out\nchmod 0644 /var/tmp/script.out\n"), 0o755))
+	must(t, os.WriteFile(script, []byte("#!/bin/sh\n"+
+		"echo from the script > \"$SLURM_JOB_MOUNTPOINT_SRC/0-var-tmp/script.out\"\nchmod 0644 \"$SLURM_JOB_MOUNTPOINT_SRC/0-var-tmp/script.out\"\n"), 0o755))
 	// /var/tmp is private here: the node's directory is below it, so that the
 	// tasks run elsewhere.
 	n := startNode(t, site{
@@ -115,7 +116,7 @@ func TestRootContainerOptions(t *testing.T) {
 	})
 	r := n.do(t, call{args: []string{"run", "-D", "/", "cat", "/var/tmp/script.out"}, dir: "/"})
 	if r.code != 0 || r.out != "from the script\n" {
-		t.Errorf("InitScript runs in the job's namespace: %v", r)
+		t.Errorf("InitScript prepares the job's directories: %v", r)
 	}
 	if _, err := os.Stat("/var/tmp/script.out"); err == nil {
 		t.Error("the script has written outside of the job's namespace")

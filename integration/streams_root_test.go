@@ -84,17 +84,17 @@ func TestRootOutputOptions(t *testing.T) {
 		})
 	}
 	for _, c := range []struct{ flag, says string }{
-		{"--input=/no/such/input", "Could not open stdin file: No such file or directory"},
-		{"--output=/no/such/dir/out", "Could not open stdout file: No such file or directory"},
-		{"--error=/no/such/dir/err", "Could not open stderr file: No such file or directory"},
-		{"--output=/etc/passwd", "Could not open stdout file: Permission denied"},
+		{"--input=/no/such/input", `Could not open stdin file "/no/such/input": No such file or directory`},
+		{"--output=/no/such/dir/out", `Could not open stdout file "/no/such/dir/out": No such file or directory`},
+		{"--error=/no/such/dir/err", `Could not open stderr file "/no/such/dir/err": No such file or directory`},
+		{"--output=/etc/passwd", `Could not open stdout file "/etc/passwd": Permission denied`},
 	} {
 		t.Run(c.flag, func(t *testing.T) {
 			r := n.ctl(t, "run", c.flag, "cat")
 			if r.code != 1 || r.out != "" {
 				t.Errorf("want exit code 1, got %v", r)
 			}
-			contains(t, "stderr", r.err, "stepctl: error: "+c.says)
+			contains(t, "stderr", r.err, "stepd-vm: error: "+c.says)
 		})
 	}
 	n.checkClean(t)

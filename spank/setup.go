@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -100,6 +101,7 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) []byte {
 	for _, e := range cfg.HostEnv {
 		w.tlvStr(tagHostEnv, e)
 	}
+	putOptions(w, cfg.Env)
 	w.tlvStr(tagCwd, s.Cwd)
 	w.tlvU32(tagUmask, s.Umask)
 	w.tlvU32(tagNoNewPrivs, flag(s.NoNewPrivs))
@@ -111,6 +113,27 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) []byte {
 		}
 	}
 	return w.b
+}
+
+// optionPrefix begins the variables by which an option reaches the remote side:
+// _SLURM_SPANK_OPTION_<plugin>_<option>=<value>, empty for a flag (spank-behaviour §2).
+const optionPrefix = "_SLURM_SPANK_OPTION_"
+
+// optionMax bounds the value of one option (CVE-2026-65108 was an overflow by one).
+const optionMax = 1 << 20
+
+// putOptions hands over the options that the job's environment holds. Where the
+// plugin's name ends and the option's begins is not told: the host compares
+// both together.
+func putOptions(w *writer, env []string) {
+	for _, e := range env {
+		opt, ok := strings.CutPrefix(e, optionPrefix)
+		name, value, set := strings.Cut(opt, "=")
+		if !ok || !set || name == "" || len(name) > 512 || len(value) > optionMax {
+			continue
+		}
+		w.tlv(tagOption, func(w *writer) { w.u32(1); w.str(""); w.str(name); w.str(value) })
+	}
 }
 
 // globalIDs maps local to global ranks: one node holds them all.

@@ -36,3 +36,8 @@ func IsNull(f *os.File) bool {
 	}
 	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3)
 }
+
+func isRegular(f *os.File) bool {
+	var st unix.Stat_t
+	return unix.Fstat(rawFD(f), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
+}

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"stepd/api/stepapi"
 	"stepd/step"
 )
@@ -97,9 +99,10 @@ func (s *Session) openInput() error {
 
 func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 	ranks := s.ranksOf(st)
-	// Several ranks that write to one file cut each other's lines, at every
-	// buffer's end: srun keeps lines whole, and so do we unless -u is given.
-	if !s.opt.Label && (len(ranks) == 1 || s.opt.Unbuffered) && Handable(dest, s.opt.SameUser) {
+	// Several ranks that write to one pipe cut each other's lines at every
+	// buffer's end: what reads it gets whole ones unless -u is given. A regular
+	// file is handed over in any case: it is the kernel's to order.
+	if !s.opt.Label && (len(ranks) == 1 || s.opt.Unbuffered || isRegular(dest)) && Handable(dest, s.opt.SameUser) {
 		rank := step.AllRanks
 		if st.Rank != nil {
 			rank = *st.Rank
@@ -141,20 +144,28 @@ func (s *Session) hand(fd, rank int, f *os.File, ours bool) {
 }
 
 // pipe makes a pipe whose task's end belongs to the tasks' user, so that a
-// task may open /dev/stdout again.
+// task may open /dev/stdout again, and blocks, as programs expect: os.Pipe's
+// ends do not.
 func (s *Session) pipe(taskReads bool) (ours, theirs *os.File, err error) {
-	r, w, err := os.Pipe()
-	if err != nil {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return nil, nil, err
 	}
-	ours, theirs = r, w
+	mine, other := p[0], p[1]
 	if taskReads {
-		ours, theirs = w, r
+		mine, other = p[1], p[0]
 	}
+	// Ours is for the runtime's poller: a thread for each rank would be too much.
+	if err := unix.SetNonblock(mine, true); err != nil {
+		unix.Close(mine)
+		unix.Close(other)
+		return nil, nil, err
+	}
+	ours, theirs = os.NewFile(uintptr(mine), "pipe"), os.NewFile(uintptr(other), "task's pipe")
 	if !s.opt.SameUser && os.Geteuid() == 0 {
-		if err := theirs.Chown(int(s.spec.User.UID), -1); err != nil {
-			r.Close()
-			w.Close()
+		if err := unix.Fchown(other, int(s.spec.User.UID), -1); err != nil {
+			ours.Close()
+			theirs.Close()
 			return nil, nil, err
 		}
 	}

@@ -10,8 +10,13 @@ import (
 	"stepd/step"
 )
 
-// attachTimeout is how long a launch waits for a client that never comes.
-const attachTimeout = 30 * time.Second
+// attachTimeout is how long a launch waits for a client that never comes;
+// attachGrace how long it does where no stream goes to a client: then only
+// lines about the launch would be lost.
+const (
+	attachTimeout = 30 * time.Second
+	attachGrace   = time.Second
+)
 
 // attachments collects the descriptors that the launching client hands over.
 type attachments struct {
@@ -56,17 +61,26 @@ func (s *Step) attach(fd, rank, handle int) error {
 // AttachDone says that the client has handed over all that it will.
 func (s *Step) AttachDone() { s.attOnce.Do(func() { close(s.attached) }) }
 
-// LauncherLost says that the launching client is gone. Before the gate that
-// ends the step, as a cancel does; after it the tasks find out by their pipes.
+// LauncherLost says that the launching client is gone. Before every task has
+// exec'd that ends the step, as a cancel does; after it the tasks find out by
+// their pipes.
 func (s *Step) LauncherLost() {
-	if s.Record().State == step.Starting {
+	s.mu.Lock()
+	launched := s.launched
+	s.mu.Unlock()
+	if !launched {
 		s.end(byRequest, "the client went away before the tasks were started")
 	}
 }
 
 // waitAttached waits for the client's streams.
 func (s *Step) waitAttached() error {
-	t := time.NewTimer(attachTimeout)
+	limit := attachTimeout
+	needed := s.plan.NeedClient != [3]bool{}
+	if !needed {
+		limit = attachGrace
+	}
+	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {
 	case <-s.attached:
@@ -75,6 +89,9 @@ func (s *Step) waitAttached() error {
 		reason, _ := s.cancelReason()
 		return errCancelled{reason}
 	case <-t.C:
+		if !needed {
+			return nil
+		}
 		return fmt.Errorf("no client attached the tasks' streams within %v", attachTimeout)
 	}
 }

@@ -172,10 +172,24 @@ func (s *Step) taskExeced(rank int) {
 	default:
 		return // it died or failed before, and its end will come
 	}
+	t.execed = true
+	s.countLaunched()
 	s.mu.Lock()
 	s.rec.Tasks[rank].State = step.TaskRunning
 	s.mu.Unlock()
 	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExec, Rank: &rank, PID: t.pid})
+}
+
+// countLaunched notes when no task is on its way to exec any more.
+func (s *Step) countLaunched() {
+	for rank := s.onTheWay; rank < len(s.tasks); rank++ {
+		if s.onTheWay = rank; !s.tasks[rank].execed && !s.tasks[rank].ended {
+			return
+		}
+	}
+	s.mu.Lock()
+	s.launched = true
+	s.mu.Unlock()
 }
 
 // taskEnded records an end and does what the step's options ask for.
@@ -186,6 +200,7 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 	}
 	t.ended = true
 	s.alive--
+	s.countLaunched()
 	s.forget(e.Rank)
 	if e.Lost {
 		s.mu.Lock()

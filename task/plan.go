@@ -85,8 +85,6 @@ func jobEnv(s *step.Spec) []string {
 	env.set("SLURM_STEP_NUM_NODES", "1")
 	env.set("SLURM_STEP_NUM_TASKS", ntasks)
 	env.set("SLURM_STEP_TASKS_PER_NODE", ntasks)
-	env.set("SLURM_TOPOLOGY_ADDR", s.NodeName)
-	env.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
 	if s.MPI != "" && s.MPI != "none" {
 		env.set("SLURM_MPI_TYPE", s.MPI)
 	} else {

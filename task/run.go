@@ -44,6 +44,7 @@ type Step struct {
 	gateOpen bool
 	tasks    []task
 	alive    int
+	onTheWay int   // the ranks below have exec'd or ended
 	monoBase int64 // wall clock minus CLOCK_MONOTONIC, ns
 
 	attachments
@@ -60,6 +61,8 @@ type Step struct {
 	mu    sync.Mutex
 	rec   step.Record              // guarded by mu
 	fails map[int]step.LaunchError // guarded by mu: why a rank was not exec'd
+	// launched: every task has exec'd, or will not any more.
+	launched bool // guarded by mu
 	// failure is set where the step's end is not that of its tasks.
 	failure *failure // guarded by mu
 	why     string   // guarded by mu: why stepd killed the host in a hook
@@ -67,9 +70,10 @@ type Step struct {
 
 // task is what Run knows of one rank.
 type task struct {
-	pid   int
-	pidfd int
-	ended bool
+	pid    int
+	pidfd  int
+	execed bool
+	ended  bool
 	// hookExeced: a plugin's hook exec'd another program by itself.
 	hookExeced bool
 	cause      string // why stepd killed it in a hook

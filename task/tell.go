@@ -130,6 +130,8 @@ func (s *Step) hearFailure(f *step.LaunchError) {
 		s.say(fmt.Sprintf("execve(): %s: %s", f.Object, errnoText(f.Errno)))
 	case "task_init", "task_init_privileged":
 		// The chain's own message has told it.
+	case "stdio":
+		s.say(fmt.Sprintf("Could not open %s file %q: %s", s.streamOf(f), f.Object, errnoText(f.Errno)))
 	default:
 		if f.Errno == 0 {
 			s.say(fmt.Sprintf("task %d: %s: %s", f.Rank, f.Stage, f.Object))
@@ -137,6 +139,16 @@ func (s *Step) hearFailure(f *step.LaunchError) {
 		}
 		s.say(fmt.Sprintf("task %d: %s: cannot use %q: %s", f.Rank, f.Stage, f.Object, errnoText(f.Errno)))
 	}
+}
+
+// streamOf names the stream whose file a task could not open.
+func (s *Step) streamOf(f *step.LaunchError) string {
+	for _, st := range s.plan.Streams {
+		if st.Kind == step.StreamToPath && st.Path == f.Object && (st.Rank == f.Rank || st.Rank == step.AllRanks) {
+			return [...]string{"stdin", "stdout", "stderr"}[st.FD]
+		}
+	}
+	return "a standard"
 }
 
 // errnoText is strerror(3)'s text: Go's begins with a small letter.

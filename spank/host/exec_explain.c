@@ -85,7 +85,7 @@ static bool elf_interpreter(int fd, const char *head, size_t len, char *interp, 
 }
 
 /* What runs the program at path; false if nothing does, or it cannot be known. */
-static bool interpreter_of(const char *path, char *interp, size_t size)
+static bool interpreter_of(const char *path, char *interp, size_t size, bool *script)
 {
 	/* O_NONBLOCK: it may be a FIFO by now. */
 	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -95,12 +95,13 @@ static bool interpreter_of(const char *path, char *interp, size_t size)
 	if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
 		return false;
 	ssize_t len = pread(fd, head, sizeof(head), 0);
-	if (len > 2 && head[0] == '#' && head[1] == '!')
+	*script = len > 2 && head[0] == '#' && head[1] == '!';
+	if (*script)
 		return script_interpreter(head, (size_t)len, interp, size);
 	return len > 0 && elf_interpreter(fd, head, (size_t)len, interp, size);
 }
 
-bool explain_interpreter(const char *path, char *interp, size_t size)
+bool explain_interpreter(const char *path, char *interp, size_t size, bool *script)
 {
 	char current[PATH_MAX];
 
@@ -108,7 +109,8 @@ bool explain_interpreter(const char *path, char *interp, size_t size)
 		return false;
 	strcpy(current, path);
 	for (int depth = 0; depth < DEPTH_MAX; depth++) {
-		if (!interpreter_of(current, interp, size) || strlen(interp) >= sizeof(current))
+		if (!interpreter_of(current, interp, size, script) ||
+		    strlen(interp) >= sizeof(current))
 			return false;
 		if (access(interp, F_OK) < 0)
 			return errno == ENOENT || errno == ENOTDIR;

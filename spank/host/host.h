@@ -169,7 +169,7 @@ void limits_raise_nofile(void);
 
 /* exec_explain.c: for a program that execve could not find though its file is
  * there: the missing interpreter's or loader's path, or false. */
-bool explain_interpreter(const char *path, char *interp, size_t size);
+bool explain_interpreter(const char *path, char *interp, size_t size, bool *script);
 
 /* reap.c */
 bool command_wait(struct host *h, struct outcome *out);

@@ -170,6 +170,7 @@ static void fuzz_step(void)
 
 static void fuzz_explain(const char *path, const struct blob *binary)
 {
+	bool script;
 	struct blob b = {0};
 	char interp[128];
 
@@ -181,7 +182,7 @@ static void fuzz_explain(const char *path, const struct blob *binary)
 	int fd = open(path, O_WRONLY | O_TRUNC);
 	CHECK(fd >= 0 && write(fd, b.p, b.len) == (ssize_t)b.len);
 	close(fd);
-	if (explain_interpreter(path, interp, sizeof(interp)))
+	if (explain_interpreter(path, interp, sizeof(interp), &script))
 		CHECK(strnlen(interp, sizeof(interp)) < sizeof(interp));
 	blob_free(&b);
 }

@@ -311,6 +311,7 @@ static struct tiny_elf make_elf(void)
 
 static void test_explain_scripts(void)
 {
+	bool script;
 	static const struct {
 		const char *text, *want; /* NULL: nothing to explain */
 	} cases[] = {
@@ -330,30 +331,32 @@ static void test_explain_scripts(void)
 	close(mkstemp(path));
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		write_bytes(path, cases[i].text, strlen(cases[i].text));
-		CHECK_INT(explain_interpreter(path, interp, sizeof(interp)), cases[i].want != NULL);
+		CHECK_INT(explain_interpreter(path, interp, sizeof(interp), &script),
+			  cases[i].want != NULL);
 		if (cases[i].want)
 			CHECK_STR(interp, cases[i].want);
 	}
 	char small[4];
 	write_bytes(path, "#!/no/such\n", 11);
-	CHECK(!explain_interpreter(path, small, sizeof(small)));
+	CHECK(!explain_interpreter(path, small, sizeof(small), &script));
 	unlink(path);
-	CHECK(!explain_interpreter(path, interp, sizeof(interp)));
-	CHECK(!explain_interpreter("/dev/zero", interp, sizeof(interp)));
+	CHECK(!explain_interpreter(path, interp, sizeof(interp), &script));
+	CHECK(!explain_interpreter("/dev/zero", interp, sizeof(interp), &script));
 }
 
 static void test_explain_binaries(void)
 {
+	bool script;
 	char path[] = "/tmp/explainXXXXXX", interp[256];
 	struct tiny_elf good = make_elf(), e;
 
 	close(mkstemp(path));
 	write_bytes(path, &good, sizeof(good));
-	CHECK(explain_interpreter(path, interp, sizeof(interp)));
+	CHECK(explain_interpreter(path, interp, sizeof(interp), &script));
 	CHECK_STR(interp, "/no/ld.so");
 #define SPOILED(field, value)                                                                      \
 	(e = good, e.field = (value), write_bytes(path, &e, sizeof(e)),                            \
-	 !explain_interpreter(path, interp, sizeof(interp)))
+	 !explain_interpreter(path, interp, sizeof(interp), &script))
 	CHECK(SPOILED(eh.e_phoff, UINT64_MAX));
 	CHECK(SPOILED(eh.e_phoff, sizeof(good) - 3));
 	CHECK(SPOILED(eh.e_phnum, 0));
@@ -370,11 +373,11 @@ static void test_explain_binaries(void)
 	CHECK(SPOILED(interp[0], 0));
 	for (size_t len = 0; len < sizeof(Elf64_Ehdr) + sizeof(Elf64_Phdr); len++) {
 		write_bytes(path, &good, len);
-		CHECK(!explain_interpreter(path, interp, sizeof(interp)));
+		CHECK(!explain_interpreter(path, interp, sizeof(interp), &script));
 	}
 	unlink(path);
-	CHECK(!explain_interpreter("/proc/self/exe", interp,
-				   sizeof(interp))); /* its loader is there */
+	CHECK(!explain_interpreter("/proc/self/exe", interp, sizeof(interp),
+				   &script)); /* its loader is there */
 }
 
 static void test_strerror(void)
