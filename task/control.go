@@ -126,6 +126,7 @@ func (s *Step) Signal(sig int, scope string) error {
 	s.ctlMu.Unlock()
 	switch scope {
 	case "all":
+		s.evictHost()
 		return s.d.Tracker.Signal(syscall.Signal(sig))
 	case "", "tasks":
 		s.eachPidfd(func(rank, pidfd int) {
@@ -137,10 +138,12 @@ func (s *Step) Signal(sig int, scope string) error {
 	return fmt.Errorf("cannot send signal to scope %q: want tasks or all", scope)
 }
 
-// terminator is the way from a Cancel to the last process: TERM, KillWait, KILL.
+// terminator is the way from a Cancel to the last process: TERM, KillWait,
+// KILL, and KillWait again for the host to tell the ends.
 type terminator struct {
-	timer *time.Timer
-	c     <-chan time.Time
+	timer  *time.Timer
+	c      <-chan time.Time
+	killed bool
 }
 
 // begin sends SIGTERM, and SIGCONT so that stopped processes hear it.
@@ -152,8 +155,31 @@ func (s *Step) beginTermination(t *terminator) {
 		s.d.Audience.Log(step.LogError, err.Error())
 	}
 	s.d.Tracker.Signal(syscall.SIGCONT)
-	t.timer = time.NewTimer(time.Duration(s.plan.Spec.KillWaitS) * time.Second)
+	t.wait(s.plan.Spec.KillWaitS)
+}
+
+func (t *terminator) wait(seconds int) {
+	t.stop()
+	t.timer = time.NewTimer(time.Duration(seconds) * time.Second)
 	t.c = t.timer.C
+}
+
+// next is called when a wait is over.
+func (s *Step) nextTermination(t *terminator) error {
+	if t.killed {
+		// The tasks are dead, and a host that is not in a hook has told so.
+		s.setHostCause("did not tell the tasks' ends " + afterCancel)
+		s.host.Kill()
+		t.c = nil
+		return nil
+	}
+	t.killed = true
+	if err := s.killTasks(); err != nil {
+		s.hostBusy = true // it still waits, and can take no other command
+		return err
+	}
+	t.wait(max(1, s.plan.Spec.KillWaitS))
+	return nil
 }
 
 func (t *terminator) stop() {
@@ -162,15 +188,33 @@ func (t *terminator) stop() {
 	}
 }
 
-// evictHost moves the host out of the tasks' cgroup, once, before anything is
-// sent there that must not hit it (rulings 3).
+// eviction is the host's one way out of the tasks' cgroup.
+type eviction struct {
+	mu   sync.Mutex // held while the kernel moves it, which may take 10 ms
+	done bool       // guarded by mu
+}
+
+// evictHost moves the host out of the tasks' cgroup, once, and returns when it
+// is out: before anything is sent there that must not hit it (rulings 3). It
+// may be called from any goroutine.
 func (s *Step) evictHost() {
-	if s.evicted || s.hostDead {
+	s.eviction.mu.Lock()
+	defer s.eviction.mu.Unlock()
+	if s.eviction.done || s.hostIsGone() {
 		return
 	}
-	s.evicted = true
-	if err := s.d.Tracker.EvictHost(s.host.PID()); err != nil {
+	s.eviction.done = true
+	if err := s.d.Tracker.EvictHost(s.host.PID()); err != nil && !s.hostIsGone() {
 		s.d.Audience.Log(step.LogError, err.Error())
+	}
+}
+
+func (s *Step) hostIsGone() bool {
+	select {
+	case <-s.hostGone:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -113,6 +113,10 @@ func (s *Step) exitHooks() error {
 		err = nil
 	}
 	if errors.Is(err, step.ErrHostGone) {
+		<-s.hostGone
+		if s.hostStatus() == 0 && !s.host.Where(-1).InHook() {
+			return nil // it has ended as it was asked to; a plugin had closed its channel
+		}
 		err = s.hostDied()
 		s.settle(err)
 	}
@@ -169,7 +173,9 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 		return step.Cancelled, code, signal
 	}
 	if code != 0 {
-		s.noteReason(fmt.Sprintf("task %d: %s", worst, s.rec.Tasks[worst].Status.Describe()))
+		if st := s.rec.Tasks[worst].Status; st != nil { // else the lost status is the reason already
+			s.noteReason(fmt.Sprintf("task %d: %s", worst, st.Describe()))
+		}
 		return step.Failed, code, signal
 	}
 	return step.Completed, 0, nil

@@ -3,6 +3,7 @@ package task
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +32,8 @@ func (s *Step) follow() error {
 	}()
 	evict := time.NewTimer(evictAfter)
 	defer evict.Stop()
-	evicted := make(chan error, 1)
+	var evicting sync.WaitGroup // the kernel may take 10 ms: not in this loop
+	defer evicting.Wait()
 	hooks := newHookWatch(s.plan.Spec.Spank.HookTimeoutS)
 	defer hooks.stop()
 	var term terminator
@@ -65,27 +67,15 @@ func (s *Step) follow() error {
 		case <-noChildren:
 			noChildren = s.loseTasks()
 		case <-evict.C:
-			if !s.evicted && !s.hostDead {
-				// On its own goroutine: the kernel may take 10 ms.
-				s.evicted = true
-				go func() { evicted <- s.d.Tracker.EvictHost(s.host.PID()) }()
-			}
-		case err := <-evicted:
-			if err != nil {
-				s.d.Audience.Log(step.LogError, err.Error())
-			}
+			evicting.Go(s.evictHost)
 		case <-cancelled:
 			cancelled = nil
 			s.sayCancelled()
 			s.beginTermination(&term)
 		case <-term.c:
-			term.c = nil
-			if err := s.killTasks(); err != nil {
-				s.hostBusy = true // it still waits, and can take no other command
+			if err := s.nextTermination(&term); err != nil {
 				return err
 			}
-			hooks.bound(max(1, s.plan.Spec.KillWaitS))
-			hooks.why = afterCancel
 		case <-hooks.c:
 			s.checkHost(hooks)
 			s.checkTasks(hooks)

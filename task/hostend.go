@@ -61,7 +61,11 @@ func (s *Step) hostDied() error {
 	err := s.hostDeath(s.hostStatus())
 	var hook *step.HookError
 	if s.gateOpen && errors.As(err, &hook) && !hook.Required {
-		s.sayError(err.Error() + "; the plugin is optional: the tasks run on, without further hooks")
+		text := err.Error()
+		if s.alive > 0 {
+			text += "; the plugin is optional: the tasks run on, without further hooks"
+		}
+		s.sayError(text)
 		s.mu.Lock()
 		s.noteReason(err.Error())
 		s.mu.Unlock()

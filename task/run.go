@@ -49,9 +49,9 @@ type Step struct {
 
 	attachments
 	control
+	eviction eviction
 	children
 
-	evicted   bool // the host was moved out of the tasks' cgroup
 	hostDead  bool
 	hostBusy  bool // it has not answered wait
 	childless bool // the reaper has said once that there are no children

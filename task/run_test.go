@@ -338,6 +338,17 @@ func TestLostStatus(t *testing.T) {
 	}
 }
 
+// All statuses are lost: nothing is invented, and the step has failed.
+func TestAllStatusesLost(t *testing.T) {
+	r := newRig(t)
+	r.ends = nil
+	r.fail["wait"] = errors.New("cannot learn how task 0 ended")
+	rec := r.run(t)
+	if rec.State != step.Failed || *rec.ExitCode != 1 || !strings.Contains(rec.Reason, "cannot learn how task 0 ended") {
+		t.Errorf("%s, %d, %q", rec.State, *rec.ExitCode, rec.Reason)
+	}
+}
+
 func TestVerdict(t *testing.T) {
 	tests := []struct {
 		name  string

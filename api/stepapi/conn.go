@@ -33,6 +33,8 @@ type envelope struct {
 type Conn struct {
 	c        *net.UnixConn
 	buf, oob []byte // of Recv
+	// recordMax bounds the records of this peer; 0 is RecordMax.
+	recordMax int64
 }
 
 // NewConn takes over c, which must be a SOCK_SEQPACKET socket.
@@ -115,7 +117,7 @@ func (c *Conn) Recv() (*Msg, []int, error) {
 	}
 	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.buf, c.oob)
 	if err != nil {
-		if errors.Is(err, unix.ECONNRESET) {
+		if errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.EOF) {
 			return nil, nil, io.EOF
 		}
 		return nil, nil, err
@@ -131,7 +133,7 @@ func (c *Conn) Recv() (*Msg, []int, error) {
 		closeAll(fds)
 		return nil, nil, fmt.Errorf("cannot read record: longer than %d bytes or %d descriptors", inlineMax, FDsMax)
 	}
-	m, rest, err := decode(c.buf[:n], fds)
+	m, rest, err := decode(c.buf[:n], fds, c.limit())
 	if err != nil {
 		closeAll(fds)
 		return nil, nil, err
@@ -139,16 +141,37 @@ func (c *Conn) Recv() (*Msg, []int, error) {
 	return m, rest, nil
 }
 
+func (c *Conn) limit() int64 {
+	if c.recordMax > 0 {
+		return c.recordMax
+	}
+	return RecordMax
+}
+
+// checkSealed refuses what is no sealed memfd: a read of another file may wait
+// for ever, or find it changed.
+func checkSealed(fd int) error {
+	const want = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil || seals&want != want {
+		return errors.New("cannot read record: its descriptor is no sealed memfd")
+	}
+	return nil
+}
+
 // decode parses a packet; when it is an envelope it reads the memfd, which is
 // then closed and taken off the list.
-func decode(b []byte, fds []int) (*Msg, []int, error) {
+func decode(b []byte, fds []int, limit int64) (*Msg, []int, error) {
 	var env envelope
 	if err := json.Unmarshal(b, &env); err != nil {
 		return nil, nil, fmt.Errorf("cannot parse record: %v", err)
 	}
 	if env.Memfd != 0 {
-		if len(fds) == 0 || env.Memfd < 0 || env.Memfd > RecordMax {
-			return nil, nil, fmt.Errorf("cannot read record of %d bytes: the limit is %d, and a memfd goes with it", env.Memfd, RecordMax)
+		if len(fds) == 0 || env.Memfd < 0 || env.Memfd > limit {
+			return nil, nil, fmt.Errorf("cannot read record of %d bytes: the limit is %d, and a memfd goes with it", env.Memfd, limit)
+		}
+		if err := checkSealed(fds[0]); err != nil {
+			return nil, nil, err
 		}
 		data := make([]byte, env.Memfd)
 		n, err := unix.Pread(fds[0], data, 0)

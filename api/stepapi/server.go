@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"stepd/step"
 )
@@ -35,12 +38,15 @@ const (
 	// queueMax bounds all records that wait for one peer; a peer that falls
 	// further behind is cut off, so that nobody's pipe can hold the step.
 	queueMax = linesMax + 256
+	// acceptPause is how long no connection is taken after one failed.
+	acceptPause = 100 * time.Millisecond
 	// linePatience is how long a burst of lines waits for room, once: a plugin
 	// that writes faster than the peer reads is held back that long.
 	linePatience = time.Second
 	// sendTimeout bounds one write to a peer.
 	sendTimeout = 10 * time.Second
-	// peersMax bounds the connections to one step.
+	// peersMax bounds the connections of others than root to one step: its
+	// owner must not keep noded out.
 	peersMax = 64
 )
 
@@ -52,6 +58,7 @@ type Server struct {
 
 	mu    sync.Mutex
 	peers map[*peer]struct{} // guarded by mu
+	users int                // guarded by mu: peers that are not root
 	done  bool               // guarded by mu
 	wg    sync.WaitGroup
 }
@@ -82,8 +89,14 @@ func (s *Server) Serve(l *net.UnixListener) {
 	s.wg.Go(func() {
 		for {
 			c, err := l.AcceptUnix()
-			if err != nil {
+			if errors.Is(err, net.ErrClosed) {
 				return
+			}
+			if err != nil {
+				// No descriptor is left: one comes free when a peer goes, and
+				// nothing tells.
+				time.Sleep(acceptPause)
+				continue
 			}
 			s.admit(NewConn(c))
 		}
@@ -99,6 +112,9 @@ func (s *Server) admit(c *Conn) {
 		c.Close()
 		return
 	}
+	if cred.Uid != 0 {
+		c.recordMax = inlineMax // a client's records are small
+	}
 	s.Add(c, "", cred.Uid == 0)
 }
 
@@ -107,12 +123,15 @@ func (s *Server) admit(c *Conn) {
 func (s *Server) Add(c *Conn, role Role, root bool) {
 	p := &peer{conn: c, role: role, queue: make(chan queued, queueMax), slots: make(chan struct{}, linesMax), gone: make(chan struct{}), acked: make(chan struct{})}
 	s.mu.Lock()
-	if s.done || len(s.peers) >= peersMax {
+	if s.done || (!root && s.users >= peersMax) {
 		s.mu.Unlock()
 		c.Close()
 		return
 	}
 	s.peers[p] = struct{}{}
+	if !root {
+		s.users++
+	}
 	s.wg.Add(2)
 	s.mu.Unlock()
 	rec := s.handler.Record()
@@ -224,6 +243,9 @@ func (s *Server) read(p *peer, root bool) {
 	s.mu.Lock()
 	role := p.role
 	delete(s.peers, p)
+	if !root {
+		s.users--
+	}
 	s.mu.Unlock()
 	close(p.gone)
 	p.once.Do(func() { close(p.acked) })
@@ -267,10 +289,24 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 	case TypeSignal:
 		return s.answer(p, m.Seq, s.handler.Signal(m.Signal, m.Scope))
 	case TypeCancel:
+		if err := checkReason(m.Reason); err != nil {
+			return err
+		}
 		return s.answer(p, m.Seq, s.handler.Cancel(m.Reason))
 	default:
 		return fmt.Errorf("unknown record type %q", m.Type)
 	}
+}
+
+// reasonMax bounds the reason of a cancel: it goes into the record, the log and
+// other people's terminals.
+const reasonMax = 256
+
+func checkReason(reason string) error {
+	if len(reason) > reasonMax || strings.ContainsFunc(reason, unicode.IsControl) || !utf8.ValidString(reason) {
+		return fmt.Errorf("cannot take the reason %.32q: want at most %d bytes on one line", reason, reasonMax)
+	}
+	return nil
 }
 
 func (s *Server) answer(p *peer, seq uint32, err error) error {

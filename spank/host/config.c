@@ -173,7 +173,7 @@ static bool read_other(struct config *c, uint16_t tag, struct reader *r)
 		add_arg(&c->argv, &c->argc, rd_str(r), r);
 		return true;
 	case TAG_ENV:
-		env_put(&c->env, rd_str(r));
+		env_append(&c->env, rd_str(r));
 		return true;
 	case TAG_HOST_ENV:
 		env_put(&c->host_env, rd_str(r));

@@ -60,15 +60,21 @@ const char *env_get(const struct env *e, const char *name)
 	return i < e->n ? e->v[i] + len + 1 : NULL;
 }
 
+void env_append(struct env *e, char *entry)
+{
+	reserve(e, e->n + 1);
+	e->v[e->n++] = entry;
+	e->v[e->n] = NULL;
+}
+
 void env_put(struct env *e, char *entry)
 {
 	size_t i = find(e, entry, strcspn(entry, "="));
 
-	if (i == e->n) {
-		reserve(e, e->n + 1);
-		e->v[++e->n] = NULL;
-	}
-	e->v[i] = entry;
+	if (i == e->n)
+		env_append(e, entry);
+	else
+		e->v[i] = entry;
 }
 
 void env_set(struct env *e, const char *name, const char *value)

@@ -181,7 +181,7 @@ enum config_tag {
 	TAG_ARRAY_ID = 21,   /* u32 */
 	TAG_ARRAY_TASK = 22, /* u32 */
 	TAG_ARG = 23,	     /* string, repeated: argv */
-	TAG_ENV = 24,	     /* string, repeated: NAME=VALUE */
+	TAG_ENV = 24,	     /* string, repeated: NAME=VALUE, each name once */
 	TAG_CWD = 25,	     /* string */
 	TAG_UMASK = 26,	     /* u32 */
 	TAG_NO_NEW_PRIVS = 27, /* u32, 0 or 1 */

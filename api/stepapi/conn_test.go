@@ -1,0 +1,222 @@
+package stepapi
+
+import (
+	"io"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+func pair(t testing.TB) (*Conn, *Conn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := FromFD(fds[0], "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := FromFD(fds[1], "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}
+
+func TestRecords(t *testing.T) {
+	a, b := pair(t)
+	for _, text := range []string{"", "short", strings.Repeat("x", inlineMax-100), strings.Repeat("long ", 1<<20)} {
+		go func() {
+			if err := a.Send(&Msg{Type: TypeMessage, Text: text}, 0, 1); err != nil {
+				t.Error(err)
+			}
+		}()
+		m, fds, err := b.Recv()
+		if err != nil || m.Text != text || len(fds) != 2 {
+			t.Fatalf("%d bytes: got %d descriptors, %v", len(text), len(fds), err)
+		}
+		closeAll(fds)
+	}
+	a.Close()
+	if _, _, err := b.Recv(); err != io.EOF {
+		t.Errorf("after the peer has closed: %v, want EOF", err)
+	}
+}
+
+// What a user may send in place of a large record.
+func TestHostileRecords(t *testing.T) {
+	a, b := pair(t)
+	b.recordMax = inlineMax
+	plain, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	plain.WriteString(`{"type":"hello"}`)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	big, err := SealedMemfd("big", make([]byte, inlineMax+1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer big.Close()
+	for _, tt := range []struct {
+		name, packet string
+		fd           int
+		says         string
+	}{
+		{"a plain file", `{"memfd":16}`, int(plain.Fd()), "no sealed memfd"},
+		{"a pipe that never answers", `{"memfd":16}`, int(r.Fd()), "no sealed memfd"},
+		{"too large", `{"memfd":65537}`, int(big.Fd()), "the limit is 65536"},
+		{"negative", `{"memfd":-1}`, int(big.Fd()), "the limit is"},
+		{"no descriptor", `{"memfd":5}`, -1, "a memfd goes with it"},
+		{"no JSON", `{"type":`, -1, "cannot parse record"},
+		{"empty object", `[]`, -1, "cannot parse record"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var oob []byte
+			if tt.fd >= 0 {
+				oob = unix.UnixRights(tt.fd)
+			}
+			if _, _, err := a.c.WriteMsgUnix([]byte(tt.packet), oob, nil); err != nil {
+				t.Fatal(err)
+			}
+			if m, _, err := b.Recv(); err == nil || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("got %+v, %v; want %q", m, err, tt.says)
+			}
+		})
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte(`{"type":"attach","streams":[{"fd":1,"rank":-1}]}`))
+	f.Add([]byte(`{"memfd":12}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, fds, err := decode(b, nil, inlineMax)
+		if err == nil && (m == nil || len(fds) != 0) {
+			t.Fatalf("%+v, %v", m, fds)
+		}
+	})
+}
+
+// fakeStep notes what the server asks of a step.
+type fakeStep struct {
+	cancelled chan string
+	lost      chan struct{}
+	attached  chan int
+}
+
+func (f *fakeStep) Record() step.Record        { return step.Record{State: step.Running} }
+func (f *fakeStep) AttachDone()                {}
+func (f *fakeStep) LauncherLost()              { close(f.lost) }
+func (f *fakeStep) Signal(int, string) error   { return nil }
+func (f *fakeStep) Cancel(reason string) error { f.cancelled <- reason; return nil }
+func (f *fakeStep) Attach(streams []StreamFD, fds []int) error {
+	closeAll(fds)
+	f.attached <- len(fds)
+	return nil
+}
+
+func serve(t *testing.T) (*Server, *fakeStep, func() *Conn) {
+	t.Helper()
+	dir := t.TempDir()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: dir + "/s", Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := &fakeStep{make(chan string, 4), make(chan struct{}), make(chan int, 4)}
+	s := NewServer(step.ID{Job: 1}, uint32(os.Getuid()), st)
+	s.Serve(l)
+	t.Cleanup(func() { s.Finish(&Msg{Type: TypeResult}, 0); l.Close(); s.Wait() })
+	return s, st, func() *Conn {
+		c, err := DialDir(dir, "s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		if m, _, err := c.Recv(); err != nil || m.Type != TypeHello || m.Record == nil {
+			t.Fatalf("greeting: %+v, %v", m, err)
+		}
+		return c
+	}
+}
+
+func TestServer(t *testing.T) {
+	s, st, dial := serve(t)
+	c := dial()
+	c.Send(&Msg{Type: TypeHello, Version: Version, Role: RoleLaunch})
+	c.Send(&Msg{Type: TypeAttach, Streams: []StreamFD{{FD: 1, Rank: -1}, {FD: 2, Rank: -1}}}, 1, 2)
+	if n := <-st.attached; n != 2 {
+		t.Errorf("%d streams were attached", n)
+	}
+	for _, reason := range []string{"two\nlines", strings.Repeat("x", 300), "\x1b[2J"} {
+		c.Send(&Msg{Type: TypeCancel, Seq: 7, Reason: reason})
+		if m, _, err := c.Recv(); err != nil || m.Type != TypeReply || m.Error == "" || m.Seq != 7 {
+			t.Errorf("reason %.10q: %+v, %v", reason, m, err)
+		}
+	}
+	c.Send(&Msg{Type: TypeCancel, Seq: 8, Reason: "enough"})
+	if r := <-st.cancelled; r != "enough" {
+		t.Errorf("cancelled: %q", r)
+	}
+	if m, _, err := c.Recv(); err != nil || m.Type != TypeReply || m.Error != "" || m.Seq != 8 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	// A burst of lines costs lines at most, never the peer.
+	for range 5000 {
+		s.Tell(&Msg{Type: TypeMessage, Text: "line"})
+	}
+	go s.Tell(&Msg{Type: TypeTaskExit, Ranks: []int{0}})
+	for lines := 0; ; {
+		m, _, err := c.Recv()
+		if err != nil {
+			t.Fatalf("the peer was cut off after %d lines: %v", lines, err)
+		}
+		if m.Type == TypeTaskExit {
+			if lines < linesMax {
+				t.Errorf("%d lines came, at least %d were to", lines, linesMax)
+			}
+			break
+		}
+		lines++
+	}
+	c.Close()
+	select {
+	case <-st.lost:
+	case <-time.After(10 * time.Second):
+		t.Error("the loss of the launcher was not told")
+	}
+}
+
+func TestFinishWaitsForAck(t *testing.T) {
+	s, _, dial := serve(t)
+	if os.Getuid() != 0 {
+		t.Log("noded is root: without it there is nobody to ack")
+		return
+	}
+	c := dial()
+	c.Send(&Msg{Type: TypeHello, Version: Version, Role: RoleNoded})
+	for len(s.ofRole(RoleNoded)) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	go func() {
+		if m, _, err := c.Recv(); err == nil && m.Type == TypeResult {
+			c.Send(&Msg{Type: TypeAck})
+		}
+	}()
+	if !s.Finish(&Msg{Type: TypeResult, Record: &step.Record{}}, 10*time.Second) {
+		t.Error("the ack was not heard")
+	}
+}
