@@ -162,7 +162,9 @@ func encodeSpec(spec *step.Spec) (*os.File, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, fmt.Errorf("internal error: step %s: %w", spec.ID, err)
 	}
-	doc, err := json.Marshal(spec)
+	packed := *spec
+	packed.Pack()
+	doc, err := json.Marshal(packed)
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode spec of step %s: %w", spec.ID, err)
 	}

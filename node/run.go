@@ -67,6 +67,9 @@ func (n *Node) decode(raw []byte) (*step.Request, error) {
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "cannot parse request: %v", err)
 	}
+	if err := req.Unpack(); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
 	if err := req.Validate(); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}

@@ -22,7 +22,10 @@ type Request struct {
 
 	Argv []string `json:"argv"`
 	Env  []string `json:"env"` // NAME=VALUE, SLURM_RLIMIT_* included
-	Cwd  string   `json:"cwd"`
+	// ArgvBinary and EnvBinary hold entries that are no text; see Pack.
+	ArgvBinary map[int]string `json:"argv_binary,omitempty"`
+	EnvBinary  map[int]string `json:"env_binary,omitempty"`
+	Cwd        string         `json:"cwd"`
 	// Umask of the caller, 0 to 0777.
 	Umask uint32 `json:"umask"`
 

@@ -72,6 +72,7 @@ func run(client api.NodeClient, o *runOptions, argv []string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	req.Pack()
 	doc, err := json.Marshal(req)
 	if err != nil {
 		return 0, fmt.Errorf("cannot encode the request: %w", err)

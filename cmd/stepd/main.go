@@ -182,6 +182,9 @@ func readSpec() (*step.Spec, error) {
 	if err := json.Unmarshal(b, spec); err != nil {
 		return nil, fmt.Errorf("cannot parse the step's spec: %w", err)
 	}
+	if err := spec.Unpack(); err != nil {
+		return nil, fmt.Errorf("cannot parse the step's spec: %w", err)
+	}
 	if spec.Schema != step.Schema {
 		return nil, fmt.Errorf("cannot run a spec of schema %d: this stepd knows %d", spec.Schema, step.Schema)
 	}
