@@ -85,7 +85,7 @@ func lockDir(dir string) (*os.File, error) {
 		f.Close()
 		return nil, fmt.Errorf("cannot lock %q: %w", path, err)
 	}
-	if err := f.Truncate(0); err == nil {
+	if err = f.Truncate(0); err == nil {
 		_, err = f.WriteAt([]byte(fmt.Sprint(os.Getpid())), 0)
 	}
 	if err != nil {

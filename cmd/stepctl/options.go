@@ -21,7 +21,6 @@ type runOptions struct {
 	input, output, errors string
 	label, unbuffered     bool
 	killOnBadExit         string
-	waitExit              int
 	quiet                 bool
 	quitOnInterrupt       bool
 	verbose               int
