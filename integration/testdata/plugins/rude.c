@@ -122,7 +122,8 @@ static int misbehave(const char *what)
 
 static int visit(const char *hook, spank_t sp, int ac, char **av)
 {
-	const char *where = argument(ac, av, "hook"), *what = argument(ac, av, "do"), *rank = argument(ac, av, "rank");
+	const char *where = argument(ac, av, "hook"), *what = argument(ac, av, "do"),
+		   *rank = argument(ac, av, "rank");
 	uint32_t id;
 
 	if (!spank_remote(sp))
@@ -130,15 +131,16 @@ static int visit(const char *hook, spank_t sp, int ac, char **av)
 	mark(sp, hook, ac, av);
 	if (where == NULL || what == NULL || strcmp(where, hook) != 0)
 		return 0;
-	if (rank != NULL && spank_get_item(sp, S_TASK_GLOBAL_ID, &id) == ESPANK_SUCCESS && (uint32_t)atoi(rank) != id)
+	if (rank != NULL && spank_get_item(sp, S_TASK_GLOBAL_ID, &id) == ESPANK_SUCCESS &&
+	    (uint32_t)atoi(rank) != id)
 		return 0;
 	return misbehave(what);
 }
 
-#define HOOK(name)                                             \
-	int slurm_spank_##name(spank_t sp, int ac, char *av[]) \
-	{                                                      \
-		return visit(#name, sp, ac, av);               \
+#define HOOK(name)                                                                                 \
+	int slurm_spank_##name(spank_t sp, int ac, char *av[])                                     \
+	{                                                                                          \
+		return visit(#name, sp, ac, av);                                                   \
 	}
 
 HOOK(init)

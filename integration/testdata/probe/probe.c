@@ -49,8 +49,9 @@ enum cb {
 };
 
 static const char *const cb_name[CB_COUNT] = {
-	"init",	     "init_post_opt",  "local_user_init", "user_init", "task_init_privileged", "task_init",
-	"task_post_fork", "task_exit", "exit",	   "slurmd_exit", "job_prolog",	"job_epilog",
+	"init",	      "init_post_opt",	"local_user_init", "user_init", "task_init_privileged",
+	"task_init",  "task_post_fork", "task_exit",	   "exit",	"slurmd_exit",
+	"job_prolog", "job_epilog",
 };
 
 /* Static data lives as long as the process that loaded us: a fork copies it. */
@@ -63,14 +64,14 @@ static const char *tag = "";
 static int opt_cb(int val, const char *optarg, int remote);
 
 struct spank_option spank_options[] = {
-	{ "ptab", "value", "an option of the table", 1, 41, opt_cb },
-	{ "pflag", NULL, "a flag of the table", 0, 42, opt_cb },
-	{ "pnocb", "value", "an option without a callback", 1, 45, NULL },
+	{"ptab", "value", "an option of the table", 1, 41, opt_cb},
+	{"pflag", NULL, "a flag of the table", 0, 42, opt_cb},
+	{"pnocb", "value", "an option without a callback", 1, 45, NULL},
 	SPANK_OPTIONS_TABLE_END,
 };
 
-static struct spank_option preg = { "preg", "value", "a registered option", 2, 43, opt_cb };
-static struct spank_option pregflag = { "pregflag", NULL, "a registered flag", 0, 44, opt_cb };
+static struct spank_option preg = {"preg", "value", "a registered option", 2, 43, opt_cb};
+static struct spank_option pregflag = {"pregflag", NULL, "a registered flag", 0, 44, opt_cb};
 
 /* ---- JSON, as much as is needed ---- */
 
@@ -181,16 +182,36 @@ static void put_ids(FILE *f, int *n)
 
 static void put_status(FILE *f)
 {
-	static const char *const wanted[] = { "Name",	"Umask",  "State",  "Tgid",   "PPid",	"TracerPid",  "Uid",
-					      "Gid",	"Groups", "Threads", "SigPnd", "ShdPnd", "SigBlk",     "SigIgn",
-					      "SigCgt", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",     "NoNewPrivs",
-					      "Seccomp", "Cpus_allowed_list" };
+	static const char *const wanted[] = {"Name",
+					     "Umask",
+					     "State",
+					     "Tgid",
+					     "PPid",
+					     "TracerPid",
+					     "Uid",
+					     "Gid",
+					     "Groups",
+					     "Threads",
+					     "SigPnd",
+					     "ShdPnd",
+					     "SigBlk",
+					     "SigIgn",
+					     "SigCgt",
+					     "CapInh",
+					     "CapPrm",
+					     "CapEff",
+					     "CapBnd",
+					     "CapAmb",
+					     "NoNewPrivs",
+					     "Seccomp",
+					     "Cpus_allowed_list"};
 	char buf[8192], *save = NULL;
 	int n = 0;
 
 	slurp("/proc/self/status", buf, sizeof(buf));
 	fputc('{', f);
-	for (char *line = strtok_r(buf, "\n", &save); line != NULL; line = strtok_r(NULL, "\n", &save)) {
+	for (char *line = strtok_r(buf, "\n", &save); line != NULL;
+	     line = strtok_r(NULL, "\n", &save)) {
 		char *value = strchr(line, ':');
 		if (value == NULL)
 			continue;
@@ -214,8 +235,8 @@ static void put_rlimit(FILE *f)
 	static const struct {
 		const char *name;
 		int which;
-	} limits[] = { { "nofile", RLIMIT_NOFILE },   { "core", RLIMIT_CORE },	 { "stack", RLIMIT_STACK },
-		       { "memlock", RLIMIT_MEMLOCK }, { "nproc", RLIMIT_NPROC }, { "as", RLIMIT_AS } };
+	} limits[] = {{"nofile", RLIMIT_NOFILE},   {"core", RLIMIT_CORE},   {"stack", RLIMIT_STACK},
+		      {"memlock", RLIMIT_MEMLOCK}, {"nproc", RLIMIT_NPROC}, {"as", RLIMIT_AS}};
 	int n = 0;
 
 	fputc('{', f);
@@ -245,7 +266,8 @@ static void put_fds(FILE *f)
 		if (k < 0)
 			continue;
 		target[k] = '\0';
-		snprintf(text, sizeof(text), "%s%s", target, (fcntl(fd, F_GETFD) & FD_CLOEXEC) ? " [CX]" : "");
+		snprintf(text, sizeof(text), "%s%s", target,
+			 (fcntl(fd, F_GETFD) & FD_CLOEXEC) ? " [CX]" : "");
 		json_key(f, e->d_name, &n);
 		json_string(f, text);
 	}
@@ -272,11 +294,11 @@ static void put_item(FILE *f, int *n, const char *name, spank_err_t rc, const ch
 	fputc('}', f);
 }
 
-#define ITEM(type, item, fmt)                                             \
-	do {                                                              \
-		type v_ = 0;                                              \
-		spank_err_t rc_ = spank_get_item(sp, item, &v_);          \
-		put_item(f, &n, #item, rc_, fmt, v_);                     \
+#define ITEM(type, item, fmt)                                                                      \
+	do {                                                                                       \
+		type v_ = 0;                                                                       \
+		spank_err_t rc_ = spank_get_item(sp, item, &v_);                                   \
+		put_item(f, &n, #item, rc_, fmt, v_);                                              \
 	} while (0)
 
 static void put_argv_item(FILE *f, int *n, spank_t sp)
@@ -300,8 +322,8 @@ static void put_env_item(FILE *f, int *n, spank_t sp)
 
 	while (env != NULL && env[count] != NULL)
 		count++;
-	put_item(f, n, "S_JOB_ENV", rc, "%s n=%d same_as_environ=%d", env != NULL ? "ptr" : "NULL", count,
-		 env != NULL && env == environ);
+	put_item(f, n, "S_JOB_ENV", rc, "%s n=%d same_as_environ=%d", env != NULL ? "ptr" : "NULL",
+		 count, env != NULL && env == environ);
 }
 
 static void put_gids_item(FILE *f, int *n, spank_t sp)
@@ -328,12 +350,12 @@ static void put_pid_items(FILE *f, int *n, spank_t sp)
 		spank_item_t item;
 		pid_t pid;
 	} rows[] = {
-		{ "S_JOB_PID_TO_GLOBAL_ID(self)", S_JOB_PID_TO_GLOBAL_ID, getpid() },
-		{ "S_JOB_PID_TO_GLOBAL_ID(taskpid)", S_JOB_PID_TO_GLOBAL_ID, task_pid },
-		{ "S_JOB_PID_TO_GLOBAL_ID(1)", S_JOB_PID_TO_GLOBAL_ID, 1 },
-		{ "S_JOB_PID_TO_LOCAL_ID(self)", S_JOB_PID_TO_LOCAL_ID, getpid() },
-		{ "S_JOB_PID_TO_LOCAL_ID(taskpid)", S_JOB_PID_TO_LOCAL_ID, task_pid },
-		{ "S_JOB_PID_TO_LOCAL_ID(1)", S_JOB_PID_TO_LOCAL_ID, 1 },
+		{"S_JOB_PID_TO_GLOBAL_ID(self)", S_JOB_PID_TO_GLOBAL_ID, getpid()},
+		{"S_JOB_PID_TO_GLOBAL_ID(taskpid)", S_JOB_PID_TO_GLOBAL_ID, task_pid},
+		{"S_JOB_PID_TO_GLOBAL_ID(1)", S_JOB_PID_TO_GLOBAL_ID, 1},
+		{"S_JOB_PID_TO_LOCAL_ID(self)", S_JOB_PID_TO_LOCAL_ID, getpid()},
+		{"S_JOB_PID_TO_LOCAL_ID(taskpid)", S_JOB_PID_TO_LOCAL_ID, task_pid},
+		{"S_JOB_PID_TO_LOCAL_ID(1)", S_JOB_PID_TO_LOCAL_ID, 1},
 	};
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
 		uint32_t id = 0;
@@ -344,7 +366,7 @@ static void put_pid_items(FILE *f, int *n, spank_t sp)
 
 static void put_id_items(FILE *f, int *n, spank_t sp)
 {
-	static const uint32_t ids[] = { 0, 1, 2, 99 };
+	static const uint32_t ids[] = {0, 1, 2, 99};
 	for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++) {
 		char name[64];
 		uint32_t id = 0;
@@ -411,7 +433,7 @@ static void on_crash(int sig)
 /* A call that crashed the library of the recorded system: -9999 where it does. */
 static int getenv_into_null(spank_t sp)
 {
-	struct sigaction act = { .sa_handler = on_crash }, old;
+	struct sigaction act = {.sa_handler = on_crash}, old;
 	int rc = -9999;
 
 	sigaction(SIGSEGV, &act, &old);
@@ -423,7 +445,8 @@ static int getenv_into_null(spank_t sp)
 
 typedef spank_err_t (*getter)(spank_t, const char *, char *, int);
 
-static void put_get(FILE *f, int *n, const char *label, getter get, spank_t sp, const char *var, int len)
+static void put_get(FILE *f, int *n, const char *label, getter get, spank_t sp, const char *var,
+		    int len)
 {
 	char buf[4096] = "UNTOUCHED";
 	spank_err_t rc = get(sp, var, buf, len);
@@ -478,24 +501,28 @@ static void put_jobcontrol(FILE *f, spank_t sp, enum cb cb)
 	int n = 0;
 
 	fputc('{', f);
-	put_get(f, &n, "getenv(MISSING)", spank_job_control_getenv, sp, "PROBE_NO_SUCH_VARIABLE", 4096);
+	put_get(f, &n, "getenv(MISSING)", spank_job_control_getenv, sp, "PROBE_NO_SUCH_VARIABLE",
+		4096);
 	json_int(f, "setenv(NEW,ow=0)", &n, spank_job_control_setenv(sp, "PROBE_JC", "v1", 0));
 	put_get(f, &n, "getenv(NEW)", spank_job_control_getenv, sp, "PROBE_JC", 4096);
 	put_get(f, &n, "getenv(NEW,len=2)", spank_job_control_getenv, sp, "PROBE_JC", 2);
 	put_get(f, &n, "getenv(NEW,len=0)", spank_job_control_getenv, sp, "PROBE_JC", 0);
-	put_get(f, &n, "getenv(SPANK_PROBE_JC)", spank_job_control_getenv, sp, "SPANK_PROBE_JC", 4096);
+	put_get(f, &n, "getenv(SPANK_PROBE_JC)", spank_job_control_getenv, sp, "SPANK_PROBE_JC",
+		4096);
 	json_int(f, "setenv(existing,ow=0)", &n, spank_job_control_setenv(sp, "PROBE_JC", "v2", 0));
 	json_int(f, "setenv(existing,ow=1)", &n, spank_job_control_setenv(sp, "PROBE_JC", "v3", 1));
 	put_get(f, &n, "getenv(NEW)#3", spank_job_control_getenv, sp, "PROBE_JC", 4096);
 	json_int(f, "unsetenv(existing)", &n, spank_job_control_unsetenv(sp, "PROBE_JC"));
 	put_get(f, &n, "getenv(NEW)#4", spank_job_control_getenv, sp, "PROBE_JC", 4096);
-	json_int(f, "unsetenv(MISSING)", &n, spank_job_control_unsetenv(sp, "PROBE_NO_SUCH_VARIABLE"));
+	json_int(f, "unsetenv(MISSING)", &n,
+		 spank_job_control_unsetenv(sp, "PROBE_NO_SUCH_VARIABLE"));
 	json_int(f, "unsetenv(NULL)", &n, spank_job_control_unsetenv(sp, NULL));
 	json_int(f, "setenv(NULLval)", &n, spank_job_control_setenv(sp, "PROBE_JC", NULL, 1));
 	json_int(f, "setenv(NULLname)", &n, spank_job_control_setenv(sp, NULL, "v", 1));
 	snprintf(name, sizeof(name), "PROBE_JCSET_%s", cb_name[cb]);
 	json_int(f, "setenv(PROBE_JCSET_cb)", &n, spank_job_control_setenv(sp, name, "1", 1));
-	json_int(f, "setenv(PROBE_JC_LAST)", &n, spank_job_control_setenv(sp, "PROBE_JC_LAST", cb_name[cb], 1));
+	json_int(f, "setenv(PROBE_JC_LAST)", &n,
+		 spank_job_control_setenv(sp, "PROBE_JC_LAST", cb_name[cb], 1));
 	fputc('}', f);
 }
 
@@ -503,9 +530,10 @@ static void put_jobcontrol(FILE *f, spank_t sp, enum cb cb)
 
 static void put_getopt(FILE *f, spank_t sp)
 {
-	static struct spank_option unknown = { "nosuchopt", "value", "", 1, 0, NULL };
-	struct spank_option *const opts[] = { &spank_options[0], &spank_options[1], &spank_options[2],
-					      &preg,		 &pregflag,	    &unknown };
+	static struct spank_option unknown = {"nosuchopt", "value", "", 1, 0, NULL};
+	struct spank_option *const opts[] = {&spank_options[0], &spank_options[1],
+					     &spank_options[2], &preg,
+					     &pregflag,		&unknown};
 	char untouched[] = "UNTOUCHED";
 	int n = 0;
 
@@ -528,12 +556,24 @@ static void put_getopt(FILE *f, spank_t sp)
 static void put_symbols(FILE *f)
 {
 	static const char *const symbols[] = {
-		"slurm_spank_init",	 "slurm_spank_init_post_opt",	     "slurm_spank_local_user_init",
-		"slurm_spank_user_init", "slurm_spank_task_init_privileged", "slurm_spank_task_init",
-		"slurm_spank_task_post_fork", "slurm_spank_task_exit",	     "slurm_spank_exit",
-		"slurm_spank_slurmd_exit", "slurm_spank_job_prolog",	     "slurm_spank_job_epilog",
-		"slurm_spank_slurmd_init", "slurm_spank_bogus",		     "spank_getenv",
-		"spank_get_item",	 "init",			     "",
+		"slurm_spank_init",
+		"slurm_spank_init_post_opt",
+		"slurm_spank_local_user_init",
+		"slurm_spank_user_init",
+		"slurm_spank_task_init_privileged",
+		"slurm_spank_task_init",
+		"slurm_spank_task_post_fork",
+		"slurm_spank_task_exit",
+		"slurm_spank_exit",
+		"slurm_spank_slurmd_exit",
+		"slurm_spank_job_prolog",
+		"slurm_spank_job_epilog",
+		"slurm_spank_slurmd_init",
+		"slurm_spank_bogus",
+		"spank_getenv",
+		"spank_get_item",
+		"init",
+		"",
 	};
 	int n = 0;
 
@@ -602,7 +642,8 @@ static void put_process(FILE *f, int *n)
 static void put_registration(FILE *f, int *n, spank_t sp, enum cb cb)
 {
 	if (cb != CB_INIT) {
-		static struct spank_option late = { "plate", NULL, "registered too late", 0, 46, NULL };
+		static struct spank_option late = {"plate", NULL, "registered too late",
+						   0,	    46,	  NULL};
 		json_int(f, "option_register_outside_init", n, spank_option_register(sp, &late));
 		return;
 	}
@@ -695,10 +736,10 @@ static int opt_cb(int val, const char *optarg, int remote)
 	return 0;
 }
 
-#define HOOK(name, cb)                                     \
-	int slurm_spank_##name(spank_t sp, int ac, char *av[]) \
-	{                                                  \
-		return record(cb, sp, ac, av);             \
+#define HOOK(name, cb)                                                                             \
+	int slurm_spank_##name(spank_t sp, int ac, char *av[])                                     \
+	{                                                                                          \
+		return record(cb, sp, ac, av);                                                     \
 	}
 
 HOOK(init, CB_INIT)

@@ -28,9 +28,9 @@ static void attempt(const char *what, long rc)
 
 int main(void)
 {
-	gid_t none[] = { 0 };
-	struct __user_cap_header_struct head = { _LINUX_CAPABILITY_VERSION_3, 0 };
-	struct __user_cap_data_struct data[2] = { { ~0U, ~0U, 0 }, { ~0U, ~0U, 0 } };
+	gid_t none[] = {0};
+	struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct data[2] = {{~0U, ~0U, 0}, {~0U, ~0U, 0}};
 
 	attempt("setuid", setuid(0));
 	attempt("seteuid", seteuid(0));

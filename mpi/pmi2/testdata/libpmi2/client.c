@@ -9,13 +9,12 @@
 static int rank = -1, size, spawned, appnum;
 static char jobid[256];
 
-#define MUST(what)                                                           \
-	do {                                                                 \
-		if (!(what)) {                                               \
-			fprintf(stderr, "rank %d: line %d: wrong: %s\n",     \
-				rank, __LINE__, #what);                      \
-			exit(99);                                            \
-		}                                                            \
+#define MUST(what)                                                                                 \
+	do {                                                                                       \
+		if (!(what)) {                                                                     \
+			fprintf(stderr, "rank %d: line %d: wrong: %s\n", rank, __LINE__, #what);   \
+			exit(99);                                                                  \
+		}                                                                                  \
 	} while (0)
 
 static void key_values(int round)
@@ -60,7 +59,7 @@ static void limits(void)
 static void node_attributes(void)
 {
 	char name[64], got[PMI2_MAX_ATTRVALUE];
-	int found = -1, list[64] = { 0 }, len = 0;
+	int found = -1, list[64] = {0}, len = 0;
 
 	MUST(PMI2_Info_GetNodeAttr("nobody", got, sizeof got, &found, 0) == PMI2_SUCCESS && !found);
 	if (rank) {
@@ -71,7 +70,8 @@ static void node_attributes(void)
 	} else {
 		for (int other = 1; other < size; other++) {
 			snprintf(name, sizeof name, "ready-%d", other);
-			MUST(PMI2_Info_GetNodeAttr(name, got, sizeof got, &found, 1) == PMI2_SUCCESS);
+			MUST(PMI2_Info_GetNodeAttr(name, got, sizeof got, &found, 1) ==
+			     PMI2_SUCCESS);
 			MUST(found && !strcmp(got, "yes"));
 		}
 		MUST(PMI2_Info_PutNodeAttr("go", "a;b") == PMI2_SUCCESS);
@@ -88,7 +88,8 @@ static void job_attributes(void)
 	snprintf(want, sizeof want, "(vector,(0,1,%d))", size);
 	MUST(PMI2_Info_GetJobAttr("PMI_process_mapping", got, sizeof got, &found) == PMI2_SUCCESS);
 	MUST(found && !strcmp(got, want));
-	MUST(PMI2_Info_GetJobAttrIntArray("universeSize", &number, 1, &len, &found) == PMI2_SUCCESS);
+	MUST(PMI2_Info_GetJobAttrIntArray("universeSize", &number, 1, &len, &found) ==
+	     PMI2_SUCCESS);
 	MUST(found && len == 1 && number == size);
 	MUST(PMI2_Info_GetJobAttr("nobody", got, sizeof got, &found) == PMI2_SUCCESS && !found);
 }
@@ -127,17 +128,17 @@ static void ring(void)
 /* What one node's server does not do yet is refused, and the rank goes on. */
 static void refusals(void)
 {
-	const char *commands[] = { "/bin/true" };
-	const char *arguments[] = { "a;b" };
-	const char **argvs[] = { arguments };
-	int argcs[] = { 1 }, maxprocs[] = { 1 }, infos[] = { 0 }, errors[1] = { 0 };
-	const struct MPID_Info *info[] = { NULL };
+	const char *commands[] = {"/bin/true"};
+	const char *arguments[] = {"a;b"};
+	const char **argvs[] = {arguments};
+	int argcs[] = {1}, maxprocs[] = {1}, infos[] = {0}, errors[1] = {0};
+	const struct MPID_Info *info[] = {NULL};
 	char spawned_id[64];
 
 	MUST(PMI2_Job_Connect("elsewhere", NULL) != PMI2_SUCCESS);
 	MUST(PMI2_Job_Disconnect("elsewhere") != PMI2_SUCCESS);
-	MUST(PMI2_Job_Spawn(1, commands, argcs, argvs, maxprocs, infos, info, 0, NULL,
-			    spawned_id, sizeof spawned_id, errors) != PMI2_SUCCESS);
+	MUST(PMI2_Job_Spawn(1, commands, argcs, argvs, maxprocs, infos, info, 0, NULL, spawned_id,
+			    sizeof spawned_id, errors) != PMI2_SUCCESS);
 }
 
 int main(int argc, char **argv)
