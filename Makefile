@@ -99,6 +99,11 @@ install: all ## into DESTDIR and PREFIX
 	install -m755 $(BIN)/stepd $(BIN)/spankhost $(DESTDIR)$(PREFIX)/libexec/stepd/
 	install -m644 spank/host/include/slurm/*.h $(DESTDIR)$(PREFIX)/include/stepd/slurm/
 	install -m644 packaging/noded.service $(DESTDIR)$(PREFIX)/lib/systemd/system/
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions zsh/site-functions fish/vendor_completions.d doc/stepd)
+	$(BIN)/stepctl completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/stepctl
+	$(BIN)/stepctl completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_stepctl
+	$(BIN)/stepctl completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/stepctl.fish
+	install -m644 README.md CHANGELOG.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/stepd/
 
 .PHONY: generate
 generate: ## api/*.pb.go from the .proto (needs protoc and its two Go plugins)
