@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -128,6 +130,8 @@ const (
 
 // drawSpans draws the bars on one scale, in 80 columns.
 func drawSpans(w io.Writer, spans []span) error {
+	// Hooks are told in batches, after their stage.
+	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.start, b.start) })
 	var last time.Duration
 	for _, s := range spans {
 		last = max(last, s.end)

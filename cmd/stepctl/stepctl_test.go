@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	"stepd/step"
+)
+
+func TestRankList(t *testing.T) {
+	for want, ranks := range map[string][]int{
+		"0": {0}, "0-1": {0, 1}, "0,2": {0, 2}, "0-2,4,6-7": {0, 1, 2, 4, 6, 7}, "": nil,
+	} {
+		if got := rankList(ranks); got != want {
+			t.Errorf("rankList(%v) = %q, want %q", ranks, got, want)
+		}
+	}
+}
+
+func TestParseSignal(t *testing.T) {
+	for s, want := range map[string]int{"TERM": 15, "sigterm": 15, "KILL": 9, "10": 10, "64": 64} {
+		if got, err := parseSignal(s); err != nil || got != want {
+			t.Errorf("parseSignal(%q) = %d, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"", "0", "65", "-1", "NOSUCH"} {
+		if got, err := parseSignal(s); err == nil {
+			t.Errorf("parseSignal(%q) = %d", s, got)
+		}
+	}
+}
+
+func TestStepRef(t *testing.T) {
+	if r, err := stepRef("12.3"); err != nil || r.JobId != 12 || r.StepId == nil || *r.StepId != 3 {
+		t.Errorf("12.3: %v, %v", r, err)
+	}
+	if r, err := stepRef("12"); err != nil || r.JobId != 12 || r.StepId != nil {
+		t.Errorf("12: %v, %v", r, err)
+	}
+	for _, s := range []string{"", "0", "x", "1.x", "1.2.3", "-1", "99999999999"} {
+		if r, err := stepRef(s); err == nil {
+			t.Errorf("%q was read as %v", s, r)
+		}
+	}
+}
+
+func TestExported(t *testing.T) {
+	t.Setenv("HERE", "yes")
+	environ := []string{"PATH=/bin", "SLURM_JOB_ID=1", "HERE=yes"}
+	for _, tt := range []struct {
+		spec string
+		want []string
+	}{
+		{"ALL", environ},
+		{"NONE", []string{"SLURM_JOB_ID=1"}},
+		{"HERE,NEW=1,GONE", []string{"SLURM_JOB_ID=1", "HERE=yes", "NEW=1"}},
+		{"ALL,NEW=a=b", append(slices.Clone(environ), "NEW=a=b")},
+	} {
+		got, err := exported(tt.spec, environ)
+		if err != nil || !cmp.Equal(got, tt.want) {
+			t.Errorf("--export=%s: %v, %v", tt.spec, got, err)
+		}
+	}
+	if _, err := exported("=x", environ); err == nil {
+		t.Error("--export==x was accepted")
+	}
+}
+
+// parse reads a command line as run does.
+func parse(t *testing.T, args ...string) (*runOptions, []string, error) {
+	t.Helper()
+	o := &runOptions{}
+	c := &cobra.Command{Use: "run", RunE: func(*cobra.Command, []string) error { return nil }, SilenceErrors: true, SilenceUsage: true}
+	o.bind(c)
+	c.SetArgs(args)
+	err := c.Execute()
+	return o, c.Flags().Args(), err
+}
+
+func TestOptions(t *testing.T) {
+	o, argv, err := parse(t, "-n4", "-c", "2", "-J", "name", "-l", "-O", "-K", "-vv", "-i", "none", "-o", "out.%t", "--mpi=pmi2", "prog", "-n", "9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.ntasks != 4 || o.cpus != 2 || o.name != "name" || !o.label || !o.overcommit || o.killOnBadExit != "1" || o.verbose != 2 || o.mpi != "pmi2" {
+		t.Errorf("options: %+v", o)
+	}
+	if !slices.Equal(argv, []string{"prog", "-n", "9"}) {
+		t.Errorf("command: %q", argv)
+	}
+	r := &step.Request{NTasks: 4}
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if err := o.setStreams(r, null); err != nil {
+		t.Fatal(err)
+	}
+	if r.Stdin.Kind != step.StreamNull || r.Stdout.Pattern != "out.%t" || r.Stderr.Kind != step.StreamSame {
+		t.Errorf("streams: %+v %+v %+v", r.Stdin, r.Stdout, r.Stderr)
+	}
+	for _, bad := range [][]string{{"--no-such"}, {"-n", "x"}, {"-n"}} {
+		if _, _, err := parse(t, bad...); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
+}
+
+func TestStreamForms(t *testing.T) {
+	two := 2
+	for _, tt := range []struct {
+		value string
+		want  step.Stream
+		bad   bool
+	}{
+		{"all", step.Stream{Kind: step.StreamClient}, false},
+		{"none", step.Stream{Kind: step.StreamNull}, false},
+		{"2", step.Stream{Kind: step.StreamClient, Rank: &two}, false},
+		{"3", step.Stream{}, true},
+		{"", step.Stream{}, true},
+		{"f.%t", step.Stream{Kind: step.StreamFile, Pattern: "f.%t"}, false},
+	} {
+		got, err := stream(tt.value, 3)
+		if (err != nil) != tt.bad || (err == nil && !cmp.Equal(got, tt.want)) {
+			t.Errorf("stream(%q) = %+v, %v", tt.value, got, err)
+		}
+	}
+}
+
+// A user's words cannot move the cursor of who lists them.
+func TestClean(t *testing.T) {
+	for in, want := range map[string]string{"plain": "plain", "a\x1b[2Jb\n": "a?[2Jb?", "naïve": "naïve", strings.Repeat("x", 30): "xxxxxxxxx…"} {
+		if got := clean(in, 10); got != want {
+			t.Errorf("clean(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestTimelineFits(t *testing.T) {
+	var b bytes.Buffer
+	spans := []span{
+		{"noded", 0, 3 * time.Millisecond},
+		{"  " + strings.Repeat("long", 20) + ": task_init (rank 1000)", 3 * time.Millisecond, 4 * time.Millisecond},
+		{"task exec (rank 0)", 4 * time.Millisecond, 4 * time.Millisecond},
+	}
+	if err := drawSpans(&b, spans); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n") {
+		if n := len([]rune(l)); n > 80 {
+			t.Errorf("%d columns: %q", n, l)
+		}
+	}
+	if err := drawSpans(&b, nil); err != nil {
+		t.Error(err)
+	}
+}
