@@ -122,15 +122,23 @@ const optionPrefix = "_SLURM_SPANK_OPTION_"
 // optionMax bounds the value of one option (CVE-2026-65108 was an overflow by one).
 const optionMax = 1 << 20
 
+// optionsMax bounds the options of one step.
+const optionsMax = 1024
+
 // putOptions hands over the options that the job's environment holds. Where the
 // plugin's name ends and the option's begins is not told: the host compares
 // both together.
 func putOptions(w *writer, env []string) {
+	n := 0
 	for _, e := range env {
 		opt, ok := strings.CutPrefix(e, optionPrefix)
 		name, value, set := strings.Cut(opt, "=")
 		if !ok || !set || name == "" || len(name) > 512 || len(value) > optionMax {
 			continue
+		}
+		// The host compares each with each: a user must not make that long.
+		if n++; n > optionsMax {
+			return
 		}
 		w.tlv(tagOption, func(w *writer) { w.u32(1); w.str(""); w.str(name); w.str(value) })
 	}

@@ -38,6 +38,7 @@ func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *step.Usage) {
 		s.early[pid] = status
 	case pid == s.hostPID:
 		s.hostEnd = status
+		s.hostPID = -1 // the number may come again
 		close(s.hostGone)
 	case isTask:
 		delete(s.ranks, pid) // the number may come again

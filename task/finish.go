@@ -16,6 +16,9 @@ func (s *Step) finish(err error) {
 	s.endStage("kill", s.killRest)
 	s.endStage("exit", s.exitHooks)
 	for i := len(s.undo) - 1; i >= 0; i-- {
+		if s.undo[i].name == "log" {
+			s.settleTasks() // while the board is there to tell where they were
+		}
 		s.endStage("undo "+s.undo[i].name, s.undo[i].do)
 	}
 	s.closeAttached()
@@ -123,6 +126,35 @@ func (s *Step) exitHooks() error {
 	return err
 }
 
+// settleTasks gives every task that was forked an end: all of them are dead by
+// now. The statuses of those that the host left behind are with the reaper;
+// one that nobody knows stays unknown.
+func (s *Step) settleTasks() {
+	if !s.hostDead && s.gateOpen {
+		return // the host has told all
+	}
+	for range len(s.tasks) {
+		select {
+		case e := <-s.orphans:
+			s.tasks[e.Rank].ended = true
+			s.recordEnd(e)
+			continue
+		default:
+		}
+		break
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.rec.Tasks {
+		switch t := &s.rec.Tasks[i]; t.State {
+		case step.TaskRunning:
+			t.State = step.TaskExited
+		case step.TaskStarting, step.TaskPending:
+			t.State = step.TaskFailed
+		}
+	}
+}
+
 // conclude makes the record final.
 func (s *Step) conclude() {
 	now := s.d.Now()
@@ -168,7 +200,8 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 		// A task that aborted through PMI decides the code (lifecycle, end).
 		return step.Failed, max(1, min(a.code&0xff, 255)), nil
 	}
-	if cause, reason, ok := s.endedBy(); ok && cause == byRequest {
+	// A cancel that came when all tasks had ended well has ended nothing.
+	if cause, reason, ok := s.endedBy(); ok && cause == byRequest && (code != 0 || !s.gateOpen) {
 		s.noteReason(reason)
 		return step.Cancelled, code, signal
 	}

@@ -70,8 +70,8 @@ func (s *Step) follow() error {
 			evicting.Go(s.evictHost)
 		case <-cancelled:
 			cancelled = nil
+			s.beginTermination(&term) // before it is told: a slow reader must not delay it
 			s.sayCancelled()
-			s.beginTermination(&term)
 		case <-term.c:
 			if err := s.nextTermination(&term); err != nil {
 				return err
@@ -199,7 +199,14 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 		s.mu.Unlock()
 		return
 	}
-	status := s.recordEnd(e)
+	status, crash := s.recordEnd(e)
+	if crash != "" {
+		s.say(crash)
+	}
+	if place := s.host.Where(e.Rank); !t.execed && place.AtExec && place.Errno == 0 {
+		// A short task's end may be heard before its exec.
+		s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExec, Rank: &e.Rank, PID: t.pid})
+	}
 	st := e.Status
 	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExit, Rank: &e.Rank, PID: t.pid, Status: &st})
 	s.d.Audience.TaskExited(e.Rank, status)
@@ -213,8 +220,8 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 
 // recordEnd writes the end into the record. The returned status is the one
 // that counts for the step: a task that died in a hook, and so was never
-// exec'd, counts as exit code 1 (rulings 7).
-func (s *Step) recordEnd(e step.TaskEnd) step.ExitStatus {
+// exec'd, counts as exit code 1 (rulings 7), and said tells of it.
+func (s *Step) recordEnd(e step.TaskEnd) (status step.ExitStatus, said string) {
 	place := s.host.Where(e.Rank)
 	crash, inHook := s.host.Crash(e.Rank, hookEnd(e.Status, s.tasks[e.Rank].cause))
 	s.mu.Lock()
@@ -226,17 +233,16 @@ func (s *Step) recordEnd(e step.TaskEnd) step.ExitStatus {
 		t.MaxRSSBytes, t.CPUSeconds = &rss, &cpu
 	}
 	if (place.AtExec && place.Errno == 0) || (s.tasks[e.Rank].hookExeced && s.tasks[e.Rank].cause == "") {
-		return e.Status
+		return e.Status, ""
 	}
 	t.State, t.Stage, t.Errno = step.TaskFailed, place.Stage, place.Errno
 	if sig, ok := e.Status.Signaled(); !inHook || (ok && s.tasks[e.Rank].cause == "" && s.killedByUs(sig)) {
-		return e.Status
+		return e.Status, ""
 	}
-	s.say(crash.Error())
 	s.noteReason(crash.Error())
 	one := 1
 	t.ExitCode, t.Signal = &one, nil
-	return step.ExitedWith(1)
+	return step.ExitedWith(1), crash.Error()
 }
 
 // runsOther tells whether the process runs another program than the host. A

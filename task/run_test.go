@@ -407,6 +407,9 @@ func TestCancel(t *testing.T) {
 		killed := make(chan struct{})
 		r.during["kill"] = func() { close(killed) }
 		r.during["wait"] = func() { r.st.Cancel("enough"); <-killed }
+		for i := range r.ends {
+			r.ends[i].Status = step.SignaledBy(syscall.SIGKILL)
+		}
 		if rec := r.run(t); rec.State != step.Cancelled {
 			t.Errorf("%s", rec.State)
 		}

@@ -152,6 +152,7 @@ bool user_reclaim(struct outcome *out);
 bool user_become(struct host *h, const char **what);
 bool user_groups_are(const gid_t *groups, size_t n);
 /* chdir to the job's directory as the effective user, else /tmp; false if it was /tmp. */
+void signals_default(void);
 bool user_chdir(const struct config *c, int *error);
 void log_chdir(const struct config *c, int error);
 

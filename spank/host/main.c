@@ -30,11 +30,9 @@ static void set_signals(void)
 {
 	static const int blocked[] = {SIGHUP,  SIGINT,	SIGQUIT, SIGUSR1, SIGUSR2,
 				      SIGPIPE, SIGALRM, SIGTERM, SIGTSTP};
-	struct sigaction dfl = {.sa_handler = SIG_DFL};
 	sigset_t set;
 
-	for (int sig = 1; sig < NSIG; sig++)
-		(void)sigaction(sig, &dfl, NULL); /* fails for KILL, STOP and glibc's own */
+	signals_default();
 	sigemptyset(&set);
 	for (size_t i = 0; i < ARRAY_SIZE(blocked); i++)
 		sigaddset(&set, blocked[i]);

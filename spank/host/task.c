@@ -111,11 +111,9 @@ static void become_user(struct host *h)
 
 static void reset_signals(void)
 {
-	struct sigaction dfl = {.sa_handler = SIG_DFL};
 	sigset_t none;
 
-	for (int sig = 1; sig < NSIG; sig++)
-		(void)sigaction(sig, &dfl, NULL); /* fails for KILL, STOP and glibc's own */
+	signals_default();
 	sigemptyset(&none);
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
@@ -162,9 +160,10 @@ _Noreturn void task_main(struct host *h, uint32_t rank)
 	reset_signals();
 	/* All tasks are one process group, led by rank 0, which its parent
 	 * made leader; it is gone only if rank 0 was reaped before it got this far. */
-	if (setpgid(0, rank == 0 ? 0 : h->tasks[0].pid) < 0 && setpgid(0, 0) < 0)
-		task_fail(h, STAGE_STDIO, errno, "cannot join the step's process group", 1);
 	enter(h, STAGE_STDIO);
+	if (setpgid(0, rank == 0 ? 0 : h->tasks[0].pid) < 0 && setpgid(0, 0) < 0 &&
+	    getsid(0) != getpid()) /* a hook that made a session has made its group, too */
+		task_fail(h, STAGE_GATE, errno, "the step's process group", 1);
 	task_stdio(h);
 	wait_gate(h);
 	set_task_env(h);

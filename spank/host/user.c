@@ -147,3 +147,20 @@ void log_chdir(const struct config *c, int error)
 	log_text(LEVEL_ERROR, "couldn't chdir to `%s': %s: going to /tmp instead", c->cwd,
 		 strerror(error));
 }
+
+/* Every disposition default. By the system call itself: glibc keeps its two
+ * signals (32 and 33) to itself, and one that was ignored where noded was
+ * started would be ignored in every task. */
+void signals_default(void)
+{
+	const struct {
+		void (*handler)(int);
+		unsigned long flags;
+		void (*restorer)(void);
+		unsigned long mask;
+	} dfl = {SIG_DFL, 0, NULL, 0};
+
+	for (int sig = 1; sig <= 64; sig++)
+		(void)syscall(SYS_rt_sigaction, sig, &dfl, NULL,
+			      sizeof(dfl.mask)); /* not for KILL, STOP */
+}
