@@ -198,7 +198,7 @@ func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*process, er
 	}
 	pid, _, err := syscall.StartProcess(n.cfg.StepdPath, []string{fmt.Sprintf("stepd: [%s]", id)}, &syscall.ProcAttr{
 		Dir: "/", Files: fds, Sys: sys,
-		Env: []string{"PATH=" + safePath, "SLURM_CONF=" + n.cfg.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName},
+		Env: []string{"PATH=" + safePath, "SLURM_CONF=" + n.cfg.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName, "GOMAXPROCS=1"},
 	})
 	if err != nil {
 		err = fmt.Errorf("cannot start %q: %w", n.cfg.StepdPath, err)

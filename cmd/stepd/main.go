@@ -40,8 +40,11 @@ func main() {
 	// thread switches each time it runs.
 	runtime.LockOSThread()
 	// One processor: the work is short and comes one event at a time, and the
-	// others belong to the tasks.
-	runtime.GOMAXPROCS(1)
+	// others belong to the tasks. noded says so in the environment, which the
+	// runtime reads before it starts more threads.
+	if runtime.GOMAXPROCS(0) != 1 {
+		runtime.GOMAXPROCS(1)
+	}
 	unix.Prctl(unix.PR_SET_NAME, nameBytes("stepd"), 0, 0, 0)
 	unix.Umask(0o022)
 	log := logrus.New()
