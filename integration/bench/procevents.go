@@ -64,20 +64,34 @@ func newRecorder() (*recorder, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("cannot bind the netlink connector: %w", err)
 	}
-	b := make([]byte, netlinkHeader+cnHeader+4)
-	binary.LittleEndian.PutUint32(b, uint32(len(b)))
-	binary.LittleEndian.PutUint16(b[4:], unix.NLMSG_DONE)
-	binary.LittleEndian.PutUint32(b[netlinkHeader:], cnIdxProc)
-	binary.LittleEndian.PutUint32(b[netlinkHeader+4:], cnValProc)
-	binary.LittleEndian.PutUint16(b[netlinkHeader+16:], 4)
-	binary.LittleEndian.PutUint32(b[netlinkHeader+cnHeader:], procListen)
-	if err := unix.Sendto(fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("cannot subscribe to process events: %w", err)
+	// All events first, then only the three: a kernel before 6.6 takes the
+	// first request and does not know the second.
+	for _, request := range [][]uint32{{procListen}, {procListen, eventFork | eventExec | eventExit}} {
+		if err := subscribe(fd, request); err != nil {
+			unix.Close(fd)
+			return nil, err
+		}
 	}
 	r := &recorder{fd: fd}
 	go r.loop()
 	return r, nil
+}
+
+// subscribe sends one request to the process connector.
+func subscribe(fd int, request []uint32) error {
+	b := make([]byte, netlinkHeader+cnHeader+4*len(request))
+	binary.LittleEndian.PutUint32(b, uint32(len(b)))
+	binary.LittleEndian.PutUint16(b[4:], unix.NLMSG_DONE)
+	binary.LittleEndian.PutUint32(b[netlinkHeader:], cnIdxProc)
+	binary.LittleEndian.PutUint32(b[netlinkHeader+4:], cnValProc)
+	binary.LittleEndian.PutUint16(b[netlinkHeader+16:], uint16(4*len(request)))
+	for i, v := range request {
+		binary.LittleEndian.PutUint32(b[netlinkHeader+cnHeader+4*i:], v)
+	}
+	if err := unix.Sendto(fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("cannot subscribe to process events: %w", err)
+	}
+	return nil
 }
 
 // onlyWanted lets the kernel drop the other events (each change of a uid or a
