@@ -241,7 +241,7 @@ func TestRootStep(t *testing.T) {
 		t.Fatal(err)
 	}
 	for v := range strings.SplitSeq(strings.Trim(string(env), "\x00"), "\x00") {
-		if name, _, _ := strings.Cut(v, "="); name != "PATH" && name != "SLURM_CONF" && name != "SLURMD_NODENAME" {
+		if name, _, _ := strings.Cut(v, "="); name != "PATH" && name != "SLURM_CONF" && name != "SLURMD_NODENAME" && name != "GOMAXPROCS" {
 			t.Errorf("stepd's environment has %q", v)
 		}
 	}
