@@ -32,6 +32,15 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	syscall.Umask(0o022) // as in the traces
+	// The users are the machine's: another run of these tests must be over.
+	lock, err := os.OpenFile("/run/lock/stepd-integration", os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o600)
+	if err == nil {
+		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "cannot wait for other runs of the tests: %v\n", err)
+		os.Exit(1)
+	}
 	made, err := makeAccounts()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "cannot make the tests' users: %v\n", err)
