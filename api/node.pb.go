@@ -193,6 +193,178 @@ func (x *RunReply) GetSpec() []byte {
 	return nil
 }
 
+type LaunchRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Step          *StepRef               `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
+	Change        []byte                 `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"` // step.LaunchChange, JSON
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LaunchRequest) Reset() {
+	*x = LaunchRequest{}
+	mi := &file_api_node_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LaunchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LaunchRequest) ProtoMessage() {}
+
+func (x *LaunchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_node_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LaunchRequest.ProtoReflect.Descriptor instead.
+func (*LaunchRequest) Descriptor() ([]byte, []int) {
+	return file_api_node_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *LaunchRequest) GetStep() *StepRef {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+func (x *LaunchRequest) GetChange() []byte {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+type AllocReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	JobId         uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Cpus          uint32                 `protobuf:"varint,3,opt,name=cpus,proto3" json:"cpus,omitempty"`                     // how many
+	CpuList       string                 `protobuf:"bytes,4,opt,name=cpu_list,json=cpuList,proto3" json:"cpu_list,omitempty"` // "0-3"
+	Partition     string                 `protobuf:"bytes,5,opt,name=partition,proto3" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllocReply) Reset() {
+	*x = AllocReply{}
+	mi := &file_api_node_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocReply) ProtoMessage() {}
+
+func (x *AllocReply) ProtoReflect() protoreflect.Message {
+	mi := &file_api_node_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocReply.ProtoReflect.Descriptor instead.
+func (*AllocReply) Descriptor() ([]byte, []int) {
+	return file_api_node_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *AllocReply) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
+func (x *AllocReply) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *AllocReply) GetCpus() uint32 {
+	if x != nil {
+		return x.Cpus
+	}
+	return 0
+}
+
+func (x *AllocReply) GetCpuList() string {
+	if x != nil {
+		return x.CpuList
+	}
+	return ""
+}
+
+func (x *AllocReply) GetPartition() string {
+	if x != nil {
+		return x.Partition
+	}
+	return ""
+}
+
+type ReleaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	JobId         uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseRequest) Reset() {
+	*x = ReleaseRequest{}
+	mi := &file_api_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseRequest) ProtoMessage() {}
+
+func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseRequest) Descriptor() ([]byte, []int) {
+	return file_api_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ReleaseRequest) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
 type StepRef struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	JobId         uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
@@ -203,7 +375,7 @@ type StepRef struct {
 
 func (x *StepRef) Reset() {
 	*x = StepRef{}
-	mi := &file_api_node_proto_msgTypes[3]
+	mi := &file_api_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -215,7 +387,7 @@ func (x *StepRef) String() string {
 func (*StepRef) ProtoMessage() {}
 
 func (x *StepRef) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[3]
+	mi := &file_api_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -228,7 +400,7 @@ func (x *StepRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRef.ProtoReflect.Descriptor instead.
 func (*StepRef) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{3}
+	return file_api_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StepRef) GetJobId() uint32 {
@@ -254,7 +426,7 @@ type StepReply struct {
 
 func (x *StepReply) Reset() {
 	*x = StepReply{}
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -266,7 +438,7 @@ func (x *StepReply) String() string {
 func (*StepReply) ProtoMessage() {}
 
 func (x *StepReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -279,7 +451,7 @@ func (x *StepReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReply.ProtoReflect.Descriptor instead.
 func (*StepReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{4}
+	return file_api_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *StepReply) GetStep() [][]byte {
@@ -298,7 +470,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -310,7 +482,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -323,7 +495,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{5}
+	return file_api_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -342,7 +514,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -354,7 +526,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -367,7 +539,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{6}
+	return file_api_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListReply) GetStep() [][]byte {
@@ -388,7 +560,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -400,7 +572,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -413,7 +585,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{7}
+	return file_api_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SignalRequest) GetStep() *StepRef {
@@ -447,7 +619,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -459,7 +631,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -472,7 +644,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{8}
+	return file_api_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CancelRequest) GetStep() *StepRef {
@@ -499,7 +671,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -511,7 +683,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -524,7 +696,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{9}
+	return file_api_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EventsRequest) GetStep() *StepRef {
@@ -550,7 +722,7 @@ type EventLine struct {
 
 func (x *EventLine) Reset() {
 	*x = EventLine{}
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -562,7 +734,7 @@ func (x *EventLine) String() string {
 func (*EventLine) ProtoMessage() {}
 
 func (x *EventLine) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -575,7 +747,7 @@ func (x *EventLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventLine.ProtoReflect.Descriptor instead.
 func (*EventLine) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{10}
+	return file_api_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EventLine) GetJson() []byte {
@@ -594,7 +766,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -606,7 +778,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -619,7 +791,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{11}
+	return file_api_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeStatusReply) GetNode() []byte {
@@ -638,7 +810,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -650,7 +822,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -663,7 +835,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{12}
+	return file_api_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DrainRequest) GetReason() string {
@@ -683,13 +855,17 @@ type ClientConfigReply struct {
 	Plugstack     string                 `protobuf:"bytes,6,opt,name=plugstack,proto3" json:"plugstack,omitempty"`
 	PluginDirs    []string               `protobuf:"bytes,7,rep,name=plugin_dirs,json=pluginDirs,proto3" json:"plugin_dirs,omitempty"`
 	Cluster       string                 `protobuf:"bytes,8,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	AllowReleases []string               `protobuf:"bytes,9,rep,name=allow_releases,json=allowReleases,proto3" json:"allow_releases,omitempty"`  // SpankAllowReleases
+	HookTimeoutS  uint32                 `protobuf:"varint,10,opt,name=hook_timeout_s,json=hookTimeoutS,proto3" json:"hook_timeout_s,omitempty"` // HookTimeout, 0 none
+	SpankStrict   bool                   `protobuf:"varint,11,opt,name=spank_strict,json=spankStrict,proto3" json:"spank_strict,omitempty"`
+	SlurmConf     string                 `protobuf:"bytes,12,opt,name=slurm_conf,json=slurmConf,proto3" json:"slurm_conf,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ClientConfigReply) Reset() {
 	*x = ClientConfigReply{}
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -701,7 +877,7 @@ func (x *ClientConfigReply) String() string {
 func (*ClientConfigReply) ProtoMessage() {}
 
 func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -714,7 +890,7 @@ func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientConfigReply.ProtoReflect.Descriptor instead.
 func (*ClientConfigReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{13}
+	return file_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ClientConfigReply) GetNode() string {
@@ -773,6 +949,34 @@ func (x *ClientConfigReply) GetCluster() string {
 	return ""
 }
 
+func (x *ClientConfigReply) GetAllowReleases() []string {
+	if x != nil {
+		return x.AllowReleases
+	}
+	return nil
+}
+
+func (x *ClientConfigReply) GetHookTimeoutS() uint32 {
+	if x != nil {
+		return x.HookTimeoutS
+	}
+	return 0
+}
+
+func (x *ClientConfigReply) GetSpankStrict() bool {
+	if x != nil {
+		return x.SpankStrict
+	}
+	return false
+}
+
+func (x *ClientConfigReply) GetSlurmConf() string {
+	if x != nil {
+		return x.SlurmConf
+	}
+	return ""
+}
+
 var File_api_node_proto protoreflect.FileDescriptor
 
 const file_api_node_proto_rawDesc = "" +
@@ -790,7 +994,19 @@ const file_api_node_proto_rawDesc = "" +
 	"\vsocket_name\x18\x04 \x01(\tR\n" +
 	"socketName\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\tR\x04node\x12\x12\n" +
-	"\x04spec\x18\x06 \x01(\fR\x04spec\"J\n" +
+	"\x04spec\x18\x06 \x01(\fR\x04spec\"N\n" +
+	"\rLaunchRequest\x12%\n" +
+	"\x04step\x18\x01 \x01(\v2\x11.stepd.v1.StepRefR\x04step\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\fR\x06change\"\x84\x01\n" +
+	"\n" +
+	"AllocReply\x12\x15\n" +
+	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
+	"\x04cpus\x18\x03 \x01(\rR\x04cpus\x12\x19\n" +
+	"\bcpu_list\x18\x04 \x01(\tR\acpuList\x12\x1c\n" +
+	"\tpartition\x18\x05 \x01(\tR\tpartition\"'\n" +
+	"\x0eReleaseRequest\x12\x15\n" +
+	"\x06job_id\x18\x01 \x01(\rR\x05jobId\"J\n" +
 	"\aStepRef\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x1c\n" +
 	"\astep_id\x18\x02 \x01(\rH\x00R\x06stepId\x88\x01\x01B\n" +
@@ -817,7 +1033,7 @@ const file_api_node_proto_rawDesc = "" +
 	"\x0fNodeStatusReply\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\"&\n" +
 	"\fDrainRequest\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xef\x01\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xfe\x02\n" +
 	"\x11ClientConfigReply\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\rR\x04cpus\x12\x1b\n" +
@@ -828,9 +1044,19 @@ const file_api_node_proto_rawDesc = "" +
 	"\tplugstack\x18\x06 \x01(\tR\tplugstack\x12\x1f\n" +
 	"\vplugin_dirs\x18\a \x03(\tR\n" +
 	"pluginDirs\x12\x18\n" +
-	"\acluster\x18\b \x01(\tR\acluster2\xc3\x04\n" +
+	"\acluster\x18\b \x01(\tR\acluster\x12%\n" +
+	"\x0eallow_releases\x18\t \x03(\tR\rallowReleases\x12$\n" +
+	"\x0ehook_timeout_s\x18\n" +
+	" \x01(\rR\fhookTimeoutS\x12!\n" +
+	"\fspank_strict\x18\v \x01(\bR\vspankStrict\x12\x1d\n" +
+	"\n" +
+	"slurm_conf\x18\f \x01(\tR\tslurmConf2\x9a\x06\n" +
 	"\x04Node\x12/\n" +
-	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x12.\n" +
+	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x123\n" +
+	"\aReserve\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +
+	"\x06Launch\x12\x17.stepd.v1.LaunchRequest\x1a\x12.stepd.v1.RunReply\x123\n" +
+	"\x05Alloc\x12\x14.stepd.v1.RunRequest\x1a\x14.stepd.v1.AllocReply\x124\n" +
+	"\aRelease\x12\x18.stepd.v1.ReleaseRequest\x1a\x0f.stepd.v1.Empty\x12.\n" +
 	"\x04Wait\x12\x11.stepd.v1.StepRef\x1a\x13.stepd.v1.StepReply\x12.\n" +
 	"\x04Show\x12\x11.stepd.v1.StepRef\x1a\x13.stepd.v1.StepReply\x122\n" +
 	"\x04List\x12\x15.stepd.v1.ListRequest\x1a\x13.stepd.v1.ListReply\x122\n" +
@@ -855,54 +1081,66 @@ func file_api_node_proto_rawDescGZIP() []byte {
 	return file_api_node_proto_rawDescData
 }
 
-var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_api_node_proto_goTypes = []any{
 	(*Empty)(nil),             // 0: stepd.v1.Empty
 	(*RunRequest)(nil),        // 1: stepd.v1.RunRequest
 	(*RunReply)(nil),          // 2: stepd.v1.RunReply
-	(*StepRef)(nil),           // 3: stepd.v1.StepRef
-	(*StepReply)(nil),         // 4: stepd.v1.StepReply
-	(*ListRequest)(nil),       // 5: stepd.v1.ListRequest
-	(*ListReply)(nil),         // 6: stepd.v1.ListReply
-	(*SignalRequest)(nil),     // 7: stepd.v1.SignalRequest
-	(*CancelRequest)(nil),     // 8: stepd.v1.CancelRequest
-	(*EventsRequest)(nil),     // 9: stepd.v1.EventsRequest
-	(*EventLine)(nil),         // 10: stepd.v1.EventLine
-	(*NodeStatusReply)(nil),   // 11: stepd.v1.NodeStatusReply
-	(*DrainRequest)(nil),      // 12: stepd.v1.DrainRequest
-	(*ClientConfigReply)(nil), // 13: stepd.v1.ClientConfigReply
+	(*LaunchRequest)(nil),     // 3: stepd.v1.LaunchRequest
+	(*AllocReply)(nil),        // 4: stepd.v1.AllocReply
+	(*ReleaseRequest)(nil),    // 5: stepd.v1.ReleaseRequest
+	(*StepRef)(nil),           // 6: stepd.v1.StepRef
+	(*StepReply)(nil),         // 7: stepd.v1.StepReply
+	(*ListRequest)(nil),       // 8: stepd.v1.ListRequest
+	(*ListReply)(nil),         // 9: stepd.v1.ListReply
+	(*SignalRequest)(nil),     // 10: stepd.v1.SignalRequest
+	(*CancelRequest)(nil),     // 11: stepd.v1.CancelRequest
+	(*EventsRequest)(nil),     // 12: stepd.v1.EventsRequest
+	(*EventLine)(nil),         // 13: stepd.v1.EventLine
+	(*NodeStatusReply)(nil),   // 14: stepd.v1.NodeStatusReply
+	(*DrainRequest)(nil),      // 15: stepd.v1.DrainRequest
+	(*ClientConfigReply)(nil), // 16: stepd.v1.ClientConfigReply
 }
 var file_api_node_proto_depIdxs = []int32{
-	3,  // 0: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
-	3,  // 1: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
-	3,  // 2: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
-	1,  // 3: stepd.v1.Node.Run:input_type -> stepd.v1.RunRequest
-	3,  // 4: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
-	3,  // 5: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
-	5,  // 6: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
-	7,  // 7: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
-	8,  // 8: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
-	9,  // 9: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
-	0,  // 10: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
-	12, // 11: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
-	0,  // 12: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
-	0,  // 13: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
-	2,  // 14: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
-	4,  // 15: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
-	4,  // 16: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
-	6,  // 17: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
-	0,  // 18: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
-	0,  // 19: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
-	10, // 20: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
-	11, // 21: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
-	0,  // 22: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
-	0,  // 23: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
-	13, // 24: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
-	14, // [14:25] is the sub-list for method output_type
-	3,  // [3:14] is the sub-list for method input_type
-	3,  // [3:3] is the sub-list for extension type_name
-	3,  // [3:3] is the sub-list for extension extendee
-	0,  // [0:3] is the sub-list for field type_name
+	6,  // 0: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
+	6,  // 1: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
+	6,  // 2: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
+	6,  // 3: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
+	1,  // 4: stepd.v1.Node.Run:input_type -> stepd.v1.RunRequest
+	1,  // 5: stepd.v1.Node.Reserve:input_type -> stepd.v1.RunRequest
+	3,  // 6: stepd.v1.Node.Launch:input_type -> stepd.v1.LaunchRequest
+	1,  // 7: stepd.v1.Node.Alloc:input_type -> stepd.v1.RunRequest
+	5,  // 8: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
+	6,  // 9: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
+	6,  // 10: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
+	8,  // 11: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
+	10, // 12: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
+	11, // 13: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
+	12, // 14: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
+	0,  // 15: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
+	15, // 16: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
+	0,  // 17: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
+	0,  // 18: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
+	2,  // 19: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
+	2,  // 20: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
+	2,  // 21: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
+	4,  // 22: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
+	0,  // 23: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
+	7,  // 24: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
+	7,  // 25: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
+	9,  // 26: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
+	0,  // 27: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
+	0,  // 28: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
+	13, // 29: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
+	14, // 30: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
+	0,  // 31: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
+	0,  // 32: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
+	16, // 33: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
+	19, // [19:34] is the sub-list for method output_type
+	4,  // [4:19] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_api_node_proto_init() }
@@ -910,14 +1148,14 @@ func file_api_node_proto_init() {
 	if File_api_node_proto != nil {
 		return
 	}
-	file_api_node_proto_msgTypes[3].OneofWrappers = []any{}
+	file_api_node_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_node_proto_rawDesc), len(file_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

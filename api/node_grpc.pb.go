@@ -28,6 +28,10 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Node_Run_FullMethodName          = "/stepd.v1.Node/Run"
+	Node_Reserve_FullMethodName      = "/stepd.v1.Node/Reserve"
+	Node_Launch_FullMethodName       = "/stepd.v1.Node/Launch"
+	Node_Alloc_FullMethodName        = "/stepd.v1.Node/Alloc"
+	Node_Release_FullMethodName      = "/stepd.v1.Node/Release"
 	Node_Wait_FullMethodName         = "/stepd.v1.Node/Wait"
 	Node_Show_FullMethodName         = "/stepd.v1.Node/Show"
 	Node_List_FullMethodName         = "/stepd.v1.Node/List"
@@ -51,6 +55,21 @@ type NodeClient interface {
 	// it, that is waited for a second, so that no line about the launch is lost. Errors: INVALID_ARGUMENT (a field, named), PERMISSION_DENIED,
 	// RESOURCE_EXHAUSTED (does not fit), NOT_FOUND (no such job), FAILED_PRECONDITION (node drained).
 	Run(ctx context.Context, in *RunRequest, opts ...grpc.CallOption) (*RunReply, error)
+	// Reserve admits and numbers a step as Run does, and does not start it: its
+	// state is PENDING until Launch. It is given back, as CANCELLED, by Cancel, by
+	// the end of the process that asked, or after 10 minutes. So does a client
+	// whose plugins must know the step's number before the launch
+	// (slurm_spank_local_user_init). The node's prolog has not run yet.
+	Reserve(ctx context.Context, in *RunRequest, opts ...grpc.CallOption) (*RunReply, error)
+	// Launch starts a reserved step of the caller's. Errors: NOT_FOUND (no such
+	// reservation), and those of Run.
+	Launch(ctx context.Context, in *LaunchRequest, opts ...grpc.CallOption) (*RunReply, error)
+	// Alloc makes a job without a step, for the life of the process that asks, or
+	// until Release. The request's command and streams mean nothing. Errors: as Run.
+	Alloc(ctx context.Context, in *RunRequest, opts ...grpc.CallOption) (*AllocReply, error)
+	// Release ends a job that Alloc made: its steps are cancelled. It answers when
+	// the epilog has run.
+	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*Empty, error)
 	// Wait answers when the step has ended, with its final STEP document.
 	Wait(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*StepReply, error)
 	// Show answers with one step, running or kept.
@@ -83,6 +102,46 @@ func (c *nodeClient) Run(ctx context.Context, in *RunRequest, opts ...grpc.CallO
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RunReply)
 	err := c.cc.Invoke(ctx, Node_Run_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) Reserve(ctx context.Context, in *RunRequest, opts ...grpc.CallOption) (*RunReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RunReply)
+	err := c.cc.Invoke(ctx, Node_Reserve_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) Launch(ctx context.Context, in *LaunchRequest, opts ...grpc.CallOption) (*RunReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RunReply)
+	err := c.cc.Invoke(ctx, Node_Launch_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) Alloc(ctx context.Context, in *RunRequest, opts ...grpc.CallOption) (*AllocReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AllocReply)
+	err := c.cc.Invoke(ctx, Node_Alloc_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, Node_Release_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -209,6 +268,21 @@ type NodeServer interface {
 	// it, that is waited for a second, so that no line about the launch is lost. Errors: INVALID_ARGUMENT (a field, named), PERMISSION_DENIED,
 	// RESOURCE_EXHAUSTED (does not fit), NOT_FOUND (no such job), FAILED_PRECONDITION (node drained).
 	Run(context.Context, *RunRequest) (*RunReply, error)
+	// Reserve admits and numbers a step as Run does, and does not start it: its
+	// state is PENDING until Launch. It is given back, as CANCELLED, by Cancel, by
+	// the end of the process that asked, or after 10 minutes. So does a client
+	// whose plugins must know the step's number before the launch
+	// (slurm_spank_local_user_init). The node's prolog has not run yet.
+	Reserve(context.Context, *RunRequest) (*RunReply, error)
+	// Launch starts a reserved step of the caller's. Errors: NOT_FOUND (no such
+	// reservation), and those of Run.
+	Launch(context.Context, *LaunchRequest) (*RunReply, error)
+	// Alloc makes a job without a step, for the life of the process that asks, or
+	// until Release. The request's command and streams mean nothing. Errors: as Run.
+	Alloc(context.Context, *RunRequest) (*AllocReply, error)
+	// Release ends a job that Alloc made: its steps are cancelled. It answers when
+	// the epilog has run.
+	Release(context.Context, *ReleaseRequest) (*Empty, error)
 	// Wait answers when the step has ended, with its final STEP document.
 	Wait(context.Context, *StepRef) (*StepReply, error)
 	// Show answers with one step, running or kept.
@@ -239,6 +313,18 @@ type UnimplementedNodeServer struct{}
 
 func (UnimplementedNodeServer) Run(context.Context, *RunRequest) (*RunReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Run not implemented")
+}
+func (UnimplementedNodeServer) Reserve(context.Context, *RunRequest) (*RunReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reserve not implemented")
+}
+func (UnimplementedNodeServer) Launch(context.Context, *LaunchRequest) (*RunReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Launch not implemented")
+}
+func (UnimplementedNodeServer) Alloc(context.Context, *RunRequest) (*AllocReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Alloc not implemented")
+}
+func (UnimplementedNodeServer) Release(context.Context, *ReleaseRequest) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
 }
 func (UnimplementedNodeServer) Wait(context.Context, *StepRef) (*StepReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Wait not implemented")
@@ -305,6 +391,78 @@ func _Node_Run_Handler(srv interface{}, ctx context.Context, dec func(interface{
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(NodeServer).Run(ctx, req.(*RunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_Reserve_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RunRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Reserve(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Reserve_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Reserve(ctx, req.(*RunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_Launch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LaunchRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Launch(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Launch_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Launch(ctx, req.(*LaunchRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_Alloc_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RunRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Alloc(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Alloc_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Alloc(ctx, req.(*RunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_Release_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Release(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Release_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Release(ctx, req.(*ReleaseRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -492,6 +650,22 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Run",
 			Handler:    _Node_Run_Handler,
+		},
+		{
+			MethodName: "Reserve",
+			Handler:    _Node_Reserve_Handler,
+		},
+		{
+			MethodName: "Launch",
+			Handler:    _Node_Launch_Handler,
+		},
+		{
+			MethodName: "Alloc",
+			Handler:    _Node_Alloc_Handler,
+		},
+		{
+			MethodName: "Release",
+			Handler:    _Node_Release_Handler,
 		},
 		{
 			MethodName: "Wait",

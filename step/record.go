@@ -30,6 +30,18 @@ type Record struct {
 	StepdStart uint64 `json:"stepd_start,omitempty"`
 	BootID     string `json:"boot_id,omitempty"`
 	Cgroup     string `json:"cgroup,omitempty"`
+	// Drain says why the node should take no more jobs: the failure of a
+	// required plugin's hook for which Slurm drains it. "" does not.
+	Drain string `json:"drain,omitempty"`
+	// PluginCrash is the plugin that took its host down, if one did.
+	PluginCrash *PluginCrash `json:"plugin_crash,omitempty"`
+}
+
+// PluginCrash is a plugin's end that is no return code: a signal, exit(), or
+// the deadline of its hook.
+type PluginCrash struct {
+	Path string `json:"path"`
+	Hook string `json:"hook"`
 }
 
 // Task is one rank of a Record.

@@ -39,6 +39,18 @@ type Request struct {
 	NoNewPrivs    bool   `json:"no_new_privs,omitempty"`
 
 	SubmitHost string `json:"submit_host,omitempty"`
+
+	// SpankOptions were given to the local side and are called back on the
+	// remote one, in this order.
+	SpankOptions []SpankOption `json:"spank_options,omitempty"`
+	// JobControl is what plugins set with spank_job_control_setenv, and the
+	// options as OptionVariable: NAME=VALUE, for prolog and epilog. It counts
+	// for a request that makes a job.
+	JobControl [][]byte `json:"job_control,omitempty"`
+	// Script makes the request one of a batch job: NTasks and CPUsPerTask are
+	// the job's, whose batch step is one task that runs this script. Argv is
+	// then its name, as the user gave it, and its arguments.
+	Script []byte `json:"script,omitempty"`
 }
 
 // StreamKind says where one of a task's three standard streams goes.
@@ -74,6 +86,10 @@ type Spec struct {
 
 	ID   ID   `json:"id"`
 	User User `json:"user"`
+	// Origin is what made the job; JobNTasks is the task count of the job: a
+	// batch step has one task of its own.
+	Origin    JobOrigin `json:"origin,omitempty"`
+	JobNTasks int       `json:"job_ntasks,omitempty"`
 
 	NodeName string `json:"node_name"`
 	NodeList string `json:"node_list"`
@@ -123,6 +139,9 @@ type SpankConf struct {
 	// HookTimeoutS bounds each hook, in seconds; 0 is no bound.
 	HookTimeoutS int  `json:"hook_timeout_s,omitempty"`
 	Strict       bool `json:"strict,omitempty"`
+	// Quarantined are paths of optional plugins that are left out, because they
+	// have crashed too often (QuarantineAfter).
+	Quarantined []string `json:"quarantined,omitempty"`
 }
 
 // Proctrack names the tracker and its place: noded has made Dir already.

@@ -35,7 +35,7 @@ func bad(field, format string, args ...any) error {
 // (who may name a user, how many CPUs there are) is noded's to check.
 func (r *Request) Validate() error {
 	for _, check := range []func() error{
-		r.checkIdentity, r.checkCounts, r.checkArgv, r.checkEnv, r.checkPlace, r.checkStreams, r.checkWords,
+		r.checkIdentity, r.checkCounts, r.checkArgv, r.checkEnv, r.checkPlace, r.checkStreams, r.checkWords, r.checkSpank,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -93,8 +93,10 @@ func (r *Request) checkArgv() error {
 	return nil
 }
 
-func (r *Request) checkEnv() error {
-	for i, e := range r.Env {
+func (r *Request) checkEnv() error { return checkEnv(r.Env) }
+
+func checkEnv(env []string) error {
+	for i, e := range env {
 		name, _, ok := strings.Cut(e, "=")
 		if !ok || name == "" {
 			return bad("env", "entry %d (%.40q) is not NAME=VALUE", i, e)

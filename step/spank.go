@@ -1,0 +1,140 @@
+package step
+
+import (
+	"bytes"
+	"strings"
+)
+
+// Limits on what a user gives to plugins.
+const (
+	// OptionMax bounds the value of one plugin option, in bytes.
+	OptionMax = 1 << 20
+	// OptionsMax bounds the options of one step.
+	OptionsMax = 1024
+	// JobControlMax bounds the job control environment, in bytes: it becomes
+	// part of a script's environment, of which the kernel takes 2 MiB.
+	JobControlMax = 1 << 20
+	// ScriptMax bounds a batch script, in bytes (Slurm's max_script_size).
+	ScriptMax = 4 << 20
+)
+
+// SpankOption is an option of a SPANK plugin that the user gave on the local
+// side, on its way to the remote side, to prolog and to epilog.
+type SpankOption struct {
+	Plugin string `json:"plugin"` // plugin_name
+	Name   string `json:"name"`
+	// Value is nil where the option was given without one. It is bytes: a file
+	// name need not be text.
+	Value []byte `json:"value"`
+}
+
+// OptionVariable is the variable by which an option travels in an environment:
+// _SLURM_SPANK_OPTION_<plugin>_<name>, with all but letters and digits as '_'
+// (spank-behaviour §2).
+func OptionVariable(plugin, name string) string {
+	return OptionPrefix + strings.Map(func(r rune) rune {
+		if r < 0x80 && (r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z') {
+			return r
+		}
+		return '_'
+	}, plugin+"_"+name)
+}
+
+// OptionPrefix begins the variables of OptionVariable.
+const OptionPrefix = "_SLURM_SPANK_OPTION_"
+
+// JobEnvPrefix begins the variables by which a job's commands see the job
+// control environment, options of the outer command included (spank-behaviour §2).
+const JobEnvPrefix = "SLURM_SPANK_"
+
+// ScriptEnvPrefix begins the variables by which prolog and epilog see it.
+const ScriptEnvPrefix = "SPANK_"
+
+// JobOrigin says what made a job.
+type JobOrigin string
+
+const (
+	OriginRun   JobOrigin = "run"   // stepctl run, outside of a job
+	OriginAlloc JobOrigin = "alloc" // stepctl alloc
+	OriginBatch JobOrigin = "batch" // stepctl batch
+)
+
+// LaunchChange is what the local side has changed between Reserve and Launch:
+// what slurm_spank_local_user_init did.
+type LaunchChange struct {
+	// Env replaces the request's; see Pack for EnvBinary.
+	Env       []string       `json:"env"`
+	EnvBinary map[int]string `json:"env_binary,omitempty"`
+	// JobControl replaces the job's, where the step is the job's first one.
+	JobControl [][]byte `json:"job_control,omitempty"`
+}
+
+// Pack prepares the change for JSON, as Request.Pack.
+func (c *LaunchChange) Pack() { c.Env, c.EnvBinary = pack(c.Env) }
+
+// Unpack undoes Pack. An index that is not there is a *FieldError.
+func (c *LaunchChange) Unpack() error {
+	if err := unpack("env_binary", c.Env, c.EnvBinary); err != nil {
+		return err
+	}
+	c.EnvBinary = nil
+	return nil
+}
+
+// Validate checks the change as Request.Validate checks those fields.
+func (c *LaunchChange) Validate() error {
+	if err := checkEnv(c.Env); err != nil {
+		return err
+	}
+	return checkJobControl(c.JobControl)
+}
+
+// JobScript is what `stepd spank prolog|epilog` is told: the job_script context.
+type JobScript struct {
+	Schema   int       `json:"schema"`
+	JobID    uint32    `json:"job_id"`
+	User     User      `json:"user"`
+	NodeName string    `json:"node_name"`
+	Spank    SpankConf `json:"spank"`
+	// Env is the plugins' own environ.
+	Env []string `json:"env"`
+	// JobControl is the job control environment, NAME=VALUE without a prefix,
+	// options among it as OptionVariable.
+	JobControl [][]byte `json:"job_control"`
+}
+
+func (r *Request) checkSpank() error {
+	if len(r.SpankOptions) > OptionsMax {
+		return bad("spank_options", "%d options: the limit is %d", len(r.SpankOptions), OptionsMax)
+	}
+	for i, o := range r.SpankOptions {
+		switch {
+		case o.Name == "" || len(o.Name) > NameMax || len(o.Plugin) > NameMax:
+			return bad("spank_options", "option %d has a name of %d bytes, its plugin of %d: 1 to %d are allowed", i, len(o.Name), len(o.Plugin), NameMax)
+		case strings.ContainsAny(o.Name+o.Plugin, "\x00=\n"):
+			return bad("spank_options", "option %d has a name that no plugin can have", i)
+		case len(o.Value) > OptionMax:
+			return bad("spank_options", "the value of --%.80s has %d bytes: the limit is %d", o.Name, len(o.Value), OptionMax)
+		case bytes.IndexByte(o.Value, 0) >= 0:
+			return bad("spank_options", "the value of --%.80s holds a NUL byte", o.Name)
+		}
+	}
+	if len(r.Script) > ScriptMax {
+		return bad("script", "%d bytes: the limit is %d", len(r.Script), ScriptMax)
+	}
+	return checkJobControl(r.JobControl)
+}
+
+func checkJobControl(env [][]byte) error {
+	size := 0
+	for i, e := range env {
+		size += len(e) + 1
+		if at := bytes.IndexByte(e, '='); at <= 0 || bytes.IndexByte(e, 0) >= 0 {
+			return bad("job_control", "entry %d (%.40q) is not NAME=VALUE", i, e)
+		}
+	}
+	if size > JobControlMax {
+		return bad("job_control", "%d bytes: the limit is %d", size, JobControlMax)
+	}
+	return nil
+}
