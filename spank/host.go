@@ -20,6 +20,10 @@ type StartConfig struct {
 	Title string
 	// CgroupFD is the directory in which the host is born, -1 for none.
 	CgroupFD int
+	// Files are its stdin, stdout and stderr; nil is /dev/null.
+	Files [3]*os.File
+	// KeepDir lets it begin in the caller's directory instead of "/".
+	KeepDir bool
 }
 
 // Host is one running spankhost. Its methods are called by one goroutine, in
@@ -34,6 +38,7 @@ type Host struct {
 	board   *board
 	told    int // entries of the board's journal that were told
 	stack   []Plugin
+	loaded  []Loaded // by index in the stack
 	names   []string // base names, for messages
 	keep    []bool   // what Init hands to the hooks
 	allow   []string // further releases, from the Spec
@@ -69,6 +74,14 @@ func Start(cfg StartConfig) (*Host, error) {
 		Env:   []string{},
 		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), hostFDControl: childControl.Fd(), hostFDLog: childLog.Fd()},
 		Sys:   &syscall.SysProcAttr{PidFD: &h.pidfd},
+	}
+	for i, f := range cfg.Files {
+		if f != nil {
+			attr.Files[i] = f.Fd()
+		}
+	}
+	if cfg.KeepDir {
+		attr.Dir = ""
 	}
 	if cfg.CgroupFD >= 0 {
 		attr.Sys.UseCgroupFD = true

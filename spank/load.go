@@ -23,9 +23,10 @@ func (h *Host) LoadStack() (problems []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	h.keep = make([]bool, len(h.stack))
+	h.keep, h.loaded = make([]bool, len(h.stack)), make([]Loaded, len(h.stack))
 	for _, l := range loaded {
 		p := h.stack[l.Index]
+		h.loaded[l.Index] = l
 		why := h.refuse(l)
 		if why == "" {
 			h.keep[l.Index] = true
@@ -69,13 +70,15 @@ func (h *Host) load() ([]Loaded, error) {
 
 // Init calls slurm_spank_init, the option callbacks and
 // slurm_spank_init_post_opt of every plugin that LoadStack has kept.
-func (h *Host) Init() error {
+func (h *Host) Init() error { return h.initStack(nil) }
+
+func (h *Host) initStack(each func(*reply) error) error {
 	var w writer
 	w.u32(uint32(len(h.keep)))
 	for _, k := range h.keep {
 		w.b = append(w.b, byte(flag(k)))
 	}
-	return h.do(cmdInit, w.b, nil, nil)
+	return h.do(cmdInit, w.b, nil, each)
 }
 
 // refuse tells why a plugin is left out of the stack, or "".

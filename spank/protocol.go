@@ -3,7 +3,7 @@ package spank
 // The numbers of host/protocol.h, which is their source: TestProtocolNumbers
 // reads that file and fails when one differs.
 const (
-	hostProtocolVersion = 1
+	hostProtocolVersion = 2
 
 	hostFDControl = 3
 	hostFDLog     = 4
@@ -24,6 +24,12 @@ const (
 	cmdPostFork = 8
 	cmdWait     = 9
 	cmdExit     = 10
+
+	cmdOption        = 11
+	cmdPostOpt       = 12
+	cmdLocalUserInit = 13
+	cmdState         = 14
+	cmdHook          = 15
 )
 
 const (
@@ -31,6 +37,8 @@ const (
 	repPlugin = 102
 	repTasks  = 103
 	repExit   = 104
+	repOption = 105
+	repState  = 107
 )
 
 const (
@@ -47,12 +55,16 @@ const (
 
 const (
 	hookInit               = 0
+	hookJobProlog          = 1
 	hookInitPostOpt        = 2
+	hookLocalUserInit      = 3
 	hookUserInit           = 4
 	hookTaskInitPrivileged = 5
 	hookTaskInit           = 6
 	hookTaskPostFork       = 7
 	hookTaskExit           = 8
+	hookJobEpilog          = 9
+	hookSlurmdExit         = 10
 	hookExit               = 11
 	hookOption             = 12
 	hookLoad               = 13
@@ -138,6 +150,7 @@ const (
 	tagOption      = 31
 	tagHostEnv     = 32
 	tagOOMScore    = 33
+	tagJobControl  = 34
 
 	tagStream   = 40
 	tagTaskEnv  = 41

@@ -11,9 +11,6 @@ import (
 	"stepd/step"
 )
 
-// contextRemote is S_CTX_REMOTE of spank.h.
-const contextRemote = 2
-
 // configMax is the largest blob that the host reads (CONFIG_BLOB_MAX there).
 const configMax = 64 << 20
 
@@ -48,7 +45,16 @@ func (h *Host) Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems [
 }
 
 func (h *Host) setup(cfg *step.HostSetup) error {
-	blob, err := memfd("spank-setup", setupBlob(cfg, h.stack))
+	b, err := setupBlob(cfg, h.stack)
+	if err != nil {
+		return err
+	}
+	return h.sendSetup(b, cfg.Gate, cfg.Namespace)
+}
+
+// sendSetup sends SETUP; gate and namespace may be nil.
+func (h *Host) sendSetup(config []byte, gate, namespace *os.File) error {
+	blob, err := memfd("spank-setup", config)
 	if err != nil {
 		return err
 	}
@@ -58,9 +64,12 @@ func (h *Host) setup(cfg *step.HostSetup) error {
 		return fmt.Errorf("cannot open %q: %w", "/dev/null", err)
 	}
 	defer null.Close()
-	fds := []int{int(blob.Fd()), int(h.board.file.Fd()), int(cfg.Gate.Fd()), int(null.Fd())}
-	if cfg.Namespace != nil {
-		fds = append(fds, int(cfg.Namespace.Fd()))
+	if gate == nil {
+		gate = null // nothing will wait there
+	}
+	fds := []int{int(blob.Fd()), int(h.board.file.Fd()), int(gate.Fd()), int(null.Fd())}
+	if namespace != nil {
+		fds = append(fds, int(namespace.Fd()))
 	}
 	var w writer
 	w.u32(hostProtocolVersion)
@@ -68,10 +77,10 @@ func (h *Host) setup(cfg *step.HostSetup) error {
 }
 
 // setupBlob is the config of SETUP.
-func setupBlob(cfg *step.HostSetup, stack []Plugin) []byte {
+func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	s := cfg.Spec
 	w := &writer{b: make([]byte, 0, 8192)}
-	w.tlvU32(tagContext, contextRemote)
+	w.tlvU32(tagContext, uint32(ContextRemote))
 	w.tlvU32(tagUID, s.User.UID)
 	w.tlvU32(tagGID, s.User.GID)
 	w.tlvU32s(tagGroups, s.User.Groups)
@@ -101,47 +110,62 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) []byte {
 	for _, e := range cfg.HostEnv {
 		w.tlvStr(tagHostEnv, e)
 	}
-	putOptions(w, cfg.Env)
+	for _, o := range s.SpankOptions {
+		putOption(w, o.Plugin, o.Name, o.Value)
+	}
+	if err := putOptions(w, cfg.Env); err != nil {
+		return nil, err
+	}
 	w.tlvStr(tagCwd, s.Cwd)
 	w.tlvU32(tagUmask, s.Umask)
 	w.tlvU32(tagNoNewPrivs, flag(s.NoNewPrivs))
 	w.tlvU32(tagJoinNS, joinNS(s))
+	putStack(w, stack)
+	return w.b, nil
+}
+
+func putStack(w *writer, stack []Plugin) {
 	for _, p := range stack {
 		w.tlv(tagPlugin, func(w *writer) { w.u32(flag(p.Required)); w.str(p.Path) })
 		for _, a := range p.Args {
 			w.tlvStr(tagPluginArg, a)
 		}
 	}
-	return w.b
 }
 
-// optionPrefix begins the variables by which an option reaches the remote side:
-// _SLURM_SPANK_OPTION_<plugin>_<option>=<value>, empty for a flag (spank-behaviour §2).
-const optionPrefix = "_SLURM_SPANK_OPTION_"
+func putOption(w *writer, plugin, name string, value []byte) {
+	w.tlv(tagOption, func(w *writer) {
+		w.u32(flag(value != nil))
+		w.str(plugin)
+		w.str(name)
+		w.str(string(value))
+	})
+}
 
-// optionMax bounds the value of one option (CVE-2026-65108 was an overflow by one).
-const optionMax = 1 << 20
-
-// optionsMax bounds the options of one step.
-const optionsMax = 1024
-
-// putOptions hands over the options that the job's environment holds. Where the
-// plugin's name ends and the option's begins is not told: the host compares
-// both together.
-func putOptions(w *writer, env []string) {
+// putOptions hands over the options that an environment holds, after those of
+// the request: so are they called back twice, as measured. Where the plugin's
+// name ends and the option's begins is not told: the host compares both
+// together.
+func putOptions(w *writer, env []string) error {
 	n := 0
 	for _, e := range env {
-		opt, ok := strings.CutPrefix(e, optionPrefix)
-		name, value, set := strings.Cut(opt, "=")
-		if !ok || !set || name == "" || len(name) > 512 || len(value) > optionMax {
+		opt, ok := strings.CutPrefix(e, step.OptionPrefix)
+		if !ok {
 			continue
 		}
+		name, value, _ := strings.Cut(opt, "=")
+		switch n++; {
 		// The host compares each with each: a user must not make that long.
-		if n++; n > optionsMax {
-			return
+		case n > step.OptionsMax:
+			return fmt.Errorf("cannot take the plugins' options of the environment: there are more than %d", step.OptionsMax)
+		case len(name) > 2*step.NameMax:
+			return fmt.Errorf("cannot take a plugin's option of the environment: its name %.40q... has %d bytes, and %d is the limit", name, len(name), 2*step.NameMax)
+		case len(value) > step.OptionMax:
+			return fmt.Errorf("cannot take a plugin's option of the environment: the value of %q has %d bytes, and %d is the limit", name, len(value), step.OptionMax)
 		}
-		w.tlv(tagOption, func(w *writer) { w.u32(1); w.str(""); w.str(name); w.str(value) })
+		putOption(w, "", name, append([]byte{}, value...))
 	}
+	return nil
 }
 
 // globalIDs maps local to global ranks: one node holds them all.

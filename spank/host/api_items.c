@@ -53,7 +53,8 @@ static spank_err_t job_item(struct host *h, spank_item_t item, va_list *ap)
 	case S_JOB_NCPUS:
 		return GIVE(uint16_t, (uint16_t)(c->ncpus > UINT16_MAX ? UINT16_MAX : c->ncpus));
 	case S_JOB_ENV:
-		return GIVE(char **, h->env.v);
+		/* Measured: the local side has none; its environment is the process's. */
+		return GIVE(char **, h->cfg.context == S_CTX_REMOTE ? h->env.v : NULL);
 	case S_SLURM_RESTART_COUNT:
 		return GIVE(uint32_t, c->restarts);
 	case S_JOB_ARRAY_ID:
@@ -167,12 +168,58 @@ static spank_err_t by_rank(const struct host *h, spank_item_t item, va_list *ap)
 	return id >= c->total_tasks ? ESPANK_BAD_ARG : ESPANK_NOEXIST;
 }
 
+/* Whether an item is to be had outside of remote context: traces/table_items.tsv,
+ * table_sbatch_items.tsv, table_slurmd_items.tsv. */
+static spank_err_t elsewhere(const struct host *h, spank_item_t item)
+{
+	bool of_job = false;
+
+	switch (item) {
+	case S_JOB_UID:
+	case S_JOB_GID:
+		if (h->cfg.context == S_CTX_JOB_SCRIPT)
+			return ESPANK_SUCCESS;
+		if (h->cfg.context == S_CTX_ALLOCATOR)
+			return ESPANK_NOT_AVAIL;
+		of_job = true;
+		break;
+	case S_JOB_ID:
+		if (h->cfg.context == S_CTX_JOB_SCRIPT)
+			return ESPANK_SUCCESS;
+		of_job = true;
+		break;
+	case S_JOB_STEPID:
+	case S_JOB_NNODES:
+	case S_JOB_TOTAL_TASK_COUNT:
+	case S_JOB_ARGV:
+	case S_JOB_ENV:
+		of_job = true;
+		break;
+	default:
+		break;
+	}
+	switch (h->cfg.context) {
+	case S_CTX_LOCAL:
+		if (!of_job)
+			return ESPANK_NOT_REMOTE;
+		return h->hook == HOOK_LOCAL_USER_INIT ? ESPANK_SUCCESS : ESPANK_NOT_AVAIL;
+	case S_CTX_ALLOCATOR:
+		return of_job ? ESPANK_BAD_ARG : ESPANK_NOT_REMOTE;
+	default:
+		return ESPANK_NOT_AVAIL;
+	}
+}
+
 static spank_err_t get_item(struct host *h, const struct plugin *p, spank_item_t item, va_list *ap)
 {
 	if (item >= S_SLURM_VERSION && item <= S_SLURM_VERSION_MICRO)
 		return version_item(p, item, ap);
-	if (h->cfg.context != S_CTX_REMOTE)
-		return ESPANK_NOT_AVAIL;
+	if (h->cfg.context != S_CTX_REMOTE) {
+		spank_err_t err = elsewhere(h, item);
+
+		if (err != ESPANK_SUCCESS)
+			return err;
+	}
 	switch (item) {
 	case S_JOB_ARGV:
 	case S_JOB_SUPPLEMENTARY_GIDS:

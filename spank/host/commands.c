@@ -68,14 +68,19 @@ static void command_init(struct host *h, struct reader *args, struct outcome *ou
 		fail(out, errno, "cannot join the job's container");
 		return;
 	}
+	if (h->cfg.context == S_CTX_JOB_SCRIPT)
+		return; /* its hooks alone (spank(8)) */
 	for (size_t i = 0; i < h->cfg.nplugins; i++) {
-		if (h->plugins[i].kept)
+		/* Measured: salloc and sbatch know only what was registered. */
+		if (h->plugins[i].kept && h->cfg.context != S_CTX_ALLOCATOR)
 			options_load_table(h, &h->plugins[i]);
 	}
 	if (!stack_call(h, HOOK_INIT, NO_RANK, out))
 		return;
-	options_call(h);
-	stack_call(h, HOOK_INIT_POST_OPT, NO_RANK, out);
+	if (h->cfg.context != S_CTX_REMOTE)
+		options_tell(h);
+	else if (options_call(h, out))
+		stack_call(h, HOOK_INIT_POST_OPT, NO_RANK, out);
 }
 
 /* What plugins write to standard error reaches the user from here to the last task's end. */
@@ -115,60 +120,82 @@ static void command_post_fork(struct host *h, struct outcome *out)
 	}
 }
 
+static bool has_exit(const struct host *h)
+{
+	switch (h->cfg.context) {
+	case S_CTX_REMOTE:
+	case S_CTX_ALLOCATOR:
+		return true;
+	case S_CTX_LOCAL:
+		return (h->done & 1u << CMD_POST_OPT) != 0;
+	default:
+		return false;
+	}
+}
+
 static void command_exit(struct host *h, struct outcome *out)
 {
-	dup2(h->null, 2);
-	/* Measured: a stack that failed in init or init_post_opt has no exit. */
-	if (h->done & 1u << CMD_INIT)
+	if (h->cfg.context == S_CTX_REMOTE)
+		dup2(h->null, 2);
+	/* Measured: a stack that failed in init or init_post_opt has no exit, but
+	 * for init_post_opt in salloc and sbatch. */
+	if ((h->done & 1u << CMD_INIT) != 0 && has_exit(h))
 		stack_call(h, HOOK_EXIT, NO_RANK, out);
 }
 
-/* A command is legal once, after the one that it needs. */
-static bool in_order(const struct host *h, uint32_t cmd)
+/* A command: what it needs to be done before, and what comes with it. */
+struct rule {
+	uint32_t needs; /* a command, 0 */
+	uint32_t contexts;
+	bool again; /* more than once */
+	bool fds, args;
+};
+
+#define IN(context) (1u << (context))
+#define ALL_CONTEXTS                                                                               \
+	(IN(S_CTX_LOCAL) | IN(S_CTX_REMOTE) | IN(S_CTX_ALLOCATOR) | IN(S_CTX_SLURMD) |             \
+	 IN(S_CTX_JOB_SCRIPT))
+
+static const struct rule *rule_of(uint32_t cmd)
 {
-	static const uint32_t needs[] = {
-		[CMD_SETUP] = 0,
-		[CMD_LOAD] = CMD_SETUP,
-		[CMD_INIT] = CMD_LOAD,
-		[CMD_FDS] = CMD_SETUP,
-		[CMD_STEP] = CMD_SETUP,
-		[CMD_USER_INIT] = CMD_INIT,
-		[CMD_FORK] = CMD_USER_INIT,
-		[CMD_POST_FORK] = CMD_FORK,
-		[CMD_WAIT] = CMD_USER_INIT,
-		[CMD_EXIT] = CMD_SETUP,
+	static const struct rule rules[] = {
+		[CMD_SETUP] = {0, ~0u, .fds = true, .args = true},
+		[CMD_LOAD] = {CMD_SETUP, ALL_CONTEXTS},
+		[CMD_INIT] = {CMD_LOAD, ALL_CONTEXTS, .args = true},
+		[CMD_FDS] = {CMD_SETUP, IN(S_CTX_REMOTE), .again = true, .fds = true},
+		[CMD_STEP] = {CMD_SETUP, IN(S_CTX_REMOTE), .fds = true},
+		[CMD_USER_INIT] = {CMD_INIT, IN(S_CTX_REMOTE)},
+		[CMD_FORK] = {CMD_USER_INIT, IN(S_CTX_REMOTE)},
+		[CMD_POST_FORK] = {CMD_FORK, IN(S_CTX_REMOTE)},
+		[CMD_WAIT] = {CMD_USER_INIT, IN(S_CTX_REMOTE), .again = true},
+		[CMD_EXIT] = {CMD_SETUP, ALL_CONTEXTS},
+		[CMD_OPTION] = {CMD_INIT, IN(S_CTX_LOCAL) | IN(S_CTX_ALLOCATOR), .again = true,
+				.fds = true, .args = true},
+		[CMD_POST_OPT] = {CMD_INIT, IN(S_CTX_LOCAL) | IN(S_CTX_ALLOCATOR)},
+		[CMD_LOCAL_USER_INIT] = {CMD_POST_OPT, IN(S_CTX_LOCAL), .fds = true},
+		[CMD_STATE] = {CMD_INIT, ALL_CONTEXTS, .again = true},
+		[CMD_HOOK] = {CMD_INIT, IN(S_CTX_SLURMD) | IN(S_CTX_JOB_SCRIPT), .again = true,
+			      .args = true},
 	};
 
-	if (cmd == 0 || cmd >= ARRAY_SIZE(needs))
-		return false;
-	if ((h->done & 1u << cmd) != 0 && cmd != CMD_FDS && cmd != CMD_WAIT)
-		return false;
-	if (cmd == CMD_USER_INIT && (h->done & 1u << CMD_STEP) == 0)
-		return false;
-	return needs[cmd] == 0 || (h->done & 1u << needs[cmd]) != 0;
+	return cmd < ARRAY_SIZE(rules) && rules[cmd].contexts != 0 ? &rules[cmd] : NULL;
 }
 
-bool command_run(struct host *h, uint32_t cmd, struct reader *args, int *fds, size_t nfds,
-		 struct outcome *out)
+static bool in_order(const struct host *h, const struct rule *rule, uint32_t cmd)
 {
-	bool takes_fds = cmd == CMD_SETUP || cmd == CMD_FDS || cmd == CMD_STEP;
-	bool takes_args = cmd == CMD_SETUP || cmd == CMD_INIT;
+	if ((h->done & 1u << cmd) != 0 && !rule->again)
+		return false;
+	if (rule->needs != 0 && (h->done & 1u << rule->needs) == 0)
+		return false;
+	/* Before SETUP there is no context. */
+	if (cmd != CMD_SETUP && (rule->contexts & IN(h->cfg.context)) == 0)
+		return false;
+	return cmd != CMD_USER_INIT || (h->done & 1u << CMD_STEP) != 0;
+}
 
-	if (!in_order(h, cmd) || (nfds > 0 && !takes_fds) || (args->left > 0 && !takes_args)) {
-		close_all(fds, nfds);
-		fail(out, EPROTO, "cannot carry out command %u: unknown or out of order", cmd);
-		return true;
-	}
+static bool command_remote(struct host *h, uint32_t cmd, int *fds, size_t nfds, struct outcome *out)
+{
 	switch (cmd) {
-	case CMD_SETUP:
-		command_setup(h, args, fds, nfds, out);
-		break;
-	case CMD_LOAD:
-		stack_load(h);
-		break;
-	case CMD_INIT:
-		command_init(h, args, out);
-		break;
 	case CMD_FDS:
 		command_fds(h, fds, nfds, out);
 		break;
@@ -184,14 +211,63 @@ bool command_run(struct host *h, uint32_t cmd, struct reader *args, int *fds, si
 	case CMD_POST_FORK:
 		command_post_fork(h, out);
 		break;
-	case CMD_WAIT:
-		if (!command_wait(h, out))
-			return false;
-		break;
 	default:
+		return command_wait(h, out);
+	}
+	return true;
+}
+
+/* False where WAIT has ended without an answer. */
+static bool carry_out(struct host *h, uint32_t cmd, struct reader *args, int *fds, size_t nfds,
+		      struct outcome *out)
+{
+	switch (cmd) {
+	case CMD_SETUP:
+		command_setup(h, args, fds, nfds, out);
+		break;
+	case CMD_LOAD:
+		stack_load(h);
+		break;
+	case CMD_INIT:
+		command_init(h, args, out);
+		break;
+	case CMD_OPTION:
+		command_option(h, args, fds, nfds, out);
+		break;
+	case CMD_POST_OPT:
+		command_post_opt(h, out);
+		break;
+	case CMD_LOCAL_USER_INIT:
+		command_local_user_init(h, fds, nfds, out);
+		break;
+	case CMD_STATE:
+		command_state(h, out);
+		break;
+	case CMD_HOOK:
+		command_hook(h, args, out);
+		break;
+	case CMD_EXIT:
 		command_exit(h, out);
 		break;
+	default:
+		return command_remote(h, cmd, fds, nfds, out);
 	}
+	return true;
+}
+
+bool command_run(struct host *h, uint32_t cmd, struct reader *args, int *fds, size_t nfds,
+		 struct outcome *out)
+{
+	const struct rule *rule = rule_of(cmd);
+
+	if (rule == NULL || !in_order(h, rule, cmd) || (nfds > 0 && !rule->fds) ||
+	    (args->left > 0 && !rule->args)) {
+		close_all(fds, nfds);
+		fail(out, EPROTO, "cannot carry out command %u: unknown or out of order", cmd);
+		return true;
+	}
+	if (!carry_out(h, cmd, args, fds, nfds, out))
+		return false;
 	if (out->rc == 0)
 		h->done |= 1u << cmd;
 	return true;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "protocol.h"
+#include "slurm/spank.h"
 #include "util.h"
 #include "wire.h"
 
@@ -178,6 +179,9 @@ static bool read_other(struct config *c, uint16_t tag, struct reader *r)
 	case TAG_HOST_ENV:
 		env_put(&c->host_env, rd_str(r));
 		return true;
+	case TAG_JOB_CONTROL:
+		env_put(&c->job_control, rd_str(r));
+		return true;
 	case TAG_NO_NEW_PRIVS:
 		c->no_new_privs = rd_u32(r) != 0;
 		return true;
@@ -221,6 +225,12 @@ static bool read_item(struct config *c, struct reader *blob)
 
 static const char *config_check(const struct config *c)
 {
+	if (c->uid == (uid_t)-1 || c->gid == (gid_t)-1)
+		return "it has no uid or gid";
+	if (c->context < S_CTX_LOCAL || c->context > S_CTX_JOB_SCRIPT)
+		return "its context is unknown";
+	if (c->context != S_CTX_REMOTE) /* it has no tasks */
+		return c->ntasks > 0 ? "it has tasks" : NULL;
 	if (c->argv == NULL)
 		return "it has no command";
 	if (c->join_ns > JOIN_HOST)
@@ -232,24 +242,29 @@ static const char *config_check(const struct config *c)
 	return NULL;
 }
 
+bool config_update(struct config *c, void *blob, size_t len, const char **why)
+{
+	struct reader r = rd_init(blob, len);
+
+	*why = NULL;
+	while (r.left > 0 && !r.bad && *why == NULL) {
+		if (!read_item(c, &r))
+			*why = "an item is malformed";
+	}
+	return *why == NULL;
+}
+
 bool config_decode(struct config *c, void *blob, size_t len, const char **why)
 {
 	static char none[1];
-	struct reader r = rd_init(blob, len);
 
 	/* uid and gid have no default: root must be said. */
 	*c = (struct config){.uid = (uid_t)-1, .gid = (gid_t)-1, .umask = 022};
 	c->title = c->user = c->node_name = c->job_cores = c->step_cores = c->cwd = none;
 	env_init(&c->env);
 	env_init(&c->host_env);
-	*why = NULL;
-	while (r.left > 0 && !r.bad && *why == NULL) {
-		if (!read_item(c, &r))
-			*why = "an item is malformed";
-	}
-	if (*why == NULL && (c->uid == (uid_t)-1 || c->gid == (gid_t)-1))
-		*why = "it has no uid or gid";
-	if (*why == NULL)
+	env_init(&c->job_control);
+	if (config_update(c, blob, len, why))
 		*why = config_check(c);
 	return *why == NULL;
 }
@@ -265,5 +280,6 @@ void config_free(struct config *c)
 	free(c->options);
 	env_free(&c->env);
 	env_free(&c->host_env);
+	env_free(&c->job_control);
 	*c = (struct config){0};
 }

@@ -55,6 +55,7 @@ struct config {
 	int argc;
 	struct env env;
 	struct env host_env;
+	struct env job_control;
 	char *cwd;
 	mode_t umask;
 	bool no_new_privs;
@@ -70,6 +71,8 @@ struct config {
 /* Fills c from a blob of SETUP, which it rewrites and keeps. False if the blob
  * is malformed; why then tells the field. */
 bool config_decode(struct config *c, void *blob, size_t len, const char **why);
+/* Adds the items of a further blob, which it keeps as well. */
+bool config_update(struct config *c, void *blob, size_t len, const char **why);
 void config_free(struct config *c);
 
 /* Where one of the descriptors 0 to 2 of a task leads. */

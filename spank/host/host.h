@@ -82,7 +82,8 @@ struct host {
 	struct plugin *plugins;
 	struct task *tasks;
 	struct env env; /* the job's environment */
-	char **argv;	/* the tasks' command */
+	struct env job_control;
+	char **argv; /* the tasks' command */
 	int argc;
 	/* Where we are. */
 	uint32_t done;	   /* bit per command that succeeded */
@@ -114,6 +115,16 @@ bool command_run(struct host *h, uint32_t cmd, struct reader *args, int *fds, si
 /* setup.c */
 void command_setup(struct host *h, struct reader *args, int *fds, size_t nfds, struct outcome *out);
 void command_step(struct host *h, int *fds, size_t nfds, struct outcome *out);
+/* Reads a memfd to its end; the caller frees it. NULL with errno. */
+void *read_blob(int fd, size_t *len);
+
+/* contexts.c: what is called in the contexts that fork nothing. */
+void command_option(struct host *h, struct reader *args, const int *fds, size_t nfds,
+		    struct outcome *out);
+void command_post_opt(struct host *h, struct outcome *out);
+void command_local_user_init(struct host *h, const int *fds, size_t nfds, struct outcome *out);
+void command_state(struct host *h, struct outcome *out);
+void command_hook(struct host *h, struct reader *args, struct outcome *out);
 
 /* Notes the first failure: what with errno. Returns false, for `return fail(...)'. */
 bool fail(struct outcome *out, int error, const char *format, ...)
@@ -144,7 +155,12 @@ void plugin_leave(struct host *h, struct plugin *p, struct board_entry *entry, i
 /* options.c */
 void options_load_table(struct host *h, struct plugin *p);
 void option_add(struct host *h, struct plugin *p, const struct spank_option *opt);
-void options_call(struct host *h);
+/* Calls back what the user gave; an option that nobody offers is an error. */
+bool options_call(struct host *h, struct outcome *out);
+/* Calls back one option that the user gave; its value, or NULL. */
+int option_give(struct host *h, struct plugin *p, struct option *o, char *value);
+/* Sends REP_OPTION for each. */
+void options_tell(struct host *h);
 
 /* user.c: each checks what it did. */
 bool user_drop(struct host *h, struct outcome *out);

@@ -75,7 +75,6 @@ void limits_unset(struct env *env)
 	env_unset_prefix(env, "SLURM_RLIMIT_");
 }
 
-/* A step of 1,000 tasks has thousands of pipes in here. */
 void limits_raise_nofile(void)
 {
 	struct rlimit r;

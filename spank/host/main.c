@@ -10,12 +10,10 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
-#include <grp.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "host.h"
@@ -24,20 +22,6 @@
 #ifndef STEPD_VERSION
 #define STEPD_VERSION "unreleased"
 #endif
-
-/* What hooks see, as measured: nine signals blocked, every disposition default. */
-static void set_signals(void)
-{
-	static const int blocked[] = {SIGHUP,  SIGINT,	SIGQUIT, SIGUSR1, SIGUSR2,
-				      SIGPIPE, SIGALRM, SIGTERM, SIGTSTP};
-	sigset_t set;
-
-	signals_default();
-	sigemptyset(&set);
-	for (size_t i = 0; i < ARRAY_SIZE(blocked); i++)
-		sigaddset(&set, blocked[i]);
-	(void)sigprocmask(SIG_SETMASK, &set, NULL);
-}
 
 static bool is_channel(int fd)
 {
@@ -50,26 +34,23 @@ static bool is_channel(int fd)
 
 static bool start(struct host *h)
 {
+	sigset_t all;
+
 	/* First: should stepd have died already, the control channel's end tells. */
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 	(void)prctl(PR_SET_NAME, "spankhost");
 	if (!is_channel(HOST_FD_CONTROL) || !is_channel(HOST_FD_LOG)) {
 		dprintf(2,
-			"spankhost: descriptors %d and %d must be stepd's sockets: "
-			"this program is run by stepd\n",
+			"spankhost: descriptors %d and %d must be sockets: "
+			"this program is run by stepd, stepctl and noded\n",
 			HOST_FD_CONTROL, HOST_FD_LOG);
 		return false;
 	}
 	h->control = HOST_FD_CONTROL;
 	h->log = HOST_FD_LOG;
-	set_signals();
-	limits_raise_nofile();
-	umask(022);
-	if ((geteuid() == 0 && setgroups(0, NULL) < 0) || chdir("/") < 0) {
-		dprintf(2, "spankhost: cannot drop the groups and go to \"/\": %s\n",
-			strerror(errno));
-		return false;
-	}
+	/* Until SETUP says what plugins are to see, nothing interrupts. */
+	sigfillset(&all);
+	(void)sigprocmask(SIG_SETMASK, &all, NULL);
 	atfork_install();
 	return true;
 }

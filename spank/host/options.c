@@ -86,25 +86,25 @@ static size_t round_of(const struct config *c, size_t at)
 	return round;
 }
 
-static void call_option(struct host *h, struct plugin *p, struct option *o,
-			const struct option_given *given)
+int option_give(struct host *h, struct plugin *p, struct option *o, char *value)
 {
 	o->given = true;
-	o->value = given->has_value ? given->value : NULL;
+	o->value = value;
 	if (o->opt.cb == NULL)
-		return;
+		return 0;
 	struct board_entry *entry = plugin_enter(h, p, HOOK_OPTION, NO_RANK);
-	int rc = o->opt.cb(o->opt.val, o->value, h->cfg.context == S_CTX_REMOTE);
-	/* Measured: told, and the step goes on, required or not. */
-	if (rc < 0)
-		log_text(LEVEL_ERROR, "spank: failed to process option %s%s%s", o->opt.name,
-			 o->value ? "=" : "", o->value ? o->value : "");
+	int rc = o->opt.cb(o->opt.val, value, h->cfg.context == S_CTX_REMOTE);
+	/* Measured: told, and the step goes on, required or not. The client says it itself. */
+	if (rc < 0 && h->cfg.context == S_CTX_REMOTE)
+		log_text(LEVEL_ERROR, "spank: failed to process option %s%s%.1024s", o->opt.name,
+			 value ? "=" : "", value ? value : "");
 	plugin_leave(h, p, entry, rc);
+	return rc;
 }
 
 /* Calls what was given in one round: in the order of the stack and of the
  * tables. False when nothing was given that often. */
-static bool call_round(struct host *h, const size_t *rounds, size_t round)
+static bool call_round(struct host *h, const size_t *rounds, size_t round, bool *taken)
 {
 	bool any = false;
 
@@ -115,25 +115,78 @@ static bool call_round(struct host *h, const size_t *rounds, size_t round)
 
 		for (size_t j = 0; p->kept && j < p->noptions; j++) {
 			for (size_t k = 0; k < h->cfg.noptions; k++) {
-				if (rounds[k] == round &&
-				    is_for(&h->cfg.options[k], p, &p->options[j]))
-					call_option(h, p, &p->options[j], &h->cfg.options[k]);
+				struct option_given *given = &h->cfg.options[k];
+
+				if (rounds[k] != round || !is_for(given, p, &p->options[j]))
+					continue;
+				taken[k] = true;
+				option_give(h, p, &p->options[j],
+					    given->has_value ? given->value : NULL);
 			}
 		}
 	}
 	return any;
 }
 
-void options_call(struct host *h)
+/* What the user asked for must not be lost without a word. */
+static bool refuse_untaken(const struct host *h, const bool *taken, struct outcome *out)
+{
+	for (size_t k = 0; k < h->cfg.noptions; k++) {
+		const struct option_given *given = &h->cfg.options[k];
+
+		if (taken[k])
+			continue;
+		if (given->plugin[0])
+			return fail(out, 0,
+				    "cannot take option --%s of plugin \"%s\": it was given on the "
+				    "local side, and no plugin that is loaded on the remote side "
+				    "offers it",
+				    given->name, given->plugin);
+		return fail(
+			out, 0,
+			"cannot take option \"%s\" of the environment: no plugin that is loaded "
+			"on the remote side offers it",
+			given->name);
+	}
+	return true;
+}
+
+bool options_call(struct host *h, struct outcome *out)
 {
 	_cleanup_free_ size_t *rounds = must_zero(h->cfg.noptions, sizeof(*rounds));
+	_cleanup_free_ bool *taken = must_zero(h->cfg.noptions, sizeof(*taken));
 
 	for (size_t i = 0; i < h->cfg.noptions; i++)
 		rounds[i] = round_of(&h->cfg, i);
-	for (size_t round = 0; call_round(h, rounds, round);)
+	for (size_t round = 0; call_round(h, rounds, round, taken);)
 		round++;
 	/* Measured: init sees them, init_post_opt does not. */
 	env_unset_prefix(&h->env, "_SLURM_SPANK_OPTION_");
+	return refuse_untaken(h, taken, out);
+}
+
+void options_tell(struct host *h)
+{
+	uint8_t buf[8192];
+
+	for (size_t i = 0; i < h->cfg.nplugins; i++) {
+		const struct plugin *p = &h->plugins[i];
+
+		for (size_t j = 0; p->kept && j < p->noptions; j++) {
+			struct writer w = wr_init(buf, sizeof(buf));
+
+			wr_u32(&w, REP_OPTION);
+			wr_u32(&w, p->index);
+			wr_u32(&w, (uint32_t)j);
+			wr_i32(&w, p->options[j].opt.has_arg);
+			wr_str(&w, p->options[j].opt.name, SPANK_OPTION_MAXLEN);
+			wr_str(&w, p->options[j].opt.arginfo, 1024);
+			wr_str(&w, p->options[j].opt.usage, 4096);
+			struct iovec iov = {buf, w.len};
+			/* End of file tells us next. */
+			(void)packet_send(h->control, &iov, 1, NULL, 0);
+		}
+	}
 }
 
 SPANK_API spank_err_t spank_option_register(spank_t spank, struct spank_option *opt)
@@ -163,6 +216,24 @@ static bool getopt_allowed(uint32_t hook)
 	}
 }
 
+/* In job_script no init has registered anything: the job's environment tells. */
+static spank_err_t getopt_script(const struct host *h, const struct plugin *p,
+				 const struct spank_option *opt, char **optarg)
+{
+	const struct option o = {.opt = *opt};
+
+	for (size_t i = h->cfg.noptions; i-- > 0;) { /* the last one counts */
+		const struct option_given *given = &h->cfg.options[i];
+
+		if (!is_for(given, p, &o))
+			continue;
+		if (opt->has_arg)
+			*optarg = given->has_value ? given->value : NULL;
+		return ESPANK_SUCCESS;
+	}
+	return ESPANK_ERROR;
+}
+
 SPANK_API spank_err_t spank_option_getopt(spank_t spank, struct spank_option *opt, char **optarg)
 {
 	const struct host *h = host_of(spank);
@@ -175,6 +246,8 @@ SPANK_API spank_err_t spank_option_getopt(spank_t spank, struct spank_option *op
 		return ESPANK_NOT_AVAIL;
 	if (opt == NULL || opt->name == NULL || (opt->has_arg && optarg == NULL))
 		return ESPANK_BAD_ARG;
+	if (h->cfg.context == S_CTX_JOB_SCRIPT)
+		return getopt_script(h, spank->plugin, opt, optarg);
 	for (size_t i = 0; i < spank->plugin->noptions; i++) {
 		const struct option *o = &spank->plugin->options[i];
 

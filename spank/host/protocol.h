@@ -32,6 +32,16 @@
  *     WAIT ---------------------------------> reap; REP_EXIT per task; REP_DONE after the last
  *     EXIT ---------------------------------> exit hooks; REP_DONE; _exit(0)
  *
+ * So it is in remote context. In the others nothing is forked, and stepctl,
+ * noded or `stepd spank' drive the host:
+ *
+ *     local, allocator	 SETUP LOAD INIT OPTION* POST_OPT [LOCAL_USER_INIT] EXIT
+ *     slurmd		 SETUP LOAD INIT HOOK(slurmd_exit)
+ *     job_script	 SETUP LOAD INIT HOOK(job_prolog or job_epilog)
+ *
+ * INIT answers with REP_OPTION for each option that the plugins offer there,
+ * and in job_script calls no hook. STATE may come between any two of them.
+ *
  * All integers are little endian. A string is u32 length and that many bytes,
  * without a terminator. A record is u32 type, then its fields. Config blobs
  * (SETUP, STEP) are sequences of {u16 tag, u16 flags, u32 length, bytes};
@@ -45,7 +55,7 @@
 
 /* The comments are columns, and a test reads a constant a line. */
 /* clang-format off */
-#define HOST_PROTOCOL_VERSION 1
+#define HOST_PROTOCOL_VERSION 2
 
 #define HOST_FD_CONTROL 3
 #define HOST_FD_LOG 4
@@ -59,8 +69,8 @@
 
 /* Commands, stepd to host. */
 enum host_cmd {
-	CMD_SETUP = 1, /* u32 version; fds: config memfd, board memfd, gate read end, /dev/null (O_RDWR)
-			* [, mount namespace when CFG_JOIN_NS] */
+	CMD_SETUP = 1, /* u32 version; fds: config memfd, board memfd, gate read end (/dev/null where nothing is
+			* forked), /dev/null (O_RDWR) [, mount namespace when CFG_JOIN_NS] */
 	CMD_LOAD = 2,
 	CMD_INIT = 3, /* u32 count, u8 keep[count]: 0 leaves the plugin out of the stack */
 	CMD_FDS = 4,  /* descriptors, appended to the table */
@@ -70,6 +80,12 @@ enum host_cmd {
 	CMD_POST_FORK = 8,
 	CMD_WAIT = 9,
 	CMD_EXIT = 10,
+	/* The user has given an option: u32 plugin; u32 option; u32 has_value; fd: memfd of the value, if any. */
+	CMD_OPTION = 11,
+	CMD_POST_OPT = 12,	  /* init_post_opt */
+	CMD_LOCAL_USER_INIT = 13, /* fd: memfd (TLV): what the job and step are, and TAG_HOST_ENV to set */
+	CMD_STATE = 14,		  /* answered by REP_STATE */
+	CMD_HOOK = 15,		  /* u32 hook */
 	/* Name service questions (spankhost --lookup): */
 	CMD_LOOKUP = 20,
 };
@@ -86,6 +102,10 @@ enum host_rep {
 	REP_TASKS = 103,
 	/* u32 rank; u32 raw wait status; u64 utime_us, stime_us; i64 maxrss_kb, minflt, majflt, inblock, oublock */
 	REP_EXIT = 104,
+	/* u32 plugin; u32 option; i32 has_arg; string name; string arginfo; string usage */
+	REP_OPTION = 105,
+	/* fd: memfd (TLV): TAG_HOST_ENV per entry of environ, TAG_JOB_CONTROL per job control variable */
+	REP_STATE = 107,
 };
 
 /* Records on the log channel. */
@@ -158,7 +178,7 @@ enum plugin_flag {
 
 enum config_tag {
 	/* SETUP */
-	TAG_CONTEXT = 1,     /* u32: spank_context: 2 remote */
+	TAG_CONTEXT = 1,     /* u32: spank_context: 1 local, 2 remote, 3 allocator, 4 slurmd, 5 job_script */
 	TAG_TITLE = 2,	     /* string for argv[0] */
 	TAG_UID = 3,	     /* u32 */
 	TAG_GID = 4,	     /* u32 */
@@ -191,6 +211,7 @@ enum config_tag {
 	TAG_OPTION = 31,     /* u32 has_value; string plugin; string name; string value: an option that the user gave */
 	TAG_HOST_ENV = 32,   /* string, repeated: the host's own environ */
 	TAG_OOM_SCORE = 33,  /* i32, written to the tasks' oom_score_adj */
+	TAG_JOB_CONTROL = 34, /* string, repeated: NAME=VALUE of the job control environment */
 	/* STEP */
 	TAG_STREAM = 40,   /* u32 rank (NO_RANK: all that have no own); u32 fd (0..2); u32 kind (STREAM_*);
 			    * u32 table index or open flags; string path */

@@ -2,6 +2,8 @@
 /* SETUP and STEP: what stepd hands over before there is anything to do. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <grp.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -10,8 +12,7 @@
 #include "host.h"
 #include "util.h"
 
-/* Reads a memfd to its end. NULL with errno. */
-static void *read_blob(int fd, size_t *len)
+void *read_blob(int fd, size_t *len)
 {
 	struct stat st;
 
@@ -79,6 +80,7 @@ static bool read_config(struct host *h, int fd, struct outcome *out)
 	if (!config_decode(&h->cfg, blob, len, &why))
 		return fail(out, EPROTO, "cannot use the configuration: %s", why);
 	h->env = h->cfg.env;
+	h->job_control = h->cfg.job_control;
 	h->argv = h->cfg.argv;
 	h->argc = h->cfg.argc;
 	h->tasks = must_zero(h->cfg.ntasks, sizeof(*h->tasks));
@@ -95,17 +97,63 @@ static void set_title(struct host *h)
 	memcpy(h->title, h->cfg.title, strnlen(h->cfg.title, h->title_size - 1));
 }
 
+/* The signals that are blocked while plugins run, as measured: a bit each, from 1.
+ * In local context the user's Ctrl-C is the client's to act on. */
+static uint32_t blocked_signals(uint32_t context)
+{
+	switch (context) {
+	case S_CTX_LOCAL:
+	case S_CTX_ALLOCATOR:
+		return 0x8027a07;
+	case S_CTX_JOB_SCRIPT:
+		return 0x1000;
+	default:
+		return 0x87a07;
+	}
+}
+
+static void set_signals(uint32_t context)
+{
+	uint32_t mask = blocked_signals(context);
+	sigset_t set;
+
+	signals_default();
+	sigemptyset(&set);
+	for (int sig = 1; sig <= 32; sig++) {
+		if (mask & 1u << (sig - 1))
+			sigaddset(&set, sig);
+	}
+	(void)sigprocmask(SIG_SETMASK, &set, NULL);
+}
+
+/* Who we are in the beginning. A user's own host (local and allocator) stays
+ * as the client has started it. */
+static bool take_place(struct host *h, struct outcome *out)
+{
+	set_signals(h->cfg.context);
+	if (h->cfg.context == S_CTX_LOCAL || h->cfg.context == S_CTX_ALLOCATOR)
+		return true;
+	umask(022);
+	/* As slurmd and slurmstepd have it. */
+	if ((geteuid() == 0 && setgroups(0, NULL) < 0) || chdir("/") < 0)
+		return fail(out, errno, "cannot drop the groups and go to \"/\"");
+	if (h->cfg.context == S_CTX_SLURMD)
+		return true;   /* noded has said where its words go */
+	limits_raise_nofile(); /* a step of 1,000 tasks has thousands of pipes in here */
+	for (int fd = 0; fd <= 2; fd++) {
+		if (dup2(h->null, fd) < 0)
+			return fail(out, errno, "cannot put \"/dev/null\" at descriptor %d", fd);
+	}
+	return true;
+}
+
 static bool setup(struct host *h, struct outcome *out)
 {
 	set_title(h);
 	if (h->cfg.join_ns != JOIN_NEVER && h->job_ns < 0)
 		return fail(out, EBADF,
 			    "cannot join the job's container: its namespace is missing");
-	for (int fd = 0; fd <= 2; fd++) {
-		if (dup2(h->null, fd) < 0)
-			return fail(out, errno, "cannot put \"/dev/null\" at descriptor %d", fd);
-	}
-	return open_proc(h, out) && set_host_env(&h->cfg.host_env, out);
+	return take_place(h, out) && open_proc(h, out) && set_host_env(&h->cfg.host_env, out);
 }
 
 void command_setup(struct host *h, struct reader *args, int *fds, size_t nfds, struct outcome *out)

@@ -99,6 +99,16 @@ static int call(struct host *h, struct plugin *p, enum hook hook, uint32_t rank)
 	return rc;
 }
 
+/* Since 25.05 a plugin may say whom its failing init is to blame on. */
+static int init_failure(const struct plugin *p, int rc)
+{
+	const int *mode = dlsym(p->dl, "slurm_spank_init_failure_mode");
+
+	if (mode != NULL && (*mode == ESPANK_NODE_FAILURE || *mode == ESPANK_JOB_FAILURE))
+		return *mode;
+	return rc;
+}
+
 bool stack_call(struct host *h, enum hook hook, uint32_t rank, struct outcome *out)
 {
 	for (size_t i = 0; i < h->cfg.nplugins; i++) {
@@ -113,8 +123,10 @@ bool stack_call(struct host *h, enum hook hook, uint32_t rank, struct outcome *o
 		if (rc > 0)
 			return true;
 		if (out->rc == 0)
-			*out = (struct outcome){
-				.rc = rc, .plugin = p->index, .hook = hook, .rank = rank};
+			*out = (struct outcome){.rc = hook == HOOK_INIT ? init_failure(p, rc) : rc,
+						.plugin = p->index,
+						.hook = hook,
+						.rank = rank};
 		return false;
 	}
 	return true;

@@ -59,13 +59,14 @@ static uint8_t *exact(const struct blob *b)
 	uint8_t *p = malloc(b->len ? b->len : 1);
 
 	CHECK(p != NULL);
-	memcpy(p, b->p, b->len);
+	if (b->len > 0)
+		memcpy(p, b->p, b->len);
 	return p;
 }
 
 static void seed_config(struct blob *b)
 {
-	for (unsigned int tag = TAG_CONTEXT; tag <= TAG_OOM_SCORE; tag++) {
+	for (unsigned int tag = TAG_CONTEXT; tag <= TAG_JOB_CONTROL; tag++) {
 		size_t at = blob_open(b, tag);
 
 		switch (tag) {
@@ -95,7 +96,11 @@ static void seed_config(struct blob *b)
 		case TAG_CWD:
 		case TAG_PLUGIN_ARG:
 		case TAG_HOST_ENV:
+		case TAG_JOB_CONTROL:
 			blob_str(b, "NAME=value");
+			break;
+		case TAG_CONTEXT:
+			blob_u32(b, S_CTX_LOCAL + (uint32_t)below(5));
 			break;
 		default:
 			blob_u32(b, 1);
@@ -116,11 +121,33 @@ static void fuzz_config(void)
 		spoil(&b);
 	uint8_t *p = exact(&b);
 	if (config_decode(&c, p, b.len, &why)) {
-		CHECK(c.argv[c.argc] == NULL && c.env.v[c.env.n] == NULL);
+		CHECK(c.argv == NULL || c.argv[c.argc] == NULL);
+		CHECK(c.env.v[c.env.n] == NULL);
 		for (size_t i = 0; i < c.nplugins; i++)
 			CHECK(c.plugins[i].argv[c.plugins[i].argc] == NULL);
 	}
 	config_free(&c);
+	free(p);
+	blob_free(&b);
+}
+
+/* Commands with spoiled arguments, to a host without plugins. */
+static void fuzz_commands(void)
+{
+	static const uint32_t cmds[] = {CMD_INIT, CMD_OPTION, CMD_HOOK, CMD_STATE, 0, 99};
+	struct host h = {.control = -1, .log = -1, .hook = NO_HOOK, .rank = NO_RANK};
+	struct outcome out = {.plugin = NO_PLUGIN, .hook = NO_HOOK, .rank = NO_RANK};
+	struct blob b = {0};
+
+	env_init(&h.env);
+	h.cfg.context = S_CTX_LOCAL + (uint32_t)below(5);
+	h.done = 1u << CMD_SETUP | 1u << CMD_LOAD | (below(2) ? 1u << CMD_INIT : 0);
+	for (size_t n = below(5); n > 0; n--)
+		blob_u32(&b, (uint32_t)below(2) ? (uint32_t)next() : (uint32_t)below(14));
+	uint8_t *p = exact(&b);
+	struct reader args = rd_init(p, b.len);
+	command_run(&h, cmds[below(6)], &args, NULL, 0, &out);
+	env_free(&h.env);
 	free(p);
 	blob_free(&b);
 }
@@ -218,6 +245,7 @@ int main(void)
 		for (int i = 0; i < 200; i++) {
 			fuzz_config();
 			fuzz_step();
+			fuzz_commands();
 			fuzz_explain(path, &binary);
 			rounds++;
 		}

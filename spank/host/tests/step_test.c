@@ -481,9 +481,9 @@ static void test_bad_commands(void)
 	CHECK_INT(drv_do(&d, CMD_LOAD, NULL, NULL, 0).rc, -1);
 	CHECK_INT(drv_do(&d, CMD_SETUP, NULL, NULL, 0).rc, -1);
 	CHECK_INT(drv_do(&d, 99, NULL, &null, 1).rc, -1);
-	blob_u32(&body, HOST_PROTOCOL_VERSION + 1);
+	blob_u32(&body, 99);
 	int four[] = {null, null, null, null};
-	has(drv_do(&d, CMD_SETUP, &body, four, 4).what, "protocol 2");
+	has(drv_do(&d, CMD_SETUP, &body, four, 4).what, "protocol 99");
 	drv_setup(&d, &s);
 	CHECK_INT(drv_do(&d, CMD_FORK, NULL, NULL, 0).rc, -1);
 	CHECK_INT(drv_do(&d, CMD_INIT, &body, NULL, 0).rc, -1);

@@ -131,6 +131,7 @@ static void test_env(void)
 
 static void minimal(struct blob *b)
 {
+	blob_tlv_u32(b, TAG_CONTEXT, S_CTX_REMOTE);
 	blob_tlv_u32(b, TAG_UID, 1);
 	blob_tlv_u32(b, TAG_GID, 2);
 	blob_tlv_str(b, TAG_CWD, "/");
@@ -228,8 +229,48 @@ static void orphan_arg(struct blob *b)
 	blob_tlv_str(b, TAG_PLUGIN_ARG, "of none");
 }
 
+static void no_context(struct blob *b)
+{
+	minimal(b);
+	blob_tlv_u32(b, TAG_CONTEXT, 6);
+}
+
+static void local_tasks(struct blob *b)
+{
+	minimal(b);
+	blob_tlv_u32(b, TAG_CONTEXT, S_CTX_LOCAL);
+	blob_tlv_u32(b, TAG_GLOBAL_IDS, 0);
+}
+
+/* Outside of remote context neither a command nor a directory is needed, and
+ * what comes later is added. */
+static void test_config_local(void)
+{
+	struct blob b = {0}, more = {0};
+	struct config c;
+	const char *why;
+
+	blob_tlv_u32(&b, TAG_CONTEXT, S_CTX_LOCAL);
+	blob_tlv_u32(&b, TAG_UID, 1);
+	blob_tlv_u32(&b, TAG_GID, 2);
+	blob_tlv_str(&b, TAG_JOB_CONTROL, "A=b");
+	CHECK(decodes(&b, &c, &why));
+	CHECK_STR(env_get(&c.job_control, "A"), "b");
+	blob_tlv_u32(&more, TAG_JOB_ID, 12);
+	blob_tlv_str(&more, TAG_ARG, "true");
+	CHECK(config_update(&c, more.p, more.len, &why));
+	CHECK_INT(c.job_id, 12);
+	CHECK_INT(c.argc, 1);
+	CHECK_INT(c.uid, 1);
+	config_free(&c);
+	blob_free(&b);
+	blob_free(&more);
+}
+
 static void test_config_refused(void)
 {
+	check_refused(no_context, "its context is unknown");
+	check_refused(local_tasks, "it has tasks");
 	check_refused(no_uid, "it has no uid or gid");
 	check_refused(no_command, "it has no command");
 	check_refused(unknown_tag, "an item is malformed");
@@ -411,6 +452,7 @@ int main(void)
 	RUN(test_packets);
 	RUN(test_env);
 	RUN(test_config);
+	RUN(test_config_local);
 	RUN(test_config_refused);
 	RUN(test_step);
 	RUN(test_explain_scripts);

@@ -1,0 +1,288 @@
+package spank
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// SessionConfig is what Open needs.
+type SessionConfig struct {
+	// Program is the path of the spankhost binary.
+	Program string
+	// Context is any but ContextRemote, which is package task's.
+	Context Context
+	Stack   Stack
+	// AllowReleases lists further releases to accept ("20.11", "any").
+	AllowReleases []string
+	// Env is the plugins' environ.
+	Env []string
+	// JobControl is the job control environment: NAME=VALUE, without a prefix.
+	JobControl [][]byte
+	NodeName   string
+	// User is whom it is about: the caller in local and allocator context, the
+	// job's user in job_script. JobID counts in job_script alone.
+	User  step.User
+	JobID uint32
+	// Files are the plugins' stdin, stdout and stderr; nil is /dev/null. In
+	// job_script context they are /dev/null always.
+	Files [3]*os.File
+	// HookTimeout bounds each hook; 0 is no bound.
+	HookTimeout time.Duration
+	// Log hears what plugins and the host say, on a goroutine of its own until
+	// Close; nil is nobody.
+	Log func(step.HostRecord)
+}
+
+// Session is a spankhost in a context in which nothing is forked. Its methods
+// are called by one goroutine, in the order of host/protocol.h, and each
+// returns a *step.HookError where a plugin failed (RC is set) or took the host
+// down (Cause tells how). After the latter all methods but Close fail.
+type Session struct {
+	host   *Host
+	cfg    SessionConfig
+	stop   func() bool   // ends the watch of Open's ctx
+	done   chan struct{} // closed when the host has ended and was reaped
+	status step.ExitStatus
+
+	mu    sync.Mutex
+	cause  string // guarded by mu: why we killed it
+	closed bool   // guarded by mu
+}
+
+// Open starts the host and loads the stack. It returns lines for the user about
+// plugins that are left out, and an error where a required one is among them.
+// The end of ctx ends the host.
+func Open(ctx context.Context, cfg SessionConfig) (*Session, []string, error) {
+	if cfg.Context == ContextRemote {
+		return nil, nil, errors.New("internal error: a session in remote context")
+	}
+	if cfg.Log == nil {
+		cfg.Log = func(step.HostRecord) {}
+	}
+	s := &Session{cfg: cfg, done: make(chan struct{})}
+	if err := s.start(); err != nil {
+		return nil, nil, err
+	}
+	s.stop = context.AfterFunc(ctx, func() { s.kill(fmt.Sprintf("was ended: %v", context.Cause(ctx))) })
+	problems, err := s.load()
+	if err != nil {
+		err = s.explain(err)
+		return nil, problems, errors.Join(err, s.Close())
+	}
+	return s, problems, nil
+}
+
+// start runs the host from a thread that then waits for its end: it must live
+// as long as the host (prctl(2), PR_SET_PDEATHSIG).
+func (s *Session) start() error {
+	started := make(chan error)
+	go func() {
+		// Never unlocked: the thread ends with this goroutine, after the host.
+		runtime.LockOSThread()
+		h, err := Start(StartConfig{
+			Program: s.cfg.Program, Title: fmt.Sprintf("spankhost: [%s]", s.cfg.Context), CgroupFD: -1, Files: s.cfg.Files, KeepDir: true,
+		})
+		s.host = h
+		started <- err
+		if err == nil {
+			s.reap(h.PID())
+			close(s.done)
+		}
+	}()
+	return <-started
+}
+
+func (s *Session) reap(pid int) {
+	var ws unix.WaitStatus
+	for {
+		_, err := unix.Wait4(pid, &ws, 0, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err == nil {
+			s.status = step.ExitStatus(ws)
+		}
+		return
+	}
+}
+
+// load is SETUP and LOAD.
+func (s *Session) load() ([]string, error) {
+	h := s.host
+	h.stack, h.allow = s.cfg.Stack.Plugins, s.cfg.AllowReleases
+	var problems []string
+	for _, p := range s.cfg.Stack.Problems {
+		problems = append(problems, p.String())
+	}
+	for _, p := range h.stack {
+		h.names = append(h.names, filepath.Base(p.Path))
+	}
+	var err error
+	if h.board, err = newBoard(0, len(h.stack)); err != nil {
+		close(h.logDone)
+		return problems, err
+	}
+	go h.readLog(s.cfg.Log)
+	blob, err := s.blob()
+	if err != nil {
+		return problems, err
+	}
+	if err := h.sendSetup(blob, nil, nil); err != nil {
+		return problems, err
+	}
+	var left []string
+	err = s.watched(func() (err error) { left, err = h.LoadStack(); return err })
+	return append(problems, left...), err
+}
+
+func (s *Session) blob() ([]byte, error) {
+	w := &writer{}
+	w.tlvU32(tagContext, uint32(s.cfg.Context))
+	w.tlvU32(tagUID, s.cfg.User.UID)
+	w.tlvU32(tagGID, s.cfg.User.GID)
+	w.tlvStr(tagUser, s.cfg.User.Name)
+	w.tlvU32(tagJobID, s.cfg.JobID)
+	w.tlvStr(tagNodeName, s.cfg.NodeName)
+	for _, e := range s.cfg.Env {
+		w.tlvStr(tagHostEnv, e)
+	}
+	for _, e := range s.cfg.JobControl {
+		w.tlvStr(tagJobControl, string(e))
+	}
+	if s.cfg.Context == ContextJobScript {
+		if err := putScriptOptions(w, s.cfg.JobControl); err != nil {
+			return nil, err
+		}
+	}
+	putStack(w, s.cfg.Stack.Plugins)
+	if len(w.b) > configMax {
+		return nil, fmt.Errorf("cannot tell spankhost the environment: %d bytes, and %d is the limit", len(w.b), configMax)
+	}
+	return w.b, nil
+}
+
+// watched makes one call to the host, bounds its hooks, and explains its end.
+func (s *Session) watched(call func() error) error {
+	if s.cfg.HookTimeout > 0 {
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() { s.bound(stop) })
+		defer wg.Wait()
+		defer close(stop)
+	}
+	return s.explain(call())
+}
+
+// bound kills the host when a hook overruns its time. A hook begins without a
+// system call: the board tells when.
+func (s *Session) bound(stop <-chan struct{}) {
+	timer := time.NewTimer(s.cfg.HookTimeout)
+	defer timer.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-timer.C:
+		}
+		var now unix.Timespec
+		w := s.host.Where(-1)
+		if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil || !w.InHook() {
+			timer.Reset(s.cfg.HookTimeout)
+			continue
+		}
+		left := s.cfg.HookTimeout - time.Duration(now.Nano()-int64(w.SinceNS))
+		if left <= 0 {
+			s.kill(fmt.Sprintf("did not return within %v (HookTimeout in stepd.conf)", s.cfg.HookTimeout))
+			return
+		}
+		timer.Reset(left)
+	}
+}
+
+func (s *Session) kill(cause string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	if s.cause == "" {
+		s.cause = cause
+	}
+	s.host.Kill()
+}
+
+// dyingTime is how long a host may take from the end of its channel to its own.
+const dyingTime = 2 * time.Second
+
+// explain turns the end of the channel into what happened to the host.
+func (s *Session) explain(err error) error {
+	if !errors.Is(err, step.ErrHostGone) {
+		return err
+	}
+	t := time.NewTimer(dyingTime)
+	defer t.Stop()
+	select {
+	case <-s.done:
+	case <-t.C:
+		s.kill("closed its control channel")
+		<-s.done
+	}
+	cause := s.ending()
+	if hook, ok := s.host.Crash(-1, cause); ok {
+		return hook
+	}
+	return fmt.Errorf("spankhost (%s context, pid %d): %s", s.cfg.Context, s.host.PID(), cause)
+}
+
+// ending words the host's end. It is called when done is closed.
+func (s *Session) ending() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cause != "" {
+		return s.cause
+	}
+	if sig, ok := s.status.Signaled(); ok {
+		if name := unix.SignalName(sig); name != "" {
+			return "killed by " + name
+		}
+		return fmt.Sprintf("killed by signal %d", int(sig))
+	}
+	code, _ := s.status.Exited()
+	return fmt.Sprintf("called exit(%d)", code)
+}
+
+// Done is closed when the host has ended.
+func (s *Session) Done() <-chan struct{} { return s.done }
+
+// Ending says how the host has ended, as an error that names the plugin where
+// one was at work; nil while it lives.
+func (s *Session) Ending() error {
+	select {
+	case <-s.done:
+		return s.explain(step.ErrHostGone)
+	default:
+		return nil
+	}
+}
+
+// Close ends the host, hook or not, and waits for it and for its last words.
+func (s *Session) Close() error {
+	s.stop()
+	s.host.Kill()
+	<-s.done
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.host.Close()
+	return nil
+}

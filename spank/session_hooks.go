@@ -1,0 +1,221 @@
+package spank
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// Option is an option that a plugin of the stack offers.
+type Option struct {
+	plugin, option uint32
+
+	// File is the base name of the plugin's file, Plugin its plugin_name.
+	File, Plugin string
+	Name         string
+	// ArgInfo names the argument in --help, Usage describes the option.
+	ArgInfo, Usage string
+	// HasArg is 0 for none, 1 for a required one, 2 for an optional one
+	// (getopt_long(3)).
+	HasArg int
+}
+
+// Init calls slurm_spank_init of every plugin, and returns the options that
+// they offer in this context. In job_script context no plugin is called.
+func (s *Session) Init() ([]Option, error) {
+	var options []Option
+	err := s.watched(func() error {
+		return s.host.initStack(func(r *reply) error {
+			if r.kind != repOption {
+				return fmt.Errorf("internal error: spankhost answered init by record %d", r.kind)
+			}
+			o := Option{plugin: r.body.u32(), option: r.body.u32(), HasArg: int(r.body.i32())}
+			o.Name, o.ArgInfo, o.Usage = r.body.str(), r.body.str(), r.body.str()
+			if r.body.err != nil || int(o.plugin) >= len(s.host.loaded) {
+				return fmt.Errorf("internal error: spankhost told an option of plugin %d: %v", o.plugin, r.body.err)
+			}
+			o.File, o.Plugin = s.host.PluginName(int(o.plugin)), s.host.loaded[o.plugin].Name
+			options = append(options, o)
+			return nil
+		})
+	})
+	return options, err
+}
+
+// Give calls an option's callback: the user has given it. value is nil where
+// it was given without one. A negative return is a *step.HookError.
+func (s *Session) Give(o Option, value []byte) error {
+	if len(value) > step.OptionMax {
+		return fmt.Errorf("the value of --%s has %d bytes: the limit is %d", o.Name, len(value), step.OptionMax)
+	}
+	if bytes.IndexByte(value, 0) >= 0 {
+		return fmt.Errorf("the value of --%s holds a NUL byte", o.Name)
+	}
+	var w writer
+	w.u32(o.plugin)
+	w.u32(o.option)
+	w.u32(flag(value != nil))
+	var fds []int
+	if value != nil {
+		f, err := memfd("spank-option", value)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		fds = append(fds, int(f.Fd()))
+	}
+	return s.watched(func() error { return s.host.do(cmdOption, w.b, fds, nil) })
+}
+
+// PostOpt calls slurm_spank_init_post_opt of every plugin.
+func (s *Session) PostOpt() error {
+	return s.watched(func() error { return s.host.do(cmdPostOpt, nil, nil, nil) })
+}
+
+// LocalJob is what slurm_spank_local_user_init can learn of the job and step.
+type LocalJob struct {
+	ID         step.ID
+	NNodes     int
+	TotalTasks int
+	Argv       []string
+	// Env is set in the plugins' environ before: SLURM_JOB_ID and its kin.
+	Env []string
+}
+
+// LocalUserInit calls slurm_spank_local_user_init of every plugin.
+func (s *Session) LocalUserInit(j LocalJob) error {
+	w := &writer{}
+	w.tlvU32(tagJobID, j.ID.Job)
+	w.tlvU32(tagStepID, j.ID.Step)
+	w.tlvU32(tagNNodes, uint32(j.NNodes))
+	w.tlvU32(tagTotalTasks, uint32(j.TotalTasks))
+	for _, a := range j.Argv {
+		w.tlvStr(tagArg, a)
+	}
+	for _, e := range j.Env {
+		w.tlvStr(tagHostEnv, e)
+	}
+	f, err := memfd("spank-local", w.b)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return s.watched(func() error { return s.host.do(cmdLocalUserInit, nil, []int{int(f.Fd())}, nil) })
+}
+
+// Hook calls one of slurm_spank_job_prolog, slurm_spank_job_epilog (job_script
+// context) and slurm_spank_slurmd_exit (slurmd context) of every plugin.
+func (s *Session) Hook(name string) error {
+	for _, n := range []uint32{hookJobProlog, hookJobEpilog, hookSlurmdExit} {
+		if hookNames[n] == name {
+			var w writer
+			w.u32(n)
+			return s.watched(func() error { return s.host.do(cmdHook, w.b, nil, nil) })
+		}
+	}
+	return fmt.Errorf("internal error: %q is no hook of a session", name)
+}
+
+// Exit calls slurm_spank_exit of every plugin, where this context has it.
+func (s *Session) Exit() error { return s.watched(s.host.Exit) }
+
+// stateMax bounds what State reads: environ and the job control environment,
+// which plugins may have made as long as they liked.
+const stateMax = configMax
+
+// State returns the plugins' environ and the job control environment as they
+// are now.
+func (s *Session) State() (env []string, jobControl [][]byte, err error) {
+	err = s.watched(func() error {
+		return s.host.do(cmdState, nil, nil, func(r *reply) (err error) {
+			if r.kind != repState || len(r.fds) != 1 {
+				return fmt.Errorf("internal error: spankhost answered state by record %d with %d descriptors", r.kind, len(r.fds))
+			}
+			f := os.NewFile(uintptr(r.fds[0]), "spank-state")
+			r.fds = nil
+			defer f.Close()
+			b, err := readAll(f)
+			if err == nil {
+				env, jobControl, err = parseState(b)
+			}
+			return err
+		})
+	})
+	return env, jobControl, err
+}
+
+// readAll reads a memfd of the host's. It is the user's process that wrote it.
+func readAll(f *os.File) ([]byte, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("cannot read the plugins' environment: %w", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > stateMax {
+		return nil, fmt.Errorf("cannot read the plugins' environment: %d bytes, and %d is the limit", st.Size, stateMax)
+	}
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, st.Size))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the plugins' environment: %w", err)
+	}
+	return b, nil
+}
+
+// parseState decodes the blob of REP_STATE. What is no NAME=VALUE in environ
+// is left out: putenv(3) lets anything in.
+func parseState(b []byte) (env []string, jobControl [][]byte, err error) {
+	r := reader{b: b}
+	for len(r.b) > 0 && r.err == nil {
+		tag := r.u32() & 0xffff // the upper half are the flags
+		item := reader{b: r.take(int(min(r.u32(), stateMax+1)))}
+		if r.err != nil {
+			break
+		}
+		text := item.take(int(min(item.u32(), stateMax+1)))
+		if item.err != nil || len(item.b) > 0 {
+			return nil, nil, errors.New("the plugins' environment is malformed")
+		}
+		if at := bytes.IndexByte(text, '='); at <= 0 || bytes.IndexByte(text, 0) >= 0 {
+			continue
+		}
+		switch tag {
+		case tagHostEnv:
+			env = append(env, string(text))
+		case tagJobControl:
+			jobControl = append(jobControl, append([]byte(nil), text...))
+		default:
+			return nil, nil, fmt.Errorf("the plugins' environment has an item of kind %d", tag)
+		}
+	}
+	return env, jobControl, r.err
+}
+
+// noValue is how a flag is written in the job control environment, as measured.
+const noValue = "(null)"
+
+// putScriptOptions hands over the options that the job control environment holds.
+func putScriptOptions(w *writer, jobControl [][]byte) error {
+	n := 0
+	for _, e := range jobControl {
+		opt, ok := strings.CutPrefix(string(e), step.OptionPrefix)
+		if !ok {
+			continue
+		}
+		if n++; n > step.OptionsMax {
+			return fmt.Errorf("cannot take the job's options: there are more than %d", step.OptionsMax)
+		}
+		name, value, _ := strings.Cut(opt, "=")
+		if value == noValue {
+			putOption(w, "", name, nil)
+		} else {
+			putOption(w, "", name, append([]byte{}, value...))
+		}
+	}
+	return nil
+}
