@@ -2,6 +2,7 @@
 /* The contexts in which nothing is forked: local and allocator (stepctl), slurmd
  * (noded), job_script (prolog and epilog). */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -111,7 +112,10 @@ void command_state(struct host *h, struct outcome *out)
 		fail(out, errno, "cannot make a memfd for the environment");
 		return;
 	}
-	put_strings(to, TAG_HOST_ENV, environ);
+	/* Named directly it would be copied into this program, and be among the
+	 * symbols that plugins find here. */
+	char ***environment = dlsym(RTLD_DEFAULT, "environ");
+	put_strings(to, TAG_HOST_ENV, environment ? *environment : NULL);
 	put_strings(to, TAG_JOB_CONTROL, h->job_control.v);
 	if (fclose(to) != 0) {
 		fail(out, errno, "cannot write the environment to a memfd");
