@@ -29,7 +29,15 @@ func (h *Host) Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems [
 		return nil, err
 	}
 	for _, p := range stack.Problems {
-		problems = append(problems, p.String())
+		if p.Severity == SeverityError { // the rest is the administrator's: noded tells it once
+			problems = append(problems, p.String())
+		}
+	}
+	if conf.RequireSafe {
+		if err := stack.RequireSafe(); err != nil {
+			close(h.logDone)
+			return problems, err
+		}
 	}
 	h.stack = stack.Plugins
 	h.allow = conf.AllowReleases

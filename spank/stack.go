@@ -1,12 +1,8 @@
 package spank
 
 import (
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
-	"strings"
+	"time"
 )
 
 // Limits of a plugin stack. pluginsMax is the host's (host/config.h).
@@ -39,6 +35,10 @@ type Stack struct {
 	Problems []Problem
 	// Files are all files that were read, each once.
 	Files []string
+	// Sources are all paths that were looked at: files, whether they are there
+	// or not, and the directories that a pattern has read. While none of them
+	// changes, the stack is the same.
+	Sources []string
 }
 
 // Severity says how much a Problem matters.
@@ -58,6 +58,7 @@ type Problem struct {
 	File     string
 	Line     int // 0 is the file as a whole
 	Text     string
+	Remedy   string // what to do; may be empty
 }
 
 // String is the line for the user, in Slurm's form: "spank: FILE:LINE: TEXT".
@@ -68,143 +69,40 @@ func (p Problem) String() string {
 	return fmt.Sprintf("spank: %s:%d: %s", p.File, p.Line, p.Text)
 }
 
+// stackPatience bounds the wait for those who write the stack's files.
+const stackPatience = time.Second
+
 // ReadStack reads plugstack.conf. A file that does not exist, or "", is an
 // empty stack. Lines that are no good are passed over and become Problems;
 // the error says that a file cannot be read, or that the stack has no end (an
 // include loop, a limit): then no step may start, for a required plugin may be
 // missing from it. The grammar is that of Slurm 22.05.8 as measured: words
 // parted by blanks, no quotes, no continuation, "#" begins a comment anywhere.
+//
+// A file that somebody is writing is not read half. Where the kernel grants us
+// a read lease (root, or the file's owner), a file is read while nobody has it
+// open for writing; who has is waited for, at most a second in all. Elsewhere
+// it is read again until it is the same before and after. In the end all files
+// and patterns are looked at once more: if one has changed, all are read again.
+// On an error the stack holds what was found, Sources above all.
 func ReadStack(file string, pluginDirs []string) (Stack, error) {
-	r := &stackReader{dirs: pluginDirs, found: map[string]string{}}
 	if file == "" {
+		return Stack{}, nil
+	}
+	deadline := time.Now().Add(stackPatience)
+	for {
+		r := &stackReader{dirs: pluginDirs, found: map[string]string{}, deadline: deadline}
+		err := r.read(file, nil)
+		changed := r.changed()
+		switch {
+		case changed != "" && time.Now().Before(deadline):
+			continue
+		case err == nil && changed != "":
+			err = fmt.Errorf("%q changes all the time; write a new file and rename it into place", changed)
+		}
+		if err != nil {
+			return r.stack, fmt.Errorf("cannot read plugin stack %q: %w", file, err)
+		}
 		return r.stack, nil
 	}
-	if err := r.read(file, nil); err != nil {
-		return r.stack, fmt.Errorf("cannot read plugin stack %q: %w", file, err)
-	}
-	return r.stack, nil
-}
-
-type stackReader struct {
-	dirs  []string
-	found map[string]string // relative plugin name to path
-	files int
-	bytes int
-	stack Stack
-}
-
-// included is a link in the chain of files that are being read.
-type included struct {
-	path string
-	info os.FileInfo
-}
-
-func (r *stackReader) read(file string, chain []included) error {
-	// Before the file is read: a short file can name a long one often.
-	if len(chain) > stackDepthMax {
-		return fmt.Errorf("includes are nested deeper than %d: %s", stackDepthMax, chainText(chain, file))
-	}
-	if r.files == stackFilesMax {
-		return fmt.Errorf("more than %d files are included", stackFilesMax)
-	}
-	if r.bytes > stackTotalMax {
-		return fmt.Errorf("the files have more than %d bytes together", stackTotalMax)
-	}
-	text, info, err := readStackFile(file)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil // also a file that went between glob and open
-	}
-	if err != nil {
-		return err
-	}
-	for _, c := range chain {
-		if os.SameFile(c.info, info) { // by inode: a symlink makes a loop as well
-			return fmt.Errorf("an include loop: %s", chainText(chain, file))
-		}
-	}
-	r.files++
-	r.bytes += len(text)
-	if !slices.Contains(r.stack.Files, file) {
-		r.stack.Files = append(r.stack.Files, file)
-	}
-	chain = append(chain, included{file, info})
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
-		line, _, _ = strings.Cut(line, "#")
-		if err := r.line(chain, file, number, strings.FieldsFunc(line, isBlank)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// isBlank is isspace(3) in the C locale.
-func isBlank(c rune) bool { return c == ' ' || c >= '\t' && c <= '\r' }
-
-func chainText(chain []included, last string) string {
-	var b strings.Builder
-	for _, c := range chain {
-		b.WriteString(c.path + " -> ")
-	}
-	return b.String() + last
-}
-
-// line takes the words of one line.
-func (r *stackReader) line(chain []included, file string, number int, words []string) error {
-	if len(words) == 0 {
-		return nil
-	}
-	switch flag := words[0]; {
-	case flag != "required" && flag != "optional" && flag != "include":
-		r.invalid(file, number, fmt.Sprintf("The word %.80q is none of required, optional, include", flag))
-	case len(words) == 1:
-		r.invalid(file, number, fmt.Sprintf("There is no path behind %q", flag))
-	case strings.IndexByte(strings.Join(words, ""), 0) >= 0:
-		r.invalid(file, number, "There is a NUL byte in it")
-	case flag == "include":
-		return r.include(chain, file, number, words[1]) // Slurm drops further words too
-	case len(r.stack.Plugins) == pluginsMax:
-		return fmt.Errorf("%s:%d: more than %d plugins", file, number, pluginsMax)
-	default:
-		r.stack.Plugins = append(r.stack.Plugins, Plugin{
-			Path: r.find(words[1]), Required: flag == "required", Args: words[2:], File: file, Line: number,
-		})
-	}
-	return nil
-}
-
-// invalid reports a line that is passed over. Who fills a file with such lines
-// learns enough from the first ones.
-func (r *stackReader) invalid(file string, line int, why string) {
-	switch n := len(r.stack.Problems); {
-	case n == problemsMax:
-		return
-	case n == problemsMax-1:
-		why += ". Further invalid lines are not told"
-	}
-	r.stack.Problems = append(r.stack.Problems, Problem{SeverityError, file, line, "Invalid line. Ignoring. " + why})
-}
-
-// include reads all files that the pattern matches, in the order of their
-// names' bytes, into the place of the line. No match is no mistake.
-func (r *stackReader) include(chain []included, file string, line int, pattern string) error {
-	if !filepath.IsAbs(pattern) {
-		// Beneath the file that names it, wherever Slurm's own directory is.
-		pattern = filepath.Join(filepath.Dir(file), pattern)
-	}
-	matches, err := globFiles(filepath.Clean(pattern))
-	if err != nil {
-		r.invalid(file, line, fmt.Sprintf("%.200q is no pattern", pattern))
-		return nil
-	}
-	for _, m := range matches {
-		if err := r.read(m, chain); err != nil {
-			if len(chain) > 1 {
-				return err // told where it was named first
-			}
-			return fmt.Errorf("include in %s:%d: %w", file, line, err)
-		}
-	}
-	return nil
 }

@@ -163,7 +163,7 @@ func TestStackErrors(t *testing.T) {
 		files map[string]string
 		want  string
 	}{
-		{"a loop", map[string]string{"plugstack.conf": "required /a\ninclude b", "b": "\ninclude plugstack.conf"}, "include in plugstack.conf:2: an include loop: plugstack.conf -> b -> plugstack.conf"},
+		{"a loop", map[string]string{"plugstack.conf": "required /a\ninclude b", "b": "\ninclude plugstack.conf"}, "include in b:2: an include loop: plugstack.conf -> b -> plugstack.conf"},
 		{"itself", map[string]string{"plugstack.conf": "include plugstack.conf"}, "include in plugstack.conf:1: an include loop: plugstack.conf -> plugstack.conf"},
 		{"itself by glob", map[string]string{"plugstack.conf": "include *.conf"}, "an include loop"},
 		{"depth", long, "nested deeper than 16"},
@@ -193,6 +193,135 @@ func TestStackUnreadable(t *testing.T) {
 	}
 	if _, err := ReadStack(filepath.Join(dir, "plugstack.conf"), nil); err == nil || !strings.Contains(err.Error(), "a.inc") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestStackUnreadableInclude names the line that includes it, the innermost.
+func TestStackUnreadableInclude(t *testing.T) {
+	dir := stackDir(t, map[string]string{"plugstack.conf": "required /a\ninclude b\n", "b": "\n\ninclude c.d/*\n"})
+	if err := os.Mkdir(filepath.Join(dir, "c.d"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "c.d/fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := ReadStack(filepath.Join(dir, "plugstack.conf"), nil)
+	want := "cannot read plugin stack \"plugstack.conf\": include in b:3: open c.d/fifo: not a regular file"
+	if err == nil || strings.ReplaceAll(err.Error(), dir+"/", "") != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// TestStackLeftovers: what a wildcard matches by accident is passed over and
+// told, what is named in full is read.
+func TestStackLeftovers(t *testing.T) {
+	leftovers := []string{
+		"#x.conf#", "a.conf.bak", "a.conf.dpkg-bak", "a.conf.dpkg-dist", "a.conf.dpkg-new", "a.conf.dpkg-old", "a.conf.dpkg-tmp",
+		"a.conf.orig", "a.conf.rej", "a.conf.rpmnew", "a.conf.rpmorig", "a.conf.rpmsave", "a.conf.swo", "a.conf.swp", "a.conf.swx",
+		"a.conf.tmp", "a.conf.ucf-dist", "a.conf.ucf-new", "a.conf.ucf-old", "a.conf~", "seda0Zx9q",
+	}
+	files := map[string]string{"d/.#x.conf": "required /lock\n", "d/.a.conf.swp": "required /swap\n"}
+	for _, name := range leftovers {
+		files["d/"+name] = "required /left\n"
+	}
+	for _, name := range []string{"a.conf", "#", "sed", "sedation", "sedabc.f1", "sed1234567", "a.backup", "old~/b.conf"} {
+		files["d/"+name] = "required /" + name + "\n"
+	}
+	for _, c := range []struct{ pattern, want string }{
+		{"d/*", "/ /a.backup /a.conf /sed /sed1234567 /sedabc.f1 /sedation"},
+		{"d/.*", ""},
+		{"d/*/*.conf", ""},
+		{"d/[o]ld~/b.conf", ""},
+		{"d/old~/*", "/old~/b.conf"},
+		{"d/a.conf~", "/left"},
+		{"d/.a.conf.swp", "/swap"},
+	} {
+		files["plugstack.conf"] = "include " + c.pattern + "\n"
+		dir := stackDir(t, files)
+		s, err := ReadStack(filepath.Join(dir, "plugstack.conf"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, p := range s.Plugins {
+			got = append(got, p.Path)
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%s: got %q, want %q", c.pattern, got, c.want)
+		}
+		if c.pattern != "d/*" {
+			continue
+		}
+		var told []string
+		for _, p := range s.Problems {
+			if p.Severity != SeverityWarning || p.Line != 1 || p.Remedy == "" {
+				t.Errorf("got %+v", p)
+			}
+			told = append(told, p.Text)
+		}
+		if len(told) != len(leftovers) {
+			t.Errorf("told %d of %d: %q", len(told), len(leftovers), told)
+		}
+		for i, name := range leftovers {
+			if want := fmt.Sprintf("%q is left over", filepath.Join(dir, "d", name)); i < len(told) && !strings.HasPrefix(told[i], want) {
+				t.Errorf("got %q, want %q", told[i], want)
+			}
+		}
+	}
+}
+
+// TestStackSources are what a watcher has to know of.
+func TestStackSources(t *testing.T) {
+	dir := stackDir(t, map[string]string{"plugstack.conf": "include d/*/x\ninclude none\nrequired a.so\n", "d/1/x": "", "d/f": "", "2/a.so": ""})
+	s, err := ReadStack(filepath.Join(dir, "plugstack.conf"), []string{dir + "/1", dir + "/2", dir + "/3"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, p := range s.Sources {
+		got = append(got, strings.TrimPrefix(p, dir+"/"))
+	}
+	if diff := cmp.Diff([]string{"plugstack.conf", "d", "d/1/x", "none", "1/a.so", "2/a.so"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestWay(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for link, target := range map[string]string{"a": "b", "b": "sub/c", "sub/c": "../real/", "loop": "loop"} {
+		path := filepath.Join(dir, link)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(target, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "real"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string][]string{
+		"real/x":      {"real", "real/x"},
+		"a/x":         {"a", "b", "sub", "sub/c", "real", "real/x"},
+		"a/../sub":    {"a", "b", "sub", "sub/c", "real"},
+		"none/./y//z": {"none", "none/y", "none/y/z"},
+		"loop/x":      {"loop"},
+	} {
+		var got []string
+		for _, p := range Way(dir + "/" + path) {
+			if rest, ok := strings.CutPrefix(p, dir+"/"); ok {
+				got = append(got, rest)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: %s", path, diff)
+		}
+	}
+	if got := Way("/"); len(got) != 1 || got[0] != "/" {
+		t.Errorf("got %q", got)
 	}
 }
 
@@ -251,8 +380,8 @@ func TestUnsafeMode(t *testing.T) {
 		{link | 0o777, 0, 0, ""},
 		{link | 0o777, 7, 0, "belongs to uid 7, not to root"},
 	} {
-		if got := unsafeMode(c.mode, c.uid, c.gid); got != c.want {
-			t.Errorf("%o, uid %d, gid %d: got %q, want %q", c.mode, c.uid, c.gid, got, c.want)
+		if got, remedy := unsafeMode(c.mode, c.uid, c.gid); got != c.want || (got == "") != (remedy == "") {
+			t.Errorf("%o, uid %d, gid %d: got %q (%q), want %q", c.mode, c.uid, c.gid, got, remedy, c.want)
 		}
 	}
 }

@@ -139,6 +139,8 @@ type SpankConf struct {
 	// HookTimeoutS bounds each hook, in seconds; 0 is no bound.
 	HookTimeoutS int  `json:"hook_timeout_s,omitempty"`
 	Strict       bool `json:"strict,omitempty"`
+	// RequireSafe refuses a stack that somebody other than root may change.
+	RequireSafe bool `json:"require_safe,omitempty"`
 	// Quarantined are paths of optional plugins that are left out, because they
 	// have crashed too often (QuarantineAfter).
 	Quarantined []string `json:"quarantined,omitempty"`

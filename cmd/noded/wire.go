@@ -100,7 +100,7 @@ func (s *site) spank() step.SpankConf {
 		AllowReleases: s.conf.Stepd.SpankAllowReleases,
 		// Rounded up: a limit below a second must not become none.
 		HookTimeoutS: int((s.conf.Stepd.HookTimeout + time.Second - 1) / time.Second),
-		Strict:       strict,
+		Strict:       strict, RequireSafe: s.conf.Stepd.RequireSafePlugins,
 	}
 }
 
