@@ -139,3 +139,42 @@ func TestRequestLimit(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestPeerProcess: a server can follow the process that called, whatever
+// becomes of its number, as long as the call lasts.
+func TestPeerProcess(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, info, err := Credentials().ServerHandshake(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := info.(Peer)
+	fd, err := p.OpenProcess()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.PidfdSendSignal(fd, 0, nil, 0); err != nil || int(p.PID) != os.Getpid() {
+		t.Errorf("pid %d: %v", p.PID, err)
+	}
+	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("descriptor flags %#x, %v", flags, err)
+	}
+	conn.Close()
+	if _, err := p.OpenProcess(); !errors.Is(err, ErrNoProcess) {
+		t.Errorf("after the connection: %v", err)
+	}
+}

@@ -70,7 +70,9 @@ type NodeClient interface {
 	// Release ends a job that Alloc made: its steps are cancelled. It answers when
 	// the epilog has run.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*Empty, error)
-	// Wait answers when the step has ended, with its final STEP document.
+	// Wait answers when the step has ended, with its final STEP document; for a job
+	// when all of its steps have, for one of Alloc when the job has ended, with those
+	// that it had.
 	Wait(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*StepReply, error)
 	// Show answers with one step, running or kept.
 	Show(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*StepReply, error)
@@ -283,7 +285,9 @@ type NodeServer interface {
 	// Release ends a job that Alloc made: its steps are cancelled. It answers when
 	// the epilog has run.
 	Release(context.Context, *ReleaseRequest) (*Empty, error)
-	// Wait answers when the step has ended, with its final STEP document.
+	// Wait answers when the step has ended, with its final STEP document; for a job
+	// when all of its steps have, for one of Alloc when the job has ended, with those
+	// that it had.
 	Wait(context.Context, *StepRef) (*StepReply, error)
 	// Show answers with one step, running or kept.
 	Show(context.Context, *StepRef) (*StepReply, error)

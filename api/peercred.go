@@ -17,7 +17,11 @@ import (
 type Peer struct {
 	credentials.CommonAuthInfo
 	UID, GID uint32
-	PID      int32
+	// PID is 0 where the peer's process cannot be seen from here (another pid
+	// namespace).
+	PID int32
+
+	process *peerProcess // nil where it was not looked for: a Peer of a test
 }
 
 // AuthType names the mechanism, as gRPC wants.
@@ -46,12 +50,17 @@ func Credentials() credentials.TransportCredentials { return peerCredentials{} }
 
 type peerCredentials struct{}
 
+// ServerHandshake also opens the client's process, for OpenProcess: later its
+// number may be another's.
 func (peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	p, err := peerOfConn(c)
 	if err != nil {
 		return nil, nil, err
 	}
-	return c, p, nil
+	if p.process, err = openPeer(c.(*net.UnixConn), p.PID); err != nil {
+		return nil, nil, err
+	}
+	return &peerConn{Conn: c, process: p.process}, p, nil
 }
 
 func (peerCredentials) ClientHandshake(_ context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {

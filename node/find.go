@@ -29,6 +29,12 @@ func (s *service) own(ctx context.Context, ref *api.StepRef) ([]*step.Record, er
 	if err != nil {
 		return nil, err
 	}
+	if ref != nil && ref.StepId == nil {
+		// An allocation may have no steps.
+		if j := s.n.reg.job(ref.JobId); j != nil && !mayAct(p, j.UID) {
+			return nil, errDenied
+		}
+	}
 	recs, err := s.n.find(ref)
 	if err != nil {
 		return nil, err
@@ -41,7 +47,7 @@ func (s *service) own(ctx context.Context, ref *api.StepRef) ([]*step.Record, er
 	return recs, nil
 }
 
-// find returns the records that ref names, at least one.
+// find returns the records that ref names: none only of a job that runs.
 func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
 	job := ref.GetJobId()
 	if ref == nil || ref.StepId == nil {
@@ -49,7 +55,7 @@ func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
 		if err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
-		if len(recs) == 0 {
+		if len(recs) == 0 && n.reg.job(job) == nil {
 			return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", job)
 		}
 		return recs, nil

@@ -74,20 +74,29 @@ func (f *follower) logEnd(rec *step.Record) {
 	}
 	defer log.Close()
 	now := time.Now()
-	err = writeEvents(log,
-		step.Event{Time: now, Event: step.EventKill, Text: rec.Reason},
-		step.Event{Time: now, Event: step.EventState, State: rec.State, Text: rec.Reason},
-		step.Event{Time: now, Event: step.EventEnd, State: rec.State},
-	)
+	if rec.StepdPID != 0 {
+		err = writeEvents(log, step.Event{Time: now, Event: step.EventKill, Text: rec.Reason})
+	}
+	if err == nil {
+		err = writeEvents(log,
+			step.Event{Time: now, Event: step.EventState, State: rec.State, Text: rec.Reason},
+			step.Event{Time: now, Event: step.EventEnd, State: rec.State},
+		)
+	}
 	if err != nil {
 		f.log.Warnf("%v", err)
 	}
 }
 
-// fail ends a step whose stepd could not be started.
+// fail ends a step whose stepd was not started.
 func (f *follower) fail(cause error) {
-	f.log.Errorf("cannot start the step: %v", cause)
-	f.die(cause.Error(), step.Failed)
+	state := step.Failed
+	if _, ok := errors.AsType[errCancelled](cause); ok {
+		state = step.Cancelled
+	} else {
+		f.log.Errorf("cannot start the step: %v", cause)
+	}
+	f.die(cause.Error(), state)
 	f.cleanup()
 }
 
@@ -118,23 +127,4 @@ func (f *follower) cleanup() {
 	}
 	f.n.endJob(f.n.reg.remove(f))
 	close(f.ended)
-}
-
-// endJob removes what a job had, after its last step. nil is no job.
-func (n *Node) endJob(j *job) {
-	if j == nil {
-		return
-	}
-	log := n.log.WithField("job", j.ID)
-	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.UnkillableTimeout)
-	defer cancel()
-	if err := n.cfg.Containers.Delete(ctx, j.ID); err != nil {
-		log.Errorf("%v", err)
-	}
-	if err := n.cfg.Tracker.EndJob(j.ID); err != nil {
-		log.Errorf("%v", err)
-	}
-	if err := n.store.endJob(j.ID); err != nil {
-		log.Errorf("%v", err)
-	}
 }

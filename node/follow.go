@@ -12,8 +12,9 @@ import (
 	"stepd/step"
 )
 
-// follower is noded's side of one running step: the loop that owns its state,
-// from the start of stepd (or its adoption) until nothing of the step is left.
+// follower is noded's side of one step: who owns its state changes from the
+// reservation (Launch or its end) to the launch, and from the start of stepd (or
+// its adoption) to the loop, until nothing of the step is left.
 type follower struct {
 	n   *Node
 	id  step.ID
@@ -27,12 +28,28 @@ type follower struct {
 	// settled: the final record is made and, where possible, stored.
 	settled bool
 
-	mu  sync.Mutex
-	rec step.Record // guarded by mu; only the loop changes it
+	mu    sync.Mutex
+	rec   step.Record // guarded by mu; only the owner changes it
+	stage stage       // guarded by mu
+	// cancelled is why the step was cancelled before it had a stepd, "" if not.
+	cancelled string // guarded by mu
+	// claimed is closed when a reservation is launched or given back.
+	claimed chan struct{}
+	res     *reservation // the owner's, until the launch; nil after it
+	by      uint32       // who asked for the step
 
 	// ended is closed when the record is final and nothing is left of the step.
 	ended chan struct{}
 }
+
+// stage is how far a step has come on its way to a stepd.
+type stage int
+
+const (
+	reserved  stage = iota // it waits for Launch
+	launching              // its launch is under way
+	followed               // it has, or had, a stepd
+)
 
 const (
 	// ackDeadline bounds a send to a stepd that does not read.
@@ -52,7 +69,7 @@ const (
 
 func newFollower(n *Node, j *job, rec step.Record) *follower {
 	return &follower{
-		n: n, id: rec.ID, job: j, rec: rec, ended: make(chan struct{}),
+		n: n, id: rec.ID, job: j, rec: rec, ended: make(chan struct{}), claimed: make(chan struct{}),
 		log: n.log.WithField("step", rec.ID.String()),
 	}
 }
@@ -60,12 +77,21 @@ func newFollower(n *Node, j *job, rec step.Record) *follower {
 // begin starts the loop for a stepd that runs now.
 func (f *follower) begin(p *process, c *stepapi.Conn) {
 	f.proc, f.conn = p, c
+	f.mu.Lock()
+	f.stage = followed // a stepd that was found again was never reserved here
+	f.mu.Unlock()
 	f.update(func(rec *step.Record) {
 		rec.StepdPID, rec.StepdStart, rec.BootID = p.pid, p.start, f.n.boot
 	})
-	f.n.reg.start(f)
-	f.n.work.Add(1)
-	go f.follow()
+	f.n.reg.started(f)
+	f.n.work.Go(f.follow)
+}
+
+// hasStepd tells whether there is, or was, a stepd to ask.
+func (f *follower) hasStepd() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stage == followed
 }
 
 // record returns a copy that the caller may keep.
@@ -85,7 +111,6 @@ func (f *follower) update(change func(*step.Record)) {
 
 // follow is the loop. It ends when the step is cleaned up, or with noded.
 func (f *follower) follow() {
-	defer f.n.work.Done()
 	ctx, cancel := context.WithCancel(context.Background())
 	var helpers sync.WaitGroup
 	defer helpers.Wait() // after the cancel and the closes below

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
@@ -19,13 +21,48 @@ import (
 // safePath is the PATH of programs that noded starts: never a user's.
 const safePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// launch makes what the step needs and starts its stepd, and the follower with
-// it. What it made is undone by the follower's cleanup in any case.
-func (n *Node) launch(ctx context.Context, f *follower, spec *step.Spec) error {
-	events, err := n.openEvents(f, spec)
-	if err != nil {
-		return err
+// launch starts a step that the caller has claimed. A failure from here on is
+// the step's result. change is what the client has changed since; nil is nothing.
+func (f *follower) launch(ctx context.Context, change *step.LaunchChange) (*step.Spec, error) {
+	res := f.unreserve()
+	if change != nil {
+		f.n.change(res.spec, change)
 	}
+	f.update(func(rec *step.Record) { rec.State = step.Starting })
+	// From here on the client's going away changes nothing.
+	err := f.n.start(context.WithoutCancel(ctx), f, res.spec, res.events)
+	if early, ok := errors.AsType[errCancelled](err); ok {
+		f.fail(err)
+		return nil, status.Errorf(codes.Aborted, "step %s was cancelled: %s", f.id, early.reason)
+	}
+	if err != nil {
+		f.fail(err)
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return res.spec, nil
+}
+
+// errCancelled ends a launch that somebody has cancelled.
+type errCancelled struct{ reason string }
+
+func (e errCancelled) Error() string { return e.reason }
+
+// follows says that a stepd is about to be there: a cancel is its matter from now
+// on. It returns the reason of one that came before.
+func (f *follower) follows() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stage = followed
+	if f.cancelled != "" {
+		return errCancelled{f.cancelled}
+	}
+	return nil
+}
+
+// start makes what the step needs and starts its stepd, and the follower with
+// it. What it made is undone by the follower's cleanup in any case. It closes
+// events.
+func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events *os.File) error {
 	defer events.Close()
 	if err := n.cfg.Containers.Create(ctx, f.id.Job, spec.User); err != nil {
 		return err
@@ -43,7 +80,7 @@ func (n *Node) launch(ctx context.Context, f *follower, spec *step.Spec) error {
 		defer leaf.Close()
 	}
 	spec.Proctrack.Dir = dir
-	f.rec.Cgroup = dir // nobody else has f yet
+	f.update(func(rec *step.Record) { rec.Cgroup = dir })
 
 	listen, err := bindIn(n.files.stepsDir(), n.files.socketName(f.id), unix.SOCK_SEQPACKET)
 	if err != nil {
@@ -61,6 +98,10 @@ func (n *Node) launch(ctx context.Context, f *follower, spec *step.Spec) error {
 		return err
 	}
 	defer doc.Close()
+	if err := f.follows(); err != nil {
+		ours.Close()
+		return err
+	}
 	proc, err := n.spawn(f.id, leaf, doc, theirs, listen, events, ns)
 	if err != nil {
 		ours.Close()

@@ -20,8 +20,8 @@ type Node struct {
 	log   *logrus.Logger
 	files layout
 	boot  string
-	// leaveMax is leaveMax; tests shorten it.
-	leaveMax time.Duration
+	// leaveMax and reserveMax are the constants; tests shorten them.
+	leaveMax, reserveMax time.Duration
 
 	locks []*os.File
 	store *store
@@ -47,7 +47,8 @@ func New(cfg Config) (*Node, error) {
 	}
 	stopping := make(chan struct{})
 	n := &Node{
-		cfg: cfg, log: cfg.Log, files: layout{run: cfg.RunDir, spool: cfg.SpoolDir}, boot: boot, leaveMax: leaveMax,
+		cfg: cfg, log: cfg.Log, files: layout{run: cfg.RunDir, spool: cfg.SpoolDir}, boot: boot,
+		leaveMax: leaveMax, reserveMax: reserveMax,
 		reg: newRegistry(cfg.CPUs), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
 	if err := n.open(); err != nil {

@@ -27,31 +27,43 @@ type process struct {
 var errGone = errors.New("is gone")
 
 // findProcess opens the stepd of a record: the process that has its pid, start
-// time and boot id, for pids come again. A zombie counts as gone: not every
-// PID 1 reaps at once (rulings 26).
+// time and boot id, for pids come again.
 func findProcess(rec *step.Record, boot string) (*process, error) {
-	if rec.StepdPID <= 0 || rec.BootID != boot {
-		return nil, errGone
-	}
-	pidfd, err := linux.PidfdOpen(rec.StepdPID)
-	if linux.IsGone(err) {
-		return nil, errGone
-	}
+	pidfd, start, err := openProcess(rec.StepdPID, rec.BootID, boot)
 	if err != nil {
 		return nil, err
 	}
-	p := &process{pid: rec.StepdPID, pidfd: pidfd}
+	if start != rec.StepdStart {
+		unix.Close(pidfd)
+		return nil, errGone
+	}
+	return &process{pid: rec.StepdPID, pidfd: pidfd, start: start}, nil
+}
+
+// openProcess opens what has the number pid now, and tells when that started;
+// of is the boot in which the number was noted, boot is this one. A zombie
+// counts as gone: not every PID 1 reaps at once (rulings 26).
+func openProcess(pid int, of, boot string) (pidfd int, start uint64, err error) {
+	if pid <= 0 || of != boot {
+		return -1, 0, errGone
+	}
+	pidfd, err = linux.PidfdOpen(pid)
+	if linux.IsGone(err) {
+		return -1, 0, errGone
+	}
+	if err != nil {
+		return -1, 0, err
+	}
 	// The pidfd comes first: if the number still has the right start time now,
 	// the pidfd is that process's.
 	exited, err := linux.PidfdExited(pidfd)
 	if err == nil && !exited {
-		p.start, err = linux.StartTime(rec.StepdPID)
-		if err == nil && p.start == rec.StepdStart {
-			return p, nil
+		if start, err = linux.StartTime(pid); err == nil {
+			return pidfd, start, nil
 		}
 	}
-	p.close()
-	return nil, errGone
+	unix.Close(pidfd)
+	return -1, 0, errGone
 }
 
 // wait returns nil when the process has ended, or ctx's cause.

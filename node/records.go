@@ -116,7 +116,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	}
 	f.n.forget(forgotten)
 	for _, other := range f.n.reg.settle(f) {
-		f.n.cancelLater(other, "its job has ended")
+		f.n.cancelLater(other, jobEnded)
 	}
 	f.log.WithFields(logrus.Fields{"state": rec.State, "reason": rec.Reason}).Info("step ended")
 	return err == nil

@@ -39,10 +39,10 @@ func (n *Node) Recover(ctx context.Context) error {
 		}
 	}
 	var jobIDs []uint32
-	var ended []uint32
+	var ended []jobRecord
 	for _, j := range jobs {
-		if len(left[j.ID]) == 0 {
-			ended = append(ended, j.ID)
+		if len(left[j.ID]) == 0 && j.Origin != step.OriginAlloc {
+			ended = append(ended, j)
 			continue
 		}
 		jobIDs = append(jobIDs, j.ID)
@@ -52,7 +52,7 @@ func (n *Node) Recover(ctx context.Context) error {
 	}
 	n.sweep(running)
 	for _, j := range jobs {
-		if recs := left[j.ID]; len(recs) > 0 {
+		if recs := left[j.ID]; len(recs) > 0 || j.Origin == step.OriginAlloc {
 			n.recoverJob(j, recs)
 			delete(left, j.ID)
 		}
@@ -60,8 +60,8 @@ func (n *Node) Recover(ctx context.Context) error {
 	for _, recs := range left { // steps without their job: a store that was edited
 		n.recoverJob(jobRecord{ID: recs[0].ID.Job, UID: recs[0].UID, User: recs[0].User, CPUs: recs[0].CPUs}, recs)
 	}
-	for _, id := range ended {
-		n.endJob(&job{jobRecord: jobRecord{ID: id}})
+	for _, rec := range ended {
+		n.endJob(newJob(rec, nil, 0))
 	}
 	return nil
 }
@@ -72,34 +72,59 @@ func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 	if err != nil {
 		n.log.WithField("job", rec.ID).Errorf("cannot take back its CPUs: %v", err)
 	}
-	j := n.reg.adopt(rec, cpus, len(steps))
+	holders := len(steps)
+	if rec.Origin == step.OriginAlloc {
+		holders++
+	}
+	j := n.reg.adopt(rec, cpus, holders)
 	first := false
 	var others []*follower
 	for _, s := range steps {
 		f := newFollower(n, j, *s)
-		first = first || s.ID.Step == 0
-		if n.adopt(f) && s.ID.Step != 0 {
+		f.stage = followed
+		first = first || j.leads(s.ID)
+		if n.adopt(f) && !j.leads(s.ID) {
 			others = append(others, f)
 		}
 	}
 	if rec.Implicit && !first {
 		for _, f := range others {
-			n.cancelLater(f, "its job has ended")
+			n.cancelLater(f, jobEnded)
 		}
 	}
+	if rec.Origin == step.OriginAlloc {
+		n.recoverAlloc(j)
+	}
+}
+
+// recoverAlloc finds the client of an allocation again, or ends the job.
+func (n *Node) recoverAlloc(j *job) {
+	client, err := j.Holder.open(n.boot)
+	if err == nil {
+		n.work.Go(func() { n.holdJob(j, client) })
+		return
+	}
+	reason := clientGone
+	if !errors.Is(err, errGone) {
+		reason = err.Error()
+	}
+	n.endAlloc(j, reason)
 }
 
 // adopt follows a step again, or ends it where its stepd is dead. It returns
 // whether the step runs.
 func (n *Node) adopt(f *follower) (runs bool) {
 	rec := f.record()
+	n.reg.add(f) // it runs until it is buried: who waits, waits for that
 	p, conn, reason := n.findStepd(rec)
 	if p == nil {
 		state := step.Failed
-		if rec.BootID != n.boot {
+		switch {
+		case rec.BootID != n.boot:
 			state = step.NodeFail
+		case rec.State == step.Pending:
+			state, reason = step.Cancelled, "noded was restarted before the step was launched"
 		}
-		n.reg.start(f) // it runs until it is buried: who waits, waits for that
 		n.work.Go(func() { f.bury(reason, state) })
 		return false
 	}

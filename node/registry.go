@@ -5,6 +5,9 @@ import (
 	"slices"
 	"sync"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"stepd/step"
 )
 
@@ -17,20 +20,10 @@ type registry struct {
 	jobs    map[uint32]*job       // guarded by mu
 	steps   map[step.ID]*follower // guarded by mu
 	byUser  map[uint32]int        // guarded by mu: steps admitted, by uid
+	waiting map[uint32]int        // guarded by mu: bytes of requests that wait for their launch, by uid
 	freed   chan struct{}         // guarded by mu: closed and replaced when CPUs were released
 	drained drainRecord           // guarded by mu
 	closing bool                  // guarded by mu
-}
-
-// job is a running job.
-type job struct {
-	jobRecord
-	cpus []int
-	// running counts steps whose result is not known; present also those that
-	// are being cleaned up.
-	running, present int
-	// open jobs take further steps.
-	open bool
 }
 
 // userStepsMax bounds the steps that one user other than root may have at a
@@ -40,7 +33,7 @@ const userStepsMax = 1000
 func newRegistry(cpus []int) *registry {
 	return &registry{
 		pool: newCPUPool(cpus), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
-		byUser: make(map[uint32]int), freed: make(chan struct{}),
+		byUser: make(map[uint32]int), waiting: make(map[uint32]int), freed: make(chan struct{}),
 	}
 }
 
@@ -58,31 +51,68 @@ func (r *registry) abandon(a *admission) (ended *job) {
 	return r.leaveLocked(a.job)
 }
 
+// reserve makes room for a request of size bytes that waits for its launch.
+func (r *registry) reserve(uid uint32, size int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if uid != 0 && r.waiting[uid]+size > reservedBytesMax {
+		return status.Errorf(codes.ResourceExhausted, "uid %d has requests of %d bytes that wait for their launch, and %d is the limit", uid, r.waiting[uid], reservedBytesMax)
+	}
+	r.waiting[uid] += size
+	return nil
+}
+
+// unreserve undoes reserve.
+func (r *registry) unreserve(uid uint32, size int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.waiting[uid] -= size; r.waiting[uid] <= 0 {
+		delete(r.waiting, uid)
+	}
+}
+
 // newJob turns the admission into one of a job, which is not open yet: nobody
 // can have its number.
 func (r *registry) newJob(a *admission, rec jobRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	a.job = &job{jobRecord: rec, cpus: a.cpus, running: 1, present: 1}
+	a.job = newJob(rec, a.cpus, 1)
 	r.jobs[rec.ID] = a.job
 }
 
-// start adds a step whose stepd runs. A job is opened for further steps by
-// its first one; a later one changes nothing, the job may be ending already.
-func (r *registry) start(f *follower) {
+// add makes a step known by its number. It returns false where the step's job
+// has come to its end since the step was admitted.
+func (r *registry) add(f *follower) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.steps[f.id] = f
-	if f.id.Step == 0 {
+	return !f.job.shut
+}
+
+// started opens the step's job for further steps, where it is the job's first
+// one; a later one changes nothing, the job may be ending already.
+func (r *registry) started(f *follower) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if f.job.leads(f.id) {
 		f.job.open = true
 	}
 }
 
-// adopt takes back a job that an earlier noded left, with n running steps.
+// openJob lets an allocation take steps.
+func (r *registry) openJob(j *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	j.open = true
+}
+
+// adopt takes back a job that an earlier noded left, with n holders: its
+// running steps, and the client of an allocation.
 func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	j := &job{jobRecord: rec, cpus: cpus, running: n, present: n, open: true}
+	j := newJob(rec, cpus, n)
+	j.open = true
 	r.jobs[rec.ID] = j
 	r.byUser[rec.UID] += n
 	r.pool.hold(cpus)
@@ -95,16 +125,44 @@ func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
 func (r *registry) settle(f *follower) (cancel []*follower) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if f.job.Implicit && f.id.Step == 0 {
-		f.job.open = false
-		for id, other := range r.steps {
-			if id.Job == f.id.Job && other != f {
-				cancel = append(cancel, other)
-			}
-		}
+	if f.job.leads(f.id) {
+		cancel = r.shutLocked(f.job, f)
 	}
 	r.settleLocked(f.job)
 	return cancel
+}
+
+// shutLocked lets the job take no more steps, and returns those that it has
+// beside but.
+func (r *registry) shutLocked(j *job, but *follower) (steps []*follower) {
+	j.open, j.shut = false, true
+	for id, f := range r.steps {
+		if id.Job == j.ID && f != but {
+			steps = append(steps, f)
+		}
+	}
+	return steps
+}
+
+// shut begins the end of an allocation. It returns the steps that have to end,
+// and false where the end has begun already.
+func (r *registry) shut(j *job) (steps []*follower, first bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if j.shut {
+		return nil, false
+	}
+	return r.shutLocked(j, nil), true
+}
+
+// letGo ends the hold of an allocation's client on it. It returns the job
+// where no step is left of it.
+func (r *registry) letGo(j *job) (ended *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leaveUser(j.UID)
+	r.settleLocked(j)
+	return r.leaveLocked(j)
 }
 
 func (r *registry) settleLocked(j *job) {
@@ -128,8 +186,21 @@ func (r *registry) leaveLocked(j *job) *job {
 	if j.present--; j.present > 0 {
 		return nil
 	}
-	delete(r.jobs, j.ID)
 	return j
+}
+
+// gone forgets a job of which nothing is left.
+func (r *registry) gone(j *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.jobs, j.ID)
+}
+
+// job returns the job that is running or ending, or nil.
+func (r *registry) job(id uint32) *job {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.jobs[id]
 }
 
 func (r *registry) leaveUser(uid uint32) {
@@ -190,7 +261,7 @@ func (r *registry) usage() usage {
 	defer r.mu.Unlock()
 	u := usage{drained: r.drained, freeCPU: r.pool.free(), jobs: []jobDoc{}}
 	for _, j := range r.jobs {
-		d := jobDoc{ID: j.ID, UID: j.UID, User: j.User, CPUs: step.FormatCPUList(j.cpus), Steps: []uint32{}}
+		d := j.doc()
 		for id := range r.steps {
 			if id.Job == j.ID {
 				d.Steps = append(d.Steps, id.Step)

@@ -28,7 +28,8 @@ func openJob(t *testing.T, r *registry, id, uid uint32) *follower {
 	}
 	r.newJob(a, jobRecord{ID: id, UID: uid, Implicit: true})
 	f := &follower{id: step.ID{Job: id}, job: a.job}
-	r.start(f)
+	r.add(f)
+	r.started(f)
 	return f
 }
 
@@ -116,7 +117,8 @@ func TestJobEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := &follower{id: step.ID{Job: 1, Step: 1}, job: a.job}
-	r.start(second)
+	r.add(second)
+	r.started(second)
 	if cancel := r.settle(first); len(cancel) != 1 || cancel[0] != second {
 		t.Errorf("the first step's end cancels %v", cancel)
 	}
@@ -129,9 +131,11 @@ func TestJobEnds(t *testing.T) {
 	if cancel := r.settle(second); len(cancel) != 0 || r.usage().freeCPU != 2 {
 		t.Errorf("after both results: %v cancelled, %d free", cancel, r.usage().freeCPU)
 	}
-	if j := r.remove(second); j == nil || j.ID != 1 {
-		t.Error("the job did not end with its last step")
+	j := r.remove(second)
+	if j == nil || j.ID != 1 {
+		t.Fatal("the job did not end with its last step")
 	}
+	r.gone(j)
 	if len(r.byUser) != 0 || len(r.jobs) != 0 || len(r.steps) != 0 {
 		t.Errorf("left: %v %v %v", r.byUser, r.jobs, r.steps)
 	}

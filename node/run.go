@@ -22,57 +22,50 @@ import (
 // number, a stepd. A refused request leaves nothing and spends no number; from
 // the number on, the step exists and a failure is its result.
 func (n *Node) run(ctx context.Context, caller api.Peer, raw []byte) (*follower, *step.Spec, error) {
-	received := time.Now()
-	req, err := n.decode(raw)
+	f, _, err := n.reserve(ctx, caller, raw, step.Starting)
 	if err != nil {
 		return nil, nil, err
 	}
-	user, err := n.userFor(ctx, caller, req)
-	if err != nil {
-		return nil, nil, err
+	if !f.claim() {
+		return nil, nil, status.Errorf(codes.Aborted, "step %s was cancelled before its launch", f.id)
 	}
-	a, err := n.reg.admit(ctx, req, user.UID, caller.Root())
-	if err != nil {
-		return nil, nil, err
-	}
-	spec := n.spec(req, user, a)
-	f, err := n.number(spec, a, received)
-	if err != nil {
-		n.endJob(n.reg.abandon(a))
-		return nil, nil, status.Error(codes.Internal, err.Error())
-	}
-	// From here on the client's going away changes nothing.
-	if err := n.launch(context.WithoutCancel(ctx), f, spec); err != nil {
-		f.fail(err)
-		return nil, nil, status.Error(codes.Internal, err.Error())
-	}
-	return f, spec, nil
+	spec, err := f.launch(ctx, nil)
+	return f, spec, err
 }
 
 // decode reads and checks a request. Unknown fields are an error: what the
 // user asked for must not be dropped silently by an older noded.
 func (n *Node) decode(raw []byte) (*step.Request, error) {
-	if len(raw) > api.RequestMax {
-		return nil, api.TooLarge(len(raw))
-	}
 	req := new(step.Request)
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	err := d.Decode(req)
-	if err == nil {
-		if _, more := d.Token(); more != io.EOF {
-			err = errors.New("bytes after the document")
-		}
-	}
-	if err != nil {
+	if err := decodeStrict(raw, req); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "cannot parse request: %v", err)
 	}
 	if err := req.Unpack(); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if err := req.Validate(); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+	return req, nil
+}
+
+// decodeStrict reads one JSON document that is all of raw.
+func decodeStrict(raw []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
 	}
+	if _, more := d.Token(); more != io.EOF {
+		return errors.New("bytes after the document")
+	}
+	return nil
+}
+
+// check is what can be said of a request before anything is looked up. It puts
+// the node's defaults where the request has none.
+func (n *Node) check(req *step.Request) error {
+	if err := req.Validate(); err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	var err error
 	switch {
 	case req.NNodes != 1:
 		err = &step.FieldError{Field: "nnodes", Problem: fmt.Sprintf("%d nodes: a step runs on 1", req.NNodes)}
@@ -86,9 +79,9 @@ func (n *Node) decode(raw []byte) (*step.Request, error) {
 		err = &step.FieldError{Field: "mpi", Problem: fmt.Sprintf("no type %q here: there are %s", req.MPI, strings.Join(n.cfg.MPITypes, ", "))}
 	}
 	if err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	return req, nil
+	return nil
 }
 
 // userFor decides who the tasks run as. Groups come from the name service, and
@@ -137,10 +130,13 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		KillWaitS: int(n.cfg.KillWait / time.Second),
 	}
 	s.NoNewPrivs = s.NoNewPrivs || n.cfg.NoNewPrivs
-	// So that stepctl in a task finds the node that it runs on (rulings 29).
-	s.Env = setEnv(s.Env, "NODED_SOCKET", n.files.socket())
+	s.Env = n.taskEnv(s.Env)
 	return s
 }
+
+// taskEnv is a step's environment as the client wants it, with the name of the
+// node that it runs on, for stepctl in a task (rulings 29).
+func (n *Node) taskEnv(env []string) []string { return setEnv(env, "NODED_SOCKET", n.files.socket()) }
 
 // setEnv returns env with NAME=value as its only entry for name; env itself
 // stays as it is.
@@ -152,30 +148,6 @@ func setEnv(env []string, name, value string) []string {
 		}
 	}
 	return append(out, name+"="+value)
-}
-
-// number gives the step its number, durably, and makes its follower.
-func (n *Node) number(spec *step.Spec, a *admission, received time.Time) (*follower, error) {
-	rec := step.Record{
-		Name: spec.Name, UID: spec.User.UID, User: spec.User.Name, Node: n.cfg.NodeName,
-		State: step.Starting, NTasks: spec.NTasks, Command: shownCommand(spec.Argv), Submitted: received,
-		Tasks: make([]step.Task, spec.NTasks), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
-	}
-	for i := range rec.Tasks {
-		rec.Tasks[i] = step.Task{Rank: i, LocalID: i, State: step.TaskPending}
-	}
-	if a.job == nil {
-		job := jobRecord{UID: rec.UID, User: rec.User, CPUs: spec.CPUs, Implicit: true}
-		if err := n.store.newJob(&job, &rec); err != nil {
-			return nil, err
-		}
-		n.reg.newJob(a, job)
-	} else if err := n.store.newStep(a.job.ID, &rec); err != nil {
-		return nil, err
-	}
-	spec.ID = rec.ID
-	spec.ResultFile = n.files.result(rec.ID)
-	return newFollower(n, a.job, rec), nil
 }
 
 // commandMax bounds what is kept of a command, in bytes: a listing of a

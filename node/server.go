@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
@@ -47,13 +48,70 @@ func (s *service) Run(ctx context.Context, in *api.RunRequest) (*api.RunReply, e
 	}
 	f, spec, err := s.n.run(ctx, caller, in.GetRequest())
 	if err != nil {
-		s.n.log.WithField("uid", caller.UID).Infof("request refused: %v", status.Convert(err).Message())
-		return nil, err
+		return nil, s.refused(caller, err)
 	}
 	f.log.WithField("uid", spec.User.UID).WithField("ntasks", spec.NTasks).Info("step started")
+	return s.runReply(f, spec)
+}
+
+// Reserve is the first half of Run. The reservation is the calling process's.
+func (s *service) Reserve(ctx context.Context, in *api.RunRequest) (*api.RunReply, error) {
+	caller, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// Before the number: the process may end at any moment.
+	client, err := openClient(caller)
+	if err != nil {
+		return nil, s.refused(caller, err)
+	}
+	f, spec, err := s.n.reserve(ctx, caller, in.GetRequest(), step.Pending)
+	if err != nil {
+		unix.Close(client)
+		return nil, s.refused(caller, err)
+	}
+	limit := s.n.reserveMax
+	s.n.work.Go(func() { f.hold(client, limit) })
+	f.log.WithField("uid", spec.User.UID).Info("step reserved")
+	return s.runReply(f, spec)
+}
+
+// Launch is the second half.
+func (s *service) Launch(ctx context.Context, in *api.LaunchRequest) (*api.RunReply, error) {
+	caller, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ref := in.GetStep()
+	if ref == nil || ref.StepId == nil {
+		return nil, status.Error(codes.InvalidArgument, "step: want JOB.STEP")
+	}
+	change, err := decodeChange(in.GetChange())
+	if err != nil {
+		return nil, s.refused(caller, err)
+	}
+	f, err := s.n.claim(caller, step.ID{Job: ref.GetJobId(), Step: ref.GetStepId()})
+	if err != nil {
+		return nil, s.refused(caller, err)
+	}
+	spec, err := f.launch(ctx, change)
+	if err != nil {
+		return nil, s.refused(caller, err)
+	}
+	f.log.WithField("uid", spec.User.UID).WithField("ntasks", spec.NTasks).Info("step started")
+	return s.runReply(f, spec)
+}
+
+func (s *service) refused(caller api.Peer, err error) error {
+	s.n.log.WithField("uid", caller.UID).Infof("request refused: %v", status.Convert(err).Message())
+	return err
+}
+
+func (s *service) runReply(f *follower, spec *step.Spec) (*api.RunReply, error) {
+	told := *spec
 	// The client has these, and they may be longer than an answer can be.
-	spec.Argv, spec.Env = nil, nil
-	doc, err := encode(spec)
+	told.Argv, told.Env, told.SpankOptions, told.JobControl, told.Script = nil, nil, nil, nil, nil
+	doc, err := encode(told)
 	if err != nil {
 		return nil, err
 	}
@@ -75,6 +133,16 @@ func (s *service) Wait(ctx context.Context, in *api.StepRef) (*api.StepReply, er
 	recs, err := s.own(ctx, in)
 	if err != nil {
 		return nil, err
+	}
+	// An allocation may end without a step; other jobs end with theirs.
+	if j := s.n.reg.job(in.GetJobId()); in.StepId == nil && j != nil && j.Origin == step.OriginAlloc {
+		if err := s.waitJob(ctx, j); err != nil {
+			return nil, err
+		}
+		if recs, err = s.n.jobSteps(j.ID); err != nil {
+			return nil, status.Error(codes.Internal, err.Error())
+		}
+		return stepReply(recs)
 	}
 	for _, rec := range recs {
 		f := s.n.reg.follower(rec.ID)
@@ -129,7 +197,9 @@ func (s *service) Signal(ctx context.Context, in *api.SignalRequest) (*api.Empty
 	if scope != "tasks" && scope != "all" {
 		return nil, status.Errorf(codes.InvalidArgument, "scope: %.40q is neither \"tasks\" nor \"all\"", scope)
 	}
-	return s.tell(ctx, in.GetStep(), stepapi.Msg{Type: stepapi.TypeSignal, Signal: sig, Scope: scope})
+	return s.tell(ctx, in.GetStep(), "signal", func(f *follower) error {
+		return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSignal, Signal: sig, Scope: scope})
+	})
 }
 
 func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty, error) {
@@ -137,11 +207,16 @@ func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty
 	if len(reason) > step.NameMax || checkWord(reason) != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
 	}
-	return s.tell(ctx, in.GetStep(), stepapi.Msg{Type: stepapi.TypeCancel, Reason: reason})
+	if ref := in.GetStep(); ref != nil && ref.StepId == nil {
+		if ended, err := s.cancelJob(ctx, ref.GetJobId(), reason); ended || err != nil {
+			return &api.Empty{}, err
+		}
+	}
+	return s.tell(ctx, in.GetStep(), "cancel", func(f *follower) error { return f.cancel(ctx, reason) })
 }
 
-// tell passes a request on to the stepds of a step or job.
-func (s *service) tell(ctx context.Context, ref *api.StepRef, m stepapi.Msg) (*api.Empty, error) {
+// tell passes a request on to the running steps that ref names.
+func (s *service) tell(ctx context.Context, ref *api.StepRef, verb string, pass func(*follower) error) (*api.Empty, error) {
 	recs, err := s.own(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -152,14 +227,13 @@ func (s *service) tell(ctx context.Context, ref *api.StepRef, m stepapi.Msg) (*a
 		if f == nil {
 			continue
 		}
-		msg := m
-		if err := f.ask(ctx, &msg); err != nil {
+		if err := pass(f); err != nil {
 			select {
 			case <-f.ended: // it came to its end while it was asked
 				continue
 			default:
 			}
-			return nil, status.Errorf(codes.Unavailable, "cannot %s step %s: %v", m.Type, rec.ID, err)
+			return nil, status.Errorf(codes.Unavailable, "cannot %s step %s: %v", verb, rec.ID, err)
 		}
 		told++
 	}

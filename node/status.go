@@ -18,15 +18,6 @@ type nodeDoc struct {
 	Plugins     []Plugin   `json:"plugins"`
 }
 
-// jobDoc is one running job in it.
-type jobDoc struct {
-	ID    uint32   `json:"job_id"`
-	UID   uint32   `json:"uid"`
-	User  string   `json:"user"`
-	CPUs  string   `json:"cpus"`
-	Steps []uint32 `json:"steps"`
-}
-
 func (n *Node) status(ctx context.Context) nodeDoc {
 	u := n.reg.usage()
 	d := nodeDoc{

@@ -34,18 +34,6 @@ var (
 	keyDrain    = []byte("drain")
 )
 
-// jobRecord is a running job in the store.
-type jobRecord struct {
-	ID   uint32 `json:"id"`
-	UID  uint32 `json:"uid"`
-	User string `json:"user"`
-	CPUs string `json:"cpus"`
-	// NextStep is the number of the job's next step.
-	NextStep uint32 `json:"next_step"`
-	// Implicit jobs were made for their step 0, and end with it.
-	Implicit bool `json:"implicit"`
-}
-
 // drainRecord is the node's drain state; the zero value is not drained.
 type drainRecord struct {
 	Drained bool   `json:"drained"`
@@ -84,8 +72,8 @@ func (s *store) close() error { return s.db.Close() }
 // errUnknown is returned for a job or step that the store does not have.
 var errUnknown = errors.New("not in the state store")
 
-// newJob numbers a job and its step 0. Job and record get their ids in here;
-// nothing of it is true before newJob returns.
+// newJob numbers a job and, unless rec is nil, its first step. Job and record
+// get their ids in here; nothing of it is true before newJob returns.
 func (s *store) newJob(job *jobRecord, rec *step.Record) error {
 	err := s.db.Update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
@@ -94,15 +82,20 @@ func (s *store) newJob(job *jobRecord, rec *step.Record) error {
 		if last >= 0xfffffff0 {
 			return errors.New("all job numbers are spent")
 		}
-		job.ID, job.NextStep = last+1, 1
-		rec.ID = step.ID{Job: job.ID}
+		job.ID, job.NextStep = last+1, 0
+		if rec != nil {
+			rec.ID = step.ID{Job: job.ID, Step: job.firstStep()}
+			if rec.ID.Step == 0 {
+				job.NextStep = 1
+			}
+			if err := putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec); err != nil {
+				return err
+			}
+		}
 		if err := putNumber(meta, keyLastJob, job.ID); err != nil {
 			return err
 		}
-		if err := putJSON(tx.Bucket(bucketJobs), jobKey(job.ID), job); err != nil {
-			return err
-		}
-		return putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec)
+		return putJSON(tx.Bucket(bucketJobs), jobKey(job.ID), job)
 	})
 	if err != nil {
 		return fmt.Errorf("cannot number a job: %w", err)

@@ -18,6 +18,9 @@ const askMax = 10 * time.Second
 // ask connects to the step's socket as a tool, on behalf of somebody who was
 // authorised, and sends one request. It returns stepd's answer.
 func (f *follower) ask(ctx context.Context, m *stepapi.Msg) error {
+	if !f.hasStepd() {
+		return errors.New("the step was not started yet")
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, askMax, fmt.Errorf("stepd does not answer within %v", askMax))
 	defer cancel()
 	c, err := stepapi.DialDir(f.n.files.stepsDir(), f.n.files.socketName(f.id))
@@ -38,6 +41,11 @@ func (f *follower) ask(ctx context.Context, m *stepapi.Msg) error {
 		return errors.New("stepd ended before it answered")
 	}
 	return err
+}
+
+// askCancel asks stepd to end the step.
+func (f *follower) askCancel(ctx context.Context, reason string) error {
+	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Reason: reason})
 }
 
 func exchange(c *stepapi.Conn, m *stepapi.Msg) error {
@@ -82,7 +90,7 @@ func (n *Node) cancelLater(f *follower, reason string) {
 			case <-ctx.Done():
 			}
 		}()
-		err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Reason: reason})
+		err := f.cancel(ctx, reason)
 		if err != nil && ctx.Err() == nil {
 			f.log.Errorf("cannot cancel step: %v", err)
 		}

@@ -10,6 +10,7 @@
 //	die CODE       exit without a result
 //	linger         send a result and never exit
 //	silent         say nothing, for ever
+//	env NAME       end at once; the reason is NAME=VALUE of the step's environment
 package fakestepd
 
 import (
@@ -136,6 +137,15 @@ func (f *fake) serve(argv []string) error {
 // await waits for what ends the step.
 func (f *fake) await(argv []string) (step.ExitStatus, error) {
 	switch argv[0] {
+	case "env":
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, e := range f.spec.Env {
+			if strings.HasPrefix(e, argv[1]+"=") {
+				f.rec.Reason = e
+			}
+		}
+		return 0, nil
 	case "exit", "linger":
 		code := 0
 		if len(argv) > 1 {

@@ -1,0 +1,187 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+// alloc makes a job without a step, for the life of the client's process.
+func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, error) {
+	if len(raw) > api.RequestMax {
+		return nil, api.TooLarge(len(raw))
+	}
+	req, err := n.decode(raw)
+	if err != nil {
+		return nil, err
+	}
+	null := step.Stream{Kind: step.StreamNull}
+	req.Argv, req.Stdin, req.Stdout, req.Stderr = []string{"-"}, null, null, null // they mean nothing
+	if err := n.check(req); err != nil {
+		return nil, err
+	}
+	if req.Job != nil || req.Script != nil {
+		return nil, status.Error(codes.InvalidArgument, "job: an allocation is a job of its own, and has no script")
+	}
+	user, err := n.userFor(ctx, caller, req)
+	if err != nil {
+		return nil, err
+	}
+	client, err := openClient(caller)
+	if err != nil {
+		return nil, err
+	}
+	j, err := n.admitAlloc(ctx, caller, client, req, user)
+	if err != nil {
+		unix.Close(client)
+		return nil, err
+	}
+	n.reg.openJob(j)
+	n.work.Go(func() { n.holdJob(j, client) })
+	return j, nil
+}
+
+// admitAlloc finds place for the job and numbers it, durably.
+func (n *Node) admitAlloc(ctx context.Context, caller api.Peer, client int, req *step.Request, user step.User) (*job, error) {
+	h, err := newHolder(caller.PID, client, n.boot)
+	if err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	a, err := n.reg.admit(ctx, req, user.UID, caller.Root())
+	if err != nil {
+		return nil, err
+	}
+	rec := n.jobOf(n.spec(req, user, a), step.OriginAlloc)
+	rec.Holder = h
+	if err := n.store.newJob(&rec, nil); err != nil {
+		n.reg.abandon(a)
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	n.reg.newJob(a, rec)
+	n.log.WithField("job", rec.ID).WithField("uid", rec.UID).Infof("job allocated for process %d", h.PID)
+	return a.job, nil
+}
+
+// holdJob ends the allocation with the process of pidfd, which it closes.
+func (n *Node) holdJob(j *job, pidfd int) {
+	defer unix.Close(pidfd)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	go func() { // ends with ctx, which ends with this call
+		select {
+		case <-j.ended:
+		case <-n.stopping:
+		case <-ctx.Done():
+		}
+		cancel(errLetGo)
+	}()
+	switch err := linux.PidfdWait(ctx, pidfd); {
+	case errors.Is(err, errLetGo):
+		return // or noded is stopping: the next one finds the client again
+	case err != nil:
+		n.log.WithField("job", j.ID).Errorf("cannot follow the client: %v", err)
+	}
+	n.endAlloc(j, clientGone)
+}
+
+const clientGone = "the client that asked for the job is gone"
+
+var errLetGo = errors.New("the allocation has ended, or noded is stopping")
+
+// endAlloc begins the end of an allocation: its steps are cancelled, and when
+// the last one is gone, the job is. It may be called more than once.
+func (n *Node) endAlloc(j *job, reason string) {
+	steps, first := n.reg.shut(j)
+	if !first {
+		return
+	}
+	n.log.WithField("job", j.ID).Infof("ending the allocation: %s", reason)
+	for _, f := range steps {
+		n.cancelLater(f, reason)
+	}
+	if ended := n.reg.letGo(j); ended != nil {
+		n.work.Go(func() { n.endJob(ended) })
+	}
+}
+
+// waitJob returns when nothing is left of the job.
+func (s *service) waitJob(ctx context.Context, j *job) error {
+	select {
+	case <-j.ended:
+		return nil
+	case <-s.n.stopping:
+		return status.Error(codes.Unavailable, "noded is stopping; the job goes on")
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// ownJob returns the allocation that the caller may end.
+func (s *service) ownJob(ctx context.Context, id uint32) (*job, error) {
+	p, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	j := s.n.reg.job(id)
+	if j == nil {
+		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", id)
+	}
+	if !mayAct(p, j.UID) {
+		return nil, errDenied
+	}
+	return j, nil
+}
+
+// Alloc makes a job for the calling process.
+func (s *service) Alloc(ctx context.Context, in *api.RunRequest) (*api.AllocReply, error) {
+	caller, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	j, err := s.n.alloc(ctx, caller, in.GetRequest())
+	if err != nil {
+		return nil, s.refused(caller, err)
+	}
+	return &api.AllocReply{
+		JobId: j.ID, Node: s.n.cfg.NodeName, Cpus: uint32(len(j.cpus)), CpuList: j.CPUs,
+		Partition: s.n.cfg.Partition,
+	}, nil
+}
+
+// Release ends a job of Alloc's, and answers when nothing is left of it.
+func (s *service) Release(ctx context.Context, in *api.ReleaseRequest) (*api.Empty, error) {
+	j, err := s.ownJob(ctx, in.GetJobId())
+	if err != nil {
+		return nil, err
+	}
+	if j.Origin != step.OriginAlloc {
+		return nil, status.Errorf(codes.FailedPrecondition, "job %d was not made by alloc: cancel its steps", j.ID)
+	}
+	s.n.endAlloc(j, "the job was released")
+	if err := s.waitJob(ctx, j); err != nil {
+		return nil, err
+	}
+	return &api.Empty{}, nil
+}
+
+// cancelJob ends the job where it is an allocation; false is another one, whose
+// steps are to be cancelled.
+func (s *service) cancelJob(ctx context.Context, id uint32, reason string) (done bool, err error) {
+	j, err := s.ownJob(ctx, id)
+	if status.Code(err) == codes.NotFound {
+		return false, nil // it has ended, and may have had steps
+	}
+	if err != nil || j.Origin != step.OriginAlloc {
+		return false, err
+	}
+	s.n.endAlloc(j, cmp.Or(reason, "cancelled"))
+	return true, nil
+}

@@ -1,0 +1,244 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+const (
+	// reserveMax is how long a reservation waits for its launch.
+	reserveMax = 10 * time.Minute
+	// reservedBytesMax bounds the requests of one user other than root that wait
+	// for their launch: noded holds them in memory.
+	reservedBytesMax = 64 << 20
+)
+
+// reservation is a step that has a number and no stepd yet.
+type reservation struct {
+	spec *step.Spec
+	size int // of the request, in bytes
+	// events is the step's log, with its first lines.
+	events *os.File
+}
+
+// reserve is the first half of a request's path: it ends with a number, and
+// the step in state. It is its caller's to launch or to give back, by claim.
+func (n *Node) reserve(ctx context.Context, caller api.Peer, raw []byte, state step.State) (*follower, *step.Spec, error) {
+	received := time.Now()
+	if len(raw) > api.RequestMax {
+		return nil, nil, api.TooLarge(len(raw))
+	}
+	req, err := n.decode(raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := n.check(req); err != nil {
+		return nil, nil, err
+	}
+	user, err := n.userFor(ctx, caller, req)
+	if err != nil {
+		return nil, nil, err
+	}
+	a, err := n.reg.admit(ctx, req, user.UID, caller.Root())
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := n.reg.reserve(caller.UID, len(raw)); err != nil {
+		n.endJob(n.reg.abandon(a))
+		return nil, nil, err
+	}
+	spec := n.spec(req, user, a)
+	f, err := n.number(spec, a, received, state)
+	if err != nil {
+		n.reg.unreserve(caller.UID, len(raw))
+		n.endJob(n.reg.abandon(a))
+		return nil, nil, status.Error(codes.Internal, err.Error())
+	}
+	f.by = caller.UID
+	f.res = &reservation{spec: spec, size: len(raw)}
+	jobRuns := n.reg.add(f)
+	if f.res.events, err = n.openEvents(f, spec); err != nil {
+		f.claim()
+		f.unreserve()
+		f.fail(err)
+		return nil, nil, status.Error(codes.Internal, err.Error())
+	}
+	if !jobRuns {
+		f.claim()
+		f.giveBack(jobEnded)
+		return nil, nil, status.Errorf(codes.NotFound, "no such job \"%d\"", f.id.Job)
+	}
+	return f, spec, nil
+}
+
+// jobEnded is why a step ends that its job has left behind.
+const jobEnded = "its job has ended"
+
+// number gives the step its number, durably, and makes its follower.
+func (n *Node) number(spec *step.Spec, a *admission, received time.Time, state step.State) (*follower, error) {
+	rec := step.Record{
+		Name: spec.Name, UID: spec.User.UID, User: spec.User.Name, Node: n.cfg.NodeName,
+		State: state, NTasks: spec.NTasks, Command: shownCommand(spec.Argv), Submitted: received,
+		Tasks: make([]step.Task, spec.NTasks), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
+	}
+	for i := range rec.Tasks {
+		rec.Tasks[i] = step.Task{Rank: i, LocalID: i, State: step.TaskPending}
+	}
+	if a.job == nil {
+		job := n.jobOf(spec, step.OriginRun)
+		job.Implicit = true
+		if err := n.store.newJob(&job, &rec); err != nil {
+			return nil, err
+		}
+		n.reg.newJob(a, job)
+	} else if err := n.store.newStep(a.job.ID, &rec); err != nil {
+		return nil, err
+	}
+	spec.ID = rec.ID
+	spec.Origin, spec.JobNTasks = a.job.Origin, a.job.NTasks
+	spec.ResultFile = n.files.result(rec.ID)
+	return newFollower(n, a.job, rec), nil
+}
+
+// jobOf is the record of the job that spec asks for.
+func (n *Node) jobOf(spec *step.Spec, origin step.JobOrigin) jobRecord {
+	return jobRecord{
+		UID: spec.User.UID, User: spec.User.Name, CPUs: spec.CPUs,
+		Origin: origin, Name: spec.Name, NTasks: spec.NTasks,
+	}
+}
+
+// claim makes the caller the one who launches the step, or gives it back. It
+// returns false where another one has done so.
+func (f *follower) claim() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.stage != reserved {
+		return false
+	}
+	f.stage = launching
+	close(f.claimed)
+	return true
+}
+
+// hold keeps a reservation for the process of pidfd, which it closes: the step
+// is given back when that ends, or after limit.
+func (f *follower) hold(pidfd int, limit time.Duration) {
+	defer unix.Close(pidfd)
+	late := fmt.Errorf("it was not launched within %v", limit)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), limit, late)
+	defer cancel()
+	ctx, let := context.WithCancelCause(ctx)
+	defer let(nil)
+	go func() { // ends with ctx, which ends with this call
+		select {
+		case <-f.claimed:
+		case <-f.n.stopping:
+		case <-ctx.Done():
+		}
+		let(errLaunched)
+	}()
+	why := "the client that reserved it is gone"
+	switch err := linux.PidfdWait(ctx, pidfd); {
+	case errors.Is(err, errLaunched):
+		return // or noded is stopping: the next one gives it back
+	case err != nil:
+		why = err.Error()
+	}
+	if f.claim() {
+		f.giveBack(why)
+	}
+}
+
+var errLaunched = errors.New("the reservation was claimed, or noded is stopping")
+
+// giveBack ends a step that was not launched; it was claimed by the caller.
+func (f *follower) giveBack(why string) {
+	f.log.Infof("giving the reservation back: %s", why)
+	f.unreserve().events.Close()
+	rec := f.record()
+	deadRecord(rec, why, step.Cancelled, time.Now())
+	f.logEnd(rec)
+	f.settle(rec)
+	f.cleanup()
+}
+
+// unreserve ends the reservation as such and returns it.
+func (f *follower) unreserve() *reservation {
+	res := f.res
+	f.res = nil
+	f.n.reg.unreserve(f.by, res.size)
+	return res
+}
+
+// cancel ends the step wherever it is on its way. Of a step that has no stepd
+// yet it does not wait for the end.
+func (f *follower) cancel(ctx context.Context, reason string) error {
+	if reason == "" {
+		reason = "cancelled"
+	}
+	if f.claim() {
+		f.n.work.Go(func() { f.giveBack(reason) })
+		return nil
+	}
+	f.mu.Lock()
+	if f.stage == launching {
+		f.cancelled = reason // the launch looks at it before it starts stepd
+		f.mu.Unlock()
+		return nil
+	}
+	f.mu.Unlock()
+	return f.askCancel(ctx, reason)
+}
+
+// claim returns the reservation that the caller may launch, claimed.
+func (n *Node) claim(caller api.Peer, id step.ID) (*follower, error) {
+	f := n.reg.follower(id)
+	none := status.Errorf(codes.NotFound, "no such reservation %q", id)
+	if f == nil {
+		return nil, none
+	}
+	if !mayAct(caller, f.by) {
+		return nil, errDenied
+	}
+	if !f.claim() {
+		return nil, none
+	}
+	return f, nil
+}
+
+// change puts what the client has changed since the reservation over the request.
+func (n *Node) change(spec *step.Spec, c *step.LaunchChange) {
+	spec.Env = n.taskEnv(c.Env)
+	spec.JobControl = c.JobControl
+}
+
+// decodeChange reads a LaunchChange.
+func decodeChange(raw []byte) (*step.LaunchChange, error) {
+	if len(raw) > api.RequestMax {
+		return nil, api.TooLarge(len(raw))
+	}
+	c := new(step.LaunchChange)
+	err := decodeStrict(raw, c)
+	if err == nil {
+		err = c.Unpack()
+	}
+	if err == nil {
+		err = c.Validate()
+	}
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "cannot parse the change: %v", err)
+	}
+	return c, nil
+}

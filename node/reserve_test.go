@@ -1,0 +1,349 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// client is a process that asks, and may die.
+type client struct {
+	cmd *exec.Cmd
+	ctx context.Context
+}
+
+func newClient(t *testing.T, uid uint32) *client {
+	t.Helper()
+	cmd := exec.Command("/bin/sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c := &client{cmd, peer.NewContext(context.Background(), &peer.Peer{
+		AuthInfo: api.Peer{UID: uid, GID: uid, PID: int32(cmd.Process.Pid)},
+	})}
+	t.Cleanup(c.kill)
+	return c
+}
+
+func (c *client) kill() {
+	_ = c.cmd.Process.Kill() // it may be dead already
+	_ = c.cmd.Wait()
+}
+
+// reserve reserves a step as the client, or fails the test.
+func (tn *testNode) reserve(c *client, req step.Request) step.ID {
+	tn.t.Helper()
+	reply, err := tn.svc.Reserve(c.ctx, &api.RunRequest{Request: marshal(tn.t, req)})
+	if err != nil {
+		tn.t.Fatalf("Reserve: %v", err)
+	}
+	return step.ID{Job: reply.JobId, Step: reply.StepId}
+}
+
+func (tn *testNode) launch(ctx context.Context, id step.ID, change step.LaunchChange) error {
+	tn.t.Helper()
+	_, err := tn.svc.Launch(ctx, &api.LaunchRequest{Step: ref(id), Change: marshal(tn.t, change)})
+	return err
+}
+
+// idle checks that nothing is left of any job.
+func (tn *testNode) idle() {
+	tn.t.Helper()
+	deadline := time.Now().Add(testTimeout)
+	for tn.reg.usage().freeCPU != 4 || len(tn.reg.usage().jobs) != 0 {
+		if time.Now().After(deadline) {
+			tn.t.Fatalf("usage %+v", tn.reg.usage())
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	tn.reg.mu.Lock()
+	defer tn.reg.mu.Unlock()
+	if len(tn.reg.byUser)+len(tn.reg.waiting)+len(tn.reg.steps) != 0 {
+		tn.t.Errorf("left: %v %v %v", tn.reg.byUser, tn.reg.waiting, tn.reg.steps)
+	}
+}
+
+// TestReserveAndLaunch: the two halves of a run, with a change between them.
+func TestReserveAndLaunch(t *testing.T) {
+	tn := fresh(t)
+	c := newClient(t, 1000)
+	req := request("env", "GREETING")
+	req.Env = []string{"GREETING=before", "GONE=1"}
+	id := tn.reserve(c, req)
+	if rec := tn.until(id, step.Pending); rec.StepdPID != 0 || id != (step.ID{Job: 1}) {
+		t.Errorf("reserved %+v", rec)
+	}
+	if u := tn.reg.usage(); u.freeCPU != 3 || len(u.jobs) != 1 {
+		t.Errorf("usage %+v: a reservation has its CPUs", u)
+	}
+	inner := request("exit", "0")
+	inner.Job = &id.Job
+	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, inner)}); status.Code(err) != codes.NotFound {
+		t.Errorf("a step in a job that has not begun: %v", err)
+	}
+	if _, err := tn.svc.Signal(as(1000), &api.SignalRequest{Step: ref(id), Signal: 15}); err == nil {
+		t.Error("a step without tasks was signalled")
+	}
+	if err := tn.launch(as(1001), id, step.LaunchChange{}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("launched by another user: %v", err)
+	}
+	if err := tn.launch(c.ctx, id, step.LaunchChange{Env: []string{"no variable"}}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a bad change: %v", err)
+	}
+	if err := tn.launch(c.ctx, id, step.LaunchChange{Env: []string{"GREETING=after"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tn.launch(c.ctx, id, step.LaunchChange{}); status.Code(err) != codes.NotFound {
+		t.Errorf("launched twice: %v", err)
+	}
+	if rec := tn.wait(id); rec.State != step.Completed || rec.Reason != "GREETING=after" {
+		t.Errorf("record %+v", rec)
+	}
+	tn.nothingLeft(id)
+	c.kill()
+	tn.idle()
+}
+
+// TestReservationsEnd: with the client, by a cancel, by age, and with their job.
+func TestReservationsEnd(t *testing.T) {
+	tn := fresh(t)
+	check := func(id step.ID, reason string) {
+		t.Helper()
+		rec := tn.wait(id)
+		if rec.State != step.Cancelled || rec.Reason != reason || rec.Ended == nil || rec.StepdPID != 0 {
+			t.Errorf("step %s: %+v", id, rec)
+		}
+		tn.nothingLeft(id)
+		if err := tn.launch(as(0), id, step.LaunchChange{}); status.Code(err) != codes.NotFound {
+			t.Errorf("launched after its end: %v", err)
+		}
+		lines := &sink{ctx: as(0)}
+		if err := tn.svc.Events(&api.EventsRequest{Step: ref(id)}, lines); err != nil || lines.lines != 4 {
+			t.Errorf("%d events, %v", lines.lines, err)
+		}
+	}
+	dies := newClient(t, 1000)
+	id := tn.reserve(dies, request("wait"))
+	waited := make(chan struct{})
+	go func() { tn.wait(id); close(waited) }()
+	dies.kill()
+	check(id, "the client that reserved it is gone")
+	<-waited
+
+	c := newClient(t, 1000)
+	id = tn.reserve(c, request("wait"))
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id), Reason: "enough"}); err != nil {
+		t.Fatal(err)
+	}
+	check(id, "enough")
+
+	tn.reserveMax = time.Millisecond
+	check(tn.reserve(c, request("wait")), "it was not launched within 1ms")
+	tn.reserveMax = reserveMax
+
+	lead := tn.run(1000, request("wait"))
+	tn.until(lead, step.Running)
+	inner := request("wait")
+	inner.Job = &lead.Job
+	id = tn.reserve(c, inner)
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(lead)}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(lead)
+	check(id, jobEnded)
+
+	gone := newClient(t, 1000)
+	gone.kill()
+	if _, err := tn.svc.Reserve(gone.ctx, &api.RunRequest{Request: marshal(t, request("wait"))}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a client that is gone: %v", err)
+	}
+	tn.idle()
+}
+
+// TestReservationsAreBounded: in memory, by user.
+func TestReservationsAreBounded(t *testing.T) {
+	tn := fresh(t)
+	c := newClient(t, 1000)
+	tn.reg.waiting[1000] = reservedBytesMax
+	_, err := tn.svc.Reserve(c.ctx, &api.RunRequest{Request: marshal(t, request("wait"))})
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("beyond the limit: %v", err)
+	}
+	delete(tn.reg.waiting, 1000)
+	tn.idle()
+}
+
+// TestReservationsOverRestart: the next noded gives them back.
+func TestReservationsOverRestart(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	c := newClient(t, 1000)
+	id := tn.reserve(c, request("wait"))
+	tn.stop()
+	tn = start(t, dir, nil)
+	t.Cleanup(tn.stop)
+	if rec := tn.wait(id); rec.State != step.Cancelled || !strings.Contains(rec.Reason, "restarted") {
+		t.Errorf("record %+v", rec)
+	}
+	tn.idle()
+}
+
+// alloc makes an allocation of the client's.
+func (tn *testNode) alloc(c *client, change func(*step.Request)) (uint32, error) {
+	tn.t.Helper()
+	req := request()
+	req.Stdin = step.Stream{}
+	if change != nil {
+		change(&req)
+	}
+	reply, err := tn.svc.Alloc(c.ctx, &api.RunRequest{Request: marshal(tn.t, req)})
+	return reply.GetJobId(), err
+}
+
+// stepOf runs a step in the job.
+func (tn *testNode) stepOf(job, uid uint32, argv ...string) step.ID {
+	tn.t.Helper()
+	req := request(argv...)
+	req.Job = &job
+	return tn.run(uid, req)
+}
+
+func TestAlloc(t *testing.T) {
+	tn := fresh(t)
+	c := newClient(t, 1000)
+	id, err := tn.alloc(c, func(r *step.Request) { r.NTasks = 3; r.Name = "work" })
+	if err != nil || id != 1 {
+		t.Fatalf("job %d, %v", id, err)
+	}
+	if u := tn.reg.usage(); u.freeCPU != 1 || len(u.jobs) != 1 || u.jobs[0].Origin != step.OriginAlloc || u.jobs[0].Name != "work" {
+		t.Errorf("usage %+v", u)
+	}
+	var doc nodeDoc
+	status1, err := tn.svc.NodeStatus(as(1001), &api.Empty{})
+	if err != nil || json.Unmarshal(status1.Node, &doc) != nil || doc.State != "ALLOCATED" || len(doc.Jobs) != 1 || doc.Jobs[0].CPUs != "0-2" {
+		t.Errorf("node %+v, %v", doc, err)
+	}
+	first := tn.stepOf(id, 1000, "exit", "3")
+	if first != (step.ID{Job: 1, Step: 0}) {
+		t.Errorf("the first step is %s", first)
+	}
+	if rec := tn.wait(first); *rec.ExitCode != 3 {
+		t.Errorf("record %+v", rec)
+	}
+	if tn.reg.job(id) == nil {
+		t.Fatal("the job ended with its first step")
+	}
+	second := tn.stepOf(id, 1000, "wait")
+	tn.until(second, step.Running)
+	if _, err := tn.svc.Release(as(1001), &api.ReleaseRequest{JobId: id}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("released by another user: %v", err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := tn.svc.Wait(as(1000), &api.StepRef{JobId: id})
+		ended <- err
+	}()
+	if _, err := tn.svc.Release(as(1000), &api.ReleaseRequest{JobId: id}); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.wait(second); rec.State != step.Cancelled || rec.Reason != "the job was released" {
+		t.Errorf("record %+v", rec)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("a wait for the job: %v", err)
+	}
+	tn.nothingLeft(second)
+	if _, err := tn.svc.Release(as(1000), &api.ReleaseRequest{JobId: id}); status.Code(err) != codes.NotFound {
+		t.Errorf("released twice: %v", err)
+	}
+	tn.idle()
+	if jobs, err := tn.store.jobs(); err != nil || len(jobs) != 0 {
+		t.Errorf("jobs in the store: %+v, %v", jobs, err)
+	}
+}
+
+// TestAllocEnds: with its client, by a cancel; and refused ones leave nothing.
+func TestAllocEnds(t *testing.T) {
+	tn := fresh(t)
+	c := newClient(t, 1000)
+	id, err := tn.alloc(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := tn.stepOf(id, 1000, "wait")
+	tn.until(s, step.Running)
+	c.kill()
+	if rec := tn.wait(s); rec.State != step.Cancelled || rec.Reason != clientGone {
+		t.Errorf("record %+v", rec)
+	}
+	tn.idle()
+
+	c = newClient(t, 1000)
+	if id, err = tn.alloc(c, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tn.svc.Cancel(as(1001), &api.CancelRequest{Step: &api.StepRef{JobId: id}}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("cancelled by another user: %v", err)
+	}
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: &api.StepRef{JobId: id}}); err != nil {
+		t.Fatal(err)
+	}
+	tn.idle()
+
+	for name, change := range map[string]func(*step.Request){
+		"in a job":     func(r *step.Request) { r.Job = &id },
+		"with script":  func(r *step.Request) { r.Script = []byte("#!/bin/sh\n") },
+		"does not fit": func(r *step.Request) { r.NTasks = 9 },
+	} {
+		if id, err := tn.alloc(c, change); err == nil {
+			t.Errorf("%s: job %d", name, id)
+		}
+	}
+	tn.idle()
+}
+
+// TestAllocOverRestart: the client is found again, or the job ends.
+func TestAllocOverRestart(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	c, gone := newClient(t, 1000), newClient(t, 1000)
+	id, err := tn.alloc(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, err := tn.alloc(gone, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	orphan, kept := tn.stepOf(left, 1000, "wait"), tn.stepOf(id, 1000, "wait")
+	tn.until(orphan, step.Running)
+	tn.until(kept, step.Running)
+	tn.stop()
+	gone.kill()
+
+	tn = start(t, dir, nil)
+	t.Cleanup(tn.stop)
+	if rec := tn.wait(orphan); rec.State != step.Cancelled || rec.Reason != clientGone {
+		t.Errorf("record %+v", rec)
+	}
+	if next := tn.stepOf(id, 1000, "exit", "0"); next.Step != 1 {
+		t.Errorf("the next step is %s", next)
+	} else {
+		tn.wait(next)
+	}
+	c.kill()
+	if rec := tn.wait(kept); rec.State != step.Cancelled {
+		t.Errorf("record %+v", rec)
+	}
+	tn.idle()
+}
