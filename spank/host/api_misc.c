@@ -67,11 +67,6 @@ SPANK_API const char *spank_strerror(spank_err_t err)
 	return strerror(n);
 }
 
-SPANK_API char *slurm_strerror(int errnum)
-{
-	return (char *)spank_strerror((spank_err_t)errnum);
-}
-
 SPANK_API spank_err_t spank_prepend_task_argv(spank_t spank, int argc, const char *argv[])
 {
 	struct host *h = host_of(spank);

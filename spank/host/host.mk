@@ -42,7 +42,7 @@ $(BUILD)/asan/host/%.o: $(HOST_DIR)/%.c $(HOST_HDRS)
 
 # Tests, under the sanitizers. step_test needs root, and says so when it has not.
 HOST_TEST_CFLAGS := $(HOST_SANITIZE) $(HOST_CFLAGS) -I$(HOST_TESTS)
-HOST_UNIT_TESTS := $(BUILD)/asan/unit_test $(BUILD)/asan/fuzz_test
+HOST_UNIT_TESTS := $(addprefix $(BUILD)/asan/,unit_test fuzz_test hostlist_test)
 
 $(BUILD)/asan/step_test: $(HOST_TESTS)/step_test.c $(HOST_TESTS)/driver.c $(HOST_TESTS)/blob.c \
 		$(BUILD)/asan/host/wire.o $(wildcard $(HOST_TESTS)/*.h)
@@ -52,7 +52,7 @@ $(BUILD)/asan/probe.so: $(HOST_TESTS)/plugin.c $(HOST_HDRS)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -Wall -Wextra -Werror -fPIC -shared -I$(HOST_DIR)/include -o $@ $<
 
-$(BUILD)/asan/unit_test $(BUILD)/asan/fuzz_test: $(BUILD)/asan/%: $(HOST_TESTS)/%.c \
+$(HOST_UNIT_TESTS): $(BUILD)/asan/%: $(HOST_TESTS)/%.c \
 		$(HOST_TESTS)/blob.c $(HOST_ASAN_LIB) $(wildcard $(HOST_TESTS)/*.h)
 	$(CC) $(HOST_TEST_CFLAGS) -o $@ $(filter %.c %.o,$^) -ldl
 
@@ -63,6 +63,7 @@ HOST_SYMBOLS = nm -D --defined-only $(1) | awk '{print $$3}' | sort
 test-c: $(BIN)/spankhost $(BUILD)/asan/spankhost $(BUILD)/asan/step_test $(BUILD)/asan/probe.so $(HOST_UNIT_TESTS)
 	$(BUILD)/asan/unit_test
 	FUZZ_SECONDS=5 $(BUILD)/asan/fuzz_test
+	FUZZ_SECONDS=2 $(BUILD)/asan/hostlist_test
 	SPANKHOST=$(abspath $(BUILD)/asan/spankhost) PLUGIN=$(abspath $(BUILD)/asan/probe.so) $(BUILD)/asan/step_test
 	SPANKHOST=$(abspath $(BIN)/spankhost) PLUGIN=$(abspath $(BUILD)/asan/probe.so) $(BUILD)/asan/step_test
 	sed -n 's/^\t\(.*\);/\1/p' $(HOST_DIR)/exports.list | sort >$(BUILD)/asan/exports.want

@@ -444,6 +444,17 @@ static void test_strerror(void)
 	CHECK_INT(spank_remote(NULL), -1);
 }
 
+static void test_slurm_errno(void)
+{
+	CHECK_STR(slurm_strerror(2017), "No such job");
+	CHECK_STR(slurm_strerror(3005), "Buffer too small");
+	CHECK_STR(slurm_strerror(2), "No such file or directory");
+	CHECK_STR(slurm_strerror(1999), "Unknown error 1999");
+	slurm_seterrno(2036);
+	CHECK_INT(errno, 2036);
+	CHECK_INT(slurm_get_errno(), 2036);
+}
+
 int main(void)
 {
 	RUN(test_reader_stays_inside);
@@ -458,5 +469,6 @@ int main(void)
 	RUN(test_explain_scripts);
 	RUN(test_explain_binaries);
 	RUN(test_strerror);
+	RUN(test_slurm_errno);
 	return 0;
 }

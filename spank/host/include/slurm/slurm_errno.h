@@ -6,6 +6,8 @@
 #ifndef _SLURM_ERRNO_H
 #define _SLURM_ERRNO_H
 
+#include <errno.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -30,8 +32,21 @@ typedef enum spank_err {
 	ESPANK_JOB_FAILURE = 3012,  /* since 25.05: init failed, blame the job */
 } spank_err_t;
 
+/* Of Slurm's own numbers those that functions of this host set. */
+enum {
+	ESLURM_INVALID_JOB_ID = 2017,
+	ESLURM_NOT_SUPPORTED = 2036,
+};
+
 /* Says an error number in words. The text is not to be freed. */
 char *slurm_strerror(int errnum);
+
+/* errno, by the names that Slurm gives it. */
+int slurm_get_errno(void);
+void slurm_seterrno(int errnum);
+
+/* Prints msg and the words for errno to standard error. */
+void slurm_perror(const char *msg);
 
 #ifdef __cplusplus
 }
