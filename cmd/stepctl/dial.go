@@ -28,6 +28,7 @@ type dialer struct {
 	socket     string // --socket
 	standalone bool   // --standalone
 	private    *private
+	plugins    *plugins // of the verb, where it has them
 }
 
 // path is the socket to use, and whether it was named.
@@ -103,8 +104,10 @@ func (d *dialer) orStandalone() error {
 	return err
 }
 
-// close ends the private noded, if there is one.
+// close ends what the dialer has started: the plugins' host and the private
+// noded.
 func (d *dialer) close() {
+	d.plugins.close()
 	if d.private != nil {
 		d.private.stop()
 		d.private = nil

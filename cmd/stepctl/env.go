@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+
+	"stepd/step"
 )
 
 // exported applies --export to the caller's environment (srun(1)): ALL, NONE,
@@ -29,7 +31,7 @@ func exported(spec string, environ []string) ([]string, error) {
 		case set:
 			env = append(env, item)
 		default:
-			if v, ok := os.LookupEnv(name); ok {
+			if v, ok := lookupIn(environ, name); ok {
 				env = append(env, name+"="+v)
 			}
 		}
@@ -38,6 +40,16 @@ func exported(spec string, environ []string) ([]string, error) {
 		return append(append([]string(nil), environ...), env...), nil
 	}
 	return append(onlySlurm(environ), env...), nil
+}
+
+// lookupIn finds a variable; the last one counts.
+func lookupIn(environ []string, name string) (value string, ok bool) {
+	for _, e := range environ {
+		if v, found := strings.CutPrefix(e, name+"="); found {
+			value, ok = v, true
+		}
+	}
+	return value, ok
 }
 
 // onlySlurm keeps what the step's own life needs when nothing is exported.
@@ -71,6 +83,36 @@ func limits() ([]string, error) {
 		env = append(env, "SLURM_RLIMIT_"+name+"="+soft)
 	}
 	return env, nil
+}
+
+// environment is the step's: what the plugins have left of the caller's, as
+// --export has it, own over it, and the options in their second form.
+func (o *runOptions) environment(p *plugins, own []string) ([]string, error) {
+	env, err := exported(o.export, p.env)
+	if err != nil {
+		return nil, err
+	}
+	env = append(append([]string(nil), env...), own...)
+	return append(append(env, p.replayed()...), p.optionEnv()...), nil
+}
+
+// stepEnv is what srun has in its own environment when the step has its number
+// (traces/srun1.jsonl).
+func stepEnv(s *step.Spec) []string {
+	id := fmt.Sprint(s.ID.Step)
+	return append(jobVariables(s.ID.Job, s.NTasks, s.NCPUs, s.NodeList, s.Partition, s.Cluster, s.Name),
+		"SLURM_JOB_UID="+fmt.Sprint(s.User.UID), "SLURM_JOB_USER="+s.User.Name,
+		"SLURM_STEP_ID="+id, "SLURM_STEPID="+id)
+}
+
+// jobVariables are those that every command of a job has.
+func jobVariables(job uint32, ntasks, ncpus int, nodes, partition, cluster, name string) []string {
+	id, n := fmt.Sprint(job), strconv.Itoa(ntasks)
+	return []string{
+		"SLURM_JOB_ID=" + id, "SLURM_JOBID=" + id, "SLURM_NTASKS=" + n, "SLURM_NPROCS=" + n, "SLURM_TASKS_PER_NODE=" + n,
+		"SLURM_NNODES=1", "SLURM_JOB_NUM_NODES=1", "SLURM_NODELIST=" + nodes, "SLURM_JOB_CPUS_PER_NODE=" + strconv.Itoa(ncpus),
+		"SLURM_JOB_PARTITION=" + partition, "SLURM_CLUSTER_NAME=" + cluster, "SLURM_JOB_NAME=" + name,
+	}
 }
 
 // clientEnv is what only the client knows (traces/task_env.txt); stepd adds

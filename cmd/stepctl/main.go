@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/status"
@@ -17,7 +18,7 @@ type exitError int
 func (e exitError) Error() string { return fmt.Sprintf("exit %d", int(e)) }
 
 func main() {
-	err := newRoot().Execute()
+	err := execute(os.Args[1:])
 	var code exitError
 	switch {
 	case err == nil:
@@ -29,6 +30,21 @@ func main() {
 	}
 }
 
+// execute runs the verb. The plugins' options are the command line's too: what
+// has them is loaded first.
+func execute(args []string) error {
+	d := &dialer{}
+	defer d.close()
+	root := newRoot(d)
+	root.SetArgs(args)
+	if c, rest, err := root.Find(args); err == nil && c.Annotations[usesPlugins] != "" {
+		if err := d.prepare(c, rest); err != nil {
+			return err
+		}
+	}
+	return root.Execute()
+}
+
 // say writes one line of stepctl's own to stderr.
 func say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "stepctl: "+format+"\n", args...)
@@ -36,14 +52,18 @@ func say(format string, args ...any) {
 
 // plain takes gRPC's wrapping off an error: its code is for programs.
 func plain(err error) string {
+	text := err.Error()
 	if s, ok := status.FromError(err); ok && s != nil {
-		return s.Message()
+		text = s.Message()
 	}
-	return err.Error()
+	// gRPC quotes the dialer's words in its own.
+	if at := strings.Index(text, "cannot connect to noded at "); at > 0 {
+		text = strings.TrimSuffix(text[at:], `"`)
+	}
+	return text
 }
 
-func newRoot() *cobra.Command {
-	d := &dialer{}
+func newRoot(d *dialer) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "stepctl",
 		Short:         "run and control job steps on this node",
@@ -51,7 +71,7 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
-	root.AddCommand(runCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d),
+	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d),
 		eventsCommand(d), timelineCommand(d), nodeCommand(d))
 	return root
 }

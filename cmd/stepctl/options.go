@@ -32,38 +32,61 @@ type runOptions struct {
 	openMode              string
 }
 
-func (o *runOptions) bind(c *cobra.Command) {
+// bindJob binds what run, alloc and batch have in common.
+func (o *runOptions) bindJob(c *cobra.Command) {
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command is the command's
 	f.SortFlags = false
 	f.IntVarP(&o.ntasks, "ntasks", "n", 1, "number of tasks")
 	f.IntVarP(&o.nodes, "nodes", "N", 1, "number of nodes (1)")
 	f.IntVarP(&o.cpus, "cpus-per-task", "c", 1, "CPUs for each task")
-	f.StringVarP(&o.name, "job-name", "J", "", "name of the step (default: the command's)")
-	f.StringVarP(&o.chdir, "chdir", "D", "", "working directory of the tasks (default: this one)")
-	f.StringVarP(&o.input, "input", "i", "all", "stdin: all, none, a rank, or a file name pattern")
-	f.StringVarP(&o.output, "output", "o", "all", "stdout: all, none, a rank, or a file name pattern")
+	f.StringVarP(&o.name, "job-name", "J", "", "name of the job and step (default: the command's)")
+	f.StringVarP(&o.chdir, "chdir", "D", "", "working directory (default: this one)")
+	f.BoolVarP(&o.overcommit, "overcommit", "O", false, "more tasks than CPUs")
+	f.StringVar(&o.uid, "uid", "", "as another user (root)")
+	f.StringVar(&o.gid, "gid", "", "with another group (root)")
+	f.BoolVarP(&o.quiet, "quiet", "Q", false, "no messages but errors")
+	f.CountVarP(&o.verbose, "verbose", "v", "say more; may be repeated")
+}
+
+// bindOutput binds what run and batch have in common beyond that.
+func (o *runOptions) bindOutput(c *cobra.Command, input, output string) {
+	f := c.Flags()
+	f.StringVarP(&o.input, "input", "i", input, "stdin: all, none, a rank, or a file name pattern")
+	f.StringVarP(&o.output, "output", "o", output, "stdout: all, none, a rank, or a file name pattern")
 	f.StringVarP(&o.errors, "error", "e", "", "stderr: as --output (default: as stdout goes)")
 	f.StringVar(&o.openMode, "open-mode", "truncate", "output files: append or truncate")
+	f.StringVar(&o.export, "export", "ALL", "environment: ALL, NONE, or NAME[=VALUE],...")
+	f.BoolVar(&o.noNewPrivs, "no-new-privs", false, "set no_new_privs for the tasks")
+}
+
+func (o *runOptions) bind(c *cobra.Command) {
+	o.bindJob(c)
+	o.bindOutput(c, "all", "all")
+	f := c.Flags()
 	f.BoolVarP(&o.label, "label", "l", false, "put the rank before each line of output")
 	f.BoolVarP(&o.unbuffered, "unbuffered", "u", false, "pass output on as it comes, not by lines")
 	f.StringVarP(&o.killOnBadExit, "kill-on-bad-exit", "K", "0", "end the step when a task exits non-zero")
 	f.Lookup("kill-on-bad-exit").NoOptDefVal = "1"
-	f.BoolVarP(&o.quiet, "quiet", "Q", false, "no messages but errors")
 	f.BoolVar(&o.quitOnInterrupt, "quit-on-interrupt", false, "one Ctrl-C ends the step")
-	f.CountVarP(&o.verbose, "verbose", "v", "say more; may be repeated")
 	f.StringVar(&o.mpi, "mpi", "", "kind of MPI: none, pmi2, or list")
-	f.StringVar(&o.export, "export", "ALL", "environment: ALL, NONE, or NAME[=VALUE],...")
-	f.BoolVarP(&o.overcommit, "overcommit", "O", false, "more tasks than CPUs")
-	f.StringVar(&o.uid, "uid", "", "run as another user (root)")
-	f.StringVar(&o.gid, "gid", "", "run with another group (root)")
 	f.Uint32Var(&o.jobid, "jobid", 0, "make the step one of this job (default $SLURM_JOB_ID)")
-	f.BoolVar(&o.noNewPrivs, "no-new-privs", false, "set no_new_privs for the tasks")
 }
+
+// requestKind tells the verbs' requests apart.
+type requestKind int
+
+const (
+	stepOfJob  requestKind = iota // run
+	allocation                    // alloc
+	batchJob                      // batch
+)
+
+var nullStream = step.Stream{Kind: step.StreamNull}
 
 // request makes the request of the options; what it cannot mean is an error
 // that names the option.
-func (o *runOptions) request(argv []string, stdin *os.File) (*step.Request, error) {
+func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step.Request, error) {
 	umask := unix.Umask(0)
 	unix.Umask(umask)
 	r := &step.Request{
@@ -76,30 +99,35 @@ func (o *runOptions) request(argv []string, stdin *os.File) (*step.Request, erro
 	if o.ntasks < 1 {
 		return nil, fmt.Errorf("--ntasks=%d: a step has at least one task", o.ntasks)
 	}
-	for _, set := range []func(*step.Request) error{o.setIdentity, o.setPlace, o.setFlags} {
+	sets := []func(*step.Request) error{o.setIdentity, o.setPlace, o.setFlags}
+	if kind == stepOfJob {
+		sets = append(sets, o.setJob)
+	}
+	for _, set := range sets {
 		if err := set(r); err != nil {
 			return nil, err
 		}
 	}
-	if err := o.setStreams(r, stdin); err != nil {
-		return nil, err
-	}
-	env, err := exported(o.export, os.Environ())
-	if err != nil {
+	if kind == allocation {
+		r.Stdin, r.Stdout, r.Stderr = nullStream, nullStream, nullStream
+	} else if err := o.setStreams(r, os.Stdin); err != nil {
 		return nil, err
 	}
 	own, err := o.clientEnv(umask)
 	if err != nil {
 		return nil, err
 	}
-	r.Env = append(append([]string(nil), env...), own...)
+	if r.Env, err = o.environment(p, own); err != nil {
+		return nil, err
+	}
+	r.SpankOptions, r.JobControl = p.spankOptions(), p.control()
 	r.SubmitHost, _ = os.Hostname()
 	return r, nil
 }
 
 func (o *runOptions) setFlags(r *step.Request) error {
 	switch o.killOnBadExit {
-	case "0":
+	case "0", "":
 	case "1":
 		r.KillOnBadExit = true
 	default:
@@ -119,6 +147,11 @@ func (o *runOptions) setPlace(r *step.Request) error {
 		return fmt.Errorf("cannot tell the working directory: %w (name one with --chdir)", err)
 	}
 	r.Cwd = cwd
+	return nil
+}
+
+// setJob makes the step one of the job that --jobid or the environment names.
+func (o *runOptions) setJob(r *step.Request) error {
 	job := o.jobid
 	if job == 0 {
 		if v := os.Getenv("SLURM_JOB_ID"); v != "" {

@@ -16,6 +16,7 @@ import (
 
 	"stepd/api"
 	"stepd/api/stepapi"
+	"stepd/spank"
 	"stepd/step"
 	"stepd/stepio"
 )
@@ -23,13 +24,10 @@ import (
 func runCommand(d *dialer) *cobra.Command {
 	o := &runOptions{}
 	c := &cobra.Command{
-		Use:   "run [options] [--] COMMAND [ARG...]",
-		Short: "run a command as the tasks of a step and wait for them",
+		Use:         "run [options] [--] COMMAND [ARG...]",
+		Short:       "run a command as the tasks of a step and wait for them",
+		Annotations: map[string]string{usesPlugins: spank.ContextLocal.String()},
 		RunE: func(_ *cobra.Command, argv []string) error {
-			if err := d.orStandalone(); err != nil {
-				return err
-			}
-			defer d.close()
 			client, err := d.client()
 			if err != nil {
 				return err
@@ -40,7 +38,7 @@ func runCommand(d *dialer) *cobra.Command {
 			if len(argv) == 0 {
 				return errors.New("run: no command was given")
 			}
-			code, err := run(client, o, argv)
+			code, err := run(client, o, d.plugins, argv)
 			if err == nil && code != 0 {
 				return exitError(code)
 			}
@@ -67,17 +65,15 @@ func listMPI(client api.NodeClient) error {
 }
 
 // run is one step, from the request to its exit code.
-func run(client api.NodeClient, o *runOptions, argv []string) (int, error) {
-	req, err := o.request(argv, os.Stdin)
+func run(client api.NodeClient, o *runOptions, p *plugins, argv []string) (int, error) {
+	if err := p.take(); err != nil {
+		return 0, err
+	}
+	req, err := o.request(stepOfJob, argv, p)
 	if err != nil {
 		return 0, err
 	}
-	req.Pack()
-	doc, err := json.Marshal(req)
-	if err != nil {
-		return 0, fmt.Errorf("cannot encode the request: %w", err)
-	}
-	reply, err := client.Run(context.Background(), &api.RunRequest{Request: doc})
+	reply, err := start(client, o, p, req)
 	if err != nil {
 		return 0, err
 	}
@@ -93,10 +89,72 @@ func run(client api.NodeClient, o *runOptions, argv []string) (int, error) {
 		opt: o, ntasks: spec.NTasks,
 	}
 	rec, err := l.follow(reply, &spec)
+	p.exit()
 	if err != nil {
 		return 0, err
 	}
 	return l.conclude(rec), nil
+}
+
+// start asks for the step. With plugins it does so in two parts, between which
+// slurm_spank_local_user_init knows the step's number and may still change its
+// environment.
+func start(client api.NodeClient, o *runOptions, p *plugins, req *step.Request) (*api.RunReply, error) {
+	asked := *req
+	asked.Pack()
+	doc, err := json.Marshal(asked)
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode the request: %w", err)
+	}
+	ctx := context.Background()
+	if p.session == nil {
+		return client.Run(ctx, &api.RunRequest{Request: doc})
+	}
+	reserved, err := client.Reserve(ctx, &api.RunRequest{Request: doc})
+	if err != nil {
+		p.exit()
+		return nil, err
+	}
+	ref := &api.StepRef{JobId: reserved.JobId, StepId: &reserved.StepId}
+	change, err := o.localUserInit(p, req, reserved)
+	if err != nil {
+		_, cerr := client.Cancel(ctx, &api.CancelRequest{Step: ref, Reason: "slurm_spank_local_user_init failed"})
+		if cerr != nil {
+			say("error: cannot give step %d.%d back: %s", reserved.JobId, reserved.StepId, plain(cerr))
+		}
+		return nil, err
+	}
+	reply, err := client.Launch(ctx, &api.LaunchRequest{Step: ref, Change: change})
+	if err != nil {
+		p.exit()
+	}
+	return reply, err
+}
+
+// localUserInit lets the plugins see the reserved step, and returns what they
+// made of its environment.
+func (o *runOptions) localUserInit(p *plugins, req *step.Request, reserved *api.RunReply) ([]byte, error) {
+	var spec step.Spec
+	if err := json.Unmarshal(reserved.Spec, &spec); err != nil {
+		return nil, fmt.Errorf("cannot parse noded's answer: %w", err)
+	}
+	own, err := o.clientEnv(int(req.Umask))
+	if err != nil {
+		return nil, err
+	}
+	err = p.localUserInit(spank.LocalJob{
+		ID: spec.ID, NNodes: spec.NNodes, TotalTasks: spec.NTasks, Argv: req.Argv,
+		Env: append(stepEnv(&spec), own...),
+	})
+	if err != nil {
+		return nil, err
+	}
+	change := step.LaunchChange{JobControl: p.control()}
+	if change.Env, err = o.environment(p, own); err != nil {
+		return nil, err
+	}
+	change.Pack()
+	return json.Marshal(change)
 }
 
 // launch is a step that this client waits for.

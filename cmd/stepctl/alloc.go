@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"stepd/api"
+	"stepd/spank"
+	"stepd/step"
+)
+
+func allocCommand(d *dialer) *cobra.Command {
+	o := &runOptions{}
+	c := &cobra.Command{
+		Use:         "alloc [options] [--] [COMMAND [ARG...]]",
+		Short:       "hold CPUs for a job while a command (default: $SHELL) runs",
+		Annotations: map[string]string{usesPlugins: spank.ContextAllocator.String()},
+		RunE: func(_ *cobra.Command, argv []string) error {
+			client, err := d.client()
+			if err != nil {
+				return err
+			}
+			code, err := alloc(client, o, d, argv)
+			if err == nil && code != 0 {
+				return exitError(code)
+			}
+			return err
+		},
+	}
+	o.bindJob(c)
+	c.Flags().BoolVar(&d.standalone, "standalone", false, "start a private noded for this command (root)")
+	return c
+}
+
+// alloc holds a job while the command runs, and returns the command's code.
+func alloc(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, error) {
+	p := d.plugins
+	if len(argv) == 0 {
+		argv = []string{shell()}
+	}
+	if err := p.take(); err != nil {
+		return 0, err
+	}
+	defer p.exit()
+	if o.name == "" {
+		o.name = "interactive" // salloc's
+	}
+	req, err := o.request(allocation, argv, p)
+	if err != nil {
+		return 0, err
+	}
+	req.Pack()
+	doc, err := json.Marshal(req)
+	if err != nil {
+		return 0, fmt.Errorf("cannot encode the request: %w", err)
+	}
+	job, err := client.Alloc(context.Background(), &api.RunRequest{Request: doc})
+	if err != nil {
+		return 0, err
+	}
+	tell := func(format string, args ...any) {
+		if !o.quiet {
+			say(format, args...)
+		}
+	}
+	tell("Granted job allocation %d", job.JobId)
+	code, err := inJob(req, d, job, argv)
+	tell("Relinquishing job allocation %d", job.JobId)
+	if _, rerr := client.Release(context.Background(), &api.ReleaseRequest{JobId: job.JobId}); rerr != nil {
+		err = errors.Join(err, fmt.Errorf("cannot give job %d back: %s", job.JobId, plain(rerr)))
+	}
+	return code, err
+}
+
+func shell() string {
+	if s := os.Getenv("SHELL"); s != "" {
+		return s
+	}
+	return "/bin/sh"
+}
+
+// inJob runs the command with the job's variables. It is the user's own
+// process, here: Ctrl-C is the terminal's to send it.
+func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string) (int, error) {
+	path, _ := d.path()
+	if d.private != nil {
+		path = d.private.socket
+	}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdin, os.Stdout, os.Stderr, req.Cwd
+	cmd.Env = append(append([]string(nil), d.plugins.env...),
+		jobVariables(job.JobId, req.NTasks, int(job.Cpus), job.Node, job.Partition, d.plugins.cluster, req.Name)...)
+	cmd.Env = append(cmd.Env, "SLURM_JOB_NODELIST="+job.Node, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost, "NODED_SOCKET="+path)
+	cmd.Env = append(cmd.Env, d.plugins.jobEnv()...)
+	sigs := make(chan os.Signal, 16) // a burst of signals must not be lost
+	signal.Notify(sigs, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(sigs)
+	if err := cmd.Start(); err != nil {
+		return 0, fmt.Errorf("cannot run %q: %w", argv[0], err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		select {
+		case sig := <-sigs:
+			// The terminal has sent INT and QUIT to the command as well.
+			if sig == syscall.SIGTERM || sig == syscall.SIGHUP {
+				_ = cmd.Process.Signal(sig) // it may have ended just now
+			}
+		case err := <-ended:
+			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+				return step.ExitStatus(exit.Sys().(syscall.WaitStatus)).Code(), nil
+			}
+			return 0, err
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"stepd/spank"
+)
+
+// usesPlugins annotates verbs whose command line has the plugins' options: its
+// value is the context.
+const usesPlugins = "spank-context"
+
+// prepare connects to noded, loads the plugins and makes their options flags of
+// the verb c. args is the command line without the verb.
+func (d *dialer) prepare(c *cobra.Command, args []string) error {
+	seen := peek(c, args)
+	d.socket, d.standalone = seen.socket, seen.standalone
+	if err := d.orStandalone(); err != nil {
+		return err
+	}
+	client, err := d.client()
+	if err != nil {
+		return err
+	}
+	which := spank.ContextLocal
+	if c.Annotations[usesPlugins] == spank.ContextAllocator.String() {
+		which = spank.ContextAllocator
+	}
+	p, err := loadPlugins(client, which)
+	if err != nil {
+		if seen.help {
+			say("cannot list the plugins' options: %s", plain(err))
+			return nil
+		}
+		return err
+	}
+	d.plugins = p
+	p.addFlags(c)
+	// What was peeked at must be what is parsed.
+	check := c.PreRunE
+	c.PreRunE = func(c *cobra.Command, argv []string) error {
+		if d.socket != seen.socket || d.standalone != seen.standalone {
+			return fmt.Errorf("write --socket and --standalone before the plugins' options")
+		}
+		if check != nil {
+			return check(c, argv)
+		}
+		return nil
+	}
+	return nil
+}
+
+// peeked is what must be known of a command line before it can be parsed.
+type peeked struct {
+	socket     string
+	standalone bool
+	help       bool
+}
+
+// peek reads the options that are known. Behind a long option that is not, a
+// word that begins with a dash is the next option; at any other it stops: that
+// may be the option's argument or the command.
+func peek(c *cobra.Command, args []string) (seen peeked) {
+	lookup := func(name string) *pflag.Flag {
+		if f := c.Flags().Lookup(name); f != nil {
+			return f
+		}
+		return c.InheritedFlags().Lookup(name)
+	}
+	for i := 0; i < len(args); i++ {
+		word, long := strings.CutPrefix(args[i], "--")
+		switch {
+		case word == "" || !strings.HasPrefix(args[i], "-") || args[i] == "-":
+			return seen
+		case !long:
+			i += shortArgs(c, args[i][1:])
+			seen.help = seen.help || args[min(i, len(args)-1)] == "-h"
+			continue
+		}
+		name, text, set := strings.Cut(word, "=")
+		f := lookup(name)
+		switch {
+		case name == "help":
+			seen.help = true
+			continue
+		case f == nil && (set || i+1 < len(args) && strings.HasPrefix(args[i+1], "-")):
+			continue
+		case f == nil:
+			return seen
+		case !set && f.NoOptDefVal != "":
+			text = f.NoOptDefVal
+		case !set:
+			if i++; i == len(args) {
+				return seen
+			}
+			text = args[i]
+		}
+		switch name {
+		case "socket":
+			seen.socket = text
+		case "standalone":
+			seen.standalone = text == "true"
+		}
+	}
+	return seen
+}
+
+// shortArgs tells how many words behind a cluster of short options are its
+// last one's argument.
+func shortArgs(c *cobra.Command, cluster string) int {
+	for i := range cluster {
+		f := c.Flags().ShorthandLookup(cluster[i : i+1])
+		switch {
+		case f == nil || f.NoOptDefVal != "":
+			continue
+		case i+1 < len(cluster):
+			return 0
+		default:
+			return 1
+		}
+	}
+	return 0
+}
+
+// setFlags are the flags that a command line has set, in the order of their names.
+func setFlags(c *cobra.Command) (set []*pflag.Flag) {
+	c.Flags().Visit(func(f *pflag.Flag) { set = append(set, f) })
+	return set
+}

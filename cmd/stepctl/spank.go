@@ -1,0 +1,339 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"stepd/api"
+	"stepd/spank"
+	"stepd/step"
+)
+
+// plugins is the client's side of SPANK: a spankhost that runs as the caller,
+// in local context for run and in allocator context for alloc and batch. Where
+// the stack is empty there is none, and every method does nothing.
+type plugins struct {
+	session *spank.Session
+	context spank.Context
+	options []spank.Option
+	given   []given // on the command line, in its order
+	// values are what the remote side gets: the last one of each option.
+	values map[int]*value
+
+	cluster    string
+	env        []string // environ, as plugins have left it
+	jobControl [][]byte
+}
+
+// given is one use of an option.
+type given struct {
+	option int
+	value  []byte // nil: none
+}
+
+// value is the last use of an option.
+type value struct {
+	bytes []byte // nil: none
+}
+
+// loadPlugins reads the node's plugin stack as the caller, loads it and calls
+// slurm_spank_init. An error is told already where exitError says so.
+func loadPlugins(client api.NodeClient, c spank.Context) (*plugins, error) {
+	p := &plugins{context: c, values: make(map[int]*value), env: os.Environ()}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	conf, err := client.ClientConfig(ctx, &api.Empty{})
+	if err != nil {
+		return nil, err
+	}
+	p.cluster = conf.Cluster
+	stack, err := spank.ReadStack(conf.Plugstack, conf.PluginDirs)
+	if err != nil {
+		return nil, err
+	}
+	if len(stack.Plugins) == 0 {
+		return p, nil
+	}
+	prog, err := beside("spankhost")
+	if err != nil {
+		return nil, err
+	}
+	var problems []string
+	p.session, problems, err = spank.Open(context.Background(), spank.SessionConfig{
+		Program: prog, Context: c, Stack: stack, AllowReleases: conf.AllowReleases,
+		Env: p.env, NodeName: conf.Node,
+		User:        step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())},
+		Files:       [3]*os.File{os.Stdin, os.Stdout, os.Stderr},
+		HookTimeout: time.Duration(conf.HookTimeoutS) * time.Second,
+		Log:         hearPlugin,
+	})
+	if c != spank.ContextLocal { // in local context stepd says the same
+		for _, line := range problems {
+			say("%s", line)
+		}
+	}
+	if err == nil {
+		p.options, err = p.session.Init()
+	}
+	if err != nil {
+		return nil, p.failed(err, "Plug-in initialization failed", "Failed to initialize plugin stack")
+	}
+	return p, nil
+}
+
+// hearPlugin prints what plugins say, as srun does (spank-behaviour §6).
+func hearPlugin(r step.HostRecord) {
+	switch r.Level {
+	case step.LogError:
+		say("error: %s", r.Text)
+	case step.LogSpank:
+		fmt.Fprintln(os.Stderr, r.Text)
+	case step.LogInfo:
+		say("%s", r.Text)
+	}
+}
+
+// failed ends the host and words a failure in srun's or salloc's words; the
+// hook's own were said by the host, unless it has not lived to say them.
+func (p *plugins) failed(err error, local, allocator string) error {
+	p.close() // its last words come first
+	var hook *step.HookError
+	if !errors.As(err, &hook) || hook.RC == nil {
+		say("error: %v", err)
+	}
+	words := local
+	if p.context == spank.ContextAllocator {
+		words = allocator
+	}
+	say("error: %s", words)
+	return exitError(1)
+}
+
+// pluginFlag is an option of a plugin, as a flag of the command.
+type pluginFlag struct {
+	p *plugins
+	i int
+}
+
+// noArg stands for "given without an argument": no argument can hold a NUL.
+const noArg = "\x00"
+
+func (f *pluginFlag) String() string { return "" }
+
+// Type is what help shows for the argument.
+func (f *pluginFlag) Type() string {
+	if o := f.p.options[f.i]; o.HasArg != 0 && o.ArgInfo != "" {
+		return o.ArgInfo
+	}
+	return ""
+}
+
+func (f *pluginFlag) Set(text string) error {
+	o := f.p.options[f.i]
+	g := given{option: f.i}
+	if text != noArg {
+		if o.HasArg == 0 {
+			return errors.New("it takes no argument")
+		}
+		g.value = []byte(text)
+	}
+	f.p.given = append(f.p.given, g)
+	return nil
+}
+
+// addFlags makes the plugins' options flags of the command, and sections of its
+// help.
+func (p *plugins) addFlags(c *cobra.Command) {
+	own := c.Flags()
+	sections := make(map[string]*pflag.FlagSet)
+	var order []string
+	for i, o := range p.options {
+		if own.Lookup(o.Name) != nil || c.InheritedFlags().Lookup(o.Name) != nil || o.Name == "help" {
+			say("error: Ignoring conflicting option %q in plugin %q", o.Name, o.Plugin)
+			continue
+		}
+		f := &pflag.Flag{Name: o.Name, Usage: o.Usage, Value: &pluginFlag{p, i}}
+		if o.HasArg != 1 {
+			f.NoOptDefVal = noArg
+		}
+		title := fmt.Sprintf("Options of plugin %s (%s):", o.Plugin, o.File)
+		if sections[title] == nil {
+			sections[title] = pflag.NewFlagSet(title, pflag.ContinueOnError)
+			order = append(order, title)
+		}
+		shown := *f
+		shown.NoOptDefVal = ""
+		sections[title].AddFlag(&shown)
+		f.Hidden = true // from the list of the command's own
+		own.AddFlag(f)
+	}
+	usage := c.UsageFunc()
+	c.SetUsageFunc(func(c *cobra.Command) error {
+		if err := usage(c); err != nil {
+			return err
+		}
+		for _, title := range order {
+			fmt.Fprintf(c.OutOrStderr(), "\n%s\n%s", title, sections[title].FlagUsages())
+		}
+		return nil
+	})
+}
+
+// take calls the options back: those of the environment, in the stack's order,
+// then those of the command line, in its own; then slurm_spank_init_post_opt.
+func (p *plugins) take() error {
+	if p.session == nil {
+		return nil
+	}
+	for i, o := range p.options {
+		text, ok := os.LookupEnv(step.JobEnvPrefix + step.OptionVariable(o.Plugin, o.Name))
+		if !ok || p.context != spank.ContextLocal {
+			continue // measured: it means nothing to sbatch
+		}
+		if err := p.give(i, []byte(text)); err != nil {
+			return err
+		}
+		if o.HasArg == 0 || (o.HasArg == 2 && text == noValue) {
+			p.values[i].bytes = nil
+		}
+	}
+	for _, g := range p.given {
+		if err := p.give(g.option, g.value); err != nil {
+			return err
+		}
+	}
+	if err := p.session.PostOpt(); err != nil {
+		if p.context == spank.ContextAllocator {
+			p.exit() // measured: salloc and sbatch call it then
+		}
+		return p.failed(err, "Plugin stack post-option processing failed.", "Plugin stack post-option processing failed")
+	}
+	return p.readState()
+}
+
+// noValue is how the outer command writes a flag into its job's environment.
+const noValue = "(null)"
+
+func (p *plugins) give(i int, v []byte) error {
+	o := p.options[i]
+	p.values[i] = &value{v}
+	err := p.session.Give(o, v)
+	var hook *step.HookError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &hook) && hook.RC != nil && v == nil:
+		return fmt.Errorf("Invalid --%s", o.Name)
+	case errors.As(err, &hook) && hook.RC != nil:
+		return fmt.Errorf("Invalid --%s argument: %.1024s", o.Name, v)
+	}
+	return err
+}
+
+func (p *plugins) readState() error {
+	env, jc, err := p.session.State()
+	if err != nil {
+		return err
+	}
+	p.env, p.jobControl = env, jc
+	return nil
+}
+
+// localUserInit calls slurm_spank_local_user_init: the step has its number.
+func (p *plugins) localUserInit(j spank.LocalJob) error {
+	if err := p.session.LocalUserInit(j); err != nil {
+		p.exit()
+		return p.failed(err, "Failure in local plugin stack", "")
+	}
+	return p.readState()
+}
+
+// spankOptions are what the request carries to the callbacks of the remote side.
+func (p *plugins) spankOptions() []step.SpankOption {
+	var out []step.SpankOption
+	for i, o := range p.options {
+		if v := p.values[i]; v != nil {
+			out = append(out, step.SpankOption{Plugin: o.Plugin, Name: o.Name, Value: v.bytes})
+		}
+	}
+	return out
+}
+
+// optionEnv is the form that options have in the job's environment: so a batch
+// step gets them, and every step a second time, as measured.
+func (p *plugins) optionEnv() []string {
+	var env []string
+	for _, o := range p.spankOptions() {
+		env = append(env, step.OptionVariable(o.Plugin, o.Name)+"="+string(o.Value))
+	}
+	return env
+}
+
+// control is the job control environment with the options in it.
+func (p *plugins) control() [][]byte {
+	out := append([][]byte(nil), p.jobControl...)
+	for _, o := range p.spankOptions() {
+		text := noValue
+		if o.Value != nil {
+			text = string(o.Value)
+		}
+		out = append(out, []byte(step.OptionVariable(o.Plugin, o.Name)+"="+text))
+	}
+	return out
+}
+
+// jobEnv is how the job's own commands see it.
+func (p *plugins) jobEnv() []string {
+	var env []string
+	for _, e := range p.control() {
+		env = append(env, step.JobEnvPrefix+string(e))
+	}
+	return append(env, p.optionEnv()...)
+}
+
+// replayed are options of the outer command that no plugin offers here: the
+// remote side may know them, and refuses those that it does not know either.
+func (p *plugins) replayed() []string {
+	var env []string
+	known := make(map[string]bool)
+	for _, o := range p.options {
+		known[step.OptionVariable(o.Plugin, o.Name)] = true
+	}
+	for _, e := range os.Environ() {
+		e, ok := strings.CutPrefix(e, step.JobEnvPrefix)
+		name, text, _ := strings.Cut(e, "=")
+		if ok && strings.HasPrefix(name, step.OptionPrefix) && !known[name] {
+			if text == noValue {
+				text = ""
+			}
+			env = append(env, name+"="+text)
+		}
+	}
+	return env
+}
+
+// exit calls slurm_spank_exit; its failure changes nothing (failure table).
+func (p *plugins) exit() {
+	if p == nil || p.session == nil {
+		return
+	}
+	var hook *step.HookError
+	if err := p.session.Exit(); err != nil && (!errors.As(err, &hook) || hook.RC == nil) {
+		say("error: %v", err)
+	}
+}
+
+// close ends the host.
+func (p *plugins) close() {
+	if p != nil && p.session != nil {
+		p.session.Close()
+		p.session = nil
+	}
+}
