@@ -59,8 +59,8 @@ func (n *Node) admitAlloc(ctx context.Context, caller api.Peer, client int, req 
 	if err != nil {
 		return nil, err
 	}
-	rec := n.jobOf(n.spec(req, user, a), step.OriginAlloc)
-	rec.Holder = h
+	rec := n.jobOf(n.spec(req, user, a))
+	rec.Origin, rec.Holder = step.OriginAlloc, h
 	if err := n.store.newJob(&rec, nil); err != nil {
 		n.reg.abandon(a)
 		return nil, status.Error(codes.Internal, err.Error())

@@ -91,6 +91,10 @@ func (n *Node) endJob(j *job) {
 	if err := n.cfg.Tracker.EndJob(j.ID); err != nil {
 		log.Errorf("%v", err)
 	}
+	if err := n.removeScript(&j.jobRecord); err != nil {
+		log.Errorf("%v", err)
+	}
+	// The store last: until then a restarted noded does this again.
 	if err := n.store.endJob(j.ID); err != nil {
 		log.Errorf("%v", err)
 	}

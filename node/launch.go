@@ -67,6 +67,11 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events *
 	if err := n.cfg.Containers.Create(ctx, f.id.Job, spec.User); err != nil {
 		return err
 	}
+	if len(spec.Script) > 0 {
+		if err := n.writeScript(spec); err != nil {
+			return err
+		}
+	}
 	ns, err := n.namespace(f.id.Job, spec)
 	if err != nil {
 		return err

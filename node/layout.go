@@ -20,18 +20,21 @@ func (l layout) socket() string               { return filepath.Join(l.run, "nod
 func (l layout) state() string                { return filepath.Join(l.spool, "state.db") }
 func (l layout) resultsDir() string           { return filepath.Join(l.spool, "results") }
 func (l layout) result(id step.ID) string     { return filepath.Join(l.resultsDir(), id.String()) }
+func (l layout) scriptsDir() string           { return filepath.Join(l.spool, "scripts") }
+func (l layout) script(job uint32) string     { return filepath.Join(l.scriptsDir(), fmt.Sprint(job)) }
 func (l layout) eventsDir() string            { return filepath.Join(l.spool, "events") }
 func (l layout) events(id step.ID) string     { return filepath.Join(l.eventsDir(), id.String()+".jsonl") }
 
 // make creates the directories. Users pass through RUN to their steps'
-// sockets; of the spool nothing is theirs to see.
+// sockets, and through the spool to their batch scripts; of the rest of the
+// spool nothing is theirs to see.
 func (l layout) make() error {
 	for _, d := range []struct {
 		path string
 		mode os.FileMode
 	}{
 		{l.run, 0o755}, {l.stepsDir(), 0o755},
-		{l.spool, 0o700}, {l.resultsDir(), 0o700}, {l.eventsDir(), 0o700},
+		{l.spool, 0o711}, {l.resultsDir(), 0o700}, {l.eventsDir(), 0o700}, {l.scriptsDir(), 0o711},
 	} {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return fmt.Errorf("cannot create directory: %w", err)
@@ -39,6 +42,13 @@ func (l layout) make() error {
 		if err := checkOurs(d.path); err != nil {
 			return err
 		}
+	}
+	if l.run == l.spool {
+		return nil
+	}
+	// An earlier noded's spool was closed to users.
+	if err := os.Chmod(l.spool, 0o711); err != nil {
+		return fmt.Errorf("cannot let users reach their scripts: %w", err)
 	}
 	return nil
 }

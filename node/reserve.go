@@ -96,7 +96,7 @@ func (n *Node) number(spec *step.Spec, a *admission, received time.Time, state s
 		rec.Tasks[i] = step.Task{Rank: i, LocalID: i, State: step.TaskPending}
 	}
 	if a.job == nil {
-		job := n.jobOf(spec, step.OriginRun)
+		job := n.jobOf(spec)
 		job.Implicit = true
 		if err := n.store.newJob(&job, &rec); err != nil {
 			return nil, err
@@ -106,16 +106,18 @@ func (n *Node) number(spec *step.Spec, a *admission, received time.Time, state s
 		return nil, err
 	}
 	spec.ID = rec.ID
-	spec.Origin, spec.JobNTasks = a.job.Origin, a.job.NTasks
+	if a.job.Origin != "" { // else an older noded made the job
+		spec.Origin, spec.JobNTasks = a.job.Origin, a.job.NTasks
+	}
 	spec.ResultFile = n.files.result(rec.ID)
 	return newFollower(n, a.job, rec), nil
 }
 
 // jobOf is the record of the job that spec asks for.
-func (n *Node) jobOf(spec *step.Spec, origin step.JobOrigin) jobRecord {
+func (n *Node) jobOf(spec *step.Spec) jobRecord {
 	return jobRecord{
 		UID: spec.User.UID, User: spec.User.Name, CPUs: spec.CPUs,
-		Origin: origin, Name: spec.Name, NTasks: spec.NTasks,
+		Origin: spec.Origin, Name: spec.Name, NTasks: spec.JobNTasks,
 	}
 }
 

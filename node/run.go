@@ -75,11 +75,30 @@ func (n *Node) check(req *step.Request) error {
 	if req.MPI == "" {
 		req.MPI = n.cfg.MPIDefault
 	}
+	if err == nil && len(req.Script) > 0 {
+		err = checkBatch(req)
+	}
 	if err == nil && !slices.Contains(n.cfg.MPITypes, req.MPI) {
 		err = &step.FieldError{Field: "mpi", Problem: fmt.Sprintf("no type %q here: there are %s", req.MPI, strings.Join(n.cfg.MPITypes, ", "))}
 	}
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	return nil
+}
+
+// checkBatch refuses what a batch step cannot have: nobody waits for it.
+func checkBatch(req *step.Request) error {
+	if req.Job != nil {
+		return &step.FieldError{Field: "script", Problem: fmt.Sprintf("job %d runs already: a batch job is a job of its own", *req.Job)}
+	}
+	for _, s := range []struct {
+		field string
+		kind  step.StreamKind
+	}{{"stdin", req.Stdin.Kind}, {"stdout", req.Stdout.Kind}, {"stderr", req.Stderr.Kind}} {
+		if s.kind == step.StreamClient {
+			return &step.FieldError{Field: s.field, Problem: "a batch script has no client to stream to"}
+		}
 	}
 	return nil
 }
@@ -128,6 +147,11 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		Spank: n.cfg.Spank, Proctrack: step.Proctrack{Kind: n.cfg.Tracker.Kind()},
 		Container: n.cfg.ContainerType, RunDir: n.files.run,
 		KillWaitS: int(n.cfg.KillWait / time.Second),
+		Origin:    step.OriginRun, JobNTasks: req.NTasks,
+	}
+	if len(req.Script) > 0 {
+		// The task count is the job's: its batch step is one task.
+		s.Origin, s.NTasks = step.OriginBatch, 1
 	}
 	s.NoNewPrivs = s.NoNewPrivs || n.cfg.NoNewPrivs
 	s.Env = n.taskEnv(s.Env)

@@ -95,10 +95,10 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	w.tlvStr(tagUser, s.User.Name)
 	w.tlvU32(tagJobID, s.ID.Job)
 	w.tlvU32(tagStepID, s.ID.Step)
-	w.tlvU32(tagNNodes, uint32(s.NNodes))
+	w.tlvU32(tagNNodes, nnodes(s))
 	w.tlvU32(tagNodeID, s.NodeID)
 	w.tlvStr(tagNodeName, s.NodeName)
-	w.tlvU32(tagTotalTasks, uint32(s.NTasks))
+	w.tlvU32(tagTotalTasks, totalTasks(s))
 	w.tlvU32s(tagGlobalIDs, globalIDs(s))
 	w.tlvU32(tagNCPUs, uint32(s.NCPUs))
 	w.tlvU32(tagCPUsPerTask, cpusPerTask(s))
@@ -107,7 +107,7 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	w.tlvU64(tagJobMem, s.MemoryMB)
 	w.tlvU64(tagStepMem, s.MemoryMB)
 	w.tlvU32(tagRestarts, s.RestartCount)
-	w.tlvU32(tagArrayID, s.ID.Job)
+	w.tlvU32(tagArrayID, arrayID(s))
 	w.tlvU32(tagArrayTask, noArrayTask)
 	for _, a := range s.Argv {
 		w.tlvStr(tagArg, a)
@@ -185,8 +185,38 @@ func globalIDs(s *step.Spec) []uint32 {
 	return ids
 }
 
+// A batch step answers four items otherwise than the rest
+// (traces/table_sbatch_items.tsv): it has no nodes and no array, all of the
+// job's tasks in total, and its one task has all of the job's CPUs.
+
+func isBatch(s *step.Spec) bool { return s.ID.Step == step.BatchStep }
+
+func nnodes(s *step.Spec) uint32 {
+	if isBatch(s) {
+		return 0
+	}
+	return uint32(s.NNodes)
+}
+
+func totalTasks(s *step.Spec) uint32 {
+	if isBatch(s) {
+		return uint32(s.JobNTasks)
+	}
+	return uint32(s.NTasks)
+}
+
+func arrayID(s *step.Spec) uint32 {
+	if isBatch(s) {
+		return 0
+	}
+	return s.ID.Job
+}
+
 // cpusPerTask is S_STEP_CPUS_PER_TASK: 1 with --overcommit (spank-abi, items).
 func cpusPerTask(s *step.Spec) uint32 {
+	if isBatch(s) {
+		return uint32(s.NCPUs)
+	}
 	if s.Overcommit || s.CPUsPerTask < 1 {
 		return 1
 	}

@@ -75,6 +75,9 @@ func (s *Step) LauncherLost() {
 
 // waitAttached waits for the client's streams.
 func (s *Step) waitAttached() error {
+	if isBatch(s.plan.Spec) {
+		return nil // it has no client
+	}
 	limit := attachTimeout
 	needed := s.plan.NeedClient != [3]bool{}
 	if !needed {

@@ -39,6 +39,9 @@ func MakePlan(spec *step.Spec) (*Plan, error) {
 		HostEnv: hostEnv(spec),
 	}
 	p.CommonEnv = commonEnv(spec)
+	if isBatch(spec) {
+		p.Env, p.CommonEnv = batchEnv(spec), batchCommonEnv(spec)
+	}
 	p.TaskEnv = make([][]string, spec.NTasks)
 	for rank := range p.TaskEnv {
 		n := strconv.Itoa(rank)
@@ -102,11 +105,15 @@ func hostEnv(s *step.Spec) []string {
 	if s.SlurmConf != "" {
 		env = append(env, "SLURM_CONF="+s.SlurmConf)
 	}
+	env = append(env, "SLURMD_NODENAME="+s.NodeName)
+	if isBatch(s) {
+		return env // a script is no MPI program
+	}
 	mpi := s.MPI
 	if mpi == "" {
 		mpi = "none"
 	}
-	return append(env, "SLURMD_NODENAME="+s.NodeName, "SLURM_MPI_TYPE="+mpi)
+	return append(env, "SLURM_MPI_TYPE="+mpi)
 }
 
 // maxArgStrlen is what execve(2) takes of one string (MAX_ARG_STRLEN).

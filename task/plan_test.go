@@ -188,3 +188,32 @@ func FuzzExpandPattern(f *testing.F) {
 		}
 	})
 }
+
+// A batch script sees its job and no step.
+func TestPlanBatch(t *testing.T) {
+	s := testSpec()
+	s.ID.Step, s.NTasks, s.JobNTasks = step.BatchStep, 1, 2
+	s.Stdout, s.Stderr = step.Stream{Kind: step.StreamFile, Pattern: "slurm-%j.out"}, step.Stream{Kind: step.StreamSame}
+	s.JobControl = [][]byte{[]byte("_SLURM_SPANK_OPTION_p_flag=(null)"), []byte("JC=1")}
+	p, err := MakePlan(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"PATH=/bin", "SLURM_JOB_ID=77", "SLURM_NTASKS=2", "SLURM_TASKS_PER_NODE=2",
+		"SLURM_SPANK__SLURM_SPANK_OPTION_p_flag=(null)", "SLURM_SPANK_JC=1", "NODED_SOCKET=/run/stepd/noded.sock"} {
+		if !slices.Contains(p.Env, want) {
+			t.Errorf("the script's environment lacks %q", want)
+		}
+	}
+	for _, e := range append(p.Env, p.HostEnv...) {
+		if strings.HasPrefix(e, "SLURM_STEP") || strings.HasPrefix(e, "SLURM_MPI_TYPE") {
+			t.Errorf("the script sees a step: %s", e)
+		}
+	}
+	if !slices.Contains(p.CommonEnv, "SLURM_JOB_USER=guser1") || !slices.Contains(p.CommonEnv, "SLURM_GTIDS=0") || len(p.TaskEnv) != 1 {
+		t.Errorf("task environment %q, %q", p.CommonEnv, p.TaskEnv)
+	}
+	if len(p.Streams) != 3 || p.Streams[1].Path != "slurm-77.out" || p.NeedClient != [3]bool{} {
+		t.Errorf("streams %+v", p.Streams)
+	}
+}

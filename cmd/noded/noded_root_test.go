@@ -55,8 +55,52 @@ func (d *private) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// newPrivate builds noded and gives it its programs.
+// newPrivate builds noded and gives it played programs.
 func newPrivate(t *testing.T) *private {
+	t.Helper()
+	d := builtNoded(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Dir(d.bin)
+	if out, err := exec.Command("cp", self, bin+"/stepd").CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v\n%s", err, out)
+	}
+	script := "#!/bin/sh\nread what n\necho uid=$n\necho gid=$n\necho name=u$n\n"
+	if err := os.WriteFile(bin+"/spankhost", []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, d.path("slurm.conf"), "NodeName=n CPUs=4\n")
+	d.start()
+	return d
+}
+
+// newReal gives noded the programs that make has built, and the site's files.
+func newReal(t *testing.T, files map[string]string) *private {
+	t.Helper()
+	d := builtNoded(t)
+	dir := os.Getenv("STEPD_BIN")
+	if dir == "" {
+		dir = "../../bin"
+	}
+	for _, name := range []string{"stepd", "spankhost"} {
+		if out, err := exec.Command("cp", filepath.Join(dir, name), filepath.Dir(d.bin)).CombinedOutput(); err != nil {
+			t.Fatalf("cp: %v: run make first\n%s", err, out)
+		}
+	}
+	write(t, d.path("slurm.conf"), "NodeName=n CPUs=4\n"+files["slurm.conf"])
+	for name, text := range files {
+		if name != "slurm.conf" {
+			write(t, d.path(name), text)
+		}
+	}
+	d.start()
+	return d
+}
+
+// builtNoded builds noded into a directory of its own, and starts nothing.
+func builtNoded(t *testing.T) *private {
 	t.Helper()
 	testkit.RequireRoot(t)
 	d := &private{t: t, dir: t.TempDir()}
@@ -69,20 +113,7 @@ func newPrivate(t *testing.T) *private {
 	if out, err := exec.Command("go", "build", "-o", bin+"/noded", ".").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command("cp", self, bin+"/stepd").CombinedOutput(); err != nil {
-		t.Fatalf("cp: %v\n%s", err, out)
-	}
-	script := "#!/bin/sh\nread what n\necho uid=$n\necho gid=$n\necho name=u$n\n"
-	if err := os.WriteFile(bin+"/spankhost", []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
 	d.bin = bin + "/noded"
-	write(t, d.path("slurm.conf"), "NodeName=n CPUs=4\n")
-	d.start()
 	t.Cleanup(func() {
 		if t.Failed() {
 			d.mu.Lock()

@@ -10,6 +10,7 @@
 //	die CODE       exit without a result
 //	linger         send a result and never exit
 //	silent         say nothing, for ever
+//	script         end at once; the reason tells of the batch script
 //	env NAME       end at once; the reason is NAME=VALUE of the step's environment
 package fakestepd
 
@@ -60,6 +61,14 @@ func run() error {
 		return err
 	}
 	argv := f.spec.Argv
+	if f.spec.ID.Step == step.BatchStep {
+		// The script's text is the command; its name is told by "script".
+		text, err := os.ReadFile(argv[0])
+		if err != nil {
+			return err
+		}
+		argv = append(strings.Fields(strings.TrimPrefix(string(text), "#!")), argv...)
+	}
 	switch argv[0] {
 	case "silent":
 		select {}
@@ -145,6 +154,11 @@ func (f *fake) await(argv []string) (step.ExitStatus, error) {
 				f.rec.Reason = e
 			}
 		}
+		return 0, nil
+	case "script":
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.rec.Reason = fmt.Sprintf("%s %s of %d tasks, %d bytes of script", f.spec.Origin, strings.Join(argv[1:], " "), f.spec.JobNTasks, len(f.spec.Script))
 		return 0, nil
 	case "exit", "linger":
 		code := 0

@@ -1,0 +1,63 @@
+package task
+
+import (
+	"strconv"
+	"strings"
+
+	"stepd/step"
+)
+
+// isBatch tells whether the step is a job's batch script.
+func isBatch(s *step.Spec) bool { return s.ID.Step == step.BatchStep }
+
+// batchEnv is what a batch script sees of its job (traces/sbatch_reg.jsonl):
+// nothing of a step, and the job control environment, so that the commands in
+// it give the job's options to their own plugins.
+func batchEnv(s *step.Spec) []string {
+	env := newEnvList(s.Env)
+	job, ntasks := u32(s.ID.Job), strconv.Itoa(s.JobNTasks)
+	if s.SlurmConf != "" {
+		env.set("SLURM_CONF", s.SlurmConf)
+	}
+	env.set("SLURM_JOB_NAME", s.Name)
+	for _, e := range s.JobControl {
+		if name, value, ok := strings.Cut(string(e), "="); ok {
+			env.set(step.JobEnvPrefix+name, value)
+		}
+	}
+	if s.CPUsPerTask > 1 {
+		env.set("SLURM_CPUS_PER_TASK", strconv.Itoa(s.CPUsPerTask))
+	}
+	env.set("SLURM_NPROCS", ntasks)
+	env.set("SLURM_NTASKS", ntasks)
+	env.set("SLURM_CLUSTER_NAME", s.Cluster)
+	env.set("SLURM_JOB_ID", job)
+	env.set("SLURM_JOB_NUM_NODES", "1")
+	env.set("SLURM_JOB_NODELIST", s.NodeList)
+	env.set("SLURM_JOB_PARTITION", s.Partition)
+	env.set("SLURM_NODE_ALIASES", "(null)")
+	env.set("SLURM_JOB_CPUS_PER_NODE", strconv.Itoa(s.NCPUs))
+	env.set("SLURM_JOBID", job)
+	env.set("SLURM_NNODES", "1")
+	env.set("SLURM_NODELIST", s.NodeList)
+	env.set("SLURM_TASKS_PER_NODE", ntasks)
+	env.set("SLURM_TOPOLOGY_ADDR", s.NodeName)
+	env.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
+	// Commands in the script find this node's daemon (rulings 29).
+	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
+	return env.list
+}
+
+// batchCommonEnv is what the script gets between task_init_privileged and
+// task_init.
+func batchCommonEnv(s *step.Spec) []string {
+	return []string{
+		"SLURM_CPUS_ON_NODE=" + strconv.Itoa(s.NCPUs),
+		"SLURM_NODEID=" + u32(s.NodeID),
+		"SLURM_GTIDS=0",
+		"SLURM_JOB_UID=" + u32(s.User.UID),
+		"SLURM_JOB_USER=" + s.User.Name,
+		"SLURM_JOB_GID=" + u32(s.User.GID),
+		"SLURMD_NODENAME=" + s.NodeName,
+	}
+}
