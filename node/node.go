@@ -26,6 +26,8 @@ type Node struct {
 	locks []*os.File
 	store *store
 	reg   *registry
+	// draining orders changes of the drain state.
+	draining sync.Mutex
 
 	// stopping is closed by Stop: followers let go of their steps.
 	stopping <-chan struct{}

@@ -97,6 +97,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	f.update(func(own *step.Record) {
 		own.State, own.Reason = rec.State, rec.Reason
 		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
+		own.Drain, own.PluginCrash = rec.Drain, rec.PluginCrash
 		own.Ended = rec.Ended
 		if own.Ended == nil {
 			now := time.Now()
@@ -110,6 +111,10 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		}
 	})
 	f.settled = true
+	// Before anybody hears of the end, and asks for the next step.
+	if rec.Drain != "" {
+		f.n.drainSelf(rec.Drain)
+	}
 	forgotten, err := f.n.store.finish(f.record(), time.Now())
 	if err != nil {
 		f.log.Errorf("%v", err)

@@ -228,6 +228,12 @@ func (r *registry) setDrain(d drainRecord) {
 	r.drained = d
 }
 
+func (r *registry) drain() drainRecord {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.drained
+}
+
 // follower returns the running step, or nil.
 func (r *registry) follower(id step.ID) *follower {
 	r.mu.Lock()

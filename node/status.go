@@ -44,12 +44,3 @@ func nodeState(drained bool, jobs int) string {
 	}
 	return "IDLE"
 }
-
-// setDrain changes the state for ever, and then for the next request.
-func (n *Node) setDrain(d drainRecord) error {
-	if err := n.store.setDrain(d); err != nil {
-		return err
-	}
-	n.reg.setDrain(d)
-	return nil
-}

@@ -34,12 +34,6 @@ var (
 	keyDrain    = []byte("drain")
 )
 
-// drainRecord is the node's drain state; the zero value is not drained.
-type drainRecord struct {
-	Drained bool   `json:"drained"`
-	Reason  string `json:"reason"`
-}
-
 // openStore opens the database, or makes an empty one. The caller holds the spool's lock.
 func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error) {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{

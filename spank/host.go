@@ -165,6 +165,9 @@ func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
 		return nil, false
 	}
 	e := &step.HookError{Plugin: h.PluginName(w.Plugin), Hook: w.Hook, Required: h.Required(w.Plugin), Cause: cause}
+	if w.Plugin >= 0 && w.Plugin < len(h.stack) {
+		e.Path = h.stack[w.Plugin].Path
+	}
 	if rank >= 0 {
 		e.Rank = &rank
 	}

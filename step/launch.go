@@ -89,6 +89,7 @@ type Usage struct {
 // happened to the process while it ran.
 type HookError struct {
 	Plugin   string // base name of the file
+	Path     string // the file, "" where it is not known
 	Hook     string // "slurm_spank_task_init"
 	Rank     *int   // nil in the host itself
 	Required bool

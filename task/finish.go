@@ -48,18 +48,17 @@ func (s *Step) settle(err error) {
 	if err == nil {
 		return
 	}
-	code := 1
-	var hook *step.HookError
-	if errors.As(err, &hook) && hook.RC != nil {
-		code = hookExitCode(hook.Hook, s.plan.Spec.Spank.Strict)
-	}
+	v := launchVerdict(err, s.plan.Spec)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failure != nil {
 		return // the first cause is the step's
 	}
 	s.noteReason(err.Error())
-	s.failure = &failure{code: code}
+	s.failure = &failure{code: v.code}
+	if v.drain {
+		s.rec.Drain = drainReason(err, s.plan.Spec)
+	}
 	if _, ok := errors.AsType[errCancelled](err); ok {
 		s.failure.state = step.Cancelled
 	}
@@ -69,16 +68,6 @@ func (s *Step) settle(err error) {
 type failure struct {
 	code  int
 	state step.State
-}
-
-// hookExitCode is the step's exit code when a required plugin's hook returned
-// a negative number: the failure table of spank(8), where the two hooks that
-// the table gives 0 keep it unless SpankStrict=yes.
-func hookExitCode(hook string, strict bool) int {
-	if !strict && (hook == "slurm_spank_user_init" || hook == "slurm_spank_task_post_fork") {
-		return 0
-	}
-	return 1
 }
 
 // killRest ends what the tasks have left behind, double-forked daemons
@@ -113,6 +102,7 @@ func (s *Step) exitHooks() error {
 	if errors.As(err, &hook) && hook.RC != nil {
 		// Slurm: the step's end is not changed (failure table, slurm_spank_exit).
 		s.d.Audience.Log(step.LogError, "spank_fini failed: "+err.Error())
+		s.strictFailure(err)
 		err = nil
 	}
 	if errors.Is(err, step.ErrHostGone) {
@@ -210,6 +200,9 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 			s.noteReason(fmt.Sprintf("task %d: %s", worst, st.Describe()))
 		}
 		return step.Failed, code, signal
+	}
+	if s.floor > 0 {
+		return step.Failed, s.floor, nil
 	}
 	return step.Completed, 0, nil
 }

@@ -102,6 +102,7 @@ func (s *Step) waitFailed(err error) {
 	}
 	if hook, ok := errors.AsType[*step.HookError](err); ok && hook.Rank != nil {
 		s.sayError(fmt.Sprintf("Unable to spank task %d at exit", *hook.Rank))
+		s.strictFailure(err)
 		return
 	}
 	s.sayError(err.Error())
@@ -240,6 +241,7 @@ func (s *Step) recordEnd(e step.TaskEnd) (status step.ExitStatus, said string) {
 		return e.Status, ""
 	}
 	s.noteReason(crash.Error())
+	s.noteCrash(crash)
 	one := 1
 	t.ExitCode, t.Signal = &one, nil
 	return step.ExitedWith(1), crash.Error()

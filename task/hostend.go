@@ -60,7 +60,12 @@ func (s *Step) hostDied() error {
 	s.hostDead = true
 	err := s.hostDeath(s.hostStatus())
 	var hook *step.HookError
-	if s.gateOpen && errors.As(err, &hook) && !hook.Required {
+	if errors.As(err, &hook) {
+		s.mu.Lock()
+		s.noteCrash(hook)
+		s.mu.Unlock()
+	}
+	if s.gateOpen && hook != nil && !hook.Required {
 		text := err.Error()
 		if s.alive > 0 {
 			text += "; the plugin is optional: the tasks run on, without further hooks"

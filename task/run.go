@@ -65,6 +65,7 @@ type Step struct {
 	launched bool // guarded by mu
 	// failure is set where the step's end is not that of its tasks.
 	failure *failure // guarded by mu
+	floor   int      // guarded by mu: the least exit code, where SpankStrict asks for one
 	why     string   // guarded by mu: why stepd killed the host in a hook
 }
 
@@ -225,12 +226,15 @@ func (s *Step) loadStack(context.Context) error {
 	}, s.hear)
 	s.sayProblems(problems)
 	if err != nil {
-		return err
+		return errLoad{err}
 	}
 	s.hostIsSetUp()
 	problems, err = s.host.LoadStack()
 	s.sayProblems(problems)
-	return err
+	if err != nil {
+		return errLoad{err}
+	}
+	return nil
 }
 
 func (s *Step) initStack(context.Context) error {

@@ -224,7 +224,7 @@ func TestRunFailures(t *testing.T) {
 		{"track", errors.New("no space left on device"), 1, begun(1, "close host")},
 		{"start", errors.New("exec format error"), 1, begun(2, "destroy")},
 		{"load", errors.New("dlopen"), 1, begun(4, "pids", "destroy", "close host")},
-		{"init", hook("slurm_spank_init"), 1, begun(5, "pids", "destroy", "close host")},
+		{"init", hook("slurm_spank_init"), 0, begun(5, "pids", "destroy", "close host")},
 		{"prefork", errors.New("no sockets"), 1, begun(6, "pids", "exit", "close mpi", "destroy", "close host")},
 		{"user_init", hook("slurm_spank_user_init"), 0, begun(8, "pids", "exit", "close mpi", "destroy", "close host")},
 		{"add 5001", errors.New("no such process"), 1, begun(11, "pids", "exit", "close mpi", "destroy", "close host")},

@@ -10,6 +10,7 @@
 //	die CODE       exit without a result
 //	linger         send a result and never exit
 //	silent         say nothing, for ever
+//	drain WORD...  end with code 1, and a reason to drain the node
 //	script         end at once; the reason tells of the batch script
 //	env NAME       end at once; the reason is NAME=VALUE of the step's environment
 package fakestepd
@@ -155,6 +156,11 @@ func (f *fake) await(argv []string) (step.ExitStatus, error) {
 			}
 		}
 		return 0, nil
+	case "drain":
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.rec.Drain = strings.Join(argv[1:], " ")
+		return step.ExitedWith(1), nil
 	case "script":
 		f.mu.Lock()
 		defer f.mu.Unlock()

@@ -1,0 +1,39 @@
+package node
+
+// drainRecord is the node's drain state; the zero value is not drained.
+type drainRecord struct {
+	Drained bool   `json:"drained"`
+	Reason  string `json:"reason"`
+}
+
+// setDrain changes the state for ever, and then for the next request.
+func (n *Node) setDrain(d drainRecord) error {
+	n.draining.Lock()
+	defer n.draining.Unlock()
+	return n.setDrainLocked(d)
+}
+
+func (n *Node) setDrainLocked(d drainRecord) error {
+	if err := n.store.setDrain(d); err != nil {
+		return err
+	}
+	n.reg.setDrain(d)
+	return nil
+}
+
+// drainSelf drains the node for what has happened on it. The first reason stays
+// until the node is resumed; steps that run go on.
+func (n *Node) drainSelf(reason string) {
+	reason = message(reason) // a plugin's words may be in it
+	n.draining.Lock()
+	defer n.draining.Unlock()
+	if d := n.reg.drain(); d.Drained {
+		n.log.Warnf("the node is drained already (%s); now there is also: %s", d.Reason, reason)
+		return
+	}
+	n.log.Errorf("draining the node: %s", reason)
+	if err := n.setDrainLocked(drainRecord{Drained: true, Reason: reason}); err != nil {
+		n.log.Errorf("%v", err)
+		n.reg.setDrain(drainRecord{Drained: true, Reason: reason}) // as long as we live
+	}
+}

@@ -1,0 +1,77 @@
+package node
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+func (tn *testNode) doc() nodeDoc {
+	tn.t.Helper()
+	reply, err := tn.svc.NodeStatus(as(0), &api.Empty{})
+	if err != nil {
+		tn.t.Fatal(err)
+	}
+	var doc nodeDoc
+	if err := json.Unmarshal(reply.Node, &doc); err != nil {
+		tn.t.Fatal(err)
+	}
+	return doc
+}
+
+// TestStepDrains: a step's end may drain the node; the first reason stays, what
+// runs goes on, a restart changes nothing, resume clears it.
+func TestStepDrains(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	running := tn.run(1000, request("wait"))
+	tn.until(running, step.Running)
+	// It is admitted before the node is drained.
+	second := newClient(t, 1000)
+	waits := tn.reserve(second, request("drain", "second reason\x1b[2J"))
+	rec := tn.wait(tn.run(1000, request("drain", "first", "reason")))
+	if rec.State != step.Failed || rec.Drain != "first reason" {
+		t.Errorf("record %+v", rec)
+	}
+	if d := tn.doc(); d.State != "DRAINING" || d.Reason != "first reason" {
+		t.Errorf("node %s %q", d.State, d.Reason)
+	}
+	_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit", "0"))})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "first reason") {
+		t.Errorf("a step on the drained node: %v", err)
+	}
+	if err := tn.launch(second.ctx, waits, step.LaunchChange{}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(waits)
+	if d := tn.doc(); d.Reason != "first reason" {
+		t.Errorf("the reason is %q now", d.Reason)
+	}
+	tn.stop()
+	tn = start(t, dir, nil)
+	t.Cleanup(tn.stop)
+	tn.until(running, step.Running)
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(running)}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(running)
+	if d := tn.doc(); d.State != "DRAINED" || d.Reason != "first reason" {
+		t.Errorf("node %s %q after the restart", d.State, d.Reason)
+	}
+	if _, err := tn.svc.Resume(as(0), &api.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	if d := tn.doc(); d.State != "IDLE" || d.Reason != "" {
+		t.Errorf("node %s %q after resume", d.State, d.Reason)
+	}
+	tn.wait(tn.run(1000, request("drain", "a\nb")))
+	if d := tn.doc(); d.Reason != "a b" {
+		t.Errorf("reason %q", d.Reason)
+	}
+}
