@@ -1,5 +1,7 @@
 package spank
 
+import "slices"
+
 // The numbers of host/protocol.h, which is their source: TestProtocolNumbers
 // reads that file and fails when one differs.
 const (
@@ -80,6 +82,10 @@ var hookNames = [hookCount]string{
 	"slurm_spank_job_epilog", "slurm_spank_slurmd_exit", "slurm_spank_exit",
 	"option callback", "dlopen",
 }
+
+// Hooks are the functions that a plugin may export, in the order of their
+// numbers.
+func Hooks() []string { return slices.Clone(hookNames[:hookOption]) }
 
 // hookName never fails: the number may come from a corrupted board.
 func hookName(n uint32) string {

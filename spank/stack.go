@@ -19,7 +19,8 @@ const (
 type Plugin struct {
 	// Path is what to dlopen: the path as written, or for a relative one the
 	// first file of that name in the plugin directories. One that is in none
-	// stays as written, so that dlopen says what it says in Slurm.
+	// stays as written, so that dlopen says what it says in Slurm, and with a
+	// slash in it is one from the root.
 	Path     string
 	Required bool
 	// Args are the words behind the path.

@@ -17,6 +17,9 @@ func (r *stackReader) find(name string) string {
 		return path
 	}
 	path = name
+	if strings.Contains(name, "/") {
+		path = "/" + name // as for stepd; never beneath a client's own directory
+	}
 	for _, dir := range r.dirs {
 		candidate := filepath.Join(dir, name)
 		r.source(candidate)

@@ -40,7 +40,7 @@ func TestStackLines(t *testing.T) {
 		{"a comment within a word", "optional /x#y.so a", []string{"optional /x @1"}, nil},
 		{"an escaped comment", `optional /x\#y.so`, []string{`optional /x\ @1`}, nil},
 		{"arguments", "required /x.so a b=c", []string{"required /x.so a b=c @1"}, nil},
-		{"no quotes", `optional "/a b.so" "c d"`, []string{`optional "/a b.so" "c d" @1`}, nil},
+		{"no quotes", `optional "/a b.so" "c d"`, []string{`optional /"/a b.so" "c d" @1`}, nil},
 		{"no continuation", "optional /a \\\n/b\noptional /c", []string{`optional /a \ @1`, "optional /c @3"}, []string{
 			`spank: plugstack.conf:2: Invalid line. Ignoring. The word "/b" is none of required, optional, include`,
 		}},
@@ -338,7 +338,7 @@ func TestStackLoopBySymlink(t *testing.T) {
 func TestStackPluginDirs(t *testing.T) {
 	dir := stackDir(t, map[string]string{
 		"1/a.so": "", "2/a.so": "", "2/b.so": "", "2/s/c.so": "", "1/d.so/x": "", "2/d.so": "",
-		"plugstack.conf": "optional a.so\noptional b.so\noptional s/c.so\noptional d.so\noptional none.so\noptional /a.so\noptional a.so\n",
+		"plugstack.conf": "optional a.so\noptional b.so\noptional s/c.so\noptional d.so\noptional none.so\noptional /a.so\noptional a.so\noptional s/none.so\n",
 	})
 	s, err := ReadStack(filepath.Join(dir, "plugstack.conf"), []string{filepath.Join(dir, "0"), filepath.Join(dir, "1"), filepath.Join(dir, "2")})
 	if err != nil {
@@ -348,7 +348,7 @@ func TestStackPluginDirs(t *testing.T) {
 	for _, p := range s.Plugins {
 		got = append(got, strings.TrimPrefix(p.Path, dir+"/"))
 	}
-	want := []string{"1/a.so", "2/b.so", "2/s/c.so", "2/d.so", "none.so", "/a.so", "1/a.so"}
+	want := []string{"1/a.so", "2/b.so", "2/s/c.so", "2/d.so", "none.so", "/a.so", "1/a.so", "/s/none.so"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

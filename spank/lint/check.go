@@ -1,0 +1,194 @@
+package lint
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"stepd/spank"
+)
+
+// Config is what Check is told.
+type Config struct {
+	// Plugstack is the file, absolute; "" is an empty stack.
+	Plugstack  string
+	PluginDirs []string
+	// AllowReleases lists further releases to accept (SpankAllowReleases).
+	AllowReleases []string
+	// RequireSafe makes an error of what others than root may change.
+	RequireSafe bool
+	// Host is the spankhost program, whose symbols plugins may import; without
+	// it imports are not checked, which is a finding.
+	Host string
+	// Options asks one plugin for its options, which executes it; nil: nobody is
+	// asked. An error says that the plugin failed.
+	Options func(spank.Plugin) ([]Option, error)
+	// BuiltIn are the long names of stepctl's own options.
+	BuiltIn []string
+}
+
+// Finding is one thing that is wrong, or doubtful.
+type Finding struct {
+	Severity spank.Severity `json:"severity"`
+	File     string         `json:"file"`
+	Line     int            `json:"line"` // 0 is the file as a whole
+	Plugin   string         `json:"plugin,omitempty"`
+	Text     string         `json:"text"`
+	Remedy   string         `json:"remedy,omitempty"`
+}
+
+// String is one line: "FILE:LINE: SEVERITY: TEXT; REMEDY".
+func (f Finding) String() string {
+	at := f.File
+	if f.Line > 0 {
+		at = fmt.Sprintf("%s:%d", f.File, f.Line)
+	}
+	return fmt.Sprintf("%s: %s: %s", at, f.Severity, f.What())
+}
+
+// What is the text and the remedy.
+func (f Finding) What() string {
+	if f.Remedy == "" {
+		return f.Text
+	}
+	return f.Text + "; " + f.Remedy
+}
+
+// State says what becomes of a plugin when a step loads the stack.
+type State string
+
+// The states.
+const (
+	StateFound        State = "found"        // it loads
+	StateMissing      State = "missing"      // there is no such file
+	StateIncompatible State = "incompatible" // built for a release that is not accepted
+	StateError        State = "error"        // it cannot be loaded for another reason
+)
+
+// Plugin is one plugin line, and what its file tells.
+type Plugin struct {
+	Path     string   `json:"path"`
+	File     string   `json:"file"`
+	Line     int      `json:"line"`
+	Required bool     `json:"required"`
+	Args     []string `json:"args"`
+	State    State    `json:"state"`
+	// Problem is why it does not load, "" where it does.
+	Problem string `json:"problem"`
+	Name    string `json:"name"`    // plugin_name
+	Type    string `json:"type"`    // plugin_type
+	Release string `json:"release"` // that it was built for, "" where it does not say
+	// Hooks are the functions that it exports, in the order of their numbers.
+	Hooks   []string `json:"hooks"`
+	Options []Option `json:"options"`
+	// Missing are the imports that nobody provides.
+	Missing []Missing `json:"missing"`
+}
+
+// Missing is an import that neither the host nor a library of the plugin has.
+type Missing struct {
+	Symbol string `json:"symbol"`
+	// Object is the library that imports it, "" for the plugin itself.
+	Object string `json:"object,omitempty"`
+	// Fatal ones keep the plugin from being loaded; the others end the host when
+	// they are called.
+	Fatal bool `json:"fatal"`
+}
+
+// Report is the stack as it would be loaded, and what is wrong with it.
+type Report struct {
+	Plugins []Plugin `json:"plugins"`
+	// Findings are in the order of the stack.
+	Findings []Finding `json:"findings"`
+	// prints is what the report rests on, see Stale.
+	prints map[string]*print
+}
+
+// Failed tells whether a finding is an error.
+func (r *Report) Failed() bool {
+	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Severity == spank.SeverityError })
+}
+
+// add adds a finding about a line.
+func (r *Report) add(severity spank.Severity, file string, line int, plugin, text, remedy string) {
+	r.Findings = append(r.Findings, Finding{severity, file, line, plugin, text, remedy})
+}
+
+// Check reads the stack and all of its plugins. It never fails: what goes wrong
+// is a finding. It executes nothing, unless Config.Options is set.
+func Check(c Config) *Report {
+	r := &Report{Plugins: []Plugin{}, Findings: []Finding{}}
+	stack, err := spank.ReadStack(c.Plugstack, c.PluginDirs)
+	r.remember(c, stack)
+	if err == nil {
+		// Once more, after the prints: what changes from now on makes the report
+		// stale.
+		stack, err = spank.ReadStack(c.Plugstack, c.PluginDirs)
+		r.remember(c, stack)
+	}
+	if err != nil {
+		text, remedy, _ := strings.Cut(err.Error(), "; ")
+		r.add(spank.SeverityError, c.Plugstack, 0, "", text, remedy)
+	}
+	for _, p := range stack.Problems {
+		r.add(p.Severity, p.File, p.Line, "", p.Text, p.Remedy)
+	}
+	for _, p := range stack.Unsafe() {
+		severity := p.Severity
+		if c.RequireSafe {
+			severity = spank.SeverityError
+		}
+		r.add(severity, p.File, p.Line, "", p.Text, p.Remedy)
+	}
+	r.checkReadable(stack)
+	e := r.examiner(c)
+	for _, p := range stack.Plugins {
+		r.Plugins = append(r.Plugins, r.plugin(e, p))
+	}
+	r.askOptions(c, stack)
+	r.sort(stack)
+	return r
+}
+
+// sort puts the findings into the order of the stack's files and lines.
+func (r *Report) sort(stack spank.Stack) {
+	slices.SortStableFunc(r.Findings, func(a, b Finding) int {
+		return cmp.Or(slices.Index(stack.Files, a.File)-slices.Index(stack.Files, b.File), a.Line-b.Line)
+	})
+}
+
+// checkReadable tells what root may read and users may not: stepctl reads the
+// stack and loads its plugins as its caller.
+func (r *Report) checkReadable(stack spank.Stack) {
+	seen := map[string]bool{}
+	note := func(path, file string, line int, plugin string) {
+		for _, p := range spank.Way(path) {
+			if seen[p] {
+				continue
+			}
+			seen[p] = true
+			info, err := os.Stat(p)
+			switch {
+			case err != nil: // told where it is opened
+			case info.IsDir() && info.Mode().Perm()&0o001 == 0:
+				r.add(spank.SeverityWarning, file, line, plugin, fmt.Sprintf("%q may not be entered by all users: their stepctl run fails", p), "chmod o+x "+p)
+			case !info.IsDir() && info.Mode().Perm()&0o004 == 0:
+				r.add(spank.SeverityWarning, file, line, plugin, fmt.Sprintf("%q may not be read by all users: their stepctl run fails", p), "chmod o+r "+p)
+			}
+		}
+	}
+	for _, f := range stack.Files {
+		note(f, f, 0, "")
+	}
+	for _, p := range stack.Plugins {
+		if strings.HasPrefix(p.Path, "/") {
+			note(p.Path, p.File, p.Line, p.Path)
+		}
+	}
+}
+
+// isErrno tells whether a system call failed with errno.
+func isErrno(err error, errno error) bool { return errors.Is(err, errno) }
