@@ -77,8 +77,8 @@ func peek(c *cobra.Command, args []string) (seen peeked) {
 		case word == "" || !strings.HasPrefix(args[i], "-") || args[i] == "-":
 			return seen
 		case !long:
-			i += shortArgs(c, args[i][1:])
-			seen.help = seen.help || args[min(i, len(args)-1)] == "-h"
+			more, help := short(c, args[i][1:])
+			i, seen.help = i+more, seen.help || help
 			continue
 		}
 		name, text, set := strings.Cut(word, "=")
@@ -109,21 +109,22 @@ func peek(c *cobra.Command, args []string) (seen peeked) {
 	return seen
 }
 
-// shortArgs tells how many words behind a cluster of short options are its
-// last one's argument.
-func shortArgs(c *cobra.Command, cluster string) int {
-	for i := range cluster {
+// short reads a cluster of short options: how many words behind it are its last
+// one's argument, and whether -h is among them.
+func short(c *cobra.Command, cluster string) (more int, help bool) {
+	for i := range len(cluster) {
 		f := c.Flags().ShorthandLookup(cluster[i : i+1])
 		switch {
-		case f == nil || f.NoOptDefVal != "":
-			continue
+		case f == nil:
+			help = help || cluster[i] == 'h'
+		case f.NoOptDefVal != "":
 		case i+1 < len(cluster):
-			return 0
+			return 0, help
 		default:
-			return 1
+			return 1, help
 		}
 	}
-	return 0
+	return 0, help
 }
 
 // setFlags are the flags that a command line has set, in the order of their names.
