@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -124,7 +125,22 @@ func (s *Session) Hook(name string) error {
 }
 
 // Exit calls slurm_spank_exit of every plugin, where this context has it.
-func (s *Session) Exit() error { return s.watched(s.host.Exit) }
+func (s *Session) Exit() error {
+	return s.watched(func() error {
+		err := s.host.Exit()
+		if !errors.Is(err, step.ErrHostGone) || s.host.Where(-1).InHook() {
+			return err
+		}
+		select {
+		case <-s.done:
+			if s.status == 0 {
+				return nil // it did as it was told; a plugin had closed its channel
+			}
+		case <-time.After(dyingTime):
+		}
+		return err
+	})
+}
 
 // stateMax bounds what State reads: environ and the job control environment,
 // which plugins may have made as long as they liked.

@@ -11,9 +11,12 @@ const (
 	OptionMax = 1 << 20
 	// OptionsMax bounds the options of one step.
 	OptionsMax = 1024
-	// JobControlMax bounds the job control environment, in bytes: it becomes
-	// part of a script's environment, of which the kernel takes 2 MiB.
-	JobControlMax = 1 << 20
+	// JobControlMax bounds the job control environment, in bytes. What of it is
+	// too long for a script's environment reaches the plugins alone.
+	JobControlMax = 4 << 20
+	// VariableMax is the longest NAME=VALUE that a program can be started with
+	// (execve(2), MAX_ARG_STRLEN with its NUL).
+	VariableMax = 128<<10 - 1
 	// ScriptMax bounds a batch script, in bytes (Slurm's max_script_size).
 	ScriptMax = 4 << 20
 )
@@ -107,7 +110,13 @@ func (r *Request) checkSpank() error {
 	if len(r.SpankOptions) > OptionsMax {
 		return bad("spank_options", "%d options: the limit is %d", len(r.SpankOptions), OptionsMax)
 	}
+	type name struct{ plugin, option string }
+	seen := make(map[name]bool, len(r.SpankOptions))
 	for i, o := range r.SpankOptions {
+		if seen[name{o.Plugin, o.Name}] {
+			return bad("spank_options", "--%.80s of plugin %.80q is there twice: the last one counts, and goes alone", o.Name, o.Plugin)
+		}
+		seen[name{o.Plugin, o.Name}] = true
 		switch {
 		case o.Name == "" || len(o.Name) > NameMax || len(o.Plugin) > NameMax:
 			return bad("spank_options", "option %d has a name of %d bytes, its plugin of %d: 1 to %d are allowed", i, len(o.Name), len(o.Plugin), NameMax)

@@ -21,8 +21,9 @@ func batchEnv(s *step.Spec) []string {
 	}
 	env.set("SLURM_JOB_NAME", s.Name)
 	for _, e := range s.JobControl {
-		if name, value, ok := strings.Cut(string(e), "="); ok {
-			env.set(step.JobEnvPrefix+name, value)
+		// The client has told what is too long.
+		if name, value, ok := strings.Cut(step.JobEnvPrefix+string(e), "="); ok && len(name)+len(value) < step.VariableMax {
+			env.set(name, value)
 		}
 	}
 	if s.CPUsPerTask > 1 {

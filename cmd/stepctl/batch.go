@@ -214,7 +214,7 @@ func batch(client api.NodeClient, o *batchOptions, p *plugins, script []byte, ar
 	}
 	// Measured: a batch step has the options by its environment alone.
 	req.Script, req.SpankOptions = script, nil
-	req.Env = append(req.Env, p.jobEnv()...)
+	p.jobEnv() // stepd makes it of JobControl; here it is told what is too long
 	req.Pack()
 	doc, err := json.Marshal(req)
 	if err != nil {

@@ -30,6 +30,7 @@ type plugins struct {
 	cluster    string
 	env        []string // environ, as plugins have left it
 	jobControl [][]byte
+	told       bool // how the host has ended
 }
 
 // given is one use of an option.
@@ -105,7 +106,7 @@ func hearPlugin(r step.HostRecord) {
 func (p *plugins) failed(err error, local, allocator string) error {
 	p.close() // its last words come first
 	var hook *step.HookError
-	if !errors.As(err, &hook) || hook.RC == nil {
+	if !p.told && (!errors.As(err, &hook) || hook.RC == nil) {
 		say("error: %v", err)
 	}
 	words := local
@@ -249,7 +250,7 @@ func (p *plugins) readState() error {
 // localUserInit calls slurm_spank_local_user_init: the step has its number.
 func (p *plugins) localUserInit(j spank.LocalJob) error {
 	if err := p.session.LocalUserInit(j); err != nil {
-		p.exit()
+		p.exit() // where it lives
 		return p.failed(err, "Failure in local plugin stack", "")
 	}
 	return p.readState()
@@ -289,13 +290,19 @@ func (p *plugins) control() [][]byte {
 	return out
 }
 
-// jobEnv is how the job's own commands see it.
+// jobEnv is how the commands of the job see it. What no program could be
+// started with is left out and told: the plugins alone get it.
 func (p *plugins) jobEnv() []string {
 	var env []string
 	for _, e := range p.control() {
-		env = append(env, step.JobEnvPrefix+string(e))
+		name, value, _ := strings.Cut(step.JobEnvPrefix+string(e), "=")
+		if len(name)+1+len(value) > step.VariableMax {
+			say("the value of %s has %d bytes, more than a program can be started with: the job's commands do not see it", name, len(value))
+			continue
+		}
+		env = append(env, name+"="+value)
 	}
-	return append(env, p.optionEnv()...)
+	return env
 }
 
 // replayed are options of the outer command that no plugin offers here: the
@@ -324,10 +331,15 @@ func (p *plugins) exit() {
 	if p == nil || p.session == nil {
 		return
 	}
+	err := p.session.Ending()
+	if err == nil {
+		err = p.session.Exit()
+	}
 	var hook *step.HookError
-	if err := p.session.Exit(); err != nil && (!errors.As(err, &hook) || hook.RC == nil) {
+	if err != nil && !p.told && (!errors.As(err, &hook) || hook.RC == nil) {
 		say("error: %v", err)
 	}
+	p.told = true
 }
 
 // close ends the host.

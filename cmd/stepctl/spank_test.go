@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"stepd/spank"
+	"stepd/step"
 )
 
 func fakePlugins() *plugins {
@@ -127,8 +128,8 @@ func TestPluginEnvironment(t *testing.T) {
 	}
 	want := []string{
 		"SLURM_SPANK_JC=x", "SLURM_SPANK__SLURM_SPANK_OPTION_a_need=v 1", "SLURM_SPANK__SLURM_SPANK_OPTION_b_flag=(null)",
-		"_SLURM_SPANK_OPTION_a_need=v 1", "_SLURM_SPANK_OPTION_b_flag=",
 	}
+	p.jobControl = append(p.jobControl, []byte("LONG="+strings.Repeat("x", step.VariableMax)))
 	if got := p.jobEnv(); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

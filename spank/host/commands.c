@@ -68,6 +68,7 @@ static void command_init(struct host *h, struct reader *args, struct outcome *ou
 		fail(out, errno, "cannot join the job's container");
 		return;
 	}
+	options_prepare(h);
 	if (h->cfg.context == S_CTX_JOB_SCRIPT)
 		return; /* its hooks alone (spank(8)) */
 	for (size_t i = 0; i < h->cfg.nplugins; i++) {

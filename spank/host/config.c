@@ -94,6 +94,7 @@ static void read_option(struct config *c, struct reader *r)
 	o->plugin = rd_str(r);
 	o->name = rd_str(r);
 	o->value = rd_str(r);
+	o->key = NULL;
 }
 
 static uint32_t *number_of(struct config *c, uint16_t tag)
@@ -277,6 +278,8 @@ void config_free(struct config *c)
 	free(c->groups);
 	free(c->global_ids);
 	free(c->argv);
+	for (size_t i = 0; i < c->noptions; i++)
+		free(c->options[i].key);
 	free(c->options);
 	env_free(&c->env);
 	env_free(&c->host_env);

@@ -32,6 +32,7 @@ struct option_given {
 	char *plugin;
 	char *name;
 	char *value;
+	char *key; /* options.c: both names as the environment has them */
 };
 
 struct config {

@@ -155,6 +155,8 @@ void plugin_leave(struct host *h, struct plugin *p, struct board_entry *entry, i
 /* options.c */
 void options_load_table(struct host *h, struct plugin *p);
 void option_add(struct host *h, struct plugin *p, const struct spank_option *opt);
+/* Names what the user gave; first. */
+void options_prepare(struct host *h);
 /* Calls back what the user gave; an option that nobody offers is an error. */
 bool options_call(struct host *h, struct outcome *out);
 /* Calls back one option that the user gave; its value, or NULL. */

@@ -64,25 +64,33 @@ static void mangle(char *buf, size_t size, const char *plugin, const char *name)
 	}
 }
 
-static bool is_for(const struct option_given *given, const struct plugin *p, const struct option *o)
+void options_prepare(struct host *h)
 {
-	char want[1280], have[1280];
+	for (size_t i = 0; i < h->cfg.noptions; i++) {
+		struct option_given *given = &h->cfg.options[i];
+		char key[1280];
 
-	mangle(want, sizeof(want), given->plugin, given->name);
-	mangle(have, sizeof(have), p->name, o->opt.name);
-	return strcmp(want, have) == 0;
+		mangle(key, sizeof(key), given->plugin, given->name);
+		given->key = must(strdup(key));
+	}
 }
 
-/* How often the same option was given before: Slurm calls every option once,
- * then every option again (traces/srun_opts.jsonl). */
+static bool is_for(const struct option_given *given, const struct plugin *p, const struct option *o)
+{
+	char key[1280];
+
+	mangle(key, sizeof(key), p->name, o->opt.name);
+	return strcmp(given->key, key) == 0;
+}
+
+/* How often the same option was given before, in one form or the other: Slurm
+ * calls every option once, then every option again (traces/srun_opts.jsonl). */
 static size_t round_of(const struct config *c, size_t at)
 {
 	size_t round = 0;
 
-	for (size_t i = 0; i < at; i++) {
-		round += strcmp(c->options[i].name, c->options[at].name) == 0 &&
-			 strcmp(c->options[i].plugin, c->options[at].plugin) == 0;
-	}
+	for (size_t i = 0; i < at; i++)
+		round += strcmp(c->options[i].key, c->options[at].key) == 0;
 	return round;
 }
 

@@ -1,0 +1,257 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// buildClient compiles the plugin of both sides.
+func buildClient(t testing.TB, n *node) string {
+	t.Helper()
+	so := n.path("client.so")
+	compile(t, "-fPIC", "-shared", "-I", ownHeaders, "testdata/plugins/client.c", "-o", so)
+	return so
+}
+
+// marksOf are the lines that the plugin wrote, without those of noded's own
+// contexts.
+func marksOf(t testing.TB, path string, contexts string) []string {
+	t.Helper()
+	var out []string
+	for _, l := range strings.Split(strings.TrimSpace(readFile(t, path)), "\n") {
+		if ctx, _, ok := strings.Cut(l, " "); ok && strings.Contains(contexts, ctx) {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// TestRootLocalContext: what plugins do on the local side reaches the step,
+// and they do it as the user.
+func TestRootLocalContext(t *testing.T) {
+	n := startNode(t, site{})
+	so, marks := buildClient(t, n), n.markFile(t)
+	n.stack(t, fmt.Sprintf("required %s mark=%s", so, marks))
+	r := n.do(t, call{
+		args: []string{"run", "--both=first", "-n2", "--flag", "--both=second", "sh", "-c", "echo $CLIENT_INIT $CLIENT_LOCAL $CLIENT_GONE. $SLURM_JOB_ID.$SLURM_STEP_ID; env | grep SPANK_OPTION; true"},
+		env:  []string{"CLIENT_GONE=still here"},
+	})
+	if r.code != 0 || r.out != "1 1.0 . 1.0\n1 1.0 . 1.0\n" || r.err != "" {
+		t.Errorf("got %v", r)
+	}
+	user := testUser(t).uid
+	local := []string{
+		fmt.Sprintf("1 init uid=%d,%d", user, user), "1 option 1 5 first remote=0", "1 option 3 0 NULL remote=0", "1 option 1 6 second remote=0",
+		fmt.Sprintf("1 init_post_opt uid=%d,%d", user, user), fmt.Sprintf("1 local_user_init uid=%d,%d", user, user), fmt.Sprintf("1 exit uid=%d,%d", user, user),
+	}
+	if got := marksOf(t, marks, "1"); strings.Join(got, "\n") != strings.Join(local, "\n") {
+		t.Errorf("local side: got %q, want %q", got, local)
+	}
+	remote := []string{
+		"2 init uid=0,0", "2 option 1 6 second remote=1", "2 option 3 0 NULL remote=1", "2 option 1 6 second remote=1", "2 option 3 0  remote=1",
+		"2 init_post_opt uid=0,0", fmt.Sprintf("2 user_init uid=0,%d", user), "2 exit uid=0,0",
+	}
+	if got := marksOf(t, marks, "2"); strings.Join(got, "\n") != strings.Join(remote, "\n") {
+		t.Errorf("remote side: got %q, want %q", got, remote)
+	}
+	if got := readFile(t, marks); strings.Index(got, "1 local_user_init") > strings.Index(got, "2 init") {
+		t.Error("the step was launched before local_user_init had returned")
+	}
+}
+
+// TestRootOptionOfOneSide: an option that the other side does not know is
+// refused by the side's name, and never dropped.
+func TestRootOptionOfOneSide(t *testing.T) {
+	n := startNode(t, site{})
+	so := buildClient(t, n)
+	n.stack(t, "required "+so+" side=local")
+	r := n.ctl(t, "run", "--one=1", "echo", "ran")
+	if r.code != 1 || r.out != "" {
+		t.Errorf("local side only: %v", r)
+	}
+	contains(t, "stderr", r.err, "option --one", `plugin "client"`, "given on the local side", "no plugin that is loaded on the remote side offers it")
+	n.stack(t, "required "+so+" side=remote")
+	if r = n.ctl(t, "run", "--one=1", "echo", "ran"); r.code != 1 || r.out != "" {
+		t.Errorf("remote side only: %v", r)
+	}
+	contains(t, "stderr", r.err, "stepctl: error: unknown flag: --one")
+	for _, name := range []string{"_SLURM_SPANK_OPTION_client_gone", "SLURM_SPANK__SLURM_SPANK_OPTION_client_gone"} {
+		if r = n.do(t, call{args: []string{"run", "echo", "ran"}, env: []string{name + "=x"}}); r.code != 1 || r.out != "" {
+			t.Errorf("%s: %v", name, r)
+		}
+		contains(t, "stderr", r.err, `option "client_gone"`, "remote side")
+	}
+	n.stack(t, "optional "+n.path("gone.so"))
+	if r = n.ctl(t, "run", "--both", "echo", "ran"); r.code != 1 || r.out != "" {
+		t.Errorf("no plugin at all: %v", r)
+	}
+	contains(t, "stderr", r.err, "unknown flag: --both")
+}
+
+// TestRootOptionErrors: what is wrong is said before anything runs.
+func TestRootOptionErrors(t *testing.T) {
+	n := startNode(t, site{})
+	n.stack(t, "optional "+buildClient(t, n)+" side=local")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"run", "--both=FAIL", "true"}, "stepctl: error: Invalid --both argument: FAIL\n"},
+		{[]string{"run", "--flag=x", "true"}, "it takes no argument"},
+		{[]string{"run", "--one"}, "flag needs an argument: --one"},
+		{[]string{"alloc", "--both=FAIL", "true"}, "stepctl: error: Invalid --both argument: FAIL\n"},
+		{[]string{"batch", "--both=FAIL", "--wrap=true"}, "stepctl: error: Invalid --both argument: FAIL\n"},
+	} {
+		if r := n.ctl(t, c.args...); r.code != 1 || r.out != "" || !strings.Contains(r.err, c.want) {
+			t.Errorf("%q: want 1 and %q, got %v", c.args, c.want, r)
+		}
+	}
+	if steps := n.ps(t, "--all"); len(steps) != 0 {
+		t.Errorf("a number was spent: %+v", steps)
+	}
+	for _, verb := range []string{"run", "alloc", "batch"} {
+		if r := n.ctl(t, verb, "--help"); r.code != 0 {
+			t.Errorf("%s --help: %v", verb, r)
+		} else {
+			contains(t, verb+" --help", r.out+r.err, "Options of plugin client (client.so):", "--both value", "offered on both sides", "--flag ", "--cpus-per-task")
+		}
+	}
+}
+
+// TestRootLongOption: a value of 1 MB passes; one byte more is an error.
+func TestRootLongOption(t *testing.T) {
+	n := startNode(t, site{})
+	marks := n.markFile(t)
+	n.stack(t, fmt.Sprintf("required %s mark=%s", buildClient(t, n), marks))
+	script := func(size int) string {
+		return n.userFile(t, "long.sh", "#!/bin/sh\n#SBATCH --both="+strings.Repeat("v", size)+"\necho ran\n", 0o755)
+	}
+	if r := n.ctl(t, "batch", "-W", "-o", "out", script(1<<20)); r.code != 0 || !strings.Contains(r.err, "the job's commands do not see it") {
+		t.Errorf("1 MB: %v", r)
+	}
+	if got := readFile(t, filepath.Join(n.wd, "out")); got != "ran\n" {
+		t.Errorf("the script wrote %q", got)
+	}
+	contains(t, "callbacks", readFile(t, marks), "3 option 1 1048576 vvvvvvvvvvvvvvvvvvvv remote=0", "2 option 1 1048576 vvvvvvvvvvvvvvvvvvvv remote=1")
+	if r := n.ctl(t, "batch", "-W", script(1<<20+1)); r.code != 1 || !strings.Contains(r.err, "has 1048577 bytes: the limit is 1048576") {
+		t.Errorf("more than 1 MB: %v", r)
+	}
+}
+
+// TestRootLocalFailure: a plugin that fails or takes its host down on the
+// local side ends the command by name, and nothing is left.
+func TestRootLocalFailure(t *testing.T) {
+	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
+	so := buildClient(t, n)
+	verbs := map[string]struct {
+		ctx   int
+		args  []string
+		hooks []string
+	}{
+		"run":   {1, []string{"run", "echo", "ran"}, []string{"init", "init_post_opt", "local_user_init", "exit"}},
+		"alloc": {3, []string{"alloc", "-Q", "echo", "ran"}, []string{"init", "init_post_opt", "exit"}},
+		"batch": {3, []string{"batch", "-W", "-o", "/dev/null", "--wrap=true"}, []string{"init", "init_post_opt", "exit"}},
+	}
+	deeds := map[string]string{
+		"rc=-1": "failed with rc=-1", "segv": "killed by SIGSEGV", "abort": "killed by SIGABRT", "exit": "called exit(0)",
+		"hang": "did not return within 1s (HookTimeout in stepd.conf)",
+	}
+	for verb, v := range verbs {
+		for _, hook := range v.hooks {
+			for _, flag := range []string{"required", "optional"} {
+				for deed, what := range deeds {
+					if deed == "hang" && verb == "batch" {
+						continue // it is alloc's code
+					}
+					t.Run(strings.Join([]string{verb, hook, flag, deed}, " "), func(t *testing.T) {
+						n.stack(t, fmt.Sprintf("%s %s ctx=%d hook=%s do=%s", flag, so, v.ctx, hook, deed))
+						r := n.ctl(t, v.args...)
+						fails := hook != "exit" && (deed != "rc=-1" || flag == "required")
+						if (r.code != 0) != fails || (r.out == "") != fails {
+							t.Errorf("want failure %v, got %v", fails, r)
+						}
+						named := strings.Contains(r.err, "client.so") && strings.Contains(r.err, hook) && strings.Contains(r.err, what)
+						if silent := deed == "rc=-1" && flag == "optional"; named == silent {
+							t.Errorf("want %q said: %v, got %v", what, !silent, r)
+						}
+						n.checkClean(t)
+					})
+				}
+			}
+		}
+	}
+}
+
+// TestRootLocalHostDies: nobody outlives the other: stepctl killed in a hook,
+// and the host killed while the tasks run.
+func TestRootLocalHostDies(t *testing.T) {
+	n := startNode(t, site{})
+	so, marks := buildClient(t, n), n.markFile(t)
+	for _, hook := range []string{"init", "local_user_init"} {
+		n.stack(t, fmt.Sprintf("required %s ctx=1 hook=%s do=hang mark=%s", so, hook, marks))
+		must(t, os.Truncate(marks, 0))
+		p := n.start(t, call{args: []string{"run", "true"}})
+		eventually(t, 10*time.Second, "the hook", func() error {
+			if !strings.Contains(readFile(t, marks), "1 "+hook) {
+				return errors.New("not entered yet")
+			}
+			return nil
+		})
+		host := childOf(t, p.cmd.Process.Pid)
+		must(t, p.cmd.Process.Kill())
+		p.wait(t)
+		eventually(t, 5*time.Second, "the end of the host", func() error { return gone(host) })
+		eventually(t, 5*time.Second, "the end of the reservation", func() error {
+			if steps := n.ps(t); len(steps) != 0 {
+				return fmt.Errorf("%+v", steps)
+			}
+			return nil
+		})
+		n.checkClean(t)
+	}
+	n.stack(t, fmt.Sprintf("required %s mark=%s", so, marks))
+	p := n.start(t, call{args: []string{"run", "sleep", "1"}})
+	n.running(t)
+	must(t, syscall.Kill(childOf(t, p.cmd.Process.Pid), syscall.SIGKILL))
+	if r := p.wait(t); r.code != 0 || !strings.Contains(r.err, "spankhost (local context") || !strings.Contains(r.err, "SIGKILL") {
+		t.Errorf("the host was killed beside the step: %v", r)
+	}
+}
+
+// childOf finds the one child of a process.
+func childOf(t testing.TB, pid int) int {
+	t.Helper()
+	var child int
+	eventually(t, 5*time.Second, "a child", func() error {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+		must(t, err)
+		for _, f := range tasks {
+			b, err := os.ReadFile(f)
+			if err != nil {
+				continue // the thread has ended
+			}
+			if fields := strings.Fields(string(b)); len(fields) > 0 {
+				child, err = strconv.Atoi(fields[0])
+				return err
+			}
+		}
+		return errors.New("none")
+	})
+	return child
+}
+
+// gone is nil where no such process lives; a zombie counts as gone (rulings 26).
+func gone(pid int) error {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil || strings.Contains(string(b), ") Z ") {
+		return nil
+	}
+	return fmt.Errorf("pid %d lives", pid)
+}

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A plugin of both sides, with options. Arguments of its plugstack line:
+ *
+ *   ctx=N hook=NAME do=WHAT   misbehave there: rc=N, segv, abort, exit, hang, daemon, closefds
+ *   side=local|remote         offer the option --one on this side only
+ *   mark=FILE                 append "CTX HOOK uid" in every hook
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <slurm/spank.h>
+
+SPANK_PLUGIN(client, 1)
+
+static const char *mark_path;
+
+static void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void note(const char *format, ...)
+{
+	char line[512];
+	va_list ap;
+
+	if (mark_path == NULL)
+		return;
+	va_start(ap, format);
+	int n = vsnprintf(line, sizeof(line) - 1, format, ap);
+	va_end(ap);
+	if (n > (int)sizeof(line) - 2)
+		n = sizeof(line) - 2;
+	line[n++] = '\n';
+	int fd = open(mark_path, O_WRONLY | O_APPEND | O_CLOEXEC);
+	if (fd < 0 || write(fd, line, (size_t)n) != n)
+		slurm_error("client: cannot write mark %s", mark_path);
+	if (fd >= 0)
+		close(fd);
+}
+
+static int on_option(int val, const char *optarg, int remote)
+{
+	note("%d option %d %zu %.20s remote=%d", spank_context(), val, optarg ? strlen(optarg) : 0,
+	     optarg ? optarg : "NULL", remote);
+	return optarg && strcmp(optarg, "FAIL") == 0 ? -1 : 0;
+}
+
+static struct spank_option both = {"both", "value", "offered on both sides", 2, 1, on_option};
+static struct spank_option one = {"one", "value", "offered on one side", 1, 2, on_option};
+static struct spank_option flag = {"flag", NULL, "takes none", 0, 3, on_option};
+
+static const char *argument(int ac, char **av, const char *name)
+{
+	size_t n = strlen(name);
+
+	for (int i = 0; i < ac; i++)
+		if (strncmp(av[i], name, n) == 0 && av[i][n] == '=')
+			return av[i] + n + 1;
+	return NULL;
+}
+
+static void misbehave(const char *what)
+{
+	if (strcmp(what, "segv") == 0) {
+		raise(SIGSEGV);
+	} else if (strcmp(what, "abort") == 0) {
+		abort();
+	} else if (strcmp(what, "exit") == 0) {
+		exit(0);
+	} else if (strcmp(what, "hang") == 0) {
+		for (;;)
+			pause();
+	} else if (strcmp(what, "closefds") == 0) {
+		close_range(3, ~0U, 0);
+	} else if (strcmp(what, "daemon") == 0 && fork() == 0) {
+		if (fork() > 0)
+			_exit(0);
+		setsid();
+		execl("/bin/sleep", "sleep", "86399", (char *)NULL);
+		_exit(127);
+	}
+}
+
+static int visit(const char *hook, int ac, char **av)
+{
+	const char *ctx = argument(ac, av, "ctx"), *where = argument(ac, av, "hook"),
+		   *what = argument(ac, av, "do");
+
+	mark_path = argument(ac, av, "mark");
+	note("%d %s uid=%d,%d", spank_context(), hook, (int)getuid(), (int)geteuid());
+	if (ctx == NULL || where == NULL || what == NULL || atoi(ctx) != (int)spank_context() ||
+	    strcmp(where, hook) != 0)
+		return 0;
+	if (strncmp(what, "rc=", 3) == 0)
+		return atoi(what + 3);
+	misbehave(what);
+	return 0;
+}
+
+int slurm_spank_init(spank_t sp, int ac, char *av[])
+{
+	const char *side = argument(ac, av, "side");
+
+	mark_path = argument(ac, av, "mark");
+	spank_option_register(sp, &both);
+	spank_option_register(sp, &flag);
+	if (side != NULL && (strcmp(side, "remote") == 0) == (spank_remote(sp) == 1))
+		spank_option_register(sp, &one);
+	if (spank_context() == S_CTX_LOCAL || spank_context() == S_CTX_ALLOCATOR)
+		setenv("CLIENT_INIT", "1", 1);
+	return visit("init", ac, av);
+}
+
+int slurm_spank_init_post_opt(spank_t sp, int ac, char *av[])
+{
+	spank_job_control_setenv(sp, "CLIENT", "post opt", 1);
+	return visit("init_post_opt", ac, av);
+}
+
+int slurm_spank_local_user_init(spank_t sp, int ac, char *av[])
+{
+	char value[64];
+	uint32_t job = 0, step = 0;
+
+	spank_get_item(sp, S_JOB_ID, &job);
+	spank_get_item(sp, S_JOB_STEPID, &step);
+	snprintf(value, sizeof(value), "%u.%u", job, step);
+	setenv("CLIENT_LOCAL", value, 1);
+	unsetenv("CLIENT_GONE");
+	return visit("local_user_init", ac, av);
+}
+
+#define HOOK(name)                                                                                 \
+	int slurm_spank_##name(spank_t sp, int ac, char *av[])                                     \
+	{                                                                                          \
+		(void)sp;                                                                          \
+		return visit(#name, ac, av);                                                       \
+	}
+
+HOOK(user_init)
+HOOK(exit)
+HOOK(job_prolog)
+HOOK(job_epilog)
+HOOK(slurmd_exit)
