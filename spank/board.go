@@ -77,15 +77,16 @@ func (b *board) long(at int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&b.mem[at]))
 }
 
-// where reads slot 0 (rank -1) or the slot of a local task.
-func (b *board) where(rank int) step.HostPlace {
+// where reads slot 0 (rank -1) or the slot of a local task. fault is why its
+// process has ended itself there, 0 if it has not.
+func (b *board) where(rank int) (w step.HostPlace, fault int) {
 	i := rank + 1
 	if i < 0 || i >= b.nslots || b.mem == nil {
-		return step.HostPlace{Plugin: -1, Stage: stageName(0)}
+		return step.HostPlace{Plugin: -1, Stage: stageName(0)}, 0
 	}
 	at := boardHeader + i*boardSlotSize
 	stage := b.word(at).Load()
-	w := step.HostPlace{
+	w = step.HostPlace{
 		Stage:   stageName(stage),
 		AtExec:  stage == stageExec,
 		Errno:   int(int32(b.word(at + 4).Load())),
@@ -98,7 +99,10 @@ func (b *board) where(rank int) step.HostPlace {
 			w.Plugin = int(p)
 		}
 	}
-	return w
+	if w.Errno < 0 {
+		w.Errno, fault = 0, -w.Errno
+	}
+	return w, fault
 }
 
 // journal copies the hooks from entry number from on. It stops at the first

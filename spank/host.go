@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -44,6 +45,9 @@ type Host struct {
 	allow   []string // further releases, from the Spec
 	nfds    int      // descriptors in the host's table
 	logDone chan struct{}
+	sinkMu  sync.Mutex            // held while sink is called
+	sink    func(step.HostRecord) // hears the log
+	quiet   bool                  // what plugins lack is not for the user
 
 	buf, oob []byte // of recv, made once: a step has a reply for each task
 }
@@ -132,7 +136,8 @@ func (h *Host) Where(rank int) step.HostPlace {
 	if h.board == nil {
 		return step.HostPlace{Plugin: -1, Stage: stageName(1)}
 	}
-	return h.board.where(rank)
+	w, _ := h.board.where(rank)
+	return w
 }
 
 // Hooks returns the hooks that ended since the last call; with last set, also
@@ -160,9 +165,15 @@ func (h *Host) Required(i int) bool { return i >= 0 && i < len(h.stack) && h.sta
 // Crash describes the host's or a task's end inside a hook as a HookError;
 // ok is false where it was not in a hook.
 func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
-	w := h.Where(rank)
+	if h.board == nil {
+		return nil, false
+	}
+	w, fault := h.board.where(rank)
 	if !w.InHook() {
 		return nil, false
+	}
+	if what := h.fault(w.Plugin, fault); what != "" {
+		cause = what
 	}
 	e := &step.HookError{Plugin: h.PluginName(w.Plugin), Hook: w.Hook, Required: h.Required(w.Plugin), Cause: cause}
 	if w.Plugin >= 0 && w.Plugin < len(h.stack) {

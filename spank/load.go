@@ -13,6 +13,10 @@ type Loaded struct {
 	HasVersion bool
 	Hooks      []string
 	HasOptions bool
+	// Missing are functions that it may call and nothing here provides, at
+	// most 64; MissingMore counts those beyond.
+	Missing     []string
+	MissingMore int
 }
 
 // LoadStack opens every plugin of the stack and decides which are kept. It
@@ -30,6 +34,7 @@ func (h *Host) LoadStack() (problems []string, err error) {
 		why := h.refuse(l)
 		if why == "" {
 			h.keep[l.Index] = true
+			h.tellMissing(l)
 			continue
 		}
 		if p.Required {
@@ -43,7 +48,11 @@ func (h *Host) LoadStack() (problems []string, err error) {
 // load lets the host open the files.
 func (h *Host) load() ([]Loaded, error) {
 	out := make([]Loaded, 0, len(h.stack))
+	var missing Loaded // of the plugin whose REP_PLUGIN is next
 	err := h.do(cmdLoad, nil, nil, func(r *reply) error {
+		if r.kind == repMissing {
+			return readMissing(r, &missing)
+		}
 		if r.kind != repPlugin {
 			return fmt.Errorf("internal error: spankhost answered load by record %d", r.kind)
 		}
@@ -62,6 +71,8 @@ func (h *Host) load() ([]Loaded, error) {
 		if r.body.err != nil || l.Index >= len(h.stack) {
 			return fmt.Errorf("internal error: spankhost told plugin %d of %d: %v", l.Index, len(h.stack), r.body.err)
 		}
+		l.Missing, l.MissingMore = missing.Missing, missing.MissingMore
+		missing = Loaded{}
 		out = append(out, l)
 		return nil
 	})

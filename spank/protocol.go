@@ -35,12 +35,13 @@ const (
 )
 
 const (
-	repDone   = 101
-	repPlugin = 102
-	repTasks  = 103
-	repExit   = 104
-	repOption = 105
-	repState  = 107
+	repDone    = 101
+	repPlugin  = 102
+	repTasks   = 103
+	repExit    = 104
+	repOption  = 105
+	repMissing = 106
+	repState   = 107
 )
 
 const (
@@ -164,6 +165,19 @@ const (
 	tagEnvSet   = 43
 	tagEnvUnset = 44
 	tagExitEnv  = 45
+
+	tagJobName    = 50
+	tagPartition  = 51
+	tagNodeList   = 52
+	tagCluster    = 53
+	tagSubmitHost = 54
+	tagBatch      = 55
+)
+
+// Why a process has ended itself in a hook: the board's error, negative.
+const (
+	faultFatal   = 1
+	faultMissing = 2 // plus the number of the symbol in Loaded.Missing
 )
 
 const (

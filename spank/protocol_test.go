@@ -112,21 +112,21 @@ func TestBoardLayout(t *testing.T) {
 	if len(b.mem) != boardHeader+4*boardSlotSize+2*(8+12)*boardEntrySize {
 		t.Errorf("the board has %d bytes", len(b.mem))
 	}
-	if w := b.where(2); w.InHook() || w.Plugin != -1 {
+	if w, fault := b.where(2); w.InHook() || w.Plugin != -1 || fault != 0 {
 		t.Errorf("a fresh slot says %+v", w)
 	}
 	// What a plugin may have written there must not lead us astray.
 	for i := range b.mem {
 		b.mem[i] = 0xff
 	}
-	if w := b.where(1); w.Hook != "" && w.Plugin > 1<<16 {
+	if w, _ := b.where(1); w.Hook != "" && w.Plugin > 1<<16 {
 		t.Errorf("a corrupted slot says %+v", w)
 	}
 	hooks, _ := b.journal(0, true)
 	if len(hooks) > b.entries {
 		t.Errorf("a corrupted journal has %d entries", len(hooks))
 	}
-	if w := b.where(99); w.Plugin != -1 {
+	if w, _ := b.where(99); w.Plugin != -1 {
 		t.Errorf("a slot beyond the board says %+v", w)
 	}
 }

@@ -7,9 +7,22 @@ import (
 	"stepd/step"
 )
 
+// listen starts telling records to sink.
+func (h *Host) listen(sink func(step.HostRecord)) {
+	h.sink = sink
+	go h.readLog()
+}
+
+// tell hands one record to the sink.
+func (h *Host) tell(rec step.HostRecord) {
+	h.sinkMu.Lock()
+	defer h.sinkMu.Unlock()
+	h.sink(rec)
+}
+
 // readLog tells every record until the last process that holds the channel
 // has closed it.
-func (h *Host) readLog(sink func(step.HostRecord)) {
+func (h *Host) readLog() {
 	defer close(h.logDone)
 	buf := make([]byte, hostPacketMax)
 	for {
@@ -18,7 +31,7 @@ func (h *Host) readLog(sink func(step.HostRecord)) {
 			return
 		}
 		if rec, ok := h.parseRecord(buf[:n]); ok {
-			sink(rec)
+			h.tell(rec)
 		}
 	}
 }

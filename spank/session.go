@@ -38,8 +38,8 @@ type SessionConfig struct {
 	Files [3]*os.File
 	// HookTimeout bounds each hook; 0 is no bound.
 	HookTimeout time.Duration
-	// Log hears what plugins and the host say, on a goroutine of its own until
-	// Close; nil is nobody.
+	// Log hears what plugins and the host say, one record at a time, from any
+	// goroutine until Close; nil is nobody.
 	Log func(step.HostRecord)
 }
 
@@ -54,7 +54,7 @@ type Session struct {
 	done   chan struct{} // closed when the host has ended and was reaped
 	status step.ExitStatus
 
-	mu    sync.Mutex
+	mu     sync.Mutex
 	cause  string // guarded by mu: why we killed it
 	closed bool   // guarded by mu
 }
@@ -132,7 +132,9 @@ func (s *Session) load() ([]string, error) {
 		close(h.logDone)
 		return problems, err
 	}
-	go h.readLog(s.cfg.Log)
+	h.listen(s.cfg.Log)
+	// A client tells its user what has the level of information.
+	h.quiet = s.cfg.Context == ContextLocal || s.cfg.Context == ContextAllocator
 	blob, err := s.blob()
 	if err != nil {
 		return problems, err
@@ -258,6 +260,9 @@ func (s *Session) ending() string {
 		return fmt.Sprintf("killed by signal %d", int(sig))
 	}
 	code, _ := s.status.Exited()
+	if code == lookupStatus {
+		return fmt.Sprintf("called exit(%d), as ld.so does where a function is missing", code)
+	}
 	return fmt.Sprintf("called exit(%d)", code)
 }
 

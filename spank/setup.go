@@ -48,7 +48,7 @@ func (h *Host) Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems [
 		close(h.logDone)
 		return problems, err
 	}
-	go h.readLog(sink)
+	h.listen(sink)
 	return problems, h.setup(&cfg)
 }
 
@@ -109,6 +109,12 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	w.tlvU32(tagRestarts, s.RestartCount)
 	w.tlvU32(tagArrayID, arrayID(s))
 	w.tlvU32(tagArrayTask, noArrayTask)
+	w.tlvStr(tagJobName, s.Name)
+	w.tlvStr(tagPartition, s.Partition)
+	w.tlvStr(tagNodeList, s.NodeList)
+	w.tlvStr(tagCluster, s.Cluster)
+	w.tlvStr(tagSubmitHost, s.SubmitHost)
+	w.tlvU32(tagBatch, flag(s.Origin == step.OriginBatch))
 	for _, a := range s.Argv {
 		w.tlvStr(tagArg, a)
 	}

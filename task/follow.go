@@ -259,6 +259,9 @@ func (s *Step) runsOther(pid int) bool {
 	return ok1 && ok2 && (task.Dev != host.Dev || task.Ino != host.Ino)
 }
 
+// lookupStatus is ld.so's exit status where it cannot bind a call.
+const lookupStatus = 127
+
 // hookEnd words how a process ended inside a hook.
 func hookEnd(st step.ExitStatus, cause string) string {
 	if cause != "" {
@@ -268,5 +271,8 @@ func hookEnd(st step.ExitStatus, cause string) string {
 		return "killed by " + signalName(sig)
 	}
 	code, _ := st.Exited()
+	if code == lookupStatus {
+		return fmt.Sprintf("called exit(%d), as ld.so does where a function is missing", code)
+	}
 	return fmt.Sprintf("called exit(%d)", code)
 }

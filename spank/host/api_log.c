@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "api.h"
-#include "host.h"
+#include "imports.h"
 #include "util.h"
 
 /* A packet less its fields. */
@@ -120,13 +120,47 @@ void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const 
 		va_end(ap);                                                                        \
 	}
 
-LOG_FUNCTION(slurm_error, LEVEL_ERROR)
 LOG_FUNCTION(slurm_info, LEVEL_INFO)
 LOG_FUNCTION(slurm_verbose, LEVEL_VERBOSE)
 LOG_FUNCTION(slurm_debug, LEVEL_DEBUG)
 LOG_FUNCTION(slurm_debug2, LEVEL_DEBUG2)
 LOG_FUNCTION(slurm_debug3, LEVEL_DEBUG3)
 LOG_FUNCTION(slurm_spank_log, LEVEL_SPANK_LOG)
+
+/* Not in spank.h: plugins that declare them themselves, and a libslurm that a
+ * plugin brings along, find them here. */
+void slurm_debug4(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void slurm_debug5(const char *format, ...) __attribute__((format(printf, 1, 2)));
+LOG_FUNCTION(slurm_debug4, LEVEL_DEBUG3)
+LOG_FUNCTION(slurm_debug5, LEVEL_DEBUG3)
+
+/* libslurm's own code returns what it gets, always -1, though spank.h says void. */
+int slurm_error_int(const char *format, ...) __asm__("slurm_error");
+SPANK_API int slurm_error_int(const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	log_va(LEVEL_ERROR, format, ap);
+	va_end(ap);
+	return SLURM_ERROR;
+}
+
+/* Ends this process as it would end slurmstepd, and nothing else: the crash of a
+ * plugin, with a name. */
+void slurm_fatal(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
+SPANK_API void slurm_fatal(const char *format, ...)
+{
+	_cleanup_free_ char *text = NULL;
+	va_list ap;
+
+	va_start(ap, format);
+	if (format == NULL || vasprintf(&text, format, ap) < 0)
+		text = NULL;
+	va_end(ap);
+	log_text(LEVEL_ERROR, "fatal: %s", text ? text : "");
+	plugin_fault(FAULT_FATAL, 1);
+}
 
 /* A name of Slurm's own that some plugins (oom-adj) call. Its siblings are not
  * here: `error' is glibc's, and the host's symbols come before a plugin's own. */

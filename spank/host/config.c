@@ -130,6 +130,8 @@ static uint32_t *number_of(struct config *c, uint16_t tag)
 		return &c->umask;
 	case TAG_JOIN_NS:
 		return &c->join_ns;
+	case TAG_BATCH:
+		return &c->batch;
 	default:
 		return NULL;
 	}
@@ -150,6 +152,16 @@ static char **string_of(struct config *c, uint16_t tag)
 		return &c->step_cores;
 	case TAG_CWD:
 		return &c->cwd;
+	case TAG_JOB_NAME:
+		return &c->job_name;
+	case TAG_PARTITION:
+		return &c->partition;
+	case TAG_NODE_LIST:
+		return &c->node_list;
+	case TAG_CLUSTER:
+		return &c->cluster;
+	case TAG_SUBMIT_HOST:
+		return &c->submit_host;
 	default:
 		return NULL;
 	}
@@ -260,7 +272,9 @@ bool config_decode(struct config *c, void *blob, size_t len, const char **why)
 	static char none[1];
 
 	/* uid and gid have no default: root must be said. */
-	*c = (struct config){.uid = (uid_t)-1, .gid = (gid_t)-1, .umask = 022};
+	*c = (struct config){
+		.uid = (uid_t)-1, .gid = (gid_t)-1, .umask = 022, .batch = CONFIG_UNKNOWN};
+	c->job_name = c->partition = c->node_list = c->cluster = c->submit_host = none;
 	c->title = c->user = c->node_name = c->job_cores = c->step_cores = c->cwd = none;
 	env_init(&c->env);
 	env_init(&c->host_env);

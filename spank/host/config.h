@@ -18,6 +18,8 @@
 #define CONFIG_BLOB_MAX	   (64u << 20)
 #define CONFIG_PLUGINS_MAX 4096
 
+#define CONFIG_UNKNOWN 0xffffffffu
+
 /* A line of plugstack.conf. */
 struct plugin_conf {
 	bool required;
@@ -57,6 +59,8 @@ struct config {
 	struct env env;
 	struct env host_env;
 	struct env job_control;
+	char *job_name, *partition, *node_list, *cluster, *submit_host;
+	uint32_t batch; /* CONFIG_UNKNOWN until told */
 	char *cwd;
 	mode_t umask;
 	bool no_new_privs;

@@ -44,13 +44,37 @@ $(BUILD)/asan/host/%.o: $(HOST_DIR)/%.c $(HOST_HDRS)
 HOST_TEST_CFLAGS := $(HOST_SANITIZE) $(HOST_CFLAGS) -I$(HOST_TESTS)
 HOST_UNIT_TESTS := $(addprefix $(BUILD)/asan/,unit_test fuzz_test hostlist_test)
 
-$(BUILD)/asan/step_test: $(HOST_TESTS)/step_test.c $(HOST_TESTS)/driver.c $(HOST_TESTS)/blob.c \
+$(BUILD)/asan/step_test $(BUILD)/asan/abi_test: $(BUILD)/asan/%: $(HOST_TESTS)/%.c $(HOST_TESTS)/driver.c $(HOST_TESTS)/blob.c \
 		$(BUILD)/asan/host/wire.o $(wildcard $(HOST_TESTS)/*.h)
 	$(CC) $(HOST_TEST_CFLAGS) -o $@ $(filter %.c %.o,$^)
 
 $(BUILD)/asan/probe.so: $(HOST_TESTS)/plugin.c $(HOST_HDRS)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -Wall -Wextra -Werror -fPIC -shared -I$(HOST_DIR)/include -o $@ $<
+
+# Plugins of abi_test: the last two with the headers of an installed Slurm, if
+# there is one.
+HOST_ABI_PLUGINS := $(addprefix $(BUILD)/asan/,imports.so many.so own.so)
+HOST_SLURM_HEADER := $(wildcard /usr/include/slurm/slurm.h)
+ifneq ($(HOST_SLURM_HEADER),)
+HOST_ABI_PLUGINS += $(addprefix $(BUILD)/asan/,job.so job2302.so)
+endif
+
+$(BUILD)/asan/imports.so: PLUGIN_FLAGS := -I$(HOST_DIR)/include
+$(BUILD)/asan/many.so: PLUGIN_FLAGS := -I$(HOST_DIR)/include -DMANY
+$(BUILD)/asan/own.so: PLUGIN_FLAGS := -I$(HOST_DIR)/include -DOWN -L$(BUILD)/asan -Wl,-rpath,'$$ORIGIN'
+$(BUILD)/asan/own.so: PLUGIN_LIBS := -ltheirs
+$(BUILD)/asan/own.so: $(BUILD)/asan/libtheirs.so
+$(BUILD)/asan/job2302.so: PLUGIN_FLAGS := -DVERSION=0x170204
+$(BUILD)/asan/imports.so $(BUILD)/asan/many.so $(BUILD)/asan/own.so: $(HOST_TESTS)/imports_plugin.c
+$(BUILD)/asan/job.so $(BUILD)/asan/job2302.so: $(HOST_TESTS)/job_plugin.c
+$(HOST_ABI_PLUGINS): $(HOST_HDRS)
+	@mkdir -p $(@D)
+	$(CC) -std=gnu11 -Wall -Wextra -Werror -fPIC -shared $(PLUGIN_FLAGS) -o $@ $(filter %.c,$^) -lm $(PLUGIN_LIBS)
+
+$(BUILD)/asan/libtheirs.so: $(HOST_TESTS)/theirs.c
+	@mkdir -p $(@D)
+	$(CC) -std=gnu11 -Wall -Wextra -Werror -fPIC -shared -o $@ $<
 
 $(HOST_UNIT_TESTS): $(BUILD)/asan/%: $(HOST_TESTS)/%.c \
 		$(HOST_TESTS)/blob.c $(HOST_ASAN_LIB) $(wildcard $(HOST_TESTS)/*.h)
@@ -60,18 +84,22 @@ $(HOST_UNIT_TESTS): $(BUILD)/asan/%: $(HOST_TESTS)/%.c \
 HOST_SYMBOLS = nm -D --defined-only $(1) | awk '{print $$3}' | sort
 
 .PHONY: test-c
-test-c: $(BIN)/spankhost $(BUILD)/asan/spankhost $(BUILD)/asan/step_test $(BUILD)/asan/probe.so $(HOST_UNIT_TESTS)
+test-c: $(BIN)/spankhost $(BUILD)/asan/spankhost $(BUILD)/asan/step_test $(BUILD)/asan/probe.so \
+		$(BUILD)/asan/abi_test $(HOST_ABI_PLUGINS) $(HOST_UNIT_TESTS)
 	$(BUILD)/asan/unit_test
 	FUZZ_SECONDS=5 $(BUILD)/asan/fuzz_test
 	FUZZ_SECONDS=2 $(BUILD)/asan/hostlist_test
 	SPANKHOST=$(abspath $(BUILD)/asan/spankhost) PLUGIN=$(abspath $(BUILD)/asan/probe.so) $(BUILD)/asan/step_test
 	SPANKHOST=$(abspath $(BIN)/spankhost) PLUGIN=$(abspath $(BUILD)/asan/probe.so) $(BUILD)/asan/step_test
+	SPANKHOST=$(abspath $(BUILD)/asan/spankhost) PLUGINS=$(abspath $(BUILD)/asan) $(BUILD)/asan/abi_test
+	SPANKHOST=$(abspath $(BIN)/spankhost) PLUGINS=$(abspath $(BUILD)/asan) $(BUILD)/asan/abi_test
 	sed -n 's/^\t\(.*\);/\1/p' $(HOST_DIR)/exports.list | sort >$(BUILD)/asan/exports.want
 	$(call HOST_SYMBOLS,$(BIN)/spankhost) | diff $(BUILD)/asan/exports.want -
 	$(CC) -std=c11 -I$(HOST_DIR)/include -o $(BUILD)/asan/abi $(HOST_TESTS)/abi.c && $(BUILD)/asan/abi >$(BUILD)/asan/abi.ours
 	@if [ -f /usr/include/slurm/spank.h ]; then \
 		$(CC) -std=c11 -o $(BUILD)/asan/abi $(HOST_TESTS)/abi.c && \
-		$(BUILD)/asan/abi | diff $(BUILD)/asan/abi.ours - && echo "ok the ABI is that of the installed Slurm"; \
+		$(BUILD)/asan/abi | diff $(BUILD)/asan/abi.ours - && $(CC) -std=gnu11 -fsyntax-only $(HOST_TESTS)/job_layout.c && \
+		echo "ok the ABI is that of the installed Slurm"; \
 	else echo "skipped: no Slurm headers to compare with"; test -z "$$STRICT"; fi
 
 $(BUILD)/host/bench: $(HOST_TESTS)/bench.c $(HOST_TESTS)/driver.c $(HOST_TESTS)/blob.c \

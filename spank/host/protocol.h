@@ -104,6 +104,9 @@ enum host_rep {
 	REP_EXIT = 104,
 	/* u32 plugin; u32 option; i32 has_arg; string name; string arginfo; string usage */
 	REP_OPTION = 105,
+	/* Before its REP_PLUGIN, for each function that the plugin may call and nothing here provides: u32 plugin;
+	 * u32 more (0; in a last record, without a symbol, how many are not told); string symbol */
+	REP_MISSING = 106,
 	/* fd: memfd (TLV): TAG_HOST_ENV per entry of environ, TAG_JOB_CONTROL per job control variable */
 	REP_STATE = 107,
 };
@@ -220,6 +223,13 @@ enum config_tag {
 	TAG_ENV_SET = 43,  /* string NAME=VALUE: set in the job's environment (MPI prefork) */
 	TAG_ENV_UNSET = 44, /* string NAME: removed just before exec (SLURM_RLIMIT_...) */
 	TAG_EXIT_ENV = 45, /* string NAME=VALUE: set in the job's environment for task_exit */
+	/* SETUP again: what slurm_load_job tells of the job beside what plugins can ask for */
+	TAG_JOB_NAME = 50,    /* string */
+	TAG_PARTITION = 51,   /* string */
+	TAG_NODE_LIST = 52,   /* string */
+	TAG_CLUSTER = 53,     /* string */
+	TAG_SUBMIT_HOST = 54, /* string */
+	TAG_BATCH = 55,	      /* u32: 1 for a batch job, 0 for another; unset it is not known */
 };
 
 enum join_ns {
@@ -238,9 +248,15 @@ enum stream_kind {
 /* The board. */
 #define BOARD_MAGIC 0x62737470u
 
+/* Why a process has ended itself in the hook that its slot names. */
+enum fault {
+	FAULT_FATAL = 1,   /* the plugin called slurm_fatal */
+	FAULT_MISSING = 2, /* plus n: it called symbol n, from 0, of those that REP_MISSING told of it */
+};
+
 struct board_slot {
 	_Atomic uint32_t stage;
-	_Atomic int32_t error; /* errno, 0 */
+	_Atomic int32_t error; /* errno, 0; below 0: less an enum fault */
 	_Atomic uint32_t plugin;
 	_Atomic uint32_t hook;	     /* NO_HOOK outside of one */
 	_Atomic uint64_t since_ns;   /* CLOCK_MONOTONIC when stage or hook was entered */

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "host.h"
+#include "imports.h"
 #include "util.h"
 
 const char *const hook_symbols[HOOK_COUNT] = {
@@ -205,6 +206,8 @@ static void load(struct host *h, struct plugin *p)
 				 "exports \"debug\", which is the host's here; make it static");
 	}
 	plugin_leave(h, p, entry, p->dl == NULL ? -1 : 0);
+	if (p->dl != NULL)
+		imports_check(h, p);
 	reply_plugin(h, p, error);
 }
 

@@ -113,6 +113,15 @@ static void on_plugin(struct driver *d, struct reader *r)
 	rd_str(r);
 }
 
+static void on_missing(struct driver *d, struct reader *r)
+{
+	size_t len = strlen(d->missing);
+	uint32_t plugin = rd_u32(r), more = rd_u32(r);
+
+	snprintf(d->missing + len, sizeof(d->missing) - len, "%u:%s+%u ", plugin, rd_str(r), more);
+	CHECK(rd_done(r));
+}
+
 static void on_tasks(struct driver *d, struct reader *r, const int *fds, size_t nfds)
 {
 	uint32_t n = rd_u32(r);
@@ -160,6 +169,9 @@ struct done drv_replies(struct driver *d)
 			return on_done(&r);
 		case REP_PLUGIN:
 			on_plugin(d, &r);
+			break;
+		case REP_MISSING:
+			on_missing(d, &r);
 			break;
 		case REP_TASKS:
 			on_tasks(d, &r, fds, nfds);

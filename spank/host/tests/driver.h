@@ -56,7 +56,7 @@ struct driver {
 	struct blob step;
 	/* What the host said. */
 	uint32_t flags[4], hooks[4], version[4];
-	char dlerror[512], name[64];
+	char dlerror[512], name[64], missing[4096];
 	pid_t *pids;
 	int *pidfds, *exec_pipes;
 	int *status;

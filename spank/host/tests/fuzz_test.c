@@ -66,7 +66,9 @@ static uint8_t *exact(const struct blob *b)
 
 static void seed_config(struct blob *b)
 {
-	for (unsigned int tag = TAG_CONTEXT; tag <= TAG_JOB_CONTROL; tag++) {
+	for (unsigned int tag = TAG_CONTEXT; tag <= TAG_BATCH; tag++) {
+		if (tag > TAG_JOB_CONTROL && tag < TAG_JOB_NAME)
+			continue; /* of STEP */
 		size_t at = blob_open(b, tag);
 
 		switch (tag) {
@@ -97,6 +99,11 @@ static void seed_config(struct blob *b)
 		case TAG_PLUGIN_ARG:
 		case TAG_HOST_ENV:
 		case TAG_JOB_CONTROL:
+		case TAG_JOB_NAME:
+		case TAG_PARTITION:
+		case TAG_NODE_LIST:
+		case TAG_CLUSTER:
+		case TAG_SUBMIT_HOST:
 			blob_str(b, "NAME=value");
 			break;
 		case TAG_CONTEXT:

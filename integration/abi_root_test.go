@@ -1,0 +1,132 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// buildABI compiles the plugin that uses slurm.h, with the headers of an
+// installed Slurm.
+func buildABI(t testing.TB, n *node, name string, flags ...string) string {
+	t.Helper()
+	if _, err := os.Stat("/usr/include/slurm/slurm.h"); err != nil {
+		missing(t, "no Slurm headers: apt-get install libslurm-dev")
+	}
+	so := n.path(name)
+	args := append([]string{"-fPIC", "-shared", "testdata/plugins/abi.c", "-o", so}, flags...)
+	compile(t, args...)
+	return so
+}
+
+// TestRootABIAnswers: what slurm.h offers beyond spank.h answers in every hook,
+// as far as a step's host can know.
+func TestRootABIAnswers(t *testing.T) {
+	n := startNode(t, site{})
+	so := buildABI(t, n, "abi.so")
+	own := buildABI(t, n, "own.so", "-DOWN", "-lslurm")
+	user := testUser(t)
+	hostlist := "hostlist n1 7 2 m4,n[2-3,07-09],z[1-2] m4,n[2-3,07-09],z[1-2] 0 none"
+	for _, hook := range remoteHooks {
+		t.Run(hook, func(t *testing.T) {
+			for _, c := range []struct {
+				so, do string
+				says   []string
+			}{
+				{so, "hostlist", []string{hostlist}},
+				{so, "job", []string{
+					fmt.Sprintf("job 1 state 1 uid %d name it first vm of 1 batch vm in p of golden at %s", user.uid, n.wd),
+					"other job -1 No such job",
+				}},
+				{so, "own", []string{"own none none spankhost: [", hostlist}},
+				// The host's functions come first, those that it lacks from the plugin's library.
+				{own, "own", []string{"own RUNNING libslurm.so.38 spankhost: [", hostlist}},
+				{own, "job", []string{"first vm of 1"}},
+				{so, "debug", nil},
+			} {
+				n.stack(t, fmt.Sprintf("required %s hook=%s do=%s", c.so, hook, c.do))
+				before := len(n.log.String())
+				r := n.ctl(t, "run", "-J", "it", "echo", "ran")
+				if r.code != 0 || r.out != "ran\n" {
+					t.Fatalf("%s: %v", c.do, r)
+				}
+				contains(t, "stderr and log", r.err+n.log.String()[before:], c.says...)
+				if strings.Contains(r.err, "nothing here provides") {
+					t.Errorf("%s: the user need not know what was not called: %v", c.do, r)
+				}
+			}
+		})
+	}
+}
+
+// TestRootABIMissing: a function that nothing here provides is told to the
+// administrator when the plugin is loaded, and to the user when it is called:
+// then the message names it, and the end is that of a crash (rulings 7).
+func TestRootABIMissing(t *testing.T) {
+	n := startNode(t, site{})
+	so := buildABI(t, n, "abi.so")
+	const why = "a step's host has no slurmctld to ask"
+	t.Run("not called", func(t *testing.T) {
+		n.stack(t, "required "+so)
+		if r := n.ctl(t, "run", "echo", "ran"); r.code != 0 || r.out != "ran\n" || r.err != "" {
+			t.Errorf("got %v", r)
+		}
+		contains(t, "noded's log", n.log.String(), `spank: plugin \"abi.so\": nothing here provides slurm_update_node(), which it may call: `+why)
+	})
+	for _, what := range []struct{ do, says string }{
+		{"missing", "called slurm_update_node(), which nothing here provides: " + why},
+		{"fatal", "called slurm_fatal()"},
+	} {
+		for _, hook := range remoteHooks {
+			for _, flag := range []string{"required", "optional"} {
+				t.Run(fmt.Sprintf("%s in %s %s", what.do, hook, flag), func(t *testing.T) {
+					n.stack(t, fmt.Sprintf("%s %s hook=%s do=%s", flag, so, hook, what.do))
+					r := n.ctl(t, "run", "sh", "-c", "echo ran; exit 3")
+					contains(t, "stderr", r.err, fmt.Sprintf("plugin \"abi.so\": slurm_spank_%s", hook), what.says)
+					onlyOurLines(t, r)
+					ran := !beforeGate(hook) && !inChild(hook)
+					code := 1
+					if ran && flag == "optional" {
+						code = 3
+					}
+					if r.code != code || (r.out == "ran\n") != ran {
+						t.Errorf("want exit code %d and the task run: %v, got %v", code, ran, r)
+					}
+					if what.do == "fatal" {
+						contains(t, "stderr and log", r.err+n.log.String(), "fatal: abi: no way")
+					}
+					if hook != "exit" || flag == "required" {
+						contains(t, "the reason", n.lastEnded(t).Reason, what.says)
+					}
+					n.checkClean(t)
+				})
+			}
+		}
+	}
+}
+
+// TestRootABIRefused: what dlopen refuses names the symbol.
+func TestRootABIRefused(t *testing.T) {
+	n := startNode(t, site{})
+	for _, c := range []struct{ name, flag, symbol string }{
+		{"data.so", "-DDATA", "no_such_data_xyz"},
+		{"now.so", "-Wl,-z,now", "slurm_update_node"},
+	} {
+		so := buildABI(t, n, c.name, c.flag)
+		t.Run(c.name, func(t *testing.T) {
+			n.stack(t, "required "+so)
+			r := n.ctl(t, "run", "echo", "ran")
+			if r.code != 1 || r.out != "" {
+				t.Errorf("want exit code 1 and no task, got %v", r)
+			}
+			contains(t, "stderr", r.err, so, c.symbol)
+		})
+	}
+	t.Run("bound at once, with a library of its own", func(t *testing.T) {
+		n.stack(t, "required "+buildABI(t, n, "nowown.so", "-DOWN", "-Wl,-z,now", "-lslurm"))
+		if r := n.ctl(t, "run", "echo", "ran"); r.code != 0 || r.out != "ran\n" || r.err != "" {
+			t.Errorf("got %v", r)
+		}
+	})
+}

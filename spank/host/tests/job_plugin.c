@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A plugin that is compiled with an installed Slurm's own headers, -DVERSION of
+ * another release, and asks for the job. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <slurm/slurm.h>
+#include <slurm/spank.h>
+
+#ifndef VERSION
+#define VERSION SLURM_VERSION_NUMBER
+#endif
+
+const char plugin_name[] = "job";
+const char plugin_type[] = "spank";
+const unsigned int plugin_version = VERSION;
+const unsigned int spank_plugin_version = 1;
+
+static const char *text(const char *s)
+{
+	return s ? s : "NULL";
+}
+
+static void tell(job_info_msg_t *msg)
+{
+	slurm_job_info_t *j = msg->job_array;
+
+	slurm_info("records %u job %u state %u uid %u gid %u user %s name %s", msg->record_count,
+		   j->job_id, j->job_state, j->user_id, j->group_id, text(j->user_name),
+		   text(j->name));
+	slurm_info("nodes %s batch_host %s partition %s cluster %s dir %s from %s account %s",
+		   text(j->nodes), text(j->batch_host), text(j->partition), text(j->cluster),
+		   text(j->work_dir), text(j->alloc_node), text(j->account));
+	slurm_info("num %u nodes %u cpus %u tasks %u per_task restarts %u batch %u mem %" PRIu64,
+		   j->num_nodes, j->num_cpus, j->num_tasks, j->cpus_per_task, j->restart_cnt,
+		   j->batch_flag, j->pn_min_memory);
+	slurm_info("array %u %x limit %x requeue %x index %d bill %d flags %x resources %d",
+		   j->array_job_id, j->array_task_id, j->time_limit, j->requeue, j->node_inx[0],
+		   j->billable_tres == (double)NO_VAL, j->show_flags, j->job_resrcs != NULL);
+}
+
+static int load(uint32_t id)
+{
+	job_info_msg_t *msg = NULL;
+
+	errno = 0;
+	int rc = slurm_load_job(&msg, id, SHOW_DETAIL);
+	if (rc != 0) {
+		slurm_info("load %u: %d %d %s", id, rc, errno, slurm_strerror(errno));
+		return rc;
+	}
+	tell(msg);
+	slurm_free_job_info_msg(msg);
+	return 0;
+}
+
+int slurm_spank_init(spank_t sp, int ac, char **av)
+{
+	uint32_t id = 0;
+
+	(void)ac, (void)av;
+	slurm_init(NULL);
+	spank_get_item(sp, S_JOB_ID, &id);
+	load(id);
+	load(id + 1);
+	slurm_free_job_info_msg(NULL);
+	slurm_fini();
+	return 0;
+}

@@ -1,0 +1,105 @@
+package spank
+
+import (
+	"fmt"
+	"strings"
+
+	"stepd/step"
+)
+
+// lookupStatus is ld.so's exit status where it cannot bind a call.
+const lookupStatus = 127
+
+// missingMax is how many symbols the host tells of one plugin.
+const missingMax = 64
+
+// readMissing takes a REP_MISSING.
+func readMissing(r *reply, l *Loaded) error {
+	plugin, more, symbol := r.body.u32(), r.body.u32(), r.body.str()
+	switch {
+	case r.body.err != nil || len(l.Missing) == missingMax && more == 0:
+		return fmt.Errorf("internal error: spankhost told what plugin %d lacks, symbol %d: %v", plugin, len(l.Missing), r.body.err)
+	case more > 0:
+		l.MissingMore = int(more)
+	default:
+		l.Missing = append(l.Missing, symbol)
+	}
+	return nil
+}
+
+// Lacks tells, a line for each reason, what the plugin may call in vain:
+// "nothing here provides slurm_requeue(), which it may call: a step's host has
+// no slurmctld to ask". A plugin that does not call it is as good as any.
+func (l Loaded) Lacks() []string {
+	var reasons []string
+	symbols := map[string][]string{}
+	for _, s := range l.Missing {
+		why := whyMissing(s, l.Version)
+		if symbols[why] == nil {
+			reasons = append(reasons, why)
+		}
+		symbols[why] = append(symbols[why], s+"()")
+	}
+	lines := make([]string, len(reasons))
+	for i, why := range reasons {
+		lines[i] = fmt.Sprintf("nothing here provides %s, which it may call: %s", strings.Join(symbols[why], ", "), why)
+	}
+	if l.MissingMore > 0 {
+		lines = append(lines, fmt.Sprintf("nothing here provides %d further functions, which it may call", l.MissingMore))
+	}
+	return lines
+}
+
+// whyMissing says what a step's host cannot do for a plugin.
+func whyMissing(symbol string, version uint32) string {
+	if symbol == loadJob {
+		r, _ := releaseOf(version)
+		return fmt.Sprintf("what it fills differs by release and is known for 22.05 alone; this plugin is of %s, and gets -1", r.series())
+	}
+	for _, w := range []struct{ prefixes, why string }{
+		{"slurm_stepd_", "there is no slurmstepd to connect to: the step is stepd's"},
+		{"slurmdb_ slurm_slurmdbd_", "a step's host has no slurmdbd to ask"},
+		{"slurm_load_ slurm_get_ slurm_update_ slurm_init_ slurm_free_ slurm_create_ slurm_delete_ slurm_requeue slurm_kill_ slurm_signal_ " +
+			"slurm_terminate_ slurm_suspend slurm_resume slurm_submit_ slurm_allocat slurm_job_ slurm_step_ slurm_notify_ slurm_complete_ " +
+			"slurm_reconfigure slurm_ping slurm_top_ slurm_set_trigger slurm_sbcast_ slurm_het_ slurm_pull_ slurm_print_",
+			"a step's host has no slurmctld to ask"},
+		{"slurm_ spank_", "it is none of the functions that Slurm gives to plugins"},
+	} {
+		for prefix := range strings.FieldsSeq(w.prefixes) {
+			if strings.HasPrefix(symbol, prefix) {
+				return w.why
+			}
+		}
+	}
+	return "neither the plugin's own libraries nor the C library has it"
+}
+
+// loadJob is told as missing where it cannot answer the plugin's release.
+const loadJob = "slurm_load_job"
+
+// tellMissing tells the administrator what a plugin lacks. The user hears of
+// it when the plugin really calls it.
+func (h *Host) tellMissing(l Loaded) {
+	level := step.LogInfo
+	if h.quiet {
+		level = step.LogVerbose
+	}
+	for _, what := range l.Lacks() {
+		h.tell(step.HostRecord{Level: level, Rank: -1, Text: fmt.Sprintf("spank: plugin %q: %s", h.PluginName(l.Index), what)})
+	}
+}
+
+// fault words why a process has ended itself in a hook of a plugin.
+func (h *Host) fault(plugin, fault int) string {
+	switch n := fault - faultMissing; {
+	case fault == 0:
+		return ""
+	case fault == faultFatal:
+		return "called slurm_fatal()"
+	case plugin < 0 || plugin >= len(h.loaded) || n >= len(h.loaded[plugin].Missing):
+		return "" // not the host's word: a plugin has written over the board
+	default:
+		symbol := h.loaded[plugin].Missing[n]
+		return fmt.Sprintf("called %s(), which nothing here provides: %s", symbol, whyMissing(symbol, h.loaded[plugin].Version))
+	}
+}

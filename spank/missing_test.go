@@ -1,0 +1,84 @@
+package spank
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// missingReply is a REP_MISSING as recv returns it.
+func missingReply(plugin, more uint32, symbol string) *reply {
+	var w writer
+	w.u32(plugin)
+	w.u32(more)
+	w.str(symbol)
+	return &reply{kind: repMissing, body: reader{b: w.b}}
+}
+
+func TestReadMissing(t *testing.T) {
+	var l Loaded
+	for range missingMax {
+		if err := readMissing(missingReply(0, 0, "f"), &l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := readMissing(missingReply(0, 7, ""), &l); err != nil || l.MissingMore != 7 || len(l.Missing) != missingMax {
+		t.Errorf("%d symbols and %d, %v", len(l.Missing), l.MissingMore, err)
+	}
+	if err := readMissing(missingReply(0, 0, "f"), &l); err == nil {
+		t.Error("one symbol more than there can be was taken")
+	}
+	if err := readMissing(&reply{body: reader{b: []byte{1, 2, 3}}}, &l); err == nil {
+		t.Error("a record that is cut was taken")
+	}
+}
+
+func TestLacks(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		l    Loaded
+		want []string
+	}{
+		{"nothing", Loaded{}, []string{}},
+		{"one line for each reason", Loaded{Missing: []string{"slurm_update_node", "slurm_stepd_connect", "slurm_requeue", "slurm_init_update_node_msg"}}, []string{
+			"nothing here provides slurm_update_node(), slurm_requeue(), slurm_init_update_node_msg(), which it may call: a step's host has no slurmctld to ask",
+			"nothing here provides slurm_stepd_connect(), which it may call: there is no slurmstepd to connect to: the step is stepd's",
+		}},
+		{"accounting", Loaded{Missing: []string{"slurmdb_jobs_get"}}, []string{"nothing here provides slurmdb_jobs_get(), which it may call: a step's host has no slurmdbd to ask"}},
+		{"Slurm's own", Loaded{Missing: []string{"slurm_xstrdup"}}, []string{"nothing here provides slurm_xstrdup(), which it may call: it is none of the functions that Slurm gives to plugins"}},
+		{"anybody's", Loaded{Missing: []string{"lua_newstate"}}, []string{"nothing here provides lua_newstate(), which it may call: neither the plugin's own libraries nor the C library has it"}},
+		{"another release", Loaded{Version: 0x170204, Missing: []string{"slurm_load_job"}}, []string{
+			"nothing here provides slurm_load_job(), which it may call: what it fills differs by release and is known for 22.05 alone; this plugin is of 23.02, and gets -1",
+		}},
+		{"more", Loaded{MissingMore: 3}, []string{"nothing here provides 3 further functions, which it may call"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := c.l.Lacks(); !slices.Equal(got, c.want) {
+				t.Errorf("got  %q\nwant %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestFault(t *testing.T) {
+	h := &Host{loaded: []Loaded{{Missing: []string{"slurm_requeue", "other"}}}}
+	for _, c := range []struct {
+		plugin, fault int
+		want          string
+	}{
+		{0, 0, ""},
+		{0, faultFatal, "called slurm_fatal()"},
+		{0, faultMissing, "called slurm_requeue(), which nothing here provides: a step's host has no slurmctld to ask"},
+		{0, faultMissing + 1, "called other(), which nothing here provides: neither"},
+		// What a plugin may have written there.
+		{0, faultMissing + 2, ""},
+		{0, 1 << 31, ""},
+		{-1, faultMissing, ""},
+		{1, faultMissing, ""},
+	} {
+		got := h.fault(c.plugin, c.fault)
+		if (c.want == "") != (got == "") || !strings.HasPrefix(got, c.want) {
+			t.Errorf("plugin %d, fault %d: %q, want %q", c.plugin, c.fault, got, c.want)
+		}
+	}
+}
