@@ -10,6 +10,7 @@ import (
 // launch is the times of one step, in nanoseconds of one clock.
 type launch struct {
 	client      uint64 // the client's exec
+	clientExit  uint64
 	daemon      uint64 // the step daemon's exec
 	firstFork   uint64
 	firstExec   uint64
@@ -141,8 +142,8 @@ func measure(r *recorder, root, n int, argv []string) (launch, error) {
 		t := newTree(ev)
 		var ok bool
 		l, ok = t.step(root, n)
-		l.client = t.execs[cmd.Process.Pid]
-		return ok
+		l.client, l.clientExit = t.execs[cmd.Process.Pid], t.exits[cmd.Process.Pid]
+		return ok && l.clientExit != 0
 	})
 	return l, err
 }

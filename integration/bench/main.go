@@ -21,8 +21,9 @@ import (
 func main() {
 	bin := flag.String("bin", "bin", "the folder of the built programs")
 	quick := flag.Bool("quick", false, "few runs, for a look")
+	stacks := flag.Bool("stacks", false, "only the rows of the plugin stacks")
 	flag.Parse()
-	if err := run(*bin, *quick); err != nil {
+	if err := run(*bin, *quick, *stacks); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -31,26 +32,36 @@ func main() {
 // size is one row: n tasks, measured that many times.
 type size struct{ n, runs int }
 
-func run(bin string, quick bool) error {
-	sizes := []size{{1, 40}, {64, 15}, {256, 9}, {1000, 5}}
-	if quick {
-		sizes = []size{{1, 10}, {64, 5}, {256, 3}}
-	}
+func run(bin string, quick, onlyStacks bool) error {
 	dir, err := os.MkdirTemp("", "stepd-bench")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
+	rec, err := newRecorder()
+	if err != nil {
+		return err
+	}
+	if !onlyStacks {
+		if err := runSteps(bin, dir, rec, quick); err != nil {
+			return err
+		}
+	}
+	return runStacks(bin, dir, rec, quick)
+}
+
+// runSteps is what a step costs without plugins, beside its peers.
+func runSteps(bin, dir string, rec *recorder, quick bool) error {
+	sizes := []size{{1, 40}, {64, 15}, {256, 9}, {1000, 5}}
+	if quick {
+		sizes = []size{{1, 10}, {64, 5}, {256, 3}}
+	}
 	bare := filepath.Join(dir, "bare")
 	src := filepath.Join(filepath.Dir(bin), "integration", "bench", "bare", "bare.c")
 	if out, err := exec.Command("gcc", "-O2", "-o", bare, src).CombinedOutput(); err != nil {
 		return fmt.Errorf("cannot compile %q: %w: %s", src, err, out)
 	}
-	rec, err := newRecorder()
-	if err != nil {
-		return err
-	}
-	ours, err := startNoded(bin, dir, sizes[len(sizes)-1].n)
+	ours, err := startNoded(bin, filepath.Join(dir, "steps"), sizes[len(sizes)-1].n)
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,12 @@ type noded struct {
 	socket string
 }
 
+// startNoded runs one in dir, which it makes, with the plugstack.conf that is
+// there, if one is.
 func startNoded(bin, dir string, maxTasks int) (*noded, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
 	conf := filepath.Join(dir, "slurm.conf")
 	host, err := os.Hostname()
 	if err != nil {
