@@ -106,6 +106,16 @@ func TestRootPluginCrash(t *testing.T) {
 	for _, hook := range []string{"init_post_opt", "task_init", "task_post_fork"} {
 		t.Run("exit() in "+hook, func(t *testing.T) { crash(t, hook, "optional", "exit", "exit(3)") })
 	}
+	// In task_init the task needs the host's descriptors no more.
+	for _, hook := range remoteHooks {
+		for _, flag := range []string{"required", "optional"} {
+			if hook != "task_init" {
+				t.Run("closed descriptors in "+hook+" "+flag, func(t *testing.T) {
+					crash(t, hook, flag, "closefds", "closed descriptors of the process that called it")
+				})
+			}
+		}
+	}
 	t.Run("the node goes on", func(t *testing.T) {
 		n.stack(t)
 		if r := n.ctl(t, "run", "true"); r.code != 0 || r.err != "" {

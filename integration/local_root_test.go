@@ -160,7 +160,7 @@ func TestRootLocalFailure(t *testing.T) {
 		"batch": {3, []string{"batch", "-W", "-o", "/dev/null", "--wrap=true"}, []string{"init", "init_post_opt", "exit"}},
 	}
 	deeds := map[string]string{
-		"rc=-1": "failed with rc=-1", "segv": "killed by SIGSEGV", "abort": "killed by SIGABRT", "exit": "called exit(0)",
+		"rc=-1": "failed with rc=-1", "segv": "killed by SIGSEGV", "abort": "killed by SIGABRT", "exit": "called exit(0)", "closefds": "closed descriptors of the process that called it",
 		"hang": "did not return within 1s (HookTimeout in stepd.conf)",
 	}
 	for verb, v := range verbs {

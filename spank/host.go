@@ -172,8 +172,11 @@ func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
 	if !w.InHook() {
 		return nil, false
 	}
-	if what := h.fault(w.Plugin, fault); what != "" {
+	switch what := h.fault(w.Plugin, fault); {
+	case what != "":
 		cause = what
+	case syscall.Errno(w.Errno) == syscall.EBADF:
+		cause = "closed descriptors of the process that called it"
 	}
 	e := &step.HookError{Plugin: h.PluginName(w.Plugin), Hook: w.Hook, Required: h.Required(w.Plugin), Cause: cause}
 	if w.Plugin >= 0 && w.Plugin < len(h.stack) {

@@ -73,7 +73,8 @@ struct host {
 	/* Opened before the first hook: no path of ours is resolved after it (a
 	 * plugin may have changed what paths mean). */
 	int null, gate, job_ns, proc, threads, namespaces;
-	int exec_pipe; /* in a task: closes when it execs */
+	int exec_pipe;			      /* in a task: closes when it execs */
+	ino_t control_ino, log_ino, gate_ino; /* what plugins must leave there */
 	struct board_map board;
 	struct config cfg;
 	struct step_conf step;
@@ -131,6 +132,12 @@ bool fail(struct outcome *out, int error, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 /* Sends REP_DONE. */
 void reply_done(struct host *h, uint32_t cmd, const struct outcome *out);
+
+/* guard.c: after each hook: what the plugin has done to the host. Where the host
+ * cannot go on it ends here, with the hook on the board. */
+void guard_remember(struct host *h);
+void guard_check(struct host *h);
+void guard_check_all(struct host *h, const struct plugin *p);
 
 /* atfork.c */
 void atfork_install(void);

@@ -179,6 +179,7 @@ void command_setup(struct host *h, struct reader *args, int *fds, size_t nfds, s
 	/* The board's descriptor goes: a plugin's helper could hold it open. */
 	close(fds[0]);
 	close(fds[1]);
+	guard_remember(h);
 	board_stage(h, 0, STAGE_HOST);
 }
 

@@ -76,14 +76,29 @@ static void check_mounts(struct host *h, const struct plugin *p)
 	h->mount_ns = st.st_ino;
 }
 
+/* Hooks that are called for each task and each plugin, where every system call
+ * counts. */
+static bool per_task(uint32_t hook)
+{
+	return hook == HOOK_TASK_INIT_PRIVILEGED || hook == HOOK_TASK_INIT ||
+	       hook == HOOK_TASK_POST_FORK || hook == HOOK_TASK_EXIT;
+}
+
 void plugin_leave(struct host *h, struct plugin *p, struct board_entry *entry, int rc)
 {
+	bool often = per_task(h->hook);
+
+	if (often)
+		guard_check(h);
+	else
+		guard_check_all(h, p);
 	board_hook_leave(h, own_slot(h), entry, rc);
-	if (!h->in_task) {
-		check_threads(h, p);
+	if (!often) {
+		check_threads(h, p); /* before the forks: none is made after them */
 		check_mounts(h, p);
-		h->rank = NO_RANK;
 	}
+	if (!h->in_task)
+		h->rank = NO_RANK;
 	h->hook = NO_HOOK;
 	h->plugin = NULL;
 }
