@@ -330,3 +330,22 @@ func TestRootTermRightAfterEnd(t *testing.T) {
 		n.boot(t)
 	}
 }
+
+// TestRootHostStopped: a host that stands still is in nobody's way for ever:
+// the cancelled step ends, by KillWait.
+func TestRootHostStopped(t *testing.T) {
+	n := startNode(t, site{Slurm: "KillWait=1\n"})
+	p := n.start(t, call{args: []string{"run", "sleep", "86400"}})
+	id := n.running(t).id()
+	must(t, syscall.Kill(n.victim(t, "spankhost"), syscall.SIGSTOP))
+	if r := n.ctl(t, "cancel", id); r.code != 0 {
+		t.Errorf("cancel: %v", r)
+	}
+	if r := p.wait(t); r.code == 0 {
+		t.Errorf("run: %v", r)
+	}
+	if doc := n.ended(t, id); doc.State != "CANCELLED" && !strings.Contains(doc.Reason, "after the step was cancelled (KillWait") {
+		t.Errorf("state %s, reason %q", doc.State, doc.Reason)
+	}
+	n.checkClean(t)
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"stepd/step"
 )
@@ -106,14 +107,26 @@ func (s *Step) exitHooks() error {
 		err = nil
 	}
 	if errors.Is(err, step.ErrHostGone) {
-		<-s.hostGone
-		if s.hostStatus() == 0 && !s.host.Where(-1).InHook() {
-			return nil // it has ended as it was asked to; a plugin had closed its channel
+		if s.endedAsAsked() {
+			return nil
 		}
 		err = s.hostDied()
 		s.settle(err)
 	}
 	return err
+}
+
+// endedAsAsked tells whether the host has done all that exit asks of it and did
+// not say so, since a plugin had closed its channel.
+func (s *Step) endedAsAsked() bool {
+	t := time.NewTimer(dyingTime)
+	defer t.Stop()
+	select {
+	case <-s.hostGone:
+		return s.hostStatus() == 0 && !s.host.Where(-1).InHook()
+	case <-t.C:
+		return false
+	}
 }
 
 // settleTasks gives every task that was forked an end: all of them are dead by

@@ -55,7 +55,9 @@ func (s *Step) hostDied() error {
 	case <-t.C:
 		s.setHostCause("closed its control channel")
 		s.host.Kill()
-		<-s.hostGone
+		if err := s.waitHost(); err != nil {
+			s.setHostCause(err.Error())
+		}
 	}
 	s.hostDead = true
 	err := s.hostDeath(s.hostStatus())
@@ -78,6 +80,20 @@ func (s *Step) hostDied() error {
 	}
 	s.sayError(err.Error())
 	return err
+}
+
+// waitHost waits for the end of a host that was killed. One that sleeps in the
+// kernel (state D, a file server that is gone) does not die: then nobody is
+// helped by a stepd that waits for it for ever.
+func (s *Step) waitHost() error {
+	t := time.NewTimer(unkillableAfter)
+	defer t.Stop()
+	select {
+	case <-s.hostGone:
+		return nil
+	case <-t.C:
+		return fmt.Errorf("cannot kill spankhost (pid %d): it is still there after %v", s.host.PID(), unkillableAfter)
+	}
 }
 
 // hostDeath words the host's end.
@@ -173,6 +189,7 @@ func (s *Step) guard() (stop func()) {
 		w := newHookWatch(s.plan.Spec.Spank.HookTimeoutS)
 		defer func() { w.stop() }()
 		cancelled := s.cancelled
+		var late <-chan time.Time
 		for {
 			select {
 			case <-done:
@@ -181,12 +198,25 @@ func (s *Step) guard() (stop func()) {
 				s.checkHost(w)
 			case <-cancelled:
 				cancelled = nil
-				w.bound(max(1, s.plan.Spec.KillWaitS))
+				wait := max(1, s.plan.Spec.KillWaitS)
+				w.bound(wait)
 				w.why = afterCancel
+				late = time.After(time.Duration(wait) * time.Second)
+			case <-late:
+				s.killIdle(w)
 			}
 		}
 	})
 	return func() { close(done); wg.Wait() }
+}
+
+// killIdle kills a host that owes an answer and is in no hook: it is stopped,
+// or waits for something in the kernel. In a hook the board tells since when.
+func (s *Step) killIdle(w *hookWatch) {
+	if h := s.setUpHost(); h != nil && !h.Where(-1).InHook() {
+		s.setHostCause("did not answer " + w.why)
+		h.Kill()
+	}
 }
 
 func (s *Step) setHostCause(cause string) {

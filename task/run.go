@@ -205,9 +205,9 @@ func (s *Step) startHost(context.Context) error {
 	s.hostStarted(h.PID())
 	s.push("spankhost", func() error {
 		h.Kill()
-		<-s.hostGone
+		err := s.waitHost()
 		s.tellHooks(true)
-		return nil
+		return err
 	})
 	return nil
 }

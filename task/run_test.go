@@ -249,6 +249,27 @@ func TestRunFailures(t *testing.T) {
 	}
 }
 
+// A host that stands still outside of a hook can be cancelled: it is killed
+// when KillWait is over.
+func TestCancelOfIdleHost(t *testing.T) {
+	r := newRig(t)
+	r.spec.KillWaitS = 1
+	killed := make(chan struct{})
+	r.fail["user_init"] = step.ErrHostGone
+	r.during["user_init"] = func() {
+		r.st.Cancel("enough")
+		go func() {
+			<-r.st.hostGone
+			close(killed)
+		}()
+		<-killed // the answer that never comes
+	}
+	r.places[-1] = step.HostPlace{Plugin: -1, Stage: "host"}
+	if rec := r.run(t); rec.State != step.Cancelled || rec.Reason != "enough" {
+		t.Errorf("state %s, reason %q", rec.State, rec.Reason)
+	}
+}
+
 func TestSpankStrictFailsEveryRequiredHook(t *testing.T) {
 	r := newRig(t)
 	r.spec.Spank.Strict = true
