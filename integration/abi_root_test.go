@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 // buildABI compiles the plugin that uses slurm.h, with the headers of an
@@ -18,6 +19,21 @@ func buildABI(t testing.TB, n *node, name string, flags ...string) string {
 	args := append([]string{"-fPIC", "-shared", "testdata/plugins/abi.c", "-o", so}, flags...)
 	compile(t, args...)
 	return so
+}
+
+// says waits until each text was told to the user or stands in noded's log
+// behind the first bytes of it: the log comes through another pipe.
+func (n *node) says(t testing.TB, r result, before int, texts ...string) {
+	t.Helper()
+	eventually(t, 5*time.Second, "the words", func() error {
+		got := r.err + n.log.String()[before:]
+		for _, s := range texts {
+			if !strings.Contains(got, s) {
+				return fmt.Errorf("no %q in %s", s, got)
+			}
+		}
+		return nil
+	})
 }
 
 // TestRootABIAnswers: what slurm.h offers beyond spank.h answers in every hook,
@@ -51,7 +67,7 @@ func TestRootABIAnswers(t *testing.T) {
 				if r.code != 0 || r.out != "ran\n" {
 					t.Fatalf("%s: %v", c.do, r)
 				}
-				contains(t, "stderr and log", r.err+n.log.String()[before:], c.says...)
+				n.says(t, r, before, c.says...)
 				if strings.Contains(r.err, "nothing here provides") {
 					t.Errorf("%s: the user need not know what was not called: %v", c.do, r)
 				}
@@ -72,7 +88,7 @@ func TestRootABIMissing(t *testing.T) {
 		if r := n.ctl(t, "run", "echo", "ran"); r.code != 0 || r.out != "ran\n" || r.err != "" {
 			t.Errorf("got %v", r)
 		}
-		contains(t, "noded's log", n.log.String(), `spank: plugin \"abi.so\": nothing here provides slurm_update_node(), which it may call: `+why)
+		n.says(t, result{}, 0, `spank: plugin \"abi.so\": nothing here provides slurm_update_node(), which it may call: `+why)
 	})
 	for _, what := range []struct{ do, says string }{
 		{"missing", "called slurm_update_node(), which nothing here provides: " + why},
@@ -94,7 +110,7 @@ func TestRootABIMissing(t *testing.T) {
 						t.Errorf("want exit code %d and the task run: %v, got %v", code, ran, r)
 					}
 					if what.do == "fatal" {
-						contains(t, "stderr and log", r.err+n.log.String(), "fatal: abi: no way")
+						n.says(t, r, 0, "fatal: abi: no way")
 					}
 					if hook != "exit" || flag == "required" {
 						contains(t, "the reason", n.lastEnded(t).Reason, what.says)
@@ -103,6 +119,39 @@ func TestRootABIMissing(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestRootABIContexts: the same in the programs around a step.
+func TestRootABIContexts(t *testing.T) {
+	n := startNode(t, site{})
+	so := buildABI(t, n, "abi.so")
+	const local, allocator = 1, 3
+	job := fmt.Sprintf("job 1 state 1 uid %d name it first vm of 1 batch vm in p of golden at %s", testUser(t).uid, n.wd)
+	for _, c := range []struct {
+		name     string
+		context  int
+		hook, do string
+		args     []string
+		says     []string // to the user or in the log
+		code     int
+	}{
+		{"the job of the client", local, "local_user_init", "job", []string{"run", "-J", "it"}, []string{job, "other job -1 No such job"}, 0},
+		{"no job yet", local, "init", "job", []string{"run"}, []string{"job No such job"}, 0},
+		{"no job of the allocator's", allocator, "init_post_opt", "job", []string{"alloc"}, []string{"job No such job"}, 0},
+		{"hosts in the allocator", allocator, "init", "hostlist", []string{"alloc"}, []string{"hostlist n1 7 2"}, 0},
+		{"missing in the client", local, "local_user_init", "missing", []string{"run"},
+			[]string{"abi.so", "slurm_spank_local_user_init: called slurm_update_node(), which nothing here provides"}, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n.stack(t, fmt.Sprintf("required %s hook=%s do=%s context=%d", so, c.hook, c.do, c.context))
+			before := len(n.log.String())
+			r := n.ctl(t, append(c.args, "true")...)
+			if r.code != c.code {
+				t.Errorf("want exit code %d, got %v", c.code, r)
+			}
+			n.says(t, r, before, c.says...)
+		})
 	}
 }
 

@@ -88,6 +88,8 @@ type LocalJob struct {
 	Argv       []string
 	// Env is set in the plugins' environ before: SLURM_JOB_ID and its kin.
 	Env []string
+	// Spec is the step as noded has reserved it, for slurm_load_job; nil tells less.
+	Spec *step.Spec
 }
 
 // LocalUserInit calls slurm_spank_local_user_init of every plugin.
@@ -97,6 +99,15 @@ func (s *Session) LocalUserInit(j LocalJob) error {
 	w.tlvU32(tagStepID, j.ID.Step)
 	w.tlvU32(tagNNodes, uint32(j.NNodes))
 	w.tlvU32(tagTotalTasks, uint32(j.TotalTasks))
+	if s := j.Spec; s != nil {
+		putJob(w, s)
+		w.tlvStr(tagUser, s.User.Name)
+		w.tlvU32(tagNCPUs, uint32(s.NCPUs))
+		w.tlvU32(tagCPUsPerTask, cpusPerTask(s))
+		w.tlvU64(tagJobMem, s.MemoryMB)
+		w.tlvU32(tagRestarts, s.RestartCount)
+		w.tlvStr(tagCwd, s.Cwd)
+	}
 	for _, a := range j.Argv {
 		w.tlvStr(tagArg, a)
 	}

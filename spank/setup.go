@@ -109,12 +109,7 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	w.tlvU32(tagRestarts, s.RestartCount)
 	w.tlvU32(tagArrayID, arrayID(s))
 	w.tlvU32(tagArrayTask, noArrayTask)
-	w.tlvStr(tagJobName, s.Name)
-	w.tlvStr(tagPartition, s.Partition)
-	w.tlvStr(tagNodeList, s.NodeList)
-	w.tlvStr(tagCluster, s.Cluster)
-	w.tlvStr(tagSubmitHost, s.SubmitHost)
-	w.tlvU32(tagBatch, flag(s.Origin == step.OriginBatch))
+	putJob(w, s)
 	for _, a := range s.Argv {
 		w.tlvStr(tagArg, a)
 	}
@@ -136,6 +131,16 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	w.tlvU32(tagJoinNS, joinNS(s))
 	putStack(w, stack)
 	return w.b, nil
+}
+
+// putJob tells what slurm_load_job answers beside the items of spank_get_item.
+func putJob(w *writer, s *step.Spec) {
+	w.tlvStr(tagJobName, s.Name)
+	w.tlvStr(tagPartition, s.Partition)
+	w.tlvStr(tagNodeList, s.NodeList)
+	w.tlvStr(tagCluster, s.Cluster)
+	w.tlvStr(tagSubmitHost, s.SubmitHost)
+	w.tlvU32(tagBatch, flag(s.Origin == step.OriginBatch))
 }
 
 func putStack(w *writer, stack []Plugin) {

@@ -144,7 +144,7 @@ func (o *runOptions) localUserInit(p *plugins, req *step.Request, reserved *api.
 	}
 	err = p.localUserInit(spank.LocalJob{
 		ID: spec.ID, NNodes: spec.NNodes, TotalTasks: spec.NTasks, Argv: req.Argv,
-		Env: append(stepEnv(&spec), own...),
+		Env: append(stepEnv(&spec), own...), Spec: &spec,
 	})
 	if err != nil {
 		return nil, err

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A plugin that is compiled with the headers of an installed Slurm and uses what
- * they offer beyond spank.h. hook=NAME says where, do=WHAT what. -DDATA imports a
+ * they offer beyond spank.h. hook=NAME says where, do=WHAT what; context=N in
+ * which context, if not in the remote one. -DDATA imports a
  * variable that nobody has.
  */
 #define _GNU_SOURCE
@@ -113,9 +114,10 @@ static int use_own(spank_t sp)
 
 static int visit(const char *hook, spank_t sp, int ac, char **av)
 {
-	const char *what = argument(ac, av, "do");
+	const char *what = argument(ac, av, "do"), *context = argument(ac, av, "context");
 
-	if (!spank_remote(sp) || strcmp(argument(ac, av, "hook"), hook) != 0)
+	if ((int)spank_context() != (context[0] ? atoi(context) : S_CTX_REMOTE) ||
+	    strcmp(argument(ac, av, "hook"), hook) != 0)
 		return 0;
 	if (strcmp(what, "hostlist") == 0)
 		return use_hostlist();
@@ -140,6 +142,7 @@ static int visit(const char *hook, spank_t sp, int ac, char **av)
 
 HOOK(init)
 HOOK(init_post_opt)
+HOOK(local_user_init)
 HOOK(user_init)
 HOOK(task_init_privileged)
 HOOK(task_init)

@@ -101,12 +101,15 @@ static int number_of(const struct driver *d, const char *symbol)
 	return n;
 }
 
-static void check_end_in_init(const char *arg, int status, int fault, const char *symbol)
+static void check_end_in_init(const char *arg, bool twice, int status, int fault,
+			      const char *symbol)
 {
 	struct scene s = scene("imports.so", arg);
 	struct driver d;
 	int have;
 
+	if (twice)
+		s.plugins[1] = (struct plugin_line){s.plugins[0].path, true, {0}};
 	drv_start(&d);
 	drv_setup(&d, &s);
 	CHECK_STR(drv_init(&d, &s).what, "gone");
@@ -125,9 +128,10 @@ static void check_end_in_init(const char *arg, int status, int fault, const char
 
 static void test_calls_end_the_host(void)
 {
-	check_end_in_init("call=init", 127, FAULT_MISSING, "slurm_update_node");
-	check_end_in_init("other=init", 127, FAULT_MISSING, "nobody_has_this");
-	check_end_in_init("fatal=init", 1, FAULT_FATAL, NULL);
+	check_end_in_init("call=init", false, 127, FAULT_MISSING, "slurm_update_node");
+	check_end_in_init("other=init", false, 127, FAULT_MISSING, "nobody_has_this");
+	check_end_in_init("other=init", true, 127, FAULT_MISSING, "nobody_has_this");
+	check_end_in_init("fatal=init", false, 1, FAULT_FATAL, NULL);
 }
 
 static void test_calls_end_the_task(void)

@@ -56,7 +56,7 @@ static int load(uint32_t id)
 	return 0;
 }
 
-int slurm_spank_init(spank_t sp, int ac, char **av)
+static int visit(spank_t sp, int ac, char **av)
 {
 	uint32_t id = 0;
 
@@ -69,3 +69,15 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 	slurm_fini();
 	return 0;
 }
+
+#define HOOK(name)                                                                                 \
+	int slurm_spank_##name(spank_t sp, int ac, char *av[])                                     \
+	{                                                                                          \
+		return visit(sp, ac, av);                                                          \
+	}
+
+HOOK(init)
+HOOK(local_user_init)
+HOOK(job_prolog)
+HOOK(job_epilog)
+HOOK(slurmd_exit)

@@ -1,0 +1,86 @@
+package spank
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"stepd/step"
+)
+
+// jobPlugin asks slurm_load_job in every hook; it is compiled with the headers
+// of an installed Slurm.
+func jobPlugin(t *testing.T) string {
+	t.Helper()
+	if _, err := os.Stat("/usr/include/slurm/slurm.h"); err != nil {
+		if os.Getenv("STRICT") == "1" {
+			t.Fatal("no Slurm headers: apt-get install libslurm-dev")
+		}
+		t.Skip("no Slurm headers: apt-get install libslurm-dev")
+	}
+	so := filepath.Join(t.TempDir(), "job.so")
+	if out, err := exec.Command("cc", "-std=gnu11", "-fPIC", "-shared", "host/tests/job_plugin.c", "-o", so).CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v\n%s", err, out)
+	}
+	return so
+}
+
+// TestSessionLoadJob: slurm_load_job answers where there is a job that runs.
+func TestSessionLoadJob(t *testing.T) {
+	so := jobPlugin(t)
+	refused := func(id int) string { return fmt.Sprintf("load %d: -1 2017 No such job", id) }
+	for _, c := range []struct {
+		name    string
+		context Context
+		call    func(s *Session) error
+		want    []string
+	}{
+		{"local", ContextLocal, func(s *Session) error {
+			if _, err := s.Init(); err != nil {
+				return err
+			}
+			if err := s.PostOpt(); err != nil {
+				return err
+			}
+			return s.LocalUserInit(LocalJob{ID: step.ID{Job: 9}, NNodes: 1, TotalTasks: 4, Argv: []string{"true"}, Spec: &step.Spec{
+				Request: step.Request{Name: "n", Cwd: "/tmp", CPUsPerTask: 2, SubmitHost: "login"}, User: step.User{Name: "u"}, Origin: step.OriginAlloc,
+				NodeList: "vm", NCPUs: 8, MemoryMB: 5, Cluster: "c", Partition: "p", RestartCount: 1,
+			}})
+		}, []string{refused(0), "records 1 job 9 state 1 uid 12 gid 13 user u name n", "nodes vm batch_host vm partition p cluster c dir /tmp from login account NULL",
+			"num 1 nodes 8 cpus 4 tasks 2 per_task restarts 1 batch 0 mem 5", refused(10)}},
+		{"prolog", ContextJobScript, func(s *Session) error {
+			if _, err := s.Init(); err != nil {
+				return err
+			}
+			return s.Hook("slurm_spank_job_prolog")
+		}, []string{"records 1 job 7 state 1 uid 12 gid 13 user root name NULL", "num 4294967294 nodes 4294967294 cpus 4294967294 tasks 65534 per_task", refused(8)}},
+		{"epilog", ContextJobScript, func(s *Session) error {
+			if _, err := s.Init(); err != nil {
+				return err
+			}
+			return s.Hook("slurm_spank_job_epilog")
+		}, []string{refused(7), refused(8)}},
+		{"allocator", ContextAllocator, func(s *Session) error { _, err := s.Init(); return err }, []string{refused(0), refused(1)}},
+		{"slurmd", ContextSlurmd, func(s *Session) error { _, err := s.Init(); return err }, []string{refused(0), refused(1)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var h heard
+			s := open(t, c.context, so, &h)
+			if err := c.call(s); err != nil {
+				t.Error(err)
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			got := strings.Join(h.all(), "\n")
+			for _, want := range c.want {
+				if !strings.Contains(got, want) {
+					t.Errorf("no %q in\n%s", want, got)
+				}
+			}
+		})
+	}
+}
