@@ -74,13 +74,22 @@ type Fallback struct {
 	Why  string `json:"why"`
 }
 
-// Plugin is one line of the plugin stack in the node document.
+// Plugin is one line of the plugin stack in the node document, or a finding
+// about a line or file that is no plugin: then Path is that of the file, and
+// State "error" or "warning".
 type Plugin struct {
 	Path     string `json:"path"`
+	File     string `json:"file"`
 	Line     int    `json:"line"`
 	Required bool   `json:"required"`
-	State    string `json:"state"`
-	Problem  string `json:"problem"`
+	// State of a plugin is "found", "missing", "incompatible" or "error".
+	State string `json:"state"`
+	// Problem is all that is to be said about it.
+	Problem string `json:"problem"`
+	// Release is that which it was built for, "" where it does not say. Hooks are
+	// the functions that it exports.
+	Release string   `json:"release"`
+	Hooks   []string `json:"hooks"`
 }
 
 // complete fills in the defaults and checks what New relies on.

@@ -93,10 +93,13 @@ func run(o options) error {
 		defer logFile.Close()
 	}
 	site.warn(log)
-	cfg, err := site.config(log, logFile)
+	plugins, fallbacks := watchPlugstack(site.lint(), log)
+	defer plugins.close()
+	cfg, err := site.config(log, logFile, plugins)
 	if err != nil {
 		return err
 	}
+	cfg.Fallbacks = append(cfg.Fallbacks, fallbacks...)
 	n, err := node.New(cfg)
 	if err != nil {
 		return err

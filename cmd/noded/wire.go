@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
 	"stepd/jobcontainer"
 	"stepd/mpi"
@@ -17,6 +15,7 @@ import (
 	"stepd/proctrack"
 	"stepd/slurmconf"
 	"stepd/spank"
+	"stepd/spank/lint"
 	"stepd/step"
 )
 
@@ -27,7 +26,7 @@ var (
 )
 
 // config wires the node with what the site has and wants.
-func (s *site) config(log *logrus.Logger, logFile *os.File) (node.Config, error) {
+func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) (node.Config, error) {
 	stepd, spankhost, err := programs()
 	if err != nil {
 		return node.Config{}, err
@@ -65,7 +64,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File) (node.Config, error)
 		MinJobAge: s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
 		StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
 		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
-		Fallbacks: fallbacks, Plugins: s.plugins, Log: log,
+		Fallbacks: fallbacks, Plugins: plugins.document, Log: log,
 	}, nil
 }
 
@@ -123,43 +122,28 @@ func (s *site) containers() (node.Containers, string, error) {
 	return t, "tmpfs", err
 }
 
-// plugins lists the plugin stack as it is now, for the node document.
-func (s *site) plugins(context.Context) []node.Plugin {
-	stack, err := spank.ReadStack(s.conf.PlugStackConfig, s.conf.PluginDir)
+// lint is what the check of the plugin stack is told.
+func (s *site) lint() lint.Config {
+	_, spankhost, err := programs()
 	if err != nil {
-		return []node.Plugin{{Path: s.conf.PlugStackConfig, State: "error", Problem: err.Error()}}
+		spankhost = "spankhost" // a finding says that it cannot be read
 	}
-	out := []node.Plugin{}
-	for _, p := range stack.Plugins {
-		d := node.Plugin{Path: p.Path, Line: p.Line, Required: p.Required, State: "found"}
-		if err := unix.Access(p.Path, unix.R_OK); err != nil {
-			d.State, d.Problem = "missing", fmt.Sprintf("cannot read %q: %v", p.Path, err)
-		}
-		out = append(out, d)
+	return lint.Config{
+		Plugstack: s.conf.PlugStackConfig, PluginDirs: s.conf.PluginDir,
+		AllowReleases: s.conf.Stepd.SpankAllowReleases, RequireSafe: s.conf.Stepd.RequireSafePlugins,
+		Host: spankhost,
 	}
-	for _, p := range stack.Problems {
-		out = append(out, node.Plugin{Path: p.File, Line: p.Line, State: "error", Problem: p.Text})
-	}
-	return out
 }
 
-// stackProblems are the mistakes in the plugin stack, for --check.
+// stackProblems are the findings about the plugin stack, for --check.
 func (s *site) stackProblems() []slurmconf.Problem {
 	var out []slurmconf.Problem
-	wrong := func(file string, line int, text string) {
-		out = append(out, slurmconf.Problem{Severity: slurmconf.SeverityError, File: file, Line: line, Text: text})
-	}
-	stack, err := spank.ReadStack(s.conf.PlugStackConfig, s.conf.PluginDir)
-	if err != nil {
-		wrong(s.conf.PlugStackConfig, 0, err.Error())
-	}
-	for _, p := range stack.Problems {
-		wrong(p.File, p.Line, p.Text)
-	}
-	for _, p := range stack.Plugins {
-		if err := unix.Access(p.Path, unix.R_OK); err != nil {
-			wrong(p.File, p.Line, fmt.Sprintf("cannot read plugin %q: %v", p.Path, err))
+	for _, f := range lint.Check(s.lint()).Findings {
+		severity := slurmconf.SeverityWarning
+		if f.Severity == spank.SeverityError {
+			severity = slurmconf.SeverityError
 		}
+		out = append(out, slurmconf.Problem{Severity: severity, File: f.File, Line: f.Line, Text: f.Text, Remedy: f.Remedy})
 	}
 	return out
 }

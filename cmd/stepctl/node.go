@@ -27,10 +27,12 @@ type nodeDoc struct {
 	Jobs    []json.RawMessage `json:"jobs"`
 	Plugins []struct {
 		Path     string `json:"path"`
+		File     string `json:"file"`
 		Line     int    `json:"line"`
 		Required bool   `json:"required"`
 		State    string `json:"state"`
 		Problem  string `json:"problem"`
+		Release  string `json:"release"`
 	} `json:"plugins"`
 }
 
@@ -92,11 +94,34 @@ func showNode(doc []byte) error {
 		fmt.Printf("  fallback   %s: %s\n", f.What, f.Why)
 	}
 	for _, p := range n.Plugins {
-		need := "optional"
-		if p.Required {
-			need = "required"
+		if p.Path == p.File { // a line that names no plugin
+			fmt.Printf("  plugstack  %s %s: %s\n", at(p.File, p.Line), p.State, clean(p.Problem, 2000))
+			continue
 		}
-		fmt.Printf("  plugin     %s %s  %s %s\n", need, p.Path, p.State, p.Problem)
+		words := []string{requiredWord(p.Required), clean(p.Path, 400), p.State}
+		if p.Release != "" {
+			words = append(words, p.Release)
+		}
+		if p.Problem != "" {
+			words = append(words, clean(p.Problem, 2000))
+		}
+		fmt.Printf("  plugin     %s\n", strings.Join(words, "  "))
 	}
 	return nil
+}
+
+// at is "FILE:LINE", or the file as a whole.
+func at(file string, line int) string {
+	if line == 0 {
+		return clean(file, 400)
+	}
+	return fmt.Sprintf("%s:%d", clean(file, 400), line)
+}
+
+// requiredWord is plugstack.conf's own for a plugin.
+func requiredWord(required bool) string {
+	if required {
+		return "required"
+	}
+	return "optional"
 }

@@ -42,11 +42,15 @@ type Finding struct {
 
 // String is one line: "FILE:LINE: SEVERITY: TEXT; REMEDY".
 func (f Finding) String() string {
-	at := f.File
-	if f.Line > 0 {
-		at = fmt.Sprintf("%s:%d", f.File, f.Line)
+	return fmt.Sprintf("%s: %s: %s", f.Where(), f.Severity, f.What())
+}
+
+// Where is "FILE:LINE", or the file as a whole.
+func (f Finding) Where() string {
+	if f.Line == 0 {
+		return f.File
 	}
-	return fmt.Sprintf("%s: %s: %s", at, f.Severity, f.What())
+	return fmt.Sprintf("%s:%d", f.File, f.Line)
 }
 
 // What is the text and the remedy.

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/node"
+	"stepd/spank"
+	"stepd/spank/lint"
+)
+
+const (
+	// burstQuiet without an event ends a burst of them: an editor, a package
+	// manager and cp do several things to a file.
+	burstQuiet = 100 * time.Millisecond
+	// burstMax bounds a burst that does not end.
+	burstMax = time.Second
+)
+
+// plugstackEvents are what may change the stack. Not IN_MODIFY: who writes is
+// waited for.
+const plugstackEvents = unix.IN_CLOSE_WRITE | unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
+	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
+
+// plugstack keeps an eye on the plugin stack: it checks it at the start and
+// whenever one of its files or directories has changed, tells each finding
+// once, and has the stack ready for the node document.
+type plugstack struct {
+	config lint.Config
+	log    *logrus.Logger
+
+	mu     sync.Mutex
+	report *lint.Report    // guarded by mu; nil before the first check
+	told   map[string]bool // guarded by mu: the findings that stand
+	events *linux.Inotify  // guarded by mu: of the watch that is under way
+	closed bool            // guarded by mu
+	wg     sync.WaitGroup
+}
+
+// watchPlugstack checks the stack and watches it from now on. Where the kernel
+// gives no watch, that is a fallback, and the stack is checked when somebody
+// asks for it.
+func watchPlugstack(config lint.Config, log *logrus.Logger) (*plugstack, []node.Fallback) {
+	p := &plugstack{config: config, log: log, told: map[string]bool{}}
+	report := p.current()
+	events, err := p.watch(report)
+	if err != nil {
+		why := fmt.Sprintf("%v; it is checked when node status asks for it", err)
+		log.Warnf("fallback: the plugin stack is not watched: %s", why)
+		return p, []node.Fallback{{What: "plugin stack watch", Why: why}}
+	}
+	p.wg.Go(func() { p.follow(report, events) })
+	return p, nil
+}
+
+// close ends the watch.
+func (p *plugstack) close() {
+	p.mu.Lock()
+	p.closed = true
+	if p.events != nil {
+		p.events.Close()
+	}
+	p.mu.Unlock()
+	p.wg.Wait()
+}
+
+// current is the report as of now: the stack is checked again if something has
+// changed.
+func (p *plugstack) current() *lint.Report {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.report == nil || p.report.Stale() {
+		p.report = lint.Check(p.config)
+		p.tell()
+	}
+	return p.report
+}
+
+// tell logs the findings that are new. p.mu is held.
+func (p *plugstack) tell() {
+	stand := map[string]bool{}
+	for _, f := range p.report.Findings {
+		line := fmt.Sprintf("plugstack: %s: %s", f.Where(), f.What())
+		if !p.told[line] && !stand[line] {
+			if f.Severity == spank.SeverityError {
+				p.log.Error(line)
+			} else {
+				p.log.Warn(line)
+			}
+		}
+		stand[line] = true
+	}
+	if len(stand) == 0 && len(p.told) > 0 {
+		p.log.Info("plugstack is clean again")
+	}
+	p.told = stand
+}
+
+// watch watches all that the report rests on.
+func (p *plugstack) watch(r *lint.Report) (*linux.Inotify, error) {
+	events, err := linux.NewInotify()
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range r.Directories() {
+		// One that is gone since makes the report stale.
+		if err := events.Watch(dir, plugstackEvents|unix.IN_ONLYDIR); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
+			events.Close()
+			return nil, err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		events.Close()
+	}
+	p.events = events
+	return events, nil
+}
+
+// follow checks again after each burst of events, until close. The watches are
+// made anew each time: the directories may be others by the same names.
+func (p *plugstack) follow(r *lint.Report, events *linux.Inotify) {
+	for {
+		// What changed between the check and the watches is not told any more.
+		if !r.Stale() {
+			if err := events.Wait(time.Time{}); err != nil {
+				p.lost(err)
+				return
+			}
+		}
+		settle(events)
+		events.Close()
+		var err error
+		r = p.current()
+		if events, err = p.watch(r); err != nil {
+			p.lost(err)
+			return
+		}
+	}
+}
+
+// settle waits for the end of a burst.
+func settle(events *linux.Inotify) {
+	end := time.Now().Add(burstMax)
+	for time.Now().Before(end) {
+		until := time.Now().Add(burstQuiet)
+		if until.After(end) {
+			until = end
+		}
+		if events.Wait(until) != nil {
+			return
+		}
+	}
+}
+
+// lost says that the watch has ended, unless we have ended it.
+func (p *plugstack) lost(err error) {
+	if !errors.Is(err, os.ErrClosed) {
+		p.log.Warnf("the plugin stack is no longer watched, and checked when node status asks for it: %v", err)
+	}
+}
+
+// document lists the stack for the node document: a line for each plugin with
+// what there is to say about it, and one for each finding about no plugin.
+func (p *plugstack) document(context.Context) []node.Plugin {
+	r := p.current()
+	out := make([]node.Plugin, len(r.Plugins))
+	problems := make([][]string, len(r.Plugins))
+	var rest []node.Plugin
+	for _, f := range r.Findings {
+		at := pluginOf(r, f)
+		if at < 0 {
+			rest = append(rest, node.Plugin{Path: f.File, File: f.File, Line: f.Line, State: string(f.Severity), Problem: f.What(), Hooks: []string{}})
+			continue
+		}
+		problems[at] = append(problems[at], f.What())
+	}
+	for i, d := range r.Plugins {
+		out[i] = node.Plugin{
+			Path: d.Path, File: d.File, Line: d.Line, Required: d.Required, State: string(d.State),
+			Problem: strings.Join(problems[i], ". "), Release: d.Release, Hooks: d.Hooks,
+		}
+	}
+	return append(out, rest...)
+}
+
+// pluginOf finds the plugin that a finding is about; a file may be included
+// more than once.
+func pluginOf(r *lint.Report, f lint.Finding) int {
+	for i, d := range r.Plugins {
+		if d.File == f.File && d.Line == f.Line {
+			return i
+		}
+	}
+	return -1
+}
