@@ -859,6 +859,7 @@ type ClientConfigReply struct {
 	HookTimeoutS  uint32                 `protobuf:"varint,10,opt,name=hook_timeout_s,json=hookTimeoutS,proto3" json:"hook_timeout_s,omitempty"` // HookTimeout, 0 none
 	SpankStrict   bool                   `protobuf:"varint,11,opt,name=spank_strict,json=spankStrict,proto3" json:"spank_strict,omitempty"`
 	SlurmConf     string                 `protobuf:"bytes,12,opt,name=slurm_conf,json=slurmConf,proto3" json:"slurm_conf,omitempty"`
+	RequireSafe   bool                   `protobuf:"varint,13,opt,name=require_safe,json=requireSafe,proto3" json:"require_safe,omitempty"` // RequireSafePlugins
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -977,6 +978,13 @@ func (x *ClientConfigReply) GetSlurmConf() string {
 	return ""
 }
 
+func (x *ClientConfigReply) GetRequireSafe() bool {
+	if x != nil {
+		return x.RequireSafe
+	}
+	return false
+}
+
 var File_api_node_proto protoreflect.FileDescriptor
 
 const file_api_node_proto_rawDesc = "" +
@@ -1033,7 +1041,7 @@ const file_api_node_proto_rawDesc = "" +
 	"\x0fNodeStatusReply\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\"&\n" +
 	"\fDrainRequest\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xfe\x02\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xa1\x03\n" +
 	"\x11ClientConfigReply\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\rR\x04cpus\x12\x1b\n" +
@@ -1050,7 +1058,8 @@ const file_api_node_proto_rawDesc = "" +
 	" \x01(\rR\fhookTimeoutS\x12!\n" +
 	"\fspank_strict\x18\v \x01(\bR\vspankStrict\x12\x1d\n" +
 	"\n" +
-	"slurm_conf\x18\f \x01(\tR\tslurmConf2\x9a\x06\n" +
+	"slurm_conf\x18\f \x01(\tR\tslurmConf\x12!\n" +
+	"\frequire_safe\x18\r \x01(\bR\vrequireSafe2\x9a\x06\n" +
 	"\x04Node\x12/\n" +
 	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x123\n" +
 	"\aReserve\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +

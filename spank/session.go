@@ -122,7 +122,9 @@ func (s *Session) load() ([]string, error) {
 	h.stack, h.allow = s.cfg.Stack.Plugins, s.cfg.AllowReleases
 	var problems []string
 	for _, p := range s.cfg.Stack.Problems {
-		problems = append(problems, p.String())
+		if p.Severity == SeverityError { // as in Setup
+			problems = append(problems, p.String())
+		}
 	}
 	for _, p := range h.stack {
 		h.names = append(h.names, filepath.Base(p.Path))

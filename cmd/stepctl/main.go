@@ -58,7 +58,7 @@ func plain(err error) string {
 	}
 	// gRPC quotes the dialer's words in its own.
 	if at := strings.Index(text, "cannot connect to noded at "); at > 0 {
-		text = strings.TrimSuffix(text[at:], `"`)
+		text = strings.ReplaceAll(strings.TrimSuffix(text[at:], `"`), `\"`, `"`)
 	}
 	return text
 }
@@ -72,6 +72,6 @@ func newRoot(d *dialer) *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
 	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d),
-		eventsCommand(d), timelineCommand(d), nodeCommand(d))
+		eventsCommand(d), timelineCommand(d), nodeCommand(d), pluginsCommand(d))
 	return root
 }

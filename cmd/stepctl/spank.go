@@ -59,6 +59,11 @@ func loadPlugins(client api.NodeClient, c spank.Context) (*plugins, error) {
 	if err != nil {
 		return nil, err
 	}
+	if conf.RequireSafe {
+		if err := stack.RequireSafe(); err != nil {
+			return nil, err
+		}
+	}
 	if len(stack.Plugins) == 0 {
 		return p, nil
 	}

@@ -148,7 +148,7 @@ func Check(c Config) *Report {
 		r.add(severity, p.File, p.Line, "", p.Text, p.Remedy)
 	}
 	r.checkReadable(stack)
-	e := r.examiner(c)
+	e := r.examiner(c, len(stack.Plugins))
 	for _, p := range stack.Plugins {
 		r.Plugins = append(r.Plugins, r.plugin(e, p))
 	}

@@ -43,8 +43,8 @@ func (x *examination) imports() {
 		}
 	}
 	if fatal := x.missing(true); len(fatal) > 0 {
-		x.refuse(StateError, fmt.Sprintf("plugin %q imports %s, which neither spankhost nor its libraries provide: undefined symbol: %s",
-			x.line.Path, names(fatal), fatal[0]), provide(fatal))
+		x.refuse(StateError, fmt.Sprintf("plugin %q imports %s, which neither spankhost nor its libraries provide",
+			x.line.Path, names(fatal)), provide(fatal))
 	}
 	if lazy := x.missing(false); len(lazy) > 0 {
 		x.warn(fmt.Sprintf("plugin %q imports %s, which neither spankhost nor its libraries provide: a call ends the host, and the step with it",
@@ -119,6 +119,9 @@ func (x *examination) named(name string) *object {
 // shadows tells the functions that the plugin has by the host's names: its own
 // calls of them reach the host, which comes first.
 func (x *examination) shadows() {
+	if x.plugin.State != StateFound {
+		return
+	}
 	if _, symbolic := x.object.tags[elf.DT_SYMBOLIC]; symbolic || elf.DynFlag(x.object.tags[elf.DT_FLAGS])&elf.DF_SYMBOLIC != 0 {
 		return
 	}

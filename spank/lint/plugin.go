@@ -20,10 +20,13 @@ type examiner struct {
 	dirs   []string
 }
 
-// examiner reads the host. Without one nothing is known of imports, which is a
-// finding.
-func (r *Report) examiner(c Config) *examiner {
+// examiner reads the host, if there is a plugin. Without one nothing is known of
+// imports, which is a finding.
+func (r *Report) examiner(c Config, plugins int) *examiner {
 	e := &examiner{allow: c.AllowReleases, dirs: c.PluginDirs}
+	if plugins == 0 {
+		return e
+	}
 	host, err := openObject(c.Host)
 	if err != nil {
 		r.add(spank.SeverityWarning, c.Plugstack, 0, "", fmt.Sprintf("cannot read spankhost %q, so the plugins are not looked into: %v", c.Host, cause(err)), "")
