@@ -860,8 +860,12 @@ type ClientConfigReply struct {
 	SpankStrict   bool                   `protobuf:"varint,11,opt,name=spank_strict,json=spankStrict,proto3" json:"spank_strict,omitempty"`
 	SlurmConf     string                 `protobuf:"bytes,12,opt,name=slurm_conf,json=slurmConf,proto3" json:"slurm_conf,omitempty"`
 	RequireSafe   bool                   `protobuf:"varint,13,opt,name=require_safe,json=requireSafe,proto3" json:"require_safe,omitempty"` // RequireSafePlugins
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// What noded has read of the plugin stack just now: spank.Stack.Digest, or why
+	// it cannot. A client that reads the same has read no half-written file.
+	PlugstackDigest string `protobuf:"bytes,14,opt,name=plugstack_digest,json=plugstackDigest,proto3" json:"plugstack_digest,omitempty"`
+	PlugstackError  string `protobuf:"bytes,15,opt,name=plugstack_error,json=plugstackError,proto3" json:"plugstack_error,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *ClientConfigReply) Reset() {
@@ -985,6 +989,20 @@ func (x *ClientConfigReply) GetRequireSafe() bool {
 	return false
 }
 
+func (x *ClientConfigReply) GetPlugstackDigest() string {
+	if x != nil {
+		return x.PlugstackDigest
+	}
+	return ""
+}
+
+func (x *ClientConfigReply) GetPlugstackError() string {
+	if x != nil {
+		return x.PlugstackError
+	}
+	return ""
+}
+
 var File_api_node_proto protoreflect.FileDescriptor
 
 const file_api_node_proto_rawDesc = "" +
@@ -1041,7 +1059,7 @@ const file_api_node_proto_rawDesc = "" +
 	"\x0fNodeStatusReply\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\"&\n" +
 	"\fDrainRequest\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xa1\x03\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xf5\x03\n" +
 	"\x11ClientConfigReply\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\rR\x04cpus\x12\x1b\n" +
@@ -1059,7 +1077,9 @@ const file_api_node_proto_rawDesc = "" +
 	"\fspank_strict\x18\v \x01(\bR\vspankStrict\x12\x1d\n" +
 	"\n" +
 	"slurm_conf\x18\f \x01(\tR\tslurmConf\x12!\n" +
-	"\frequire_safe\x18\r \x01(\bR\vrequireSafe2\x9a\x06\n" +
+	"\frequire_safe\x18\r \x01(\bR\vrequireSafe\x12)\n" +
+	"\x10plugstack_digest\x18\x0e \x01(\tR\x0fplugstackDigest\x12'\n" +
+	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\x9a\x06\n" +
 	"\x04Node\x12/\n" +
 	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x123\n" +
 	"\aReserve\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +

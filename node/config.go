@@ -64,6 +64,9 @@ type Config struct {
 	Fallbacks []Fallback
 	// Plugins lists the plugin stack for the node document; nil is none.
 	Plugins func(ctx context.Context) []Plugin
+	// StackDigest reads the plugin stack and tells what clients must read too;
+	// nil is no stack.
+	StackDigest func() (string, error)
 
 	Log *logrus.Logger
 }

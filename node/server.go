@@ -289,13 +289,21 @@ func (s *service) ClientConfig(ctx context.Context, _ *api.Empty) (*api.ClientCo
 		return nil, err
 	}
 	c := s.n.cfg
-	return &api.ClientConfigReply{
+	reply := &api.ClientConfigReply{
 		Node: c.NodeName, Cpus: uint32(len(c.CPUs)), MaxTasks: uint32(c.MaxTasks),
 		MpiDefault: c.MPIDefault, MpiTypes: c.MPITypes,
 		Plugstack: c.Spank.Plugstack, PluginDirs: c.Spank.PluginDirs, Cluster: c.Cluster,
 		AllowReleases: c.Spank.AllowReleases, HookTimeoutS: uint32(c.Spank.HookTimeoutS), SpankStrict: c.Spank.Strict, SlurmConf: c.SlurmConf,
 		RequireSafe: c.Spank.RequireSafe,
-	}, nil
+	}
+	if c.StackDigest != nil {
+		digest, err := c.StackDigest()
+		reply.PlugstackDigest = digest
+		if err != nil {
+			reply.PlugstackError = err.Error()
+		}
+	}
+	return reply, nil
 }
 
 func stepReply(recs []*step.Record) (*api.StepReply, error) {

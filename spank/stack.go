@@ -1,6 +1,7 @@
 package spank
 
 import (
+	"encoding/hex"
 	"fmt"
 	"time"
 )
@@ -40,6 +41,9 @@ type Stack struct {
 	// or not, and the directories that a pattern has read. While none of them
 	// changes, the stack is the same.
 	Sources []string
+	// Digest is of the names and the contents of Files. Two who have read the
+	// same have the same one; it is no secret, and no protection.
+	Digest string
 }
 
 // Severity says how much a Problem matters.
@@ -92,8 +96,9 @@ func ReadStack(file string, pluginDirs []string) (Stack, error) {
 	}
 	deadline := time.Now().Add(stackPatience)
 	for {
-		r := &stackReader{dirs: pluginDirs, found: map[string]string{}, deadline: deadline}
+		r := newStackReader(pluginDirs, deadline)
 		err := r.read(file, nil)
+		r.stack.Digest = hex.EncodeToString(r.digest.Sum(nil))
 		changed := r.changed()
 		switch {
 		case changed != "" && time.Now().Before(deadline):

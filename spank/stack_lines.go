@@ -3,6 +3,8 @@ package spank
 import (
 	"errors"
 	"fmt"
+	"hash"
+	"hash/fnv"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,7 +20,12 @@ type stackReader struct {
 	files    int
 	bytes    int
 	looked   []look
+	digest   hash.Hash
 	stack    Stack
+}
+
+func newStackReader(pluginDirs []string, deadline time.Time) *stackReader {
+	return &stackReader{dirs: pluginDirs, deadline: deadline, found: map[string]string{}, digest: fnv.New128a()}
 }
 
 // included is a link in the chain of files that are being read.
@@ -55,6 +62,7 @@ func (r *stackReader) read(file string, chain []included) error {
 	}
 	r.files++
 	r.bytes += len(text)
+	fmt.Fprintf(r.digest, "%d %s %d %s", len(file), file, len(text), text) // a hash's Write never fails
 	if !slices.Contains(r.stack.Files, file) {
 		r.stack.Files = append(r.stack.Files, file)
 	}
@@ -96,7 +104,7 @@ func (r *stackReader) line(chain []included, file string, number int, words []st
 	switch flag := words[0]; {
 	case flag != "required" && flag != "optional" && flag != "include":
 		r.invalid(file, number, fmt.Sprintf("The word %.80q is none of required, optional, include", flag),
-			"write one of the three, in lower case, and the path behind it")
+			"write required, optional or include, in lower case, and the path behind it")
 	case len(words) == 1:
 		r.invalid(file, number, fmt.Sprintf("There is no path behind %q", flag), "add the path, or remove the line")
 	case strings.IndexByte(strings.Join(words, ""), 0) >= 0:

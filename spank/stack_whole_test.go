@@ -221,7 +221,7 @@ func TestStackChanged(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := stackDir(t, map[string]string{"plugstack.conf": "include d/*.conf\ninclude later\n", "d/1.conf": "", "d/2.conf": "required /2\n"})
-			r := &stackReader{found: map[string]string{}, deadline: time.Now().Add(stackPatience)}
+			r := newStackReader(nil, time.Now().Add(stackPatience))
 			if err := r.read(filepath.Join(dir, "plugstack.conf"), nil); err != nil {
 				t.Fatal(err)
 			}
@@ -254,5 +254,32 @@ func TestReadStill(t *testing.T) {
 	}
 	if text, info, err := readStill(f, before); err != nil || text != "longer" || info.Size() != 6 {
 		t.Errorf("got %q, %v, %v", text, info, err)
+	}
+}
+
+// TestStackDigest: the same for the same files, and for no others.
+func TestStackDigest(t *testing.T) {
+	dir := stackDir(t, map[string]string{"plugstack.conf": "include d/*\n", "d/1": "optional /a\n", "d/2": ""})
+	digest := func() string {
+		t.Helper()
+		s, err := ReadStack(filepath.Join(dir, "plugstack.conf"), nil)
+		if err != nil || s.Digest == "" {
+			t.Fatal(s, err)
+		}
+		return s.Digest
+	}
+	first := digest()
+	if again := digest(); again != first {
+		t.Errorf("read twice: %s, %s", first, again)
+	}
+	if err := os.Rename(filepath.Join(dir, "d/2"), filepath.Join(dir, "d/3")); err != nil {
+		t.Fatal(err)
+	}
+	second := digest()
+	if err := os.WriteFile(filepath.Join(dir, "d/1"), []byte("optional /b\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if third := digest(); second == first || third == second {
+		t.Errorf("%s, %s, %s", first, second, third)
 	}
 }

@@ -64,7 +64,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		MinJobAge: s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
 		StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
 		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
-		Fallbacks: fallbacks, Plugins: plugins.document, Log: log,
+		Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,
 	}, nil
 }
 
@@ -133,6 +133,13 @@ func (s *site) lint() lint.Config {
 		AllowReleases: s.conf.Stepd.SpankAllowReleases, RequireSafe: s.conf.Stepd.RequireSafePlugins,
 		Host: spankhost,
 	}
+}
+
+// stackDigest reads the stack as root, who gets a lease on it: what clients that
+// cannot see a writer compare their reading with.
+func (s *site) stackDigest() (string, error) {
+	stack, err := spank.ReadStack(s.conf.PlugStackConfig, s.conf.PluginDir)
+	return stack.Digest, err
 }
 
 // stackProblems are the findings about the plugin stack, for --check.

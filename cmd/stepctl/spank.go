@@ -50,20 +50,11 @@ func loadPlugins(client api.NodeClient, c spank.Context) (*plugins, error) {
 	p := &plugins{context: c, values: make(map[int]*value), env: os.Environ()}
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	conf, err := client.ClientConfig(ctx, &api.Empty{})
+	conf, stack, err := nodeStack(ctx, client)
 	if err != nil {
 		return nil, err
 	}
 	p.cluster = conf.Cluster
-	stack, err := spank.ReadStack(conf.Plugstack, conf.PluginDirs)
-	if err != nil {
-		return nil, err
-	}
-	if conf.RequireSafe {
-		if err := stack.RequireSafe(); err != nil {
-			return nil, err
-		}
-	}
 	if len(stack.Plugins) == 0 {
 		return p, nil
 	}

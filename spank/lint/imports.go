@@ -46,9 +46,9 @@ func (x *examination) imports() {
 		x.refuse(StateError, fmt.Sprintf("plugin %q imports %s, which neither spankhost nor its libraries provide",
 			x.line.Path, names(fatal)), provide(fatal))
 	}
-	if lazy := x.missing(false); len(lazy) > 0 {
-		x.warn(fmt.Sprintf("plugin %q imports %s, which neither spankhost nor its libraries provide: a call ends the host, and the step with it",
-			x.line.Path, names(lazy)), provide(lazy))
+	version, _ := x.number("plugin_version")
+	for _, line := range (spank.Loaded{Missing: x.missing(false), Version: version}).Lacks() {
+		x.warn(fmt.Sprintf("plugin %q: %s", x.line.Path, line), "a call ends the step: link the plugin with a library that has it, or rebuild it without")
 	}
 }
 

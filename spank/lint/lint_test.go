@@ -163,7 +163,7 @@ func TestPlugins(t *testing.T) {
 	}{
 		{"good", good, StateFound, "", nil},
 		{"a missing variable", b.plugin("data.so", "-DDATA"), StateError, `imports "nobody_has_data"`, []Missing{{Symbol: "nobody_has_data", Fatal: true}}},
-		{"a missing function", b.plugin("function.so", "-DFUNCTION", "-Wl,-z,lazy"), StateFound, `imports "nobody_has_function"`, []Missing{{Symbol: "nobody_has_function"}}},
+		{"a missing function", b.plugin("function.so", "-DFUNCTION", "-Wl,-z,lazy"), StateFound, `nothing here provides nobody_has_function()`, []Missing{{Symbol: "nobody_has_function"}}},
 		{"a missing function, bound at once", b.plugin("now.so", "-DFUNCTION", "-Wl,-z,now"), StateError, `imports "nobody_has_function"`, []Missing{{Symbol: "nobody_has_function", Fatal: true}}},
 		{"a missing function's address", b.plugin("pointer.so", "-DPOINTER", "-Wl,-z,lazy"), StateError, `imports "nobody_has_pointer"`, []Missing{{Symbol: "nobody_has_pointer", Fatal: true}}},
 		{"a missing weak variable", b.plugin("weak.so", "-DWEAK"), StateFound, "", nil},
@@ -268,7 +268,7 @@ func TestFindings(t *testing.T) {
 	want := []string{
 		`plugstack.conf:1: warning: "d/1.conf.rpmsave" is left over from an editor or a package manager. Ignored; remove it, or name it in full to include it`,
 		`plugstack.conf:2: error: Invalid line. Ignoring. There is no path behind "required"; add the path, or remove the line`,
-		`d/1.conf:2: error: Invalid line. Ignoring. The word "mandatory" is none of required, optional, include; write one of the three, in lower case, and the path behind it`,
+		`d/1.conf:2: error: Invalid line. Ignoring. The word "mandatory" is none of required, optional, include; write required, optional or include, in lower case, and the path behind it`,
 		`secret.conf: warning: "secret.conf" may not be read by all users: their stepctl run fails; chmod o+r secret.conf`,
 	}
 	if diff := cmp.Diff(want, b.told(r)); diff != "" {
