@@ -21,11 +21,22 @@ type ID struct {
 // String is the form that users see and type: "12.0".
 func (id ID) String() string { return fmt.Sprintf("%d.%d", id.Job, id.Step) }
 
-// ParseID reads "12.0". It returns an error that quotes s for anything else.
+// Name is how listings show the id: "12.0", "12.batch".
+func (id ID) Name() string {
+	if id.Step == BatchStep {
+		return fmt.Sprintf("%d.batch", id.Job)
+	}
+	return id.String()
+}
+
+// ParseID reads "12.0" and "12.batch". It returns an error that quotes s for anything else.
 func ParseID(s string) (ID, error) {
 	j, st, ok := strings.Cut(s, ".")
 	if !ok {
 		return ID{}, fmt.Errorf("cannot parse step id %q: want JOB.STEP, for example 12.0", s)
+	}
+	if st == "batch" { // as sacct and scancel have it
+		st = strconv.FormatUint(uint64(BatchStep), 10)
 	}
 	job, err1 := strconv.ParseUint(j, 10, 32)
 	num, err2 := strconv.ParseUint(st, 10, 32)

@@ -41,6 +41,9 @@ func TestStepRef(t *testing.T) {
 	if r, err := stepRef("12.3"); err != nil || r.JobId != 12 || r.StepId == nil || *r.StepId != 3 {
 		t.Errorf("12.3: %v, %v", r, err)
 	}
+	if r, err := stepRef("12.batch"); err != nil || *r.StepId != step.BatchStep {
+		t.Errorf("12.batch: %v, %v", r, err)
+	}
 	if r, err := stepRef("12"); err != nil || r.JobId != 12 || r.StepId != nil {
 		t.Errorf("12: %v, %v", r, err)
 	}

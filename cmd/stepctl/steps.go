@@ -94,7 +94,7 @@ func table(docs [][]byte) error {
 		if err := json.Unmarshal(doc, &rec); err != nil {
 			return fmt.Errorf("cannot parse a record of noded's: %w", err)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID, clean(rec.Name, 20), rec.User, rec.State, rec.NTasks,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID.Name(), clean(rec.Name, 20), rec.User, rec.State, rec.NTasks,
 			elapsed(&rec), clean(strings.Join(rec.Command, " "), 40))
 	}
 	return w.Flush()
@@ -168,7 +168,7 @@ func showStep(doc []byte) error {
 	if err := json.Unmarshal(doc, &rec); err != nil {
 		return fmt.Errorf("cannot parse a record of noded's: %w", err)
 	}
-	fmt.Printf("step %s  %s\n", rec.ID, rec.State)
+	fmt.Printf("step %s  %s\n", rec.ID.Name(), rec.State)
 	if rec.Reason != "" {
 		fmt.Printf("  reason   %s\n", clean(rec.Reason, 400))
 	}
