@@ -27,7 +27,7 @@ go-programs:
 # What a new machine lacks. Packages are asked for only where one is missing,
 # so that a second run needs no network.
 BUILD_PKGS := gcc libc6-dev make
-TEST_PKGS  := $(BUILD_PKGS) g++ clang-format mpich libmpich-dev libpmi2-0 libpmi2-0-dev libslurm-dev passwd util-linux procps libasan8 libubsan1
+TEST_PKGS  := $(BUILD_PKGS) g++ liblua5.4-dev clang-format mpich libmpich-dev libpmi2-0 libpmi2-0-dev libslurm-dev passwd util-linux procps libasan8 libubsan1
 DEMO_PKGS  := $(BUILD_PKGS) mpich libmpich-dev
 
 define need_packages

@@ -226,10 +226,9 @@ func (p *plugins) give(i int, v []byte) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &hook) && hook.RC != nil && v == nil:
-		return fmt.Errorf("Invalid --%s", o.Name)
-	case errors.As(err, &hook) && hook.RC != nil:
-		return fmt.Errorf("Invalid --%s argument: %.1024s", o.Name, v)
+	case errors.As(err, &hook) && hook.RC != nil: // in srun's words
+		say("error: Invalid --%s argument: %.1024s", o.Name, v)
+		return exitError(1)
 	}
 	return err
 }

@@ -111,7 +111,19 @@ struct spank_option {
 /* A plugin may export `struct spank_option spank_options[]', ended by SPANK_OPTIONS_TABLE_END;
  * spank_option_register works in more contexts. */
 
+/* In C++ a const object is the file's own unless it was declared otherwise. */
+#ifdef __cplusplus
+#define SPANK_EXPORTED_                                                                            \
+	extern "C" {                                                                               \
+	extern const char plugin_name[], plugin_type[];                                            \
+	extern const unsigned int plugin_version, spank_plugin_version;                            \
+	}
+#else
+#define SPANK_EXPORTED_
+#endif
+
 #define SPANK_PLUGIN(name_, version_)                                                              \
+	SPANK_EXPORTED_                                                                            \
 	const char plugin_name[] = #name_;                                                         \
 	const char plugin_type[] = "spank";                                                        \
 	const unsigned int plugin_version = SLURM_VERSION_NUMBER;                                  \
