@@ -23,7 +23,7 @@ const noArrayTask = 0xfffffffe
 // wrong in the file without being fatal.
 func (h *Host) Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems []string, err error) {
 	conf := cfg.Spec.Spank
-	stack, err := ReadStack(conf.Plugstack, conf.PluginDirs)
+	stack, err := StackOf(conf)
 	if err != nil {
 		close(h.logDone)
 		return nil, err
@@ -31,12 +31,6 @@ func (h *Host) Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems [
 	for _, p := range stack.Problems {
 		if p.Severity == SeverityError { // the rest is the administrator's: noded tells it once
 			problems = append(problems, p.String())
-		}
-	}
-	if conf.RequireSafe {
-		if err := stack.RequireSafe(); err != nil {
-			close(h.logDone)
-			return problems, err
 		}
 	}
 	h.stack = stack.Plugins

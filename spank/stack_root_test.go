@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/testkit"
+	"stepd/step"
 )
 
 // TestRootUnsafeStack: what is not root's alone is found on the whole way, by
@@ -70,11 +71,11 @@ func TestRootRequireSafe(t *testing.T) {
 		t.Fatal(err)
 	}
 	check := func() error {
-		s, err := ReadStack(file, nil)
-		if err != nil {
+		if _, err := StackOf(step.SpankConf{Plugstack: file}); err != nil {
 			t.Fatal(err)
 		}
-		return s.RequireSafe()
+		_, err := StackOf(step.SpankConf{Plugstack: file, RequireSafe: true})
+		return err
 	}
 	if err := check(); err != nil {
 		t.Errorf("a safe stack: %v", err)
@@ -101,13 +102,13 @@ func TestRootUnsafeACL(t *testing.T) {
 		acl = binary.LittleEndian.AppendUint16(acl, uint16(e[1]))
 		acl = binary.LittleEndian.AppendUint32(acl, e[2])
 	}
-	if why, _ := unsafeFile(f); why != "" {
+	if why, _ := UnsafeFile(f); why != "" {
 		t.Fatal(why)
 	}
 	if err := unix.Lsetxattr(f, "system.posix_acl_access", acl, 0); err != nil {
 		t.Skipf("no access control lists here: %v", err)
 	}
-	if why, remedy := unsafeFile(f); !strings.Contains(why, "access control list") || remedy != "setfacl -b "+f {
+	if why, remedy := UnsafeFile(f); !strings.Contains(why, "access control list") || remedy != "setfacl -b "+f {
 		t.Errorf("got %q, %q", why, remedy)
 	}
 }

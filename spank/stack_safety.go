@@ -8,6 +8,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/step"
 )
 
 // Unsafe tells what somebody other than root may change of the stack: its
@@ -24,7 +26,7 @@ func (s Stack) Unsafe() []Problem {
 				continue
 			}
 			seen[p] = true
-			if why, remedy := unsafeFile(p); why != "" {
+			if why, remedy := UnsafeFile(p); why != "" {
 				out = append(out, Problem{SeverityWarning, file, line, fmt.Sprintf("%q %s", p, why), remedy})
 			}
 		}
@@ -38,6 +40,16 @@ func (s Stack) Unsafe() []Problem {
 		}
 	}
 	return out
+}
+
+// StackOf reads the stack as a step has to: with RequireSafe, if the node wants
+// that.
+func StackOf(conf step.SpankConf) (Stack, error) {
+	stack, err := ReadStack(conf.Plugstack, conf.PluginDirs)
+	if err == nil && conf.RequireSafe {
+		err = stack.RequireSafe()
+	}
+	return stack, err
 }
 
 // RequireSafe fails when Unsafe tells anything (RequireSafePlugins=yes of
@@ -100,9 +112,10 @@ func Way(path string) []string {
 	return out
 }
 
-// unsafeFile tells why a file or directory is not root's alone, or "", and what
-// to do. What does not exist is no finding of this check.
-func unsafeFile(path string) (why, remedy string) {
+// UnsafeFile tells why a file or directory is not root's alone, or "", and what
+// to do. It looks at the path itself, not at the way there (Way). What does not
+// exist is no finding of this check.
+func UnsafeFile(path string) (why, remedy string) {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return "", ""

@@ -127,8 +127,8 @@ func (p *plugstack) watch(r *lint.Report) (*linux.Inotify, error) {
 	return events, nil
 }
 
-// follow checks again after each burst of events, until close. The watches are
-// made anew each time: the directories may be others by the same names.
+// follow checks again after each burst of events, until close. With a new report
+// the watches are made anew: the directories may be others by the same names.
 func (p *plugstack) follow(r *lint.Report, events *linux.Inotify) {
 	for {
 		// What changed between the check and the watches is not told any more.
@@ -139,9 +139,13 @@ func (p *plugstack) follow(r *lint.Report, events *linux.Inotify) {
 			}
 		}
 		settle(events)
+		now := p.current()
+		if now == r {
+			continue
+		}
 		events.Close()
 		var err error
-		r = p.current()
+		r = now
 		if events, err = p.watch(r); err != nil {
 			p.lost(err)
 			return

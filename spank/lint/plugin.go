@@ -107,6 +107,21 @@ func (x *examination) run() {
 	}
 	x.facts()
 	x.shadows()
+	x.unsafeLibraries()
+}
+
+// unsafeLibraries tells the libraries of its own that others than root may
+// change: they are code of the plugin as much as its file. stepd does not look
+// at them, RequireSafePlugins or not.
+func (x *examination) unsafeLibraries() {
+	for _, o := range x.scope[1:] {
+		for _, p := range spank.Way(o.path) {
+			if why, remedy := spank.UnsafeFile(p); why != "" {
+				x.warn(fmt.Sprintf("plugin %q loads library %q: %q %s", x.line.Path, o.path, p, why), remedy)
+				break
+			}
+		}
+	}
 }
 
 // present is all that can be told without the host.
