@@ -78,6 +78,25 @@ void board_error(struct host *h, uint32_t slot, int error)
 		atomic_store(&s->error, error);
 }
 
+bool board_at_exec(struct host *h, uint32_t slot)
+{
+	const struct board_slot *s = slot_of(h, slot);
+
+	return s != NULL && atomic_load(&s->stage) == STAGE_EXEC;
+}
+
+/* A hook has executed another program: the task is that program. */
+void board_execed(struct host *h, uint32_t slot)
+{
+	struct board_slot *s = slot_of(h, slot);
+
+	if (s == NULL)
+		return;
+	atomic_store(&s->error, 0);
+	atomic_store(&s->hook, NO_HOOK);
+	atomic_store(&s->stage, STAGE_EXEC);
+}
+
 static struct board_entry *entry_take(struct board_map *b)
 {
 	if (b->head == NULL || atomic_load(&b->head->next) >= b->nentries)

@@ -146,6 +146,8 @@ void atfork_install(void);
 bool board_attach(struct board_map *b, int fd, size_t ntasks);
 void board_stage(struct host *h, uint32_t slot, enum stage stage);
 void board_error(struct host *h, uint32_t slot, int error);
+bool board_at_exec(struct host *h, uint32_t slot);
+void board_execed(struct host *h, uint32_t slot);
 struct board_entry *board_hook_enter(struct host *h, uint32_t slot, uint32_t plugin, uint32_t hook,
 				     uint32_t rank);
 void board_hook_leave(struct host *h, uint32_t slot, struct board_entry *entry, int rc);

@@ -2,6 +2,7 @@
 /* Waiting for the tasks: by pidfd, and for no other process. Plugins have
  * children of their own, for which they wait themselves. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -85,6 +86,33 @@ static void reply_exit(struct host *h, uint32_t rank, int status, const struct r
 	(void)packet_send(h->control, &iov, 1, NULL, 0); /* end of file tells us next */
 }
 
+/* Whether the process, which is dead and not reaped, had ever exec'd. */
+static bool had_execed(const struct host *h, pid_t pid)
+{
+	char path[32], text[512];
+	unsigned long flags;
+
+	snprintf(path, sizeof(path), "%d/stat", pid);
+	_cleanup_close_ int fd = openat(h->proc, path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof(text) - 1));
+	if (n <= 0)
+		return false;
+	text[n] = 0;
+	/* The name may hold anything, a parenthesis too (proc_pid_stat(5)). */
+	const char *rest = strrchr(text, ')');
+	if (rest == NULL || sscanf(rest, ") %*c %*d %*d %*d %*d %*d %lu", &flags) != 1)
+		return false;
+	return (flags & 0x40) == 0; /* PF_FORKNOEXEC of the kernel's sched.h */
+}
+
+/* A hook that executes another program itself never says so, and stepd, which
+ * sees its pipe close, may come too late to look. */
+static void note_exec(struct host *h, uint32_t rank)
+{
+	if (!board_at_exec(h, rank + 1) && had_execed(h, h->tasks[rank].pid))
+		board_execed(h, rank + 1);
+}
+
 /* No status is better than one that was made up. */
 static void lose_task(struct host *h, uint32_t rank, struct outcome *out)
 {
@@ -105,6 +133,7 @@ static void end_task(struct host *h, uint32_t rank, struct outcome *out)
 		lose_task(h, rank, out);
 	} else {
 		h->exit_status = raw_status(&si);
+		note_exec(h, rank);
 		set_exit_env(h, rank);
 		stack_call(h, HOOK_TASK_EXIT, rank, out);
 		if (RETRY(wait4(t->pid, &status, 0, &ru)) < 0)
