@@ -30,7 +30,9 @@ func (s *service) Events(in *api.EventsRequest, out api.Node_EventsServer) error
 	if err != nil {
 		return err
 	}
-	send := func(line []byte) error { return out.Send(&api.EventLine{Json: line}) }
+	send := func(line []byte) error {
+		return step.ExpandEvent(line, func(e []byte) error { return out.Send(&api.EventLine{Json: e}) })
+	}
 	err = s.n.events(out.Context(), recs[0].ID, in.GetFollow(), send)
 	if errors.Is(err, os.ErrNotExist) {
 		return status.Errorf(codes.NotFound, "no such step %q", recs[0].ID)

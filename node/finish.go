@@ -75,7 +75,10 @@ func (f *follower) logEnd(rec *step.Record) {
 	defer log.Close()
 	now := time.Now()
 	if rec.StepdPID != 0 {
-		err = writeEvents(log, step.Event{Time: now, Event: step.EventKill, Text: rec.Reason})
+		// Its last line may have no end.
+		if _, err = log.WriteString("\n"); err == nil {
+			err = writeEvents(log, step.Event{Time: now, Event: step.EventKill, Text: rec.Reason})
+		}
 	}
 	if err == nil {
 		err = writeEvents(log,

@@ -80,6 +80,8 @@ type Audience interface {
 	State(rec step.Record)
 	// Event writes a line of the step's event log.
 	Event(e step.Event)
+	// Hooks writes calls of hooks into it.
+	Hooks(h step.HookCalls)
 	// Log writes a line for the administrator.
 	Log(level step.LogLevel, text string)
 }

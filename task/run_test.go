@@ -183,6 +183,7 @@ func (a fakeAudience) Say(line string) {
 func (a fakeAudience) TaskExited(int, step.ExitStatus) {}
 func (a fakeAudience) State(step.Record)               {}
 func (a fakeAudience) Event(step.Event)                {}
+func (a fakeAudience) Hooks(step.HookCalls)            {}
 func (a fakeAudience) Log(step.LogLevel, string)       {}
 
 func wantCalls(t *testing.T, r *rig, want ...string) {

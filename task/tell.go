@@ -2,6 +2,7 @@ package task
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -172,19 +173,7 @@ func (s *Step) tellHooks(last bool) {
 	if s.host == nil {
 		return
 	}
-	for _, h := range s.host.Hooks(last) {
-		name := s.host.PluginName(h.Plugin)
-		start := time.Unix(0, s.monoBase+int64(h.StartNS))
-		ev := step.Event{Time: start, Event: step.EventHookStart, Plugin: name, Hook: h.Hook}
-		if h.Rank >= 0 {
-			ev.Rank = &h.Rank
-		}
-		s.d.Audience.Event(ev)
-		if h.EndNS == 0 {
-			continue // it never returned
-		}
-		us, rc := int64(h.EndNS-h.StartNS)/1000, h.RC
-		ev.Time, ev.Event, ev.DurUS, ev.RC = time.Unix(0, s.monoBase+int64(h.EndNS)), step.EventHookEnd, &us, &rc
-		s.d.Audience.Event(ev)
+	for calls := range slices.Chunk(s.host.Hooks(last), step.HookCallsMax) {
+		s.d.Audience.Hooks(step.HookCalls{Base: s.monoBase, Plugin: s.host.PluginName, Calls: calls})
 	}
 }

@@ -137,6 +137,14 @@ func (a *audience) Event(e step.Event) {
 	a.events.Write(append(b, '\n'))
 }
 
+// Hooks writes one line for all calls: a step of many tasks and plugins has
+// more of them than of all other events.
+func (a *audience) Hooks(h step.HookCalls) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.events.Write(h.AppendTo(nil))
+}
+
 func (a *audience) Log(level step.LogLevel, text string) {
 	switch level {
 	case step.LogError, step.LogSpank:

@@ -54,13 +54,19 @@ func (t *tree) children(pid int) (out []int) {
 	return out
 }
 
+// execed are those that have exec'd as well.
+func (t *tree) execed(pid int) []int {
+	return slices.DeleteFunc(t.children(pid), func(c int) bool { return t.execs[c] == 0 })
+}
+
 // step finds the launch of n tasks below root: the daemon is the youngest
 // ancestor of the tasks that has exec'd a program of its own, besides the host
 // that is between them.
 func (t *tree) step(root, n int) (launch, bool) {
 	for pid := range t.execs {
-		tasks := t.children(pid)
-		tasks = slices.DeleteFunc(tasks, func(c int) bool { return t.execs[c] == 0 })
+		tasks := slices.DeleteFunc(t.execed(pid), func(c int) bool {
+			return len(t.execed(c)) > 0 // the host, for which the daemon would pass as a host of one task
+		})
 		if len(tasks) < n || !t.descends(pid, root) {
 			continue
 		}

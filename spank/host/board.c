@@ -105,7 +105,9 @@ static struct board_entry *entry_take(struct board_map *b)
 	return at < b->nentries ? &b->entries[at] : NULL;
 }
 
-/* The entry is NULL when the journal is full. */
+/* A reader needs the order of these stores, and a process that dies has made all of
+ * them: barriers would cost more than the rest. The entry is NULL when the journal
+ * is full. */
 struct board_entry *board_hook_enter(struct host *h, uint32_t slot, uint32_t plugin, uint32_t hook,
 				     uint32_t rank)
 {
@@ -118,12 +120,13 @@ struct board_entry *board_hook_enter(struct host *h, uint32_t slot, uint32_t plu
 		e->rank = rank;
 		e->plugin = (uint16_t)plugin;
 		e->hook = (uint16_t)hook;
-		atomic_store(&e->ready, 1);
+		atomic_store_explicit(&e->ready, 1, memory_order_release);
 	}
 	if (s != NULL) {
-		atomic_store(&s->since_ns, now);
-		atomic_store(&s->plugin, plugin);
-		atomic_store(&s->hook, hook); /* last: it says that the others hold */
+		atomic_store_explicit(&s->since_ns, now, memory_order_relaxed);
+		atomic_store_explicit(&s->plugin, plugin, memory_order_relaxed);
+		/* Last: it says that the others hold. */
+		atomic_store_explicit(&s->hook, hook, memory_order_release);
 	}
 	return e;
 }
@@ -138,5 +141,5 @@ void board_hook_leave(struct host *h, uint32_t slot, struct board_entry *e, int 
 		e->end_ns = now_ns();
 	}
 	if (s != NULL)
-		atomic_store(&s->hook, NO_HOOK);
+		atomic_store_explicit(&s->hook, NO_HOOK, memory_order_release);
 }

@@ -37,7 +37,8 @@ struct plugin {
 	const char *base; /* the file's base name, as messages have it */
 	const char *name; /* plugin_name, else base */
 	void *dl;
-	bool kept; /* INIT left it in the stack */
+	char *error; /* dlopen's, NULL if it was loaded */
+	bool kept;   /* INIT left it in the stack */
 	spank_f *hooks[HOOK_COUNT];
 	struct option *options;
 	size_t noptions;

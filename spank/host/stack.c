@@ -170,7 +170,7 @@ static void read_version(struct plugin *p, const unsigned int *number)
 		 v & 0xff);
 }
 
-static void reply_plugin(struct host *h, const struct plugin *p, const char *error)
+static void reply_plugin(struct host *h, const struct plugin *p)
 {
 	uint8_t buf[8192];
 	struct writer w = wr_init(buf, sizeof(buf));
@@ -191,7 +191,7 @@ static void reply_plugin(struct host *h, const struct plugin *p, const char *err
 	wr_u32(&w, version ? *version : 0);
 	wr_u32(&w, flags);
 	wr_u32(&w, hooks);
-	wr_str(&w, error, 4096);
+	wr_str(&w, p->error, 4096);
 	wr_str(&w, p->dl ? exported(p, "plugin_name") : NULL, 1024);
 	wr_str(&w, p->dl ? exported(p, "plugin_type") : NULL, 1024);
 	struct iovec iov = {buf, w.len};
@@ -201,12 +201,11 @@ static void reply_plugin(struct host *h, const struct plugin *p, const char *err
 static void load(struct host *h, struct plugin *p)
 {
 	struct board_entry *entry = plugin_enter(h, p, HOOK_LOAD, NO_RANK);
-	const char *error = NULL;
 
 	/* Lazily, as Slurm: plugins refer to functions that their host lacks. */
 	p->dl = dlopen(p->conf->path, RTLD_LAZY | RTLD_LOCAL);
 	if (p->dl == NULL) {
-		error = dlerror();
+		p->error = must(strdup(dlerror()));
 	} else {
 		for (uint32_t i = 0; i < HOOK_COUNT; i++) {
 			if (hook_symbols[i] != NULL)
@@ -221,9 +220,6 @@ static void load(struct host *h, struct plugin *p)
 				 "exports \"debug\", which is the host's here; make it static");
 	}
 	plugin_leave(h, p, entry, p->dl == NULL ? -1 : 0);
-	if (p->dl != NULL)
-		imports_check(h, p);
-	reply_plugin(h, p, error);
 }
 
 void stack_load(struct host *h)
@@ -239,5 +235,11 @@ void stack_load(struct host *h)
 		p->name = p->base;
 		p->handle = (struct spank_handle){.magic = HANDLE_MAGIC, .plugin = p};
 		load(h, p);
+	}
+	/* All at once: stepd would be woken for each between two loads. */
+	for (size_t i = 0; i < h->cfg.nplugins; i++) {
+		if (h->plugins[i].dl != NULL)
+			imports_check(h, &h->plugins[i]);
+		reply_plugin(h, &h->plugins[i]);
 	}
 }
