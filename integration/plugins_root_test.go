@@ -228,6 +228,15 @@ func TestRootPluginsCheck(t *testing.T) {
 		if r := other.ctl(t, "run", "echo", "ran"); r.code != 0 || r.out != "ran\n" {
 			t.Errorf("once it is safe: %v", r)
 		}
+		// The client's look is not stepd's.
+		other.stack(t, "optional "+x+" open="+open, "optional "+open)
+		r := other.ctlRoot(t, "run", "--uid", "7001", "echo", "ran")
+		if r.code != 1 || r.out != "" || !strings.Contains(r.err, "plugstack.conf:2: ") || !strings.Contains(r.err, "chmod o-w "+open) {
+			t.Errorf("opened after the client has looked: %v", r)
+		}
+		if doc := other.last(t); doc.State != "FAILED" || !strings.Contains(doc.Reason, "may be written by everybody") {
+			t.Errorf("the step: %+v", doc)
+		}
 	})
 }
 
@@ -363,6 +372,47 @@ func TestRootPlugstackHalf(t *testing.T) {
 			contains(t, "the plugins", readFile(t, marks), "A init -", "B init -")
 		})
 	}
+	t.Run("a writer that does not rest", func(t *testing.T) {
+		stop, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				f, err := os.OpenFile(n.path("plugstack.conf"), os.O_WRONLY|os.O_TRUNC, 0)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for line := range strings.Lines(fmt.Sprintf("# version %d\n", i) + whole) {
+					if _, err := f.WriteString(line); err != nil {
+						t.Error(err)
+					}
+				}
+				f.Close()
+				time.Sleep(time.Millisecond)
+			}
+		}()
+		ran := 0
+		for range 20 {
+			must(t, os.Truncate(marks, 0))
+			r := n.ctl(t, "run", "echo", "ran")
+			called := readFile(t, marks)
+			switch {
+			case r.code == 0:
+				ran++
+				contains(t, "the plugins", called, "A init -", "B init -", "A exit -", "B exit -")
+			case r.out != "" || !strings.Contains(r.err, "plugin stack"):
+				t.Errorf("got %v", r)
+			}
+		}
+		close(stop)
+		<-done
+		t.Logf("%d of 20 steps ran", ran)
+	})
 	t.Run("a writer that stays", func(t *testing.T) {
 		must(t, os.Truncate(marks, 0))
 		f, err := os.OpenFile(n.path("plugstack.conf"), os.O_WRONLY, 0)

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A plugin with an option: -DOPTION='"name"' in its table, and one that it
- * registers with -DREGISTERED='"name"'. Arguments: crash, hang, fail in init. */
+ * registers with -DREGISTERED='"name"'. Arguments: crash, hang, fail in init;
+ * open=FILE lets everybody write a file, on the local side. */
 #include <signal.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <slurm/spank.h>
@@ -29,6 +31,8 @@ int slurm_spank_init(spank_t sp, int ac, char *av[])
 			raise(SIGSEGV);
 		while (strcmp(av[i], "hang") == 0)
 			pause();
+		if (strncmp(av[i], "open=", 5) == 0 && spank_context() == S_CTX_LOCAL)
+			chmod(av[i] + 5, 0757);
 		if (strcmp(av[i], "fail") == 0)
 			return -1;
 	}
