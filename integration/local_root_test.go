@@ -95,6 +95,31 @@ func TestRootOptionOfOneSide(t *testing.T) {
 	contains(t, "stderr", r.err, "unknown flag: --both")
 }
 
+// TestRootOptionsAlike: two options whose names come to one key in the
+// environment stay two; the environment alone cannot tell them apart.
+func TestRootOptionsAlike(t *testing.T) {
+	n := startNode(t, site{})
+	marks := n.markFile(t)
+	n.stack(t, fmt.Sprintf("required %s alike=1 mark=%s", buildClient(t, n), marks))
+	if r := n.ctl(t, "run", "--a-like=one", "true"); r.code != 0 {
+		t.Error(r)
+	}
+	if got := readFile(t, marks); strings.Count(got, "2 option 4 3 one remote=1") != 2 || strings.Contains(got, "option 5") {
+		t.Errorf("one of them: %s", got)
+	}
+	must(t, os.Truncate(marks, 0))
+	if r := n.ctl(t, "run", "--a-like=one", "--a_like=two", "true"); r.code != 0 {
+		t.Error(r)
+	}
+	if got := readFile(t, marks); strings.Count(got, "2 option 4 3 one remote=1") != 2 || strings.Count(got, "2 option 5 3 two remote=1") != 2 {
+		t.Errorf("both: %s", got)
+	}
+	r := n.do(t, call{args: []string{"run", "true"}, env: []string{"_SLURM_SPANK_OPTION_client_a_like=x"}})
+	if r.code != 1 || !strings.Contains(r.err, "it stands for both --a-like and --a_like") {
+		t.Errorf("the environment: %v", r)
+	}
+}
+
 // TestRootOptionErrors: what is wrong is said before anything runs.
 func TestRootOptionErrors(t *testing.T) {
 	n := startNode(t, site{})

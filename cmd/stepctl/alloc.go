@@ -99,7 +99,7 @@ func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string) (in
 	cmd.Env = append(append([]string(nil), d.plugins.env...),
 		jobVariables(job.JobId, req.NTasks, int(job.Cpus), job.Node, job.Partition, d.plugins.cluster, req.Name)...)
 	cmd.Env = append(cmd.Env, "SLURM_JOB_NODELIST="+job.Node, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost, "NODED_SOCKET="+path)
-	cmd.Env = append(append(cmd.Env, d.plugins.jobEnv()...), d.plugins.optionEnv()...)
+	cmd.Env = append(append(cmd.Env, d.plugins.jobEnv()...), d.plugins.shortOptionEnv()...)
 	sigs := make(chan os.Signal, 16) // a burst of signals must not be lost
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(sigs)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -270,6 +271,12 @@ func (p *plugins) optionEnv() []string {
 		env = append(env, step.OptionVariable(o.Plugin, o.Name)+"="+string(o.Value))
 	}
 	return env
+}
+
+// shortOptionEnv is that for a program that is started here: what is too long
+// for one is left out, as jobEnv tells.
+func (p *plugins) shortOptionEnv() []string {
+	return slices.DeleteFunc(p.optionEnv(), func(e string) bool { return len(e) > step.VariableMax })
 }
 
 // control is the job control environment with the options in it.

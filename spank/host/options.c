@@ -75,23 +75,21 @@ void options_prepare(struct host *h)
 	}
 }
 
-static bool is_for(const struct option_given *given, const struct plugin *p, const struct option *o)
+static void key_of(char *buf, size_t size, const struct plugin *p, const struct option *o)
 {
-	char key[1280];
-
-	mangle(key, sizeof(key), p->name, o->opt.name);
-	return strcmp(given->key, key) == 0;
+	mangle(buf, size, p->name, o->opt.name);
 }
 
-/* How often the same option was given before, in one form or the other: Slurm
- * calls every option once, then every option again (traces/srun_opts.jsonl). */
-static size_t round_of(const struct config *c, size_t at)
+/* Given by name: a form of the request. The environment's has but a key. */
+static bool by_name(const struct option_given *given)
 {
-	size_t round = 0;
+	return given->plugin[0] != 0;
+}
 
-	for (size_t i = 0; i < at; i++)
-		round += strcmp(c->options[i].key, c->options[at].key) == 0;
-	return round;
+static bool names(const struct option_given *given, const struct plugin *p, const struct option *o)
+{
+	return by_name(given) && strcmp(given->plugin, p->name) == 0 &&
+	       strcmp(given->name, o->opt.name) == 0;
 }
 
 int option_give(struct host *h, struct plugin *p, struct option *o, char *value)
@@ -110,30 +108,97 @@ int option_give(struct host *h, struct plugin *p, struct option *o, char *value)
 	return rc;
 }
 
-/* Calls what was given in one round: in the order of the stack and of the
- * tables. False when nothing was given that often. */
-static bool call_round(struct host *h, const size_t *rounds, size_t round, bool *taken)
+/* What was given by name to this option, or NULL. */
+static struct option_given *named(struct host *h, const struct plugin *p, const struct option *o)
 {
-	bool any = false;
+	for (size_t k = 0; k < h->cfg.noptions; k++) {
+		if (names(&h->cfg.options[k], p, o))
+			return &h->cfg.options[k];
+	}
+	return NULL;
+}
 
-	for (size_t k = 0; k < h->cfg.noptions; k++)
-		any = any || rounds[k] == round;
-	for (size_t i = 0; any && i < h->cfg.nplugins; i++) {
+/* Whether an option of that key was given by name: then the environment's is
+ * its second form, and of no other option whose names come to the same key. */
+static bool named_alike(const struct host *h, const char *key)
+{
+	for (size_t k = 0; k < h->cfg.noptions; k++) {
+		if (by_name(&h->cfg.options[k]) && strcmp(h->cfg.options[k].key, key) == 0)
+			return true;
+	}
+	return false;
+}
+
+static void call_named(struct host *h, struct plugin *p, struct option *o, bool *taken)
+{
+	struct option_given *given = named(h, p, o);
+
+	if (given == NULL)
+		return;
+	taken[given - h->cfg.options] = true;
+	option_give(h, p, o, given->has_value ? given->value : NULL);
+}
+
+static void call_environment(struct host *h, struct plugin *p, struct option *o, bool *taken)
+{
+	static char none[1];
+	struct option_given *again = named(h, p, o);
+	char key[1280];
+
+	key_of(key, sizeof(key), p, o);
+	for (size_t k = 0; k < h->cfg.noptions; k++) {
+		struct option_given *given = &h->cfg.options[k];
+
+		if (by_name(given) || strcmp(given->key, key) != 0)
+			continue;
+		taken[k] = true;
+		if (again != NULL)
+			option_give(h, p, o, again->has_value ? again->value : none);
+		else if (!named_alike(h, key))
+			option_give(h, p, o, given->value);
+	}
+}
+
+/* Calls every option that was given: in the order of the stack and of the tables. */
+static void call_each(struct host *h, bool *taken,
+		      void (*call)(struct host *, struct plugin *, struct option *, bool *))
+{
+	for (size_t i = 0; i < h->cfg.nplugins; i++) {
 		struct plugin *p = &h->plugins[i];
 
-		for (size_t j = 0; p->kept && j < p->noptions; j++) {
-			for (size_t k = 0; k < h->cfg.noptions; k++) {
-				struct option_given *given = &h->cfg.options[k];
+		for (size_t j = 0; p->kept && j < p->noptions; j++)
+			call(h, p, &p->options[j], taken);
+	}
+}
 
-				if (rounds[k] != round || !is_for(given, p, &p->options[j]))
+/* A key of the environment that two options share is neither's. */
+static bool refuse_ambiguous(struct host *h, struct outcome *out)
+{
+	for (size_t k = 0; k < h->cfg.noptions; k++) {
+		const struct option_given *given = &h->cfg.options[k];
+		const struct option *first = NULL;
+		char key[1280];
+
+		if (by_name(given) || named_alike(h, given->key))
+			continue;
+		for (size_t i = 0; i < h->cfg.nplugins; i++) {
+			const struct plugin *p = &h->plugins[i];
+
+			for (size_t j = 0; p->kept && j < p->noptions; j++) {
+				key_of(key, sizeof(key), p, &p->options[j]);
+				if (strcmp(key, given->key) != 0)
 					continue;
-				taken[k] = true;
-				option_give(h, p, &p->options[j],
-					    given->has_value ? given->value : NULL);
+				if (first != NULL)
+					return fail(out, 0,
+						    "cannot take option \"%s\" of the environment: "
+						    "it stands for both --%s and --%s",
+						    given->name, first->opt.name,
+						    p->options[j].opt.name);
+				first = &p->options[j];
 			}
 		}
 	}
-	return any;
+	return true;
 }
 
 /* What the user asked for must not be lost without a word. */
@@ -159,15 +224,16 @@ static bool refuse_untaken(const struct host *h, const bool *taken, struct outco
 	return true;
 }
 
+/* Slurm calls every option once, then every option again: from the launch
+ * message and from the environment (traces/srun_opts.jsonl). */
 bool options_call(struct host *h, struct outcome *out)
 {
-	_cleanup_free_ size_t *rounds = must_zero(h->cfg.noptions, sizeof(*rounds));
 	_cleanup_free_ bool *taken = must_zero(h->cfg.noptions, sizeof(*taken));
 
-	for (size_t i = 0; i < h->cfg.noptions; i++)
-		rounds[i] = round_of(&h->cfg, i);
-	for (size_t round = 0; call_round(h, rounds, round, taken);)
-		round++;
+	if (!refuse_ambiguous(h, out))
+		return false;
+	call_each(h, taken, call_named);
+	call_each(h, taken, call_environment);
 	/* Measured: init sees them, init_post_opt does not. */
 	env_unset_prefix(&h->env, "_SLURM_SPANK_OPTION_");
 	return refuse_untaken(h, taken, out);
@@ -229,11 +295,13 @@ static spank_err_t getopt_script(const struct host *h, const struct plugin *p,
 				 const struct spank_option *opt, char **optarg)
 {
 	const struct option o = {.opt = *opt};
+	char key[1280];
 
+	key_of(key, sizeof(key), p, &o);
 	for (size_t i = h->cfg.noptions; i-- > 0;) { /* the last one counts */
 		const struct option_given *given = &h->cfg.options[i];
 
-		if (!is_for(given, p, &o))
+		if (strcmp(given->key, key) != 0)
 			continue;
 		if (opt->has_arg)
 			*optarg = given->has_value ? given->value : NULL;

@@ -4,6 +4,7 @@
  *
  *   ctx=N hook=NAME do=WHAT   misbehave there: rc=N, segv, abort, exit, hang, daemon, closefds
  *   side=local|remote         offer the option --one on this side only
+ *   alike=1                   offer --a-like and --a_like
  *   mark=FILE                 append "CTX HOOK uid" in every hook
  */
 #define _GNU_SOURCE
@@ -54,6 +55,10 @@ static int on_option(int val, const char *optarg, int remote)
 static struct spank_option both = {"both", "value", "offered on both sides", 2, 1, on_option};
 static struct spank_option one = {"one", "value", "offered on one side", 1, 2, on_option};
 static struct spank_option flag = {"flag", NULL, "takes none", 0, 3, on_option};
+
+/* Names that come to one key in the environment. */
+static struct spank_option alike[] = {{"a-like", "value", "written alike", 1, 4, on_option},
+				      {"a_like", "value", "written alike", 1, 5, on_option}};
 
 static const char *argument(int ac, char **av, const char *name)
 {
@@ -110,6 +115,8 @@ int slurm_spank_init(spank_t sp, int ac, char *av[])
 	mark_path = argument(ac, av, "mark");
 	spank_option_register(sp, &both);
 	spank_option_register(sp, &flag);
+	for (int i = 0; argument(ac, av, "alike") != NULL && i < 2; i++)
+		spank_option_register(sp, &alike[i]);
 	if (side != NULL && (strcmp(side, "remote") == 0) == (spank_remote(sp) == 1))
 		spank_option_register(sp, &one);
 	if (spank_context() == S_CTX_LOCAL || spank_context() == S_CTX_ALLOCATOR)

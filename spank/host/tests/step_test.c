@@ -108,18 +108,55 @@ static void test_items(void)
 	free(log);
 }
 
+static void give_option(struct blob *b, const char *plugin_name, const char *name,
+			const char *value)
+{
+	size_t at = blob_open(b, TAG_OPTION);
+
+	blob_u32(b, value != NULL);
+	blob_str(b, plugin_name);
+	blob_str(b, name);
+	blob_str(b, value ? value : "");
+	blob_close(b, at);
+}
+
 static void give_options(struct blob *b)
 {
-	static const char *const values[] = {"one", NULL, "bad", ""};
+	give_option(b, "probe", "popt", "bad");
+	give_option(b, "probe", "pflag", NULL);
+	give_option(b, "", "probe_popt", "bad");
+	give_option(b, "", "probe_pflag", "");
+}
 
-	for (int i = 0; i < 4; i++) {
-		size_t at = blob_open(b, TAG_OPTION);
+static void give_unknown(struct blob *b)
+{
+	give_option(b, "probe", "other", "x");
+}
 
-		blob_u32(b, values[i] != NULL);
-		blob_str(b, "probe");
-		blob_str(b, i % 2 ? "pflag" : "popt");
-		blob_str(b, values[i] ? values[i] : "");
-		blob_close(b, at);
+static void give_unknown_key(struct blob *b)
+{
+	give_option(b, "", "probe_other", "x");
+}
+
+/* What no plugin offers is not dropped. */
+static void test_unknown_options(void)
+{
+	void (*const give[])(struct blob *) = {give_unknown, give_unknown_key};
+	static const char *const want[] = {"option --other of plugin \"probe\"",
+					   "option \"probe_other\" of the environment"};
+
+	for (int i = 0; i < 2; i++) {
+		struct scene s = {.ntasks = 1,
+				  .argv = {"true"},
+				  .config = give[i],
+				  .env = {PATH_ENV},
+				  .plugins = {{plugin, true, {"opt"}}}};
+		struct driver d;
+
+		drv_start(&d);
+		drv_setup(&d, &s);
+		has(drv_init(&d, &s).what, want[i]);
+		drv_end(&d);
 	}
 }
 
@@ -136,7 +173,8 @@ static void test_options(void)
 
 	has(log, "register 0 0");
 	has(log, "spank: option \"popt\" provided by both probe.so and probe.so");
-	has(log, "option val=5 arg=one remote=1\n"
+	has(log, "option val=5 arg=bad remote=1\n"
+		 "log 1 rank=-1 plugin=0: spank: failed to process option popt=bad\n"
 		 "log 2 rank=-1 plugin=0: option val=6 arg=(null) remote=1\n"
 		 "log 2 rank=-1 plugin=0: option val=5 arg=bad remote=1\n"
 		 "log 1 rank=-1 plugin=0: spank: failed to process option popt=bad\n"
@@ -670,6 +708,7 @@ int main(void)
 	RUN(test_hooks_in_order_with_their_rights);
 	RUN(test_items);
 	RUN(test_options);
+	RUN(test_unknown_options);
 	RUN(test_environment_and_limits);
 	RUN(test_task_fd);
 	RUN(test_exec_failures);
