@@ -67,16 +67,19 @@ func (n *Node) reserve(ctx context.Context, caller api.Peer, raw []byte, state s
 	}
 	f.by = caller.UID
 	f.res = &reservation{spec: spec, size: len(raw)}
-	jobRuns := n.reg.add(f)
 	if f.res.events, err = n.openEvents(f, spec); err != nil {
+		n.reg.add(f)
 		f.claim()
 		f.unreserve()
 		f.fail(err)
 		return nil, nil, status.Error(codes.Internal, err.Error())
 	}
-	if !jobRuns {
-		f.claim()
-		f.giveBack(jobEnded)
+	// Now it can be found, and cancelled, by its number: what the claim takes
+	// over must be whole.
+	if jobRuns := n.reg.add(f); !jobRuns {
+		if f.claim() {
+			f.giveBack(jobEnded)
+		}
 		return nil, nil, status.Errorf(codes.NotFound, "no such job \"%d\"", f.id.Job)
 	}
 	return f, spec, nil

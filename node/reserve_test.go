@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"os/exec"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -345,5 +347,44 @@ func TestAllocOverRestart(t *testing.T) {
 	if rec := tn.wait(kept); rec.State != step.Cancelled {
 		t.Errorf("record %+v", rec)
 	}
+	tn.idle()
+}
+
+// TestReserveAndCancelAtOnce: a reservation can be cancelled by its number,
+// which can be guessed, from the moment on that it has one.
+func TestReserveAndCancelAtOnce(t *testing.T) {
+	tn := fresh(t)
+	c := newClient(t, 1000)
+	var next atomic.Uint32
+	next.Store(1)
+	stop := make(chan struct{})
+	var guessers sync.WaitGroup
+	for range 4 {
+		guessers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				for k := range uint32(2) {
+					// Most guesses are wrong.
+					_, _ = tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(step.ID{Job: next.Load() + k})})
+				}
+			}
+		})
+	}
+	doc := marshal(t, request("exit", "0"))
+	for range 300 {
+		r, err := tn.svc.Reserve(c.ctx, &api.RunRequest{Request: doc})
+		if err != nil {
+			continue
+		}
+		next.Store(r.JobId + 1)
+		_, _ = tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(step.ID{Job: r.JobId, Step: r.StepId})})
+	}
+	close(stop)
+	guessers.Wait()
+	c.kill()
 	tn.idle()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ var errDenied = status.Error(codes.PermissionDenied, "permission denied")
 // methods' contract is in node.proto.
 func (n *Node) Server() *grpc.Server {
 	s := grpc.NewServer(
+		grpc.UnaryInterceptor(n.surviveUnary), grpc.StreamInterceptor(n.surviveStream),
 		grpc.Creds(api.Credentials()),
 		// Above the limit, so that its own words name it (rulings 6).
 		grpc.MaxRecvMsgSize(api.RequestMax+api.RequestMax/4),
@@ -324,4 +326,24 @@ func encode(v any) ([]byte, error) {
 		return nil, status.Error(codes.Internal, fmt.Sprintf("internal error: cannot encode answer: %v", err))
 	}
 	return b, nil
+}
+
+// A mistake in one call must not end the daemon that all steps depend on:
+// gRPC lets a panic through.
+func (n *Node) surviveUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, call grpc.UnaryHandler) (reply any, err error) {
+	defer n.recovered(info.FullMethod, &err)
+	return call(ctx, req)
+}
+
+func (n *Node) surviveStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, call grpc.StreamHandler) (err error) {
+	defer n.recovered(info.FullMethod, &err)
+	return call(srv, stream)
+}
+
+// recovered is to be deferred itself: it ends a panic and makes it an error.
+func (n *Node) recovered(method string, err *error) {
+	if p := recover(); p != nil {
+		n.log.Errorf("internal error: %s: %v\n%s", method, p, debug.Stack())
+		*err = status.Errorf(codes.Internal, "internal error: %v", p)
+	}
 }
