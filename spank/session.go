@@ -282,6 +282,10 @@ func (s *Session) Ending() error {
 	}
 }
 
+// Kill ends the host, hook or not; cause is what is told of its end. Any
+// goroutine may call it.
+func (s *Session) Kill(cause string) { s.kill(cause) }
+
 // Close ends the host, hook or not, and waits for it and for its last words.
 func (s *Session) Close() error {
 	s.stop()

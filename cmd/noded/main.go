@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -33,6 +35,7 @@ type options struct {
 	runDir    string
 	spoolDir  string
 	logFormat string
+	private   string
 	check     bool
 	verbose   bool
 }
@@ -56,6 +59,7 @@ func command() *cobra.Command {
 	f.StringVarP(&o.file, "file", "f", "", "configuration `FILE` (default $SLURM_CONF, else /etc/stepd/slurm.conf, else none)")
 	f.StringVar(&o.runDir, "run-dir", "", "`DIR`ectory for sockets (default /run/stepd)")
 	f.StringVar(&o.spoolDir, "spool-dir", "", "`DIR`ectory for state (default SlurmdSpoolDir/stepd, else /var/spool/stepd)")
+	f.StringVar(&o.private, "private", "", "live below `DIR` and as long as standard input is open; then end all steps and remove DIR")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
 	f.BoolVar(&o.check, "check", false, "check the configuration, print its mistakes and the keys that are ignored, and exit")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more")
@@ -66,6 +70,12 @@ func command() *cobra.Command {
 func run(o options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("cannot run as a user: noded starts steps for all users and needs root")
+	}
+	var starter <-chan struct{}
+	if o.private != "" {
+		o.runDir, o.spoolDir = filepath.Join(o.private, "run"), filepath.Join(o.private, "spool")
+		starter = endOfInput()
+		defer os.RemoveAll(o.private)
 	}
 	// Files and sockets have the modes that they are made with, whatever the
 	// administrator's shell says.
@@ -104,7 +114,7 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
-	return serve(n, log)
+	return serve(n, log, starter)
 }
 
 const (
@@ -114,7 +124,7 @@ const (
 	closeGrace = 10 * time.Second
 )
 
-func serve(n *node.Node, log *logrus.Logger) error {
+func serve(n *node.Node, log *logrus.Logger, starter <-chan struct{}) error {
 	// Before the socket is there: nobody may see it and kill us untidily.
 	sigs := make(chan os.Signal, 1)
 	signal.Notify(sigs, syscall.SIGTERM, syscall.SIGINT)
@@ -122,15 +132,30 @@ func serve(n *node.Node, log *logrus.Logger) error {
 
 	err := n.Recover(context.Background())
 	if err == nil {
-		err = serveUntil(n, log, sigs)
+		err = serveUntil(n, log, sigs, starter)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
 	defer cancel()
 	return errors.Join(err, n.Close(ctx))
 }
 
-// serveUntil serves requests until a signal comes.
-func serveUntil(n *node.Node, log *logrus.Logger, sigs <-chan os.Signal) error {
+// endOfInput is closed at the end of standard input: whoever holds its other
+// end is gone, however he went.
+func endOfInput() <-chan struct{} {
+	end := make(chan struct{})
+	go func() { // ends with the process at the latest
+		_, _ = io.Copy(io.Discard, os.Stdin) // an error is an end as well
+		close(end)
+	}()
+	return end
+}
+
+// endGrace is how long the steps of a private noded may take to end.
+const endGrace = 2 * time.Minute
+
+// serveUntil serves requests until a signal comes, or the end of a private
+// noded's starter.
+func serveUntil(n *node.Node, log *logrus.Logger, sigs <-chan os.Signal, starter <-chan struct{}) error {
 	l, err := n.Listen()
 	if err != nil {
 		return err
@@ -151,6 +176,12 @@ func serveUntil(n *node.Node, log *logrus.Logger, sigs <-chan os.Signal) error {
 		return fmt.Errorf("cannot serve: %w", err)
 	case sig := <-sigs:
 		log.Infof("stopping on %v; steps go on", sig)
+	case <-starter:
+		ctx, cancel := context.WithTimeoutCause(context.Background(), endGrace, fmt.Errorf("still there after %v", endGrace))
+		defer cancel()
+		if err := n.EndAll(ctx, "the command that has started this noded is gone"); err != nil {
+			log.Error(err)
+		}
 	}
 	// An error here could only say that nobody listens.
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)

@@ -91,8 +91,8 @@ func shell() string {
 // process, here: Ctrl-C is the terminal's to send it.
 func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string) (int, error) {
 	path, _ := d.path()
-	if d.private != nil {
-		path = d.private.socket
+	if p := d.privateSocket(); p != "" {
+		path = p
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdin, os.Stdout, os.Stderr, req.Cwd
@@ -101,6 +101,7 @@ func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string) (in
 	cmd.Env = append(cmd.Env, "SLURM_JOB_NODELIST="+job.Node, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost, "NODED_SOCKET="+path)
 	cmd.Env = append(append(cmd.Env, d.plugins.jobEnv()...), d.plugins.shortOptionEnv()...)
 	sigs := make(chan os.Signal, 16) // a burst of signals must not be lost
+	d.release()
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(sigs)
 	if err := cmd.Start(); err != nil {

@@ -9,8 +9,10 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -19,16 +21,22 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"stepd/api"
+	"stepd/spank"
+	"stepd/step"
 )
 
 const defaultSocket = "/run/stepd/noded.sock"
 
 // dialer finds noded.
 type dialer struct {
-	socket     string // --socket
-	standalone bool   // --standalone
-	private    *private
+	socket     string   // --socket
+	standalone bool     // --standalone
 	plugins    *plugins // of the verb, where it has them
+	release    func()   // hands the signals to the verb
+
+	mu      sync.Mutex     // for the goroutine of endOnSignal
+	private *private       // guarded by mu
+	session *spank.Session // guarded by mu
 }
 
 // path is the socket to use, and whether it was named.
@@ -46,10 +54,20 @@ func (d *dialer) path() (path string, named bool) {
 // first call.
 func (d *dialer) client() (api.NodeClient, error) {
 	path, _ := d.path()
-	if d.private != nil {
-		path = d.private.socket
+	if p := d.privateSocket(); p != "" {
+		path = p
 	}
 	return clientAt(path)
+}
+
+// privateSocket is that of the private noded, "" without one.
+func (d *dialer) privateSocket() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.private == nil {
+		return ""
+	}
+	return d.private.socket
 }
 
 func clientAt(path string) (api.NodeClient, error) {
@@ -99,70 +117,120 @@ func (d *dialer) orStandalone() error {
 	if os.Geteuid() != 0 {
 		return errors.New("--standalone: only root may start a private noded")
 	}
-	p, err := startPrivate()
-	d.private = p
-	return err
+	return d.startPrivate()
 }
 
 // close ends what the dialer has started: the plugins' host and the private
 // noded.
 func (d *dialer) close() {
 	d.plugins.close()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if d.private != nil {
 		d.private.stop()
 		d.private = nil
 	}
 }
 
+// endOnSignal ends what was started when a signal comes, and the program with
+// it. The returned function hands the signals back: a verb that knows better
+// what they mean calls it.
+func (d *dialer) endOnSignal() (release func()) {
+	c := make(chan os.Signal, 1)
+	done := make(chan struct{})
+	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() { // ends with release, or the program
+		select {
+		case <-done:
+		case sig := <-c:
+			d.mu.Lock() // for good: nothing is started any more
+			if d.session != nil {
+				d.session.Kill(fmt.Sprintf("was interrupted by %v", sig))
+			}
+			if d.private != nil {
+				d.private.stop()
+			}
+			os.Exit(step.SignaledBy(sig.(syscall.Signal)).Code())
+		}
+	}()
+	return sync.OnceFunc(func() { signal.Stop(c); close(done) })
+}
+
+// hold lets a signal end the plugins' host, too.
+func (d *dialer) hold(s *spank.Session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.session = s
+}
+
 // private is a noded for the length of one command.
 type private struct {
 	cmd    *exec.Cmd
+	alive  *os.File // its standard input: our end of the pipe
 	dir    string
 	socket string
 }
 
-func startPrivate() (*private, error) {
+func (d *dialer) startPrivate() error {
 	prog, err := beside("noded", "../sbin")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	dir, err := os.MkdirTemp("", "stepctl-standalone-")
 	if err != nil {
-		return nil, fmt.Errorf("cannot start a private noded: %w", err)
+		return fmt.Errorf("cannot start a private noded: %w", err)
 	}
-	// The tasks' users must reach the sockets.
-	if err := os.Chmod(dir, 0o755); err != nil {
-		return nil, err
-	}
-	p := &private{dir: dir, socket: filepath.Join(dir, "run", "noded.sock")}
-	args := []string{"--run-dir", filepath.Join(dir, "run"), "--spool-dir", filepath.Join(dir, "spool")}
-	p.cmd = exec.Command(prog, args...)
-	// A noded that outlives a killed stepctl would never be found again.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	stderr, err := p.cmd.StderrPipe()
-	if err == nil {
-		err = p.cmd.Start()
-	}
+	stderr, err := d.runPrivate(prog, dir)
 	if err != nil {
 		os.RemoveAll(dir)
-		return nil, fmt.Errorf("cannot start %q: %w", prog, err)
+		return fmt.Errorf("cannot start %q: %w", prog, err)
 	}
 	var said []string
 	for sc := bufio.NewScanner(stderr); sc.Scan(); {
 		if strings.Contains(sc.Text(), "noded: ready") {
 			go io.Copy(io.Discard, stderr)
-			return p, nil
+			return nil
 		}
 		said = append(said, sc.Text())
 	}
-	p.stop()
-	return nil, fmt.Errorf("the private noded did not start: %s", strings.Join(said, "; "))
+	return fmt.Errorf("the private noded did not start: %s", strings.Join(said, "; "))
+}
+
+// runPrivate starts the program. It lives as long as our end of its standard
+// input is open: however this process ends, it ends its steps and itself, and
+// removes dir.
+func (d *dialer) runPrivate(prog, dir string) (stderr io.Reader, err error) {
+	// The tasks' users must reach the sockets.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return nil, err
+	}
+	theirs, ours, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	p := &private{dir: dir, socket: filepath.Join(dir, "run", "noded.sock"), alive: ours, cmd: exec.Command(prog, "--private", dir)}
+	p.cmd.Stdin = theirs
+	// The terminal's Ctrl-C is not for it.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if stderr, err = p.cmd.StderrPipe(); err != nil {
+		ours.Close()
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := p.cmd.Start(); err != nil {
+		ours.Close()
+		return nil, err
+	}
+	d.private = p
+	return stderr, nil
 }
 
 func (p *private) stop() {
-	p.cmd.Process.Signal(unix.SIGTERM)
+	p.alive.Close()
 	p.cmd.Wait()
-	os.RemoveAll(p.dir)
+	os.RemoveAll(p.dir) // where it could not itself
 }
 
 // beside finds one of our programs: beside this one, else in the folders that

@@ -19,6 +19,7 @@ const usesPlugins = "spank-context"
 func (d *dialer) prepare(c *cobra.Command, args []string) error {
 	seen := peek(c, args)
 	d.socket, d.standalone = seen.socket, seen.standalone
+	d.release = d.endOnSignal()
 	if err := d.orStandalone(); err != nil {
 		return err
 	}
@@ -30,7 +31,7 @@ func (d *dialer) prepare(c *cobra.Command, args []string) error {
 	if c.Annotations[usesPlugins] == spank.ContextAllocator.String() {
 		which = spank.ContextAllocator
 	}
-	p, err := loadPlugins(client, which)
+	p, err := loadPlugins(d, client, which)
 	if err != nil {
 		if seen.help {
 			say("cannot list the plugins' options: %s", plain(err))

@@ -38,7 +38,7 @@ func runCommand(d *dialer) *cobra.Command {
 			if len(argv) == 0 {
 				return errors.New("run: no command was given")
 			}
-			code, err := run(client, o, d.plugins, argv)
+			code, err := run(client, o, d, argv)
 			if err == nil && code != 0 {
 				return exitError(code)
 			}
@@ -65,7 +65,8 @@ func listMPI(client api.NodeClient) error {
 }
 
 // run is one step, from the request to its exit code.
-func run(client api.NodeClient, o *runOptions, p *plugins, argv []string) (int, error) {
+func run(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, error) {
+	p := d.plugins
 	if err := p.take(); err != nil {
 		return 0, err
 	}
@@ -88,6 +89,7 @@ func run(client api.NodeClient, o *runOptions, p *plugins, argv []string) (int, 
 		client: client, node: reply.Node, id: step.ID{Job: reply.JobId, Step: reply.StepId},
 		opt: o, ntasks: spec.NTasks,
 	}
+	d.release() // they are the step's now
 	rec, err := l.follow(reply, &spec)
 	p.exit()
 	if err != nil {

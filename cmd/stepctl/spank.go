@@ -47,7 +47,7 @@ type value struct {
 
 // loadPlugins reads the node's plugin stack as the caller, loads it and calls
 // slurm_spank_init. An error is told already where exitError says so.
-func loadPlugins(client api.NodeClient, c spank.Context) (*plugins, error) {
+func loadPlugins(d *dialer, client api.NodeClient, c spank.Context) (*plugins, error) {
 	p := &plugins{context: c, values: make(map[int]*value), env: os.Environ()}
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
@@ -77,6 +77,7 @@ func loadPlugins(client api.NodeClient, c spank.Context) (*plugins, error) {
 			say("%s", line)
 		}
 	}
+	d.hold(p.session)
 	if err == nil {
 		p.options, err = p.session.Init()
 	}

@@ -1,0 +1,89 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// privateLeft tells what is there of private nodeds: processes and directories.
+func privateLeft(dir string) error {
+	var left []string
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return err
+	}
+	for _, f := range procs {
+		b, err := os.ReadFile(f)
+		if err == nil && strings.Contains(string(b), dir+"/stepctl-standalone-") {
+			left = append(left, strings.ReplaceAll(string(b), "\x00", " "))
+		}
+	}
+	dirs, err := filepath.Glob(dir + "/stepctl-standalone-*")
+	if left = append(left, dirs...); err != nil || len(left) > 0 {
+		return fmt.Errorf("left: %q, %v", left, err)
+	}
+	return nil
+}
+
+// TestRootStandaloneEnds: a private noded ends with its command, however that
+// ends and wherever it is, and takes its steps with it.
+func TestRootStandaloneEnds(t *testing.T) {
+	n := startNode(t, site{}) // for its place and its leak check
+	so, marks := buildClient(t, n), n.markFile(t)
+	tmp := n.path("tmp")
+	must(t, os.Mkdir(tmp, 0o755))
+	must(t, os.Mkdir(n.path("other"), 0o755))
+	conf := n.write(t, "other/slurm.conf", "ClusterName=c\nNodeName=vm CPUs=4\nKillWait=1\n")
+	plugstack := func(text string) { n.write(t, "other/plugstack.conf", text+"\n") }
+	waitMark := func(what string) {
+		t.Helper()
+		eventually(t, 20*time.Second, what, func() error {
+			if !strings.Contains(readFile(t, marks), what) {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+	}
+	for _, c := range []struct {
+		verb, hook string
+		sig        syscall.Signal
+		code       int
+	}{
+		{"run", "", 0, 3},
+		{"run", "init", syscall.SIGINT, 130}, {"run", "local_user_init", syscall.SIGTERM, 143}, {"run", "init_post_opt", syscall.SIGKILL, 137},
+		{"run", "the task", syscall.SIGKILL, 137},
+		{"alloc", "", 0, 3},
+		{"alloc", "init", syscall.SIGHUP, 129}, {"alloc", "init_post_opt", syscall.SIGKILL, 137}, {"alloc", "the task", syscall.SIGKILL, 137},
+	} {
+		t.Run(fmt.Sprintf("%s, %v in %s", c.verb, c.sig, c.hook), func(t *testing.T) {
+			must(t, os.Truncate(marks, 0))
+			ctx := map[string]int{"run": 1, "alloc": 3}[c.verb]
+			plugstack(fmt.Sprintf("required %s ctx=%d hook=%s do=hang mark=%s", so, ctx, c.hook, marks))
+			script := "exit 3"
+			if c.hook == "the task" {
+				script = "echo the task >>" + marks + "; exec sleep 86399"
+			}
+			p := n.start(t, call{root: true, args: []string{c.verb, "--standalone", "sh", "-c", script}, env: []string{"SLURM_CONF=" + conf, "TMPDIR=" + tmp, "NODED_SOCKET="}})
+			if c.sig != 0 {
+				waitMark(c.hook)
+				must(t, p.cmd.Process.Signal(c.sig))
+			}
+			if r := p.wait(t); r.code != c.code {
+				t.Errorf("want %d, got %v", c.code, r)
+			}
+			eventually(t, 20*time.Second, "the end of noded", func() error { return privateLeft(tmp) })
+		})
+	}
+	// An allocation's command is the user's own process: it outlives a killed alloc.
+	for _, pr := range n.processes() {
+		if strings.HasPrefix(pr.cmdline, "sleep 86399") {
+			_ = syscall.Kill(pr.pid, syscall.SIGKILL)
+		}
+	}
+}
