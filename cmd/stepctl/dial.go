@@ -29,10 +29,11 @@ const defaultSocket = "/run/stepd/noded.sock"
 
 // dialer finds noded.
 type dialer struct {
-	socket     string   // --socket
-	standalone bool     // --standalone
-	plugins    *plugins // of the verb, where it has them
-	release    func()   // hands the signals to the verb
+	socket     string         // --socket
+	standalone bool           // --standalone
+	noded      api.NodeClient // nil until it is asked for
+	plugins    *plugins       // of the verb, where it has them
+	release    func()         // hands the signals to the verb
 
 	mu      sync.Mutex     // for the goroutine of endOnSignal
 	private *private       // guarded by mu
@@ -50,14 +51,19 @@ func (d *dialer) path() (path string, named bool) {
 	return defaultSocket, false
 }
 
-// client connects. It does not wait: a noded that is not there shows in the
-// first call.
+// client connects, once. It does not wait: a noded that is not there shows in
+// the first call.
 func (d *dialer) client() (api.NodeClient, error) {
+	if d.noded != nil {
+		return d.noded, nil
+	}
 	path, _ := d.path()
 	if p := d.privateSocket(); p != "" {
 		path = p
 	}
-	return clientAt(path)
+	var err error
+	d.noded, err = clientAt(path)
+	return d.noded, err
 }
 
 // privateSocket is that of the private noded, "" without one.

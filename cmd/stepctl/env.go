@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -117,11 +118,12 @@ func jobVariables(job uint32, ntasks, ncpus int, nodes, partition, cluster, name
 
 // clientEnv is what only the client knows (traces/task_env.txt); stepd adds
 // what depends on the job.
-func (o *runOptions) clientEnv(umask int) ([]string, error) {
-	env, err := limits()
+func (o *runOptions) clientEnv(p *plugins, umask int) ([]string, error) {
+	limits, err := p.limits()
 	if err != nil {
 		return nil, err
 	}
+	env := slices.Clone(limits)
 	cwd, err := os.Getwd()
 	if err != nil {
 		cwd = "/"

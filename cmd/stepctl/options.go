@@ -113,7 +113,7 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	} else if err := o.setStreams(r, os.Stdin); err != nil {
 		return nil, err
 	}
-	own, err := o.clientEnv(umask)
+	own, err := o.clientEnv(p, umask)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -20,6 +21,10 @@ func (d *dialer) prepare(c *cobra.Command, args []string) error {
 	seen := peek(c, args)
 	d.socket, d.standalone = seen.socket, seen.standalone
 	d.release = d.endOnSignal()
+	limits := sync.OnceValues(limits)
+	if !seen.help {
+		go limits() // they take a process, which is done while noded answers
+	}
 	if err := d.orStandalone(); err != nil {
 		return err
 	}
@@ -39,6 +44,7 @@ func (d *dialer) prepare(c *cobra.Command, args []string) error {
 		}
 		return err
 	}
+	p.limits = limits
 	d.plugins = p
 	p.addFlags(c)
 	// What was peeked at must be what is parsed.

@@ -140,7 +140,7 @@ func (o *runOptions) localUserInit(p *plugins, req *step.Request, reserved *api.
 	if err := json.Unmarshal(reserved.Spec, &spec); err != nil {
 		return nil, fmt.Errorf("cannot parse noded's answer: %w", err)
 	}
-	own, err := o.clientEnv(int(req.Umask))
+	own, err := o.clientEnv(p, int(req.Umask))
 	if err != nil {
 		return nil, err
 	}

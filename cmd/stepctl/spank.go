@@ -28,6 +28,7 @@ type plugins struct {
 	// values are what the remote side gets: the last one of each option.
 	values map[int]*value
 
+	limits     func() ([]string, error) // the caller's, read once
 	cluster    string
 	env        []string // environ, as plugins have left it
 	jobControl [][]byte
