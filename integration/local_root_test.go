@@ -214,6 +214,35 @@ func TestRootLocalFailure(t *testing.T) {
 	}
 }
 
+// TestRootLocalStrict: with SpankStrict=yes a required plugin's failure on the
+// local side that would change nothing makes the exit code 1.
+func TestRootLocalStrict(t *testing.T) {
+	for _, strict := range []bool{true, false} {
+		n := startNode(t, site{Stepd: map[bool]string{true: "SpankStrict=yes\n"}[strict]})
+		so := buildClient(t, n)
+		for verb, args := range map[string][]string{
+			"run": {"run", "true"}, "alloc": {"alloc", "-Q", "true"}, "batch": {"batch", "-W", "-o", "/dev/null", "--wrap=true"},
+		} {
+			ctx := 3
+			if verb == "run" {
+				ctx = 1
+			}
+			for deed, fails := range map[string]bool{"hook=exit do=rc=-1": true, "hook=exit do=segv": true, "hook=init do=rc=7": true, "hook=exit do=rc=0": false} {
+				for _, flag := range []string{"required", "optional"} {
+					n.stack(t, fmt.Sprintf("%s %s ctx=%d %s", flag, so, ctx, deed))
+					want := 0
+					if strict && fails && flag == "required" {
+						want = 1
+					}
+					if r := n.ctl(t, args...); r.code != want {
+						t.Errorf("strict %v, %s, %s %s: want %d, got %v", strict, verb, flag, deed, want, r)
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestRootLocalHostDies: nobody outlives the other: stepctl killed in a hook,
 // and the host killed while the tasks run.
 func TestRootLocalHostDies(t *testing.T) {

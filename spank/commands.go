@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"syscall"
 	"time"
 
@@ -146,7 +147,19 @@ func (h *Host) sendFDs(fds []int) error {
 
 // UserInit makes the host the user in effect, in the job's directory, and
 // calls slurm_spank_user_init.
-func (h *Host) UserInit() error { return h.do(cmdUserInit, nil, nil, nil) }
+// opened gets the streams of StreamToEarlyPath; the files are its own.
+func (h *Host) UserInit(opened func(fd int, f *os.File)) error {
+	return h.do(cmdUserInit, nil, nil, func(r *reply) error {
+		fd := int(r.body.u32())
+		if r.kind != repStream || len(r.fds) != 1 || fd < 1 || fd > 2 || r.body.err != nil {
+			return fmt.Errorf("internal error: spankhost answered user_init by record %d", r.kind)
+		}
+		f := os.NewFile(uintptr(r.fds[0]), [...]string{1: "stdout", 2: "stderr"}[fd])
+		r.fds = nil
+		opened(fd, f)
+		return nil
+	})
+}
 
 // Fork forks every task. They wait at the gate; the host is root again after.
 func (h *Host) Fork() ([]step.Forked, error) {

@@ -42,6 +42,7 @@ const (
 	repOption  = 105
 	repMissing = 106
 	repState   = 107
+	repStream  = 108
 )
 
 const (

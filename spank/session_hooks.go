@@ -153,6 +153,18 @@ func (s *Session) Exit() error {
 	})
 }
 
+// RequiredFailures are the calls of required plugins since the last time that
+// returned anything but 0. Most of them change nothing in Slurm.
+func (s *Session) RequiredFailures() []*step.HookError {
+	var out []*step.HookError
+	for _, c := range s.host.Hooks(false) {
+		if c.RC != 0 && s.host.Required(c.Plugin) {
+			out = append(out, &step.HookError{Plugin: s.host.PluginName(c.Plugin), Hook: c.Hook, Required: true, RC: &c.RC})
+		}
+	}
+	return out
+}
+
 // stateMax bounds what State reads: environ and the job control environment,
 // which plugins may have made as long as they liked.
 const stateMax = configMax

@@ -311,7 +311,7 @@ func putStream(w *writer, s step.TaskStream, table func(int) uint32) {
 	switch s.Kind {
 	case step.StreamToHandle:
 		w.u32(table(s.Handle))
-	case step.StreamToPath:
+	case step.StreamToPath, step.StreamToEarlyPath:
 		w.u32(uint32(s.Flags))
 	default:
 		w.u32(0)

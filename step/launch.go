@@ -34,7 +34,7 @@ type TaskStream struct {
 	// Handle is the descriptor of a StreamToHandle, a plain number so that
 	// nobody changes the blocking mode of a file that the client shares.
 	Handle int
-	// Path and Flags (open(2)) are those of a StreamToPath.
+	// Path and Flags (open(2)) are those of a StreamToPath and a StreamToEarlyPath.
 	Path  string
 	Flags int
 }
@@ -50,6 +50,9 @@ const (
 	StreamToHandle                       // a descriptor
 	StreamToPath                         // a file that the task opens as the user
 	StreamToStdout                       // stderr: as stdout
+	// StreamToEarlyPath is a file that the host opens as the user before
+	// user_init: all tasks share it, and what the node says stands in it, too.
+	StreamToEarlyPath
 )
 
 // Forked is one task after its fork: still before the gate.

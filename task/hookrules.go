@@ -91,6 +91,28 @@ func (s *Step) strictFailure(err error) {
 	s.floor = 1
 }
 
+// strictCodes does the same for return codes that end a hook's chain alone,
+// those above 0: with SpankStrict=yes no required plugin fails for nothing.
+func (s *Step) strictCodes(hooks []step.HookTime) {
+	if !s.plan.Spec.Spank.Strict {
+		return
+	}
+	for i := range hooks {
+		h := &hooks[i]
+		if h.RC == 0 || h.EndNS == 0 || !s.host.Required(h.Plugin) {
+			continue
+		}
+		e := step.HookError{Plugin: s.host.PluginName(h.Plugin), Hook: h.Hook, Required: true, RC: &h.RC}
+		if h.Rank >= 0 {
+			e.Rank = &h.Rank
+		}
+		s.mu.Lock()
+		s.noteReason(e.Error())
+		s.floor = 1
+		s.mu.Unlock()
+	}
+}
+
 // noteCrash remembers the plugin that took its process down; the caller holds
 // mu. The first one is the step's. SIGKILL is somebody else's, the kernel's for
 // want of memory too, and what does not end at once after a cancel has its due.

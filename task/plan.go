@@ -171,8 +171,12 @@ func (p *Plan) planFile(fd, rank int, s step.Stream) error {
 			flags |= syscall.O_TRUNC
 		}
 	}
+	kind := step.StreamToPath
+	if isBatch(p.Spec) && fd != 0 {
+		kind = step.StreamToEarlyPath // it has no client that would hear of failures
+	}
 	add := func(rank int, path string) {
-		p.Streams = append(p.Streams, step.TaskStream{Rank: rank, FD: fd, Kind: step.StreamToPath, Path: path, Flags: flags})
+		p.Streams = append(p.Streams, step.TaskStream{Rank: rank, FD: fd, Kind: kind, Path: path, Flags: flags})
 	}
 	if rank != step.AllRanks || !patternHasRank(s.Pattern) {
 		path, err := ExpandPattern(s.Pattern, p.Spec, max(rank, 0))

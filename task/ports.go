@@ -2,6 +2,7 @@ package task
 
 import (
 	"context"
+	"os"
 	"syscall"
 
 	"stepd/step"
@@ -52,7 +53,7 @@ type Host interface {
 	LoadStack() (problems []string, err error)
 	Init() error
 	Launch(l *step.Launch) error
-	UserInit() error
+	UserInit(opened func(fd int, f *os.File)) error
 	Fork() ([]step.Forked, error)
 	PostFork() error
 	Wait(ended func(step.TaskEnd)) error
@@ -64,6 +65,8 @@ type Host interface {
 	// Hooks tells the hooks that ended since the last call.
 	Hooks(last bool) []step.HookTime
 	PluginName(i int) string
+	// Required tells whether plugstack.conf says so of a plugin.
+	Required(i int) bool
 	// Kill ends the host wherever it is; Close waits for its log to end.
 	Kill()
 	Close()
@@ -74,6 +77,9 @@ type Host interface {
 type Audience interface {
 	// Say sends a line to the user's stderr.
 	Say(line string)
+	// SayTo sends what Say is told from here on to f as well, which becomes its
+	// own: a batch job's output.
+	SayTo(f *os.File)
 	// TaskExited tells how a rank ended.
 	TaskExited(rank int, status step.ExitStatus)
 	// State tells a change of the step's state.

@@ -292,7 +292,28 @@ func (s *Step) handStreams(context.Context) error {
 	return err
 }
 
-func (s *Step) userInit(context.Context) error { return s.host.UserInit() }
+func (s *Step) userInit(context.Context) error {
+	var files [3]*os.File
+	err := s.host.UserInit(func(fd int, f *os.File) {
+		if files[fd] != nil {
+			files[fd].Close()
+		}
+		files[fd] = f
+	})
+	out := files[2] // where the plugins' stderr leads
+	if out == nil && s.plan.Spec.Stderr.Kind == step.StreamSame {
+		out = files[1]
+	}
+	for _, f := range files {
+		if f != nil && f != out {
+			f.Close()
+		}
+	}
+	if out != nil {
+		s.d.Audience.SayTo(out)
+	}
+	return err
+}
 
 func (s *Step) fork(context.Context) error {
 	forked, err := s.host.Fork()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -32,6 +33,7 @@ type rig struct {
 	ends   []step.TaskEnd    // what Wait tells
 	places map[int]step.HostPlace
 	left   []int // PIDs
+	hooks  []step.HookTime
 	dead   bool
 }
 
@@ -105,14 +107,18 @@ func (h fakeHost) PID() int { return fakeHostPID }
 func (h fakeHost) Setup(step.HostSetup, func(step.HostRecord)) ([]string, error) {
 	return nil, h.r.note("setup")
 }
-func (h fakeHost) LoadStack() ([]string, error)  { return []string{"a warning"}, h.r.note("load") }
-func (h fakeHost) Init() error                   { return h.r.note("init") }
-func (h fakeHost) Launch(*step.Launch) error     { return h.r.note("launch") }
-func (h fakeHost) UserInit() error               { return h.r.note("user_init") }
+func (h fakeHost) LoadStack() ([]string, error) { return []string{"a warning"}, h.r.note("load") }
+func (h fakeHost) Init() error                  { return h.r.note("init") }
+func (h fakeHost) Launch(*step.Launch) error    { return h.r.note("launch") }
+func (h fakeHost) UserInit(func(int, *os.File)) error {
+	return h.r.note("user_init")
+}
+
 func (h fakeHost) PostFork() error               { return h.r.note("post_fork") }
 func (h fakeHost) Exit() error                   { return h.r.note("exit") }
-func (h fakeHost) Hooks(bool) []step.HookTime    { return nil }
+func (h fakeHost) Hooks(bool) []step.HookTime    { return h.r.hooks }
 func (h fakeHost) PluginName(int) string         { return "x.so" }
+func (h fakeHost) Required(i int) bool           { return i == 0 }
 func (h fakeHost) Kill()                         { h.r.die(step.SignaledBy(syscall.SIGKILL)) }
 func (h fakeHost) Close()                        { h.r.note("close host") }
 func (h fakeHost) Where(rank int) step.HostPlace { return h.r.places[rank] }
@@ -180,6 +186,7 @@ func (a fakeAudience) Say(line string) {
 	defer a.r.mu.Unlock()
 	a.r.said = append(a.r.said, line)
 }
+func (a fakeAudience) SayTo(f *os.File)                { f.Close() }
 func (a fakeAudience) TaskExited(int, step.ExitStatus) {}
 func (a fakeAudience) State(step.Record)               {}
 func (a fakeAudience) Event(step.Event)                {}
@@ -268,6 +275,25 @@ func TestCancelOfIdleHost(t *testing.T) {
 	r.places[-1] = step.HostPlace{Plugin: -1, Stage: "host"}
 	if rec := r.run(t); rec.State != step.Cancelled || rec.Reason != "enough" {
 		t.Errorf("state %s, reason %q", rec.State, rec.Reason)
+	}
+}
+
+// With SpankStrict=yes a required plugin's code above 0 fails the step, and an
+// optional one's does not.
+func TestSpankStrictCodes(t *testing.T) {
+	for plugin, want := range []int{1, 0} {
+		for _, strict := range []bool{true, false} {
+			r := newRig(t)
+			r.spec.Spank.Strict = strict
+			r.hooks = []step.HookTime{{Plugin: plugin, Hook: "slurm_spank_task_exit", Rank: 1, StartNS: 1, EndNS: 2, RC: 7}}
+			rec := r.run(t)
+			if code := *rec.ExitCode; code != want && strict || code != 0 && !strict {
+				t.Errorf("plugin %d, strict %v: exit code %d", plugin, strict, code)
+			}
+			if strict && plugin == 0 && rec.Reason != `plugin "x.so": slurm_spank_task_exit (rank 1): failed with rc=7` {
+				t.Errorf("reason %q", rec.Reason)
+			}
+		}
 	}
 }
 

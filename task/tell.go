@@ -84,8 +84,11 @@ func (s *Step) sayCancelled() {
 
 // visible tells whether what a plugin logs in a hook reaches the user: from
 // user_init to task_exit (spank-behaviour §6), not before and not at exit.
+// A batch job's output has the latter, too.
 func (s *Step) visible(hook string) bool {
 	switch hook {
+	case "slurm_spank_exit":
+		return isBatch(s.plan.Spec)
 	case "slurm_spank_user_init", "slurm_spank_task_init_privileged", "slurm_spank_task_init",
 		"slurm_spank_task_post_fork", "slurm_spank_task_exit":
 		return true
@@ -173,7 +176,9 @@ func (s *Step) tellHooks(last bool) {
 	if s.host == nil {
 		return
 	}
-	for calls := range slices.Chunk(s.host.Hooks(last), step.HookCallsMax) {
+	hooks := s.host.Hooks(last)
+	s.strictCodes(hooks)
+	for calls := range slices.Chunk(hooks, step.HookCallsMax) {
 		s.d.Audience.Hooks(step.HookCalls{Base: s.monoBase, Plugin: s.host.PluginName, Calls: calls})
 	}
 }

@@ -8,9 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/spank"
@@ -49,7 +52,13 @@ func alloc(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int,
 	if err := p.take(); err != nil {
 		return 0, err
 	}
-	defer p.exit()
+	code, err := allocated(client, o, d, argv)
+	p.exit()
+	return p.strictCode(code), err
+}
+
+func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, error) {
+	p := d.plugins
 	if o.name == "" {
 		o.name = "interactive" // salloc's
 	}
@@ -72,12 +81,30 @@ func alloc(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int,
 		}
 	}
 	tell("Granted job allocation %d", job.JobId)
-	code, err := inJob(req, d, job, argv)
+	over, stop := watchJob(client, job.JobId)
+	code, err := inJob(req, d, job, argv, over, tell)
+	stop()
 	tell("Relinquishing job allocation %d", job.JobId)
-	if _, rerr := client.Release(context.Background(), &api.ReleaseRequest{JobId: job.JobId}); rerr != nil {
+	_, rerr := client.Release(context.Background(), &api.ReleaseRequest{JobId: job.JobId})
+	if rerr != nil && status.Code(rerr) != codes.NotFound { // it may have ended by itself
 		err = errors.Join(err, fmt.Errorf("cannot give job %d back: %s", job.JobId, plain(rerr)))
 	}
 	return code, err
+}
+
+// watchJob tells when the job is over before it was given back: somebody has
+// cancelled it. A noded that is gone says nothing: the job lives on.
+func watchJob(client api.NodeClient, job uint32) (over <-chan struct{}, stop func()) {
+	ended := make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		_, err := client.Wait(ctx, &api.StepRef{JobId: job})
+		if err == nil || status.Code(err) == codes.NotFound {
+			close(ended)
+		}
+	})
+	return ended, func() { cancel(); watch.Wait() }
 }
 
 func shell() string {
@@ -89,7 +116,7 @@ func shell() string {
 
 // inJob runs the command with the job's variables. It is the user's own
 // process, here: Ctrl-C is the terminal's to send it.
-func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string) (int, error) {
+func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string, over <-chan struct{}, tell func(string, ...any)) (int, error) {
 	path, _ := d.path()
 	if p := d.privateSocket(); p != "" {
 		path = p
@@ -111,6 +138,12 @@ func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string) (in
 	go func() { ended <- cmd.Wait() }()
 	for {
 		select {
+		case <-over:
+			over = nil
+			tell("Job allocation %d has been revoked.", job.JobId)
+			// As a terminal that hangs up: an interactive shell ends by it.
+			_ = cmd.Process.Signal(syscall.SIGHUP)
+			_ = cmd.Process.Signal(syscall.SIGCONT)
 		case sig := <-sigs:
 			// The terminal has sent INT and QUIT to the command as well.
 			if sig == syscall.SIGTERM || sig == syscall.SIGHUP {

@@ -31,7 +31,7 @@ func batchCommand(d *dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use:         "batch [options] [SCRIPT [ARG...]]",
 		Short:       "run a script as a job of its own, and do not wait for it",
-		Long:        "batch runs SCRIPT (default: what stdin holds) as a job of its own. Lines of it that begin with\n#SBATCH, before its first command, are options; the command line's come before them.",
+		Long:        "batch runs SCRIPT (default: what stdin holds) as a job of its own. Lines of it that begin with\n#SBATCH or #STEP, before its first command, are options; the command line's overrule them.",
 		Annotations: map[string]string{usesPlugins: spank.ContextAllocator.String()},
 		RunE: func(c *cobra.Command, argv []string) error {
 			client, err := d.client()
@@ -134,7 +134,7 @@ func scriptOptions(c *cobra.Command, p *plugins, script []byte) error {
 	return nil
 }
 
-// sbatchLines collects the words of the #SBATCH lines: they end at the first
+// sbatchLines collects the words of the #SBATCH and #STEP lines: they end at the first
 // line that is neither empty nor a comment.
 func sbatchLines(script []byte) ([]string, error) {
 	var args []string
@@ -143,6 +143,9 @@ func sbatchLines(script []byte) ([]string, error) {
 	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		rest, ok := strings.CutPrefix(line, "#SBATCH")
+		if !ok {
+			rest, ok = strings.CutPrefix(line, "#STEP")
+		}
 		switch {
 		case ok && (rest == "" || rest[0] == ' ' || rest[0] == '\t'):
 			words, err := splitWords(rest)
@@ -207,7 +210,12 @@ func batch(client api.NodeClient, o *batchOptions, p *plugins, script []byte, ar
 	if err := p.take(); err != nil {
 		return 0, err
 	}
-	defer p.exit()
+	code, err := submit(client, o, p, script, argv)
+	p.exit()
+	return p.strictCode(code), err
+}
+
+func submit(client api.NodeClient, o *batchOptions, p *plugins, script []byte, argv []string) (int, error) {
 	req, err := o.request(batchJob, append([]string{filepath.Base(argv[0])}, argv[1:]...), p)
 	if err != nil {
 		return 0, err

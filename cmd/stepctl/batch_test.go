@@ -30,9 +30,9 @@ func TestSplitWords(t *testing.T) {
 }
 
 func TestSbatchLines(t *testing.T) {
-	script := "#!/bin/sh\n\n# a comment\n#SBATCH -n 2\n#SBATCHED -n 3\n  #SBATCH\t--wrap=x\necho\n#SBATCH -n 4\n"
+	script := "#!/bin/sh\n\n# a comment\n#SBATCH -n 2\n#SBATCHED -n 3\n#STEP -c 5 # both\n  #SBATCH\t--wrap=x\necho\n#SBATCH -n 4\n"
 	got, err := sbatchLines([]byte(script))
-	if want := []string{"-n", "2", "--wrap=x"}; err != nil || !slices.Equal(got, want) {
+	if want := []string{"-n", "2", "-c", "5", "--wrap=x"}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %q, %v; want %q", got, err, want)
 	}
 	if _, err := sbatchLines([]byte("#!/bin/sh\n#SBATCH \"\n")); err == nil || !strings.Contains(err.Error(), "line 2") {

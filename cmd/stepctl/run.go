@@ -95,7 +95,7 @@ func run(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, e
 	if err != nil {
 		return 0, err
 	}
-	return l.conclude(rec), nil
+	return p.strictCode(l.conclude(rec)), nil
 }
 
 // start asks for the step. With plugins it does so in two parts, between which

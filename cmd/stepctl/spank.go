@@ -33,6 +33,8 @@ type plugins struct {
 	env        []string // environ, as plugins have left it
 	jobControl [][]byte
 	told       bool // how the host has ended
+	strict     bool // SpankStrict
+	failures   int  // of required plugins, that ended nothing
 }
 
 // given is one use of an option.
@@ -56,7 +58,7 @@ func loadPlugins(d *dialer, client api.NodeClient, c spank.Context) (*plugins, e
 	if err != nil {
 		return nil, err
 	}
-	p.cluster = conf.Cluster
+	p.cluster, p.strict = conf.Cluster, conf.SpankStrict
 	if len(stack.Plugins) == 0 {
 		return p, nil
 	}
@@ -330,7 +332,17 @@ func (p *plugins) replayed() []string {
 	return env
 }
 
-// exit calls slurm_spank_exit; its failure changes nothing (failure table).
+// strictCode is the command's exit code: with SpankStrict=yes no required
+// plugin fails for nothing on this side either.
+func (p *plugins) strictCode(code int) int {
+	if code == 0 && p.strict && p.failures > 0 {
+		return 1
+	}
+	return code
+}
+
+// exit calls slurm_spank_exit; its failure changes nothing (failure table) but
+// with SpankStrict.
 func (p *plugins) exit() {
 	if p == nil || p.session == nil {
 		return
@@ -342,7 +354,11 @@ func (p *plugins) exit() {
 	var hook *step.HookError
 	if err != nil && !p.told && (!errors.As(err, &hook) || hook.RC == nil) {
 		say("error: %v", err)
+		if hook != nil && hook.Required {
+			p.failures++
+		}
 	}
+	p.failures += len(p.session.RequiredFailures())
 	p.told = true
 }
 

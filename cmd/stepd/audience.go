@@ -48,6 +48,7 @@ type audience struct {
 	events *bufio.Writer // guarded by mu
 	ends   []ended       // guarded by mu: not told yet, in the order of their first rank
 	timer  *time.Timer   // guarded by mu: tells ends
+	out    *output       // guarded by mu: a batch job's own output, or nil
 }
 
 // ended are the ranks that share a status.
@@ -80,7 +81,23 @@ func newAudience(log *logrus.Logger, spec *step.Spec) (*audience, error) {
 }
 
 func (a *audience) Say(line string) {
+	a.mu.Lock()
+	out := a.out
+	a.mu.Unlock()
+	if out != nil {
+		out.say(line)
+	}
 	a.server.Tell(&stepapi.Msg{Type: stepapi.TypeMessage, Text: line})
+}
+
+func (a *audience) SayTo(f *os.File) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.out != nil {
+		f.Close()
+		return
+	}
+	a.out = newOutput(f)
 }
 
 func (a *audience) TaskExited(rank int, status step.ExitStatus) {
@@ -156,8 +173,14 @@ func (a *audience) Log(level step.LogLevel, text string) {
 	}
 }
 
-// close writes what is left of the event log.
+// close writes what is left of the event log and of a batch job's output.
 func (a *audience) close() {
+	a.mu.Lock()
+	out := a.out
+	a.mu.Unlock()
+	if out != nil {
+		out.close()
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := a.events.Flush(); err != nil {

@@ -100,12 +100,15 @@ static void command_user_init(struct host *h, struct outcome *out)
 {
 	int error;
 
-	if (user_drop(h, out) && stderr_of_rank0(h, out)) {
-		if (!user_chdir(&h->cfg, &error)) {
+	if (user_drop(h, out)) {
+		bool there = user_chdir(&h->cfg, &error);
+		bool ready = stdio_open_early(h, out) && stderr_of_rank0(h, out);
+
+		if (ready && !there) {
 			h->chdir_failed = true;
 			log_chdir(&h->cfg, error);
 		}
-		if (stack_call(h, HOOK_USER_INIT, NO_RANK, out))
+		if (ready && stack_call(h, HOOK_USER_INIT, NO_RANK, out))
 			return; /* the forks start from here */
 	}
 	user_reclaim(out);
@@ -136,7 +139,8 @@ static bool has_exit(const struct host *h)
 
 static void command_exit(struct host *h, struct outcome *out)
 {
-	if (h->cfg.context == S_CTX_REMOTE)
+	/* Measured: in a batch job it is the job's file still. */
+	if (h->cfg.context == S_CTX_REMOTE && !h->early)
 		dup2(h->null, 2);
 	/* Measured: a stack that failed in init or init_post_opt has no exit, but
 	 * for init_post_opt in salloc and sbatch. */

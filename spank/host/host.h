@@ -93,6 +93,7 @@ struct host {
 	bool in_task;	   /* this process is a task */
 	bool pids_known;   /* S_JOB_PID_TO_* can answer */
 	bool chdir_failed; /* the host's own chdir to the job's directory */
+	bool early;	   /* streams were opened before user_init */
 	uint32_t hook;	   /* NO_HOOK outside */
 	uint32_t rank;	   /* the task of the hook, NO_RANK */
 	struct plugin *plugin;
@@ -113,6 +114,9 @@ int host_serve(struct host *h);
  * be answered: WAIT, when the next command has come. */
 bool command_run(struct host *h, uint32_t cmd, struct reader *args, int *fds, size_t nfds,
 		 struct outcome *out);
+
+/* stdio.c: opens the early streams, as the user in effect. */
+bool stdio_open_early(struct host *h, struct outcome *out);
 
 /* setup.c */
 void command_setup(struct host *h, struct reader *args, int *fds, size_t nfds, struct outcome *out);

@@ -107,6 +107,8 @@ enum host_rep {
 	/* Before its REP_PLUGIN, for each function that the plugin may call and nothing here provides: u32 plugin;
 	 * u32 more (0; in a last record, without a symbol, how many are not told); string symbol */
 	REP_MISSING = 106,
+	/* u32 fd (1 or 2); descriptor: an early stream, before REP_DONE of USER_INIT */
+	REP_STREAM = 108,
 	/* fd: memfd (TLV): TAG_HOST_ENV per entry of environ, TAG_JOB_CONTROL per job control variable */
 	REP_STATE = 107,
 };
@@ -243,6 +245,8 @@ enum stream_kind {
 	STREAM_FD = 1,	 /* table index */
 	STREAM_FILE = 2, /* open(path, flags | O_CLOEXEC, 0666) as the user, relative to the cwd */
 	STREAM_SAME = 3, /* fd 2: as fd 1 */
+	STREAM_EARLY = 4, /* as STREAM_FILE, but opened before user_init, and handed to stepd by REP_STREAM: what
+			   * plugins and the node say is to stand there, too */
 };
 
 /* The board. */

@@ -7,18 +7,58 @@
 #include "util.h"
 
 /* Opens a file of the user's, as the user. Without blocking: a FIFO would keep
- * the step waiting for its other side. */
-static int open_path(struct host *h, const struct stream *s)
+ * the step waiting for its other side. -1 with errno. */
+static int open_path(const struct stream *s)
 {
 	int flags = (int)s->index | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
 	int fd = (int)RETRY(open(s->path, flags, 0666));
+	int now = fd < 0 ? -1 : fcntl(fd, F_GETFL);
 
-	if (fd < 0)
-		task_fail(h, STAGE_STDIO, errno, s->path, 1);
-	int now = fcntl(fd, F_GETFL);
-	if (now < 0 || fcntl(fd, F_SETFL, now & ~O_NONBLOCK) < 0)
-		task_fail(h, STAGE_STDIO, errno, s->path, 1);
+	if (fd >= 0 && (now < 0 || fcntl(fd, F_SETFL, now & ~O_NONBLOCK) < 0)) {
+		close(fd);
+		return -1;
+	}
 	return fd;
+}
+
+/* Opens one stream and makes it one of the table, so that the tasks share it. */
+static bool open_early(struct host *h, struct stream *s, uint32_t fd, struct outcome *out)
+{
+	uint8_t buf[8];
+	struct writer w = wr_init(buf, sizeof(buf));
+	int opened = open_path(s);
+
+	if (opened < 0)
+		return fail(out, errno, "Could not open %s file \"%s\"",
+			    fd == 1 ? "stdout" : "stderr", s->path);
+	wr_u32(&w, REP_STREAM);
+	wr_u32(&w, fd);
+	struct iovec iov = {buf, w.len};
+	if (packet_send(h->control, &iov, 1, &opened, 1) < 0) {
+		int error = errno;
+
+		close(opened);
+		return fail(out, error, "cannot hand stepd the file \"%s\"", s->path);
+	}
+	h->fds = must_grow(h->fds, h->nfds + 1, sizeof(*h->fds));
+	h->fds[h->nfds] = opened;
+	s->kind = STREAM_FD;
+	s->index = (uint32_t)h->nfds++;
+	h->early = true;
+	return true;
+}
+
+bool stdio_open_early(struct host *h, struct outcome *out)
+{
+	for (size_t i = 0; i <= h->step.ntasks; i++) {
+		for (uint32_t fd = 1; fd <= 2; fd++) {
+			struct stream *s = &h->step.ranks[i].stream[fd];
+
+			if (s->kind == STREAM_EARLY && !open_early(h, s, fd, out))
+				return false;
+		}
+	}
+	return true;
 }
 
 static void put(struct host *h, int from, int fd, const char *object)
@@ -39,7 +79,9 @@ void task_stdio(struct host *h)
 			put(h, h->fds[s.index], fd, "stream");
 			break;
 		case STREAM_FILE:
-			opened = open_path(h, &s);
+			opened = open_path(&s);
+			if (opened < 0)
+				task_fail(h, STAGE_STDIO, errno, s.path, 1);
 			put(h, opened, fd, s.path);
 			close(opened);
 			break;

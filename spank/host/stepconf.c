@@ -47,7 +47,7 @@ static bool read_stream(struct step_conf *s, struct reader *r, size_t nfds)
 	stream.index = rd_u32(r);
 	stream.path = rd_str(r);
 
-	if (rank == NULL || fd > 2 || stream.kind > STREAM_SAME)
+	if (rank == NULL || fd > 2 || stream.kind > STREAM_EARLY)
 		return false;
 	if (stream.kind == STREAM_FD && stream.index >= nfds)
 		return false;
