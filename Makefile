@@ -27,7 +27,7 @@ go-programs:
 # What a new machine lacks. Packages are asked for only where one is missing,
 # so that a second run needs no network.
 BUILD_PKGS := gcc libc6-dev make
-TEST_PKGS  := $(BUILD_PKGS) g++ liblua5.4-dev clang-format mpich libmpich-dev libpmi2-0 libpmi2-0-dev libslurm-dev passwd util-linux procps libasan8 libubsan1
+TEST_PKGS  := $(BUILD_PKGS) g++ pkgconf liblua5.4-dev clang-format mpich libmpich-dev libpmi2-0 libpmi2-0-dev libslurm-dev passwd util-linux procps libasan8 libubsan1
 DEMO_PKGS  := $(BUILD_PKGS) mpich libmpich-dev
 
 define need_packages
@@ -92,19 +92,28 @@ demo: deps-demo all examples ## the main job: MPI under two SPANK plugins, and w
 bench: all ## the benchmark table, its peers measured in the same run
 	$(GO) run ./integration/bench -bin $(CURDIR)/$(BIN)
 
-.PHONY: install
-install: all ## into DESTDIR and PREFIX
-	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec/stepd $(DESTDIR)$(PREFIX)/include/stepd/slurm $(DESTDIR)$(PREFIX)/lib/systemd/system
+.PHONY: install install-files
+install: all install-files ## into DESTDIR and PREFIX
+
+SHARE    := $(DESTDIR)$(PREFIX)/share
+EXAMPLES := $(SHARE)/doc/stepd/examples/plugins
+install-files:
+	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec/stepd $(DESTDIR)$(PREFIX)/lib/systemd/system
 	install -m755 $(BIN)/noded $(DESTDIR)$(PREFIX)/sbin/
 	install -m755 $(BIN)/stepctl $(DESTDIR)$(PREFIX)/bin/
 	install -m755 $(BIN)/stepd $(BIN)/spankhost $(DESTDIR)$(PREFIX)/libexec/stepd/
-	install -m644 spank/host/include/slurm/*.h $(DESTDIR)$(PREFIX)/include/stepd/slurm/
 	install -m644 packaging/noded.service $(DESTDIR)$(PREFIX)/lib/systemd/system/
-	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions zsh/site-functions fish/vendor_completions.d doc/stepd)
-	$(BIN)/stepctl completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/stepctl
-	$(BIN)/stepctl completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_stepctl
-	$(BIN)/stepctl completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/stepctl.fish
-	install -m644 README.md CHANGELOG.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/stepd/
+	install -d $(addprefix $(SHARE)/,bash-completion/completions zsh/site-functions fish/vendor_completions.d doc/stepd/adr man/man7)
+	$(BIN)/stepctl completion bash > $(SHARE)/bash-completion/completions/stepctl
+	$(BIN)/stepctl completion zsh > $(SHARE)/zsh/site-functions/_stepctl
+	$(BIN)/stepctl completion fish > $(SHARE)/fish/vendor_completions.d/stepctl.fish
+	install -m644 README.md CHANGELOG.md LICENSE docs/*.md $(SHARE)/doc/stepd/
+	install -m644 docs/adr/*.md $(SHARE)/doc/stepd/adr/
+	install -m644 docs/man/*.7 $(SHARE)/man/man7/
+	install -d $(DESTDIR)$(PREFIX)/include/stepd/slurm $(SHARE)/pkgconfig $(EXAMPLES)
+	install -m644 spank/host/include/slurm/*.h $(DESTDIR)$(PREFIX)/include/stepd/slurm/
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' packaging/stepd-spank.pc.in > $(SHARE)/pkgconfig/stepd-spank.pc
+	install -m644 examples/plugins/*.c examples/plugins/Makefile examples/plugins/README.md $(EXAMPLES)/
 
 .PHONY: generate
 generate: ## api/*.pb.go from the .proto (needs protoc and its two Go plugins)

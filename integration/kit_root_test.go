@@ -1,0 +1,104 @@
+package integration
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// installed is a tree that `make install` has made.
+type installed struct {
+	root string
+	bin  string // its programs, in one folder, as a test wants them
+}
+
+func installTree(t *testing.T) installed {
+	t.Helper()
+	top, err := os.MkdirTemp(workRoot, "stepd-it-kit-")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(top) })
+	in := installed{root: filepath.Join(top, "root"), bin: filepath.Join(top, "bin")}
+	must(t, os.Chmod(top, 0o755))
+	must(t, os.Mkdir(in.bin, 0o755))
+	programs := filepath.Dir(binary(t, "noded"))
+	in.make(t, "..", "install-files", "DESTDIR="+in.root, "PREFIX=/usr", "BIN="+programs)
+	for _, p := range []string{"sbin/noded", "bin/stepctl", "libexec/stepd/stepd", "libexec/stepd/spankhost"} {
+		must(t, os.Symlink(in.path(p), filepath.Join(in.bin, filepath.Base(p))))
+	}
+	return in
+}
+
+func (in installed) path(elem ...string) string {
+	return filepath.Join(append([]string{in.root, "usr"}, elem...)...)
+}
+
+func (in installed) make(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("make", append([]string{"-s", "-C", dir}, args...)...)
+	cmd.Env = append(os.Environ(), "PKG_CONFIG_PATH="+in.path("share/pkgconfig"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("make %q: %v\n%s", args, err, out)
+	}
+}
+
+// TestRootInstalledKit: what a plugin's author needs is in the installed tree,
+// and nothing of it leads back to where it was built.
+func TestRootInstalledKit(t *testing.T) {
+	in := installTree(t)
+	t.Run("headers", func(t *testing.T) { in.headersAlone(t) })
+	t.Run("plugins", func(t *testing.T) { in.pluginsRun(t) })
+}
+
+// headersAlone: each header compiles by itself, in the languages that plugins
+// are written in, without a word from a strict compiler.
+func (in installed) headersAlone(t *testing.T) {
+	headers, err := filepath.Glob(in.path("include/stepd/slurm/*.h"))
+	if err != nil || len(headers) < 4 {
+		t.Fatalf("installed headers: %q, %v", headers, err)
+	}
+	for _, h := range headers {
+		for _, cc := range [][]string{{"cc", "-x", "c", "-std=c99"}, {"cc", "-x", "c", "-std=c11"}, {"c++", "-x", "c++", "-std=c++17"}} {
+			src := filepath.Join(t.TempDir(), "alone")
+			text := "#include <slurm/" + filepath.Base(h) + ">\nextern int alone; /* an empty file is not C */\n"
+			must(t, os.WriteFile(src, []byte(text), 0o644))
+			args := append(cc[1:], "-Wall", "-Wextra", "-Wshadow", "-pedantic", "-Werror", "-fsyntax-only", "-I", in.path("include/stepd"), src)
+			if out, err := exec.Command(cc[0], args...).CombinedOutput(); err != nil {
+				t.Errorf("%s, %s: %v\n%s", filepath.Base(h), cc[3], err, out)
+			}
+		}
+	}
+}
+
+// pluginsRun: the installed examples build with the installed Makefile, which
+// finds the headers by pkg-config, and run under the installed programs.
+func (in installed) pluginsRun(t *testing.T) {
+	dir := in.path("share/doc/stepd/examples/plugins")
+	in.make(t, dir, "install", "PKG_CONFIG=pkg-config --define-variable=prefix="+in.path(), "CFLAGS=-O2 -Wall -Wextra -Werror", "SLURM_VERSION=23.11.4")
+	t.Setenv("STEPD_BIN", in.bin)
+	n := startNode(t, site{
+		Slurm:     "PluginDir=" + in.path("lib/slurm") + "\n",
+		Plugstack: "required nice.so nice=5\n",
+	})
+	if r := n.ctl(t, "plugins", "--check"); r.code != 0 {
+		t.Errorf("plugins --check: %v", r)
+	}
+	if r := n.ctl(t, "plugins"); !strings.Contains(r.out, in.path("lib/slurm/nice.so")) || !strings.Contains(r.out, "23.11") {
+		t.Errorf("plugins: %v", r)
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"run", "nice"}, "5\n"},
+		{[]string{"run", "--nice-task=7", "nice"}, "7\n"},
+	} {
+		if r := n.ctl(t, c.args...); r.code != 0 || r.out != c.want || r.err != "" {
+			t.Errorf("%q: %v, want %q", c.args, r, c.want)
+		}
+	}
+	if r := n.ctl(t, "run", "--nice-task=-7", "nice"); r.code != 1 || !strings.Contains(r.err, "want a number from 0 to 19") {
+		t.Errorf("a value that is no good: %v", r)
+	}
+}
