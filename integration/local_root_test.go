@@ -145,7 +145,7 @@ func TestRootOptionErrors(t *testing.T) {
 		if r := n.ctl(t, verb, "--help"); r.code != 0 {
 			t.Errorf("%s --help: %v", verb, r)
 		} else {
-			contains(t, verb+" --help", r.out+r.err, "Options of plugin client (client.so):", "--both value", "offered on both sides", "--flag ", "--cpus-per-task")
+			contains(t, verb+" --help", r.out+r.err, "Options of plugin client (client.so):", "--both[=value]", "offered on both sides", "--flag ", "--cpus-per-task")
 		}
 	}
 }

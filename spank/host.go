@@ -177,6 +177,10 @@ func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
 		cause = what
 	case syscall.Errno(w.Errno) == syscall.EBADF:
 		cause = "closed descriptors of the process that called it"
+	case syscall.Errno(w.Errno) == syscall.EMFILE:
+		cause = "lowered the limit of open files of the process that called it"
+	case syscall.Errno(w.Errno) == syscall.EPERM:
+		cause = "changed the credentials of the process that called it"
 	}
 	e := &step.HookError{Plugin: h.PluginName(w.Plugin), Hook: w.Hook, Required: h.Required(w.Plugin), Cause: cause}
 	if w.Plugin >= 0 && w.Plugin < len(h.stack) {

@@ -43,6 +43,10 @@ type dialer struct {
 // path is the socket to use, and whether it was named.
 func (d *dialer) path() (path string, named bool) {
 	if d.socket != "" {
+		// Absolute: alloc's command may go to another directory.
+		if abs, err := filepath.Abs(d.socket); err == nil {
+			return abs, true
+		}
 		return d.socket, true
 	}
 	if s := os.Getenv("NODED_SOCKET"); s != "" {

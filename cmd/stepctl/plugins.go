@@ -211,18 +211,7 @@ func printPlugins(w io.Writer, r *lint.Report) error {
 func optionWords(options []lint.Option) string {
 	var out []string
 	for _, o := range options {
-		info := o.ArgInfo
-		if info == "" {
-			info = "ARG"
-		}
-		switch o.HasArg {
-		case 1:
-			out = append(out, fmt.Sprintf("--%s=%s", o.Name, info))
-		case 2:
-			out = append(out, fmt.Sprintf("--%s[=%s]", o.Name, info))
-		default:
-			out = append(out, "--"+o.Name)
-		}
+		out = append(out, optionWord(o.Name, o.ArgInfo, o.HasArg))
 	}
 	return strings.Join(out, ", ")
 }

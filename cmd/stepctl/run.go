@@ -70,6 +70,13 @@ func run(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, e
 	if err := p.take(); err != nil {
 		return 0, err
 	}
+	code, err := launchStep(client, o, d, argv)
+	p.exit()
+	return p.strictCode(code), err
+}
+
+func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, error) {
+	p := d.plugins
 	req, err := o.request(stepOfJob, argv, p)
 	if err != nil {
 		return 0, err
@@ -91,11 +98,10 @@ func run(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, e
 	}
 	d.release() // they are the step's now
 	rec, err := l.follow(reply, &spec)
-	p.exit()
 	if err != nil {
 		return 0, err
 	}
-	return p.strictCode(l.conclude(rec)), nil
+	return l.conclude(rec), nil
 }
 
 // start asks for the step. With plugins it does so in two parts, between which
@@ -114,7 +120,6 @@ func start(client api.NodeClient, o *runOptions, p *plugins, req *step.Request) 
 	}
 	reserved, err := client.Reserve(ctx, &api.RunRequest{Request: doc})
 	if err != nil {
-		p.exit()
 		return nil, err
 	}
 	ref := &api.StepRef{JobId: reserved.JobId, StepId: &reserved.StepId}
@@ -126,11 +131,7 @@ func start(client api.NodeClient, o *runOptions, p *plugins, req *step.Request) 
 		}
 		return nil, err
 	}
-	reply, err := client.Launch(ctx, &api.LaunchRequest{Step: ref, Change: change})
-	if err != nil {
-		p.exit()
-	}
-	return reply, err
+	return client.Launch(ctx, &api.LaunchRequest{Step: ref, Change: change})
 }
 
 // localUserInit lets the plugins see the reserved step, and returns what they

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -129,13 +130,8 @@ const noArg = "\x00"
 
 func (f *pluginFlag) String() string { return "" }
 
-// Type is what help shows for the argument.
-func (f *pluginFlag) Type() string {
-	if o := f.p.options[f.i]; o.HasArg != 0 && o.ArgInfo != "" {
-		return o.ArgInfo
-	}
-	return ""
-}
+// Type has no meaning: help has a section of its own.
+func (f *pluginFlag) Type() string { return "" }
 
 func (f *pluginFlag) Set(text string) error {
 	o := f.p.options[f.i]
@@ -154,38 +150,53 @@ func (f *pluginFlag) Set(text string) error {
 // help.
 func (p *plugins) addFlags(c *cobra.Command) {
 	own := c.Flags()
-	sections := make(map[string]*pflag.FlagSet)
-	var order []string
+	sections := make(map[string][]string)
+	var titles []string
 	for i, o := range p.options {
 		if own.Lookup(o.Name) != nil || c.InheritedFlags().Lookup(o.Name) != nil || o.Name == "help" {
 			say("error: Ignoring conflicting option %q in plugin %q", o.Name, o.Plugin)
 			continue
 		}
-		f := &pflag.Flag{Name: o.Name, Usage: o.Usage, Value: &pluginFlag{p, i}}
+		// Hidden from the list of the command's own.
+		f := &pflag.Flag{Name: o.Name, Usage: o.Usage, Value: &pluginFlag{p, i}, Hidden: true}
 		if o.HasArg != 1 {
 			f.NoOptDefVal = noArg
 		}
+		own.AddFlag(f)
 		title := fmt.Sprintf("Options of plugin %s (%s):", o.Plugin, o.File)
 		if sections[title] == nil {
-			sections[title] = pflag.NewFlagSet(title, pflag.ContinueOnError)
-			order = append(order, title)
+			titles = append(titles, title)
 		}
-		shown := *f
-		shown.NoOptDefVal = ""
-		sections[title].AddFlag(&shown)
-		f.Hidden = true // from the list of the command's own
-		own.AddFlag(f)
+		sections[title] = append(sections[title], optionWord(o.Name, o.ArgInfo, o.HasArg)+"\t"+o.Usage)
 	}
 	usage := c.UsageFunc()
 	c.SetUsageFunc(func(c *cobra.Command) error {
 		if err := usage(c); err != nil {
 			return err
 		}
-		for _, title := range order {
-			fmt.Fprintf(c.OutOrStderr(), "\n%s\n%s", title, sections[title].FlagUsages())
+		w := tabwriter.NewWriter(c.OutOrStderr(), 2, 8, 3, ' ', 0)
+		for _, title := range titles {
+			fmt.Fprintf(w, "\n%s\n", title)
+			for _, line := range sections[title] {
+				fmt.Fprintf(w, "      %s\n", line)
+			}
 		}
-		return nil
+		return w.Flush()
 	})
+}
+
+// optionWord is how an option is written: "--name", "--name=ARG", "--name[=ARG]".
+func optionWord(name, info string, hasArg int) string {
+	if info == "" {
+		info = "ARG"
+	}
+	switch hasArg {
+	case 0:
+		return "--" + name
+	case 1:
+		return "--" + name + "=" + info
+	}
+	return "--" + name + "[=" + info + "]"
 }
 
 // take calls the options back: those of the environment, in the stack's order,

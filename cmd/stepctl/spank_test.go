@@ -72,7 +72,7 @@ func TestPluginHelp(t *testing.T) {
 	if !found {
 		t.Fatalf("no section of plugin a in:\n%s", b.String())
 	}
-	for _, want := range []string{"--need WHAT", "needs one", "--may", "\nOptions of plugin b (b.so):\n", "--flag", "takes none"} {
+	for _, want := range []string{"--need=WHAT", "needs one", "--may[=ARG]", "\nOptions of plugin b (b.so):\n", "--flag", "takes none"} {
 		if !strings.Contains(ours, want) {
 			t.Errorf("%q is missing in:\n%s", want, ours)
 		}

@@ -78,6 +78,15 @@ void board_error(struct host *h, uint32_t slot, int error)
 		atomic_store(&s->error, error);
 }
 
+bool board_claim(struct host *h, uint32_t slot)
+{
+	struct board_slot *s = slot_of(h, slot);
+	uint64_t token = h->token;
+
+	/* The odd nanosecond is nobody's concern. */
+	return s == NULL || atomic_compare_exchange_strong(&s->since_ns, &token, token + 1);
+}
+
 bool board_at_exec(struct host *h, uint32_t slot)
 {
 	const struct board_slot *s = slot_of(h, slot);
@@ -124,6 +133,7 @@ struct board_entry *board_hook_enter(struct host *h, uint32_t slot, uint32_t plu
 	}
 	if (s != NULL) {
 		atomic_store_explicit(&s->since_ns, now, memory_order_relaxed);
+		h->token = now;
 		atomic_store_explicit(&s->plugin, plugin, memory_order_relaxed);
 		/* Last: it says that the others hold. */
 		atomic_store_explicit(&s->hook, hook, memory_order_release);

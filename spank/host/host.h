@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include "config.h"
@@ -76,6 +77,8 @@ struct host {
 	int null, gate, job_ns, proc, threads, namespaces;
 	int exec_pipe;			      /* in a task: closes when it execs */
 	ino_t control_ino, log_ino, gate_ino; /* what plugins must leave there */
+	rlim_t nofile;			      /* and the limit of open files */
+	uint64_t token;			      /* of the hook that runs here: board_claim */
 	struct board_map board;
 	struct config cfg;
 	struct step_conf step;
@@ -141,7 +144,7 @@ void reply_done(struct host *h, uint32_t cmd, const struct outcome *out);
 /* guard.c: after each hook: what the plugin has done to the host. Where the host
  * cannot go on it ends here, with the hook on the board. */
 void guard_remember(struct host *h);
-void guard_check(struct host *h);
+void guard_check(struct host *h, const struct plugin *p);
 void guard_check_all(struct host *h, const struct plugin *p);
 
 /* atfork.c */
@@ -151,6 +154,8 @@ void atfork_install(void);
 bool board_attach(struct board_map *b, int fd, size_t ntasks);
 void board_stage(struct host *h, uint32_t slot, enum stage stage);
 void board_error(struct host *h, uint32_t slot, int error);
+/* True for the first process that comes back from the hook of a task. */
+bool board_claim(struct host *h, uint32_t slot);
 bool board_at_exec(struct host *h, uint32_t slot);
 void board_execed(struct host *h, uint32_t slot);
 struct board_entry *board_hook_enter(struct host *h, uint32_t slot, uint32_t plugin, uint32_t hook,

@@ -89,7 +89,7 @@ void plugin_leave(struct host *h, struct plugin *p, struct board_entry *entry, i
 	bool often = per_task(h->hook);
 
 	if (often)
-		guard_check(h);
+		guard_check(h, p);
 	else
 		guard_check_all(h, p);
 	board_hook_leave(h, own_slot(h), entry, rc);

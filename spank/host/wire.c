@@ -3,6 +3,7 @@
 #include "wire.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -153,6 +154,17 @@ int packet_send(int sock, const struct iovec *iov, size_t niov, const int *fds, 
 	return RETRY(sendmsg(sock, &msg, MSG_NOSIGNAL)) < 0 ? -1 : 0;
 }
 
+/* A plugin may have closed 0, 1 or 2, which are put in place by number later:
+ * nothing else may be there. */
+static int above_stdio(int fd)
+{
+	if (fd > 2)
+		return fd;
+	int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+	close(fd);
+	return moved;
+}
+
 /* Copies the descriptors of msg to fds and closes those beyond max. */
 static size_t take_fds(struct msghdr *msg, int *fds, size_t max)
 {
@@ -166,9 +178,10 @@ static size_t take_fds(struct msghdr *msg, int *fds, size_t max)
 			int fd;
 
 			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
-			if (n < max)
+			fd = above_stdio(fd);
+			if (n < max && fd >= 0)
 				fds[n++] = fd;
-			else
+			else if (fd >= 0)
 				close(fd);
 		}
 	}

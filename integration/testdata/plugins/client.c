@@ -151,7 +151,6 @@ int slurm_spank_local_user_init(spank_t sp, int ac, char *av[])
 	}
 
 HOOK(user_init)
-HOOK(task_init)
 HOOK(exit)
 HOOK(job_prolog)
 HOOK(job_epilog)
