@@ -154,12 +154,12 @@ func measure(r *recorder, root, n int, argv []string) (launch, error) {
 	return l, err
 }
 
-// measureBare runs the bare loop; its tasks are its children.
-func measureBare(r *recorder, n int, prog string) (launch, error) {
+// measureBare runs the bare loop, with plugins mapped; its tasks are its children.
+func measureBare(r *recorder, n int, prog string, plugins ...string) (launch, error) {
 	if _, err := r.take(); err != nil {
 		return launch{}, err
 	}
-	cmd := exec.Command(prog, fmt.Sprint(n))
+	cmd := exec.Command(prog, append([]string{fmt.Sprint(n)}, plugins...)...)
 	if err := cmd.Run(); err != nil {
 		return launch{}, fmt.Errorf("%q: %w", prog, err)
 	}
@@ -168,7 +168,8 @@ func measureBare(r *recorder, n int, prog string) (launch, error) {
 		t := newTree(ev)
 		kids := t.children(cmd.Process.Pid)
 		l = t.times(kids)
-		return len(kids) == n && t.exits[cmd.Process.Pid] != 0
+		l.daemon, l.daemonExit = t.execs[cmd.Process.Pid], t.exits[cmd.Process.Pid]
+		return len(kids) == n && l.daemonExit != 0
 	})
 	return l, err
 }

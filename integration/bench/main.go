@@ -42,24 +42,24 @@ func run(bin string, quick, onlyStacks bool) error {
 	if err != nil {
 		return err
 	}
-	if !onlyStacks {
-		if err := runSteps(bin, dir, rec, quick); err != nil {
-			return err
-		}
-	}
-	return runStacks(bin, dir, rec, quick)
-}
-
-// runSteps is what a step costs without plugins, beside its peers.
-func runSteps(bin, dir string, rec *recorder, quick bool) error {
-	sizes := []size{{1, 40}, {64, 15}, {256, 9}, {1000, 5}}
-	if quick {
-		sizes = []size{{1, 10}, {64, 5}, {256, 3}}
-	}
 	bare := filepath.Join(dir, "bare")
 	src := filepath.Join(filepath.Dir(bin), "integration", "bench", "bare", "bare.c")
 	if out, err := exec.Command("gcc", "-O2", "-o", bare, src).CombinedOutput(); err != nil {
 		return fmt.Errorf("cannot compile %q: %w: %s", src, err, out)
+	}
+	if !onlyStacks {
+		if err := runSteps(bin, dir, bare, rec, quick); err != nil {
+			return err
+		}
+	}
+	return runStacks(bin, dir, bare, rec, quick)
+}
+
+// runSteps is what a step costs without plugins, beside its peers.
+func runSteps(bin, dir, bare string, rec *recorder, quick bool) error {
+	sizes := []size{{1, 40}, {64, 15}, {256, 9}, {1000, 5}}
+	if quick {
+		sizes = []size{{1, 10}, {64, 5}, {256, 3}}
 	}
 	ours, err := startNoded(bin, filepath.Join(dir, "steps"), sizes[len(sizes)-1].n)
 	if err != nil {

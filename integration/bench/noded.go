@@ -20,6 +20,8 @@ type noded struct {
 	cmd    *exec.Cmd
 	bin    string
 	socket string
+	job    string    // what hold has got
+	holder *exec.Cmd // and who holds it
 }
 
 // startNoded runs one in dir, which it makes, with the plugstack.conf that is
@@ -63,7 +65,35 @@ func (n *noded) run(args ...string) []string {
 	return append([]string{filepath.Join(n.bin, "stepctl"), "--socket", n.socket, "run"}, args...)
 }
 
+// runInJob is a step of the job that hold has got.
+func (n *noded) runInJob(args ...string) []string {
+	return n.run(append([]string{"--jobid", n.job}, args...)...)
+}
+
+// hold gets a job of so many CPUs, until stop.
+func (n *noded) hold(cpus int) error {
+	n.holder = exec.Command(filepath.Join(n.bin, "stepctl"), "--socket", n.socket, "alloc", "-Q", "-n", fmt.Sprint(cpus),
+		"sh", "-c", "echo $SLURM_JOB_ID; exec sleep 3600")
+	out, err := n.holder.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := n.holder.Start(); err != nil {
+		return fmt.Errorf("cannot allocate a job: %w", err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		return fmt.Errorf("cannot allocate a job: %w", err)
+	}
+	n.job = strings.TrimSpace(line)
+	return nil
+}
+
 func (n *noded) stop() {
+	if n.holder != nil {
+		n.holder.Process.Signal(unix.SIGTERM) // alloc passes it on
+		n.holder.Wait()
+	}
 	n.cancelAll()
 	n.cmd.Process.Signal(unix.SIGTERM)
 	n.cmd.Wait()
