@@ -49,6 +49,7 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	removeAccounts(made)
+	lock.Close() // not before: the collector closes what is not used any more
 	os.Exit(code)
 }
 
