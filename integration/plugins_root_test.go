@@ -228,10 +228,10 @@ func TestRootPluginsCheck(t *testing.T) {
 		if r := other.ctl(t, "run", "echo", "ran"); r.code != 0 || r.out != "ran\n" {
 			t.Errorf("once it is safe: %v", r)
 		}
-		// The client's look is not stepd's.
+		// The client's look is not the prolog's, which comes before stepd's.
 		other.stack(t, "optional "+x+" open="+open, "optional "+open)
 		r := other.ctlRoot(t, "run", "--uid", "7001", "echo", "ran")
-		if r.code != 1 || r.out != "" || !strings.Contains(r.err, "plugstack.conf:2: ") || !strings.Contains(r.err, "chmod o-w "+open) {
+		if r.code != 182 || r.out != "" || !strings.Contains(r.err, "plugstack.conf:2: ") || !strings.Contains(r.err, "chmod o-w "+open) {
 			t.Errorf("opened after the client has looked: %v", r)
 		}
 		if doc := other.last(t); doc.State != "FAILED" || !strings.Contains(doc.Reason, "may be written by everybody") {

@@ -23,12 +23,17 @@ type admission struct {
 // ending: its client knows of the end some milliseconds before noded does.
 const admitGrace = 500 * time.Millisecond
 
+// epilogGrace is how long it waits where only epilogs stand between.
+const epilogGrace = time.Minute
+
 // admit finds place for a step of uid, whose CPUs are want. asRoot callers
 // may use any job, others their own. Errors are gRPC statuses, and nothing is
 // taken then.
 func (r *registry) admit(ctx context.Context, req *step.Request, uid uint32, asRoot bool) (*admission, error) {
-	timer := time.NewTimer(admitGrace)
-	defer timer.Stop()
+	grace, epilogs := time.NewTimer(admitGrace), time.NewTimer(epilogGrace)
+	defer grace.Stop()
+	defer epilogs.Stop()
+	limit := grace.C
 	for {
 		a, freed, err := r.tryAdmit(req, uid, asRoot)
 		if err == nil || freed == nil {
@@ -36,12 +41,24 @@ func (r *registry) admit(ctx context.Context, req *step.Request, uid uint32, asR
 		}
 		select {
 		case <-freed:
-		case <-timer.C:
+		case <-limit:
+			if limit == grace.C && r.epilogsHold(req.NTasks*req.CPUsPerTask) {
+				limit = epilogs.C
+				continue
+			}
 			return nil, err
 		case <-ctx.Done():
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
+}
+
+// epilogsHold tells whether the end of epilogs would make room for want CPUs.
+func (r *registry) epilogsHold(want int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ending := r.endingLocked()
+	return ending > 0 && want <= r.pool.free()+ending
 }
 
 // tryAdmit is one try. A channel beside the error says that the release of
@@ -52,7 +69,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admiss
 	switch {
 	case r.closing:
 		return nil, nil, status.Error(codes.Unavailable, "noded is stopping")
-	case r.drained.Drained:
+	case r.drained.Drained && req.Job == nil: // jobs that run go on
 		return nil, nil, status.Errorf(codes.FailedPrecondition, "node is drained: %s", r.drained.Reason)
 	case uid != 0 && r.byUser[uid] >= userStepsMax:
 		return nil, nil, status.Errorf(codes.ResourceExhausted, "uid %d has %d steps on this node already, the limit", uid, userStepsMax)

@@ -44,9 +44,24 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 		unix.Close(client)
 		return nil, err
 	}
-	n.reg.openJob(j)
 	n.work.Go(func() { n.holdJob(j, client) })
+	if n.cfg.Scripts.AtAlloc && n.awaitsProlog(j) {
+		// A client that goes away meanwhile ends the job, and its prolog is
+		// run to the end all the same.
+		if err := n.prologAtAlloc(j, user); err != nil {
+			n.endAlloc(j, err.Error())
+			return nil, status.Error(codes.Aborted, err.Error())
+		}
+	}
+	n.reg.openJob(j)
 	return j, nil
+}
+
+func (n *Node) prologAtAlloc(j *job, user step.User) error {
+	if err := n.cfg.Containers.Create(context.Background(), j.ID, user); err != nil {
+		return err
+	}
+	return n.runProlog(j)
 }
 
 // admitAlloc finds place for the job and numbers it, durably.
@@ -61,7 +76,7 @@ func (n *Node) admitAlloc(ctx context.Context, caller api.Peer, client int, req 
 	}
 	rec := n.jobOf(n.spec(req, user, a))
 	rec.Origin, rec.Holder = step.OriginAlloc, h
-	if err := n.store.newJob(&rec, nil); err != nil {
+	if err := n.store.newJob(&rec, req.JobControl, nil); err != nil {
 		n.reg.abandon(a)
 		return nil, status.Error(codes.Internal, err.Error())
 	}
@@ -107,7 +122,11 @@ func (n *Node) endAlloc(j *job, reason string) {
 	for _, f := range steps {
 		n.cancelLater(f, reason)
 	}
-	if ended := n.reg.letGo(j); ended != nil {
+	ended, idle := n.reg.letGo(j)
+	if idle && !n.owed(epilogKind()) {
+		n.reg.free(j)
+	}
+	if ended != nil {
 		n.work.Go(func() { n.endJob(ended) })
 	}
 }

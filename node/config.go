@@ -45,6 +45,11 @@ type Config struct {
 	// whatever their age; 0 is 1000.
 	MinJobAge time.Duration
 	KeepSteps int
+	// Scripts are the site's prolog and epilog.
+	Scripts Scripts
+	// QuarantineAfter crashes in a row a plugin is left out, or drains the node
+	// where it is required; 0 is never.
+	QuarantineAfter int
 	// NoNewPrivs sets no_new_privs for the tasks of every step.
 	NoNewPrivs bool
 

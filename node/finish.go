@@ -35,9 +35,11 @@ func (f *follower) settleWithout(ending string) {
 	f.die(ending, step.Failed)
 }
 
-// die kills what is left of the step and settles it as failed: nobody else can
-// tell what became of its tasks.
-func (f *follower) die(reason string, state step.State) {
+// die kills what is left of the step and settles it: nobody else can tell what
+// became of its tasks.
+func (f *follower) die(reason string, state step.State) { f.dieWith(reason, state, 1) }
+
+func (f *follower) dieWith(reason string, state step.State, code int) {
 	// No new client may connect to a socket that nobody will serve.
 	f.removeSocket()
 	if err := f.endStep(); err != nil {
@@ -46,6 +48,7 @@ func (f *follower) die(reason string, state step.State) {
 	}
 	rec := f.record()
 	deadRecord(rec, reason, state, time.Now())
+	rec.ExitCode = &code
 	f.logEnd(rec)
 	f.settle(rec)
 }
@@ -93,13 +96,16 @@ func (f *follower) logEnd(rec *step.Record) {
 
 // fail ends a step whose stepd was not started.
 func (f *follower) fail(cause error) {
-	state := step.Failed
+	state, code := step.Failed, 1
 	if _, ok := errors.AsType[errCancelled](cause); ok {
 		state = step.Cancelled
 	} else {
 		f.log.Errorf("cannot start the step: %v", cause)
 	}
-	f.die(cause.Error(), state)
+	if _, ok := errors.AsType[errProlog](cause); ok {
+		code = prologExitCode
+	}
+	f.dieWith(cause.Error(), state, code)
 	f.cleanup()
 }
 
@@ -128,6 +134,13 @@ func (f *follower) cleanup() {
 	if err := os.Remove(f.n.files.result(f.id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		f.log.Warnf("cannot remove result file: %v", err)
 	}
-	f.n.endJob(f.n.reg.remove(f))
+	j := f.n.reg.remove(f)
+	if j == nil || !f.n.owed(epilogKind()) {
+		f.n.endJob(j)
+		close(f.ended)
+		return
+	}
+	// The step has ended; the epilog is its job's.
 	close(f.ended)
+	f.n.work.Go(func() { f.n.endJob(j) })
 }

@@ -41,6 +41,8 @@ type fakeTracker struct {
 func (t *fakeTracker) Kind() string                { return "linuxproc" }
 func (t *fakeTracker) AddStepd(step.ID, int) error { return nil }
 
+func (t *fakeTracker) MakeScripts(uint32) (*os.File, error)          { return nil, nil }
+func (t *fakeTracker) Left(step.ID) ([]string, error)                { return nil, nil }
 func (t *fakeTracker) MakeStep(id step.ID) (string, *os.File, error) { return "", nil, nil }
 func (t *fakeTracker) Prepare() error                                { return nil }
 func (t *fakeTracker) EndJob(uint32) error                           { return nil }

@@ -2,6 +2,11 @@ package node
 
 import (
 	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/sirupsen/logrus"
 
 	"stepd/step"
 )
@@ -18,8 +23,16 @@ type job struct {
 	open bool
 	// shut: the job's end has begun.
 	shut bool
+	// freed: its CPUs were given back.
+	freed bool
 	// ended is closed when nothing is left of the job.
 	ended chan struct{}
+
+	scripts sync.Mutex
+	prolog  prologOf      // guarded by scripts, until its end
+	ran     []step.Record // guarded by scripts: processes of prolog and epilog, as a tracker wants them
+	outputs []*output     // guarded by scripts: what their children may write to
+	found   bool          // an earlier noded's, which may have left some of them
 }
 
 func newJob(rec jobRecord, cpus []int, n int) *job {
@@ -40,6 +53,14 @@ type jobRecord struct {
 	Origin step.JobOrigin `json:"origin,omitempty"`
 	Name   string         `json:"name,omitempty"`
 	NTasks int            `json:"ntasks,omitempty"`
+	GID    uint32         `json:"gid,omitempty"`
+	// WorkDir, and of a batch job the patterns of its streams, are what prolog
+	// and epilog are told.
+	WorkDir string `json:"work_dir,omitempty"`
+	Stdin   string `json:"stdin,omitempty"`
+	Stdout  string `json:"stdout,omitempty"`
+	// Prologued: the prolog of an allocation has run.
+	Prologued bool `json:"prologued,omitempty"`
 	// Holder is the client of an allocation.
 	Holder *holder `json:"holder,omitempty"`
 }
@@ -77,12 +98,35 @@ func (j *job) doc() jobDoc {
 	return d
 }
 
-// endJob removes what a job had, after its last step. nil is no job.
+// addScript remembers a process that runs, or ran, for the job.
+func (j *job) addScript(p *process) {
+	j.scripts.Lock()
+	defer j.scripts.Unlock()
+	j.ran = append(j.ran, step.Record{ID: scriptsID(j.ID), StepdPID: p.pid, StepdStart: p.start})
+}
+
+// addOutput keeps a script's output open for what the script has left running.
+func (j *job) addOutput(o *output) {
+	j.scripts.Lock()
+	defer j.scripts.Unlock()
+	j.outputs = append(j.outputs, o)
+}
+
+// endJob runs the epilog and removes what a job had, after its last step. nil
+// is no job. Where noded stops in the middle of it, the next one does it.
 func (n *Node) endJob(j *job) {
 	if j == nil {
 		return
 	}
 	log := n.log.WithField("job", j.ID)
+	if j.found {
+		// An epilog that was interrupted must not run beside its second run.
+		n.endScripts(j, log)
+	}
+	if n.owed(epilogKind()) && !n.runEpilog(j) {
+		return
+	}
+	n.endScripts(j, log)
 	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.UnkillableTimeout)
 	defer cancel()
 	if err := n.cfg.Containers.Delete(ctx, j.ID); err != nil {
@@ -100,4 +144,36 @@ func (n *Node) endJob(j *job) {
 	}
 	n.reg.gone(j)
 	close(j.ended)
+}
+
+// endScripts kills what prolog and epilog have left running, and says what it was.
+func (n *Node) endScripts(j *job, log *logrus.Entry) {
+	j.scripts.Lock()
+	ran, outputs := j.ran, j.outputs
+	j.ran, j.outputs = nil, nil
+	j.scripts.Unlock()
+	if len(ran) == 0 && !j.found {
+		return
+	}
+	id := scriptsID(j.ID)
+	left, err := n.cfg.Tracker.Left(id)
+	if err != nil {
+		log.Errorf("%v", err)
+	}
+	if len(left) > 0 {
+		log.Warnf("prolog or epilog have left processes running, which end with the job: %s", strings.Join(left, ", "))
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), n.cfg.UnkillableTimeout,
+		fmt.Errorf("still there after %v (UnkillableStepTimeout)", n.cfg.UnkillableTimeout))
+	defer cancel()
+	// One place for all, or a session for each.
+	for _, rec := range append(ran, step.Record{ID: id}) {
+		rec.BootID = n.boot
+		if err := n.cfg.Tracker.EndStep(ctx, &rec); err != nil {
+			log.Errorf("%v", err)
+		}
+	}
+	for _, o := range outputs {
+		o.close()
+	}
 }

@@ -22,24 +22,52 @@ import (
 const safePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // launch starts a step that the caller has claimed. A failure from here on is
-// the step's result. change is what the client has changed since; nil is nothing.
-func (f *follower) launch(ctx context.Context, change *step.LaunchChange) (*step.Spec, error) {
+// the step's result. change is what the client has changed since; nil is
+// nothing. Where the job's prolog has to run first, launch returns as soon as
+// the step has its socket: the rest is told on that, and by Wait.
+func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 	res := f.unreserve()
-	if change != nil {
-		f.n.change(res.spec, change)
-	}
+	spec := res.spec
 	f.update(func(rec *step.Record) { rec.State = step.Starting })
-	// From here on the client's going away changes nothing.
-	err := f.n.start(context.WithoutCancel(ctx), f, res.spec, res.events)
-	if early, ok := errors.AsType[errCancelled](err); ok {
-		f.fail(err)
-		return nil, status.Errorf(codes.Aborted, "step %s was cancelled: %s", f.id, early.reason)
+	var err error
+	if change != nil {
+		err = f.change(spec, change)
+	}
+	var listen *os.File
+	if err == nil {
+		// No new client may connect to a socket that nobody will serve: what
+		// fails from here on removes it.
+		listen, err = bindIn(f.n.files.stepsDir(), f.n.files.socketName(f.id), unix.SOCK_SEQPACKET)
 	}
 	if err != nil {
+		res.events.Close()
 		f.fail(err)
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	return res.spec, nil
+	told := *spec // start changes it
+	if f.n.awaitsProlog(f.job) {
+		f.n.work.Go(func() { _ = f.start(spec, res.events, listen, true) })
+		return &told, nil
+	}
+	if err := f.start(spec, res.events, listen, false); err != nil {
+		if early, ok := errors.AsType[errCancelled](err); ok {
+			return nil, status.Errorf(codes.Aborted, "step %s was cancelled: %s", f.id, early.reason)
+		}
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return &told, nil
+}
+
+// start starts the step's stepd, or fails the step. It closes the files.
+func (f *follower) start(spec *step.Spec, events, listen *os.File, prolog bool) error {
+	defer events.Close()
+	defer listen.Close()
+	// From here on the client's going away changes nothing.
+	err := f.n.start(context.Background(), f, spec, events, listen, prolog)
+	if err != nil && !errors.Is(err, errStopping) { // else the next noded says so
+		f.fail(err)
+	}
+	return err
 }
 
 // errCancelled ends a launch that somebody has cancelled.
@@ -60,12 +88,15 @@ func (f *follower) follows() error {
 }
 
 // start makes what the step needs and starts its stepd, and the follower with
-// it. What it made is undone by the follower's cleanup in any case. It closes
-// events.
-func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events *os.File) error {
-	defer events.Close()
+// it. What it made is undone by the follower's cleanup in any case.
+func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events, listen *os.File, prolog bool) error {
 	if err := n.cfg.Containers.Create(ctx, f.id.Job, spec.User); err != nil {
 		return err
+	}
+	if prolog {
+		if err := f.prolog(events); err != nil {
+			return err
+		}
 	}
 	if len(spec.Script) > 0 {
 		if err := n.writeScript(spec); err != nil {
@@ -87,11 +118,6 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events *
 	spec.Proctrack.Dir = dir
 	f.update(func(rec *step.Record) { rec.Cgroup = dir })
 
-	listen, err := bindIn(n.files.stepsDir(), n.files.socketName(f.id), unix.SOCK_SEQPACKET)
-	if err != nil {
-		return err
-	}
-	defer listen.Close()
 	ours, theirs, err := controlPair()
 	if err != nil {
 		return err
@@ -121,6 +147,23 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events *
 	}
 	f.tellContainer()
 	return nil
+}
+
+// prolog runs the job's prolog, or waits for it, as a stage of this step.
+func (f *follower) prolog(events *os.File) error {
+	const stage = "prolog"
+	begin := time.Now()
+	if err := writeEvents(events, step.Event{Time: begin, Event: step.EventStageStart, Phase: stage}); err != nil {
+		return err
+	}
+	err := f.n.runProlog(f.job)
+	end := time.Now()
+	us := end.Sub(begin).Microseconds()
+	ev := step.Event{Time: end, Event: step.EventStageEnd, Phase: stage, DurUS: &us}
+	if err != nil {
+		ev.Text = err.Error()
+	}
+	return errors.Join(err, writeEvents(events, ev))
 }
 
 // tellContainer tells the job container what belongs to the job. That is for
@@ -244,7 +287,7 @@ func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*process, er
 	}
 	pid, _, err := syscall.StartProcess(n.cfg.StepdPath, []string{fmt.Sprintf("stepd: [%s]", id)}, &syscall.ProcAttr{
 		Dir: "/", Files: fds, Sys: sys,
-		Env: []string{"PATH=" + safePath, "SLURM_CONF=" + n.cfg.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName, "GOMAXPROCS=1"},
+		Env: n.stepdEnv(),
 	})
 	if err != nil {
 		err = fmt.Errorf("cannot start %q: %w", n.cfg.StepdPath, err)
@@ -261,6 +304,11 @@ func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*process, er
 	}
 	p.words = said
 	return p, nil
+}
+
+// stepdEnv is the environment of every stepd.
+func (n *Node) stepdEnv() []string {
+	return []string{"PATH=" + safePath, "SLURM_CONF=" + n.cfg.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName, "GOMAXPROCS=1"}
 }
 
 // stepdLog is where a stepd's standard error goes: the site's log file, or

@@ -26,6 +26,11 @@ type Node struct {
 	locks []*os.File
 	store *store
 	reg   *registry
+	// hooks are what is known of the plugin stack, plugins what it has done.
+	hooks   stackHooks
+	plugins quarantine
+	// oneScript is held by the prolog or epilog that runs, where they are serial.
+	oneScript sync.Mutex
 	// draining orders changes of the drain state.
 	draining sync.Mutex
 
@@ -86,6 +91,12 @@ func (n *Node) open() error {
 		return errors.Join(err, st.close())
 	}
 	n.reg.setDrain(drained)
+	if n.plugins.crashes, err = st.crashes(); err != nil {
+		return errors.Join(err, st.close())
+	}
+	if err := n.cfg.Scripts.checkScripts(); err != nil {
+		n.log.Warnf("a job will drain the node: %v", err)
+	}
 	if err := n.cfg.Tracker.Prepare(); err != nil {
 		return errors.Join(err, st.close())
 	}

@@ -20,6 +20,12 @@ type Tracker interface {
 	// none); leaf is a directory descriptor for CLONE_INTO_CGROUP, which the
 	// caller closes, nil where stepd cannot be born in one.
 	MakeStep(id step.ID) (dir string, leaf *os.File, err error)
+	// MakeScripts makes the place of a job's prolog and epilog, which is that of
+	// step step.ExternStep, or finds it again. leaf is as MakeStep's.
+	MakeScripts(job uint32) (leaf *os.File, err error)
+	// Left says in words which processes are in the step's place: 'pid 12 "sleep"'.
+	// nil where there is no place.
+	Left(id step.ID) ([]string, error)
 	// AddStepd tracks a stepd that was not born in its place: it is called where
 	// MakeStep gave no leaf.
 	AddStepd(id step.ID, pid int) error

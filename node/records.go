@@ -115,13 +115,18 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	if rec.Drain != "" {
 		f.n.drainSelf(rec.Drain)
 	}
+	f.n.stepPlugins(rec)
 	forgotten, err := f.n.store.finish(f.record(), time.Now())
 	if err != nil {
 		f.log.Errorf("%v", err)
 	}
 	f.n.forget(forgotten)
-	for _, other := range f.n.reg.settle(f) {
+	others, idle := f.n.reg.settle(f)
+	for _, other := range others {
 		f.n.cancelLater(other, jobEnded)
+	}
+	if idle && !f.n.owed(epilogKind()) {
+		f.n.reg.free(f.job)
 	}
 	f.log.WithFields(logrus.Fields{"state": rec.State, "reason": rec.Reason}).Info("step ended")
 	return err == nil

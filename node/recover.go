@@ -50,7 +50,6 @@ func (n *Node) Recover(ctx context.Context) error {
 	if err := n.cfg.Containers.Restore(ctx, jobIDs); err != nil {
 		n.log.Errorf("cannot restore job containers: %v", err)
 	}
-	n.sweep(running)
 	for _, j := range jobs {
 		if recs := left[j.ID]; len(recs) > 0 || j.Origin == step.OriginAlloc {
 			n.recoverJob(j, recs)
@@ -60,23 +59,33 @@ func (n *Node) Recover(ctx context.Context) error {
 	for _, recs := range left { // steps without their job: a store that was edited
 		n.recoverJob(jobRecord{ID: recs[0].ID.Job, UID: recs[0].UID, User: recs[0].User, CPUs: recs[0].CPUs}, recs)
 	}
+	var ending []*job
 	for _, rec := range ended {
-		n.endJob(newJob(rec, nil, 0))
+		ending = append(ending, n.readopt(rec, 0))
+	}
+	n.sweep(running) // what belongs to a job is the job's
+	for _, j := range ending {
+		n.work.Go(func() { n.endJob(j) })
 	}
 	return nil
 }
 
-// recoverJob takes back one job with the steps of it that had not ended.
-func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
+// readopt takes back a job with n holders, as adopt does. One without ends.
+func (n *Node) readopt(rec jobRecord, holders int) *job {
 	cpus, err := step.ParseCPUList(rec.CPUs)
 	if err != nil {
 		n.log.WithField("job", rec.ID).Errorf("cannot take back its CPUs: %v", err)
 	}
+	return n.reg.adopt(rec, cpus, holders)
+}
+
+// recoverJob takes back one job with the steps of it that had not ended.
+func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 	holders := len(steps)
 	if rec.Origin == step.OriginAlloc {
 		holders++
 	}
-	j := n.reg.adopt(rec, cpus, holders)
+	j := n.readopt(rec, holders)
 	first := false
 	var others []*follower
 	for _, s := range steps {
@@ -214,7 +223,7 @@ func (n *Node) sweep(running map[step.ID]bool) {
 		n.log.Errorf("cannot list leftovers: %v", err)
 	}
 	for _, id := range ids {
-		if running[id] {
+		if running[id] || (id.Step == step.ExternStep && n.reg.job(id.Job) != nil) {
 			continue
 		}
 		log := n.log.WithField("step", id.String())

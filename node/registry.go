@@ -103,7 +103,7 @@ func (r *registry) started(f *follower) {
 func (r *registry) openJob(j *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	j.open = true
+	j.open = !j.shut
 }
 
 // adopt takes back a job that an earlier noded left, with n holders: its
@@ -112,24 +112,30 @@ func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	j := newJob(rec, cpus, n)
-	j.open = true
+	j.open, j.found = n > 0, true
+	if rec.Origin != step.OriginAlloc || rec.Prologued {
+		// Its prolog was run, or will not be any more.
+		j.prolog.end = make(chan struct{})
+		close(j.prolog.end)
+	}
 	r.jobs[rec.ID] = j
-	r.byUser[rec.UID] += n
+	if n > 0 {
+		r.byUser[rec.UID] += n
+	}
 	r.pool.hold(cpus)
 	return j
 }
 
-// settle says that the step's result is stored: its tasks are dead, so its
-// CPUs are free. It returns the job's other steps where they have to end with
-// this one.
-func (r *registry) settle(f *follower) (cancel []*follower) {
+// settle says that the step's result is stored. It returns the job's other
+// steps where they have to end with this one, and whether all of the job's
+// tasks are dead: then its CPUs may be freed, unless its epilog needs them.
+func (r *registry) settle(f *follower) (cancel []*follower, idle bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if f.job.leads(f.id) {
 		cancel = r.shutLocked(f.job, f)
 	}
-	r.settleLocked(f.job)
-	return cancel
+	return cancel, r.settleLocked(f.job)
 }
 
 // shutLocked lets the job take no more steps, and returns those that it has
@@ -156,18 +162,33 @@ func (r *registry) shut(j *job) (steps []*follower, first bool) {
 }
 
 // letGo ends the hold of an allocation's client on it. It returns the job
-// where no step is left of it.
-func (r *registry) letGo(j *job) (ended *job) {
+// where no step is left of it, and whether it is idle, as settle does.
+func (r *registry) letGo(j *job) (ended *job, idle bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.leaveUser(j.UID)
-	r.settleLocked(j)
-	return r.leaveLocked(j)
+	idle = r.settleLocked(j)
+	return r.leaveLocked(j), idle
 }
 
-func (r *registry) settleLocked(j *job) {
-	if j.running--; j.running == 0 {
-		j.open = false
+func (r *registry) settleLocked(j *job) (idle bool) {
+	if j.running--; j.running > 0 {
+		return false
+	}
+	j.open = false
+	return true
+}
+
+// free gives the CPUs of a job back whose tasks are all dead.
+func (r *registry) free(j *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.freeLocked(j)
+}
+
+func (r *registry) freeLocked(j *job) {
+	if !j.freed {
+		j.freed = true
 		r.release(j.cpus)
 	}
 }
@@ -194,6 +215,17 @@ func (r *registry) gone(j *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.jobs, j.ID)
+	r.freeLocked(j)
+}
+
+// endingLocked counts the CPUs of jobs that run nothing any more but their epilog.
+func (r *registry) endingLocked() (cpus int) {
+	for _, j := range r.jobs {
+		if j.running == 0 && !j.freed {
+			cpus += len(j.cpus)
+		}
+	}
+	return cpus
 }
 
 // job returns the job that is running or ending, or nil.

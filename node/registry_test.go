@@ -97,6 +97,12 @@ func TestAdmitWaits(t *testing.T) {
 	case <-time.After(20 * time.Millisecond):
 	}
 	r.settle(f)
+	select {
+	case err := <-admitted:
+		t.Fatalf("answered while the epilog has the CPU: %v", err)
+	case <-time.After(admitGrace + 100*time.Millisecond):
+	}
+	r.free(f.job)
 	if err := <-admitted; err != nil {
 		t.Error(err)
 	}
@@ -119,8 +125,8 @@ func TestJobEnds(t *testing.T) {
 	second := &follower{id: step.ID{Job: 1, Step: 1}, job: a.job}
 	r.add(second)
 	r.started(second)
-	if cancel := r.settle(first); len(cancel) != 1 || cancel[0] != second {
-		t.Errorf("the first step's end cancels %v", cancel)
+	if cancel, idle := r.settle(first); len(cancel) != 1 || cancel[0] != second || idle {
+		t.Errorf("the first step's end cancels %v, idle %v", cancel, idle)
 	}
 	if _, err := admit(r, 1000, func(r *step.Request) { r.Job = ptr(uint32(1)) }); status.Code(err) != codes.NotFound {
 		t.Errorf("a step of an ending job: %v", err)
@@ -128,8 +134,12 @@ func TestJobEnds(t *testing.T) {
 	if r.remove(first) != nil || r.usage().freeCPU != 1 {
 		t.Error("the job ended before its second step")
 	}
-	if cancel := r.settle(second); len(cancel) != 0 || r.usage().freeCPU != 2 {
-		t.Errorf("after both results: %v cancelled, %d free", cancel, r.usage().freeCPU)
+	if cancel, idle := r.settle(second); len(cancel) != 0 || !idle || r.usage().freeCPU != 1 {
+		t.Errorf("after both results: %v cancelled, idle %v, %d free", cancel, idle, r.usage().freeCPU)
+	}
+	r.free(first.job)
+	if r.usage().freeCPU != 2 {
+		t.Errorf("%d free", r.usage().freeCPU)
 	}
 	j := r.remove(second)
 	if j == nil || j.ID != 1 {

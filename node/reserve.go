@@ -1,10 +1,13 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -101,7 +104,7 @@ func (n *Node) number(spec *step.Spec, a *admission, received time.Time, state s
 	if a.job == nil {
 		job := n.jobOf(spec)
 		job.Implicit = true
-		if err := n.store.newJob(&job, &rec); err != nil {
+		if err := n.store.newJob(&job, spec.JobControl, &rec); err != nil {
 			return nil, err
 		}
 		n.reg.newJob(a, job)
@@ -118,10 +121,26 @@ func (n *Node) number(spec *step.Spec, a *admission, received time.Time, state s
 
 // jobOf is the record of the job that spec asks for.
 func (n *Node) jobOf(spec *step.Spec) jobRecord {
-	return jobRecord{
-		UID: spec.User.UID, User: spec.User.Name, CPUs: spec.CPUs,
-		Origin: spec.Origin, Name: spec.Name, NTasks: spec.JobNTasks,
+	j := jobRecord{
+		UID: spec.User.UID, User: spec.User.Name, GID: spec.User.GID, CPUs: spec.CPUs,
+		Origin: spec.Origin, Name: spec.Name, NTasks: spec.JobNTasks, WorkDir: spec.Cwd,
 	}
+	if j.Origin == step.OriginBatch {
+		j.Stdin, j.Stdout = streamPath(spec.Stdin, spec.Cwd), streamPath(spec.Stdout, spec.Cwd)
+	}
+	return j
+}
+
+// streamPath is a batch job's stream as its prolog is told of it: the pattern
+// is not expanded, as measured.
+func streamPath(s step.Stream, cwd string) string {
+	switch {
+	case s.Kind != step.StreamFile:
+		return os.DevNull
+	case filepath.IsAbs(s.Pattern):
+		return s.Pattern
+	}
+	return filepath.Join(cwd, s.Pattern)
 }
 
 // claim makes the caller the one who launches the step, or gives it back. It
@@ -223,10 +242,45 @@ func (n *Node) claim(caller api.Peer, id step.ID) (*follower, error) {
 	return f, nil
 }
 
-// change puts what the client has changed since the reservation over the request.
-func (n *Node) change(spec *step.Spec, c *step.LaunchChange) {
-	spec.Env = n.taskEnv(c.Env)
+// change puts what the client has changed since the reservation over the
+// request. What its plugins have set for prolog and epilog counts where the
+// step is the job's first one: of a job of its own it replaces the job's; in an
+// allocation, whose own command has set some too, it is put over that.
+func (f *follower) change(spec *step.Spec, c *step.LaunchChange) error {
+	spec.Env = f.n.taskEnv(c.Env)
 	spec.JobControl = c.JobControl
+	first := f.job.leads(f.id) || (f.job.Origin == step.OriginAlloc && f.id.Step == 0)
+	if !first {
+		return nil
+	}
+	old, err := f.n.store.jobControl(f.id.Job)
+	if err != nil {
+		return err
+	}
+	control := c.JobControl
+	if !f.job.leads(f.id) {
+		control = overlay(old, control)
+	}
+	if slices.EqualFunc(old, control, bytes.Equal) {
+		return nil
+	}
+	return f.n.store.setJobControl(f.id.Job, control)
+}
+
+// overlay is env with what over has of the same names and beside them.
+func overlay(env, over [][]byte) [][]byte {
+	names := make(map[string]bool, len(over))
+	for _, e := range over {
+		name, _, _ := bytes.Cut(e, []byte{'='})
+		names[string(name)] = true
+	}
+	out := make([][]byte, 0, len(env)+len(over))
+	for _, e := range env {
+		if name, _, _ := bytes.Cut(e, []byte{'='}); !names[string(name)] {
+			out = append(out, e)
+		}
+	}
+	return append(out, over...)
 }
 
 // decodeChange reads a LaunchChange.

@@ -29,7 +29,7 @@ func (n *Node) run(ctx context.Context, caller api.Peer, raw []byte) (*follower,
 	if !f.claim() {
 		return nil, nil, status.Errorf(codes.Aborted, "step %s was cancelled before its launch", f.id)
 	}
-	spec, err := f.launch(ctx, nil)
+	spec, err := f.launch(nil)
 	return f, spec, err
 }
 
@@ -153,6 +153,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		// The task count is the job's: its batch step is one task.
 		s.Origin, s.NTasks = step.OriginBatch, 1
 	}
+	s.Spank.Quarantined = n.quarantined()
 	s.NoNewPrivs = s.NoNewPrivs || n.cfg.NoNewPrivs
 	s.Env = n.taskEnv(s.Env)
 	return s

@@ -96,7 +96,7 @@ func (s *service) Launch(ctx context.Context, in *api.LaunchRequest) (*api.RunRe
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
-	spec, err := f.launch(ctx, change)
+	spec, err := f.launch(change)
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
@@ -281,6 +281,9 @@ func (s *service) drain(ctx context.Context, d drainRecord) (*api.Empty, error) 
 	}
 	if err := s.n.setDrain(d); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
+	}
+	if !d.Drained {
+		s.n.forgiveAll()
 	}
 	s.n.log.WithField("drained", d.Drained).WithField("reason", d.Reason).Info("drain state changed")
 	return &api.Empty{}, nil

@@ -28,6 +28,7 @@ func (n *Node) status(ctx context.Context) nodeDoc {
 	}
 	if n.cfg.Plugins != nil {
 		d.Plugins = append(d.Plugins, n.cfg.Plugins(ctx)...)
+		n.markQuarantined(d.Plugins)
 	}
 	return d
 }

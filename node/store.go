@@ -25,13 +25,15 @@ type store struct {
 
 // The buckets. Keys are big-endian, so that the order of keys is that of numbers.
 var (
-	bucketMeta  = []byte("meta")  // keyLastJob, keyEnded, keyDrain
-	bucketJobs  = []byte("jobs")  // job -> jobRecord, JSON; running jobs only
-	bucketSteps = []byte("steps") // job, step -> step.Record, JSON
-	bucketEnded = []byte("ended") // end time, job, step -> nothing; what may be forgotten, oldest first
-	keyLastJob  = []byte("last_job")
-	keyEnded    = []byte("ended") // how many entries bucketEnded has
-	keyDrain    = []byte("drain")
+	bucketMeta    = []byte("meta")    // keyLastJob, keyEnded, keyDrain, keyCrashes
+	bucketJobs    = []byte("jobs")    // job -> jobRecord, JSON; running jobs only
+	bucketControl = []byte("control") // job -> its job control environment, JSON; where it has one
+	bucketSteps   = []byte("steps")   // job, step -> step.Record, JSON
+	bucketEnded   = []byte("ended")   // end time, job, step -> nothing; what may be forgotten, oldest first
+	keyLastJob    = []byte("last_job")
+	keyEnded      = []byte("ended") // how many entries bucketEnded has
+	keyDrain      = []byte("drain")
+	keyCrashes    = []byte("crashes") // path of a plugin -> crashRecord, JSON
 )
 
 // openStore opens the database, or makes an empty one. The caller holds the spool's lock.
@@ -47,7 +49,7 @@ func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error
 		return nil, fmt.Errorf("cannot protect state: %w", err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketSteps, bucketEnded} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
@@ -68,7 +70,7 @@ var errUnknown = errors.New("not in the state store")
 
 // newJob numbers a job and, unless rec is nil, its first step. Job and record
 // get their ids in here; nothing of it is true before newJob returns.
-func (s *store) newJob(job *jobRecord, rec *step.Record) error {
+func (s *store) newJob(job *jobRecord, control [][]byte, rec *step.Record) error {
 	err := s.db.Update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
 		last := getNumber(meta, keyLastJob)
@@ -88,6 +90,11 @@ func (s *store) newJob(job *jobRecord, rec *step.Record) error {
 		}
 		if err := putNumber(meta, keyLastJob, job.ID); err != nil {
 			return err
+		}
+		if len(control) > 0 {
+			if err := putJSON(tx.Bucket(bucketControl), jobKey(job.ID), control); err != nil {
+				return err
+			}
 		}
 		return putJSON(tx.Bucket(bucketJobs), jobKey(job.ID), job)
 	})
@@ -183,15 +190,6 @@ func (s *store) forget(tx *bbolt.Tx, now time.Time, surplus int) (gone []step.ID
 	return gone, nil
 }
 
-// endJob forgets a job that has ended. Its number never comes again.
-func (s *store) endJob(job uint32) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketJobs).Delete(jobKey(job)) })
-	if err != nil {
-		return fmt.Errorf("cannot store the end of job %d: %w", job, err)
-	}
-	return nil
-}
-
 // step returns one step, or an error that wraps errUnknown.
 func (s *store) step(id step.ID) (*step.Record, error) {
 	rec := new(step.Record)
@@ -223,25 +221,6 @@ func (s *store) steps(job uint32) ([]*step.Record, error) {
 		return nil, fmt.Errorf("cannot read steps: %w", err)
 	}
 	return recs, nil
-}
-
-// jobs returns the running jobs.
-func (s *store) jobs() ([]jobRecord, error) {
-	var jobs []jobRecord
-	err := s.db.View(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketJobs).ForEach(func(k, v []byte) error {
-			var j jobRecord
-			if err := json.Unmarshal(v, &j); err != nil {
-				return fmt.Errorf("job %x: %w", k, err)
-			}
-			jobs = append(jobs, j)
-			return nil
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("cannot read jobs: %w", err)
-	}
-	return jobs, nil
 }
 
 // knows tells whether the number was ever given out by this store: of what is

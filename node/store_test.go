@@ -26,7 +26,7 @@ func TestStoreNumbers(t *testing.T) {
 	next := func() (jobRecord, step.Record) {
 		t.Helper()
 		job, rec := jobRecord{UID: 5}, step.Record{State: step.Starting}
-		if err := s.newJob(&job, &rec); err != nil {
+		if err := s.newJob(&job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
 		return job, rec
@@ -76,7 +76,7 @@ func TestStoreForgets(t *testing.T) {
 	end := func(at time.Duration) []step.ID {
 		t.Helper()
 		job, rec := jobRecord{}, step.Record{State: step.Completed}
-		if err := s.newJob(&job, &rec); err != nil {
+		if err := s.newJob(&job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
 		gone, err := s.finish(&rec, begin.Add(at))

@@ -33,6 +33,7 @@ func (h *Host) Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems [
 			problems = append(problems, p.String())
 		}
 	}
+	problems = append(problems, stack.LeaveOut(&conf)...)
 	h.stack = stack.Plugins
 	h.allow = conf.AllowReleases
 	for _, p := range h.stack {

@@ -40,8 +40,9 @@ type Record struct {
 // PluginCrash is a plugin's end that is no return code: a signal, exit(), or
 // the deadline of its hook.
 type PluginCrash struct {
-	Path string `json:"path"`
-	Hook string `json:"hook"`
+	Path     string `json:"path"`
+	Hook     string `json:"hook"`
+	Required bool   `json:"required,omitempty"`
 }
 
 // Task is one rank of a Record.

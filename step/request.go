@@ -141,9 +141,9 @@ type SpankConf struct {
 	Strict       bool `json:"strict,omitempty"`
 	// RequireSafe refuses a stack that somebody other than root may change.
 	RequireSafe bool `json:"require_safe,omitempty"`
-	// Quarantined are paths of optional plugins that are left out, because they
-	// have crashed too often (QuarantineAfter).
-	Quarantined []string `json:"quarantined,omitempty"`
+	// Quarantined are optional plugins that are left out, because they have
+	// crashed too often (QuarantineAfter).
+	Quarantined []Quarantine `json:"quarantined,omitempty"`
 }
 
 // Proctrack names the tracker and its place: noded has made Dir already.

@@ -92,20 +92,6 @@ func (c *LaunchChange) Validate() error {
 	return checkJobControl(c.JobControl)
 }
 
-// JobScript is what `stepd spank prolog|epilog` is told: the job_script context.
-type JobScript struct {
-	Schema   int       `json:"schema"`
-	JobID    uint32    `json:"job_id"`
-	User     User      `json:"user"`
-	NodeName string    `json:"node_name"`
-	Spank    SpankConf `json:"spank"`
-	// Env is the plugins' own environ.
-	Env []string `json:"env"`
-	// JobControl is the job control environment, NAME=VALUE without a prefix,
-	// options among it as OptionVariable.
-	JobControl [][]byte `json:"job_control"`
-}
-
 func (r *Request) checkSpank() error {
 	if len(r.SpankOptions) > OptionsMax {
 		return bad("spank_options", "%d options: the limit is %d", len(r.SpankOptions), OptionsMax)

@@ -121,6 +121,6 @@ func (s *Step) noteCrash(h *step.HookError) {
 		return
 	}
 	if h.RC == nil && h.Path != "" && s.rec.PluginCrash == nil {
-		s.rec.PluginCrash = &step.PluginCrash{Path: h.Path, Hook: h.Hook}
+		s.rec.PluginCrash = &step.PluginCrash{Path: h.Path, Hook: h.Hook, Required: h.Required}
 	}
 }

@@ -128,7 +128,9 @@ func serve(n *node.Node, log *logrus.Logger, starter <-chan struct{}) error {
 	// Before the socket is there: nobody may see it and kill us untidily.
 	sigs := make(chan os.Signal, 1)
 	signal.Notify(sigs, syscall.SIGTERM, syscall.SIGINT)
-	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	// Caught and forgotten: what is ignored would be ignored in prolog and
+	// epilog, too.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGPIPE)
 
 	err := n.Recover(context.Background())
 	if err == nil {

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"github.com/sirupsen/logrus"
@@ -82,6 +84,30 @@ func (t *cgroupTracker) MakeStep(id step.ID) (string, *os.File, error) {
 	return dir, leaf, err
 }
 
+// MakeScripts uses a step's place without a stepd: its leaf is the scripts'.
+func (t *cgroupTracker) MakeScripts(job uint32) (*os.File, error) {
+	id := step.ID{Job: job, Step: step.ExternStep}
+	if _, err := t.root.MakeStep(id); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	if t.moved {
+		return nil, nil
+	}
+	return t.root.OpenStepLeaf(id)
+}
+
+func (t *cgroupTracker) Left(id step.ID) ([]string, error) {
+	left, err := t.root.Processes(id)
+	if err != nil {
+		return nil, err
+	}
+	var words []string
+	for _, p := range left {
+		words = append(words, fmt.Sprintf("pid %d %q", p.PID, p.Comm))
+	}
+	return words, nil
+}
+
 func (t *cgroupTracker) EndStep(ctx context.Context, rec *step.Record) error {
 	if rec.Cgroup == "" {
 		return t.root.KillStep(ctx, rec.ID)
@@ -111,6 +137,9 @@ func (t *plainTracker) Prepare() error { return nil }
 func (t *plainTracker) MakeStep(step.ID) (string, *os.File, error) { return "", nil, nil }
 
 func (t *plainTracker) AddStepd(step.ID, int) error { return nil }
+
+func (t *plainTracker) MakeScripts(uint32) (*os.File, error) { return nil, nil }
+func (t *plainTracker) Left(step.ID) ([]string, error)       { return nil, nil }
 
 func (t *plainTracker) EndStep(ctx context.Context, rec *step.Record) error {
 	if rec.StepdPID == 0 {

@@ -58,7 +58,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		NodeName: s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
 		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File,
 		CPUs: cpus, MemoryBytes: memory, MaxTasks: s.conf.MaxTasksPerNode,
-		Spank:      s.spank(),
+		Spank: s.spank(), Scripts: s.scripts(), QuarantineAfter: s.conf.Stepd.QuarantineAfter,
 		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(),
 		KillWait: s.conf.KillWait, UnkillableTimeout: s.conf.UnkillableStepTimeout,
 		MinJobAge: s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
@@ -101,6 +101,27 @@ func (s *site) spank() step.SpankConf {
 		HookTimeoutS: int((s.conf.Stepd.HookTimeout + time.Second - 1) / time.Second),
 		Strict:       strict, RequireSafe: s.conf.Stepd.RequireSafePlugins,
 	}
+}
+
+// scripts are the site's prolog and epilog.
+func (s *site) scripts() node.Scripts {
+	stack := &stackID{file: s.conf.PlugStackConfig, dirs: s.conf.PluginDir}
+	out := node.Scripts{
+		Prolog: s.conf.Prolog, Epilog: s.conf.Epilog, Timeout: s.conf.PrologEpilogTimeout, StackID: stack.ID,
+	}
+	for _, f := range s.conf.PrologFlags {
+		// The other two imply it (slurm.conf(5)).
+		switch strings.ToLower(f) {
+		case "alloc", "contain", "x11":
+			out.AtAlloc = true
+		case "serial":
+			out.Serial = true
+		}
+	}
+	if s.conf.SlurmdLogFile != "" {
+		out.Dir = filepath.Dir(s.conf.SlurmdLogFile)
+	}
+	return out
 }
 
 // containers makes the job container plugin that the site wants.

@@ -48,6 +48,9 @@ func main() {
 	unix.Prctl(unix.PR_SET_NAME, nameBytes("stepd"), 0, 0, 0)
 	unix.Umask(0o022)
 	log := logrus.New()
+	if len(os.Args) > 1 {
+		os.Exit(jobScript(log, os.Args[1:]))
+	}
 	done := make(chan error)
 	go func() { done <- run(log) }()
 	for {

@@ -32,11 +32,17 @@ import (
 )
 
 // Is tells whether this process was started as a stepd.
-func Is() bool { return strings.HasPrefix(os.Args[0], "stepd: [") }
+func Is() bool {
+	return strings.HasPrefix(os.Args[0], "stepd: [") || (len(os.Args) == 3 && os.Args[1] == "spank")
+}
 
 // Main is the whole life of the fake. It does not return.
 func Main() {
-	if err := run(); err != nil {
+	life := run
+	if len(os.Args) == 3 && os.Args[1] == "spank" {
+		life = jobScript
+	}
+	if err := life(); err != nil {
 		fmt.Fprintln(os.Stderr, "fakestepd:", err)
 		syscall.Exit(99)
 	}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/api/stepapi"
+	"stepd/spank"
+	"stepd/step"
+)
+
+// jobScript is `stepd spank prolog|epilog`, run by noded: the job_script
+// context of a job's plugins. What it is to do is on descriptor stepapi.FDSpec
+// as a step.JobScript, a step.JobScriptResult goes to stdout, words for the log
+// to stderr. It returns the exit code: 1 where a required plugin has failed.
+func jobScript(log *logrus.Logger, args []string) int {
+	hook := ""
+	if len(args) == 2 && args[0] == "spank" && (args[1] == "prolog" || args[1] == "epilog") {
+		hook = "slurm_spank_job_" + args[1]
+	}
+	if hook == "" {
+		fmt.Fprintln(os.Stderr, "usage: stepd spank prolog|epilog (noded runs it, with the job on descriptor 3)")
+		return 1
+	}
+	job, err := readJobScript()
+	if err != nil {
+		log.Error(err)
+		return 1
+	}
+	j := &jobHooks{job: job, hook: hook, log: log.WithField("job", job.JobID)}
+	res := step.JobScriptResult{Schema: step.Schema}
+	if err := j.run(&res); err != nil {
+		j.log.Error(err)
+		res.Failure = err.Error()
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(res); err != nil {
+		j.log.Errorf("cannot tell the result: %v", err)
+		return 1
+	}
+	if res.Failure != "" {
+		return 1
+	}
+	return 0
+}
+
+func readJobScript() (*step.JobScript, error) {
+	f := os.NewFile(stepapi.FDSpec, "job")
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(io.NewSectionReader(f, 0, stepapi.RecordMax), stepapi.RecordMax))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the job from descriptor %d: %w (stepd is started by noded)", stepapi.FDSpec, err)
+	}
+	job := new(step.JobScript)
+	if err := json.Unmarshal(b, job); err != nil {
+		return nil, fmt.Errorf("cannot parse the job: %w", err)
+	}
+	if job.Schema != step.Schema {
+		return nil, fmt.Errorf("cannot use a job of schema %d: this stepd knows %d", job.Schema, step.Schema)
+	}
+	return job, nil
+}
+
+// jobHooks calls one hook of a job's plugins.
+type jobHooks struct {
+	job  *step.JobScript
+	hook string
+	log  *logrus.Entry
+}
+
+// run calls the hook of every plugin. An optional plugin that takes the host
+// down is left out, and the plugins behind it are called in a new one.
+func (j *jobHooks) run(res *step.JobScriptResult) error {
+	stack, err := spank.StackOf(j.job.Spank)
+	if err != nil {
+		return err
+	}
+	for _, line := range stack.LeaveOut(&j.job.Spank) {
+		j.log.Warn(line)
+	}
+	res.Hooks = []string{}
+	for len(stack.Plugins) > 0 {
+		err := j.call(stack, res)
+		hook, ok := errors.AsType[*step.HookError](err)
+		if !ok || hook.RC != nil {
+			return err
+		}
+		res.Crashes = append(res.Crashes, step.PluginCrash{Path: hook.Path, Hook: hook.Hook, Required: hook.Required})
+		at := slices.IndexFunc(stack.Plugins, func(p spank.Plugin) bool { return p.Path == hook.Path })
+		if hook.Required || at < 0 {
+			return err
+		}
+		j.log.Errorf("%v; the plugin is optional: going on without it", err)
+		stack.Plugins = slices.DeleteFunc(stack.Plugins[at+1:], func(p spank.Plugin) bool { return p.Path == hook.Path })
+		stack.Problems = nil // they were told
+	}
+	return nil
+}
+
+// call is one host.
+func (j *jobHooks) call(stack spank.Stack, res *step.JobScriptResult) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("cannot find spankhost: %w", err)
+	}
+	env := make([]string, len(j.job.Env))
+	for i, e := range j.job.Env {
+		env[i] = string(e)
+	}
+	s, problems, err := spank.Open(context.Background(), spank.SessionConfig{
+		Program: filepath.Join(filepath.Dir(self), "spankhost"), Context: spank.ContextJobScript,
+		Stack: stack, AllowReleases: j.job.Spank.AllowReleases, Env: env, JobControl: j.job.JobControl,
+		NodeName: j.job.NodeName, User: j.job.User, JobID: j.job.JobID,
+		HookTimeout: time.Duration(j.job.Spank.HookTimeoutS) * time.Second, Log: j.hear,
+	})
+	for _, p := range problems {
+		j.log.Warn(p)
+	}
+	if err != nil {
+		return err
+	}
+	res.Hooks = append(res.Hooks, s.Hooks()...)
+	if _, err = s.Init(); err == nil {
+		err = s.Hook(j.hook)
+	}
+	return errors.Join(err, s.Close())
+}
+
+// hear logs what the plugins say. In this context nobody else hears it.
+func (j *jobHooks) hear(r step.HostRecord) {
+	text := r.Text
+	if r.Plugin != "" {
+		text = r.Plugin + ": " + text
+	}
+	switch r.Level {
+	case step.LogError, step.LogSpank:
+		j.log.Error(text)
+	case step.LogInfo, step.LogVerbose:
+		j.log.Info(text)
+	default:
+		j.log.Debug(text)
+	}
+}

@@ -1,0 +1,159 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"stepd/step"
+)
+
+// quarantine counts the crashes of plugins, in a row and by file. With
+// QuarantineAfter=N an optional plugin that has crashed N times is left out of
+// further steps, and a required one drains the node, until Resume or until its
+// file is another one.
+type quarantine struct {
+	mu      sync.Mutex
+	crashes map[string]crashRecord // guarded by mu: by path
+}
+
+// crashRecord is what the store keeps of a plugin that crashes.
+type crashRecord struct {
+	Hook     string   `json:"hook"` // the last one
+	Times    int      `json:"times"`
+	Required bool     `json:"required"`
+	File     fileName `json:"file"`
+}
+
+// fileName tells one file from another of the same path. The zero value is a
+// file that is not there.
+type fileName struct {
+	Dev   uint64 `json:"dev"`
+	Ino   uint64 `json:"ino"`
+	Mtime int64  `json:"mtime"` // ns
+}
+
+func nameFile(path string) fileName {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fileName{}
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fileName{}
+	}
+	return fileName{Dev: uint64(st.Dev), Ino: st.Ino, Mtime: info.ModTime().UnixNano()}
+}
+
+// stepPlugins takes over what a step that has ended tells of its plugins: the
+// one that crashed, or that none did.
+func (n *Node) stepPlugins(rec *step.Record) {
+	switch {
+	case rec.PluginCrash != nil:
+		n.countCrashes([]step.PluginCrash{*rec.PluginCrash})
+	case rec.Started != nil:
+		n.countCrashes(nil)
+	}
+}
+
+// countCrashes counts the plugins that crashed in one run of the stack; the
+// others did not, and begin anew where the run came so far.
+func (n *Node) countCrashes(crashed []step.PluginCrash) {
+	limit := n.cfg.QuarantineAfter
+	if limit <= 0 {
+		return
+	}
+	n.plugins.mu.Lock()
+	defer n.plugins.mu.Unlock()
+	changed := false
+	for path, c := range n.plugins.crashes {
+		if len(crashed) == 0 && c.Times < limit {
+			delete(n.plugins.crashes, path)
+			changed = true
+		}
+	}
+	for _, p := range crashed {
+		c := n.plugins.crashes[p.Path]
+		if file := nameFile(p.Path); c.File != file {
+			c = crashRecord{File: file}
+		}
+		c.Times, c.Hook, c.Required = c.Times+1, p.Hook, p.Required
+		n.plugins.crashes[p.Path] = c
+		changed = true
+		q := c.quarantine(p.Path)
+		switch {
+		case c.Times < limit:
+		case c.Required:
+			n.drainSelf(fmt.Sprintf("required plugin %q %s", filepath.Base(p.Path), q.Why()))
+		default:
+			n.log.Errorf("%s", q)
+		}
+	}
+	if changed {
+		n.storeCrashes()
+	}
+}
+
+func (c crashRecord) quarantine(path string) step.Quarantine {
+	return step.Quarantine{Path: path, Times: c.Times, Hook: c.Hook}
+}
+
+// storeCrashes is called with the lock held.
+func (n *Node) storeCrashes() {
+	if err := n.store.setCrashes(n.plugins.crashes); err != nil {
+		n.log.Errorf("%v", err)
+	}
+}
+
+// quarantined lists the plugins to leave out, by path.
+func (n *Node) quarantined() []step.Quarantine {
+	limit := n.cfg.QuarantineAfter
+	if limit <= 0 {
+		return nil
+	}
+	n.plugins.mu.Lock()
+	defer n.plugins.mu.Unlock()
+	var out []step.Quarantine
+	changed := false
+	for path, c := range n.plugins.crashes {
+		switch {
+		case c.Times < limit || c.Required:
+		case nameFile(path) != c.File:
+			n.log.Infof("plugin %q was changed: it is taken in again", path)
+			delete(n.plugins.crashes, path)
+			changed = true
+		default:
+			out = append(out, c.quarantine(path))
+		}
+	}
+	if changed {
+		n.storeCrashes()
+	}
+	slices.SortFunc(out, func(a, b step.Quarantine) int { return strings.Compare(a.Path, b.Path) })
+	return out
+}
+
+// forgiveAll takes all plugins in again.
+func (n *Node) forgiveAll() {
+	n.plugins.mu.Lock()
+	defer n.plugins.mu.Unlock()
+	if len(n.plugins.crashes) > 0 {
+		clear(n.plugins.crashes)
+		n.storeCrashes()
+	}
+}
+
+// markQuarantined marks them in the node document.
+func (n *Node) markQuarantined(plugins []Plugin) {
+	for _, q := range n.quarantined() {
+		for i := range plugins {
+			if p := &plugins[i]; p.Path == q.Path && !p.Required {
+				p.State, p.Problem = "quarantined", q.Why()+"; stepctl node resume takes it in again"
+			}
+		}
+	}
+}

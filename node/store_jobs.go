@@ -1,0 +1,92 @@
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/bbolt"
+)
+
+// jobs returns the running jobs.
+func (s *store) jobs() ([]jobRecord, error) {
+	var jobs []jobRecord
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketJobs).ForEach(func(k, v []byte) error {
+			var j jobRecord
+			if err := json.Unmarshal(v, &j); err != nil {
+				return fmt.Errorf("job %x: %w", k, err)
+			}
+			jobs = append(jobs, j)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read jobs: %w", err)
+	}
+	return jobs, nil
+}
+
+// endJob forgets a job that has ended. Its number never comes again.
+func (s *store) endJob(job uint32) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		return errors.Join(tx.Bucket(bucketControl).Delete(jobKey(job)), tx.Bucket(bucketJobs).Delete(jobKey(job)))
+	})
+	if err != nil {
+		return fmt.Errorf("cannot store the end of job %d: %w", job, err)
+	}
+	return nil
+}
+
+// jobControl returns the job control environment of a running job.
+func (s *store) jobControl(job uint32) (control [][]byte, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketControl), jobKey(job), &control) })
+	if err != nil && !errors.Is(err, errUnknown) {
+		return nil, fmt.Errorf("cannot read the job control environment of job %d: %w", job, err)
+	}
+	return control, nil
+}
+
+// setJobControl replaces it.
+func (s *store) setJobControl(job uint32, control [][]byte) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketControl), jobKey(job), control) })
+	if err != nil {
+		return fmt.Errorf("cannot store the job control environment of job %d: %w", job, err)
+	}
+	return nil
+}
+
+// setPrologued says that the job's prolog has run.
+func (s *store) setPrologued(job uint32) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		var j jobRecord
+		jobs := tx.Bucket(bucketJobs)
+		if err := getJSON(jobs, jobKey(job), &j); err != nil {
+			return err
+		}
+		j.Prologued = true
+		return putJSON(jobs, jobKey(job), &j)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot store the prolog of job %d: %w", job, err)
+	}
+	return nil
+}
+
+// crashes returns the plugins that have crashed of late.
+func (s *store) crashes() (map[string]crashRecord, error) {
+	m := make(map[string]crashRecord)
+	err := s.db.View(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketMeta), keyCrashes, &m) })
+	if err != nil && !errors.Is(err, errUnknown) {
+		return nil, fmt.Errorf("cannot read the plugins' crashes: %w", err)
+	}
+	return m, nil
+}
+
+func (s *store) setCrashes(m map[string]crashRecord) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketMeta), keyCrashes, m) })
+	if err != nil {
+		return fmt.Errorf("cannot store the plugins' crashes: %w", err)
+	}
+	return nil
+}
