@@ -31,6 +31,8 @@ type Node struct {
 	plugins quarantine
 	// oneScript is held by the prolog or epilog that runs, where they are serial.
 	oneScript sync.Mutex
+	// fallbacks guards the configuration's Fallbacks.
+	fallbacks sync.Mutex
 	// draining orders changes of the drain state.
 	draining sync.Mutex
 

@@ -94,16 +94,22 @@ func (h *stackHooks) has(id, hook string) (has, known bool) {
 	return slices.Contains(h.hooks, hook), h.id == id
 }
 
-// LearnStack says which hooks the plugin stack has that Scripts.StackID names.
+// StackID is Scripts.StackID's answer, "" where there is none.
+func (n *Node) StackID() (string, error) {
+	if n.cfg.Scripts.StackID == nil {
+		return "", nil
+	}
+	return n.cfg.Scripts.StackID()
+}
+
+// LearnStack says which hooks the plugin stack has that StackID named before it
+// was loaded.
 func (n *Node) LearnStack(id string, hooks []string) { n.hooks.learn(id, hooks) }
 
 // hasHook tells whether a plugin may have to be called, and what the stack's
 // name was then.
 func (n *Node) hasHook(hook string) (may bool, id string) {
-	if n.cfg.Scripts.StackID == nil {
-		return false, ""
-	}
-	id, err := n.cfg.Scripts.StackID()
+	id, err := n.StackID()
 	if err != nil {
 		return true, "" // what is wrong is said where the stack is loaded
 	}

@@ -1,6 +1,9 @@
 package node
 
-import "context"
+import (
+	"context"
+	"slices"
+)
 
 // nodeDoc is the node document of `node status --json` (design §7). Fields may
 // be added, none goes.
@@ -24,7 +27,7 @@ func (n *Node) status(ctx context.Context) nodeDoc {
 		Name: n.cfg.NodeName, State: nodeState(u.drained.Drained, len(u.jobs)), Reason: u.drained.Reason,
 		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryBytes: n.cfg.MemoryBytes,
 		Proctrack: n.cfg.Tracker.Kind(), Container: n.cfg.ContainerType,
-		Fallbacks: append([]Fallback{}, n.cfg.Fallbacks...), Jobs: u.jobs, Plugins: []Plugin{},
+		Fallbacks: n.fallbackList(), Jobs: u.jobs, Plugins: []Plugin{},
 	}
 	if n.cfg.Plugins != nil {
 		d.Plugins = append(d.Plugins, n.cfg.Plugins(ctx)...)
@@ -44,4 +47,17 @@ func nodeState(drained bool, jobs int) string {
 		return "ALLOCATED"
 	}
 	return "IDLE"
+}
+
+// AddFallback adds to the fallbacks that the node document shows.
+func (n *Node) AddFallback(f Fallback) {
+	n.fallbacks.Lock()
+	defer n.fallbacks.Unlock()
+	n.cfg.Fallbacks = append(slices.Clone(n.cfg.Fallbacks), f)
+}
+
+func (n *Node) fallbackList() []Fallback {
+	n.fallbacks.Lock()
+	defer n.fallbacks.Unlock()
+	return append([]Fallback{}, n.cfg.Fallbacks...)
 }

@@ -114,6 +114,14 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
+	// When the spool is known to be ours alone: plugins do things to the node.
+	spank, err := startSlurmd(site, log, n)
+	if err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+		defer cancel()
+		return errors.Join(err, n.Close(ctx))
+	}
+	defer spank.stop()
 	return serve(n, log, starter)
 }
 

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/node"
+	"stepd/spank"
+	"stepd/step"
+)
+
+// slurmd is the slurmd context: the plugins' slurm_spank_init at noded's start
+// and slurm_spank_slurmd_exit at its stop, in a spankhost that lives between
+// the two. nil is a stack without plugins.
+type slurmd struct {
+	session *spank.Session
+	log     *logrus.Logger
+	end     func()         // ends the host, hook or not
+	watch   sync.WaitGroup // of the host's end
+	leaving chan struct{}  // closed when its end is wanted
+}
+
+// startSlurmd calls slurm_spank_init of every plugin. The error is a required
+// plugin's: then noded does not start. An optional one that takes the host down
+// is left out.
+func startSlurmd(s *site, log *logrus.Logger, n *node.Node) (*slurmd, error) {
+	conf := s.spank()
+	id, _ := n.StackID() // what is wrong with the stack is said below
+	stack, err := spank.StackOf(conf)
+	if err != nil {
+		return nil, err
+	}
+	stack.Problems = nil // the check of the stack has told them
+	for len(stack.Plugins) > 0 {
+		d, err := openSlurmd(s, conf, stack, log)
+		if err == nil {
+			n.LearnStack(id, d.session.Hooks())
+			d.watch.Go(func() { d.follow(n) })
+			return d, nil
+		}
+		hook, ok := errors.AsType[*step.HookError](err)
+		if !ok || hook.RC != nil || hook.Required || hook.Path == "" {
+			return nil, fmt.Errorf("cannot start with the plugin stack: %w", err)
+		}
+		log.Errorf("%v; the plugin is optional: starting without it", err)
+		id = "" // the stack that is loaded is not the one that is written
+		stack.Plugins = slices.DeleteFunc(stack.Plugins, func(p spank.Plugin) bool { return p.Path == hook.Path })
+	}
+	return nil, nil
+}
+
+func openSlurmd(s *site, conf step.SpankConf, stack spank.Stack, log *logrus.Logger) (*slurmd, error) {
+	_, spankhost, err := programs()
+	if err != nil {
+		return nil, err
+	}
+	ctx, end := context.WithCancelCause(context.Background())
+	d := &slurmd{
+		log: log, leaving: make(chan struct{}),
+		end: func() { end(fmt.Errorf("noded does not wait longer than %v for it", slurmdExitMax)) },
+	}
+	session, problems, err := spank.Open(ctx, spank.SessionConfig{
+		Program: spankhost, Context: spank.ContextSlurmd, Stack: stack, AllowReleases: conf.AllowReleases,
+		Env: slurmdEnv(s.conf.File), NodeName: s.conf.Node.Name,
+		Files:       [3]*os.File{nil, os.Stdout, os.Stderr},
+		HookTimeout: time.Duration(conf.HookTimeoutS) * time.Second, Log: d.hear,
+	})
+	for _, p := range problems {
+		log.Warn(p)
+	}
+	if err == nil {
+		d.session = session
+		if _, err = session.Init(); err != nil {
+			err = errors.Join(err, session.Close())
+		}
+	}
+	if err != nil {
+		d.end()
+		return nil, err
+	}
+	return d, nil
+}
+
+// slurmdEnv is noded's own environment, with the configuration that it reads.
+func slurmdEnv(slurmConf string) []string {
+	env := slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "SLURM_CONF=") })
+	if slurmConf != "" {
+		env = append(env, "SLURM_CONF="+slurmConf)
+	}
+	return env
+}
+
+// hear logs what the plugins say.
+func (d *slurmd) hear(r step.HostRecord) {
+	text := r.Text
+	if r.Plugin != "" {
+		text = r.Plugin + ": " + text
+	}
+	switch r.Level {
+	case step.LogError, step.LogSpank:
+		d.log.Error(text)
+	case step.LogInfo, step.LogVerbose:
+		d.log.Info(text)
+	default:
+		d.log.Debug(text)
+	}
+}
+
+// follow tells the host's end where nobody has asked for it. It is not started
+// again: what the plugins had kept in it is gone.
+func (d *slurmd) follow(n *node.Node) {
+	select {
+	case <-d.leaving:
+		return
+	case <-d.session.Done():
+	}
+	why := d.session.Ending().Error()
+	d.log.Errorf("the plugins' slurmd context has ended: %s; slurm_spank_slurmd_exit will not be called", why)
+	n.AddFallback(node.Fallback{What: "plugins in slurmd context", Why: why})
+}
+
+// slurmdExitMax bounds slurm_spank_slurmd_exit where HookTimeout does not:
+// noded's stop must come to an end.
+const slurmdExitMax = 10 * time.Second
+
+// stop calls slurm_spank_slurmd_exit and ends the host.
+func (d *slurmd) stop() {
+	if d == nil {
+		return
+	}
+	close(d.leaving)
+	d.watch.Wait()
+	defer time.AfterFunc(slurmdExitMax, d.end).Stop()
+	if d.session.Ending() == nil {
+		if err := d.session.Hook("slurm_spank_slurmd_exit"); err != nil {
+			d.log.Errorf("%v", err)
+		}
+	}
+	if err := d.session.Close(); err != nil {
+		d.log.Errorf("%v", err)
+	}
+	d.end()
+}
