@@ -285,7 +285,7 @@ func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*process, er
 	if leaf != nil {
 		sys.UseCgroupFD, sys.CgroupFD = true, int(leaf.Fd())
 	}
-	pid, _, err := syscall.StartProcess(n.cfg.StepdPath, []string{fmt.Sprintf("stepd: [%s]", id)}, &syscall.ProcAttr{
+	pid, _, err := syscall.StartProcess(n.cfg.StepdPath, []string{fmt.Sprintf("stepd: [%s]", id.Name())}, &syscall.ProcAttr{
 		Dir: "/", Files: fds, Sys: sys,
 		Env: n.stepdEnv(),
 	})

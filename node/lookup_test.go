@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +22,9 @@ func lookupScript(t *testing.T, body string) (l *Lookup, calls func() int) {
 	dir := t.TempDir()
 	path, log := filepath.Join(dir, "spankhost"), filepath.Join(dir, "calls")
 	script := "#!/bin/sh\necho \"$* $(head -n1)\" >> " + log + "\n" + body
+	// A fork of another test must not keep it open for writing: ETXTBSY.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -113,7 +113,7 @@ func (n *Node) number(spec *step.Spec, a *admission, received time.Time, state s
 	}
 	spec.ID = rec.ID
 	if a.job.Origin != "" { // else an older noded made the job
-		spec.Origin, spec.JobNTasks = a.job.Origin, a.job.NTasks
+		spec.Origin, spec.JobNTasks, spec.JobName = a.job.Origin, a.job.NTasks, a.job.Name
 	}
 	spec.ResultFile = n.files.result(rec.ID)
 	return newFollower(n, a.job, rec), nil

@@ -135,10 +135,20 @@ func (s *Session) Hook(name string) error {
 	return fmt.Errorf("internal error: %q is no hook of a session", name)
 }
 
-// Exit calls slurm_spank_exit of every plugin, where this context has it.
-func (s *Session) Exit() error {
+// Exit calls slurm_spank_exit of every plugin, where this context has it. env
+// is set in the plugins' environ before.
+func (s *Session) Exit(env []string) error {
+	w := &writer{}
+	for _, e := range env {
+		w.tlvStr(tagHostEnv, e)
+	}
+	f, err := memfd("spank-exit", w.b)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
 	return s.watched(func() error {
-		err := s.host.Exit()
+		err := s.host.do(cmdExit, nil, []int{int(f.Fd())}, nil)
 		if !errors.Is(err, step.ErrHostGone) || s.host.Where(-1).InHook() {
 			return err
 		}

@@ -127,7 +127,7 @@ func TestSessionLocal(t *testing.T) {
 	if len(jc) != 3 || string(jc[2]) != "JC=init" {
 		t.Errorf("job control: %q", jc)
 	}
-	if err := s.Exit(); err != nil {
+	if err := s.Exit(nil); err != nil {
 		t.Error(err)
 	}
 	<-s.Done()
@@ -159,7 +159,7 @@ func TestSessionAllocator(t *testing.T) {
 	if err := s.LocalUserInit(LocalJob{ID: step.ID{Job: 1}}); err == nil {
 		t.Error("local_user_init was called in allocator context")
 	}
-	if err := s.Exit(); err != nil {
+	if err := s.Exit(nil); err != nil {
 		t.Error(err)
 	}
 	finish(t, s)
@@ -219,7 +219,7 @@ func TestSessionCrash(t *testing.T) {
 			if _, err := s.Init(); err == nil || err.Error() != c.want {
 				t.Errorf("got %v, want %s", err, c.want)
 			}
-			if c.do != "rc:-5" && (s.Exit() == nil || s.Ending() == nil) {
+			if c.do != "rc:-5" && (s.Exit(nil) == nil || s.Ending() == nil) {
 				t.Error("a call to a dead host succeeded")
 			}
 			finish(t, s)

@@ -89,6 +89,7 @@ type Spec struct {
 	// Origin is what made the job; JobNTasks is the task count of the job: a
 	// batch step has one task of its own.
 	Origin    JobOrigin `json:"origin,omitempty"`
+	JobName   string    `json:"job_name,omitempty"` // the step's own is Name
 	JobNTasks int       `json:"job_ntasks,omitempty"`
 
 	NodeName string `json:"node_name"`

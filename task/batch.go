@@ -62,3 +62,12 @@ func batchCommonEnv(s *step.Spec) []string {
 		"SLURMD_NODENAME=" + s.NodeName,
 	}
 }
+
+// exitEnv is what task_exit and exit see beyond the job's environment.
+func exitEnv(s *step.Spec) []string {
+	env := []string{"SLURM_SCRIPT_CONTEXT=epilog_task"}
+	if isBatch(s) {
+		env = append(env, "SLURM_JOB_UID="+u32(s.User.UID), "SLURM_JOB_USER="+s.User.Name)
+	}
+	return env
+}

@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -34,7 +35,7 @@ type Plan struct {
 func MakePlan(spec *step.Spec) (*Plan, error) {
 	p := &Plan{
 		Spec:    spec,
-		Title:   fmt.Sprintf("spankhost: [%s]", spec.ID),
+		Title:   fmt.Sprintf("spankhost: [%s]", spec.ID.Name()),
 		Env:     jobEnv(spec),
 		HostEnv: hostEnv(spec),
 	}
@@ -65,7 +66,7 @@ func jobEnv(s *step.Spec) []string {
 		env.set("SLURM_CONF", s.SlurmConf)
 	}
 	env.set("SLURM_CLUSTER_NAME", s.Cluster)
-	env.set("SLURM_JOB_NAME", s.Name)
+	env.set("SLURM_JOB_NAME", cmp.Or(s.JobName, s.Name))
 	env.set("SLURM_JOB_CPUS_PER_NODE", strconv.Itoa(s.NCPUs))
 	env.set("SLURM_NTASKS", ntasks)
 	env.set("SLURM_NPROCS", ntasks)

@@ -77,7 +77,7 @@ type Host interface {
 type Audience interface {
 	// Say sends a line to the user's stderr.
 	Say(line string)
-	// SayTo sends what Say is told from here on to f as well, which becomes its
+	// SayTo sends what Say was told and is told to f as well, which becomes its
 	// own: a batch job's output.
 	SayTo(f *os.File)
 	// TaskExited tells how a rank ended.

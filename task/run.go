@@ -275,7 +275,7 @@ func (s *Step) handStreams(context.Context) error {
 		CommonEnv: s.plan.CommonEnv,
 		TaskEnv:   make([][]string, s.plan.Spec.NTasks),
 		TaskFDs:   s.mpiTasks.TaskFDs,
-		ExitEnv:   []string{"SLURM_SCRIPT_CONTEXT=epilog_task"},
+		ExitEnv:   exitEnv(s.plan.Spec),
 	}
 	for rank := range l.TaskEnv {
 		l.TaskEnv[rank] = s.plan.TaskEnv[rank]
@@ -292,27 +292,17 @@ func (s *Step) handStreams(context.Context) error {
 	return err
 }
 
+// userInit hands the audience a batch job's output as soon as it is open: what
+// the hook says is to stand in it.
 func (s *Step) userInit(context.Context) error {
-	var files [3]*os.File
-	err := s.host.UserInit(func(fd int, f *os.File) {
-		if files[fd] != nil {
-			files[fd].Close()
-		}
-		files[fd] = f
-	})
-	out := files[2] // where the plugins' stderr leads
-	if out == nil && s.plan.Spec.Stderr.Kind == step.StreamSame {
-		out = files[1]
-	}
-	for _, f := range files {
-		if f != nil && f != out {
+	same := s.plan.Spec.Stderr.Kind == step.StreamSame
+	return s.host.UserInit(func(fd int, f *os.File) {
+		if fd == 2 || same {
+			s.d.Audience.SayTo(f)
+		} else {
 			f.Close()
 		}
-	}
-	if out != nil {
-		s.d.Audience.SayTo(out)
-	}
-	return err
+	})
 }
 
 func (s *Step) fork(context.Context) error {

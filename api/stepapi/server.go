@@ -60,7 +60,11 @@ type Server struct {
 	peers map[*peer]struct{} // guarded by mu
 	users int                // guarded by mu: peers that are not root
 	done  bool               // guarded by mu
-	wg    sync.WaitGroup
+	// early are the lines for the user that were told before a launcher has
+	// said that it is one: it gets them then.
+	early    []*Msg // guarded by mu
+	launched bool   // guarded by mu
+	wg       sync.WaitGroup
 }
 
 // peer is one connection and the queue to it.
@@ -269,9 +273,7 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 		if m.Role == RoleNoded && !root {
 			return errNotRoot
 		}
-		s.mu.Lock()
-		p.role = m.Role
-		s.mu.Unlock()
+		s.greet(p, m.Role)
 		return nil
 	case TypeAttach:
 		if len(fds) != len(m.Streams) {
@@ -329,13 +331,47 @@ func (s *Server) send(p *peer, m *Msg) {
 // Tell queues a record to every peer. Only a burst of lines may make it wait,
 // for a second.
 func (s *Server) Tell(m *Msg) {
-	for _, p := range s.all() {
-		if m.Type == TypeMessage {
+	if m.Type == TypeMessage {
+		for _, p := range s.hearers(m) {
 			p.putLine(m)
-		} else {
-			p.put(queued{m: m})
+		}
+		return
+	}
+	for _, p := range s.all() {
+		p.put(queued{m: m})
+	}
+}
+
+// hearers are those who get a line now. Who has not said yet what it is may be
+// the launcher, and gets it from greet.
+func (s *Server) hearers(m *Msg) (peers []*peer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.launched && len(s.early) < linesMax {
+		s.early = append(s.early, m)
+	}
+	for p := range s.peers {
+		if s.launched || p.role != "" {
+			peers = append(peers, p)
 		}
 	}
+	return peers
+}
+
+// greet notes what a peer is. The first launcher gets the lines that it has
+// missed; no other can come in between.
+func (s *Server) greet(p *peer, role Role) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.role = role
+	if role != RoleLaunch || s.launched {
+		return
+	}
+	s.launched = true
+	for _, m := range s.early {
+		p.putLine(m) // its queue has room for as many
+	}
+	s.early = nil
 }
 
 // TellState tells a change of state: the whole record to noded, which shows it,

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -81,6 +82,8 @@ func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string) (
 		}
 	}
 	tell("Granted job allocation %d", job.JobId)
+	p.tellTooLong()
+	p.exitEnv = append(allocEnv(req, p, job), p.jobEnv()...)
 	over, stop := watchJob(client, job.JobId)
 	code, err := inJob(req, d, job, argv, over, tell)
 	stop()
@@ -100,9 +103,18 @@ func watchJob(client api.NodeClient, job uint32) (over <-chan struct{}, stop fun
 	ctx, cancel := context.WithCancel(context.Background())
 	var watch sync.WaitGroup
 	watch.Go(func() {
-		_, err := client.Wait(ctx, &api.StepRef{JobId: job})
-		if err == nil || status.Code(err) == codes.NotFound {
-			close(ended)
+		for {
+			_, err := client.Wait(ctx, &api.StepRef{JobId: job})
+			if err == nil || status.Code(err) == codes.NotFound {
+				close(ended)
+				return
+			}
+			// Nothing tells when a socket is served again but trying it.
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(time.Second):
+			}
 		}
 	})
 	return ended, func() { cancel(); watch.Wait() }
@@ -115,6 +127,12 @@ func shell() string {
 	return "/bin/sh"
 }
 
+// allocEnv is what the job's command has of the job (traces/salloc_reg.jsonl).
+func allocEnv(req *step.Request, p *plugins, job *api.AllocReply) []string {
+	return append(jobVariables(job.JobId, req.NTasks, int(job.Cpus), job.Node, job.Partition, p.cluster, req.Name),
+		"SLURM_JOB_NODELIST="+job.Node, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost)
+}
+
 // inJob runs the command with the job's variables. It is the user's own
 // process, here: Ctrl-C is the terminal's to send it.
 func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string, over <-chan struct{}, tell func(string, ...any)) (int, error) {
@@ -124,10 +142,9 @@ func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string, ove
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdin, os.Stdout, os.Stderr, req.Cwd
-	cmd.Env = append(append([]string(nil), d.plugins.env...),
-		jobVariables(job.JobId, req.NTasks, int(job.Cpus), job.Node, job.Partition, d.plugins.cluster, req.Name)...)
-	cmd.Env = append(cmd.Env, "SLURM_JOB_NODELIST="+job.Node, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost, "NODED_SOCKET="+path)
-	cmd.Env = append(append(cmd.Env, d.plugins.jobEnv()...), d.plugins.shortOptionEnv()...)
+	p := d.plugins
+	cmd.Env = append(append([]string(nil), p.env...), allocEnv(req, p, job)...)
+	cmd.Env = append(append(append(cmd.Env, "NODED_SOCKET="+path), p.jobEnv()...), p.shortOptionEnv()...)
 	sigs := make(chan os.Signal, 16) // a burst of signals must not be lost
 	d.release()
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)

@@ -222,7 +222,17 @@ func submit(client api.NodeClient, o *batchOptions, p *plugins, script []byte, a
 	}
 	// Measured: a batch step has the options by its environment alone.
 	req.Script, req.SpankOptions = script, nil
-	p.jobEnv() // stepd makes it of JobControl; here it is told what is too long
+	p.tellTooLong() // stepd makes the script's environment of JobControl
+	p.exitEnv = append(p.jobEnv(), "SLURM_JOB_NAME="+req.Name, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost)
+	own, err := o.clientEnv(p, int(req.Umask))
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range own {
+		if !strings.HasPrefix(e, "SRUN_") {
+			p.exitEnv = append(p.exitEnv, e)
+		}
+	}
 	req.Pack()
 	doc, err := json.Marshal(req)
 	if err != nil {

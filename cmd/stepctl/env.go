@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -101,7 +102,7 @@ func (o *runOptions) environment(p *plugins, own []string) ([]string, error) {
 // (traces/srun1.jsonl).
 func stepEnv(s *step.Spec) []string {
 	id := fmt.Sprint(s.ID.Step)
-	return append(jobVariables(s.ID.Job, s.NTasks, s.NCPUs, s.NodeList, s.Partition, s.Cluster, s.Name),
+	return append(jobVariables(s.ID.Job, s.NTasks, s.NCPUs, s.NodeList, s.Partition, s.Cluster, cmp.Or(s.JobName, s.Name)),
 		"SLURM_JOB_UID="+fmt.Sprint(s.User.UID), "SLURM_JOB_USER="+s.User.Name,
 		"SLURM_STEP_ID="+id, "SLURM_STEPID="+id)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -116,6 +117,12 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	own, err := o.clientEnv(p, umask)
 	if err != nil {
 		return nil, err
+	}
+	if kind == batchJob {
+		// Measured: a script has neither; its umask travels by itself.
+		own = slices.DeleteFunc(own, func(e string) bool {
+			return strings.HasPrefix(e, "SLURM_UMASK=") || strings.HasPrefix(e, "SRUN_DEBUG=")
+		})
 	}
 	if r.Env, err = o.environment(p, own); err != nil {
 		return nil, err

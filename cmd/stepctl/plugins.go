@@ -145,7 +145,7 @@ func pluginOptions(host string, node *api.ClientConfigReply, p spank.Plugin) (op
 		options = append(options, lint.Option{Name: o.Name, ArgInfo: o.ArgInfo, Usage: o.Usage, HasArg: o.HasArg})
 	}
 	var hook *step.HookError
-	if err := s.Exit(); err != nil && (!errors.As(err, &hook) || hook.RC == nil) {
+	if err := s.Exit(nil); err != nil && (!errors.As(err, &hook) || hook.RC == nil) {
 		return options, err // a return code changes nothing there
 	}
 	return options, nil

@@ -275,6 +275,10 @@ func (l *launch) conclude(rec *step.Record) int {
 		l.mu.Lock()
 		known := l.told[t.Rank]
 		l.mu.Unlock()
+		// A task that waited at the gate has done nothing: the step's reason tells.
+		if t.State == step.TaskFailed && t.Stage == "gate" {
+			continue
+		}
 		if t.Status != nil && !known {
 			l.taskExit([]int{t.Rank}, *t.Status)
 		}

@@ -33,9 +33,10 @@ type plugins struct {
 	cluster    string
 	env        []string // environ, as plugins have left it
 	jobControl [][]byte
-	told       bool // how the host has ended
-	strict     bool // SpankStrict
-	failures   int  // of required plugins, that ended nothing
+	exitEnv    []string // what environ has besides, at slurm_spank_exit
+	told       bool     // how the host has ended
+	strict     bool     // SpankStrict
+	failures   int      // of required plugins, that ended nothing
 }
 
 // given is one use of an option.
@@ -243,6 +244,9 @@ func (p *plugins) give(i int, v []byte) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &hook) && hook.RC != nil: // in srun's words
+		if p.context == spank.ContextAllocator {
+			p.exit() // measured: so do salloc and sbatch, and not srun
+		}
 		say("error: Invalid --%s argument: %.1024s", o.Name, v)
 		return exitError(1)
 	}
@@ -254,7 +258,16 @@ func (p *plugins) readState() error {
 	if err != nil {
 		return err
 	}
-	p.env, p.jobControl = env, jc
+	given := make(map[string]bool)
+	for _, o := range p.spankOptions() {
+		given[step.OptionVariable(o.Plugin, o.Name)] = true
+	}
+	// The host has set them there; they go by optionEnv.
+	p.env = slices.DeleteFunc(env, func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return given[name]
+	})
+	p.jobControl = jc
 	return nil
 }
 
@@ -307,19 +320,26 @@ func (p *plugins) control() [][]byte {
 	return out
 }
 
-// jobEnv is how the commands of the job see it. What no program could be
-// started with is left out and told: the plugins alone get it.
+// jobEnv is how the commands of the job see it, but for what no program could
+// be started with: the plugins alone get that.
 func (p *plugins) jobEnv() []string {
 	var env []string
+	for _, e := range p.control() {
+		if e := step.JobEnvPrefix + string(e); len(e) <= step.VariableMax {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// tellTooLong tells what jobEnv leaves out.
+func (p *plugins) tellTooLong() {
 	for _, e := range p.control() {
 		name, value, _ := strings.Cut(step.JobEnvPrefix+string(e), "=")
 		if len(name)+1+len(value) > step.VariableMax {
 			say("the value of %s has %d bytes, more than a program can be started with: the job's commands do not see it", name, len(value))
-			continue
 		}
-		env = append(env, name+"="+value)
 	}
-	return env
 }
 
 // replayed are options of the outer command that no plugin offers here: the
@@ -360,7 +380,7 @@ func (p *plugins) exit() {
 	}
 	err := p.session.Ending()
 	if err == nil {
-		err = p.session.Exit()
+		err = p.session.Exit(p.exitEnv)
 	}
 	var hook *step.HookError
 	if err != nil && !p.told && (!errors.As(err, &hook) || hook.RC == nil) {

@@ -49,6 +49,8 @@ type audience struct {
 	ends   []ended       // guarded by mu: not told yet, in the order of their first rank
 	timer  *time.Timer   // guarded by mu: tells ends
 	out    *output       // guarded by mu: a batch job's own output, or nil
+	before []string      // guarded by mu: lines of a batch job that has none yet
+	batch  bool
 }
 
 // ended are the ranks that share a status.
@@ -76,13 +78,17 @@ func newAudience(log *logrus.Logger, spec *step.Spec) (*audience, error) {
 	}
 	return &audience{
 		log: log.WithField("step", spec.ID.String()), id: spec.ID,
-		file: f, events: bufio.NewWriterSize(f, eventBuffer),
+		batch: spec.ID.Step == step.BatchStep,
+		file:  f, events: bufio.NewWriterSize(f, eventBuffer),
 	}, nil
 }
 
 func (a *audience) Say(line string) {
 	a.mu.Lock()
 	out := a.out
+	if out == nil && a.batch && len(a.before) < outputLines {
+		a.before = append(a.before, line)
+	}
 	a.mu.Unlock()
 	if out != nil {
 		out.say(line)
@@ -98,6 +104,10 @@ func (a *audience) SayTo(f *os.File) {
 		return
 	}
 	a.out = newOutput(f)
+	for _, line := range a.before {
+		a.out.say(line)
+	}
+	a.before = nil
 }
 
 func (a *audience) TaskExited(rank int, status step.ExitStatus) {

@@ -173,7 +173,7 @@ static const struct rule *rule_of(uint32_t cmd)
 		[CMD_FORK] = {CMD_USER_INIT, IN(S_CTX_REMOTE)},
 		[CMD_POST_FORK] = {CMD_FORK, IN(S_CTX_REMOTE)},
 		[CMD_WAIT] = {CMD_USER_INIT, IN(S_CTX_REMOTE), .again = true},
-		[CMD_EXIT] = {CMD_SETUP, ALL_CONTEXTS},
+		[CMD_EXIT] = {CMD_SETUP, ALL_CONTEXTS, .fds = true},
 		[CMD_OPTION] = {CMD_INIT, IN(S_CTX_LOCAL) | IN(S_CTX_ALLOCATOR), .again = true,
 				.fds = true, .args = true},
 		[CMD_POST_OPT] = {CMD_INIT, IN(S_CTX_LOCAL) | IN(S_CTX_ALLOCATOR)},
@@ -252,7 +252,8 @@ static bool carry_out(struct host *h, uint32_t cmd, struct reader *args, int *fd
 		command_hook(h, args, out);
 		break;
 	case CMD_EXIT:
-		command_exit(h, out);
+		if (nfds == 0 || update_environ(h, fds, nfds, out))
+			command_exit(h, out);
 		break;
 	default:
 		return command_remote(h, cmd, fds, nfds, out);

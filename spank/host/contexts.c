@@ -37,6 +37,7 @@ void command_option(struct host *h, struct reader *args, const int *fds, size_t 
 		     h->plugins[plugin].options[option].opt.name);
 	} else {
 		struct plugin *p = &h->plugins[plugin];
+		option_setenv(p, &p->options[option], value);
 		int rc = option_give(h, p, &p->options[option], value);
 
 		if (rc < 0)
@@ -62,7 +63,7 @@ static bool set_environ(const struct env *env, struct outcome *out)
 	return true;
 }
 
-void command_local_user_init(struct host *h, const int *fds, size_t nfds, struct outcome *out)
+bool update_environ(struct host *h, const int *fds, size_t nfds, struct outcome *out)
 {
 	const char *why = "it comes without its blob";
 	size_t len;
@@ -71,13 +72,16 @@ void command_local_user_init(struct host *h, const int *fds, size_t nfds, struct
 	for (size_t i = 0; i < nfds; i++)
 		close(fds[i]);
 	env_init(&h->cfg.host_env); /* for what is new in it: environ holds the old strings */
-	if (blob == NULL || !config_update(&h->cfg, blob, len, &why)) {
-		fail(out, EPROTO, "cannot use the step: %s", why);
-		return;
-	}
+	if (blob == NULL || !config_update(&h->cfg, blob, len, &why))
+		return fail(out, EPROTO, "cannot use the environment: %s", why);
 	h->argv = h->cfg.argv;
 	h->argc = h->cfg.argc;
-	if (set_environ(&h->cfg.host_env, out))
+	return set_environ(&h->cfg.host_env, out);
+}
+
+void command_local_user_init(struct host *h, const int *fds, size_t nfds, struct outcome *out)
+{
+	if (update_environ(h, fds, nfds, out))
 		stack_call(h, HOOK_LOCAL_USER_INIT, NO_RANK, out);
 }
 

@@ -133,6 +133,8 @@ void command_option(struct host *h, struct reader *args, const int *fds, size_t 
 void command_post_opt(struct host *h, struct outcome *out);
 void command_local_user_init(struct host *h, const int *fds, size_t nfds, struct outcome *out);
 void command_state(struct host *h, struct outcome *out);
+/* Takes over a blob that came with a command, and sets its TAG_HOST_ENV in environ. */
+bool update_environ(struct host *h, const int *fds, size_t nfds, struct outcome *out);
 void command_hook(struct host *h, struct reader *args, struct outcome *out);
 
 /* Notes the first failure: what with errno. Returns false, for `return fail(...)'. */
@@ -180,6 +182,7 @@ void options_prepare(struct host *h);
 bool options_call(struct host *h, struct outcome *out);
 /* Calls back one option that the user gave; its value, or NULL. */
 int option_give(struct host *h, struct plugin *p, struct option *o, char *value);
+void option_setenv(const struct plugin *p, const struct option *o, const char *value);
 /* Sends REP_OPTION for each. */
 void options_tell(struct host *h);
 

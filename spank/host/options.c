@@ -92,6 +92,17 @@ static bool names(const struct option_given *given, const struct plugin *p, cons
 	       strcmp(given->name, o->opt.name) == 0;
 }
 
+/* In local and allocator context it stands in the process's environment, too
+ * (traces/srun_opts.jsonl): what starts there takes it along. */
+void option_setenv(const struct plugin *p, const struct option *o, const char *value)
+{
+	char name[1310] = "_SLURM_SPANK_OPTION_";
+	size_t len = strlen(name);
+
+	key_of(name + len, sizeof(name) - len, p, o);
+	(void)setenv(name, value ? value : "", 1); /* the option itself is told */
+}
+
 int option_give(struct host *h, struct plugin *p, struct option *o, char *value)
 {
 	o->given = true;

@@ -79,7 +79,7 @@ enum host_cmd {
 	CMD_FORK = 7,
 	CMD_POST_FORK = 8,
 	CMD_WAIT = 9,
-	CMD_EXIT = 10,
+	CMD_EXIT = 10, /* outside of remote context: fd: memfd (TLV): TAG_HOST_ENV to set before */
 	/* The user has given an option: u32 plugin; u32 option; u32 has_value; fd: memfd of the value, if any. */
 	CMD_OPTION = 11,
 	CMD_POST_OPT = 12,	  /* init_post_opt */
