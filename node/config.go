@@ -121,6 +121,7 @@ func (c *Config) complete() error {
 	case c.Users == nil || c.Tracker == nil || c.Containers == nil || c.Log == nil:
 		return errors.New("internal error: node configured without users, tracker, containers or log")
 	}
+	c.Spank.Debug = c.Log.IsLevelEnabled(logrus.DebugLevel)
 	return nil
 }
 

@@ -145,6 +145,8 @@ type SpankConf struct {
 	// Quarantined are optional plugins that are left out, because they have
 	// crashed too often (QuarantineAfter).
 	Quarantined []Quarantine `json:"quarantined,omitempty"`
+	// Debug lets the log hear what plugins say to slurm_verbose and slurm_debug.
+	Debug bool `json:"debug,omitempty"`
 }
 
 // Proctrack names the tracker and its place: noded has made Dir already.

@@ -36,6 +36,7 @@ func jobScript(log *logrus.Logger, args []string) int {
 		log.Error(err)
 		return 1
 	}
+	hearDebug(log, job.Spank)
 	j := &jobHooks{job: job, hook: hook, log: log.WithField("job", job.JobID)}
 	res := step.JobScriptResult{Schema: step.Schema}
 	if err := j.run(&res); err != nil {

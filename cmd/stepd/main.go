@@ -77,6 +77,7 @@ func run(log *logrus.Logger) error {
 	if err != nil {
 		return err
 	}
+	hearDebug(log, spec.Spank)
 	aud, err := newAudience(log, spec)
 	if err != nil {
 		return err
@@ -99,6 +100,13 @@ func run(log *logrus.Logger) error {
 		return err
 	}
 	return serve(spec, plan, aud, control, listener)
+}
+
+// hearDebug makes the log as detailed as noded's.
+func hearDebug(log *logrus.Logger, c step.SpankConf) {
+	if c.Debug {
+		log.SetLevel(logrus.DebugLevel)
+	}
 }
 
 // serve wires the step to its neighbours and runs it.
