@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -98,7 +99,44 @@ func (in installed) pluginsRun(t *testing.T) {
 			t.Errorf("%q: %v, want %q", c.args, r, c.want)
 		}
 	}
+	in.scratchGoesRound(t, n)
 	if r := n.ctl(t, "run", "--nice-task=-7", "nice"); r.code != 1 || !strings.Contains(r.err, "want a number from 0 to 19") {
 		t.Errorf("a value that is no good: %v", r)
 	}
+}
+
+// scratchGoesRound: the example that uses all contexts: an option that was
+// checked on the local side makes a directory in prolog, is told to the tasks,
+// reaches the site's own script, and the directory is gone after the epilog.
+func (in installed) scratchGoesRound(t *testing.T, n *node) {
+	base := n.path("scratch")
+	must(t, os.Mkdir(base, 0o755))
+	n.stack(t, "required scratch.so base="+base+" max=50")
+	for _, verb := range [][]string{{"run", "--scratch=51", "true"}, {"alloc", "--scratch=51", "true"}, {"batch", "--scratch=51", "--wrap=true"}} {
+		if r := n.ctl(t, verb...); r.code != 1 || !strings.Contains(r.err, "want a number from 1 to 50") {
+			t.Errorf("%s beyond the maximum: %v", verb[0], r)
+		}
+	}
+	const show = "stat -c %a:%u $SCRATCH_DIR; touch $SCRATCH_DIR/mine; basename $SCRATCH_DIR"
+	user := testUser(t)
+	want := fmt.Sprintf("700:%d\n", user.uid)
+	r := n.ctl(t, "run", "--scratch=5", "sh", "-c", show)
+	if r.code != 0 || !strings.HasPrefix(r.out, want) || r.err != "" {
+		t.Errorf("run: %v, want %q", r, want)
+	}
+	if r := n.ctl(t, "run", "sh", "-c", "echo ${SCRATCH_DIR-none}"); r.code != 0 || r.out != "none\n" {
+		t.Errorf("without the option: %v", r)
+	}
+	// An allocation has one directory for all of its steps.
+	r = n.ctl(t, "alloc", "-Q", "--scratch=7", "sh", "-c",
+		n.bin+" run sh -c '"+show+"'; "+n.bin+" run ls $(echo "+base+"/*); echo GB=$SLURM_SPANK_SCRATCH_GB")
+	if r.code != 0 || !strings.HasPrefix(r.out, want) || !strings.HasSuffix(r.out, "mine\nGB=7\n") {
+		t.Errorf("alloc: %v", r)
+	}
+	n.idle(t)
+	left, err := os.ReadDir(base)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left after the epilogs: %v, %v", left, err)
+	}
+	n.stack(t, "required nice.so nice=5")
 }
