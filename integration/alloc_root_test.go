@@ -1,0 +1,131 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// withStepctl is an environment in which scripts find stepctl.
+func (n *node) withStepctl() []string {
+	return []string{"PATH=" + filepath.Dir(n.bin) + ":/usr/bin:/bin"}
+}
+
+// held starts an allocation that lives until its command's input ends.
+func (n *node) held(t testing.TB, args ...string) *process {
+	t.Helper()
+	before := len(n.status(t).Jobs)
+	p := n.start(t, call{args: append(append([]string{"alloc"}, args...), "sleep", "86395"), env: n.withStepctl()})
+	eventually(t, 5*time.Second, "the allocation", func() error {
+		if len(n.status(t).Jobs) == before {
+			return errors.New("no job")
+		}
+		return nil
+	})
+	return p
+}
+
+// TestRootAllocation: a job without a step holds its CPUs, takes steps that are
+// numbered from 0, and ends with its command.
+func TestRootAllocation(t *testing.T) {
+	n := startNode(t, site{})
+	r := n.do(t, call{args: []string{"alloc", "-n3", "-J", "work", "sh", "-c", `stepctl run -n1 sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID'
+stepctl run -n3 sh -c 'echo $SLURM_NTASKS $SLURM_JOB_ID.$SLURM_STEP_ID'
+stepctl run -n4 true; echo $?
+stepctl node status --json
+exit 5`}, env: n.withStepctl()})
+	if r.code != 5 || !strings.HasPrefix(r.out, "1.0\n3 1.1\n3 1.1\n3 1.1\n1\n") {
+		t.Errorf("got %v", r)
+	}
+	contains(t, "node status inside", r.out, `"name":"work"`, `"origin":"alloc"`, `"cpus":"0-2"`, `"state":"ALLOCATED"`)
+	contains(t, "stderr", r.err, "needs 4 CPUs in job 1, which has 3 CPUs")
+	// Release has answered: nothing is left.
+	if doc := n.status(t); len(doc.Jobs) != 0 || doc.State != "IDLE" {
+		t.Errorf("node %+v", doc)
+	}
+	n.checkClean(t)
+}
+
+// TestRootAllocationEnds: with the client, however that ends, and by whom it
+// may be ended.
+func TestRootAllocationEnds(t *testing.T) {
+	n := startNode(t, site{})
+	p := n.held(t, "-n2")
+	id := n.status(t).Jobs[0].JobID
+	job := fmt.Sprint(id)
+	step := n.start(t, call{args: []string{"run", "--jobid", job, "sleep", "86394"}})
+	n.running(t)
+	if r := n.do(t, call{args: []string{"run", "--jobid", job, "true"}, uid: bob.uid}); r.code != 1 || !strings.Contains(r.err, "permission denied") {
+		t.Errorf("a step in another's job: %v", r)
+	}
+	if r := n.do(t, call{args: []string{"cancel", job}, uid: bob.uid}); r.code != 1 || !strings.Contains(r.err, "permission denied") {
+		t.Errorf("another's job was cancelled: %v", r)
+	}
+	must(t, p.cmd.Process.Kill())
+	if r := step.wait(t); r.code != 143 {
+		t.Errorf("the step of a job whose client was killed: %v", r)
+	}
+	if doc := n.lastEnded(t); doc.State != "CANCELLED" || doc.Reason != "the client that asked for the job is gone" {
+		t.Errorf("the step: %+v", doc)
+	}
+	n.idle(t)
+	killOwn(t, p)
+
+	// A restarted noded finds the client again, and its death too.
+	p = n.held(t)
+	n.kill9(t)
+	n.boot(t)
+	id = n.status(t).Jobs[0].JobID
+	if r := n.ctl(t, "run", "--jobid", fmt.Sprint(id), "echo", "ran"); r.out != "ran\n" {
+		t.Errorf("a step after the restart: %v", r)
+	}
+	n.kill9(t)
+	must(t, p.cmd.Process.Kill())
+	killOwn(t, p)
+	n.boot(t)
+	n.idle(t)
+	n.checkClean(t)
+}
+
+// killOwn ends what a killed alloc has left of its own command.
+func killOwn(t testing.TB, p *process) {
+	t.Helper()
+	defer p.cancel()
+	_ = p.cmd.Wait() // it was killed
+	for _, pid := range pidsOf(t, "sleep 86395") {
+		must(t, syscall.Kill(pid, syscall.SIGKILL))
+	}
+}
+
+// TestRootReservationOfDeadClient: a client that dies in local_user_init leaves
+// a step that was never launched, and an epilog without a prolog.
+func TestRootReservationOfDeadClient(t *testing.T) {
+	n := startNode(t, site{Stepd: "HookTimeout=0\n"})
+	so, marks := buildClient(t, n), n.markFile(t)
+	n.stack(t, fmt.Sprintf("required %s ctx=1 hook=local_user_init do=hang mark=%s", so, marks))
+	p := n.start(t, call{args: []string{"run", "echo", "ran"}})
+	eventually(t, 5*time.Second, "the reservation", func() error {
+		if !strings.Contains(readFile(t, marks), "1 local_user_init") {
+			return errors.New("no")
+		}
+		return nil
+	})
+	if doc := n.last(t); doc.State != "PENDING" || doc.StepdPID != 0 {
+		t.Errorf("the step: %+v", doc)
+	}
+	must(t, p.cmd.Process.Kill())
+	_ = p.cmd.Wait() // it was killed
+	p.cancel()
+	n.idle(t)
+	if doc := n.last(t); doc.State != "CANCELLED" || doc.Reason != "the client that reserved it is gone" {
+		t.Errorf("the step: %+v", doc)
+	}
+	if text := readFile(t, marks); strings.Contains(text, "5 job_prolog") || !strings.Contains(text, "5 job_epilog") || strings.Contains(text, "2 ") {
+		t.Errorf("marks:\n%s", text)
+	}
+	n.checkClean(t)
+}

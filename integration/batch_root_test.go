@@ -1,0 +1,145 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// pidsOf finds processes by a part of their command line.
+func pidsOf(t testing.TB, cmdline string) []int {
+	t.Helper()
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	must(t, err)
+	var pids []int
+	for _, dir := range dirs {
+		b, err := os.ReadFile(dir + "/cmdline")
+		if err != nil || !strings.Contains(strings.ReplaceAll(string(b), "\x00", " "), cmdline) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		must(t, err)
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// TestRootBatchJob: the script is a step of its own, and the job's; the steps in
+// it are numbered from 0 and end with it.
+func TestRootBatchJob(t *testing.T) {
+	n := startNode(t, site{})
+	script := n.userFile(t, "job.sh", `#!/bin/sh
+#SBATCH -J name -n2
+echo "$0 $1|$SLURM_JOB_ID|$SLURM_NTASKS|$SLURM_JOB_NAME|$(pwd)|${SLURM_STEP_ID-none}|$(id -u)|$(readlink /proc/self/fd/0)"
+stepctl run -n2 sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID $SLURM_PROCID' | sort
+stepctl run -n1 sleep 86393 &
+while ! stepctl show --json $SLURM_JOB_ID.1 2>/dev/null | grep -q RUNNING; do sleep 0.05; done
+exit 6
+`, 0o755)
+	r := n.do(t, call{args: []string{"batch", "-W", script, "arg"}, env: n.withStepctl()})
+	if r.code != 6 || r.out != "Submitted batch job 1\n" {
+		t.Errorf("got %v", r)
+	}
+	spool := n.path("spool/scripts/1")
+	want := fmt.Sprintf("%s arg|1|2|name|%s|none|%d|/dev/null\n1.0 0\n1.0 1\n", spool, n.wd, testUser(t).uid)
+	if got := readFile(t, filepath.Join(n.wd, "slurm-1.out")); !strings.HasPrefix(got, want) {
+		t.Errorf("output %q, want %q", got, want)
+	}
+	n.idle(t)
+	doc := n.show(t, "1.4294967291")
+	if doc.StepID != 4294967291 || doc.NTasks != 1 || doc.State != "FAILED" || doc.ExitCode == nil || *doc.ExitCode != 6 || strings.Join(doc.Command, " ") != "job.sh arg" {
+		t.Errorf("the batch step: %+v", doc)
+	}
+	if doc := n.show(t, "1.1"); doc.State != "CANCELLED" || doc.Reason != "its job has ended" {
+		t.Errorf("the step that the script has left: %+v", doc)
+	}
+	if _, err := os.Stat(spool); err == nil {
+		t.Errorf("%s is left", spool)
+	}
+	n.checkClean(t)
+}
+
+// TestRootBatchOverRestart: nobody has to be there but the script.
+func TestRootBatchOverRestart(t *testing.T) {
+	n := startNode(t, site{})
+	script := n.userFile(t, "job.sh", "#!/bin/sh\ntouch up\nwhile test ! -e go; do sleep 0.05; done\nstepctl run echo inside\n", 0o755)
+	if r := n.do(t, call{args: []string{"batch", script}, env: n.withStepctl()}); r.code != 0 {
+		t.Fatal(r)
+	}
+	eventually(t, 5*time.Second, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up")); return err })
+	st, err := os.Stat(n.path("spool/scripts/1"))
+	if err != nil || st.Mode() != 0o700 {
+		t.Errorf("the script: %v, %v", st, err)
+	}
+	n.kill9(t)
+	n.boot(t)
+	n.userFile(t, "go", "", 0o644)
+	n.idle(t)
+	if doc := n.show(t, "1.4294967291"); doc.State != "COMPLETED" {
+		t.Errorf("the batch step: %+v", doc)
+	}
+	if got := readFile(t, filepath.Join(n.wd, "slurm-1.out")); got != "inside\n" {
+		t.Errorf("output %q", got)
+	}
+	// A cancel by the job's number ends it.
+	must(t, os.Remove(filepath.Join(n.wd, "go")))
+	if r := n.ctl(t, "batch", script); r.code != 0 {
+		t.Fatal(r)
+	}
+	n.running(t)
+	if r := n.do(t, call{args: []string{"cancel", "2"}, uid: bob.uid}); r.code != 1 {
+		t.Errorf("another's job was cancelled: %v", r)
+	}
+	if r := n.ctl(t, "cancel", "2"); r.code != 0 {
+		t.Error(r)
+	}
+	n.idle(t)
+	if doc := n.show(t, "2.4294967291"); doc.State != "CANCELLED" {
+		t.Errorf("the batch step: %+v", doc)
+	}
+	n.checkClean(t)
+}
+
+// TestRootBatchScriptIsTheUsers: nothing in the spool is anybody else's.
+func TestRootBatchScriptIsTheUsers(t *testing.T) {
+	n := startNode(t, site{})
+	script := n.userFile(t, "job.sh", "#!/bin/sh\ntouch up\nsleep 86392\n", 0o755)
+	if r := n.ctl(t, "batch", script); r.code != 0 {
+		t.Fatal(r)
+	}
+	eventually(t, 5*time.Second, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up")); return err })
+	dir := n.path("spool/scripts")
+	for _, c := range []struct {
+		who  uint32
+		line string
+		code int
+	}{
+		{0, "test -x " + dir + "/1", 0},
+		{bob.uid, "cat " + dir + "/1", 1},
+		{0, "ls " + dir, 2},
+		{0, "rm -f " + dir + "/1", 1},
+		{0, "touch " + dir + "/2", 1},
+		{0, "cat " + n.path("spool/state.db"), 1},
+		{0, "ls " + n.path("spool"), 2},
+		{0, "ls " + n.path("spool/events"), 2},
+	} {
+		r := n.do(t, call{program: "/bin/sh", args: []string{"-c", c.line}, uid: c.who})
+		if r.code != c.code {
+			t.Errorf("%q as uid %d: %v", c.line, c.who, r)
+		}
+	}
+	if r := n.ctl(t, "cancel", "1"); r.code != 0 {
+		t.Error(r)
+	}
+	eventually(t, 5*time.Second, "the script's removal", func() error {
+		if _, err := os.Stat(dir + "/1"); err == nil {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+}
