@@ -10,6 +10,7 @@
 //	die CODE       exit without a result
 //	linger         send a result and never exit
 //	silent         say nothing, for ever
+//	quarantined    end at once; the reason is the plugins to leave out
 //	drain WORD...  end with code 1, and a reason to drain the node
 //	script         end at once; the reason tells of the batch script
 //	env NAME       end at once; the reason is NAME=VALUE of the step's environment
@@ -160,6 +161,13 @@ func (f *fake) await(argv []string) (step.ExitStatus, error) {
 			if strings.HasPrefix(e, argv[1]+"=") {
 				f.rec.Reason = e
 			}
+		}
+		return 0, nil
+	case "quarantined":
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, q := range f.spec.Spank.Quarantined {
+			f.rec.Reason += q.Path
 		}
 		return 0, nil
 	case "drain":
