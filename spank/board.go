@@ -105,6 +105,24 @@ func (b *board) where(rank int) (w step.HostPlace, fault int) {
 	return w, fault
 }
 
+// rankOf is the task for which the host was in a hook, -1 for none. The slot
+// does not tell: it is in the journal, as the last call that has no end.
+func (b *board) rankOf(w step.HostPlace) int {
+	base := boardHeader + b.nslots*boardSlotSize
+	for i := min(int(b.word(16).Load()), b.entries) - 1; i >= 0; i-- {
+		at := base + i*boardEntrySize
+		pluginHook := b.word(at + 20).Load()
+		if int(int16(pluginHook)) != w.Plugin || hookName(pluginHook>>16) != w.Hook || b.long(at+8).Load() != 0 {
+			continue
+		}
+		if r := b.word(at + 16).Load(); r != noRank && int64(r) < int64(b.nslots-1) {
+			return int(r)
+		}
+		return -1
+	}
+	return -1
+}
+
 // journal copies the hooks from entry number from on. It stops at the first
 // that still runs, so that the next call tells it whole; with last set, those
 // that never ended are told too.

@@ -23,6 +23,10 @@ type StartConfig struct {
 	CgroupFD int
 	// Files are its stdin, stdout and stderr; nil is /dev/null.
 	Files [3]*os.File
+	// OwnGroup makes it leader of a process group: what a plugin sends to its
+	// own group must not hit whoever started the host. Not for one that is to
+	// read from a user's terminal.
+	OwnGroup bool
 	// KeepDir lets it begin in the caller's directory instead of "/".
 	KeepDir bool
 }
@@ -77,7 +81,7 @@ func Start(cfg StartConfig) (*Host, error) {
 		Dir:   "/",
 		Env:   []string{},
 		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), hostFDControl: childControl.Fd(), hostFDLog: childLog.Fd()},
-		Sys:   &syscall.SysProcAttr{PidFD: &h.pidfd},
+		Sys:   &syscall.SysProcAttr{PidFD: &h.pidfd, Setpgid: cfg.OwnGroup},
 	}
 	for i, f := range cfg.Files {
 		if f != nil {
@@ -172,19 +176,15 @@ func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
 	if !w.InHook() {
 		return nil, false
 	}
-	switch what := h.fault(w.Plugin, fault); {
-	case what != "":
+	if what := h.fault(w.Plugin, fault); what != "" {
 		cause = what
-	case syscall.Errno(w.Errno) == syscall.EBADF:
-		cause = "closed descriptors of the process that called it"
-	case syscall.Errno(w.Errno) == syscall.EMFILE:
-		cause = "lowered the limit of open files of the process that called it"
-	case syscall.Errno(w.Errno) == syscall.EPERM:
-		cause = "changed the credentials of the process that called it"
 	}
 	e := &step.HookError{Plugin: h.PluginName(w.Plugin), Hook: w.Hook, Required: h.Required(w.Plugin), Cause: cause}
 	if w.Plugin >= 0 && w.Plugin < len(h.stack) {
 		e.Path = h.stack[w.Plugin].Path
+	}
+	if rank < 0 {
+		rank = h.board.rankOf(w)
 	}
 	if rank >= 0 {
 		e.Rank = &rank

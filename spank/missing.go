@@ -96,6 +96,12 @@ func (h *Host) fault(plugin, fault int) string {
 		return ""
 	case fault == faultFatal:
 		return "called slurm_fatal()"
+	case fault == faultDescriptors:
+		return "closed descriptors of the process that called it"
+	case fault == faultUser:
+		return "gave up the user or group of the process that called it"
+	case fault == faultNofile:
+		return "lowered the limit of open files below what the process that called it needs"
 	case plugin < 0 || plugin >= len(h.loaded) || n >= len(h.loaded[plugin].Missing):
 		return "" // not the host's word: a plugin has written over the board
 	default:

@@ -5,7 +5,7 @@ import "slices"
 // The numbers of host/protocol.h, which is their source: TestProtocolNumbers
 // reads that file and fails when one differs.
 const (
-	hostProtocolVersion = 2
+	hostProtocolVersion = 3
 
 	hostFDControl = 3
 	hostFDLog     = 4
@@ -177,8 +177,11 @@ const (
 
 // Why a process has ended itself in a hook: the board's error, negative.
 const (
-	faultFatal   = 1
-	faultMissing = 2 // plus the number of the symbol in Loaded.Missing
+	faultFatal       = 1
+	faultDescriptors = 2
+	faultUser        = 3
+	faultNofile      = 4
+	faultMissing     = 5 // plus the number of the symbol in Loaded.Missing
 )
 
 const (

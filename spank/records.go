@@ -55,6 +55,10 @@ func (h *Host) parseRecord(b []byte) (step.HostRecord, bool) {
 	case recWarn:
 		rec.Level = step.LogInfo
 		h.placeRecord(&rec, r.u32(), r.u32())
+		if rec.Plugin == "" { // it says itself whom it may have been
+			rec.Text = fmt.Sprintf("%s: %s", rec.Hook, r.str())
+			break
+		}
 		rec.Text = fmt.Sprintf("plugin %q: %s: %s", rec.Plugin, rec.Hook, r.str())
 	default:
 		return rec, false

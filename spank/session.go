@@ -91,6 +91,7 @@ func (s *Session) start() error {
 		runtime.LockOSThread()
 		h, err := Start(StartConfig{
 			Program: s.cfg.Program, Title: fmt.Sprintf("spankhost: [%s]", s.cfg.Context), CgroupFD: -1, Files: s.cfg.Files, KeepDir: true,
+			OwnGroup: s.cfg.Context == ContextSlurmd || s.cfg.Context == ContextJobScript,
 		})
 		s.host = h
 		started <- err

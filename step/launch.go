@@ -70,8 +70,8 @@ type TaskEnd struct {
 	Rank   int
 	Status ExitStatus
 	Usage  *Usage // nil where the kernel did not tell
-	// Lost says that the host reaped the task and died before it told: the
-	// status is not known, and none is invented.
+	// Lost says that a plugin reaped the task, or the host did and died before it
+	// told: the status is not known, and none is invented.
 	Lost bool
 }
 

@@ -56,7 +56,7 @@ func (s *Step) follow() error {
 				// It waits no longer, and has not told all: a plugin may have
 				// waited for a task of ours.
 				s.waitFailed(err)
-				s.loseRest()
+				s.endRest(err)
 				continue
 			}
 			if err := s.hostDied(); err != nil {
@@ -105,10 +105,7 @@ func (s *Step) waitFailed(err error) {
 		s.strictFailure(err)
 		return
 	}
-	s.sayError(err.Error())
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.noteReason(err.Error())
+	s.sayError(err.Error()) // a status that is lost is the step's reason then
 }
 
 // loseTasks is called when stepd has no children any more. Statuses that the
@@ -128,15 +125,8 @@ func (s *Step) loseTasks() (again <-chan struct{}) {
 		}
 		break
 	}
-	s.loseRest()
+	s.endRest(nil)
 	return nil
-}
-
-// loseRest gives up the statuses that nobody will tell any more.
-func (s *Step) loseRest() {
-	for rank := range s.tasks {
-		s.taskEnded(step.TaskEnd{Rank: rank, Lost: true})
-	}
 }
 
 // started says that all tasks were let go.
@@ -196,7 +186,7 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 	if e.Lost {
 		s.mu.Lock()
 		s.rec.Tasks[e.Rank].State = step.TaskExited
-		s.noteReason(fmt.Sprintf("the exit status of task %d was lost with spankhost", e.Rank))
+		s.noteReason(fmt.Sprintf("the exit status of task %d was lost", e.Rank))
 		s.mu.Unlock()
 		return
 	}

@@ -170,6 +170,7 @@ func startHost(spec *step.Spec, cgroupFD int) (task.Host, error) {
 			Program:  filepath.Join(filepath.Dir(self), "spankhost"),
 			Title:    fmt.Sprintf("spankhost: [%s]", spec.ID),
 			CgroupFD: cgroupFD,
+			OwnGroup: true,
 		})
 		started <- err
 	}

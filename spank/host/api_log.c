@@ -87,7 +87,7 @@ void log_warn(struct host *h, const struct plugin *p, uint32_t hook, const char 
 	struct writer w = wr_init(buf, sizeof(buf));
 
 	wr_u32(&w, REC_WARN);
-	wr_u32(&w, p->index);
+	wr_u32(&w, p ? p->index : NO_PLUGIN);
 	wr_u32(&w, hook);
 	wr_str(&w, what, sizeof(buf) - 32);
 	struct iovec iov = {buf, w.len};

@@ -21,6 +21,7 @@ static void child(void)
 	close_in_child(&host.control);
 	if (host.forked_ours)
 		return;
+	host.copy = true;
 	close_in_child(&host.log);
 	close_in_child(&host.exec_pipe);
 }

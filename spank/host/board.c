@@ -84,7 +84,12 @@ bool board_claim(struct host *h, uint32_t slot)
 	uint64_t token = h->token;
 
 	/* The odd nanosecond is nobody's concern. */
-	return s == NULL || atomic_compare_exchange_strong(&s->since_ns, &token, token + 1);
+	if (s == NULL)
+		return true;
+	if (h->copy)
+		return atomic_compare_exchange_strong(&s->since_ns, &token, token + 1);
+	atomic_store_explicit(&s->since_ns, token + 1, memory_order_relaxed);
+	return true;
 }
 
 bool board_at_exec(struct host *h, uint32_t slot)

@@ -6,6 +6,7 @@
 #ifndef STEPD_HOST_H
 #define STEPD_HOST_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -44,6 +45,7 @@ struct plugin {
 	struct option *options;
 	size_t noptions;
 	struct spank_handle handle;
+	uint32_t told; /* guard.c: what was told of it */
 	/* S_SLURM_VERSION*: the release that it was built for. */
 	char version[16], major[8], minor[8], micro[8];
 };
@@ -69,16 +71,36 @@ struct board_map {
 	uint32_t nslots, nentries;
 };
 
+/* How the host is before a hook, and must be after it (guard.c). */
+struct file_id {
+	dev_t dev;
+	ino_t ino;
+};
+
+struct user_ids {
+	uid_t uid[3]; /* real, effective, saved */
+	gid_t gid[3];
+};
+
+struct guard {
+	pid_t pid;
+	struct file_id control, log, gate, null;
+	struct user_ids user;
+	sigset_t mask;
+	struct rlimit nofile;
+	uint32_t told; /* of no plugin in particular */
+};
+
 struct host {
 	/* Channels; -1 where this process has none. */
 	int control, log;
 	/* Opened before the first hook: no path of ours is resolved after it (a
 	 * plugin may have changed what paths mean). */
 	int null, gate, job_ns, proc, threads, namespaces;
-	int exec_pipe;			      /* in a task: closes when it execs */
-	ino_t control_ino, log_ino, gate_ino; /* what plugins must leave there */
-	rlim_t nofile;			      /* and the limit of open files */
-	uint64_t token;			      /* of the hook that runs here: board_claim */
+	int exec_pipe;	/* in a task: closes when it execs */
+	bool copy;	/* in a task: a plugin has forked this process */
+	uint64_t token; /* of the hook that runs here: board_claim */
+	struct guard guard;
 	struct board_map board;
 	struct config cfg;
 	struct step_conf step;
@@ -143,11 +165,17 @@ bool fail(struct outcome *out, int error, const char *format, ...)
 /* Sends REP_DONE. */
 void reply_done(struct host *h, uint32_t cmd, const struct outcome *out);
 
-/* guard.c: after each hook: what the plugin has done to the host. Where the host
- * cannot go on it ends here, with the hook on the board. */
+/* guard.c: after a hook: what the plugin has done to its process. Where that cannot
+ * go on it ends here, with the hook on the board. */
 void guard_remember(struct host *h);
-void guard_check(struct host *h, const struct plugin *p);
-void guard_check_all(struct host *h, const struct plugin *p);
+void guard_remember_user(struct host *h);
+/* The least, in two system calls. */
+void guard_check(struct host *h);
+/* The only plugin that has the hook h->hook (NO_HOOK: any), else NULL; and the
+ * names of all that have. */
+struct plugin *guard_names(struct host *h, char *names, size_t size);
+/* All of it; p is NULL when it may have been any that has the hook h->hook. */
+void guard_check_all(struct host *h, struct plugin *p);
 
 /* atfork.c */
 void atfork_install(void);
@@ -156,7 +184,8 @@ void atfork_install(void);
 bool board_attach(struct board_map *b, int fd, size_t ntasks);
 void board_stage(struct host *h, uint32_t slot, enum stage stage);
 void board_error(struct host *h, uint32_t slot, int error);
-/* True for the first process that comes back from the hook of a task. */
+/* Called when a hook of a task comes back: false in a copy of the task where
+ * another process has come back before. */
 bool board_claim(struct host *h, uint32_t slot);
 bool board_at_exec(struct host *h, uint32_t slot);
 void board_execed(struct host *h, uint32_t slot);
@@ -190,6 +219,8 @@ void options_tell(struct host *h);
 bool user_drop(struct host *h, struct outcome *out);
 bool user_reclaim(struct outcome *out);
 bool user_become(struct host *h, const char **what);
+/* Has the host killed when stepd dies: a change of credentials ends that. */
+void user_rearm(void);
 bool user_groups_are(const gid_t *groups, size_t n);
 /* chdir to the job's directory as the effective user, else /tmp; false if it was /tmp. */
 void signals_default(void);
@@ -220,6 +251,7 @@ int lookup_main(void);
 
 /* api_log.c */
 void log_text(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* p is NULL for no plugin in particular. */
 void log_warn(struct host *h, const struct plugin *p, uint32_t hook, const char *what);
 void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const char *object);
 

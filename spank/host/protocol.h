@@ -28,7 +28,7 @@
  *          <--------------------------------- REP_TASKS {rank, pid}* + pidfd, exec pipe each
  *     (stepd tracks every pid)
  *     POST_FORK ----------------------------> task_post_fork for every rank in order
- *     (stepd writes one byte per task into the gate)
+ *     (stepd writes a byte into the gate, which no task takes)
  *     WAIT ---------------------------------> reap; REP_EXIT per task; REP_DONE after the last
  *     EXIT ---------------------------------> exit hooks; REP_DONE; _exit(0)
  *
@@ -55,7 +55,7 @@
 
 /* The comments are columns, and a test reads a constant a line. */
 /* clang-format off */
-#define HOST_PROTOCOL_VERSION 2
+#define HOST_PROTOCOL_VERSION 3
 
 #define HOST_FD_CONTROL 3
 #define HOST_FD_LOG 4
@@ -254,8 +254,11 @@ enum stream_kind {
 
 /* Why a process has ended itself in the hook that its slot names. */
 enum fault {
-	FAULT_FATAL = 1,   /* the plugin called slurm_fatal */
-	FAULT_MISSING = 2, /* plus n: it called symbol n, from 0, of those that REP_MISSING told of it */
+	FAULT_FATAL = 1,       /* the plugin called slurm_fatal */
+	FAULT_DESCRIPTORS = 2, /* it closed descriptors of its process, or put others there */
+	FAULT_USER = 3,	       /* it gave up its process's user or group for good */
+	FAULT_NOFILE = 4,      /* it lowered RLIMIT_NOFILE for good, below what its process needs */
+	FAULT_MISSING = 5,     /* plus n: it called symbol n, from 0, of those that REP_MISSING told of it */
 };
 
 struct board_slot {

@@ -116,8 +116,13 @@ static void note_exec(struct host *h, uint32_t rank)
 /* No status is better than one that was made up. */
 static void lose_task(struct host *h, uint32_t rank, struct outcome *out)
 {
+	char names[160];
+	int error = errno;
+
 	h->tasks[rank].reaped = true;
-	fail(out, errno, "cannot learn how task %u ended: a plugin may have waited for it", rank);
+	guard_names(h, names, sizeof(names));
+	fail(out, error, "cannot learn how task %u ended: a plugin may have waited for it: %s",
+	     rank, names);
 }
 
 /* A task has ended: task_exit sees it before it is reaped. */

@@ -87,9 +87,11 @@ static bool per_task(uint32_t hook)
 void plugin_leave(struct host *h, struct plugin *p, struct board_entry *entry, int rc)
 {
 	bool often = per_task(h->hook);
+	uint32_t rank = h->rank;
 
-	if (often)
-		guard_check(h, p);
+	/* Whoever does it for the first task does it for each: then it is named. */
+	if (often && rank != 0)
+		guard_check(h);
 	else
 		guard_check_all(h, p);
 	board_hook_leave(h, own_slot(h), entry, rc);
@@ -125,7 +127,7 @@ static int init_failure(const struct plugin *p, int rc)
 	return rc;
 }
 
-bool stack_call(struct host *h, enum hook hook, uint32_t rank, struct outcome *out)
+static bool call_all(struct host *h, enum hook hook, uint32_t rank, struct outcome *out)
 {
 	for (size_t i = 0; i < h->cfg.nplugins; i++) {
 		struct plugin *p = &h->plugins[i];
@@ -146,6 +148,20 @@ bool stack_call(struct host *h, enum hook hook, uint32_t rank, struct outcome *o
 		return false;
 	}
 	return true;
+}
+
+bool stack_call(struct host *h, enum hook hook, uint32_t rank, struct outcome *out)
+{
+	bool ok = call_all(h, hook, rank, out);
+
+	if (per_task(hook) && rank != 0) {
+		h->hook = hook;
+		h->rank = rank;
+		guard_check_all(h, NULL);
+		h->hook = NO_HOOK;
+		h->rank = h->in_task ? rank : NO_RANK;
+	}
+	return ok;
 }
 
 /* A string that a plugin exports, NULL if it does not. */

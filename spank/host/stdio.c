@@ -67,9 +67,14 @@ static void put(struct host *h, int from, int fd, const char *object)
 		task_fail(h, STAGE_STDIO, errno, object, 1);
 }
 
-/* Puts the task's descriptors 0, 1 and 2 in their places. Nothing we hold is below 3. */
+/* Puts the task's descriptors 0, 1 and 2 in their places. Nothing we hold is below 3,
+ * and nothing that we open is, even after a hook that closed them. */
 void task_stdio(struct host *h)
 {
+	for (int fd = 0; fd <= 2; fd++) {
+		if (fcntl(fd, F_GETFD) < 0)
+			put(h, h->null, fd, "/dev/null");
+	}
 	for (int fd = 0; fd <= 2; fd++) {
 		struct stream s = step_stream(&h->step, h->rank, fd);
 		int opened;

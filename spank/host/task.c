@@ -3,6 +3,7 @@
  * C.29). It leaves by _exit alone: the host's atexit handlers are not its own. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -109,23 +110,39 @@ static void become_user(struct host *h)
 	(void)user_chdir(&h->cfg, &error);
 }
 
+/* What a plugin has sent to its process group, or to itself by a timer, has waited
+ * until now. It is for nobody: stepd sends nothing to a task before its gate. */
+static void drop_pending(void)
+{
+	const struct sigaction ignore = {.sa_handler = SIG_IGN};
+	sigset_t pending;
+
+	(void)sigpending(&pending);
+	for (int sig = 1; sig < NSIG; sig++) {
+		if (sigismember(&pending, sig) == 1)
+			(void)sigaction(sig, &ignore, NULL);
+	}
+}
+
 static void reset_signals(void)
 {
 	sigset_t none;
 
+	drop_pending();
 	signals_default();
 	sigemptyset(&none);
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* Waits for the byte that says that every task is tracked. End of file: the
- * step is over before it began. */
+/* Waits for the byte that says that every task is tracked, and leaves it there:
+ * a process that a plugin has forked, and that comes here, too, takes it from
+ * nobody. End of file: the step is over before it began. */
 static void wait_gate(struct host *h)
 {
-	char go;
+	struct pollfd gate = {.fd = h->gate, .events = POLLIN};
 
 	enter(h, STAGE_GATE);
-	if (RETRY(read(h->gate, &go, 1)) != 1)
+	if (RETRY(poll(&gate, 1, -1)) != 1 || !(gate.revents & POLLIN))
 		_exit(1);
 }
 
@@ -157,13 +174,14 @@ _Noreturn void task_main(struct host *h, uint32_t rank)
 	join(h);
 	run_hook(h, STAGE_PRIVILEGED, HOOK_TASK_INIT_PRIVILEGED);
 	become_user(h);
-	reset_signals();
-	/* All tasks are one process group, led by rank 0, which its parent
-	 * made leader; it is gone only if rank 0 was reaped before it got this far. */
 	enter(h, STAGE_STDIO);
+	/* All tasks are one process group, led by rank 0, which its parent
+	 * made leader; it is gone only if rank 0 was reaped before it got this far.
+	 * Until then the host's group is theirs, and what is sent there waits. */
 	if (setpgid(0, rank == 0 ? 0 : h->tasks[0].pid) < 0 && setpgid(0, 0) < 0 &&
 	    getsid(0) != getpid()) /* a hook that made a session has made its group, too */
 		task_fail(h, STAGE_GATE, errno, "the step's process group", 1);
+	reset_signals();
 	task_stdio(h);
 	wait_gate(h);
 	set_task_env(h);

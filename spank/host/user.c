@@ -56,7 +56,7 @@ bool user_groups_are(const gid_t *groups, size_t n)
 
 /* A change of credentials clears the parent-death signal (prctl(2)). Should
  * stepd have died meanwhile, the control channel's end tells. */
-static void rearm(void)
+void user_rearm(void)
 {
 	if (host.in_task)
 		return; /* tasks outlive the host */
@@ -77,7 +77,8 @@ bool user_drop(struct host *h, struct outcome *out)
 	umask(c->umask);
 	if (seteuid(c->uid) < 0 || !uids_are(0, c->uid, 0))
 		return fail(out, errno, "cannot set effective uid %u", c->uid);
-	rearm();
+	user_rearm();
+	guard_remember_user(&host);
 	return true;
 }
 
@@ -88,7 +89,8 @@ bool user_reclaim(struct outcome *out)
 		return fail(out, errno, "cannot become root again");
 	if (setegid(0) < 0 || !gids_are(0, 0, 0))
 		return fail(out, errno, "cannot take gid 0 again");
-	rearm();
+	user_rearm();
+	guard_remember_user(&host);
 	return true;
 }
 

@@ -297,7 +297,7 @@ static void test_step(void)
 					  {0, 3, STREAM_NULL, 0},
 					  {0, 0, STREAM_FD, 3},
 					  {0, 1, STREAM_SAME, 0},
-					  {0, 0, 5, 0}};
+					  {0, 0, STREAM_EARLY + 1, 0}};
 	struct blob b = {0};
 	struct step_conf s;
 	const char *why;

@@ -1,0 +1,211 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// The hooks that are called in the host, and in the fork that becomes the task.
+var (
+	inHost = []string{"init", "init_post_opt", "user_init", "task_post_fork", "task_exit", "exit"}
+	inTask = []string{"task_init_privileged", "task_init"}
+	asRoot = append([]string{"task_init_privileged"}, inHost...) // all but task_init
+)
+
+// TestRootPluginEnds: a plugin that ends the process which called it takes that
+// one alone down. The step says which plugin, which hook, which rank and how.
+func TestRootPluginEnds(t *testing.T) {
+	runMisdeeds(t, startNode(t, site{}), []misdeed{
+		{do: "segv", kills: "killed by SIGSEGV"},
+		{do: "overflow", kills: "killed by SIGSEGV"},
+		{do: "abort", kills: "killed by SIGABRT"},
+		{do: "kill", kills: "killed by SIGKILL"},
+		{do: "exit", kills: "called exit(3)"},
+		{do: "_exit", kills: "called exit(4)"},
+		{do: "pthread_exit", kills: "called exit(0)"},
+		{do: "exec", in: inHost, kills: "called exit(0)"},
+		{do: "daemon()", in: inHost, kills: "called exit(0)"},
+		{do: "kill-group", in: inHost, kills: "killed by SIGKILL"},
+		{do: "seccomp", in: asRoot, kills: "killed by SIGKILL"},
+		{do: "segv", kills: "killed by SIGSEGV", rank: 1},
+		{do: "setuid", in: asRoot, kills: "gave up the user or group of the process that called it"},
+	}, 4)
+}
+
+// TestRootPluginHangs: a hook that overruns HookTimeout ends its process, by
+// name, whatever it is at.
+func TestRootPluginHangs(t *testing.T) {
+	const late = "did not return within 1s (HookTimeout in stepd.conf)"
+	runMisdeeds(t, startNode(t, site{Stepd: "HookTimeout=1\n"}), []misdeed{
+		{do: "hang", kills: late, slow: true},
+		{do: "hang-blocked", kills: late, slow: true},
+		{do: "spin", in: []string{"init", "task_init"}, kills: late, slow: true},
+		{do: "spin-blocked", in: []string{"user_init", "task_exit"}, kills: late, slow: true},
+		{do: "stop", kills: late, slow: true},
+	}, 16)
+}
+
+// TestRootPluginDescriptors: a plugin that closes what is not its own. In
+// task_init the task needs it no more.
+func TestRootPluginDescriptors(t *testing.T) {
+	const closed = "closed descriptors of the process that called it"
+	runMisdeeds(t, startNode(t, site{}), []misdeed{
+		{do: "closefds", in: asRoot, kills: closed},
+		{do: "closeall", in: asRoot, kills: closed},
+		{do: "swapfds", in: asRoot, kills: closed},
+		{do: "closefds", in: asRoot, kills: closed, rank: 1},
+		{do: "closefds", in: []string{"task_init"}},
+		{do: "closestd", in: asRoot, told: "closed a standard descriptor: it is /dev/null now", quiet: inTask},
+		{do: "nofile", in: asRoot, told: "lowered the limit of open files below what its process needs: taken back"},
+		noFilesForGood(),
+	}, 4)
+}
+
+// noFilesForGood lowers the upper limit, too: only a root that may raise it can
+// take that back (a container's may not).
+func noFilesForGood() misdeed {
+	m := misdeed{do: "nofile-hard", in: asRoot}
+	var caps [2]unix.CapUserData
+	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0])
+	if err == nil && caps[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0 {
+		m.told = "lowered the limit of open files below what its process needs: taken back"
+	} else {
+		m.kills = "lowered the limit of open files below what the process that called it needs"
+	}
+	return m
+}
+
+// TestRootPluginSignals: handlers, masks and timers of a plugin do not reach the
+// tasks from the host, and do not end it; those of task_init are the task's.
+func TestRootPluginSignals(t *testing.T) {
+	const sigchld = "ignored SIGCHLD: taken back, or the tasks' ends would be lost"
+	const unblocked = "unblocked signals that would end the host: blocked again"
+	runMisdeeds(t, startNode(t, site{}), []misdeed{
+		{do: "ignore-sigchld", told: sigchld, quiet: inTask}, // the shell takes it back
+		{do: "no-zombies", told: sigchld, quiet: inTask},
+		{do: "ignore-sigterm", inherit: []string{"task_init"}},
+		{do: "handlers"},
+		{do: "block", inherit: []string{"task_init"}},
+		{do: "unblock", told: unblocked, quiet: inTask},
+		{do: "alarm", in: inHost},
+		{do: "alarm-unblocked", in: inHost, told: unblocked},
+		{do: "no-pdeathsig"},
+		{do: "term-group", in: inHost},
+	}, 4)
+}
+
+// cannotFork is how a limit ends that a plugin has set for the tasks: as in
+// Slurm, it is theirs.
+func cannotFork(t *testing.T, c *rudeStep) {
+	if c.result.code != 11 || !strings.Contains(c.result.err, "execve(): /usr/bin/sh: Resource temporarily unavailable") {
+		t.Errorf("want EAGAIN, 11, got %v", c.result)
+	}
+}
+
+// TestRootPluginState: what else of its process a plugin changes, and writes
+// over of what it was given.
+func TestRootPluginState(t *testing.T) {
+	fromUserInit := []string{"user_init", "task_init_privileged", "task_init"}
+	runMisdeeds(t, startNode(t, site{}), []misdeed{
+		{do: "chdir", inherit: []string{"task_init"}},
+		{do: "umask", inherit: fromUserInit}, // before, the job's own is not set
+		{do: "setpgid"},
+		{do: "setsid"},
+		{do: "core", inherit: append([]string{"init", "init_post_opt"}, fromUserInit...)},
+		{do: "nproc", in: []string{"init"}, ends: cannotFork},
+		{do: "seteuid", told: "changed its user or group: taken back", quiet: []string{"user_init", "task_init"}}, // there it may not
+		{do: "args"},
+		{do: "env"},
+		{do: "option"},
+	}, 4)
+}
+
+// TestRootPluginLeaves: what a plugin leaves running ends with the step, and
+// does not keep it from ending.
+func TestRootPluginLeaves(t *testing.T) {
+	runMisdeeds(t, startNode(t, site{}), []misdeed{
+		{do: "thread", told: "left 3 threads running", quiet: []string{"task_init_privileged", "task_init", "task_post_fork", "task_exit"}},
+		{do: "helper"},
+		{do: "daemon"},
+		{do: "twice", in: inHost},
+		{do: "twice-raw", in: inHost},
+		{do: "reap", in: inHost},
+		{do: "reap-all", in: []string{"task_exit"}, ends: statusesKept},
+		{do: "twice", in: inTask, ends: ranTwice},
+	}, 4)
+}
+
+// statusesKept: a plugin has waited for every task; a kernel from 6.15 on still
+// knows how they ended.
+func statusesKept(t *testing.T, c *rudeStep) {
+	contains(t, "stderr", c.result.err, "cannot learn how task ", "a plugin may have waited for it: rude.so")
+	code, lost := 3, strings.Contains(c.doc.Reason, "cannot learn")
+	if lost {
+		code = 1
+	}
+	if c.result.code != code || !strings.Contains(c.result.out, "late\n") || c.doc.State != "FAILED" || lost == newerThan(t, 6, 15) {
+		t.Errorf("state %s, %q, %v", c.doc.State, c.doc.Reason, c.result)
+	}
+}
+
+// ranTwice: in a task there is no telling which of two is the task: both go on,
+// as in Slurm. The step has its own end, and does not wait for the other.
+func ranTwice(t *testing.T, c *rudeStep) {
+	if r := c.result; r.code != 3 || !strings.Contains(r.out, "rank 1 in ") || !strings.Contains(r.out, "late\n") {
+		t.Errorf("want the tasks' own end, exit code 3: %v", r)
+	}
+}
+
+// newerThan tells the running kernel's age.
+func newerThan(t *testing.T, major, minor int) bool {
+	t.Helper()
+	var u unix.Utsname
+	must(t, unix.Uname(&u))
+	var x, y int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &x, &y); err != nil {
+		t.Fatal(err)
+	}
+	return x > major || x == major && y >= minor
+}
+
+// TestRootPluginLaterTask: what is not done for the first task is taken back as
+// well; then it may have been any of the plugins that have the hook.
+func TestRootPluginLaterTask(t *testing.T) {
+	n := startNode(t, site{})
+	first := buildRude(t, n)
+	second := n.path("second.so")
+	must(t, os.Rename(first, second))
+	first = buildRude(t, n)
+	n.stack(t, "optional "+first+" hook=task_post_fork do=seteuid rank=1", "optional "+second)
+	if r := n.ctl(t, "run", "-n", "2", "id", "-u"); r.code != 0 || r.out != "7001\n7001\n" || r.err != "" {
+		t.Errorf("got %v", r)
+	}
+	contains(t, "noded's log", n.log.String(), "slurm_spank_task_post_fork: one of rude.so, second.so changed its user or group: taken back")
+	n.stack(t, "optional "+first+" hook=task_exit do=setuid rank=1")
+	r := n.ctl(t, "run", "-n", "2", "id", "-u")
+	if r.code != 0 || r.out != "7001\n7001\n" {
+		t.Errorf("got %v", r)
+	}
+	contains(t, "stderr", r.err, `plugin "rude.so": slurm_spank_task_exit (rank 1): gave up the user or group of the process that called it`)
+	n.checkClean(t)
+}
+
+// TestRootPluginChroot: what a plugin makes of the root directory is the tasks',
+// as with a chroot plugin of Slurm; the host needs no path any more.
+func TestRootPluginChroot(t *testing.T) {
+	n := startNode(t, site{})
+	so := buildRude(t, n)
+	for _, hook := range []string{"init", "init_post_opt", "task_init_privileged", "task_post_fork", "task_exit", "exit"} {
+		n.stack(t, fmt.Sprintf("required %s hook=%s do=chroot=%s", so, hook, n.dir))
+		r := n.ctl(t, "run", "sh", "-c", "echo ran; exit 3")
+		inside := hook != "task_post_fork" && hook != "task_exit" && hook != "exit"
+		if want := map[bool]int{true: 2, false: 3}[inside]; r.code != want || inside != strings.Contains(r.err, "execve(): sh: No such file or directory") {
+			t.Errorf("%s: want exit code %d, got %v", hook, want, r)
+		}
+		n.checkClean(t)
+	}
+}
