@@ -37,6 +37,7 @@ func (n *Node) runChild(ctx context.Context, j *job, c child) error {
 	if err != nil {
 		return err
 	}
+	j.placeScripts()
 	if leaf != nil {
 		defer leaf.Close()
 	}

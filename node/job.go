@@ -32,6 +32,7 @@ type job struct {
 	prolog  prologOf      // guarded by scripts, until its end
 	ran     []step.Record // guarded by scripts: processes of prolog and epilog, as a tracker wants them
 	outputs []*output     // guarded by scripts: what their children may write to
+	placed  bool          // guarded by scripts: they have a place
 	found   bool          // an earlier noded's, which may have left some of them
 }
 
@@ -149,10 +150,10 @@ func (n *Node) endJob(j *job) {
 // endScripts kills what prolog and epilog have left running, and says what it was.
 func (n *Node) endScripts(j *job, log *logrus.Entry) {
 	j.scripts.Lock()
-	ran, outputs := j.ran, j.outputs
-	j.ran, j.outputs = nil, nil
+	ran, outputs, placed := j.ran, j.outputs, j.placed
+	j.ran, j.outputs, j.placed = nil, nil, false
 	j.scripts.Unlock()
-	if len(ran) == 0 && !j.found {
+	if !placed && !j.found {
 		return
 	}
 	id := scriptsID(j.ID)
@@ -176,4 +177,12 @@ func (n *Node) endScripts(j *job, log *logrus.Entry) {
 	for _, o := range outputs {
 		o.close()
 	}
+}
+
+// placeScripts notes that prolog and epilog have a place that is to be removed,
+// whether anything could be run in it or not.
+func (j *job) placeScripts() {
+	j.scripts.Lock()
+	defer j.scripts.Unlock()
+	j.placed = true
 }

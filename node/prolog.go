@@ -252,7 +252,7 @@ func (n *Node) runPlugins(ctx context.Context, j *job, k scriptKind, env []strin
 	theirs.Close()
 	res, rerr := readScriptResult(answer)
 	if rerr == nil {
-		n.countCrashes(res.Crashes)
+		n.countCrashes(res.Crashes, func(hook string) bool { return hook == k.hook })
 		if res.Hooks != nil {
 			n.hooks.learn(id, res.Hooks)
 		}

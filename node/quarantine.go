@@ -54,15 +54,23 @@ func nameFile(path string) fileName {
 func (n *Node) stepPlugins(rec *step.Record) {
 	switch {
 	case rec.PluginCrash != nil:
-		n.countCrashes([]step.PluginCrash{*rec.PluginCrash})
+		n.countCrashes([]step.PluginCrash{*rec.PluginCrash}, ofStep)
 	case rec.Started != nil:
-		n.countCrashes(nil)
+		n.countCrashes(nil, ofStep)
 	}
 }
 
-// countCrashes counts the plugins that crashed in one run of the stack; the
-// others did not, and begin anew where the run came so far.
-func (n *Node) countCrashes(crashed []step.PluginCrash) {
+// scriptHook tells a hook of prolog and epilog: a run of those says nothing of
+// the hooks of a step, nor the other way round.
+func scriptHook(hook string) bool {
+	return hook == prologKind().hook || hook == epilogKind().hook
+}
+
+func ofStep(hook string) bool { return !scriptHook(hook) }
+
+// countCrashes counts the plugins that crashed in one run of the stack. Where
+// none did, those begin anew whose last crash was in a hook that this run called.
+func (n *Node) countCrashes(crashed []step.PluginCrash, called func(hook string) bool) {
 	limit := n.cfg.QuarantineAfter
 	if limit <= 0 {
 		return
@@ -71,7 +79,7 @@ func (n *Node) countCrashes(crashed []step.PluginCrash) {
 	defer n.plugins.mu.Unlock()
 	changed := false
 	for path, c := range n.plugins.crashes {
-		if len(crashed) == 0 && c.Times < limit {
+		if len(crashed) == 0 && c.Times < limit && called(c.Hook) {
 			delete(n.plugins.crashes, path)
 			changed = true
 		}

@@ -94,20 +94,34 @@ func endOf(rec *step.Record) step.ExitStatus {
 	return 0
 }
 
-// stringMax is what execve(2) takes of one variable (MAX_ARG_STRLEN).
-const stringMax = 128 << 10
+// userEnvMax bounds the job control environment of a program, in bytes with
+// its pointers: execve(2) takes a quarter of the stack's limit for all, and what
+// a user has sent must not make the site's programs fail.
+const userEnvMax = 1 << 20
 
 // passable leaves out what the kernel gives no program: the plugins have it in
 // any case, for no program is exec'd with theirs.
 func passable(env []string, log *logrus.Entry) []string {
 	out := make([]string, 0, len(env))
+	size, over := 0, 0
 	for _, e := range env {
-		if len(e) >= stringMax {
-			name, value, _ := strings.Cut(e, "=")
-			log.Warnf("cannot pass %.80q to prolog and epilog: its value has %d bytes, and the kernel takes %d of a variable", name, len(value), stringMax)
+		if !strings.HasPrefix(e, step.ScriptEnvPrefix) {
+			out = append(out, e)
+			continue
+		}
+		name, value, _ := strings.Cut(e, "=")
+		if len(e) > step.VariableMax {
+			log.Warnf("cannot pass %.80q to prolog and epilog: its value has %d bytes, and the kernel takes %d of a variable", name, len(value), step.VariableMax)
+			continue
+		}
+		if size += len(e) + 16; size > userEnvMax {
+			over++
 			continue
 		}
 		out = append(out, e)
+	}
+	if over > 0 {
+		log.Warnf("cannot pass %d variables of the job control environment to prolog and epilog: all of them have more than %d bytes", over, userEnvMax)
 	}
 	return out
 }

@@ -14,6 +14,8 @@ const (
 	// JobControlMax bounds the job control environment, in bytes. What of it is
 	// too long for a script's environment reaches the plugins alone.
 	JobControlMax = 4 << 20
+	// JobControlEntries bounds its variables, options among them.
+	JobControlEntries = 4096
 	// VariableMax is the longest NAME=VALUE that a program can be started with
 	// (execve(2), MAX_ARG_STRLEN with its NUL).
 	VariableMax = 128<<10 - 1
@@ -121,12 +123,21 @@ func (r *Request) checkSpank() error {
 }
 
 func checkJobControl(env [][]byte) error {
-	size := 0
+	size, options := 0, 0
 	for i, e := range env {
 		size += len(e) + 1
+		if bytes.HasPrefix(e, []byte(OptionPrefix)) {
+			options++
+		}
 		if at := bytes.IndexByte(e, '='); at <= 0 || bytes.IndexByte(e, 0) >= 0 {
 			return bad("job_control", "entry %d (%.40q) is not NAME=VALUE", i, e)
 		}
+	}
+	if options > OptionsMax {
+		return bad("job_control", "%d options: the limit is %d", options, OptionsMax)
+	}
+	if len(env) > JobControlEntries {
+		return bad("job_control", "%d variables: the limit is %d", len(env), JobControlEntries)
 	}
 	if size > JobControlMax {
 		return bad("job_control", "%d bytes: the limit is %d", size, JobControlMax)

@@ -117,6 +117,9 @@ func (s *Step) strictCodes(hooks []step.HookTime) {
 // mu. The first one is the step's. SIGKILL is somebody else's, the kernel's for
 // want of memory too, and what does not end at once after a cancel has its due.
 func (s *Step) noteCrash(h *step.HookError) {
+	if h.Hook == "slurm_spank_task_init" {
+		return // a user's own process, which he may send any signal
+	}
 	if h.Cause == "killed by SIGKILL" || strings.Contains(h.Cause, afterCancel) {
 		return
 	}

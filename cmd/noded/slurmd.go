@@ -39,10 +39,13 @@ func startSlurmd(s *site, log *logrus.Logger, n *node.Node) (*slurmd, error) {
 		return nil, err
 	}
 	stack.Problems = nil // the check of the stack has told them
+	all := len(stack.Plugins)
 	for len(stack.Plugins) > 0 {
 		d, err := openSlurmd(s, conf, stack, log)
 		if err == nil {
-			n.LearnStack(id, d.session.Hooks())
+			if len(stack.Plugins) == all && d.session.Whole() {
+				n.LearnStack(id, d.session.Hooks())
+			}
 			d.watch.Go(func() { d.follow(n) })
 			return d, nil
 		}

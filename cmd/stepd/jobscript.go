@@ -84,12 +84,14 @@ func (j *jobHooks) run(res *step.JobScriptResult) error {
 	if err != nil {
 		return err
 	}
+	whole := true
 	for _, line := range stack.LeaveOut(&j.job.Spank) {
 		j.log.Warn(line)
+		whole = false
 	}
-	res.Hooks = []string{}
 	for len(stack.Plugins) > 0 {
-		err := j.call(stack, res)
+		err := j.call(stack, res, whole)
+		whole = false // behind a crash there is but the rest of it
 		hook, ok := errors.AsType[*step.HookError](err)
 		if !ok || hook.RC != nil {
 			return err
@@ -106,8 +108,9 @@ func (j *jobHooks) run(res *step.JobScriptResult) error {
 	return nil
 }
 
-// call is one host.
-func (j *jobHooks) call(stack spank.Stack, res *step.JobScriptResult) error {
+// call is one host. Where it has loaded every plugin of the whole stack, noded
+// learns which hooks there are: it calls nobody for those that there are not.
+func (j *jobHooks) call(stack spank.Stack, res *step.JobScriptResult, whole bool) error {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("cannot find spankhost: %w", err)
@@ -128,7 +131,9 @@ func (j *jobHooks) call(stack spank.Stack, res *step.JobScriptResult) error {
 	if err != nil {
 		return err
 	}
-	res.Hooks = append(res.Hooks, s.Hooks()...)
+	if whole && s.Whole() {
+		res.Hooks = s.Hooks()
+	}
 	if _, err = s.Init(); err == nil {
 		err = s.Hook(j.hook)
 	}

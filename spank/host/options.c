@@ -41,7 +41,12 @@ void option_add(struct host *h, struct plugin *p, const struct spank_option *opt
 	}
 	p->options = must_grow(p->options, p->noptions + 1, sizeof(*p->options));
 	p->options[p->noptions] = (struct option){.opt = *opt};
+	/* The plugin's own may be gone when they are told. */
 	p->options[p->noptions].opt.name = must(strdup(opt->name));
+	if (opt->arginfo != NULL)
+		p->options[p->noptions].opt.arginfo = must(strdup(opt->arginfo));
+	if (opt->usage != NULL)
+		p->options[p->noptions].opt.usage = must(strdup(opt->usage));
 	p->noptions++;
 }
 
@@ -305,6 +310,7 @@ static bool getopt_allowed(uint32_t hook)
 static spank_err_t getopt_script(const struct host *h, const struct plugin *p,
 				 const struct spank_option *opt, char **optarg)
 {
+	static char null_text[] = "(null)";
 	const struct option o = {.opt = *opt};
 	char key[1280];
 
@@ -314,7 +320,11 @@ static spank_err_t getopt_script(const struct host *h, const struct plugin *p,
 
 		if (strcmp(given->key, key) != 0)
 			continue;
-		if (opt->has_arg)
+		/* Measured: what has no value is written as "(null)". An option that
+		 * always has one means it so. */
+		if (opt->has_arg == 1)
+			*optarg = given->has_value ? given->value : null_text;
+		else if (opt->has_arg)
 			*optarg = given->has_value ? given->value : NULL;
 		return ESPANK_SUCCESS;
 	}

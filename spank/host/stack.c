@@ -216,8 +216,15 @@ static void reply_plugin(struct host *h, const struct plugin *p)
 
 static void load(struct host *h, struct plugin *p)
 {
+	struct stat st;
 	struct board_entry *entry = plugin_enter(h, p, HOOK_LOAD, NO_RANK);
 
+	/* A FIFO would hold dlopen until somebody writes to it. */
+	if (stat(p->conf->path, &st) == 0 && !S_ISREG(st.st_mode)) {
+		p->error = must(strdup("it is not a regular file"));
+		plugin_leave(h, p, entry, -1);
+		return;
+	}
 	/* Lazily, as Slurm: plugins refer to functions that their host lacks. */
 	p->dl = dlopen(p->conf->path, RTLD_LAZY | RTLD_LOCAL);
 	if (p->dl == NULL) {
