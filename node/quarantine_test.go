@@ -92,7 +92,7 @@ func TestQuarantine(t *testing.T) {
 func TestNoQuarantine(t *testing.T) {
 	tn := fresh(t)
 	for range 5 {
-		tn.countCrashes([]step.PluginCrash{{Path: "/x.so", Required: true}})
+		tn.countCrashes([]step.PluginCrash{{Path: "/x.so", Required: true}}, ofStep)
 	}
 	if q := tn.quarantined(); len(q) != 0 || tn.doc().State != "IDLE" {
 		t.Errorf("%v, %+v", q, tn.doc())
