@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -32,6 +33,9 @@ func newScripted(t *testing.T, prolog, epilog string, change func(*Config)) *scr
 	script := func(name, body string) string {
 		path := filepath.Join(dir, name)
 		text := fmt.Sprintf("#!/bin/sh\n{ printf %%s %s; env | sort | while read -r e; do printf ' %%s' \"$e\"; done; echo; } >>%s\n%s\n", name, s.out, body)
+		// A fork of another test must not keep it open for writing: ETXTBSY.
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
 		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
 			t.Fatal(err)
 		}
