@@ -133,6 +133,10 @@ func allocEnv(req *step.Request, p *plugins, job *api.AllocReply) []string {
 		"SLURM_JOB_NODELIST="+job.Node, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost)
 }
 
+// revokeGrace is how long the command of a job that is over may take to end by
+// itself: it may have heard of it from a step, and have a code of its own.
+const revokeGrace = time.Second
+
 // inJob runs the command with the job's variables. It is the user's own
 // process, here: Ctrl-C is the terminal's to send it.
 func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string, over <-chan struct{}, tell func(string, ...any)) (int, error) {
@@ -152,6 +156,7 @@ func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string, ove
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("cannot run %q: %w", argv[0], err)
 	}
+	var late <-chan time.Time
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	for {
@@ -159,6 +164,8 @@ func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string, ove
 		case <-over:
 			over = nil
 			tell("Job allocation %d has been revoked.", job.JobId)
+			late = time.After(revokeGrace)
+		case <-late:
 			// As a terminal that hangs up: an interactive shell ends by it.
 			_ = cmd.Process.Signal(syscall.SIGHUP)
 			_ = cmd.Process.Signal(syscall.SIGCONT)

@@ -37,7 +37,8 @@ void command_option(struct host *h, struct reader *args, const int *fds, size_t 
 		     h->plugins[plugin].options[option].opt.name);
 	} else {
 		struct plugin *p = &h->plugins[plugin];
-		option_setenv(p, &p->options[option], value);
+		option_setenv(p, &p->options[option],
+			      p->options[option].opt.has_arg ? value : NULL);
 		int rc = option_give(h, p, &p->options[option], value);
 
 		if (rc < 0)

@@ -23,12 +23,30 @@ static const struct plugin *provider(const struct host *h, const char *name)
 	return NULL;
 }
 
+static bool can_be_typed(const char *name)
+{
+	if (name[0] == 0 || name[0] == '-')
+		return false;
+	for (; *name; name++) {
+		if (*name == '=' || (unsigned char)*name <= ' ' || *name == 0x7f)
+			return false;
+	}
+	return true;
+}
+
 /* Adds an option to its plugin's; a duplicate or one that is too long is told
  * and left out, in the words that sites know. */
 void option_add(struct host *h, struct plugin *p, const struct spank_option *opt)
 {
 	const struct plugin *other = provider(h, opt->name);
 
+	if (!can_be_typed(opt->name)) {
+		log_text(LEVEL_ERROR,
+			 "spank: option \"%.80s\" provided by %s cannot be written on a command "
+			 "line. Ignoring.",
+			 opt->name, p->name);
+		return;
+	}
 	if (strlen(opt->name) > SPANK_OPTION_MAXLEN) {
 		log_text(LEVEL_ERROR, "spank: option \"%s\" provided by %s too long. Ignoring.",
 			 opt->name, p->name);
