@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -70,5 +71,29 @@ func TestStackID(t *testing.T) {
 	}
 	if got := id(); got != "" {
 		t.Errorf("without its file: %q", got)
+	}
+}
+
+// BenchmarkStackID is what a job pays for a stack of 20 plugins that have
+// neither job_prolog nor job_epilog.
+func BenchmarkStackID(b *testing.B) {
+	dir := b.TempDir()
+	var text string
+	for i := range 20 {
+		so := filepath.Join(dir, fmt.Sprintf("%d.so", i))
+		text += "required " + so + "\n"
+		if err := os.WriteFile(so, nil, 0o644); err != nil {
+			b.Fatal(err)
+		}
+	}
+	file := filepath.Join(dir, "plugstack.conf")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		b.Fatal(err)
+	}
+	s := &stackID{file: file}
+	for b.Loop() {
+		if id, err := s.ID(); err != nil || id == "" {
+			b.Fatal(id, err)
+		}
 	}
 }
