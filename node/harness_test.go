@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -162,6 +163,7 @@ func start(t testing.TB, dir string, change func(*Config)) *testNode {
 	if change != nil {
 		change(&cfg)
 	}
+	t.Cleanup(func() { killLeft(t, dir) }) // the last of the test's cleanups
 	n, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -173,6 +175,26 @@ func start(t testing.TB, dir string, change func(*Config)) *testNode {
 		t.Fatal(err)
 	}
 	return tn
+}
+
+// killLeft ends the played stepds, and their children, that hold a file of dir
+// open: a test may leave steps running.
+func killLeft(t testing.TB, dir string) {
+	t.Helper()
+	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	self := fmt.Sprintf("/proc/%d/", os.Getpid())
+	for _, link := range links {
+		to, err := os.Readlink(link)
+		if err != nil || !strings.HasPrefix(to, dir+"/") || strings.HasPrefix(link, self) {
+			continue // gone meanwhile, or not ours
+		}
+		if pid, err := strconv.Atoi(strings.Split(link, "/")[2]); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may just have ended
+		}
+	}
 }
 
 func (tn *testNode) stop() {
