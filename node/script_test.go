@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -118,5 +119,23 @@ func TestWriteOwned(t *testing.T) {
 	}
 	if err := writeOwned(dir, "8", nil, me); err == nil {
 		t.Error("a directory was replaced")
+	}
+}
+
+// What a user sends to prolog and epilog never makes them fail to start.
+func TestPassable(t *testing.T) {
+	tn := fresh(t)
+	env := []string{"SLURM_JOB_ID=1"}
+	for i := range 40 {
+		env = append(env, fmt.Sprintf("SPANK_V%d=%s", i, strings.Repeat("x", 110<<10)))
+	}
+	env = append(env, "SPANK_LONG="+strings.Repeat("x", 128<<10), "SLURM_LAST=1")
+	got := passable(env, tn.log.WithField("job", 1))
+	size := 0
+	for _, e := range got {
+		size += len(e)
+	}
+	if size > userEnvMax+100 || len(got) != 2+9 || got[0] != env[0] || got[len(got)-1] != "SLURM_LAST=1" {
+		t.Errorf("%d variables of %d bytes are left", len(got), size)
 	}
 }

@@ -37,12 +37,13 @@ type SpankOption struct {
 // _SLURM_SPANK_OPTION_<plugin>_<name>, with all but letters and digits as '_'
 // (spank-behaviour §2).
 func OptionVariable(plugin, name string) string {
-	return OptionPrefix + strings.Map(func(r rune) rune {
-		if r < 0x80 && (r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z') {
-			return r
+	b := []byte(plugin + "_" + name)
+	for i, c := range b { // bytes: what is no ASCII has one '_' for each
+		if (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') {
+			b[i] = '_'
 		}
-		return '_'
-	}, plugin+"_"+name)
+	}
+	return OptionPrefix + string(b)
 }
 
 // OptionPrefix begins the variables of OptionVariable.
