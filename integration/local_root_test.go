@@ -66,6 +66,18 @@ func TestRootLocalContext(t *testing.T) {
 	}
 }
 
+// TestRootTasksOfJob: a step has as many tasks as its job asked for, where
+// it does not say itself.
+func TestRootTasksOfJob(t *testing.T) {
+	n := startNode(t, site{})
+	for args, want := range map[string]string{"stepctl run -l echo x": "0: x\n1: x\n2: x\n", "stepctl run -n1 -l echo x": "0: x\n"} {
+		r := n.do(t, call{args: []string{"alloc", "-Q", "-n3", "sh", "-c", args + " | sort"}, env: n.withStepctl()})
+		if r.code != 0 || r.out != want {
+			t.Errorf("%s: %v", args, r)
+		}
+	}
+}
+
 // TestRootOptionOfOneSide: an option that the other side does not know is
 // refused by the side's name, and never dropped.
 func TestRootOptionOfOneSide(t *testing.T) {

@@ -74,6 +74,21 @@ func (o *runOptions) bind(c *cobra.Command) {
 	f.Uint32Var(&o.jobid, "jobid", 0, "make the step one of this job (default $SLURM_JOB_ID)")
 }
 
+// fromJob takes the task count of the job that run is in, where none was given
+// (srun(1), SLURM_NTASKS).
+func (o *runOptions) fromJob(c *cobra.Command) error {
+	v := os.Getenv("SLURM_NTASKS")
+	if v == "" || os.Getenv("SLURM_JOB_ID") == "" || c.Flags().Changed("ntasks") {
+		return nil
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 {
+		return fmt.Errorf("SLURM_NTASKS=%q is no number of tasks (--ntasks overrules it)", v)
+	}
+	o.ntasks = n
+	return nil
+}
+
 // requestKind tells the verbs' requests apart.
 type requestKind int
 

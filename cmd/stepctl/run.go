@@ -27,7 +27,10 @@ func runCommand(d *dialer) *cobra.Command {
 		Use:         "run [options] [--] COMMAND [ARG...]",
 		Short:       "run a command as the tasks of a step and wait for them",
 		Annotations: map[string]string{usesPlugins: spank.ContextLocal.String()},
-		RunE: func(_ *cobra.Command, argv []string) error {
+		RunE: func(c *cobra.Command, argv []string) error {
+			if err := o.fromJob(c); err != nil {
+				return err
+			}
 			client, err := d.client()
 			if err != nil {
 				return err
