@@ -5,10 +5,13 @@
  * hook, as if the plugin had crashed it. All else that a plugin may change of
  * its process is left as in Slurm: its directory, umask, handlers, other limits.
  *
- * A step pays for each system call in here once for every hook and plugin, a
- * task for those of guard_check. */
+ * A step of 20 plugins and 64 tasks calls 5,000 hooks, so a system call counts. After
+ * each plugin there are few (guard_check), from the second task on one (guard_channel):
+ * what they find has a name. After the chain comes the rest (guard_check_all), and
+ * where several plugins were called, it was one of them. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -73,6 +76,13 @@ void guard_remember(struct host *h)
 	guard_remember_user(h);
 }
 
+static bool may_have_done_it(const struct host *h, const struct plugin *p)
+{
+	if (h->hook == HOOK_LOAD)
+		return true; /* a constructor */
+	return p->kept && (h->hook == NO_HOOK || p->hooks[h->hook] != NULL);
+}
+
 struct plugin *guard_names(struct host *h, char *names, size_t size)
 {
 	struct plugin *only = NULL;
@@ -82,7 +92,7 @@ struct plugin *guard_names(struct host *h, char *names, size_t size)
 	for (size_t i = 0; i < h->cfg.nplugins; i++) {
 		struct plugin *p = &h->plugins[i];
 
-		if (!p->kept || (h->hook != NO_HOOK && p->hooks[h->hook] == NULL))
+		if (!may_have_done_it(h, p))
 			continue;
 		only = count++ == 0 ? p : NULL;
 		if (len < size)
@@ -140,26 +150,46 @@ static void end_copy(struct host *h)
 		_exit(0);
 }
 
-void guard_check(struct host *h)
+/* What is opened next would be there, and plugins would write to it. */
+static void mend_stdio(struct host *h, struct plugin *p, int fd)
 {
-	end_copy(h);
-	/* Past the gate a task needs none of them. */
-	if (!h->in_task ? !is(h->control, h->guard.control)
-			: h->hook != HOOK_TASK_INIT && !is(h->gate, h->guard.gate))
-		give_up(h, FAULT_DESCRIPTORS);
+	if (dup2(h->null, fd) >= 0)
+		tell(h, p, DAMAGE_STDIO, "closed a standard descriptor: it is /dev/null now");
 }
 
-/* What is opened next would be there, and plugins would write to it. */
-static void check_stdio(struct host *h, struct plugin *p)
+static _Noreturn void lose_files(struct host *h, struct plugin *p)
 {
-	bool lost = false;
+	give_up_on(h, p, DAMAGE_FILES, "closed descriptors of its process", FAULT_DESCRIPTORS);
+}
 
-	for (int fd = 0; fd <= 2; fd++) {
-		if (fcntl(fd, F_GETFD) < 0)
-			lost = dup2(h->null, fd) >= 0;
+/* Whether all are open that must be: one system call for all of them. Of those that
+ * stepd handed over the first and the last: who closes some closes all above a
+ * number. */
+static void check_open(struct host *h, struct plugin *p)
+{
+	const int own[] = {h->in_task ? -1 : h->control,
+			   h->log,
+			   h->gate,
+			   h->null,
+			   h->nfds > 0 ? h->fds[0] : -1,
+			   h->nfds > 0 ? h->fds[h->nfds - 1] : -1};
+	struct pollfd fds[3 + ARRAY_SIZE(own)];
+
+	/* poll passes over -1. A task's first three are put in place later. */
+	for (int i = 0; i < 3; i++)
+		fds[i] = (struct pollfd){.fd = h->in_task ? -1 : i};
+	for (size_t i = 0; i < ARRAY_SIZE(own); i++)
+		fds[3 + i] = (struct pollfd){.fd = own[i]};
+	if (poll(fds, ARRAY_SIZE(fds), 0) <= 0)
+		return;
+	for (size_t i = 3; i < ARRAY_SIZE(fds); i++) {
+		if (fds[i].revents & POLLNVAL)
+			lose_files(h, p);
 	}
-	if (lost)
-		tell(h, p, DAMAGE_STDIO, "closed a standard descriptor: it is /dev/null now");
+	for (int fd = 0; fd < 3; fd++) {
+		if (fds[fd].revents & POLLNVAL)
+			mend_stdio(h, p, fd);
+	}
 }
 
 /* With SIGCHLD ignored the kernel reaps the tasks, and nobody learns how they ended. */
@@ -242,31 +272,56 @@ static void check_nofile(struct host *h, struct plugin *p)
 	     "lowered the limit of open files below what its process needs: taken back");
 }
 
-void guard_check_all(struct host *h, struct plugin *p)
+/* Past the gate a task is the user's, and as good as exec'd. */
+static bool is_past_gate(const struct host *h)
+{
+	return h->hook == HOOK_TASK_INIT;
+}
+
+void guard_channel(struct host *h)
+{
+	end_copy(h);
+	if (!is_past_gate(h) && fcntl(h->in_task ? h->gate : h->control, F_GETFD) < 0)
+		give_up(h, FAULT_DESCRIPTORS);
+}
+
+void guard_check(struct host *h, struct plugin *p)
 {
 	const struct guard *g = &h->guard;
 
-	if (p != NULL)
-		end_copy(h);
+	end_copy(h);
+	if (is_past_gate(h))
+		return;
+	check_open(h, p);
+	/* Another file in its place: who swaps one swaps all. */
+	if (h->in_task ? !is(h->gate, g->gate) : !is(h->control, g->control))
+		lose_files(h, p);
+	if (geteuid() != g->user.uid[1] || getegid() != g->user.gid[1])
+		check_user(h, p);
+	check_nofile(h, p);
+	if (!h->in_task) {
+		check_sigchld(h, p);
+		check_mask(h, p);
+	}
+}
+
+void guard_check_all(struct host *h)
+{
+	const struct guard *g = &h->guard;
+
 	if (!h->in_task && getpid() != g->pid)
 		_exit(0); /* made past fork's handlers */
-	if (h->hook == HOOK_TASK_INIT)
-		return; /* it is the user's, and as good as exec'd */
+	if (is_past_gate(h))
+		return;
+	check_open(h, NULL);
 	if ((!h->in_task && !is(h->control, g->control)) || !is(h->log, g->log) ||
 	    !is(h->gate, g->gate) || !is(h->null, g->null))
-		give_up_on(h, p, DAMAGE_FILES, "closed descriptors of its process",
-			   FAULT_DESCRIPTORS);
-	/* Those that stepd handed over: who closes some closes all above a number. */
-	if (h->nfds > 0 &&
-	    (fcntl(h->fds[0], F_GETFD) < 0 || fcntl(h->fds[h->nfds - 1], F_GETFD) < 0))
-		give_up_on(h, p, DAMAGE_FILES, "closed descriptors of its process",
-			   FAULT_DESCRIPTORS);
-	check_user(h, p);
-	check_nofile(h, p);
+		lose_files(h, NULL);
+	check_user(h, NULL);
+	check_nofile(h, NULL);
 	if (h->in_task)
 		return; /* on its way to exec it sets the others anew */
-	check_stdio(h, p);
-	check_sigchld(h, p);
-	check_mask(h, p);
+	check_sigchld(h, NULL);
+	check_mask(h, NULL);
 	user_rearm();
 }

@@ -169,13 +169,14 @@ void reply_done(struct host *h, uint32_t cmd, const struct outcome *out);
  * go on it ends here, with the hook on the board. */
 void guard_remember(struct host *h);
 void guard_remember_user(struct host *h);
-/* The least, in two system calls. */
-void guard_check(struct host *h);
+/* After a plugin: the least, in one system call; and what p may have done, in seven. */
+void guard_channel(struct host *h);
+void guard_check(struct host *h, struct plugin *p);
 /* The only plugin that has the hook h->hook (NO_HOOK: any), else NULL; and the
  * names of all that have. */
 struct plugin *guard_names(struct host *h, char *names, size_t size);
-/* All of it; p is NULL when it may have been any that has the hook h->hook. */
-void guard_check_all(struct host *h, struct plugin *p);
+/* After a chain: all of it; it may have been any plugin that has the hook h->hook. */
+void guard_check_all(struct host *h);
 
 /* atfork.c */
 void atfork_install(void);

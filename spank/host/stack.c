@@ -91,9 +91,9 @@ void plugin_leave(struct host *h, struct plugin *p, struct board_entry *entry, i
 
 	/* Whoever does it for the first task does it for each: then it is named. */
 	if (often && rank != 0)
-		guard_check(h);
+		guard_channel(h);
 	else
-		guard_check_all(h, p);
+		guard_check(h, p);
 	board_hook_leave(h, own_slot(h), entry, rc);
 	if (!often) {
 		check_threads(h, p); /* before the forks: none is made after them */
@@ -127,13 +127,14 @@ static int init_failure(const struct plugin *p, int rc)
 	return rc;
 }
 
-static bool call_all(struct host *h, enum hook hook, uint32_t rank, struct outcome *out)
+static bool call_all(struct host *h, enum hook hook, uint32_t rank, struct outcome *out, bool *any)
 {
 	for (size_t i = 0; i < h->cfg.nplugins; i++) {
 		struct plugin *p = &h->plugins[i];
 
 		if (!p->kept || p->hooks[hook] == NULL)
 			continue;
+		*any = true;
 		int rc = call(h, p, hook, rank);
 		if (rc == 0 || !p->conf->required)
 			continue;
@@ -150,17 +151,23 @@ static bool call_all(struct host *h, enum hook hook, uint32_t rank, struct outco
 	return true;
 }
 
+/* What plugins have left behind, after the last of them. */
+static void check_after(struct host *h, uint32_t hook, uint32_t rank)
+{
+	h->hook = hook;
+	h->rank = rank;
+	guard_check_all(h);
+	h->hook = NO_HOOK;
+	h->rank = h->in_task ? rank : NO_RANK;
+}
+
 bool stack_call(struct host *h, enum hook hook, uint32_t rank, struct outcome *out)
 {
-	bool ok = call_all(h, hook, rank, out);
+	bool any = false;
+	bool ok = call_all(h, hook, rank, out, &any);
 
-	if (per_task(hook) && rank != 0) {
-		h->hook = hook;
-		h->rank = rank;
-		guard_check_all(h, NULL);
-		h->hook = NO_HOOK;
-		h->rank = h->in_task ? rank : NO_RANK;
-	}
+	if (any)
+		check_after(h, hook, rank);
 	return ok;
 }
 
@@ -259,6 +266,8 @@ void stack_load(struct host *h)
 		p->handle = (struct spank_handle){.magic = HANDLE_MAGIC, .plugin = p};
 		load(h, p);
 	}
+	if (h->cfg.nplugins > 0)
+		check_after(h, HOOK_LOAD, NO_RANK);
 	/* All at once: stepd would be woken for each between two loads. */
 	for (size_t i = 0; i < h->cfg.nplugins; i++) {
 		if (h->plugins[i].dl != NULL)

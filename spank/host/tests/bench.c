@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Time from the start of spankhost ($SPANKHOST), without plugins, to the exec of
- * the last of N tasks, and of a bare fork+exec loop beside it. A task counts as
- * exec'd at its exec pipe's end of file. bench [N [RUNS]] */
+/* Time from the start of spankhost ($SPANKHOST), with the plugins that are named, to
+ * the exec of the last of N tasks, and of a bare fork+exec loop beside it. A task
+ * counts as exec'd at its exec pipe's end of file. bench [N [RUNS [PLUGIN...]]] */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -51,10 +51,15 @@ static void wait_eof(int fd)
 		;
 }
 
+static char **plugins; /* their paths; ends with NULL */
+
 static double step(uint32_t n)
 {
 	struct scene s = {.ntasks = n, .argv = {"/bin/true"}, .env = {"PATH=/bin"}};
 	struct driver d;
+
+	for (int i = 0; plugins[i] != NULL && i < SCENE_PLUGINS; i++)
+		s.plugins[i] = (struct plugin_line){.path = plugins[i], .required = true};
 	double start = now_us();
 
 	drv_start(&d);
@@ -69,6 +74,7 @@ static double step(uint32_t n)
 	CHECK_STR(drv_do(&d, CMD_WAIT, NULL, NULL, 0).what, "");
 	for (uint32_t i = 0; i < n; i++)
 		CHECK_INT(d.status[i], 0);
+	CHECK_INT(drv_do(&d, CMD_EXIT, NULL, NULL, 0).rc, 0);
 	drv_end(&d);
 	return took;
 }
@@ -117,6 +123,7 @@ int main(int argc, char **argv)
 {
 	int n = argc > 1 ? atoi(argv[1]) : 1, runs = argc > 2 ? atoi(argv[2]) : 50;
 
+	plugins = argv + (argc > 3 ? 3 : argc);
 	CHECK(n > 0 && runs > 0 && geteuid() == 0);
 	report("spankhost", (uint32_t)n, runs, step);
 	report("bare loop", (uint32_t)n, runs, bare);

@@ -104,7 +104,7 @@ static void on_plugin(struct driver *d, struct reader *r)
 {
 	uint32_t i = rd_u32(r);
 
-	CHECK(i < 4);
+	CHECK(i < SCENE_PLUGINS);
 	d->version[i] = rd_u32(r);
 	d->flags[i] = rd_u32(r);
 	d->hooks[i] = rd_u32(r);
@@ -238,7 +238,7 @@ static void put_config(struct blob *b, const struct scene *s)
 		blob_tlv_str(b, TAG_ARG, s->argv[i]);
 	for (int i = 0; i < 16 && s->env[i]; i++)
 		blob_tlv_str(b, TAG_ENV, s->env[i]);
-	for (int i = 0; i < 4 && s->plugins[i].path; i++) {
+	for (int i = 0; i < SCENE_PLUGINS && s->plugins[i].path; i++) {
 		at = blob_open(b, TAG_PLUGIN);
 		blob_u32(b, s->plugins[i].required);
 		blob_str(b, s->plugins[i].path);
@@ -280,7 +280,7 @@ struct done drv_init(struct driver *d, const struct scene *s)
 	struct blob keep = {0};
 	uint32_t n = 0;
 
-	while (n < 4 && s->plugins[n].path)
+	while (n < SCENE_PLUGINS && s->plugins[n].path)
 		n++;
 	blob_u32(&keep, n);
 	blob_bytes(&keep, "\1\1\1\1", n);

@@ -14,6 +14,8 @@
 
 #define TEST_UID 7001
 
+#define SCENE_PLUGINS 32
+
 struct plugin_line {
 	const char *path;
 	bool required;
@@ -26,7 +28,7 @@ struct scene {
 	const char *argv[8];
 	const char *env[16];
 	const char *cwd; /* NULL: / */
-	struct plugin_line plugins[4];
+	struct plugin_line plugins[SCENE_PLUGINS];
 	int job_ns; /* a mount namespace, 0 for none */
 	uint32_t join;
 	void (*config)(struct blob *setup); /* NULL, or adds items */
@@ -55,7 +57,7 @@ struct driver {
 	size_t board_size;
 	struct blob step;
 	/* What the host said. */
-	uint32_t flags[4], hooks[4], version[4];
+	uint32_t flags[SCENE_PLUGINS], hooks[SCENE_PLUGINS], version[SCENE_PLUGINS];
 	char dlerror[512], name[64], missing[4096];
 	pid_t *pids;
 	int *pidfds, *exec_pipes;
