@@ -8,6 +8,17 @@
  *
  * Compile with -DPROBE_OUT='"/path/of/the/record"'. The file is opened in the
  * first callback and kept, so that task_init can write as the user.
+ *
+ * Arguments of its plugstack line:
+ *
+ *   tag=NAME            which of several lines it is
+ *   lite                record who it is, and call nothing of the API
+ *   fail=CB=RC[@CTX]    return RC from this callback (in this context alone)
+ *
+ * With -DNO_OPTIONS it offers none. With -DINIT_FAILURE_MODE=N it says what a failure of its init counts as.
+ *
+ * An option whose argument is FAIL has its callback fail, with RFAIL on the
+ * remote side alone.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -29,6 +40,11 @@
 #include <slurm/spank.h>
 
 SPANK_PLUGIN(PNAME, 1)
+
+#ifdef INIT_FAILURE_MODE
+/* What a failure of slurm_spank_init counts as (25.05). */
+int slurm_spank_init_failure_mode = INIT_FAILURE_MODE;
+#endif
 
 extern char **environ;
 
@@ -60,10 +76,16 @@ static int *count_heap;
 static pid_t first_pid;
 static int out_fd = -1;
 static const char *tag = "";
+static int lite;
 
 static int opt_cb(int val, const char *optarg, int remote);
 
-struct spank_option spank_options[] = {
+#ifdef NO_OPTIONS
+#define TABLE unseen_options
+#else
+#define TABLE spank_options
+#endif
+struct spank_option TABLE[] = {
 	{"ptab", "value", "an option of the table", 1, 41, opt_cb},
 	{"pflag", NULL, "a flag of the table", 0, 42, opt_cb},
 	{"pnocb", "value", "an option without a callback", 1, 45, NULL},
@@ -309,9 +331,9 @@ static void put_argv_item(FILE *f, int *n, spank_t sp)
 
 	for (int i = 0; rc == ESPANK_SUCCESS && i < ac; i++) {
 		size_t used = strlen(text);
-		snprintf(text + used, sizeof(text) - used, "%s%s", i > 0 ? " " : "", av[i]);
+		snprintf(text + used, sizeof(text) - used, " [%s]", av[i]);
 	}
-	put_item(f, n, "S_JOB_ARGV", rc, "argc=%d [%s]", ac, text);
+	put_item(f, n, "S_JOB_ARGV", rc, "argc=%d%s", ac, text);
 }
 
 static void put_env_item(FILE *f, int *n, spank_t sp)
@@ -519,8 +541,8 @@ static void put_jobcontrol(FILE *f, spank_t sp, enum cb cb)
 	json_int(f, "unsetenv(NULL)", &n, spank_job_control_unsetenv(sp, NULL));
 	json_int(f, "setenv(NULLval)", &n, spank_job_control_setenv(sp, "PROBE_JC", NULL, 1));
 	json_int(f, "setenv(NULLname)", &n, spank_job_control_setenv(sp, NULL, "v", 1));
-	snprintf(name, sizeof(name), "PROBE_JCSET_%s", cb_name[cb]);
-	json_int(f, "setenv(PROBE_JCSET_cb)", &n, spank_job_control_setenv(sp, name, "1", 1));
+	snprintf(name, sizeof(name), "PROBE_JCSET_%s_%s", tag, cb_name[cb]);
+	json_int(f, "setenv(PROBE_JCSET_cb)", &n, spank_job_control_setenv(sp, name, "jc", 1));
 	json_int(f, "setenv(PROBE_JC_LAST)", &n,
 		 spank_job_control_setenv(sp, "PROBE_JC_LAST", cb_name[cb], 1));
 	fputc('}', f);
@@ -531,9 +553,8 @@ static void put_jobcontrol(FILE *f, spank_t sp, enum cb cb)
 static void put_getopt(FILE *f, spank_t sp)
 {
 	static struct spank_option unknown = {"nosuchopt", "value", "", 1, 0, NULL};
-	struct spank_option *const opts[] = {&spank_options[0], &spank_options[1],
-					     &spank_options[2], &preg,
-					     &pregflag,		&unknown};
+	struct spank_option *const opts[] = {&TABLE[0], &TABLE[1], &TABLE[2],
+					     &preg,	&pregflag, &unknown};
 	char untouched[] = "UNTOUCHED";
 	int n = 0;
 
@@ -548,8 +569,8 @@ static void put_getopt(FILE *f, spank_t sp)
 	}
 	char *arg = untouched;
 	json_int(f, "NULLopt", &n, spank_option_getopt(sp, NULL, &arg));
-	json_int(f, "has_arg&NULLoptarg", &n, spank_option_getopt(sp, &spank_options[0], NULL));
-	json_int(f, "flag&NULLoptarg", &n, spank_option_getopt(sp, &spank_options[1], NULL));
+	json_int(f, "has_arg&NULLoptarg", &n, spank_option_getopt(sp, &TABLE[0], NULL));
+	json_int(f, "flag&NULLoptarg", &n, spank_option_getopt(sp, &TABLE[1], NULL));
 	fputc('}', f);
 }
 
@@ -608,6 +629,9 @@ static void open_record(int ac, char **av)
 	for (int i = 0; i < ac; i++)
 		if (strncmp(av[i], "tag=", 4) == 0)
 			tag = av[i] + 4;
+	for (int i = 0; i < ac; i++)
+		if (strcmp(av[i], "lite") == 0)
+			lite = 1;
 	int fd = open(PROBE_OUT, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
 	/* Far above what a host uses, so that its own numbers stay as they are. */
 	out_fd = fcntl(fd, F_DUPFD_CLOEXEC, 500);
@@ -642,6 +666,8 @@ static void put_process(FILE *f, int *n)
 static void put_registration(FILE *f, int *n, spank_t sp, enum cb cb)
 {
 	if (cb != CB_INIT) {
+		if (lite)
+			return;
 		static struct spank_option late = {"plate", NULL, "registered too late",
 						   0,	    46,	  NULL};
 		json_int(f, "option_register_outside_init", n, spank_option_register(sp, &late));
@@ -650,15 +676,68 @@ static void put_registration(FILE *f, int *n, spank_t sp, enum cb cb)
 	json_key(f, "register", n);
 	int k = 0;
 	fputc('{', f);
+#ifndef NO_OPTIONS
 	json_int(f, "preg", &k, spank_option_register(sp, &preg));
 	json_int(f, "pregflag", &k, spank_option_register(sp, &pregflag));
+	if (!lite && spank_context() == S_CTX_SLURMD) { /* as it was recorded */
+		json_int(f, "preg_again_same", &k, spank_option_register(sp, &preg));
+		json_int(f, "NULLopt", &k, spank_option_register(sp, NULL));
+	}
+#else
+	(void)sp;
+	(void)k;
+#endif
 	fputc('}', f);
+}
+
+/* What every call of the API answers. */
+static void put_api(FILE *f, int *n, spank_t sp, enum cb cb)
+{
+	char **env = NULL;
+
+	json_key(f, "items", n);
+	put_items(f, sp);
+	json_key(f, "env", n);
+	put_env(f, sp, cb);
+	json_key(f, "jobcontrol", n);
+	put_jobcontrol(f, sp, cb);
+	json_key(f, "getopt", n);
+	put_getopt(f, sp);
+	json_key(f, "symbol_supported", n);
+	put_symbols(f);
+	json_int(f, "remote(NULL)", n, spank_remote(NULL));
+	if (spank_get_item(sp, S_JOB_ENV, &env) == ESPANK_SUCCESS) {
+		json_key(f, "jobenv", n);
+		if (env == NULL)
+			fputs("null", f);
+		else
+			json_list(f, env);
+	}
+	json_key(f, "environ", n);
+	json_list(f, environ);
+}
+
+/* What the plugstack line wants this callback to return. */
+static int wanted_rc(enum cb cb, int ac, char **av)
+{
+	size_t len = strlen(cb_name[cb]);
+
+	for (int i = 0; i < ac; i++) {
+		if (strncmp(av[i], "fail=", 5) != 0 || strncmp(av[i] + 5, cb_name[cb], len) != 0 ||
+		    av[i][5 + len] != '=')
+			continue;
+		const char *ctx = strchr(av[i], '@');
+		if (ctx == NULL || atoi(ctx + 1) == (int)spank_context())
+			return atoi(av[i] + 5 + len + 1);
+	}
+	return 0;
 }
 
 static int record(enum cb cb, spank_t sp, int ac, char **av)
 {
 	double t = now();
-	char *line = NULL, **env = NULL;
+	int ret = wanted_rc(cb, ac, av);
+	char *line = NULL;
 	size_t size = 0;
 	int n = 0;
 
@@ -684,28 +763,13 @@ static int record(enum cb cb, spank_t sp, int ac, char **av)
 	put_counters(f);
 	put_process(f, &n);
 	put_registration(f, &n, sp, cb);
-	json_key(f, "items", &n);
-	put_items(f, sp);
-	json_key(f, "env", &n);
-	put_env(f, sp, cb);
-	json_key(f, "jobcontrol", &n);
-	put_jobcontrol(f, sp, cb);
-	json_key(f, "getopt", &n);
-	put_getopt(f, sp);
-	json_key(f, "symbol_supported", &n);
-	put_symbols(f);
-	json_int(f, "remote(NULL)", &n, spank_remote(NULL));
-	if (spank_get_item(sp, S_JOB_ENV, &env) == ESPANK_SUCCESS) {
-		json_key(f, "jobenv", &n);
-		json_list(f, env);
-	}
-	json_key(f, "environ", &n);
-	json_list(f, environ);
-	json_int(f, "ret", &n, 0);
+	if (!lite)
+		put_api(f, &n, sp, cb);
+	json_int(f, "ret", &n, ret);
 	fputs("}\n", f);
 	fclose(f);
 	flush_line(line, size);
-	return 0;
+	return ret;
 }
 
 static int opt_cb(int val, const char *optarg, int remote)
@@ -728,12 +792,18 @@ static int opt_cb(int val, const char *optarg, int remote)
 	json_string(f, optarg);
 	json_int(f, "remote", &n, remote);
 	json_int(f, "pid", &n, getpid());
+	uid_t r, e, s;
+	getresuid(&r, &e, &s);
+	json_key(f, "resuid", &n);
+	fprintf(f, "[%u,%u,%u]", r, e, s);
 	json_int(f, "init_count", &n, count_cb[CB_INIT]);
 	json_int(f, "post_opt_count", &n, count_cb[CB_INIT_POST_OPT]);
 	fputs("}\n", f);
 	fclose(f);
 	flush_line(line, size);
-	return 0;
+	if (optarg == NULL)
+		return 0;
+	return strcmp(optarg, "FAIL") == 0 || (remote && strcmp(optarg, "RFAIL") == 0) ? -1 : 0;
 }
 
 #define HOOK(name, cb)                                                                             \
