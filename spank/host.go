@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -180,6 +182,9 @@ func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
 		cause = what
 	}
 	e := &step.HookError{Plugin: h.PluginName(w.Plugin), Hook: w.Hook, Required: h.Required(w.Plugin), Cause: cause}
+	if w.Plugin < 0 {
+		e.Plugin, e.Required = h.suspects(w.Hook)
+	}
 	if w.Plugin >= 0 && w.Plugin < len(h.stack) {
 		e.Path = h.stack[w.Plugin].Path
 	}
@@ -190,6 +195,25 @@ func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
 		e.Rank = &rank
 	}
 	return e, true
+}
+
+// suspects names the plugins that have a hook, where the host could not tell
+// whose did it, and whether a required one is among them.
+func (h *Host) suspects(hook string) (names string, required bool) {
+	var found []string
+	for i, l := range h.loaded {
+		if !h.keep[i] || !slices.Contains(l.Hooks, hook) {
+			continue
+		}
+		required = required || h.stack[i].Required
+		if !slices.Contains(found, h.names[i]) {
+			found = append(found, h.names[i])
+		}
+	}
+	if len(found) == 0 {
+		return h.PluginName(-1), required
+	}
+	return strings.Join(found, " or "), required
 }
 
 // seqpacketPair returns our end for the runtime's poller, and the child's as a
