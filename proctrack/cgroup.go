@@ -109,6 +109,17 @@ func (c *Cgroup) EvictHost(pid int) error {
 	return err
 }
 
+// Helpers opens cgroup.procs of the host's leaf, for processes that plugins
+// fork while the host is among the tasks. The caller closes it.
+func (c *Cgroup) Helpers() (*os.File, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.host == nil {
+		return nil, fmt.Errorf("cannot place the plugins' helpers: %w", errClosed)
+	}
+	return c.host.procs()
+}
+
 // move writes one pid; leaf is called under the lock.
 func (c *Cgroup) move(pid int, leaf func() *group) error {
 	c.mu.RLock()

@@ -19,6 +19,7 @@ package proctrack
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"syscall"
 )
@@ -39,6 +40,7 @@ type Tracker interface {
 	HostCgroup() (fd int, ok bool)
 	Add(pid int) error
 	EvictHost(pid int) error
+	Helpers() (*os.File, error)
 	PIDs() ([]int, error)
 	Signal(sig syscall.Signal) error
 	Kill(ctx context.Context) error

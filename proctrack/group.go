@@ -108,6 +108,16 @@ func (g *group) read(file string) ([]byte, error) {
 	return data, nil
 }
 
+// procs opens cgroup.procs for writing.
+func (g *group) procs() (*os.File, error) {
+	path := filepath.Join(g.path, "cgroup.procs")
+	fd, err := openat(g.fd, "cgroup.procs", unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open %q: %w", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
 func (g *group) write(file, value string) error {
 	path := filepath.Join(g.path, file)
 	fd, err := openat(g.fd, file, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC)

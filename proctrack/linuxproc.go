@@ -19,7 +19,7 @@ import (
 // stepd is a subreaper, so whatever the step's processes do, they stay
 // descendants of stepd. What it cannot do as well as Cgroup:
 //
-//   - processes that the host forks after EvictHost count as tasks;
+//   - processes that plugins fork in the host count as tasks;
 //   - Freeze is SIGSTOP, which the tasks' parents see and users can undo;
 //   - when stepd is killed, the descent is lost (see KillSession).
 type LinuxProc struct {
@@ -62,6 +62,9 @@ func (l *LinuxProc) EvictHost(pid int) error {
 	l.host = pid
 	return nil
 }
+
+// Helpers is nil: by descent a plugin's helper is one of the tasks'.
+func (l *LinuxProc) Helpers() (*os.File, error) { return nil, nil }
 
 // PIDs lists stepd's descendants; zombies and the evicted host are left out.
 func (l *LinuxProc) PIDs() ([]int, error) {

@@ -3,6 +3,7 @@ package proctrack
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync"
 	"syscall"
 
@@ -43,6 +44,9 @@ func (p *PGID) Add(pid int) error {
 	}
 	return nil
 }
+
+// Helpers is nil: what plugins fork in the host is in the host's group.
+func (p *PGID) Helpers() (*os.File, error) { return nil, nil }
 
 // EvictHost has nothing to do: the host is not in the tasks' group.
 func (p *PGID) EvictHost(int) error { return nil }

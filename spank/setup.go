@@ -52,11 +52,11 @@ func (h *Host) setup(cfg *step.HostSetup) error {
 	if err != nil {
 		return err
 	}
-	return h.sendSetup(b, cfg.Gate, cfg.Namespace)
+	return h.sendSetup(b, cfg.Gate, cfg.Helpers, cfg.Namespace)
 }
 
-// sendSetup sends SETUP; gate and namespace may be nil.
-func (h *Host) sendSetup(config []byte, gate, namespace *os.File) error {
+// sendSetup sends SETUP; gate, helpers and namespace may be nil.
+func (h *Host) sendSetup(config []byte, gate, helpers, namespace *os.File) error {
 	blob, err := memfd("spank-setup", config)
 	if err != nil {
 		return err
@@ -70,7 +70,10 @@ func (h *Host) sendSetup(config []byte, gate, namespace *os.File) error {
 	if gate == nil {
 		gate = null // nothing will wait there
 	}
-	fds := []int{int(blob.Fd()), int(h.board.file.Fd()), int(gate.Fd()), int(null.Fd())}
+	if helpers == nil {
+		helpers = null
+	}
+	fds := []int{int(blob.Fd()), int(h.board.file.Fd()), int(gate.Fd()), int(null.Fd()), int(helpers.Fd())}
 	if namespace != nil {
 		fds = append(fds, int(namespace.Fd()))
 	}

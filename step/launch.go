@@ -134,6 +134,9 @@ type HostSetup struct {
 	Env, HostEnv []string
 	// Gate is the read end of the pipe at which the tasks wait.
 	Gate *os.File
+	// Helpers is the cgroup.procs into which a process that a plugin forks in
+	// the host writes itself; nil where it stays where it is born.
+	Helpers *os.File
 	// Namespace is the job's mount namespace, nil without a container.
 	Namespace *os.File
 }

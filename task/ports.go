@@ -23,6 +23,9 @@ type Tracker interface {
 	// EvictHost moves the host out of the tasks' cgroup, once: what kills or
 	// freezes the tasks must not hit it. It may take 10 ms (rulings 2).
 	EvictHost(pid int) error
+	// Helpers opens the cgroup.procs of the processes that plugins fork in the
+	// host: they are no tasks. nil where there is none. The caller closes it.
+	Helpers() (*os.File, error)
 	// PIDs lists the tasks' processes, the host not among them.
 	PIDs() ([]int, error)
 	// Signal sends sig to every process of the tasks.

@@ -220,9 +220,16 @@ func (s *Step) loadStack(context.Context) error {
 	defer gateRead.Close()
 	s.gate = gateWrite
 	s.push("gate", func() error { s.closeGate(); return nil })
+	helpers, err := s.d.Tracker.Helpers()
+	if err != nil {
+		return err
+	}
+	if helpers != nil {
+		defer helpers.Close()
+	}
 	problems, err := s.host.Setup(step.HostSetup{
 		Spec: s.plan.Spec, Env: s.plan.Env, HostEnv: s.plan.HostEnv,
-		Gate: gateRead, Namespace: s.d.Namespace,
+		Gate: gateRead, Helpers: helpers, Namespace: s.d.Namespace,
 	}, s.hear)
 	s.sayProblems(problems)
 	if err != nil {

@@ -96,7 +96,7 @@ struct host {
 	int control, log;
 	/* Opened before the first hook: no path of ours is resolved after it (a
 	 * plugin may have changed what paths mean). */
-	int null, gate, job_ns, proc, threads, namespaces;
+	int null, gate, helpers, job_ns, proc, threads, namespaces;
 	int exec_pipe;	/* in a task: closes when it execs */
 	bool copy;	/* in a task: a plugin has forked this process */
 	uint64_t token; /* of the hook that runs here: board_claim */

@@ -8,6 +8,7 @@ struct host host = {
 	.null = -1,
 	.gate = -1,
 	.job_ns = -1,
+	.helpers = -1,
 	.proc = -1,
 	.threads = -1,
 	.namespaces = -1,

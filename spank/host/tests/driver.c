@@ -263,11 +263,15 @@ void drv_setup(struct driver *d, const struct scene *s)
 	put_config(&config, s);
 	blob_u32(&body, HOST_PROTOCOL_VERSION);
 	CHECK(pipe2(gate, O_CLOEXEC) == 0);
-	int fds[] = {blob_memfd(&config), make_board(d, s->ntasks), gate[0],
-		     open("/dev/null", O_RDWR | O_CLOEXEC), s->job_ns};
-	struct done done = drv_do(d, CMD_SETUP, &body, fds, s->job_ns > 0 ? 5 : 4);
+	int fds[] = {blob_memfd(&config),
+		     make_board(d, s->ntasks),
+		     gate[0],
+		     open("/dev/null", O_RDWR | O_CLOEXEC),
+		     open("/dev/null", O_WRONLY | O_CLOEXEC),
+		     s->job_ns};
+	struct done done = drv_do(d, CMD_SETUP, &body, fds, s->job_ns > 0 ? 6 : 5);
 	CHECK_STR(done.what, "");
-	for (int i = 0; i < 4; i++)
+	for (int i = 0; i < 5; i++)
 		close(fds[i]);
 	d->gate = gate[1];
 	blob_free(&config);

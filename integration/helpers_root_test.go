@@ -1,0 +1,50 @@
+package integration
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestRootKindHelpers: what a plugin forks in the host lives as long as the host,
+// whatever becomes of the tasks, and not longer.
+func TestRootKindHelpers(t *testing.T) {
+	n := startNode(t, site{Slurm: "KillWait=1\n"})
+	n.stack(t, "required "+buildKind(t, n, "helpers.c"))
+	steps := 0
+	alive := func(t *testing.T) {
+		t.Helper()
+		steps++
+		for _, hook := range []string{"init", "init_post_opt", "user_init", "task_post_fork"} {
+			if got := strings.Count(n.log.String(), "helper of "+hook+" lives in host"); got != steps {
+				t.Errorf("the helper of %s was at work in slurm_spank_exit of %d of %d steps", hook, got, steps)
+			}
+		}
+		if strings.Contains(n.log.String(), "is dead") {
+			t.Errorf("a helper was killed before slurm_spank_exit:\n%s", tail(n.log.String(), 20))
+		}
+		n.checkClean(t)
+	}
+	t.Run("the tasks leave nothing", func(t *testing.T) {
+		if r := n.ctl(t, "run", "echo", "ran"); r.code != 0 || r.out != "ran\n" {
+			t.Errorf("got %v", r)
+		}
+		alive(t)
+	})
+	t.Run("the tasks leave a daemon", func(t *testing.T) {
+		if r := n.ctl(t, "run", "sh", "-c", "setsid sleep 86400 </dev/null >/dev/null 2>&1 & echo ran"); r.code != 0 || r.out != "ran\n" {
+			t.Errorf("got %v", r)
+		}
+		alive(t)
+	})
+	t.Run("the step is cancelled", func(t *testing.T) {
+		p := n.start(t, call{args: []string{"run", "sleep", "86400"}})
+		step := n.running(t)
+		if r := n.ctl(t, "cancel", step.id()); r.code != 0 {
+			t.Errorf("cancel: %v", r)
+		}
+		if r := p.wait(t); r.code != 143 {
+			t.Errorf("run: want 143, got %v", r)
+		}
+		alive(t)
+	})
+}
