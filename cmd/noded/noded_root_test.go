@@ -115,6 +115,10 @@ func builtNoded(t *testing.T) *private {
 	}
 	d.bin = bin + "/noded"
 	t.Cleanup(func() {
+		// Whoever has started it last, and however the test has ended.
+		if d.cmd != nil && d.cmd.ProcessState == nil {
+			d.end(syscall.SIGTERM)
+		}
 		if t.Failed() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
