@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -51,9 +52,10 @@ type Host struct {
 	allow   []string // further releases, from the Spec
 	nfds    int      // descriptors in the host's table
 	logDone chan struct{}
-	sinkMu  sync.Mutex            // held while sink is called
-	sink    func(step.HostRecord) // hears the log
-	quiet   bool                  // what plugins lack is not for the user
+	sinkMu  sync.Mutex              // held while sink is called
+	sink    func(step.HostRecord)   // hears the log
+	threads atomic.Pointer[threads] // the last that a plugin left running
+	quiet   bool                    // what plugins lack is not for the user
 
 	buf, oob []byte // of recv, made once: a step has a reply for each task
 }
@@ -175,6 +177,11 @@ func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
 		return nil, false
 	}
 	w, fault := h.board.where(rank)
+	if t := h.threads.Load(); t != nil && rank < 0 && !w.InHook() && isCrash(cause) {
+		// Nothing of the host itself was at fault, as far as we know.
+		w.Plugin, w.Hook = t.plugin, t.hook
+		cause += fmt.Sprintf(" later, with %s of it running", t)
+	}
 	if !w.InHook() {
 		return nil, false
 	}
@@ -195,6 +202,12 @@ func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
 		e.Rank = &rank
 	}
 	return e, true
+}
+
+// isCrash tells whether a process has ended itself by a signal: SIGKILL is
+// somebody else's.
+func isCrash(cause string) bool {
+	return strings.HasPrefix(cause, "killed by SIG") && cause != "killed by SIGKILL" && cause != "killed by SIGTERM"
 }
 
 // suspects names the plugins that have a hook, where the host could not tell

@@ -46,9 +46,10 @@ const (
 )
 
 const (
-	recLog  = 201
-	recFail = 202
-	recWarn = 203
+	recLog     = 201
+	recFail    = 202
+	recWarn    = 203
+	recThreads = 204
 )
 
 const (

@@ -60,10 +60,32 @@ func (h *Host) parseRecord(b []byte) (step.HostRecord, bool) {
 			break
 		}
 		rec.Text = fmt.Sprintf("plugin %q: %s: %s", rec.Plugin, rec.Hook, r.str())
+	case recThreads:
+		t := &threads{plugin: int(r.u32()), hook: hookName(r.u32()), count: int(r.u32())}
+		if r.err != nil {
+			return rec, false
+		}
+		h.threads.Store(t)
+		rec.Level, rec.Plugin, rec.Hook = step.LogInfo, h.PluginName(t.plugin), t.hook
+		rec.Text = fmt.Sprintf("plugin %q: %s: left %s running", rec.Plugin, t.hook, t)
 	default:
 		return rec, false
 	}
 	return rec, r.err == nil
+}
+
+// threads are what a plugin has left running in the host.
+type threads struct {
+	plugin int
+	hook   string
+	count  int
+}
+
+func (t *threads) String() string {
+	if t.count == 1 {
+		return "1 thread"
+	}
+	return fmt.Sprintf("%d threads", t.count)
 }
 
 func (h *Host) placeRecord(rec *step.HostRecord, plugin, hook uint32) {

@@ -95,6 +95,20 @@ void log_warn(struct host *h, const struct plugin *p, uint32_t hook, const char 
 		(void)packet_send(h->log, &iov, 1, NULL, 0);
 }
 
+void log_threads(struct host *h, const struct plugin *p, uint32_t count)
+{
+	uint8_t buf[32];
+	struct writer w = wr_init(buf, sizeof(buf));
+
+	wr_u32(&w, REC_THREADS);
+	wr_u32(&w, p->index);
+	wr_u32(&w, h->hook);
+	wr_u32(&w, count);
+	struct iovec iov = {buf, w.len};
+	if (h->log >= 0)
+		(void)packet_send(h->log, &iov, 1, NULL, 0);
+}
+
 void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const char *object)
 {
 	uint8_t buf[8192];

@@ -254,6 +254,7 @@ int lookup_main(void);
 void log_text(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* p is NULL for no plugin in particular. */
 void log_warn(struct host *h, const struct plugin *p, uint32_t hook, const char *what);
+void log_threads(struct host *h, const struct plugin *p, uint32_t count);
 void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const char *object);
 
 #endif

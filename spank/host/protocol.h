@@ -120,8 +120,10 @@ enum host_rec {
 	REC_LOG = 201,
 	/* A task was not exec'd: u32 rank; u32 stage; i32 errno; string path: what failed, before _exit */
 	REC_FAIL = 202,
-	/* A plugin changed what others share: u32 plugin; u32 hook; string what ("left 2 threads running") */
+	/* A plugin changed what others share: u32 plugin; u32 hook; string what ("closed a standard descriptor") */
 	REC_WARN = 203,
+	/* A plugin left threads running: u32 plugin; u32 hook; u32 how many */
+	REC_THREADS = 204,
 };
 
 enum log_level {

@@ -46,20 +46,17 @@ struct board_entry *plugin_enter(struct host *h, struct plugin *p, uint32_t hook
 	return board_hook_enter(h, own_slot(h), p->index, hook, rank);
 }
 
-/* A thread would be lost by every fork after it, and could hold a lock there. */
+/* A thread would be lost by every fork after it, and could hold a lock there; and
+ * it could crash the host when no hook is there to be named. */
 static void check_threads(struct host *h, const struct plugin *p)
 {
 	struct stat st;
-	char what[64];
 
 	/* The directory of threads has a link for each and two of its own (proc(5)). */
 	if (h->threads < 0 || fstat(h->threads, &st) < 0 || st.st_nlink == h->nthreads)
 		return;
-	if (st.st_nlink > h->nthreads) {
-		snprintf(what, sizeof(what), "left %lu threads running",
-			 (unsigned long)st.st_nlink - 3);
-		log_warn(h, p, h->hook, what);
-	}
+	if (st.st_nlink > h->nthreads)
+		log_threads(h, p, (uint32_t)(st.st_nlink - h->nthreads));
 	h->nthreads = st.st_nlink;
 }
 
@@ -95,10 +92,10 @@ void plugin_leave(struct host *h, struct plugin *p, struct board_entry *entry, i
 	else
 		guard_check(h, p);
 	board_hook_leave(h, own_slot(h), entry, rc);
-	if (!often) {
-		check_threads(h, p); /* before the forks: none is made after them */
-		check_mounts(h, p);
-	}
+	if (!often || (rank == 0 && !h->in_task))
+		check_threads(h, p);
+	if (!often)
+		check_mounts(h, p); /* before the forks */
 	if (!h->in_task)
 		h->rank = NO_RANK;
 	h->hook = NO_HOOK;

@@ -26,7 +26,8 @@ static struct spank_option option = {option_name, NULL, option_usage, 0, 0, NULL
 
 static void write_nowhere(int arg)
 {
-	volatile int *nowhere = NULL;
+	volatile int *volatile nowhere = NULL;
+
 	*nowhere = arg;
 }
 
@@ -215,10 +216,20 @@ static void *sleeper(void *arg)
 	return arg;
 }
 
+static void *crasher(void *arg)
+{
+	usleep(120000);
+	write_nowhere(1);
+	return arg;
+}
+
+/* Less than none: one that crashes later. */
 static void threads(int count)
 {
 	pthread_t t;
 
+	if (count < 0)
+		pthread_create(&t, NULL, crasher, NULL);
 	while (count-- > 0)
 		pthread_create(&t, NULL, sleeper, NULL);
 }
@@ -306,20 +317,6 @@ static void scribble_option(int arg)
 	memset(&option, arg, sizeof(option));
 }
 
-static void say(int arg)
-{
-	(void)arg;
-	slurm_error("rude says %s", "error");
-	slurm_info("rude says info");
-	slurm_verbose("rude says verbose");
-	slurm_debug("rude says debug");
-	slurm_spank_log("rude says log");
-	fprintf(stderr, "rude says stderr\n");
-	fflush(stderr);
-	printf("rude says stdout\n");
-	fflush(stdout);
-}
-
 static const struct {
 	const char *name;
 	void (*commit)(int);
@@ -363,6 +360,7 @@ static const struct {
 	{"seteuid", seteuid_to, 65534},
 	{"setuid", setuid_to, 65534},
 	{"thread", threads, 3},
+	{"thread-crash", threads, -1},
 	{"helper", helper, 0},
 	{"daemon", helper, 1},
 	{"twice", return_twice, 0},
@@ -373,7 +371,6 @@ static const struct {
 	{"term-group", kill_group, SIGTERM},
 	{"kill-group", kill_group, SIGKILL},
 	{"option", scribble_option, 0},
-	{"say", say, 0},
 };
 
 static int misbehave(const char *what, spank_t sp, int ac, char **av)

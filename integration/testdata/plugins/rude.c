@@ -3,7 +3,7 @@
  * A plugin that misbehaves on order. Arguments of its plugstack line:
  *
  *   hook=NAME   where to misbehave ("task_init"); everywhere else it returns 0
- *   do=WHAT     what to do there, see misdeeds.h
+ *   do=WHAT     what to do there: "say" something, or one of misdeeds.h
  *   rank=N      only for this task
  *   mark=FILE   append "TAG HOOK RANK" to FILE in every hook
  *   tag=TEXT    the name in those marks
@@ -69,6 +69,20 @@ static void mark(spank_t sp, const char *hook, int ac, char **av)
 	}
 }
 
+static int say(void)
+{
+	slurm_error("rude says %s", "error");
+	slurm_info("rude says info");
+	slurm_verbose("rude says verbose");
+	slurm_debug("rude says debug");
+	slurm_spank_log("rude says log");
+	fprintf(stderr, "rude says stderr\n");
+	fflush(stderr);
+	printf("rude says stdout\n");
+	fflush(stdout);
+	return 0;
+}
+
 static int visit(const char *hook, spank_t sp, int ac, char **av)
 {
 	const char *name = argument(ac, av, "order");
@@ -91,6 +105,8 @@ static int visit(const char *hook, spank_t sp, int ac, char **av)
 	if (rank != NULL && spank_get_item(sp, S_TASK_GLOBAL_ID, &id) == ESPANK_SUCCESS &&
 	    (uint32_t)atoi(rank) != id)
 		return 0;
+	if (strcmp(what, "say") == 0)
+		return say();
 	return misbehave(what, sp, ac, av);
 }
 

@@ -361,6 +361,9 @@ static void print_record(FILE *to, struct reader *r)
 		c = rd_u32(r);
 		fprintf(to, "fail rank=%u stage=%u errno=%u %s\n", a, b, c, rd_str(r));
 		break;
+	case REC_THREADS:
+		fprintf(to, "threads plugin=%u hook=%u %u\n", a, b, rd_u32(r));
+		break;
 	default:
 		fprintf(to, "warn plugin=%u hook=%u %s\n", a, b, rd_str(r));
 		break;

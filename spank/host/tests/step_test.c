@@ -403,7 +403,7 @@ static void test_helper_holds_no_channel(void)
 	drv_setup(&d, &s);
 	CHECK_INT(drv_init(&d, &s).rc, 0);
 	char *log = drv_log(&d);
-	has(log, "warn plugin=0 hook=2 left 1 threads running");
+	has(log, "threads plugin=0 hook=2 1\n");
 	has_not(log, "from the helper");
 	free(log);
 	kill(d.pid, SIGKILL);
