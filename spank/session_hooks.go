@@ -75,9 +75,24 @@ func (s *Session) Give(o Option, value []byte) error {
 	return s.watched(func() error { return s.host.do(cmdOption, w.b, fds, nil) })
 }
 
-// PostOpt calls slurm_spank_init_post_opt of every plugin.
-func (s *Session) PostOpt() error {
-	return s.watched(func() error { return s.host.do(cmdPostOpt, nil, nil, nil) })
+// PostOpt calls slurm_spank_init_post_opt of every plugin. env is set in their
+// environ before.
+func (s *Session) PostOpt(env []string) error {
+	f, err := environBlob(env)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return s.watched(func() error { return s.host.do(cmdPostOpt, nil, []int{int(f.Fd())}, nil) })
+}
+
+// environBlob holds variables to set in the plugins' environ.
+func environBlob(env []string) (*os.File, error) {
+	w := &writer{}
+	for _, e := range env {
+		w.tlvStr(tagHostEnv, e)
+	}
+	return memfd("spank-environ", w.b)
 }
 
 // LocalJob is what slurm_spank_local_user_init can learn of the job and step.
@@ -138,11 +153,7 @@ func (s *Session) Hook(name string) error {
 // Exit calls slurm_spank_exit of every plugin, where this context has it. env
 // is set in the plugins' environ before.
 func (s *Session) Exit(env []string) error {
-	w := &writer{}
-	for _, e := range env {
-		w.tlvStr(tagHostEnv, e)
-	}
-	f, err := memfd("spank-exit", w.b)
+	f, err := environBlob(env)
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ func TestSessionLoadJob(t *testing.T) {
 			if _, err := s.Init(); err != nil {
 				return err
 			}
-			if err := s.PostOpt(); err != nil {
+			if err := s.PostOpt(nil); err != nil {
 				return err
 			}
 			return s.LocalUserInit(LocalJob{ID: step.ID{Job: 9}, NNodes: 1, TotalTasks: 4, Argv: []string{"true"}, Spec: &step.Spec{

@@ -111,7 +111,7 @@ func TestSessionLocal(t *testing.T) {
 		t.Errorf("a callback that fails: %v", err)
 	}
 	for _, call := range []func() error{
-		s.PostOpt,
+		func() error { return s.PostOpt(nil) },
 		func() error {
 			return s.LocalUserInit(LocalJob{ID: step.ID{Job: 9, Step: 2}, NNodes: 1, TotalTasks: 4, Argv: []string{"true"}, Env: []string{"SLURM_JOB_ID=9"}})
 		},
@@ -153,7 +153,7 @@ func TestSessionAllocator(t *testing.T) {
 		t.Fatalf("the table's options are not for this context: %+v, %v", options, err)
 	}
 	var hook *step.HookError
-	if err := s.PostOpt(); !errors.As(err, &hook) || hook.Hook != "slurm_spank_init_post_opt" || !hook.Required {
+	if err := s.PostOpt(nil); !errors.As(err, &hook) || hook.Hook != "slurm_spank_init_post_opt" || !hook.Required {
 		t.Errorf("init_post_opt: %v", err)
 	}
 	if err := s.LocalUserInit(LocalJob{ID: step.ID{Job: 1}}); err == nil {

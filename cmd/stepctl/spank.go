@@ -33,6 +33,7 @@ type plugins struct {
 	cluster    string
 	env        []string // environ, as plugins have left it
 	jobControl [][]byte
+	postOptEnv []string // what environ has besides, at slurm_spank_init_post_opt
 	exitEnv    []string // what environ has besides, at slurm_spank_exit
 	told       bool     // how the host has ended
 	strict     bool     // SpankStrict
@@ -223,7 +224,7 @@ func (p *plugins) take() error {
 			return err
 		}
 	}
-	if err := p.session.PostOpt(); err != nil {
+	if err := p.session.PostOpt(p.postOptEnv); err != nil {
 		if p.context == spank.ContextAllocator {
 			p.exit() // measured: salloc and sbatch call it then
 		}

@@ -176,7 +176,7 @@ static const struct rule *rule_of(uint32_t cmd)
 		[CMD_EXIT] = {CMD_SETUP, ALL_CONTEXTS, .fds = true},
 		[CMD_OPTION] = {CMD_INIT, IN(S_CTX_LOCAL) | IN(S_CTX_ALLOCATOR), .again = true,
 				.fds = true, .args = true},
-		[CMD_POST_OPT] = {CMD_INIT, IN(S_CTX_LOCAL) | IN(S_CTX_ALLOCATOR)},
+		[CMD_POST_OPT] = {CMD_INIT, IN(S_CTX_LOCAL) | IN(S_CTX_ALLOCATOR), .fds = true},
 		[CMD_LOCAL_USER_INIT] = {CMD_POST_OPT, IN(S_CTX_LOCAL), .fds = true},
 		[CMD_STATE] = {CMD_INIT, ALL_CONTEXTS, .again = true},
 		[CMD_HOOK] = {CMD_INIT, IN(S_CTX_SLURMD) | IN(S_CTX_JOB_SCRIPT), .again = true,
@@ -240,7 +240,8 @@ static bool carry_out(struct host *h, uint32_t cmd, struct reader *args, int *fd
 		command_option(h, args, fds, nfds, out);
 		break;
 	case CMD_POST_OPT:
-		command_post_opt(h, out);
+		if (nfds == 0 || update_environ(h, fds, nfds, out))
+			command_post_opt(h, out);
 		break;
 	case CMD_LOCAL_USER_INIT:
 		command_local_user_init(h, fds, nfds, out);

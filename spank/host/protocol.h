@@ -83,7 +83,7 @@ enum host_cmd {
 	CMD_EXIT = 10, /* outside of remote context: fd: memfd (TLV): TAG_HOST_ENV to set before */
 	/* The user has given an option: u32 plugin; u32 option; u32 has_value; fd: memfd of the value, if any. */
 	CMD_OPTION = 11,
-	CMD_POST_OPT = 12,	  /* init_post_opt */
+	CMD_POST_OPT = 12,	  /* init_post_opt; fd: as EXIT */
 	CMD_LOCAL_USER_INIT = 13, /* fd: memfd (TLV): what the job and step are, and TAG_HOST_ENV to set */
 	CMD_STATE = 14,		  /* answered by REP_STATE */
 	CMD_HOOK = 15,		  /* u32 hook */
