@@ -168,7 +168,7 @@ func startHost(spec *step.Spec, cgroupFD int) (task.Host, error) {
 		var err error
 		h, err = spank.Start(spank.StartConfig{
 			Program:  filepath.Join(filepath.Dir(self), "spankhost"),
-			Title:    fmt.Sprintf("spankhost: [%s]", spec.ID),
+			Title:    fmt.Sprintf("spankhost: [%s]", spec.ID.Name()),
 			CgroupFD: cgroupFD,
 			OwnGroup: true,
 		})
