@@ -65,9 +65,9 @@ static bool fork_one(struct host *h, uint32_t rank, struct batch *b, struct outc
 		return fail(out, error, "cannot fork task %u", rank);
 	}
 	h->tasks[rank].pid = pid;
-	/* The others join the group of rank 0 before their gate, so it must be there. */
-	if (rank == 0)
-		(void)setpgid(pid, pid);
+	/* Into the group of rank 0 from here: the gate does not wait for a slow
+	 * child to join, and the group is gone when all in it have ended. */
+	(void)setpgid(pid, h->tasks[0].pid);
 	int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
 	if (pidfd < 0) {
 		error = errno;

@@ -175,9 +175,8 @@ _Noreturn void task_main(struct host *h, uint32_t rank)
 	run_hook(h, STAGE_PRIVILEGED, HOOK_TASK_INIT_PRIVILEGED);
 	become_user(h);
 	enter(h, STAGE_STDIO);
-	/* All tasks are one process group, led by rank 0, which its parent
-	 * made leader; it is gone only if rank 0 was reaped before it got this far.
-	 * Until then the host's group is theirs, and what is sent there waits. */
+	/* All tasks are one process group, led by rank 0: the parent has put
+	 * each into it, unless a hook or the end of rank 0 came first. */
 	if (setpgid(0, rank == 0 ? 0 : h->tasks[0].pid) < 0 && setpgid(0, 0) < 0 &&
 	    getsid(0) != getpid()) /* a hook that made a session has made its group, too */
 		task_fail(h, STAGE_GATE, errno, "the step's process group", 1);
