@@ -17,10 +17,6 @@ type difference struct {
 	used                      map[string]bool // trace, callback and field
 }
 
-// toBeMended begins the reason of what is no intention but a known fault. Such
-// a row goes when the fault is mended; until then it need not occur.
-const toBeMended = "to be mended: "
-
 // listSeparator is between the members of a list in differences.tsv: the names
 // of fields hold commas.
 const listSeparator = "|"
@@ -68,7 +64,7 @@ func (d *difference) covers(trace, callback, field, theirs, ours string) bool {
 
 // unused lists the combinations of a trace that have not occurred.
 func (d *difference) unused(trace string) []string {
-	if !slices.Contains(d.traces, trace) || strings.HasPrefix(d.reason, toBeMended) {
+	if !slices.Contains(d.traces, trace) {
 		return nil
 	}
 	var left []string
@@ -104,13 +100,11 @@ func (r *report) fact(column, callback, field, theirs, ours string) {
 	verdict := "same"
 	if theirs == ours {
 		r.same++
-	} else if i := slices.IndexFunc(r.differences, func(d *difference) bool {
+	} else if verdict = "intended"; !slices.ContainsFunc(r.differences, func(d *difference) bool {
 		return d.covers(r.trace, callback, field, theirs, ours)
-	}); i < 0 {
+	}) {
 		verdict = "DIFFERS"
 		r.t.Errorf("%s\t%s\t%s\ttrace %q\tours %q", r.trace, column, field, theirs, ours)
-	} else if verdict = "intended"; strings.HasPrefix(r.differences[i].reason, toBeMended) {
-		verdict = "TO MEND"
 	}
 	fmt.Fprintf(&r.rows, "%s\t%s\t%s\t%s\t%s\n", verdict, column, field, theirs, ours)
 }

@@ -28,19 +28,19 @@ type trace struct {
 }
 
 var traces = []trace{
-	{name: "srun3", args: []string{"run", "-n3", "env"}, atLeast: 4000},
-	{name: "srun1", base: "srun3", args: []string{"run", "-n1", "true"}, atLeast: 2500},
-	{name: "fail7", base: "srun1", args: []string{"run", "-n1", "sh", "-c", "exit 7"}, code: 7, atLeast: 2500},
-	{name: "sig9", base: "srun1", args: []string{"run", "-n1", "sh", "-c", "kill -9 $$"}, code: 137, atLeast: 2500},
-	{name: "execfail", base: "srun1", args: []string{"run", "-n1", "/no/such/program"}, code: 2, atLeast: 2500},
-	{name: "srun_env_opts", base: "srun1", args: []string{"run", "-n1", "env"}, env: []string{"_SLURM_SPANK_OPTION_PNAME_ptab=envv", "_SLURM_SPANK_OPTION_PNAME_pflag=", "SPANK_FOO=bar"}, atLeast: 2500},
-	{name: "srun_opts_repeat", base: "srun1", args: []string{"run", "--ptab=first", "--ptab=second", "--preg", "-n1", "true"}, atLeast: 2500},
-	{name: "srun_opts", base: "srun3", args: []string{"run", "--ptab=tv", "--pflag", "--preg=rv", "--pregflag", "--pnocb=nn", "-n2", "true"}, atLeast: 3000,
+	{name: "srun3", args: []string{"run", "-n3", "env"}, atLeast: 5000},
+	{name: "srun1", base: "srun3", args: []string{"run", "-n1", "true"}, atLeast: 3000},
+	{name: "fail7", base: "srun1", args: []string{"run", "-n1", "sh", "-c", "exit 7"}, code: 7, atLeast: 3000},
+	{name: "sig9", base: "srun1", args: []string{"run", "-n1", "sh", "-c", "kill -9 $$"}, code: 137, atLeast: 3000},
+	{name: "execfail", base: "srun1", args: []string{"run", "-n1", "/no/such/program"}, code: 2, atLeast: 3000},
+	{name: "srun_env_opts", base: "srun1", args: []string{"run", "-n1", "env"}, env: []string{"_SLURM_SPANK_OPTION_PNAME_ptab=envv", "_SLURM_SPANK_OPTION_PNAME_pflag=", "SPANK_FOO=bar"}, atLeast: 3000},
+	{name: "srun_opts_repeat", base: "srun1", args: []string{"run", "--ptab=first", "--ptab=second", "--preg", "-n1", "true"}, atLeast: 3000},
+	{name: "srun_opts", base: "srun3", args: []string{"run", "--ptab=tv", "--pflag", "--preg=rv", "--pregflag", "--pnocb=nn", "-n2", "true"}, atLeast: 4000,
 		tables: map[string]int{"table_symbol_supported": 266, "table_items": 630, "table_env": 378, "table_jobcontrol": 238, "table_getopt": 126}},
-	{name: "salloc_reg", base: "srun_opts", args: []string{"alloc", "-n2", "--preg=sar", "--pregflag", "STEPCTL", "run", "-n2", "true"}, atLeast: 3000},
-	{name: "sbatch_reg", base: "srun_opts", args: []string{"batch", "-n2", "--preg=sbr", "--pregflag", "-o", "WORKDIR/sb.%j.out", "SCRIPT"}, script: "#!/bin/sh\nSTEPCTL run -n2 true\nexit 5\n", atLeast: 5000,
+	{name: "salloc_reg", base: "srun_opts", args: []string{"alloc", "-n2", "--preg=sar", "--pregflag", "STEPCTL", "run", "-n2", "true"}, atLeast: 4700},
+	{name: "sbatch_reg", base: "srun_opts", args: []string{"batch", "-n2", "--preg=sbr", "--pregflag", "-o", "WORKDIR/sb.%j.out", "SCRIPT"}, script: "#!/bin/sh\nSTEPCTL run -n2 true\nexit 5\n", atLeast: 6800,
 		tables: map[string]int{"table_sbatch_items": 765, "table_sbatch_env": 459, "table_sbatch_jobcontrol": 289, "table_sbatch_getopt": 153}},
-	{name: "order3", args: []string{"run", "-n2", "true"}, plugins: []string{"A", "B", "C"}, atLeast: 2000},
+	{name: "order3", args: []string{"run", "-n2", "true"}, plugins: []string{"A", "B", "C"}, atLeast: 3100},
 }
 
 // TestRootConformance runs what the traces ran, under the recording plugin,

@@ -185,7 +185,7 @@ func TestRootConformanceFailures(t *testing.T) {
 		rules.overrule(name, want)
 		compareOutcomes(r, name, want, ours[name])
 	}
-	r.end(1300)
+	r.end(1600)
 }
 
 // compareOutcomes compares each fact of a case.
