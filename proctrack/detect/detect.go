@@ -158,6 +158,9 @@ func findMount(data []byte) (*mountinfo.Info, error) {
 	if len(mounts) == 0 {
 		return nil, nil
 	}
+	if m := mounts[0]; !filepath.IsAbs(m.Mountpoint) {
+		return nil, fmt.Errorf("cannot parse the mounts: mount point %q is not absolute", m.Mountpoint)
+	}
 	return mounts[0], nil
 }
 

@@ -156,6 +156,7 @@ func FuzzDecide(f *testing.F) {
 	for _, name := range []string{"mountinfo.unified", "mountinfo.hybrid", "mountinfo.part", "mountinfo.none"} {
 		f.Add(testdata(f, name), []byte("0::/docker/12ab/init\n"))
 	}
+	f.Add([]byte("  :    - cgroup2  "), []byte("::/")) // a mount without a mount point
 	f.Fuzz(func(t *testing.T, mounts, own []byte) {
 		a, err := decide("", facts{cgroups.Unified, mounts, own, func(string) error { return nil }})
 		if err != nil || a.Parent == "" {
