@@ -97,7 +97,7 @@ func (c *Cgroup) HostCgroup() (fd int, ok bool) {
 
 // Add moves a process to the tasks. Its threads come along, its children that
 // exist already do not.
-func (c *Cgroup) Add(pid int) error { return c.move(pid, func() *group { return c.tasks }) }
+func (c *Cgroup) Add(rank, pid int) error { return c.move(pid, func() *group { return c.tasks }) }
 
 // EvictHost moves the host to its own leaf; a frozen host goes on running
 // there. A host that has ended needs no move.

@@ -159,11 +159,11 @@ func TestRootEvictDeadHost(t *testing.T) {
 	if err := c.EvictHost(cmd.Process.Pid); err != nil {
 		t.Errorf("EvictHost of a process that ended = %v, want nil", err)
 	}
-	if err := c.Add(cmd.Process.Pid); !errors.Is(err, unix.ESRCH) {
+	if err := c.Add(0, cmd.Process.Pid); !errors.Is(err, unix.ESRCH) {
 		t.Errorf("Add of a process that ended = %v, want ESRCH", err)
 	}
 	for _, pid := range []int{0, -1} {
-		if err := c.Add(pid); err == nil || errors.Is(err, unix.ESRCH) {
+		if err := c.Add(0, pid); err == nil || errors.Is(err, unix.ESRCH) {
 			t.Errorf("Add(%d) = %v, want a refusal: the kernel takes 0 for the caller", pid, err)
 		}
 	}
@@ -197,7 +197,7 @@ func TestRootAddAndSignal(t *testing.T) {
 		}
 	}
 	expect("ready", 2)
-	if err := c.Add(cmds[0].Process.Pid); err != nil {
+	if err := c.Add(0, cmds[0].Process.Pid); err != nil {
 		t.Fatal(err)
 	}
 	sub := filepath.Join(c.dir, leafTasks, "sub")
@@ -307,7 +307,7 @@ func TestRootKillTakesNewcomers(t *testing.T) {
 		}
 		frozen = string(data)
 	}
-	if err := c.Add(late); err != nil {
+	if err := c.Add(0, late); err != nil {
 		t.Fatal(err)
 	}
 	thaw()
@@ -334,7 +334,7 @@ func TestRootNoBirthAfterKill(t *testing.T) {
 				t.Error("HostCgroup offers a group that was killed")
 			}
 			late := spawn(t, nil, `echo ready; exec sleep 1000`).Process.Pid
-			if err := c.Add(late); err != nil {
+			if err := c.Add(0, late); err != nil {
 				t.Fatal(err)
 			}
 			if pids := mustPIDs(t, c); len(pids) != 1 || pids[0] != late {

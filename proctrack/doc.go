@@ -38,7 +38,7 @@ const (
 type Tracker interface {
 	Create() error
 	HostCgroup() (fd int, ok bool)
-	Add(pid int) error
+	Add(rank, pid int) error
 	EvictHost(pid int) error
 	Helpers() (*os.File, error)
 	PIDs() ([]int, error)

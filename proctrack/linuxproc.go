@@ -53,7 +53,7 @@ func (l *LinuxProc) Create() error {
 func (l *LinuxProc) HostCgroup() (fd int, ok bool) { return -1, false }
 
 // Add has nothing to do: a process of the step is tracked by its descent.
-func (l *LinuxProc) Add(int) error { return nil }
+func (l *LinuxProc) Add(rank, pid int) error { return nil }
 
 // EvictHost makes PIDs, Signal, Kill and Freeze spare the host.
 func (l *LinuxProc) EvictHost(pid int) error {

@@ -139,7 +139,7 @@ func TestPGID(t *testing.T) {
 		t.Errorf("a kill of no group: %v", err)
 	}
 	for _, pid := range []int{-1, 0, 1} {
-		if err := tr.Add(pid); err == nil {
+		if err := tr.Add(0, pid); err == nil {
 			t.Errorf("Add(%d) was accepted", pid)
 		}
 	}
@@ -155,7 +155,7 @@ func TestPGID(t *testing.T) {
 		escaped, member = b, a
 	}
 	defer func() { _ = syscall.Kill(escaped, syscall.SIGKILL) }()
-	if err := errors.Join(tr.Add(cmd.Process.Pid), tr.Add(member), tr.EvictHost(1)); err != nil {
+	if err := errors.Join(tr.Add(0, cmd.Process.Pid), tr.Add(0, member), tr.EvictHost(1)); err != nil {
 		t.Fatal(err)
 	}
 	if id, err := tr.ContainerID(); id != uint64(cmd.Process.Pid) || err != nil {

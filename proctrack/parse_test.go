@@ -190,7 +190,7 @@ func TestCgroupBeforeCreate(t *testing.T) {
 	if _, ok := c.HostCgroup(); ok {
 		t.Error("there is a HostCgroup before Create")
 	}
-	if err := c.Add(1); !errors.Is(err, errClosed) {
+	if err := c.Add(0, 1); !errors.Is(err, errClosed) {
 		t.Errorf("Add = %v, want %v", err, errClosed)
 	}
 	if _, err := c.ContainerID(); !errors.Is(err, errClosed) {

@@ -33,7 +33,7 @@ func (p *PGID) HostCgroup() (fd int, ok bool) { return -1, false }
 
 // Add takes the first pid as the group's; the tasks join it by themselves
 // before they exec (rank 0 leads the group).
-func (p *PGID) Add(pid int) error {
+func (p *PGID) Add(_, pid int) error {
 	if pid <= 1 { // kill(2) would take -1 for every process there is
 		return fmt.Errorf("cannot track process group %d: not a task's process id", pid)
 	}

@@ -107,12 +107,13 @@ type Spec struct {
 	SlurmConf    string `json:"slurm_conf,omitempty"`
 	RestartCount uint32 `json:"restart_count,omitempty"`
 
-	Spank      SpankConf `json:"spank"`
-	Proctrack  Proctrack `json:"proctrack"`
-	Container  string    `json:"container"` // "none" or "tmpfs"
-	RunDir     string    `json:"run_dir"`
-	ResultFile string    `json:"result_file"` // where stepd leaves the result when no noded takes it
-	KillWaitS  int       `json:"kill_wait_s"`
+	Spank      SpankConf   `json:"spank"`
+	Proctrack  Proctrack   `json:"proctrack"`
+	Confine    Confinement `json:"confine"`
+	Container  string      `json:"container"` // "none" or "tmpfs"
+	RunDir     string      `json:"run_dir"`
+	ResultFile string      `json:"result_file"` // where stepd leaves the result when no noded takes it
+	KillWaitS  int         `json:"kill_wait_s"`
 
 	// ContainerNS says that descriptor FDContainer is the job's mount
 	// namespace; EntireStepInNS that the host joins it before init.
@@ -153,6 +154,10 @@ type SpankConf struct {
 type Proctrack struct {
 	// Kind is "cgroup/v2", "cgroup/v1", "cgroup/hybrid", "linuxproc" or "pgid".
 	Kind string `json:"kind"`
-	// Dir is the step's cgroup (absolute); empty for trackers without one.
+	// Dir is the step's cgroup (absolute), that of its stepd and SPANK host; empty
+	// for trackers without one.
 	Dir string `json:"dir,omitempty"`
+	// Tasks is the cgroup of its tasks (absolute). It lies apart from Dir, so
+	// that what the daemons use is never charged to the job; "" is Dir/tasks.
+	Tasks string `json:"tasks,omitempty"`
 }

@@ -15,6 +15,9 @@ func (s *Step) finish(err error) {
 	s.settle(err)
 	s.setState(step.Completing)
 	s.endStage("kill", s.killRest)
+	if s.plugged > 0 {
+		s.endStage("task_post_step", s.postStep)
+	}
 	s.endStage("exit", s.exitHooks)
 	for i := len(s.undo) - 1; i >= 0; i-- {
 		if s.undo[i].name == "log" {

@@ -200,6 +200,7 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 	}
 	st := e.Status
 	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExit, Rank: &e.Rank, PID: t.pid, Status: &st})
+	s.postTerm(e)
 	s.d.Audience.TaskExited(e.Rank, status)
 	if s.d.MPI != nil {
 		s.d.MPI.TaskExited(e.Rank, e.Status)

@@ -18,8 +18,8 @@ type Tracker interface {
 	// host and its children are born in the tasks' cgroup; ok is false where
 	// the kernel or the layout does not allow it: then Add moves each pid.
 	HostCgroup() (fd int, ok bool)
-	// Add tracks a process that was not born inside.
-	Add(pid int) error
+	// Add tracks the process of a task that was not born inside.
+	Add(rank, pid int) error
 	// EvictHost moves the host out of the tasks' cgroup, once: what kills or
 	// freezes the tasks must not hit it. It may take 10 ms (rulings 2).
 	EvictHost(pid int) error
@@ -36,6 +36,27 @@ type Tracker interface {
 	// Destroy kills what is left, the host and its helpers included, and
 	// removes everything that Create made. It is idempotent.
 	Destroy(ctx context.Context) error
+}
+
+// Plugin is a plugin of Slurm's kind task: *affinity.Plugin is one. The
+// methods are called in this order by the goroutine of Step.Run. An error of the
+// first three ends the launch.
+type Plugin interface {
+	// Name is that of slurm.conf: "task/affinity".
+	Name() string
+	// PreSetuid runs as root, once, before anything runs as the user.
+	PreSetuid() error
+	// PreLaunch adds what the tasks do to themselves, as the user, before their
+	// task_init: such as their memory policy.
+	PreLaunch(l *step.Launch) error
+	// PreLaunchPriv runs as root for each task, which is tracked and waits at the
+	// gate, before its task_post_fork.
+	PreLaunchPriv(rank, pid int) error
+	// PostTerm hears of a task's end.
+	PostTerm(end step.TaskEnd)
+	// PostStep runs as root when no process of the tasks is left, before their
+	// cgroups are removed. It follows every PreSetuid, failed ones included.
+	PostStep() error
 }
 
 // MPI is one MPI plugin, seen from stepd: *pmi2.Plugin is one (seeds: MPI plugin API).

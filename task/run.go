@@ -17,6 +17,7 @@ import (
 type Deps struct {
 	Tracker  Tracker
 	MPI      MPI // nil without one
+	Plugins  []Plugin
 	Audience Audience
 	// StartHost runs spankhost, born in the cgroup cgroupFD (-1: in ours).
 	StartHost func(cgroupFD int) (Host, error)
@@ -41,6 +42,7 @@ type Step struct {
 
 	// What the launch has reached.
 	initDone bool // the plugins' exit hooks are owed
+	plugged  int  // as many task plugins are owed their PostStep
 	gateOpen bool
 	tasks    []task
 	alive    int
@@ -137,12 +139,15 @@ func (s *Step) launch(ctx context.Context) error {
 		{"init", s.initStack},
 		// Prefork may still change the environment that user_init sees.
 		{"mpi_prefork", s.prefork},
+		// The step's limits hold before anything runs as the user.
+		{"task_pre_setuid", s.preSetuid},
 		{"streams", s.handStreams},
 		{"user_init", s.userInit},
 		{"fork", s.fork},
 		// No task execs before every task is tracked and every
 		// task_post_fork has returned (lifecycle 27 to 29).
 		{"track", s.trackTasks},
+		{"task_pre_launch_priv", s.preLaunchPriv},
 		{"task_post_fork", s.postFork},
 		{"gate", s.openGate},
 	} {
@@ -290,7 +295,13 @@ func (s *Step) handStreams(context.Context) error {
 			l.TaskEnv[rank] = append(l.TaskEnv[rank], s.mpiTasks.TaskEnv[rank]...)
 		}
 	}
-	err := s.host.Launch(l)
+	var err error
+	for _, p := range s.d.Plugins {
+		err = errors.Join(err, pluginError(p, p.PreLaunch(l)))
+	}
+	if err == nil {
+		err = s.host.Launch(l)
+	}
 	for _, fds := range l.TaskFDs {
 		for _, f := range fds {
 			f.File.Close()
@@ -354,7 +365,7 @@ func (s *Step) trackTasks(context.Context) error {
 		return nil // born there
 	}
 	for rank := range s.tasks {
-		if err := s.d.Tracker.Add(s.tasks[rank].pid); err != nil {
+		if err := s.d.Tracker.Add(rank, s.tasks[rank].pid); err != nil {
 			return fmt.Errorf("cannot track task %d: %w", rank, err)
 		}
 	}

@@ -164,7 +164,7 @@ type fakeTracker struct{ r *rig }
 
 func (k fakeTracker) Create() error                 { return k.r.note("track") }
 func (k fakeTracker) HostCgroup() (int, bool)       { return 0, false }
-func (k fakeTracker) Add(pid int) error             { return k.r.note(fmt.Sprintf("add %d", pid)) }
+func (k fakeTracker) Add(_, pid int) error          { return k.r.note(fmt.Sprintf("add %d", pid)) }
 func (k fakeTracker) EvictHost(int) error           { return k.r.note("evict") }
 func (k fakeTracker) Helpers() (*os.File, error)    { return nil, nil }
 func (k fakeTracker) PIDs() ([]int, error)          { return k.r.left, k.r.note("pids") }
