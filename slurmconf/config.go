@@ -3,6 +3,7 @@ package slurmconf
 import (
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 )
@@ -38,8 +39,13 @@ type Config struct {
 	// ProctrackType is "proctrack/cgroup" (the default), "proctrack/linuxproc"
 	// or "proctrack/pgid".
 	ProctrackType string
-	// TaskPlugin lists "affinity" and "cgroup"; nil is task/none, the default.
-	TaskPlugin []string
+	// TaskPlugin lists "task/affinity" and "task/cgroup" in the order of the
+	// file; nil is task/none. Default: both, each where the node lets it; a site
+	// that has named one (TaskPluginTold) wants to hear where it cannot work.
+	TaskPlugin     []string
+	TaskPluginTold bool
+	// TaskPluginParam is zero by default: automatic binding.
+	TaskPluginParam TaskPluginParam
 	// JobContainerType is "none" (the default) or "tmpfs". Slurm 25.11 calls
 	// the key NamespaceType; both names are read. It is "none" too where
 	// job_container.conf says BasePath=none for this node.
@@ -76,12 +82,32 @@ type Config struct {
 	// JobAcctGatherType is "none" (the default), "linux" or "cgroup".
 	JobAcctGatherType string
 	// JobAcctGatherFrequency is the interval of task sampling: 30 s by
-	// default, 0 is never.
+	// default, 0 is never. What is left at a task's end is read in any case.
 	JobAcctGatherFrequency time.Duration
+	JobAcctGatherParams    JobAcctGatherParams
 
+	// SelectType and SelectTypeParameters tell whether memory is given out: see
+	// MemoryIsConsumable.
 	SelectType           string // default "select/cons_tres"
 	SelectTypeParameters []string
-	GresTypes            []string
+	// DefMemPerCPU and DefMemPerNode are the memory of a step that asks for none,
+	// in MiB; at most one of them is not 0. MaxMemPerCPU and MaxMemPerNode bound
+	// what it may ask for. 0, the default, is no limit. Where the partition tells
+	// them, they are the partition's.
+	DefMemPerCPU, DefMemPerNode uint64
+	MaxMemPerCPU, MaxMemPerNode uint64
+
+	// GresTypes are the names of generic resources that the site has. Gres is
+	// what this node has of them, in the order of its NodeName's Gres=, devices
+	// in the order of gres.conf: Gres= says how much, gres.conf which devices.
+	// What gres.conf has beyond Gres= is left out with a warning; where it has
+	// less, the lower count holds and DrainReasons says so.
+	GresTypes []string
+	Gres      []Gres
+	// DrainReasons are why this node should be drained, although its files can
+	// be used: "gres/gpu count reported lower than configured (1 < 2)".
+	DrainReasons []string
+
 	// MaxTasksPerNode is 65533 by default, the highest value (rulings 23).
 	MaxTasksPerNode  int
 	TmpFS            string // default "/tmp"
@@ -91,8 +117,10 @@ type Config struct {
 	// Stepd is stepd.conf, Container this node's part of job_container.conf.
 	Stepd     Stepd
 	Container Container
-	// Cgroup and Mpi are cgroup.conf and mpi.conf as they are written.
-	Cgroup, Mpi Table
+	// Cgroup is cgroup.conf.
+	Cgroup Cgroup
+	// Mpi is mpi.conf as it is written.
+	Mpi Table
 }
 
 // resourceLimits are the limits that Slurm propagates.
@@ -108,6 +136,7 @@ func defaults(hostname string) *Config {
 		SpoolDir:                "/var/spool/stepd",
 		SlurmdDebug:             "info",
 		ProctrackType:           "proctrack/cgroup",
+		TaskPlugin:              []string{"task/affinity", "task/cgroup"},
 		JobContainerType:        "none",
 		MpiDefault:              "none",
 		PluginDir:               defaultPluginDir(),
@@ -122,6 +151,7 @@ func defaults(hostname string) *Config {
 		TmpFS:                   "/tmp",
 		Stepd:                   Stepd{KeepSteps: 1000},
 		Container:               Container{CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second},
+		Cgroup:                  defaultCgroup(),
 	}
 }
 
@@ -139,6 +169,21 @@ func defaultPluginDir() []string {
 func shortName(hostname string) string {
 	short, _, _ := strings.Cut(hostname, ".")
 	return short
+}
+
+// MemoryIsConsumable tells whether memory is given out to steps: then the
+// defaults and bounds above apply to those that ask for none, and cgroup.conf's
+// ConstrainRAMSpace has an effect. It is so with a CR_*_Memory or CR_Memory in
+// SelectTypeParameters, and, as in Slurm, where that key is not told and
+// SelectType is not select/linear.
+func (c *Config) MemoryIsConsumable() bool {
+	if c.SelectTypeParameters == nil {
+		return c.SelectType != "select/linear"
+	}
+	return slices.ContainsFunc(c.SelectTypeParameters, func(w string) bool {
+		w = strings.ToLower(w)
+		return strings.HasPrefix(w, "cr_") && strings.HasSuffix(w, "_memory")
+	})
 }
 
 // Table is a file whose keys are kept as they are: key in lower case to value.

@@ -32,7 +32,8 @@ func (l *loader) slurmKeys() keySet {
 		"slurmdlogfile":                 l.pattern(&c.SlurmdLogFile),
 		"slurmddebug":                   debugLevel(&c.SlurmdDebug),
 		"proctracktype":                 proctrackType(&c.ProctrackType),
-		"taskplugin":                    taskPlugin(&c.TaskPlugin),
+		"taskplugin":                    taskPlugin(c),
+		"taskpluginparam":               taskPluginParam(&c.TaskPluginParam),
 		"jobcontainertype":              oneOf(&c.JobContainerType, []string{"job_container/"}, "none", "tmpfs"),
 		"namespacetype":                 oneOf(&c.JobContainerType, []string{"namespace/"}, "none", "tmpfs"),
 		"mpidefault":                    mpiDefault(&c.MpiDefault),
@@ -53,9 +54,14 @@ func (l *loader) slurmKeys() keySet {
 		"propagateprioprocess":          count(&c.PropagatePrioProcess, 0, 2),
 		"jobacctgathertype":             oneOf(&c.JobAcctGatherType, []string{"jobacct_gather/", "acct_gather/"}, "none", "linux", "cgroup"),
 		"jobacctgatherfrequency":        frequency(&c.JobAcctGatherFrequency),
+		"jobacctgatherparams":           acctParams(&c.JobAcctGatherParams),
 		"selecttype":                    text(&c.SelectType),
 		"selecttypeparameters":          list(&c.SelectTypeParameters),
-		"grestypes":                     list(&c.GresTypes),
+		"defmempercpu":                  memory(&c.DefMemPerCPU),
+		"defmempernode":                 memory(&c.DefMemPerNode),
+		"maxmempercpu":                  memory(&c.MaxMemPerCPU),
+		"maxmempernode":                 memory(&c.MaxMemPerNode),
+		"grestypes":                     gresTypes(&c.GresTypes),
 		"maxtaskspernode":               count(&c.MaxTasksPerNode, 1, 65533),
 		"tmpfs":                         absolute(&c.TmpFS),
 		"launchparameters":              list(&c.LaunchParameters),
@@ -117,23 +123,6 @@ func proctrackType(field *string) setter {
 			return f
 		}
 		*field = "proctrack/" + word
-		return nil
-	}
-}
-
-func taskPlugin(field *[]string) setter {
-	return func(v string) *flaw {
-		var out []string
-		for _, w := range words(v) {
-			var word string
-			if f := oneOf(&word, []string{"task/"}, "none", "affinity", "cgroup")(w); f != nil {
-				return f
-			}
-			if word != "none" {
-				out = append(out, word)
-			}
-		}
-		*field = out
 		return nil
 	}
 }

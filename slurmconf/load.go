@@ -106,7 +106,7 @@ func (l *loader) besideFiles() error {
 		apply func(file string, stmts []statement)
 	}{
 		{"stepd.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, l.cfg.Stepd.keys(), SeverityError) }},
-		{"cgroup.conf", func(_ string, stmts []statement) { l.cfg.Cgroup = l.table(stmts) }},
+		{"cgroup.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, l.cfg.Cgroup.keys(), SeverityError) }},
 		{"job_container.conf", l.containerFile},
 		{"mpi.conf", func(_ string, stmts []statement) { l.cfg.Mpi = l.table(stmts) }},
 	} {

@@ -139,10 +139,10 @@ DebugFlags=CPU_Bind
 	})
 	want := &Config{
 		File: filepath.Join(dir, "slurm.conf"), ClusterName: "golden",
-		Node:      Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 64, RealMemory: 2048, Gres: "gpu:2"},
+		Node:      Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 64, RealMemory: 2048, Gres: []NodeGres{{Name: "gpu", Count: 2}}},
 		NodeNames: []string{"vm"}, Partition: "p",
 		SpoolDir: "/srv/vm/vm.site.org/stepd", SlurmdPidFile: "/run/x-vm.pid", SlurmdLogFile: "/var/log/my slurmd.log", SlurmdDebug: "debug",
-		ProctrackType: "proctrack/linuxproc", TaskPlugin: []string{"affinity", "cgroup"}, JobContainerType: "tmpfs", MpiDefault: "pmi2",
+		ProctrackType: "proctrack/linuxproc", TaskPlugin: []string{"task/affinity", "task/cgroup"}, TaskPluginTold: true, JobContainerType: "tmpfs", MpiDefault: "pmi2",
 		PlugStackConfig: filepath.Join(dir, "stack.conf"), PluginDir: []string{"/a", "/b"},
 		Prolog: []string{"/etc/p.sh", filepath.Join(dir, "pro.d/*")}, Epilog: []string{"/etc/e.sh"}, PrologFlags: []string{"Alloc", "Contain"},
 		PrologEpilogTimeout: 20 * time.Second, TaskProlog: "/tp", TaskEpilog: filepath.Join(dir, "te"),
@@ -159,7 +159,7 @@ DebugFlags=CPU_Bind
 			BasePath: "/var/base/%n", AutoBasePath: true, Dirs: []string{"/tmp", "/var/tmp"},
 			CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second,
 		},
-		Cgroup: Table{"constraincores": {"yes", filepath.Join(dir, "cgroup.conf"), 2}},
+		Cgroup: func() Cgroup { c := defaultCgroup(); c.ConstrainCores = true; return c }(),
 		Mpi:    Table{"pmixdebug": {"1", filepath.Join(dir, "mpi.conf"), 2}},
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
@@ -168,7 +168,7 @@ DebugFlags=CPU_Bind
 	if got := lines(probs, dir); len(got) > 0 {
 		t.Errorf("problems %q", got)
 	}
-	if v, ok := c.Cgroup.Get("ConstrainCores"); !ok || v.Text != "yes" {
+	if v, ok := c.Mpi.Get("PMIxDebug"); !ok || v.Text != "1" {
 		t.Errorf("got %v, %v", v, ok)
 	}
 }
@@ -231,7 +231,7 @@ include
 	}
 	if diff := cmp.Diff(defaults("vm.site.org"), c, cmp.FilterPath(func(p cmp.Path) bool {
 		return p.Last().String() == ".File" || p.Last().String() == ".PlugStackConfig" || p.Last().String() == ".MinJobAge" ||
-			p.Last().String() == ".Cgroup" || p.Last().String() == ".Mpi"
+			p.Last().String() == ".Mpi"
 	}, cmp.Ignore())); diff != "" {
 		t.Errorf("a wrong value was taken: %s", diff)
 	}

@@ -24,14 +24,29 @@ type Node struct {
 	ThreadsPerCore int
 	// RealMemory and MemSpecLimit are in MiB (Slurm's "megabytes").
 	RealMemory, MemSpecLimit uint64
-	CoreSpecCount            int
-	CpuSpecList              string
-	// Gres is as written: "gpu:2,craynetwork:1".
-	Gres string
+	// CoreSpecCount cores, or the CPUs of CpuSpecList (Slurm's abstract numbers,
+	// ascending) with all others on their cores, are the system's and given to no
+	// step. At most one of the two is told.
+	CoreSpecCount int
+	CpuSpecList   []int
+	// Gres is what Gres= says, nil where it is not told; Config.Gres is what
+	// comes of it.
+	Gres []NodeGres
+}
+
+// NodeGres is one entry of a NodeName's Gres=: "gpu:a100:2".
+type NodeGres struct {
+	Name, Type string // Type "" is any
+	// NoConsume: a request does not use it up.
+	NoConsume bool
+	Count     uint64
 }
 
 // hardMax bounds each number of the topology; their product stays an int.
 const hardMax = 65535
+
+// memoryMax bounds a size in MiB: its bytes stay an int64.
+const memoryMax = 1<<43 - 1
 
 func (n *Node) keys() keySet {
 	cpus := count(&n.CPUs, 1, hardMax)
@@ -42,11 +57,11 @@ func (n *Node) keys() keySet {
 		"boards": count(&n.Boards, 1, hardMax), "sockets": sockets, "socketsperboard": sockets,
 		"corespersocket": count(&n.CoresPerSocket, 1, hardMax),
 		"threadspercore": count(&n.ThreadsPerCore, 1, hardMax),
-		"realmemory":     count(&n.RealMemory, 1, 1<<43),
-		"memspeclimit":   count(&n.MemSpecLimit, 0, 1<<43),
+		"realmemory":     count(&n.RealMemory, 1, memoryMax),
+		"memspeclimit":   count(&n.MemSpecLimit, 0, memoryMax),
 		"corespeccount":  count(&n.CoreSpecCount, 0, hardMax),
-		"cpuspeclist":    text(&n.CpuSpecList),
-		"gres":           text(&n.Gres),
+		"cpuspeclist":    numbers(&n.CpuSpecList),
+		"gres":           nodeGres(&n.Gres),
 		// The line's own, and what concerns the controller alone.
 		"nodename": nothing, "nodehostname": nothing, "nodeaddr": nothing,
 		"bcastaddr": nothing, "feature": nothing, "features": nothing, "state": nothing, "weight": nothing,

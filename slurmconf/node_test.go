@@ -19,7 +19,7 @@ func TestNodes(t *testing.T) {
 		{"one host for many", "NodeName=n[1-3] NodeHostname=vm\n", Node{Name: "n1", NodeHostname: "vm", NodeAddr: "n1"}, "", nil},
 		{
 			"defaults add up", "NodeName=DEFAULT CPUs=2 RealMemory=5\nNodeName=DEFAULT Gres=gpu:1\nNodeName=vm CPUs=4\n",
-			Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 4, RealMemory: 5, Gres: "gpu:1"}, "", nil,
+			Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 4, RealMemory: 5, Gres: []NodeGres{{Name: "gpu", Count: 1}}}, "", nil,
 		},
 		{
 			"topology", "NodeName=vm Boards=2 SocketsPerBoard=3 CoresPerSocket=4 ThreadsPerCore=2\n",
@@ -58,7 +58,7 @@ func TestNodes(t *testing.T) {
 			"bad numbers", "NodeName=vm CPUs=0 RealMemory=big\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm"}, "",
 			[]string{
 				`error: slurm.conf:1: cannot use CPUs="0": out of range; write a number from 1 to 65535`,
-				`error: slurm.conf:1: cannot use RealMemory="big": not a whole number; write a number from 1 to 8796093022208`,
+				`error: slurm.conf:1: cannot use RealMemory="big": not a whole number; write a number from 1 to 8796093022207`,
 			},
 		},
 		{"default partition", "NodeName=vm\nPartitionName=a Nodes=vm\nPartitionName=b Nodes=v[a-b]\nPartitionName=c Nodes=vm,x Default=yes\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm"}, "c", nil},

@@ -67,16 +67,16 @@ func TestInclude(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, probs, dir := load(t, map[string]string{
-		"slurm.conf":  "ClusterName=Abc\nINCLUDE\t %c.inc\nInclude \"" + filepath.Join(sub, "far.conf") + "\"\ninclude none.conf\ninclude *.inc\n",
-		"abc.inc":     "KillWait=7\nKillWait=junk\n",
-		"near.conf":   "TmpFS=/near\n", // relative to slurm.conf, not to the file that names it
-		"cgroup.conf": "include %c.inc\n",
+		"slurm.conf": "ClusterName=Abc\nINCLUDE\t %c.inc\nInclude \"" + filepath.Join(sub, "far.conf") + "\"\ninclude none.conf\ninclude *.inc\n",
+		"abc.inc":    "KillWait=7\nKillWait=junk\n",
+		"near.conf":  "TmpFS=/near\n", // relative to slurm.conf, not to the file that names it
+		"mpi.conf":   "include %c.inc\n",
 	})
 	if c.KillWait.Seconds() != 7 || c.MinJobAge.Seconds() != 9 || c.TmpFS != "/near" {
 		t.Errorf("got %v, %v, %q", c.KillWait, c.MinJobAge, c.TmpFS)
 	}
-	if v, _ := c.Cgroup.Get("killwait"); v.Text != "junk" {
-		t.Errorf("cgroup.conf: got %v", c.Cgroup)
+	if v, _ := c.Mpi.Get("killwait"); v.Text != "junk" {
+		t.Errorf("mpi.conf: got %v", c.Mpi)
 	}
 	want := []string{
 		`error: slurm.conf:4: cannot include "none.conf": open none.conf: no such file or directory`,

@@ -174,3 +174,54 @@ func absoluteList(field *[]string, sep string) setter {
 		return nil
 	}
 }
+
+// memory reads a size in MiB; 0 and Slurm's words for it are no limit.
+func memory(field *uint64) setter {
+	return func(v string) *flaw {
+		if strings.EqualFold(v, "INFINITE") || strings.EqualFold(v, "UNLIMITED") {
+			*field = 0
+			return nil
+		}
+		return count(field, 0, memoryMax)(v)
+	}
+}
+
+// Limits of a list of CPUs or cores: its highest number, and its length in
+// bytes, so that ranges that lie over each other are not counted without end.
+const (
+	numbersMax     = 1<<16 - 1
+	numbersListMax = 8192
+)
+
+// numbers reads a list such as "0-3,8" in any order; the field gets it
+// ascending, each number once. A list of none is wrong.
+func numbers(field *[]int) setter {
+	return func(v string) *flaw {
+		const remedy = "write a list such as 0-3,8"
+		if len(v) > numbersListMax {
+			return wrong(remedy, "more than %d bytes", numbersListMax)
+		}
+		var set [numbersMax + 1]bool
+		for part := range strings.SplitSeq(v, ",") {
+			lo, hi, ranged := strings.Cut(part, "-")
+			if !ranged {
+				hi = lo
+			}
+			first, err1 := strconv.ParseUint(lo, 10, 32)
+			last, err2 := strconv.ParseUint(hi, 10, 32)
+			if err1 != nil || err2 != nil || first > last || last > numbersMax {
+				return wrong(remedy, "%.40q is no range of numbers up to %d", part, numbersMax)
+			}
+			for n := first; n <= last; n++ {
+				set[n] = true
+			}
+		}
+		*field = nil
+		for n, there := range set {
+			if there {
+				*field = append(*field, n)
+			}
+		}
+		return nil
+	}
+}

@@ -1,0 +1,164 @@
+package slurmconf
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Cgroup is cgroup.conf, with Slurm's keys, units and defaults (cgroup.conf(5)).
+// Without the file every field has its default, which confines nothing.
+type Cgroup struct {
+	// CgroupPlugin is "autodetect" (the default), "cgroup/v1", "cgroup/v2" or
+	// "disabled", with which no cgroup is made at all.
+	CgroupPlugin string
+	// CgroupMountpoint is where the controllers are mounted: /sys/fs/cgroup by
+	// default. The key is for tests.
+	CgroupMountpoint string
+
+	// ConstrainCores keeps tasks on the step's CPUs by a cpuset.
+	ConstrainCores bool
+	// ConstrainRAMSpace limits memory to AllowedRAMSpace percent of what was
+	// allocated. It needs memory as a consumable resource; see
+	// Config.MemoryIsConsumable.
+	ConstrainRAMSpace bool
+	// ConstrainSwapSpace limits memory and swap together to AllowedRAMSpace plus
+	// AllowedSwapSpace percent of what was allocated. Where ConstrainRAMSpace is
+	// no, AllowedRAMSpace counts as 100, and memory alone has this same limit.
+	ConstrainSwapSpace bool
+	// ConstrainDevices lets tasks open the devices of their own GRES only, and
+	// those that are no GRES.
+	ConstrainDevices bool
+
+	// AllowedRAMSpace (default 100) and AllowedSwapSpace (default 0) are percent
+	// of the allocated memory. They may exceed 100.
+	AllowedRAMSpace, AllowedSwapSpace float64
+	// MaxRAMPercent bounds a memory limit, MaxSwapPercent that of memory and swap
+	// together, both in percent of the node's RealMemory; both are 100 by
+	// default. They are the limits of what has no memory allocated to it.
+	MaxRAMPercent, MaxSwapPercent float64
+	// MinRAMSpace, in MiB, is below no memory limit. Default 30.
+	MinRAMSpace uint64
+	// MemorySwappiness, 0 to 100, is for cgroup v1 and with ConstrainSwapSpace;
+	// nil leaves the kernel's.
+	MemorySwappiness *int
+
+	// SignalChildrenProcesses sends signals to all processes of a step; without
+	// it to the tasks alone.
+	SignalChildrenProcesses bool
+	// IgnoreSystemd makes cgroups without asking systemd;
+	// IgnoreSystemdOnFailure does so when systemd does not answer. v2 only.
+	IgnoreSystemd, IgnoreSystemdOnFailure bool
+	// SystemdTimeout is how long systemd may take to make the scope; the key is
+	// in milliseconds. Default 1 s.
+	SystemdTimeout time.Duration
+	// EnableControllers enables controllers from the root of the tree downwards,
+	// where systemd has not done so. v2 only.
+	EnableControllers bool
+}
+
+func defaultCgroup() Cgroup {
+	return Cgroup{
+		CgroupPlugin: "autodetect", CgroupMountpoint: "/sys/fs/cgroup",
+		AllowedRAMSpace: 100, MaxRAMPercent: 100, MaxSwapPercent: 100, MinRAMSpace: 30,
+		SystemdTimeout: time.Second,
+	}
+}
+
+// Bounds of the percentages: what is no slip of the keyboard.
+const (
+	percentMax = 100
+	allowedMax = 1_000_000
+)
+
+func (c *Cgroup) keys() keySet {
+	keys := keySet{
+		"cgroupplugin":            cgroupPlugin(&c.CgroupPlugin),
+		"cgroupmountpoint":        absolute(&c.CgroupMountpoint),
+		"constraincores":          boolean(&c.ConstrainCores),
+		"constrainramspace":       boolean(&c.ConstrainRAMSpace),
+		"constrainswapspace":      boolean(&c.ConstrainSwapSpace),
+		"constraindevices":        boolean(&c.ConstrainDevices),
+		"allowedramspace":         percent(&c.AllowedRAMSpace, allowedMax),
+		"allowedswapspace":        percent(&c.AllowedSwapSpace, allowedMax),
+		"maxrampercent":           percent(&c.MaxRAMPercent, allowedMax),
+		"maxswappercent":          percent(&c.MaxSwapPercent, percentMax),
+		"minramspace":             count(&c.MinRAMSpace, 0, memoryMax),
+		"memoryswappiness":        swappiness(&c.MemorySwappiness),
+		"signalchildrenprocesses": boolean(&c.SignalChildrenProcesses),
+		"ignoresystemd":           boolean(&c.IgnoreSystemd),
+		"ignoresystemdonfailure":  boolean(&c.IgnoreSystemdOnFailure),
+		"systemdtimeout":          milliseconds(&c.SystemdTimeout),
+		"enablecontrollers":       boolean(&c.EnableControllers),
+	}
+	// Keys of older releases, which files still hold.
+	for _, old := range []string{
+		"cgroupautomount", "cgroupreleaseagentdir", "alloweddevicesfile", "taskaffinity",
+		"constrainkmemspace", "allowedkmemspace", "maxkmempercent", "minkmemspace",
+	} {
+		keys[old] = obsolete
+	}
+	return keys
+}
+
+// obsolete takes any value of a key that newer releases do not have.
+func obsolete(string) *flaw {
+	return &flaw{SeverityWarning, "the key is obsolete and has no effect", "remove it"}
+}
+
+func cgroupPlugin(field *string) setter {
+	return func(v string) *flaw {
+		var word string
+		f := oneOf(&word, []string{"cgroup/"}, "autodetect", "v1", "v2", "disabled")(v)
+		switch {
+		case f != nil:
+			f.remedy = "write one of autodetect, cgroup/v1, cgroup/v2, disabled"
+			return f
+		case word == "v1" || word == "v2":
+			word = "cgroup/" + word
+		}
+		*field = word
+		return nil
+	}
+}
+
+// percent reads a number with or without decimals: "98.5".
+func percent(field *float64, high float64) setter {
+	return func(v string) *flaw {
+		remedy := fmt.Sprintf("write a percentage from 0 to %g, such as 98.5", high)
+		if v == "" || strings.Trim(v, "0123456789.") != "" { // no sign, exponent, NaN or %
+			return wrong(remedy, "not a number")
+		}
+		x, err := strconv.ParseFloat(v, 64)
+		if err != nil {
+			return wrong(remedy, "not a number")
+		}
+		if x > high {
+			return wrong(remedy, "out of range")
+		}
+		*field = x
+		return nil
+	}
+}
+
+func swappiness(field **int) setter {
+	return func(v string) *flaw {
+		var n int
+		f := count(&n, 0, 100)(v)
+		if f == nil {
+			*field = &n
+		}
+		return f
+	}
+}
+
+func milliseconds(field *time.Duration) setter {
+	return func(v string) *flaw {
+		n, f := number(v, 1, secondsMax*1000)
+		if f == nil {
+			*field = time.Duration(n) * time.Millisecond
+		}
+		return f
+	}
+}

@@ -1,0 +1,60 @@
+package slurmconf
+
+// Gres is one kind of generic resource of this node, or a part of one: what a
+// line of gres.conf gives, cut down to what Gres= of the NodeName line admits.
+// Several may have one Name and Type: devices are numbered through them in
+// their order. Config.Gres says how both files are brought together.
+type Gres struct {
+	// Name is one of GresTypes: "gpu".
+	Name string
+	// Type is the model, "" where none is told: "a100".
+	Type string
+	// Count is how many of it there are: of devices where Files are told, of
+	// whatever the site counts (bytes, licences) where not.
+	Count uint64
+	// Files are its device files, absolute: Files[i] is the device of number i,
+	// or all of them belong to the only one where MultipleFiles. nil is a
+	// resource that is counted only.
+	Files         []string
+	MultipleFiles bool
+	// Cores are the cores near it, by their logical numbers on the node (Slurm's
+	// Core L#: sockets in order, cores in order), ascending; nil is any.
+	Cores []int
+	// Flags are in the spelling of the constants below. A gpu has those of its
+	// environment in any case: all four where the file tells none.
+	Flags []string
+	// Links are the numbers of connections to the node's devices of this name,
+	// in their order, -1 at the device itself; nil where not told.
+	Links []int
+	// NoConsume: a request does not use it up.
+	NoConsume bool
+	// File and Line are where it was told, for messages.
+	File string
+	Line int
+}
+
+// The flags of a Gres (gres.conf(5)).
+const (
+	GresCountOnly = "CountOnly"
+	// GresExplicit: given only to who asks for it by name.
+	GresExplicit = "explicit"
+	// Which variables tell a task its GPUs: CUDA_VISIBLE_DEVICES,
+	// ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL.
+	GresNvidiaEnv = "nvidia_gpu_env"
+	GresAMDEnv    = "amd_gpu_env"
+	GresIntelEnv  = "intel_gpu_env"
+	GresOpenCLEnv = "opencl_env"
+)
+
+// Devices are the device files of each of the Count resources; nil for one
+// that is counted only.
+func (g *Gres) Devices() [][]string {
+	if g.MultipleFiles {
+		return [][]string{g.Files}
+	}
+	var out [][]string
+	for _, f := range g.Files {
+		out = append(out, []string{f})
+	}
+	return out
+}

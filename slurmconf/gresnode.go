@@ -1,0 +1,54 @@
+package slurmconf
+
+import (
+	"slices"
+	"strings"
+
+	"stepd/step"
+)
+
+// noConsume is the word in Gres= that makes an entry one that is not used up.
+const noConsume = "no_consume"
+
+// nodeGres reads Gres= of a NodeName line: NAME[:TYPE][:no_consume]:COUNT,
+// parted by commas. Without a count it is 1.
+func nodeGres(field *[]NodeGres) setter {
+	return func(v string) *flaw {
+		const remedy = "write NAME[:TYPE][:no_consume]:COUNT, such as gpu:a100:2,scratch:100G"
+		if strings.EqualFold(v, "none") {
+			*field = nil
+			return nil
+		}
+		var plain []string
+		var free []bool
+		for item := range strings.SplitSeq(v, ",") {
+			fields := strings.Split(item, ":")
+			kept := slices.DeleteFunc(fields, func(f string) bool { return strings.EqualFold(f, noConsume) })
+			plain = append(plain, strings.Join(kept, ":"))
+			free = append(free, len(kept) < len(fields))
+		}
+		list, err := step.ParseGres(strings.Join(plain, ","))
+		if err != nil {
+			return wrong(remedy, "%v", err)
+		}
+		*field = nil
+		for i, g := range list {
+			*field = append(*field, NodeGres{Name: g.Name, Type: g.Type, NoConsume: free[i], Count: g.Count})
+		}
+		return nil
+	}
+}
+
+// gresTypes reads GresTypes: names, parted by commas.
+func gresTypes(field *[]string) setter {
+	return func(v string) *flaw {
+		out := words(v)
+		for _, w := range out {
+			if err := step.CheckGresName(w); err != nil {
+				return wrong("write names such as gpu,scratch", "%v", err)
+			}
+		}
+		*field = out
+		return nil
+	}
+}

@@ -1,0 +1,201 @@
+package step
+
+import (
+	"fmt"
+	"math/bits"
+	"strconv"
+	"strings"
+)
+
+// Limits on generic resources, in a request as in a site's files.
+const (
+	// GresMax is the highest number of entries in one request.
+	GresMax = 64
+	// GresNameMax bounds a name and a type, in bytes.
+	GresNameMax = 63
+)
+
+// GresRequest is one entry of what a user asks for by --gres: "gpu:a100:2". It
+// counts for each node.
+type GresRequest struct {
+	Name string `json:"name"`
+	// Type is the model, "" for any.
+	Type string `json:"type,omitempty"`
+	// Count may be 0: none of what the job has.
+	Count uint64 `json:"count"`
+}
+
+// String is the entry as a user writes it, without a suffix: "gpu:a100:2".
+func (g GresRequest) String() string {
+	if g.Type == "" {
+		return g.Name + ":" + strconv.FormatUint(g.Count, 10)
+	}
+	return g.Name + ":" + g.Type + ":" + strconv.FormatUint(g.Count, 10)
+}
+
+// FormatGres writes entries as ParseGres reads them. None at all are "none",
+// and nil is "".
+func FormatGres(list []GresRequest) string {
+	if list != nil && len(list) == 0 {
+		return gresNone
+	}
+	var b strings.Builder
+	for i, g := range list {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(g.String())
+	}
+	return b.String()
+}
+
+// gresNone asks for none of what the job has.
+const gresNone = "none"
+
+// ParseGres reads the value of --gres: entries NAME[[:TYPE]:COUNT], parted by
+// commas. The count is 1 where there is none, and may have a suffix as
+// ParseGresCount reads it. "" is nil: nothing was asked for. "none" is an empty
+// list that is not nil: asked for nothing.
+//
+// What follows the name is a count if it can be read as one, else a type: a
+// type of digits alone needs a count behind it.
+func ParseGres(s string) ([]GresRequest, error) {
+	switch {
+	case s == "":
+		return nil, nil
+	case strings.EqualFold(s, gresNone):
+		return []GresRequest{}, nil
+	case strings.Count(s, ",") >= GresMax:
+		return nil, fmt.Errorf("cannot parse gres %.80q: more than %d entries", s, GresMax)
+	}
+	var out []GresRequest
+	for item := range strings.SplitSeq(s, ",") {
+		g, err := parseGresItem(item)
+		if err != nil {
+			return nil, fmt.Errorf("cannot parse gres %.80q: %w", s, err)
+		}
+		out = append(out, g)
+	}
+	if err := CheckGres(out); err != nil {
+		return nil, fmt.Errorf("cannot parse gres %.80q: %w", s, err)
+	}
+	return out, nil
+}
+
+func parseGresItem(item string) (GresRequest, error) {
+	fields := strings.Split(item, ":")
+	g := GresRequest{Name: fields[0], Count: 1}
+	var err error
+	switch {
+	case len(fields) == 2 && IsGresCount(fields[1]):
+		g.Count, err = ParseGresCount(fields[1])
+	case len(fields) == 2:
+		g.Type = fields[1]
+		err = checkGresType(g)
+	case len(fields) == 3:
+		g.Type = fields[1]
+		if err = checkGresType(g); err == nil {
+			g.Count, err = ParseGresCount(fields[2])
+		}
+	case len(fields) > 3:
+		return g, fmt.Errorf("%.80q has more than NAME:TYPE:COUNT", item)
+	}
+	return g, err
+}
+
+// checkGresType refuses an empty type, which stands for any elsewhere.
+func checkGresType(g GresRequest) error {
+	if g.Type == "" {
+		return fmt.Errorf("a type or a count of %.80q is missing", g.Name)
+	}
+	return CheckGresName(g.Type)
+}
+
+// CheckGres refuses a list that ParseGres would not make: names and types that
+// are none, entries told twice, and a name with a type beside the same without,
+// since it could not be told which devices are meant. A server calls it on what
+// a client sends.
+func CheckGres(list []GresRequest) error {
+	if len(list) > GresMax {
+		return fmt.Errorf("more than %d entries", GresMax)
+	}
+	for i, g := range list {
+		if err := CheckGresName(g.Name); err != nil {
+			return err
+		}
+		if strings.EqualFold(g.Name, gresNone) {
+			return fmt.Errorf("%q stands alone", g.Name)
+		}
+		if g.Type != "" {
+			if err := CheckGresName(g.Type); err != nil {
+				return err
+			}
+		}
+		for _, h := range list[:i] {
+			switch {
+			case h.Name != g.Name:
+			case h.Type == g.Type:
+				return fmt.Errorf("%q is there twice", strings.TrimSuffix(g.Name+":"+g.Type, ":"))
+			case h.Type == "" || g.Type == "":
+				return fmt.Errorf("%q is there with and without a type", g.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// CheckGresName tells what keeps s from being the name or type of a generic
+// resource: 1 to GresNameMax letters, digits and -_.+, the first a letter or a
+// digit. The characters must not part a list, a path or a line of a log.
+func CheckGresName(s string) error {
+	if s == "" {
+		return fmt.Errorf("a name is empty")
+	}
+	if len(s) > GresNameMax {
+		return fmt.Errorf("the name %.80q has more than %d bytes", s, GresNameMax)
+	}
+	for i := range len(s) {
+		c := s[i]
+		letter := '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+		if !letter && (i == 0 || strings.IndexByte("-_.+", c) < 0) {
+			return fmt.Errorf("%.80q is no name: it may have letters, digits and -_.+ in it", s)
+		}
+	}
+	return nil
+}
+
+// gresSuffixes are powers of 1024.
+const gresSuffixes = "KMGTP"
+
+// IsGresCount tells whether s has the form of a count: digits, and a suffix or
+// none. It may still be too large.
+func IsGresCount(s string) bool {
+	digits, _ := cutGresSuffix(s)
+	return digits != "" && strings.Trim(digits, "0123456789") == ""
+}
+
+// ParseGresCount reads a count: digits, and K, M, G, T or P in either case for
+// powers of 1024.
+func ParseGresCount(s string) (uint64, error) {
+	if !IsGresCount(s) {
+		return 0, fmt.Errorf("%.80q is no count: write digits, and K, M, G, T or P behind them", s)
+	}
+	digits, power := cutGresSuffix(s)
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil || bits.LeadingZeros64(n) < 10*power {
+		return 0, fmt.Errorf("the count %.80q is out of range", s)
+	}
+	return n << (10 * power), nil
+}
+
+// cutGresSuffix cuts a suffix off, and returns it as the power of 1024.
+func cutGresSuffix(s string) (digits string, power int) {
+	if s == "" {
+		return "", 0
+	}
+	last := s[len(s)-1] &^ 0x20 // upper case of a letter
+	if i := strings.IndexByte(gresSuffixes, last); i >= 0 {
+		return s[:len(s)-1], i + 1
+	}
+	return s, 0
+}
