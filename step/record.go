@@ -33,6 +33,9 @@ type Record struct {
 	// Drain says why the node should take no more jobs: the failure of a
 	// required plugin's hook for which Slurm drains it. "" does not.
 	Drain string `json:"drain,omitempty"`
+	// OOM lists the processes that the kernel has killed for want of memory, the
+	// first hundred.
+	OOM []OOMKill `json:"oom,omitempty"`
 	// PluginCrash is the plugin that took its host down, if one did.
 	PluginCrash *PluginCrash `json:"plugin_crash,omitempty"`
 }

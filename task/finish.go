@@ -211,6 +211,12 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 		s.noteReason(reason)
 		return step.Cancelled, code, signal
 	}
+	if len(s.rec.OOM) > 0 {
+		if code == 0 {
+			code = exitOOM
+		}
+		return step.OutOfMemory, code, signal
+	}
 	if code != 0 {
 		if st := s.rec.Tasks[worst].Status; st != nil { // else the lost status is the reason already
 			s.noteReason(fmt.Sprintf("task %d: %s", worst, st.Describe()))

@@ -32,6 +32,7 @@ func (s *Step) Record() step.Record {
 	defer s.mu.Unlock()
 	rec := s.rec
 	rec.Tasks = append([]step.Task(nil), s.rec.Tasks...)
+	rec.OOM = append([]step.OOMKill(nil), s.rec.OOM...)
 	return rec
 }
 

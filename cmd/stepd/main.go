@@ -28,6 +28,7 @@ import (
 	"stepd/spank"
 	"stepd/step"
 	"stepd/task"
+	"stepd/task/oom"
 )
 
 // ackPatience is how long stepd waits for noded to take the result (rulings 26).
@@ -132,6 +133,13 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	if plugin != nil {
 		deps.MPI = plugin
 	}
+	// Last of the task plugins, so that its PostStep comes first: while the
+	// cgroups of the tasks are there to be read.
+	deps.Plugins = append(deps.Plugins, oom.New(oom.Config{
+		Confine: spec.Confine, Tasks: spec.Proctrack.Tasks, NTasks: spec.NTasks, Command: spec.Argv[0],
+		Killed:  func(k step.OOMKill) { st.OutOfMemory(k) },
+		Problem: func(text string) { aud.Log(step.LogInfo, text) },
+	}))
 	if spec.ContainerNS {
 		deps.Namespace = os.NewFile(stepapi.FDContainer, "container")
 	}

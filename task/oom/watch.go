@@ -1,0 +1,375 @@
+package oom
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+// Config is what a Watch is told. Confine and Tasks are those of the step.
+type Config struct {
+	Confine step.Confinement
+	// Tasks is step.Proctrack.Tasks, "" without a cgroup v2.
+	Tasks  string
+	NTasks int
+	// Command is what a task is called that nobody names: argv[0].
+	Command string
+	// Killed hears of each kill once, from any goroutine; it must not block.
+	Killed func(step.OOMKill)
+	// Problem hears why the watch is poorer than it should be.
+	Problem func(text string)
+}
+
+// Watch watches one step. Make it with New; the methods are those of
+// task.Plugin.
+type Watch struct {
+	cfg Config
+	// dir is the step's memory cgroup, "" where its memory is not limited.
+	dir string
+	v1  bool
+	log *kmsg // nil where the kernel's log cannot be read
+	// noLog leaves the kernel's log alone, for tests.
+	noLog bool
+
+	stop    context.CancelFunc
+	stopped chan struct{}
+	start   time.Duration // CLOCK_MONOTONIC at PreSetuid
+
+	mu    sync.Mutex
+	pids  map[int]int    // guarded by mu: a task's own process to its rank
+	ranks map[int]int    // guarded by mu: the other way round
+	told  map[int]bool   // guarded by mu: victims by pid
+	count map[int]uint64 // guarded by mu: kills told, by rank; noRank for others
+}
+
+// noRank stands for the processes of no known task.
+const noRank = -1
+
+// New makes a watch that watches nothing yet.
+func New(cfg Config) *Watch {
+	w := &Watch{
+		cfg: cfg, pids: make(map[int]int), ranks: make(map[int]int), told: make(map[int]bool),
+		count: make(map[int]uint64),
+	}
+	if dir, ok := cfg.Confine.V1["memory"]; ok {
+		w.dir, w.v1 = dir, true
+	} else if len(cfg.Confine.Memory) > 0 {
+		w.dir = cfg.Tasks
+	}
+	return w
+}
+
+// Name is that of the messages.
+func (w *Watch) Name() string { return "oom" }
+
+// PreSetuid begins to watch. Nothing that fails here ends the launch: a step
+// is worth more than the words about its end.
+func (w *Watch) PreSetuid() error {
+	w.start = monotonic()
+	if w.dir == "" || w.noLog {
+		return nil // without limits, kills are looked for when a task is killed
+	}
+	log, err := openKmsg(false)
+	if err != nil {
+		w.cfg.Problem(fmt.Sprintf("out-of-memory kills are told at the end of their task only: %v", err))
+		return nil
+	}
+	w.log = log
+	poller, err := linux.NewPoller(unix.EPOLLIN|unix.EPOLLET, log.fd)
+	if err != nil {
+		w.cfg.Problem(err.Error())
+		return nil
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	w.stop, w.stopped = stop, make(chan struct{})
+	go func() {
+		defer close(w.stopped)
+		defer poller.Close()
+		err := poller.Wait(ctx, func([]int) (bool, error) { return false, w.readLog() })
+		if err != nil && !errors.Is(err, context.Canceled) {
+			w.cfg.Problem(err.Error())
+		}
+	}()
+	return nil
+}
+
+// PreLaunch has nothing to add.
+func (w *Watch) PreLaunch(*step.Launch) error { return nil }
+
+// PreLaunchPriv notes the task's process.
+func (w *Watch) PreLaunchPriv(rank, pid int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pids[pid], w.ranks[rank] = rank, pid
+	return nil
+}
+
+// PostTerm looks what the kernel has done to a task that ended by SIGKILL, or
+// to its children.
+func (w *Watch) PostTerm(end step.TaskEnd) {
+	sig, signaled := end.Status.Signaled()
+	killed := !end.Lost && signaled && sig == syscall.SIGKILL
+	w.mu.Lock()
+	pid := w.ranks[end.Rank]
+	w.mu.Unlock()
+	if w.dir == "" {
+		// Its memory was not limited, so it may have been the machine's.
+		if killed {
+			w.searchLog(pid)
+		}
+		return
+	}
+	if err := w.readLog(); err != nil {
+		w.cfg.Problem(err.Error())
+	}
+	if killed && w.cfg.Confine.PerTask {
+		// The counter rises before the signal is sent.
+		w.tellCounted(end.Rank, step.OOMKill{PID: pid, Command: filepath.Base(w.cfg.Command)}, 1)
+	}
+}
+
+// PostStep tells the kills that nothing else has told, and ends the watch. It
+// must come before the step's cgroups are removed.
+func (w *Watch) PostStep() error {
+	if w.dir == "" {
+		return nil
+	}
+	err := w.readLog()
+	if w.cfg.Confine.PerTask {
+		for rank := range w.cfg.NTasks {
+			w.tellCounted(rank, step.OOMKill{}, untilNow)
+		}
+	} else {
+		w.tellCounted(noRank, step.OOMKill{}, untilNow)
+	}
+	if w.stop != nil {
+		w.stop()
+		<-w.stopped
+	}
+	if w.log != nil {
+		w.log.close()
+		w.log = nil
+	}
+	return err
+}
+
+// untilNow tells as many kills as the counter knows.
+const untilNow = ^uint64(0)
+
+// tellCounted tells kills that the counter of a rank's cgroup knows and that
+// were not told, at most n.
+func (w *Watch) tellCounted(rank int, k step.OOMKill, n uint64) {
+	dir := w.dir
+	if rank != noRank {
+		dir = filepath.Join(dir, step.TaskName(rank))
+	}
+	total, err := kills(dir, w.v1)
+	if err != nil {
+		w.cfg.Problem(err.Error())
+	}
+	w.mu.Lock()
+	told := w.count[rank]
+	if rank == noRank {
+		for r, c := range w.count {
+			if r != noRank {
+				told += c // without cgroups of their own, all of them count here
+			}
+		}
+	}
+	if k.PID != 0 && w.told[k.PID] {
+		n = 0
+	}
+	var missing uint64
+	if total > told {
+		missing = min(total-told, n)
+	}
+	w.count[rank] += missing
+	if missing > 0 && k.PID != 0 {
+		w.told[k.PID] = true
+	}
+	w.mu.Unlock()
+	for range missing {
+		kill := k
+		if rank != noRank {
+			kill.Rank = &rank
+		}
+		w.complete(&kill, w.fullLevel())
+		w.cfg.Killed(kill)
+	}
+}
+
+// readLog takes in what the kernel has logged since the last time.
+func (w *Watch) readLog() error {
+	w.mu.Lock()
+	var found []step.OOMKill
+	var err error
+	if w.log != nil {
+		err = w.log.drain(func(r record) {
+			if v, ok := parseVictim(r.text); ok {
+				if k, ok := w.attribute(v); ok {
+					found = append(found, k)
+				}
+			}
+		})
+	}
+	w.mu.Unlock()
+	for _, k := range found {
+		w.cfg.Killed(k)
+	}
+	return err
+}
+
+// searchLog looks for a process in all of the log, from the step's start on.
+func (w *Watch) searchLog(pid int) {
+	log, err := openKmsg(true)
+	if err != nil {
+		return // nobody has said that memory was the cause
+	}
+	defer log.close()
+	var kill *step.OOMKill
+	err = log.drain(func(r record) {
+		v, ok := parseVictim(r.text)
+		if !ok || v.pid != pid || time.Duration(r.micros)*time.Microsecond < w.start {
+			return
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if k, ok := w.attribute(v); ok {
+			kill = &k
+		}
+	})
+	if err != nil {
+		w.cfg.Problem(err.Error())
+	}
+	if kill != nil {
+		w.cfg.Killed(*kill)
+	}
+}
+
+// attribute finds whose the victim is; ok is false where it is none of the
+// step's, or was told. The caller holds mu.
+func (w *Watch) attribute(v victim) (k step.OOMKill, ok bool) {
+	rank, ours := w.pids[v.pid]
+	if !ours {
+		rank, ours = w.rankOf(v.task)
+	}
+	if !ours || w.told[v.pid] {
+		return k, false
+	}
+	w.told[v.pid] = true
+	w.count[rank]++
+	k = step.OOMKill{PID: v.pid, Command: v.comm}
+	if rank != noRank {
+		k.Rank = &rank
+	}
+	w.complete(&k, w.levelOf(v))
+	return k, true
+}
+
+// rankOf reads the rank from the path of a cgroup of the step.
+func (w *Watch) rankOf(cgroup string) (rank int, ours bool) {
+	if w.dir == "" || cgroup == "" {
+		return 0, false
+	}
+	rest, ok := below(cgroup, w.dir)
+	if !ok {
+		return 0, false
+	}
+	name, _, _ := strings.Cut(strings.TrimPrefix(rest, "/"), "/")
+	if digits, ok := strings.CutPrefix(name, "task_"); ok && w.cfg.Confine.PerTask {
+		if rank, err := strconv.Atoi(digits); err == nil && rank >= 0 && rank < w.cfg.NTasks {
+			return rank, true
+		}
+	}
+	return noRank, true
+}
+
+// below tells whether cgroup, a path as the kernel logs it, is the directory
+// dir or below it, and what follows. Where dir is mounted the two begin
+// differently; what they share begins with the root that noded made.
+func below(cgroup, dir string) (rest string, ok bool) {
+	i := strings.LastIndex(dir, "/stepd-")
+	if i < 0 {
+		return "", false
+	}
+	tail := dir[i:]
+	j := strings.LastIndex(cgroup+"/", tail+"/")
+	if j < 0 {
+		return "", false
+	}
+	return cgroup[min(j+len(tail), len(cgroup)):], true
+}
+
+// levelOf finds the level whose memory had run out.
+func (w *Watch) levelOf(v victim) step.MemoryLevel {
+	if v.global {
+		return step.MemoryLevel{Level: "machine"}
+	}
+	if v.full == "" {
+		return w.fullLevel()
+	}
+	for _, l := range w.cfg.Confine.Memory {
+		rest, ok := below(v.full, l.Dir)
+		switch {
+		case !ok:
+		case rest == "":
+			return l
+		case l.Dir == w.dir:
+			// The tasks' own cgroups are below the step's.
+			return step.MemoryLevel{Level: "task", Dir: filepath.Join(l.Dir, rest)}
+		}
+	}
+	return step.MemoryLevel{Level: "parent"}
+}
+
+// fullLevel is the innermost level that has been full, for kills of which the
+// kernel does not say it. Nothing is invented where none was.
+func (w *Watch) fullLevel() step.MemoryLevel {
+	for _, l := range w.cfg.Confine.Memory {
+		peak, _ := usage(l.Dir, w.v1)
+		if peak != nil && l.Bytes != nil && *peak+pageSlack >= *l.Bytes {
+			return l
+		}
+	}
+	return step.MemoryLevel{}
+}
+
+// pageSlack: a limit is reached when the next batch of pages does not fit.
+const pageSlack = 1 << 20
+
+// complete adds what is known of the level.
+func (w *Watch) complete(k *step.OOMKill, l step.MemoryLevel) {
+	k.Time = time.Now()
+	k.Level = l.Level
+	if l.Dir == "" {
+		return
+	}
+	k.LimitBytes = l.Bytes
+	if k.LimitBytes == nil {
+		name := "memory.max"
+		if w.v1 {
+			name = "memory.limit_in_bytes"
+		}
+		k.LimitBytes = readNumber(filepath.Join(l.Dir, name))
+	}
+	k.PeakBytes, k.SwapBytes = usage(l.Dir, w.v1)
+}
+
+func monotonic() time.Duration {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
+}

@@ -1,0 +1,45 @@
+package task
+
+import (
+	"slices"
+	"testing"
+
+	"stepd/step"
+)
+
+// A process that was killed for want of memory makes the step's end, whatever
+// its tasks say of it.
+func TestOutOfMemory(t *testing.T) {
+	one := 1
+	kill := step.OOMKill{Rank: &one, PID: 77, Command: "hog", Level: "step"}
+	for _, c := range []struct {
+		name  string
+		group step.OOMGroup
+		v1    map[string]string
+		ends  []step.TaskEnd
+		code  int
+		kills bool
+	}{
+		{"the task itself", step.OOMGroupNone, nil, []step.TaskEnd{{Rank: 0}, {Rank: 1, Status: 9}}, 137, false},
+		{"its child", step.OOMGroupNone, nil, []step.TaskEnd{{Rank: 0}, {Rank: 1}}, exitOOM, false},
+		{"together, by the kernel", step.OOMGroupStep, nil, []step.TaskEnd{{Rank: 0, Status: 9}, {Rank: 1, Status: 9}}, 137, false},
+		{"together, by us", step.OOMGroupStep, map[string]string{"memory": "/m"}, []step.TaskEnd{{Rank: 0, Status: 9}, {Rank: 1, Status: 9}}, 137, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			r.spec.Confine = step.Confinement{OOMGroup: c.group, V1: c.v1}
+			r.ends = c.ends
+			r.during["wait"] = func() { r.st.OutOfMemory(kill) }
+			rec := r.run(t)
+			if rec.State != step.OutOfMemory || *rec.ExitCode != c.code || rec.Reason != kill.String() || len(rec.OOM) != 1 {
+				t.Errorf("the record is %+v", rec)
+			}
+			if !slices.Contains(r.said, "stepd-vm: error: "+kill.String()) {
+				t.Errorf("the user was told %q", r.said)
+			}
+			if got := slices.Contains(r.calls, "signal SIGKILL"); got != c.kills {
+				t.Errorf("the rest was killed by us: %v, want %v (%v)", got, c.kills, r.calls)
+			}
+		})
+	}
+}
