@@ -19,6 +19,8 @@ type Request struct {
 	NNodes      int    `json:"nnodes"`        // -N; 1
 	CPUsPerTask int    `json:"cpus_per_task"` // -c; at least 1
 	Overcommit  bool   `json:"overcommit,omitempty"`
+	// Binding is where on the node the tasks are to run.
+	Binding Binding `json:"binding,omitzero"`
 
 	Argv []string `json:"argv"`
 	Env  []string `json:"env"` // NAME=VALUE, SLURM_RLIMIT_* included

@@ -1,0 +1,125 @@
+package step
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Distribution is a -m, --distribution: how tasks are dealt to nodes, and their
+// CPUs to the tasks. An empty word is "*", the default.
+type Distribution struct {
+	// Nodes is "block", "cyclic", "plane" or "arbitrary". A step has one node: it is
+	// told to the tasks, and "plane" makes the default of Sockets "block".
+	Nodes string `json:"nodes,omitempty"`
+	Plane int    `json:"plane,omitempty"` // tasks of a plane; 0 without one
+	// Sockets and Cores are "block", "cyclic" or "fcyclic".
+	Sockets string `json:"sockets,omitempty"`
+	Cores   string `json:"cores,omitempty"`
+	Pack    string `json:"pack,omitempty"` // "pack" or "nopack"
+
+	// Levels is how many of the three were written: the tasks are told as many.
+	Levels int `json:"levels,omitempty"`
+}
+
+// The words of a distribution.
+const (
+	DistBlock     = "block"
+	DistCyclic    = "cyclic"
+	DistFCyclic   = "fcyclic"
+	DistPlane     = "plane"
+	DistArbitrary = "arbitrary"
+	DistPack      = "pack"
+	DistNoPack    = "nopack"
+)
+
+const distributionUsage = "write {block|cyclic|plane=N|arbitrary|*}[:{block|cyclic|fcyclic|*}[:{block|cyclic|fcyclic|*}]][,{Pack|NoPack}]"
+
+// ParseDistribution reads the text of -m. planeSize is what SLURM_DIST_PLANESIZE
+// says, for a "plane" without a size of its own.
+func ParseDistribution(text, planeSize string) (Distribution, error) {
+	var d Distribution
+	methods, pack, packed := strings.Cut(strings.ToLower(text), ",")
+	if !packed && (methods == DistPack || methods == DistNoPack) {
+		methods, pack = "*", methods // alone, as srun takes it
+	} else if packed && pack != DistPack && pack != DistNoPack {
+		return d, fmt.Errorf("--distribution=%.80s: %s", text, distributionUsage)
+	}
+	d.Pack = pack
+	if size, ok := strings.CutPrefix(methods, DistPlane); ok {
+		if size == "" {
+			size = "=" + planeSize
+		}
+		n, err := strconv.ParseUint(strings.TrimPrefix(size, "="), 10, 32)
+		if size[0] != '=' || err != nil || n < 1 || n > TasksMax {
+			return Distribution{}, fmt.Errorf("--distribution=%.80s: the size of a plane is a number from 1 to %d, and nothing comes behind it", text, TasksMax)
+		}
+		d.Nodes, d.Plane, d.Levels = DistPlane, int(n), 1
+		return d, nil
+	}
+	parts := strings.Split(methods, ":")
+	if len(parts) > 3 {
+		return Distribution{}, fmt.Errorf("--distribution=%.80s: %s", text, distributionUsage)
+	}
+	for i, word := range []*string{&d.Nodes, &d.Sockets, &d.Cores}[:len(parts)] {
+		if parts[i] != "*" {
+			*word = parts[i]
+		}
+		if parts[i] == "" {
+			return Distribution{}, fmt.Errorf("--distribution=%.80s: %s", text, distributionUsage)
+		}
+	}
+	d.Levels = len(parts)
+	if err := d.check(); err != nil {
+		return Distribution{}, fmt.Errorf("--distribution=%.80s: %w", text, err)
+	}
+	return d, nil
+}
+
+func (d Distribution) check() error {
+	switch {
+	case d.Nodes != "" && d.Nodes != DistBlock && d.Nodes != DistCyclic && d.Nodes != DistPlane && d.Nodes != DistArbitrary,
+		!cpuMethod(d.Sockets), !cpuMethod(d.Cores),
+		d.Pack != "" && d.Pack != DistPack && d.Pack != DistNoPack:
+		return fmt.Errorf("there is no such method: %s", distributionUsage)
+	case (d.Nodes == DistPlane) != (d.Plane != 0) || d.Plane < 0 || d.Plane > TasksMax:
+		return fmt.Errorf("a plane has from 1 to %d tasks, and nothing else has a size", TasksMax)
+	case d.Nodes == DistPlane && (d.Sockets != "" || d.Cores != ""):
+		return fmt.Errorf("plane goes without methods for sockets and cores")
+	case d.Levels < 0 || d.Levels > 3:
+		return fmt.Errorf("there are three levels, not %d", d.Levels)
+	}
+	return nil
+}
+
+func cpuMethod(word string) bool {
+	return word == "" || word == DistBlock || word == DistCyclic || word == DistFCyclic
+}
+
+// Text is what SLURM_DISTRIBUTION tells the tasks, as measured: every level that
+// was written, with the word for "*". A step of one task is one of one node each.
+func (d Distribution) Text(ntasks int) string {
+	nodes := d.Nodes
+	if nodes == "" {
+		nodes = DistBlock
+		if ntasks == 1 && d.Levels == 0 {
+			nodes = DistCyclic
+		}
+	}
+	words := []string{nodes, orCyclic(d.Sockets), orCyclic(d.Cores)}
+	if d.Cores == "" {
+		words[2] = words[1] // inherited
+	}
+	text := strings.Join(words[:max(d.Levels, 1)], ":")
+	if d.Pack != "" {
+		text += "," + d.Pack
+	}
+	return text
+}
+
+func orCyclic(word string) string {
+	if word == "" {
+		return DistCyclic
+	}
+	return word
+}
