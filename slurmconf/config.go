@@ -105,7 +105,7 @@ type Config struct {
 	GresTypes []string
 	Gres      []Gres
 	// DrainReasons are why this node should be drained, although its files can
-	// be used: "gres/gpu count reported lower than configured (1 < 2)".
+	// be used: "gres/gpu: slurm.conf has 2, gres.conf 1".
 	DrainReasons []string
 
 	// MaxTasksPerNode is 65533 by default, the highest value (rulings 23).

@@ -46,7 +46,7 @@ func (l *loader) slurmKeys() keySet {
 		"taskprolog":                    beside(&c.TaskProlog, dir),
 		"taskepilog":                    beside(&c.TaskEpilog, dir),
 		"killwait":                      seconds(&c.KillWait),
-		"unkillablesteptimeout":         seconds(&c.UnkillableStepTimeout),
+		"unkillablesteptimeout":         secondsFrom1(&c.UnkillableStepTimeout),
 		"unkillablestepprogram":         beside(&c.UnkillableStepProgram, dir),
 		"minjobage":                     seconds(&c.MinJobAge),
 		"propagateresourcelimits":       limits(&c.PropagateResourceLimits, named),
@@ -56,7 +56,7 @@ func (l *loader) slurmKeys() keySet {
 		"jobacctgatherfrequency":        frequency(&c.JobAcctGatherFrequency),
 		"jobacctgatherparams":           acctParams(&c.JobAcctGatherParams),
 		"selecttype":                    text(&c.SelectType),
-		"selecttypeparameters":          list(&c.SelectTypeParameters),
+		"selecttypeparameters":          selectParams(&c.SelectTypeParameters),
 		"defmempercpu":                  memory(&c.DefMemPerCPU),
 		"defmempernode":                 memory(&c.DefMemPerNode),
 		"maxmempercpu":                  memory(&c.MaxMemPerCPU),
@@ -147,9 +147,20 @@ func script(field *[]string, dir string) setter {
 	}
 }
 
-// prologFlags warns of flags that no release has had, since a newer one may.
 func prologFlags(field *[]string) setter {
-	known := []string{"alloc", "contain", "deferbatch", "nohold", "forcerequeueonfail", "runinjob", "serial", "x11"}
+	return flags(field, "alloc", "contain", "deferbatch", "nohold", "forcerequeueonfail", "runinjob", "serial", "x11")
+}
+
+// selectParams: one of the CR_ words tells whether memory is given out; most
+// others are the controller's.
+func selectParams(field *[]string) setter {
+	return flags(field, "cr_cpu", "cr_cpu_memory", "cr_core", "cr_core_memory", "cr_socket", "cr_socket_memory", "cr_board", "cr_board_memory", "cr_memory",
+		"cr_one_task_per_core", "cr_core_default_dist_block", "cr_lln", "cr_pack_nodes", "other_cons_res", "other_cons_tres",
+		"ll_shared_gres", "multiple_sharing_gres_pj", "enforce_binding_gres", "one_task_per_sharing_gres")
+}
+
+// flags warns of words that no release has had, since a newer one may.
+func flags(field *[]string, known ...string) setter {
 	return func(v string) *flaw {
 		*field = words(v)
 		for _, w := range *field {

@@ -17,7 +17,7 @@ import (
 // configuration is not the one that the site wanted. Load itself fails only
 // where a file cannot be read at all: then there is no configuration.
 func Load(path, hostname string) (*Config, []Problem, error) {
-	l := &loader{cfg: defaults(hostname), hostname: hostname, nodeSeen: map[string]statement{}}
+	l := &loader{cfg: defaults(hostname), hostname: hostname, nodeSeen: map[string]statement{}, told: map[string]statement{}}
 	if path == "" {
 		return l.cfg, nil, nil
 	}
@@ -35,6 +35,7 @@ func Load(path, hostname string) (*Config, []Problem, error) {
 	if err := l.besideFiles(); err != nil {
 		return nil, l.probs.all(), err
 	}
+	l.together()
 	return l.cfg, l.probs.all(), nil
 }
 
@@ -45,11 +46,16 @@ type loader struct {
 	dir      string // slurm.conf's
 	probs    problems
 
+	nodeFrom    statement // of this node's line, if there is one
 	nodeDefault Node
 	nodes       []nodeLine
 	nodeSeen    map[string]statement
 	partDefault partitionLine
 	parts       []partitionLine
+	part        *partitionLine // that of Config.Partition
+
+	// told are the lines of plain keys, in lower case; a later one wins.
+	told map[string]statement
 }
 
 func (l *loader) read(file string) ([]statement, error) {
@@ -80,23 +86,7 @@ func (l *loader) slurmFile(stmts []statement) {
 	l.chooseNode()
 	l.choosePartition()
 	l.plainKeys(plain, l.slurmKeys(), SeverityIgnored)
-	l.bothLimits(plain)
-}
-
-// bothLimits: Slurm allows one of the two keys only.
-func (l *loader) bothLimits(stmts []statement) {
-	var only, except *statement
-	for _, s := range stmts {
-		switch {
-		case s.pairs[0].is("PropagateResourceLimits"):
-			only = &s
-		case s.pairs[0].is("PropagateResourceLimitsExcept"):
-			except = &s
-		}
-	}
-	if only != nil && except != nil {
-		l.probs.at(*except, SeverityError, "remove one of them", "cannot use PropagateResourceLimitsExcept beside PropagateResourceLimits of %s:%d", only.file, only.line)
-	}
+	l.exclude()
 }
 
 // besideFiles reads the files that may stand beside slurm.conf.
@@ -107,6 +97,7 @@ func (l *loader) besideFiles() error {
 	}{
 		{"stepd.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, l.cfg.Stepd.keys(), SeverityError) }},
 		{"cgroup.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, l.cfg.Cgroup.keys(), SeverityError) }},
+		{"gres.conf", l.gresFile},
 		{"job_container.conf", l.containerFile},
 		{"mpi.conf", func(_ string, stmts []statement) { l.cfg.Mpi = l.table(stmts) }},
 	} {
@@ -130,6 +121,9 @@ func (l *loader) plainKeys(stmts []statement, keys keySet, unknown Severity) {
 			l.probs.at(s, SeverityWarning, "remove one of them", "%s was set at %s:%d already: this one counts", pairs[0].key, first.file, first.line)
 		}
 		seen[key] = s
+		if keys[key] != nil {
+			l.told[key] = s
+		}
 		l.set(s, pairs, keys, unknown)
 	}
 }
@@ -144,8 +138,9 @@ func (l *loader) onePair(s statement) []pair {
 }
 
 // set puts pairs into the fields of keys. unknown is the severity of a key
-// that is not among them.
-func (l *loader) set(s statement, pairs []pair, keys keySet, unknown Severity) {
+// that is not among them. It tells whether all values were taken.
+func (l *loader) set(s statement, pairs []pair, keys keySet, unknown Severity) bool {
+	taken := true
 	for _, p := range pairs {
 		set, ok := keys[strings.ToLower(p.key)]
 		if !ok {
@@ -154,8 +149,10 @@ func (l *loader) set(s statement, pairs []pair, keys keySet, unknown Severity) {
 		}
 		if f := set(p.value); f != nil {
 			l.probs.value(s, p, f)
+			taken = taken && f.severity != SeverityError
 		}
 	}
+	return taken
 }
 
 // unknownKey reports a key that is not read. In slurm.conf most of them are

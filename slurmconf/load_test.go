@@ -103,7 +103,8 @@ NodeName=vm CPUs=64 RealMemory=2048 Gres=gpu:2 State=UNKNOWN
 PartitionName=first Nodes=vm
 PartitionName=p Nodes=ALL Default=YES
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/affinity,task/cgroup
+TaskPlugin=task/affinity,cgroup
+TaskPluginParam=Cores,autobind=Threads,Verbose,SlurmdOffSpec,OOMKillStep
 JobContainerType=job_container/tmpfs
 MpiDefault=pmi2
 PlugStackConfig=stack.conf
@@ -123,8 +124,11 @@ PropagateResourceLimitsExcept=nproc,RLIMIT_CORE
 PropagatePrioProcess=2
 JobAcctGatherType=jobacct_gather/cgroup
 JobAcctGatherFrequency=task=15,energy=3
+JobAcctGatherParams=UsePss,OverMemoryKill,DisableGPUAcct
 SelectType=select/linear
 SelectTypeParameters=CR_Core,CR_Memory
+DefMemPerCPU=100
+MaxMemPerNode=2000
 GresTypes=gpu,bandwidth
 MaxTasksPerNode=512
 TmpFS=/scratch
@@ -134,6 +138,7 @@ DebugFlags=CPU_Bind
 `,
 		"stepd.conf":         "HookTimeout=7\nSpankAllowReleases=20.11,any\nQuarantineAfter=2\nSpankStrict=yes\nNoNewPrivs=1\nRequireSafePlugins=true\nMetricsListen=:9\nKeepSteps=5\nReplayBytes=4096\n",
 		"cgroup.conf":        "# c\nConstrainCores=yes\n",
+		"gres.conf":          "Name=gpu File=/dev/null,/dev/zero\n",
 		"mpi.conf":           "\nPMIxDebug=1\n",
 		"job_container.conf": "BasePath=/var/base/%n AutoBasePath=true Dirs=/tmp,/var/tmp\n",
 	})
@@ -142,14 +147,17 @@ DebugFlags=CPU_Bind
 		Node:      Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 64, RealMemory: 2048, Gres: []NodeGres{{Name: "gpu", Count: 2}}},
 		NodeNames: []string{"vm"}, Partition: "p",
 		SpoolDir: "/srv/vm/vm.site.org/stepd", SlurmdPidFile: "/run/x-vm.pid", SlurmdLogFile: "/var/log/my slurmd.log", SlurmdDebug: "debug",
-		ProctrackType: "proctrack/linuxproc", TaskPlugin: []string{"task/affinity", "task/cgroup"}, TaskPluginTold: true, JobContainerType: "tmpfs", MpiDefault: "pmi2",
+		ProctrackType: "proctrack/linuxproc", TaskPlugin: []string{"task/affinity", "task/cgroup"}, TaskPluginTold: true,
+		TaskPluginParam: TaskPluginParam{Bind: "cores", Autobind: "threads", Verbose: true, SlurmdOffSpec: true, OOMKillStep: true}, JobContainerType: "tmpfs", MpiDefault: "pmi2",
 		PlugStackConfig: filepath.Join(dir, "stack.conf"), PluginDir: []string{"/a", "/b"},
 		Prolog: []string{"/etc/p.sh", filepath.Join(dir, "pro.d/*")}, Epilog: []string{"/etc/e.sh"}, PrologFlags: []string{"Alloc", "Contain"},
 		PrologEpilogTimeout: 20 * time.Second, TaskProlog: "/tp", TaskEpilog: filepath.Join(dir, "te"),
 		KillWait: 16 * time.Second, UnkillableStepTimeout: 90 * time.Second, MinJobAge: 10 * time.Second, UnkillableStepProgram: "/u",
 		PropagateResourceLimits: []string{"AS", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "RSS", "STACK"}, PropagatePrioProcess: 2,
 		JobAcctGatherType: "cgroup", JobAcctGatherFrequency: 15 * time.Second,
+		JobAcctGatherParams: JobAcctGatherParams{UsePss: true, OverMemoryKill: true, DisableGPUAcct: true}, DefMemPerCPU: 100, MaxMemPerNode: 2000,
 		SelectType: "select/linear", SelectTypeParameters: []string{"CR_Core", "CR_Memory"}, GresTypes: []string{"gpu", "bandwidth"},
+		Gres:            []Gres{{Name: "gpu", Count: 2, Files: []string{"/dev/null", "/dev/zero"}, Flags: gpuEnv(), File: filepath.Join(dir, "gres.conf"), Line: 1}},
 		MaxTasksPerNode: 512, TmpFS: "/scratch", LaunchParameters: []string{"use_interactive_step"}, DebugFlags: []string{"CPU_Bind"},
 		Stepd: Stepd{
 			HookTimeout: 7 * time.Second, SpankAllowReleases: []string{"20.11", "any"}, QuarantineAfter: 2, SpankStrict: true, NoNewPrivs: true,
@@ -272,12 +280,14 @@ func FuzzLoad(f *testing.F) {
 	for _, s := range []string{
 		"ClusterName=c\nNodeName=vm CPUs=4\nPartitionName=p Nodes=ALL\n", "include %c.x\n", "a\\\nb=c # d\n", "A=\"b c\"\\#\n",
 		"NodeName=DEFAULT CPUs=2\nNodeName=n[1-3] NodeHostname=h[1-3]\n", "Include slurm.conf\n", "BasePath=/x Dirs=/tmp\n", "KillWait=9\r\n",
+		"GresTypes=a,gpu\nNodeName=vm Gres=gpu:t:2,a:no_consume:3G CpuSpecList=0-3,1\nName=gpu Type=t File=/dev/x[0-1] Flags=amd_gpu_env\n",
+		"ConstrainRAMSpace=yes\nAllowedRAMSpace=98.5\nMemorySwappiness=3\n", "TaskPlugin=task/none\nTaskPluginParam=autobind=cores\nDefMemPerCPU=3\n",
 	} {
 		f.Add(s, s)
 	}
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, slurm, other string) {
-		for name, text := range map[string]string{"slurm.conf": slurm, "job_container.conf": other, "stepd.conf": other, "cgroup.conf": other} {
+		for name, text := range map[string]string{"slurm.conf": slurm, "job_container.conf": other, "stepd.conf": other, "cgroup.conf": other, "gres.conf": other} {
 			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -291,6 +301,11 @@ func FuzzLoad(f *testing.F) {
 		}
 		if c.MaxTasksPerNode < 1 || c.KillWait < 0 || c.Node.Name == "" || c.Node.CPUs < 0 || c.Node.CPUs > hardMax || !filepath.IsAbs(c.SpoolDir) {
 			t.Errorf("values that cannot be: %+v", c)
+		}
+		for _, g := range c.Gres {
+			if devices := g.Devices(); g.Name == "" || g.Count == 0 || devices != nil && uint64(len(devices)) != g.Count {
+				t.Errorf("a resource that cannot be: %+v", g)
+			}
 		}
 		for _, p := range probs {
 			if p.Severity == "" || p.Text == "" {

@@ -99,6 +99,7 @@ func (l *loader) nodeLine(s statement) {
 		return
 	}
 	node.CPUs = node.cpus()
+	l.nodeTogether(s, &node)
 	line := nodeLine{from: s, node: node}
 	var ok bool
 	if line.names, ok = l.hosts(s, s.pairs[0]); !ok {
@@ -189,7 +190,7 @@ func (l *loader) chooseNode() {
 		for _, name := range []string{l.hostname, shortName(l.hostname)} {
 			for _, line := range l.nodes {
 				if i := slices.Index(list(line), name); i >= 0 {
-					l.cfg.Node = line.at(i)
+					l.cfg.Node, l.nodeFrom = line.at(i), line.from
 					return
 				}
 			}
@@ -197,7 +198,7 @@ func (l *loader) chooseNode() {
 	}
 	first := l.nodes[0]
 	if len(l.cfg.NodeNames) == 1 {
-		l.cfg.Node = first.at(0)
+		l.cfg.Node, l.nodeFrom = first.at(0), first.from
 		l.probs.at(first.from, SeverityWarning, "", "no node is named %q: taking %q, the only one, for this host", l.hostname, first.names[0])
 		return
 	}

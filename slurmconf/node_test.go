@@ -18,8 +18,9 @@ func TestNodes(t *testing.T) {
 		{"by host name", "NodeName=n[1-3] NodeHostname=x,vm,y NodeAddr=10.0.0.[1-3] Procs=2\n", Node{Name: "n2", NodeHostname: "vm", NodeAddr: "10.0.0.2", CPUs: 2}, "", nil},
 		{"one host for many", "NodeName=n[1-3] NodeHostname=vm\n", Node{Name: "n1", NodeHostname: "vm", NodeAddr: "n1"}, "", nil},
 		{
-			"defaults add up", "NodeName=DEFAULT CPUs=2 RealMemory=5\nNodeName=DEFAULT Gres=gpu:1\nNodeName=vm CPUs=4\n",
-			Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 4, RealMemory: 5, Gres: []NodeGres{{Name: "gpu", Count: 1}}}, "", nil,
+			"defaults add up", "GresTypes=gpu\nNodeName=DEFAULT CPUs=2 RealMemory=5\nNodeName=DEFAULT Gres=gpu:1\nNodeName=vm CPUs=4\n",
+			Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 4, RealMemory: 5, Gres: []NodeGres{{Name: "gpu", Count: 1}}}, "",
+			[]string{`warning: slurm.conf:4: NodeName="vm": gpu:1, but gres.conf has 0; the node is drained: mend one of them`},
 		},
 		{
 			"topology", "NodeName=vm Boards=2 SocketsPerBoard=3 CoresPerSocket=4 ThreadsPerCore=2\n",

@@ -10,22 +10,42 @@ type partitionLine struct {
 	name      string
 	nodes     string
 	isDefault bool
+	// Its own memory keys, over the site's; nil is not told.
+	defPerCPU, defPerNode, maxPerCPU, maxPerNode *uint64
+}
+
+func (p *partitionLine) keys() keySet {
+	nothing := func(string) *flaw { return nil }
+	own := func(field **uint64) setter {
+		return func(v string) *flaw {
+			var n uint64
+			f := memory(&n)(v)
+			if f == nil {
+				*field = &n
+			}
+			return f
+		}
+	}
+	return keySet{
+		"partitionname": nothing, "nodes": text(&p.nodes), "default": boolean(&p.isDefault),
+		"defmempercpu": own(&p.defPerCPU), "defmempernode": own(&p.defPerNode),
+		"maxmempercpu": own(&p.maxPerCPU), "maxmempernode": own(&p.maxPerNode),
+	}
 }
 
 // partitionLine reads one PartitionName line; all other keys of it are the
 // controller's.
 func (l *loader) partitionLine(s statement) {
 	part := l.partDefault
+	keys := part.keys()
 	for _, p := range s.pairs[1:] {
-		switch {
-		case p.is("Nodes"):
-			part.nodes = p.value
-		case p.is("Default"):
-			if f := boolean(&part.isDefault)(p.value); f != nil {
+		if set := keys[strings.ToLower(p.key)]; set != nil {
+			if f := set(p.value); f != nil {
 				l.probs.value(s, p, f)
 			}
 		}
 	}
+	l.excludeIn(s)
 	if strings.EqualFold(s.pairs[0].value, "DEFAULT") {
 		l.partDefault = part
 		return
@@ -39,7 +59,7 @@ func (l *loader) partitionLine(s statement) {
 func (l *loader) choosePartition() {
 	for _, p := range l.parts {
 		if (l.cfg.Partition == "" || p.isDefault) && l.holds(p) {
-			l.cfg.Partition = p.name
+			l.cfg.Partition, l.part = p.name, &p
 		}
 	}
 }
@@ -52,4 +72,24 @@ func (l *loader) holds(p partitionLine) bool {
 	}
 	names, err := ExpandHosts(p.nodes)
 	return err == nil && slices.Contains(names, l.cfg.Node.Name)
+}
+
+// partitionMemory puts the partition's memory keys over the site's; one of a
+// pair that excludes the other takes its place.
+func (l *loader) partitionMemory() {
+	c, p := l.cfg, l.part
+	if p == nil {
+		return
+	}
+	for _, k := range []struct{ perCPU, perNode, cpu, node *uint64 }{
+		{p.defPerCPU, p.defPerNode, &c.DefMemPerCPU, &c.DefMemPerNode},
+		{p.maxPerCPU, p.maxPerNode, &c.MaxMemPerCPU, &c.MaxMemPerNode},
+	} {
+		switch {
+		case k.perCPU != nil:
+			*k.cpu, *k.node = *k.perCPU, 0
+		case k.perNode != nil:
+			*k.cpu, *k.node = 0, *k.perNode
+		}
+	}
 }

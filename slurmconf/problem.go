@@ -79,6 +79,17 @@ func (ps *problems) value(s statement, p pair, f *flaw) {
 	ps.add(Problem{Severity: f.severity, File: s.file, Line: s.line, Key: p.key, Value: p.value, Text: text, Remedy: f.remedy})
 }
 
+// valueOf adds a mistake in the value that a statement gives to a key.
+func (ps *problems) valueOf(s statement, key string, f *flaw) {
+	for _, p := range s.pairs {
+		if p.is(key) {
+			ps.value(s, p, f)
+			return
+		}
+	}
+	ps.value(s, s.pairs[0], f)
+}
+
 // all returns the findings file by file and line by line; the last one says how
 // many are missing.
 func (ps *problems) all() []Problem {

@@ -67,6 +67,17 @@ func seconds(field *time.Duration) setter {
 	}
 }
 
+// secondsFrom1 is for a wait that must not be none.
+func secondsFrom1(field *time.Duration) setter {
+	return func(v string) *flaw {
+		n, f := number(v, 1, secondsMax)
+		if f == nil {
+			*field = time.Duration(n) * time.Second
+		}
+		return f
+	}
+}
+
 // secondsOrNone takes Slurm's words for "no limit" too, which is 0 here.
 func secondsOrNone(field *time.Duration) setter {
 	return func(v string) *flaw {

@@ -1,0 +1,183 @@
+package slurmconf
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"stepd/step"
+)
+
+// gresFilesMax bounds the devices of one line, and of one name on the node:
+// Slurm's own limit.
+const gresFilesMax = 1024
+
+// gresLine is one line of gres.conf while it is read.
+type gresLine struct {
+	from statement
+	gres Gres
+	// auto is AutoDetect in lower case, "" where it is not told.
+	auto string
+	// counted: Count was told. env are the flags that tell a GPU's
+	// environment, nil where there is none.
+	counted bool
+	env     []string
+}
+
+func (g *gresLine) keys() keySet {
+	cores := numbers(&g.gres.Cores)
+	return keySet{
+		"nodename":      func(string) *flaw { return nil },
+		"autodetect":    autoDetect(&g.auto),
+		"name":          gresName(&g.gres.Name),
+		"type":          gresName(&g.gres.Type),
+		"count":         g.count,
+		"cores":         cores,
+		"cpus":          cores, // the key's name before 15.08
+		"file":          g.files(false),
+		"multiplefiles": g.files(true),
+		"flags":         g.flags,
+		"links":         gresLinks(&g.gres.Links),
+	}
+}
+
+func gresName(field *string) setter {
+	return func(v string) *flaw {
+		if err := step.CheckGresName(v); err != nil {
+			return wrong("write a word such as gpu or a100", "%v", err)
+		}
+		*field = v
+		return nil
+	}
+}
+
+func autoDetect(field *string) setter {
+	known := []string{"off", "nvml", "nvidia", "rsmi", "oneapi", "nrt"}
+	return func(v string) *flaw {
+		if !slices.Contains(known, strings.ToLower(v)) {
+			return wrong("write AutoDetect=off, and the devices by File=", "there is no such detection")
+		}
+		*field = strings.ToLower(v)
+		return nil
+	}
+}
+
+func (g *gresLine) count(v string) *flaw {
+	n, err := step.ParseGresCount(v)
+	if err != nil {
+		return wrong("write a number such as 4 or 10G", "%v", err)
+	}
+	g.gres.Count, g.counted = n, true
+	return nil
+}
+
+// files reads File or MultipleFiles: paths with ranges in brackets.
+func (g *gresLine) files(multiple bool) setter {
+	return func(v string) *flaw {
+		const remedy = "write device files such as /dev/nvidia[0-3]"
+		if g.gres.Files != nil {
+			return wrong("remove one of them", "the line names its files already: File excludes MultipleFiles")
+		}
+		files, err := ExpandHosts(v) // a list of files is written as one of hosts is
+		switch {
+		case err != nil:
+			return wrong(remedy, "%v", err)
+		case len(files) == 0:
+			return wrong(remedy, "no file is named")
+		case len(files) > gresFilesMax:
+			return wrong(remedy, "more than %d files", gresFilesMax)
+		}
+		for i, f := range files {
+			if !filepath.IsAbs(f) {
+				return wrong(remedy, "%q is not an absolute path", f)
+			}
+			files[i] = filepath.Clean(f)
+		}
+		if sorted := slices.Sorted(slices.Values(files)); len(slices.Compact(sorted)) < len(files) {
+			return wrong(remedy, "a file is there twice")
+		}
+		g.gres.Files, g.gres.MultipleFiles = files, multiple
+		return nil
+	}
+}
+
+// noGPUEnv is the flag that a GPU sets no variables.
+const noGPUEnv = "no_gpu_env"
+
+// gpuEnv are the flags that tell a GPU's environment; a GPU has all of them
+// where its line tells none.
+func gpuEnv() []string { return []string{GresNvidiaEnv, GresAMDEnv, GresIntelEnv, GresOpenCLEnv} }
+
+// flags passes over flags that are not known, with a warning: a newer release
+// may have them.
+func (g *gresLine) flags(v string) *flaw {
+	plain := []string{GresCountOnly, GresExplicit}
+	sharing := []string{"one_sharing", "all_sharing"} // of names that are left out
+	var warning *flaw
+	for _, w := range words(v) {
+		same := func(s string) bool { return strings.EqualFold(s, w) }
+		switch i, j := slices.IndexFunc(plain, same), slices.IndexFunc(append(gpuEnv(), noGPUEnv), same); {
+		case i >= 0:
+			g.gres.Flags = append(g.gres.Flags, plain[i])
+		case j >= 0:
+			g.env = append(g.env, append(gpuEnv(), noGPUEnv)[j])
+		case !slices.ContainsFunc(sharing, same):
+			known := slices.Concat(plain, gpuEnv(), []string{noGPUEnv}, sharing)
+			warning = &flaw{SeverityWarning, fmt.Sprintf("flag %q is not known and has no effect", w), "write some of " + strings.Join(known, ",")}
+		}
+	}
+	if slices.Contains(g.env, noGPUEnv) && len(slices.Compact(slices.Sorted(slices.Values(g.env)))) > 1 {
+		return wrong("write it alone", "%s excludes the other flags of the environment", noGPUEnv)
+	}
+	return warning
+}
+
+// gresLinks reads numbers of connections: "-1,16,16,0".
+func gresLinks(field *[]int) setter {
+	return func(v string) *flaw {
+		const remedy = "write a number for each device, -1 for this one: -1,16,16"
+		var out []int
+		for _, w := range words(v) {
+			n, f := -1, (*flaw)(nil)
+			if w != "-1" {
+				f = count(&n, 0, 0xffff)(w)
+			}
+			if f != nil || len(out) == gresFilesMax {
+				return wrong(remedy, "%.40q is no number of links", w)
+			}
+			out = append(out, n)
+		}
+		if out == nil {
+			return wrong(remedy, "the list is empty")
+		}
+		*field = out
+		return nil
+	}
+}
+
+// complete checks what the keys of one line mean together, and fills in the
+// count. It names the key that is wrong.
+func (g *gresLine) complete() (key string, f *flaw) {
+	files := uint64(len(g.gres.Files))
+	if g.gres.MultipleFiles {
+		files = 1
+	}
+	switch {
+	case isShared(g.gres.Name): // its Count is not that of its files
+		return "", nil
+	case g.gres.MultipleFiles && g.counted && g.gres.Count != 1:
+		return "Count", wrong("write Count=1, or File= for several devices", "all of MultipleFiles are one device")
+	case files > 0 && g.counted && g.gres.Count != files:
+		return "Count", wrong("remove Count, or name as many files", "File names %d", files)
+	case g.gres.Links != nil && files != 1:
+		return "Links", wrong("give each device a line of its own", "links are those of one device, and the line has %d", files)
+	}
+	if !g.counted {
+		g.gres.Count = max(files, 1)
+	}
+	return "", nil
+}
+
+// isShared names what several steps share of one GPU, which is not built.
+func isShared(name string) bool { return name == "mps" || name == "shard" }

@@ -1,0 +1,106 @@
+package step
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseGres(t *testing.T) {
+	long := strings.Repeat("n", GresNameMax)
+	for text, want := range map[string][]GresRequest{
+		"":                       nil,
+		"none":                   {},
+		"NONE":                   {},
+		"gpu":                    {{"gpu", "", 1}},
+		"gpu:2":                  {{"gpu", "", 2}},
+		"gpu:0":                  {{"gpu", "", 0}},
+		"gpu:a100":               {{"gpu", "a100", 1}},
+		"gpu:a100:1":             {{"gpu", "a100", 1}},
+		"gpu:1g.5gb+me:3":        {{"gpu", "1g.5gb+me", 3}},
+		"gpu:1g.5gb":             {{"gpu", "1g.5gb", 1}},
+		"gpu:2,scratch:10G":      {{"gpu", "", 2}, {"scratch", "", 10 << 30}},
+		"gpu:a:1,gpu:b:2":        {{"gpu", "a", 1}, {"gpu", "b", 2}},
+		"x:1k,y:1M,z:1t,w:1P":    {{"x", "", 1 << 10}, {"y", "", 1 << 20}, {"z", "", 1 << 40}, {"w", "", 1 << 50}},
+		"x:16383P":               {{"x", "", 16383 << 50}},
+		"x:020":                  {{"x", "", 20}},
+		"x:18446744073709551615": {{"x", "", 1<<64 - 1}},
+		"gpu:4090:1":             {{"gpu", "4090", 1}},
+		long + ":" + long:        {{long, long, 1}},
+	} {
+		got, err := ParseGres(text)
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%q: %s", text, diff)
+		}
+	}
+}
+
+func TestParseGresMistakes(t *testing.T) {
+	for text, want := range map[string]string{
+		"gpu:":                        `cannot parse gres "gpu:": a type or a count of "gpu" is missing`,
+		"gpu::2":                      `cannot parse gres "gpu::2": a type or a count of "gpu" is missing`,
+		":2":                          `cannot parse gres ":2": a name is empty`,
+		"gpu,":                        `cannot parse gres "gpu,": a name is empty`,
+		",":                           `cannot parse gres ",": a name is empty`,
+		"gpu:-1":                      `cannot parse gres "gpu:-1": "-1" is no name: it may have letters, digits and -_.+ in it`,
+		"gpu:a100:x":                  `cannot parse gres "gpu:a100:x": "x" is no count: write digits, and K, M, G, T or P behind them`,
+		"gpu:a100:":                   `cannot parse gres "gpu:a100:": "" is no count: write digits, and K, M, G, T or P behind them`,
+		"gpu:a100:1:2":                `cannot parse gres "gpu:a100:1:2": "gpu:a100:1:2" has more than NAME:TYPE:COUNT`,
+		"gpu:99999999999999999999":    `cannot parse gres "gpu:99999999999999999999": the count "99999999999999999999" is out of range`,
+		"x:16384P":                    `cannot parse gres "x:16384P": the count "16384P" is out of range`,
+		"gpu:1,gpu:2":                 `cannot parse gres "gpu:1,gpu:2": "gpu" is there twice`,
+		"gpu:a,gpu:a:2":               `cannot parse gres "gpu:a,gpu:a:2": "gpu:a" is there twice`,
+		"gpu:a,gpu":                   `cannot parse gres "gpu:a,gpu": "gpu" is there with and without a type`,
+		"gpu,none":                    `cannot parse gres "gpu,none": "none" stands alone`,
+		"g pu":                        `cannot parse gres "g pu": "g pu" is no name: it may have letters, digits and -_.+ in it`,
+		"gpu\n":                       `cannot parse gres "gpu\n": "gpu\n" is no name: it may have letters, digits and -_.+ in it`,
+		"../x":                        `cannot parse gres "../x": "../x" is no name: it may have letters, digits and -_.+ in it`,
+		strings.Repeat("n", 64):       `cannot parse gres "` + strings.Repeat("n", 64) + `": the name "` + strings.Repeat("n", 64) + `" has more than 63 bytes`,
+		strings.Repeat("n,", GresMax): `cannot parse gres "` + strings.Repeat("n,", 40) + `": more than 64 entries`,
+	} {
+		if got, err := ParseGres(text); err == nil || err.Error() != want {
+			t.Errorf("%q: got %v, %v\nwant %s", text, got, err, want)
+		}
+	}
+}
+
+// TestCheckGres: what a client sends without ParseGres.
+func TestCheckGres(t *testing.T) {
+	if err := CheckGres(make([]GresRequest, GresMax+1)); err == nil || !strings.Contains(err.Error(), "more than 64") {
+		t.Errorf("got %v", err)
+	}
+	for _, bad := range []GresRequest{{}, {Name: "a/b"}, {Name: "gpu", Type: "a:b"}, {Name: "None"}} {
+		if err := CheckGres([]GresRequest{bad}); err == nil {
+			t.Errorf("%+v was taken", bad)
+		}
+	}
+	if err := CheckGres(nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzParseGres(f *testing.F) {
+	for _, s := range []string{"", "none", "gpu:2,scratch:10G", "gpu:a100:1", "x:16384P", "a:1k:1k", ":::", "gpu,gpu"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		list, err := ParseGres(s)
+		if err != nil {
+			return
+		}
+		if err := CheckGres(list); err != nil {
+			t.Fatalf("%q: %v", s, err)
+		}
+		again, err := ParseGres(FormatGres(list))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(list, again); diff != "" {
+			t.Fatalf("%q: %s", s, diff)
+		}
+	})
+}
