@@ -37,6 +37,8 @@ const (
 	Node_List_FullMethodName         = "/stepd.v1.Node/List"
 	Node_Signal_FullMethodName       = "/stepd.v1.Node/Signal"
 	Node_Cancel_FullMethodName       = "/stepd.v1.Node/Cancel"
+	Node_Suspend_FullMethodName      = "/stepd.v1.Node/Suspend"
+	Node_Unsuspend_FullMethodName    = "/stepd.v1.Node/Unsuspend"
 	Node_Events_FullMethodName       = "/stepd.v1.Node/Events"
 	Node_NodeStatus_FullMethodName   = "/stepd.v1.Node/NodeStatus"
 	Node_Drain_FullMethodName        = "/stepd.v1.Node/Drain"
@@ -81,6 +83,13 @@ type NodeClient interface {
 	// Signal and Cancel act on one step, or on all steps of a job. Own steps; root: any.
 	Signal(ctx context.Context, in *SignalRequest, opts ...grpc.CallOption) (*Empty, error)
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*Empty, error)
+	// Suspend makes the tasks of one step stand still, or of all steps of a job,
+	// which then takes no further ones: SIGTSTP, two seconds, then the freezer. It
+	// answers when they do. Unsuspend undoes it. Own steps; root: any, and what root
+	// has suspended, only root resumes. Errors: as Signal; FAILED_PRECONDITION
+	// (ending, or not suspended).
+	Suspend(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error)
+	Unsuspend(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error)
 	// Events streams the lines of a step's event log; with follow it goes on until the step ends.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventLine], error)
 	// NodeStatus answers with the node document of `node status --json`.
@@ -200,6 +209,26 @@ func (c *nodeClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc
 	return out, nil
 }
 
+func (c *nodeClient) Suspend(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, Node_Suspend_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) Unsuspend(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, Node_Unsuspend_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodeClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventLine], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Node_ServiceDesc.Streams[0], Node_Events_FullMethodName, cOpts...)
@@ -296,6 +325,13 @@ type NodeServer interface {
 	// Signal and Cancel act on one step, or on all steps of a job. Own steps; root: any.
 	Signal(context.Context, *SignalRequest) (*Empty, error)
 	Cancel(context.Context, *CancelRequest) (*Empty, error)
+	// Suspend makes the tasks of one step stand still, or of all steps of a job,
+	// which then takes no further ones: SIGTSTP, two seconds, then the freezer. It
+	// answers when they do. Unsuspend undoes it. Own steps; root: any, and what root
+	// has suspended, only root resumes. Errors: as Signal; FAILED_PRECONDITION
+	// (ending, or not suspended).
+	Suspend(context.Context, *StepRef) (*Empty, error)
+	Unsuspend(context.Context, *StepRef) (*Empty, error)
 	// Events streams the lines of a step's event log; with follow it goes on until the step ends.
 	Events(*EventsRequest, grpc.ServerStreamingServer[EventLine]) error
 	// NodeStatus answers with the node document of `node status --json`.
@@ -344,6 +380,12 @@ func (UnimplementedNodeServer) Signal(context.Context, *SignalRequest) (*Empty, 
 }
 func (UnimplementedNodeServer) Cancel(context.Context, *CancelRequest) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
+}
+func (UnimplementedNodeServer) Suspend(context.Context, *StepRef) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method Suspend not implemented")
+}
+func (UnimplementedNodeServer) Unsuspend(context.Context, *StepRef) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method Unsuspend not implemented")
 }
 func (UnimplementedNodeServer) Events(*EventsRequest, grpc.ServerStreamingServer[EventLine]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
@@ -561,6 +603,42 @@ func _Node_Cancel_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_Suspend_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StepRef)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Suspend(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Suspend_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Suspend(ctx, req.(*StepRef))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_Unsuspend_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StepRef)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Unsuspend(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Unsuspend_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Unsuspend(ctx, req.(*StepRef))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Node_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(EventsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -690,6 +768,14 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Cancel",
 			Handler:    _Node_Cancel_Handler,
+		},
+		{
+			MethodName: "Suspend",
+			Handler:    _Node_Suspend_Handler,
+		},
+		{
+			MethodName: "Unsuspend",
+			Handler:    _Node_Unsuspend_Handler,
 		},
 		{
 			MethodName: "NodeStatus",

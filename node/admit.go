@@ -96,6 +96,8 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admiss
 			return nil, nil, errDenied
 		}
 		return nil, nil, status.Errorf(codes.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, uid)
+	case j.Suspended != nil:
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "job %d is suspended since %s: it takes steps again when it is resumed", j.ID, j.Suspended.Since.Format(time.RFC3339))
 	case !req.Overcommit && want > len(j.cpus):
 		return nil, nil, status.Errorf(codes.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
 	}

@@ -33,6 +33,8 @@ type follower struct {
 	stage stage       // guarded by mu
 	// cancelled is why the step was cancelled before it had a stepd, "" if not.
 	cancelled string // guarded by mu
+	// suspendBy is who has suspended the step before it had a stepd, nil if nobody.
+	suspendBy *uint32 // guarded by mu
 	// claimed is closed when a reservation is launched or given back.
 	claimed chan struct{}
 	res     *reservation // the owner's, until the launch; nil after it
@@ -78,13 +80,21 @@ func newFollower(n *Node, j *job, rec step.Record) *follower {
 func (f *follower) begin(p *process, c *stepapi.Conn) {
 	f.proc, f.conn = p, c
 	f.mu.Lock()
-	f.stage = followed // a stepd that was found again was never reserved here
+	found := f.stage == followed // and was never reserved here
+	f.stage = followed
+	suspendBy := f.suspendBy
 	f.mu.Unlock()
+	if job := f.n.reg.suspended(f.job); job != nil && suspendBy == nil && !found {
+		suspendBy = &job.By // it was numbered while its job was suspended
+	}
 	f.update(func(rec *step.Record) {
 		rec.StepdPID, rec.StepdStart, rec.BootID = p.pid, p.start, f.n.boot
 	})
 	f.n.reg.started(f)
 	f.n.work.Go(f.follow)
+	if suspendBy != nil {
+		f.n.work.Go(func() { f.suspendLate(*suspendBy) })
+	}
 }
 
 // hasStepd tells whether there is, or was, a stepd to ask.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -62,6 +63,8 @@ type jobRecord struct {
 	Stdout  string `json:"stdout,omitempty"`
 	// Prologued: the prolog of an allocation has run.
 	Prologued bool `json:"prologued,omitempty"`
+	// Suspended: the job's steps stand still, and it takes no further ones.
+	Suspended *suspendRecord `json:"suspended,omitempty"`
 	// Holder is the client of an allocation.
 	Holder *holder `json:"holder,omitempty"`
 }
@@ -85,13 +88,18 @@ type jobDoc struct {
 	Name   string         `json:"name"`
 	Origin step.JobOrigin `json:"origin"`
 	CPUs   string         `json:"cpus"`
-	Steps  []uint32       `json:"steps"`
+	// Suspended is since when, null where it is not.
+	Suspended *time.Time `json:"suspended"`
+	Steps     []uint32   `json:"steps"`
 }
 
 func (j *job) doc() jobDoc {
 	d := jobDoc{
 		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.Origin,
 		CPUs: step.FormatCPUList(j.cpus), Steps: []uint32{},
+	}
+	if j.Suspended != nil {
+		d.Suspended = &j.Suspended.Since
 	}
 	if d.Origin == "" {
 		d.Origin = step.OriginRun

@@ -52,6 +52,7 @@ func (f *follower) merge(rec *step.Record) {
 	}
 	f.update(func(own *step.Record) {
 		own.Reason = rec.Reason
+		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = rec.Suspended, rec.SuspendedBy, rec.SuspendedSeconds
 		if rec.Started != nil {
 			own.Started = rec.Started
 		}
@@ -98,6 +99,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		own.State, own.Reason = rec.State, rec.Reason
 		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
 		own.Drain, own.PluginCrash = rec.Drain, rec.PluginCrash
+		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = nil, nil, rec.SuspendedSeconds
 		own.Ended = rec.Ended
 		if own.Ended == nil {
 			now := time.Now()

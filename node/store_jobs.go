@@ -56,6 +56,23 @@ func (s *store) setJobControl(job uint32, control [][]byte) error {
 	return nil
 }
 
+// setSuspended says that the job is suspended; nil is that it is not.
+func (s *store) setSuspended(job uint32, rec *suspendRecord) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		var j jobRecord
+		jobs := tx.Bucket(bucketJobs)
+		if err := getJSON(jobs, jobKey(job), &j); err != nil {
+			return err
+		}
+		j.Suspended = rec
+		return putJSON(jobs, jobKey(job), &j)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot store that job %d is suspended, or not: %w", job, err)
+	}
+	return nil
+}
+
 // setPrologued says that the job's prolog has run.
 func (s *store) setPrologued(job uint32) error {
 	err := s.db.Update(func(tx *bbolt.Tx) error {

@@ -39,6 +39,8 @@ const (
 	EventTaskExit   = "task_exit"
 	EventTaskSignal = "task_signal"
 	EventKill       = "kill"
+	EventSuspend    = "suspend"
+	EventResume     = "resume"
 	EventOOM        = "oom"
 	EventState      = "state"
 	EventEnd        = "end"

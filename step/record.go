@@ -30,6 +30,13 @@ type Record struct {
 	StepdStart uint64 `json:"stepd_start,omitempty"`
 	BootID     string `json:"boot_id,omitempty"`
 	Cgroup     string `json:"cgroup,omitempty"`
+	// Suspended is since when the step stands still by a suspend, null while it
+	// does not; its state stays what it was. SuspendedBy is the uid that asked.
+	// SuspendedSeconds is the time of suspends that are over: it does not count
+	// as run.
+	Suspended        *time.Time `json:"suspended"`
+	SuspendedBy      *uint32    `json:"suspended_by,omitempty"`
+	SuspendedSeconds float64    `json:"suspended_seconds,omitempty"`
 	// Drain says why the node should take no more jobs: the failure of a
 	// required plugin's hook for which Slurm drains it. "" does not.
 	Drain string `json:"drain,omitempty"`
@@ -38,6 +45,21 @@ type Record struct {
 	OOM []OOMKill `json:"oom,omitempty"`
 	// PluginCrash is the plugin that took its host down, if one did.
 	PluginCrash *PluginCrash `json:"plugin_crash,omitempty"`
+}
+
+// Ran is how long the step has run, at the time now: without what it stood still.
+// ok is false where it has not begun.
+func (r *Record) Ran(now time.Time) (d time.Duration, ok bool) {
+	if r.Started == nil {
+		return 0, false
+	}
+	switch {
+	case r.Ended != nil:
+		now = *r.Ended
+	case r.Suspended != nil:
+		now = *r.Suspended
+	}
+	return max(0, now.Sub(*r.Started)-time.Duration(r.SuspendedSeconds*float64(time.Second))), true
 }
 
 // PluginCrash is a plugin's end that is no return code: a signal, exit(), or

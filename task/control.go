@@ -121,6 +121,9 @@ func (s *Step) Signal(sig int, scope string) error {
 	if st := s.Record().State; st != step.Running {
 		return fmt.Errorf("cannot send signal %d: the step is %s", sig, st)
 	}
+	if sig != int(unix.SIGKILL) && s.isSuspended() {
+		return fmt.Errorf("cannot send signal %d: the step is suspended", sig)
+	}
 	s.ctlMu.Lock()
 	s.sent |= 1 << uint(sig&63)
 	s.ctlMu.Unlock()
@@ -146,8 +149,14 @@ type terminator struct {
 	killed bool
 }
 
-// begin sends SIGTERM, and SIGCONT so that stopped processes hear it.
+// begin sends SIGTERM, and SIGCONT so that stopped processes hear it. A
+// suspended step gets SIGKILL at once, as in Slurm: to wake it would give it
+// KillWait on a node that it was to leave alone.
 func (s *Step) beginTermination(t *terminator) {
+	if s.endSuspension() {
+		t.wait(0)
+		return
+	}
 	sig := int(syscall.SIGTERM)
 	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventKill, Signal: &sig})
 	s.evictHost()

@@ -12,6 +12,7 @@ import (
 // finish ends the step on every way out of it: the rest of its processes, the
 // plugins' exit hooks, then everything that the stages have made, the last first.
 func (s *Step) finish(err error) {
+	s.endSuspension()
 	s.settle(err)
 	s.setState(step.Completing)
 	s.endStage("kill", s.killRest)

@@ -143,17 +143,18 @@ func (w *hookWatch) stop() {
 }
 
 // overdue tells since when the host or a task is in a hook beyond the limit.
-func (w *hookWatch) overdue(p step.HostPlace) bool {
+// still is for how long it may have stood still in there.
+func (w *hookWatch) overdue(p step.HostPlace, still time.Duration) bool {
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil || !p.InHook() {
 		return false
 	}
-	return now.Nano()-int64(p.SinceNS) > int64(w.limit)
+	return now.Nano()-int64(p.SinceNS)-int64(still) > int64(w.limit)
 }
 
 // checkHost kills the host if it is in a hook for too long.
 func (s *Step) checkHost(w *hookWatch) {
-	if h := s.setUpHost(); h != nil && w.overdue(h.Where(-1)) {
+	if h := s.setUpHost(); h != nil && w.overdue(h.Where(-1), 0) {
 		s.setHostCause(w.cause())
 		h.Kill()
 	}
@@ -161,9 +162,13 @@ func (s *Step) checkHost(w *hookWatch) {
 
 // checkTasks kills the tasks that are in a hook for too long.
 func (s *Step) checkTasks(w *hookWatch) {
+	still, suspended := s.stoodStill()
+	if suspended {
+		return
+	}
 	for rank := range s.tasks {
 		t := &s.tasks[rank]
-		if t.ended || t.hookExeced || !w.overdue(s.host.Where(rank)) {
+		if t.ended || t.hookExeced || !w.overdue(s.host.Where(rank), still) {
 			continue
 		}
 		t.cause = w.cause()

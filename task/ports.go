@@ -33,6 +33,11 @@ type Tracker interface {
 	// Kill kills every process of the tasks and returns when none is left, or
 	// with ctx's cause and the survivors in the error.
 	Kill(ctx context.Context) error
+	// Freeze makes the tasks' processes stand still, whatever they do, and returns
+	// when they do; where the kernel has no freezer it is SIGSTOP. When ctx ends
+	// first, they stop as soon as they can. Thaw undoes it.
+	Freeze(ctx context.Context) error
+	Thaw() error
 	// Destroy kills what is left, the host and its helpers included, and
 	// removes everything that Create made. It is idempotent.
 	Destroy(ctx context.Context) error

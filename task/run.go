@@ -51,6 +51,7 @@ type Step struct {
 
 	attachments
 	control
+	suspension
 	eviction eviction
 	children
 
@@ -102,6 +103,7 @@ func New(p *Plan, d Deps) *Step {
 	s.execs = make(chan []int)
 	s.fails = make(map[int]step.LaunchError)
 	s.control.init()
+	s.suspension.grace = stopGrace
 	s.attachments.init()
 	s.children.init(n)
 	s.rec = newRecord(p.Spec, d.Now())
@@ -376,9 +378,15 @@ func (s *Step) postFork(context.Context) error { return s.host.PostFork() }
 
 // openGate lets every task go: by a byte that each sees and none takes.
 func (s *Step) openGate(context.Context) error {
-	_, err := s.gate.Write([]byte{1})
-	if err != nil && !errors.Is(err, unix.EPIPE) { // EPIPE: none of them lived to see the gate
-		return fmt.Errorf("cannot open the gate for %d tasks: %w", len(s.tasks), err)
+	err := s.passGate(func() error {
+		_, err := s.gate.Write([]byte{1})
+		if err != nil && !errors.Is(err, unix.EPIPE) { // EPIPE: none of them lived to see the gate
+			return fmt.Errorf("cannot open the gate for %d tasks: %w", len(s.tasks), err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	s.gateOpen = true
 	s.alive = len(s.tasks)

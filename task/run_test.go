@@ -170,6 +170,8 @@ func (k fakeTracker) Helpers() (*os.File, error)    { return nil, nil }
 func (k fakeTracker) PIDs() ([]int, error)          { return k.r.left, k.r.note("pids") }
 func (k fakeTracker) Signal(s syscall.Signal) error { return k.r.note("signal " + unix.SignalName(s)) }
 func (k fakeTracker) Kill(context.Context) error    { return k.r.note("kill") }
+func (k fakeTracker) Freeze(context.Context) error  { return k.r.note("freeze") }
+func (k fakeTracker) Thaw() error                   { return k.r.note("thaw") }
 func (k fakeTracker) Destroy(context.Context) error { return k.r.note("destroy") }
 
 type fakeMPI struct{ r *rig }

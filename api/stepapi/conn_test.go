@@ -1,6 +1,7 @@
 package stepapi
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -114,6 +115,7 @@ func FuzzDecode(f *testing.F) {
 // fakeStep notes what the server asks of a step.
 type fakeStep struct {
 	cancelled chan string
+	asked     chan uint32
 	lost      chan struct{}
 	attached  chan int
 }
@@ -123,6 +125,8 @@ func (f *fakeStep) AttachDone()                {}
 func (f *fakeStep) LauncherLost()              { close(f.lost) }
 func (f *fakeStep) Signal(int, string) error   { return nil }
 func (f *fakeStep) Cancel(reason string) error { f.cancelled <- reason; return nil }
+func (f *fakeStep) Suspend(by uint32) error    { f.asked <- by; return nil }
+func (f *fakeStep) Resume(by uint32) error     { f.asked <- by; return errors.New("not suspended") }
 func (f *fakeStep) Attach(streams []StreamFD, fds []int) error {
 	closeAll(fds)
 	f.attached <- len(fds)
@@ -136,7 +140,7 @@ func serve(t *testing.T) (*Server, *fakeStep, func() *Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := &fakeStep{make(chan string, 4), make(chan struct{}), make(chan int, 4)}
+	st := &fakeStep{make(chan string, 4), make(chan uint32, 4), make(chan struct{}), make(chan int, 4)}
 	s := NewServer(step.ID{Job: 1}, uint32(os.Getuid()), st)
 	s.Serve(l)
 	t.Cleanup(func() { s.Finish(&Msg{Type: TypeResult}, 0); l.Close(); s.Wait() })
@@ -172,6 +176,26 @@ func TestServer(t *testing.T) {
 		t.Errorf("cancelled: %q", r)
 	}
 	if m, _, err := c.Recv(); err != nil || m.Type != TypeReply || m.Error != "" || m.Seq != 8 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	// Who asks is the kernel's word; root alone may speak for another uid.
+	me, other := uint32(os.Getuid()), uint32(4711)
+	want := me
+	if me == 0 {
+		want = other
+	}
+	c.Send(&Msg{Type: TypeSuspend, Seq: 9, By: &other})
+	if by := <-st.asked; by != want {
+		t.Errorf("suspended by uid %d, want %d", by, want)
+	}
+	if m, _, err := c.Recv(); err != nil || m.Type != TypeReply || m.Error != "" || m.Seq != 9 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	c.Send(&Msg{Type: TypeResume, Seq: 10})
+	if by := <-st.asked; by != me {
+		t.Errorf("resumed by uid %d, want %d", by, me)
+	}
+	if m, _, err := c.Recv(); err != nil || m.Error != "not suspended" || m.Seq != 10 {
 		t.Errorf("%+v, %v", m, err)
 	}
 	// A burst of lines costs lines at most, never the peer.

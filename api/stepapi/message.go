@@ -33,12 +33,16 @@ const (
 	TypeSignal Type = "signal"
 	// TypeCancel ends the step: SIGTERM, KillWait, SIGKILL. Answered by TypeReply.
 	TypeCancel Type = "cancel"
+	// TypeSuspend makes the tasks stand still, TypeResume undoes it. Answered by
+	// TypeReply when it is done: the former takes two seconds and more.
+	TypeSuspend Type = "suspend"
+	TypeResume  Type = "resume"
 	// TypeAck is noded's answer to TypeResult: the result is stored.
 	TypeAck Type = "ack"
 
 	// From stepd:
 
-	// TypeReply answers Signal and Cancel; Error is empty on success.
+	// TypeReply answers Signal, Cancel, Suspend and Resume; Error is empty on success.
 	TypeReply Type = "reply"
 	// TypeState tells a change of the step's state (STARTING, RUNNING, COMPLETING). To
 	// noded with Record, complete with the tasks' pids once RUNNING.
@@ -58,7 +62,7 @@ type Role string
 const (
 	RoleNoded  Role = "noded"  // root only: gets State and Result, owes Ack
 	RoleLaunch Role = "launch" // stepctl run: attaches streams; its loss before the gate cancels the step
-	RoleTool   Role = "tool"   // stepctl signal, cancel
+	RoleTool   Role = "tool"   // stepctl signal, cancel, suspend, resume
 )
 
 // Msg is every record; which fields are set depends on Type.
@@ -71,6 +75,7 @@ type Msg struct {
 	Signal  int              `json:"signal,omitempty"`
 	Scope   string           `json:"scope,omitempty"`
 	Reason  string           `json:"reason,omitempty"`
+	By      *uint32          `json:"by,omitempty"` // Suspend, Resume: the uid that root asks for; itself without
 	Text    string           `json:"text,omitempty"`
 	Error   string           `json:"error,omitempty"`
 	State   step.State       `json:"state,omitempty"`

@@ -29,6 +29,9 @@ type Handler interface {
 	// Signal and Cancel act on the tasks.
 	Signal(sig int, scope string) error
 	Cancel(reason string) error
+	// Suspend and Resume act for the user with the uid by.
+	Suspend(by uint32) error
+	Resume(by uint32) error
 }
 
 const (
@@ -295,9 +298,25 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 			return err
 		}
 		return s.answer(p, m.Seq, s.handler.Cancel(m.Reason))
+	case TypeSuspend:
+		return s.answer(p, m.Seq, s.handler.Suspend(s.asker(m, root)))
+	case TypeResume:
+		return s.answer(p, m.Seq, s.handler.Resume(s.asker(m, root)))
 	default:
 		return fmt.Errorf("unknown record type %q", m.Type)
 	}
+}
+
+// asker is the uid for whom a record speaks: root may speak for others, and
+// whoever else is connected is the owner.
+func (s *Server) asker(m *Msg, root bool) uint32 {
+	switch {
+	case !root:
+		return s.owner
+	case m.By != nil:
+		return *m.By
+	}
+	return 0
 }
 
 // reasonMax bounds the reason of a cancel: it goes into the record, the log and

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -94,7 +93,7 @@ func table(docs [][]byte) error {
 		if err := json.Unmarshal(doc, &rec); err != nil {
 			return fmt.Errorf("cannot parse a record of noded's: %w", err)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID.Name(), clean(rec.Name, 20), rec.User, rec.State, rec.NTasks,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID.Name(), clean(rec.Name, 20), rec.User, stateWord(&rec), rec.NTasks,
 			elapsed(&rec), clean(strings.Join(rec.Command, " "), 40))
 	}
 	return w.Flush()
@@ -114,16 +113,22 @@ func clean(s string, room int) string {
 	return s
 }
 
-// elapsed is how long the step has run, or ran: "2:03".
+// stateWord is the state as people read it: a step that stands still is
+// SUSPENDED, as in squeue(1).
+func stateWord(rec *step.Record) string {
+	if rec.Suspended != nil && !rec.State.Final() {
+		return "SUSPENDED"
+	}
+	return string(rec.State)
+}
+
+// elapsed is how long the step has run, or ran, without what it stood still: "2:03".
 func elapsed(rec *step.Record) string {
-	if rec.Started == nil {
+	ran, ok := rec.Ran(time.Now())
+	if !ok {
 		return "-"
 	}
-	end := time.Now()
-	if rec.Ended != nil {
-		end = *rec.Ended
-	}
-	s := int(end.Sub(*rec.Started).Seconds())
+	s := int(ran.Seconds())
 	if s >= 3600 {
 		return fmt.Sprintf("%d:%02d:%02d", s/3600, s/60%60, s%60)
 	}
@@ -168,7 +173,10 @@ func showStep(doc []byte) error {
 	if err := json.Unmarshal(doc, &rec); err != nil {
 		return fmt.Errorf("cannot parse a record of noded's: %w", err)
 	}
-	fmt.Printf("step %s  %s\n", rec.ID.Name(), rec.State)
+	fmt.Printf("step %s  %s\n", rec.ID.Name(), stateWord(&rec))
+	if rec.Suspended != nil && rec.SuspendedBy != nil {
+		fmt.Printf("  suspended  since %s by uid %d\n", rec.Suspended.Format(time.RFC3339), *rec.SuspendedBy)
+	}
 	if rec.Reason != "" {
 		fmt.Printf("  reason   %s\n", clean(rec.Reason, 400))
 	}
@@ -254,28 +262,64 @@ func parseSignal(s string) (int, error) {
 	return 0, fmt.Errorf("there is no signal %q", s)
 }
 
+// eachRef calls do for every JOB[.STEP] of args; one that fails does not keep
+// the others from being asked.
+func (d *dialer) eachRef(args []string, do func(context.Context, api.NodeClient, *api.StepRef) error) error {
+	failed := false
+	for _, a := range args {
+		ref, err := stepRef(a)
+		if err == nil {
+			err = d.call(func(ctx context.Context, client api.NodeClient) error { return do(ctx, client, ref) })
+		}
+		if err != nil {
+			say("error: %s", plain(err))
+			failed = true
+		}
+	}
+	if failed {
+		return exitError(1)
+	}
+	return nil
+}
+
+func suspendCommand(d *dialer) *cobra.Command {
+	return &cobra.Command{
+		Use: "suspend JOB[.STEP]...", Short: "stop the tasks of steps, or of jobs, which then take no further steps", Args: cobra.MinimumNArgs(1),
+		Long: `Stop the tasks of a step, or of all steps of a job: SIGTSTP, two seconds for
+programs that want to prepare, then the freezer, which they cannot see or undo.
+A suspended job takes no further steps. The command returns when all stand still.
+The state stays RUNNING, and "suspended" in --json tells since when; the time does
+not count as run. What root has suspended, only root resumes. cancel ends a
+suspended step by SIGKILL at once; other signals are refused.`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			return d.eachRef(args, func(ctx context.Context, client api.NodeClient, ref *api.StepRef) error {
+				_, err := client.Suspend(ctx, ref)
+				return err
+			})
+		},
+	}
+}
+
+func resumeCommand(d *dialer) *cobra.Command {
+	return &cobra.Command{
+		Use: "resume JOB[.STEP]...", Short: "let suspended steps or jobs go on", Args: cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return d.eachRef(args, func(ctx context.Context, client api.NodeClient, ref *api.StepRef) error {
+				_, err := client.Unsuspend(ctx, ref)
+				return err
+			})
+		},
+	}
+}
+
 func cancelCommand(d *dialer) *cobra.Command {
 	return &cobra.Command{
 		Use: "cancel JOB[.STEP]...", Short: "end steps", Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			var all error
-			for _, a := range args {
-				ref, err := stepRef(a)
-				if err == nil {
-					err = d.call(func(ctx context.Context, client api.NodeClient) error {
-						_, err := client.Cancel(ctx, &api.CancelRequest{Step: ref, Reason: fmt.Sprintf("cancelled by uid %d", os.Getuid())})
-						return err
-					})
-				}
-				if err != nil {
-					say("error: %s", plain(err))
-					all = errors.Join(all, err)
-				}
-			}
-			if all != nil {
-				return exitError(1)
-			}
-			return nil
+			return d.eachRef(args, func(ctx context.Context, client api.NodeClient, ref *api.StepRef) error {
+				_, err := client.Cancel(ctx, &api.CancelRequest{Step: ref, Reason: fmt.Sprintf("cancelled by uid %d", os.Getuid())})
+				return err
+			})
 		},
 	}
 }

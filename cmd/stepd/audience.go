@@ -26,6 +26,8 @@ func (h handler) AttachDone()                        { h.st.AttachDone() }
 func (h handler) LauncherLost()                      { h.st.LauncherLost() }
 func (h handler) Signal(sig int, scope string) error { return h.st.Signal(sig, scope) }
 func (h handler) Cancel(reason string) error         { return h.st.Cancel(reason) }
+func (h handler) Suspend(by uint32) error            { return h.st.Suspend(by) }
+func (h handler) Resume(by uint32) error             { return h.st.Resume(by) }
 
 func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {
 	var first error

@@ -18,6 +18,7 @@ package fakestepd
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -58,6 +59,7 @@ type fake struct {
 	log  *os.File
 	// ending gets the raw status that ends the step.
 	ending chan step.ExitStatus
+	server *stepapi.Server
 }
 
 func run() error {
@@ -121,6 +123,7 @@ func (f *fake) serve(argv []string) error {
 		return err
 	}
 	server := stepapi.NewServer(f.spec.ID, f.spec.User.UID, f)
+	f.server = server
 	server.Add(control, stepapi.RoleNoded, true)
 	server.Serve(ul)
 	rec := f.Record()
@@ -262,6 +265,34 @@ func (f *fake) AttachDone() {}
 
 // LauncherLost implements stepapi.Handler.
 func (f *fake) LauncherLost() {}
+
+// Suspend notes it: there is nothing that could stand still.
+func (f *fake) Suspend(by uint32) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	f.rec.Suspended, f.rec.SuspendedBy = &now, &by
+	f.tell()
+	return nil
+}
+
+// Resume undoes it.
+func (f *fake) Resume(uint32) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.rec.Suspended == nil {
+		return errors.New("not suspended")
+	}
+	f.rec.Suspended, f.rec.SuspendedBy = nil, nil
+	f.tell()
+	return nil
+}
+
+// tell tells noded of a change; the caller holds mu.
+func (f *fake) tell() {
+	rec := f.rec
+	f.server.TellState(&rec)
+}
 
 // Signal implements stepapi.Handler.
 func (f *fake) Signal(sig int, _ string) error {

@@ -1,0 +1,276 @@
+package integration
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// ticker counts in the file ticks.STEP, twenty times a second, and notes the job
+// control signals that it hears. It has no child: SIGTSTP would stop that, and a
+// shell runs its traps when its child has ended.
+const ticker = `
+trap 'echo tstp >>heard.$SLURM_STEP_ID' TSTP
+trap 'echo cont >>heard.$SLURM_STEP_ID' CONT
+mkfifo fifo.$SLURM_JOB_ID.$SLURM_STEP_ID && exec 3<>fifo.$SLURM_JOB_ID.$SLURM_STEP_ID
+i=0
+while :; do i=$((i+1)); echo $i >ticks.$SLURM_STEP_ID; read -t 0.05 -u 3; done
+`
+
+// suspendDoc is the part of a STEP document that a suspend changes.
+type suspendDoc struct {
+	State            string  `json:"state"`
+	Suspended        *string `json:"suspended"`
+	SuspendedBy      *int    `json:"suspended_by"`
+	SuspendedSeconds float64 `json:"suspended_seconds"`
+}
+
+func (n *node) suspension(t testing.TB, id string) suspendDoc {
+	t.Helper()
+	r := n.ctlRoot(t, "show", "--json", id)
+	var doc struct {
+		Step suspendDoc `json:"step"`
+	}
+	if err := json.Unmarshal([]byte(r.out), &doc); err != nil {
+		t.Fatalf("show: %v: %v", err, r)
+	}
+	return doc.Step
+}
+
+// tick is what the ticker of a step has counted.
+func (n *node) tick(id string) string {
+	_, step, _ := strings.Cut(id, ".")
+	b, err := os.ReadFile(filepath.Join(n.wd, "ticks."+step))
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
+
+// ticks fails the test unless the ticker of a step runs, or stands still.
+func (n *node) ticks(t testing.TB, id string, want bool) {
+	t.Helper()
+	before := n.tick(id)
+	if !want {
+		time.Sleep(250 * time.Millisecond)
+		if now := n.tick(id); now != before {
+			t.Errorf("step %s went on from %q to %q", id, before, now)
+		}
+		return
+	}
+	eventually(t, 5*time.Second, "the ticker of "+id, func() error {
+		if now := n.tick(id); now == before || now == "" {
+			return fmt.Errorf("it is at %q", now)
+		}
+		return nil
+	})
+}
+
+// startTicker starts a step that counts.
+func (n *node) startTicker(t testing.TB, args ...string) (*process, string) {
+	t.Helper()
+	p := n.start(t, call{args: append(append([]string{"run"}, args...), "bash", "-c", ticker)})
+	id := n.running(t).id()
+	n.ticks(t, id, true)
+	return p, id
+}
+
+// ok fails the test unless the command has said nothing and ended with 0.
+func ok(t testing.TB, what string, r result) {
+	t.Helper()
+	if r.code != 0 || r.err != "" {
+		t.Errorf("%s: %v", what, r)
+	}
+}
+
+// refused fails the test unless the command was refused in these words.
+func refused(t testing.TB, what string, r result, words ...string) {
+	t.Helper()
+	if r.code != 1 {
+		t.Errorf("%s: %v", what, r)
+	}
+	contains(t, what, r.err, words...)
+}
+
+// TestRootSuspend: all of a step stands still and goes on again; what it hears,
+// what others see, and who may do it.
+func TestRootSuspend(t *testing.T) {
+	n := startNode(t, site{})
+	p, id := n.startTicker(t)
+	began := time.Now()
+	ok(t, "suspend", n.ctl(t, "suspend", id))
+	if took := time.Since(began); took < 2*time.Second || took > 5*time.Second {
+		t.Errorf("suspend took %v, want the 2 s between SIGTSTP and the freezer", took)
+	}
+	n.ticks(t, id, false)
+	if heard := readFile(t, filepath.Join(n.wd, "heard.0")); heard != "tstp\n" {
+		t.Errorf("the task heard %q", heard)
+	}
+	if doc := n.suspension(t, id); doc.State != "RUNNING" || doc.Suspended == nil || doc.SuspendedBy == nil || *doc.SuspendedBy != int(testUser(t).uid) {
+		t.Errorf("suspended: %+v", doc)
+	}
+	contains(t, "ps", n.ctl(t, "ps").out, "SUSPENDED")
+	contains(t, "show", n.ctl(t, "show", id).out, "SUSPENDED", "suspended  since")
+	refused(t, "a signal", n.ctl(t, "signal", id), "the step is suspended")
+	refused(t, "another user's resume", n.do(t, call{args: []string{"resume", id}, uid: 7002}), "permission denied")
+	ok(t, "resume", n.ctl(t, "resume", id))
+	n.ticks(t, id, true)
+	if heard := readFile(t, filepath.Join(n.wd, "heard.0")); heard != "tstp\ncont\n" {
+		t.Errorf("the task heard %q", heard)
+	}
+	if doc := n.suspension(t, id); doc.Suspended != nil || doc.SuspendedSeconds < 0.2 {
+		t.Errorf("resumed: %+v", doc)
+	}
+	refused(t, "a resume of what runs", n.ctl(t, "resume", id), "not suspended")
+
+	ok(t, "root's suspend", n.ctlRoot(t, "suspend", id))
+	refused(t, "the owner's resume", n.ctl(t, "resume", id), "suspended by root")
+	// A suspended step is killed at once: not after 2 s, not after KillWait (30 s).
+	began = time.Now()
+	ok(t, "cancel", n.ctl(t, "cancel", id))
+	if r := p.wait(t); r.code != 137 {
+		t.Errorf("run: %v", r)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the suspended step ended %v after its cancel", took)
+	}
+	if doc := n.ended(t, id); doc.State != "CANCELLED" {
+		t.Errorf("state %s", doc.State)
+	}
+	events := n.ctl(t, "events", id).out
+	if s, r := strings.Count(events, `"event":"suspend"`), strings.Count(events, `"event":"resume"`); s != 2 || r != 2 {
+		t.Errorf("%d suspend and %d resume events in\n%s", s, r, events)
+	}
+	refused(t, "a step that has ended", n.ctl(t, "suspend", id), "it has ended")
+	refused(t, "no step", n.ctl(t, "suspend", "99.0"), `no such step "99.0"`)
+	n.checkClean(t)
+}
+
+// TestRootSuspendJob: a job stands still with all of its steps, and takes none.
+func TestRootSuspendJob(t *testing.T) {
+	n := startNode(t, site{})
+	n.held(t, "-n4")
+	job := fmt.Sprint(n.status(t).Jobs[0].JobID)
+	var ids []string
+	var steps []*process
+	for range 2 {
+		p, id := n.startTicker(t, "--jobid", job)
+		steps, ids = append(steps, p), append(ids, id)
+	}
+	began := time.Now()
+	ok(t, "suspend", n.ctlRoot(t, "suspend", job))
+	if took := time.Since(began); took > 3500*time.Millisecond {
+		t.Errorf("two steps took %v: they are not suspended side by side", took)
+	}
+	for _, id := range ids {
+		n.ticks(t, id, false)
+	}
+	refused(t, "a further step", n.ctl(t, "run", "--jobid", job, "true"), "job "+job+" is suspended since")
+	refused(t, "the owner's resume", n.ctl(t, "resume", job), "was suspended by root")
+	contains(t, "node status", n.ctl(t, "node", "status", "--json").out, `"suspended":"20`)
+	n.kill9(t)
+	n.boot(t)
+	for _, id := range ids {
+		n.ticks(t, id, false)
+		if doc := n.suspension(t, id); doc.Suspended == nil {
+			t.Errorf("step %s after the restart: %+v", id, doc)
+		}
+	}
+	refused(t, "a further step, after the restart", n.ctl(t, "run", "--jobid", job, "true"), "is suspended since")
+	ok(t, "resume", n.ctlRoot(t, "resume", job))
+	for _, id := range ids {
+		n.ticks(t, id, true)
+	}
+	ok(t, "a further step", n.ctl(t, "run", "--jobid", job, "true"))
+	ok(t, "suspend again", n.ctl(t, "suspend", job))
+	ok(t, "cancel", n.ctl(t, "cancel", job))
+	for _, p := range steps {
+		if r := p.wait(t); r.code != 137 {
+			t.Errorf("run: %v", r)
+		}
+	}
+	n.checkClean(t)
+}
+
+// TestRootSuspendKilled: whoever dies while a step stands still, it ends.
+func TestRootSuspendKilled(t *testing.T) {
+	n := startNode(t, site{})
+	for _, victim := range []string{"stepd", "spankhost"} {
+		p, id := n.startTicker(t)
+		ok(t, "suspend", n.ctl(t, "suspend", id))
+		must(t, killNow(n.victim(t, victim)))
+		n.checkClean(t)
+		if r := p.wait(t); r.code != 1 {
+			t.Errorf("run: %v", r)
+		}
+		if doc := n.ended(t, id); doc.State != "FAILED" || !strings.Contains(doc.Reason, victim) {
+			t.Errorf("after %s was killed: %+v", victim, doc)
+		}
+	}
+	t.Run("noded and stepd", func(t *testing.T) {
+		p, id := n.startTicker(t)
+		ok(t, "suspend", n.ctl(t, "suspend", id))
+		stepd := n.findProcess(t, "stepd")
+		n.kill9(t)
+		must(t, killNow(stepd.pid))
+		n.boot(t)
+		n.checkClean(t)
+		if r := p.wait(t); r.code != 1 {
+			t.Errorf("run: %v", r)
+		}
+		if doc := n.ended(t, id); doc.State != "FAILED" {
+			t.Errorf("record: %+v", doc)
+		}
+	})
+	t.Run("a task", func(t *testing.T) {
+		p, id := n.startTicker(t)
+		ok(t, "suspend", n.ctl(t, "suspend", id))
+		ok(t, "signal", n.ctl(t, "signal", "-s", "KILL", id))
+		if r := p.wait(t); r.code != 137 {
+			t.Errorf("run: %v", r)
+		}
+		n.ended(t, id)
+		n.checkClean(t)
+	})
+	n.serves(t)
+}
+
+// TestRootSuspendLaunch: a step that is suspended during its launch comes as
+// far as its gate, and begins when it is resumed.
+func TestRootSuspendLaunch(t *testing.T) {
+	n := startNode(t, site{})
+	n.restartWith(t, "Prolog="+n.script(t, "prolog", n.path("prolog.out"), "while ! test -e "+n.path("go")+"; do sleep 0.02; done"))
+	p := n.start(t, call{args: []string{"run", "sh", "-c", "echo began >began"}})
+	eventually(t, 5*time.Second, "the prolog", func() error {
+		if len(n.ps(t)) == 0 {
+			return errors.New("no step")
+		}
+		return nil
+	})
+	id := n.last(t).id()
+	ok(t, "suspend", n.ctl(t, "suspend", id))
+	must(t, os.WriteFile(n.path("go"), nil, 0o644))
+	eventually(t, 5*time.Second, "the suspended step", func() error {
+		if doc := n.suspension(t, id); doc.Suspended == nil {
+			return fmt.Errorf("%+v", doc)
+		}
+		return nil
+	})
+	time.Sleep(300 * time.Millisecond)
+	if _, err := os.Stat(filepath.Join(n.wd, "began")); err == nil && n.suspension(t, id).State == "STARTING" {
+		t.Error("the task has begun")
+	}
+	ok(t, "resume", n.ctl(t, "resume", id))
+	if r := p.wait(t); r.code != 0 {
+		t.Errorf("run: %v", r)
+	}
+	if b := readFile(t, filepath.Join(n.wd, "began")); b != "began\n" {
+		t.Errorf("the task wrote %q", b)
+	}
+	n.checkClean(t)
+}

@@ -1,0 +1,197 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/api/stepapi"
+	"stepd/step"
+)
+
+// suspendRecord says who has suspended a job, and when.
+type suspendRecord struct {
+	Since time.Time `json:"since"`
+	By    uint32    `json:"by"`
+}
+
+// Suspend makes a step, or a job with all of its steps, stand still.
+func (s *service) Suspend(ctx context.Context, in *api.StepRef) (*api.Empty, error) {
+	who, recs, err := s.toStop(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	if in.StepId != nil {
+		return answer(s.n.eachStep(recs, func(f *follower) error { return f.suspend(ctx, who.UID) }))
+	}
+	// The job first: then no step begins that is not suspended below.
+	j := s.n.reg.job(in.GetJobId())
+	if j == nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "job %d has ended", in.GetJobId())
+	}
+	if err := s.n.setSuspended(j, &suspendRecord{time.Now(), who.UID}); err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	// Those that were numbered meanwhile are among them; those that end are not
+	// to be told.
+	recs, err = s.n.jobSteps(j.ID)
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	told, err := s.n.eachStep(recs, func(f *follower) error { return f.suspend(ctx, who.UID) })
+	if err != nil && told > 0 {
+		s.n.log.WithField("job", j.ID).Warnf("%v", err)
+	}
+	return &api.Empty{}, nil
+}
+
+// Unsuspend undoes it.
+func (s *service) Unsuspend(ctx context.Context, in *api.StepRef) (*api.Empty, error) {
+	who, recs, err := s.toStop(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	resume := func(f *follower) error { return f.unsuspend(ctx, who.UID) }
+	j := s.n.reg.job(in.GetJobId())
+	if in.StepId != nil || j == nil {
+		return answer(s.n.eachStep(recs, resume))
+	}
+	was := s.n.reg.suspended(j)
+	if was != nil && was.By == 0 && !who.Root() {
+		return nil, status.Errorf(codes.PermissionDenied, "permission denied: job %d was suspended by root", j.ID)
+	}
+	told, err := s.n.eachStep(recs, resume)
+	if was == nil {
+		if told > 0 { // some were, and those that were not need no word
+			return &api.Empty{}, nil
+		}
+		return answer(told, err)
+	}
+	if err := s.n.setSuspended(j, nil); err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return &api.Empty{}, nil
+}
+
+// toStop is who asks, and the steps that he may act on.
+func (s *service) toStop(ctx context.Context, in *api.StepRef) (api.Peer, []*step.Record, error) {
+	who, err := caller(ctx)
+	if err != nil {
+		return api.Peer{}, nil, err
+	}
+	recs, err := s.own(ctx, in)
+	return who, recs, err
+}
+
+// eachStep asks all of the steps that run at once: each takes two seconds. told
+// counts those that did it; the error joins what the others said.
+func (n *Node) eachStep(recs []*step.Record, ask func(*follower) error) (told int, err error) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, rec := range recs {
+		f := n.reg.follower(rec.ID)
+		if f == nil {
+			continue
+		}
+		wg.Go(func() {
+			ferr := ask(f)
+			mu.Lock()
+			defer mu.Unlock()
+			if ferr == nil {
+				told++
+			} else {
+				err = errors.Join(err, fmt.Errorf("step %s: %w", f.id, ferr))
+			}
+		})
+	}
+	wg.Wait()
+	if told == 0 && err == nil {
+		err = errors.New("it has ended")
+	}
+	return told, err
+}
+
+// answer is what the caller hears of eachStep.
+func answer(_ int, err error) (*api.Empty, error) {
+	if err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	return &api.Empty{}, nil
+}
+
+// setSuspended changes a job's state for ever, and then for the next request.
+// What root has suspended stays root's.
+func (n *Node) setSuspended(j *job, rec *suspendRecord) error {
+	if was := n.reg.suspended(j); rec != nil && was != nil {
+		rec.Since = was.Since
+		if was.By == 0 {
+			rec.By = 0
+		}
+	}
+	if err := n.store.setSuspended(j.ID, rec); err != nil {
+		return err
+	}
+	n.reg.setSuspended(j, rec)
+	return nil
+}
+
+func (r *registry) suspended(j *job) *suspendRecord {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return j.Suspended
+}
+
+func (r *registry) setSuspended(j *job, rec *suspendRecord) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	j.Suspended = rec
+}
+
+// suspend asks the step's stepd. A step that has none yet is suspended as soon
+// as it has.
+func (f *follower) suspend(ctx context.Context, by uint32) error {
+	f.mu.Lock()
+	if f.stage != followed {
+		f.suspendBy = &by
+		f.mu.Unlock()
+		return nil
+	}
+	f.mu.Unlock()
+	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by})
+}
+
+func (f *follower) unsuspend(ctx context.Context, by uint32) error {
+	f.mu.Lock()
+	if f.stage != followed {
+		defer f.mu.Unlock()
+		was := f.suspendBy
+		switch {
+		case was == nil:
+			return errors.New("cannot resume the step: it is not suspended")
+		case *was == 0 && by != 0:
+			return errors.New("permission denied: the step was suspended by root")
+		}
+		f.suspendBy = nil
+		return nil
+	}
+	f.mu.Unlock()
+	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeResume, By: &by})
+}
+
+// suspendLate suspends a step whose stepd has just started, unless that was
+// undone meanwhile.
+func (f *follower) suspendLate(by uint32) {
+	if err := f.ask(context.Background(), &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by}); err != nil {
+		select {
+		case <-f.ended:
+		default:
+			f.log.Errorf("cannot suspend the step: %v", err)
+		}
+	}
+}

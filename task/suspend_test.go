@@ -1,0 +1,155 @@
+package task
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"stepd/step"
+)
+
+// atOnce makes the 2 s between SIGTSTP and the freezer short.
+func atOnce(r *rig) { r.st.suspension.grace = time.Millisecond }
+
+// after returns the calls behind the first of name.
+func (r *rig) after(name string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.calls[slices.Index(r.calls, name)+1:])
+}
+
+func TestSuspendRunning(t *testing.T) {
+	r := newRig(t)
+	r.during["wait"] = func() {
+		atOnce(r)
+		if err := r.st.Resume(0); err == nil {
+			t.Error("a running step was resumed")
+		}
+		if err := r.st.Suspend(1000); err != nil {
+			t.Error(err)
+		}
+		if rec := r.st.Record(); rec.Suspended == nil || *rec.SuspendedBy != 1000 || rec.State != step.Running {
+			t.Errorf("suspended: %+v", rec)
+		}
+		if err := r.st.Signal(15, "tasks"); err == nil {
+			t.Error("a suspended step took a signal")
+		}
+		// Root takes it over, and then it is root's.
+		if err := r.st.Suspend(0); err != nil {
+			t.Error(err)
+		}
+		if err := r.st.Resume(1000); err == nil {
+			t.Error("the owner has resumed what root suspended")
+		}
+		if err := r.st.Resume(0); err != nil {
+			t.Error(err)
+		}
+		want := []string{"evict", "signal SIGTSTP", "freeze", "thaw", "signal SIGCONT"}
+		if got := r.after("wait"); !slices.Equal(got, want) {
+			t.Errorf("calls: %v, want %v", got, want)
+		}
+	}
+	rec := r.run(t)
+	if rec.State != step.Completed || rec.Suspended != nil || rec.SuspendedSeconds <= 0 {
+		t.Errorf("record: %+v", rec)
+	}
+}
+
+// A cancel of a suspended step is SIGKILL, and no SIGTERM, which it would not hear.
+func TestCancelSuspended(t *testing.T) {
+	r := newRig(t)
+	cancelled := make(chan struct{})
+	r.during["wait"] = func() {
+		atOnce(r)
+		if err := r.st.Suspend(0); err != nil {
+			t.Error(err)
+		}
+		r.st.Cancel("enough")
+		<-cancelled
+	}
+	r.during["kill"] = func() { close(cancelled) }
+	r.ends = []step.TaskEnd{{Rank: 0, Status: step.SignaledBy(9)}, {Rank: 1, Status: step.SignaledBy(9)}}
+	rec := r.run(t)
+	want := []string{"evict", "signal SIGTSTP", "freeze", "kill"}
+	if got := r.after("wait"); !slices.Equal(got[:4], want) {
+		t.Errorf("calls: %v, want %v first", got, want)
+	}
+	if rec.State != step.Cancelled || rec.Suspended != nil {
+		t.Errorf("record: %+v", rec)
+	}
+}
+
+// What comes within the 2 s ends them.
+func TestSuspendAborted(t *testing.T) {
+	for name, end := range map[string]func(*Step) error{
+		"resume": func(s *Step) error { return s.Resume(0) },
+		"cancel": func(s *Step) error { return s.Cancel("enough") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.during["wait"] = func() {
+				r.st.suspension.grace = time.Hour
+				stopped := make(chan error)
+				go func() { stopped <- r.st.Suspend(0) }()
+				for !slices.Contains(r.after("wait"), "signal SIGTSTP") {
+					time.Sleep(time.Millisecond)
+				}
+				if err := end(r.st); err != nil {
+					t.Error(err)
+				}
+				if err := <-stopped; !errors.Is(err, errWoken) {
+					t.Errorf("suspend: %v", err)
+				}
+				if rec := r.st.Record(); rec.Suspended != nil {
+					t.Errorf("suspended since %v", rec.Suspended)
+				}
+			}
+			rec := r.run(t)
+			calls := r.after("wait")
+			if !slices.Contains(calls, "thaw") || !slices.Contains(calls, "signal SIGCONT") || slices.Contains(calls, "freeze") {
+				t.Errorf("calls: %v", calls)
+			}
+			if !rec.State.Final() {
+				t.Errorf("record: %+v", rec)
+			}
+		})
+	}
+}
+
+// A step that is suspended before its tasks are let go waits at the gate.
+func TestSuspendAtGate(t *testing.T) {
+	t.Run("resumed", func(t *testing.T) {
+		r := newRig(t)
+		r.during["post_fork"] = func() {
+			if err := r.st.Suspend(0); err != nil {
+				t.Error(err)
+			}
+			go func() {
+				if rec := r.st.Record(); rec.Suspended == nil || slices.Contains(r.after("post_fork"), "wait") {
+					t.Errorf("%+v, calls %v", rec, r.after("post_fork"))
+				}
+				if err := r.st.Resume(0); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+		rec := r.run(t)
+		wantCalls(t, r, append(slices.Clone(launchCalls), "wait", "pids", "exit", "close mpi", "destroy", "close host")...)
+		if rec.State != step.Completed || rec.SuspendedSeconds != 0 {
+			t.Errorf("record: %+v", rec)
+		}
+	})
+	t.Run("cancelled", func(t *testing.T) {
+		r := newRig(t)
+		r.during["post_fork"] = func() {
+			if err := r.st.Suspend(0); err != nil {
+				t.Error(err)
+			}
+			go r.st.Cancel("enough")
+		}
+		if rec := r.run(t); rec.State != step.Cancelled || rec.Suspended != nil {
+			t.Errorf("record: %+v", rec)
+		}
+	})
+}
