@@ -21,6 +21,7 @@ var importRules = map[string]struct {
 	"stepd/api/stepapi":       {[]string{"stepd/step"}, "stepd's socket"},
 	"stepd/task":              {[]string{"stepd/step"}, "knows its neighbours by the interfaces that it declares"},
 	"stepd/task/oom":          {[]string{"stepd/step", "stepd/internal/linux"}, "a mechanism knows no other"},
+	"stepd/task/affinity":     {[]string{"stepd/step", "stepd/internal/linux"}, "a task plugin is a mechanism, and knows no other"},
 	"stepd/spank":             {[]string{"stepd/step", "stepd/internal/linux"}, "a mechanism knows no other"},
 	"stepd/spank/lint":        {[]string{"stepd/spank"}, "what only noded and stepctl pay for"},
 	"stepd/proctrack":         {[]string{"stepd/step", "stepd/internal/linux"}, "a mechanism knows no other"},

@@ -1,0 +1,182 @@
+package affinity
+
+import (
+	"fmt"
+
+	"stepd/step"
+)
+
+// Input is all that a plan depends on.
+type Input struct {
+	Binding     step.Binding
+	Site        step.AffinityConf
+	NTasks      int
+	CPUsPerTask int
+	Overcommit  bool
+	// OwnJob says that the step is all of its job: --ntasks-per-core and its kin are
+	// limits on a job's CPUs, and only a hint to the steps in it (srun(1)).
+	OwnJob bool
+	// Topology is that of the step's CPUs.
+	Topology *Topology
+}
+
+// Plan is where each task of a step runs. MakePlan makes it; it is only read.
+type Plan struct {
+	// Kind is the type of binding that it came to: what was asked for, or what the
+	// automatic binding has found, or CPUBindMask where all tasks share the step's CPUs.
+	Kind step.CPUBindKind
+	// CPUs are each rank's, nil where the tasks are not bound. Ranks may share a set.
+	CPUs []CPUSet
+	// Mem are the ranks' memory policies, nil without any.
+	Mem []step.MemPolicy
+	// Notes tell the administrator what was not as it should be.
+	Notes []string
+
+	in         Input
+	cpuVerbose bool
+	memVerbose bool
+	list       string // SLURM_CPU_BIND_LIST
+}
+
+// MakePlan places the tasks. An error says what of the request cannot be had
+// here, and what there is.
+func MakePlan(in Input) (*Plan, error) {
+	in.CPUsPerTask = max(in.CPUsPerTask, 1)
+	p := &Plan{in: in}
+	p.cpuVerbose = verbose(in.Binding.CPU.Verbosity, in.Site.Verbose)
+	p.memVerbose = verbose(in.Binding.Mem.Verbosity, false)
+	if err := p.placeCPUs(); err != nil {
+		return nil, err
+	}
+	p.list = p.cpuList()
+	if err := p.placeMemory(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func verbose(asked step.Verbosity, site bool) bool {
+	return asked == step.Verbose || asked == step.VerbosityDefault && site
+}
+
+func (p *Plan) placeCPUs() error {
+	t, explicit := p.in.Topology, p.in.Binding.CPU.Kind
+	if g := t.Guessed; g != "" {
+		p.Notes = append(p.Notes, fmt.Sprintf("the kernel does not tell of the step's CPUs: %s", g))
+	}
+	if t.Missing.Len() > 0 {
+		// slurm.conf is believed, above the hardware too (rulings 23).
+		if explicit != step.CPUBindAuto && explicit != step.CPUBindNone {
+			return fmt.Errorf("cannot bind tasks (--cpu-bind=%s): the step has CPUs %s, which this machine has not: CPUs= in slurm.conf is more than there are", explicit, t.Missing)
+		}
+		p.Kind = step.CPUBindNone
+		return nil
+	}
+	if t.Offline.Len() > 0 {
+		p.Notes = append(p.Notes, fmt.Sprintf("CPUs %s of the step are offline", t.Offline))
+	}
+	if len(t.PUs) == 0 {
+		return fmt.Errorf("cannot bind tasks: all CPUs of the step (%s) are offline", t.Offline)
+	}
+	kind, threads, err := p.choose()
+	if err != nil {
+		return err
+	}
+	p.Kind = kind
+	switch kind {
+	case step.CPUBindNone:
+		if !t.Whole {
+			p.share(t.CPUs())
+		}
+		return nil
+	case step.CPUBindRank:
+		return p.byRank(t.CPUs())
+	case step.CPUBindMap, step.CPUBindMask, step.CPUBindRankLdom, step.CPUBindMapLdom, step.CPUBindMaskLdom:
+		return p.byList()
+	case step.CPUBindAuto:
+		p.share(t.CPUs())
+		return nil
+	}
+	return p.deal(kind, threads)
+}
+
+// share gives all tasks the same CPUs.
+func (p *Plan) share(cpus CPUSet) {
+	p.Kind = step.CPUBindMask
+	p.CPUs = make([]CPUSet, p.in.NTasks)
+	for i := range p.CPUs {
+		p.CPUs[i] = cpus
+	}
+}
+
+// choose says which type of binding the step gets, and how many threads of a core
+// it may use, 0 for all. What is said most plainly wins, as measured.
+func (p *Plan) choose() (kind step.CPUBindKind, threads int, err error) {
+	b, t := p.in.Binding, p.in.Topology
+	threads = b.ThreadsPerCore
+	if threads == 0 && b.Hint == step.HintNoMultithread {
+		threads = 1
+	}
+	if threads > t.Threads && t.Guessed == "" {
+		return "", 0, fmt.Errorf("cannot use %d threads of each core (--threads-per-core): the step's cores have %d", threads, t.Threads)
+	}
+	cores, sockets := count(t.PUs, coreOf), count(t.PUs, socketOf)
+	for _, l := range []struct {
+		option           string
+		limit, have      int
+		singular, plural string
+	}{
+		{"--ntasks-per-core", b.NTasksPerCore, cores, "core", "cores"},
+		{"--ntasks-per-socket", b.NTasksPerSocket, sockets, "socket", "sockets"},
+	} {
+		if l.limit > 0 && p.in.NTasks > l.limit*l.have && p.in.OwnJob && !p.in.Overcommit {
+			return "", 0, fmt.Errorf("cannot place %d tasks (%s=%d): the step's CPUs %s are of %s; --overcommit shares them", p.in.NTasks, l.option, l.limit, t.CPUs(), number(l.have, l.singular, l.plural))
+		}
+	}
+	switch {
+	case b.CPU.Kind != step.CPUBindAuto:
+		return b.CPU.Kind, threads, nil
+	case b.ThreadsPerCore > 0:
+		return step.CPUBindThreads, threads, nil
+	case b.NTasksPerCore > 0:
+		return step.CPUBindCores, threads, nil
+	case b.NTasksPerSocket > 0:
+		return step.CPUBindSockets, threads, nil
+	case b.Hint == step.HintMultithread, b.Hint == step.HintNoMultithread:
+		return step.CPUBindThreads, threads, nil
+	case b.Hint != "":
+		return step.CPUBindCores, threads, nil
+	case p.in.Site.Default != "":
+		return p.in.Site.Default, threads, nil
+	}
+	switch want := p.in.NTasks * p.in.CPUsPerTask; want {
+	case sockets:
+		return step.CPUBindSockets, 0, nil
+	case cores:
+		return step.CPUBindCores, 0, nil
+	case len(t.PUs):
+		return step.CPUBindThreads, 0, nil
+	}
+	return p.in.Site.Autobind, 0, nil
+}
+
+func count(pus []PU, of func(PU) int) int {
+	seen := make(map[int]bool)
+	for _, p := range pus {
+		seen[of(p)] = true
+	}
+	return len(seen)
+}
+
+func coreOf(p PU) int   { return p.Core }
+func socketOf(p PU) int { return p.Socket }
+func ldomOf(p PU) int   { return p.Ldom }
+func boardOf(p PU) int  { return p.Board }
+func cpuOf(p PU) int    { return p.CPU }
+
+func number(n int, singular, plural string) string {
+	if n == 1 {
+		return "1 " + singular
+	}
+	return fmt.Sprintf("%d %s", n, plural)
+}

@@ -1,0 +1,209 @@
+package affinity
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"stepd/step"
+)
+
+// kindText is the type in SLURM_CPU_BIND_TYPE: all that was dealt is a mask.
+func (p *Plan) kindText() string {
+	switch p.Kind {
+	case step.CPUBindNone, step.CPUBindRank, step.CPUBindRankLdom:
+		return string(p.Kind)
+	case step.CPUBindMap, step.CPUBindMapLdom, step.CPUBindMaskLdom:
+		return string(p.Kind) + ":"
+	}
+	return string(step.CPUBindMask) + ":"
+}
+
+// cpuList is SLURM_CPU_BIND_LIST: the user's own list with its repetitions
+// written out, else the masks of the tasks, or one where all have the same. "" is
+// a type without one, or a list too long for a variable.
+func (p *Plan) cpuList() string {
+	bind := p.in.Binding.CPU
+	switch p.Kind {
+	case step.CPUBindNone, step.CPUBindRank, step.CPUBindRankLdom:
+		return ""
+	case step.CPUBindMap, step.CPUBindMapLdom, step.CPUBindMask, step.CPUBindMaskLdom:
+		if bind.Kind == p.Kind {
+			return p.givenList(bind)
+		}
+		return p.CPUs[0].padded(p.in.Topology.Width) // shared
+	}
+	var entries []listEntry
+	for _, s := range p.CPUs {
+		text := s.padded(p.in.Topology.Width)
+		if n := len(entries); n > 0 && entries[n-1].text == text {
+			entries[n-1].times++
+			continue
+		}
+		entries = append(entries, listEntry{text, 1})
+	}
+	return listText(entries)
+}
+
+// givenList is the user's list.
+func (p *Plan) givenList(bind step.CPUBind) string {
+	items, err := bind.Items()
+	if err != nil {
+		return "" // not reached: it was read before
+	}
+	masks := bind.Kind == step.CPUBindMask || bind.Kind == step.CPUBindMaskLdom
+	var entries []listEntry
+	for _, item := range items {
+		text := strings.TrimPrefix(NewCPUSet(item.Numbers...).Hex(), "0x")
+		if !masks {
+			text = strconv.Itoa(item.Numbers[0])
+		}
+		entries = append(entries, listEntry{text, min(item.Times, p.in.NTasks)})
+	}
+	return listText(entries)
+}
+
+// listEntry is an entry of a list, and for how many tasks it stands.
+type listEntry struct {
+	text  string
+	times int
+}
+
+// listMax is how long a list may be: it is in two variables, of which the longer
+// one has a name and two words more.
+const listMax = step.VariableMax - 64
+
+// listText writes the list with every repetition, as srun does, or with "*N",
+// which srun takes as well, where that would be too long for a variable.
+func listText(entries []listEntry) string {
+	size := 0
+	for _, e := range entries {
+		size += (len(e.text) + 1) * e.times
+	}
+	var b strings.Builder
+	for _, e := range entries {
+		text, times := e.text, e.times
+		if size > listMax && times > 1 {
+			text, times = fmt.Sprintf("%s*%d", text, times), 1
+		}
+		for range times {
+			if b.Len() > 0 {
+				b.WriteByte(',')
+			}
+			b.WriteString(text)
+		}
+		if b.Len() > listMax {
+			return ""
+		}
+	}
+	return b.String()
+}
+
+// Env is what the tasks are told of their binding, as NAME=VALUE. A list that is
+// too long for a variable is left out (execve(2) would fail for it), and the type
+// told alone.
+func (p *Plan) Env() []string {
+	word := func(v bool) string {
+		if v {
+			return string(step.Verbose)
+		}
+		return string(step.Quiet)
+	}
+	cpu := word(p.cpuVerbose)
+	env := []string{
+		"SLURM_CPU_BIND_VERBOSE=" + cpu,
+		"SLURM_CPU_BIND_TYPE=" + p.kindText(),
+		"SLURM_CPU_BIND_LIST=" + p.list,
+	}
+	if kind := p.kindText(); p.list != "" || !strings.HasSuffix(kind, ":") {
+		env = append(env, "SLURM_CPU_BIND="+cpu+","+kind+p.list)
+	}
+	m := p.in.Binding.Mem
+	if m == (step.MemBind{}) {
+		return env
+	}
+	kind, list := string(m.Kind), ""
+	if m.Kind == step.MemBindMap || m.Kind == step.MemBindMask {
+		kind += ":"
+		list = p.memList(m)
+	}
+	all := []string{word(p.memVerbose)}
+	if m.Prefer {
+		all = append(all, "prefer")
+		env = append(env, "SLURM_MEM_BIND_PREFER=prefer")
+	}
+	if m.Sort {
+		env = append(env, "SLURM_MEM_BIND_SORT=sort")
+	}
+	if kind != "" {
+		all = append(all, kind+list)
+	}
+	env = append(env, "SLURM_MEM_BIND_VERBOSE="+all[0], "SLURM_MEM_BIND_TYPE="+kind, "SLURM_MEM_BIND_LIST="+list)
+	if list != "" || !strings.HasSuffix(kind, ":") {
+		env = append(env, "SLURM_MEM_BIND="+strings.Join(all, ","))
+	}
+	return env
+}
+
+// memList is the user's list of memory nodes, written out.
+func (p *Plan) memList(m step.MemBind) string {
+	items, err := m.Items()
+	if err != nil {
+		return "" // not reached: it was read before
+	}
+	var entries []listEntry
+	for _, item := range items {
+		text := NewCPUSet(item.Numbers...).Hex()
+		if m.Kind == step.MemBindMap {
+			text = strconv.Itoa(item.Numbers[0])
+		}
+		entries = append(entries, listEntry{text, min(item.Times, p.in.NTasks)})
+	}
+	return listText(entries)
+}
+
+// CPULine is srun's line on a task's CPUs: those that it has, by the kernel.
+func (p *Plan) CPULine(node string, rank, pid int, has CPUSet) string {
+	word, set := "MASK", " set"
+	switch p.Kind {
+	case step.CPUBindNone:
+		word, set = "NONE", ""
+	case step.CPUBindRank:
+		word = "RANK"
+	case step.CPUBindMap:
+		word = "MAP "
+	case step.CPUBindRankLdom:
+		word = "LDRANK"
+	case step.CPUBindMapLdom:
+		word = "LDMAP "
+	case step.CPUBindMaskLdom:
+		word = "LDMASK"
+	}
+	return fmt.Sprintf("cpu-bind=%s - %s, task %2d %2d [%d]: mask %s%s", word, node, rank, rank, pid, has.Hex(), set)
+}
+
+// MemLine is srun's line on a task's memory nodes.
+func (p *Plan) MemLine(node string, rank, pid int) string {
+	sep, word, set := "=", "", " set"
+	switch m := p.in.Binding.Mem; m.Kind {
+	case step.MemBindUnset:
+		word, set = "NULL", ""
+	case step.MemBindNone:
+		word, set = "NONE", ""
+	case step.MemBindRank:
+		word = "RANK"
+	case step.MemBindLocal:
+		word = "LOC"
+	case step.MemBindMap:
+		word = "MAP"
+	case step.MemBindMask:
+		word = "MASK"
+	}
+	if p.in.Binding.Mem.Prefer {
+		sep = " PREFER "
+	}
+	return fmt.Sprintf("mem-bind%s%s - %s, task %2d %2d [%d]: mask %s%s", sep, word, node, rank, rank, pid, p.memoryOf(rank).Hex(), set)
+}
+
+// Verbose tells whether CPULine and MemLine are asked for.
+func (p *Plan) Verbose() (cpu, mem bool) { return p.cpuVerbose, p.memVerbose }
