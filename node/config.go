@@ -65,6 +65,9 @@ type Config struct {
 	Tracker    Tracker
 	Containers Containers
 
+	// DrainReason drains the node at start: what its files promise and it has
+	// not. "" is nothing.
+	DrainReason string
 	// Fallbacks were taken at start: less than the configuration asks for.
 	Fallbacks []Fallback
 	// Plugins lists the plugin stack for the node document; nil is none.

@@ -75,3 +75,30 @@ func TestStepDrains(t *testing.T) {
 		t.Errorf("reason %q", d.Reason)
 	}
 }
+
+// TestDrainReason: what the site's files promise and the node has not drains it
+// at the start, behind a reason that is there already.
+func TestDrainReason(t *testing.T) {
+	dir := t.TempDir()
+	lacking := func(c *Config) { c.DrainReason = "gres/gpu: /dev/x: no such file or directory" }
+	for range 2 { // a restart says it once
+		tn := start(t, dir, lacking)
+		if d := tn.doc(); d.State != "DRAINED" || d.Reason != "gres/gpu: /dev/x: no such file or directory" {
+			t.Errorf("node %s %q", d.State, d.Reason)
+		}
+		tn.stop()
+	}
+	tn := start(t, dir, nil)
+	if d := tn.doc(); d.State != "DRAINED" {
+		t.Errorf("node %s: it is the administrator's to resume", d.State)
+	}
+	if _, err := tn.svc.Drain(as(0), &api.DrainRequest{Reason: "disk"}); err != nil {
+		t.Fatal(err)
+	}
+	tn.stop()
+	tn = start(t, dir, lacking)
+	defer tn.stop()
+	if d := tn.doc(); d.Reason != "disk" {
+		t.Errorf("reason %q", d.Reason)
+	}
+}

@@ -93,6 +93,9 @@ func (n *Node) open() error {
 		return errors.Join(err, st.close())
 	}
 	n.reg.setDrain(drained)
+	if why := n.cfg.DrainReason; why != "" && why != drained.Reason {
+		n.drainSelf(why)
+	}
 	if n.plugins.crashes, err = st.crashes(); err != nil {
 		return errors.Join(err, st.close())
 	}

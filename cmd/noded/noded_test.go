@@ -109,6 +109,9 @@ func TestCheck(t *testing.T) {
 		fails             bool
 	}{
 		{"good", "NodeName=n CPUs=2\n", "", nil, false},
+		{"a device that is missing", "GresTypes=gpu\nNodeName=n Gres=gpu:2\n", "", []string{"warning: ", "gres.conf:1: cannot find device \"/dev/not-there1\" of gpu"}, false},
+		{"a program that is missing", "NodeName=n\nUnkillableStepProgram=/nonexistent/u\n", "", []string{"warning: ", `UnkillableStepProgram="/nonexistent/u" cannot be run`}, false},
+		{"cgroup.conf", "NodeName=n\nTaskPlugin=none\n", "", []string{"cgroup.conf:1: ", "no effect without task/cgroup"}, false},
 		{"ignored keys", "NodeName=n\nSchedulerType=sched/backfill\n", "", []string{"ignored: ", "slurm.conf:2"}, false},
 		{"a doubt", "NodeName=n\nMpiDefault=pmix\n", "", []string{"warning: ", "MpiDefault=pmix"}, false},
 		{"mistakes", "NodeName=n CPUs=many\nKillWait=soon\n", "", []string{"error: ", "slurm.conf:1", "slurm.conf:2"}, true},
@@ -117,6 +120,8 @@ func TestCheck(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			file := write(t, filepath.Join(dir, "slurm.conf"), tc.conf)
 			write(t, filepath.Join(dir, "plugstack.conf"), tc.stack)
+			write(t, filepath.Join(dir, "gres.conf"), "Name=gpu File=/dev/null,/dev/not-there1\n")
+			write(t, filepath.Join(dir, "cgroup.conf"), "ConstrainCores=yes\n")
 			var out bytes.Buffer
 			err := check(&out, options{file: file})
 			if (err != nil) != tc.fails {

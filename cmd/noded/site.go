@@ -25,6 +25,8 @@ type site struct {
 	problems   []slurmconf.Problem
 	run, spool string
 	hostname   string // as the kernel has it, with a domain or without
+	// drain are the reasons to drain the node at start.
+	drain []string
 }
 
 // confFile is the file to read: -f, else $SLURM_CONF, which must exist, else
@@ -81,6 +83,10 @@ func loadSite(o options) (*site, error) {
 // checkValues finds what only noded knows: values that other nodes may have,
 // and this one has not.
 func (s *site) checkValues() {
+	devices, missing := s.conf.CheckDevices()
+	s.problems = append(s.problems, devices...)
+	s.drain = append(slices.Clone(s.conf.DrainReasons), missing...)
+	s.checkProgram("UnkillableStepProgram", s.conf.UnkillableStepProgram)
 	if !slices.Contains(mpi.Names(), s.conf.MpiDefault) {
 		s.problems = append(s.problems, slurmconf.Problem{
 			Severity: slurmconf.SeverityWarning, File: s.conf.File, Key: "MpiDefault", Value: s.conf.MpiDefault,
@@ -88,6 +94,25 @@ func (s *site) checkValues() {
 			Remedy: "write one of " + strings.Join(mpi.Names(), ", "),
 		})
 	}
+}
+
+// checkProgram warns of a program that could not be run when it is needed.
+func (s *site) checkProgram(key, path string) {
+	if path == "" {
+		return
+	}
+	info, err := os.Stat(path)
+	if err == nil && info.Mode().IsRegular() && info.Mode()&0o100 != 0 {
+		return
+	}
+	why := "not an executable file"
+	if err != nil {
+		why = err.Error()
+	}
+	s.problems = append(s.problems, slurmconf.Problem{
+		Severity: slurmconf.SeverityWarning, File: s.conf.File, Key: key, Value: path,
+		Text: fmt.Sprintf("%s=%q cannot be run: %s", key, path, why), Remedy: "install it, or remove the key",
+	})
 }
 
 // warn logs what is doubtful and has a meaning all the same.

@@ -64,7 +64,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		MinJobAge: s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
 		StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
 		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
-		Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,
+		DrainReason: strings.Join(s.drain, "; "), Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,
 	}, nil
 }
 
