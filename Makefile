@@ -1,5 +1,6 @@
 # Targets are the contract of the project: see docs/HACKING.md.
 SHELL   := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 BIN     := bin
 BUILD   := build
 PREFIX  ?= /usr
@@ -27,7 +28,8 @@ go-programs:
 # What a new machine lacks. Packages are asked for only where one is missing,
 # so that a second run needs no network.
 BUILD_PKGS := gcc libc6-dev make
-TEST_PKGS  := $(BUILD_PKGS) g++ pkgconf liblua5.4-dev clang-format mpich libmpich-dev libpmi2-0 libpmi2-0-dev libslurm-dev passwd util-linux procps libasan8 libubsan1
+TEST_PKGS  := $(BUILD_PKGS) g++ pkgconf liblua5.4-dev clang-format mpich libmpich-dev libpmi2-0 libpmi2-0-dev libslurm-dev passwd util-linux procps libasan8 libubsan1 \
+              qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static
 DEMO_PKGS  := $(BUILD_PKGS) mpich libmpich-dev
 
 define need_packages
@@ -42,15 +44,30 @@ deps-demo:  ; $(call need_packages,$(DEMO_PKGS))
 
 .PHONY: unit
 unit: ## tests without root or network, with -race
-	CGO_ENABLED=1 $(GO) test -race -shuffle=on $$($(GO) list ./... | grep -v /integration)
+	CGO_ENABLED=1 $(GO) test -race -shuffle=on $$($(GO) list ./... | grep -vE '/integration(/vm/guest)?$$')
+
+# gate fails the run for a failed test and for a skip that its list does not allow.
+GATE := $(GO) run ./internal/testkit/gate
 
 .PHONY: test-root
 test-root: all ## mechanism tests: root, real cgroups and namespaces
-	STRICT=1 $(GO) test -count=1 -run '^(TestRoot|TestMPICH|TestLibPMI2)' $$($(GO) list ./... | grep -v /integration)
+	STRICT=1 $(GO) test -json -count=1 -run '^(TestRoot|TestMPICH|TestLibPMI2)' $$($(GO) list ./... | grep -v /integration) | $(GATE)
 
 .PHONY: integration
 integration: all examples ## black-box tests on the built programs
-	STRICT=1 STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -count=1 -timeout 20m ./integration
+	STRICT=1 STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout 20m ./integration | $(GATE)
+
+# The guest: integration/vm. RUN= names tests to run instead of those in
+# integration/vm/tests.tsv, PKG= the packages to look for them in; CMD= is a
+# command for vm-run. VM_CACHE= is where its image lies.
+VM_CACHE ?= /var/cache/stepd-vm
+VM       := $(GO) run ./integration/vm -cache $(VM_CACHE)
+.PHONY: vm-test vm-run
+vm-test: all ## tests in a guest with systemd and pure cgroup v2 (RUN=TestX PKG=./proctrack)
+	$(VM) -run '$(RUN)' -pkg '$(PKG)' | $(GATE) -where guest $(if $(RUN),-v)
+
+vm-run: all ## run CMD= as root in that guest
+	@$(VM) -cmd '$(subst ','\'',$(CMD))'
 
 .PHONY: fuzz
 # A count, not a time: a fuzz test that ends by its time may fail for that alone.
@@ -70,6 +87,7 @@ test: deps-test all ## everything that this machine can run; installs what it ne
 	$(MAKE) fuzz
 	$(MAKE) test-root
 	$(MAKE) integration
+	$(MAKE) vm-test
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 .PHONY: lint

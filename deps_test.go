@@ -39,6 +39,10 @@ var importRules = map[string]struct {
 	"stepd/examples":          {[]string{"stepd/internal/testkit"}, "tests of the examples"},
 	"stepd/integration":       {[]string{"stepd/internal/testkit"}, "black box: built programs only"},
 	"stepd/integration/bench": {nil, "black box: built programs only"},
+
+	// What runs and judges tests.
+	"stepd/internal/testkit/gate": {nil, "reads go test's records"},
+	"stepd/integration/vm":        {nil, "boots the guest; knows the tests by their files"},
 }
 
 type pkg struct {

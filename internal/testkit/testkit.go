@@ -19,3 +19,17 @@ func RequireRoot(t testing.TB) {
 	}
 	t.Skip("needs root")
 }
+
+// InGuest tells whether the test runs in the guest of integration/vm: systemd
+// is process 1, cgroup v2 has all controllers, and there is no compiler.
+func InGuest() bool { return os.Getenv("STEPD_GUEST") == "1" }
+
+// Fewer returns how many times a test does a thing that it does n times where
+// the CPU is real: a tenth in the guest, which is emulated and 10 to 20 times
+// slower.
+func Fewer(n int) int {
+	if InGuest() {
+		return max(1, n/10)
+	}
+	return n
+}

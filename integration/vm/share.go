@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+//go:embed run.sh
+var runScript []byte
+
+// share is the folder that becomes the guest's second disk.
+type share struct {
+	top string // of the source tree
+	dir string
+}
+
+func (s share) path(elem ...string) string {
+	return filepath.Join(append([]string{s.dir}, elem...)...)
+}
+
+// fill puts in what every run needs: the built programs, as they lie in the
+// source tree and as installed, and the source tree.
+func (s share) fill(ctx context.Context) error {
+	if err := os.WriteFile(s.path("run.sh"), runScript, 0o755); err != nil {
+		return err
+	}
+	if err := s.copySource(); err != nil {
+		return fmt.Errorf("cannot copy the source tree: %w", err)
+	}
+	if err := os.CopyFS(s.path("src/bin"), os.DirFS(filepath.Join(s.top, "bin"))); err != nil {
+		return fmt.Errorf("cannot copy the programs (run make first): %w", err)
+	}
+	return s.tool(ctx, "make", "-s", "install-files", "DESTDIR="+s.path("root"), "PREFIX=/usr")
+}
+
+// addTests builds the test binaries of rows and the list that run.sh reads.
+func (s share) addTests(ctx context.Context, rows []row, timeout time.Duration) error {
+	if err := s.tool(ctx, "go", "build", "-trimpath", "-o", s.path("test2json"), "cmd/test2json"); err != nil {
+		return err
+	}
+	var jobs strings.Builder
+	for i, r := range rows {
+		binary := fmt.Sprintf("%d-%s.test", i, path.Base(r.dir))
+		if err := s.tool(ctx, "go", "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", s.path(binary), "./"+r.dir); err != nil {
+			return err
+		}
+		fmt.Fprintf(&jobs, "stepd/%s\t%s\t%s\t%s\t%s\n", r.dir, r.dir, binary, r.tests, timeout)
+	}
+	return os.WriteFile(s.path("jobs"), []byte(jobs.String()), 0o644)
+}
+
+// addCommand makes the run one of a shell command instead of tests.
+func (s share) addCommand(command string) error {
+	return os.WriteFile(s.path("cmd"), []byte(command+"\n"), 0o755)
+}
+
+// disk makes the disk from the folder, without mounting anything.
+func (s share) disk(ctx context.Context, file string) error {
+	var size, files int64
+	err := filepath.WalkDir(s.dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			size += info.Size() + 4096
+			files++
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	const least = 8 << 20 // for the file system's own tables
+	if err := f.Truncate(size*5/4 + least); err != nil {
+		return err
+	}
+	return s.tool(ctx, "mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-E", "root_owner=0:0",
+		"-N", fmt.Sprint(files+200), "-d", s.dir, file)
+}
+
+// tool runs a program in the source tree; what it prints is the error's text.
+func (s share) tool(ctx context.Context, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = s.top
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot run %s %q: %w\n%s", name, args, err, out)
+	}
+	return nil
+}
+
+func (s share) copySource() error {
+	return walkSource(s.top, func(rel string, d fs.DirEntry) error {
+		if !d.Type().IsRegular() {
+			return nil
+		}
+		to := s.path("src", rel)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		return copyFile(filepath.Join(s.top, rel), to, info.Mode().Perm())
+	})
+}
+
+// walkSource calls f for every file of the tree that is not built.
+func walkSource(top string, f func(rel string, d fs.DirEntry) error) error {
+	return fs.WalkDir(os.DirFS(top), ".", func(rel string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if slices.Contains([]string{".git", "bin", "build"}, rel) {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		return f(rel, d)
+	})
+}
+
+func copyFile(from, to string, mode fs.FileMode) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		out.Close()
+		return err
+	}
+	return out.Close()
+}
