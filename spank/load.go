@@ -45,20 +45,37 @@ func (h *Host) LoadStack() (problems []string, err error) {
 	return problems, nil
 }
 
-// load lets the host open the files.
+// load lets the host open the files. It tells each of them once, in any order.
 func (h *Host) load() ([]Loaded, error) {
 	out := make([]Loaded, 0, len(h.stack))
-	var missing Loaded // of the plugin whose REP_PLUGIN is next
+	missing := make(map[uint32]*Loaded) // by index: what is told before the plugin
 	err := h.do(cmdLoad, nil, nil, func(r *reply) error {
-		if r.kind == repMissing {
-			return readMissing(r, &missing)
+		switch r.kind {
+		case repMissing:
+			return readMissing(r, missing, len(h.stack))
+		case repPlugin:
+			var err error
+			out, err = readPlugins(r, out, missing, len(h.stack))
+			return err
 		}
-		if r.kind != repPlugin {
-			return fmt.Errorf("internal error: spankhost answered load by record %d", r.kind)
-		}
-		l := Loaded{Index: int(r.body.u32()), Version: r.body.u32()}
+		return fmt.Errorf("internal error: spankhost answered load by record %d", r.kind)
+	})
+	if err == nil && len(out) != len(h.stack) {
+		err = fmt.Errorf("internal error: spankhost told %d plugins of %d", len(out), len(h.stack))
+	}
+	return out, err
+}
+
+// readPlugins takes a REP_PLUGIN: it appends each plugin to out.
+func readPlugins(r *reply, out []Loaded, missing map[uint32]*Loaded, plugins int) ([]Loaded, error) {
+	for {
+		index := r.body.u32()
+		l := Loaded{Index: int(index), Version: r.body.u32()}
 		flags, hooks := r.body.u32(), r.body.u32()
 		l.Error, l.Name, l.Type = r.body.str(), r.body.str(), r.body.str()
+		if r.body.err != nil || l.Index >= plugins {
+			return nil, fmt.Errorf("internal error: spankhost told plugin %d of %d: %v", l.Index, plugins, r.body.err)
+		}
 		l.HasVersion, l.HasOptions = flags&pluginHasVersion != 0, flags&pluginHasOptions != 0
 		for i := range uint32(hookOption) {
 			if hooks&(1<<i) != 0 {
@@ -68,15 +85,14 @@ func (h *Host) load() ([]Loaded, error) {
 		if flags&pluginLoaded == 0 && l.Error == "" {
 			l.Error = "not loaded"
 		}
-		if r.body.err != nil || l.Index >= len(h.stack) {
-			return fmt.Errorf("internal error: spankhost told plugin %d of %d: %v", l.Index, len(h.stack), r.body.err)
+		if m := missing[index]; m != nil {
+			l.Missing, l.MissingMore = m.Missing, m.MissingMore
 		}
-		l.Missing, l.MissingMore = missing.Missing, missing.MissingMore
-		missing = Loaded{}
 		out = append(out, l)
-		return nil
-	})
-	return out, err
+		if len(r.body.b) == 0 {
+			return out, nil
+		}
+	}
 }
 
 // Init calls slurm_spank_init, the option callbacks and

@@ -13,9 +13,17 @@ const lookupStatus = 127
 // missingMax is how many symbols the host tells of one plugin.
 const missingMax = 64
 
-// readMissing takes a REP_MISSING.
-func readMissing(r *reply, l *Loaded) error {
+// readMissing takes a REP_MISSING: it adds to what is known of the plugin.
+func readMissing(r *reply, missing map[uint32]*Loaded, plugins int) error {
 	plugin, more, symbol := r.body.u32(), r.body.u32(), r.body.str()
+	if int64(plugin) >= int64(plugins) {
+		return fmt.Errorf("internal error: spankhost told what plugin %d of %d lacks", plugin, plugins)
+	}
+	l := missing[plugin]
+	if l == nil {
+		l = new(Loaded)
+		missing[plugin] = l
+	}
 	switch {
 	case r.body.err != nil || len(l.Missing) == missingMax && more == 0:
 		return fmt.Errorf("internal error: spankhost told what plugin %d lacks, symbol %d: %v", plugin, len(l.Missing), r.body.err)

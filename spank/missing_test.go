@@ -16,19 +16,64 @@ func missingReply(plugin, more uint32, symbol string) *reply {
 }
 
 func TestReadMissing(t *testing.T) {
-	var l Loaded
+	missing := make(map[uint32]*Loaded)
 	for range missingMax {
-		if err := readMissing(missingReply(0, 0, "f"), &l); err != nil {
+		if err := readMissing(missingReply(1, 0, "f"), missing, 2); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := readMissing(missingReply(0, 7, ""), &l); err != nil || l.MissingMore != 7 || len(l.Missing) != missingMax {
-		t.Errorf("%d symbols and %d, %v", len(l.Missing), l.MissingMore, err)
+	if err := readMissing(missingReply(1, 7, ""), missing, 2); err != nil || missing[1].MissingMore != 7 || len(missing[1].Missing) != missingMax {
+		t.Errorf("%+v, %v", missing[1], err)
 	}
-	if err := readMissing(missingReply(0, 0, "f"), &l); err == nil {
+	if err := readMissing(missingReply(1, 0, "f"), missing, 2); err == nil {
 		t.Error("one symbol more than there can be was taken")
 	}
-	if err := readMissing(&reply{body: reader{b: []byte{1, 2, 3}}}, &l); err == nil {
+	if err := readMissing(missingReply(2, 0, "f"), missing, 2); err == nil {
+		t.Error("a plugin that is not in the stack was taken")
+	}
+	if err := readMissing(&reply{body: reader{b: []byte{1, 2, 3}}}, missing, 2); err == nil {
+		t.Error("a record that is cut was taken")
+	}
+}
+
+// pluginReply is a REP_PLUGIN of so many plugins, from first on.
+func pluginReply(first, n uint32) *reply {
+	var w writer
+	for i := first; i < first+n; i++ {
+		w.u32(i)
+		w.u32(0x160508)
+		w.u32(pluginLoaded | pluginHasVersion)
+		w.u32(1 << i)
+		w.str("")
+		w.str("name")
+		w.str("spank")
+	}
+	return &reply{kind: repPlugin, body: reader{b: w.b}}
+}
+
+func TestReadPlugins(t *testing.T) {
+	missing := map[uint32]*Loaded{1: {Missing: []string{"f"}, MissingMore: 2}}
+	out, err := readPlugins(pluginReply(0, 2), nil, missing, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err = readPlugins(pluginReply(2, 1), out, missing, 3); err != nil {
+		t.Fatal(err)
+	}
+	if len(out) != 3 || out[0].Missing != nil || !slices.Equal(out[1].Missing, []string{"f"}) || out[1].MissingMore != 2 {
+		t.Errorf("got %+v", out)
+	}
+	for i, l := range out {
+		if l.Index != i || l.Name != "name" || !slices.Equal(l.Hooks, []string{hookNames[i]}) || !l.HasVersion || l.HasOptions || l.Error != "" {
+			t.Errorf("plugin %d: %+v", i, l)
+		}
+	}
+	if _, err := readPlugins(pluginReply(2, 2), nil, missing, 3); err == nil {
+		t.Error("a plugin that is not in the stack was taken")
+	}
+	cut := pluginReply(0, 2)
+	cut.body.b = cut.body.b[:len(cut.body.b)-1]
+	if _, err := readPlugins(cut, nil, missing, 3); err == nil {
 		t.Error("a record that is cut was taken")
 	}
 }

@@ -6,7 +6,7 @@
  * its process is left as in Slurm: its directory, umask, handlers, other limits.
  *
  * A step of 20 plugins and 64 tasks calls 5,000 hooks, so a system call counts. After
- * each plugin there are few (guard_check), from the second task on one (guard_channel):
+ * each plugin there are five (guard_check), from the second task on one (guard_channel):
  * what they find has a name. After the chain comes the rest (guard_check_all), and
  * where several plugins were called, it was one of them. */
 #define _GNU_SOURCE
@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "host.h"
@@ -164,8 +165,9 @@ static _Noreturn void lose_files(struct host *h, struct plugin *p)
 
 /* Whether all are open that must be: one system call for all of them. Of those that
  * stepd handed over the first and the last: who closes some closes all above a
- * number. */
-static void check_open(struct host *h, struct plugin *p)
+ * number. False where one of ours is ready to be read: it may be another file, as
+ * those always are. */
+static bool check_open(struct host *h, struct plugin *p)
 {
 	const int own[] = {h->in_task ? -1 : h->control,
 			   h->log,
@@ -180,8 +182,12 @@ static void check_open(struct host *h, struct plugin *p)
 		fds[i] = (struct pollfd){.fd = h->in_task ? -1 : i};
 	for (size_t i = 0; i < ARRAY_SIZE(own); i++)
 		fds[3 + i] = (struct pollfd){.fd = own[i]};
+	/* No command comes in a hook, but in one that WAIT calls, and no byte at
+	 * the gate before task_init. */
+	struct pollfd *channel = &fds[h->in_task ? 5 : 3];
+	channel->events = POLLIN;
 	if (poll(fds, ARRAY_SIZE(fds), 0) <= 0)
-		return;
+		return true;
 	for (size_t i = 3; i < ARRAY_SIZE(fds); i++) {
 		if (fds[i].revents & POLLNVAL)
 			lose_files(h, p);
@@ -190,6 +196,7 @@ static void check_open(struct host *h, struct plugin *p)
 		if (fds[fd].revents & POLLNVAL)
 			mend_stdio(h, p, fd);
 	}
+	return (channel->revents & POLLIN) == 0;
 }
 
 /* With SIGCHLD ignored the kernel reaps the tasks, and nobody learns how they ended. */
@@ -249,14 +256,23 @@ static void check_user(struct host *h, struct plugin *p)
 	tell(h, p, DAMAGE_USER, "changed its user or group: taken back");
 }
 
+/* glibc asks by prlimit, which looks up a process and its rights: twice the time. */
+static int limit_of_files(struct rlimit *now)
+{
+#if defined(SYS_getrlimit) && defined(__LP64__)
+	return (int)syscall(SYS_getrlimit, RLIMIT_NOFILE, now);
+#else
+	return getrlimit(RLIMIT_NOFILE, now);
+#endif
+}
+
 static void check_nofile(struct host *h, struct plugin *p)
 {
 	const struct rlimit *want = &h->guard.nofile;
 	rlim_t need = h->in_task ? 64 : 64 + 4 * (rlim_t)h->cfg.ntasks;
 	struct rlimit now;
 
-	if (getrlimit(RLIMIT_NOFILE, &now) < 0 || now.rlim_cur >= need ||
-	    now.rlim_cur >= want->rlim_cur)
+	if (limit_of_files(&now) < 0 || now.rlim_cur >= need || now.rlim_cur >= want->rlim_cur)
 		return;
 	/* In user_init the host is the user, and root in reserve. Where root is
 	 * not almighty the upper limit stays where it was put. */
@@ -285,6 +301,17 @@ void guard_channel(struct host *h)
 		give_up(h, FAULT_DESCRIPTORS);
 }
 
+/* What costs more to look at. An option's callback has no chain after it. */
+static void check_rest(struct host *h, struct plugin *p)
+{
+	const struct guard *g = &h->guard;
+
+	if ((!h->in_task && !is(h->control, g->control)) || !is(h->log, g->log) ||
+	    !is(h->gate, g->gate) || !is(h->null, g->null))
+		lose_files(h, p);
+	check_user(h, p);
+}
+
 void guard_check(struct host *h, struct plugin *p)
 {
 	const struct guard *g = &h->guard;
@@ -292,32 +319,28 @@ void guard_check(struct host *h, struct plugin *p)
 	end_copy(h);
 	if (is_past_gate(h))
 		return;
-	check_open(h, p);
 	/* Another file in its place: who swaps one swaps all. */
-	if (h->in_task ? !is(h->gate, g->gate) : !is(h->control, g->control))
+	if (!check_open(h, p) && (h->in_task ? !is(h->gate, g->gate) : !is(h->control, g->control)))
 		lose_files(h, p);
-	if (geteuid() != g->user.uid[1] || getegid() != g->user.gid[1])
+	if (geteuid() != g->user.uid[1])
 		check_user(h, p);
 	check_nofile(h, p);
 	if (!h->in_task) {
 		check_sigchld(h, p);
 		check_mask(h, p);
 	}
+	if (h->hook == HOOK_OPTION)
+		check_rest(h, p);
 }
 
 void guard_check_all(struct host *h)
 {
-	const struct guard *g = &h->guard;
-
-	if (!h->in_task && getpid() != g->pid)
+	if (!h->in_task && getpid() != h->guard.pid)
 		_exit(0); /* made past fork's handlers */
 	if (is_past_gate(h))
 		return;
-	check_open(h, NULL);
-	if ((!h->in_task && !is(h->control, g->control)) || !is(h->log, g->log) ||
-	    !is(h->gate, g->gate) || !is(h->null, g->null))
-		lose_files(h, NULL);
-	check_user(h, NULL);
+	(void)check_open(h, NULL);
+	check_rest(h, NULL);
 	check_nofile(h, NULL);
 	if (h->in_task)
 		return; /* on its way to exec it sets the others anew */

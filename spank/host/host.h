@@ -126,7 +126,9 @@ struct host {
 	char *title;	 /* argv[0], where ps looks */
 	size_t title_size;
 	nlink_t nthreads; /* last seen, to blame a plugin once */
-	ino_t mount_ns;	  /* last seen */
+	/* __libc_single_threaded, NULL before glibc 2.32. */
+	const volatile char *one_thread;
+	ino_t mount_ns; /* last seen */
 };
 
 /* The one host of this process: callbacks without a handle need it. */
@@ -169,7 +171,7 @@ void reply_done(struct host *h, uint32_t cmd, const struct outcome *out);
  * go on it ends here, with the hook on the board. */
 void guard_remember(struct host *h);
 void guard_remember_user(struct host *h);
-/* After a plugin: the least, in one system call; and what p may have done, in seven. */
+/* After a plugin: the least, in one system call; and what p may have done, in five. */
 void guard_channel(struct host *h);
 void guard_check(struct host *h, struct plugin *p);
 /* The only plugin that has the hook h->hook (NO_HOOK: any), else NULL; and the

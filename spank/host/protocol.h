@@ -18,7 +18,7 @@
  *     stepd                                   spankhost
  *     SETUP {config, board, gate, null} ----> map, remember
  *     LOAD ---------------------------------> dlopen every plugin
- *          <--------------------------------- REP_PLUGIN per plugin, REP_DONE
+ *          <--------------------------------- REP_PLUGIN {plugin}*, REP_DONE
  *     INIT {keep[]} ------------------------> init, option callbacks, init_post_opt
  *          <--------------------------------- REP_DONE
  *     FDS {descriptors} (0..n times) -------> keep in the descriptor table
@@ -55,7 +55,7 @@
 
 /* The comments are columns, and a test reads a constant a line. */
 /* clang-format off */
-#define HOST_PROTOCOL_VERSION 3
+#define HOST_PROTOCOL_VERSION 4
 
 #define HOST_FD_CONTROL 3
 #define HOST_FD_LOG 4
@@ -96,8 +96,8 @@ enum host_rep {
 	/* u32 cmd; i32 rc (0, or the first fatal hook's rc, or -1); i32 errno; u32 plugin; u32 hook; u32 rank; string what:
 	 * what could not be done ("cannot change directory"), empty for a hook's own failure. */
 	REP_DONE = 101,
-	/* u32 index; u32 plugin_version (0 absent); u32 flags (PLUGIN_*); u32 hooks (bit per enum hook);
-	 * string dlerror; string plugin_name; string plugin_type */
+	/* To the end of the record, for each plugin: u32 index; u32 plugin_version (0 absent); u32 flags (PLUGIN_*);
+	 * u32 hooks (bit per enum hook); string dlerror; string plugin_name; string plugin_type */
 	REP_PLUGIN = 102,
 	/* u32 count; count * { u32 rank; i32 pid }; descriptors: pidfd, exec pipe per task in the same order */
 	REP_TASKS = 103,
@@ -105,7 +105,7 @@ enum host_rep {
 	REP_EXIT = 104,
 	/* u32 plugin; u32 option; i32 has_arg; string name; string arginfo; string usage */
 	REP_OPTION = 105,
-	/* Before its REP_PLUGIN, for each function that the plugin may call and nothing here provides: u32 plugin;
+	/* Before the first REP_PLUGIN, for each function that the plugin may call and nothing here provides: u32 plugin;
 	 * u32 more (0; in a last record, without a symbol, how many are not told); string symbol */
 	REP_MISSING = 106,
 	/* u32 fd (1 or 2); descriptor: an early stream, before REP_DONE of USER_INIT */

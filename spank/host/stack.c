@@ -3,6 +3,7 @@
 #include "stack.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -46,17 +47,31 @@ struct board_entry *plugin_enter(struct host *h, struct plugin *p, uint32_t hook
 	return board_hook_enter(h, own_slot(h), p->index, hook, rank);
 }
 
+/* Whether glibc knows that it has made no thread: then there is none but one that
+ * was made past it. */
+static bool made_no_thread(const struct host *h)
+{
+	return h->one_thread != NULL && *h->one_thread != 0;
+}
+
 /* A thread would be lost by every fork after it, and could hold a lock there; and
  * it could crash the host when no hook is there to be named. */
 static void check_threads(struct host *h, const struct plugin *p)
 {
+	char names[256], text[320];
 	struct stat st;
 
 	/* The directory of threads has a link for each and two of its own (proc(5)). */
 	if (h->threads < 0 || fstat(h->threads, &st) < 0 || st.st_nlink == h->nthreads)
 		return;
-	if (st.st_nlink > h->nthreads)
+	if (p == NULL)
+		p = guard_names(h, names, sizeof(names));
+	if (st.st_nlink > h->nthreads && p != NULL) {
 		log_threads(h, p, (uint32_t)(st.st_nlink - h->nthreads));
+	} else if (st.st_nlink > h->nthreads) {
+		snprintf(text, sizeof(text), "one of %s left threads running", names);
+		log_warn(h, NULL, h->hook, text);
+	}
 	h->nthreads = st.st_nlink;
 }
 
@@ -81,18 +96,22 @@ static bool per_task(uint32_t hook)
 	       hook == HOOK_TASK_POST_FORK || hook == HOOK_TASK_EXIT;
 }
 
+static bool looks_at_threads(const struct host *h)
+{
+	return !per_task(h->hook) || (h->rank == 0 && !h->in_task);
+}
+
 void plugin_leave(struct host *h, struct plugin *p, struct board_entry *entry, int rc)
 {
 	bool often = per_task(h->hook);
-	uint32_t rank = h->rank;
 
 	/* Whoever does it for the first task does it for each: then it is named. */
-	if (often && rank != 0)
+	if (often && h->rank != 0)
 		guard_channel(h);
 	else
 		guard_check(h, p);
 	board_hook_leave(h, own_slot(h), entry, rc);
-	if (!often || (rank == 0 && !h->in_task))
+	if (looks_at_threads(h) && !made_no_thread(h))
 		check_threads(h, p);
 	if (!often)
 		check_mounts(h, p); /* before the forks */
@@ -154,6 +173,8 @@ static void check_after(struct host *h, uint32_t hook, uint32_t rank)
 	h->hook = hook;
 	h->rank = rank;
 	guard_check_all(h);
+	if (looks_at_threads(h))
+		check_threads(h, NULL);
 	h->hook = NO_HOOK;
 	h->rank = h->in_task ? rank : NO_RANK;
 }
@@ -190,10 +211,11 @@ static void read_version(struct plugin *p, const unsigned int *number)
 		 v & 0xff);
 }
 
-static void reply_plugin(struct host *h, const struct plugin *p)
+/* What one plugin takes in REP_PLUGIN at most. */
+#define PLUGIN_REPLY_MAX 8192
+
+static void put_plugin(struct writer *w, const struct plugin *p)
 {
-	uint8_t buf[8192];
-	struct writer w = wr_init(buf, sizeof(buf));
 	const unsigned int *version = NULL;
 	uint32_t flags = 0, hooks = 0;
 
@@ -206,16 +228,29 @@ static void reply_plugin(struct host *h, const struct plugin *p)
 		flags |= dlsym(p->dl, "spank_plugin_version") ? PLUGIN_HAS_SPANK_VERSION : 0;
 		flags |= dlsym(p->dl, "spank_options") ? PLUGIN_HAS_OPTIONS : 0;
 	}
-	wr_u32(&w, REP_PLUGIN);
-	wr_u32(&w, p->index);
-	wr_u32(&w, version ? *version : 0);
-	wr_u32(&w, flags);
-	wr_u32(&w, hooks);
-	wr_str(&w, p->error, 4096);
-	wr_str(&w, p->dl ? exported(p, "plugin_name") : NULL, 1024);
-	wr_str(&w, p->dl ? exported(p, "plugin_type") : NULL, 1024);
-	struct iovec iov = {buf, w.len};
-	(void)packet_send(h->control, &iov, 1, NULL, 0); /* end of file tells us next */
+	wr_u32(w, p->index);
+	wr_u32(w, version ? *version : 0);
+	wr_u32(w, flags);
+	wr_u32(w, hooks);
+	wr_str(w, p->error, 4096);
+	wr_str(w, p->dl ? exported(p, "plugin_name") : NULL, 1024);
+	wr_str(w, p->dl ? exported(p, "plugin_type") : NULL, 1024);
+}
+
+/* Many in one record: each would wake stepd. */
+static void reply_plugins(struct host *h)
+{
+	uint8_t buf[4 * PLUGIN_REPLY_MAX];
+
+	for (size_t i = 0; i < h->cfg.nplugins;) {
+		struct writer w = wr_init(buf, sizeof(buf));
+
+		wr_u32(&w, REP_PLUGIN);
+		while (i < h->cfg.nplugins && w.cap - w.len >= PLUGIN_REPLY_MAX)
+			put_plugin(&w, &h->plugins[i++]);
+		struct iovec iov = {buf, w.len};
+		(void)packet_send(h->control, &iov, 1, NULL, 0); /* end of file tells us next */
+	}
 }
 
 static void load(struct host *h, struct plugin *p)
@@ -252,6 +287,8 @@ static void load(struct host *h, struct plugin *p)
 void stack_load(struct host *h)
 {
 	h->plugins = must_zero(h->cfg.nplugins, sizeof(*h->plugins));
+	/* As with environ: named, it would be copied into this program. */
+	h->one_thread = dlsym(RTLD_DEFAULT, "__libc_single_threaded");
 	for (size_t i = 0; i < h->cfg.nplugins; i++) {
 		struct plugin *p = &h->plugins[i];
 		const char *slash = strrchr(h->cfg.plugins[i].path, '/');
@@ -269,6 +306,6 @@ void stack_load(struct host *h)
 	for (size_t i = 0; i < h->cfg.nplugins; i++) {
 		if (h->plugins[i].dl != NULL)
 			imports_check(h, &h->plugins[i]);
-		reply_plugin(h, &h->plugins[i]);
 	}
+	reply_plugins(h);
 }

@@ -234,6 +234,22 @@ static void threads(int count)
 		pthread_create(&t, NULL, sleeper, NULL);
 }
 
+static int pauser(void *arg)
+{
+	sleeper(arg);
+	return 0;
+}
+
+/* A thread that the C library does not know of. */
+static void raw_thread(int arg)
+{
+	static long stack[2048];
+
+	(void)arg;
+	clone(pauser, stack + sizeof(stack) / sizeof(*stack),
+	      CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD, NULL);
+}
+
 /* A helper; a daemon leaves the session, the process group and its parent. */
 static void helper(int daemon)
 {
@@ -361,6 +377,7 @@ static const struct {
 	{"setuid", setuid_to, 65534},
 	{"thread", threads, 3},
 	{"thread-crash", threads, -1},
+	{"thread-raw", raw_thread, 0},
 	{"helper", helper, 0},
 	{"daemon", helper, 1},
 	{"twice", return_twice, 0},

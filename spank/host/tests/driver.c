@@ -100,17 +100,20 @@ void drv_send(struct driver *d, uint32_t cmd, const struct blob *body, const int
 	CHECK(packet_send(d->control, iov, 2, fds, nfds) == 0);
 }
 
-static void on_plugin(struct driver *d, struct reader *r)
+static void on_plugins(struct driver *d, struct reader *r)
 {
-	uint32_t i = rd_u32(r);
+	while (r->left > 0) {
+		uint32_t i = rd_u32(r);
 
-	CHECK(i < SCENE_PLUGINS);
-	d->version[i] = rd_u32(r);
-	d->flags[i] = rd_u32(r);
-	d->hooks[i] = rd_u32(r);
-	snprintf(d->dlerror, sizeof(d->dlerror), "%s", rd_str(r));
-	snprintf(d->name, sizeof(d->name), "%s", rd_str(r));
-	rd_str(r);
+		CHECK(i < SCENE_PLUGINS);
+		d->version[i] = rd_u32(r);
+		d->flags[i] = rd_u32(r);
+		d->hooks[i] = rd_u32(r);
+		snprintf(d->dlerror, sizeof(d->dlerror), "%s", rd_str(r));
+		snprintf(d->name, sizeof(d->name), "%s", rd_str(r));
+		rd_str(r);
+		CHECK(!r->bad);
+	}
 }
 
 static void on_missing(struct driver *d, struct reader *r)
@@ -168,7 +171,7 @@ struct done drv_replies(struct driver *d)
 		case REP_DONE:
 			return on_done(&r);
 		case REP_PLUGIN:
-			on_plugin(d, &r);
+			on_plugins(d, &r);
 			break;
 		case REP_MISSING:
 			on_missing(d, &r);
