@@ -1,0 +1,57 @@
+package slurmconf
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestDocumentation: the tables of docs/configuration.md have each key that is
+// read, and no other.
+func TestDocumentation(t *testing.T) {
+	text, err := os.ReadFile("../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &loader{cfg: defaults("vm")}
+	want := map[string]keySet{
+		"slurm.conf":          l.slurmKeys(),
+		"NodeName lines":      (&Node{}).keys(),
+		"PartitionName lines": (&partitionLine{}).keys(),
+		"cgroup.conf":         (&Cgroup{}).keys(),
+		"gres.conf":           (&gresLine{}).keys(),
+		"job_container.conf":  (&Container{}).keys(),
+		"stepd.conf":          (&Stepd{}).keys(),
+	}
+	word := regexp.MustCompile("`([A-Za-z_]+)`")
+	for section := range strings.SplitSeq(string(text), "\n## ") {
+		title, body, _ := strings.Cut(section, "\n")
+		keys, ours := want[title]
+		if !ours {
+			continue
+		}
+		delete(want, title)
+		told := map[string]bool{}
+		for line := range strings.SplitSeq(body, "\n") {
+			if cell, _, ok := strings.Cut(strings.TrimPrefix(line, "|"), "|"); ok && strings.HasPrefix(line, "|") {
+				for _, m := range word.FindAllStringSubmatch(cell, -1) {
+					told[strings.ToLower(m[1])] = true
+				}
+			}
+		}
+		for key := range keys {
+			if !told[key] {
+				t.Errorf("%s: key %s is not in the table", title, key)
+			}
+		}
+		for key := range told {
+			if keys[key] == nil {
+				t.Errorf("%s: key %s is in the table and is not read", title, key)
+			}
+		}
+	}
+	for title := range want {
+		t.Errorf("there is no section %q", title)
+	}
+}
