@@ -79,9 +79,9 @@ func (p *process) end(ctx context.Context) error {
 	if err != nil {
 		// Not reaped yet, so that the number is still its group's.
 		if kerr := syscall.Kill(-p.pid, syscall.SIGKILL); kerr != nil && !errors.Is(kerr, syscall.ESRCH) {
-			err = errors.Join(err, fmt.Errorf("cannot kill process group %d: %w", p.pid, kerr))
+			err = step.JoinErrors(err, fmt.Errorf("cannot kill process group %d: %w", p.pid, kerr))
 		}
-		err = errors.Join(err, p.wait(context.Background()))
+		err = step.JoinErrors(err, p.wait(context.Background()))
 	}
 	var ws unix.WaitStatus
 	werr := linux.IgnoringEINTR(func() error {

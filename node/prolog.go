@@ -105,7 +105,7 @@ func (n *Node) runEpilog(j *job) bool {
 // runScripts runs the plugins' hook and then the programs, the latter whatever
 // the former came to. Of the prolog's programs the first failure is the last;
 // the epilog's are all run, for each cleans up something. The error says all
-// that failed.
+// that failed, on one line: it is the reason of steps and of the node.
 func (n *Node) runScripts(j *job, k scriptKind, more []string) error {
 	if n.cfg.Scripts.Serial {
 		n.oneScript.Lock()
@@ -146,7 +146,7 @@ func (n *Node) runScripts(j *job, k scriptKind, more []string) error {
 		return errStopping
 	}
 	log.Debugf("%s took %v", k.name, time.Since(begin))
-	return errors.Join(errs...)
+	return step.JoinErrors(errs...)
 }
 
 // untilStopped is a context that ends stopLinger after noded began to stop.

@@ -180,6 +180,8 @@ func TestPrologFails(t *testing.T) {
 		{"script", "echo no disk; exit 7", "", `prolog "%s/prolog.sh": exited with code 7: no disk`},
 		{"signal", "kill -9 $$", "", `prolog "%s/prolog.sh": was killed by SIGKILL`},
 		{"plugin", "", `PLUGIN_prolog=fail plugin "x.so": slurm_spank_job_prolog: failed with rc=-1`, `plugin "x.so": slurm_spank_job_prolog: failed with rc=-1`},
+		{"both", "echo no disk; exit 7", `PLUGIN_prolog=fail plugin "x.so": slurm_spank_job_prolog: failed with rc=-1`,
+			`plugin "x.so": slurm_spank_job_prolog: failed with rc=-1; prolog "%s/prolog.sh": exited with code 7: no disk`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newScripted(t, c.prolog, "", nil)
