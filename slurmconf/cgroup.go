@@ -2,6 +2,7 @@ package slurmconf
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -56,6 +57,12 @@ type Cgroup struct {
 	// EnableControllers enables controllers from the root of the tree downwards,
 	// where systemd has not done so. v2 only.
 	EnableControllers bool
+	// EnableExtraControllers are further ones to enable for jobs: "io", "pids",
+	// "rdma", "hugetlb", "misc"; "all" in the file is all five. v2 only.
+	EnableExtraControllers []string
+	// CgroupSlice is the slice for the scope, "" for systemd's default
+	// (system.slice). v2 only.
+	CgroupSlice string
 }
 
 func defaultCgroup() Cgroup {
@@ -91,11 +98,14 @@ func (c *Cgroup) keys() keySet {
 		"ignoresystemdonfailure":  boolean(&c.IgnoreSystemdOnFailure),
 		"systemdtimeout":          milliseconds(&c.SystemdTimeout),
 		"enablecontrollers":       boolean(&c.EnableControllers),
+		"enableextracontrollers":  extraControllers(&c.EnableExtraControllers),
+		"cgroupslice":             slice(&c.CgroupSlice),
 	}
 	// Keys of older releases, which files still hold.
 	for _, old := range []string{
 		"cgroupautomount", "cgroupreleaseagentdir", "alloweddevicesfile", "taskaffinity",
 		"constrainkmemspace", "allowedkmemspace", "maxkmempercent", "minkmemspace",
+		"memorylimitenforcement", "memorylimitthreshold",
 	} {
 		keys[old] = obsolete
 	}
@@ -119,6 +129,39 @@ func cgroupPlugin(field *string) setter {
 			word = "cgroup/" + word
 		}
 		*field = word
+		return nil
+	}
+}
+
+func extraControllers(field *[]string) setter {
+	known := []string{"io", "pids", "rdma", "hugetlb", "misc"}
+	return func(v string) *flaw {
+		var out []string
+		for _, w := range words(strings.ToLower(v)) {
+			switch {
+			case w == "all":
+				out = append(out, known...)
+			case slices.Contains(known, w):
+				out = append(out, w)
+			default:
+				return wrong("write all, or some of "+strings.Join(known, ","), "%q is no controller of these", w)
+			}
+		}
+		slices.Sort(out)
+		*field = slices.Compact(out)
+		return nil
+	}
+}
+
+// slice reads the name of a systemd slice. systemd makes its parents of the
+// dashes in it; a path is none.
+func slice(field *string) setter {
+	return func(v string) *flaw {
+		name, ok := strings.CutSuffix(v, ".slice")
+		if !ok || name == "" || len(v) > 255 || strings.ContainsAny(v, "/ \t\"%\x7f") || strings.HasPrefix(v, ".") {
+			return wrong("write a name such as system.slice", "not the name of a slice")
+		}
+		*field = v
 		return nil
 	}
 }

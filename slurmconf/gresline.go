@@ -36,9 +36,11 @@ func (g *gresLine) keys() keySet {
 		"cores":         cores,
 		"cpus":          cores, // the key's name before 15.08
 		"file":          g.files(false),
+		"files":         g.files(false),
 		"multiplefiles": g.files(true),
 		"flags":         g.flags,
 		"links":         gresLinks(&g.gres.Links),
+		"link":          gresLinks(&g.gres.Links),
 	}
 }
 

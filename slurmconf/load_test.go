@@ -124,7 +124,7 @@ PropagateResourceLimitsExcept=nproc,RLIMIT_CORE
 PropagatePrioProcess=2
 JobAcctGatherType=jobacct_gather/cgroup
 JobAcctGatherFrequency=task=15,energy=3
-JobAcctGatherParams=UsePss,OverMemoryKill,DisableGPUAcct
+JobAcctGatherParams=UsePss,OverMemoryKill,DisableGPUAcct,no_file_cache,NoOverMemoryKill
 SelectType=select/linear
 SelectTypeParameters=CR_Core,CR_Memory
 DefMemPerCPU=100
@@ -155,7 +155,7 @@ DebugFlags=CPU_Bind
 		KillWait: 16 * time.Second, UnkillableStepTimeout: 90 * time.Second, MinJobAge: 10 * time.Second, UnkillableStepProgram: "/u",
 		PropagateResourceLimits: []string{"AS", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "RSS", "STACK"}, PropagatePrioProcess: 2,
 		JobAcctGatherType: "cgroup", JobAcctGatherFrequency: 15 * time.Second,
-		JobAcctGatherParams: JobAcctGatherParams{UsePss: true, OverMemoryKill: true, DisableGPUAcct: true}, DefMemPerCPU: 100, MaxMemPerNode: 2000,
+		JobAcctGatherParams: JobAcctGatherParams{UsePss: true, OverMemoryKill: true, DisableGPUAcct: true, NoFileCache: true}, DefMemPerCPU: 100, MaxMemPerNode: 2000,
 		SelectType: "select/linear", SelectTypeParameters: []string{"CR_Core", "CR_Memory"}, GresTypes: []string{"gpu", "bandwidth"},
 		Gres:            []Gres{{Name: "gpu", Count: 2, Files: []string{"/dev/null", "/dev/zero"}, Flags: gpuEnv(), File: filepath.Join(dir, "gres.conf"), Line: 1}},
 		MaxTasksPerNode: 512, TmpFS: "/scratch", LaunchParameters: []string{"use_interactive_step"}, DebugFlags: []string{"CPU_Bind"},

@@ -29,6 +29,8 @@ type Node struct {
 	// step. At most one of the two is told.
 	CoreSpecCount int
 	CpuSpecList   []int
+	// CpuBind is the default of --cpu-bind, as in TaskPluginParam; "" is not told.
+	CpuBind string
 	// Gres is what Gres= says, nil where it is not told; Config.Gres is what
 	// comes of it.
 	Gres []NodeGres
@@ -65,7 +67,7 @@ func (n *Node) keys() keySet {
 		// The line's own, and what concerns the controller alone.
 		"nodename": nothing, "nodehostname": nothing, "nodeaddr": nothing,
 		"bcastaddr": nothing, "feature": nothing, "features": nothing, "state": nothing, "weight": nothing,
-		"tmpdisk": nothing, "port": nothing, "reason": nothing, "cpubind": nothing, "parameters": nothing,
+		"tmpdisk": nothing, "port": nothing, "reason": nothing, "cpubind": cpuBind(&n.CpuBind), "parameters": nothing,
 		"restrictedcorespergpu": nothing, "topology": nothing, "tresweights": nothing, "gresconf": nothing,
 	}
 }

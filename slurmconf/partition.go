@@ -12,6 +12,7 @@ type partitionLine struct {
 	isDefault bool
 	// Its own memory keys, over the site's; nil is not told.
 	defPerCPU, defPerNode, maxPerCPU, maxPerNode *uint64
+	cpuBind                                      string
 }
 
 func (p *partitionLine) keys() keySet {
@@ -27,7 +28,7 @@ func (p *partitionLine) keys() keySet {
 		}
 	}
 	return keySet{
-		"partitionname": nothing, "nodes": text(&p.nodes), "default": boolean(&p.isDefault),
+		"partitionname": nothing, "nodes": text(&p.nodes), "default": boolean(&p.isDefault), "cpubind": cpuBind(&p.cpuBind),
 		"defmempercpu": own(&p.defPerCPU), "defmempernode": own(&p.defPerNode),
 		"maxmempercpu": own(&p.maxPerCPU), "maxmempernode": own(&p.maxPerNode),
 	}
@@ -72,6 +73,17 @@ func (l *loader) holds(p partitionLine) bool {
 	}
 	names, err := ExpandHosts(p.nodes)
 	return err == nil && slices.Contains(names, l.cfg.Node.Name)
+}
+
+// defaultBinding puts CpuBind of the node or of its partition over the site's.
+func (l *loader) defaultBinding() {
+	bind := l.cfg.Node.CpuBind
+	if bind == "" && l.part != nil {
+		bind = l.part.cpuBind
+	}
+	if bind != "" {
+		l.cfg.TaskPluginParam.Bind = bind
+	}
 }
 
 // partitionMemory puts the partition's memory keys over the site's; one of a

@@ -8,8 +8,9 @@ import (
 // TaskPluginParam is the key of that name: what tasks are bound to where a
 // step does not say so itself.
 type TaskPluginParam struct {
-	// Bind is the default of --cpu-bind: "none", "boards", "sockets", "cores" or
-	// "threads"; "" binds automatically.
+	// Bind is the default of --cpu-bind: "none", "boards", "sockets", "ldoms",
+	// "cores" or "threads"; "" binds automatically. CpuBind of this node wins over
+	// that of its partition, and both over TaskPluginParam.
 	Bind string
 	// Autobind is what automatic binding falls back to where it finds no match:
 	// "threads", "cores", "sockets" or "none"; "" is none.
@@ -19,6 +20,9 @@ type TaskPluginParam struct {
 	// SlurmdOffSpec keeps the daemons off the specialized cores (CoreSpecCount,
 	// CpuSpecList); without it they are confined to them.
 	SlurmdOffSpec bool
+	// SlurmdSpecOverride takes CPUs and memory that noded itself must not use, by
+	// its cgroup, for specialized ones.
+	SlurmdSpecOverride bool
 	// OOMKillStep kills the whole step when the kernel kills one process of it
 	// for want of memory.
 	OOMKillStep bool
@@ -33,6 +37,9 @@ type JobAcctGatherParams struct {
 	OverMemoryKill bool
 	// DisableGPUAcct takes no figures from GPUs.
 	DisableGPUAcct bool
+	// NoFileCache ("no_file_cache") leaves pages of files out of what a cgroup v2
+	// reports, and with them memory.peak.
+	NoFileCache bool
 }
 
 // taskPlugin reads the list; "none" stands alone.
@@ -66,7 +73,7 @@ func taskPlugin(c *Config) setter {
 
 func taskPluginParam(field *TaskPluginParam) setter {
 	return func(v string) *flaw {
-		const remedy = "write one of none, boards, sockets, cores, threads, and any of autobind=none|sockets|cores|threads, Verbose, SlurmdOffSpec, OOMKillStep"
+		const remedy = "write one of none, boards, sockets, cores, threads, and any of autobind=none|sockets|cores|threads, Verbose, SlurmdOffSpec, SlurmdSpecOverride, OOMKillStep"
 		var p TaskPluginParam
 		for _, w := range words(v) {
 			word, kind, valued := strings.Cut(strings.ToLower(w), "=")
@@ -84,6 +91,8 @@ func taskPluginParam(field *TaskPluginParam) setter {
 				p.Verbose = true
 			case word == "slurmdoffspec":
 				p.SlurmdOffSpec = true
+			case word == "slurmdspecoverride":
+				p.SlurmdSpecOverride = true
 			case word == "oomkillstep":
 				p.OOMKillStep = true
 			default:
@@ -95,9 +104,22 @@ func taskPluginParam(field *TaskPluginParam) setter {
 	}
 }
 
+// cpuBind reads CpuBind of a node or a partition into the word of --cpu-bind.
+func cpuBind(field *string) setter {
+	words := map[string]string{"none": "none", "socket": "sockets", "ldom": "ldoms", "core": "cores", "thread": "threads"}
+	return func(v string) *flaw {
+		word := words[strings.TrimSuffix(strings.ToLower(v), "s")]
+		if word == "" {
+			return wrong("write one of none, socket, ldom, core, thread", "not available")
+		}
+		*field = word
+		return nil
+	}
+}
+
 func acctParams(field *JobAcctGatherParams) setter {
 	return func(v string) *flaw {
-		const remedy = "write some of NoShared, UsePss, OverMemoryKill, DisableGPUAcct"
+		const remedy = "write some of NoShared, UsePss, OverMemoryKill, DisableGPUAcct, no_file_cache"
 		var p JobAcctGatherParams
 		for _, w := range words(v) {
 			switch strings.ToLower(w) {
@@ -109,6 +131,9 @@ func acctParams(field *JobAcctGatherParams) setter {
 				p.OverMemoryKill = true
 			case "disablegpuacct":
 				p.DisableGPUAcct = true
+			case "no_file_cache":
+				p.NoFileCache = true
+			case "noovermemorykill": // of old releases, and the default since
 			default:
 				return wrong(remedy, "%q is not known", w)
 			}

@@ -62,6 +62,7 @@ func (l *loader) nodeTogether(s statement, n *Node) {
 // together checks, when all files are read, what their keys mean together, and
 // gives way with defaults that cannot be.
 func (l *loader) together() {
+	l.defaultBinding()
 	l.partitionMemory()
 	l.memoryBounds()
 	if l.cfg.Cgroup.CgroupPlugin == "disabled" {

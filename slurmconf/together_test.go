@@ -1,6 +1,7 @@
 package slurmconf
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -12,9 +13,9 @@ import (
 func TestWrongValues(t *testing.T) {
 	const (
 		yesNo = `neither yes nor no; write yes or no`
-		bind  = `; write one of none, boards, sockets, cores, threads, and any of autobind=none|sockets|cores|threads, Verbose, SlurmdOffSpec, OOMKillStep`
+		bind  = `; write one of none, boards, sockets, cores, threads, and any of autobind=none|sockets|cores|threads, Verbose, SlurmdOffSpec, SlurmdSpecOverride, OOMKillStep`
 		tasks = `; write task/affinity,task/cgroup, one of them, or task/none`
-		acct  = `; write some of NoShared, UsePss, OverMemoryKill, DisableGPUAcct`
+		acct  = `; write some of NoShared, UsePss, OverMemoryKill, DisableGPUAcct, no_file_cache`
 		gres  = `; write NAME[:TYPE][:no_consume]:COUNT, such as gpu:a100:2,scratch:100G`
 		size  = `; write a number from 0 to 8796093022207`
 		times = `; write a percentage from 0 to 1e+06, such as 98.5`
@@ -41,6 +42,11 @@ func TestWrongValues(t *testing.T) {
 		{"cgroup.conf", "", "SystemdTimeout", "0", "out of range; write a number from 1 to 65533000"},
 		{"cgroup.conf", "", "EnableControllers", "all", yesNo},
 
+		{"cgroup.conf", "", "EnableExtraControllers", "io,cpu", `"cpu" is no controller of these; write all, or some of io,pids,rdma,hugetlb,misc`},
+		{"cgroup.conf", "", "CgroupSlice", "../x.slice", "not the name of a slice; write a name such as system.slice"},
+		{"cgroup.conf", "", "CgroupSlice", ".slice", "not the name of a slice; write a name such as system.slice"},
+		{"cgroup.conf", "", "CgroupSlice", "stepd", "not the name of a slice; write a name such as system.slice"},
+
 		{"slurm.conf", "", "TaskPlugin", "task/cray_aries", `"task/cray_aries" is not available` + tasks},
 		{"slurm.conf", "", "TaskPlugin", "none,affinity", "none excludes the others" + tasks},
 		{"slurm.conf", "", "TaskPlugin", "cgroup,task/cgroup", `"task/cgroup" is there twice` + tasks},
@@ -63,6 +69,8 @@ func TestWrongValues(t *testing.T) {
 		{"slurm.conf", "", "MaxMemPerNode", "much", "not a whole number" + size},
 		{"slurm.conf", "", "GresTypes", "gpu,a/b", `"a/b" is no name: it may have letters, digits and -_.+ in it; write names such as gpu,scratch`},
 		{"slurm.conf", "PartitionName=p Nodes=ALL ", "DefMemPerNode", "1G", "not a whole number" + size},
+		{"slurm.conf", "PartitionName=p Nodes=ALL ", "CpuBind", "board", "not available; write one of none, socket, ldom, core, thread"},
+		{"slurm.conf", "NodeName=vm ", "CpuBind", "rank", "not available; write one of none, socket, ldom, core, thread"},
 		{"slurm.conf", "NodeName=vm ", "Boards", "0", "out of range; write a number from 1 to 65535"},
 		{"slurm.conf", "NodeName=vm ", "Sockets", "x", "not a whole number; write a number from 1 to 65535"},
 		{"slurm.conf", "NodeName=vm ", "SocketsPerBoard", "1.5", "not a whole number; write a number from 1 to 65535"},
@@ -116,6 +124,8 @@ IgnoreSystemd=yes
 IgnoreSystemdOnFailure=yes
 SystemdTimeout=2500
 EnableControllers=yes
+EnableExtraControllers=pids,IO,pids
+CgroupSlice=hpc.slice
 CgroupAutomount=yes
 AllowedDevicesFile=/etc/slurm/devices.conf
 TaskAffinity=no
@@ -132,6 +142,7 @@ Frob=1
 		CgroupPlugin: "cgroup/v2", CgroupMountpoint: "/cg", ConstrainCores: true, ConstrainRAMSpace: true, ConstrainSwapSpace: true, ConstrainDevices: true,
 		AllowedRAMSpace: 101.5, AllowedSwapSpace: 0.5, MaxRAMPercent: 90, MaxSwapPercent: 0, MinRAMSpace: 64, MemorySwappiness: &zero,
 		SignalChildrenProcesses: true, IgnoreSystemd: true, IgnoreSystemdOnFailure: true, SystemdTimeout: 2500e6, EnableControllers: true,
+		EnableExtraControllers: []string{"io", "pids"}, CgroupSlice: "hpc.slice",
 	}
 	if diff := cmp.Diff(want, c.Cgroup); diff != "" {
 		t.Error(diff)
@@ -141,11 +152,11 @@ Frob=1
 		`CgroupAutomount="yes"`, `AllowedDevicesFile="/etc/slurm/devices.conf"`, `TaskAffinity="no"`, `ConstrainKmemSpace="no"`,
 		`AllowedKmemSpace="1"`, `MaxKmemPercent="1"`, `MinKmemSpace="1"`, `CgroupReleaseAgentDir="/x"`,
 	} {
-		if w := "warning: cgroup.conf:" + []string{"18", "19", "20", "21", "22", "23", "24", "25"}[i] + ": " + old + ": the key is obsolete and has no effect; remove it"; len(got) <= i || got[i] != w {
+		if w := "warning: cgroup.conf:" + fmt.Sprint(20+i) + ": " + old + ": the key is obsolete and has no effect; remove it"; len(got) <= i || got[i] != w {
 			t.Errorf("got %q\nwant %s", got, w)
 		}
 	}
-	if len(got) != 9 || got[8] != `error: cgroup.conf:26: cannot use key "Frob": there is none of that name` {
+	if len(got) != 9 || got[8] != `error: cgroup.conf:28: cannot use key "Frob": there is none of that name` {
 		t.Errorf("got %q", got)
 	}
 }
@@ -161,6 +172,10 @@ func TestTaskPlugins(t *testing.T) {
 		"TaskPlugin=cgroup,affinity":    {"task/cgroup,task/affinity", true, TaskPluginParam{}},
 		"TaskPluginParam=None,verbose":  {"task/affinity,task/cgroup", false, TaskPluginParam{Bind: "none", Verbose: true}},
 		"TaskPluginParam=Autobind=none": {"task/affinity,task/cgroup", false, TaskPluginParam{Autobind: "none"}},
+		"TaskPluginParam=cores,SlurmdSpecOverride\nNodeName=vm CpuBind=Socket\nPartitionName=p Nodes=ALL CpuBind=ldom": {
+			"task/affinity,task/cgroup", false, TaskPluginParam{Bind: "sockets", SlurmdSpecOverride: true},
+		},
+		"TaskPluginParam=cores\nNodeName=vm\nPartitionName=p Nodes=ALL CpuBind=ldom": {"task/affinity,task/cgroup", false, TaskPluginParam{Bind: "ldoms"}},
 	} {
 		c, probs, _ := load(t, map[string]string{"slurm.conf": conf + "\n"})
 		if got := strings.Join(c.TaskPlugin, ","); got != want.plugins || c.TaskPluginTold != want.told || c.TaskPluginParam != want.param || len(probs) > 0 {
