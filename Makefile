@@ -66,8 +66,9 @@ VM       := $(GO) run ./integration/vm -cache $(VM_CACHE)
 vm-test: all ## tests in a guest with systemd and pure cgroup v2 (RUN=TestX PKG=./proctrack)
 	$(VM) -run '$(RUN)' -pkg '$(PKG)' | $(GATE) -where guest $(if $(RUN),-v)
 
+vm-run: export CMD := $(value CMD)
 vm-run: all ## run CMD= as root in that guest
-	@$(VM) -cmd '$(subst ','\'',$(CMD))'
+	@$(VM) -cmd "$$CMD"
 
 .PHONY: fuzz
 # A count, not a time: a fuzz test that ends by its time may fail for that alone.
