@@ -125,6 +125,7 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	}
 	w.tlvStr(tagCwd, s.Cwd)
 	w.tlvU32(tagUmask, s.Umask)
+	w.tlvU32(tagOOMScore, 0) // as in Slurm: what protects the daemons is not for tasks
 	w.tlvU32(tagNoNewPrivs, flag(s.NoNewPrivs))
 	w.tlvU32(tagJoinNS, joinNS(s))
 	putStack(w, stack)
