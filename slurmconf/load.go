@@ -53,6 +53,7 @@ type loader struct {
 	partDefault partitionLine
 	parts       []partitionLine
 	part        *partitionLine // that of Config.Partition
+	memoryFrom  statement      // part's line, where it has memory keys
 
 	// told are the lines of plain keys, in lower case; a later one wins.
 	told map[string]statement

@@ -7,6 +7,7 @@ import (
 
 // partitionLine is what a node daemon wants of a PartitionName line.
 type partitionLine struct {
+	from      statement
 	name      string
 	nodes     string
 	isDefault bool
@@ -51,7 +52,7 @@ func (l *loader) partitionLine(s statement) {
 		l.partDefault = part
 		return
 	}
-	part.name = s.pairs[0].value
+	part.name, part.from = s.pairs[0].value, s
 	l.parts = append(l.parts, part)
 }
 
@@ -102,6 +103,9 @@ func (l *loader) partitionMemory() {
 			*k.cpu, *k.node = *k.perCPU, 0
 		case k.perNode != nil:
 			*k.cpu, *k.node = 0, *k.perNode
+		default:
+			continue
 		}
+		l.memoryFrom = p.from
 	}
 }

@@ -82,9 +82,13 @@ func (l *loader) memoryBounds() {
 		{"DefMemPerCPU", c.DefMemPerCPU, c.MaxMemPerCPU},
 		{"DefMemPerNode", c.DefMemPerNode, c.MaxMemPerNode},
 	} {
+		from := l.memoryFrom
+		if from.line == 0 {
+			from = l.told[strings.ToLower(k.key)]
+		}
 		if k.most > 0 && k.def > k.most {
 			l.probs.add(Problem{
-				Severity: SeverityError, File: c.File, Line: l.told[strings.ToLower(k.key)].line, Key: k.key, Value: fmt.Sprint(k.def),
+				Severity: SeverityError, File: from.file, Line: from.line, Key: k.key, Value: fmt.Sprint(k.def),
 				Text: fmt.Sprintf("cannot use %s=%d: it is more than the %d MiB that a step may ask for", k.key, k.def, k.most), Remedy: "write it lower, or Max" + k.key[3:] + " higher",
 			})
 		}

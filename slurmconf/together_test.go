@@ -209,6 +209,9 @@ func TestMemory(t *testing.T) {
 			`error: slurm.conf:1: cannot use DefMemPerCPU=9: it is more than the 5 MiB that a step may ask for; write it lower, or MaxMemPerCPU higher`,
 		}},
 		{"the partition's win", "DefMemPerCPU=1\nMaxMemPerNode=9\nNodeName=vm\nPartitionName=DEFAULT MaxMemPerNode=8\nPartitionName=p Nodes=ALL DefMemPerNode=3\nPartitionName=q Nodes=ALL DefMemPerCPU=4\n", true, 0, 3, 0, 8, nil},
+		{"above the partition's bound", "DefMemPerNode=9\nNodeName=vm\nPartitionName=p Nodes=ALL MaxMemPerNode=5\n", true, 0, 9, 0, 5, []string{
+			`error: slurm.conf:3: cannot use DefMemPerNode=9: it is more than the 5 MiB that a step may ask for; write it lower, or MaxMemPerNode higher`,
+		}},
 		{"a partition that has both", "NodeName=vm\nPartitionName=p Nodes=ALL DefMemPerNode=3 DefMemPerCPU=1\n", true, 1, 0, 0, 0, []string{
 			`error: slurm.conf:2: cannot use DefMemPerNode beside DefMemPerCPU; remove one of them`,
 		}},
