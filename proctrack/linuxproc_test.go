@@ -61,7 +61,7 @@ func stepdRoles() map[string]func(scene) error {
 func playStepd(role string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
-	r := linux.NewReaper(nil)
+	r := linux.NewReaper(nil, nil)
 	s := scene{NewLinuxProc(os.Getpid(), r), r, ctx}
 	if err := s.Create(); err != nil {
 		return err

@@ -192,19 +192,31 @@ func (h *Host) Wait(ended func(step.TaskEnd)) error {
 			return fmt.Errorf("internal error: spankhost answered wait by record %d", r.kind)
 		}
 		e := step.TaskEnd{Rank: int(r.body.u32()), Status: step.ExitStatus(r.body.u32())}
-		utime, stime := r.body.u64(), r.body.u64()
-		e.Usage = &step.Usage{
-			User: time.Duration(utime) * time.Microsecond, System: time.Duration(stime) * time.Microsecond,
-			MaxRSSBytes: r.body.i64() << 10,
-			MinorFaults: r.body.i64(), MajorFaults: r.body.i64(),
-			BlocksRead: r.body.i64(), BlocksOut: r.body.i64(),
+		if known := r.body.u32() != 0; known {
+			e.Usage = new(step.Usage)
 		}
+		r.body.usage(e.Usage)
 		if r.body.err != nil {
 			return r.body.err
 		}
 		ended(e)
 		return nil
 	})
+}
+
+// usage reads what wait4 told; to is nil where it told nothing.
+func (b *reader) usage(to *step.Usage) {
+	utime, stime := b.u64(), b.u64()
+	u := step.Usage{
+		User: time.Duration(utime) * time.Microsecond, System: time.Duration(stime) * time.Microsecond,
+		MaxRSSBytes: b.i64() << 10,
+		MinorFaults: b.i64(), MajorFaults: b.i64(),
+		BlocksRead: b.i64(), BlocksOut: b.i64(),
+		IO: b.str(),
+	}
+	if to != nil {
+		*to = u
+	}
 }
 
 // Exit calls slurm_spank_exit; the host ends after it.

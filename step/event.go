@@ -24,6 +24,8 @@ type Event struct {
 	Stage  string      `json:"stage,omitempty"`
 	Errno  int         `json:"errno,omitempty"`
 	Text   string      `json:"text,omitempty"`
+	// Usage is the step's, at its end (usage).
+	Usage *StepUsage `json:"usage,omitempty"`
 }
 
 // The event names.
@@ -43,5 +45,6 @@ const (
 	EventResume     = "resume"
 	EventOOM        = "oom"
 	EventState      = "state"
+	EventUsage      = "usage"
 	EventEnd        = "end"
 )

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"syscall"
-	"time"
 )
 
 // Launch is what the tasks get beyond the Spec. task.Plan makes it, the SPANK
@@ -78,15 +77,6 @@ type TaskEnd struct {
 // ErrHostGone says that the SPANK host's control channel has ended: the
 // process is dead, dying, or has closed it.
 var ErrHostGone = errors.New("spankhost is gone")
-
-// Usage is what getrusage(2) tells of a task.
-type Usage struct {
-	User, System          time.Duration
-	MaxRSSBytes           int64
-	MinorFaults           int64
-	MajorFaults           int64
-	BlocksRead, BlocksOut int64
-}
 
 // HookError says that a SPANK hook failed: by its return code, or by what
 // happened to the process while it ran.

@@ -45,6 +45,9 @@ type Record struct {
 	OOM []OOMKill `json:"oom,omitempty"`
 	// PluginCrash is the plugin that took its host down, if one did.
 	PluginCrash *PluginCrash `json:"plugin_crash,omitempty"`
+	// Usage is what the step has used; nil before its tasks run, and where nobody
+	// has read it.
+	Usage *StepUsage `json:"usage,omitempty"`
 }
 
 // Ran is how long the step has run, at the time now: without what it stood still.
@@ -86,6 +89,8 @@ type Task struct {
 	// Stage and Errno say where a task failed that was never exec'd.
 	Stage string `json:"stage,omitempty"`
 	Errno int    `json:"errno,omitempty"`
+	// Usage holds MaxRSSBytes and CPUSeconds, and what is known beyond them.
+	Usage *Used `json:"usage,omitempty"`
 }
 
 // End fills the task's end from a raw wait status: a signalled task has no

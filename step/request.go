@@ -40,6 +40,10 @@ type Request struct {
 	KillOnBadExit bool   `json:"kill_on_bad_exit,omitempty"`
 	NoNewPrivs    bool   `json:"no_new_privs,omitempty"`
 
+	// AcctgFreq is the time between two samples of the tasks' accounting, in
+	// seconds; 0 is never, nil JobAcctGatherFrequency.
+	AcctgFreq *int `json:"acctg_freq,omitempty"`
+
 	SubmitHost string `json:"submit_host,omitempty"`
 
 	// SpankOptions were given to the local side and are called back on the
@@ -112,6 +116,7 @@ type Spec struct {
 	Spank      SpankConf   `json:"spank"`
 	Proctrack  Proctrack   `json:"proctrack"`
 	Confine    Confinement `json:"confine"`
+	Acct       Accounting  `json:"acct"`
 	Container  string      `json:"container"` // "none" or "tmpfs"
 	RunDir     string      `json:"run_dir"`
 	ResultFile string      `json:"result_file"` // where stepd leaves the result when no noded takes it

@@ -15,6 +15,8 @@ const (
 	PathMax = 4095
 	// TasksMax is the highest number of tasks that a request may name.
 	TasksMax = 65533
+	// AcctgFreqMax is the longest time between samples, in seconds, as in Slurm.
+	AcctgFreqMax = 65533
 )
 
 // A FieldError says which field of a Request or Spec is wrong, by its JSON
@@ -74,6 +76,8 @@ func (r *Request) checkCounts() error {
 		return bad("cpus_per_task", "%d CPUs: at least 1 is needed", r.CPUsPerTask)
 	case r.CPUsPerTask > TasksMax:
 		return bad("cpus_per_task", "%d CPUs: the limit is %d", r.CPUsPerTask, TasksMax)
+	case r.AcctgFreq != nil && (*r.AcctgFreq < 0 || *r.AcctgFreq > AcctgFreqMax):
+		return bad("acctg_freq", "%d s: want 0 to %d", *r.AcctgFreq, AcctgFreqMax)
 	}
 	return nil
 }

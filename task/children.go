@@ -43,6 +43,8 @@ func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *step.Usage) {
 	case isTask:
 		delete(s.ranks, pid) // the number may come again
 		s.orphans <- step.TaskEnd{Rank: rank, Status: status, Usage: usage}
+	case s.d.Accounting != nil:
+		s.d.Accounting.OrphanEnded(pid, usage)
 	}
 }
 

@@ -30,6 +30,7 @@ const (
 	byRequest endCause = iota // a user, or stepd's own SIGTERM: CANCELLED
 	byBadExit                 // --kill-on-bad-exit: the tasks' codes count
 	byAbort                   // MPI: the abort's code counts
+	byMemory                  // OverMemoryKill: OUT_OF_MEMORY
 )
 
 // mpiAbort is a rank's request to end the step.
@@ -151,9 +152,11 @@ type terminator struct {
 
 // begin sends SIGTERM, and SIGCONT so that stopped processes hear it. A
 // suspended step gets SIGKILL at once, as in Slurm: to wake it would give it
-// KillWait on a node that it was to leave alone.
+// KillWait on a node that it was to leave alone. So does one that uses too much
+// memory.
 func (s *Step) beginTermination(t *terminator) {
-	if s.endSuspension() {
+	cause, _, _ := s.endedBy()
+	if s.endSuspension() || cause == byMemory {
 		t.wait(0)
 		return
 	}
@@ -213,8 +216,12 @@ func (s *Step) evictHost() {
 		return
 	}
 	s.eviction.done = true
-	if err := s.d.Tracker.EvictHost(s.host.PID()); err != nil && !s.hostIsGone() {
+	err := s.d.Tracker.EvictHost(s.host.PID())
+	if err != nil && !s.hostIsGone() {
 		s.d.Audience.Log(step.LogError, err.Error())
+	}
+	if err == nil && s.d.Accounting != nil {
+		s.d.Accounting.HostMoved()
 	}
 }
 

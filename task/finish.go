@@ -16,6 +16,7 @@ func (s *Step) finish(err error) {
 	s.settle(err)
 	s.setState(step.Completing)
 	s.endStage("kill", s.killRest)
+	s.endStage("usage", s.finishAccounting)
 	if s.plugged > 0 {
 		s.endStage("task_post_step", s.postStep)
 	}
@@ -27,6 +28,7 @@ func (s *Step) finish(err error) {
 		s.endStage("undo "+s.undo[i].name, s.undo[i].do)
 	}
 	s.closeAttached()
+	s.settleUsage()
 	s.conclude()
 }
 
@@ -217,6 +219,10 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 			code = exitOOM
 		}
 		return step.OutOfMemory, code, signal
+	}
+	if cause, reason, ok := s.endedBy(); ok && cause == byMemory {
+		s.noteReason(reason)
+		return step.OutOfMemory, max(code, 1), signal
 	}
 	if code != 0 {
 		if st := s.rec.Tasks[worst].Status; st != nil { // else the lost status is the reason already

@@ -184,6 +184,9 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 	s.countLaunched()
 	s.forget(e.Rank)
 	if e.Lost {
+		if s.d.Accounting != nil {
+			s.d.Accounting.TaskEnded(e)
+		}
 		s.mu.Lock()
 		s.rec.Tasks[e.Rank].State = step.TaskExited
 		s.noteReason(fmt.Sprintf("the exit status of task %d was lost", e.Rank))
@@ -220,6 +223,9 @@ func (s *Step) recordEnd(e step.TaskEnd) (status step.ExitStatus, said string) {
 	defer s.mu.Unlock()
 	t := &s.rec.Tasks[e.Rank]
 	t.End(e.Status)
+	if s.d.Accounting != nil {
+		s.d.Accounting.TaskEnded(e)
+	}
 	if e.Usage != nil {
 		rss, cpu := e.Usage.MaxRSSBytes, (e.Usage.User + e.Usage.System).Seconds()
 		t.MaxRSSBytes, t.CPUSeconds = &rss, &cpu

@@ -64,6 +64,26 @@ type Plugin interface {
 	PostStep() error
 }
 
+// Accounting tells what the tasks use: *acct.Gatherer does. Begin and Finish are
+// called once, by the goroutine of Step.Run, the others by any.
+type Accounting interface {
+	// Begin: tasks are the processes, by rank, and wait at the gate. inside tells
+	// that the host lives among them.
+	Begin(host int, inside bool, tasks []int)
+	// HostMoved says that it does not any more.
+	HostMoved()
+	// TaskEnded and OrphanEnded tell how a task ended, and any other process of the
+	// step that stepd has reaped.
+	TaskEnded(end step.TaskEnd)
+	OrphanEnded(pid int, usage *step.Usage)
+	// Sample looks at what runs now.
+	Sample()
+	// Finish reads what goes with the tasks' cgroups: no process of theirs is left.
+	Finish()
+	// Fill writes what is known into the record.
+	Fill(rec *step.Record)
+}
+
 // MPI is one MPI plugin, seen from stepd: *pmi2.Plugin is one (seeds: MPI plugin API).
 type MPI interface {
 	// Prefork runs as root, once, before the first fork.

@@ -15,10 +15,12 @@ import (
 
 // Deps are a step's neighbours.
 type Deps struct {
-	Tracker  Tracker
-	MPI      MPI // nil without one
-	Plugins  []Plugin
-	Audience Audience
+	Tracker Tracker
+	MPI     MPI // nil without one
+	Plugins []Plugin
+	// Accounting is nil where nothing is accounted for.
+	Accounting Accounting
+	Audience   Audience
 	// StartHost runs spankhost, born in the cgroup cgroupFD (-1: in ours).
 	StartHost func(cgroupFD int) (Host, error)
 	// NoChildren returns a channel that is closed when stepd has no children
@@ -363,6 +365,7 @@ func (s *Step) fork(context.Context) error {
 }
 
 func (s *Step) trackTasks(context.Context) error {
+	defer s.beginAccounting()
 	if _, inside := s.d.Tracker.HostCgroup(); inside {
 		return nil // born there
 	}

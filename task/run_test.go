@@ -34,6 +34,7 @@ type rig struct {
 	places map[int]step.HostPlace
 	left   []int // PIDs
 	hooks  []step.HookTime
+	acct   Accounting
 	dead   bool
 }
 
@@ -62,7 +63,7 @@ func (r *rig) run(t *testing.T) step.Record {
 	none := make(chan struct{})
 	close(none)
 	r.st = New(plan, Deps{
-		Tracker: fakeTracker{r}, MPI: fakeMPI{r}, Audience: fakeAudience{r}, Now: time.Now,
+		Tracker: fakeTracker{r}, MPI: fakeMPI{r}, Audience: fakeAudience{r}, Accounting: r.acct, Now: time.Now,
 		StartHost:  func(int) (Host, error) { return fakeHost{r}, r.note("start") },
 		NoChildren: func() <-chan struct{} { return none },
 	})

@@ -120,8 +120,11 @@ type fakeStep struct {
 	attached  chan int
 }
 
-func (f *fakeStep) Record() step.Record        { return step.Record{State: step.Running} }
-func (f *fakeStep) AttachDone()                {}
+func (f *fakeStep) Record() step.Record { return step.Record{State: step.Running} }
+func (f *fakeStep) AttachDone()         {}
+func (f *fakeStep) Stat() step.Record {
+	return step.Record{State: step.Running, Usage: &step.StepUsage{Samples: 3}}
+}
 func (f *fakeStep) LauncherLost()              { close(f.lost) }
 func (f *fakeStep) Signal(int, string) error   { return nil }
 func (f *fakeStep) Cancel(reason string) error { f.cancelled <- reason; return nil }

@@ -37,12 +37,14 @@ const (
 	// TypeReply when it is done: the former takes two seconds and more.
 	TypeSuspend Type = "suspend"
 	TypeResume  Type = "resume"
+	// TypeStat asks what the tasks use just now. Answered by TypeReply with Record.
+	TypeStat Type = "stat"
 	// TypeAck is noded's answer to TypeResult: the result is stored.
 	TypeAck Type = "ack"
 
 	// From stepd:
 
-	// TypeReply answers Signal, Cancel, Suspend and Resume; Error is empty on success.
+	// TypeReply answers Stat, Signal, Cancel, Suspend and Resume; Error is empty on success.
 	TypeReply Type = "reply"
 	// TypeState tells a change of the step's state (STARTING, RUNNING, COMPLETING). To
 	// noded with Record, complete with the tasks' pids once RUNNING.
@@ -62,7 +64,7 @@ type Role string
 const (
 	RoleNoded  Role = "noded"  // root only: gets State and Result, owes Ack
 	RoleLaunch Role = "launch" // stepctl run: attaches streams; its loss before the gate cancels the step
-	RoleTool   Role = "tool"   // stepctl signal, cancel, suspend, resume
+	RoleTool   Role = "tool"   // stepctl stat, signal, cancel, suspend, resume
 )
 
 // Msg is every record; which fields are set depends on Type.

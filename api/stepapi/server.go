@@ -26,6 +26,8 @@ type Handler interface {
 	AttachDone()
 	// LauncherLost says that the connection of the launcher ended.
 	LauncherLost()
+	// Stat is the step with what its tasks use just now.
+	Stat() step.Record
 	// Signal and Cancel act on the tasks.
 	Signal(sig int, scope string) error
 	Cancel(reason string) error
@@ -298,6 +300,10 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 			return err
 		}
 		return s.answer(p, m.Seq, s.handler.Cancel(m.Reason))
+	case TypeStat:
+		rec := s.handler.Stat()
+		s.send(p, &Msg{Type: TypeReply, Seq: m.Seq, State: rec.State, Record: &rec})
+		return nil
 	case TypeSuspend:
 		return s.answer(p, m.Seq, s.handler.Suspend(s.asker(m, root)))
 	case TypeResume:

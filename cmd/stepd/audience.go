@@ -22,6 +22,7 @@ import (
 type handler struct{ st *task.Step }
 
 func (h handler) Record() step.Record                { return h.st.Record() }
+func (h handler) Stat() step.Record                  { return h.st.Stat() }
 func (h handler) AttachDone()                        { h.st.AttachDone() }
 func (h handler) LauncherLost()                      { h.st.LauncherLost() }
 func (h handler) Signal(sig int, scope string) error { return h.st.Signal(sig, scope) }

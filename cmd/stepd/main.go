@@ -14,13 +14,13 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"syscall"
 	"time"
 
 	"github.com/opencontainers/runc/libcontainer/system"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"stepd/acct"
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
 	"stepd/mpi"
@@ -116,8 +116,8 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	made := make(chan struct{}) // st is there
 	reaper := linux.NewReaper(func(e linux.Exit) {
 		<-made
-		st.ChildEnded(e.PID, step.ExitStatus(e.Status), usage(&e.Usage))
-	})
+		st.ChildEnded(e.PID, step.ExitStatus(e.Status), usage(&e))
+	}, acct.LastLook)
 	tracker, err := proctrack.Open(spec.Proctrack.Kind, spec.Proctrack.Dir, os.Getpid(), reaper)
 	if err != nil {
 		return err
@@ -133,6 +133,12 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	if plugin != nil {
 		deps.MPI = plugin
 	}
+	deps.Accounting = acct.New(acct.Config{
+		Acct: spec.Acct, Proctrack: spec.Proctrack, Confine: spec.Confine, NTasks: spec.NTasks,
+		MemoryBytes: spec.MemoryMB << 20, PIDs: tracker.PIDs,
+		OverMemory: func(why string) { st.OverMemory(why) },
+		Log:        func(text string) { aud.Log(step.LogError, text) },
+	})
 	// Last of the task plugins, so that its PostStep comes first: while the
 	// cgroups of the tasks are there to be read.
 	deps.Plugins = append(deps.Plugins, oom.New(oom.Config{
@@ -258,10 +264,11 @@ func leaveResult(path string, rec *step.Record) error {
 }
 
 // usage is what the kernel told of a child.
-func usage(ru *syscall.Rusage) *step.Usage {
+func usage(e *linux.Exit) *step.Usage {
+	ru := &e.Usage
 	return &step.Usage{
 		User: time.Duration(ru.Utime.Nano()), System: time.Duration(ru.Stime.Nano()),
 		MaxRSSBytes: ru.Maxrss << 10, MinorFaults: ru.Minflt, MajorFaults: ru.Majflt,
-		BlocksRead: ru.Inblock, BlocksOut: ru.Oublock,
+		BlocksRead: ru.Inblock, BlocksOut: ru.Oublock, IO: e.Last,
 	}
 }

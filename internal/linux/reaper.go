@@ -7,6 +7,7 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,6 +17,8 @@ type Exit struct {
 	PID    int
 	Status syscall.WaitStatus
 	Usage  syscall.Rusage
+	// Last is what the reaper's last look at the process has told, "" without one.
+	Last string
 }
 
 // Reaper is the only caller of wait4(2) in its process: two would steal each
@@ -25,6 +28,7 @@ type Exit struct {
 // Methods may be called from several goroutines.
 type Reaper struct {
 	orphan func(Exit)
+	last   func(pid int) string
 	chld   chan os.Signal
 	kick   chan struct{}
 	quit   chan struct{}
@@ -41,9 +45,12 @@ type Reaper struct {
 // NewReaper starts the reaper. It calls orphan, from its own goroutine and
 // without locks, for each process reaped that nobody had registered; nil is
 // allowed. orphan must not block. Close ends it.
-func NewReaper(orphan func(Exit)) *Reaper {
+//
+// last, unless it is nil, looks at each child that has ended before it is reaped
+// and its files in /proc go; what it tells is in Exit.Last. It must not block.
+func NewReaper(orphan func(Exit), last func(pid int) string) *Reaper {
 	r := &Reaper{
-		orphan: orphan,
+		orphan: orphan, last: last,
 		// Size 1: one pending notice stands for any number of exits, since
 		// each round reaps all there are.
 		chld:    make(chan os.Signal, 1),
@@ -149,12 +156,7 @@ func (r *Reaper) reapAll() (orphans []Exit) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for {
-		var exit Exit
-		err := IgnoringEINTR(func() (err error) {
-			// __WALL: also children whose clone(2) asked for no SIGCHLD.
-			exit.PID, err = syscall.Wait4(-1, &exit.Status, syscall.WNOHANG|unix.WALL, &exit.Usage)
-			return err
-		})
+		exit, err := r.reap()
 		if errors.Is(err, unix.ECHILD) {
 			for _, none := range r.none {
 				close(none)
@@ -174,6 +176,40 @@ func (r *Reaper) reapAll() (orphans []Exit) {
 		delete(r.watched, exit.PID)
 		exited <- exit
 	}
+}
+
+// reap reaps one child; its PID is 0 where none has ended.
+func (r *Reaper) reap() (exit Exit, err error) {
+	which := -1
+	if r.last != nil {
+		pid, err := ended()
+		if err != nil || pid == 0 {
+			return exit, err
+		}
+		which, exit.Last = pid, r.last(pid)
+	}
+	err = IgnoringEINTR(func() (err error) {
+		// __WALL: also children whose clone(2) asked for no SIGCHLD.
+		exit.PID, err = syscall.Wait4(which, &exit.Status, syscall.WNOHANG|unix.WALL, &exit.Usage)
+		return err
+	})
+	return exit, err
+}
+
+// ended is a child that has ended and is not reaped; 0 if there is none, ECHILD
+// if there are no children.
+func ended() (pid int, err error) {
+	// siginfo_t of a 64-bit machine: three ints and their padding, then that of
+	// SIGCHLD (waitid(2)).
+	var info struct {
+		signo, errno, code, _ int32
+		pid                   int32
+		_                     [108]byte
+	}
+	err = IgnoringEINTR(func() error {
+		return unix.Waitid(unix.P_ALL, 0, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil)
+	})
+	return int(info.pid), err
 }
 
 // stash remembers the last exits that nobody had registered.

@@ -5,13 +5,18 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 )
 
 func TestReaper(t *testing.T) {
+	var roles []string
 	for role := range reaperRoles() {
+		roles = append(roles, role, role+looking)
+	}
+	for _, role := range roles {
 		t.Run(role, func(t *testing.T) {
 			self, err := os.Executable()
 			if err != nil {
@@ -25,6 +30,16 @@ func TestReaper(t *testing.T) {
 			}
 		})
 	}
+}
+
+// looking is the ending of a role whose reaper looks at each child before it
+// reaps it.
+const looking = ", looking"
+
+// lastLook reads what only a process that is not reaped has.
+func lastLook(pid int) string {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return string(data)
 }
 
 func reaperRoles() map[string]func(*Reaper, <-chan Exit) error {
@@ -43,6 +58,7 @@ func reaperRoles() map[string]func(*Reaper, <-chan Exit) error {
 
 // playReaper runs in a process of its own.
 func playReaper(role string) error {
+	role, looks := strings.CutSuffix(role, looking)
 	if role == "inherited SIG_IGN" {
 		signal.Ignore(syscall.SIGCHLD)
 	}
@@ -50,7 +66,11 @@ func playReaper(role string) error {
 		return err
 	}
 	orphans := make(chan Exit, 1000) // more than any role makes
-	r := NewReaper(func(e Exit) { orphans <- e })
+	var last func(int) string
+	if looks {
+		last = lastLook
+	}
+	r := NewReaper(func(e Exit) { orphans <- e }, last)
 	return reaperRoles()[role](r, orphans)
 }
 
@@ -136,6 +156,9 @@ func reapOrphans(r *Reaper, orphans <-chan Exit) error {
 	}
 	if e.Status.ExitStatus() != 7 {
 		return fmt.Errorf("the orphan ended with status %#x, want code 7", e.Status)
+	}
+	if r.last != nil && !strings.HasPrefix(e.Last, fmt.Sprintf("%d (sh) Z ", e.PID)) {
+		return fmt.Errorf("the last look at the orphan %d told %q", e.PID, e.Last)
 	}
 	return nil
 }

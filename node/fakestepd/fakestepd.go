@@ -252,6 +252,17 @@ func (f *fake) Record() step.Record {
 	return rec
 }
 
+// Stat implements stepapi.Handler: every task has used as many seconds as its rank.
+func (f *fake) Stat() step.Record {
+	rec := f.Record()
+	rec.Usage = &step.StepUsage{Gather: step.GatherLinux, Time: time.Now(), Samples: 1}
+	for i := range rec.Tasks {
+		s := float64(i)
+		rec.Tasks[i].CPUSeconds = &s
+	}
+	return rec
+}
+
 // Attach implements stepapi.Handler.
 func (f *fake) Attach(_ []stepapi.StreamFD, fds []int) error {
 	for _, fd := range fds {

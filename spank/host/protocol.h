@@ -101,7 +101,9 @@ enum host_rep {
 	REP_PLUGIN = 102,
 	/* u32 count; count * { u32 rank; i32 pid }; descriptors: pidfd, exec pipe per task in the same order */
 	REP_TASKS = 103,
-	/* u32 rank; u32 raw wait status; u64 utime_us, stime_us; i64 maxrss_kb, minflt, majflt, inblock, oublock */
+	/* u32 rank; u32 raw wait status; u32 known (0: a plugin reaped it, and the rest is zero); u64 utime_us,
+	 * stime_us; i64 maxrss_kb, minflt, majflt, inblock, oublock; string: /proc/PID/io of the task that has ended,
+	 * empty where it cannot be read */
 	REP_EXIT = 104,
 	/* u32 plugin; u32 option; i32 has_arg; string name; string arginfo; string usage */
 	REP_OPTION = 105,

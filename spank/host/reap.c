@@ -3,6 +3,7 @@
  * children of their own, for which they wait themselves. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -67,37 +68,57 @@ static uint64_t microseconds(struct timeval t)
 	return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_usec;
 }
 
-static void reply_exit(struct host *h, uint32_t rank, int status, const struct rusage *ru)
+/* Room for /proc/PID/io: seven numbers with their names. */
+#define IO_TEXT_MAX 512
+
+/* What a process has used, as far as the kernel tells it at its end. */
+struct used {
+	bool known; /* ru is the kernel's */
+	struct rusage ru;
+	char io[IO_TEXT_MAX];
+};
+
+static void reply_exit(struct host *h, uint32_t rank, int status, const struct used *u)
 {
-	uint8_t buf[128];
+	uint8_t buf[128 + IO_TEXT_MAX];
 	struct writer w = wr_init(buf, sizeof(buf));
 
 	wr_u32(&w, REP_EXIT);
 	wr_u32(&w, rank);
 	wr_i32(&w, status);
-	wr_u64(&w, microseconds(ru->ru_utime));
-	wr_u64(&w, microseconds(ru->ru_stime));
-	wr_u64(&w, (uint64_t)ru->ru_maxrss);
-	wr_u64(&w, (uint64_t)ru->ru_minflt);
-	wr_u64(&w, (uint64_t)ru->ru_majflt);
-	wr_u64(&w, (uint64_t)ru->ru_inblock);
-	wr_u64(&w, (uint64_t)ru->ru_oublock);
+	wr_u32(&w, u->known);
+	wr_u64(&w, microseconds(u->ru.ru_utime));
+	wr_u64(&w, microseconds(u->ru.ru_stime));
+	wr_u64(&w, (uint64_t)u->ru.ru_maxrss);
+	wr_u64(&w, (uint64_t)u->ru.ru_minflt);
+	wr_u64(&w, (uint64_t)u->ru.ru_majflt);
+	wr_u64(&w, (uint64_t)u->ru.ru_inblock);
+	wr_u64(&w, (uint64_t)u->ru.ru_oublock);
+	wr_str(&w, u->io, sizeof(u->io));
 	struct iovec iov = {buf, w.len};
 	(void)packet_send(h->control, &iov, 1, NULL, 0); /* end of file tells us next */
+}
+
+/* Reads a file of a process into text; false if there is none, or nothing in it. */
+static bool read_proc(const struct host *h, pid_t pid, const char *name, char *text, size_t size)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "%d/%s", pid, name);
+	_cleanup_close_ int fd = openat(h->proc, path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, size - 1));
+	text[n > 0 ? n : 0] = 0;
+	return n > 0;
 }
 
 /* Whether the process, which is dead and not reaped, had ever exec'd. */
 static bool had_execed(const struct host *h, pid_t pid)
 {
-	char path[32], text[512];
+	char text[512];
 	unsigned long flags;
 
-	snprintf(path, sizeof(path), "%d/stat", pid);
-	_cleanup_close_ int fd = openat(h->proc, path, O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd < 0 ? -1 : RETRY(read(fd, text, sizeof(text) - 1));
-	if (n <= 0)
+	if (!read_proc(h, pid, "stat", text, sizeof(text)))
 		return false;
-	text[n] = 0;
 	/* The name may hold anything, a parenthesis too (proc_pid_stat(5)). */
 	const char *rest = strrchr(text, ')');
 	if (rest == NULL || sscanf(rest, ") %*c %*d %*d %*d %*d %*d %lu", &flags) != 1)
@@ -130,7 +151,7 @@ static void end_task(struct host *h, uint32_t rank, struct outcome *out)
 {
 	struct task *t = &h->tasks[rank];
 	siginfo_t si = {0};
-	struct rusage ru = {0};
+	struct used used = {0};
 	int status;
 
 	t->reaped = true;
@@ -139,11 +160,14 @@ static void end_task(struct host *h, uint32_t rank, struct outcome *out)
 	} else {
 		h->exit_status = raw_status(&si);
 		note_exec(h, rank);
+		/* The bytes that it has read and written go with the zombie. */
+		read_proc(h, t->pid, "io", used.io, sizeof(used.io));
 		set_exit_env(h, rank);
 		stack_call(h, HOOK_TASK_EXIT, rank, out);
-		if (RETRY(wait4(t->pid, &status, 0, &ru)) < 0)
+		used.known = RETRY(wait4(t->pid, &status, 0, &used.ru)) >= 0;
+		if (!used.known)
 			status = h->exit_status; /* the hook reaped it; its usage is lost */
-		reply_exit(h, rank, status, &ru);
+		reply_exit(h, rank, status, &used);
 	}
 	close(t->pidfd);
 	t->pidfd = -1;

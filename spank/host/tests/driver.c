@@ -184,7 +184,10 @@ struct done drv_replies(struct driver *d)
 			CHECK(rank < d->ntasks);
 			d->status[rank] = (int)rd_u32(&r);
 			d->nexited++;
-			CHECK_INT(r.left, 7 * 8);
+			CHECK_INT(rd_u32(&r), 1);
+			(void)rd_sub(&r, 7 * sizeof(uint64_t));
+			CHECK(strstr(rd_str(&r), "rchar: ") != NULL);
+			CHECK(rd_done(&r));
 			break;
 		default:
 			CHECK(kind == 0);

@@ -1,0 +1,365 @@
+package acct
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"stepd/step"
+)
+
+// Config is what a Gatherer is told.
+type Config struct {
+	Acct      step.Accounting
+	Proctrack step.Proctrack
+	Confine   step.Confinement
+	NTasks    int
+	// MemoryBytes is the step's limit for OverMemoryKill, 0 without one.
+	MemoryBytes uint64
+	// PIDs lists the processes of the tasks; the SPANK host may be among them.
+	PIDs func() ([]int, error)
+	// OverMemory is called, once, by the sampler where the step's memory is over
+	// the limit: why names both.
+	OverMemory func(why string)
+	// Log takes what could not be read, once for each kind of it.
+	Log func(text string)
+}
+
+// Gatherer accounts for one step. Its methods may be called by any goroutine,
+// Begin and Finish once each, by the one that runs the step.
+type Gatherer struct {
+	cfg   Config
+	place place
+
+	stop    context.CancelFunc
+	sampler sync.WaitGroup
+
+	pass pass // the next sample's
+	mu   sync.Mutex
+
+	began    bool           // guarded by mu
+	finished bool           // guarded by mu
+	tasks    []account      // guarded by mu
+	stray    account        // guarded by mu: of processes of no task
+	ranks    map[int]int    // guarded by mu: pid of a task that has not ended
+	procs    map[int]owner  // guarded by mu: who was seen in the last samples
+	now      living         // guarded by mu: all together
+	host     hostTime       // guarded by mu
+	last     *cgroupFigures // guarded by mu: of the step's cgroups
+	samples  int            // guarded by mu
+	cost     time.Duration  // guarded by mu: of all samples
+	said     map[string]bool
+	over     bool // guarded by mu: OverMemory was called
+}
+
+// account is what one task has used, or the processes that are no task's.
+type account struct {
+	// ended: the kernel has told end of the task's process, and of the children
+	// that it had waited for.
+	ended bool
+	end   figures
+	// orphans are the sum of those descendants that stepd has reaped.
+	orphans figures
+	// sampled is the largest sum, in one sample, of what lived, of the orphans and
+	// of the end.
+	sampled figures
+	now     living
+	// dirty: the kernel has told something since the sample under way began, which
+	// therefore may have counted the same.
+	dirty  bool
+	cgroup *cgroupFigures // the task's own, at its end
+}
+
+// living is what runs.
+type living struct {
+	known     bool // a sample was taken
+	processes int
+	rss       int64
+	rssKnown  bool
+}
+
+// hostTime is what the SPANK host has used in the tasks' cgroup: it is no task's.
+type hostTime struct {
+	pid    int
+	inside bool // it still is there
+	us     int64
+	known  bool
+}
+
+// New makes the Gatherer of a step. Nothing is read before Begin.
+func New(cfg Config) *Gatherer {
+	if cfg.Acct.Gather == "" {
+		cfg.Acct.Gather = step.GatherNone
+	}
+	g := &Gatherer{
+		cfg: cfg, place: placeOf(cfg.Proctrack, cfg.Confine), stop: func() {},
+		ranks: make(map[int]int), procs: make(map[int]owner), said: make(map[string]bool),
+	}
+	g.tasks = make([]account, cfg.NTasks)
+	for rank := range g.tasks {
+		g.tasks[rank].orphans.zero()
+	}
+	g.stray.ended = true
+	g.stray.end.zero()
+	g.stray.orphans.zero()
+	return g
+}
+
+// Begin is called when every task is tracked: tasks are their processes, by rank.
+// host is the SPANK host; inside tells that it lives among the tasks.
+func (g *Gatherer) Begin(host int, inside bool, tasks []int) {
+	g.mu.Lock()
+	g.began = true
+	g.host = hostTime{pid: host, inside: inside, known: true}
+	for rank, pid := range tasks {
+		g.ranks[pid] = rank
+	}
+	g.mu.Unlock()
+	if g.cfg.Acct.FrequencyS <= 0 || g.cfg.Acct.Gather == step.GatherNone {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	g.stop = cancel
+	g.sampler.Go(func() { g.run(ctx) })
+}
+
+// HostMoved says that the host has left the tasks' cgroup.
+func (g *Gatherer) HostMoved() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.readHostTime()
+	g.host.inside = false
+}
+
+// readHostTime keeps the host's CPU time while it is in the tasks' cgroup.
+func (g *Gatherer) readHostTime() {
+	if g.host.inside {
+		g.host.us, g.host.known = cpuClock(g.host.pid)
+	}
+}
+
+// TaskEnded takes what the kernel told of a task's end.
+func (g *Gatherer) TaskEnded(e step.TaskEnd) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if e.Rank < 0 || e.Rank >= len(g.tasks) || g.tasks[e.Rank].ended {
+		return
+	}
+	t := &g.tasks[e.Rank]
+	t.end, t.ended, t.dirty = ofUsage(e.Usage), true, true
+	maps.DeleteFunc(g.ranks, func(_, rank int) bool { return rank == e.Rank })
+}
+
+// OrphanEnded takes what the kernel told of a process of the step that is no
+// task: stepd has reaped it, since its parent had not.
+func (g *Gatherer) OrphanEnded(pid int, u *step.Usage) {
+	f := ofUsage(u)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	a := g.accountOf(g.rankOf(pid))
+	a.orphans.add(&f)
+	a.dirty = true
+	delete(g.procs, pid)
+}
+
+// rankOf is -1 for a process that no sample has seen below a task.
+func (g *Gatherer) rankOf(pid int) int {
+	if o, ok := g.procs[pid]; ok {
+		return o.rank
+	}
+	return -1
+}
+
+func (g *Gatherer) accountOf(rank int) *account {
+	if rank < 0 {
+		return &g.stray
+	}
+	return &g.tasks[rank]
+}
+
+// Finish reads the cgroups for the last time, when no process of the tasks is
+// left and before anything is removed, and ends the sampler.
+func (g *Gatherer) Finish() {
+	g.stop()
+	g.sampler.Wait()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.began || g.finished {
+		return
+	}
+	g.finished = true
+	g.now = living{}
+	for rank := range g.tasks {
+		g.tasks[rank].now = living{}
+	}
+	g.readCgroups(true)
+}
+
+// readCgroups reads those of the step and, at its end, of each task that has one.
+func (g *Gatherer) readCgroups(tasks bool) {
+	if g.cfg.Acct.Gather != step.GatherCgroup || g.place.empty() {
+		return
+	}
+	r, err := openReader()
+	if err != nil {
+		g.complain(err)
+		return
+	}
+	defer r.close()
+	f, err := r.readPlace(g.place)
+	g.complain(err)
+	g.takeHostOff(&f)
+	g.last = &f
+	if !tasks || !g.cfg.Confine.PerTask {
+		return
+	}
+	for rank := range g.tasks {
+		f, err := r.readPlace(g.place.below(step.TaskName(rank)))
+		g.complain(err)
+		g.tasks[rank].cgroup = &f
+	}
+}
+
+// takeHostOff takes the host out of the figures of a cgroup that it has lived in:
+// its time is known, its memory is not to be told apart.
+func (g *Gatherer) takeHostOff(f *cgroupFigures) {
+	g.readHostTime()
+	if !g.host.inside && g.host.us == 0 && g.host.known {
+		return // it never was there
+	}
+	f.peak, f.cpu.user, f.cpu.system = nil, nil, nil
+	if f.cpu.total == nil || !g.host.known {
+		f.cpu.total = nil
+		return
+	}
+	left := max(0, *f.cpu.total-g.host.us)
+	f.cpu.total = &left
+}
+
+// complain logs an error, once.
+func (g *Gatherer) complain(err error) {
+	if err == nil || g.cfg.Log == nil || g.said[err.Error()] || len(g.said) >= complaintsMax {
+		return
+	}
+	g.said[err.Error()] = true
+	g.cfg.Log(fmt.Sprintf("accounting: %v", err))
+}
+
+// complaintsMax bounds what is said of one step.
+const complaintsMax = 8
+
+// Fill writes what is known into a record: so far, or the final figures after
+// Finish. Before Begin it writes nothing.
+func (g *Gatherer) Fill(rec *step.Record) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.began {
+		return
+	}
+	total := g.stray.figures()
+	var largest figures
+	for rank := range g.tasks {
+		f := g.tasks[rank].figures()
+		total.add(&f)
+		largest.raise(&f, maxRSS, maxVM)
+		if rank < len(rec.Tasks) {
+			g.fillTask(&rec.Tasks[rank], &g.tasks[rank], &f)
+		}
+	}
+	total.known &^= 1<<maxRSS | 1<<maxVM
+	total.raise(&largest, maxRSS, maxVM)
+	rec.Usage = g.usage(&total)
+}
+
+// told is what the kernel has told, which is not all before the task's end.
+func (a *account) told() figures {
+	f := a.orphans
+	if a.ended {
+		f.add(&a.end)
+	}
+	return f
+}
+
+// figures are the best that is known.
+func (a *account) figures() (f figures) {
+	if a.ended {
+		f = a.told()
+	}
+	f.atLeast(&a.sampled)
+	if a.cgroup != nil {
+		c := ofCgroup(a.cgroup)
+		f.atLeast(&c)
+	}
+	return f
+}
+
+func (g *Gatherer) fillTask(t *step.Task, a *account, f *figures) {
+	u := f.used()
+	if a.cgroup != nil {
+		c := a.cgroup.used()
+		u.PeakMemoryBytes = c.PeakMemoryBytes
+		u.CPUStallUS, u.MemoryStallUS, u.IOStallUS = c.CPUStallUS, c.MemoryStallUS, c.IOStallUS
+	}
+	a.now.fill(&u)
+	if u == (step.Used{}) {
+		return
+	}
+	t.Usage, t.MaxRSSBytes, t.CPUSeconds = &u, u.MaxRSSBytes, u.CPUSeconds
+}
+
+func (l living) fill(u *step.Used) {
+	if !l.known {
+		return
+	}
+	n := l.processes
+	u.Processes = &n
+	if l.rssKnown {
+		rss := l.rss
+		u.RSSBytes = &rss
+	}
+}
+
+// usage makes the step's document.
+func (g *Gatherer) usage(total *figures) *step.StepUsage {
+	u := &step.StepUsage{
+		Gather: g.cfg.Acct.Gather, Time: time.Now(), Final: g.finished,
+		FrequencyS: g.cfg.Acct.FrequencyS, Samples: g.samples, SamplingUS: g.cost.Microseconds(),
+		Sources: map[string]string{"cpu_seconds": "wait4"},
+	}
+	var c figures
+	if g.last != nil {
+		c = ofCgroup(g.last)
+	}
+	before := *total
+	total.atLeast(&c)
+	u.Used = total.used()
+	if g.last != nil {
+		cg := g.last.used()
+		u.PeakMemoryBytes, u.Pressure = cg.PeakMemoryBytes, g.last.pressure
+		u.CPUStallUS, u.MemoryStallUS, u.IOStallUS = cg.CPUStallUS, cg.MemoryStallUS, cg.IOStallUS
+		g.last.sources(u)
+	}
+	g.sourcesOf(u, total, &before)
+	g.now.fill(&u.Used)
+	return u
+}
+
+// sourcesOf names the source where it was not the cgroup.
+func (g *Gatherer) sourcesOf(u *step.StepUsage, total, before *figures) {
+	for _, s := range []struct {
+		n           figure
+		name, other string
+	}{{cpu, "cpu_seconds", "wait4"}, {readDisk, "disk_read_bytes", "/proc/PID/io"}, {writtenDisk, "disk_written_bytes", "/proc/PID/io"}} {
+		switch {
+		case !total.knows(s.n):
+			delete(u.Sources, s.name)
+		case before.knows(s.n) && before.of[s.n] == total.of[s.n]:
+			u.Sources[s.name] = s.other
+			if !g.finished && s.n == cpu {
+				u.Sources[s.name] = "/proc/PID/stat"
+			}
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package step
+
+import "time"
+
+// Usage is what the kernel tells of a process at its end: of itself and of the
+// children that it waited for (getrusage(2)).
+type Usage struct {
+	User, System          time.Duration
+	MaxRSSBytes           int64 // the largest of these processes, not their sum
+	MinorFaults           int64
+	MajorFaults           int64
+	BlocksRead, BlocksOut int64 // of 512 bytes, from and to storage
+	// IO is /proc/PID/io, read before the process was reaped; "" where nobody did.
+	IO string
+}
+
+// Used is what a task, or all of a step, has used: so far, or in all when it has
+// ended. What is not known here is nil, never 0. docs/accounting.md tells from
+// where each figure comes on which layout of cgroups; where there are two
+// sources, each of which can only miss something, it is the larger.
+type Used struct {
+	// CPUSeconds is user and system time: wait4's, or cpu.stat's (v1
+	// cpuacct.usage) where accounting is by cgroup. UserSeconds and SystemSeconds
+	// are its parts, by the same source.
+	CPUSeconds    *float64 `json:"cpu_seconds,omitempty"`
+	UserSeconds   *float64 `json:"user_seconds,omitempty"`
+	SystemSeconds *float64 `json:"system_seconds,omitempty"`
+	// MaxRSSBytes is the resident memory: of a task the larger of wait4's
+	// ru_maxrss, which is that of its largest process, and of the highest sum over
+	// its processes in one sample. Of a step it is that of its largest task.
+	MaxRSSBytes *int64 `json:"max_rss_bytes,omitempty"`
+	// RSSBytes is the sum over its processes in the last sample, and Processes
+	// their number: only of what runs.
+	RSSBytes  *int64 `json:"rss_bytes,omitempty"`
+	Processes *int   `json:"processes,omitempty"`
+	// PeakMemoryBytes is the kernel's own peak of the cgroup: memory.peak (v1
+	// memory.max_usage_in_bytes). It holds page cache and kernel memory, too.
+	PeakMemoryBytes *int64 `json:"peak_memory_bytes,omitempty"`
+	// MaxVMSizeBytes is the highest sum of virtual sizes in one sample.
+	MaxVMSizeBytes *int64 `json:"max_vm_size_bytes,omitempty"`
+	MinorFaults    *int64 `json:"minor_faults,omitempty"`
+	MajorFaults    *int64 `json:"major_faults,omitempty"`
+	// ReadBytes and WrittenBytes passed through read(2), write(2) and their kin:
+	// files, pipes and sockets (rchar and wchar of /proc/PID/io; Slurm's
+	// AveDiskRead and AveDiskWrite).
+	ReadBytes    *int64 `json:"read_bytes,omitempty"`
+	WrittenBytes *int64 `json:"written_bytes,omitempty"`
+	// DiskReadBytes and DiskWrittenBytes came from and went to storage:
+	// read_bytes and write_bytes of /proc/PID/io, and io.stat (v1
+	// blkio.throttle.io_service_bytes_recursive).
+	DiskReadBytes    *int64 `json:"disk_read_bytes,omitempty"`
+	DiskWrittenBytes *int64 `json:"disk_written_bytes,omitempty"`
+	// CPUStallUS, MemoryStallUS and IOStallUS are the microseconds in which some
+	// thread waited for what was short: "some" of cpu.pressure, memory.pressure
+	// and io.pressure of the cgroup (psi(8)).
+	CPUStallUS    *int64 `json:"cpu_stall_us,omitempty"`
+	MemoryStallUS *int64 `json:"memory_stall_us,omitempty"`
+	IOStallUS     *int64 `json:"io_stall_us,omitempty"`
+}
+
+// StepUsage is the accounting of a step.
+type StepUsage struct {
+	Used
+	// Gather is JobAcctGatherType: "none", "linux" or "cgroup".
+	Gather string `json:"gather"`
+	// Time is when it was read. Final says that no process was left then.
+	Time  time.Time `json:"time"`
+	Final bool      `json:"final"`
+	// FrequencyS is the time between samples, 0 for none; Samples were taken, and
+	// took stepd SamplingUS microseconds in all.
+	FrequencyS int   `json:"frequency_s"`
+	Samples    int   `json:"samples"`
+	SamplingUS int64 `json:"sampling_us"`
+	// Pressure are the pressure files whole; nil where there are none.
+	Pressure *Pressure `json:"pressure,omitempty"`
+	// Sources tells where those figures of the step come from that have several
+	// sources, by their JSON names.
+	Sources map[string]string `json:"sources,omitempty"`
+}
+
+// Pressure is how long the tasks of a step have waited for what was short:
+// cpu.pressure, memory.pressure and io.pressure of its cgroup (psi(8)).
+type Pressure struct {
+	CPU    *Stalls `json:"cpu,omitempty"`
+	Memory *Stalls `json:"memory,omitempty"`
+	IO     *Stalls `json:"io,omitempty"`
+}
+
+// Stalls are the two lines of a pressure file: some task waited, or all did.
+type Stalls struct {
+	Some Stall  `json:"some"`
+	Full *Stall `json:"full,omitempty"` // not of CPU before Linux 5.13
+}
+
+// Stall is a total of microseconds, and percentages of the last 10, 60 and 300 s.
+type Stall struct {
+	TotalUS int64   `json:"total_us"`
+	Avg10   float64 `json:"avg10"`
+	Avg60   float64 `json:"avg60"`
+	Avg300  float64 `json:"avg300"`
+}
+
+// Accounting is how the node accounts for a step (slurm.conf). The zero value
+// samples nothing and reads what the kernel tells at the ends of tasks.
+type Accounting struct {
+	// Gather is JobAcctGatherType without its prefix; "" is "none".
+	Gather string `json:"gather,omitempty"`
+	// FrequencyS is the time between samples, 0 for none.
+	FrequencyS int `json:"frequency_s,omitempty"`
+	// UsePss counts a page that n processes share as 1/n of one, NoShared leaves
+	// shared pages out (JobAcctGatherParams).
+	UsePss   bool `json:"use_pss,omitempty"`
+	NoShared bool `json:"no_shared,omitempty"`
+	// OverMemoryKill ends a step whose sampled memory is over its limit.
+	OverMemoryKill bool `json:"over_memory_kill,omitempty"`
+}
+
+// The values of Accounting.Gather.
+const (
+	GatherNone   = "none"
+	GatherLinux  = "linux"
+	GatherCgroup = "cgroup"
+)
