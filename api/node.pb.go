@@ -1079,7 +1079,7 @@ const file_api_node_proto_rawDesc = "" +
 	"slurm_conf\x18\f \x01(\tR\tslurmConf\x12!\n" +
 	"\frequire_safe\x18\r \x01(\bR\vrequireSafe\x12)\n" +
 	"\x10plugstack_digest\x18\x0e \x01(\tR\x0fplugstackDigest\x12'\n" +
-	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xfa\x06\n" +
+	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xaa\a\n" +
 	"\x04Node\x12/\n" +
 	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x123\n" +
 	"\aReserve\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +
@@ -1087,7 +1087,8 @@ const file_api_node_proto_rawDesc = "" +
 	"\x05Alloc\x12\x14.stepd.v1.RunRequest\x1a\x14.stepd.v1.AllocReply\x124\n" +
 	"\aRelease\x12\x18.stepd.v1.ReleaseRequest\x1a\x0f.stepd.v1.Empty\x12.\n" +
 	"\x04Wait\x12\x11.stepd.v1.StepRef\x1a\x13.stepd.v1.StepReply\x12.\n" +
-	"\x04Show\x12\x11.stepd.v1.StepRef\x1a\x13.stepd.v1.StepReply\x122\n" +
+	"\x04Show\x12\x11.stepd.v1.StepRef\x1a\x13.stepd.v1.StepReply\x12.\n" +
+	"\x04Stat\x12\x11.stepd.v1.StepRef\x1a\x13.stepd.v1.StepReply\x122\n" +
 	"\x04List\x12\x15.stepd.v1.ListRequest\x1a\x13.stepd.v1.ListReply\x122\n" +
 	"\x06Signal\x12\x17.stepd.v1.SignalRequest\x1a\x0f.stepd.v1.Empty\x122\n" +
 	"\x06Cancel\x12\x17.stepd.v1.CancelRequest\x1a\x0f.stepd.v1.Empty\x12-\n" +
@@ -1144,35 +1145,37 @@ var file_api_node_proto_depIdxs = []int32{
 	5,  // 8: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
 	6,  // 9: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
 	6,  // 10: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
-	8,  // 11: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
-	10, // 12: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
-	11, // 13: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
-	6,  // 14: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
-	6,  // 15: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
-	12, // 16: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
-	0,  // 17: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
-	15, // 18: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
-	0,  // 19: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
-	0,  // 20: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
-	2,  // 21: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
-	2,  // 22: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
-	2,  // 23: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
-	4,  // 24: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
-	0,  // 25: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
-	7,  // 26: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
-	7,  // 27: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
-	9,  // 28: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
-	0,  // 29: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
-	0,  // 30: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
-	0,  // 31: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
-	0,  // 32: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
-	13, // 33: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
-	14, // 34: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
-	0,  // 35: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
-	0,  // 36: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
-	16, // 37: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
-	21, // [21:38] is the sub-list for method output_type
-	4,  // [4:21] is the sub-list for method input_type
+	6,  // 11: stepd.v1.Node.Stat:input_type -> stepd.v1.StepRef
+	8,  // 12: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
+	10, // 13: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
+	11, // 14: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
+	6,  // 15: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
+	6,  // 16: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
+	12, // 17: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
+	0,  // 18: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
+	15, // 19: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
+	0,  // 20: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
+	0,  // 21: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
+	2,  // 22: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
+	2,  // 23: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
+	2,  // 24: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
+	4,  // 25: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
+	0,  // 26: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
+	7,  // 27: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
+	7,  // 28: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
+	7,  // 29: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
+	9,  // 30: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
+	0,  // 31: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
+	0,  // 32: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
+	0,  // 33: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
+	0,  // 34: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
+	13, // 35: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
+	14, // 36: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
+	0,  // 37: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
+	0,  // 38: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
+	16, // 39: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
+	22, // [22:40] is the sub-list for method output_type
+	4,  // [4:22] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name

@@ -34,6 +34,7 @@ const (
 	Node_Release_FullMethodName      = "/stepd.v1.Node/Release"
 	Node_Wait_FullMethodName         = "/stepd.v1.Node/Wait"
 	Node_Show_FullMethodName         = "/stepd.v1.Node/Show"
+	Node_Stat_FullMethodName         = "/stepd.v1.Node/Stat"
 	Node_List_FullMethodName         = "/stepd.v1.Node/List"
 	Node_Signal_FullMethodName       = "/stepd.v1.Node/Signal"
 	Node_Cancel_FullMethodName       = "/stepd.v1.Node/Cancel"
@@ -78,6 +79,8 @@ type NodeClient interface {
 	Wait(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*StepReply, error)
 	// Show answers with one step, running or kept.
 	Show(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*StepReply, error)
+	// Stat answers as Show, with what the tasks of running steps use just now.
+	Stat(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*StepReply, error)
 	// List answers with every running step, and the ended ones when all is set.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListReply, error)
 	// Signal and Cancel act on one step, or on all steps of a job. Own steps; root: any.
@@ -173,6 +176,16 @@ func (c *nodeClient) Show(ctx context.Context, in *StepRef, opts ...grpc.CallOpt
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StepReply)
 	err := c.cc.Invoke(ctx, Node_Show_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) Stat(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*StepReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StepReply)
+	err := c.cc.Invoke(ctx, Node_Stat_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -320,6 +333,8 @@ type NodeServer interface {
 	Wait(context.Context, *StepRef) (*StepReply, error)
 	// Show answers with one step, running or kept.
 	Show(context.Context, *StepRef) (*StepReply, error)
+	// Stat answers as Show, with what the tasks of running steps use just now.
+	Stat(context.Context, *StepRef) (*StepReply, error)
 	// List answers with every running step, and the ended ones when all is set.
 	List(context.Context, *ListRequest) (*ListReply, error)
 	// Signal and Cancel act on one step, or on all steps of a job. Own steps; root: any.
@@ -371,6 +386,9 @@ func (UnimplementedNodeServer) Wait(context.Context, *StepRef) (*StepReply, erro
 }
 func (UnimplementedNodeServer) Show(context.Context, *StepRef) (*StepReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Show not implemented")
+}
+func (UnimplementedNodeServer) Stat(context.Context, *StepRef) (*StepReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Stat not implemented")
 }
 func (UnimplementedNodeServer) List(context.Context, *ListRequest) (*ListReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
@@ -545,6 +563,24 @@ func _Node_Show_Handler(srv interface{}, ctx context.Context, dec func(interface
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(NodeServer).Show(ctx, req.(*StepRef))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_Stat_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StepRef)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Stat(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Stat_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Stat(ctx, req.(*StepRef))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -756,6 +792,10 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Show",
 			Handler:    _Node_Show_Handler,
+		},
+		{
+			MethodName: "Stat",
+			Handler:    _Node_Stat_Handler,
 		},
 		{
 			MethodName: "List",

@@ -50,6 +50,8 @@ type Config struct {
 	// QuarantineAfter crashes in a row a plugin is left out, or drains the node
 	// where it is required; 0 is never.
 	QuarantineAfter int
+	// Acct is how steps are accounted for; the zero value samples nothing.
+	Acct step.Accounting
 	// NoNewPrivs sets no_new_privs for the tasks of every step.
 	NoNewPrivs bool
 
@@ -60,6 +62,10 @@ type Config struct {
 	StepdLog *os.File
 	// ContainerType is "none" or "tmpfs".
 	ContainerType string
+
+	// LeftUsage tells what the cgroups of a step still know of it whose stepd is
+	// dead, before they are removed; nil where they know nothing. The field may be nil.
+	LeftUsage func(rec *step.Record) (*step.StepUsage, error)
 
 	Users      Users
 	Tracker    Tracker

@@ -98,7 +98,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	f.update(func(own *step.Record) {
 		own.State, own.Reason = rec.State, rec.Reason
 		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
-		own.Drain, own.PluginCrash = rec.Drain, rec.PluginCrash
+		own.Drain, own.PluginCrash, own.Usage = rec.Drain, rec.PluginCrash, rec.Usage
 		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = nil, nil, rec.SuspendedSeconds
 		own.Ended = rec.Ended
 		if own.Ended == nil {

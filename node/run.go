@@ -75,6 +75,9 @@ func (n *Node) check(req *step.Request) error {
 	if req.MPI == "" {
 		req.MPI = n.cfg.MPIDefault
 	}
+	if err == nil {
+		err = n.checkFrequency(req)
+	}
 	if err == nil && len(req.Script) > 0 {
 		err = checkBatch(req)
 	}
@@ -83,6 +86,19 @@ func (n *Node) check(req *step.Request) error {
 	}
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	return nil
+}
+
+// checkFrequency: a user may not look away from what OverMemoryKill looks at.
+func (n *Node) checkFrequency(req *step.Request) error {
+	site := n.cfg.Acct
+	if req.AcctgFreq == nil || !site.OverMemoryKill || site.FrequencyS == 0 {
+		return nil
+	}
+	if f := *req.AcctgFreq; f == 0 || f > site.FrequencyS {
+		return &step.FieldError{Field: "acctg_freq", Problem: fmt.Sprintf(
+			"%d s: the site samples memory at least every %d s to enforce limits (JobAcctGatherFrequency, OverMemoryKill)", f, site.FrequencyS)}
 	}
 	return nil
 }
@@ -152,6 +168,10 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 	if len(req.Script) > 0 {
 		// The task count is the job's: its batch step is one task.
 		s.Origin, s.NTasks = step.OriginBatch, 1
+	}
+	s.Acct = n.cfg.Acct
+	if req.AcctgFreq != nil {
+		s.Acct.FrequencyS = *req.AcctgFreq
 	}
 	s.Spank.Quarantined = n.quarantined()
 	s.NoNewPrivs = s.NoNewPrivs || n.cfg.NoNewPrivs

@@ -15,17 +15,23 @@ import (
 // askMax bounds the wait for a stepd's answer to Signal and Cancel.
 const askMax = 10 * time.Second
 
-// ask connects to the step's socket as a tool, on behalf of somebody who was
-// authorised, and sends one request. It returns stepd's answer.
+// ask asks for something of which the answer says only that it is done.
 func (f *follower) ask(ctx context.Context, m *stepapi.Msg) error {
+	_, err := f.askFor(ctx, m)
+	return err
+}
+
+// askFor connects to the step's socket as a tool, on behalf of somebody who was
+// authorised, and sends one request. It returns stepd's answer.
+func (f *follower) askFor(ctx context.Context, m *stepapi.Msg) (*stepapi.Msg, error) {
 	if !f.hasStepd() {
-		return errors.New("the step was not started yet")
+		return nil, errors.New("the step was not started yet")
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, askMax, fmt.Errorf("stepd does not answer within %v", askMax))
 	defer cancel()
 	c, err := stepapi.DialDir(f.n.files.stepsDir(), f.n.files.socketName(f.id))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer func() {
@@ -33,14 +39,14 @@ func (f *follower) ask(ctx context.Context, m *stepapi.Msg) error {
 			c.Close()
 		}
 	}()
-	err = exchange(c, m)
+	reply, err := exchange(c, m)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
 	if errors.Is(err, io.EOF) {
-		return errors.New("stepd ended before it answered")
+		return nil, errors.New("stepd ended before it answered")
 	}
-	return err
+	return reply, err
 }
 
 // askCancel asks stepd to end the step.
@@ -48,29 +54,29 @@ func (f *follower) askCancel(ctx context.Context, reason string) error {
 	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Reason: reason})
 }
 
-func exchange(c *stepapi.Conn, m *stepapi.Msg) error {
+func exchange(c *stepapi.Conn, m *stepapi.Msg) (*stepapi.Msg, error) {
 	if err := c.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleTool}); err != nil {
-		return err
+		return nil, err
 	}
 	m.Seq = 1
 	if err := c.Send(m); err != nil {
-		return err
+		return nil, err
 	}
 	for {
 		got, fds, err := c.Recv()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, fd := range fds {
 			unix.Close(fd)
 		}
 		switch {
 		case got.Type == stepapi.TypeHello && got.Version != stepapi.Version:
-			return fmt.Errorf("stepd speaks version %d of its protocol, noded %d", got.Version, stepapi.Version)
+			return nil, fmt.Errorf("stepd speaks version %d of its protocol, noded %d", got.Version, stepapi.Version)
 		case got.Type == stepapi.TypeReply && got.Seq == m.Seq && got.Error != "":
-			return errors.New(got.Error)
+			return nil, errors.New(got.Error)
 		case got.Type == stepapi.TypeReply && got.Seq == m.Seq:
-			return nil
+			return got, nil
 		}
 	}
 }

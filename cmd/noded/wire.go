@@ -60,12 +60,22 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		CPUs: cpus, MemoryBytes: memory, MaxTasks: s.conf.MaxTasksPerNode,
 		Spank: s.spank(), Scripts: s.scripts(), QuarantineAfter: s.conf.Stepd.QuarantineAfter,
 		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(),
+		Acct:     s.accounting(),
 		KillWait: s.conf.KillWait, UnkillableTimeout: s.conf.UnkillableStepTimeout,
 		MinJobAge: s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
 		StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
 		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,
 	}, nil
+}
+
+// accounting is how the site accounts for steps.
+func (s *site) accounting() step.Accounting {
+	p := s.conf.JobAcctGatherParams
+	return step.Accounting{
+		Gather: s.conf.JobAcctGatherType, FrequencyS: int(s.conf.JobAcctGatherFrequency / time.Second),
+		UsePss: p.UsePss, NoShared: p.NoShared, OverMemoryKill: p.OverMemoryKill,
+	}
 }
 
 // cpus are the node's CPU numbers. NodeName CPUs= is believed, above the

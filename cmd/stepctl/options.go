@@ -31,6 +31,7 @@ type runOptions struct {
 	jobid                 uint32
 	noNewPrivs            bool
 	openMode              string
+	acctgFreq             string
 }
 
 // bindJob binds what run, alloc and batch have in common.
@@ -58,6 +59,7 @@ func (o *runOptions) bindOutput(c *cobra.Command, input, output string) {
 	f.StringVarP(&o.errors, "error", "e", "", "stderr: as --output (default: as stdout goes)")
 	f.StringVar(&o.openMode, "open-mode", "truncate", "output files: append or truncate")
 	f.StringVar(&o.export, "export", "ALL", "environment: ALL, NONE, or NAME[=VALUE],...")
+	f.StringVar(&o.acctgFreq, "acctg-freq", "", "seconds between samples of what the tasks use: SECONDS or task=SECONDS, 0 for none")
 	f.BoolVar(&o.noNewPrivs, "no-new-privs", false, "set no_new_privs for the tasks")
 }
 
@@ -115,7 +117,7 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	if o.ntasks < 1 {
 		return nil, fmt.Errorf("--ntasks=%d: a step has at least one task", o.ntasks)
 	}
-	sets := []func(*step.Request) error{o.setIdentity, o.setPlace, o.setFlags}
+	sets := []func(*step.Request) error{o.setIdentity, o.setPlace, o.setFlags, func(r *step.Request) error { return o.setAcctgFreq(r, kind) }}
 	if kind == stepOfJob {
 		sets = append(sets, o.setJob)
 	}
@@ -154,6 +156,23 @@ func (o *runOptions) setFlags(r *step.Request) error {
 		r.KillOnBadExit = true
 	default:
 		return fmt.Errorf("--kill-on-bad-exit=%s: want 0 or 1", o.killOnBadExit)
+	}
+	return nil
+}
+
+// setAcctgFreq reads --acctg-freq, else the variable that srun or sbatch reads.
+func (o *runOptions) setAcctgFreq(r *step.Request, kind requestKind) error {
+	name, value := "--acctg-freq", o.acctgFreq
+	if value == "" {
+		name = map[requestKind]string{stepOfJob: "SLURM_ACCTG_FREQ", batchJob: "SBATCH_ACCTG_FREQ"}[kind]
+		value = os.Getenv(name)
+	}
+	if value == "" {
+		return nil
+	}
+	var err error
+	if r.AcctgFreq, err = step.ParseAcctgFreq(value); err != nil {
+		return fmt.Errorf("%s=%s: %w", name, value, err)
 	}
 	return nil
 }

@@ -187,6 +187,9 @@ func showStep(doc []byte) error {
 	if rec.ExitCode != nil {
 		fmt.Printf("  exit     %d\n", *rec.ExitCode)
 	}
+	if rec.Usage != nil {
+		fmt.Printf("  used     %s\n", usedWords(&rec.Usage.Used))
+	}
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "  RANK\tPID\tSTATE\tEXIT\tCPU\tMAXRSS")
 	for _, t := range rec.Tasks {
@@ -197,6 +200,26 @@ func showStep(doc []byte) error {
 		fmt.Fprintf(w, "  %d\t%s\t%s\t%s\t%s\t%s\n", t.Rank, number(t.PID), t.State, exit, seconds(t.CPUSeconds), megabytes(t.MaxRSSBytes))
 	}
 	return w.Flush()
+}
+
+// usedWords is what is known of a step's usage, in one line.
+func usedWords(u *step.Used) string {
+	words := []string{"CPU " + seconds(u.CPUSeconds)}
+	if u.UserSeconds != nil && u.SystemSeconds != nil {
+		words[0] += fmt.Sprintf(" (%.2fs user, %.2fs system)", *u.UserSeconds, *u.SystemSeconds)
+	}
+	for _, f := range []struct {
+		what  string
+		bytes *int64
+	}{
+		{"peak memory", u.PeakMemoryBytes}, {"read", u.ReadBytes}, {"written", u.WrittenBytes},
+		{"from disk", u.DiskReadBytes}, {"to disk", u.DiskWrittenBytes},
+	} {
+		if f.bytes != nil {
+			words = append(words, f.what+" "+size(f.bytes))
+		}
+	}
+	return strings.Join(words, ", ")
 }
 
 func number(n *int) string {
