@@ -5,7 +5,7 @@ import "slices"
 // The numbers of host/protocol.h, which is their source: TestProtocolNumbers
 // reads that file and fails when one differs.
 const (
-	hostProtocolVersion = 4
+	hostProtocolVersion = 5
 
 	hostFDControl = 3
 	hostFDLog     = 4
@@ -101,7 +101,7 @@ func hookName(n uint32) string {
 // stageNames are the places where a task can be, by number.
 var stageNames = [...]string{
 	"none", "host", "forked", "join_container", "task_init_privileged", "become_user",
-	"stdio", "gate", "task_init", "limits", "exec",
+	"stdio", "gate", "task_init", "limits", "exec", "mem_policy",
 }
 
 const (
@@ -161,12 +161,13 @@ const (
 	tagOOMScore    = 33
 	tagJobControl  = 34
 
-	tagStream   = 40
-	tagTaskEnv  = 41
-	tagTaskFD   = 42
-	tagEnvSet   = 43
-	tagEnvUnset = 44
-	tagExitEnv  = 45
+	tagStream    = 40
+	tagTaskEnv   = 41
+	tagTaskFD    = 42
+	tagEnvSet    = 43
+	tagEnvUnset  = 44
+	tagExitEnv   = 45
+	tagMemPolicy = 46
 
 	tagJobName    = 50
 	tagPartition  = 51

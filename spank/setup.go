@@ -282,6 +282,9 @@ func (h *Host) Launch(l *step.Launch) error {
 			w.tlv(tagTaskFD, func(w *writer) { w.u32(uint32(rank)); w.u32(table(int(f.File.Fd()))); w.str(f.Var) })
 		}
 	}
+	for _, m := range l.MemPolicies {
+		w.tlv(tagMemPolicy, func(w *writer) { putMemPolicy(w, m) })
+	}
 	for _, e := range l.Env {
 		w.tlvStr(tagEnvSet, e)
 	}
@@ -322,6 +325,18 @@ func putStream(w *writer, s step.TaskStream, table func(int) uint32) {
 		w.u32(0)
 	}
 	w.str(s.Path)
+}
+
+func putMemPolicy(w *writer, m step.MemPolicy) {
+	rank := uint32(noRank)
+	if m.Rank != step.AllRanks {
+		rank = uint32(m.Rank)
+	}
+	w.u32(rank)
+	w.u32(uint32(m.Mode))
+	for _, word := range m.Nodes {
+		w.u64(word)
+	}
 }
 
 // memfd holds b for the host to read.

@@ -19,6 +19,9 @@ type Launch struct {
 	TaskEnv   [][]string
 	// TaskFDs[rank] survive exec.
 	TaskFDs [][]TaskFD
+	// MemPolicies are set after the gate, before task_init; a rank without one keeps
+	// the kernel's default.
+	MemPolicies []MemPolicy
 	// Unset lists names that are removed just before exec.
 	Unset []string
 	// ExitEnv is set in the job's environment for task_exit.

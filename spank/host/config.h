@@ -99,10 +99,19 @@ struct list {
 	uint32_t first, last;
 };
 
+/* A memory policy, as set_mempolicy(2) takes it. */
+#define MEM_WORDS_MAX 16 /* 1024 nodes: the kernel has no more */
+struct mem_policy {
+	uint32_t mode;
+	uint32_t words;
+	uint64_t nodes[MEM_WORDS_MAX];
+};
+
 /* What is told apart by rank. */
 struct rank_conf {
 	struct stream stream[3];
-	bool own_stream[3]; /* told for this rank, not for all */
+	bool own_stream[3];  /* told for this rank, not for all */
+	uint32_t mem_policy; /* of step_conf.mem_policies, from 1; 0: none was told */
 	struct list env;
 	struct list fds;
 };
@@ -112,6 +121,8 @@ struct step_conf {
 	size_t ntasks;
 	struct item *items;
 	size_t nitems, items_cap;
+	struct mem_policy *mem_policies;
+	size_t nmem_policies;
 	char **env_set, **env_unset, **exit_env;
 	size_t nenv_set, nenv_unset, nexit_env;
 };
@@ -123,6 +134,9 @@ void step_free(struct step_conf *s);
 
 /* The lists of what is for all ranks. */
 const struct rank_conf *step_common(const struct step_conf *s);
+
+/* The memory policy of a rank, or the one for all; NULL if neither was told. */
+const struct mem_policy *step_mem_policy(const struct step_conf *s, size_t rank);
 
 /* The stream of a rank, or the one for all; STREAM_NULL if neither was told. */
 struct stream step_stream(const struct step_conf *s, size_t rank, int fd);

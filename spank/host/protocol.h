@@ -55,7 +55,7 @@
 
 /* The comments are columns, and a test reads a constant a line. */
 /* clang-format off */
-#define HOST_PROTOCOL_VERSION 4
+#define HOST_PROTOCOL_VERSION 5
 
 #define HOST_FD_CONTROL 3
 #define HOST_FD_LOG 4
@@ -75,7 +75,7 @@ enum host_cmd {
 	CMD_LOAD = 2,
 	CMD_INIT = 3, /* u32 count, u8 keep[count]: 0 leaves the plugin out of the stack */
 	CMD_FDS = 4,  /* descriptors, appended to the table */
-	CMD_STEP = 5, /* fds: step memfd (TLV with TAG_STREAM, TAG_TASK_ENV, TAG_TASK_FD, TAG_ENV_SET) */
+	CMD_STEP = 5, /* fds: step memfd (TLV with TAG_STREAM, TAG_TASK_ENV, TAG_TASK_FD, TAG_ENV_SET, TAG_MEM_POLICY) */
 	CMD_USER_INIT = 6,
 	CMD_FORK = 7,
 	CMD_POST_FORK = 8,
@@ -174,6 +174,7 @@ enum stage {
 	STAGE_TASK_INIT = 8,
 	STAGE_LIMITS = 9,
 	STAGE_EXEC = 10,
+	STAGE_MEM_POLICY = 11, /* between the gate and task_init */
 };
 
 enum plugin_flag {
@@ -230,6 +231,7 @@ enum config_tag {
 	TAG_ENV_SET = 43,  /* string NAME=VALUE: set in the job's environment (MPI prefork) */
 	TAG_ENV_UNSET = 44, /* string NAME: removed just before exec (SLURM_RLIMIT_...) */
 	TAG_EXIT_ENV = 45, /* string NAME=VALUE: set in the job's environment for task_exit */
+	TAG_MEM_POLICY = 46, /* u32 rank (NO_RANK: all that have no own); u32 mode and u64[] nodes, as set_mempolicy(2) has them */
 	/* SETUP again: what slurm_load_job tells of the job beside what plugins can ask for */
 	TAG_JOB_NAME = 50,    /* string */
 	TAG_PARTITION = 51,   /* string */

@@ -82,6 +82,26 @@ static bool read_task_fd(struct step_conf *s, struct reader *r, size_t nfds)
 	return true;
 }
 
+static bool read_mem_policy(struct step_conf *s, struct reader *r)
+{
+	struct rank_conf *rank = rank_of(s, rd_u32(r));
+	struct mem_policy policy = {.mode = rd_u32(r)};
+
+	if (rank == NULL || r->left > sizeof(policy.nodes))
+		return false;
+	while (r->left > 0 && !r->bad)
+		policy.nodes[policy.words++] = rd_u64(r);
+	if (r->bad)
+		return false;
+	size_t n = s->nmem_policies++;
+	if ((n & (n - 1)) == 0)
+		s->mem_policies =
+			must_grow(s->mem_policies, n ? 2 * n : 1, sizeof(*s->mem_policies));
+	s->mem_policies[n] = policy;
+	rank->mem_policy = (uint32_t)n + 1;
+	return true;
+}
+
 static bool read_item(struct step_conf *s, struct reader *blob, size_t nfds)
 {
 	uint16_t tag = rd_u16(blob), flags = rd_u16(blob);
@@ -98,6 +118,9 @@ static bool read_item(struct step_conf *s, struct reader *blob, size_t nfds)
 		break;
 	case TAG_TASK_FD:
 		ok = ok && read_task_fd(s, &r, nfds);
+		break;
+	case TAG_MEM_POLICY:
+		ok = ok && read_mem_policy(s, &r);
 		break;
 	case TAG_ENV_SET:
 		append_string(&s->env_set, &s->nenv_set, rd_str(&r));
@@ -139,6 +162,7 @@ void step_free(struct step_conf *s)
 {
 	free(s->ranks);
 	free(s->items);
+	free(s->mem_policies);
 	free(s->env_set);
 	free(s->env_unset);
 	free(s->exit_env);
@@ -148,6 +172,15 @@ void step_free(struct step_conf *s)
 const struct rank_conf *step_common(const struct step_conf *s)
 {
 	return &s->ranks[s->ntasks];
+}
+
+const struct mem_policy *step_mem_policy(const struct step_conf *s, size_t rank)
+{
+	if (s->ranks == NULL || rank >= s->ntasks)
+		return NULL;
+	uint32_t n = s->ranks[rank].mem_policy ? s->ranks[rank].mem_policy
+					       : s->ranks[s->ntasks].mem_policy;
+	return n > 0 ? &s->mem_policies[n - 1] : NULL;
 }
 
 struct stream step_stream(const struct step_conf *s, size_t rank, int fd)

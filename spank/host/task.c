@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "host.h"
@@ -164,6 +165,20 @@ static void set_task_env(struct host *h)
 	}
 }
 
+/* By the task itself: no other process can. As the user, who may do so. */
+static void set_mem_policy(struct host *h)
+{
+	const struct mem_policy *p = step_mem_policy(&h->step, h->rank);
+
+	if (p == NULL)
+		return;
+	enter(h, STAGE_MEM_POLICY);
+	/* The kernel takes one bit less than it is told. */
+	if (syscall(SYS_set_mempolicy, (int)p->mode, p->words > 0 ? p->nodes : NULL,
+		    p->words > 0 ? 64ul * p->words + 1 : 0ul) < 0)
+		task_fail(h, STAGE_MEM_POLICY, errno, "the memory nodes of --mem-bind", 1);
+}
+
 _Noreturn void task_main(struct host *h, uint32_t rank)
 {
 	h->in_task = true;
@@ -184,6 +199,7 @@ _Noreturn void task_main(struct host *h, uint32_t rank)
 	task_stdio(h);
 	wait_gate(h);
 	set_task_env(h);
+	set_mem_policy(h);
 	run_hook(h, STAGE_TASK_INIT, HOOK_TASK_INIT);
 	enter(h, STAGE_LIMITS);
 	limits_apply(&h->env);

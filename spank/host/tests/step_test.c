@@ -280,6 +280,52 @@ static void test_exec_failures(void)
 	rmdir(dir);
 }
 
+/* By the words of numa_maps, and by the kernel's refusal. */
+static void test_mem_policy(void)
+{
+	static const struct {
+		uint32_t mode, words;
+		uint64_t nodes;
+		const char *line;
+		const char *log;
+	} cases[] = {
+		{2, 1, 1, " bind:0 ", ""},
+		{1, 1, 1, " prefer:0 ", ""},
+		{4, 0, 0, " local ", ""},
+		{2, 1, 1ull << 63, "", "fail rank=0 stage=11 errno=22 the memory nodes"},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct scene s = {.ntasks = 1,
+				  .argv = {"cat", "/proc/self/numa_maps"},
+				  .env = {PATH_ENV},
+				  .plugins = {{plugin, true, {0}}}};
+		struct driver d;
+
+		drv_start(&d);
+		drv_setup(&d, &s);
+		CHECK_INT(drv_init(&d, &s).rc, 0);
+		int out = drv_output(&d, 1);
+		size_t at = blob_open(&d.step, TAG_MEM_POLICY);
+		blob_u32(&d.step, 0);
+		blob_u32(&d.step, cases[i].mode);
+		for (uint32_t n = 0; n < cases[i].words; n++) {
+			blob_u32(&d.step, (uint32_t)cases[i].nodes);
+			blob_u32(&d.step, (uint32_t)(cases[i].nodes >> 32));
+		}
+		blob_close(&d.step, at);
+		drv_run(&d);
+		char *log = drv_log(&d), *maps = drv_read_all(out);
+		has(log, cases[i].log);
+		has(maps, cases[i].line);
+		CHECK_INT(d.status[0], cases[i].log[0] ? 1 << 8 : 0);
+		drv_do(&d, CMD_EXIT, NULL, NULL, 0);
+		drv_end(&d);
+		free(log);
+		free(maps);
+	}
+}
+
 static void test_required_hook_fails(void)
 {
 	static const struct {
@@ -712,6 +758,7 @@ int main(void)
 	RUN(test_environment_and_limits);
 	RUN(test_task_fd);
 	RUN(test_exec_failures);
+	RUN(test_mem_policy);
 	RUN(test_required_hook_fails);
 	RUN(test_task_hook_fails);
 	RUN(test_board_tells_of_crash);

@@ -319,6 +319,48 @@ static void test_step(void)
 	}
 }
 
+static void put_mem_policy(struct blob *b, uint32_t rank, uint32_t mode, uint32_t halves)
+{
+	size_t at = blob_open(b, TAG_MEM_POLICY);
+
+	blob_u32(b, rank);
+	blob_u32(b, mode);
+	for (uint32_t i = 0; i < halves; i++)
+		blob_u32(b, i + 1);
+	blob_close(b, at);
+}
+
+static void test_mem_policy(void)
+{
+	/* Rank, mode, and how many halves of a word. */
+	static const uint32_t bad[][3] = {{2, 2, 2}, {0, 2, 1}, {0, 2, 2 * MEM_WORDS_MAX + 2}};
+	struct blob b = {0};
+	struct step_conf s;
+	const char *why;
+
+	put_mem_policy(&b, NO_RANK, 4, 0);
+	put_mem_policy(&b, 1, 2, 4);
+	CHECK(step_decode(&s, b.p, b.len, 2, 0, &why));
+	CHECK_INT(step_mem_policy(&s, 0)->mode, 4);
+	CHECK_INT(step_mem_policy(&s, 0)->words, 0);
+	CHECK_INT(step_mem_policy(&s, 1)->words, 2);
+	CHECK_INT(step_mem_policy(&s, 1)->nodes[1], 0x400000003);
+	CHECK(step_mem_policy(&s, 2) == NULL);
+	step_free(&s);
+	blob_free(&b);
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		put_mem_policy(&b, bad[i][0], bad[i][1], bad[i][2]);
+		CHECK(!step_decode(&s, b.p, b.len, 2, 0, &why));
+		step_free(&s);
+		blob_free(&b);
+	}
+	put_stream(&b, 0, 0, STREAM_NULL, 0);
+	CHECK(step_decode(&s, b.p, b.len, 2, 0, &why));
+	CHECK(step_mem_policy(&s, 0) == NULL);
+	step_free(&s);
+	blob_free(&b);
+}
+
 static void write_bytes(const char *path, const void *p, size_t n)
 {
 	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0755);
@@ -466,6 +508,7 @@ int main(void)
 	RUN(test_config_local);
 	RUN(test_config_refused);
 	RUN(test_step);
+	RUN(test_mem_policy);
 	RUN(test_explain_scripts);
 	RUN(test_explain_binaries);
 	RUN(test_strerror);
