@@ -35,7 +35,7 @@ var importRules = map[string]struct {
 	"stepd/node":              {[]string{"stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},
 	"stepd/node/fakestepd":    {[]string{"stepd/step", "stepd/api/stepapi"}, "a stepd for tests of noded"},
 	"stepd/cmd/noded":         {[]string{"stepd/..."}, "wires"},
-	"stepd/cmd/stepd":         {[]string{"stepd/acct", "stepd/step", "stepd/task", "stepd/task/oom", "stepd/spank", "stepd/proctrack", "stepd/mpi", "stepd/api/stepapi", "stepd/internal/linux"}, "wires, and stays small: a step pays for every package"},
+	"stepd/cmd/stepd":         {[]string{"stepd/acct", "stepd/step", "stepd/task", "stepd/task/affinity", "stepd/task/oom", "stepd/spank", "stepd/proctrack", "stepd/mpi", "stepd/api/stepapi", "stepd/internal/linux"}, "wires, and stays small: a step pays for every package"},
 	"stepd/cmd/stepctl":       {[]string{"stepd/..."}, "wires"},
 	"stepd/examples":          {[]string{"stepd/internal/testkit"}, "tests of the examples"},
 	"stepd/integration":       {[]string{"stepd/internal/testkit"}, "black box: built programs only"},

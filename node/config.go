@@ -60,6 +60,8 @@ type Config struct {
 	// StepdLog is a log file that stepds append to by themselves. nil: what they
 	// write to their standard error comes through noded to Log.Out.
 	StepdLog *os.File
+	// Affinity is what the site says about the binding of tasks; nil binds none.
+	Affinity *step.AffinityConf
 	// ContainerType is "none" or "tmpfs".
 	ContainerType string
 

@@ -162,6 +162,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		Cluster: n.cfg.Cluster, Partition: n.cfg.Partition, SlurmConf: n.cfg.SlurmConf,
 		Spank: n.cfg.Spank, Proctrack: step.Proctrack{Kind: n.cfg.Tracker.Kind()},
 		Container: n.cfg.ContainerType, RunDir: n.files.run,
+		Affinity:  n.cfg.Affinity,
 		KillWaitS: int(n.cfg.KillWait / time.Second),
 		Origin:    step.OriginRun, JobNTasks: req.NTasks,
 	}

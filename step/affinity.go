@@ -9,6 +9,9 @@ type AffinityConf struct {
 	Autobind CPUBindKind `json:"autobind,omitempty"`
 	// Verbose reports each task's binding where the user does not say.
 	Verbose bool `json:"verbose,omitempty"`
+	// Off says why no task can be bound to CPUs here: their numbers are not the
+	// machine's. "" lets them be bound.
+	Off string `json:"off,omitempty"`
 }
 
 // MemMode is how the kernel takes memory for a task, as set_mempolicy(2) numbers it.

@@ -113,14 +113,17 @@ type Spec struct {
 	SlurmConf    string `json:"slurm_conf,omitempty"`
 	RestartCount uint32 `json:"restart_count,omitempty"`
 
-	Spank      SpankConf   `json:"spank"`
-	Proctrack  Proctrack   `json:"proctrack"`
-	Confine    Confinement `json:"confine"`
-	Acct       Accounting  `json:"acct"`
-	Container  string      `json:"container"` // "none" or "tmpfs"
-	RunDir     string      `json:"run_dir"`
-	ResultFile string      `json:"result_file"` // where stepd leaves the result when no noded takes it
-	KillWaitS  int         `json:"kill_wait_s"`
+	Spank     SpankConf   `json:"spank"`
+	Proctrack Proctrack   `json:"proctrack"`
+	Confine   Confinement `json:"confine"`
+	// Affinity is what the site says about the binding of tasks; nil binds none:
+	// task/affinity is not among the task plugins.
+	Affinity   *AffinityConf `json:"affinity,omitempty"`
+	Acct       Accounting    `json:"acct"`
+	Container  string        `json:"container"` // "none" or "tmpfs"
+	RunDir     string        `json:"run_dir"`
+	ResultFile string        `json:"result_file"` // where stepd leaves the result when no noded takes it
+	KillWaitS  int           `json:"kill_wait_s"`
 
 	// ContainerNS says that descriptor FDContainer is the job's mount
 	// namespace; EntireStepInNS that the host joins it before init.

@@ -73,6 +73,7 @@ func jobEnv(s *step.Spec) []string {
 	if s.CPUsPerTask > 1 {
 		env.set("SLURM_CPUS_PER_TASK", strconv.Itoa(s.CPUsPerTask))
 	}
+	setBinding(env, &s.Binding, s.NTasks)
 	env.set("SLURM_JOB_ID", job)
 	env.set("SLURM_JOBID", job)
 	env.set("SLURM_STEP_ID", stepID)
@@ -97,6 +98,25 @@ func jobEnv(s *step.Spec) []string {
 	// Inner stepctl commands find this node's daemon (rulings 29).
 	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
 	return env.list
+}
+
+// setBinding tells what was asked of the place of the tasks. What they got is
+// task/affinity's to tell.
+func setBinding(env *envList, b *step.Binding, ntasks int) {
+	if b.Distribution != (step.Distribution{}) {
+		env.set("SLURM_DISTRIBUTION", b.Distribution.Text(ntasks))
+	}
+	for _, v := range []struct {
+		name string
+		n    int
+	}{
+		{"SLURM_DIST_PLANESIZE", b.Distribution.Plane}, {"SLURM_THREADS_PER_CORE", b.ThreadsPerCore},
+		{"SLURM_NTASKS_PER_CORE", b.NTasksPerCore}, {"SLURM_NTASKS_PER_SOCKET", b.NTasksPerSocket},
+	} {
+		if v.n > 0 {
+			env.set(v.name, strconv.Itoa(v.n))
+		}
+	}
 }
 
 // hostEnv is the environ that plugins find in the host: nothing of the user's

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,10 +50,11 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
+	unbindable := ""
 	if !bindable {
-		why := fmt.Sprintf("NodeName CPUs=%d is more than the machine has", len(cpus))
-		log.Warnf("fallback: no CPU binding: %s", why)
-		fallbacks = append(fallbacks, node.Fallback{What: "CPU binding", Why: why})
+		unbindable = fmt.Sprintf("NodeName CPUs=%d is more than the machine has", len(cpus))
+		log.Warnf("fallback: no CPU binding: %s", unbindable)
+		fallbacks = append(fallbacks, node.Fallback{What: "CPU binding", Why: unbindable})
 	}
 	return node.Config{
 		NodeName: s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
@@ -63,7 +65,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		Acct:     s.accounting(),
 		KillWait: s.conf.KillWait, UnkillableTimeout: s.conf.UnkillableStepTimeout,
 		MinJobAge: s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
-		StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
+		Affinity: s.affinity(unbindable), StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
 		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,
 	}, nil
@@ -97,6 +99,16 @@ func (s *site) cpus() (cpus []int, bindable bool, err error) {
 		cpus = append(cpus, i)
 	}
 	return cpus, false, nil
+}
+
+// affinity is what tasks are bound to by default; nil is nothing, and no
+// --cpu-bind is heeded. unbindable says why none can be, "" if they can.
+func (s *site) affinity(unbindable string) *step.AffinityConf {
+	if !slices.Contains(s.conf.TaskPlugin, "task/affinity") {
+		return nil
+	}
+	p := s.conf.TaskPluginParam
+	return &step.AffinityConf{Default: step.CPUBindKind(p.Bind), Autobind: step.CPUBindKind(p.Autobind), Verbose: p.Verbose, Off: unbindable}
 }
 
 func (s *site) spank() step.SpankConf {

@@ -27,7 +27,10 @@ func allocCommand(d *dialer) *cobra.Command {
 		Use:         "alloc [options] [--] [COMMAND [ARG...]]",
 		Short:       "hold CPUs for a job while a command (default: $SHELL) runs",
 		Annotations: map[string]string{usesPlugins: spank.ContextAllocator.String()},
-		RunE: func(_ *cobra.Command, argv []string) error {
+		RunE: func(c *cobra.Command, argv []string) error {
+			if err := bindingFromEnv(c.Flags(), "SALLOC_"); err != nil {
+				return err
+			}
 			client, err := d.client()
 			if err != nil {
 				return err
@@ -85,7 +88,7 @@ func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string) (
 	p.tellTooLong()
 	p.exitEnv = append(allocEnv(req, p, job), p.jobEnv()...)
 	over, stop := watchJob(client, job.JobId)
-	code, err := inJob(req, d, job, argv, over, tell)
+	code, err := inJob(req, d, job, argv, o.place.env(), over, tell)
 	stop()
 	tell("Relinquishing job allocation %d", job.JobId)
 	_, rerr := client.Release(context.Background(), &api.ReleaseRequest{JobId: job.JobId})
@@ -139,7 +142,7 @@ const revokeGrace = time.Second
 
 // inJob runs the command with the job's variables. It is the user's own
 // process, here: Ctrl-C is the terminal's to send it.
-func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string, over <-chan struct{}, tell func(string, ...any)) (int, error) {
+func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv, options []string, over <-chan struct{}, tell func(string, ...any)) (int, error) {
 	path, _ := d.path()
 	if p := d.privateSocket(); p != "" {
 		path = p
@@ -148,7 +151,7 @@ func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv []string, ove
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdin, os.Stdout, os.Stderr, req.Cwd
 	p := d.plugins
 	cmd.Env = append(append([]string(nil), p.env...), allocEnv(req, p, job)...)
-	cmd.Env = append(append(append(cmd.Env, "NODED_SOCKET="+path), p.jobEnv()...), p.shortOptionEnv()...)
+	cmd.Env = append(append(append(append(cmd.Env, options...), "NODED_SOCKET="+path), p.jobEnv()...), p.shortOptionEnv()...)
 	sigs := make(chan os.Signal, 16) // a burst of signals must not be lost
 	d.release()
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)

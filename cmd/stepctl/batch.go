@@ -43,6 +43,9 @@ func batchCommand(d *dialer) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := bindingFromEnv(c.Flags(), "SBATCH_"); err != nil {
+				return err
+			}
 			if err := scriptOptions(c, d.plugins, script); err != nil {
 				return err
 			}

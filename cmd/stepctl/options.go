@@ -32,6 +32,7 @@ type runOptions struct {
 	noNewPrivs            bool
 	openMode              string
 	acctgFreq             string
+	place                 bindingOptions
 }
 
 // bindJob binds what run, alloc and batch have in common.
@@ -49,6 +50,7 @@ func (o *runOptions) bindJob(c *cobra.Command) {
 	f.StringVar(&o.gid, "gid", "", "with another group (root)")
 	f.BoolVarP(&o.quiet, "quiet", "Q", false, "no messages but errors")
 	f.CountVarP(&o.verbose, "verbose", "v", "say more; may be repeated")
+	o.place.bind(c)
 }
 
 // bindOutput binds what run and batch have in common beyond that.
@@ -114,6 +116,10 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	if r.Name == "" {
 		r.Name = filepath.Base(argv[0])
 	}
+	var err error
+	if r.Binding, err = o.place.binding(); err != nil {
+		return nil, err
+	}
 	if o.ntasks < 1 {
 		return nil, fmt.Errorf("--ntasks=%d: a step has at least one task", o.ntasks)
 	}
@@ -136,6 +142,7 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 		return nil, err
 	}
 	if kind == batchJob {
+		own = append(own, o.place.env()...)
 		// Measured: a script has neither; its umask travels by itself.
 		own = slices.DeleteFunc(own, func(e string) bool {
 			return strings.HasPrefix(e, "SLURM_UMASK=") || strings.HasPrefix(e, "SRUN_DEBUG=")

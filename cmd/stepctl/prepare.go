@@ -19,6 +19,10 @@ const usesPlugins = "spank-context"
 // the verb c. args is the command line without the verb.
 func (d *dialer) prepare(c *cobra.Command, args []string) error {
 	seen := peek(c, args)
+	if seen.topic != "" {
+		fmt.Print(helpOn(seen.topic))
+		return exitError(0)
+	}
 	d.socket, d.standalone = seen.socket, seen.standalone
 	d.release = d.endOnSignal()
 	limits := sync.OnceValues(limits)
@@ -66,6 +70,7 @@ type peeked struct {
 	socket     string
 	standalone bool
 	help       bool
+	topic      string // an option whose value is "help"
 }
 
 // peek reads the options that are known. Behind a long option that is not, a
@@ -111,6 +116,11 @@ func peek(c *cobra.Command, args []string) (seen peeked) {
 			seen.socket = text
 		case "standalone":
 			seen.standalone = text == "true"
+		default:
+			if strings.EqualFold(text, "help") && helpOn(name) != "" {
+				seen.topic = name
+				return seen
+			}
 		}
 	}
 	return seen

@@ -31,6 +31,10 @@ func runCommand(d *dialer) *cobra.Command {
 			if err := o.fromJob(c); err != nil {
 				return err
 			}
+			if err := bindingFromEnv(c.Flags(), "SLURM_"); err != nil {
+				return err
+			}
+			o.place.exact = o.place.exact || c.Flags().Changed("cpus-per-task") // as in Slurm
 			client, err := d.client()
 			if err != nil {
 				return err

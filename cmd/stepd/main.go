@@ -28,6 +28,7 @@ import (
 	"stepd/spank"
 	"stepd/step"
 	"stepd/task"
+	"stepd/task/affinity"
 	"stepd/task/oom"
 )
 
@@ -139,6 +140,13 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		OverMemory: func(why string) { st.OverMemory(why) },
 		Log:        func(text string) { aud.Log(step.LogError, text) },
 	})
+	if spec.Affinity != nil {
+		// After task/cgroup, whatever the site's order is: affinity.Plugin says why.
+		deps.Plugins = append(deps.Plugins, affinity.New(affinity.Config{
+			Spec: spec, Sys: os.DirFS("/sys"), Say: aud.Say,
+			Log: func(text string) { aud.Log(step.LogInfo, text) },
+		}))
+	}
 	// Last of the task plugins, so that its PostStep comes first: while the
 	// cgroups of the tasks are there to be read.
 	deps.Plugins = append(deps.Plugins, oom.New(oom.Config{

@@ -36,6 +36,7 @@ type Plan struct {
 	cpuVerbose bool
 	memVerbose bool
 	list       string // SLURM_CPU_BIND_LIST
+	off        bool   // nothing can be bound, and nobody has asked for it
 }
 
 // MakePlan places the tasks. An error says what of the request cannot be had
@@ -64,12 +65,18 @@ func (p *Plan) placeCPUs() error {
 	if g := t.Guessed; g != "" {
 		p.Notes = append(p.Notes, fmt.Sprintf("the kernel does not tell of the step's CPUs: %s", g))
 	}
-	if t.Missing.Len() > 0 {
-		// slurm.conf is believed, above the hardware too (rulings 23).
+	off := p.in.Site.Off
+	if t.Missing.Len() > 0 && off == "" {
+		off = fmt.Sprintf("the step has CPUs %s, which this machine has not", t.Missing)
+	}
+	if off != "" {
+		// Without a word of the user's, a node that is told to have more CPUs than
+		// it has works all the same (rulings 23).
 		if explicit != step.CPUBindAuto && explicit != step.CPUBindNone {
-			return fmt.Errorf("cannot bind tasks (--cpu-bind=%s): the step has CPUs %s, which this machine has not: CPUs= in slurm.conf is more than there are", explicit, t.Missing)
+			return fmt.Errorf("cannot bind tasks (--cpu-bind=%s): %s", explicit, off)
 		}
 		p.Kind = step.CPUBindNone
+		p.off = p.in.Binding.CPU == (step.CPUBind{})
 		return nil
 	}
 	if t.Offline.Len() > 0 {

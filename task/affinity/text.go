@@ -109,14 +109,13 @@ func (p *Plan) Env() []string {
 		}
 		return string(step.Quiet)
 	}
-	cpu := word(p.cpuVerbose)
-	env := []string{
-		"SLURM_CPU_BIND_VERBOSE=" + cpu,
-		"SLURM_CPU_BIND_TYPE=" + p.kindText(),
-		"SLURM_CPU_BIND_LIST=" + p.list,
-	}
-	if kind := p.kindText(); p.list != "" || !strings.HasSuffix(kind, ":") {
-		env = append(env, "SLURM_CPU_BIND="+cpu+","+kind+p.list)
+	var env []string
+	if !p.off { // else as without the plugin
+		cpu, kind := word(p.cpuVerbose), p.kindText()
+		env = append(env, "SLURM_CPU_BIND_VERBOSE="+cpu, "SLURM_CPU_BIND_TYPE="+kind, "SLURM_CPU_BIND_LIST="+p.list)
+		if p.list != "" || !strings.HasSuffix(kind, ":") {
+			env = append(env, "SLURM_CPU_BIND="+cpu+","+kind+p.list)
+		}
 	}
 	m := p.in.Binding.Mem
 	if m == (step.MemBind{}) {
@@ -143,6 +142,24 @@ func (p *Plan) Env() []string {
 		env = append(env, "SLURM_MEM_BIND="+strings.Join(all, ","))
 	}
 	return env
+}
+
+// stale are the variables of a binding that this plan does not set: a task must
+// not find there what the step around its own has got.
+func (p *Plan) stale() (names []string) {
+	set := make(map[string]bool)
+	for _, e := range p.Env() {
+		name, _, _ := strings.Cut(e, "=")
+		set[name] = true
+	}
+	for _, of := range []string{"SLURM_CPU_BIND", "SLURM_MEM_BIND"} {
+		for _, part := range []string{"", "_VERBOSE", "_TYPE", "_LIST", "_PREFER", "_SORT"} {
+			if !set[of+part] {
+				names = append(names, of+part)
+			}
+		}
+	}
+	return names
 }
 
 // memList is the user's list of memory nodes, written out.

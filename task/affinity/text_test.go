@@ -87,6 +87,33 @@ func TestEnv(t *testing.T) {
 	}
 }
 
+// TestEnvOff: where CPUs= is more than there are, the tasks are told nothing, unless
+// somebody has asked.
+func TestEnvOff(t *testing.T) {
+	for options, want := range map[string]string{
+		"-n2":                    "",
+		"-n2 --cpu-bind=none":    "SLURM_CPU_BIND=quiet,none",
+		"-n2 --cpu-bind=verbose": "SLURM_CPU_BIND=verbose,none",
+	} {
+		in, err := input(options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in.Topology, in.Site.Off = machine(t, "2c", "0-1"), "CPUs=64"
+		p, err := MakePlan(in)
+		if err != nil || p.CPUs != nil {
+			t.Errorf("%s: %v, %v", options, p, err)
+			continue
+		}
+		if got := p.Env(); want == "" && len(got) > 0 || want != "" && !slices.Contains(got, want) {
+			t.Errorf("%s: got %q, want %q", options, got, want)
+		}
+	}
+	if _, err := MakePlan(Input{Topology: machine(t, "2c", "0-1"), NTasks: 1, Site: step.AffinityConf{Off: "CPUs=64"}, Binding: step.Binding{CPU: step.CPUBind{Kind: step.CPUBindCores}}}); err == nil || err.Error() != "cannot bind tasks (--cpu-bind=cores): CPUs=64" {
+		t.Errorf("got %v", err)
+	}
+}
+
 // TestLongLists: a variable of more than 128 KiB would let no task start
 // (MAX_ARG_STRLEN): then repetitions are told as such, or the type alone.
 func TestLongLists(t *testing.T) {

@@ -1,0 +1,114 @@
+package affinity
+
+import (
+	"fmt"
+	"io/fs"
+
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+// Config is what a Plugin is told.
+type Config struct {
+	Spec *step.Spec
+	// Sys is /sys.
+	Sys fs.FS
+	// Say sends a line to the user's stderr; Log one to the administrator.
+	Say func(line string)
+	Log func(text string)
+}
+
+// Plugin binds the tasks of one step; it is a task.Plugin. Its hooks are called
+// after those of task/cgroup, whatever slurm.conf's order is: a process that comes
+// into a cpuset loses the CPUs that were set for it.
+type Plugin struct {
+	cfg  Config
+	plan *Plan
+}
+
+// New makes the plugin of a step.
+func New(cfg Config) *Plugin { return &Plugin{cfg: cfg} }
+
+// Name is that of slurm.conf.
+func (p *Plugin) Name() string { return "task/affinity" }
+
+// PreSetuid plans the binding: what cannot be had ends the step before anything
+// of the user's has run.
+func (p *Plugin) PreSetuid() error {
+	in, err := InputOf(p.cfg.Spec, p.cfg.Sys)
+	if err != nil {
+		return err
+	}
+	if p.plan, err = MakePlan(in); err != nil {
+		return err
+	}
+	for _, n := range p.plan.Notes {
+		p.cfg.Log(p.Name() + ": " + n)
+	}
+	return nil
+}
+
+// InputOf is the input of a step's plan. A batch script is no MPI task: what its
+// job asks for is for the steps in it, and it has all of the job's CPUs.
+func InputOf(spec *step.Spec, sys fs.FS) (Input, error) {
+	cpus, err := step.ParseCPUList(spec.CPUs)
+	if err != nil {
+		return Input{}, fmt.Errorf("cannot bind tasks: the step's CPUs: %w", err)
+	}
+	topology, err := ReadTopology(sys, cpus)
+	if err != nil {
+		return Input{}, err
+	}
+	in := Input{
+		Binding: spec.Binding, NTasks: spec.NTasks, CPUsPerTask: spec.CPUsPerTask, Overcommit: spec.Overcommit,
+		OwnJob: spec.Request.Job == nil, Topology: topology,
+	}
+	if spec.Affinity != nil {
+		in.Site = *spec.Affinity
+	}
+	if spec.ID.Step == step.BatchStep {
+		in.Binding = step.Binding{CPU: step.CPUBind{Verbosity: step.Quiet, Kind: step.CPUBindNone}}
+		in.CPUsPerTask = 1
+	}
+	return in, nil
+}
+
+// PreLaunch tells the tasks of their binding, and gives them what each must set
+// for itself.
+func (p *Plugin) PreLaunch(l *step.Launch) error {
+	l.MemPolicies = append(l.MemPolicies, p.plan.Mem...)
+	if p.cfg.Spec.ID.Step != step.BatchStep {
+		l.CommonEnv = append(l.CommonEnv, p.plan.Env()...)
+		l.Unset = append(l.Unset, p.plan.stale()...)
+	}
+	return nil
+}
+
+// PreLaunchPriv binds one task, while it waits at the gate.
+func (p *Plugin) PreLaunchPriv(rank, pid int) error {
+	if p.plan.CPUs != nil {
+		if err := linux.SetAffinity(pid, p.plan.CPUs[rank]); err != nil {
+			return fmt.Errorf("cannot bind task %d to CPUs %s: %w", rank, p.plan.CPUs[rank], err)
+		}
+	}
+	cpu, mem := p.plan.Verbose()
+	node := p.cfg.Spec.NodeName
+	if cpu {
+		// What the kernel has made of it: it leaves out what is not in the cpuset.
+		has, err := linux.Affinity(pid)
+		if err != nil {
+			return err
+		}
+		p.cfg.Say(p.plan.CPULine(node, rank, pid, has))
+	}
+	if mem {
+		p.cfg.Say(p.plan.MemLine(node, rank, pid))
+	}
+	return nil
+}
+
+// PostTerm does nothing: the binding ends with the process.
+func (p *Plugin) PostTerm(step.TaskEnd) {}
+
+// PostStep does nothing either.
+func (p *Plugin) PostStep() error { return nil }
