@@ -194,6 +194,18 @@ func (n *node) shutdown(t *testing.T) {
 	t.Helper()
 	if !n.exited() {
 		n.checkClean(t)
+	}
+	n.shutdownInWork(t)
+	killLeftovers(n)
+	if t.Failed() {
+		t.Logf("noded's log:\n%s", tail(n.log.String(), 60))
+	}
+}
+
+// shutdownInWork does so while no step runs, but a job may not have ended.
+func (n *node) shutdownInWork(t *testing.T) {
+	t.Helper()
+	if !n.exited() {
 		_ = n.cmd.Process.Signal(syscall.SIGTERM) // it may just have ended
 		select {
 		case <-n.done:
@@ -209,10 +221,6 @@ func (n *node) shutdown(t *testing.T) {
 	n.checkClean(t)
 	if err := n.cgroupRootGone(); err != nil {
 		t.Error(err)
-	}
-	killLeftovers(n)
-	if t.Failed() {
-		t.Logf("noded's log:\n%s", tail(n.log.String(), 60))
 	}
 }
 

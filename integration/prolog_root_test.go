@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -150,12 +151,15 @@ func TestRootPrologFailures(t *testing.T) {
 		{"required", "job_prolog", "rc=-1", 182, failed("job_prolog", "failed with rc=-1")},
 		{"required", "job_prolog", "segv", 182, failed("job_prolog", "killed by SIGSEGV")},
 		{"required", "job_prolog", "hang", 182, failed("job_prolog", "did not return within 1s")},
+		{"required", "job_prolog", "closefds", 182, failed("job_prolog", "closed descriptors of the process that called it")},
 		{"required", "job_prolog", "rc=1", 0, ""},
 		{"optional", "job_prolog", "rc=-1", 0, ""},
 		{"optional", "job_prolog", "abort", 0, ""},
 		{"required", "job_epilog", "rc=-1", 0, failed("job_epilog", "failed with rc=-1")},
 		{"required", "job_epilog", "exit", 0, failed("job_epilog", "called exit(0)")},
+		{"required", "job_epilog", "hang", 0, failed("job_epilog", "did not return within 1s")},
 		{"optional", "job_epilog", "rc=-1", 0, ""},
+		{"optional", "job_epilog", "closefds", 0, ""},
 		{"optional", "job_epilog", "segv", 0, ""},
 	}
 	for _, c := range rows {
@@ -262,9 +266,18 @@ func TestRootPrologLeavesDaemon(t *testing.T) {
 	n.checkClean(t)
 }
 
-// TestRootEpilogOverRestart: an epilog that noded's death has interrupted is
-// run again, alone.
+// TestRootEpilogOverRestart: an epilog that noded's end has interrupted is run
+// again, alone. A noded that is told to stop ends what is left of it.
 func TestRootEpilogOverRestart(t *testing.T) {
+	t.Run("SIGKILL", func(t *testing.T) {
+		epilogOverRestart(t, func(n *node) { n.kill9(t) })
+	})
+	t.Run("SIGTERM", func(t *testing.T) {
+		epilogOverRestart(t, func(n *node) { n.shutdownInWork(t) })
+	})
+}
+
+func epilogOverRestart(t *testing.T, end func(*node)) {
 	n := startNode(t, site{})
 	marks, hold := n.markFile(t), n.path("hold")
 	must(t, os.WriteFile(hold, nil, 0o644))
@@ -280,11 +293,42 @@ func TestRootEpilogOverRestart(t *testing.T) {
 		return nil
 	})
 	must(t, os.Remove(hold))
-	n.kill9(t)
+	end(n)
 	n.boot(t)
 	n.idle(t)
 	text := readFile(t, marks)
 	if strings.Count(text, "epilog.sh\n") != 2 || strings.Count(text, "SLURM_JOB_EXIT_CODE=1280\n") != 2 {
+		t.Errorf("marks:\n%s", text)
+	}
+	n.checkClean(t)
+}
+
+// TestRootStopInAllocation: a noded that is told to stop leaves a job that is
+// held as it is, its prolog's place among it.
+func TestRootStopInAllocation(t *testing.T) {
+	n := startNode(t, site{})
+	marks := n.markFile(t)
+	n.script(t, "prolog.sh", marks, "sleep 86393 >/dev/null 2>&1 &")
+	n.script(t, "epilog.sh", marks, "")
+	n.restartWith(t, "Prolog=prolog.sh\nEpilog=epilog.sh\n")
+	p := n.held(t)
+	if r := n.ctl(t, "run", "--jobid", "1", "echo", "ran"); r.out != "ran\n" {
+		t.Errorf("got %v", r)
+	}
+	must(t, n.cmd.Process.Signal(syscall.SIGTERM))
+	<-n.done
+	if code := n.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("noded: exit code %d after SIGTERM, want 0", code)
+	}
+	n.boot(t)
+	if r := n.ctl(t, "run", "--jobid", "1", "echo", "again"); r.out != "again\n" {
+		t.Errorf("got %v", r)
+	}
+	must(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	p.wait(t)
+	n.idle(t)
+	text := readFile(t, marks)
+	if strings.Count(text, "prolog.sh\n") != 1 || strings.Count(text, "epilog.sh\n") != 1 {
 		t.Errorf("marks:\n%s", text)
 	}
 	n.checkClean(t)

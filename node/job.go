@@ -133,6 +133,8 @@ func (n *Node) endJob(j *job) {
 		n.endScripts(j, log)
 	}
 	if n.owed(epilogKind()) && !n.runEpilog(j) {
+		// Until the next noded there is nobody to look after what is left of it.
+		n.endScripts(j, log)
 		return
 	}
 	n.endScripts(j, log)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -141,7 +142,11 @@ func (n *Node) Close(ctx context.Context) error {
 		errs = append(errs, fmt.Errorf("cannot remove socket: %w", err))
 	}
 	if len(n.reg.followers()) == 0 {
-		errs = append(errs, n.cfg.Tracker.Remove())
+		err := n.cfg.Tracker.Remove()
+		if errors.Is(err, syscall.EBUSY) && len(n.reg.all()) > 0 {
+			err = nil // the place of a prolog is its job's, as long as that is held
+		}
+		errs = append(errs, err)
 	}
 	errs = append(errs, n.store.close())
 	n.unlock()
