@@ -3,6 +3,7 @@ package integration
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -43,8 +44,8 @@ func TestRootPluginHangs(t *testing.T) {
 	runMisdeeds(t, startNode(t, site{Stepd: "HookTimeout=1\n"}), []misdeed{
 		{do: "hang", kills: late, slow: true},
 		{do: "hang-blocked", kills: late, slow: true},
-		{do: "spin", in: []string{"init", "task_init"}, kills: late, slow: true},
-		{do: "spin-blocked", in: []string{"user_init", "task_exit"}, kills: late, slow: true},
+		{do: "spin", in: []string{"init", "task_init", "task_post_fork", "exit"}, kills: late, slow: true},
+		{do: "spin-blocked", in: []string{"init_post_opt", "user_init", "task_init_privileged", "task_exit"}, kills: late, slow: true},
 		{do: "stop", kills: late, slow: true},
 	}, 16)
 }
@@ -228,4 +229,86 @@ func TestRootPluginChroot(t *testing.T) {
 		}
 		n.checkClean(t)
 	}
+}
+
+// harmless are misdeeds after which a host goes on, in the order in which their
+// plugins are called; a thread comes late, as forks lose it.
+var harmless = []string{
+	"closestd", "handlers", "ignore-sigchld", "no-zombies", "ignore-sigterm", "block", "unblock", "chdir", "umask", "core",
+	"setpgid", "setsid", "nofile", "seteuid", "args", "env", "twice", "thread", "thread-raw",
+}
+
+// jobNumber is what differs from job to job in the words of batch.
+var jobNumber = regexp.MustCompile(`batch job \d+`)
+
+// TestRootPluginElsewhere: what plugins do to their process in the contexts that
+// launch nothing is nobody's else: neither the step's nor the scripts'. A plugin
+// for each misdeed, all of them in one hook.
+func TestRootPluginElsewhere(t *testing.T) {
+	n := startNode(t, site{})
+	so := n.path("ruder.so")
+	compile(t, "-fPIC", "-shared", "-I", ownHeaders, "testdata/plugins/ruder.c", "-o", so)
+	lines := func(flag string, ctx int, hook string, deeds ...string) []string {
+		var out []string
+		for _, deed := range deeds {
+			out = append(out, fmt.Sprintf("%s %s ctx=%d hook=%s do=%s", flag, so, ctx, hook, deed))
+		}
+		return out
+	}
+	const look = "umask; pwd; id -u; grep -E '^(SigBlk|SigIgn|Threads)' /proc/self/status; ulimit -Sn -Sc; exit 3"
+	run, alloc := []string{"run", "sh", "-c", look}, []string{"alloc", "-Q", "sh", "-c", look}
+	batch := []string{"batch", "-W", "-o", "/dev/null", "--wrap=" + look}
+	for _, c := range []struct {
+		ctx   int
+		args  []string
+		hooks []string
+	}{
+		{1, run, []string{"init", "init_post_opt", "local_user_init", "exit"}},
+		{3, alloc, []string{"init", "init_post_opt", "exit"}},
+		{3, batch, []string{"init", "init_post_opt", "exit"}},
+		{5, run, []string{"job_prolog", "job_epilog"}},
+	} {
+		n.stack(t)
+		asEver := n.ctl(t, c.args...)
+		if asEver.code != 3 {
+			t.Fatalf("without plugins: %v", asEver)
+		}
+		for _, hook := range c.hooks {
+			for _, flag := range []string{"required", "optional"} {
+				t.Run(fmt.Sprintf("%s context %d %s %s", c.args[0], c.ctx, hook, flag), func(t *testing.T) {
+					n.stack(t, lines(flag, c.ctx, hook, harmless...)...)
+					r := n.ctl(t, c.args...)
+					if out := jobNumber.ReplaceAllString(r.out, "N"); r.code != 3 || out != jobNumber.ReplaceAllString(asEver.out, "N") {
+						t.Errorf("got %v\nwant %v", r, asEver)
+					}
+					onlyOurLines(t, r)
+					if doc := n.idle(t); doc.State != "IDLE" {
+						t.Errorf("node %s: %q", doc.State, doc.Reason)
+					}
+					n.checkClean(t)
+				})
+			}
+		}
+	}
+	n.kill9(t)
+	for _, hook := range []string{"init", "slurmd_exit"} {
+		for _, flag := range []string{"required", "optional"} {
+			t.Run(fmt.Sprintf("noded context 4 %s %s", hook, flag), func(t *testing.T) {
+				n.write(t, "plugstack.conf", strings.Join(lines(flag, 4, hook, harmless...), "\n")+"\n")
+				n.boot(t)
+				if r := n.ctl(t, "run", "echo", "ran"); r.out != "ran\n" || r.code != 0 {
+					t.Error(r)
+				}
+				n.idle(t)
+				must(t, n.cmd.Process.Signal(unix.SIGTERM))
+				<-n.done
+				if code := n.cmd.ProcessState.ExitCode(); code != 0 {
+					t.Errorf("noded ended with %d: %s", code, n.log.String())
+				}
+				n.checkClean(t)
+			})
+		}
+	}
+	n.write(t, "plugstack.conf", "")
+	n.boot(t)
 }

@@ -107,12 +107,16 @@ func TestRootSlurmdFailures(t *testing.T) {
 		{"required init fails", line("required", "init", "rc=-1"), false, `plugin "client.so": slurm_spank_init: failed with rc=-1`},
 		{"required init crashes", line("required", "init", "segv"), false, `plugin "client.so": slurm_spank_init: killed by SIGSEGV`},
 		{"required init hangs", line("required", "init", "hang"), false, `plugin "client.so": slurm_spank_init: did not return within 1s`},
+		{"required init exits", line("required", "init", "exit"), false, `plugin "client.so": slurm_spank_init: called exit(0)`},
+		{"required init closes descriptors", line("required", "init", "closefds"), false, `plugin "client.so": slurm_spank_init: closed descriptors of the process that called it`},
 		{"optional init fails", line("optional", "init", "rc=-1"), true, ""},
 		{"optional init crashes", line("optional", "init", "abort"), true, `plugin \"client.so\": slurm_spank_init: killed by SIGABRT; the plugin is optional: starting without it`},
 		{"required is missing", "required /no/such.so\n", false, "plugstack.conf:1: Failed to load plugin /no/such.so. Aborting"},
 		{"optional is missing", "optional /no/such.so\nrequired " + other + " mark=" + marks + "\n", true, "Failed to load optional plugin /no/such.so. Ignored"},
 		{"required exit fails", line("required", "slurmd_exit", "rc=-1"), true, `plugin \"client.so\": slurm_spank_slurmd_exit: failed with rc=-1`},
 		{"required exit hangs", line("required", "slurmd_exit", "hang"), true, `plugin \"client.so\": slurm_spank_slurmd_exit: did not return within 1s`},
+		{"required exit crashes", line("required", "slurmd_exit", "segv"), true, `plugin \"client.so\": slurm_spank_slurmd_exit: killed by SIGSEGV`},
+		{"optional exit crashes", line("optional", "slurmd_exit", "abort"), true, `plugin \"client.so\": slurm_spank_slurmd_exit: killed by SIGABRT`},
 		{"optional exit fails", line("optional", "slurmd_exit", "rc=-1"), true, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -8,6 +8,7 @@
  *   mark=FILE   append "TAG HOOK RANK" to FILE in every hook
  *   tag=TEXT    the name in those marks
  *   option      register an option
+ *   ctx=N       not in remote context but in that one (ruder.so, for the hooks)
  *   order=NAME  further arguments are in that variable of the job, so that steps
  *               beside each other can have their own
  */
@@ -92,9 +93,10 @@ static int visit(const char *hook, spank_t sp, int ac, char **av)
 	    strcmp(av[ac - 1], "option") == 0 &&
 	    spank_option_register(sp, &option) != ESPANK_SUCCESS)
 		return -1;
-	if (!spank_remote(sp))
-		return 0;
 	order[0] = 0;
+	const char *ctx = argument(ac, av, "ctx");
+	if ((int)spank_context() != (ctx != NULL ? atoi(ctx) : S_CTX_REMOTE))
+		return 0;
 	if (name != NULL)
 		(void)spank_getenv(sp, name, order, sizeof(order));
 	const char *where = argument(ac, av, "hook"), *what = argument(ac, av, "do"),
