@@ -59,6 +59,7 @@ type site struct {
 	Stepd     string // stepd.conf
 	Plugstack string // plugstack.conf
 	Container string // job_container.conf
+	Real      bool   // the node has the machine's own CPUs, and tasks are bound to them
 }
 
 // node is a private noded and the directory it serves from.
@@ -119,7 +120,11 @@ func startNode(t *testing.T, s site) *node {
 	must(t, os.Mkdir(n.path("home"), 0o755))
 	must(t, os.Chown(n.wd, int(user.uid), int(user.gid)))
 	must(t, os.Chown(n.path("home"), int(user.uid), int(user.gid)))
-	n.write(t, "slurm.conf", "ClusterName=golden\nNodeName=vm CPUs=64\nPartitionName=p Nodes=ALL Default=YES\n"+s.Slurm)
+	cpus := " CPUs=64" // more than there are, so that the machine's own number plays no part
+	if s.Real {
+		cpus = ""
+	}
+	n.write(t, "slurm.conf", "ClusterName=golden\nNodeName=vm"+cpus+"\nPartitionName=p Nodes=ALL Default=YES\n"+s.Slurm)
 	for name, text := range map[string]string{"stepd.conf": s.Stepd, "plugstack.conf": s.Plugstack, "job_container.conf": s.Container} {
 		if text != "" {
 			n.write(t, name, text)

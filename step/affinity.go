@@ -2,8 +2,8 @@ package step
 
 // AffinityConf is what the site says about task/affinity: TaskPluginParam.
 type AffinityConf struct {
-	// Default is the type for steps that ask for none: CPUBindNone, CPUBindSockets,
-	// CPUBindCores or CPUBindThreads. It goes before the automatic binding.
+	// Default is the type for steps that ask for none: CPUBindNone, or one that is
+	// dealt, as CPUBindCores. It goes before the automatic binding.
 	Default CPUBindKind `json:"default,omitempty"`
 	// Autobind is the type where the automatic binding finds no match (Autobind=).
 	Autobind CPUBindKind `json:"autobind,omitempty"`
