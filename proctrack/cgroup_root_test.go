@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/testkit"
+	"stepd/step"
 )
 
 // wantEmpty fails unless the tracker has no process.
@@ -389,8 +390,11 @@ func TestRootKillEndsWithContext(t *testing.T) {
 	if !errors.As(err, &left) || !errors.Is(err, stop) {
 		t.Fatalf("Kill = %v, want a SurvivorsError with the context's cause", err)
 	}
-	if left.Total != 1 || left.Survivors[0].PID != cmd.Process.Pid || left.Survivors[0].Comm == "?" || left.Survivors[0].State == "gone" {
+	if left.Total != 1 || left.Survivors[0].PID != cmd.Process.Pid || left.Survivors[0].Comm == "?" || left.Survivors[0].State == "" {
 		t.Errorf("the survivors are %+v, want process %d", left, cmd.Process.Pid)
+	}
+	if s := left.Survivors[0]; s.Grade != step.GradeFrozen || !strings.Contains(s.Freezer, "/freezer/") || s.Start == 0 {
+		t.Errorf("the survivor is %+v, want it frozen by a v1 cgroup", s)
 	}
 	t.Log(err)
 	if err := c.Destroy(ctx); !errors.Is(err, stop) {

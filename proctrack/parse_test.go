@@ -211,16 +211,16 @@ func TestCgroupRefusesOtherFileSystems(t *testing.T) {
 }
 
 func TestSurvivorsErrorText(t *testing.T) {
-	one := Survivor{PID: 12, Comm: "nfs\ncopy", State: "disk sleep", Wchan: "nfs_wait_bit_killable"}
+	one := Survivor{PID: 12, Comm: "nfs\ncopy", State: "D", Grade: step.GradeDisk, Wchan: "nfs_wait_bit_killable"}
 	tests := []struct {
 		name string
 		err  *SurvivorsError
 		want string
 	}{
 		{"one", &SurvivorsError{Where: `cgroup "/x"`, Survivors: []Survivor{one}, Total: 1, Cause: context.DeadlineExceeded},
-			`cannot kill all processes of cgroup "/x": 1 left: pid 12 "nfs\ncopy" (disk sleep in nfs_wait_bit_killable): context deadline exceeded`},
-		{"more than are shown", &SurvivorsError{Where: "w", Survivors: []Survivor{one, {PID: 13, Comm: "b", State: "running"}}, Total: 9, Cause: context.Canceled},
-			`cannot kill all processes of w: 9 left: pid 12 "nfs\ncopy" (disk sleep in nfs_wait_bit_killable), pid 13 "b" (running), ...: context canceled`},
+			`cannot kill all processes of cgroup "/x": 1 left: pid 12 "nfs\ncopy" (state D: uninterruptible sleep in nfs_wait_bit_killable): context deadline exceeded`},
+		{"more than are shown", &SurvivorsError{Where: "w", Survivors: []Survivor{one, {PID: 13, Comm: "b", State: "R", Grade: step.GradeRunning}}, Total: 9, Cause: context.Canceled},
+			`cannot kill all processes of w: 9 left: pid 12 "nfs\ncopy" (state D: uninterruptible sleep in nfs_wait_bit_killable), pid 13 "b" (state R: still ending), ...: context canceled`},
 		{"none left after all", &SurvivorsError{Where: "w", Cause: context.Canceled}, `cannot kill all processes of w: 0 left: context canceled`},
 	}
 	for _, tt := range tests {
