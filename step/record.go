@@ -37,6 +37,10 @@ type Record struct {
 	Suspended        *time.Time `json:"suspended"`
 	SuspendedBy      *uint32    `json:"suspended_by,omitempty"`
 	SuspendedSeconds float64    `json:"suspended_seconds,omitempty"`
+	// Survivors are the first of the processes that SIGKILL has not ended within
+	// UnkillableStepTimeout, as they were then; SurvivorsTotal counts all.
+	Survivors      []Survivor `json:"survivors,omitempty"`
+	SurvivorsTotal int        `json:"survivors_total,omitempty"`
 	// Drain says why the node should take no more jobs: the failure of a
 	// required plugin's hook for which Slurm drains it. "" does not.
 	Drain string `json:"drain,omitempty"`

@@ -124,6 +124,8 @@ type Spec struct {
 	RunDir     string        `json:"run_dir"`
 	ResultFile string        `json:"result_file"` // where stepd leaves the result when no noded takes it
 	KillWaitS  int           `json:"kill_wait_s"`
+	// UnkillableS is UnkillableStepTimeout in seconds; 0, of an older noded, is 60.
+	UnkillableS int `json:"unkillable_s,omitempty"`
 
 	// ContainerNS says that descriptor FDContainer is the job's mount
 	// namespace; EntireStepInNS that the host joins it before init.

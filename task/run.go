@@ -54,6 +54,7 @@ type Step struct {
 	attachments
 	control
 	suspension
+	killing  killing
 	eviction eviction
 	children
 
@@ -194,9 +195,9 @@ func (s *Step) createTracker(context.Context) error {
 		return err
 	}
 	s.push("proctrack", func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), unkillableAfter)
+		ctx, cancel := s.killContext()
 		defer cancel()
-		return s.d.Tracker.Destroy(ctx)
+		return s.killed(s.d.Tracker.Destroy(ctx))
 	})
 	return nil
 }
