@@ -171,7 +171,7 @@ func DescribeSurvivors(list []Survivor, total int) string {
 		}
 		text += sep + s.String()
 	}
-	if total > len(list) {
+	if len(list) > 0 && total > len(list) {
 		text += ", ..."
 	}
 	return text

@@ -152,7 +152,11 @@ func (t *plainTracker) EndStep(ctx context.Context, rec *step.Record) error {
 	if rec.BootID != boot {
 		return nil // its processes ended with that boot
 	}
-	err = proctrack.KillSession(ctx, proctrack.Process{PID: rec.StepdPID, Start: rec.StepdStart}, nil)
+	var known []proctrack.Process
+	for _, s := range rec.Survivors {
+		known = append(known, proctrack.Process{PID: s.PID, Start: s.Start})
+	}
+	err = proctrack.KillSession(ctx, proctrack.Process{PID: rec.StepdPID, Start: rec.StepdStart}, known)
 	if err != nil {
 		return fmt.Errorf("step %s: %w", rec.ID, err)
 	}
