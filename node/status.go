@@ -92,5 +92,5 @@ func (n *Node) AddFallback(f Fallback) {
 func (n *Node) fallbackList() []Fallback {
 	n.fallbacks.Lock()
 	defer n.fallbacks.Unlock()
-	return append([]Fallback{}, n.cfg.Fallbacks...)
+	return append(append([]Fallback{}, n.cfg.Fallbacks...), n.cfg.Tracker.Fallbacks()...)
 }

@@ -228,6 +228,13 @@ func (s *Step) evictHost() {
 	}
 }
 
+// hostIsOut notes that the host was never in the tasks' cgroup.
+func (s *Step) hostIsOut() {
+	s.eviction.mu.Lock()
+	defer s.eviction.mu.Unlock()
+	s.eviction.done = true
+}
+
 func (s *Step) hostIsGone() bool {
 	select {
 	case <-s.hostGone:

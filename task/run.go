@@ -204,9 +204,6 @@ func (s *Step) createTracker(context.Context) error {
 
 func (s *Step) startHost(context.Context) error {
 	cgroup, inside := s.d.Tracker.HostCgroup()
-	if !inside {
-		cgroup = -1
-	}
 	h, err := s.d.StartHost(cgroup)
 	if err != nil {
 		return err
@@ -219,6 +216,15 @@ func (s *Step) startHost(context.Context) error {
 		s.tellHooks(true)
 		return err
 	})
+	switch {
+	case inside: // it leaves when the tasks run (follow)
+	case cgroup >= 0:
+		s.hostIsOut()
+	default:
+		// Now, since what plugins fork in it is to be there as well.
+		s.hostIsOut()
+		return s.d.Tracker.EvictHost(h.PID())
+	}
 	return nil
 }
 

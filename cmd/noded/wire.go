@@ -14,6 +14,7 @@ import (
 	"stepd/mpi"
 	"stepd/node"
 	"stepd/proctrack"
+	"stepd/proctrack/detect"
 	"stepd/slurmconf"
 	"stepd/spank"
 	"stepd/spank/lint"
@@ -46,10 +47,14 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
-	tracker, fallbacks, err := newTracker(log, s.conf.ProctrackType, s.spool)
+	tracker, err := newTracker(log, detect.Wish{
+		ProctrackType: s.conf.ProctrackType,
+		Plugin:        s.conf.Cgroup.CgroupPlugin, Mountpoint: s.conf.Cgroup.CgroupMountpoint,
+	}, s.spool)
 	if err != nil {
 		return node.Config{}, err
 	}
+	var fallbacks []node.Fallback
 	unbindable := ""
 	if !bindable {
 		unbindable = fmt.Sprintf("NodeName CPUs=%d is more than the machine has", len(cpus))
