@@ -154,12 +154,13 @@ func measure(r *recorder, root, n int, argv []string) (launch, error) {
 	return l, err
 }
 
-// measureBare runs the bare loop, with plugins mapped; its tasks are its children.
-func measureBare(r *recorder, n int, prog string, plugins ...string) (launch, error) {
+// measureBare runs the bare loop, for whose arguments see bare.c; its n tasks are
+// its children.
+func measureBare(r *recorder, n int, prog string, args ...string) (launch, error) {
 	if _, err := r.take(); err != nil {
 		return launch{}, err
 	}
-	cmd := exec.Command(prog, append([]string{fmt.Sprint(n)}, plugins...)...)
+	cmd := exec.Command(prog, args...)
 	if err := cmd.Run(); err != nil {
 		return launch{}, fmt.Errorf("%q: %w", prog, err)
 	}

@@ -108,7 +108,7 @@ func launchRows(w *tabwriter.Writer, rec *recorder, ours *noded, slurm *slurm, s
 		if err != nil {
 			return err
 		}
-		b, err := measureBare(rec, s.n, bare)
+		b, err := measureBare(rec, s.n, bare, fmt.Sprint(s.n))
 		if err != nil {
 			return err
 		}

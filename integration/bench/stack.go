@@ -35,8 +35,9 @@ var stackSpans = []span{
 }
 
 // bareSpan is what the kernel alone takes for a process with as many files
-// mapped to fork and exec: its exec to its exit, plugins loaded, all tasks ended.
-var bareSpan = span{"bare loop with the plugins mapped", func(l launch) uint64 { return l.daemonExit - l.daemon }}
+// mapped to fork and exec, all tasks forked before the first execs: its exec to
+// its exit, plugins loaded, all tasks ended.
+var bareSpan = span{"bare loop, gate, plugins mapped", func(l launch) uint64 { return l.daemonExit - l.daemon }}
 
 // stacks are the nodeds, and the bare loop beside them.
 type stacks struct {
@@ -153,7 +154,7 @@ func (s *stacks) rows(w io.Writer, z size) error {
 			if err != nil {
 				return err
 			}
-			b, err := measureBare(s.rec, z.n, s.bare, s.plugins[:stackSizes[i]]...)
+			b, err := measureBare(s.rec, z.n, s.bare, append([]string{"-g", fmt.Sprint(z.n)}, s.plugins[:stackSizes[i]]...)...)
 			if err != nil {
 				return err
 			}
