@@ -30,6 +30,14 @@ func buildRude(t testing.TB, n *node) string {
 	return so
 }
 
+// buildRuder is rude.so with the hooks of the other contexts.
+func buildRuder(t testing.TB, n *node) string {
+	t.Helper()
+	so := n.path("ruder.so")
+	compile(t, "-fPIC", "-shared", "-I", ownHeaders, "testdata/plugins/ruder.c", "-o", so)
+	return so
+}
+
 // stack writes plugstack.conf; it is read again for every step, and for every
 // prolog and epilog: those of jobs whose steps have ended are waited for.
 func (n *node) stack(t testing.TB, lines ...string) {

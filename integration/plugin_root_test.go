@@ -124,3 +124,40 @@ func TestRootPluginMessages(t *testing.T) {
 		})
 	}
 }
+
+// TestRootPluginMessagesElsewhere: the same in the other contexts; what a plugin
+// prints on the local side stands there before what comes after the hook.
+func TestRootPluginMessagesElsewhere(t *testing.T) {
+	n := startNode(t, site{})
+	so := buildRuder(t, n)
+	for _, c := range []struct {
+		ctx        int
+		hook, want string
+		args       []string
+	}{
+		{1, "init", "printed in init\nran\n", []string{"run", "echo", "ran"}},
+		{1, "init_post_opt", "printed in init_post_opt\nran\n", []string{"run", "echo", "ran"}},
+		{1, "local_user_init", "printed in local_user_init\nran\n", []string{"run", "echo", "ran"}},
+		{1, "exit", "ran\nprinted in exit\n", []string{"run", "echo", "ran"}},
+		{3, "init", "printed in init\nran\n", []string{"alloc", "-Q", "echo", "ran"}},
+		{3, "exit", "ran\nprinted in exit\n", []string{"alloc", "-Q", "echo", "ran"}},
+		{5, "job_prolog", "ran\n", []string{"run", "echo", "ran"}},
+	} {
+		n.stack(t, fmt.Sprintf("required %s ctx=%d hook=%s do=print", so, c.ctx, c.hook))
+		if r := n.ctl(t, c.args...); r.code != 0 || r.out != c.want || r.err != "" {
+			t.Errorf("context %d, %s: want %q, got %v", c.ctx, c.hook, c.want, r)
+		}
+	}
+	n.stack(t, fmt.Sprintf("required %s ctx=1 hook=init do=say", so))
+	r := n.ctl(t, "run", "true")
+	contains(t, "stderr", r.err, "stepctl: error: rude says error\n", "stepctl: rude says info\n", "rude says log\n", "rude says stderr\n")
+	if strings.Contains(r.err, "verbose") || strings.Contains(r.err, "debug") {
+		t.Errorf("verbose and debug are not for the user: %q", r.err)
+	}
+	n.stack(t, fmt.Sprintf("required %s ctx=5 hook=job_prolog do=say", so))
+	if r := n.ctl(t, "run", "true"); r.code != 0 || r.err != "" {
+		t.Errorf("in job_prolog: want silence, got %v", r)
+	}
+	contains(t, "noded's log", n.log.String(), `level=error msg="ruder.so: rude says error"`, `level=info msg="ruder.so: rude says info"`,
+		`level=debug msg="ruder.so: rude says verbose"`, `level=error msg="ruder.so: rude says log"`)
+}

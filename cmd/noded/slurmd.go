@@ -110,7 +110,7 @@ func (d *slurmd) hear(r step.HostRecord) {
 	switch r.Level {
 	case step.LogError, step.LogSpank:
 		d.log.Error(text)
-	case step.LogInfo, step.LogVerbose:
+	case step.LogInfo:
 		d.log.Info(text)
 	default:
 		d.log.Debug(text)

@@ -149,7 +149,7 @@ func (j *jobHooks) hear(r step.HostRecord) {
 	switch r.Level {
 	case step.LogError, step.LogSpank:
 		j.log.Error(text)
-	case step.LogInfo, step.LogVerbose:
+	case step.LogInfo:
 		j.log.Info(text)
 	default:
 		j.log.Debug(text)

@@ -175,6 +175,10 @@ static void check_after(struct host *h, uint32_t hook, uint32_t rank)
 	guard_check_all(h);
 	if (looks_at_threads(h))
 		check_threads(h, NULL);
+	/* Here standard output is somebody's: the host leaves by _exit, and what
+	 * others write there comes later. */
+	if (h->cfg.context != S_CTX_REMOTE)
+		fflush(NULL);
 	h->hook = NO_HOOK;
 	h->rank = h->in_task ? rank : NO_RANK;
 }
