@@ -126,13 +126,17 @@ install-files:
 	$(BIN)/stepctl completion bash > $(SHARE)/bash-completion/completions/stepctl
 	$(BIN)/stepctl completion zsh > $(SHARE)/zsh/site-functions/_stepctl
 	$(BIN)/stepctl completion fish > $(SHARE)/fish/vendor_completions.d/stepctl.fish
-	install -m644 README.md CHANGELOG.md LICENSE docs/*.md $(SHARE)/doc/stepd/
+	install -m644 CHANGELOG.md LICENSE $(SHARE)/doc/stepd/
+	# Without docs/ between them: their links follow.
+	sed 's|](docs/|](|g' README.md | install -m644 /dev/stdin $(SHARE)/doc/stepd/README.md
+	for f in docs/*.md; do sed 's|](\.\./|](|g' $$f | install -m644 /dev/stdin $(SHARE)/doc/stepd/$${f##*/} || exit; done
 	install -m644 docs/adr/*.md $(SHARE)/doc/stepd/adr/
 	install -m644 docs/man/*.7 $(SHARE)/man/man7/
 	install -d $(DESTDIR)$(PREFIX)/include/stepd/slurm $(SHARE)/pkgconfig $(EXAMPLES)
 	install -m644 spank/host/include/slurm/*.h $(DESTDIR)$(PREFIX)/include/stepd/slurm/
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' packaging/stepd-spank.pc.in > $(SHARE)/pkgconfig/stepd-spank.pc
-	install -m644 examples/plugins/*.c examples/plugins/Makefile examples/plugins/README.md $(EXAMPLES)/
+	install -m644 examples/plugins/*.c examples/plugins/Makefile $(EXAMPLES)/
+	sed 's|](\.\./\.\./docs/|](../../|g' examples/plugins/README.md | install -m644 /dev/stdin $(EXAMPLES)/README.md
 
 .PHONY: generate
 generate: ## api/*.pb.go from the .proto (needs protoc and its two Go plugins)

@@ -105,18 +105,15 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events, 
 		return err
 	}
 	defer ns.Close()
-	place, err := n.cfg.Tracker.MakeStep(f.id, nil)
+	dir, leaf, err := n.cfg.Tracker.MakeStep(f.id)
 	if err != nil {
 		return err
 	}
-	leaf := place.Leaf
 	if leaf != nil {
 		defer leaf.Close()
 	}
-	spec.Proctrack.Dir, spec.Proctrack.Tasks, spec.Confine.V1 = place.Dir, place.Tasks, place.V1
-	f.update(func(rec *step.Record) {
-		rec.Cgroup, rec.CgroupTasks, rec.CgroupV1 = place.Dir, place.Tasks, place.V1
-	})
+	spec.Proctrack.Dir = dir
+	f.update(func(rec *step.Record) { rec.Cgroup = dir })
 
 	ours, theirs, err := controlPair()
 	if err != nil {
