@@ -177,8 +177,8 @@ func stalled(s *step.Stalls) *int64 {
 // placeOf is where the tasks of a step are accounted for.
 func placeOf(pt step.Proctrack, c step.Confinement) place {
 	p := place{v2: pt.Tasks, v1: c.V1}
-	if p.v2 == "" && pt.Dir != "" {
-		p.v2 = filepath.Join(pt.Dir, "tasks")
+	if pt.Kind == "cgroup/v1" {
+		p.v2 = "" // it is v1's freezer, which has no figures
 	}
 	return p
 }

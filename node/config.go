@@ -41,6 +41,9 @@ type Config struct {
 	KillWait time.Duration
 	// UnkillableTimeout bounds the wait for the end of killed processes; 0 is 60 s.
 	UnkillableTimeout time.Duration
+	// UnkillableProgram is run for a step that has such processes, as root
+	// (UnkillableStepProgram); "" is none.
+	UnkillableProgram string
 	// MinJobAge keeps ended steps visible; 0 is 300 s. KeepSteps are kept
 	// whatever their age; 0 is 1000.
 	MinJobAge time.Duration

@@ -4,12 +4,21 @@ package node
 type drainRecord struct {
 	Drained bool   `json:"drained"`
 	Reason  string `json:"reason"`
+	// Owner is who ends the drain: ownerHeld, or "" for an administrator.
+	Owner string `json:"owner,omitempty"`
 }
+
+// ownerHeld: noded has drained the node for processes that do not die, and ends
+// the drain with them, unless an administrator has changed it meanwhile.
+const ownerHeld = "unkillable"
 
 // setDrain changes the state for ever, and then for the next request.
 func (n *Node) setDrain(d drainRecord) error {
 	n.draining.Lock()
 	defer n.draining.Unlock()
+	if !d.Drained {
+		n.waive()
+	}
 	return n.setDrainLocked(d)
 }
 
@@ -27,7 +36,11 @@ func (n *Node) drainSelf(reason string) {
 	reason = message(reason) // a plugin's words may be in it
 	n.draining.Lock()
 	defer n.draining.Unlock()
-	if d := n.reg.drain(); d.Drained {
+	switch d := n.reg.drain(); {
+	case d.Owner != "" && d.Drained:
+		// Two reasons, and the end of one must not end the other.
+		reason = d.Reason + "; " + reason
+	case d.Drained:
 		n.log.Warnf("the node is drained already (%s); now there is also: %s", d.Reason, reason)
 		return
 	}

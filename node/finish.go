@@ -1,9 +1,7 @@
 package node
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"os"
 	"time"
 
@@ -42,11 +40,14 @@ func (f *follower) die(reason string, state step.State) { f.dieWith(reason, stat
 func (f *follower) dieWith(reason string, state step.State, code int) {
 	// No new client may connect to a socket that nobody will serve.
 	f.removeSocket()
-	if err := f.endStep(); err != nil {
-		f.log.Errorf("%v", err)
+	err := f.endStep()
+	rec := f.record()
+	if err != nil {
+		if !survivorsOf(err, rec) { // else hold says it
+			f.log.Errorf("%v", err)
+		}
 		reason += "; " + err.Error()
 	}
-	rec := f.record()
 	deadRecord(rec, reason, state, time.Now())
 	rec.ExitCode = &code
 	f.logEnd(rec)
@@ -111,10 +112,28 @@ func (f *follower) fail(cause error) {
 
 // endStep kills what is left of the step and removes its place.
 func (f *follower) endStep() error {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), f.n.cfg.UnkillableTimeout,
-		fmt.Errorf("still there after %v (UnkillableStepTimeout)", f.n.cfg.UnkillableTimeout))
+	ctx, cancel := f.n.unkillable()
 	defer cancel()
 	return f.n.cfg.Tracker.EndStep(ctx, f.record())
+}
+
+// endPlace ends what is left of the step, or leaves it to awaitEmpty where it
+// does not die.
+func (f *follower) endPlace() {
+	if !f.n.holds(f.id) {
+		err := f.endStep()
+		if err == nil {
+			return
+		}
+		rec := f.record()
+		if !survivorsOf(err, rec) {
+			f.log.Errorf("%v", err)
+			return
+		}
+		f.n.hold(rec)
+	}
+	f.n.runUnkillable(f.job, f.id)
+	f.n.awaitEmpty(f.id)
 }
 
 func (f *follower) removeSocket() {
@@ -128,9 +147,7 @@ func (f *follower) removeSocket() {
 // only place that takes the step out of the registry.
 func (f *follower) cleanup() {
 	f.removeSocket()
-	if err := f.endStep(); err != nil {
-		f.log.Errorf("%v", err)
-	}
+	f.endPlace()
 	if err := os.Remove(f.n.files.result(f.id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		f.log.Warnf("cannot remove result file: %v", err)
 	}

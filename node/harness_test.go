@@ -44,7 +44,10 @@ func (t *fakeTracker) AddStepd(step.ID, int) error { return nil }
 
 func (t *fakeTracker) MakeScripts(uint32) (*os.File, error)          { return nil, nil }
 func (t *fakeTracker) Left(step.ID) ([]string, error)                { return nil, nil }
-func (t *fakeTracker) MakeStep(id step.ID) (string, *os.File, error) { return "", nil, nil }
+func (t *fakeTracker) MakeJob(uint32, []string) (JobPlace, error)    { return JobPlace{}, nil }
+func (t *fakeTracker) MakeStep(step.ID, []string) (StepPlace, error) { return StepPlace{}, nil }
+func (t *fakeTracker) Controllers() Controllers                      { return Controllers{} }
+func (t *fakeTracker) Fallbacks() []Fallback                         { return nil }
 func (t *fakeTracker) Prepare() error                                { return nil }
 func (t *fakeTracker) EndJob(uint32) error                           { return nil }
 func (t *fakeTracker) Remove() error                                 { return nil }

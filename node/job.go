@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -143,8 +142,9 @@ func (n *Node) endJob(j *job) {
 	if err := n.cfg.Containers.Delete(ctx, j.ID); err != nil {
 		log.Errorf("%v", err)
 	}
-	if err := n.cfg.Tracker.EndJob(j.ID); err != nil {
-		log.Errorf("%v", err)
+	held := n.holdsJob(j.ID)
+	if !held {
+		n.endPlace(j.ID, log)
 	}
 	if err := n.removeScript(&j.jobRecord); err != nil {
 		log.Errorf("%v", err)
@@ -154,6 +154,9 @@ func (n *Node) endJob(j *job) {
 		log.Errorf("%v", err)
 	}
 	n.reg.gone(j)
+	if held && !n.holdsJob(j.ID) { // that has ended meanwhile, and has seen the job
+		n.endPlace(j.ID, log)
+	}
 	close(j.ended)
 }
 
@@ -174,13 +177,17 @@ func (n *Node) endScripts(j *job, log *logrus.Entry) {
 	if len(left) > 0 {
 		log.Warnf("prolog or epilog have left processes running, which end with the job: %s", strings.Join(left, ", "))
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), n.cfg.UnkillableTimeout,
-		fmt.Errorf("still there after %v (UnkillableStepTimeout)", n.cfg.UnkillableTimeout))
+	ctx, cancel := n.unkillable()
 	defer cancel()
 	// One place for all, or a session for each.
 	for _, rec := range append(ran, step.Record{ID: id}) {
 		rec.BootID = n.boot
-		if err := n.cfg.Tracker.EndStep(ctx, &rec); err != nil {
+		err := n.cfg.Tracker.EndStep(ctx, &rec)
+		switch {
+		case survivorsOf(err, &rec):
+			n.hold(&rec)
+			n.awaitEmpty(rec.ID)
+		case err != nil:
 			log.Errorf("%v", err)
 		}
 	}

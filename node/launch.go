@@ -105,15 +105,18 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events, 
 		return err
 	}
 	defer ns.Close()
-	dir, leaf, err := n.cfg.Tracker.MakeStep(f.id)
+	place, err := n.cfg.Tracker.MakeStep(f.id, nil)
 	if err != nil {
 		return err
 	}
+	leaf := place.Leaf
 	if leaf != nil {
 		defer leaf.Close()
 	}
-	spec.Proctrack.Dir = dir
-	f.update(func(rec *step.Record) { rec.Cgroup = dir })
+	spec.Proctrack.Dir, spec.Proctrack.Tasks, spec.Confine.V1 = place.Dir, place.Tasks, place.V1
+	f.update(func(rec *step.Record) {
+		rec.Cgroup, rec.CgroupTasks, rec.CgroupV1 = place.Dir, place.Tasks, place.V1
+	})
 
 	ours, theirs, err := controlPair()
 	if err != nil {

@@ -34,8 +34,9 @@ type Node struct {
 	oneScript sync.Mutex
 	// fallbacks guards the configuration's Fallbacks.
 	fallbacks sync.Mutex
-	// draining orders changes of the drain state.
+	// draining orders changes of the drain state, and of what it is for.
 	draining sync.Mutex
+	held     heldSteps
 
 	// stopping is closed by Stop: followers let go of their steps.
 	stopping <-chan struct{}
@@ -94,6 +95,10 @@ func (n *Node) open() error {
 		return errors.Join(err, st.close())
 	}
 	n.reg.setDrain(drained)
+	n.held.awaited = make(map[step.ID]bool)
+	if n.held.steps, err = st.held(); err != nil {
+		return errors.Join(err, st.close())
+	}
 	if why := n.cfg.DrainReason; why != "" && why != drained.Reason {
 		n.drainSelf(why)
 	}
@@ -143,8 +148,8 @@ func (n *Node) Close(ctx context.Context) error {
 	}
 	if len(n.reg.followers()) == 0 {
 		err := n.cfg.Tracker.Remove()
-		if errors.Is(err, syscall.EBUSY) && len(n.reg.all()) > 0 {
-			err = nil // the place of a prolog is its job's, as long as that is held
+		if errors.Is(err, syscall.EBUSY) && (len(n.reg.all()) > 0 || n.holdsAny()) {
+			err = nil // the place of a prolog is its job's, as long as that is held; and what does not die is in one
 		}
 		errs = append(errs, err)
 	}

@@ -16,12 +16,17 @@ type Tracker interface {
 	// Prepare makes what all steps need. It is called once, when the spool is
 	// known to be ours alone.
 	Prepare() error
-	// MakeStep makes the step's place. dir is its cgroup ("" where there is
-	// none); leaf is a directory descriptor for CLONE_INTO_CGROUP, which the
-	// caller closes, nil where stepd cannot be born in one.
-	MakeStep(id step.ID) (dir string, leaf *os.File, err error)
+	// MakeJob makes the cgroups in which the job is limited, unless they exist: in
+	// the tracker's own hierarchy, and in those of these v1 controllers. MakeStep
+	// does it too: it is of use where limits of the job come first.
+	MakeJob(job uint32, v1 []string) (JobPlace, error)
+	// MakeStep makes the step's place, in the hierarchies of these v1 controllers
+	// as well.
+	MakeStep(id step.ID, v1 []string) (StepPlace, error)
+	// Controllers tells which controllers can limit jobs and steps.
+	Controllers() Controllers
 	// MakeScripts makes the place of a job's prolog and epilog, which is that of
-	// step step.ExternStep, or finds it again. leaf is as MakeStep's.
+	// step step.ExternStep, or finds it again. leaf is as StepPlace's.
 	MakeScripts(job uint32) (leaf *os.File, err error)
 	// Left says in words which processes are in the step's place: 'pid 12 "sleep"'.
 	// nil where there is no place.
@@ -32,14 +37,42 @@ type Tracker interface {
 	// EndStep kills every process of the step that is left, stepd and host
 	// included, returns when there is none, and removes the step's place. When
 	// ctx ends first, the error names the survivors. Of rec it may use the id,
-	// Cgroup, StepdPID and StepdStart. It is idempotent.
+	// Cgroup, CgroupV1, StepdPID and StepdStart. It is idempotent.
 	EndStep(ctx context.Context, rec *step.Record) error
 	// EndJob removes the empty place of a job whose steps were ended.
 	EndJob(job uint32) error
 	// Steps lists the steps that have a place: leftovers after a crash.
 	Steps() ([]step.ID, error)
+	// Fallbacks lists what the tracker does in a lesser way than it was asked to.
+	Fallbacks() []Fallback
 	// Remove removes the tracker's own root, at the end, when no step is left.
 	Remove() error
+}
+
+// JobPlace are the cgroups in which a job is limited; the zero value where there
+// are none.
+type JobPlace struct {
+	// Tasks is the cgroup of all tasks of the job, in the tracker's hierarchy.
+	Tasks string
+	// V1 are the job's cgroups in the v1 hierarchies, by controller.
+	V1 map[string]string
+}
+
+// StepPlace is where a step lives.
+type StepPlace struct {
+	// Dir and Tasks are as in step.Proctrack, V1 is as in step.Confinement; all
+	// empty where there are no cgroups.
+	Dir, Tasks string
+	V1         map[string]string
+	// Leaf is a directory descriptor for CLONE_INTO_CGROUP, in which stepd is
+	// born; the caller closes it. nil where it cannot be born in one.
+	Leaf *os.File
+}
+
+// Controllers are the names of cgroup controllers ("memory", "cpuset").
+type Controllers struct {
+	V2 []string // enabled for StepPlace.Tasks and JobPlace.Tasks
+	V1 []string // what MakeJob and MakeStep take
 }
 
 // Containers makes the private view of the node that the steps of a job share.

@@ -182,6 +182,11 @@ func (n *Node) bounded(ctx context.Context) (context.Context, context.CancelFunc
 func (n *Node) runScript(ctx context.Context, j *job, path string, env []string, log *logrus.Entry) error {
 	ctx, cancel := n.bounded(ctx)
 	defer cancel()
+	return n.runProgram(ctx, j, path, env, log)
+}
+
+// runProgram runs one program of the site's in the job's place, until ctx ends.
+func (n *Node) runProgram(ctx context.Context, j *job, path string, env []string, log *logrus.Entry) error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return err

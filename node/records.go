@@ -99,6 +99,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		own.State, own.Reason = rec.State, rec.Reason
 		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
 		own.Drain, own.PluginCrash, own.Usage = rec.Drain, rec.PluginCrash, rec.Usage
+		own.Survivors, own.SurvivorsTotal = rec.Survivors, rec.SurvivorsTotal
 		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = nil, nil, rec.SuspendedSeconds
 		own.Ended = rec.Ended
 		if own.Ended == nil {
@@ -116,6 +117,9 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	// Before anybody hears of the end, and asks for the next step.
 	if rec.Drain != "" {
 		f.n.drainSelf(rec.Drain)
+	}
+	if rec.SurvivorsTotal > 0 {
+		f.n.hold(f.record())
 	}
 	f.n.stepPlugins(rec)
 	forgotten, err := f.n.store.finish(f.record(), time.Now())

@@ -63,6 +63,7 @@ func (n *Node) Recover(ctx context.Context) error {
 	for _, rec := range ended {
 		ending = append(ending, n.readopt(rec, 0))
 	}
+	n.recoverHeld(running)
 	n.sweep(running) // what belongs to a job is the job's
 	for _, j := range ending {
 		n.work.Go(func() { n.endJob(j) })
@@ -223,7 +224,7 @@ func (n *Node) sweep(running map[step.ID]bool) {
 		n.log.Errorf("cannot list leftovers: %v", err)
 	}
 	for _, id := range ids {
-		if running[id] || (id.Step == step.ExternStep && n.reg.job(id.Job) != nil) {
+		if running[id] || n.holds(id) || (id.Step == step.ExternStep && n.reg.job(id.Job) != nil) {
 			continue
 		}
 		log := n.log.WithField("step", id.String())
@@ -233,9 +234,16 @@ func (n *Node) sweep(running map[step.ID]bool) {
 		}
 		n.work.Go(func() {
 			log.Warn("removing what an earlier noded left of the step")
-			ctx, cancel := context.WithTimeout(context.Background(), n.cfg.UnkillableTimeout)
+			ctx, cancel := n.unkillable()
 			defer cancel()
-			if err := n.cfg.Tracker.EndStep(ctx, n.leftover(id)); err != nil {
+			rec := n.leftover(id)
+			err := n.cfg.Tracker.EndStep(ctx, rec)
+			if survivorsOf(err, rec) {
+				n.hold(rec)
+				n.awaitEmpty(id)
+				return
+			}
+			if err != nil {
 				log.Errorf("%v", err)
 				return
 			}

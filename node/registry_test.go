@@ -51,7 +51,7 @@ func TestAdmit(t *testing.T) {
 		{"no such job", 1000, nil, func(r *step.Request) { r.Job = ptr(uint32(8)) }, codes.NotFound},
 		{"more than the job has", 1000, nil, func(r *step.Request) { r.Job, r.NTasks = ptr(uint32(7)), 2 }, codes.ResourceExhausted},
 		{"overcommit in the job", 1000, nil, func(r *step.Request) { r.Job, r.NTasks, r.Overcommit = ptr(uint32(7)), 2, true }, codes.OK},
-		{"drained", 0, func(r *registry) { r.setDrain(drainRecord{true, "disk"}) }, nil, codes.FailedPrecondition},
+		{"drained", 0, func(r *registry) { r.setDrain(drainRecord{Drained: true, Reason: "disk"}) }, nil, codes.FailedPrecondition},
 		{"stopping", 0, func(r *registry) { r.close() }, nil, codes.Unavailable},
 		{"too many steps", 1000, func(r *registry) { r.byUser[1000] = userStepsMax }, nil, codes.ResourceExhausted},
 		{"root has no such limit", 0, func(r *registry) { r.byUser[0] = userStepsMax }, nil, codes.OK},

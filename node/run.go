@@ -164,7 +164,9 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		Container: n.cfg.ContainerType, RunDir: n.files.run,
 		Affinity:  n.cfg.Affinity,
 		KillWaitS: int(n.cfg.KillWait / time.Second),
-		Origin:    step.OriginRun, JobNTasks: req.NTasks,
+		// Rounded up: 0 would be the default.
+		UnkillableS: int((n.cfg.UnkillableTimeout + time.Second - 1) / time.Second),
+		Origin:      step.OriginRun, JobNTasks: req.NTasks,
 	}
 	if len(req.Script) > 0 {
 		// The task count is the job's: its batch step is one task.

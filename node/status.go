@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"os"
+	"runtime"
 	"slices"
 )
 
@@ -18,7 +20,11 @@ type nodeDoc struct {
 	Container   string     `json:"container"`
 	Fallbacks   []Fallback `json:"fallbacks"`
 	Jobs        []jobDoc   `json:"jobs"`
-	Plugins     []Plugin   `json:"plugins"`
+	// Unkillable are steps of which processes are left that SIGKILL does not end.
+	Unkillable []heldDoc `json:"unkillable"`
+	// Daemon is noded itself.
+	Daemon  daemonDoc `json:"daemon"`
+	Plugins []Plugin  `json:"plugins"`
 }
 
 func (n *Node) status(ctx context.Context) nodeDoc {
@@ -28,11 +34,38 @@ func (n *Node) status(ctx context.Context) nodeDoc {
 		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryBytes: n.cfg.MemoryBytes,
 		Proctrack: n.cfg.Tracker.Kind(), Container: n.cfg.ContainerType,
 		Fallbacks: n.fallbackList(), Jobs: u.jobs, Plugins: []Plugin{},
+		Unkillable: n.heldDocs(), Daemon: daemonNow(),
 	}
 	if n.cfg.Plugins != nil {
 		d.Plugins = append(d.Plugins, n.cfg.Plugins(ctx)...)
 		n.markQuarantined(d.Plugins)
 	}
+	return d
+}
+
+// daemonDoc is what noded itself takes: what grows here with the number of steps
+// that were run is a leak.
+type daemonDoc struct {
+	PID        int `json:"pid"`
+	Goroutines int `json:"goroutines"`
+	// OpenFiles is null where /proc cannot tell.
+	OpenFiles *int `json:"open_files"`
+	// HeapBytes is the memory that Go's objects take.
+	HeapBytes uint64 `json:"heap_bytes"`
+}
+
+func daemonNow() daemonDoc {
+	d := daemonDoc{PID: os.Getpid(), Goroutines: runtime.NumGoroutine()}
+	if dir, err := os.Open("/proc/self/fd"); err == nil {
+		if names, err := dir.Readdirnames(-1); err == nil {
+			open := len(names) - 1 // without dir itself
+			d.OpenFiles = &open
+		}
+		dir.Close()
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	d.HeapBytes = m.HeapInuse
 	return d
 }
 
@@ -59,5 +92,5 @@ func (n *Node) AddFallback(f Fallback) {
 func (n *Node) fallbackList() []Fallback {
 	n.fallbacks.Lock()
 	defer n.fallbacks.Unlock()
-	return append([]Fallback{}, n.cfg.Fallbacks...)
+	return append(append([]Fallback{}, n.cfg.Fallbacks...), n.cfg.Tracker.Fallbacks()...)
 }

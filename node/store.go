@@ -30,6 +30,7 @@ var (
 	bucketControl = []byte("control") // job -> its job control environment, JSON; where it has one
 	bucketSteps   = []byte("steps")   // job, step -> step.Record, JSON
 	bucketEnded   = []byte("ended")   // end time, job, step -> nothing; what may be forgotten, oldest first
+	bucketHeld    = []byte("held")    // job, step -> heldRecord, JSON; of which processes are left
 	keyLastJob    = []byte("last_job")
 	keyEnded      = []byte("ended") // how many entries bucketEnded has
 	keyDrain      = []byte("drain")
@@ -49,7 +50,7 @@ func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error
 		return nil, fmt.Errorf("cannot protect state: %w", err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded, bucketHeld} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"go.etcd.io/bbolt"
+
+	"stepd/step"
 )
 
 // jobs returns the running jobs.
@@ -104,6 +106,41 @@ func (s *store) setCrashes(m map[string]crashRecord) error {
 	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketMeta), keyCrashes, m) })
 	if err != nil {
 		return fmt.Errorf("cannot store the plugins' crashes: %w", err)
+	}
+	return nil
+}
+
+// held returns the steps of which processes are left that do not die.
+func (s *store) held() (map[step.ID]*heldRecord, error) {
+	m := make(map[step.ID]*heldRecord)
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketHeld).ForEach(func(k, v []byte) error {
+			h := new(heldRecord)
+			if err := json.Unmarshal(v, h); err != nil {
+				return fmt.Errorf("step %x: %w", k, err)
+			}
+			m[h.Rec.ID] = h
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the steps that are not killed yet: %w", err)
+	}
+	return m, nil
+}
+
+func (s *store) putHeld(h *heldRecord) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketHeld), stepKey(h.Rec.ID), h) })
+	if err != nil {
+		return fmt.Errorf("cannot store what is left of step %s: %w", h.Rec.ID, err)
+	}
+	return nil
+}
+
+func (s *store) dropHeld(id step.ID) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketHeld).Delete(stepKey(id)) })
+	if err != nil {
+		return fmt.Errorf("cannot forget what was left of step %s: %w", id, err)
 	}
 	return nil
 }

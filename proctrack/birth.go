@@ -50,11 +50,11 @@ func (r *Root) CanBeBornInside() (ok bool, why string, err error) {
 		return false, "", err
 	}
 	defer root.close()
-	const name = "probe"
-	if err := ensureChild(root, name); err != nil {
-		return false, "", err
+	if root.v1 {
+		return false, "the kernel clones into cgroups of v2 only", nil
 	}
-	probe, err := root.child(name)
+	const name = "probe"
+	probe, err := root.ensure(name)
 	if err != nil {
 		return false, "", err
 	}

@@ -5,24 +5,28 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/step"
 )
 
-// Names of the leaves of a step's cgroup.
+// Names of the leaves of a step's own cgroup.
 const (
 	leafStepd = "stepd"
-	leafTasks = "tasks"
 	leafHost  = "host"
 )
 
-// Cgroup tracks a step by a cgroup of the v2 tree. The kernel puts every
-// descendant of a member there, so no process escapes, whatever it does.
+// Cgroup tracks a step by cgroups: of the v2 tree, or of v1's freezer. The
+// kernel puts every descendant of a member there, so no process escapes,
+// whatever it does.
 type Cgroup struct {
-	dir string
+	cfg CgroupConfig
 
 	// mu is held for reading while the descriptors are in use, and for
 	// writing only to open and to close them.
@@ -34,34 +38,61 @@ type Cgroup struct {
 	killed atomic.Bool
 }
 
-// NewCgroup returns a tracker below dir, the step's cgroup, which noded made.
-// Nothing is touched before Create.
-func NewCgroup(dir string) *Cgroup { return &Cgroup{dir: dir} }
+// CgroupConfig says where a step's cgroups are, which noded has made.
+type CgroupConfig struct {
+	// Dir is that of the daemons and Tasks that of the tasks, both absolute.
+	Dir, Tasks string
+	// PerTask gives each task a leaf of its own below Tasks, step.TaskName(rank).
+	PerTask bool
+}
 
-// Create makes the leaves for the tasks and for the SPANK host. That they do
-// not exist yet is required: what is in there would not be this step's.
+// NewCgroup returns the tracker of a step. Nothing is touched before Create.
+func NewCgroup(cfg CgroupConfig) *Cgroup { return &Cgroup{cfg: cfg} }
+
+// Create makes the leaf of the SPANK host, and opens that of the tasks. That
+// the former does not exist yet is required: what is in there would not be this
+// step's. Leaves of tasks are made by Add.
 func (c *Cgroup) Create() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.tasks != nil {
-		return fmt.Errorf("internal error: cgroups below %q were created already", c.dir)
+		return fmt.Errorf("internal error: cgroups below %q were created already", c.cfg.Dir)
 	}
-	parent, err := openGroup(c.dir)
+	tasks, err := openGroup(c.cfg.Tasks)
 	if err != nil {
 		return err
 	}
-	defer parent.close()
-	tasks, err := makeLeaf(parent, leafTasks)
-	if err != nil {
-		return err
+	if err = c.splitTasks(tasks); err == nil {
+		c.host, err = makeHostLeaf(c.cfg.Dir)
 	}
-	host, err := makeLeaf(parent, leafHost)
 	if err != nil {
 		tasks.close()
-		return errors.Join(err, parent.rmdir(leafTasks))
+		return err
 	}
-	c.tasks, c.host = tasks, host
+	c.tasks = tasks
 	return nil
+}
+
+// splitTasks lets the tasks' leaves have the limits and figures that the step
+// has; they are made of those controllers that reach the step.
+func (c *Cgroup) splitTasks(tasks *group) error {
+	if !c.cfg.PerTask || tasks.v1 {
+		return nil
+	}
+	missing, err := tasks.delegate()
+	for _, why := range missing {
+		return errors.New(why)
+	}
+	return err
+}
+
+func makeHostLeaf(dir string) (*group, error) {
+	parent, err := openGroup(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer parent.close()
+	return makeLeaf(parent, leafHost)
 }
 
 func makeLeaf(parent *group, name string) (*group, error) {
@@ -78,31 +109,50 @@ func makeLeaf(parent *group, name string) (*group, error) {
 // errClosed is returned by methods that need what Create makes.
 var errClosed = errors.New("the step's cgroups are not created, or removed already")
 
-// HostCgroup is the tasks' leaf for CLONE_INTO_CGROUP. The descriptor stays
-// the tracker's and is valid until Destroy.
+// HostCgroup is the leaf that the host is to be born in (CLONE_INTO_CGROUP):
+// that of the tasks, with inside=true, so that they are born there too; else the
+// host's own. fd is -1 where it must be moved after its start. The descriptor
+// stays the tracker's and is valid until Destroy.
 //
-// After a Kill there is none, and processes must be added: current kernels
-// (seen: 6.18) compare the number of kills that the parent's own group has had
-// with the target's, and kill a child that is cloned from one to the other.
-// Nor is there one before Linux 5.14, which brought cgroup.kill; the clone
-// itself needs 5.7.
-func (c *Cgroup) HostCgroup() (fd int, ok bool) {
+// After a Kill nothing is born inside, and processes must be added: current
+// kernels (seen: 6.18) compare the number of kills that the parent's own group
+// has had with the target's, and kill a child that is cloned from one to the
+// other. Nor before Linux 5.14, which brought cgroup.kill; the clone itself
+// needs 5.7, and v2.
+func (c *Cgroup) HostCgroup() (fd int, inside bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if c.tasks == nil || c.killed.Load() || !c.tasks.has("cgroup.kill") {
+	switch {
+	case c.tasks == nil || !c.tasks.has("cgroup.kill"):
 		return -1, false
+	case c.cfg.PerTask || c.killed.Load():
+		return c.host.fd, false
 	}
 	return c.tasks.fd, true
 }
 
-// Add moves a process to the tasks. Its threads come along, its children that
-// exist already do not.
-func (c *Cgroup) Add(rank, pid int) error { return c.move(pid, func() *group { return c.tasks }) }
+// Add moves a process to the tasks: to the leaf of its own, where each has one.
+// Its threads come along, its children that exist already do not.
+func (c *Cgroup) Add(rank, pid int) error {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.tasks == nil || !c.cfg.PerTask {
+		return c.tasks.take(pid)
+	}
+	leaf, err := c.tasks.ensure(step.TaskName(rank))
+	if err != nil {
+		return err
+	}
+	defer leaf.close()
+	return leaf.take(pid)
+}
 
 // EvictHost moves the host to its own leaf; a frozen host goes on running
 // there. A host that has ended needs no move.
 func (c *Cgroup) EvictHost(pid int) error {
-	err := c.move(pid, func() *group { return c.host })
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	err := c.host.take(pid)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
@@ -120,11 +170,8 @@ func (c *Cgroup) Helpers() (*os.File, error) {
 	return c.host.procs()
 }
 
-// move writes one pid; leaf is called under the lock.
-func (c *Cgroup) move(pid int, leaf func() *group) error {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	g := leaf()
+// take moves one process into the group; a nil group is one that is closed.
+func (g *group) take(pid int) error {
 	if g == nil {
 		return fmt.Errorf("cannot track process %d: %w", pid, errClosed)
 	}
@@ -132,7 +179,7 @@ func (c *Cgroup) move(pid int, leaf func() *group) error {
 	if pid <= 0 {
 		return fmt.Errorf("cannot track process %d: not a process id", pid)
 	}
-	return g.write("cgroup.procs", fmt.Sprint(pid))
+	return g.write("cgroup.procs", strconv.Itoa(pid))
 }
 
 // PIDs lists the processes of the tasks, those in cgroups that a task made
@@ -180,20 +227,28 @@ func (c *Cgroup) Kill(ctx context.Context) error {
 	return c.tasks.kill(ctx)
 }
 
-// Freeze stops the tasks by cgroup.freeze, which they cannot see or undo.
+// Wait returns when no process of the tasks is left, or with ctx's cause.
+// Before EvictHost the host may be one of them.
+func (c *Cgroup) Wait(ctx context.Context) error {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.tasks == nil {
+		return nil
+	}
+	if c.tasks.v1 {
+		return waitAll(ctx, c.tasks.pids)
+	}
+	return c.tasks.await(ctx, func(ev events) (bool, error) { return !ev.populated, nil })
+}
+
+// Freeze stops the tasks by the freezer, which they cannot see or undo.
 func (c *Cgroup) Freeze(ctx context.Context) error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	if c.tasks == nil {
 		return fmt.Errorf("cannot freeze the tasks: %w", errClosed)
 	}
-	if err := c.tasks.write("cgroup.freeze", "1"); err != nil {
-		return err
-	}
-	err := c.tasks.await(ctx, func(ev events) (bool, error) {
-		return ev.frozen || !ev.populated, nil
-	})
-	if err != nil {
+	if err := c.tasks.freezeAll(ctx); err != nil {
 		return fmt.Errorf("cannot freeze cgroup %q: %w", c.tasks.path, err)
 	}
 	return nil
@@ -206,11 +261,14 @@ func (c *Cgroup) Thaw() error {
 	if c.tasks == nil {
 		return nil
 	}
+	if c.tasks.v1 {
+		return c.tasks.write(v1State, v1Thawed)
+	}
 	return c.tasks.write("cgroup.freeze", "0")
 }
 
-// ContainerID is the inode number of the tasks' leaf, which on v2 is the
-// kernel's 64-bit id of the cgroup.
+// ContainerID is the inode number of the tasks' group, which on v2 is the
+// kernel's 64-bit id of the cgroup, and names it as long as the machine runs.
 func (c *Cgroup) ContainerID() (uint64, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -224,7 +282,7 @@ func (c *Cgroup) ContainerID() (uint64, error) {
 	return st.Ino, nil
 }
 
-// Destroy kills tasks, host and helpers, and removes both leaves; the step's
+// Destroy kills tasks, host and helpers, and removes their groups; the step's
 // own directory, in which stepd itself lives, is noded's. On error the tracker
 // stays as it is, and Destroy may be called again.
 func (c *Cgroup) Destroy(ctx context.Context) error {
@@ -249,13 +307,8 @@ func (c *Cgroup) destroyLeaves(ctx context.Context) error {
 	if c.tasks == nil {
 		return nil
 	}
-	parent, err := openGroup(c.dir)
-	if gone(err) {
-		return nil // noded killed and removed all of it
-	}
-	if err != nil {
-		return err
-	}
-	defer parent.close()
-	return errors.Join(parent.destroyChild(ctx, leafTasks), parent.destroyChild(ctx, leafHost))
+	return errors.Join(
+		destroyIn(ctx, filepath.Dir(c.cfg.Tasks), filepath.Base(c.cfg.Tasks)),
+		destroyIn(ctx, c.cfg.Dir, leafHost),
+	)
 }

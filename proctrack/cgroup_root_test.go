@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/testkit"
+	"stepd/step"
 )
 
 // wantEmpty fails unless the tracker has no process.
@@ -202,7 +203,7 @@ func TestRootAddAndSignal(t *testing.T) {
 	if err := c.Add(0, cmds[0].Process.Pid); err != nil {
 		t.Fatal(err)
 	}
-	sub := filepath.Join(c.dir, leafTasks, "sub")
+	sub := filepath.Join(c.cfg.Tasks, "sub")
 	if err := os.Mkdir(sub, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -232,14 +233,14 @@ func TestRootDestroyRemovesSubCgroups(t *testing.T) {
 	spawnIn(t, c, `cd "$1" && mkdir -p a/b/c/d/e/f wide/1 wide/2 wide/3 frozen || exit 1
 		for d in a/b/c/d/e/f wide/2 frozen; do sleep 1000 & echo $! > $d/cgroup.procs || exit 1; done
 		echo 1 > frozen/cgroup.freeze || exit 1
-		echo ready; exec sleep 1000`, filepath.Join(c.dir, leafTasks))
+		echo ready; exec sleep 1000`, c.cfg.Tasks)
 	if pids, err := c.PIDs(); len(pids) != 4 || err != nil {
 		t.Fatalf("PIDs() = %v, %v; want 4", pids, err)
 	}
 	if err := c.Destroy(shortly(t)); err != nil {
 		t.Fatal(err)
 	}
-	if n := countDirs(t, c.dir); n != 2 {
+	if n := countDirs(t, c.cfg.Dir); n != 2 {
 		t.Errorf("%d cgroups are left, want the step's and stepd's", n)
 	}
 	if err := c.Destroy(shortly(t)); err != nil {
@@ -251,7 +252,7 @@ func TestRootDestroyRemovesSubCgroups(t *testing.T) {
 // TestRootThreadedSubCgroup: its processes are not listed there but in tasks.
 func TestRootThreadedSubCgroup(t *testing.T) {
 	_, _, c := testStep(t)
-	sub := filepath.Join(c.dir, leafTasks, "sub")
+	sub := filepath.Join(c.cfg.Tasks, "sub")
 	if err := os.Mkdir(sub, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -274,18 +275,18 @@ func TestRootThreadedSubCgroup(t *testing.T) {
 // the rmdir make it fail with EBUSY.
 func TestRootDestroyAgainstIntruder(t *testing.T) {
 	_, _, c := testStep(t)
-	procs := filepath.Join(c.dir, leafTasks, "cgroup.procs")
+	procs := filepath.Join(c.cfg.Tasks, "cgroup.procs")
 	spawn(t, nil, `echo ready; exec 2>/dev/null; i=0
 		while [ $((i+=1)) -le 200 ]; do sleep 100 & echo $! > "$1" || { kill $!; exit; }; done`, procs)
 	for len(mustPIDs(t, c)) == 0 {
 		continue // until the first one is in
 	}
-	parent, err := openGroup(c.dir)
+	parent, err := openGroup(filepath.Dir(c.cfg.Tasks))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer parent.close()
-	if err := parent.rmdir(leafTasks); !errors.Is(err, unix.EBUSY) {
+	if err := parent.rmdir(filepath.Base(c.cfg.Tasks)); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("rmdir of a busy group = %v, want EBUSY", err)
 	}
 	if err := c.Destroy(shortly(t)); err != nil {
@@ -360,10 +361,10 @@ func TestRootCreateTwice(t *testing.T) {
 	if err := c.Create(); err == nil {
 		t.Error("a tracker was created twice")
 	}
-	if err := NewCgroup(c.dir).Create(); !errors.Is(err, os.ErrExist) {
+	if err := NewCgroup(c.cfg).Create(); !errors.Is(err, os.ErrExist) {
 		t.Errorf("Create over another tracker's groups = %v, want EEXIST", err)
 	}
-	if id, err := c.ContainerID(); err != nil || id != inode(t, filepath.Join(c.dir, leafTasks)) {
+	if id, err := c.ContainerID(); err != nil || id != inode(t, c.cfg.Tasks) {
 		t.Errorf("ContainerID = %d, %v", id, err)
 	}
 }
@@ -389,8 +390,11 @@ func TestRootKillEndsWithContext(t *testing.T) {
 	if !errors.As(err, &left) || !errors.Is(err, stop) {
 		t.Fatalf("Kill = %v, want a SurvivorsError with the context's cause", err)
 	}
-	if left.Total != 1 || left.Survivors[0].PID != cmd.Process.Pid || left.Survivors[0].Comm == "?" || left.Survivors[0].State == "gone" {
+	if left.Total != 1 || left.Survivors[0].PID != cmd.Process.Pid || left.Survivors[0].Comm == "?" || left.Survivors[0].State == "" {
 		t.Errorf("the survivors are %+v, want process %d", left, cmd.Process.Pid)
+	}
+	if s := left.Survivors[0]; s.Grade != step.GradeFrozen || !strings.Contains(s.Freezer, "/freezer/") || s.Start == 0 {
+		t.Errorf("the survivor is %+v, want it frozen by a v1 cgroup", s)
 	}
 	t.Log(err)
 	if err := c.Destroy(ctx); !errors.Is(err, stop) {
@@ -438,11 +442,11 @@ func TestRootHundredCyclesLeaveNothing(t *testing.T) {
 	r, id, _ := testStep(t)
 	cycle := func(job uint32) {
 		id.Job = job
-		dir, err := r.MakeStep(id)
+		place, err := r.MakeStep(id, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := NewCgroup(dir)
+		c := NewCgroup(CgroupConfig{Dir: place.Dir, Tasks: place.Tasks})
 		if err := c.Create(); err != nil {
 			t.Fatal(err)
 		}

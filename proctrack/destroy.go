@@ -18,14 +18,22 @@ const destroyPasses = 100
 // is done.
 func (g *group) destroyChild(ctx context.Context, name string) error {
 	var err error
+	var p pauser
 	for range destroyPasses {
 		err = g.destroyOnce(ctx, name)
-		// EBUSY: a process or a group came in after the kill.
-		if err == nil || !errors.Is(err, unix.EBUSY) {
+		// A process or a group came in after the kill.
+		if err == nil || !busy(err) {
 			return err
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+		}
+		if !g.v1 {
+			continue
+		}
+		// Or a process of v1 has ended and is not out of its group yet.
+		if pauseErr := p.pause(ctx); pauseErr != nil {
+			return fmt.Errorf("%w (%w)", err, pauseErr)
 		}
 	}
 	return fmt.Errorf("%w, after %d attempts", err, destroyPasses)
@@ -57,28 +65,12 @@ func (g *group) destroyOnce(ctx context.Context, name string) error {
 
 // removeBelow removes all groups below g, the lowest first.
 func (g *group) removeBelow() error {
-	names, err := g.children()
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		child, err := g.child(name)
-		if gone(err) {
-			continue
-		}
-		if err != nil {
+	return g.walk(nil, func(parent *group, name string) error {
+		if err := parent.rmdir(name); err != nil && !gone(err) {
 			return err
 		}
-		err = child.removeBelow()
-		child.close()
-		if err != nil {
-			return err
-		}
-		if err := g.rmdir(name); err != nil && !gone(err) {
-			return err
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // mkdirError names the knob behind a refused mkdir (cgroup-v2.rst: EAGAIN

@@ -1,19 +1,26 @@
 // Package proctrack holds the processes of a job step together, so that none
-// escapes or outlives it. It is Slurm's proctrack: cgroup (on cgroup v2, also
-// that of a hybrid host), linuxproc and pgid.
+// escapes or outlives it. It is Slurm's proctrack: cgroup (v2, also that of a
+// hybrid host, and v1), linuxproc and pgid.
 //
 // stepd calls Open for its own step and uses the Tracker. noded makes a Root,
-// and in it the directory of each step; it kills and removes what a dead stepd
+// and in it the cgroups of each step; it kills and removes what a dead stepd
 // left. What the node can do is found out by package detect, which only noded
 // needs.
 //
-// On cgroup v2 the tree is
+// In the tracker's hierarchy, v2 or v1's freezer, the tree is
 //
-//	ROOT/job_N/step_S/stepd   the stepd process; made by noded
-//	ROOT/job_N/step_S/tasks   the tasks; made by stepd
-//	ROOT/job_N/step_S/host    the SPANK host, once it was evicted; made by stepd
+//	ROOT/job_N/step_S/stepd          the stepd process; made by noded
+//	ROOT/job_N/step_S/host           the SPANK host and its helpers; made by stepd
+//	ROOT/job_N/tasks                 the job's limits; made by noded
+//	ROOT/job_N/tasks/step_S          the step's limits, and its tasks; made by noded
+//	ROOT/job_N/tasks/step_S/task_R   one task, where each has its own; made by stepd
 //
-// and only leaves hold processes. The package limits no resource.
+// and only leaves hold processes. What the daemons use is not the job's. In the
+// v1 hierarchies of other controllers, where limits are asked for, it is
+//
+//	ROOT/job_N/step_S
+//
+// The package limits no resource: it makes the places where limits are written.
 package proctrack
 
 import (
@@ -22,12 +29,15 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"stepd/step"
 )
 
 // The kinds of tracker: the values of step.Proctrack.Kind and of node status.
 const (
 	KindCgroupV2     = "cgroup/v2"
 	KindCgroupHybrid = "cgroup/hybrid" // the v2 mount of a host with v1 controllers
+	KindCgroupV1     = "cgroup/v1"     // the freezer of a host without v2
 	KindLinuxProc    = "linuxproc"
 	KindPGID         = "pgid"
 )
@@ -37,7 +47,7 @@ const (
 // several goroutines.
 type Tracker interface {
 	Create() error
-	HostCgroup() (fd int, ok bool)
+	HostCgroup() (fd int, inside bool)
 	Add(rank, pid int) error
 	EvictHost(pid int) error
 	Helpers() (*os.File, error)
@@ -50,6 +60,8 @@ type Tracker interface {
 	// still; Thaw lets them go on.
 	Freeze(ctx context.Context) error
 	Thaw() error
+	// Wait returns when no process of the tasks is left, or with ctx's cause.
+	Wait(ctx context.Context) error
 	// HasPID tells whether the process is one of the tasks'.
 	HasPID(pid int) (bool, error)
 	// ContainerID is the id that Slurm's job container and task plugins know
@@ -65,21 +77,23 @@ type Reaper interface {
 	NoChildren() <-chan struct{}
 }
 
-// Open returns the tracker of a step, for stepd. kind and dir are those of
-// step.Proctrack, stepdPID is the caller's own process id. The cgroup trackers
-// do not need reaper.
-func Open(kind, dir string, stepdPID int, reaper Reaper) (Tracker, error) {
-	switch kind {
-	case KindCgroupV2, KindCgroupHybrid:
-		if !filepath.IsAbs(dir) {
-			return nil, fmt.Errorf("cannot open tracker %q: its directory %q is not absolute", kind, dir)
+// Open returns the tracker of a step, for stepd. place and perTask are those of
+// the step.Spec, stepdPID is the caller's own process id. The cgroup trackers do
+// not need reaper.
+func Open(place step.Proctrack, perTask bool, stepdPID int, reaper Reaper) (Tracker, error) {
+	switch place.Kind {
+	case KindCgroupV2, KindCgroupHybrid, KindCgroupV1:
+		for _, dir := range []string{place.Dir, place.Tasks} {
+			if !filepath.IsAbs(dir) {
+				return nil, fmt.Errorf("cannot open tracker %q: its directory %q is not absolute", place.Kind, dir)
+			}
 		}
-		return NewCgroup(filepath.Clean(dir)), nil
+		return NewCgroup(CgroupConfig{Dir: filepath.Clean(place.Dir), Tasks: filepath.Clean(place.Tasks), PerTask: perTask}), nil
 	case KindLinuxProc:
 		return NewLinuxProc(stepdPID, reaper), nil
 	case KindPGID:
 		return NewPGID(), nil
 	}
-	return nil, fmt.Errorf("cannot open tracker %q: want %s, %s, %s or %s",
-		kind, KindCgroupV2, KindCgroupHybrid, KindLinuxProc, KindPGID)
+	return nil, fmt.Errorf("cannot open tracker %q: want %s, %s, %s, %s or %s",
+		place.Kind, KindCgroupV2, KindCgroupHybrid, KindCgroupV1, KindLinuxProc, KindPGID)
 }

@@ -14,17 +14,18 @@ import (
 	"stepd/internal/linux"
 )
 
-// group is one cgroup v2 directory, held by descriptor: all names below it are
+// group is one cgroup directory, held by descriptor: all names below it are
 // resolved from there, and none of them follows a symlink. Its methods keep no
 // state and may be called from several goroutines, until close.
 type group struct {
 	fd   int
 	path string // for messages only
+	v1   bool   // in a v1 hierarchy
 }
 
 const dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 
-// openGroup opens an absolute path, and refuses what is not a cgroup v2
+// openGroup opens an absolute path, and refuses what is not a cgroup
 // directory: what follows kills and removes.
 func openGroup(path string) (*group, error) {
 	fd, err := openat(unix.AT_FDCWD, path, dirFlags)
@@ -33,14 +34,14 @@ func openGroup(path string) (*group, error) {
 	}
 	var fs unix.Statfs_t
 	err = linux.IgnoringEINTR(func() error { return unix.Fstatfs(fd, &fs) })
-	if err == nil && fs.Type != unix.CGROUP2_SUPER_MAGIC {
-		err = errors.New("not on a cgroup v2 file system")
+	if err == nil && fs.Type != unix.CGROUP2_SUPER_MAGIC && fs.Type != unix.CGROUP_SUPER_MAGIC {
+		err = errors.New("not on a cgroup file system")
 	}
 	if err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("cannot open cgroup %q: %w", path, err)
 	}
-	return &group{fd: fd, path: path}, nil
+	return &group{fd: fd, path: path, v1: fs.Type == unix.CGROUP_SUPER_MAGIC}, nil
 }
 
 func (g *group) close() { unix.Close(g.fd) }
@@ -50,7 +51,7 @@ func (g *group) child(name string) (*group, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot open cgroup %q: %w", filepath.Join(g.path, name), err)
 	}
-	return &group{fd: fd, path: filepath.Join(g.path, name)}, nil
+	return &group{fd: fd, path: filepath.Join(g.path, name), v1: g.v1}, nil
 }
 
 // mkdir makes a child. fs.ErrExist is in the error when there is one already.
@@ -72,6 +73,10 @@ func (g *group) rmdir(name string) error {
 
 // children lists the names of the sub-cgroups. A group that was removed has none.
 func (g *group) children() ([]string, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(g.fd, &st); err == nil && st.Nlink == 2 {
+		return nil, nil // kernfs counts them as links
+	}
 	fd, err := openat(g.fd, ".", dirFlags)
 	if gone(err) {
 		return nil, nil
@@ -142,12 +147,24 @@ func (g *group) has(file string) bool {
 
 // pids lists the processes of the group and of all groups below it.
 func (g *group) pids() ([]int, error) {
+	var pids []int
+	err := g.walk(func(g *group) error {
+		own, err := g.ownPIDs()
+		pids = append(pids, own...)
+		return err
+	}, nil)
+	return pids, err
+}
+
+// ownPIDs leaves out the groups below.
+func (g *group) ownPIDs() ([]int, error) {
 	data, err := g.read("cgroup.procs")
 	switch {
 	case gone(err):
 		return nil, nil
 	case errors.Is(err, unix.EOPNOTSUPP):
 		// A threaded group: its processes are listed in its domain, above.
+		return nil, nil
 	case err != nil:
 		return nil, err
 	}
@@ -155,30 +172,7 @@ func (g *group) pids() ([]int, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot parse %q: %w", filepath.Join(g.path, "cgroup.procs"), err)
 	}
-	names, err := g.children()
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		below, err := g.pidsOf(name)
-		if err != nil {
-			return nil, err
-		}
-		pids = append(pids, below...)
-	}
 	return pids, nil
-}
-
-func (g *group) pidsOf(name string) ([]int, error) {
-	child, err := g.child(name)
-	if gone(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer child.close()
-	return child.pids()
 }
 
 // gone tells whether err says that the cgroup was removed: ENODEV comes from

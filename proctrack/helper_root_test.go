@@ -34,11 +34,11 @@ func testMount(t testing.TB) string {
 // testRoot is a root of this test's own, gone when the test ends.
 func testRoot(t testing.TB) *Root {
 	t.Helper()
-	r, err := NewRoot(testMount(t), t.TempDir())
+	r, err := NewRoot(RootConfig{Parent: testMount(t), Spool: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Ensure(); err != nil {
+	if _, err := r.Ensure(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -66,7 +66,7 @@ func testRoot(t testing.TB) *Root {
 func testStep(t testing.TB) (*Root, step.ID, *Cgroup) {
 	t.Helper()
 	r, id := testRoot(t), step.ID{Job: 7, Step: 3}
-	dir, err := r.MakeStep(id)
+	place, err := r.MakeStep(id, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func testStep(t testing.TB) (*Root, step.ID, *Cgroup) {
 			t.Error(err)
 		}
 	})
-	c := NewCgroup(dir)
+	c := NewCgroup(CgroupConfig{Dir: place.Dir, Tasks: place.Tasks})
 	if err := c.Create(); err != nil {
 		t.Fatal(err)
 	}

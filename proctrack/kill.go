@@ -98,6 +98,9 @@ const patience = 200 * time.Millisecond
 // not, and returns when none is left; a group that is gone has none. It leaves
 // the group thawed.
 func (g *group) kill(ctx context.Context) error {
+	if g.v1 {
+		return g.killV1(ctx)
+	}
 	err := g.killKeepingFrozen(ctx)
 	if thawErr := g.freeze("0"); err == nil {
 		err = thawErr
@@ -107,6 +110,9 @@ func (g *group) kill(ctx context.Context) error {
 
 // killKeepingFrozen is kill without the thaw.
 func (g *group) killKeepingFrozen(ctx context.Context) error {
+	if g.v1 {
+		return g.killV1(ctx) // where the frozen do not die
+	}
 	if !g.has("cgroup.kill") {
 		return g.killFreezing(ctx, g.strike)
 	}
@@ -156,6 +162,17 @@ func (g *group) killFreezing(ctx context.Context, strike func() error) error {
 		return false, nil
 	})
 	return g.survivors(ctx, err)
+}
+
+// freezeAll stops every process of the group and returns when all stand still.
+func (g *group) freezeAll(ctx context.Context) error {
+	if g.v1 {
+		return g.freezeV1(ctx)
+	}
+	if err := g.write("cgroup.freeze", "1"); err != nil {
+		return err
+	}
+	return g.await(ctx, func(ev events) (bool, error) { return ev.frozen || !ev.populated, nil })
 }
 
 // strike sends SIGKILL to all members, those that are being forked included.

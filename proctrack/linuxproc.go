@@ -50,7 +50,7 @@ func (l *LinuxProc) Create() error {
 }
 
 // HostCgroup is never there.
-func (l *LinuxProc) HostCgroup() (fd int, ok bool) { return -1, false }
+func (l *LinuxProc) HostCgroup() (fd int, inside bool) { return -1, false }
 
 // Add has nothing to do: a process of the step is tracked by its descent.
 func (l *LinuxProc) Add(rank, pid int) error { return nil }
@@ -116,6 +116,9 @@ func (l *LinuxProc) Signal(sig syscall.Signal) error {
 func (l *LinuxProc) Kill(ctx context.Context) error {
 	return hunt(ctx, fmt.Sprintf("the tasks of stepd %d", l.stepd), l.list)
 }
+
+// Wait returns when PIDs would list none, or with ctx's cause.
+func (l *LinuxProc) Wait(ctx context.Context) error { return waitAll(ctx, l.list) }
 
 // Freeze stops the tasks by SIGSTOP. It does not wait.
 func (l *LinuxProc) Freeze(context.Context) error { return l.Signal(unix.SIGSTOP) }

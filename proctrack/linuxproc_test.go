@@ -167,7 +167,7 @@ func signalAndFreeze(s scene) error {
 		return err
 	}
 	// Nothing tells when a process that is not a child has stopped.
-	for state := ""; state != "stopped"; state = describe(pid).State {
+	for state := ""; state != "T"; state = describe(pid).State {
 		if s.ctx.Err() != nil {
 			return fmt.Errorf("the task is %q after Freeze", state)
 		}

@@ -106,16 +106,15 @@ func TestFindIDInCgroup(t *testing.T) {
 		{"no step", "0::/stepd-0123abcd/job_1\n", step.ID{}, false},
 		{"not our spelling", "0::/stepd-0123abcd/job_01/step_2/tasks\n", step.ID{}, false},
 		{"a sign", "0::/stepd-0123abcd/job_+1/step_2/tasks\n", step.ID{}, false},
-		{"v1 only", "4:memory:/stepd-0123abcd/job_1/step_2/tasks\n", step.ID{}, false},
+		{"the tasks", "0::/stepd-0123abcd/job_1/tasks/step_2/task_3\n", step.ID{Job: 1, Step: 2}, true},
+		{"the job's", "0::/stepd-0123abcd/job_1/tasks\n", step.ID{}, false},
+		{"v1 only", "4:memory:/stepd-0123abcd/job_1/step_2/tasks\n", step.ID{Job: 1, Step: 2}, true},
+		{"moved out of v2", "4:memory:/stepd-0123abcd/job_1/step_2\n0::/user.slice\n", step.ID{Job: 1, Step: 2}, true},
 		{"nothing", "", step.ID{}, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			path, ok := parseUnified([]byte(tt.in))
-			var got step.ID
-			if ok {
-				got, ok = idIn(path, root)
-			}
+			got, ok := findIn([]byte(tt.in), root)
 			if ok != tt.ok || (ok && got != tt.want) {
 				t.Errorf("%q is step %v, %v; want %v, %v", tt.in, got, ok, tt.want, tt.ok)
 			}
@@ -137,10 +136,11 @@ func TestNames(t *testing.T) {
 	if _, err := RootName("spool"); err == nil {
 		t.Error("a relative spool has a root")
 	}
-	if _, err := NewRoot("sys", "/var/spool/stepd"); err == nil {
+	if _, err := NewRoot(RootConfig{Parent: "sys", Spool: "/var/spool/stepd"}); err == nil {
 		t.Error("a root has a relative parent")
 	}
-	r, err := NewRoot("/sys/fs/cgroup", "/var/spool/stepd")
+	v1 := map[string]string{"cpu": "/sys/fs/cgroup/cpu,cpuacct", "cpuacct": "/sys/fs/cgroup/cpu,cpuacct"}
+	r, err := NewRoot(RootConfig{Parent: "/sys/fs/cgroup", V1: v1, Spool: "/var/spool/stepd"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,12 +148,26 @@ func TestNames(t *testing.T) {
 	if got, want := r.StepDir(id), "/sys/fs/cgroup/"+a+"/job_12/step_4294967291"; got != want {
 		t.Errorf("StepDir = %q, want %q", got, want)
 	}
-	if back, err := RootOf(r.StepDir(id), id); err != nil || back.Dir() != r.Dir() {
+	if got, want := r.TasksDir(id), r.Dir()+"/job_12/tasks/step_4294967291"; got != want {
+		t.Errorf("TasksDir = %q, want %q", got, want)
+	}
+	places := map[string]string{"cpuacct": "/sys/fs/cgroup/cpu,cpuacct/" + a + "/job_12/step_4294967291"}
+	if !r.Holds(id, r.StepDir(id), places) || r.Holds(id, r.StepDir(step.ID{}), nil) || r.Holds(id, r.StepDir(id), map[string]string{"memory": "/x"}) {
+		t.Error("Holds does not know the root's own cgroups")
+	}
+	back, err := RootOf(id, r.StepDir(id), places)
+	if err != nil || back.Dir() != r.Dir() || len(back.hierarchies) != 1 || back.hierarchies[0] != "/sys/fs/cgroup/cpu,cpuacct/"+a {
 		t.Errorf("RootOf = %v, %v; want %q", back, err, r.Dir())
 	}
+	if len(r.hierarchies) != 1 {
+		t.Errorf("two controllers of one hierarchy have the roots %q", r.hierarchies)
+	}
 	for _, dir := range []string{"", "/", "/job_12/step_4294967291", "/sys/fs/cgroup/job_12/step_4294967291", "/sys/fs/cgroup/" + a + "/job_12/step_1", a + "/job_12/step_4294967291"} {
-		if back, err := RootOf(dir, id); err == nil {
+		if back, err := RootOf(id, dir, nil); err == nil {
 			t.Errorf("RootOf(%q) = %q, want an error", dir, back.Dir())
+		}
+		if _, err := RootOf(id, r.StepDir(id), map[string]string{"memory": dir}); err == nil {
+			t.Errorf("RootOf with the v1 cgroup %q: want an error", dir)
 		}
 	}
 }
@@ -167,11 +181,12 @@ func TestOpen(t *testing.T) {
 		{KindLinuxProc, "", "*proctrack.LinuxProc"},
 		{KindPGID, "", "*proctrack.PGID"},
 		{KindCgroupV2, "", `directory "" is not absolute`},
-		{"cgroup/v1", "/x", `cannot open tracker "cgroup/v1": want cgroup/v2`},
+		{KindCgroupV1, "/sys/fs/cgroup/freezer/x", "*proctrack.Cgroup"},
+		{"cgroup/v3", "/x", `cannot open tracker "cgroup/v3": want cgroup/v2`},
 		{"", "/x", `cannot open tracker ""`},
 	}
 	for _, tt := range tests {
-		tr, err := Open(tt.kind, tt.dir, 1, nil)
+		tr, err := Open(step.Proctrack{Kind: tt.kind, Dir: tt.dir, Tasks: tt.dir}, false, 1, nil)
 		got := fmt.Sprintf("%T", tr)
 		if err != nil {
 			got = err.Error()
@@ -183,7 +198,7 @@ func TestOpen(t *testing.T) {
 }
 
 func TestCgroupBeforeCreate(t *testing.T) {
-	c := NewCgroup("/nonexistent")
+	c := NewCgroup(CgroupConfig{Dir: "/nonexistent", Tasks: "/nonexistent"})
 	if err := c.Create(); err == nil || !strings.Contains(err.Error(), `"/nonexistent"`) {
 		t.Errorf("Create = %v, want an error that names the directory", err)
 	}
@@ -205,22 +220,22 @@ func TestCgroupBeforeCreate(t *testing.T) {
 
 func TestCgroupRefusesOtherFileSystems(t *testing.T) {
 	dir := t.TempDir()
-	if err := NewCgroup(dir).Create(); err == nil || !strings.Contains(err.Error(), "not on a cgroup v2 file system") {
+	if err := NewCgroup(CgroupConfig{Dir: dir, Tasks: dir}).Create(); err == nil || !strings.Contains(err.Error(), "not on a cgroup file system") {
 		t.Errorf("Create in %q = %v, want a refusal", dir, err)
 	}
 }
 
 func TestSurvivorsErrorText(t *testing.T) {
-	one := Survivor{PID: 12, Comm: "nfs\ncopy", State: "disk sleep", Wchan: "nfs_wait_bit_killable"}
+	one := Survivor{PID: 12, Comm: "nfs\ncopy", State: "D", Grade: step.GradeDisk, Wchan: "nfs_wait_bit_killable"}
 	tests := []struct {
 		name string
 		err  *SurvivorsError
 		want string
 	}{
 		{"one", &SurvivorsError{Where: `cgroup "/x"`, Survivors: []Survivor{one}, Total: 1, Cause: context.DeadlineExceeded},
-			`cannot kill all processes of cgroup "/x": 1 left: pid 12 "nfs\ncopy" (disk sleep in nfs_wait_bit_killable): context deadline exceeded`},
-		{"more than are shown", &SurvivorsError{Where: "w", Survivors: []Survivor{one, {PID: 13, Comm: "b", State: "running"}}, Total: 9, Cause: context.Canceled},
-			`cannot kill all processes of w: 9 left: pid 12 "nfs\ncopy" (disk sleep in nfs_wait_bit_killable), pid 13 "b" (running), ...: context canceled`},
+			`cannot kill all processes of cgroup "/x": 1 left: pid 12 "nfs\ncopy" (state D: uninterruptible sleep in nfs_wait_bit_killable): context deadline exceeded`},
+		{"more than are shown", &SurvivorsError{Where: "w", Survivors: []Survivor{one, {PID: 13, Comm: "b", State: "R", Grade: step.GradeRunning}}, Total: 9, Cause: context.Canceled},
+			`cannot kill all processes of w: 9 left: pid 12 "nfs\ncopy" (state D: uninterruptible sleep in nfs_wait_bit_killable), pid 13 "b" (state R: still ending), ...: context canceled`},
 		{"none left after all", &SurvivorsError{Where: "w", Cause: context.Canceled}, `cannot kill all processes of w: 0 left: context canceled`},
 	}
 	for _, tt := range tests {
@@ -285,15 +300,13 @@ func FuzzParseFamily(f *testing.F) {
 }
 
 func FuzzFindID(f *testing.F) {
-	for _, s := range []string{"0::/stepd-0123abcd/job_12/step_0/tasks\n", "0::/\n", "4:memory:/x\n0::/a/stepd-0123abcd/job_1/step_2\n"} {
+	for _, s := range []string{"0::/stepd-0123abcd/job_12/step_0/tasks\n", "0::/\n", "4:memory:/x\n0::/a/stepd-0123abcd/job_1/step_2\n", "0::/stepd-0123abcd/job_1/tasks/step_2/task_0\n"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		path, ok := parseUnified(data)
-		if !ok {
-			return
-		}
-		if id, ok := idIn(path, "stepd-0123abcd"); ok && !strings.Contains(path, jobName(id.Job)+"/"+stepName(id.Step)) {
+		id, ok := findIn(data, "stepd-0123abcd")
+		job, name := jobName(id.Job)+"/", stepName(id.Step)
+		if text := string(data); ok && !strings.Contains(text, job+name) && !strings.Contains(text, job+jobTasks+"/"+name) {
 			t.Errorf("%q is step %v", data, id)
 		}
 	})

@@ -29,7 +29,7 @@ func NewPGID() *PGID { return &PGID{} }
 func (p *PGID) Create() error { return nil }
 
 // HostCgroup is never there.
-func (p *PGID) HostCgroup() (fd int, ok bool) { return -1, false }
+func (p *PGID) HostCgroup() (fd int, inside bool) { return -1, false }
 
 // Add takes the first pid as the group's; the tasks join it by themselves
 // before they exec (rank 0 leads the group).
@@ -114,6 +114,9 @@ func (p *PGID) Kill(ctx context.Context) error {
 	}
 	return hunt(ctx, fmt.Sprintf("process group %d", p.group()), p.list)
 }
+
+// Wait returns when no member of the group lives, or with ctx's cause.
+func (p *PGID) Wait(ctx context.Context) error { return waitAll(ctx, p.list) }
 
 // Freeze stops the group by SIGSTOP. It does not wait.
 func (p *PGID) Freeze(context.Context) error { return p.Signal(unix.SIGSTOP) }

@@ -1,25 +1,39 @@
 package proctrack
 
 import (
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"stepd/step"
 )
 
-// Root is the cgroup below which one noded keeps its steps. Its name carries a
-// hash of the spool's path, so several nodeds never touch each other's. Root
-// holds no descriptor; its methods may be called from several goroutines.
+// Root is the cgroup below which one noded keeps its steps, and those of the
+// same name in the v1 hierarchies. The name carries a hash of the spool's path,
+// so several nodeds never touch each other's. Root holds no descriptor; its
+// methods may be called from several goroutines.
 type Root struct {
 	dir string
+	v1  map[string]string // by controller
+	// hierarchies are the values of v1, each once: controllers may share one.
+	hierarchies []string
+}
+
+// RootConfig says where a Root lies. All directories are absolute.
+type RootConfig struct {
+	// Parent is the cgroup in which the root is made: detect.Answer.Parent, on
+	// v2, or in v1's freezer hierarchy.
+	Parent string
+	// V1 are the same in the v1 hierarchies, by controller; nil without any.
+	V1 map[string]string
+	// Spool is the noded's spool.
+	Spool string
 }
 
 // RootName is the name of the root cgroup of the noded with this spool: the
@@ -32,158 +46,157 @@ func RootName(spool string) (string, error) {
 	return fmt.Sprintf("stepd-%x", sum[:4]), nil
 }
 
-// NewRoot returns the root of the noded with this spool below the cgroup
-// directory parent (detect.Answer.Parent). Nothing is touched before Ensure.
-func NewRoot(parent, spool string) (*Root, error) {
-	name, err := RootName(spool)
+// NewRoot returns the root of a noded. Nothing is touched before Ensure.
+func NewRoot(cfg RootConfig) (*Root, error) {
+	name, err := RootName(cfg.Spool)
 	if err != nil {
 		return nil, err
 	}
-	if !filepath.IsAbs(parent) {
-		return nil, fmt.Errorf("cannot place the cgroup root: %q is not absolute", parent)
+	r := &Root{v1: make(map[string]string)}
+	place := func(parent string) (string, error) {
+		if !filepath.IsAbs(parent) {
+			return "", fmt.Errorf("cannot place the cgroup root: %q is not absolute", parent)
+		}
+		return filepath.Join(parent, name), nil
 	}
-	return &Root{dir: filepath.Join(parent, name)}, nil
+	if r.dir, err = place(cfg.Parent); err != nil {
+		return nil, err
+	}
+	for controller, parent := range cfg.V1 {
+		if r.v1[controller], err = place(parent); err != nil {
+			return nil, err
+		}
+	}
+	r.hierarchies = slices.Compact(slices.Sorted(maps.Values(r.v1)))
+	return r, nil
 }
 
-// RootOf returns the root that a step's directory, as MakeStep returned it,
-// lies in. A noded that was started again elsewhere has a root of its own, and
+// RootOf returns the root that a step's cgroups lie in: dir as MakeStep gave
+// it, and v1. A noded that was started again elsewhere has a root of its own, and
 // finds by this the steps that the former one started.
-func RootOf(stepDir string, id step.ID) (*Root, error) {
+func RootOf(id step.ID, dir string, v1 map[string]string) (*Root, error) {
 	suffix := filepath.Join("/", jobName(id.Job), stepName(id.Step))
-	dir, ok := strings.CutSuffix(filepath.Clean(stepDir), suffix)
-	if !ok || !filepath.IsAbs(dir) || !strings.HasPrefix(filepath.Base(dir), "stepd-") {
-		return nil, fmt.Errorf("cannot find the cgroup root of step %s: %q is not one of its cgroups", id, stepDir)
+	above := func(dir string) (string, error) {
+		root, ok := strings.CutSuffix(filepath.Clean(dir), suffix)
+		if !ok || !filepath.IsAbs(root) || !strings.HasPrefix(filepath.Base(root), "stepd-") {
+			return "", fmt.Errorf("cannot find the cgroup root of step %s: %q is not one of its cgroups", id, dir)
+		}
+		return root, nil
 	}
-	return &Root{dir: dir}, nil
+	r := &Root{v1: make(map[string]string)}
+	var err error
+	if r.dir, err = above(dir); err != nil {
+		return nil, err
+	}
+	for controller, dir := range v1 {
+		if r.v1[controller], err = above(dir); err != nil {
+			return nil, err
+		}
+	}
+	r.hierarchies = slices.Compact(slices.Sorted(maps.Values(r.v1)))
+	return r, nil
+}
+
+// Holds tells whether the step's cgroups, as MakeStep gave them, are this root's.
+func (r *Root) Holds(id step.ID, dir string, v1 map[string]string) bool {
+	if dir != r.StepDir(id) {
+		return false
+	}
+	for controller, dir := range v1 {
+		if root, ok := r.v1[controller]; !ok || dir != filepath.Join(root, jobName(id.Job), stepName(id.Step)) {
+			return false
+		}
+	}
+	return true
 }
 
 // Dir is the root's absolute path.
 func (r *Root) Dir() string { return r.dir }
 
-// StepDir is the path of the step's cgroup, whether it exists or not.
+// V1 lists the v1 controllers for which MakeJob and MakeStep can make cgroups.
+func (r *Root) V1() []string { return slices.Sorted(maps.Keys(r.v1)) }
+
+// StepDir is the path of the cgroup of the step's daemons, whether it exists or
+// not; TasksDir that of its tasks, JobTasksDir that of all tasks of the job.
 func (r *Root) StepDir(id step.ID) string {
 	return filepath.Join(r.dir, jobName(id.Job), stepName(id.Step))
 }
+
+// TasksDir is the path of the cgroup of the step's tasks.
+func (r *Root) TasksDir(id step.ID) string {
+	return filepath.Join(r.JobTasksDir(id.Job), stepName(id.Step))
+}
+
+// JobTasksDir is the path of the cgroup of all tasks of the job.
+func (r *Root) JobTasksDir(job uint32) string {
+	return filepath.Join(r.dir, jobName(job), jobTasks)
+}
+
+// jobTasks is the cgroup of all tasks of a job: what limits the job.
+const jobTasks = "tasks"
 
 func jobName(job uint32) string   { return "job_" + strconv.FormatUint(uint64(job), 10) }
 func stepName(step uint32) string { return "step_" + strconv.FormatUint(uint64(step), 10) }
 
 // Ensure makes the root unless it exists: a former noded's steps may be in it.
-func (r *Root) Ensure() error {
+// On v2 the controllers of the parent are enabled down to it as far as the
+// kernel lets us; missing says of which this is not so, and why. Those that the
+// kernel or the parent has not got are not among them.
+func (r *Root) Ensure() (missing map[string]string, err error) {
 	parent, err := openGroup(filepath.Dir(r.dir))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer parent.close()
-	return ensureChild(parent, filepath.Base(r.dir))
-}
-
-func ensureChild(parent *group, name string) error {
-	err := parent.mkdir(name)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	return err
-}
-
-// MakeStep makes the step's cgroup, its job's where it is the first, and the
-// leaf that stepd is born in. It returns the step's directory, for
-// step.Proctrack.Dir. fs.ErrExist is in the error when the step has one.
-func (r *Root) MakeStep(id step.ID) (dir string, err error) {
-	job, err := r.ensureJob(id.Job)
+	missing, err = parent.delegate()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	defer job.close()
-	name := stepName(id.Step)
-	if err := job.mkdir(name); err != nil {
-		return "", err
-	}
-	err = makeStepdLeaf(job, name)
+	root, err := parent.ensure(filepath.Base(r.dir))
 	if err != nil {
-		return "", errors.Join(err, job.rmdir(name))
+		return nil, err
 	}
-	return r.StepDir(id), nil
+	defer root.close()
+	below, err := root.delegate()
+	maps.Copy(missing, below)
+	return missing, err
 }
 
-func (r *Root) ensureJob(job uint32) (*group, error) {
+// Controllers lists the v2 controllers that limit what is below the root.
+func (r *Root) Controllers() ([]string, error) {
 	root, err := openGroup(r.dir)
 	if err != nil {
 		return nil, err
 	}
 	defer root.close()
-	if err := ensureChild(root, jobName(job)); err != nil {
+	return root.delegated()
+}
+
+// ensure makes a child unless it exists, and opens it.
+func (g *group) ensure(name string) (*group, error) {
+	if err := g.mkdir(name); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	return root.child(jobName(job))
+	return g.child(name)
 }
 
-func makeStepdLeaf(job *group, name string) error {
-	dir, err := job.child(name)
-	if err != nil {
-		return err
-	}
-	defer dir.close()
-	return dir.mkdir(leafStepd)
+// JobCgroups are those in which a job is limited.
+type JobCgroups struct {
+	// Tasks is the cgroup of the job's tasks in the tracker's hierarchy: on v2
+	// that of all limits.
+	Tasks string
+	// V1 are the job's cgroups in the v1 hierarchies, by controller.
+	V1 map[string]string
 }
 
-// KillStep kills all of the step, its stepd and host included, waits for its
-// end and removes its cgroup; a step without one is done. The error is a
-// *SurvivorsError when ctx ends first.
-func (r *Root) KillStep(ctx context.Context, id step.ID) error {
-	job, err := openGroup(filepath.Join(r.dir, jobName(id.Job)))
-	if gone(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer job.close()
-	return job.destroyChild(ctx, stepName(id.Step))
-}
-
-// RemoveJob removes the job's cgroup, whose steps KillStep removed; it kills
-// nothing: a step that is left makes it fail with EBUSY.
-func (r *Root) RemoveJob(job uint32) error {
-	root, err := openGroup(r.dir)
-	if gone(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer root.close()
-	if err := root.rmdir(jobName(job)); err != nil && !gone(err) {
-		return err
-	}
-	return nil
-}
-
-// Remove removes the root and the empty cgroups of jobs in it; it kills
-// nothing: a step that is left makes it fail with EBUSY.
-func (r *Root) Remove() error {
-	ids, jobs, err := r.scan()
-	if err != nil {
-		return err
-	}
-	if len(ids) > 0 {
-		return fmt.Errorf("cannot remove cgroup %q: step %s and %d others are left: %w", r.dir, ids[0], len(ids)-1, unix.EBUSY)
-	}
-	for _, job := range jobs {
-		if err := r.RemoveJob(job); err != nil {
-			return err
-		}
-	}
-	parent, err := openGroup(filepath.Dir(r.dir))
-	if gone(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer parent.close()
-	if err := parent.rmdir(filepath.Base(r.dir)); err != nil && !gone(err) {
-		return err
-	}
-	return nil
+// StepCgroups are those of a step.
+type StepCgroups struct {
+	// Dir is the cgroup of the daemons, for step.Proctrack.Dir.
+	Dir string
+	// Tasks is that of the tasks, for step.Proctrack.Tasks: on v2 that of all
+	// limits.
+	Tasks string
+	// V1 are the step's cgroups in the v1 hierarchies, by controller, for
+	// step.Confinement.V1.
+	V1 map[string]string
 }

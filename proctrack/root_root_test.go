@@ -66,11 +66,11 @@ func TestRootSteps(t *testing.T) {
 	}
 	want := []step.ID{{Job: 1}, {Job: 1, Step: 7}, {Job: 2, Step: step.BatchStep}}
 	for _, id := range want {
-		if _, err := r.MakeStep(id); err != nil {
+		if _, err := r.MakeStep(id, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := r.MakeStep(want[0]); !errors.Is(err, os.ErrExist) {
+	if _, err := r.MakeStep(want[0], nil); !errors.Is(err, os.ErrExist) {
 		t.Errorf("a second MakeStep = %v, want EEXIST", err)
 	}
 	foreign := filepath.Join(r.Dir(), "job_1", "not-a-step")
@@ -104,7 +104,7 @@ func TestRootSteps(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := errors.Join(r.RemoveJob(2), r.RemoveJob(2), os.Remove(foreign), r.Ensure()); err != nil {
+	if err := errors.Join(r.RemoveJob(2), r.RemoveJob(2), os.Remove(foreign)); err != nil {
 		t.Error(err)
 	}
 	if err := errors.Join(r.Remove(), r.Remove()); err != nil { // job_1 is left, and empty
@@ -124,7 +124,7 @@ func TestRootMakeStepNamesTheLimit(t *testing.T) {
 		}
 	}
 	set("2")
-	_, err := r.MakeStep(step.ID{Job: 1})
+	_, err := r.MakeStep(step.ID{Job: 1}, nil)
 	if !errors.Is(err, unix.EAGAIN) || !strings.Contains(err.Error(), "cgroup.max.descendants=2 in \""+r.Dir()+"\"") {
 		t.Errorf("MakeStep = %v, want EAGAIN and the limit's name", err)
 	}
@@ -133,7 +133,7 @@ func TestRootMakeStepNamesTheLimit(t *testing.T) {
 	}
 	set("max")
 	id := step.ID{Job: 1}
-	if _, err := r.MakeStep(id); err != nil {
+	if _, err := r.MakeStep(id, nil); err != nil {
 		t.Error(err)
 	}
 	if err := r.KillStep(shortly(t), id); err != nil {
@@ -143,11 +143,11 @@ func TestRootMakeStepNamesTheLimit(t *testing.T) {
 
 func TestRootEnsureOutsideCgroups(t *testing.T) {
 	testMount(t)
-	r, err := NewRoot(t.TempDir(), t.TempDir())
+	r, err := NewRoot(RootConfig{Parent: t.TempDir(), Spool: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Ensure(); err == nil || !strings.Contains(err.Error(), "not on a cgroup v2 file system") {
+	if _, err := r.Ensure(); err == nil || !strings.Contains(err.Error(), "not on a cgroup file system") {
 		t.Errorf("Ensure = %v, want a refusal", err)
 	}
 }
@@ -187,17 +187,17 @@ func TestRootCanBeBornInside(t *testing.T) {
 	// A group that must not hold processes stands for old kernels: it has a
 	// threaded sibling.
 	other := step.ID{Job: id.Job, Step: id.Step + 1}
-	dir, err := r.MakeStep(other)
+	place, err := r.MakeStep(other, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, leafStepd, "cgroup.type"), []byte("threaded"), 0); err != nil {
+	if err := os.WriteFile(filepath.Join(place.Dir, leafStepd, "cgroup.type"), []byte("threaded"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, leafHost), 0o755); err != nil {
+	if err := os.Mkdir(filepath.Join(place.Dir, leafHost), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	leaf, err := openGroup(filepath.Join(dir, leafHost))
+	leaf, err := openGroup(filepath.Join(place.Dir, leafHost))
 	if err != nil {
 		t.Fatal(err)
 	}

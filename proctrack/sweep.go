@@ -13,63 +13,85 @@ import (
 	"stepd/step"
 )
 
-// Steps lists the steps that have a cgroup, running or left by a crash. Names
-// that are none of ours are passed over.
+// Steps lists the steps that have a cgroup in any hierarchy, running or left by
+// a crash. Names that are none of ours are passed over.
 func (r *Root) Steps() ([]step.ID, error) {
 	ids, _, err := r.scan()
 	return ids, err
 }
 
+// scan finds each step and each job once.
 func (r *Root) scan() (ids []step.ID, jobs []uint32, err error) {
-	root, err := openGroup(r.dir)
+	found := &census{steps: make(map[step.ID]bool), jobs: make(map[uint32]bool)}
+	for _, root := range append([]string{r.dir}, r.hierarchies...) {
+		if err := found.root(root); err != nil {
+			return nil, nil, err
+		}
+	}
+	return found.ids, found.numbers, nil
+}
+
+// census is what a scan has found.
+type census struct {
+	ids     []step.ID
+	numbers []uint32
+	steps   map[step.ID]bool
+	jobs    map[uint32]bool
+}
+
+func (c *census) root(dir string) error {
+	root, err := openGroup(dir)
 	if gone(err) {
-		return nil, nil, nil
+		return nil
 	}
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	defer root.close()
 	names, err := root.children()
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	for _, name := range names {
 		job, ok := number(name, "job_")
 		if !ok {
 			continue
 		}
-		jobs = append(jobs, job)
-		steps, err := stepsOf(root, name)
-		if err != nil {
-			return nil, nil, err
+		if !c.jobs[job] {
+			c.jobs[job] = true
+			c.numbers = append(c.numbers, job)
 		}
-		for _, s := range steps {
-			ids = append(ids, step.ID{Job: job, Step: s})
+		for _, place := range []string{name, filepath.Join(name, jobTasks)} {
+			if err := c.place(root, place, job); err != nil {
+				return err
+			}
 		}
 	}
-	return ids, jobs, nil
+	return nil
 }
 
-func stepsOf(root *group, name string) ([]uint32, error) {
-	job, err := root.child(name)
+// place looks for steps in a job's cgroup, or in that of its tasks.
+func (c *census) place(root *group, path string, job uint32) error {
+	g, err := root.child(path)
 	if gone(err) {
-		return nil, nil
+		return nil
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer job.close()
-	names, err := job.children()
+	defer g.close()
+	names, err := g.children()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var steps []uint32
 	for _, name := range names {
-		if s, ok := number(name, "step_"); ok {
-			steps = append(steps, s)
+		s, ok := number(name, "step_")
+		if id := (step.ID{Job: job, Step: s}); ok && !c.steps[id] {
+			c.steps[id] = true
+			c.ids = append(c.ids, id)
 		}
 	}
-	return steps, nil
+	return nil
 }
 
 // number reads names as jobName and stepName write them, and no others:
@@ -86,7 +108,8 @@ func number(name, prefix string) (uint32, bool) {
 	return uint32(n), true
 }
 
-// Find tells which step of this root a process belongs to, ok=false if none.
+// Find tells which step of this root a process belongs to, ok=false if none: by
+// any hierarchy, for a process may have been moved out of one of them.
 func (r *Root) Find(pid int) (id step.ID, ok bool, err error) {
 	path := filepath.Join("/proc", strconv.Itoa(pid), "cgroup")
 	data, err := os.ReadFile(path)
@@ -96,26 +119,29 @@ func (r *Root) Find(pid int) (id step.ID, ok bool, err error) {
 	if err != nil {
 		return step.ID{}, false, fmt.Errorf("cannot read %q: %w", path, err)
 	}
-	cgroup, ok := parseUnified(data)
-	if !ok {
-		return step.ID{}, false, nil
-	}
-	id, ok = idIn(cgroup, filepath.Base(r.dir))
+	id, ok = findIn(data, filepath.Base(r.dir))
 	return id, ok, nil
 }
 
-// parseUnified finds the v2 line of /proc/PID/cgroup (cgroups(7)).
-func parseUnified(data []byte) (path string, ok bool) {
-	for line := range strings.Lines(string(data)) {
-		if path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok {
-			return path, strings.HasPrefix(path, "/")
+// findIn reads /proc/PID/cgroup (cgroups(7)): "hierarchy:controllers:path". The
+// last line is that of v2.
+func findIn(data []byte, root string) (id step.ID, ok bool) {
+	lines := strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
+	for i := len(lines) - 1; i >= 0; i-- {
+		fields := strings.SplitN(lines[i], ":", 3)
+		if len(fields) != 3 || !strings.HasPrefix(fields[2], "/") {
+			continue
+		}
+		if id, ok := idIn(fields[2], root); ok {
+			return id, true
 		}
 	}
-	return "", false
+	return step.ID{}, false
 }
 
-// idIn finds ROOT/job_N/step_S in a cgroup's path. What comes before depends
-// on the reader's cgroup namespace; root, with its hash, does not.
+// idIn finds ROOT/job_N/step_S or ROOT/job_N/tasks/step_S in a cgroup's path.
+// What comes before depends on the reader's cgroup namespace; root, with its
+// hash, does not.
 func idIn(cgroup, root string) (step.ID, bool) {
 	parts := strings.Split(cgroup, "/")
 	for i := 0; i+2 < len(parts); i++ {
@@ -123,7 +149,11 @@ func idIn(cgroup, root string) (step.ID, bool) {
 			continue
 		}
 		job, ok1 := number(parts[i+1], "job_")
-		s, ok2 := number(parts[i+2], "step_")
+		at := i + 2
+		if parts[at] == jobTasks && at+1 < len(parts) {
+			at++
+		}
+		s, ok2 := number(parts[at], "step_")
 		return step.ID{Job: job, Step: s}, ok1 && ok2
 	}
 	return step.ID{}, false

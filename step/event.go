@@ -41,6 +41,7 @@ const (
 	EventTaskExit   = "task_exit"
 	EventTaskSignal = "task_signal"
 	EventKill       = "kill"
+	EventUnkillable = "unkillable" // Text names the processes that SIGKILL does not end
 	EventSuspend    = "suspend"
 	EventResume     = "resume"
 	EventOOM        = "oom"

@@ -29,7 +29,11 @@ type Record struct {
 	// StepdPID and BootID it names one process for ever (pids come again).
 	StepdStart uint64 `json:"stepd_start,omitempty"`
 	BootID     string `json:"boot_id,omitempty"`
-	Cgroup     string `json:"cgroup,omitempty"`
+	// Cgroup is that of the step's daemons, CgroupTasks that of its tasks, and
+	// CgroupV1 are those in v1 hierarchies, by controller.
+	Cgroup      string            `json:"cgroup,omitempty"`
+	CgroupTasks string            `json:"cgroup_tasks,omitempty"`
+	CgroupV1    map[string]string `json:"cgroup_v1,omitempty"`
 	// Suspended is since when the step stands still by a suspend, null while it
 	// does not; its state stays what it was. SuspendedBy is the uid that asked.
 	// SuspendedSeconds is the time of suspends that are over: it does not count
@@ -37,6 +41,10 @@ type Record struct {
 	Suspended        *time.Time `json:"suspended"`
 	SuspendedBy      *uint32    `json:"suspended_by,omitempty"`
 	SuspendedSeconds float64    `json:"suspended_seconds,omitempty"`
+	// Survivors are the first of the processes that SIGKILL has not ended within
+	// UnkillableStepTimeout, as they were then; SurvivorsTotal counts all.
+	Survivors      []Survivor `json:"survivors,omitempty"`
+	SurvivorsTotal int        `json:"survivors_total,omitempty"`
 	// Drain says why the node should take no more jobs: the failure of a
 	// required plugin's hook for which Slurm drains it. "" does not.
 	Drain string `json:"drain,omitempty"`

@@ -124,6 +124,8 @@ type Spec struct {
 	RunDir     string        `json:"run_dir"`
 	ResultFile string        `json:"result_file"` // where stepd leaves the result when no noded takes it
 	KillWaitS  int           `json:"kill_wait_s"`
+	// UnkillableS is UnkillableStepTimeout in seconds; 0, of an older noded, is 60.
+	UnkillableS int `json:"unkillable_s,omitempty"`
 
 	// ContainerNS says that descriptor FDContainer is the job's mount
 	// namespace; EntireStepInNS that the host joins it before init.
@@ -160,14 +162,14 @@ type SpankConf struct {
 	Debug bool `json:"debug,omitempty"`
 }
 
-// Proctrack names the tracker and its place: noded has made Dir already.
+// Proctrack names the tracker and its place, which noded has made already.
 type Proctrack struct {
 	// Kind is "cgroup/v2", "cgroup/v1", "cgroup/hybrid", "linuxproc" or "pgid".
 	Kind string `json:"kind"`
 	// Dir is the step's cgroup (absolute), that of its stepd and SPANK host; empty
 	// for trackers without one.
 	Dir string `json:"dir,omitempty"`
-	// Tasks is the cgroup of its tasks (absolute). It lies apart from Dir, so
-	// that what the daemons use is never charged to the job; "" is Dir/tasks.
+	// Tasks is the cgroup of its tasks (absolute), which is empty where Dir is. It
+	// lies apart from Dir, so that what the daemons use is never charged to the job.
 	Tasks string `json:"tasks,omitempty"`
 }

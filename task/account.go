@@ -37,20 +37,27 @@ func (s *Step) settleUsage() {
 	if s.d.Accounting == nil {
 		return
 	}
-	patience := time.NewTimer(reapPatience)
-	defer patience.Stop()
-	for range 2 { // what the first round of the reaper has reaped is told before the second
-		select {
-		case <-s.d.NoChildren():
-		case <-patience.C:
-		}
-	}
+	s.awaitOrphans()
 	s.mu.Lock()
 	s.d.Accounting.Fill(&s.rec)
 	usage := s.rec.Usage
 	s.mu.Unlock()
 	if usage != nil {
 		s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventUsage, Usage: usage})
+	}
+}
+
+// awaitOrphans returns when stepd has no children, or after reapPatience: one
+// that does not die, or whose end its tracer keeps, is never reaped.
+func (s *Step) awaitOrphans() {
+	patience := time.NewTimer(reapPatience)
+	defer patience.Stop()
+	for range 2 { // what the first round of the reaper has reaped is told before the second
+		select {
+		case <-s.d.NoChildren():
+		case <-patience.C:
+			return
+		}
 	}
 }
 

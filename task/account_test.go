@@ -53,6 +53,7 @@ func TestAccountingOrder(t *testing.T) {
 // A step over its memory limit is killed at once, without the grace of SIGTERM.
 func TestOverMemory(t *testing.T) {
 	r := newRig(t)
+	r.cgroup = 7
 	r.acct = fakeAccounting{r}
 	killed := make(chan struct{})
 	r.ends = []step.TaskEnd{{Rank: 0, Status: step.SignaledBy(syscall.SIGKILL)}, {Rank: 1, Status: step.SignaledBy(syscall.SIGKILL)}}

@@ -1,7 +1,6 @@
 package task
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"syscall"
@@ -178,6 +177,10 @@ func (t *terminator) wait(seconds int) {
 
 // next is called when a wait is over.
 func (s *Step) nextTermination(t *terminator) error {
+	if t.killed && s.endHeldBack() {
+		t.c = nil
+		return nil
+	}
 	if t.killed {
 		// The tasks are dead, and a host that is not in a hook has told so.
 		s.setHostCause("did not tell the tasks' ends " + afterCancel)
@@ -225,6 +228,13 @@ func (s *Step) evictHost() {
 	}
 }
 
+// hostIsOut notes that the host was never in the tasks' cgroup.
+func (s *Step) hostIsOut() {
+	s.eviction.mu.Lock()
+	defer s.eviction.mu.Unlock()
+	s.eviction.done = true
+}
+
 func (s *Step) hostIsGone() bool {
 	select {
 	case <-s.hostGone:
@@ -239,10 +249,7 @@ func (s *Step) killTasks() error {
 	sig := int(syscall.SIGKILL)
 	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventKill, Signal: &sig})
 	s.evictHost()
-	ctx, cancel := context.WithTimeout(context.Background(), unkillableAfter)
+	ctx, cancel := s.killContext()
 	defer cancel()
-	return s.d.Tracker.Kill(ctx)
+	return s.killed(s.d.Tracker.Kill(ctx))
 }
-
-// unkillableAfter is how long the end of killed processes is waited for.
-const unkillableAfter = 60 * time.Second

@@ -42,18 +42,20 @@ func (s *Step) endStage(name string, do func() error) {
 	ev := step.Event{Time: end, Event: step.EventStageEnd, Phase: name, DurUS: &us}
 	if err != nil {
 		ev.Text = err.Error()
-		s.d.Audience.Log(step.LogError, err.Error())
-		s.mu.Lock()
-		s.noteReason(err.Error())
-		s.mu.Unlock()
+		if !isGivenUp(err) { // which was told already
+			s.d.Audience.Log(step.LogError, err.Error())
+			s.mu.Lock()
+			s.noteReason(err.Error())
+			s.mu.Unlock()
+		}
 	}
 	s.d.Audience.Event(ev)
 }
 
 // settle records why the step ended when it was not by its tasks' own ends.
 func (s *Step) settle(err error) {
-	if err == nil {
-		return
+	if err == nil || isGivenUp(err) {
+		return // the tasks' own ends, and that some have none, are the step's
 	}
 	v := launchVerdict(err, s.plan.Spec)
 	s.mu.Lock()
@@ -81,7 +83,7 @@ type failure struct {
 // included; tasks that wait at the gate see its end of file.
 func (s *Step) killRest() error {
 	s.closeGate()
-	if s.host == nil {
+	if s.host == nil || s.given() {
 		return nil
 	}
 	pids, err := s.d.Tracker.PIDs()
@@ -157,6 +159,9 @@ func (s *Step) settleTasks() {
 	for i := range s.rec.Tasks {
 		switch t := &s.rec.Tasks[i]; t.State {
 		case step.TaskRunning:
+			if s.given() {
+				continue // it may be one of those that do not die
+			}
 			t.State = step.TaskExited
 		case step.TaskStarting, step.TaskPending:
 			t.State = step.TaskFailed
@@ -193,6 +198,8 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 			c = *t.ExitCode
 		case t.State == step.TaskExited:
 			c = 1 // its status was lost with the host
+		case t.State == step.TaskRunning:
+			c = 1 // it does not die
 		}
 		if c > code || (c == code && c > 0 && worst < 0) {
 			code, signal, worst = c, t.Signal, i

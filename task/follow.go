@@ -81,7 +81,7 @@ func (s *Step) follow() error {
 			s.checkTasks(hooks)
 		}
 	}
-	if waited == nil {
+	if waited == nil || s.hostBusy {
 		return nil
 	}
 	// The next command may be sent only when this one was answered.

@@ -1,6 +1,7 @@
 package task
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -86,13 +87,13 @@ func (s *Step) hostDied() error {
 // kernel (state D, a file server that is gone) does not die: then nobody is
 // helped by a stepd that waits for it for ever.
 func (s *Step) waitHost() error {
-	t := time.NewTimer(unkillableAfter)
-	defer t.Stop()
+	ctx, cancel := s.killContext()
+	defer cancel()
 	select {
 	case <-s.hostGone:
-		return nil
-	case <-t.C:
-		return fmt.Errorf("cannot kill spankhost (pid %d): it is still there after %v", s.host.PID(), unkillableAfter)
+		return s.killed(nil)
+	case <-ctx.Done():
+		return fmt.Errorf("cannot kill spankhost (pid %d): it is %w", s.host.PID(), context.Cause(ctx))
 	}
 }
 

@@ -14,14 +14,15 @@ import (
 type Tracker interface {
 	// Create makes what the tracker needs below the step's directory.
 	Create() error
-	// HostCgroup is a directory descriptor for CLONE_INTO_CGROUP, so that the
-	// host and its children are born in the tasks' cgroup; ok is false where
-	// the kernel or the layout does not allow it: then Add moves each pid.
-	HostCgroup() (fd int, ok bool)
+	// HostCgroup is a directory descriptor for CLONE_INTO_CGROUP, in which the
+	// host is to be born, -1 without one. inside says that it is the tasks' own,
+	// so that its children are born there, too; else Add moves each of them.
+	HostCgroup() (fd int, inside bool)
 	// Add tracks the process of a task that was not born inside.
 	Add(rank, pid int) error
-	// EvictHost moves the host out of the tasks' cgroup, once: what kills or
-	// freezes the tasks must not hit it. It may take 10 ms (rulings 2).
+	// EvictHost moves the host to a cgroup of its own, once, where it was not born
+	// there: what kills or freezes the tasks must not hit it. It may take 10 ms
+	// (rulings 2).
 	EvictHost(pid int) error
 	// Helpers opens the cgroup.procs of the processes that plugins fork in the
 	// host: they are no tasks. nil where there is none. The caller closes it.

@@ -54,6 +54,7 @@ type Step struct {
 	attachments
 	control
 	suspension
+	killing  killing
 	eviction eviction
 	children
 
@@ -194,18 +195,15 @@ func (s *Step) createTracker(context.Context) error {
 		return err
 	}
 	s.push("proctrack", func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), unkillableAfter)
+		ctx, cancel := s.killContext()
 		defer cancel()
-		return s.d.Tracker.Destroy(ctx)
+		return s.killed(s.d.Tracker.Destroy(ctx))
 	})
 	return nil
 }
 
 func (s *Step) startHost(context.Context) error {
 	cgroup, inside := s.d.Tracker.HostCgroup()
-	if !inside {
-		cgroup = -1
-	}
 	h, err := s.d.StartHost(cgroup)
 	if err != nil {
 		return err
@@ -218,6 +216,15 @@ func (s *Step) startHost(context.Context) error {
 		s.tellHooks(true)
 		return err
 	})
+	switch {
+	case inside: // it leaves when the tasks run (follow)
+	case cgroup >= 0:
+		s.hostIsOut()
+	default:
+		// Now, since what plugins fork in it is to be there as well.
+		s.hostIsOut()
+		return s.d.Tracker.EvictHost(h.PID())
+	}
 	return nil
 }
 

@@ -36,6 +36,7 @@ type rig struct {
 	hooks  []step.HookTime
 	acct   Accounting
 	dead   bool
+	cgroup int // HostCgroup's, which is that of the tasks; -1 is none
 }
 
 const fakeHostPID = 4242
@@ -43,7 +44,7 @@ const fakeHostPID = 4242
 func newRig(t *testing.T) *rig {
 	r := &rig{
 		spec: testSpec(), fail: map[string]error{}, during: map[string]func(){},
-		places: map[int]step.HostPlace{-1: {Plugin: -1}},
+		places: map[int]step.HostPlace{-1: {Plugin: -1}}, cgroup: -1,
 	}
 	r.spec.NTasks = 2
 	r.spec.Stdout.Kind, r.spec.Stderr.Kind = step.StreamNull, step.StreamNull
@@ -164,7 +165,7 @@ func (h fakeHost) Crash(rank int, cause string) (*step.HookError, bool) {
 type fakeTracker struct{ r *rig }
 
 func (k fakeTracker) Create() error                 { return k.r.note("track") }
-func (k fakeTracker) HostCgroup() (int, bool)       { return 0, false }
+func (k fakeTracker) HostCgroup() (int, bool)       { return k.r.cgroup, k.r.cgroup >= 0 }
 func (k fakeTracker) Add(_, pid int) error          { return k.r.note(fmt.Sprintf("add %d", pid)) }
 func (k fakeTracker) EvictHost(int) error           { return k.r.note("evict") }
 func (k fakeTracker) Helpers() (*os.File, error)    { return nil, nil }
@@ -204,7 +205,7 @@ func wantCalls(t *testing.T, r *rig, want ...string) {
 	}
 }
 
-var launchCalls = []string{"track", "start", "setup", "load", "init", "prefork", "launch", "user_init",
+var launchCalls = []string{"track", "start", "evict", "setup", "load", "init", "prefork", "launch", "user_init",
 	"fork", "add 5000", "add 5001", "post_fork"}
 
 func TestRunOrder(t *testing.T) {
@@ -235,12 +236,12 @@ func TestRunFailures(t *testing.T) {
 	}{
 		{"track", errors.New("no space left on device"), 1, begun(1, "close host")},
 		{"start", errors.New("exec format error"), 1, begun(2, "destroy")},
-		{"load", errors.New("dlopen"), 1, begun(4, "pids", "destroy", "close host")},
-		{"init", hook("slurm_spank_init"), 0, begun(5, "pids", "destroy", "close host")},
-		{"prefork", errors.New("no sockets"), 1, begun(6, "pids", "exit", "close mpi", "destroy", "close host")},
-		{"user_init", hook("slurm_spank_user_init"), 0, begun(8, "pids", "exit", "close mpi", "destroy", "close host")},
-		{"add 5001", errors.New("no such process"), 1, begun(11, "pids", "exit", "close mpi", "destroy", "close host")},
-		{"post_fork", hook("slurm_spank_task_post_fork"), 0, begun(12, "pids", "exit", "close mpi", "destroy", "close host")},
+		{"load", errors.New("dlopen"), 1, begun(5, "pids", "destroy", "close host")},
+		{"init", hook("slurm_spank_init"), 0, begun(6, "pids", "destroy", "close host")},
+		{"prefork", errors.New("no sockets"), 1, begun(7, "pids", "exit", "close mpi", "destroy", "close host")},
+		{"user_init", hook("slurm_spank_user_init"), 0, begun(9, "pids", "exit", "close mpi", "destroy", "close host")},
+		{"add 5001", errors.New("no such process"), 1, begun(12, "pids", "exit", "close mpi", "destroy", "close host")},
+		{"post_fork", hook("slurm_spank_task_post_fork"), 0, begun(13, "pids", "exit", "close mpi", "destroy", "close host")},
 	}
 	for _, tt := range tests {
 		t.Run(tt.call, func(t *testing.T) {
@@ -439,6 +440,7 @@ func TestCancel(t *testing.T) {
 	})
 	t.Run("running", func(t *testing.T) {
 		r := newRig(t)
+		r.cgroup = 7
 		term := make(chan struct{})
 		r.during["signal SIGTERM"] = func() { close(term) }
 		r.during["wait"] = func() { r.st.Cancel("cancelled by uid 7001"); <-term }

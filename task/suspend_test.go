@@ -21,6 +21,7 @@ func (r *rig) after(name string) []string {
 
 func TestSuspendRunning(t *testing.T) {
 	r := newRig(t)
+	r.cgroup = 7
 	r.during["wait"] = func() {
 		atOnce(r)
 		if err := r.st.Resume(0); err == nil {
@@ -59,6 +60,7 @@ func TestSuspendRunning(t *testing.T) {
 // A cancel of a suspended step is SIGKILL, and no SIGTERM, which it would not hear.
 func TestCancelSuspended(t *testing.T) {
 	r := newRig(t)
+	r.cgroup = 7
 	cancelled := make(chan struct{})
 	r.during["wait"] = func() {
 		atOnce(r)

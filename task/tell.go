@@ -17,7 +17,7 @@ func newRecord(spec *step.Spec, now time.Time) step.Record {
 		ID: spec.ID, Name: spec.Name, UID: spec.User.UID, User: spec.User.Name,
 		Node: spec.NodeName, State: step.Pending, NTasks: spec.NTasks,
 		Command: spec.Argv, Submitted: now, MPI: spec.MPI, CPUs: spec.CPUs,
-		Cgroup: spec.Proctrack.Dir, StepdPID: unix.Getpid(),
+		Cgroup: spec.Proctrack.Dir, CgroupTasks: spec.Proctrack.Tasks, CgroupV1: spec.Confine.V1, StepdPID: unix.Getpid(),
 		Tasks: make([]step.Task, spec.NTasks),
 	}
 	for i := range rec.Tasks {

@@ -223,7 +223,7 @@ func (d *private) running(id step.ID) step.Record {
 // root is where this noded's cgroups are, "" where it has none.
 func (d *private) root() string {
 	d.t.Helper()
-	a, err := detect.Detect("")
+	a, err := detect.Detect(detect.Wish{})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -429,7 +429,7 @@ func TestRootNodedInKilledCgroup(t *testing.T) {
 	parent := t.TempDir()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	tracker, _, err := newTracker(log, "proctrack/cgroup", parent)
+	tracker, err := newTracker(log, detect.Wish{}, parent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -443,9 +443,9 @@ func TestRootNodedInKilledCgroup(t *testing.T) {
 	defer ct.Remove()
 	ct.moved = true // what Prepare finds in such a cgroup
 	id := step.ID{Job: 1, Step: 0}
-	dir, leaf, err := ct.MakeStep(id)
-	if err != nil || leaf != nil {
-		t.Fatalf("MakeStep: leaf %v, %v; want none", leaf, err)
+	place, err := ct.MakeStep(id, nil)
+	if err != nil || place.Leaf != nil {
+		t.Fatalf("MakeStep: leaf %v, %v; want none", place.Leaf, err)
 	}
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
@@ -456,11 +456,11 @@ func TestRootNodedInKilledCgroup(t *testing.T) {
 	if err := ct.AddStepd(id, cmd.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
-	b, err := os.ReadFile(filepath.Join(dir, "stepd", "cgroup.procs"))
+	b, err := os.ReadFile(filepath.Join(place.Dir, "stepd", "cgroup.procs"))
 	if err != nil || strings.TrimSpace(string(b)) != fmt.Sprint(cmd.Process.Pid) {
 		t.Errorf("the leaf holds %q, %v; want %d", b, err, cmd.Process.Pid)
 	}
-	if err := ct.EndStep(t.Context(), &step.Record{ID: id, Cgroup: dir}); err != nil {
+	if err := ct.EndStep(t.Context(), &step.Record{ID: id, Cgroup: place.Dir}); err != nil {
 		t.Error(err)
 	}
 	if err := ct.EndJob(1); err != nil {

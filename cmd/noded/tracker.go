@@ -2,10 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
+	"maps"
 	"os"
+	"slices"
+	"sync"
 
 	"github.com/sirupsen/logrus"
 
@@ -22,78 +23,122 @@ var (
 )
 
 // newTracker finds out what the node can do, and announces what is not had.
-func newTracker(log *logrus.Logger, proctrackType, spool string) (node.Tracker, []node.Fallback, error) {
-	answer, err := detect.Detect(proctrackType)
+func newTracker(log *logrus.Logger, wish detect.Wish, spool string) (node.Tracker, error) {
+	answer, err := detect.Detect(wish)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	var fallbacks []node.Fallback
+	fell := &announcer{log: log}
 	for _, f := range answer.Fallbacks {
-		log.Warnf("fallback: no %s: %s", f.What, f.Why)
-		fallbacks = append(fallbacks, node.Fallback(f))
+		fell.back(f.What, f.Why)
 	}
 	if answer.Parent == "" {
-		return &plainTracker{kind: answer.Kind}, fallbacks, nil
+		return &plainTracker{announcer: fell, kind: answer.Kind}, nil
 	}
-	root, err := proctrack.NewRoot(answer.Parent, spool)
+	root, err := proctrack.NewRoot(proctrack.RootConfig{Parent: answer.Parent, V1: answer.V1, Spool: spool})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return &cgroupTracker{log: log, kind: answer.Kind, root: root}, fallbacks, nil
+	return &cgroupTracker{announcer: fell, kind: answer.Kind, root: root}, nil
+}
+
+// announcer tells each fallback once, to the log and to the node document.
+type announcer struct {
+	log *logrus.Logger
+
+	mu   sync.Mutex
+	list []node.Fallback // guarded by mu
+}
+
+// back announces that what was asked for is not had.
+func (a *announcer) back(what, why string) {
+	f := node.Fallback{What: what, Why: why}
+	a.mu.Lock()
+	known := slices.Contains(a.list, f)
+	if !known {
+		a.list = append(a.list, f)
+	}
+	a.mu.Unlock()
+	if !known {
+		a.log.Warnf("fallback: no %s: %s", what, why)
+	}
+}
+
+// Fallbacks are those of the tracker, for the node document.
+func (a *announcer) Fallbacks() []node.Fallback {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.list)
 }
 
 // cgroupTracker is proctrack.Root as noded wants it.
 type cgroupTracker struct {
-	log  *logrus.Logger
+	*announcer
 	kind string
 	root *proctrack.Root
 	// moved: stepds are moved into their leaves, since none can be born there.
 	moved bool
+	v2    []string // the controllers that limit
 }
 
 func (t *cgroupTracker) Kind() string { return t.kind }
 
-// Prepare makes the root and finds out whether stepds can be born below it.
+// Prepare makes the root and finds out what can be done below it.
 func (t *cgroupTracker) Prepare() error {
-	if err := t.root.Ensure(); err != nil {
+	missing, err := t.root.Ensure()
+	if err != nil {
+		return err
+	}
+	for _, c := range slices.Sorted(maps.Keys(missing)) {
+		t.back("cgroup controller "+c, missing[c])
+	}
+	if t.v2, err = t.root.Controllers(); err != nil {
 		return err
 	}
 	ok, why, err := t.root.CanBeBornInside()
 	if err != nil {
 		return err
 	}
-	if !ok {
-		t.log.Warnf("fallback: stepd is moved into its cgroup after its start: %s", why)
-		t.moved = true
+	t.moved = !ok
+	if !ok && t.kind != proctrack.KindCgroupV1 { // there it is never had
+		t.back("stepd that is born in its cgroup (it is moved there)", why)
 	}
 	return nil
+}
+
+func (t *cgroupTracker) Controllers() node.Controllers {
+	return node.Controllers{V2: t.v2, V1: t.root.V1()}
 }
 
 // AddStepd moves a stepd into its leaf.
 func (t *cgroupTracker) AddStepd(id step.ID, pid int) error { return t.root.AddStepd(id, pid) }
 
-func (t *cgroupTracker) MakeStep(id step.ID) (string, *os.File, error) {
-	dir, err := t.root.MakeStep(id)
+func (t *cgroupTracker) MakeJob(job uint32, v1 []string) (node.JobPlace, error) {
+	place, err := t.root.MakeJob(job, v1)
+	return node.JobPlace(place), err
+}
+
+func (t *cgroupTracker) MakeStep(id step.ID, v1 []string) (node.StepPlace, error) {
+	made, err := t.root.MakeStep(id, v1)
 	if err != nil {
-		return "", nil, err
+		return node.StepPlace{}, err
 	}
-	if t.moved {
-		return dir, nil, nil
+	place := node.StepPlace{Dir: made.Dir, Tasks: made.Tasks, V1: made.V1}
+	if !t.moved {
+		place.Leaf, err = t.root.OpenStepLeaf(id)
 	}
-	leaf, err := t.root.OpenStepLeaf(id)
-	return dir, leaf, err
+	return place, err
 }
 
 // MakeScripts uses a step's place without a stepd: its leaf is the scripts'.
 func (t *cgroupTracker) MakeScripts(job uint32) (*os.File, error) {
-	id := step.ID{Job: job, Step: step.ExternStep}
-	if _, err := t.root.MakeStep(id); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := t.root.MakeScripts(job); err != nil {
 		return nil, err
 	}
 	if t.moved {
 		return nil, nil
 	}
-	return t.root.OpenStepLeaf(id)
+	return t.root.OpenStepLeaf(step.ID{Job: job, Step: step.ExternStep})
 }
 
 func (t *cgroupTracker) Left(id step.ID) ([]string, error) {
@@ -109,15 +154,15 @@ func (t *cgroupTracker) Left(id step.ID) ([]string, error) {
 }
 
 func (t *cgroupTracker) EndStep(ctx context.Context, rec *step.Record) error {
-	if rec.Cgroup == "" {
-		return t.root.KillStep(ctx, rec.ID)
+	if err := t.root.KillStep(ctx, rec.ID); err != nil || rec.Cgroup == "" || t.root.Holds(rec.ID, rec.Cgroup, rec.CgroupV1) {
+		return err
 	}
-	// An earlier noded, started elsewhere, may have had another root.
-	root, err := proctrack.RootOf(rec.Cgroup, rec.ID)
+	// An earlier noded, started elsewhere, had another root.
+	root, err := proctrack.RootOf(rec.ID, rec.Cgroup, rec.CgroupV1)
 	if err != nil {
 		return err
 	}
-	if err := root.KillStep(ctx, rec.ID); err != nil || root.Dir() == t.root.Dir() {
+	if err := root.KillStep(ctx, rec.ID); err != nil {
 		return err
 	}
 	return root.RemoveJob(rec.ID.Job)
@@ -129,12 +174,23 @@ func (t *cgroupTracker) Remove() error             { return t.root.Remove() }
 
 // plainTracker stands for the trackers without cgroups: a step has no place,
 // and what is left of a dead stepd is found by its session.
-type plainTracker struct{ kind string }
+type plainTracker struct {
+	*announcer
+	kind string
+}
 
 func (t *plainTracker) Kind() string   { return t.kind }
 func (t *plainTracker) Prepare() error { return nil }
 
-func (t *plainTracker) MakeStep(step.ID) (string, *os.File, error) { return "", nil, nil }
+func (t *plainTracker) MakeJob(uint32, []string) (node.JobPlace, error) {
+	return node.JobPlace{}, nil
+}
+
+func (t *plainTracker) MakeStep(step.ID, []string) (node.StepPlace, error) {
+	return node.StepPlace{}, nil
+}
+
+func (t *plainTracker) Controllers() node.Controllers { return node.Controllers{} }
 
 func (t *plainTracker) AddStepd(step.ID, int) error { return nil }
 
@@ -152,7 +208,11 @@ func (t *plainTracker) EndStep(ctx context.Context, rec *step.Record) error {
 	if rec.BootID != boot {
 		return nil // its processes ended with that boot
 	}
-	err = proctrack.KillSession(ctx, proctrack.Process{PID: rec.StepdPID, Start: rec.StepdStart}, nil)
+	var known []proctrack.Process
+	for _, s := range rec.Survivors {
+		known = append(known, proctrack.Process{PID: s.PID, Start: s.Start})
+	}
+	err = proctrack.KillSession(ctx, proctrack.Process{PID: rec.StepdPID, Start: rec.StepdStart}, known)
 	if err != nil {
 		return fmt.Errorf("step %s: %w", rec.ID, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"stepd/mpi"
 	"stepd/node"
 	"stepd/proctrack"
+	"stepd/proctrack/detect"
 	"stepd/slurmconf"
 	"stepd/spank"
 	"stepd/spank/lint"
@@ -46,10 +47,14 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
-	tracker, fallbacks, err := newTracker(log, s.conf.ProctrackType, s.spool)
+	tracker, err := newTracker(log, detect.Wish{
+		ProctrackType: s.conf.ProctrackType,
+		Plugin:        s.conf.Cgroup.CgroupPlugin, Mountpoint: s.conf.Cgroup.CgroupMountpoint,
+	}, s.spool)
 	if err != nil {
 		return node.Config{}, err
 	}
+	var fallbacks []node.Fallback
 	unbindable := ""
 	if !bindable {
 		unbindable = fmt.Sprintf("NodeName CPUs=%d is more than the machine has", len(cpus))
@@ -64,7 +69,8 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(),
 		Acct:     s.accounting(),
 		KillWait: s.conf.KillWait, UnkillableTimeout: s.conf.UnkillableStepTimeout,
-		MinJobAge: s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
+		UnkillableProgram: s.conf.UnkillableStepProgram,
+		MinJobAge:         s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
 		Affinity: s.affinity(unbindable), StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
 		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -24,7 +25,11 @@ type nodeDoc struct {
 		What string `json:"what"`
 		Why  string `json:"why"`
 	} `json:"fallbacks"`
-	Jobs    []json.RawMessage `json:"jobs"`
+	Jobs       []json.RawMessage `json:"jobs"`
+	Unkillable []struct {
+		Since time.Time `json:"since"`
+		Text  string    `json:"text"`
+	} `json:"unkillable"`
 	Plugins []struct {
 		Path     string `json:"path"`
 		File     string `json:"file"`
@@ -90,6 +95,9 @@ func showNode(doc []byte) error {
 		fmt.Printf("  reason     %s\n", clean(n.Reason, 400))
 	}
 	fmt.Printf("  cpus       %d\n  memory     %d MB\n  proctrack  %s\n  jobs       %d\n", n.CPUs, n.MemoryBytes>>20, n.Proctrack, len(n.Jobs))
+	for _, u := range n.Unkillable {
+		fmt.Printf("  unkillable %s (since %s)\n", clean(u.Text, 400), u.Since.Format(time.RFC3339))
+	}
 	for _, f := range n.Fallbacks {
 		fmt.Printf("  fallback   %s: %s\n", f.What, f.Why)
 	}

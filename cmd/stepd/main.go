@@ -119,7 +119,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		<-made
 		st.ChildEnded(e.PID, step.ExitStatus(e.Status), usage(&e))
 	}, acct.LastLook)
-	tracker, err := proctrack.Open(spec.Proctrack.Kind, spec.Proctrack.Dir, os.Getpid(), reaper)
+	tracker, err := proctrack.Open(spec.Proctrack, spec.Confine.PerTask, os.Getpid(), reaper)
 	if err != nil {
 		return err
 	}

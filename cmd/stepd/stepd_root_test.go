@@ -59,6 +59,9 @@ func cgroup(t *testing.T) string {
 				t.Errorf("the step left something in its cgroup: %v", err)
 			}
 		})
+		if err := os.Mkdir(dir+"/tasks", 0o755); err != nil {
+			t.Fatal(err)
+		}
 		return dir
 	}
 	t.Fatal("no cgroup v2 is mounted")
@@ -164,6 +167,7 @@ func (d *daemon) result(t *testing.T) (*step.Record, []string) {
 }
 
 func rootSpec(t *testing.T, argv ...string) *step.Spec {
+	dir := cgroup(t)
 	return &step.Spec{
 		Request: step.Request{
 			Schema: step.Schema, Name: "test", NTasks: 1, NNodes: 1, CPUsPerTask: 1, Argv: argv,
@@ -172,7 +176,7 @@ func rootSpec(t *testing.T, argv ...string) *step.Spec {
 		},
 		ID: step.ID{Job: 1}, User: step.User{Name: "nobody", UID: 65534, GID: 65534, Groups: []uint32{65534}},
 		NodeName: "n1", NodeList: "n1", NCPUs: 1, CPUs: "0", Cluster: "c", Partition: "p", KillWaitS: 5,
-		Proctrack: step.Proctrack{Kind: "cgroup/v2", Dir: cgroup(t)}, Container: "none",
+		Proctrack: step.Proctrack{Kind: "cgroup/v2", Dir: dir, Tasks: dir + "/tasks"}, Container: "none",
 	}
 }
 

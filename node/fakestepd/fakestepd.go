@@ -11,6 +11,7 @@
 //	linger         send a result and never exit
 //	silent         say nothing, for ever
 //	quarantined    end at once; the reason is the plugins to leave out
+//	unkillable     end with code 1, and a process that does not die
 //	drain WORD...  end with code 1, and a reason to drain the node
 //	script         end at once; the reason tells of the batch script
 //	env NAME       end at once; the reason is NAME=VALUE of the step's environment
@@ -177,6 +178,12 @@ func (f *fake) await(argv []string) (step.ExitStatus, error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.rec.Drain = strings.Join(argv[1:], " ")
+		return step.ExitedWith(1), nil
+	case "unkillable":
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.rec.Survivors = []step.Survivor{{PID: 4242, Start: 7, Comm: "cp", State: "D", Grade: step.GradeDisk}}
+		f.rec.SurvivorsTotal = 1
 		return step.ExitedWith(1), nil
 	case "script":
 		f.mu.Lock()

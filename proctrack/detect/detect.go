@@ -26,15 +26,34 @@ const (
 	PGID      = "proctrack/pgid"
 )
 
+// The values of CgroupPlugin (cgroup.conf). Empty means Autodetect.
+const (
+	Autodetect = "autodetect"
+	V1         = "cgroup/v1"
+	V2         = "cgroup/v2"
+	Disabled   = "disabled"
+)
+
+// Wish is what the site's files ask for. The zero value asks for the best.
+type Wish struct {
+	// ProctrackType is slurm.conf's.
+	ProctrackType string
+	// Plugin is cgroup.conf's CgroupPlugin, Mountpoint its CgroupMountpoint ("" is
+	// /sys/fs/cgroup): where the v2 tree is looked for first.
+	Plugin, Mountpoint string
+}
+
 // Answer is what the node gets.
 type Answer struct {
 	// Kind is for step.Proctrack and for node status.
 	Kind string
 	// Parent is the directory that proctrack.NewRoot is to make its root in;
-	// empty for trackers without cgroups.
+	// empty for trackers without cgroups. V1 are those in the v1 hierarchies that
+	// limits can use, by controller.
 	Parent string
+	V1     map[string]string
 	// Mount is the v2 mount point, Own the caller's cgroup as the kernel tells
-	// it (relative to its cgroup namespace); both empty where there is no v2.
+	// it (relative to its cgroup namespace); both empty where v2 is not used.
 	Mount, Own string
 	// Fallbacks lists what was asked for and is not had.
 	Fallbacks []Fallback
@@ -46,10 +65,11 @@ type Fallback struct {
 	Why  string `json:"why"`
 }
 
-// Detect looks at this node. proctrackType is slurm.conf's ProctrackType; the
-// error says that it is none we have. A node without a usable cgroup v2 tree
-// is no error: the answer is linuxproc then, and says why.
-func Detect(proctrackType string) (Answer, error) {
+// Detect looks at this node. The error says that ProctrackType or CgroupPlugin
+// is none we have. A node without a usable cgroup tree is no error: the answer
+// is the best of cgroup v2, v1's freezer and linuxproc that can be had, and says
+// why it is not a better one.
+func Detect(w Wish) (Answer, error) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return Answer{}, fmt.Errorf("cannot read the mounts: %w", err)
@@ -58,7 +78,7 @@ func Detect(proctrackType string) (Answer, error) {
 	if err != nil && !os.IsNotExist(err) { // a kernel without cgroups has no such file
 		return Answer{}, fmt.Errorf("cannot read the own cgroup: %w", err)
 	}
-	return decide(proctrackType, facts{
+	return decide(w, facts{
 		mode:      cgroups.Mode(),
 		mountinfo: mounts,
 		cgroup:    own,
@@ -75,20 +95,50 @@ type facts struct {
 	usable func(dir string) error
 }
 
-func decide(proctrackType string, f facts) (Answer, error) {
-	switch proctrackType {
+func decide(w Wish, f facts) (Answer, error) {
+	switch w.ProctrackType {
 	case "", Cgroup:
-		return decideCgroup(f)
+		return decideCgroup(w, f)
 	case LinuxProc:
 		return Answer{Kind: proctrack.KindLinuxProc}, nil
 	case PGID:
 		return Answer{Kind: proctrack.KindPGID}, nil
 	}
-	return Answer{}, fmt.Errorf("cannot use ProctrackType=%q: want %s, %s or %s", proctrackType, Cgroup, LinuxProc, PGID)
+	return Answer{}, fmt.Errorf("cannot use ProctrackType=%q: want %s, %s or %s", w.ProctrackType, Cgroup, LinuxProc, PGID)
 }
 
-func decideCgroup(f facts) (Answer, error) {
-	mount, err := findMount(f.mountinfo)
+func decideCgroup(w Wish, f facts) (Answer, error) {
+	v1, err := v1Parents(f)
+	if err != nil {
+		return Answer{}, err
+	}
+	switch w.Plugin {
+	case Disabled:
+		return fallBack(Answer{}, "CgroupPlugin=disabled in cgroup.conf"), nil
+	case V1:
+		return placeV1(Answer{}, v1, f.mode), nil
+	case "", Autodetect, V2:
+	default:
+		return Answer{}, fmt.Errorf("cannot use CgroupPlugin=%q: want %s, %s, %s or %s", w.Plugin, Autodetect, V1, V2, Disabled)
+	}
+	a, err := decideV2(w, f)
+	if err != nil {
+		return Answer{}, err
+	}
+	if a.Parent != "" {
+		a.V1 = v1.parents()
+		return a, nil
+	}
+	if freezer := v1["freezer"]; w.Plugin == V2 || freezer.dir == "" {
+		return a, nil
+	}
+	why := a.Fallbacks[len(a.Fallbacks)-1].Why
+	return placeV1(Answer{Fallbacks: []Fallback{{What: V2, Why: why}}}, v1, f.mode), nil
+}
+
+// decideV2 has no Parent in its answer where v2 cannot be used.
+func decideV2(w Wish, f facts) (Answer, error) {
+	mount, err := findMount(f.mountinfo, w.Mountpoint)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -139,16 +189,21 @@ func noMountWhy(mode cgroups.CGMode) string {
 	if mode == cgroups.Unavailable {
 		return "no cgroup file system is mounted"
 	}
-	return "only cgroup v1 is mounted; a cgroup2 mount, for example at /sys/fs/cgroup/unified, is needed"
+	return "only cgroup v1 is mounted (a cgroup2 mount can stand beside it, for example at /sys/fs/cgroup/unified)"
 }
 
+const usualMount = "/sys/fs/cgroup"
+
 // findMount finds the v2 tree: at its usual places first, else wherever it is.
-func findMount(data []byte) (*mountinfo.Info, error) {
+func findMount(data []byte, first string) (*mountinfo.Info, error) {
 	mounts, err := mountinfo.GetMountsFromReader(bytes.NewReader(data), mountinfo.FSTypeFilter("cgroup2"))
 	if err != nil {
 		return nil, fmt.Errorf("cannot parse the mounts: %w", err)
 	}
-	for _, usual := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+	if first == "" {
+		first = usualMount
+	}
+	for _, usual := range []string{first, filepath.Join(first, "unified"), usualMount, usualMount + "/unified"} {
 		for _, m := range mounts {
 			if m.Mountpoint == usual {
 				return m, nil

@@ -2,6 +2,7 @@ package detect
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,9 +36,13 @@ func TestDecide(t *testing.T) {
 			return nil
 		}
 	}
+	hybridV1 := v1Of("cpu", "cpuset", "cpuacct", "memory", "devices", "blkio", "pids")
+	ownMemory := maps.Clone(hybridV1)
+	ownMemory["memory"] = "/sys/fs/cgroup/memory/a/b"
 	const readOnly = `cannot make cgroups in "/sys/fs/cgroup": read-only file system`
 	tests := []struct {
 		name, conf, mounts, cgroup string
+		plugin, mountpoint         string
 		mode                       cgroups.CGMode
 		usable                     func(string) error
 		want                       Answer
@@ -48,11 +53,41 @@ func TestDecide(t *testing.T) {
 		},
 		{
 			name: "hybrid, in the root cgroup", conf: Cgroup, mounts: "mountinfo.hybrid", cgroup: "9:name=systemd:/\n4:memory:/a/b\n0::/\n", mode: cgroups.Hybrid,
-			want: Answer{Kind: proctrack.KindCgroupHybrid, Mount: "/sys/fs/cgroup/unified", Own: "/", Parent: "/sys/fs/cgroup/unified"},
+			want: Answer{Kind: proctrack.KindCgroupHybrid, Mount: "/sys/fs/cgroup/unified", Own: "/", Parent: "/sys/fs/cgroup/unified", V1: ownMemory},
+		},
+		{
+			name: "v1 asked for", plugin: V1, mounts: "mountinfo.hybrid", cgroup: "4:memory:/a/b\n0::/\n", mode: cgroups.Hybrid,
+			want: Answer{Kind: proctrack.KindCgroupV1, Parent: "/sys/fs/cgroup/freezer", V1: ownMemory},
+		},
+		{
+			name: "v1, below the own cgroups", plugin: V1, mounts: "mountinfo.hybrid", cgroup: "6:freezer:/f\n4:memory:/a/b\n", mode: cgroups.Hybrid,
+			usable: refuse("/sys/fs/cgroup/memory", "/sys/fs/cgroup/pids", "/sys/fs/cgroup/cpuset", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup/blkio", "/sys/fs/cgroup/devices"),
+			want:   Answer{Kind: proctrack.KindCgroupV1, Parent: "/sys/fs/cgroup/freezer/f", V1: map[string]string{"memory": "/sys/fs/cgroup/memory/a/b"}},
+		},
+		{
+			name: "no freezer", plugin: V1, mounts: "mountinfo.unified", cgroup: "0::/\n", mode: cgroups.Unified,
+			want: Answer{Kind: proctrack.KindLinuxProc, Fallbacks: []Fallback{{Cgroup, "the freezer hierarchy of cgroup v1 is not mounted"}}},
+		},
+		{
+			name: "v2 asked for, v1 mounted", plugin: V2, mounts: "mountinfo.legacy", cgroup: "4:memory:/\n", mode: cgroups.Legacy,
+			want: Answer{Kind: proctrack.KindLinuxProc, Fallbacks: []Fallback{{Cgroup, onlyV1}}},
+		},
+		{
+			name: "v2 is read-only, v1 is not", mounts: "mountinfo.hybrid", cgroup: "0::/\n", mode: cgroups.Hybrid, usable: refuse("/sys/fs/cgroup/unified"),
+			want: Answer{Kind: proctrack.KindCgroupV1, Parent: "/sys/fs/cgroup/freezer", V1: v1Of("cpu", "cpuset", "cpuacct", "memory", "devices", "blkio", "pids"),
+				Fallbacks: []Fallback{{V2, `cannot make cgroups in "/sys/fs/cgroup/unified": read-only file system`}}},
+		},
+		{
+			name: "no cgroups wanted", plugin: Disabled, mounts: "mountinfo.hybrid", cgroup: "0::/\n", mode: cgroups.Hybrid,
+			want: Answer{Kind: proctrack.KindLinuxProc, Fallbacks: []Fallback{{Cgroup, "CgroupPlugin=disabled in cgroup.conf"}}},
+		},
+		{
+			name: "the tree is elsewhere", mountpoint: "/sys/fs/cgroup/unified", mounts: "mountinfo.hybrid", cgroup: "0::/\n", mode: cgroups.Hybrid,
+			want: Answer{Kind: proctrack.KindCgroupHybrid, Mount: "/sys/fs/cgroup/unified", Own: "/", Parent: "/sys/fs/cgroup/unified", V1: hybridV1},
 		},
 		{
 			name: "v1 only", mounts: "mountinfo.legacy", cgroup: "4:memory:/\n", mode: cgroups.Legacy,
-			want: Answer{Kind: proctrack.KindLinuxProc, Fallbacks: []Fallback{{Cgroup, "only cgroup v1 is mounted; a cgroup2 mount, for example at /sys/fs/cgroup/unified, is needed"}}},
+			want: Answer{Kind: proctrack.KindCgroupV1, Parent: "/sys/fs/cgroup/freezer", V1: hybridV1, Fallbacks: []Fallback{{V2, onlyV1}}},
 		},
 		{
 			name: "no cgroups at all", mounts: "mountinfo.none", mode: cgroups.Unavailable,
@@ -91,7 +126,7 @@ func TestDecide(t *testing.T) {
 			if tt.usable == nil {
 				tt.usable = refuse()
 			}
-			got, err := decide(tt.conf, facts{tt.mode, testdata(t, tt.mounts), []byte(tt.cgroup), tt.usable})
+			got, err := decide(Wish{tt.conf, tt.plugin, tt.mountpoint}, facts{tt.mode, testdata(t, tt.mounts), []byte(tt.cgroup), tt.usable})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -100,6 +135,17 @@ func TestDecide(t *testing.T) {
 			}
 		})
 	}
+}
+
+const onlyV1 = "only cgroup v1 is mounted (a cgroup2 mount can stand beside it, for example at /sys/fs/cgroup/unified)"
+
+// v1Of are the parents below the usual mounts.
+func v1Of(controllers ...string) map[string]string {
+	out := make(map[string]string)
+	for _, c := range controllers {
+		out[c] = "/sys/fs/cgroup/" + c
+	}
+	return out
 }
 
 func TestDecideRefuses(t *testing.T) {
@@ -113,7 +159,7 @@ func TestDecideRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := decide(tt.conf, facts{cgroups.Unified, []byte(tt.mounts), []byte(tt.cgroup), none})
+			_, err := decide(Wish{ProctrackType: tt.conf}, facts{cgroups.Unified, []byte(tt.mounts), []byte(tt.cgroup), none})
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, want one with %q", err, tt.want)
 			}
@@ -140,7 +186,7 @@ func TestUsable(t *testing.T) {
 }
 
 func TestDetectHere(t *testing.T) {
-	a, err := Detect(Cgroup)
+	a, err := Detect(Wish{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,11 +204,14 @@ func FuzzDecide(f *testing.F) {
 	}
 	f.Add([]byte("  :    - cgroup2  "), []byte("::/")) // a mount without a mount point
 	f.Fuzz(func(t *testing.T, mounts, own []byte) {
-		a, err := decide("", facts{cgroups.Unified, mounts, own, func(string) error { return nil }})
+		a, err := decide(Wish{}, facts{cgroups.Unified, mounts, own, func(string) error { return nil }})
 		if err != nil || a.Parent == "" {
 			return
 		}
 		// Whatever the kernel says, the root stays at or below the mount.
+		if a.Kind == proctrack.KindCgroupV1 {
+			return
+		}
 		mount := filepath.Clean(a.Mount)
 		if a.Parent != mount && a.Parent != a.Mount && !strings.HasPrefix(a.Parent, strings.TrimSuffix(mount, "/")+"/") {
 			t.Errorf("parent %q is not below mount %q", a.Parent, a.Mount)

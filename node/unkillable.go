@@ -1,0 +1,248 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/step"
+)
+
+// heldRecord is a step, or the prolog and epilog of a job, of which processes
+// are left that SIGKILL does not end. noded waits for their end, over restarts.
+type heldRecord struct {
+	// Rec is what Tracker.EndStep needs to know of the step, and who is left.
+	Rec   step.Record `json:"record"`
+	Since time.Time   `json:"since"`
+	// Waived: an administrator has resumed the node meanwhile.
+	Waived bool `json:"waived,omitempty"`
+	// Programmed: UnkillableStepProgram was run for it.
+	Programmed bool `json:"programmed,omitempty"`
+}
+
+// text is why the node is drained for it, in Slurm's words and ours.
+func (h *heldRecord) text() string {
+	return message(fmt.Sprintf("step %s: %s", h.Rec.ID.Name(), step.DescribeSurvivors(h.Rec.Survivors, h.Rec.SurvivorsTotal)))
+}
+
+// drainKillFailed begins the reason of a drain, as Slurm has it.
+const drainKillFailed = "Kill task failed: "
+
+// heldSteps are those by their number. The lock is Node.draining's: what is held
+// and why the node is drained change together.
+type heldSteps struct {
+	steps   map[step.ID]*heldRecord // guarded by Node.draining
+	awaited map[step.ID]bool        // guarded by Node.draining
+}
+
+// hold notes that processes of a step are left, and drains the node for as long
+// as they are. The wait itself begins with awaitEmpty, when stepd has ended.
+func (n *Node) hold(rec *step.Record) {
+	h := &heldRecord{Rec: *rec, Since: time.Now()}
+	h.Rec.Command = nil
+	if h.Rec.BootID == "" {
+		h.Rec.BootID = n.boot
+	}
+	n.draining.Lock()
+	defer n.draining.Unlock()
+	if old := n.held.steps[rec.ID]; old != nil {
+		h.Since, h.Waived, h.Programmed = old.Since, old.Waived, old.Programmed
+	}
+	n.held.steps[rec.ID] = h
+	n.log.WithField("step", rec.ID.String()).Errorf("%s", h.text())
+	if err := n.store.putHeld(h); err != nil {
+		n.log.Errorf("%v", err) // as long as we live
+	}
+	switch d := n.reg.drain(); {
+	case !d.Drained, d.Owner == ownerHeld:
+		n.drainForHeld()
+	default:
+		n.log.Warnf("the node is drained already (%s); now there is also: %s", d.Reason, h.text())
+	}
+}
+
+// drainForHeld makes the drain say what is held, or ends it where nothing is
+// that it is for. The caller holds draining, and the drain is its to change.
+func (n *Node) drainForHeld() {
+	var texts []string
+	for _, h := range n.heldList() {
+		if !h.Waived {
+			texts = append(texts, h.text())
+		}
+	}
+	d := drainRecord{}
+	if len(texts) > 0 {
+		d = drainRecord{Drained: true, Owner: ownerHeld, Reason: drainKillFailed + strings.Join(texts, "; ")}
+	}
+	if err := n.setDrainLocked(d); err != nil {
+		n.log.Errorf("%v", err)
+		n.reg.setDrain(d) // as long as we live
+	}
+}
+
+// heldList is all that is held, by number; the caller holds draining.
+func (n *Node) heldList() []*heldRecord {
+	list := make([]*heldRecord, 0, len(n.held.steps))
+	for _, h := range n.held.steps {
+		list = append(list, h)
+	}
+	slices.SortFunc(list, func(a, b *heldRecord) int {
+		return cmp.Or(cmp.Compare(a.Rec.ID.Job, b.Rec.ID.Job), cmp.Compare(a.Rec.ID.Step, b.Rec.ID.Step))
+	})
+	return list
+}
+
+// holds tells whether something is left of the step.
+func (n *Node) holds(id step.ID) bool {
+	n.draining.Lock()
+	defer n.draining.Unlock()
+	return n.held.steps[id] != nil
+}
+
+// holdsAny tells whether anything is left of any step.
+func (n *Node) holdsAny() bool {
+	n.draining.Lock()
+	defer n.draining.Unlock()
+	return len(n.held.steps) > 0
+}
+
+// holdsJob tells whether something is left of one of the job's steps.
+func (n *Node) holdsJob(job uint32) bool {
+	n.draining.Lock()
+	defer n.draining.Unlock()
+	for id := range n.held.steps {
+		if id.Job == job {
+			return true
+		}
+	}
+	return false
+}
+
+// waive says that an administrator has resumed the node in spite of what is
+// held: the wait goes on, and its end changes nothing. The caller holds draining.
+func (n *Node) waive() {
+	for _, h := range n.heldList() {
+		if h.Waived {
+			continue
+		}
+		h.Waived = true
+		if err := n.store.putHeld(h); err != nil {
+			n.log.Errorf("%v", err)
+		}
+	}
+}
+
+// awaitEmpty waits until the kernel says that nothing is left of a held step,
+// removes its place and ends the drain that was for it. It is started once.
+func (n *Node) awaitEmpty(id step.ID) {
+	n.draining.Lock()
+	h, begun := n.held.steps[id], n.held.awaited[id]
+	n.held.awaited[id] = true
+	n.draining.Unlock()
+	if begun || h == nil {
+		return
+	}
+	n.work.Go(func() {
+		log := n.log.WithField("step", id.String())
+		ctx, cancel := context.WithCancelCause(context.Background())
+		defer cancel(nil)
+		go func() { // ends with ctx, which ends with this call
+			select {
+			case <-n.stopping:
+				cancel(errStopping)
+			case <-ctx.Done():
+			}
+		}()
+		err := n.cfg.Tracker.EndStep(ctx, &h.Rec)
+		if ctx.Err() != nil && err != nil {
+			return // the next noded waits
+		}
+		if err != nil {
+			log.Errorf("cannot wait for the end of what is left: %v (the next start of noded tries again)", err)
+			return
+		}
+		n.release(h)
+	})
+}
+
+// release forgets a held step of which nothing is left.
+func (n *Node) release(h *heldRecord) {
+	id := h.Rec.ID
+	log := n.log.WithField("step", id.String())
+	n.draining.Lock()
+	delete(n.held.steps, id)
+	delete(n.held.awaited, id)
+	if err := n.store.dropHeld(id); err != nil {
+		log.Errorf("%v", err)
+	}
+	log.Infof("nothing is left of the step any more, %v after it was given up", time.Since(h.Since).Round(time.Millisecond))
+	if d := n.reg.drain(); d.Drained && d.Owner == ownerHeld {
+		if n.drainForHeld(); !n.reg.drain().Drained {
+			log.Info("the node is not drained any more")
+		}
+	}
+	n.draining.Unlock()
+	if n.reg.job(id.Job) == nil && !n.holdsJob(id.Job) { // else their end does it
+		n.endPlace(id.Job, log)
+	}
+}
+
+// endPlace removes the place of a job of which nothing is left.
+func (n *Node) endPlace(job uint32, log *logrus.Entry) {
+	if err := n.cfg.Tracker.EndJob(job); err != nil {
+		log.Errorf("%v", err)
+	}
+}
+
+// recoverHeld waits again for what an earlier noded waited for. Steps that run
+// are their followers' to end.
+func (n *Node) recoverHeld(running map[step.ID]bool) {
+	n.draining.Lock()
+	list := n.heldList()
+	n.draining.Unlock()
+	for _, h := range list {
+		if !running[h.Rec.ID] {
+			n.awaitEmpty(h.Rec.ID)
+		}
+	}
+}
+
+// unkillable bounds the wait for what was killed.
+func (n *Node) unkillable() (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.Background(), n.cfg.UnkillableTimeout,
+		fmt.Errorf("still there %v after SIGKILL (UnkillableStepTimeout)", n.cfg.UnkillableTimeout))
+}
+
+// survivorsOf is who is left where err says so.
+func survivorsOf(err error, rec *step.Record) bool {
+	left, ok := errors.AsType[*step.SurvivorsError](err)
+	if ok {
+		rec.Survivors, rec.SurvivorsTotal = left.Survivors, left.Total
+	}
+	return ok
+}
+
+// heldDoc is one line of the node document.
+type heldDoc struct {
+	step.ID
+	Since     time.Time       `json:"since"`
+	Text      string          `json:"text"`
+	Processes []step.Survivor `json:"processes"`
+	Total     int             `json:"total"`
+}
+
+func (n *Node) heldDocs() []heldDoc {
+	n.draining.Lock()
+	defer n.draining.Unlock()
+	docs := []heldDoc{}
+	for _, h := range n.heldList() {
+		docs = append(docs, heldDoc{h.Rec.ID, h.Since, h.text(), h.Rec.Survivors, h.Rec.SurvivorsTotal})
+	}
+	return docs
+}

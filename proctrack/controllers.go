@@ -1,0 +1,107 @@
+package proctrack
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// wanted are the v2 controllers that limits and accounting can use.
+var wanted = [...]string{"cpu", "cpuset", "io", "memory", "pids"}
+
+// delegate enables the wanted controllers for the children of g, as far as g
+// has them, and says of those that stay disabled why that is so: EBUSY where
+// processes are in g itself (cgroup-v2.rst, "No Internal Process Constraint").
+func (g *group) delegate() (missing map[string]string, err error) {
+	missing = make(map[string]string)
+	if g.v1 {
+		return missing, nil
+	}
+	has, err := g.controllers("cgroup.controllers")
+	if err != nil {
+		return nil, err
+	}
+	has = slices.DeleteFunc(has, func(c string) bool { return !slices.Contains(wanted[:], c) })
+	if g.enable(has) == nil {
+		return missing, nil
+	}
+	for _, c := range has {
+		if err := g.enable([]string{c}); err != nil {
+			missing[c] = err.Error()
+		}
+	}
+	return missing, nil
+}
+
+// enable lets these controllers limit the children of g.
+func (g *group) enable(controllers []string) error {
+	if len(controllers) == 0 {
+		return nil
+	}
+	enabled, err := g.controllers("cgroup.subtree_control")
+	if err != nil {
+		return err
+	}
+	var change []string
+	for _, c := range controllers {
+		if !slices.Contains(enabled, c) {
+			change = append(change, "+"+c)
+		}
+	}
+	if len(change) == 0 {
+		return nil
+	}
+	return g.write("cgroup.subtree_control", strings.Join(change, " "))
+}
+
+// delegated lists the wanted controllers that limit the children of g.
+func (g *group) delegated() ([]string, error) {
+	if g.v1 {
+		return nil, nil
+	}
+	enabled, err := g.controllers("cgroup.subtree_control")
+	return slices.DeleteFunc(enabled, func(c string) bool { return !slices.Contains(wanted[:], c) }), err
+}
+
+func (g *group) controllers(file string) ([]string, error) {
+	data, err := g.read(file)
+	return strings.Fields(string(data)), err
+}
+
+// prepareV1 makes a new v1 group fit for processes: a cpuset takes none, and
+// says ENOSPC, before it has CPUs and memory nodes; memory counts what is below
+// only if told to, before Linux 5.11. What somebody has set stays.
+func (g *group) prepareV1(parent *group) error {
+	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+		if err := g.inherit(parent, file); err != nil {
+			return err
+		}
+	}
+	if !g.has("memory.use_hierarchy") {
+		return nil
+	}
+	if data, err := g.read("memory.use_hierarchy"); err != nil || strings.TrimSpace(string(data)) == "1" {
+		return err
+	}
+	return g.write("memory.use_hierarchy", "1")
+}
+
+// inherit fills an empty file with the parent's value.
+func (g *group) inherit(parent *group, file string) error {
+	if !g.has(file) {
+		return nil
+	}
+	own, err := g.read(file)
+	if err != nil || strings.TrimSpace(string(own)) != "" {
+		return err
+	}
+	value, err := parent.read(file)
+	if err != nil {
+		return err
+	}
+	text := strings.TrimSpace(string(value))
+	if text == "" {
+		return fmt.Errorf("cannot use cgroup %q: %s of %q is empty", g.path, file, parent.path)
+	}
+	return g.write(file, text)
+}

@@ -1,0 +1,220 @@
+package proctrack
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"stepd/step"
+)
+
+// placeTries bounds how often a place is made again that somebody removed
+// while it was made: the end of an earlier step takes its job's cgroup with it.
+const placeTries = 5
+
+// MakeJob makes the cgroups in which the job is limited, unless they exist: in
+// the tracker's hierarchy, and in those of the v1 controllers. MakeStep does it
+// as well; it is of use where the job's limits are to hold before any step's
+// cgroup is there (a v1 cpuset takes nothing that its children exceed).
+func (r *Root) MakeJob(job uint32, v1 []string) (JobCgroups, error) {
+	var out JobCgroups
+	err := again(func() error {
+		root, err := openGroup(r.dir)
+		if err != nil {
+			return err
+		}
+		defer root.close()
+		j, tasks, err := root.ensureJob(job)
+		if err != nil {
+			return err
+		}
+		j.close()
+		tasks.close()
+		out = JobCgroups{Tasks: tasks.path}
+		out.V1, err = r.makeV1(v1, jobName(job))
+		return err
+	})
+	return out, err
+}
+
+// again does something that another's removal may disturb.
+func again(do func() error) (err error) {
+	for range placeTries {
+		if err = do(); !gone(err) {
+			return err
+		}
+	}
+	return err
+}
+
+// ensureJob makes and opens the job's cgroup and that of its tasks.
+func (g *group) ensureJob(job uint32) (j, tasks *group, err error) {
+	controllers, err := g.delegated()
+	if err != nil {
+		return nil, nil, err
+	}
+	if j, err = g.ensure(jobName(job)); err != nil {
+		return nil, nil, err
+	}
+	if err = j.enable(controllers); err == nil {
+		tasks, err = j.ensure(jobTasks)
+	}
+	if err == nil {
+		if err = tasks.enable(controllers); err == nil {
+			return j, tasks, nil
+		}
+		tasks.close()
+	}
+	j.close()
+	return nil, nil, err
+}
+
+// MakeStep makes the step's cgroups, the job's where they are not there yet, and
+// the leaf that stepd is born in. fs.ErrExist is in the error when the step has
+// one.
+func (r *Root) MakeStep(id step.ID, v1 []string) (StepCgroups, error) {
+	var out StepCgroups
+	err := again(func() (err error) {
+		out, err = r.makeStep(id, v1)
+		return err
+	})
+	return out, err
+}
+
+func (r *Root) makeStep(id step.ID, v1 []string) (StepCgroups, error) {
+	root, err := openGroup(r.dir)
+	if err != nil {
+		return StepCgroups{}, err
+	}
+	defer root.close()
+	job, tasks, err := root.ensureJob(id.Job)
+	if err != nil {
+		return StepCgroups{}, err
+	}
+	defer job.close()
+	defer tasks.close()
+	name := stepName(id.Step)
+	if err := job.makeDaemons(name); err != nil {
+		return StepCgroups{}, err
+	}
+	undo := func() error { return errors.Join(job.removeChild(name)) }
+	if err := tasks.mkdir(name); err != nil {
+		return StepCgroups{}, errors.Join(err, undo())
+	}
+	dirs, err := r.makeV1(v1, jobName(id.Job), name)
+	if err != nil {
+		return StepCgroups{}, errors.Join(err, tasks.rmdir(name), undo())
+	}
+	return StepCgroups{Dir: r.StepDir(id), Tasks: r.TasksDir(id), V1: dirs}, nil
+}
+
+// MakeScripts makes the place of a job's prolog and epilog, or finds it again:
+// that of the daemons of step step.ExternStep, with no tasks.
+func (r *Root) MakeScripts(job uint32) error {
+	return again(func() error {
+		root, err := openGroup(r.dir)
+		if err != nil {
+			return err
+		}
+		defer root.close()
+		j, err := root.ensure(jobName(job))
+		if err != nil {
+			return err
+		}
+		defer j.close()
+		dir, err := j.ensure(stepName(step.ExternStep))
+		if err != nil {
+			return err
+		}
+		defer dir.close()
+		leaf, err := dir.ensure(leafStepd)
+		if err != nil {
+			return err
+		}
+		leaf.close()
+		return nil
+	})
+}
+
+// makeDaemons makes the cgroup of a step's daemons, with the leaves of stepd and
+// of the host.
+func (g *group) makeDaemons(name string) error {
+	if err := g.mkdir(name); err != nil {
+		return err
+	}
+	dir, err := g.child(name)
+	if err == nil {
+		err = dir.mkdir(leafStepd)
+		dir.close()
+	}
+	if err != nil {
+		return errors.Join(err, g.rmdir(name))
+	}
+	return nil
+}
+
+// removeChild removes an empty child with what is empty below it.
+func (g *group) removeChild(name string) error {
+	child, err := g.child(name)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = child.removeBelow()
+	child.close()
+	if err == nil {
+		err = g.rmdir(name)
+	}
+	if gone(err) {
+		return nil
+	}
+	return err
+}
+
+// makeV1 makes a path below the v1 roots of these controllers and returns its
+// end, by controller. What is there stays as it is.
+func (r *Root) makeV1(controllers []string, path ...string) (map[string]string, error) {
+	if len(controllers) == 0 {
+		return nil, nil
+	}
+	dirs := make(map[string]string, len(controllers))
+	made := make(map[string]bool)
+	for _, c := range controllers {
+		root, ok := r.v1[c]
+		if !ok {
+			return nil, fmt.Errorf("cannot make a cgroup of controller %q: no v1 hierarchy of it can be used here", c)
+		}
+		dirs[c] = filepath.Join(append([]string{root}, path...)...)
+		if made[root] {
+			continue
+		}
+		made[root] = true
+		if err := makeV1Path(root, path); err != nil {
+			return nil, err
+		}
+	}
+	return dirs, nil
+}
+
+func makeV1Path(root string, path []string) error {
+	at, err := openGroup(filepath.Dir(root))
+	if err != nil {
+		return err
+	}
+	defer func() { at.close() }()
+	for _, name := range append([]string{filepath.Base(root)}, path...) {
+		child, err := at.ensure(name)
+		if err != nil {
+			return err
+		}
+		err = child.prepareV1(at)
+		at.close()
+		at = child
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package proctrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// KillStep kills all of the step, its stepd and host included, waits for its
+// end and removes its cgroups, in every hierarchy; a step without one is done.
+// Former versions had the tasks below the step's own cgroup, which is covered.
+// The error is a *SurvivorsError when ctx ends first.
+func (r *Root) KillStep(ctx context.Context, id step.ID) error {
+	job, name := jobName(id.Job), stepName(id.Step)
+	// The daemons first: they could start what is not there yet.
+	errs := []error{
+		destroyIn(ctx, filepath.Join(r.dir, job), name),
+		destroyIn(ctx, filepath.Join(r.dir, job, jobTasks), name),
+	}
+	// What is left in there was moved out of the tracker's hierarchy.
+	for _, root := range r.hierarchies {
+		errs = append(errs, destroyIn(ctx, filepath.Join(root, job), name))
+	}
+	return errors.Join(errs...)
+}
+
+func destroyIn(ctx context.Context, parent, name string) error {
+	g, err := openGroup(parent)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer g.close()
+	return g.destroyChild(ctx, name)
+}
+
+// RemoveJob removes the job's cgroups, whose steps KillStep removed; it kills
+// nothing: a step that is left makes it fail with EBUSY.
+func (r *Root) RemoveJob(job uint32) error {
+	name := jobName(job)
+	errs := []error{removeIn(filepath.Join(r.dir, name), jobTasks)}
+	for _, root := range append([]string{r.dir}, r.hierarchies...) {
+		errs = append(errs, removeIn(root, name))
+	}
+	return errors.Join(errs...)
+}
+
+// removeIn removes an empty group.
+func removeIn(parent, name string) error {
+	g, err := openGroup(parent)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer g.close()
+	if err := g.rmdir(name); err != nil && !gone(err) {
+		return err
+	}
+	return nil
+}
+
+// Remove removes the root, in every hierarchy, and the empty cgroups of jobs in
+// it; it kills nothing: a step that is left makes it fail with EBUSY.
+func (r *Root) Remove() error {
+	ids, jobs, err := r.scan()
+	if err != nil {
+		return err
+	}
+	if len(ids) > 0 {
+		return fmt.Errorf("cannot remove cgroup %q: step %s and %d others are left: %w", r.dir, ids[0], len(ids)-1, unix.EBUSY)
+	}
+	for _, job := range jobs {
+		if err := r.RemoveJob(job); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, root := range append([]string{r.dir}, r.hierarchies...) {
+		errs = append(errs, removeIn(filepath.Dir(root), filepath.Base(root)))
+	}
+	return errors.Join(errs...)
+}

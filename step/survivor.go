@@ -1,0 +1,178 @@
+package step
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Survivor is a process that SIGKILL has not ended, as /proc shows it: what an
+// administrator needs to find out what it waits for.
+type Survivor struct {
+	PID int `json:"pid"`
+	// Start is its start time in clock ticks since boot, 0 where not known: with
+	// PID and the boot id it names one process for ever.
+	Start uint64 `json:"start,omitempty"`
+	// Comm is under the user's control.
+	Comm string `json:"comm"`
+	// State is proc_pid_stat(5)'s letter: "D"; "" for one that has just ended.
+	State string `json:"state"`
+	// Grade says why it does not end.
+	Grade SurvivorGrade `json:"grade"`
+	// Wchan is the kernel function that it sleeps in, Stack the top of its kernel
+	// stack, the innermost first; empty where not known.
+	Wchan string   `json:"wchan,omitempty"`
+	Stack []string `json:"stack,omitempty"`
+	// Syscall is the system call that it is in, "" where not known.
+	Syscall string `json:"syscall,omitempty"`
+	// Holder is the process that has to act: the tracer, or the parent of a zombie.
+	Holder     int    `json:"holder,omitempty"`
+	HolderComm string `json:"holder_comm,omitempty"`
+	// Freezer is the frozen cgroup that it is in (v1), absolute.
+	Freezer string `json:"freezer,omitempty"`
+	// Files are what it holds open, what it waits for first.
+	Files []HeldFile `json:"files,omitempty"`
+	// Mounts are mount points of the kind of file system that it waits in, where
+	// none of Files is on one.
+	Mounts []HeldFile `json:"mounts,omitempty"`
+}
+
+// HeldFile is a file that a survivor holds, and the mount that it lies on.
+type HeldFile struct {
+	// What is "fd 3", "cwd", "root" or "exe"; "" of a mount.
+	What   string `json:"what,omitempty"`
+	Path   string `json:"path"`
+	Mount  string `json:"mount,omitempty"`
+	FSType string `json:"fs_type,omitempty"`
+	// Waits: its system call is about this one.
+	Waits bool `json:"waits,omitempty"`
+}
+
+// SurvivorGrade is why a process does not end.
+type SurvivorGrade string
+
+const (
+	GradeDisk     SurvivorGrade = "uninterruptible" // D: it waits in the kernel
+	GradeFrozen   SurvivorGrade = "frozen"          // a v1 freezer keeps SIGKILL from it
+	GradeTraced   SurvivorGrade = "traced"          // its tracer has stopped it
+	GradeZombie   SurvivorGrade = "zombie"          // ended, and not reaped
+	GradeCore     SurvivorGrade = "core"            // it writes a core dump
+	GradeStopped  SurvivorGrade = "stopped"         // T
+	GradeRunning  SurvivorGrade = "dying"           // R or S: on its way
+	GradeVanished SurvivorGrade = "gone"            // it ended meanwhile
+)
+
+// String is the survivor in one phrase: names in it are quoted, since users
+// choose them.
+func (s Survivor) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "pid %d %q (", s.PID, s.Comm)
+	if s.State != "" {
+		fmt.Fprintf(&b, "state %s: ", s.State)
+	}
+	b.WriteString(s.reason())
+	if s.Wchan != "" {
+		fmt.Fprintf(&b, " in %s", s.Wchan)
+	}
+	b.WriteString(s.waitsFor())
+	b.WriteByte(')')
+	return b.String()
+}
+
+func (s Survivor) reason() string {
+	holder := ""
+	if s.Holder != 0 {
+		holder = fmt.Sprintf(" pid %d %q", s.Holder, s.HolderComm)
+	}
+	switch s.Grade {
+	case GradeDisk:
+		return "uninterruptible sleep"
+	case GradeFrozen:
+		return fmt.Sprintf("frozen by %q", s.Freezer)
+	case GradeTraced:
+		return "stopped by its tracer" + holder
+	case GradeZombie:
+		return "ended, and not yet reaped by" + holder
+	case GradeCore:
+		return "writing a core dump"
+	case GradeStopped:
+		return "stopped"
+	case GradeVanished:
+		return "has just ended"
+	}
+	return "still ending"
+}
+
+// waitsFor names the file or the mount that its sleep is about, as far as it
+// can be told.
+func (s Survivor) waitsFor() string {
+	if s.Grade != GradeDisk {
+		return ""
+	}
+	for _, f := range s.Files {
+		if !f.Waits {
+			continue
+		}
+		call := "system call"
+		if s.Syscall != "" {
+			call = s.Syscall
+		}
+		return fmt.Sprintf(", %s of %s %q on %s", call, f.What, f.Path, f.mount())
+	}
+	if len(s.Mounts) > 0 {
+		return ", perhaps for " + s.Mounts[0].mount()
+	}
+	if len(s.Files) > 0 {
+		return fmt.Sprintf(", holds %s %q on %s", s.Files[0].What, s.Files[0].Path, s.Files[0].mount())
+	}
+	return ""
+}
+
+func (f HeldFile) mount() string {
+	if f.Mount == "" {
+		return "a mount that is not known"
+	}
+	return fmt.Sprintf("%s mount %q", f.FSType, f.Mount)
+}
+
+// SurvivorsError says which processes were left when the wait for their end
+// was given up. Cause, the context's, is what errors.Is sees.
+type SurvivorsError struct {
+	// Where is what was to be emptied: `cgroup "/…"`, or "the step of stepd 12".
+	Where     string
+	Survivors []Survivor
+	// Total counts them all; Survivors has the first of them.
+	Total int
+	Cause error
+}
+
+// Error is one line.
+func (e *SurvivorsError) Error() string {
+	text := fmt.Sprintf("cannot kill all processes of %s: %s", e.Where, e.Left())
+	if e.Cause != nil {
+		text += ": " + e.Cause.Error()
+	}
+	return text
+}
+
+// Left is who is left, in one line.
+func (e *SurvivorsError) Left() string { return DescribeSurvivors(e.Survivors, e.Total) }
+
+// Unwrap returns the cause.
+func (e *SurvivorsError) Unwrap() error { return e.Cause }
+
+// DescribeSurvivors is who is left, in one line; total counts those that list
+// leaves out as well.
+func DescribeSurvivors(list []Survivor, total int) string {
+	text := fmt.Sprintf("%d left", max(total, len(list)))
+	for i, s := range list {
+		sep := ", "
+		if i == 0 {
+			sep = ": "
+		}
+		text += sep + s.String()
+	}
+	if len(list) > 0 && total > len(list) {
+		text += ", ..."
+	}
+	return text
+}

@@ -1,0 +1,103 @@
+package task
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"stepd/step"
+)
+
+// A task that SIGKILL does not end: the step ends all the same, within one
+// timeout, and everybody hears who is left.
+func TestUnkillable(t *testing.T) {
+	r := newRig(t)
+	left := &step.SurvivorsError{
+		Where: "w", Total: 9, Cause: context.DeadlineExceeded,
+		Survivors: []step.Survivor{{PID: 5001, Comm: "cp", State: "D", Grade: step.GradeDisk}},
+	}
+	r.fail["kill"], r.fail["destroy"] = left, left
+	over := make(chan struct{})
+	r.during["wait"] = func() { r.st.Cancel("enough"); <-over }
+	r.ends = nil
+	rec := r.run(t)
+	close(over)
+	if rec.State != step.Cancelled || rec.ExitCode == nil || *rec.ExitCode != 1 || rec.SurvivorsTotal != 9 || len(rec.Survivors) != 1 {
+		t.Errorf("record: %+v", rec)
+	}
+	if rec.Tasks[1].State != step.TaskRunning || rec.Tasks[1].ExitCode != nil {
+		t.Errorf("the task that does not die: %+v", rec.Tasks[1])
+	}
+	want := `cannot kill all processes of w: 9 left: pid 5001 "cp" (state D: uninterruptible sleep), ...: context deadline exceeded`
+	if rec.Reason != "enough; "+want {
+		t.Errorf("reason %q", rec.Reason)
+	}
+	told := 0
+	for _, line := range r.said {
+		if strings.Contains(line, want) {
+			told++
+		}
+	}
+	if told != 1 {
+		t.Errorf("the user was told %d times: %q", told, r.said)
+	}
+	kills := 0
+	for _, c := range r.calls {
+		if c == "kill" {
+			kills++
+		}
+	}
+	if kills != 1 || slices.Contains(r.calls, "exit") || !slices.Contains(r.calls, "destroy") {
+		t.Errorf("calls: %v", r.calls)
+	}
+}
+
+// A daemon that does not die is not the tasks' fault.
+func TestUnkillableDaemon(t *testing.T) {
+	r := newRig(t)
+	r.left = []int{77}
+	left := &step.SurvivorsError{Where: "w", Total: 1, Cause: context.DeadlineExceeded, Survivors: []step.Survivor{{PID: 77}}}
+	r.fail["kill"], r.fail["destroy"] = left, left
+	rec := r.run(t)
+	if rec.State != step.Completed || *rec.ExitCode != 0 || rec.SurvivorsTotal != 1 || !strings.Contains(rec.Reason, "pid 77") {
+		t.Errorf("record: %+v", rec)
+	}
+	if !slices.Contains(r.calls, "exit") {
+		t.Errorf("the exit hooks were not called: %v", r.calls)
+	}
+}
+
+func TestKillBudget(t *testing.T) {
+	s := &Step{plan: &Plan{Spec: &step.Spec{UnkillableS: 3600}}}
+	ctx, cancel := s.killContext()
+	defer cancel()
+	first, _ := ctx.Deadline()
+	s.killing.began = s.killing.began.Add(-time.Hour)
+	ctx, cancel = s.killContext()
+	defer cancel()
+	spent, _ := ctx.Deadline()
+	if d := time.Until(first); d < 59*time.Minute {
+		t.Errorf("the first kill has %v", d)
+	}
+	if d := time.Until(spent); d > lastStrike || d < lastStrike/2 {
+		t.Errorf("a kill after the timeout has %v", d)
+	}
+	if s.killed(nil); !s.killing.began.IsZero() {
+		t.Error("a kill that came to its end still counts")
+	}
+}
+
+func FuzzParseZombie(f *testing.F) {
+	stat := "12 (a ) Z b) Z 1 12 12 0 -1 4227084 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 256"
+	if st, ok := parseZombie([]byte(stat)); !ok || st != step.ExitedWith(1) {
+		f.Fatalf("%v, %v", st, ok)
+	}
+	if _, ok := parseZombie([]byte(strings.Replace(stat, ") Z 1", ") S 1", 1))); ok {
+		f.Fatal("a living process has ended")
+	}
+	f.Add([]byte(stat))
+	f.Add([]byte("1 (x"))
+	f.Fuzz(func(_ *testing.T, b []byte) { parseZombie(b) })
+}
