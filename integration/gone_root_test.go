@@ -1,0 +1,247 @@
+package integration
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// bomb forks without end, as far as the limit lets it: the machine has to live.
+// It ignores SIGTERM.
+const bomb = `
+trap '' TERM
+ulimit -u 400
+b() { while :; do b & done 2>/dev/null; }
+echo ready
+b; b; wait
+`
+
+// stopped are processes that have stopped themselves, in sessions of their own.
+const stopped = `
+for i in 1 2 3 4 5 6 7 8; do setsid sh -c 'trap "" TERM; kill -STOP $$; sleep 86398' & done
+echo ready
+wait
+`
+
+// TestRootGone: whatever a step's processes do, after SIGKILL they are gone in
+// the time that the kernel needs, and so is all else of the step.
+func TestRootGone(t *testing.T) {
+	n := startNode(t, site{Slurm: "KillWait=1\n"})
+	daemons, tracer := n.path("daemons"), n.path("tracer")
+	compile(t, "testdata/tasks/daemons.c", "-o", daemons)
+	compile(t, "testdata/tasks/tracer.c", "-o", tracer)
+	for _, tc := range []struct {
+		name  string
+		argv  []string
+		least int // processes of the step, at least
+		// limit is what the kernel may take from SIGKILL to the step's end.
+		limit time.Duration
+		extra func(t *testing.T, pid int)
+	}{
+		{name: "fork bomb", argv: []string{"bash", "-c", bomb}, least: 200, limit: 5 * time.Second},
+		{name: "5000 daemons", argv: []string{daemons, "5000"}, least: 5001, limit: 5 * time.Second},
+		{name: "stopped", argv: []string{"sh", "-c", stopped}, least: 9, limit: time.Second},
+		{name: "frozen", argv: []string{daemons, "20"}, least: 21, limit: time.Second, extra: freezeStep},
+		{
+			name: "stopped tracer", least: 3, limit: time.Second,
+			argv: []string{"sh", "-c", "trap '' TERM; sleep 86399 & " + tracer + " $! & t=$!; sleep 0.3; kill -STOP $t; echo ready; wait"},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			out, err := os.CreateTemp(t.TempDir(), "out")
+			must(t, err)
+			defer out.Close()
+			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+			must(t, err)
+			defer null.Close()
+			p := n.start(t, call{args: append([]string{"run"}, tc.argv...), files: []*os.File{null, out, out}})
+			id := n.running(t).id()
+			eventually(t, 30*time.Second, "the processes", func() error {
+				if b := readFile(t, out.Name()); !strings.Contains(b, "ready\n") {
+					return fmt.Errorf("the task says %q", b)
+				}
+				if all := n.inStep(); all < tc.least {
+					return fmt.Errorf("%d processes", all)
+				}
+				return nil
+			})
+			had := n.inStep()
+			if tc.extra != nil {
+				tc.extra(t, *n.show(t, id).Tasks[0].PID)
+			}
+			ok(t, "cancel", n.ctl(t, "cancel", id))
+			if r := p.wait(t); r.code != 137 && r.code != 143 {
+				t.Errorf("run: %v: %s", r, readFile(t, out.Name()))
+			}
+			n.checkClean(t)
+			took := n.killTime(t, id)
+			t.Logf("%d processes: %v from SIGKILL to the step's end", had, took)
+			if took > tc.limit {
+				t.Errorf("it took %v from SIGKILL to the step's end, want at most %v", took, tc.limit)
+			}
+		})
+	}
+	n.serves(t)
+}
+
+// inStep counts the processes in the node's cgroups, or of the test user where
+// there are none: reading one file, and not each process.
+func (n *node) inStep() int {
+	count := 0
+	for _, dir := range n.cgroups() {
+		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if err == nil && strings.Contains(dir, "task") { // else it is gone meanwhile
+			count += strings.Count(string(b), "\n")
+		}
+	}
+	return count
+}
+
+// freezeStep freezes the tasks behind stepd's back, as root may.
+func freezeStep(t *testing.T, pid int) {
+	t.Helper()
+	for line := range strings.Lines(readFile(t, fmt.Sprintf("/proc/%d/cgroup", pid))) {
+		path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
+		if !ok {
+			continue
+		}
+		for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+			if err := os.WriteFile(filepath.Join(root, path, "cgroup.freeze"), []byte("1"), 0); err == nil {
+				return
+			}
+		}
+	}
+	t.Error("the tasks' cgroup cannot be frozen")
+}
+
+// killTime is the time from the SIGKILL of a step to its end, by its event log;
+// 0 where SIGTERM has ended it.
+func (n *node) killTime(t testing.TB, id string) time.Duration {
+	t.Helper()
+	var killed, ended time.Time
+	for line := range strings.Lines(n.ctl(t, "events", id).out) {
+		var e struct {
+			Time   time.Time `json:"time"`
+			Event  string    `json:"event"`
+			Signal int       `json:"signal"`
+		}
+		must(t, json.Unmarshal([]byte(line), &e))
+		switch {
+		case e.Event == "kill" && syscall.Signal(e.Signal) == syscall.SIGKILL && killed.IsZero():
+			killed = e.Time
+		case e.Event == "end":
+			ended = e.Time
+		}
+	}
+	if ended.IsZero() {
+		t.Errorf("step %s: no end in its event log", id)
+	}
+	if killed.IsZero() {
+		return 0
+	}
+	return ended.Sub(killed)
+}
+
+// footprint is what a noded takes, and what there is of it on the machine.
+type footprint struct {
+	cgroups, mounts, files, goroutines int
+	stateFiles                         int
+	anonKB                             int
+}
+
+func (n *node) footprint(t testing.TB) footprint {
+	t.Helper()
+	r := n.ctlRoot(t, "node", "status", "--json")
+	var doc struct {
+		Node struct {
+			Daemon struct {
+				PID        int  `json:"pid"`
+				Goroutines int  `json:"goroutines"`
+				OpenFiles  *int `json:"open_files"`
+			} `json:"daemon"`
+		} `json:"node"`
+	}
+	must(t, json.Unmarshal([]byte(r.out), &doc))
+	d := doc.Node.Daemon
+	if d.PID != n.cmd.Process.Pid || d.OpenFiles == nil {
+		t.Fatalf("node status: %+v", d)
+	}
+	f := footprint{cgroups: len(n.cgroups()), mounts: len(n.mounts()), files: *d.OpenFiles, goroutines: d.Goroutines}
+	// The memory that is noded's own: of the state's pages the kernel may take any back.
+	if _, err := fmt.Sscan(statusField(readFile(t, fmt.Sprintf("/proc/%d/status", d.PID)), "RssAnon"), &f.anonKB); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{n.run, filepath.Join(n.run, "steps"), n.path("spool", "results"), n.path("spool", "scripts")} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		f.stateFiles += len(entries)
+	}
+	return f
+}
+
+// TestRootThousandSteps: nothing of a thousand steps is left: in no hierarchy,
+// among the mounts, in noded.
+func TestRootThousandSteps(t *testing.T) {
+	const workers, warm, steps = 8, 100, 1000
+	n := startNode(t, site{Slurm: "MinJobAge=2\n", Stepd: "KeepSteps=20\n"})
+	run := func(i int) error {
+		args, code := []string{"true"}, 0
+		switch {
+		case i%10 == 3:
+			args, code = []string{"/nonexistent/program"}, 2
+		case i%10 == 7:
+			args = []string{"sh", "-c", "setsid sleep 86391 </dev/null >/dev/null 2>&1 & exit 0"}
+		}
+		if r := n.ctl(t, append([]string{"run"}, args...)...); r.code != code {
+			return fmt.Errorf("step %d, %q: %v", i, args, r)
+		}
+		return nil
+	}
+	many := func(count int) {
+		errs := make(chan error, workers)
+		for w := range workers {
+			go func() {
+				var err error
+				for i := w; i < count && err == nil; i += workers {
+					err = run(i)
+				}
+				errs <- err
+			}()
+		}
+		for range workers {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+		n.checkClean(t)
+	}
+	many(warm)
+	before := n.footprint(t)
+	began := time.Now()
+	many(steps)
+	rate := steps / time.Since(began).Seconds()
+	var after footprint
+	// Connections of clients that have just gone are closed a little later.
+	eventually(t, 10*time.Second, "what noded had before the steps", func() error {
+		after = n.footprint(t)
+		same := after
+		same.anonKB = before.anonKB
+		if same != before {
+			return fmt.Errorf("before %+v, after %+v", before, after)
+		}
+		return nil
+	})
+	t.Logf("%d steps, %.0f a second: before %+v, after %+v", steps, rate, before, after)
+	// Go keeps what it has freed for a while; a leak of 16 KB a step would show.
+	if grown := after.anonKB - before.anonKB; grown > 16<<10 {
+		t.Errorf("noded has grown by %d KB", grown)
+	}
+}
