@@ -20,7 +20,13 @@ func TestUnkillable(t *testing.T) {
 	}
 	r.fail["kill"], r.fail["destroy"] = left, left
 	over := make(chan struct{})
-	r.during["wait"] = func() { r.st.Cancel("enough"); <-over }
+	r.during["wait"] = func() {
+		for r.st.Record().Tasks[1].State != step.TaskRunning {
+			time.Sleep(time.Millisecond)
+		}
+		r.st.Cancel("enough")
+		<-over
+	}
 	r.ends = nil
 	rec := r.run(t)
 	close(over)
