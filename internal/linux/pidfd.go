@@ -14,6 +14,12 @@ import (
 // ESRCH: there is no such process. Linux 5.3.
 func PidfdOpen(pid int) (int, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
+	// Until Linux 6.15 the number of a reaped process that others still have as
+	// their session or group, or that is a thread's, gives EINVAL (kernel/fork.c,
+	// pidfd_prepare); since then it is ESRCH, and ENOENT for the thread's.
+	if pid > 0 && (err == unix.EINVAL || err == unix.ENOENT) {
+		err = unix.ESRCH
+	}
 	if err != nil {
 		return -1, fmt.Errorf("cannot open a pidfd of process %d: %w", pid, err)
 	}

@@ -3,6 +3,7 @@ package linux
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
@@ -173,6 +174,27 @@ func TestPidfd(t *testing.T) {
 	}
 	if err := PidfdWait(t.Context()); err != nil {
 		t.Errorf("PidfdWait for nothing = %v", err)
+	}
+}
+
+// TestPidfdOfDeadLeader: a number that lives on as a session's is no process.
+func TestPidfdOfDeadLeader(t *testing.T) {
+	cmd := exec.Command("sh", "-c", "sleep 1000 </dev/null >/dev/null 2>&1 & echo $!")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	out, err := cmd.Output()
+	var child int
+	if _, scanErr := fmt.Sscan(string(out), &child); err != nil || scanErr != nil {
+		t.Fatal(err, scanErr)
+	}
+	defer func() { _ = syscall.Kill(child, syscall.SIGKILL) }() // init reaps it
+	if sid, err := unix.Getsid(child); err != nil || sid != cmd.Process.Pid {
+		t.Fatalf("the child's session is %d, %v; want %d", sid, err, cmd.Process.Pid)
+	}
+	if _, err := PidfdOpen(cmd.Process.Pid); !IsGone(err) {
+		t.Errorf("PidfdOpen of a reaped session leader = %v, want ESRCH", err)
+	}
+	if _, err := PidfdOpen(-1); err == nil || IsGone(err) {
+		t.Errorf("PidfdOpen(-1) = %v, want EINVAL", err)
 	}
 }
 
