@@ -8,6 +8,9 @@ import (
 	"time"
 )
 
+// DefaultSpool is the spool of a noded that is told of none.
+const DefaultSpool = "/var/spool/stepd"
+
 // Config is what a node daemon needs of a site's files. The fields have the
 // names of the keys; a comment tells the default and where the field differs
 // from what is written. Load makes it; afterwards it is only read.
@@ -133,7 +136,7 @@ func defaults(hostname string) *Config {
 	return &Config{
 		ClusterName:             "local",
 		Node:                    Node{Name: shortName(hostname), NodeHostname: hostname},
-		SpoolDir:                "/var/spool/stepd",
+		SpoolDir:                DefaultSpool,
 		SlurmdDebug:             "info",
 		ProctrackType:           "proctrack/cgroup",
 		TaskPlugin:              []string{"task/affinity", "task/cgroup"},

@@ -429,7 +429,7 @@ func TestRootNodedInKilledCgroup(t *testing.T) {
 	parent := t.TempDir()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	tracker, err := newTracker(log, detect.Wish{}, parent)
+	tracker, err := newTracker(log, trackerConfig{wish: detect.Wish{IgnoreSystemd: true}, spool: parent})
 	if err != nil {
 		t.Fatal(err)
 	}

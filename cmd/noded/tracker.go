@@ -2,11 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -22,9 +26,20 @@ var (
 	_ node.Tracker = (*plainTracker)(nil)
 )
 
+// trackerConfig is what the site and the command line say.
+type trackerConfig struct {
+	wish  detect.Wish
+	spool string
+	// isDefault says that the spool is the one that a noded has by default.
+	isDefault bool
+	spankhost string
+	// systemdTimeout is how long systemd may take (cgroup.conf).
+	systemdTimeout time.Duration
+}
+
 // newTracker finds out what the node can do, and announces what is not had.
-func newTracker(log *logrus.Logger, wish detect.Wish, spool string) (node.Tracker, error) {
-	answer, err := detect.Detect(wish)
+func newTracker(log *logrus.Logger, cfg trackerConfig) (node.Tracker, error) {
+	answer, err := detect.Detect(cfg.wish)
 	if err != nil {
 		return nil, err
 	}
@@ -35,11 +50,22 @@ func newTracker(log *logrus.Logger, wish detect.Wish, spool string) (node.Tracke
 	if answer.Parent == "" {
 		return &plainTracker{announcer: fell, kind: answer.Kind}, nil
 	}
-	root, err := proctrack.NewRoot(proctrack.RootConfig{Parent: answer.Parent, V1: answer.V1, Spool: spool})
-	if err != nil {
+	t := &cgroupTracker{announcer: fell, kind: answer.Kind, roots: proctrack.RootConfig{
+		Parent: answer.Parent, V1: answer.V1, Spool: cfg.spool,
+	}}
+	if t.root, err = proctrack.NewRoot(t.roots); err != nil {
 		return nil, err
 	}
-	return &cgroupTracker{announcer: fell, kind: answer.Kind, root: root}, nil
+	if answer.Scope {
+		t.scope = &scope{
+			name: filepath.Base(t.root.Dir()) + ".scope", mount: answer.Mount,
+			program: cfg.spankhost, patience: cfg.systemdTimeout + scopePatience,
+		}
+		if cfg.isDefault {
+			t.scope.name = scopeName
+		}
+	}
+	return t, nil
 }
 
 // announcer tells each fallback once, to the log and to the node document.
@@ -74,8 +100,11 @@ func (a *announcer) Fallbacks() []node.Fallback {
 // cgroupTracker is proctrack.Root as noded wants it.
 type cgroupTracker struct {
 	*announcer
-	kind string
-	root *proctrack.Root
+	kind  string
+	roots proctrack.RootConfig
+	root  *proctrack.Root
+	// scope is that of systemd in which the root lies, nil without one.
+	scope *scope
 	// moved: stepds are moved into their leaves, since none can be born there.
 	moved bool
 	v2    []string // the controllers that limit
@@ -85,6 +114,9 @@ func (t *cgroupTracker) Kind() string { return t.kind }
 
 // Prepare makes the root and finds out what can be done below it.
 func (t *cgroupTracker) Prepare() error {
+	if err := t.enterScope(); err != nil {
+		return err
+	}
 	missing, err := t.root.Ensure()
 	if err != nil {
 		return err
@@ -106,6 +138,43 @@ func (t *cgroupTracker) Prepare() error {
 	return nil
 }
 
+// enterScope places the root in the scope, or leaves it where it is.
+func (t *cgroupTracker) enterScope() error {
+	if t.scope == nil {
+		return nil
+	}
+	dir, err := t.scope.ensure(context.Background())
+	if err != nil {
+		t.back("scope of systemd for the steps", err.Error())
+		t.scope = nil
+		return nil
+	}
+	t.roots.Parent = dir
+	t.root, err = proctrack.NewRoot(t.roots)
+	return err
+}
+
+// again does something with the root, and once more where the scope has gone
+// with it: that an administrator has stopped, or whose keeper has died.
+func (t *cgroupTracker) again(do func() error) error {
+	err := do()
+	if t.scope == nil || !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	t.log.Warnf("making %s again: %v", t.scope.name, err)
+	dir, err := t.scope.ensure(context.Background())
+	if err != nil {
+		return err
+	}
+	if dir != t.roots.Parent {
+		return fmt.Errorf("cannot go on with %s: its cgroup is %q and was %q", t.scope.name, dir, t.roots.Parent)
+	}
+	if _, err := t.root.Ensure(); err != nil {
+		return err
+	}
+	return do()
+}
+
 func (t *cgroupTracker) Controllers() node.Controllers {
 	return node.Controllers{V2: t.v2, V1: t.root.V1()}
 }
@@ -113,18 +182,22 @@ func (t *cgroupTracker) Controllers() node.Controllers {
 // AddStepd moves a stepd into its leaf.
 func (t *cgroupTracker) AddStepd(id step.ID, pid int) error { return t.root.AddStepd(id, pid) }
 
-func (t *cgroupTracker) MakeJob(job uint32, v1 []string) (node.JobPlace, error) {
-	place, err := t.root.MakeJob(job, v1)
-	return node.JobPlace(place), err
+func (t *cgroupTracker) MakeJob(job uint32, v1 []string) (place node.JobPlace, err error) {
+	err = t.again(func() error {
+		made, err := t.root.MakeJob(job, v1)
+		place = node.JobPlace(made)
+		return err
+	})
+	return place, err
 }
 
-func (t *cgroupTracker) MakeStep(id step.ID, v1 []string) (node.StepPlace, error) {
-	made, err := t.root.MakeStep(id, v1)
-	if err != nil {
-		return node.StepPlace{}, err
-	}
-	place := node.StepPlace{Dir: made.Dir, Tasks: made.Tasks, V1: made.V1}
-	if !t.moved {
+func (t *cgroupTracker) MakeStep(id step.ID, v1 []string) (place node.StepPlace, err error) {
+	err = t.again(func() error {
+		made, err := t.root.MakeStep(id, v1)
+		place = node.StepPlace{Dir: made.Dir, Tasks: made.Tasks, V1: made.V1}
+		return err
+	})
+	if err == nil && !t.moved {
 		place.Leaf, err = t.root.OpenStepLeaf(id)
 	}
 	return place, err
@@ -132,11 +205,9 @@ func (t *cgroupTracker) MakeStep(id step.ID, v1 []string) (node.StepPlace, error
 
 // MakeScripts uses a step's place without a stepd: its leaf is the scripts'.
 func (t *cgroupTracker) MakeScripts(job uint32) (*os.File, error) {
-	if err := t.root.MakeScripts(job); err != nil {
+	err := t.again(func() error { return t.root.MakeScripts(job) })
+	if err != nil || t.moved {
 		return nil, err
-	}
-	if t.moved {
-		return nil, nil
 	}
 	return t.root.OpenStepLeaf(step.ID{Job: job, Step: step.ExternStep})
 }
@@ -170,7 +241,14 @@ func (t *cgroupTracker) EndStep(ctx context.Context, rec *step.Record) error {
 
 func (t *cgroupTracker) EndJob(job uint32) error   { return t.root.RemoveJob(job) }
 func (t *cgroupTracker) Steps() ([]step.ID, error) { return t.root.Steps() }
-func (t *cgroupTracker) Remove() error             { return t.root.Remove() }
+
+func (t *cgroupTracker) Remove() error {
+	err := t.root.Remove()
+	if err == nil && t.scope != nil {
+		t.scope.close()
+	}
+	return err
+}
 
 // plainTracker stands for the trackers without cgroups: a step has no place,
 // and what is left of a dead stepd is found by its session.

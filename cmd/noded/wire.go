@@ -47,10 +47,14 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
-	tracker, err := newTracker(log, detect.Wish{
-		ProctrackType: s.conf.ProctrackType,
-		Plugin:        s.conf.Cgroup.CgroupPlugin, Mountpoint: s.conf.Cgroup.CgroupMountpoint,
-	}, s.spool)
+	tracker, err := newTracker(log, trackerConfig{
+		wish: detect.Wish{
+			ProctrackType: s.conf.ProctrackType, Plugin: s.conf.Cgroup.CgroupPlugin,
+			Mountpoint: s.conf.Cgroup.CgroupMountpoint, IgnoreSystemd: s.conf.Cgroup.IgnoreSystemd,
+		},
+		spool: s.spool, isDefault: filepath.Clean(s.spool) == slurmconf.DefaultSpool,
+		spankhost: spankhost, systemdTimeout: s.conf.Cgroup.SystemdTimeout,
+	})
 	if err != nil {
 		return node.Config{}, err
 	}

@@ -41,6 +41,8 @@ type Wish struct {
 	// Plugin is cgroup.conf's CgroupPlugin, Mountpoint its CgroupMountpoint ("" is
 	// /sys/fs/cgroup): where the v2 tree is looked for first.
 	Plugin, Mountpoint string
+	// IgnoreSystemd is cgroup.conf's: no scope is made.
+	IgnoreSystemd bool
 }
 
 // Answer is what the node gets.
@@ -55,6 +57,9 @@ type Answer struct {
 	// Mount is the v2 mount point, Own the caller's cgroup as the kernel tells
 	// it (relative to its cgroup namespace); both empty where v2 is not used.
 	Mount, Own string
+	// Scope says that systemd runs the host: the root belongs into a scope, which
+	// is delegated to the node, and into Parent where that cannot be had.
+	Scope bool
 	// Fallbacks lists what was asked for and is not had.
 	Fallbacks []Fallback
 }
@@ -83,7 +88,18 @@ func Detect(w Wish) (Answer, error) {
 		mountinfo: mounts,
 		cgroup:    own,
 		usable:    usable,
+		systemd:   systemdRuns(),
 	})
+}
+
+// systemdRuns tells whether process 1 is systemd (sd_booted(3)).
+func systemdRuns() bool {
+	st, err := os.Lstat("/run/systemd/system")
+	if err != nil || !st.IsDir() {
+		return false
+	}
+	comm, err := os.ReadFile("/proc/1/comm")
+	return err == nil && strings.TrimSpace(string(comm)) == "systemd"
 }
 
 // facts is what decide knows about the node; tests make their own.
@@ -92,7 +108,8 @@ type facts struct {
 	mountinfo []byte
 	cgroup    []byte
 	// usable says why no cgroup can be made in a directory, or nil.
-	usable func(dir string) error
+	usable  func(dir string) error
+	systemd bool
 }
 
 func decide(w Wish, f facts) (Answer, error) {
@@ -153,7 +170,23 @@ func decideV2(w Wish, f facts) (Answer, error) {
 	if err != nil {
 		return Answer{}, fmt.Errorf("cannot parse the own cgroup: %w", err)
 	}
-	return place(a, mount, f.usable), nil
+	if !f.systemd {
+		return place(a, mount, f.usable), nil
+	}
+	a = placeUnderSystemd(a, mount, f.usable)
+	a.Scope = a.Parent != "" && !w.IgnoreSystemd
+	return a, nil
+}
+
+// placeUnderSystemd puts the root below the mount rather than below the own
+// cgroup: that is a unit's, which must not limit what is below it since it has
+// processes of its own (rulings 24).
+func placeUnderSystemd(a Answer, mount *mountinfo.Info, usable func(string) error) Answer {
+	if usable(mount.Mountpoint) == nil {
+		a.Parent = mount.Mountpoint
+		return a
+	}
+	return place(a, mount, usable)
 }
 
 // place puts the root below the own cgroup, where the site has put noded, else

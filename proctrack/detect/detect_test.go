@@ -43,13 +43,26 @@ func TestDecide(t *testing.T) {
 	tests := []struct {
 		name, conf, mounts, cgroup string
 		plugin, mountpoint         string
+		systemd, ignore            bool
 		mode                       cgroups.CGMode
 		usable                     func(string) error
 		want                       Answer
 	}{
 		{
-			name: "systemd on pure v2", mounts: "mountinfo.unified", cgroup: "0::/system.slice/noded.service\n", mode: cgroups.Unified,
-			want: Answer{Kind: proctrack.KindCgroupV2, Mount: "/sys/fs/cgroup", Own: "/system.slice/noded.service", Parent: "/sys/fs/cgroup/system.slice/noded.service"},
+			name: "systemd on pure v2", mounts: "mountinfo.unified", cgroup: "0::/system.slice/noded.service\n", mode: cgroups.Unified, systemd: true,
+			want: Answer{Kind: proctrack.KindCgroupV2, Mount: "/sys/fs/cgroup", Own: "/system.slice/noded.service", Parent: "/sys/fs/cgroup", Scope: true},
+		},
+		{
+			name: "systemd that is to be ignored", mounts: "mountinfo.unified", cgroup: "0::/system.slice/noded.service\n", mode: cgroups.Unified, systemd: true, ignore: true,
+			want: Answer{Kind: proctrack.KindCgroupV2, Mount: "/sys/fs/cgroup", Own: "/system.slice/noded.service", Parent: "/sys/fs/cgroup"},
+		},
+		{
+			name: "systemd, the own cgroup alone is usable", mounts: "mountinfo.unified", cgroup: "0::/a\n", mode: cgroups.Unified, systemd: true, usable: refuse("/sys/fs/cgroup"),
+			want: Answer{Kind: proctrack.KindCgroupV2, Mount: "/sys/fs/cgroup", Own: "/a", Parent: "/sys/fs/cgroup/a", Scope: true},
+		},
+		{
+			name: "another supervisor on pure v2", mounts: "mountinfo.unified", cgroup: "0::/services/noded\n", mode: cgroups.Unified,
+			want: Answer{Kind: proctrack.KindCgroupV2, Mount: "/sys/fs/cgroup", Own: "/services/noded", Parent: "/sys/fs/cgroup/services/noded"},
 		},
 		{
 			name: "hybrid, in the root cgroup", conf: Cgroup, mounts: "mountinfo.hybrid", cgroup: "9:name=systemd:/\n4:memory:/a/b\n0::/\n", mode: cgroups.Hybrid,
@@ -126,7 +139,7 @@ func TestDecide(t *testing.T) {
 			if tt.usable == nil {
 				tt.usable = refuse()
 			}
-			got, err := decide(Wish{tt.conf, tt.plugin, tt.mountpoint}, facts{tt.mode, testdata(t, tt.mounts), []byte(tt.cgroup), tt.usable})
+			got, err := decide(Wish{tt.conf, tt.plugin, tt.mountpoint, tt.ignore}, facts{tt.mode, testdata(t, tt.mounts), []byte(tt.cgroup), tt.usable, tt.systemd})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -159,7 +172,7 @@ func TestDecideRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := decide(Wish{ProctrackType: tt.conf}, facts{cgroups.Unified, []byte(tt.mounts), []byte(tt.cgroup), none})
+			_, err := decide(Wish{ProctrackType: tt.conf}, facts{cgroups.Unified, []byte(tt.mounts), []byte(tt.cgroup), none, false})
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, want one with %q", err, tt.want)
 			}
@@ -204,7 +217,7 @@ func FuzzDecide(f *testing.F) {
 	}
 	f.Add([]byte("  :    - cgroup2  "), []byte("::/")) // a mount without a mount point
 	f.Fuzz(func(t *testing.T, mounts, own []byte) {
-		a, err := decide(Wish{}, facts{cgroups.Unified, mounts, own, func(string) error { return nil }})
+		a, err := decide(Wish{}, facts{cgroups.Unified, mounts, own, func(string) error { return nil }, false})
 		if err != nil || a.Parent == "" {
 			return
 		}

@@ -6,9 +6,12 @@
  *	spankhost		the host, its channels at descriptors 3 and 4
  *	spankhost --lookup	answers one question to the name service
  *	spankhost --limits	prints its resource limits
+ *	spankhost --keep	is there until the end of its input: noded's scope of
+ *				systemd lasts as long as it has a process
  *	spankhost --version
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
@@ -62,19 +65,33 @@ static void find_title(struct host *h, char **argv)
 	h->title_size = argv[0] ? strlen(argv[0]) + 1 : 0;
 }
 
+static int keep(void)
+{
+	char word[64];
+	ssize_t n;
+
+	(void)prctl(PR_SET_NAME, "stepd-keeper");
+	do
+		n = read(0, word, sizeof(word));
+	while (n > 0 || (n < 0 && errno == EINTR));
+	return n < 0;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 2 && strcmp(argv[1], "--lookup") == 0)
 		return lookup_main();
 	if (argc == 2 && strcmp(argv[1], "--limits") == 0)
 		return limits_print();
+	if (argc == 2 && strcmp(argv[1], "--keep") == 0)
+		return keep();
 	if (argc == 2 && strcmp(argv[1], "--version") == 0)
 		return dprintf(1, "spankhost %s (protocol %d)\n", STEPD_VERSION,
 			       HOST_PROTOCOL_VERSION) < 0;
 	if (argc > 1) {
 		dprintf(2,
 			"spankhost: unknown argument \"%s\"\n"
-			"usage: spankhost [--lookup | --limits | --version]\n",
+			"usage: spankhost [--lookup | --limits | --keep | --version]\n",
 			argv[1]);
 		return 1;
 	}

@@ -66,7 +66,7 @@ func leftovers() error {
 	for _, file := range procs {
 		comm, err := os.ReadFile(file)
 		name := strings.TrimSpace(string(comm))
-		if err == nil && (name == "noded" || name == "stepd" || name == "spankhost") {
+		if err == nil && (name == "noded" || name == "stepd" || name == "spankhost" || name == "stepd-keeper") {
 			left = append(left, "process "+filepath.Base(filepath.Dir(file))+" ("+name+")")
 		}
 	}

@@ -1,0 +1,118 @@
+package guest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+const (
+	scopeUnit = "stepd.scope"
+	scopeDir  = "/sys/fs/cgroup/system.slice/stepd.scope"
+)
+
+// keeper is the process that keeps the scope.
+func keeper(t *testing.T) int {
+	t.Helper()
+	text, err := os.ReadFile(scopeDir + "/keeper/cgroup.procs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatalf("the keeper's cgroup has %q", text)
+	}
+	return pid
+}
+
+// inScope fails the test unless the tasks are in the scope.
+func (s *running) inScope(t *testing.T) {
+	t.Helper()
+	for _, pid := range s.pids(t) {
+		own, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err != nil || !strings.HasPrefix(string(own), "0::/system.slice/stepd.scope/stepd-") {
+			t.Errorf("task %d is in %q (%v), not in %s", pid, own, err, scopeUnit)
+		}
+	}
+}
+
+// TestGuestScope: the steps' scope has every controller, outlives noded while it
+// has steps, is kept by noded while it has none, and goes with both.
+func TestGuestScope(t *testing.T) {
+	startUnit(t)
+	for _, level := range []string{"", "/stepd-*"} {
+		dirs, _ := filepath.Glob(scopeDir + level) // the pattern is good
+		if len(dirs) != 1 {
+			t.Fatalf("%s%s is %q", scopeDir, level, dirs)
+		}
+		text, err := os.ReadFile(dirs[0] + "/cgroup.subtree_control")
+		if got := strings.TrimSpace(string(text)); err != nil || got != "cpuset cpu io memory pids" {
+			t.Errorf("%s gives its children %q (%v)", dirs[0], got, err)
+		}
+	}
+	s := startStep(t, "a", 2)
+	s.inScope(t)
+	for _, verb := range []string{"stop", "start"} {
+		systemctl(t, verb, "noded")
+		if got := systemctl(t, "is-active", scopeUnit); got != "active" {
+			t.Errorf("%s is %q after %s of noded", scopeUnit, got, verb)
+		}
+		s.alive(t)
+	}
+	systemctl(t, "daemon-reload")
+	s.known(t)
+	later := startStep(t, "b", 1, "--overcommit")
+	later.inScope(t)
+	s.finish(t)
+	later.finish(t)
+	if err := syscall.Kill(keeper(t), 0); err != nil {
+		t.Errorf("the keeper of an empty scope: %v", err)
+	}
+	systemctl(t, "stop", "noded")
+	eventually(t, "the end of the scope", func() error {
+		if out, err := exec.Command("systemctl", "is-active", scopeUnit).CombinedOutput(); err == nil {
+			return fmt.Errorf("it is %s", out)
+		}
+		_, err := os.Stat(scopeDir)
+		if err == nil {
+			return fmt.Errorf("%s is there", scopeDir)
+		}
+		return nil
+	})
+}
+
+// TestGuestScopeAgain: a scope that goes, with what was in it, is made again.
+func TestGuestScopeAgain(t *testing.T) {
+	startUnit(t)
+	for name, end := range map[string]func(){
+		"by an administrator": func() { systemctl(t, "stop", scopeUnit) },
+		"with its keeper": func() {
+			if err := syscall.Kill(keeper(t), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the end of the scope", func() error {
+				if _, err := os.Stat(scopeDir); err == nil {
+					return fmt.Errorf("%s is there", scopeDir)
+				}
+				return nil
+			})
+		},
+	} {
+		end()
+		s := startStep(t, "after "+name, 1)
+		s.inScope(t)
+		s.finish(t)
+	}
+	// Who stops it ends the steps: they are told so.
+	s := startStep(t, "stopped", 1)
+	systemctl(t, "stop", scopeUnit)
+	<-s.ended
+	if code := s.client.ProcessState.ExitCode(); code == 0 {
+		t.Errorf("a step whose scope was stopped ended with code 0: %s", &s.out)
+	}
+}
