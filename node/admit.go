@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -76,7 +75,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admiss
 	}
 	want := req.NTasks * req.CPUsPerTask
 	if req.Job == nil {
-		cpus, err := r.pool.take(want, req.Overcommit)
+		cpus, err := r.pool.takeFor(req)
 		if err != nil {
 			freed := r.freed
 			if want > len(r.pool.cpus) {
@@ -101,9 +100,14 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admiss
 	case !req.Overcommit && want > len(j.cpus):
 		return nil, nil, status.Errorf(codes.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
 	}
-	// Steps of one job share its CPUs. The count holds the job open meanwhile.
+	// Steps of one job share its CPUs.
+	cpus, err := newCPUPool(j.cpus, coresOf(r.pool.cores, j.cpus)...).shareFor(req)
+	if err != nil {
+		return nil, nil, status.Error(codes.ResourceExhausted, err.Error())
+	}
+	// The count holds the job open meanwhile.
 	j.running++
 	j.present++
 	r.byUser[uid]++
-	return &admission{uid: uid, cpus: slices.Clone(j.cpus[:min(want, len(j.cpus))]), job: j}, nil, nil
+	return &admission{uid: uid, cpus: cpus, job: j}, nil, nil
 }

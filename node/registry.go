@@ -30,9 +30,9 @@ type registry struct {
 // time on a node: each costs two processes of root's.
 const userStepsMax = 1000
 
-func newRegistry(cpus []int) *registry {
+func newRegistry(cpus []int, cores ...Core) *registry {
 	return &registry{
-		pool: newCPUPool(cpus), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
+		pool: newCPUPool(cpus, cores...), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
 		byUser: make(map[uint32]int), waiting: make(map[uint32]int), freed: make(chan struct{}),
 	}
 }

@@ -74,6 +74,7 @@ func (o *runOptions) bind(c *cobra.Command) {
 	f.StringVarP(&o.killOnBadExit, "kill-on-bad-exit", "K", "0", "end the step when a task exits non-zero")
 	f.Lookup("kill-on-bad-exit").NoOptDefVal = "1"
 	f.BoolVar(&o.quitOnInterrupt, "quit-on-interrupt", false, "one Ctrl-C ends the step")
+	o.place.bindStep(c)
 	f.StringVar(&o.mpi, "mpi", "", "kind of MPI: none, pmi2, or list")
 	f.Uint32Var(&o.jobid, "jobid", 0, "make the step one of this job (default $SLURM_JOB_ID)")
 }
