@@ -36,6 +36,19 @@ func (p place) below(name string) place {
 	return out
 }
 
+// exists tells whether any of the directories is there.
+func (p place) exists() bool {
+	if _, err := os.Stat(p.v2); p.v2 != "" && err == nil {
+		return true
+	}
+	for _, dir := range p.v1 {
+		if _, err := os.Stat(dir); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
 func (p place) empty() bool { return p.v2 == "" && len(p.v1) == 0 }
 
 // cgroupFigures are what the files of one place tell, and their names.
@@ -184,11 +197,12 @@ func placeOf(pt step.Proctrack, c step.Confinement) place {
 }
 
 // ReadCgroups tells what the cgroups of a step know of it whose stepd is dead:
-// before they are removed. It is nil where they hold its SPANK host, too, and so
-// tell of something else. The error is for the log.
-func ReadCgroups(pt step.Proctrack, c step.Confinement, gather string, now time.Time) (*step.StepUsage, error) {
-	p := placeOf(pt, c)
-	if !c.PerTask || p.empty() {
+// before they are removed. v1 is step.Confinement.V1. It is nil where the tasks
+// have no cgroups of their own: then the SPANK host may have lived in the step's,
+// which tells of that, too. The error is for the log.
+func ReadCgroups(pt step.Proctrack, v1 map[string]string, gather string, now time.Time) (*step.StepUsage, error) {
+	p := placeOf(pt, step.Confinement{V1: v1})
+	if !p.below(step.TaskName(0)).exists() {
 		return nil, nil
 	}
 	r, err := openReader()

@@ -326,13 +326,12 @@ func (g *Gatherer) usage(total *figures) *step.StepUsage {
 	u := &step.StepUsage{
 		Gather: g.cfg.Acct.Gather, Time: time.Now(), Final: g.finished,
 		FrequencyS: g.cfg.Acct.FrequencyS, Samples: g.samples, SamplingUS: g.cost.Microseconds(),
-		Sources: map[string]string{"cpu_seconds": "wait4"},
+		Sources: make(map[string]string),
 	}
 	var c figures
 	if g.last != nil {
 		c = ofCgroup(g.last)
 	}
-	before := *total
 	total.atLeast(&c)
 	u.Used = total.used()
 	if g.last != nil {
@@ -341,25 +340,24 @@ func (g *Gatherer) usage(total *figures) *step.StepUsage {
 		u.CPUStallUS, u.MemoryStallUS, u.IOStallUS = cg.CPUStallUS, cg.MemoryStallUS, cg.IOStallUS
 		g.last.sources(u)
 	}
-	g.sourcesOf(u, total, &before)
+	g.sourcesOf(u, total, &c)
 	g.now.fill(&u.Used)
 	return u
 }
 
-// sourcesOf names the source where it was not the cgroup.
-func (g *Gatherer) sourcesOf(u *step.StepUsage, total, before *figures) {
+// sourcesOf names the source of those figures that the step's cgroup does not
+// tell, or tells less of.
+func (g *Gatherer) sourcesOf(u *step.StepUsage, total, cgroup *figures) {
+	ofCPU := "wait4"
+	if !g.finished {
+		ofCPU = "/proc/PID/stat"
+	}
 	for _, s := range []struct {
 		n           figure
 		name, other string
-	}{{cpu, "cpu_seconds", "wait4"}, {readDisk, "disk_read_bytes", "/proc/PID/io"}, {writtenDisk, "disk_written_bytes", "/proc/PID/io"}} {
-		switch {
-		case !total.knows(s.n):
-			delete(u.Sources, s.name)
-		case before.knows(s.n) && before.of[s.n] == total.of[s.n]:
+	}{{cpu, "cpu_seconds", ofCPU}, {readDisk, "disk_read_bytes", "/proc/PID/io"}, {writtenDisk, "disk_written_bytes", "/proc/PID/io"}} {
+		if total.knows(s.n) && !(cgroup.knows(s.n) && cgroup.of[s.n] >= total.of[s.n]) {
 			u.Sources[s.name] = s.other
-			if !g.finished && s.n == cpu {
-				u.Sources[s.name] = "/proc/PID/stat"
-			}
 		}
 	}
 }

@@ -267,7 +267,7 @@ func TestCgroups(t *testing.T) {
 	}
 
 	// The same of a dead stepd; and v1, where the controllers lie apart.
-	u, err := ReadCgroups(step.Proctrack{Tasks: filepath.Join(dir, "v2")}, step.Confinement{PerTask: true}, step.GatherCgroup, time.Now())
+	u, err := ReadCgroups(step.Proctrack{Tasks: filepath.Join(dir, "v2")}, nil, step.GatherCgroup, time.Now())
 	if err != nil || u == nil {
 		t.Fatalf("%v, %v", u, err)
 	}
@@ -276,9 +276,13 @@ func TestCgroups(t *testing.T) {
 	write("cpu1/cpuacct.usage_user", "3000000000\n")
 	write("mem1/memory.max_usage_in_bytes", "4096\n")
 	write("io1/blkio.throttle.io_service_bytes_recursive", blkio)
-	v1 := step.Confinement{PerTask: true, V1: map[string]string{
+	v1 := map[string]string{
 		"cpuacct": filepath.Join(dir, "cpu1"), "memory": filepath.Join(dir, "mem1"), "blkio": filepath.Join(dir, "io1"),
-	}}
+	}
+	if u, _ := ReadCgroups(step.Proctrack{}, v1, step.GatherCgroup, time.Now()); u != nil {
+		t.Errorf("the host may be in there: %+v", u)
+	}
+	write("mem1/task_0/memory.max_usage_in_bytes", "4096\n")
 	if u, err = ReadCgroups(step.Proctrack{}, v1, step.GatherCgroup, time.Now()); err != nil {
 		t.Fatal(err)
 	}
@@ -287,10 +291,6 @@ func TestCgroups(t *testing.T) {
 	known(t, "v1's bytes from disk", u.DiskReadBytes, 4097)
 	if u.SystemSeconds != nil || u.Pressure != nil {
 		t.Errorf("figures that nobody told: %+v", u)
-	}
-	// A step whose host lives among the tasks.
-	if u, _ := ReadCgroups(step.Proctrack{Tasks: filepath.Join(dir, "v2")}, step.Confinement{}, step.GatherCgroup, time.Now()); u != nil {
-		t.Errorf("the host's use was told for the tasks': %+v", u)
 	}
 }
 

@@ -40,8 +40,10 @@ func (f *follower) die(reason string, state step.State) { f.dieWith(reason, stat
 func (f *follower) dieWith(reason string, state step.State, code int) {
 	// No new client may connect to a socket that nobody will serve.
 	f.removeSocket()
+	usage := f.leftUsage()
 	err := f.endStep()
 	rec := f.record()
+	rec.Usage = usage
 	if err != nil {
 		if !survivorsOf(err, rec) { // else hold says it
 			f.log.Errorf("%v", err)
@@ -52,6 +54,19 @@ func (f *follower) dieWith(reason string, state step.State, code int) {
 	rec.ExitCode = &code
 	f.logEnd(rec)
 	f.settle(rec)
+}
+
+// leftUsage is what the step's cgroups tell before they are removed; nil where
+// they tell nothing.
+func (f *follower) leftUsage() *step.StepUsage {
+	if f.n.cfg.LeftUsage == nil {
+		return nil
+	}
+	usage, err := f.n.cfg.LeftUsage(f.record())
+	if err != nil {
+		f.log.Warnf("cannot tell all that the step has used: %v", err)
+	}
+	return usage
 }
 
 // deadRecord makes rec the record of a step that nobody saw ending. Its tasks
@@ -83,6 +98,9 @@ func (f *follower) logEnd(rec *step.Record) {
 		if _, err = log.WriteString("\n"); err == nil {
 			err = writeEvents(log, step.Event{Time: now, Event: step.EventKill, Text: rec.Reason})
 		}
+	}
+	if err == nil && rec.Usage != nil {
+		err = writeEvents(log, step.Event{Time: now, Event: step.EventUsage, Usage: rec.Usage})
 	}
 	if err == nil {
 		err = writeEvents(log,

@@ -22,8 +22,9 @@ func main() {
 	bin := flag.String("bin", "bin", "the folder of the built programs")
 	quick := flag.Bool("quick", false, "few runs, for a look")
 	stacks := flag.Bool("stacks", false, "only the rows of the plugin stacks")
+	acct := flag.Bool("acct", false, "only the rows of accounting")
 	flag.Parse()
-	if err := run(*bin, *quick, *stacks); err != nil {
+	if err := run(*bin, *quick, *stacks, *acct); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -32,12 +33,15 @@ func main() {
 // size is one row: n tasks, measured that many times.
 type size struct{ n, runs int }
 
-func run(bin string, quick, onlyStacks bool) error {
+func run(bin string, quick, onlyStacks, onlyAcct bool) error {
 	dir, err := os.MkdirTemp("", "stepd-bench")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
+	if onlyAcct {
+		return runAcct(bin, dir, quick)
+	}
 	rec, err := newRecorder()
 	if err != nil {
 		return err
@@ -52,7 +56,10 @@ func run(bin string, quick, onlyStacks bool) error {
 			return err
 		}
 	}
-	return runStacks(bin, dir, bare, rec, quick)
+	if err := runStacks(bin, dir, bare, rec, quick); err != nil || onlyStacks {
+		return err
+	}
+	return runAcct(bin, dir, quick)
 }
 
 // runSteps is what a step costs without plugins, beside its peers.

@@ -25,23 +25,23 @@ type noded struct {
 }
 
 // startNoded runs one in dir, which it makes, with the plugstack.conf that is
-// there, if one is.
-func startNoded(bin, dir string, maxTasks int) (*noded, error) {
+// there, if one is, and further lines of slurm.conf.
+func startNoded(bin, dir string, maxTasks int, conf ...string) (*noded, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	conf := filepath.Join(dir, "slurm.conf")
+	file := filepath.Join(dir, "slurm.conf")
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf("ClusterName=bench\nNodeName=%s CPUs=%d\n", host, max(maxTasks, 8))
-	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
+	text := fmt.Sprintf("ClusterName=bench\nNodeName=%s CPUs=%d\n", host, max(maxTasks, 8)) + strings.Join(conf, "\n") + "\n"
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		return nil, err
 	}
 	run := filepath.Join(dir, "run")
 	n := &noded{bin: bin, socket: filepath.Join(run, "noded.sock")}
-	n.cmd = exec.Command(filepath.Join(bin, "noded"), "-f", conf, "--run-dir", run, "--spool-dir", filepath.Join(dir, "spool"))
+	n.cmd = exec.Command(filepath.Join(bin, "noded"), "-f", file, "--run-dir", run, "--spool-dir", filepath.Join(dir, "spool"))
 	stderr, err := n.cmd.StderrPipe()
 	if err != nil {
 		return nil, err

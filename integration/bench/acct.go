@@ -1,0 +1,346 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// acctOff is how far from a load's own word its accounting may be.
+const acctOff = 0.02
+
+// load is a known load: what the program of testdata/tasks is asked for.
+type load struct {
+	name string
+	args []string
+	// of are the figures that are compared.
+	of []comparison
+}
+
+// comparison is one figure, as accounted and as the load itself reports it.
+type comparison struct {
+	what      string
+	accounted func(*usageDoc) *float64
+	reported  func(*word) float64
+	// bare is what wait4 tells of the same load without any step, nil where it
+	// tells nothing of the kind.
+	bare func(*syscall.Rusage) float64
+}
+
+// word is what the load says of itself.
+type word struct {
+	CPU     float64 `json:"cpu_seconds"`
+	Touched float64 `json:"touched"`
+	Written float64 `json:"written"`
+	Read    float64 `json:"read"`
+}
+
+// usageDoc is what is read of a step's record: of its one task, and of the step.
+type usageDoc struct {
+	CPU     *float64 `json:"cpu_seconds"`
+	MaxRSS  *float64 `json:"max_rss_bytes"`
+	Peak    *float64 `json:"peak_memory_bytes"`
+	Read    *float64 `json:"read_bytes"`
+	Written *float64 `json:"written_bytes"`
+
+	Final      bool  `json:"final"`
+	Samples    int   `json:"samples"`
+	SamplingUS int64 `json:"sampling_us"`
+}
+
+var (
+	ofCPU = comparison{
+		"CPU seconds", func(u *usageDoc) *float64 { return u.CPU }, func(w *word) float64 { return w.CPU },
+		func(ru *syscall.Rusage) float64 { return float64(ru.Utime.Nano()+ru.Stime.Nano()) / 1e9 },
+	}
+	ofRead    = comparison{"bytes read", func(u *usageDoc) *float64 { return u.Read }, func(w *word) float64 { return w.Read }, nil}
+	ofWritten = comparison{"bytes written", func(u *usageDoc) *float64 { return u.Written }, func(w *word) float64 { return w.Written }, nil}
+	ofRSS     = comparison{
+		"MaxRSS of 64 MB", func(u *usageDoc) *float64 { return u.MaxRSS }, func(w *word) float64 { return w.Touched },
+		func(ru *syscall.Rusage) float64 { return float64(ru.Maxrss) * 1024 },
+	}
+	ofPeak = comparison{"cgroup's peak of 64 MB", func(u *usageDoc) *float64 { return u.Peak }, func(w *word) float64 { return w.Touched }, nil}
+)
+
+// loads are short and long ones. To touch 64 MB takes the kernel more than 5 ms:
+// the short load of memory takes what it takes. What is written is less than what
+// was touched before: page cache is in the cgroup's peak, too.
+func loads(file string) []load {
+	mb := func(n int) string { return strconv.Itoa(n << 20) }
+	return []load{
+		{"5 ms", []string{"cpu_ms=5", "write=" + mb(1), "read=" + mb(1), "file=" + file}, []comparison{ofCPU, ofRead, ofWritten}},
+		{"short", []string{"mem=" + mb(64)}, []comparison{ofRSS, ofPeak}},
+		{"5 s", []string{"cpu_ms=5000", "mem=" + mb(64), "write=" + mb(16), "read=" + mb(256), "file=" + file}, []comparison{ofCPU, ofRead, ofWritten, ofRSS, ofPeak}},
+	}
+}
+
+// runAcct compares the accounting of known loads with their own word, and tells
+// what sampling costs.
+func runAcct(bin, dir string, quick bool) error {
+	program := filepath.Join(dir, "load")
+	src := filepath.Join(filepath.Dir(bin), "integration", "testdata", "tasks", "load.c")
+	if out, err := exec.Command("gcc", "-std=gnu11", "-O1", "-static", "-o", program, src).CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot compile %q: %w: %s", src, err, out)
+	}
+	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "\naccounted / self-reported\tload\tjobacct_gather\tN\tmedian\tmin\tmax\twait4 of a bare process\twithin 2 %")
+	for _, gather := range []string{"linux", "cgroup"} {
+		if err := acctRows(w, bin, dir, program, gather, quick); err != nil {
+			return err
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return samplingRows(bin, dir, quick)
+}
+
+func acctRows(w *tabwriter.Writer, bin, dir, program, gather string, quick bool) error {
+	node, err := startNoded(bin, filepath.Join(dir, "acct-"+gather), 8,
+		"JobAcctGatherType=jobacct_gather/"+gather, "JobAcctGatherFrequency=0")
+	if err != nil {
+		return err
+	}
+	defer node.stop()
+	for _, l := range loads(filepath.Join(dir, "file")) {
+		runs := 20
+		if quick {
+			runs = 5
+		}
+		ratios, bare := make([][]float64, len(l.of)), make([][]float64, len(l.of))
+		for range runs {
+			if err := l.once(node, dir, program, ratios, bare); err != nil {
+				return err
+			}
+		}
+		for i, c := range l.of {
+			acctRow(w, c.what, l.name, gather, ratios[i], bare[i])
+		}
+		w.Flush()
+	}
+	return nil
+}
+
+// once runs the load as a step, and by itself.
+func (l *load) once(n *noded, dir, program string, ratios, bare [][]float64) error {
+	out := filepath.Join(dir, "word")
+	args := append([]string{"-v", "-i", "none", program, "report=" + out}, l.args...)
+	argv := n.run(args...)
+	said, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%q: %w: %s", argv, err, said)
+	}
+	var own word
+	if err := readJSON(out, &own); err != nil {
+		return err
+	}
+	id, err := stepOf(string(said))
+	if err != nil {
+		return err
+	}
+	rec, err := n.ended(id)
+	if err != nil {
+		return err
+	}
+	for i, c := range l.of {
+		if got := c.accounted(&rec.Tasks[0].Usage); got != nil {
+			ratios[i] = append(ratios[i], *got/c.reported(&own))
+		}
+	}
+	if l.name == "5 s" {
+		return nil // the bare process tells what its end costs: that shows in short ones
+	}
+	return l.bareOnce(out, program, bare)
+}
+
+func (l *load) bareOnce(out, program string, bare [][]float64) error {
+	cmd := exec.Command(program, append([]string{"report=" + out}, l.args...)...)
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%q: %w", program, err)
+	}
+	var own word
+	if err := readJSON(out, &own); err != nil {
+		return err
+	}
+	ru := cmd.ProcessState.SysUsage().(*syscall.Rusage)
+	for i, c := range l.of {
+		if c.bare != nil {
+			bare[i] = append(bare[i], c.bare(ru)/c.reported(&own))
+		}
+	}
+	return nil
+}
+
+func acctRow(w *tabwriter.Writer, what, name, gather string, ratios, bare []float64) {
+	if len(ratios) == 0 {
+		fmt.Fprintf(w, "%s\t%s\t%s\t0\tnot measured: this layout of cgroups has no such figure\t\t\t\t\n", what, name, gather)
+		return
+	}
+	slices.Sort(ratios)
+	slices.Sort(bare)
+	peer, verdict := "-", "yes"
+	if len(bare) > 0 {
+		peer = fmt.Sprintf("%.4f", bare[len(bare)/2])
+	}
+	median := ratios[len(ratios)/2]
+	if median < 1-acctOff || median > 1+acctOff {
+		verdict = "NO"
+	}
+	fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%.4f\t%.4f\t%.4f\t%s\t%s\n", what, name, gather, len(ratios), median, ratios[0], ratios[len(ratios)-1], peer, verdict)
+}
+
+func readJSON(path string, v any) error {
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(bytes.TrimRight(b, "\x00"), v)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read %q: %w", path, err)
+	}
+	return nil
+}
+
+// stepOf reads "stepctl: job N step M", which -v says.
+func stepOf(said string) (string, error) {
+	f := strings.Fields(said)
+	for i := range f {
+		if f[i] == "job" && i+3 < len(f) && f[i+2] == "step" {
+			return f[i+1] + "." + f[i+3], nil
+		}
+	}
+	return "", fmt.Errorf("stepctl names no step: %q", said)
+}
+
+// stepRecord is what is read of STEP.
+type stepRecord struct {
+	State string `json:"state"`
+	Tasks []struct {
+		Usage usageDoc `json:"usage"`
+	} `json:"tasks"`
+	Usage    usageDoc `json:"usage"`
+	StepdPID int      `json:"stepd_pid"`
+}
+
+func (n *noded) show(id string) (*stepRecord, error) {
+	var doc struct {
+		Step stepRecord `json:"step"`
+	}
+	out, err := exec.Command(filepath.Join(n.bin, "stepctl"), "--socket", n.socket, "show", "--json", id).Output()
+	if err == nil {
+		err = json.Unmarshal(out, &doc)
+	}
+	if err == nil && len(doc.Step.Tasks) == 0 {
+		err = errors.New("it has no tasks")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot show step %s: %w", id, err)
+	}
+	return &doc.Step, nil
+}
+
+// ended shows a step when noded has its final record: the client hears of the end
+// from stepd itself.
+func (n *noded) ended(id string) (*stepRecord, error) {
+	for range 200 {
+		rec, err := n.show(id)
+		if err != nil || rec.Usage.Final {
+			return rec, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return nil, fmt.Errorf("step %s has no final record", id)
+}
+
+// samplingRows is what a step of sleeping tasks costs its stepd, by the time
+// between samples.
+func samplingRows(bin, dir string, quick bool) error {
+	const tasks = 64
+	window := 32 * time.Second
+	if quick {
+		window = 5 * time.Second
+	}
+	node, err := startNoded(bin, filepath.Join(dir, "sampling"), tasks, "JobAcctGatherType=jobacct_gather/linux")
+	if err != nil {
+		return err
+	}
+	defer node.stop()
+	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	fmt.Fprintf(w, "\nsampling %d tasks for %v\tsamples\teach\tstepd's CPU time\n", tasks, window)
+	for _, freq := range []int{0, 30, 1} {
+		if err := samplingRow(w, node, tasks, freq, window); err != nil {
+			return err
+		}
+	}
+	return w.Flush()
+}
+
+func samplingRow(w *tabwriter.Writer, n *noded, tasks, freq int, window time.Duration) error {
+	argv := n.run("-n", fmt.Sprint(tasks), "--overcommit", "-i", "none", "--acctg-freq", fmt.Sprint(freq), "sleep", "60")
+	cmd := exec.Command(argv[0], argv[1:]...)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	defer func() {
+		n.cancelAll()
+		cmd.Wait()
+	}()
+	rec, id, err := n.started(tasks)
+	if err != nil {
+		return err
+	}
+	before, err := cpuOf(rec.StepdPID)
+	if err != nil {
+		return err
+	}
+	time.Sleep(window)
+	after, err := cpuOf(rec.StepdPID)
+	if err != nil {
+		return err
+	}
+	n.cancelAll()
+	if rec, err = n.ended(id); err != nil {
+		return err
+	}
+	each := "-"
+	if u := rec.Usage; u.Samples > 0 {
+		each = fmt.Sprintf("%d µs", u.SamplingUS/int64(u.Samples))
+	}
+	fmt.Fprintf(w, "every %d s\t%d\t%s\t%.2f ms\n", freq, rec.Usage.Samples, each, float64(after-before)/1e6)
+	return nil
+}
+
+// started waits until the one step has that many sleeping tasks.
+func (n *noded) started(tasks int) (rec *stepRecord, id string, err error) {
+	for range 400 {
+		time.Sleep(50 * time.Millisecond)
+		for id := range n.running() {
+			if n.countTasks(id) >= tasks {
+				rec, err := n.show(id)
+				return rec, id, err
+			}
+		}
+	}
+	return nil, "", fmt.Errorf("the step of %d tasks did not start", tasks)
+}
+
+// cpuOf is the CPU time of a process, in nanoseconds: its clock, as
+// clock_getcpuclockid(3) names it.
+func cpuOf(pid int) (int64, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^pid)<<3|2, &ts); err != nil {
+		return 0, fmt.Errorf("cannot read the CPU clock of process %d: %w", pid, err)
+	}
+	return ts.Nano(), nil
+}
