@@ -1,10 +1,12 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestRootPluginReturnCodes holds the failure table of spank(8) and the
@@ -158,6 +160,16 @@ func TestRootPluginMessagesElsewhere(t *testing.T) {
 	if r := n.ctl(t, "run", "true"); r.code != 0 || r.err != "" {
 		t.Errorf("in job_prolog: want silence, got %v", r)
 	}
-	contains(t, "noded's log", n.log.String(), `level=error msg="ruder.so: rude says error"`, `level=info msg="ruder.so: rude says info"`,
-		`level=debug msg="ruder.so: rude says verbose"`, `level=error msg="ruder.so: rude says log"`)
+	// The test reads noded's log from a pipe, which may lag behind.
+	for _, want := range []string{
+		`level=error msg="ruder.so: rude says error"`, `level=info msg="ruder.so: rude says info"`,
+		`level=debug msg="ruder.so: rude says verbose"`, `level=error msg="ruder.so: rude says log"`,
+	} {
+		eventually(t, 5*time.Second, want, func() error {
+			if !strings.Contains(n.log.String(), want) {
+				return errors.New("not in noded's log")
+			}
+			return nil
+		})
+	}
 }
