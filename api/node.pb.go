@@ -193,6 +193,50 @@ func (x *RunReply) GetSpec() []byte {
 	return nil
 }
 
+type DryRunReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plan          []byte                 `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"` // step.DryRun, JSON
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DryRunReply) Reset() {
+	*x = DryRunReply{}
+	mi := &file_api_node_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DryRunReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DryRunReply) ProtoMessage() {}
+
+func (x *DryRunReply) ProtoReflect() protoreflect.Message {
+	mi := &file_api_node_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DryRunReply.ProtoReflect.Descriptor instead.
+func (*DryRunReply) Descriptor() ([]byte, []int) {
+	return file_api_node_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *DryRunReply) GetPlan() []byte {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
 type LaunchRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Step          *StepRef               `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
@@ -203,7 +247,7 @@ type LaunchRequest struct {
 
 func (x *LaunchRequest) Reset() {
 	*x = LaunchRequest{}
-	mi := &file_api_node_proto_msgTypes[3]
+	mi := &file_api_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -215,7 +259,7 @@ func (x *LaunchRequest) String() string {
 func (*LaunchRequest) ProtoMessage() {}
 
 func (x *LaunchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[3]
+	mi := &file_api_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -228,7 +272,7 @@ func (x *LaunchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchRequest.ProtoReflect.Descriptor instead.
 func (*LaunchRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{3}
+	return file_api_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *LaunchRequest) GetStep() *StepRef {
@@ -258,7 +302,7 @@ type AllocReply struct {
 
 func (x *AllocReply) Reset() {
 	*x = AllocReply{}
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -270,7 +314,7 @@ func (x *AllocReply) String() string {
 func (*AllocReply) ProtoMessage() {}
 
 func (x *AllocReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -283,7 +327,7 @@ func (x *AllocReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocReply.ProtoReflect.Descriptor instead.
 func (*AllocReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{4}
+	return file_api_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AllocReply) GetJobId() uint32 {
@@ -330,7 +374,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -342,7 +386,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -355,7 +399,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{5}
+	return file_api_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReleaseRequest) GetJobId() uint32 {
@@ -375,7 +419,7 @@ type StepRef struct {
 
 func (x *StepRef) Reset() {
 	*x = StepRef{}
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -387,7 +431,7 @@ func (x *StepRef) String() string {
 func (*StepRef) ProtoMessage() {}
 
 func (x *StepRef) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -400,7 +444,7 @@ func (x *StepRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRef.ProtoReflect.Descriptor instead.
 func (*StepRef) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{6}
+	return file_api_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *StepRef) GetJobId() uint32 {
@@ -426,7 +470,7 @@ type StepReply struct {
 
 func (x *StepReply) Reset() {
 	*x = StepReply{}
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -438,7 +482,7 @@ func (x *StepReply) String() string {
 func (*StepReply) ProtoMessage() {}
 
 func (x *StepReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -451,7 +495,7 @@ func (x *StepReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReply.ProtoReflect.Descriptor instead.
 func (*StepReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{7}
+	return file_api_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StepReply) GetStep() [][]byte {
@@ -470,7 +514,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -482,7 +526,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -495,7 +539,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{8}
+	return file_api_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -514,7 +558,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -526,7 +570,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -539,7 +583,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{9}
+	return file_api_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListReply) GetStep() [][]byte {
@@ -560,7 +604,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -572,7 +616,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -585,7 +629,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{10}
+	return file_api_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SignalRequest) GetStep() *StepRef {
@@ -619,7 +663,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -631,7 +675,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -644,7 +688,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{11}
+	return file_api_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CancelRequest) GetStep() *StepRef {
@@ -671,7 +715,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -683,7 +727,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -696,7 +740,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{12}
+	return file_api_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EventsRequest) GetStep() *StepRef {
@@ -722,7 +766,7 @@ type EventLine struct {
 
 func (x *EventLine) Reset() {
 	*x = EventLine{}
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -734,7 +778,7 @@ func (x *EventLine) String() string {
 func (*EventLine) ProtoMessage() {}
 
 func (x *EventLine) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -747,7 +791,7 @@ func (x *EventLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventLine.ProtoReflect.Descriptor instead.
 func (*EventLine) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{13}
+	return file_api_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EventLine) GetJson() []byte {
@@ -766,7 +810,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_api_node_proto_msgTypes[14]
+	mi := &file_api_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +822,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[14]
+	mi := &file_api_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +835,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{14}
+	return file_api_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeStatusReply) GetNode() []byte {
@@ -810,7 +854,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +866,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +879,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{15}
+	return file_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DrainRequest) GetReason() string {
@@ -870,7 +914,7 @@ type ClientConfigReply struct {
 
 func (x *ClientConfigReply) Reset() {
 	*x = ClientConfigReply{}
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +926,7 @@ func (x *ClientConfigReply) String() string {
 func (*ClientConfigReply) ProtoMessage() {}
 
 func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +939,7 @@ func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientConfigReply.ProtoReflect.Descriptor instead.
 func (*ClientConfigReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{16}
+	return file_api_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ClientConfigReply) GetNode() string {
@@ -1020,7 +1064,9 @@ const file_api_node_proto_rawDesc = "" +
 	"\vsocket_name\x18\x04 \x01(\tR\n" +
 	"socketName\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\tR\x04node\x12\x12\n" +
-	"\x04spec\x18\x06 \x01(\fR\x04spec\"N\n" +
+	"\x04spec\x18\x06 \x01(\fR\x04spec\"!\n" +
+	"\vDryRunReply\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\fR\x04plan\"N\n" +
 	"\rLaunchRequest\x12%\n" +
 	"\x04step\x18\x01 \x01(\v2\x11.stepd.v1.StepRefR\x04step\x12\x16\n" +
 	"\x06change\x18\x02 \x01(\fR\x06change\"\x84\x01\n" +
@@ -1079,9 +1125,10 @@ const file_api_node_proto_rawDesc = "" +
 	"slurm_conf\x18\f \x01(\tR\tslurmConf\x12!\n" +
 	"\frequire_safe\x18\r \x01(\bR\vrequireSafe\x12)\n" +
 	"\x10plugstack_digest\x18\x0e \x01(\tR\x0fplugstackDigest\x12'\n" +
-	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xaa\a\n" +
+	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xe1\a\n" +
 	"\x04Node\x12/\n" +
-	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x123\n" +
+	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +
+	"\x06DryRun\x12\x14.stepd.v1.RunRequest\x1a\x15.stepd.v1.DryRunReply\x123\n" +
 	"\aReserve\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +
 	"\x06Launch\x12\x17.stepd.v1.LaunchRequest\x1a\x12.stepd.v1.RunReply\x123\n" +
 	"\x05Alloc\x12\x14.stepd.v1.RunRequest\x1a\x14.stepd.v1.AllocReply\x124\n" +
@@ -1113,69 +1160,72 @@ func file_api_node_proto_rawDescGZIP() []byte {
 	return file_api_node_proto_rawDescData
 }
 
-var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_api_node_proto_goTypes = []any{
 	(*Empty)(nil),             // 0: stepd.v1.Empty
 	(*RunRequest)(nil),        // 1: stepd.v1.RunRequest
 	(*RunReply)(nil),          // 2: stepd.v1.RunReply
-	(*LaunchRequest)(nil),     // 3: stepd.v1.LaunchRequest
-	(*AllocReply)(nil),        // 4: stepd.v1.AllocReply
-	(*ReleaseRequest)(nil),    // 5: stepd.v1.ReleaseRequest
-	(*StepRef)(nil),           // 6: stepd.v1.StepRef
-	(*StepReply)(nil),         // 7: stepd.v1.StepReply
-	(*ListRequest)(nil),       // 8: stepd.v1.ListRequest
-	(*ListReply)(nil),         // 9: stepd.v1.ListReply
-	(*SignalRequest)(nil),     // 10: stepd.v1.SignalRequest
-	(*CancelRequest)(nil),     // 11: stepd.v1.CancelRequest
-	(*EventsRequest)(nil),     // 12: stepd.v1.EventsRequest
-	(*EventLine)(nil),         // 13: stepd.v1.EventLine
-	(*NodeStatusReply)(nil),   // 14: stepd.v1.NodeStatusReply
-	(*DrainRequest)(nil),      // 15: stepd.v1.DrainRequest
-	(*ClientConfigReply)(nil), // 16: stepd.v1.ClientConfigReply
+	(*DryRunReply)(nil),       // 3: stepd.v1.DryRunReply
+	(*LaunchRequest)(nil),     // 4: stepd.v1.LaunchRequest
+	(*AllocReply)(nil),        // 5: stepd.v1.AllocReply
+	(*ReleaseRequest)(nil),    // 6: stepd.v1.ReleaseRequest
+	(*StepRef)(nil),           // 7: stepd.v1.StepRef
+	(*StepReply)(nil),         // 8: stepd.v1.StepReply
+	(*ListRequest)(nil),       // 9: stepd.v1.ListRequest
+	(*ListReply)(nil),         // 10: stepd.v1.ListReply
+	(*SignalRequest)(nil),     // 11: stepd.v1.SignalRequest
+	(*CancelRequest)(nil),     // 12: stepd.v1.CancelRequest
+	(*EventsRequest)(nil),     // 13: stepd.v1.EventsRequest
+	(*EventLine)(nil),         // 14: stepd.v1.EventLine
+	(*NodeStatusReply)(nil),   // 15: stepd.v1.NodeStatusReply
+	(*DrainRequest)(nil),      // 16: stepd.v1.DrainRequest
+	(*ClientConfigReply)(nil), // 17: stepd.v1.ClientConfigReply
 }
 var file_api_node_proto_depIdxs = []int32{
-	6,  // 0: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
-	6,  // 1: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
-	6,  // 2: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
-	6,  // 3: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
+	7,  // 0: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
+	7,  // 1: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
+	7,  // 2: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
+	7,  // 3: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
 	1,  // 4: stepd.v1.Node.Run:input_type -> stepd.v1.RunRequest
-	1,  // 5: stepd.v1.Node.Reserve:input_type -> stepd.v1.RunRequest
-	3,  // 6: stepd.v1.Node.Launch:input_type -> stepd.v1.LaunchRequest
-	1,  // 7: stepd.v1.Node.Alloc:input_type -> stepd.v1.RunRequest
-	5,  // 8: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
-	6,  // 9: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
-	6,  // 10: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
-	6,  // 11: stepd.v1.Node.Stat:input_type -> stepd.v1.StepRef
-	8,  // 12: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
-	10, // 13: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
-	11, // 14: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
-	6,  // 15: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
-	6,  // 16: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
-	12, // 17: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
-	0,  // 18: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
-	15, // 19: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
-	0,  // 20: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
-	0,  // 21: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
-	2,  // 22: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
-	2,  // 23: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
-	2,  // 24: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
-	4,  // 25: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
-	0,  // 26: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
-	7,  // 27: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
-	7,  // 28: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
-	7,  // 29: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
-	9,  // 30: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
-	0,  // 31: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
-	0,  // 32: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
-	0,  // 33: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
-	0,  // 34: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
-	13, // 35: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
-	14, // 36: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
-	0,  // 37: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
-	0,  // 38: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
-	16, // 39: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
-	22, // [22:40] is the sub-list for method output_type
-	4,  // [4:22] is the sub-list for method input_type
+	1,  // 5: stepd.v1.Node.DryRun:input_type -> stepd.v1.RunRequest
+	1,  // 6: stepd.v1.Node.Reserve:input_type -> stepd.v1.RunRequest
+	4,  // 7: stepd.v1.Node.Launch:input_type -> stepd.v1.LaunchRequest
+	1,  // 8: stepd.v1.Node.Alloc:input_type -> stepd.v1.RunRequest
+	6,  // 9: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
+	7,  // 10: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
+	7,  // 11: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
+	7,  // 12: stepd.v1.Node.Stat:input_type -> stepd.v1.StepRef
+	9,  // 13: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
+	11, // 14: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
+	12, // 15: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
+	7,  // 16: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
+	7,  // 17: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
+	13, // 18: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
+	0,  // 19: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
+	16, // 20: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
+	0,  // 21: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
+	0,  // 22: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
+	2,  // 23: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
+	3,  // 24: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
+	2,  // 25: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
+	2,  // 26: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
+	5,  // 27: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
+	0,  // 28: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
+	8,  // 29: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
+	8,  // 30: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
+	8,  // 31: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
+	10, // 32: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
+	0,  // 33: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
+	0,  // 34: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
+	0,  // 35: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
+	0,  // 36: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
+	14, // 37: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
+	15, // 38: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
+	0,  // 39: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
+	0,  // 40: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
+	17, // 41: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
+	23, // [23:42] is the sub-list for method output_type
+	4,  // [4:23] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -1186,14 +1236,14 @@ func file_api_node_proto_init() {
 	if File_api_node_proto != nil {
 		return
 	}
-	file_api_node_proto_msgTypes[6].OneofWrappers = []any{}
+	file_api_node_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_node_proto_rawDesc), len(file_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,6 +28,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Node_Run_FullMethodName          = "/stepd.v1.Node/Run"
+	Node_DryRun_FullMethodName       = "/stepd.v1.Node/DryRun"
 	Node_Reserve_FullMethodName      = "/stepd.v1.Node/Reserve"
 	Node_Launch_FullMethodName       = "/stepd.v1.Node/Launch"
 	Node_Alloc_FullMethodName        = "/stepd.v1.Node/Alloc"
@@ -58,6 +59,9 @@ type NodeClient interface {
 	// it, that is waited for a second, so that no line about the launch is lost. Errors: INVALID_ARGUMENT (a field, named), PERMISSION_DENIED,
 	// RESOURCE_EXHAUSTED (does not fit), NOT_FOUND (no such job), FAILED_PRECONDITION (node drained).
 	Run(ctx context.Context, in *RunRequest, opts ...grpc.CallOption) (*RunReply, error)
+	// DryRun answers what Run would do, and does nothing: no number is spent.
+	// Errors: as Run.
+	DryRun(ctx context.Context, in *RunRequest, opts ...grpc.CallOption) (*DryRunReply, error)
 	// Reserve admits and numbers a step as Run does, and does not start it: its
 	// state is PENDING until Launch. It is given back, as CANCELLED, by Cancel, by
 	// the end of the process that asked, or after 10 minutes. So does a client
@@ -116,6 +120,16 @@ func (c *nodeClient) Run(ctx context.Context, in *RunRequest, opts ...grpc.CallO
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RunReply)
 	err := c.cc.Invoke(ctx, Node_Run_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) DryRun(ctx context.Context, in *RunRequest, opts ...grpc.CallOption) (*DryRunReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DryRunReply)
+	err := c.cc.Invoke(ctx, Node_DryRun_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -312,6 +326,9 @@ type NodeServer interface {
 	// it, that is waited for a second, so that no line about the launch is lost. Errors: INVALID_ARGUMENT (a field, named), PERMISSION_DENIED,
 	// RESOURCE_EXHAUSTED (does not fit), NOT_FOUND (no such job), FAILED_PRECONDITION (node drained).
 	Run(context.Context, *RunRequest) (*RunReply, error)
+	// DryRun answers what Run would do, and does nothing: no number is spent.
+	// Errors: as Run.
+	DryRun(context.Context, *RunRequest) (*DryRunReply, error)
 	// Reserve admits and numbers a step as Run does, and does not start it: its
 	// state is PENDING until Launch. It is given back, as CANCELLED, by Cancel, by
 	// the end of the process that asked, or after 10 minutes. So does a client
@@ -368,6 +385,9 @@ type UnimplementedNodeServer struct{}
 
 func (UnimplementedNodeServer) Run(context.Context, *RunRequest) (*RunReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Run not implemented")
+}
+func (UnimplementedNodeServer) DryRun(context.Context, *RunRequest) (*DryRunReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method DryRun not implemented")
 }
 func (UnimplementedNodeServer) Reserve(context.Context, *RunRequest) (*RunReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reserve not implemented")
@@ -455,6 +475,24 @@ func _Node_Run_Handler(srv interface{}, ctx context.Context, dec func(interface{
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(NodeServer).Run(ctx, req.(*RunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_DryRun_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RunRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).DryRun(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_DryRun_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).DryRun(ctx, req.(*RunRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -768,6 +806,10 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Run",
 			Handler:    _Node_Run_Handler,
+		},
+		{
+			MethodName: "DryRun",
+			Handler:    _Node_DryRun_Handler,
 		},
 		{
 			MethodName: "Reserve",

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -60,6 +61,9 @@ type site struct {
 	Plugstack string // plugstack.conf
 	Container string // job_container.conf
 	Real      bool   // the node has the machine's own CPUs, and tasks are bound to them
+	Node      string // words of the NodeName line (default CPUs=64)
+	Cgroup    string // cgroup.conf
+	Gres      string // gres.conf
 }
 
 // node is a private noded and the directory it serves from.
@@ -120,12 +124,15 @@ func startNode(t *testing.T, s site) *node {
 	must(t, os.Mkdir(n.path("home"), 0o755))
 	must(t, os.Chown(n.wd, int(user.uid), int(user.gid)))
 	must(t, os.Chown(n.path("home"), int(user.uid), int(user.gid)))
-	cpus := " CPUs=64" // more than there are, so that the machine's own number plays no part
+	node := cmp.Or(s.Node, "CPUs=64") // more than there are, so that the machine's own number plays no part
 	if s.Real {
-		cpus = ""
+		node = s.Node
 	}
-	n.write(t, "slurm.conf", "ClusterName=golden\nNodeName=vm"+cpus+"\nPartitionName=p Nodes=ALL Default=YES\n"+s.Slurm)
-	for name, text := range map[string]string{"stepd.conf": s.Stepd, "plugstack.conf": s.Plugstack, "job_container.conf": s.Container} {
+	n.write(t, "slurm.conf", "ClusterName=golden\nNodeName=vm "+node+"\nPartitionName=p Nodes=ALL Default=YES\n"+s.Slurm)
+	for name, text := range map[string]string{
+		"stepd.conf": s.Stepd, "plugstack.conf": s.Plugstack, "job_container.conf": s.Container,
+		"cgroup.conf": s.Cgroup, "gres.conf": s.Gres,
+	} {
 		if text != "" {
 			n.write(t, name, text)
 		}

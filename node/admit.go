@@ -2,6 +2,10 @@ package node
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -10,12 +14,21 @@ import (
 	"stepd/step"
 )
 
-// admission is a place for one step: CPUs, and the job where it is a running
-// one. It ends in registry.start or registry.abandon.
+// admission is a place for one step: what it gets of the node, and the job where
+// it is a running one. It ends in registry.start or registry.abandon.
 type admission struct {
-	uid  uint32
+	uid uint32
+	share
+	job *job // nil: a job is to be made, whose share is the same
+}
+
+// share is what a job has of the node, or a step of its job.
+type share struct {
 	cpus []int
-	job  *job // nil: a job is to be made
+	mb   uint64 // memory; 0 is none of its own
+	gres []step.GresAlloc
+	// held are those that no other step of the job gets.
+	held []step.GresAlloc
 }
 
 // admitGrace is how long a step that does not fit waits for one that is
@@ -75,16 +88,16 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admiss
 	}
 	want := req.NTasks * req.CPUsPerTask
 	if req.Job == nil {
-		cpus, err := r.pool.takeFor(req)
+		sh, waits, err := r.takeLocked(req, want)
 		if err != nil {
-			freed := r.freed
-			if want > len(r.pool.cpus) {
-				freed = nil // it would not fit on the empty node either
+			var freed <-chan struct{}
+			if waits { // else it would not fit on the empty node either
+				freed = r.freed
 			}
 			return nil, freed, status.Error(codes.ResourceExhausted, err.Error())
 		}
 		r.byUser[uid]++
-		return &admission{uid: uid, cpus: cpus}, nil, nil
+		return &admission{uid: uid, share: sh}, nil, nil
 	}
 	j := r.jobs[*req.Job]
 	switch {
@@ -100,14 +113,116 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admiss
 	case !req.Overcommit && want > len(j.cpus):
 		return nil, nil, status.Errorf(codes.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
 	}
-	// Steps of one job share its CPUs.
-	cpus, err := newCPUPool(j.cpus, coresOf(r.pool.cores, j.cpus)...).shareFor(req)
+	sh, waits, err := r.takeInLocked(j, req, want)
 	if err != nil {
-		return nil, nil, status.Error(codes.ResourceExhausted, err.Error())
+		var freed <-chan struct{}
+		if waits {
+			freed = r.freed
+		}
+		return nil, freed, status.Error(codes.ResourceExhausted, err.Error())
 	}
 	// The count holds the job open meanwhile.
 	j.running++
 	j.present++
 	r.byUser[uid]++
-	return &admission{uid: uid, cpus: cpus, job: j}, nil, nil
+	return &admission{uid: uid, share: sh, job: j}, nil, nil
+}
+
+// takeLocked takes a job's share of the node. waits tells that the release of
+// what others have may change the answer.
+func (r *registry) takeLocked(req *step.Request, want int) (sh share, waits bool, err error) {
+	if sh.cpus, err = r.pool.take(want, req.Overcommit); err != nil {
+		return share{}, want <= len(r.pool.cpus), err
+	}
+	if sh.mb, err = r.mem.forJob(req, len(sh.cpus)); err != nil {
+		r.pool.release(sh.cpus)
+		return share{}, false, err
+	}
+	if err = r.mem.take(sh.mb); err != nil {
+		r.pool.release(sh.cpus)
+		return share{}, true, err
+	}
+	if sh.gres, err = r.gres.take(req.Gres, false); err != nil {
+		r.pool.release(sh.cpus)
+		r.mem.release(sh.mb)
+		return share{}, r.gresWaits(err), fmt.Errorf("the step does not fit: %w%s", err, r.whoHas(err))
+	}
+	return sh, false, nil
+}
+
+// takeInLocked takes a step's share of its job: the CPUs that its other steps
+// use least; all memory and generic resources unless it asks for some.
+func (r *registry) takeInLocked(j *job, req *step.Request, want int) (sh share, waits bool, err error) {
+	if sh.cpus, err = j.pool.take(want, true); err != nil {
+		return share{}, false, err
+	}
+	sh.mb, err = r.mem.forStep(req, len(sh.cpus), j.ID, j.MemoryMB)
+	switch {
+	case err != nil:
+	case req.Gres == nil:
+		sh.gres = j.Gres
+	default:
+		if sh.held, err = j.gres.take(req.Gres, req.Overcommit); err != nil {
+			waits = r.gresWaits(err)
+			err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, r.whoHasIn(j, err))
+		}
+		sh.gres = sh.held
+	}
+	if err != nil {
+		j.pool.release(sh.cpus)
+		return share{}, waits, err
+	}
+	return sh, false, nil
+}
+
+func (r *registry) gresWaits(err error) bool {
+	e, ok := errors.AsType[*gresError](err)
+	return ok && !e.never()
+}
+
+// whoHas says which jobs have what is missing: ": job 3 has gpu:2(IDX:0-1)".
+func (r *registry) whoHas(err error) string {
+	var words []string
+	for _, j := range r.jobs {
+		if !j.freed {
+			words = append(words, holds("job "+fmt.Sprint(j.ID), j.Gres, err)...)
+		}
+	}
+	return sentence(words)
+}
+
+// whoHasIn says which steps of the job have it.
+func (r *registry) whoHasIn(j *job, err error) string {
+	var words []string
+	for id, f := range r.steps {
+		if id.Job == j.ID {
+			words = append(words, holds("step "+id.String(), f.share.held, err)...)
+		}
+	}
+	return sentence(words)
+}
+
+func holds(who string, list []step.GresAlloc, err error) []string {
+	e, ok := errors.AsType[*gresError](err)
+	if !ok {
+		return nil
+	}
+	var of []step.GresAlloc
+	for _, a := range list {
+		if a.Name == e.want.Name && (e.want.Type == "" || a.Type == e.want.Type) {
+			of = append(of, a)
+		}
+	}
+	if len(of) == 0 {
+		return nil
+	}
+	return []string{who + " has " + step.FormatAllocs(of)}
+}
+
+func sentence(words []string) string {
+	if len(words) == 0 {
+		return ""
+	}
+	slices.Sort(words)
+	return ": " + strings.Join(words, ", ")
 }

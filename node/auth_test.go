@@ -256,7 +256,7 @@ func TestDecode(t *testing.T) {
 		{"garbage", []byte("\x00\xff{{"), "cannot parse request"},
 		{"an array", []byte("[]"), "cannot parse request"},
 		{"two documents", append(raw(nil), raw(nil)...), "bytes after the document"},
-		{"an unknown field", set("gres", "gpu:1"), `unknown field "gres"`},
+		{"an unknown field", set("no_such", "gpu:1"), `unknown field "no_such"`},
 		{"a wrong type", set("ntasks", "many"), "ntasks"},
 		{"a number beyond int", []byte(`{"schema":1,"ntasks":1e400}`), "cannot parse request"},
 		{"no tasks", set("ntasks", 0), "ntasks: 0 tasks"},

@@ -27,9 +27,10 @@ type Config struct {
 	// CPUs are the numbers that steps may be given, ascending.
 	CPUs        []int
 	MemoryBytes uint64
-	// Cores are the cores of the CPUs by socket and number; nil where they are not
-	// known: what requests say of cores is then not heeded here.
-	Cores []Core
+	// Memory is how it is given out; without MB no job can ask for any. Gres are
+	// the node's generic resources.
+	Memory Memory
+	Gres   []step.Gres
 	// MaxTasks is MaxTasksPerNode; 0 is step.TasksMax.
 	MaxTasks int
 
@@ -78,6 +79,11 @@ type Config struct {
 	Users      Users
 	Tracker    Tracker
 	Containers Containers
+	// Limits confines jobs and steps; nil confines nothing.
+	Limits Limits
+	// Binding says in words where each task of a step would run, for DryRun; nil is
+	// nobody who could.
+	Binding func(spec *step.Spec) ([]string, error)
 
 	// DrainReason drains the node at start: what its files promise and it has
 	// not. "" is nothing.

@@ -39,6 +39,7 @@ type follower struct {
 	claimed chan struct{}
 	res     *reservation // the owner's, until the launch; nil after it
 	by      uint32       // who asked for the step
+	share   share        // what it has of its job
 
 	// ended is closed when the record is final and nothing is left of the step.
 	ended chan struct{}

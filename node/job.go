@@ -15,6 +15,9 @@ import (
 type job struct {
 	jobRecord
 	cpus []int
+	// pool and gres are what its steps have of it.
+	pool *cpuPool
+	gres *gresPool
 	// running counts what may still use the job's CPUs: steps whose result is
 	// not known, and the client of an allocation; present also those that are
 	// being cleaned up.
@@ -28,6 +31,9 @@ type job struct {
 	// ended is closed when nothing is left of the job.
 	ended chan struct{}
 
+	limits  sync.Mutex
+	limited map[string]bool // guarded by limits: what this noded has written of the job's limits
+
 	scripts sync.Mutex
 	prolog  prologOf      // guarded by scripts, until its end
 	ran     []step.Record // guarded by scripts: processes of prolog and epilog, as a tracker wants them
@@ -37,7 +43,7 @@ type job struct {
 }
 
 func newJob(rec jobRecord, cpus []int, n int) *job {
-	return &job{jobRecord: rec, cpus: cpus, running: n, present: n, ended: make(chan struct{})}
+	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{})}
 }
 
 // jobRecord is a running job in the store.
@@ -46,6 +52,10 @@ type jobRecord struct {
 	UID  uint32 `json:"uid"`
 	User string `json:"user"`
 	CPUs string `json:"cpus"`
+	// MemoryMB is the job's memory, 0 where none was given; Gres what it has of the
+	// node's generic resources.
+	MemoryMB uint64           `json:"memory_mb,omitempty"`
+	Gres     []step.GresAlloc `json:"gres,omitempty"`
 	// NextStep is the number of the job's next step.
 	NextStep uint32 `json:"next_step"`
 	// Implicit jobs were made for their first step, and end with it.
@@ -89,19 +99,25 @@ type jobDoc struct {
 	CPUs   string         `json:"cpus"`
 	// Suspended is since when, null where it is not.
 	Suspended *time.Time `json:"suspended"`
-	Steps     []uint32   `json:"steps"`
+	// MemoryMB is null where the job was given no share of the memory.
+	MemoryMB *uint64  `json:"memory_mb"`
+	Gres     string   `json:"gres"`
+	Steps    []uint32 `json:"steps"`
 }
 
 func (j *job) doc() jobDoc {
 	d := jobDoc{
 		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.Origin,
-		CPUs: step.FormatCPUList(j.cpus), Steps: []uint32{},
+		CPUs: step.FormatCPUList(j.cpus), Gres: step.FormatAllocs(j.Gres), Steps: []uint32{},
 	}
 	if j.Suspended != nil {
 		d.Suspended = &j.Suspended.Since
 	}
 	if d.Origin == "" {
 		d.Origin = step.OriginRun
+	}
+	if mb := j.MemoryMB; mb > 0 {
+		d.MemoryMB = &mb
 	}
 	return d
 }

@@ -105,7 +105,12 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events, 
 		return err
 	}
 	defer ns.Close()
-	place, err := n.cfg.Tracker.MakeStep(f.id, nil)
+	plan, err := n.plan(spec)
+	if err != nil {
+		return err
+	}
+	// The limits hold before there is anything to limit.
+	place, err := n.place(f, plan)
 	if err != nil {
 		return err
 	}
@@ -139,6 +144,9 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events, 
 		return err
 	}
 	f.begin(proc, ours)
+	if leaf != nil && (spec.Confine.PerTask || len(spec.Confine.V1) > 0) {
+		n.work.Go(func() { n.warmUp(f.id, proc.pid) })
+	}
 	if leaf == nil {
 		// What stepd has started by then is in the step's own cgroups.
 		if err := n.cfg.Tracker.AddStepd(f.id, proc.pid); err != nil {
@@ -147,6 +155,16 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events, 
 	}
 	f.tellContainer()
 	return nil
+}
+
+// warmUp writes stepd into the cgroup that it is in. The first write to any
+// cgroup.procs waits for an RCU grace period (measured: 5 to 17 ms) and those
+// that follow soon do not: the tasks' are then among them, and stepd starts
+// meanwhile. It is of no other use, and may fail.
+func (n *Node) warmUp(id step.ID, stepd int) {
+	if err := n.cfg.Tracker.AddStepd(id, stepd); err != nil {
+		n.log.WithField("step", id.String()).Debugf("%v", err)
+	}
 }
 
 // prolog runs the job's prolog, or waits for it, as a stage of this step.

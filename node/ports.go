@@ -75,6 +75,19 @@ type Controllers struct {
 	V1 []string // what MakeJob and MakeStep take
 }
 
+// Limits confines jobs and steps by cgroups. Methods may be called from several
+// goroutines.
+type Limits interface {
+	// Plan decides what confines the step; it touches nothing. An error says what
+	// of the request cannot be had. The spec's id may be zero.
+	Plan(spec *step.Spec) (*step.LimitPlan, error)
+	// Apply carries out writes of a plan, in their order, in places that were made
+	// with its V1.
+	Apply(writes []step.CgroupWrite) error
+	// Devices tells whether a step sees its own devices alone.
+	Devices() bool
+}
+
 // Containers makes the private view of the node that the steps of a job share.
 // *jobcontainer.Tmpfs and jobcontainer.None are such.
 type Containers interface {

@@ -92,6 +92,7 @@ func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 	for _, s := range steps {
 		f := newFollower(n, j, *s)
 		f.stage = followed
+		n.reg.takeBack(f)
 		first = first || j.leads(s.ID)
 		if n.adopt(f) && !j.leads(s.ID) {
 			others = append(others, f)

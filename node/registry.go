@@ -17,6 +17,8 @@ import (
 type registry struct {
 	mu      sync.Mutex
 	pool    *cpuPool              // guarded by mu
+	mem     *memPool              // guarded by mu
+	gres    *gresPool             // guarded by mu
 	jobs    map[uint32]*job       // guarded by mu
 	steps   map[step.ID]*follower // guarded by mu
 	byUser  map[uint32]int        // guarded by mu: steps admitted, by uid
@@ -30,9 +32,9 @@ type registry struct {
 // time on a node: each costs two processes of root's.
 const userStepsMax = 1000
 
-func newRegistry(cpus []int, cores ...Core) *registry {
+func newRegistry(cpus []int, mem Memory, gres []step.Gres) *registry {
 	return &registry{
-		pool: newCPUPool(cpus, cores...), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
+		pool: newCPUPool(cpus), mem: &memPool{Memory: mem}, gres: newGresPool(gres), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
 		byUser: make(map[uint32]int), waiting: make(map[uint32]int), freed: make(chan struct{}),
 	}
 }
@@ -44,9 +46,10 @@ func (r *registry) abandon(a *admission) (ended *job) {
 	defer r.mu.Unlock()
 	r.leaveUser(a.uid)
 	if a.job == nil {
-		r.release(a.cpus)
+		r.release(a.share)
 		return nil
 	}
+	r.giveBackLocked(a.job, a.share)
 	r.settleLocked(a.job)
 	return r.leaveLocked(a.job)
 }
@@ -77,6 +80,9 @@ func (r *registry) newJob(a *admission, rec jobRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a.job = newJob(rec, a.cpus, 1)
+	if rec.Implicit { // its first step's share is the job's
+		a.job.pool.hold(a.cpus)
+	}
 	r.jobs[rec.ID] = a.job
 }
 
@@ -123,7 +129,25 @@ func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
 		r.byUser[rec.UID] += n
 	}
 	r.pool.hold(cpus)
+	r.mem.hold(rec.MemoryMB)
+	r.gres.hold(rec.Gres)
 	return j
+}
+
+// takeBack counts what a step of an earlier noded's has of its job.
+func (r *registry) takeBack(f *follower) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	cpus, err := step.ParseCPUList(f.rec.CPUs)
+	if err != nil {
+		cpus = nil // the job's were refused too, and that was told
+	}
+	f.share = share{cpus: cpus, mb: f.rec.MemoryMB, gres: f.rec.Gres}
+	if f.rec.GresOwn {
+		f.share.held = f.rec.Gres
+	}
+	f.job.pool.hold(f.share.cpus)
+	f.job.gres.hold(f.share.held)
 }
 
 // close refuses admissions from now on.
@@ -170,13 +194,15 @@ func (r *registry) followers() []*follower {
 type usage struct {
 	drained drainRecord
 	freeCPU int
+	usedMB  uint64
+	gres    []gresDoc
 	jobs    []jobDoc
 }
 
 func (r *registry) usage() usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	u := usage{drained: r.drained, freeCPU: r.pool.free(), jobs: []jobDoc{}}
+	u := usage{drained: r.drained, freeCPU: r.pool.free(), usedMB: r.mem.used, gres: r.gres.doc(), jobs: []jobDoc{}}
 	for _, j := range r.jobs {
 		d := j.doc()
 		for id := range r.steps {

@@ -9,6 +9,7 @@ func (r *registry) settle(f *follower) (cancel []*follower, idle bool) {
 	if f.job.leads(f.id) {
 		cancel = r.shutLocked(f.job, f)
 	}
+	r.giveBackLocked(f.job, f.share)
 	return cancel, r.settleLocked(f.job)
 }
 
@@ -45,6 +46,15 @@ func (r *registry) letGo(j *job) (ended *job, idle bool) {
 	return r.leaveLocked(j), idle
 }
 
+// giveBackLocked ends a step's share of its job.
+func (r *registry) giveBackLocked(j *job, sh share) {
+	j.pool.release(sh.cpus)
+	j.gres.release(sh.held)
+	if len(sh.held) > 0 {
+		r.tellFreed()
+	}
+}
+
 func (r *registry) settleLocked(j *job) (idle bool) {
 	if j.running--; j.running > 0 {
 		return false
@@ -63,7 +73,7 @@ func (r *registry) free(j *job) {
 func (r *registry) freeLocked(j *job) {
 	if !j.freed {
 		j.freed = true
-		r.release(j.cpus)
+		r.release(share{cpus: j.cpus, mb: j.MemoryMB, gres: j.Gres})
 	}
 }
 
@@ -115,8 +125,15 @@ func (r *registry) leaveUser(uid uint32) {
 	}
 }
 
-func (r *registry) release(cpus []int) {
-	r.pool.release(cpus)
+// release gives a job's share back.
+func (r *registry) release(sh share) {
+	r.pool.release(sh.cpus)
+	r.mem.release(sh.mb)
+	r.gres.release(sh.gres)
+	r.tellFreed()
+}
+
+func (r *registry) tellFreed() {
 	close(r.freed)
 	r.freed = make(chan struct{})
 }

@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,7 +59,7 @@ func TestAdmit(t *testing.T) {
 		{"root has no such limit", 0, func(r *registry) { r.byUser[0] = userStepsMax }, nil, codes.OK},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := newRegistry([]int{0, 1, 2, 3})
+			r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)
 			openJob(t, r, 7, 1000)
 			if tc.before != nil {
 				tc.before(r)
@@ -84,7 +86,7 @@ func ptr[T any](v T) *T { return &v }
 // TestAdmitWaits: a step that fits once another has ended is not refused in
 // the moment between the two.
 func TestAdmitWaits(t *testing.T) {
-	r := newRegistry([]int{0})
+	r := newRegistry([]int{0}, Memory{}, nil)
 	f := openJob(t, r, 1, 1000)
 	admitted := make(chan error, 1)
 	go func() {
@@ -116,7 +118,7 @@ func TestAdmitWaits(t *testing.T) {
 // TestJobEnds: CPUs are free when all results are known, the job is gone when
 // all steps are cleaned up, and its first step's end closes it.
 func TestJobEnds(t *testing.T) {
-	r := newRegistry([]int{0, 1})
+	r := newRegistry([]int{0, 1}, Memory{}, nil)
 	first := openJob(t, r, 1, 1000)
 	a, err := admit(r, 1000, func(r *step.Request) { r.Job = ptr(uint32(1)) })
 	if err != nil {
@@ -148,5 +150,103 @@ func TestJobEnds(t *testing.T) {
 	r.gone(j)
 	if len(r.byUser) != 0 || len(r.jobs) != 0 || len(r.steps) != 0 {
 		t.Errorf("left: %v %v %v", r.byUser, r.jobs, r.steps)
+	}
+}
+
+// What jobs and steps have of memory and generic resources comes back when they
+// end, and a job of an earlier noded's has its own again.
+func TestAdmitResources(t *testing.T) {
+	mem := Memory{MB: 1000, Consumable: true}
+	r := newRegistry([]int{0, 1, 2, 3}, mem, testGres())
+	ask := func(mb uint64, gres string) func(*step.Request) {
+		return func(req *step.Request) {
+			req.Gres = want(t, gres)
+			if mb > 0 {
+				req.Mem = &mb
+			}
+		}
+	}
+	a, err := admit(r, 1000, ask(600, "gpu:a:2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.newJob(a, jobRecord{ID: 3, UID: 1000, CPUs: "0", MemoryMB: a.mb, Gres: a.gres, Origin: step.OriginAlloc})
+	r.openJob(a.job)
+	_, err = admit(r, 1001, ask(500, ""))
+	says(t, err, "needs 500 MB of memory on this node: of its 1000 MB 400 MB are free")
+	_, err = admit(r, 1001, ask(0, "gpu:2"))
+	says(t, err, "it needs gpu:2, and of 3 gpu 1 are free: job 3 has gpu:a:2(IDX:0-1)")
+	if r.pool.free() != 3 || r.mem.used != 600 {
+		t.Errorf("a refusal has taken something: %d CPUs free, %d MB used", r.pool.free(), r.mem.used)
+	}
+
+	// Its steps: all of it by default, a part that is their own, or none.
+	inJob := func(gres string) (*admission, error) {
+		return admit(r, 1000, func(req *step.Request) { req.Job, req.Gres = ptr(uint32(3)), want(t, gres) })
+	}
+	whole, err := inJob("")
+	if err != nil || step.FormatAllocs(whole.gres) != "gpu:a:2(IDX:0-1)" || whole.mb != 600 {
+		t.Errorf("a step that asks for nothing: %+v, %v", whole, err)
+	}
+	one, err := inJob("gpu:1")
+	if err != nil || step.FormatAllocs(one.gres) != "gpu:a:1(IDX:0)" {
+		t.Errorf("a step of one: %+v, %v", one, err)
+	}
+	f := &follower{id: step.ID{Job: 3, Step: 5}, job: a.job, share: one.share}
+	r.add(f)
+	if none, err := inJob("none"); err != nil || len(none.gres) != 0 {
+		t.Errorf("a step of none: %+v, %v", none, err)
+	}
+	_, err = inJob("gpu:2")
+	says(t, err, "in job 3: it needs gpu:2, and of 2 gpu 1 are free: step 3.5 has gpu:a:1(IDX:0)")
+	_, err = inJob("gpu:b:1")
+	says(t, err, "there is gpu:a:2 only")
+	r.settle(f)
+	if two, err := inJob("gpu:2"); err != nil || len(two.gres) != 1 {
+		t.Errorf("after its end: %+v, %v", two, err)
+	}
+
+	r.free(a.job)
+	if r.mem.used != 0 {
+		t.Errorf("%d MB used after the job's end", r.mem.used)
+	}
+	again := newRegistry([]int{0, 1, 2, 3}, mem, testGres())
+	again.adopt(a.job.jobRecord, []int{0}, 1)
+	_, err = admit(again, 1001, ask(0, "gpu:a:1"))
+	says(t, err, "job 3 has gpu:a:2(IDX:0-1)")
+	_, err = admit(again, 1001, ask(401, ""))
+	says(t, err, "400 MB are free")
+}
+
+// Steps of one job get the CPUs that its others use least.
+func TestStepsSpreadInTheirJob(t *testing.T) {
+	r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)
+	a, err := admit(r, 1000, func(req *step.Request) { req.NTasks = 3 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.newJob(a, jobRecord{ID: 1, UID: 1000, Origin: step.OriginAlloc})
+	r.openJob(a.job)
+	var got []int
+	var last *admission
+	for range 3 {
+		if last, err = admit(r, 1000, func(req *step.Request) { req.Job = ptr(uint32(1)) }); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, last.cpus...)
+	}
+	if !slices.Equal(got, []int{0, 1, 2}) {
+		t.Errorf("three steps of one CPU have %v", got)
+	}
+	r.abandon(last)
+	if last, err = admit(r, 1000, func(req *step.Request) { req.Job = ptr(uint32(1)) }); err != nil || !slices.Equal(last.cpus, []int{2}) {
+		t.Errorf("after the end of one: %+v, %v", last, err)
+	}
+}
+
+func says(t *testing.T, err error, text string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("error %v, want %q", err, text)
 	}
 }

@@ -60,10 +60,16 @@ func (n *Node) reserve(ctx context.Context, caller api.Peer, raw []byte, state s
 		return nil, nil, err
 	}
 	spec := n.spec(req, user, a)
-	f, err := n.number(spec, a, received, state)
+	var f *follower
+	if err = n.confinable(spec); err == nil {
+		f, err = n.number(spec, a, received, state)
+	}
 	if err != nil {
 		n.reg.unreserve(caller.UID, len(raw))
 		n.endJob(n.reg.abandon(a))
+		if _, ok := status.FromError(err); ok {
+			return nil, nil, err
+		}
 		return nil, nil, status.Error(codes.Internal, err.Error())
 	}
 	f.by = caller.UID
@@ -95,6 +101,7 @@ func (n *Node) number(spec *step.Spec, a *admission, received time.Time, state s
 		Name: spec.Name, UID: spec.User.UID, User: spec.User.Name, Node: n.cfg.NodeName,
 		State: state, NTasks: spec.NTasks, Command: shownCommand(spec.Argv), Submitted: received,
 		Tasks: make([]step.Task, spec.NTasks), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
+		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.held) > 0,
 	}
 	for i := range rec.Tasks {
 		rec.Tasks[i] = step.Task{Rank: i, LocalID: i, State: step.TaskPending}
@@ -114,13 +121,16 @@ func (n *Node) number(spec *step.Spec, a *admission, received time.Time, state s
 		spec.Origin, spec.JobNTasks, spec.JobName = a.job.Origin, a.job.NTasks, a.job.Name
 	}
 	spec.ResultFile = n.files.result(rec.ID)
-	return newFollower(n, a.job, rec), nil
+	f := newFollower(n, a.job, rec)
+	f.share = a.share
+	return f, nil
 }
 
 // jobOf is the record of the job that spec asks for.
 func (n *Node) jobOf(spec *step.Spec) jobRecord {
 	j := jobRecord{
 		UID: spec.User.UID, User: spec.User.Name, GID: spec.User.GID, CPUs: spec.CPUs,
+		MemoryMB: spec.JobMemoryMB, Gres: spec.JobGres,
 		Origin: spec.Origin, Name: spec.Name, NTasks: spec.JobNTasks, WorkDir: spec.Cwd,
 	}
 	if j.Origin == step.OriginBatch {

@@ -176,6 +176,12 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 	if req.AcctgFreq != nil {
 		s.Acct.FrequencyS = *req.AcctgFreq
 	}
+	s.MemoryMB, s.StepGres = a.mb, a.gres
+	s.JobMemoryMB, s.JobGres, s.JobCPUs = a.mb, a.gres, s.CPUs
+	if a.job != nil {
+		s.JobMemoryMB, s.JobGres, s.JobCPUs = a.job.MemoryMB, a.job.Gres, a.job.CPUs
+	}
+	s.GresEnv, s.GresUnset = gresEnv(n.cfg.Gres, s.StepGres, gresScope{batch: s.Origin == step.OriginBatch && a.job == nil, local: n.localGres()})
 	s.Spank.Quarantined = n.quarantined()
 	s.NoNewPrivs = s.NoNewPrivs || n.cfg.NoNewPrivs
 	s.Env = n.taskEnv(s.Env)

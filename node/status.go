@@ -10,16 +10,19 @@ import (
 // nodeDoc is the node document of `node status --json` (design §7). Fields may
 // be added, none goes.
 type nodeDoc struct {
-	Name        string     `json:"name"`
-	State       string     `json:"state"`
-	Reason      string     `json:"reason"`
-	CPUs        int        `json:"cpus"`
-	FreeCPUs    int        `json:"free_cpus"`
-	MemoryBytes uint64     `json:"memory_bytes"`
-	Proctrack   string     `json:"proctrack"`
-	Container   string     `json:"container"`
-	Fallbacks   []Fallback `json:"fallbacks"`
-	Jobs        []jobDoc   `json:"jobs"`
+	Name        string `json:"name"`
+	State       string `json:"state"`
+	Reason      string `json:"reason"`
+	CPUs        int    `json:"cpus"`
+	FreeCPUs    int    `json:"free_cpus"`
+	MemoryBytes uint64 `json:"memory_bytes"`
+	// UsedMB is the memory that jobs were given, in MB.
+	UsedMB    uint64     `json:"memory_used_mb"`
+	Gres      []gresDoc  `json:"gres"`
+	Proctrack string     `json:"proctrack"`
+	Container string     `json:"container"`
+	Fallbacks []Fallback `json:"fallbacks"`
+	Jobs      []jobDoc   `json:"jobs"`
 	// Unkillable are steps of which processes are left that SIGKILL does not end.
 	Unkillable []heldDoc `json:"unkillable"`
 	// Daemon is noded itself.
@@ -27,11 +30,22 @@ type nodeDoc struct {
 	Plugins []Plugin  `json:"plugins"`
 }
 
+// gresDoc is one kind of generic resource in the node document.
+type gresDoc struct {
+	Name  string `json:"name"`
+	Type  string `json:"type"`
+	Count uint64 `json:"count"`
+	Used  uint64 `json:"used"`
+	// UsedIndex are the numbers of the devices that jobs have: "0-1,3".
+	UsedIndex string `json:"used_index"`
+}
+
 func (n *Node) status(ctx context.Context) nodeDoc {
 	u := n.reg.usage()
 	d := nodeDoc{
 		Name: n.cfg.NodeName, State: nodeState(u.drained.Drained, len(u.jobs)), Reason: u.drained.Reason,
 		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryBytes: n.cfg.MemoryBytes,
+		UsedMB: u.usedMB, Gres: u.gres,
 		Proctrack: n.cfg.Tracker.Kind(), Container: n.cfg.ContainerType,
 		Fallbacks: n.fallbackList(), Jobs: u.jobs, Plugins: []Plugin{},
 		Unkillable: n.heldDocs(), Daemon: daemonNow(),

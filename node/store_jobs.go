@@ -144,3 +144,27 @@ func (s *store) dropHeld(id step.ID) error {
 	}
 	return nil
 }
+
+// nextID is the number that the request's step would get now.
+func (s *store) nextID(req *step.Request) (id step.ID, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		if req.Job == nil {
+			id.Job = getNumber(tx.Bucket(bucketMeta), keyLastJob) + 1
+			if len(req.Script) > 0 {
+				id.Step = step.BatchStep
+			}
+			return nil
+		}
+		var j jobRecord
+		id.Job = *req.Job
+		if err := getJSON(tx.Bucket(bucketJobs), jobKey(id.Job), &j); err != nil {
+			return err
+		}
+		id.Step = j.NextStep
+		return nil
+	})
+	if err != nil {
+		return id, fmt.Errorf("cannot tell the step's number: %w", err)
+	}
+	return id, nil
+}

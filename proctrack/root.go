@@ -116,6 +116,26 @@ func (r *Root) Dir() string { return r.dir }
 // V1 lists the v1 controllers for which MakeJob and MakeStep can make cgroups.
 func (r *Root) V1() []string { return slices.Sorted(maps.Keys(r.v1)) }
 
+// V1Dir is the root's path in the hierarchy of a v1 controller, "" where there is
+// none.
+func (r *Root) V1Dir(controller string) string { return r.v1[controller] }
+
+// V1JobDir and V1StepDir are the paths of the cgroups of a job and of a step
+// there, whether they exist or not.
+func (r *Root) V1JobDir(controller string, job uint32) string {
+	if r.v1[controller] == "" {
+		return ""
+	}
+	return filepath.Join(r.v1[controller], jobName(job))
+}
+
+func (r *Root) V1StepDir(controller string, id step.ID) string {
+	if r.v1[controller] == "" {
+		return ""
+	}
+	return filepath.Join(r.v1[controller], jobName(id.Job), stepName(id.Step))
+}
+
 // StepDir is the path of the cgroup of the step's daemons, whether it exists or
 // not; TasksDir that of its tasks, JobTasksDir that of all tasks of the job.
 func (r *Root) StepDir(id step.ID) string {

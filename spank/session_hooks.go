@@ -119,7 +119,7 @@ func (s *Session) LocalUserInit(j LocalJob) error {
 		w.tlvStr(tagUser, s.User.Name)
 		w.tlvU32(tagNCPUs, uint32(s.NCPUs))
 		w.tlvU32(tagCPUsPerTask, cpusPerTask(s))
-		w.tlvU64(tagJobMem, s.MemoryMB)
+		w.tlvU64(tagJobMem, s.JobMemoryMB)
 		w.tlvU32(tagRestarts, s.RestartCount)
 		w.tlvStr(tagCwd, s.Cwd)
 	}

@@ -1,6 +1,7 @@
 package spank
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -100,9 +101,9 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	w.tlvU32s(tagGlobalIDs, globalIDs(s))
 	w.tlvU32(tagNCPUs, uint32(s.NCPUs))
 	w.tlvU32(tagCPUsPerTask, cpusPerTask(s))
-	w.tlvStr(tagJobCores, s.CPUs)
+	w.tlvStr(tagJobCores, cmp.Or(s.JobCPUs, s.CPUs))
 	w.tlvStr(tagStepCores, s.CPUs)
-	w.tlvU64(tagJobMem, s.MemoryMB)
+	w.tlvU64(tagJobMem, s.JobMemoryMB)
 	w.tlvU64(tagStepMem, s.MemoryMB)
 	w.tlvU32(tagRestarts, s.RestartCount)
 	w.tlvU32(tagArrayID, arrayID(s))

@@ -22,9 +22,15 @@ type Record struct {
 	Tasks     []Task     `json:"tasks"`
 
 	// Beyond the pinned fields.
-	MPI      string `json:"mpi,omitempty"`
-	CPUs     string `json:"cpus,omitempty"`
-	StepdPID int    `json:"stepd_pid,omitempty"`
+	MPI  string `json:"mpi,omitempty"`
+	CPUs string `json:"cpus,omitempty"`
+	// MemoryMB is the memory that the step was given, 0 where none was counted.
+	// Gres is what it has of the node's generic resources; with GresOwn no other
+	// step of its job was given the same.
+	MemoryMB uint64      `json:"memory_mb,omitempty"`
+	Gres     []GresAlloc `json:"gres,omitempty"`
+	GresOwn  bool        `json:"gres_own,omitempty"`
+	StepdPID int         `json:"stepd_pid,omitempty"`
 	// StepdStart is stepd's start time in clock ticks since boot: with
 	// StepdPID and BootID it names one process for ever (pids come again).
 	StepdStart uint64 `json:"stepd_start,omitempty"`

@@ -22,6 +22,17 @@ type Request struct {
 	// Binding is where on the node the tasks are to run.
 	Binding Binding `json:"binding,omitzero"`
 
+	// Mem is --mem in MB: 0 is all of the node's or of the job's, nil is the
+	// default. MemPerCPU is --mem-per-cpu in MB, nil without it.
+	Mem       *uint64 `json:"mem_mb,omitempty"`
+	MemPerCPU *uint64 `json:"mem_per_cpu_mb,omitempty"`
+	// Gres is --gres: nil is the default, which is none for a job and all of the
+	// job's for a step of it; empty is none.
+	Gres []GresRequest `json:"gres,omitzero"`
+	// OOMKillStep ends all of the step when memory runs out in it; nil is the
+	// default.
+	OOMKillStep *bool `json:"oom_kill_step,omitempty"`
+
 	Argv []string `json:"argv"`
 	Env  []string `json:"env"` // NAME=VALUE, SLURM_RLIMIT_* included
 	// ArgvBinary and EnvBinary hold entries that are no text; see Pack.
@@ -105,8 +116,19 @@ type Spec struct {
 	// CPUs is the step's allocation as a list: "0-2". NCPUs counts them.
 	CPUs  string `json:"cpus"`
 	NCPUs int    `json:"ncpus"`
-	// MemoryMB is the step's memory limit, 0 without one.
-	MemoryMB uint64 `json:"memory_mb,omitempty"`
+	// MemoryMB is the memory that the step was given, JobMemoryMB that of its job;
+	// 0 where none was counted. They are limits where cgroup.conf says so.
+	MemoryMB    uint64 `json:"memory_mb,omitempty"`
+	JobMemoryMB uint64 `json:"job_memory_mb,omitempty"`
+	// JobCPUs is the job's allocation, as CPUs is the step's.
+	JobCPUs string `json:"job_cpus,omitempty"`
+	// StepGres and JobGres are what step and job have of the node's generic
+	// resources. GresEnv is what tells the tasks of it, and GresUnset the
+	// variables that would tell them something else.
+	StepGres  []GresAlloc `json:"step_gres,omitempty"`
+	JobGres   []GresAlloc `json:"job_gres,omitempty"`
+	GresEnv   []string    `json:"gres_env,omitempty"`
+	GresUnset []string    `json:"gres_unset,omitempty"`
 
 	Cluster      string `json:"cluster"`
 	Partition    string `json:"partition"`

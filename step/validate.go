@@ -37,7 +37,7 @@ func bad(field, format string, args ...any) error {
 // (who may name a user, how many CPUs there are) is noded's to check.
 func (r *Request) Validate() error {
 	for _, check := range []func() error{
-		r.checkIdentity, r.checkCounts, r.checkArgv, r.checkEnv, r.checkPlace, r.checkStreams, r.checkWords, r.checkSpank, r.checkBinding,
+		r.checkIdentity, r.checkCounts, r.checkMemory, r.checkGres, r.checkArgv, r.checkEnv, r.checkPlace, r.checkStreams, r.checkWords, r.checkSpank, r.checkBinding,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -78,6 +78,25 @@ func (r *Request) checkCounts() error {
 		return bad("cpus_per_task", "%d CPUs: the limit is %d", r.CPUsPerTask, TasksMax)
 	case r.AcctgFreq != nil && (*r.AcctgFreq < 0 || *r.AcctgFreq > AcctgFreqMax):
 		return bad("acctg_freq", "%d s: want 0 to %d", *r.AcctgFreq, AcctgFreqMax)
+	}
+	return nil
+}
+
+func (r *Request) checkMemory() error {
+	switch {
+	case r.Mem != nil && r.MemPerCPU != nil:
+		return bad("mem_mb", "--mem and --mem-per-cpu exclude each other")
+	case r.Mem != nil && *r.Mem > MemoryMax:
+		return bad("mem_mb", "%d MB is more than any machine has", *r.Mem)
+	case r.MemPerCPU != nil && *r.MemPerCPU > MemoryMax/(1<<16):
+		return bad("mem_per_cpu_mb", "%d MB is more than any machine has", *r.MemPerCPU)
+	}
+	return nil
+}
+
+func (r *Request) checkGres() error {
+	if err := CheckGres(r.Gres); err != nil {
+		return bad("gres", "%v", err)
 	}
 	return nil
 }

@@ -44,6 +44,7 @@ func batchEnv(s *step.Spec) []string {
 	env.set("SLURM_TASKS_PER_NODE", ntasks)
 	env.set("SLURM_TOPOLOGY_ADDR", s.NodeName)
 	env.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
+	tellResources(env, s)
 	// Commands in the script find this node's daemon (rulings 29).
 	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
 	return env.list

@@ -95,6 +95,7 @@ func jobEnv(s *step.Spec) []string {
 	} else {
 		env.unset("SLURM_MPI_TYPE")
 	}
+	tellResources(env, s)
 	// Inner stepctl commands find this node's daemon (rulings 29).
 	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
 	return env.list

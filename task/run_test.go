@@ -27,6 +27,8 @@ type rig struct {
 	st   *Step
 	spec *step.Spec
 
+	plugins []Plugin
+
 	// What the fakes do.
 	fail   map[string]error  // by call
 	during map[string]func() // by call, before it returns
@@ -64,7 +66,7 @@ func (r *rig) run(t *testing.T) step.Record {
 	none := make(chan struct{})
 	close(none)
 	r.st = New(plan, Deps{
-		Tracker: fakeTracker{r}, MPI: fakeMPI{r}, Audience: fakeAudience{r}, Accounting: r.acct, Now: time.Now,
+		Tracker: fakeTracker{r}, MPI: fakeMPI{r}, Audience: fakeAudience{r}, Accounting: r.acct, Plugins: r.plugins, Now: time.Now,
 		StartHost:  func(int) (Host, error) { return fakeHost{r}, r.note("start") },
 		NoChildren: func() <-chan struct{} { return none },
 	})

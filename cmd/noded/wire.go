@@ -20,7 +20,6 @@ import (
 	"stepd/spank"
 	"stepd/spank/lint"
 	"stepd/step"
-	"stepd/task/affinity"
 )
 
 var (
@@ -67,7 +66,9 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		log.Warnf("fallback: no CPU binding: %s", unbindable)
 		fallbacks = append(fallbacks, node.Fallback{What: "CPU binding", Why: unbindable})
 	}
+	gres := gresOf(s.conf)
 	return node.Config{
+		Memory: s.memory(memory), Gres: gres, Limits: s.limits(tracker, gres, memory, bindable), Binding: binding,
 		NodeName: s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
 		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File,
 		CPUs: cpus, MemoryBytes: memory, MaxTasks: s.conf.MaxTasksPerNode,
@@ -77,7 +78,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		KillWait: s.conf.KillWait, UnkillableTimeout: s.conf.UnkillableStepTimeout,
 		UnkillableProgram: s.conf.UnkillableStepProgram,
 		MinJobAge:         s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
-		Cores: nodeCores(log, cpus, bindable), Affinity: s.affinity(unbindable), StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
+		Affinity: s.affinity(unbindable), StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
 		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,
 	}, nil
@@ -121,29 +122,6 @@ func (s *site) cpus() (cpus []int, bindable bool, err error) {
 	return cpus, false, nil
 }
 
-// nodeCores are the cores of the node's CPUs, for what requests say of them; nil
-// where the kernel does not tell.
-func nodeCores(log *logrus.Logger, cpus []int, bindable bool) (cores []node.Core) {
-	if !bindable {
-		return nil
-	}
-	t, err := affinity.ReadTopology(os.DirFS("/sys"), cpus)
-	if err != nil {
-		log.Warnf("what steps say of cores is not heeded: %v", err)
-		return nil
-	}
-	last := -1
-	for _, p := range t.PUs {
-		if p.Core != last {
-			cores = append(cores, node.Core{Socket: p.Socket})
-			last = p.Core
-		}
-		c := &cores[len(cores)-1]
-		c.CPUs = append(c.CPUs, p.CPU)
-	}
-	return cores
-}
-
 // affinity is what tasks are bound to by default; nil is nothing, and no
 // --cpu-bind is heeded. unbindable says why none can be, "" if they can.
 func (s *site) affinity(unbindable string) *step.AffinityConf {
@@ -152,6 +130,26 @@ func (s *site) affinity(unbindable string) *step.AffinityConf {
 	}
 	p := s.conf.TaskPluginParam
 	return &step.AffinityConf{Default: step.CPUBindKind(p.Bind), Autobind: step.CPUBindKind(p.Autobind), Verbose: p.Verbose, Off: unbindable}
+}
+
+// memory is how the node's memory of so many bytes is given out.
+func (s *site) memory(bytes uint64) node.Memory {
+	mb := bytes >> 20
+	return node.Memory{
+		MB: mb - min(s.conf.Node.MemSpecLimit, mb), Consumable: s.conf.MemoryIsConsumable(),
+		DefPerCPU: s.conf.DefMemPerCPU, DefPerNode: s.conf.DefMemPerNode,
+		MaxPerCPU: s.conf.MaxMemPerCPU, MaxPerNode: s.conf.MaxMemPerNode,
+	}
+}
+
+// limits confines steps where the tracker has cgroups; what a site asks for and
+// the tracker has not is told by each step's plan.
+func (s *site) limits(tracker node.Tracker, gres []step.Gres, memory uint64, bindable bool) node.Limits {
+	var at limitPlaces = noPlaces{tracker.Kind()}
+	if t, ok := tracker.(*cgroupTracker); ok {
+		at = t
+	}
+	return newLimits(s.conf, at, gres, memory, bindable)
 }
 
 func (s *site) spank() step.SpankConf {

@@ -20,8 +20,16 @@ type nodeDoc struct {
 	Reason      string `json:"reason"`
 	CPUs        int    `json:"cpus"`
 	MemoryBytes uint64 `json:"memory_bytes"`
+	UsedMB      uint64 `json:"memory_used_mb"`
 	Proctrack   string `json:"proctrack"`
-	Fallbacks   []struct {
+	Gres        []struct {
+		Name      string `json:"name"`
+		Type      string `json:"type"`
+		Count     uint64 `json:"count"`
+		Used      uint64 `json:"used"`
+		UsedIndex string `json:"used_index"`
+	} `json:"gres"`
+	Fallbacks []struct {
 		What string `json:"what"`
 		Why  string `json:"why"`
 	} `json:"fallbacks"`
@@ -97,6 +105,20 @@ func showNode(doc []byte) error {
 	fmt.Printf("  cpus       %d\n  memory     %d MB\n  proctrack  %s\n  jobs       %d\n", n.CPUs, n.MemoryBytes>>20, n.Proctrack, len(n.Jobs))
 	for _, u := range n.Unkillable {
 		fmt.Printf("  unkillable %s (since %s)\n", clean(u.Text, 400), u.Since.Format(time.RFC3339))
+	}
+	if n.UsedMB > 0 {
+		fmt.Printf("  given      %d MB\n", n.UsedMB)
+	}
+	for _, g := range n.Gres {
+		name := g.Name
+		if g.Type != "" {
+			name += ":" + g.Type
+		}
+		used := ""
+		if g.UsedIndex != "" {
+			used = " (" + g.UsedIndex + ")"
+		}
+		fmt.Printf("  gres       %s: %d of %d used%s\n", clean(name, 200), g.Used, g.Count, used)
 	}
 	for _, f := range n.Fallbacks {
 		fmt.Printf("  fallback   %s: %s\n", f.What, f.Why)

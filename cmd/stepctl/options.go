@@ -33,6 +33,8 @@ type runOptions struct {
 	openMode              string
 	acctgFreq             string
 	place                 bindingOptions
+	resources             resourceOptions
+	dryRun, json          bool
 }
 
 // bindJob binds what run, alloc and batch have in common.
@@ -46,6 +48,7 @@ func (o *runOptions) bindJob(c *cobra.Command) {
 	f.StringVarP(&o.name, "job-name", "J", "", "name of the job and step (default: the command's)")
 	f.StringVarP(&o.chdir, "chdir", "D", "", "working directory (default: this one)")
 	f.BoolVarP(&o.overcommit, "overcommit", "O", false, "more tasks than CPUs")
+	o.resources.bind(c)
 	f.StringVar(&o.uid, "uid", "", "as another user (root)")
 	f.StringVar(&o.gid, "gid", "", "with another group (root)")
 	f.BoolVarP(&o.quiet, "quiet", "Q", false, "no messages but errors")
@@ -74,8 +77,9 @@ func (o *runOptions) bind(c *cobra.Command) {
 	f.StringVarP(&o.killOnBadExit, "kill-on-bad-exit", "K", "0", "end the step when a task exits non-zero")
 	f.Lookup("kill-on-bad-exit").NoOptDefVal = "1"
 	f.BoolVar(&o.quitOnInterrupt, "quit-on-interrupt", false, "one Ctrl-C ends the step")
-	o.place.bindStep(c)
 	f.StringVar(&o.mpi, "mpi", "", "kind of MPI: none, pmi2, or list")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print what would be started, bound and limited, and start nothing")
+	f.BoolVar(&o.json, "json", false, "with --dry-run: print it as one JSON document")
 	f.Uint32Var(&o.jobid, "jobid", 0, "make the step one of this job (default $SLURM_JOB_ID)")
 }
 
@@ -132,6 +136,9 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 		if err := set(r); err != nil {
 			return nil, err
 		}
+	}
+	if err := o.resources.set(kind, r); err != nil {
+		return nil, err
 	}
 	if kind == allocation {
 		r.Stdin, r.Stdout, r.Stderr = nullStream, nullStream, nullStream

@@ -34,6 +34,7 @@ func runCommand(d *dialer) *cobra.Command {
 			if err := bindingFromEnv(c.Flags(), "SLURM_"); err != nil {
 				return err
 			}
+			o.place.exact = o.place.exact || c.Flags().Changed("cpus-per-task") // as in Slurm
 			client, err := d.client()
 			if err != nil {
 				return err
@@ -86,6 +87,9 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 	req, err := o.request(stepOfJob, argv, p)
 	if err != nil {
 		return 0, err
+	}
+	if o.dryRun {
+		return 0, dryRun(client, o, req)
 	}
 	reply, err := start(client, o, p, req)
 	if err != nil {

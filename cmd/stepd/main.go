@@ -29,6 +29,7 @@ import (
 	"stepd/step"
 	"stepd/task"
 	"stepd/task/affinity"
+	taskcgroup "stepd/task/cgroup"
 	"stepd/task/oom"
 )
 
@@ -140,6 +141,10 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		OverMemory: func(why string) { st.OverMemory(why) },
 		Log:        func(text string) { aud.Log(step.LogError, text) },
 	})
+	// First of the task plugins: to enter a v1 cpuset undoes a binding.
+	if len(spec.Confine.V1) > 0 || spec.Confine.OOMGroup == step.OOMGroupTask {
+		deps.Plugins = append(deps.Plugins, taskcgroup.New(spec.Confine, spec.Proctrack.Tasks))
+	}
 	if spec.Affinity != nil {
 		// After task/cgroup, whatever the site's order is: affinity.Plugin says why.
 		deps.Plugins = append(deps.Plugins, affinity.New(affinity.Config{

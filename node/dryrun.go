@@ -1,0 +1,85 @@
+package node
+
+import (
+	"context"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// DryRun tells what Run would do.
+func (s *service) DryRun(ctx context.Context, in *api.RunRequest) (*api.DryRunReply, error) {
+	caller, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d, err := s.n.dryRun(ctx, caller, in.GetRequest())
+	if err != nil {
+		return nil, s.refused(caller, err)
+	}
+	doc, err := encode(d)
+	if err != nil {
+		return nil, err
+	}
+	return &api.DryRunReply{Plan: doc}, nil
+}
+
+// dryRun goes the way of run up to the number, with the same plan, and gives
+// the place back.
+func (n *Node) dryRun(ctx context.Context, caller api.Peer, raw []byte) (*step.DryRun, error) {
+	if len(raw) > api.RequestMax {
+		return nil, api.TooLarge(len(raw))
+	}
+	req, err := n.decode(raw)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.check(req); err != nil {
+		return nil, err
+	}
+	user, err := n.userFor(ctx, caller, req)
+	if err != nil {
+		return nil, err
+	}
+	a, err := n.reg.admit(ctx, req, user.UID, caller.Root())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { n.endJob(n.reg.abandon(a)) }()
+	spec := n.spec(req, user, a)
+	if spec.ID, err = n.store.nextID(req); err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	plan, err := n.plan(spec)
+	if err != nil {
+		return nil, status.Error(codes.ResourceExhausted, err.Error())
+	}
+	return n.dryRunOf(spec, plan)
+}
+
+func (n *Node) dryRunOf(spec *step.Spec, plan *step.LimitPlan) (*step.DryRun, error) {
+	d := &step.DryRun{
+		Schema: step.Schema, ID: spec.ID, User: spec.User.Name, UID: spec.User.UID, Node: spec.NodeName,
+		Argv: spec.Argv, Cwd: spec.Cwd, NTasks: spec.NTasks, CPUs: spec.CPUs,
+		Gres:     append([]step.GresAlloc{}, spec.StepGres...),
+		GresEnv:  append([]string{}, spec.GresEnv...),
+		Binding:  []string{},
+		OOMGroup: plan.Confine.OOMGroup, Memory: append([]step.MemoryLevel{}, plan.Confine.Memory...),
+		Writes: append(append([]step.CgroupWrite{}, plan.Writes...), plan.TaskWrites...),
+		Notes:  append([]string{}, plan.Notes...),
+	}
+	if mb := spec.MemoryMB; mb > 0 {
+		d.MemoryMB = &mb
+	}
+	if n.cfg.Binding != nil {
+		lines, err := n.cfg.Binding(spec)
+		if err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+		d.Binding = append(d.Binding, lines...)
+	}
+	return d, nil
+}

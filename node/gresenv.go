@@ -1,0 +1,112 @@
+package node
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"stepd/step"
+)
+
+// gresScope is for whom gresEnv is made.
+type gresScope struct {
+	batch bool // a batch job's script, prolog or epilog: of the job
+	local bool // it sees its own devices alone, numbered from 0
+}
+
+// The variables that tell of GPUs whatever kind they are (srun(1), sbatch(1)).
+const (
+	envJobGPUs    = "SLURM_JOB_GPUS"
+	envStepGPUs   = "SLURM_STEP_GPUS"
+	envGPUsOnNode = "SLURM_GPUS_ON_NODE"
+)
+
+// gresEnv tells who has got what of the node's generic resources about it, in the
+// variables that libraries read (gres.conf(5), Flags), and which variables would
+// tell him something else. SLURM_*_GPUS have the node's numbers; the others do
+// too, unless the devices of others are hidden: libraries then count what they
+// see.
+func gresEnv(node []step.Gres, has []step.GresAlloc, to gresScope) (env, unset []string) {
+	gpus := slices.DeleteFunc(slices.Clone(node), func(g step.Gres) bool { return g.Name != "gpu" || len(g.Files) == 0 })
+	if len(gpus) == 0 {
+		return nil, nil
+	}
+	global := make(map[string][]string) // variable to the node's numbers
+	local := make(map[string][]string)
+	var all []string
+	seen := 0
+	for _, g := range gpus {
+		for i := range g.Files {
+			if !step.HasGres(has, g.Name, g.First+i) {
+				continue
+			}
+			n := strconv.Itoa(gpuNumber(gpus, g, i))
+			all = append(all, n)
+			for _, v := range g.Env {
+				global[v] = append(global[v], n)
+				local[v] = append(local[v], strconv.Itoa(seen))
+			}
+			seen++
+		}
+	}
+	name, other := envStepGPUs, envJobGPUs
+	if to.batch {
+		name, other = envJobGPUs, envStepGPUs
+	}
+	if len(all) == 0 {
+		unset = []string{envGPUsOnNode, envStepGPUs}
+		if to.batch {
+			unset = append(unset, envJobGPUs)
+		}
+	} else {
+		env = []string{name + "=" + strings.Join(all, ","), envGPUsOnNode + "=" + strconv.Itoa(len(all))}
+		if to.batch {
+			unset = []string{other}
+		}
+	}
+	for _, v := range gpuVariables(gpus) {
+		numbers := global[v]
+		if to.local {
+			numbers = local[v]
+		}
+		if numbers == nil {
+			unset = append(unset, v)
+		} else {
+			env = append(env, v+"="+strings.Join(numbers, ","))
+		}
+	}
+	return env, unset
+}
+
+// gpuVariables are those that the node's GPUs are told by, in a stable order.
+func gpuVariables(gpus []step.Gres) []string {
+	var all []string
+	for _, g := range gpus {
+		all = append(all, g.Env...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// gpuNumber is what the driver calls a device: the digits that its file ends in,
+// where those tell all GPUs of the node apart, else its place in gres.conf.
+func gpuNumber(gpus []step.Gres, g step.Gres, i int) int {
+	seen := make(map[int]bool)
+	for _, h := range gpus {
+		for _, files := range h.Files {
+			n, ok := fileNumber(files[0])
+			if !ok || seen[n] {
+				return g.First + i
+			}
+			seen[n] = true
+		}
+	}
+	n, _ := fileNumber(g.Files[i][0])
+	return n
+}
+
+func fileNumber(path string) (int, bool) {
+	digits := path[len(strings.TrimRight(path, "0123456789")):]
+	n, err := strconv.Atoi(digits)
+	return n, err == nil
+}

@@ -1,0 +1,237 @@
+package node
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"stepd/step"
+)
+
+// gresPool shares generic resources: the node's among jobs, a job's among its
+// steps. It is not safe for concurrent use: the registry's lock guards it.
+type gresPool struct{ items []gresItem }
+
+// gresItem is one device, or an amount of what is only counted.
+type gresItem struct {
+	name, kind string
+	index      int // of a device; -1 of an amount
+	has, used  uint64
+	free       bool // a request uses nothing up
+}
+
+// newGresPool makes the pool of a node.
+func newGresPool(all []step.Gres) *gresPool {
+	p := new(gresPool)
+	for _, g := range all {
+		if len(g.Files) == 0 {
+			p.items = append(p.items, gresItem{name: g.Name, kind: g.Type, index: -1, has: g.Count, free: g.NoConsume})
+			continue
+		}
+		for i := range g.Files {
+			p.items = append(p.items, gresItem{name: g.Name, kind: g.Type, index: g.First + i, has: 1, free: g.NoConsume})
+		}
+	}
+	return p
+}
+
+// jobGresPool makes the pool of a job.
+func jobGresPool(list []step.GresAlloc) *gresPool {
+	p := new(gresPool)
+	for _, a := range list {
+		if a.Index == nil {
+			p.items = append(p.items, gresItem{name: a.Name, kind: a.Type, index: -1, has: a.Count})
+		}
+		for _, i := range a.Index {
+			p.items = append(p.items, gresItem{name: a.Name, kind: a.Type, index: i, has: 1})
+		}
+	}
+	return p
+}
+
+// gresError is a request that cannot be met.
+type gresError struct {
+	want       step.GresRequest
+	has, spare uint64
+	known      []string // what there is of the name, or of all where there is none
+}
+
+// never tells that it will not be met by waiting.
+func (e *gresError) never() bool { return e.want.Count > e.has }
+
+func (e *gresError) Error() string {
+	name := e.want.Name
+	if e.want.Type != "" {
+		name += ":" + e.want.Type
+	}
+	switch {
+	case e.has == 0 && len(e.known) == 0:
+		return fmt.Sprintf("it needs %s, and there is no such generic resource", e.want)
+	case e.has == 0:
+		return fmt.Sprintf("it needs %s, and there is %s only", e.want, strings.Join(e.known, ","))
+	case e.never():
+		return fmt.Sprintf("it needs %s, and there are %d %s in all", e.want, e.has, name)
+	}
+	return fmt.Sprintf("it needs %s, and of %d %s %d are free", e.want, e.has, name, e.spare)
+}
+
+// take gives what is asked for, the lowest devices first, or a *gresError and
+// nothing. share lets others have the same: the least used come first then.
+func (p *gresPool) take(want []step.GresRequest, share bool) ([]step.GresAlloc, error) {
+	var got []step.GresAlloc
+	for _, w := range want {
+		if w.Count == 0 {
+			continue
+		}
+		list, err := p.takeOne(w, share)
+		if err != nil {
+			p.release(got)
+			return nil, err
+		}
+		got = append(got, list...)
+	}
+	return got, nil
+}
+
+func (p *gresPool) takeOne(w step.GresRequest, share bool) ([]step.GresAlloc, error) {
+	e := &gresError{want: w}
+	var fit []*gresItem
+	for i := range p.items {
+		it := &p.items[i]
+		if it.name == w.Name && (w.Type == "" || it.kind == w.Type) {
+			fit = append(fit, it)
+			e.has += it.has
+			e.spare += it.spare()
+		}
+	}
+	if e.has < w.Count || (e.spare < w.Count && !share) {
+		e.known = p.known(w.Name)
+		return nil, e
+	}
+	slices.SortStableFunc(fit, func(a, b *gresItem) int { return cmp.Compare(a.used*b.has, b.used*a.has) })
+	var got []step.GresAlloc
+	left := w.Count
+	for pass := range 2 { // what is free first, then what is shared
+		for _, it := range fit {
+			n := it.spare()
+			if pass == 1 {
+				n = it.has - it.takenIn(got)
+			}
+			if n = min(n, left); n > 0 {
+				got = addGres(got, it, n)
+				left -= n
+			}
+		}
+		if left == 0 || !share {
+			break
+		}
+	}
+	for i := range got {
+		slices.Sort(got[i].Index)
+	}
+	p.hold(got)
+	return got, nil
+}
+
+func (it *gresItem) spare() uint64 {
+	if it.free {
+		return it.has
+	}
+	return it.has - min(it.used, it.has)
+}
+
+// takenIn is how much of the item is in the list.
+func (it *gresItem) takenIn(list []step.GresAlloc) uint64 {
+	for _, a := range list {
+		switch {
+		case a.Name != it.name || a.Type != it.kind:
+		case it.index < 0:
+			return a.Count
+		case slices.Contains(a.Index, it.index):
+			return 1
+		}
+	}
+	return 0
+}
+
+func addGres(list []step.GresAlloc, it *gresItem, n uint64) []step.GresAlloc {
+	i := slices.IndexFunc(list, func(a step.GresAlloc) bool { return a.Name == it.name && a.Type == it.kind })
+	if i < 0 {
+		list = append(list, step.GresAlloc{Name: it.name, Type: it.kind})
+		i = len(list) - 1
+	}
+	list[i].Count += n
+	if it.index >= 0 {
+		list[i].Index = append(list[i].Index, it.index)
+	}
+	return list
+}
+
+// known says what there is of a name; of all where there is none of it.
+func (p *gresPool) known(name string) []string {
+	var sum []step.GresAlloc
+	for i := range p.items {
+		sum = addGres(sum, &p.items[i], p.items[i].has)
+	}
+	var of, all []string
+	for _, a := range sum {
+		a.Index = nil
+		all = append(all, a.String())
+		if a.Name == name {
+			of = append(of, a.String())
+		}
+	}
+	if len(of) > 0 {
+		return of
+	}
+	return all
+}
+
+// hold counts one more user, as cpuPool's does: what the pool has not is left out.
+func (p *gresPool) hold(list []step.GresAlloc) {
+	p.count(list, func(u, n uint64) uint64 { return u + n })
+}
+
+// release undoes take or hold.
+func (p *gresPool) release(list []step.GresAlloc) {
+	p.count(list, func(u, n uint64) uint64 { return u - min(u, n) })
+}
+
+func (p *gresPool) count(list []step.GresAlloc, to func(used, n uint64) uint64) {
+	for i := range p.items {
+		it := &p.items[i]
+		for _, a := range list {
+			if a.Name != it.name || a.Type != it.kind {
+				continue
+			}
+			if n := it.takenIn([]step.GresAlloc{a}); n > 0 {
+				it.used = to(it.used, n)
+			}
+		}
+	}
+}
+
+// doc is the pool in the node document.
+func (p *gresPool) doc() []gresDoc {
+	out := []gresDoc{}
+	index := make(map[int][]int)
+	for i := range p.items {
+		it := &p.items[i]
+		at := slices.IndexFunc(out, func(d gresDoc) bool { return d.Name == it.name && d.Type == it.kind })
+		if at < 0 {
+			out = append(out, gresDoc{Name: it.name, Type: it.kind})
+			at = len(out) - 1
+		}
+		out[at].Count += it.has
+		out[at].Used += it.used
+		if it.used > 0 && it.index >= 0 {
+			index[at] = append(index[at], it.index)
+		}
+	}
+	for at, list := range index {
+		slices.Sort(list)
+		out[at].UsedIndex = step.FormatCPUList(list)
+	}
+	return out
+}

@@ -1,0 +1,110 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"stepd/step"
+)
+
+// unlimited is from where on a v1 limit is none: the kernel's is the highest
+// multiple of a page.
+const unlimited = 1 << 62
+
+// ReadLimit reads a memory limit file: a number, "max", or the number that
+// stands for none on v1. ok is false for no limit.
+func ReadLimit(path string) (bytes uint64, ok bool, err error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, false, fmt.Errorf("cannot read a limit: %w", err)
+	}
+	bytes, ok, err = parseLimit(string(b))
+	if err != nil {
+		return 0, false, fmt.Errorf("cannot parse %q: %w", path, err)
+	}
+	return bytes, ok, nil
+}
+
+func parseLimit(s string) (bytes uint64, ok bool, err error) {
+	s = strings.TrimSuffix(s, "\n")
+	if s == "max" {
+		return 0, false, nil
+	}
+	v, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return 0, false, fmt.Errorf("%.40q is neither a number nor \"max\"", s)
+	}
+	return v, v < unlimited, nil
+}
+
+// existing is dir, or the nearest directory above it that is there: what is made
+// below it will have its files, and its limits.
+func existing(dir string) string {
+	d := filepath.Clean(dir)
+	for d != "/" {
+		if _, err := os.Stat(d); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		d = filepath.Dir(d)
+	}
+	return d
+}
+
+// Has tells whether a cgroup has a file, or will have it once it is made. The
+// tree's root, which lacks some, is not to be asked.
+func Has(dir, file string) bool {
+	_, err := os.Stat(filepath.Join(existing(dir), file))
+	return err == nil
+}
+
+// ParentLimits are the limits of dir and of the cgroups above it, the innermost
+// first: of the processes in dir each of them is one. Where a directory has no
+// such file, none above it limits what is below: a controller is enabled from the
+// root downwards, and the root has no limit.
+func ParentLimits(home Home, dir string) ([]step.MemoryLevel, error) {
+	file := "memory.max"
+	if home == HomeV1 {
+		file = "memory.limit_in_bytes"
+	}
+	var out []step.MemoryLevel
+	for d := existing(dir); ; d = filepath.Dir(d) {
+		v, ok, err := ReadLimit(filepath.Join(d, file))
+		if errors.Is(err, fs.ErrNotExist) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			out = append(out, step.MemoryLevel{Level: "parent", Dir: d, Bytes: &v})
+		}
+		if d == "/" {
+			return out, nil
+		}
+	}
+}
+
+// ReadList reads a cpuset file of dir: the first of names that it has and that
+// is not empty. A directory that is not there yet, or is to be filled yet, will
+// have what the one above it has. "" is none.
+func ReadList(dir string, names ...string) (string, error) {
+	for d := filepath.Clean(dir); ; d = filepath.Dir(d) {
+		for _, name := range names {
+			b, err := os.ReadFile(filepath.Join(d, name))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return "", fmt.Errorf("cannot read a cpuset: %w", err)
+			}
+			if list := strings.TrimSpace(string(b)); list != "" {
+				return list, nil
+			}
+		}
+		if d == "/" {
+			return "", nil
+		}
+	}
+}
