@@ -121,6 +121,14 @@ func TestRootBindEnv(t *testing.T) {
 	if r.code != 0 || !slices.Equal(lines, []string{"0 1 default", "1 0 default"}) {
 		t.Errorf("alloc: %v", r)
 	}
+	r = n.ctl(t, "alloc", "-Q", "-n2", n.bin, "run", "-n1", "--whole", "--cpu-bind=map_cpu:1", "/bin/sh", "-c", allowed)
+	if r.code != 0 || r.out != "0 1 default\n" {
+		t.Errorf("--whole: %v", r)
+	}
+	r = n.ctl(t, "alloc", "-Q", "-n2", n.bin, "run", "-n1", "--cpu-bind=map_cpu:1", "/bin/true")
+	if r.code != 1 || !strings.Contains(r.err, "CPU 1 is not the step's: it has CPUs 0") {
+		t.Errorf("a step of one CPU: %v", r)
+	}
 	script := n.userFile(t, "bind.sh", "#!/bin/sh\n#SBATCH -n2 --cpu-bind=map_cpu:1,0 -o out --mem-bind=local\n"+allowed+"\n"+n.bin+" run /bin/sh -c '"+strings.ReplaceAll(allowed, "'", `'\''`)+"' >steps\n", 0o755)
 	if r := n.ctl(t, "batch", "-W", script); r.code != 0 {
 		t.Fatalf("batch: %v", r)

@@ -113,7 +113,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admiss
 	case !req.Overcommit && want > len(j.cpus):
 		return nil, nil, status.Errorf(codes.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
 	}
-	sh, waits, err := r.takeInLocked(j, req, want)
+	sh, waits, err := r.takeInLocked(j, req)
 	if err != nil {
 		var freed <-chan struct{}
 		if waits {
@@ -131,7 +131,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admiss
 // takeLocked takes a job's share of the node. waits tells that the release of
 // what others have may change the answer.
 func (r *registry) takeLocked(req *step.Request, want int) (sh share, waits bool, err error) {
-	if sh.cpus, err = r.pool.take(want, req.Overcommit); err != nil {
+	if sh.cpus, err = r.pool.takeFor(req); err != nil {
 		return share{}, want <= len(r.pool.cpus), err
 	}
 	if sh.mb, err = r.mem.forJob(req, len(sh.cpus)); err != nil {
@@ -150,10 +150,10 @@ func (r *registry) takeLocked(req *step.Request, want int) (sh share, waits bool
 	return sh, false, nil
 }
 
-// takeInLocked takes a step's share of its job: the CPUs that its other steps
-// use least; all memory and generic resources unless it asks for some.
-func (r *registry) takeInLocked(j *job, req *step.Request, want int) (sh share, waits bool, err error) {
-	if sh.cpus, err = j.pool.take(want, true); err != nil {
+// takeInLocked takes a step's share of its job: CPUs that its other steps use
+// least; all memory and generic resources unless it asks for some.
+func (r *registry) takeInLocked(j *job, req *step.Request) (sh share, waits bool, err error) {
+	if sh.cpus, err = j.pool.shareFor(req); err != nil {
 		return share{}, false, err
 	}
 	sh.mb, err = r.mem.forStep(req, len(sh.cpus), j.ID, j.MemoryMB)

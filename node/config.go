@@ -27,6 +27,9 @@ type Config struct {
 	// CPUs are the numbers that steps may be given, ascending.
 	CPUs        []int
 	MemoryBytes uint64
+	// Cores are the cores of the CPUs by socket and number; nil where they are not
+	// known: what requests say of cores is then not heeded here.
+	Cores []Core
 	// Memory is how it is given out; without MB no job can ask for any. Gres are
 	// the node's generic resources.
 	Memory Memory

@@ -42,8 +42,8 @@ type job struct {
 	found   bool          // an earlier noded's, which may have left some of them
 }
 
-func newJob(rec jobRecord, cpus []int, n int) *job {
-	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{})}
+func newJob(rec jobRecord, cpus []int, n int, cores ...Core) *job {
+	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus, cores...), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{})}
 }
 
 // jobRecord is a running job in the store.

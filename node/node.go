@@ -60,7 +60,7 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, log: cfg.Log, files: layout{run: cfg.RunDir, spool: cfg.SpoolDir}, boot: boot,
 		leaveMax: leaveMax, reserveMax: reserveMax,
-		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
+		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
 	if err := n.open(); err != nil {
 		n.unlock()

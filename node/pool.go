@@ -10,10 +10,12 @@ import (
 type cpuPool struct {
 	cpus []int
 	uses map[int]int // CPU -> jobs that have it
+	// cores are those of the CPUs in their order; nil where they are not known.
+	cores []Core
 }
 
-func newCPUPool(cpus []int) *cpuPool {
-	return &cpuPool{cpus: slices.Clone(cpus), uses: make(map[int]int)}
+func newCPUPool(cpus []int, cores ...Core) *cpuPool {
+	return &cpuPool{cpus: slices.Clone(cpus), uses: make(map[int]int), cores: cores}
 }
 
 // free counts the CPUs that no job has.

@@ -32,9 +32,9 @@ type registry struct {
 // time on a node: each costs two processes of root's.
 const userStepsMax = 1000
 
-func newRegistry(cpus []int, mem Memory, gres []step.Gres) *registry {
+func newRegistry(cpus []int, mem Memory, gres []step.Gres, cores ...Core) *registry {
 	return &registry{
-		pool: newCPUPool(cpus), mem: &memPool{Memory: mem}, gres: newGresPool(gres), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
+		pool: newCPUPool(cpus, cores...), mem: &memPool{Memory: mem}, gres: newGresPool(gres), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
 		byUser: make(map[uint32]int), waiting: make(map[uint32]int), freed: make(chan struct{}),
 	}
 }
@@ -79,7 +79,7 @@ func (r *registry) unreserve(uid uint32, size int) {
 func (r *registry) newJob(a *admission, rec jobRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	a.job = newJob(rec, a.cpus, 1)
+	a.job = newJob(rec, a.cpus, 1, coresOf(r.pool.cores, a.cpus)...)
 	if rec.Implicit { // its first step's share is the job's
 		a.job.pool.hold(a.cpus)
 	}
@@ -117,7 +117,7 @@ func (r *registry) openJob(j *job) {
 func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	j := newJob(rec, cpus, n)
+	j := newJob(rec, cpus, n, coresOf(r.pool.cores, cpus)...)
 	j.open, j.found = n > 0, true
 	if rec.Origin != step.OriginAlloc || rec.Prologued {
 		// Its prolog was run, or will not be any more.

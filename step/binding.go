@@ -18,9 +18,9 @@ type Binding struct {
 	// NTasksPerCore and NTasksPerSocket are the most tasks for each; 0 is no limit.
 	NTasksPerCore   int `json:"ntasks_per_core,omitempty"`
 	NTasksPerSocket int `json:"ntasks_per_socket,omitempty"`
-	// Exact gives a step of a job just the CPUs that its tasks need, and not all
-	// that the job has (--exact, and -c as in Slurm).
-	Exact bool `json:"exact,omitempty"`
+	// Whole gives a step of a job all of the job's CPUs, and not just as many as its
+	// tasks need (--whole).
+	Whole bool `json:"whole,omitempty"`
 }
 
 // Verbosity says whether the binding of each task is reported on its stderr.

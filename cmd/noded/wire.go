@@ -20,6 +20,7 @@ import (
 	"stepd/spank"
 	"stepd/spank/lint"
 	"stepd/step"
+	"stepd/task/affinity"
 )
 
 var (
@@ -78,7 +79,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		KillWait: s.conf.KillWait, UnkillableTimeout: s.conf.UnkillableStepTimeout,
 		UnkillableProgram: s.conf.UnkillableStepProgram,
 		MinJobAge:         s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
-		Affinity: s.affinity(unbindable), StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
+		Cores: nodeCores(log, cpus, bindable), Affinity: s.affinity(unbindable), StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
 		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,
 	}, nil
@@ -120,6 +121,29 @@ func (s *site) cpus() (cpus []int, bindable bool, err error) {
 		cpus = append(cpus, i)
 	}
 	return cpus, false, nil
+}
+
+// nodeCores are the cores of the node's CPUs, for what requests say of them; nil
+// where the kernel does not tell.
+func nodeCores(log *logrus.Logger, cpus []int, bindable bool) (cores []node.Core) {
+	if !bindable {
+		return nil
+	}
+	t, err := affinity.ReadTopology(os.DirFS("/sys"), cpus)
+	if err != nil {
+		log.Warnf("what steps say of cores is not heeded: %v", err)
+		return nil
+	}
+	last := -1
+	for _, p := range t.PUs {
+		if p.Core != last {
+			cores = append(cores, node.Core{Socket: p.Socket})
+			last = p.Core
+		}
+		c := &cores[len(cores)-1]
+		c.CPUs = append(c.CPUs, p.CPU)
+	}
+	return cores
 }
 
 // affinity is what tasks are bound to by default; nil is nothing, and no

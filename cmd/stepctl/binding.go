@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -17,7 +18,7 @@ type bindingOptions struct {
 	cpu, mem, distribution, hint string
 	threadsPerCore               int
 	perCore, perSocket           int
-	exact                        bool
+	exact, whole                 bool
 }
 
 func (o *bindingOptions) bind(c *cobra.Command) {
@@ -29,7 +30,12 @@ func (o *bindingOptions) bind(c *cobra.Command) {
 	f.IntVar(&o.threadsPerCore, "threads-per-core", 0, "use at most so many threads of each core")
 	f.IntVar(&o.perCore, "ntasks-per-core", 0, "at most so many tasks for each core")
 	f.IntVar(&o.perSocket, "ntasks-per-socket", 0, "at most so many tasks for each socket")
-	f.BoolVar(&o.exact, "exact", false, "in a job: only as many of its CPUs as the tasks need")
+}
+
+// bindStep binds what is said of a step in a job alone.
+func (o *bindingOptions) bindStep(c *cobra.Command) {
+	c.Flags().BoolVar(&o.exact, "exact", false, "in a job: as many of its CPUs as the tasks need (default)")
+	c.Flags().BoolVar(&o.whole, "whole", false, "in a job: all of its CPUs")
 }
 
 const cpuBindHelp = `CPU bind options:
@@ -174,7 +180,10 @@ func (o *bindingOptions) binding() (b step.Binding, err error) {
 		}
 		*n.to = n.value
 	}
-	b.Exact = o.exact
+	if o.exact && o.whole {
+		return b, errors.New("--exact and --whole exclude each other")
+	}
+	b.Whole = o.whole
 	return b, nil
 }
 

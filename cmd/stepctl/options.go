@@ -77,6 +77,7 @@ func (o *runOptions) bind(c *cobra.Command) {
 	f.StringVarP(&o.killOnBadExit, "kill-on-bad-exit", "K", "0", "end the step when a task exits non-zero")
 	f.Lookup("kill-on-bad-exit").NoOptDefVal = "1"
 	f.BoolVar(&o.quitOnInterrupt, "quit-on-interrupt", false, "one Ctrl-C ends the step")
+	o.place.bindStep(c)
 	f.StringVar(&o.mpi, "mpi", "", "kind of MPI: none, pmi2, or list")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print what would be started, bound and limited, and start nothing")
 	f.BoolVar(&o.json, "json", false, "with --dry-run: print it as one JSON document")

@@ -34,7 +34,6 @@ func runCommand(d *dialer) *cobra.Command {
 			if err := bindingFromEnv(c.Flags(), "SLURM_"); err != nil {
 				return err
 			}
-			o.place.exact = o.place.exact || c.Flags().Changed("cpus-per-task") // as in Slurm
 			client, err := d.client()
 			if err != nil {
 				return err

@@ -1,8 +1,11 @@
 package affinity
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
+
+	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
 	"stepd/step"
@@ -84,10 +87,15 @@ func (p *Plugin) PreLaunch(l *step.Launch) error {
 	return nil
 }
 
-// PreLaunchPriv binds one task, while it waits at the gate.
+// PreLaunchPriv binds one task, while it waits at the gate. One that is gone
+// already is no error of ours: its end is told with what ended it.
 func (p *Plugin) PreLaunchPriv(rank, pid int) error {
 	if p.plan.CPUs != nil {
-		if err := linux.SetAffinity(pid, p.plan.CPUs[rank]); err != nil {
+		err := linux.SetAffinity(pid, p.plan.CPUs[rank])
+		if errors.Is(err, unix.ESRCH) {
+			return nil
+		}
+		if err != nil {
 			return fmt.Errorf("cannot bind task %d to CPUs %s: %w", rank, p.plan.CPUs[rank], err)
 		}
 	}
@@ -96,6 +104,9 @@ func (p *Plugin) PreLaunchPriv(rank, pid int) error {
 	if cpu {
 		// What the kernel has made of it: it leaves out what is not in the cpuset.
 		has, err := linux.Affinity(pid)
+		if errors.Is(err, unix.ESRCH) {
+			return nil
+		}
 		if err != nil {
 			return err
 		}

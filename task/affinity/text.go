@@ -34,13 +34,18 @@ func (p *Plan) cpuList() string {
 		return p.CPUs[0].padded(p.in.Topology.Width) // shared
 	}
 	var entries []listEntry
+	size := 0
 	for _, s := range p.CPUs {
 		text := s.padded(p.in.Topology.Width)
+		if size > listMax {
+			return ""
+		}
 		if n := len(entries); n > 0 && entries[n-1].text == text {
 			entries[n-1].times++
 			continue
 		}
 		entries = append(entries, listEntry{text, 1})
+		size += len(text) + 1
 	}
 	return listText(entries)
 }
