@@ -51,7 +51,7 @@ func (f *follower) merge(rec *step.Record) {
 		return
 	}
 	f.update(func(own *step.Record) {
-		own.Reason = rec.Reason
+		own.Reason, own.OOM = rec.Reason, rec.OOM
 		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = rec.Suspended, rec.SuspendedBy, rec.SuspendedSeconds
 		if rec.Started != nil {
 			own.Started = rec.Started
@@ -98,7 +98,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	f.update(func(own *step.Record) {
 		own.State, own.Reason = rec.State, rec.Reason
 		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
-		own.Drain, own.PluginCrash, own.Usage = rec.Drain, rec.PluginCrash, rec.Usage
+		own.Drain, own.PluginCrash, own.Usage, own.OOM = rec.Drain, rec.PluginCrash, rec.Usage, rec.OOM
 		own.Survivors, own.SurvivorsTotal = rec.Survivors, rec.SurvivorsTotal
 		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = nil, nil, rec.SuspendedSeconds
 		own.Ended = rec.Ended
