@@ -160,7 +160,7 @@ func TestRootPluginMessagesElsewhere(t *testing.T) {
 	if r := n.ctl(t, "run", "true"); r.code != 0 || r.err != "" {
 		t.Errorf("in job_prolog: want silence, got %v", r)
 	}
-	// The test reads noded's log from a pipe, which may lag behind.
+	// The log comes by pipes, which may lag behind.
 	for _, want := range []string{
 		`level=error msg="ruder.so: rude says error"`, `level=info msg="ruder.so: rude says info"`,
 		`level=debug msg="ruder.so: rude says verbose"`, `level=error msg="ruder.so: rude says log"`,

@@ -244,6 +244,7 @@ func (n *Node) runPlugins(ctx context.Context, j *job, k scriptKind, env []strin
 	if said != nil {
 		defer stderr.Close()
 		defer said.close()
+		defer said.finish() // its last words may not have been read
 	}
 	answer, theirs, err := os.Pipe()
 	if err != nil {
