@@ -333,8 +333,12 @@ func (g *Gatherer) checkMemory() {
 	case g.cfg.Acct.NoShared:
 		kind = "resident memory that is not shared"
 	}
-	g.cfg.OverMemory(fmt.Sprintf("its %d processes use %s of %s; the limit of the step is %s (OverMemoryKill in JobAcctGatherParams)",
-		now.processes, megabytes(uint64(now.rss)), kind, megabytes(limit)))
+	who := fmt.Sprintf("its %d processes use", now.processes)
+	if now.processes == 1 {
+		who = "its one process uses"
+	}
+	g.cfg.OverMemory(fmt.Sprintf("%s %s of %s; the limit of the step is %s (OverMemoryKill in JobAcctGatherParams)",
+		who, megabytes(uint64(now.rss)), kind, megabytes(limit)))
 }
 
 func megabytes(b uint64) string { return fmt.Sprintf("%.1f MB", float64(b)/(1<<20)) }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -207,4 +208,86 @@ func TestRootAcctgFreq(t *testing.T) {
 	}
 	r := n.do(t, call{args: []string{"run", "true"}, env: []string{"SLURM_ACCTG_FREQ=never"}})
 	refused(t, "SLURM_ACCTG_FREQ", r, "SLURM_ACCTG_FREQ=never: ")
+}
+
+// OverMemoryKill: a sample finds that the step uses more than it asked for.
+func TestRootOverMemoryKill(t *testing.T) {
+	n := startNode(t, site{Slurm: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\nJobAcctGatherParams=OverMemoryKill\n"})
+	program := n.loadProgram(t)
+	release, hold, err := os.Pipe()
+	must(t, err)
+	defer hold.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	must(t, err)
+	defer null.Close()
+	said, err := os.Create(n.path("said"))
+	must(t, err)
+	defer said.Close()
+	p := n.start(t, call{
+		args:  []string{"run", "--mem=50M", program, "mem=67108864", "keep", "hold"},
+		files: []*os.File{release, null, said},
+	})
+	release.Close()
+	if r := p.wait(t); r.code != 137 {
+		t.Errorf("run: %v", r)
+	}
+	doc := n.ended(t, "1.0")
+	if doc.State != "OUT_OF_MEMORY" {
+		t.Errorf("state %s, reason %q", doc.State, doc.Reason)
+	}
+	text, err := os.ReadFile(said.Name())
+	must(t, err)
+	for _, s := range []string{doc.Reason, string(text)} {
+		contains(t, "what is said", s, "Step 1.0 exceeded its memory limit: its one process uses 6", "MB of resident memory; the limit of the step is 50.0 MB (OverMemoryKill in JobAcctGatherParams)")
+	}
+	// One that stays below is left alone.
+	if r := n.ctl(t, "run", "--mem=200M", program, "mem=67108864", "keep", "cpu_ms=1300"); r.code != 0 {
+		t.Errorf("under the limit: %v", r)
+	}
+}
+
+// jobacct_gather/cgroup: the kernel's own peak of each task, and pressure.
+func TestRootAccountingCgroup(t *testing.T) {
+	n := startNode(t, site{Slurm: "JobAcctGatherType=jobacct_gather/cgroup\nJobAcctGatherFrequency=0\n"})
+	program := n.loadProgram(t)
+	const memory = 64 << 20
+	if r := n.ctl(t, "run", "-n2", "sh", "-c", fmt.Sprintf("exec %s cpu_ms=200 mem=$((%d * (SLURM_PROCID + 1)))", program, memory)); r.code != 0 {
+		t.Fatal(r)
+	}
+	n.ended(t, "1.0")
+	doc := n.acct(t, "show", "1.0")
+	for rank, task := range doc.Tasks {
+		near(t, fmt.Sprintf("task %d: CPU", rank), task.CPU, 0.2, 0.1)
+		near(t, fmt.Sprintf("task %d: peak", rank), task.Usage.Peak, float64(memory*(rank+1)), 0.1)
+		if task.Usage.CPUStall == nil {
+			t.Errorf("task %d: no pressure: %+v", rank, task.Usage)
+		}
+	}
+	u := doc.Usage
+	near(t, "the step: CPU", u.CPU, 0.4, 0.1)
+	if u.Peak == nil || *u.Peak < 1.9*memory || *u.Peak > 3.3*memory || u.Sources["peak_memory_bytes"] == "" {
+		t.Errorf("the step: %+v", u)
+	}
+	if r := n.ctl(t, "stat", "1.0"); !strings.Contains(r.out, "waited for CPU ") {
+		t.Errorf("stat: %v", r)
+	}
+	// A stepd that dies leaves what the cgroups know.
+	p := n.start(t, call{args: []string{"run", "-n2", "sh", "-c", program + " cpu_ms=300; exec sleep 600"}})
+	id := n.running(t).id()
+	eventually(t, 10*time.Second, "300 ms of each task", func() error {
+		if u := n.acct(t, "stat", id).Usage; u == nil || u.CPU == nil || *u.CPU < 0.6 {
+			return fmt.Errorf("%+v", u)
+		}
+		return nil
+	})
+	must(t, syscall.Kill(n.show(t, id).StepdPID, syscall.SIGKILL))
+	p.wait(t)
+	n.ended(t, id)
+	doc = n.acct(t, "show", id)
+	if u := doc.Usage; u == nil || u.Final || u.CPU == nil || *u.CPU < 0.6 || *u.CPU > 0.8 || u.Peak == nil || u.Read != nil {
+		t.Errorf("after stepd's death: %+v", u)
+	}
+	if r := n.ctl(t, "events", id); !strings.Contains(r.out, `"event":"usage"`) {
+		t.Errorf("events:\n%s", r.out)
+	}
 }

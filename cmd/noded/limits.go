@@ -111,7 +111,10 @@ func (l *limits) Plan(spec *step.Spec) (*step.LimitPlan, error) {
 		CgroupPlugin: slices.Contains(l.plugins, "task/cgroup"),
 	}
 	if l.account {
-		ask.AccountV1 = []string{"blkio", "cpuacct", "memory"}
+		ask.AccountV1 = []string{"blkio", "memory"}
+		if at.StepV2 == "" {
+			ask.AccountV1 = append(ask.AccountV1, "cpuacct") // v2 counts CPU time without a controller
+		}
 	}
 	if l.conf.Devices {
 		if ask.JobDenied, err = l.denied(spec.JobGres); err != nil {

@@ -2,7 +2,7 @@
  *
  * A known load, and its own word on it: what accounting is compared with.
  *
- *	load cpu_ms=5 mem=67108864 write=1048576 read=1048576 file=PATH report=PATH hold
+ *	load cpu_ms=5 mem=67108864 write=1048576 read=1048576 file=PATH report=PATH keep hold
  *
  * touches mem bytes, writes and reads as many bytes of the file, burns CPU until
  * it has used cpu_ms in all, and reports what getrusage(2) says then: into a file,
@@ -13,6 +13,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,8 +61,9 @@ static int64_t cpu_us(void)
 	return (int64_t)ts.tv_sec * 1000000 + ts.tv_nsec / 1000;
 }
 
-/* Touches every page, and gives them back: their end belongs to the load. */
-static void touch(size_t bytes)
+/* Touches every page, and gives them back unless they are to be kept: their end
+ * belongs to the load. */
+static void touch(size_t bytes, bool keep)
 {
 	if (bytes == 0)
 		return;
@@ -71,7 +73,7 @@ static void touch(size_t bytes)
 		die("mmap");
 	for (size_t i = 0; i < bytes; i += 4096)
 		((volatile char *)p)[i] = 1;
-	if (munmap(p, bytes) < 0)
+	if (!keep && munmap(p, bytes) < 0)
 		die("munmap");
 }
 
@@ -154,7 +156,7 @@ int main(int argc, char **argv)
 	char text[WORD], *mapped = map_report(option(argv, "report", NULL));
 	char *report = mapped != NULL ? mapped : text;
 
-	touch(mem);
+	touch(mem, option(argv, "keep", NULL) != NULL);
 	if (want_write > 0)
 		written = write_file(file, want_write);
 	if (want_read > 0)
