@@ -241,6 +241,25 @@ func TestRootSuspendKilled(t *testing.T) {
 	n.serves(t)
 }
 
+// TestRootSuspendStopped: where there is no freezer it is SIGSTOP.
+func TestRootSuspendStopped(t *testing.T) {
+	n := startNode(t, site{Slurm: "ProctrackType=proctrack/linuxproc\n"})
+	p, id := n.startTicker(t)
+	ok(t, "suspend", n.ctl(t, "suspend", id))
+	n.ticks(t, id, false)
+	if stat := readFile(t, fmt.Sprintf("/proc/%d/stat", *n.show(t, id).Tasks[0].PID)); !strings.Contains(stat, ") T ") {
+		t.Errorf("the task is not stopped: %s", stat)
+	}
+	ok(t, "resume", n.ctl(t, "resume", id))
+	n.ticks(t, id, true)
+	ok(t, "suspend", n.ctl(t, "suspend", id))
+	ok(t, "cancel", n.ctl(t, "cancel", id))
+	if r := p.wait(t); r.code != 137 {
+		t.Errorf("run: %v", r)
+	}
+	n.checkClean(t)
+}
+
 // TestRootSuspendLaunch: a step that is suspended during its launch comes as
 // far as its gate, and begins when it is resumed.
 func TestRootSuspendLaunch(t *testing.T) {

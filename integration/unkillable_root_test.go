@@ -187,12 +187,28 @@ func TestRootUnkillable(t *testing.T) {
 	n.freed(t)
 }
 
+// TestRootUnkillableByDescent: without cgroups, and without stepd, the processes
+// that were left are known by number and start time.
+func TestRootUnkillableByDescent(t *testing.T) {
+	n := startNode(t, site{Slurm: quickKill + "ProctrackType=proctrack/linuxproc\n"})
+	h := n.mountHang(t)
+	r, doc := n.hung(t, h)
+	contains(t, "reason", doc.Reason, "1 left: pid", h.file())
+	if r.code != 1 || doc.State != "CANCELLED" {
+		t.Errorf("run: %v; record %+v", r, doc)
+	}
+	n.kill9(t)
+	n.boot(t)
+	contains(t, "drain", n.unkillable(t).Reason, "Kill task failed: step "+doc.id(), h.file())
+	h.end()
+	n.freed(t)
+}
+
 // TestRootUnkillableWithoutStepd: noded finds out by itself, and an
 // administrator's drain stays.
 func TestRootUnkillableWithoutStepd(t *testing.T) {
-	n := startNode(t, site{})
+	n := startNode(t, site{Slurm: quickKill})
 	h := n.mountHang(t)
-	n.restartWith(t, quickKill)
 	p := n.start(t, call{args: []string{"run", "sh", "-c", "exec cat " + h.file()}})
 	id := n.running(t).id()
 	eventually(t, 5*time.Second, "the read", func() error {
@@ -228,7 +244,7 @@ func TestRootUnkillableWithoutStepd(t *testing.T) {
 
 // TestRootUnkillableFrozen: a v1 freezer keeps SIGKILL from a process, and is named.
 func TestRootUnkillableFrozen(t *testing.T) {
-	n := startNode(t, site{})
+	n := startNode(t, site{Slurm: quickKill})
 	freezer := "/sys/fs/cgroup/freezer"
 	if _, err := os.Stat(filepath.Join(freezer, "cgroup.procs")); err != nil {
 		t.Skip("no v1 freezer here: on cgroup v2 a frozen process dies of SIGKILL, see TestRootGone")
@@ -237,7 +253,6 @@ func TestRootUnkillableFrozen(t *testing.T) {
 	must(t, os.Mkdir(dir, 0o755))
 	thaw := func() { _ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0) } // best effort in the end
 	t.Cleanup(func() { thaw(); time.Sleep(100 * time.Millisecond); _ = os.Remove(dir) })
-	n.restartWith(t, quickKill)
 	p := n.start(t, call{args: []string{"run", "sleep", "86396"}})
 	id := n.running(t).id()
 	pid := *n.show(t, id).Tasks[0].PID
@@ -255,8 +270,7 @@ func TestRootUnkillableFrozen(t *testing.T) {
 // TestRootTraced: a tracer that stands still, outside of the step, keeps the
 // tasks' ends for itself. The step ends all the same, with their statuses.
 func TestRootTraced(t *testing.T) {
-	n := startNode(t, site{})
-	n.restartWith(t, quickKill)
+	n := startNode(t, site{Slurm: quickKill})
 	p := n.start(t, call{args: []string{"run", "-n", "2", "--overcommit", "sleep", "86397"}})
 	id := n.running(t).id()
 	pid := *n.show(t, id).Tasks[1].PID
