@@ -23,8 +23,9 @@ func main() {
 	quick := flag.Bool("quick", false, "few runs, for a look")
 	stacks := flag.Bool("stacks", false, "only the rows of the plugin stacks")
 	acct := flag.Bool("acct", false, "only the rows of accounting")
+	kill := flag.Bool("kill", false, "only the rows of kills")
 	flag.Parse()
-	if err := run(*bin, *quick, *stacks, *acct); err != nil {
+	if err := run(*bin, *quick, *stacks, *acct, *kill); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -33,7 +34,7 @@ func main() {
 // size is one row: n tasks, measured that many times.
 type size struct{ n, runs int }
 
-func run(bin string, quick, onlyStacks, onlyAcct bool) error {
+func run(bin string, quick, onlyStacks, onlyAcct, onlyKill bool) error {
 	dir, err := os.MkdirTemp("", "stepd-bench")
 	if err != nil {
 		return err
@@ -45,6 +46,9 @@ func run(bin string, quick, onlyStacks, onlyAcct bool) error {
 	rec, err := newRecorder()
 	if err != nil {
 		return err
+	}
+	if onlyKill {
+		return runKill(bin, dir, rec, quick)
 	}
 	bare := filepath.Join(dir, "bare")
 	src := filepath.Join(filepath.Dir(bin), "integration", "bench", "bare", "bare.c")
@@ -89,6 +93,12 @@ func runSteps(bin, dir, bare string, rec *recorder, quick bool) error {
 	if err := throughput(w, ours, quick); err != nil {
 		return err
 	}
+	w.Flush()
+	// A table of its own: the tail is what counts here.
+	if err := killRows(w, rec, ours, slurm, slurmErr, quick); err != nil {
+		return err
+	}
+	w.Flush()
 	return memory(w, ours, sizes)
 }
 
