@@ -39,6 +39,10 @@ type Watch struct {
 	dir string
 	v1  bool
 	log *kmsg // nil where the kernel's log cannot be read
+	// search is the whole log, for searchLog, and logged the victims that were
+	// found in it. Only Run's goroutine uses them.
+	search *kmsg
+	logged map[int]victim
 	// noLog leaves the kernel's log alone, for tests.
 	noLog bool
 
@@ -142,6 +146,10 @@ func (w *Watch) PostTerm(end step.TaskEnd) {
 // PostStep tells the kills that nothing else has told, and ends the watch. It
 // must come before the step's cgroups are removed.
 func (w *Watch) PostStep() error {
+	if w.search != nil {
+		w.search.close()
+		w.search = nil
+	}
 	if w.dir == "" {
 		return nil
 	}
@@ -230,32 +238,39 @@ func (w *Watch) readLog() error {
 	return err
 }
 
-// searchLog looks for a process in all of the log, from the step's start on.
+// searchLog looks for a process in all of the log, from the step's start on. The
+// log is read once: each further search reads what has come since, or the ends of
+// a thousand tasks would cost a second and more.
 func (w *Watch) searchLog(pid int) {
-	log, err := openKmsg(true)
-	if err != nil {
-		return // nobody has said that memory was the cause
-	}
-	defer log.close()
-	var kill *step.OOMKill
-	err = log.drain(func(r record) {
-		v, ok := parseVictim(r.text)
-		if !ok || v.pid != pid || time.Duration(r.micros)*time.Microsecond < w.start {
-			return
+	if w.search == nil {
+		log, err := openKmsg(true)
+		if err != nil {
+			return // nobody has said that memory was the cause
 		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if k, ok := w.attribute(v); ok {
-			kill = &k
+		w.search, w.logged = log, make(map[int]victim)
+	}
+	err := w.search.drain(func(r record) {
+		if v, ok := parseVictim(r.text); ok && time.Duration(r.micros)*time.Microsecond >= w.start && len(w.logged) < loggedMax {
+			w.logged[v.pid] = v
 		}
 	})
 	if err != nil {
 		w.cfg.Problem(err.Error())
 	}
-	if kill != nil {
-		w.cfg.Killed(*kill)
+	v, ok := w.logged[pid]
+	if !ok {
+		return
+	}
+	w.mu.Lock()
+	kill, ok := w.attribute(v)
+	w.mu.Unlock()
+	if ok {
+		w.cfg.Killed(kill)
 	}
 }
+
+// loggedMax bounds the victims, anybody's, that are remembered.
+const loggedMax = 4096
 
 // attribute finds whose the victim is; ok is false where it is none of the
 // step's, or was told. The caller holds mu.
