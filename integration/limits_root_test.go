@@ -250,6 +250,13 @@ func testDevices(t *testing.T, cgroup string) {
 	n.write(t, "gres.conf", fmt.Sprintf("Name=gpu File=%s/card[0-1] Flags=nvidia_gpu_env\nName=disk File=%s/loop\n", dev, dev))
 	n.write(t, "cgroup.conf", "ConstrainDevices=yes\n"+cgroup)
 	n.boot(t)
+	programs := 0
+	for _, w := range n.dryRun(t, "--gres=gpu:1", "true").Writes {
+		programs += len(w.Deny)
+	}
+	if _, err := os.Stat("/sys/fs/cgroup/devices/devices.list"); (programs > 0) != (cgroup != "" || err != nil) {
+		t.Errorf("%d devices are refused by programs", programs)
+	}
 	script := n.userFile(t, "try", "#!/bin/sh\n"+tryDevices, 0o755)
 	env := []string{"DEV=" + dev, "CUDA_VISIBLE_DEVICES=7"}
 	try := func(args ...string) string {

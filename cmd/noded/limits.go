@@ -27,6 +27,7 @@ type limits struct {
 	bindable bool // the CPU numbers are the machine's
 	nodeMB   uint64
 	gres     []step.Gres
+	v2Only   bool // CgroupPlugin=cgroup/v2: v1 hierarchies are not used, if there are any
 	at       limitPlaces
 }
 
@@ -89,7 +90,7 @@ func newLimits(c *slurmconf.Config, at limitPlaces, gres []step.Gres, memory uin
 		},
 		plugins: c.TaskPlugin, oomGroup: c.TaskPluginParam.OOMKillStep,
 		account: c.JobAcctGatherType == "cgroup", bindable: bindable,
-		nodeMB: memory >> 20, gres: gres, at: at,
+		nodeMB: memory >> 20, gres: gres, at: at, v2Only: g.CgroupPlugin == "cgroup/v2",
 	}
 	if g.MemorySwappiness != nil {
 		v := uint64(*g.MemorySwappiness)
@@ -110,7 +111,7 @@ func (l *limits) Plan(spec *step.Spec) (*step.LimitPlan, error) {
 		OOMGroup: l.group(spec), PerTask: l.account, Plugins: l.plugins,
 		CgroupPlugin: slices.Contains(l.plugins, "task/cgroup"),
 	}
-	if l.account {
+	if l.account && !l.v2Only {
 		ask.AccountV1 = []string{"blkio", "memory"}
 		if at.StepV2 == "" {
 			ask.AccountV1 = append(ask.AccountV1, "cpuacct") // v2 counts CPU time without a controller
@@ -201,7 +202,7 @@ func (l *limits) home(controller, v2 string) cgroup.Home {
 	switch {
 	case slices.Contains(have.V2, controller):
 		return cgroup.HomeV2
-	case slices.Contains(have.V1, controller):
+	case slices.Contains(have.V1, controller) && !l.v2Only:
 		return cgroup.HomeV1
 	case controller == "devices" && v2 != "":
 		return cgroup.HomeV2
