@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -56,14 +57,15 @@ func missing(t testing.TB, what string) {
 
 // site is what a test writes down before it starts a node.
 type site struct {
-	Slurm     string // lines added to slurm.conf
-	Stepd     string // stepd.conf
-	Plugstack string // plugstack.conf
-	Container string // job_container.conf
-	Real      bool   // the node has the machine's own CPUs, and tasks are bound to them
-	Node      string // words of the NodeName line (default CPUs=64)
-	Cgroup    string // cgroup.conf
-	Gres      string // gres.conf
+	Slurm     string   // lines added to slurm.conf
+	Stepd     string   // stepd.conf
+	Plugstack string   // plugstack.conf
+	Container string   // job_container.conf
+	Real      bool     // the node has the machine's own CPUs, and tasks are bound to them
+	Node      string   // words of the NodeName line (default CPUs=64)
+	Cgroup    string   // cgroup.conf
+	Gres      string   // gres.conf
+	Before    []string // see node
 }
 
 // node is a private noded and the directory it serves from.
@@ -75,6 +77,8 @@ type node struct {
 	log  *logBuffer
 	done chan struct{} // closed when the current noded was reaped
 	bin  string        // stepctl
+	// before is what noded is run by: "sh", "-c", "prepare; exec "$@"", "sh".
+	before []string
 }
 
 // logBuffer collects noded's log, and tells when a text has appeared.
@@ -118,7 +122,7 @@ func startNode(t *testing.T, s site) *node {
 			os.RemoveAll(dir)
 		}
 	})
-	n := &node{dir: dir, wd: filepath.Join(dir, "wd"), run: filepath.Join(dir, "run"), bin: binary(t, "stepctl")}
+	n := &node{dir: dir, wd: filepath.Join(dir, "wd"), run: filepath.Join(dir, "run"), bin: binary(t, "stepctl"), before: s.Before}
 	must(t, os.Chmod(dir, 0o755))
 	must(t, os.Mkdir(n.wd, 0o755))
 	must(t, os.Mkdir(n.path("home"), 0o755))
@@ -172,6 +176,9 @@ func (n *node) boot(t testing.TB) {
 	t.Helper()
 	n.log = &logBuffer{want: "noded: ready", seen: make(chan struct{})}
 	n.cmd = exec.Command(binary(t, "noded"), "-f", n.path("slurm.conf"), "--run-dir", n.run, "--spool-dir", n.path("spool"), "-v")
+	if len(n.before) > 0 {
+		n.cmd = exec.Command(n.before[0], append(slices.Clone(n.before[1:]), n.cmd.Args...)...)
+	}
 	// A pipe of our own: the stepds have its other end too, so that its end of
 	// file does not tell noded's end, which cmd.Wait would take it for.
 	read, write, err := os.Pipe()

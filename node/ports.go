@@ -37,7 +37,7 @@ type Tracker interface {
 	// EndStep kills every process of the step that is left, stepd and host
 	// included, returns when there is none, and removes the step's place. When
 	// ctx ends first, the error names the survivors. Of rec it may use the id,
-	// Cgroup, CgroupV1, StepdPID and StepdStart. It is idempotent.
+	// Cgroup, CgroupTasks, CgroupV1, StepdPID and StepdStart. It is idempotent.
 	EndStep(ctx context.Context, rec *step.Record) error
 	// EndJob removes the empty place of a job whose steps were ended.
 	EndJob(job uint32) error

@@ -15,7 +15,8 @@
 //	ROOT/job_N/tasks/step_S          the step's limits, and its tasks; made by noded
 //	ROOT/job_N/tasks/step_S/task_R   one task, where each has its own; made by stepd
 //
-// and only leaves hold processes. What the daemons use is not the job's. In the
+// and only leaves hold processes; in the freezer "tasks" is called "all_tasks",
+// since each cgroup of v1 has a file of that name. What the daemons use is not the job's. In the
 // v1 hierarchies of other controllers, where limits are asked for, it is
 //
 //	ROOT/job_N/step_S
@@ -52,6 +53,7 @@ type Tracker interface {
 	EvictHost(pid int) error
 	Helpers() (*os.File, error)
 	PIDs() ([]int, error)
+	Escaped(tasks []int) ([]step.Escape, error)
 	Signal(sig syscall.Signal) error
 	Kill(ctx context.Context) error
 	Destroy(ctx context.Context) error

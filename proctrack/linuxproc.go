@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
+	"stepd/step"
 )
 
 // LinuxProc tracks a step by descent, where there is no cgroup to be had:
@@ -92,6 +93,9 @@ func (l *LinuxProc) list() ([]int, error) {
 	}
 	return tasks, nil
 }
+
+// Escaped is nothing: there is no cgroup to be moved out of.
+func (l *LinuxProc) Escaped([]int) ([]step.Escape, error) { return nil, nil }
 
 // HasPID tells whether PIDs would list the process.
 func (l *LinuxProc) HasPID(pid int) (bool, error) {

@@ -107,6 +107,7 @@ func TestFindIDInCgroup(t *testing.T) {
 		{"not our spelling", "0::/stepd-0123abcd/job_01/step_2/tasks\n", step.ID{}, false},
 		{"a sign", "0::/stepd-0123abcd/job_+1/step_2/tasks\n", step.ID{}, false},
 		{"the tasks", "0::/stepd-0123abcd/job_1/tasks/step_2/task_3\n", step.ID{Job: 1, Step: 2}, true},
+		{"the tasks, by the freezer", "6:freezer:/stepd-0123abcd/job_1/all_tasks/step_2\n0::/\n", step.ID{Job: 1, Step: 2}, true},
 		{"the job's", "0::/stepd-0123abcd/job_1/tasks\n", step.ID{}, false},
 		{"v1 only", "4:memory:/stepd-0123abcd/job_1/step_2/tasks\n", step.ID{Job: 1, Step: 2}, true},
 		{"moved out of v2", "4:memory:/stepd-0123abcd/job_1/step_2\n0::/user.slice\n", step.ID{Job: 1, Step: 2}, true},
@@ -152,21 +153,31 @@ func TestNames(t *testing.T) {
 		t.Errorf("TasksDir = %q, want %q", got, want)
 	}
 	places := map[string]string{"cpuacct": "/sys/fs/cgroup/cpu,cpuacct/" + a + "/job_12/step_4294967291"}
-	if !r.Holds(id, r.StepDir(id), places) || r.Holds(id, r.StepDir(step.ID{}), nil) || r.Holds(id, r.StepDir(id), map[string]string{"memory": "/x"}) {
+	own := StepCgroups{Dir: r.StepDir(id), Tasks: r.TasksDir(id), V1: places}
+	if !r.Holds(id, own) || !r.Holds(id, StepCgroups{Dir: own.Dir}) || r.Holds(id, StepCgroups{Dir: r.StepDir(step.ID{})}) ||
+		r.Holds(id, StepCgroups{Dir: own.Dir, Tasks: "/x"}) || r.Holds(id, StepCgroups{Dir: own.Dir, V1: map[string]string{"memory": "/x"}}) {
 		t.Error("Holds does not know the root's own cgroups")
 	}
-	back, err := RootOf(id, r.StepDir(id), places)
+	back, err := RootOf(id, own)
 	if err != nil || back.Dir() != r.Dir() || len(back.hierarchies) != 1 || back.hierarchies[0] != "/sys/fs/cgroup/cpu,cpuacct/"+a {
 		t.Errorf("RootOf = %v, %v; want %q", back, err, r.Dir())
+	}
+	freezer, err := NewRoot(RootConfig{Parent: "/sys/fs/cgroup/freezer", Freezer: true, Spool: "/var/spool/stepd"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err = RootOf(id, StepCgroups{Dir: freezer.StepDir(id), Tasks: freezer.TasksDir(id)})
+	if err != nil || back.TasksDir(id) != freezer.Dir()+"/job_12/all_tasks/step_4294967291" || freezer.TasksDir(id) != back.TasksDir(id) {
+		t.Errorf("RootOf of a v1 root = %+v, %v", back, err)
 	}
 	if len(r.hierarchies) != 1 {
 		t.Errorf("two controllers of one hierarchy have the roots %q", r.hierarchies)
 	}
 	for _, dir := range []string{"", "/", "/job_12/step_4294967291", "/sys/fs/cgroup/job_12/step_4294967291", "/sys/fs/cgroup/" + a + "/job_12/step_1", a + "/job_12/step_4294967291"} {
-		if back, err := RootOf(id, dir, nil); err == nil {
+		if back, err := RootOf(id, StepCgroups{Dir: dir}); err == nil {
 			t.Errorf("RootOf(%q) = %q, want an error", dir, back.Dir())
 		}
-		if _, err := RootOf(id, r.StepDir(id), map[string]string{"memory": dir}); err == nil {
+		if _, err := RootOf(id, StepCgroups{Dir: own.Dir, V1: map[string]string{"memory": dir}}); err == nil {
 			t.Errorf("RootOf with the v1 cgroup %q: want an error", dir)
 		}
 	}
@@ -306,8 +317,42 @@ func FuzzFindID(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		id, ok := findIn(data, "stepd-0123abcd")
 		job, name := jobName(id.Job)+"/", stepName(id.Step)
-		if text := string(data); ok && !strings.Contains(text, job+name) && !strings.Contains(text, job+jobTasks+"/"+name) {
+		if text := string(data); ok && !strings.Contains(text, job+name) && !strings.Contains(text, job+jobTasks+"/"+name) && !strings.Contains(text, job+jobTasksV1+"/"+name) {
 			t.Errorf("%q is step %v", data, id)
+		}
+	})
+}
+
+func TestCgroupOwns(t *testing.T) {
+	c := NewCgroup(CgroupConfig{Dir: "/sys/fs/cgroup/a/stepd-0123abcd/job_1/step_2", Tasks: "/sys/fs/cgroup/a/stepd-0123abcd/job_1/tasks/step_2"})
+	for in, want := range map[string]bool{
+		"/a/stepd-0123abcd/job_1/tasks/step_2":           true,
+		"/a/stepd-0123abcd/job_1/tasks/step_2/task_0/x":  true,
+		"/a/stepd-0123abcd/job_1/step_2/host":            true,
+		"/../stepd-0123abcd/job_1/tasks/step_2":          true,
+		"/a/stepd-0123abcd/job_1/tasks/step_2 (deleted)": true,
+		"/a/stepd-0123abcd/job_1/tasks/step_21":          false,
+		"/a/stepd-0123abcd/job_1/tasks/step_3":           false,
+		"/a/stepd-0123abcd/job_1/tasks":                  false,
+		"/a/stepd-ffffffff/job_1/tasks/step_2":           false,
+		"/user.slice/user-1000.slice/session-3.scope":    false,
+		"/": false,
+	} {
+		if got := c.owns(in); got != want {
+			t.Errorf("owns(%q) = %v, want %v", in, got, want)
+		}
+	}
+}
+
+func FuzzCgroupIn(f *testing.F) {
+	for _, s := range []string{"9:name=systemd:/x\n6:freezer:/f\n0::/y\n", "0::/a:b\n", "::\n", ""} {
+		f.Add([]byte(s), false)
+		f.Add([]byte(s), true)
+	}
+	f.Fuzz(func(t *testing.T, data []byte, v1 bool) {
+		path, ok := cgroupIn(data, v1)
+		if ok && (!strings.HasPrefix(path, "/") || !strings.Contains(string(data), ":"+path)) {
+			t.Errorf("%q gives %q", data, path)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
+	"stepd/step"
 )
 
 // PGID tracks a step by the process group of its tasks, as Slurm's
@@ -87,6 +88,9 @@ func (p *PGID) PIDs() ([]int, error) {
 	}
 	return livingPIDs(pids)
 }
+
+// Escaped is nothing: there is no cgroup to be moved out of.
+func (p *PGID) Escaped([]int) ([]step.Escape, error) { return nil, nil }
 
 // HasPID tells whether the process is in the group.
 func (p *PGID) HasPID(pid int) (bool, error) {

@@ -57,7 +57,7 @@ func (g *group) ensureJob(job uint32) (j, tasks *group, err error) {
 		return nil, nil, err
 	}
 	if err = j.enable(controllers); err == nil {
-		tasks, err = j.ensure(jobTasks)
+		tasks, err = j.ensure(j.jobTasks())
 	}
 	if err == nil {
 		if err = tasks.enable(controllers); err == nil {

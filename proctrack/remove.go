@@ -20,7 +20,7 @@ func (r *Root) KillStep(ctx context.Context, id step.ID) error {
 	// The daemons first: they could start what is not there yet.
 	errs := []error{
 		destroyIn(ctx, filepath.Join(r.dir, job), name),
-		destroyIn(ctx, filepath.Join(r.dir, job, jobTasks), name),
+		destroyIn(ctx, filepath.Join(r.dir, job, r.jobTasks), name),
 	}
 	// What is left in there was moved out of the tracker's hierarchy.
 	for _, root := range r.hierarchies {
@@ -45,7 +45,7 @@ func destroyIn(ctx context.Context, parent, name string) error {
 // nothing: a step that is left makes it fail with EBUSY.
 func (r *Root) RemoveJob(job uint32) error {
 	name := jobName(job)
-	errs := []error{removeIn(filepath.Join(r.dir, name), jobTasks)}
+	errs := []error{removeIn(filepath.Join(r.dir, name), r.jobTasks)}
 	for _, root := range append([]string{r.dir}, r.hierarchies...) {
 		errs = append(errs, removeIn(root, name))
 	}

@@ -19,8 +19,9 @@ import (
 // so several nodeds never touch each other's. Root holds no descriptor; its
 // methods may be called from several goroutines.
 type Root struct {
-	dir string
-	v1  map[string]string // by controller
+	dir      string
+	jobTasks string
+	v1       map[string]string // by controller
 	// hierarchies are the values of v1, each once: controllers may share one.
 	hierarchies []string
 }
@@ -30,6 +31,8 @@ type RootConfig struct {
 	// Parent is the cgroup in which the root is made: detect.Answer.Parent, on
 	// v2, or in v1's freezer hierarchy.
 	Parent string
+	// Freezer says that Parent is in v1's freezer hierarchy.
+	Freezer bool
 	// V1 are the same in the v1 hierarchies, by controller; nil without any.
 	V1 map[string]string
 	// Spool is the noded's spool.
@@ -52,7 +55,10 @@ func NewRoot(cfg RootConfig) (*Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Root{v1: make(map[string]string)}
+	r := &Root{jobTasks: jobTasks, v1: make(map[string]string)}
+	if cfg.Freezer {
+		r.jobTasks = jobTasksV1
+	}
 	place := func(parent string) (string, error) {
 		if !filepath.IsAbs(parent) {
 			return "", fmt.Errorf("cannot place the cgroup root: %q is not absolute", parent)
@@ -71,10 +77,10 @@ func NewRoot(cfg RootConfig) (*Root, error) {
 	return r, nil
 }
 
-// RootOf returns the root that a step's cgroups lie in: dir as MakeStep gave
-// it, and v1. A noded that was started again elsewhere has a root of its own, and
-// finds by this the steps that the former one started.
-func RootOf(id step.ID, dir string, v1 map[string]string) (*Root, error) {
+// RootOf returns the root that a step's cgroups lie in, as MakeStep gave them. A
+// noded that was started again elsewhere has a root of its own, and finds by
+// this the steps that the former one started. A former version gave no Tasks.
+func RootOf(id step.ID, place StepCgroups) (*Root, error) {
 	suffix := filepath.Join("/", jobName(id.Job), stepName(id.Step))
 	above := func(dir string) (string, error) {
 		root, ok := strings.CutSuffix(filepath.Clean(dir), suffix)
@@ -83,12 +89,15 @@ func RootOf(id step.ID, dir string, v1 map[string]string) (*Root, error) {
 		}
 		return root, nil
 	}
-	r := &Root{v1: make(map[string]string)}
+	r := &Root{jobTasks: jobTasks, v1: make(map[string]string)}
+	if filepath.Base(filepath.Dir(place.Tasks)) == jobTasksV1 {
+		r.jobTasks = jobTasksV1
+	}
 	var err error
-	if r.dir, err = above(dir); err != nil {
+	if r.dir, err = above(place.Dir); err != nil {
 		return nil, err
 	}
-	for controller, dir := range v1 {
+	for controller, dir := range place.V1 {
 		if r.v1[controller], err = above(dir); err != nil {
 			return nil, err
 		}
@@ -98,11 +107,11 @@ func RootOf(id step.ID, dir string, v1 map[string]string) (*Root, error) {
 }
 
 // Holds tells whether the step's cgroups, as MakeStep gave them, are this root's.
-func (r *Root) Holds(id step.ID, dir string, v1 map[string]string) bool {
-	if dir != r.StepDir(id) {
+func (r *Root) Holds(id step.ID, place StepCgroups) bool {
+	if place.Dir != r.StepDir(id) || (place.Tasks != "" && place.Tasks != r.TasksDir(id)) {
 		return false
 	}
-	for controller, dir := range v1 {
+	for controller, dir := range place.V1 {
 		if root, ok := r.v1[controller]; !ok || dir != filepath.Join(root, jobName(id.Job), stepName(id.Step)) {
 			return false
 		}
@@ -149,11 +158,22 @@ func (r *Root) TasksDir(id step.ID) string {
 
 // JobTasksDir is the path of the cgroup of all tasks of the job.
 func (r *Root) JobTasksDir(job uint32) string {
-	return filepath.Join(r.dir, jobName(job), jobTasks)
+	return filepath.Join(r.dir, jobName(job), r.jobTasks)
 }
 
-// jobTasks is the cgroup of all tasks of a job: what limits the job.
-const jobTasks = "tasks"
+// The cgroup of all tasks of a job: what limits the job. Each cgroup of v1 has a
+// file by the name that it has on v2.
+const (
+	jobTasks   = "tasks"
+	jobTasksV1 = "all_tasks"
+)
+
+func (g *group) jobTasks() string {
+	if g.v1 {
+		return jobTasksV1
+	}
+	return jobTasks
+}
 
 func jobName(job uint32) string   { return "job_" + strconv.FormatUint(uint64(job), 10) }
 func stepName(step uint32) string { return "step_" + strconv.FormatUint(uint64(step), 10) }

@@ -61,7 +61,7 @@ func (c *census) root(dir string) error {
 			c.jobs[job] = true
 			c.numbers = append(c.numbers, job)
 		}
-		for _, place := range []string{name, filepath.Join(name, jobTasks)} {
+		for _, place := range []string{name, filepath.Join(name, root.jobTasks())} {
 			if err := c.place(root, place, job); err != nil {
 				return err
 			}
@@ -150,7 +150,7 @@ func idIn(cgroup, root string) (step.ID, bool) {
 		}
 		job, ok1 := number(parts[i+1], "job_")
 		at := i + 2
-		if parts[at] == jobTasks && at+1 < len(parts) {
+		if (parts[at] == jobTasks || parts[at] == jobTasksV1) && at+1 < len(parts) {
 			at++
 		}
 		s, ok2 := number(parts[at], "step_")

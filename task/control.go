@@ -166,6 +166,7 @@ func (s *Step) beginTermination(t *terminator) {
 		s.d.Audience.Log(step.LogError, err.Error())
 	}
 	s.d.Tracker.Signal(syscall.SIGCONT)
+	s.signalEscaped(syscall.SIGTERM)
 	t.wait(s.plan.Spec.KillWaitS)
 }
 
@@ -251,5 +252,6 @@ func (s *Step) killTasks() error {
 	s.evictHost()
 	ctx, cancel := s.killContext()
 	defer cancel()
+	s.signalEscaped(syscall.SIGKILL)
 	return s.killed(s.d.Tracker.Kill(ctx))
 }

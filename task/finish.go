@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 	"time"
 
 	"stepd/step"
@@ -94,6 +95,7 @@ func (s *Step) killRest() error {
 	// need not be moved.
 	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == s.host.PID() })
 	if len(pids) == 0 {
+		s.signalEscaped(syscall.SIGKILL)
 		return nil
 	}
 	return s.killTasks()

@@ -29,6 +29,10 @@ type Tracker interface {
 	Helpers() (*os.File, error)
 	// PIDs lists the tasks' processes, the host not among them.
 	PIDs() ([]int, error)
+	// Escaped finds living processes that were moved out of the step's cgroups:
+	// of these tasks, and of what descends from stepd. Nothing, where there are no
+	// cgroups to be moved out of.
+	Escaped(tasks []int) ([]step.Escape, error)
 	// Signal sends sig to every process of the tasks.
 	Signal(sig syscall.Signal) error
 	// Kill kills every process of the tasks and returns when none is left, or

@@ -63,6 +63,7 @@ type Step struct {
 	childless bool // the reaper has said once that there are no children
 	ends      chan step.TaskEnd
 	execs     chan []int
+	escaped   map[int]bool // told of
 
 	mu    sync.Mutex
 	rec   step.Record              // guarded by mu

@@ -30,15 +30,16 @@ type rig struct {
 	plugins []Plugin
 
 	// What the fakes do.
-	fail   map[string]error  // by call
-	during map[string]func() // by call, before it returns
-	ends   []step.TaskEnd    // what Wait tells
-	places map[int]step.HostPlace
-	left   []int // PIDs
-	hooks  []step.HookTime
-	acct   Accounting
-	dead   bool
-	cgroup int // HostCgroup's, which is that of the tasks; -1 is none
+	fail    map[string]error  // by call
+	during  map[string]func() // by call, before it returns
+	ends    []step.TaskEnd    // what Wait tells
+	places  map[int]step.HostPlace
+	left    []int // PIDs
+	hooks   []step.HookTime
+	acct    Accounting
+	dead    bool
+	escaped []step.Escape
+	cgroup  int // HostCgroup's, which is that of the tasks; -1 is none
 }
 
 const fakeHostPID = 4242
@@ -166,17 +167,18 @@ func (h fakeHost) Crash(rank int, cause string) (*step.HookError, bool) {
 
 type fakeTracker struct{ r *rig }
 
-func (k fakeTracker) Create() error                 { return k.r.note("track") }
-func (k fakeTracker) HostCgroup() (int, bool)       { return k.r.cgroup, k.r.cgroup >= 0 }
-func (k fakeTracker) Add(_, pid int) error          { return k.r.note(fmt.Sprintf("add %d", pid)) }
-func (k fakeTracker) EvictHost(int) error           { return k.r.note("evict") }
-func (k fakeTracker) Helpers() (*os.File, error)    { return nil, nil }
-func (k fakeTracker) PIDs() ([]int, error)          { return k.r.left, k.r.note("pids") }
-func (k fakeTracker) Signal(s syscall.Signal) error { return k.r.note("signal " + unix.SignalName(s)) }
-func (k fakeTracker) Kill(context.Context) error    { return k.r.note("kill") }
-func (k fakeTracker) Freeze(context.Context) error  { return k.r.note("freeze") }
-func (k fakeTracker) Thaw() error                   { return k.r.note("thaw") }
-func (k fakeTracker) Destroy(context.Context) error { return k.r.note("destroy") }
+func (k fakeTracker) Create() error                        { return k.r.note("track") }
+func (k fakeTracker) HostCgroup() (int, bool)              { return k.r.cgroup, k.r.cgroup >= 0 }
+func (k fakeTracker) Add(_, pid int) error                 { return k.r.note(fmt.Sprintf("add %d", pid)) }
+func (k fakeTracker) EvictHost(int) error                  { return k.r.note("evict") }
+func (k fakeTracker) Escaped([]int) ([]step.Escape, error) { return k.r.escaped, nil }
+func (k fakeTracker) Helpers() (*os.File, error)           { return nil, nil }
+func (k fakeTracker) PIDs() ([]int, error)                 { return k.r.left, k.r.note("pids") }
+func (k fakeTracker) Signal(s syscall.Signal) error        { return k.r.note("signal " + unix.SignalName(s)) }
+func (k fakeTracker) Kill(context.Context) error           { return k.r.note("kill") }
+func (k fakeTracker) Freeze(context.Context) error         { return k.r.note("freeze") }
+func (k fakeTracker) Thaw() error                          { return k.r.note("thaw") }
+func (k fakeTracker) Destroy(context.Context) error        { return k.r.note("destroy") }
 
 type fakeMPI struct{ r *rig }
 

@@ -51,7 +51,7 @@ func newTracker(log *logrus.Logger, cfg trackerConfig) (node.Tracker, error) {
 		return &plainTracker{announcer: fell, kind: answer.Kind}, nil
 	}
 	t := &cgroupTracker{announcer: fell, kind: answer.Kind, roots: proctrack.RootConfig{
-		Parent: answer.Parent, V1: answer.V1, Spool: cfg.spool,
+		Parent: answer.Parent, Freezer: answer.Kind == proctrack.KindCgroupV1, V1: answer.V1, Spool: cfg.spool,
 	}}
 	if t.root, err = proctrack.NewRoot(t.roots); err != nil {
 		return nil, err
@@ -225,11 +225,12 @@ func (t *cgroupTracker) Left(id step.ID) ([]string, error) {
 }
 
 func (t *cgroupTracker) EndStep(ctx context.Context, rec *step.Record) error {
-	if err := t.root.KillStep(ctx, rec.ID); err != nil || rec.Cgroup == "" || t.root.Holds(rec.ID, rec.Cgroup, rec.CgroupV1) {
+	place := proctrack.StepCgroups{Dir: rec.Cgroup, Tasks: rec.CgroupTasks, V1: rec.CgroupV1}
+	if err := t.root.KillStep(ctx, rec.ID); err != nil || place.Dir == "" || t.root.Holds(rec.ID, place) {
 		return err
 	}
 	// An earlier noded, started elsewhere, had another root.
-	root, err := proctrack.RootOf(rec.ID, rec.Cgroup, rec.CgroupV1)
+	root, err := proctrack.RootOf(rec.ID, place)
 	if err != nil {
 		return err
 	}
