@@ -191,6 +191,35 @@ func TestRootBindOffline(t *testing.T) {
 	}
 }
 
+// TestRootBindNodes: on a machine of two sockets with a memory node each, as the
+// guest is one, memory is where it was asked for.
+func TestRootBindNodes(t *testing.T) {
+	if !testkit.InGuest() {
+		return // this machine has one node
+	}
+	n := bindingNode(t, "TaskPlugin=task/affinity\n")
+	for options, want := range map[string][]string{
+		"-n2":                                  {"0 0 default", "1 1 default"}, // as many sockets as tasks
+		"-n2 --cpu-bind=ldoms --mem-bind=rank": {"0 0 bind:0", "1 1 bind:1"},
+		"-n2 --cpu-bind=map_ldom:1,0 --mem-bind=map_mem:1,0":      {"0 1 bind:1", "1 0 bind:0"},
+		"-n2 -m block:block --mem-bind=prefer,map_mem:1":          {"0 0 prefer:1", "1 1 prefer:1"},
+		"-n3 -O --cpu-bind=map_ldom:1*2,0 --mem-bind=map_mem:0*3": {"0 1 bind:0", "1 1 bind:0", "2 0 bind:0"},
+	} {
+		if got, r := n.bound(t, strings.Fields(options)...); !slices.Equal(got, want) || r.code != 0 {
+			t.Errorf("%s: got %q, want %q: %v", options, got, want, r)
+		}
+	}
+	// 4 MB in the shell itself: the kernel counts them by node.
+	const fill = `x=$(head -c 4000000 /dev/zero | tr '\0' x); grep -h anon=[0-9][0-9][0-9] /proc/$$/numa_maps; : $x`
+	r := n.ctl(t, "run", "-n1", "--cpu-bind=map_cpu:0", "--mem-bind=map_mem:1", "/bin/sh", "-c", fill)
+	if r.code != 0 || !strings.Contains(r.out, " N1=") || strings.Contains(r.out, " N0=") {
+		t.Errorf("memory of the other node: %v", r)
+	}
+	if r := n.ctl(t, "run", "-n3", "-O", "--mem-bind=rank", "/bin/true"); r.code != 1 || !strings.Contains(r.err, "there is no memory node 2: there are 0-1") {
+		t.Errorf("a task more than nodes: %v", r)
+	}
+}
+
 // TestRootNotBound: without the plugin nothing is bound or told, and where CPUs=
 // is more than there are, who insists hears of it.
 func TestRootNotBound(t *testing.T) {

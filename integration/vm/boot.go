@@ -50,19 +50,35 @@ func (m machine) arguments() []string {
 	kernel := "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check " +
 		"random.trust_cpu=on audit=0 apparmor=0 selinux=0 net.ifnames=0 psi=1 " +
 		"systemd.unified_cgroup_hierarchy=1 systemd.show_status=0"
-	return []string{
+	return append(m.sockets(),
 		// Not microvm: it never exits.
-		"-machine", "q35", "-accel", accel, "-cpu", cpu, "-smp", strconv.Itoa(m.cpus), "-m", strconv.Itoa(m.mem),
+		"-machine", "q35", "-accel", accel, "-cpu", cpu, "-m", strconv.Itoa(m.mem),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-monitor", "none",
 		"-kernel", m.img.path("vmlinuz"), "-initrd", m.img.path("initrd.gz"), "-append", kernel,
 		"-drive", drive(m.img.path("rootfs.ext4"), "snapshot=on"),
 		"-drive", drive(m.disk, "readonly=on"),
-		"-serial", "file:" + escape(m.console()),
+		"-serial", "file:"+escape(m.console()),
 		"-device", "virtio-serial-pci",
 		// Not stdio: the end of its input would close the port.
 		"-chardev", "file,id=results,path=/dev/fd/3", "-device", "virtserialport,chardev=results,name=results",
-		"-chardev", "file,id=journal,path=" + escape(filepath.Join(m.out, "journal.txt")), "-device", "virtserialport,chardev=journal,name=journal",
+		"-chardev", "file,id=journal,path="+escape(filepath.Join(m.out, "journal.txt")), "-device", "virtserialport,chardev=journal,name=journal",
+	)
+}
+
+// sockets makes the guest a machine of two sockets, each with half of the CPUs and
+// of the memory: what is bound to memory nodes shows nowhere else.
+func (m machine) sockets() (args []string) {
+	if m.cpus%2 != 0 {
+		return []string{"-smp", strconv.Itoa(m.cpus)}
 	}
+	half := m.cpus / 2
+	args = []string{"-smp", fmt.Sprintf("%d,sockets=2,cores=%d,threads=1", m.cpus, half)}
+	for node, size := range []int{m.mem / 2, m.mem - m.mem/2} {
+		args = append(args,
+			"-object", fmt.Sprintf("memory-backend-ram,id=memory%d,size=%dM", node, size),
+			"-numa", fmt.Sprintf("node,nodeid=%d,cpus=%d-%d,memdev=memory%d", node, node*half, node*half+half-1, node))
+	}
+	return args
 }
 
 // boot runs the guest to its end, hands its output on line by line, and
