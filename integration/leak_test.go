@@ -111,7 +111,8 @@ func (n *node) ours(pid int) (proc, bool) {
 	}
 	mine := strings.Contains(p.cgroup, "stepd-"+n.hash()) || bytes.Contains(cmdline, []byte(n.dir)) ||
 		bytes.Contains(read("environ"), []byte(n.dir))
-	if !mine || p.comm == "stepctl" || p.comm == "noded" {
+	// The keeper holds the node's scope of systemd for as long as noded lives.
+	if !mine || p.comm == "stepctl" || p.comm == "noded" || (p.comm == "stepd-keeper" && !n.exited()) {
 		return p, false
 	}
 	// noded's own, on a systemd host: it keeps the scope, and ends with noded.

@@ -81,6 +81,10 @@ func exchange(c *stepapi.Conn, m *stepapi.Msg) (*stepapi.Msg, error) {
 	}
 }
 
+// endingGrace is how long the end of a step may take to be heard whose stepd
+// takes no request any more.
+const endingGrace = 5 * time.Second
+
 // cancelLater asks a step to end, without waiting for the answer: a loop that
 // owns another step calls it.
 func (n *Node) cancelLater(f *follower, reason string) {
@@ -97,7 +101,13 @@ func (n *Node) cancelLater(f *follower, reason string) {
 			}
 		}()
 		err := f.cancel(ctx, reason)
-		if err != nil && ctx.Err() == nil {
+		if err == nil {
+			return
+		}
+		// A stepd that has just ended by itself refuses, and its end will be heard.
+		select {
+		case <-ctx.Done():
+		case <-time.After(endingGrace):
 			f.log.Errorf("cannot cancel step: %v", err)
 		}
 	})

@@ -198,6 +198,10 @@ func (w *Watch) tellCounted(rank int, k step.OOMKill, n uint64) {
 	if k.PID != 0 && w.told[k.PID] {
 		n = 0
 	}
+	if w.cfg.Confine.OOMGroup != step.OOMGroupNone && told > 0 {
+		// The kernel counts a victim once more when it kills the group around it.
+		n = 0
+	}
 	var missing uint64
 	if total > told {
 		missing = min(total-told, n)
