@@ -128,7 +128,6 @@ func acctRows(w *tabwriter.Writer, bin, dir, program, gather string, quick bool)
 		for i, c := range l.of {
 			acctRow(w, c.what, l.name, gather, ratios[i], bare[i])
 		}
-		w.Flush()
 	}
 	return nil
 }
