@@ -191,6 +191,24 @@ func TestRootBindOffline(t *testing.T) {
 	}
 }
 
+// TestRootBindInCpuset: with task/cgroup a task comes into its cpuset first, which
+// would undo what was bound before; and it cannot leave the step's CPUs.
+func TestRootBindInCpuset(t *testing.T) {
+	for _, order := range []string{"task/affinity,task/cgroup", "task/cgroup,task/affinity"} {
+		n := startNode(t, site{Real: true, Slurm: "TaskPlugin=" + order + "\n", Cgroup: "ConstrainCores=yes\n"})
+		if runtime.NumCPU() < 2 {
+			missing(t, "a machine of two CPUs is needed")
+		}
+		if got, r := n.bound(t, "-n2", "--cpu-bind=map_cpu:1,0"); r.code != 0 || !slices.Equal(got, []string{"0 1 default", "1 0 default"}) {
+			t.Errorf("%s: got %q, %v", order, got, r)
+		}
+		r := n.ctl(t, "run", "-n1", "--cpu-bind=none", "/bin/sh", "-c", "taskset -c 1 true && echo left; taskset -c 0 true && echo stayed")
+		if r.out != "stayed\n" {
+			t.Errorf("%s: a task of a step with CPU 0: %v", order, r)
+		}
+	}
+}
+
 // TestRootBindNodes: on a machine of two sockets with a memory node each, as the
 // guest is one, memory is where it was asked for.
 func TestRootBindNodes(t *testing.T) {
