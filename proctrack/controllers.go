@@ -10,27 +10,58 @@ import (
 var wanted = [...]string{"cpu", "cpuset", "io", "memory", "pids"}
 
 // delegate enables the wanted controllers for the children of g, as far as g
-// has them, and says of those that stay disabled why that is so: EBUSY where
-// processes are in g itself (cgroup-v2.rst, "No Internal Process Constraint").
+// has them, and says of those that stay disabled why that is so.
 func (g *group) delegate() (missing map[string]string, err error) {
 	missing = make(map[string]string)
 	if g.v1 {
 		return missing, nil
 	}
-	has, err := g.controllers("cgroup.controllers")
+	want, err := g.lacking()
+	if err != nil || len(want) == 0 {
+		return missing, err
+	}
+	why, err := g.keepsAll()
 	if err != nil {
 		return nil, err
 	}
-	has = slices.DeleteFunc(has, func(c string) bool { return !slices.Contains(wanted[:], c) })
-	if g.enable(has) == nil {
+	if why == "" && g.enable(want) == nil {
 		return missing, nil
 	}
-	for _, c := range has {
-		if err := g.enable([]string{c}); err != nil {
+	for _, c := range want {
+		if why != "" {
+			missing[c] = why
+		} else if err := g.enable([]string{c}); err != nil {
 			missing[c] = err.Error()
 		}
 	}
 	return missing, nil
+}
+
+// lacking lists the wanted controllers that g has and its children have not.
+func (g *group) lacking() ([]string, error) {
+	has, err := g.controllers("cgroup.controllers")
+	if err != nil {
+		return nil, err
+	}
+	enabled, err := g.controllers("cgroup.subtree_control")
+	return slices.DeleteFunc(has, func(c string) bool {
+		return !slices.Contains(wanted[:], c) || slices.Contains(enabled, c)
+	}), err
+}
+
+// keepsAll says why none may be enabled: where processes are in g itself, the
+// kernel refuses memory and io, and takes cpu and pids for a wish to have threads
+// in the children, which could hold no processes any more (cgroup-v2.rst,
+// "Threads"). The root of all alone may have processes.
+func (g *group) keepsAll() (why string, err error) {
+	if !g.has("cgroup.type") {
+		return "", nil
+	}
+	pids, err := g.ownPIDs()
+	if err != nil || len(pids) == 0 {
+		return "", err
+	}
+	return fmt.Sprintf("%d processes are in cgroup %q itself, whose controllers can then limit nothing below it", len(pids), g.path), nil
 }
 
 // enable lets these controllers limit the children of g.

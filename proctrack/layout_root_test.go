@@ -295,7 +295,7 @@ func TestRootDelegateSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.close()
-	has, err := root.controllers("cgroup.controllers")
+	has, err := root.delegated()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,8 +304,20 @@ func TestRootDelegateSaysWhy(t *testing.T) {
 	}
 	spawnIn(t, c, `echo ready; exec sleep 1000`)
 	missing, err := c.tasks.delegate()
-	if err != nil || !strings.Contains(missing["memory"], "busy") {
-		t.Errorf("delegate of step %s = %v, %v; want EBUSY for memory", id, missing, err)
+	if err != nil || !strings.Contains(missing["memory"], "1 processes are in cgroup") || len(missing) != len(has) {
+		t.Errorf("delegate of step %s = %v, %v; want a reason for each of %q", id, missing, err, has)
+	}
+	if kind := read(t, c.cfg.Tasks, "cgroup.type"); kind != "domain" {
+		t.Errorf("the cgroup has become %q", kind)
+	}
+	if err := c.Kill(shortly(t)); err != nil {
+		t.Fatal(err)
+	}
+	if missing, err = c.tasks.delegate(); err != nil || len(missing) > 0 {
+		t.Errorf("delegate of an empty group = %v, %v", missing, err)
+	}
+	if got, err := c.tasks.delegated(); err != nil || len(got) != len(has) {
+		t.Errorf("the children have %q (%v), want %q", got, err, has)
 	}
 }
 

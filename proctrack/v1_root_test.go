@@ -15,15 +15,21 @@ import (
 	"stepd/step"
 )
 
-// v1Step is as testStep, by v1's freezer.
-func v1Step(t testing.TB, perTask bool) (*Root, step.ID, *Cgroup) {
+func needFreezer(t testing.TB) (mount string) {
 	t.Helper()
 	testkit.RequireRoot(t)
-	const mount = "/sys/fs/cgroup/freezer"
+	mount = "/sys/fs/cgroup/freezer"
 	var fs unix.Statfs_t
 	if unix.Statfs(mount, &fs) != nil || fs.Type != unix.CGROUP_SUPER_MAGIC {
 		t.Skip("no v1 freezer here")
 	}
+	return mount
+}
+
+// v1Step is as testStep, by v1's freezer.
+func v1Step(t testing.TB, perTask bool) (*Root, step.ID, *Cgroup) {
+	t.Helper()
+	mount := needFreezer(t)
 	r, id := rootAt(t, RootConfig{Parent: mount, Freezer: true}), step.ID{Job: 7, Step: 3}
 	place, err := r.MakeStep(id, nil)
 	if err != nil {
@@ -72,6 +78,7 @@ func spawnAdded(t testing.TB, c *Cgroup, rank int, script string) int {
 }
 
 func TestRootV1KillsWhatTasksStart(t *testing.T) {
+	needFreezer(t)
 	kills := map[string]func(*Cgroup, context.Context) error{
 		"Kill":    (*Cgroup).Kill,
 		"Destroy": (*Cgroup).Destroy,
