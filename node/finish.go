@@ -150,8 +150,11 @@ func (f *follower) endPlace() {
 		}
 		f.n.hold(rec)
 	}
-	f.n.runUnkillable(f.job, f.id)
-	f.n.awaitEmpty(f.id)
+	h := f.n.claimProgram(f.id)
+	f.n.awaitEmpty(f.id) // the drain ends with the processes, not with the program
+	if h != nil {
+		f.n.runUnkillable(f.job, h)
+	}
 }
 
 func (f *follower) removeSocket() {

@@ -13,23 +13,25 @@ import (
 // programMax bounds UnkillableStepProgram, as Slurm does.
 const programMax = 5 * time.Minute
 
-// runUnkillable runs the site's UnkillableStepProgram for a held step, once, as
-// root in the place of the job's prolog and epilog.
-func (n *Node) runUnkillable(j *job, id step.ID) {
+// claimProgram returns the held step for which the site's UnkillableStepProgram
+// is to be run now, once; nil is none.
+func (n *Node) claimProgram(id step.ID) *heldRecord {
 	n.draining.Lock()
+	defer n.draining.Unlock()
 	h := n.held.steps[id]
-	due := n.cfg.UnkillableProgram != "" && h != nil && !h.Programmed
-	if due {
-		h.Programmed = true
-		if err := n.store.putHeld(h); err != nil {
-			n.log.Errorf("%v", err)
-		}
+	if n.cfg.UnkillableProgram == "" || h == nil || h.Programmed {
+		return nil
 	}
-	n.draining.Unlock()
-	if !due {
-		return
+	h.Programmed = true
+	if err := n.store.putHeld(h); err != nil {
+		n.log.Errorf("%v", err)
 	}
-	log := n.log.WithField("step", id.String())
+	return h
+}
+
+// runUnkillable runs it, as root in the place of the job's prolog and epilog.
+func (n *Node) runUnkillable(j *job, h *heldRecord) {
+	log := n.log.WithField("step", h.Rec.ID.String())
 	ctx, cancel := n.untilStopped()
 	defer cancel()
 	ctx, stop := context.WithTimeoutCause(ctx, programMax, fmt.Errorf("did not end within %v", programMax))
