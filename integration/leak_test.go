@@ -115,10 +115,6 @@ func (n *node) ours(pid int) (proc, bool) {
 	if !mine || p.comm == "stepctl" || p.comm == "noded" || (p.comm == "stepd-keeper" && !n.exited()) {
 		return p, false
 	}
-	// noded's own, on a systemd host: it keeps the scope, and ends with noded.
-	if p.comm == "stepd-keeper" && !n.exited() {
-		return p, false
-	}
 	stat := string(read("stat"))
 	if i := strings.LastIndexByte(stat, ')'); i < 0 || len(stat) < i+3 || stat[i+2] == 'Z' || stat[i+2] == 'X' {
 		return p, false
