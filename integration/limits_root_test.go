@@ -237,7 +237,11 @@ done; echo "cuda ${CUDA_VISIBLE_DEVICES-unset} rocr ${ROCR_VISIBLE_DEVICES-unset
 // ConstrainDevices on the hierarchy that this host has, and with device
 // programs on its v2 tree.
 func TestRootDevices(t *testing.T) {
+	_, pure := os.Stat("/sys/fs/cgroup/devices/devices.list")
 	for _, c := range []struct{ name, cgroup string }{{"as it is", ""}, {"programs", "CgroupPlugin=cgroup/v2\n"}} {
+		if pure != nil && c.cgroup != "" {
+			continue // programs are what it has, and were tested
+		}
 		t.Run(c.name, func(t *testing.T) { testDevices(t, c.cgroup) })
 	}
 }
