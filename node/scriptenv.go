@@ -39,6 +39,8 @@ func (n *Node) scriptEnv(j *jobRecord, k scriptKind, control [][]byte, more []st
 	set("SLURM_NODELIST", n.cfg.NodeName)
 	set("SLURM_SCRIPT_CONTEXT", k.context)
 	env = append(env, more...)
+	gpus, _ := gresEnv(n.cfg.Gres, j.Gres, gresScope{batch: true})
+	env = append(env, gpus...)
 	set("SLURM_JOB_CPUS_PER_NODE", strconv.Itoa(cpus))
 	set("SLURM_JOB_NTASKS", strconv.Itoa(j.NTasks))
 	set("SLURM_JOB_NUM_NODES", "1")

@@ -181,6 +181,12 @@ func showStep(doc []byte) error {
 		fmt.Printf("  reason   %s\n", clean(rec.Reason, 400))
 	}
 	fmt.Printf("  name     %s\n  user     %s (uid %d)\n  node     %s, cpus %s\n", clean(rec.Name, 80), rec.User, rec.UID, rec.Node, rec.CPUs)
+	if rec.MemoryMB > 0 {
+		fmt.Printf("  memory   %s\n", step.FormatMB(rec.MemoryMB))
+	}
+	if len(rec.Gres) > 0 {
+		fmt.Printf("  gres     %s\n", clean(step.FormatAllocs(rec.Gres), 400))
+	}
 	if len(rec.Command) > 0 {
 		fmt.Printf("  command  %s\n", clean(strings.Join(rec.Command, " "), 400))
 	}
