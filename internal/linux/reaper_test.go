@@ -209,7 +209,7 @@ func reapWatched(r *Reaper, _ <-chan Exit) error {
 		return err
 	}
 	attr := &syscall.ProcAttr{Files: []uintptr{in.Fd(), tell.Fd(), 2}}
-	parent, _, err := r.Start("/bin/sh", []string{"sh", "-c", "exec 3<&0; (cat <&3; exit 9) & echo $!; wait"}, attr)
+	parent, killed, err := r.Start("/bin/sh", []string{"sh", "-c", "exec 3<&0; (cat <&3; exit 9) & echo $!; wait"}, attr)
 	if err != nil {
 		return err
 	}
@@ -231,6 +231,9 @@ func reapWatched(r *Reaper, _ <-chan Exit) error {
 		return fmt.Errorf("one process was watched twice")
 	}
 	if err := syscall.Kill(parent, syscall.SIGKILL); err != nil {
+		return err
+	}
+	if _, err := take(killed); err != nil { // until then it could reap the child
 		return err
 	}
 	out.Close()
@@ -262,7 +265,7 @@ func deadOrphan(r *Reaper, orphans <-chan Exit) (pid, pidfd int, err error) {
 		return 0, 0, err
 	}
 	attr := &syscall.ProcAttr{Files: []uintptr{in.Fd(), tell.Fd(), 2}}
-	_, _, err = r.Start("/bin/sh", []string{"sh", "-c", "exec 3<&0; (cat <&3; exit 9) & echo $!"}, attr)
+	shell, ended, err := r.Start("/bin/sh", []string{"sh", "-c", "exec 3<&0; (cat <&3; exit 9) & echo $!"}, attr)
 	tell.Close()
 	if err != nil {
 		return 0, 0, err
@@ -271,6 +274,10 @@ func deadOrphan(r *Reaper, orphans <-chan Exit) (pid, pidfd int, err error) {
 		return 0, 0, err
 	}
 	if pidfd, err = PidfdOpen(pid); err != nil {
+		return 0, 0, err
+	}
+	// A shell that lives reaps its children between two commands.
+	if err := wantCode(ended, shell, 0); err != nil {
 		return 0, 0, err
 	}
 	out.Close()
