@@ -96,6 +96,7 @@ func New(cfg Config) *Gatherer {
 	g := &Gatherer{
 		cfg: cfg, place: placeOf(cfg.Proctrack, cfg.Confine), stop: func() {},
 		ranks: make(map[int]int), procs: make(map[int]owner), said: make(map[string]bool),
+		pass: pass{turn: make(chan struct{}, 1)},
 	}
 	g.tasks = make([]account, cfg.NTasks)
 	for rank := range g.tasks {
@@ -183,9 +184,12 @@ func (g *Gatherer) accountOf(rank int) *account {
 // left and before anything is removed, and ends the sampler.
 func (g *Gatherer) Finish() {
 	g.stop()
-	g.sampler.Wait()
+	late := !g.samplerEnds()
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if late {
+		g.complain(fmt.Errorf("a sample has not come back after %v: what has changed since the one before is not known", patience))
+	}
 	if !g.began || g.finished {
 		return
 	}
@@ -195,6 +199,24 @@ func (g *Gatherer) Finish() {
 		g.tasks[rank].now = living{}
 	}
 	g.readCgroups(true)
+}
+
+// samplerEnds waits for the sampler's end, and tells whether it came: the step's
+// end is not to wait for a read of /proc that hangs.
+func (g *Gatherer) samplerEnds() bool {
+	ended := make(chan struct{})
+	go func() { // ends with the sampler, or with stepd
+		g.sampler.Wait()
+		close(ended)
+	}()
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case <-ended:
+		return true
+	case <-t.C:
+		return false
+	}
 }
 
 // readCgroups reads those of the step and, at its end, of each task that has one.

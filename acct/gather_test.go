@@ -392,3 +392,35 @@ func TestSampler(t *testing.T) {
 		})
 	}
 }
+
+// A read that hangs, of a process that nobody can kill, keeps neither the step's
+// end nor who asks for its figures.
+func TestSampleHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		back := make(chan struct{})
+		var log []string
+		g := New(Config{
+			NTasks: 1, Acct: step.Accounting{Gather: step.GatherLinux, FrequencyS: 1},
+			PIDs: func() ([]int, error) { <-back; return nil, nil }, Log: func(text string) { log = append(log, text) },
+		})
+		begin := time.Now()
+		g.Begin(1, false, []int{100})
+		time.Sleep(2 * time.Second) // the sampler hangs
+		g.Sample()
+		g.TaskEnded(end(0, 1000, 64))
+		g.Finish()
+		if took := time.Since(begin); took > 5*time.Second {
+			t.Errorf("the end came after %v", took)
+		}
+		rec := record(g, 1)
+		known(t, "MaxRSS as the kernel told it", rec.Usage.MaxRSSBytes, 64*mb)
+		if len(log) != 1 || !strings.Contains(log[0], "not come back") {
+			t.Errorf("log: %q", log)
+		}
+		close(back)
+		synctest.Wait()
+		if rec := record(g, 1); rec.Usage.Samples != 0 {
+			t.Errorf("%d samples: one was taken in after the end", rec.Usage.Samples)
+		}
+	})
+}

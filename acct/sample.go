@@ -6,7 +6,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"sync"
 	"time"
 )
 
@@ -26,12 +25,37 @@ const (
 
 // pass is one sample under way, or the next one's memory.
 type pass struct {
-	mu    sync.Mutex // held by a sample
-	end   time.Time  // guarded by mu: of the last
+	// turn has a place for who takes the sample. It is no mutex, since a read of
+	// /proc may hang: of a process whose memory map another one has locked, which
+	// waits for a file system that does not answer.
+	turn  chan struct{}
+	end   time.Time // guarded by turn: of the last
 	took  time.Duration
-	procs []seen      // guarded by mu
-	at    map[int]int // guarded by mu: pid to index of procs
+	procs []seen      // guarded by turn
+	at    map[int]int // guarded by turn: pid to index of procs
 }
+
+// patience bounds the wait for a sample under way, by those who can do without.
+const patience = time.Second
+
+// acquire takes the turn, and tells whether it did within limit.
+func (p *pass) acquire(limit time.Duration) bool {
+	select {
+	case p.turn <- struct{}{}:
+		return true
+	default:
+	}
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case p.turn <- struct{}{}:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+func (p *pass) release() { <-p.turn }
 
 // seen is one living process.
 type seen struct {
@@ -79,9 +103,11 @@ func (g *Gatherer) Sample() {
 }
 
 func (g *Gatherer) sampleIfOlder(age time.Duration) {
-	g.pass.mu.Lock()
+	if !g.pass.acquire(patience) {
+		return // what the last one has seen is all that is known
+	}
 	last, took := g.pass.end, g.pass.took
-	g.pass.mu.Unlock()
+	g.pass.release()
 	if time.Since(last) >= max(age, costShare*took) {
 		g.sample(context.Background())
 	}
@@ -90,8 +116,10 @@ func (g *Gatherer) sampleIfOlder(age time.Duration) {
 // sample reads every process of the tasks once and returns how long it took.
 func (g *Gatherer) sample(ctx context.Context) (took time.Duration) {
 	p := &g.pass
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	if !p.acquire(patience) {
+		return 0
+	}
+	defer p.release()
 	g.mu.Lock()
 	if !g.began || g.finished {
 		g.mu.Unlock()
@@ -108,7 +136,7 @@ func (g *Gatherer) sample(ctx context.Context) (took time.Duration) {
 	err := g.readAll(ctx, p, host)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err == nil {
+	if err == nil && !g.finished { // who hung until after the end knows nothing of it
 		g.merge(p)
 	}
 	g.complain(err)

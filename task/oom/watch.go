@@ -42,7 +42,7 @@ type Watch struct {
 	// search is the whole log, for searchLog, and logged the victims that were
 	// found in it. Only Run's goroutine uses them.
 	search *kmsg
-	logged map[int]victim
+	logged map[int]loggedKill
 	// noLog leaves the kernel's log alone, for tests.
 	noLog bool
 
@@ -50,11 +50,20 @@ type Watch struct {
 	stopped chan struct{}
 	start   time.Duration // CLOCK_MONOTONIC at PreSetuid
 
-	mu    sync.Mutex
-	pids  map[int]int    // guarded by mu: a task's own process to its rank
-	ranks map[int]int    // guarded by mu: the other way round
-	told  map[int]bool   // guarded by mu: victims by pid
-	count map[int]uint64 // guarded by mu: kills told, by rank; noRank for others
+	mu sync.Mutex
+	// pids are the tasks' own processes, to their ranks, until they end: their
+	// numbers may be others' then. ranks is the other way round, and stays.
+	pids  map[int]int           // guarded by mu
+	ranks map[int]int           // guarded by mu
+	since map[int]time.Duration // guarded by mu: CLOCK_MONOTONIC when a rank's process was noted
+	told  map[int]bool          // guarded by mu: victims by pid
+	count map[int]uint64        // guarded by mu: kills told, by rank; noRank for others
+}
+
+// loggedKill is a kill in the kernel's log, and when it was.
+type loggedKill struct {
+	victim
+	at time.Duration // CLOCK_MONOTONIC
 }
 
 // noRank stands for the processes of no known task.
@@ -64,7 +73,7 @@ const noRank = -1
 func New(cfg Config) *Watch {
 	w := &Watch{
 		cfg: cfg, pids: make(map[int]int), ranks: make(map[int]int), told: make(map[int]bool),
-		count: make(map[int]uint64),
+		count: make(map[int]uint64), since: make(map[int]time.Duration),
 	}
 	if dir, ok := cfg.Confine.V1["memory"]; ok {
 		w.dir, w.v1 = dir, true
@@ -115,7 +124,7 @@ func (w *Watch) PreLaunch(*step.Launch) error { return nil }
 func (w *Watch) PreLaunchPriv(rank, pid int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.pids[pid], w.ranks[rank] = rank, pid
+	w.pids[pid], w.ranks[rank], w.since[rank] = rank, pid, monotonic()
 	return nil
 }
 
@@ -125,12 +134,15 @@ func (w *Watch) PostTerm(end step.TaskEnd) {
 	sig, signaled := end.Status.Signaled()
 	killed := !end.Lost && signaled && sig == syscall.SIGKILL
 	w.mu.Lock()
-	pid := w.ranks[end.Rank]
+	pid, since := w.ranks[end.Rank], w.since[end.Rank]
 	w.mu.Unlock()
+	// The kernel logs a kill before it sends the signal. What it says of this
+	// number from now on is of another process, perhaps of another job.
+	defer w.forget(pid)
 	if w.dir == "" {
 		// Its memory was not limited, so it may have been the machine's.
 		if killed {
-			w.searchLog(pid)
+			w.searchLog(pid, since)
 		}
 		return
 	}
@@ -141,6 +153,13 @@ func (w *Watch) PostTerm(end step.TaskEnd) {
 		// The counter rises before the signal is sent.
 		w.tellCounted(end.Rank, step.OOMKill{PID: pid, Command: filepath.Base(w.cfg.Command)}, 1)
 	}
+}
+
+// forget a task's process that has ended.
+func (w *Watch) forget(pid int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.pids, pid)
 }
 
 // PostStep tells the kills that nothing else has told, and ends the watch. It
@@ -242,31 +261,33 @@ func (w *Watch) readLog() error {
 	return err
 }
 
-// searchLog looks for a process in all of the log, from the step's start on. The
+// searchLog looks for a process in all of the log, from since on: a kill before
+// that was of an earlier process with its number. The
 // log is read once: each further search reads what has come since, or the ends of
 // a thousand tasks would cost a second and more.
-func (w *Watch) searchLog(pid int) {
+func (w *Watch) searchLog(pid int, since time.Duration) {
 	if w.search == nil {
 		log, err := openKmsg(true)
 		if err != nil {
 			return // nobody has said that memory was the cause
 		}
-		w.search, w.logged = log, make(map[int]victim)
+		w.search, w.logged = log, make(map[int]loggedKill)
 	}
 	err := w.search.drain(func(r record) {
-		if v, ok := parseVictim(r.text); ok && time.Duration(r.micros)*time.Microsecond >= w.start && len(w.logged) < loggedMax {
-			w.logged[v.pid] = v
+		at := time.Duration(r.micros) * time.Microsecond
+		if v, ok := parseVictim(r.text); ok && at >= w.start && len(w.logged) < loggedMax {
+			w.logged[v.pid] = loggedKill{v, at}
 		}
 	})
 	if err != nil {
 		w.cfg.Problem(err.Error())
 	}
 	v, ok := w.logged[pid]
-	if !ok {
+	if !ok || v.at < since {
 		return
 	}
 	w.mu.Lock()
-	kill, ok := w.attribute(v)
+	kill, ok := w.attribute(v.victim)
 	w.mu.Unlock()
 	if ok {
 		w.cfg.Killed(kill)
