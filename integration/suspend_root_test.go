@@ -296,3 +296,20 @@ func TestRootSuspendLaunch(t *testing.T) {
 	}
 	n.checkClean(t)
 }
+
+// TestRootSuspendJobPart: who resumes a job hears of the step that stays
+// suspended, since root has suspended it by itself.
+func TestRootSuspendJobPart(t *testing.T) {
+	n := startNode(t, site{})
+	p, id := n.startTicker(t)
+	job, _, _ := strings.Cut(id, ".")
+	ok(t, "root's suspend of the step", n.ctlRoot(t, "suspend", id))
+	ok(t, "the owner's suspend of the job", n.ctl(t, "suspend", job))
+	refused(t, "the owner's resume", n.ctl(t, "resume", job), "not all of its steps", id, "was suspended by root")
+	n.ticks(t, id, false)
+	ok(t, "root's resume of the step", n.ctlRoot(t, "resume", id))
+	n.ticks(t, id, true)
+	ok(t, "cancel", n.ctl(t, "cancel", id))
+	p.wait(t)
+	n.checkClean(t)
+}

@@ -44,9 +44,15 @@ func (s *service) Suspend(ctx context.Context, in *api.StepRef) (*api.Empty, err
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	told, err := s.n.eachStep(recs, func(f *follower) error { return f.suspend(ctx, who.UID) })
-	if err != nil && told > 0 {
-		s.n.log.WithField("job", j.ID).Warnf("%v", err)
+	_, err = s.n.eachStep(recs, func(f *follower) error {
+		err := f.suspend(ctx, who.UID)
+		if rec := f.record(); rec.Suspended != nil || f.isEnding(rec) {
+			return nil // it stands still, or will not run
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, errNoStep) {
+		return nil, status.Errorf(codes.FailedPrecondition, "job %d is suspended, but not all of its steps: %v", j.ID, err)
 	}
 	return &api.Empty{}, nil
 }
@@ -66,18 +72,41 @@ func (s *service) Unsuspend(ctx context.Context, in *api.StepRef) (*api.Empty, e
 	if was != nil && was.By == 0 && !who.Root() {
 		return nil, status.Errorf(codes.PermissionDenied, "permission denied: job %d was suspended by root", j.ID)
 	}
-	told, err := s.n.eachStep(recs, resume)
 	if was == nil {
+		told, err := s.n.eachStep(recs, resume)
 		if told > 0 { // some were, and those that were not need no word
 			return &api.Empty{}, nil
 		}
 		return answer(told, err)
 	}
+	_, err = s.n.eachStep(recs, func(f *follower) error {
+		err := resume(f)
+		if rec := f.record(); err != nil && (rec.Suspended == nil || f.isEnding(rec)) {
+			return nil // it was resumed by itself, or does not run any more
+		}
+		return err
+	})
 	if err := s.n.setSuspended(j, nil); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
+	if err != nil && !errors.Is(err, errNoStep) {
+		return nil, status.Errorf(codes.FailedPrecondition, "job %d is resumed, but not all of its steps: %v", j.ID, err)
+	}
 	return &api.Empty{}, nil
 }
+
+// isEnding tells whether the step has nothing left that could stand still.
+func (f *follower) isEnding(rec *step.Record) bool {
+	select {
+	case <-f.ended:
+		return true
+	default:
+		return rec.State == step.Completing || rec.State.Final()
+	}
+}
+
+// errNoStep is eachStep's word for none of the steps running.
+var errNoStep = errors.New("it has ended")
 
 // toStop is who asks, and the steps that he may act on.
 func (s *service) toStop(ctx context.Context, in *api.StepRef) (api.Peer, []*step.Record, error) {
@@ -112,7 +141,7 @@ func (n *Node) eachStep(recs []*step.Record, ask func(*follower) error) (told in
 	}
 	wg.Wait()
 	if told == 0 && err == nil {
-		err = errors.New("it has ended")
+		err = errNoStep
 	}
 	return told, err
 }
