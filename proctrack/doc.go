@@ -22,6 +22,18 @@
 //	ROOT/job_N/step_S
 //
 // The package limits no resource: it makes the places where limits are written.
+//
+// Slurm's plugin of this kind is found here as
+//
+//	proctrack_p_create           Root.MakeStep (noded), Tracker.Create (stepd)
+//	proctrack_p_add              Tracker.Add; Root.AddStepd
+//	proctrack_p_signal           Tracker.Signal; Kill, Freeze and Thaw besides
+//	proctrack_p_destroy          Tracker.Destroy, Root.KillStep
+//	proctrack_p_find             Root.Find
+//	proctrack_p_has_pid          Tracker.HasPID
+//	proctrack_p_wait             Tracker.Wait
+//	proctrack_p_get_pids         Tracker.PIDs; Root.Processes of the daemons
+//	the container id (64 bits)   Tracker.ContainerID
 package proctrack
 
 import (

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -321,6 +322,24 @@ func FuzzFindID(f *testing.F) {
 			t.Errorf("%q is step %v", data, id)
 		}
 	})
+}
+
+func TestEnabledFrom(t *testing.T) {
+	for from, want := range map[string]string{
+		"":         "/c/a/b /c/a/b/X",
+		"/c":       "/c /c/a /c/a/b /c/a/b/X",
+		"/c/a/b":   "/c/a/b /c/a/b/X",
+		"/c/other": "/c/a/b /c/a/b/X",
+	} {
+		r, err := NewRoot(RootConfig{Parent: "/c/a/b", EnableFrom: from, Spool: "/spool"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := strings.ReplaceAll(strings.Join(r.enabledFrom(), " "), filepath.Base(r.Dir()), "X")
+		if got != want {
+			t.Errorf("from %q: %q, want %q", from, got, want)
+		}
+	}
 }
 
 func TestCgroupOwns(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -17,16 +18,20 @@ import (
 // The error is a *SurvivorsError when ctx ends first.
 func (r *Root) KillStep(ctx context.Context, id step.ID) error {
 	job, name := jobName(id.Job), stepName(id.Step)
-	// The daemons first: they could start what is not there yet.
-	errs := []error{
-		destroyIn(ctx, filepath.Join(r.dir, job), name),
-		destroyIn(ctx, filepath.Join(r.dir, job, r.jobTasks), name),
+	// Side by side: a process of the one that does not end must not keep those of
+	// the other alive.
+	var errs [2]error
+	var both sync.WaitGroup
+	for i, dir := range []string{job, filepath.Join(job, r.jobTasks)} {
+		both.Go(func() { errs[i] = destroyIn(ctx, filepath.Join(r.dir, dir), name) })
 	}
+	both.Wait()
+	err := errors.Join(errs[:]...)
 	// What is left in there was moved out of the tracker's hierarchy.
 	for _, root := range r.hierarchies {
-		errs = append(errs, destroyIn(ctx, filepath.Join(root, job), name))
+		err = errors.Join(err, destroyIn(ctx, filepath.Join(root, job), name))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 func destroyIn(ctx context.Context, parent, name string) error {

@@ -20,6 +20,7 @@ import (
 // methods may be called from several goroutines.
 type Root struct {
 	dir      string
+	from     string
 	jobTasks string
 	v1       map[string]string // by controller
 	// hierarchies are the values of v1, each once: controllers may share one.
@@ -33,6 +34,9 @@ type RootConfig struct {
 	Parent string
 	// Freezer says that Parent is in v1's freezer hierarchy.
 	Freezer bool
+	// EnableFrom is a v2 cgroup above Parent from which on downwards controllers
+	// are enabled; "" is Parent.
+	EnableFrom string
 	// V1 are the same in the v1 hierarchies, by controller; nil without any.
 	V1 map[string]string
 	// Spool is the noded's spool.
@@ -55,7 +59,7 @@ func NewRoot(cfg RootConfig) (*Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Root{jobTasks: jobTasks, v1: make(map[string]string)}
+	r := &Root{jobTasks: jobTasks, from: filepath.Clean(cfg.EnableFrom), v1: make(map[string]string)}
 	if cfg.Freezer {
 		r.jobTasks = jobTasksV1
 	}
@@ -183,23 +187,43 @@ func stepName(step uint32) string { return "step_" + strconv.FormatUint(uint64(s
 // kernel lets us; missing says of which this is not so, and why. Those that the
 // kernel or the parent has not got are not among them.
 func (r *Root) Ensure() (missing map[string]string, err error) {
-	parent, err := openGroup(filepath.Dir(r.dir))
-	if err != nil {
-		return nil, err
+	missing = make(map[string]string)
+	for _, dir := range r.enabledFrom() {
+		g, err := openGroup(dir)
+		if err != nil {
+			return nil, err
+		}
+		there, err := g.delegate()
+		maps.Copy(missing, there)
+		if err == nil && dir == filepath.Dir(r.dir) {
+			err = ensureIn(g, filepath.Base(r.dir))
+		}
+		g.close()
+		if err != nil {
+			return nil, err
+		}
 	}
-	defer parent.close()
-	missing, err = parent.delegate()
-	if err != nil {
-		return nil, err
+	return missing, nil
+}
+
+// enabledFrom lists the groups that enable controllers, the highest first; the
+// root is the last.
+func (r *Root) enabledFrom() []string {
+	dirs := []string{r.dir, filepath.Dir(r.dir)}
+	for at := dirs[1]; strings.HasPrefix(at, r.from+"/"); {
+		at = filepath.Dir(at)
+		dirs = append(dirs, at)
 	}
-	root, err := parent.ensure(filepath.Base(r.dir))
-	if err != nil {
-		return nil, err
+	slices.Reverse(dirs)
+	return dirs
+}
+
+func ensureIn(g *group, name string) error {
+	child, err := g.ensure(name)
+	if err == nil {
+		child.close()
 	}
-	defer root.close()
-	below, err := root.delegate()
-	maps.Copy(missing, below)
-	return missing, err
+	return err
 }
 
 // Controllers lists the v2 controllers that limit what is below the root.

@@ -22,6 +22,7 @@ import (
 	"stepd/internal/testkit"
 	"stepd/proctrack"
 	"stepd/proctrack/detect"
+	"stepd/slurmconf"
 	"stepd/step"
 )
 
@@ -429,7 +430,7 @@ func TestRootNodedInKilledCgroup(t *testing.T) {
 	parent := t.TempDir()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	tracker, err := newTracker(log, trackerConfig{wish: detect.Wish{IgnoreSystemd: true}, spool: parent})
+	tracker, err := newTracker(log, trackerConfig{cgroup: slurmconf.Cgroup{IgnoreSystemd: true}, spool: parent})
 	if err != nil {
 		t.Fatal(err)
 	}

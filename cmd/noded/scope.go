@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ import (
 // gone is made again.
 type scope struct {
 	name    string // of the unit
+	slice   string // that it lies in, "" is systemd's own choice, system.slice
 	mount   string // of cgroup v2
 	program string // spankhost
 	// patience bounds the wait for systemd.
@@ -41,7 +43,7 @@ const (
 	scopeName = "stepd.scope"
 	// scopePatience is added to SystemdTimeout, which is short for a host that
 	// boots.
-	scopePatience = 10 * time.Second
+	scopePatience = 30 * time.Second
 	// scopeTries bounds how often a scope is asked for whose name is taken by one
 	// that goes away, and scopePause is between them.
 	scopeTries = 20
@@ -149,7 +151,7 @@ func (s *scope) start(ctx context.Context, conn *systemd.Conn, pid int) error {
 	done := make(chan string, 1) // size 1: the sender is the connection's reader
 	_, err := conn.StartTransientUnitContext(ctx, s.name, "fail", []systemd.Property{
 		systemd.PropDescription("Job steps of stepd"),
-		systemd.PropSlice("system.slice"),
+		systemd.PropSlice(cmp.Or(s.slice, "system.slice")),
 		systemd.PropPids(uint32(pid)),
 		property("Delegate", true),
 		property("TasksMax", uint64(math.MaxUint64)), // users' limits are the steps'

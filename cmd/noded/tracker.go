@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -18,6 +17,7 @@ import (
 	"stepd/node"
 	"stepd/proctrack"
 	"stepd/proctrack/detect"
+	"stepd/slurmconf"
 	"stepd/step"
 )
 
@@ -28,18 +28,20 @@ var (
 
 // trackerConfig is what the site and the command line say.
 type trackerConfig struct {
-	wish  detect.Wish
-	spool string
+	proctrackType string
+	spool         string
 	// isDefault says that the spool is the one that a noded has by default.
 	isDefault bool
 	spankhost string
-	// systemdTimeout is how long systemd may take (cgroup.conf).
-	systemdTimeout time.Duration
+	cgroup    slurmconf.Cgroup
 }
 
 // newTracker finds out what the node can do, and announces what is not had.
 func newTracker(log *logrus.Logger, cfg trackerConfig) (node.Tracker, error) {
-	answer, err := detect.Detect(cfg.wish)
+	answer, err := detect.Detect(detect.Wish{
+		ProctrackType: cfg.proctrackType, Plugin: cfg.cgroup.CgroupPlugin,
+		Mountpoint: cfg.cgroup.CgroupMountpoint, IgnoreSystemd: cfg.cgroup.IgnoreSystemd,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -53,13 +55,16 @@ func newTracker(log *logrus.Logger, cfg trackerConfig) (node.Tracker, error) {
 	t := &cgroupTracker{announcer: fell, kind: answer.Kind, roots: proctrack.RootConfig{
 		Parent: answer.Parent, Freezer: answer.Kind == proctrack.KindCgroupV1, V1: answer.V1, Spool: cfg.spool,
 	}}
+	if cfg.cgroup.EnableControllers {
+		t.roots.EnableFrom = answer.Mount // "" on v1
+	}
 	if t.root, err = proctrack.NewRoot(t.roots); err != nil {
 		return nil, err
 	}
 	if answer.Scope {
 		t.scope = &scope{
-			name: filepath.Base(t.root.Dir()) + ".scope", mount: answer.Mount,
-			program: cfg.spankhost, patience: cfg.systemdTimeout + scopePatience,
+			name: filepath.Base(t.root.Dir()) + ".scope", slice: cfg.cgroup.CgroupSlice, mount: answer.Mount,
+			program: cfg.spankhost, patience: cfg.cgroup.SystemdTimeout + scopePatience,
 		}
 		if cfg.isDefault {
 			t.scope.name = scopeName

@@ -15,7 +15,6 @@ import (
 	"stepd/mpi"
 	"stepd/node"
 	"stepd/proctrack"
-	"stepd/proctrack/detect"
 	"stepd/slurmconf"
 	"stepd/spank"
 	"stepd/spank/lint"
@@ -50,12 +49,8 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		return node.Config{}, err
 	}
 	tracker, err := newTracker(log, trackerConfig{
-		wish: detect.Wish{
-			ProctrackType: s.conf.ProctrackType, Plugin: s.conf.Cgroup.CgroupPlugin,
-			Mountpoint: s.conf.Cgroup.CgroupMountpoint, IgnoreSystemd: s.conf.Cgroup.IgnoreSystemd,
-		},
+		proctrackType: s.conf.ProctrackType, cgroup: s.conf.Cgroup, spankhost: spankhost,
 		spool: s.spool, isDefault: filepath.Clean(s.spool) == slurmconf.DefaultSpool,
-		spankhost: spankhost, systemdTimeout: s.conf.Cgroup.SystemdTimeout,
 	})
 	if err != nil {
 		return node.Config{}, err

@@ -1,6 +1,8 @@
 package guest
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -114,5 +116,62 @@ func TestGuestScopeAgain(t *testing.T) {
 	<-s.ended
 	if code := s.client.ProcessState.ExitCode(); code == 0 {
 		t.Errorf("a step whose scope was stopped ended with code 0: %s", &s.out)
+	}
+}
+
+// TestGuestLadder: what a node on systemd makes of less than a scope, and that it
+// says so.
+func TestGuestLadder(t *testing.T) {
+	startUnit(t)
+	for _, tc := range []struct {
+		name, conf, dropIn string
+		tracker, cgroup    string // of a task
+		fallback           string // "" none
+	}{
+		{name: "another slice", conf: "CgroupSlice=jobs.slice\nEnableControllers=yes\n", tracker: "cgroup/v2", cgroup: "0::/jobs.slice/stepd.scope/stepd-"},
+		{name: "systemd ignored", conf: "IgnoreSystemd=yes\n", tracker: "cgroup/v2", cgroup: "0::/stepd-"},
+		{name: "no D-Bus", dropIn: "InaccessiblePaths=/run/dbus /run/systemd/private\n", tracker: "cgroup/v2", cgroup: "0::/stepd-", fallback: "scope of systemd"},
+		{name: "read-only", dropIn: "ProtectControlGroups=yes\n", tracker: "linuxproc", cgroup: "0::/system.slice/noded.service", fallback: "read-only file system"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			systemctl(t, "stop", "noded")
+			const unit = "/run/systemd/system/noded.service.d"
+			if err := errors.Join(os.MkdirAll("/etc/stepd", 0o755), os.MkdirAll(unit, 0o755),
+				os.WriteFile("/etc/stepd/slurm.conf", nil, 0o644),
+				os.WriteFile("/etc/stepd/cgroup.conf", []byte(tc.conf), 0o644),
+				os.WriteFile(unit+"/test.conf", []byte("[Service]\n"+tc.dropIn), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				systemctl(t, "stop", "noded")
+				os.RemoveAll("/etc/stepd")
+				os.RemoveAll(unit)
+				systemctl(t, "daemon-reload")
+				systemctl(t, "start", "noded")
+			}()
+			systemctl(t, "daemon-reload")
+			systemctl(t, "start", "noded")
+			out, err := exec.Command("stepctl", "node", "status", "--json").CombinedOutput()
+			var doc struct {
+				Node struct {
+					Proctrack string
+					Fallbacks []struct{ What, Why string }
+				}
+			}
+			if err = errors.Join(err, json.Unmarshal(out, &doc)); err != nil {
+				t.Fatalf("node status: %v: %s", err, out)
+			}
+			n := doc.Node
+			if n.Proctrack != tc.tracker || (tc.fallback == "") != (len(n.Fallbacks) == 0) {
+				t.Errorf("node status: %s", out)
+			}
+			if tc.fallback != "" && !strings.Contains(fmt.Sprint(n.Fallbacks), tc.fallback) {
+				t.Errorf("fallbacks %+v, want %q", n.Fallbacks, tc.fallback)
+			}
+			out, err = exec.Command("stepctl", "run", "--uid=nobody", "-D", "/", "cat", "/proc/self/cgroup").CombinedOutput()
+			if err != nil || !strings.HasPrefix(string(out), tc.cgroup) {
+				t.Errorf("a task is in %q (%v), want %q", out, err, tc.cgroup)
+			}
+		})
 	}
 }
