@@ -44,6 +44,11 @@ type Device struct {
 // Rule is the device in the form of the v1 files devices.deny and devices.allow.
 func (d Device) Rule() string { return fmt.Sprintf("%s %d:%d rwm", d.Type, d.Major, d.Minor) }
 
+// Same tells whether both are one device, wherever their nodes are.
+func (d Device) Same(o Device) bool {
+	return d.Type == o.Type && d.Major == o.Major && d.Minor == o.Minor
+}
+
 // Gres is one line of the node's generic resources. Devices of one name are
 // numbered through all of its lines, in their order.
 type Gres struct {

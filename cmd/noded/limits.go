@@ -227,7 +227,7 @@ func (l *limits) denied(has []step.GresAlloc) ([]step.Device, error) {
 					return nil, fmt.Errorf("gres/%s %d cannot be refused to others: %w", g.Name, g.First+i, err)
 				case given:
 					allow = append(allow, d)
-				default:
+				case !slices.ContainsFunc(deny, d.Same):
 					deny = append(deny, d)
 				}
 			}
@@ -235,7 +235,7 @@ func (l *limits) denied(has []step.GresAlloc) ([]step.Device, error) {
 	}
 	// One node may belong to two resources.
 	return slices.DeleteFunc(deny, func(d step.Device) bool {
-		return slices.ContainsFunc(allow, func(a step.Device) bool { return a.Rule() == d.Rule() })
+		return slices.ContainsFunc(allow, d.Same)
 	}), nil
 }
 

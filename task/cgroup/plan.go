@@ -271,7 +271,7 @@ func (p *planner) devices() {
 	// What the job is denied the step is, too.
 	var rest []step.Device
 	for _, d := range p.ask.Denied {
-		if !slices.ContainsFunc(p.ask.JobDenied, func(o step.Device) bool { return o.Rule() == d.Rule() }) {
+		if !slices.ContainsFunc(p.ask.JobDenied, d.Same) {
 			rest = append(rest, d)
 		}
 	}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"stepd/node"
+	"stepd/slurmconf"
+	"stepd/step"
+)
+
+// fakePlaces is a pure v2 host whose root is a directory of the test's.
+type fakePlaces struct {
+	root        string
+	controllers node.Controllers
+}
+
+func (f fakePlaces) Kind() string                       { return "cgroup/v2" }
+func (f fakePlaces) Controllers() node.Controllers      { return f.controllers }
+func (f fakePlaces) Roots() (string, map[string]string) { return f.root, nil }
+func (f fakePlaces) Places(step.ID) places {
+	job := filepath.Join(f.root, "job_1/tasks")
+	return places{tracked: job + "/step_0", jobV2: job, stepV2: job + "/step_0"}
+}
+
+// limitsOf are the limits of a site with this cgroup.conf, on a host whose root
+// has these files.
+func limitsOf(t *testing.T, conf func(*slurmconf.Config), files map[string]string) *limits {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(root, name), []byte(text+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := &slurmconf.Config{TaskPlugin: []string{"task/affinity", "task/cgroup"}}
+	c.Cgroup.AllowedRAMSpace, c.Cgroup.MaxRAMPercent, c.Cgroup.MaxSwapPercent, c.Cgroup.MinRAMSpace = 100, 100, 100, 30
+	conf(c)
+	at := fakePlaces{root, node.Controllers{V2: []string{"cpuset", "memory"}}}
+	return newLimits(c, at, gresOf(c), 4<<30, true)
+}
+
+func limitedSpec(change func(*step.Spec)) *step.Spec {
+	s := &step.Spec{CPUs: "0", JobCPUs: "0-1", MemoryMB: 1024, JobMemoryMB: 2048}
+	if change != nil {
+		change(s)
+	}
+	return s
+}
+
+func TestLimitsRefuse(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		conf  func(*slurmconf.Config)
+		files map[string]string
+		want  string
+	}{
+		{"over the parent's", func(c *slurmconf.Config) { c.Cgroup.ConstrainRAMSpace = true }, map[string]string{"memory.max": "536870912"}, "it needs 1 GB of memory, and cgroup"},
+		{"a limit above that is none", func(c *slurmconf.Config) { c.Cgroup.ConstrainRAMSpace = true }, map[string]string{"memory.max": "much"}, `"much" is neither a number nor "max"`},
+		{"offline", func(c *slurmconf.Config) { c.Cgroup.ConstrainCores = true }, map[string]string{"cpuset.cpus.effective": "0,2-3"}, "of which 1 are offline or not in noded's cpuset (0,2-3)"},
+		{"a device that is gone", func(c *slurmconf.Config) {
+			c.Cgroup.ConstrainDevices = true
+			c.Gres = []slurmconf.Gres{{Name: "card", Count: 1, Files: []string{"/dev/stepd-none"}}}
+		}, nil, `gres/card 0: cannot find device`},
+		{"a device that is none", func(c *slurmconf.Config) {
+			c.Cgroup.ConstrainDevices = true
+			c.Gres = []slurmconf.Gres{{Name: "other", Count: 1, Files: []string{"/etc"}}}
+		}, nil, `gres/other 0 cannot be refused to others: cannot use "/etc" as a device`},
+	} {
+		l := limitsOf(t, c.conf, c.files)
+		_, err := l.Plan(limitedSpec(func(s *step.Spec) {
+			s.JobGres = []step.GresAlloc{{Name: "card", Count: 1, Index: []int{0}}}
+			s.StepGres = s.JobGres
+		}))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+	}
+}
+
+// Devices of all lines of a name are numbered, one node of two resources is
+// refused to nobody who has either, and what is gone needs no refusal.
+func TestLimitsDevices(t *testing.T) {
+	l := limitsOf(t, func(c *slurmconf.Config) {
+		c.Cgroup.ConstrainDevices = true
+		c.Gres = []slurmconf.Gres{
+			{Name: "gpu", Type: "a", Count: 2, Files: []string{"/dev/null", "/dev/zero"}, Flags: []string{slurmconf.GresNvidiaEnv}},
+			{Name: "gpu", Type: "b", Count: 1, Files: []string{"/dev/full"}},
+			{Name: "shard", Count: 1, Files: []string{"/dev/zero"}},
+			{Name: "gone", Count: 1, Files: []string{"/dev/stepd-none"}},
+			{Name: "scratch", Count: 100},
+		}
+	}, nil)
+	if g := l.gres; g[0].First != 0 || g[1].First != 2 || g[2].First != 0 || strings.Join(g[0].Env, " ") != "CUDA_VISIBLE_DEVICES" || g[4].Files != nil {
+		t.Errorf("numbered as %+v", g)
+	}
+	p, err := l.Plan(limitedSpec(func(s *step.Spec) {
+		s.JobGres = []step.GresAlloc{{Name: "gpu", Type: "a", Count: 1, Index: []int{0}}, {Name: "shard", Count: 1, Index: []int{0}}}
+		s.StepGres = s.JobGres[:1]
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, w := range p.Writes {
+		got = append(got, w.Level+" "+w.Value)
+	}
+	if want := "job deny c 1:7 rwm; step deny c 1:5 rwm"; strings.Join(got, "; ") != want {
+		t.Errorf("writes %q, want %q", got, want)
+	}
+	if !l.Devices() {
+		t.Error("a step does not see its own devices alone")
+	}
+}
+
+// What dies together for want of memory: the user says, else the site, else the
+// kind of program.
+func TestLimitsOOMGroup(t *testing.T) {
+	yes, no := true, false
+	for _, c := range []struct {
+		name string
+		site bool
+		spec func(*step.Spec)
+		want step.OOMGroup
+	}{
+		{"a plain step", false, nil, step.OOMGroupNone},
+		{"MPI", false, func(s *step.Spec) { s.MPI = "pmi2" }, step.OOMGroupStep},
+		{"mpi=none", false, func(s *step.Spec) { s.MPI = "none" }, step.OOMGroupNone},
+		{"a batch script is no MPI program", false, func(s *step.Spec) { s.MPI, s.Script = "pmi2", []byte("#!") }, step.OOMGroupNone},
+		{"the site", true, nil, step.OOMGroupStep},
+		{"the user", false, func(s *step.Spec) { s.OOMKillStep = &yes }, step.OOMGroupStep},
+		{"the user, against both", true, func(s *step.Spec) { s.MPI, s.OOMKillStep = "pmi2", &no }, step.OOMGroupNone},
+	} {
+		l := limitsOf(t, func(conf *slurmconf.Config) {
+			conf.Cgroup.ConstrainRAMSpace, conf.TaskPluginParam.OOMKillStep = true, c.site
+		}, nil)
+		p, err := l.Plan(limitedSpec(c.spec))
+		if err != nil || p.Confine.OOMGroup != c.want {
+			t.Errorf("%s: %q, %v; want %q", c.name, p.Confine.OOMGroup, err, c.want)
+		}
+	}
+}
