@@ -41,6 +41,11 @@ type follower struct {
 	by      uint32       // who asked for the step
 	share   share        // what it has of its job
 
+	// met is closed when a stepd that was found again has said how the step is, or
+	// will not.
+	met  chan struct{}
+	meet func() // closes met
+
 	// ended is closed when the record is final and nothing is left of the step.
 	ended chan struct{}
 }
@@ -71,7 +76,9 @@ const (
 )
 
 func newFollower(n *Node, j *job, rec step.Record) *follower {
+	met := make(chan struct{})
 	return &follower{
+		met: met, meet: sync.OnceFunc(func() { close(met) }),
 		n: n, id: rec.ID, job: j, rec: rec, ended: make(chan struct{}), claimed: make(chan struct{}),
 		log: n.log.WithField("step", rec.ID.String()),
 	}
@@ -127,11 +134,13 @@ func (f *follower) follow() {
 	defer helpers.Wait() // after the cancel and the closes below
 	defer cancel()
 	defer f.proc.close()
+	defer f.meet()
 
 	f.storePID()
 	msgs := make(chan *stepapi.Msg)
 	if f.conn == nil {
 		close(msgs)
+		f.meet()
 	} else {
 		defer f.conn.Close()
 		helpers.Go(func() { f.receive(ctx, msgs) })

@@ -14,6 +14,7 @@ func (f *follower) handle(m *stepapi.Msg) (result bool) {
 	f.log.Debugf("stepd says %q", m.Type)
 	switch m.Type {
 	case stepapi.TypeHello:
+		defer f.meet()
 		if m.Version != stepapi.Version {
 			f.log.Errorf("stepd speaks version %d of its protocol, noded %d: its end alone is followed", m.Version, stepapi.Version)
 			return false

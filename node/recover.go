@@ -63,12 +63,28 @@ func (n *Node) Recover(ctx context.Context) error {
 	for _, rec := range ended {
 		ending = append(ending, n.readopt(rec, 0))
 	}
+	n.meetAll()
 	n.recoverHeld(running)
 	n.sweep(running) // what belongs to a job is the job's
 	for _, j := range ending {
 		n.work.Go(func() { n.endJob(j) })
 	}
 	return nil
+}
+
+// meetAll waits until the stepds that were found have said how their steps are:
+// nobody is to be shown what the store knows of their beginning. One that does
+// not answer delays it by helloMax, and all of them do not by more.
+func (n *Node) meetAll() {
+	late := time.NewTimer(helloMax)
+	defer late.Stop()
+	for _, f := range n.reg.followers() {
+		select {
+		case <-f.met:
+		case <-late.C:
+			return
+		}
+	}
 }
 
 // readopt takes back a job with n holders, as adopt does. One without ends.
@@ -128,6 +144,9 @@ func (n *Node) adopt(f *follower) (runs bool) {
 	rec := f.record()
 	n.reg.add(f) // it runs until it is buried: who waits, waits for that
 	p, conn, reason := n.findStepd(rec)
+	if p == nil || rec.StepdPID == 0 { // in the latter case it has been met
+		f.meet()
+	}
 	if p == nil {
 		state := step.Failed
 		switch {
