@@ -312,10 +312,13 @@ func testDevices(t *testing.T, cgroup string) {
 	}
 	contains(t, "in an allocation", in.err, "in job", "it needs gpu:3, and there are 2 gpu in all")
 
-	// A device that goes away: whoever is to have it is told, others run.
+	// A device that goes away: whoever is to have it is told, and the node is
+	// drained. Others run, if an administrator wishes.
 	must(t, os.Remove(filepath.Join(dev, "card1")))
 	r = n.ctl(t, "run", "--gres=gpu:2", "true")
 	contains(t, "a device that is gone", r.err, "gres/gpu 1: cannot find device", "card1")
+	contains(t, "without card1", n.ctl(t, "run", "true").err, "node is drained: gres/gpu 1: cannot find device", "card1")
+	ok(t, "node resume", n.ctlRoot(t, "node", "resume"))
 	if got := try("--gres=gpu:1"); !strings.Contains(got, "card0 allowed") {
 		t.Errorf("beside a device that is gone: %q", got)
 	}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 
 	"google.golang.org/grpc/codes"
@@ -15,10 +16,15 @@ func (n *Node) confinable(spec *step.Spec) error {
 	if n.cfg.Limits == nil {
 		return nil
 	}
-	if _, err := n.cfg.Limits.Plan(spec); err != nil {
-		return status.Error(codes.ResourceExhausted, "the step cannot be confined: "+err.Error())
+	_, err := n.cfg.Limits.Plan(spec)
+	if err == nil {
+		return nil
 	}
-	return nil
+	var fault *FaultError
+	if errors.As(err, &fault) {
+		n.drainSelf(fault.Error())
+	}
+	return status.Error(codes.ResourceExhausted, "the step cannot be confined: "+err.Error())
 }
 
 // plan decides the step's limits and tells its spec of them.

@@ -79,7 +79,8 @@ type Controllers struct {
 // goroutines.
 type Limits interface {
 	// Plan decides what confines the step; it touches nothing. An error says what
-	// of the request cannot be had. The spec's id may be zero.
+	// of the request cannot be had; a *FaultError, that the node is to blame. The
+	// spec's id may be zero.
 	Plan(spec *step.Spec) (*step.LimitPlan, error)
 	// Apply carries out writes of a plan, in their order, in places that were made
 	// with its V1.
@@ -87,6 +88,13 @@ type Limits interface {
 	// Devices tells whether a step sees its own devices alone.
 	Devices() bool
 }
+
+// FaultError is the failure of a request for which the node is not what its
+// files say: the node is drained, before it fails one job after the other.
+type FaultError struct{ Err error }
+
+func (e *FaultError) Error() string { return e.Err.Error() }
+func (e *FaultError) Unwrap() error { return e.Err }
 
 // Containers makes the private view of the node that the steps of a job share.
 // *jobcontainer.Tmpfs and jobcontainer.None are such.

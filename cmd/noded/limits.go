@@ -1,11 +1,10 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
+	"sync"
 
 	"stepd/node"
 	"stepd/proctrack"
@@ -29,6 +28,29 @@ type limits struct {
 	gres     []step.Gres
 	v2Only   bool // CgroupPlugin=cgroup/v2: v1 hierarchies are not used, if there are any
 	at       limitPlaces
+	nodes    deviceNodes
+}
+
+// deviceNodes remembers the numbers of device nodes. A driver that goes takes
+// its nodes away and makes them again when it comes back, with the numbers that
+// they had: a step that began in between must have been refused them, too.
+type deviceNodes struct {
+	mu    sync.Mutex
+	known map[string]step.Device // by path; guarded by mu
+}
+
+// find is the device at path. The error says why there is none now; was is then
+// the last that there has been, if ok.
+func (n *deviceNodes) find(path string) (was step.Device, ok bool, err error) {
+	d, err := device.Stat(path)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err == nil {
+		n.known[path] = d
+		return d, true, nil
+	}
+	was, ok = n.known[path]
+	return was, ok, err
 }
 
 // limitPlaces is where jobs and steps are limited: *cgroupTracker is one.
@@ -91,6 +113,10 @@ func newLimits(c *slurmconf.Config, at limitPlaces, gres []step.Gres, memory uin
 		plugins: c.TaskPlugin, oomGroup: c.TaskPluginParam.OOMKillStep,
 		account: c.JobAcctGatherType == "cgroup", bindable: bindable,
 		nodeMB: memory >> 20, gres: gres, at: at, v2Only: g.CgroupPlugin == "cgroup/v2",
+		nodes: deviceNodes{known: make(map[string]step.Device)},
+	}
+	if l.conf.Devices { // the first look, for steps that begin when a device is gone
+		_, _ = l.denied(nil) // it fails for devices that are given alone
 	}
 	if g.MemorySwappiness != nil {
 		v := uint64(*g.MemorySwappiness)
@@ -211,23 +237,21 @@ func (l *limits) home(controller, v2 string) cgroup.Home {
 }
 
 // denied are the devices of the node's generic resources that has does not
-// name. One that is not there needs no refusal; one that was given must be.
+// name. What is no device now, and has not been one, needs no refusal; what was
+// given must be one.
 func (l *limits) denied(has []step.GresAlloc) ([]step.Device, error) {
 	var deny, allow []step.Device
 	for _, g := range l.gres {
 		for i, files := range g.Files {
 			given := step.HasGres(has, g.Name, g.First+i)
 			for _, file := range files {
-				d, err := device.Stat(file)
+				d, ok, err := l.nodes.find(file)
 				switch {
-				case err != nil && given:
-					return nil, fmt.Errorf("gres/%s %d: %w", g.Name, g.First+i, err)
-				case errors.Is(err, fs.ErrNotExist):
-				case err != nil:
-					return nil, fmt.Errorf("gres/%s %d cannot be refused to others: %w", g.Name, g.First+i, err)
+				case given && err != nil:
+					return nil, &node.FaultError{Err: fmt.Errorf("gres/%s %d: %w", g.Name, g.First+i, err)}
 				case given:
 					allow = append(allow, d)
-				case !slices.ContainsFunc(deny, d.Same):
+				case ok && !slices.ContainsFunc(deny, d.Same):
 					deny = append(deny, d)
 				}
 			}

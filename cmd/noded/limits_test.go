@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,8 +67,8 @@ func TestLimitsRefuse(t *testing.T) {
 		}, nil, `gres/card 0: cannot find device`},
 		{"a device that is none", func(c *slurmconf.Config) {
 			c.Cgroup.ConstrainDevices = true
-			c.Gres = []slurmconf.Gres{{Name: "other", Count: 1, Files: []string{"/etc"}}}
-		}, nil, `gres/other 0 cannot be refused to others: cannot use "/etc" as a device`},
+			c.Gres = []slurmconf.Gres{{Name: "card", Count: 1, Files: []string{"/etc"}}}
+		}, nil, `gres/card 0: cannot use "/etc" as a device`},
 	} {
 		l := limitsOf(t, c.conf, c.files)
 		_, err := l.Plan(limitedSpec(func(s *step.Spec) {
@@ -90,10 +91,11 @@ func TestLimitsDevices(t *testing.T) {
 			{Name: "gpu", Type: "b", Count: 1, Files: []string{"/dev/full"}},
 			{Name: "shard", Count: 1, Files: []string{"/dev/zero"}},
 			{Name: "gone", Count: 1, Files: []string{"/dev/stepd-none"}},
+			{Name: "none", Count: 1, Files: []string{"/etc"}},
 			{Name: "scratch", Count: 100},
 		}
 	}, nil)
-	if g := l.gres; g[0].First != 0 || g[1].First != 2 || g[2].First != 0 || strings.Join(g[0].Env, " ") != "CUDA_VISIBLE_DEVICES" || g[4].Files != nil {
+	if g := l.gres; g[0].First != 0 || g[1].First != 2 || g[2].First != 0 || strings.Join(g[0].Env, " ") != "CUDA_VISIBLE_DEVICES" || g[5].Files != nil {
 		t.Errorf("numbered as %+v", g)
 	}
 	p, err := l.Plan(limitedSpec(func(s *step.Spec) {
@@ -112,6 +114,32 @@ func TestLimitsDevices(t *testing.T) {
 	}
 	if !l.Devices() {
 		t.Error("a step does not see its own devices alone")
+	}
+}
+
+// A node that a driver takes away and makes again is refused to who began in
+// between.
+func TestLimitsRemembersDevices(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "card0")
+	if err := os.Symlink("/dev/full", path); err != nil {
+		t.Fatal(err)
+	}
+	l := limitsOf(t, func(c *slurmconf.Config) {
+		c.Cgroup.ConstrainDevices = true
+		c.Gres = []slurmconf.Gres{{Name: "card", Count: 1, Files: []string{path}}}
+	}, nil)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	p, err := l.Plan(limitedSpec(nil))
+	if err != nil || len(p.Writes) != 1 || p.Writes[0].Value != "deny c 1:7 rwm" {
+		t.Errorf("%+v, %v", p, err)
+	}
+	_, err = l.Plan(limitedSpec(func(s *step.Spec) { s.JobGres = []step.GresAlloc{{Name: "card", Count: 1, Index: []int{0}}} }))
+	var fault *node.FaultError
+	if !errors.As(err, &fault) {
+		t.Errorf("a device that was given and is gone: %v, want a fault of the node", err)
 	}
 }
 

@@ -191,3 +191,15 @@ func TestLog(t *testing.T) {
 		t.Errorf("got %q, %v", b, err)
 	}
 }
+
+// TestUnread: a cgroup.conf that nobody reads is told of.
+func TestUnread(t *testing.T) {
+	dir := t.TempDir()
+	if got := unread(dir); got != nil {
+		t.Errorf("of an empty directory: %v", got)
+	}
+	file := write(t, filepath.Join(dir, "cgroup.conf"), "")
+	if got := unread(dir); len(got) != 1 || got[0].File != file || got[0].Severity != slurmconf.SeverityWarning {
+		t.Errorf("got %v", got)
+	}
+}

@@ -64,6 +64,9 @@ func loadSite(o options) (*site, error) {
 	if err != nil {
 		return nil, err
 	}
+	if file == "" {
+		problems = append(problems, unread(filepath.Dir(defaultFile))...)
+	}
 	s := &site{conf: conf, problems: problems, run: defaultRun, spool: conf.SpoolDir, hostname: host}
 	s.checkValues()
 	for _, d := range []struct {
@@ -78,6 +81,22 @@ func loadSite(o options) (*site, error) {
 		}
 	}
 	return s, nil
+}
+
+// unread tells of files that nobody reads, since there is no slurm.conf beside
+// them.
+func unread(dir string) (problems []slurmconf.Problem) {
+	for _, name := range []string{"stepd.conf", "cgroup.conf", "gres.conf", "job_container.conf", "mpi.conf", "plugstack.conf"} {
+		file := filepath.Join(dir, name)
+		if _, err := os.Stat(file); err == nil {
+			problems = append(problems, slurmconf.Problem{
+				Severity: slurmconf.SeverityWarning, File: file,
+				Text:   "not read: there is no slurm.conf beside it",
+				Remedy: "make one, which may be empty",
+			})
+		}
+	}
+	return problems
 }
 
 // checkValues finds what only noded knows: values that other nodes may have,
