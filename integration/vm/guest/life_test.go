@@ -206,12 +206,7 @@ func TestGuestKillStepd(t *testing.T) {
 // TestGuestBadConfiguration: the reason is in the journal, and systemd does
 // not try for ever.
 func TestGuestBadConfiguration(t *testing.T) {
-	startUnit(t)
-	systemctl(t, "stop", "noded")
-	if err := errors.Join(os.MkdirAll("/etc/stepd", 0o755), os.WriteFile("/etc/stepd/slurm.conf", []byte("ProctrackType=proctrack/none-such\n"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll("/etc/stepd")
+	configure(t, map[string]string{"slurm.conf": "ProctrackType=proctrack/none-such\n"})
 	if out, err := exec.Command("systemctl", "start", "noded").CombinedOutput(); err == nil {
 		t.Errorf("start with a bad slurm.conf succeeds: %s", out)
 	}

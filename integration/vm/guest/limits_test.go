@@ -9,28 +9,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"stepd/internal/testkit"
 )
-
-// configure writes the unit's files, and takes them away after the test.
-func configure(t *testing.T, files map[string]string) {
-	t.Helper()
-	if !testkit.InGuest() {
-		t.Skip("runs in the guest: make vm-test")
-	}
-	const dir = "/etc/stepd"
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range files {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { os.Remove(path) })
-	}
-}
 
 // TestGuestReloadKeepsLimits: what confines a step holds after systemd went
 // through its units again, and after noded was restarted: memory, CPUs, and the
@@ -50,7 +29,7 @@ func TestGuestReloadKeepsLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.Remove(card) })
-	startUnit(t)
+	systemctl(t, "start", "noded")
 	s := startStep(t, "limited", 1, "--mem=64M")
 	before := places(t, []*running{s})
 	var own string

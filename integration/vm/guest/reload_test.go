@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -45,17 +46,30 @@ func places(t *testing.T, all []*running) map[string]string {
 // TestGuestDaemonReload: systemd goes through all its units again while steps
 // run, start and end. Steps stay where they are, with the limits they had.
 func TestGuestDaemonReload(t *testing.T) {
-	startUnit(t)
+	configure(t, map[string]string{
+		"slurm.conf":  "TaskPlugin=task/affinity,task/cgroup\n",
+		"cgroup.conf": "ConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nConstrainCores=yes\n",
+	})
+	systemctl(t, "start", "noded")
 	var all []*running
 	for i := range 3 {
-		all = append(all, startStep(t, fmt.Sprint("long", i), 2))
+		all = append(all, startStep(t, fmt.Sprint("long", i), 2, "--mem=50M"))
 	}
 	before := places(t, all)
+	limited := 0
+	for file, value := range before {
+		if strings.HasSuffix(file, "/memory.max") && value == strconv.Itoa(50<<20) {
+			limited++
+		}
+	}
+	if limited < len(all) {
+		t.Errorf("%d cgroups have the limit of %d steps", limited, len(all))
+	}
 	var load sync.WaitGroup
 	for i := range 2 {
 		load.Go(func() {
 			for range 2 {
-				out, err := exec.Command("stepctl", "run", "--uid=nobody", "-D", "/", "-O", "-n", "2", "true").CombinedOutput()
+				out, err := exec.Command("stepctl", "run", "--uid=nobody", "-D", "/", "-O", "-n", "2", "--mem=20M", "true").CombinedOutput()
 				if err != nil || len(out) != 0 {
 					t.Errorf("a short step of load %d: %v: %s", i, err, out)
 				}

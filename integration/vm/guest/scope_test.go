@@ -122,7 +122,6 @@ func TestGuestScopeAgain(t *testing.T) {
 // TestGuestLadder: what a node on systemd makes of less than a scope, and that it
 // says so.
 func TestGuestLadder(t *testing.T) {
-	startUnit(t)
 	for _, tc := range []struct {
 		name, conf, dropIn string
 		tracker, cgroup    string // of a task
@@ -134,21 +133,15 @@ func TestGuestLadder(t *testing.T) {
 		{name: "read-only", dropIn: "ProtectControlGroups=yes\n", tracker: "linuxproc", cgroup: "0::/system.slice/noded.service", fallback: "read-only file system"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			systemctl(t, "stop", "noded")
+			configure(t, map[string]string{"cgroup.conf": tc.conf})
 			const unit = "/run/systemd/system/noded.service.d"
-			if err := errors.Join(os.MkdirAll("/etc/stepd", 0o755), os.MkdirAll(unit, 0o755),
-				os.WriteFile("/etc/stepd/slurm.conf", nil, 0o644),
-				os.WriteFile("/etc/stepd/cgroup.conf", []byte(tc.conf), 0o644),
-				os.WriteFile(unit+"/test.conf", []byte("[Service]\n"+tc.dropIn), 0o644)); err != nil {
-				t.Fatal(err)
-			}
-			defer func() {
-				systemctl(t, "stop", "noded")
-				os.RemoveAll("/etc/stepd")
+			t.Cleanup(func() { // before the unit is started once more
 				os.RemoveAll(unit)
 				systemctl(t, "daemon-reload")
-				systemctl(t, "start", "noded")
-			}()
+			})
+			if err := errors.Join(os.MkdirAll(unit, 0o755), os.WriteFile(unit+"/test.conf", []byte("[Service]\n"+tc.dropIn), 0o644)); err != nil {
+				t.Fatal(err)
+			}
 			systemctl(t, "daemon-reload")
 			systemctl(t, "start", "noded")
 			out, err := exec.Command("stepctl", "node", "status", "--json").CombinedOutput()
@@ -174,4 +167,23 @@ func TestGuestLadder(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestGuestNoScope: a site that has noded keep off systemd gets the steps below
+// the unit's own cgroup. noded's processes are in there, so that it can give no
+// controller to the steps; and it is not to try, for half of one makes the
+// cgroups unfit for processes.
+func TestGuestNoScope(t *testing.T) {
+	configure(t, map[string]string{"slurm.conf": "ClusterName=guest\n", "cgroup.conf": "IgnoreSystemd=yes\n"})
+	systemctl(t, "start", "noded")
+	if _, err := os.Stat(scopeDir); err == nil {
+		t.Errorf("%s is there with IgnoreSystemd=yes", scopeDir)
+	}
+	s := startStep(t, "a", 2)
+	for range 2 { // the second start finds the cgroups of the first
+		systemctl(t, "restart", "noded")
+		s.known(t)
+	}
+	startStep(t, "b", 1).finish(t)
+	s.finish(t)
 }

@@ -32,6 +32,23 @@ func startUnit(t *testing.T) {
 	systemctl(t, "start", "noded")
 }
 
+// configure puts these files into /etc/stepd for the length of the test, which
+// is to start the unit.
+func configure(t *testing.T, files map[string]string) {
+	t.Helper()
+	startUnit(t)
+	systemctl(t, "stop", "noded")
+	t.Cleanup(func() { os.RemoveAll("/etc/stepd") }) // before stopUnit, which may start it again
+	if err := os.MkdirAll("/etc/stepd", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range files {
+		if err := os.WriteFile("/etc/stepd/"+name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // stopUnit ends all steps and the unit. Nothing of either may stay.
 func stopUnit(t *testing.T) {
 	t.Helper()
