@@ -133,7 +133,7 @@ func TestGuestLadder(t *testing.T) {
 		{name: "read-only", dropIn: "ProtectControlGroups=yes\n", tracker: "linuxproc", cgroup: "0::/system.slice/noded.service", fallback: "read-only file system"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			configure(t, map[string]string{"cgroup.conf": tc.conf})
+			configure(t, map[string]string{"slurm.conf": "", "cgroup.conf": tc.conf})
 			const unit = "/run/systemd/system/noded.service.d"
 			t.Cleanup(func() { // before the unit is started once more
 				os.RemoveAll(unit)
