@@ -21,6 +21,7 @@ func (s *Step) finish(err error) {
 	if s.plugged > 0 {
 		s.endStage("task_post_step", s.postStep)
 	}
+	s.sayMoreOOM() // all kills are known now
 	s.endStage("exit", s.exitHooks)
 	for i := len(s.undo) - 1; i >= 0; i-- {
 		if s.undo[i].name == "log" {

@@ -11,14 +11,23 @@ import (
 // and yet every task has ended well: SIG_OOM of slurm.h.
 const exitOOM = 253
 
-// oomKillsMax is how many kills a record keeps; all of them are told.
-const oomKillsMax = 100
+// A record keeps oomKillsMax kills, and oomToldMax are told: a script that goes
+// on after each of them must not fill the disk with the words about it.
+const (
+	oomKillsMax = 100
+	oomToldMax  = 1000
+)
 
 // OutOfMemory hears of a process that the kernel has killed. It may be called
 // from any goroutine.
 func (s *Step) OutOfMemory(k step.OOMKill) {
 	text := k.String()
 	s.mu.Lock()
+	s.oomKills++
+	if s.oomKills > oomToldMax {
+		s.mu.Unlock()
+		return
+	}
 	first := len(s.rec.OOM) == 0
 	if len(s.rec.OOM) < oomKillsMax {
 		s.rec.OOM = append(s.rec.OOM, k)
@@ -33,6 +42,16 @@ func (s *Step) OutOfMemory(k step.OOMKill) {
 		if err := s.d.Tracker.Signal(syscall.SIGKILL); err != nil {
 			s.d.Audience.Log(step.LogError, fmt.Sprintf("cannot kill the rest of the step: %v", err))
 		}
+	}
+}
+
+// sayMoreOOM tells of the kills that nobody was told of.
+func (s *Step) sayMoreOOM() {
+	s.mu.Lock()
+	more := s.oomKills - oomToldMax
+	s.mu.Unlock()
+	if more > 0 {
+		s.sayError(fmt.Sprintf("%d more processes were killed for want of memory", more))
 	}
 }
 

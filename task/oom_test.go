@@ -2,6 +2,7 @@ package task
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"stepd/step"
@@ -41,5 +42,28 @@ func TestOutOfMemory(t *testing.T) {
 				t.Errorf("the rest was killed by us: %v, want %v (%v)", got, c.kills, r.calls)
 			}
 		})
+	}
+}
+
+// A step whose children die of it for ever tells of a bounded number of them.
+func TestOutOfMemoryForEver(t *testing.T) {
+	r := newRig(t)
+	r.during["wait"] = func() {
+		for i := range oomToldMax + 7 {
+			r.st.OutOfMemory(step.OOMKill{PID: i + 1, Command: "hog", Level: "step"})
+		}
+	}
+	rec := r.run(t)
+	if len(rec.OOM) != oomKillsMax {
+		t.Errorf("the record has %d kills", len(rec.OOM))
+	}
+	var told []string
+	for _, line := range r.said {
+		if strings.Contains(line, "hog") {
+			told = append(told, line)
+		}
+	}
+	if len(told) != oomToldMax || !slices.Contains(r.said, "stepd-vm: error: 7 more processes were killed for want of memory") {
+		t.Errorf("%d were told of; last %q", len(told), r.said[len(r.said)-1])
 	}
 }

@@ -68,6 +68,8 @@ type Step struct {
 	mu    sync.Mutex
 	rec   step.Record              // guarded by mu
 	fails map[int]step.LaunchError // guarded by mu: why a rank was not exec'd
+	// oomKills counts the processes killed for want of memory.
+	oomKills int // guarded by mu
 	// launched: every task has exec'd, or will not any more.
 	launched bool // guarded by mu
 	// failure is set where the step's end is not that of its tasks.
