@@ -112,6 +112,11 @@ type Spec struct {
 	NodeName string `json:"node_name"`
 	NodeList string `json:"node_list"`
 	NodeID   uint32 `json:"node_id"`
+	// Layout is where the tasks of a step of several nodes are; nil is this node.
+	Layout *Layout `json:"layout,omitempty"`
+	// Parent is the step whose tasks have spawned this one (MPI_Comm_spawn); nil is
+	// none.
+	Parent *ID `json:"parent,omitempty"`
 
 	// CPUs is the step's allocation as a list: "0-2". NCPUs counts them.
 	CPUs  string `json:"cpus"`

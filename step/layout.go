@@ -1,0 +1,110 @@
+package step
+
+import (
+	"fmt"
+	"slices"
+)
+
+// NodesMax bounds the nodes of a step.
+const NodesMax = 4096
+
+// Layout says where the tasks of a step of several nodes are (ADR 0009). A step
+// of one node has none.
+type Layout struct {
+	// Nodes are the step's nodes by node id.
+	Nodes []LayoutNode `json:"nodes"`
+}
+
+// LayoutNode is one node of a step.
+type LayoutNode struct {
+	Name string `json:"name"` // NodeName
+	// Addr is where its stepd listens for the others: "10.1.2.3:40001".
+	Addr string `json:"addr"`
+	// Key is the SHA-256 of the public key (its SubjectPublicKeyInfo) that its stepd
+	// proves to have.
+	Key []byte `json:"key"`
+	// Ranks are those of its tasks, ascending, as a list: "0-3,8". A task's local id
+	// is its place in there.
+	Ranks string `json:"ranks"`
+}
+
+// LocalRanks are the ranks of this node's tasks by local id: what is counted by
+// local id in stepd has this length. NTasks counts the tasks of all nodes.
+func (s *Spec) LocalRanks() []int {
+	if s.Layout == nil {
+		ranks := make([]int, s.NTasks)
+		for i := range ranks {
+			ranks[i] = i
+		}
+		return ranks
+	}
+	ranks, err := ParseCPUList(s.Layout.Nodes[s.NodeID].Ranks)
+	if err != nil {
+		return nil // Check has refused it
+	}
+	return ranks
+}
+
+// LocalTasks counts this node's tasks.
+func (s *Spec) LocalTasks() int {
+	if s.Layout == nil {
+		return s.NTasks
+	}
+	return len(s.LocalRanks())
+}
+
+// TaskCounts counts the tasks of each node, by node id.
+func (s *Spec) TaskCounts() []int {
+	if s.Layout == nil {
+		return []int{s.NTasks}
+	}
+	counts := make([]int, len(s.Layout.Nodes))
+	for i, n := range s.Layout.Nodes {
+		ranks, _ := ParseCPUList(n.Ranks) // Check has refused a bad one
+		counts[i] = len(ranks)
+	}
+	return counts
+}
+
+// RankNodes are the node ids of all ranks.
+func (s *Spec) RankNodes() []int {
+	nodes := make([]int, s.NTasks)
+	if s.Layout == nil {
+		return nodes
+	}
+	for id, n := range s.Layout.Nodes {
+		ranks, _ := ParseCPUList(n.Ranks) // Check has refused a bad one
+		for _, r := range ranks {
+			if r < len(nodes) {
+				nodes[r] = id
+			}
+		}
+	}
+	return nodes
+}
+
+// Check refuses a layout in which a rank of ntasks is nowhere, or twice, or that
+// does not have the node.
+func (l *Layout) Check(node uint32, ntasks int) error {
+	if len(l.Nodes) < 1 || len(l.Nodes) > NodesMax || int(node) >= len(l.Nodes) {
+		return fmt.Errorf("cannot use a layout of %d nodes for node %d: at most %d", len(l.Nodes), node, NodesMax)
+	}
+	var all []int
+	for id, n := range l.Nodes {
+		ranks, err := ParseCPUList(n.Ranks)
+		if err != nil {
+			return fmt.Errorf("cannot use the ranks of node %d (%q): %w", id, n.Name, err)
+		}
+		all = append(all, ranks...)
+	}
+	slices.Sort(all)
+	for i, r := range all {
+		if i != r {
+			return fmt.Errorf("cannot use the layout: rank %d is nowhere, or rank %d twice", i, r)
+		}
+	}
+	if len(all) != ntasks {
+		return fmt.Errorf("cannot use the layout: it has %d of %d ranks", len(all), ntasks)
+	}
+	return nil
+}
