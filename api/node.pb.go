@@ -110,13 +110,18 @@ func (x *RunRequest) GetRequest() []byte {
 }
 
 type RunReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	JobId         uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
-	StepId        uint32                 `protobuf:"varint,2,opt,name=step_id,json=stepId,proto3" json:"step_id,omitempty"`
-	SocketDir     string                 `protobuf:"bytes,3,opt,name=socket_dir,json=socketDir,proto3" json:"socket_dir,omitempty"`    // RUN/steps
-	SocketName    string                 `protobuf:"bytes,4,opt,name=socket_name,json=socketName,proto3" json:"socket_name,omitempty"` // J.S.sock
-	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`                               // name for messages
-	Spec          []byte                 `protobuf:"bytes,6,opt,name=spec,proto3" json:"spec,omitempty"`                               // step.Spec as decided, JSON
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	JobId      uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	StepId     uint32                 `protobuf:"varint,2,opt,name=step_id,json=stepId,proto3" json:"step_id,omitempty"`
+	SocketDir  string                 `protobuf:"bytes,3,opt,name=socket_dir,json=socketDir,proto3" json:"socket_dir,omitempty"`    // RUN/steps
+	SocketName string                 `protobuf:"bytes,4,opt,name=socket_name,json=socketName,proto3" json:"socket_name,omitempty"` // J.S.sock
+	Node       string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`                               // name for messages
+	Spec       []byte                 `protobuf:"bytes,6,opt,name=spec,proto3" json:"spec,omitempty"`                               // step.Spec as decided, JSON
+	// The launcher's private key (ECDSA P-256, PKCS #8, DER) for a step of several
+	// nodes: its public half is the spec's layout.launcher, and the step's streams
+	// and messages are at the address of the layout's node 0. socket_dir and
+	// socket_name are then empty. Only the answer to Run and Launch has it.
+	LauncherKey   []byte `protobuf:"bytes,7,opt,name=launcher_key,json=launcherKey,proto3" json:"launcher_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -189,6 +194,13 @@ func (x *RunReply) GetNode() string {
 func (x *RunReply) GetSpec() []byte {
 	if x != nil {
 		return x.Spec
+	}
+	return nil
+}
+
+func (x *RunReply) GetLauncherKey() []byte {
+	if x != nil {
+		return x.LauncherKey
 	}
 	return nil
 }
@@ -1055,7 +1067,7 @@ const file_api_node_proto_rawDesc = "" +
 	"\x05Empty\"&\n" +
 	"\n" +
 	"RunRequest\x12\x18\n" +
-	"\arequest\x18\x01 \x01(\fR\arequest\"\xa2\x01\n" +
+	"\arequest\x18\x01 \x01(\fR\arequest\"\xc5\x01\n" +
 	"\bRunReply\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x17\n" +
 	"\astep_id\x18\x02 \x01(\rR\x06stepId\x12\x1d\n" +
@@ -1064,7 +1076,8 @@ const file_api_node_proto_rawDesc = "" +
 	"\vsocket_name\x18\x04 \x01(\tR\n" +
 	"socketName\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\tR\x04node\x12\x12\n" +
-	"\x04spec\x18\x06 \x01(\fR\x04spec\"!\n" +
+	"\x04spec\x18\x06 \x01(\fR\x04spec\x12!\n" +
+	"\flauncher_key\x18\a \x01(\fR\vlauncherKey\"!\n" +
 	"\vDryRunReply\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\fR\x04plan\"N\n" +
 	"\rLaunchRequest\x12%\n" +

@@ -81,6 +81,7 @@ func (s *service) runReply(f *follower, spec *step.Spec) (*api.RunReply, error) 
 	told := *spec
 	// The client has these, and they may be longer than an answer can be.
 	told.Argv, told.Env, told.SpankOptions, told.JobControl, told.Script = nil, nil, nil, nil, nil
+	told.NetKey = nil // that of the node's stepd alone
 	doc, err := encode(told)
 	if err != nil {
 		return nil, err

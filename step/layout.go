@@ -13,6 +13,10 @@ const NodesMax = 4096
 type Layout struct {
 	// Nodes are the step's nodes by node id.
 	Nodes []LayoutNode `json:"nodes"`
+	// Launcher is the SHA-256 of the public key of the step's launcher, as
+	// LayoutNode.Key is a stepd's: node 0's stepd takes streams, signals and cancels
+	// from it. nil is nobody.
+	Launcher []byte `json:"launcher,omitempty"`
 }
 
 // LayoutNode is one node of a step.

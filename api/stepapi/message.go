@@ -12,6 +12,7 @@ const (
 	FDListen    = 5 // listening socket RUN/steps/J.S.sock, SOCK_SEQPACKET
 	FDEvents    = 6 // the step's event log, O_APPEND
 	FDContainer = 7 // the job's mount namespace; /dev/null where Spec.ContainerNS is false
+	FDPeers     = 8 // listening TCP socket at the node's Addr of Spec.Layout; only where there is a Layout
 )
 
 // Type names a record.
