@@ -115,11 +115,11 @@ func TestDistribution(t *testing.T) {
 		{"arbitrary", "", 2, Distribution{Nodes: "arbitrary", Levels: 1}, "arbitrary"},
 	} {
 		got, err := ParseDistribution(c.text, c.size)
-		if err != nil || got != c.want || got.Text(c.ntasks) != c.told {
-			t.Errorf("%q: got %+v (%q), %v; want %+v (%q)", c.text, got, got.Text(c.ntasks), err, c.want, c.told)
+		if err != nil || got != c.want || got.Text(c.ntasks, 1) != c.told {
+			t.Errorf("%q: got %+v (%q), %v; want %+v (%q)", c.text, got, got.Text(c.ntasks, 1), err, c.want, c.told)
 		}
 	}
-	if got := (Distribution{}).Text(1); got != "cyclic" {
+	if got := (Distribution{}).Text(1, 1); got != "cyclic" {
 		t.Errorf("one task, nothing asked: %q", got)
 	}
 	for _, text := range []string{

@@ -9,8 +9,8 @@ import (
 // Distribution is a -m, --distribution: how tasks are dealt to nodes, and their
 // CPUs to the tasks. An empty word is "*", the default.
 type Distribution struct {
-	// Nodes is "block", "cyclic", "plane" or "arbitrary". A step has one node: it is
-	// told to the tasks, and "plane" makes the default of Sockets "block".
+	// Nodes is "block", "cyclic", "plane" or "arbitrary" (DealRanks). "plane" makes
+	// the default of Sockets "block".
 	Nodes string `json:"nodes,omitempty"`
 	Plane int    `json:"plane,omitempty"` // tasks of a plane; 0 without one
 	// Sockets and Cores are "block", "cyclic" or "fcyclic".
@@ -97,12 +97,12 @@ func cpuMethod(word string) bool {
 }
 
 // Text is what SLURM_DISTRIBUTION tells the tasks, as measured: every level that
-// was written, with the word for "*". A step of one task is one of one node each.
-func (d Distribution) Text(ntasks int) string {
+// was written, with the word for "*". The default for one task a node is cyclic.
+func (d Distribution) Text(ntasks, nnodes int) string {
 	nodes := d.Nodes
 	if nodes == "" {
 		nodes = DistBlock
-		if ntasks == 1 && d.Levels == 0 {
+		if ntasks <= nnodes && d.Levels == 0 {
 			nodes = DistCyclic
 		}
 	}

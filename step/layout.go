@@ -57,6 +57,14 @@ func (s *Spec) LocalTasks() int {
 	return len(s.LocalRanks())
 }
 
+// NodeCount counts the step's nodes.
+func (s *Spec) NodeCount() int {
+	if s.Layout == nil {
+		return 1
+	}
+	return len(s.Layout.Nodes)
+}
+
 // TaskCounts counts the tasks of each node, by node id.
 func (s *Spec) TaskCounts() []int {
 	if s.Layout == nil {

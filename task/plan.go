@@ -73,7 +73,7 @@ func jobEnv(s *step.Spec) []string {
 	if s.CPUsPerTask > 1 {
 		env.set("SLURM_CPUS_PER_TASK", strconv.Itoa(s.CPUsPerTask))
 	}
-	setBinding(env, &s.Binding, s.NTasks)
+	setBinding(env, &s.Binding, s.NTasks, s.NodeCount())
 	env.set("SLURM_JOB_ID", job)
 	env.set("SLURM_JOBID", job)
 	env.set("SLURM_STEP_ID", stepID)
@@ -103,9 +103,9 @@ func jobEnv(s *step.Spec) []string {
 
 // setBinding tells what was asked of the place of the tasks. What they got is
 // task/affinity's to tell.
-func setBinding(env *envList, b *step.Binding, ntasks int) {
+func setBinding(env *envList, b *step.Binding, ntasks, nnodes int) {
 	if b.Distribution != (step.Distribution{}) {
-		env.set("SLURM_DISTRIBUTION", b.Distribution.Text(ntasks))
+		env.set("SLURM_DISTRIBUTION", b.Distribution.Text(ntasks, nnodes))
 	}
 	for _, v := range []struct {
 		name string
