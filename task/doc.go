@@ -3,5 +3,5 @@
 // run.go, the running step in follow.go, the end in finish.go.
 //
 // It knows its neighbours (the tracker, the SPANK host, the MPI plugin, the
-// audience) only by the interfaces in ports.go; cmd/stepd wires them.
+// audience) only by the interfaces in ports.go; daemon wires them.
 package task

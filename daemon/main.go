@@ -1,6 +1,7 @@
-// Command stepd owns one job step, from the request to the exit status. noded
-// starts it with the descriptors of package stepapi; it outlives noded.
-package main
+// Package daemon is stepd: it owns one job step, from the request to the exit
+// status. noded starts it with the descriptors of package stepapi; it outlives
+// noded. It wires the step to its neighbours: Main is all of the program.
+package daemon
 
 import (
 	"context"
@@ -36,7 +37,8 @@ import (
 // ackPatience is how long stepd waits for noded to take the result (rulings 26).
 const ackPatience = time.Second
 
-func main() {
+// Main is the program; it does not return.
+func Main() {
 	// The host's parent-death signal fires when the thread ends that forked
 	// it (prctl(2)): only the main thread lives as long as the process. It
 	// does nothing else: a goroutine that is locked to a thread costs two
@@ -65,7 +67,7 @@ func main() {
 				log.Error(err)
 				os.Exit(1)
 			}
-			return
+			os.Exit(0)
 		}
 	}
 }

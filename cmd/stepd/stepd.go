@@ -1,0 +1,6 @@
+// Command stepd owns one job step on one node. noded starts it.
+package main
+
+import "stepd/daemon"
+
+func main() { daemon.Main() }
