@@ -168,6 +168,8 @@ const (
 	tagEnvUnset  = 44
 	tagExitEnv   = 45
 	tagMemPolicy = 46
+	tagTaskArg   = 47
+	tagTaskCwd   = 48
 
 	tagJobName    = 50
 	tagPartition  = 51

@@ -283,6 +283,16 @@ func (h *Host) Launch(l *step.Launch) error {
 			w.tlv(tagTaskFD, func(w *writer) { w.u32(uint32(rank)); w.u32(table(int(f.File.Fd()))); w.str(f.Var) })
 		}
 	}
+	for rank, argv := range l.TaskArgv {
+		for _, a := range argv {
+			w.tlv(tagTaskArg, func(w *writer) { w.u32(uint32(rank)); w.str(a) })
+		}
+	}
+	for rank, dir := range l.TaskCwd {
+		if dir != "" {
+			w.tlv(tagTaskCwd, func(w *writer) { w.u32(uint32(rank)); w.str(dir) })
+		}
+	}
 	for _, m := range l.MemPolicies {
 		w.tlv(tagMemPolicy, func(w *writer) { putMemPolicy(w, m) })
 	}

@@ -19,6 +19,11 @@ type Launch struct {
 	TaskEnv   [][]string
 	// TaskFDs[rank] survive exec.
 	TaskFDs [][]TaskFD
+	// TaskArgv[rank] is the command of a task that does not run the Spec's, nil of
+	// one that does; TaskCwd[rank] where it begins, relative to the Spec's, "" is
+	// there. Either may be nil.
+	TaskArgv [][]string
+	TaskCwd  []string
 	// MemPolicies are set after the gate, before task_init; a rank without one keeps
 	// the kernel's default.
 	MemPolicies []MemPolicy

@@ -3,7 +3,9 @@ package step
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 )
 
 // MPIJob is what an MPI plugin may know and do (seeds: MPI plugin API). The
@@ -96,6 +98,8 @@ type MPIServices interface {
 
 // SpawnRequest is what MPI_Comm_spawn and MPI_Comm_spawn_multiple ask for.
 type SpawnRequest struct {
+	// Rank is whose call it is: the new tasks write to its standard output and error.
+	Rank int `json:"rank"`
 	// Apps are the commands, whose ranks follow each other.
 	Apps []SpawnApp `json:"apps"`
 	// Preput are keys that the new ranks find in their key value space, in pairs.
@@ -121,8 +125,22 @@ type KeyValue struct {
 	Value []byte `json:"value"`
 }
 
-// SpawnReply is the new step, with an error for each rank that was not started.
+// SpawnReply is the new step.
 type SpawnReply struct {
 	ID     ID  `json:"id"`
 	NTasks int `json:"ntasks"`
+}
+
+// SpawnError says that a step was made whose tasks could not all be started; it
+// is being ended. The error of Spawn may be one.
+type SpawnError struct {
+	ID ID
+	// Failed are the ranks that were not started, with the cause of each.
+	Failed map[int]string
+	Cause  string
+}
+
+func (e *SpawnError) Error() string {
+	ranks := slices.Sorted(maps.Keys(e.Failed))
+	return fmt.Sprintf("cannot start the tasks of step %s (rank %s): %s", e.ID, FormatCPUList(ranks), e.Cause)
 }

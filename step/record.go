@@ -57,6 +57,11 @@ type Record struct {
 	// OOM lists the processes that the kernel has killed for want of memory, the
 	// first hundred.
 	OOM []OOMKill `json:"oom,omitempty"`
+	// Aborted: a rank of the MPI program has ended the step, or one has died in the
+	// middle of it.
+	Aborted bool `json:"aborted,omitempty"`
+	// Parent is the step whose tasks have spawned this one, null without one.
+	Parent *ID `json:"parent,omitempty"`
 	// PluginCrash is the plugin that took its host down, if one did.
 	PluginCrash *PluginCrash `json:"plugin_crash,omitempty"`
 	// Usage is what the step has used; nil before its tasks run, and where nobody

@@ -39,6 +39,9 @@ type Request struct {
 	ArgvBinary map[int]string `json:"argv_binary,omitempty"`
 	EnvBinary  map[int]string `json:"env_binary,omitempty"`
 	Cwd        string         `json:"cwd"`
+	// Apps are the commands where the step has several, whose ranks follow each
+	// other; Argv is then the first one's.
+	Apps []App `json:"apps,omitempty"`
 	// Umask of the caller, 0 to 0777.
 	Umask uint32 `json:"umask"`
 
@@ -121,6 +124,8 @@ type Spec struct {
 	// Parent is the step whose tasks have spawned this one (MPI_Comm_spawn); nil is
 	// none.
 	Parent *ID `json:"parent,omitempty"`
+	// Preput are keys that its ranks find in their key value space.
+	Preput []KeyValue `json:"preput,omitempty"`
 
 	// CPUs is the step's allocation as a list: "0-2". NCPUs counts them.
 	CPUs  string `json:"cpus"`

@@ -309,6 +309,7 @@ func (s *Step) handStreams(context.Context) error {
 			l.TaskEnv[rank] = append(l.TaskEnv[rank], s.mpiTasks.TaskEnv[rank]...)
 		}
 	}
+	launchApps(s.plan.Spec, l)
 	var err error
 	for _, p := range s.d.Plugins {
 		err = errors.Join(err, pluginError(p, p.PreLaunch(l)))

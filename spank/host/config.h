@@ -114,6 +114,8 @@ struct rank_conf {
 	uint32_t mem_policy; /* of step_conf.mem_policies, from 1; 0: none was told */
 	struct list env;
 	struct list fds;
+	struct list argv; /* empty: the job's */
+	const char *cwd;  /* NULL: the job's */
 };
 
 struct step_conf {

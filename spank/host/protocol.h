@@ -232,6 +232,8 @@ enum config_tag {
 	TAG_ENV_UNSET = 44, /* string NAME: removed just before exec (SLURM_RLIMIT_...) */
 	TAG_EXIT_ENV = 45, /* string NAME=VALUE: set in the job's environment for task_exit */
 	TAG_MEM_POLICY = 46, /* u32 rank (NO_RANK: all that have no own); u32 mode and u64[] nodes, as set_mempolicy(2) has them */
+	TAG_TASK_ARG = 47, /* u32 rank; string, repeated: the argv of a rank that has its own */
+	TAG_TASK_CWD = 48, /* u32 rank; string: where it begins, relative to TAG_CWD */
 	/* SETUP again: what slurm_load_job tells of the job beside what plugins can ask for */
 	TAG_JOB_NAME = 50,    /* string */
 	TAG_PARTITION = 51,   /* string */

@@ -82,6 +82,28 @@ static bool read_task_fd(struct step_conf *s, struct reader *r, size_t nfds)
 	return true;
 }
 
+static bool read_task_arg(struct step_conf *s, struct reader *r)
+{
+	struct rank_conf *rank = rank_of(s, rd_u32(r));
+	char *arg = rd_str(r);
+
+	if (rank == NULL || r->bad || rank == &s->ranks[s->ntasks])
+		return false;
+	append(s, &rank->argv, arg, 0);
+	return true;
+}
+
+static bool read_task_cwd(struct step_conf *s, struct reader *r)
+{
+	struct rank_conf *rank = rank_of(s, rd_u32(r));
+	char *dir = rd_str(r);
+
+	if (rank == NULL || r->bad || rank == &s->ranks[s->ntasks] || dir[0] == 0)
+		return false;
+	rank->cwd = dir;
+	return true;
+}
+
 static bool read_mem_policy(struct step_conf *s, struct reader *r)
 {
 	struct rank_conf *rank = rank_of(s, rd_u32(r));
@@ -119,6 +141,12 @@ static bool read_item(struct step_conf *s, struct reader *blob, size_t nfds)
 	case TAG_TASK_FD:
 		ok = ok && read_task_fd(s, &r, nfds);
 		break;
+	case TAG_TASK_ARG:
+		ok = ok && read_task_arg(s, &r);
+		break;
+	case TAG_TASK_CWD:
+		ok = ok && read_task_cwd(s, &r);
+		break;
 	case TAG_MEM_POLICY:
 		ok = ok && read_mem_policy(s, &r);
 		break;
@@ -147,6 +175,7 @@ bool step_decode(struct step_conf *s, void *blob, size_t len, size_t ntasks, siz
 	for (size_t i = 0; i <= ntasks; i++) {
 		s->ranks[i].env = (struct list){NO_ITEM, NO_ITEM};
 		s->ranks[i].fds = (struct list){NO_ITEM, NO_ITEM};
+		s->ranks[i].argv = (struct list){NO_ITEM, NO_ITEM};
 	}
 	while (r.left > 0 && !r.bad) {
 		if (!read_item(s, &r, nfds)) {

@@ -109,6 +109,25 @@ static void become_user(struct host *h)
 		task_fail(h, STAGE_BECOME_USER, errno, what, 1);
 	/* A hook may have moved us. It was told before if it does not work. */
 	(void)user_chdir(&h->cfg, &error);
+	if (h->step.ranks[h->rank].cwd != NULL && chdir(h->step.ranks[h->rank].cwd) < 0)
+		task_fail(h, STAGE_BECOME_USER, errno, h->step.ranks[h->rank].cwd, 1);
+}
+
+/* The command of a task that has its own; what plugins put before argv from here
+ * on comes before it. */
+static void own_argv(struct host *h)
+{
+	const struct list *list = &h->step.ranks[h->rank].argv;
+	size_t n = 0;
+
+	if (list->first == NO_ITEM)
+		return;
+	for (uint32_t at = list->first; at != NO_ITEM; at = h->step.items[at].next)
+		n++;
+	h->argv = must_zero(n + 1, sizeof(*h->argv));
+	h->argc = 0;
+	for (uint32_t at = list->first; at != NO_ITEM; at = h->step.items[at].next)
+		h->argv[h->argc++] = h->step.items[at].text;
 }
 
 /* What a plugin has sent to its process group, or to itself by a timer, has waited
@@ -184,6 +203,7 @@ _Noreturn void task_main(struct host *h, uint32_t rank)
 	h->in_task = true;
 	h->rank = rank;
 	enter(h, STAGE_FORKED);
+	own_argv(h);
 	reclaim(h);
 	set_oom_score(h);
 	join(h);

@@ -326,6 +326,46 @@ static void test_mem_policy(void)
 	}
 }
 
+static void put_text(struct driver *d, unsigned int tag, uint32_t rank, const char *text)
+{
+	size_t at = blob_open(&d->step, tag);
+
+	blob_u32(&d->step, rank);
+	blob_str(&d->step, text);
+	blob_close(&d->step, at);
+}
+
+/* Two commands in one step, in directories of their own. */
+static void test_own_commands(void)
+{
+	struct scene s = {.ntasks = 3, .argv = {"pwd"}, .env = {PATH_ENV}, .cwd = "/"};
+	struct driver d;
+
+	drv_start(&d);
+	drv_setup(&d, &s);
+	CHECK_INT(drv_init(&d, &s).rc, 0);
+	int out = drv_output(&d, 1);
+	put_text(&d, TAG_TASK_ARG, 1, "sh");
+	put_text(&d, TAG_TASK_ARG, 1, "-c");
+	put_text(&d, TAG_TASK_ARG, 1, "echo $0 $1 in $PWD");
+	put_text(&d, TAG_TASK_ARG, 1, "own");
+	put_text(&d, TAG_TASK_ARG, 1, "argv");
+	put_text(&d, TAG_TASK_CWD, 1, "usr");
+	put_text(&d, TAG_TASK_CWD, 2, "no/such");
+	drv_run(&d);
+	char *log = drv_log(&d), *text = drv_read_all(out);
+	has(text, "own argv in /usr\n");
+	has(text, "/\n");
+	has(log, "errno=2 no/such");
+	CHECK_INT(d.status[0], 0);
+	CHECK_INT(d.status[1], 0);
+	CHECK_INT(d.status[2], 1 << 8);
+	drv_do(&d, CMD_EXIT, NULL, NULL, 0);
+	drv_end(&d);
+	free(log);
+	free(text);
+}
+
 static void test_required_hook_fails(void)
 {
 	static const struct {
@@ -765,6 +805,7 @@ int main(void)
 	RUN(test_helper_holds_no_channel);
 	RUN(test_streams_are_opened_as_the_user);
 	RUN(test_missing_cwd);
+	RUN(test_own_commands);
 	RUN(test_join);
 	RUN(test_bad_commands);
 	RUN(test_gate_ends);

@@ -330,6 +330,32 @@ static void put_mem_policy(struct blob *b, uint32_t rank, uint32_t mode, uint32_
 	blob_close(b, at);
 }
 
+static void test_own_command(void)
+{
+	static const struct {
+		unsigned int tag;
+		uint32_t rank;
+		const char *text;
+	} bad[] = {{TAG_TASK_ARG, NO_RANK, "x"},
+		   {TAG_TASK_ARG, 2, "x"},
+		   {TAG_TASK_CWD, NO_RANK, "x"},
+		   {TAG_TASK_CWD, 0, ""}};
+	struct blob b = {0};
+	struct step_conf s;
+	const char *why;
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		size_t at = blob_open(&b, bad[i].tag);
+
+		blob_u32(&b, bad[i].rank);
+		blob_str(&b, bad[i].text);
+		blob_close(&b, at);
+		CHECK(!step_decode(&s, b.p, b.len, 2, 0, &why));
+		step_free(&s);
+		blob_free(&b);
+	}
+}
+
 static void test_mem_policy(void)
 {
 	/* Rank, mode, and how many halves of a word. */
@@ -509,6 +535,7 @@ int main(void)
 	RUN(test_config_refused);
 	RUN(test_step);
 	RUN(test_mem_policy);
+	RUN(test_own_command);
 	RUN(test_explain_scripts);
 	RUN(test_explain_binaries);
 	RUN(test_strerror);

@@ -1,0 +1,98 @@
+package step
+
+import (
+	"bytes"
+	"strings"
+)
+
+// AppsMax bounds the commands of one step.
+const AppsMax = 1024
+
+// App is one command of a step that has several (--multi-prog,
+// MPI_Comm_spawn_multiple). What is in it may be any bytes but NUL.
+type App struct {
+	NTasks int      `json:"ntasks"` // at least 1
+	Argv   [][]byte `json:"argv"`
+	Env    [][]byte `json:"env,omitempty"` // NAME=VALUE, set over the step's for these tasks
+	// Cwd is where these tasks begin, relative to the step's; empty is the step's.
+	Cwd []byte `json:"cwd,omitempty"`
+}
+
+// AppOf is the index of the command that the task of a rank runs: 0 where the
+// step has one for all.
+func (r *Request) AppOf(rank int) int {
+	for i := range r.Apps {
+		if rank -= r.Apps[i].NTasks; rank < 0 {
+			return i
+		}
+	}
+	return 0
+}
+
+func (r *Request) checkApps() error {
+	if len(r.Apps) == 0 {
+		return nil
+	}
+	if len(r.Apps) > AppsMax {
+		return bad("apps", "%d commands: the limit is %d", len(r.Apps), AppsMax)
+	}
+	total := 0
+	for i := range r.Apps {
+		a := &r.Apps[i]
+		if a.NTasks < 1 || a.NTasks > TasksMax {
+			return bad("apps", "command %d has %d tasks: want 1 to %d", i, a.NTasks, TasksMax)
+		}
+		total += a.NTasks
+		if err := a.check(i); err != nil {
+			return err
+		}
+	}
+	if total != r.NTasks {
+		return bad("apps", "the commands have %d tasks, and the step %d", total, r.NTasks)
+	}
+	return nil
+}
+
+func (a *App) check(i int) error {
+	if len(a.Argv) == 0 || len(a.Argv[0]) == 0 {
+		return bad("apps", "command %d is empty", i)
+	}
+	for _, arg := range a.Argv {
+		if bytes.IndexByte(arg, 0) >= 0 {
+			return bad("apps", "an argument of command %d holds a NUL byte", i)
+		}
+	}
+	for _, e := range a.Env {
+		if err := checkEnv([]string{string(e)}); err != nil {
+			return bad("apps", "command %d: %v", i, err)
+		}
+	}
+	if strings.IndexByte(string(a.Cwd), 0) >= 0 || len(a.Cwd) > PathMax {
+		return bad("apps", "the directory of command %d holds a NUL byte, or more than %d bytes", i, PathMax)
+	}
+	return nil
+}
+
+// Words are byte strings as text: what JSON cannot hold is in there as it is.
+func Words(list [][]byte) []string {
+	if list == nil {
+		return nil
+	}
+	words := make([]string, len(list))
+	for i, b := range list {
+		words[i] = string(b)
+	}
+	return words
+}
+
+// Raw is the opposite of Words.
+func Raw(words []string) [][]byte {
+	if words == nil {
+		return nil
+	}
+	list := make([][]byte, len(words))
+	for i, w := range words {
+		list[i] = []byte(w)
+	}
+	return list
+}

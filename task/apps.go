@@ -1,0 +1,20 @@
+package task
+
+import "stepd/step"
+
+// launchApps gives each task its own of a step's several commands.
+func launchApps(spec *step.Spec, l *step.Launch) {
+	if len(spec.Apps) == 0 {
+		return
+	}
+	ranks := spec.LocalRanks()
+	l.TaskArgv, l.TaskCwd = make([][]string, len(ranks)), make([]string, len(ranks))
+	for i, rank := range ranks {
+		app := &spec.Apps[spec.AppOf(rank)]
+		l.TaskArgv[i], l.TaskCwd[i] = step.Words(app.Argv), string(app.Cwd)
+		if i < len(l.TaskEnv) && len(app.Env) > 0 {
+			// What tells the task who it is stays the last word.
+			l.TaskEnv[i] = append(step.Words(app.Env), l.TaskEnv[i]...)
+		}
+	}
+}
