@@ -126,7 +126,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	if err != nil {
 		return err
 	}
-	plugin, err := mpi.New(spec.MPI, mpi.Config{})
+	plugin, err := mpi.New(spec.MPI, spec.MPIConf)
 	if err != nil {
 		return err
 	}

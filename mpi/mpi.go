@@ -24,12 +24,6 @@ type Plugin interface {
 	Close() error
 }
 
-// Config is the site's configuration of all plugins. The zero value is each
-// plugin's defaults.
-type Config struct {
-	PMI2 pmi2.Config
-}
-
 // The plugins' names, as --mpi and MpiDefault give them.
 const (
 	None = "none"
@@ -42,12 +36,12 @@ func Names() []string { return []string{None, PMI2} }
 // New makes the plugin for one step. none needs nothing in stepd, so its
 // plugin is nil; the empty name means none. The error of an unknown name lists
 // the known ones.
-func New(name string, conf Config) (Plugin, error) {
+func New(name string, conf step.MPIConf) (Plugin, error) {
 	switch name {
 	case None, "":
 		return nil, nil
 	case PMI2:
-		return pmi2.New(conf.PMI2), nil
+		return pmi2.New(pmi2.Config(conf.PMI2)), nil
 	}
 	return nil, fmt.Errorf("cannot use MPI type %q: not one of %s (--mpi, MpiDefault)", name, strings.Join(Names(), ", "))
 }

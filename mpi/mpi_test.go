@@ -5,11 +5,12 @@ import (
 	"testing"
 
 	"stepd/mpi/pmi2"
+	"stepd/step"
 )
 
 func TestNewMakesEveryListedPlugin(t *testing.T) {
 	for _, name := range append(Names(), "") {
-		plugin, err := New(name, Config{})
+		plugin, err := New(name, step.MPIConf{})
 		if err != nil {
 			t.Errorf("New(%q): %v", name, err)
 		}
@@ -17,7 +18,7 @@ func TestNewMakesEveryListedPlugin(t *testing.T) {
 			t.Errorf("New(%q) = %v, want nil: %v", name, plugin, wantNil)
 		}
 	}
-	plugin, _ := New(PMI2, Config{})
+	plugin, _ := New(PMI2, step.MPIConf{})
 	if _, ok := plugin.(*pmi2.Plugin); !ok {
 		t.Errorf("New(%q) is a %T", PMI2, plugin)
 	}
@@ -25,7 +26,7 @@ func TestNewMakesEveryListedPlugin(t *testing.T) {
 
 func TestNewNamesTheKnownPlugins(t *testing.T) {
 	for _, name := range []string{"pmix", "PMI2", "none ", "../pmi2", "list"} {
-		_, err := New(name, Config{})
+		_, err := New(name, step.MPIConf{})
 		if err == nil {
 			t.Errorf("New(%q) gave no error", name)
 			continue

@@ -43,6 +43,8 @@ type Config struct {
 	// MPIDefault is MpiDefault; "" is "none". MPITypes are those that exist here.
 	MPIDefault string
 	MPITypes   []string
+	// MPI is what the site's files say to MPI plugins.
+	MPI step.MPIConf
 
 	// KillWait is the time between SIGTERM and SIGKILL; 0 is 30 s.
 	KillWait time.Duration

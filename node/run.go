@@ -163,6 +163,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		Spank: n.cfg.Spank, Proctrack: step.Proctrack{Kind: n.cfg.Tracker.Kind()},
 		Container: n.cfg.ContainerType, RunDir: n.files.run,
 		Affinity:  n.cfg.Affinity,
+		MPIConf:   n.cfg.MPI,
 		KillWaitS: int(n.cfg.KillWait / time.Second),
 		// Rounded up: 0 would be the default.
 		UnkillableS: int((n.cfg.UnkillableTimeout + time.Second - 1) / time.Second),

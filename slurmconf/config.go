@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"stepd/step"
 )
 
 // DefaultSpool is the spool of a noded that is told of none.
@@ -122,8 +124,8 @@ type Config struct {
 	Container Container
 	// Cgroup is cgroup.conf.
 	Cgroup Cgroup
-	// Mpi is mpi.conf as it is written.
-	Mpi Table
+	// Mpi is mpi.conf; zero fields are the PMIx plugin's defaults.
+	Mpi step.PMIxConf
 }
 
 // resourceLimits are the limits that Slurm propagates.
@@ -187,20 +189,4 @@ func (c *Config) MemoryIsConsumable() bool {
 		w = strings.ToLower(w)
 		return strings.HasPrefix(w, "cr_") && strings.HasSuffix(w, "_memory")
 	})
-}
-
-// Table is a file whose keys are kept as they are: key in lower case to value.
-type Table map[string]Value
-
-// Value is one value of a Table, and where it stands.
-type Value struct {
-	Text string
-	File string
-	Line int
-}
-
-// Get finds a key, whatever its case.
-func (t Table) Get(key string) (Value, bool) {
-	v, ok := t[strings.ToLower(key)]
-	return v, ok
 }

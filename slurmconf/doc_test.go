@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"stepd/step"
 )
 
 // TestDocumentation: the tables of docs/configuration.md have each key that is
@@ -23,8 +25,9 @@ func TestDocumentation(t *testing.T) {
 		"gres.conf":           (&gresLine{}).keys(),
 		"job_container.conf":  (&Container{}).keys(),
 		"stepd.conf":          (&Stepd{}).keys(),
+		"mpi.conf":            mpiKeys(&step.PMIxConf{}),
 	}
-	word := regexp.MustCompile("`([A-Za-z_]+)`")
+	word := regexp.MustCompile("`([A-Za-z0-9_]+)`")
 	for section := range strings.SplitSeq(string(text), "\n## ") {
 		title, body, _ := strings.Cut(section, "\n")
 		keys, ours := want[title]

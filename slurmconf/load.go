@@ -100,7 +100,7 @@ func (l *loader) besideFiles() error {
 		{"cgroup.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, l.cfg.Cgroup.keys(), SeverityError) }},
 		{"gres.conf", l.gresFile},
 		{"job_container.conf", l.containerFile},
-		{"mpi.conf", func(_ string, stmts []statement) { l.cfg.Mpi = l.table(stmts) }},
+		{"mpi.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, mpiKeys(&l.cfg.Mpi), SeverityError) }},
 	} {
 		file := filepath.Join(l.dir, f.name)
 		stmts, err := l.read(file)
@@ -178,14 +178,4 @@ func (l *loader) unknownKey(s statement, p pair, keys keySet, sev Severity) {
 		found.Remedy = fmt.Sprintf("is %q meant?", near)
 	}
 	l.probs.add(found)
-}
-
-// table keeps a file's keys as they are. A later line wins.
-func (l *loader) table(stmts []statement) Table {
-	t := Table{}
-	for _, s := range stmts {
-		p := l.onePair(s)[0]
-		t[strings.ToLower(p.key)] = Value{Text: p.value, File: s.file, Line: s.line}
-	}
-	return t
 }

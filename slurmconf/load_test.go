@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"stepd/step"
 )
 
 // write makes files in a fresh directory and returns the directory.
@@ -136,10 +138,10 @@ LaunchParameters=use_interactive_step,\
    # nothing
 DebugFlags=CPU_Bind
 `,
-		"stepd.conf":         "HookTimeout=7\nSpankAllowReleases=20.11,any\nQuarantineAfter=2\nSpankStrict=yes\nNoNewPrivs=1\nRequireSafePlugins=true\nMetricsListen=:9\nKeepSteps=5\nReplayBytes=4096\n",
+		"stepd.conf":         "HookTimeout=7\nSpankAllowReleases=20.11,any\nQuarantineAfter=2\nSpankStrict=yes\nNoNewPrivs=1\nRequireSafePlugins=true\nMetricsListen=:9\nKeepSteps=5\nReplayBytes=4096\nPMI1KeyBytes=100\nPMI2KeyBytes=101\nPMI2ValueBytes=1025\nPMI2FrameBytes=70000\nPMI2Attributes=17\nPMI2KeysPerRank=18\nPMI2TotalBytes=0x100000\nPMI2QueueBytes=300000\nPMI2WaitsPerRank=19\nPMI2CloseGrace=2\nPMI2FenceTimeout=60\n",
 		"cgroup.conf":        "# c\nConstrainCores=yes\n",
 		"gres.conf":          "Name=gpu File=/dev/null,/dev/zero\n",
-		"mpi.conf":           "\nPMIxDebug=1\n",
+		"mpi.conf":           "\nPMIxDebug=1\nPMIxTimeout=20\nPMIxEnv=A=1;B=x=y\nPMIxCliTmpDirBase=/scratch\n",
 		"job_container.conf": "BasePath=/var/base/%n AutoBasePath=true Dirs=/tmp,/var/tmp\n",
 	})
 	want := &Config{
@@ -162,22 +164,23 @@ DebugFlags=CPU_Bind
 		Stepd: Stepd{
 			HookTimeout: 7 * time.Second, SpankAllowReleases: []string{"20.11", "any"}, QuarantineAfter: 2, SpankStrict: true, NoNewPrivs: true,
 			RequireSafePlugins: true, MetricsListen: ":9", KeepSteps: 5, ReplayBytes: 4096,
+			PMI2: step.PMI2Conf{
+				KeyBytes1: 100, KeyBytes2: 101, ValueBytes: 1025, FrameBytes: 70000, Attributes: 17, KeysPerRank: 18, TotalBytes: 1 << 20,
+				QueueBytes: 300000, WaitsPerRank: 19, CloseGrace: 2 * time.Second, FenceTimeout: time.Minute,
+			},
 		},
 		Container: Container{
 			BasePath: "/var/base/%n", AutoBasePath: true, Dirs: []string{"/tmp", "/var/tmp"},
 			CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second,
 		},
 		Cgroup: func() Cgroup { c := defaultCgroup(); c.ConstrainCores = true; return c }(),
-		Mpi:    Table{"pmixdebug": {"1", filepath.Join(dir, "mpi.conf"), 2}},
+		Mpi:    step.PMIxConf{Timeout: 20 * time.Second, Debug: true, Env: []string{"A=1", "B=x=y"}, TmpDirBase: "/scratch"},
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Error(diff)
 	}
 	if got := lines(probs, dir); len(got) > 0 {
 		t.Errorf("problems %q", got)
-	}
-	if v, ok := c.Mpi.Get("PMIxDebug"); !ok || v.Text != "1" {
-		t.Errorf("got %v, %v", v, ok)
 	}
 }
 

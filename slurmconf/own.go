@@ -1,8 +1,11 @@
 package slurmconf
 
 import (
+	"maps"
 	"regexp"
 	"time"
+
+	"stepd/step"
 )
 
 // Stepd is stepd.conf: our own keys, in a file of their own because a real
@@ -31,10 +34,13 @@ type Stepd struct {
 	// ReplayBytes of output are kept for those who attach later; 0, the
 	// default, is none.
 	ReplayBytes int64
+	// PMI2 bounds what ranks may ask by PMI-1 and PMI-2; zero fields are pmi2's
+	// defaults.
+	PMI2 step.PMI2Conf
 }
 
 func (s *Stepd) keys() keySet {
-	return keySet{
+	keys := keySet{
 		"hooktimeout":        seconds(&s.HookTimeout),
 		"spankallowreleases": releases(&s.SpankAllowReleases),
 		"quarantineafter":    count(&s.QuarantineAfter, 0, 1000),
@@ -45,6 +51,8 @@ func (s *Stepd) keys() keySet {
 		"keepsteps":          count(&s.KeepSteps, 0, 1_000_000),
 		"replaybytes":        count(&s.ReplayBytes, 0, 1<<30),
 	}
+	maps.Copy(keys, pmi2Keys(&s.PMI2))
+	return keys
 }
 
 func releases(field *[]string) setter {

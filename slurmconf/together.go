@@ -65,6 +65,7 @@ func (l *loader) together() {
 	l.defaultBinding()
 	l.partitionMemory()
 	l.memoryBounds()
+	l.checkPMI2()
 	if l.cfg.Cgroup.CgroupPlugin == "disabled" {
 		l.withoutCgroups()
 		return

@@ -149,6 +149,8 @@ type Spec struct {
 	SlurmConf    string `json:"slurm_conf,omitempty"`
 	RestartCount uint32 `json:"restart_count,omitempty"`
 
+	// MPIConf is what the site says to MPI plugins.
+	MPIConf   MPIConf     `json:"mpi_conf,omitzero"`
 	Spank     SpankConf   `json:"spank"`
 	Proctrack Proctrack   `json:"proctrack"`
 	Confine   Confinement `json:"confine"`

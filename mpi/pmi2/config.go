@@ -33,6 +33,9 @@ type Config struct {
 	// CloseGrace is how long a rank that closed its connection in the middle
 	// is given to end, so that its exit status can be told: 1 s.
 	CloseGrace time.Duration
+	// FenceTimeout bounds how long ranks wait in a fence for others that live:
+	// then the step ends and those that are missing are named. 0 is no bound.
+	FenceTimeout time.Duration
 }
 
 // withDefaults fills what the site left out.
