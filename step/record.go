@@ -54,6 +54,9 @@ type Record struct {
 	// Drain says why the node should take no more jobs: the failure of a
 	// required plugin's hook for which Slurm drains it. "" does not.
 	Drain string `json:"drain,omitempty"`
+	// EndedBy is set where the step has ended here since another node said so. Its
+	// tasks' codes are then those of being killed: the step's end is that node's.
+	EndedBy *NodeEnd `json:"ended_by,omitempty"`
 	// OOM lists the processes that the kernel has killed for want of memory, the
 	// first hundred.
 	OOM []OOMKill `json:"oom,omitempty"`

@@ -79,5 +79,7 @@ func (s *Step) Stat() step.Record {
 func (s *Step) OverMemory(why string) {
 	text := fmt.Sprintf("Step %s exceeded its memory limit: %s", s.plan.Spec.ID, why)
 	s.sayError(text)
-	s.end(byMemory, text)
+	if s.end(byMemory, text) {
+		s.tellNodes(step.NodeEnd{Why: step.EndMemory, Reason: text})
+	}
 }

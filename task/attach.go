@@ -69,7 +69,7 @@ func (s *Step) LauncherLost() {
 	launched := s.launched
 	s.mu.Unlock()
 	if !launched {
-		s.end(byRequest, "the client went away before the tasks were started")
+		s.Cancel("the client went away before the tasks were started")
 	}
 }
 

@@ -18,6 +18,8 @@ type control struct {
 	reason    string        // guarded by ctlMu
 	cause     endCause      // guarded by ctlMu
 	aborted   *mpiAbort     // guarded by ctlMu
+	toldNodes bool          // guarded by ctlMu: the other nodes know that the step ends
+	byNode    *step.NodeEnd // guarded by ctlMu: which of them has ended it
 	sent      uint64        // guarded by ctlMu: a bit for each signal that Signal has sent
 	mpiTasks  step.MPITasks
 }
@@ -30,6 +32,7 @@ const (
 	byBadExit                 // --kill-on-bad-exit: the tasks' codes count
 	byAbort                   // MPI: the abort's code counts
 	byMemory                  // OverMemoryKill: OUT_OF_MEMORY
+	byOther                   // another node: CANCELLED, with its words
 )
 
 // mpiAbort is a rank's request to end the step.
@@ -48,19 +51,24 @@ func (e errCancelled) Error() string { return e.reason }
 // Cancel ends the step: SIGTERM to all of its processes, after KillWait
 // SIGKILL. Before the gate is open nothing is started at all. It does not wait.
 func (s *Step) Cancel(reason string) error {
-	s.end(byRequest, reason)
+	if s.end(byRequest, reason) {
+		s.tellNodes(step.NodeEnd{Why: step.EndCancel, Reason: reason})
+	}
 	return nil
 }
 
-// end begins the end, once: the first cause is the step's.
-func (s *Step) end(cause endCause, reason string) {
+// end begins the end, once: the first cause is the step's. It tells whether it
+// was this one.
+func (s *Step) end(cause endCause, reason string) (first bool) {
 	s.ctlMu.Lock()
 	defer s.ctlMu.Unlock()
 	select {
 	case <-s.cancelled:
+		return false
 	default:
 		s.cause, s.reason = cause, reason
 		close(s.cancelled)
+		return true
 	}
 }
 
@@ -103,7 +111,10 @@ func (s *Step) mpiAbort(rank, code int, text string) {
 		s.aborted = &mpiAbort{rank, code, text}
 	}
 	s.ctlMu.Unlock()
-	s.end(byAbort, fmt.Sprintf("task %d: MPI abort with code %d: %s", rank, code, text))
+	reason := fmt.Sprintf("task %d: MPI abort with code %d: %s", rank, code, text)
+	if s.end(byAbort, reason) {
+		s.tellNodes(step.NodeEnd{Why: step.EndAbort, Rank: &rank, Code: abortCode(code), Reason: reason})
+	}
 }
 
 func (s *Step) abortedBy() *mpiAbort {

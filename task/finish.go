@@ -15,6 +15,7 @@ import (
 func (s *Step) finish(err error) {
 	s.endSuspension()
 	s.settle(err)
+	s.tellFailure(err)
 	s.setState(step.Completing)
 	s.endStage("kill", s.killRest)
 	s.endStage("usage", s.finishAccounting)
@@ -208,6 +209,14 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 			code, signal, worst = c, t.Signal, i
 		}
 	}
+	if e := s.endedByOther(); e != nil && (code != 0 || !s.gateOpen) {
+		s.noteReason(e.String())
+		s.rec.EndedBy = e
+		if e.Why == step.EndAbort {
+			return step.Cancelled, abortCode(e.Code), nil
+		}
+		return step.Cancelled, max(1, code), signal
+	}
 	if s.failure != nil {
 		code, signal = s.failure.code, nil
 		if s.failure.state != "" {
@@ -217,7 +226,7 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 	}
 	if a := s.abortedBy(); a != nil {
 		// A task that aborted through PMI decides the code (lifecycle, end).
-		return step.Failed, max(1, min(a.code&0xff, 255)), nil
+		return step.Failed, abortCode(a.code), nil
 	}
 	// A cancel that came when all tasks had ended well has ended nothing.
 	if cause, reason, ok := s.endedBy(); ok && cause == byRequest && (code != 0 || !s.gateOpen) {

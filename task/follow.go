@@ -208,8 +208,8 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 	if s.d.MPI != nil {
 		s.d.MPI.TaskExited(e.Rank, e.Status)
 	}
-	if s.plan.Spec.KillOnBadExit && status != 0 && s.alive > 0 {
-		s.end(byBadExit, fmt.Sprintf("task %d: %s, and --kill-on-bad-exit was given", e.Rank, status.Describe()))
+	if s.plan.Spec.KillOnBadExit && status != 0 {
+		s.endBadly(e.Rank, status)
 	}
 }
 

@@ -36,6 +36,9 @@ func (s *Step) OutOfMemory(k step.OOMKill) {
 	s.mu.Unlock()
 	s.d.Audience.Event(step.Event{Time: k.Time, Event: step.EventOOM, Rank: k.Rank, PID: k.PID, Text: text})
 	s.sayError(text)
+	if first && s.plan.Spec.Confine.OOMGroup == step.OOMGroupStep {
+		s.tellNodes(step.NodeEnd{Why: step.EndMemory, Rank: k.Rank, Reason: text})
+	}
 	if first && s.groupKillIsOurs() {
 		s.sayError("all tasks of the step are killed with it (--oom-kill-step)")
 		s.evictHost()

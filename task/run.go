@@ -17,6 +17,11 @@ import (
 type Deps struct {
 	Tracker Tracker
 	MPI     MPI // nil without one
+	// Network, Peers and Job are nil where the step has one node, or its job no
+	// services: the latter two are the MPI plugin's.
+	Network Network
+	Peers   step.Peers
+	Job     step.MPIServices
 	Plugins []Plugin
 	// Accounting is nil where nothing is accounted for.
 	Accounting Accounting
@@ -280,6 +285,8 @@ func (s *Step) prefork(ctx context.Context) error {
 		Spec:  s.plan.Spec,
 		Abort: s.mpiAbort,
 		Log:   func(text string) { s.d.Audience.Log(step.LogInfo, text) },
+		Peers: s.d.Peers,
+		Job:   s.d.Job,
 	})
 	if err != nil {
 		return err

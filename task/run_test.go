@@ -40,6 +40,7 @@ type rig struct {
 	dead    bool
 	escaped []step.Escape
 	cgroup  int // HostCgroup's, which is that of the tasks; -1 is none
+	network Network
 }
 
 const fakeHostPID = 4242
@@ -68,6 +69,7 @@ func (r *rig) run(t *testing.T) step.Record {
 	close(none)
 	r.st = New(plan, Deps{
 		Tracker: fakeTracker{r}, MPI: fakeMPI{r}, Audience: fakeAudience{r}, Accounting: r.acct, Plugins: r.plugins, Now: time.Now,
+		Network:    r.network,
 		StartHost:  func(int) (Host, error) { return fakeHost{r}, r.note("start") },
 		NoChildren: func() <-chan struct{} { return none },
 	})
