@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -92,7 +93,7 @@ func TestRootMemoryLimit(t *testing.T) {
 	}
 	r := n.ctl(t, "run", "--mem=64M", "sh", "-c", hog(400)+"; exit 3")
 	contains(t, "400 of 64 MB", r.err, "Out Of Memory")
-	if doc := n.last(t); doc.State != "OUT_OF_MEMORY" {
+	if doc := n.oom(t, n.last(t).id()); doc.State != "OUT_OF_MEMORY" {
 		t.Errorf("state %s (%s)", doc.State, doc.Reason)
 	}
 	for _, c := range []struct {
@@ -136,7 +137,12 @@ func TestRootMemoryIsGivenOut(t *testing.T) {
 	if r := n.ctl(t, "run", "--mem=300M", "true"); r.code != 0 {
 		t.Errorf("what is free: %v", r)
 	}
-	contains(t, "node status", n.ctl(t, "node", "status").out, "given      700 MB")
+	eventually(t, callTimeout, "the end of the second job", func() error {
+		if out := n.ctl(t, "node", "status").out; !strings.Contains(out, "given      700 MB") {
+			return errors.New(out)
+		}
+		return nil
+	})
 	// A restarted noded knows who has what.
 	n.kill9(t)
 	n.boot(t)

@@ -23,13 +23,21 @@ type oomDoc struct {
 	}
 }
 
+// oom waits until noded has the step's result, which the client may have heard
+// of before.
 func (n *node) oom(t testing.TB, id string) oomDoc {
 	t.Helper()
-	r := n.ctlRoot(t, "show", "--json", id)
 	var doc struct{ Step oomDoc }
-	if err := json.Unmarshal([]byte(r.out), &doc); err != nil {
-		t.Fatalf("show: %v: %v", err, r)
-	}
+	eventually(t, callTimeout, "the result of step "+id, func() error {
+		r := n.ctlRoot(t, "show", "--json", id)
+		if err := json.Unmarshal([]byte(r.out), &doc); err != nil {
+			return fmt.Errorf("show: %w: %v", err, r)
+		}
+		if doc.Step.Code == nil {
+			return fmt.Errorf("its state is %s", doc.Step.State)
+		}
+		return nil
+	})
 	return doc.Step
 }
 

@@ -157,15 +157,21 @@ func run(t *testing.T, w *Watch, dir string, extraEnv ...string) (pid int) {
 }
 
 func TestRootWatchNamesTheLevel(t *testing.T) {
-	for _, level := range []string{"task", "step", "job"} {
+	for _, level := range []string{"task", "step", "job", "parent"} {
 		t.Run(level, func(t *testing.T) {
 			job, dir, v1 := memoryTree(t)
-			at := map[string]string{"task": filepath.Join(dir, "task_1"), "step": dir, "job": job}[level]
+			at := map[string]string{"task": filepath.Join(dir, "task_1"), "step": dir, "job": job, "parent": filepath.Dir(job)}[level]
 			setLimit(t, at, v1)
 			kills := oneKill(t, dir, v1, []step.MemoryLevel{{Level: "step", Dir: dir}, {Level: "job", Dir: job}})
 			k := kills.kill
 			if k.Level != level || k.Rank == nil || *k.Rank != 1 || k.PID != kills.pid || k.Command == "" {
 				t.Errorf("told %+v, want rank 1, pid %d, level %s", k, kills.pid, level)
+			}
+			if level == "parent" { // its figures are not the job's to know
+				if want := "the limit of a cgroup above the job is reached"; k.LimitBytes != nil || !strings.Contains(k.String(), want) {
+					t.Errorf("the line is %q, want %q", k, want)
+				}
+				return
 			}
 			if k.LimitBytes == nil || *k.LimitBytes != limit || k.PeakBytes == nil || *k.PeakBytes < limit-2*pageSlack {
 				t.Errorf("limit and peak are %s", k)
