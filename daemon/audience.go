@@ -19,16 +19,24 @@ import (
 )
 
 // handler lets the socket act on the step.
-type handler struct{ st *task.Step }
+type handler struct {
+	st  *task.Step
+	aud *audience
+}
 
 func (h handler) Record() step.Record                { return h.st.Record() }
-func (h handler) Stat() step.Record                  { return h.st.Stat() }
 func (h handler) AttachDone()                        { h.st.AttachDone() }
 func (h handler) LauncherLost()                      { h.st.LauncherLost() }
 func (h handler) Signal(sig int, scope string) error { return h.st.Signal(sig, scope) }
 func (h handler) Cancel(reason string) error         { return h.st.Cancel(reason) }
 func (h handler) Suspend(by uint32) error            { return h.st.Suspend(by) }
 func (h handler) Resume(by uint32) error             { return h.st.Resume(by) }
+
+// Stat also writes out the event log: who asks how a step is may read it next.
+func (h handler) Stat() step.Record {
+	h.aud.flush()
+	return h.st.Stat()
+}
 
 func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {
 	var first error
@@ -184,6 +192,12 @@ func (a *audience) Log(level step.LogLevel, text string) {
 	default:
 		a.log.Debug(text)
 	}
+}
+
+func (a *audience) flush() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.events.Flush() // close tells its error
 }
 
 // close writes what is left of the event log and of a batch job's output.

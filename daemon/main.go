@@ -166,7 +166,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	}
 	st = task.New(plan, deps)
 	close(made)
-	server := stepapi.NewServer(spec.ID, spec.User.UID, handler{st})
+	server := stepapi.NewServer(spec.ID, spec.User.UID, handler{st, aud})
 	aud.server = server
 	server.Add(control, stepapi.RoleNoded, true)
 	server.Serve(listener)

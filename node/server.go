@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -96,7 +97,7 @@ func (s *service) List(ctx context.Context, in *api.ListRequest) (*api.ListReply
 	out := new(api.ListReply)
 	for _, rec := range recs {
 		if !mayAct(caller, rec.UID) {
-			rec.Command = []string{} // what others run is not everybody's (rulings 32)
+			hideCommand(rec)
 		}
 		doc, err := encode(rec)
 		if err != nil {
@@ -105,6 +106,17 @@ func (s *service) List(ctx context.Context, in *api.ListRequest) (*api.ListReply
 		out.Step = append(out.Step, doc)
 	}
 	return out, nil
+}
+
+// hideCommand: what others run is not everybody's (rulings 32).
+func hideCommand(rec *step.Record) {
+	rec.Command = []string{}
+	if slices.ContainsFunc(rec.Tasks, func(t step.Task) bool { return t.Doing != nil }) {
+		rec.Tasks = slices.Clone(rec.Tasks)
+		for i := range rec.Tasks {
+			rec.Tasks[i].Doing = nil
+		}
+	}
 }
 
 func (s *service) Signal(ctx context.Context, in *api.SignalRequest) (*api.Empty, error) {

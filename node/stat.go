@@ -53,7 +53,7 @@ func (f *follower) stat(ctx context.Context) (*step.Record, error) {
 		return rec, err
 	}
 	if reply.Record != nil && len(reply.Record.Tasks) == len(rec.Tasks) {
-		rec.Tasks, rec.Usage = reply.Record.Tasks, reply.Record.Usage
+		rec.Tasks, rec.Usage, rec.Host = reply.Record.Tasks, reply.Record.Usage, reply.Record.Host
 	}
 	return rec, nil
 }

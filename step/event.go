@@ -24,6 +24,10 @@ type Event struct {
 	Stage  string      `json:"stage,omitempty"`
 	Errno  int         `json:"errno,omitempty"`
 	Text   string      `json:"text,omitempty"`
+	// Ranks are those that have come as far in MPI as MPI says, as a list (mpi); MPI
+	// is absent where nothing was heard of them.
+	Ranks string       `json:"ranks,omitempty"`
+	MPI   *MPIProgress `json:"mpi,omitempty"`
 	// Usage is the step's, at its end (usage).
 	Usage *StepUsage `json:"usage,omitempty"`
 }
@@ -46,6 +50,7 @@ const (
 	EventResume     = "resume"
 	EventOOM        = "oom"
 	EventState      = "state"
+	EventMPI        = "mpi" // how far ranks had come, of a step that did not end well
 	EventUsage      = "usage"
 	EventEnd        = "end"
 )

@@ -67,6 +67,8 @@ type Record struct {
 	Parent *ID `json:"parent,omitempty"`
 	// PluginCrash is the plugin that took its host down, if one did.
 	PluginCrash *PluginCrash `json:"plugin_crash,omitempty"`
+	// Host is what the SPANK host does, of a running step as Stat answers it.
+	Host *Doing `json:"host,omitempty"`
 	// Usage is what the step has used; nil before its tasks run, and where nobody
 	// has read it.
 	Usage *StepUsage `json:"usage,omitempty"`
@@ -111,6 +113,12 @@ type Task struct {
 	// Stage and Errno say where a task failed that was never exec'd.
 	Stage string `json:"stage,omitempty"`
 	Errno int    `json:"errno,omitempty"`
+	// MPI is how far the task has come in MPI: nil where nothing was heard of it,
+	// and where the step has ended well. Doing is what its process does, where it
+	// was looked at: of a running step as Stat answers it, of one that was ended
+	// while its ranks waited for this one.
+	MPI   *MPIProgress `json:"mpi,omitempty"`
+	Doing *Doing       `json:"doing,omitempty"`
 	// Usage holds MaxRSSBytes and CPUSeconds, and what is known beyond them.
 	Usage *Used `json:"usage,omitempty"`
 }

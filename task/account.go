@@ -61,16 +61,17 @@ func (s *Step) awaitOrphans() {
 	}
 }
 
-// Stat is the record with what the tasks have used until now.
+// Stat is the record with what the tasks have used until now, and what the
+// processes do.
 func (s *Step) Stat() step.Record {
-	if s.d.Accounting == nil {
-		return s.Record()
+	if s.d.Accounting != nil {
+		s.d.Accounting.Sample()
 	}
-	s.d.Accounting.Sample()
 	rec := s.Record()
-	if rec.Usage == nil || !rec.Usage.Final {
+	if s.d.Accounting != nil && (rec.Usage == nil || !rec.Usage.Final) {
 		s.d.Accounting.Fill(&rec)
 	}
+	s.lookNow(&rec)
 	return rec
 }
 

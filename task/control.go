@@ -60,6 +60,7 @@ func (s *Step) Cancel(reason string) error {
 // end begins the end, once: the first cause is the step's. It tells whether it
 // was this one.
 func (s *Step) end(cause endCause, reason string) (first bool) {
+	s.settleProgress()
 	s.ctlMu.Lock()
 	defer s.ctlMu.Unlock()
 	select {

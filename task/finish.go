@@ -13,6 +13,7 @@ import (
 // finish ends the step on every way out of it: the rest of its processes, the
 // plugins' exit hooks, then everything that the stages have made, the last first.
 func (s *Step) finish(err error) {
+	s.settleProgress()
 	s.endSuspension()
 	s.settle(err)
 	s.tellFailure(err)
@@ -182,7 +183,11 @@ func (s *Step) conclude() {
 	rec.Ended = &now
 	state, code, signal := s.verdict()
 	rec.ExitCode, rec.Signal = &code, signal
+	events := s.tellProgress(state)
 	s.mu.Unlock()
+	for _, e := range events {
+		s.d.Audience.Event(e)
+	}
 	s.setState(state)
 	rec2 := s.Record()
 	s.d.Audience.Event(step.Event{Time: now, Event: step.EventEnd, State: state, RC: &code, Text: rec2.Reason})

@@ -79,8 +79,11 @@ type Step struct {
 	launched bool // guarded by mu
 	// failure is set where the step's end is not that of its tasks.
 	failure *failure // guarded by mu
-	floor   int      // guarded by mu: the least exit code, where SpankStrict asks for one
-	why     string   // guarded by mu: why stepd killed the host in a hook
+	// progressKept: the ranks' progress and what they did is as it was when the
+	// step's end began.
+	progressKept bool   // guarded by mu
+	floor        int    // guarded by mu: the least exit code, where SpankStrict asks for one
+	why          string // guarded by mu: why stepd killed the host in a hook
 }
 
 // task is what Run knows of one rank.
@@ -282,11 +285,12 @@ func (s *Step) prefork(ctx context.Context) error {
 	}
 	s.push("mpi", s.d.MPI.Close)
 	tasks, err := s.d.MPI.Prefork(ctx, step.MPIJob{
-		Spec:  s.plan.Spec,
-		Abort: s.mpiAbort,
-		Log:   func(text string) { s.d.Audience.Log(step.LogInfo, text) },
-		Peers: s.d.Peers,
-		Job:   s.d.Job,
+		Spec:     s.plan.Spec,
+		Abort:    s.mpiAbort,
+		Log:      func(text string) { s.d.Audience.Log(step.LogInfo, text) },
+		Progress: s.progress,
+		Peers:    s.d.Peers,
+		Job:      s.d.Job,
 	})
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,9 @@ type rig struct {
 	escaped []step.Escape
 	cgroup  int // HostCgroup's, which is that of the tasks; -1 is none
 	network Network
+	job     step.MPIJob // what prefork was told
+	pid     int         // of the first task, 5000 without one; the others' follow
+	events  []step.Event
 }
 
 const fakeHostPID = 4242
@@ -142,7 +146,7 @@ func (h fakeHost) Fork() ([]step.Forked, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, step.Forked{Rank: rank, PID: 5000 + rank, PidFD: fd, Exec: p[0]})
+		out = append(out, step.Forked{Rank: rank, PID: cmp.Or(h.r.pid, 5000) + rank, PidFD: fd, Exec: p[0]})
 	}
 	return out, h.r.note("fork")
 }
@@ -184,7 +188,8 @@ func (k fakeTracker) Destroy(context.Context) error        { return k.r.note("de
 
 type fakeMPI struct{ r *rig }
 
-func (m fakeMPI) Prefork(context.Context, step.MPIJob) (step.MPITasks, error) {
+func (m fakeMPI) Prefork(_ context.Context, job step.MPIJob) (step.MPITasks, error) {
+	m.r.job = job
 	return step.MPITasks{}, m.r.note("prefork")
 }
 func (m fakeMPI) TaskExited(int, step.ExitStatus) {}
@@ -200,9 +205,13 @@ func (a fakeAudience) Say(line string) {
 func (a fakeAudience) SayTo(f *os.File)                { f.Close() }
 func (a fakeAudience) TaskExited(int, step.ExitStatus) {}
 func (a fakeAudience) State(step.Record)               {}
-func (a fakeAudience) Event(step.Event)                {}
-func (a fakeAudience) Hooks(step.HookCalls)            {}
-func (a fakeAudience) Log(step.LogLevel, string)       {}
+func (a fakeAudience) Event(e step.Event) {
+	a.r.mu.Lock()
+	defer a.r.mu.Unlock()
+	a.r.events = append(a.r.events, e)
+}
+func (a fakeAudience) Hooks(step.HookCalls)      {}
+func (a fakeAudience) Log(step.LogLevel, string) {}
 
 func wantCalls(t *testing.T, r *rig, want ...string) {
 	t.Helper()

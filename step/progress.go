@@ -1,0 +1,94 @@
+package step
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// The phases of MPIProgress, in their order. A task of which no progress is known
+// has not spoken to its MPI server at all.
+const (
+	PhaseStarted     = "started"
+	PhaseConnected   = "connected"
+	PhaseInitialized = "initialized"
+	PhaseFinalized   = "finalized"
+)
+
+// Depth orders progress: a rank of a lower one has not come as far. nil is 0.
+func (p *MPIProgress) Depth() int {
+	if p == nil {
+		return 0
+	}
+	phase := 1 + slices.Index([]string{PhaseStarted, PhaseConnected, PhaseInitialized, PhaseFinalized}, p.Phase)
+	return phase<<32 + p.Fences
+}
+
+// Waits tells whether the rank waits for something.
+func (p *MPIProgress) Waits() bool { return p != nil && p.Waiting != "" }
+
+// Finalized tells whether the rank is through with MPI.
+func (p *MPIProgress) Finalized() bool { return p != nil && p.Phase == PhaseFinalized }
+
+// String is the progress in words: "initialized by PMI-1, has come through 2
+// fences, waits in fence 3".
+func (p *MPIProgress) String() string {
+	if p == nil {
+		return "has not called init"
+	}
+	var words []string
+	switch p.Phase {
+	case PhaseStarted:
+		words = append(words, "has not called init")
+	case PhaseConnected:
+		words = append(words, "is connected and has not finished init")
+	case PhaseInitialized:
+		words = append(words, "has called init")
+	case PhaseFinalized:
+		words = append(words, "has called finalize")
+	default:
+		words = append(words, p.Phase)
+	}
+	if p.Protocol != "" {
+		words[0] += " (" + p.Protocol + ")"
+	}
+	switch {
+	case p.Fences == 1:
+		words = append(words, "has come through 1 fence")
+	case p.Fences > 1:
+		words = append(words, fmt.Sprintf("has come through %d fences", p.Fences))
+	}
+	if p.Waiting != "" {
+		words = append(words, "waits in "+p.Waiting)
+	}
+	return strings.Join(words, ", ")
+}
+
+// ProgressGroup are ranks that have come equally far.
+type ProgressGroup struct {
+	Ranks []int
+	MPI   *MPIProgress // nil: never heard of
+}
+
+// GroupProgress groups tasks by how far they have come, those that are the most
+// behind first.
+func GroupProgress(tasks []Task) []ProgressGroup {
+	var groups []ProgressGroup
+	at := map[MPIProgress]int{}
+	for i := range tasks {
+		var key MPIProgress // of none: no progress has an empty phase
+		if tasks[i].MPI != nil {
+			key = *tasks[i].MPI
+		}
+		place, known := at[key]
+		if !known {
+			place = len(groups)
+			at[key] = place
+			groups = append(groups, ProgressGroup{MPI: tasks[i].MPI})
+		}
+		groups[place].Ranks = append(groups[place].Ranks, tasks[i].Rank)
+	}
+	slices.SortStableFunc(groups, func(a, b ProgressGroup) int { return cmp.Compare(a.MPI.Depth(), b.MPI.Depth()) })
+	return groups
+}
