@@ -60,9 +60,17 @@ func (p *MPIProgress) String() string {
 		words = append(words, fmt.Sprintf("has come through %d fences", p.Fences))
 	}
 	if p.Waiting != "" {
-		words = append(words, "waits in "+p.Waiting)
+		words = append(words, "waits "+p.where())
 	}
 	return strings.Join(words, ", ")
+}
+
+// where is what it waits in or for.
+func (p *MPIProgress) where() string {
+	if strings.HasPrefix(p.Waiting, "fence ") || strings.HasPrefix(p.Waiting, "ring ") {
+		return "in " + p.Waiting
+	}
+	return "for " + p.Waiting
 }
 
 // ProgressGroup are ranks that have come equally far.

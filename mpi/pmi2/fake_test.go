@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -62,6 +63,9 @@ type world struct {
 	ranks  []*fake
 	aborts chan told
 	logs   chan string
+
+	mu       sync.Mutex
+	progress map[int][]string // guarded by mu: what was told of each rank
 }
 
 // fake is a rank's end of its socketpair.
@@ -76,11 +80,16 @@ type fake struct {
 // newWorld makes n ranks that have not spoken yet.
 func newWorld(t testing.TB, n int, conf Config) *world {
 	t.Helper()
-	w := &world{t: t, plugin: New(conf), aborts: make(chan told, n), logs: make(chan string, 16*n)}
+	w := &world{t: t, plugin: New(conf), aborts: make(chan told, n), logs: make(chan string, 16*n), progress: make(map[int][]string)}
 	pre, err := w.plugin.Prefork(context.Background(), step.MPIJob{
 		Spec:  testSpec(n),
 		Abort: func(rank, code int, text string) { w.aborts <- told{rank, code, text} },
 		Log:   func(text string) { w.logs <- text },
+		Progress: func(rank int, p step.MPIProgress) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.progress[rank] = append(w.progress[rank], p.String())
+		},
 	})
 	if err != nil {
 		t.Fatal(err)

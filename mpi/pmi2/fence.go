@@ -42,6 +42,7 @@ func (s *state) enter(r *rank, kind fenceKind, e entry) (outcome, *refusal) {
 	s.fence.kind = kind
 	s.fence.entered++
 	if s.fence.entered < len(s.ranks) {
+		s.note(r)
 		return outcome{abort: s.stuck(nil)}, nil
 	}
 	return outcome{deliveries: s.complete()}, nil
@@ -60,6 +61,7 @@ func (s *state) complete() []delivery {
 	for _, r := range s.ranks {
 		r.entry = nil
 		r.fences++
+		s.note(r)
 	}
 	s.fence = fence{}
 	return out
@@ -158,6 +160,7 @@ func (s *state) advance(r *rank, to phase) outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r.phase = to
+	s.note(r)
 	if to == phaseFinalized || to == phaseAborted {
 		s.leave(r)
 	}

@@ -28,6 +28,7 @@ func (s *state) putAttr(r *rank, key, text string) (outcome, *refusal) {
 	var out outcome
 	for _, w := range s.waits[key] {
 		w.r.waits--
+		s.note(w.r)
 		out.deliveries = append(out.deliveries, delivery{w.r, foundAttr(w.m, text)})
 	}
 	delete(s.waits, key)
@@ -53,6 +54,8 @@ func (s *state) getAttr(r *rank, m message, key string, wait bool) (answer []byt
 	}
 	r.waits++
 	key = strings.Clone(key)
+	r.waitKey = key
+	s.note(r)
 	s.waits[key] = append(s.waits[key], waiter{r, m.stub()})
 	return nil, nil
 }

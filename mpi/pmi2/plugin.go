@@ -59,6 +59,7 @@ func (p *Plugin) Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, e
 		return step.MPITasks{}, err
 	}
 	p.started, p.job, p.state = true, job, st
+	st.tell = job.Progress
 	for _, r := range st.ranks {
 		p.running.Go(func() { p.serve(r) })
 	}

@@ -28,6 +28,8 @@ type state struct {
 	conf  Config
 	jobID string // the name of the key value space: "12.0"
 	size  int    // ranks of the step
+	// tell is step.MPIJob.Progress, nil for nobody; see note.
+	tell func(rank int, p step.MPIProgress)
 
 	// ranks is complete before the first goroutine runs; what is guarded of a
 	// rank is named there.
@@ -71,6 +73,7 @@ type rank struct {
 	pending map[string]string // put since the last fence
 	keys    int               // pairs that the rank is charged for
 	waits   int               // attributes that the rank waits for
+	waitKey string            // the last one of them
 	fences  int               // fences passed
 	entry   *entry            // the fence that the rank waits in
 	left    bool              // it can enter no fence any more
