@@ -46,6 +46,7 @@ var importRules = map[string]struct {
 
 	// What runs and judges tests.
 	"stepd/internal/testkit/gate": {nil, "reads go test's records"},
+	"stepd/integration/mpisuite":  {nil, "MPICH's own suite on the built programs"},
 	"stepd/integration/vm":        {nil, "boots the guest; knows the tests by their files"},
 	"stepd/integration/vm/guest":  {[]string{"stepd/internal/testkit"}, "black box: the installed programs only"},
 }

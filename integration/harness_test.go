@@ -276,6 +276,8 @@ type call struct {
 	dir     string
 	stdin   string
 	files   []*os.File // instead of pipes: stdin, stdout, stderr
+	// limit is instead of callTimeout.
+	limit time.Duration
 }
 
 // result is what the command left.
@@ -316,6 +318,7 @@ type process struct {
 	err    bytes.Buffer
 	cancel context.CancelFunc
 	ctx    context.Context
+	limit  time.Duration
 }
 
 // shell runs a shell script as the test user in dir.
@@ -327,8 +330,8 @@ func (n *node) shell(t testing.TB, dir, script string) result {
 // start starts one call.
 func (n *node) start(t testing.TB, c call) *process {
 	t.Helper()
-	p := &process{args: c.args}
-	p.ctx, p.cancel = context.WithTimeout(context.Background(), callTimeout)
+	p := &process{args: c.args, limit: cmp.Or(c.limit, callTimeout)}
+	p.ctx, p.cancel = context.WithTimeout(context.Background(), p.limit)
 	program := n.bin
 	if c.program != "" {
 		program = c.program
@@ -367,7 +370,7 @@ func (p *process) wait(t testing.TB) result {
 	defer p.cancel()
 	err := p.cmd.Wait()
 	if p.ctx.Err() != nil {
-		t.Fatalf("stepctl %q: still running after %v\nstdout: %q\nstderr: %q", p.args, callTimeout, p.out.String(), p.err.String())
+		t.Fatalf("stepctl %q: still running after %v\nstdout: %q\nstderr: %q", p.args, p.limit, p.out.String(), p.err.String())
 	}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay) {

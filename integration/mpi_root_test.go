@@ -22,18 +22,11 @@ func mpicc(t testing.TB, n *node, name string) string {
 	return program
 }
 
-// TestRootMPICH: an allreduce and an integration of pi with 1 to 32 ranks.
-func TestRootMPICH(t *testing.T) {
+// TestRootMPIDefault: which plugin serves a step, and none. TestRootMPIWorld has
+// the programs.
+func TestRootMPIDefault(t *testing.T) {
 	n := startNode(t, site{})
 	program := mpicc(t, n, "allreduce")
-	for _, ranks := range []int{1, 2, 8, 32} {
-		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			r := n.ctl(t, "run", "-n", fmt.Sprint(ranks), "--mpi=pmi2", program)
-			if want := fmt.Sprintf("ranks %d sum %d pi 3.1416\n", ranks, ranks*(ranks-1)/2); r.code != 0 || r.out != want || r.err != "" {
-				t.Errorf("want %q, got %v", want, r)
-			}
-		})
-	}
 	t.Run("MpiDefault", func(t *testing.T) {
 		other := startNode(t, site{Slurm: "MpiDefault=pmi2\n"})
 		if r := other.ctl(t, "run", "-n", "2", mpicc(t, other, "allreduce")); r.code != 0 || r.out != "ranks 2 sum 1 pi 3.1416\n" {

@@ -1,0 +1,121 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// library is an MPI library, whose programs are compiled once for a test.
+type library struct {
+	name string
+	cc   string
+	need string // the packages that have cc
+	mpi  string // --mpi
+	env  []string
+	// spawns tells whether the library can spawn and connect at all.
+	spawns bool
+}
+
+// mpichCache is where make mpi-pmi2 puts the MPICH that it builds.
+const mpichCache = "/var/cache/stepd-mpich/current"
+
+// The libraries. docs/mpi.md tells why Debian's MPICH neither spawns nor connects.
+var (
+	libMPICH     = library{name: "mpich", cc: "mpicc.mpich", need: "mpich libmpich-dev", mpi: "pmi2"}
+	libMPICHPMI1 = library{name: "mpich-sock-pmi1", cc: mpichCache + "/pmi1/bin/mpicc", mpi: "pmi2", spawns: true}
+	libMPICHPMI2 = library{name: "mpich-sock-pmi2", cc: mpichCache + "/pmi2/bin/mpicc", mpi: "pmi2", spawns: true}
+)
+
+// build compiles programs of integration/mpi, and returns their folder.
+func (l library) build(t testing.TB, n *node, programs ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(l.cc); err != nil {
+		missing(t, fmt.Sprintf("no %s: apt-get install %s", l.cc, l.need))
+	}
+	dir := n.path(l.name)
+	must(t, os.MkdirAll(dir, 0o755))
+	for _, p := range programs {
+		out, err := exec.Command(l.cc, "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(dir, p), "mpi/"+p+".c").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %s: %v\n%s", l.cc, p, err, out)
+		}
+	}
+	return dir
+}
+
+// run runs a program of dir with so many ranks.
+func (l library) run(t testing.TB, n *node, ranks int, dir, program string, args ...string) result {
+	t.Helper()
+	return n.do(t, call{
+		args: append([]string{"run", "-n", fmt.Sprint(ranks), "--mpi=" + l.mpi, filepath.Join(dir, program)}, args...),
+		env:  l.env,
+		// 64 ranks that wait busily on two CPUs that others want, too.
+		limit: 3 * time.Minute,
+	})
+}
+
+// checkWorld looks at what world has printed: a hello of each rank from its
+// node, and the other parts' words.
+func checkWorld(t testing.TB, r result, nodes []string) {
+	t.Helper()
+	if r.code != 0 || r.err != "" {
+		t.Errorf("world: %v", r)
+	}
+	for rank, node := range nodes {
+		if want := fmt.Sprintf("hello %d of %d on %s\n", rank, len(nodes), node); strings.Count(r.out, want) != 1 {
+			t.Errorf("want %q once, got %v", want, r)
+		}
+	}
+	for _, part := range worldParts[1:] {
+		if want := fmt.Sprintf("%s ok %d\n", part, len(nodes)); strings.Count(r.out, want) != 1 {
+			t.Errorf("want %q once, got %v", want, r)
+		}
+	}
+	if got, want := strings.Count(r.out, "\n"), len(nodes)+len(worldParts)-1; got != want {
+		t.Errorf("%d lines, want %d: %v", got, want, r)
+	}
+}
+
+var worldParts = []string{"hello", "ring", "allreduce", "alltoall"}
+
+// TestRootMPIWorld: hello, ring, allreduce and alltoall in one world of 1, 2, 8
+// and 64 ranks. Each part checks what it has got.
+func TestRootMPIWorld(t *testing.T) {
+	n := startNode(t, site{})
+	for _, l := range librariesHere(t) {
+		dir := l.build(t, n, "world", "abort")
+		for _, ranks := range []int{1, 2, 8, 64} {
+			t.Run(fmt.Sprintf("%s/%d", l.name, ranks), func(t *testing.T) {
+				nodes := make([]string, ranks)
+				for i := range nodes {
+					nodes[i] = "vm"
+				}
+				checkWorld(t, l.run(t, n, ranks, dir, "world", worldParts...), nodes)
+			})
+		}
+		t.Run(l.name+"/abort", func(t *testing.T) {
+			r := l.run(t, n, 3, dir, "abort")
+			if r.code != 7 || r.out != "" {
+				t.Errorf("want exit code 7 and no rank that comes through, got %v", r)
+			}
+		})
+	}
+}
+
+// librariesHere are those that the machine has; Debian's must be there.
+func librariesHere(t testing.TB) []library {
+	all := []library{libMPICH}
+	for _, l := range []library{libMPICHPMI1, libMPICHPMI2} {
+		if _, err := os.Stat(l.cc); err != nil {
+			t.Logf("without %s, which make mpi-pmi2 builds; PMI-2 is tested by TestRootPMI2Client: %v", l.name, err)
+			continue
+		}
+		all = append(all, l)
+	}
+	return all
+}

@@ -1,0 +1,107 @@
+// Command mpisuite runs MPICH's own test programs under stepctl and under
+// mpiexec.hydra, test by test, and prints how many passed in each directory. It
+// fails if one passes under hydra and not here. mpich.sh builds the programs.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+func main() {
+	var o options
+	dirs := flag.String("dirs", "attr,coll,comm,datatype,errhan,group,info,init,pt2pt,spawn,topo,rma", "the directories of the suite")
+	flag.StringVar(&o.bin, "bin", "bin", "the folder of the built programs")
+	flag.StringVar(&o.suite, "suite", "/var/cache/stepd-mpich/current/suite", "the folder of the built suite")
+	flag.StringVar(&o.only, "only", "", "only tests of this program")
+	flag.StringVar(&o.launchers, "launchers", "hydra,stepctl", "who launches")
+	flag.StringVar(&o.log, "log", "build/mpi-suite.tsv", "where each test's outcome is written")
+	flag.DurationVar(&o.limit, "limit", 3*time.Minute, "how long a test may take that names no limit of its own")
+	flag.Parse()
+	o.dirs = strings.Split(*dirs, ",")
+	if err := run(o); err != nil {
+		fmt.Fprintln(os.Stderr, "mpisuite:", err)
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	bin, suite, only, launchers, log string
+	dirs                             []string
+	limit                            time.Duration
+}
+
+func run(o options) error {
+	tests, err := o.tests()
+	if err != nil {
+		return err
+	}
+	var launchers []launcher
+	for _, name := range strings.Split(o.launchers, ",") {
+		switch name {
+		case "hydra":
+			launchers = append(launchers, hydra())
+		case "stepctl":
+			l, stop, err := stepctl(o.bin)
+			if err != nil {
+				return err
+			}
+			defer stop()
+			launchers = append(launchers, l)
+		default:
+			return fmt.Errorf("launcher %q is not known", name)
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(o.log), 0o755); err != nil {
+		return err
+	}
+	log, err := os.Create(o.log)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	r := newReport(launchers)
+	for _, t := range tests {
+		fmt.Fprintln(log, r.do(o.suite, t))
+	}
+	r.print(os.Stdout, o.dirs)
+	if n := len(r.worse()); n > 0 {
+		return fmt.Errorf("%d tests pass under hydra and not under stepctl: see %q", n, o.log)
+	}
+	return nil
+}
+
+// tests are those of all lists, in their order. What was not compiled is skipped.
+func (o options) tests() ([]test, error) {
+	var all []test
+	for _, dir := range o.dirs {
+		path := filepath.Join(o.suite, dir, "testlist")
+		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+			// A list without variables stays where the sources are.
+			found, _ := filepath.Glob(filepath.Join(o.suite, "../work/mpich-*/test/mpi", dir, "testlist"))
+			if len(found) != 1 {
+				return nil, fmt.Errorf("cannot find %q: make mpi-pmi2", path)
+			}
+			path = found[0]
+		}
+		list, err := readList(path, dir, o.limit)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range list {
+			if o.only != "" && t.program != o.only {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(o.suite, dir, t.program)); err != nil && t.skip == "" {
+				t.skip = "not compiled"
+			}
+			all = append(all, t)
+		}
+	}
+	return all, nil
+}
