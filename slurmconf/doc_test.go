@@ -24,7 +24,7 @@ func TestDocumentation(t *testing.T) {
 		"cgroup.conf":         (&Cgroup{}).keys(),
 		"gres.conf":           (&gresLine{}).keys(),
 		"job_container.conf":  (&Container{}).keys(),
-		"stepd.conf":          (&Stepd{}).keys(),
+		"stepd.conf":          (&Stepd{}).keys("/"),
 		"mpi.conf":            mpiKeys(&step.PMIxConf{}),
 	}
 	word := regexp.MustCompile("`([A-Za-z0-9_]+)`")

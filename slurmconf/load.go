@@ -1,6 +1,7 @@
 package slurmconf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -17,7 +18,16 @@ import (
 // configuration is not the one that the site wanted. Load itself fails only
 // where a file cannot be read at all: then there is no configuration.
 func Load(path, hostname string) (*Config, []Problem, error) {
-	l := &loader{cfg: defaults(hostname), hostname: hostname, nodeSeen: map[string]statement{}, told: map[string]statement{}}
+	return LoadAs(path, hostname, "")
+}
+
+// LoadAs is Load where the node's name in the file was told: its line is that of
+// NodeName=node alone. With "" it is Load.
+func LoadAs(path, hostname, node string) (*Config, []Problem, error) {
+	l := &loader{cfg: defaults(cmp.Or(node, hostname)), hostname: hostname, nodeName: node, nodeSeen: map[string]statement{}, told: map[string]statement{}}
+	if node != "" {
+		l.cfg.Node.Name = node
+	}
 	if path == "" {
 		return l.cfg, nil, nil
 	}
@@ -43,6 +53,7 @@ func Load(path, hostname string) (*Config, []Problem, error) {
 type loader struct {
 	cfg      *Config
 	hostname string
+	nodeName string // as it was told, "" if it was not
 	dir      string // slurm.conf's
 	probs    problems
 
@@ -96,7 +107,7 @@ func (l *loader) besideFiles() error {
 		name  string
 		apply func(file string, stmts []statement)
 	}{
-		{"stepd.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, l.cfg.Stepd.keys(), SeverityError) }},
+		{"stepd.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, l.cfg.Stepd.keys(l.dir), SeverityError) }},
 		{"cgroup.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, l.cfg.Cgroup.keys(), SeverityError) }},
 		{"gres.conf", l.gresFile},
 		{"job_container.conf", l.containerFile},
@@ -160,7 +171,7 @@ func (l *loader) set(s statement, pairs []pair, keys keySet, unknown Severity) b
 // the controller's; one that is nearly a key of ours is a slip.
 func (l *loader) unknownKey(s statement, p pair, keys keySet, sev Severity) {
 	found := Problem{Severity: sev, File: s.file, Line: s.line, Key: p.key, Value: p.value}
-	own := (&Stepd{}).keys()[strings.ToLower(p.key)] != nil
+	own := (&Stepd{}).keys(l.dir)[strings.ToLower(p.key)] != nil
 	near := nearest(p.key, keys)
 	switch {
 	case own:

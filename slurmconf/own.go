@@ -2,7 +2,9 @@ package slurmconf
 
 import (
 	"maps"
+	"net/netip"
 	"regexp"
+	"strings"
 	"time"
 
 	"stepd/step"
@@ -37,9 +39,26 @@ type Stepd struct {
 	// PMI2 bounds what ranks may ask by PMI-1 and PMI-2; zero fields are pmi2's
 	// defaults.
 	PMI2 step.PMI2Conf
+
+	// TLSCertificate, TLSKey and TLSCA are PEM files, absolute, all of them or none:
+	// what this node shows the other ones, and whom it believes. "", the default:
+	// no other node is served or asked.
+	TLSCertificate, TLSKey, TLSCA string
+	// ListenAddress is the address at which other nodes are served; "", the
+	// default, is every one. The port is NodePort's.
+	ListenAddress string
+	// StepPorts are the ports of steps' own connections between nodes, the first
+	// and the last; zero, the default, is any free one.
+	StepPorts [2]int
+	// KeepaliveTime is how often a silent connection to another node is tried,
+	// default 10 s; KeepaliveTimeout how long the answer may take, default 5 s.
+	// NodeTimeout is how long a noded that does not answer is asked again before its
+	// node is lost for the steps that it has part in; default 60 s.
+	KeepaliveTime, KeepaliveTimeout, NodeTimeout time.Duration
 }
 
-func (s *Stepd) keys() keySet {
+// keys are those of a file in dir.
+func (s *Stepd) keys(dir string) keySet {
 	keys := keySet{
 		"hooktimeout":        seconds(&s.HookTimeout),
 		"spankallowreleases": releases(&s.SpankAllowReleases),
@@ -50,9 +69,50 @@ func (s *Stepd) keys() keySet {
 		"metricslisten":      text(&s.MetricsListen),
 		"keepsteps":          count(&s.KeepSteps, 0, 1_000_000),
 		"replaybytes":        count(&s.ReplayBytes, 0, 1<<30),
+		"tlscertificate":     beside(&s.TLSCertificate, dir),
+		"tlskey":             beside(&s.TLSKey, dir),
+		"tlsca":              beside(&s.TLSCA, dir),
+		"listenaddress":      address(&s.ListenAddress),
+		"stepports":          portRange(&s.StepPorts),
+		"keepalivetime":      secondsFrom1(&s.KeepaliveTime),
+		"keepalivetimeout":   secondsFrom1(&s.KeepaliveTimeout),
+		"nodetimeout":        secondsFrom1(&s.NodeTimeout),
 	}
 	maps.Copy(keys, pmi2Keys(&s.PMI2))
 	return keys
+}
+
+// address takes an IP address without a port.
+func address(field *string) setter {
+	return func(v string) *flaw {
+		if _, err := netip.ParseAddr(v); err != nil {
+			return wrong("write an address such as 10.1.0.7", "not an IP address")
+		}
+		*field = v
+		return nil
+	}
+}
+
+// portRange takes "60001-63000".
+func portRange(field *[2]int) setter {
+	const remedy = "write FIRST-LAST, such as 60001-63000"
+	return func(v string) *flaw {
+		var ports [2]int
+		from, to, ok := strings.Cut(v, "-")
+		if !ok {
+			return wrong(remedy, "not a range")
+		}
+		for i, text := range []string{from, to} {
+			if f := count(&ports[i], 1, portMax)(text); f != nil {
+				return wrong(remedy, "%s", f.why)
+			}
+		}
+		if ports[0] > ports[1] {
+			return wrong(remedy, "it is empty")
+		}
+		*field = ports
+		return nil
+	}
 }
 
 func releases(field *[]string) setter {
