@@ -79,6 +79,9 @@ type node struct {
 	bin  string        // stepctl
 	// before is what noded is run by: "sh", "-c", "prepare; exec "$@"", "sh".
 	before []string
+	// netns and name are those of a cluster's node: its network namespace, and its
+	// NodeName.
+	netns, name string
 }
 
 // logBuffer collects noded's log, and tells when a text has appeared.
@@ -176,6 +179,9 @@ func (n *node) boot(t testing.TB) {
 	t.Helper()
 	n.log = &logBuffer{want: "noded: ready", seen: make(chan struct{})}
 	n.cmd = exec.Command(binary(t, "noded"), "-f", n.path("slurm.conf"), "--run-dir", n.run, "--spool-dir", n.path("spool"), "-v")
+	if n.name != "" {
+		n.cmd.Args = append(n.cmd.Args, "--node-name", n.name)
+	}
 	if len(n.before) > 0 {
 		n.cmd = exec.Command(n.before[0], append(slices.Clone(n.before[1:]), n.cmd.Args...)...)
 	}
@@ -336,13 +342,27 @@ func (n *node) start(t testing.TB, c call) *process {
 	if c.program != "" {
 		program = c.program
 	}
+	user := testUser(t)
 	p.cmd = exec.CommandContext(p.ctx, program, c.args...)
+	if n.netns != "" {
+		words := append(inNetwork(n.netns), "setpriv", "--clear-groups")
+		switch {
+		case c.root:
+			words = inNetwork(n.netns)
+		case c.uid != 0:
+			words = append(words, fmt.Sprintf("--reuid=%d", c.uid), fmt.Sprintf("--regid=%d", c.uid))
+		default:
+			words[len(words)-1] = "--groups=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(user.groups), " ", ","), "[]")
+			words = append(words, fmt.Sprintf("--reuid=%d", user.uid), fmt.Sprintf("--regid=%d", user.gid))
+		}
+		words = append(append(words, program), c.args...)
+		p.cmd = exec.CommandContext(p.ctx, words[0], words[1:]...)
+	}
 	p.cmd.WaitDelay = 2 * time.Second
 	p.cmd.Dir = c.dir
 	if c.dir == "" {
 		p.cmd.Dir = n.wd
 	}
-	user := testUser(t)
 	p.cmd.Env = append([]string{}, c.env...)
 	if !c.clean {
 		p.cmd.Env = append([]string{
@@ -350,7 +370,7 @@ func (n *node) start(t testing.TB, c call) *process {
 			"SHELL=/bin/bash", "NODED_SOCKET=" + n.socket(),
 		}, c.env...)
 	}
-	if !c.root {
+	if !c.root && n.netns == "" {
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user.uid, Gid: user.gid, Groups: user.groups}}
 		if c.uid != 0 {
 			p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.uid, Gid: c.uid}

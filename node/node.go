@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc"
 
 	"stepd/internal/linux"
 	"stepd/step"
@@ -37,6 +38,8 @@ type Node struct {
 	// draining orders changes of the drain state, and of what it is for.
 	draining sync.Mutex
 	held     heldSteps
+	// peers are the other nodes; nil where there are none.
+	peers *peers
 
 	// stopping is closed by Stop: followers let go of their steps.
 	stopping <-chan struct{}
@@ -61,6 +64,9 @@ func New(cfg Config) (*Node, error) {
 		cfg: cfg, log: cfg.Log, files: layout{run: cfg.RunDir, spool: cfg.SpoolDir}, boot: boot,
 		leaveMax: leaveMax, reserveMax: reserveMax,
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
+	}
+	if cfg.Others != nil {
+		n.peers = &peers{cfg: cfg.Others, conns: make(map[string]*grpc.ClientConn)}
 	}
 	if err := n.open(); err != nil {
 		n.unlock()
@@ -152,6 +158,9 @@ func (n *Node) Close(ctx context.Context) error {
 			err = nil // the place of a prolog is its job's, as long as that is held; and what does not die is in one
 		}
 		errs = append(errs, err)
+	}
+	if n.peers != nil {
+		n.peers.close()
 	}
 	errs = append(errs, n.store.close())
 	n.unlock()

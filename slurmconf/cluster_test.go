@@ -48,10 +48,10 @@ func TestAllNodes(t *testing.T) {
 			nodes:     []Node{{Name: "vm", NodeHostname: "vm", NodeAddr: "vm"}},
 			partition: []string{"vm"},
 			problems: []string{
+				`error: stepd.conf:1: cannot use TLSKey="k": there is no TLSCertificate; write all of TLSCertificate, TLSKey and TLSCA, or none`,
 				`error: stepd.conf:2: cannot use ListenAddress="here": not an IP address; write an address such as 10.1.0.7`,
 				`error: stepd.conf:3: cannot use StepPorts="9-8": it is empty; write FIRST-LAST, such as 60001-63000`,
 				`error: stepd.conf:4: cannot use NodeTimeout="0": out of range; write a number from 1 to 65533`,
-				`error: stepd.conf:1: cannot use TLSKey="k": there is no TLSCertificate; write all of TLSCertificate, TLSKey and TLSCA, or none`,
 			},
 		},
 	} {

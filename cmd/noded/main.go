@@ -36,6 +36,8 @@ type options struct {
 	spoolDir  string
 	logFormat string
 	private   string
+	node      string
+	bootstrap string
 	check     bool
 	verbose   bool
 }
@@ -43,12 +45,20 @@ type options struct {
 func command() *cobra.Command {
 	var o options
 	c := &cobra.Command{
-		Use:           "noded [-f FILE] [--run-dir DIR] [--spool-dir DIR]",
-		Short:         "Node daemon: starts job steps and follows them",
-		Args:          cobra.NoArgs,
+		Use:   "noded [-f FILE] [--run-dir DIR] [--spool-dir DIR]",
+		Short: "Node daemon: starts job steps and follows them",
+		Args: func(c *cobra.Command, args []string) error {
+			if o.bootstrap != "" {
+				return nil
+			}
+			return cobra.NoArgs(c, args)
+		},
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE: func(c *cobra.Command, _ []string) error {
+		RunE: func(c *cobra.Command, args []string) error {
+			if o.bootstrap != "" {
+				return bootstrapCA(o.bootstrap, args)
+			}
 			if o.check {
 				return check(c.OutOrStdout(), o)
 			}
@@ -59,6 +69,8 @@ func command() *cobra.Command {
 	f.StringVarP(&o.file, "file", "f", "", "configuration `FILE` (default $SLURM_CONF, else /etc/stepd/slurm.conf, else none)")
 	f.StringVar(&o.runDir, "run-dir", "", "`DIR`ectory for sockets (default /run/stepd)")
 	f.StringVar(&o.spoolDir, "spool-dir", "", "`DIR`ectory for state (default SlurmdSpoolDir/stepd, else /var/spool/stepd)")
+	f.StringVarP(&o.node, "node-name", "N", "", "this node's `NAME` in the configuration (default: that of this host)")
+	f.StringVar(&o.bootstrap, "bootstrap-ca", "", "make a CA in `DIR`, and a certificate and key for each node named behind it, for a lab; and exit")
 	f.StringVar(&o.private, "private", "", "live below `DIR` and as long as standard input is open; then end all steps and remove DIR")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
 	f.BoolVar(&o.check, "check", false, "check the configuration, print its mistakes and the keys that are ignored, and exit")
@@ -170,9 +182,20 @@ func serveUntil(n *node.Node, log *logrus.Logger, sigs <-chan os.Signal, starter
 	if err != nil {
 		return err
 	}
+	peers, err := n.ListenPeers(context.Background())
+	if err != nil {
+		l.Close()
+		return err
+	}
 	server := n.Server()
-	failed := make(chan error, 1)
+	failed := make(chan error, 2) // both servers may
 	go func() { failed <- server.Serve(l) }()
+	if peers != nil {
+		others := n.PeerServer()
+		go func() { failed <- others.Serve(peers) }()
+		defer stopServer(others)
+		log.Infof("serving other nodes at %s", peers.Addr())
+	}
 	if err := n.Publish(); err != nil {
 		server.Stop()
 		return err

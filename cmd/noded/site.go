@@ -60,7 +60,7 @@ func loadSite(o options) (*site, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the host's name: %w", err)
 	}
-	conf, problems, err := slurmconf.Load(file, host)
+	conf, problems, err := slurmconf.LoadAs(file, host, o.node)
 	if err != nil {
 		return nil, err
 	}

@@ -63,6 +63,10 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		fallbacks = append(fallbacks, node.Fallback{What: "CPU binding", Why: unbindable})
 	}
 	gres := gresOf(s.conf)
+	cluster, err := s.cluster(log)
+	if err != nil {
+		return node.Config{}, err
+	}
 	return node.Config{
 		Memory: s.memory(memory), Gres: gres, Limits: s.limits(tracker, gres, memory, bindable), Binding: binding,
 		NodeName: s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
@@ -75,7 +79,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		UnkillableProgram: s.conf.UnkillableStepProgram,
 		MinJobAge:         s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
 		Cores: nodeCores(log, cpus, bindable), Affinity: s.affinity(unbindable), StepdPath: stepd, StepdLog: logFile, ContainerType: containerType,
-		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
+		Others: cluster, Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,
 	}, nil
 }
