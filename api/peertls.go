@@ -239,8 +239,16 @@ func (c nodeCredentials) meet(raw net.Conn) (net.Conn, string, error) {
 	if err := conn.HandshakeContext(context.Background()); err != nil { // gRPC has set a deadline
 		return nil, "", err
 	}
+	if _, err := conn.Write(welcome); err != nil {
+		return nil, "", err
+	}
 	return conn, name, nil
 }
+
+// welcome is the first byte that a client hears when it was let in. Without it a
+// client would speak on after its own half of the handshake, and meet a closed
+// connection instead of the alert that says why.
+var welcome = []byte{1}
 
 func nodePeer(name string) NodePeer {
 	return NodePeer{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, Name: name}
@@ -272,11 +280,20 @@ func (c nodeCredentials) ClientHandshake(ctx context.Context, _ string, raw net.
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, nil, err
 	}
-	return conn, nodePeer(c.node), nil
+	if d, ok := ctx.Deadline(); ok {
+		if err := conn.SetReadDeadline(d); err != nil {
+			return nil, nil, err
+		}
+	}
+	got := make([]byte, len(welcome))
+	if _, err := io.ReadFull(conn, got); err != nil {
+		return nil, nil, err
+	}
+	return conn, nodePeer(c.node), conn.SetReadDeadline(time.Time{})
 }
 
 func (c nodeCredentials) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls", ServerName: c.node}
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
 func (c nodeCredentials) Clone() credentials.TransportCredentials { return c }
