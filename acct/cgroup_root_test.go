@@ -133,7 +133,7 @@ func TestRootCgroups(t *testing.T) {
 		t.Fatalf("the load: %v\n%s", err, out)
 	}
 	g := New(Config{
-		NTasks: 1, Acct: step.Accounting{Gather: step.GatherCgroup}, Proctrack: step.Proctrack{Kind: "cgroup/v2", Tasks: dir},
+		Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherCgroup}, Proctrack: step.Proctrack{Kind: "cgroup/v2", Tasks: dir},
 		Confine: confine, Log: func(text string) { t.Error(text) },
 	})
 	g.Begin(1, false, []int{cmd.Process.Pid})
@@ -180,7 +180,7 @@ func BenchmarkSample(b *testing.B) {
 			for i := range pids {
 				pids[i] = os.Getpid() // one process, read as often
 			}
-			g := New(Config{NTasks: n, Acct: step.Accounting{Gather: step.GatherLinux}, PIDs: func() ([]int, error) { return pids, nil }})
+			g := New(Config{Ranks: make([]int, n), Acct: step.Accounting{Gather: step.GatherLinux}, PIDs: func() ([]int, error) { return pids, nil }})
 			g.Begin(1, false, nil)
 			for b.Loop() {
 				g.sample(b.Context())

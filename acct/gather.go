@@ -15,7 +15,8 @@ type Config struct {
 	Acct      step.Accounting
 	Proctrack step.Proctrack
 	Confine   step.Confinement
-	NTasks    int
+	// Ranks are those of this node's tasks by local id.
+	Ranks []int
 	// MemoryBytes is the step's limit for OverMemoryKill, 0 without one.
 	MemoryBytes uint64
 	// PIDs lists the processes of the tasks; the SPANK host may be among them.
@@ -43,7 +44,7 @@ type Gatherer struct {
 	finished bool           // guarded by mu
 	tasks    []account      // guarded by mu
 	stray    account        // guarded by mu: of processes of no task
-	ranks    map[int]int    // guarded by mu: pid of a task that has not ended
+	ids      map[int]int    // guarded by mu: pid of a task that has not ended, to its local id
 	procs    map[int]owner  // guarded by mu: who was seen in the last samples
 	now      living         // guarded by mu: all together
 	host     hostTime       // guarded by mu
@@ -95,12 +96,12 @@ func New(cfg Config) *Gatherer {
 	}
 	g := &Gatherer{
 		cfg: cfg, place: placeOf(cfg.Proctrack, cfg.Confine), stop: func() {},
-		ranks: make(map[int]int), procs: make(map[int]owner), said: make(map[string]bool),
+		ids: make(map[int]int), procs: make(map[int]owner), said: make(map[string]bool),
 		pass: pass{turn: make(chan struct{}, 1)},
 	}
-	g.tasks = make([]account, cfg.NTasks)
-	for rank := range g.tasks {
-		g.tasks[rank].orphans.zero()
+	g.tasks = make([]account, len(cfg.Ranks))
+	for id := range g.tasks {
+		g.tasks[id].orphans.zero()
 	}
 	g.stray.ended = true
 	g.stray.end.zero()
@@ -108,14 +109,14 @@ func New(cfg Config) *Gatherer {
 	return g
 }
 
-// Begin is called when every task is tracked: tasks are their processes, by rank.
+// Begin is called when every task is tracked: tasks are their processes, by local id.
 // host is the SPANK host; inside tells that it lives among the tasks.
 func (g *Gatherer) Begin(host int, inside bool, tasks []int) {
 	g.mu.Lock()
 	g.began = true
 	g.host = hostTime{pid: host, inside: inside, known: true}
-	for rank, pid := range tasks {
-		g.ranks[pid] = rank
+	for id, pid := range tasks {
+		g.ids[pid] = id
 	}
 	g.mu.Unlock()
 	if g.cfg.Acct.FrequencyS <= 0 || g.cfg.Acct.Gather == step.GatherNone {
@@ -145,12 +146,12 @@ func (g *Gatherer) readHostTime() {
 func (g *Gatherer) TaskEnded(e step.TaskEnd) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if e.Rank < 0 || e.Rank >= len(g.tasks) || g.tasks[e.Rank].ended {
+	if e.LocalID < 0 || e.LocalID >= len(g.tasks) || g.tasks[e.LocalID].ended {
 		return
 	}
-	t := &g.tasks[e.Rank]
+	t := &g.tasks[e.LocalID]
 	t.end, t.ended, t.dirty = ofUsage(e.Usage), true, true
-	maps.DeleteFunc(g.ranks, func(_, rank int) bool { return rank == e.Rank })
+	maps.DeleteFunc(g.ids, func(_, id int) bool { return id == e.LocalID })
 }
 
 // OrphanEnded takes what the kernel told of a process of the step that is no
@@ -159,25 +160,25 @@ func (g *Gatherer) OrphanEnded(pid int, u *step.Usage) {
 	f := ofUsage(u)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	a := g.accountOf(g.rankOf(pid))
+	a := g.accountOf(g.taskOf(pid))
 	a.orphans.add(&f)
 	a.dirty = true
 	delete(g.procs, pid)
 }
 
-// rankOf is -1 for a process that no sample has seen below a task.
-func (g *Gatherer) rankOf(pid int) int {
+// taskOf is the local id, -1 for a process that no sample has seen below a task.
+func (g *Gatherer) taskOf(pid int) int {
 	if o, ok := g.procs[pid]; ok {
-		return o.rank
+		return o.task
 	}
 	return -1
 }
 
-func (g *Gatherer) accountOf(rank int) *account {
-	if rank < 0 {
+func (g *Gatherer) accountOf(id int) *account {
+	if id < 0 {
 		return &g.stray
 	}
-	return &g.tasks[rank]
+	return &g.tasks[id]
 }
 
 // Finish reads the cgroups for the last time, when no process of the tasks is
@@ -195,8 +196,8 @@ func (g *Gatherer) Finish() {
 	}
 	g.finished = true
 	g.now = living{}
-	for rank := range g.tasks {
-		g.tasks[rank].now = living{}
+	for id := range g.tasks {
+		g.tasks[id].now = living{}
 	}
 	g.readCgroups(true)
 }
@@ -237,10 +238,10 @@ func (g *Gatherer) readCgroups(tasks bool) {
 	if !tasks || !g.cfg.Confine.PerTask {
 		return
 	}
-	for rank := range g.tasks {
+	for id, rank := range g.cfg.Ranks {
 		f, err := r.readPlace(g.place.below(step.TaskName(rank)))
 		g.complain(err)
-		g.tasks[rank].cgroup = &f
+		g.tasks[id].cgroup = &f
 	}
 }
 
@@ -282,12 +283,12 @@ func (g *Gatherer) Fill(rec *step.Record) {
 	}
 	total := g.stray.figures()
 	var largest figures
-	for rank := range g.tasks {
-		f := g.tasks[rank].figures()
+	for id := range g.tasks {
+		f := g.tasks[id].figures()
 		total.add(&f)
 		largest.raise(&f, maxRSS, maxVM)
-		if rank < len(rec.Tasks) {
-			g.fillTask(&rec.Tasks[rank], &g.tasks[rank], &f)
+		if id < len(rec.Tasks) {
+			g.fillTask(&rec.Tasks[id], &g.tasks[id], &f)
 		}
 	}
 	total.known &^= 1<<maxRSS | 1<<maxVM

@@ -17,7 +17,7 @@ const mb = 1 << 20
 
 // end is what wait4 tells of a task of so many CPU milliseconds and megabytes.
 func end(rank int, cpuMS, rssMB int64) step.TaskEnd {
-	return step.TaskEnd{Rank: rank, Usage: &step.Usage{
+	return step.TaskEnd{LocalID: rank, Usage: &step.Usage{
 		User: time.Duration(cpuMS) * time.Millisecond, MaxRSSBytes: rssMB * mb, MinorFaults: 3,
 		IO: "rchar: 10\nwchar: 20\nread_bytes: 0\nwrite_bytes: 4096\n",
 	}}
@@ -40,7 +40,7 @@ func sameFloat(t *testing.T, what string, got *float64, want float64) {
 
 // What the kernel tells at the ends is all that "none" needs.
 func TestEnds(t *testing.T) {
-	g := New(Config{NTasks: 2})
+	g := New(Config{Ranks: []int{0, 1}})
 	if rec := record(g, 2); rec.Usage != nil {
 		t.Errorf("before the beginning: %+v", rec.Usage)
 	}
@@ -68,10 +68,10 @@ func TestEnds(t *testing.T) {
 
 // A task whose end nobody has told is not known, and so is the step's sum.
 func TestLostEnd(t *testing.T) {
-	g := New(Config{NTasks: 2})
+	g := New(Config{Ranks: []int{0, 1}})
 	g.Begin(1, false, []int{100, 101})
 	g.TaskEnded(end(0, 1000, 64))
-	g.TaskEnded(step.TaskEnd{Rank: 1, Lost: true})
+	g.TaskEnded(step.TaskEnd{LocalID: 1, Lost: true})
 	g.Finish()
 	rec := record(g, 2)
 	if rec.Usage.CPUSeconds != nil || rec.Usage.ReadBytes != nil || rec.Tasks[1].CPUSeconds != nil {
@@ -116,7 +116,7 @@ func (g *Gatherer) played(between func(), procs ...seen) {
 }
 
 func TestSamples(t *testing.T) {
-	g := New(Config{NTasks: 2, Acct: step.Accounting{Gather: step.GatherLinux}})
+	g := New(Config{Ranks: []int{0, 1}, Acct: step.Accounting{Gather: step.GatherLinux}})
 	g.Begin(1, false, []int{100, 101})
 	// 103 is 100's grandchild; 200 belongs to nobody.
 	g.played(nil, proc(100, 9, 100, 10), proc(101, 9, 10, 5), proc(102, 100, 50, 20), proc(103, 102, 40, 30), proc(200, 9, 7, 1))
@@ -150,7 +150,7 @@ func TestSamples(t *testing.T) {
 
 // What the kernel tells while a sample is under way may be in the sample, too.
 func TestEndDuringSample(t *testing.T) {
-	g := New(Config{NTasks: 1, Acct: step.Accounting{Gather: step.GatherLinux}})
+	g := New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherLinux}})
 	g.Begin(1, false, []int{100})
 	g.played(nil, proc(100, 9, 100, 10), proc(101, 100, 50, 10))
 	// 101 was read, and reaped by 100, whose end is told before the sample is done.
@@ -161,7 +161,7 @@ func TestEndDuringSample(t *testing.T) {
 	sameFloat(t, "the step", rec.Usage.CPUSeconds, 0.170)
 
 	// A child with a lower number than its parent was read before it.
-	g = New(Config{NTasks: 1, Acct: step.Accounting{Gather: step.GatherLinux}})
+	g = New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherLinux}})
 	g.Begin(1, false, []int{100})
 	g.played(nil, proc(50, 100, 40, 10), proc(100, 9, 140, 10))
 	rec = record(g, 1)
@@ -171,7 +171,7 @@ func TestEndDuringSample(t *testing.T) {
 
 // A process number that comes again is another process.
 func TestNumberComesAgain(t *testing.T) {
-	g := New(Config{NTasks: 1, Acct: step.Accounting{Gather: step.GatherLinux}})
+	g := New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherLinux}})
 	g.Begin(1, false, []int{100})
 	g.played(nil, proc(100, 9, 10, 10), proc(101, 100, 10, 10))
 	again := proc(101, 9, 10, 10)
@@ -201,7 +201,7 @@ func TestOverMemory(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var why []string
 			g := New(Config{
-				NTasks: 1, MemoryBytes: tt.limit, OverMemory: func(s string) { why = append(why, s) },
+				Ranks: []int{0}, MemoryBytes: tt.limit, OverMemory: func(s string) { why = append(why, s) },
 				Acct: step.Accounting{Gather: step.GatherLinux, OverMemoryKill: tt.kill},
 			})
 			g.Begin(1, false, []int{100})
@@ -244,7 +244,7 @@ func TestCgroups(t *testing.T) {
 	write("v2/cpu.pressure", psi)
 	write("v2/task_0/io.pressure", psi)
 	g := New(Config{
-		NTasks: 1, Acct: step.Accounting{Gather: step.GatherCgroup}, Proctrack: step.Proctrack{Tasks: filepath.Join(dir, "v2")},
+		Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherCgroup}, Proctrack: step.Proctrack{Tasks: filepath.Join(dir, "v2")},
 		Confine: step.Confinement{PerTask: true}, Log: func(text string) { t.Error(text) },
 	})
 	g.Begin(1, false, []int{100})
@@ -302,7 +302,7 @@ func TestHostInside(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g := New(Config{NTasks: 1, Acct: step.Accounting{Gather: step.GatherCgroup}, Proctrack: step.Proctrack{Tasks: dir}})
+	g := New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherCgroup}, Proctrack: step.Proctrack{Tasks: dir}})
 	g.Begin(os.Getpid(), true, []int{100}) // this process plays the host
 	g.TaskEnded(end(0, 1000, 64))
 	g.HostMoved()
@@ -337,7 +337,7 @@ func TestSampleLive(t *testing.T) {
 	for _, a := range []step.Accounting{{}, {UsePss: true}, {NoShared: true}} {
 		a.Gather = step.GatherLinux
 		g := New(Config{
-			NTasks: 2, Acct: a, Log: func(text string) { t.Error(text) },
+			Ranks: []int{0, 1}, Acct: a, Log: func(text string) { t.Error(text) },
 			PIDs: func() ([]int, error) { return append([]int{os.Getpid()}, pids...), nil },
 		})
 		g.Begin(os.Getpid(), true, pids)
@@ -379,7 +379,7 @@ func TestSampler(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g := New(Config{
-					NTasks: 1, Acct: step.Accounting{Gather: tt.gather, FrequencyS: tt.frequency},
+					Ranks: []int{0}, Acct: step.Accounting{Gather: tt.gather, FrequencyS: tt.frequency},
 					PIDs: func() ([]int, error) { time.Sleep(tt.takes); return nil, nil },
 				})
 				g.Begin(1, false, []int{100})
@@ -400,7 +400,7 @@ func TestSampleHangs(t *testing.T) {
 		back := make(chan struct{})
 		var log []string
 		g := New(Config{
-			NTasks: 1, Acct: step.Accounting{Gather: step.GatherLinux, FrequencyS: 1},
+			Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherLinux, FrequencyS: 1},
 			PIDs: func() ([]int, error) { <-back; return nil, nil }, Log: func(text string) { log = append(log, text) },
 		})
 		begin := time.Now()

@@ -69,7 +69,7 @@ type seen struct {
 // that outlives its parents stays its task's.
 type owner struct {
 	start int64
-	rank  int // -1: of no task
+	task  int // its local id, -1: of no task
 	// sample is the last one that saw it.
 	sample int
 }
@@ -127,8 +127,8 @@ func (g *Gatherer) sample(ctx context.Context) (took time.Duration) {
 	}
 	host := g.host.pid
 	g.stray.dirty = false
-	for rank := range g.tasks {
-		g.tasks[rank].dirty = false
+	for id := range g.tasks {
+		g.tasks[id].dirty = false
 	}
 	g.mu.Unlock()
 
@@ -314,21 +314,21 @@ func (p *pass) after(s *seen) bool {
 
 // ownerOf finds whose the i-th process is, and keeps it.
 func (g *Gatherer) ownerOf(p *pass, i int) int {
-	rank := -1
+	task := -1
 	var path []int
 	for range len(p.procs) { // no process is its own ancestor; a bound all the same
 		s := &p.procs[i]
 		if o, ok := g.procs[s.pid]; ok && o.start == s.stat.start && o.sample == g.samples {
-			rank = o.rank
+			task = o.task
 			break
 		}
 		path = append(path, i)
-		if r, ok := g.ranks[s.pid]; ok {
-			rank = r
+		if id, ok := g.ids[s.pid]; ok {
+			task = id
 			break
 		}
 		if o, ok := g.procs[s.pid]; ok && o.start == s.stat.start {
-			rank = o.rank
+			task = o.task
 			break
 		}
 		parent, ok := p.at[s.stat.parent]
@@ -339,9 +339,9 @@ func (g *Gatherer) ownerOf(p *pass, i int) int {
 	}
 	for _, i := range path {
 		s := &p.procs[i]
-		g.procs[s.pid] = owner{start: s.stat.start, rank: rank, sample: g.samples}
+		g.procs[s.pid] = owner{start: s.stat.start, task: task, sample: g.samples}
 	}
-	return rank
+	return task
 }
 
 // checkMemory ends a step that is over its limit. What is not known is not over.

@@ -138,14 +138,14 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		deps.MPI = plugin
 	}
 	deps.Accounting = acct.New(acct.Config{
-		Acct: spec.Acct, Proctrack: spec.Proctrack, Confine: spec.Confine, NTasks: spec.NTasks,
+		Acct: spec.Acct, Proctrack: spec.Proctrack, Confine: spec.Confine, Ranks: plan.Ranks,
 		MemoryBytes: spec.MemoryMB << 20, PIDs: tracker.PIDs,
 		OverMemory: func(why string) { st.OverMemory(why) },
 		Log:        func(text string) { aud.Log(step.LogError, text) },
 	})
 	// First of the task plugins: to enter a v1 cpuset undoes a binding.
 	if len(spec.Confine.V1) > 0 || spec.Confine.OOMGroup == step.OOMGroupTask {
-		deps.Plugins = append(deps.Plugins, taskcgroup.New(spec.Confine, spec.Proctrack.Tasks))
+		deps.Plugins = append(deps.Plugins, taskcgroup.New(spec.Confine, spec.Proctrack.Tasks, plan.Ranks))
 	}
 	if spec.Affinity != nil {
 		// After task/cgroup, whatever the site's order is: affinity.Plugin says why.
@@ -157,7 +157,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	// Last of the task plugins, so that its PostStep comes first: while the
 	// cgroups of the tasks are there to be read.
 	deps.Plugins = append(deps.Plugins, oom.New(oom.Config{
-		Confine: spec.Confine, Tasks: spec.Proctrack.Tasks, NTasks: spec.NTasks, Command: spec.Argv[0],
+		Confine: spec.Confine, Tasks: spec.Proctrack.Tasks, Ranks: plan.Ranks, Command: spec.Argv[0],
 		Killed:  func(k step.OOMKill) { st.OutOfMemory(k) },
 		Problem: func(text string) { aud.Log(step.LogInfo, text) },
 	}))

@@ -77,10 +77,10 @@ func (b *board) long(at int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&b.mem[at]))
 }
 
-// where reads slot 0 (rank -1) or the slot of a local task. fault is why its
+// where reads slot 0 (local id -1) or the slot of a task. fault is why its
 // process has ended itself there, 0 if it has not.
-func (b *board) where(rank int) (w step.HostPlace, fault int) {
-	i := rank + 1
+func (b *board) where(id int) (w step.HostPlace, fault int) {
+	i := id + 1
 	if i < 0 || i >= b.nslots || b.mem == nil {
 		return step.HostPlace{Plugin: -1, Stage: stageName(0)}, 0
 	}
@@ -105,9 +105,9 @@ func (b *board) where(rank int) (w step.HostPlace, fault int) {
 	return w, fault
 }
 
-// rankOf is the task for which the host was in a hook, -1 for none. The slot
+// taskOf is the task for which the host was in a hook, -1 for none. The slot
 // does not tell: it is in the journal, as the last call that has no end.
-func (b *board) rankOf(w step.HostPlace) int {
+func (b *board) taskOf(w step.HostPlace) int {
 	base := boardHeader + b.nslots*boardSlotSize
 	for i := min(int(b.word(16).Load()), b.entries) - 1; i >= 0; i-- {
 		at := base + i*boardEntrySize
@@ -144,13 +144,13 @@ func (b *board) journal(from int, last bool) (hooks []step.HookTime, next int) {
 		h := step.HookTime{
 			StartNS: b.long(at).Load(),
 			EndNS:   b.long(at + 8).Load(),
-			Rank:    -1,
+			LocalID: -1,
 			Plugin:  int(pluginHook & 0xffff),
 			Hook:    hookName(pluginHook >> 16),
 			RC:      int(int32(b.word(at + 24).Load())),
 		}
 		if r := b.word(at + 16).Load(); r != noRank && int64(r) < int64(b.nslots-1) {
-			h.Rank = int(r)
+			h.LocalID = int(r)
 		}
 		if h.EndNS == 0 && !last {
 			break

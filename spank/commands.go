@@ -106,7 +106,7 @@ func (h *Host) do(cmd uint32, body []byte, fds []int, each func(*reply) error) e
 func (h *Host) done(cmd uint32, r *reply) error {
 	defer r.close()
 	got, rc, errno := r.body.u32(), r.body.i32(), r.body.i32()
-	plugin, hook, rank, what := r.body.u32(), r.body.u32(), r.body.u32(), r.body.str()
+	plugin, hook, task, what := r.body.u32(), r.body.u32(), r.body.u32(), r.body.str()
 	if r.body.err != nil || got != cmd {
 		return fmt.Errorf("internal error: spankhost answered command %d for %d: %v", got, cmd, r.body.err)
 	}
@@ -121,9 +121,8 @@ func (h *Host) done(cmd uint32, r *reply) error {
 	}
 	code := int(rc)
 	e := &step.HookError{Plugin: h.PluginName(int(plugin)), Hook: hookName(hook), Required: h.Required(int(plugin)), RC: &code}
-	if rank != noRank {
-		n := int(rank)
-		e.Rank = &n
+	if task != noRank {
+		e.Rank = h.rankOf(int(task))
 	}
 	return e
 }
@@ -173,7 +172,7 @@ func (h *Host) Fork() ([]step.Forked, error) {
 			return fmt.Errorf("internal error: spankhost told %d tasks with %d descriptors", n, len(r.fds))
 		}
 		for i := range n {
-			t := step.Forked{Rank: int(r.body.u32()), PID: int(r.body.i32()), PidFD: r.fds[2*i], Exec: r.fds[2*i+1]}
+			t := step.Forked{LocalID: int(r.body.u32()), PID: int(r.body.i32()), PidFD: r.fds[2*i], Exec: r.fds[2*i+1]}
 			tasks = append(tasks, t)
 		}
 		return r.body.err
@@ -181,7 +180,7 @@ func (h *Host) Fork() ([]step.Forked, error) {
 	return tasks, err
 }
 
-// PostFork calls slurm_spank_task_post_fork for every rank in order.
+// PostFork calls slurm_spank_task_post_fork for every task in order.
 func (h *Host) PostFork() error { return h.do(cmdPostFork, nil, nil, nil) }
 
 // Wait lets the host reap its tasks and tells each end; it returns when all
@@ -191,7 +190,7 @@ func (h *Host) Wait(ended func(step.TaskEnd)) error {
 		if r.kind != repExit {
 			return fmt.Errorf("internal error: spankhost answered wait by record %d", r.kind)
 		}
-		e := step.TaskEnd{Rank: int(r.body.u32()), Status: step.ExitStatus(r.body.u32())}
+		e := step.TaskEnd{LocalID: int(r.body.u32()), Status: step.ExitStatus(r.body.u32())}
 		if known := r.body.u32() != 0; known {
 			e.Usage = new(step.Usage)
 		}

@@ -50,6 +50,7 @@ type Host struct {
 	names   []string // base names, for messages
 	keep    []bool   // what Init hands to the hooks
 	allow   []string // further releases, from the Spec
+	ranks   []int    // of the tasks by local id; what the host is told and tells is by local id
 	nfds    int      // descriptors in the host's table
 	logDone chan struct{}
 	sinkMu  sync.Mutex              // held while sink is called
@@ -139,12 +140,12 @@ func (h *Host) Close() {
 	h.log.Close()
 }
 
-// Where tells where the host (rank -1) or a local task was last.
-func (h *Host) Where(rank int) step.HostPlace {
+// Where tells where the host (local id -1) or a task was last.
+func (h *Host) Where(id int) step.HostPlace {
 	if h.board == nil {
 		return step.HostPlace{Plugin: -1, Stage: stageName(1)}
 	}
-	w, _ := h.board.where(rank)
+	w, _ := h.board.where(id)
 	return w
 }
 
@@ -170,14 +171,14 @@ func (h *Host) PluginName(i int) string {
 // Required tells whether plugstack.conf says so of a plugin.
 func (h *Host) Required(i int) bool { return i >= 0 && i < len(h.stack) && h.stack[i].Required }
 
-// Crash describes the host's or a task's end inside a hook as a HookError;
-// ok is false where it was not in a hook.
-func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
+// Crash describes the end of the host (local id -1) or of a task inside a hook as
+// a HookError; ok is false where it was not in a hook.
+func (h *Host) Crash(id int, cause string) (err *step.HookError, ok bool) {
 	if h.board == nil {
 		return nil, false
 	}
-	w, fault := h.board.where(rank)
-	if t := h.threads.Load(); t != nil && rank < 0 && !w.InHook() && isCrash(cause) {
+	w, fault := h.board.where(id)
+	if t := h.threads.Load(); t != nil && id < 0 && !w.InHook() && isCrash(cause) {
 		// Nothing of the host itself was at fault, as far as we know.
 		w.Plugin, w.Hook = t.plugin, t.hook
 		cause += fmt.Sprintf(" later, with %s of it running", t)
@@ -195,13 +196,23 @@ func (h *Host) Crash(rank int, cause string) (err *step.HookError, ok bool) {
 	if w.Plugin >= 0 && w.Plugin < len(h.stack) {
 		e.Path = h.stack[w.Plugin].Path
 	}
-	if rank < 0 {
-		rank = h.board.rankOf(w)
+	if id < 0 {
+		id = h.board.taskOf(w)
 	}
-	if rank >= 0 {
-		e.Rank = &rank
+	if id >= 0 {
+		e.Rank = h.rankOf(id)
 	}
 	return e, true
+}
+
+// rankOf is the rank of the task with a local id, for messages; nil where there is
+// no such task.
+func (h *Host) rankOf(id int) *int {
+	if id < 0 || id >= len(h.ranks) {
+		return nil
+	}
+	rank := h.ranks[id]
+	return &rank
 }
 
 // isCrash tells whether a process has ended itself by a signal: SIGKILL is

@@ -93,7 +93,7 @@ func (h *Host) tellMissing(l Loaded) {
 		level = step.LogVerbose
 	}
 	for _, what := range l.Lacks() {
-		h.tell(step.HostRecord{Level: level, Rank: -1, Text: fmt.Sprintf("spank: plugin %q: %s", h.PluginName(l.Index), what)})
+		h.tell(step.HostRecord{Level: level, LocalID: -1, Text: fmt.Sprintf("spank: plugin %q: %s", h.PluginName(l.Index), what)})
 	}
 }
 

@@ -40,18 +40,24 @@ func (h *Host) readLog() {
 // writer may be the user.
 func (h *Host) parseRecord(b []byte) (step.HostRecord, bool) {
 	r := reader{b: b}
-	rec := step.HostRecord{Rank: -1}
+	rec := step.HostRecord{LocalID: -1}
 	switch r.u32() {
 	case recLog:
 		rec.Level = step.LogLevel(r.u32())
 		if n := r.u32(); n != noRank {
-			rec.Rank = int(n)
+			rec.LocalID = int(n)
 		}
 		h.placeRecord(&rec, r.u32(), r.u32())
 		rec.Text = r.str()
 	case recFail:
-		f := &step.LaunchError{Rank: int(r.u32()), Stage: stageName(r.u32()), Errno: syscall.Errno(r.i32()), Object: r.str()}
-		rec.Level, rec.Rank, rec.Fail = step.LogError, f.Rank, f
+		id := int(r.u32())
+		f := &step.LaunchError{Stage: stageName(r.u32()), Errno: syscall.Errno(r.i32()), Object: r.str()}
+		rank := h.rankOf(id)
+		if rank == nil {
+			return rec, false
+		}
+		f.Rank = *rank
+		rec.Level, rec.LocalID, rec.Fail = step.LogError, id, f
 	case recWarn:
 		rec.Level = step.LogInfo
 		h.placeRecord(&rec, r.u32(), r.u32())

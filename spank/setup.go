@@ -40,7 +40,8 @@ func (h *Host) Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems [
 	for _, p := range h.stack {
 		h.names = append(h.names, filepath.Base(p.Path))
 	}
-	if h.board, err = newBoard(cfg.Spec.NTasks, len(h.stack)); err != nil {
+	h.ranks = cfg.Spec.LocalRanks()
+	if h.board, err = newBoard(len(h.ranks), len(h.stack)); err != nil {
 		close(h.logDone)
 		return problems, err
 	}
@@ -187,11 +188,12 @@ func putOptions(w *writer, env []string) error {
 	return nil
 }
 
-// globalIDs maps local to global ranks: one node holds them all.
+// globalIDs are the ranks of this node's tasks by local id.
 func globalIDs(s *step.Spec) []uint32 {
-	ids := make([]uint32, s.NTasks)
-	for i := range ids {
-		ids[i] = uint32(i)
+	ranks := s.LocalRanks()
+	ids := make([]uint32, len(ranks))
+	for i, rank := range ranks {
+		ids[i] = uint32(rank)
 	}
 	return ids
 }
@@ -206,7 +208,7 @@ func nnodes(s *step.Spec) uint32 {
 	if isBatch(s) {
 		return 0
 	}
-	return uint32(s.NNodes)
+	return uint32(s.NodeCount())
 }
 
 func totalTasks(s *step.Spec) uint32 {
@@ -273,24 +275,24 @@ func (h *Host) Launch(l *step.Launch) error {
 	for _, e := range l.CommonEnv {
 		w.tlv(tagTaskEnv, func(w *writer) { w.u32(noRank); w.str(e) })
 	}
-	for rank, env := range l.TaskEnv {
+	for id, env := range l.TaskEnv {
 		for _, e := range env {
-			w.tlv(tagTaskEnv, func(w *writer) { w.u32(uint32(rank)); w.str(e) })
+			w.tlv(tagTaskEnv, func(w *writer) { w.u32(uint32(id)); w.str(e) })
 		}
 	}
-	for rank, files := range l.TaskFDs {
+	for id, files := range l.TaskFDs {
 		for _, f := range files {
-			w.tlv(tagTaskFD, func(w *writer) { w.u32(uint32(rank)); w.u32(table(int(f.File.Fd()))); w.str(f.Var) })
+			w.tlv(tagTaskFD, func(w *writer) { w.u32(uint32(id)); w.u32(table(int(f.File.Fd()))); w.str(f.Var) })
 		}
 	}
-	for rank, argv := range l.TaskArgv {
+	for id, argv := range l.TaskArgv {
 		for _, a := range argv {
-			w.tlv(tagTaskArg, func(w *writer) { w.u32(uint32(rank)); w.str(a) })
+			w.tlv(tagTaskArg, func(w *writer) { w.u32(uint32(id)); w.str(a) })
 		}
 	}
-	for rank, dir := range l.TaskCwd {
+	for id, dir := range l.TaskCwd {
 		if dir != "" {
-			w.tlv(tagTaskCwd, func(w *writer) { w.u32(uint32(rank)); w.str(dir) })
+			w.tlv(tagTaskCwd, func(w *writer) { w.u32(uint32(id)); w.str(dir) })
 		}
 	}
 	for _, m := range l.MemPolicies {
@@ -320,11 +322,11 @@ func (h *Host) Launch(l *step.Launch) error {
 }
 
 func putStream(w *writer, s step.TaskStream, table func(int) uint32) {
-	rank := uint32(noRank)
-	if s.Rank != step.AllRanks {
-		rank = uint32(s.Rank)
+	id := uint32(noRank)
+	if s.LocalID != step.AllRanks {
+		id = uint32(s.LocalID)
 	}
-	w.u32(rank)
+	w.u32(id)
 	w.u32(uint32(s.FD))
 	w.u32(uint32(s.Kind))
 	switch s.Kind {
@@ -339,11 +341,11 @@ func putStream(w *writer, s step.TaskStream, table func(int) uint32) {
 }
 
 func putMemPolicy(w *writer, m step.MemPolicy) {
-	rank := uint32(noRank)
-	if m.Rank != step.AllRanks {
-		rank = uint32(m.Rank)
+	id := uint32(noRank)
+	if m.LocalID != step.AllRanks {
+		id = uint32(m.LocalID)
 	}
-	w.u32(rank)
+	w.u32(id)
 	w.u32(uint32(m.Mode))
 	for _, word := range m.Nodes {
 		w.u64(word)

@@ -23,10 +23,10 @@ const (
 	MemLocal     MemMode = 4 // of the node on which the task runs
 )
 
-// MemPolicy is the memory policy of one task, or of all (Rank AllRanks).
+// MemPolicy is the memory policy of one task, or of all (LocalID AllRanks).
 type MemPolicy struct {
-	Rank int
-	Mode MemMode
+	LocalID int
+	Mode    MemMode
 	// Nodes are the memory nodes as the kernel's bit mask; empty for MemLocal.
 	Nodes []uint64
 }

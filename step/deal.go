@@ -43,7 +43,7 @@ func DealRanks(d Deal) ([][]int, error) {
 		if d.Distribution.Pack == DistPack {
 			return inBlocks(d.packed(room)), nil
 		}
-		return inBlocks(countAll(d.cyclic(room))), nil
+		return inBlocks(CountRanks(d.cyclic(room))), nil
 	case DistCyclic:
 		return d.cyclic(room), nil
 	case DistPlane:
@@ -161,7 +161,8 @@ func (d *Deal) planes(room []int) ([][]int, error) {
 	return ranks, nil
 }
 
-func countAll(ranks [][]int) []int {
+// CountRanks counts the tasks of each node, for CountList.
+func CountRanks(ranks [][]int) []int {
 	counts := make([]int, len(ranks))
 	for i := range ranks {
 		counts[i] = len(ranks[i])

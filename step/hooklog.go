@@ -18,6 +18,8 @@ type HookCalls struct {
 	// Plugin names a plugin of the stack by its index.
 	Plugin func(index int) string
 	Calls  []HookTime // at most HookCallsMax
+	// Ranks are those of the tasks by local id: the log tells ranks.
+	Ranks []int
 }
 
 // HookCallsMax is how many calls a line may hold: a reader bounds its lines.
@@ -56,7 +58,11 @@ func (h HookCalls) AppendTo(b []byte) []byte {
 		if c.EndNS != 0 {
 			dur = int64(c.EndNS - c.StartNS)
 		}
-		for _, v := range [callWords]int64{int64(plugin), int64(n.index(c.Hook)), int64(c.Rank), int64(c.StartNS - first), dur, int64(c.RC)} {
+		rank := -1
+		if c.LocalID >= 0 && c.LocalID < len(h.Ranks) {
+			rank = h.Ranks[c.LocalID]
+		}
+		for _, v := range [callWords]int64{int64(plugin), int64(n.index(c.Hook)), int64(rank), int64(c.StartNS - first), dur, int64(c.RC)} {
 			calls = append(strconv.AppendInt(calls, v, 10), ',')
 		}
 	}

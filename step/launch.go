@@ -8,23 +8,23 @@ import (
 )
 
 // Launch is what the tasks get beyond the Spec. task.Plan makes it, the SPANK
-// host carries it out. Ranks here are local: 0 to NTasks-1 on this node.
+// host carries it out. Tasks are counted by their local ids (Spec.LocalRanks).
 type Launch struct {
 	Streams []TaskStream
 	// Env is set in the job's environment before user_init (MPI prefork).
 	Env []string
-	// CommonEnv, for all tasks, and TaskEnv[rank] are set after the gate and
+	// CommonEnv, for all tasks, and TaskEnv[id] are set after the gate and
 	// before task_init, over all that plugins have set (spank-behaviour §7).
 	CommonEnv []string
 	TaskEnv   [][]string
-	// TaskFDs[rank] survive exec.
+	// TaskFDs[id] survive exec.
 	TaskFDs [][]TaskFD
-	// TaskArgv[rank] is the command of a task that does not run the Spec's, nil of
-	// one that does; TaskCwd[rank] where it begins, relative to the Spec's, "" is
+	// TaskArgv[id] is the command of a task that does not run the Spec's, nil of
+	// one that does; TaskCwd[id] where it begins, relative to the Spec's, "" is
 	// there. Either may be nil.
 	TaskArgv [][]string
 	TaskCwd  []string
-	// MemPolicies are set after the gate, before task_init; a rank without one keeps
+	// MemPolicies are set after the gate, before task_init; a task without one keeps
 	// the kernel's default.
 	MemPolicies []MemPolicy
 	// Unset lists names that are removed just before exec.
@@ -33,11 +33,11 @@ type Launch struct {
 	ExitEnv []string
 }
 
-// TaskStream is one standard stream of one task, or of all (Rank AllRanks).
+// TaskStream is one standard stream of one task, or of all (LocalID AllRanks).
 type TaskStream struct {
-	Rank int
-	FD   int // 0, 1, 2
-	Kind TaskStreamKind
+	LocalID int
+	FD      int // 0, 1, 2
+	Kind    TaskStreamKind
 	// Handle is the descriptor of a StreamToHandle, a plain number so that
 	// nobody changes the blocking mode of a file that the client shares.
 	Handle int
@@ -64,8 +64,8 @@ const (
 
 // Forked is one task after its fork: still before the gate.
 type Forked struct {
-	Rank int
-	PID  int
+	LocalID int
+	PID     int
 	// PidFD names the process for ever; Exec is the read end of a pipe that
 	// the task's exec closes. The receiver closes both.
 	PidFD int
@@ -74,9 +74,9 @@ type Forked struct {
 
 // TaskEnd is how a task ended, and what it used.
 type TaskEnd struct {
-	Rank   int
-	Status ExitStatus
-	Usage  *Usage // nil where the kernel did not tell
+	LocalID int
+	Status  ExitStatus
+	Usage   *Usage // nil where the kernel did not tell
 	// Lost says that a plugin reaped the task, or the host did and died before it
 	// told: the status is not known, and none is invented.
 	Lost bool
@@ -156,7 +156,7 @@ func (p HostPlace) InHook() bool { return p.Hook != "" }
 type HookTime struct {
 	Plugin         int // index in the stack
 	Hook           string
-	Rank           int    // local, -1 in the host
+	LocalID        int    // -1 in the host
 	StartNS, EndNS uint64 // CLOCK_MONOTONIC; EndNS 0 if it never returned
 	RC             int
 }
@@ -177,11 +177,11 @@ const (
 // HostRecord is one record of the host's log channel. A task child may have
 // written it as the user: it is told, never acted on as root.
 type HostRecord struct {
-	Level  LogLevel
-	Rank   int // local, -1 for the host
-	Plugin string
-	Hook   string
-	Text   string
+	Level   LogLevel
+	LocalID int // -1 for the host
+	Plugin  string
+	Hook    string
+	Text    string
 	// Fail is set where a task told why it is not exec'd.
 	Fail *LaunchError
 }

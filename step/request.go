@@ -113,8 +113,17 @@ type Spec struct {
 	JobNTasks int       `json:"job_ntasks,omitempty"`
 
 	NodeName string `json:"node_name"`
+	// NodeList are the step's nodes as a host list ("n[1-3]"), NodeID is the place of
+	// this one among them.
 	NodeList string `json:"node_list"`
 	NodeID   uint32 `json:"node_id"`
+	// JobNodeList are the job's nodes, and JobNodeCPUs the CPUs that it has on each
+	// of them, in their order. "" and nil are those of the step.
+	JobNodeList string `json:"job_node_list,omitempty"`
+	JobNodeCPUs []int  `json:"job_node_cpus,omitempty"`
+	// LaunchAddr is the address of the host on which the launching client runs, ""
+	// is this one.
+	LaunchAddr string `json:"launch_addr,omitempty"`
 	// Layout is where the tasks of a step of several nodes are; nil is this node.
 	Layout *Layout `json:"layout,omitempty"`
 	// NetKey is the private key (ECDSA P-256, PKCS #8, DER) whose public half is the

@@ -13,8 +13,8 @@ func (s *Step) beginAccounting() {
 		return
 	}
 	pids := make([]int, len(s.tasks))
-	for rank := range s.tasks {
-		pids[rank] = s.tasks[rank].pid
+	for id := range s.tasks {
+		pids[id] = s.tasks[id].pid
 	}
 	_, inside := s.d.Tracker.HostCgroup()
 	s.d.Accounting.Begin(s.host.PID(), inside, pids)

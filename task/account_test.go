@@ -18,7 +18,7 @@ func (a fakeAccounting) Begin(host int, inside bool, tasks []int) {
 }
 func (a fakeAccounting) HostMoved() { a.r.note("host moved") }
 func (a fakeAccounting) TaskEnded(e step.TaskEnd) {
-	a.r.note(fmt.Sprintf("used %d %v", e.Rank, e.Lost))
+	a.r.note(fmt.Sprintf("used %d %v", e.LocalID, e.Lost))
 }
 func (a fakeAccounting) OrphanEnded(pid int, _ *step.Usage) { a.r.note(fmt.Sprintf("orphan %d", pid)) }
 func (a fakeAccounting) Sample()                            { a.r.note("sample") }
@@ -56,7 +56,7 @@ func TestOverMemory(t *testing.T) {
 	r.cgroup = 7
 	r.acct = fakeAccounting{r}
 	killed := make(chan struct{})
-	r.ends = []step.TaskEnd{{Rank: 0, Status: step.SignaledBy(syscall.SIGKILL)}, {Rank: 1, Status: step.SignaledBy(syscall.SIGKILL)}}
+	r.ends = []step.TaskEnd{{LocalID: 0, Status: step.SignaledBy(syscall.SIGKILL)}, {LocalID: 1, Status: step.SignaledBy(syscall.SIGKILL)}}
 	r.during["kill"] = func() { close(killed) }
 	r.during["wait"] = func() {
 		r.st.OverMemory("it uses 60 MB, and may 50 MB")

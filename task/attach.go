@@ -29,8 +29,8 @@ type attachments struct {
 
 func (a *attachments) init() { a.attached = make(chan struct{}) }
 
-// Attach takes over one descriptor for stream fd (0 to 2) of a local rank, or
-// of step.AllRanks. After an error the descriptor is closed.
+// Attach takes over one descriptor for stream fd (0 to 2) of a rank, or of
+// step.AllRanks. After an error the descriptor is closed.
 func (s *Step) Attach(fd, rank, handle int) error {
 	err := s.attach(fd, rank, handle)
 	if err != nil {
@@ -40,21 +40,25 @@ func (s *Step) Attach(fd, rank, handle int) error {
 }
 
 func (s *Step) attach(fd, rank, handle int) error {
-	n := s.plan.Spec.NTasks
+	id, ours := s.plan.localID(rank)
 	switch {
 	case fd < 0 || fd > 2:
 		return fmt.Errorf("cannot attach stream %d: streams are 0, 1 and 2", fd)
-	case rank != step.AllRanks && (rank < 0 || rank >= n):
-		return fmt.Errorf("cannot attach stream %d of rank %d: the step has %d tasks", fd, rank, n)
+	case rank == step.AllRanks:
+		id = step.AllRanks
+	case !ours:
+		return fmt.Errorf("cannot attach stream %d of rank %d: the ranks here are %s", fd, rank, step.FormatCPUList(s.plan.Ranks))
+	}
+	switch {
 	case !s.plan.NeedClient[fd]:
 		return fmt.Errorf("cannot attach stream %d: it does not go to the client", fd)
 	}
 	s.attMu.Lock()
 	defer s.attMu.Unlock()
-	if s.closed || len(s.streams) > 3*n {
+	if s.closed || len(s.streams) > 3*len(s.plan.Ranks) {
 		return fmt.Errorf("cannot attach stream %d of rank %d: the tasks have their streams already", fd, rank)
 	}
-	s.streams = append(s.streams, step.TaskStream{Rank: rank, FD: fd, Kind: step.StreamToHandle, Handle: handle})
+	s.streams = append(s.streams, step.TaskStream{LocalID: id, FD: fd, Kind: step.StreamToHandle, Handle: handle})
 	return nil
 }
 
@@ -109,11 +113,11 @@ func (s *Step) attachedStreams(p *Plan) []step.TaskStream {
 	for fd, need := range p.NeedClient {
 		all := false
 		for _, st := range s.streams {
-			all = all || (st.FD == fd && st.Rank == step.AllRanks)
+			all = all || (st.FD == fd && st.LocalID == step.AllRanks)
 		}
 		restricted := [3]step.Stream{p.Spec.Stdin, p.Spec.Stdout, p.Spec.Stderr}[fd].Rank != nil
 		if need && !all && !restricted {
-			out = append(out, step.TaskStream{Rank: step.AllRanks, FD: fd, Kind: step.StreamToNull})
+			out = append(out, step.TaskStream{LocalID: step.AllRanks, FD: fd, Kind: step.StreamToNull})
 		}
 	}
 	return append(out, s.streams...)

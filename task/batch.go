@@ -33,21 +33,32 @@ func batchEnv(s *step.Spec) []string {
 	env.set("SLURM_NTASKS", ntasks)
 	env.set("SLURM_CLUSTER_NAME", s.Cluster)
 	env.set("SLURM_JOB_ID", job)
-	env.set("SLURM_JOB_NUM_NODES", "1")
-	env.set("SLURM_JOB_NODELIST", s.NodeList)
+	tellJobNodes(env, s)
 	env.set("SLURM_JOB_PARTITION", s.Partition)
 	env.set("SLURM_NODE_ALIASES", "(null)")
-	env.set("SLURM_JOB_CPUS_PER_NODE", strconv.Itoa(s.NCPUs))
 	env.set("SLURM_JOBID", job)
-	env.set("SLURM_NNODES", "1")
-	env.set("SLURM_NODELIST", s.NodeList)
-	env.set("SLURM_TASKS_PER_NODE", ntasks)
+	env.set("SLURM_NNODES", strconv.Itoa(max(1, len(s.JobNodeCPUs))))
+	env.set("SLURM_TASKS_PER_NODE", batchTasksPerNode(s))
 	env.set("SLURM_TOPOLOGY_ADDR", s.NodeName)
 	env.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
 	tellResources(env, s)
 	// Commands in the script find this node's daemon (rulings 29).
 	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
 	return env.list
+}
+
+// batchTasksPerNode is how the job's tasks would be dealt to its nodes.
+func batchTasksPerNode(s *step.Spec) string {
+	d := step.Deal{NTasks: s.JobNTasks, CPUsPerTask: s.CPUsPerTask, Overcommit: true}
+	for _, cpus := range s.JobNodeCPUs {
+		d.Nodes = append(d.Nodes, step.DealNode{CPUs: cpus})
+	}
+	if len(d.Nodes) > 1 {
+		if ranks, err := step.DealRanks(d); err == nil {
+			return step.CountList(step.CountRanks(ranks))
+		}
+	}
+	return strconv.Itoa(s.JobNTasks) // one node, or fewer tasks than nodes
 }
 
 // batchCommonEnv is what the script gets between task_init_privileged and

@@ -16,8 +16,8 @@ type children struct {
 	setUp    Host                    // guarded by chMu: nil until it was set up
 	hostEnd  step.ExitStatus         // guarded by chMu, valid when hostGone is closed
 	early    map[int]step.ExitStatus // guarded by chMu: ended before hostStarted
-	ranks    map[int]int             // guarded by chMu: task pid to rank
-	pidfds   map[int]int             // guarded by chMu: rank to pidfd, while the task lives
+	ids      map[int]int             // guarded by chMu: task pid to local id
+	pidfds   map[int]int             // guarded by chMu: local id to pidfd, while the task lives
 	hostGone chan struct{}
 	orphans  chan step.TaskEnd // as many as there are tasks: the reaper never blocks
 }
@@ -33,7 +33,7 @@ func (c *children) init(ntasks int) {
 func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *step.Usage) {
 	s.chMu.Lock()
 	defer s.chMu.Unlock()
-	switch rank, isTask := s.ranks[pid]; {
+	switch id, isTask := s.ids[pid]; {
 	case s.hostPID == 0:
 		s.early[pid] = status
 	case pid == s.hostPID:
@@ -41,8 +41,8 @@ func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *step.Usage) {
 		s.hostPID = -1 // the number may come again
 		close(s.hostGone)
 	case isTask:
-		delete(s.ranks, pid) // the number may come again
-		s.orphans <- step.TaskEnd{Rank: rank, Status: status, Usage: usage}
+		delete(s.ids, pid) // the number may come again
+		s.orphans <- step.TaskEnd{LocalID: id, Status: status, Usage: usage}
 	case s.d.Accounting != nil:
 		s.d.Accounting.OrphanEnded(pid, usage)
 	}
@@ -83,50 +83,50 @@ func (s *Step) hostStatus() step.ExitStatus {
 // forkedTasks makes the tasks known to the reaper and to Signal.
 func (s *Step) forkedTasks() {
 	s.chMu.Lock()
-	s.ranks = make(map[int]int, len(s.tasks))
+	s.ids = make(map[int]int, len(s.tasks))
 	s.pidfds = make(map[int]int, len(s.tasks))
-	for rank, t := range s.tasks {
-		s.ranks[t.pid] = rank
-		s.pidfds[rank] = t.pidfd
+	for id, t := range s.tasks {
+		s.ids[t.pid] = id
+		s.pidfds[id] = t.pidfd
 	}
 	s.chMu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for rank, t := range s.tasks {
-		pid := t.pid
-		s.rec.Tasks[rank].PID = &pid
-		s.rec.Tasks[rank].State = step.TaskStarting
+	for id, t := range s.tasks {
+		pid, rank := t.pid, s.rank(id)
+		s.rec.Tasks[id].PID = &pid
+		s.rec.Tasks[id].State = step.TaskStarting
 		s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskFork, Rank: &rank, PID: pid})
 	}
 }
 
 // eachPidfd calls f for every task that has not ended; the descriptor stays
 // valid during the call.
-func (s *Step) eachPidfd(f func(rank, pidfd int)) {
+func (s *Step) eachPidfd(f func(id, pidfd int)) {
 	s.chMu.Lock()
 	defer s.chMu.Unlock()
-	for rank, fd := range s.pidfds {
-		f(rank, fd)
+	for id, fd := range s.pidfds {
+		f(id, fd)
 	}
 }
 
 // forget ends the use of a task's pidfd.
-func (s *Step) forget(rank int) {
+func (s *Step) forget(id int) {
 	s.chMu.Lock()
 	defer s.chMu.Unlock()
-	if fd, ok := s.pidfds[rank]; ok {
+	if fd, ok := s.pidfds[id]; ok {
 		unix.Close(fd)
-		delete(s.pidfds, rank)
+		delete(s.pidfds, id)
 	}
 }
 
 // closeTasks ends the use of all of them.
 func (s *Step) closeTasks() {
-	for rank := range s.tasks {
+	for id := range s.tasks {
 		if s.pidfds == nil {
-			unix.Close(s.tasks[rank].pidfd) // fork failed half-way: EBADF for those that are not there
+			unix.Close(s.tasks[id].pidfd) // fork failed half-way: EBADF for those that are not there
 			continue
 		}
-		s.forget(rank)
+		s.forget(id)
 	}
 }

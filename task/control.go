@@ -144,7 +144,8 @@ func (s *Step) Signal(sig int, scope string) error {
 		s.evictHost()
 		return s.d.Tracker.Signal(syscall.Signal(sig))
 	case "", "tasks":
-		s.eachPidfd(func(rank, pidfd int) {
+		s.eachPidfd(func(id, pidfd int) {
+			rank := s.rank(id)
 			s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskSignal, Rank: &rank, Signal: &sig})
 			unix.PidfdSendSignal(pidfd, syscall.Signal(sig), nil, 0) // ESRCH: it has just ended
 		})

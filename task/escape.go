@@ -14,11 +14,11 @@ import (
 // descends from the tasks and has gone is told of, and left alone: whoever has
 // moved it there may want it to live on.
 func (s *Step) signalEscaped(sig syscall.Signal) {
-	ranks := make(map[int]int, len(s.tasks))
+	ids := make(map[int]int, len(s.tasks))
 	var pids []int
-	for rank := range s.tasks {
-		if t := &s.tasks[rank]; t.pid != 0 && !t.ended {
-			ranks[t.pid] = rank
+	for id := range s.tasks {
+		if t := &s.tasks[id]; t.pid != 0 && !t.ended {
+			ids[t.pid] = id
 			pids = append(pids, t.pid)
 		}
 	}
@@ -28,15 +28,15 @@ func (s *Step) signalEscaped(sig syscall.Signal) {
 		return
 	}
 	for _, e := range escaped {
-		rank, isTask := ranks[e.PID]
-		s.tellEscape(e, rank, isTask)
+		id, isTask := ids[e.PID]
+		s.tellEscape(e, id, isTask)
 		if isTask {
-			s.signalTask(rank, sig)
+			s.signalTask(id, sig)
 		}
 	}
 }
 
-func (s *Step) tellEscape(e step.Escape, rank int, isTask bool) {
+func (s *Step) tellEscape(e step.Escape, id int, isTask bool) {
 	if s.escaped[e.PID] {
 		return
 	}
@@ -48,12 +48,12 @@ func (s *Step) tellEscape(e step.Escape, rank int, isTask bool) {
 		s.d.Audience.Log(step.LogError, e.String()+": it is not killed")
 		return
 	}
-	s.sayError(fmt.Sprintf("task %d: %s", rank, e))
+	s.sayError(fmt.Sprintf("task %d: %s", s.rank(id), e))
 }
 
-func (s *Step) signalTask(rank int, sig syscall.Signal) {
-	s.eachPidfd(func(r, pidfd int) {
-		if r == rank {
+func (s *Step) signalTask(id int, sig syscall.Signal) {
+	s.eachPidfd(func(i, pidfd int) {
+		if i == id {
 			_ = unix.PidfdSendSignal(pidfd, sig, nil, 0) // ESRCH: it has just ended
 		}
 	})

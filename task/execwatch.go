@@ -17,7 +17,7 @@ import (
 type execWatch struct {
 	epoll *os.File
 	conn  syscall.RawConn
-	pipes map[int]int // descriptor to rank; the goroutine's once it is started
+	pipes map[int]int // descriptor to local id; the goroutine's once it is started
 	wg    sync.WaitGroup
 	stop  chan struct{}
 }
@@ -41,8 +41,8 @@ func newExecWatch() (*execWatch, error) {
 }
 
 // add takes over the read end of one task's pipe.
-func (w *execWatch) add(fd, rank int) error {
-	w.pipes[fd] = rank
+func (w *execWatch) add(fd, id int) error {
+	w.pipes[fd] = id
 	// One shot: closing the descriptor does not end the watch, since tasks
 	// that were forked later hold the same description until they exec.
 	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(fd)}
@@ -51,12 +51,12 @@ func (w *execWatch) add(fd, rank int) error {
 		err = cerr
 	}
 	if err != nil {
-		return fmt.Errorf("cannot watch the exec of task %d: %w", rank, err)
+		return fmt.Errorf("cannot watch an exec: %w", err)
 	}
 	return nil
 }
 
-// start tells the ranks whose pipes have ended, several at a time, until all
+// start tells the local ids whose pipes have ended, several at a time, until all
 // have or close is called.
 func (w *execWatch) start(execs chan<- []int) {
 	w.wg.Go(func() {
@@ -71,20 +71,20 @@ func (w *execWatch) start(execs chan<- []int) {
 			if err != nil || n <= 0 {
 				return // closed
 			}
-			ranks := make([]int, 0, n)
+			ids := make([]int, 0, n)
 			for _, ev := range events[:n] {
 				fd := int(ev.Fd)
-				rank, ok := w.pipes[fd]
+				id, ok := w.pipes[fd]
 				if !ok {
 					continue
 				}
-				ranks = append(ranks, rank)
+				ids = append(ids, id)
 				delete(w.pipes, fd)
 				w.conn.Control(func(ep uintptr) { unix.EpollCtl(int(ep), unix.EPOLL_CTL_DEL, fd, nil) })
 				unix.Close(fd)
 			}
 			select {
-			case execs <- ranks:
+			case execs <- ids:
 			case <-w.stop:
 				return
 			}

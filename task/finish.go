@@ -152,7 +152,7 @@ func (s *Step) settleTasks() {
 	for range len(s.tasks) {
 		select {
 		case e := <-s.orphans:
-			s.tasks[e.Rank].ended = true
+			s.tasks[e.LocalID].ended = true
 			s.recordEnd(e)
 			continue
 		default:
@@ -250,7 +250,7 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 	}
 	if code != 0 {
 		if st := s.rec.Tasks[worst].Status; st != nil { // else the lost status is the reason already
-			s.noteReason(fmt.Sprintf("task %d: %s", worst, st.Describe()))
+			s.noteReason(fmt.Sprintf("task %d: %s", s.rank(worst), st.Describe()))
 		}
 		return step.Failed, code, signal
 	}
@@ -263,8 +263,8 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 // addFailures completes tasks by what they said themselves before they ended.
 // Its log channel is at its end now, so that nothing is missing.
 func (s *Step) addFailures() {
-	for rank, f := range s.fails {
-		t := &s.rec.Tasks[rank]
+	for id, f := range s.fails {
+		t := &s.rec.Tasks[id]
 		t.State, t.Stage, t.Errno = step.TaskFailed, f.Stage, int(f.Errno)
 	}
 }

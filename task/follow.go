@@ -42,9 +42,9 @@ func (s *Step) follow() error {
 	cancelled := s.cancelled
 	for s.alive > 0 {
 		select {
-		case ranks := <-s.execs:
-			for _, rank := range ranks {
-				s.taskExeced(rank)
+		case ids := <-s.execs:
+			for _, id := range ids {
+				s.taskExeced(id)
 			}
 		case e := <-s.ends:
 			s.taskEnded(e)
@@ -139,12 +139,12 @@ func (s *Step) started() {
 }
 
 // taskExeced hears that a task's exec pipe has ended: it exec'd, or it died.
-func (s *Step) taskExeced(rank int) {
-	t := &s.tasks[rank]
+func (s *Step) taskExeced(id int) {
+	t := &s.tasks[id]
 	if t.ended {
 		return
 	}
-	place := s.host.Where(rank)
+	place := s.host.Where(id)
 	switch {
 	case place.AtExec && place.Errno == 0:
 	case place.InHook() && s.runsOther(t.pid):
@@ -156,15 +156,16 @@ func (s *Step) taskExeced(rank int) {
 	t.execed = true
 	s.countLaunched()
 	s.mu.Lock()
-	s.rec.Tasks[rank].State = step.TaskRunning
+	s.rec.Tasks[id].State = step.TaskRunning
 	s.mu.Unlock()
+	rank := s.rank(id)
 	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExec, Rank: &rank, PID: t.pid})
 }
 
 // countLaunched notes when no task is on its way to exec any more.
 func (s *Step) countLaunched() {
-	for rank := s.onTheWay; rank < len(s.tasks); rank++ {
-		if s.onTheWay = rank; !s.tasks[rank].execed && !s.tasks[rank].ended {
+	for id := s.onTheWay; id < len(s.tasks); id++ {
+		if s.onTheWay = id; !s.tasks[id].execed && !s.tasks[id].ended {
 			return
 		}
 	}
@@ -175,21 +176,21 @@ func (s *Step) countLaunched() {
 
 // taskEnded records an end and does what the step's options ask for.
 func (s *Step) taskEnded(e step.TaskEnd) {
-	t := &s.tasks[e.Rank]
+	t, rank := &s.tasks[e.LocalID], s.rank(e.LocalID)
 	if t.ended {
 		return
 	}
 	t.ended = true
 	s.alive--
 	s.countLaunched()
-	s.forget(e.Rank)
+	s.forget(e.LocalID)
 	if e.Lost {
 		if s.d.Accounting != nil {
 			s.d.Accounting.TaskEnded(e)
 		}
 		s.mu.Lock()
-		s.rec.Tasks[e.Rank].State = step.TaskExited
-		s.noteReason(fmt.Sprintf("the exit status of task %d was lost", e.Rank))
+		s.rec.Tasks[e.LocalID].State = step.TaskExited
+		s.noteReason(fmt.Sprintf("the exit status of task %d was lost", rank))
 		s.mu.Unlock()
 		return
 	}
@@ -197,19 +198,19 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 	if crash != "" {
 		s.say(crash)
 	}
-	if place := s.host.Where(e.Rank); !t.execed && place.AtExec && place.Errno == 0 {
+	if place := s.host.Where(e.LocalID); !t.execed && place.AtExec && place.Errno == 0 {
 		// A short task's end may be heard before its exec.
-		s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExec, Rank: &e.Rank, PID: t.pid})
+		s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExec, Rank: &rank, PID: t.pid})
 	}
 	st := e.Status
-	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExit, Rank: &e.Rank, PID: t.pid, Status: &st})
+	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExit, Rank: &rank, PID: t.pid, Status: &st})
 	s.postTerm(e)
-	s.d.Audience.TaskExited(e.Rank, status)
+	s.d.Audience.TaskExited(rank, status)
 	if s.d.MPI != nil {
-		s.d.MPI.TaskExited(e.Rank, e.Status)
+		s.d.MPI.TaskExited(rank, e.Status)
 	}
 	if s.plan.Spec.KillOnBadExit && status != 0 {
-		s.endBadly(e.Rank, status)
+		s.endBadly(rank, status)
 	}
 }
 
@@ -217,11 +218,11 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 // that counts for the step: a task that died in a hook, and so was never
 // exec'd, counts as exit code 1 (rulings 7), and said tells of it.
 func (s *Step) recordEnd(e step.TaskEnd) (status step.ExitStatus, said string) {
-	place := s.host.Where(e.Rank)
-	crash, inHook := s.host.Crash(e.Rank, hookEnd(e.Status, s.tasks[e.Rank].cause))
+	place := s.host.Where(e.LocalID)
+	crash, inHook := s.host.Crash(e.LocalID, hookEnd(e.Status, s.tasks[e.LocalID].cause))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := &s.rec.Tasks[e.Rank]
+	t := &s.rec.Tasks[e.LocalID]
 	t.End(e.Status)
 	if s.d.Accounting != nil {
 		s.d.Accounting.TaskEnded(e)
@@ -230,11 +231,11 @@ func (s *Step) recordEnd(e step.TaskEnd) (status step.ExitStatus, said string) {
 		rss, cpu := e.Usage.MaxRSSBytes, (e.Usage.User + e.Usage.System).Seconds()
 		t.MaxRSSBytes, t.CPUSeconds = &rss, &cpu
 	}
-	if (place.AtExec && place.Errno == 0) || (s.tasks[e.Rank].hookExeced && s.tasks[e.Rank].cause == "") {
+	if (place.AtExec && place.Errno == 0) || (s.tasks[e.LocalID].hookExeced && s.tasks[e.LocalID].cause == "") {
 		return e.Status, ""
 	}
 	t.State, t.Stage, t.Errno = step.TaskFailed, place.Stage, place.Errno
-	if sig, ok := e.Status.Signaled(); !inHook || (ok && s.tasks[e.Rank].cause == "" && s.killedByUs(sig)) {
+	if sig, ok := e.Status.Signaled(); !inHook || (ok && s.tasks[e.LocalID].cause == "" && s.killedByUs(sig)) {
 		return e.Status, ""
 	}
 	s.noteReason(crash.Error())

@@ -103,8 +103,8 @@ func (s *Step) strictCodes(hooks []step.HookTime) {
 			continue
 		}
 		e := step.HookError{Plugin: s.host.PluginName(h.Plugin), Hook: h.Hook, Required: true, RC: &h.RC}
-		if h.Rank >= 0 {
-			e.Rank = &h.Rank
+		if h.LocalID >= 0 && h.LocalID < len(s.plan.Ranks) {
+			e.Rank = &s.plan.Ranks[h.LocalID]
 		}
 		s.mu.Lock()
 		s.noteReason(e.Error())

@@ -167,14 +167,14 @@ func (s *Step) checkTasks(w *hookWatch) {
 	if suspended {
 		return
 	}
-	for rank := range s.tasks {
-		t := &s.tasks[rank]
-		if t.ended || t.hookExeced || !w.overdue(s.host.Where(rank), still) {
+	for id := range s.tasks {
+		t := &s.tasks[id]
+		if t.ended || t.hookExeced || !w.overdue(s.host.Where(id), still) {
 			continue
 		}
 		t.cause = w.cause()
-		s.eachPidfd(func(r, pidfd int) {
-			if r == rank {
+		s.eachPidfd(func(i, pidfd int) {
+			if i == id {
 				unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
 			}
 		})

@@ -11,13 +11,13 @@ import (
 // endRest ends the tasks whose ends nobody will tell any more. A new kernel
 // still knows the status; else it is lost, and why is the step's reason.
 func (s *Step) endRest(why error) {
-	for rank := range s.tasks {
-		if s.tasks[rank].ended {
+	for id := range s.tasks {
+		if s.tasks[id].ended {
 			continue
 		}
-		e := step.TaskEnd{Rank: rank, Lost: true}
-		if status, ok := pidfdStatus(s.tasks[rank].pidfd); ok {
-			e = step.TaskEnd{Rank: rank, Status: status}
+		e := step.TaskEnd{LocalID: id, Lost: true}
+		if status, ok := pidfdStatus(s.tasks[id].pidfd); ok {
+			e = step.TaskEnd{LocalID: id, Status: status}
 		} else if why != nil {
 			s.mu.Lock()
 			s.noteReason(why.Error())

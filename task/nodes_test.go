@@ -28,13 +28,13 @@ func newNodeRig(t *testing.T) (*rig, *fakeNetwork) {
 	r, n := newRig(t), &fakeNetwork{}
 	r.network = n
 	r.spec.NodeName, r.spec.NodeID = "n2", 1
-	r.spec.NTasks = 2
-	r.spec.Layout = &step.Layout{Nodes: []step.LayoutNode{{Name: "n1"}, {Name: "n2", Ranks: "0-1"}}}
+	r.spec.NTasks = 4
+	r.spec.Layout = &step.Layout{Nodes: []step.LayoutNode{{Name: "n1", Ranks: "0,2"}, {Name: "n2", Ranks: "1,3"}}}
 	return r, n
 }
 
 func terminated(local int) step.TaskEnd {
-	return step.TaskEnd{Rank: local, Status: step.SignaledBy(syscall.SIGTERM)}
+	return step.TaskEnd{LocalID: local, Status: step.SignaledBy(syscall.SIGTERM)}
 }
 
 // What ends the step here is told to the other nodes, once.
@@ -53,12 +53,12 @@ func TestTellNodes(t *testing.T) {
 		}, step.EndCancel, 0, "by user 7"},
 		{"bad exit", func(r *rig) {
 			r.spec.KillOnBadExit = true
-			r.ends = []step.TaskEnd{{Rank: 0, Status: step.ExitedWith(3)}, terminated(1)}
-		}, step.EndBadExit, 0, "Exited with exit code 3, and --kill-on-bad-exit was given"},
+			r.ends = []step.TaskEnd{{LocalID: 0, Status: step.ExitedWith(3)}, terminated(1)}
+		}, step.EndBadExit, 0, "task 1: Exited with exit code 3, and --kill-on-bad-exit was given"},
 		{"bad exit of the last one here", func(r *rig) {
 			r.spec.KillOnBadExit = true
-			r.ends = []step.TaskEnd{{Rank: 0}, {Rank: 1, Status: step.ExitedWith(3)}}
-		}, step.EndBadExit, 0, "Exited with exit code 3"},
+			r.ends = []step.TaskEnd{{LocalID: 0}, {LocalID: 1, Status: step.ExitedWith(3)}}
+		}, step.EndBadExit, 0, "task 3: Exited with exit code 3"},
 		{"abort", func(r *rig) {
 			r.during["wait"] = func() { r.st.mpiAbort(3, 0x106, "enough") }
 			r.ends = []step.TaskEnd{terminated(0), terminated(1)}
@@ -126,7 +126,7 @@ func TestEndedByOtherNode(t *testing.T) {
 			step.Cancelled, 143, `node "n1" has ended the step: it went wrong`},
 		{"an abort", "wait", other(step.EndAbort, 0x106), []step.TaskEnd{terminated(0), terminated(1)},
 			step.Cancelled, 6, `node "n1" has ended the step: it went wrong`},
-		{"too late", "wait", other(step.EndBadExit, 0), []step.TaskEnd{{Rank: 0}, {Rank: 1}}, step.Completed, 0, ""},
+		{"too late", "wait", other(step.EndBadExit, 0), []step.TaskEnd{{LocalID: 0}, {LocalID: 1}}, step.Completed, 0, ""},
 		{"during the launch", "user_init", other(step.EndFailure, 0), nil,
 			step.Cancelled, 1, `node "n1" has ended the step: it went wrong`},
 	}

@@ -21,10 +21,10 @@ func TestOutOfMemory(t *testing.T) {
 		code  int
 		kills bool
 	}{
-		{"the task itself", step.OOMGroupNone, nil, []step.TaskEnd{{Rank: 0}, {Rank: 1, Status: 9}}, 137, false},
-		{"its child", step.OOMGroupNone, nil, []step.TaskEnd{{Rank: 0}, {Rank: 1}}, exitOOM, false},
-		{"together, by the kernel", step.OOMGroupStep, nil, []step.TaskEnd{{Rank: 0, Status: 9}, {Rank: 1, Status: 9}}, 137, false},
-		{"together, by us", step.OOMGroupStep, map[string]string{"memory": "/m"}, []step.TaskEnd{{Rank: 0, Status: 9}, {Rank: 1, Status: 9}}, 137, true},
+		{"the task itself", step.OOMGroupNone, nil, []step.TaskEnd{{LocalID: 0}, {LocalID: 1, Status: 9}}, 137, false},
+		{"its child", step.OOMGroupNone, nil, []step.TaskEnd{{LocalID: 0}, {LocalID: 1}}, exitOOM, false},
+		{"together, by the kernel", step.OOMGroupStep, nil, []step.TaskEnd{{LocalID: 0, Status: 9}, {LocalID: 1, Status: 9}}, 137, false},
+		{"together, by us", step.OOMGroupStep, map[string]string{"memory": "/m"}, []step.TaskEnd{{LocalID: 0, Status: 9}, {LocalID: 1, Status: 9}}, 137, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)

@@ -3,6 +3,7 @@ package task
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,13 +15,16 @@ import (
 // streams and names. It is a pure function of the Spec.
 type Plan struct {
 	Spec *step.Spec
+	// Ranks are those of this node's tasks, ascending: a local id is a place in
+	// there. What there is one of for each task is counted by local id.
+	Ranks []int
 	// Title is the host's argv[0].
 	Title string
 	// Env is the job's environment as plugins see it at init.
 	Env []string
 	// HostEnv is the host's own environ.
 	HostEnv []string
-	// CommonEnv and TaskEnv[rank] are set over the job's environment before
+	// CommonEnv and TaskEnv[id] are set over the job's environment before
 	// task_init.
 	CommonEnv []string
 	TaskEnv   [][]string
@@ -35,18 +39,18 @@ type Plan struct {
 func MakePlan(spec *step.Spec) (*Plan, error) {
 	p := &Plan{
 		Spec:    spec,
+		Ranks:   spec.LocalRanks(),
 		Title:   fmt.Sprintf("spankhost: [%s]", spec.ID.Name()),
 		Env:     jobEnv(spec),
 		HostEnv: hostEnv(spec),
 	}
-	p.CommonEnv = commonEnv(spec)
+	p.CommonEnv = commonEnv(spec, p.Ranks)
 	if isBatch(spec) {
 		p.Env, p.CommonEnv = batchEnv(spec), batchCommonEnv(spec)
 	}
-	p.TaskEnv = make([][]string, spec.NTasks)
-	for rank := range p.TaskEnv {
-		n := strconv.Itoa(rank)
-		p.TaskEnv[rank] = []string{"SLURM_PROCID=" + n, "SLURM_LOCALID=" + n}
+	p.TaskEnv = make([][]string, len(p.Ranks))
+	for id, rank := range p.Ranks {
+		p.TaskEnv[id] = []string{"SLURM_PROCID=" + strconv.Itoa(rank), "SLURM_LOCALID=" + strconv.Itoa(id)}
 	}
 	for fd, s := range [3]step.Stream{spec.Stdin, spec.Stdout, spec.Stderr} {
 		if err := p.planStream(fd, s); err != nil {
@@ -56,18 +60,23 @@ func MakePlan(spec *step.Spec) (*Plan, error) {
 	return p, nil
 }
 
+// localID is the place of a rank among this node's tasks; ours is false where
+// another node has it.
+func (p *Plan) localID(rank int) (id int, ours bool) { return slices.BinarySearch(p.Ranks, rank) }
+
 // jobEnv is the user's environment with what Slurm tells of the job over it
 // (traces/task_env.txt). What the client alone knows is in the request already.
 func jobEnv(s *step.Spec) []string {
 	env := newEnvList(s.Env)
 	job, stepID := u32(s.ID.Job), u32(s.ID.Step)
-	ntasks := strconv.Itoa(s.NTasks)
+	ntasks, nnodes := strconv.Itoa(s.NTasks), strconv.Itoa(s.NodeCount())
+	tasksPerNode := step.CountList(s.TaskCounts())
 	if s.SlurmConf != "" {
 		env.set("SLURM_CONF", s.SlurmConf)
 	}
 	env.set("SLURM_CLUSTER_NAME", s.Cluster)
 	env.set("SLURM_JOB_NAME", cmp.Or(s.JobName, s.Name))
-	env.set("SLURM_JOB_CPUS_PER_NODE", strconv.Itoa(s.NCPUs))
+	tellJobNodes(env, s)
 	env.set("SLURM_NTASKS", ntasks)
 	env.set("SLURM_NPROCS", ntasks)
 	if s.CPUsPerTask > 1 {
@@ -78,18 +87,15 @@ func jobEnv(s *step.Spec) []string {
 	env.set("SLURM_JOBID", job)
 	env.set("SLURM_STEP_ID", stepID)
 	env.set("SLURM_STEPID", stepID)
-	env.set("SLURM_NNODES", "1")
-	env.set("SLURM_JOB_NUM_NODES", "1")
-	env.set("SLURM_NODELIST", s.NodeList)
+	env.set("SLURM_NNODES", nnodes)
 	env.set("SLURM_JOB_PARTITION", s.Partition)
-	env.set("SLURM_TASKS_PER_NODE", ntasks)
+	env.set("SLURM_TASKS_PER_NODE", tasksPerNode)
 	env.set("SLURM_JOB_UID", u32(s.User.UID))
 	env.set("SLURM_JOB_USER", s.User.Name)
-	env.set("SLURM_JOB_NODELIST", s.NodeList)
 	env.set("SLURM_STEP_NODELIST", s.NodeList)
-	env.set("SLURM_STEP_NUM_NODES", "1")
+	env.set("SLURM_STEP_NUM_NODES", nnodes)
 	env.set("SLURM_STEP_NUM_TASKS", ntasks)
-	env.set("SLURM_STEP_TASKS_PER_NODE", ntasks)
+	env.set("SLURM_STEP_TASKS_PER_NODE", tasksPerNode)
 	if s.MPI != "" && s.MPI != "none" {
 		env.set("SLURM_MPI_TYPE", s.MPI)
 	} else {
@@ -99,6 +105,22 @@ func jobEnv(s *step.Spec) []string {
 	// Inner stepctl commands find this node's daemon (rulings 29).
 	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
 	return env.list
+}
+
+// tellJobNodes tells of the job's nodes, of which the step may have some.
+func tellJobNodes(env *envList, s *step.Spec) {
+	nodes, cpus := s.JobNodeList, s.JobNodeCPUs
+	if nodes == "" {
+		nodes = s.NodeList
+	}
+	nnodes := len(cpus)
+	if nnodes == 0 {
+		nnodes, cpus = s.NodeCount(), slices.Repeat([]int{s.NCPUs}, s.NodeCount())
+	}
+	env.set("SLURM_JOB_CPUS_PER_NODE", step.CountList(cpus))
+	env.set("SLURM_JOB_NUM_NODES", strconv.Itoa(nnodes))
+	env.set("SLURM_NODELIST", nodes)
+	env.set("SLURM_JOB_NODELIST", nodes)
 }
 
 // setBinding tells what was asked of the place of the tasks. What they got is
@@ -143,16 +165,16 @@ const maxArgStrlen = 128 << 10
 
 // commonEnv is what Slurm sets for every task between task_init_privileged and
 // task_init; the ranks are beside it, and SLURM_TASK_PID is set by the task.
-func commonEnv(s *step.Spec) []string {
+func commonEnv(s *step.Spec, ranks []int) []string {
 	env := []string{
 		"SLURM_CPUS_ON_NODE=" + strconv.Itoa(s.NCPUs),
 		"SLURM_NODEID=" + u32(s.NodeID),
-		"SLURM_LAUNCH_NODE_IPADDR=127.0.0.1",
+		"SLURM_LAUNCH_NODE_IPADDR=" + cmp.Or(s.LaunchAddr, "127.0.0.1"),
 		"SLURM_JOB_GID=" + u32(s.User.GID),
 		"SLURMD_NODENAME=" + s.NodeName,
 	}
 	// From about 22,000 tasks on no task could be exec'd with this list.
-	if gtids := "SLURM_GTIDS=" + rankList(s.NTasks); len(gtids) < maxArgStrlen {
+	if gtids := "SLURM_GTIDS=" + rankList(ranks); len(gtids) < maxArgStrlen {
 		env = append(env, gtids)
 	}
 	return env
@@ -162,21 +184,24 @@ func commonEnv(s *step.Spec) []string {
 func (p *Plan) planStream(fd int, s step.Stream) error {
 	if s.Rank != nil {
 		// One task has the stream; the others read and write nothing.
-		p.Streams = append(p.Streams, step.TaskStream{Rank: step.AllRanks, FD: fd, Kind: step.StreamToNull})
+		p.Streams = append(p.Streams, step.TaskStream{LocalID: step.AllRanks, FD: fd, Kind: step.StreamToNull})
 	}
-	rank := step.AllRanks
+	id := step.AllRanks
 	if s.Rank != nil {
-		rank = *s.Rank
+		var ours bool
+		if id, ours = p.localID(*s.Rank); !ours {
+			return nil // another node's
+		}
 	}
 	switch s.Kind {
 	case step.StreamNull:
-		p.Streams = append(p.Streams, step.TaskStream{Rank: rank, FD: fd, Kind: step.StreamToNull})
+		p.Streams = append(p.Streams, step.TaskStream{LocalID: id, FD: fd, Kind: step.StreamToNull})
 	case step.StreamSame:
-		p.Streams = append(p.Streams, step.TaskStream{Rank: rank, FD: fd, Kind: step.StreamToStdout})
+		p.Streams = append(p.Streams, step.TaskStream{LocalID: id, FD: fd, Kind: step.StreamToStdout})
 	case step.StreamClient:
 		p.NeedClient[fd] = true
 	case step.StreamFile:
-		return p.planFile(fd, rank, s)
+		return p.planFile(fd, id, s)
 	default:
 		return fmt.Errorf("cannot plan stream %d: unknown kind %q", fd, s.Kind)
 	}
@@ -185,7 +210,7 @@ func (p *Plan) planStream(fd int, s step.Stream) error {
 
 // planFile expands the pattern: once where no rank is in it, so that all tasks
 // open the same path, else for each task.
-func (p *Plan) planFile(fd, rank int, s step.Stream) error {
+func (p *Plan) planFile(fd, id int, s step.Stream) error {
 	flags := syscall.O_RDONLY
 	if fd != 0 {
 		flags = syscall.O_WRONLY | syscall.O_CREAT | syscall.O_APPEND
@@ -197,35 +222,33 @@ func (p *Plan) planFile(fd, rank int, s step.Stream) error {
 	if isBatch(p.Spec) && fd != 0 {
 		kind = step.StreamToEarlyPath // it has no client that would hear of failures
 	}
-	add := func(rank int, path string) {
-		p.Streams = append(p.Streams, step.TaskStream{Rank: rank, FD: fd, Kind: kind, Path: path, Flags: flags})
+	add := func(id, rank int) error {
+		path, err := ExpandPattern(s.Pattern, p.Spec, rank)
+		p.Streams = append(p.Streams, step.TaskStream{LocalID: id, FD: fd, Kind: kind, Path: path, Flags: flags})
+		return err
 	}
-	if rank != step.AllRanks || !patternHasRank(s.Pattern) {
-		path, err := ExpandPattern(s.Pattern, p.Spec, max(rank, 0))
-		if err != nil {
+	switch {
+	case id != step.AllRanks:
+		return add(id, p.Ranks[id])
+	case !patternHasRank(s.Pattern):
+		return add(id, 0)
+	}
+	for id, rank := range p.Ranks {
+		if err := add(id, rank); err != nil {
 			return err
 		}
-		add(rank, path)
-		return nil
-	}
-	for r := range p.Spec.NTasks {
-		path, err := ExpandPattern(s.Pattern, p.Spec, r)
-		if err != nil {
-			return err
-		}
-		add(r, path)
 	}
 	return nil
 }
 
 // rankList is "0,1,2".
-func rankList(n int) string {
+func rankList(ranks []int) string {
 	var b strings.Builder
-	for i := range n {
+	for i, rank := range ranks {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		b.WriteString(strconv.Itoa(i))
+		b.WriteString(strconv.Itoa(rank))
 	}
 	return b.String()
 }

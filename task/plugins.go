@@ -23,8 +23,8 @@ func (s *Step) preSetuid(context.Context) error {
 // preLaunchPriv lets them act on each task, which waits at the gate.
 func (s *Step) preLaunchPriv(context.Context) error {
 	for _, p := range s.d.Plugins {
-		for rank := range s.tasks {
-			if err := p.PreLaunchPriv(rank, s.tasks[rank].pid); err != nil {
+		for id := range s.tasks {
+			if err := p.PreLaunchPriv(id, s.tasks[id].pid); err != nil {
 				return pluginError(p, err)
 			}
 		}

@@ -23,7 +23,9 @@ func (p fakePlugin) PostStep() error              { return p.r.note(p.name + " p
 func (p fakePlugin) PreLaunchPriv(rank, pid int) error {
 	return p.r.note(fmt.Sprintf("%s priv %d %d", p.name, rank, pid))
 }
-func (p fakePlugin) PostTerm(e step.TaskEnd) { _ = p.r.note(fmt.Sprintf("%s term %d", p.name, e.Rank)) }
+func (p fakePlugin) PostTerm(e step.TaskEnd) {
+	_ = p.r.note(fmt.Sprintf("%s term %d", p.name, e.LocalID))
+}
 
 func pluginCalls(r *rig) []string {
 	var out []string

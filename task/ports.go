@@ -18,7 +18,8 @@ type Tracker interface {
 	// host is to be born, -1 without one. inside says that it is the tasks' own,
 	// so that its children are born there, too; else Add moves each of them.
 	HostCgroup() (fd int, inside bool)
-	// Add tracks the process of a task that was not born inside.
+	// Add tracks the process of a task that was not born inside; its cgroup, where
+	// each task has its own, is called by the rank.
 	Add(rank, pid int) error
 	// EvictHost moves the host to a cgroup of its own, once, where it was not born
 	// there: what kills or freezes the tasks must not hit it. It may take 10 ms
@@ -61,7 +62,7 @@ type Plugin interface {
 	PreLaunch(l *step.Launch) error
 	// PreLaunchPriv runs as root for each task, which is tracked and waits at the
 	// gate, before its task_post_fork.
-	PreLaunchPriv(rank, pid int) error
+	PreLaunchPriv(localID, pid int) error
 	// PostTerm hears of a task's end.
 	PostTerm(end step.TaskEnd)
 	// PostStep runs as root when no process of the tasks is left, before their
@@ -72,7 +73,7 @@ type Plugin interface {
 // Accounting tells what the tasks use: *acct.Gatherer does. Begin and Finish are
 // called once, by the goroutine of Step.Run, the others by any.
 type Accounting interface {
-	// Begin: tasks are the processes, by rank, and wait at the gate. inside tells
+	// Begin: tasks are the processes, by local id, and wait at the gate. inside tells
 	// that the host lives among them.
 	Begin(host int, inside bool, tasks []int)
 	// HostMoved says that it does not any more.
@@ -123,9 +124,9 @@ type Host interface {
 	Wait(ended func(step.TaskEnd)) error
 	Exit() error
 
-	// Where and Crash tell what the host (rank -1) or a task did last.
-	Where(rank int) step.HostPlace
-	Crash(rank int, cause string) (*step.HookError, bool)
+	// Where and Crash tell what the host (local id -1) or a task did last.
+	Where(localID int) step.HostPlace
+	Crash(localID int, cause string) (*step.HookError, bool)
 	// Hooks tells the hooks that ended since the last call.
 	Hooks(last bool) []step.HookTime
 	PluginName(i int) string

@@ -20,7 +20,7 @@ func TestProgressIsKept(t *testing.T) {
 		r.st.Cancel("enough")
 		r.job.Progress(1, step.MPIProgress{Phase: step.PhaseFinalized})
 	}
-	r.ends = []step.TaskEnd{{Rank: 0, Status: step.SignaledBy(15)}, {Rank: 1, Status: step.SignaledBy(15)}}
+	r.ends = []step.TaskEnd{{LocalID: 0, Status: step.SignaledBy(15)}, {LocalID: 1, Status: step.SignaledBy(15)}}
 	rec := r.run(t)
 	if m := rec.Tasks[1].MPI; m == nil || m.Waiting != "fence 2" || m.Phase != step.PhaseInitialized || rec.Tasks[1].Doing != nil {
 		t.Errorf("rank 1: %+v, %v", m, rec.Tasks[1].Doing)

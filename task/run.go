@@ -51,9 +51,9 @@ type Step struct {
 	initDone bool // the plugins' exit hooks are owed
 	plugged  int  // as many task plugins are owed their PostStep
 	gateOpen bool
-	tasks    []task
+	tasks    []task // by local id
 	alive    int
-	onTheWay int   // the ranks below have exec'd or ended
+	onTheWay int   // the local ids below have exec'd or ended
 	monoBase int64 // wall clock minus CLOCK_MONOTONIC, ns
 
 	attachments
@@ -72,7 +72,7 @@ type Step struct {
 
 	mu    sync.Mutex
 	rec   step.Record              // guarded by mu
-	fails map[int]step.LaunchError // guarded by mu: why a rank was not exec'd
+	fails map[int]step.LaunchError // guarded by mu: why a task was not exec'd, by local id
 	// oomKills counts the processes killed for want of memory.
 	oomKills int // guarded by mu
 	// launched: every task has exec'd, or will not any more.
@@ -86,7 +86,7 @@ type Step struct {
 	why          string // guarded by mu: why stepd killed the host in a hook
 }
 
-// task is what Run knows of one rank.
+// task is what Run knows of one task.
 type task struct {
 	pid    int
 	pidfd  int
@@ -112,7 +112,7 @@ type stage struct {
 // New makes the step of a plan.
 func New(p *Plan, d Deps) *Step {
 	s := &Step{plan: p, d: d}
-	n := p.Spec.NTasks
+	n := len(p.Ranks)
 	s.ends = make(chan step.TaskEnd)
 	s.execs = make(chan []int)
 	s.fails = make(map[int]step.LaunchError)
@@ -120,13 +120,16 @@ func New(p *Plan, d Deps) *Step {
 	s.suspension.grace = stopGrace
 	s.attachments.init()
 	s.children.init(n)
-	s.rec = newRecord(p.Spec, d.Now())
+	s.rec = newRecord(p.Spec, p.Ranks, d.Now())
 	var ts unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) == nil {
 		s.monoBase = d.Now().UnixNano() - ts.Nano()
 	}
 	return s
 }
+
+// rank is that of the task with a local id: what others are told.
+func (s *Step) rank(id int) int { return s.plan.Ranks[id] }
 
 // Run launches the tasks, follows them to their ends and takes everything back.
 // It returns the final record, whatever happened; it is called once. The end of
@@ -310,14 +313,14 @@ func (s *Step) handStreams(context.Context) error {
 		Streams:   append(append([]step.TaskStream(nil), s.plan.Streams...), s.attachedStreams(s.plan)...),
 		Env:       s.mpiTasks.Env,
 		CommonEnv: s.plan.CommonEnv,
-		TaskEnv:   make([][]string, s.plan.Spec.NTasks),
+		TaskEnv:   make([][]string, len(s.plan.Ranks)),
 		TaskFDs:   s.mpiTasks.TaskFDs,
 		ExitEnv:   exitEnv(s.plan.Spec),
 	}
-	for rank := range l.TaskEnv {
-		l.TaskEnv[rank] = s.plan.TaskEnv[rank]
-		if rank < len(s.mpiTasks.TaskEnv) {
-			l.TaskEnv[rank] = append(l.TaskEnv[rank], s.mpiTasks.TaskEnv[rank]...)
+	for id := range l.TaskEnv {
+		l.TaskEnv[id] = s.plan.TaskEnv[id]
+		if id < len(s.mpiTasks.TaskEnv) {
+			l.TaskEnv[id] = append(l.TaskEnv[id], s.mpiTasks.TaskEnv[id]...)
 		}
 	}
 	launchApps(s.plan.Spec, l)
@@ -351,7 +354,7 @@ func (s *Step) userInit(context.Context) error {
 
 func (s *Step) fork(context.Context) error {
 	forked, err := s.host.Fork()
-	s.tasks = make([]task, s.plan.Spec.NTasks)
+	s.tasks = make([]task, len(s.plan.Ranks))
 	for i := range s.tasks {
 		s.tasks[i].pidfd = -1
 	}
@@ -364,14 +367,14 @@ func (s *Step) fork(context.Context) error {
 		return errors.Join(err, werr)
 	}
 	for _, f := range forked {
-		if f.Rank >= len(s.tasks) || s.tasks[f.Rank].pid != 0 {
+		if f.LocalID >= len(s.tasks) || s.tasks[f.LocalID].pid != 0 {
 			unix.Close(f.PidFD)
 			unix.Close(f.Exec)
-			err = errors.Join(err, fmt.Errorf("internal error: spankhost told rank %d twice or beyond %d tasks", f.Rank, len(s.tasks)))
+			err = errors.Join(err, fmt.Errorf("internal error: spankhost told task %d twice or beyond %d tasks", f.LocalID, len(s.tasks)))
 			continue
 		}
-		s.tasks[f.Rank] = task{pid: f.PID, pidfd: f.PidFD}
-		err = errors.Join(err, watch.add(f.Exec, f.Rank))
+		s.tasks[f.LocalID] = task{pid: f.PID, pidfd: f.PidFD}
+		err = errors.Join(err, watch.add(f.Exec, f.LocalID))
 	}
 	s.push("tasks", func() error { s.closeTasks(); return nil })
 	s.push("exec watch", watch.close)
@@ -391,8 +394,8 @@ func (s *Step) trackTasks(context.Context) error {
 	if _, inside := s.d.Tracker.HostCgroup(); inside {
 		return nil // born there
 	}
-	for rank := range s.tasks {
-		if err := s.d.Tracker.Add(rank, s.tasks[rank].pid); err != nil {
+	for id, rank := range s.plan.Ranks {
+		if err := s.d.Tracker.Add(rank, s.tasks[id].pid); err != nil {
 			return fmt.Errorf("cannot track task %d: %w", rank, err)
 		}
 	}

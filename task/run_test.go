@@ -56,7 +56,7 @@ func newRig(t *testing.T) *rig {
 	}
 	r.spec.NTasks = 2
 	r.spec.Stdout.Kind, r.spec.Stderr.Kind = step.StreamNull, step.StreamNull
-	r.ends = []step.TaskEnd{{Rank: 0}, {Rank: 1}}
+	r.ends = []step.TaskEnd{{LocalID: 0}, {LocalID: 1}}
 	for rank := range 2 {
 		r.places[rank] = step.HostPlace{Plugin: -1, AtExec: true, Stage: "exec"}
 	}
@@ -136,7 +136,7 @@ func (h fakeHost) Where(rank int) step.HostPlace { return h.r.places[rank] }
 
 func (h fakeHost) Fork() ([]step.Forked, error) {
 	var out []step.Forked
-	for rank := range h.r.spec.NTasks {
+	for id := range h.r.spec.LocalTasks() {
 		var p [2]int
 		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 			return nil, err
@@ -146,7 +146,7 @@ func (h fakeHost) Fork() ([]step.Forked, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, step.Forked{Rank: rank, PID: cmp.Or(h.r.pid, 5000) + rank, PidFD: fd, Exec: p[0]})
+		out = append(out, step.Forked{LocalID: id, PID: cmp.Or(h.r.pid, 5000) + id, PidFD: fd, Exec: p[0]})
 	}
 	return out, h.r.note("fork")
 }
@@ -305,7 +305,7 @@ func TestSpankStrictCodes(t *testing.T) {
 		for _, strict := range []bool{true, false} {
 			r := newRig(t)
 			r.spec.Spank.Strict = strict
-			r.hooks = []step.HookTime{{Plugin: plugin, Hook: "slurm_spank_task_exit", Rank: 1, StartNS: 1, EndNS: 2, RC: 7}}
+			r.hooks = []step.HookTime{{Plugin: plugin, Hook: "slurm_spank_task_exit", LocalID: 1, StartNS: 1, EndNS: 2, RC: 7}}
 			rec := r.run(t)
 			if code := *rec.ExitCode; code != want && strict || code != 0 && !strict {
 				t.Errorf("plugin %d, strict %v: exit code %d", plugin, strict, code)
@@ -489,7 +489,7 @@ func TestKillOnBadExit(t *testing.T) {
 	r := newRig(t)
 	r.spec.KillOnBadExit = true
 	r.spec.KillWaitS = 30
-	r.ends = []step.TaskEnd{{Rank: 1, Status: step.ExitedWith(4)}, {Rank: 0, Status: step.SignaledBy(syscall.SIGTERM)}}
+	r.ends = []step.TaskEnd{{LocalID: 1, Status: step.ExitedWith(4)}, {LocalID: 0, Status: step.SignaledBy(syscall.SIGTERM)}}
 	rec := r.run(t)
 	if rec.State != step.Failed || *rec.ExitCode != 143 {
 		t.Errorf("%s, %d; want FAILED, 143", rec.State, *rec.ExitCode)

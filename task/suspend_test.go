@@ -71,7 +71,7 @@ func TestCancelSuspended(t *testing.T) {
 		<-cancelled
 	}
 	r.during["kill"] = func() { close(cancelled) }
-	r.ends = []step.TaskEnd{{Rank: 0, Status: step.SignaledBy(9)}, {Rank: 1, Status: step.SignaledBy(9)}}
+	r.ends = []step.TaskEnd{{LocalID: 0, Status: step.SignaledBy(9)}, {LocalID: 1, Status: step.SignaledBy(9)}}
 	rec := r.run(t)
 	want := []string{"evict", "signal SIGTSTP", "freeze", "kill"}
 	if got := r.after("wait"); !slices.Equal(got[:4], want) {

@@ -11,17 +11,18 @@ import (
 	"stepd/step"
 )
 
-// newRecord is the record of a step that has not begun.
-func newRecord(spec *step.Spec, now time.Time) step.Record {
+// newRecord is the record of a step that has not begun: of its tasks it has those
+// of this node.
+func newRecord(spec *step.Spec, ranks []int, now time.Time) step.Record {
 	rec := step.Record{
 		ID: spec.ID, Name: spec.Name, UID: spec.User.UID, User: spec.User.Name,
 		Node: spec.NodeName, State: step.Pending, NTasks: spec.NTasks,
 		Command: spec.Argv, Submitted: now, MPI: spec.MPI, CPUs: spec.CPUs,
 		Cgroup: spec.Proctrack.Dir, CgroupTasks: spec.Proctrack.Tasks, CgroupV1: spec.Confine.V1, StepdPID: unix.Getpid(),
-		Tasks: make([]step.Task, spec.NTasks),
+		Tasks: make([]step.Task, len(ranks)),
 	}
-	for i := range rec.Tasks {
-		rec.Tasks[i] = step.Task{Rank: i, LocalID: i, State: step.TaskPending}
+	for i, rank := range ranks {
+		rec.Tasks[i] = step.Task{Rank: rank, LocalID: i, State: step.TaskPending}
 	}
 	return rec
 }
@@ -100,7 +101,7 @@ func (s *Step) visible(hook string) bool {
 // hear is told every record of the host's log channel, on one goroutine.
 func (s *Step) hear(r step.HostRecord) {
 	if r.Fail != nil {
-		s.hearFailure(r.Fail)
+		s.hearFailure(r.LocalID, r.Fail)
 		return
 	}
 	text := r.Text
@@ -123,12 +124,12 @@ func (s *Step) hear(r step.HostRecord) {
 
 // hearFailure notes why a task is not exec'd, and tells the user in the words
 // of Slurm where it has such.
-func (s *Step) hearFailure(f *step.LaunchError) {
-	if f.Rank < 0 || f.Rank >= s.plan.Spec.NTasks {
+func (s *Step) hearFailure(id int, f *step.LaunchError) {
+	if id < 0 || id >= len(s.plan.Ranks) {
 		return // a task that runs as the user wrote it
 	}
 	s.mu.Lock()
-	s.fails[f.Rank] = *f
+	s.fails[id] = *f
 	s.mu.Unlock()
 	switch f.Stage {
 	case "exec":
@@ -136,7 +137,7 @@ func (s *Step) hearFailure(f *step.LaunchError) {
 	case "task_init", "task_init_privileged":
 		// The chain's own message has told it.
 	case "stdio":
-		s.say(fmt.Sprintf("Could not open %s file %q: %s", s.streamOf(f), f.Object, errnoText(f.Errno)))
+		s.say(fmt.Sprintf("Could not open %s file %q: %s", s.streamOf(id, f), f.Object, errnoText(f.Errno)))
 	default:
 		if f.Errno == 0 {
 			s.say(fmt.Sprintf("task %d: %s: %s", f.Rank, f.Stage, f.Object))
@@ -147,9 +148,9 @@ func (s *Step) hearFailure(f *step.LaunchError) {
 }
 
 // streamOf names the stream whose file a task could not open.
-func (s *Step) streamOf(f *step.LaunchError) string {
+func (s *Step) streamOf(id int, f *step.LaunchError) string {
 	for _, st := range s.plan.Streams {
-		if st.Kind == step.StreamToPath && st.Path == f.Object && (st.Rank == f.Rank || st.Rank == step.AllRanks) {
+		if st.Kind == step.StreamToPath && st.Path == f.Object && (st.LocalID == id || st.LocalID == step.AllRanks) {
 			return [...]string{"stdin", "stdout", "stderr"}[st.FD]
 		}
 	}
@@ -180,6 +181,6 @@ func (s *Step) tellHooks(last bool) {
 	hooks := s.host.Hooks(last)
 	s.strictCodes(hooks)
 	for calls := range slices.Chunk(hooks, step.HookCallsMax) {
-		s.d.Audience.Hooks(step.HookCalls{Base: s.monoBase, Plugin: s.host.PluginName, Calls: calls})
+		s.d.Audience.Hooks(step.HookCalls{Base: s.monoBase, Plugin: s.host.PluginName, Calls: calls, Ranks: s.plan.Ranks})
 	}
 }

@@ -21,20 +21,20 @@ func (s *Step) endHeldBack() bool {
 		tracer int
 	}
 	var all []held
-	for rank := range s.tasks {
-		if s.tasks[rank].ended {
+	for id := range s.tasks {
+		if s.tasks[id].ended {
 			continue
 		}
-		tracer, status, ok := heldZombie(s.tasks[rank].pid)
+		tracer, status, ok := heldZombie(s.tasks[id].pid)
 		if !ok {
 			return false
 		}
-		all = append(all, held{step.TaskEnd{Rank: rank, Status: status}, tracer})
+		all = append(all, held{step.TaskEnd{LocalID: id, Status: status}, tracer})
 	}
 	s.hostBusy = true
 	for _, h := range all {
 		s.sayError(fmt.Sprintf("task %d (pid %d) is dead, and its tracer, pid %d %q, has not taken its end: it stays a zombie until that process ends or detaches",
-			h.end.Rank, s.tasks[h.end.Rank].pid, h.tracer, comm(h.tracer)))
+			s.rank(h.end.LocalID), s.tasks[h.end.LocalID].pid, h.tracer, comm(h.tracer)))
 		s.taskEnded(h.end)
 	}
 	return true

@@ -21,14 +21,14 @@ func binding(spec *step.Spec) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return bindingWords(plan, spec.NTasks), nil
+	return bindingWords(plan, spec.LocalTasks()), nil
 }
 
 // bindingWords has one line for neighbours that are bound alike.
 func bindingWords(plan *affinity.Plan, ntasks int) []string {
 	memory := make(map[int]string)
 	for _, m := range plan.Mem {
-		memory[m.Rank] = memoryWords(m)
+		memory[m.LocalID] = memoryWords(m)
 	}
 	at := func(rank int) string {
 		s := "any CPU of the step"

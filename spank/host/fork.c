@@ -47,7 +47,8 @@ static bool fork_one(struct host *h, uint32_t rank, struct batch *b, struct outc
 	int pipe[2];
 
 	if (pipe2(pipe, O_CLOEXEC) < 0)
-		return fail(out, errno, "cannot make the exec pipe of task %u", rank);
+		return fail(out, errno, "cannot make the exec pipe of task %u",
+			    h->cfg.global_ids[rank]);
 	h->forked_ours = true;
 	/* glibc's, for its handlers and the thread id of robust mutexes; from the
 	 * one thread that unshare and setns in a hook have moved. */
@@ -62,7 +63,7 @@ static bool fork_one(struct host *h, uint32_t rank, struct batch *b, struct outc
 	close(pipe[1]);
 	if (pid < 0) {
 		close(pipe[0]);
-		return fail(out, error, "cannot fork task %u", rank);
+		return fail(out, error, "cannot fork task %u", h->cfg.global_ids[rank]);
 	}
 	h->tasks[rank].pid = pid;
 	/* Into the group of rank 0 from here: the gate does not wait for a slow
@@ -72,7 +73,7 @@ static bool fork_one(struct host *h, uint32_t rank, struct batch *b, struct outc
 	if (pidfd < 0) {
 		error = errno;
 		close(pipe[0]);
-		return fail(out, error, "cannot open a pidfd for task %u", rank);
+		return fail(out, error, "cannot open a pidfd for task %u", h->cfg.global_ids[rank]);
 	}
 	b->ranks[b->n] = rank;
 	b->fds[2 * b->n] = pidfd;

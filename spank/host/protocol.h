@@ -138,6 +138,8 @@ enum log_level {
 	LEVEL_SPANK_LOG = 7, /* slurm_spank_log: to the user as it is */
 };
 
+/* A "rank" in these records is a task's local id: its place in TAG_GLOBAL_IDS,
+ * which has the ranks of the whole step. */
 #define NO_RANK 0xffffffffu
 #define NO_PLUGIN 0xffffffffu
 

@@ -143,7 +143,7 @@ static void lose_task(struct host *h, uint32_t rank, struct outcome *out)
 	h->tasks[rank].reaped = true;
 	guard_names(h, names, sizeof(names));
 	fail(out, error, "cannot learn how task %u ended: a plugin may have waited for it: %s",
-	     rank, names);
+	     h->cfg.global_ids[rank], names);
 }
 
 /* A task has ended: task_exit sees it before it is reaped. */

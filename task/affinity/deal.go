@@ -25,9 +25,9 @@ func (p *Plan) deal(kind step.CPUBindKind, threads int) error {
 	d := newDealer(usable, kind, p.in.Binding.Distribution, p.in.CPUsPerTask)
 	unit := units(t.PUs, usable, kind)
 	p.CPUs = make([]CPUSet, p.in.NTasks)
-	for rank := range p.CPUs {
+	for id := range p.CPUs {
 		for _, pu := range d.task() {
-			p.CPUs[rank] = p.CPUs[rank].or(unit[pu.CPU])
+			p.CPUs[id] = p.CPUs[id].or(unit[pu.CPU])
 		}
 	}
 	return nil

@@ -6,7 +6,7 @@ import (
 	"stepd/step"
 )
 
-// byRank binds rank n to the n-th of the step's CPUs, by their numbers.
+// byRank binds the n-th task of the node to the n-th of the step's CPUs, by their numbers.
 func (p *Plan) byRank(cpus CPUSet) error {
 	all := cpus.Numbers()
 	sets := make([]CPUSet, len(all))
@@ -17,12 +17,12 @@ func (p *Plan) byRank(cpus CPUSet) error {
 	return nil
 }
 
-// cycle gives the ranks the sets in turn: a list that is too short begins again,
+// cycle gives the tasks the sets in turn: a list that is too short begins again,
 // and of one that is too long the end is not used.
 func (p *Plan) cycle(sets []CPUSet) {
 	p.CPUs = make([]CPUSet, p.in.NTasks)
-	for rank := range p.CPUs {
-		p.CPUs[rank] = sets[rank%len(sets)]
+	for id := range p.CPUs {
+		p.CPUs[id] = sets[id%len(sets)]
 	}
 }
 

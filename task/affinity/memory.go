@@ -6,18 +6,18 @@ import (
 	"stepd/step"
 )
 
-// placeMemory finds each rank's memory policy.
+// placeMemory finds each task's memory policy.
 func (p *Plan) placeMemory() error {
 	bind := p.in.Binding.Mem
 	switch bind.Kind {
 	case step.MemBindUnset, step.MemBindNone:
 		return nil
 	case step.MemBindLocal:
-		p.Mem = []step.MemPolicy{{Rank: step.AllRanks, Mode: step.MemLocal}}
+		p.Mem = []step.MemPolicy{{LocalID: step.AllRanks, Mode: step.MemLocal}}
 		return nil
 	case step.MemBindRank:
-		for rank := range p.in.NTasks {
-			if err := p.memory(rank, []int{rank}); err != nil {
+		for id := range p.in.NTasks {
+			if err := p.memory(id, []int{id}); err != nil {
 				return err
 			}
 		}
@@ -28,24 +28,24 @@ func (p *Plan) placeMemory() error {
 	if err != nil {
 		return fmt.Errorf("cannot bind memory (--mem-bind=%s): %w", bind.Kind, err)
 	}
-	for rank := 0; rank < p.in.NTasks; {
+	for id := 0; id < p.in.NTasks; {
 		for _, item := range items {
-			for range min(item.Times, p.in.NTasks-rank) {
-				if err := p.memory(rank, item.Numbers); err != nil {
+			for range min(item.Times, p.in.NTasks-id) {
+				if err := p.memory(id, item.Numbers); err != nil {
 					return err
 				}
-				rank++
+				id++
 			}
 		}
 	}
 	return nil
 }
 
-// memory gives rank the memory of the nodes.
-func (p *Plan) memory(rank int, nodes []int) error {
+// memory gives a task the memory of the nodes.
+func (p *Plan) memory(id int, nodes []int) error {
 	bind, t := p.in.Binding.Mem, p.in.Topology
 	fail := func(format string, args ...any) error {
-		return fmt.Errorf("cannot bind the memory of task %d (--mem-bind=%s): %s", rank, bind.Kind, fmt.Sprintf(format, args...))
+		return fmt.Errorf("cannot bind the memory of task %d (--mem-bind=%s): %s", p.rank(id), bind.Kind, fmt.Sprintf(format, args...))
 	}
 	want := NewCPUSet(nodes...)
 	switch missing := want.without(t.Memory); {
@@ -58,7 +58,7 @@ func (p *Plan) memory(rank int, nodes []int) error {
 	case missing.Len() > 0:
 		return fail("there is no memory node %s: there are %s", missing, t.Memory)
 	}
-	policy := step.MemPolicy{Rank: rank, Mode: step.MemBound, Nodes: want}
+	policy := step.MemPolicy{LocalID: id, Mode: step.MemBound, Nodes: want}
 	if bind.Prefer {
 		policy.Mode, policy.Nodes = step.MemPreferred, NewCPUSet(nodes[0])
 	}
@@ -66,10 +66,10 @@ func (p *Plan) memory(rank int, nodes []int) error {
 	return nil
 }
 
-// memoryOf is the set of nodes that a rank's policy names.
-func (p *Plan) memoryOf(rank int) CPUSet {
-	if rank < len(p.Mem) && p.Mem[rank].Rank == rank {
-		return p.Mem[rank].Nodes
+// memoryOf is the set of nodes that a task's policy names.
+func (p *Plan) memoryOf(id int) CPUSet {
+	if id < len(p.Mem) && p.Mem[id].LocalID == id {
+		return p.Mem[id].Nodes
 	}
 	return p.in.Topology.Memory
 }

@@ -8,9 +8,12 @@ import (
 
 // Input is all that a plan depends on.
 type Input struct {
-	Binding     step.Binding
-	Site        step.AffinityConf
+	Binding step.Binding
+	Site    step.AffinityConf
+	// NTasks counts the tasks of this node. Ranks are theirs by local id, for
+	// messages; nil is those that are the local ids.
 	NTasks      int
+	Ranks       []int
 	CPUsPerTask int
 	Overcommit  bool
 	// OwnJob says that the step is all of its job: --ntasks-per-core and its kin are
@@ -25,9 +28,10 @@ type Plan struct {
 	// Kind is the type of binding that it came to: what was asked for, or what the
 	// automatic binding has found, or CPUBindMask where all tasks share the step's CPUs.
 	Kind step.CPUBindKind
-	// CPUs are each rank's, nil where the tasks are not bound. Ranks may share a set.
+	// CPUs are each task's by local id, nil where the tasks are not bound. Tasks may
+	// share a set.
 	CPUs []CPUSet
-	// Mem are the ranks' memory policies, nil without any.
+	// Mem are the tasks' memory policies, nil without any.
 	Mem []step.MemPolicy
 	// Notes tell the administrator what was not as it should be.
 	Notes []string
@@ -54,6 +58,14 @@ func MakePlan(in Input) (*Plan, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// rank is what messages call the task with a local id.
+func (p *Plan) rank(id int) int {
+	if id < len(p.in.Ranks) {
+		return p.in.Ranks[id]
+	}
+	return id
 }
 
 func verbose(asked step.Verbosity, site bool) bool {

@@ -63,7 +63,7 @@ func InputOf(spec *step.Spec, sys fs.FS) (Input, error) {
 		return Input{}, err
 	}
 	in := Input{
-		Binding: spec.Binding, NTasks: spec.NTasks, CPUsPerTask: spec.CPUsPerTask, Overcommit: spec.Overcommit,
+		Binding: spec.Binding, NTasks: spec.LocalTasks(), Ranks: spec.LocalRanks(), CPUsPerTask: spec.CPUsPerTask, Overcommit: spec.Overcommit,
 		OwnJob: spec.Request.Job == nil, Topology: topology,
 	}
 	if spec.Affinity != nil {
@@ -89,14 +89,14 @@ func (p *Plugin) PreLaunch(l *step.Launch) error {
 
 // PreLaunchPriv binds one task, while it waits at the gate. One that is gone
 // already is no error of ours: its end is told with what ended it.
-func (p *Plugin) PreLaunchPriv(rank, pid int) error {
+func (p *Plugin) PreLaunchPriv(local, pid int) error {
 	if p.plan.CPUs != nil {
-		err := linux.SetAffinity(pid, p.plan.CPUs[rank])
+		err := linux.SetAffinity(pid, p.plan.CPUs[local])
 		if errors.Is(err, unix.ESRCH) {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("cannot bind task %d to CPUs %s: %w", rank, p.plan.CPUs[rank], err)
+			return fmt.Errorf("cannot bind task %d to CPUs %s: %w", p.plan.rank(local), p.plan.CPUs[local], err)
 		}
 	}
 	cpu, mem := p.plan.Verbose()
@@ -110,10 +110,10 @@ func (p *Plugin) PreLaunchPriv(rank, pid int) error {
 		if err != nil {
 			return err
 		}
-		p.cfg.Say(p.plan.CPULine(node, rank, pid, has))
+		p.cfg.Say(p.plan.CPULine(node, local, pid, has))
 	}
 	if mem {
-		p.cfg.Say(p.plan.MemLine(node, rank, pid))
+		p.cfg.Say(p.plan.MemLine(node, local, pid))
 	}
 	return nil
 }

@@ -184,8 +184,9 @@ func (p *Plan) memList(m step.MemBind) string {
 	return listText(entries)
 }
 
-// CPULine is srun's line on a task's CPUs: those that it has, by the kernel.
-func (p *Plan) CPULine(node string, rank, pid int, has CPUSet) string {
+// CPULine is srun's line on the CPUs of the task with a local id: those that it has,
+// by the kernel.
+func (p *Plan) CPULine(node string, id, pid int, has CPUSet) string {
 	word, set := "MASK", " set"
 	switch p.Kind {
 	case step.CPUBindNone:
@@ -201,11 +202,11 @@ func (p *Plan) CPULine(node string, rank, pid int, has CPUSet) string {
 	case step.CPUBindMaskLdom:
 		word = "LDMASK"
 	}
-	return fmt.Sprintf("cpu-bind=%s - %s, task %2d %2d [%d]: mask %s%s", word, node, rank, rank, pid, has.Hex(), set)
+	return fmt.Sprintf("cpu-bind=%s - %s, task %2d %2d [%d]: mask %s%s", word, node, p.rank(id), id, pid, has.Hex(), set)
 }
 
-// MemLine is srun's line on a task's memory nodes.
-func (p *Plan) MemLine(node string, rank, pid int) string {
+// MemLine is srun's line on the memory nodes of the task with a local id.
+func (p *Plan) MemLine(node string, id, pid int) string {
 	sep, word, set := "=", "", " set"
 	switch m := p.in.Binding.Mem; m.Kind {
 	case step.MemBindUnset:
@@ -224,7 +225,7 @@ func (p *Plan) MemLine(node string, rank, pid int) string {
 	if p.in.Binding.Mem.Prefer {
 		sep = " PREFER "
 	}
-	return fmt.Sprintf("mem-bind%s%s - %s, task %2d %2d [%d]: mask %s%s", sep, word, node, rank, rank, pid, p.memoryOf(rank).Hex(), set)
+	return fmt.Sprintf("mem-bind%s%s - %s, task %2d %2d [%d]: mask %s%s", sep, word, node, p.rank(id), id, pid, p.memoryOf(id).Hex(), set)
 }
 
 // Verbose tells whether CPULine and MemLine are asked for.

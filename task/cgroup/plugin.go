@@ -20,6 +20,7 @@ import (
 type Plugin struct {
 	confine step.Confinement
 	tasksV2 string // the step's on v2, "" without
+	ranks   []int  // by local id
 	dirs    []placement
 }
 
@@ -31,9 +32,10 @@ type placement struct {
 }
 
 // New makes the plugin of a step. tasksV2 is step.Proctrack.Tasks, "" without a
-// v2 tree. Nothing is touched before PreSetuid.
-func New(c step.Confinement, tasksV2 string) *Plugin {
-	p := &Plugin{confine: c, tasksV2: tasksV2}
+// v2 tree, ranks are those of its tasks here by local id. Nothing is touched
+// before PreSetuid.
+func New(c step.Confinement, tasksV2 string, ranks []int) *Plugin {
+	p := &Plugin{confine: c, tasksV2: tasksV2, ranks: ranks}
 	for controller, dir := range c.V1 {
 		p.dirs = append(p.dirs, placement{controller: controller, dir: dir, perTask: c.PerTask && perTaskV1(controller)})
 	}
@@ -65,7 +67,8 @@ func (p *Plugin) PreSetuid() error {
 func (p *Plugin) PreLaunch(*step.Launch) error { return nil }
 
 // PreLaunchPriv moves the task, which waits at the gate, into each hierarchy.
-func (p *Plugin) PreLaunchPriv(rank, pid int) error {
+func (p *Plugin) PreLaunchPriv(local, pid int) error {
+	rank := p.ranks[local]
 	if p.confine.OOMGroup == step.OOMGroupTask && p.tasksV2 != "" && p.confine.V1["memory"] == "" {
 		if err := writeFile(filepath.Join(p.tasksV2, step.TaskName(rank), "memory.oom.group"), "1"); err != nil {
 			return fmt.Errorf("cannot limit task %d: %w", rank, err)

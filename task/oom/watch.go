@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,8 +22,9 @@ import (
 type Config struct {
 	Confine step.Confinement
 	// Tasks is step.Proctrack.Tasks, "" without a cgroup v2.
-	Tasks  string
-	NTasks int
+	Tasks string
+	// Ranks are those of this node's tasks by local id, ascending.
+	Ranks []int
 	// Command is what a task is called that nobody names: argv[0].
 	Command string
 	// Killed hears of each kill once, from any goroutine; it must not block.
@@ -121,7 +123,8 @@ func (w *Watch) PreSetuid() error {
 func (w *Watch) PreLaunch(*step.Launch) error { return nil }
 
 // PreLaunchPriv notes the task's process.
-func (w *Watch) PreLaunchPriv(rank, pid int) error {
+func (w *Watch) PreLaunchPriv(local, pid int) error {
+	rank := w.cfg.Ranks[local]
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.pids[pid], w.ranks[rank], w.since[rank] = rank, pid, monotonic()
@@ -133,8 +136,9 @@ func (w *Watch) PreLaunchPriv(rank, pid int) error {
 func (w *Watch) PostTerm(end step.TaskEnd) {
 	sig, signaled := end.Status.Signaled()
 	killed := !end.Lost && signaled && sig == syscall.SIGKILL
+	rank := w.cfg.Ranks[end.LocalID]
 	w.mu.Lock()
-	pid, since := w.ranks[end.Rank], w.since[end.Rank]
+	pid, since := w.ranks[rank], w.since[rank]
 	w.mu.Unlock()
 	// The kernel logs a kill before it sends the signal. What it says of this
 	// number from now on is of another process, perhaps of another job.
@@ -151,7 +155,7 @@ func (w *Watch) PostTerm(end step.TaskEnd) {
 	}
 	if killed && w.cfg.Confine.PerTask {
 		// The counter rises before the signal is sent.
-		w.tellCounted(end.Rank, step.OOMKill{PID: pid, Command: filepath.Base(w.cfg.Command)}, 1)
+		w.tellCounted(rank, step.OOMKill{PID: pid, Command: filepath.Base(w.cfg.Command)}, 1)
 	}
 }
 
@@ -174,7 +178,7 @@ func (w *Watch) PostStep() error {
 	}
 	err := w.readLog()
 	if w.cfg.Confine.PerTask {
-		for rank := range w.cfg.NTasks {
+		for _, rank := range w.cfg.Ranks {
 			w.tellCounted(rank, step.OOMKill{}, untilNow)
 		}
 	} else {
@@ -328,7 +332,8 @@ func (w *Watch) rankOf(cgroup string) (rank int, ours bool) {
 	}
 	name, _, _ := strings.Cut(strings.TrimPrefix(rest, "/"), "/")
 	if digits, ok := strings.CutPrefix(name, "task_"); ok && w.cfg.Confine.PerTask {
-		if rank, err := strconv.Atoi(digits); err == nil && rank >= 0 && rank < w.cfg.NTasks {
+		rank, err := strconv.Atoi(digits)
+		if _, ours := slices.BinarySearch(w.cfg.Ranks, rank); ours && err == nil {
 			return rank, true
 		}
 	}

@@ -148,7 +148,7 @@ func run(t *testing.T, w *Watch, dir string, extraEnv ...string) (pid int) {
 	for rank := range 2 {
 		ins[rank].Close()
 		cmds[rank].Wait()
-		w.PostTerm(step.TaskEnd{Rank: rank, Status: step.ExitStatus(cmds[rank].ProcessState.Sys().(syscall.WaitStatus))})
+		w.PostTerm(step.TaskEnd{LocalID: rank, Status: step.ExitStatus(cmds[rank].ProcessState.Sys().(syscall.WaitStatus))})
 	}
 	if err := w.PostStep(); err != nil {
 		t.Fatal(err)
@@ -192,7 +192,7 @@ func oneKill(t *testing.T, dir string, v1 bool, levels []step.MemoryLevel, chang
 	t.Helper()
 	var heard told
 	c := Config{
-		Tasks: dir, NTasks: 2, Command: "/bin/hog", Killed: heard.hear,
+		Tasks: dir, Ranks: []int{0, 1}, Command: "/bin/hog", Killed: heard.hear,
 		Confine: step.Confinement{PerTask: true, Memory: levels},
 		Problem: func(text string) { t.Errorf("problem: %s", text) },
 	}
@@ -232,7 +232,7 @@ func TestRootWatchNamesChild(t *testing.T) {
 	setLimit(t, job, v1)
 	var heard told
 	c := Config{
-		Tasks: dir, NTasks: 2, Killed: heard.hear,
+		Tasks: dir, Ranks: []int{0, 1}, Killed: heard.hear,
 		Confine: step.Confinement{PerTask: true, Memory: []step.MemoryLevel{{Level: "job", Dir: job}}},
 	}
 	if v1 {
@@ -251,11 +251,11 @@ func TestRootWatchNamesChild(t *testing.T) {
 // somebody.
 func TestRootWatchKnowsOtherKills(t *testing.T) {
 	testkit.RequireRoot(t)
-	w := New(Config{NTasks: 1, Killed: func(k step.OOMKill) { t.Errorf("told %v", k) }, Problem: func(s string) { t.Error(s) }})
+	w := New(Config{Ranks: []int{0}, Killed: func(k step.OOMKill) { t.Errorf("told %v", k) }, Problem: func(s string) { t.Error(s) }})
 	if err := errors.Join(w.PreSetuid(), w.PreLaunchPriv(0, os.Getpid())); err != nil {
 		t.Fatal(err)
 	}
-	w.PostTerm(step.TaskEnd{Rank: 0, Status: step.ExitStatus(syscall.SIGKILL)})
+	w.PostTerm(step.TaskEnd{LocalID: 0, Status: step.ExitStatus(syscall.SIGKILL)})
 	if err := w.PostStep(); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ func TestAttributeKnowsEndedTasks(t *testing.T) {
 	limits := []step.MemoryLevel{{Level: "step", Dir: dir}}
 	var told []step.OOMKill
 	w := New(Config{
-		Tasks: dir, NTasks: 2, Confine: step.Confinement{Memory: limits},
+		Tasks: dir, Ranks: []int{0, 1}, Confine: step.Confinement{Memory: limits},
 		Killed: func(k step.OOMKill) { told = append(told, k) }, Problem: func(text string) { t.Log(text) },
 	})
 	for rank, pid := range []int{500, 501} {
@@ -21,7 +21,7 @@ func TestAttributeKnowsEndedTasks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.PostTerm(step.TaskEnd{Rank: 0})
+	w.PostTerm(step.TaskEnd{LocalID: 0})
 	other := victim{pid: 500, comm: "hog", task: "/stepd-1/job_2/tasks/step_0", full: "/stepd-1/job_2/tasks/step_0"}
 	if k, ok := w.attribute(other); ok {
 		t.Errorf("the kill of another job's process 500 was taken for %s", k)
