@@ -33,6 +33,7 @@ var importRules = map[string]struct {
 	"stepd/mpi":               {[]string{"stepd/step", "stepd/mpi/pmi2"}, "one line of wiring for each plugin"},
 	"stepd/mpi/pmi2":          {[]string{"stepd/step", "stepd/internal/linux"}, "a mechanism knows no other"},
 	"stepd/stepio":            {[]string{"stepd/step", "stepd/api/stepapi"}, "the client's streams"},
+	"stepd/stepnet":           {[]string{"stepd/step"}, "carries words and bytes; knows neither tasks nor clients"},
 	"stepd/slurmconf":         {[]string{"stepd/step"}, "the site's files; a node's resources are written as a request's are"},
 	"stepd/node":              {[]string{"stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},
 	"stepd/node/fakestepd":    {[]string{"stepd/step", "stepd/api/stepapi"}, "a stepd for tests of noded"},

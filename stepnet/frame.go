@@ -1,0 +1,316 @@
+package stepnet
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// A frame on the wire is a length (4 bytes, big endian, of what follows), a kind
+// (1 byte) and a body. Numbers in a body are 4 bytes, strings a length and bytes.
+
+// protocol is the version, told by hello.
+const protocol = 1
+
+// magic begins a hello.
+const magic = "stepnet"
+
+type kind byte
+
+const (
+	kindHello        kind = iota + 1 // first on every connection, in both directions
+	kindPing                         // nothing else to say
+	kindCredit                       // channel, bytes: room again
+	kindOutput                       // up: fd, rank, 1 at its end, bytes
+	kindRecord                       // up: node, bytes: words for the launcher
+	kindInput                        // down: 1 at its end, bytes
+	kindInputClosed                  // up: nobody below reads any more
+	kindReady                        // down: the launcher is there
+	kindLauncherLost                 // down
+	kindOrder                        // down: bytes: words of the launcher to all
+	kindTold                         // to all: node, bytes
+	kindLost                         // to all: node, cause
+	kindEnded                        // up: the tasks below have ended
+	kindDone                         // up: and all that they wrote was sent
+	kindOver                         // down: everybody is done
+	kindGatherUp                     // name, nodes, problem, entries
+	kindGatherDown                   // the same, with all entries
+	kindCall                         // to, from, number, name, bytes
+	kindReply                        // to, number, problem, bytes
+	kindEnd                          // one beyond the last
+)
+
+// The channels, each with its window on each hop. Outputs have their fd's number.
+const (
+	chanInput  = 0
+	chanStdout = 1
+	chanStderr = 2
+	chanRecord = 3
+	channels   = 4
+)
+
+// frame is one as it goes over the wire: the length and the kind in front. It
+// is never changed: one frame goes out on many connections.
+type frame []byte
+
+const frameHead = 5
+
+func (f frame) kind() kind { return kind(f[4]) }
+
+// encoder builds a frame.
+type encoder struct{ b []byte }
+
+func newFrame(k kind, size int) *encoder {
+	e := &encoder{b: make([]byte, frameHead, frameHead+size)}
+	e.b[4] = byte(k)
+	return e
+}
+
+func (e *encoder) num(v int) *encoder {
+	e.b = binary.BigEndian.AppendUint32(e.b, uint32(v))
+	return e
+}
+
+func (e *encoder) str(s string) *encoder {
+	e.num(len(s))
+	e.b = append(e.b, s...)
+	return e
+}
+
+func (e *encoder) bytes(b []byte) *encoder {
+	e.num(len(b))
+	e.b = append(e.b, b...)
+	return e
+}
+
+func (e *encoder) done() frame {
+	binary.BigEndian.PutUint32(e.b, uint32(len(e.b)-4))
+	return e.b
+}
+
+// errFrame is a frame that no stepd sends.
+var errFrame = errors.New("a frame that makes no sense")
+
+// decoder takes a body apart. After the first mistake it gives zero values, and
+// end tells.
+type decoder struct {
+	b   []byte
+	bad bool
+}
+
+func (d *decoder) num() int {
+	if len(d.b) < 4 {
+		d.bad, d.b = true, nil
+		return 0
+	}
+	v := binary.BigEndian.Uint32(d.b)
+	d.b = d.b[4:]
+	return int(int32(v))
+}
+
+// bytes share the frame's memory.
+func (d *decoder) bytes() []byte {
+	n := d.num()
+	if n < 0 || n > len(d.b) {
+		d.bad, d.b = true, nil
+		return nil
+	}
+	b := d.b[:n:n]
+	d.b = d.b[n:]
+	return b
+}
+
+func (d *decoder) str() string { return string(d.bytes()) }
+
+// end is an error where the body was too short or too long.
+func (d *decoder) end() error {
+	if d.bad || len(d.b) != 0 {
+		return errFrame
+	}
+	return nil
+}
+
+// readFrame reads one frame of at most limit bytes of body. Its memory grows with
+// what has come, not with what is promised.
+func readFrame(r io.Reader, limit int) (kind, []byte, error) {
+	var head [frameHead]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, err
+	}
+	n := int(binary.BigEndian.Uint32(head[:])) - 1
+	k := kind(head[4])
+	if n < 0 || n > limit || k == 0 || k >= kindEnd {
+		return 0, nil, fmt.Errorf("%w: kind %d, %d bytes, at most %d", errFrame, k, n, limit)
+	}
+	const piece = 1 << 20
+	body := make([]byte, min(n, piece))
+	got := 0
+	for {
+		m, err := io.ReadFull(r, body[got:])
+		got += m
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return 0, nil, err
+		}
+		if got == n {
+			return k, body, nil
+		}
+		grown := make([]byte, min(n, 2*got))
+		copy(grown, body)
+		body = grown
+	}
+}
+
+// hello is the first frame of each side.
+type hello struct {
+	version   int
+	job, step int
+	from, fan int // node id, or launcherID
+	nodes     int
+}
+
+// launcherID is the launcher's number where one of a node is expected.
+const launcherID = -1
+
+func (h hello) frame() frame {
+	return newFrame(kindHello, 64).str(magic).num(h.version).num(h.job).num(h.step).num(h.from).num(h.fan).num(h.nodes).done()
+}
+
+func parseHello(body []byte) (hello, error) {
+	d := decoder{b: body}
+	m := d.str()
+	h := hello{version: d.num()}
+	if m != magic {
+		return h, errFrame
+	}
+	if !d.bad && h.version != protocol {
+		return h, fmt.Errorf("it speaks version %d of stepnet, not %d", h.version, protocol)
+	}
+	h.job, h.step, h.from, h.fan, h.nodes = d.num(), d.num(), d.num(), d.num(), d.num()
+	return h, d.end()
+}
+
+// part is what some nodes have given to a gathering.
+type part struct {
+	name, nodes string
+	problem     string // why it has failed, "" has not
+	entries     []entry
+}
+
+type entry struct {
+	node int
+	data []byte
+}
+
+func (p *part) frame(k kind) frame {
+	size := 32 + len(p.name) + len(p.nodes) + len(p.problem)
+	for _, e := range p.entries {
+		size += 8 + len(e.data)
+	}
+	f := newFrame(k, size).str(p.name).str(p.nodes).str(p.problem).num(len(p.entries))
+	for _, e := range p.entries {
+		f.num(e.node).bytes(e.data)
+	}
+	return f.done()
+}
+
+func parsePart(body []byte) (*part, error) {
+	d := decoder{b: body}
+	p := &part{name: d.str(), nodes: d.str(), problem: d.str()}
+	n := d.num()
+	if n < 0 || n > len(d.b)/8 {
+		return nil, errFrame
+	}
+	for range n {
+		p.entries = append(p.entries, entry{d.num(), d.bytes()})
+	}
+	return p, d.end()
+}
+
+// call is one question, or with reply its answer.
+type call struct {
+	to, from, number int
+	name             string // of a call
+	problem          string // of an answer
+	data             []byte
+}
+
+func (c *call) frame(k kind) frame {
+	f := newFrame(k, 32+len(c.name)+len(c.problem)+len(c.data)).num(c.to)
+	if k == kindCall {
+		return f.num(c.from).num(c.number).str(c.name).bytes(c.data).done()
+	}
+	return f.num(c.number).str(c.problem).bytes(c.data).done()
+}
+
+func parseCall(k kind, body []byte) (*call, error) {
+	d := decoder{b: body}
+	c := &call{to: d.num()}
+	if k == kindCall {
+		c.from, c.number, c.name = d.num(), d.num(), d.str()
+	} else {
+		c.number, c.problem = d.num(), d.str()
+	}
+	c.data = d.bytes()
+	return c, d.end()
+}
+
+// output is a piece of what the tasks wrote.
+type output struct {
+	fd, rank int
+	end      bool
+	data     []byte
+}
+
+func (o *output) frame() frame {
+	return newFrame(kindOutput, 16+len(o.data)).num(o.fd).num(o.rank).num(b2i(o.end)).bytes(o.data).done()
+}
+
+func parseOutput(body []byte) (*output, error) {
+	d := decoder{b: body}
+	o := &output{fd: d.num(), rank: d.num(), end: d.num() != 0, data: d.bytes()}
+	if err := d.end(); err != nil {
+		return nil, err
+	}
+	if o.fd != chanStdout && o.fd != chanStderr {
+		return nil, errFrame
+	}
+	return o, nil
+}
+
+// words are bytes with a number in front: a node's, or for input 1 at its end.
+func wordsFrame(k kind, n int, words []byte) frame {
+	return newFrame(k, 8+len(words)).num(n).bytes(words).done()
+}
+
+func parseWords(body []byte) (n int, words []byte, err error) {
+	d := decoder{b: body}
+	n, words = d.num(), d.bytes()
+	return n, words, d.end()
+}
+
+func plainFrame(k kind) frame { return newFrame(k, 0).done() }
+
+func creditFrame(channel, n int) frame { return newFrame(kindCredit, 8).num(channel).num(n).done() }
+
+func parseCredit(body []byte) (channel, n int, err error) {
+	d := decoder{b: body}
+	channel, n = d.num(), d.num()
+	if err := d.end(); err != nil {
+		return 0, 0, err
+	}
+	if channel < 0 || channel >= channels || n < 0 || n > window {
+		return 0, 0, errFrame
+	}
+	return channel, n, nil
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
