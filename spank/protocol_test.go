@@ -148,9 +148,12 @@ func FuzzParseRecord(f *testing.F) {
 	w.str("/no/such")
 	f.Add(w.b)
 	f.Add([]byte{})
-	h := &Host{names: []string{"x.so"}}
+	h := &Host{names: []string{"x.so"}, ranks: []int{4, 9}}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		rec, ok := h.parseRecord(b)
+		if ok && rec.Fail != nil && (rec.LocalID < 0 || rec.LocalID > 1 || rec.Fail.Rank != h.ranks[rec.LocalID]) {
+			t.Fatalf("task %d is rank %d", rec.LocalID, rec.Fail.Rank)
+		}
 		if ok && len(rec.Text) > len(b)+len("plugin \"unknown plugin\": slurm_spank_task_init_privileged: ") {
 			t.Fatalf("%d bytes of text from %d", len(rec.Text), len(b))
 		}

@@ -20,8 +20,19 @@ func TestLayout(t *testing.T) {
 	if got := s.TaskCounts(); !slices.Equal(got, []int{3, 2}) {
 		t.Errorf("counts %v", got)
 	}
+	if n := s.NodeCount(); n != 2 {
+		t.Errorf("%d nodes", n)
+	}
+	for _, c := range []struct {
+		counts []int
+		want   string
+	}{{nil, ""}, {[]int{3}, "3"}, {[]int{4, 4, 3}, "4(x2),3"}, {[]int{1, 2, 1, 1}, "1,2,1(x2)"}} {
+		if got := CountList(c.counts); got != c.want {
+			t.Errorf("%v is %q, want %q", c.counts, got, c.want)
+		}
+	}
 	one := &Spec{Request: Request{NTasks: 3}}
-	if !slices.Equal(one.LocalRanks(), []int{0, 1, 2}) || one.LocalTasks() != 3 || !slices.Equal(one.TaskCounts(), []int{3}) || !slices.Equal(one.RankNodes(), []int{0, 0, 0}) {
+	if !slices.Equal(one.LocalRanks(), []int{0, 1, 2}) || one.NodeCount() != 1 || one.LocalTasks() != 3 || !slices.Equal(one.TaskCounts(), []int{3}) || !slices.Equal(one.RankNodes(), []int{0, 0, 0}) {
 		t.Error("one node")
 	}
 	for _, c := range []struct {

@@ -113,12 +113,15 @@ func tellJobNodes(env *envList, s *step.Spec) {
 	if nodes == "" {
 		nodes = s.NodeList
 	}
-	nnodes := len(cpus)
-	if nnodes == 0 {
-		nnodes, cpus = s.NodeCount(), slices.Repeat([]int{s.NCPUs}, s.NodeCount())
+	if len(cpus) == 0 && s.NodeCount() == 1 {
+		cpus = []int{s.NCPUs}
 	}
-	env.set("SLURM_JOB_CPUS_PER_NODE", step.CountList(cpus))
-	env.set("SLURM_JOB_NUM_NODES", strconv.Itoa(nnodes))
+	if len(cpus) > 0 {
+		env.set("SLURM_JOB_CPUS_PER_NODE", step.CountList(cpus))
+	} else {
+		env.unset("SLURM_JOB_CPUS_PER_NODE") // nobody has told of the other nodes'
+	}
+	env.set("SLURM_JOB_NUM_NODES", strconv.Itoa(max(len(cpus), s.NodeCount())))
 	env.set("SLURM_NODELIST", nodes)
 	env.set("SLURM_JOB_NODELIST", nodes)
 }

@@ -60,6 +60,73 @@ func TestPlanEnvironment(t *testing.T) {
 	}
 }
 
+// A step on two of the four nodes of its job, by the names that srun(1) gives
+// each figure.
+func TestPlanEnvironmentOfNodes(t *testing.T) {
+	s := testSpec()
+	s.NTasks, s.NodeName, s.NodeID, s.NodeList = 7, "n3", 1, "n[2-3]"
+	s.Layout = &step.Layout{Nodes: []step.LayoutNode{{Name: "n2", Ranks: "0-1,4-5"}, {Name: "n3", Ranks: "2-3,6"}}}
+	s.JobNodeList, s.JobNodeCPUs, s.LaunchAddr = "n[1-4]", []int{8, 8, 8, 4}, "10.1.2.3"
+	s.Binding.Distribution = step.Distribution{Nodes: step.DistPlane, Plane: 2, Levels: 1}
+	p, err := MakePlan(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"SLURM_NNODES=2", "SLURM_STEP_NUM_NODES=2", "SLURM_JOB_NUM_NODES=4",
+		"SLURM_NTASKS=7", "SLURM_NPROCS=7", "SLURM_STEP_NUM_TASKS=7",
+		"SLURM_TASKS_PER_NODE=4,3", "SLURM_STEP_TASKS_PER_NODE=4,3",
+		"SLURM_STEP_NODELIST=n[2-3]", "SLURM_NODELIST=n[1-4]", "SLURM_JOB_NODELIST=n[1-4]",
+		"SLURM_JOB_CPUS_PER_NODE=8(x3),4", "SLURM_DISTRIBUTION=plane", "SLURM_DIST_PLANESIZE=2",
+	} {
+		if !slices.Contains(p.Env, want) {
+			t.Errorf("the job's environment lacks %q", want)
+		}
+	}
+	want := []string{"SLURM_CPUS_ON_NODE=3", "SLURM_NODEID=1", "SLURM_LAUNCH_NODE_IPADDR=10.1.2.3",
+		"SLURM_JOB_GID=7001", "SLURMD_NODENAME=n3", "SLURM_GTIDS=2,3,6"}
+	if d := cmp.Diff(want, p.CommonEnv); d != "" {
+		t.Errorf("environment of all tasks (-want +got):\n%s", d)
+	}
+	var ids []string
+	for _, env := range p.TaskEnv {
+		ids = append(ids, strings.Join(env, " "))
+	}
+	if d := cmp.Diff([]string{"SLURM_PROCID=2 SLURM_LOCALID=0", "SLURM_PROCID=3 SLURM_LOCALID=1", "SLURM_PROCID=6 SLURM_LOCALID=2"}, ids); d != "" {
+		t.Errorf("environments of the tasks (-want +got):\n%s", d)
+	}
+	s.JobNodeList, s.JobNodeCPUs = "", nil // the step is all of its job, and nobody knows more
+	s.Env = append(s.Env, "SLURM_JOB_CPUS_PER_NODE=stale")
+	if p, err = MakePlan(s); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"SLURM_JOB_NUM_NODES=2", "SLURM_JOB_NODELIST=n[2-3]"} {
+		if !slices.Contains(p.Env, want) {
+			t.Errorf("the job's environment lacks %q", want)
+		}
+	}
+	if i := slices.IndexFunc(p.Env, func(e string) bool { return strings.HasPrefix(e, "SLURM_JOB_CPUS_PER_NODE=") }); i >= 0 {
+		t.Errorf("the job's environment invents %q", p.Env[i])
+	}
+}
+
+func TestPlanBatchOfNodes(t *testing.T) {
+	s := testSpec()
+	s.ID.Step, s.NTasks, s.JobNTasks = step.BatchStep, 1, 5
+	s.Stdout, s.Stderr = step.Stream{Kind: step.StreamFile, Pattern: "out"}, step.Stream{Kind: step.StreamSame}
+	s.JobNodeList, s.JobNodeCPUs = "n[1-2]", []int{4, 4}
+	p, err := MakePlan(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"SLURM_NNODES=2", "SLURM_JOB_NUM_NODES=2", "SLURM_NODELIST=n[1-2]", "SLURM_JOB_NODELIST=n[1-2]",
+		"SLURM_JOB_CPUS_PER_NODE=4(x2)", "SLURM_TASKS_PER_NODE=3,2", "SLURM_NTASKS=5"} {
+		if !slices.Contains(p.Env, want) {
+			t.Errorf("the script's environment lacks %q", want)
+		}
+	}
+}
+
 // What is told per rank must not grow with their number: a step of 65,533
 // tasks would take gigabytes.
 func TestPlanIsLinear(t *testing.T) {

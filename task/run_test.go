@@ -40,11 +40,16 @@ type rig struct {
 	acct    Accounting
 	dead    bool
 	escaped []step.Escape
-	cgroup  int // HostCgroup's, which is that of the tasks; -1 is none
+	launch  *step.Launch
+	sink    func(step.HostRecord) // what the host tells
+	cgroup  int                   // HostCgroup's, which is that of the tasks; -1 is none
 	network Network
-	job     step.MPIJob // what prefork was told
-	pid     int         // of the first task, 5000 without one; the others' follow
-	events  []step.Event
+
+	// The ranks that the neighbours were told: to track, of ends, and to the MPI plugin.
+	tracked, told, exited, hooked []int
+	job                           step.MPIJob // what prefork was told
+	pid                           int         // of the first task, 5000 without one; the others' follow
+	events                        []step.Event
 }
 
 const fakeHostPID = 4242
@@ -115,12 +120,16 @@ func (r *rig) die(status step.ExitStatus) {
 type fakeHost struct{ r *rig }
 
 func (h fakeHost) PID() int { return fakeHostPID }
-func (h fakeHost) Setup(step.HostSetup, func(step.HostRecord)) ([]string, error) {
+func (h fakeHost) Setup(_ step.HostSetup, sink func(step.HostRecord)) ([]string, error) {
+	h.r.sink = sink
 	return nil, h.r.note("setup")
 }
 func (h fakeHost) LoadStack() ([]string, error) { return []string{"a warning"}, h.r.note("load") }
 func (h fakeHost) Init() error                  { return h.r.note("init") }
-func (h fakeHost) Launch(*step.Launch) error    { return h.r.note("launch") }
+func (h fakeHost) Launch(l *step.Launch) error {
+	h.r.launch = l
+	return h.r.note("launch")
+}
 func (h fakeHost) UserInit(func(int, *os.File)) error {
 	return h.r.note("user_init")
 }
@@ -173,9 +182,12 @@ func (h fakeHost) Crash(rank int, cause string) (*step.HookError, bool) {
 
 type fakeTracker struct{ r *rig }
 
-func (k fakeTracker) Create() error                        { return k.r.note("track") }
-func (k fakeTracker) HostCgroup() (int, bool)              { return k.r.cgroup, k.r.cgroup >= 0 }
-func (k fakeTracker) Add(_, pid int) error                 { return k.r.note(fmt.Sprintf("add %d", pid)) }
+func (k fakeTracker) Create() error           { return k.r.note("track") }
+func (k fakeTracker) HostCgroup() (int, bool) { return k.r.cgroup, k.r.cgroup >= 0 }
+func (k fakeTracker) Add(rank, pid int) error {
+	k.r.tracked = append(k.r.tracked, rank)
+	return k.r.note(fmt.Sprintf("add %d", pid))
+}
 func (k fakeTracker) EvictHost(int) error                  { return k.r.note("evict") }
 func (k fakeTracker) Escaped([]int) ([]step.Escape, error) { return k.r.escaped, nil }
 func (k fakeTracker) Helpers() (*os.File, error)           { return nil, nil }
@@ -192,8 +204,8 @@ func (m fakeMPI) Prefork(_ context.Context, job step.MPIJob) (step.MPITasks, err
 	m.r.job = job
 	return step.MPITasks{}, m.r.note("prefork")
 }
-func (m fakeMPI) TaskExited(int, step.ExitStatus) {}
-func (m fakeMPI) Close() error                    { return m.r.note("close mpi") }
+func (m fakeMPI) TaskExited(rank int, _ step.ExitStatus) { m.r.exited = append(m.r.exited, rank) }
+func (m fakeMPI) Close() error                           { return m.r.note("close mpi") }
 
 type fakeAudience struct{ r *rig }
 
@@ -202,15 +214,15 @@ func (a fakeAudience) Say(line string) {
 	defer a.r.mu.Unlock()
 	a.r.said = append(a.r.said, line)
 }
-func (a fakeAudience) SayTo(f *os.File)                { f.Close() }
-func (a fakeAudience) TaskExited(int, step.ExitStatus) {}
-func (a fakeAudience) State(step.Record)               {}
+func (a fakeAudience) SayTo(f *os.File)                       { f.Close() }
+func (a fakeAudience) TaskExited(rank int, _ step.ExitStatus) { a.r.told = append(a.r.told, rank) }
+func (a fakeAudience) State(step.Record)                      {}
 func (a fakeAudience) Event(e step.Event) {
 	a.r.mu.Lock()
 	defer a.r.mu.Unlock()
 	a.r.events = append(a.r.events, e)
 }
-func (a fakeAudience) Hooks(step.HookCalls)      {}
+func (a fakeAudience) Hooks(h step.HookCalls)    { a.r.hooked = h.Ranks }
 func (a fakeAudience) Log(step.LogLevel, string) {}
 
 func wantCalls(t *testing.T, r *rig, want ...string) {
