@@ -9,6 +9,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,8 +25,9 @@ func main() {
 	stacks := flag.Bool("stacks", false, "only the rows of the plugin stacks")
 	acct := flag.Bool("acct", false, "only the rows of accounting")
 	kill := flag.Bool("kill", false, "only the rows of kills")
+	mpi := flag.Bool("mpi", false, "only the rows of MPI")
 	flag.Parse()
-	if err := run(*bin, *quick, *stacks, *acct, *kill); err != nil {
+	if err := run(*bin, *quick, *stacks, *acct, *kill, *mpi); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -34,7 +36,7 @@ func main() {
 // size is one row: n tasks, measured that many times.
 type size struct{ n, runs int }
 
-func run(bin string, quick, onlyStacks, onlyAcct, onlyKill bool) error {
+func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI bool) error {
 	dir, err := os.MkdirTemp("", "stepd-bench")
 	if err != nil {
 		return err
@@ -42,6 +44,9 @@ func run(bin string, quick, onlyStacks, onlyAcct, onlyKill bool) error {
 	defer os.RemoveAll(dir)
 	if onlyAcct {
 		return runAcct(bin, dir, quick)
+	}
+	if onlyMPI {
+		return runMPI(bin, dir, quick)
 	}
 	rec, err := newRecorder()
 	if err != nil {
@@ -61,6 +66,9 @@ func run(bin string, quick, onlyStacks, onlyAcct, onlyKill bool) error {
 		}
 	}
 	if err := runStacks(bin, dir, bare, rec, quick); err != nil || onlyStacks {
+		return err
+	}
+	if err := runMPI(bin, dir, quick); err != nil {
 		return err
 	}
 	return runAcct(bin, dir, quick)
@@ -160,7 +168,7 @@ func launchRows(w *tabwriter.Writer, rec *recorder, ours *noded, slurm *slurm, s
 	return nil
 }
 
-func row(w *tabwriter.Writer, what string, n int, s series, peerName string, peer series, peerErr error) {
+func row(w io.Writer, what string, n int, s series, peerName string, peer series, peerErr error) {
 	fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t", what, n, len(s), ms(s.at(0.5)), ms(s.at(0.9)))
 	switch {
 	case peerName == "":

@@ -1,0 +1,265 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// mpiLibrary is one whose programs are started by stepctl and by its own
+// launcher, in turns.
+type mpiLibrary struct {
+	name     string
+	compiler string
+	mpi      string // --mpi
+	peer     string
+	launch   []string // the peer's command line up to the count of ranks
+	env      []string // for both: what makes more ranks than CPUs bearable
+}
+
+var mpiLibraries = []mpiLibrary{
+	{"MPICH, ch4:ucx, PMI-1", "mpicc.mpich", "pmi2", "mpiexec.hydra", []string{"mpiexec.hydra", "-n"}, nil},
+	{"MPICH, ch3:sock, PMI-2", "/var/cache/stepd-mpich/current/pmi2/bin/mpicc", "pmi2", "mpiexec.hydra", []string{"mpiexec.hydra", "-n"}, nil},
+	{
+		"OpenMPI, PMIx", "mpicc.openmpi", "pmix", "mpirun",
+		[]string{"mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n"},
+		[]string{"OMPI_MCA_mpi_yield_when_idle=1"},
+	},
+}
+
+// errNoLibrary is why a library's rows are not measured.
+var errNoLibrary = errors.New("not built: make mpi-pmi2")
+
+// runMPI is what MPI programs cost to start, and what the key value space of
+// PMI-2 costs and keeps.
+func runMPI(bin, dir string, quick bool) error {
+	leave, err := ownShare()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	node, err := startNoded(bin, filepath.Join(dir, "mpi"), 1000)
+	if err != nil {
+		return err
+	}
+	defer node.stop()
+	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	defer w.Flush()
+	fmt.Fprintln(w, "\nMPI\ttasks\tN\tmedian\tp90\tpeer\tpeer's median\tratio")
+	for _, l := range mpiLibraries {
+		if err := l.rows(w, node, bin, dir, quick); err != nil {
+			return err
+		}
+		w.Flush()
+	}
+	program := filepath.Join(dir, "pmi2")
+	if err := compileMPI(bin, "gcc", "pmi2", program, "-lpmi2"); err != nil {
+		fmt.Fprintf(w, "PMI-2 fences and keys\t\t\tnot measured: %v\t\t\t\t\n", err)
+		return nil
+	}
+	if err := pmi2Rows(w, node, program, quick); err != nil {
+		return err
+	}
+	w.Flush()
+	return mpiMemory(w, node, program)
+}
+
+func compileMPI(bin, compiler, name, program string, flags ...string) error {
+	src := filepath.Join(filepath.Dir(bin), "integration", "bench", "mpi", name+".c")
+	argv := append([]string{"-O2", "-o", program, src}, flags...)
+	if out, err := exec.Command(compiler, argv...).CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot compile %q: %w: %s", src, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// rows are those of the empty program: the whole command, and what rank 0 says.
+func (l *mpiLibrary) rows(w *tabwriter.Writer, node *noded, bin, dir string, quick bool) error {
+	program := filepath.Join(dir, "empty-"+filepath.Base(l.peer)+l.mpi)
+	reason := l.build(node, bin, program)
+	sizes := []size{{2, 20}, {16, 10}, {64, 5}}
+	if quick {
+		sizes = []size{{2, 5}, {16, 3}, {64, 2}}
+	}
+	for _, s := range sizes {
+		var whole, inner, peerWhole, peerInner series
+		for i := range s.runs + 1 {
+			if reason != nil {
+				break
+			}
+			n := fmt.Sprint(s.n)
+			own, ownNS, err := timed(l.env, node.run("-n", n, "--mpi="+l.mpi, program))
+			if err != nil {
+				return err
+			}
+			peer, peerNS, err := timed(l.env, append(slices.Clone(l.launch), n, program))
+			if err != nil {
+				return err
+			}
+			if i == 0 {
+				continue // the first of each warms the caches
+			}
+			whole, inner = append(whole, own), append(inner, ownNS...)
+			peerWhole, peerInner = append(peerWhole, peer), append(peerInner, peerNS...)
+		}
+		l.row(w, "empty program, command's start to end: ", s.n, whole, peerWhole, reason)
+		l.row(w, "MPI_Init to MPI_Finalize in rank 0: ", s.n, inner, peerInner, reason)
+		w.Flush()
+	}
+	return nil
+}
+
+func (l *mpiLibrary) row(w io.Writer, what string, n int, own, peer series, reason error) {
+	if reason != nil {
+		fmt.Fprintf(w, "%s\t%d\t0\tnot measured: %v\t\t\t\t\n", what+l.name, n, reason)
+		return
+	}
+	row(w, what+l.name, n, own, l.peer, peer, nil)
+}
+
+// build compiles the empty program, and says what is not there.
+func (l *mpiLibrary) build(node *noded, bin, program string) error {
+	argv := node.run("--mpi=list")
+	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+	if err != nil || !slices.Contains(strings.Fields(string(out)), l.mpi) {
+		return fmt.Errorf("no --mpi=%s", l.mpi)
+	}
+	for _, p := range []string{l.compiler, l.launch[0]} {
+		if _, err := exec.LookPath(p); err != nil {
+			if filepath.IsAbs(p) {
+				return errNoLibrary
+			}
+			return fmt.Errorf("%s is not installed", p)
+		}
+	}
+	return compileMPI(bin, l.compiler, "empty", program)
+}
+
+// timed runs a command, and returns how long it took and the nanoseconds that it
+// printed, a line each.
+func timed(env, argv []string) (whole uint64, said series, err error) {
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), env...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	started := time.Now()
+	out, err := cmd.Output()
+	whole = uint64(time.Since(started))
+	if err != nil {
+		return 0, nil, fmt.Errorf("%q: %w: %s", argv, err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	for line := range strings.Lines(string(out)) {
+		ns, err := strconv.ParseUint(strings.TrimSpace(line), 10, 64)
+		if err != nil {
+			return 0, nil, fmt.Errorf("%q: said %q", argv, line)
+		}
+		said = append(said, ns)
+	}
+	return whole, said, nil
+}
+
+// pmi2Rows are the latency of a fence, and keys that are put, fenced and got.
+func pmi2Rows(w *tabwriter.Writer, node *noded, program string, quick bool) error {
+	rounds := 7
+	if quick {
+		rounds = 3
+	}
+	const fences, keys = 200, 100
+	_, err := exec.LookPath("mpiexec.hydra")
+	if err != nil {
+		err = errors.New("mpiexec.hydra is not installed")
+	}
+	for _, n := range []int{2, 16, 64} {
+		var fence, peerFence, put, peerPut series
+		for range rounds {
+			for _, m := range []struct {
+				mode      string
+				count     int
+				own, peer *series
+			}{{"fence", fences, &fence, &peerFence}, {"keys", keys, &put, &peerPut}} {
+				args := []string{program, m.mode, fmt.Sprint(m.count)}
+				_, said, e := timed(nil, append(node.run("-n", fmt.Sprint(n), "--mpi=pmi2"), args...))
+				if e != nil {
+					return e
+				}
+				*m.own = append(*m.own, said...)
+				if err != nil {
+					continue
+				}
+				if _, said, e = timed(nil, append([]string{"mpiexec.hydra", "-n", fmt.Sprint(n)}, args...)); e != nil {
+					return e
+				}
+				*m.peer = append(*m.peer, said...)
+			}
+		}
+		row(w, "PMI-2 fence without keys", n, fence, "mpiexec.hydra", peerFence, err)
+		row(w, fmt.Sprintf("PMI-2, %d keys of each rank: put, fence, get", keys), n, put, "mpiexec.hydra", peerPut, err)
+		fmt.Fprintf(w, "PMI-2 keys per second, put and got\t%d\t%d\t%s\t\t%s\n", n, len(put), perSecond(n*keys, put), peerRate(n*keys, peerPut, err))
+		w.Flush()
+	}
+	return nil
+}
+
+func perSecond(count int, s series) string {
+	return fmt.Sprintf("%.0f /s", float64(count)/(float64(s.at(0.5))/1e9))
+}
+
+func peerRate(count int, s series, err error) string {
+	if err != nil {
+		return fmt.Sprintf("mpiexec.hydra\tnot measured: %v\t", err)
+	}
+	return "mpiexec.hydra\t" + perSecond(count, s) + "\t"
+}
+
+// mpiMemory is what stepd keeps for 1,000 ranks that have all connected, put
+// and fenced, beside tasks without MPI.
+func mpiMemory(w io.Writer, node *noded, program string) error {
+	const ranks = 1000
+	for _, keys := range []int{1, 10, 100} {
+		with, err := stepdWith(node, ranks, "pmi2", program, "stay", fmt.Sprint(keys))
+		if err != nil {
+			return err
+		}
+		without, err := stepdWith(node, ranks, "none", program, "idle", "0")
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "proportional memory of stepd, %d keys of each rank\t%d\t1\t%.1f MB\t\twithout MPI\t%.1f MB\t\n",
+			keys, ranks, float64(with)/1024, float64(without)/1024)
+	}
+	return nil
+}
+
+// stepdWith is the Pss in kB of the stepd of a step whose rank 0 has printed a line.
+func stepdWith(node *noded, ranks int, mpi string, args ...string) (int, error) {
+	argv := append(node.run("-n", fmt.Sprint(ranks), "--overcommit", "-i", "none", "--mpi="+mpi), args...)
+	cmd := exec.Command(argv[0], argv[1:]...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	_, err = bufio.NewReader(out).ReadString('\n')
+	kb := 0
+	for id := range node.running() {
+		kb += pssOf("stepd: [" + id + "]")
+	}
+	node.cancelAll()
+	_ = cmd.Wait() // cancelled
+	if err != nil {
+		return 0, fmt.Errorf("%q: said nothing: %w", argv, err)
+	}
+	return kb, nil
+}
