@@ -5,10 +5,12 @@ import "time"
 // Event is one line of a step's event log (rulings 33). Fields that do not
 // belong to the event are absent.
 type Event struct {
-	Time   time.Time `json:"time"`
-	Event  string    `json:"event"`
-	JobID  *uint32   `json:"job_id,omitempty"`
-	StepID *uint32   `json:"step_id,omitempty"`
+	Time  time.Time `json:"time"`
+	Event string    `json:"event"`
+	// Node is where it happened, of a step of several nodes.
+	Node   string  `json:"node,omitempty"`
+	JobID  *uint32 `json:"job_id,omitempty"`
+	StepID *uint32 `json:"step_id,omitempty"`
 	// Phase is the stage of the launch (stage_start, stage_end).
 	Phase string `json:"phase,omitempty"`
 	// DurUS is a duration in microseconds (stage_end, hook_end).

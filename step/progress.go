@@ -31,22 +31,29 @@ func (p *MPIProgress) Waits() bool { return p != nil && p.Waiting != "" }
 // Finalized tells whether the rank is through with MPI.
 func (p *MPIProgress) Finalized() bool { return p != nil && p.Phase == PhaseFinalized }
 
-// String is the progress in words: "initialized by PMI-1, has come through 2
-// fences, waits in fence 3".
-func (p *MPIProgress) String() string {
+// String is the progress of one rank in words: "has called init (PMI-1), has come
+// through 2 fences, waits in fence 3".
+func (p *MPIProgress) String() string { return p.Words(1) }
+
+// Words is the progress of so many ranks in words: "have called init ...".
+func (p *MPIProgress) Words(ranks int) string {
+	has, is, waits := "has", "is", "waits"
+	if ranks > 1 {
+		has, is, waits = "have", "are", "wait"
+	}
 	if p == nil {
-		return "has not called init"
+		return has + " not called init"
 	}
 	var words []string
 	switch p.Phase {
 	case PhaseStarted:
-		words = append(words, "has not called init")
+		words = append(words, has+" not called init")
 	case PhaseConnected:
-		words = append(words, "is connected and has not finished init")
+		words = append(words, is+" connected and "+has+" not finished init")
 	case PhaseInitialized:
-		words = append(words, "has called init")
+		words = append(words, has+" called init")
 	case PhaseFinalized:
-		words = append(words, "has called finalize")
+		words = append(words, has+" called finalize")
 	default:
 		words = append(words, p.Phase)
 	}
@@ -55,12 +62,12 @@ func (p *MPIProgress) String() string {
 	}
 	switch {
 	case p.Fences == 1:
-		words = append(words, "has come through 1 fence")
+		words = append(words, has+" come through 1 fence")
 	case p.Fences > 1:
-		words = append(words, fmt.Sprintf("has come through %d fences", p.Fences))
+		words = append(words, fmt.Sprintf("%s come through %d fences", has, p.Fences))
 	}
 	if p.Waiting != "" {
-		words = append(words, "waits "+p.where())
+		words = append(words, waits+" "+p.where())
 	}
 	return strings.Join(words, ", ")
 }

@@ -99,7 +99,9 @@ type PluginCrash struct {
 
 // Task is one rank of a Record.
 type Task struct {
-	Rank        int       `json:"rank"`
+	Rank int `json:"rank"`
+	// Node is where it runs, of a step of several nodes.
+	Node        string    `json:"node,omitempty"`
 	LocalID     int       `json:"local_id"`
 	PID         *int      `json:"pid"`
 	State       TaskState `json:"state"`

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/explain"
+	"stepd/step"
+)
+
+func explainCommand(d *dialer) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use: "explain JOB[.STEP]", Short: "say what happened to a step and why, or what it waits for", Args: cobra.ExactArgs(1),
+		Long: `Say what happened to a step and why: from its record, its event log and, while
+it runs, from what its processes do now. It tells the stage at which a launch
+stands or has stopped, plugins and hooks, why tasks were not started, how they
+ended and who sent the signal, memory, and for an MPI program how far each rank
+has come and which ranks the others wait for.`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			ref, err := stepRef(args[0])
+			if err != nil {
+				return err
+			}
+			return d.explain(ref, asJSON)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return c
+}
+
+func (d *dialer) explain(ref *api.StepRef, asJSON bool) error {
+	recs, err := d.recordsNow(ref)
+	if err != nil {
+		return err
+	}
+	all := make([]*explain.Explanation, len(recs))
+	for i, rec := range recs {
+		events, err := d.eventsOf(rec.ID)
+		if err != nil {
+			return err
+		}
+		all[i] = explain.Explain(rec, events, time.Now())
+	}
+	switch {
+	case asJSON && ref.StepId != nil && len(all) == 1:
+		return printJSON("explanation", all[0])
+	case asJSON:
+		return printJSON("explanations", all)
+	}
+	for i, x := range all {
+		if i > 0 {
+			fmt.Println()
+		}
+		if err := x.Write(os.Stdout); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recordsNow are the records of a step, or of a job's steps, with what processes
+// do now where a stepd answers: one that does not is why somebody asks.
+func (d *dialer) recordsNow(ref *api.StepRef) (recs []*step.Record, err error) {
+	var docs [][]byte
+	err = d.call(func(ctx context.Context, client api.NodeClient) error {
+		ctx, cancel := context.WithTimeout(ctx, statPatience)
+		defer cancel()
+		r, err := client.Stat(ctx, ref)
+		docs = r.GetStep()
+		return err
+	})
+	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded {
+		unanswered := err
+		err = d.call(func(ctx context.Context, client api.NodeClient) error {
+			r, err := client.Show(ctx, ref)
+			docs = r.GetStep()
+			return err
+		})
+		if err == nil {
+			say("%s: what its processes do is not known", plain(unanswered))
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, doc := range docs {
+		rec := new(step.Record)
+		if err := json.Unmarshal(doc, rec); err != nil {
+			return nil, fmt.Errorf("cannot parse a record of noded's: %w", err)
+		}
+		recs = append(recs, rec)
+	}
+	return recs, nil
+}
+
+// statPatience is how long a stepd may take to look at its processes.
+const statPatience = 10 * time.Second
+
+// eventsOf reads a step's event log; one that is gone, of an old step, holds nothing.
+func (d *dialer) eventsOf(id step.ID) (events []step.Event, err error) {
+	err = eachEvent(d, id.String(), false, func(line []byte) error {
+		var e step.Event
+		if err := json.Unmarshal(line, &e); err != nil {
+			return fmt.Errorf("cannot parse an event of step %s: %w", id, err)
+		}
+		events = keep(events, &e)
+		return nil
+	})
+	if status.Code(err) == codes.NotFound {
+		return nil, nil
+	}
+	return events, err
+}
+
+// keep adds an event that may explain something: a step of a thousand tasks has a
+// hundred thousand that do not. A hook that has returned well takes its start back,
+// which comes right before its end.
+func keep(events []step.Event, e *step.Event) []step.Event {
+	switch e.Event {
+	case step.EventTaskFork, step.EventTaskExec, step.EventUsage:
+		return events
+	case step.EventHookEnd:
+		last := len(events) - 1
+		if e.RC != nil && *e.RC >= 0 && last >= 0 && events[last].Event == step.EventHookStart &&
+			events[last].Plugin == e.Plugin && events[last].Hook == e.Hook {
+			return events[:last]
+		}
+	}
+	return append(events, *e)
+}

@@ -1,0 +1,233 @@
+// Package explain says what happened to a step and why: from its record and its
+// event log, and for a step that runs from what its processes do now. It reads
+// nothing itself and guesses nothing: what is not known is left out.
+//
+// Begin with Explain; Write prints what it found.
+package explain
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"stepd/step"
+)
+
+// Explanation is the document of `stepctl explain --json`.
+type Explanation struct {
+	step.ID
+	State    step.State `json:"state"`
+	ExitCode *int       `json:"exit_code"`
+	Signal   *int       `json:"signal"`
+	// Summary is one sentence; Reason the record's own.
+	Summary string `json:"summary"`
+	Reason  string `json:"reason"`
+	// Stage is where a launch stands, or where it has stopped; nil of one that is over.
+	Stage *Stage `json:"stage"`
+	// Findings are what is known of the cause, what matters most first.
+	Findings []Finding `json:"findings"`
+	// MPI is how far the ranks have come; nil where nothing is known of that.
+	MPI *MPI `json:"mpi"`
+}
+
+// Stage is one stage of the launch.
+type Stage struct {
+	Name string `json:"name"`
+	Node string `json:"node,omitempty"`
+	// Begun is when it began; Ended when, null for one that is not over.
+	Begun time.Time  `json:"begin_time"`
+	Ended *time.Time `json:"end_time"`
+	Error string     `json:"error,omitempty"`
+}
+
+// Kind says what a finding is about.
+type Kind string
+
+// The kinds of findings.
+const (
+	KindState      Kind = "state"      // what the step does
+	KindStage      Kind = "stage"      // a stage of the launch
+	KindPlugin     Kind = "plugin"     // a SPANK plugin's hook
+	KindExec       Kind = "exec"       // tasks that were never exec'd
+	KindMemory     Kind = "memory"     // the kernel or a limit ended processes for want of memory
+	KindExit       Kind = "exit"       // how tasks ended
+	KindAbort      Kind = "abort"      // MPI: a rank has ended the step
+	KindCancel     Kind = "cancel"     // somebody has ended the step
+	KindUnkillable Kind = "unkillable" // processes that SIGKILL did not end
+	KindNode       Kind = "node"       // the node, or one of its daemons
+	KindSuspended  Kind = "suspended"  // it stands still
+	KindProcess    Kind = "process"    // what a process does now
+	KindDrain      Kind = "drain"      // the node takes no more jobs
+	KindSpawn      Kind = "spawned"    // the step was made by another one
+	KindDropped    Kind = "not_listed" // how many findings were left out
+)
+
+// Finding is one thing that is known.
+type Finding struct {
+	Kind Kind   `json:"kind"`
+	Text string `json:"text"`
+	// Ranks are those that it is about, as a list: "0-3,7"; Nodes theirs, of a step
+	// of several nodes.
+	Ranks string   `json:"ranks,omitempty"`
+	Nodes []string `json:"nodes,omitempty"`
+	// Hint is what to do or where to look; "" where nobody can tell.
+	Hint string `json:"hint,omitempty"`
+}
+
+// findingsMax bounds the findings: a step has as many ways to end as tasks.
+const findingsMax = 40
+
+// Explain says what happened to a step. events is its log in the order of time.
+func Explain(rec *step.Record, events []step.Event, now time.Time) *Explanation {
+	e := &explainer{rec: rec, now: now, log: readLog(events)}
+	x := &Explanation{
+		ID: rec.ID, State: rec.State, ExitCode: rec.ExitCode, Signal: rec.Signal, Reason: rec.Reason,
+		Stage: e.stage(), MPI: e.mpi(),
+	}
+	for _, find := range []func(){
+		e.state, e.stages, e.plugins, e.unstarted, e.memory, e.aborted, e.cancelled, e.ends, e.leftovers, e.doing,
+	} {
+		find()
+	}
+	x.Findings = e.found
+	if n := len(x.Findings) - findingsMax; n > 0 {
+		x.Findings = append(slices.Clip(x.Findings[:findingsMax]), Finding{Kind: KindDropped, Text: fmt.Sprintf("%d further findings are not listed", n)})
+	}
+	if x.Findings == nil {
+		x.Findings = []Finding{}
+	}
+	x.Summary = e.summary(x)
+	return x
+}
+
+// explainer collects the findings about one step.
+type explainer struct {
+	rec   *step.Record
+	now   time.Time
+	log   eventLog
+	found []Finding
+}
+
+func (e *explainer) add(f Finding) { e.found = append(e.found, f) }
+
+// summary is one sentence about the step.
+func (e *explainer) summary(x *Explanation) string {
+	r := e.rec
+	ran := ""
+	if d, ok := r.Ran(e.now); ok {
+		ran = " for " + round(d)
+	}
+	switch {
+	case r.State == step.Pending:
+		return "the step has a number and was not launched yet"
+	case r.State == step.Starting && x.Stage != nil && x.Stage.Ended == nil:
+		return fmt.Sprintf("the step is being launched: it is at stage %s for %s", x.Stage.Name, round(e.now.Sub(x.Stage.Begun)))
+	case r.State == step.Starting:
+		return "the step is being launched"
+	case r.State == step.Running && r.Suspended != nil:
+		return "the step is suspended since " + r.Suspended.Format(time.RFC3339)
+	case r.State == step.Running && x.MPI != nil && len(x.MPI.Missing) > 0:
+		return fmt.Sprintf("the step runs%s, and ranks of it wait for others", ran)
+	case r.State == step.Running && e.badEnds() > 0:
+		return fmt.Sprintf("the step runs%s; %d of its tasks have failed", ran, e.badEnds())
+	case r.State == step.Running:
+		return fmt.Sprintf("the step runs%s, and nothing of it has failed", ran)
+	case r.State == step.Completing:
+		return "the tasks have ended, and the rest of the step is being ended"
+	case r.State == step.Completed:
+		return fmt.Sprintf("the step ran%s, and all of its tasks ended well", ran)
+	}
+	text := fmt.Sprintf("the step ended as %s", r.State)
+	if r.ExitCode != nil {
+		text += fmt.Sprintf(" with exit code %d", *r.ExitCode)
+	}
+	if r.Started == nil {
+		return text + ", before its tasks ran"
+	}
+	return text + ", having run" + ran
+}
+
+func (e *explainer) badEnds() (n int) {
+	for i := range e.rec.Tasks {
+		if st := e.rec.Tasks[i].Status; st != nil && *st != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// group collects ranks that share something, in the order of the first rank.
+type group struct {
+	ranks []int
+	nodes []string
+	first *step.Task
+}
+
+func groupTasks[K comparable](tasks []step.Task, key func(*step.Task) (K, bool)) (keys []K, groups map[K]*group) {
+	groups = make(map[K]*group)
+	for i := range tasks {
+		t := &tasks[i]
+		k, ok := key(t)
+		if !ok {
+			continue
+		}
+		g := groups[k]
+		if g == nil {
+			g = &group{first: t}
+			groups[k] = g
+			keys = append(keys, k)
+		}
+		g.ranks = append(g.ranks, t.Rank)
+		if t.Node != "" && !slices.Contains(g.nodes, t.Node) {
+			g.nodes = append(g.nodes, t.Node)
+		}
+	}
+	return keys, groups
+}
+
+// who names the ranks, and their nodes where the step has several.
+func (g *group) who() string { return ranksText(g.ranks) + onNodes(g.nodes) }
+
+func (g *group) list() string { return step.FormatCPUList(g.ranks) }
+
+// ranksText is "rank 3" or "ranks 0-2,7"; a long list is cut.
+func ranksText(ranks []int) string {
+	word := "ranks "
+	if len(ranks) == 1 {
+		word = "rank "
+	}
+	return word + cut(step.FormatCPUList(ranks), ",", 16)
+}
+
+func onNodes(nodes []string) string {
+	switch len(nodes) {
+	case 0:
+		return ""
+	case 1:
+		return " on node " + nodes[0]
+	}
+	return " on nodes " + cut(strings.Join(nodes, ","), ",", 8)
+}
+
+// cut keeps the first n items of a list.
+func cut(list, sep string, n int) string {
+	items := strings.SplitN(list, sep, n+1)
+	if len(items) <= n {
+		return list
+	}
+	return strings.Join(items[:n], sep) + sep + "..."
+}
+
+// round writes a duration in three digits.
+func round(d time.Duration) string {
+	switch {
+	case d >= 100*time.Second:
+		return d.Round(time.Second).String()
+	case d >= time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	case d >= time.Millisecond:
+		return d.Round(100 * time.Microsecond).String()
+	}
+	return d.Round(time.Microsecond).String()
+}

@@ -1,0 +1,236 @@
+package explain
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"stepd/step"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+var t0 = time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+
+func ptr[T any](v T) *T { return &v }
+
+// ran makes a record of n tasks that ran for two seconds.
+func ran(state step.State, n int, change func(*step.Record)) *step.Record {
+	rec := &step.Record{
+		ID: step.ID{Job: 12}, State: state, NTasks: n, Node: "vm", MPI: "none", Command: []string{"./a.out"},
+		Started: ptr(t0.Add(-2 * time.Second)),
+	}
+	for i := range n {
+		rec.Tasks = append(rec.Tasks, step.Task{Rank: i, LocalID: i, State: step.TaskRunning, PID: ptr(100 + i)})
+	}
+	if state.Final() {
+		rec.Ended = ptr(t0)
+		for i := range rec.Tasks {
+			rec.Tasks[i].End(0)
+		}
+	}
+	if change != nil {
+		change(rec)
+	}
+	return rec
+}
+
+func at(ms int, e step.Event) step.Event {
+	e.Time = t0.Add(time.Duration(ms) * time.Millisecond)
+	return e
+}
+
+// waits is a rank in its second fence.
+func waits() *step.MPIProgress {
+	return &step.MPIProgress{Phase: step.PhaseInitialized, Protocol: "PMI-1", Fences: 1, Waiting: "fence 2"}
+}
+
+// cases are steps as a user would ask for them.
+func cases() map[string]struct {
+	rec    *step.Record
+	events []step.Event
+} {
+	type in = struct {
+		rec    *step.Record
+		events []step.Event
+	}
+	stage := func(ms int, name string) step.Event {
+		return at(ms, step.Event{Event: step.EventStageStart, Phase: name})
+	}
+	failed := func(ms int, name, text string) step.Event {
+		return at(ms, step.Event{Event: step.EventStageEnd, Phase: name, Text: text, DurUS: ptr(int64(1000))})
+	}
+	return map[string]in{
+		"completed": {ran(step.Completed, 2, nil), nil},
+		"running":   {ran(step.Running, 2, nil), nil},
+		"pending":   {ran(step.Pending, 1, func(r *step.Record) { r.Started = nil }), nil},
+		"exit codes": {ran(step.Failed, 5, func(r *step.Record) {
+			r.Tasks[1].End(step.ExitedWith(127))
+			r.Tasks[3].End(step.ExitedWith(127))
+			r.Tasks[4].End(step.SignaledBy(syscall.SIGSEGV))
+			r.ExitCode, r.Reason = ptr(139), "task 4: Segmentation fault"
+		}), nil},
+		"never executed": {ran(step.Failed, 3, func(r *step.Record) {
+			for i := range 2 {
+				r.Tasks[i].End(step.ExitedWith(2))
+				r.Tasks[i].State, r.Tasks[i].Stage, r.Tasks[i].Errno = step.TaskFailed, "exec", 2
+			}
+			r.Tasks[2].End(step.ExitedWith(1))
+			r.Tasks[2].State, r.Tasks[2].Stage, r.Tasks[2].Errno = step.TaskFailed, "stdio", 13
+			r.ExitCode, r.Reason = ptr(2), "task 0: Exited with exit code 2"
+		}), nil},
+		"plugin crash": {ran(step.Failed, 1, func(r *step.Record) {
+			r.Started, r.Tasks[0].State, r.Tasks[0].Status = nil, step.TaskFailed, nil
+			r.Reason = `plugin "x.so": slurm_spank_user_init: killed by SIGSEGV`
+			r.PluginCrash = &step.PluginCrash{Path: "/usr/lib/x.so", Hook: "slurm_spank_user_init", Required: true}
+			r.ExitCode = ptr(1)
+		}), []step.Event{
+			stage(0, "init"), failed(1, "init", ""), stage(1, "user_init"),
+			failed(5, "user_init", `plugin "x.so": slurm_spank_user_init: killed by SIGSEGV`),
+			at(5, step.Event{Event: step.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_user_init"}),
+		}},
+		"hook that fails": {ran(step.Failed, 2, func(r *step.Record) { r.ExitCode, r.Reason = ptr(1), "" }), []step.Event{
+			at(1, step.Event{Event: step.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(0)}),
+			at(2, step.Event{Event: step.EventHookEnd, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(0), RC: ptr(-3)}),
+			at(1, step.Event{Event: step.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(1)}),
+			at(2, step.Event{Event: step.EventHookEnd, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(1), RC: ptr(-3)}),
+			at(3, step.Event{Event: step.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_exit"}),
+			at(4, step.Event{Event: step.EventHookEnd, Plugin: "x.so", Hook: "slurm_spank_exit", RC: ptr(0)}),
+		}},
+		"launch hangs in a hook": {ran(step.Starting, 1, func(r *step.Record) {
+			r.Started, r.Tasks[0].State, r.Tasks[0].PID = nil, step.TaskPending, nil
+			r.Host = &step.Doing{PID: 77, State: "S", Command: "spankhost", Wchan: "hrtimer_nanosleep", Plugin: "x.so", Hook: "slurm_spank_init", HookTime: 3 * time.Second}
+		}), []step.Event{stage(-3000, "init")}},
+		"memory": {ran(step.OutOfMemory, 2, func(r *step.Record) {
+			r.Tasks[1].End(step.SignaledBy(syscall.SIGKILL))
+			r.ExitCode = ptr(137)
+			r.OOM = []step.OOMKill{{Rank: ptr(1), PID: 101, Command: "eat\x1b", Level: "step", LimitBytes: ptr(uint64(64 << 20))}}
+		}), nil},
+		"cancelled": {ran(step.Cancelled, 2, func(r *step.Record) {
+			r.Reason, r.ExitCode = "cancelled by uid 1000", ptr(143)
+			r.Tasks[0].End(step.SignaledBy(syscall.SIGTERM))
+			r.Tasks[1].End(step.SignaledBy(syscall.SIGUSR1))
+		}), []step.Event{
+			at(-9, step.Event{Event: step.EventTaskSignal, Rank: ptr(1), Signal: ptr(10)}),
+			at(-8, step.Event{Event: step.EventTaskExit, Rank: ptr(1)}),
+			at(-7, step.Event{Event: step.EventKill, Signal: ptr(15)}),
+			at(-6, step.Event{Event: step.EventTaskExit, Rank: ptr(0)}),
+		}},
+		"unkillable": {ran(step.Failed, 1, func(r *step.Record) {
+			r.Reason, r.ExitCode = "cannot kill all", ptr(1)
+			r.Survivors, r.SurvivorsTotal = []step.Survivor{{PID: 9, Comm: "cp", State: "D", Grade: step.GradeDisk, Wchan: "nfs_wait"}}, 3
+			r.Tasks[0].State, r.Tasks[0].Status = step.TaskRunning, nil
+		}), nil},
+		"stopped": {ran(step.Running, 3, func(r *step.Record) {
+			r.Tasks[2].Doing = &step.Doing{PID: 102, State: "T", Command: "a.out"}
+			r.Tasks[0].Doing = &step.Doing{PID: 100, State: "R", Command: "a.out"}
+		}), nil},
+		"suspended": {ran(step.Running, 1, func(r *step.Record) { r.Suspended, r.SuspendedBy = ptr(t0), ptr(uint32(0)) }), nil},
+		"MPI: one never calls init": {ran(step.Running, 8, func(r *step.Record) {
+			r.MPI = "pmi2"
+			for i := range 7 {
+				r.Tasks[i].MPI = waits()
+			}
+			r.Tasks[7].Doing = &step.Doing{PID: 107, State: "S", Command: "sh", Wchan: "do_wait"}
+		}), nil},
+		"MPI: one was killed": {ran(step.Failed, 4, func(r *step.Record) {
+			r.MPI, r.ExitCode, r.Aborted = "pmi2", ptr(137), true
+			r.Reason = "task 1: MPI abort with code 137: MPI rank 1 ended (Killed) running: it had not finalized"
+			for i := range r.Tasks {
+				r.Tasks[i].MPI = waits()
+				r.Tasks[i].End(step.SignaledBy(syscall.SIGTERM))
+			}
+			r.Tasks[1].MPI = &step.MPIProgress{Phase: step.PhaseInitialized, Protocol: "PMI-1", Fences: 1}
+			r.Tasks[1].End(step.SignaledBy(syscall.SIGKILL))
+		}), []step.Event{
+			at(-8, step.Event{Event: step.EventTaskExit, Rank: ptr(1)}),
+			at(-7, step.Event{Event: step.EventKill, Signal: ptr(15)}),
+		}},
+		"MPI: several nodes, many missing": {ran(step.Cancelled, 60, func(r *step.Record) {
+			r.MPI, r.ExitCode, r.Reason = "pmi2", ptr(143), "cancelled by uid 0"
+			for i := range r.Tasks {
+				r.Tasks[i].Node = "n" + string(rune('1'+i/20))
+				switch {
+				case i < 20:
+					r.Tasks[i].MPI = waits()
+				case i%2 == 0:
+					r.Tasks[i].MPI = &step.MPIProgress{Phase: step.PhaseInitialized, Protocol: "PMI-2", Fences: 1}
+				}
+			}
+		}), nil},
+		"MPI: the plugin says whom": {ran(step.Running, 3, func(r *step.Record) {
+			r.MPI = "pmix"
+			r.Tasks[0].MPI = &step.MPIProgress{Phase: step.PhaseInitialized, Protocol: "PMIx 4.2", Waiting: `key "a" of rank 2`, WaitsFor: "2"}
+			r.Tasks[1].MPI = &step.MPIProgress{Phase: step.PhaseInitialized, Protocol: "PMIx 4.2"}
+			r.Tasks[2].MPI = &step.MPIProgress{Phase: step.PhaseConnected, Protocol: "PMIx 4.2"}
+		}), nil},
+		"MPI: all is well": {ran(step.Running, 2, func(r *step.Record) {
+			r.MPI = "pmi2"
+			for i := range r.Tasks {
+				r.Tasks[i].MPI = &step.MPIProgress{Phase: step.PhaseInitialized, Protocol: "PMI-2", Fences: 3}
+			}
+		}), nil},
+	}
+}
+
+// TestExplain: what is said of each of these steps, word by word.
+func TestExplain(t *testing.T) {
+	seen := map[string]bool{}
+	for name, c := range cases() {
+		t.Run(name, func(t *testing.T) {
+			x := Explain(c.rec, c.events, t0)
+			var b strings.Builder
+			if err := x.Write(&b); err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join("testdata", strings.NewReplacer(" ", "_", ":", "", ",", "").Replace(name)+".txt")
+			seen[filepath.Base(file)] = true
+			if *update {
+				if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil || b.String() != string(want) {
+				t.Errorf("%v\ngot\n%s\nwant\n%s", err, b.String(), want)
+			}
+			// A program's document has the lists that it reads, never null.
+			doc, err := json.Marshal(x)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, bad := range []string{`"findings":null`, `"groups":null`, `"missing":null`, `"text":null`} {
+				if strings.Contains(string(doc), bad) {
+					t.Errorf("%s in %s", bad, doc)
+				}
+			}
+		})
+	}
+	files, err := os.ReadDir("testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if !seen[f.Name()] {
+			t.Errorf("testdata/%s belongs to no case", f.Name())
+		}
+	}
+}
+
+// A step of very many different ends is not told without end.
+func TestFindingsAreBounded(t *testing.T) {
+	rec := ran(step.Failed, 200, func(r *step.Record) {
+		for i := range r.Tasks {
+			r.Tasks[i].End(step.ExitedWith(uint8(1 + i)))
+		}
+	})
+	x := Explain(rec, nil, t0)
+	if last := x.Findings[len(x.Findings)-1]; len(x.Findings) != findingsMax+1 || last.Kind != KindDropped || last.Text != "160 further findings are not listed" {
+		t.Errorf("%d findings, the last %+v", len(x.Findings), last)
+	}
+}

@@ -1,0 +1,184 @@
+package explain
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"stepd/step"
+)
+
+// MPI is how far the ranks of a step have come, as its MPI plugin heard it.
+type MPI struct {
+	Type string `json:"type"`
+	// Groups are ranks that have come equally far, those behind first.
+	Groups []MPIGroup `json:"groups"`
+	// Missing are the ranks that others wait for, the first of them.
+	Missing []MissingRank `json:"missing"`
+	// MissingTotal counts them all.
+	MissingTotal int `json:"missing_total"`
+	// Text tells it in lines.
+	Text []string `json:"text"`
+}
+
+// MPIGroup are ranks that have come equally far.
+type MPIGroup struct {
+	Ranks string   `json:"ranks"`
+	Nodes []string `json:"nodes,omitempty"`
+	// MPI is null of ranks that the plugin has heard nothing of.
+	MPI *step.MPIProgress `json:"mpi"`
+	// WaitsFor are the ranks that these wait for, as a list; "" where that is not known.
+	WaitsFor string `json:"waits_for,omitempty"`
+}
+
+// MissingRank is a rank that others wait for.
+type MissingRank struct {
+	Rank int    `json:"rank"`
+	Node string `json:"node,omitempty"`
+	// MPI is how far it has come, null where nothing was heard of it.
+	MPI *step.MPIProgress `json:"mpi"`
+	// Status is its end, null while it lives; Doing is what its process does, where
+	// that is known.
+	Status *step.ExitStatus `json:"status"`
+	Doing  *step.Doing      `json:"doing"`
+	Text   string           `json:"text"`
+}
+
+// missingMax bounds the ranks that are described one by one.
+const missingMax = 16
+
+// mpi tells how far the ranks have come. A step that ended well, one without an MPI
+// plugin, and one whose ranks never spoke and do not miss it, have nothing to tell.
+func (e *explainer) mpi() *MPI {
+	r := e.rec
+	heard := slices.ContainsFunc(r.Tasks, func(t step.Task) bool { return t.MPI != nil })
+	if r.MPI == "" || r.MPI == "none" || !heard {
+		return nil
+	}
+	m := &MPI{Type: r.MPI, Groups: []MPIGroup{}, Missing: []MissingRank{}, Text: []string{}}
+	byRank := make(map[int]*step.Task, len(r.Tasks))
+	missing := make(map[int]bool, len(r.Tasks))
+	for i := range r.Tasks {
+		byRank[r.Tasks[i].Rank] = &r.Tasks[i]
+		missing[r.Tasks[i].Rank] = e.isBehind(&r.Tasks[i])
+	}
+	var groups []step.ProgressGroup
+	for _, g := range step.GroupProgress(r.Tasks) {
+		out := MPIGroup{Ranks: step.FormatCPUList(g.Ranks), MPI: g.MPI}
+		for _, rank := range g.Ranks {
+			if n := byRank[rank].Node; n != "" && !slices.Contains(out.Nodes, n) {
+				out.Nodes = append(out.Nodes, n)
+			}
+		}
+		for _, rank := range e.waitedFor(g.MPI) {
+			missing[rank] = true
+		}
+		if w := e.waitedFor(g.MPI); len(w) > 0 {
+			out.WaitsFor = step.FormatCPUList(w)
+		}
+		m.Groups = append(m.Groups, out)
+		groups = append(groups, g)
+	}
+	for _, is := range missing {
+		if is {
+			m.MissingTotal++
+		}
+	}
+	// Those who wait come first; those of whom each is described below need no line.
+	for _, waiting := range []bool{true, false} {
+		for i, g := range groups {
+			told := m.MissingTotal <= missingMax && !slices.ContainsFunc(g.Ranks, func(rank int) bool { return !missing[rank] })
+			if g.MPI.Waits() == waiting && !told {
+				m.Text = append(m.Text, groupText(&m.Groups[i], g))
+			}
+		}
+	}
+	for i := range r.Tasks {
+		t := &r.Tasks[i]
+		if !missing[t.Rank] {
+			continue
+		}
+		if len(m.Missing) == missingMax {
+			break
+		}
+		one := MissingRank{Rank: t.Rank, Node: t.Node, MPI: t.MPI, Status: t.Status, Doing: t.Doing}
+		one.Text = missingText(t)
+		m.Missing = append(m.Missing, one)
+		m.Text = append(m.Text, one.Text)
+	}
+	if n := m.MissingTotal - len(m.Missing); n > 0 {
+		m.Text = append(m.Text, fmt.Sprintf("%d more are waited for", n))
+	}
+	return m
+}
+
+// isBehind: a rank of which nothing was heard, while others have called init.
+func (e *explainer) isBehind(t *step.Task) bool {
+	return t.MPI == nil && (t.State == step.TaskRunning || t.State == step.TaskStarting || e.rec.State.Final())
+}
+
+// waitedFor are the ranks that those with this progress wait for: as the plugin
+// says, else those that are not in the same fence.
+func (e *explainer) waitedFor(p *step.MPIProgress) []int {
+	if !p.Waits() || p.Finalized() {
+		return nil
+	}
+	if p.WaitsFor != "" {
+		ranks, err := step.ParseCPUList(p.WaitsFor)
+		if err != nil {
+			return nil
+		}
+		return ranks
+	}
+	if !inFence(p) {
+		return nil
+	}
+	var ranks []int
+	for i := range e.rec.Tasks {
+		if o := e.rec.Tasks[i].MPI; o == nil || o.Finalized() || o.Waiting != p.Waiting && o.Fences <= p.Fences {
+			ranks = append(ranks, e.rec.Tasks[i].Rank)
+		}
+	}
+	return ranks
+}
+
+// inFence: it waits for all ranks of the step.
+func inFence(p *step.MPIProgress) bool {
+	return strings.HasPrefix(p.Waiting, "fence ") || strings.HasPrefix(p.Waiting, "ring ")
+}
+
+func groupText(g *MPIGroup, p step.ProgressGroup) string {
+	text := ranksText(p.Ranks) + onNodes(g.Nodes) + " " + p.MPI.Words(len(p.Ranks))
+	if g.WaitsFor != "" {
+		word := "rank"
+		if strings.ContainsAny(g.WaitsFor, ",-") {
+			word = "ranks"
+		}
+		by := " for "
+		if !inFence(g.MPI) {
+			by = ", which must come from "
+		}
+		text += by + word + " " + cut(g.WaitsFor, ",", 16)
+	}
+	return text
+}
+
+// missingText describes a rank that others wait for.
+func missingText(t *step.Task) string {
+	text := fmt.Sprintf("rank %d", t.Rank)
+	if t.Node != "" {
+		text += " on node " + t.Node
+	}
+	text += " " + t.MPI.String()
+	switch {
+	case t.State == step.TaskFailed:
+		text += "; it never ran its command"
+	case t.Status != nil && t.Doing == nil:
+		text += "; it ended: " + t.Status.Describe()
+	case t.Doing != nil:
+		text += "; " + t.Doing.String()
+	case t.PID != nil:
+		text += fmt.Sprintf("; pid %d", *t.PID)
+	}
+	return text
+}
