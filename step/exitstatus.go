@@ -2,6 +2,7 @@ package step
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
 )
 
@@ -61,5 +62,5 @@ func signalText(sig syscall.Signal) string {
 	if text == "" {
 		return fmt.Sprintf("Unknown signal %d", int(sig))
 	}
-	return string(text[0]-'a'+'A') + text[1:]
+	return strings.ToUpper(text[:1]) + text[1:] // "CPU time limit exceeded" begins with a capital already
 }

@@ -1,0 +1,203 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// explainDoc is the document of explain --json.
+type explainDoc struct {
+	State    string
+	Summary  string
+	Stage    *struct{ Name, Error string }
+	Findings []struct{ Kind, Text, Ranks, Hint string }
+	MPI      *struct {
+		Type   string
+		Groups []struct {
+			Ranks    string
+			WaitsFor string `json:"waits_for"`
+			MPI      *struct {
+				Phase, Protocol, Waiting string
+				Fences                   int
+			}
+		}
+		Missing []struct {
+			Rank  int
+			Doing *struct {
+				PID            int
+				State, Command string
+			}
+			Text string
+		}
+	}
+}
+
+// explained asks why, and wants these words in what people are told.
+func (n *node) explained(t testing.TB, id string, words ...string) explainDoc {
+	t.Helper()
+	r := n.ctl(t, "explain", id)
+	if r.code != 0 || r.err != "" {
+		t.Fatalf("explain: %v", r)
+	}
+	contains(t, "explain", r.out, words...)
+	var doc struct {
+		Schema      int
+		Explanation explainDoc
+	}
+	r = n.ctl(t, "explain", "--json", id)
+	if err := json.Unmarshal([]byte(r.out), &doc); err != nil || r.code != 0 || doc.Schema != 1 {
+		t.Fatalf("explain --json: %v: %v", err, r)
+	}
+	return doc.Explanation
+}
+
+// TestRootExplainMPI: of an MPI program that hangs, explain says which ranks wait
+// in which fence for whom, and what that one does; of one that failed, how far
+// each had come.
+func TestRootExplainMPI(t *testing.T) {
+	n := startNode(t, site{Slurm: "KillWait=1\n"})
+	program := mpicc(t, n, "hang")
+	for _, c := range []struct {
+		how, state, fence string
+		fences            int
+		words             []string
+	}{
+		{"never", "S", "fence 1", 0, []string{"ranks 0-2 have called init (PMI-1), wait in fence 1 for rank 3", `rank 3 has not called init; pid `, `"hang", sleeps`}},
+		{"stopped", "T", "fence 4", 3, []string{"wait in fence 4 for rank 3", `rank 3 has called init (PMI-1), has come through 3 fences; pid `, `"hang", stopped by a signal`}},
+	} {
+		t.Run(c.how, func(t *testing.T) {
+			p := n.start(t, call{args: []string{"run", "-n4", "--mpi=pmi2", program, c.how}})
+			id := n.running(t).id()
+			var x explainDoc
+			eventually(t, 20*time.Second, "ranks that wait", func() error {
+				if x = n.explained(t, id); x.MPI == nil || len(x.MPI.Missing) != 1 || x.MPI.Missing[0].Doing == nil || x.MPI.Missing[0].Doing.State != c.state {
+					return fmt.Errorf("%+v", x)
+				}
+				for _, g := range x.MPI.Groups {
+					if g.MPI != nil && g.MPI.Waiting == c.fence && g.Ranks == "0-2" && g.WaitsFor == "3" && g.MPI.Fences == c.fences {
+						return nil
+					}
+				}
+				return fmt.Errorf("%+v", x.MPI)
+			})
+			m := x.MPI.Missing[0]
+			if m.Rank != 3 || m.Doing.Command != "hang" || x.State != "RUNNING" {
+				t.Errorf("got %+v", m)
+			}
+			n.explained(t, id, c.words...)
+			// What it did then is told afterwards, too.
+			if r := n.ctl(t, "cancel", id); r.code != 0 {
+				t.Fatal(r)
+			}
+			p.wait(t)
+			n.ended(t, id)
+			n.explained(t, id, append(c.words, "cancel: the step was cancelled")...)
+			events := n.ctl(t, "events", id)
+			contains(t, "events", events.out, `"event":"mpi","ranks":"0-2","mpi":{"phase":"initialized"`)
+		})
+	}
+	for _, c := range []struct {
+		how   string
+		words []string
+	}{
+		{"killed", []string{"rank 3: Killed\n", "ranks 0-2: Terminated, by the step's end", "rank 3 has called init (PMI-1), has come through 3 fences; it ended: Killed"}},
+		{"leaves", []string{"rank 3: Exited with exit code 3\n", "fence 1", "rank 3 has not called init; it ended: Exited with exit code 3"}},
+	} {
+		t.Run(c.how, func(t *testing.T) {
+			if r := n.ctl(t, "run", "-n4", "--mpi=pmi2", program, c.how); r.code == 0 {
+				t.Fatal(r)
+			}
+			n.explained(t, n.lastEnded(t).id(), c.words...)
+		})
+	}
+	t.Run("ended well", func(t *testing.T) {
+		if r := n.ctl(t, "run", "-n4", "--mpi=pmi2", program, "ok"); r.code != 0 {
+			t.Fatal(r)
+		}
+		if x := n.explained(t, n.lastEnded(t).id(), "all of its tasks ended well"); x.MPI != nil || len(x.Findings) != 0 {
+			t.Errorf("got %+v", x)
+		}
+	})
+}
+
+// TestRootExplain: what explain says of other ends.
+func TestRootExplain(t *testing.T) {
+	n := startNode(t, site{Slurm: "KillWait=1\n"})
+	for _, c := range []struct {
+		name  string
+		args  []string
+		words []string
+	}{
+		{"no such command", []string{"-n2", "/none"}, []string{`exec: ranks 0-1 never ran: cannot execute "/none": no such file or directory`, "the file is not on the node"}},
+		{"a file that cannot be opened", []string{"-n2", "-o", "/none/x", "true"}, []string{"ranks 0-1 never ran the command: the stage stdio failed: no such file or directory"}},
+		{"exit codes", []string{"-n3", "sh", "-c", "exit $SLURM_PROCID"}, []string{"rank 1: Exited with exit code 1", "rank 2: Exited with exit code 2"}},
+		{"a signal of its own", []string{"sh", "-c", "kill -XCPU $$"}, []string{"rank 0: CPU time limit exceeded", "ulimit -t"}},
+		{"kill on bad exit", []string{"-n2", "-K", "sh", "-c", "[ $SLURM_PROCID = 1 ] || exec sleep 100; exit 9"}, []string{"rank 1: Exited with exit code 9", "rank 0: Terminated, by the step's end"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if r := n.ctl(t, append([]string{"run"}, c.args...)...); r.code == 0 {
+				t.Fatal(r)
+			}
+			n.explained(t, n.lastEnded(t).id(), c.words...)
+		})
+	}
+	t.Run("stepd killed", func(t *testing.T) {
+		p := n.start(t, call{args: []string{"run", "sleep", "100"}})
+		step := n.running(t)
+		must(t, unix.Kill(step.StepdPID, syscall.SIGKILL))
+		p.wait(t)
+		n.ended(t, step.id())
+		n.explained(t, step.id(), "stepd", "SIGKILL")
+	})
+	t.Run("suspended, and another's", func(t *testing.T) {
+		p := n.start(t, call{args: []string{"run", "sleep", "100"}})
+		step := n.running(t)
+		if r := n.ctlRoot(t, "suspend", step.id()); r.code != 0 {
+			t.Fatal(r)
+		}
+		n.explained(t, step.id(), "the step is suspended since", "by uid 0", "stepctl resume")
+		if r := n.do(t, call{args: []string{"explain", step.id()}, uid: 65534}); r.code != 1 || !strings.Contains(r.err, "permission denied") {
+			t.Errorf("another user: %v", r)
+		}
+		n.ctlRoot(t, "cancel", step.id())
+		p.wait(t)
+	})
+	if r := n.ctl(t, "explain", "999.0"); r.code != 1 || !strings.Contains(r.err, `no such step "999.0"`) {
+		t.Errorf("unknown step: %v", r)
+	}
+}
+
+// TestRootExplainHook: a launch that hangs in a plugin, and one that a plugin has
+// ended.
+func TestRootExplainHook(t *testing.T) {
+	n := startNode(t, site{Slurm: "KillWait=1\n"})
+	so := buildRude(t, n)
+	marks := n.markFile(t)
+	n.stack(t, fmt.Sprintf("required %s hook=user_init do=hang mark=%s", so, marks))
+	p := n.start(t, call{args: []string{"run", "true"}})
+	eventually(t, 10*time.Second, "the hook", func() error {
+		if !strings.Contains(readFile(t, marks), " user_init ") {
+			return fmt.Errorf("not entered yet")
+		}
+		return nil
+	})
+	id := n.last(t).id()
+	x := n.explained(t, id, "the step is being launched: it is at stage user_init for ", `in slurm_spank_user_init of plugin "rude.so" for `, "HookTimeout")
+	if x.Stage == nil || x.Stage.Name != "user_init" || x.State != "STARTING" {
+		t.Errorf("got %+v", x)
+	}
+	n.ctl(t, "cancel", id)
+	p.wait(t)
+	n.ended(t, id)
+	n.stack(t, fmt.Sprintf("required %s hook=user_init do=segv mark=%s", so, marks))
+	if r := n.ctl(t, "run", "true"); r.code != 1 {
+		t.Fatal(r)
+	}
+	n.explained(t, n.lastEnded(t).id(), "the launch stopped at its stage user_init", "crashed or was ended in slurm_spank_user_init; it is required")
+}
