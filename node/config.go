@@ -45,6 +45,10 @@ type Config struct {
 	MPITypes   []string
 	// MPI is what the site's files say to MPI plugins.
 	MPI step.MPIConf
+	// SpawnMax bounds the spawned steps of a job that run at a time (SpawnStepsMax);
+	// 0 is 128. NamesMax bounds the names that the programs of a job have published
+	// (PublishedNamesMax); 0 is 1024.
+	SpawnMax, NamesMax int
 
 	// KillWait is the time between SIGTERM and SIGKILL; 0 is 30 s.
 	KillWait time.Duration
@@ -139,6 +143,8 @@ func (c *Config) complete() error {
 	setDefault(&c.UnkillableTimeout, 60*time.Second)
 	setDefault(&c.MinJobAge, 300*time.Second)
 	setDefault(&c.KeepSteps, 1000)
+	setDefault(&c.SpawnMax, 128)
+	setDefault(&c.NamesMax, 1024)
 	setDefault(&c.ContainerType, "none")
 	switch {
 	case c.NodeName == "":

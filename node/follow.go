@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -40,6 +41,9 @@ type follower struct {
 	res     *reservation // the owner's, until the launch; nil after it
 	by      uint32       // who asked for the step
 	share   share        // what it has of its job
+	parent  *step.ID     // the step that has spawned it, nil without one
+	asks    atomic.Int32 // what stepd has asked and not been answered yet
+	sending sync.Mutex   // one goroutine at a time sends on conn
 
 	// met is closed when a stepd that was found again has said how the step is, or
 	// will not.
@@ -78,7 +82,7 @@ const (
 func newFollower(n *Node, j *job, rec step.Record) *follower {
 	met := make(chan struct{})
 	return &follower{
-		met: met, meet: sync.OnceFunc(func() { close(met) }),
+		met: met, meet: sync.OnceFunc(func() { close(met) }), parent: rec.Parent,
 		n: n, id: rec.ID, job: j, rec: rec, ended: make(chan struct{}), claimed: make(chan struct{}),
 		log: n.log.WithField("step", rec.ID.String()),
 	}
@@ -201,6 +205,8 @@ func (f *follower) greet() {
 }
 
 func (f *follower) send(m *stepapi.Msg) {
+	f.sending.Lock()
+	defer f.sending.Unlock()
 	// A failed deadline or send means that stepd is going; its exit is told elsewhere.
 	_ = f.conn.SetWriteDeadline(time.Now().Add(ackDeadline))
 	if err := f.conn.Send(m); err != nil {

@@ -31,6 +31,10 @@ type job struct {
 	// ended is closed when nothing is left of the job.
 	ended chan struct{}
 
+	// spawning counts spawns that are under way.
+	spawning int
+	naming   sync.Mutex // held while Names are stored
+
 	limits  sync.Mutex
 	limited map[string]bool // guarded by limits: what this noded has written of the job's limits
 
@@ -76,6 +80,8 @@ type jobRecord struct {
 	Suspended *suspendRecord `json:"suspended,omitempty"`
 	// Holder is the client of an allocation.
 	Holder *holder `json:"holder,omitempty"`
+	// Names are published by the job's MPI programs for each other.
+	Names []published `json:"names,omitempty"`
 }
 
 // firstStep is the number of the step that the job was made for.

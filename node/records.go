@@ -25,6 +25,8 @@ func (f *follower) handle(m *stepapi.Msg) (result bool) {
 		f.move(m.State)
 	case stepapi.TypeTaskExit:
 		f.taskExit(m)
+	case stepapi.TypeAsk:
+		f.asked(m)
 	case stepapi.TypeResult:
 		if f.settled {
 			f.send(&stepapi.Msg{Type: stepapi.TypeAck})

@@ -36,6 +36,11 @@ type reservation struct {
 // reserve is the first half of a request's path: it ends with a number, and
 // the step in state. It is its caller's to launch or to give back, by claim.
 func (n *Node) reserve(ctx context.Context, caller api.Peer, raw []byte, state step.State) (*follower, *step.Spec, error) {
+	return n.reserveAs(ctx, caller, raw, state, func(*step.Spec) {})
+}
+
+// reserveAs is reserve of a step of which more is known than was asked for.
+func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, state step.State, know func(*step.Spec)) (*follower, *step.Spec, error) {
 	received := time.Now()
 	if len(raw) > api.RequestMax {
 		return nil, nil, api.TooLarge(len(raw))
@@ -60,6 +65,7 @@ func (n *Node) reserve(ctx context.Context, caller api.Peer, raw []byte, state s
 		return nil, nil, err
 	}
 	spec := n.spec(req, user, a)
+	know(spec)
 	var f *follower
 	if err = n.confinable(spec); err == nil {
 		f, err = n.number(spec, a, received, state)
@@ -102,6 +108,7 @@ func (n *Node) number(spec *step.Spec, a *admission, received time.Time, state s
 		State: state, NTasks: spec.NTasks, Command: shownCommand(spec.Argv), Submitted: received,
 		Tasks: make([]step.Task, spec.NTasks), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
 		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.held) > 0,
+		Parent: spec.Parent,
 	}
 	for i := range rec.Tasks {
 		rec.Tasks[i] = step.Task{Rank: i, LocalID: i, State: step.TaskPending}

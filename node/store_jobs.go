@@ -75,6 +75,23 @@ func (s *store) setSuspended(job uint32, rec *suspendRecord) error {
 	return nil
 }
 
+// setNames stores the names that the job's programs have published.
+func (s *store) setNames(job uint32, names []published) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		var j jobRecord
+		jobs := tx.Bucket(bucketJobs)
+		if err := getJSON(jobs, jobKey(job), &j); err != nil {
+			return err
+		}
+		j.Names = names
+		return putJSON(jobs, jobKey(job), &j)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot store the published names of job %d: %w", job, err)
+	}
+	return nil
+}
+
 // setPrologued says that the job's prolog has run.
 func (s *store) setPrologued(job uint32) error {
 	err := s.db.Update(func(tx *bbolt.Tx) error {

@@ -1,6 +1,10 @@
 package stepapi
 
-import "stepd/step"
+import (
+	"encoding/json"
+
+	"stepd/step"
+)
 
 // Version of the protocol. A peer with another major number is refused by name.
 const Version = 1
@@ -42,6 +46,8 @@ const (
 	TypeStat Type = "stat"
 	// TypeAck is noded's answer to TypeResult: the result is stored.
 	TypeAck Type = "ack"
+	// TypeAnswer is noded's answer to TypeAsk: Answer, or Error.
+	TypeAnswer Type = "answer"
 
 	// From stepd:
 
@@ -55,6 +61,9 @@ const (
 	TypeMessage Type = "message"
 	// TypeTaskExit tells ends of tasks: Ranks share Status.
 	TypeTaskExit Type = "task_exit"
+	// TypeAsk asks noded for what the steps of a job share: Ask. Answered by TypeAnswer
+	// with the same Seq, in any order.
+	TypeAsk Type = "ask"
 	// TypeResult is the last record: Record is final. noded answers it by Ack.
 	TypeResult Type = "result"
 )
@@ -86,6 +95,42 @@ type Msg struct {
 	Status  *step.ExitStatus `json:"status,omitempty"`
 	Record  *step.Record     `json:"record,omitempty"`
 	ID      *step.ID         `json:"id,omitempty"`
+	Ask     *Ask             `json:"ask,omitempty"`
+	Answer  *Answer          `json:"answer,omitempty"`
+}
+
+// What an Ask is for (step.MPIServices).
+const (
+	AskSpawn     = "spawn"
+	AskPublish   = "publish"
+	AskLookup    = "lookup"
+	AskUnpublish = "unpublish"
+)
+
+// AsksMax is how many requests of one step noded answers at a time; it refuses
+// more.
+const AsksMax = 64
+
+// Ask is one request of stepd's on behalf of its tasks.
+type Ask struct {
+	Do string `json:"do"`
+	// Name and Port are a published name and what it stands for; they may be any bytes.
+	Name []byte `json:"name,omitempty"`
+	Port []byte `json:"port,omitempty"`
+	// Request is the step to spawn, a step.Request, and Preput its step.Spec.Preput.
+	Request json.RawMessage `json:"request,omitempty"`
+	Preput  []step.KeyValue `json:"preput,omitempty"`
+}
+
+// Answer is what became of an Ask.
+type Answer struct {
+	// Of a spawn: the new step, and the socket of its stepd.
+	ID         *step.ID `json:"id,omitempty"`
+	SocketDir  string   `json:"socket_dir,omitempty"`
+	SocketName string   `json:"socket_name,omitempty"`
+	// Of a lookup.
+	Found bool   `json:"found,omitempty"`
+	Port  []byte `json:"port,omitempty"`
 }
 
 // StreamFD says what one attached descriptor is for.

@@ -69,6 +69,7 @@ type Server struct {
 	// said that it is one: it gets them then.
 	early    []*Msg // guarded by mu
 	launched bool   // guarded by mu
+	asks     asks
 	wg       sync.WaitGroup
 }
 
@@ -90,7 +91,9 @@ type peer struct {
 
 // NewServer makes the server of step id, whose tasks run as owner.
 func NewServer(id step.ID, owner uint32, h Handler) *Server {
-	return &Server{id: id, owner: owner, handler: h, peers: make(map[*peer]struct{})}
+	s := &Server{id: id, owner: owner, handler: h, peers: make(map[*peer]struct{})}
+	s.asks.init()
+	return s
 }
 
 // Serve accepts connections until the listener is closed.
@@ -143,6 +146,9 @@ func (s *Server) Add(c *Conn, role Role, root bool) {
 	}
 	s.wg.Add(2)
 	s.mu.Unlock()
+	if role == RoleNoded {
+		s.asks.here(p)
+	}
 	rec := s.handler.Record()
 	p.put(queued{m: &Msg{Type: TypeHello, Version: Version, ID: &s.id, State: rec.State, Record: &rec}})
 	go func() { defer s.wg.Done(); p.write() }()
@@ -257,6 +263,7 @@ func (s *Server) read(p *peer, root bool) {
 	}
 	s.mu.Unlock()
 	close(p.gone)
+	s.asks.lost(p)
 	p.once.Do(func() { close(p.acked) })
 	if role == RoleLaunch {
 		s.handler.LauncherLost()
@@ -292,6 +299,9 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 	case TypeAck:
 		p.took.Store(true)
 		p.once.Do(func() { close(p.acked) })
+		return nil
+	case TypeAnswer:
+		s.asks.answered(p, m)
 		return nil
 	case TypeSignal:
 		return s.answer(p, m.Seq, s.handler.Signal(m.Signal, m.Scope))
@@ -389,6 +399,9 @@ func (s *Server) greet(p *peer, role Role) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p.role = role
+	if role == RoleNoded {
+		s.asks.here(p)
+	}
 	if role != RoleLaunch || s.launched {
 		return
 	}
@@ -400,12 +413,16 @@ func (s *Server) greet(p *peer, role Role) {
 }
 
 // TellState tells a change of state: the whole record to noded, which shows it,
+// and of a spawned step to the launcher, which is the step that has spawned it;
 // the state alone to others, who wait for the end.
 func (s *Server) TellState(rec *step.Record) {
-	noded := s.ofRole(RoleNoded)
+	whole := s.ofRole(RoleNoded)
+	if rec.Parent != nil {
+		whole = append(whole, s.ofRole(RoleLaunch)...)
+	}
 	for _, p := range s.all() {
 		m := &Msg{Type: TypeState, State: rec.State}
-		if slices.Contains(noded, p) {
+		if slices.Contains(whole, p) {
 			m.Record = rec
 		}
 		p.put(queued{m: m})

@@ -1,0 +1,238 @@
+package spawn
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/api/stepapi"
+	"stepd/step"
+)
+
+// sendTimeout bounds a send to a stepd that does not read.
+const sendTimeout = 10 * time.Second
+
+// child is one spawned step, of which this stepd is the launcher.
+type child struct {
+	s    *Services
+	id   step.ID
+	conn *stepapi.Conn
+	// launched gets one value when the tasks run, or will not.
+	launched chan error
+	told     bool // follow's: launched has its value
+	done     chan struct{}
+
+	mu      sync.Mutex
+	started bool   // guarded by mu: there is a conn
+	ending  string // guarded by mu: why it is to end, "" if not
+	given   bool   // guarded by mu: its end concerns nobody here
+	seq     uint32 // guarded by mu
+}
+
+// start asks noded for the step and hands its stepd the streams.
+func (c *child) start(ctx context.Context, req *step.Request, r step.SpawnRequest) error {
+	doc, err := json.Marshal(req)
+	if err != nil {
+		return fmt.Errorf("cannot encode the request of a spawned step: %w", err)
+	}
+	// Not under ctx: once noded was asked there may be a step to be ended.
+	a, err := c.s.ask(context.WithoutCancel(ctx), &stepapi.Ask{Do: stepapi.AskSpawn, Request: doc, Preput: r.Preput})
+	if err != nil {
+		return err
+	}
+	if a.ID == nil {
+		return fmt.Errorf("internal error: noded names no step that it has spawned")
+	}
+	c.id = *a.ID
+	conn, err := stepapi.DialDir(a.SocketDir, a.SocketName)
+	if err != nil {
+		return fmt.Errorf("cannot reach the stepd of step %s: %w", c.id, err)
+	}
+	if err := c.attach(conn, r.Rank); err != nil {
+		conn.Close()
+		return fmt.Errorf("cannot launch step %s: %w", c.id, err)
+	}
+	c.mu.Lock()
+	c.conn, c.started = conn, true
+	ending := c.ending
+	c.mu.Unlock()
+	if ending != "" {
+		c.sendCancel(ending)
+	}
+	return nil
+}
+
+// attach makes this stepd the launcher. The tasks write where the rank does that
+// has asked for them; what it has closed is /dev/null to them.
+func (c *child) attach(conn *stepapi.Conn, rank int) error {
+	_ = conn.SetWriteDeadline(time.Now().Add(sendTimeout))
+	if err := conn.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleLaunch}); err != nil {
+		return err
+	}
+	m := &stepapi.Msg{Type: stepapi.TypeAttach}
+	var files []*os.File
+	var fds []int
+	for fd := 1; fd <= 2; fd++ {
+		f, err := c.s.Stream(rank, fd)
+		if err != nil {
+			c.s.Log(fmt.Sprintf("descriptor %d of step %s is /dev/null: %v", fd, c.id, err))
+			continue
+		}
+		files = append(files, f)
+		fds = append(fds, int(f.Fd()))
+		m.Streams = append(m.Streams, stepapi.StreamFD{FD: fd, Rank: step.AllRanks})
+	}
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	if len(fds) > 0 {
+		if err := conn.Send(m, fds...); err != nil {
+			return err
+		}
+	}
+	return conn.Send(&stepapi.Msg{Type: stepapi.TypeAttachDone})
+}
+
+// follow hears of the step until its end.
+func (c *child) follow() {
+	defer c.conn.Close()
+	go func() { // ends with follow, at the latest
+		select {
+		case <-c.s.Ending:
+			c.giveUp("the step that has spawned it, " + c.s.Spec.ID.String() + ", has been ended")
+		case <-c.done:
+		}
+	}()
+	for {
+		m, fds, err := c.conn.Recv()
+		for _, fd := range fds {
+			unix.Close(fd) // stepd has none to give
+		}
+		if err != nil {
+			c.ended(nil)
+			return
+		}
+		switch m.Type {
+		case stepapi.TypeMessage:
+			c.s.Say(m.Text)
+		case stepapi.TypeTaskExit:
+			if m.Status != nil && *m.Status != 0 {
+				c.say("task %s: %s", step.FormatCPUList(m.Ranks), m.Status.Describe())
+			}
+		case stepapi.TypeHello, stepapi.TypeReply:
+			if m.Error != "" {
+				c.s.Log(fmt.Sprintf("stepd of step %s: %s", c.id, m.Error))
+			}
+			c.look(m.Record)
+		case stepapi.TypeState:
+			c.look(m.Record)
+		case stepapi.TypeResult:
+			c.ended(m.Record)
+			return
+		}
+	}
+}
+
+func (c *child) say(format string, args ...any) {
+	c.s.Say(fmt.Sprintf("stepd-%s: error: step %s: ", c.s.Spec.NodeName, c.id) + fmt.Sprintf(format, args...))
+}
+
+// look tells who spawned it when all of the step's tasks run, or some cannot.
+func (c *child) look(rec *step.Record) {
+	if rec == nil || c.told {
+		return
+	}
+	failed := make(map[int]string)
+	var cause string
+	for i := range rec.Tasks {
+		t := &rec.Tasks[i]
+		switch t.State {
+		case step.TaskPending, step.TaskStarting:
+			return
+		case step.TaskFailed:
+			failed[t.Rank] = fmt.Sprintf("stage %s: %v", t.Stage, unix.Errno(t.Errno))
+			cause = failed[t.Rank]
+		}
+	}
+	if len(rec.Tasks) == 0 {
+		return
+	}
+	c.told = true
+	if len(failed) == 0 {
+		c.launched <- nil
+		return
+	}
+	c.giveUp("not all of its tasks could be started")
+	c.launched <- &step.SpawnError{ID: c.id, Failed: failed, Cause: cause}
+}
+
+// ended comes with the step's last record, nil where its stepd has gone without
+// one. A step that was aborted takes this one with it: their ranks are connected,
+// and would wait for each other.
+func (c *child) ended(rec *step.Record) {
+	c.look(rec)
+	reason := "its stepd is gone"
+	code := 1
+	if rec != nil {
+		reason = strings.TrimSpace(string(rec.State) + ": " + rec.Reason)
+		if rec.ExitCode != nil {
+			code = *rec.ExitCode
+		}
+	}
+	if !c.told {
+		c.told = true
+		c.launched <- &step.SpawnError{ID: c.id, Cause: reason}
+		return
+	}
+	c.mu.Lock()
+	given := c.given
+	c.mu.Unlock()
+	switch {
+	case given, rec != nil && rec.State == step.Completed:
+	case rec != nil && rec.State == step.Failed && !rec.Aborted && rec.PluginCrash == nil:
+		// Its tasks' exit codes, which were told, and are not ours.
+	default:
+		c.s.Abort(max(code, 1), fmt.Sprintf("step %s, which it has spawned, has ended: %s", c.id, reason))
+	}
+}
+
+// cancel ends the step, which goes on telling.
+func (c *child) cancel(reason string) {
+	c.mu.Lock()
+	if c.ending != "" {
+		c.mu.Unlock()
+		return
+	}
+	c.ending = reason
+	started := c.started
+	c.mu.Unlock()
+	if started {
+		c.sendCancel(reason)
+	}
+}
+
+// giveUp is cancel of a step whose end is no news.
+func (c *child) giveUp(reason string) {
+	c.mu.Lock()
+	c.given = true
+	c.mu.Unlock()
+	c.cancel(reason)
+}
+
+func (c *child) sendCancel(reason string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seq++
+	_ = c.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
+	if err := c.conn.Send(&stepapi.Msg{Type: stepapi.TypeCancel, Seq: c.seq, Reason: reason}); err != nil {
+		c.s.Log(fmt.Sprintf("cannot end step %s, it is ending already: %v", c.id, err))
+	}
+}

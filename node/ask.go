@@ -1,0 +1,189 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/api/stepapi"
+	"stepd/step"
+)
+
+const (
+	// nameMax and portMax bound a published name and what it stands for, in bytes.
+	nameMax = 1024
+	portMax = 4096
+)
+
+// asked takes one request of stepd's for its tasks, and answers it when it is
+// done: a spawn must not keep the loop from hearing of the step.
+func (f *follower) asked(m *stepapi.Msg) {
+	if f.asks.Add(1) > stepapi.AsksMax {
+		f.asks.Add(-1)
+		f.send(&stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq, Error: fmt.Sprintf("step %s waits for %d answers of noded already, the limit", f.id, stepapi.AsksMax)})
+		return
+	}
+	f.n.work.Go(func() {
+		defer f.asks.Add(-1)
+		reply := &stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq}
+		answer, err := f.n.answer(context.Background(), f, m.Ask)
+		if err != nil {
+			reply.Error = status.Convert(err).Message()
+		} else {
+			reply.Answer = answer
+		}
+		f.send(reply)
+	})
+}
+
+// answer does what a step's tasks ask for.
+func (n *Node) answer(ctx context.Context, f *follower, ask *stepapi.Ask) (*stepapi.Answer, error) {
+	if ask == nil {
+		return nil, errors.New("internal error: an empty request")
+	}
+	switch ask.Do {
+	case stepapi.AskSpawn:
+		return n.spawnStep(ctx, f, ask)
+	case stepapi.AskPublish:
+		return &stepapi.Answer{}, n.publish(f.job, ask.Name, ask.Port)
+	case stepapi.AskLookup:
+		port, found := n.reg.published(f.job, ask.Name)
+		return &stepapi.Answer{Port: port, Found: found}, nil
+	case stepapi.AskUnpublish:
+		return &stepapi.Answer{}, n.unpublish(f.job, ask.Name)
+	}
+	return nil, fmt.Errorf("cannot do %.40q: this noded does not know it", ask.Do)
+}
+
+// spawnStep starts another step of the job for the tasks of parent. Their stepd,
+// which is root's, has made the request out of its own step's.
+func (n *Node) spawnStep(ctx context.Context, parent *follower, ask *stepapi.Ask) (*stepapi.Answer, error) {
+	var who struct {
+		Job *uint32 `json:"job"`
+		UID *uint32 `json:"uid"`
+	}
+	if err := json.Unmarshal(ask.Request, &who); err != nil {
+		return nil, fmt.Errorf("cannot parse the request of step %s: %w", parent.id, err)
+	}
+	if who.Job == nil || who.UID == nil || *who.Job != parent.id.Job || *who.UID != parent.job.UID {
+		return nil, fmt.Errorf("internal error: step %s wants a step of another job or user", parent.id)
+	}
+	if err := n.reg.beginSpawn(parent.job, n.cfg.SpawnMax); err != nil {
+		return nil, err
+	}
+	defer n.reg.endSpawn(parent.job)
+	f, _, err := n.reserveAs(ctx, api.Peer{}, ask.Request, step.Starting, func(s *step.Spec) {
+		s.Parent, s.Preput = &parent.id, ask.Preput
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !f.claim() {
+		return nil, status.Errorf(codes.Aborted, "step %s was cancelled before its launch", f.id)
+	}
+	spec, err := f.launch(nil)
+	if err != nil {
+		return nil, err
+	}
+	f.log.WithField("parent", parent.id.String()).WithField("ntasks", spec.NTasks).Info("step spawned")
+	return &stepapi.Answer{ID: &f.id, SocketDir: n.files.stepsDir(), SocketName: n.files.socketName(f.id)}, nil
+}
+
+// beginSpawn counts a spawn that is under way; endSpawn ends it.
+func (r *registry) beginSpawn(j *job, limit int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	running := j.spawning
+	for _, f := range r.steps {
+		if f.job == j && f.parent != nil {
+			running++
+		}
+	}
+	if running >= limit {
+		return status.Errorf(codes.ResourceExhausted, "job %d runs %d spawned steps, and %d is the limit (SpawnStepsMax)", j.ID, running, limit)
+	}
+	j.spawning++
+	return nil
+}
+
+func (r *registry) endSpawn(j *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	j.spawning--
+}
+
+// published is one name of a job's (MPI_Publish_name). Both may be any bytes.
+type published struct {
+	Name []byte `json:"name"`
+	Port []byte `json:"port"`
+}
+
+// publish binds a name for all steps of the job, until it is taken back or the job
+// ends.
+func (n *Node) publish(j *job, name, port []byte) error {
+	switch {
+	case len(name) == 0 || len(name) > nameMax:
+		return fmt.Errorf("cannot publish a name of %d bytes: want 1 to %d", len(name), nameMax)
+	case len(port) > portMax:
+		return fmt.Errorf("cannot publish %q: its port has %d bytes, and %d is the limit", name, len(port), portMax)
+	}
+	return n.setNames(j, func(names []published) ([]published, error) {
+		if findName(names, name) >= 0 {
+			return nil, fmt.Errorf("cannot publish %q: it is published in job %d already; unpublish it first", name, j.ID)
+		}
+		if len(names) >= n.cfg.NamesMax {
+			return nil, fmt.Errorf("cannot publish %q: job %d has %d names, the limit (PublishedNamesMax)", name, j.ID, len(names))
+		}
+		return append(slices.Clone(names), published{name, port}), nil
+	})
+}
+
+func (n *Node) unpublish(j *job, name []byte) error {
+	return n.setNames(j, func(names []published) ([]published, error) {
+		i := findName(names, name)
+		if i < 0 {
+			return nil, fmt.Errorf("cannot unpublish %q: it is not published in job %d", name, j.ID)
+		}
+		return slices.Delete(slices.Clone(names), i, i+1), nil
+	})
+}
+
+// setNames changes a job's names, in the store first: a noded that comes after
+// this one knows them.
+func (n *Node) setNames(j *job, change func([]published) ([]published, error)) error {
+	j.naming.Lock()
+	defer j.naming.Unlock()
+	n.reg.mu.Lock()
+	names, err := change(j.Names)
+	n.reg.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := n.store.setNames(j.ID, names); err != nil {
+		return err
+	}
+	n.reg.mu.Lock()
+	j.Names = names
+	n.reg.mu.Unlock()
+	return nil
+}
+
+func (r *registry) published(j *job, name []byte) (port []byte, found bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := findName(j.Names, name); i >= 0 {
+		return j.Names[i].Port, true
+	}
+	return nil, false
+}
+
+func findName(names []published, name []byte) int {
+	return slices.IndexFunc(names, func(p published) bool { return bytes.Equal(p.Name, name) })
+}
