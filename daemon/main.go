@@ -25,6 +25,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
 	"stepd/mpi"
+	"stepd/mpi/spawn"
 	"stepd/proctrack"
 	"stepd/spank"
 	"stepd/step"
@@ -164,9 +165,20 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	if spec.ContainerNS {
 		deps.Namespace = os.NewFile(stepapi.FDContainer, "container")
 	}
+	var server *stepapi.Server
+	if plugin != nil {
+		services := spawn.New(spawn.Config{
+			Spec: spec, Say: aud.Say, Log: func(text string) { aud.Log(step.LogInfo, text) },
+			Ask:    func(ctx context.Context, a *stepapi.Ask) (*stepapi.Answer, error) { return server.Ask(ctx, a) },
+			Stream: func(rank, fd int) (int, error) { return st.TaskStream(rank, fd) },
+			Abort:  func(rank, code int, text string) { st.SpawnedAborted(rank, code, text) },
+			Ending: func() <-chan struct{} { return st.Ending() },
+		})
+		deps.Job, deps.Spawned = services, services
+	}
 	st = task.New(plan, deps)
 	close(made)
-	server := stepapi.NewServer(spec.ID, spec.User.UID, handler{st, aud})
+	server = stepapi.NewServer(spec.ID, spec.User.UID, handler{st, aud})
 	aud.server = server
 	server.Add(control, stepapi.RoleNoded, true)
 	server.Serve(listener)

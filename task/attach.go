@@ -72,6 +72,11 @@ func (s *Step) LauncherLost() {
 	s.mu.Lock()
 	launched := s.launched
 	s.mu.Unlock()
+	if s.plan.Spec.Parent != nil {
+		// They are connected, and their output has nowhere to go.
+		s.Cancel("the step that has spawned it, " + s.plan.Spec.Parent.String() + ", is gone")
+		return
+	}
 	if !launched {
 		s.Cancel("the client went away before the tasks were started")
 	}

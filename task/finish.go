@@ -17,6 +17,7 @@ func (s *Step) finish(err error) {
 	s.endSuspension()
 	s.settle(err)
 	s.tellFailure(err)
+	s.awaitSpawned(err)
 	s.setState(step.Completing)
 	s.endStage("kill", s.killRest)
 	s.endStage("usage", s.finishAccounting)
@@ -231,6 +232,7 @@ func (s *Step) verdict() (state step.State, code int, signal *int) {
 	}
 	if a := s.abortedBy(); a != nil {
 		// A task that aborted through PMI decides the code (lifecycle, end).
+		s.rec.Aborted = true
 		return step.Failed, abortCode(a.code), nil
 	}
 	// A cancel that came when all tasks had ended well has ended nothing.

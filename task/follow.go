@@ -160,6 +160,7 @@ func (s *Step) taskExeced(id int) {
 	s.mu.Unlock()
 	rank := s.rank(id)
 	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExec, Rank: &rank, PID: t.pid})
+	s.tellLaunched()
 }
 
 // countLaunched notes when no task is on its way to exec any more.
@@ -205,6 +206,7 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 	st := e.Status
 	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExit, Rank: &rank, PID: t.pid, Status: &st})
 	s.postTerm(e)
+	s.tellLaunched()
 	s.d.Audience.TaskExited(rank, status)
 	if s.d.MPI != nil {
 		s.d.MPI.TaskExited(rank, e.Status)

@@ -100,6 +100,15 @@ type MPI interface {
 	Close() error
 }
 
+// Spawned are the steps that the tasks have started: *spawn.Services has them.
+type Spawned interface {
+	// Running counts those that have not ended; Cancel ends them, without waiting;
+	// Close waits for their ends.
+	Running() int
+	Cancel(reason string)
+	Close()
+}
+
 // Network is the other nodes of a step: stepd's tree is one. It calls Step.EndedBy
 // and Step.NodeLost.
 type Network interface {

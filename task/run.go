@@ -22,6 +22,7 @@ type Deps struct {
 	Network Network
 	Peers   step.Peers
 	Job     step.MPIServices
+	Spawned Spawned // nil where nothing can be
 	Plugins []Plugin
 	// Accounting is nil where nothing is accounted for.
 	Accounting Accounting
@@ -77,6 +78,8 @@ type Step struct {
 	oomKills int // guarded by mu
 	// launched: every task has exec'd, or will not any more.
 	launched bool // guarded by mu
+	// toldLaunched: who has spawned this step knows.
+	toldLaunched bool
 	// failure is set where the step's end is not that of its tasks.
 	failure *failure // guarded by mu
 	// progressKept: the ranks' progress and what they did is as it was when the

@@ -19,7 +19,8 @@ func newRecord(spec *step.Spec, ranks []int, now time.Time) step.Record {
 		Node: spec.NodeName, State: step.Pending, NTasks: spec.NTasks,
 		Command: spec.Argv, Submitted: now, MPI: spec.MPI, CPUs: spec.CPUs,
 		Cgroup: spec.Proctrack.Dir, CgroupTasks: spec.Proctrack.Tasks, CgroupV1: spec.Confine.V1, StepdPID: unix.Getpid(),
-		Tasks: make([]step.Task, len(ranks)),
+		Parent: spec.Parent,
+		Tasks:  make([]step.Task, len(ranks)),
 	}
 	for i, rank := range ranks {
 		rec.Tasks[i] = step.Task{Rank: rank, LocalID: i, State: step.TaskPending}

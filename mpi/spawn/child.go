@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -21,6 +20,7 @@ const sendTimeout = 10 * time.Second
 // child is one spawned step, of which this stepd is the launcher.
 type child struct {
 	s    *Services
+	rank int // who has spawned it
 	id   step.ID
 	conn *stepapi.Conn
 	// launched gets one value when the tasks run, or will not.
@@ -54,7 +54,7 @@ func (c *child) start(ctx context.Context, req *step.Request, r step.SpawnReques
 	if err != nil {
 		return fmt.Errorf("cannot reach the stepd of step %s: %w", c.id, err)
 	}
-	if err := c.attach(conn, r.Rank); err != nil {
+	if err := c.attach(conn); err != nil {
 		conn.Close()
 		return fmt.Errorf("cannot launch step %s: %w", c.id, err)
 	}
@@ -70,27 +70,25 @@ func (c *child) start(ctx context.Context, req *step.Request, r step.SpawnReques
 
 // attach makes this stepd the launcher. The tasks write where the rank does that
 // has asked for them; what it has closed is /dev/null to them.
-func (c *child) attach(conn *stepapi.Conn, rank int) error {
+func (c *child) attach(conn *stepapi.Conn) error {
 	_ = conn.SetWriteDeadline(time.Now().Add(sendTimeout))
 	if err := conn.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleLaunch}); err != nil {
 		return err
 	}
 	m := &stepapi.Msg{Type: stepapi.TypeAttach}
-	var files []*os.File
 	var fds []int
 	for fd := 1; fd <= 2; fd++ {
-		f, err := c.s.Stream(rank, fd)
+		own, err := c.s.Stream(c.rank, fd)
 		if err != nil {
 			c.s.Log(fmt.Sprintf("descriptor %d of step %s is /dev/null: %v", fd, c.id, err))
 			continue
 		}
-		files = append(files, f)
-		fds = append(fds, int(f.Fd()))
+		fds = append(fds, own)
 		m.Streams = append(m.Streams, stepapi.StreamFD{FD: fd, Rank: step.AllRanks})
 	}
 	defer func() {
-		for _, f := range files {
-			f.Close()
+		for _, fd := range fds {
+			unix.Close(fd)
 		}
 	}()
 	if len(fds) > 0 {
@@ -106,7 +104,7 @@ func (c *child) follow() {
 	defer c.conn.Close()
 	go func() { // ends with follow, at the latest
 		select {
-		case <-c.s.Ending:
+		case <-c.s.Ending():
 			c.giveUp("the step that has spawned it, " + c.s.Spec.ID.String() + ", has been ended")
 		case <-c.done:
 		}
@@ -200,7 +198,7 @@ func (c *child) ended(rec *step.Record) {
 	case rec != nil && rec.State == step.Failed && !rec.Aborted && rec.PluginCrash == nil:
 		// Its tasks' exit codes, which were told, and are not ours.
 	default:
-		c.s.Abort(max(code, 1), fmt.Sprintf("step %s, which it has spawned, has ended: %s", c.id, reason))
+		c.s.Abort(c.rank, max(code, 1), fmt.Sprintf("step %s, which it has spawned, has ended: %s", c.id, reason))
 	}
 }
 

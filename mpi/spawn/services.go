@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -17,15 +16,16 @@ type Config struct {
 	Spec *step.Spec
 	// Ask asks noded (stepapi.Server.Ask).
 	Ask func(context.Context, *stepapi.Ask) (*stepapi.Answer, error)
-	// Stream returns a copy of what a rank of this node has as descriptor 1 or 2.
-	Stream func(rank, fd int) (*os.File, error)
+	// Stream returns a copy of what a rank of this node has as descriptor 1 or 2; the
+	// caller closes it.
+	Stream func(rank, fd int) (int, error)
 	// Say sends a line to the user's stderr, Log one to the administrator.
 	Say func(line string)
 	Log func(text string)
-	// Abort ends this step because one that it has spawned was aborted.
-	Abort func(code int, text string)
-	// Ending is closed when the step's end has been asked for.
-	Ending <-chan struct{}
+	// Abort ends this step because one that a rank has spawned was aborted.
+	Abort func(rank, code int, text string)
+	// Ending returns what is closed when the step's end has been asked for.
+	Ending func() <-chan struct{}
 }
 
 // nodedPatience is how long a request waits for noded, which may be restarting.
@@ -112,7 +112,7 @@ func (s *Services) Spawn(ctx context.Context, r step.SpawnRequest) (step.SpawnRe
 	if err != nil {
 		return step.SpawnReply{}, err
 	}
-	c, err := s.begin()
+	c, err := s.begin(r.Rank)
 	if err != nil {
 		return step.SpawnReply{}, err
 	}
@@ -134,18 +134,18 @@ func (s *Services) Spawn(ctx context.Context, r step.SpawnRequest) (step.SpawnRe
 }
 
 // begin counts a child, unless this step has ended, or is about to.
-func (s *Services) begin() (*child, error) {
+func (s *Services) begin(rank int) (*child, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	select {
-	case <-s.Ending:
+	case <-s.Ending():
 		s.closed = true
 	default:
 	}
 	if s.closed {
 		return nil, fmt.Errorf("cannot spawn: step %s is ending", s.Spec.ID)
 	}
-	c := &child{s: s, launched: make(chan error, 1), done: make(chan struct{})}
+	c := &child{s: s, rank: rank, launched: make(chan error, 1), done: make(chan struct{})}
 	s.children[c] = struct{}{}
 	s.running.Add(1)
 	return c, nil
