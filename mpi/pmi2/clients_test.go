@@ -2,8 +2,12 @@ package pmi2
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
+
+	"stepd/step"
 )
 
 func mpichProgram(t *testing.T) string {
@@ -66,8 +70,22 @@ func TestLibPMI2EveryCall(t *testing.T) {
 	for _, n := range []int{1, 2, 8, 32} {
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
 			r := launch(t, n, same(program, "all"))
-			r.log = without(r.log, "is not supported by mpi/pmi2")
+			r.log = without(without(r.log, "is not supported by mpi/pmi2"), "spawn: no such file")
 			r.wantOK(t)
+			want := step.SpawnRequest{
+				MPI: "pmi2", Preput: []step.KeyValue{{Key: "port", Value: []byte("tag#0;$x")}},
+				Apps: []step.SpawnApp{
+					{Argv: []string{"/bin/true", "a;b", "c=d e"}, NTasks: 2, Info: []step.KeyValue{{Key: "wdir", Value: []byte("/tmp")}}},
+					{Argv: []string{"/bin/false", "x"}, NTasks: 1},
+				},
+			}
+			i := slices.IndexFunc(r.job.spawned, func(got step.SpawnRequest) bool {
+				got.Rank = 0
+				return reflect.DeepEqual(got, want)
+			})
+			if i < 0 || len(r.job.spawned) != 2*n {
+				t.Errorf("%d spawns, none as it was asked: %+v", len(r.job.spawned), r.job.spawned)
+			}
 		})
 	}
 }

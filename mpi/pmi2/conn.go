@@ -75,7 +75,7 @@ func (c *conn) send(data []byte) error {
 	}
 	if len(c.queued)+len(data) > c.queueMax {
 		c.breakOff()
-		return fmt.Errorf("%d bytes of answers are not read: more than %d (QueueBytes)", len(c.queued)+len(data), c.queueMax)
+		return fmt.Errorf("%d bytes of answers are not read: more than %d (PMI2QueueBytes)", len(c.queued)+len(data), c.queueMax)
 	}
 	c.queued = append(c.queued, data...)
 	if !c.flushing {

@@ -148,7 +148,7 @@ func TestFloodOfAnswers(t *testing.T) {
 	}
 	deaf.ask("cmd=job-getid;", "cmd=job-getid-response;rc=0;jobid=12.3;")
 	other.ask("cmd=info-putnodeattr;key=x;value="+strings.Repeat("v", 1000)+";", "cmd=info-putnodeattr-response;rc=0;")
-	w.wantLog("rank 0: connection closed: ", "of answers are not read: more than 1024 (QueueBytes)")
+	w.wantLog("rank 0: connection closed: ", "of answers are not read: more than 1024 (PMI2QueueBytes)")
 	other.ask("cmd=job-getid;", "cmd=job-getid-response;rc=0;jobid=12.3;")
 }
 

@@ -63,6 +63,8 @@ type world struct {
 	ranks  []*fake
 	aborts chan told
 	logs   chan string
+	job    *fakeJob
+	tasks  step.MPITasks
 
 	mu       sync.Mutex
 	progress map[int][]string // guarded by mu: what was told of each rank
@@ -80,9 +82,18 @@ type fake struct {
 // newWorld makes n ranks that have not spoken yet.
 func newWorld(t testing.TB, n int, conf Config) *world {
 	t.Helper()
-	w := &world{t: t, plugin: New(conf), aborts: make(chan told, n), logs: make(chan string, 16*n), progress: make(map[int][]string)}
+	return newWorldOf(t, conf, func(s *step.Spec) { s.NTasks = n })
+}
+
+// newWorldOf is newWorld of another step.
+func newWorldOf(t testing.TB, conf Config, change func(*step.Spec)) *world {
+	t.Helper()
+	spec := testSpec(1)
+	change(spec)
+	n := spec.NTasks
+	w := &world{t: t, plugin: New(conf), aborts: make(chan told, n), logs: make(chan string, 16*n), job: newFakeJob(), progress: make(map[int][]string)}
 	pre, err := w.plugin.Prefork(context.Background(), step.MPIJob{
-		Spec:  testSpec(n),
+		Spec: spec, Job: w.job,
 		Abort: func(rank, code int, text string) { w.aborts <- told{rank, code, text} },
 		Log:   func(text string) { w.logs <- text },
 		Progress: func(rank int, p step.MPIProgress) {
@@ -94,6 +105,7 @@ func newWorld(t testing.TB, n int, conf Config) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.tasks = pre
 	for rank, fds := range pre.TaskFDs {
 		// For the poller, so that a test can set deadlines.
 		if err := unix.SetNonblock(int(fds[0].File.Fd()), true); err != nil {

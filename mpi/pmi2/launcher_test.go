@@ -56,6 +56,7 @@ type run struct {
 	plugin *Plugin
 	tasks  []*exec.Cmd
 	out    []bytes.Buffer
+	job    *fakeJob
 
 	mu    sync.Mutex
 	told  []told   // guarded by mu
@@ -67,9 +68,9 @@ type run struct {
 // and so do 60 seconds.
 func launch(t *testing.T, n int, command func(rank int) []string) *run {
 	t.Helper()
-	r := &run{plugin: New(Config{}), out: make([]bytes.Buffer, n)}
+	r := &run{plugin: New(Config{}), out: make([]bytes.Buffer, n), job: newFakeJob()}
 	job := step.MPIJob{
-		Spec: testSpec(n),
+		Spec: testSpec(n), Job: r.job,
 		Abort: func(rank, code int, text string) {
 			r.mu.Lock()
 			r.told = append(r.told, told{rank, code, text})

@@ -16,7 +16,7 @@ type waiter struct {
 func (s *state) putAttr(r *rank, key, text string) (outcome, *refusal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if why := s.check(s.conf.KeyBytes2, key, text); why != nil {
+	if why := s.check(2, key, text); why != nil {
 		return outcome{}, why
 	}
 	if key == keyLocalRanks || key == keyLocalRanksNr {
@@ -40,7 +40,7 @@ func (s *state) putAttr(r *rank, key, text string) (outcome, *refusal) {
 func (s *state) getAttr(r *rank, m message, key string, wait bool) (answer []byte, why *refusal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if why := s.check(s.conf.KeyBytes2, key, ""); why != nil {
+	if why := s.check(2, key, ""); why != nil {
 		return nil, why
 	}
 	text, ok := s.attr(key)
@@ -50,7 +50,7 @@ func (s *state) getAttr(r *rank, m message, key string, wait bool) (answer []byt
 	case !wait:
 		return respond2(m, pair{"found", bool2(false)}), nil
 	case r.waits >= s.conf.WaitsPerRank:
-		return nil, refuse(codeNoMemory, "rank %d waits for %d attributes: the limit (WaitsPerRank)", r.n, r.waits)
+		return nil, refuse(codeNoMemory, "rank %d waits for %d attributes: the limit (PMI2WaitsPerRank)", r.n, r.waits)
 	}
 	r.waits++
 	key = strings.Clone(key)
@@ -80,41 +80,6 @@ func (s *state) attr(key string) (string, bool) {
 	}
 	v, ok := s.attrs[key]
 	return v.text, ok
-}
-
-// publish binds a service name to a port for the ranks of the step.
-func (s *state) publish(r *rank, keyMax int, name, port string) *refusal {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if why := s.check(keyMax, name, port); why != nil {
-		return why
-	}
-	if old, ok := s.names[name]; ok {
-		return refuse(codeArgument, "service %s is published by rank %d: unpublish it first", quote(name), old.owner)
-	}
-	return s.store(s.names, r, name, port)
-}
-
-// unpublish removes a service name; any rank of the step may.
-func (s *state) unpublish(name string) *refusal {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, ok := s.names[name]; !ok {
-		return refuse(codeArgument, "service %s is not published", quote(name))
-	}
-	s.drop(s.names, name)
-	return nil
-}
-
-// resolve finds a service's port.
-func (s *state) resolve(name string) (string, *refusal) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	v, ok := s.names[name]
-	if !ok {
-		return "", refuse(codeArgument, "service %s is not published", quote(name))
-	}
-	return v.text, nil
 }
 
 // store charges r and stores a pair that is visible at once; the caller holds

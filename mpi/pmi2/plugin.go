@@ -26,12 +26,20 @@ type Plugin struct {
 	job     step.MPIJob
 	state   *state
 	closing chan struct{} // closed by Close
+	// ctx ends with Close.
+	ctx     context.Context
+	cancel  context.CancelFunc
 	running sync.WaitGroup
 }
 
+// Name is the plugin's in --mpi and MpiDefault.
+const Name = "pmi2"
+
 // New makes a plugin; conf's zero value means the defaults.
 func New(conf Config) *Plugin {
-	return &Plugin{conf: conf.withDefaults(), closing: make(chan struct{})}
+	p := &Plugin{conf: conf.withDefaults(), closing: make(chan struct{})}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	return p
 }
 
 // Prefork makes one socketpair per task and serves our ends from now on. The
@@ -89,7 +97,7 @@ func (p *Plugin) makeRanks(ctx context.Context, spec *step.Spec) (st *state, the
 		if err != nil {
 			return st, theirs, fmt.Errorf("cannot make PMI socket of task %d of %d: %w", n, spec.NTasks, err)
 		}
-		st.ranks = append(st.ranks, &rank{n: n, conn: c, phase: phaseNew, exited: make(chan struct{})})
+		st.ranks = append(st.ranks, &rank{n: n, app: spec.AppOf(n), conn: c, phase: phaseNew, exited: make(chan struct{})})
 		theirs = append(theirs, child)
 	}
 	return st, theirs, nil
@@ -103,6 +111,10 @@ func tasks(spec *step.Spec, theirs []*os.File) step.MPITasks {
 		TaskEnv: make([][]string, len(theirs)),
 		TaskFDs: make([][]step.TaskFD, len(theirs)),
 	}
+	spawned := "0"
+	if spec.Parent != nil {
+		spawned = "1"
+	}
 	for n, file := range theirs {
 		number := strconv.Itoa(n)
 		out.TaskEnv[n] = []string{
@@ -110,15 +122,15 @@ func tasks(spec *step.Spec, theirs []*os.File) step.MPITasks {
 			"PMI_ID=" + number,
 			"PMI_SIZE=" + strconv.Itoa(spec.NTasks),
 			"PMI_JOBID=" + spec.ID.String(),
-			"PMI_SPAWNED=0",
+			"PMI_SPAWNED=" + spawned,
 		}
 		out.TaskFDs[n] = []step.TaskFD{{File: file, Var: "PMI_FD"}}
 	}
 	return out
 }
 
-// TaskExited tells that a task ended. It does not wait: the rank's goroutine
-// first serves what the task had sent before its end.
+// TaskExited tells that the task of a rank ended. It does not wait: the rank's
+// goroutine first serves what the task had sent before its end.
 func (p *Plugin) TaskExited(n int, status step.ExitStatus) {
 	p.mu.Lock()
 	started := p.started
@@ -146,6 +158,7 @@ func (p *Plugin) Close() error {
 	p.mu.Unlock()
 	if first {
 		close(p.closing)
+		p.cancel()
 		if started {
 			for _, r := range p.state.ranks {
 				r.conn.close()

@@ -38,7 +38,7 @@ func (r *reader) line() (string, error) {
 		}
 		seen = r.end - r.start
 		if seen > r.max {
-			return "", &cutError{fmt.Sprintf("cannot read PMI-1 line %s: longer than %d bytes (FrameBytes)", quote(r.rest()), r.max)}
+			return "", &cutError{fmt.Sprintf("cannot read PMI-1 line %s: longer than %d bytes (PMI2FrameBytes)", quote(r.rest()), r.max)}
 		}
 		if err := r.fill(); err != nil {
 			return "", r.cut(err, "PMI-1 line")

@@ -1,8 +1,8 @@
 package pmi2
 
 import (
+	"context"
 	"fmt"
-	"strings"
 )
 
 // serve1 answers a PMI-1 rank, line by line, until its end. The error says why
@@ -43,10 +43,10 @@ func (p *Plugin) readBlock(m message, in *reader) (message, error) {
 			return m, nil
 		}
 		if bytes += len(text); bytes > p.conf.FrameBytes {
-			return message{}, fmt.Errorf("cannot read PMI-1 %s: more than %d bytes (FrameBytes)", quote(m.cmd), p.conf.FrameBytes)
+			return message{}, fmt.Errorf("cannot read PMI-1 %s: more than %d bytes (PMI2FrameBytes)", quote(m.cmd), p.conf.FrameBytes)
 		}
 		if len(m.pairs) == p.conf.Attributes {
-			return message{}, fmt.Errorf("cannot read PMI-1 %s: more than %d lines (Attributes)", quote(m.cmd), p.conf.Attributes)
+			return message{}, fmt.Errorf("cannot read PMI-1 %s: more than %d lines (PMI2Attributes)", quote(m.cmd), p.conf.Attributes)
 		}
 		attr, err := parseBlockLine(text)
 		if err != nil {
@@ -66,8 +66,10 @@ func (p *Plugin) command1(r *rank, m message) error {
 		return nil
 	}
 	switch m.cmd {
-	case "put", "get", "publish_name", "unpublish_name", "lookup_name":
+	case "put", "get":
 		p.store1(r, m)
+	case "publish_name", "unpublish_name", "lookup_name":
+		p.names1(r, m)
 	case "spawn":
 		p.spawn1(r, m)
 	case "barrier_in":
@@ -102,69 +104,104 @@ func (p *Plugin) info1(r *rank, m message) []byte {
 			pair{"keylen_max", itoa(p.conf.KeyBytes1)},
 			pair{"vallen_max", itoa(p.conf.ValueBytes)})
 	case "get_appnum":
-		return line1("appnum", pair{"rc", "0"}, pair{"appnum", "0"})
+		return line1("appnum", pair{"rc", "0"}, pair{"appnum", itoa(r.app)})
 	case "get_my_kvsname":
 		return line1("my_kvsname", pair{"rc", "0"}, pair{"kvsname", p.state.jobID})
 	case "get_universe_size":
-		return line1("universe_size", pair{"rc", "0"}, pair{"size", itoa(p.state.size)})
+		return line1("universe_size", pair{"rc", "0"}, pair{"size", itoa(p.state.universe)})
 	}
 	p.log(r, "unknown PMI-1 command "+quote(m.cmd))
 	return error1(answer1(m.cmd), refuse(codeOther, "unknown command"))
 }
 
-// store1 carries out what touches the shared maps.
+// store1 carries out what touches the key value space.
 func (p *Plugin) store1(r *rank, m message) {
-	var text string
-	var why *refusal
 	key, _ := m.get("key")
-	service, _ := m.get("service")
 	if kvs, ok := m.get("kvsname"); ok && kvs != p.state.jobID {
-		why = refuse(codeArgument, "key value space %s is not this step's", quote(kvs))
-	}
-	// The names of the answers' attributes are those that MPICH reads.
-	var good []pair
-	var bad []pair
-	switch {
-	case why != nil:
-	case m.cmd == "put":
-		value, _ := m.get("value")
-		why = p.state.put(r, p.conf.KeyBytes1, key, value)
-	case m.cmd == "get":
-		var ok bool
-		if text, ok = p.state.lookup(r, key); !ok {
-			why, bad = refuse(codeKey, "key not found"), []pair{{"value", "unknown"}}
-		}
-		good = []pair{{"value", text}}
-	case m.cmd == "publish_name":
-		port, _ := m.get("port")
-		why = p.state.publish(r, p.conf.KeyBytes1, service, port)
-	case m.cmd == "unpublish_name":
-		why = p.state.unpublish(service)
-	case m.cmd == "lookup_name":
-		text, why = p.state.resolve(service)
-		good = []pair{{"port", text}}
-	}
-	if strings.HasSuffix(m.cmd, "_name") {
-		good = append([]pair{{"info", "ok"}}, good...)
-		bad = append(bad, pair{"info", "fail"})
-	}
-	if why != nil {
-		p.send(r, error1(answer1(m.cmd), why, bad...))
+		p.send(r, error1(answer1(m.cmd), refuse(codeArgument, "key value space %s is not this step's", quote(kvs))))
 		return
 	}
-	p.send(r, line1(answer1(m.cmd), append([]pair{{"rc", "0"}}, good...)...))
+	if m.cmd == "put" {
+		value, _ := m.get("value")
+		if why := p.state.put(r, key, value); why != nil {
+			p.send(r, error1(answer1(m.cmd), why))
+			return
+		}
+		p.send(r, line1(answer1(m.cmd), pair{"rc", "0"}))
+		return
+	}
+	text, ok := p.state.lookup(r, key)
+	if !ok {
+		p.send(r, error1(answer1(m.cmd), refuse(codeKey, "key not found"), pair{"value", "unknown"}))
+		return
+	}
+	p.send(r, line1(answer1(m.cmd), pair{"rc", "0"}, pair{"value", text}))
 }
 
-// spawn1 refuses a spawn, once the last of its blocks is there: the client
-// reads one answer for all.
-func (p *Plugin) spawn1(r *rank, m message) {
-	total, ok1 := m.number("totspawns")
-	sofar, ok2 := m.number("spawnssofar")
-	if ok1 && ok2 && sofar < total {
-		return
+// names1 carries out name publishing, by noded. The names of the answers'
+// attributes are those that MPICH reads.
+func (p *Plugin) names1(r *rank, m message) {
+	service, _ := m.get("service")
+	port, _ := m.get("port")
+	cmd := m.cmd
+	refused := func(why *refusal) []byte { return error1(answer1(cmd), why, pair{"info", "fail"}) }
+	why := p.later(r, func(ctx context.Context) []byte {
+		var why *refusal
+		good := []pair{{"rc", "0"}, {"info", "ok"}}
+		switch cmd {
+		case "publish_name":
+			why = p.publish(ctx, 1, service, port)
+		case "unpublish_name":
+			why = p.unpublish(ctx, service)
+		default:
+			var found string
+			found, why = p.resolve(ctx, service)
+			good = append(good, pair{"port", found})
+		}
+		if why != nil {
+			return refused(why)
+		}
+		return line1(answer1(cmd), good...)
+	})
+	if why != nil {
+		p.send(r, refused(why))
 	}
-	p.log(r, "spawn is not supported by mpi/pmi2")
-	p.send(r, error1("spawn_result", refuse(codeOther, "spawn is not supported by mpi/pmi2")))
+}
+
+// spawn1 takes a block of a spawn, and carries it out with the last one.
+func (p *Plugin) spawn1(r *rank, m message) {
+	if r.spawning == nil {
+		r.spawning = &spawnRequest{}
+	}
+	s := r.spawning
+	whole, err := s.take1(m, &p.conf)
+	var why *refusal
+	switch {
+	case err != nil:
+		r.spawning = nil
+		why = refuse(codeArgument, "%v", err)
+		p.log(r, err.Error())
+	case !whole:
+		return
+	default:
+		r.spawning = nil
+		if why = s.checkPreput(p.state, 1); why == nil {
+			why = p.later(r, func(ctx context.Context) []byte {
+				id, errs, why := p.spawn(ctx, r, s)
+				codes := pair{"errcodes", errorCodes(errs)}
+				switch {
+				case why != nil:
+					return error1("spawn_result", why, codes)
+				case codes.value == "":
+					return line1("spawn_result", pair{"rc", "0"}, pair{"jobid", id})
+				}
+				return line1("spawn_result", pair{"rc", "0"}, pair{"jobid", id}, codes)
+			})
+		}
+	}
+	if why != nil {
+		p.send(r, error1("spawn_result", why))
+	}
 }
 
 // abort1 ends the step: MPI_Abort.

@@ -1,6 +1,7 @@
 package pmi2
 
 import (
+	"context"
 	"fmt"
 	"strings"
 )
@@ -59,10 +60,12 @@ func (p *Plugin) command2(r *rank, m message) error {
 	case "kvs-put", "kvs-get", "info-putnodeattr", "info-getnodeattr", "info-getjobattr":
 		answer, why = p.store2(r, m)
 	case "name-publish", "name-unpublish", "name-lookup":
-		answer, why = p.names2(r, m)
+		why = p.names2(r, m)
+	case "spawn":
+		why = p.spawn2(r, m)
 	case "job-getid":
 		answer = respond2(m, pair{"jobid", p.state.jobID})
-	case "spawn", "job-connect", "job-disconnect":
+	case "job-connect", "job-disconnect":
 		why = refuse(codeOther, "%s is not supported by mpi/pmi2", m.cmd)
 		p.log(r, why.text)
 	default:
@@ -91,10 +94,14 @@ func (p *Plugin) fullinit(r *rank, m message) ([]byte, *refusal) {
 		return nil, why
 	}
 	p.settle(p.state.advance(r, phaseReady))
-	return respond2(m,
-		pair{"pmi-version", "2"}, pair{"pmi-subversion", "0"},
-		pair{"rank", itoa(r.n)}, pair{"size", itoa(p.state.size)}, pair{"appnum", "0"},
-		pair{"debugged", bool2(false)}, pair{"pmiverbose", bool2(false)}), nil
+	told := []pair{
+		{"pmi-version", "2"}, {"pmi-subversion", "0"},
+		{"rank", itoa(r.n)}, {"size", itoa(p.state.size)}, {"appnum", itoa(r.app)},
+	}
+	if p.state.spawner != "" {
+		told = append(told, pair{"spawner-jobid", p.state.spawner})
+	}
+	return respond2(m, append(told, pair{"debugged", bool2(false)}, pair{"pmiverbose", bool2(false)})...), nil
 }
 
 // store2 carries out what touches keys and attributes.
@@ -103,7 +110,7 @@ func (p *Plugin) store2(r *rank, m message) ([]byte, *refusal) {
 	text, _ := m.get("value")
 	switch m.cmd {
 	case "kvs-put":
-		if why := p.state.put(r, p.conf.KeyBytes2, key, text); why != nil {
+		if why := p.state.put(r, key, text); why != nil {
 			return nil, why
 		}
 		return respond2(m), nil
@@ -135,28 +142,51 @@ func found2(m message, text string, ok bool) []byte {
 	return respond2(m, pair{"found", bool2(true)}, pair{"value", text})
 }
 
-// names2 carries out name publishing.
-func (p *Plugin) names2(r *rank, m message) ([]byte, *refusal) {
+// names2 carries out name publishing, by noded.
+func (p *Plugin) names2(r *rank, m message) *refusal {
 	name, _ := m.get("name")
-	var why *refusal
-	switch m.cmd {
-	case "name-publish":
-		port, _ := m.get("port")
-		why = p.state.publish(r, p.conf.KeyBytes2, name, port)
-	case "name-unpublish":
-		why = p.state.unpublish(name)
-	default:
-		port, why := p.state.resolve(name)
-		if why != nil {
-			return nil, why
+	port, _ := m.get("port")
+	m = m.stub()
+	return p.later(r, func(ctx context.Context) []byte {
+		var why *refusal
+		var good []pair
+		switch m.cmd {
+		case "name-publish":
+			why = p.publish(ctx, 2, name, port)
+		case "name-unpublish":
+			why = p.unpublish(ctx, name)
+		default:
+			var found string
+			found, why = p.resolve(ctx, name)
+			// Slurm's client reads value, newer MPICH port.
+			good = []pair{{"value", found}, {"port", found}}
 		}
-		// Slurm's client reads value, newer MPICH port.
-		return respond2(m, pair{"value", port}, pair{"port", port}), nil
+		if why != nil {
+			return error2(m, why)
+		}
+		return respond2(m, good...)
+	})
+}
+
+// spawn2 starts another step.
+func (p *Plugin) spawn2(r *rank, m message) *refusal {
+	s := &spawnRequest{}
+	if err := s.take2(m); err != nil {
+		p.log(r, err.Error())
+		return refuse(codeArgument, "%v", err)
 	}
-	if why != nil {
-		return nil, why
+	if why := s.checkPreput(p.state, 2); why != nil {
+		return why
 	}
-	return respond2(m), nil
+	m = m.stub()
+	return p.later(r, func(ctx context.Context) []byte {
+		id, errs, why := p.spawn(ctx, r, s)
+		codes := pair{"errcodes", errorCodes(errs)}
+		if why != nil {
+			return error2(m, why, codes)
+		}
+		return respond2(m, pair{"jobid", id}, codes)
+	})
 }
 
 // ring2 enters a ring: each rank gives a value to each neighbour.
@@ -165,7 +195,7 @@ func (p *Plugin) ring2(r *rank, m message) *refusal {
 	right, _ := m.get("ring-right")
 	for _, text := range []string{left, right} {
 		if len(text) > p.conf.ValueBytes {
-			return refuse(codeValueLength, "ring value of %d bytes: more than %d (vallen_max)", len(text), p.conf.ValueBytes)
+			return refuse(codeValueLength, "ring value of %d bytes: more than %d (PMI2ValueBytes)", len(text), p.conf.ValueBytes)
 		}
 	}
 	return p.enter2(r, kindRing, entry{m: m.stub(), left: strings.Clone(left), right: strings.Clone(right)})

@@ -30,6 +30,10 @@ type state struct {
 	size  int    // ranks of the step
 	// tell is step.MPIJob.Progress, nil for nobody; see note.
 	tell func(rank int, p step.MPIProgress)
+	// spawner is the step that has spawned this one, "" without one.
+	spawner string
+	// universe is how many ranks the program may expect to run at a time.
+	universe int
 
 	// ranks is complete before the first goroutine runs; what is guarded of a
 	// rank is named there.
@@ -38,15 +42,28 @@ type state struct {
 	mu    sync.Mutex          // guards all below
 	kvs   map[string]value    // what a fence made visible
 	attrs map[string]value    // the node's attributes
-	names map[string]value    // published services
 	waits map[string][]waiter // by attribute
-	bytes int                 // what kvs, attrs, names and pending are charged for
+	bytes int                 // what kvs, attrs and pending are charged for
 	fence fence
 	// left counts the ranks that can enter no fence any more.
 	left int
 	// aborted says that the step was told to end; it is told once.
 	aborted bool
 }
+
+// universe is the size that MPI_UNIVERSE_SIZE tells: what the job's CPUs have room
+// for, and no less than runs already.
+func universe(spec *step.Spec) int {
+	n := spec.NTasks
+	if cpus, err := step.ParseCPUList(spec.JobCPUs); err == nil {
+		n = max(n, len(cpus)/max(1, spec.CPUsPerTask))
+	}
+	return n
+}
+
+// noOwner is charged for nothing: what a spawn gave to the new ranks is bounded by
+// the spawn.
+const noOwner = -1
 
 // value is a stored pair's value and the rank that is charged for it.
 type value struct {
@@ -67,6 +84,10 @@ type rank struct {
 	// speaks is 1 or 2, 0 before the first line. The rank's goroutine sets it
 	// before the rank enters a fence; others read it afterwards.
 	speaks int
+	// spawning is the PMI-1 spawn whose blocks come; the rank's goroutine's.
+	spawning *spawnRequest
+	// app is which of the step's commands it runs.
+	app int
 
 	// state.mu guards all below.
 	phase   phase
@@ -74,6 +95,7 @@ type rank struct {
 	keys    int               // pairs that the rank is charged for
 	waits   int               // attributes that the rank waits for
 	waitKey string            // the last one of them
+	asks    int               // requests that noded is to answer
 	fences  int               // fences passed
 	entry   *entry            // the fence that the rank waits in
 	left    bool              // it can enter no fence any more
@@ -113,15 +135,22 @@ type abort struct {
 }
 
 func newState(spec *step.Spec, conf Config) *state {
-	return &state{
-		conf:  conf,
-		jobID: spec.ID.String(),
-		size:  spec.NTasks,
-		kvs:   make(map[string]value),
-		attrs: make(map[string]value),
-		names: make(map[string]value),
-		waits: make(map[string][]waiter),
+	s := &state{
+		conf:     conf,
+		jobID:    spec.ID.String(),
+		size:     spec.NTasks,
+		universe: universe(spec),
+		kvs:      make(map[string]value),
+		attrs:    make(map[string]value),
+		waits:    make(map[string][]waiter),
 	}
+	if spec.Parent != nil {
+		s.spawner = spec.Parent.String()
+	}
+	for _, kv := range spec.Preput {
+		s.kvs[kv.Key] = value{string(kv.Value), noOwner}
+	}
+	return s
 }
 
 // mapping tells which ranks share a node: one block that begins at node 0, of
@@ -129,10 +158,10 @@ func newState(spec *step.Spec, conf Config) *state {
 func (s *state) mapping() string { return fmt.Sprintf("(vector,(0,1,%d))", s.size) }
 
 // put stages a pair until the rank's next fence.
-func (s *state) put(r *rank, keyMax int, key, text string) *refusal {
+func (s *state) put(r *rank, key, text string) *refusal {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if why := s.check(keyMax, key, text); why != nil {
+	if why := s.check(r.speaks, key, text); why != nil {
 		return why
 	}
 	if key == keyMapping {
@@ -186,22 +215,26 @@ func (s *state) jobAttr(key string) (string, bool) {
 	case keyMapping:
 		return s.mapping(), true
 	case keyUniverse:
-		return itoa(s.size), true
+		return itoa(s.universe), true
 	case keyNameServer:
 		return "TRUE", true
 	}
 	return "", false
 }
 
-// check applies the limits on a single pair.
-func (s *state) check(keyMax int, key, text string) *refusal {
+// check applies the limits of a version of PMI on a single pair.
+func (s *state) check(version int, key, text string) *refusal {
+	most, limit := s.conf.KeyBytes1, "PMI1KeyBytes"
+	if version == 2 {
+		most, limit = s.conf.KeyBytes2, "PMI2KeyBytes"
+	}
 	switch {
 	case key == "":
 		return refuse(codeKey, "empty key")
-	case len(key) > keyMax:
-		return refuse(codeKeyLength, "key of %d bytes: more than %d (keylen_max)", len(key), keyMax)
+	case len(key) > most:
+		return refuse(codeKeyLength, "key of %d bytes: more than %d (%s)", len(key), most, limit)
 	case len(text) > s.conf.ValueBytes:
-		return refuse(codeValueLength, "value of %d bytes: more than %d (vallen_max)", len(text), s.conf.ValueBytes)
+		return refuse(codeValueLength, "value of %d bytes: more than %d (PMI2ValueBytes)", len(text), s.conf.ValueBytes)
 	}
 	return nil
 }
@@ -211,10 +244,10 @@ func charge(key, text string) int { return len(key) + len(text) + entryOverhead 
 // take charges a rank for a pair that is about to be stored; the caller holds mu.
 func (s *state) take(r *rank, key, text string) *refusal {
 	if r.keys >= s.conf.KeysPerRank {
-		return refuse(codeNoMemory, "rank %d holds %d keys: the limit (KeysPerRank)", r.n, r.keys)
+		return refuse(codeNoMemory, "rank %d holds %d keys: the limit (PMI2KeysPerRank)", r.n, r.keys)
 	}
 	if cost := charge(key, text); s.bytes+cost > s.conf.TotalBytes {
-		return refuse(codeNoMemory, "the step's ranks store %d bytes: %d more pass the limit %d (TotalBytes)", s.bytes, cost, s.conf.TotalBytes)
+		return refuse(codeNoMemory, "the step's ranks store %d bytes: %d more pass the limit %d (PMI2TotalBytes)", s.bytes, cost, s.conf.TotalBytes)
 	}
 	r.keys++
 	s.bytes += charge(key, text)
@@ -233,7 +266,10 @@ func (s *state) drop(in map[string]value, key string) {
 	if !ok {
 		return
 	}
+	delete(in, key)
+	if old.owner == noOwner {
+		return
+	}
 	s.bytes -= charge(key, old.text)
 	s.ranks[old.owner].keys--
-	delete(in, key)
 }

@@ -10,7 +10,7 @@ import (
 	"stepd/step"
 )
 
-// Whatever the ranks store, replace, publish and withdraw, refusals included:
+// Whatever the ranks store and replace, refusals included:
 // the charges are those of what is stored.
 func TestStateCharges(t *testing.T) {
 	const n = 3
@@ -30,13 +30,9 @@ func TestStateCharges(t *testing.T) {
 		var why *refusal
 		switch random.IntN(12) {
 		default:
-			why = st.put(r, 64, key, text)
+			why = st.put(r, key, text)
 		case 1:
 			_, why = st.putAttr(r, key, text)
-		case 2:
-			why = st.publish(r, 64, key, text)
-		case 3:
-			why = st.unpublish(key)
 		case 4:
 			st.commit(r)
 		}
@@ -53,7 +49,7 @@ func TestStateCharges(t *testing.T) {
 func checkCharges(t *testing.T, st *state) {
 	t.Helper()
 	bytes, keys := 0, make([]int, len(st.ranks))
-	for _, in := range []map[string]value{st.kvs, st.attrs, st.names} {
+	for _, in := range []map[string]value{st.kvs, st.attrs} {
 		for key, v := range in {
 			bytes += charge(key, v.text)
 			keys[v.owner]++

@@ -27,10 +27,11 @@ func TestTalkPMI1(t *testing.T) {
 		{"cmd=put kvsname=12.3 key=PMI_process_mapping value=b", "cmd=put_result rc=-1 msg=key_PMI_process_mapping_is_the_server's"},
 		{"cmd=put kvsname=12.3 value=b", "cmd=put_result rc=-1 msg=empty_key"},
 		{"cmd=publish_name service=s port=p#1$x", "cmd=publish_result rc=0 info=ok"},
-		{"cmd=publish_name service=s port=q", `cmd=publish_result rc=-1 msg=service_"s"_is_published_by_rank_0:_unpublish_it_first info=fail`},
+		{"cmd=publish_name service=s port=q", `cmd=publish_result rc=-1 msg=cannot_publish_"s":_it_is_published_in_job_12_already info=fail`},
 		{"cmd=lookup_name service=s", "cmd=lookup_result rc=0 info=ok port=p#1$x"},
 		{"cmd=unpublish_name service=s", "cmd=unpublish_result rc=0 info=ok"},
-		{"cmd=unpublish_name service=s", `cmd=unpublish_result rc=-1 msg=service_"s"_is_not_published info=fail`},
+		{"cmd=unpublish_name service=s", `cmd=unpublish_result rc=-1 msg=cannot_unpublish_"s":_it_is_not_published_in_job_12 info=fail`},
+		{"cmd=lookup_name service=broken", "cmd=lookup_result rc=-1 msg=noded_has_gone info=fail"},
 		{"cmd=lookup_name service=s", `cmd=lookup_result rc=-1 msg=service_"s"_is_not_published info=fail`},
 		{"cmd=init pmi_version=1 pmi_subversion=1", `cmd=response_to_init rc=-1 msg=command_"init"_is_out_of_order:_running`},
 		{"cmd=finalize", "cmd=finalize_ack rc=0"},
@@ -82,18 +83,18 @@ func TestTalkPMI2(t *testing.T) {
 
 // What is refused is logged too, where the site may want to know.
 func TestTalkRefusedAndLogged(t *testing.T) {
-	const spawn = "mcmd=spawn\nnprocs=1\nexecname=/bin/my prog\ntotspawns=2\nspawnssofar=%d\nargcnt=1\narg1=a b=c\nendcmd"
 	for _, c := range []struct {
 		name      string
 		version   int
 		say, want string
 		log       string
 	}{
-		{"spawn 1", 1, fmt.Sprintf(spawn+"\n"+spawn, 1, 2), "cmd=spawn_result rc=-1 msg=spawn_is_not_supported_by_mpi/pmi2", "spawn is not supported"},
+		{"spawn 1", 1, "mcmd=spawn\nendcmd", "cmd=spawn_result rc=-1 msg=cannot_read_spawn:_it_has_no_totspawns_and_spawnssofar_that_fit", "cannot read spawn"},
 		{"unknown 1", 1, "cmd=frobnicate x=y", "cmd=frobnicate_result rc=-1 msg=unknown_command", `unknown PMI-1 command "frobnicate"`},
 		{"create_kvs", 1, "cmd=create_kvs", "cmd=newkvs rc=-1 msg=unknown_command", `"create_kvs"`},
 		{"bare word", 1, "cmd=put key=a value=b c", `cmd=put_result rc=-1 msg=cannot_parse_PMI-1_word_"c":_want_key=value`, `word "c"`},
-		{"spawn 2", 2, "cmd=spawn;ncmds=1;preputcount=0;subcmd=/bin/true;maxprocs=1;argc=0;", "cmd=spawn-response;rc=14;errmsg=spawn is not supported by mpi/pmi2;", "spawn is not supported"},
+		{"spawn 2", 2, "cmd=spawn;ncmds=1;subcmd=/bin/true;maxprocs=0;", `cmd=spawn-response;rc=3;errmsg=cannot spawn "/bin/true": maxprocs is no number from 1 to 65533;`, "cannot spawn"},
+		{"connect 2", 2, "cmd=job-connect;jobid=1.0;", "cmd=job-connect-response;rc=14;errmsg=job-connect is not supported by mpi/pmi2;", "not supported"},
 		{"unknown 2", 2, "cmd=\x1b[31m;thrid=7;", "cmd=\x1b[31m-response;thrid=7;rc=14;errmsg=unknown command;", `unknown PMI-2 command "\x1b[31m"`},
 		{"bad pair", 2, "cmd=kvs-put;key;", `cmd=kvs-put-response;rc=3;errmsg=cannot parse PMI-2 pair "key": want key=value;;;`, `pair "key"`},
 	} {
@@ -126,33 +127,31 @@ func TestTalkLimits(t *testing.T) {
 		w := newWorld(t, 2, conf)
 		f, g := w.ranks[0].init1(), w.ranks[1].init1()
 		f.ask("cmd=get_maxes", "cmd=maxes rc=0 kvsname_max=256 keylen_max=8 vallen_max=10")
-		f.ask("cmd=put key=123456789 value=b", "cmd=put_result rc=-1 msg=key_of_9_bytes:_more_than_8_(keylen_max)")
-		f.ask("cmd=put key=a value="+long, "cmd=put_result rc=-1 msg=value_of_11_bytes:_more_than_10_(vallen_max)")
-		f.ask("cmd=publish_name service=s port="+long, "cmd=publish_result rc=-1 msg=value_of_11_bytes:_more_than_10_(vallen_max) info=fail")
+		f.ask("cmd=put key=123456789 value=b", "cmd=put_result rc=-1 msg=key_of_9_bytes:_more_than_8_(PMI1KeyBytes)")
+		f.ask("cmd=put key=a value="+long, "cmd=put_result rc=-1 msg=value_of_11_bytes:_more_than_10_(PMI2ValueBytes)")
+		f.ask("cmd=publish_name service=s port="+long, "cmd=publish_result rc=-1 msg=value_of_11_bytes:_more_than_10_(PMI2ValueBytes) info=fail")
 		f.ask("cmd=put key=a value=1", "cmd=put_result rc=0")
 		f.ask("cmd=put key=b value=1", "cmd=put_result rc=0")
-		f.ask("cmd=publish_name service=s port=1", "cmd=publish_result rc=0 info=ok")
-		full := "cmd=put_result rc=-1 msg=rank_0_holds_3_keys:_the_limit_(KeysPerRank)"
+		f.ask("cmd=put key=s value=1", "cmd=put_result rc=0")
+		full := "cmd=put_result rc=-1 msg=rank_0_holds_3_keys:_the_limit_(PMI2KeysPerRank)"
 		f.ask("cmd=put key=c value=1", full)
 		f.ask("cmd=put key=a value=2", "cmd=put_result rc=0") // a new value is no new key
-		f.ask("cmd=unpublish_name service=s", "cmd=unpublish_result rc=0 info=ok")
-		f.ask("cmd=put key=c value=1", "cmd=put_result rc=0")
 		g.ask("cmd=put key=d value=1", "cmd=put_result rc=0")
 		g.ask("cmd=put key=e value=1", fmt.Sprintf(
-			"cmd=put_result rc=-1 msg=the_step's_ranks_store_%d_bytes:_%d_more_pass_the_limit_%d_(TotalBytes)",
+			"cmd=put_result rc=-1 msg=the_step's_ranks_store_%d_bytes:_%d_more_pass_the_limit_%d_(PMI2TotalBytes)",
 			4*entryOverhead+8, entryOverhead+2, 4*entryOverhead+20))
 		g.ask("cmd=get key=d", "cmd=get_result rc=0 value=1")
 	})
 	t.Run("PMI-2", func(t *testing.T) {
 		w := newWorld(t, 1, conf)
 		f := w.ranks[0].init2()
-		f.ask("cmd=kvs-put;key=1234567;value=b;", "cmd=kvs-put-response;rc=5;errmsg=key of 7 bytes: more than 6 (keylen_max);")
-		f.ask("cmd=kvs-put;key=a;value="+long+";", "cmd=kvs-put-response;rc=7;errmsg=value of 11 bytes: more than 10 (vallen_max);")
-		f.ask("cmd=info-putnodeattr;key=1234567;value=b;", "cmd=info-putnodeattr-response;rc=5;errmsg=key of 7 bytes: more than 6 (keylen_max);")
-		f.ask("cmd=ring;ring-left="+long+";ring-right=;", "cmd=ring-response;rc=7;errmsg=ring value of 11 bytes: more than 10 (vallen_max);")
+		f.ask("cmd=kvs-put;key=1234567;value=b;", "cmd=kvs-put-response;rc=5;errmsg=key of 7 bytes: more than 6 (PMI2KeyBytes);")
+		f.ask("cmd=kvs-put;key=a;value="+long+";", "cmd=kvs-put-response;rc=7;errmsg=value of 11 bytes: more than 10 (PMI2ValueBytes);")
+		f.ask("cmd=info-putnodeattr;key=1234567;value=b;", "cmd=info-putnodeattr-response;rc=5;errmsg=key of 7 bytes: more than 6 (PMI2KeyBytes);")
+		f.ask("cmd=ring;ring-left="+long+";ring-right=;", "cmd=ring-response;rc=7;errmsg=ring value of 11 bytes: more than 10 (PMI2ValueBytes);")
 		f.say("cmd=info-getnodeattr;key=x;wait=TRUE;thrid=1;")
 		f.ask("cmd=info-getnodeattr;key=y;wait=TRUE;thrid=2;",
-			"cmd=info-getnodeattr-response;thrid=2;rc=2;errmsg=rank 0 waits for 1 attributes: the limit (WaitsPerRank);")
+			"cmd=info-getnodeattr-response;thrid=2;rc=2;errmsg=rank 0 waits for 1 attributes: the limit (PMI2WaitsPerRank);")
 		// Another thread of the same rank can still put what the first waits for.
 		f.say("cmd=info-putnodeattr;key=x;value=1;thrid=3;")
 		f.want("cmd=info-getnodeattr-response;thrid=1;rc=0;found=TRUE;value=1;")
@@ -191,17 +190,17 @@ func TestTalkCutOff(t *testing.T) {
 		{"version 3", "cmd=init pmi_version=3\n", `cannot speak PMI version "3": want 1 or 2`},
 		{"no version", "cmd=init\n", `cannot speak PMI version ""`},
 		{"huge version", "cmd=init pmi_version=99999999999\n", "cannot speak PMI version"},
-		{"endless line", strings.Repeat("x", 70000), "longer than 65536 bytes (FrameBytes)"},
+		{"endless line", strings.Repeat("x", 70000), "longer than 65536 bytes (PMI2FrameBytes)"},
 		{"cut line", "cmd=in", `cannot read PMI-1 line: cut after 6 bytes: "cmd=in"`},
 		{"unreadable line", init1 + "hello\n", `cannot parse PMI-1 word "hello"`},
 		{"after finalize", init1 + "cmd=finalize\ncmd=get_maxes\n", `PMI-1 command "get_maxes" after finalize`},
 		{"barrier twice", init1 + "cmd=barrier_in\ncmd=barrier_in\n", "rank 0 waits in a fence already"},
 		{"cut spawn", init1 + "mcmd=spawn\nnprocs=1\n", ""},
 		{"bad spawn", init1 + "mcmd=spawn\nnprocs\nendcmd\n", `cannot parse PMI-1 spawn line "nprocs"`},
-		{"long spawn", init1 + "mcmd=spawn\n" + strings.Repeat("arg="+strings.Repeat("x", 1000)+"\n", 70), "more than 65536 bytes (FrameBytes)"},
-		{"many lines", init1 + "mcmd=spawn\n" + strings.Repeat("a=b\n", 1025), "more than 1024 lines (Attributes)"},
+		{"long spawn", init1 + "mcmd=spawn\n" + strings.Repeat("arg="+strings.Repeat("x", 1000)+"\n", 70), "more than 65536 bytes (PMI2FrameBytes)"},
+		{"many lines", init1 + "mcmd=spawn\n" + strings.Repeat("a=b\n", 1025), "more than 1024 lines (PMI2Attributes)"},
 		{"length that is text", init2 + "cmd=fullinit;", `cannot parse PMI-2 frame length "cmd=fu"`},
-		{"length over the limit", init2 + "065537", "cannot read PMI-2 frame of 65537 bytes: want 1 to 65536 (FrameBytes)"},
+		{"length over the limit", init2 + "065537", "cannot read PMI-2 frame of 65537 bytes: want 1 to 65536 (PMI2FrameBytes)"},
 		{"cut frame", init2 + "    20cmd=fullinit;", "cannot read PMI-2 frame: cut after 19 bytes"},
 		{"frame without a command", init2 + "     4a=b;", "does not begin with cmd="},
 		{"after finalize 2", init2 + full + "    13cmd=finalize;    14cmd=job-getid;", `PMI-2 command "job-getid" after finalize`},

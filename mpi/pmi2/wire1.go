@@ -29,7 +29,7 @@ func parseLine(line string, maxAttrs int) (message, error) {
 		case m.cmd == "":
 			return m, fmt.Errorf("cannot parse PMI-1 line %s: does not begin with cmd=", quote(line))
 		case len(m.pairs) == maxAttrs:
-			return m, fmt.Errorf("cannot parse PMI-1 line %s: more than %d attributes (Attributes)", quote(line), maxAttrs)
+			return m, fmt.Errorf("cannot parse PMI-1 line %s: more than %d attributes (PMI2Attributes)", quote(line), maxAttrs)
 		default:
 			m.pairs = append(m.pairs, pair{key, value})
 		}

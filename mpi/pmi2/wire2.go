@@ -18,7 +18,7 @@ func parseHeader(header string, max int) (int, error) {
 		return 0, fmt.Errorf("cannot parse PMI-2 frame length %s: want %d decimal digits", quote(header), headerBytes)
 	}
 	if n == 0 || int(n) > max {
-		return 0, fmt.Errorf("cannot read PMI-2 frame of %d bytes: want 1 to %d (FrameBytes)", n, max)
+		return 0, fmt.Errorf("cannot read PMI-2 frame of %d bytes: want 1 to %d (PMI2FrameBytes)", n, max)
 	}
 	return int(n), nil
 }
@@ -44,7 +44,7 @@ func parseFrame(frame string, maxAttrs int) (message, error) {
 		case m.cmd == "":
 			return m, fmt.Errorf("cannot parse PMI-2 frame %s: does not begin with cmd=", quote(frame))
 		case len(m.pairs) == maxAttrs:
-			return m, fmt.Errorf("cannot parse PMI-2 frame %s: more than %d attributes (Attributes)", quote(frame), maxAttrs)
+			return m, fmt.Errorf("cannot parse PMI-2 frame %s: more than %d attributes (PMI2Attributes)", quote(frame), maxAttrs)
 		default:
 			m.pairs = append(m.pairs, pair{key, value})
 		}
@@ -114,12 +114,12 @@ func respond2(m message, pairs ...pair) []byte {
 }
 
 // error2 is the answer to a refused command.
-func error2(m message, why *refusal) []byte {
+func error2(m message, why *refusal, pairs ...pair) []byte {
 	all := make([]pair, 0, 3)
 	if id, ok := m.get("thrid"); ok && len(id) <= quoteMax {
 		all = append(all, pair{"thrid", id})
 	}
-	return frame2(response2(m.cmd), append(all, pair{"rc", itoa(why.code)}, pair{"errmsg", why.text})...)
+	return frame2(response2(m.cmd), append(append(all, pair{"rc", itoa(why.code)}, pair{"errmsg", why.text}), pairs...)...)
 }
 
 func response2(cmd string) string {

@@ -33,7 +33,7 @@ func TestParseLine(t *testing.T) {
 			wantErr: `cannot parse PMI-1 word "c": want key=value`},
 		{name: "no key", line: "cmd=put =b", want: message{cmd: "put"}, wantErr: `"=b"`},
 		{name: "too many", line: "cmd=x a=1 b=2 c=3 d=4", want: message{cmd: "x", pairs: []pair{{"a", "1"}, {"b", "2"}, {"c", "3"}}},
-			wantErr: "more than 3 attributes (Attributes)"},
+			wantErr: "more than 3 attributes (PMI2Attributes)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := parseLine(c.line, 3)
@@ -64,7 +64,7 @@ func TestParseFrame(t *testing.T) {
 		{name: "no command", frame: "key=a;cmd=x;", wantErr: "does not begin with cmd="},
 		{name: "no key", frame: "cmd=x;=a;", want: message{cmd: "x"}, wantErr: `"=a"`},
 		{name: "too many", frame: "cmd=x;a=1;b=2;c=3;d=4;", want: message{cmd: "x", pairs: []pair{{"a", "1"}, {"b", "2"}, {"c", "3"}}},
-			wantErr: "more than 3 attributes (Attributes)"},
+			wantErr: "more than 3 attributes (PMI2Attributes)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := parseFrame(c.frame, 3)
@@ -113,12 +113,12 @@ func TestReader(t *testing.T) {
 	}{
 		{name: "lines", input: "a\n\nbc\n", want: []string{"a", "", "bc"}, wantErr: "EOF"},
 		{name: "line of the limit", input: long + "\n", want: []string{long}, wantErr: "EOF"},
-		{name: "line over the limit", input: long + "x\n", wantErr: "longer than 100 bytes (FrameBytes)"},
-		{name: "endless line", input: strings.Repeat("y", 10000), wantErr: "longer than 100 bytes (FrameBytes)"},
+		{name: "line over the limit", input: long + "x\n", wantErr: "longer than 100 bytes (PMI2FrameBytes)"},
+		{name: "endless line", input: strings.Repeat("y", 10000), wantErr: "longer than 100 bytes (PMI2FrameBytes)"},
 		{name: "cut line", input: "a\nbc", want: []string{"a"}, wantErr: `cut after 2 bytes: "bc"`},
 		{name: "frames", frames: true, input: "3     abc     1x000002yz", want: []string{"abc", "x", "yz"}, wantErr: "EOF"},
 		{name: "frame of the limit", frames: true, input: "   100" + long, want: []string{long}, wantErr: "EOF"},
-		{name: "frame over the limit", frames: true, input: "   101", wantErr: "cannot read PMI-2 frame of 101 bytes: want 1 to 100 (FrameBytes)"},
+		{name: "frame over the limit", frames: true, input: "   101", wantErr: "cannot read PMI-2 frame of 101 bytes: want 1 to 100 (PMI2FrameBytes)"},
 		{name: "largest length", frames: true, input: "999999", wantErr: "FrameBytes"},
 		{name: "empty frame", frames: true, input: "     0", wantErr: "frame of 0 bytes"},
 		{name: "no length", frames: true, input: "      ", wantErr: "want 6 decimal digits"},

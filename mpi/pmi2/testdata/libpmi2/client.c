@@ -125,20 +125,32 @@ static void ring(void)
 	MUST(!strcmp(right, want));
 }
 
-/* What one node's server does not do yet is refused, and the rank goes on. */
-static void refusals(void)
+/* The server of the test starts nothing: it says what it was asked. */
+static void spawn(void)
 {
-	const char *commands[] = {"/bin/true"};
-	const char *arguments[] = {"a;b"};
-	const char **argvs[] = {arguments};
-	int argcs[] = {1}, maxprocs[] = {1}, infos[] = {0}, errors[1] = {0};
-	const struct MPID_Info *info[] = {NULL};
-	char spawned_id[64];
+	const char *commands[] = {"/bin/true", "/bin/false"};
+	const char *first[] = {"a;b", "c=d e"}, *second[] = {"x"};
+	const char **argvs[] = {first, second};
+	int argcs[] = {2, 1}, maxprocs[] = {2, 1}, infos[] = {1, 0}, errors[3] = {7, 7, 7};
+	char key[] = "wdir", value[] = "/tmp", port[] = "port", tag[] = "tag#0;$x";
+	const struct MPID_Info wdir = {.key = key, .value = value},
+			       given = {.key = port, .value = tag};
+	const struct MPID_Info *info[] = {&wdir, NULL}, *preput[] = {&given};
+	char spawned_id[64] = "";
 
-	MUST(PMI2_Job_Connect("elsewhere", NULL) != PMI2_SUCCESS);
-	MUST(PMI2_Job_Disconnect("elsewhere") != PMI2_SUCCESS);
+	MUST(PMI2_Job_Spawn(2, commands, argcs, argvs, maxprocs, infos, info, 1, preput, spawned_id,
+			    sizeof spawned_id, errors) == PMI2_SUCCESS);
+	MUST(!strcmp(spawned_id, "12.4") && errors[0] == 0 && errors[2] == 0);
+	commands[0] = "/no/such/file";
 	MUST(PMI2_Job_Spawn(1, commands, argcs, argvs, maxprocs, infos, info, 0, NULL, spawned_id,
 			    sizeof spawned_id, errors) != PMI2_SUCCESS);
+}
+
+/* What the protocol knows and nobody serves is refused, and the rank goes on. */
+static void refusals(void)
+{
+	MUST(PMI2_Job_Connect("elsewhere", NULL) != PMI2_SUCCESS);
+	MUST(PMI2_Job_Disconnect("elsewhere") != PMI2_SUCCESS);
 }
 
 int main(int argc, char **argv)
@@ -160,6 +172,7 @@ int main(int argc, char **argv)
 		job_attributes();
 		names();
 		ring();
+		spawn();
 		refusals();
 		MUST(PMI2_KVS_Fence() == PMI2_SUCCESS);
 	} else {
