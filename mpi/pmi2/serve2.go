@@ -6,17 +6,24 @@ import (
 	"strings"
 )
 
+// unknownSlack is slackOf of a client that has sent no frame yet.
+const unknownSlack = -1
+
 // serve2 answers a PMI-2 rank, frame by frame, until its end. Its client may
 // have threads: a request that waits, a fence or an attribute, is answered
 // later and holds up no other.
 func (p *Plugin) serve2(r *rank, in *reader) error {
+	slack := unknownSlack
 	for {
 		r.conn.waitIdle()
 		text, err := in.frame()
 		if err != nil {
 			return err
 		}
-		m, err := parseFrame(text, p.conf.Attributes)
+		if slack == unknownSlack {
+			slack = slackOf(text)
+		}
+		m, err := parseFrame(trimSlack(text, slack), p.conf.Attributes)
 		switch {
 		case err != nil && m.cmd == "":
 			return err

@@ -55,6 +55,26 @@ func parseFrame(frame string, maxAttrs int) (message, error) {
 	return m, nil
 }
 
+// slackOf counts the bytes behind the end of a client's fullinit. MPICH up to 4.0
+// counts the six of the length field in, and so sends six bytes too many of every
+// frame, whatever was on its stack: a ';' may be among them.
+func slackOf(fullinit string) int {
+	for _, end := range []string{"threaded=TRUE;", "threaded=FALSE;"} { // both clients' last pair
+		if i := strings.LastIndex(fullinit, end); i >= 0 && len(fullinit)-i-len(end) <= headerBytes {
+			return len(fullinit) - i - len(end)
+		}
+	}
+	return 0
+}
+
+// trimSlack takes them off a frame, where it then ends as frames do.
+func trimSlack(frame string, slack int) string {
+	if n := len(frame) - slack; slack > 0 && n > 0 && frame[n-1] == ';' {
+		return frame[:n]
+	}
+	return frame
+}
+
 // cutPair cuts s behind the first single ';', and undoes the doubling.
 func cutPair(s string) (body, rest string, ok bool) {
 	doubled := false

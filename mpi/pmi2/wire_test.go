@@ -175,6 +175,25 @@ func TestReaderGivesBack(t *testing.T) {
 	}
 }
 
+// As MPICH 4.0.2 sent them: each six bytes longer than it is.
+func TestSlack(t *testing.T) {
+	const fullinit = "cmd=fullinit;pmijobid=7.0;pmirank=0;threaded=FALSE;"
+	for _, c := range []struct{ first, frame, want string }{
+		{fullinit + "\x00\x00\x00\x00\x00\x00", "cmd=kvs-fence;\x00;valu", "cmd=kvs-fence;"},
+		{fullinit + ";a=b;;", "cmd=kvs-put;key=P0;value=ifname#192.0.2.2$;PB\x18\x99\xff\x7f", "cmd=kvs-put;key=P0;value=ifname#192.0.2.2$;"},
+		{fullinit + "\x00", "cmd=kvs-fence;\x00", "cmd=kvs-fence;"},
+		{fullinit, "cmd=kvs-get;key=a;", "cmd=kvs-get;key=a;"}, // Slurm's is exact
+		{fullinit + "123456", "cmd=kvs-get;key=abcdefg", "cmd=kvs-get;key=abcdefg"},
+		{"cmd=fullinit;pmirank=0;\x00\x00", "cmd=kvs-get;key=a;\x00", "cmd=kvs-get;key=a;\x00"},
+		{fullinit + "1234567", "a;", "a;"},
+		{fullinit + "123456", ";", ";"},
+	} {
+		if got := trimSlack(c.frame, slackOf(c.first)); got != c.want {
+			t.Errorf("after %q: %q is %q, want %q", c.first, c.frame, got, c.want)
+		}
+	}
+}
+
 func FuzzLine(f *testing.F) {
 	for _, seed := range []string{"cmd=init pmi_version=1 pmi_subversion=1", "cmd=put kvsname=k key=a value=b=c", "mcmd=spawn", "", "=", "cmd==", " cmd=x  y=z "} {
 		f.Add(seed)
