@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"stepd/step"
@@ -36,17 +39,19 @@ func (p place) below(name string) place {
 	return out
 }
 
-// exists tells whether any of the directories is there.
-func (p place) exists() bool {
-	if _, err := os.Stat(p.v2); p.v2 != "" && err == nil {
-		return true
+// perTask tells whether tasks have cgroups of their own in there.
+func (p place) perTask() bool {
+	dirs := slices.Collect(maps.Values(p.v1))
+	if p.v2 != "" {
+		dirs = append(dirs, p.v2)
 	}
-	for _, dir := range p.v1 {
-		if _, err := os.Stat(dir); err == nil {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(dirs, func(dir string) bool {
+		entries, _ := os.ReadDir(dir) // one that is gone has none
+		return slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
+			_, ok := step.TaskRank(e.Name())
+			return ok && e.IsDir()
+		})
+	})
 }
 
 func (p place) empty() bool { return p.v2 == "" && len(p.v1) == 0 }
@@ -202,7 +207,7 @@ func placeOf(pt step.Proctrack, c step.Confinement) place {
 // which tells of that, too. The error is for the log.
 func ReadCgroups(pt step.Proctrack, v1 map[string]string, gather string, now time.Time) (*step.StepUsage, error) {
 	p := placeOf(pt, step.Confinement{V1: v1})
-	if !p.below(step.TaskName(0)).exists() {
+	if !p.perTask() {
 		return nil, nil
 	}
 	r, err := openReader()

@@ -237,14 +237,14 @@ func TestCgroups(t *testing.T) {
 		}
 	}
 	write("v2/cpu.stat", "usage_usec 3000000\nuser_usec 2000000\nsystem_usec 1000000\n")
-	write("v2/task_0/cpu.stat", "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n")
+	write("v2/task_5/cpu.stat", "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n")
 	write("v2/memory.peak", "104857600\n")
-	write("v2/task_0/memory.peak", "94371840\n")
+	write("v2/task_5/memory.peak", "94371840\n")
 	write("v2/io.stat", ioStat)
 	write("v2/cpu.pressure", psi)
-	write("v2/task_0/io.pressure", psi)
+	write("v2/task_5/io.pressure", psi)
 	g := New(Config{
-		Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherCgroup}, Proctrack: step.Proctrack{Tasks: filepath.Join(dir, "v2")},
+		Ranks: []int{5}, Acct: step.Accounting{Gather: step.GatherCgroup}, Proctrack: step.Proctrack{Tasks: filepath.Join(dir, "v2")},
 		Confine: step.Confinement{PerTask: true}, Log: func(text string) { t.Error(text) },
 	})
 	g.Begin(1, false, []int{100})
@@ -282,7 +282,7 @@ func TestCgroups(t *testing.T) {
 	if u, _ := ReadCgroups(step.Proctrack{}, v1, step.GatherCgroup, time.Now()); u != nil {
 		t.Errorf("the host may be in there: %+v", u)
 	}
-	write("mem1/task_0/memory.max_usage_in_bytes", "4096\n")
+	write("mem1/task_17/memory.max_usage_in_bytes", "4096\n") // a node's first task is of any rank
 	if u, err = ReadCgroups(step.Proctrack{}, v1, step.GatherCgroup, time.Now()); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,9 @@
 package step
 
-import "strconv"
+import (
+	"strconv"
+	"strings"
+)
 
 // Confinement says in which cgroups the tasks of a step are limited and
 // accounted for, and by which task plugins. noded has made the directories of
@@ -44,4 +47,16 @@ const (
 )
 
 // TaskName is the name of a task's own cgroup below the step's.
-func TaskName(rank int) string { return "task_" + strconv.Itoa(rank) }
+func TaskName(rank int) string { return taskPrefix + strconv.Itoa(rank) }
+
+const taskPrefix = "task_"
+
+// TaskRank is the opposite of TaskName; ok is false for any other name.
+func TaskRank(name string) (rank int, ok bool) {
+	digits, ok := strings.CutPrefix(name, taskPrefix)
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 10, 31)
+	return int(n), err == nil && strconv.FormatUint(n, 10) == digits
+}

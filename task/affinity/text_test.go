@@ -177,3 +177,26 @@ func TestLines(t *testing.T) {
 		}
 	}
 }
+
+// On one of several nodes a line has the rank, and then the local id.
+func TestLinesOfNode(t *testing.T) {
+	in, err := input("-n2 --cpu-bind=map_cpu:2,3 --mem-bind=map_mem:0,7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.Topology, in.Ranks = machine(t, "2s8c2t2n", "0-31"), []int{4, 11}
+	if _, err := MakePlan(in); err == nil || !strings.Contains(err.Error(), "cannot bind the memory of task 11 ") {
+		t.Errorf("a bad node of the second task: %v", err)
+	}
+	in.Binding.Mem = step.MemBind{}
+	p, err := MakePlan(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := p.CPULine("n2", 1, 77, p.CPUs[1]), "cpu-bind=MAP  - n2, task 11  1 [77]: mask 0x8 set"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := p.MemLine("n2", 0, 78), "mem-bind=NULL - n2, task  4  0 [78]: mask 0x3"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

@@ -150,6 +150,9 @@ func (c *child) ask(t *testing.T, line string) string {
 	return c.out.Text()
 }
 
+// kitRank is the rank of the one task that the node has.
+const kitRank = 9
+
 // confine carries a plan out as noded and stepd do.
 func (k *kit) confine(t *testing.T, conf Conf, a Ask, pid int) *Plugin {
 	t.Helper()
@@ -157,11 +160,11 @@ func (k *kit) confine(t *testing.T, conf Conf, a Ask, pid int) *Plugin {
 	must(t, err)
 	must(t, Apply(plan.Writes, nil))
 	if k.at.Memory == HomeV2 { // the tracker's part
-		dir := filepath.Join(k.at.StepV2, step.TaskName(0))
+		dir := filepath.Join(k.at.StepV2, step.TaskName(kitRank))
 		mkdir(t, dir)
 		must(t, writeFile(dir+"/cgroup.procs", fmt.Sprint(pid)))
 	}
-	p := New(plan.Confine, k.at.StepV2, []int{0})
+	p := New(plan.Confine, k.at.StepV2, []int{kitRank})
 	must(t, p.PreSetuid())
 	must(t, p.PreLaunch(nil))
 	must(t, p.PreLaunchPriv(0, pid))
@@ -204,7 +207,7 @@ func TestRootOOMGroup(t *testing.T) {
 	a := kitAsk(96)
 	a.OOMGroup = step.OOMGroupStep
 	k.confine(t, conf(func(c *Conf) { c.Devices = false }), a, one.cmd.Process.Pid)
-	must(t, writeFile(filepath.Join(k.at.StepV2, step.TaskName(0), "cgroup.procs"), fmt.Sprint(other.cmd.Process.Pid)))
+	must(t, writeFile(filepath.Join(k.at.StepV2, step.TaskName(kitRank), "cgroup.procs"), fmt.Sprint(other.cmd.Process.Pid)))
 	one.ask(t, fmt.Sprint("touch ", 512<<20))
 	for _, c := range []*child{one, other} {
 		if st := c.end(); st.Signal() != syscall.SIGKILL {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -331,9 +330,8 @@ func (w *Watch) rankOf(cgroup string) (rank int, ours bool) {
 		return 0, false
 	}
 	name, _, _ := strings.Cut(strings.TrimPrefix(rest, "/"), "/")
-	if digits, ok := strings.CutPrefix(name, "task_"); ok && w.cfg.Confine.PerTask {
-		rank, err := strconv.Atoi(digits)
-		if _, ours := slices.BinarySearch(w.cfg.Ranks, rank); ours && err == nil {
+	if rank, ok := step.TaskRank(name); ok && w.cfg.Confine.PerTask {
+		if _, ours := slices.BinarySearch(w.cfg.Ranks, rank); ours {
 			return rank, true
 		}
 	}

@@ -54,10 +54,10 @@ func memoryTree(t *testing.T) (job, stepDir string, v1 bool) {
 		writeTo(t, filepath.Join(top, "cgroup.subtree_control"), "+memory")
 	}
 	dirs := []string{filepath.Join(top, fmt.Sprintf("stepd-%08x", os.Getpid()))}
-	for _, name := range []string{"job_1", "step_0", "task_0"} {
+	for _, name := range []string{"job_1", "step_0", step.TaskName(nodeRanks[0])} {
 		dirs = append(dirs, filepath.Join(dirs[len(dirs)-1], name))
 	}
-	dirs = append(dirs, filepath.Join(dirs[2], "task_1"))
+	dirs = append(dirs, filepath.Join(dirs[2], step.TaskName(nodeRanks[1])))
 	for i, d := range dirs {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
@@ -111,7 +111,10 @@ func (t *told) hear(k step.OOMKill) {
 	t.kills = append(t.kills, k)
 }
 
-// run lets rank 1 of a step use too much and returns what the watch has told.
+// nodeRanks are those of the two tasks that a node of several has.
+var nodeRanks = []int{2, 5}
+
+// run lets the second task of a step use too much and returns what the watch has told.
 func run(t *testing.T, w *Watch, dir string, extraEnv ...string) (pid int) {
 	t.Helper()
 	if err := w.PreSetuid(); err != nil {
@@ -120,14 +123,14 @@ func run(t *testing.T, w *Watch, dir string, extraEnv ...string) (pid int) {
 	var pids [2]int
 	var cmds [2]*exec.Cmd
 	var ins [2]io.WriteCloser
-	for rank := range 2 {
+	for id := range 2 {
 		size := 4 << 20
-		if rank == 1 {
+		if id == 1 {
 			size = 4 * limit
 		}
 		cmd := exec.Command("/proc/self/exe")
 		cmd.Env = []string{fmt.Sprintf("%s=%d", hogVar, size)}
-		if rank == 1 {
+		if id == 1 {
 			cmd.Env = append(cmd.Env, extraEnv...)
 		}
 		in, err := cmd.StdinPipe()
@@ -137,18 +140,18 @@ func run(t *testing.T, w *Watch, dir string, extraEnv ...string) (pid int) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		cmds[rank], ins[rank], pids[rank] = cmd, in, cmd.Process.Pid
+		cmds[id], ins[id], pids[id] = cmd, in, cmd.Process.Pid
 		if dir != "" {
-			writeTo(t, filepath.Join(dir, step.TaskName(rank), "cgroup.procs"), strconv.Itoa(pids[rank]))
+			writeTo(t, filepath.Join(dir, step.TaskName(nodeRanks[id]), "cgroup.procs"), strconv.Itoa(pids[id]))
 		}
-		if err := w.PreLaunchPriv(rank, pids[rank]); err != nil {
+		if err := w.PreLaunchPriv(id, pids[id]); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for rank := range 2 {
-		ins[rank].Close()
-		cmds[rank].Wait()
-		w.PostTerm(step.TaskEnd{LocalID: rank, Status: step.ExitStatus(cmds[rank].ProcessState.Sys().(syscall.WaitStatus))})
+	for id := range 2 {
+		ins[id].Close()
+		cmds[id].Wait()
+		w.PostTerm(step.TaskEnd{LocalID: id, Status: step.ExitStatus(cmds[id].ProcessState.Sys().(syscall.WaitStatus))})
 	}
 	if err := w.PostStep(); err != nil {
 		t.Fatal(err)
@@ -160,12 +163,12 @@ func TestRootWatchNamesTheLevel(t *testing.T) {
 	for _, level := range []string{"task", "step", "job", "parent"} {
 		t.Run(level, func(t *testing.T) {
 			job, dir, v1 := memoryTree(t)
-			at := map[string]string{"task": filepath.Join(dir, "task_1"), "step": dir, "job": job, "parent": filepath.Dir(job)}[level]
+			at := map[string]string{"task": filepath.Join(dir, step.TaskName(nodeRanks[1])), "step": dir, "job": job, "parent": filepath.Dir(job)}[level]
 			setLimit(t, at, v1)
 			kills := oneKill(t, dir, v1, []step.MemoryLevel{{Level: "step", Dir: dir}, {Level: "job", Dir: job}})
 			k := kills.kill
-			if k.Level != level || k.Rank == nil || *k.Rank != 1 || k.PID != kills.pid || k.Command == "" {
-				t.Errorf("told %+v, want rank 1, pid %d, level %s", k, kills.pid, level)
+			if k.Level != level || k.Rank == nil || *k.Rank != nodeRanks[1] || k.PID != kills.pid || k.Command == "" {
+				t.Errorf("told %+v, want rank 5, pid %d, level %s", k, kills.pid, level)
 			}
 			if level == "parent" { // its figures are not the job's to know
 				if want := "the limit of a cgroup above the job is reached"; k.LimitBytes != nil || !strings.Contains(k.String(), want) {
@@ -192,7 +195,7 @@ func oneKill(t *testing.T, dir string, v1 bool, levels []step.MemoryLevel, chang
 	t.Helper()
 	var heard told
 	c := Config{
-		Tasks: dir, Ranks: []int{0, 1}, Command: "/bin/hog", Killed: heard.hear,
+		Tasks: dir, Ranks: nodeRanks, Command: "/bin/hog", Killed: heard.hear,
 		Confine: step.Confinement{PerTask: true, Memory: levels},
 		Problem: func(text string) { t.Errorf("problem: %s", text) },
 	}
@@ -221,7 +224,7 @@ func TestRootWatchWithoutLog(t *testing.T) {
 	setLimit(t, dir, v1)
 	n := uint64(limit)
 	got := oneKill(t, dir, v1, []step.MemoryLevel{{Level: "step", Dir: dir, Bytes: &n}, {Level: "job", Dir: job}}, func(w *Watch) { w.noLog = true })
-	if k := got.kill; k.Rank == nil || *k.Rank != 1 || k.PID != got.pid || k.Command != "hog" || k.Level != "step" {
+	if k := got.kill; k.Rank == nil || *k.Rank != nodeRanks[1] || k.PID != got.pid || k.Command != "hog" || k.Level != "step" {
 		t.Errorf("told %+v", k)
 	}
 }
@@ -232,7 +235,7 @@ func TestRootWatchNamesChild(t *testing.T) {
 	setLimit(t, job, v1)
 	var heard told
 	c := Config{
-		Tasks: dir, Ranks: []int{0, 1}, Killed: heard.hear,
+		Tasks: dir, Ranks: nodeRanks, Killed: heard.hear,
 		Confine: step.Confinement{PerTask: true, Memory: []step.MemoryLevel{{Level: "job", Dir: job}}},
 	}
 	if v1 {
@@ -242,8 +245,8 @@ func TestRootWatchNamesChild(t *testing.T) {
 	if len(heard.kills) != 1 {
 		t.Fatalf("told %v", heard.kills)
 	}
-	if k := heard.kills[0]; k.Rank == nil || *k.Rank != 1 || k.PID == 0 || k.PID == pid {
-		t.Errorf("told %+v, want a child of rank 1 (%d)", k, pid)
+	if k := heard.kills[0]; k.Rank == nil || *k.Rank != nodeRanks[1] || k.PID == 0 || k.PID == pid {
+		t.Errorf("told %+v, want a child of rank 5 (%d)", k, pid)
 	}
 }
 
