@@ -36,6 +36,12 @@ type Stepd struct {
 	// ReplayBytes of output are kept for those who attach later; 0, the
 	// default, is none.
 	ReplayBytes int64
+	// SpawnStepsMax bounds the steps of a job that its MPI programs have spawned and
+	// that run; 0, the default, is noded's 128.
+	SpawnStepsMax int
+	// PublishedNamesMax bounds the names that the MPI programs of a job have
+	// published; 0, the default, is noded's 1024.
+	PublishedNamesMax int
 	// PMI2 bounds what ranks may ask by PMI-1 and PMI-2; zero fields are pmi2's
 	// defaults.
 	PMI2 step.PMI2Conf
@@ -68,6 +74,8 @@ func (s *Stepd) keys(dir string) keySet {
 		"requiresafeplugins": boolean(&s.RequireSafePlugins),
 		"metricslisten":      text(&s.MetricsListen),
 		"keepsteps":          count(&s.KeepSteps, 0, 1_000_000),
+		"spawnstepsmax":      count(&s.SpawnStepsMax, 1, 65533),
+		"publishednamesmax":  count(&s.PublishedNamesMax, 1, 1_000_000),
 		"replaybytes":        count(&s.ReplayBytes, 0, 1<<30),
 		"tlscertificate":     beside(&s.TLSCertificate, dir),
 		"tlskey":             beside(&s.TLSKey, dir),

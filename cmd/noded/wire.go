@@ -73,7 +73,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File,
 		CPUs: cpus, MemoryBytes: memory, MaxTasks: s.conf.MaxTasksPerNode,
 		Spank: s.spank(), Scripts: s.scripts(), QuarantineAfter: s.conf.Stepd.QuarantineAfter,
-		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), MPI: step.MPIConf{PMI2: s.conf.Stepd.PMI2, PMIx: s.conf.Mpi},
+		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), SpawnMax: s.conf.Stepd.SpawnStepsMax, NamesMax: s.conf.Stepd.PublishedNamesMax, MPI: step.MPIConf{PMI2: s.conf.Stepd.PMI2, PMIx: s.conf.Mpi},
 		Acct: s.accounting(), LeftUsage: s.leftUsage(tracker),
 		KillWait: s.conf.KillWait, UnkillableTimeout: s.conf.UnkillableStepTimeout,
 		UnkillableProgram: s.conf.UnkillableStepProgram,
