@@ -132,7 +132,7 @@ install-files:
 	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec/stepd $(DESTDIR)$(PREFIX)/lib/systemd/system
 	install -m755 $(BIN)/noded $(DESTDIR)$(PREFIX)/sbin/
 	install -m755 $(BIN)/stepctl $(DESTDIR)$(PREFIX)/bin/
-	install -m755 $(BIN)/stepd $(BIN)/spankhost $(DESTDIR)$(PREFIX)/libexec/stepd/
+	install -m755 $(BIN)/stepd $(BIN)/stepd-net $(BIN)/spankhost $(DESTDIR)$(PREFIX)/libexec/stepd/
 	install -m644 packaging/noded.service $(DESTDIR)$(PREFIX)/lib/systemd/system/
 	install -d $(addprefix $(SHARE)/,bash-completion/completions zsh/site-functions fish/vendor_completions.d doc/stepd/adr man/man7)
 	$(BIN)/stepctl completion bash > $(SHARE)/bash-completion/completions/stepctl

@@ -3,6 +3,7 @@ package daemon
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
@@ -12,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"stepd/api/stepapi"
 	"stepd/step"
@@ -20,17 +22,22 @@ import (
 
 // handler lets the socket act on the step.
 type handler struct {
-	st  *task.Step
-	aud *audience
+	st        *task.Step
+	aud       *audience
+	cancelled *overdue
 }
 
 func (h handler) Record() step.Record                { return h.st.Record() }
 func (h handler) AttachDone()                        { h.st.AttachDone() }
 func (h handler) LauncherLost()                      { h.st.LauncherLost() }
 func (h handler) Signal(sig int, scope string) error { return h.st.Signal(sig, scope) }
-func (h handler) Cancel(reason string) error         { return h.st.Cancel(reason) }
 func (h handler) Suspend(by uint32) error            { return h.st.Suspend(by) }
 func (h handler) Resume(by uint32) error             { return h.st.Resume(by) }
+
+func (h handler) Cancel(reason string) error {
+	h.cancelled.begin()
+	return h.st.Cancel(reason)
+}
 
 // Stat also writes out the event log: who asks how a step is may read it next.
 func (h handler) Stat() step.Record {
@@ -41,6 +48,11 @@ func (h handler) Stat() step.Record {
 func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {
 	var first error
 	for i, s := range streams {
+		if h.aud.net != nil {
+			unix.Close(fds[i])
+			first = errors.New("cannot attach streams here: those of a step of several nodes go to its launcher")
+			continue
+		}
 		if err := h.st.Attach(s.FD, s.Rank, fds[i]); err != nil && first == nil {
 			first = err
 		}
@@ -52,6 +64,7 @@ func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {
 type audience struct {
 	log    *logrus.Entry
 	server *stepapi.Server
+	net    Network // nil: the step has one node
 	id     step.ID
 
 	mu     sync.Mutex
@@ -104,7 +117,15 @@ func (a *audience) Say(line string) {
 	if out != nil {
 		out.say(line)
 	}
-	a.server.Tell(&stepapi.Msg{Type: stepapi.TypeMessage, Text: line})
+	a.tell(&stepapi.Msg{Type: stepapi.TypeMessage, Text: line})
+}
+
+// tell tells the step's clients, the launcher among them wherever it is.
+func (a *audience) tell(m *stepapi.Msg) {
+	a.server.Tell(m)
+	if a.net != nil {
+		a.net.Tell(m)
+	}
 }
 
 func (a *audience) SayTo(f *os.File) {
@@ -148,13 +169,16 @@ func (a *audience) tellEnds() {
 	a.mu.Unlock()
 	for _, e := range ends {
 		slices.Sort(e.ranks)
-		a.server.Tell(&stepapi.Msg{Type: stepapi.TypeTaskExit, Ranks: e.ranks, Status: &e.status})
+		a.tell(&stepapi.Msg{Type: stepapi.TypeTaskExit, Ranks: e.ranks, Status: &e.status})
 	}
 }
 
 func (a *audience) State(rec step.Record) {
 	a.tellEnds()
 	a.server.TellState(&rec)
+	if a.net != nil {
+		a.net.Tell(&stepapi.Msg{Type: stepapi.TypeState, State: rec.State})
+	}
 	if rec.State == step.Running {
 		// The launch has left garbage that a long step need not carry; a short
 		// one is over before.

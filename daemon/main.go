@@ -38,8 +38,9 @@ import (
 // ackPatience is how long stepd waits for noded to take the result (rulings 26).
 const ackPatience = time.Second
 
-// Main is the program; it does not return.
-func Main() {
+// Main is the program; it does not return. join is for steps of several nodes, nil
+// where the program is not for them.
+func Main(join Join) {
 	// The host's parent-death signal fires when the thread ends that forked
 	// it (prctl(2)): only the main thread lives as long as the process. It
 	// does nothing else: a goroutine that is locked to a thread costs two
@@ -58,7 +59,7 @@ func Main() {
 		os.Exit(jobScript(log, os.Args[1:]))
 	}
 	done := make(chan error)
-	go func() { done <- run(log) }()
+	go func() { done <- run(log, join) }()
 	for {
 		select {
 		case f := <-onMain:
@@ -78,7 +79,7 @@ func Main() {
 var onMain = make(chan func())
 
 // run is one step. Its error means that there was no step to run.
-func run(log *logrus.Logger) error {
+func run(log *logrus.Logger, join Join) error {
 	spec, err := readSpec()
 	if err != nil {
 		return err
@@ -104,6 +105,14 @@ func run(log *logrus.Logger) error {
 	listener, err := listener()
 	if err != nil {
 		return err
+	}
+	if spec.Layout != nil {
+		if join == nil {
+			return fmt.Errorf("cannot run step %s of %d nodes: this is the stepd for one node, and stepd-net is not beside it", spec.ID, len(spec.Layout.Nodes))
+		}
+		if aud.net, err = join(spec, func(text string) { aud.Log(step.LogError, text) }); err != nil {
+			return err
+		}
 	}
 	return serve(spec, plan, aud, control, listener)
 }
@@ -162,6 +171,9 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		Killed:  func(k step.OOMKill) { st.OutOfMemory(k) },
 		Problem: func(text string) { aud.Log(step.LogInfo, text) },
 	}))
+	if aud.net != nil {
+		deps.Network, deps.Peers = aud.net, aud.net
+	}
 	if spec.ContainerNS {
 		deps.Namespace = os.NewFile(stepapi.FDContainer, "container")
 	}
@@ -178,14 +190,18 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	}
 	st = task.New(plan, deps)
 	close(made)
-	server = stepapi.NewServer(spec.ID, spec.User.UID, handler{st, aud})
+	over := newOverdue()
+	server = stepapi.NewServer(spec.ID, spec.User.UID, handler{st, aud, over})
 	aud.server = server
 	server.Add(control, stepapi.RoleNoded, true)
 	server.Serve(listener)
 
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	rec := st.Run(ctx)
+	rec, err := runOnAll(ctx, st, aud, over)
+	if err != nil {
+		return err
+	}
 	aud.close()
 	// A result that no noded takes stays in the spool (rulings 26).
 	if !server.Finish(&stepapi.Msg{Type: stepapi.TypeResult, State: rec.State, Record: &rec}, ackPatience) {

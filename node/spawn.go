@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -66,12 +67,16 @@ func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*process, er
 	if leaf != nil {
 		sys.UseCgroupFD, sys.CgroupFD = true, int(leaf.Fd())
 	}
-	pid, _, err := syscall.StartProcess(n.cfg.StepdPath, []string{fmt.Sprintf("stepd: [%s]", id.Name())}, &syscall.ProcAttr{
+	program := n.cfg.StepdPath
+	if len(files) > stepapi.FDPeers-stepapi.FDSpec {
+		program = cmp.Or(n.cfg.StepdNetPath, program) // the step has other nodes
+	}
+	pid, _, err := syscall.StartProcess(program, []string{fmt.Sprintf("stepd: [%s]", id.Name())}, &syscall.ProcAttr{
 		Dir: "/", Files: fds, Sys: sys,
 		Env: n.stepdEnv(),
 	})
 	if err != nil {
-		err = fmt.Errorf("cannot start %q: %w", n.cfg.StepdPath, err)
+		err = fmt.Errorf("cannot start %q: %w", program, err)
 	}
 	var p *process
 	if err == nil {

@@ -41,3 +41,10 @@ func isRegular(f *os.File) bool {
 	var st unix.Stat_t
 	return unix.Fstat(rawFD(f), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
 }
+
+// TakeFD takes the descriptor out of f, which is then closed: it is the
+// caller's to close.
+func TakeFD(f *os.File) (int, error) {
+	defer f.Close()
+	return unix.FcntlInt(uintptr(rawFD(f)), unix.F_DUPFD_CLOEXEC, 3)
+}

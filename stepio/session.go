@@ -143,10 +143,18 @@ func (s *Session) hand(fd, rank int, f *os.File, ours bool) {
 	s.handed = append(s.handed, handed{stepapi.StreamFD{FD: fd, Rank: rank}, f, ours})
 }
 
-// pipe makes a pipe whose task's end belongs to the tasks' user, so that a
-// task may open /dev/stdout again, and blocks, as programs expect: os.Pipe's
-// ends do not.
 func (s *Session) pipe(taskReads bool) (ours, theirs *os.File, err error) {
+	uid := -1
+	if !s.opt.SameUser && os.Geteuid() == 0 {
+		uid = int(s.spec.User.UID)
+	}
+	return Pipe(uid, taskReads)
+}
+
+// Pipe makes a pipe for a task, which reads it or writes to it. The task's end
+// belongs to the user uid (-1: to the caller's), so that the task may open
+// /dev/stdout again, and blocks, as programs expect: os.Pipe's ends do not.
+func Pipe(uid int, taskReads bool) (ours, theirs *os.File, err error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return nil, nil, err
@@ -162,8 +170,8 @@ func (s *Session) pipe(taskReads bool) (ours, theirs *os.File, err error) {
 		return nil, nil, err
 	}
 	ours, theirs = os.NewFile(uintptr(mine), "pipe"), os.NewFile(uintptr(other), "task's pipe")
-	if !s.opt.SameUser && os.Geteuid() == 0 {
-		if err := unix.Fchown(other, int(s.spec.User.UID), -1); err != nil {
+	if uid >= 0 {
+		if err := unix.Fchown(other, uid, -1); err != nil {
 			ours.Close()
 			theirs.Close()
 			return nil, nil, err

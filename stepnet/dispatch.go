@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"syscall"
 	"time"
 )
 
@@ -149,6 +148,3 @@ func watchKernel(c net.Conn) {
 		t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3})
 	}
 }
-
-// refused tells whether nobody listens there.
-func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }

@@ -56,8 +56,6 @@ type frame []byte
 
 const frameHead = 5
 
-func (f frame) kind() kind { return kind(f[4]) }
-
 // encoder builds a frame.
 type encoder struct{ b []byte }
 

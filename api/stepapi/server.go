@@ -306,7 +306,7 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 	case TypeSignal:
 		return s.answer(p, m.Seq, s.handler.Signal(m.Signal, m.Scope))
 	case TypeCancel:
-		if err := checkReason(m.Reason); err != nil {
+		if err := CheckReason(m.Reason); err != nil {
 			return err
 		}
 		return s.answer(p, m.Seq, s.handler.Cancel(m.Reason))
@@ -339,7 +339,8 @@ func (s *Server) asker(m *Msg, root bool) uint32 {
 // other people's terminals.
 const reasonMax = 256
 
-func checkReason(reason string) error {
+// CheckReason refuses the reason of a cancel that would not do as one line.
+func CheckReason(reason string) error {
 	if len(reason) > reasonMax || strings.ContainsFunc(reason, unicode.IsControl) || !utf8.ValidString(reason) {
 		return fmt.Errorf("cannot take the reason %.32q: want at most %d bytes on one line", reason, reasonMax)
 	}

@@ -1,0 +1,86 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"stepd/api/stepapi"
+	"stepd/step"
+	"stepd/task"
+)
+
+// Network is the other nodes of a step and its launcher, which is on none of them:
+// *nodes.Tree.
+type Network interface {
+	task.Network
+	step.Peers
+	// Begin joins the others and hands the tasks their streams. It is called before
+	// the step runs.
+	Begin(st *task.Step) error
+	// Tell sends a record to the launcher; one that is a line may be dropped where
+	// the launcher does not keep up.
+	Tell(m *stepapi.Msg)
+	// Finish says that the tasks here have ended, and returns when the step is over
+	// on all nodes, or with ctx's cause. Close then leaves the others.
+	Finish(ctx context.Context) error
+	Close()
+}
+
+// Join makes the Network of a step that has a Layout.
+type Join func(spec *step.Spec, log func(text string)) (Network, error)
+
+// runOnAll runs the step. One of several nodes is over when it is on all: until
+// then this stepd passes on what is the others'.
+func runOnAll(ctx context.Context, st *task.Step, aud *audience, cancelled *overdue) (step.Record, error) {
+	if aud.net == nil {
+		return st.Run(ctx), nil
+	}
+	if err := aud.net.Begin(st); err != nil {
+		return step.Record{}, err
+	}
+	rec := st.Run(ctx)
+	ctx, stop := cancelled.bound(ctx)
+	defer stop()
+	if err := aud.net.Finish(ctx); err != nil {
+		aud.Log(step.LogError, fmt.Sprintf("did not wait for the step's end on the other nodes: %v", err))
+	}
+	aud.net.Close()
+	return rec, nil
+}
+
+// finishPatience is how long a step that was cancelled waits for the other nodes,
+// and for a launcher that does not take the last of its output.
+const finishPatience = 30 * time.Second
+
+// overdue notes that the step was cancelled.
+type overdue struct {
+	once sync.Once
+	c    chan struct{}
+}
+
+func newOverdue() *overdue { return &overdue{c: make(chan struct{})} }
+
+func (o *overdue) begin() { o.once.Do(func() { close(o.c) }) }
+
+// bound returns a context that ends finishPatience after the cancel.
+func (o *overdue) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	out, cancel := context.WithCancelCause(context.Background())
+	go func() {
+		select {
+		case <-o.c:
+		case <-ctx.Done():
+		case <-out.Done():
+			return
+		}
+		t := time.NewTimer(finishPatience)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			cancel(fmt.Errorf("%v have passed since it was cancelled", finishPatience))
+		case <-out.Done():
+		}
+	}()
+	return out, func() { cancel(nil) }
+}
