@@ -187,7 +187,8 @@ func TestRootNodeStreams(t *testing.T) {
 		t.Errorf("the end was told as %+v", end)
 	}
 	rec, said := others.result(t, d)
-	if rec.State != step.Failed || *rec.ExitCode != 4 {
+	// The second one may have been ended by the first one's end.
+	if rec.State != step.Failed || (*rec.ExitCode != 4 && *rec.ExitCode != 143) {
 		t.Errorf("the record is %+v; said %q", rec, said)
 	}
 	for _, rank := range []int{1, 3} {
