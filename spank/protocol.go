@@ -177,6 +177,8 @@ const (
 	tagCluster    = 53
 	tagSubmitHost = 54
 	tagBatch      = 55
+	tagJobNNodes  = 56
+	tagJobNCPUs   = 57
 )
 
 // Why a process has ended itself in a hook: the board's error, negative.

@@ -51,6 +51,18 @@ func TestSessionLoadJob(t *testing.T) {
 			}})
 		}, []string{refused(0), "records 1 job 9 state 1 uid 12 gid 13 user u name n", "nodes vm batch_host vm partition p cluster c dir /tmp from login account NULL",
 			"num 1 nodes 8 cpus 4 tasks 2 per_task restarts 1 batch 0 mem 5", refused(10)}},
+		{"local, of several nodes", ContextLocal, func(s *Session) error {
+			if _, err := s.Init(); err != nil {
+				return err
+			}
+			if err := s.PostOpt(nil); err != nil {
+				return err
+			}
+			return s.LocalUserInit(LocalJob{ID: step.ID{Job: 9}, NNodes: 2, TotalTasks: 4, Argv: []string{"true"}, Spec: &step.Spec{
+				Request: step.Request{CPUsPerTask: 1, Cwd: "/"}, User: step.User{Name: "u"},
+				NodeList: "n[2-3]", JobNodeList: "n[1-3]", JobNodeCPUs: []int{8, 4, 4}, NCPUs: 4,
+			}})
+		}, []string{"nodes n[1-3] batch_host", "num 3 nodes 16 cpus 4 tasks 1 per_task"}},
 		{"prolog", ContextJobScript, func(s *Session) error {
 			if _, err := s.Init(); err != nil {
 				return err

@@ -138,10 +138,18 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 func putJob(w *writer, s *step.Spec) {
 	w.tlvStr(tagJobName, s.Name)
 	w.tlvStr(tagPartition, s.Partition)
-	w.tlvStr(tagNodeList, s.NodeList)
+	w.tlvStr(tagNodeList, cmp.Or(s.JobNodeList, s.NodeList))
 	w.tlvStr(tagCluster, s.Cluster)
 	w.tlvStr(tagSubmitHost, s.SubmitHost)
 	w.tlvU32(tagBatch, flag(s.Origin == step.OriginBatch))
+	if len(s.JobNodeCPUs) > 0 {
+		all := 0
+		for _, n := range s.JobNodeCPUs {
+			all += n
+		}
+		w.tlvU32(tagJobNNodes, uint32(len(s.JobNodeCPUs)))
+		w.tlvU32(tagJobNCPUs, uint32(all))
+	}
 }
 
 func putStack(w *writer, stack []Plugin) {

@@ -107,11 +107,11 @@ static uint64_t number_of(const struct config *c, enum source source, uint16_t s
 	case GID:
 		return c->gid;
 	case NNODES:
-		return unset_unless(c->nnodes);
+		return unset_unless(c->job_nnodes ? c->job_nnodes : c->nnodes);
 	case NTASKS:
 		return unset_unless(c->total_tasks);
 	case NCPUS:
-		return unset_unless(c->ncpus);
+		return unset_unless(c->job_ncpus ? c->job_ncpus : c->ncpus);
 	case CPUS_PER_TASK:
 		return unset_unless(c->cpus_per_task);
 	case RESTARTS:
@@ -140,7 +140,7 @@ static const char *text_of(const struct config *c, enum source source)
 	case NODE_LIST:
 		return c->node_list;
 	case BATCH_HOST: /* the job's first node */
-		return c->nnodes == 1 ? c->node_name : "";
+		return c->nnodes == 1 && c->job_nnodes <= 1 ? c->node_name : "";
 	case SUBMIT_HOST:
 		return c->submit_host;
 	default:

@@ -132,6 +132,10 @@ static uint32_t *number_of(struct config *c, uint16_t tag)
 		return &c->join_ns;
 	case TAG_BATCH:
 		return &c->batch;
+	case TAG_JOB_NNODES:
+		return &c->job_nnodes;
+	case TAG_JOB_NCPUS:
+		return &c->job_ncpus;
 	default:
 		return NULL;
 	}

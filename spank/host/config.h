@@ -60,7 +60,8 @@ struct config {
 	struct env host_env;
 	struct env job_control;
 	char *job_name, *partition, *node_list, *cluster, *submit_host;
-	uint32_t batch; /* CONFIG_UNKNOWN until told */
+	uint32_t batch;			/* CONFIG_UNKNOWN until told */
+	uint32_t job_nnodes, job_ncpus; /* 0 until told */
 	char *cwd;
 	mode_t umask;
 	bool no_new_privs;

@@ -243,6 +243,8 @@ enum config_tag {
 	TAG_CLUSTER = 53,     /* string */
 	TAG_SUBMIT_HOST = 54, /* string */
 	TAG_BATCH = 55,	      /* u32: 1 for a batch job, 0 for another; unset it is not known */
+	TAG_JOB_NNODES = 56,  /* u32: nodes of the job; unset they are the step's */
+	TAG_JOB_NCPUS = 57,   /* u32: CPUs of the job on all of them; unset they are this node's */
 };
 
 enum join_ns {
