@@ -13,9 +13,10 @@ LDFLAGS := -s -w
 export CGO_ENABLED = 0
 
 .PHONY: all help
-all: go-programs $(BIN)/spankhost ## build bin/{noded,stepd,stepctl,spankhost}
+all: go-programs $(BIN)/spankhost ## build bin/{noded,stepd,stepctl,spankhost}, and pmixhost where libpmix-dev is
 
 include spank/host/host.mk
+include mpi/pmixhost/pmixhost.mk
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | sort | expand -t 16
@@ -132,7 +133,7 @@ install-files:
 	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec/stepd $(DESTDIR)$(PREFIX)/lib/systemd/system
 	install -m755 $(BIN)/noded $(DESTDIR)$(PREFIX)/sbin/
 	install -m755 $(BIN)/stepctl $(DESTDIR)$(PREFIX)/bin/
-	install -m755 $(BIN)/stepd $(BIN)/stepd-net $(BIN)/spankhost $(DESTDIR)$(PREFIX)/libexec/stepd/
+	install -m755 $(BIN)/stepd $(BIN)/stepd-net $(BIN)/spankhost $(PMIXHOST) $(DESTDIR)$(PREFIX)/libexec/stepd/
 	install -m644 packaging/noded.service $(DESTDIR)$(PREFIX)/lib/systemd/system/
 	install -d $(addprefix $(SHARE)/,bash-completion/completions zsh/site-functions fish/vendor_completions.d doc/stepd/adr man/man7)
 	$(BIN)/stepctl completion bash > $(SHARE)/bash-completion/completions/stepctl

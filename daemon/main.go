@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"syscall"
 	"time"
 
 	"github.com/opencontainers/runc/libcontainer/system"
@@ -136,7 +137,11 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	if err != nil {
 		return err
 	}
-	plugin, err := mpi.New(spec.MPI, spec.MPIConf)
+	var namespace *os.File
+	if spec.ContainerNS {
+		namespace = os.NewFile(stepapi.FDContainer, "container")
+	}
+	plugin, err := mpi.New(spec.MPI, spec.MPIConf, mpi.Deps{Start: startBeside(reaper, tracker), Namespace: namespace})
 	if err != nil {
 		return err
 	}
@@ -174,9 +179,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	if aud.net != nil {
 		deps.Network, deps.Peers = aud.net, aud.net
 	}
-	if spec.ContainerNS {
-		deps.Namespace = os.NewFile(stepapi.FDContainer, "container")
-	}
+	deps.Namespace = namespace
 	var server *stepapi.Server
 	if plugin != nil {
 		services := spawn.New(spawn.Config{
@@ -210,6 +213,18 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	listener.Close()
 	server.Wait()
 	return err
+}
+
+// startBeside runs programs that serve the tasks and are none: what ends the tasks
+// spares them.
+func startBeside(reaper *linux.Reaper, tracker proctrack.Tracker) func(string, []string, *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
+	return func(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
+		pid, exited, err := reaper.StartSpared(path, argv, attr)
+		if s, ok := tracker.(interface{ Spare(pid int) }); ok && err == nil {
+			s.Spare(pid)
+		}
+		return pid, exited, err
+	}
 }
 
 // startHost runs the spankhost beside this program, or in the libexec folder

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -29,6 +30,8 @@ type LinuxProc struct {
 
 	mu   sync.Mutex
 	host int // guarded by mu; 0 before EvictHost
+	// spared serve the tasks and are none.
+	spared []int // guarded by mu
 }
 
 // NewLinuxProc returns a tracker for the descendants of the process stepd, the
@@ -64,6 +67,14 @@ func (l *LinuxProc) EvictHost(pid int) error {
 	return nil
 }
 
+// Spare makes PIDs, Signal, Kill and Freeze spare a child of stepd that is no task,
+// as EvictHost does the host. It may have ended.
+func (l *LinuxProc) Spare(pid int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.spared = append(l.spared, pid)
+}
+
 // Helpers is nil: by descent a plugin's helper is one of the tasks'.
 func (l *LinuxProc) Helpers() (*os.File, error) { return nil, nil }
 
@@ -79,7 +90,7 @@ func (l *LinuxProc) PIDs() ([]int, error) {
 // list may hold zombies.
 func (l *LinuxProc) list() ([]int, error) {
 	l.mu.Lock()
-	host := l.host
+	not := append([]int{l.host}, l.spared...)
 	l.mu.Unlock()
 	pids, err := descendants(l.stepd)
 	if err != nil {
@@ -87,7 +98,7 @@ func (l *LinuxProc) list() ([]int, error) {
 	}
 	tasks := pids[:0]
 	for _, pid := range pids {
-		if pid != host {
+		if !slices.Contains(not, pid) {
 			tasks = append(tasks, pid)
 		}
 	}

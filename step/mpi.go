@@ -12,7 +12,8 @@ import (
 // functions may be called from any goroutine, until the plugin was closed.
 type MPIJob struct {
 	Spec *Spec
-	// Abort ends the step because a rank asked for it; code is the exit code.
+	// Abort ends the step because a rank asked for it; code is the exit code. Rank -1
+	// is none: what serves the ranks is at fault.
 	Abort func(rank, code int, text string)
 	// Log writes a line for the administrator.
 	Log func(text string)

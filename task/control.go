@@ -112,9 +112,12 @@ func (s *Step) mpiAbort(rank, code int, text string) {
 		s.aborted = &mpiAbort{rank, code, text}
 	}
 	s.ctlMu.Unlock()
-	reason := fmt.Sprintf("task %d: MPI abort with code %d: %s", rank, code, text)
-	if s.end(byAbort, reason) {
-		s.tellNodes(step.NodeEnd{Why: step.EndAbort, Rank: &rank, Code: abortCode(code), Reason: reason})
+	end := step.NodeEnd{Why: step.EndAbort, Code: abortCode(code), Reason: text}
+	if rank >= 0 {
+		end.Rank, end.Reason = &rank, fmt.Sprintf("task %d: MPI abort with code %d: %s", rank, code, text)
+	}
+	if s.end(byAbort, end.Reason) {
+		s.tellNodes(end)
 	}
 }
 

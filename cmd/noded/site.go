@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/sirupsen/logrus"
 
@@ -106,12 +105,14 @@ func (s *site) checkValues() {
 	s.problems = append(s.problems, devices...)
 	s.drain = append(slices.Clone(s.conf.DrainReasons), missing...)
 	s.checkProgram("UnkillableStepProgram", s.conf.UnkillableStepProgram)
-	if !slices.Contains(mpi.Names(), s.conf.MpiDefault) {
-		s.problems = append(s.problems, slurmconf.Problem{
-			Severity: slurmconf.SeverityWarning, File: s.conf.File, Key: "MpiDefault", Value: s.conf.MpiDefault,
-			Text:   fmt.Sprintf("MpiDefault=%s is not built in: every step must name another one", s.conf.MpiDefault),
-			Remedy: "write one of " + strings.Join(mpi.Names(), ", "),
-		})
+	if self, err := os.Executable(); err == nil && s.conf.MpiDefault == mpi.PMIx {
+		if _, err := program(self, "pmixhost"); err != nil {
+			s.problems = append(s.problems, slurmconf.Problem{
+				Severity: slurmconf.SeverityWarning, File: s.conf.File, Key: "MpiDefault", Value: s.conf.MpiDefault,
+				Text:   fmt.Sprintf("MpiDefault=%s cannot serve: %v", s.conf.MpiDefault, err),
+				Remedy: "build with libpmix-dev installed, or write another one: every step must name one else",
+			})
+		}
 	}
 }
 

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"unsafe"
@@ -40,6 +43,8 @@ type Reaper struct {
 	watched map[int]chan Exit // guarded by mu
 	none    []chan struct{}   // guarded by mu
 	early   stash             // guarded by mu
+	// spared are children that NoChildren does not count.
+	spared map[int]bool // guarded by mu
 }
 
 // NewReaper starts the reaper. It calls orphan, from its own goroutine and
@@ -85,6 +90,24 @@ func (r *Reaper) Start(argv0 string, argv []string, attr *syscall.ProcAttr) (int
 	}
 	exited := make(chan Exit, 1) // size 1: the reaper never waits for a reader
 	r.watched[pid] = exited
+	return pid, exited, nil
+}
+
+// StartSpared is Start for a child that NoChildren does not count: it serves
+// others and ends when it is told to.
+func (r *Reaper) StartSpared(argv0 string, argv []string, attr *syscall.ProcAttr) (int, <-chan Exit, error) {
+	pid, exited, err := r.Start(argv0, argv, attr)
+	if err != nil {
+		return pid, exited, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, alive := r.watched[pid]; alive {
+		if r.spared == nil {
+			r.spared = make(map[int]bool)
+		}
+		r.spared[pid] = true
+	}
 	return pid, exited, nil
 }
 
@@ -157,7 +180,7 @@ func (r *Reaper) reapAll() (orphans []Exit) {
 	defer r.mu.Unlock()
 	for {
 		exit, err := r.reap()
-		if errors.Is(err, unix.ECHILD) {
+		if errors.Is(err, unix.ECHILD) || (exit.PID == 0 && r.onlySpared()) {
 			for _, none := range r.none {
 				close(none)
 			}
@@ -167,6 +190,7 @@ func (r *Reaper) reapAll() (orphans []Exit) {
 		if err != nil || exit.PID <= 0 {
 			return orphans // children live on; no other error is documented
 		}
+		delete(r.spared, exit.PID)
 		exited, ok := r.watched[exit.PID]
 		if !ok {
 			r.early.put(exit)
@@ -176,6 +200,30 @@ func (r *Reaper) reapAll() (orphans []Exit) {
 		delete(r.watched, exit.PID)
 		exited <- exit
 	}
+}
+
+// onlySpared tells whether all children are spared ones. The caller holds mu.
+func (r *Reaper) onlySpared() bool {
+	if len(r.none) == 0 || len(r.spared) == 0 {
+		return false
+	}
+	// A child is in the list of the thread that made it, an orphan in the leader's.
+	threads, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil || len(threads) == 0 {
+		return false
+	}
+	for _, name := range threads {
+		b, err := os.ReadFile(name)
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
+			return false
+		}
+		for pid := range strings.FieldsSeq(string(b)) {
+			if n, err := strconv.Atoi(pid); err != nil || !r.spared[n] {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // reap reaps one child; its PID is 0 where none has ended.

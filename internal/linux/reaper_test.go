@@ -48,6 +48,7 @@ func reaperRoles() map[string]func(*Reaper, <-chan Exit) error {
 		"raw status and usage":   reapRawStatus,
 		"orphans":                reapOrphans,
 		"no children":            reapNoChildren,
+		"spared children":        reapSpared,
 		"watched before exit":    reapWatched,
 		"watched after exit":     reapWatchedLate,
 		"stale exit of a number": reapStale,
@@ -161,6 +162,48 @@ func reapOrphans(r *Reaper, orphans <-chan Exit) error {
 		return fmt.Errorf("the last look at the orphan %d told %q", e.PID, e.Last)
 	}
 	return nil
+}
+
+// reapSpared: a child that serves others does not count, its own children, which
+// it leaves behind, do.
+func reapSpared(r *Reaper, _ <-chan Exit) error {
+	in, out, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	attr := &syscall.ProcAttr{Files: []uintptr{in.Fd(), 1, 2}}
+	_, exited, err := r.StartSpared("/bin/cat", []string{"cat"}, attr)
+	if err != nil {
+		return err
+	}
+	in.Close()
+	other, theirs, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	_, gone, err := r.Start("/bin/cat", []string{"cat"}, &syscall.ProcAttr{Files: []uintptr{other.Fd(), 1, 2}})
+	if err != nil {
+		return err
+	}
+	other.Close()
+	none := r.NoChildren()
+	select {
+	case <-none:
+		return fmt.Errorf("no children was told while one lived that is not spared")
+	case <-time.After(50 * time.Millisecond):
+	}
+	theirs.Close()
+	if _, err := take(gone); err != nil {
+		return err
+	}
+	select {
+	case <-none:
+	case <-time.After(5 * time.Second):
+		return fmt.Errorf("no children was not told while a spared one lived")
+	}
+	out.Close()
+	_, err = take(exited)
+	return err
 }
 
 func reapNoChildren(r *Reaper, _ <-chan Exit) error {

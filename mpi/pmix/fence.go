@@ -1,0 +1,181 @@
+package pmix
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"stepd/step"
+)
+
+// Keys of directives.
+const (
+	keyTimeout = "pmix.timeout"
+	keyCollect = "pmix.collect"
+)
+
+// serveFence meets the other nodes of a fence. The library has collected what the
+// ranks of this node have put, and has let them wait.
+func (p *Plugin) serveFence(ctx context.Context, r *reader) (reply, error) {
+	procs, infos, data := r.procs(), r.infos(), r.bytes()
+	if err := r.done(); err != nil {
+		return reply{}, err
+	}
+	nodes, foreign := p.nodesOf(procs)
+	if foreign {
+		return p.meetSteps(ctx, "fence", procs, infos, data)
+	}
+	if len(nodes) <= 1 {
+		// All of it is in this node's library already.
+		p.fenced(procs)
+		return status(stSuccess), nil
+	}
+	all, err := p.meet(ctx, "fence", procs, nodes, infos, data)
+	if err != nil {
+		return p.meetingFailed(procs, err), nil
+	}
+	var whole []byte
+	for _, part := range all {
+		whole = append(whole, part...)
+	}
+	if len(whole) > pmixhostFrameMax-64 {
+		p.job.Log(fmt.Sprintf("cannot give the ranks what a fence has collected: %d bytes, the limit is %d", len(whole), pmixhostFrameMax))
+		return status(stResources), nil
+	}
+	p.fenced(procs)
+	return withBytes(whole), nil
+}
+
+// nodesOf are the nodes of this step that have any of the processes, ascending;
+// foreign says that some are of another step.
+func (p *Plugin) nodesOf(procs []proc) (nodes []int, foreign bool) {
+	has := make([]bool, len(p.world.hosts))
+	for _, who := range procs {
+		switch {
+		case who.nspace != p.world.nspace:
+			foreign = true
+		case who.rank == rankWildcard:
+			for n, ranks := range p.world.ranks {
+				has[n] = has[n] || len(ranks) > 0
+			}
+		case who.rank < uint32(p.world.size):
+			has[p.world.node[who.rank]] = true
+		}
+	}
+	for n, yes := range has {
+		if yes {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes, foreign
+}
+
+// meet exchanges data with the nodes that have the processes.
+func (p *Plugin) meet(ctx context.Context, what string, procs []proc, nodes []int, infos []info, data []byte) ([][]byte, error) {
+	if p.job.Peers == nil {
+		return nil, errors.New("internal error: a step of several nodes has no peers")
+	}
+	for _, n := range p.locals(procs) {
+		p.waits(n, what, p.elsewhere(procs))
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(infos), errTimeout)
+	defer cancel()
+	return p.job.Peers.Allgather(ctx, "pmix "+what+" "+signature(procs), nodes, data)
+}
+
+var errTimeout = errors.New("timeout (PMIxTimeout of mpi.conf)")
+
+// timeout is how long a meeting may take: the caller's own directive, but never
+// longer than the site allows.
+func (p *Plugin) timeout(infos []info) time.Duration {
+	if v, ok := find(infos, keyTimeout); ok {
+		if n, ok := v.integer(); ok && n > 0 && n < int(p.conf.Timeout/time.Second) {
+			return time.Duration(n) * time.Second
+		}
+	}
+	return p.conf.Timeout
+}
+
+// signature names a set of processes, the same on all nodes.
+func signature(procs []proc) string {
+	names := make([]string, len(procs))
+	for i, who := range procs {
+		names[i] = who.String()
+	}
+	slices.Sort(names)
+	sum := sha256.Sum256([]byte(strings.Join(slices.Compact(names), " ")))
+	return hex.EncodeToString(sum[:12])
+}
+
+// fenced counts the fence for those of our ranks that were in it.
+func (p *Plugin) fenced(procs []proc) {
+	for _, n := range p.locals(procs) {
+		p.note(proc{p.world.nspace, uint32(n)}, func(r *rank) { r.fences++ })
+	}
+}
+
+// waits tells what a rank of ours waits for.
+func (p *Plugin) waits(n int, what string, whom []int) {
+	p.ranksMu.Lock()
+	r := p.rankOf(proc{p.world.nspace, uint32(n)})
+	if r == nil {
+		p.ranksMu.Unlock()
+		return
+	}
+	now := *r
+	p.ranksMu.Unlock()
+	if what == "fence" {
+		what = fmt.Sprintf("fence %d", now.fences+1)
+	}
+	p.tell(now, what, whom)
+}
+
+// elsewhere are the ranks of the step among the processes that other nodes have.
+func (p *Plugin) elsewhere(procs []proc) []int {
+	var all []int
+	for _, who := range procs {
+		for r := range p.world.size {
+			if who.nspace == p.world.nspace && (who.rank == rankWildcard || who.rank == uint32(r)) && p.world.node[r] != p.here {
+				all = append(all, r)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// meetingFailed ends the step, naming who is missing, and answers those who wait.
+func (p *Plugin) meetingFailed(procs []proc, err error) reply {
+	if p.ctx.Err() != nil {
+		return status(stLostConnection)
+	}
+	local := p.locals(procs)
+	first := -1
+	if len(local) > 0 {
+		first = local[0]
+	}
+	missing, ok := errors.AsType[*step.MissingError](err)
+	if !ok {
+		p.abort(first, 1, fmt.Sprintf("MPI fence failed: %v", err))
+		return status(stLostConnection)
+	}
+	text := fmt.Sprintf("MPI fence did not complete within %s: %d of %d nodes came, and not", p.conf.Timeout,
+		len(p.world.hosts)-len(missing.Nodes), len(p.world.hosts))
+	for i, node := range missing.Nodes {
+		if i > 0 {
+			text += ";"
+		}
+		if i == 4 && len(missing.Nodes) > 5 {
+			text += fmt.Sprintf(" and %d more nodes", len(missing.Nodes)-i)
+			break
+		}
+		text += " " + p.describeNode(node)
+	}
+	p.abort(first, 1, text)
+	return status(stTimeout)
+}

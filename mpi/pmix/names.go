@@ -1,0 +1,358 @@
+package pmix
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+)
+
+// Keys of directives of names.
+const (
+	keyWait     = "pmix.wait"
+	reservedKey = "pmix."
+)
+
+// Limits on what the ranks publish: in a step's own store, where no noded keeps
+// the job's.
+const (
+	nameKeyMax   = 511 // PMIX_MAX_KEYLEN
+	nameValueMax = 64 << 10
+	namesMax     = 16384
+	namesBytes   = 16 << 20
+)
+
+// published is a value that somebody has published: as the library packs it.
+type published struct {
+	by    proc
+	value []byte
+}
+
+// names are the published values (PMIx_Publish): the job's, which noded keeps, or
+// those of the step, which its node 0 keeps.
+type names struct {
+	p *Plugin
+
+	mu      sync.Mutex
+	all     map[string]published // guarded by mu
+	bytes   int                  // guarded by mu
+	changed chan struct{}        // guarded by mu: closed when one is added
+}
+
+func newNames(p *Plugin) *names {
+	return &names{p: p, all: make(map[string]published), changed: make(chan struct{})}
+}
+
+// Refusals of a name that the library has a status for.
+var (
+	errDuplicate = errors.New("it is published already")
+	errNoName    = errors.New("it is not published")
+	errFull      = errors.New("the limit of published names")
+)
+
+func (n *names) put(key string, v published) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if _, ok := n.all[key]; ok {
+		return errDuplicate
+	}
+	size := len(key) + len(v.value)
+	if len(n.all) >= namesMax || n.bytes+size > namesBytes {
+		return errFull
+	}
+	n.all[key] = v
+	n.bytes += size
+	close(n.changed)
+	n.changed = make(chan struct{})
+	return nil
+}
+
+func (n *names) drop(key string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	v, ok := n.all[key]
+	if !ok {
+		return errNoName
+	}
+	delete(n.all, key)
+	n.bytes -= len(key) + len(v.value)
+	return nil
+}
+
+// get finds those of the keys that are there; with wait it returns when all are,
+// or with what there is when ctx ends.
+func (n *names) get(ctx context.Context, keys []string, wait bool) map[string]published {
+	for {
+		n.mu.Lock()
+		found := make(map[string]published)
+		for _, k := range keys {
+			if v, ok := n.all[k]; ok {
+				found[k] = v
+			}
+		}
+		changed := n.changed
+		n.mu.Unlock()
+		if !wait || len(found) == len(keys) {
+			return found
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return found
+		}
+	}
+}
+
+// Operations of callNames.
+const (
+	namePut  = 1
+	nameGet  = 2
+	nameDrop = 3
+)
+
+// answer serves another node of the step.
+func (n *names) answer(ctx context.Context, data []byte) ([]byte, error) {
+	r := reader{b: data}
+	op := r.u32()
+	w := &writer{}
+	switch op {
+	case namePut:
+		key, v := r.str(), published{r.proc(), r.bytes()}
+		if err := r.done(); err != nil {
+			return nil, err
+		}
+		v.value = append([]byte(nil), v.value...)
+		w.u32(nameStatus(n.put(key, v)))
+	case nameDrop:
+		key := r.str()
+		if err := r.done(); err != nil {
+			return nil, err
+		}
+		w.u32(nameStatus(n.drop(key)))
+	case nameGet:
+		wait, keys := r.u32() != 0, r.strs()
+		if err := r.done(); err != nil {
+			return nil, err
+		}
+		writeFound(w, keys, n.get(ctx, keys, wait))
+	default:
+		return nil, fmt.Errorf("cannot serve operation %d on names", op)
+	}
+	return w.b, nil
+}
+
+func nameStatus(err error) uint32 {
+	code := stSuccess
+	switch {
+	case err == nil:
+	case errors.Is(err, errDuplicate):
+		code = stDuplicateKey
+	case errors.Is(err, errNoName):
+		code = stNotFound
+	case errors.Is(err, errFull):
+		code = stResources
+	default:
+		code = stError
+	}
+	return uint32(int32(code))
+}
+
+// writeFound is also the library's answer to a lookup.
+func writeFound(w *writer, keys []string, found map[string]published) {
+	w.u32(uint32(len(found)))
+	for _, k := range keys {
+		v, ok := found[k]
+		if !ok {
+			continue
+		}
+		delete(found, k) // a key that was asked for twice is told once
+		w.proc(v.by)
+		w.str(k)
+		w.bytes(v.value)
+	}
+}
+
+// home tells where the names are kept: by noded, here, or on node 0.
+func (n *names) home() (here bool) { return n.p.here == 0 || n.p.job.Peers == nil }
+
+// ask sends an operation to node 0's stepd.
+func (n *names) ask(ctx context.Context, fill func(w *writer)) (reader, error) {
+	w := &writer{}
+	fill(w)
+	b, err := n.p.job.Peers.Call(ctx, 0, callNames, w.b)
+	return reader{b: b}, err
+}
+
+// publish keeps a value under a key, wherever the names are kept.
+func (n *names) publish(ctx context.Context, key string, v published) (int, error) {
+	switch {
+	case n.p.job.Job != nil:
+		return stSuccess, n.p.job.Job.Publish(ctx, jobName(key), encodeName(v))
+	case n.home():
+		return int(int32(nameStatus(n.put(key, v)))), nil
+	}
+	r, err := n.ask(ctx, func(w *writer) {
+		w.u32(namePut)
+		w.str(key)
+		w.proc(v.by)
+		w.bytes(v.value)
+	})
+	return r.i32(), err
+}
+
+func (n *names) unpublish(ctx context.Context, key string) (int, error) {
+	switch {
+	case n.p.job.Job != nil:
+		return stSuccess, n.p.job.Job.Unpublish(ctx, jobName(key))
+	case n.home():
+		return int(int32(nameStatus(n.drop(key)))), nil
+	}
+	r, err := n.ask(ctx, func(w *writer) {
+		w.u32(nameDrop)
+		w.str(key)
+	})
+	return r.i32(), err
+}
+
+// lookup finds keys; with wait it waits until all are there, as long as ctx lasts.
+func (n *names) lookup(ctx context.Context, keys []string, wait bool) (map[string]published, error) {
+	switch {
+	case n.p.job.Job != nil:
+		return n.lookupJob(ctx, keys)
+	case n.home():
+		return n.get(ctx, keys, wait), nil
+	}
+	r, err := n.ask(ctx, func(w *writer) {
+		w.u32(nameGet)
+		if wait {
+			w.u32(1)
+		} else {
+			w.u32(0)
+		}
+		list(w, keys, w.str)
+	})
+	if err != nil {
+		return nil, err
+	}
+	found := make(map[string]published)
+	elements(&r, 16, func() string {
+		by, key := r.proc(), r.str()
+		found[key] = published{by, r.bytes()}
+		return key
+	})
+	return found, r.done()
+}
+
+func (n *names) lookupJob(ctx context.Context, keys []string) (map[string]published, error) {
+	found := make(map[string]published)
+	for _, k := range keys {
+		port, ok, err := n.p.job.Job.Lookup(ctx, jobName(k))
+		if err != nil {
+			return nil, err
+		}
+		if v, good := decodeName(port); ok && good {
+			found[k] = v
+		}
+	}
+	return found, nil
+}
+
+// jobName keeps our names apart from those of other plugins, whose values have
+// another form.
+func jobName(key string) string { return "pmix:" + key }
+
+// encodeName makes text of what noded is to keep.
+func encodeName(v published) string {
+	w := &writer{}
+	w.proc(v.by)
+	w.bytes(v.value)
+	return base64.StdEncoding.EncodeToString(w.b)
+}
+
+func decodeName(s string) (v published, ok bool) {
+	b, err := base64.StdEncoding.DecodeString(s)
+	if err != nil {
+		return v, false
+	}
+	r := reader{b: b}
+	v = published{r.proc(), r.bytes()}
+	return v, r.done() == nil
+}
+
+// servePublish keeps what a rank publishes: each info that is no directive.
+func (p *Plugin) servePublish(ctx context.Context, r *reader) (reply, error) {
+	who, infos := r.proc(), r.infos()
+	packed := elements(r, 4, r.bytes)
+	if err := r.done(); err != nil {
+		return reply{}, err
+	}
+	if len(packed) != len(infos) {
+		return status(stBadParam), nil
+	}
+	for i, in := range infos {
+		if strings.HasPrefix(in.key, reservedKey) {
+			continue
+		}
+		if len(in.key) > nameKeyMax || len(packed[i]) > nameValueMax {
+			p.job.Log(fmt.Sprintf("cannot publish %q for MPI rank %d: %d bytes, the limit is %d", clip(in.key, 64), who.rank, len(packed[i]), nameValueMax))
+			return status(stResources), nil
+		}
+		code, err := p.names.publish(ctx, in.key, published{who, packed[i]})
+		if err != nil {
+			p.job.Log(fmt.Sprintf("cannot publish %q for MPI rank %d: %v", clip(in.key, 64), who.rank, err))
+			return status(stDuplicateKey), nil
+		}
+		if code != stSuccess {
+			return status(code), nil
+		}
+	}
+	return status(stSuccess), nil
+}
+
+func (p *Plugin) serveLookup(ctx context.Context, r *reader) (reply, error) {
+	r.proc()
+	keys, infos := r.strs(), r.infos()
+	if err := r.done(); err != nil {
+		return reply{}, err
+	}
+	_, wait := find(infos, keyWait)
+	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(infos), errTimeout)
+	defer cancel()
+	found, err := p.names.lookup(ctx, keys, wait)
+	switch {
+	case err != nil:
+		p.job.Log(fmt.Sprintf("cannot look up %d names: %v", len(keys), err))
+		return status(stError), nil
+	case len(found) == 0 && wait:
+		return status(stTimeout), nil
+	case len(found) == 0:
+		return status(stNotFound), nil
+	}
+	code := stSuccess
+	if len(found) < len(keys) {
+		code = stPartialSuccess
+	}
+	return reply{code, func(w *writer) { writeFound(w, keys, found) }}, nil
+}
+
+func (p *Plugin) serveUnpublish(ctx context.Context, r *reader) (reply, error) {
+	who := r.proc()
+	keys := r.strs()
+	r.infos()
+	if err := r.done(); err != nil {
+		return reply{}, err
+	}
+	for _, k := range keys {
+		code, err := p.names.unpublish(ctx, k)
+		if err != nil {
+			p.job.Log(fmt.Sprintf("cannot unpublish %q for MPI rank %d: %v", clip(k, 64), who.rank, err))
+			return status(stNotFound), nil
+		}
+		if code != stSuccess {
+			return status(code), nil
+		}
+	}
+	return status(stSuccess), nil
+}

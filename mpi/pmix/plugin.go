@@ -1,0 +1,418 @@
+package pmix
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"stepd/step"
+)
+
+// Plugin serves PMIx to the tasks of one step on one node. Make it with New,
+// call Prefork once, TaskExited for each task that ended, and Close at the end;
+// it serves one step only.
+type Plugin struct {
+	conf Config
+
+	mu      sync.Mutex
+	started bool // guarded by mu
+	closed  bool // guarded by mu
+
+	// Set by Prefork, before any goroutine runs.
+	job    step.MPIJob
+	world  *world
+	here   int // our node id
+	host   *host
+	folder *folder
+
+	ranksMu sync.Mutex
+	ranks   []rank // guarded by ranksMu; by local id
+	aborted bool   // guarded by ranksMu: Abort was called
+
+	version string // of the library: "4.2.2"; set by Prefork
+
+	ctx     context.Context // ends with Close
+	stop    context.CancelFunc
+	running sync.WaitGroup // upcalls that are being answered
+	names   *names
+	bytes   budget
+}
+
+// rank is one of this node's ranks.
+type rank struct {
+	n     int
+	phase phase
+	// fences counts those that it has come through.
+	fences int
+	status *step.ExitStatus // how the task ended
+}
+
+// phase is how far a rank has come.
+type phase int
+
+const (
+	phaseStarted phase = iota // it has not called PMIx_Init
+	phaseConnected
+	phaseFinalized
+	phaseAborted // it asked for the step's end
+)
+
+// New makes a plugin; conf's zero values mean the defaults.
+func New(conf Config) *Plugin {
+	ctx, stop := context.WithCancel(context.Background())
+	return &Plugin{conf: conf, ctx: ctx, stop: stop}
+}
+
+// Prefork starts the PMIx server and registers the step's tasks with it. It is
+// called as root, once, before the first fork.
+//
+// job.Abort and job.Log are called from the plugin's own goroutines, and Abort
+// also from TaskExited's, never after Close has returned; they must not wait for
+// Close. Abort is called once at most: because a rank asked for it, because a
+// rank ended between init and finalize, because a meeting of nodes has failed,
+// or, with rank -1, because pmixhost ended.
+func (p *Plugin) Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, error) {
+	if job.Spec == nil || job.Spec.NTasks < 1 || job.Abort == nil || job.Log == nil {
+		return step.MPITasks{}, errors.New("internal error: MPI prefork needs a spec with tasks, Abort and Log")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.started || p.closed {
+		return step.MPITasks{}, errors.New("internal error: MPI prefork called twice, or after close")
+	}
+	p.job, p.conf = job, p.conf.withDefaults(job.Spec)
+	p.world, p.here = newWorld(job.Spec), int(job.Spec.NodeID)
+	p.names = newNames(p)
+	for _, n := range p.world.ranks[p.here] {
+		p.ranks = append(p.ranks, rank{n: n})
+	}
+	if err := p.startServer(); err != nil {
+		return step.MPITasks{}, err
+	}
+	p.started = true
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	tasks, err := p.register(ctx)
+	if err != nil {
+		return step.MPITasks{}, p.explainStart(err)
+	}
+	p.servePeers()
+	return tasks, nil
+}
+
+// startServer makes the folder and runs pmixhost in it.
+func (p *Plugin) startServer() error {
+	spec := p.job.Spec
+	if _, err := os.Stat(p.conf.Program); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot use MPI type %q: %q is not there (it is built where libpmix's headers are: Debian's libpmix-dev)", "pmix", p.conf.Program)
+	}
+	if p.conf.Start == nil {
+		return errors.New("internal error: MPI type \"pmix\" has nobody who starts programs")
+	}
+	var err error
+	if p.folder, err = makeFolder(spec); err != nil {
+		return err
+	}
+	p.host, err = startHost(&p.conf, fmt.Sprintf("pmixhost: [%s]", spec.ID.Name()), p.heard, p.hostEnded)
+	if err != nil {
+		return errors.Join(err, p.folder.remove())
+	}
+	return nil
+}
+
+// register sets the server up, and tells it the job.
+func (p *Plugin) register(ctx context.Context) (step.MPITasks, error) {
+	r, err := p.ask(ctx, cmdSetup, p.setup)
+	if err != nil {
+		return step.MPITasks{}, err
+	}
+	p.version = shortVersion(r.str())
+	local := p.world.ranks[p.here]
+	_, err = p.ask(ctx, cmdNspace, func(w *writer) {
+		w.str(p.world.nspace)
+		w.u32(uint32(len(local)))
+		w.infos(p.world.infos(p.here))
+	})
+	if err != nil {
+		return step.MPITasks{}, err
+	}
+	r, err = p.ask(ctx, cmdClients, func(w *writer) {
+		w.str(p.world.nspace)
+		list(w, local, func(n int) { w.u32(uint32(n)) })
+	})
+	if err != nil {
+		return step.MPITasks{}, err
+	}
+	envs := elements(&r, 4, r.strs)
+	if err := r.done(); err != nil || len(envs) != len(local) {
+		return step.MPITasks{}, fmt.Errorf("cannot read the environment of %d tasks from pmixhost: it told %d (%v)", len(local), len(envs), err)
+	}
+	return p.tasks(envs), nil
+}
+
+func (p *Plugin) setup(w *writer) {
+	spec := p.job.Spec
+	flags := uint32(setupTools)
+	if p.conf.Namespace != nil {
+		flags |= setupJoinNS
+	}
+	w.u32(pmixhostProtocolVersion)
+	w.u32(flags)
+	w.u32(spec.User.UID)
+	w.u32(spec.User.GID)
+	list(w, spec.User.Groups, w.u32)
+	w.u64(p.conf.DataLimit)
+	w.str(p.folder.path)
+	w.proc(proc{fmt.Sprintf("slurm.pmix.%d.%d.server", spec.ID.Job, spec.ID.Step), spec.NodeID})
+	list(w, p.serverEnv(), w.str)
+}
+
+// serverEnv is pmixhost's whole environment.
+func (p *Plugin) serverEnv() []string {
+	env := []string{
+		"PATH=/usr/bin:/bin",
+		// The user's own parameter files are not for a process outside of the tasks'
+		// cgroup: they could name plugins to load.
+		"HOME=/", "PMIX_MCA_mca_base_param_files=none",
+		// Names are those of slurm.conf, on each node.
+		"PMIX_HOSTNAME=" + p.job.Spec.NodeName,
+		// Every fence comes to us, so that it can be counted.
+		"PMIX_MCA_pmix_server_fence_localonly_opt=0",
+	}
+	if p.conf.Debug {
+		env = append(env, "PMIX_MCA_pmix_server_base_verbose=5", "PMIX_MCA_pmix_server_fence_verbose=5", "PMIX_MCA_pmix_server_connect_verbose=5")
+	}
+	return append(env, p.conf.Env...)
+}
+
+// tasks parts the tasks' environments into what all have and what is each one's.
+func (p *Plugin) tasks(envs [][]string) step.MPITasks {
+	out := step.MPITasks{TaskEnv: make([][]string, len(envs))}
+	seen := make(map[string]int)
+	for _, env := range envs {
+		for _, e := range env {
+			seen[e]++
+		}
+	}
+	for i, env := range envs {
+		for _, e := range env {
+			switch {
+			case seen[e] != len(envs) || strings.HasPrefix(e, "PMIX_RANK="):
+				out.TaskEnv[i] = append(out.TaskEnv[i], e)
+			case i == 0:
+				out.Env = append(out.Env, e)
+			}
+		}
+	}
+	out.Env = append(out.Env, p.conf.PMIxConf.Env...)
+	if w := p.world; w.cpus > 0 && len(envs) > w.cpus && !p.isSet(yieldVar) {
+		// Ranks that wait busily keep those that they wait for from running: mpirun
+		// sets the same for more ranks than slots. (64 ranks on 2 CPUs: 61 s and 7 s.)
+		out.Env = append(out.Env, yieldVar+"=1")
+	}
+	return out
+}
+
+// yieldVar makes a rank of Open MPI give up the CPU while it waits.
+const yieldVar = "OMPI_MCA_mpi_yield_when_idle"
+
+// isSet tells whether the user has said something about a variable.
+func (p *Plugin) isSet(name string) bool {
+	return slices.ContainsFunc(p.job.Spec.Env, func(e string) bool { return strings.HasPrefix(e, name+"=") })
+}
+
+// ask gives a command and waits for its answer.
+func (p *Plugin) ask(ctx context.Context, typ uint32, fill func(w *writer)) (reader, error) {
+	done, err := p.host.call(typ, fill)
+	if err != nil {
+		return reader{}, err
+	}
+	select {
+	case a := <-done:
+		return a.r, a.err
+	case <-ctx.Done():
+		return reader{}, fmt.Errorf("pmixhost did not answer: %w", context.Cause(ctx))
+	}
+}
+
+// explainStart says why the server is not there.
+func (p *Plugin) explainStart(err error) error {
+	if errors.Is(err, errGone) {
+		return fmt.Errorf("cannot start the PMIx server: pmixhost ended (%s)", p.hostStatus())
+	}
+	return fmt.Errorf("cannot start the PMIx server: pmixhost: %w", err)
+}
+
+// hostStatus waits for the end of pmixhost, whose channel has ended.
+func (p *Plugin) hostStatus() string {
+	t := time.NewTimer(time.Second)
+	defer t.Stop()
+	select {
+	case <-p.host.ended:
+		return p.host.status.Describe()
+	case <-t.C:
+		return "it closed its channel"
+	}
+}
+
+// hostEnded is called when pmixhost's channel has ended: without it no rank comes
+// any further.
+func (p *Plugin) hostEnded(err error) {
+	if p.ctx.Err() != nil {
+		return
+	}
+	if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		p.host.kill()
+	}
+	why := p.hostStatus()
+	if err != nil && !errors.Is(err, io.EOF) {
+		why += fmt.Sprintf("; %v", err)
+	}
+	p.abort(-1, 1, fmt.Sprintf("pmixhost (pid %d), the step's PMIx server, ended: %s", p.host.pid, why))
+}
+
+// abort ends the step, once.
+func (p *Plugin) abort(rank, code int, why string) {
+	p.ranksMu.Lock()
+	first := !p.aborted
+	p.aborted = true
+	p.ranksMu.Unlock()
+	if first && p.ctx.Err() == nil {
+		p.job.Abort(rank, code, why)
+	}
+}
+
+// TaskExited tells that a task ended; local is its local id. A rank that ends
+// between PMIx_Init and PMIx_Finalize ends the step: the others would wait for it.
+func (p *Plugin) TaskExited(local int, status step.ExitStatus) {
+	p.mu.Lock()
+	started := p.started
+	p.mu.Unlock()
+	if !started {
+		return
+	}
+	p.ranksMu.Lock()
+	if local < 0 || local >= len(p.ranks) || p.ranks[local].status != nil {
+		p.ranksMu.Unlock()
+		return
+	}
+	r := &p.ranks[local]
+	r.status = &status
+	why, n := p.leaves(r), r.n
+	p.ranksMu.Unlock()
+	if why != "" {
+		p.abort(n, max(1, status.Code()), why)
+	}
+}
+
+// leaves says why the step cannot go on without the rank, which has ended; "" is
+// that it can. The caller holds ranksMu.
+func (p *Plugin) leaves(r *rank) string {
+	ended := fmt.Sprintf("MPI rank %d ended (%s)", r.n, r.status.Describe())
+	if r.phase == phaseConnected {
+		return ended + ": it had not called PMIx_Finalize"
+	}
+	if r.phase != phaseStarted {
+		return ""
+	}
+	// One that never asked for PMIx is missed only by those who have.
+	var waiting []int
+	for i := range p.ranks {
+		if p.ranks[i].phase == phaseConnected && p.ranks[i].status == nil {
+			waiting = append(waiting, p.ranks[i].n)
+		}
+	}
+	if len(waiting) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s before PMIx_Init, and rank %s will wait for it", ended, step.FormatCPUList(waiting))
+}
+
+// Close ends the server, takes its files away and waits for the goroutines. It
+// is idempotent, and must not be called from within Abort or Log, which are not
+// called again once it has returned.
+func (p *Plugin) Close() error {
+	p.mu.Lock()
+	first := !p.closed
+	p.closed = true
+	p.mu.Unlock()
+	p.stop()
+	if !first || p.host == nil {
+		return nil
+	}
+	p.host.close()
+	p.running.Wait()
+	return p.folder.remove()
+}
+
+// rankOf finds a rank of this node by what the library calls it; nil is another
+// process. The caller holds ranksMu.
+func (p *Plugin) rankOf(who proc) *rank {
+	if who.nspace != p.world.nspace || who.rank >= uint32(p.world.size) || p.world.node[who.rank] != p.here {
+		return nil
+	}
+	return &p.ranks[p.world.local[who.rank]]
+}
+
+// note changes what is known of a rank, and tells it.
+func (p *Plugin) note(who proc, change func(r *rank)) {
+	p.ranksMu.Lock()
+	r := p.rankOf(who)
+	if r == nil {
+		p.ranksMu.Unlock()
+		return
+	}
+	change(r)
+	now := *r
+	p.ranksMu.Unlock()
+	p.tell(now, "", nil)
+}
+
+// tell says how far a rank is, for explain.
+func (p *Plugin) tell(r rank, waiting string, waitsFor []int) {
+	if p.job.Progress == nil || p.ctx.Err() != nil {
+		return
+	}
+	names := [...]string{"started", "initialized", "finalized", "finalized"}
+	p.job.Progress(r.n, step.MPIProgress{
+		Phase: names[r.phase], Protocol: strings.TrimSpace("PMIx " + p.version), Fences: r.fences,
+		Waiting: waiting, WaitsFor: step.FormatCPUList(waitsFor),
+	})
+}
+
+// shortVersion finds the number in what PMIx_Get_version says.
+func shortVersion(s string) string {
+	for _, word := range strings.Fields(strings.NewReplacer(",", " ", "(", " ").Replace(s)) {
+		if major, rest, ok := strings.Cut(word, "."); ok {
+			if _, err := strconv.Atoi(major); err == nil {
+				minor, _, _ := strings.Cut(rest, ".")
+				return major + "." + minor
+			}
+		}
+	}
+	return ""
+}
+
+// locals are those of the ranks that run on this node.
+func (p *Plugin) locals(procs []proc) []int {
+	var all []int
+	for _, who := range procs {
+		switch {
+		case who.nspace != p.world.nspace:
+		case who.rank == rankWildcard:
+			all = append(all, p.world.ranks[p.here]...)
+		case who.rank < uint32(p.world.size) && p.world.node[who.rank] == p.here:
+			all = append(all, int(who.rank))
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}

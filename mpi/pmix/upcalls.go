@@ -1,0 +1,193 @@
+package pmix
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"stepd/step"
+)
+
+// Bounds of what the library may have asked and we have not answered yet: all
+// of it is under the user's control.
+const (
+	upcallsMax     = 1 << 16
+	upcallBytesMax = 256 << 20
+)
+
+// budget counts what is being answered.
+type budget struct {
+	mu    sync.Mutex
+	count int // guarded by mu
+	bytes int // guarded by mu
+}
+
+func (b *budget) take(size int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.count >= upcallsMax || b.bytes+size > upcallBytesMax {
+		return false
+	}
+	b.count++
+	b.bytes += size
+	return true
+}
+
+func (b *budget) give(size int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.count--
+	b.bytes -= size
+}
+
+// reply answers an upcall: a status, and what belongs to it.
+type reply struct {
+	status int
+	fill   func(w *writer)
+}
+
+func status(n int) reply { return reply{status: n} }
+
+func withBytes(b []byte) reply { return reply{fill: func(w *writer) { w.bytes(b) }} }
+
+// heard is called for every frame that is no answer. It does not block: what
+// takes time has a goroutine.
+func (p *Plugin) heard(f frame) {
+	switch f.typ {
+	case upConnected, upFinalized, upLost:
+		who := f.body.proc()
+		if f.body.done() == nil {
+			p.moved(f.typ, who)
+		}
+		return
+	case upWord:
+		if line := f.body.str(); f.body.done() == nil {
+			p.job.Log("pmixhost: " + line)
+		}
+		return
+	}
+	if !p.bytes.take(f.size) {
+		p.answer(f.id, status(stResources))
+		return
+	}
+	p.running.Go(func() {
+		defer p.bytes.give(f.size)
+		r, err := p.serve(p.ctx, f)
+		if err != nil {
+			p.job.Log(fmt.Sprintf("cannot serve PMIx upcall %d: %v", f.typ, err))
+			r = status(stError)
+			if f.body.err != nil {
+				r = status(stBadParam)
+			}
+		}
+		p.answer(f.id, r)
+	})
+}
+
+// answer sends a reply. That pmixhost is gone is told by hostEnded.
+func (p *Plugin) answer(id uint32, r reply) {
+	err := p.host.send(cmdAnswer, id, func(w *writer) {
+		w.u32(uint32(int32(r.status)))
+		if r.fill != nil {
+			r.fill(w)
+		}
+	})
+	if err != nil && !errors.Is(err, errGone) {
+		p.job.Log(err.Error())
+		p.host.send(cmdAnswer, id, func(w *writer) { w.u32(uint32(0xffffffff & stResources)) })
+	}
+}
+
+// serve answers one upcall. Its error is one of ours, which the library is told
+// as a plain error.
+func (p *Plugin) serve(ctx context.Context, f frame) (reply, error) {
+	r := &f.body
+	switch f.typ {
+	case upAbort:
+		return p.serveAbort(r)
+	case upFence:
+		return p.serveFence(ctx, r)
+	case upModex:
+		return p.serveModex(ctx, r)
+	case upPublish:
+		return p.servePublish(ctx, r)
+	case upLookup:
+		return p.serveLookup(ctx, r)
+	case upUnpublish:
+		return p.serveUnpublish(ctx, r)
+	}
+	return status(stNotSupported), nil
+}
+
+// moved notes how far a rank has come.
+func (p *Plugin) moved(what uint32, who proc) {
+	if what == upLost {
+		return // its end will be told; a rank that only closed its connection is its own affair
+	}
+	p.note(who, func(r *rank) {
+		if what == upConnected {
+			r.phase = phaseConnected
+		} else if r.phase == phaseConnected {
+			r.phase = phaseFinalized
+		}
+	})
+	if what == upConnected {
+		p.checkGone()
+	}
+}
+
+// checkGone looks for ranks that ended before PMIx_Init: a rank that has just
+// called it will wait for them.
+func (p *Plugin) checkGone() {
+	p.ranksMu.Lock()
+	n, code, why := 0, 0, ""
+	for i := range p.ranks {
+		if r := &p.ranks[i]; r.status != nil && why == "" {
+			n, code, why = r.n, max(1, r.status.Code()), p.leaves(r)
+		}
+	}
+	p.ranksMu.Unlock()
+	if why != "" {
+		p.abort(n, code, why)
+	}
+}
+
+// serveAbort ends the step: PMIx_Abort, which MPI_Abort becomes.
+func (p *Plugin) serveAbort(r *reader) (reply, error) {
+	who, code, words := r.proc(), r.i32(), r.str()
+	r.procs() // whom to end: a step ends as a whole
+	if err := r.done(); err != nil {
+		return reply{}, err
+	}
+	p.ranksMu.Lock()
+	n := -1
+	if k := p.rankOf(who); k != nil {
+		k.phase, n = phaseAborted, k.n
+	}
+	p.ranksMu.Unlock()
+	if n < 0 {
+		return status(stBadParam), nil
+	}
+	why := fmt.Sprintf("MPI rank %d called abort", n)
+	if words != "" && words != "N/A" {
+		why += fmt.Sprintf(": %q", clip(words, 512))
+	}
+	p.abort(n, code, why)
+	return status(stSuccess), nil
+}
+
+func clip(s string, n int) string {
+	if len(s) > n {
+		return s[:n] + "…"
+	}
+	return s
+}
+
+// ranksText is how ranks are named in messages.
+func ranksText(ranks []int) string {
+	if len(ranks) == 1 {
+		return fmt.Sprintf("rank %d", ranks[0])
+	}
+	return "ranks " + step.FormatCPUList(ranks)
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include "buf.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "host.h"
+#include "protocol.h"
+
+struct in in_init(const void *p, size_t len)
+{
+	return (struct in){.p = p, .left = len};
+}
+
+static const uint8_t *take(struct in *r, size_t n)
+{
+	const uint8_t *p = r->p;
+
+	if (r->bad || n > r->left) {
+		r->bad = true;
+		return NULL;
+	}
+	r->p += n;
+	r->left -= n;
+	return p;
+}
+
+static uint64_t take_int(struct in *r, size_t n)
+{
+	const uint8_t *p = take(r, n);
+	uint64_t v = 0;
+
+	for (size_t i = 0; p != NULL && i < n; i++)
+		v |= (uint64_t)p[i] << (8 * i);
+	return v;
+}
+
+uint8_t in_u8(struct in *r)
+{
+	return (uint8_t)take_int(r, 1);
+}
+
+uint16_t in_u16(struct in *r)
+{
+	return (uint16_t)take_int(r, 2);
+}
+
+uint32_t in_u32(struct in *r)
+{
+	return (uint32_t)take_int(r, 4);
+}
+
+uint64_t in_u64(struct in *r)
+{
+	return take_int(r, 8);
+}
+
+struct in in_bytes(struct in *r)
+{
+	size_t len = in_u32(r);
+	const uint8_t *p = take(r, len);
+
+	if (p == NULL)
+		return (struct in){.bad = true};
+	return in_init(p, len);
+}
+
+char *in_str(struct in *r)
+{
+	struct in b = in_bytes(r);
+	char *s;
+
+	if (b.bad || memchr(b.p, 0, b.left) != NULL) {
+		r->bad = true;
+		return must(strdup(""));
+	}
+	s = must(malloc(b.left + 1));
+	memcpy(s, b.p, b.left);
+	s[b.left] = 0;
+	return s;
+}
+
+uint32_t in_count(struct in *r, size_t size)
+{
+	uint32_t n = in_u32(r);
+
+	if (!r->bad && n > r->left / size)
+		r->bad = true;
+	return r->bad ? 0 : n;
+}
+
+bool in_done(const struct in *r)
+{
+	return !r->bad && r->left == 0;
+}
+
+static uint8_t *grow(struct out *w, size_t n)
+{
+	uint8_t *p;
+
+	if (w->bad || n > PMIXHOST_FRAME_MAX - w->len) {
+		w->bad = true;
+		return NULL;
+	}
+	if (n > w->cap - w->len) {
+		w->cap = w->cap * 2 > w->len + n ? w->cap * 2 : w->len + n + 256;
+		w->p = must(realloc(w->p, w->cap));
+	}
+	p = w->p + w->len;
+	w->len += n;
+	return p;
+}
+
+static void put_int(struct out *w, uint64_t v, size_t n)
+{
+	uint8_t *p = grow(w, n);
+
+	for (size_t i = 0; p != NULL && i < n; i++)
+		p[i] = (uint8_t)(v >> (8 * i));
+}
+
+void out_u8(struct out *w, uint8_t v)
+{
+	put_int(w, v, 1);
+}
+
+void out_u16(struct out *w, uint16_t v)
+{
+	put_int(w, v, 2);
+}
+
+void out_u32(struct out *w, uint32_t v)
+{
+	put_int(w, v, 4);
+}
+
+void out_i32(struct out *w, int32_t v)
+{
+	put_int(w, (uint32_t)v, 4);
+}
+
+void out_u64(struct out *w, uint64_t v)
+{
+	put_int(w, v, 8);
+}
+
+void out_bytes(struct out *w, const void *src, size_t len)
+{
+	uint8_t *p;
+
+	if (len > PMIXHOST_FRAME_MAX) {
+		w->bad = true;
+		return;
+	}
+	out_u32(w, (uint32_t)len);
+	p = grow(w, len);
+	if (p != NULL && len > 0)
+		memcpy(p, src, len);
+}
+
+void out_str(struct out *w, const char *s)
+{
+	out_bytes(w, s, s != NULL ? strlen(s) : 0);
+}
+
+size_t out_mark(struct out *w)
+{
+	out_u32(w, 0);
+	return w->len;
+}
+
+void out_fill(struct out *w, size_t mark)
+{
+	uint32_t n = (uint32_t)(w->len - mark);
+
+	for (size_t i = 0; !w->bad && i < 4; i++)
+		w->p[mark - 4 + i] = (uint8_t)(n >> (8 * i));
+}
+
+void out_free(struct out *w)
+{
+	free(w->p);
+	*w = (struct out){0};
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Frames of protocol.h: taken apart without ever reading beyond them, and put
+ * together.
+ */
+#ifndef PMIXHOST_BUF_H
+#define PMIXHOST_BUF_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What is left of a frame. After the first field that is not there, bad is set
+ * and all further ones are 0 or empty. */
+struct in {
+	const uint8_t *p;
+	size_t left;
+	bool bad;
+};
+
+struct in in_init(const void *p, size_t len);
+uint8_t in_u8(struct in *r);
+uint16_t in_u16(struct in *r);
+uint32_t in_u32(struct in *r);
+uint64_t in_u64(struct in *r);
+/* The bytes stay where they are in the frame. */
+struct in in_bytes(struct in *r);
+/* A copy with a terminator, for free(); "" where it is bad. A string with a 0 in
+ * it is bad. */
+char *in_str(struct in *r);
+/* A count of elements of at least size bytes each: bad where the frame cannot
+ * hold them, so that nobody makes room for what is not there. */
+uint32_t in_count(struct in *r, size_t size);
+/* Everything was there, and nothing is left. */
+bool in_done(const struct in *r);
+
+/* A frame that grows. Beyond PMIXHOST_FRAME_MAX it is bad, and stays as it was. */
+struct out {
+	uint8_t *p;
+	size_t len, cap;
+	bool bad;
+};
+
+void out_u8(struct out *w, uint8_t v);
+void out_u16(struct out *w, uint16_t v);
+void out_u32(struct out *w, uint32_t v);
+void out_i32(struct out *w, int32_t v);
+void out_u64(struct out *w, uint64_t v);
+void out_bytes(struct out *w, const void *p, size_t len);
+void out_str(struct out *w, const char *s); /* NULL is "" */
+/* Leaves room for a u32 and says where; out_fill writes there how many bytes
+ * have come since. */
+size_t out_mark(struct out *w);
+void out_fill(struct out *w, size_t mark);
+void out_free(struct out *w);
+
+#endif
