@@ -27,6 +27,10 @@ type Tree struct {
 
 	mu      sync.Mutex
 	dropped int // guarded by mu: lines that the launcher has not got
+
+	beginMu sync.Mutex
+	begun   bool          // guarded by beginMu: Node may be used by others
+	early   *step.NodeEnd // guarded by beginMu: told before Begin, by a cancel
 }
 
 var _ daemon.Network = (*Tree)(nil)
@@ -59,6 +63,7 @@ func (t *Tree) Begin(st *task.Step) error {
 	t.spec.NetKey = nil // nobody else needs it
 	t.Node = n
 	close(ears.joined)
+	t.tellEarly()
 	if err := t.attach(st); err != nil {
 		return fmt.Errorf("cannot make the tasks' streams: %w", err)
 	}
@@ -119,8 +124,31 @@ func (t *Tree) attach(st *task.Step) error {
 	return nil
 }
 
-// EndStep tells all other nodes that the step ends.
+// EndStep tells all other nodes that the step ends. A cancel may come before Begin.
 func (t *Tree) EndStep(e step.NodeEnd) {
+	t.beginMu.Lock()
+	begun := t.begun
+	if !begun {
+		t.early = &e
+	}
+	t.beginMu.Unlock()
+	if begun {
+		t.tellEnd(e)
+	}
+}
+
+// tellEarly tells what EndStep was given before there was anybody to tell.
+func (t *Tree) tellEarly() {
+	t.beginMu.Lock()
+	t.begun = true
+	early := t.early
+	t.beginMu.Unlock()
+	if early != nil {
+		t.tellEnd(*early)
+	}
+}
+
+func (t *Tree) tellEnd(e step.NodeEnd) {
 	b, err := json.Marshal(e)
 	if err == nil {
 		err = t.Node.Tell(b)
