@@ -37,11 +37,8 @@ func newLines(dest io.Writer, ntasks int, label bool) *lines {
 	return l
 }
 
-// write passes one piece on; whole begins a line.
-func (l *lines) write(rank int, piece []byte, begins bool) {
-	if l.width > 0 && begins {
-		piece = append(fmt.Appendf(nil, "%*d: ", l.width, rank), piece...)
-	}
+// write passes one piece on.
+func (l *lines) write(piece []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.dest.Write(piece) // a reader that went away is no reason to stop the tasks
@@ -50,24 +47,11 @@ func (l *lines) write(rank int, piece []byte, begins bool) {
 // copy passes on the lines of one rank until its end.
 func (l *lines) copy(rank int, src io.ReadCloser) {
 	defer src.Close()
-	var held []byte
-	begins := true
+	feed := lineFeed{out: l, rank: rank}
 	buf := make([]byte, 4096)
 	for {
 		n, err := src.Read(buf)
-		for rest := buf[:n]; len(rest) > 0; {
-			i := bytes.IndexByte(rest, '\n')
-			if i < 0 {
-				held = append(held, rest...)
-				break
-			}
-			l.write(rank, append(held, rest[:i+1]...), begins)
-			held, begins, rest = held[:0], true, rest[i+1:]
-		}
-		if len(held) >= pieceMax {
-			l.write(rank, held, begins)
-			held, begins = held[:0], false
-		}
+		feed.add(buf[:n])
 		if err != nil {
 			break
 		}
@@ -75,12 +59,68 @@ func (l *lines) copy(rank int, src io.ReadCloser) {
 			buf = make([]byte, 2*n) // a busy stream is worth larger reads
 		}
 	}
-	if len(held) > 0 || !begins {
-		if l.width > 0 {
-			held = append(held, '\n') // or the next rank's label would follow it
-		}
-		l.write(rank, held, begins)
+	feed.end()
+}
+
+// lineFeed is what one rank writes: its whole lines go to out, several at once,
+// and what has no end yet is held back.
+type lineFeed struct {
+	out     *lines
+	rank    int
+	held    []byte
+	partial bool // the beginning of held's line was passed on already
+	scratch []byte
+}
+
+// add takes the next bytes, which stay the caller's.
+func (f *lineFeed) add(data []byte) {
+	if i := bytes.LastIndexByte(data, '\n'); i >= 0 {
+		f.held = append(f.held, data[:i+1]...)
+		f.flush()
+		f.partial = false
+		data = data[i+1:]
 	}
+	f.held = append(f.held, data...)
+	if len(f.held) >= pieceMax {
+		f.flush()
+		f.partial = true
+	}
+}
+
+// flush passes on what is held, with a label before each line that begins in it.
+func (f *lineFeed) flush() {
+	if f.out.width == 0 {
+		f.out.write(f.held)
+		f.held = f.held[:0]
+		return
+	}
+	f.scratch = f.scratch[:0]
+	begins := !f.partial
+	for rest := f.held; len(rest) > 0; {
+		n := bytes.IndexByte(rest, '\n') + 1
+		if n == 0 {
+			n = len(rest)
+		}
+		if begins {
+			f.scratch = fmt.Appendf(f.scratch, "%*d: ", f.out.width, f.rank)
+		}
+		f.scratch = append(f.scratch, rest[:n]...)
+		begins, rest = true, rest[n:]
+	}
+	f.out.write(f.scratch)
+	f.held = f.held[:0]
+}
+
+// end passes on the last of it.
+func (f *lineFeed) end() {
+	if len(f.held) == 0 && !f.partial {
+		return
+	}
+	if f.out.width > 0 {
+		f.held = append(f.held, '\n') // or the next rank's label would follow it
+	}
+	f.flush()
+	f.partial = false
 }
 
 // inputChunks bounds what is read ahead for a rank that reads more slowly than

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -187,6 +188,9 @@ type launch struct {
 // its end.
 func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, error) {
 	l.told = make(map[int]bool)
+	if spec.Layout != nil {
+		return l.followNodes(reply, spec)
+	}
 	conn, err := stepapi.DialDir(reply.SocketDir, reply.SocketName)
 	if err != nil {
 		return l.wait() // it has ended already, or cannot be reached: noded knows
@@ -244,7 +248,7 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 			fmt.Fprintln(os.Stderr, m.Text)
 		case stepapi.TypeTaskExit:
 			if m.Status != nil {
-				l.taskExit(m.Ranks, *m.Status)
+				l.taskExit(l.node, m.Ranks, *m.Status)
 			}
 		case stepapi.TypeHello, stepapi.TypeReply:
 			if m.Error != "" {
@@ -257,7 +261,7 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 }
 
 // taskExit tells ends that are not clean, in srun's words.
-func (l *launch) taskExit(ranks []int, status step.ExitStatus) {
+func (l *launch) taskExit(node string, ranks []int, status step.ExitStatus) {
 	l.mu.Lock()
 	for _, r := range ranks {
 		l.told[r] = true
@@ -273,7 +277,7 @@ func (l *launch) taskExit(ranks []int, status step.ExitStatus) {
 	if len(ranks) > 1 {
 		word = "tasks"
 	}
-	say("error: %s: %s %s: %s", l.node, word, rankList(ranks), status.Describe())
+	say("error: %s: %s %s: %s", node, word, rankList(ranks), status.Describe())
 }
 
 // conclude tells what was not told yet, and returns the exit code.
@@ -289,7 +293,7 @@ func (l *launch) conclude(rec *step.Record) int {
 			continue
 		}
 		if t.Status != nil && !known {
-			l.taskExit([]int{t.Rank}, *t.Status)
+			l.taskExit(cmp.Or(t.Node, l.node), []int{t.Rank}, *t.Status)
 		}
 		told = told || (t.Status != nil && *t.Status != 0)
 	}

@@ -20,7 +20,7 @@ const twice = time.Second
 // catchSignals acts on the signals that the client gets, as srun does: Ctrl-C
 // shows the tasks' states, a second one within a second ends the step; TERM
 // and HUP end it; the others are forwarded. The returned function ends that.
-func (l *launch) catchSignals(conn *stepapi.Conn) (stop func()) {
+func (l *launch) catchSignals(conn orderer) (stop func()) {
 	c := make(chan os.Signal, 16) // a burst of signals must not be lost
 	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT,
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGCONT)

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"stepd/api"
+	"stepd/api/stepapi"
+	"stepd/step"
+	"stepd/stepio"
+	"stepd/stepnet"
+)
+
+// followNodes is follow for a step of several nodes: streams, messages and orders
+// go over the network, to node 0's stepd. The end is known to noded alone, which
+// makes one record of all parts.
+func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec) (*step.Record, error) {
+	t := &nodeLaunch{l: l, spec: spec, states: make([]step.State, len(spec.Layout.Nodes)), remote: stepio.NewRemote(spec, stepio.Options{
+		Stdout: os.Stdout, Stderr: os.Stderr, Unbuffered: l.opt.unbuffered, Label: l.opt.label,
+	})}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	dialling := &beforeNodes{l: l, giveUp: cancel}
+	orders := &switchable{to: dialling}
+	stop := l.catchSignals(orders)
+	defer stop()
+	a, err := stepnet.Dial(ctx, stepnet.LauncherConfig{ID: spec.ID, Layout: spec.Layout, Key: reply.LauncherKey, Sink: t})
+	if err != nil {
+		if !dialling.cancelled() {
+			// It may have ended already; else nobody would take what the tasks write.
+			say("error: %s", err)
+			dialling.Send(&stepapi.Msg{Type: stepapi.TypeCancel, Reason: "its launcher cannot reach it"})
+		}
+		return l.wait()
+	}
+	defer a.Close()
+	orders.set(nodeOrders{a})
+	if spec.Stdin.Kind == step.StreamClient {
+		// Not waited for: it may be blocked in a read of the terminal when the
+		// step ends.
+		go t.sendInput(a)
+	}
+	if err := a.Wait(); err != nil {
+		say("error: %s", err)
+	}
+	t.remote.End()
+	return l.wait()
+}
+
+// nodeLaunch takes what the nodes tell.
+type nodeLaunch struct {
+	l      *launch
+	spec   *step.Spec
+	remote *stepio.Remote
+
+	// By one goroutine: that of Record.
+	states  []step.State // of the nodes, as far as they were told
+	refused uint32       // the order that some node has refused
+}
+
+func (t *nodeLaunch) Output(fd, rank int, data []byte, end bool) {
+	t.remote.Output(fd, rank, data, end)
+}
+
+// Record takes the words of one node.
+func (t *nodeLaunch) Record(node int, words []byte) {
+	m := new(stepapi.Msg)
+	if node < 0 || node >= len(t.states) || json.Unmarshal(words, m) != nil {
+		return
+	}
+	name := t.spec.Layout.Nodes[node].Name
+	switch m.Type {
+	case stepapi.TypeMessage:
+		fmt.Fprintln(os.Stderr, m.Text)
+	case stepapi.TypeTaskExit:
+		if m.Status != nil {
+			t.l.taskExit(name, m.Ranks, *m.Status)
+		}
+	case stepapi.TypeReply:
+		// All nodes answer, most of them the same: one answer is enough.
+		if m.Error != "" && m.Seq != t.refused {
+			t.refused = m.Seq
+			say("error: %s: %s", name, m.Error)
+		}
+	case stepapi.TypeState:
+		t.states[node] = m.State
+		t.tellState()
+	}
+}
+
+// tellState: the step runs when it does on all nodes.
+func (t *nodeLaunch) tellState() {
+	for _, s := range t.states {
+		if s == "" || s == step.Pending || s == step.Starting {
+			return
+		}
+	}
+	t.l.mu.Lock()
+	defer t.l.mu.Unlock()
+	t.l.state = step.Running
+}
+
+// sendInput sends the client's standard input until its end, or until no task
+// reads it.
+func (t *nodeLaunch) sendInput(a *stepnet.Launcher) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := os.Stdin.Read(buf)
+		if n > 0 && a.Input(append([]byte(nil), buf[:n]...)) != nil {
+			return
+		}
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				say("error: cannot read standard input: %s", err)
+			}
+			a.Input(nil)
+			return
+		}
+	}
+}
+
+// orderer takes what the client's user orders: signals, and cancels.
+type orderer interface {
+	Send(m *stepapi.Msg, fds ...int) error
+}
+
+// nodeOrders sends orders to all nodes.
+type nodeOrders struct{ a *stepnet.Launcher }
+
+func (o nodeOrders) Send(m *stepapi.Msg, _ ...int) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("cannot encode %q record: %w", m.Type, err)
+	}
+	return o.a.Order(b)
+}
+
+// beforeNodes takes orders while node 0's stepd is not reached yet: noded does what
+// it is asked.
+type beforeNodes struct {
+	l      *launch
+	giveUp context.CancelCauseFunc
+
+	mu   sync.Mutex
+	over bool // guarded by mu: it was cancelled
+}
+
+func (b *beforeNodes) Send(m *stepapi.Msg, _ ...int) error {
+	if m.Type != stepapi.TypeCancel {
+		say("error: the step has not started yet: the signal is not sent")
+		return nil
+	}
+	b.mu.Lock()
+	b.over = true
+	b.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	_, err := b.l.client.Cancel(ctx, &api.CancelRequest{Step: &api.StepRef{JobId: b.l.id.Job, StepId: &b.l.id.Step}, Reason: m.Reason})
+	if err != nil {
+		say("error: cannot cancel step %s: %s", b.l.id, plain(err))
+	}
+	b.giveUp(errors.New(m.Reason))
+	return err
+}
+
+func (b *beforeNodes) cancelled() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.over
+}
+
+// switchable is an orderer that becomes another.
+type switchable struct {
+	mu sync.Mutex
+	to orderer // guarded by mu
+}
+
+func (s *switchable) set(to orderer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.to = to
+}
+
+func (s *switchable) Send(m *stepapi.Msg, fds ...int) error {
+	s.mu.Lock()
+	to := s.to
+	s.mu.Unlock()
+	return to.Send(m, fds...)
+}
