@@ -15,7 +15,7 @@ import (
 
 // hydra takes the time limit from MPIEXEC_TIMEOUT.
 func hydra() launcher {
-	return launcher{"hydra", func(np int, _ time.Duration) []string {
+	return launcher{name: "hydra", spare: 10 * time.Second, argv: func(np int) []string {
 		return []string{"mpiexec.hydra", "-n", fmt.Sprint(np)}
 	}}
 }
@@ -57,11 +57,8 @@ func stepctl(bin string) (l launcher, stop func(), err error) {
 			continue
 		}
 		go func() { _, _ = io.Copy(io.Discard, stderr) }() // to its end of file
-		return launcher{"stepctl", func(np int, limit time.Duration) []string {
-			return []string{
-				filepath.Join(bin, "stepctl"), "--socket", filepath.Join(run, "noded.sock"), "run", "--mpi=pmi2",
-				"-n", fmt.Sprint(np), "-t", fmt.Sprintf("0:%.0f", limit.Seconds()),
-			}
+		return launcher{name: "stepctl", argv: func(np int) []string {
+			return []string{filepath.Join(bin, "stepctl"), "--socket", filepath.Join(run, "noded.sock"), "run", "--mpi=pmi2", "-n", fmt.Sprint(np)}
 		}}, stop, nil
 	}
 	stop()

@@ -98,11 +98,18 @@ func TestReport(t *testing.T) {
 	script("bad", "echo ' No Errors'; exit 3")
 	script("differs", `[ "$WHO" = a ] || exit 1; echo ' No Errors'`)
 	by := func(who string) launcher {
-		return launcher{who, func(int, time.Duration) []string { return []string{"env", "WHO=" + who} }}
+		return launcher{name: who, argv: func(int) []string { return []string{"env", "WHO=" + who} }}
 	}
 	r := newReport([]launcher{by("a"), by("b")})
 	for _, name := range []string{"good", "bad", "differs"} {
 		r.do(dir, test{dir: "d", program: name, np: 1, limit: time.Minute})
+	}
+	script("hangs", "exec sleep 60")
+	for want, passes := range map[string]bool{"": false, "TestErrFatal": true} {
+		o := by("a").run(dir, test{dir: "d", program: "hangs", np: 1, limit: 50 * time.Millisecond, want: want})
+		if (o.why == "") != passes {
+			t.Errorf("a hang under rule %q: %q", want, o.why)
+		}
 	}
 	r.do(dir, test{dir: "d", program: "left", np: 1, skip: "xfail"})
 	var out strings.Builder
