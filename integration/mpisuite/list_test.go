@@ -11,7 +11,7 @@ import (
 
 func TestReadList(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "testlist")
-	text := "# a comment\n\n!dtpools:all\nspawn1 1\nallred 4 arg=-count=10 arg=-x # tail\n" +
+	text := "# a comment\n\n!dtpools:all\nspawn1 1\nallred 4 a/path arg=-count=10 arg=-x # tail\n" +
 		"slow 8 timeLimit=600 env=A=b strict=false mpix=TRUE\nknown 2 xfail=ticket1\nlarge 2 mem=17.2\nfatal 1 resultTest=TestErrFatal\nplain\n"
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

@@ -4,13 +4,17 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func main() {
@@ -66,7 +70,12 @@ func run(o options) error {
 	}
 	defer log.Close()
 	r := newReport(launchers)
+	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
 	for _, t := range tests {
+		if interrupted.Err() != nil {
+			return errors.New("interrupted")
+		}
 		fmt.Fprintln(log, r.do(o.suite, t))
 	}
 	r.print(os.Stdout, o.dirs)
