@@ -141,7 +141,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	if spec.ContainerNS {
 		namespace = os.NewFile(stepapi.FDContainer, "container")
 	}
-	plugin, err := mpi.New(spec.MPI, spec.MPIConf, mpi.Deps{Start: startBeside(reaper, tracker), Namespace: namespace})
+	plugin, err := mpiPlugin(spec, mpi.Deps{Start: startBeside(reaper, tracker), Namespace: namespace})
 	if err != nil {
 		return err
 	}
@@ -225,6 +225,15 @@ func startBeside(reaper *linux.Reaper, tracker proctrack.Tracker) func(string, [
 		}
 		return pid, exited, err
 	}
+}
+
+// mpiPlugin is the step's, nil of one that has none: batch and extern steps are no
+// MPI programs, whatever MpiDefault says.
+func mpiPlugin(spec *step.Spec, deps mpi.Deps) (mpi.Plugin, error) {
+	if spec.ID.Step == step.BatchStep || spec.ID.Step == step.ExternStep {
+		return nil, nil
+	}
+	return mpi.New(spec.MPI, spec.MPIConf, deps)
 }
 
 // startHost runs the spankhost beside this program, or in the libexec folder

@@ -37,7 +37,7 @@ func (l *loader) slurmKeys() keySet {
 		"taskpluginparam":               taskPluginParam(&c.TaskPluginParam),
 		"jobcontainertype":              oneOf(&c.JobContainerType, []string{"job_container/"}, "none", "tmpfs"),
 		"namespacetype":                 oneOf(&c.JobContainerType, []string{"namespace/"}, "none", "tmpfs"),
-		"mpidefault":                    mpiDefault(&c.MpiDefault),
+		"mpidefault":                    mpiDefault(&c.MpiDefault, l.mpiTypes),
 		"plugstackconfig":               beside(&c.PlugStackConfig, dir),
 		"plugindir":                     absoluteList(&c.PluginDir, ":"),
 		"prolog":                        script(&c.Prolog, dir),
@@ -128,11 +128,16 @@ func proctrackType(field *string) setter {
 	}
 }
 
-func mpiDefault(field *string) setter {
+// mpiDefault takes one of the types that there are. Slurm's names of pmix by the
+// library's release, "pmix_v4", mean pmix.
+func mpiDefault(field *string, types []string) setter {
 	return func(v string) *flaw {
 		word := bare(v, "mpi/")
-		if word != "none" && word != "pmi2" && !strings.HasPrefix(word, "pmix") {
-			return wrong("write one of none, pmi2, pmix", "not available")
+		if strings.HasPrefix(word, "pmix_v") {
+			word = "pmix"
+		}
+		if word != "pmix" && !slices.Contains(types, word) {
+			return wrong("write one of "+strings.Join(types, ", "), "there is no such MPI type")
 		}
 		*field = word
 		return nil

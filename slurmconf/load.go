@@ -22,9 +22,13 @@ func Load(path, hostname string) (*Config, []Problem, error) {
 }
 
 // LoadAs is Load where the node's name in the file was told: its line is that of
-// NodeName=node alone. With "" it is Load.
-func LoadAs(path, hostname, node string) (*Config, []Problem, error) {
-	l := &loader{cfg: defaults(cmp.Or(node, hostname)), hostname: hostname, nodeName: node, nodeSeen: map[string]statement{}, told: map[string]statement{}}
+// NodeName=node alone. With "" it is Load. mpiTypes are what MpiDefault may be; none
+// are those that Slurm's documentation has.
+func LoadAs(path, hostname, node string, mpiTypes ...string) (*Config, []Problem, error) {
+	if len(mpiTypes) == 0 {
+		mpiTypes = []string{"none", "pmi2", "pmix"}
+	}
+	l := &loader{mpiTypes: mpiTypes, cfg: defaults(cmp.Or(node, hostname)), hostname: hostname, nodeName: node, nodeSeen: map[string]statement{}, told: map[string]statement{}}
 	if node != "" {
 		l.cfg.Node.Name = node
 	}
@@ -53,6 +57,7 @@ func LoadAs(path, hostname, node string) (*Config, []Problem, error) {
 type loader struct {
 	cfg      *Config
 	hostname string
+	mpiTypes []string
 	nodeName string // as it was told, "" if it was not
 	dir      string // slurm.conf's
 	probs    problems

@@ -226,7 +226,7 @@ include
 		`error: slurm.conf:5: cannot use MaxTasksPerNode="0": out of range; write a number from 1 to 65533`,
 		`error: slurm.conf:6: cannot use SlurmdSpoolDir="spool": not an absolute path; write a path that begins with /`,
 		`error: slurm.conf:7: cannot use ProctrackType="proctrack/cray_aries": not available; write one of cgroup, linuxproc, pgid`,
-		`error: slurm.conf:8: cannot use MpiDefault="openmpi": not available; write one of none, pmi2, pmix`,
+		`error: slurm.conf:8: cannot use MpiDefault="openmpi": there is no such MPI type; write one of none, pmi2, pmix`,
 		`error: slurm.conf:9: cannot use PropagateResourceLimits="core,foo": "foo" is no limit; write ALL, NONE or some of AS,CORE,CPU,DATA,FSIZE,MEMLOCK,NOFILE,NPROC,RSS,STACK`,
 		`error: slurm.conf:10: cannot use PropagatePrioProcess="3": out of range; write a number from 0 to 2`,
 		`error: slurm.conf:11: cannot use SlurmdDebug="loud": not available; write one of quiet, fatal, error, info, verbose, debug, debug2, debug3, debug4, debug5`,

@@ -59,7 +59,7 @@ func loadSite(o options) (*site, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the host's name: %w", err)
 	}
-	conf, problems, err := slurmconf.LoadAs(file, host, o.node)
+	conf, problems, err := slurmconf.LoadAs(file, host, o.node, mpi.Names()...)
 	if err != nil {
 		return nil, err
 	}

@@ -78,7 +78,7 @@ func (o *runOptions) bind(c *cobra.Command) {
 	f.Lookup("kill-on-bad-exit").NoOptDefVal = "1"
 	f.BoolVar(&o.quitOnInterrupt, "quit-on-interrupt", false, "one Ctrl-C ends the step")
 	o.place.bindStep(c)
-	f.StringVar(&o.mpi, "mpi", "", "kind of MPI: none, pmi2, or list")
+	f.StringVar(&o.mpi, "mpi", "", "kind of MPI (default $SLURM_MPI_TYPE, then MpiDefault of slurm.conf); list shows them")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print what would be started, bound and limited, and start nothing")
 	f.BoolVar(&o.json, "json", false, "with --dry-run: print it as one JSON document")
 	f.Uint32Var(&o.jobid, "jobid", 0, "make the step one of this job (default $SLURM_JOB_ID)")

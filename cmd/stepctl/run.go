@@ -17,6 +17,7 @@ import (
 
 	"stepd/api"
 	"stepd/api/stepapi"
+	"stepd/mpi"
 	"stepd/spank"
 	"stepd/step"
 	"stepd/stepio"
@@ -38,6 +39,9 @@ func runCommand(d *dialer) *cobra.Command {
 			client, err := d.client()
 			if err != nil {
 				return err
+			}
+			if o.mpi == "" {
+				o.mpi = os.Getenv("SLURM_MPI_TYPE") // srun(1)
 			}
 			if o.mpi == "list" {
 				return listMPI(client)
@@ -91,10 +95,12 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 	if o.dryRun {
 		return 0, dryRun(client, o, req)
 	}
-	reply, err := start(client, o, p, req)
+	hooks := mpi.NewClient(cmp.Or(o.mpi, p.mpiDefault))
+	reply, err := start(client, o, p, hooks, req)
 	if err != nil {
 		return 0, err
 	}
+	defer mpiFini(hooks)
 	var spec step.Spec
 	if err := json.Unmarshal(reply.Spec, &spec); err != nil {
 		return 0, fmt.Errorf("cannot parse noded's answer: %w", err)
@@ -115,9 +121,9 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 }
 
 // start asks for the step. With plugins it does so in two parts, between which
-// slurm_spank_local_user_init knows the step's number and may still change its
-// environment.
-func start(client api.NodeClient, o *runOptions, p *plugins, req *step.Request) (*api.RunReply, error) {
+// slurm_spank_local_user_init, and the client's part of an MPI plugin, know the
+// step's number and may still change its environment.
+func start(client api.NodeClient, o *runOptions, p *plugins, hooks mpi.Client, req *step.Request) (*api.RunReply, error) {
 	asked := *req
 	asked.Pack()
 	doc, err := json.Marshal(asked)
@@ -125,7 +131,7 @@ func start(client api.NodeClient, o *runOptions, p *plugins, req *step.Request) 
 		return nil, fmt.Errorf("cannot encode the request: %w", err)
 	}
 	ctx := context.Background()
-	if p.session == nil {
+	if p.session == nil && hooks == nil {
 		return client.Run(ctx, &api.RunRequest{Request: doc})
 	}
 	reserved, err := client.Reserve(ctx, &api.RunRequest{Request: doc})
@@ -133,9 +139,9 @@ func start(client api.NodeClient, o *runOptions, p *plugins, req *step.Request) 
 		return nil, err
 	}
 	ref := &api.StepRef{JobId: reserved.JobId, StepId: &reserved.StepId}
-	change, err := o.localUserInit(p, req, reserved)
+	change, err := o.localUserInit(p, hooks, req, reserved)
 	if err != nil {
-		_, cerr := client.Cancel(ctx, &api.CancelRequest{Step: ref, Reason: "slurm_spank_local_user_init failed"})
+		_, cerr := client.Cancel(ctx, &api.CancelRequest{Step: ref, Reason: "the client's plugins failed"})
 		if cerr != nil {
 			say("error: cannot give step %d.%d back: %s", reserved.JobId, reserved.StepId, plain(cerr))
 		}
@@ -145,8 +151,8 @@ func start(client api.NodeClient, o *runOptions, p *plugins, req *step.Request) 
 }
 
 // localUserInit lets the plugins see the reserved step, and returns what they
-// made of its environment.
-func (o *runOptions) localUserInit(p *plugins, req *step.Request, reserved *api.RunReply) ([]byte, error) {
+// made of its environment: that of MPI comes last, as in Slurm.
+func (o *runOptions) localUserInit(p *plugins, hooks mpi.Client, req *step.Request, reserved *api.RunReply) ([]byte, error) {
 	var spec step.Spec
 	if err := json.Unmarshal(reserved.Spec, &spec); err != nil {
 		return nil, fmt.Errorf("cannot parse noded's answer: %w", err)
@@ -166,8 +172,25 @@ func (o *runOptions) localUserInit(p *plugins, req *step.Request, reserved *api.
 	if change.Env, err = o.environment(p, own); err != nil {
 		return nil, err
 	}
+	if hooks != nil {
+		env, err := hooks.Prelaunch(context.Background(), &spec)
+		if err != nil {
+			return nil, fmt.Errorf("--mpi=%s: %w", spec.MPI, err)
+		}
+		change.Env = append(change.Env, env...)
+	}
 	change.Pack()
 	return json.Marshal(change)
+}
+
+// mpiFini ends the client's part of an MPI plugin.
+func mpiFini(hooks mpi.Client) {
+	if hooks == nil {
+		return
+	}
+	if err := hooks.Fini(); err != nil {
+		say("error: MPI: %v", err)
+	}
 }
 
 // launch is a step that this client waits for.

@@ -31,6 +31,7 @@ type plugins struct {
 
 	limits     func() ([]string, error) // the caller's, read once
 	cluster    string
+	mpiDefault string   // MpiDefault
 	env        []string // environ, as plugins have left it
 	jobControl [][]byte
 	postOptEnv []string // what environ has besides, at slurm_spank_init_post_opt
@@ -61,7 +62,7 @@ func loadPlugins(d *dialer, client api.NodeClient, c spank.Context) (*plugins, e
 	if err != nil {
 		return nil, err
 	}
-	p.cluster, p.strict = conf.Cluster, conf.SpankStrict
+	p.cluster, p.strict, p.mpiDefault = conf.Cluster, conf.SpankStrict, conf.MpiDefault
 	if len(stack.Plugins) == 0 {
 		return p, nil
 	}
@@ -274,6 +275,9 @@ func (p *plugins) readState() error {
 
 // localUserInit calls slurm_spank_local_user_init: the step has its number.
 func (p *plugins) localUserInit(j spank.LocalJob) error {
+	if p.session == nil {
+		return nil
+	}
 	if err := p.session.LocalUserInit(j); err != nil {
 		p.exit() // where it lives
 		return p.failed(err, "Failure in local plugin stack", "")
