@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"stepd/internal/testkit"
 )
@@ -154,6 +155,22 @@ func (c *cluster) link(t testing.TB, i int, state string) {
 // inNetwork is what a command is run by to be in a network namespace, and in all
 // else where the test is: "ip netns exec" would give it another /sys.
 func inNetwork(netns string) []string { return []string{"nsenter", "--net=/run/netns/" + netns, "--"} }
+
+// settled waits until no step is left on any node.
+func (c *cluster) settled(t testing.TB) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the end of all steps", func() error {
+		for _, n := range c.nodes {
+			if n.exited() {
+				continue
+			}
+			if steps := n.ps(t); len(steps) > 0 {
+				return fmt.Errorf("%s still has step %s, %s", n.name, steps[0].id(), steps[0].State)
+			}
+		}
+		return nil
+	})
+}
 
 // TestRootClusterNetwork: the harness's own nodes reach each other, and a cut one
 // does not.

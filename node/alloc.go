@@ -31,6 +31,9 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 	if req.Job != nil || req.Script != nil {
 		return nil, status.Error(codes.InvalidArgument, "job: an allocation is a job of its own, and has no script")
 	}
+	if err := n.oneNode(req, "an allocation"); err != nil {
+		return nil, err
+	}
 	user, err := n.userFor(ctx, caller, req)
 	if err != nil {
 		return nil, err

@@ -65,7 +65,7 @@ func TestAuthorisation(t *testing.T) {
 		},
 		"signal": func(ctx context.Context, id step.ID) error {
 			// A record that stepd answers with an error and nothing else.
-			_, err := tn.svc.tell(ctx, ref(id), "ask", func(f *follower) error { return f.ask(ctx, &stepapi.Msg{Type: "noop"}) })
+			_, err := tn.svc.tell(ctx, ref(id), "ask", func(f liveStep) error { return f.(*follower).ask(ctx, &stepapi.Msg{Type: "noop"}) })
 			if status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "unknown record type") {
 				return nil
 			}
@@ -261,7 +261,7 @@ func TestDecode(t *testing.T) {
 		{"a number beyond int", []byte(`{"schema":1,"ntasks":1e400}`), "cannot parse request"},
 		{"no tasks", set("ntasks", 0), "ntasks: 0 tasks"},
 		{"more than MaxTasksPerNode", set("ntasks", 60000), "ntasks: 60000 tasks: the limit is 50000 (MaxTasksPerNode)"},
-		{"two nodes", set("nnodes", 2), "nnodes: 2 nodes"},
+		{"two nodes", set("nnodes", 2), "this node knows no others: slurm.conf has"},
 		{"unknown mpi", set("mpi", "pmix"), `mpi: no type "pmix" here: there are none, pmi2`},
 		{"too large", set("env", []string{"A=" + strings.Repeat("x", api.RequestMax)}), "the limit is 16777216"},
 	} {

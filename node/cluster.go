@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strconv"
 	"sync"
 	"time"
 
@@ -20,6 +21,8 @@ type Cluster struct {
 	Nodes []ClusterNode
 	// Partition are the names of those of this node's partition, in the same order.
 	Partition []string
+	// List writes names as a list of hosts: "n[1-3]".
+	List func(names []string) string
 	// TLS proves names to both sides. nil: no other node is served or asked.
 	TLS *api.PeerTLS
 	// ListenAddress is an IP address, "" every one. Addr is this node's own as the
@@ -132,4 +135,46 @@ func (n *Node) PeerServer() *grpc.Server {
 	)
 	api.RegisterPeerServer(s, &peerService{n: n})
 	return s
+}
+
+// listenStep binds the port of a stepd, and tells the address for the others.
+func (c *Cluster) listenStep(ctx context.Context) (l *net.TCPListener, addr string, err error) {
+	host, err := c.stepHost(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	first, last := c.StepPorts[0], c.StepPorts[1]
+	var lc net.ListenConfig
+	for port := first; port <= last; port++ {
+		var any net.Listener
+		if any, err = lc.Listen(ctx, "tcp", net.JoinHostPort(c.ListenAddress, strconv.Itoa(port))); err != nil {
+			continue
+		}
+		l = any.(*net.TCPListener)
+		return l, net.JoinHostPort(host, strconv.Itoa(l.Addr().(*net.TCPAddr).Port)), nil
+	}
+	return nil, "", fmt.Errorf("cannot listen for the step's other nodes at a port from %d to %d (StepPorts): %w", first, last, err)
+}
+
+// stepHost is the IP address of this node for others: NodeAddr. What a name
+// stands for here may be the loopback's, which is nobody else's.
+func (c *Cluster) stepHost(ctx context.Context) (string, error) {
+	if ip := net.ParseIP(c.Addr); ip != nil {
+		return c.Addr, nil
+	}
+	if c.ListenAddress != "" {
+		if ip := net.ParseIP(c.ListenAddress); ip != nil && !ip.IsUnspecified() {
+			return c.ListenAddress, nil
+		}
+	}
+	addrs, err := net.DefaultResolver.LookupHost(ctx, c.Addr)
+	if err != nil {
+		return "", fmt.Errorf("cannot tell this node's address (NodeAddr=%s): %w", c.Addr, err)
+	}
+	for _, a := range addrs {
+		if ip := net.ParseIP(a); ip != nil && !ip.IsLoopback() {
+			return a, nil
+		}
+	}
+	return addrs[0], nil
 }

@@ -40,6 +40,9 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, raw []byte) (*step.D
 	if err := n.check(req); err != nil {
 		return nil, err
 	}
+	if err := n.oneNode(req, "a dry run"); err != nil {
+		return nil, err
+	}
 	user, err := n.userFor(ctx, caller, req)
 	if err != nil {
 		return nil, err

@@ -3,7 +3,10 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -20,7 +23,45 @@ const (
 	// fanMax bounds a request for many nodes, and its answers, in bytes: what a
 	// client may ask for, and some words for each node.
 	fanMax = api.RequestMax + api.RequestMax/2
+	// fanTimeout bounds one request, from the first node to the last answer.
+	fanTimeout = 2 * time.Minute
 )
+
+// fanAnswer is what became of one node's part.
+type fanAnswer struct {
+	node string
+	body []byte
+	err  error // a gRPC status
+}
+
+// fan gives every node of parts its part, by a tree below this node, and returns
+// the answers in the order of parts.
+func (n *Node) fan(ctx context.Context, verb string, common any, parts []*api.FanPart) ([]fanAnswer, error) {
+	doc, err := json.Marshal(common)
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode %q for %d nodes: %w", verb, len(parts), err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, fanTimeout)
+	defer cancel()
+	byNode := make(map[string]*api.FanAnswer, len(parts))
+	for _, a := range n.spread(ctx, &api.FanRequest{Verb: verb, Common: doc, Parts: parts}) {
+		byNode[a.GetNode()] = a
+	}
+	out := make([]fanAnswer, len(parts))
+	for i, p := range parts {
+		out[i].node = p.GetNode()
+		a := byNode[p.GetNode()]
+		switch {
+		case a == nil:
+			out[i].err = status.Error(codes.Internal, "it was left out of the answer")
+		case a.GetCode() != 0:
+			out[i].err = status.Error(codes.Code(a.GetCode()), a.GetError())
+		default:
+			out[i].body = a.GetBody()
+		}
+	}
+	return out, nil
+}
 
 // spread does this node's own part, if it has one, and passes on the others.
 func (n *Node) spread(ctx context.Context, in *api.FanRequest) []*api.FanAnswer {
@@ -62,7 +103,11 @@ func split[T any](list []T, n int) (groups [][]T) {
 // a request twice refuses the second one.
 func (n *Node) passOn(ctx context.Context, in *api.FanRequest, group []*api.FanPart) []*api.FanAnswer {
 	first := group[0].GetNode()
-	c, err := n.peers.client(first)
+	var c api.PeerClient
+	err := errNoPeers
+	if n.peers != nil {
+		c, err = n.peers.client(first)
+	}
 	if err == nil {
 		var reply *api.FanReply
 		reply, err = c.Fan(ctx, &api.FanRequest{Verb: in.GetVerb(), Common: in.GetCommon(), Parts: group, Depth: in.GetDepth() + 1})
@@ -152,4 +197,16 @@ func (s *peerService) checkFan(in *api.FanRequest) error {
 		seen[p.GetNode()] = true
 	}
 	return nil
+}
+
+// errNoPeers is the answer to a request for several nodes where there is one.
+var errNoPeers = errors.New("this node knows no others: slurm.conf has no NodeName of another one, or stepd.conf no TLSCertificate")
+
+// partsOf are parts without a body, for each node.
+func partsOf(nodes []string) []*api.FanPart {
+	parts := make([]*api.FanPart, len(nodes))
+	for i, name := range nodes {
+		parts[i] = &api.FanPart{Node: name}
+	}
+	return parts
 }

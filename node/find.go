@@ -1,8 +1,10 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -61,6 +63,9 @@ func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
 		return recs, nil
 	}
 	id := step.ID{Job: job, Step: ref.GetStepId()}
+	if h := n.heads.get(id); h != nil {
+		return []*step.Record{h.fresh()}, nil
+	}
 	if f := n.reg.follower(id); f != nil {
 		return []*step.Record{f.record()}, nil
 	}
@@ -83,7 +88,7 @@ func (n *Node) jobSteps(job uint32) ([]*step.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	return n.fresh(recs), nil
+	return n.fresh(recs, job), nil
 }
 
 func (n *Node) list(all bool) ([]*step.Record, error) {
@@ -92,7 +97,7 @@ func (n *Node) list(all bool) ([]*step.Record, error) {
 		if err != nil {
 			return nil, err
 		}
-		return n.fresh(recs), nil
+		return n.fresh(recs, 0), nil
 	}
 	var recs []*step.Record
 	for _, f := range n.reg.followers() {
@@ -100,15 +105,39 @@ func (n *Node) list(all bool) ([]*step.Record, error) {
 			recs = append(recs, rec)
 		}
 	}
-	return recs, nil
+	return n.wholes(recs, 0), nil
+}
+
+// wholes puts the records of whole steps in the place of those of this node's
+// parts of them, and beside the others where it has none. job is 0 for all.
+func (n *Node) wholes(recs []*step.Record, job uint32) []*step.Record {
+	heads := n.heads.list()
+	if len(heads) == 0 {
+		return recs
+	}
+	for _, h := range heads {
+		if job != 0 && h.id.Job != job {
+			continue
+		}
+		rec := h.fresh()
+		if i := slices.IndexFunc(recs, func(r *step.Record) bool { return r.ID == h.id }); i >= 0 {
+			recs[i] = rec
+		} else {
+			recs = append(recs, rec)
+		}
+	}
+	slices.SortFunc(recs, func(a, b *step.Record) int {
+		return cmp.Or(cmp.Compare(a.ID.Job, b.ID.Job), cmp.Compare(a.ID.Step, b.ID.Step))
+	})
+	return recs
 }
 
 // fresh replaces stored records of running steps: the store has their beginning.
-func (n *Node) fresh(recs []*step.Record) []*step.Record {
+func (n *Node) fresh(recs []*step.Record, job uint32) []*step.Record {
 	for i, rec := range recs {
 		if f := n.reg.follower(rec.ID); f != nil {
 			recs[i] = f.record()
 		}
 	}
-	return recs
+	return n.wholes(recs, job)
 }

@@ -78,6 +78,8 @@ type jobRecord struct {
 	Prologued bool `json:"prologued,omitempty"`
 	// Suspended: the job's steps stand still, and it takes no further ones.
 	Suspended *suspendRecord `json:"suspended,omitempty"`
+	// Nodes are those of a job of several nodes; nil is this one.
+	Nodes []string `json:"nodes,omitempty"`
 	// Holder is the client of an allocation.
 	Holder *holder `json:"holder,omitempty"`
 	// Names are published by the job's MPI programs for each other.

@@ -37,16 +37,16 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 		listen, err = bindIn(f.n.files.stepsDir(), f.n.files.socketName(f.id), unix.SOCK_SEQPACKET)
 	}
 	if err != nil {
-		res.events.Close()
+		res.close()
 		f.fail(err)
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	told := *spec // start changes it
 	if f.n.awaitsProlog(f.job) {
-		f.n.work.Go(func() { _ = f.start(spec, res.events, listen, true) })
+		f.n.work.Go(func() { _ = f.start(spec, res, listen, true) })
 		return &told, nil
 	}
-	if err := f.start(spec, res.events, listen, false); err != nil {
+	if err := f.start(spec, res, listen, false); err != nil {
 		if early, ok := errors.AsType[errCancelled](err); ok {
 			return nil, status.Errorf(codes.Aborted, "step %s was cancelled: %s", f.id, early.reason)
 		}
@@ -56,11 +56,11 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 }
 
 // start starts the step's stepd, or fails the step. It closes the files.
-func (f *follower) start(spec *step.Spec, events, listen *os.File, prolog bool) error {
-	defer events.Close()
+func (f *follower) start(spec *step.Spec, res *reservation, listen *os.File, prolog bool) error {
+	defer res.close()
 	defer listen.Close()
 	// From here on the client's going away changes nothing.
-	err := f.n.start(context.Background(), f, spec, events, listen, prolog)
+	err := f.n.start(context.Background(), f, spec, res, listen, prolog)
 	if err != nil && !errors.Is(err, errStopping) { // else the next noded says so
 		f.fail(err)
 	}
@@ -86,7 +86,8 @@ func (f *follower) follows() error {
 
 // start makes what the step needs and starts its stepd, and the follower with
 // it. What it made is undone by the follower's cleanup in any case.
-func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events, listen *os.File, prolog bool) error {
+func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *reservation, listen *os.File, prolog bool) error {
+	events := res.events
 	if err := n.cfg.Containers.Create(ctx, f.id.Job, spec.User); err != nil {
 		return err
 	}
@@ -138,7 +139,11 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, events, 
 		ours.Close()
 		return err
 	}
-	proc, err := n.spawn(f.id, leaf, doc, theirs, listen, events, ns)
+	files := []*os.File{doc, theirs, listen, events, ns}
+	if res.peers != nil {
+		files = append(files, res.peers)
+	}
+	proc, err := n.spawn(f.id, leaf, files...)
 	if err != nil {
 		ours.Close()
 		return err

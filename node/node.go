@@ -40,6 +40,7 @@ type Node struct {
 	held     heldSteps
 	// peers are the other nodes; nil where there are none.
 	peers *peers
+	heads heads
 
 	// stopping is closed by Stop: followers let go of their steps.
 	stopping <-chan struct{}

@@ -2,18 +2,39 @@ package node
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"stepd/api"
+	"stepd/api/stepapi"
 	"stepd/step"
 )
 
+// A part is one node's part of a step of several nodes: to this noded a step with
+// a number that the head has proposed, and to be launched by the head.
+
 // partVerbs are the requests of Fan: common and body are JSON, and so is the answer.
 var partVerbs = map[string]func(n *Node, ctx context.Context, common, body []byte) (any, error){
-	"probe": (*Node).partProbe,
+	"probe":   (*Node).partProbe,
+	"reserve": (*Node).partReserve,
+	"launch":  (*Node).partLaunch,
+	"show":    (*Node).partShow,
+	"stat":    (*Node).partStat,
+	"signal":  (*Node).partSignal,
+	"cancel":  (*Node).partCancel,
+	"suspend": (*Node).partSuspend,
+	"resume":  (*Node).partResume,
 }
 
 // decodePart reads a document of another noded's.
@@ -78,4 +99,352 @@ func (r *registry) room(job *uint32) (cpus, free int, drained string) {
 	}
 	// What only an epilog holds will be free soon: a request waits for it.
 	return len(r.pool.cpus), r.pool.free() + r.endingLocked(), drained
+}
+
+// partRequest asks for the parts of a step: common to all nodes.
+type partRequest struct {
+	ID   step.ID `json:"id"` // proposed
+	Head string  `json:"head"`
+	// By is who has asked the head, and User whom the tasks run as there.
+	By   uint32    `json:"by"`
+	User step.User `json:"user"`
+	// Request is a step.Request, as the client has sent it.
+	Request json.RawMessage `json:"request"`
+	// Layout has names and ranks; addresses and keys come with the launch.
+	Layout   *step.Layout `json:"layout"`
+	NodeList string       `json:"node_list"`
+	Pending  bool         `json:"pending"` // it waits for Launch, a client's
+}
+
+// partReply is a reservation.
+type partReply struct {
+	// Taken is the first free number, where the proposed one is not: then nothing
+	// was reserved.
+	Taken *step.ID `json:"taken,omitempty"`
+	Addr  string   `json:"addr,omitempty"`
+	Key   []byte   `json:"key,omitempty"` // as in step.LayoutNode
+	// Spec is node 0's, without what the client has already.
+	Spec *step.Spec `json:"spec,omitempty"`
+}
+
+// part is what a partRequest means to this node.
+type part struct {
+	id     step.ID
+	head   string
+	node   uint32
+	tasks  int
+	user   step.User
+	layout *step.Layout
+	list   string
+	nodes  []string
+	// key is the stepd's, peers the socket for it.
+	key   []byte
+	peers *os.File
+}
+
+// sameUser refuses a user who is somebody else here.
+func (p *part) sameUser(here step.User, node string) error {
+	if here.Name != p.user.Name {
+		return status.Errorf(codes.PermissionDenied, "uid %d is user %q on %s and user %q on %s", here.UID, p.user.Name, p.head, here.Name, node)
+	}
+	return nil
+}
+
+// tell puts the node's place in the step into its spec.
+func (p *part) tell(spec *step.Spec) {
+	spec.Layout, spec.NodeID, spec.NodeList, spec.NetKey = p.layout, p.node, p.list, p.key
+}
+
+// readPart checks a partRequest.
+func (n *Node) readPart(common []byte) (*partRequest, *step.Request, *part, error) {
+	var in partRequest
+	if err := decodePart(common, &in); err != nil {
+		return nil, nil, nil, err
+	}
+	req, err := n.decode(in.Request)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	p := &part{id: in.ID, head: in.Head, user: in.User, layout: in.Layout, list: in.NodeList}
+	if in.Layout == nil {
+		return nil, nil, nil, status.Error(codes.InvalidArgument, "layout: is missing")
+	}
+	mine := -1
+	for i, node := range in.Layout.Nodes {
+		p.nodes = append(p.nodes, node.Name)
+		if node.Name == n.cfg.NodeName {
+			mine = i
+		}
+	}
+	if mine < 0 {
+		return nil, nil, nil, status.Errorf(codes.InvalidArgument, "layout: node %q is not in it", n.cfg.NodeName)
+	}
+	p.node = uint32(mine)
+	if err := in.Layout.Check(p.node, req.NTasks); err != nil {
+		return nil, nil, nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	ranks, err := step.ParseCPUList(in.Layout.Nodes[mine].Ranks)
+	if err != nil || len(ranks) == 0 {
+		return nil, nil, nil, status.Errorf(codes.InvalidArgument, "layout: node %q has no tasks", n.cfg.NodeName)
+	}
+	p.tasks = len(ranks)
+	if p.tasks > n.cfg.MaxTasks {
+		return nil, nil, nil, status.Errorf(codes.InvalidArgument, "ntasks: %d tasks on this node: the limit is %d (MaxTasksPerNode)", p.tasks, n.cfg.MaxTasks)
+	}
+	return &in, req, p, nil
+}
+
+// partReserve reserves this node's part, binds its stepd's port and makes its key.
+func (n *Node) partReserve(ctx context.Context, common, _ []byte) (any, error) {
+	in, req, p, err := n.readPart(common)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.check(req); err != nil {
+		return nil, err
+	}
+	var hash []byte
+	if p.key, hash, err = newNetKey(); err != nil {
+		return nil, err
+	}
+	l, addr, err := n.cfg.Others.listenStep(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close() // the reservation has a descriptor of its own
+	if p.peers, err = l.File(); err != nil {
+		return nil, fmt.Errorf("cannot listen for the step's other nodes: %w", err)
+	}
+	state := step.Starting
+	if in.Pending {
+		state = step.Pending
+	}
+	f, spec, err := n.reserveFor(ctx, api.Peer{UID: in.By}, order{req: req, size: len(in.Request), state: state, received: time.Now(), part: p})
+	if err != nil {
+		p.peers.Close()
+		if taken, ok := errors.AsType[errTaken](err); ok {
+			return partReply{Taken: &taken.next}, nil
+		}
+		return nil, err
+	}
+	limit := n.reserveMax + partGrace
+	n.work.Go(func() { f.holdPart(limit) })
+	f.log.WithField("uid", spec.User.UID).Infof("part of a step of several nodes reserved for %s", in.Head)
+	reply := partReply{Addr: addr, Key: hash}
+	if p.node == 0 {
+		reply.Spec = clientSpec(spec)
+	}
+	return reply, nil
+}
+
+// partGrace is how much longer than the head a node keeps a reservation: it is the
+// head that gives it back.
+const partGrace = time.Minute
+
+// holdPart gives a part's reservation back that nobody launches.
+func (f *follower) holdPart(limit time.Duration) {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case <-f.claimed:
+	case <-f.n.stopping:
+	case <-late.C:
+		if f.claim() {
+			f.giveBack(fmt.Sprintf("it was not launched within %v", limit))
+		}
+	}
+}
+
+// newNetKey makes the key of one end of a step's connections: the private half
+// (PKCS #8), and the SHA-256 of the public one.
+func newNetKey() (private, hash []byte, err error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot make a key for the step: %w", err)
+	}
+	if private, err = x509.MarshalPKCS8PrivateKey(key); err != nil {
+		return nil, nil, fmt.Errorf("cannot make a key for the step: %w", err)
+	}
+	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot make a key for the step: %w", err)
+	}
+	sum := sha256.Sum256(public)
+	return private, sum[:], nil
+}
+
+// launchRequest launches the parts of a step.
+type launchRequest struct {
+	ID     step.ID            `json:"id"`
+	Change *step.LaunchChange `json:"change,omitempty"`
+	Layout *step.Layout       `json:"layout"`
+}
+
+func (n *Node) partLaunch(_ context.Context, common, _ []byte) (any, error) {
+	var in launchRequest
+	if err := decodePart(common, &in); err != nil {
+		return nil, err
+	}
+	if in.Change != nil {
+		if err := in.Change.Unpack(); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "cannot parse the change: %v", err)
+		}
+	}
+	f := n.reg.follower(in.ID)
+	if f == nil || f.record().Head == "" || !f.claim() {
+		return nil, status.Errorf(codes.NotFound, "no such reservation %q", in.ID)
+	}
+	f.res.spec.Layout = in.Layout
+	if _, err := f.launch(in.Change); err != nil {
+		return nil, err
+	}
+	return struct{}{}, nil
+}
+
+// stepRequest is about the part of a step.
+type stepRequest struct {
+	ID     step.ID `json:"id"`
+	Signal int     `json:"signal,omitempty"`
+	Scope  string  `json:"scope,omitempty"`
+	Reason string  `json:"reason,omitempty"`
+	By     uint32  `json:"by,omitempty"`
+}
+
+// partOf reads a stepRequest and finds the part. f is nil where it does not run.
+func (n *Node) partOf(common []byte) (in stepRequest, f *follower, err error) {
+	if err = decodePart(common, &in); err != nil {
+		return in, nil, err
+	}
+	return in, n.reg.follower(in.ID), nil
+}
+
+// partRecord is the record of this node's part, running or ended.
+func (n *Node) partRecord(id step.ID) (*step.Record, error) {
+	if f := n.reg.follower(id); f != nil {
+		return f.record(), nil
+	}
+	rec, err := n.store.step(id)
+	if err != nil {
+		return nil, status.Errorf(codes.NotFound, "no such step %q", id)
+	}
+	return rec, nil
+}
+
+func (n *Node) partShow(_ context.Context, common, _ []byte) (any, error) {
+	var in stepRequest
+	if err := decodePart(common, &in); err != nil {
+		return nil, err
+	}
+	return n.partRecord(in.ID)
+}
+
+func (n *Node) partStat(ctx context.Context, common, _ []byte) (any, error) {
+	in, f, err := n.partOf(common)
+	if err != nil {
+		return nil, err
+	}
+	if f == nil || !f.hasStepd() || f.record().State.Final() {
+		return n.partRecord(in.ID)
+	}
+	return f.stat(ctx)
+}
+
+func (n *Node) partSignal(ctx context.Context, common, _ []byte) (any, error) {
+	in, f, err := n.partOf(common)
+	if err != nil {
+		return nil, err
+	}
+	return told(f, func() error {
+		return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSignal, Signal: in.Signal, Scope: in.Scope})
+	})
+}
+
+func (n *Node) partCancel(ctx context.Context, common, _ []byte) (any, error) {
+	in, f, err := n.partOf(common)
+	if err != nil {
+		return nil, err
+	}
+	return told(f, func() error { return f.cancel(ctx, in.Reason) })
+}
+
+func (n *Node) partSuspend(ctx context.Context, common, _ []byte) (any, error) {
+	in, f, err := n.partOf(common)
+	if err != nil {
+		return nil, err
+	}
+	return told(f, func() error { return f.suspend(ctx, in.By) })
+}
+
+func (n *Node) partResume(ctx context.Context, common, _ []byte) (any, error) {
+	in, f, err := n.partOf(common)
+	if err != nil {
+		return nil, err
+	}
+	return told(f, func() error { return f.unsuspend(ctx, in.By) })
+}
+
+// partTold says whether there was a part to tell.
+type partTold struct {
+	Told bool `json:"told"`
+}
+
+// told passes a request on to the part, and forgives one that ends meanwhile.
+func told(f *follower, pass func() error) (any, error) {
+	if f == nil {
+		return partTold{}, nil
+	}
+	if err := pass(); err != nil {
+		select {
+		case <-f.ended:
+			return partTold{}, nil
+		default:
+			return nil, status.Error(codes.FailedPrecondition, err.Error())
+		}
+	}
+	return partTold{true}, nil
+}
+
+// WaitPart answers when this node's part of a step has ended.
+func (s *peerService) WaitPart(ctx context.Context, in *api.PartRef) (*api.PartReply, error) {
+	if _, err := api.NodePeerOf(ctx); err != nil {
+		return nil, status.Error(codes.Unauthenticated, err.Error())
+	}
+	rec, err := s.n.waitPart(ctx, step.ID{Job: in.GetJobId(), Step: in.GetStepId()})
+	if err != nil {
+		return nil, err
+	}
+	doc, err := encode(rec)
+	if err != nil {
+		return nil, err
+	}
+	return &api.PartReply{Step: doc}, nil
+}
+
+// waitPart returns the final record of this node's part.
+func (n *Node) waitPart(ctx context.Context, id step.ID) (*step.Record, error) {
+	f := n.reg.follower(id)
+	if f == nil {
+		return n.partRecord(id)
+	}
+	select {
+	case <-f.ended:
+		return f.record(), nil
+	case <-n.stopping:
+		return nil, status.Error(codes.Unavailable, "noded is stopping; the step goes on")
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// PartEvents streams the event log of this node's part.
+func (s *peerService) PartEvents(in *api.PartEventsRequest, out api.Peer_PartEventsServer) error {
+	if _, err := api.NodePeerOf(out.Context()); err != nil {
+		return status.Error(codes.Unauthenticated, err.Error())
+	}
+	id := step.ID{Job: in.GetJobId(), Step: in.GetStepId()}
+	err := s.n.events(out.Context(), id, in.GetFollow(), func(line []byte) error { return out.Send(&api.PartLine{Json: line}) })
+	if _, isStatus := status.FromError(err); err != nil && !isStatus {
+		return status.Error(codes.NotFound, err.Error())
+	}
+	return err
 }

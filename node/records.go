@@ -1,6 +1,7 @@
 package node
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -59,7 +60,7 @@ func (f *follower) merge(rec *step.Record) {
 		if rec.Started != nil {
 			own.Started = rec.Started
 		}
-		if len(rec.Tasks) == own.NTasks {
+		if len(rec.Tasks) == len(own.Tasks) {
 			own.Tasks = rec.Tasks
 		}
 	})
@@ -86,9 +87,9 @@ func (f *follower) taskExit(m *stepapi.Msg) {
 		return
 	}
 	f.update(func(own *step.Record) {
-		for _, r := range m.Ranks {
-			if r >= 0 && r < len(own.Tasks) {
-				own.Tasks[r].End(*m.Status)
+		for i := range own.Tasks {
+			if slices.Contains(m.Ranks, own.Tasks[i].Rank) {
+				own.Tasks[i].End(*m.Status)
 			}
 		}
 	})
@@ -101,7 +102,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	f.update(func(own *step.Record) {
 		own.State, own.Reason = rec.State, rec.Reason
 		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
-		own.Drain, own.PluginCrash, own.Usage, own.OOM = rec.Drain, rec.PluginCrash, rec.Usage, rec.OOM
+		own.EndedBy, own.Drain, own.PluginCrash, own.Usage, own.OOM = rec.EndedBy, rec.Drain, rec.PluginCrash, rec.Usage, rec.OOM
 		own.Survivors, own.SurvivorsTotal = rec.Survivors, rec.SurvivorsTotal
 		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = nil, nil, rec.SuspendedSeconds
 		own.Ended = rec.Ended

@@ -63,6 +63,9 @@ func (n *Node) Recover(ctx context.Context) error {
 	for _, rec := range ended {
 		ending = append(ending, n.readopt(rec, 0))
 	}
+	if err := n.recoverHeads(); err != nil {
+		return err
+	}
 	n.meetAll()
 	n.recoverHeld(running)
 	n.sweep(running) // what belongs to a job is the job's

@@ -29,17 +29,29 @@ const (
 type reservation struct {
 	spec *step.Spec
 	size int // of the request, in bytes
+	// peers is the listening socket for the step's other stepds; nil for a step of
+	// this node.
+	peers *os.File
 	// events is the step's log, with its first lines.
 	events *os.File
+}
+
+// close closes the files of a reservation that was launched, or is none any more.
+func (r *reservation) close() {
+	r.events.Close()
+	if r.peers != nil {
+		r.peers.Close()
+	}
 }
 
 // reserve is the first half of a request's path: it ends with a number, and
 // the step in state. It is its caller's to launch or to give back, by claim.
 func (n *Node) reserve(ctx context.Context, caller api.Peer, raw []byte, state step.State) (*follower, *step.Spec, error) {
-	return n.reserveAs(ctx, caller, raw, state, func(*step.Spec) {})
+	return n.reserveAs(ctx, caller, raw, state, nil)
 }
 
-// reserveAs is reserve of a step of which more is known than was asked for.
+// reserveAs is reserve of a step of which more is known than was asked for: know
+// puts it into the spec.
 func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, state step.State, know func(*step.Spec)) (*follower, *step.Spec, error) {
 	received := time.Now()
 	if len(raw) > api.RequestMax {
@@ -49,37 +61,74 @@ func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, state
 	if err != nil {
 		return nil, nil, err
 	}
+	if n.severalNodes(req) {
+		return nil, nil, errSeveral{req}
+	}
 	if err := n.check(req); err != nil {
 		return nil, nil, err
 	}
-	user, err := n.userFor(ctx, caller, req)
+	return n.reserveFor(ctx, caller, order{req: req, size: len(raw), state: state, received: received, know: know})
+}
+
+// order is a request that was read and checked.
+type order struct {
+	req      *step.Request
+	size     int // in bytes
+	state    step.State
+	received time.Time
+	part     *part // nil for a step of this node
+	// know puts what is known beside the request into the spec; nil is nothing.
+	know func(*step.Spec)
+}
+
+// reserveFor finds place for the request, and a number.
+func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*follower, *step.Spec, error) {
+	user, err := n.userFor(ctx, caller, in.req)
 	if err != nil {
 		return nil, nil, err
 	}
-	a, err := n.reg.admit(ctx, req, user.UID, caller.Root())
+	place := *in.req // what is admitted is this node's part alone
+	if in.part != nil {
+		place.NTasks = in.part.tasks
+		if err := in.part.sameUser(user, n.cfg.NodeName); err != nil {
+			return nil, nil, err
+		}
+	}
+	a, err := n.reg.admit(ctx, &place, user.UID, caller.Root())
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := n.reg.reserve(caller.UID, len(raw)); err != nil {
+	if err := n.reg.reserve(caller.UID, in.size); err != nil {
 		n.endJob(n.reg.abandon(a))
 		return nil, nil, err
 	}
-	spec := n.spec(req, user, a)
-	know(spec)
+	spec := n.spec(in.req, user, a)
+	if in.part != nil {
+		in.part.tell(spec)
+	}
+	if in.know != nil {
+		in.know(spec)
+	}
 	var f *follower
 	if err = n.confinable(spec); err == nil {
-		f, err = n.number(spec, a, received, state)
+		f, err = n.number(spec, a, in)
 	}
 	if err != nil {
-		n.reg.unreserve(caller.UID, len(raw))
+		n.reg.unreserve(caller.UID, in.size)
 		n.endJob(n.reg.abandon(a))
+		if _, ok := errors.AsType[errTaken](err); ok {
+			return nil, nil, err
+		}
 		if _, ok := status.FromError(err); ok {
 			return nil, nil, err
 		}
 		return nil, nil, status.Error(codes.Internal, err.Error())
 	}
 	f.by = caller.UID
-	f.res = &reservation{spec: spec, size: len(raw)}
+	f.res = &reservation{spec: spec, size: in.size}
+	if in.part != nil {
+		f.res.peers = in.part.peers
+	}
 	if f.res.events, err = n.openEvents(f, spec); err != nil {
 		n.reg.add(f)
 		f.claim()
@@ -102,25 +151,33 @@ func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, state
 const jobEnded = "its job has ended"
 
 // number gives the step its number, durably, and makes its follower.
-func (n *Node) number(spec *step.Spec, a *admission, received time.Time, state step.State) (*follower, error) {
+func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error) {
+	ranks := spec.LocalRanks()
 	rec := step.Record{
 		Name: spec.Name, UID: spec.User.UID, User: spec.User.Name, Node: n.cfg.NodeName,
-		State: state, NTasks: spec.NTasks, Command: shownCommand(spec.Argv), Submitted: received,
-		Tasks: make([]step.Task, spec.NTasks), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
+		State: in.state, NTasks: spec.NTasks, Command: shownCommand(spec.Argv), Submitted: in.received,
+		Tasks: make([]step.Task, len(ranks)), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
 		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.held) > 0,
 		Parent: spec.Parent,
 	}
 	for i := range rec.Tasks {
-		rec.Tasks[i] = step.Task{Rank: i, LocalID: i, State: step.TaskPending}
+		rec.Tasks[i] = step.Task{Rank: ranks[i], LocalID: i, State: step.TaskPending}
+	}
+	var want step.ID
+	if in.part != nil {
+		want, rec.Head = in.part.id, in.part.head
 	}
 	if a.job == nil {
 		job := n.jobOf(spec)
 		job.Implicit = true
-		if err := n.store.newJob(&job, spec.JobControl, &rec); err != nil {
+		if in.part != nil {
+			job.Nodes = in.part.nodes
+		}
+		if err := n.store.newJobAs(want, &job, spec.JobControl, &rec); err != nil {
 			return nil, err
 		}
 		n.reg.newJob(a, job)
-	} else if err := n.store.newStep(a.job.ID, &rec); err != nil {
+	} else if err := n.store.newStepAs(want, a.job.ID, &rec); err != nil {
 		return nil, err
 	}
 	spec.ID = rec.ID
@@ -205,7 +262,7 @@ var errLaunched = errors.New("the reservation was claimed, or noded is stopping"
 // giveBack ends a step that was not launched; it was claimed by the caller.
 func (f *follower) giveBack(why string) {
 	f.log.Infof("giving the reservation back: %s", why)
-	f.unreserve().events.Close()
+	f.unreserve().close()
 	rec := f.record()
 	deadRecord(rec, why, step.Cancelled, time.Now())
 	f.logEnd(rec)

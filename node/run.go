@@ -67,10 +67,11 @@ func (n *Node) check(req *step.Request) error {
 	}
 	var err error
 	switch {
-	case req.NNodes != 1:
-		err = &step.FieldError{Field: "nnodes", Problem: fmt.Sprintf("%d nodes: a step runs on 1", req.NNodes)}
+	case n.severalNodes(req): // its parts are checked where they are to run
 	case req.NTasks > n.cfg.MaxTasks:
 		err = &step.FieldError{Field: "ntasks", Problem: fmt.Sprintf("%d tasks: the limit is %d (MaxTasksPerNode)", req.NTasks, n.cfg.MaxTasks)}
+	case req.TasksPerNode > 0 && req.NTasks > req.TasksPerNode:
+		err = &step.FieldError{Field: "ntasks", Problem: fmt.Sprintf("%d tasks on one node, and --ntasks-per-node lets it have %d", req.NTasks, req.TasksPerNode)}
 	}
 	if req.MPI == "" {
 		req.MPI = n.cfg.MPIDefault

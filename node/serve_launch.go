@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -17,6 +18,9 @@ func (s *service) Run(ctx context.Context, in *api.RunRequest) (*api.RunReply, e
 		return nil, err
 	}
 	f, spec, err := s.n.run(ctx, caller, in.GetRequest())
+	if several, ok := errors.AsType[errSeveral](err); ok {
+		return s.runHead(ctx, caller, several.req, in.GetRequest())
+	}
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
@@ -36,6 +40,9 @@ func (s *service) Reserve(ctx context.Context, in *api.RunRequest) (*api.RunRepl
 		return nil, s.refused(caller, err)
 	}
 	f, spec, err := s.n.reserve(ctx, caller, in.GetRequest(), step.Pending)
+	if several, ok := errors.AsType[errSeveral](err); ok {
+		return s.holdHead(ctx, caller, client, several.req, in.GetRequest())
+	}
 	if err != nil {
 		unix.Close(client)
 		return nil, s.refused(caller, err)
@@ -60,6 +67,9 @@ func (s *service) Launch(ctx context.Context, in *api.LaunchRequest) (*api.RunRe
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
+	if h := s.n.heads.get(step.ID{Job: ref.GetJobId(), Step: ref.GetStepId()}); h != nil {
+		return s.launchHead(caller, h, change)
+	}
 	f, err := s.n.claim(caller, step.ID{Job: ref.GetJobId(), Step: ref.GetStepId()})
 	if err != nil {
 		return nil, s.refused(caller, err)
@@ -77,12 +87,17 @@ func (s *service) refused(caller api.Peer, err error) error {
 	return err
 }
 
-func (s *service) runReply(f *follower, spec *step.Spec) (*api.RunReply, error) {
+// clientSpec is what a client is told of the spec.
+func clientSpec(spec *step.Spec) *step.Spec {
 	told := *spec
 	// The client has these, and they may be longer than an answer can be.
 	told.Argv, told.Env, told.SpankOptions, told.JobControl, told.Script = nil, nil, nil, nil, nil
 	told.NetKey = nil // that of the node's stepd alone
-	doc, err := encode(told)
+	return &told
+}
+
+func (s *service) runReply(f *follower, spec *step.Spec) (*api.RunReply, error) {
+	doc, err := encode(clientSpec(spec))
 	if err != nil {
 		return nil, err
 	}

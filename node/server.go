@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"stepd/api"
-	"stepd/api/stepapi"
 	"stepd/step"
 )
 
@@ -67,12 +66,12 @@ func (s *service) Wait(ctx context.Context, in *api.StepRef) (*api.StepReply, er
 		return stepReply(recs)
 	}
 	for _, rec := range recs {
-		f := s.n.reg.follower(rec.ID)
-		if f == nil {
+		ended := s.n.endOf(rec.ID)
+		if ended == nil {
 			continue
 		}
 		select {
-		case <-f.ended:
+		case <-ended:
 		case <-s.n.stopping:
 			return nil, status.Error(codes.Unavailable, "noded is stopping; the step goes on")
 		case <-ctx.Done():
@@ -130,9 +129,7 @@ func (s *service) Signal(ctx context.Context, in *api.SignalRequest) (*api.Empty
 	if scope != "tasks" && scope != "all" {
 		return nil, status.Errorf(codes.InvalidArgument, "scope: %.40q is neither \"tasks\" nor \"all\"", scope)
 	}
-	return s.tell(ctx, in.GetStep(), "signal", func(f *follower) error {
-		return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSignal, Signal: sig, Scope: scope})
-	})
+	return s.tell(ctx, in.GetStep(), "signal", func(f liveStep) error { return f.signal(ctx, sig, scope) })
 }
 
 func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty, error) {
@@ -145,24 +142,24 @@ func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty
 			return &api.Empty{}, err
 		}
 	}
-	return s.tell(ctx, in.GetStep(), "cancel", func(f *follower) error { return f.cancel(ctx, reason) })
+	return s.tell(ctx, in.GetStep(), "cancel", func(f liveStep) error { return f.cancel(ctx, reason) })
 }
 
 // tell passes a request on to the running steps that ref names.
-func (s *service) tell(ctx context.Context, ref *api.StepRef, verb string, pass func(*follower) error) (*api.Empty, error) {
+func (s *service) tell(ctx context.Context, ref *api.StepRef, verb string, pass func(liveStep) error) (*api.Empty, error) {
 	recs, err := s.own(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	told := 0
 	for _, rec := range recs {
-		f := s.n.reg.follower(rec.ID)
+		f := s.n.running(rec.ID)
 		if f == nil {
 			continue
 		}
 		if err := pass(f); err != nil {
 			select {
-			case <-f.ended: // it came to its end while it was asked
+			case <-f.end(): // it came to its end while it was asked
 				continue
 			default:
 			}

@@ -31,6 +31,7 @@ var (
 	bucketSteps   = []byte("steps")   // job, step -> step.Record, JSON
 	bucketEnded   = []byte("ended")   // end time, job, step -> nothing; what may be forgotten, oldest first
 	bucketHeld    = []byte("held")    // job, step -> heldRecord, JSON; of which processes are left
+	bucketHeads   = []byte("heads")   // job, step -> headRecord, JSON; steps of several nodes that run
 	keyLastJob    = []byte("last_job")
 	keyEnded      = []byte("ended") // how many entries bucketEnded has
 	keyDrain      = []byte("drain")
@@ -50,7 +51,7 @@ func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error
 		return nil, fmt.Errorf("cannot protect state: %w", err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded, bucketHeld} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded, bucketHeld, bucketHeads} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
@@ -69,9 +70,21 @@ func (s *store) close() error { return s.db.Close() }
 // errUnknown is returned for a job or step that the store does not have.
 var errUnknown = errors.New("not in the state store")
 
+// errTaken is the answer to a number that somebody else has proposed: it was
+// given out here already, and next is the first that was not.
+type errTaken struct{ next step.ID }
+
+func (e errTaken) Error() string { return fmt.Sprintf("the number is taken; %s is free", e.next) }
+
 // newJob numbers a job and, unless rec is nil, its first step. Job and record
 // get their ids in here; nothing of it is true before newJob returns.
 func (s *store) newJob(job *jobRecord, control [][]byte, rec *step.Record) error {
+	return s.newJobAs(step.ID{}, job, control, rec)
+}
+
+// newJobAs is newJob with the number that a noded proposes, zero for any. The
+// error wraps an errTaken where it was given out.
+func (s *store) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *step.Record) error {
 	err := s.db.Update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
 		last := getNumber(meta, keyLastJob)
@@ -80,6 +93,12 @@ func (s *store) newJob(job *jobRecord, control [][]byte, rec *step.Record) error
 			return errors.New("all job numbers are spent")
 		}
 		job.ID, job.NextStep = last+1, 0
+		if want.Job != 0 {
+			if want.Job <= last {
+				return errTaken{step.ID{Job: last + 1, Step: want.Step}}
+			}
+			job.ID = want.Job
+		}
 		if rec != nil {
 			rec.ID = step.ID{Job: job.ID, Step: job.firstStep()}
 			if rec.ID.Step == 0 {
@@ -105,8 +124,29 @@ func (s *store) newJob(job *jobRecord, control [][]byte, rec *step.Record) error
 	return nil
 }
 
+// takeJob gives out a job's number that another noded, or this one as the head of
+// a step elsewhere, proposes. The error wraps an errTaken where it was given out.
+func (s *store) takeJob(id step.ID) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		if last := getNumber(meta, keyLastJob); id.Job <= last {
+			return errTaken{step.ID{Job: last + 1, Step: id.Step}}
+		}
+		return putNumber(meta, keyLastJob, id.Job)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot take job number %d: %w", id.Job, err)
+	}
+	return nil
+}
+
 // newStep numbers a further step of a running job.
 func (s *store) newStep(job uint32, rec *step.Record) error {
+	return s.newStepAs(step.ID{}, job, rec)
+}
+
+// newStepAs is to newStep as newJobAs is to newJob.
+func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 	err := s.db.Update(func(tx *bbolt.Tx) error {
 		jobs := tx.Bucket(bucketJobs)
 		var j jobRecord
@@ -116,8 +156,18 @@ func (s *store) newStep(job uint32, rec *step.Record) error {
 		if j.NextStep >= step.BatchStep-16 {
 			return errors.New("all step numbers are spent")
 		}
-		rec.ID = step.ID{Job: job, Step: j.NextStep}
-		j.NextStep++
+		id := step.ID{Job: job, Step: j.NextStep}
+		if want.Job != 0 {
+			if want.Step < id.Step {
+				return errTaken{id}
+			}
+			id = want
+		}
+		if id.Step >= step.BatchStep-16 {
+			return errors.New("all step numbers are spent")
+		}
+		rec.ID = id
+		j.NextStep = id.Step + 1
 		if err := putJSON(jobs, jobKey(job), &j); err != nil {
 			return err
 		}

@@ -27,8 +27,8 @@ func (s *service) Suspend(ctx context.Context, in *api.StepRef) (*api.Empty, err
 	if err != nil {
 		return nil, err
 	}
-	if in.StepId != nil {
-		return answer(s.n.eachStep(recs, func(f *follower) error { return f.suspend(ctx, who.UID) }))
+	if in.StepId != nil || s.n.heads.ofJob(in.GetJobId()) {
+		return answer(s.n.eachStep(recs, func(f liveStep) error { return f.suspend(ctx, who.UID) }))
 	}
 	// The job first: then no step begins that is not suspended below.
 	j := s.n.reg.job(in.GetJobId())
@@ -44,9 +44,9 @@ func (s *service) Suspend(ctx context.Context, in *api.StepRef) (*api.Empty, err
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	_, err = s.n.eachStep(recs, func(f *follower) error {
+	_, err = s.n.eachStep(recs, func(f liveStep) error {
 		err := f.suspend(ctx, who.UID)
-		if rec := f.record(); rec.Suspended != nil || f.isEnding(rec) {
+		if rec := f.record(); rec.Suspended != nil || isEnding(f, rec) {
 			return nil // it stands still, or will not run
 		}
 		return err
@@ -63,9 +63,9 @@ func (s *service) Unsuspend(ctx context.Context, in *api.StepRef) (*api.Empty, e
 	if err != nil {
 		return nil, err
 	}
-	resume := func(f *follower) error { return f.unsuspend(ctx, who.UID) }
+	resume := func(f liveStep) error { return f.unsuspend(ctx, who.UID) }
 	j := s.n.reg.job(in.GetJobId())
-	if in.StepId != nil || j == nil {
+	if in.StepId != nil || j == nil || s.n.heads.ofJob(j.ID) {
 		return answer(s.n.eachStep(recs, resume))
 	}
 	was := s.n.reg.suspended(j)
@@ -79,9 +79,9 @@ func (s *service) Unsuspend(ctx context.Context, in *api.StepRef) (*api.Empty, e
 		}
 		return answer(told, err)
 	}
-	_, err = s.n.eachStep(recs, func(f *follower) error {
+	_, err = s.n.eachStep(recs, func(f liveStep) error {
 		err := resume(f)
-		if rec := f.record(); err != nil && (rec.Suspended == nil || f.isEnding(rec)) {
+		if rec := f.record(); err != nil && (rec.Suspended == nil || isEnding(f, rec)) {
 			return nil // it was resumed by itself, or does not run any more
 		}
 		return err
@@ -96,9 +96,9 @@ func (s *service) Unsuspend(ctx context.Context, in *api.StepRef) (*api.Empty, e
 }
 
 // isEnding tells whether the step has nothing left that could stand still.
-func (f *follower) isEnding(rec *step.Record) bool {
+func isEnding(f liveStep, rec *step.Record) bool {
 	select {
-	case <-f.ended:
+	case <-f.end():
 		return true
 	default:
 		return rec.State == step.Completing || rec.State.Final()
@@ -120,11 +120,11 @@ func (s *service) toStop(ctx context.Context, in *api.StepRef) (api.Peer, []*ste
 
 // eachStep asks all of the steps that run at once: each takes two seconds. told
 // counts those that did it; the error joins what the others said.
-func (n *Node) eachStep(recs []*step.Record, ask func(*follower) error) (told int, err error) {
+func (n *Node) eachStep(recs []*step.Record, ask func(liveStep) error) (told int, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for _, rec := range recs {
-		f := n.reg.follower(rec.ID)
+		f := n.running(rec.ID)
 		if f == nil {
 			continue
 		}
@@ -135,7 +135,7 @@ func (n *Node) eachStep(recs []*step.Record, ask func(*follower) error) (told in
 			if ferr == nil {
 				told++
 			} else {
-				err = errors.Join(err, fmt.Errorf("step %s: %w", f.id, ferr))
+				err = errors.Join(err, fmt.Errorf("step %s: %w", rec.ID, ferr))
 			}
 		})
 	}

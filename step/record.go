@@ -22,6 +22,13 @@ type Record struct {
 	Tasks     []Task     `json:"tasks"`
 
 	// Beyond the pinned fields.
+
+	// Nodes are those of a step of several nodes, by node id, in the record of its
+	// head; Node is then their list, and Tasks are those of all. nil: a step, or a
+	// part of one, of this node.
+	Nodes []string `json:"nodes,omitempty"`
+	// Head is the node that keeps the record of the whole step, in that of a part.
+	Head string `json:"head,omitempty"`
 	MPI  string `json:"mpi,omitempty"`
 	CPUs string `json:"cpus,omitempty"`
 	// MemoryMB is the memory that the step was given, 0 where none was counted.

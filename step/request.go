@@ -14,11 +14,19 @@ type Request struct {
 	UID *uint32 `json:"uid,omitempty"`
 	GID *uint32 `json:"gid,omitempty"`
 
-	Name        string `json:"name"`          // -J; shown by ps
-	NTasks      int    `json:"ntasks"`        // -n; at least 1
-	NNodes      int    `json:"nnodes"`        // -N; 1
-	CPUsPerTask int    `json:"cpus_per_task"` // -c; at least 1
-	Overcommit  bool   `json:"overcommit,omitempty"`
+	Name   string `json:"name"`   // -J; shown by ps
+	NTasks int    `json:"ntasks"` // -n; at least 1
+	NNodes int    `json:"nnodes"` // -N; at least 1
+	// NNodesMax is the most nodes, where -N names a range; 0 is NNodes.
+	NNodesMax int `json:"nnodes_max,omitempty"`
+	// WantNodes are nodes that the step must have (-w), NotNodes those that it must
+	// not have (-x): NodeNames.
+	WantNodes []string `json:"want_nodes,omitempty"`
+	NotNodes  []string `json:"not_nodes,omitempty"`
+	// TasksPerNode is the most tasks of a node (--ntasks-per-node); 0 is no limit.
+	TasksPerNode int  `json:"tasks_per_node,omitempty"`
+	CPUsPerTask  int  `json:"cpus_per_task"` // -c; at least 1
+	Overcommit   bool `json:"overcommit,omitempty"`
 	// Binding is where on the node the tasks are to run.
 	Binding Binding `json:"binding,omitzero"`
 

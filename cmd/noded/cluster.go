@@ -10,6 +10,7 @@ import (
 
 	"stepd/api"
 	"stepd/node"
+	"stepd/slurmconf"
 )
 
 // cluster is what the node is told of the others; nil where there are none. What
@@ -21,6 +22,7 @@ func (s *site) cluster(log *logrus.Logger) (*node.Cluster, error) {
 	}
 	own := &s.conf.Stepd
 	c := &node.Cluster{
+		List:      slurmconf.CompressHosts,
 		Partition: s.conf.PartitionNodes, ListenAddress: own.ListenAddress, Addr: s.conf.Node.NodeAddr, StepPorts: own.StepPorts,
 		KeepaliveTime: own.KeepaliveTime, KeepaliveTimeout: own.KeepaliveTimeout, NodeTimeout: own.NodeTimeout,
 	}

@@ -17,7 +17,8 @@ import (
 
 // runOptions are the options of run: srun's letters and meanings.
 type runOptions struct {
-	ntasks, nodes, cpus   int
+	ntasks, cpus          int
+	nodes                 nodeOptions
 	name, chdir           string
 	input, output, errors string
 	label, unbuffered     bool
@@ -43,7 +44,7 @@ func (o *runOptions) bindJob(c *cobra.Command) {
 	f.SetInterspersed(false) // what follows the command is the command's
 	f.SortFlags = false
 	f.IntVarP(&o.ntasks, "ntasks", "n", 1, "number of tasks")
-	f.IntVarP(&o.nodes, "nodes", "N", 1, "number of nodes (1)")
+	o.nodes.bind(c)
 	f.IntVarP(&o.cpus, "cpus-per-task", "c", 1, "CPUs for each task")
 	f.StringVarP(&o.name, "job-name", "J", "", "name of the job and step (default: the command's)")
 	f.StringVarP(&o.chdir, "chdir", "D", "", "working directory (default: this one)")
@@ -116,7 +117,7 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	umask := unix.Umask(0)
 	unix.Umask(umask)
 	r := &step.Request{
-		Schema: step.Schema, Name: o.name, NTasks: o.ntasks, NNodes: o.nodes, CPUsPerTask: o.cpus,
+		Schema: step.Schema, Name: o.name, NTasks: o.ntasks, CPUsPerTask: o.cpus,
 		Overcommit: o.overcommit, Argv: argv, Umask: uint32(umask), Label: o.label, MPI: o.mpi, NoNewPrivs: o.noNewPrivs,
 	}
 	if r.Name == "" {
@@ -137,6 +138,9 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 		if err := set(r); err != nil {
 			return nil, err
 		}
+	}
+	if err := o.nodes.set(r, kind == stepOfJob && r.Job != nil); err != nil {
+		return nil, err
 	}
 	if err := o.resources.set(kind, r); err != nil {
 		return nil, err

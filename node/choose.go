@@ -1,0 +1,248 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/step"
+)
+
+// candidate is a node that a step may get.
+type candidate struct {
+	name string
+	free int    // CPUs
+	why  string // why it cannot be had, "" it can
+	next step.ID
+}
+
+// severalNodes tells whether the request is one for more than this node, or for
+// another one: then it has a head.
+func (n *Node) severalNodes(req *step.Request) bool {
+	if req.NNodes != 1 || req.NNodesMax > 1 || len(req.WantNodes) > 1 || slices.Contains(req.NotNodes, n.cfg.NodeName) {
+		return true
+	}
+	return len(req.WantNodes) == 1 && req.WantNodes[0] != n.cfg.NodeName
+}
+
+// oneNode refuses what only steps can have.
+func (n *Node) oneNode(req *step.Request, what string) error {
+	if !n.severalNodes(req) {
+		return nil
+	}
+	return status.Errorf(codes.InvalidArgument, "nnodes: %s is on this node (%s) alone: only stepctl run takes several nodes, or another one", what, n.cfg.NodeName)
+}
+
+// nodesOf are the nodes that a step of req may have, in slurm.conf's order.
+func (n *Node) nodesOf(req *step.Request) ([]string, error) {
+	if n.peers == nil || n.cfg.Others.TLS == nil {
+		return nil, status.Error(codes.FailedPrecondition, errNoPeers.Error())
+	}
+	for _, list := range [][]string{req.WantNodes, req.NotNodes} {
+		for _, name := range list {
+			if _, ok := n.cfg.Others.find(name); !ok {
+				return nil, status.Errorf(codes.InvalidArgument, "nodes: slurm.conf has no NodeName %q", name)
+			}
+		}
+	}
+	from := n.cfg.Others.Partition
+	if req.Job != nil {
+		j := n.reg.job(*req.Job)
+		if j == nil {
+			return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", *req.Job)
+		}
+		if from = j.Nodes; from == nil {
+			from = []string{n.cfg.NodeName}
+		}
+		for _, name := range req.WantNodes {
+			if !slices.Contains(from, name) {
+				return nil, status.Errorf(codes.InvalidArgument, "nodes: node %q is not one of job %d, which has %s", name, *req.Job, n.cfg.Others.List(from))
+			}
+		}
+	}
+	var nodes []string
+	for _, node := range n.cfg.Others.Nodes {
+		if slices.Contains(req.NotNodes, node.Name) {
+			if slices.Contains(req.WantNodes, node.Name) {
+				return nil, status.Errorf(codes.InvalidArgument, "nodes: node %q is asked for and excluded", node.Name)
+			}
+			continue
+		}
+		// -w may name nodes of other partitions: it is the administrator's files that
+		// let them in.
+		if slices.Contains(from, node.Name) || req.Job == nil && slices.Contains(req.WantNodes, node.Name) {
+			nodes = append(nodes, node.Name)
+		}
+	}
+	return nodes, nil
+}
+
+// probe asks the nodes what they have.
+func (n *Node) probe(ctx context.Context, req *step.Request, nodes []string) ([]candidate, error) {
+	answers, err := n.fan(ctx, "probe", probeRequest{Job: req.Job}, partsOf(nodes))
+	if err != nil {
+		return nil, err
+	}
+	cands := make([]candidate, len(answers))
+	for i, a := range answers {
+		c := candidate{name: a.node}
+		var r probeReply
+		switch {
+		case a.err != nil:
+			c.why = status.Convert(a.err).Message()
+		case json.Unmarshal(a.body, &r) != nil:
+			c.why = "its answer cannot be parsed"
+		case r.Drained != "":
+			c.why = r.Drained
+		default:
+			c.free, c.next = r.Free, r.Next
+			if req.Overcommit {
+				c.free = r.CPUs
+			}
+		}
+		cands[i] = c
+	}
+	return cands, nil
+}
+
+// choose picks the step's nodes among cands, which keep their order: those that
+// are asked for by name, then the first ones with room, as many as have room for
+// all tasks, from NNodes to NNodesMax.
+func choose(req *step.Request, cands []candidate) ([]candidate, error) {
+	least := max(req.NNodes, len(req.WantNodes))
+	most := max(req.NNodesMax, least)
+	perTask := max(1, req.CPUsPerTask)
+	var picked, usable []candidate
+	var left []string // why others cannot be had
+	for _, c := range cands {
+		wanted := slices.Contains(req.WantNodes, c.name)
+		room := c.free / perTask
+		if req.Overcommit {
+			room = req.NTasks
+		}
+		switch {
+		case c.why == "" && room < 1:
+			c.why = fmt.Sprintf("%d CPUs are free", c.free)
+			fallthrough
+		case c.why != "":
+			if wanted {
+				return nil, status.Errorf(codes.ResourceExhausted, "node %s: %s", c.name, c.why)
+			}
+			left = append(left, c.name+": "+c.why)
+		case wanted:
+			picked = append(picked, c)
+		default:
+			usable = append(usable, c)
+		}
+	}
+	room := func(nodes []candidate) (all int) {
+		for _, c := range nodes {
+			r := c.free / perTask
+			if req.Overcommit {
+				r = req.NTasks
+			}
+			if req.TasksPerNode > 0 {
+				r = min(r, req.TasksPerNode)
+			}
+			all += r
+		}
+		return all
+	}
+	if len(picked)+len(usable) < least {
+		return nil, status.Errorf(codes.ResourceExhausted, "the step does not fit: %d nodes are needed and %d of %d can be had%s", least, len(picked)+len(usable), len(cands), because(left))
+	}
+	byRoom := slices.Clone(usable)
+	slices.SortStableFunc(byRoom, func(a, b candidate) int { return b.free - a.free })
+	for _, from := range [][]candidate{usable, byRoom} { // in order; else those with most room
+		chosen := slices.Clone(picked)
+		for _, c := range from {
+			if len(chosen) >= most || len(chosen) >= least && room(chosen) >= req.NTasks {
+				break
+			}
+			chosen = append(chosen, c)
+		}
+		if room(chosen) >= req.NTasks {
+			return inOrder(cands, chosen), nil
+		}
+	}
+	return nil, status.Errorf(codes.ResourceExhausted, "the step does not fit: %d tasks of %s each on %s%s; --overcommit shares CPUs among tasks",
+		req.NTasks, cpuCount(perTask), nodeCount(least, most), because(left))
+}
+
+func nodeCount(least, most int) string {
+	switch {
+	case most > least:
+		return fmt.Sprintf("%d to %d nodes", least, most)
+	case least == 1:
+		return "1 node"
+	}
+	return fmt.Sprintf("%d nodes", least)
+}
+
+// because tells the first of the reasons.
+func because(left []string) string {
+	if len(left) == 0 {
+		return ""
+	}
+	more := ""
+	if len(left) > 3 {
+		left, more = left[:3], fmt.Sprintf("; and %d more", len(left)-3)
+	}
+	return " (" + strings.Join(left, "; ") + more + ")"
+}
+
+func inOrder(all, chosen []candidate) (out []candidate) {
+	for _, c := range all {
+		if slices.ContainsFunc(chosen, func(x candidate) bool { return x.name == c.name }) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// placeStep chooses the nodes of a step and deals its ranks to them. next is the
+// number to propose.
+func (n *Node) placeStep(ctx context.Context, req *step.Request) (layout *step.Layout, next step.ID, err error) {
+	nodes, err := n.nodesOf(req)
+	if err != nil {
+		return nil, step.ID{}, err
+	}
+	cands, err := n.probe(ctx, req, nodes)
+	if err != nil {
+		return nil, step.ID{}, err
+	}
+	chosen, err := choose(req, cands)
+	if err != nil {
+		return nil, step.ID{}, err
+	}
+	deal := step.Deal{
+		NTasks: req.NTasks, CPUsPerTask: req.CPUsPerTask, PerNode: req.TasksPerNode, Overcommit: req.Overcommit,
+		Distribution: req.Binding.Distribution,
+	}
+	for _, c := range chosen {
+		deal.Nodes = append(deal.Nodes, step.DealNode{Name: c.name, CPUs: c.free})
+	}
+	ranks, err := step.DealRanks(deal)
+	if err != nil {
+		return nil, step.ID{}, status.Error(codes.InvalidArgument, err.Error())
+	}
+	layout = new(step.Layout)
+	for i, c := range chosen {
+		layout.Nodes = append(layout.Nodes, step.LayoutNode{Name: c.name, Ranks: step.FormatCPUList(ranks[i])})
+		next.Job, next.Step = max(next.Job, c.next.Job), max(next.Step, c.next.Step)
+	}
+	if req.Job == nil {
+		next.Step = 0
+		own, err := n.store.nextID(req)
+		if err != nil {
+			return nil, step.ID{}, status.Error(codes.Internal, err.Error())
+		}
+		next.Job = max(next.Job, own.Job)
+	}
+	return layout, next, nil
+}

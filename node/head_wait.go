@@ -1,0 +1,199 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// follow waits for all parts, each on a connection of its own so that a lost node
+// is noticed, and concludes the step.
+func (h *head) follow() {
+	h.n.work.Go(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		go func() { // ends with ctx, which ends with this function
+			select {
+			case <-h.n.stopping:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		var parts sync.WaitGroup
+		for i := range h.layout.Nodes {
+			parts.Go(func() { h.waitPart(ctx, i) })
+		}
+		parts.Wait()
+		if ctx.Err() != nil {
+			return // noded is stopping: the next one waits again
+		}
+		h.conclude()
+	})
+}
+
+// waitPart waits for the end of one node's part. What it was that ended it is
+// everybody's end where tasks of it never ran or were lost: on one node, too, a
+// step does not go on then.
+func (h *head) waitPart(ctx context.Context, i int) {
+	name := h.layout.Nodes[i].Name
+	rec, err := h.awaitPart(ctx, name)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		rec = h.lostPart(i, fmt.Sprintf("node %q is lost: %v", name, err))
+	}
+	h.mu.Lock()
+	h.parts[i] = rec
+	h.mu.Unlock()
+	h.log.Debugf("the part of node %s has ended: %s %s", name, rec.State, rec.Reason)
+	if why := brokenPart(rec); why != "" && rec.EndedBy == nil {
+		if err == nil {
+			why = fmt.Sprintf("node %q: %s", name, why)
+		}
+		h.endAll(why)
+	}
+}
+
+// brokenPart says why a part has ended without its tasks' own ends, "" if it has
+// not.
+func brokenPart(rec *step.Record) string {
+	if rec.State == step.Completed {
+		return ""
+	}
+	for i := range rec.Tasks {
+		if t := &rec.Tasks[i]; t.Status == nil && t.State != step.TaskFailed || t.State == step.TaskFailed && t.Stage == "" {
+			return rec.Reason
+		}
+	}
+	return ""
+}
+
+// lostPart is the record of a part that nobody can tell of.
+func (h *head) lostPart(i int, reason string) *step.Record {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	rec := &step.Record{ID: h.id, Node: h.layout.Nodes[i].Name, State: step.NodeFail}
+	for _, t := range h.rec.Tasks {
+		if t.Node == rec.Node {
+			rec.Tasks = append(rec.Tasks, t)
+		}
+	}
+	deadRecord(rec, reason, step.NodeFail, time.Now())
+	return rec
+}
+
+// awaitPart returns the final record of a node's part. A noded that is gone is
+// asked again for NodeTimeout: it may be restarted, and the step goes on meanwhile.
+func (h *head) awaitPart(ctx context.Context, name string) (*step.Record, error) {
+	if name == h.n.cfg.NodeName {
+		return h.n.waitPart(ctx, h.id)
+	}
+	c, err := h.n.peers.client(name)
+	if err != nil {
+		return nil, err
+	}
+	var gone time.Time
+	for {
+		reply, err := c.WaitPart(ctx, &api.PartRef{JobId: h.id.Job, StepId: h.id.Step})
+		if err == nil {
+			rec := new(step.Record)
+			if err := json.Unmarshal(reply.GetStep(), rec); err != nil {
+				return nil, fmt.Errorf("its record cannot be parsed: %w", err)
+			}
+			return rec, nil
+		}
+		if status.Code(err) != codes.Unavailable {
+			return nil, status.Convert(err).Err()
+		}
+		if gone.IsZero() {
+			gone = time.Now()
+			h.log.Warnf("node %s does not answer: %s", name, api.PeerReason(err))
+		}
+		limit := h.n.cfg.Others.NodeTimeout
+		if time.Since(gone) >= limit {
+			return nil, fmt.Errorf("its noded has not answered for %v: %s", limit, api.PeerReason(err))
+		}
+		if h.knownLost(name) {
+			return nil, fmt.Errorf("%s", api.PeerReason(err))
+		}
+		// Nothing tells when a port is served again but trying it.
+		select {
+		case <-time.After(min(time.Second, limit/4)):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if reply, err := c.Fan(ctx, &api.FanRequest{Verb: "show", Common: mustJSON(stepRequest{ID: h.id}), Parts: partsOf([]string{name})}); err == nil && len(reply.GetAnswers()) > 0 {
+			gone = time.Time{} // it is back
+		}
+	}
+}
+
+// knownLost tells whether the step's other stepds have said that the node is lost:
+// then its noded is not waited for any longer.
+func (h *head) knownLost(name string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, p := range h.parts {
+		if p != nil && p.EndedBy != nil && p.EndedBy.Why == step.EndLost && p.EndedBy.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// endAll ends all parts because of one, once.
+func (h *head) endAll(why string) {
+	h.mu.Lock()
+	first := h.ending == ""
+	if first {
+		h.ending = why
+	}
+	h.mu.Unlock()
+	if first {
+		h.log.Warnf("ending the step: %s", why)
+		h.n.work.Go(func() { h.cancelParts(why) })
+	}
+}
+
+// conclude makes the record of the whole step, when all parts have ended.
+func (h *head) conclude() {
+	h.mu.Lock()
+	step.MergeParts(&h.rec, h.parts, h.ending, time.Now())
+	h.mu.Unlock()
+	h.finish()
+}
+
+// finish stores the final record and ends the head.
+func (h *head) finish() {
+	rec := h.record()
+	own := false
+	for _, name := range rec.Nodes {
+		own = own || name == h.n.cfg.NodeName
+	}
+	forgotten, err := h.n.store.finishHead(rec, own, time.Now())
+	if err != nil {
+		h.log.Errorf("%v", err)
+	}
+	h.n.forget(forgotten)
+	h.n.heads.remove(h.id)
+	close(h.ended)
+	h.log.WithField("state", rec.State).WithField("reason", rec.Reason).Info("step of several nodes ended")
+}
+
+// mustJSON encodes what cannot fail.
+func mustJSON(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
