@@ -268,7 +268,7 @@ func TestDecode(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			tn.cfg.MaxTasks = 50000
 			_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: tc.body})
-			if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), tc.says) {
+			if !slices.Contains([]codes.Code{codes.InvalidArgument, codes.FailedPrecondition}, status.Code(err)) || !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("got %.300v, want %q", err, tc.says)
 			}
 		})
