@@ -28,12 +28,11 @@ type head struct {
 	by  uint32 // who asked for the step
 	log *logrus.Entry
 
-	// layout has names and ranks, and until the launch addresses and keys. spec is
-	// the client's, and launcher the private key for it; both end with the launch.
-	layout   *step.Layout
-	spec     *step.Spec
-	launcher []byte
-	size     int // of the request, in bytes, until the launch
+	// layout has names and ranks, and until the launch addresses and keys; spec is
+	// what the client is told.
+	layout *step.Layout
+	spec   *step.Spec
+	size   int // of the request, in bytes, until the launch
 
 	mu      sync.Mutex
 	rec     step.Record    // guarded by mu
