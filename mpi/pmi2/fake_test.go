@@ -88,12 +88,18 @@ func newWorld(t testing.TB, n int, conf Config) *world {
 // newWorldOf is newWorld of another step.
 func newWorldOf(t testing.TB, conf Config, change func(*step.Spec)) *world {
 	t.Helper()
+	return newWorldWith(t, conf, nil, change)
+}
+
+// newWorldWith is one node of a step of several.
+func newWorldWith(t testing.TB, conf Config, peers step.Peers, change func(*step.Spec)) *world {
+	t.Helper()
 	spec := testSpec(1)
 	change(spec)
 	n := spec.NTasks
 	w := &world{t: t, plugin: New(conf), aborts: make(chan told, n), logs: make(chan string, 16*n), job: newFakeJob(), progress: make(map[int][]string)}
 	pre, err := w.plugin.Prefork(context.Background(), step.MPIJob{
-		Spec: spec, Job: w.job,
+		Spec: spec, Job: w.job, Peers: peers,
 		Abort: func(rank, code int, text string) { w.aborts <- told{rank, code, text} },
 		Log:   func(text string) { w.logs <- text },
 		Progress: func(rank int, p step.MPIProgress) {
@@ -106,7 +112,8 @@ func newWorldOf(t testing.TB, conf Config, change func(*step.Spec)) *world {
 		t.Fatal(err)
 	}
 	w.tasks = pre
-	for rank, fds := range pre.TaskFDs {
+	ranks := spec.LocalRanks()
+	for local, fds := range pre.TaskFDs {
 		// For the poller, so that a test can set deadlines.
 		if err := unix.SetNonblock(int(fds[0].File.Fd()), true); err != nil {
 			t.Fatal(err)
@@ -117,7 +124,7 @@ func newWorldOf(t testing.TB, conf Config, change func(*step.Spec)) *world {
 		}
 		fds[0].File.Close()
 		file := os.NewFile(uintptr(fd), "rank")
-		w.ranks = append(w.ranks, &fake{t: t, n: rank, file: file, in: bufio.NewReader(file)})
+		w.ranks = append(w.ranks, &fake{t: t, n: ranks[local], file: file, in: bufio.NewReader(file)})
 	}
 	t.Cleanup(w.close)
 	return w

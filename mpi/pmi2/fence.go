@@ -11,7 +11,14 @@ import (
 // and ring. Every rank of the step must enter it, each by its own protocol.
 type fence struct {
 	kind    fenceKind
-	entered int
+	entered int // ranks of this node
+	// away: all of this node's ranks are in, and other nodes are awaited.
+	away bool
+	// seq numbers the fences of this node.
+	seq int
+	// whole is closed when all of this node's ranks are in; nil where nobody looks
+	// at the clock.
+	whole chan struct{}
 }
 
 type fenceKind string
@@ -43,39 +50,53 @@ func (s *state) enter(r *rank, kind fenceKind, e entry) (outcome, *refusal) {
 	s.fence.entered++
 	if s.fence.entered < len(s.ranks) {
 		s.note(r)
-		return outcome{abort: s.stuck(nil)}, nil
+		out := outcome{abort: s.stuck(nil)}
+		if s.fence.entered == 1 && s.conf.FenceTimeout > 0 {
+			s.fence.whole = make(chan struct{})
+			out.watch = &watch{s.fence.seq, s.fence.whole}
+		}
+		return out, nil
 	}
-	return outcome{deliveries: s.complete()}, nil
+	if s.fence.whole != nil {
+		close(s.fence.whole)
+	}
+	if s.where.several() {
+		s.note(r)
+		return outcome{share: s.pack()}, nil
+	}
+	all := make([]rankShare, len(s.ranks))
+	for i, r := range s.ranks {
+		s.commit(r)
+		all[i] = rankShare{n: r.n, left: r.entry.left, right: r.entry.right}
+	}
+	return outcome{deliveries: s.complete(all)}, nil
 }
 
-// complete ends the fence that all of this node's ranks are in: what they put
-// becomes visible, then each is told. With several nodes this is where the
-// node's share goes to the others. The caller holds mu.
-func (s *state) complete() []delivery {
+// complete ends a fence: every rank of this node is told. all has the part of each
+// rank of the step, by rank. The caller holds mu.
+func (s *state) complete(all []rankShare) []delivery {
 	out := make([]delivery, 0, len(s.ranks))
 	for _, r := range s.ranks {
-		s.commit(r)
-		out = append(out, delivery{r, s.fenceAnswer(r)})
+		out = append(out, delivery{r, s.fenceAnswer(r, all)})
 	}
-	// In a second pass, since an answer to a ring looks at the neighbours.
 	for _, r := range s.ranks {
 		r.entry = nil
 		r.fences++
 		s.note(r)
 	}
-	s.fence = fence{}
+	s.fence = fence{seq: s.fence.seq + 1}
 	return out
 }
 
-func (s *state) fenceAnswer(r *rank) []byte {
+func (s *state) fenceAnswer(r *rank, all []rankShare) []byte {
 	switch {
 	case r.speaks == 1:
 		return line1("barrier_out", pair{"rc", "0"})
 	case s.fence.kind == kindFence:
 		return respond2(r.entry.m)
 	}
-	n := len(s.ranks)
-	left, right := s.ranks[(r.n+n-1)%n].entry, s.ranks[(r.n+1)%n].entry
+	n := len(all)
+	left, right := &all[(r.n+n-1)%n], &all[(r.n+1)%n]
 	return respond2(r.entry.m,
 		pair{"ring-count", itoa(r.n)},
 		pair{"ring-left", left.right},
@@ -108,8 +129,8 @@ func (s *state) stuck(first *rank) *abort {
 	}
 	s.aborted = true
 	return &abort{rank: first.n, code: first.code(), text: fmt.Sprintf(
-		"MPI %s cannot complete: %d of %d ranks wait in it, and %s will never enter it; rank %d %s",
-		s.fence.kind, s.fence.entered, len(s.ranks), ranksText(numbers), first.n, first.end())}
+		"MPI %s cannot complete: %d of %d ranks%s wait in it, and %s will never enter it; rank %d %s",
+		s.fence.kind, s.fence.entered, len(s.ranks), s.where.here(), ranksText(numbers), first.n, first.end())}
 }
 
 // leave records that the rank can enter no fence any more. The caller holds mu.
@@ -164,7 +185,7 @@ func (s *state) advance(r *rank, to phase) outcome {
 	if to == phaseFinalized || to == phaseAborted {
 		s.leave(r)
 	}
-	return outcome{abort: s.stuck(r)}
+	return outcome{abort: s.stuck(r), share: s.packLeft()}
 }
 
 // askedToAbort ends the step by a rank's own wish.
@@ -202,7 +223,7 @@ func (s *state) ended(r *rank, status step.ExitStatus) outcome {
 		return outcome{abort: &abort{rank: r.n, code: r.code(), text: fmt.Sprintf(
 			"MPI rank %d %s: it had not finalized", r.n, r.end())}}
 	}
-	return outcome{abort: s.stuck(r)}
+	return outcome{abort: s.stuck(r), share: s.packLeft()}
 }
 
 // hungUp records that a rank's connection is closed while its task lives on.
@@ -212,7 +233,7 @@ func (s *state) hungUp(r *rank) outcome {
 	r.closed = true
 	s.leave(r)
 	s.forget(r)
-	return outcome{abort: s.stuck(r)}
+	return outcome{abort: s.stuck(r), share: s.packLeft()}
 }
 
 // ranksText writes ranks as "rank 3" or "ranks 0-2,7"; a long list is cut.

@@ -88,7 +88,7 @@ func (s *state) store(in map[string]value, r *rank, key, text string) *refusal {
 	if why := s.take(r, key, text); why != nil {
 		return why
 	}
-	s.replace(in, strings.Clone(key), value{strings.Clone(text), r.n})
+	s.replace(in, strings.Clone(key), value{strings.Clone(text), r, true})
 	return nil
 }
 

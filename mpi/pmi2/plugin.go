@@ -12,7 +12,8 @@ import (
 	"stepd/step"
 )
 
-// Plugin serves PMI-1 and PMI-2 to the tasks of one step on one node. Make it
+// Plugin serves PMI-1 and PMI-2 to a step's tasks on one node, and agrees with the
+// plugins of its other nodes by step.Peers. Make it
 // with New, call Prefork once, TaskExited for each task that ended, and Close
 // at the end; it serves one step only.
 type Plugin struct {
@@ -57,6 +58,9 @@ func (p *Plugin) Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, e
 	if job.Spec == nil || job.Spec.NTasks < 1 || job.Abort == nil || job.Log == nil {
 		return step.MPITasks{}, errors.New("internal error: MPI prefork needs a spec with tasks, Abort and Log")
 	}
+	if job.Spec.Layout != nil && job.Peers == nil {
+		return step.MPITasks{}, errors.New("internal error: MPI prefork of a step of several nodes needs its Peers")
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.started || p.closed {
@@ -68,6 +72,9 @@ func (p *Plugin) Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, e
 	}
 	p.started, p.job, p.state = true, job, st
 	st.tell = job.Progress
+	if job.Peers != nil {
+		job.Peers.Handle(callWhere, func(context.Context, int, []byte) ([]byte, error) { return []byte(st.absent()), nil })
+	}
 	for _, r := range st.ranks {
 		p.running.Go(func() { p.serve(r) })
 	}
@@ -86,9 +93,10 @@ func (p *Plugin) makeRanks(ctx context.Context, spec *step.Spec) (st *state, the
 			theirs[i].Close()
 		}
 	}()
-	for n := range spec.NTasks {
+	ranks := spec.LocalRanks()
+	for _, n := range ranks {
 		if err := context.Cause(ctx); err != nil {
-			return st, theirs, fmt.Errorf("cannot make PMI sockets for %d tasks: %w", spec.NTasks, err)
+			return st, theirs, fmt.Errorf("cannot make PMI sockets for %d tasks: %w", len(ranks), err)
 		}
 		c, child, err := newPair(p.conf.QueueBytes, &p.running)
 		if errors.Is(err, syscall.EMFILE) {
@@ -111,12 +119,13 @@ func tasks(spec *step.Spec, theirs []*os.File) step.MPITasks {
 		TaskEnv: make([][]string, len(theirs)),
 		TaskFDs: make([][]step.TaskFD, len(theirs)),
 	}
+	ranks := spec.LocalRanks()
 	spawned := "0"
 	if spec.Parent != nil {
 		spawned = "1"
 	}
 	for n, file := range theirs {
-		number := strconv.Itoa(n)
+		number := strconv.Itoa(ranks[n])
 		out.TaskEnv[n] = []string{
 			"PMI_RANK=" + number,
 			"PMI_ID=" + number,
@@ -135,10 +144,13 @@ func (p *Plugin) TaskExited(n int, status step.ExitStatus) {
 	p.mu.Lock()
 	started := p.started
 	p.mu.Unlock()
-	if !started || n < 0 || n >= len(p.state.ranks) {
+	if !started {
 		return
 	}
-	r := p.state.ranks[n]
+	r := p.state.rank(n)
+	if r == nil {
+		return // another node's
+	}
 	r.exit.Do(func() {
 		r.exitedAs = status
 		close(r.exited)

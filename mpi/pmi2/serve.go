@@ -88,8 +88,26 @@ func (p *Plugin) settle(out outcome) {
 	for _, d := range out.deliveries {
 		p.send(d.to, d.data)
 	}
+	if out.share != nil {
+		p.running.Go(func() { p.exchange(out.share) })
+	}
+	if out.watch != nil {
+		p.running.Go(func() { p.watch(out.watch) })
+	}
 	if out.abort != nil && !p.isClosing() {
 		p.job.Abort(out.abort.rank, out.abort.code, out.abort.text)
+	}
+}
+
+// watch looks at the clock while the ranks of this node come to a fence.
+func (p *Plugin) watch(w *watch) {
+	timer := time.NewTimer(p.conf.FenceTimeout)
+	defer timer.Stop()
+	select {
+	case <-w.whole:
+	case <-p.closing:
+	case <-timer.C:
+		p.settle(p.state.late(w.seq, p.conf.FenceTimeout))
 	}
 }
 

@@ -1,7 +1,6 @@
 package pmi2
 
 import (
-	"fmt"
 	"strings"
 	"sync"
 
@@ -28,6 +27,10 @@ type state struct {
 	conf  Config
 	jobID string // the name of the key value space: "12.0"
 	size  int    // ranks of the step
+	where layout // of its ranks
+	// mapped is PMI_process_mapping, "" where it is longer than a client takes: it
+	// then compares the names of hosts.
+	mapped string
 	// tell is step.MPIJob.Progress, nil for nobody; see note.
 	tell func(rank int, p step.MPIProgress)
 	// spawner is the step that has spawned this one, "" without one.
@@ -47,6 +50,8 @@ type state struct {
 	fence fence
 	// left counts the ranks that can enter no fence any more.
 	left int
+	// toldLeft: the other nodes know that this one will come to no fence.
+	toldLeft bool
 	// aborted says that the step was told to end; it is told once.
 	aborted bool
 }
@@ -61,14 +66,13 @@ func universe(spec *step.Spec) int {
 	return n
 }
 
-// noOwner is charged for nothing: what a spawn gave to the new ranks is bounded by
-// the spawn.
-const noOwner = -1
-
-// value is a stored pair's value and the rank that is charged for it.
+// value is a stored pair's value. charged: its bytes count; owner is the rank of
+// this node whose key it is, nil of another node's. What a spawn has given to the
+// new ranks is charged to nobody: the spawn's own limits bound it.
 type value struct {
-	text  string
-	owner int
+	text    string
+	owner   *rank
+	charged bool
 }
 
 // rank is one rank and its connection.
@@ -92,6 +96,7 @@ type rank struct {
 	// state.mu guards all below.
 	phase   phase
 	pending map[string]string // put since the last fence
+	sent    map[string]string // put before the fence that is away to other nodes
 	keys    int               // pairs that the rank is charged for
 	waits   int               // attributes that the rank waits for
 	waitKey string            // the last one of them
@@ -120,6 +125,16 @@ const (
 type outcome struct {
 	deliveries []delivery
 	abort      *abort
+	// share is to be brought to the other nodes; nil is nothing.
+	share []byte
+	// watch is a fence that is to be looked after; nil is none.
+	watch *watch
+}
+
+// watch is a fence that this node's ranks may not all come to in time.
+type watch struct {
+	seq   int
+	whole chan struct{} // closed when they have
 }
 
 // delivery is an answer to a rank.
@@ -139,23 +154,23 @@ func newState(spec *step.Spec, conf Config) *state {
 		conf:     conf,
 		jobID:    spec.ID.String(),
 		size:     spec.NTasks,
+		where:    layoutOf(spec),
 		universe: universe(spec),
 		kvs:      make(map[string]value),
 		attrs:    make(map[string]value),
 		waits:    make(map[string][]waiter),
 	}
+	if m := s.where.mapping(); len(m) <= conf.ValueBytes {
+		s.mapped = m
+	}
 	if spec.Parent != nil {
 		s.spawner = spec.Parent.String()
 	}
 	for _, kv := range spec.Preput {
-		s.kvs[kv.Key] = value{string(kv.Value), noOwner}
+		s.kvs[kv.Key] = value{text: string(kv.Value)}
 	}
 	return s
 }
-
-// mapping tells which ranks share a node: one block that begins at node 0, of
-// one node with all ranks.
-func (s *state) mapping() string { return fmt.Sprintf("(vector,(0,1,%d))", s.size) }
 
 // put stages a pair until the rank's next fence.
 func (s *state) put(r *rank, key, text string) *refusal {
@@ -189,7 +204,7 @@ func (s *state) put(r *rank, key, text string) *refusal {
 // commit makes what the rank put visible to all; the caller holds mu.
 func (s *state) commit(r *rank) {
 	for key, text := range r.pending {
-		s.replace(s.kvs, key, value{text, r.n})
+		s.replace(s.kvs, key, value{text, r, true})
 	}
 	r.pending = nil
 }
@@ -198,11 +213,14 @@ func (s *state) commit(r *rank) {
 // what fences made visible.
 func (s *state) lookup(r *rank, key string) (string, bool) {
 	if key == keyMapping {
-		return s.mapping(), true
+		return s.mapped, s.mapped != ""
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if text, ok := r.pending[key]; ok {
+		return text, true
+	}
+	if text, ok := r.sent[key]; ok {
 		return text, true
 	}
 	v, ok := s.kvs[key]
@@ -213,7 +231,7 @@ func (s *state) lookup(r *rank, key string) (string, bool) {
 func (s *state) jobAttr(key string) (string, bool) {
 	switch key {
 	case keyMapping:
-		return s.mapping(), true
+		return s.mapped, s.mapped != ""
 	case keyUniverse:
 		return itoa(s.universe), true
 	case keyNameServer:
@@ -267,9 +285,10 @@ func (s *state) drop(in map[string]value, key string) {
 		return
 	}
 	delete(in, key)
-	if old.owner == noOwner {
-		return
+	if old.charged {
+		s.bytes -= charge(key, old.text)
 	}
-	s.bytes -= charge(key, old.text)
-	s.ranks[old.owner].keys--
+	if old.owner != nil {
+		old.owner.keys--
+	}
 }

@@ -48,7 +48,7 @@ func TestStateCharges(t *testing.T) {
 
 func checkCharges(t *testing.T, st *state) {
 	t.Helper()
-	bytes, keys := 0, make([]int, len(st.ranks))
+	bytes, keys := 0, make(map[*rank]int)
 	for _, in := range []map[string]value{st.kvs, st.attrs} {
 		for key, v := range in {
 			bytes += charge(key, v.text)
@@ -58,12 +58,12 @@ func checkCharges(t *testing.T, st *state) {
 	for _, r := range st.ranks {
 		for key, text := range r.pending {
 			bytes += charge(key, text)
-			keys[r.n]++
+			keys[r]++
 		}
 	}
 	for _, r := range st.ranks {
-		if r.keys != keys[r.n] || r.keys > st.conf.KeysPerRank {
-			t.Fatalf("rank %d is charged for %d keys and holds %d", r.n, r.keys, keys[r.n])
+		if r.keys != keys[r] || r.keys > st.conf.KeysPerRank {
+			t.Fatalf("rank %d is charged for %d keys and holds %d", r.n, r.keys, keys[r])
 		}
 	}
 	if st.bytes != bytes || st.bytes > st.conf.TotalBytes {
