@@ -82,6 +82,31 @@ static bool fork_one(struct host *h, uint32_t rank, struct batch *b, struct outc
 	return b->n < BATCH_MAX || batch_send(h, b, out);
 }
 
+/* A file that all tasks write to is emptied by the first of them: one that opens it
+ * late would take away what others have written. They wait for a byte that each
+ * sees and none takes, or for the end of all who might write it. */
+static bool begin_emptying(struct host *h, struct outcome *out)
+{
+	bool shared = false;
+
+	for (int fd = 0; fd <= 2; fd++) {
+		struct stream s = step_common(&h->step)->stream[fd];
+
+		shared = shared || (s.kind == STREAM_FILE && (s.index & O_TRUNC) != 0);
+	}
+	if (!shared || h->cfg.ntasks < 2)
+		return true;
+	return pipe2(h->emptied, O_CLOEXEC) == 0 ||
+	       fail(out, errno, "cannot make the pipe of the tasks' common files");
+}
+
+static void close_end(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
 /* Ours are copies: while we hold a pipe's end its reader sees no end of file. */
 static void close_table(struct host *h)
 {
@@ -95,12 +120,15 @@ static void close_table(struct host *h)
 void command_fork(struct host *h, struct outcome *out)
 {
 	struct batch *b = must_zero(1, sizeof(*b));
-	bool ok = true;
+	bool ok = begin_emptying(h, out);
 
 	/* What plugins printed and did not flush would come once more from every task. */
 	fflush(NULL);
-	for (uint32_t rank = 0; ok && rank < h->cfg.ntasks; rank++)
+	for (uint32_t rank = 0; ok && rank < h->cfg.ntasks; rank++) {
 		ok = fork_one(h, rank, b, out);
+		close_end(&h->emptied[1]); /* the first task alone has it */
+	}
+	close_end(&h->emptied[0]);
 	h->pids_known = true;
 	/* Also after a failure: stepd must know whom to kill. */
 	batch_send(h, b, out);

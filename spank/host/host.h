@@ -98,6 +98,7 @@ struct host {
 	 * plugin may have changed what paths mean). */
 	int null, gate, helpers, job_ns, proc, threads, namespaces;
 	int exec_pipe;	/* in a task: closes when it execs */
+	int emptied[2]; /* a pipe: a byte in it says that the first task has opened its files */
 	bool copy;	/* in a task: a plugin has forked this process */
 	uint64_t token; /* of the hook that runs here: board_claim */
 	struct guard guard;

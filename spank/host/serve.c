@@ -13,6 +13,7 @@ struct host host = {
 	.threads = -1,
 	.namespaces = -1,
 	.exec_pipe = -1,
+	.emptied = {-1, -1},
 	.hook = NO_HOOK,
 	.rank = NO_RANK,
 };

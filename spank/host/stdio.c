@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include "host.h"
@@ -67,6 +68,15 @@ static void put(struct host *h, int from, int fd, const char *object)
 		task_fail(h, STAGE_STDIO, errno, object, 1);
 }
 
+/* Whether the first task has emptied the file that all write to. Where it could
+ * not, each does what it can. */
+static bool is_emptied(const struct host *h)
+{
+	struct pollfd pipe = {.fd = h->emptied[0], .events = POLLIN};
+
+	return pipe.fd >= 0 && RETRY(poll(&pipe, 1, -1)) == 1 && (pipe.revents & POLLIN) != 0;
+}
+
 /* Puts the task's descriptors 0, 1 and 2 in their places. Nothing we hold is below 3,
  * and nothing that we open is, even after a hook that closed them. */
 void task_stdio(struct host *h)
@@ -84,6 +94,9 @@ void task_stdio(struct host *h)
 			put(h, h->fds[s.index], fd, "stream");
 			break;
 		case STREAM_FILE:
+			if (h->rank > 0 && (s.index & O_TRUNC) != 0 &&
+			    !h->step.ranks[h->rank].own_stream[fd] && is_emptied(h))
+				s.index &= ~(uint32_t)O_TRUNC;
 			opened = open_path(&s);
 			if (opened < 0)
 				task_fail(h, STAGE_STDIO, errno, s.path, 1);
@@ -98,4 +111,6 @@ void task_stdio(struct host *h)
 			break;
 		}
 	}
+	if (h->rank == 0 && h->emptied[1] >= 0)
+		(void)!write(h->emptied[1], "", 1);
 }

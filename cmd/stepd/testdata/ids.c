@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A plugin that says which tasks it is told of: in each hook of a task the items
- * that name it, and in user_init the table of all conversions. Argument: fail=RANK
- * lets task_exit of that rank fail. */
+ * that name it, and in user_init the table of all conversions. Arguments: fail=RANK
+ * lets task_exit of that rank fail, slow=RANK makes its start take 200 ms. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <slurm/spank.h>
 
@@ -41,6 +42,16 @@ int slurm_spank_user_init(spank_t sp, int ac, char *av[])
 		slurm_spank_log("%u: local %u rc=%d, global %u rc=%d", i, local, rc_local, global,
 				rc_global);
 	}
+	return 0;
+}
+
+int slurm_spank_task_init_privileged(spank_t sp, int ac, char *av[])
+{
+	uint32_t global = 99;
+
+	spank_get_item(sp, S_TASK_GLOBAL_ID, &global);
+	if (ac > 0 && strncmp(av[0], "slow=", 5) == 0 && (uint32_t)atoi(av[0] + 5) == global)
+		usleep(200000);
 	return 0;
 }
 
