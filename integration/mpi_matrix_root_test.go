@@ -91,9 +91,6 @@ func TestRootMPIWorld(t *testing.T) {
 	for _, l := range librariesHere(t) {
 		dir := l.build(t, n, "world", "abort")
 		for _, ranks := range []int{1, 2, 8, 64} {
-			if ranks > 8 && l.mpi == "pmix" {
-				continue
-			}
 			t.Run(fmt.Sprintf("%s/%d", l.name, ranks), func(t *testing.T) {
 				nodes := make([]string, ranks)
 				for i := range nodes {

@@ -2,7 +2,9 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"stepd/step"
@@ -164,11 +166,37 @@ func (f *follower) removeSocket() {
 	}
 }
 
+// removePMIx removes the folder of the step's PMIx server, which stepd removes
+// unless it was killed. What a user has put there goes beneath a descriptor.
+func (f *follower) removePMIx() {
+	if err := removeBelow(f.n.files.pmixDir(), f.id.String()); err != nil {
+		f.log.Warnf("%v", err)
+	}
+}
+
+// removeBelow removes name and all below it from a directory of ours, following no
+// link; that it is not there, or the directory, is fine.
+func removeBelow(dir, name string) error {
+	root, err := os.OpenRoot(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot open directory: %w", err)
+	}
+	defer root.Close()
+	if err := root.RemoveAll(name); err != nil {
+		return fmt.Errorf("cannot remove %q: %w", filepath.Join(dir, name), err)
+	}
+	return nil
+}
+
 // cleanup leaves nothing of a settled step whose stepd has ended. It is the
 // only place that takes the step out of the registry.
 func (f *follower) cleanup() {
 	f.removeSocket()
 	f.endPlace()
+	f.removePMIx() // no process of the step writes there any more
 	if err := os.Remove(f.n.files.result(f.id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		f.log.Warnf("cannot remove result file: %v", err)
 	}

@@ -16,6 +16,7 @@ type layout struct{ run, spool string }
 
 func (l layout) stepsDir() string             { return filepath.Join(l.run, "steps") }
 func (l layout) socketName(id step.ID) string { return id.String() + ".sock" }
+func (l layout) pmixDir() string              { return filepath.Join(l.run, "pmix") }
 func (l layout) socket() string               { return filepath.Join(l.run, "noded.sock") }
 func (l layout) state() string                { return filepath.Join(l.spool, "state.db") }
 func (l layout) resultsDir() string           { return filepath.Join(l.spool, "results") }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -277,6 +276,7 @@ func (n *Node) sweep(running map[step.ID]bool) {
 	}
 	n.sweepDir(n.files.stepsDir(), ".sock", running)
 	n.sweepDir(n.files.resultsDir(), "", running)
+	n.sweepDir(n.files.pmixDir(), "", running)
 }
 
 func (n *Node) leftover(id step.ID) *step.Record {
@@ -289,6 +289,9 @@ func (n *Node) leftover(id step.ID) *step.Record {
 // sweepDir removes the files of steps that do not run. Other names are not ours.
 func (n *Node) sweepDir(dir, suffix string, running map[step.ID]bool) {
 	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return // pmixDir, which the first step makes that needs it
+	}
 	if err != nil {
 		n.log.Errorf("cannot list leftovers: %v", err)
 		return
@@ -299,8 +302,8 @@ func (n *Node) sweepDir(dir, suffix string, running map[step.ID]bool) {
 		if !ok || err != nil || running[id] || !n.store.knows(id.Job) {
 			continue
 		}
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
-			n.log.Warnf("cannot remove leftover: %v", err)
+		if err := removeBelow(dir, e.Name()); err != nil {
+			n.log.Warnf("a leftover stays: %v", err)
 		}
 	}
 }

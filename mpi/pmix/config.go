@@ -24,6 +24,9 @@ type Config struct {
 	// DataLimit bounds the memory of pmixhost, in bytes: 512 MiB and 2 MiB for each
 	// of the step's tasks.
 	DataLimit uint64
+	// CloseGrace is how long a rank that has ended is given for its last words to
+	// come: 5 s.
+	CloseGrace time.Duration
 }
 
 // callTimeout bounds what pmixhost does by itself: a start, a registration.
@@ -33,6 +36,9 @@ const callTimeout = 60 * time.Second
 func (c Config) withDefaults(spec *step.Spec) Config {
 	if c.Timeout <= 0 {
 		c.Timeout = 300 * time.Second
+	}
+	if c.CloseGrace <= 0 {
+		c.CloseGrace = 5 * time.Second
 	}
 	if c.DataLimit == 0 {
 		c.DataLimit = 512<<20 + uint64(spec.NTasks)<<21

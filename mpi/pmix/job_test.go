@@ -1,7 +1,9 @@
 package pmix
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	"stepd/step"
 )
@@ -118,6 +120,10 @@ func TestTaskExited(t *testing.T) {
 			c.before(p)
 			p.TaskExited(1, c.status)
 			p.TaskExited(1, c.status)
+			if len(k.aborts) > 0 && strings.Contains(c.want, "PMIx_Finalize") {
+				t.Errorf("its last words are not waited for: %+v", k.aborts)
+			}
+			p.moved(upLost, proc{p.world.nspace, 1})
 			switch {
 			case c.want == "" && len(k.aborts) > 0:
 				t.Errorf("aborts: %+v", k.aborts)
@@ -139,4 +145,35 @@ func TestConnectAfterExit(t *testing.T) {
 	}
 	p.moved(upConnected, proc{p.world.nspace, 0})
 	wantAbort(t, k, 3, 1, "MPI rank 3 ended (Exited with exit code 0) before PMIx_Init, and rank 0 will wait for it")
+}
+
+// A rank whose last words come after its end, and one whose connection does not
+// end with it.
+func TestLastWords(t *testing.T) {
+	p := unstarted(t)
+	k := &told{}
+	p.job, p.started = k.job(p.job.Spec), true
+	p.conf.CloseGrace = 20 * time.Millisecond
+	one, two := proc{p.world.nspace, 1}, proc{p.world.nspace, 2}
+	p.moved(upConnected, one)
+	p.moved(upConnected, two)
+	p.TaskExited(1, 0)
+	p.moved(upFinalized, one)
+	time.Sleep(60 * time.Millisecond)
+	k.mu.Lock()
+	if len(k.aborts) > 0 {
+		t.Errorf("aborts: %+v", k.aborts)
+	}
+	k.mu.Unlock()
+	p.TaskExited(2, step.ExitedWith(4))
+	for range 500 {
+		k.mu.Lock()
+		n := len(k.aborts)
+		k.mu.Unlock()
+		if n > 0 {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	wantAbort(t, k, 2, 4, "MPI rank 2 ended (Exited with exit code 4): it had not called PMIx_Finalize")
 }

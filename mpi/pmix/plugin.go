@@ -53,6 +53,8 @@ type rank struct {
 	// fences counts those that it has come through.
 	fences int
 	status *step.ExitStatus // how the task ended
+	// lost: its connection ended before PMIx_Finalize.
+	lost bool
 }
 
 // phase is how far a rank has come.
@@ -290,9 +292,9 @@ func (p *Plugin) abort(rank, code int, why string) {
 	}
 }
 
-// TaskExited tells that a task ended; local is its local id. A rank that ends
+// TaskExited tells that the task of a rank of this node ended. A rank that ends
 // between PMIx_Init and PMIx_Finalize ends the step: the others would wait for it.
-func (p *Plugin) TaskExited(local int, status step.ExitStatus) {
+func (p *Plugin) TaskExited(n int, status step.ExitStatus) {
 	p.mu.Lock()
 	started := p.started
 	p.mu.Unlock()
@@ -300,16 +302,31 @@ func (p *Plugin) TaskExited(local int, status step.ExitStatus) {
 		return
 	}
 	p.ranksMu.Lock()
-	if local < 0 || local >= len(p.ranks) || p.ranks[local].status != nil {
+	r := p.rankOf(proc{p.world.nspace, uint32(n)})
+	if n < 0 || r == nil || r.status != nil {
 		p.ranksMu.Unlock()
 		return
 	}
-	r := &p.ranks[local]
 	r.status = &status
-	why, n := p.leaves(r), r.n
+	wait := r.phase == phaseConnected && !r.lost
+	p.ranksMu.Unlock()
+	if !wait {
+		p.judge(n)
+		return
+	}
+	// Its last words may be on their way: the library hears them before it hears the
+	// connection's end, which a process that the task has left behind may hold open.
+	time.AfterFunc(p.conf.CloseGrace, func() { p.judge(n) })
+}
+
+// judge ends the step if it cannot go on without a rank that has ended.
+func (p *Plugin) judge(n int) {
+	p.ranksMu.Lock()
+	r := p.rankOf(proc{p.world.nspace, uint32(n)})
+	why, code := p.leaves(r), r.status.Code()
 	p.ranksMu.Unlock()
 	if why != "" {
-		p.abort(n, max(1, status.Code()), why)
+		p.abort(n, max(1, code), why)
 	}
 }
 

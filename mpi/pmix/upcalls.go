@@ -122,18 +122,25 @@ func (p *Plugin) serve(ctx context.Context, f frame) (reply, error) {
 
 // moved notes how far a rank has come.
 func (p *Plugin) moved(what uint32, who proc) {
-	if what == upLost {
-		return // its end will be told; a rank that only closed its connection is its own affair
-	}
+	ended := false
 	p.note(who, func(r *rank) {
-		if what == upConnected {
-			r.phase = phaseConnected
-		} else if r.phase == phaseConnected {
-			r.phase = phaseFinalized
+		switch what {
+		case upConnected:
+			r.phase, r.lost = phaseConnected, false
+		case upFinalized:
+			if r.phase == phaseConnected {
+				r.phase = phaseFinalized
+			}
+		case upLost:
+			r.lost = true
+			ended = r.status != nil
 		}
 	})
-	if what == upConnected {
+	switch {
+	case what == upConnected:
 		p.checkGone()
+	case ended:
+		p.judge(int(who.rank))
 	}
 }
 
