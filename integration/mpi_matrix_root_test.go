@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,6 +20,8 @@ type library struct {
 	env  []string
 	// spawns tells whether the library can spawn and connect at all.
 	spawns bool
+	// abortCode is what becomes of MPI_Abort's code 7, 0 is 7.
+	abortCode int
 }
 
 // mpichCache is where make mpi-pmi2 puts the MPICH that it builds.
@@ -27,9 +30,12 @@ const mpichCache = "/var/cache/stepd-mpich/current"
 // The libraries. docs/mpi.md tells why Debian's MPICH neither spawns nor connects.
 var (
 	libMPICH     = library{name: "mpich", cc: "mpicc.mpich", need: "mpich libmpich-dev", mpi: "pmi2"}
-	libOpenMPI   = library{name: "openmpi", cc: "mpicc.openmpi", need: "openmpi-bin libopenmpi-dev", mpi: "pmix"}
 	libMPICHPMI1 = library{name: "mpich-sock-pmi1", cc: mpichCache + "/pmi1/bin/mpicc", mpi: "pmi2", spawns: true}
-	libMPICHPMI2 = library{name: "mpich-sock-pmi2", cc: mpichCache + "/pmi2/bin/mpicc", mpi: "pmi2", spawns: true}
+	libOpenMPI   = library{
+		name: "openmpi", cc: "mpicc.openmpi", need: "openmpi-bin libopenmpi-dev", mpi: "pmix",
+		env: []string{"OMPI_MCA_mpi_yield_when_idle=1"}, // more ranks than CPUs
+	}
+	libMPICHPMI2 = library{name: "mpich-sock-pmi2", cc: mpichCache + "/pmi2/bin/mpicc", mpi: "pmi2", spawns: true, abortCode: 1} // PMI-2's abort has no code
 )
 
 // build compiles programs of integration/mpi, and returns their folder.
@@ -101,8 +107,49 @@ func TestRootMPIWorld(t *testing.T) {
 		}
 		t.Run(l.name+"/abort", func(t *testing.T) {
 			r := l.run(t, n, 3, dir, "abort")
-			if r.code != 7 || r.out != "" {
-				t.Errorf("want exit code 7 and no rank that comes through, got %v", r)
+			if want := cmp.Or(l.abortCode, 7); r.code != want || r.out != "" {
+				t.Errorf("want exit code %d and no rank that comes through, got %v", want, r)
+			}
+		})
+	}
+}
+
+// TestRootMPISpawn: MPI_Comm_spawn and _multiple, and names that are published
+// and connected to within a world and between two steps of a job.
+func TestRootMPISpawn(t *testing.T) {
+	n := startNode(t, site{})
+	for _, l := range librariesHere(t) {
+		if !l.spawns {
+			continue
+		}
+		dir := l.build(t, n, "spawn", "names")
+		for _, ranks := range []int{1, 2, 8, 64} {
+			t.Run(fmt.Sprintf("%s/spawn/%d", l.name, ranks), func(t *testing.T) {
+				r := l.run(t, n, ranks, dir, "spawn")
+				want := fmt.Sprintf("spawn ok %d+2\nspawn_multiple ok %d+2+1\n", ranks, ranks)
+				if r.code != 0 || r.out != want || r.err != "" {
+					t.Errorf("want %q, got %v", want, r)
+				}
+			})
+			if ranks == 1 {
+				continue // two halves
+			}
+			t.Run(fmt.Sprintf("%s/names/%d", l.name, ranks), func(t *testing.T) {
+				r := l.run(t, n, ranks, dir, "names", "groups", "halves")
+				for _, side := range []string{"server", "client"} {
+					contains(t, "stdout", r.out, fmt.Sprintf("%s ok %d+%d\n", side, ranks/2, ranks/2))
+				}
+				if r.code != 0 || r.err != "" {
+					t.Errorf("got %v", r)
+				}
+			})
+		}
+		t.Run(l.name+"/steps", func(t *testing.T) {
+			script := `$0 run -n 2 --mpi=$1 $2 server port & $0 run -n 1 --mpi=$1 $2 client port; code=$?; wait $! && exit $code`
+			r := n.do(t, call{args: []string{"alloc", "-Q", "-n", "3", "sh", "-c", script, n.bin, l.mpi, filepath.Join(dir, "names")}, env: l.env})
+			contains(t, "stdout", r.out, "server ok 2+1\n", "client ok 1+2\n")
+			if r.code != 0 || r.err != "" {
+				t.Errorf("got %v", r)
 			}
 		})
 	}
