@@ -35,16 +35,17 @@ func pmi2Keys(c *step.PMI2Conf) keySet {
 }
 
 // mpiKeys are those of Slurm's mpi.conf (mpi.conf(5)). The keys of its ways
-// between nodes have no effect: the stepds of a step have one of their own.
+// between nodes have no effect: the stepds of a step have one of their own. Nor has
+// that of temporary files: they lie in the run directory, where no user can be in
+// the way, and which tasks with a /tmp of their own see as well.
 func mpiKeys(c *step.PMIxConf) keySet {
 	keys := keySet{
-		"pmixtimeout":       secondsFrom1(&c.Timeout),
-		"pmixdebug":         boolean(&c.Debug),
-		"pmixenv":           mpiEnv(&c.Env),
-		"pmixclitmpdirbase": absolute(&c.TmpDirBase),
+		"pmixtimeout": secondsFrom1(&c.Timeout),
+		"pmixdebug":   boolean(&c.Debug),
+		"pmixenv":     mpiEnv(&c.Env),
 	}
 	for _, other := range []string{
-		"pmixcollfence", "pmixdirectconn", "pmixdirectconnearly", "pmixdirectconnucx", "pmixdirectsamearch",
+		"pmixclitmpdirbase", "pmixcollfence", "pmixdirectconn", "pmixdirectconnearly", "pmixdirectconnucx", "pmixdirectsamearch",
 		"pmixfencebarrier", "pmixnetdevicesucx", "pmixshareservertopology", "pmixtlsucx",
 	} {
 		keys[other] = notForUs

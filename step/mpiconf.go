@@ -55,7 +55,4 @@ type PMIxConf struct {
 	Debug bool `json:"debug,omitempty"`
 	// Env is set for the PMIx server and for the tasks: "NAME=VALUE" (PMIxEnv).
 	Env []string `json:"env,omitempty"`
-	// TmpDirBase is where the tasks' PMIx library makes its temporary files, an
-	// absolute path; "" is where it likes (PMIxCliTmpDirBase).
-	TmpDirBase string `json:"tmp_dir_base,omitempty"`
 }

@@ -44,7 +44,7 @@ func (p *Plugin) serveFence(ctx context.Context, r *reader) (reply, error) {
 		whole = append(whole, part...)
 	}
 	if len(whole) > pmixhostFrameMax-64 {
-		p.job.Log(fmt.Sprintf("cannot give the ranks what a fence has collected: %d bytes, the limit is %d", len(whole), pmixhostFrameMax))
+		p.log(fmt.Sprintf("cannot give the ranks what a fence has collected: %d bytes, the limit is %d", len(whole), pmixhostFrameMax))
 		return status(stResources), nil
 	}
 	p.fenced(procs)
@@ -80,8 +80,9 @@ func (p *Plugin) meet(ctx context.Context, what string, procs []proc, nodes []in
 	if p.job.Peers == nil {
 		return nil, errors.New("internal error: a step of several nodes has no peers")
 	}
+	whom := step.FormatCPUList(p.elsewhere(procs))
 	for _, n := range p.locals(procs) {
-		p.waits(n, what, p.elsewhere(procs))
+		p.waits(n, what, whom)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(infos), errTimeout)
 	defer cancel()
@@ -120,7 +121,7 @@ func (p *Plugin) fenced(procs []proc) {
 }
 
 // waits tells what a rank of ours waits for.
-func (p *Plugin) waits(n int, what string, whom []int) {
+func (p *Plugin) waits(n int, what, whom string) {
 	p.ranksMu.Lock()
 	r := p.rankOf(proc{p.world.nspace, uint32(n)})
 	if r == nil {
@@ -137,16 +138,7 @@ func (p *Plugin) waits(n int, what string, whom []int) {
 
 // elsewhere are the ranks of the step among the processes that other nodes have.
 func (p *Plugin) elsewhere(procs []proc) []int {
-	var all []int
-	for _, who := range procs {
-		for r := range p.world.size {
-			if who.nspace == p.world.nspace && (who.rank == rankWildcard || who.rank == uint32(r)) && p.world.node[r] != p.here {
-				all = append(all, r)
-			}
-		}
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
+	return slices.DeleteFunc(p.named(procs), func(r int) bool { return p.world.node[r] == p.here })
 }
 
 // meetingFailed ends the step, naming who is missing, and answers those who wait.

@@ -8,8 +8,10 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +23,7 @@ type host struct {
 	conn   net.Conn
 	pid    int
 	pidfd  int
+	stderr *os.File        // we read it
 	ended  chan struct{}   // closed when the process was reaped
 	status step.ExitStatus // how, then
 
@@ -52,8 +55,9 @@ var errGone = errors.New("pmixhost is gone")
 
 // startHost runs the program, and hears it from now on: frame is called by one
 // goroutine, for each frame that is no DONE, and must not block; ended is called
-// once, by the same, when nothing more will come.
-func startHost(cfg *Config, title string, heard func(frame), ended func(error)) (*host, error) {
+// once, by the same, when nothing more will come. said is told each line that the
+// process writes to its standard error.
+func startHost(cfg *Config, title string, heard func(frame), ended func(error), said func(string)) (*host, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make the socket pair of pmixhost: %w", err)
@@ -66,11 +70,20 @@ func startHost(cfg *Config, title string, heard func(frame), ended func(error)) 
 	if err != nil {
 		return nil, fmt.Errorf("cannot use the socket pair of pmixhost: %w", err)
 	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("cannot make the pipe of pmixhost's standard error: %w", err)
+	}
+	defer write.Close()
 	h := newHost(conn)
-	if err := h.run(cfg, title, theirs); err != nil {
+	if err := h.run(cfg, title, theirs, write); err != nil {
+		read.Close()
 		conn.Close()
 		return nil, err
 	}
+	h.stderr = read
+	h.running.Go(func() { listen(read, said) })
 	h.serve(heard, ended)
 	return h, nil
 }
@@ -82,9 +95,32 @@ func newHost(conn net.Conn) *host {
 	}
 }
 
-// run starts the process with nothing of ours but its channel, our standard
-// error, and the namespace that it is to join.
-func (h *host) run(cfg *Config, title string, channel *os.File) error {
+// lineMax bounds a line of pmixhost's standard error.
+const lineMax = 1024
+
+// listen passes lines on until nobody holds the pipe. It is read to its end: the
+// library's words must not hold up the library.
+func listen(read *os.File, said func(string)) {
+	in := bufio.NewReaderSize(read, lineMax)
+	for {
+		line, err := in.ReadSlice('\n')
+		if text := strings.TrimSpace(string(line)); text != "" {
+			said(text)
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return
+		}
+	}
+}
+
+// lastWords is how long the standard error of a dead pmixhost is read: a process
+// that it has started may hold it open.
+const lastWords = 200 * time.Millisecond
+
+// run starts the process with nothing of ours but its channel, a pipe for its
+// standard error, which is not our log, since it runs as the user, and the
+// namespace that it is to join.
+func (h *host) run(cfg *Config, title string, channel, stderr *os.File) error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -92,7 +128,7 @@ func (h *host) run(cfg *Config, title string, channel *os.File) error {
 	defer null.Close()
 	attr := &syscall.ProcAttr{
 		Dir: "/", Env: []string{},
-		Files: []uintptr{null.Fd(), null.Fd(), os.Stderr.Fd(), pmixhostFDControl: channel.Fd()},
+		Files: []uintptr{null.Fd(), null.Fd(), stderr.Fd(), pmixhostFDControl: channel.Fd()},
 		// A session of its own: no terminal's signals, none of a task's group.
 		Sys: &syscall.SysProcAttr{Setsid: true, PidFD: &h.pidfd},
 	}
@@ -296,6 +332,14 @@ func (h *host) close() {
 	h.end()
 	h.conn.Close()
 	h.kill() // it may be busy, and nothing of it is needed any more
+	if h.stderr != nil {
+		select {
+		case <-h.ended:
+		case <-time.After(lastWords): // it does not die: so it says nothing, either
+		}
+		_ = h.stderr.SetReadDeadline(time.Now().Add(lastWords))
+		defer h.stderr.Close()
+	}
 	h.running.Wait()
 	if h.pidfd >= 0 {
 		unix.Close(h.pidfd)

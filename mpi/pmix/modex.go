@@ -59,7 +59,7 @@ func (p *Plugin) serveModex(ctx context.Context, r *reader) (reply, error) {
 	}
 	if err != nil {
 		if p.ctx.Err() == nil {
-			p.job.Log(fmt.Sprintf("cannot get what MPI rank %d has put: %v", who.rank, err))
+			p.log(fmt.Sprintf("cannot get what MPI rank %d has put: %v", who.rank, err))
 		}
 		if ctx.Err() != nil {
 			return status(stTimeout), nil

@@ -1,6 +1,7 @@
 package pmix
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -296,12 +297,12 @@ func (p *Plugin) servePublish(ctx context.Context, r *reader) (reply, error) {
 			continue
 		}
 		if len(in.key) > nameKeyMax || len(packed[i]) > nameValueMax {
-			p.job.Log(fmt.Sprintf("cannot publish %q for MPI rank %d: %d bytes, the limit is %d", clip(in.key, 64), who.rank, len(packed[i]), nameValueMax))
+			p.log(fmt.Sprintf("cannot publish %q for MPI rank %d: %d bytes, the limit is %d", clip(in.key, 64), who.rank, len(packed[i]), nameValueMax))
 			return status(stResources), nil
 		}
-		code, err := p.names.publish(ctx, in.key, published{who, packed[i]})
+		code, err := p.names.publish(ctx, in.key, published{who, bytes.Clone(packed[i])})
 		if err != nil {
-			p.job.Log(fmt.Sprintf("cannot publish %q for MPI rank %d: %v", clip(in.key, 64), who.rank, err))
+			p.log(fmt.Sprintf("cannot publish %q for MPI rank %d: %v", clip(in.key, 64), who.rank, err))
 			return status(stDuplicateKey), nil
 		}
 		if code != stSuccess {
@@ -323,7 +324,7 @@ func (p *Plugin) serveLookup(ctx context.Context, r *reader) (reply, error) {
 	found, err := p.names.lookup(ctx, keys, wait)
 	switch {
 	case err != nil:
-		p.job.Log(fmt.Sprintf("cannot look up %d names: %v", len(keys), err))
+		p.log(fmt.Sprintf("cannot look up %d names: %v", len(keys), err))
 		return status(stError), nil
 	case len(found) == 0 && wait:
 		return status(stTimeout), nil
@@ -347,7 +348,7 @@ func (p *Plugin) serveUnpublish(ctx context.Context, r *reader) (reply, error) {
 	for _, k := range keys {
 		code, err := p.names.unpublish(ctx, k)
 		if err != nil {
-			p.job.Log(fmt.Sprintf("cannot unpublish %q for MPI rank %d: %v", clip(k, 64), who.rank, err))
+			p.log(fmt.Sprintf("cannot unpublish %q for MPI rank %d: %v", clip(k, 64), who.rank, err))
 			return status(stNotFound), nil
 		}
 		if code != stSuccess {

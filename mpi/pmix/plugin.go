@@ -36,6 +36,7 @@ type Plugin struct {
 	ranksMu sync.Mutex
 	ranks   []rank // guarded by ranksMu; by local id
 	aborted bool   // guarded by ranksMu: Abort was called
+	logged  int    // guarded by ranksMu: lines
 
 	version string // of the library: "4.2.2"; set by Prefork
 
@@ -123,7 +124,7 @@ func (p *Plugin) startServer() error {
 	if p.folder, err = makeFolder(spec); err != nil {
 		return err
 	}
-	p.host, err = startHost(&p.conf, fmt.Sprintf("pmixhost: [%s]", spec.ID.Name()), p.heard, p.hostEnded)
+	p.host, err = startHost(&p.conf, fmt.Sprintf("pmixhost: [%s]", spec.ID.Name()), p.heard, p.hostEnded, func(line string) { p.log("pmixhost: " + line) })
 	if err != nil {
 		return errors.Join(err, p.folder.remove())
 	}
@@ -390,18 +391,18 @@ func (p *Plugin) note(who proc, change func(r *rank)) {
 	change(r)
 	now := *r
 	p.ranksMu.Unlock()
-	p.tell(now, "", nil)
+	p.tell(now, "", "")
 }
 
 // tell says how far a rank is, for explain.
-func (p *Plugin) tell(r rank, waiting string, waitsFor []int) {
+func (p *Plugin) tell(r rank, waiting, waitsFor string) {
 	if p.job.Progress == nil || p.ctx.Err() != nil {
 		return
 	}
-	names := [...]string{"started", "initialized", "finalized", "finalized"}
+	names := [...]string{step.PhaseStarted, step.PhaseInitialized, step.PhaseFinalized, step.PhaseFinalized}
 	p.job.Progress(r.n, step.MPIProgress{
 		Phase: names[r.phase], Protocol: strings.TrimSpace("PMIx " + p.version), Fences: r.fences,
-		Waiting: waiting, WaitsFor: step.FormatCPUList(waitsFor),
+		Waiting: waiting, WaitsFor: waitsFor,
 	})
 }
 
@@ -418,18 +419,36 @@ func shortVersion(s string) string {
 	return ""
 }
 
-// locals are those of the ranks that run on this node.
+// locals are those of the ranks that run on this node, ascending, each once however
+// often it is named: who is named is under the user's control.
 func (p *Plugin) locals(procs []proc) []int {
-	var all []int
+	ranks := p.named(procs)
+	return slices.DeleteFunc(ranks, func(r int) bool { return p.world.node[r] != p.here })
+}
+
+// named are the ranks of this step among the processes, ascending, each once.
+func (p *Plugin) named(procs []proc) []int {
+	is := make([]bool, p.world.size)
 	for _, who := range procs {
 		switch {
 		case who.nspace != p.world.nspace:
 		case who.rank == rankWildcard:
-			all = append(all, p.world.ranks[p.here]...)
-		case who.rank < uint32(p.world.size) && p.world.node[who.rank] == p.here:
-			all = append(all, int(who.rank))
+			for r := range is {
+				is[r] = true
+			}
+			return ranksThat(is)
+		case who.rank < uint32(p.world.size):
+			is[who.rank] = true
 		}
 	}
-	slices.Sort(all)
-	return slices.Compact(all)
+	return ranksThat(is)
+}
+
+func ranksThat(is []bool) (ranks []int) {
+	for r, yes := range is {
+		if yes {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
 }

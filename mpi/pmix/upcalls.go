@@ -63,7 +63,7 @@ func (p *Plugin) heard(f frame) {
 		return
 	case upWord:
 		if line := f.body.str(); f.body.done() == nil {
-			p.job.Log("pmixhost: " + line)
+			p.log("pmixhost: " + line)
 		}
 		return
 	}
@@ -75,7 +75,7 @@ func (p *Plugin) heard(f frame) {
 		defer p.bytes.give(f.size)
 		r, err := p.serve(p.ctx, f)
 		if err != nil {
-			p.job.Log(fmt.Sprintf("cannot serve PMIx upcall %d: %v", f.typ, err))
+			p.log(fmt.Sprintf("cannot serve PMIx upcall %d: %v", f.typ, err))
 			r = status(stError)
 			if f.body.err != nil {
 				r = status(stBadParam)
@@ -94,7 +94,7 @@ func (p *Plugin) answer(id uint32, r reply) {
 		}
 	})
 	if err != nil && !errors.Is(err, errGone) {
-		p.job.Log(err.Error())
+		p.log(err.Error())
 		p.host.send(cmdAnswer, id, func(w *writer) { w.u32(uint32(0xffffffff & stResources)) })
 	}
 }
@@ -182,6 +182,26 @@ func (p *Plugin) serveAbort(r *reader) (reply, error) {
 	}
 	p.abort(n, code, why)
 	return status(stSuccess), nil
+}
+
+// logsMax bounds the lines that the ranks of a step can make stepd log, where
+// PMIxDebug does not ask for all: a rank that calls what fails must not fill a disk.
+const logsMax = 200
+
+// log writes a line for the administrator, unless the step had its share.
+func (p *Plugin) log(text string) {
+	p.ranksMu.Lock()
+	p.logged++
+	share := p.logged
+	p.ranksMu.Unlock()
+	switch {
+	case p.conf.Debug:
+	case share > logsMax:
+		return
+	case share == logsMax:
+		text += " (further messages of the step's PMIx server are dropped)"
+	}
+	p.job.Log(text)
 }
 
 func clip(s string, n int) string {
