@@ -52,6 +52,9 @@ type Limits struct {
 	// since another node's prolog may be running. Refused is how long it goes on
 	// where nobody listens, and Launcher how long node 0 waits for that: 30 s and 60 s.
 	Connect, Refused, Launcher time.Duration
+	// Hurry is how long those who have not connected are waited for when the step
+	// ends: 2 s.
+	Hurry time.Duration
 	// Handshake bounds one that has begun: 10 s.
 	Handshake time.Duration
 	// Who bounds the question who has not come to a gathering: 2 s.
@@ -86,6 +89,7 @@ func (l Limits) withDefaults() Limits {
 	l.Connect = cmp.Or(l.Connect, 10*time.Minute)
 	l.Refused = cmp.Or(l.Refused, 30*time.Second)
 	l.Launcher = cmp.Or(l.Launcher, time.Minute)
+	l.Hurry = cmp.Or(l.Hurry, 2*time.Second)
 	l.Handshake = cmp.Or(l.Handshake, 10*time.Second)
 	l.Who = cmp.Or(l.Who, 2*time.Second)
 	l.Ping = cmp.Or(l.Ping, 5*time.Second)

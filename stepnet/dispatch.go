@@ -23,10 +23,16 @@ func (n *Node) fromAbove(l *link, k kind, body []byte) error {
 	case kindLauncherLost:
 		n.launcherGone("")
 	case kindOrder:
+		// A launcher that orders without end waits here.
 		f := append(newFrame(kindOrder, len(body)).b, body...)
-		n.toChildren((&encoder{f}).done())
+		if err := n.toChildrenWait((&encoder{f}).done()); err != nil {
+			return err
+		}
 		n.cfg.Handler.Ordered(body)
 	case kindOver:
+		if !n.saidAll() {
+			return errUnasked
+		}
 		n.finished()
 	case kindGatherDown:
 		return n.gatheredAbove(body)
@@ -92,6 +98,25 @@ func (n *Node) fromBoth(l *link, k kind, body []byte) error {
 		return n.route(k, c)
 	default:
 		return errUnasked
+	}
+	return nil
+}
+
+// saidAll tells whether all that was written below has been sent up: before that,
+// nobody may say that the step is over.
+func (n *Node) saidAll() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.toldDone
+}
+
+// toChildrenWait sends a frame to all children as they have room for it. One that
+// is gone is no matter.
+func (n *Node) toChildrenWait(f frame) error {
+	for _, l := range n.down {
+		if err := l.pushWait(n.ctx, f); err != nil && n.ctx.Err() != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package stepnet
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -27,6 +28,20 @@ func (n *Node) Finish(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// Hurry says that the step ends before its time: who has not connected by now is
+// not waited for much longer.
+func (n *Node) Hurry() {
+	n.hurry.Do(func() {
+		time.AfterFunc(n.lim.Hurry, func() {
+			for _, l := range n.links() {
+				if !l.connected() {
+					l.fail(errors.New("it had not connected when the step was ended"))
+				}
+			}
+		})
+	})
 }
 
 // advance tells above what has become true: that all tasks below have ended, and

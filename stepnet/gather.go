@@ -269,7 +269,7 @@ func (n *Node) conclude(g *gathering, p *part) {
 
 // passDown sends the whole to the children below which somebody meets.
 func (n *Node) passDown(g *gathering, f frame) error {
-	for c, l := range n.down {
+	for c, l := range n.down { // a node that is lost has failed it already
 		if slices.ContainsFunc(g.nodes, func(i int) bool { return n.below(i, c) }) {
 			if err := l.pushWait(n.ctx, f); err != nil && n.ctx.Err() != nil {
 				return err

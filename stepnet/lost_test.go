@@ -219,3 +219,35 @@ func TestTell(t *testing.T) {
 		}
 	}
 }
+
+// When the step ends before its time, those who have not connected are not waited
+// for.
+func TestHurry(t *testing.T) {
+	r := newRig(t, rigOptions{nodes: 3, limits: Limits{Hurry: 50 * time.Millisecond}, late: []int{2}, launcher: true})
+	for _, n := range r.nodes[:2] {
+		n.Hurry()
+	}
+	r.finish()
+	within(t, r.steps[0].lostc, "the loss")
+	if lost := r.steps[0].lost; lost.Node != 2 {
+		t.Errorf("got %v", lost)
+	}
+}
+
+// The launcher is a user's program: it may not say that the step is over before all
+// was sent, nor what is a stepd's to say.
+func TestLauncherOversteps(t *testing.T) {
+	for _, f := range []frame{
+		plainFrame(kindOver), wordsFrame(kindLost, 1, []byte("it is not")), wordsFrame(kindTold, 1, nil),
+		(&call{to: 1, name: "x"}).frame(kindCall), plainFrame(kindReady),
+		newFrame(kindOrder, 0).bytes(make([]byte, launcherFrameMax)).done(),
+	} {
+		r := newRig(t, rigOptions{nodes: 2, launcher: true})
+		a := r.dial(&collector{})
+		within(t, r.steps[1].readyc, "the launcher")
+		a.l.push(f)
+		within(t, r.steps[1].launchc, "the end of the launcher")
+		a.Close()
+		r.finish()
+	}
+}

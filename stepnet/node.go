@@ -29,6 +29,8 @@ type Node struct {
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
 
+	hurry sync.Once
+
 	mu   sync.Mutex
 	lost *LostError // guarded by mu: the first node that was lost
 	life            // guarded by mu

@@ -29,10 +29,13 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec) (*step.Record
 	orders := &switchable{to: dialling}
 	stop := l.catchSignals(orders)
 	defer stop()
+	watching, unwatch := context.WithCancel(ctx)
+	go l.watchEnd(watching, cancel)
 	a, err := stepnet.Dial(ctx, stepnet.LauncherConfig{ID: spec.ID, Layout: spec.Layout, Key: reply.LauncherKey, Sink: t})
+	unwatch()
 	if err != nil {
-		if !dialling.cancelled() {
-			// It may have ended already; else nobody would take what the tasks write.
+		if !dialling.cancelled() && !errors.Is(err, errEnded) {
+			// Nobody would take what the tasks write.
 			say("error: %s", err)
 			dialling.Send(&stepapi.Msg{Type: stepapi.TypeCancel, Reason: "its launcher cannot reach it"})
 		}
@@ -50,6 +53,18 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec) (*step.Record
 	}
 	t.remote.End()
 	return l.wait()
+}
+
+// errEnded says that the step has ended before it could be reached.
+var errEnded = errors.New("the step has ended")
+
+// watchEnd gives up a step that ends before its stepds can be reached, as when the
+// prolog of a node fails.
+func (l *launch) watchEnd(ctx context.Context, giveUp context.CancelCauseFunc) {
+	_, err := l.client.Wait(ctx, &api.StepRef{JobId: l.id.Job, StepId: &l.id.Step})
+	if err == nil {
+		giveUp(errEnded)
+	}
 }
 
 // nodeLaunch takes what the nodes tell.

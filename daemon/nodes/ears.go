@@ -38,6 +38,7 @@ func (e *ears) Told(from int, words []byte) {
 		e.t.log(fmt.Sprintf("cannot parse what node %d has told: %v", from, err))
 		return
 	}
+	e.t.Hurry()
 	e.st.EndedBy(end)
 }
 
@@ -63,6 +64,7 @@ func (e *ears) Ordered(words []byte) {
 		}
 	}
 	if err != nil {
-		e.t.Tell(&stepapi.Msg{Type: stepapi.TypeReply, Seq: m.Seq, Error: err.Error()})
+		// Dropped where the launcher orders and does not listen.
+		e.t.TellLine(encode(&stepapi.Msg{Type: stepapi.TypeReply, Seq: m.Seq, Error: err.Error()}))
 	}
 }

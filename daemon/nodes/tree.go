@@ -148,6 +148,12 @@ func (t *Tree) tellEarly() {
 	}
 }
 
+func (t *Tree) hasBegun() bool {
+	t.beginMu.Lock()
+	defer t.beginMu.Unlock()
+	return t.begun
+}
+
 func (t *Tree) tellEnd(e step.NodeEnd) {
 	b, err := json.Marshal(e)
 	if err == nil {
@@ -156,6 +162,7 @@ func (t *Tree) tellEnd(e step.NodeEnd) {
 	if err != nil {
 		t.log(fmt.Sprintf("cannot tell the other nodes that the step ends: %v", err))
 	}
+	t.Hurry()
 }
 
 const (
@@ -168,6 +175,8 @@ const (
 // Tell sends a record to the launcher.
 func (t *Tree) Tell(m *stepapi.Msg) {
 	switch {
+	case !t.hasBegun():
+		// What is told before is noded's to hear: nothing has been done yet.
 	case m.Type == stepapi.TypeMessage:
 		t.line(m)
 	case len(m.Ranks) > ranksMax:
