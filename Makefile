@@ -13,7 +13,7 @@ LDFLAGS := -s -w
 export CGO_ENABLED = 0
 
 .PHONY: all help
-all: go-programs $(BIN)/spankhost ## build bin/{noded,stepd,stepctl,spankhost}, and pmixhost where libpmix-dev is
+all: go-programs $(BIN)/spankhost ## build bin/{noded,stepd,stepd-net,stepctl,spankhost}, and pmixhost where libpmix-dev is
 
 include spank/host/host.mk
 include mpi/pmixhost/pmixhost.mk
