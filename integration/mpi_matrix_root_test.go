@@ -20,6 +20,9 @@ type library struct {
 	env  []string
 	// spawns tells whether the library can spawn and connect at all.
 	spawns bool
+	// busy says that a rank which waits takes all of a CPU, so that many of them on
+	// few CPUs take long.
+	busy bool
 	// abortCode is what becomes of MPI_Abort's code 7, 0 is 7.
 	abortCode int
 }
@@ -29,7 +32,7 @@ const mpichCache = "/var/cache/stepd-mpich/current"
 
 // The libraries. docs/mpi.md tells why Debian's MPICH neither spawns nor connects.
 var (
-	libMPICH     = library{name: "mpich", cc: "mpicc.mpich", need: "mpich libmpich-dev", mpi: "pmi2"}
+	libMPICH     = library{name: "mpich", cc: "mpicc.mpich", need: "mpich libmpich-dev", mpi: "pmi2", busy: true}
 	libMPICHPMI1 = library{name: "mpich-sock-pmi1", cc: mpichCache + "/pmi1/bin/mpicc", mpi: "pmi2", spawns: true}
 	libOpenMPI   = library{
 		name: "openmpi", cc: "mpicc.openmpi", need: "openmpi-bin libopenmpi-dev", mpi: "pmix",
@@ -55,11 +58,15 @@ func (l library) build(t testing.TB, n *node, programs ...string) string {
 	return dir
 }
 
-// run runs a program of dir with so many ranks.
-func (l library) run(t testing.TB, n *node, ranks int, dir, program string, args ...string) result {
+// run runs a program of dir with so many ranks, on so many nodes.
+func (l library) run(t testing.TB, n *node, ranks, nodes int, dir, program string, args ...string) result {
 	t.Helper()
+	command := []string{"run", "-N", fmt.Sprint(nodes), "-n", fmt.Sprint(ranks), "--mpi=" + l.mpi}
+	if nodes > 1 {
+		command = append(command, "sh", "-c", onNode)
+	}
 	return n.do(t, call{
-		args: append([]string{"run", "-n", fmt.Sprint(ranks), "--mpi=" + l.mpi, filepath.Join(dir, program)}, args...),
+		args: append(append(command, filepath.Join(dir, program)), args...),
 		env:  l.env,
 		// 64 ranks that wait busily on two CPUs that others want, too.
 		limit: 3 * time.Minute,
@@ -102,17 +109,48 @@ func TestRootMPIWorld(t *testing.T) {
 				for i := range nodes {
 					nodes[i] = "vm"
 				}
-				checkWorld(t, l.run(t, n, ranks, dir, "world", worldParts...), nodes)
+				checkWorld(t, l.run(t, n, ranks, 1, dir, "world", worldParts...), nodes)
 			})
 		}
 		t.Run(l.name+"/abort", func(t *testing.T) {
-			r := l.run(t, n, 3, dir, "abort")
+			r := l.run(t, n, 3, 1, dir, "abort")
 			if want := cmp.Or(l.abortCode, 7); r.code != want || r.out != "" {
 				t.Errorf("want exit code %d and no rank that comes through, got %v", want, r)
 			}
 		})
 	}
 }
+
+// TestRootMPINodes: the same over two and four nodes, which are network
+// namespaces.
+func TestRootMPINodes(t *testing.T) {
+	c := startCluster(t, 4, clusterSite{CPUs: 64})
+	head := c.nodes[0]
+	for _, l := range librariesHere(t) {
+		if l.mpi == "pmix" {
+			continue
+		}
+		dir := l.build(t, head, "world")
+		for _, nodes := range []int{2, 4} {
+			for _, ranks := range []int{2, 8, 64} {
+				if ranks < nodes || l.busy && ranks == 64 && nodes == 2 {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/%d/%d", l.name, nodes, ranks), func(t *testing.T) {
+					names := make([]string, ranks)
+					for i := range names {
+						names[i] = c.nodes[i*nodes/ranks].name
+					}
+					checkWorld(t, l.run(t, head, ranks, nodes, dir, "world", worldParts...), names)
+				})
+			}
+		}
+	}
+}
+
+// onNode is what a program is run by where no name service knows the nodes: it
+// tells ch3:sock the address that the others reach it by.
+const onNode = `export MPICH_INTERFACE_HOSTNAME=10.213.77.$((SLURM_NODEID + 1)); exec "$0" "$@"`
 
 // TestRootMPISpawn: MPI_Comm_spawn and _multiple, and names that are published
 // and connected to within a world and between two steps of a job.
@@ -125,7 +163,7 @@ func TestRootMPISpawn(t *testing.T) {
 		dir := l.build(t, n, "spawn", "names")
 		for _, ranks := range []int{1, 2, 8, 64} {
 			t.Run(fmt.Sprintf("%s/spawn/%d", l.name, ranks), func(t *testing.T) {
-				r := l.run(t, n, ranks, dir, "spawn")
+				r := l.run(t, n, ranks, 1, dir, "spawn")
 				want := fmt.Sprintf("spawn ok %d+2\nspawn_multiple ok %d+2+1\n", ranks, ranks)
 				if r.code != 0 || r.out != want || r.err != "" {
 					t.Errorf("want %q, got %v", want, r)
@@ -135,7 +173,7 @@ func TestRootMPISpawn(t *testing.T) {
 				continue // two halves
 			}
 			t.Run(fmt.Sprintf("%s/names/%d", l.name, ranks), func(t *testing.T) {
-				r := l.run(t, n, ranks, dir, "names", "groups", "halves")
+				r := l.run(t, n, ranks, 1, dir, "names", "groups", "halves")
 				for _, side := range []string{"server", "client"} {
 					contains(t, "stdout", r.out, fmt.Sprintf("%s ok %d+%d\n", side, ranks/2, ranks/2))
 				}
