@@ -48,16 +48,25 @@ func (n *Node) answer(ctx context.Context, f *follower, ask *stepapi.Ask) (*step
 	if ask == nil {
 		return nil, errors.New("internal error: an empty request")
 	}
-	switch ask.Do {
-	case stepapi.AskSpawn:
+	if ask.Do == stepapi.AskSpawn {
 		return n.spawnStep(ctx, f, ask)
+	}
+	if at := n.anchor(f.job); at != "" {
+		return n.askAnchor(ctx, at, anchorRequest{Job: f.id.Job, UID: f.job.UID, Ask: *ask})
+	}
+	return n.names(f.job, ask)
+}
+
+// names does what is asked of the job's published names.
+func (n *Node) names(j *job, ask *stepapi.Ask) (*stepapi.Answer, error) {
+	switch ask.Do {
 	case stepapi.AskPublish:
-		return &stepapi.Answer{}, n.publish(f.job, ask.Name, ask.Port)
+		return &stepapi.Answer{}, n.publish(j, ask.Name, ask.Port)
 	case stepapi.AskLookup:
-		port, found := n.reg.published(f.job, ask.Name)
+		port, found := n.reg.published(j, ask.Name)
 		return &stepapi.Answer{Port: port, Found: found}, nil
 	case stepapi.AskUnpublish:
-		return &stepapi.Answer{}, n.unpublish(f.job, ask.Name)
+		return &stepapi.Answer{}, n.unpublish(j, ask.Name)
 	}
 	return nil, fmt.Errorf("cannot do %.40q: this noded does not know it", ask.Do)
 }
@@ -79,9 +88,7 @@ func (n *Node) spawnStep(ctx context.Context, parent *follower, ask *stepapi.Ask
 		return nil, err
 	}
 	defer n.reg.endSpawn(parent.job)
-	f, _, err := n.reserveAs(ctx, api.Peer{}, ask.Request, step.Starting, func(s *step.Spec) {
-		s.Parent, s.Preput = &parent.id, ask.Preput
-	})
+	f, err := n.reserveSpawned(ctx, parent, ask)
 	if err != nil {
 		return nil, err
 	}
@@ -94,6 +101,26 @@ func (n *Node) spawnStep(ctx context.Context, parent *follower, ask *stepapi.Ask
 	}
 	f.log.WithField("parent", parent.id.String()).WithField("ntasks", spec.NTasks).Info("step spawned")
 	return &stepapi.Answer{ID: &f.id, SocketDir: n.files.stepsDir(), SocketName: n.files.socketName(f.id)}, nil
+}
+
+// reserveSpawned numbers the step, which is one of this node alone.
+func (n *Node) reserveSpawned(ctx context.Context, parent *follower, ask *stepapi.Ask) (*follower, error) {
+	least := uint32(0)
+	for range proposals {
+		want, err := n.numberFor(ctx, parent.job, least)
+		if err != nil {
+			return nil, err
+		}
+		f, _, err := n.reserveAs(ctx, api.Peer{}, ask.Request, step.Starting, want, func(s *step.Spec) {
+			s.Parent, s.Preput = &parent.id, ask.Preput
+		})
+		taken, ok := errors.AsType[errTaken](err)
+		if !ok {
+			return f, err
+		}
+		least = taken.next.Step
+	}
+	return nil, status.Errorf(codes.Unavailable, "the nodes of job %d do not agree on a number for a step", parent.id.Job)
 }
 
 // beginSpawn counts a spawn that is under way; endSpawn ends it.

@@ -145,7 +145,7 @@ func failed(node string, err error) *api.FanAnswer {
 
 // ownPart does this node's part.
 func (n *Node) ownPart(ctx context.Context, in *api.FanRequest, p *api.FanPart) *api.FanAnswer {
-	do := partVerbs[in.GetVerb()]
+	do := partVerb(in.GetVerb())
 	if do == nil {
 		return failed(p.GetNode(), status.Errorf(codes.Unimplemented, "no such request %.40q: noded %s is older than the one that asks", in.GetVerb(), n.cfg.NodeName))
 	}

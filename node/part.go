@@ -24,17 +24,32 @@ import (
 // A part is one node's part of a step of several nodes: to this noded a step with
 // a number that the head has proposed, and to be launched by the head.
 
-// partVerbs are the requests of Fan: common and body are JSON, and so is the answer.
-var partVerbs = map[string]func(n *Node, ctx context.Context, common, body []byte) (any, error){
-	"probe":   (*Node).partProbe,
-	"reserve": (*Node).partReserve,
-	"launch":  (*Node).partLaunch,
-	"show":    (*Node).partShow,
-	"stat":    (*Node).partStat,
-	"signal":  (*Node).partSignal,
-	"cancel":  (*Node).partCancel,
-	"suspend": (*Node).partSuspend,
-	"resume":  (*Node).partResume,
+// partVerb is one request of Fan, nil where there is none of that name: common and
+// body are JSON, and so is the answer.
+func partVerb(name string) func(n *Node, ctx context.Context, common, body []byte) (any, error) {
+	switch name {
+	case "probe":
+		return (*Node).partProbe
+	case "reserve":
+		return (*Node).partReserve
+	case "launch":
+		return (*Node).partLaunch
+	case "show":
+		return (*Node).partShow
+	case "stat":
+		return (*Node).partStat
+	case "signal":
+		return (*Node).partSignal
+	case "cancel":
+		return (*Node).partCancel
+	case "suspend":
+		return (*Node).partSuspend
+	case "resume":
+		return (*Node).partResume
+	case "anchor":
+		return (*Node).partAnchor
+	}
+	return nil
 }
 
 // decodePart reads a document of another noded's.

@@ -47,12 +47,12 @@ func (r *reservation) close() {
 // reserve is the first half of a request's path: it ends with a number, and
 // the step in state. It is its caller's to launch or to give back, by claim.
 func (n *Node) reserve(ctx context.Context, caller api.Peer, raw []byte, state step.State) (*follower, *step.Spec, error) {
-	return n.reserveAs(ctx, caller, raw, state, nil)
+	return n.reserveAs(ctx, caller, raw, state, step.ID{}, nil)
 }
 
 // reserveAs is reserve of a step of which more is known than was asked for: know
-// puts it into the spec.
-func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, state step.State, know func(*step.Spec)) (*follower, *step.Spec, error) {
+// puts it into the spec, and want is its number, zero for the next.
+func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, state step.State, want step.ID, know func(*step.Spec)) (*follower, *step.Spec, error) {
 	received := time.Now()
 	if len(raw) > api.RequestMax {
 		return nil, nil, api.TooLarge(len(raw))
@@ -67,7 +67,7 @@ func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, state
 	if err := n.check(req); err != nil {
 		return nil, nil, err
 	}
-	return n.reserveFor(ctx, caller, order{req: req, size: len(raw), state: state, received: received, know: know})
+	return n.reserveFor(ctx, caller, order{req: req, size: len(raw), state: state, received: received, want: want, know: know})
 }
 
 // order is a request that was read and checked.
@@ -77,6 +77,8 @@ type order struct {
 	state    step.State
 	received time.Time
 	part     *part // nil for a step of this node
+	// want is the number that the step is to have; zero for the next.
+	want step.ID
 	// know puts what is known beside the request into the spec; nil is nothing.
 	know func(*step.Spec)
 }
@@ -163,7 +165,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	for i := range rec.Tasks {
 		rec.Tasks[i] = step.Task{Rank: ranks[i], LocalID: i, State: step.TaskPending}
 	}
-	var want step.ID
+	want := in.want
 	if in.part != nil {
 		want, rec.Head = in.part.id, in.part.head
 	}

@@ -179,6 +179,28 @@ func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 	return nil
 }
 
+// takeStep gives out the number of a further step of a running job, least or
+// beyond, for another node.
+func (s *store) takeStep(job, least uint32) (id step.ID, err error) {
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		jobs := tx.Bucket(bucketJobs)
+		var j jobRecord
+		if err := getJSON(jobs, jobKey(job), &j); err != nil {
+			return err
+		}
+		id = step.ID{Job: job, Step: max(j.NextStep, least)}
+		if id.Step >= step.BatchStep-16 {
+			return errors.New("all step numbers are spent")
+		}
+		j.NextStep = id.Step + 1
+		return putJSON(jobs, jobKey(job), &j)
+	})
+	if err != nil {
+		return step.ID{}, fmt.Errorf("cannot number a step of job %d: %w", job, err)
+	}
+	return id, nil
+}
+
 // put stores the record of a running step.
 func (s *store) put(rec *step.Record) error {
 	err := s.db.Update(func(tx *bbolt.Tx) error {

@@ -21,6 +21,7 @@ func request(spec *step.Spec, r step.SpawnRequest) (*step.Request, error) {
 	job, uid, gid := spec.ID.Job, spec.User.UID, spec.User.GID
 	req.Job, req.UID, req.GID = &job, &uid, &gid
 	req.NTasks, req.NNodes, req.Overcommit, req.MPI = 0, 1, true, r.MPI
+	req.NNodesMax, req.WantNodes, req.NotNodes, req.TasksPerNode = 0, nil, nil, 0
 	// What was asked for the spawning step's own tasks.
 	req.Binding, req.Mem, req.MemPerCPU, req.Gres = step.Binding{}, nil, nil, nil
 	req.Script, req.JobControl = nil, nil
