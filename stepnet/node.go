@@ -7,8 +7,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"stepd/step"
@@ -270,6 +272,7 @@ func (n *Node) listen() {
 	n.wg.Go(func() { n.awaitAll(all, who, stop) })
 	conf := pinned(n.id, func(h [sha256.Size]byte) bool { return who[h] != nil })
 	strangers := make(chan struct{}, strangersMax) // a place for each that has not proved its key
+	var refused atomic.Int32
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
@@ -296,9 +299,22 @@ func (n *Node) listen() {
 			defer func() { <-strangers }()
 			m := &meteredConn{Conn: raw}
 			if err := n.admit(m, tls.Server(m, conf), who); err != nil && n.ctx.Err() == nil {
-				n.log("refused a connection from %s: %v", raw.RemoteAddr(), err)
+				n.logRefused(refused.Add(1), raw, err)
 			}
 		})
+	}
+}
+
+// refusedMax bounds the lines about those who are not let in: the port is
+// everybody's to connect to.
+const refusedMax = 20
+
+func (n *Node) logRefused(count int32, raw net.Conn, err error) {
+	switch {
+	case count < refusedMax:
+		n.log("refused a connection from %s: %v", raw.RemoteAddr(), err)
+	case count == refusedMax:
+		n.log("refused a connection from %s: %v (further ones are not told)", raw.RemoteAddr(), err)
 	}
 }
 

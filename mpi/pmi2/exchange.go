@@ -210,10 +210,19 @@ func (s *state) parseParts(parts [][]byte) ([]*share, error) {
 		if err != nil {
 			return nil, fmt.Errorf("node %q: %w", s.where.names[node], err)
 		}
+		// All of its ranks, and each once: what follows counts on that.
+		last, missing := -1, s.where.count(node)
+		if sh.kind == kindLeft {
+			missing = 0
+		}
 		for _, r := range sh.ranks {
-			if r.n >= len(s.where.of) || s.where.of[r.n] != node {
+			if r.n <= last || r.n >= len(s.where.of) || s.where.of[r.n] != node {
 				return nil, fmt.Errorf("node %q: %w", s.where.names[node], errShare)
 			}
+			last, missing = r.n, missing-1
+		}
+		if missing != 0 {
+			return nil, fmt.Errorf("node %q: %w", s.where.names[node], errShare)
 		}
 		shares[i] = sh
 	}

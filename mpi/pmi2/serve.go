@@ -18,6 +18,10 @@ func (p *Plugin) serve(r *rank) {
 	defer r.conn.close()
 	err := p.talk(r)
 	r.conn.shut()
+	if r.spawning != nil {
+		p.state.release(r.spawning)
+		r.spawning = nil
+	}
 	if err != nil && !p.isClosing() {
 		p.log(r, "connection closed: "+err.Error())
 	}

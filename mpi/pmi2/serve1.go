@@ -175,18 +175,21 @@ func (p *Plugin) spawn1(r *rank, m message) {
 	}
 	s := r.spawning
 	whole, err := s.take1(m, &p.conf)
-	var why *refusal
+	why := p.state.hold(s)
 	switch {
 	case err != nil:
 		r.spawning = nil
 		why = refuse(codeArgument, "%v", err)
 		p.log(r, err.Error())
+	case why != nil:
+		r.spawning = nil
 	case !whole:
 		return
 	default:
 		r.spawning = nil
 		if why = s.checkPreput(p.state, 1); why == nil {
 			why = p.later(r, func(ctx context.Context) []byte {
+				defer p.state.release(s)
 				id, errs, why := p.spawn(ctx, r, s)
 				codes := pair{"errcodes", errorCodes(errs)}
 				switch {
@@ -200,6 +203,7 @@ func (p *Plugin) spawn1(r *rank, m message) {
 		}
 	}
 	if why != nil {
+		p.state.release(s)
 		p.send(r, error1("spawn_result", why))
 	}
 }

@@ -182,11 +182,16 @@ func (p *Plugin) spawn2(r *rank, m message) *refusal {
 		p.log(r, err.Error())
 		return refuse(codeArgument, "%v", err)
 	}
-	if why := s.checkPreput(p.state, 2); why != nil {
+	why := s.checkPreput(p.state, 2)
+	if why == nil {
+		why = p.state.hold(s)
+	}
+	if why != nil {
 		return why
 	}
 	m = m.stub()
-	return p.later(r, func(ctx context.Context) []byte {
+	why = p.later(r, func(ctx context.Context) []byte {
+		defer p.state.release(s)
 		id, errs, why := p.spawn(ctx, r, s)
 		codes := pair{"errcodes", errorCodes(errs)}
 		if why != nil {
@@ -194,6 +199,10 @@ func (p *Plugin) spawn2(r *rank, m message) *refusal {
 		}
 		return respond2(m, pair{"jobid", id}, codes)
 	})
+	if why != nil {
+		p.state.release(s)
+	}
+	return why
 }
 
 // ring2 enters a ring: each rank gives a value to each neighbour.

@@ -188,6 +188,16 @@ func layoutOf(spec *step.Spec) layout {
 	return l
 }
 
+// count counts the ranks of a node.
+func (l *layout) count(node int) (n int) {
+	for _, at := range l.of {
+		if at == node {
+			n++
+		}
+	}
+	return n
+}
+
 // several tells whether ranks are on more than one node.
 func (l *layout) several() bool { return len(l.names) > 1 && (l.meet == nil || len(l.meet) > 1) }
 

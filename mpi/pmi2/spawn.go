@@ -19,6 +19,8 @@ type spawnRequest struct {
 	// total counts the blocks that PMI-1 has announced, bytes those of the blocks
 	// that came.
 	total, bytes int
+	// held of the bytes are charged to what the step's ranks store.
+	held int
 }
 
 func (s *spawnRequest) ntasks() (n int) {
@@ -26,6 +28,27 @@ func (s *spawnRequest) ntasks() (n int) {
 		n += s.apps[i].NTasks
 	}
 	return n
+}
+
+// hold charges what has come of a spawn, until release: many ranks may have begun
+// one, and each may wait for noded with many.
+func (s *state) hold(r *spawnRequest) *refusal {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	more := r.bytes - r.held
+	if s.bytes+more > s.conf.TotalBytes {
+		return refuse(codeNoMemory, "the step's ranks store %d bytes: %d more of a spawn pass the limit %d (PMI2TotalBytes)", s.bytes, more, s.conf.TotalBytes)
+	}
+	s.bytes += more
+	r.held = r.bytes
+	return nil
+}
+
+func (s *state) release(r *spawnRequest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bytes -= r.held
+	r.held = 0
 }
 
 // spawn1 takes one block of a PMI-1 spawn. The client reads one answer, after the
@@ -68,6 +91,7 @@ func (s *spawnRequest) take1(m message, conf *Config) (whole bool, err error) {
 func (s *spawnRequest) take2(m message) (err error) {
 	var at []int
 	for i, p := range m.pairs {
+		s.bytes += len(p.key) + len(p.value)
 		if p.key == "subcmd" {
 			at = append(at, i)
 		}

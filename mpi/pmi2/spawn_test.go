@@ -135,6 +135,30 @@ func TestSpawnRefused(t *testing.T) {
 			t.Errorf("got %q", got)
 		}
 	})
+	t.Run("blocks of many ranks", func(t *testing.T) {
+		w := newWorld(t, 3, Config{FrameBytes: 2048, TotalBytes: 8192})
+		held := func() int {
+			w.plugin.state.mu.Lock()
+			defer w.plugin.state.mu.Unlock()
+			return w.plugin.state.bytes
+		}
+		a, b := w.ranks[0].init1(), w.ranks[1].init1()
+		for i := 1; i <= 5; i++ {
+			a.say(block1(100, i, 1, "a", strings.Repeat("x", 1000)))
+		}
+		a.ask("cmd=get_appnum", "cmd=appnum rc=0 appnum=0") // they were read
+		b.say(block1(100, 1, 1, "a", strings.Repeat("x", 1000)))
+		b.say(block1(100, 2, 1, "a", strings.Repeat("x", 1000)))
+		b.say(block1(100, 3, 1, "a", strings.Repeat("x", 1000)))
+		if got := b.receive(); !strings.Contains(got, "pass_the_limit_8192_(PMI2TotalBytes)") {
+			t.Errorf("got %q, %d bytes are held", got, held())
+		}
+		w.exit(0, step.ExitedWith(0)) // what has come of its spawn goes with it
+		w.wantAbort(0, 1, "had not finalized")
+		if n := held(); n != 0 {
+			t.Errorf("%d bytes are held", n)
+		}
+	})
 	for _, c := range [][2]string{
 		{"cmd=spawn;ncmds=2;subcmd=a;maxprocs=1;", "1 commands, and ncmds says otherwise"},
 		{"cmd=spawn;ncmds=0;", "0 commands"},

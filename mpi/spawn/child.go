@@ -17,6 +17,11 @@ import (
 // sendTimeout bounds a send to a stepd that does not read.
 const sendTimeout = 10 * time.Second
 
+// askGrace is how much longer than who has asked for it an answer of noded's is
+// waited for: a noded that is gone must not hold up this step's end. A step that is
+// made all the same ends by itself, since nobody attaches to it.
+const askGrace = 5 * time.Second
+
 // child is one spawned step, of which this stepd is the launcher.
 type child struct {
 	s    *Services
@@ -42,7 +47,12 @@ func (c *child) start(ctx context.Context, req *step.Request, r step.SpawnReques
 		return fmt.Errorf("cannot encode the request of a spawned step: %w", err)
 	}
 	// Not under ctx: once noded was asked there may be a step to be ended.
-	a, err := c.s.ask(context.WithoutCancel(ctx), &stepapi.Ask{Do: stepapi.AskSpawn, Request: doc, Preput: r.Preput})
+	asking, giveUp := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer giveUp(nil)
+	defer context.AfterFunc(ctx, func() {
+		time.AfterFunc(askGrace, func() { giveUp(context.Cause(ctx)) })
+	})()
+	a, err := c.s.ask(asking, &stepapi.Ask{Do: stepapi.AskSpawn, Request: doc, Preput: r.Preput})
 	if err != nil {
 		return err
 	}
