@@ -1,6 +1,9 @@
 package integration
 
 import (
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
@@ -195,4 +198,25 @@ func TestRootClusterNetwork(t *testing.T) {
 	if err := reach(); err != nil {
 		t.Errorf("n1 does not reach n2, which is back: %v", err)
 	}
+}
+
+// expire replaces a node's certificate by one of the same CA whose time is over.
+func expire(t *testing.T, dir, name string) {
+	t.Helper()
+	read := func(file string) []byte {
+		b, err := os.ReadFile(filepath.Join(dir, file))
+		must(t, err)
+		block, _ := pem.Decode(b)
+		return block.Bytes
+	}
+	ca, err := x509.ParseCertificate(read("ca.pem"))
+	must(t, err)
+	caKey, err := x509.ParsePKCS8PrivateKey(read("ca.key"))
+	must(t, err)
+	cert, err := x509.ParseCertificate(read(name + ".pem"))
+	must(t, err)
+	cert.NotBefore, cert.NotAfter = time.Now().Add(-30*time.Minute), time.Now().Add(-time.Minute)
+	der, err := x509.CreateCertificate(rand.Reader, cert, ca, cert.PublicKey, caKey)
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, name+".pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
 }
