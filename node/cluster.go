@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/keepalive"
 
 	"stepd/api"
@@ -88,6 +89,17 @@ func (p *peers) client(name string) (api.PeerClient, error) {
 	}
 	p.conns[name] = cc
 	return api.NewPeerClient(cc), nil
+}
+
+// failed forgets a connection that does not come about: the next call tries anew,
+// at once, and nobody knocks at the node's door meanwhile.
+func (p *peers) failed(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if cc := p.conns[name]; cc != nil && cc.GetState() != connectivity.Ready {
+		delete(p.conns, name)
+		cc.Close()
+	}
 }
 
 func (p *peers) close() {

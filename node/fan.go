@@ -114,6 +114,7 @@ func (n *Node) passOn(ctx context.Context, in *api.FanRequest, group []*api.FanP
 		if err == nil {
 			return reply.GetAnswers()
 		}
+		n.peers.failed(first)
 	}
 	out := []*api.FanAnswer{failed(first, n.peerError(first, err))}
 	if len(group) == 1 {

@@ -97,12 +97,12 @@ func (h *head) awaitPart(ctx context.Context, name string) (*step.Record, error)
 	if name == h.n.cfg.NodeName {
 		return h.n.waitPart(ctx, h.id)
 	}
-	c, err := h.n.peers.client(name)
-	if err != nil {
-		return nil, err
-	}
 	var gone time.Time
 	for {
+		c, err := h.n.peers.client(name)
+		if err != nil {
+			return nil, err
+		}
 		reply, err := c.WaitPart(ctx, &api.PartRef{JobId: h.id.Job, StepId: h.id.Step})
 		if err == nil {
 			rec := new(step.Record)
@@ -114,6 +114,7 @@ func (h *head) awaitPart(ctx context.Context, name string) (*step.Record, error)
 		if status.Code(err) != codes.Unavailable {
 			return nil, status.Convert(err).Err()
 		}
+		h.n.peers.failed(name)
 		if gone.IsZero() {
 			gone = time.Now()
 			h.log.Warnf("node %s does not answer: %s", name, api.PeerReason(err))
@@ -131,7 +132,7 @@ func (h *head) awaitPart(ctx context.Context, name string) (*step.Record, error)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		if reply, err := c.Fan(ctx, &api.FanRequest{Verb: "show", Common: mustJSON(stepRequest{ID: h.id}), Parts: partsOf([]string{name})}); err == nil && len(reply.GetAnswers()) > 0 {
+		if answers, err := h.n.fan(ctx, "show", stepRequest{ID: h.id}, partsOf([]string{name})); err == nil && answers[0].err == nil {
 			gone = time.Time{} // it is back
 		}
 	}
@@ -187,13 +188,4 @@ func (h *head) finish() {
 	h.n.heads.remove(h.id)
 	close(h.ended)
 	h.log.WithField("state", rec.State).WithField("reason", rec.Reason).Info("step of several nodes ended")
-}
-
-// mustJSON encodes what cannot fail.
-func mustJSON(v any) []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return b
 }

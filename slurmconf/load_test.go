@@ -140,7 +140,7 @@ LaunchParameters=use_interactive_step,\
 DebugFlags=CPU_Bind
 `,
 		"stepd.conf": "HookTimeout=7\nSpankAllowReleases=20.11,any\nQuarantineAfter=2\nSpankStrict=yes\nNoNewPrivs=1\nRequireSafePlugins=true\nMetricsListen=:9\nKeepSteps=5\nReplayBytes=4096\nSpawnStepsMax=20\nPublishedNamesMax=21\nPMI1KeyBytes=100\nPMI2KeyBytes=101\nPMI2ValueBytes=1025\nPMI2FrameBytes=70000\nPMI2Attributes=17\nPMI2KeysPerRank=18\nPMI2TotalBytes=0x100000\nPMI2QueueBytes=300000\nPMI2WaitsPerRank=19\nPMI2CloseGrace=2\nPMI2FenceTimeout=60\n" +
-			"TLSCertificate=tls/c.pem\nTLSKey=/k.pem\nTLSCA=ca.pem\nListenAddress=10.0.0.1\nStepPorts=60001-60100\nKeepaliveTime=3\nKeepaliveTimeout=2\nNodeTimeout=9\n",
+			"TLSCertificate=tls/c.pem\nTLSKey=/k.pem\nTLSCA=ca.pem\nListenAddress=10.0.0.1\nStepPorts=60001-60100\nKeepaliveTime=13\nKeepaliveTimeout=2\nNodeTimeout=9\n",
 		"cgroup.conf":        "# c\nConstrainCores=yes\n",
 		"gres.conf":          "Name=gpu File=/dev/null,/dev/zero\n",
 		"mpi.conf":           "\nPMIxDebug=1\nPMIxTimeout=20\nPMIxEnv=A=1;B=x=y\n",
@@ -172,7 +172,7 @@ DebugFlags=CPU_Bind
 				QueueBytes: 300000, WaitsPerRank: 19, CloseGrace: 2 * time.Second, FenceTimeout: time.Minute,
 			},
 			TLSCertificate: filepath.Join(dir, "tls/c.pem"), TLSKey: "/k.pem", TLSCA: filepath.Join(dir, "ca.pem"), ListenAddress: "10.0.0.1",
-			StepPorts: [2]int{60001, 60100}, KeepaliveTime: 3 * time.Second, KeepaliveTimeout: 2 * time.Second, NodeTimeout: 9 * time.Second,
+			StepPorts: [2]int{60001, 60100}, KeepaliveTime: 13 * time.Second, KeepaliveTimeout: 2 * time.Second, NodeTimeout: 9 * time.Second,
 		},
 		Container: Container{
 			BasePath: "/var/base/%n", AutoBasePath: true, Dirs: []string{"/tmp", "/var/tmp"},

@@ -82,13 +82,16 @@ func (s *Stepd) keys(dir string) keySet {
 		"tlsca":              beside(&s.TLSCA, dir),
 		"listenaddress":      address(&s.ListenAddress),
 		"stepports":          portRange(&s.StepPorts),
-		"keepalivetime":      secondsFrom1(&s.KeepaliveTime),
+		"keepalivetime":      secondsFrom(&s.KeepaliveTime, keepaliveMin),
 		"keepalivetimeout":   secondsFrom1(&s.KeepaliveTimeout),
 		"nodetimeout":        secondsFrom1(&s.NodeTimeout),
 	}
 	maps.Copy(keys, pmi2Keys(&s.PMI2))
 	return keys
 }
+
+// keepaliveMin is gRPC's lowest KeepaliveTime, in seconds.
+const keepaliveMin = 10
 
 // address takes an IP address without a port.
 func address(field *string) setter {

@@ -68,9 +68,11 @@ func seconds(field *time.Duration) setter {
 }
 
 // secondsFrom1 is for a wait that must not be none.
-func secondsFrom1(field *time.Duration) setter {
+func secondsFrom1(field *time.Duration) setter { return secondsFrom(field, 1) }
+
+func secondsFrom(field *time.Duration, low uint64) setter {
 	return func(v string) *flaw {
-		n, f := number(v, 1, secondsMax)
+		n, f := number(v, low, secondsMax)
 		if f == nil {
 			*field = time.Duration(n) * time.Second
 		}

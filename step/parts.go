@@ -73,12 +73,12 @@ func MergeParts(rec *Record, parts []*Record, ending string, now time.Time) {
 		if rec.Reason != "" && cause.State != NodeFail && cause.Node != "" {
 			rec.Reason = fmt.Sprintf("node %q: %s", cause.Node, cause.Reason)
 		}
-		if e := endedBy(parts); e != nil && e.Why == EndAbort && cause.ExitCode != nil {
+		if cause.Aborted && cause.ExitCode != nil {
 			code, signal = *cause.ExitCode, nil
 		}
 		code = max(code, 1)
 	}
-	if ending != "" && (cause == nil || cause.State == Cancelled) {
+	if ending != "" && cause != nil && cause.State == Cancelled {
 		rec.Reason = ending
 	}
 	rec.ExitCode, rec.Signal = &code, signal

@@ -196,25 +196,8 @@ func (s *Step) conclude() {
 
 // verdict is the step's state and exit code: what somebody did to the step
 // before what its tasks did; of the tasks the highest code, 128+n for a signal.
-func (s *Step) verdict() (state step.State, code int, signal *int) {
-	worst := -1
-	for i := range s.rec.Tasks {
-		t := &s.rec.Tasks[i]
-		c := 0
-		switch {
-		case t.Signal != nil:
-			c = 128 + *t.Signal
-		case t.ExitCode != nil:
-			c = *t.ExitCode
-		case t.State == step.TaskExited:
-			c = 1 // its status was lost with the host
-		case t.State == step.TaskRunning:
-			c = 1 // it does not die
-		}
-		if c > code || (c == code && c > 0 && worst < 0) {
-			code, signal, worst = c, t.Signal, i
-		}
-	}
+func (s *Step) verdict() (step.State, int, *int) {
+	code, signal, worst := step.WorstTask(s.rec.Tasks)
 	if e := s.endedByOther(); e != nil && (code != 0 || !s.gateOpen) {
 		s.noteReason(e.String())
 		s.rec.EndedBy = e

@@ -327,7 +327,8 @@ func (l *launch) conclude(rec *step.Record) int {
 		say("error: step %s: %s, and its exit code is not known: %s", l.id, rec.State, rec.Reason)
 		return 1
 	}
-	if rec.State != step.Completed && !told && rec.Reason != "" {
+	// A lost node has ended tasks on the others, which says nothing of itself.
+	if rec.State != step.Completed && (!told || rec.State == step.NodeFail) && rec.Reason != "" {
 		say("error: step %s: %s: %s", l.id, rec.State, rec.Reason)
 	}
 	return *rec.ExitCode

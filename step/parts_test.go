@@ -1,0 +1,110 @@
+package step
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestMergeParts(t *testing.T) {
+	num := func(n int) *int { return &n }
+	// part is node N's record, whose tasks (ranks at, at+1, ...) ended with those codes.
+	part := func(node string, at int, state State, reason string, codes ...int) *Record {
+		r := &Record{Node: node, State: state, Reason: reason, ExitCode: num(0)}
+		for i, c := range codes {
+			status := ExitStatus(c << 8)
+			r.Tasks = append(r.Tasks, Task{Rank: at + i, LocalID: i, State: TaskExited, ExitCode: num(c), Status: &status})
+			r.ExitCode = num(max(*r.ExitCode, c))
+		}
+		return r
+	}
+	told := func(r *Record, why EndCause, name string) *Record {
+		r.EndedBy = &NodeEnd{Name: name, Why: why, Reason: "it went wrong"}
+		r.Reason = r.EndedBy.String()
+		return r
+	}
+	aborted := part("n1", 0, Failed, "task 0 called abort", 1)
+	aborted.Aborted, aborted.ExitCode = true, num(6)
+	lost := &Record{Node: "n2", State: NodeFail, Reason: `node "n2" is lost: silence`, ExitCode: num(1), Tasks: []Task{{Rank: 1, State: TaskExited}}}
+	for _, c := range []struct {
+		name   string
+		parts  []*Record
+		ending string
+		state  State
+		code   int
+		reason string
+	}{
+		{name: "well", parts: []*Record{part("n1", 0, Completed, "", 0), part("n2", 1, Completed, "", 0)}, state: Completed},
+		{name: "the highest code", parts: []*Record{part("n1", 0, Failed, "task 0: a", 3), part("n2", 1, Failed, "task 1: b", 9)}, state: Failed, code: 9, reason: `node "n1": task 0: a`},
+		{name: "one fails", parts: []*Record{part("n1", 0, Completed, "", 0), part("n2", 1, Failed, "task 1: b", 2)}, state: Failed, code: 2, reason: `node "n2": task 1: b`},
+		{
+			name:  "who has ended it tells why",
+			parts: []*Record{told(part("n1", 0, Cancelled, "", 143), EndBadExit, "n2"), part("n2", 1, Failed, "task 1: b", 7)},
+			state: Failed, code: 143, reason: `node "n2": task 1: b`,
+		},
+		{
+			name:  "an abort's code is the step's",
+			parts: []*Record{aborted, told(part("n2", 1, Cancelled, "", 137), EndAbort, "n1")},
+			state: Failed, code: 6, reason: `node "n1": task 0 called abort`,
+		},
+		{
+			name:   "a lost node",
+			parts:  []*Record{part("n1", 0, Cancelled, "ended", 143), lost},
+			ending: `node "n2" is lost: silence`, state: NodeFail, code: 143, reason: `node "n2" is lost: silence`,
+		},
+		{
+			name:  "told of a lost node, whose noded knows of a clean end",
+			parts: []*Record{told(part("n1", 0, Cancelled, "", 143), EndLost, "n2"), part("n2", 1, Completed, "", 0)},
+			state: NodeFail, code: 143, reason: `node "n2" is lost: it went wrong`,
+		},
+		{
+			name:   "cancelled by somebody",
+			parts:  []*Record{part("n1", 0, Cancelled, "cancelled", 143), part("n2", 1, Cancelled, "cancelled", 143)},
+			ending: "by uid 0", state: Cancelled, code: 143, reason: "by uid 0",
+		},
+		{
+			name:   "a cancel that came too late",
+			parts:  []*Record{part("n1", 0, Completed, "", 0), part("n2", 1, Completed, "", 0)},
+			ending: "by uid 0", state: Completed,
+		},
+		{
+			name:  "memory before a bad exit",
+			parts: []*Record{part("n1", 0, Failed, "task 0: a", 1), part("n2", 1, OutOfMemory, "out of memory", 137)},
+			state: OutOfMemory, code: 137, reason: `node "n2": out of memory`,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rec := &Record{NTasks: 2, Tasks: []Task{{Rank: 0, Node: "n1"}, {Rank: 1, Node: "n2"}}}
+			MergeParts(rec, c.parts, c.ending, time.Now())
+			if rec.State != c.state || rec.ExitCode == nil || *rec.ExitCode != c.code || rec.Reason != c.reason {
+				t.Errorf("got %s %d %q, want %s %d %q", rec.State, *rec.ExitCode, rec.Reason, c.state, c.code, c.reason)
+			}
+			if rec.Ended == nil || rec.Tasks[1].Node != "n2" || rec.Tasks[1].State != TaskExited {
+				t.Errorf("record %+v", rec)
+			}
+		})
+	}
+}
+
+// TestShowParts: a step runs when all of its parts do.
+func TestShowParts(t *testing.T) {
+	for _, c := range []struct {
+		parts string // S, R, C, or - for one that is not known
+		want  State
+	}{{"SS", Starting}, {"RS", Starting}, {"R-", Starting}, {"RR", Running}, {"RC", Running}, {"CC", Completing}} {
+		var parts []*Record
+		for _, p := range strings.Split(c.parts, "") {
+			states := map[string]State{"S": Starting, "R": Running, "C": Completed}
+			if p == "-" {
+				parts = append(parts, nil)
+				continue
+			}
+			parts = append(parts, &Record{State: states[p]})
+		}
+		rec := &Record{State: Starting}
+		ShowParts(rec, parts)
+		if rec.State != c.want {
+			t.Errorf("%s: %s, want %s", c.parts, rec.State, c.want)
+		}
+	}
+}
