@@ -213,49 +213,6 @@ func TestPlanStreams(t *testing.T) {
 	}
 }
 
-// The expected names are those of traces/exitcodes.txt.
-func TestExpandPattern(t *testing.T) {
-	s := testSpec()
-	tests := []struct{ pattern, want string }{
-		{"pat_%t_%j_%J_%s_%n_%N_%u_%x_%%_%2t_%A_%a", "pat_1_77_77.0_0_0_vm_guser1_echo_%_01_77_4294967294"},
-		{"plain", "plain"},
-		{"%", "%"},
-		{"%5", "%5"},
-		{"%q%t", "%q1"},
-		{"%12t", "0000000001"},
-		{"%99999999999999999999t", "0000000001"},
-		{"", ""},
-	}
-	for _, tt := range tests {
-		got, err := ExpandPattern(tt.pattern, s, 1)
-		if err != nil || got != tt.want {
-			t.Errorf("ExpandPattern(%q) = %q, %v; want %q", tt.pattern, got, err, tt.want)
-		}
-	}
-	if got, err := ExpandPattern(strings.Repeat("x", 5000), s, 0); err == nil {
-		t.Errorf("a name of %d bytes was accepted", len(got))
-	}
-}
-
-func FuzzExpandPattern(f *testing.F) {
-	f.Add("%t %5j %% %")
-	f.Add("%%%")
-	s := testSpec()
-	f.Fuzz(func(t *testing.T, pattern string) {
-		a, err := ExpandPattern(pattern, s, 0)
-		if err != nil {
-			return
-		}
-		if len(a) >= 4096 {
-			t.Fatalf("name of %d bytes", len(a))
-		}
-		b, err := ExpandPattern(pattern, s, 1)
-		if err == nil && (a != b) != patternHasRank(pattern) {
-			t.Fatalf("patternHasRank(%q) = %v, names %q and %q", pattern, patternHasRank(pattern), a, b)
-		}
-	})
-}
-
 // A batch script sees its job and no step.
 func TestPlanBatch(t *testing.T) {
 	s := testSpec()

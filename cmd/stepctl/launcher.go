@@ -19,9 +19,9 @@ import (
 // followNodes is follow for a step of several nodes: streams, messages and orders
 // go over the network, to node 0's stepd. The end is known to noded alone, which
 // makes one record of all parts.
-func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec) (*step.Record, error) {
+func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files [3]*os.File) (*step.Record, error) {
 	t := &nodeLaunch{l: l, spec: spec, states: make([]step.State, len(spec.Layout.Nodes)), remote: stepio.NewRemote(spec, stepio.Options{
-		Stdout: os.Stdout, Stderr: os.Stderr, Unbuffered: l.opt.unbuffered, Label: l.opt.label,
+		Stdout: files[1], Stderr: files[2], Unbuffered: l.opt.unbuffered, Label: l.opt.label,
 	})}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -46,7 +46,7 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec) (*step.Record
 	if spec.Stdin.Kind == step.StreamClient {
 		// Not waited for: it may be blocked in a read of the terminal when the
 		// step ends.
-		go t.sendInput(a)
+		go t.sendInput(a, files[0])
 	}
 	if err := a.Wait(); err != nil {
 		say("error: %s", err)
@@ -120,12 +120,12 @@ func (t *nodeLaunch) tellState() {
 	t.l.state = step.Running
 }
 
-// sendInput sends the client's standard input until its end, or until no task
+// sendInput sends the client's standard input, or a file, until its end, or until no task
 // reads it.
-func (t *nodeLaunch) sendInput(a *stepnet.Launcher) {
+func (t *nodeLaunch) sendInput(a *stepnet.Launcher, from *os.File) {
 	buf := make([]byte, 32<<10)
 	for {
-		n, err := os.Stdin.Read(buf)
+		n, err := from.Read(buf)
 		if n > 0 && a.Input(append([]byte(nil), buf[:n]...)) != nil {
 			return
 		}

@@ -19,6 +19,7 @@ import (
 type runOptions struct {
 	ntasks, cpus          int
 	nodes                 nodeOptions
+	files                 commonFiles // what request has taken over
 	name, chdir           string
 	input, output, errors string
 	label, unbuffered     bool
@@ -149,6 +150,9 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 		r.Stdin, r.Stdout, r.Stderr = nullStream, nullStream, nullStream
 	} else if err := o.setStreams(r, os.Stdin); err != nil {
 		return nil, err
+	}
+	if kind == stepOfJob {
+		o.files.take(r)
 	}
 	own, err := o.clientEnv(p, umask)
 	if err != nil {

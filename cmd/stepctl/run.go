@@ -211,8 +211,17 @@ type launch struct {
 // its end.
 func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, error) {
 	l.told = make(map[int]bool)
+	files, err := l.opt.files.open(spec, l.opt.openMode == "truncate")
+	if err != nil {
+		l.giveUp(err.Error())
+		if spec.Layout != nil {
+			// Its stepds are there until their launcher has come and has heard of the end.
+			_, _ = l.followNodes(reply, spec, files)
+		}
+		return nil, err
+	}
 	if spec.Layout != nil {
-		return l.followNodes(reply, spec)
+		return l.followNodes(reply, spec, files)
 	}
 	conn, err := stepapi.DialDir(reply.SocketDir, reply.SocketName)
 	if err != nil {
@@ -223,7 +232,7 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 		return l.wait()
 	}
 	streams, err := stepio.Open(spec, stepio.Options{
-		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		Stdin: files[0], Stdout: files[1], Stderr: files[2],
 		Unbuffered: l.opt.unbuffered, Label: l.opt.label, SameUser: spec.User.UID == uint32(os.Geteuid()),
 	})
 	if err != nil {
@@ -244,6 +253,16 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 		say("error: a process outside of the step holds its output open")
 	}
 	return rec, nil
+}
+
+// giveUp ends a step that this client cannot follow.
+func (l *launch) giveUp(why string) {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	_, err := l.client.Cancel(ctx, &api.CancelRequest{Step: &api.StepRef{JobId: l.id.Job, StepId: &l.id.Step}, Reason: why})
+	if err != nil {
+		say("error: cannot cancel step %s: %s", l.id, plain(err))
+	}
 }
 
 // drainLimit is how long the last bytes are waited for after the step's end:

@@ -1,11 +1,9 @@
-package task
+package step
 
 import (
 	"fmt"
 	"strconv"
 	"strings"
-
-	"stepd/step"
 )
 
 // pathMax is PATH_MAX: a longer name cannot be opened.
@@ -15,7 +13,7 @@ const pathMax = 4096
 // %A and %j the job id, %a the array task, %J "job.step", %s the step, %N the
 // node's name, %n its number, %t the rank, %u the user, %x the job's name, %%.
 // A number between % and the letter pads with zeros, to ten digits at most.
-func ExpandPattern(pattern string, s *step.Spec, rank int) (string, error) {
+func ExpandPattern(pattern string, s *Spec, rank int) (string, error) {
 	var b strings.Builder
 	for i := 0; i < len(pattern); i++ {
 		c := pattern[i]
@@ -43,7 +41,7 @@ func ExpandPattern(pattern string, s *step.Spec, rank int) (string, error) {
 
 // expandLetter gives the text for one letter; whole is returned as it is for
 // an unknown one.
-func expandLetter(letter byte, width int, whole string, s *step.Spec, rank int) string {
+func expandLetter(letter byte, width int, whole string, s *Spec, rank int) string {
 	num := func(n uint64) string { return fmt.Sprintf("%0*d", width, n) }
 	switch letter {
 	case 'A', 'j':
@@ -70,8 +68,9 @@ func expandLetter(letter byte, width int, whole string, s *step.Spec, rank int) 
 	return whole
 }
 
-// patternHasRank tells whether two ranks get different names.
-func patternHasRank(pattern string) bool {
+// PatternHas tells whether one of the letters occurs in a pattern: "t" makes it a
+// name for each task, "tnN" one for each task or node.
+func PatternHas(pattern, letters string) bool {
 	for i := 0; i+1 < len(pattern); i++ {
 		if pattern[i] != '%' {
 			continue
@@ -80,7 +79,7 @@ func patternHasRank(pattern string) bool {
 		for j < len(pattern) && pattern[j] >= '0' && pattern[j] <= '9' {
 			j++
 		}
-		if j < len(pattern) && pattern[j] == 't' {
+		if j < len(pattern) && strings.IndexByte(letters, pattern[j]) >= 0 {
 			return true
 		}
 		i = j
