@@ -232,6 +232,9 @@ func (n *Node) placeStep(ctx context.Context, req *step.Request) (layout *step.L
 		return nil, step.ID{}, status.Error(codes.InvalidArgument, err.Error())
 	}
 	layout = new(step.Layout)
+	if n.peers != nil {
+		layout.Net = n.peers.cfg.Net
+	}
 	for i, c := range chosen {
 		layout.Nodes = append(layout.Nodes, step.LayoutNode{Name: c.name, Ranks: step.FormatCPUList(ranks[i])})
 		next.Job, next.Step = max(next.Job, c.next.Job), max(next.Step, c.next.Step)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"stepd/api"
+	"stepd/step"
 )
 
 // Cluster is what a node knows of the others, and how it speaks with them.
@@ -33,6 +34,8 @@ type Cluster struct {
 	StepPorts [2]int
 	// KeepaliveTime, KeepaliveTimeout and NodeTimeout are those of stepd.conf.
 	KeepaliveTime, KeepaliveTimeout, NodeTimeout time.Duration
+	// Net is what the steps' stepds are told.
+	Net step.NetConf
 }
 
 // ClusterNode is one node of slurm.conf.

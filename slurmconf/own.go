@@ -61,6 +61,9 @@ type Stepd struct {
 	// NodeTimeout is how long a noded that does not answer is asked again before its
 	// node is lost for the steps that it has part in; default 60 s.
 	KeepaliveTime, KeepaliveTimeout, NodeTimeout time.Duration
+	// Net bounds what the stepds of a step of several nodes wait for and hold; zero
+	// fields are stepnet's defaults.
+	Net step.NetConf
 }
 
 // keys are those of a file in dir.
@@ -85,6 +88,10 @@ func (s *Stepd) keys(dir string) keySet {
 		"keepalivetime":      secondsFrom(&s.KeepaliveTime, keepaliveMin),
 		"keepalivetimeout":   secondsFrom1(&s.KeepaliveTimeout),
 		"nodetimeout":        secondsFrom1(&s.NodeTimeout),
+		"stepkeepalive":      secondsFrom1(&s.Net.Keepalive),
+		"stepdraintimeout":   secondsFrom1(&s.Net.Drain),
+		"stepgatherbytes":    count(&s.Net.GatherBytes, 1<<16, 1<<30),
+		"stepmessagebytes":   count(&s.Net.MessageBytes, 1<<16, 1<<30),
 	}
 	maps.Copy(keys, pmi2Keys(&s.PMI2))
 	return keys

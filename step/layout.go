@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // NodesMax bounds the nodes of a step.
@@ -19,6 +20,25 @@ type Layout struct {
 	// LayoutNode.Key is a stepd's: node 0's stepd takes streams, signals and cancels
 	// from it. nil is nobody.
 	Launcher []byte `json:"launcher,omitempty"`
+	// Net is what the head's site says to the step's stepds; all of them and the
+	// launcher have the same.
+	Net NetConf `json:"net,omitzero"`
+}
+
+// NetConf bounds what the stepds of a step wait for and hold, by the keys of
+// stepd.conf. The zero value of each field is its default, which is named beside it.
+type NetConf struct {
+	// Keepalive is how often a stepd that has nothing to say says so; one that was
+	// not heard for three of them is lost: 5 s.
+	Keepalive time.Duration `json:"keepalive,omitempty"`
+	// Drain is how long, after the tasks' ends, output is kept for a launcher that
+	// takes none of it: 60 s.
+	Drain time.Duration `json:"drain,omitempty"`
+	// GatherBytes bounds what one gathering brings together: 64 MiB; four times as
+	// much is held of all that go on.
+	GatherBytes int `json:"gather_bytes,omitempty"`
+	// MessageBytes bounds one question between two nodes, and its answer: 16 MiB.
+	MessageBytes int `json:"message_bytes,omitempty"`
 }
 
 // LayoutNode is one node of a step.

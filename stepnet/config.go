@@ -68,11 +68,18 @@ type Limits struct {
 	// Message bounds the data of one Call, answer or word to all: 16 MiB.
 	Message int
 	// Gather bounds what one Allgather brings together, and GatherAll all those
-	// that go on at a time: 64 MiB and 256 MiB.
+	// that go on at a time: 64 MiB and four times as much.
 	Gather, GatherAll int
 	// Calls is how many calls of one node wait for their answers, and how many
 	// are answered on one node at a time: 256.
 	Calls int
+}
+
+// limitsOf are a step's: what its layout says, beneath those of a test.
+func limitsOf(l Limits, conf step.NetConf) Limits {
+	l.Ping, l.Drain = cmp.Or(l.Ping, conf.Keepalive), cmp.Or(l.Drain, conf.Drain)
+	l.Message, l.Gather = cmp.Or(l.Message, conf.MessageBytes), cmp.Or(l.Gather, conf.GatherBytes)
+	return l.withDefaults()
 }
 
 // window is what may be on its way on one hop for one channel, in bytes.
@@ -80,9 +87,6 @@ const window = 256 << 10
 
 // chunk is the most that is read from a stream at once.
 const chunk = 32 << 10
-
-// strangersMax are the connections that have not proved a key yet.
-const strangersMax = 256
 
 func (l Limits) withDefaults() Limits {
 	l.FanOut = cmp.Or(l.FanOut, 16)
@@ -96,7 +100,7 @@ func (l Limits) withDefaults() Limits {
 	l.Drain = cmp.Or(l.Drain, time.Minute)
 	l.Message = cmp.Or(l.Message, 16<<20)
 	l.Gather = cmp.Or(l.Gather, 64<<20)
-	l.GatherAll = cmp.Or(l.GatherAll, 256<<20)
+	l.GatherAll = cmp.Or(l.GatherAll, 4*l.Gather)
 	l.Calls = cmp.Or(l.Calls, 256)
 	return l
 }

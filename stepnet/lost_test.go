@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -250,4 +251,30 @@ func TestLauncherOversteps(t *testing.T) {
 		a.Close()
 		r.finish()
 	}
+}
+
+// Many who connect and say nothing keep nobody out, and the log is not filled.
+func TestSilentStrangers(t *testing.T) {
+	r := newRig(t, rigOptions{nodes: 2, late: []int{0, 1}})
+	var mu sync.Mutex
+	lines := 0
+	r.startLogging(0, func(string) {
+		mu.Lock()
+		defer mu.Unlock()
+		lines++
+	})
+	for range strangersMax + 50 {
+		c, err := net.Dial("tcp", r.layout.Nodes[0].Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	r.start(1, nil)
+	r.each(func(_ int, n *Node) error { _, err := n.Allgather(t.Context(), "up", nil, nil); return err })
+	r.finish()
+	if mu.Lock(); lines > refusalsMax {
+		t.Errorf("%d lines in the log", lines)
+	}
+	mu.Unlock()
 }

@@ -7,10 +7,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"stepd/step"
@@ -64,10 +62,10 @@ var _ step.Peers = (*Node)(nil)
 // New joins the tree: it begins to listen and to connect, and returns at once. It
 // closes the listener when all who are to come are there.
 func New(cfg Config) (*Node, error) {
-	lim := cfg.Limits.withDefaults()
 	if cfg.Layout == nil || cfg.Self < 0 || cfg.Self >= len(cfg.Layout.Nodes) {
 		return nil, fmt.Errorf("cannot join the stepds of step %s: no node %d in its layout", cfg.ID, cfg.Self)
 	}
+	lim := limitsOf(cfg.Limits, cfg.Layout.Net)
 	id, err := identity(cfg.Key)
 	if err != nil {
 		return nil, fmt.Errorf("cannot join the stepds of step %s: %w", cfg.ID, err)
@@ -271,8 +269,7 @@ func (n *Node) listen() {
 	defer unhook()
 	n.wg.Go(func() { n.awaitAll(all, who, stop) })
 	conf := pinned(n.id, func(h [sha256.Size]byte) bool { return who[h] != nil })
-	strangers := make(chan struct{}, strangersMax) // a place for each that has not proved its key
-	var refused atomic.Int32
+	strangers := newStrangers(n.log)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
@@ -289,32 +286,15 @@ func (n *Node) listen() {
 				return
 			}
 		}
-		select {
-		case strangers <- struct{}{}:
-		default:
-			raw.Close() // who is expected tries again
-			continue
-		}
+		strangers.add(raw)
 		wg.Go(func() {
-			defer func() { <-strangers }()
 			m := &meteredConn{Conn: raw}
-			if err := n.admit(m, tls.Server(m, conf), who); err != nil && n.ctx.Err() == nil {
-				n.logRefused(refused.Add(1), raw, err)
+			err := n.admit(m, tls.Server(m, conf), who)
+			strangers.known(raw)
+			if err != nil && n.ctx.Err() == nil {
+				strangers.refused(raw, err)
 			}
 		})
-	}
-}
-
-// refusedMax bounds the lines about those who are not let in: the port is
-// everybody's to connect to.
-const refusedMax = 20
-
-func (n *Node) logRefused(count int32, raw net.Conn, err error) {
-	switch {
-	case count < refusedMax:
-		n.log("refused a connection from %s: %v", raw.RemoteAddr(), err)
-	case count == refusedMax:
-		n.log("refused a connection from %s: %v (further ones are not told)", raw.RemoteAddr(), err)
 	}
 }
 

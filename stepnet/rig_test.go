@@ -134,10 +134,20 @@ func newRig(t testing.TB, o rigOptions) *rig {
 
 func (r *rig) start(i int, inputNodes []int) {
 	r.t.Helper()
+	r.begin(i, inputNodes, func(text string) { logTo(r.t, i, text) })
+}
+
+func (r *rig) startLogging(i int, log func(text string)) {
+	r.t.Helper()
+	r.begin(i, nil, log)
+}
+
+func (r *rig) begin(i int, inputNodes []int, log func(text string)) {
+	r.t.Helper()
 	r.steps[i] = newFakeStep()
 	n, err := New(Config{
 		ID: r.id, Self: i, Layout: r.layout, Key: r.keys[i], Listener: r.listeners[i], InputNodes: inputNodes,
-		Handler: r.steps[i], Limits: r.limits, Log: func(text string) { logTo(r.t, i, text) },
+		Handler: r.steps[i], Limits: r.limits, Log: log,
 	})
 	if err != nil {
 		r.t.Fatal(err)

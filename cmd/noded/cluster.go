@@ -24,7 +24,7 @@ func (s *site) cluster(log *logrus.Logger) (*node.Cluster, error) {
 	c := &node.Cluster{
 		List:      slurmconf.CompressHosts,
 		Partition: s.conf.PartitionNodes, ListenAddress: own.ListenAddress, Addr: s.conf.Node.NodeAddr, StepPorts: own.StepPorts,
-		KeepaliveTime: own.KeepaliveTime, KeepaliveTimeout: own.KeepaliveTimeout, NodeTimeout: own.NodeTimeout,
+		KeepaliveTime: own.KeepaliveTime, KeepaliveTimeout: own.KeepaliveTimeout, NodeTimeout: own.NodeTimeout, Net: own.Net,
 	}
 	for _, n := range s.conf.Nodes {
 		port := strconv.Itoa(cmp.Or(n.Port, s.conf.SlurmdPort))
