@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -62,12 +63,15 @@ func (l library) build(t testing.TB, n *node, programs ...string) string {
 func (l library) run(t testing.TB, n *node, ranks, nodes int, dir, program string, args ...string) result {
 	t.Helper()
 	command := []string{"run", "-N", fmt.Sprint(nodes), "-n", fmt.Sprint(ranks), "--mpi=" + l.mpi}
+	env := l.env
 	if nodes > 1 {
-		command = append(command, "sh", "-c", onNode)
+		script := n.write(t, "on-node", onNode)
+		must(t, os.Chmod(script, 0o755))
+		command, env = append(command, script), append(slices.Clone(env), "ON_NODE="+script)
 	}
 	return n.do(t, call{
 		args: append(append(command, filepath.Join(dir, program)), args...),
-		env:  l.env,
+		env:  env,
 		// 64 ranks that wait busily on two CPUs that others want, too.
 		limit: 3 * time.Minute,
 	})
@@ -130,7 +134,7 @@ func TestRootMPINodes(t *testing.T) {
 		if l.mpi == "pmix" {
 			continue
 		}
-		dir := l.build(t, head, "world")
+		dir := l.build(t, head, "world", "spawn", "names")
 		for _, nodes := range []int{2, 4} {
 			for _, ranks := range []int{2, 8, 64} {
 				if ranks < nodes || l.busy && ranks == 64 && nodes == 2 {
@@ -142,6 +146,10 @@ func TestRootMPINodes(t *testing.T) {
 						names[i] = c.nodes[i*nodes/ranks].name
 					}
 					checkWorld(t, l.run(t, head, ranks, nodes, dir, "world", worldParts...), names)
+					if l.spawns {
+						l.checkSpawn(t, head, ranks, nodes, dir)
+						l.checkNames(t, head, ranks, nodes, dir)
+					}
 				})
 			}
 		}
@@ -150,7 +158,7 @@ func TestRootMPINodes(t *testing.T) {
 
 // onNode is what a program is run by where no name service knows the nodes: it
 // tells ch3:sock the address that the others reach it by.
-const onNode = `export MPICH_INTERFACE_HOSTNAME=10.213.77.$((SLURM_NODEID + 1)); exec "$0" "$@"`
+const onNode = "#!/bin/sh\nexport MPICH_INTERFACE_HOSTNAME=10.213.77.$((SLURM_NODEID + 1))\nexec \"$@\"\n"
 
 // TestRootMPISpawn: MPI_Comm_spawn and _multiple, and names that are published
 // and connected to within a world and between two steps of a job.
@@ -163,23 +171,13 @@ func TestRootMPISpawn(t *testing.T) {
 		dir := l.build(t, n, "spawn", "names")
 		for _, ranks := range []int{1, 2, 8, 64} {
 			t.Run(fmt.Sprintf("%s/spawn/%d", l.name, ranks), func(t *testing.T) {
-				r := l.run(t, n, ranks, 1, dir, "spawn")
-				want := fmt.Sprintf("spawn ok %d+2\nspawn_multiple ok %d+2+1\n", ranks, ranks)
-				if r.code != 0 || r.out != want || r.err != "" {
-					t.Errorf("want %q, got %v", want, r)
-				}
+				l.checkSpawn(t, n, ranks, 1, dir)
 			})
 			if ranks == 1 {
 				continue // two halves
 			}
 			t.Run(fmt.Sprintf("%s/names/%d", l.name, ranks), func(t *testing.T) {
-				r := l.run(t, n, ranks, 1, dir, "names", "groups", "halves")
-				for _, side := range []string{"server", "client"} {
-					contains(t, "stdout", r.out, fmt.Sprintf("%s ok %d+%d\n", side, ranks/2, ranks/2))
-				}
-				if r.code != 0 || r.err != "" {
-					t.Errorf("got %v", r)
-				}
+				l.checkNames(t, n, ranks, 1, dir)
 			})
 		}
 		t.Run(l.name+"/steps", func(t *testing.T) {
@@ -190,6 +188,27 @@ func TestRootMPISpawn(t *testing.T) {
 				t.Errorf("got %v", r)
 			}
 		})
+	}
+}
+
+func (l library) checkSpawn(t testing.TB, n *node, ranks, nodes int, dir string) {
+	t.Helper()
+	r := l.run(t, n, ranks, nodes, dir, "spawn")
+	want := fmt.Sprintf("spawn ok %d+2\nspawn_multiple ok %d+2+1\n", ranks, ranks)
+	if r.code != 0 || r.out != want || r.err != "" {
+		t.Errorf("want %q, got %v", want, r)
+	}
+}
+
+// checkNames: the halves of a world find each other by a name.
+func (l library) checkNames(t testing.TB, n *node, ranks, nodes int, dir string) {
+	t.Helper()
+	r := l.run(t, n, ranks, nodes, dir, "names", "groups", "halves")
+	for _, side := range []string{"server", "client"} {
+		contains(t, "stdout", r.out, fmt.Sprintf("%s ok %d+%d\n", side, ranks/2, ranks/2))
+	}
+	if r.code != 0 || r.err != "" {
+		t.Errorf("got %v", r)
 	}
 }
 

@@ -4,7 +4,8 @@
  * children talk over the intercommunicator, merge it, and add up in the merged one.
  * Rank 0 of the parents prints "spawn ok N+K" and "spawn_multiple ok N+A+B".
  *
- *   spawn [K [A B]]   by default 2 children, then 2 and 1
+ * K is 2, A and B are 2 and 1. ON_NODE is a program to spawn instead, which runs its
+ * arguments.
  */
 #include <limits.h>
 #include <unistd.h>
@@ -45,13 +46,12 @@ static void exchange(MPI_Comm inter, int is_child)
 	MPI_Comm_disconnect(&inter);
 }
 
-/* child checks its own arguments: "child", its application's number, its count. */
-static void child(MPI_Comm parent, char **argv)
+/* child checks its own arguments: "child", its application's number, and a space. */
+static void child(MPI_Comm parent, int argc, char **argv)
 {
 	int *number, flag = 0;
 
-	if (strcmp(argv[1], "child") != 0 || !argv[2] || !argv[3] ||
-	    strcmp(argv[4], "with a space") != 0)
+	if (argc != 4 || strcmp(argv[1], "child") != 0 || strcmp(argv[3], "with a space") != 0)
 		wrong("the arguments did not arrive");
 	MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_APPNUM, &number, &flag);
 	if (flag && *number != atoi(argv[2]))
@@ -59,22 +59,31 @@ static void child(MPI_Comm parent, char **argv)
 	exchange(parent, 1);
 }
 
-static void multiple(char *self, int a, int b)
+/* What is spawned: this program, or ON_NODE, which runs it. */
+static char self[PATH_MAX], *command, *first[] = {self, "child", "0", "with a space", NULL},
+				      *second[] = {self, "child", "1", "with a space", NULL};
+
+static char **arguments(char **all)
 {
-	char na[16], nb[16];
-	char *args_a[] = {"child", "0", na, "with a space", NULL},
-	     *args_b[] = {"child", "1", nb, "with a space", NULL};
-	char *commands[] = {self, self}, **args[] = {args_a, args_b};
+	return command == self ? all + 1 : all;
+}
+
+static void check_codes(const int *codes, int count)
+{
+	for (int i = 0; i < count; i++)
+		if (codes[i] != MPI_SUCCESS)
+			wrong("child %d has error %d", i, codes[i]);
+}
+
+static void multiple(int a, int b)
+{
+	char *commands[] = {command, command}, **args[] = {arguments(first), arguments(second)};
 	int counts[] = {a, b}, codes[64];
 	MPI_Info info[] = {MPI_INFO_NULL, MPI_INFO_NULL};
 	MPI_Comm inter;
 
-	snprintf(na, sizeof(na), "%d", a);
-	snprintf(nb, sizeof(nb), "%d", b);
 	MPI_Comm_spawn_multiple(2, commands, args, counts, info, 0, MPI_COMM_WORLD, &inter, codes);
-	for (int i = 0; i < a + b; i++)
-		if (codes[i] != MPI_SUCCESS)
-			wrong("child %d has error %d", i, codes[i]);
+	check_codes(codes, a + b);
 	exchange(inter, 0);
 	if (world_rank == 0)
 		printf("spawn_multiple ok %d+%d+%d\n", world_size, a, b);
@@ -82,30 +91,26 @@ static void multiple(char *self, int a, int b)
 
 int main(int argc, char **argv)
 {
-	static char self[PATH_MAX];
-	char count[16];
-	char *args[] = {"child", "0", count, "with a space", NULL};
-	int codes[64], k = argc > 1 ? atoi(argv[1]) : 2;
+	int codes[64], k = 2;
 	MPI_Comm parent, inter;
 
 	start(&argc, &argv);
 	MPI_Comm_get_parent(&parent);
 	if (parent != MPI_COMM_NULL) {
-		child(parent, argv);
+		child(parent, argc, argv);
 		MPI_Finalize();
 		return 0;
 	}
 	if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
 		wrong("cannot read /proc/self/exe");
-	snprintf(count, sizeof(count), "%d", k);
-	MPI_Comm_spawn(self, args, k, MPI_INFO_NULL, 0, MPI_COMM_WORLD, &inter, codes);
-	for (int i = 0; i < k; i++)
-		if (codes[i] != MPI_SUCCESS)
-			wrong("child %d has error %d", i, codes[i]);
+	command = getenv("ON_NODE") ? getenv("ON_NODE") : self;
+	MPI_Comm_spawn(command, arguments(first), k, MPI_INFO_NULL, 0, MPI_COMM_WORLD, &inter,
+		       codes);
+	check_codes(codes, k);
 	exchange(inter, 0);
 	if (world_rank == 0)
 		printf("spawn ok %d+%d\n", world_size, k);
-	multiple(self, argc > 3 ? atoi(argv[2]) : 2, argc > 3 ? atoi(argv[3]) : 1);
+	multiple(2, 1);
 	fflush(stdout);
 	MPI_Finalize();
 	return 0;
