@@ -53,7 +53,7 @@ func (n *Node) askAnchor(ctx context.Context, at string, in anchorRequest) (*ste
 }
 
 // partAnchor answers another node of a job whose anchor this node is.
-func (n *Node) partAnchor(_ context.Context, common, _ []byte) (any, error) {
+func (n *Node) partAnchor(ctx context.Context, common, _ []byte) (any, error) {
 	var in anchorRequest
 	if err := decodePart(common, &in); err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func (n *Node) partAnchor(_ context.Context, common, _ []byte) (any, error) {
 		}
 		return &stepapi.Answer{ID: &id}, nil
 	}
-	a, err := n.names(j, &in.Ask)
+	a, err := n.names(ctx, j, &in.Ask)
 	if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}

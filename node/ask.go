@@ -54,17 +54,18 @@ func (n *Node) answer(ctx context.Context, f *follower, ask *stepapi.Ask) (*step
 	if at := n.anchor(f.job); at != "" {
 		return n.askAnchor(ctx, at, anchorRequest{Job: f.id.Job, UID: f.job.UID, Ask: *ask})
 	}
-	return n.names(f.job, ask)
+	return n.names(ctx, f.job, ask)
 }
 
-// names does what is asked of the job's published names.
-func (n *Node) names(j *job, ask *stepapi.Ask) (*stepapi.Answer, error) {
+// names does what is asked of the job's published names and meetings.
+func (n *Node) names(ctx context.Context, j *job, ask *stepapi.Ask) (*stepapi.Answer, error) {
 	switch ask.Do {
 	case stepapi.AskPublish:
 		return &stepapi.Answer{}, n.publish(j, ask.Name, ask.Port)
 	case stepapi.AskLookup:
-		port, found := n.reg.published(j, ask.Name)
-		return &stepapi.Answer{Port: port, Found: found}, nil
+		return n.awaitName(ctx, j, ask)
+	case stepapi.AskMeet:
+		return n.meet(ctx, j, ask)
 	case stepapi.AskUnpublish:
 		return &stepapi.Answer{}, n.unpublish(j, ask.Name)
 	}
@@ -198,6 +199,10 @@ func (n *Node) setNames(j *job, change func([]published) ([]published, error)) e
 	}
 	n.reg.mu.Lock()
 	j.Names = names
+	if j.named != nil {
+		close(j.named)
+		j.named = nil
+	}
 	n.reg.mu.Unlock()
 	return nil
 }

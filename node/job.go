@@ -33,7 +33,9 @@ type job struct {
 
 	// spawning counts spawns that are under way.
 	spawning int
-	naming   sync.Mutex // held while Names are stored
+	naming   sync.Mutex          // held while Names are stored
+	named    chan struct{}       // closed when Names change; nil where nobody waits for that
+	meetings map[string]*meeting // that not all have come to
 
 	limits  sync.Mutex
 	limited map[string]bool // guarded by limits: what this noded has written of the job's limits

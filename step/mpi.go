@@ -95,6 +95,12 @@ type MPIServices interface {
 	Publish(ctx context.Context, name, port string) error
 	Lookup(ctx context.Context, name string) (port string, found bool, err error)
 	Unpublish(ctx context.Context, name string) error
+	// Await is Lookup that waits for the name as long as ctx lasts; found=false says
+	// that it has not come.
+	Await(ctx context.Context, name string) (port string, found bool, err error)
+	// Meet gives each of the parties what all of them came with, by party. Each is
+	// one step of the job; all name the same parties in the same order.
+	Meet(ctx context.Context, name string, parties []string, me string, data []byte) (map[string][]byte, error)
 }
 
 // SpawnRequest is what MPI_Comm_spawn and MPI_Comm_spawn_multiple ask for.

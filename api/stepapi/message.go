@@ -105,6 +105,7 @@ const (
 	AskPublish   = "publish"
 	AskLookup    = "lookup"
 	AskUnpublish = "unpublish"
+	AskMeet      = "meet"
 )
 
 // AsksMax is how many requests of one step noded answers at a time; it refuses
@@ -120,6 +121,11 @@ type Ask struct {
 	// Request is the step to spawn, a step.Request, and Preput its step.Spec.Preput.
 	Request json.RawMessage `json:"request,omitempty"`
 	Preput  []step.KeyValue `json:"preput,omitempty"`
+	// WaitMS is how long a lookup waits for the name, and a meeting for the others.
+	WaitMS int64 `json:"wait_ms,omitempty"`
+	// Of a meeting: who comes with Port, and who is to come.
+	Party   string   `json:"party,omitempty"`
+	Parties []string `json:"parties,omitempty"`
 }
 
 // Answer is what became of an Ask.
@@ -131,6 +137,8 @@ type Answer struct {
 	// Of a lookup.
 	Found bool   `json:"found,omitempty"`
 	Port  []byte `json:"port,omitempty"`
+	// Parts are what the parties of a meeting came with, in the order of Ask.Parties.
+	Parts []step.KeyValue `json:"parts,omitempty"`
 }
 
 // StreamFD says what one attached descriptor is for.

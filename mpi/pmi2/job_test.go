@@ -41,6 +41,14 @@ func (j *fakeJob) Lookup(_ context.Context, name string) (string, bool, error) {
 	return port, ok, nil
 }
 
+func (j *fakeJob) Await(ctx context.Context, name string) (string, bool, error) {
+	return j.Lookup(ctx, name)
+}
+
+func (j *fakeJob) Meet(context.Context, string, []string, string, []byte) (map[string][]byte, error) {
+	return nil, errors.New("PMI-2 has no meetings")
+}
+
 func (j *fakeJob) Unpublish(_ context.Context, name string) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -3,9 +3,10 @@ package pmix
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -13,8 +14,12 @@ import (
 // Keys of directives of names.
 const (
 	keyWait     = "pmix.wait"
+	keyPersist  = "pmix.persist"
 	reservedKey = "pmix."
 )
+
+// persistFirstRead is PMIX_PERSIST_FIRST_READ.
+const persistFirstRead = 1
 
 // Limits on what the ranks publish: in a step's own store, where no noded keeps
 // the job's.
@@ -29,6 +34,8 @@ const (
 type published struct {
 	by    proc
 	value []byte
+	// once: it goes when it was read (PMIX_PERSIST_FIRST_READ).
+	once bool
 }
 
 // names are the published values (PMIx_Publish): the job's, which noded keeps, or
@@ -120,24 +127,36 @@ func (n *names) answer(ctx context.Context, data []byte) ([]byte, error) {
 	w := &writer{}
 	switch op {
 	case namePut:
-		key, v := r.str(), published{r.proc(), r.bytes()}
+		key, v := r.str(), r.published()
 		if err := r.done(); err != nil {
 			return nil, err
 		}
 		v.value = append([]byte(nil), v.value...)
-		w.u32(nameStatus(n.put(key, v)))
+		code, err := n.publish(ctx, key, v)
+		if err != nil {
+			return nil, err
+		}
+		w.u32(uint32(int32(code)))
 	case nameDrop:
 		key := r.str()
 		if err := r.done(); err != nil {
 			return nil, err
 		}
-		w.u32(nameStatus(n.drop(key)))
+		code, err := n.unpublish(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		w.u32(uint32(int32(code)))
 	case nameGet:
 		wait, keys := r.u32() != 0, r.strs()
 		if err := r.done(); err != nil {
 			return nil, err
 		}
-		writeFound(w, keys, n.get(ctx, keys, wait))
+		found, err := n.lookup(ctx, keys, wait)
+		if err != nil {
+			return nil, err
+		}
+		list(w, keysIn(found), func(k string) { w.str(k); w.published(found[k]) })
 	default:
 		return nil, fmt.Errorf("cannot serve operation %d on names", op)
 	}
@@ -175,6 +194,8 @@ func writeFound(w *writer, keys []string, found map[string]published) {
 	}
 }
 
+func keysIn(found map[string]published) []string { return slices.Sorted(maps.Keys(found)) }
+
 // home tells where the names are kept: by noded, here, or on node 0.
 func (n *names) home() (here bool) { return n.p.here == 0 || n.p.job.Peers == nil }
 
@@ -189,25 +210,26 @@ func (n *names) ask(ctx context.Context, fill func(w *writer)) (reader, error) {
 // publish keeps a value under a key, wherever the names are kept.
 func (n *names) publish(ctx context.Context, key string, v published) (int, error) {
 	switch {
+	case !n.home():
 	case n.p.job.Job != nil:
 		return stSuccess, n.p.job.Job.Publish(ctx, jobName(key), encodeName(v))
-	case n.home():
+	default:
 		return int(int32(nameStatus(n.put(key, v)))), nil
 	}
 	r, err := n.ask(ctx, func(w *writer) {
 		w.u32(namePut)
 		w.str(key)
-		w.proc(v.by)
-		w.bytes(v.value)
+		w.published(v)
 	})
 	return r.i32(), err
 }
 
 func (n *names) unpublish(ctx context.Context, key string) (int, error) {
 	switch {
+	case !n.home():
 	case n.p.job.Job != nil:
 		return stSuccess, n.p.job.Job.Unpublish(ctx, jobName(key))
-	case n.home():
+	default:
 		return int(int32(nameStatus(n.drop(key)))), nil
 	}
 	r, err := n.ask(ctx, func(w *writer) {
@@ -220,9 +242,10 @@ func (n *names) unpublish(ctx context.Context, key string) (int, error) {
 // lookup finds keys; with wait it waits until all are there, as long as ctx lasts.
 func (n *names) lookup(ctx context.Context, keys []string, wait bool) (map[string]published, error) {
 	switch {
+	case !n.home():
 	case n.p.job.Job != nil:
-		return n.lookupJob(ctx, keys)
-	case n.home():
+		return n.lookupJob(ctx, keys, wait)
+	default:
 		return n.get(ctx, keys, wait), nil
 	}
 	r, err := n.ask(ctx, func(w *writer) {
@@ -238,18 +261,22 @@ func (n *names) lookup(ctx context.Context, keys []string, wait bool) (map[strin
 		return nil, err
 	}
 	found := make(map[string]published)
-	elements(&r, 16, func() string {
-		by, key := r.proc(), r.str()
-		found[key] = published{by, r.bytes()}
+	elements(&r, 20, func() string {
+		key := r.str()
+		found[key] = r.published()
 		return key
 	})
 	return found, r.done()
 }
 
-func (n *names) lookupJob(ctx context.Context, keys []string) (map[string]published, error) {
+func (n *names) lookupJob(ctx context.Context, keys []string, wait bool) (map[string]published, error) {
 	found := make(map[string]published)
+	find := n.p.job.Job.Lookup
+	if wait {
+		find = n.p.job.Job.Await
+	}
 	for _, k := range keys {
-		port, ok, err := n.p.job.Job.Lookup(ctx, jobName(k))
+		port, ok, err := find(ctx, jobName(k))
 		if err != nil {
 			return nil, err
 		}
@@ -264,21 +291,30 @@ func (n *names) lookupJob(ctx context.Context, keys []string) (map[string]publis
 // another form.
 func jobName(key string) string { return "pmix:" + key }
 
-// encodeName makes text of what noded is to keep.
+// encodeName is what noded is to keep, which may be any bytes.
 func encodeName(v published) string {
 	w := &writer{}
+	w.published(v)
+	return string(w.b)
+}
+
+func (w *writer) published(v published) {
 	w.proc(v.by)
 	w.bytes(v.value)
-	return base64.StdEncoding.EncodeToString(w.b)
+	if v.once {
+		w.u32(1)
+	} else {
+		w.u32(0)
+	}
+}
+
+func (r *reader) published() published {
+	return published{by: r.proc(), value: r.bytes(), once: r.u32() != 0}
 }
 
 func decodeName(s string) (v published, ok bool) {
-	b, err := base64.StdEncoding.DecodeString(s)
-	if err != nil {
-		return v, false
-	}
-	r := reader{b: b}
-	v = published{r.proc(), r.bytes()}
+	r := reader{b: []byte(s)}
+	v = r.published()
 	return v, r.done() == nil
 }
 
@@ -292,6 +328,7 @@ func (p *Plugin) servePublish(ctx context.Context, r *reader) (reply, error) {
 	if len(packed) != len(infos) {
 		return status(stBadParam), nil
 	}
+	persist, _ := find(infos, keyPersist)
 	for i, in := range infos {
 		if strings.HasPrefix(in.key, reservedKey) {
 			continue
@@ -300,7 +337,7 @@ func (p *Plugin) servePublish(ctx context.Context, r *reader) (reply, error) {
 			p.log(fmt.Sprintf("cannot publish %q for MPI rank %d: %d bytes, the limit is %d", clip(in.key, 64), who.rank, len(packed[i]), nameValueMax))
 			return status(stResources), nil
 		}
-		code, err := p.names.publish(ctx, in.key, published{who, bytes.Clone(packed[i])})
+		code, err := p.names.publish(ctx, in.key, published{who, bytes.Clone(packed[i]), persist.num == persistFirstRead})
 		if err != nil {
 			p.log(fmt.Sprintf("cannot publish %q for MPI rank %d: %v", clip(in.key, 64), who.rank, err))
 			return status(stDuplicateKey), nil
@@ -330,6 +367,13 @@ func (p *Plugin) serveLookup(ctx context.Context, r *reader) (reply, error) {
 		return status(stTimeout), nil
 	case len(found) == 0:
 		return status(stNotFound), nil
+	}
+	for k, v := range found {
+		if v.once {
+			if _, err := p.names.unpublish(ctx, k); err != nil {
+				p.log(fmt.Sprintf("cannot unpublish %q, which was to be read once: %v", clip(k, 64), err))
+			}
+		}
 	}
 	code := stSuccess
 	if len(found) < len(keys) {

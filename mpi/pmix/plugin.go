@@ -44,6 +44,7 @@ type Plugin struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup // upcalls that are being answered
 	names   *names
+	others  *others
 	bytes   budget
 }
 
@@ -93,7 +94,7 @@ func (p *Plugin) Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, e
 	}
 	p.job, p.conf = job, p.conf.withDefaults(job.Spec)
 	p.world, p.here = newWorld(job.Spec), int(job.Spec.NodeID)
-	p.names = newNames(p)
+	p.names, p.others = newNames(p), newOthers()
 	for _, n := range p.world.ranks[p.here] {
 		p.ranks = append(p.ranks, rank{n: n})
 	}

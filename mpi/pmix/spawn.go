@@ -1,12 +1,81 @@
 package pmix
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
 
-// meetSteps is a meeting of processes of several steps.
-func (p *Plugin) meetSteps(ctx context.Context, what string, procs []proc, infos []info, data []byte) (reply, error) {
-	return status(stNotSupported), nil
+	"stepd/step"
+)
+
+// Keys of PMIx_Spawn's directives.
+const (
+	keyWdir     = "pmix.wdir"
+	keyHost     = "pmix.host"
+	keySetEnvar = "pmix.envar.set"
+	keyPrefix   = "pmix.prefix"
+)
+
+// pmixName is the plugin's name as --mpi has it.
+const pmixName = "pmix"
+
+// appMin is the least that a command takes in a frame.
+const appMin = 24
+
+// serveSpawn starts another step of the job (PMIx_Spawn, which MPI_Comm_spawn
+// becomes).
+func (p *Plugin) serveSpawn(ctx context.Context, r *reader) (reply, error) {
+	who, infos := r.proc(), r.infos()
+	apps := elements(r, appMin, func() step.SpawnApp { return readApp(r, infos) })
+	if err := r.done(); err != nil {
+		return reply{}, err
+	}
+	if p.job.Job == nil || who.nspace != p.world.nspace {
+		return status(stNotSupported), nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(infos), errTimeout)
+	defer cancel()
+	p.waits(int(who.rank), "spawn", "")
+	got, err := p.job.Job.Spawn(ctx, step.SpawnRequest{Rank: int(who.rank), Apps: apps, MPI: pmixName})
+	p.note(who, func(*rank) {})
+	if err != nil {
+		p.log(fmt.Sprintf("cannot spawn for MPI rank %d: %v", who.rank, err))
+		if _, ok := errors.AsType[*step.SpawnError](err); ok {
+			return status(stLaunchFailed), nil
+		}
+		return status(stError), nil
+	}
+	p.others.spawned(Nspace(got.ID))
+	return reply{fill: func(w *writer) { w.str(Nspace(got.ID)) }}, nil
 }
 
-func (p *Plugin) foreignModex(ctx context.Context, who proc) (reply, error) {
-	return status(stNotFound), nil
+// readApp reads one command; what the whole spawn was told counts for each.
+func readApp(r *reader, job []info) step.SpawnApp {
+	cmd, argv := r.str(), r.strs()
+	a := step.SpawnApp{Argv: argv, Env: r.strs(), Cwd: r.str(), NTasks: r.i32()}
+	if len(argv) == 0 {
+		a.Argv = []string{cmd}
+	} else if cmd != "" {
+		a.Argv[0] = cmd
+	}
+	for _, i := range append(append([]info(nil), job...), r.infos()...) {
+		switch i.key {
+		case keyWdir:
+			a.Cwd = i.value.text
+		case keyHost:
+			a.Info = append(a.Info, step.KeyValue{Key: "host", Value: []byte(i.value.text)})
+		case keySetEnvar:
+			a.Env = append(a.Env, i.value.text)
+		}
+	}
+	// The server's own variables are those of the new step's server.
+	kept := a.Env[:0]
+	for _, e := range a.Env {
+		if !strings.HasPrefix(e, "PMIX_") || strings.HasPrefix(e, "PMIX_MCA_") {
+			kept = append(kept, e)
+		}
+	}
+	a.Env = kept
+	return a
 }

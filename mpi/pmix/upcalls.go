@@ -116,6 +116,12 @@ func (p *Plugin) serve(ctx context.Context, f frame) (reply, error) {
 		return p.serveLookup(ctx, r)
 	case upUnpublish:
 		return p.serveUnpublish(ctx, r)
+	case upSpawn:
+		return p.serveSpawn(ctx, r)
+	case upJoin:
+		return p.serveMeeting(ctx, "connect", r)
+	case upPart:
+		return p.serveMeeting(ctx, "disconnect", r)
 	}
 	return status(stNotSupported), nil
 }

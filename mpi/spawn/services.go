@@ -68,6 +68,60 @@ func (s *Services) Unpublish(ctx context.Context, name string) error {
 	return err
 }
 
+// Await finds a name of the job's, waiting for it as long as ctx lasts.
+func (s *Services) Await(ctx context.Context, name string) (port string, found bool, err error) {
+	a, err := s.wait(ctx, &stepapi.Ask{Do: stepapi.AskLookup, Name: []byte(name)})
+	if err != nil {
+		return "", false, err
+	}
+	return string(a.Port), a.Found, nil
+}
+
+// Meet exchanges data with other steps of the job.
+func (s *Services) Meet(ctx context.Context, name string, parties []string, me string, data []byte) (map[string][]byte, error) {
+	a, err := s.wait(ctx, &stepapi.Ask{Do: stepapi.AskMeet, Name: []byte(name), Parties: parties, Party: me, Port: data})
+	if err != nil {
+		return nil, err
+	}
+	if !a.Found {
+		return nil, fmt.Errorf("cannot meet steps %q: not all came: %w", parties, context.Cause(ctx))
+	}
+	parts := make(map[string][]byte, len(a.Parts))
+	for _, p := range a.Parts {
+		parts[p.Key] = p.Value
+	}
+	return parts, nil
+}
+
+// wait asks until another step has done what is waited for, or ctx ends: noded
+// answers after a few seconds at the latest, and may be restarting.
+func (s *Services) wait(ctx context.Context, ask *stepapi.Ask) (*stepapi.Answer, error) {
+	for {
+		ask.WaitMS = int64(time.Hour / time.Millisecond)
+		if deadline, ok := ctx.Deadline(); ok {
+			ask.WaitMS = max(1, time.Until(deadline).Milliseconds())
+		}
+		// noded's last answer is to come before we give up.
+		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), nodedPatience)
+		stop := context.AfterFunc(ctx, func() {
+			if errors.Is(ctx.Err(), context.Canceled) {
+				cancel()
+			}
+		})
+		a, err := s.Ask(asking, ask)
+		stop()
+		cancel()
+		switch {
+		case errors.Is(err, stepapi.ErrNodedGone):
+		case err != nil || a.Found:
+			return a, err
+		}
+		if ctx.Err() != nil {
+			return &stepapi.Answer{}, nil
+		}
+	}
+}
+
 // ask asks noded, and once more where that has gone meanwhile: a name that was
 // published by the first request is then refused, which the user can tell.
 func (s *Services) ask(ctx context.Context, ask *stepapi.Ask) (*stepapi.Answer, error) {
