@@ -36,7 +36,7 @@ var (
 	libMPICH     = library{name: "mpich", cc: "mpicc.mpich", need: "mpich libmpich-dev", mpi: "pmi2", busy: true}
 	libMPICHPMI1 = library{name: "mpich-sock-pmi1", cc: mpichCache + "/pmi1/bin/mpicc", mpi: "pmi2", spawns: true}
 	libOpenMPI   = library{
-		name: "openmpi", cc: "mpicc.openmpi", need: "openmpi-bin libopenmpi-dev", mpi: "pmix",
+		name: "openmpi", cc: "mpicc.openmpi", need: "openmpi-bin libopenmpi-dev", mpi: "pmix", spawns: true,
 		env: []string{"OMPI_MCA_mpi_yield_when_idle=1"}, // more ranks than CPUs
 	}
 	libMPICHPMI2 = library{name: "mpich-sock-pmi2", cc: mpichCache + "/pmi2/bin/mpicc", mpi: "pmi2", spawns: true, abortCode: 1} // PMI-2's abort has no code
