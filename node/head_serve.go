@@ -168,28 +168,20 @@ func (h *head) ask(ctx context.Context, verb string) *step.Record {
 }
 
 // eventsOfAll sends the lines of the logs of all parts: those that are there by
-// their time, and with follow each as it comes. The part's node is in each.
+// their time, and with follow each as it comes. The part's node is in each. What
+// one node says that does not answer keeps the others from being heard.
 func (n *Node) eventsOfAll(ctx context.Context, rec *step.Record, follow bool, send func([]byte) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	type line struct {
-		at   time.Time
-		json []byte
-	}
-	lines := make(chan line, 64)
-	done := make(chan error, len(rec.Nodes))
-	for _, name := range rec.Nodes {
+	logs := make([]chan eventLine, len(rec.Nodes))
+	lost := make([]error, len(rec.Nodes)) // of a log, when its channel is closed
+	for i, name := range rec.Nodes {
+		logs[i] = make(chan eventLine, 16)
 		n.work.Go(func() {
-			done <- n.eventsOf(ctx, name, rec.ID, follow, func(b []byte) error {
-				l := line{json: withNode(b, name)}
-				var e struct {
-					Time time.Time `json:"time"`
-				}
-				if json.Unmarshal(b, &e) == nil {
-					l.at = e.Time
-				}
+			defer close(logs[i])
+			lost[i] = n.eventsOf(ctx, name, rec.ID, follow, func(b []byte) error {
 				select {
-				case lines <- l:
+				case logs[i] <- newEventLine(b, name):
 					return nil
 				case <-ctx.Done():
 					return ctx.Err()
@@ -197,42 +189,19 @@ func (n *Node) eventsOfAll(ctx context.Context, rec *step.Record, follow bool, s
 			})
 		})
 	}
-	var all []line
-	var lost error
-	for left := len(rec.Nodes); left > 0; {
-		select {
-		case l := <-lines:
-			if follow {
-				if err := send(l.json); err != nil {
-					return err
-				}
-				continue
-			}
-			all = append(all, l)
-		case err := <-done:
-			left--
-			if err != nil && lost == nil {
-				lost = err
-			}
-		}
+	merge := sortLogs
+	if follow {
+		merge = mixLogs
 	}
-	for len(lines) > 0 {
-		l := <-lines
-		if follow {
-			if err := send(l.json); err != nil {
-				return err
-			}
-			continue
-		}
-		all = append(all, l)
+	if err := merge(logs, func(l eventLine) error { return send(l.json) }); err != nil {
+		return err
 	}
-	slices.SortStableFunc(all, func(a, b line) int { return a.at.Compare(b.at) })
-	for _, l := range all {
-		if err := send(l.json); err != nil {
+	for _, err := range lost {
+		if err != nil {
 			return err
 		}
 	}
-	return lost
+	return nil
 }
 
 // withNode adds the node's name to a line, which is a JSON object.
