@@ -11,11 +11,12 @@ import (
 )
 
 // Bounds of what the steps of a job exchange by meetings: all of it is in noded's
-// memory, and what the ranks have put is in it.
+// memory, and what the ranks have put is in it. meetBytesMax is that of all meetings
+// of a job together.
 const (
 	meetingsMax    = 256
 	meetPartiesMax = 64
-	meetBytesMax   = 8 << 20
+	meetBytesMax   = 16 << 20
 )
 
 // meeting is one exchange between steps of a job (step.MPIServices.Meet). It is in
@@ -82,15 +83,20 @@ func (r *registry) joinMeeting(j *job, ask *stepapi.Ask) (*meeting, error) {
 		}
 		j.meetings[name] = m
 	}
-	size := len(ask.Port)
-	for _, data := range m.came {
-		size += len(data)
+	size := len(ask.Port) - len(m.came[ask.Party])
+	for _, other := range j.meetings {
+		for _, data := range other.came {
+			size += len(data)
+		}
 	}
 	switch {
 	case !slices.Equal(m.parties, ask.Parties):
 		return nil, fmt.Errorf("cannot meet %q: the others want to meet %q", ask.Parties, m.parties)
 	case size > meetBytesMax:
-		return nil, fmt.Errorf("cannot meet: %d bytes, the limit is %d", size, meetBytesMax)
+		if len(m.came) == 0 {
+			delete(j.meetings, name)
+		}
+		return nil, fmt.Errorf("cannot meet: the meetings of job %d have %d bytes with this one's, the limit is %d", j.ID, size, meetBytesMax)
 	}
 	m.came[ask.Party] = ask.Port
 	if len(m.came) == len(m.parties) {

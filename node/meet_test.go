@@ -122,3 +122,25 @@ func TestAwaitName(t *testing.T) {
 		t.Errorf("%+v, %v", a, err)
 	}
 }
+
+// What all meetings of a job hold is bounded together, and one that is refused
+// leaves nothing.
+func TestMeetingsAreBounded(t *testing.T) {
+	n, j := meeters()
+	third := strings.Repeat("x", meetBytesMax/3+1)
+	for i := range 5 {
+		ask := meetAsk("a", 1, third, "a", "b")
+		ask.Name = []byte(fmt.Sprint(i))
+		if _, err := n.reg.joinMeeting(j, ask); (err == nil) != (i < 2) {
+			t.Errorf("meeting %d: %v", i, err)
+		}
+	}
+	if len(j.meetings) != 2 {
+		t.Errorf("%d meetings are left", len(j.meetings))
+	}
+	again := meetAsk("a", 1, third, "a", "b") // who comes again is counted once
+	again.Name = []byte("0")
+	if _, err := n.reg.joinMeeting(j, again); err != nil {
+		t.Error(err)
+	}
+}

@@ -24,6 +24,21 @@ func TestManyProcs(t *testing.T) {
 	}
 }
 
+// A spawn of very many commands and directives is refused before they are read.
+func TestHugeSpawn(t *testing.T) {
+	p := unstarted(t)
+	k := &told{}
+	p.job = k.job(p.job.Spec)
+	w := &writer{}
+	w.proc(proc{p.world.nspace, 0})
+	w.u32(0)       // directives
+	w.u32(1 << 20) // commands
+	w.b = append(w.b, make([]byte, appMin<<20)...)
+	if got, err := p.serveSpawn(t.Context(), &reader{b: w.b}); err != nil || got.status != stBadParam || len(k.log) != 1 {
+		t.Errorf("got %+v, %v, log %q", got, err, k.log)
+	}
+}
+
 // What ranks make stepd log ends.
 func TestLogIsBounded(t *testing.T) {
 	p := unstarted(t)

@@ -20,6 +20,9 @@ const (
 // pmixName is the plugin's name as --mpi has it.
 const pmixName = "pmix"
 
+// spawnInfosMax bounds the directives for all commands of a spawn.
+const spawnInfosMax = 256
+
 // appMin is the least that a command takes in a frame.
 const appMin = 24
 
@@ -27,6 +30,11 @@ const appMin = 24
 // becomes).
 func (p *Plugin) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 	who, infos := r.proc(), r.infos()
+	if len(infos) > spawnInfosMax || r.count() > step.AppsMax {
+		// Each command is given all directives: their product is the user's to choose.
+		p.log(fmt.Sprintf("cannot spawn for MPI rank %d: more than %d commands or %d directives", who.rank, step.AppsMax, spawnInfosMax))
+		return status(stBadParam), nil
+	}
 	apps := elements(r, appMin, func() step.SpawnApp { return readApp(r, infos) })
 	if err := r.done(); err != nil {
 		return reply{}, err

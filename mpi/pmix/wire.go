@@ -108,6 +108,14 @@ func (r *reader) str() string {
 
 func (r *reader) proc() proc { return proc{r.str(), r.u32()} }
 
+// count is what elements would read as their count, which it leaves where it is.
+func (r *reader) count() uint32 {
+	if r.err != nil || len(r.b) < 4 {
+		return 0
+	}
+	return binary.LittleEndian.Uint32(r.b)
+}
+
 // done is the error of a frame that was read to its end.
 func (r *reader) done() error {
 	if r.err == nil && len(r.b) > 0 {
