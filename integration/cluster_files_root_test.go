@@ -90,3 +90,28 @@ func TestRootClusterFilesAsUser(t *testing.T) {
 		t.Errorf("steps are left: %+v", doc)
 	}
 }
+
+// TestRootClusterEnvironment: what tells the tasks of the step's nodes and of the
+// job's.
+func TestRootClusterEnvironment(t *testing.T) {
+	c := startCluster(t, 3, clusterSite{})
+	n := c.nodes[0]
+	const script = `echo $SLURM_PROCID: $SLURM_NNODES $SLURM_STEP_NUM_NODES $SLURM_JOB_NUM_NODES $SLURM_STEP_NODELIST $SLURM_JOB_NODELIST $SLURM_NODELIST $SLURM_TASKS_PER_NODE $SLURM_GTIDS "$SLURM_JOB_CPUS_PER_NODE" $SLURM_LAUNCH_NODE_IPADDR`
+	r := n.do(t, call{args: []string{"run", "-N2", "-n3", "sh", "-c", script}})
+	got := strings.Split(strings.TrimSuffix(r.out, "\n"), "\n")
+	slices.Sort(got)
+	want := []string{
+		"0: 2 2 2 n[1-2] n[1-2] n[1-2] 2,1 0,1 2,1 " + c.addr(0),
+		"1: 2 2 2 n[1-2] n[1-2] n[1-2] 2,1 0,1 2,1 " + c.addr(0),
+		"2: 2 2 2 n[1-2] n[1-2] n[1-2] 2,1 2 2,1 " + c.addr(0),
+	}
+	if r.code != 0 || !slices.Equal(got, want) {
+		t.Errorf("%v\nwant %q", r, want)
+	}
+	r = n.do(t, call{args: []string{"run", "-N2", "-n4", "-m", "cyclic", "sh", "-c", "echo $SLURM_PROCID $SLURM_GTIDS $SLURM_DISTRIBUTION"}})
+	got = strings.Split(strings.TrimSuffix(r.out, "\n"), "\n")
+	slices.Sort(got)
+	if want := []string{"0 0,2 cyclic", "1 1,3 cyclic", "2 0,2 cyclic", "3 1,3 cyclic"}; r.code != 0 || !slices.Equal(got, want) {
+		t.Errorf("%v\nwant %q", r, want)
+	}
+}

@@ -32,7 +32,9 @@ type head struct {
 	// what the client is told.
 	layout *step.Layout
 	spec   *step.Spec
-	size   int // of the request, in bytes, until the launch
+	// jobCPUs are the CPUs that the job has on each of the nodes.
+	jobCPUs []int
+	size    int // of the request, in bytes, until the launch
 
 	mu      sync.Mutex
 	rec     step.Record    // guarded by mu
@@ -100,7 +102,7 @@ func (hs *heads) list() []*head {
 
 func (n *Node) newHead(rec step.Record, by uint32, layout *step.Layout) *head {
 	return &head{
-		n: n, id: rec.ID, by: by, rec: rec, layout: layout, parts: make([]*step.Record, len(layout.Nodes)),
+		n: n, id: rec.ID, by: by, rec: rec, layout: layout, parts: make([]*step.Record, len(layout.Nodes)), jobCPUs: make([]int, len(layout.Nodes)),
 		log: n.log.WithField("step", rec.ID.String()).WithField("head", true), claimed: make(chan struct{}), ended: make(chan struct{}),
 	}
 }
@@ -137,9 +139,14 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 	if err := n.reg.reserve(caller.UID, len(raw)); err != nil {
 		return nil, err
 	}
-	h, err := n.reserveParts(ctx, &partRequest{
+	ask := &partRequest{
 		ID: id, Head: n.cfg.NodeName, By: caller.UID, User: user, Request: raw, Layout: layout, Pending: state == step.Pending,
-	})
+		JobNodes: n.jobNodes(req, layout),
+	}
+	if ask.LaunchAddr, err = n.cfg.Others.stepHost(ctx); err != nil {
+		n.log.Warnf("the tasks are not told where their client is: %v", err)
+	}
+	h, err := n.reserveParts(ctx, ask)
 	if err != nil {
 		n.reg.unreserve(caller.UID, len(raw))
 		return nil, err
@@ -159,6 +166,22 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 	n.heads.put(h)
 	h.log.WithField("uid", user.UID).Infof("step of %d nodes reserved: %s", len(nodes), h.rec.Node)
 	return h, nil
+}
+
+// jobNodes are the nodes of a step's job, which are the step's where it has a job of
+// its own.
+func (n *Node) jobNodes(req *step.Request, layout *step.Layout) []string {
+	if req.Job != nil {
+		if j := n.reg.job(*req.Job); j != nil && len(j.Nodes) > 0 {
+			return j.Nodes
+		}
+		return []string{n.cfg.NodeName}
+	}
+	names := make([]string, len(layout.Nodes))
+	for i, node := range layout.Nodes {
+		names[i] = node.Name
+	}
+	return names
 }
 
 // headTasks are the tasks of all nodes, none of which was started.
@@ -254,6 +277,7 @@ func (h *head) reserve(ctx context.Context, in *partRequest) (again *step.ID, er
 			}
 		default:
 			h.layout.Nodes[i].Addr, h.layout.Nodes[i].Key = r.Addr, r.Key
+			h.jobCPUs[i] = r.CPUs
 			if r.Spec != nil {
 				h.spec = r.Spec
 			}
@@ -294,6 +318,9 @@ func (h *head) launch(change *step.LaunchChange) (*step.Spec, []byte, error) {
 		return nil, nil, status.Error(codes.Internal, err.Error())
 	}
 	in := launchRequest{ID: h.id, Layout: h.layout}
+	if h.spec != nil && h.spec.JobNNodes == len(h.jobCPUs) {
+		in.JobNodeCPUs = h.jobCPUs // else those of some are not known
+	}
 	if change != nil {
 		packed := *change
 		packed.Pack()

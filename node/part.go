@@ -128,7 +128,10 @@ type partRequest struct {
 	// Layout has names and ranks; addresses and keys come with the launch.
 	Layout   *step.Layout `json:"layout"`
 	NodeList string       `json:"node_list"`
-	Pending  bool         `json:"pending"` // it waits for Launch, a client's
+	JobNodes []string     `json:"job_nodes"` // of which the step may have some
+	// LaunchAddr is the head's address: the client is there.
+	LaunchAddr string `json:"launch_addr,omitempty"`
+	Pending    bool   `json:"pending"` // it waits for Launch, a client's
 }
 
 // partReply is a reservation.
@@ -138,6 +141,7 @@ type partReply struct {
 	Taken *step.ID `json:"taken,omitempty"`
 	Addr  string   `json:"addr,omitempty"`
 	Key   []byte   `json:"key,omitempty"` // as in step.LayoutNode
+	CPUs  int      `json:"cpus"`          // that the job has there
 	// Spec is node 0's, without what the client has already.
 	Spec *step.Spec `json:"spec,omitempty"`
 }
@@ -152,6 +156,9 @@ type part struct {
 	layout *step.Layout
 	list   string
 	nodes  []string
+	job    []string // the job's nodes, jobList as a list of hosts
+	jobList,
+	launchAddr string
 	// key is the stepd's, peers the socket for it.
 	key   []byte
 	peers *os.File
@@ -168,6 +175,7 @@ func (p *part) sameUser(here step.User, node string) error {
 // tell puts the node's place in the step into its spec.
 func (p *part) tell(spec *step.Spec) {
 	spec.Layout, spec.NodeID, spec.NodeList, spec.NetKey = p.layout, p.node, p.list, p.key
+	spec.JobNodeList, spec.JobNNodes, spec.LaunchAddr = p.jobList, len(p.job), p.launchAddr
 }
 
 // readPart checks a partRequest.
@@ -181,6 +189,7 @@ func (n *Node) readPart(common []byte) (*partRequest, *step.Request, *part, erro
 		return nil, nil, nil, err
 	}
 	p := &part{id: in.ID, head: in.Head, user: in.User, layout: in.Layout, list: in.NodeList}
+	p.job, p.jobList, p.launchAddr = in.JobNodes, n.cfg.Others.List(in.JobNodes), in.LaunchAddr
 	if in.Layout == nil {
 		return nil, nil, nil, status.Error(codes.InvalidArgument, "layout: is missing")
 	}
@@ -245,11 +254,20 @@ func (n *Node) partReserve(ctx context.Context, common, _ []byte) (any, error) {
 	limit := n.reserveMax + partGrace
 	n.work.Go(func() { f.holdPart(limit) })
 	f.log.WithField("uid", spec.User.UID).Infof("part of a step of several nodes reserved for %s", in.Head)
-	reply := partReply{Addr: addr, Key: hash}
+	reply := partReply{Addr: addr, Key: hash, CPUs: jobCPUs(spec)}
 	if p.node == 0 {
 		reply.Spec = clientSpec(spec)
 	}
 	return reply, nil
+}
+
+// jobCPUs counts the CPUs that a step's job has on this node.
+func jobCPUs(spec *step.Spec) int {
+	cpus, err := step.ParseCPUList(spec.JobCPUs)
+	if err != nil || len(cpus) == 0 {
+		return spec.NCPUs
+	}
+	return len(cpus)
 }
 
 // partGrace is how much longer than the head a node keeps a reservation: it is the
@@ -293,6 +311,8 @@ type launchRequest struct {
 	ID     step.ID            `json:"id"`
 	Change *step.LaunchChange `json:"change,omitempty"`
 	Layout *step.Layout       `json:"layout"`
+	// JobNodeCPUs are as in step.Spec.
+	JobNodeCPUs []int `json:"job_node_cpus,omitempty"`
 }
 
 func (n *Node) partLaunch(_ context.Context, common, _ []byte) (any, error) {
@@ -309,7 +329,7 @@ func (n *Node) partLaunch(_ context.Context, common, _ []byte) (any, error) {
 	if f == nil || f.record().Head == "" || !f.claim() {
 		return nil, status.Errorf(codes.NotFound, "no such reservation %q", in.ID)
 	}
-	f.res.spec.Layout = in.Layout
+	f.res.spec.Layout, f.res.spec.JobNodeCPUs = in.Layout, in.JobNodeCPUs
 	if _, err := f.launch(in.Change); err != nil {
 		return nil, err
 	}

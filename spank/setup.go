@@ -142,12 +142,14 @@ func putJob(w *writer, s *step.Spec) {
 	w.tlvStr(tagCluster, s.Cluster)
 	w.tlvStr(tagSubmitHost, s.SubmitHost)
 	w.tlvU32(tagBatch, flag(s.Origin == step.OriginBatch))
+	if n := max(s.JobNNodes, len(s.JobNodeCPUs)); n > 0 {
+		w.tlvU32(tagJobNNodes, uint32(n))
+	}
 	if len(s.JobNodeCPUs) > 0 {
 		all := 0
 		for _, n := range s.JobNodeCPUs {
 			all += n
 		}
-		w.tlvU32(tagJobNNodes, uint32(len(s.JobNodeCPUs)))
 		w.tlvU32(tagJobNCPUs, uint32(all))
 	}
 }

@@ -125,9 +125,11 @@ type Spec struct {
 	// this one among them.
 	NodeList string `json:"node_list"`
 	NodeID   uint32 `json:"node_id"`
-	// JobNodeList are the job's nodes, and JobNodeCPUs the CPUs that it has on each
-	// of them, in their order. "" and nil are those of the step.
+	// JobNodeList are the job's nodes, JobNNodes counts them, and JobNodeCPUs are the
+	// CPUs that it has on each of them, in their order. "" and 0 are those of the
+	// step; nil is not known where there are several.
 	JobNodeList string `json:"job_node_list,omitempty"`
+	JobNNodes   int    `json:"job_nnodes,omitempty"`
 	JobNodeCPUs []int  `json:"job_node_cpus,omitempty"`
 	// LaunchAddr is the address of the host on which the launching client runs, ""
 	// is this one.

@@ -37,7 +37,7 @@ func batchEnv(s *step.Spec) []string {
 	env.set("SLURM_JOB_PARTITION", s.Partition)
 	env.set("SLURM_NODE_ALIASES", "(null)")
 	env.set("SLURM_JOBID", job)
-	env.set("SLURM_NNODES", strconv.Itoa(max(1, len(s.JobNodeCPUs))))
+	env.set("SLURM_NNODES", strconv.Itoa(jobNodes(s)))
 	env.set("SLURM_TASKS_PER_NODE", batchTasksPerNode(s))
 	env.set("SLURM_TOPOLOGY_ADDR", s.NodeName)
 	env.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")

@@ -113,7 +113,7 @@ func tellJobNodes(env *envList, s *step.Spec) {
 	if nodes == "" {
 		nodes = s.NodeList
 	}
-	if len(cpus) == 0 && s.NodeCount() == 1 {
+	if len(cpus) == 0 && jobNodes(s) == 1 {
 		cpus = []int{s.NCPUs}
 	}
 	if len(cpus) > 0 {
@@ -121,10 +121,13 @@ func tellJobNodes(env *envList, s *step.Spec) {
 	} else {
 		env.unset("SLURM_JOB_CPUS_PER_NODE") // nobody has told of the other nodes'
 	}
-	env.set("SLURM_JOB_NUM_NODES", strconv.Itoa(max(len(cpus), s.NodeCount())))
+	env.set("SLURM_JOB_NUM_NODES", strconv.Itoa(jobNodes(s)))
 	env.set("SLURM_NODELIST", nodes)
 	env.set("SLURM_JOB_NODELIST", nodes)
 }
+
+// jobNodes counts the job's nodes.
+func jobNodes(s *step.Spec) int { return max(s.JobNNodes, len(s.JobNodeCPUs), s.NodeCount()) }
 
 // setBinding tells what was asked of the place of the tasks. What they got is
 // task/affinity's to tell.
