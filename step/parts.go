@@ -121,7 +121,7 @@ func causeOf(parts []*Record) (cause *Record) {
 	for _, p := range parts {
 		switch {
 		case rank(p) == 0:
-		case e != nil && e.Name == p.Node && p.EndedBy == nil:
+		case e != nil && e.Name == p.Node && p.EndedBy == nil && (p.State != Cancelled || !lostOne(parts)):
 			return p
 		case cause == nil || rank(p) > rank(cause):
 			cause = p
@@ -133,6 +133,17 @@ func causeOf(parts []*Record) (cause *Record) {
 		return &lost
 	}
 	return cause
+}
+
+// lostOne tells whether nobody can tell of a part any more: then the others were
+// cancelled for that.
+func lostOne(parts []*Record) bool {
+	for _, p := range parts {
+		if p.State == NodeFail {
+			return true
+		}
+	}
+	return false
 }
 
 // ShowParts makes rec the record of a step of several nodes that runs, out of the

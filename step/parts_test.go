@@ -58,6 +58,13 @@ func TestMergeParts(t *testing.T) {
 			state: NodeFail, code: 143, reason: `node "n2" is lost: it went wrong`,
 		},
 		{
+			name: "a lost node, for which its head has cancelled one part, which has told another",
+			parts: []*Record{
+				part("n1", 0, Cancelled, `node "n2" is lost: silence`, 143), lost, told(part("n3", 2, Cancelled, "", 143), EndCancel, "n1"),
+			},
+			ending: `node "n2" is lost: silence`, state: NodeFail, code: 143, reason: `node "n2" is lost: silence`,
+		},
+		{
 			name:   "cancelled by somebody",
 			parts:  []*Record{part("n1", 0, Cancelled, "cancelled", 143), part("n2", 1, Cancelled, "cancelled", 143)},
 			ending: "by uid 0", state: Cancelled, code: 143, reason: "by uid 0",

@@ -298,14 +298,18 @@ func (l *link) shut() {
 // pulse is called by a ticker: it says that this end is alive where it has said
 // nothing else.
 type pulse struct {
-	sent, got uint64
-	silent    int
+	sent, got    uint64
+	idle, silent int // beats
 }
 
-// silentMax is how many pulses an end may be silent.
-const silentMax = 3
+const (
+	// silentMax is how many pings of an end may be missing.
+	silentMax = 3
+	// beatsPerPing is how often within the time of one a link is looked at.
+	beatsPerPing = 2
+)
 
-// beat looks at a link. Time in which this process itself could not run does not
+// beat looks at a link, beatsPerPing times within every. Time in which this process itself could not run does not
 // count against the other end: a beat is missed then, too.
 func (p *pulse) beat(l *link, every time.Duration) {
 	l.mu.Lock()
@@ -314,16 +318,18 @@ func (p *pulse) beat(l *link, every time.Duration) {
 	if m == nil || l.isGone() {
 		return
 	}
-	if sent := l.sent.Load(); sent == p.sent {
+	sent := l.sent.Load()
+	if p.idle++; sent != p.sent {
+		p.sent, p.idle = sent, 0
+	}
+	if p.idle >= beatsPerPing-1 {
 		l.push(plainFrame(kindPing))
-	} else {
-		p.sent = sent
 	}
 	if got := m.got.Load(); got != p.got || !l.reading.Load() {
 		p.got, p.silent = got, 0
 		return
 	}
-	if p.silent++; p.silent >= silentMax {
+	if p.silent++; p.silent >= silentMax*beatsPerPing {
 		l.fail(fmt.Errorf("nothing was heard of it for %v", silentMax*every))
 	}
 }

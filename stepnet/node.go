@@ -141,7 +141,7 @@ func (n *Node) flood(f frame, but *link) {
 
 // tick keeps the links alive, and finds those that are not.
 func (n *Node) tick() {
-	t := time.NewTicker(n.lim.Ping)
+	t := time.NewTicker(n.lim.Ping / beatsPerPing)
 	defer t.Stop()
 	pulses := make(map[*link]*pulse)
 	for _, l := range n.links() {
