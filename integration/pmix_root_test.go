@@ -81,8 +81,7 @@ func TestRootPMIxEnds(t *testing.T) {
 			if took := time.Since(begin); r.code != c.code || took > 30*time.Second {
 				t.Errorf("after %v: want exit code %d, got %v", took, c.code, r)
 			}
-			doc := n.last(t)
-			contains(t, "reason", doc.Reason, c.words...)
+			wantReason(t, n, n.last(t).id(), c.words...)
 			if left := leftOfPMIx(n); len(left) > 0 {
 				t.Errorf("left: %q", left)
 			}
@@ -112,7 +111,7 @@ func TestRootPMIxKilled(t *testing.T) {
 			if took := time.Since(begin); r.code == 0 || took > 30*time.Second {
 				t.Errorf("after %v: %v", took, r)
 			}
-			contains(t, "reason", n.show(t, doc.id()).Reason, victim, "ill")
+			wantReason(t, n, doc.id(), victim, "ill")
 			eventually(t, 10*time.Second, "nothing left", func() error {
 				if left := leftOfPMIx(n); len(left) > 0 {
 					return fmt.Errorf("folders %q", left)
@@ -126,6 +125,20 @@ func TestRootPMIxKilled(t *testing.T) {
 			n.serves(t)
 		})
 	}
+}
+
+// wantReason looks at why a step has ended: its client hears of the end before
+// noded does.
+func wantReason(t testing.TB, n *node, id string, words ...string) {
+	t.Helper()
+	var doc stepDoc
+	eventually(t, 10*time.Second, "the step's end", func() error {
+		if doc = n.show(t, id); doc.State != "FAILED" {
+			return errors.New(doc.State)
+		}
+		return nil
+	})
+	contains(t, "reason", doc.Reason, words...)
 }
 
 // checkPowerless: the PMIx server is the user's, has no privileges and can gain

@@ -216,6 +216,9 @@ func (s *Step) verdict() (step.State, int, *int) {
 	if a := s.abortedBy(); a != nil {
 		// A task that aborted through PMI decides the code (lifecycle, end).
 		s.rec.Aborted = true
+		if _, reason, ok := s.endedBy(); ok {
+			s.noteReason(reason)
+		}
 		return step.Failed, abortCode(a.code), nil
 	}
 	// A cancel that came when all tasks had ended well has ended nothing.

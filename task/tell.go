@@ -81,6 +81,10 @@ func (s *Step) sayProblems(problems []string) {
 }
 
 func (s *Step) sayCancelled() {
+	// What a rank has called by itself it has told itself.
+	if a := s.abortedBy(); a != nil && a.rank < 0 {
+		s.say(a.text)
+	}
 	s.say(fmt.Sprintf("*** STEP %s ON %s CANCELLED AT %s ***", s.plan.Spec.ID, s.plan.Spec.NodeName,
 		s.d.Now().Format("2006-01-02T15:04:05")))
 }
