@@ -205,6 +205,52 @@ func TestRootClusterActs(t *testing.T) {
 	})
 }
 
+// TestRootClusterJob: a job of several nodes takes further steps on any of them,
+// asked for on any of them, and ends on all of them when its first step has.
+func TestRootClusterJob(t *testing.T) {
+	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=2\n"}})
+	head := c.nodes[0]
+	p := head.start(t, call{args: []string{"run", "-N", "3", "sh", "-c", "test $SLURM_NODEID = 0 && exit; touch in.$SLURM_NODEID; while test ! -e over; do sleep 0.05; done"}})
+	job := head.running(t).JobID
+	eventually(t, 10*time.Second, "the tasks", func() error {
+		_, err := os.Stat(filepath.Join(head.wd, "in.1"))
+		_, err2 := os.Stat(filepath.Join(head.wd, "in.2"))
+		return errors.Join(err, err2)
+	})
+	in := []string{fmt.Sprintf("SLURM_JOB_ID=%d", job), "SLURM_NNODES=3", "SLURM_NTASKS=3"}
+	for i, n := range c.nodes {
+		r := n.do(t, call{args: []string{"run", "--overcommit", "-l", "sh", "-c", "echo $SLURM_STEP_ID $SLURMD_NODENAME"}, env: in})
+		lines := strings.Split(strings.TrimSpace(r.out), "\n")
+		slices.Sort(lines)
+		want := []string{fmt.Sprintf("0: %d n1", 2*i+1), fmt.Sprintf("1: %d n2", 2*i+1), fmt.Sprintf("2: %d n3", 2*i+1)}
+		if r.code != 0 || !slices.Equal(lines, want) {
+			t.Errorf("a step asked for on %s: %v, want %q", n.name, r, want)
+		}
+		// One without a part on the first node must not take a number twice.
+		r = n.do(t, call{args: []string{"run", "--overcommit", "-w", "n3", "-n", "1", "sh", "-c", "echo $SLURM_STEP_ID $SLURMD_NODENAME"}, env: in})
+		if want := fmt.Sprintf("%d n3\n", 2*i+2); r.code != 0 || r.out != want {
+			t.Errorf("a step on n3 asked for on %s: %v, want %q", n.name, r, want)
+		}
+	}
+	for _, n := range c.nodes {
+		if doc := n.status(t); len(doc.Jobs) != 1 {
+			t.Errorf("jobs on %s: %+v", n.name, doc.Jobs)
+		}
+	}
+	must(t, os.WriteFile(filepath.Join(head.wd, "over"), nil, 0o644))
+	if r := p.wait(t); r.code != 0 {
+		t.Errorf("run: %v", r)
+	}
+	eventually(t, 5*time.Second, "the end of the job everywhere", func() error {
+		for _, n := range c.nodes {
+			if doc := n.status(t); len(doc.Jobs) != 0 {
+				return fmt.Errorf("%s has jobs %+v", n.name, doc.Jobs)
+			}
+		}
+		return nil
+	})
+}
+
 // TestRootClusterLost: what is lost of a step ends it everywhere, by name.
 func TestRootClusterLost(t *testing.T) {
 	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n"}})
@@ -308,6 +354,25 @@ func TestRootClusterRefused(t *testing.T) {
 		c.nodes[2].shutdown(t)
 		refused(t, []string{"n3: cannot be reached", "connection refused"}, "-N", "3", "true")
 		c.nodes[2].boot(t)
+	})
+	t.Run("another user there", func(t *testing.T) {
+		// n2's noded sees another passwd.
+		c.nodes[1].shutdown(t)
+		b, err := os.ReadFile("/etc/passwd")
+		must(t, err)
+		other := filepath.Join(c.dir, "passwd")
+		must(t, os.WriteFile(other, []byte(strings.ReplaceAll(string(b), alice.name+":", "stranger:")), 0o644))
+		before := c.nodes[1].before
+		c.nodes[1].before = append(slices.Clone(before), "unshare", "--mount", "sh", "-c", "mount --bind "+other+" /etc/passwd && exec \"$@\"", "sh")
+		c.nodes[1].boot(t)
+		refused(t, []string{"node n2", `uid 7001 is user "stepdt1" on n1 and user "stranger" on n2`}, "-N", "3", "true")
+		c.nodes[1].shutdown(t) // it remembers users for a while
+		must(t, os.WriteFile(other, []byte("root:x:0:0::/root:/bin/sh\n"), 0o644))
+		c.nodes[1].boot(t)
+		refused(t, []string{"node n2", "there is no user 7001"}, "-N", "3", "true")
+		c.nodes[1].shutdown(t)
+		c.nodes[1].before = before
+		c.nodes[1].boot(t)
 	})
 	t.Run("alloc and batch", func(t *testing.T) {
 		r := head.ctl(t, "alloc", "-N", "2", "true")

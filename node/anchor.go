@@ -97,3 +97,12 @@ func (n *Node) numberFor(ctx context.Context, j *job, least uint32) (step.ID, er
 	}
 	return *a.ID, nil
 }
+
+// freeNumber is a number of a further step of j that no other step of it has, on
+// no node: least or beyond. It is for a step without a part on the anchor.
+func (n *Node) freeNumber(ctx context.Context, j *job, least uint32) (step.ID, error) {
+	if n.anchor(j) == "" {
+		return n.store.takeStep(j.ID, least)
+	}
+	return n.numberFor(ctx, j, least)
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -205,6 +206,31 @@ func inOrder(all, chosen []candidate) (out []candidate) {
 	return out
 }
 
+// chooseAgain is how long it takes until nodes without room are asked again.
+const chooseAgain = 50 * time.Millisecond
+
+// chooseSoon is choose among the nodes as they are now. A step that does not fit
+// waits as long for one that is ending as on one node; here nobody tells when it
+// has ended.
+func (n *Node) chooseSoon(ctx context.Context, req *step.Request, nodes []string) ([]candidate, error) {
+	late := time.Now().Add(admitGrace)
+	for {
+		cands, err := n.probe(ctx, req, nodes)
+		if err != nil {
+			return nil, err
+		}
+		chosen, err := choose(req, cands)
+		if err == nil || time.Now().After(late) {
+			return chosen, err
+		}
+		select {
+		case <-time.After(chooseAgain):
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}
+
 // placeStep chooses the nodes of a step and deals its ranks to them. next is the
 // number to propose.
 func (n *Node) placeStep(ctx context.Context, req *step.Request) (layout *step.Layout, next step.ID, err error) {
@@ -212,11 +238,7 @@ func (n *Node) placeStep(ctx context.Context, req *step.Request) (layout *step.L
 	if err != nil {
 		return nil, step.ID{}, err
 	}
-	cands, err := n.probe(ctx, req, nodes)
-	if err != nil {
-		return nil, step.ID{}, err
-	}
-	chosen, err := choose(req, cands)
+	chosen, err := n.chooseSoon(ctx, req, nodes)
 	if err != nil {
 		return nil, step.ID{}, err
 	}
@@ -246,6 +268,17 @@ func (n *Node) placeStep(ctx context.Context, req *step.Request) (layout *step.L
 			return nil, step.ID{}, status.Error(codes.Internal, err.Error())
 		}
 		next.Job = max(next.Job, own.Job)
+		return layout, next, nil
+	}
+	// A node of the job that has no part may have given numbers to others.
+	j := n.reg.job(*req.Job)
+	if j == nil {
+		return nil, step.ID{}, status.Errorf(codes.NotFound, "no such job \"%d\"", *req.Job)
+	}
+	if len(j.Nodes) > 0 && chosen[0].name != j.Nodes[0] {
+		if next, err = n.freeNumber(ctx, j, next.Step); err != nil {
+			return nil, step.ID{}, status.Error(codes.Unavailable, err.Error())
+		}
 	}
 	return layout, next, nil
 }

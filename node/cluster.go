@@ -99,7 +99,7 @@ func (p *peers) client(name string) (api.PeerClient, error) {
 func (p *peers) failed(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if cc := p.conns[name]; cc != nil && cc.GetState() != connectivity.Ready {
+	if cc := p.conns[name]; cc != nil && cc.GetState() == connectivity.TransientFailure {
 		delete(p.conns, name)
 		cc.Close()
 	}

@@ -161,6 +161,7 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 	if err := n.store.putHead(h.stored()); err != nil {
 		n.reg.unreserve(caller.UID, len(raw))
 		h.cancelParts("the step's head cannot store it")
+		h.release()
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	n.heads.put(h)
@@ -229,6 +230,7 @@ func (n *Node) reserveParts(ctx context.Context, in *partRequest) (*head, error)
 			return h, nil
 		}
 		h.cancelParts("another node did not take its part")
+		h.release()
 		if err != nil {
 			return nil, err
 		}

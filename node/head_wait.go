@@ -185,6 +185,7 @@ func (h *head) finish() {
 		h.log.Errorf("%v", err)
 	}
 	h.n.forget(forgotten)
+	h.release()
 	h.n.heads.remove(h.id)
 	close(h.ended)
 	h.log.WithField("state", rec.State).WithField("reason", rec.Reason).Info("step of several nodes ended")

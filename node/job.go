@@ -80,8 +80,11 @@ type jobRecord struct {
 	Prologued bool `json:"prologued,omitempty"`
 	// Suspended: the job's steps stand still, and it takes no further ones.
 	Suspended *suspendRecord `json:"suspended,omitempty"`
-	// Nodes are those of a job of several nodes; nil is this one.
+	// Nodes are those of a job of several nodes; nil is this one. Head is the head of
+	// the step that it was made for, which ends the job on all of them at once; "" of
+	// a job of this node.
 	Nodes []string `json:"nodes,omitempty"`
+	Head  string   `json:"head,omitempty"`
 	// Holder is the client of an allocation.
 	Holder *holder `json:"holder,omitempty"`
 	// Names are published by the job's MPI programs for each other.
@@ -98,6 +101,10 @@ func (j *jobRecord) firstStep() uint32 {
 
 // leads tells whether the job was made for the step, and ends with it.
 func (j *jobRecord) leads(id step.ID) bool { return j.Implicit && id.Step == j.firstStep() }
+
+// held tells whether somebody beside its steps holds the job: the client of an
+// allocation, or the head of a step of several nodes.
+func (j *jobRecord) held() bool { return j.Origin == step.OriginAlloc || j.Head != "" }
 
 // jobDoc is one running job in the node document.
 type jobDoc struct {

@@ -46,6 +46,10 @@ func partVerb(name string) func(n *Node, ctx context.Context, common, body []byt
 		return (*Node).partSuspend
 	case "resume":
 		return (*Node).partResume
+	case "release":
+		return (*Node).partRelease
+	case "head":
+		return (*Node).partHead
 	case "anchor":
 		return (*Node).partAnchor
 	}
@@ -253,6 +257,9 @@ func (n *Node) partReserve(ctx context.Context, common, _ []byte) (any, error) {
 	}
 	limit := n.reserveMax + partGrace
 	n.work.Go(func() { f.holdPart(limit) })
+	if f.job.leads(f.id) {
+		n.work.Go(func() { n.watchHead(f.job) })
+	}
 	f.log.WithField("uid", spec.User.UID).Infof("part of a step of several nodes reserved for %s", in.Head)
 	reply := partReply{Addr: addr, Key: hash, CPUs: jobCPUs(spec)}
 	if p.node == 0 {
@@ -283,7 +290,9 @@ func (f *follower) holdPart(limit time.Duration) {
 	case <-f.n.stopping:
 	case <-late.C:
 		if f.claim() {
-			f.giveBack(fmt.Sprintf("it was not launched within %v", limit))
+			why := fmt.Sprintf("it was not launched within %v", limit)
+			f.giveBack(why)
+			f.n.releaseJob(f.job, why)
 		}
 	}
 }

@@ -40,7 +40,7 @@ func (n *Node) Recover(ctx context.Context) error {
 	var jobIDs []uint32
 	var ended []jobRecord
 	for _, j := range jobs {
-		if len(left[j.ID]) == 0 && j.Origin != step.OriginAlloc {
+		if len(left[j.ID]) == 0 && !j.held() {
 			ended = append(ended, j)
 			continue
 		}
@@ -50,7 +50,7 @@ func (n *Node) Recover(ctx context.Context) error {
 		n.log.Errorf("cannot restore job containers: %v", err)
 	}
 	for _, j := range jobs {
-		if recs := left[j.ID]; len(recs) > 0 || j.Origin == step.OriginAlloc {
+		if recs := left[j.ID]; len(recs) > 0 || j.held() {
 			n.recoverJob(j, recs)
 			delete(left, j.ID)
 		}
@@ -101,7 +101,7 @@ func (n *Node) readopt(rec jobRecord, holders int) *job {
 // recoverJob takes back one job with the steps of it that had not ended.
 func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 	holders := len(steps)
-	if rec.Origin == step.OriginAlloc {
+	if rec.held() {
 		holders++
 	}
 	j := n.readopt(rec, holders)
@@ -116,13 +116,16 @@ func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 			others = append(others, f)
 		}
 	}
-	if rec.Implicit && !first {
+	if rec.Implicit && !first && !rec.held() {
 		for _, f := range others {
 			n.cancelLater(f, jobEnded)
 		}
 	}
 	if rec.Origin == step.OriginAlloc {
 		n.recoverAlloc(j)
+	}
+	if rec.Head != "" {
+		n.work.Go(func() { n.watchHead(j) })
 	}
 }
 

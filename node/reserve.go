@@ -173,7 +173,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		job := n.jobOf(spec)
 		job.Implicit = true
 		if in.part != nil {
-			job.Nodes = in.part.nodes
+			job.Nodes, job.Head = in.part.nodes, in.part.head
 		}
 		if err := n.store.newJobAs(want, &job, spec.JobControl, &rec); err != nil {
 			return nil, err

@@ -117,6 +117,11 @@ func causeOf(parts []*Record) (cause *Record) {
 		}
 		return n
 	}
+	for _, p := range parts {
+		if p.State == NodeFail && p.EndedBy == nil {
+			return p // what others were told came of it
+		}
+	}
 	e := endedBy(parts)
 	for _, p := range parts {
 		switch {

@@ -53,6 +53,11 @@ func TestMergeParts(t *testing.T) {
 			ending: `node "n2" is lost: silence`, state: NodeFail, code: 143, reason: `node "n2" is lost: silence`,
 		},
 		{
+			name:   "a lost node, of which another one has told the third",
+			parts:  []*Record{part("n1", 0, Cancelled, "ended", 143), lost, told(part("n3", 2, Cancelled, "", 143), EndCancel, "n1")},
+			ending: `node "n2" is lost: silence`, state: NodeFail, code: 143, reason: `node "n2" is lost: silence`,
+		},
+		{
 			name:  "told of a lost node, whose noded knows of a clean end",
 			parts: []*Record{told(part("n1", 0, Cancelled, "", 143), EndLost, "n2"), part("n2", 1, Completed, "", 0)},
 			state: NodeFail, code: 143, reason: `node "n2" is lost: it went wrong`,
