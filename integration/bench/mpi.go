@@ -71,7 +71,10 @@ func runMPI(bin, dir string, quick bool) error {
 		return err
 	}
 	w.Flush()
-	return mpiMemory(w, node, program)
+	if err := mpiMemory(w, node, program); err != nil {
+		return err
+	}
+	return pmixMemory(w, node, bin, dir, quick)
 }
 
 func compileMPI(bin, compiler, name, program string, flags ...string) error {
@@ -109,11 +112,12 @@ func (l *mpiLibrary) rows(w *tabwriter.Writer, node *noded, bin, dir string, qui
 			if i == 0 {
 				continue // the first of each warms the caches
 			}
-			whole, inner = append(whole, own), append(inner, ownNS...)
-			peerWhole, peerInner = append(peerWhole, peer), append(peerInner, peerNS...)
+			// The rank that has least to wait for others that have not been started yet.
+			whole, inner = append(whole, own), append(inner, slices.Min(ownNS))
+			peerWhole, peerInner = append(peerWhole, peer), append(peerInner, slices.Min(peerNS))
 		}
 		l.row(w, "empty program, command's start to end: ", s.n, whole, peerWhole, reason)
-		l.row(w, "MPI_Init to MPI_Finalize in rank 0: ", s.n, inner, peerInner, reason)
+		l.row(w, "MPI_Init to MPI_Finalize, the last to start: ", s.n, inner, peerInner, reason)
 		w.Flush()
 	}
 	return nil
@@ -127,12 +131,20 @@ func (l *mpiLibrary) row(w io.Writer, what string, n int, own, peer series, reas
 	row(w, what+l.name, n, own, l.peer, peer, nil)
 }
 
-// build compiles the empty program, and says what is not there.
-func (l *mpiLibrary) build(node *noded, bin, program string) error {
+// known says whether stepctl knows the library's plugin.
+func (l *mpiLibrary) known(node *noded) error {
 	argv := node.run("--mpi=list")
 	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	if err != nil || !slices.Contains(strings.Fields(string(out)), l.mpi) {
 		return fmt.Errorf("no --mpi=%s", l.mpi)
+	}
+	return nil
+}
+
+// build compiles the empty program, and says what is not there.
+func (l *mpiLibrary) build(node *noded, bin, program string) error {
+	if err := l.known(node); err != nil {
+		return err
 	}
 	for _, p := range []string{l.compiler, l.launch[0]} {
 		if _, err := exec.LookPath(p); err != nil {
@@ -164,6 +176,9 @@ func timed(env, argv []string) (whole uint64, said series, err error) {
 			return 0, nil, fmt.Errorf("%q: said %q", argv, line)
 		}
 		said = append(said, ns)
+	}
+	if len(said) == 0 {
+		return 0, nil, fmt.Errorf("%q: said nothing", argv)
 	}
 	return whole, said, nil
 }
@@ -221,45 +236,84 @@ func peerRate(count int, s series, err error) string {
 	return "mpiexec.hydra\t" + perSecond(count, s) + "\t"
 }
 
-// mpiMemory is what stepd keeps for 1,000 ranks that have all connected, put
-// and fenced, beside tasks without MPI.
+// mpiMemory is what stepd keeps for 1,000 ranks that have all connected, put and
+// fenced, beside tasks without MPI.
 func mpiMemory(w io.Writer, node *noded, program string) error {
 	const ranks = 1000
+	without, err := daemonsWith(node, ranks, "none", program, "idle", "0")
+	if err != nil {
+		return err
+	}
 	for _, keys := range []int{1, 10, 100} {
-		with, err := stepdWith(node, ranks, "pmi2", program, "stay", fmt.Sprint(keys))
+		with, err := daemonsWith(node, ranks, "pmi2", program, "stay", fmt.Sprint(keys))
 		if err != nil {
 			return err
 		}
-		without, err := stepdWith(node, ranks, "none", program, "idle", "0")
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(w, "proportional memory of stepd, %d keys of each rank\t%d\t1\t%.1f MB\t\twithout MPI\t%.1f MB\t\n",
-			keys, ranks, float64(with)/1024, float64(without)/1024)
+		fmt.Fprintf(w, "proportional memory of stepd, PMI-2, %d keys of each rank\t%d\t1\t%.1f MB\t\twithout MPI\t%.1f MB\t\n",
+			keys, ranks, with["stepd"], without["stepd"])
 	}
 	return nil
 }
 
-// stepdWith is the Pss in kB of the stepd of a step whose rank 0 has printed a line.
-func stepdWith(node *noded, ranks int, mpi string, args ...string) (int, error) {
+// pmixMemory is the same of stepd and pmixhost. The clients are libpmix's
+// own, a process each.
+func pmixMemory(w io.Writer, node *noded, bin, dir string, quick bool) error {
+	ranks := 1000
+	if quick {
+		ranks = 100
+	}
+	for _, l := range mpiLibraries {
+		if l.mpi != "pmix" {
+			continue
+		}
+		if err := l.known(node); err != nil {
+			fmt.Fprintf(w, "proportional memory of stepd and pmixhost\t%d\t0\tnot measured: %v\t\t\t\t\n", ranks, err)
+			return nil
+		}
+	}
+	flags, err := exec.Command("pkg-config", "--cflags", "--libs", "pmix").Output()
+	if err != nil {
+		return fmt.Errorf("cannot ask pkg-config of pmix: %w", err)
+	}
+	program := filepath.Join(dir, "pmix")
+	if err := compileMPI(bin, "gcc", "pmix", program, strings.Fields(string(flags))...); err != nil {
+		return err
+	}
+	for _, keys := range []int{1, 10} {
+		with, err := daemonsWith(node, ranks, "pmix", program, "stay", fmt.Sprint(keys))
+		if err != nil {
+			return err
+		}
+		for _, name := range []string{"stepd", "pmixhost"} {
+			fmt.Fprintf(w, "proportional memory of %s, PMIx, %d keys of each rank\t%d\t1\t%.1f MB\t\t\t\t\n", name, keys, ranks, with[name])
+		}
+	}
+	return nil
+}
+
+// daemonsWith is the Pss in MB of the daemons of a step whose rank 0 has printed a
+// line.
+func daemonsWith(node *noded, ranks int, mpi string, args ...string) (map[string]float64, error) {
 	argv := append(node.run("-n", fmt.Sprint(ranks), "--overcommit", "-i", "none", "--mpi="+mpi), args...)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		return 0, err
+		return nil, err
 	}
 	_, err = bufio.NewReader(out).ReadString('\n')
-	kb := 0
+	mb := make(map[string]float64)
 	for id := range node.running() {
-		kb += pssOf("stepd: [" + id + "]")
+		for _, name := range []string{"stepd", "pmixhost"} {
+			mb[name] += float64(pssOf(name+": ["+id+"]")) / 1024
+		}
 	}
 	node.cancelAll()
 	_ = cmd.Wait() // cancelled
 	if err != nil {
-		return 0, fmt.Errorf("%q: said nothing: %w", argv, err)
+		return nil, fmt.Errorf("%q: said nothing: %w", argv, err)
 	}
-	return kb, nil
+	return mb, nil
 }
