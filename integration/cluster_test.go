@@ -78,7 +78,10 @@ func startCluster(t *testing.T, n int, s clusterSite) *cluster {
 			must(t, os.MkdirAll(d, 0o755))
 			must(t, os.Chown(d, int(user.uid), int(user.gid)))
 		}
-		m.before = append(inNetwork(c.names[i]), s.Before...)
+		// A name of its own, as a host has: Open MPI names its shared memory by it, in the
+		// one /dev/shm that the nodes have here.
+		m.before = append(inNetwork(c.names[i]), "unshare", "--uts", "sh", "-c", `hostname "$0" && exec "$@"`, name)
+		m.before = append(m.before, s.Before...)
 		m.write(t, "slurm.conf", "ClusterName=golden\n"+lines.String()+s.Node+"\nPartitionName=p Nodes=ALL Default=YES\n"+s.Slurm)
 		tls := ""
 		if !s.Without {

@@ -21,8 +21,8 @@ type library struct {
 	env  []string
 	// spawns tells whether the library can spawn and connect at all.
 	spawns bool
-	// busy says that a rank which waits takes all of a CPU, so that many of them on
-	// few CPUs take long.
+	// busy says that a rank which waits takes all of a CPU, or gives it up only to ask
+	// again, so that many of them on few CPUs take long.
 	busy bool
 	// abortCode is what becomes of MPI_Abort's code 7, 0 is 7.
 	abortCode int
@@ -36,7 +36,7 @@ var (
 	libMPICH     = library{name: "mpich", cc: "mpicc.mpich", need: "mpich libmpich-dev", mpi: "pmi2", busy: true}
 	libMPICHPMI1 = library{name: "mpich-sock-pmi1", cc: mpichCache + "/pmi1/bin/mpicc", mpi: "pmi2", spawns: true}
 	libOpenMPI   = library{
-		name: "openmpi", cc: "mpicc.openmpi", need: "openmpi-bin libopenmpi-dev", mpi: "pmix", spawns: true,
+		name: "openmpi", cc: "mpicc.openmpi", need: "openmpi-bin libopenmpi-dev", mpi: "pmix", spawns: true, busy: true,
 		env: []string{"OMPI_MCA_mpi_yield_when_idle=1"}, // more ranks than CPUs
 	}
 	libMPICHPMI2 = library{name: "mpich-sock-pmi2", cc: mpichCache + "/pmi2/bin/mpicc", mpi: "pmi2", spawns: true, abortCode: 1} // PMI-2's abort has no code
@@ -131,9 +131,6 @@ func TestRootMPINodes(t *testing.T) {
 	c := startCluster(t, 4, clusterSite{CPUs: 64})
 	head := c.nodes[0]
 	for _, l := range librariesHere(t) {
-		if l.mpi == "pmix" {
-			continue
-		}
 		dir := l.build(t, head, "world", "spawn", "names")
 		for _, nodes := range []int{2, 4} {
 			for _, ranks := range []int{2, 8, 64} {
@@ -146,7 +143,8 @@ func TestRootMPINodes(t *testing.T) {
 						names[i] = c.nodes[i*nodes/ranks].name
 					}
 					checkWorld(t, l.run(t, head, ranks, nodes, dir, "world", worldParts...), names)
-					if l.spawns {
+					// docs/mpi.md has the rest of 64 busy ranks, which took a minute.
+					if l.spawns && !(l.busy && ranks == 64) {
 						l.checkSpawn(t, head, ranks, nodes, dir)
 						l.checkNames(t, head, ranks, nodes, dir)
 					}
