@@ -24,6 +24,10 @@ func (c *commonFiles) take(r *step.Request) {
 		return // the node of noded alone
 	}
 	for fd, s := range [3]*step.Stream{&r.Stdin, &r.Stdout, &r.Stderr} {
+		if s.Kind == step.StreamFile && s.Pattern == os.DevNull {
+			*s = step.Stream{Kind: step.StreamNull} // nothing of it need travel
+			continue
+		}
 		if s.Kind == step.StreamFile && !step.PatternHas(s.Pattern, "tnN") {
 			c[fd] = s.Pattern
 			*s = step.Stream{Kind: step.StreamClient}

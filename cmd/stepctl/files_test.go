@@ -23,6 +23,7 @@ func TestCommonFiles(t *testing.T) {
 		{"one for both", several, file("o"), step.Stream{Kind: step.StreamSame}, commonFiles{1: "o", 2: "o"}, step.StreamClient, step.StreamClient},
 		{"of tasks and nodes", several, file("o%t"), file("e%3n"), commonFiles{}, step.StreamFile, step.StreamFile},
 		{"another node", func(r *step.Request) { r.WantNodes = []string{"n2"} }, file("o"), step.Stream{Kind: step.StreamNull}, commonFiles{1: "o"}, step.StreamClient, step.StreamNull},
+		{"nothing", several, file("/dev/null"), file("e"), commonFiles{2: "e"}, step.StreamNull, step.StreamClient},
 		{"up to several", func(r *step.Request) { r.NNodesMax = 3 }, file("o"), file("e.%N"), commonFiles{1: "o"}, step.StreamClient, step.StreamFile},
 	} {
 		r := &step.Request{NNodes: 1, Stdin: step.Stream{Kind: step.StreamNull}, Stdout: c.out, Stderr: c.err}
