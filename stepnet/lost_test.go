@@ -98,11 +98,18 @@ func (d deafConn) Read(b []byte) (int, error) {
 	}
 }
 
-// A slow step is not a lost one: nodes that say nothing are heard by their pings.
+// A quiet step is not a lost one: nodes that say nothing are heard by their pings.
 func TestQuietNodes(t *testing.T) {
-	r := newRig(t, rigOptions{nodes: 4, limits: Limits{Ping: 200 * time.Millisecond}})
+	r := newRig(t, rigOptions{nodes: 4, limits: Limits{Ping: 500 * time.Millisecond}})
 	r.each(func(_ int, n *Node) error { _, err := n.Allgather(t.Context(), "up", nil, nil); return err })
-	time.Sleep(700 * time.Millisecond)
+	for i, n := range r.nodes[1:] {
+		before := n.up.meter.got.Load()
+		for end := time.Now().Add(20 * time.Second); n.up.meter.got.Load() == before; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("node %d hears no ping of node 0", i+1)
+			}
+		}
+	}
 	for i, s := range r.steps {
 		select {
 		case <-s.lostc:
@@ -155,6 +162,7 @@ func TestStrangers(t *testing.T) {
 		_, err = io.ReadFull(conn, make([]byte, 1))
 		return err
 	}
+	within(t, r.nodes[0].down[1].attached, "node 1")
 	if err := talk(stranger, 2); err == nil {
 		t.Error("a stranger was taken for node 2")
 	}
