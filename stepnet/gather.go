@@ -203,7 +203,10 @@ func (n *Node) contribute(key gatherKey, nodes []int, parts []entry, fail string
 		// It stays until the whole comes down, but not what was sent.
 		n.release(g)
 		n.gathMu.Unlock()
-		return n.up.pushWait(n.ctx, p.frame(kindGatherUp))
+		// Where the parent is gone that is the gathering's end, and no fault of
+		// who has brought this part.
+		_ = n.up.pushWait(n.ctx, p.frame(kindGatherUp))
+		return nil
 	}
 	n.conclude(g, p)
 	n.gathMu.Unlock()
