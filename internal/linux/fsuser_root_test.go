@@ -1,0 +1,54 @@
+package linux
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"stepd/internal/testkit"
+)
+
+// A thread that uses files as a user makes them as that one, and opens none that
+// is not the user's; other threads stay what they are.
+func TestRootSetFSUser(t *testing.T) {
+	testkit.RequireRoot(t)
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	roots := filepath.Join(dir, "roots")
+	if err := os.WriteFile(roots, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if err := SetFSUser(65534, 65533, []uint32{65533, 4711}); err != nil {
+			done <- err
+			return
+		}
+		if _, err := os.Open(roots); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("root's file as the user: %v", err)
+		}
+		done <- os.WriteFile(filepath.Join(dir, "theirs"), []byte("x"), 0o644)
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	st, err := os.Stat(filepath.Join(dir, "theirs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sys := st.Sys().(*syscall.Stat_t); sys.Uid != 65534 || sys.Gid != 65533 {
+		t.Errorf("the file is of %d:%d", sys.Uid, sys.Gid)
+	}
+	if _, err := os.ReadFile(roots); err != nil {
+		t.Errorf("another thread: %v", err)
+	}
+}
