@@ -39,3 +39,14 @@ $(BUILD)/asan/pmixhost: $(PMIX_ASAN_OBJS)
 $(BUILD)/asan/pmix/%.o: $(PMIX_DIR)/%.c $(PMIX_HDRS)
 	@mkdir -p $(@D)
 	$(CC) $(HOST_SANITIZE) $(PMIX_CFLAGS) -c -o $@ $<
+
+# Tests under the sanitizers; the library itself keeps memory until its end.
+ifneq ($(PMIX_PC),)
+$(BUILD)/asan/pmix_wire_test: $(PMIX_TESTS)/wire_test.c $(PMIX_ASAN_LIB) $(PMIX_HDRS)
+	$(CC) $(HOST_SANITIZE) $(PMIX_CFLAGS) -o $@ $(filter %.c %.o,$^) $(PMIX_LIBS)
+
+.PHONY: test-pmixhost
+test-pmixhost: $(BUILD)/asan/pmix_wire_test
+	ASAN_OPTIONS=detect_leaks=0 $(BUILD)/asan/pmix_wire_test
+test-c: test-pmixhost
+endif

@@ -220,7 +220,7 @@ void out_value(struct out *w, const pmix_value_t *v, int depth)
 static void out_info(struct out *w, const pmix_info_t *info, int depth)
 {
 	out_bytes(w, info->key, strnlen(info->key, PMIX_MAX_KEYLEN));
-	out_u32(w, info->flags);
+	out_u32(w, info->flags & PMIX_INFO_REQD); /* the others are the library's own */
 	out_value(w, &info->value, depth);
 }
 
@@ -389,6 +389,10 @@ static void in_array(struct in *r, pmix_value_t *v, int depth)
 	a = must(calloc(1, sizeof(*a)));
 	a->type = in_u16(r);
 	a->array = in_elements(r, a->type, &a->size, depth + 1);
+	if (a->array == NULL) { /* the library frees some types without a look */
+		a->type = PMIX_UNDEF;
+		a->size = 0;
+	}
 	v->type = PMIX_DATA_ARRAY;
 	v->data.darray = a;
 }
