@@ -116,6 +116,10 @@ func (p *Plugin) serve(ctx context.Context, f frame) (reply, error) {
 		return p.serveLookup(ctx, r)
 	case upUnpublish:
 		return p.serveUnpublish(ctx, r)
+	case upQuery:
+		return p.serveQuery(r)
+	case upControl:
+		return p.serveControl(r)
 	case upSpawn:
 		return p.serveSpawn(ctx, r)
 	case upJoin:
