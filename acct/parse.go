@@ -31,9 +31,9 @@ func eachLine(data []byte, f func(line []byte) error) error {
 // number reads a count: whole, and not negative.
 func number(b []byte) (int64, error) { return numberTo(b, math.MaxInt64) }
 
-// smallMax bounds counts that are multiplied: of pages and ticks. Larger ones
-// are no figures of a real machine.
-const smallMax = 1 << 50
+// smallMax bounds counts that are multiplied, by 64 KiB at most: of pages, ticks
+// and kB. Larger ones are no figures of a real machine.
+const smallMax = 1 << 46
 
 func numberTo(b []byte, limit int64) (int64, error) {
 	n, err := strconv.ParseUint(string(b), 10, 64)
@@ -240,7 +240,11 @@ func parseProcStat(data []byte) (s procStat, err error) {
 		{14, &s.userTicks}, {15, &s.systemTicks}, {16, &s.childUserTicks}, {17, &s.childTicks},
 		{22, &s.start}, {23, &s.virtual}, {24, &s.resident},
 	} {
-		n, err := numberTo(f[field.at-first], smallMax)
+		limit := int64(smallMax)
+		if field.to == &s.virtual {
+			limit = math.MaxInt64 // bytes: what is reserved may be all of the address space
+		}
+		n, err := numberTo(f[field.at-first], limit)
 		if err != nil {
 			return s, fmt.Errorf("field %d: %w", field.at, err)
 		}
