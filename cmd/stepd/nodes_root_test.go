@@ -211,6 +211,9 @@ func TestRootNodeLauncherLost(t *testing.T) {
 	testkit.RequireRoot(t)
 	dir := everybodys(t)
 	spec := nodeSpec(t, "sh", "-c", "touch "+dir+"/started")
+	// The hook that runs is waited for, and then killed: the tasks are not to be
+	// faster than the launcher's end.
+	spec.Spank.Plugstack, spec.KillWaitS = idsPlugin(t, "hang"), 1
 	d, others := startNode(t, spec)
 	others.launcher.Close()
 	others.launcher = nil

@@ -2,7 +2,8 @@
  *
  * A plugin that says which tasks it is told of: in each hook of a task the items
  * that name it, and in user_init the table of all conversions. Arguments: fail=RANK
- * lets task_exit of that rank fail, slow=RANK makes its start take 200 ms. */
+ * lets task_exit of that rank fail, slow=RANK makes its start take 200 ms, hang
+ * lets init never return. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,14 @@
 #include <slurm/spank.h>
 
 SPANK_PLUGIN(ids, 1)
+
+int slurm_spank_init(spank_t sp, int ac, char **av)
+{
+	(void)sp;
+	while (ac > 0 && strcmp(av[0], "hang") == 0)
+		pause();
+	return 0;
+}
 
 static int say(spank_t sp, const char *hook)
 {
