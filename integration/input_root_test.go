@@ -39,7 +39,7 @@ func TestRootRefusedRequests(t *testing.T) {
 		{[]string{"run", "-n", "99999999999999999999", "true"}, "99999999999999999999"},
 		{[]string{"run", "-c", "0", "true"}, "0"},
 		{[]string{"run", "-c", "65", "true"}, "64"},
-		{[]string{"run", "-N", "2", "true"}, "2"},
+		{[]string{"run", "-N", "2", "true"}, "this node knows no others"},
 		{[]string{"run"}, "command"},
 		{[]string{"run", "--no-such-option", "true"}, "no-such-option"},
 		{[]string{"run", "--mpi=nosuch", "true"}, "nosuch"},
@@ -189,7 +189,7 @@ func TestRootMalformedRequests(t *testing.T) {
 		{"umask beyond 0777", request(t, argv, env, set("umask", 0o7777)), "umask"},
 		{"no tasks", request(t, argv, env, set("ntasks", 0)), "ntasks"},
 		{"negative tasks", request(t, argv, env, set("ntasks", -5)), "ntasks"},
-		{"two nodes", request(t, argv, env, set("nnodes", 2)), "nnodes"},
+		{"no nodes", request(t, argv, env, set("nnodes", 0)), "nnodes"},
 		{"a stream of no kind", request(t, argv, env, set("stdin", map[string]any{"kind": "telnet"})), "stdin"},
 		{"a file without a pattern", request(t, argv, env, set("stdout", map[string]any{"kind": "file"})), "stdout"},
 	} {
