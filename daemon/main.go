@@ -158,24 +158,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		OverMemory: func(why string) { st.OverMemory(why) },
 		Log:        func(text string) { aud.Log(step.LogError, text) },
 	})
-	// First of the task plugins: to enter a v1 cpuset undoes a binding.
-	if len(spec.Confine.V1) > 0 || spec.Confine.OOMGroup == step.OOMGroupTask {
-		deps.Plugins = append(deps.Plugins, taskcgroup.New(spec.Confine, spec.Proctrack.Tasks, plan.Ranks))
-	}
-	if spec.Affinity != nil {
-		// After task/cgroup, whatever the site's order is: affinity.Plugin says why.
-		deps.Plugins = append(deps.Plugins, affinity.New(affinity.Config{
-			Spec: spec, Sys: os.DirFS("/sys"), Say: aud.Say,
-			Log: func(text string) { aud.Log(step.LogInfo, text) },
-		}))
-	}
-	// Last of the task plugins, so that its PostStep comes first: while the
-	// cgroups of the tasks are there to be read.
-	deps.Plugins = append(deps.Plugins, oom.New(oom.Config{
-		Confine: spec.Confine, Tasks: spec.Proctrack.Tasks, Ranks: plan.Ranks, Command: spec.Argv[0],
-		Killed:  func(k step.OOMKill) { st.OutOfMemory(k) },
-		Problem: func(text string) { aud.Log(step.LogInfo, text) },
-	}))
+	deps.Plugins = taskPlugins(spec, plan, aud, func(k step.OOMKill) { st.OutOfMemory(k) })
 	if aud.net != nil {
 		deps.Network, deps.Peers = aud.net, aud.net
 	}
@@ -213,6 +196,26 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	listener.Close()
 	server.Wait()
 	return err
+}
+
+// taskPlugins are the step's, in an order that each of them needs. killed hears of
+// what the kernel ends for want of memory, once the step runs.
+func taskPlugins(spec *step.Spec, plan *task.Plan, aud *audience, killed func(step.OOMKill)) (list []task.Plugin) {
+	info := func(text string) { aud.Log(step.LogInfo, text) }
+	// First: to enter a v1 cpuset undoes a binding.
+	if len(spec.Confine.V1) > 0 || spec.Confine.OOMGroup == step.OOMGroupTask {
+		list = append(list, taskcgroup.New(spec.Confine, spec.Proctrack.Tasks, plan.Ranks))
+	}
+	if spec.Affinity != nil {
+		// After task/cgroup, whatever the site's order is: affinity.Plugin says why.
+		list = append(list, affinity.New(affinity.Config{Spec: spec, Sys: os.DirFS("/sys"), Say: aud.Say, Log: info}))
+	}
+	// Last, so that its PostStep comes first: while the cgroups of the tasks are
+	// there to be read.
+	return append(list, oom.New(oom.Config{
+		Confine: spec.Confine, Tasks: spec.Proctrack.Tasks, Ranks: plan.Ranks, Command: spec.Argv[0],
+		Killed: killed, Problem: info,
+	}))
 }
 
 // startBeside runs programs that serve the tasks and are none: what ends the tasks

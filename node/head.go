@@ -10,12 +10,10 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"stepd/api"
-	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -375,27 +373,9 @@ func (h *head) claim() bool {
 
 // hold keeps the reservation for the process of pidfd, which it closes.
 func (h *head) hold(pidfd int, limit time.Duration) {
-	defer unix.Close(pidfd)
-	ctx, cancel := context.WithTimeoutCause(context.Background(), limit, fmt.Errorf("it was not launched within %v", limit))
-	defer cancel()
-	ctx, let := context.WithCancelCause(ctx)
-	defer let(nil)
-	go func() { // ends with ctx, which ends with this call
-		select {
-		case <-h.claimed:
-		case <-h.n.stopping:
-		case <-ctx.Done():
-		}
-		let(errLaunched)
-	}()
-	why := "the client that reserved it is gone"
-	switch err := linux.PidfdWait(ctx, pidfd); {
-	case errors.Is(err, errLaunched):
-		return // or noded is stopping: the next one gives it back
-	case err != nil:
-		why = err.Error()
+	if why := h.n.awaitLaunch(h.claimed, pidfd, limit); why != "" {
+		h.giveBack(why)
 	}
-	h.giveBack(why)
 }
 
 // giveBack ends a reservation, unless somebody has claimed it.

@@ -124,6 +124,20 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 		rec.Cgroup, rec.CgroupTasks, rec.CgroupV1 = place.Dir, place.Tasks, place.V1
 	})
 
+	files := []*os.File{listen, events, ns}
+	if res.peers != nil {
+		files = append(files, res.peers)
+	}
+	if err := n.startStepd(f, spec, leaf, files); err != nil {
+		return err
+	}
+	f.tellContainer()
+	return nil
+}
+
+// startStepd starts the step's stepd in its place, and the follower with it. files
+// are what stepd inherits behind its spec and its connection to noded.
+func (n *Node) startStepd(f *follower, spec *step.Spec, leaf *os.File, files []*os.File) error {
 	ours, theirs, err := controlPair()
 	if err != nil {
 		return err
@@ -139,11 +153,7 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 		ours.Close()
 		return err
 	}
-	files := []*os.File{doc, theirs, listen, events, ns}
-	if res.peers != nil {
-		files = append(files, res.peers)
-	}
-	proc, err := n.spawn(f.id, leaf, files...)
+	proc, err := n.spawn(f.id, leaf, append([]*os.File{doc, theirs}, files...)...)
 	if err != nil {
 		ours.Close()
 		return err
@@ -158,7 +168,6 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 			f.log.Errorf("%v", err)
 		}
 	}
-	f.tellContainer()
 	return nil
 }
 

@@ -233,6 +233,15 @@ func (f *follower) claim() bool {
 // hold keeps a reservation for the process of pidfd, which it closes: the step
 // is given back when that ends, or after limit.
 func (f *follower) hold(pidfd int, limit time.Duration) {
+	if why := f.n.awaitLaunch(f.claimed, pidfd, limit); why != "" && f.claim() {
+		f.giveBack(why)
+	}
+}
+
+// awaitLaunch waits until a reservation is claimed, and returns why it is to be
+// given back: the process of pidfd, which it closes, has ended, or limit is over.
+// "" is that it was claimed, or that noded is stopping: the next one gives it back.
+func (n *Node) awaitLaunch(claimed <-chan struct{}, pidfd int, limit time.Duration) (why string) {
 	defer unix.Close(pidfd)
 	late := fmt.Errorf("it was not launched within %v", limit)
 	ctx, cancel := context.WithTimeoutCause(context.Background(), limit, late)
@@ -241,22 +250,19 @@ func (f *follower) hold(pidfd int, limit time.Duration) {
 	defer let(nil)
 	go func() { // ends with ctx, which ends with this call
 		select {
-		case <-f.claimed:
-		case <-f.n.stopping:
+		case <-claimed:
+		case <-n.stopping:
 		case <-ctx.Done():
 		}
 		let(errLaunched)
 	}()
-	why := "the client that reserved it is gone"
 	switch err := linux.PidfdWait(ctx, pidfd); {
 	case errors.Is(err, errLaunched):
-		return // or noded is stopping: the next one gives it back
+		return ""
 	case err != nil:
-		why = err.Error()
+		return err.Error()
 	}
-	if f.claim() {
-		f.giveBack(why)
-	}
+	return "the client that reserved it is gone"
 }
 
 var errLaunched = errors.New("the reservation was claimed, or noded is stopping")

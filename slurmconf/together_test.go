@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestWrongValues: every key of issue 4 with a wrong value tells file, line,
+// TestWrongValues: every such key with a wrong value tells file, line,
 // key, value and what is wanted.
 func TestWrongValues(t *testing.T) {
 	const (
