@@ -124,20 +124,7 @@ func (g *group) procs() (*os.File, error) {
 }
 
 func (g *group) write(file, value string) error {
-	path := filepath.Join(g.path, file)
-	fd, err := openat(g.fd, file, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("cannot open %q: %w", path, err)
-	}
-	defer unix.Close(fd)
-	err = linux.IgnoringEINTR(func() error {
-		_, err := unix.Write(fd, []byte(value))
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("cannot write %q to %q: %w", value, path, err)
-	}
-	return nil
+	return linux.WriteFile(g.fd, file, filepath.Join(g.path, file), value)
 }
 
 // has tells whether the kernel gives the group such a file.

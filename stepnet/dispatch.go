@@ -42,17 +42,24 @@ func (n *Node) fromAbove(l *link, k kind, body []byte) error {
 	return nil
 }
 
-// fromBelow takes a frame of a child.
-func (n *Node) fromBelow(l *link, k kind, body []byte) error {
-	switch k {
-	case kindOutput:
+// stream puts a frame of a stream before the reader of its channel.
+func (l *link) stream(k kind, body []byte) error {
+	to := chanRecord
+	if k == kindOutput {
 		o, err := parseOutput(body)
 		if err != nil {
 			return err
 		}
-		return l.in[o.fd].put(item{kind: k, body: body})
-	case kindRecord:
-		return l.in[chanRecord].put(item{kind: k, body: body})
+		to = o.fd
+	}
+	return l.in[to].put(item{kind: k, body: body})
+}
+
+// fromBelow takes a frame of a child.
+func (n *Node) fromBelow(l *link, k kind, body []byte) error {
+	switch k {
+	case kindOutput, kindRecord:
+		return l.stream(k, body)
 	case kindInputClosed:
 		n.inputClosed(l.peer)
 	case kindEnded:

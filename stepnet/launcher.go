@@ -113,14 +113,8 @@ func (a *Launcher) use(i item) {
 // receive takes a frame of node 0.
 func (a *Launcher) receive(l *link, k kind, body []byte) error {
 	switch k {
-	case kindOutput:
-		o, err := parseOutput(body)
-		if err != nil {
-			return err
-		}
-		return l.in[o.fd].put(item{kind: k, body: body})
-	case kindRecord:
-		return l.in[chanRecord].put(item{kind: k, body: body})
+	case kindOutput, kindRecord:
+		return l.stream(k, body)
 	case kindInputClosed:
 		a.once.Do(func() { close(a.inputGone) })
 	case kindEnded:

@@ -43,23 +43,7 @@ func Apply(writes []step.CgroupWrite, attach func(dir string, deny []step.Device
 // writeFile writes a cgroup file in one call, as the kernel wants it. All
 // directories on the way are root's.
 func writeFile(path, value string) error {
-	var fd int
-	err := linux.IgnoringEINTR(func() (err error) {
-		fd, err = unix.Open(path, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("cannot open %q: %w", path, err)
-	}
-	defer unix.Close(fd)
-	err = linux.IgnoringEINTR(func() error {
-		_, err := unix.Write(fd, []byte(value))
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("cannot write %q to %q: %w", value, path, err)
-	}
-	return nil
+	return linux.WriteFile(unix.AT_FDCWD, path, path, value)
 }
 
 // explain adds what an errno means for this file: the kernel has one for many
