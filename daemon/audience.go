@@ -17,6 +17,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/step"
+	"stepd/stepio/relay"
 	"stepd/task"
 )
 
@@ -24,6 +25,8 @@ import (
 type handler struct {
 	st        *task.Step
 	aud       *audience
+	streams   *relay.Relay
+	owner     uint32 // of the tasks
 	cancelled *overdue
 }
 
@@ -53,11 +56,26 @@ func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {
 			first = errors.New("cannot attach streams here: those of a step of several nodes go to its launcher")
 			continue
 		}
-		if err := h.st.Attach(s.FD, s.Rank, fds[i]); err != nil && first == nil {
+		handle := fds[i]
+		if s.Relay {
+			handle = h.between(s, handle)
+		}
+		if err := h.st.Attach(s.FD, s.Rank, handle); err != nil && first == nil {
 			first = err
 		}
 	}
 	return first
+}
+
+// between puts a pipe of ours before the client's. Where that fails, for want of
+// descriptors, the tasks have the client's.
+func (h handler) between(s stepapi.StreamFD, handle int) int {
+	tasks, err := h.streams.Add(s.FD, s.Rank, handle, h.owner)
+	if err != nil {
+		h.aud.Log(step.LogInfo, err.Error())
+		return handle
+	}
+	return tasks
 }
 
 // audience tells the step to its clients, its event log and noded's log.

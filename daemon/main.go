@@ -30,6 +30,7 @@ import (
 	"stepd/proctrack"
 	"stepd/spank"
 	"stepd/step"
+	"stepd/stepio/relay"
 	"stepd/task"
 	"stepd/task/affinity"
 	taskcgroup "stepd/task/cgroup"
@@ -159,8 +160,11 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		Log:        func(text string) { aud.Log(step.LogError, text) },
 	})
 	deps.Plugins = taskPlugins(spec, plan, aud, func(k step.OOMKill) { st.OutOfMemory(k) })
+	streams := relay.New(2 * (len(plan.Ranks) + 1))
 	if aud.net != nil {
 		deps.Network, deps.Peers = aud.net, aud.net
+	} else {
+		deps.Streams = streams
 	}
 	deps.Namespace = namespace
 	var server *stepapi.Server
@@ -177,7 +181,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	st = task.New(plan, deps)
 	close(made)
 	over := newOverdue()
-	server = stepapi.NewServer(spec.ID, spec.User.UID, handler{st, aud, over})
+	server = stepapi.NewServer(spec.ID, spec.User.UID, handler{st, aud, streams, spec.User.UID, over})
 	aud.server = server
 	server.Add(control, stepapi.RoleNoded, true)
 	server.Serve(listener)

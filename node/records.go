@@ -103,6 +103,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		own.State, own.Reason = rec.State, rec.Reason
 		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
 		own.EndedBy, own.Aborted, own.Drain, own.PluginCrash, own.Usage, own.OOM = rec.EndedBy, rec.Aborted, rec.Drain, rec.PluginCrash, rec.Usage, rec.OOM
+		own.StdoutBytes, own.StderrBytes = rec.StdoutBytes, rec.StderrBytes
 		own.Survivors, own.SurvivorsTotal = rec.Survivors, rec.SurvivorsTotal
 		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = nil, nil, rec.SuspendedSeconds
 		own.Ended = rec.Ended

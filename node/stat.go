@@ -58,6 +58,7 @@ func (f *follower) stat(ctx context.Context) (*step.Record, error) {
 	}
 	if reply.Record != nil && len(reply.Record.Tasks) == len(rec.Tasks) {
 		rec.Tasks, rec.Usage, rec.Host = reply.Record.Tasks, reply.Record.Usage, reply.Record.Host
+		rec.StdoutBytes, rec.StderrBytes = reply.Record.StdoutBytes, reply.Record.StderrBytes
 	}
 	return rec, nil
 }

@@ -52,7 +52,8 @@ const (
 	EventResume     = "resume"
 	EventOOM        = "oom"
 	EventState      = "state"
-	EventMPI        = "mpi" // how far ranks had come, of a step that did not end well
+	EventMPI        = "mpi"       // how far ranks had come, of a step that did not end well
+	EventHeldOpen   = "held_open" // Text names the process that has kept a stream open after the step's end
 	EventUsage      = "usage"
 	EventEnd        = "end"
 )

@@ -59,6 +59,8 @@ func MergeParts(rec *Record, parts []*Record, ending string, now time.Time) {
 		rec.Survivors = append(rec.Survivors, p.Survivors...)
 		rec.SurvivorsTotal += p.SurvivorsTotal
 	}
+	rec.StdoutBytes = sumOf(parts, func(p *Record) *int64 { return p.StdoutBytes })
+	rec.StderrBytes = sumOf(parts, func(p *Record) *int64 { return p.StderrBytes })
 	rec.Suspended, rec.SuspendedBy = nil, nil
 	code, signal, _ := WorstTask(rec.Tasks)
 	for _, p := range parts {
@@ -82,6 +84,19 @@ func MergeParts(rec *Record, parts []*Record, ending string, now time.Time) {
 		rec.Reason = ending
 	}
 	rec.ExitCode, rec.Signal = &code, signal
+}
+
+// sumOf adds a figure of the parts up, nil where it is not known of one of them.
+func sumOf(parts []*Record, of func(*Record) *int64) *int64 {
+	var sum int64
+	for _, p := range parts {
+		n := of(p)
+		if n == nil {
+			return nil
+		}
+		sum += *n
+	}
+	return &sum
 }
 
 // endedBy is what the parts were told by another one.

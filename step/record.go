@@ -76,6 +76,11 @@ type Record struct {
 	PluginCrash *PluginCrash `json:"plugin_crash,omitempty"`
 	// Host is what the SPANK host does, of a running step as Stat answers it.
 	Host *Doing `json:"host,omitempty"`
+	// StdoutBytes and StderrBytes are what the tasks have written to the client, so
+	// far; nil where they have its own descriptor, a file or nothing: then nobody
+	// counts.
+	StdoutBytes *int64 `json:"stdout_bytes"`
+	StderrBytes *int64 `json:"stderr_bytes"`
 	// Usage is what the step has used; nil before its tasks run, and where nobody
 	// has read it.
 	Usage *StepUsage `json:"usage,omitempty"`

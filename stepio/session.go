@@ -139,8 +139,9 @@ func (s *Session) relay(copy func()) {
 	s.start = append(s.start, func() { s.relays.Go(copy) })
 }
 
+// hand notes a descriptor for stepd: the client's own, or a pipe's end that it made.
 func (s *Session) hand(fd, rank int, f *os.File, ours bool) {
-	s.handed = append(s.handed, handed{stepapi.StreamFD{FD: fd, Rank: rank}, f, ours})
+	s.handed = append(s.handed, handed{stepapi.StreamFD{FD: fd, Rank: rank, Relay: !ours && fd != 0}, f, ours})
 }
 
 func (s *Session) pipe(taskReads bool) (ours, theirs *os.File, err error) {

@@ -55,6 +55,7 @@ func attach(t *testing.T, s *Session) *tasks {
 			t.Fatalf("%d descriptors for %d streams", len(got), len(m.Streams))
 		}
 		for i, st := range m.Streams {
+			st.Relay = false
 			k.mine[st] = got[i]
 		}
 	}

@@ -33,6 +33,9 @@ func (s *Step) finish(err error) {
 		s.endStage("undo "+s.undo[i].name, s.undo[i].do)
 	}
 	s.closeAttached()
+	if s.d.Streams != nil && s.d.Streams.Used() {
+		s.endStage("drain", s.drainStreams)
+	}
 	s.settleUsage()
 	s.conclude()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"syscall"
+	"time"
 
 	"stepd/step"
 )
@@ -98,6 +99,18 @@ type MPI interface {
 	TaskExited(rank int, status step.ExitStatus)
 	// Close ends the plugin's servers; it waits for their goroutines.
 	Close() error
+}
+
+// Streams are those of the tasks' streams that stepd passes on: *relay.Relay has them.
+type Streams interface {
+	// Drain returns when the last byte of the tasks was passed on, once no process of
+	// the step is left. A stream that another process keeps open is closed after limit,
+	// and told of. It is called once.
+	Drain(limit time.Duration) []step.Held
+	// Fill writes into the record what has passed so far, and Used tells whether there
+	// are such streams at all; any goroutine may call them.
+	Fill(rec *step.Record)
+	Used() bool
 }
 
 // Spawned are the steps that the tasks have started: *spawn.Services has them.

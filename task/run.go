@@ -27,6 +27,8 @@ type Deps struct {
 	// Accounting is nil where nothing is accounted for.
 	Accounting Accounting
 	Audience   Audience
+	// Streams is nil where stepd passes nothing on.
+	Streams Streams
 	// StartHost runs spankhost, born in the cgroup cgroupFD (-1: in ours).
 	StartHost func(cgroupFD int) (Host, error)
 	// NoChildren returns a channel that is closed when stepd has no children

@@ -31,10 +31,13 @@ func newRecord(spec *step.Spec, ranks []int, now time.Time) step.Record {
 // Record is a copy of the step's record as it is now.
 func (s *Step) Record() step.Record {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	rec := s.rec
 	rec.Tasks = append([]step.Task(nil), s.rec.Tasks...)
 	rec.OOM = append([]step.OOMKill(nil), s.rec.OOM...)
+	s.mu.Unlock()
+	if s.d.Streams != nil {
+		s.d.Streams.Fill(&rec)
+	}
 	return rec
 }
 
