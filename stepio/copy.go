@@ -1,167 +1,113 @@
 package stepio
 
 import (
-	"bytes"
-	"fmt"
+	"errors"
 	"io"
 	"os"
-	"strconv"
-	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
-// pieceMax is the longest part of a line that is held back for its end. A
-// longer line is passed on in pieces, so that memory stays bounded.
-const pieceMax = 64 << 10
+// moveMax is the most that the kernel is asked to move at once.
+const moveMax = 1 << 20
 
-// copyAll passes on everything. A destination that is gone does not stop the
-// reading: the tasks would block for ever.
-func copyAll(dest io.Writer, src *os.File) {
-	defer src.Close()
-	if _, err := io.Copy(dest, src); err != nil {
-		io.Copy(io.Discard, src)
+// pass passes on everything from a pipe to the client's file until its end, as it
+// comes. The kernel moves it, where it can for this kind of file. What the file does
+// not take is an error, and the rest is not read: the tasks get SIGPIPE.
+func pass(dest, src *os.File) error {
+	raw, err := src.SyscallConn()
+	if err != nil {
+		return err
 	}
-}
-
-// lines writes whole lines of many ranks to one destination.
-type lines struct {
-	width int // of a label; 0 without
-	mu    sync.Mutex
-	dest  io.Writer // guarded by mu
-}
-
-func newLines(dest io.Writer, ntasks int, label bool) *lines {
-	l := &lines{dest: dest}
-	if label {
-		l.width = len(strconv.Itoa(ntasks - 1))
-	}
-	return l
-}
-
-// write passes one piece on.
-func (l *lines) write(piece []byte) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.dest.Write(piece) // a reader that went away is no reason to stop the tasks
-}
-
-// copy passes on the lines of one rank until its end.
-func (l *lines) copy(rank int, src io.ReadCloser) {
-	defer src.Close()
-	feed := lineFeed{out: l, rank: rank}
-	buf := make([]byte, 4096)
+	out := rawFD(dest)
+	var buf []byte // where the kernel cannot
 	for {
-		n, err := src.Read(buf)
-		feed.add(buf[:n])
-		if err != nil {
-			break
-		}
-		if n == len(buf) && n < pieceMax {
-			buf = make([]byte, 2*n) // a busy stream is worth larger reads
-		}
-	}
-	feed.end()
-}
-
-// lineFeed is what one rank writes: its whole lines go to out, several at once,
-// and what has no end yet is held back.
-type lineFeed struct {
-	out     *lines
-	rank    int
-	held    []byte
-	partial bool // the beginning of held's line was passed on already
-	scratch []byte
-}
-
-// add takes the next bytes, which stay the caller's.
-func (f *lineFeed) add(data []byte) {
-	if i := bytes.LastIndexByte(data, '\n'); i >= 0 {
-		f.held = append(f.held, data[:i+1]...)
-		f.flush()
-		f.partial = false
-		data = data[i+1:]
-	}
-	f.held = append(f.held, data...)
-	if len(f.held) >= pieceMax {
-		f.flush()
-		f.partial = true
-	}
-}
-
-// flush passes on what is held, with a label before each line that begins in it.
-func (f *lineFeed) flush() {
-	if f.out.width == 0 {
-		f.out.write(f.held)
-		f.held = f.held[:0]
-		return
-	}
-	f.scratch = f.scratch[:0]
-	begins := !f.partial
-	for rest := f.held; len(rest) > 0; {
-		n := bytes.IndexByte(rest, '\n') + 1
-		if n == 0 {
-			n = len(rest)
-		}
-		if begins {
-			f.scratch = fmt.Appendf(f.scratch, "%*d: ", f.out.width, f.rank)
-		}
-		f.scratch = append(f.scratch, rest[:n]...)
-		begins, rest = true, rest[n:]
-	}
-	f.out.write(f.scratch)
-	f.held = f.held[:0]
-}
-
-// end passes on the last of it.
-func (f *lineFeed) end() {
-	if len(f.held) == 0 && !f.partial {
-		return
-	}
-	if f.out.width > 0 {
-		f.held = append(f.held, '\n') // or the next rank's label would follow it
-	}
-	f.flush()
-	f.partial = false
-}
-
-// inputChunks bounds what is read ahead for a rank that reads more slowly than
-// the others.
-const inputChunks = 16
-
-// broadcast sends src to every writer. A rank that has closed its input, or has
-// ended, drops out; one that does not read holds the others back.
-func broadcast(src io.Reader, writers []*os.File) {
-	type feed struct {
-		chunks chan []byte
-		gone   chan struct{}
-	}
-	feeds := make([]feed, len(writers))
-	for i, w := range writers {
-		f := feed{make(chan []byte, inputChunks), make(chan struct{})}
-		feeds[i] = f
-		go func() {
-			defer w.Close()
-			defer close(f.gone)
-			for c := range f.chunks {
-				if _, err := w.Write(c); err != nil {
-					return
-				}
+		var n int64
+		rerr := raw.Read(func(fd uintptr) bool {
+			if buf != nil {
+				n, err = copySome(out, int(fd), buf)
+			} else {
+				n, err = unix.Splice(int(fd), nil, out, nil, moveMax, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
 			}
-		}()
+			if errors.Is(err, unix.EAGAIN) && ready(int(fd), unix.POLLIN, 0) {
+				ready(out, unix.POLLOUT, -1) // it is the file that has no room
+				err = unix.EINTR
+			}
+			return !errors.Is(err, unix.EAGAIN)
+		})
+		switch {
+		case rerr != nil:
+			return rerr
+		case errors.Is(err, unix.EINVAL) && buf == nil:
+			buf = make([]byte, bufferSize) // one that is open for appending, a terminal of an older kernel
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n == 0:
+			return nil
+		}
 	}
-	for {
-		buf := make([]byte, 32<<10)
-		n, err := src.Read(buf)
-		for _, f := range feeds {
-			select {
-			case f.chunks <- buf[:n]:
-			case <-f.gone:
+}
+
+func copySome(out, in int, buf []byte) (int64, error) {
+	n, err := unix.Read(in, buf)
+	if n <= 0 {
+		return 0, err
+	}
+	return int64(n), writeAll(out, buf[:n])
+}
+
+// ready waits at most ms milliseconds (-1: for ever) for events of a descriptor.
+func ready(fd int, events int16, ms int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, ms)
+	return n == 1 && err == nil
+}
+
+// writeAll writes all of the pieces, of which the first may be empty.
+func writeAll(fd int, pieces ...[]byte) error {
+	for len(pieces) > 0 {
+		if len(pieces[0]) == 0 {
+			pieces = pieces[1:]
+			continue
+		}
+		var n int
+		var err error
+		if len(pieces) == 1 {
+			n, err = unix.Write(fd, pieces[0])
+		} else {
+			n, err = unix.Writev(fd, pieces)
+		}
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN): // whoever shares it does not want it to block
+			ready(fd, unix.POLLOUT, -1)
+		case err != nil:
+			return err
+		}
+		for n = max(n, 0); n > 0; pieces = pieces[1:] {
+			if n < len(pieces[0]) {
+				pieces[0] = pieces[0][n:]
+				break
+			}
+			n -= len(pieces[0])
+		}
+	}
+	return nil
+}
+
+// readable waits until src may be read, and calls use with its descriptor, which reads
+// once. It returns what use does.
+func readable(raw syscall.RawConn, use func(fd int) (int, error)) (n int, err error) {
+	rerr := raw.Read(func(fd uintptr) bool {
+		for {
+			if n, err = use(int(fd)); !errors.Is(err, unix.EINTR) {
+				return !errors.Is(err, unix.EAGAIN)
 			}
 		}
-		if err != nil {
-			break
-		}
+	})
+	if err == nil && n == 0 {
+		err = io.EOF
 	}
-	for _, f := range feeds {
-		close(f.chunks)
-	}
+	return n, errors.Join(rerr, err)
 }

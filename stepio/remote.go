@@ -1,7 +1,7 @@
 package stepio
 
 import (
-	"io"
+	"os"
 
 	"stepd/step"
 )
@@ -15,9 +15,12 @@ type Remote struct {
 
 // remoteOutput is one of the two streams. Its pieces come one after the other.
 type remoteOutput struct {
-	dest  io.Writer
-	lines *lines // nil: bytes go out as they come
-	feeds map[int]*lineFeed
+	fd     int
+	opt    *Options
+	lines  *lines
+	whole  bool // bytes go out as they come
+	feeds  map[int]*lineFeed
+	failed bool // the file takes no more
 }
 
 // NewRemote makes the client's end of the streams. opt.Stdin and opt.SameUser are not
@@ -27,35 +30,47 @@ func NewRemote(spec *step.Spec, opt Options) *Remote {
 	for _, out := range []struct {
 		fd     int
 		stream step.Stream
-		dest   io.Writer
+		dest   *os.File
 	}{{1, spec.Stdout, opt.Stdout}, {2, spec.Stderr, opt.Stderr}} {
-		o := &remoteOutput{dest: out.dest, feeds: make(map[int]*lineFeed)}
 		one := spec.NTasks == 1 || out.stream.Rank != nil
-		if opt.Label || (!opt.Unbuffered && !one) {
-			o.lines = newLines(out.dest, spec.NTasks, opt.Label)
+		r.outs[out.fd] = &remoteOutput{
+			fd: out.fd, opt: &opt, lines: newLines(out.dest, spec.NTasks, &opt),
+			whole: !opt.Label && (opt.Unbuffered || one), feeds: make(map[int]*lineFeed),
 		}
-		r.outs[out.fd] = o
 	}
 	return r
 }
 
 // Output takes a piece of what rank wrote on fd (1 or 2), or its end. Pieces of one
 // fd are given one after the other; those of the other may come at the same time.
+// Once the file takes no more, they are dropped, of which Options.Failed was told.
 func (r *Remote) Output(fd, rank int, data []byte, end bool) {
 	o := r.outs[fd]
-	if o.lines == nil {
-		o.dest.Write(data) // a reader that went away is no reason to stop the tasks
+	if o.failed {
 		return
 	}
-	feed := o.feeds[rank]
-	if feed == nil {
-		feed = &lineFeed{out: o.lines, rank: rank}
-		o.feeds[rank] = feed
+	var err error
+	if o.whole {
+		err = writeAll(o.lines.fd, data)
+	} else {
+		feed := o.feeds[rank]
+		if feed == nil {
+			feed = o.lines.feed(rank)
+			o.feeds[rank] = feed
+		}
+		err = o.lines.take(feed, data)
+		if end && err == nil {
+			err = o.lines.end(feed)
+			delete(o.feeds, rank)
+		}
 	}
-	feed.add(data)
-	if end {
-		feed.end()
-		delete(o.feeds, rank)
+	o.fail(err)
+}
+
+func (o *remoteOutput) fail(err error) {
+	if err != nil && !o.failed {
+		o.failed = true
+		o.opt.failed(o.fd, err)
 	}
 }
 
@@ -67,7 +82,7 @@ func (r *Remote) End() {
 			continue
 		}
 		for _, feed := range o.feeds {
-			feed.end()
+			o.fail(o.lines.end(feed))
 		}
 	}
 }

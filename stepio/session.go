@@ -1,6 +1,7 @@
 package stepio
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -21,7 +22,31 @@ type Options struct {
 	Label bool
 	// SameUser tells that the tasks run as the client's own user.
 	SameUser bool
+	// Failed hears, by any goroutine and once for each stream, that a file does not
+	// take what the tasks write, or cannot be read: tasks that write on get SIGPIPE,
+	// and those that read have their end of file. nil: nobody hears of it.
+	Failed func(err error)
 }
+
+// failed tells why a stream ends before its time.
+func (o *Options) failed(fd int, err error) {
+	if err == nil || o.Failed == nil {
+		return
+	}
+	verb, file := "write", o.Stdout
+	switch fd {
+	case 0:
+		verb, file = "read", o.Stdin
+	case 2:
+		file = o.Stderr
+	}
+	if path, ok := errors.AsType[*os.PathError](err); ok {
+		err = path.Err
+	}
+	o.Failed(fmt.Errorf("cannot %s %s %q: %w", verb, streamNames[fd], file.Name(), err))
+}
+
+var streamNames = [3]string{"stdin", "stdout", "stderr"}
 
 // Session is the streams of one step. Make it with Open, hand it over with
 // Attach, and wait for the last byte with Drain.
@@ -93,7 +118,9 @@ func (s *Session) openInput() error {
 	}
 	// Not waited for: it may be blocked in a read of the terminal when the
 	// step ends.
-	s.start = append(s.start, func() { go broadcast(s.opt.Stdin, writers) })
+	s.start = append(s.start, func() {
+		go func() { s.opt.failed(0, broadcast(s.opt.Stdin, writers)) }()
+	})
 	return nil
 }
 
@@ -120,17 +147,26 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 			return err
 		}
 		s.hand(fd, rank, theirs, false)
-		s.relay(func() { copyAll(dest, ours) })
+		s.relay(func() {
+			defer ours.Close()
+			s.opt.failed(fd, pass(dest, ours))
+		})
 		return nil
 	}
-	out := newLines(dest, s.spec.NTasks, s.opt.Label)
+	out := newLines(dest, s.spec.NTasks, &s.opt)
+	var once sync.Once
 	for _, rank := range ranks {
 		ours, theirs, err := s.pipe(false)
 		if err != nil {
 			return err
 		}
 		s.hand(fd, rank, theirs, false)
-		s.relay(func() { out.copy(rank, ours) })
+		s.relay(func() {
+			defer ours.Close()
+			if err := out.copy(rank, ours); err != nil {
+				once.Do(func() { s.opt.failed(fd, err) })
+			}
+		})
 	}
 	return nil
 }

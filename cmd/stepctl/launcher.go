@@ -20,8 +20,10 @@ import (
 // go over the network, to node 0's stepd. The end is known to noded alone, which
 // makes one record of all parts.
 func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files [3]*os.File) (*step.Record, error) {
+	unread, noReader := make(chan struct{}), sync.Once{}
 	t := &nodeLaunch{l: l, spec: spec, states: make([]step.State, len(spec.Layout.Nodes)), remote: stepio.NewRemote(spec, stepio.Options{
 		Stdout: files[1], Stderr: files[2], Unbuffered: l.opt.unbuffered, Label: l.opt.label,
+		Failed: func(err error) { l.streamFailed(err); noReader.Do(func() { close(unread) }) },
 	})}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -48,11 +50,27 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files [3]*os.
 		// step ends.
 		go t.sendInput(a, files[0])
 	}
-	if err := a.Wait(); err != nil {
+	if err := waitNodes(a, unread); err != nil {
 		say("error: %s", err)
 	}
 	t.remote.End()
 	return l.wait()
+}
+
+// waitNodes returns when all has come that the nodes tell, or what has kept it from
+// coming. Where the client's file takes no more output (unread), nobody reads what the
+// tasks write: those that write on get SIGPIPE.
+func waitNodes(a *stepnet.Launcher, unread <-chan struct{}) error {
+	ended := make(chan error, 1)
+	go func() { ended <- a.Wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-unread:
+		a.Close()
+		<-ended
+		return nil
+	}
 }
 
 // errEnded says that the step has ended before it could be reached.

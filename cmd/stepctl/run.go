@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -205,6 +206,19 @@ type launch struct {
 	mu    sync.Mutex
 	state step.State   // guarded by mu: what was heard last
 	told  map[int]bool // guarded by mu: ranks whose end was told
+	lost  bool         // guarded by mu: output was not taken by the file that it is for
+}
+
+// streamFailed tells that a file takes no more output, or gives no more input. A pipe
+// that nobody reads is no news: the tasks' own ends tell of it.
+func (l *launch) streamFailed(err error) {
+	if errors.Is(err, unix.EPIPE) {
+		return
+	}
+	l.mu.Lock()
+	l.lost = true
+	l.mu.Unlock()
+	say("error: %s", err)
 }
 
 // follow connects to stepd, hands over the streams and hears of the step until
@@ -234,6 +248,7 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 	streams, err := stepio.Open(spec, stepio.Options{
 		Stdin: files[0], Stdout: files[1], Stderr: files[2],
 		Unbuffered: l.opt.unbuffered, Label: l.opt.label, SameUser: spec.User.UID == uint32(os.Geteuid()),
+		Failed: l.streamFailed,
 	})
 	if err != nil {
 		return nil, err
@@ -349,6 +364,11 @@ func (l *launch) conclude(rec *step.Record) int {
 	// A lost node has ended tasks on the others, which says nothing of itself.
 	if rec.State != step.Completed && (!told || rec.State == step.NodeFail) && rec.Reason != "" {
 		say("error: step %s: %s: %s", l.id, rec.State, rec.Reason)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lost {
+		return max(1, *rec.ExitCode)
 	}
 	return *rec.ExitCode
 }

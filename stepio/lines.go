@@ -1,0 +1,198 @@
+package stepio
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// pieceMax is the longest part of a line that is held back for its end. A
+	// longer line is passed on in pieces, so that memory stays bounded.
+	pieceMax = 64 << 10
+	// bufferSize is what is read at once: what a pipe holds, and the processor's cache.
+	bufferSize = 256 << 10
+)
+
+// lines writes what many ranks write to one file: by whole lines, with the rank before
+// each where that is asked for. All ranks share its buffers, so that a rank that is
+// silent costs nothing.
+type lines struct {
+	fd         int // of the file
+	width      int // of a label; 0 without
+	unbuffered bool
+
+	mu  sync.Mutex
+	buf []byte    // guarded by mu: what was read
+	out []byte    // guarded by mu: what is written
+	mid *lineFeed // guarded by mu: whose line stands in the file without its end
+	err error     // guarded by mu: what the file did not take
+}
+
+func newLines(dest *os.File, ntasks int, opt *Options) *lines {
+	l := &lines{fd: rawFD(dest), unbuffered: opt.Unbuffered}
+	if opt.Label {
+		l.width = len(strconv.Itoa(ntasks - 1))
+	}
+	return l
+}
+
+// copy passes on what rank writes until its end, or until the file takes no more.
+func (l *lines) copy(rank int, src *os.File) error {
+	raw, err := src.SyscallConn()
+	if err != nil {
+		return err
+	}
+	feed := l.feed(rank)
+	for {
+		var werr error
+		_, err := readable(raw, func(fd int) (int, error) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if werr = l.err; werr != nil {
+				return 0, werr
+			}
+			if l.buf == nil {
+				l.buf = make([]byte, bufferSize)
+			}
+			n, err := unix.Read(fd, l.buf)
+			if n > 0 {
+				werr = l.add(feed, l.buf[:n])
+			}
+			return n, err
+		})
+		if werr != nil {
+			return werr
+		}
+		if err != nil {
+			break
+		}
+	}
+	return l.end(feed)
+}
+
+// lineFeed is what one rank writes: what has no end yet is held back. It is guarded by
+// lines.mu.
+type lineFeed struct {
+	label   []byte
+	held    []byte
+	partial bool // the beginning of held's line was passed on already
+}
+
+func (l *lines) feed(rank int) *lineFeed {
+	f := &lineFeed{}
+	if l.width > 0 {
+		f.label = fmt.Appendf(nil, "%*d: ", l.width, rank)
+	}
+	return f
+}
+
+// take is add for who does not hold mu.
+func (l *lines) take(f *lineFeed, data []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.add(f, data)
+}
+
+// add takes the next bytes, which stay the caller's. It is called with mu held.
+func (l *lines) add(f *lineFeed, data []byte) error {
+	if i := bytes.LastIndexByte(data, '\n'); i >= 0 {
+		if err := l.write(f, data[:i+1], false); err != nil {
+			return err
+		}
+		data = data[i+1:]
+	}
+	f.held = append(f.held, data...)
+	switch {
+	case len(f.held) >= pieceMax, l.unbuffered && len(f.held) > 0:
+		return l.writePiece(f)
+	case len(f.held) == 0:
+		f.held = nil
+	}
+	return nil
+}
+
+// writePiece passes on what is held of a line without its end, up to the last whole
+// character: another rank's line may come between.
+func (l *lines) writePiece(f *lineFeed) error {
+	whole := len(f.held)
+	for i := 1; i < utf8.UTFMax && i <= len(f.held); i++ {
+		if c := f.held[len(f.held)-i]; utf8.RuneStart(c) {
+			if !utf8.FullRune(f.held[len(f.held)-i:]) {
+				whole -= i
+			}
+			break
+		}
+	}
+	if whole == 0 {
+		return nil
+	}
+	rest := append([]byte(nil), f.held[whole:]...)
+	f.held = f.held[:whole]
+	err := l.write(f, nil, true)
+	f.held = append(f.held, rest...)
+	return err
+}
+
+// write passes on what is held and data behind it: whole lines, or the beginning of one.
+func (l *lines) write(f *lineFeed, data []byte, partial bool) error {
+	if l.err != nil {
+		return l.err
+	}
+	if l.width == 0 {
+		l.err = writeAll(l.fd, f.held, data) // as it is, and without a copy
+	} else {
+		l.label(f, data)
+		l.err = writeAll(l.fd, l.out)
+		l.mid = nil
+		if partial {
+			l.mid = f
+		}
+	}
+	f.partial = partial
+	f.held = f.held[:0]
+	return l.err
+}
+
+// label puts held and data into out, with the label before each line that begins in
+// them. A line of another rank that has no end yet gets one, and goes on in the next.
+func (l *lines) label(f *lineFeed, data []byte) {
+	out := l.out[:0]
+	if l.mid != nil && l.mid != f {
+		l.mid.partial = false
+		out = append(out, '\n')
+	}
+	if !f.partial {
+		out = append(out, f.label...)
+	}
+	out = append(out, f.held...)
+	for {
+		n := bytes.IndexByte(data, '\n') + 1
+		if n == 0 || n == len(data) {
+			break
+		}
+		out = append(out, data[:n]...)
+		out = append(out, f.label...)
+		data = data[n:]
+	}
+	l.out = append(out, data...)
+}
+
+// end passes on the last of a rank.
+func (l *lines) end(f *lineFeed) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(f.held) == 0 && !f.partial {
+		return l.err
+	}
+	var newline []byte
+	if l.width > 0 {
+		newline = []byte{'\n'} // or the next rank's label would follow it
+	}
+	return l.write(f, newline, false)
+}
