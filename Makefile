@@ -31,7 +31,8 @@ go-programs:
 BUILD_PKGS := gcc libc6-dev make
 TEST_PKGS  := $(BUILD_PKGS) g++ pkgconf liblua5.4-dev clang-format libslurm-dev passwd util-linux procps libasan8 libubsan1 \
               mpich libmpich-dev libpmi2-0 libpmi2-0-dev openmpi-bin libopenmpi-dev libpmix-dev \
-              qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static
+              qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static \
+              bash-completion zsh fish groff-base
 DEMO_PKGS  := $(BUILD_PKGS) mpich libmpich-dev
 
 define need_packages
@@ -145,6 +146,9 @@ install-files:
 	for f in docs/*.md; do sed 's|](\.\./|](|g' $$f | install -m644 /dev/stdin $(SHARE)/doc/stepd/$${f##*/} || exit; done
 	install -m644 docs/adr/*.md $(SHARE)/doc/stepd/adr/
 	install -m644 docs/man/*.7 $(SHARE)/man/man7/
+	install -d $(SHARE)/man/man8
+	$(BIN)/stepctl man $(SHARE)/man
+	$(BIN)/noded --manual > $(SHARE)/man/man8/noded.8
 	install -d $(DESTDIR)$(PREFIX)/include/stepd/slurm $(SHARE)/pkgconfig $(EXAMPLES)
 	install -m644 spank/host/include/slurm/*.h $(DESTDIR)$(PREFIX)/include/stepd/slurm/
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' packaging/stepd-spank.pc.in > $(SHARE)/pkgconfig/stepd-spank.pc

@@ -16,6 +16,8 @@ var importRules = map[string]struct {
 }{
 	"stepd/step":              {nil, "the vocabulary: standard library only"},
 	"stepd/internal/linux":    {nil, "system calls and nothing else"},
+	"stepd/internal/manual":   {nil, "help screens and man pages of the same words"},
+	"stepd/docs":              {nil, "documents of which man pages are made"},
 	"stepd/internal/testkit":  {nil, "what tests share"},
 	"stepd/api":               {nil, "noded's service, generated, and the kernel's word on its peers"},
 	"stepd/api/stepapi":       {[]string{"stepd/step"}, "stepd's socket"},

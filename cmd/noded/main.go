@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"stepd/internal/manual"
 	"stepd/node"
 )
 
@@ -40,6 +41,7 @@ type options struct {
 	bootstrap string
 	check     bool
 	verbose   bool
+	manual    bool
 }
 
 func command() *cobra.Command {
@@ -59,6 +61,10 @@ func command() *cobra.Command {
 			if o.bootstrap != "" {
 				return bootstrapCA(o.bootstrap, args)
 			}
+			if o.manual {
+				_, err := io.WriteString(c.OutOrStdout(), page(c).Roff())
+				return err
+			}
 			if o.check {
 				return check(c.OutOrStdout(), o)
 			}
@@ -75,6 +81,9 @@ func command() *cobra.Command {
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
 	f.BoolVar(&o.check, "check", false, "check the configuration, print its mistakes and the keys that are ignored, and exit")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more")
+	f.BoolVar(&o.manual, "manual", false, "print the man page, for make install")
+	_ = f.MarkHidden("manual") // it is there
+	c.SetHelpFunc(func(c *cobra.Command, _ []string) { fmt.Fprint(c.OutOrStdout(), page(c).Text(manual.Style{})) })
 	return c
 }
 

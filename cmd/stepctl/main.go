@@ -42,6 +42,9 @@ func execute(args []string) error {
 			return err
 		}
 	}
+	if c, rest := completing(root, args); c != nil && c.Annotations[usesPlugins] != "" && strings.HasPrefix(args[len(args)-1], "-") {
+		d.completePlugins(c, rest)
+	}
 	return root.Execute()
 }
 
@@ -65,13 +68,19 @@ func plain(err error) string {
 
 func newRoot(d *dialer) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "stepctl",
-		Short:         "run and control job steps on this node",
+		Use:   "stepctl",
+		Short: "run and control job steps on this node",
+		Long: "stepctl is the client of noded, the daemon of a node: what srun, sbatch, salloc, scancel, squeue and sstat are to Slurm, with srun's letters and meanings.\n\n" +
+			"JOB.STEP is the number of a step, such as 12.0; JOB stands for all steps of a job.",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
 	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), suspendCommand(d), resumeCommand(d), statCommand(d), explainCommand(d),
-		eventsCommand(d), timelineCommand(d), nodeCommand(d), pluginsCommand(d))
+		eventsCommand(d), timelineCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))
+	root.CompletionOptions.DisableDefaultCmd = true
+	useManual(root)
+	d.completeRefs(root)
+	completeFlags(root)
 	return root
 }

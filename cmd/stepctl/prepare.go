@@ -36,11 +36,7 @@ func (d *dialer) prepare(c *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	which := spank.ContextLocal
-	if c.Annotations[usesPlugins] == spank.ContextAllocator.String() {
-		which = spank.ContextAllocator
-	}
-	p, err := loadPlugins(d, client, which)
+	p, err := loadPlugins(d, client, contextOf(c))
 	if err != nil {
 		if seen.help {
 			say("cannot list the plugins' options: %s", plain(err))
@@ -63,6 +59,14 @@ func (d *dialer) prepare(c *cobra.Command, args []string) error {
 		return nil
 	}
 	return nil
+}
+
+// contextOf is the context in which a verb loads plugins.
+func contextOf(c *cobra.Command) spank.Context {
+	if c.Annotations[usesPlugins] == spank.ContextAllocator.String() {
+		return spank.ContextAllocator
+	}
+	return spank.ContextLocal
 }
 
 // peeked is what must be known of a command line before it can be parsed.

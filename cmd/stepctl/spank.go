@@ -7,13 +7,13 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"stepd/api"
+	"stepd/internal/manual"
 	"stepd/spank"
 	"stepd/step"
 )
@@ -133,7 +133,7 @@ const noArg = "\x00"
 
 func (f *pluginFlag) String() string { return "" }
 
-// Type has no meaning: help has a section of its own.
+// Type has no meaning: help writes the option as the plugin does.
 func (f *pluginFlag) Type() string { return "" }
 
 func (f *pluginFlag) Set(text string) error {
@@ -149,43 +149,24 @@ func (f *pluginFlag) Set(text string) error {
 	return nil
 }
 
-// addFlags makes the plugins' options flags of the command, and sections of its
-// help.
+// addFlags makes the plugins' options flags of the command; each plugin's are a
+// section of its help.
 func (p *plugins) addFlags(c *cobra.Command) {
 	own := c.Flags()
-	sections := make(map[string][]string)
-	var titles []string
 	for i, o := range p.options {
 		if own.Lookup(o.Name) != nil || c.InheritedFlags().Lookup(o.Name) != nil || o.Name == "help" {
 			say("error: Ignoring conflicting option %q in plugin %q", o.Name, o.Plugin)
 			continue
 		}
-		// Hidden from the list of the command's own.
-		f := &pflag.Flag{Name: o.Name, Usage: o.Usage, Value: &pluginFlag{p, i}, Hidden: true}
+		f := &pflag.Flag{Name: o.Name, Usage: o.Usage, Value: &pluginFlag{p, i}, Annotations: map[string][]string{
+			manual.OwnGroup: {fmt.Sprintf("Options of plugin %s (%s)", o.Plugin, o.File)},
+			manual.Written:  {optionWord(o.Name, o.ArgInfo, o.HasArg)},
+		}}
 		if o.HasArg != 1 {
 			f.NoOptDefVal = noArg
 		}
 		own.AddFlag(f)
-		title := fmt.Sprintf("Options of plugin %s (%s):", o.Plugin, o.File)
-		if sections[title] == nil {
-			titles = append(titles, title)
-		}
-		sections[title] = append(sections[title], optionWord(o.Name, o.ArgInfo, o.HasArg)+"\t"+o.Usage)
 	}
-	usage := c.UsageFunc()
-	c.SetUsageFunc(func(c *cobra.Command) error {
-		if err := usage(c); err != nil {
-			return err
-		}
-		w := tabwriter.NewWriter(c.OutOrStderr(), 2, 8, 3, ' ', 0)
-		for _, title := range titles {
-			fmt.Fprintf(w, "\n%s\n", title)
-			for _, line := range sections[title] {
-				fmt.Fprintf(w, "      %s\n", line)
-			}
-		}
-		return w.Flush()
-	})
 }
 
 // optionWord is how an option is written: "--name", "--name=ARG", "--name[=ARG]".

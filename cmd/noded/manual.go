@@ -1,0 +1,36 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"stepd/internal/manual"
+)
+
+// page is noded(8), and noded's help screen.
+func page(c *cobra.Command) *manual.Page {
+	p := manual.Of(c, 8, nil, nil)
+	p.Short = "node daemon: starts job steps and follows them"
+	p.Usage = []string{
+		"noded [-f FILE] [--run-dir DIR] [--spool-dir DIR] [-v]",
+		"noded --check [-f FILE]",
+		"noded --bootstrap-ca DIR NODE ...",
+	}
+	p.About = []string{
+		"noded runs on each node, as root, mostly as the service noded.service. It takes requests on its socket, starts one stepd for each step, runs prolog and epilog, and keeps what became of the steps. Who asks is told by the kernel.",
+		"It stays in the foreground, and tells systemd when it serves. SIGTERM stops it and leaves the steps running: the next noded finds them again.",
+	}
+	p.Topics = []manual.Topic{
+		{Title: "Exit codes", Entries: []manual.Entry{
+			{Name: "0", Text: "stopped by SIGTERM; with --check: no mistake was found"},
+			{Name: "1", Text: "a mistake in the configuration, another noded on the same spool directory, or no root"},
+		}},
+		{Title: "Environment", Entries: []manual.Entry{{Name: "SLURM_CONF", Text: "the configuration, where -f names none"}}},
+		{Title: "Files", Entries: []manual.Entry{
+			{Name: "/etc/stepd/slurm.conf", Text: "configuration; the other files stand beside it"},
+			{Name: "/run/stepd/noded.sock", Text: "the socket that stepctl asks"},
+			{Name: "/var/spool/stepd", Text: "what is known of the steps, and events/JOB.STEP.jsonl, their event logs"},
+		}},
+	}
+	p.See = []string{"stepctl(1)", "stepd.conf(5)", "stepd-slurm.conf(5)", "stepd-cgroup.conf(5)", "stepd-spank(7)"}
+	return p
+}

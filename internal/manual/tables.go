@@ -1,0 +1,103 @@
+package manual
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// Tables is the page of a configuration file: the sections of a Markdown document
+// with these titles, their tables as keys.
+func Tables(p *Page, document string, titles ...string) (*Page, error) {
+	for _, title := range titles {
+		_, rest, found := strings.Cut(document, "\n## "+title+"\n")
+		if !found {
+			return nil, fmt.Errorf("cannot make the page of %s: there is no section %q", p.Name, title)
+		}
+		body, _, _ := strings.Cut(rest, "\n## ")
+		p.Groups = append(p.Groups, tableGroup(title, body))
+	}
+	return p, nil
+}
+
+// tableGroup reads one section. What stands before its table comes first, what
+// stands behind it as entries without a key would not be read: it comes first, too.
+func tableGroup(title, body string) Group {
+	g := Group{Title: title}
+	for _, block := range Paragraphs(body) {
+		switch {
+		case strings.HasPrefix(block, "| "):
+			g.Options = append(g.Options, tableRows(block)...)
+		case strings.HasPrefix(block, "- "):
+			for item := range strings.SplitSeq("\n"+block, "\n- ") {
+				if item = strings.TrimSpace(item); item != "" {
+					g.Text = append(g.Text, "* "+plainText(item))
+				}
+			}
+		default:
+			if !verbatim(block) {
+				block = plainText(block)
+			}
+			g.Text = append(g.Text, block)
+		}
+	}
+	return g
+}
+
+// tableRows: the first cell is the key, the others "value", "default", "meaning",
+// by the head of the table.
+func tableRows(block string) (out []Option) {
+	lines := strings.Split(block, "\n")
+	head := cells(lines[0])
+	for _, line := range lines[1:] {
+		row := cells(line)
+		if len(row) < 2 || strings.HasPrefix(row[0], "---") {
+			continue
+		}
+		var value, rest []string
+		for i, cell := range row[1:] {
+			if i+1 >= len(head) || cell == "" {
+				continue
+			}
+			switch name := head[i+1]; {
+			case name == "value":
+				value = append(value, plainText(cell))
+			case name == "default":
+				rest = append(rest, "Default: "+plainText(cell)+".")
+			default:
+				text := plainText(cell)
+				rest = append([]string{strings.ToUpper(text[:1]) + text[1:] + stop(text)}, rest...)
+			}
+		}
+		text := strings.Join(rest, " ")
+		if len(value) > 0 {
+			text = "Value: " + strings.Join(value, " ") + ". " + text
+		}
+		out = append(out, Option{Name: strings.ReplaceAll(plainText(row[0]), "`", ""), Text: strings.TrimSpace(text)})
+	}
+	return out
+}
+
+func stop(text string) string {
+	if strings.HasSuffix(text, ".") {
+		return ""
+	}
+	return "."
+}
+
+// cells parts a row; \| is a bar in a cell.
+func cells(line string) (out []string) {
+	line = strings.ReplaceAll(strings.Trim(strings.TrimSpace(line), "|"), `\|`, "\x00")
+	for cell := range strings.SplitSeq(line, "|") {
+		out = append(out, strings.ReplaceAll(strings.TrimSpace(cell), "\x00", "|"))
+	}
+	return out
+}
+
+var link = regexp.MustCompile(`\[([^\]]+)\]\(([^)]+)\)`)
+
+// plainText takes Markdown's links and stars away; what is in backquotes stays so.
+func plainText(s string) string {
+	s = link.ReplaceAllString(s, "$1")
+	return strings.ReplaceAll(strings.Join(strings.Fields(s), " "), "**", "")
+}
