@@ -101,6 +101,9 @@ func TestRootPMIxKilled(t *testing.T) {
 			doc := n.running(t)
 			host, stepd := hostOf(t, n, doc.id()), stepdOf(t, n, doc.id(), 0)
 			checkPowerless(t, host)
+			if victim == "pmixhost" { // once
+				checkTopology(t, doc)
+			}
 			if len(leftOfPMIx(n)) != 1 {
 				t.Errorf("folders: %q", leftOfPMIx(n))
 			}
@@ -125,6 +128,24 @@ func TestRootPMIxKilled(t *testing.T) {
 			n.serves(t)
 		})
 	}
+}
+
+// checkTopology: Open MPI's ranks have the machine's topology from the PMIx server,
+// which spares each of them the discovery. libmpi maps the file that they share.
+func checkTopology(t testing.TB, doc stepDoc) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the shared topology", func() error {
+		for _, task := range doc.Tasks {
+			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", *task.PID))
+			if err != nil {
+				return err
+			}
+			if want := "/pmix/" + doc.id() + "/hwloc.sm"; !strings.Contains(string(b), want) {
+				return fmt.Errorf("rank %d maps no %s", task.Rank, want)
+			}
+		}
+		return nil
+	})
 }
 
 // wantReason looks at why a step has ended: its client hears of the end before

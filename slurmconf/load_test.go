@@ -143,7 +143,7 @@ DebugFlags=CPU_Bind
 			"TLSCertificate=tls/c.pem\nTLSKey=/k.pem\nTLSCA=ca.pem\nListenAddress=10.0.0.1\nStepPorts=60001-60100\nKeepaliveTime=13\nKeepaliveTimeout=2\nNodeTimeout=9\n",
 		"cgroup.conf":        "# c\nConstrainCores=yes\n",
 		"gres.conf":          "Name=gpu File=/dev/null,/dev/zero\n",
-		"mpi.conf":           "\nPMIxDebug=1\nPMIxTimeout=20\nPMIxEnv=A=1;B=x=y\n",
+		"mpi.conf":           "\nPMIxDebug=1\nPMIxTimeout=20\nPMIxEnv=A=1;B=x=y\nPMIxShareServerTopology=no\n",
 		"job_container.conf": "BasePath=/var/base/%n AutoBasePath=true Dirs=/tmp,/var/tmp\n",
 	})
 	want := &Config{
@@ -179,7 +179,7 @@ DebugFlags=CPU_Bind
 			CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second,
 		},
 		Cgroup: func() Cgroup { c := defaultCgroup(); c.ConstrainCores = true; return c }(),
-		Mpi:    step.PMIxConf{Timeout: 20 * time.Second, Debug: true, Env: []string{"A=1", "B=x=y"}},
+		Mpi:    step.PMIxConf{Timeout: 20 * time.Second, Debug: true, Env: []string{"A=1", "B=x=y"}, KeepTopology: true},
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Error(diff)

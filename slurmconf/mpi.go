@@ -43,10 +43,12 @@ func mpiKeys(c *step.PMIxConf) keySet {
 		"pmixtimeout": secondsFrom1(&c.Timeout),
 		"pmixdebug":   boolean(&c.Debug),
 		"pmixenv":     mpiEnv(&c.Env),
+		// slurmstepd's default is no.
+		"pmixshareservertopology": notBoolean(&c.KeepTopology),
 	}
 	for _, other := range []string{
 		"pmixclitmpdirbase", "pmixcollfence", "pmixdirectconn", "pmixdirectconnearly", "pmixdirectconnucx", "pmixdirectsamearch",
-		"pmixfencebarrier", "pmixnetdevicesucx", "pmixshareservertopology", "pmixtlsucx",
+		"pmixfencebarrier", "pmixnetdevicesucx", "pmixtlsucx",
 	} {
 		keys[other] = notForUs
 	}

@@ -105,6 +105,18 @@ func boolean(field *bool) setter {
 	}
 }
 
+// notBoolean takes the same words for a field that says the opposite of its key.
+func notBoolean(field *bool) setter {
+	return func(v string) *flaw {
+		var yes bool
+		if f := boolean(&yes)(v); f != nil {
+			return f
+		}
+		*field = !yes
+		return nil
+	}
+}
+
 // words splits at commas; empty items vanish.
 func words(v string) []string {
 	return slices.DeleteFunc(strings.Split(v, ","), func(s string) bool { return s == "" })

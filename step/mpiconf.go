@@ -55,4 +55,7 @@ type PMIxConf struct {
 	Debug bool `json:"debug,omitempty"`
 	// Env is set for the PMIx server and for the tasks: "NAME=VALUE" (PMIxEnv).
 	Env []string `json:"env,omitempty"`
+	// KeepTopology lets each task find out by itself what the machine is like
+	// (PMIxShareServerTopology=no).
+	KeepTopology bool `json:"keep_topology,omitempty"`
 }

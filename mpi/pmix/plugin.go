@@ -168,6 +168,9 @@ func (p *Plugin) setup(w *writer) {
 	if p.conf.Namespace != nil {
 		flags |= setupJoinNS
 	}
+	if p.sharesTopology() {
+		flags |= setupTopology
+	}
 	w.u32(pmixhostProtocolVersion)
 	w.u32(flags)
 	w.u32(spec.User.UID)
@@ -177,6 +180,15 @@ func (p *Plugin) setup(w *writer) {
 	w.str(p.folder.path)
 	w.proc(proc{fmt.Sprintf("slurm.pmix.%d.%d.server", spec.ID.Job, spec.ID.Step), spec.NodeID})
 	list(w, p.serverEnv(), w.str)
+}
+
+// sharesTopology tells whether what pmixhost finds of the machine is what a task
+// would find: it spares each of them the discovery, 15 ms of CPU time and more on a
+// large node. A cpuset of cgroup v1 is the tasks' alone, and they see its CPUs only;
+// on v2 it is that of all of the step, pmixhost included.
+func (p *Plugin) sharesTopology() bool {
+	_, own := p.job.Spec.Confine.V1["cpuset"]
+	return !own && !p.conf.KeepTopology
 }
 
 // serverEnv is pmixhost's whole environment.

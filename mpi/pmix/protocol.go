@@ -21,8 +21,9 @@ const (
 )
 
 const (
-	setupJoinNS = 1
-	setupTools  = 2
+	setupJoinNS   = 1
+	setupTools    = 2
+	setupTopology = 4
 )
 
 const (

@@ -61,8 +61,9 @@ enum host_cmd {
 };
 
 enum setup_flag {
-	SETUP_JOIN_NS = 1, /* descriptor PMIXHOST_FD_NAMESPACE is to be joined */
-	SETUP_TOOLS = 2,   /* tools of the user may connect */
+	SETUP_JOIN_NS = 1,  /* descriptor PMIXHOST_FD_NAMESPACE is to be joined */
+	SETUP_TOOLS = 2,    /* tools of the user may connect */
+	SETUP_TOPOLOGY = 4, /* the library is to share what it knows of the machine with the tasks */
 };
 
 /* host to stepd */

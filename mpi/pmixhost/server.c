@@ -77,6 +77,9 @@ static void set_environment(char **env)
 static pmix_status_t start_library(const struct setup *s)
 {
 	bool tools = (s->flags & SETUP_TOOLS) != 0, no = false;
+#ifdef PMIX_SERVER_SHARE_TOPOLOGY
+	bool topology = (s->flags & SETUP_TOPOLOGY) != 0;
+#endif
 	pmix_status_t lost = PMIX_ERR_LOST_CONNECTION, rc;
 	pmix_info_t info[8];
 	size_t n = 0;
@@ -94,6 +97,10 @@ static pmix_status_t start_library(const struct setup *s)
 	n++;
 	PMIX_INFO_LOAD(&info[n], PMIX_SERVER_REMOTE_CONNECTIONS, &no, PMIX_BOOL);
 	n++;
+#ifdef PMIX_SERVER_SHARE_TOPOLOGY
+	PMIX_INFO_LOAD(&info[n], PMIX_SERVER_SHARE_TOPOLOGY, &topology, PMIX_BOOL);
+	n++;
+#endif
 #ifdef PMIX_IOF_LOCAL_OUTPUT
 	PMIX_INFO_LOAD(&info[n], PMIX_IOF_LOCAL_OUTPUT, &no, PMIX_BOOL);
 	n++;

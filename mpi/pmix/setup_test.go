@@ -1,0 +1,33 @@
+package pmix
+
+import (
+	"testing"
+
+	"stepd/step"
+)
+
+// TestSharesTopology: the tasks are told of the machine what they would find, or
+// nothing.
+func TestSharesTopology(t *testing.T) {
+	for _, c := range []struct {
+		v1   map[string]string
+		keep bool
+		want bool
+	}{
+		{nil, false, true},
+		{nil, true, false},
+		{map[string]string{"memory": "/sys/fs/cgroup/memory/s"}, false, true},
+		{map[string]string{"cpuset": "/sys/fs/cgroup/cpuset/s"}, false, false},
+	} {
+		spec := testSpec(2)
+		spec.Confine.V1 = c.v1
+		p := New(Config{PMIxConf: step.PMIxConf{KeepTopology: c.keep}})
+		p.job.Spec, p.folder = spec, &folder{}
+		var w writer
+		p.setup(&w)
+		r := reader{b: w.b}
+		if version, flags := r.u32(), r.u32(); version != pmixhostProtocolVersion || (flags&setupTopology != 0) != c.want {
+			t.Errorf("%v: version %d, flags %#x, want the topology shared: %v", c.v1, version, flags, c.want)
+		}
+	}
+}
