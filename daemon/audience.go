@@ -196,6 +196,7 @@ func (a *audience) State(rec step.Record) {
 	a.server.TellState(&rec)
 	if a.net != nil {
 		a.net.Tell(&stepapi.Msg{Type: stepapi.TypeState, State: rec.State})
+		a.tellLaunched(&rec)
 	}
 	if rec.State == step.Running {
 		// The launch has left garbage that a long step need not carry; a short
@@ -205,6 +206,31 @@ func (a *audience) State(rec step.Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.events.Flush()
+}
+
+// toldAtOnce is how many tasks that could not be started one word to the launcher
+// tells of.
+const toldAtOnce = 100
+
+// tellLaunched tells the launcher of a spawned step of several nodes when all tasks
+// here have exec'd, or could not: MPI_Comm_spawn waits for it.
+func (a *audience) tellLaunched(rec *step.Record) {
+	if rec.Parent == nil || len(rec.Tasks) == 0 {
+		return
+	}
+	var failed []step.Task
+	for i := range rec.Tasks {
+		switch t := &rec.Tasks[i]; t.State {
+		case step.TaskPending, step.TaskStarting:
+			return
+		case step.TaskFailed:
+			failed = append(failed, step.Task{Rank: t.Rank, State: t.State, Stage: t.Stage, Errno: t.Errno})
+		}
+	}
+	for some := range slices.Chunk(failed, toldAtOnce) {
+		a.net.Tell(&stepapi.Msg{Type: stepapi.TypeLaunched, Record: &step.Record{Tasks: some}})
+	}
+	a.net.Tell(&stepapi.Msg{Type: stepapi.TypeLaunched})
 }
 
 func (a *audience) Event(e step.Event) {

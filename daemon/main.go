@@ -40,9 +40,9 @@ import (
 // ackPatience is how long stepd waits for noded to take the result (rulings 26).
 const ackPatience = time.Second
 
-// Main is the program; it does not return. join is for steps of several nodes, nil
+// Main is the program; it does not return. others is for steps of several nodes, nil
 // where the program is not for them.
-func Main(join Join) {
+func Main(others *Several) {
 	// The host's parent-death signal fires when the thread ends that forked
 	// it (prctl(2)): only the main thread lives as long as the process. It
 	// does nothing else: a goroutine that is locked to a thread costs two
@@ -61,7 +61,7 @@ func Main(join Join) {
 		os.Exit(jobScript(log, os.Args[1:]))
 	}
 	done := make(chan error)
-	go func() { done <- run(log, join) }()
+	go func() { done <- run(log, others) }()
 	for {
 		select {
 		case f := <-onMain:
@@ -81,7 +81,7 @@ func Main(join Join) {
 var onMain = make(chan func())
 
 // run is one step. Its error means that there was no step to run.
-func run(log *logrus.Logger, join Join) error {
+func run(log *logrus.Logger, others *Several) error {
 	spec, err := readSpec()
 	if err != nil {
 		return err
@@ -109,14 +109,14 @@ func run(log *logrus.Logger, join Join) error {
 		return err
 	}
 	if spec.Layout != nil {
-		if join == nil {
+		if others == nil {
 			return fmt.Errorf("cannot run step %s of %d nodes: this is the stepd for one node, and stepd-net is not beside it", spec.ID, len(spec.Layout.Nodes))
 		}
-		if aud.net, err = join(spec, func(text string) { aud.Log(step.LogError, text) }); err != nil {
+		if aud.net, err = others.Join(spec, func(text string) { aud.Log(step.LogError, text) }); err != nil {
 			return err
 		}
 	}
-	return serve(spec, plan, aud, control, listener)
+	return serve(spec, plan, aud, control, listener, others.reach())
 }
 
 // hearDebug makes the log as detailed as noded's.
@@ -127,7 +127,7 @@ func hearDebug(log *logrus.Logger, c step.SpankConf) {
 }
 
 // serve wires the step to its neighbours and runs it.
-func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Conn, listener *net.UnixListener) error {
+func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Conn, listener *net.UnixListener, reach spawn.Reach) error {
 	var st *task.Step
 	made := make(chan struct{}) // st is there
 	reaper := linux.NewReaper(func(e linux.Exit) {
@@ -174,7 +174,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 			Ask:    func(ctx context.Context, a *stepapi.Ask) (*stepapi.Answer, error) { return server.Ask(ctx, a) },
 			Stream: func(rank, fd int) (int, error) { return st.TaskStream(rank, fd) },
 			Abort:  func(rank, code int, text string) { st.SpawnedAborted(rank, code, text) },
-			Ending: func() <-chan struct{} { return st.Ending() },
+			Ending: func() <-chan struct{} { return st.Ending() }, Reach: reach,
 		})
 		deps.Job, deps.Spawned = services, services
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"stepd/api/stepapi"
+	"stepd/mpi/spawn"
 	"stepd/step"
 	"stepd/task"
 )
@@ -28,8 +29,21 @@ type Network interface {
 	Close()
 }
 
-// Join makes the Network of a step that has a Layout.
-type Join func(spec *step.Spec, log func(text string)) (Network, error)
+// Several is what a stepd needs that has to do with other nodes.
+type Several struct {
+	// Join makes the Network of a step that has a Layout.
+	Join func(spec *step.Spec, log func(text string)) (Network, error)
+	// Reach connects to steps of several nodes that this one has spawned.
+	Reach spawn.Reach
+}
+
+// reach is Reach, nil in a stepd for one node.
+func (s *Several) reach() spawn.Reach {
+	if s == nil {
+		return nil
+	}
+	return s.Reach
+}
 
 // runOnAll runs the step. One of several nodes is over when it is on all: until
 // then this stepd passes on what is the others'.

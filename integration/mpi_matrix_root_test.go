@@ -156,7 +156,7 @@ func TestRootMPINodes(t *testing.T) {
 
 // onNode is what a program is run by where no name service knows the nodes: it
 // tells ch3:sock the address that the others reach it by.
-const onNode = "#!/bin/sh\nexport MPICH_INTERFACE_HOSTNAME=10.213.77.$((SLURM_NODEID + 1))\nexec \"$@\"\n"
+const onNode = "#!/bin/sh\nexport MPICH_INTERFACE_HOSTNAME=10.213.77.${SLURMD_NODENAME#n}\nexec \"$@\"\n"
 
 // TestRootMPISpawn: MPI_Comm_spawn and _multiple, and names that are published
 // and connected to within a world and between two steps of a job.

@@ -3,17 +3,13 @@ package node
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"stepd/api"
 	"stepd/api/stepapi"
-	"stepd/step"
 )
 
 const (
@@ -25,7 +21,8 @@ const (
 // asked takes one request of stepd's for its tasks, and answers it when it is
 // done: a spawn must not keep the loop from hearing of the step.
 func (f *follower) asked(m *stepapi.Msg) {
-	if f.asks.Add(1) > stepapi.AsksMax {
+	// Who waits for spawned steps is bounded by SpawnStepsMax.
+	if f.asks.Add(1) > stepapi.AsksMax && (m.Ask == nil || m.Ask.Do != stepapi.AskEnd) {
 		f.asks.Add(-1)
 		f.send(&stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq, Error: fmt.Sprintf("step %s waits for %d answers of noded already, the limit", f.id, stepapi.AsksMax)})
 		return
@@ -48,8 +45,13 @@ func (n *Node) answer(ctx context.Context, f *follower, ask *stepapi.Ask) (*step
 	if ask == nil {
 		return nil, errors.New("internal error: an empty request")
 	}
-	if ask.Do == stepapi.AskSpawn {
+	switch ask.Do {
+	case stepapi.AskSpawn:
 		return n.spawnStep(ctx, f, ask)
+	case stepapi.AskEnd:
+		return n.awaitSpawned(ctx, f, ask)
+	case stepapi.AskCancel:
+		return n.cancelSpawned(ctx, f, ask)
 	}
 	if at := n.anchor(f.job); at != "" {
 		return n.askAnchor(ctx, at, anchorRequest{Job: f.id.Job, UID: f.job.UID, Ask: *ask})
@@ -70,81 +72,6 @@ func (n *Node) names(ctx context.Context, j *job, ask *stepapi.Ask) (*stepapi.An
 		return &stepapi.Answer{}, n.unpublish(j, ask.Name)
 	}
 	return nil, fmt.Errorf("cannot do %.40q: this noded does not know it", ask.Do)
-}
-
-// spawnStep starts another step of the job for the tasks of parent. Their stepd,
-// which is root's, has made the request out of its own step's.
-func (n *Node) spawnStep(ctx context.Context, parent *follower, ask *stepapi.Ask) (*stepapi.Answer, error) {
-	var who struct {
-		Job *uint32 `json:"job"`
-		UID *uint32 `json:"uid"`
-	}
-	if err := json.Unmarshal(ask.Request, &who); err != nil {
-		return nil, fmt.Errorf("cannot parse the request of step %s: %w", parent.id, err)
-	}
-	if who.Job == nil || who.UID == nil || *who.Job != parent.id.Job || *who.UID != parent.job.UID {
-		return nil, fmt.Errorf("internal error: step %s wants a step of another job or user", parent.id)
-	}
-	if err := n.reg.beginSpawn(parent.job, n.cfg.SpawnMax); err != nil {
-		return nil, err
-	}
-	defer n.reg.endSpawn(parent.job)
-	f, err := n.reserveSpawned(ctx, parent, ask)
-	if err != nil {
-		return nil, err
-	}
-	if !f.claim() {
-		return nil, status.Errorf(codes.Aborted, "step %s was cancelled before its launch", f.id)
-	}
-	spec, err := f.launch(nil)
-	if err != nil {
-		return nil, err
-	}
-	f.log.WithField("parent", parent.id.String()).WithField("ntasks", spec.NTasks).Info("step spawned")
-	return &stepapi.Answer{ID: &f.id, SocketDir: n.files.stepsDir(), SocketName: n.files.socketName(f.id)}, nil
-}
-
-// reserveSpawned numbers the step, which is one of this node alone.
-func (n *Node) reserveSpawned(ctx context.Context, parent *follower, ask *stepapi.Ask) (*follower, error) {
-	least := uint32(0)
-	for range proposals {
-		want, err := n.numberFor(ctx, parent.job, least)
-		if err != nil {
-			return nil, err
-		}
-		f, _, err := n.reserveAs(ctx, api.Peer{}, ask.Request, step.Starting, want, func(s *step.Spec) {
-			s.Parent, s.Preput = &parent.id, ask.Preput
-		})
-		taken, ok := errors.AsType[errTaken](err)
-		if !ok {
-			return f, err
-		}
-		least = taken.next.Step
-	}
-	return nil, status.Errorf(codes.Unavailable, "the nodes of job %d do not agree on a number for a step", parent.id.Job)
-}
-
-// beginSpawn counts a spawn that is under way; endSpawn ends it.
-func (r *registry) beginSpawn(j *job, limit int) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	running := j.spawning
-	for _, f := range r.steps {
-		if f.job == j && f.parent != nil {
-			running++
-		}
-	}
-	if running >= limit {
-		return status.Errorf(codes.ResourceExhausted, "job %d runs %d spawned steps, and %d is the limit (SpawnStepsMax)", j.ID, running, limit)
-	}
-	j.spawning++
-	return nil
-}
-
-func (r *registry) endSpawn(j *job) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	j.spawning--
 }
 
 // published is one name of a job's (MPI_Publish_name). Both may be any bytes.

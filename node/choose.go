@@ -232,8 +232,8 @@ func (n *Node) chooseSoon(ctx context.Context, req *step.Request, nodes []string
 }
 
 // placeStep chooses the nodes of a step and deals its ranks to them. next is the
-// number to propose.
-func (n *Node) placeStep(ctx context.Context, req *step.Request) (layout *step.Layout, next step.ID, err error) {
+// number to propose; sp is as reserveHead's.
+func (n *Node) placeStep(ctx context.Context, req *step.Request, sp *spawned) (layout *step.Layout, next step.ID, err error) {
 	nodes, err := n.nodesOf(req)
 	if err != nil {
 		return nil, step.ID{}, err
@@ -249,8 +249,12 @@ func (n *Node) placeStep(ctx context.Context, req *step.Request) (layout *step.L
 	for _, c := range chosen {
 		deal.Nodes = append(deal.Nodes, step.DealNode{Name: c.name, CPUs: c.free})
 	}
-	ranks, err := step.DealRanks(deal)
-	if err != nil {
+	var ranks [][]int
+	if sp != nil && sp.ranks != nil {
+		for _, c := range chosen {
+			ranks = append(ranks, sp.ranks[c.name])
+		}
+	} else if ranks, err = step.DealRanks(deal); err != nil {
 		return nil, step.ID{}, status.Error(codes.InvalidArgument, err.Error())
 	}
 	layout = new(step.Layout)

@@ -76,6 +76,17 @@ func (hs *heads) ofJob(job uint32) bool {
 	return false
 }
 
+// spawnedElsewhere counts the spawned steps of a job that have no part on the node,
+// whose registry knows the others.
+func (hs *heads) spawnedElsewhere(job uint32, node string) (count int) {
+	for _, h := range hs.list() {
+		if h.id.Job == job && h.rec.Parent != nil && !slices.Contains(h.rec.Nodes, node) {
+			count++
+		}
+	}
+	return count
+}
+
 func (hs *heads) remove(id step.ID) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
@@ -117,8 +128,9 @@ func (h *head) nodes() []string {
 const proposals = 8
 
 // reserveHead is reserve for a step of several nodes: it chooses them and
-// reserves a part on each. raw is the request that was decoded into req.
-func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Request, raw []byte, state step.State) (*head, error) {
+// reserves a part on each. raw is the request that was decoded into req; sp is nil but
+// for a step that tasks have spawned.
+func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Request, raw []byte, state step.State, sp *spawned) (*head, error) {
 	received := time.Now()
 	if len(req.Script) > 0 {
 		return nil, n.oneNode(req, "a batch job")
@@ -130,7 +142,7 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 	if err != nil {
 		return nil, err
 	}
-	layout, id, err := n.placeStep(ctx, req)
+	layout, id, err := n.placeStep(ctx, req, sp)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +151,7 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 	}
 	ask := &partRequest{
 		ID: id, Head: n.cfg.NodeName, By: caller.UID, User: user, Request: raw, Layout: layout, Pending: state == step.Pending,
-		JobNodes: n.jobNodes(req, layout),
+		JobNodes: n.jobNodes(req, layout), Spawned: sp,
 	}
 	if ask.LaunchAddr, err = n.cfg.Others.stepHost(ctx); err != nil {
 		n.log.Warnf("the tasks are not told where their client is: %v", err)
@@ -154,6 +166,9 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 		ID: h.id, Name: req.Name, UID: user.UID, User: user.Name, Node: n.cfg.Others.List(nodes), Nodes: nodes,
 		State: state, NTasks: req.NTasks, Command: shownCommand(req.Argv), Submitted: received, MPI: req.MPI, BootID: n.boot,
 		Tasks: headTasks(layout, req.NTasks),
+	}
+	if sp != nil {
+		h.rec.Parent = &sp.Parent
 	}
 	h.size = len(raw)
 	if err := n.store.putHead(h.stored()); err != nil {

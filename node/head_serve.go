@@ -27,7 +27,7 @@ func (e errSeveral) Error() string {
 }
 
 func (s *service) runHead(ctx context.Context, caller api.Peer, req *step.Request, raw []byte) (*api.RunReply, error) {
-	h, err := s.n.reserveHead(ctx, caller, req, raw, step.Starting)
+	h, err := s.n.reserveHead(ctx, caller, req, raw, step.Starting, nil)
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
@@ -39,7 +39,7 @@ func (s *service) runHead(ctx context.Context, caller api.Peer, req *step.Reques
 
 // holdHead is Reserve's: the reservation is the process's of pidfd client.
 func (s *service) holdHead(ctx context.Context, caller api.Peer, client int, req *step.Request, raw []byte) (*api.RunReply, error) {
-	h, err := s.n.reserveHead(ctx, caller, req, raw, step.Pending)
+	h, err := s.n.reserveHead(ctx, caller, req, raw, step.Pending, nil)
 	if err != nil {
 		unix.Close(client)
 		return nil, s.refused(caller, err)

@@ -136,6 +136,8 @@ type partRequest struct {
 	// LaunchAddr is the head's address: the client is there.
 	LaunchAddr string `json:"launch_addr,omitempty"`
 	Pending    bool   `json:"pending"` // it waits for Launch, a client's
+	// Spawned is of a step that tasks have spawned; nil is none.
+	Spawned *spawned `json:"spawned,omitempty"`
 }
 
 // partReply is a reservation.
@@ -163,6 +165,7 @@ type part struct {
 	job    []string // the job's nodes, jobList as a list of hosts
 	jobList,
 	launchAddr string
+	spawned *spawned
 	// key is the stepd's, peers the socket for it.
 	key   []byte
 	peers *os.File
@@ -180,6 +183,7 @@ func (p *part) sameUser(here step.User, node string) error {
 func (p *part) tell(spec *step.Spec) {
 	spec.Layout, spec.NodeID, spec.NodeList, spec.NetKey = p.layout, p.node, p.list, p.key
 	spec.JobNodeList, spec.JobNNodes, spec.LaunchAddr = p.jobList, len(p.job), p.launchAddr
+	p.spawned.tell(spec)
 }
 
 // readPart checks a partRequest.
@@ -194,6 +198,7 @@ func (n *Node) readPart(common []byte) (*partRequest, *step.Request, *part, erro
 	}
 	p := &part{id: in.ID, head: in.Head, user: in.User, layout: in.Layout, list: in.NodeList}
 	p.job, p.jobList, p.launchAddr = in.JobNodes, n.cfg.Others.List(in.JobNodes), in.LaunchAddr
+	p.spawned = in.Spawned
 	if in.Layout == nil {
 		return nil, nil, nil, status.Error(codes.InvalidArgument, "layout: is missing")
 	}

@@ -56,6 +56,10 @@ const (
 	// TypeState tells a change of the step's state (STARTING, RUNNING, COMPLETING). To
 	// noded with Record, complete with the tasks' pids once RUNNING.
 	TypeState Type = "state"
+	// TypeLaunched tells the launcher of a spawned step of several nodes that all of
+	// this node's tasks have exec'd, or could not. Those that could not come before, in
+	// records that have some of them: Record.Tasks.
+	TypeLaunched Type = "launched"
 	// TypeMessage is a line for the user's stderr, without a newline: the
 	// node's words ("stepd-vm: error: ..."), not the tasks' bytes.
 	TypeMessage Type = "message"
@@ -106,6 +110,10 @@ const (
 	AskLookup    = "lookup"
 	AskUnpublish = "unpublish"
 	AskMeet      = "meet"
+	// AskEnd waits for the end of a step that this one has spawned, and AskCancel
+	// asks for it: ID.
+	AskEnd    = "end"
+	AskCancel = "cancel"
 )
 
 // AsksMax is how many requests of one step noded answers at a time; it refuses
@@ -121,6 +129,12 @@ type Ask struct {
 	// Request is the step to spawn, a step.Request, and Preput its step.Spec.Preput.
 	Request json.RawMessage `json:"request,omitempty"`
 	Preput  []step.KeyValue `json:"preput,omitempty"`
+	// Hosts are the hints on which nodes the spawned commands are to run, by command, as
+	// the program gave them: "n1,n2:4"; nil is none.
+	Hosts []string `json:"hosts,omitempty"`
+	// ID is the step that is meant, and Reason why it is cancelled.
+	ID     *step.ID `json:"id,omitempty"`
+	Reason string   `json:"reason,omitempty"`
 	// WaitMS is how long a lookup waits for the name, and a meeting for the others.
 	WaitMS int64 `json:"wait_ms,omitempty"`
 	// Of a meeting: who comes with Port, and who is to come.
@@ -134,6 +148,12 @@ type Answer struct {
 	ID         *step.ID `json:"id,omitempty"`
 	SocketDir  string   `json:"socket_dir,omitempty"`
 	SocketName string   `json:"socket_name,omitempty"`
+	// Spec and Key are there instead of the socket where the new step has other nodes:
+	// what its launcher is told, and the launcher's private key.
+	Spec *step.Spec `json:"spec,omitempty"`
+	Key  []byte     `json:"key,omitempty"`
+	// Record is the last one of the step that AskEnd has waited for.
+	Record *step.Record `json:"record,omitempty"`
 	// Of a lookup.
 	Found bool   `json:"found,omitempty"`
 	Port  []byte `json:"port,omitempty"`

@@ -8,4 +8,4 @@ import (
 	"stepd/daemon/nodes"
 )
 
-func main() { daemon.Main(nodes.Join) }
+func main() { daemon.Main(&daemon.Several{Join: nodes.Join, Reach: nodes.Reach}) }

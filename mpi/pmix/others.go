@@ -28,8 +28,8 @@ func newOthers() *others {
 	return &others{sizes: make(map[string]int), keys: make(map[proc][]byte), ours: make(map[string]bool)}
 }
 
-// spawned notes that the step was spawned from this node, and so runs here: we
-// speak with it for our step.
+// spawned notes that the step was spawned from this node: we speak with it for our
+// step.
 func (o *others) spawned(nspace string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 const (
 	keyWdir     = "pmix.wdir"
 	keyHost     = "pmix.host"
+	keyAddHost  = "pmix.addhost"
 	keySetEnvar = "pmix.envar.set"
 	keyPrefix   = "pmix.prefix"
 )
@@ -71,7 +72,7 @@ func readApp(r *reader, job []info) step.SpawnApp {
 		switch i.key {
 		case keyWdir:
 			a.Cwd = i.value.text
-		case keyHost:
+		case keyHost, keyAddHost:
 			a.Info = append(a.Info, step.KeyValue{Key: "host", Value: []byte(i.value.text)})
 		case keySetEnvar:
 			a.Env = append(a.Env, i.value.text)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,22 +24,36 @@ const sendTimeout = 10 * time.Second
 // made all the same ends by itself, since nobody attaches to it.
 const askGrace = 5 * time.Second
 
+// outputGrace is how long a spawned step's output is passed on to nobody who takes
+// it, once the step that has spawned it was ended.
+const outputGrace = 10 * time.Second
+
 // child is one spawned step, of which this stepd is the launcher.
 type child struct {
 	s    *Services
 	rank int // who has spawned it
 	id   step.ID
-	conn *stepapi.Conn
+	conn *stepapi.Conn // nil where it has other nodes
+	// Of a step that has other nodes: where it is, which of them have told that their
+	// tasks were started, by node id, and what takes the tasks' output.
+	layout *step.Layout
+	nodes  []bool
+	out    [2]*os.File
+	last   chan *step.Record // its last record, nil where nobody knows it
+
 	// launched gets one value when the tasks run, or will not.
 	launched chan error
-	told     bool // follow's: launched has its value
+	told     bool           // launched has its value; of who hears of the step, as is:
+	failed   map[int]string // the tasks that could not be started
+	cause    string         // of the last one of them
 	done     chan struct{}
 
 	mu      sync.Mutex
-	started bool   // guarded by mu: there is a conn
-	ending  string // guarded by mu: why it is to end, "" if not
-	given   bool   // guarded by mu: its end concerns nobody here
-	seq     uint32 // guarded by mu
+	started bool    // guarded by mu: there is a conn, or remote
+	remote  Reached // guarded by mu until started
+	ending  string  // guarded by mu: why it is to end, "" if not
+	given   bool    // guarded by mu: its end concerns nobody here
+	seq     uint32  // guarded by mu
 }
 
 // start asks noded for the step and hands its stepd the streams.
@@ -52,7 +68,7 @@ func (c *child) start(ctx context.Context, req *step.Request, r step.SpawnReques
 	defer context.AfterFunc(ctx, func() {
 		time.AfterFunc(askGrace, func() { giveUp(context.Cause(ctx)) })
 	})()
-	a, err := c.s.ask(asking, &stepapi.Ask{Do: stepapi.AskSpawn, Request: doc, Preput: r.Preput})
+	a, err := c.s.ask(asking, &stepapi.Ask{Do: stepapi.AskSpawn, Request: doc, Preput: r.Preput, Hosts: hosts(r)})
 	if err != nil {
 		return err
 	}
@@ -60,6 +76,9 @@ func (c *child) start(ctx context.Context, req *step.Request, r step.SpawnReques
 		return fmt.Errorf("internal error: noded names no step that it has spawned")
 	}
 	c.id = *a.ID
+	if a.Spec != nil {
+		return c.startRemote(ctx, a)
+	}
 	conn, err := stepapi.DialDir(a.SocketDir, a.SocketName)
 	if err != nil {
 		return fmt.Errorf("cannot reach the stepd of step %s: %w", c.id, err)
@@ -111,14 +130,12 @@ func (c *child) attach(conn *stepapi.Conn) error {
 
 // follow hears of the step until its end.
 func (c *child) follow() {
+	if c.conn == nil {
+		c.followRemote()
+		return
+	}
 	defer c.conn.Close()
-	go func() { // ends with follow, at the latest
-		select {
-		case <-c.s.Ending():
-			c.giveUp("the step that has spawned it, " + c.s.Spec.ID.String() + ", has been ended")
-		case <-c.done:
-		}
-	}()
+	go c.endWithParent()
 	for {
 		m, fds, err := c.conn.Recv()
 		for _, fd := range fds {
@@ -133,7 +150,7 @@ func (c *child) follow() {
 			c.s.Say(m.Text)
 		case stepapi.TypeTaskExit:
 			if m.Status != nil && *m.Status != 0 {
-				c.say("task %s: %s", step.FormatCPUList(m.Ranks), m.Status.Describe())
+				c.say(c.s.Spec.NodeName, "task %s: %s", step.FormatCPUList(m.Ranks), m.Status.Describe())
 			}
 		case stepapi.TypeHello, stepapi.TypeReply:
 			if m.Error != "" {
@@ -149,8 +166,24 @@ func (c *child) follow() {
 	}
 }
 
-func (c *child) say(format string, args ...any) {
-	c.s.Say(fmt.Sprintf("stepd-%s: error: step %s: ", c.s.Spec.NodeName, c.id) + fmt.Sprintf(format, args...))
+// endWithParent ends the step when the one that has spawned it does. It returns when
+// the step is over, at the latest.
+func (c *child) endWithParent() {
+	select {
+	case <-c.s.Ending():
+		c.giveUp("the step that has spawned it, " + c.s.Spec.ID.String() + ", has been ended")
+		// Who takes no output now may never do.
+		for _, f := range c.out {
+			if f != nil {
+				_ = f.SetWriteDeadline(time.Now().Add(outputGrace)) // a file needs none
+			}
+		}
+	case <-c.done:
+	}
+}
+
+func (c *child) say(node, format string, args ...any) {
+	c.s.Say(fmt.Sprintf("stepd-%s: error: step %s: ", node, c.id) + fmt.Sprintf(format, args...))
 }
 
 // look tells who spawned it when all of the step's tasks run, or some cannot.
@@ -158,28 +191,39 @@ func (c *child) look(rec *step.Record) {
 	if rec == nil || c.told {
 		return
 	}
-	failed := make(map[int]string)
-	var cause string
 	for i := range rec.Tasks {
-		t := &rec.Tasks[i]
-		switch t.State {
-		case step.TaskPending, step.TaskStarting:
+		if s := rec.Tasks[i].State; s == step.TaskPending || s == step.TaskStarting {
 			return
-		case step.TaskFailed:
-			failed[t.Rank] = fmt.Sprintf("stage %s: %v", t.Stage, unix.Errno(t.Errno))
-			cause = failed[t.Rank]
 		}
 	}
-	if len(rec.Tasks) == 0 {
-		return
+	if len(rec.Tasks) > 0 {
+		c.noteFailed(rec)
+		c.tellLaunched()
 	}
+}
+
+// noteFailed notes the tasks of rec that could not be started.
+func (c *child) noteFailed(rec *step.Record) {
+	for i := range rec.Tasks {
+		if t := &rec.Tasks[i]; t.State == step.TaskFailed {
+			if c.failed == nil {
+				c.failed = make(map[int]string)
+			}
+			c.failed[t.Rank] = fmt.Sprintf("stage %s: %v", t.Stage, unix.Errno(t.Errno))
+			c.cause = c.failed[t.Rank]
+		}
+	}
+}
+
+// tellLaunched tells who has spawned it what became of the start, once.
+func (c *child) tellLaunched() {
 	c.told = true
-	if len(failed) == 0 {
+	if len(c.failed) == 0 {
 		c.launched <- nil
 		return
 	}
 	c.giveUp("not all of its tasks could be started")
-	c.launched <- &step.SpawnError{ID: c.id, Failed: failed, Cause: cause}
+	c.launched <- &step.SpawnError{ID: c.id, Failed: c.failed, Cause: c.cause}
 }
 
 // ended comes with the step's last record, nil where its stepd has gone without
@@ -188,6 +232,9 @@ func (c *child) look(rec *step.Record) {
 func (c *child) ended(rec *step.Record) {
 	c.look(rec)
 	reason := "its stepd is gone"
+	if c.conn == nil {
+		reason = "no noded tells how"
+	}
 	code := 1
 	if rec != nil {
 		reason = strings.TrimSpace(string(rec.State) + ": " + rec.Reason)
@@ -205,11 +252,17 @@ func (c *child) ended(rec *step.Record) {
 	c.mu.Unlock()
 	switch {
 	case given, rec != nil && rec.State == step.Completed:
-	case rec != nil && rec.State == step.Failed && !rec.Aborted && rec.PluginCrash == nil:
+	case rec != nil && rec.State == step.Failed && !rec.Aborted && rec.PluginCrash == nil && !lostTasks(rec):
 		// Its tasks' exit codes, which were told, and are not ours.
 	default:
 		c.s.Abort(c.rank, max(code, 1), fmt.Sprintf("step %s, which it has spawned, has ended: %s", c.id, reason))
 	}
+}
+
+// lostTasks tells whether there are tasks of which nobody knows how they have ended:
+// those of a node that was lost, or whose stepd was.
+func lostTasks(rec *step.Record) bool {
+	return slices.ContainsFunc(rec.Tasks, func(t step.Task) bool { return t.Status == nil && t.State != step.TaskFailed })
 }
 
 // cancel ends the step, which goes on telling.
@@ -239,8 +292,15 @@ func (c *child) sendCancel(reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.seq++
-	_ = c.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
-	if err := c.conn.Send(&stepapi.Msg{Type: stepapi.TypeCancel, Seq: c.seq, Reason: reason}); err != nil {
+	m := &stepapi.Msg{Type: stepapi.TypeCancel, Seq: c.seq, Reason: reason}
+	var err error
+	if c.remote != nil {
+		err = c.remote.Order(m)
+	} else {
+		_ = c.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
+		err = c.conn.Send(m)
+	}
+	if err != nil {
 		c.s.Log(fmt.Sprintf("cannot end step %s, it is ending already: %v", c.id, err))
 	}
 }

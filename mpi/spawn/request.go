@@ -20,6 +20,7 @@ func request(spec *step.Spec, r step.SpawnRequest) (*step.Request, error) {
 	req := spec.Request
 	job, uid, gid := spec.ID.Job, spec.User.UID, spec.User.GID
 	req.Job, req.UID, req.GID = &job, &uid, &gid
+	// noded chooses the nodes.
 	req.NTasks, req.NNodes, req.Overcommit, req.MPI = 0, 1, true, r.MPI
 	req.NNodesMax, req.WantNodes, req.NotNodes, req.TasksPerNode = 0, nil, nil, 0
 	// What was asked for the spawning step's own tasks.
@@ -71,25 +72,31 @@ func appOf(spec *step.Spec, a *step.SpawnApp) (step.App, error) {
 			app.Cwd = hint.Value
 		case "path":
 			app.Env = append(app.Env, []byte("PATH="+value+":"+variable(spec.Env, "PATH")))
-		case "host":
-			if err := checkHosts(spec, value); err != nil {
-				return step.App{}, err
-			}
 		}
 	}
 	return app, nil
 }
 
-// checkHosts refuses the hint host where it names others than this node: the new
-// step runs here.
-func checkHosts(spec *step.Spec, hosts string) error {
-	for host := range strings.SplitSeq(hosts, ",") {
-		short, _, _ := strings.Cut(spec.NodeName, ".")
-		if host != spec.NodeName && host != short && host != "localhost" {
-			return fmt.Errorf("its hint host names %.64q, and spawned tasks run on %s", host, spec.NodeName)
+// hosts are the hints of all commands on which nodes they are to run, nil without
+// one. MPI's word is host, MPICH has hosts as well, and Open MPI add-host: nodes that
+// the job does not have cannot be added, and the others are there already.
+func hosts(r step.SpawnRequest) []string {
+	all, some := make([]string, len(r.Apps)), false
+	for i := range r.Apps {
+		for _, hint := range r.Apps[i].Info {
+			if k := hint.Key; (k == "host" || k == "hosts" || k == "add-host") && len(hint.Value) > 0 {
+				if all[i] != "" {
+					all[i] += ","
+				}
+				all[i] += string(hint.Value)
+				some = true
+			}
 		}
 	}
-	return nil
+	if !some {
+		return nil
+	}
+	return all
 }
 
 func variable(env []string, name string) string {

@@ -367,12 +367,32 @@ func TestRequest(t *testing.T) {
 		{[]step.SpawnApp{{NTasks: 1}}, "it is empty"},
 		{[]step.SpawnApp{{Argv: []string{"a"}}}, "0 tasks: want 1"},
 		{[]step.SpawnApp{{Argv: []string{"a"}, NTasks: 65000}, {Argv: []string{"a"}, NTasks: 65000}}, "cannot spawn 130000 tasks"},
-		{[]step.SpawnApp{app("a"), app("b", "host", "n9")}, `command 2 of 2: its hint host names "n9"`},
 		{[]step.SpawnApp{app("a\x00")}, "NUL"},
 		{[]step.SpawnApp{app("a", "wdir", "x\x00")}, "NUL"},
 	} {
 		if _, err := request(spec.svc.Spec, step.SpawnRequest{Apps: c.apps}); err == nil || !strings.Contains(err.Error(), c.word) {
 			t.Errorf("%v, want %q", err, c.word)
+		}
+	}
+}
+
+func TestHosts(t *testing.T) {
+	app := func(info ...string) (a step.SpawnApp) {
+		for i := 0; i < len(info); i += 2 {
+			a.Info = append(a.Info, step.KeyValue{Key: info[i], Value: []byte(info[i+1])})
+		}
+		return a
+	}
+	for _, c := range []struct {
+		apps []step.SpawnApp
+		want []string
+	}{
+		{[]step.SpawnApp{app(), app("wdir", "/", "host", "")}, nil},
+		{[]step.SpawnApp{app("host", "n1", "add-host", "n2,n3")}, []string{"n1,n2,n3"}},
+		{[]step.SpawnApp{app(), app("hosts", "n9:2")}, []string{"", "n9:2"}},
+	} {
+		if got := hosts(step.SpawnRequest{Apps: c.apps}); !slices.Equal(got, c.want) {
+			t.Errorf("%q, want %q", got, c.want)
 		}
 	}
 }

@@ -23,8 +23,9 @@ block() {
 		i=$((i + 1))
 		printf 'arg%s=%s\n' "$i" "$arg"
 	done
-	printf 'argcnt=%s\npreput_num=1\npreput_key_0=given\npreput_val_0=by the parent\ninfo_num=%s\n' "$i" "$([ -z "$WDIR" ]; echo $?)"
-	[ -z "$WDIR" ] || printf 'info_key_0=wdir\ninfo_val_0=%s\n' "$WDIR"
+	printf 'argcnt=%s\npreput_num=1\npreput_key_0=given\npreput_val_0=by the parent\ninfo_num=%s\n' "$i" "$(($([ -z "$WDIR" ]; echo $?) + $([ -z "$HOSTS" ]; echo $?)))"
+	[ -z "$HOSTS" ] || printf 'info_key_0=host\ninfo_val_0=%s\n' "$HOSTS"
+	[ -z "$WDIR" ] || printf 'info_key_%s=wdir\ninfo_val_%s=%s\n' "$([ -z "$HOSTS" ]; echo $?)" "$([ -z "$HOSTS" ]; echo $?)" "$WDIR"
 	printf 'endcmd\n'
 }
 
