@@ -1,11 +1,13 @@
 package integration
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -77,23 +79,41 @@ func (n *node) loadProgram(t *testing.T) string {
 	return program
 }
 
+// loadWord is what it says of itself.
+type loadWord struct {
+	CPU    float64 `json:"cpu_seconds"`
+	Faults float64 `json:"minor_faults"`
+}
+
+// loadWords reads what the tasks' loads reported into PREFIX0, PREFIX1 and so on.
+func loadWords(t *testing.T, prefix string, tasks int) []loadWord {
+	t.Helper()
+	words := make([]loadWord, tasks)
+	for rank := range words {
+		b, err := os.ReadFile(prefix + strconv.Itoa(rank))
+		must(t, err)
+		must(t, json.Unmarshal(bytes.TrimRight(b, "\x00"), &words[rank]))
+	}
+	return words
+}
+
 func TestRootAccounting(t *testing.T) {
 	n := startNode(t, site{Slurm: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=0\n"})
 	program := n.loadProgram(t)
-	const bytes, memory = 4 << 20, 64 << 20
-	r := n.ctl(t, "run", "-n2", "sh", "-c", fmt.Sprintf("exec %s cpu_ms=300 mem=%d write=%d read=%d file=%s/f$SLURM_PROCID", program, memory, bytes, bytes, n.wd))
+	const size, memory = 4 << 20, 64 << 20
+	r := n.ctl(t, "run", "-n2", "sh", "-c", fmt.Sprintf("exec %s cpu_ms=300 mem=%d write=%d read=%d file=%s/f$SLURM_PROCID report=%s/w$SLURM_PROCID", program, memory, size, size, n.wd, n.wd))
 	if r.code != 0 {
 		t.Fatal(r)
 	}
 	n.ended(t, "1.0")
-	doc := n.acct(t, "show", "1.0")
+	doc, words := n.acct(t, "show", "1.0"), loadWords(t, filepath.Join(n.wd, "w"), 2)
 	for rank, task := range doc.Tasks {
 		u := task.Usage
-		near(t, fmt.Sprintf("task %d: CPU", rank), task.CPU, 0.3, 0.1)
+		near(t, fmt.Sprintf("task %d: CPU", rank), task.CPU, words[rank].CPU, 0.1)
 		near(t, fmt.Sprintf("task %d: MaxRSS", rank), task.MaxRSS, memory, 0.1)
-		near(t, fmt.Sprintf("task %d: read", rank), u.Read, bytes, 0.1)
-		near(t, fmt.Sprintf("task %d: written", rank), u.Written, bytes, 0.1)
-		near(t, fmt.Sprintf("task %d: faults", rank), u.MinorFaults, memory/4096, 0.2)
+		near(t, fmt.Sprintf("task %d: read", rank), u.Read, size, 0.1)
+		near(t, fmt.Sprintf("task %d: written", rank), u.Written, size, 0.1)
+		near(t, fmt.Sprintf("task %d: faults", rank), u.MinorFaults, words[rank].Faults, 0.2)
 		if u.CPU == nil || *u.CPU != *task.CPU {
 			t.Errorf("task %d: two CPU times: %v, %v", rank, u.CPU, *task.CPU)
 		}
@@ -102,12 +122,12 @@ func TestRootAccounting(t *testing.T) {
 	if u == nil || !u.Final || u.Gather != "linux" || u.Sources["cpu_seconds"] != "wait4" {
 		t.Fatalf("usage: %+v", u)
 	}
-	near(t, "the step: CPU", u.CPU, 0.6, 0.1)
-	near(t, "the step: written", u.Written, 2*bytes, 0.1)
+	near(t, "the step: CPU", u.CPU, words[0].CPU+words[1].CPU, 0.1)
+	near(t, "the step: written", u.Written, 2*size, 0.1)
 	if u.Peak != nil || u.VMSize != nil || u.RSS != nil {
 		t.Errorf("figures that nobody has read: %+v", u)
 	}
-	if r := n.ctl(t, "show", "1.0"); !strings.Contains(r.out, "used     CPU 0.6") {
+	if r := n.ctl(t, "show", "1.0"); !strings.Contains(r.out, fmt.Sprintf("used     CPU %.2fs (", *u.CPU)) {
 		t.Errorf("show:\n%s", r.out)
 	}
 	if r := n.ctl(t, "events", "1.0"); !strings.Contains(r.out, `"event":"usage"`) {
@@ -251,20 +271,20 @@ func TestRootAccountingCgroup(t *testing.T) {
 	n := startNode(t, site{Slurm: "JobAcctGatherType=jobacct_gather/cgroup\nJobAcctGatherFrequency=0\n"})
 	program := n.loadProgram(t)
 	const memory = 64 << 20
-	if r := n.ctl(t, "run", "-n2", "sh", "-c", fmt.Sprintf("exec %s cpu_ms=200 mem=$((%d * (SLURM_PROCID + 1)))", program, memory)); r.code != 0 {
+	if r := n.ctl(t, "run", "-n2", "sh", "-c", fmt.Sprintf("exec %s cpu_ms=200 mem=$((%d * (SLURM_PROCID + 1))) report=%s/w$SLURM_PROCID", program, memory, n.wd)); r.code != 0 {
 		t.Fatal(r)
 	}
 	n.ended(t, "1.0")
-	doc := n.acct(t, "show", "1.0")
+	doc, words := n.acct(t, "show", "1.0"), loadWords(t, filepath.Join(n.wd, "w"), 2)
 	for rank, task := range doc.Tasks {
-		near(t, fmt.Sprintf("task %d: CPU", rank), task.CPU, 0.2, 0.1)
+		near(t, fmt.Sprintf("task %d: CPU", rank), task.CPU, words[rank].CPU, 0.1)
 		near(t, fmt.Sprintf("task %d: peak", rank), task.Usage.Peak, float64(memory*(rank+1)), 0.1)
 		if task.Usage.CPUStall == nil {
 			t.Errorf("task %d: no pressure: %+v", rank, task.Usage)
 		}
 	}
 	u := doc.Usage
-	near(t, "the step: CPU", u.CPU, 0.4, 0.1)
+	near(t, "the step: CPU", u.CPU, words[0].CPU+words[1].CPU, 0.1)
 	if u.Peak == nil || *u.Peak < 1.9*memory || *u.Peak > 3.3*memory || u.Sources["peak_memory_bytes"] == "" {
 		t.Errorf("the step: %+v", u)
 	}
@@ -272,19 +292,22 @@ func TestRootAccountingCgroup(t *testing.T) {
 		t.Errorf("stat: %v", r)
 	}
 	// A stepd that dies leaves what the cgroups know.
-	p := n.start(t, call{args: []string{"run", "-n2", "sh", "-c", program + " cpu_ms=300; exec sleep 600"}})
+	p := n.start(t, call{args: []string{"run", "-n2", "sh", "-c", program + " cpu_ms=300 report=v$SLURM_PROCID; : > ended$SLURM_PROCID; exec sleep 600"}, dir: n.wd})
 	id := n.running(t).id()
-	eventually(t, 10*time.Second, "300 ms of each task", func() error {
-		if u := n.acct(t, "stat", id).Usage; u == nil || u.CPU == nil || *u.CPU < 0.6 {
-			return fmt.Errorf("%+v", u)
+	eventually(t, 20*time.Second, "the ends of both loads", func() error {
+		_, err := os.Stat(filepath.Join(n.wd, "ended0"))
+		if err == nil {
+			_, err = os.Stat(filepath.Join(n.wd, "ended1"))
 		}
-		return nil
+		return err
 	})
+	words = loadWords(t, filepath.Join(n.wd, "v"), 2)
+	own := words[0].CPU + words[1].CPU
 	must(t, syscall.Kill(n.show(t, id).StepdPID, syscall.SIGKILL))
 	p.wait(t)
 	n.ended(t, id)
 	doc = n.acct(t, "show", id)
-	if u := doc.Usage; u == nil || u.Final || u.CPU == nil || *u.CPU < 0.6 || *u.CPU > 0.8 || u.Peak == nil || u.Read != nil {
+	if u := doc.Usage; u == nil || u.Final || u.CPU == nil || *u.CPU < own || *u.CPU > 1.5*own || u.Peak == nil || u.Read != nil {
 		t.Errorf("after stepd's death: %+v", u)
 	}
 	if r := n.ctl(t, "events", id); !strings.Contains(r.out, `"event":"usage"`) {

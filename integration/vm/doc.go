@@ -11,7 +11,7 @@
 // messages go to stderr. The image is made once, from recipe/, and found
 // again by the hash of that folder; whatever changes from run to run travels
 // in a second, read-only disk, the share, mounted at /share: the programs,
-// the test binaries (there is no compiler in the guest) and the source tree
+// the test binaries (there is no Go in the guest) and the source tree
 // that they look into. The guest's console and journal stay in the folder that
 // -out names.
 package main

@@ -21,7 +21,7 @@ func RequireRoot(t testing.TB) {
 }
 
 // InGuest tells whether the test runs in the guest of integration/vm: systemd
-// is process 1, cgroup v2 has all controllers, and there is no compiler.
+// is process 1, and cgroup v2 has all controllers.
 func InGuest() bool { return os.Getenv("STEPD_GUEST") == "1" }
 
 // Fewer returns how many times a test does a thing that it does n times where
@@ -32,4 +32,12 @@ func Fewer(n int) int {
 		return max(1, n/10)
 	}
 	return n
+}
+
+// Slower returns how many times longer than on a real CPU a thing may take.
+func Slower() int {
+	if InGuest() {
+		return 20
+	}
+	return 1
 }

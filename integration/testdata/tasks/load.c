@@ -123,11 +123,11 @@ static int word(char *text, size_t room, size_t touched, size_t written, size_t 
 
 	getrusage(RUSAGE_SELF, &ru);
 	return snprintf(text, room,
-			"{\"cpu_seconds\":%.6f,\"maxrss_kb\":%ld,\"touched\":%zu,\"written\":%zu,"
-			"\"read\":%zu}\n",
+			"{\"cpu_seconds\":%.6f,\"maxrss_kb\":%ld,\"minor_faults\":%ld,"
+			"\"touched\":%zu,\"written\":%zu,\"read\":%zu}\n",
 			(double)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) +
 				(double)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec) / 1e6,
-			ru.ru_maxrss, touched, written, read_back);
+			ru.ru_maxrss, ru.ru_minflt, touched, written, read_back);
 }
 
 /* Memory that is the file; NULL without one. */
