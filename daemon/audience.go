@@ -17,6 +17,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/step"
+	"stepd/stepio/live"
 	"stepd/stepio/relay"
 	"stepd/task"
 )
@@ -28,6 +29,7 @@ type handler struct {
 	streams   *relay.Relay
 	owner     uint32 // of the tasks
 	cancelled *overdue
+	output    *live.Live // what others see of it
 }
 
 func (h handler) Record() step.Record                { return h.st.Record() }
@@ -46,6 +48,14 @@ func (h handler) Cancel(reason string) error {
 func (h handler) Stat() step.Record {
 	h.aud.flush()
 	return h.st.Stat()
+}
+
+func (h handler) Watch(w *stepapi.Watch, launcher bool) (*stepapi.Watched, int, error) {
+	fd, err := h.output.Watch(live.Watching{Launcher: launcher, ReadOnly: w.ReadOnly, Once: w.Once, Replay: w.Replay})
+	if err != nil {
+		return nil, -1, err
+	}
+	return &stepapi.Watched{Terminal: h.output.Terminal()}, fd, nil
 }
 
 func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {

@@ -30,6 +30,7 @@ import (
 	"stepd/proctrack"
 	"stepd/spank"
 	"stepd/step"
+	"stepd/stepio/live"
 	"stepd/stepio/relay"
 	"stepd/task"
 	"stepd/task/affinity"
@@ -167,6 +168,11 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		deps.Streams = streams
 	}
 	deps.Namespace = namespace
+	output := live.New(spec, live.Config{
+		Namespace: namespace, Tap: func(t func(fd, rank int, data []byte)) { streams.SetTap(t) }, Several: aud.net != nil,
+		Log: func(text string) { aud.Log(step.LogError, text) },
+	})
+	deps.Output = output
 	var server *stepapi.Server
 	if plugin != nil {
 		services := spawn.New(spawn.Config{
@@ -181,7 +187,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	st = task.New(plan, deps)
 	close(made)
 	over := newOverdue()
-	server = stepapi.NewServer(spec.ID, spec.User.UID, handler{st, aud, streams, spec.User.UID, over})
+	server = stepapi.NewServer(spec.ID, spec.User.UID, handler{st, aud, streams, spec.User.UID, over, output})
 	aud.server = server
 	server.Add(control, stepapi.RoleNoded, true)
 	server.Serve(listener)

@@ -5,7 +5,7 @@ import "slices"
 // The numbers of host/protocol.h, which is their source: TestProtocolNumbers
 // reads that file and fails when one differs.
 const (
-	hostProtocolVersion = 5
+	hostProtocolVersion = 6
 
 	hostFDControl = 3
 	hostFDLog     = 4

@@ -89,7 +89,8 @@ func TestProtocolNumbers(t *testing.T) {
 		}
 	}
 	for kind, name := range map[step.TaskStreamKind]string{step.StreamToNull: "STREAM_NULL", step.StreamToHandle: "STREAM_FD",
-		step.StreamToPath: "STREAM_FILE", step.StreamToStdout: "STREAM_SAME"} {
+		step.StreamToPath: "STREAM_FILE", step.StreamToStdout: "STREAM_SAME",
+		step.StreamToEarlyPath: "STREAM_EARLY", step.StreamToTerminal: "STREAM_TERMINAL"} {
 		if c[name] != uint64(kind) {
 			t.Errorf("stream kind %d, %s is %d in protocol.h", kind, name, c[name])
 		}

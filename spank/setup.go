@@ -340,7 +340,7 @@ func putStream(w *writer, s step.TaskStream, table func(int) uint32) {
 	w.u32(uint32(s.FD))
 	w.u32(uint32(s.Kind))
 	switch s.Kind {
-	case step.StreamToHandle:
+	case step.StreamToHandle, step.StreamToTerminal:
 		w.u32(table(s.Handle))
 	case step.StreamToPath, step.StreamToEarlyPath:
 		w.u32(uint32(s.Flags))

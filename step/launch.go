@@ -38,7 +38,7 @@ type TaskStream struct {
 	LocalID int
 	FD      int // 0, 1, 2
 	Kind    TaskStreamKind
-	// Handle is the descriptor of a StreamToHandle, a plain number so that
+	// Handle is the descriptor of a StreamToHandle and a StreamToTerminal, a plain number so that
 	// nobody changes the blocking mode of a file that the client shares.
 	Handle int
 	// Path and Flags (open(2)) are those of a StreamToPath and a StreamToEarlyPath.
@@ -60,6 +60,9 @@ const (
 	// StreamToEarlyPath is a file that the host opens as the user before
 	// user_init: all tasks share it, and what the node says stands in it, too.
 	StreamToEarlyPath
+	// StreamToTerminal is a descriptor (Handle) of the terminal that becomes the one
+	// task's controlling terminal: it leads a session of its own.
+	StreamToTerminal
 )
 
 // Forked is one task after its fork: still before the gate.

@@ -57,6 +57,8 @@ type Request struct {
 	Stdout Stream `json:"stdout"`
 	Stderr Stream `json:"stderr"`
 	Label  bool   `json:"label,omitempty"` // -l: the client labels lines, ranks are told by SLURM_LABELIO
+	// Terminal is rank 0's; nil is none. The three streams are then of StreamNull.
+	Terminal *Terminal `json:"terminal,omitempty"`
 
 	MPI           string `json:"mpi,omitempty"` // --mpi; empty is MpiDefault
 	KillOnBadExit bool   `json:"kill_on_bad_exit,omitempty"`
@@ -180,6 +182,11 @@ type Spec struct {
 	Container  string        `json:"container"` // "none" or "tmpfs"
 	RunDir     string        `json:"run_dir"`
 	ResultFile string        `json:"result_file"` // where stepd leaves the result when no noded takes it
+	// ReplayBytes is how much output is kept for those who attach (ReplayBytes of
+	// stepd.conf); of a terminal it is ReplayMin at least. OutputFile is where stepd
+	// leaves it at the end; "" is nowhere.
+	ReplayBytes int64  `json:"replay_bytes,omitempty"`
+	OutputFile  string `json:"output_file,omitempty"`
 	KillWaitS  int           `json:"kill_wait_s"`
 	// UnkillableS is UnkillableStepTimeout in seconds; 0, of an older noded, is 60.
 	UnkillableS int `json:"unkillable_s,omitempty"`

@@ -136,3 +136,37 @@ func FuzzRequest(f *testing.F) {
 		}
 	})
 }
+
+func TestValidateTerminal(t *testing.T) {
+	null := Stream{Kind: StreamNull}
+	good := func() Request {
+		r := goodRequest()
+		r.Stdin, r.Stdout, r.Stderr, r.Terminal = null, null, null, &Terminal{Rows: 24, Cols: 80, Chars: make([]byte, TerminalChars)}
+		return r
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*Request)
+		field  string
+	}{
+		{"plain", func(*Request) {}, ""},
+		{"sizes of any kind", func(r *Request) { r.Terminal.Rows, r.Terminal.Cols = 0, 65535 }, ""},
+		{"stdin beside it", func(r *Request) { r.Stdin.Kind = StreamClient }, "stdin"},
+		{"stdout in a file", func(r *Request) { r.Stdout = Stream{Kind: StreamFile, Pattern: "x"} }, "stdout"},
+		{"stderr as stdout", func(r *Request) { r.Stderr.Kind = StreamSame }, "stderr"},
+		{"labels", func(r *Request) { r.Label = true }, "label"},
+		{"of a script", func(r *Request) { r.Script = []byte("#!/bin/sh\n") }, "terminal"},
+		{"too many characters", func(r *Request) { r.Terminal.Chars = make([]byte, TerminalChars+1) }, "terminal"},
+	} {
+		r := good()
+		c.change(&r)
+		err := r.Validate()
+		var fe *FieldError
+		switch {
+		case c.field == "" && err != nil:
+			t.Errorf("%s: %v", c.name, err)
+		case c.field != "" && (!errors.As(err, &fe) || fe.Field != c.field):
+			t.Errorf("%s: %v, want an error of field %q", c.name, err, c.field)
+		}
+	}
+}

@@ -32,3 +32,14 @@ func (s *Step) drainStreams() error {
 
 // heldTold is how many held streams are told to the user; the event log has all.
 const heldTold = 10
+
+// drainOutput ends what others see of the output, when all of it has passed.
+func (s *Step) drainOutput() {
+	switch {
+	case s.d.Output == nil:
+	case s.d.Output.Used():
+		s.endStage("output", func() error { s.d.Output.Drain(); return nil })
+	default:
+		s.d.Output.Drain() // nobody may begin to watch any more
+	}
+}

@@ -36,6 +36,7 @@ func (s *Step) finish(err error) {
 	if s.d.Streams != nil && s.d.Streams.Used() {
 		s.endStage("drain", s.drainStreams)
 	}
+	s.drainOutput()
 	s.settleUsage()
 	s.conclude()
 }

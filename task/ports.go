@@ -122,6 +122,19 @@ type Spawned interface {
 	Close()
 }
 
+// Output is what others than the launcher see of the tasks' streams, and the terminal
+// of rank 0: *live.Live. Its methods are called once, by the goroutine of Step.Run.
+type Output interface {
+	// OpenTerminal makes the terminal of rank 0, and returns the descriptor that is
+	// to be its controlling terminal. It stays open here.
+	OpenTerminal() (fd int, err error)
+	// Drain passes on the rest of what the tasks wrote: no process of theirs is left.
+	// It follows in any case, and bounds its wait itself. Used tells whether there may
+	// be something to wait for.
+	Drain()
+	Used() bool
+}
+
 // Network is the other nodes of a step: stepd's tree is one. It calls Step.EndedBy
 // and Step.NodeLost.
 type Network interface {

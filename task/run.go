@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ type Deps struct {
 	Peers   step.Peers
 	Job     step.MPIServices
 	Spawned Spawned // nil where nothing can be
+	Output  Output  // nil where there are neither terminals nor those who watch
 	Plugins []Plugin
 	// Accounting is nil where nothing is accounted for.
 	Accounting Accounting
@@ -314,8 +316,12 @@ func (s *Step) handStreams(context.Context) error {
 		return err
 	}
 	defer s.closeAttached() // the tasks have them; ours would keep pipes open
+	terminal, err := s.openTerminal()
+	if err != nil {
+		return err
+	}
 	l := &step.Launch{
-		Streams:   append(append([]step.TaskStream(nil), s.plan.Streams...), s.attachedStreams(s.plan)...),
+		Streams:   slices.Concat(s.plan.Streams, s.attachedStreams(s.plan), terminal),
 		Env:       s.mpiTasks.Env,
 		CommonEnv: s.plan.CommonEnv,
 		TaskEnv:   make([][]string, len(s.plan.Ranks)),
@@ -329,7 +335,6 @@ func (s *Step) handStreams(context.Context) error {
 		}
 	}
 	launchApps(s.plan.Spec, l)
-	var err error
 	for _, p := range s.d.Plugins {
 		err = errors.Join(err, pluginError(p, p.PreLaunch(l)))
 	}
@@ -342,6 +347,26 @@ func (s *Step) handStreams(context.Context) error {
 		}
 	}
 	return err
+}
+
+// openTerminal makes the terminal of rank 0 its three streams, where it has one here.
+func (s *Step) openTerminal() ([]step.TaskStream, error) {
+	id, ours := s.plan.localID(0)
+	if s.plan.Spec.Terminal == nil || !ours {
+		return nil, nil
+	}
+	if s.d.Output == nil {
+		return nil, errors.New("internal error: this stepd makes no terminals")
+	}
+	fd, err := s.d.Output.OpenTerminal()
+	if err != nil {
+		return nil, err
+	}
+	streams := make([]step.TaskStream, 3)
+	for i := range streams {
+		streams[i] = step.TaskStream{LocalID: id, FD: i, Kind: step.StreamToTerminal, Handle: fd}
+	}
+	return streams, nil
 }
 
 // userInit hands the audience a batch job's output as soon as it is open: what

@@ -78,7 +78,7 @@ func (r *rig) run(t *testing.T) step.Record {
 	close(none)
 	r.st = New(plan, Deps{
 		Tracker: fakeTracker{r}, MPI: fakeMPI{r}, Audience: fakeAudience{r}, Accounting: r.acct, Plugins: r.plugins, Now: time.Now,
-		Network:    r.network,
+		Network: r.network, Output: r.output(),
 		StartHost:  func(int) (Host, error) { return fakeHost{r}, r.note("start") },
 		NoChildren: func() <-chan struct{} { return none },
 	})
@@ -116,6 +116,20 @@ func (r *rig) die(status step.ExitStatus) {
 		r.st.ChildEnded(fakeHostPID, status, nil)
 	}
 }
+
+// output is that of a step with a terminal: others have none.
+func (r *rig) output() Output {
+	if r.spec.Terminal == nil {
+		return nil
+	}
+	return fakeOutput{r}
+}
+
+type fakeOutput struct{ r *rig }
+
+func (f fakeOutput) OpenTerminal() (int, error) { return 77, f.r.note("open terminal") }
+func (f fakeOutput) Drain()                     { f.r.note("drain") }
+func (f fakeOutput) Used() bool                 { return true }
 
 type fakeHost struct{ r *rig }
 

@@ -129,7 +129,14 @@ func (f *fakeStep) LauncherLost()              { close(f.lost) }
 func (f *fakeStep) Signal(int, string) error   { return nil }
 func (f *fakeStep) Cancel(reason string) error { f.cancelled <- reason; return nil }
 func (f *fakeStep) Suspend(by uint32) error    { f.asked <- by; return nil }
-func (f *fakeStep) Resume(by uint32) error     { f.asked <- by; return errors.New("not suspended") }
+func (f *fakeStep) Watch(w *Watch, launcher bool) (*Watched, int, error) {
+	if !launcher {
+		return nil, -1, errors.New("nothing is kept")
+	}
+	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	return &Watched{Terminal: w.ReadOnly}, fd, err
+}
+func (f *fakeStep) Resume(by uint32) error { f.asked <- by; return errors.New("not suspended") }
 func (f *fakeStep) Attach(streams []StreamFD, fds []int) error {
 	closeAll(fds)
 	f.attached <- len(fds)
@@ -246,4 +253,25 @@ func TestFinishWaitsForAck(t *testing.T) {
 	if !s.Finish(&Msg{Type: TypeResult, Record: &step.Record{}}, 10*time.Second) {
 		t.Error("the ack was not heard")
 	}
+}
+
+// TestWatch: the descriptor goes to who asked, and the role that it has said counts.
+func TestWatch(t *testing.T) {
+	_, _, dial := serve(t)
+	c := dial()
+	c.Send(&Msg{Type: TypeWatch, Seq: 1, Watch: &Watch{}})
+	if m, fds, err := c.Recv(); err != nil || m.Error != "nothing is kept" || len(fds) != 0 {
+		t.Errorf("of no launcher: %+v, %d descriptors, %v", m, len(fds), err)
+	}
+	c.Send(&Msg{Type: TypeHello, Version: Version, Role: RoleLaunch})
+	c.Send(&Msg{Type: TypeWatch, Seq: 2})
+	if m, _, err := c.Recv(); err != nil || m.Error == "" {
+		t.Errorf("without saying how: %+v, %v", m, err)
+	}
+	c.Send(&Msg{Type: TypeWatch, Seq: 3, Watch: &Watch{ReadOnly: true}})
+	m, fds, err := c.Recv()
+	if err != nil || m.Seq != 3 || m.Watched == nil || !m.Watched.Terminal || len(fds) != 1 {
+		t.Fatalf("%+v, %d descriptors, %v", m, len(fds), err)
+	}
+	unix.Close(fds[0])
 }

@@ -44,6 +44,10 @@ const (
 	TypeResume  Type = "resume"
 	// TypeStat asks what the tasks use just now. Answered by TypeReply with Record.
 	TypeStat Type = "stat"
+	// TypeWatch asks to see the tasks' output, and to type into their terminal: Watch.
+	// Answered by TypeReply with Watched and one descriptor, a SOCK_SEQPACKET
+	// connection of the frames of package stepio/replay.
+	TypeWatch Type = "watch"
 	// TypeAck is noded's answer to TypeResult: the result is stored.
 	TypeAck Type = "ack"
 	// TypeAnswer is noded's answer to TypeAsk: Answer, or Error.
@@ -51,7 +55,7 @@ const (
 
 	// From stepd:
 
-	// TypeReply answers Stat, Signal, Cancel, Suspend and Resume; Error is empty on success.
+	// TypeReply answers Stat, Signal, Cancel, Suspend, Resume and Watch; Error is empty on success.
 	TypeReply Type = "reply"
 	// TypeState tells a change of the step's state (STARTING, RUNNING, COMPLETING). To
 	// noded with Record, complete with the tasks' pids once RUNNING.
@@ -78,7 +82,7 @@ type Role string
 const (
 	RoleNoded  Role = "noded"  // root only: gets State and Result, owes Ack
 	RoleLaunch Role = "launch" // stepctl run: attaches streams; its loss before the gate cancels the step
-	RoleTool   Role = "tool"   // stepctl stat, signal, cancel, suspend, resume
+	RoleTool   Role = "tool"   // stepctl stat, signal, cancel, suspend, resume, attach
 )
 
 // Msg is every record; which fields are set depends on Type.
@@ -99,6 +103,8 @@ type Msg struct {
 	Status  *step.ExitStatus `json:"status,omitempty"`
 	Record  *step.Record     `json:"record,omitempty"`
 	ID      *step.ID         `json:"id,omitempty"`
+	Watch   *Watch           `json:"watch,omitempty"`
+	Watched *Watched         `json:"watched,omitempty"`
 	Ask     *Ask             `json:"ask,omitempty"`
 	Answer  *Answer          `json:"answer,omitempty"`
 }
@@ -159,6 +165,23 @@ type Answer struct {
 	Port  []byte `json:"port,omitempty"`
 	// Parts are what the parties of a meeting came with, in the order of Ask.Parties.
 	Parts []step.KeyValue `json:"parts,omitempty"`
+}
+
+// Watch is how a client wants to see a step's output. The launcher's holds back the
+// tasks when it does not read; others have a gap then.
+type Watch struct {
+	// ReadOnly takes no input and no window size.
+	ReadOnly bool `json:"read_only,omitempty"`
+	// Replay is how many bytes of what is kept come first; below 0 is all.
+	Replay int64 `json:"replay"`
+	// Once: what is kept, and nothing that comes after.
+	Once bool `json:"once,omitempty"`
+}
+
+// Watched is what a Watch got.
+type Watched struct {
+	// Terminal: the bytes are a terminal's.
+	Terminal bool `json:"terminal,omitempty"`
 }
 
 // StreamFD says what one attached descriptor is for.

@@ -31,6 +31,9 @@ type Handler interface {
 	// Signal and Cancel act on the tasks.
 	Signal(sig int, scope string) error
 	Cancel(reason string) error
+	// Watch makes a connection on which the output is seen; the descriptor is the
+	// server's to send and close.
+	Watch(w *Watch, launcher bool) (*Watched, int, error)
 	// Suspend and Resume act for the user with the uid by.
 	Suspend(by uint32) error
 	Resume(by uint32) error
@@ -136,7 +139,12 @@ func (s *Server) Add(c *Conn, role Role, root bool) {
 	p := &peer{conn: c, role: role, queue: make(chan queued, queueMax), slots: make(chan struct{}, linesMax), gone: make(chan struct{}), acked: make(chan struct{})}
 	s.mu.Lock()
 	if s.done || (!root && s.users >= peersMax) {
+		full := !s.done
 		s.mu.Unlock()
+		if full {
+			c.SetWriteDeadline(time.Now().Add(sendTimeout))
+			c.Send(&Msg{Type: TypeHello, Version: Version, Error: fmt.Sprintf("%d clients are connected to step %s, which is the limit", peersMax, s.id)})
+		}
 		c.Close()
 		return
 	}
@@ -158,7 +166,8 @@ func (s *Server) Add(c *Conn, role Role, root bool) {
 // queued is a record that waits for its peer.
 type queued struct {
 	m    *Msg
-	line bool // it holds one of the peer's slots
+	line bool  // it holds one of the peer's slots
+	fds  []int // closed when they are sent
 }
 
 // put queues a record; a full queue cuts the peer off.
@@ -166,6 +175,7 @@ func (p *peer) put(q queued) {
 	select {
 	case p.queue <- q:
 	default:
+		closeAll(q.fds)
 		p.conn.Close()
 	}
 }
@@ -183,7 +193,7 @@ func (p *peer) putLine(m *Msg) {
 		p.put(queued{m: &Msg{Type: TypeMessage, Text: fmt.Sprintf("stepd: error: %d lines were dropped here: they came faster than they were read", p.dropped)}})
 		p.dropped = 0
 	}
-	p.put(queued{m, true})
+	p.put(queued{m: m, line: true})
 }
 
 // slot takes a place for a line. A peer that was waited for in vain is not
@@ -213,7 +223,7 @@ func (p *peer) slot() bool {
 // write sends what is queued until the connection ends, and then what was
 // queued before that.
 func (p *peer) write() {
-	defer p.conn.Close()
+	defer p.forget()
 	for {
 		select {
 		case q := <-p.queue:
@@ -236,12 +246,28 @@ func (p *peer) write() {
 	}
 }
 
+// forget ends the connection, and closes the descriptors of what was not sent: when
+// the reader has ended, nothing is queued any more.
+func (p *peer) forget() {
+	p.conn.Close()
+	<-p.gone
+	for {
+		select {
+		case q := <-p.queue:
+			closeAll(q.fds)
+		default:
+			return
+		}
+	}
+}
+
 func (p *peer) send(q queued) bool {
 	if q.line {
 		<-p.slots
 	}
 	p.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
-	return p.conn.Send(q.m) == nil
+	defer closeAll(q.fds)
+	return p.conn.Send(q.m, q.fds...) == nil
 }
 
 // read serves one peer's records until it goes.
@@ -314,6 +340,8 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 		rec := s.handler.Stat()
 		s.send(p, &Msg{Type: TypeReply, Seq: m.Seq, State: rec.State, Record: &rec})
 		return nil
+	case TypeWatch:
+		return s.watch(p, m)
 	case TypeSuspend:
 		return s.answer(p, m.Seq, s.handler.Suspend(s.asker(m, root)))
 	case TypeResume:
@@ -321,6 +349,22 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 	default:
 		return fmt.Errorf("unknown record type %q", m.Type)
 	}
+}
+
+// watch answers with a connection on which the step's output is seen.
+func (s *Server) watch(p *peer, m *Msg) error {
+	if m.Watch == nil {
+		return errors.New("cannot watch: the record does not say how")
+	}
+	s.mu.Lock()
+	launcher := p.role == RoleLaunch
+	s.mu.Unlock()
+	watched, fd, err := s.handler.Watch(m.Watch, launcher)
+	if err != nil {
+		return err
+	}
+	s.sendFDs(p, &Msg{Type: TypeReply, Seq: m.Seq, Watched: watched}, fd)
+	return nil
 }
 
 // asker is the uid for whom a record speaks: root may speak for others, and
@@ -356,12 +400,17 @@ func (s *Server) answer(p *peer, seq uint32, err error) error {
 }
 
 // send queues a record to one peer, unless its reader has closed the queue.
-func (s *Server) send(p *peer, m *Msg) {
+func (s *Server) send(p *peer, m *Msg) { s.sendFDs(p, m) }
+
+// sendFDs takes over the descriptors that go with it.
+func (s *Server) sendFDs(p *peer, m *Msg, fds ...int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.peers[p]; ok {
-		p.put(queued{m: m})
+		p.put(queued{m: m, fds: fds})
+		return
 	}
+	closeAll(fds)
 }
 
 // Tell queues a record to every peer. Only a burst of lines may make it wait,

@@ -312,6 +312,11 @@ func (f *fake) tell() {
 	f.server.TellState(&rec)
 }
 
+// Watch implements stepapi.Handler: nothing is kept.
+func (f *fake) Watch(*stepapi.Watch, bool) (*stepapi.Watched, int, error) {
+	return nil, -1, errors.New("nothing is kept")
+}
+
 // Signal implements stepapi.Handler.
 func (f *fake) Signal(sig int, _ string) error {
 	f.ending <- step.SignaledBy(syscall.Signal(sig))

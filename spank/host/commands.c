@@ -91,7 +91,8 @@ static bool stderr_of_rank0(struct host *h, struct outcome *out)
 
 	if (s.kind == STREAM_SAME)
 		s = step_stream(&h->step, 0, 1);
-	if (dup2(s.kind == STREAM_FD ? h->fds[s.index] : h->null, 2) < 0)
+	bool handed = s.kind == STREAM_FD || s.kind == STREAM_TERMINAL;
+	if (dup2(handed ? h->fds[s.index] : h->null, 2) < 0)
 		return fail(out, errno, "cannot take the first task's standard error");
 	return true;
 }

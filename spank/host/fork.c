@@ -66,9 +66,14 @@ static bool fork_one(struct host *h, uint32_t rank, struct batch *b, struct outc
 		return fail(out, error, "cannot fork task %u", h->cfg.global_ids[rank]);
 	}
 	h->tasks[rank].pid = pid;
-	/* Into the group of rank 0 from here: the gate does not wait for a slow
-	 * child to join, and the group is gone when all in it have ended. */
-	(void)setpgid(pid, h->tasks[0].pid);
+	/* Into the group of the first task from here: the gate does not wait for a slow
+	 * child to join, and the group is gone when all in it have ended. One with a
+	 * terminal makes a session, which the leader of a group cannot. */
+	if (!task_has_terminal(h, rank)) {
+		if (h->group == 0)
+			h->group = pid;
+		(void)setpgid(pid, h->group);
+	}
 	int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
 	if (pidfd < 0) {
 		error = errno;

@@ -109,6 +109,7 @@ struct host {
 	size_t nfds;
 	struct plugin *plugins;
 	struct task *tasks;
+	pid_t group;	/* of the tasks: the first one's pid, 0 before its fork */
 	struct env env; /* the job's environment */
 	struct env job_control;
 	char **argv; /* the tasks' command */
@@ -234,6 +235,8 @@ void log_chdir(const struct config *c, int error);
 /* fork.c, task.c, stdio.c, exec.c, limits.c */
 void command_fork(struct host *h, struct outcome *out);
 _Noreturn void task_main(struct host *h, uint32_t rank);
+/* Whether the task has the step's terminal. */
+bool task_has_terminal(const struct host *h, uint32_t rank);
 _Noreturn void task_fail(struct host *h, enum stage stage, int error, const char *object,
 			 int status);
 void task_stdio(struct host *h);

@@ -55,7 +55,7 @@
 
 /* The comments are columns, and a test reads a constant a line. */
 /* clang-format off */
-#define HOST_PROTOCOL_VERSION 5
+#define HOST_PROTOCOL_VERSION 6
 
 #define HOST_FD_CONTROL 3
 #define HOST_FD_LOG 4
@@ -260,6 +260,8 @@ enum stream_kind {
 	STREAM_SAME = 3, /* fd 2: as fd 1 */
 	STREAM_EARLY = 4, /* as STREAM_FILE, but opened before user_init, and handed to stepd by REP_STREAM: what
 			   * plugins and the node say is to stand there, too */
+	STREAM_TERMINAL = 5, /* table index: as STREAM_FD; with it as fd 0 the task leads a session of its own, whose
+			      * controlling terminal it is */
 };
 
 /* The board. */

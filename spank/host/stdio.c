@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "host.h"
@@ -90,6 +91,12 @@ void task_stdio(struct host *h)
 		int opened;
 
 		switch (s.kind) {
+		case STREAM_TERMINAL:
+			/* Before anything else has it: what the task starts shares it. */
+			if (fd == 0 && ioctl(h->fds[s.index], TIOCSCTTY, 0) < 0)
+				task_fail(h, STAGE_STDIO, errno, "the step's terminal", 1);
+			put(h, h->fds[s.index], fd, "the step's terminal");
+			break;
 		case STREAM_FD:
 			put(h, h->fds[s.index], fd, "stream");
 			break;

@@ -47,9 +47,12 @@ static bool read_stream(struct step_conf *s, struct reader *r, size_t nfds)
 	stream.index = rd_u32(r);
 	stream.path = rd_str(r);
 
-	if (rank == NULL || fd > 2 || stream.kind > STREAM_EARLY)
+	if (rank == NULL || fd > 2 || stream.kind > STREAM_TERMINAL)
 		return false;
-	if (stream.kind == STREAM_FD && stream.index >= nfds)
+	if ((stream.kind == STREAM_FD || stream.kind == STREAM_TERMINAL) && stream.index >= nfds)
+		return false;
+	/* A terminal is of one session, which one task leads. */
+	if (stream.kind == STREAM_TERMINAL && rank == &s->ranks[s->ntasks])
 		return false;
 	if (stream.kind == STREAM_SAME && fd != 2)
 		return false;

@@ -166,6 +166,26 @@ static void wait_gate(struct host *h)
 		_exit(1);
 }
 
+bool task_has_terminal(const struct host *h, uint32_t rank)
+{
+	return step_stream(&h->step, rank, 0).kind == STREAM_TERMINAL;
+}
+
+/* All tasks are one process group, led by the first of them: the parent has put
+ * each into it, unless a hook or the end of the first came before. One that has a
+ * terminal leads a session of its own instead. A hook that made a session has made
+ * its group, too. */
+static void join_group(struct host *h)
+{
+	if (task_has_terminal(h, h->rank)) {
+		if (setsid() < 0 && getsid(0) != getpid())
+			task_fail(h, STAGE_GATE, errno, "a session for the step's terminal", 1);
+		return;
+	}
+	if (setpgid(0, h->group) < 0 && setpgid(0, 0) < 0 && getsid(0) != getpid())
+		task_fail(h, STAGE_GATE, errno, "the step's process group", 1);
+}
+
 static void set_task_env(struct host *h)
 {
 	const struct list *lists[] = {&step_common(&h->step)->env, &h->step.ranks[h->rank].env};
@@ -210,11 +230,7 @@ _Noreturn void task_main(struct host *h, uint32_t rank)
 	run_hook(h, STAGE_PRIVILEGED, HOOK_TASK_INIT_PRIVILEGED);
 	become_user(h);
 	enter(h, STAGE_STDIO);
-	/* All tasks are one process group, led by rank 0: the parent has put
-	 * each into it, unless a hook or the end of rank 0 came first. */
-	if (setpgid(0, rank == 0 ? 0 : h->tasks[0].pid) < 0 && setpgid(0, 0) < 0 &&
-	    getsid(0) != getpid()) /* a hook that made a session has made its group, too */
-		task_fail(h, STAGE_GATE, errno, "the step's process group", 1);
+	join_group(h);
 	reset_signals();
 	task_stdio(h);
 	wait_gate(h);

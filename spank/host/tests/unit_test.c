@@ -297,7 +297,9 @@ static void test_step(void)
 					  {0, 3, STREAM_NULL, 0},
 					  {0, 0, STREAM_FD, 3},
 					  {0, 1, STREAM_SAME, 0},
-					  {0, 0, STREAM_EARLY + 1, 0}};
+					  {0, 1, STREAM_TERMINAL, 7},
+					  {NO_RANK, 0, STREAM_TERMINAL, 0},
+					  {0, 0, STREAM_TERMINAL + 1, 0}};
 	struct blob b = {0};
 	struct step_conf s;
 	const char *why;

@@ -1,0 +1,48 @@
+package step
+
+// Terminal asks for a terminal for rank 0 (--pty): its three streams are that
+// terminal, which belongs to stepd and outlives the client. The other ranks have
+// /dev/null, as in Slurm.
+type Terminal struct {
+	// Rows and Cols are the window's size in the beginning; 0 is not known.
+	Rows uint16 `json:"rows"`
+	Cols uint16 `json:"cols"`
+	// Chars are the control characters of the client's terminal, as c_cc of termios(3)
+	// has them on Linux; empty are the kernel's.
+	Chars []byte `json:"chars,omitempty"`
+	// UTF8 says that it erases characters, not bytes (IUTF8).
+	UTF8 bool `json:"utf8,omitempty"`
+}
+
+// ReplayMin is how much of a terminal's output is kept whatever ReplayBytes is: some
+// screens of it, without which nobody could take the terminal up again.
+const ReplayMin = 64 << 10
+
+// TerminalChars is how many control characters there are (NCCS of the kernel).
+const TerminalChars = 19
+
+// checkTerminal refuses what contradicts a terminal.
+func (r *Request) checkTerminal() error {
+	t := r.Terminal
+	if t == nil {
+		return nil
+	}
+	if len(t.Chars) > TerminalChars {
+		return bad("terminal", "%d control characters: there are %d", len(t.Chars), TerminalChars)
+	}
+	for _, s := range []struct {
+		field string
+		kind  StreamKind
+	}{{"stdin", r.Stdin.Kind}, {"stdout", r.Stdout.Kind}, {"stderr", r.Stderr.Kind}} {
+		if s.kind != StreamNull {
+			return bad(s.field, "kind %q beside a terminal, which is all three streams of task 0: want %q", s.kind, StreamNull)
+		}
+	}
+	switch {
+	case r.Label:
+		return bad("label", "a terminal's output has no labels")
+	case len(r.Script) > 0:
+		return bad("terminal", "a batch script has no client, and so no terminal")
+	}
+	return nil
+}

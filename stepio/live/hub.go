@@ -1,0 +1,324 @@
+package live
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/stepio/replay"
+)
+
+// watchersMax bounds those who watch one step.
+const watchersMax = 128
+
+// Hub passes on what the tasks write. Those who watch read from its ring: one that
+// does not keep up has a gap there, of which it is told, and holds up nobody, unless
+// it is the launcher, for whom the tasks wait.
+type Hub struct {
+	mu sync.Mutex
+	// room is told when a launcher has read on, or nobody waits for it any more; more
+	// when there is something to read.
+	room, more *sync.Cond
+	ring       *replay.Ring          // guarded by mu
+	modes      *replay.Modes         // guarded by mu: of a terminal, where the ring begins; nil: none
+	watchers   map[*watcher]struct{} // guarded by mu
+	over       bool                  // guarded by mu: nothing more is written
+	act        func(f *replay.Frame) // takes what a watcher sends; nil: nothing is taken
+	// empty is called when the last watcher has gone; nil is nobody.
+	empty func()
+	wg    sync.WaitGroup // the watchers' goroutines
+}
+
+func newHub(limit int, terminal bool) *Hub {
+	h := &Hub{ring: replay.NewRing(limit), watchers: make(map[*watcher]struct{})}
+	h.room, h.more = sync.NewCond(&h.mu), sync.NewCond(&h.mu)
+	if terminal {
+		h.modes = &replay.Modes{}
+		h.ring.Evicted = func(_, _ int, b []byte) { h.modes.Feed(b) }
+	}
+	return h
+}
+
+// Write takes what rank wrote on fd. It waits while a launcher does not read.
+func (h *Hub) Write(fd, rank int, data []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for len(data) > 0 {
+		n := min(len(data), max(h.ring.Limit()/4, 1))
+		for h.heldBack(n) {
+			h.room.Wait()
+		}
+		h.ring.Add(fd, rank, data[:n])
+		data = data[n:]
+		h.more.Broadcast()
+	}
+}
+
+// heldBack tells whether n bytes more would push out some that a launcher has not read.
+func (h *Hub) heldBack(n int) bool {
+	for w := range h.watchers {
+		if w.launcher && !w.gone && h.ring.End()+int64(n)-w.pos > int64(h.ring.Limit()) {
+			return true
+		}
+	}
+	return false
+}
+
+// watcher is one client that sees the output.
+type watcher struct {
+	conn               *os.File // our end of a SOCK_SEQPACKET pair
+	launcher, readOnly bool
+	once               bool  // it wants what is there and no more
+	until              int64 // guarded by Hub.mu: where that ends
+	pos                int64 // guarded by Hub.mu
+	gone               bool  // guarded by Hub.mu
+	prefix             string
+	sent               chan struct{} // closed when it has got all, or is gone
+}
+
+// Watching is how one wants to see the output.
+type Watching struct {
+	// Launcher holds back the tasks when it does not read.
+	Launcher, ReadOnly bool
+	// Once wants what is kept and no more.
+	Once bool
+	// Replay is how much of what is kept comes first, in bytes; below 0 is all.
+	Replay int64
+}
+
+// Watch adds a client, and returns its end of the connection, which is the caller's to
+// close. The client ends it by closing its own.
+func (h *Hub) Watch(how Watching) (fd int, err error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("cannot make a connection for the output: %w", err)
+	}
+	w := &watcher{
+		conn: os.NewFile(uintptr(pair[0]), "watcher"), launcher: how.Launcher, readOnly: how.ReadOnly,
+		once: how.Once, sent: make(chan struct{}),
+	}
+	h.mu.Lock()
+	if len(h.watchers) >= watchersMax {
+		h.mu.Unlock()
+		w.conn.Close()
+		unix.Close(pair[1])
+		return -1, fmt.Errorf("cannot attach: %d clients watch this step, which is the limit", watchersMax)
+	}
+	w.until = h.ring.End()
+	w.pos = h.ring.First()
+	if how.Replay >= 0 {
+		w.pos = max(w.pos, h.ring.End()-how.Replay)
+	}
+	h.begin(w)
+	h.watchers[w] = struct{}{}
+	h.wg.Add(2)
+	h.mu.Unlock()
+	go func() { defer h.wg.Done(); h.send(w) }()
+	go func() { defer h.wg.Done(); h.receive(w) }()
+	return pair[1], nil
+}
+
+// saneWithin is how far a beginning is looked for that is not in the middle of a line.
+const saneWithin = 4 << 10
+
+// begin moves a watcher of a terminal from its position on to one between two lines,
+// or two characters at least, and gives it what sets its terminal to the state there.
+func (h *Hub) begin(w *watcher) {
+	w.prefix = ""
+	if h.modes == nil {
+		return
+	}
+	m := h.modes.Clone()
+	buf := make([]byte, replay.FrameMax)
+	feed := func(pos, to int64) (last byte, next int64) {
+		p, next, _ := h.ring.Read(pos, buf[:min(int64(len(buf)), to-pos)])
+		if len(p.Data) == 0 {
+			return 0, to
+		}
+		m.Feed(p.Data)
+		return p.Data[len(p.Data)-1], next
+	}
+	for pos := h.ring.First(); pos < w.pos; {
+		_, pos = feed(pos, w.pos)
+	}
+	if w.pos == 0 {
+		return // nothing is cut, and nothing set
+	}
+	var between *replay.Modes
+	from := w.pos
+	for pos := from; pos < min(from+saneWithin, h.ring.End()); {
+		if between == nil && m.Between() {
+			between, w.pos = m.Clone(), pos
+		}
+		var last byte
+		if last, pos = feed(pos, pos+1); last == '\n' && m.Between() {
+			between, w.pos = m.Clone(), pos
+			break
+		}
+	}
+	if between == nil {
+		between = m
+	}
+	w.prefix = between.Set()
+}
+
+// send passes on what comes, until the end or until the client is gone.
+func (h *Hub) send(w *watcher) {
+	defer close(w.sent)
+	defer h.leave(w)
+	buf, packet := make([]byte, replay.FrameMax), make([]byte, 0, replay.FrameMax+replay.FrameHead)
+	put := func(f *replay.Frame) bool {
+		_, err := w.conn.Write(f.Append(packet[:0]))
+		return err == nil
+	}
+	for {
+		p, prefix, next, skipped, more := h.next(w, buf)
+		if skipped > 0 && !put(&replay.Frame{Kind: replay.KindGap, N: uint64(skipped)}) {
+			return
+		}
+		if prefix != "" && !put(&replay.Frame{Kind: replay.KindOutput, Piece: replay.Piece{FD: 1, Data: []byte(prefix)}}) {
+			return
+		}
+		if !more {
+			put(&replay.Frame{Kind: replay.KindEnd})
+			return
+		}
+		if len(p.Data) > 0 && !put(&replay.Frame{Kind: replay.KindOutput, Piece: p}) {
+			return
+		}
+		h.mu.Lock()
+		w.pos = next
+		h.room.Broadcast()
+		h.mu.Unlock()
+	}
+}
+
+// next waits for something to send; more is false at the end.
+func (h *Hub) next(w *watcher, buf []byte) (p replay.Piece, prefix string, next, skipped int64, more bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	prefix, w.prefix = w.prefix, ""
+	if prefix != "" {
+		return p, prefix, w.pos, 0, true
+	}
+	for w.pos >= h.ring.End() && !h.over && !w.gone && !w.once {
+		h.more.Wait()
+	}
+	if w.gone || w.pos >= h.ring.End() || (w.once && w.pos >= w.until) {
+		return p, "", w.pos, 0, false
+	}
+	if lost := h.ring.First() - w.pos; lost > 0 {
+		w.pos += lost
+		from := w.pos
+		h.begin(w)
+		prefix, w.prefix = w.prefix, ""
+		return p, prefix, w.pos, lost + w.pos - from, true
+	}
+	p, next, _ = h.ring.Read(w.pos, buf)
+	return p, "", next, 0, true
+}
+
+// receive takes what the client sends, and hears of its end.
+func (h *Hub) receive(w *watcher) {
+	defer h.leave(w)
+	buf := make([]byte, 4<<10)
+	for {
+		n, err := w.conn.Read(buf)
+		if err != nil {
+			return
+		}
+		f, err := replay.Parse(buf[:n])
+		if err != nil {
+			return // it is no client of ours
+		}
+		if !w.readOnly && h.act != nil {
+			h.act(&f)
+		}
+	}
+}
+
+// leave forgets a watcher; its connection ends.
+func (h *Hub) leave(w *watcher) {
+	h.mu.Lock()
+	w.gone = true
+	_, there := h.watchers[w]
+	delete(h.watchers, w)
+	last := there && len(h.watchers) == 0 && h.empty != nil
+	h.room.Broadcast()
+	h.more.Broadcast()
+	h.mu.Unlock()
+	if there {
+		w.conn.Close()
+	}
+	if last {
+		h.empty()
+	}
+}
+
+// alone tells whether nobody watches.
+func (h *Hub) alone() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.watchers) == 0
+}
+
+// othersPatience is how long those who are no launcher are waited for at the end.
+const othersPatience = 250 * time.Millisecond
+
+// close says that nothing more is written, and waits for those who watch: for the
+// launcher at most patience, then it is cut off. It tells how many bytes that has lost.
+func (h *Hub) close(patience time.Duration) (lost int64) {
+	h.mu.Lock()
+	h.over = true
+	h.more.Broadcast()
+	var launchers, others []*watcher
+	for w := range h.watchers {
+		if w.launcher {
+			launchers = append(launchers, w)
+		} else {
+			others = append(others, w)
+		}
+	}
+	h.mu.Unlock()
+	for _, class := range []struct {
+		watchers []*watcher
+		patience time.Duration
+	}{{launchers, patience}, {others, othersPatience}} {
+		limit := time.NewTimer(class.patience)
+		for _, w := range class.watchers {
+			select {
+			case <-w.sent:
+			case <-limit.C:
+				limit.Reset(0)
+				h.mu.Lock()
+				if w.launcher && !w.gone {
+					lost = max(lost, h.ring.End()-w.pos)
+				}
+				h.mu.Unlock()
+			}
+			h.leave(w)
+		}
+		limit.Stop()
+	}
+	h.wg.Wait()
+	return lost
+}
+
+// release lets Write go on although a launcher does not read: it is given up.
+func (h *Hub) release() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.watchers {
+		w.launcher = false
+	}
+	h.room.Broadcast()
+}
+
+// isOver tells whether a connection's other end has gone.
+func isOver(err error) bool {
+	return errors.Is(err, unix.EPIPE) || errors.Is(err, os.ErrClosed) || errors.Is(err, unix.ECONNRESET)
+}

@@ -1,0 +1,168 @@
+package live
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+	"stepd/stepio/replay"
+)
+
+// Config is what a Live needs of its neighbours.
+type Config struct {
+	// Namespace is the job's mount namespace, nil without a container.
+	Namespace *os.File
+	// Tap makes t hear what the tasks write as it passes by, nil nobody: it must not
+	// block. relay.SetTap is that.
+	Tap func(t func(fd, rank int, data []byte))
+	// Several: the step has several nodes, and what its tasks write goes elsewhere.
+	Several bool
+	// Log hears what an administrator may want to know.
+	Log func(text string)
+}
+
+// Live is what others than the launcher see of one step's output. It costs nothing
+// until there is something to keep or somebody to watch.
+type Live struct {
+	spec *step.Spec
+	cfg  Config
+
+	mu   sync.Mutex
+	hub  *Hub      // guarded by mu: nil while nobody watches and nothing is kept
+	over bool      // guarded by mu: the step has ended
+	term *terminal // guarded by mu
+}
+
+// New makes the Live of a step. What is to be kept is kept from here on.
+func New(spec *step.Spec, cfg Config) *Live {
+	l := &Live{spec: spec, cfg: cfg}
+	switch {
+	case spec.Terminal != nil:
+		l.hub = newHub(int(max(spec.ReplayBytes, step.ReplayMin)), true)
+	case spec.ReplayBytes > 0 && !cfg.Several:
+		l.begin()
+	}
+	return l
+}
+
+// begin keeps what passes from now on. It is called with mu held, or by New.
+func (l *Live) begin() {
+	l.hub = newHub(int(max(l.spec.ReplayBytes, step.ReplayMin)), false)
+	l.hub.empty = l.quiet
+	l.cfg.Tap(l.hub.Write)
+}
+
+// quiet is called when nobody watches any more: a tap costs the tasks speed.
+func (l *Live) quiet() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.spec.ReplayBytes == 0 && l.hub != nil && !l.over && l.hub.alone() {
+		l.hub = nil
+		l.cfg.Tap(nil)
+	}
+}
+
+// OpenTerminal makes the step's terminal and returns the descriptor that is to be rank
+// 0's; it stays Live's. It is called once.
+func (l *Live) OpenTerminal() (fd int, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.hub == nil || l.spec.Terminal == nil {
+		return -1, errors.New("internal error: the step has no terminal")
+	}
+	if l.term, err = openTerminal(l.hub, l.cfg.Namespace, &l.spec.User, l.spec.Terminal); err != nil {
+		return -1, err
+	}
+	return int(l.term.slave.Fd()), nil
+}
+
+// Watch adds a client that sees the output; see Hub.Watch.
+func (l *Live) Watch(how Watching) (fd int, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.cfg.Several:
+		return -1, errors.New("what the tasks of a step of several nodes write goes to its launcher alone")
+	case l.over:
+		return -1, errors.New("the step has ended")
+	case l.hub == nil:
+		l.begin()
+	}
+	if l.spec.Terminal == nil {
+		// The launcher has its own pipes, and their back-pressure holds.
+		how.Launcher, how.ReadOnly = false, true
+	}
+	return l.hub.Watch(how)
+}
+
+// Terminal tells whether there is one.
+func (l *Live) Terminal() bool { return l.spec.Terminal != nil }
+
+// Used tells whether something is kept, or somebody watches.
+func (l *Live) Used() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.hub != nil
+}
+
+// patience is how long a launcher that does not read is waited for when all tasks have
+// ended.
+const patience = 10 * time.Second
+
+// Drain passes on the rest of the output: no process of the tasks is left. It returns
+// when all who watch have it, or are given up, and nobody can watch any more.
+func (l *Live) Drain() {
+	l.mu.Lock()
+	l.over = true
+	hub, term := l.hub, l.term
+	l.mu.Unlock()
+	if hub == nil {
+		return
+	}
+	begin := time.Now()
+	if term != nil {
+		term.finish(patience)
+	}
+	if lost := hub.close(max(0, patience-time.Since(begin))); lost > 0 {
+		l.cfg.Log(fmt.Sprintf("%d bytes of output were not taken by the client within %v of the tasks' end", lost, patience))
+	}
+	if term != nil {
+		term.close()
+	}
+	if l.spec.OutputFile != "" && (l.spec.ReplayBytes > 0 || term != nil) {
+		if err := l.save(hub, l.spec.OutputFile); err != nil {
+			l.cfg.Log(err.Error())
+		}
+	}
+}
+
+// save leaves what is kept for those who come after the step, whole or not at all.
+func (l *Live) save(hub *Hub, path string) error {
+	hub.mu.Lock()
+	defer hub.mu.Unlock()
+	if hub.ring.End() == 0 {
+		return nil
+	}
+	tmp := path + ".tmp"
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot keep the output of step %s: %w", l.spec.ID, err)
+	}
+	err = replay.WriteKept(f, hub.ring, hub.modes)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		os.Remove(tmp) // it is of no use
+		return fmt.Errorf("cannot keep the output of step %s in %q: %w", l.spec.ID, path, err)
+	}
+	return nil
+}
