@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/status"
@@ -49,8 +50,17 @@ func execute(args []string) error {
 }
 
 // say writes one line of stepctl's own to stderr.
-func say(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "stepctl: "+format+"\n", args...)
+func say(format string, args ...any) { sayLine("stepctl: " + fmt.Sprintf(format, args...)) }
+
+// rawLines is set while the terminal is raw: a line needs its carriage returns then.
+var rawLines atomic.Bool
+
+// sayLine writes one line to stderr.
+func sayLine(line string) {
+	if rawLines.Load() {
+		line = "\r" + line + "\r"
+	}
+	fmt.Fprintln(os.Stderr, line)
 }
 
 // plain takes gRPC's wrapping off an error: its code is for programs.

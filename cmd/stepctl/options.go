@@ -23,6 +23,8 @@ type runOptions struct {
 	name, chdir           string
 	input, output, errors string
 	label, unbuffered     bool
+	pty                   bool
+	detachKeys            string
 	killOnBadExit         string
 	quiet                 bool
 	quitOnInterrupt       bool
@@ -76,6 +78,8 @@ func (o *runOptions) bind(c *cobra.Command) {
 	f := c.Flags()
 	f.BoolVarP(&o.label, "label", "l", false, "put the rank before each line of output")
 	f.BoolVarP(&o.unbuffered, "unbuffered", "u", false, "pass output on as it comes, not by lines")
+	f.BoolVar(&o.pty, "pty", false, "run task 0 in a terminal of its own, which outlives this command; the other tasks have /dev/null")
+	f.StringVar(&o.detachKeys, "detach-keys", defaultDetachKeys, "with --pty: keys that leave the step running; none for none")
 	f.StringVarP(&o.killOnBadExit, "kill-on-bad-exit", "K", "0", "end the step when a task exits non-zero")
 	f.Lookup("kill-on-bad-exit").NoOptDefVal = "1"
 	f.BoolVar(&o.quitOnInterrupt, "quit-on-interrupt", false, "one Ctrl-C ends the step")
@@ -153,6 +157,9 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	}
 	if kind == stepOfJob {
 		o.files.take(r)
+		if err := o.setTerminal(r); err != nil {
+			return nil, err
+		}
 	}
 	own, err := o.clientEnv(p, umask)
 	if err != nil {
@@ -165,7 +172,7 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 			return strings.HasPrefix(e, "SLURM_UMASK=") || strings.HasPrefix(e, "SRUN_DEBUG=")
 		})
 	}
-	if r.Env, err = o.environment(p, own); err != nil {
+	if r.Env, err = o.environment(p, append(own, r.Env...)); err != nil {
 		return nil, err
 	}
 	r.SpankOptions, r.JobControl = p.spankOptions(), p.control()

@@ -93,6 +93,10 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 	if err != nil {
 		return 0, err
 	}
+	keys, err := parseDetachKeys(o.detachKeys)
+	if err != nil {
+		return 0, err
+	}
 	if o.dryRun {
 		return 0, dryRun(client, o, req)
 	}
@@ -113,8 +117,18 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 		client: client, node: reply.Node, id: step.ID{Job: reply.JobId, Step: reply.StepId},
 		opt: o, ntasks: spec.NTasks,
 	}
+	if spec.Terminal != nil {
+		if d.privateSocket() != "" {
+			keys = nil // the step ends with this command
+		}
+		l.screen = newScreen(os.Stdin, os.Stdout, keys, false)
+		defer l.screen.restore()
+	}
 	d.release() // they are the step's now
 	rec, err := l.follow(reply, &spec)
+	if code, left := l.detached(); left {
+		return 0, exitError(code)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -201,7 +215,8 @@ type launch struct {
 	id     step.ID
 	opt    *runOptions
 	ntasks int
-	forced bool // a task was ended by KILL or TERM
+	forced bool    // a task was ended by KILL or TERM
+	screen *screen // of a step with a terminal
 
 	mu    sync.Mutex
 	state step.State   // guarded by mu: what was heard last
@@ -253,12 +268,23 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 	if err != nil {
 		return nil, err
 	}
+	if l.screen != nil {
+		if err := askToWatch(conn, &stepapi.Watch{Replay: -1}); err != nil {
+			return l.wait()
+		}
+	}
 	if err := streams.Attach(conn); err != nil {
 		return l.wait()
 	}
 	stop := l.catchSignals(conn)
 	defer stop()
 	rec := l.hear(conn)
+	if l.screen != nil {
+		l.screen.end(drainLimit)
+		if _, left := l.screen.leftBy(); left {
+			return nil, nil
+		}
+	}
 	if rec == nil {
 		if rec, err = l.wait(); err != nil {
 			return nil, err
@@ -292,6 +318,10 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 		if err != nil {
 			return nil
 		}
+		if m.Seq == watchSeq && l.screen != nil && len(fds) == 1 {
+			l.showTerminal(conn, fds[0])
+			continue
+		}
 		for _, fd := range fds {
 			os.NewFile(uintptr(fd), "unasked").Close()
 		}
@@ -302,7 +332,7 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 		}
 		switch m.Type {
 		case stepapi.TypeMessage:
-			fmt.Fprintln(os.Stderr, m.Text)
+			sayLine(m.Text)
 		case stepapi.TypeTaskExit:
 			if m.Status != nil {
 				l.taskExit(l.node, m.Ranks, *m.Status)

@@ -22,8 +22,10 @@ const twice = time.Second
 // and HUP end it; the others are forwarded. The returned function ends that.
 func (l *launch) catchSignals(conn orderer) (stop func()) {
 	c := make(chan os.Signal, 16) // a burst of signals must not be lost
-	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT,
-		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGCONT)
+	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
+	if l.screen == nil { // else they are those of the client's terminal
+		signal.Notify(c, syscall.SIGHUP, syscall.SIGCONT)
+	}
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"stepd/api/stepapi"
+	"stepd/step"
+)
+
+// setTerminal asks for a terminal where --pty was given, and refuses what contradicts
+// it. As with srun the option is disregarded where the client has none itself.
+func (o *runOptions) setTerminal(r *step.Request) error {
+	if !o.pty {
+		return nil
+	}
+	for _, c := range []struct {
+		given  bool
+		option string
+	}{
+		{o.label, "--label"},
+		{o.input != "all", "--input"},
+		{o.output != "all", "--output"},
+		{o.errors != "", "--error"},
+	} {
+		if c.given {
+			return fmt.Errorf("--pty and %s exclude each other: a terminal is all three streams of task 0", c.option)
+		}
+	}
+	if !isTerminal(os.Stdin) {
+		say("error: standard input is no terminal: --pty is disregarded")
+		o.pty = false
+		return nil
+	}
+	r.Terminal = terminalOf(os.Stdin, os.Stdout)
+	r.Stdin, r.Stdout, r.Stderr = nullStream, nullStream, nullStream
+	r.Env = append(r.Env,
+		fmt.Sprintf("SLURM_PTY_WIN_COL=%d", r.Terminal.Cols),
+		fmt.Sprintf("SLURM_PTY_WIN_ROW=%d", r.Terminal.Rows))
+	return nil
+}
+
+// watchSeq is the number of the one Watch of a connection.
+const watchSeq = 1<<32 - 1
+
+// askToWatch asks for the output; it comes with the answer.
+func askToWatch(conn *stepapi.Conn, w *stepapi.Watch) error {
+	return conn.Send(&stepapi.Msg{Type: stepapi.TypeWatch, Seq: watchSeq, Watch: w})
+}
+
+// showTerminal begins to show the step's terminal in the client's own.
+func (l *launch) showTerminal(conn *stepapi.Conn, fd int) {
+	if err := l.screen.begin(os.NewFile(uintptr(fd), "the step's terminal"), false); err != nil {
+		l.screen.leave(leaving{code: 1, words: err.Error() + ": detached"})
+	}
+	go l.screen.guarded(func() { // ends with the client's part, or with the process
+		<-l.screen.left
+		conn.Close()
+	})
+}
+
+// detached ends a run whose client has left the step.
+func (l *launch) detached() (code int, left bool) {
+	if l.screen == nil {
+		return 0, false
+	}
+	why, left := l.screen.leftBy()
+	if left && why.words != "" {
+		say("%s; step %s goes on: `stepctl attach %s` takes it up again", why.words, l.id, l.id)
+	}
+	return why.code, left
+}

@@ -1,0 +1,345 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+	"stepd/stepio/replay"
+)
+
+// screen is the client's terminal while a step's is shown in it: raw, so that every
+// key is the step's, and as it was when the client leaves by any way but SIGKILL.
+type screen struct {
+	in, out *os.File
+	keys    *detachKeys
+	conn    *os.File // frames from and to stepd
+	// readOnly shows and types nothing.
+	readOnly bool
+
+	mu    sync.Mutex
+	saved *unix.Termios // guarded by mu: nil while the terminal is as it was
+	modes replay.Modes  // guarded by mu: what the step has made of it
+
+	typed chan []byte
+	left  chan struct{} // closed when the client is to leave
+	once  sync.Once
+	why   leaving       // of left
+	ended chan struct{} // closed when stepd has sent all, or is gone
+	gaps  bool          // output was skipped
+}
+
+// leaving is why a client leaves a step that goes on.
+type leaving struct {
+	code  int
+	words string // "detached", "" where nobody can read it
+}
+
+// typedWaits bounds what is typed ahead of a step that does not take it; more is lost,
+// with a bell, as at any terminal.
+const typedWaits = 256
+
+func newScreen(in, out *os.File, keys *detachKeys, readOnly bool) *screen {
+	return &screen{
+		in: in, out: out, keys: keys, readOnly: readOnly,
+		typed: make(chan []byte, typedWaits), left: make(chan struct{}), ended: make(chan struct{}),
+	}
+}
+
+func isTerminal(f *os.File) bool {
+	_, err := termiosOf(f)
+	return err == nil
+}
+
+func termiosOf(f *os.File) (tio *unix.Termios, err error) {
+	err = control(f, func(fd int) error {
+		tio, err = unix.IoctlGetTermios(fd, unix.TCGETS)
+		return err
+	})
+	return tio, err
+}
+
+// control calls f with the descriptor, whose blocking mode others share.
+func control(file *os.File, f func(fd int) error) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ferr error
+	if err := raw.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil {
+		return err
+	}
+	return ferr
+}
+
+// terminalOf asks for a terminal like the client's.
+func terminalOf(in, out *os.File) *step.Terminal {
+	t := &step.Terminal{}
+	t.Rows, t.Cols = windowSize(in, out)
+	if tio, err := termiosOf(in); err == nil {
+		t.Chars = append(t.Chars, tio.Cc[:]...)
+		t.UTF8 = tio.Iflag&unix.IUTF8 != 0
+	}
+	return t
+}
+
+// windowSize is that of the window that shows the output; 0 is not known.
+func windowSize(in, out *os.File) (rows, cols uint16) {
+	for _, f := range []*os.File{out, in} {
+		var size *unix.Winsize
+		err := control(f, func(fd int) (err error) {
+			size, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
+			return err
+		})
+		if err == nil {
+			return size.Row, size.Col
+		}
+	}
+	return 0, 0
+}
+
+// begin makes the terminal raw and passes on what comes and what is typed. The caller
+// calls end on every way out.
+func (s *screen) begin(conn *os.File, redraw bool) error {
+	s.conn = conn
+	stop, err := s.catch()
+	if err != nil {
+		return err
+	}
+	go s.guarded(func() { defer stop(); defer close(s.ended); s.show() })
+	if !s.readOnly {
+		s.resize(redraw)
+		go s.guarded(s.read)
+		go s.guarded(s.send)
+	}
+	return nil
+}
+
+// guarded runs f, and leaves no broken terminal behind when it panics.
+func (s *screen) guarded(f func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.restore()
+			panic(p)
+		}
+	}()
+	f()
+}
+
+// raw makes the terminal so that every byte is passed on as it is typed.
+func (s *screen) raw() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.readOnly || s.saved != nil {
+		return nil
+	}
+	saved, err := termiosOf(s.in)
+	if err != nil {
+		return fmt.Errorf("cannot read the mode of the terminal: %w", err)
+	}
+	raw := *saved
+	raw.Iflag &^= unix.IGNBRK | unix.BRKINT | unix.PARMRK | unix.ISTRIP | unix.INLCR | unix.IGNCR | unix.ICRNL | unix.IXON | unix.IXANY | unix.IXOFF
+	raw.Oflag &^= unix.OPOST
+	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
+	raw.Cflag = raw.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
+	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
+	if err := control(s.in, func(fd int) error { return unix.IoctlSetTermios(fd, unix.TCSETSW, &raw) }); err != nil {
+		return fmt.Errorf("cannot make the terminal raw: %w", err)
+	}
+	s.saved = saved
+	rawLines.Store(true)
+	return nil
+}
+
+// restore leaves the terminal as it was found. It may be called at any time, by any
+// goroutine, as often as one likes.
+func (s *screen) restore() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if undo := s.modes.Undo(); undo != "" && isTerminal(s.out) {
+		s.out.WriteString(undo) // else it cannot be reached any more
+	}
+	s.modes = replay.Modes{}
+	if s.saved != nil {
+		saved := s.saved
+		_ = control(s.in, func(fd int) error { return unix.IoctlSetTermios(fd, unix.TCSETSW, saved) }) // as above
+		s.saved = nil
+		rawLines.Store(false)
+	}
+}
+
+// leave ends the client's part; the first reason counts.
+func (s *screen) leave(why leaving) {
+	s.once.Do(func() {
+		s.why = why
+		close(s.left)
+	})
+}
+
+// leftBy tells whether the client has left, and why.
+func (s *screen) leftBy() (why leaving, left bool) {
+	select {
+	case <-s.left:
+		return s.why, true
+	default:
+		return why, false
+	}
+}
+
+// catch takes the signals that are the terminal's own. One that ends the client leaves
+// the step: a terminal that is gone must not take it along.
+func (s *screen) catch() (stop func(), err error) {
+	c := make(chan os.Signal, 8)
+	signal.Notify(c, syscall.SIGHUP, syscall.SIGWINCH, syscall.SIGTSTP, syscall.SIGCONT)
+	if err := s.raw(); err != nil {
+		signal.Stop(c)
+		return nil, err
+	}
+	done := make(chan struct{})
+	go s.guarded(func() {
+		for {
+			select {
+			case <-done:
+				return
+			case sig := <-c:
+				s.signalled(sig)
+			}
+		}
+	})
+	return sync.OnceFunc(func() { signal.Stop(c); close(done) }), nil
+}
+
+func (s *screen) signalled(sig os.Signal) {
+	switch sig {
+	case syscall.SIGHUP:
+		s.leave(leaving{code: 128 + int(syscall.SIGHUP)})
+	case syscall.SIGWINCH:
+		s.resize(false)
+	case syscall.SIGTSTP:
+		s.restore()
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) // ourselves: it cannot fail
+	case syscall.SIGCONT:
+		if s.raw() == nil {
+			s.resize(true)
+		}
+	}
+}
+
+func (s *screen) resize(redraw bool) {
+	if s.readOnly {
+		return
+	}
+	rows, cols := windowSize(s.in, s.out)
+	f := replay.Frame{Kind: replay.KindSize, Rows: rows, Cols: cols, Redraw: redraw}
+	s.conn.Write(f.Append(nil)) // stepd's end shows where it is read
+}
+
+// show writes what stepd sends, until the end.
+func (s *screen) show() {
+	buf := make([]byte, replay.FrameHead+replay.FrameMax)
+	for {
+		n, err := s.conn.Read(buf)
+		if err != nil || n == 0 {
+			return
+		}
+		f, err := replay.Parse(buf[:n])
+		if err != nil {
+			return
+		}
+		switch f.Kind {
+		case replay.KindOutput:
+			if !s.write(f.Data) {
+				return
+			}
+		case replay.KindGap:
+			s.gap(f.N)
+		case replay.KindEnd:
+			return
+		}
+	}
+}
+
+func (s *screen) write(b []byte) bool {
+	s.mu.Lock()
+	s.modes.Feed(b)
+	s.mu.Unlock()
+	if _, err := s.out.Write(b); err != nil {
+		s.leave(leaving{code: 1, words: fmt.Sprintf("cannot write its output (%v): detached", err)})
+		return false
+	}
+	return true
+}
+
+// gap begins with an empty screen, since what follows is not the next of what is there.
+func (s *screen) gap(n uint64) {
+	s.gaps = true
+	s.mu.Lock()
+	undo := s.modes.Undo()
+	s.modes = replay.Modes{}
+	s.mu.Unlock()
+	if isTerminal(s.out) {
+		io.WriteString(s.out, "\x18"+undo+"\x1b[m\x1b[H\x1b[2J")
+	}
+	say("%d bytes of output were skipped here", n)
+	s.resize(true)
+}
+
+// read takes what is typed until the client leaves.
+func (s *screen) read() {
+	buf := make([]byte, 1<<10)
+	for {
+		n, err := s.in.Read(buf)
+		typed, left := s.keys.pass(buf[:n])
+		if len(typed) > 0 {
+			select {
+			case s.typed <- append([]byte(nil), typed...):
+			default:
+				s.out.WriteString("\a")
+			}
+		}
+		switch {
+		case left:
+			s.leave(leaving{words: "detached"})
+			return
+		case err != nil:
+			s.leave(leaving{code: 128 + int(syscall.SIGHUP)}) // the terminal is gone
+			return
+		}
+	}
+}
+
+func (s *screen) send() {
+	for {
+		select {
+		case b := <-s.typed:
+			f := replay.Frame{Kind: replay.KindInput, Piece: replay.Piece{Data: b}}
+			if _, err := s.conn.Write(f.Append(nil)); err != nil {
+				return // show sees the end
+			}
+		case <-s.ended:
+			return
+		case <-s.left:
+			return
+		}
+	}
+}
+
+// end waits for the last of the output where the step has ended, at most limit, and
+// leaves the terminal as it was found.
+func (s *screen) end(limit time.Duration) {
+	if _, left := s.leftBy(); !left && s.conn != nil {
+		select {
+		case <-s.ended:
+		case <-s.left:
+		case <-time.After(limit):
+		}
+	}
+	s.restore()
+}
