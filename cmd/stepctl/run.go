@@ -334,7 +334,7 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 		case stepapi.TypeMessage:
 			sayLine(m.Text)
 		case stepapi.TypeTaskExit:
-			if m.Status != nil {
+			if m.Status != nil && l.screen == nil { // else in the middle of what the terminal shows
 				l.taskExit(l.node, m.Ranks, *m.Status)
 			}
 		case stepapi.TypeHello, stepapi.TypeReply:

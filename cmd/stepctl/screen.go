@@ -53,11 +53,6 @@ func newScreen(in, out *os.File, keys *detachKeys, readOnly bool) *screen {
 	}
 }
 
-func isTerminal(f *os.File) bool {
-	_, err := termiosOf(f)
-	return err == nil
-}
-
 func termiosOf(f *os.File) (tio *unix.Termios, err error) {
 	err = control(f, func(fd int) error {
 		tio, err = unix.IoctlGetTermios(fd, unix.TCGETS)
@@ -168,8 +163,13 @@ func (s *screen) restore() {
 	}
 	s.modes = replay.Modes{}
 	if s.saved != nil {
-		saved := s.saved
-		_ = control(s.in, func(fd int) error { return unix.IoctlSetTermios(fd, unix.TCSETSW, saved) }) // as above
+		saved, how := s.saved, uint(unix.TCSETSW)
+		if _, left := s.leftBy(); left {
+			// What the terminal has answered to the step is nothing for the shell.
+			how = unix.TCSETSF
+			s.out.WriteString("\r\n")
+		}
+		_ = control(s.in, func(fd int) error { return unix.IoctlSetTermios(fd, how, saved) }) // as above
 		s.saved = nil
 		rawLines.Store(false)
 	}

@@ -77,6 +77,7 @@ type watcher struct {
 	pos                int64 // guarded by Hub.mu
 	gone               bool  // guarded by Hub.mu
 	prefix             string
+	quiet              replay.Quiet  // of a terminal, for what was there when it came
 	sent               chan struct{} // closed when it has got all, or is gone
 }
 
@@ -110,6 +111,10 @@ func (h *Hub) Watch(how Watching) (fd int, err error) {
 	}
 	w.until = h.ring.End()
 	w.pos = h.ring.First()
+	if w.pos > 0 && !w.launcher {
+		// What is pushed out while it is sent would be a gap at once.
+		w.pos += (h.ring.End() - w.pos) / 4
+	}
 	if how.Replay >= 0 {
 		w.pos = max(w.pos, h.ring.End()-how.Replay)
 	}
@@ -170,7 +175,8 @@ func (h *Hub) begin(w *watcher) {
 func (h *Hub) send(w *watcher) {
 	defer close(w.sent)
 	defer h.leave(w)
-	buf, packet := make([]byte, replay.FrameMax), make([]byte, 0, replay.FrameMax+replay.FrameHead)
+	// Half of it: what was held back of the one before may come with a piece.
+	buf, packet := make([]byte, replay.FrameMax/2), make([]byte, 0, replay.FrameMax+replay.FrameHead)
 	put := func(f *replay.Frame) bool {
 		_, err := w.conn.Write(f.Append(packet[:0]))
 		return err == nil
@@ -187,6 +193,9 @@ func (h *Hub) send(w *watcher) {
 			put(&replay.Frame{Kind: replay.KindEnd})
 			return
 		}
+		if h.modes != nil {
+			p.Data = w.unasked(p.Data, next)
+		}
 		if len(p.Data) > 0 && !put(&replay.Frame{Kind: replay.KindOutput, Piece: p}) {
 			return
 		}
@@ -195,6 +204,20 @@ func (h *Hub) send(w *watcher) {
 		h.room.Broadcast()
 		h.mu.Unlock()
 	}
+}
+
+// unasked takes the questions to a terminal out of what was written before the client
+// came. data ends at the position end.
+func (w *watcher) unasked(data []byte, end int64) []byte {
+	before := max(0, min(len(data), len(data)-int(end-w.until)))
+	if w.launcher || before == 0 && len(w.quiet.Held()) == 0 {
+		return data
+	}
+	out := w.quiet.Append(nil, data[:before])
+	if end >= w.until {
+		out = append(out, w.quiet.Rest()...)
+	}
+	return append(out, data[before:]...)
 }
 
 // next waits for something to send; more is false at the end.

@@ -217,3 +217,49 @@ func FuzzKept(f *testing.F) {
 		}
 	})
 }
+
+func TestQuiet(t *testing.T) {
+	for in, want := range map[string]string{
+		"plain\r\n\x1b[31mred\x1b[m":         "plain\r\n\x1b[31mred\x1b[m",
+		"a\x1b[6nb\x1b[cc\x1b[>cd\x1b[?6n":   "abcd",
+		"a\x1b[?2004hb\x1b[?2004$pc":         "a\x1b[?2004hbc",
+		"a\x1b[21tb\x1b[22;0;0tc":            "ab\x1b[22;0;0tc",
+		"a\x1b]11;?\x07b\x1b]0;title\x07c":   "ab\x1b]0;title\x07c",
+		"a\x1bP+q544e\x1b\\b\x1bPdata\x1b\\": "ab\x1bPdata\x1b\\",
+		"a\x05b\x1bZc":                       "abc",
+		"\x1b[>4;2m\x1b[?4m":                 "\x1b[>4;2m",
+		"\x1b[3\x1b[6nb":                     "\x1b[3b",
+		"\xe2\x82\xac":                       "\xe2\x82\xac",
+	} {
+		for _, size := range []int{len(in), 1} {
+			var q Quiet
+			var out []byte
+			for at := 0; at < len(in); at += size {
+				out = q.Append(out, []byte(in[at:at+size]))
+			}
+			if out = append(out, q.Rest()...); string(out) != want {
+				t.Errorf("%q by %d became %q, want %q", in, size, out, want)
+			}
+		}
+	}
+	var q Quiet
+	long := "\x1b]0;" + strings.Repeat("x", 3*heldMax)
+	if out := q.Append(nil, []byte(long)); string(out) != long {
+		t.Errorf("%d of %d bytes of a long title", len(out), len(long))
+	}
+}
+
+// FuzzQuiet: what is left has no question, and nothing is made up.
+func FuzzQuiet(f *testing.F) {
+	f.Add([]byte("a\x1b[6n\x1b[?25h\x1b]11;?\x1b\\"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var q, again Quiet
+		out := append(q.Append(nil, b), q.Rest()...)
+		if len(out) > len(b) {
+			t.Errorf("%q became %q", b, out)
+		}
+		if once := append(again.Append(nil, out), again.Rest()...); len(out) == len(b) && !bytes.Equal(once, out) {
+			t.Errorf("%q became %q, then %q", b, out, once)
+		}
+	})
+}

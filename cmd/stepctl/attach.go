@@ -1,0 +1,312 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"stepd/api"
+	"stepd/api/stepapi"
+	"stepd/step"
+	"stepd/stepio"
+	"stepd/stepio/replay"
+)
+
+// attachOptions are the options of attach.
+type attachOptions struct {
+	readOnly, label bool
+	replay          string
+	detachKeys      string
+}
+
+func attachCommand(d *dialer) *cobra.Command {
+	o := &attachOptions{}
+	c := &cobra.Command{
+		Use: "attach [options] JOB.STEP", Short: "see the output of a running step, or take up its terminal", Args: cobra.ExactArgs(1),
+		Long: `See what the tasks of a running step write, from the last of it that is kept on, or
+take up the terminal of a step of ` + "`stepctl run --pty`" + `. Any number may do so at a time;
+one that does not keep up misses output and is told how much, and holds up nobody.
+
+A terminal's keys are the step's, until the detach keys are typed, which leave it
+running. Otherwise attach ends with the step, by its exit code; it is 0 after the
+detach keys and 128+n after a signal. The owner of a step and root may attach.
+
+The output of a step whose tasks have the client's own files or pipes, or files of
+their own, does not come by here: attach says so.`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			id, err := step.ParseID(args[0])
+			if err != nil {
+				return err
+			}
+			code, err := d.attach(id, o)
+			if err == nil && code != 0 {
+				return exitError(code)
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.SortFlags = false
+	f.BoolVarP(&o.readOnly, "read-only", "r", false, "type nothing (where standard input is no terminal, it is so in any case)")
+	f.BoolVarP(&o.label, "label", "l", false, "put the rank before each line of output")
+	f.StringVar(&o.replay, "replay", "all", "how much of what is kept comes first: all, none, or bytes such as 16K")
+	f.StringVar(&o.detachKeys, "detach-keys", defaultDetachKeys, "keys that leave a terminal; none for none")
+	return c
+}
+
+// watch is what the options ask stepd for.
+func (o *attachOptions) watch() (*stepapi.Watch, error) {
+	w := &stepapi.Watch{ReadOnly: o.readOnly || !isTerminal(os.Stdin)}
+	var err error
+	if w.Replay, err = parseReplay(o.replay); err != nil {
+		return nil, fmt.Errorf("--replay=%s: %w", o.replay, err)
+	}
+	return w, nil
+}
+
+// parseReplay reads all, none, or a number of bytes with K, M or G; all is below 0.
+func parseReplay(s string) (int64, error) {
+	switch strings.ToLower(s) {
+	case "all":
+		return -1, nil
+	case "none":
+		return 0, nil
+	}
+	shift, number := 0, s
+	if len(s) > 0 {
+		if at := strings.IndexByte("KMG", s[len(s)-1]&^0x20); at >= 0 {
+			shift, number = 10*(at+1), s[:len(s)-1]
+		}
+	}
+	var n uint32
+	if _, err := fmt.Sscanf(number, "%d", &n); err != nil || fmt.Sprint(n) != number {
+		return 0, errors.New("write all, none, or bytes, for example 16K")
+	}
+	return int64(n) << shift, nil
+}
+
+// attached is one client's part in a step that another one has started.
+type attached struct {
+	o      *attachOptions
+	rec    *step.Record
+	conn   *stepapi.Conn
+	screen *screen // of a terminal
+	// Of another step: what writes its lines, and the end of what comes.
+	lines *stepio.Remote
+	ended chan struct{}
+}
+
+// attach shows the step until its end, or until the client leaves it.
+func (d *dialer) attach(id step.ID, o *attachOptions) (code int, err error) {
+	watch, err := o.watch()
+	if err != nil {
+		return 0, err
+	}
+	keys, err := parseDetachKeys(o.detachKeys)
+	if err != nil {
+		return 0, err
+	}
+	rec, err := d.running(id)
+	if err != nil {
+		return 0, err
+	}
+	a := &attached{o: o, rec: rec, ended: make(chan struct{})}
+	if a.conn, err = d.dialStep(id); err != nil {
+		return 0, err
+	}
+	defer a.conn.Close()
+	watched, conn, err := a.ask(watch)
+	if err != nil {
+		return 0, err
+	}
+	if watched.Terminal && o.label {
+		conn.Close()
+		return 0, fmt.Errorf("--label: step %s has a terminal, whose output has no labels", id)
+	}
+	if watched.Terminal {
+		return a.showTerminal(conn, keys, watch.ReadOnly)
+	}
+	return a.showLines(conn)
+}
+
+// running is the record of a step that can be attached to.
+func (d *dialer) running(id step.ID) (*step.Record, error) {
+	rec := new(step.Record)
+	err := d.call(func(ctx context.Context, client api.NodeClient) error {
+		r, err := client.Show(ctx, &api.StepRef{JobId: id.Job, StepId: &id.Step})
+		if err != nil {
+			return err
+		}
+		if len(r.Step) != 1 {
+			return fmt.Errorf("noded told %d records of step %s", len(r.Step), id)
+		}
+		return json.Unmarshal(r.Step[0], rec)
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case rec.State.Final():
+		return nil, fmt.Errorf("step %s has ended (%s): `stepctl output %s` shows what is kept of its output", id, rec.State, id)
+	case len(rec.Nodes) > 0 || rec.Head != "":
+		return nil, fmt.Errorf("cannot attach to step %s: what the tasks of a step of several nodes write goes to its launcher alone", id)
+	case rec.State == step.Pending:
+		return nil, fmt.Errorf("cannot attach to step %s: it is %s and writes nothing yet", id, rec.State)
+	}
+	return rec, nil
+}
+
+// dialStep connects to the step's stepd, whose socket lies beside noded's.
+func (d *dialer) dialStep(id step.ID) (*stepapi.Conn, error) {
+	path, _ := d.path()
+	conn, err := stepapi.DialDir(filepath.Join(filepath.Dir(path), "steps"), id.String()+".sock")
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
+		return nil, fmt.Errorf("cannot attach to step %s: it has just ended, or its stepd is gone: %w", id, err)
+	}
+	return conn, err
+}
+
+// ask asks for the output, and waits for the answer.
+func (a *attached) ask(w *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
+	err := a.conn.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleTool})
+	if err == nil {
+		err = askToWatch(a.conn, w)
+	}
+	for {
+		m, fds, rerr := a.conn.Recv()
+		if rerr != nil {
+			return nil, nil, fmt.Errorf("cannot attach to step %s: it has ended: %w", a.rec.ID, errors.Join(err, rerr))
+		}
+		if m.Error != "" {
+			closeFDs(fds)
+			return nil, nil, fmt.Errorf("cannot attach to step %s: %s", a.rec.ID, m.Error)
+		}
+		if m.Seq == watchSeq && m.Watched != nil && len(fds) == 1 {
+			return m.Watched, os.NewFile(uintptr(fds[0]), "the step's output"), nil
+		}
+		closeFDs(fds)
+	}
+}
+
+func closeFDs(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+// showTerminal shows the step's terminal in the client's.
+func (a *attached) showTerminal(conn *os.File, keys *detachKeys, readOnly bool) (int, error) {
+	a.screen = newScreen(os.Stdin, os.Stdout, keys, readOnly)
+	if !readOnly && keys != nil {
+		say("attached to step %s: %s leaves it", a.rec.ID, keys.words())
+	}
+	defer a.screen.restore()
+	if err := a.screen.begin(conn, true); err != nil {
+		return 0, err
+	}
+	stop := a.catch(func(sig syscall.Signal) { a.screen.leave(leaving{code: 128 + int(sig)}) })
+	defer stop()
+	go a.screen.guarded(func() { // ends with the client's part, or with the process
+		<-a.screen.left
+		a.conn.Close()
+	})
+	rec := a.hear()
+	a.screen.end(drainLimit)
+	if why, left := a.screen.leftBy(); left {
+		if why.words != "" {
+			say("%s; step %s goes on", why.words, a.rec.ID)
+		}
+		return why.code, nil
+	}
+	return a.conclude(rec)
+}
+
+// catch ends the client's part by a signal; the step hears nothing of it.
+func (a *attached) catch(leave func(syscall.Signal)) (stop func()) {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
+	done := make(chan struct{})
+	go func() {
+		select {
+		case sig := <-c:
+			leave(sig.(syscall.Signal))
+		case <-done:
+		}
+	}()
+	return sync.OnceFunc(func() { signal.Stop(c); close(done) })
+}
+
+// showLines writes what the tasks write to standard output and error.
+func (a *attached) showLines(conn *os.File) (int, error) {
+	spec := &step.Spec{Request: step.Request{NTasks: a.rec.NTasks}}
+	a.lines = stepio.NewRemote(spec, stepio.Options{Stdout: os.Stdout, Stderr: os.Stderr, Label: a.o.label, Unbuffered: !a.o.label})
+	go func() { defer close(a.ended); defer conn.Close(); a.copyLines(conn) }()
+	rec := a.hear()
+	select {
+	case <-a.ended:
+	case <-time.After(drainLimit):
+	}
+	a.lines.End()
+	return a.conclude(rec)
+}
+
+func (a *attached) copyLines(conn *os.File) {
+	buf := make([]byte, replay.FrameHead+replay.FrameMax)
+	for {
+		n, err := conn.Read(buf)
+		if err != nil || n == 0 {
+			return
+		}
+		f, err := replay.Parse(buf[:n])
+		switch {
+		case err != nil || f.Kind == replay.KindEnd:
+			return
+		case f.Kind == replay.KindOutput:
+			a.lines.Output(f.FD, f.Rank, f.Data, false)
+		case f.Kind == replay.KindGap:
+			say("%d bytes of output were skipped here", f.N)
+		}
+	}
+}
+
+// hear takes what stepd says of the step, and returns the final record; nil where
+// stepd is gone without one, or the client has left.
+func (a *attached) hear() *step.Record {
+	for {
+		m, fds, err := a.conn.Recv()
+		if err != nil {
+			return nil
+		}
+		closeFDs(fds)
+		switch m.Type {
+		case stepapi.TypeMessage:
+			sayLine(m.Text)
+		case stepapi.TypeResult:
+			return m.Record
+		}
+	}
+}
+
+// conclude ends as the step has ended.
+func (a *attached) conclude(rec *step.Record) (int, error) {
+	if rec == nil {
+		return 0, fmt.Errorf("the stepd of step %s is gone: `stepctl show %s` tells what became of it", a.rec.ID, a.rec.ID)
+	}
+	if rec.State != step.Completed {
+		say("step %s: %s: %s", rec.ID, rec.State, clean(rec.Reason, 400))
+	}
+	if rec.ExitCode == nil {
+		return 1, nil
+	}
+	return *rec.ExitCode, nil
+}
