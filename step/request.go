@@ -187,7 +187,7 @@ type Spec struct {
 	// leaves it at the end; "" is nowhere.
 	ReplayBytes int64  `json:"replay_bytes,omitempty"`
 	OutputFile  string `json:"output_file,omitempty"`
-	KillWaitS  int           `json:"kill_wait_s"`
+	KillWaitS   int    `json:"kill_wait_s"`
 	// UnkillableS is UnkillableStepTimeout in seconds; 0, of an older noded, is 60.
 	UnkillableS int `json:"unkillable_s,omitempty"`
 

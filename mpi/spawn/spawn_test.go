@@ -50,6 +50,9 @@ func (p *played) Signal(int, string) error {
 func (p *played) Cancel(reason string) error { p.cancelled <- reason; return nil }
 func (p *played) Suspend(uint32) error       { return nil }
 func (p *played) Resume(uint32) error        { return nil }
+func (*played) Watch(*stepapi.Watch, bool) (*stepapi.Watched, int, error) {
+	return nil, -1, errors.New("nothing is kept")
+}
 func (p *played) Attach(streams []stepapi.StreamFD, fds []int) error {
 	for _, fd := range fds {
 		unix.Close(fd)

@@ -293,13 +293,11 @@ static void put_stream(struct blob *b, uint32_t rank, uint32_t fd, uint32_t kind
 
 static void test_step(void)
 {
-	static const uint32_t bad[][4] = {{2, 0, STREAM_NULL, 0},
-					  {0, 3, STREAM_NULL, 0},
-					  {0, 0, STREAM_FD, 3},
-					  {0, 1, STREAM_SAME, 0},
-					  {0, 1, STREAM_TERMINAL, 7},
-					  {NO_RANK, 0, STREAM_TERMINAL, 0},
-					  {0, 0, STREAM_TERMINAL + 1, 0}};
+	static const uint32_t bad[][4] = {
+		{2, 0, STREAM_NULL, 0},	       {0, 3, STREAM_NULL, 0},
+		{0, 0, STREAM_FD, 3},	       {0, 1, STREAM_SAME, 0},
+		{0, 1, STREAM_TERMINAL, 7},    {NO_RANK, 0, STREAM_TERMINAL, 0},
+		{0, 0, STREAM_TERMINAL + 1, 0}};
 	struct blob b = {0};
 	struct step_conf s;
 	const char *why;
