@@ -25,7 +25,7 @@ func themes() []manual.Theme {
 			"ntasks-per-core", "ntasks-per-socket",
 		}},
 		{Title: "Streams and terminal", Options: []string{
-			"input", "output", "error", "open-mode", "label", "unbuffered", "pty", "detach-key", "escape", "read-only", "no-replay", "replay",
+			"input", "output", "error", "open-mode", "label", "unbuffered", "pty", "detach-keys", "escape", "read-only", "no-replay", "replay",
 			"input-filter", "output-filter", "error-filter",
 		}},
 		{Title: "Program and environment", Options: []string{
@@ -51,7 +51,7 @@ func arguments() map[string]string {
 		"open-mode": "MODE", "job-name": "NAME", "chdir": "DIR", "export": "LIST", "mpi": "TYPE", "wrap": "COMMAND", "uid": "USER", "gid": "GROUP",
 		"kill-on-bad-exit": "0|1", "acctg-freq": "SECONDS", "socket": "PATH", "signal": "SIGNAL", "scope": "SCOPE", "watch": "SECONDS",
 		"jobid": "JOB", "time": "TIME", "propagate": "LIMITS", "task-prolog": "FILE", "task-epilog": "FILE", "bcast": "PATH", "send-libs": "yes|no",
-		"wait": "SECONDS", "delay": "SECONDS", "sort": "FIELD", "svg": "FILE",
+		"detach-keys": "KEYS", "replay": "SIZE", "wait": "SECONDS", "delay": "SECONDS", "sort": "FIELD", "svg": "FILE",
 	}
 }
 
