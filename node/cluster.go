@@ -25,6 +25,8 @@ type Cluster struct {
 	Partition []string
 	// List writes names as a list of hosts: "n[1-3]".
 	List func(names []string) string
+	// Expand reads what List has written.
+	Expand func(list string) []string
 	// TLS proves names to both sides. nil: no other node is served or asked.
 	TLS *api.PeerTLS
 	// ListenAddress is an IP address, "" every one. Addr is this node's own as the

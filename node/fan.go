@@ -114,6 +114,9 @@ func (n *Node) passOn(ctx context.Context, in *api.FanRequest, group []*api.FanP
 		if err == nil {
 			return reply.GetAnswers()
 		}
+		if status.Code(err) == codes.FailedPrecondition && len(group) > 1 { // it does not pass this on
+			return append(n.passOn(ctx, in, group[:1]), n.spread(ctx, &api.FanRequest{Verb: in.GetVerb(), Common: in.GetCommon(), Parts: group[1:], Depth: in.GetDepth()})...)
+		}
 		n.peers.failed(first)
 	}
 	out := []*api.FanAnswer{failed(first, n.peerError(first, err))}
@@ -165,7 +168,7 @@ func (n *Node) ownPart(ctx context.Context, in *api.FanRequest, p *api.FanPart) 
 }
 
 // peerService is what other nodeds may ask for. Each is root as far as its own
-// node goes; whom it acts for is in the request, and looked up here.
+// steps go (mayFan); whom it acts for is in the request, and looked up here.
 type peerService struct {
 	api.UnimplementedPeerServer
 	n *Node
@@ -176,7 +179,11 @@ func (s *peerService) Fan(ctx context.Context, in *api.FanRequest) (*api.FanRepl
 	if err != nil {
 		return nil, status.Error(codes.Unauthenticated, err.Error())
 	}
-	if err := s.checkFan(in); err != nil {
+	err = s.checkFan(in)
+	if err == nil {
+		err = s.n.mayFan(peer.Name, in)
+	}
+	if err != nil {
 		s.n.log.WithField("peer", peer.Name).Warnf("refused: %v", status.Convert(err).Message())
 		return nil, err
 	}

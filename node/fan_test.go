@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -59,6 +60,27 @@ func labOf(t *testing.T, nodes []string) (dir string) {
 	return dir
 }
 
+// startPeer starts node i of names, which serves the others at l.
+func startPeer(t *testing.T, lab string, names []string, all []ClusterNode, i int, l net.Listener) *testNode {
+	t.Helper()
+	tn := start(t, t.TempDir(), func(c *Config) {
+		c.NodeName = names[i]
+		c.Others = &Cluster{
+			Nodes: all, Partition: names, Addr: "127.0.0.1", KeepaliveTime: 10 * time.Second, KeepaliveTimeout: 5 * time.Second, NodeTimeout: time.Second,
+			List: func(names []string) string { return strings.Join(names, ",") },
+			TLS: &api.PeerTLS{
+				Certificate: filepath.Join(lab, names[i]+".pem"), Key: filepath.Join(lab, names[i]+".key"), CA: filepath.Join(lab, "ca.pem"),
+				Node: names[i], Known: func(name string) bool { return slices.Contains(names, name) },
+			},
+		}
+	})
+	t.Cleanup(tn.stop)
+	s := tn.PeerServer()
+	go s.Serve(l)
+	t.Cleanup(s.Stop)
+	return tn
+}
+
 // TestFanTree: a request reaches more nodes than one noded asks itself, each once,
 // and a node that is away costs its own part alone, also where others are below it.
 func TestFanTree(t *testing.T) {
@@ -82,21 +104,7 @@ func TestFanTree(t *testing.T) {
 			l.Close()
 			continue
 		}
-		tn := start(t, t.TempDir(), func(c *Config) {
-			c.NodeName = names[i]
-			c.Others = &Cluster{
-				Nodes: all, Partition: names, Addr: "127.0.0.1", KeepaliveTime: 10 * time.Second, KeepaliveTimeout: 5 * time.Second, NodeTimeout: time.Second,
-				List: func(names []string) string { return strings.Join(names, ",") },
-				TLS: &api.PeerTLS{
-					Certificate: filepath.Join(lab, names[i]+".pem"), Key: filepath.Join(lab, names[i]+".key"), CA: filepath.Join(lab, "ca.pem"),
-					Node: names[i], Known: func(string) bool { return true },
-				},
-			}
-		})
-		t.Cleanup(tn.stop)
-		s := tn.PeerServer()
-		go s.Serve(l)
-		t.Cleanup(s.Stop)
+		tn := startPeer(t, lab, names, all, i, l)
 		if i == 0 {
 			head = tn
 		}

@@ -455,8 +455,8 @@ func told(f *follower, pass func() error) (any, error) {
 
 // WaitPart answers when this node's part of a step has ended.
 func (s *peerService) WaitPart(ctx context.Context, in *api.PartRef) (*api.PartReply, error) {
-	if _, err := api.NodePeerOf(ctx); err != nil {
-		return nil, status.Error(codes.Unauthenticated, err.Error())
+	if err := s.mayAsk(ctx, in.GetJobId(), in.GetStepId()); err != nil {
+		return nil, err
 	}
 	rec, err := s.n.waitPart(ctx, step.ID{Job: in.GetJobId(), Step: in.GetStepId()})
 	if err != nil {
@@ -487,8 +487,8 @@ func (n *Node) waitPart(ctx context.Context, id step.ID) (*step.Record, error) {
 
 // PartEvents streams the event log of this node's part.
 func (s *peerService) PartEvents(in *api.PartEventsRequest, out api.Peer_PartEventsServer) error {
-	if _, err := api.NodePeerOf(out.Context()); err != nil {
-		return status.Error(codes.Unauthenticated, err.Error())
+	if err := s.mayAsk(out.Context(), in.GetJobId(), in.GetStepId()); err != nil {
+		return err
 	}
 	id := step.ID{Job: in.GetJobId(), Step: in.GetStepId()}
 	err := s.n.events(out.Context(), id, in.GetFollow(), func(line []byte) error { return out.Send(&api.PartLine{Json: line}) })

@@ -167,7 +167,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	}
 	want := in.want
 	if in.part != nil {
-		want, rec.Head = in.part.id, in.part.head
+		want, rec.Head, rec.Peers = in.part.id, in.part.head, n.cfg.Others.List(in.part.nodes)
 	}
 	if a.job == nil {
 		job := n.jobOf(spec)

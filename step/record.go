@@ -29,8 +29,11 @@ type Record struct {
 	Nodes []string `json:"nodes,omitempty"`
 	// Head is the node that keeps the record of the whole step, in that of a part.
 	Head string `json:"head,omitempty"`
-	MPI  string `json:"mpi,omitempty"`
-	CPUs string `json:"cpus,omitempty"`
+	// Peers are all nodes of the step, as a list of hosts, in the record of a part: they
+	// and Head may ask for it.
+	Peers string `json:"peers,omitempty"`
+	MPI   string `json:"mpi,omitempty"`
+	CPUs  string `json:"cpus,omitempty"`
 	// MemoryMB is the memory that the step was given, 0 where none was counted.
 	// Gres is what it has of the node's generic resources; with GresOwn no other
 	// step of its job was given the same.

@@ -22,7 +22,7 @@ func (s *site) cluster(log *logrus.Logger) (*node.Cluster, error) {
 	}
 	own := &s.conf.Stepd
 	c := &node.Cluster{
-		List:      slurmconf.CompressHosts,
+		List: slurmconf.CompressHosts, Expand: expandHosts,
 		Partition: s.conf.PartitionNodes, ListenAddress: own.ListenAddress, Addr: s.conf.Node.NodeAddr, StepPorts: own.StepPorts,
 		KeepaliveTime: own.KeepaliveTime, KeepaliveTimeout: own.KeepaliveTimeout, NodeTimeout: own.NodeTimeout, Net: own.Net,
 	}
@@ -46,4 +46,14 @@ func (s *site) cluster(log *logrus.Logger) (*node.Cluster, error) {
 		log.Errorf("no other node will speak with this one: %v", expired)
 	}
 	return c, nil
+}
+
+// expandHosts reads a list that CompressHosts has written; of another one it knows
+// no name.
+func expandHosts(list string) []string {
+	names, err := slurmconf.ExpandHosts(list)
+	if err != nil {
+		return nil
+	}
+	return names
 }
