@@ -94,7 +94,12 @@ func (n *Node) holdJob(j *job, pidfd int) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	go func() { // ends with ctx, which ends with this call
+		over, stop := j.timeOver()
+		defer stop()
 		select {
+		case <-over:
+			cancel(errTime)
+			return
 		case <-j.ended:
 		case <-n.stopping:
 		case <-ctx.Done():
@@ -104,6 +109,9 @@ func (n *Node) holdJob(j *job, pidfd int) {
 	switch err := linux.PidfdWait(ctx, pidfd); {
 	case errors.Is(err, errLetGo):
 		return // or noded is stopping: the next one finds the client again
+	case errors.Is(err, errTime):
+		n.endAlloc(j, err.Error())
+		return
 	case err != nil:
 		n.log.WithField("job", j.ID).Errorf("cannot follow the client: %v", err)
 	}

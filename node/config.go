@@ -50,6 +50,12 @@ type Config struct {
 	// (PublishedNamesMax); 0 is 1024.
 	SpawnMax, NamesMax int
 
+	// Propagate are the resource limits that are passed on from the client to the
+	// tasks, in upper case without RLIMIT_; nil is all. TaskScripts run around each
+	// task.
+	Propagate   []string
+	TaskScripts step.TaskScripts
+
 	// KillWait is the time between SIGTERM and SIGKILL; 0 is 30 s.
 	KillWait time.Duration
 	// UnkillableTimeout bounds the wait for the end of killed processes; 0 is 60 s.

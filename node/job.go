@@ -87,6 +87,10 @@ type jobRecord struct {
 	Head  string   `json:"head,omitempty"`
 	// Holder is the client of an allocation.
 	Holder *holder `json:"holder,omitempty"`
+	// Deadline is when the job's time is over, nil is never; Warn is sent to its steps
+	// before, nil is nothing.
+	Deadline *time.Time    `json:"deadline,omitempty"`
+	Warn     *step.Warning `json:"warn,omitempty"`
 	// Names are published by the job's MPI programs for each other.
 	Names []published `json:"names,omitempty"`
 }

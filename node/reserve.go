@@ -199,6 +199,10 @@ func (n *Node) jobOf(spec *step.Spec) jobRecord {
 		MemoryMB: spec.JobMemoryMB, Gres: spec.JobGres,
 		Origin: spec.Origin, Name: spec.Name, NTasks: spec.JobNTasks, WorkDir: spec.Cwd,
 	}
+	if spec.TimeLimitS > 0 {
+		end := time.Now().Add(time.Duration(spec.TimeLimitS) * time.Second)
+		j.Deadline, j.Warn = &end, spec.Warn
+	}
 	if j.Origin == step.OriginBatch {
 		j.Stdin, j.Stdout = streamPath(spec.Stdin, spec.Cwd), streamPath(spec.Stdout, spec.Cwd)
 	}

@@ -169,7 +169,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		Container: n.cfg.ContainerType, RunDir: n.files.run,
 		Affinity:  n.cfg.Affinity,
 		MPIConf:   n.cfg.MPI,
-		KillWaitS: int(n.cfg.KillWait / time.Second),
+		KillWaitS: int(n.cfg.KillWait / time.Second), Propagate: n.cfg.Propagate, Scripts: n.cfg.TaskScripts,
 		// Rounded up: 0 would be the default.
 		UnkillableS: int((n.cfg.UnkillableTimeout + time.Second - 1) / time.Second),
 		Origin:      step.OriginRun, JobNTasks: req.NTasks,
@@ -186,6 +186,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 	s.JobMemoryMB, s.JobGres, s.JobCPUs = a.mb, a.gres, s.CPUs
 	if a.job != nil {
 		s.JobMemoryMB, s.JobGres, s.JobCPUs = a.job.MemoryMB, a.job.Gres, a.job.CPUs
+		a.job.limitTime(s, time.Now())
 	}
 	s.GresEnv, s.GresUnset = gresEnv(n.cfg.Gres, s.StepGres, gresScope{batch: s.Origin == step.OriginBatch && a.job == nil, local: n.localGres()})
 	s.Spank.Quarantined = n.quarantined()

@@ -121,13 +121,15 @@ func hideCommand(rec *step.Record) {
 func (s *service) Signal(ctx context.Context, in *api.SignalRequest) (*api.Empty, error) {
 	sig, scope := int(in.GetSignal()), in.GetScope()
 	if scope == "" {
-		scope = "tasks"
+		scope = step.ScopeTasks
 	}
 	if sig < 1 || sig > 64 {
 		return nil, status.Errorf(codes.InvalidArgument, "signal: there is no signal %d", sig)
 	}
-	if scope != "tasks" && scope != "all" {
-		return nil, status.Errorf(codes.InvalidArgument, "scope: %.40q is neither \"tasks\" nor \"all\"", scope)
+	switch scope {
+	case step.ScopeLeader, step.ScopeTasks, step.ScopeCgroup, "all":
+	default:
+		return nil, status.Errorf(codes.InvalidArgument, "scope: %.40q is none of %q, %q and %q", scope, step.ScopeLeader, step.ScopeTasks, step.ScopeCgroup)
 	}
 	return s.tell(ctx, in.GetStep(), "signal", func(f liveStep) error { return f.signal(ctx, sig, scope) })
 }

@@ -135,11 +135,6 @@ type Config struct {
 	Mpi step.PMIxConf
 }
 
-// resourceLimits are the limits that Slurm propagates.
-func resourceLimits() []string {
-	return []string{"AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK"}
-}
-
 // defaults is the configuration without any file.
 func defaults(hostname string) *Config {
 	return &Config{
@@ -156,7 +151,7 @@ func defaults(hostname string) *Config {
 		KillWait:                30 * time.Second,
 		UnkillableStepTimeout:   60 * time.Second,
 		MinJobAge:               300 * time.Second,
-		PropagateResourceLimits: resourceLimits(),
+		PropagateResourceLimits: step.ResourceLimits(),
 		JobAcctGatherType:       "none",
 		JobAcctGatherFrequency:  30 * time.Second,
 		SelectType:              "select/cons_tres",

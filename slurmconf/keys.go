@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"stepd/step"
 )
 
 // keySet are the keys of one file, in lower case.
@@ -186,7 +188,7 @@ const (
 
 func limits(field *[]string, meaning string) setter {
 	return func(v string) *flaw {
-		all := resourceLimits()
+		all := step.ResourceLimits()
 		var set []string
 		for _, w := range words(v) {
 			name := strings.TrimPrefix(strings.ToUpper(w), "RLIMIT_")

@@ -2,11 +2,15 @@ package step
 
 import (
 	"bytes"
+	"strconv"
 	"strings"
 )
 
-// AppsMax bounds the commands of one step.
-const AppsMax = 1024
+// AppsMax bounds the commands of one step: each task may have its own.
+const AppsMax = TasksMax
+
+// SpawnAppsMax bounds the commands of one MPI_Comm_spawn_multiple.
+const SpawnAppsMax = 1024
 
 // App is one command of a step that has several (--multi-prog,
 // MPI_Comm_spawn_multiple). What is in it may be any bytes but NUL.
@@ -16,6 +20,49 @@ type App struct {
 	Env    [][]byte `json:"env,omitempty"` // NAME=VALUE, set over the step's for these tasks
 	// Cwd is where these tasks begin, relative to the step's; empty is the step's.
 	Cwd []byte `json:"cwd,omitempty"`
+	// Offset is not nil where Argv has %t for the task's rank and %o for its place
+	// among those that the command is for: of the first task here it is Offset.
+	Offset *int `json:"offset,omitempty"`
+}
+
+// Words is the command of the task that is the nth of the app, from 0, and has a
+// rank.
+func (a *App) Words(rank, nth int) []string {
+	words := Words(a.Argv)
+	if a.Offset == nil {
+		return words
+	}
+	for i, w := range words {
+		words[i] = expandTask(w, rank, *a.Offset+nth)
+	}
+	return words
+}
+
+// expandTask replaces %t and %o; %% is one %, and any other % stays as it is.
+func expandTask(word string, rank, offset int) string {
+	if strings.IndexByte(word, '%') < 0 {
+		return word
+	}
+	var b strings.Builder
+	for i := 0; i < len(word); i++ {
+		if word[i] != '%' || i+1 == len(word) {
+			b.WriteByte(word[i])
+			continue
+		}
+		i++
+		switch word[i] {
+		case 't':
+			b.WriteString(strconv.Itoa(rank))
+		case 'o':
+			b.WriteString(strconv.Itoa(offset))
+		case '%':
+			b.WriteByte('%')
+		default:
+			b.WriteByte('%')
+			b.WriteByte(word[i])
+		}
+	}
+	return b.String()
 }
 
 // AppOf is the index of the command that the task of a rank runs: 0 where the
@@ -43,6 +90,9 @@ func (r *Request) checkApps() error {
 			return bad("apps", "command %d has %d tasks: want 1 to %d", i, a.NTasks, TasksMax)
 		}
 		total += a.NTasks
+		if a.Offset != nil && (*a.Offset < 0 || *a.Offset > TasksMax) {
+			return bad("apps", "command %d begins at offset %d: want 0 to %d", i, *a.Offset, TasksMax)
+		}
 		if err := a.check(i); err != nil {
 			return err
 		}

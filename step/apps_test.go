@@ -44,7 +44,7 @@ func TestApps(t *testing.T) {
 		"too many":  {func(r *Request) { r.Apps[0].NTasks = TasksMax + 1 }, "want 1 to"},
 		"env":       {func(r *Request) { r.Apps[1].Env = Raw([]string{"A"}) }, "NAME=VALUE"},
 		"directory": {func(r *Request) { r.Apps[1].Cwd = make([]byte, PathMax+1) }, "directory"},
-		"commands":  {func(r *Request) { r.Apps = make([]App, AppsMax+1) }, "the limit is 1024"},
+		"commands":  {func(r *Request) { r.Apps = make([]App, AppsMax+1) }, "the limit is 65533"},
 	} {
 		r := good()
 		c.change(r)

@@ -11,6 +11,7 @@ const (
 	EndAbort   EndCause = "abort"    // a rank has asked for it (MPI_Abort), or has died within MPI
 	EndMemory  EndCause = "memory"   // it uses too much memory there, and ends as a whole for it
 	EndFailure EndCause = "failure"  // it could not be launched there, or has lost its plugins' host
+	EndTime    EndCause = "time"     // its time limit has come
 	EndLost    EndCause = "lost"     // the node itself is gone
 )
 

@@ -62,7 +62,19 @@ type Request struct {
 
 	MPI           string `json:"mpi,omitempty"` // --mpi; empty is MpiDefault
 	KillOnBadExit bool   `json:"kill_on_bad_exit,omitempty"`
-	NoNewPrivs    bool   `json:"no_new_privs,omitempty"`
+	// TimeLimitS is how long the step may run, in seconds, without what it stands
+	// still (--time); 0 is no limit. Of a batch job and of an allocation it is the
+	// job's, whatever its steps ask for.
+	TimeLimitS int `json:"time_limit_s,omitempty"`
+	// Warn is sent before the time is over; nil is nothing.
+	Warn *Warning `json:"warn,omitempty"`
+	// OwnLimits: Env has the SLURM_RLIMIT_* variables that the user chose
+	// (--propagate); else the site chooses among them (PropagateResourceLimits).
+	OwnLimits bool `json:"own_limits,omitempty"`
+	// TaskProlog and TaskEpilog are the user's, absolute; "" is none.
+	TaskProlog string `json:"task_prolog,omitempty"`
+	TaskEpilog string `json:"task_epilog,omitempty"`
+	NoNewPrivs bool   `json:"no_new_privs,omitempty"`
 
 	// AcctgFreq is the time between two samples of the tasks' accounting, in
 	// seconds; 0 is never, nil JobAcctGatherFrequency.
@@ -81,6 +93,14 @@ type Request struct {
 	// the job's, whose batch step is one task that runs this script. Argv is
 	// then its name, as the user gave it, and its arguments.
 	Script []byte `json:"script,omitempty"`
+}
+
+// Warning is a signal that tells the tasks that their time is nearly over (--signal).
+type Warning struct {
+	Signal  int `json:"signal"`
+	BeforeS int `json:"before_s"` // seconds before the end
+	// Batch sends it to a job's batch script; else the job's other steps get it.
+	Batch bool `json:"batch,omitempty"`
 }
 
 // StreamKind says where one of a task's three standard streams goes.
@@ -188,6 +208,11 @@ type Spec struct {
 	ReplayBytes int64  `json:"replay_bytes,omitempty"`
 	OutputFile  string `json:"output_file,omitempty"`
 	KillWaitS   int    `json:"kill_wait_s"`
+	// Propagate are the resource limits that the site passes on to the tasks, in upper
+	// case without RLIMIT_; nil is all.
+	Propagate []string `json:"propagate,omitzero"`
+	// Scripts are those that the site runs around each task.
+	Scripts TaskScripts `json:"scripts,omitzero"`
 	// UnkillableS is UnkillableStepTimeout in seconds; 0, of an older noded, is 60.
 	UnkillableS int `json:"unkillable_s,omitempty"`
 
@@ -195,6 +220,14 @@ type Spec struct {
 	// namespace; EntireStepInNS that the host joins it before init.
 	ContainerNS    bool `json:"container_ns,omitempty"`
 	EntireStepInNS bool `json:"entire_step_in_ns,omitempty"`
+}
+
+// TaskScripts are TaskProlog and TaskEpilog of slurm.conf; "" is none.
+type TaskScripts struct {
+	Prolog string `json:"prolog,omitempty"`
+	Epilog string `json:"epilog,omitempty"`
+	// TimeoutS bounds each in seconds (PrologEpilogTimeout); 0 is none.
+	TimeoutS int `json:"timeout_s,omitempty"`
 }
 
 // User is whom the tasks run as, looked up by noded through the C library.

@@ -33,6 +33,7 @@ const (
 	byAbort                   // MPI: the abort's code counts
 	byMemory                  // OverMemoryKill: OUT_OF_MEMORY
 	byOther                   // another node: CANCELLED, with its words
+	byTime                    // its time limit: TIMEOUT
 )
 
 // mpiAbort is a rank's request to end the step.
@@ -127,8 +128,9 @@ func (s *Step) abortedBy() *mpiAbort {
 	return s.aborted
 }
 
-// Signal sends sig to every task (scope "tasks" or ""), or to every process of
-// the step ("all").
+// Signal sends sig to the process of every task (scope "tasks" or ""), to that of
+// the step's first task alone ("leader"), or to every process of the step
+// ("cgroup", of which "all" is the older name).
 func (s *Step) Signal(sig int, scope string) error {
 	if sig < 1 || sig > 64 {
 		return fmt.Errorf("cannot send signal %d: there is none of this number", sig)
@@ -143,18 +145,21 @@ func (s *Step) Signal(sig int, scope string) error {
 	s.sent |= 1 << uint(sig&63)
 	s.ctlMu.Unlock()
 	switch scope {
-	case "all":
+	case step.ScopeCgroup, "all":
 		s.evictHost()
 		return s.d.Tracker.Signal(syscall.Signal(sig))
-	case "", "tasks":
+	case "", step.ScopeTasks, step.ScopeLeader:
 		s.eachPidfd(func(id, pidfd int) {
 			rank := s.rank(id)
+			if scope == step.ScopeLeader && rank != 0 {
+				return
+			}
 			s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskSignal, Rank: &rank, Signal: &sig})
 			unix.PidfdSendSignal(pidfd, syscall.Signal(sig), nil, 0) // ESRCH: it has just ended
 		})
 		return nil
 	}
-	return fmt.Errorf("cannot send signal to scope %q: want tasks or all", scope)
+	return fmt.Errorf("cannot send signal to scope %q: want leader, tasks or cgroup", scope)
 }
 
 // terminator is the way from a Cancel to the last process: TERM, KillWait,

@@ -230,6 +230,10 @@ func (s *Step) verdict() (step.State, int, *int) {
 		s.noteReason(reason)
 		return step.Cancelled, code, signal
 	}
+	if cause, reason, ok := s.endedBy(); ok && cause == byTime {
+		s.noteReason(reason)
+		return step.Timeout, max(code, 1), signal
+	}
 	if len(s.rec.OOM) > 0 {
 		if code == 0 {
 			code = exitOOM

@@ -38,6 +38,8 @@ func (s *Step) follow() error {
 	defer hooks.stop()
 	var term terminator
 	defer term.stop()
+	limit := s.newTimeLimit()
+	defer limit.stop()
 	var noChildren <-chan struct{}
 	cancelled := s.cancelled
 	for s.alive > 0 {
@@ -76,6 +78,8 @@ func (s *Step) follow() error {
 			if err := s.nextTermination(&term); err != nil {
 				return err
 			}
+		case <-limit.c:
+			s.checkTime(limit)
 		case <-hooks.c:
 			s.checkHost(hooks)
 			s.checkTasks(hooks)

@@ -68,6 +68,7 @@ func (p *Plan) localID(rank int) (id int, ours bool) { return slices.BinarySearc
 // (traces/task_env.txt). What the client alone knows is in the request already.
 func jobEnv(s *step.Spec) []string {
 	env := newEnvList(s.Env)
+	keepLimits(env, s)
 	job, stepID := u32(s.ID.Job), u32(s.ID.Step)
 	ntasks, nnodes := strconv.Itoa(s.NTasks), strconv.Itoa(s.NodeCount())
 	tasksPerNode := step.CountList(s.TaskCounts())

@@ -1,11 +1,25 @@
 package task
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
 	"stepd/step"
 )
+
+// keepLimits leaves of the caller's resource limits those that the site passes on,
+// where the user has not chosen himself (--propagate).
+func keepLimits(env *envList, s *step.Spec) {
+	if s.OwnLimits || s.Propagate == nil {
+		return
+	}
+	for _, name := range step.ResourceLimits() {
+		if !slices.Contains(s.Propagate, name) {
+			env.unset(step.LimitPrefix + name)
+		}
+	}
+}
 
 // tellResources tells what the step has of memory and of generic resources
 // (srun(1), sbatch(1)); what the client's own environment says of those is not

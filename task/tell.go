@@ -88,8 +88,12 @@ func (s *Step) sayCancelled() {
 	if a := s.abortedBy(); a != nil && a.rank < 0 {
 		s.say(a.text)
 	}
-	s.say(fmt.Sprintf("*** STEP %s ON %s CANCELLED AT %s ***", s.plan.Spec.ID, s.plan.Spec.NodeName,
-		s.d.Now().Format("2006-01-02T15:04:05")))
+	why := ""
+	if s.timeIsOver() {
+		why = " DUE TO TIME LIMIT"
+	}
+	s.say(fmt.Sprintf("*** STEP %s ON %s CANCELLED AT %s%s ***", s.plan.Spec.ID, s.plan.Spec.NodeName,
+		s.d.Now().Format("2006-01-02T15:04:05"), why))
 }
 
 // visible tells whether what a plugin logs in a hook reaches the user: from

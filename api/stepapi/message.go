@@ -33,8 +33,8 @@ const (
 	TypeAttach Type = "attach"
 	// TypeAttachDone says that all streams were handed over: stepd may fork.
 	TypeAttachDone Type = "attach_done"
-	// TypeSignal asks for Signal to be sent to every task (Scope "tasks") or to
-	// every process of the step (Scope "all"). Answered by TypeReply.
+	// TypeSignal asks for Signal to be sent to whom Scope names (step.ScopeTasks
+	// and its like). Answered by TypeReply.
 	TypeSignal Type = "signal"
 	// TypeCancel ends the step: SIGTERM, KillWait, SIGKILL. Answered by TypeReply.
 	TypeCancel Type = "cancel"

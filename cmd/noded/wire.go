@@ -75,6 +75,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		Spank: s.spank(), Scripts: s.scripts(), QuarantineAfter: s.conf.Stepd.QuarantineAfter,
 		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), SpawnMax: s.conf.Stepd.SpawnStepsMax, NamesMax: s.conf.Stepd.PublishedNamesMax, MPI: step.MPIConf{PMI2: s.conf.Stepd.PMI2, PMIx: s.conf.Mpi},
 		Acct: s.accounting(), LeftUsage: s.leftUsage(tracker),
+		Propagate: s.conf.PropagateResourceLimits, TaskScripts: s.taskScripts(),
 		KillWait: s.conf.KillWait, UnkillableTimeout: s.conf.UnkillableStepTimeout,
 		UnkillableProgram: s.conf.UnkillableStepProgram,
 		MinJobAge:         s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
@@ -82,6 +83,14 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		Others: cluster, Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,
 	}, nil
+}
+
+// taskScripts are those that the site runs around each task.
+func (s *site) taskScripts() step.TaskScripts {
+	return step.TaskScripts{
+		Prolog: s.conf.TaskProlog, Epilog: s.conf.TaskEpilog,
+		TimeoutS: int((s.conf.PrologEpilogTimeout + time.Second - 1) / time.Second),
+	}
 }
 
 // accounting is how the site accounts for steps.

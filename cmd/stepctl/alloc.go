@@ -31,6 +31,9 @@ func allocCommand(d *dialer) *cobra.Command {
 			if err := bindingFromEnv(c.Flags(), "SALLOC_"); err != nil {
 				return err
 			}
+			if err := optionsFromEnv(c.Flags(), allocEnvOptions); err != nil {
+				return err
+			}
 			client, err := d.client()
 			if err != nil {
 				return err
@@ -156,6 +159,7 @@ func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv, options []st
 	d.release()
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(sigs)
+	began := time.Now()
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("cannot run %q: %w", argv[0], err)
 	}
@@ -166,7 +170,11 @@ func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv, options []st
 		select {
 		case <-over:
 			over = nil
-			tell("Job allocation %d has been revoked.", job.JobId)
+			if late := req.TimeLimitS; late > 0 && time.Since(began) >= time.Duration(late)*time.Second {
+				tell("Job %d has exceeded its time limit and its allocation has been revoked.", job.JobId)
+			} else {
+				tell("Job allocation %d has been revoked.", job.JobId)
+			}
 			late = time.After(revokeGrace)
 		case <-late:
 			// As a terminal that hangs up: an interactive shell ends by it.

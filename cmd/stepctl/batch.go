@@ -46,6 +46,9 @@ func batchCommand(d *dialer) *cobra.Command {
 			if err := bindingFromEnv(c.Flags(), "SBATCH_"); err != nil {
 				return err
 			}
+			if err := optionsFromEnv(c.Flags(), batchEnvOptions); err != nil {
+				return err
+			}
 			if err := scriptOptions(c, d.plugins, script); err != nil {
 				return err
 			}

@@ -82,7 +82,7 @@ func limits() ([]string, error) {
 		if !ok || !ok2 {
 			return nil, fmt.Errorf("cannot read the limits: %q says %q", prog, l)
 		}
-		env = append(env, "SLURM_RLIMIT_"+name+"="+soft)
+		env = append(env, step.LimitPrefix+name+"="+soft)
 	}
 	return env, nil
 }
@@ -122,6 +122,9 @@ func jobVariables(job uint32, ntasks, ncpus int, nodes, partition, cluster, name
 func (o *runOptions) clientEnv(p *plugins, umask int) ([]string, error) {
 	limits, err := p.limits()
 	if err != nil {
+		return nil, err
+	}
+	if limits, err = o.programs.limits(limits); err != nil {
 		return nil, err
 	}
 	env := slices.Clone(limits)

@@ -38,6 +38,7 @@ type runOptions struct {
 	acctgFreq             string
 	place                 bindingOptions
 	resources             resourceOptions
+	programs              programOptions
 	dryRun, json          bool
 }
 
@@ -58,6 +59,7 @@ func (o *runOptions) bindJob(c *cobra.Command) {
 	f.BoolVarP(&o.quiet, "quiet", "Q", false, "no messages but errors")
 	f.CountVarP(&o.verbose, "verbose", "v", "say more; may be repeated")
 	o.place.bind(c)
+	o.programs.bindJob(f)
 }
 
 // bindOutput binds what run and batch have in common beyond that.
@@ -68,6 +70,7 @@ func (o *runOptions) bindOutput(c *cobra.Command, input, output string) {
 	f.StringVarP(&o.errors, "error", "e", "", "stderr: as --output (default: as stdout goes)")
 	f.StringVar(&o.openMode, "open-mode", "truncate", "output files: append or truncate")
 	f.StringVar(&o.export, "export", "ALL", "environment: ALL, NONE, or NAME[=VALUE],...")
+	o.programs.bindOutput(f)
 	f.StringVar(&o.acctgFreq, "acctg-freq", "", "seconds between samples of what the tasks use: SECONDS or task=SECONDS, 0 for none")
 	f.BoolVar(&o.noNewPrivs, "no-new-privs", false, "set no_new_privs for the tasks")
 }
@@ -82,7 +85,8 @@ func (o *runOptions) bind(c *cobra.Command) {
 	f.StringVar(&o.detachKeys, "detach-keys", defaultDetachKeys, "with --pty: keys that leave the step running; none for none")
 	f.StringVarP(&o.killOnBadExit, "kill-on-bad-exit", "K", "0", "end the step when a task exits non-zero")
 	f.Lookup("kill-on-bad-exit").NoOptDefVal = "1"
-	f.BoolVar(&o.quitOnInterrupt, "quit-on-interrupt", false, "one Ctrl-C ends the step")
+	f.BoolVarP(&o.quitOnInterrupt, "quit-on-interrupt", "q", false, "one Ctrl-C ends the step")
+	o.programs.bindStep(f)
 	o.place.bindStep(c)
 	f.StringVar(&o.mpi, "mpi", "", "kind of MPI (default $SLURM_MPI_TYPE, then MpiDefault of slurm.conf); list shows them")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print what would be started, bound and limited, and start nothing")
@@ -147,6 +151,9 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	if err := o.nodes.set(r, kind == stepOfJob && r.Job != nil); err != nil {
 		return nil, err
 	}
+	if err := o.programs.set(r); err != nil {
+		return nil, err
+	}
 	if err := o.resources.set(kind, r); err != nil {
 		return nil, err
 	}
@@ -181,13 +188,11 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 }
 
 func (o *runOptions) setFlags(r *step.Request) error {
-	switch o.killOnBadExit {
-	case "0", "":
-	case "1":
-		r.KillOnBadExit = true
-	default:
+	n, err := strconv.ParseUint(o.killOnBadExit, 10, 31)
+	if err != nil {
 		return fmt.Errorf("--kill-on-bad-exit=%s: want 0 or 1", o.killOnBadExit)
 	}
+	r.KillOnBadExit = n > 0
 	return nil
 }
 
@@ -263,7 +268,12 @@ func (o *runOptions) setIdentity(r *step.Request) error {
 }
 
 func (o *runOptions) setStreams(r *step.Request, stdin *os.File) error {
-	if o.openMode != "append" && o.openMode != "truncate" {
+	switch o.openMode {
+	case "a", "append":
+		o.openMode = "append"
+	case "t", "truncate":
+		o.openMode = "truncate"
+	default:
 		return fmt.Errorf("--open-mode=%s: want append or truncate", o.openMode)
 	}
 	errors := o.errors

@@ -37,6 +37,9 @@ func runCommand(d *dialer) *cobra.Command {
 			if err := bindingFromEnv(c.Flags(), "SLURM_"); err != nil {
 				return err
 			}
+			if err := optionsFromEnv(c.Flags(), runEnv); err != nil {
+				return err
+			}
 			client, err := d.client()
 			if err != nil {
 				return err
@@ -50,6 +53,7 @@ func runCommand(d *dialer) *cobra.Command {
 			if len(argv) == 0 {
 				return errors.New("run: no command was given")
 			}
+			o.programs.tellUseless(c)
 			code, err := run(client, o, d, argv)
 			if err == nil && code != 0 {
 				return exitError(code)
@@ -217,10 +221,14 @@ type launch struct {
 	ntasks int
 	forced bool    // a task was ended by KILL or TERM
 	screen *screen // of a step with a terminal
+	// killWait is between SIGTERM and SIGKILL, in seconds.
+	killWait int
+	// firstExit is closed when the end of a task is told for the first time.
+	firstExit chan struct{}
 
 	mu    sync.Mutex
 	state step.State   // guarded by mu: what was heard last
-	told  map[int]bool // guarded by mu: ranks whose end was told
+	told  map[int]bool // guarded by mu: ranks whose end was told; true: it was a bad one
 	lost  bool         // guarded by mu: output was not taken by the file that it is for
 }
 
@@ -240,6 +248,7 @@ func (l *launch) streamFailed(err error) {
 // its end.
 func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, error) {
 	l.told = make(map[int]bool)
+	l.firstExit, l.killWait = make(chan struct{}), spec.KillWaitS
 	files, err := l.opt.files.open(spec, l.opt.openMode == "truncate")
 	if err != nil {
 		l.giveUp(err.Error())
@@ -350,8 +359,11 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 // taskExit tells ends that are not clean, in srun's words.
 func (l *launch) taskExit(node string, ranks []int, status step.ExitStatus) {
 	l.mu.Lock()
+	if len(l.told) == 0 && len(ranks) > 0 {
+		close(l.firstExit)
+	}
 	for _, r := range ranks {
-		l.told[r] = true
+		l.told[r] = status != 0
 	}
 	l.mu.Unlock()
 	if status == 0 {
@@ -373,7 +385,7 @@ func (l *launch) conclude(rec *step.Record) int {
 	for i := range rec.Tasks {
 		t := &rec.Tasks[i]
 		l.mu.Lock()
-		known := l.told[t.Rank]
+		_, known := l.told[t.Rank]
 		l.mu.Unlock()
 		// A task that waited at the gate has done nothing: the step's reason tells.
 		if t.State == step.TaskFailed && t.Stage == "gate" {

@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -17,9 +15,13 @@ import (
 // twice is how close the second Ctrl-C must be to end the step (srun(1)).
 const twice = time.Second
 
-// catchSignals acts on the signals that the client gets, as srun does: Ctrl-C
-// shows the tasks' states, a second one within a second ends the step; TERM
-// and HUP end it; the others are forwarded. The returned function ends that.
+// abortGrace is what is waited beyond KillWait, as srun tells it.
+const abortGrace = 2
+
+// catchSignals acts on the signals that the client gets, and on --wait, as srun
+// does: Ctrl-C shows the tasks' states, a second one within a second ends the step,
+// the next ends the client; TERM, HUP and QUIT end the step; the others are
+// forwarded. The returned function ends that.
 func (l *launch) catchSignals(conn orderer) (stop func()) {
 	c := make(chan os.Signal, 16) // a burst of signals must not be lost
 	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
@@ -27,63 +29,137 @@ func (l *launch) catchSignals(conn orderer) (stop func()) {
 		signal.Notify(c, syscall.SIGHUP, syscall.SIGCONT)
 	}
 	done := make(chan struct{})
+	h := &handler{l: l, conn: conn}
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		var last time.Time
-		var seq atomic.Uint32
-		cancel := func(why string) {
-			conn.Send(&stepapi.Msg{Type: stepapi.TypeCancel, Seq: seq.Add(1), Reason: why})
-		}
+		first := l.firstExit
+		var late <-chan time.Time
 		for {
 			select {
 			case <-done:
 				return
 			case sig := <-c:
-				switch sig {
-				case syscall.SIGINT:
-					if l.opt.quitOnInterrupt || time.Since(last) < twice {
-						say("sending Ctrl-C to StepId=%s", l.id)
-						cancel("interrupted")
-						continue
-					}
-					last = time.Now()
-					say("interrupt (one more within 1 sec to abort)")
-					say("StepId=%s %s", l.id, l.states())
-				case syscall.SIGTERM, syscall.SIGHUP:
-					cancel(fmt.Sprintf("the client got %v", sig))
-				default:
-					conn.Send(&stepapi.Msg{Type: stepapi.TypeSignal, Seq: seq.Add(1), Signal: int(sig.(syscall.Signal)), Scope: "tasks"})
+				h.signal(sig.(syscall.Signal))
+			case <-first:
+				first = nil
+				if wait := l.opt.programs.wait; wait > 0 {
+					late = time.After(time.Duration(wait) * time.Second)
 				}
+			case <-late:
+				h.waitOver()
 			}
 		}
 	})
 	return func() { signal.Stop(c); close(done); wg.Wait() }
 }
 
-// states is "tasks 0-1: running; task 2: exited".
-func (l *launch) states() string {
+// handler is what signals have done. One goroutine uses it.
+type handler struct {
+	l       *launch
+	conn    orderer
+	seq     uint32
+	last    time.Time // of the last Ctrl-C
+	aborted bool      // by Ctrl-C
+}
+
+func (h *handler) send(m stepapi.Msg) {
+	h.seq++
+	m.Seq = h.seq
+	// A step that is gone needs no order.
+	_ = h.conn.Send(&m)
+}
+
+func (h *handler) forward(sig syscall.Signal) {
+	h.send(stepapi.Msg{Type: stepapi.TypeSignal, Signal: int(sig), Scope: step.ScopeTasks})
+}
+
+func (h *handler) cancel(why string) {
+	h.send(stepapi.Msg{Type: stepapi.TypeCancel, Reason: why})
+	if wait := h.l.killWait; wait > 0 {
+		say("Job step aborted: Waiting up to %d seconds for job step to finish.", wait+abortGrace)
+	}
+}
+
+func (h *handler) signal(sig syscall.Signal) {
+	switch sig {
+	case syscall.SIGINT:
+		h.interrupt()
+	case syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT:
+		say("forcing job termination")
+		h.cancel(fmt.Sprintf("the client got %v", sig))
+	default:
+		h.forward(sig)
+	}
+}
+
+func (h *handler) interrupt() {
+	l := h.l
+	if h.aborted {
+		// srun(1): the third ends the client, whatever has become of the tasks.
+		say("error: leaving StepId=%s, which is being ended", l.id)
+		os.Exit(step.SignaledBy(syscall.SIGINT).Code())
+	}
+	if l.opt.quitOnInterrupt || time.Since(h.last) < twice {
+		h.aborted = true
+		say("sending Ctrl-C to StepId=%s", l.id)
+		h.forward(syscall.SIGINT)
+		h.cancel("interrupted")
+		return
+	}
+	h.last = time.Now()
+	say("interrupt (one more within 1 sec to abort)")
+	l.tellStates()
+}
+
+// waitOver is --wait: the first task has ended that long ago.
+func (h *handler) waitOver() {
+	l := h.l
+	if l.allEnded() {
+		return
+	}
+	say("First task exited %ds ago", l.opt.programs.wait)
+	l.tellStates()
+	say("Terminating StepId=%s", l.id)
+	h.cancel(fmt.Sprintf("the first task has ended %d s before (--wait)", l.opt.programs.wait))
+}
+
+func (l *launch) allEnded() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var running, ended []int
+	return len(l.told) >= l.ntasks
+}
+
+// tellStates says how the tasks are, a line for each state: "StepId=3.0 tasks
+// 0-1: running".
+func (l *launch) tellStates() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var running, ended, badly []int
 	for rank := range l.ntasks {
-		if l.told[rank] {
-			ended = append(ended, rank)
-		} else {
+		switch bad, over := l.told[rank]; {
+		case !over:
 			running = append(running, rank)
+		case bad:
+			badly = append(badly, rank)
+		default:
+			ended = append(ended, rank)
 		}
 	}
 	state := "starting"
 	if l.state == step.Running {
 		state = "running"
 	}
-	var parts []string
 	for _, p := range []struct {
 		ranks []int
 		state string
-	}{{running, state}, {ended, "exited"}} {
-		if len(p.ranks) > 0 {
-			parts = append(parts, fmt.Sprintf("tasks %s: %s", rankList(p.ranks), p.state))
+	}{{running, state}, {ended, "exited"}, {badly, "exited abnormally"}} {
+		if len(p.ranks) == 0 {
+			continue
 		}
+		word := "task"
+		if len(p.ranks) > 1 {
+			word = "tasks"
+		}
+		say("StepId=%s %s %s: %s", l.id, word, rankList(p.ranks), p.state)
 	}
-	return strings.Join(parts, "; ")
 }

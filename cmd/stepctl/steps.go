@@ -250,7 +250,7 @@ func megabytes(b *int64) string {
 }
 
 func signalCommand(d *dialer) *cobra.Command {
-	name, scope := "TERM", "tasks"
+	name, scope := "TERM", step.ScopeTasks
 	c := &cobra.Command{
 		Use: "signal [-s SIG] JOB[.STEP]", Short: "send a signal to the tasks", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -269,7 +269,7 @@ func signalCommand(d *dialer) *cobra.Command {
 		},
 	}
 	c.Flags().StringVarP(&name, "signal", "s", name, "signal by name or number")
-	c.Flags().StringVar(&scope, "scope", scope, "tasks: each task's process; all: every process of the step")
+	c.Flags().StringVar(&scope, "scope", scope, "leader: the first task's process; tasks: each task's process; cgroup: every process of the step")
 	return c
 }
 

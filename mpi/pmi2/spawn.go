@@ -60,8 +60,8 @@ func (s *spawnRequest) take1(m message, conf *Config) (whole bool, err error) {
 	switch {
 	case !ok1 || !ok2 || total < 1 || sofar < 1 || sofar > total:
 		return true, fmt.Errorf("cannot read spawn: it has no totspawns and spawnssofar that fit")
-	case total > step.AppsMax:
-		return true, fmt.Errorf("cannot spawn %d commands: the limit is %d", total, step.AppsMax)
+	case total > step.SpawnAppsMax:
+		return true, fmt.Errorf("cannot spawn %d commands: the limit is %d", total, step.SpawnAppsMax)
 	case len(s.apps) > 0 && total != s.total, sofar != len(s.apps)+1:
 		return true, fmt.Errorf("cannot read spawn: block %d of %d came after %d of %d", sofar, total, len(s.apps), s.total)
 	}
@@ -96,8 +96,8 @@ func (s *spawnRequest) take2(m message) (err error) {
 			at = append(at, i)
 		}
 	}
-	if n, ok := m.number("ncmds"); !ok || n != len(at) || n < 1 || n > step.AppsMax {
-		return fmt.Errorf("cannot read spawn: %d commands, and ncmds says otherwise, or more than %d", len(at), step.AppsMax)
+	if n, ok := m.number("ncmds"); !ok || n != len(at) || n < 1 || n > step.SpawnAppsMax {
+		return fmt.Errorf("cannot read spawn: %d commands, and ncmds says otherwise, or more than %d", len(at), step.SpawnAppsMax)
 	}
 	if s.preput, err = keyValues(m.pairs[:at[0]], "preputcount", "ppkey", "ppval"); err != nil {
 		return err

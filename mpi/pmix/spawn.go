@@ -31,9 +31,9 @@ const appMin = 24
 // becomes).
 func (p *Plugin) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 	who, infos := r.proc(), r.infos()
-	if len(infos) > spawnInfosMax || r.count() > step.AppsMax {
+	if len(infos) > spawnInfosMax || r.count() > step.SpawnAppsMax {
 		// Each command is given all directives: their product is the user's to choose.
-		p.log(fmt.Sprintf("cannot spawn for MPI rank %d: more than %d commands or %d directives", who.rank, step.AppsMax, spawnInfosMax))
+		p.log(fmt.Sprintf("cannot spawn for MPI rank %d: more than %d commands or %d directives", who.rank, step.SpawnAppsMax, spawnInfosMax))
 		return status(stBadParam), nil
 	}
 	apps := elements(r, appMin, func() step.SpawnApp { return readApp(r, infos) })

@@ -38,6 +38,16 @@ static bool parse(const char *text, rlim_t *value)
 	return errno == 0 && end != text && *end == 0 && (text[0] != '-' || text[1] == '1');
 }
 
+/* What limits_raise_nofile has raised: 0, nothing. */
+static rlim_t nofile_before;
+
+/* A task that is told no limit has that which the host had. */
+static bool own_limit(const struct limit *l, rlim_t *want)
+{
+	*want = nofile_before;
+	return l->resource == RLIMIT_NOFILE && nofile_before != 0;
+}
+
 /* Sets the soft limits; the hard ones stay. What cannot be set is told to the
  * log only: the user may not even know of it. */
 void limits_apply(const struct env *env)
@@ -49,9 +59,9 @@ void limits_apply(const struct env *env)
 
 		variable(name, &limits[i]);
 		const char *text = env_get(env, name);
-		if (text == NULL)
+		if (text == NULL && !own_limit(&limits[i], &want))
 			continue;
-		if (!parse(text, &want)) {
+		if (text != NULL && !parse(text, &want)) {
 			log_text(LEVEL_VERBOSE, "cannot read limit %s=\"%s\": not a number", name,
 				 text);
 			continue;
@@ -64,8 +74,8 @@ void limits_apply(const struct env *env)
 			continue;
 		have.rlim_cur = want;
 		if (setrlimit(limits[i].resource, &have) < 0)
-			log_text(LEVEL_VERBOSE, "cannot set limit %s to %s: %s", name, text,
-				 strerror(errno));
+			log_text(LEVEL_VERBOSE, "cannot set limit %s to %llu: %s", name,
+				 (unsigned long long)want, strerror(errno));
 	}
 }
 
@@ -80,6 +90,7 @@ void limits_raise_nofile(void)
 	struct rlimit r;
 
 	if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+		nofile_before = r.rlim_cur;
 		r.rlim_cur = r.rlim_max;
 		(void)setrlimit(RLIMIT_NOFILE, &r);
 	}

@@ -1,0 +1,150 @@
+package step
+
+import (
+	"fmt"
+	"math"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+const (
+	// TimeLimitMax is the longest time limit, in seconds: a year, as Slurm's.
+	TimeLimitMax = 365 * 24 * 3600
+	// WarnBeforeMax is the most seconds between the warning and the end, as in Slurm.
+	WarnBeforeMax = 65535
+	// warnBefore is when the warning comes where its time is not told, as in Slurm.
+	warnBefore = 60
+)
+
+// ParseTime reads a time limit in the forms of srun(1): minutes,
+// minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and
+// days-hours:minutes:seconds. It returns seconds; 0 is no limit, for which
+// "infinite", "unlimited", "-1" and "0" are written, too.
+func ParseTime(text string) (seconds int, err error) {
+	switch strings.ToLower(text) {
+	case "infinite", "unlimited", "-1":
+		return 0, nil
+	}
+	wrong := fmt.Errorf("write MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES or DAYS-HOURS:MINUTES:SECONDS")
+	days, clock, dayed := strings.Cut(text, "-")
+	if !dayed {
+		days, clock = "0", text
+	}
+	parts := append([]string{days}, strings.Split(clock, ":")...)
+	numbers := make([]int64, len(parts))
+	for i, p := range parts {
+		n, err := strconv.ParseUint(p, 10, 31)
+		if err != nil {
+			return 0, wrong
+		}
+		numbers[i] = int64(n)
+	}
+	d, n := numbers[0], numbers[1:]
+	var total int64
+	switch {
+	case dayed && len(n) <= 3:
+		total = d * 24 * 3600
+		for i, unit := range [3]int64{3600, 60, 1} {
+			if i < len(n) {
+				total += n[i] * unit
+			}
+		}
+	case dayed:
+		return 0, wrong
+	case len(n) == 1:
+		total = n[0] * 60
+	case len(n) == 2:
+		total = n[0]*60 + n[1]
+	case len(n) == 3:
+		total = n[0]*3600 + n[1]*60 + n[2]
+	default:
+		return 0, wrong
+	}
+	if total > TimeLimitMax {
+		return 0, fmt.Errorf("%d s is more than %d days", total, TimeLimitMax/(24*3600))
+	}
+	return int(total), nil
+}
+
+// ParseWarning reads --signal: [{R|B}:]SIGNAL[@SECONDS]. R: is for reservations,
+// of which there are none here. signal reads a signal's name or number.
+func ParseWarning(text string, signal func(string) (int, error)) (*Warning, error) {
+	w := &Warning{BeforeS: warnBefore}
+	rest := text
+	if flags, after, ok := strings.Cut(rest, ":"); ok {
+		for _, c := range strings.ToUpper(flags) {
+			switch c {
+			case 'B':
+				w.Batch = true
+			case 'R':
+			default:
+				return nil, fmt.Errorf("%q: write B: or R: before the signal", flags)
+			}
+		}
+		rest = after
+	}
+	name, before, timed := strings.Cut(rest, "@")
+	if timed {
+		n, err := strconv.ParseUint(before, 10, 32)
+		if err != nil || n > WarnBeforeMax {
+			return nil, fmt.Errorf("%q: want 0 to %d seconds before the end", before, WarnBeforeMax)
+		}
+		w.BeforeS = int(n)
+	}
+	var err error
+	if w.Signal, err = signal(name); err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+func (r *Request) checkTime() error {
+	switch {
+	case r.TimeLimitS < 0 || r.TimeLimitS > TimeLimitMax:
+		return bad("time_limit_s", "%d s: want 0 to %d", r.TimeLimitS, TimeLimitMax)
+	case r.Warn == nil:
+	case r.Warn.Signal < 1 || r.Warn.Signal > 64:
+		return bad("warn", "there is no signal %d", r.Warn.Signal)
+	case r.Warn.BeforeS < 0 || r.Warn.BeforeS > WarnBeforeMax:
+		return bad("warn", "%d s before the end: want 0 to %d", r.Warn.BeforeS, WarnBeforeMax)
+	}
+	return nil
+}
+
+func (r *Request) checkTaskScripts() error {
+	for _, s := range []struct{ field, path string }{{"task_prolog", r.TaskProlog}, {"task_epilog", r.TaskEpilog}} {
+		if s.path == "" {
+			continue
+		}
+		if !filepath.IsAbs(s.path) {
+			return bad(s.field, "%.80q is not an absolute path", s.path)
+		}
+		if err := checkPath(s.field, s.path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// LimitPrefix begins the variables by which resource limits travel to the tasks.
+const LimitPrefix = "SLURM_RLIMIT_"
+
+// ResourceLimits are the limits that Slurm propagates, without RLIMIT_.
+func ResourceLimits() []string {
+	return []string{"AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK"}
+}
+
+// Earlier is the time limit that comes first; 0 is none.
+func Earlier(a, b int) int {
+	if a == 0 {
+		a = math.MaxInt
+	}
+	if b == 0 {
+		b = math.MaxInt
+	}
+	if a = min(a, b); a == math.MaxInt {
+		return 0
+	}
+	return a
+}

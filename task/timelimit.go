@@ -1,0 +1,90 @@
+package task
+
+import (
+	"fmt"
+	"time"
+
+	"stepd/step"
+)
+
+// timeLimit is how long the tasks may run, and when they are warned. Only follow
+// uses it.
+type timeLimit struct {
+	limit time.Duration // 0 is none
+	warn  time.Duration // how long they run before; below 0 is never
+	timer *time.Timer
+	c     <-chan time.Time
+}
+
+// newTimeLimit begins to count: the tasks have just been let go.
+func (s *Step) newTimeLimit() *timeLimit {
+	spec := s.plan.Spec
+	l := &timeLimit{limit: time.Duration(spec.TimeLimitS) * time.Second, warn: -1}
+	if l.limit == 0 {
+		return l
+	}
+	if w := spec.Warn; w != nil && w.Batch == isBatch(spec) {
+		l.warn = max(0, l.limit-time.Duration(w.BeforeS)*time.Second)
+	}
+	l.timer = time.NewTimer(l.next())
+	l.c = l.timer.C
+	return l
+}
+
+// next is how long the tasks run until something is due.
+func (l *timeLimit) next() time.Duration {
+	if l.warn >= 0 {
+		return l.warn
+	}
+	return l.limit
+}
+
+func (l *timeLimit) stop() {
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+}
+
+// leastWait bounds how often the clock is looked at while a step stands still,
+// which does not count as run.
+const leastWait = time.Second
+
+// checkTime is called when something may be due.
+func (s *Step) checkTime(l *timeLimit) {
+	rec := s.Record()
+	ran, _ := rec.Ran(s.d.Now())
+	if left := l.next() - ran; left > 0 {
+		if rec.Suspended != nil {
+			left = max(left, leastWait)
+		}
+		l.timer.Reset(left)
+		return
+	}
+	if l.warn >= 0 {
+		l.warn = -1
+		s.warnTasks()
+		l.timer.Reset(max(0, l.limit-ran))
+		return
+	}
+	l.c = nil
+	reason := fmt.Sprintf("its time limit of %v has come (--time)", l.limit)
+	if s.end(byTime, reason) {
+		s.tellNodes(step.NodeEnd{Why: step.EndTime, Reason: reason})
+	}
+}
+
+// warnTasks sends the signal of --signal.
+func (s *Step) warnTasks() {
+	sig := s.plan.Spec.Warn.Signal
+	if err := s.Signal(sig, step.ScopeTasks); err != nil {
+		s.d.Audience.Log(step.LogError, "--signal: "+err.Error())
+	}
+}
+
+// timeIsOver tells whether the step's end is that of its time, here or on another
+// node.
+func (s *Step) timeIsOver() bool {
+	s.ctlMu.Lock()
+	defer s.ctlMu.Unlock()
+	return s.cause == byTime || s.cause == byOther && s.byNode != nil && s.byNode.Why == step.EndTime
+}
