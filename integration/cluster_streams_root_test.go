@@ -196,7 +196,7 @@ func TestRootClusterSignals(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 	signalClient(t, p, unix.SIGINT)
 	r = p.wait(t)
-	if r.code != 143 {
+	if r.code != 130 {
 		t.Errorf("after two Ctrl-C: %v", r)
 	}
 	contains(t, "stderr", r.err, "tasks 0-3: running", "sending Ctrl-C to StepId=")

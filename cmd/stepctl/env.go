@@ -23,7 +23,7 @@ func exported(spec string, environ []string) ([]string, error) {
 	}
 	var env []string
 	all := false
-	for _, item := range strings.Split(spec, ",") {
+	for _, item := range exportItems(spec) {
 		name, _, set := strings.Cut(item, "=")
 		switch {
 		case strings.EqualFold(item, "ALL"):
@@ -42,6 +42,27 @@ func exported(spec string, environ []string) ([]string, error) {
 		return append(append([]string(nil), environ...), env...), nil
 	}
 	return append(onlySlurm(environ), env...), nil
+}
+
+// exportItems parts a list at its commas: those within quotes belong to a value,
+// which keeps its quotes, as srun has it.
+func exportItems(spec string) (items []string) {
+	var quote rune
+	from := 0
+	for i, c := range spec {
+		switch {
+		case quote != 0:
+			if c == quote {
+				quote = 0
+			}
+		case c == '\'' || c == '"':
+			quote = c
+		case c == ',':
+			items = append(items, spec[from:i])
+			from = i + 1
+		}
+	}
+	return append(items, spec[from:])
 }
 
 // lookupIn finds a variable; the last one counts.

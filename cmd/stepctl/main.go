@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -39,6 +40,10 @@ func execute(args []string) error {
 	root := newRoot(d)
 	root.SetArgs(args)
 	if c, rest, err := root.Find(args); err == nil && c.Annotations[usesPlugins] != "" {
+		if at := slices.Index(args, c.Name()); at >= 0 {
+			root.SetArgs(append(slices.Clone(args[:at+1]), attached(c, args[at+1:])...))
+			rest = attached(c, rest)
+		}
 		if err := d.prepare(c, rest); err != nil {
 			return err
 		}

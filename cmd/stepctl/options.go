@@ -188,6 +188,9 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 }
 
 func (o *runOptions) setFlags(r *step.Request) error {
+	if o.killOnBadExit == "" {
+		return nil // the verb has no such option
+	}
 	n, err := strconv.ParseUint(o.killOnBadExit, 10, 31)
 	if err != nil {
 		return fmt.Errorf("--kill-on-bad-exit=%s: want 0 or 1", o.killOnBadExit)

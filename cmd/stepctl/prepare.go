@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -146,6 +147,38 @@ func short(c *cobra.Command, cluster string) (more int, help bool) {
 		}
 	}
 	return 0, help
+}
+
+// attached writes out the arguments that hang on a short option which may be
+// without one: -K1 is --kill-on-bad-exit=1, as in srun. What is behind the options
+// stays as it is.
+func attached(c *cobra.Command, args []string) []string {
+	out := slices.Clone(args)
+	for i := 0; i < len(out); i++ {
+		word := out[i]
+		if word == "--" || word == "-" || !strings.HasPrefix(word, "-") {
+			return out // the command, or an option's argument that is not known here
+		}
+		if name, long := strings.CutPrefix(word, "--"); long {
+			name, _, set := strings.Cut(name, "=")
+			f := c.Flags().Lookup(name)
+			if f == nil {
+				f = c.InheritedFlags().Lookup(name)
+			}
+			if f != nil && !set && f.NoOptDefVal == "" {
+				i++
+			}
+			continue
+		}
+		f := c.Flags().ShorthandLookup(word[1:2])
+		if f != nil && f.NoOptDefVal != "" && f.Value.Type() == "string" && len(word) > 2 {
+			out[i] = "--" + f.Name + "=" + strings.TrimPrefix(word[2:], "=")
+			continue
+		}
+		more, _ := short(c, word[1:])
+		i += more
+	}
+	return out
 }
 
 // setFlags are the flags that a command line has set, in the order of their names.
