@@ -41,8 +41,8 @@ func execute(args []string) error {
 	root.SetArgs(args)
 	if c, rest, err := root.Find(args); err == nil && c.Annotations[usesPlugins] != "" {
 		if at := slices.Index(args, c.Name()); at >= 0 {
-			root.SetArgs(append(slices.Clone(args[:at+1]), attached(c, args[at+1:])...))
-			rest = attached(c, rest)
+			root.SetArgs(append(slices.Clone(args[:at+1]), writtenOut(c, args[at+1:])...))
+			rest = writtenOut(c, rest)
 		}
 		if err := d.prepare(c, rest); err != nil {
 			return err

@@ -101,7 +101,7 @@ func FuzzMultiProg(f *testing.F) {
 	})
 }
 
-func TestAttached(t *testing.T) {
+func TestWrittenOut(t *testing.T) {
 	c := runCommand(&dialer{})
 	for in, want := range map[string]string{
 		"-K1 true":            "--kill-on-bad-exit=1 true",
@@ -111,7 +111,7 @@ func TestAttached(t *testing.T) {
 		"--output f -K=1 x":   "--output f --kill-on-bad-exit=1 x",
 		"sh -K1":              "sh -K1",
 	} {
-		if got := strings.Join(attached(c, strings.Fields(in)), " "); got != want {
+		if got := strings.Join(writtenOut(c, strings.Fields(in)), " "); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}

@@ -149,10 +149,10 @@ func short(c *cobra.Command, cluster string) (more int, help bool) {
 	return 0, help
 }
 
-// attached writes out the arguments that hang on a short option which may be
+// writtenOut writes out the arguments that hang on a short option which may be
 // without one: -K1 is --kill-on-bad-exit=1, as in srun. What is behind the options
 // stays as it is.
-func attached(c *cobra.Command, args []string) []string {
+func writtenOut(c *cobra.Command, args []string) []string {
 	out := slices.Clone(args)
 	for i := 0; i < len(out); i++ {
 		word := out[i]

@@ -97,6 +97,9 @@ func (h *handler) interrupt() {
 	if h.aborted {
 		// srun(1): the third ends the client, whatever has become of the tasks.
 		say("error: leaving StepId=%s, which is being ended", l.id)
+		if l.screen != nil {
+			l.screen.restore()
+		}
 		os.Exit(step.SignaledBy(syscall.SIGINT).Code())
 	}
 	if l.opt.quitOnInterrupt || time.Since(h.last) < twice {
