@@ -253,7 +253,7 @@ func TestRootClusterJob(t *testing.T) {
 
 // TestRootClusterLost: what is lost of a step ends it everywhere, by name.
 func TestRootClusterLost(t *testing.T) {
-	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n"}})
+	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n", Stepd: "StepKeepalive=1\n"}})
 	head := c.nodes[0]
 	start := func() (*process, stepDoc) {
 		p := head.start(t, call{args: []string{"run", "-N", "3", "sleep", "86400"}})
@@ -304,6 +304,81 @@ func TestRootClusterLost(t *testing.T) {
 		c.join(t, 1)
 		c.settled(t)
 	})
+}
+
+// TestRootClusterGone: a node whose noded and stepds never come back ends its steps on
+// the others, be it their head, with a part or without, or not; nothing of them is
+// left there, and all CPUs are free.
+func TestRootClusterGone(t *testing.T) {
+	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n"}})
+	head := c.nodes[0]
+	gone := func(n *node, clients ...*process) {
+		t.Helper()
+		n.kill9(t)
+		for _, p := range clients {
+			must(t, p.cmd.Process.Kill())
+		}
+		for _, comm := range []string{"stepd", "spankhost"} {
+			for _, p := range n.processes() {
+				if p.comm == comm {
+					must(t, killNow(p.pid))
+				}
+			}
+		}
+	}
+	check := func(lost *node, recs ...stepDoc) {
+		t.Helper()
+		for _, n := range c.nodes {
+			if n == lost {
+				continue
+			}
+			eventually(t, 15*time.Second, "the end on "+n.name, func() error {
+				for _, s := range n.ps(t) {
+					return fmt.Errorf("step %s is %s", s.id(), s.State)
+				}
+				if jobs := n.status(t).Jobs; len(jobs) > 0 {
+					return fmt.Errorf("jobs %v", jobs)
+				}
+				return nil
+			})
+			for _, rec := range recs {
+				if r := n.ctlRoot(t, "show", "--json", rec.id()); r.code == 0 {
+					end := n.show(t, rec.id())
+					contains(t, "the reason of "+rec.id()+" on "+n.name, end.Reason, lost.name)
+				}
+			}
+			for _, p := range n.processes() { // those of the lost node have its environment
+				if strings.Contains(p.cgroup, "stepd-"+n.hash()) {
+					t.Errorf("left on %s: %v", n.name, p)
+				}
+			}
+			if r := n.ctl(t, "run", "-n4", "true"); r.code != 0 {
+				t.Errorf("all CPUs of %s: %v", n.name, r)
+			}
+		}
+	}
+	without := head.start(t, call{args: []string{"run", "-w", "n[2-3]", "sleep", "86400"}})
+	first := head.running(t)
+	with := head.start(t, call{args: []string{"run", "-N3", "sleep", "86400"}})
+	second := head.running(t)
+	gone(head, without, with)
+	without.wait(t)
+	with.wait(t)
+	check(head, first, second)
+	head.boot(t)
+	c.settled(t)
+
+	p := head.start(t, call{args: []string{"run", "-N3", "sleep", "86400"}})
+	third := head.running(t)
+	gone(c.nodes[2])
+	if r := p.wait(t); r.code == 0 {
+		t.Errorf("run: %v", r)
+	} else {
+		contains(t, "run's stderr", r.err, "n3")
+	}
+	check(c.nodes[2], third)
+	c.nodes[2].boot(t)
+	c.settled(t)
 }
 
 // TestRootClusterRefused: a step that cannot be had leaves nothing behind, and the

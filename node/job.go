@@ -31,6 +31,8 @@ type job struct {
 	// ended is closed when nothing is left of the job.
 	ended chan struct{}
 
+	// waits counts the calls in which the job's head waits for a part here.
+	waits int
 	// spawning counts spawns that are under way.
 	spawning int
 	naming   sync.Mutex          // held while Names are stored

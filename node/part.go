@@ -458,7 +458,15 @@ func (s *peerService) WaitPart(ctx context.Context, in *api.PartRef) (*api.PartR
 	if err := s.mayAsk(ctx, in.GetJobId(), in.GetStepId()); err != nil {
 		return nil, err
 	}
-	rec, err := s.n.waitPart(ctx, step.ID{Job: in.GetJobId(), Step: in.GetStepId()})
+	id := step.ID{Job: in.GetJobId(), Step: in.GetStepId()}
+	if f := s.n.reg.follower(id); f != nil {
+		peer, _ := api.NodePeerOf(ctx) // mayAsk has had it
+		if peer.Name == f.job.Head {
+			s.n.reg.headCame(f.job, 1)
+			defer s.n.reg.headCame(f.job, -1)
+		}
+	}
+	rec, err := s.n.waitPart(ctx, id)
 	if err != nil {
 		return nil, err
 	}

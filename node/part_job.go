@@ -2,7 +2,7 @@ package node
 
 import (
 	"context"
-	"encoding/json"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -48,56 +48,76 @@ func (n *Node) partHead(_ context.Context, common, _ []byte) (any, error) {
 	return partTold{true}, nil
 }
 
-// headGone is how many times NodeTimeout a head that does not answer is waited
-// for when nothing runs here any more.
-const headGone = 10
-
 // watchHead ends a job whose head is gone for good, or does not know of it any
-// more: it asks now and then, as long as no step of the job runs here. Steps that
-// run go on without their head.
+// more. As long as the head waits for a part here it is there; else it is asked, often
+// while steps run that nobody would end, and seldom for what is only held.
 func (n *Node) watchHead(j *job) {
-	every := n.cfg.Others.NodeTimeout
-	missed := 0
+	limit := n.cfg.Others.NodeTimeout
+	var gone, heard time.Time
 	for {
 		select {
 		case <-j.ended:
 			return
 		case <-n.stopping:
 			return
-		case <-time.After(every):
+		case <-time.After(limit / 4):
 		}
-		if n.reg.busy(j) {
-			missed = 0
+		waits, busy := n.reg.headWaits(j)
+		if waits {
+			gone, heard = time.Time{}, time.Now()
 			continue
 		}
-		answers, err := n.fan(context.Background(), "head", stepRequest{ID: step.ID{Job: j.ID, Step: j.firstStep()}}, partsOf([]string{j.Head}))
-		var told partTold
-		switch {
-		case err == nil && answers[0].err == nil && json.Unmarshal(answers[0].body, &told) == nil:
-			missed = 0
-		case err == nil && status.Code(answers[0].err) == codes.NotFound:
+		if !busy && gone.IsZero() && time.Since(heard) < limit {
+			continue
+		}
+		switch err := n.askHead(j); {
+		case err == nil:
+			gone, heard = time.Time{}, time.Now()
+		case status.Code(err) == codes.NotFound && !busy:
 			n.releaseJob(j, jobEnded)
 			return
-		default:
-			if missed++; missed >= headGone {
-				n.log.WithField("job", j.ID).Warnf("node %s, the job's head, has not answered for %v: ending the job here", j.Head, time.Duration(missed)*every)
-				n.releaseJob(j, "node "+j.Head+", its head, is gone")
-				return
+		case gone.IsZero():
+			gone = time.Now()
+			n.log.WithField("job", j.ID).Infof("node %s, the job's head: %s", j.Head, status.Convert(err).Message())
+		case time.Since(gone) >= limit:
+			why := fmt.Sprintf("node %q, the job's head, has not answered for %v (NodeTimeout): %s", j.Head, limit, status.Convert(err).Message())
+			if status.Code(err) == codes.NotFound { // it may have been about to reserve other nodes
+				why = fmt.Sprintf("node %q, the job's head, does not know it", j.Head)
 			}
+			n.log.WithField("job", j.ID).Warnf("ending the job here: %s", why)
+			n.releaseJob(j, why)
+			return
 		}
 	}
 }
 
-// busy tells whether a step of the job is here.
-func (r *registry) busy(j *job) bool {
+// askHead asks the head whether it knows the job.
+func (n *Node) askHead(j *job) error {
+	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.Others.NodeTimeout)
+	defer cancel()
+	answers, err := n.fan(ctx, "head", stepRequest{ID: step.ID{Job: j.ID, Step: j.firstStep()}}, partsOf([]string{j.Head}))
+	if err != nil {
+		return err
+	}
+	return answers[0].err
+}
+
+// headWaits tells whether the job's head waits for a part here, and whether a step of
+// it is here at all.
+func (r *registry) headWaits(j *job) (waits, busy bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id := range r.steps {
-		if id.Job == j.ID {
-			return true
-		}
+		busy = busy || id.Job == j.ID
 	}
-	return false
+	return j.waits > 0, busy
+}
+
+// headCame counts a call in which the job's head waits, by 1 and -1.
+func (r *registry) headCame(j *job, by int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	j.waits += by
 }
 
 // release lets go of the job on all nodes, where it was made for this step.
