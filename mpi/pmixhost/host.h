@@ -73,13 +73,13 @@ void server_command(struct frame *f);
 
 /* upcalls.c */
 extern pmix_server_module_t upcalls;
-/* Hands stepd's answer to the library. */
-void upcall_answer(uint32_t id, struct in *body);
+/* Hands stepd's answer to the library, in its own thread. */
+void upcall_answer(uint32_t id, const struct in *body);
 void lost_connection(size_t handler, pmix_status_t status, const pmix_proc_t *source,
 		     pmix_info_t info[], size_t ninfo, pmix_info_t results[], size_t nresults,
 		     pmix_event_notification_cbfunc_fn_t cbfunc, void *cbdata);
 
-/* peer.c: tells who may connect. */
+/* peer.c: tells who may connect, once the limit of open files is the last. */
 void peer_allow(uid_t uid);
 
 #endif

@@ -5,6 +5,9 @@
  * is (sock_diag(7)), and what is not the step's user's or root's is closed before
  * the library sees it.
  *
+ * What is refused is refused here: the library stops listening when descriptors
+ * run out, and 4.2 falls over where its host refuses a tool.
+ *
  * This program's accept() comes before the C library's when libpmix calls it. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -15,16 +18,40 @@
 #include <netinet/tcp.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "host.h"
 
 static _Atomic uint32_t allowed;
+static _Atomic int descriptors;
+
+/* What the library needs for itself at any time: files of keys, a socket. */
+#define SPARE_DESCRIPTORS 32
 
 void peer_allow(uid_t uid)
 {
+	struct rlimit files = {.rlim_cur = 1024};
+	rlim_t most = 1 << 20;
+
+	(void)getrlimit(RLIMIT_NOFILE, &files);
+	if (files.rlim_cur < most)
+		most = files.rlim_cur;
+	atomic_store(&descriptors, (int)most - SPARE_DESCRIPTORS);
 	atomic_store(&allowed, uid);
+}
+
+/* The lowest free number is what a socket gets, so it tells how many there are. */
+static bool too_many(int sd)
+{
+	static atomic_bool said;
+
+	if (sd < atomic_load(&descriptors))
+		return false;
+	if (!atomic_exchange(&said, true))
+		word("refused a connection: there are %d descriptors open (RLIMIT_NOFILE)", sd);
+	return true;
 }
 
 /* The other end's two addresses, as that end sees them. */
@@ -112,6 +139,11 @@ __attribute__((visibility("default"))) int accept(int sock, struct sockaddr *res
 
 	if (sd < 0)
 		return sd;
+	if (too_many(sd)) {
+		close(sd);
+		errno = ECONNABORTED;
+		return -1;
+	}
 	known = owner(sd, &uid);
 	if (known && (uid == atomic_load(&allowed) || uid == 0))
 		return sd;

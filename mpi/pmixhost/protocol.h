@@ -85,7 +85,7 @@ enum host_rep {
 			      * string cwd, u32 tasks, list of info). Answer: string nspace */
 	UP_JOIN = 210,	     /* list of proc; list of info: PMIx_Connect. Answer: - */
 	UP_PART = 211,	     /* list of proc; list of info: PMIx_Disconnect. Answer: - */
-	UP_NOTIFY = 212,     /* i32 status; proc source; u32 range; list of info. Answer: - */
+	UP_NOTIFY = 212,     /* i32 status; proc source; u32 range; list of info. No answer */
 	UP_QUERY = 213,	     /* proc; list of (list of string keys, list of info). Answer: list of info */
 	UP_TOOL = 214,	     /* list of info. Answer: proc */
 	UP_LOG = 215,	     /* proc; list of info; list of info directives. Answer: - */
@@ -138,6 +138,7 @@ enum value_type {
 
 /* Ranges of an event. */
 enum event_range {
+	RANGE_RM = 1,
 	RANGE_LOCAL = 2,
 	RANGE_NAMESPACE = 3,
 	RANGE_SESSION = 4,
@@ -160,6 +161,7 @@ enum status {
 	ST_NOT_SUPPORTED = -47,
 	ST_PARTIAL_SUCCESS = -52,
 	ST_DUPLICATE_KEY = -53,
+	ST_READY_FOR_DEBUG = -58,
 	ST_LOST_CONNECTION = -61,
 	ST_JOB_END = -145,
 	ST_OPERATION_SUCCEEDED = -157,

@@ -2,6 +2,7 @@
 /* stepd's commands, carried out by the library. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -81,7 +82,8 @@ static pmix_status_t start_library(const struct setup *s)
 	bool topology = (s->flags & SETUP_TOPOLOGY) != 0;
 #endif
 	pmix_status_t lost = PMIX_ERR_LOST_CONNECTION, rc;
-	pmix_info_t info[8];
+	pmix_info_t info[10];
+	char uri[PATH_MAX];
 	size_t n = 0;
 
 	memset(info, 0, sizeof(info));
@@ -101,6 +103,10 @@ static pmix_status_t start_library(const struct setup *s)
 	PMIX_INFO_LOAD(&info[n], PMIX_SERVER_SHARE_TOPOLOGY, &topology, PMIX_BOOL);
 	n++;
 #endif
+	/* How a user's tool finds us; the library takes it away at its end. */
+	(void)snprintf(uri, sizeof(uri), "%s/uri", s->folder);
+	PMIX_INFO_LOAD(&info[n], PMIX_TCP_REPORT_URI, uri, PMIX_STRING);
+	n++;
 #ifdef PMIX_IOF_LOCAL_OUTPUT
 	PMIX_INFO_LOAD(&info[n], PMIX_IOF_LOCAL_OUTPUT, &no, PMIX_BOOL);
 	n++;
@@ -370,8 +376,6 @@ void server_command(struct frame *f)
 		break;
 	case CMD_ANSWER:
 		upcall_answer(f->id, &f->body);
-		if (f->body.bad)
-			word("stepd's answer to upcall %u could not be read", f->id);
 		break;
 	default:
 		errno = EPROTO;

@@ -266,20 +266,22 @@ static pmix_status_t deregister_events(pmix_status_t *codes, size_t ncodes, pmix
 	return PMIX_OPERATION_SUCCEEDED;
 }
 
+/* It is done at once as far as the library sees: 4.2 gives up what the callback is
+ * for when the host answers later, and then falls over its answer. */
 static pmix_status_t notify_event(pmix_status_t code, const pmix_proc_t *source,
 				  pmix_data_range_t range, pmix_info_t info[], size_t ninfo,
 				  pmix_op_cbfunc_t cbfunc, void *cbdata)
 {
-	uint32_t id = remember((struct pending){UP_NOTIFY, {.op = cbfunc}, cbdata, 0});
 	struct out w = {0};
 
-	frame_begin(&w, UP_NOTIFY, id);
+	(void)cbfunc, (void)cbdata;
+	frame_begin(&w, UP_NOTIFY, 0);
 	out_i32(&w, code);
 	out_proc(&w, source != NULL ? source->nspace : "",
 		 source != NULL ? source->rank : PMIX_RANK_UNDEF);
 	out_u32(&w, range);
 	out_infos(&w, info, ninfo);
-	return ask(&w, id);
+	return frame_send(&w) ? PMIX_OPERATION_SUCCEEDED : PMIX_ERR_OUT_OF_RESOURCE;
 }
 
 static pmix_status_t query(pmix_proc_t *proct, pmix_query_t *queries, size_t nqueries,
@@ -303,26 +305,19 @@ static void tool_connected(pmix_info_t *info, size_t ninfo, pmix_tool_connection
 {
 	uint32_t id = remember((struct pending){UP_TOOL, {.tool = cbfunc}, cbdata, 0});
 	struct out w = {0};
+	pmix_proc_t nobody = {.rank = PMIX_RANK_UNDEF};
 	pmix_status_t rc;
 
 	frame_begin(&w, UP_TOOL, id);
 	out_infos(&w, info, ninfo);
 	rc = ask(&w, id);
 	if (rc != PMIX_SUCCESS)
-		cbfunc(rc, NULL, cbdata);
+		cbfunc(rc, &nobody, cbdata); /* it is read whatever the status is */
 }
 
-#if PMIX_VERSION_MAJOR >= 6
-#define LOG_RESULT     pmix_status_t
-#define LOG_RETURN(rc) return rc
-#else
-#define LOG_RESULT     void
-#define LOG_RETURN(rc) (void)(rc)
-#endif
-
-static LOG_RESULT log_data(const pmix_proc_t *client, const pmix_info_t data[], size_t ndata,
-			   const pmix_info_t directives[], size_t ndirs, pmix_op_cbfunc_t cbfunc,
-			   void *cbdata)
+static void log_data(const pmix_proc_t *client, const pmix_info_t data[], size_t ndata,
+		     const pmix_info_t directives[], size_t ndirs, pmix_op_cbfunc_t cbfunc,
+		     void *cbdata)
 {
 	uint32_t id = remember((struct pending){UP_LOG, {.op = cbfunc}, cbdata, 0});
 	struct out w = {0};
@@ -335,8 +330,21 @@ static LOG_RESULT log_data(const pmix_proc_t *client, const pmix_info_t data[], 
 	rc = ask(&w, id);
 	if (rc != PMIX_SUCCESS)
 		cbfunc(rc, cbdata);
-	LOG_RETURN(PMIX_SUCCESS);
 }
+
+/* Releases differ in whether the library wants to know. */
+static pmix_status_t log_and_tell(const pmix_proc_t *client, const pmix_info_t data[], size_t ndata,
+				  const pmix_info_t directives[], size_t ndirs,
+				  pmix_op_cbfunc_t cbfunc, void *cbdata)
+{
+	log_data(client, data, ndata, directives, ndirs, cbfunc, cbdata);
+	return PMIX_SUCCESS;
+}
+
+#define LOG_DATA                                                                                   \
+	_Generic(((pmix_server_module_t *)0)->log, __typeof__(&log_data)                           \
+		 : log_data, default                                                               \
+		 : log_and_tell)
 
 static pmix_status_t job_control(const pmix_proc_t *requestor, const pmix_proc_t targets[],
 				 size_t ntargets, const pmix_info_t directives[], size_t ndirs,
@@ -387,7 +395,7 @@ pmix_server_module_t upcalls = {
 	.notify_event = notify_event,
 	.query = query,
 	.tool_connected = tool_connected,
-	.log = log_data,
+	.log = LOG_DATA,
 	.job_control = job_control,
 #if PMIX_VERSION_MAJOR >= 4
 	.group = group,
@@ -490,35 +498,67 @@ static void answer_tool(const struct pending *p, pmix_status_t status, struct in
 	p->call.tool(status, &proc, p->data);
 }
 
-void upcall_answer(uint32_t id, struct in *r)
+/* Where the library has its own thread call something: it does so at the end of
+ * any request, and there is no handler of this number to take away. */
+#define NO_HANDLER ((size_t)-8)
+
+/* An answer of stepd's on its way to the library's thread. */
+struct reply {
+	struct pending p;
+	uint32_t id;
+	struct in body; /* in bytes */
+	uint8_t bytes[];
+};
+
+static void deliver(pmix_status_t rc, void *data)
 {
-	struct pending p = recall(id);
+	struct reply *a = data;
+	struct in *r = &a->body;
 	pmix_status_t status = (pmix_status_t)in_u32(r);
 
-	switch (p.type) {
+	(void)rc;
+	switch (a->p.type) {
 	case 0: /* stepd answers once, and only what it was asked */
 		r->bad = true;
 		break;
 	case UP_FENCE:
 	case UP_MODEX:
-		answer_modex(&p, status, r);
+		answer_modex(&a->p, status, r);
 		break;
 	case UP_LOOKUP:
-		answer_lookup(&p, status, r);
+		answer_lookup(&a->p, status, r);
 		break;
 	case UP_SPAWN:
-		answer_spawn(&p, status, r);
+		answer_spawn(&a->p, status, r);
 		break;
 	case UP_QUERY:
 	case UP_CONTROL:
 	case UP_GROUP:
-		answer_infos(&p, status, r);
+		answer_infos(&a->p, status, r);
 		break;
 	case UP_TOOL:
-		answer_tool(&p, status, r);
+		answer_tool(&a->p, status, r);
 		break;
 	default:
-		if (p.call.op != NULL)
-			p.call.op(status, p.data);
+		if (a->p.call.op != NULL)
+			a->p.call.op(status, a->p.data);
 	}
+	if (r->bad)
+		word("stepd's answer to upcall %u could not be read", a->id);
+	free(a);
+}
+
+/* Callbacks of libpmix 4.2 queue a client's message without a look at who else
+ * does (lookups, queries, job control): they are its own thread's to call. */
+void upcall_answer(uint32_t id, const struct in *r)
+{
+	struct reply *a = must(malloc(sizeof(*a) + r->left));
+
+	a->p = recall(id);
+	a->id = id;
+	if (r->left > 0)
+		memcpy(a->bytes, r->p, r->left);
+	a->body = in_init(a->bytes, r->left);
+	if (PMIx_Deregister_event_handler(NO_HANDLER, deliver, a) != PMIX_SUCCESS)
+		deliver(PMIX_SUCCESS, a);
 }

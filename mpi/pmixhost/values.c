@@ -26,6 +26,7 @@ _Static_assert(V_INFO_DIRECTIVES == PMIX_INFO_DIRECTIVES, "types");
 #ifdef PMIX_PROC_NSPACE
 _Static_assert(V_PROC_NSPACE == PMIX_PROC_NSPACE, "types");
 #endif
+_Static_assert(RANGE_RM == PMIX_RANGE_RM, "ranges");
 _Static_assert(RANGE_LOCAL == PMIX_RANGE_LOCAL && RANGE_NAMESPACE == PMIX_RANGE_NAMESPACE,
 	       "ranges");
 _Static_assert(RANGE_SESSION == PMIX_RANGE_SESSION && RANGE_GLOBAL == PMIX_RANGE_GLOBAL, "ranges");
@@ -39,6 +40,9 @@ _Static_assert(ST_NOT_FOUND == PMIX_ERR_NOT_FOUND && ST_NOT_SUPPORTED == PMIX_ER
 	       "statuses");
 _Static_assert(ST_LOST_CONNECTION == PMIX_ERR_LOST_CONNECTION, "statuses");
 _Static_assert(ST_OPERATION_SUCCEEDED == PMIX_OPERATION_SUCCEEDED, "statuses");
+#ifdef PMIX_READY_FOR_DEBUG
+_Static_assert(ST_READY_FOR_DEBUG == PMIX_READY_FOR_DEBUG, "statuses");
+#endif
 #if PMIX_VERSION_MAJOR >= 4
 _Static_assert(ST_PARTIAL_SUCCESS == PMIX_ERR_PARTIAL_SUCCESS, "statuses");
 _Static_assert(ST_DUPLICATE_KEY == PMIX_ERR_DUPLICATE_KEY, "statuses");
@@ -397,6 +401,14 @@ static void in_array(struct in *r, pmix_value_t *v, int depth)
 	v->data.darray = a;
 }
 
+static double to_double(uint64_t bits)
+{
+	double d;
+
+	memcpy(&d, &bits, sizeof(d));
+	return d;
+}
+
 static bool in_number(uint16_t type, uint64_t n, pmix_value_t *v)
 {
 	switch (type) {
@@ -415,11 +427,23 @@ static bool in_number(uint16_t type, uint64_t n, pmix_value_t *v)
 	case PMIX_INT:
 		v->data.integer = (int)n;
 		break;
+	case PMIX_INT8:
+		v->data.int8 = (int8_t)n;
+		break;
+	case PMIX_INT16:
+		v->data.int16 = (int16_t)n;
+		break;
 	case PMIX_INT32:
 		v->data.int32 = (int32_t)n;
 		break;
 	case PMIX_INT64:
 		v->data.int64 = (int64_t)n;
+		break;
+	case PMIX_UINT:
+		v->data.uint = (unsigned int)n;
+		break;
+	case PMIX_UINT8:
+		v->data.uint8 = (uint8_t)n;
 		break;
 	case PMIX_UINT16:
 		v->data.uint16 = (uint16_t)n;
@@ -430,14 +454,32 @@ static bool in_number(uint16_t type, uint64_t n, pmix_value_t *v)
 	case PMIX_UINT64:
 		v->data.uint64 = n;
 		break;
+	case PMIX_FLOAT:
+		v->data.fval = (float)to_double(n);
+		break;
+	case PMIX_DOUBLE:
+		v->data.dval = to_double(n);
+		break;
+	case PMIX_TIME:
+		v->data.time = (time_t)n;
+		break;
 	case PMIX_STATUS:
 		v->data.status = (pmix_status_t)n;
+		break;
+	case PMIX_PERSIST:
+		v->data.persist = (pmix_persistence_t)n;
+		break;
+	case PMIX_SCOPE:
+		v->data.scope = (pmix_scope_t)n;
 		break;
 	case PMIX_DATA_RANGE:
 		v->data.range = (pmix_data_range_t)n;
 		break;
 	case PMIX_PROC_STATE:
 		v->data.state = (pmix_proc_state_t)n;
+		break;
+	case PMIX_ALLOC_DIRECTIVE:
+		v->data.adir = (pmix_alloc_directive_t)n;
 		break;
 	case PMIX_PROC_RANK:
 		v->data.rank = (pmix_rank_t)n;
@@ -449,41 +491,70 @@ static bool in_number(uint16_t type, uint64_t n, pmix_value_t *v)
 	return true;
 }
 
+/* A value that is no number; false for a type that there is no form for. */
+static bool in_payload(struct in *b, uint16_t type, pmix_value_t *v, int depth)
+{
+	v->type = type;
+	switch (type) {
+	case PMIX_STRING:
+		v->data.string = in_str(b);
+		return true;
+	case PMIX_BYTE_OBJECT: {
+		struct in bytes = in_bytes(b);
+
+		v->data.bo.size = bytes.left;
+		v->data.bo.bytes = must(malloc(bytes.left + 1));
+		if (bytes.left > 0)
+			memcpy(v->data.bo.bytes, bytes.p, bytes.left);
+		return true;
+	}
+	case PMIX_PROC:
+		v->data.proc = must(calloc(1, sizeof(*v->data.proc)));
+		in_proc(b, v->data.proc);
+		return true;
+#ifdef PMIX_PROC_NSPACE
+	case PMIX_PROC_NSPACE: {
+		char *name = in_str(b);
+
+		v->data.nspace = must(calloc(1, sizeof(*v->data.nspace)));
+		strncpy(*v->data.nspace, name, PMIX_MAX_NSLEN);
+		free(name);
+		return true;
+	}
+#endif
+	case PMIX_PROC_INFO:
+		v->data.pinfo = must(calloc(1, sizeof(*v->data.pinfo)));
+		in_proc_info(b, v->data.pinfo);
+		return true;
+	case PMIX_TIMEVAL:
+		v->data.tv.tv_sec = (time_t)in_u64(b);
+		v->data.tv.tv_usec = (suseconds_t)in_u64(b);
+		return true;
+	case PMIX_ENVAR:
+		v->data.envar.envar = in_str(b);
+		v->data.envar.value = in_str(b);
+		v->data.envar.separator = (char)in_u32(b);
+		return true;
+	case PMIX_DATA_ARRAY:
+		in_array(b, v, depth);
+		return true;
+	default:
+		v->type = PMIX_UNDEF;
+		return false;
+	}
+}
+
 void in_value(struct in *r, pmix_value_t *v, int depth)
 {
 	uint16_t type = in_u16(r);
 	struct in b = in_bytes(r);
 
 	memset(v, 0, sizeof(*v));
-	switch (type) {
-	case PMIX_UNDEF:
-		break;
-	case PMIX_STRING:
-		v->data.string = in_str(&b);
-		v->type = type;
-		break;
-	case PMIX_BYTE_OBJECT: {
-		struct in bytes = in_bytes(&b);
-
-		v->data.bo.size = bytes.left;
-		v->data.bo.bytes = must(malloc(bytes.left + 1));
-		if (bytes.left > 0)
-			memcpy(v->data.bo.bytes, bytes.p, bytes.left);
-		v->type = type;
-		break;
-	}
-	case PMIX_PROC:
-		v->data.proc = must(calloc(1, sizeof(*v->data.proc)));
-		in_proc(&b, v->data.proc);
-		v->type = type;
-		break;
-	case PMIX_DATA_ARRAY:
-		in_array(&b, v, depth);
-		break;
-	default:
-		if (!in_number(type, in_u64(&b), v))
-			b.bad = true;
-	}
+	if (b.bad)
+		r->bad = true;
+	else if (b.left > 0 && !in_payload(&b, type, v, depth) && !in_number(type, in_u64(&b), v))
+		b.bad = true;
+	/* Nothing but that it is there: the library frees some types without a look. */
 	if (!in_done(&b))
 		r->bad = true;
 }

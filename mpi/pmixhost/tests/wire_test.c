@@ -26,7 +26,12 @@ static void example(struct out *w)
 	pmix_info_t *info, *inner;
 	pmix_data_array_t array = {.type = PMIX_INFO, .size = 1};
 
-	PMIX_INFO_CREATE(info, 5);
+	double number = 2.5;
+	int8_t small = -3;
+	struct timeval time = {.tv_sec = 3, .tv_usec = 4};
+	pmix_envar_t var = {.envar = "A", .value = "b", .separator = ':'};
+
+	PMIX_INFO_CREATE(info, 9);
 	PMIX_INFO_LOAD(&info[0], PMIX_JOB_SIZE, &n, PMIX_UINT32);
 	PMIX_INFO_LOAD(&info[1], PMIX_HOSTNAME, "node", PMIX_STRING);
 	PMIX_INFO_LOAD(&info[2], PMIX_SPAWNED, &yes, PMIX_BOOL);
@@ -35,9 +40,13 @@ static void example(struct out *w)
 	PMIX_INFO_LOAD(&inner[0], PMIX_RANK, &who.rank, PMIX_PROC_RANK);
 	array.array = inner;
 	PMIX_INFO_LOAD(&info[4], PMIX_PROC_DATA, &array, PMIX_DATA_ARRAY);
-	out_infos(w, info, 5);
+	PMIX_INFO_LOAD(&info[5], "number", &number, PMIX_DOUBLE);
+	PMIX_INFO_LOAD(&info[6], "small", &small, PMIX_INT8);
+	PMIX_INFO_LOAD(&info[7], "time", &time, PMIX_TIMEVAL);
+	PMIX_INFO_LOAD(&info[8], PMIX_SET_ENVAR, &var, PMIX_ENVAR);
+	out_infos(w, info, 9);
 	PMIX_INFO_FREE(inner, 1);
-	PMIX_INFO_FREE(info, 5);
+	PMIX_INFO_FREE(info, 9);
 }
 
 static bool read_back(const uint8_t *p, size_t len, struct out *again)
