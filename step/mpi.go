@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"syscall"
 )
 
 // MPIJob is what an MPI plugin may know and do (seeds: MPI plugin API). The
@@ -19,6 +20,12 @@ type MPIJob struct {
 	Log func(text string)
 	// Progress notes how far a rank has come, for explain; nil is nobody who asks.
 	Progress func(rank int, p MPIProgress)
+	// Tasks tells how the tasks of this node are now, by local id, and Signal sends
+	// a signal to those of them that have these ranks and run; Cancel ends the step
+	// as its user's cancel does. nil where nobody can.
+	Tasks  func() []MPITask
+	Signal func(ranks []int, sig syscall.Signal) error
+	Cancel func(reason string)
 	// Peers are the step's stepds on other nodes; nil for a step of one node.
 	Peers Peers
 	// Job is what the steps of a job share; nil where nobody provides it.
@@ -40,6 +47,18 @@ type MPITasks struct {
 type TaskFD struct {
 	File *os.File
 	Var  string
+}
+
+// MPITask is one task of this node.
+type MPITask struct {
+	Rank  int
+	State TaskState
+	// PID is that of its process, 0 before it was forked. Program is what that
+	// runs, "" where it is not known, as after its end.
+	PID     int
+	Program string
+	// Status is nil before the end.
+	Status *ExitStatus
 }
 
 // MPIProgress is how far a rank has come in its MPI start-up.

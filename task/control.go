@@ -132,6 +132,26 @@ func (s *Step) abortedBy() *mpiAbort {
 // the step's first task alone ("leader"), or to every process of the step
 // ("cgroup", of which "all" is the older name).
 func (s *Step) Signal(sig int, scope string) error {
+	if err := s.maySignal(sig); err != nil {
+		return err
+	}
+	switch scope {
+	case step.ScopeCgroup, "all":
+		s.evictHost()
+		return s.d.Tracker.Signal(syscall.Signal(sig))
+	case "", step.ScopeTasks, step.ScopeLeader:
+		s.eachPidfd(func(id, pidfd int) {
+			if scope != step.ScopeLeader || s.rank(id) == 0 {
+				s.sendTask(id, pidfd, sig)
+			}
+		})
+		return nil
+	}
+	return fmt.Errorf("cannot send signal to scope %q: want leader, tasks or cgroup", scope)
+}
+
+// maySignal tells whether a signal can be sent now, and notes that it is.
+func (s *Step) maySignal(sig int) error {
 	if sig < 1 || sig > 64 {
 		return fmt.Errorf("cannot send signal %d: there is none of this number", sig)
 	}
@@ -144,22 +164,13 @@ func (s *Step) Signal(sig int, scope string) error {
 	s.ctlMu.Lock()
 	s.sent |= 1 << uint(sig&63)
 	s.ctlMu.Unlock()
-	switch scope {
-	case step.ScopeCgroup, "all":
-		s.evictHost()
-		return s.d.Tracker.Signal(syscall.Signal(sig))
-	case "", step.ScopeTasks, step.ScopeLeader:
-		s.eachPidfd(func(id, pidfd int) {
-			rank := s.rank(id)
-			if scope == step.ScopeLeader && rank != 0 {
-				return
-			}
-			s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskSignal, Rank: &rank, Signal: &sig})
-			unix.PidfdSendSignal(pidfd, syscall.Signal(sig), nil, 0) // ESRCH: it has just ended
-		})
-		return nil
-	}
-	return fmt.Errorf("cannot send signal to scope %q: want leader, tasks or cgroup", scope)
+	return nil
+}
+
+func (s *Step) sendTask(id, pidfd, sig int) {
+	rank := s.rank(id)
+	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskSignal, Rank: &rank, Signal: &sig})
+	unix.PidfdSendSignal(pidfd, syscall.Signal(sig), nil, 0) // ESRCH: it has just ended
 }
 
 // terminator is the way from a Cancel to the last process: TERM, KillWait,

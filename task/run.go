@@ -299,6 +299,9 @@ func (s *Step) prefork(ctx context.Context) error {
 		Abort:    s.mpiAbort,
 		Log:      func(text string) { s.d.Audience.Log(step.LogInfo, text) },
 		Progress: s.progress,
+		Tasks:    s.mpiTable,
+		Signal:   s.signalRanks,
+		Cancel:   func(reason string) { _ = s.Cancel(reason) }, // it has no error
 		Peers:    s.d.Peers,
 		Job:      s.d.Job,
 	})
