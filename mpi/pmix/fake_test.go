@@ -60,7 +60,7 @@ func unstarted(t testing.TB) *Plugin {
 	p.job = k.job(testSpec(4))
 	p.conf = p.conf.withDefaults(p.job.Spec)
 	p.world = newWorld(p.job.Spec)
-	p.names, p.others = newNames(p), newOthers()
+	p.names, p.others, p.budget = newNames(p), newOthers(), newBudget(p.world.size)
 	p.host = newHost(ours)
 	p.host.end()
 	for n := range 4 {

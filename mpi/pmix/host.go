@@ -31,6 +31,7 @@ type host struct {
 	next  uint32                 // guarded by mu: the last command's number
 	calls map[uint32]chan answer // guarded by mu: commands that wait for their DONE
 	queue [][]byte               // guarded by mu: frames that wait for the writer
+	owed  int                    // guarded by mu: bytes that pmixhost has not taken yet
 	wake  chan struct{}          // size 1: the queue has something, or is to end
 	gone  bool                   // guarded by mu: nothing is sent or waited for any more
 
@@ -250,13 +251,20 @@ func (h *host) write() {
 			return
 		}
 		bufs := net.Buffers(frames)
-		if _, err := bufs.WriteTo(h.conn); err != nil {
+		n, err := bufs.WriteTo(h.conn)
+		if err != nil {
 			return // the reader sees the end
 		}
+		h.mu.Lock()
+		h.owed -= int(n)
+		h.mu.Unlock()
 	}
 }
 
-// send queues a frame. What is queued is bounded by what was asked for.
+// owedMax bounds what waits for pmixhost: two of the longest frames.
+const owedMax = 2 * pmixhostFrameMax
+
+// send queues a frame. A pmixhost that asks and does not read is ended.
 func (h *host) send(typ, id uint32, fill func(w *writer)) error {
 	w := &writer{b: make([]byte, 12, 256)}
 	fill(w)
@@ -271,7 +279,12 @@ func (h *host) send(typ, id uint32, fill func(w *writer)) error {
 	if h.gone {
 		return errGone
 	}
+	if len(w.b) > owedMax-h.owed {
+		h.kill()
+		return fmt.Errorf("cannot send %d bytes to pmixhost: it has not read %d, and %d is the limit", len(w.b), h.owed, owedMax)
+	}
 	h.queue = append(h.queue, w.b)
+	h.owed += len(w.b)
 	h.nudge()
 	return nil
 }

@@ -41,11 +41,14 @@ const (
 )
 
 // Nspace is the name of a step's namespace, as Slurm's plugin makes it.
-func Nspace(id step.ID) string { return fmt.Sprintf("slurm.pmix.%d.%d", id.Job, id.Step) }
+func Nspace(id step.ID) string { return fmt.Sprintf("%s%d.%d", nspacePrefix, id.Job, id.Step) }
+
+// nspacePrefix begins the names of all steps.
+const nspacePrefix = "slurm.pmix."
 
 // parseNspace is the step of a namespace; ok is false for another's.
 func parseNspace(s string) (id step.ID, ok bool) {
-	job, number, found := strings.Cut(strings.TrimPrefix(s, "slurm.pmix."), ".")
+	job, number, found := strings.Cut(strings.TrimPrefix(s, nspacePrefix), ".")
 	j, err1 := strconv.ParseUint(job, 10, 32)
 	n, err2 := strconv.ParseUint(number, 10, 32)
 	id = step.ID{Job: uint32(j), Step: uint32(n)}

@@ -29,6 +29,15 @@ func (p *Plugin) servePeers() {
 	p.job.Peers.Handle(callWhere, func(context.Context, int, []byte) ([]byte, error) {
 		return []byte(p.where()), nil
 	})
+	p.job.Peers.Handle(callTable, func(context.Context, int, []byte) ([]byte, error) {
+		return p.answerTable(), nil
+	})
+	p.job.Peers.Handle(callSignal, func(_ context.Context, _ int, data []byte) ([]byte, error) {
+		return nil, p.answerSignal(data)
+	})
+	p.job.Peers.Handle(callEvent, func(ctx context.Context, _ int, data []byte) ([]byte, error) {
+		return nil, p.answerEvent(ctx, data)
+	})
 	p.job.Peers.Handle(callNames, func(ctx context.Context, _ int, data []byte) ([]byte, error) {
 		return p.names.answer(ctx, data)
 	})

@@ -379,7 +379,7 @@ func (p *Plugin) serveLookup(ctx context.Context, r *reader) (reply, error) {
 	if len(found) < len(keys) {
 		code = stPartialSuccess
 	}
-	return reply{code, func(w *writer) { writeFound(w, keys, found) }}, nil
+	return reply{status: code, fill: func(w *writer) { writeFound(w, keys, found) }}, nil
 }
 
 func (p *Plugin) serveUnpublish(ctx context.Context, r *reader) (reply, error) {

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"stepd/step"
@@ -44,8 +45,9 @@ type Plugin struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup // upcalls that are being answered
 	names   *names
+	tools   atomic.Uint64 // names given
 	others  *others
-	bytes   budget
+	budget  *budget
 }
 
 // rank is one of this node's ranks.
@@ -94,7 +96,7 @@ func (p *Plugin) Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, e
 	}
 	p.job, p.conf = job, p.conf.withDefaults(job.Spec)
 	p.world, p.here = newWorld(job.Spec), int(job.Spec.NodeID)
-	p.names, p.others = newNames(p), newOthers()
+	p.names, p.others, p.budget = newNames(p), newOthers(), newBudget(p.world.size)
 	for _, n := range p.world.ranks[p.here] {
 		p.ranks = append(p.ranks, rank{n: n})
 	}
@@ -143,7 +145,7 @@ func (p *Plugin) register(ctx context.Context) (step.MPITasks, error) {
 	_, err = p.ask(ctx, cmdNspace, func(w *writer) {
 		w.str(p.world.nspace)
 		w.u32(uint32(len(local)))
-		w.infos(p.world.infos(p.here))
+		w.infos(append(p.world.infos(p.here), p.debugInfos()...))
 	})
 	if err != nil {
 		return step.MPITasks{}, err
@@ -178,7 +180,8 @@ func (p *Plugin) setup(w *writer) {
 	list(w, spec.User.Groups, w.u32)
 	w.u64(p.conf.DataLimit)
 	w.str(p.folder.path)
-	w.proc(proc{fmt.Sprintf("slurm.pmix.%d.%d.server", spec.ID.Job, spec.ID.Step), spec.NodeID})
+	// No dots: tools of libpmix 4 take what is before the first one for the name.
+	w.proc(proc{fmt.Sprintf("pmixhost-%d-%d", spec.ID.Job, spec.ID.Step), spec.NodeID})
 	list(w, p.serverEnv(), w.str)
 }
 
@@ -235,6 +238,23 @@ func (p *Plugin) tasks(envs [][]string) step.MPITasks {
 		out.Env = append(out.Env, yieldVar+"=1")
 	}
 	return out
+}
+
+// stopVar in the step's environment lets all ranks wait in PMIx_Init until a
+// debugger sends them PMIX_DEBUGGER_RELEASE.
+const (
+	stopVar       = "PMIX_DEBUG_STOP_IN_INIT"
+	keyStopInInit = "pmix.dbg.init"
+)
+
+func (p *Plugin) debugInfos() []info {
+	if !slices.ContainsFunc(p.job.Spec.Env, func(e string) bool {
+		v, ok := strings.CutPrefix(e, stopVar+"=")
+		return ok && v != "" && v != "0"
+	}) {
+		return nil
+	}
+	return []info{kv(keyStopInInit, rankOf(rankWildcard))}
 }
 
 // yieldVar makes a rank of Open MPI give up the CPU while it waits.

@@ -88,6 +88,17 @@ const (
 	vProcNspace     = 60
 )
 
+// Ranges of an event.
+const (
+	rangeRM        = 1
+	rangeLocal     = 2
+	rangeNamespace = 3
+	rangeSession   = 4
+	rangeGlobal    = 5
+	rangeCustom    = 6
+	rangeProcLocal = 7
+)
+
 // Statuses are those of the PMIx standard.
 const (
 	stSuccess            = 0
@@ -102,6 +113,7 @@ const (
 	stNotSupported       = -47
 	stPartialSuccess     = -52
 	stDuplicateKey       = -53
+	stReadyForDebug      = -58
 	stLostConnection     = -61
 	stJobEnd             = -145
 	stOperationSucceeded = -157

@@ -1,53 +1,156 @@
 package pmix
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
-
-	"stepd/step"
 )
 
-// Keys of queries and of job control.
+// Keys of queries, and what a query may be qualified by beside keyNspace.
 const (
-	keyQueryNamespaces = "pmix.qry.ns"
-	keyTerminate       = "pmix.jctrl.term"
-	keyKill            = "pmix.jctrl.kill"
+	keyQueryNamespaces    = "pmix.qry.ns"
+	keyQueryNamespaceInfo = "pmix.qry.nsinfo"
+	keyQueryJobStatus     = "pmix.qry.jst"
+	keyQueryTable         = "pmix.qry.ptable"
+	keyQueryLocalTable    = "pmix.qry.lptable"
+	keyQuerySpawn         = "pmix.qry.spawn"
+	keyQueryDebug         = "pmix.qry.debug"
+	keyProcID             = "pmix.procid"
 )
 
-// serveQuery answers what is known of the steps that this one is connected with.
-// What is not known is left out, and the status says so.
-func (p *Plugin) serveQuery(r *reader) (reply, error) {
+// queryKeysMax bounds the keys of one request.
+const queryKeysMax = 256
+
+// query is one of a request: its keys are about the job that nspace names, "" ours.
+type query struct {
+	keys   []string
+	nspace string
+}
+
+func readQuery(r *reader) query {
+	q := query{keys: r.strs()}
+	infos := r.infos()
+	if v, ok := find(infos, keyNspace); ok {
+		q.nspace = v.text
+	}
+	if v, ok := find(infos, keyProcID); ok {
+		q.nspace = v.proc.nspace
+	}
+	return q
+}
+
+// serveQuery answers what is known of this step, and of those that it is connected
+// with. What is not known is left out, and the status says so. The library does
+// not tell who asks.
+func (p *Plugin) serveQuery(ctx context.Context, r *reader) (reply, error) {
 	r.proc()
-	var keys []string
-	elements(r, 8, func() bool {
-		keys = append(keys, r.strs()...)
-		r.infos()
-		return true
-	})
+	queries := elements(r, 8, func() query { return readQuery(r) })
 	if err := r.done(); err != nil {
 		return reply{}, err
 	}
-	slices.Sort(keys)
-	keys = slices.Compact(keys)
 	var known []info
-	for _, key := range keys {
-		switch key {
-		case keyQueryNamespaces:
-			known = append(known, kv(key, text(strings.Join(p.namespaces(), ","))))
-		case keyJobSize, keyUnivSize:
-			known = append(known, kv(key, number32(p.world.size)))
-		case keyNumNodes:
-			known = append(known, kv(key, number32(len(p.world.hosts))))
+	asked, failed := 0, stNotSupported
+	told := make(map[string]bool)
+	for _, q := range queries {
+		for _, key := range q.keys {
+			if name := q.nspace + "\x00" + key; told[name] {
+				continue
+			} else if told[name] = true; len(told) > queryKeysMax {
+				return status(stBadParam), nil
+			}
+			asked++
+			v, code, err := p.queried(ctx, q.nspace, key)
+			if err != nil {
+				p.log(fmt.Sprintf("cannot answer the PMIx query %q: %v", clip(key, 64), err))
+			}
+			if code != stSuccess {
+				failed = code
+				continue
+			}
+			known = append(known, kv(key, v))
 		}
 	}
 	switch {
 	case len(known) == 0:
-		return status(stNotSupported), nil
-	case len(known) < len(keys):
-		return reply{stPartialSuccess, func(w *writer) { w.infos(known) }}, nil
+		return status(failed), nil
+	case len(known) < asked:
+		return reply{status: stPartialSuccess, fill: func(w *writer) { w.infos(known) }}, nil
 	}
 	return reply{fill: func(w *writer) { w.infos(known) }}, nil
+}
+
+// queried is the answer to one key.
+func (p *Plugin) queried(ctx context.Context, nspace, key string) (v value, code int, err error) {
+	switch key { // what is not about one job
+	case keyQueryNamespaces:
+		return text(strings.Join(p.namespaces(), ",")), stSuccess, nil
+	case keyQueryNamespaceInfo:
+		return p.namespaceInfo(), stSuccess, nil
+	case keyQuerySpawn:
+		return text(strings.Join([]string{keyWdir, keyHost, keySetEnvar}, ",")), stSuccess, nil
+	case keyQueryDebug:
+		return text(keyStopInInit), stSuccess, nil
+	}
+	if nspace != "" && nspace != p.world.nspace {
+		return p.queriedOther(nspace, key)
+	}
+	switch key {
+	case keyJobSize, keyUnivSize:
+		return number32(p.world.size), stSuccess, nil
+	case keyNumNodes:
+		return number32(len(p.world.hosts)), stSuccess, nil
+	case keyQueryJobStatus:
+		return p.jobStatus(), stSuccess, nil
+	case keyQueryLocalTable:
+		return table(p.localTable()), stSuccess, nil
+	case keyQueryTable:
+		ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(nil), errTimeout)
+		defer cancel()
+		rows, err := p.table(ctx)
+		if err != nil {
+			return value{}, stUnreach, err
+		}
+		return table(rows), stSuccess, nil
+	}
+	return value{}, stNotSupported, nil
+}
+
+// queriedOther answers for a step that ours is connected with: its own server knows
+// the rest.
+func (p *Plugin) queriedOther(nspace, key string) (value, int, error) {
+	p.others.mu.Lock()
+	size, ok := p.others.sizes[nspace]
+	p.others.mu.Unlock()
+	switch {
+	case !ok:
+		return value{}, stNotFound, nil
+	case key == keyJobSize:
+		return number32(size), stSuccess, nil
+	}
+	return value{}, stNotSupported, nil
+}
+
+// jobStatus is success as long as nobody has ended the step.
+func (p *Plugin) jobStatus() value {
+	p.ranksMu.Lock()
+	defer p.ranksMu.Unlock()
+	code := stSuccess
+	if p.aborted {
+		code = stJobAborted
+	}
+	return value{typ: vStatus, num: uint64(int64(code))}
+}
+
+// namespaceInfo tells each namespace with its size.
+func (p *Plugin) namespaceInfo() value {
+	all := []info{kv(keyNspace, text(p.world.nspace)), kv(keyJobSize, number32(p.world.size))}
+	rows := []info{kv(keyQueryNamespaceInfo, infosOf(all...))}
+	for _, n := range p.namespaces()[1:] {
+		v, _, _ := p.queriedOther(n, keyJobSize)
+		rows = append(rows, kv(keyQueryNamespaceInfo, infosOf(kv(keyNspace, text(n)), kv(keyJobSize, v))))
+	}
+	return infosOf(rows...)
 }
 
 // namespaces are this step's and those of the steps that it is connected with.
@@ -60,31 +163,4 @@ func (p *Plugin) namespaces() []string {
 	p.others.mu.Unlock()
 	slices.Sort(all[1:])
 	return all
-}
-
-// serveControl ends the step where a rank asks for the end of ranks of it: a step
-// ends as a whole. Other requests are not supported.
-func (p *Plugin) serveControl(r *reader) (reply, error) {
-	who, targets, directives := r.proc(), r.procs(), r.infos()
-	if err := r.done(); err != nil {
-		return reply{}, err
-	}
-	_, term := find(directives, keyTerminate)
-	_, kill := find(directives, keyKill)
-	switch {
-	case !term && !kill:
-		return status(stNotSupported), nil
-	case who.nspace != p.world.nspace || who.rank >= uint32(p.world.size):
-		return status(stNoPermissions), nil
-	}
-	ranks := p.named(targets)
-	if len(targets) > 0 && len(ranks) == 0 {
-		return status(stNotFound), nil
-	}
-	whom := "all ranks"
-	if len(ranks) > 0 && len(ranks) < p.world.size {
-		whom = "rank " + step.FormatCPUList(ranks)
-	}
-	p.abort(int(who.rank), 1, fmt.Sprintf("MPI rank %d asked for the end of %s (PMIx_Job_control)", who.rank, whom))
-	return reply{fill: func(w *writer) { w.infos(nil) }}, nil
 }

@@ -4,47 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"stepd/step"
 )
-
-// Bounds of what the library may have asked and we have not answered yet: all
-// of it is under the user's control.
-const (
-	upcallsMax     = 1 << 16
-	upcallBytesMax = 256 << 20
-)
-
-// budget counts what is being answered.
-type budget struct {
-	mu    sync.Mutex
-	count int // guarded by mu
-	bytes int // guarded by mu
-}
-
-func (b *budget) take(size int) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.count >= upcallsMax || b.bytes+size > upcallBytesMax {
-		return false
-	}
-	b.count++
-	b.bytes += size
-	return true
-}
-
-func (b *budget) give(size int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.count--
-	b.bytes -= size
-}
 
 // reply answers an upcall: a status, and what belongs to it.
 type reply struct {
 	status int
 	fill   func(w *writer)
+	// then is done when the answer is on its way: what ends those who wait for it.
+	then func()
 }
 
 func status(n int) reply { return reply{status: n} }
@@ -67,17 +36,27 @@ func (p *Plugin) heard(f frame) {
 		}
 		return
 	}
-	if !p.bytes.take(f.size) {
+	if f.typ == upTool {
+		p.answer(f.id, p.serveTool(&f.body))
+		return
+	}
+	share, err := p.budget.take(&f)
+	if err != nil {
+		p.log(fmt.Sprintf("refused PMIx upcall %d: %v", f.typ, err))
 		p.answer(f.id, status(stResources))
 		return
 	}
+	f.body.spend = share.spend
 	p.running.Go(func() {
-		defer p.bytes.give(f.size)
+		defer share.give()
 		r, err := p.serve(p.ctx, f)
 		if err != nil {
 			p.log(fmt.Sprintf("cannot serve PMIx upcall %d: %v", f.typ, err))
 			r = status(stError)
-			if f.body.err != nil {
+			switch {
+			case errors.Is(err, errBudget):
+				r = status(stResources)
+			case f.body.err != nil:
 				r = status(stBadParam)
 			}
 		}
@@ -87,6 +66,9 @@ func (p *Plugin) heard(f frame) {
 
 // answer sends a reply. That pmixhost is gone is told by hostEnded.
 func (p *Plugin) answer(id uint32, r reply) {
+	if id == 0 {
+		return // nobody waits for it
+	}
 	err := p.host.send(cmdAnswer, id, func(w *writer) {
 		w.u32(uint32(int32(r.status)))
 		if r.fill != nil {
@@ -96,6 +78,9 @@ func (p *Plugin) answer(id uint32, r reply) {
 	if err != nil && !errors.Is(err, errGone) {
 		p.log(err.Error())
 		p.host.send(cmdAnswer, id, func(w *writer) { w.u32(uint32(0xffffffff & stResources)) })
+	}
+	if r.then != nil {
+		r.then()
 	}
 }
 
@@ -117,9 +102,11 @@ func (p *Plugin) serve(ctx context.Context, f frame) (reply, error) {
 	case upUnpublish:
 		return p.serveUnpublish(ctx, r)
 	case upQuery:
-		return p.serveQuery(r)
+		return p.serveQuery(ctx, r)
 	case upControl:
-		return p.serveControl(r)
+		return p.serveControl(ctx, r)
+	case upNotify:
+		return p.serveNotify(ctx, r)
 	case upSpawn:
 		return p.serveSpawn(ctx, r)
 	case upJoin:

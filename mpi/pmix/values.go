@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 )
 
 // proc names a process: the step that it is of, and its rank there.
@@ -40,6 +41,8 @@ type value struct {
 	proc  proc
 	pinfo procInfo
 	usec  uint64 // of a vTimeval
+	// bare: it came without a value, of a type that the protocol has no form for.
+	bare  bool
 	array array
 }
 
@@ -105,6 +108,9 @@ func (w *writer) infos(all []info) { list(w, all, w.info) }
 func (w *writer) value(v value) {
 	w.u16(v.typ)
 	w.sized(func() {
+		if v.bare {
+			return
+		}
 		switch v.typ {
 		case vUndef:
 		case vString, vProcNspace:
@@ -120,6 +126,11 @@ func (w *writer) value(v value) {
 		case vTimeval:
 			w.u64(v.num)
 			w.u64(v.usec)
+		case vEnvar:
+			name, val, _ := strings.Cut(v.text, "=")
+			w.str(name)
+			w.str(val)
+			w.u32(uint32(v.num))
 		default:
 			w.u64(v.num)
 		}
@@ -153,12 +164,18 @@ func (w *writer) array(a array) {
 	}
 }
 
-// infoMin is the least that an info takes in a frame.
-const infoMin = 14
+// The least that an info and a procInfo take in a frame.
+const (
+	infoMin     = 14
+	procInfoMin = 36
+)
 
 func (r *reader) infos() []info { return r.infosAt(0) }
 
 func (r *reader) infosAt(depth int) []info {
+	if n := int(r.count()); r.spend != nil && r.err == nil && n <= len(r.b)/infoMin {
+		r.err = r.spend(n)
+	}
 	return elements(r, infoMin, func() info {
 		i := info{key: r.str(), flags: r.u32()}
 		i.value = r.value(depth)
@@ -170,8 +187,9 @@ func (r *reader) infosAt(depth int) []info {
 // has no form for is there without a value.
 func (r *reader) value(depth int) value {
 	v := value{typ: r.u16()}
-	in := reader{b: r.bytes(), err: r.err}
+	in := reader{b: r.bytes(), err: r.err, spend: r.spend}
 	if in.err != nil || len(in.b) == 0 {
+		v.bare = in.err == nil && v.typ != vUndef
 		return v
 	}
 	switch v.typ {
@@ -190,7 +208,7 @@ func (r *reader) value(depth int) value {
 		v.num, v.usec = in.u64(), in.u64()
 	case vEnvar:
 		v.text = in.str() + "=" + in.str()
-		in.u32()
+		v.num = uint64(in.u32())
 	default:
 		v.num = in.u64()
 	}
@@ -222,7 +240,7 @@ func (r *reader) array(depth int) array {
 	case vString:
 		a.texts = r.strs()
 	case vProcInfo:
-		a.pinfo = elements(r, 36, r.procInfo)
+		a.pinfo = elements(r, procInfoMin, r.procInfo)
 	case vUint32, vProcRank:
 		a.nums = elements(r, 4, r.u32)
 	default:

@@ -52,6 +52,9 @@ var errShort = errors.New("it is cut short")
 type reader struct {
 	b   []byte
 	err error
+	// spend is asked before so many infos are read, which take far more room than
+	// their bytes; nil allows them all.
+	spend func(infos int) error
 }
 
 func (r *reader) take(n int) []byte {

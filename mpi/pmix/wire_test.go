@@ -17,6 +17,8 @@ func allValues() []info {
 	return []info{
 		{key: "none", flags: flagRequired},
 		kv("bool", boolean(true)),
+		kv("bare", value{typ: 100, bare: true}),
+		kv("envar", value{typ: vEnvar, text: "A=b=c", num: ':'}),
 		kv("text", text("a\xffb")),
 		kv("empty", text("")),
 		kv("u32", number32(1<<31)),
@@ -106,10 +108,38 @@ func FuzzFrames(f *testing.F) {
 		p := unstarted(t)
 		fr := frame{typ: upConnected + typ%32, id: 1, body: reader{b: body}, size: len(body)}
 		switch fr.typ {
-		case upConnected, upFinalized, upLost, upWord:
+		case upConnected, upFinalized, upLost, upWord, upTool:
 			p.heard(fr)
 		default:
 			_, _ = p.serve(p.ctx, fr)
+		}
+	})
+}
+
+// FuzzPeers: what another stepd of the step asks, and what it answers.
+func FuzzPeers(f *testing.F) {
+	w := &writer{}
+	w.u32(10)
+	list(w, []uint32{0, 3}, w.u32)
+	f.Add(w.b)
+	e := event{code: -400, source: proc{"slurm.pmix.12.3", 0}, rng: rangeNamespace, infos: allValues()}
+	w = &writer{}
+	e.write(w)
+	f.Add(w.b)
+	w = &writer{}
+	list(w, []procInfo{{proc: proc{"slurm.pmix.12.3", 1}, host: "n", pid: 7}}, w.procInfo)
+	f.Add(w.b)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p := unstarted(t)
+		if err := p.answerSignal(data); err == nil {
+			t.Error("signals were sent by a step that has no way to")
+		}
+		if err := p.answerEvent(p.ctx, data); err == nil {
+			t.Error("an event was told by a server that is gone")
+		}
+		r := reader{b: data}
+		if rows := elements(&r, procInfoMin, r.procInfo); len(rows)*procInfoMin > len(data) {
+			t.Errorf("%d rows of %d bytes", len(rows), len(data))
 		}
 	})
 }

@@ -1,0 +1,142 @@
+package pmix
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"stepd/step"
+)
+
+// Keys of PMIx_Job_control.
+const (
+	keyTerminate = "pmix.jctrl.term"
+	keyKill      = "pmix.jctrl.kill"
+	keySignal    = "pmix.jctrl.sig"
+	keyPause     = "pmix.jctrl.pause"
+	keyResume    = "pmix.jctrl.resume"
+)
+
+// callSignal asks another node of the step to signal ranks of its own.
+const callSignal = "pmix signal"
+
+// action is what a job control asks for: a signal, and whether it is meant to end.
+type action struct {
+	signal syscall.Signal
+	ends   bool
+}
+
+// actionOf reads the directives; the first that is known counts.
+func actionOf(directives []info) (action, bool) {
+	for _, d := range directives {
+		switch on := d.value.typ != vBool || d.value.num != 0; {
+		case d.key == keyKill && on:
+			return action{syscall.SIGKILL, true}, true
+		case d.key == keyTerminate && on:
+			return action{syscall.SIGTERM, true}, true
+		case d.key == keyPause && on:
+			return action{syscall.SIGSTOP, false}, true
+		case d.key == keyResume && on:
+			return action{syscall.SIGCONT, false}, true
+		case d.key == keySignal:
+			n, ok := d.value.integer()
+			return action{syscall.Signal(n), false}, ok && n > 0 && n <= 64
+		}
+	}
+	return action{}, false
+}
+
+// serveControl signals, pauses or ends ranks of the step, for a rank of it or a
+// tool. Without targets it is all of them; the end of all is the step's.
+func (p *Plugin) serveControl(ctx context.Context, r *reader) (reply, error) {
+	who, targets, directives := r.proc(), r.procs(), r.infos()
+	if err := r.done(); err != nil {
+		return reply{}, err
+	}
+	name, rank, allowed := p.requester(who)
+	act, known := actionOf(directives)
+	switch {
+	case !known:
+		return status(stNotSupported), nil
+	case !allowed:
+		return status(stNoPermissions), nil
+	}
+	for _, t := range targets {
+		if t.nspace != p.world.nspace || t.rank >= uint32(p.world.size) && t.rank != rankWildcard {
+			return status(stNotFound), nil
+		}
+	}
+	ranks := p.named(targets)
+	if len(targets) == 0 {
+		ranks = p.named([]proc{{p.world.nspace, rankWildcard}})
+	}
+	if act.ends && len(ranks) == p.world.size {
+		return reply{fill: func(w *writer) { w.infos(nil) }, then: func() { p.endAll(name, rank) }}, nil
+	}
+	if err := p.signal(ctx, ranks, act.signal); err != nil {
+		p.log(fmt.Sprintf("cannot send signal %d to rank %s for %s: %v", act.signal, step.FormatCPUList(ranks), name, err))
+		return status(stError), nil
+	}
+	return reply{fill: func(w *writer) { w.infos(nil) }}, nil
+}
+
+// endAll ends the step: a rank's wish is an abort, a tool's what a user's cancel is.
+func (p *Plugin) endAll(name string, rank int) {
+	why := name + " asked for the end of all ranks (PMIx_Job_control)"
+	if rank < 0 && p.job.Cancel != nil {
+		p.job.Cancel(why)
+		return
+	}
+	p.abort(rank, 1, why)
+}
+
+// signal sends a signal to ranks wherever they run.
+func (p *Plugin) signal(ctx context.Context, ranks []int, sig syscall.Signal) error {
+	nodes := make([][]int, len(p.world.hosts))
+	for _, r := range ranks {
+		nodes[p.world.node[r]] = append(nodes[p.world.node[r]], r)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(nil), errTimeout)
+	defer cancel()
+	var failed []error
+	for node, own := range nodes {
+		if len(own) == 0 {
+			continue
+		}
+		var err error
+		if node == p.here {
+			err = p.signalHere(own, sig)
+		} else {
+			w := &writer{}
+			w.u32(uint32(sig))
+			list(w, own, func(r int) { w.u32(uint32(r)) })
+			_, err = p.job.Peers.Call(ctx, node, callSignal, w.b)
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("node %q: %w", p.world.hosts[node], err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func (p *Plugin) signalHere(ranks []int, sig syscall.Signal) error {
+	if p.job.Signal == nil {
+		return errors.New("internal error: a step without a way to signal its tasks")
+	}
+	return p.job.Signal(ranks, sig)
+}
+
+// answerSignal signals ranks of ours for another node.
+func (p *Plugin) answerSignal(data []byte) error {
+	r := reader{b: data}
+	sig := r.u32()
+	ranks := elements(&r, 4, func() int { return int(r.u32()) })
+	if err := r.done(); err != nil {
+		return fmt.Errorf("cannot read the request: %w", err)
+	}
+	if sig < 1 || sig > 64 {
+		return fmt.Errorf("cannot send signal %d: there is none of this number", sig)
+	}
+	return p.signalHere(ranks, syscall.Signal(sig))
+}
