@@ -1,0 +1,195 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// pmixPrograms compiles pmixtool and pmixrank, and returns their folder.
+func pmixPrograms(t testing.TB, n *node) string {
+	t.Helper()
+	words, err := exec.Command("pkg-config", "--cflags", "--libs", "pmix").Output()
+	if err != nil {
+		missing(t, "no pmix.h: apt-get install gcc pkg-config libpmix-dev")
+	}
+	dir := n.path("pmix-programs")
+	must(t, os.MkdirAll(dir, 0o755))
+	for _, p := range []string{"pmixtool", "pmixrank"} {
+		args := append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(dir, p), "mpi/" + p + ".c"}, strings.Fields(string(words))...)
+		if out, err := exec.Command("gcc", append(args, "-lpthread")...).CombinedOutput(); err != nil {
+			t.Fatalf("gcc %s: %v\n%s", p, err, out)
+		}
+	}
+	return dir
+}
+
+// pmixStep is a step that runs, whose output is in a file.
+type pmixStep struct {
+	*process
+	n        *node
+	dir, out string
+	doc      stepDoc
+}
+
+// startPMIx starts pmixrank with the arguments, and returns when its output has so
+// many lines that begin with the word.
+func startPMIx(t testing.TB, n *node, dir string, env []string, options []string, word string, lines int, args ...string) *pmixStep {
+	t.Helper()
+	s := &pmixStep{n: n, dir: dir, out: filepath.Join(n.wd, "pmix.out")}
+	os.Remove(s.out)
+	run := append(append([]string{"run", "--mpi=pmix", "-o", s.out}, options...), filepath.Join(dir, "pmixrank"))
+	s.process = n.start(t, call{args: append(run, args...), env: env})
+	if lines > 0 {
+		s.says(t, word, lines)
+	}
+	s.doc = n.running(t)
+	return s
+}
+
+// says waits until the output has so many lines that begin with the word.
+func (s *pmixStep) says(t testing.TB, word string, lines int) string {
+	t.Helper()
+	var text string
+	eventually(t, 20*time.Second, fmt.Sprintf("%d lines of %q", lines, word), func() error {
+		b, err := os.ReadFile(s.out)
+		text = string(b)
+		if n := strings.Count("\n"+text, "\n"+word); err != nil || n < lines {
+			return fmt.Errorf("%v, %q", err, text)
+		}
+		return nil
+	})
+	return text
+}
+
+// tool runs pmixtool against the server of a node of the step.
+func (s *pmixStep) tool(t testing.TB, at *node, c call, args ...string) result {
+	t.Helper()
+	uri := "file:" + filepath.Join(at.run, "pmix", s.doc.id(), "uri")
+	c.program, c.args = filepath.Join(s.dir, "pmixtool"), append([]string{uri}, args...)
+	return at.do(t, c)
+}
+
+// TestRootPMIxTool: tools attach to a step's PMIx server as a debugger does: the
+// step's user and root, nobody else.
+func TestRootPMIxTool(t *testing.T) {
+	n := startNode(t, site{})
+	dir := pmixPrograms(t, n)
+	t.Run("table and signals", func(t *testing.T) {
+		s := startPMIx(t, n, dir, nil, []string{"-n", "3"}, "up ", 3, "wait")
+		nspace := "slurm.pmix." + s.doc.id()
+		for _, c := range []call{{}, {root: true}} {
+			r := s.tool(t, n, c, "table")
+			for _, task := range s.doc.Tasks {
+				contains(t, "table", r.out, fmt.Sprintf("%s %d %s %d %s state 6 exit 0\n", nspace, task.Rank, s.doc.Node, *task.PID, filepath.Join(dir, "pmixrank")))
+			}
+			contains(t, "table", r.out, "I am "+nspace+".tool.", "status 0\n")
+		}
+		// The address is no secret, and no key.
+		b, err := os.ReadFile(filepath.Join(n.run, "pmix", s.doc.id(), "uri"))
+		must(t, err)
+		uri, _, _ := strings.Cut(string(b), "\n")
+		if r := n.do(t, call{uid: 54321, program: filepath.Join(dir, "pmixtool"), args: []string{uri, "names"}}); r.code != 2 {
+			t.Errorf("another user: %v", r)
+		}
+		contains(t, "names", s.tool(t, n, call{}, "names").out, "pmix.qry.ns "+nspace+"\n", "status 0\n")
+		contains(t, "status", s.tool(t, n, call{}, "status").out, "pmix.qry.jst 0\n", "status 0\n")
+		contains(t, "another job", s.tool(t, n, call{}, "table", "slurm.pmix.999.0").out, "status -46\n")
+		contains(t, "signal", s.tool(t, n, call{}, "signal", "10", "1").out, "status 0\n")
+		s.says(t, "usr1 1", 1)
+		contains(t, "end", s.tool(t, n, call{}, "end").out, "status 0\n")
+		if r := s.wait(t); r.code != 143 {
+			t.Errorf("the step: %v", r)
+		}
+		if doc := n.lastEnded(t); doc.State != "CANCELLED" || !strings.Contains(doc.Reason, `PMIx tool "`+nspace+`.tool.`) {
+			t.Errorf("record: %s, %q", doc.State, doc.Reason)
+		}
+	})
+	t.Run("wait for a debugger", func(t *testing.T) {
+		s := startPMIx(t, n, dir, []string{"PMIX_DEBUG_STOP_IN_INIT=1"}, []string{"-n", "2"}, "", 0, "event", "-400")
+		eventually(t, 20*time.Second, "the server's address", func() error {
+			_, err := os.Stat(filepath.Join(n.run, "pmix", s.doc.id(), "uri"))
+			return err
+		})
+		// PMIX_READY_FOR_DEBUG is kept for a tool that comes later.
+		contains(t, "ready", s.tool(t, n, call{}, "watch", "-58").out, "event -58 of slurm.pmix."+s.doc.id())
+		if b, _ := os.ReadFile(s.out); len(b) > 0 {
+			t.Errorf("the ranks have not waited: %q", b)
+		}
+		contains(t, "release", s.tool(t, n, call{}, "release").out, "status 0\n")
+		s.says(t, "up ", 2)
+		contains(t, "notify", s.tool(t, n, call{}, "notify", "-400").out, "status 0\n")
+		s.says(t, "event -400 of slurm.pmix."+s.doc.id()+".tool.", 2)
+		if r := s.wait(t); r.code != 0 {
+			t.Errorf("the step: %v", r)
+		}
+	})
+	t.Run("a rank kills another", func(t *testing.T) {
+		s := startPMIx(t, n, dir, nil, []string{"-n", "3"}, "", 0, "control", "kill", "1")
+		if r := s.wait(t); r.code != 137 {
+			t.Errorf("the step: %v", r)
+		}
+		s.says(t, "control 0", 1)
+		wantReason(t, n, s.doc.id(), "rank 1 ended (Killed)")
+	})
+	n.checkClean(t)
+}
+
+// TestRootClusterPMIxTool: what reaches beyond a node: the table of processes,
+// signals, events, and who is missing when a fence does not complete.
+func TestRootClusterPMIxTool(t *testing.T) {
+	c := startCluster(t, 2, clusterSite{Tamper: func(c *cluster) {
+		for _, n := range c.nodes {
+			n.write(t, "mpi.conf", "PMIxTimeout=6\n")
+		}
+	}})
+	head, other := c.nodes[0], c.nodes[1]
+	dir := pmixPrograms(t, head)
+	t.Run("tool", func(t *testing.T) {
+		s := startPMIx(t, head, dir, nil, []string{"-N2", "-n", "4"}, "up ", 4, "wait")
+		for _, at := range c.nodes {
+			r := s.tool(t, at, call{}, "table")
+			for rank, node := range []string{"n1", "n1", "n2", "n2"} {
+				contains(t, "table from "+at.name, r.out, fmt.Sprintf(" %d %s ", rank, node))
+			}
+			contains(t, "table", r.out, "status 0\n")
+		}
+		if r := s.tool(t, other, call{}, "local"); strings.Count(r.out, " n2 ") != 2 || strings.Contains(r.out, " n1 ") {
+			t.Errorf("local table of n2: %v", r)
+		}
+		contains(t, "signal", s.tool(t, other, call{}, "signal", "10").out, "status 0\n")
+		s.says(t, "usr1 ", 4)
+		if r := s.wait(t); r.code != 0 {
+			t.Errorf("the step: %v", r)
+		}
+	})
+	t.Run("events", func(t *testing.T) {
+		s := startPMIx(t, head, dir, nil, []string{"-N2", "-n", "4"}, "", 0, "tell", "-400")
+		if r := s.wait(t); r.code != 0 {
+			t.Errorf("the step: %v", r)
+		}
+		text := s.says(t, "event ", 3)
+		for _, rank := range []int{1, 2, 3} {
+			contains(t, "event", text, fmt.Sprintf("event -400 of slurm.pmix.%s:0 at %d text hello number 2.5\n", s.doc.id(), rank))
+		}
+	})
+	t.Run("a rank that never comes", func(t *testing.T) {
+		s := startPMIx(t, head, dir, nil, []string{"-N2", "-n", "4"}, "up ", 4, "late", "3")
+		if r := s.wait(t); r.code == 0 {
+			t.Errorf("the step: %v", r)
+		}
+		eventually(t, 20*time.Second, "the end", func() error {
+			if s.doc = head.show(t, s.doc.id()); s.doc.State != "FAILED" {
+				return errors.New(s.doc.State)
+			}
+			return nil
+		})
+		contains(t, "reason", s.doc.Reason, "did not complete within 6s", "node n2 (", "2-3 running")
+	})
+	c.settled(t)
+}
