@@ -57,6 +57,8 @@ type Limits struct {
 	Hurry time.Duration
 	// Handshake bounds one that has begun: 10 s.
 	Handshake time.Duration
+	// Silence is how long one who has connected may say nothing: 2 s.
+	Silence time.Duration
 	// Who bounds the question who has not come to a gathering: 2 s.
 	Who time.Duration
 	// Ping is how often a node that has nothing else to say says so; one that was
@@ -95,6 +97,7 @@ func (l Limits) withDefaults() Limits {
 	l.Launcher = cmp.Or(l.Launcher, time.Minute)
 	l.Hurry = cmp.Or(l.Hurry, 2*time.Second)
 	l.Handshake = cmp.Or(l.Handshake, 10*time.Second)
+	l.Silence = cmp.Or(l.Silence, 2*time.Second)
 	l.Who = cmp.Or(l.Who, 2*time.Second)
 	l.Ping = cmp.Or(l.Ping, 5*time.Second)
 	l.Drain = cmp.Or(l.Drain, time.Minute)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -261,28 +262,110 @@ func TestLauncherOversteps(t *testing.T) {
 	}
 }
 
-// Many who connect and say nothing keep nobody out, and the log is not filled.
-func TestSilentStrangers(t *testing.T) {
-	r := newRig(t, rigOptions{nodes: 2, late: []int{0, 1}})
-	var mu sync.Mutex
-	lines := 0
-	r.startLogging(0, func(string) {
-		mu.Lock()
-		defer mu.Unlock()
-		lines++
-	})
-	for range strangersMax + 50 {
-		c, err := net.Dial("tcp", r.layout.Nodes[0].Addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
+// Many who connect, say nothing or begin a handshake that they do not end, and come
+// again, keep nobody out, also from the same address, and the log is not filled.
+func TestManyStrangers(t *testing.T) {
+	for name, word := range map[string]string{"silent": "", "begun": "\x16\x03\x01\x02\x00\x01"} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, rigOptions{nodes: 2, late: []int{0, 1}})
+			var mu sync.Mutex
+			lines := 0
+			r.startLogging(0, func(string) {
+				mu.Lock()
+				defer mu.Unlock()
+				lines++
+			})
+			knock := func(count int) {
+				for range count {
+					c, err := net.Dial("tcp", r.layout.Nodes[0].Addr)
+					if err != nil {
+						return // it listens no more: all have come
+					}
+					t.Cleanup(func() { c.Close() })
+					_, _ = c.Write([]byte(word))
+				}
+			}
+			knock(strangersMax)
+			stop, stopped := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(stopped)
+				for {
+					select {
+					case <-stop:
+						return
+					case <-time.After(time.Millisecond):
+						knock(1)
+					}
+				}
+			}()
+			r.start(1, nil)
+			r.each(func(_ int, n *Node) error { _, err := n.Allgather(t.Context(), "up", nil, nil); return err })
+			close(stop)
+			<-stopped
+			r.finish()
+			if mu.Lock(); lines > refusalsMax {
+				t.Errorf("%d lines in the log", lines)
+			}
+			mu.Unlock()
+		})
 	}
-	r.start(1, nil)
-	r.each(func(_ int, n *Node) error { _, err := n.Allgather(t.Context(), "up", nil, nil); return err })
-	r.finish()
-	if mu.Lock(); lines > refusalsMax {
-		t.Errorf("%d lines in the log", lines)
-	}
-	mu.Unlock()
 }
+
+// TestDropStrangers: who goes where too many have come.
+func TestDropStrangers(t *testing.T) {
+	s := newStrangers(func(string, ...any) {})
+	conns := make(map[string][]*closeConn)
+	come := func(addr string, count int, said bool) {
+		for range count {
+			c := &closeConn{addr: &net.TCPAddr{IP: net.ParseIP(addr), Port: 1}}
+			m := &meteredConn{Conn: c}
+			if said {
+				m.got.Store(1)
+			}
+			conns[addr] = append(conns[addr], c)
+			s.add(m, time.Hour)
+		}
+	}
+	left := func(addr string) (n int) {
+		for _, c := range conns[addr] {
+			if !c.closed {
+				n++
+			}
+		}
+		return n
+	}
+	come("10.0.0.1", 1, true) // one who is expected
+	come("10.0.0.9", 3*strangersOfOne, false)
+	if left("10.0.0.9") != strangersOfOne || conns["10.0.0.9"][0].closed == false {
+		t.Errorf("%d are left of one address", left("10.0.0.9"))
+	}
+	// Many addresses of one network are one, and others have room.
+	come("2001:db8::1", strangersOfOne, false)
+	come("2001:db8::2", strangersOfOne, true)
+	if n := left("2001:db8::1") + left("2001:db8::2"); n != strangersOfOne || left("2001:db8::1") != 0 {
+		t.Errorf("%d are left of one network, %d of them silent", n, left("2001:db8::1"))
+	}
+	for i := range 200 {
+		come("10.1.0."+strconv.Itoa(i), 2, false)
+	}
+	if len(s.waiting) != strangersMax || left("10.0.0.1") != 1 {
+		t.Errorf("%d wait, %d of them the one that is expected", len(s.waiting), left("10.0.0.1"))
+	}
+	come("10.0.0.9", 2*strangersOfOne, true)
+	if left("10.0.0.1") != 1 {
+		t.Error("another address has driven out the one that is expected")
+	}
+	for len(s.waiting) > 0 {
+		s.known(s.waiting[0].c)
+	}
+}
+
+// closeConn is a connection from addr.
+type closeConn struct {
+	net.Conn
+	addr   net.Addr
+	closed bool
+}
+
+func (c *closeConn) RemoteAddr() net.Addr { return c.addr }
+func (c *closeConn) Close() error         { c.closed = true; return nil }

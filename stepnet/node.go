@@ -286,11 +286,11 @@ func (n *Node) listen() {
 				return
 			}
 		}
-		strangers.add(raw)
+		m := &meteredConn{Conn: raw}
+		strangers.add(m, n.lim.Silence)
 		wg.Go(func() {
-			m := &meteredConn{Conn: raw}
 			err := n.admit(m, tls.Server(m, conf), who)
-			strangers.known(raw)
+			strangers.known(m)
 			if err != nil && n.ctx.Err() == nil {
 				strangers.refused(raw, err)
 			}

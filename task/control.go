@@ -21,6 +21,7 @@ type control struct {
 	toldNodes bool          // guarded by ctlMu: the other nodes know that the step ends
 	byNode    *step.NodeEnd // guarded by ctlMu: which of them has ended it
 	sent      uint64        // guarded by ctlMu: a bit for each signal that Signal has sent
+	noted     int           // guarded by ctlMu: signals that noteSignal was asked to note
 	mpiTasks  step.MPITasks
 }
 
@@ -168,9 +169,29 @@ func (s *Step) maySignal(sig int) error {
 }
 
 func (s *Step) sendTask(id, pidfd, sig int) {
-	rank := s.rank(id)
-	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskSignal, Rank: &rank, Signal: &sig})
+	s.noteSignal(s.rank(id), sig)
 	unix.PidfdSendSignal(pidfd, syscall.Signal(sig), nil, 0) // ESRCH: it has just ended
+}
+
+// signalsNoted is how many lines about signals the event log has of each task, on
+// average: who signals in a loop does not fill the disk.
+const signalsNoted = 64
+
+// noteSignal notes a signal in the event log, unless that has too many of them.
+func (s *Step) noteSignal(rank, sig int) {
+	limit := signalsNoted * len(s.plan.Ranks)
+	s.ctlMu.Lock()
+	s.noted++
+	n := s.noted
+	s.ctlMu.Unlock()
+	e := step.Event{Time: s.d.Now(), Event: step.EventTaskSignal, Rank: &rank, Signal: &sig}
+	switch {
+	case n > limit:
+		return
+	case n == limit:
+		e.Text = fmt.Sprintf("%d signals were noted: further ones are not", n)
+	}
+	s.d.Audience.Event(e)
 }
 
 // terminator is the way from a Cancel to the last process: TERM, KillWait,
