@@ -66,11 +66,14 @@ func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {
 			first = errors.New("cannot attach streams here: those of a step of several nodes go to its launcher")
 			continue
 		}
-		handle := fds[i]
+		handle, err := fds[i], error(nil)
 		if s.Relay {
-			handle = h.between(s, handle)
+			handle, err = h.between(s, handle)
 		}
-		if err := h.st.Attach(s.FD, s.Rank, handle); err != nil && first == nil {
+		if err == nil {
+			err = h.st.Attach(s.FD, s.Rank, handle)
+		}
+		if err != nil && first == nil {
 			first = err
 		}
 	}
@@ -78,14 +81,19 @@ func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {
 }
 
 // between puts a pipe of ours before the client's. Where that fails, for want of
-// descriptors, the tasks have the client's.
-func (h handler) between(s stepapi.StreamFD, handle int) int {
+// descriptors, the tasks have the client's, if it was made for them.
+func (h handler) between(s stepapi.StreamFD, handle int) (int, error) {
 	tasks, err := h.streams.Add(s.FD, s.Rank, handle, h.owner)
-	if err != nil {
-		h.aud.Log(step.LogInfo, err.Error())
-		return handle
+	if err == nil {
+		return tasks, nil
 	}
-	return tasks
+	var st unix.Stat_t
+	if serr := unix.Fstat(handle, &st); serr != nil || st.Uid != h.owner {
+		unix.Close(handle)
+		return -1, err
+	}
+	h.aud.Log(step.LogInfo, err.Error())
+	return handle, nil
 }
 
 // audience tells the step to its clients, its event log and noded's log.

@@ -20,13 +20,20 @@ func rawFD(f *os.File) int {
 // and the tasks are of the same user (rulings 11). A terminal or a socket is
 // relayed, so that no task can control the client's terminal.
 func Handable(f *os.File, sameUser bool) bool {
-	var st unix.Stat_t
-	if !sameUser || f == nil || unix.Fstat(rawFD(f), &st) != nil {
-		return false
-	}
-	kind := st.Mode & unix.S_IFMT
-	return kind == unix.S_IFREG || kind == unix.S_IFIFO
+	kind := kindOf(f)
+	return sameUser && (kind == unix.S_IFREG || kind == unix.S_IFIFO)
 }
+
+// kindOf is the kind of file that f is (S_IFMT), 0 of one that is not open.
+func kindOf(f *os.File) uint32 {
+	var st unix.Stat_t
+	if f == nil || unix.Fstat(rawFD(f), &st) != nil {
+		return 0
+	}
+	return st.Mode & unix.S_IFMT
+}
+
+func isPipe(f *os.File) bool { return kindOf(f) == unix.S_IFIFO }
 
 // IsNull tells whether f is /dev/null, or is not open at all.
 func IsNull(f *os.File) bool {
@@ -37,10 +44,7 @@ func IsNull(f *os.File) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3)
 }
 
-func isRegular(f *os.File) bool {
-	var st unix.Stat_t
-	return unix.Fstat(rawFD(f), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
-}
+func isRegular(f *os.File) bool { return kindOf(f) == unix.S_IFREG }
 
 // TakeFD takes the descriptor out of f, which is then closed: it is the
 // caller's to close.

@@ -142,11 +142,16 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 		if st.Rank != nil {
 			rank = *st.Rank
 		}
+		if isPipe(dest) { // of another user's tasks: stepd passes on to it, and they never have it
+			s.handed = append(s.handed, handed{stepapi.StreamFD{FD: fd, Rank: rank, Relay: true}, dest, true})
+			return nil
+		}
 		ours, theirs, err := s.pipe(false)
 		if err != nil {
 			return err
 		}
 		s.hand(fd, rank, theirs, false)
+		widen(ours, 1)
 		s.relay(func() {
 			defer ours.Close()
 			s.opt.failed(fd, pass(dest, ours))
@@ -161,6 +166,7 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 			return err
 		}
 		s.hand(fd, rank, theirs, false)
+		widen(ours, len(ranks))
 		s.relay(func() {
 			defer ours.Close()
 			if err := out.copy(rank, ours); err != nil {
@@ -169,6 +175,22 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 		})
 	}
 	return nil
+}
+
+const (
+	// pipeMax is what the pipe of a stream holds at the most, pipesMax what all of
+	// them hold: a quarter of what a user's pipes may (pipe(7),
+	// pipe-user-pages-soft).
+	pipeMax  = 256 << 10
+	pipesMax = 16 << 20
+)
+
+// widen lets a pipe that is read here hold more than the kernel's 64 KiB, so that who
+// writes and who reads take turns less often. Where it may not, it stays as it is.
+func widen(pipe *os.File, ranks int) {
+	if size := min(pipeMax, pipesMax/(2*ranks)); size > pipeMax/4 {
+		_, _ = unix.FcntlInt(uintptr(rawFD(pipe)), unix.F_SETPIPE_SZ, size)
+	}
 }
 
 func (s *Session) relay(copy func()) {

@@ -189,7 +189,8 @@ type StreamFD struct {
 	FD int `json:"fd"` // 0, 1 or 2
 	// Rank is the task's rank, or -1 for every task that has no own one.
 	Rank int `json:"rank"`
-	// Relay says that the descriptor is a pipe of the client's own making, which it
-	// reads (FD 1 or 2): stepd passes on to it what the tasks write.
+	// Relay says that the descriptor is a pipe (FD 1 or 2) to which stepd is to pass on
+	// what the tasks write. They never have it, unless it belongs to their user and no
+	// pipe can be put between.
 	Relay bool `json:"relay,omitempty"`
 }

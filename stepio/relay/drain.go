@@ -21,7 +21,7 @@ const lastTurns = 4
 // limit, and told of. It is called once; nothing passes any more after it.
 func (r *Relay) Drain(limit time.Duration) (held []step.Held) {
 	r.mu.Lock()
-	if r.epoll == nil {
+	if r.all == nil {
 		r.ending = true
 		r.mu.Unlock()
 		return nil
@@ -42,8 +42,7 @@ func (r *Relay) Drain(limit time.Duration) (held []step.Held) {
 	case <-t.C:
 		held = r.giveUp()
 	}
-	r.epoll.Close()
-	r.loop.Wait()
+	r.stop()
 	return held
 }
 
@@ -140,20 +139,4 @@ func owner(dir string) uint32 {
 		return ^uint32(0)
 	}
 	return st.Uid
-}
-
-// Close ends the streams of a step that was not drained.
-func (r *Relay) Close() {
-	r.mu.Lock()
-	for _, s := range r.streams {
-		if s.src >= 0 {
-			r.end(s)
-		}
-	}
-	f := r.epoll
-	r.mu.Unlock()
-	if f != nil {
-		f.Close()
-		r.loop.Wait()
-	}
 }

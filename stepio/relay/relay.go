@@ -10,10 +10,8 @@ package relay
 import (
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +23,9 @@ const (
 	turn = 32
 	// moveMax is the most that is asked for at once: what a pipe may hold.
 	moveMax = 1 << 20
+	// pipeSize is what the pipes of the first wideMax streams hold; the others hold
+	// the kernel's 64 KiB.
+	pipeSize, wideMax = 256 << 10, 128
 	// tapMax is the most that a tap is given at once.
 	tapMax = 64 << 10
 )
@@ -37,16 +38,15 @@ type Tap func(fd, rank int, data []byte)
 
 // Relay has the streams of one step. Methods may be called from any goroutine.
 type Relay struct {
-	most  int
-	epoll *os.File // there when there are streams
-	conn  syscall.RawConn
-	loop  sync.WaitGroup
+	most        int
+	epoll, wake int // there when there are streams
+	loop        sync.WaitGroup
 
 	mu      sync.Mutex
 	streams []*stream     // guarded by mu; the index is epoll's word for it
 	ready   []*stream     // guarded by mu: there may be something to move
 	open    int           // guarded by mu: of streams
-	all     chan struct{} // guarded by mu: closed when open is 0 and Drain was called
+	all     chan struct{} // guarded by mu: closed when open is 0 and Drain was called; nil without streams
 	tap     Tap           // guarded by mu
 	buf     []byte        // guarded by mu: for the tap
 	passed  [3]int64      // guarded by mu: bytes, by stream
@@ -112,6 +112,10 @@ func (r *Relay) Add(fd, rank, dst int, uid uint32) (tasks int, err error) {
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return -1, err
 	}
+	// The first ones are wide, so that the tasks and we take turns less often.
+	if len(r.streams) < wideMax {
+		_, _ = unix.FcntlInt(uintptr(p[0]), unix.F_SETPIPE_SZ, pipeSize)
+	}
 	err = unix.Fchown(p[1], int(uid), -1)
 	if err == nil {
 		err = unix.Fstat(p[0], &st)
@@ -132,73 +136,71 @@ func (r *Relay) Add(fd, rank, dst int, uid uint32) (tasks int, err error) {
 
 // begin starts the loop. It is called with mu held.
 func (r *Relay) begin() error {
-	if r.epoll != nil {
+	if r.all != nil {
 		return nil
 	}
-	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return err
 	}
-	// Only a descriptor that says O_NONBLOCK is given to Go's poller: a wait is to
-	// park a goroutine, no thread.
-	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err == nil {
+		err = unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: wakeUp})
+	}
+	if err != nil {
+		unix.Close(epoll)
+		unix.Close(wake)
 		return err
 	}
-	f := os.NewFile(uintptr(fd), "epoll")
-	if r.conn, err = f.SyscallConn(); err != nil {
-		f.Close()
-		return err
-	}
-	r.epoll, r.all = f, make(chan struct{})
+	r.epoll, r.wake, r.all = epoll, wake, make(chan struct{})
 	r.loop.Go(r.run)
 	return nil
 }
+
+// wakeUp is epoll's word for the end of the loop.
+const wakeUp = -1
 
 // watch has both ends of the next stream watched. Edge by edge: a launcher that does
 // not read must not make the loop spin.
 func (r *Relay) watch(src, dst int) error {
 	for fd, mask := range map[int]uint32{src: unix.EPOLLIN, dst: unix.EPOLLOUT} {
 		ev := unix.EpollEvent{Events: mask | unix.EPOLLET, Fd: int32(len(r.streams))}
-		if err := r.control(unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		if err := unix.EpollCtl(r.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *Relay) control(op, fd int, ev *unix.EpollEvent) (err error) {
-	cerr := r.conn.Control(func(epfd uintptr) { err = unix.EpollCtl(int(epfd), op, fd, ev) })
-	return errors.Join(err, cerr)
-}
-
-// run moves what comes until Close.
+// run moves what comes until stop. It blocks a thread of its own: to be woken through
+// the runtime's poller takes twice as long, for each of the pipes' turns.
 func (r *Relay) run() {
 	var events [64]unix.EpollEvent
-	more := false
-	for {
-		n := 0
-		take := func(epfd uintptr) bool {
-			for {
-				got, err := unix.EpollWait(int(epfd), events[:], 0)
-				if !errors.Is(err, unix.EINTR) {
-					n = max(0, got)
-					return n > 0 || err != nil
-				}
+	for timeout := -1; ; {
+		n, err := unix.EpollWait(r.epoll, events[:], timeout)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return // internal error: the descriptor is no epoll any more
+		}
+		for _, e := range events[:max(n, 0)] {
+			if e.Fd == wakeUp {
+				return
 			}
 		}
-		var err error
-		if more {
-			err = r.conn.Control(func(epfd uintptr) { take(epfd) })
-		} else {
-			err = r.conn.Read(take)
+		timeout = -1
+		if r.round(events[:max(n, 0)]) {
+			timeout = 0
+			runtime.Gosched() // the step's own story goes on beside us
 		}
-		if err != nil {
-			return // closed
-		}
-		more = r.round(events[:n])
-		runtime.Gosched() // the step's own story goes on beside us
 	}
+}
+
+// stop ends the loop. It is called once, after begin.
+func (r *Relay) stop() {
+	one := [8]byte{1}
+	_, _ = unix.Write(r.wake, one[:]) // an eventfd with room takes it
+	r.loop.Wait()
+	unix.Close(r.epoll)
+	unix.Close(r.wake)
 }
 
 // round moves what is ready, and tells whether some streams want another turn.
@@ -206,7 +208,7 @@ func (r *Relay) round(events []unix.EpollEvent) (more bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range events {
-		if i := int(e.Fd); i < len(r.streams) && !r.streams[i].queued {
+		if i := int(e.Fd); i >= 0 && i < len(r.streams) && !r.streams[i].queued {
 			r.streams[i].queued = true
 			r.ready = append(r.ready, r.streams[i])
 		}

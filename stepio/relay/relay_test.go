@@ -189,7 +189,7 @@ func TestRefused(t *testing.T) {
 	if _, err := r.Add(1, 1, int(e.task.Fd()), 0); err == nil {
 		t.Error("more streams than allowed")
 	}
-	r.Close()
 	e.task.Close()
+	r.Drain(time.Second)
 	e.launcher.Close()
 }
