@@ -12,9 +12,22 @@ const pathMax = 4096
 // ExpandPattern makes a file name of srun's pattern (srun(1), IO redirection):
 // %A and %j the job id, %a the array task, %J "job.step", %s the step, %N the
 // node's name, %n its number, %t the rank, %u the user, %x the job's name, %%.
-// A number between % and the letter pads with zeros, to ten digits at most.
+// A number between % and the letter pads with zeros, to ten digits at most. A
+// backslash anywhere keeps all of the pattern as it is, but for the backslashes: each
+// makes the byte behind it an ordinary one.
 func ExpandPattern(pattern string, s *Spec, rank int) (string, error) {
 	var b strings.Builder
+	if isEscaped(pattern) {
+		for i := 0; i < len(pattern); i++ {
+			if pattern[i] == '\\' {
+				if i++; i == len(pattern) {
+					break
+				}
+			}
+			b.WriteByte(pattern[i])
+		}
+		return checkName(pattern, b.String())
+	}
 	for i := 0; i < len(pattern); i++ {
 		c := pattern[i]
 		if c != '%' || i+1 == len(pattern) {
@@ -33,10 +46,16 @@ func ExpandPattern(pattern string, s *Spec, rank int) (string, error) {
 		b.WriteString(expandLetter(pattern[j], min(width, 10), pattern[i:j+1], s, rank))
 		i = j
 	}
-	if b.Len() >= pathMax || strings.ContainsRune(b.String(), 0) {
+	return checkName(pattern, b.String())
+}
+
+func isEscaped(pattern string) bool { return strings.IndexByte(pattern, '\\') >= 0 }
+
+func checkName(pattern, name string) (string, error) {
+	if len(name) >= pathMax || strings.IndexByte(name, 0) >= 0 {
 		return "", fmt.Errorf("cannot expand file name pattern %.64q: the name is longer than %d bytes or holds a zero byte", pattern, pathMax)
 	}
-	return b.String(), nil
+	return name, nil
 }
 
 // expandLetter gives the text for one letter; whole is returned as it is for
@@ -71,6 +90,9 @@ func expandLetter(letter byte, width int, whole string, s *Spec, rank int) strin
 // PatternHas tells whether one of the letters occurs in a pattern: "t" makes it a
 // name for each task, "tnN" one for each task or node.
 func PatternHas(pattern, letters string) bool {
+	if isEscaped(pattern) {
+		return false
+	}
 	for i := 0; i+1 < len(pattern); i++ {
 		if pattern[i] != '%' {
 			continue

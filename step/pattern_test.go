@@ -21,6 +21,10 @@ func TestExpandPattern(t *testing.T) {
 		{"%12t", "0000000001"},
 		{"%99999999999999999999t", "0000000001"},
 		{"", ""},
+		{`\%t-%j`, "%t-%j"},
+		{`a\\%t`, `a\%t`},
+		{`%t\`, "%t"},
+		{"job%4j.%3n.%2s", "job0077.000.00"},
 	}
 	for _, tt := range tests {
 		got, err := ExpandPattern(tt.pattern, s, 1)
@@ -46,6 +50,9 @@ func FuzzExpandPattern(f *testing.F) {
 			t.Fatalf("name of %d bytes", len(a))
 		}
 		b, err := ExpandPattern(pattern, s, 1)
+		if strings.Contains(pattern, `\`) && strings.ReplaceAll(pattern, `\`, "") != strings.ReplaceAll(a, `\`, "") {
+			t.Fatalf("escaped pattern %q became %q", pattern, a)
+		}
 		if err == nil && (a != b) != PatternHas(pattern, "t") {
 			t.Fatalf("PatternHas(%q, t) = %v, names %q and %q", pattern, PatternHas(pattern, "t"), a, b)
 		}
@@ -53,7 +60,7 @@ func FuzzExpandPattern(f *testing.F) {
 }
 
 func TestPatternHas(t *testing.T) {
-	for pattern, want := range map[string]bool{"out": false, "%j.%J": false, "%t": true, "%4n": true, "a%N": true, "%%t": false, "%%%t": true, "%": false, "%5": false} {
+	for pattern, want := range map[string]bool{"out": false, "%j.%J": false, "%t": true, "%4n": true, "a%N": true, "%%t": false, "%%%t": true, "%": false, `\%t`: false, "%5": false} {
 		if got := PatternHas(pattern, "tnN"); got != want {
 			t.Errorf("PatternHas(%q) = %v", pattern, got)
 		}

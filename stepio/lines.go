@@ -32,21 +32,50 @@ type lines struct {
 	out []byte    // guarded by mu: what is written
 	mid *lineFeed // guarded by mu: whose line stands in the file without its end
 	err error     // guarded by mu: what the file did not take
+
+	failed func(err error) // hears of err, once
 }
 
-func newLines(dest *os.File, ntasks int, opt *Options) *lines {
-	l := &lines{fd: rawFD(dest), unbuffered: opt.Unbuffered}
+func newLines(dest *os.File, ntasks int, opt *Options, failed func(error)) *lines {
+	l := &lines{fd: rawFD(dest), unbuffered: opt.Unbuffered, failed: failed}
 	if opt.Label {
 		l.width = len(strconv.Itoa(ntasks - 1))
 	}
 	return l
 }
 
+// outputs are the files of one stream: one for all ranks, or several.
+type outputs struct {
+	make  func(*os.File) *lines
+	files map[*os.File]*lines
+	name  func(rank int) *os.File
+}
+
+func newOutputs(fd int, dest *os.File, ntasks int, opt *Options) *outputs {
+	o := &outputs{files: make(map[*os.File]*lines), name: func(int) *os.File { return dest }}
+	o.make = func(f *os.File) *lines {
+		return newLines(f, ntasks, opt, func(err error) { opt.failed(fd, f, err) })
+	}
+	if opt.Of != nil {
+		o.name = func(rank int) *os.File { return opt.Of(fd, rank) }
+	}
+	return o
+}
+
+// of is where a rank's lines go. One goroutine at a time may call it.
+func (o *outputs) of(rank int) *lines {
+	f := o.name(rank)
+	if o.files[f] == nil {
+		o.files[f] = o.make(f)
+	}
+	return o.files[f]
+}
+
 // copy passes on what rank writes until its end, or until the file takes no more.
-func (l *lines) copy(rank int, src *os.File) error {
+func (l *lines) copy(rank int, src *os.File) {
 	raw, err := src.SyscallConn()
 	if err != nil {
-		return err
+		return // it is closed
 	}
 	feed := l.feed(rank)
 	for {
@@ -67,13 +96,13 @@ func (l *lines) copy(rank int, src *os.File) error {
 			return n, err
 		})
 		if werr != nil {
-			return werr
+			return
 		}
 		if err != nil {
 			break
 		}
 	}
-	return l.end(feed)
+	_ = l.end(feed) // failed hears of it
 }
 
 // lineFeed is what one rank writes: what has no end yet is held back. It is guarded by
@@ -92,11 +121,23 @@ func (l *lines) feed(rank int) *lineFeed {
 	return f
 }
 
-// take is add for who does not hold mu.
-func (l *lines) take(f *lineFeed, data []byte) error {
+// manner is how a piece is passed on.
+type manner int
+
+const (
+	byLines manner = iota
+	asItComes
+)
+
+// take passes on a piece for who does not hold mu; failed hears of what is wrong.
+func (l *lines) take(f *lineFeed, data []byte, how manner) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.add(f, data)
+	if how == asItComes {
+		_ = l.write(f, data, false)
+		return
+	}
+	_ = l.add(f, data)
 }
 
 // add takes the next bytes, which stay the caller's. It is called with mu held.
@@ -144,6 +185,11 @@ func (l *lines) write(f *lineFeed, data []byte, partial bool) error {
 	if l.err != nil {
 		return l.err
 	}
+	defer func() {
+		if l.err != nil && l.failed != nil {
+			l.failed(l.err)
+		}
+	}()
 	if l.width == 0 {
 		l.err = writeAll(l.fd, f.held, data) // as it is, and without a copy
 	} else {

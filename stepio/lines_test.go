@@ -21,7 +21,7 @@ func linesTo(t testing.TB, opt Options, ntasks int) (*lines, func() string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { f.Close() })
-	return newLines(f, ntasks, &opt), func() string {
+	return newLines(f, ntasks, &opt, func(err error) { t.Error(err) }), func() string {
 		b, err := os.ReadFile(f.Name())
 		if err != nil {
 			t.Fatal(err)
@@ -61,9 +61,7 @@ func TestPiecesOfLines(t *testing.T) {
 			l, got := linesTo(t, tc.opt, 2)
 			feeds := []*lineFeed{l.feed(0), l.feed(1)}
 			for _, s := range tc.says {
-				if err := l.take(feeds[s.rank], []byte(s.data)); err != nil {
-					t.Fatal(err)
-				}
+				l.take(feeds[s.rank], []byte(s.data), byLines)
 			}
 			for _, f := range feeds {
 				if err := l.end(f); err != nil {
@@ -92,7 +90,7 @@ func FuzzLines(f *testing.F) {
 		if err := errors.Join(out.Truncate(0), seekStart(out)); err != nil {
 			t.Fatal(err)
 		}
-		l := newLines(out, 3, &Options{Label: true, Unbuffered: unbuffered})
+		l := newLines(out, 3, &Options{Label: true, Unbuffered: unbuffered}, func(err error) { t.Error(err) })
 		feeds, said := make([]*lineFeed, 3), make([]strings.Builder, 3)
 		for rank := range feeds {
 			feeds[rank] = l.feed(rank)
@@ -100,9 +98,7 @@ func FuzzLines(f *testing.F) {
 		for rest := data; len(rest) > 0; {
 			n, rank := 1+r.IntN(len(rest)), r.IntN(3)
 			said[rank].Write(rest[:n])
-			if err := l.take(feeds[rank], rest[:n]); err != nil {
-				t.Fatal(err)
-			}
+			l.take(feeds[rank], rest[:n], byLines)
 			rest = rest[n:]
 		}
 		heard := make([]strings.Builder, 3)
@@ -197,14 +193,12 @@ func BenchmarkLabel(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer null.Close()
-			l := newLines(null, 64, &Options{Label: true})
+			l := newLines(null, 64, &Options{Label: true}, func(err error) { b.Error(err) })
 			f := l.feed(7)
 			data := []byte(strings.Repeat(strings.Repeat("x", width-1)+"\n", 64<<10/width))
 			b.SetBytes(int64(len(data)))
 			for b.Loop() {
-				if err := l.take(f, data); err != nil {
-					b.Fatal(err)
-				}
+				l.take(f, data, byLines)
 			}
 		})
 	}

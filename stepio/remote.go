@@ -15,12 +15,9 @@ type Remote struct {
 
 // remoteOutput is one of the two streams. Its pieces come one after the other.
 type remoteOutput struct {
-	fd     int
-	opt    *Options
-	lines  *lines
-	whole  bool // bytes go out as they come
-	feeds  map[int]*lineFeed
-	failed bool // the file takes no more
+	outs  *outputs
+	whole bool // bytes go out as they come
+	feeds map[int]*lineFeed
 }
 
 // NewRemote makes the client's end of the streams. opt.Stdin and opt.SameUser are not
@@ -34,8 +31,8 @@ func NewRemote(spec *step.Spec, opt Options) *Remote {
 	}{{1, spec.Stdout, opt.Stdout}, {2, spec.Stderr, opt.Stderr}} {
 		one := spec.NTasks == 1 || out.stream.Rank != nil
 		r.outs[out.fd] = &remoteOutput{
-			fd: out.fd, opt: &opt, lines: newLines(out.dest, spec.NTasks, &opt),
-			whole: !opt.Label && (opt.Unbuffered || one), feeds: make(map[int]*lineFeed),
+			outs: newOutputs(out.fd, out.dest, spec.NTasks, &opt), feeds: make(map[int]*lineFeed),
+			whole: !opt.Label && (opt.Unbuffered || one),
 		}
 	}
 	return r
@@ -46,31 +43,19 @@ func NewRemote(spec *step.Spec, opt Options) *Remote {
 // Once the file takes no more, they are dropped, of which Options.Failed was told.
 func (r *Remote) Output(fd, rank int, data []byte, end bool) {
 	o := r.outs[fd]
-	if o.failed {
+	feed, out := o.feeds[rank], o.outs.of(rank)
+	if feed == nil {
+		feed = out.feed(rank)
+		o.feeds[rank] = feed
+	}
+	if o.whole {
+		out.take(feed, data, asItComes)
 		return
 	}
-	var err error
-	if o.whole {
-		err = writeAll(o.lines.fd, data)
-	} else {
-		feed := o.feeds[rank]
-		if feed == nil {
-			feed = o.lines.feed(rank)
-			o.feeds[rank] = feed
-		}
-		err = o.lines.take(feed, data)
-		if end && err == nil {
-			err = o.lines.end(feed)
-			delete(o.feeds, rank)
-		}
-	}
-	o.fail(err)
-}
-
-func (o *remoteOutput) fail(err error) {
-	if err != nil && !o.failed {
-		o.failed = true
-		o.opt.failed(o.fd, err)
+	out.take(feed, data, byLines)
+	if end {
+		_ = out.end(feed) // failed hears of it
+		delete(o.feeds, rank)
 	}
 }
 
@@ -81,8 +66,8 @@ func (r *Remote) End() {
 		if o == nil {
 			continue
 		}
-		for _, feed := range o.feeds {
-			o.fail(o.lines.end(feed))
+		for rank, feed := range o.feeds {
+			_ = o.outs.of(rank).end(feed)
 		}
 	}
 }

@@ -16,6 +16,8 @@ import (
 // Options are what the user asked of the streams, and the client's own files.
 type Options struct {
 	Stdin, Stdout, Stderr *os.File
+	// Of gives the file that the labelled output of a rank goes to; nil: Stdout, Stderr.
+	Of func(fd, rank int) *os.File
 	// Unbuffered passes bytes on as they come, not by whole lines.
 	Unbuffered bool
 	// Label puts the rank before each line.
@@ -29,16 +31,13 @@ type Options struct {
 }
 
 // failed tells why a stream ends before its time.
-func (o *Options) failed(fd int, err error) {
+func (o *Options) failed(fd int, file *os.File, err error) {
 	if err == nil || o.Failed == nil {
 		return
 	}
-	verb, file := "write", o.Stdout
-	switch fd {
-	case 0:
-		verb, file = "read", o.Stdin
-	case 2:
-		file = o.Stderr
+	verb := "write"
+	if fd == 0 {
+		verb = "read"
 	}
 	if path, ok := errors.AsType[*os.PathError](err); ok {
 		err = path.Err
@@ -119,7 +118,7 @@ func (s *Session) openInput() error {
 	// Not waited for: it may be blocked in a read of the terminal when the
 	// step ends.
 	s.start = append(s.start, func() {
-		go func() { s.opt.failed(0, broadcast(s.opt.Stdin, writers)) }()
+		go func() { s.opt.failed(0, s.opt.Stdin, broadcast(s.opt.Stdin, writers)) }()
 	})
 	return nil
 }
@@ -154,12 +153,11 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 		widen(ours, 1)
 		s.relay(func() {
 			defer ours.Close()
-			s.opt.failed(fd, pass(dest, ours))
+			s.opt.failed(fd, dest, pass(dest, ours))
 		})
 		return nil
 	}
-	out := newLines(dest, s.spec.NTasks, &s.opt)
-	var once sync.Once
+	outs := newOutputs(fd, dest, s.spec.NTasks, &s.opt)
 	for _, rank := range ranks {
 		ours, theirs, err := s.pipe(false)
 		if err != nil {
@@ -167,11 +165,10 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 		}
 		s.hand(fd, rank, theirs, false)
 		widen(ours, len(ranks))
+		out := outs.of(rank)
 		s.relay(func() {
 			defer ours.Close()
-			if err := out.copy(rank, ours); err != nil {
-				once.Do(func() { s.opt.failed(fd, err) })
-			}
+			out.copy(rank, ours)
 		})
 	}
 	return nil

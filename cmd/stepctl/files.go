@@ -13,22 +13,24 @@ import (
 )
 
 // commonFiles are the patterns of those files that the client opens itself, by
-// stream: of a step of several nodes those that all of its tasks have in common. As
-// with srun they are where the client is: the nodes need no file system in common,
-// and none of them empties what another has written. "" is none.
+// stream: of a step of several nodes those that all of its tasks have in common, and
+// all into which it is to write labels. As with srun they are where the client is: the
+// nodes need no file system in common, and none of them empties what another has
+// written. "" is none.
 type commonFiles [3]string
 
-// take makes streams of common files the client's.
+// take makes streams of such files the client's.
 func (c *commonFiles) take(r *step.Request) {
-	if r.NNodes <= 1 && r.NNodesMax <= 1 && len(r.WantNodes) == 0 && len(r.NotNodes) == 0 {
-		return // the node of noded alone
-	}
+	several := r.NNodes > 1 || r.NNodesMax > 1 || len(r.WantNodes) > 0 || len(r.NotNodes) > 0
 	for fd, s := range [3]*step.Stream{&r.Stdin, &r.Stdout, &r.Stderr} {
-		if s.Kind == step.StreamFile && s.Pattern == os.DevNull {
+		if s.Kind != step.StreamFile {
+			continue
+		}
+		if s.Pattern == os.DevNull {
 			*s = step.Stream{Kind: step.StreamNull} // nothing of it need travel
 			continue
 		}
-		if s.Kind == step.StreamFile && !step.PatternHas(s.Pattern, "tnN") {
+		if fd > 0 && r.Label || several && !step.PatternHas(s.Pattern, "tnN") {
 			c[fd] = s.Pattern
 			*s = step.Stream{Kind: step.StreamClient}
 		}
@@ -39,45 +41,89 @@ func (c *commonFiles) take(r *step.Request) {
 	}
 }
 
-// open gives the three streams of the client: its own, or the files. The caller
-// closes nothing: they live as long as the process.
-func (c *commonFiles) open(spec *step.Spec, truncate bool) (files [3]*os.File, err error) {
-	files = [3]*os.File{os.Stdin, os.Stdout, os.Stderr}
+// clientFiles are the streams at the client's end: its own, or the files. They live as
+// long as the process.
+type clientFiles struct {
+	files [3]*os.File
+	ranks [3][]*os.File // nil where files has it for all ranks
+}
+
+// rank is the file that the output of a rank goes to.
+func (f *clientFiles) rank(fd, rank int) *os.File {
+	if f.ranks[fd] != nil {
+		return f.ranks[fd][rank]
+	}
+	return f.files[fd]
+}
+
+// open gives the three streams of the client.
+func (c *commonFiles) open(spec *step.Spec, truncate bool) (*clientFiles, error) {
+	f := &clientFiles{files: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}}
+	opened := make(map[string]*os.File) // one open file, so that none overwrites another
 	for fd, pattern := range c {
 		if pattern == "" {
 			continue
 		}
-		if fd == 2 && pattern == c[1] {
-			files[2] = files[1]
+		if !step.PatternHas(pattern, "tnN") {
+			file, err := openPattern(opened, fd, pattern, spec, 0, truncate)
+			if err != nil {
+				return f, err
+			}
+			f.files[fd] = file
 			continue
 		}
-		path, err := step.ExpandPattern(pattern, spec, 0)
-		if err != nil {
-			return files, err
+		var nodes []int
+		if spec.Layout != nil {
+			nodes = spec.RankNodes()
 		}
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(spec.Cwd, path)
-		}
-		flags := unix.O_RDONLY
-		if fd != 0 {
-			flags = unix.O_WRONLY | unix.O_CREAT | unix.O_APPEND
-			if truncate {
-				flags |= unix.O_TRUNC
+		for rank := range spec.NTasks {
+			of := *spec
+			if nodes != nil {
+				of.NodeID, of.NodeName = uint32(nodes[rank]), spec.Layout.Nodes[nodes[rank]].Name
 			}
+			file, err := openPattern(opened, fd, pattern, &of, rank, truncate)
+			if err != nil {
+				return f, err
+			}
+			f.ranks[fd] = append(f.ranks[fd], file)
 		}
-		f, err := openAs(&spec.User, path, flags)
-		if err != nil {
-			return files, fmt.Errorf("cannot open %s file: %w", [...]string{"stdin", "stdout", "stderr"}[fd], err)
-		}
-		files[fd] = f
 	}
-	return files, nil
+	return f, nil
+}
+
+// openPattern opens the file of one rank, unless it is open.
+func openPattern(opened map[string]*os.File, fd int, pattern string, spec *step.Spec, rank int, truncate bool) (*os.File, error) {
+	path, err := step.ExpandPattern(pattern, spec, rank)
+	if err != nil {
+		return nil, err
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(spec.Cwd, path)
+	}
+	if f := opened[path]; f != nil && fd > 0 {
+		return f, nil
+	}
+	flags := unix.O_RDONLY
+	if fd != 0 {
+		flags = unix.O_WRONLY | unix.O_CREAT | unix.O_APPEND
+		if truncate {
+			flags |= unix.O_TRUNC
+		}
+	}
+	f, err := openAs(&spec.User, path, flags)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open %s file: %w", [...]string{"stdin", "stdout", "stderr"}[fd], err)
+	}
+	if fd > 0 {
+		opened[path] = f
+	}
+	return f, nil
 }
 
 // openAs opens a file as the user whom the step is for: root may start it for
 // another one, whose paths it must not follow as root.
 func openAs(u *step.User, path string, flags int) (*os.File, error) {
-	open := func() (*os.File, error) { return os.OpenFile(path, flags|unix.O_CLOEXEC|unix.O_NOCTTY, 0o666) }
+	open := func() (*os.File, error) { return openFile(path, flags) }
 	if os.Geteuid() != 0 || u.UID == 0 {
 		return open()
 	}
@@ -98,4 +144,21 @@ func openAs(u *step.User, path string, flags int) (*os.File, error) {
 	}()
 	o := <-done
 	return o.file, o.err
+}
+
+// openFile opens a file that is to block. A FIFO would keep us waiting for its other
+// side: without one it is refused.
+func openFile(path string, flags int) (*os.File, error) {
+	var fd int
+	err := linux.IgnoringEINTR(func() (err error) {
+		fd, err = unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0o666)
+		return err
+	})
+	if err == nil {
+		err = unix.SetNonblock(fd, false)
+	}
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }

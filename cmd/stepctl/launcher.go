@@ -19,10 +19,10 @@ import (
 // followNodes is follow for a step of several nodes: streams, messages and orders
 // go over the network, to node 0's stepd. The end is known to noded alone, which
 // makes one record of all parts.
-func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files [3]*os.File) (*step.Record, error) {
+func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files *clientFiles) (*step.Record, error) {
 	unread, noReader := make(chan struct{}), sync.Once{}
 	t := &nodeLaunch{l: l, spec: spec, states: make([]step.State, len(spec.Layout.Nodes)), remote: stepio.NewRemote(spec, stepio.Options{
-		Stdout: files[1], Stderr: files[2], Unbuffered: l.opt.unbuffered, Label: l.opt.label,
+		Stdout: files.files[1], Stderr: files.files[2], Of: files.rank, Unbuffered: l.opt.unbuffered, Label: l.opt.label,
 		Failed: func(err error) { l.streamFailed(err); noReader.Do(func() { close(unread) }) },
 	})}
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -48,7 +48,7 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files [3]*os.
 	if spec.Stdin.Kind == step.StreamClient {
 		// Not waited for: it may be blocked in a read of the terminal when the
 		// step ends.
-		go t.sendInput(a, files[0])
+		go t.sendInput(a, files.files[0])
 	}
 	if err := waitNodes(a, unread); err != nil {
 		say("error: %s", err)

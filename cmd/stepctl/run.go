@@ -270,7 +270,7 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 		return l.wait()
 	}
 	streams, err := stepio.Open(spec, stepio.Options{
-		Stdin: files[0], Stdout: files[1], Stderr: files[2],
+		Stdin: files.files[0], Stdout: files.files[1], Stderr: files.files[2], Of: files.rank,
 		Unbuffered: l.opt.unbuffered, Label: l.opt.label, SameUser: spec.User.UID == uint32(os.Geteuid()),
 		Failed: l.streamFailed,
 	})
