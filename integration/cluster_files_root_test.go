@@ -80,7 +80,7 @@ func TestRootClusterFilesAsUser(t *testing.T) {
 	must(t, os.WriteFile(roots, []byte("kept"), 0o600))
 	must(t, os.Symlink(roots, filepath.Join(n.wd, "link")))
 	r = n.do(t, call{root: true, args: []string{"run", uid, "-N2", "-n2", "-D", n.wd, "-o", "link", "echo", "x"}})
-	if r.code != 1 || !strings.Contains(r.err, "cannot open stdout file: ") || !strings.Contains(r.err, "permission denied") {
+	if r.code != 1 || !strings.Contains(r.err, `cannot open stdout file "`) || !strings.Contains(r.err, "permission denied") {
 		t.Errorf("%v", r)
 	}
 	if b, err := os.ReadFile(roots); err != nil || string(b) != "kept" {

@@ -44,6 +44,7 @@ type rig struct {
 	sink    func(step.HostRecord) // what the host tells
 	cgroup  int                   // HostCgroup's, which is that of the tasks; -1 is none
 	network Network
+	streams Streams
 
 	// The ranks that the neighbours were told: to track, of ends, and to the MPI plugin.
 	tracked, told, exited, hooked []int
@@ -78,7 +79,7 @@ func (r *rig) run(t *testing.T) step.Record {
 	close(none)
 	r.st = New(plan, Deps{
 		Tracker: fakeTracker{r}, MPI: fakeMPI{r}, Audience: fakeAudience{r}, Accounting: r.acct, Plugins: r.plugins, Now: time.Now,
-		Network: r.network, Output: r.output(),
+		Network: r.network, Output: r.output(), Streams: r.streams,
 		StartHost:  func(int) (Host, error) { return fakeHost{r}, r.note("start") },
 		NoChildren: func() <-chan struct{} { return none },
 	})

@@ -112,7 +112,7 @@ func openPattern(opened map[string]*os.File, fd int, pattern string, spec *step.
 	}
 	f, err := openAs(&spec.User, path, flags)
 	if err != nil {
-		return nil, fmt.Errorf("cannot open %s file: %w", [...]string{"stdin", "stdout", "stderr"}[fd], err)
+		return nil, fmt.Errorf("cannot open %s file %q: %w", [...]string{"stdin", "stdout", "stderr"}[fd], path, err)
 	}
 	if fd > 0 {
 		opened[path] = f
@@ -136,7 +136,7 @@ func openAs(u *step.User, path string, flags int) (*os.File, error) {
 		// The identity is the thread's alone, which ends with this goroutine.
 		runtime.LockOSThread()
 		if err := linux.SetFSUser(u.UID, u.GID, u.Groups); err != nil {
-			done <- opened{nil, fmt.Errorf("cannot open %q as uid %d: %w", path, u.UID, err)}
+			done <- opened{nil, fmt.Errorf("cannot become uid %d for it: %w", u.UID, err)}
 			return
 		}
 		f, err := open()
@@ -158,7 +158,7 @@ func openFile(path string, flags int) (*os.File, error) {
 		err = unix.SetNonblock(fd, false)
 	}
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		return nil, err
 	}
 	return os.NewFile(uintptr(fd), path), nil
 }
