@@ -133,31 +133,51 @@ func (e *explainer) plugins() {
 
 // startFailure is why tasks were not exec'd.
 type startFailure struct {
-	stage string
-	errno int
+	stage       string
+	errno       int
+	object, why string
 }
 
 // unstarted finds tasks that were never exec'd.
 func (e *explainer) unstarted() {
 	keys, groups := groupTasks(e.rec.Tasks, func(t *step.Task) (startFailure, bool) {
 		// Who waited at the gate has done nothing wrong.
-		return startFailure{t.Stage, t.Errno}, t.State == step.TaskFailed && t.Stage != "gate" && t.Stage != ""
+		return startFailure{t.Stage, t.Errno, t.Object, t.Why}, t.State == step.TaskFailed && t.Stage != "gate" && t.Stage != ""
 	})
 	for _, k := range keys {
 		g := groups[k]
 		text := fmt.Sprintf("%s never ran the command: the stage %s failed", g.who(), k.stage)
-		if k.stage == "exec" && len(e.rec.Command) > 0 {
-			text = fmt.Sprintf("%s never ran: cannot execute %q", g.who(), e.rec.Command[0])
+		switch {
+		case k.stage == "exec" && len(e.rec.Command) > 0:
+			text = fmt.Sprintf("%s never ran: cannot execute %q", g.who(), cmp.Or(programOf(k.object), e.rec.Command[0]))
+		case k.stage == "stdio" && k.object != "":
+			text = fmt.Sprintf("%s never ran: cannot open the file %q of a standard stream", g.who(), k.object)
 		}
 		if k.errno != 0 {
 			text += ": " + unix.Errno(k.errno).Error()
+		}
+		if k.why != "" {
+			text += ": " + k.why
 		}
 		e.add(Finding{Kind: KindExec, Text: text, Ranks: g.list(), Nodes: g.nodes, Hint: startHint(k)})
 	}
 }
 
+// programOf is the program of an exec that failed; Slurm's words for one whose
+// interpreter is missing name that alone.
+func programOf(object string) string {
+	if strings.HasPrefix(object, "bad interpreter(") {
+		return ""
+	}
+	program, _, _ := strings.Cut(object, ": bad interpreter(")
+	return program
+}
+
 func startHint(k startFailure) string {
 	errno := unix.Errno(k.errno)
+	if hint := whyHint(k); hint != "" {
+		return hint
+	}
 	switch {
 	case k.stage == "exec" && errno == unix.ENOENT:
 		return "the file is not on the node, or its interpreter (#! or ld.so) is not; --chdir tells where relative names begin"
@@ -177,6 +197,46 @@ func startHint(k startFailure) string {
 		return "a limit of processes is reached: ulimit -u, pids.max"
 	case errno == unix.ENOMEM:
 		return "there is no memory left"
+	}
+	return ""
+}
+
+// whyHint is what to do about what a task has found out about its file.
+func whyHint(k startFailure) string {
+	has := func(words string) bool { return strings.Contains(k.why, words) }
+	switch {
+	case k.why == "":
+		return ""
+	case has("outside of it, it does"):
+		return "the job's container has directories of its own: put the file elsewhere, or copy it there in the job (--bcast)"
+	case has("carriage return"):
+		return "take the carriage returns away: sed -i 's/\\r$//' FILE"
+	case has("the loader (PT_INTERP)"):
+		return "the program was built for another C library: build it on this node, or install that library"
+	case has("the interpreter (#!)"):
+		return "install the interpreter on the node, or name another one in the first line"
+	case has("no directory of PATH"):
+		return "give its path, or set PATH: --export=ALL hands on the one of this shell"
+	case has("has no PATH"):
+		return "--export without PATH leaves none: --export=PATH,..., or the program's whole path"
+	case has("mounted noexec"):
+		return "put the program on a file system from which programs may be executed"
+	case has("nobody may execute it"):
+		return "chmod +x makes it executable"
+	case has("may not enter it"):
+		return "its owner opens it by chmod +x; a root-squashed file server hides it from root alone"
+	case has("is a program for"):
+		return "build it for this node's machine"
+	case has("is empty"):
+		return "was it copied whole? a full file system leaves empty files"
+	case has("does not begin with #!"):
+		return "begin a script with a line such as #!/bin/sh"
+	case has("the environment"):
+		return "arguments and environment are too long together, or one of them alone; --export=NONE sends less"
+	case has("is a link to"):
+		return "the link leads nowhere on this node: is the file system behind it mounted here?"
+	case has("the directory") && has("does not exist"):
+		return "the directory is not on this node: is its file system mounted here?"
 	}
 	return ""
 }

@@ -1,10 +1,15 @@
 package integration
 
 import (
+	"bytes"
+	"debug/elf"
+	little "encoding/binary"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -106,23 +111,35 @@ func TestRootExecFailures(t *testing.T) {
 	empty := n.userFile(t, "empty", "", 0o755)
 	noloader := n.userFile(t, "noloader", "", 0o755)
 	must(t, os.WriteFile(noloader, elfWithoutLoader(t), 0o755))
+	closed, mounted := badPlaces(t, n)
+	dos := n.userFile(t, "dos", "#!/bin/sh\r\n", 0o755)
+	foreign := n.userFile(t, "foreign", "", 0o755)
+	must(t, os.WriteFile(foreign, elfOfMachine(t, elf.EM_S390), 0o755))
+	dangling := n.path("wd", "dangling")
+	must(t, os.Symlink("/no/such/target", dangling))
 	for _, c := range []struct {
 		name    string
 		argv    []string
 		ntasks  string
 		code    int
 		message string
+		why     string // what explain says of it; in the message, too, but for what that says already
 	}{
-		{"no such path", []string{"/no/such/program"}, "1", 2, "execve(): /no/such/program: No such file or directory"},
-		{"not in PATH", []string{"nosuchprogram"}, "2", 2, "execve(): nosuchprogram: No such file or directory"},
-		{"not executable", []string{noexec}, "1", 13, "execve(): " + noexec + ": Permission denied"},
-		{"no format", []string{badfmt}, "1", 8, "execve(): " + badfmt + ": Exec format error"},
-		{"empty file", []string{empty}, "1", 8, "execve(): " + empty + ": Exec format error"},
-		{"bad interpreter", []string{badinterp}, "1", 2, "bad interpreter(/no/such/interp): No such file or directory"},
-		{"missing loader", []string{noloader}, "1", 2, noloader},
-		{"a directory", []string{n.wd}, "1", 13, "execve(): " + n.wd + ": Permission denied"},
-		{"a relative path", []string{"./nosuch"}, "1", 2, "nosuch: No such file or directory"},
-		{"a file as directory", []string{noexec + "/x"}, "1", 20, "Not a directory"},
+		{"no such path", []string{"/no/such/program"}, "1", 2, "execve(): /no/such/program: No such file or directory", "the directory \"/no\" does not exist"},
+		{"not in PATH", []string{"nosuchprogram"}, "2", 2, "execve(): nosuchprogram: No such file or directory", "no directory of PATH has it: /"},
+		{"not executable", []string{noexec}, "1", 13, "execve(): " + noexec + ": Permission denied", "has mode 0644: nobody may execute it"},
+		{"no format", []string{badfmt}, "1", 8, "execve(): " + badfmt + ": Exec format error", "its first line does not begin with #!"},
+		{"empty file", []string{empty}, "1", 8, "execve(): " + empty + ": Exec format error", "is empty"},
+		{"bad interpreter", []string{badinterp}, "1", 2, "bad interpreter(/no/such/interp): No such file or directory", "the interpreter (#!) of \"" + badinterp + "\": the directory \"/no\" does not exist"},
+		{"missing loader", []string{noloader}, "1", 2, noloader, "the loader (PT_INTERP) of"},
+		{"a directory", []string{n.wd}, "1", 13, "execve(): " + n.wd + ": Permission denied", "is a directory"},
+		{"a relative path", []string{"./nosuch"}, "1", 2, "nosuch: No such file or directory", ""},
+		{"a file as directory", []string{noexec + "/x"}, "1", 20, "Not a directory", noexec + "\" is no directory"},
+		{"a closed directory", []string{closed + "/x"}, "1", 13, "Permission denied", "the directory \"" + closed + "\" has mode 0700 and belongs to 0:0: user 7001 may not enter it"},
+		{"a noexec mount", []string{mounted + "/x"}, "1", 13, "Permission denied", "is on a file system that is mounted noexec, at \"" + mounted + "\""},
+		{"a link to nowhere", []string{dangling}, "1", 2, "No such file or directory", "is a link to \"/no/such/target\", which does not exist"},
+		{"the line ends of DOS", []string{dos}, "1", 2, "No such file or directory", "ends with a carriage return"},
+		{"another machine", []string{foreign}, "1", 8, "Exec format error", "is a program"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := n.ctl(t, append([]string{"run", "-n", c.ntasks, "--"}, c.argv...)...)
@@ -134,6 +151,12 @@ func TestRootExecFailures(t *testing.T) {
 			step := n.lastEnded(t)
 			if step.State != "FAILED" || len(step.Tasks) == 0 || step.Tasks[0].State != "FAILED" || step.Tasks[0].Errno != c.code {
 				t.Errorf("want state FAILED and a task FAILED with errno %d, got %+v", c.code, step)
+			}
+			if c.why != "" {
+				contains(t, "stderr", r.err, c.why)
+				if r := n.ctl(t, "explain", step.id()); r.code != 0 || !strings.Contains(r.out, c.why) {
+					t.Errorf("explain: want %q in %v", c.why, r)
+				}
 			}
 		})
 	}
@@ -196,4 +219,27 @@ func TestRootWorkingDirectory(t *testing.T) {
 			t.Errorf("want /usr, got %v", r)
 		}
 	})
+}
+
+// badPlaces are a directory that only root may enter, and one that is mounted
+// noexec, with a program in it.
+func badPlaces(t *testing.T, n *node) (closed, noexec string) {
+	closed, noexec = n.path("closed"), n.path("noexecmount")
+	must(t, os.Mkdir(closed, 0o700))
+	must(t, os.Mkdir(noexec, 0o755))
+	must(t, syscall.Mount("none", noexec, "tmpfs", syscall.MS_NOEXEC, "mode=755"))
+	t.Cleanup(func() { must(t, syscall.Unmount(noexec, 0)) })
+	must(t, os.WriteFile(filepath.Join(noexec, "x"), []byte("#!/bin/sh\n"), 0o755))
+	must(t, os.Chmod(filepath.Join(noexec, "x"), 0o755)) // whatever our umask is
+	return closed, noexec
+}
+
+// elfOfMachine is the head of a program for another machine.
+func elfOfMachine(t *testing.T, machine elf.Machine) []byte {
+	head := elf.Header64{Type: uint16(elf.ET_EXEC), Machine: uint16(machine), Version: 1, Ehsize: 64}
+	copy(head.Ident[:], elf.ELFMAG)
+	head.Ident[elf.EI_CLASS], head.Ident[elf.EI_DATA], head.Ident[elf.EI_VERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1
+	var b bytes.Buffer
+	must(t, little.Write(&b, little.LittleEndian, head))
+	return b.Bytes()
 }

@@ -147,6 +147,7 @@ func FuzzParseRecord(f *testing.F) {
 	w.u32(10)
 	w.u32(2)
 	w.str("/no/such")
+	w.str("it does not exist")
 	f.Add(w.b)
 	f.Add([]byte{})
 	h := &Host{names: []string{"x.so"}, ranks: []int{4, 9}}

@@ -51,7 +51,7 @@ func (h *Host) parseRecord(b []byte) (step.HostRecord, bool) {
 		rec.Text = r.str()
 	case recFail:
 		id := int(r.u32())
-		f := &step.LaunchError{Stage: stageName(r.u32()), Errno: syscall.Errno(r.i32()), Object: r.str()}
+		f := &step.LaunchError{Stage: stageName(r.u32()), Errno: syscall.Errno(r.i32()), Object: r.str(), Why: r.str()}
 		rank := h.rankOf(id)
 		if rank == nil {
 			return rec, false

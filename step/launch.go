@@ -121,6 +121,9 @@ type LaunchError struct {
 	Stage  string
 	Errno  syscall.Errno
 	Object string
+	// Why says in words what of the object is wrong, as the task has found it: which
+	// directory on the way, whose interpreter; "" where it is not known.
+	Why string
 }
 
 func (e *LaunchError) Error() string {

@@ -127,9 +127,12 @@ type Task struct {
 
 	// Status is the raw wait status, nil before the end.
 	Status *ExitStatus `json:"status,omitempty"`
-	// Stage and Errno say where a task failed that was never exec'd.
-	Stage string `json:"stage,omitempty"`
-	Errno int    `json:"errno,omitempty"`
+	// Stage and Errno say where a task failed that was never exec'd, Object with what
+	// (a path), Why what of it is wrong, in words.
+	Stage  string `json:"stage,omitempty"`
+	Errno  int    `json:"errno,omitempty"`
+	Object string `json:"object,omitempty"`
+	Why    string `json:"why,omitempty"`
 	// MPI is how far the task has come in MPI: nil where nothing was heard of it,
 	// and where the step has ended well. Doing is what its process does, where it
 	// was looked at: of a running step as Stat answers it, of one that was ended

@@ -262,5 +262,6 @@ func (s *Step) addFailures() {
 	for id, f := range s.fails {
 		t := &s.rec.Tasks[id]
 		t.State, t.Stage, t.Errno = step.TaskFailed, f.Stage, int(f.Errno)
+		t.Object, t.Why = f.Object, f.Why
 	}
 }

@@ -145,11 +145,11 @@ func (s *Step) hearFailure(id int, f *step.LaunchError) {
 	s.mu.Unlock()
 	switch f.Stage {
 	case "exec":
-		s.say(fmt.Sprintf("execve(): %s: %s", f.Object, errnoText(f.Errno)))
+		s.say(fmt.Sprintf("execve(): %s: %s%s", f.Object, errnoText(f.Errno), whyWords(f)))
 	case "task_init", "task_init_privileged":
 		// The chain's own message has told it.
 	case "stdio":
-		s.say(fmt.Sprintf("Could not open %s file %q: %s", s.streamOf(id, f), f.Object, errnoText(f.Errno)))
+		s.say(fmt.Sprintf("Could not open %s file %q: %s%s", s.streamOf(id, f), f.Object, errnoText(f.Errno), whyWords(f)))
 	default:
 		if f.Errno == 0 {
 			s.say(fmt.Sprintf("task %d: %s: %s", f.Rank, f.Stage, f.Object))
@@ -157,6 +157,14 @@ func (s *Step) hearFailure(id int, f *step.LaunchError) {
 		}
 		s.say(fmt.Sprintf("task %d: %s: cannot use %q: %s", f.Rank, f.Stage, f.Object, errnoText(f.Errno)))
 	}
+}
+
+// whyWords is what the task has found out, where it is more than the error says.
+func whyWords(f *step.LaunchError) string {
+	if f.Why == "" || f.Why == fmt.Sprintf("\"%s\" does not exist", f.Object) {
+		return ""
+	}
+	return " (" + f.Why + ")"
 }
 
 // streamOf names the stream whose file a task could not open.

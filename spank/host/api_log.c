@@ -109,7 +109,8 @@ void log_threads(struct host *h, const struct plugin *p, uint32_t count)
 		(void)packet_send(h->log, &iov, 1, NULL, 0);
 }
 
-void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const char *object)
+void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const char *object,
+	      const char *why)
 {
 	uint8_t buf[8192];
 	struct writer w = wr_init(buf, sizeof(buf));
@@ -118,7 +119,8 @@ void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const 
 	wr_u32(&w, rank);
 	wr_u32(&w, stage);
 	wr_i32(&w, error);
-	wr_str(&w, object, sizeof(buf) - 32);
+	wr_str(&w, object, sizeof(buf) - WHY_MAX - 32);
+	wr_str(&w, why, WHY_MAX);
 	struct iovec iov = {buf, w.len};
 	if (h->log >= 0)
 		(void)packet_send(h->log, &iov, 1, NULL, 0);

@@ -20,11 +20,13 @@ static bool in_dir(char *buf, size_t size, const char *dir, size_t len, const ch
 }
 
 /* Looks for name in the task's own PATH. 0 and the path, else the errno that
- * execvp would give: EACCES if all that was found cannot be run. */
+ * execvp would give: EACCES if all that was found cannot be run, with the first such. */
 static int find_program(const char *path, const char *name, char *buf, size_t size)
 {
+	char first[PATH_MAX] = "";
 	int error = ENOENT;
 
+	buf[0] = 0;
 	if (name[0] == 0)
 		return ENOENT;
 	for (const char *dir = path; dir != NULL;) {
@@ -34,10 +36,13 @@ static int find_program(const char *path, const char *name, char *buf, size_t si
 		if (len < size && in_dir(buf, size, dir, len, name) && stat(buf, &st) == 0) {
 			if (S_ISREG(st.st_mode) && access(buf, X_OK) == 0)
 				return 0;
+			if (error != EACCES)
+				strcpy(first, buf); /* both have PATH_MAX */
 			error = EACCES;
 		}
 		dir = dir[len] ? dir + len + 1 : NULL;
 	}
+	strcpy(buf, first);
 	return error;
 }
 
@@ -67,8 +72,10 @@ static void last_env(struct host *h)
 /* Tells why execve failed, in words where the errno misleads, and ends. */
 static _Noreturn void exec_failed(struct host *h, const char *path, int error)
 {
-	char interp[PATH_MAX], object[2 * PATH_MAX + 32];
+	char interp[PATH_MAX], object[2 * PATH_MAX + 32], why[WHY_MAX] = "";
 	bool script;
+
+	(void)why_exec(h, path, error, why, sizeof(why));
 
 	if (error == ENOENT && explain_interpreter(path, interp, sizeof(interp), &script)) {
 		/* Slurm's words for a script; a program's loader is named with the program. */
@@ -76,7 +83,7 @@ static _Noreturn void exec_failed(struct host *h, const char *path, int error)
 			 script ? "" : ": ", interp);
 		path = object;
 	}
-	task_fail(h, STAGE_EXEC, error, path, error & 0xff);
+	task_fail_why(h, STAGE_EXEC, error, path, why, error & 0xff);
 }
 
 _Noreturn void task_exec(struct host *h)
@@ -91,8 +98,12 @@ _Noreturn void task_exec(struct host *h)
 		int error = find_program(env_get(&h->env, "PATH"), path, found, sizeof(found));
 
 		board_stage(h, h->rank + 1, STAGE_EXEC);
-		if (error != 0)
-			task_fail(h, STAGE_EXEC, error, path, error);
+		if (error != 0) {
+			char why[WHY_MAX];
+
+			why_not_found(h, found, error, why, sizeof(why));
+			task_fail_why(h, STAGE_EXEC, error, path, why, error);
+		}
 		path = found;
 	}
 	/* Last: from here on the pipe's end of file means that it was exec'd. */

@@ -84,8 +84,7 @@ static bool elf_interpreter(int fd, const char *head, size_t len, char *interp, 
 	return head[EI_CLASS] == ELFCLASS32 && elf32(fd, head, len, interp, size);
 }
 
-/* What runs the program at path; false if nothing does, or it cannot be known. */
-static bool interpreter_of(const char *path, char *interp, size_t size, bool *script)
+bool interpreter_of(const char *path, char *interp, size_t size, bool *script)
 {
 	/* O_NONBLOCK: it may be a FIFO by now. */
 	_cleanup_close_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);

@@ -97,6 +97,7 @@ struct host {
 	/* Opened before the first hook: no path of ours is resolved after it (a
 	 * plugin may have changed what paths mean). */
 	int null, gate, helpers, job_ns, proc, threads, namespaces;
+	int root;	/* outside of the job's mounts, where tasks join them; else -1 */
 	int exec_pipe;	/* in a task: closes when it execs */
 	int emptied[2]; /* a pipe: a byte in it says that the first task has opened its files */
 	bool copy;	/* in a task: a plugin has forked this process */
@@ -239,6 +240,8 @@ _Noreturn void task_main(struct host *h, uint32_t rank);
 bool task_has_terminal(const struct host *h, uint32_t rank);
 _Noreturn void task_fail(struct host *h, enum stage stage, int error, const char *object,
 			 int status);
+_Noreturn void task_fail_why(struct host *h, enum stage stage, int error, const char *object,
+			     const char *why, int status);
 void task_stdio(struct host *h);
 _Noreturn void task_exec(struct host *h);
 void limits_apply(const struct env *env);
@@ -249,6 +252,16 @@ void limits_raise_nofile(void);
 /* exec_explain.c: for a program that execve could not find though its file is
  * there: the missing interpreter's or loader's path, or false. */
 bool explain_interpreter(const char *path, char *interp, size_t size, bool *script);
+/* What runs the program at path; false if nothing does, or it cannot be known. */
+bool interpreter_of(const char *path, char *interp, size_t size, bool *script);
+
+/* exec_why.c: in words, why the user cannot use a path, execute a file, or find a
+ * program in PATH (found: what is there and may not be executed). false, or an empty
+ * text: it is not known. Only as the user. */
+bool why_path(const char *path, char *why, size_t size);
+bool why_exec(struct host *h, const char *path, int error, char *why, size_t size);
+void why_not_found(struct host *h, const char *found, int error, char *why, size_t size);
+#define WHY_MAX 2048
 
 /* reap.c */
 bool command_wait(struct host *h, struct outcome *out);
@@ -261,6 +274,7 @@ void log_text(enum log_level level, const char *format, ...) __attribute__((form
 /* p is NULL for no plugin in particular. */
 void log_warn(struct host *h, const struct plugin *p, uint32_t hook, const char *what);
 void log_threads(struct host *h, const struct plugin *p, uint32_t count);
-void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const char *object);
+void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const char *object,
+	      const char *why);
 
 #endif

@@ -120,7 +120,8 @@ enum host_rep {
 enum host_rec {
 	/* u32 level (enum log_level); u32 rank (NO_RANK in the host); u32 plugin (NO_PLUGIN); u32 hook; string text */
 	REC_LOG = 201,
-	/* A task was not exec'd: u32 rank; u32 stage; i32 errno; string path: what failed, before _exit */
+	/* A task was not exec'd: u32 rank; u32 stage; i32 errno; string path: what failed, before _exit;
+	 * string: why, in words, empty where it is not known */
 	REC_FAIL = 202,
 	/* A plugin changed what others share: u32 plugin; u32 hook; string what ("closed a standard descriptor") */
 	REC_WARN = 203,

@@ -12,6 +12,7 @@ struct host host = {
 	.proc = -1,
 	.threads = -1,
 	.namespaces = -1,
+	.root = -1,
 	.exec_pipe = -1,
 	.emptied = {-1, -1},
 	.hook = NO_HOOK,

@@ -53,6 +53,7 @@ static bool open_proc(struct host *h, struct outcome *out)
 		if (h->namespaces < 0 || fstatat(h->namespaces, "mnt", &st, 0) < 0)
 			return fail(out, errno, "cannot open \"/proc/self/ns\"");
 		h->mount_ns = st.st_ino;
+		h->root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	}
 	return true;
 }

@@ -365,7 +365,8 @@ static void print_record(FILE *to, struct reader *r)
 		break;
 	case REC_FAIL:
 		c = rd_u32(r);
-		fprintf(to, "fail rank=%u stage=%u errno=%u %s\n", a, b, c, rd_str(r));
+		fprintf(to, "fail rank=%u stage=%u errno=%u %s", a, b, c, rd_str(r));
+		fprintf(to, " (%s)\n", rd_str(r));
 		break;
 	case REC_THREADS:
 		fprintf(to, "threads plugin=%u hook=%u %u\n", a, b, rd_u32(r));

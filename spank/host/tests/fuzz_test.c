@@ -218,6 +218,12 @@ static void fuzz_explain(const char *path, const struct blob *binary)
 	close(fd);
 	if (explain_interpreter(path, interp, sizeof(interp), &script))
 		CHECK(strnlen(interp, sizeof(interp)) < sizeof(interp));
+	static struct host none = {.root = -1};
+	char why[64];
+	for (size_t i = 0; i < 2; i++) {
+		if (why_exec(&none, path, i == 0 ? ENOENT : ENOEXEC, why, sizeof(why)))
+			CHECK(strnlen(why, sizeof(why)) < sizeof(why));
+	}
 	blob_free(&b);
 }
 
