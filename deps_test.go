@@ -44,6 +44,7 @@ var importRules = map[string]struct {
 	"stepd/slurmconf":         {[]string{"stepd/step"}, "the site's files; a node's resources are written as a request's are"},
 	"stepd/node":              {[]string{"stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},
 	"stepd/node/fakestepd":    {[]string{"stepd/step", "stepd/api/stepapi"}, "a stepd for tests of noded"},
+	"stepd/timeline":          {[]string{"stepd/step"}, "what a log of events looks like: what only stepctl pays for"},
 	"stepd/explain":           {[]string{"stepd/step"}, "what records and events mean: what only stepctl pays for"},
 	"stepd/cmd/noded":         {[]string{"stepd/..."}, "wires"},
 	"stepd/daemon":            {[]string{"stepd/acct", "stepd/step", "stepd/task", "stepd/task/affinity", "stepd/task/cgroup", "stepd/task/oom", "stepd/spank", "stepd/proctrack", "stepd/mpi", "stepd/mpi/spawn", "stepd/stepio/live", "stepd/stepio/relay", "stepd/api/stepapi", "stepd/internal/linux"}, "wires a step, and stays small: a step pays for every package"},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -8,28 +9,31 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"stepd/api"
 	"stepd/step"
+	"stepd/timeline"
 )
 
 func eventsCommand(d *dialer) *cobra.Command {
-	var follow bool
+	var follow, asJSON bool
 	c := &cobra.Command{
-		Use: "events JOB.STEP", Short: "print a step's event log, one JSON object a line", Args: cobra.ExactArgs(1),
+		Use: "events [options] JOB.STEP", Short: "print a step's event log, one JSON object a line", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return eachEvent(d, args[0], follow, func(line []byte) error {
+				if rest, ok := bytes.CutPrefix(line, []byte("{")); asJSON && ok {
+					line = append(fmt.Appendf(nil, `{"schema":%d,`, step.Schema), rest...)
+				}
 				_, err := fmt.Printf("%s\n", line)
 				return err
 			})
 		},
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the step ends")
+	c.Flags().BoolVar(&asJSON, "json", false, "with the number of the schema in each line")
 	return c
 }
 
@@ -64,99 +68,44 @@ func eachEvent(d *dialer, name string, follow bool, f func([]byte) error) error 
 }
 
 func timelineCommand(d *dialer) *cobra.Command {
-	return &cobra.Command{
-		Use: "timeline JOB.STEP", Short: "show where the time of a step went", Args: cobra.ExactArgs(1),
+	var asJSON bool
+	var svg string
+	c := &cobra.Command{
+		Use: "timeline [options] JOB.STEP", Short: "show where the time of a step went", Args: cobra.ExactArgs(1),
+		Long: "Show where the time of a step went: a bar for each stage of the launch and of the end, and, set in below them, for each hook of a plugin; calls for several tasks share one bar, from the begin of the first to the end of the last. " +
+			"Launch, tasks and end have scales of their own. What failed is red, what has not ended yellow, where there are colours.",
 		RunE: func(_ *cobra.Command, args []string) error {
-			var spans []span
-			var base time.Time
+			var b timeline.Builder
 			err := eachEvent(d, args[0], false, func(line []byte) error {
 				var e step.Event
 				if err := json.Unmarshal(line, &e); err != nil {
 					return fmt.Errorf("cannot parse an event: %w", err)
 				}
-				if base.IsZero() {
-					base = e.Time
-				}
-				spans = appendSpan(spans, base, &e)
+				b.Add(&e)
 				return nil
 			})
 			if err != nil {
 				return err
 			}
-			return drawSpans(os.Stdout, spans)
+			t := b.Done(time.Now())
+			switch {
+			case asJSON:
+				return printJSON("timeline", t)
+			case svg == "-":
+				_, err = io.WriteString(os.Stdout, t.SVG("step "+args[0]))
+			case svg != "":
+				if err := os.WriteFile(svg, []byte(t.SVG("step "+args[0])), 0o666); err != nil {
+					return fmt.Errorf("cannot write the picture: %w", err)
+				}
+			default:
+				columns, _ := screenSize(os.Stdout)
+				_, err = io.WriteString(os.Stdout, t.Text("step "+args[0], cmp.Or(columns, 80), colours(os.Stdout)))
+			}
+			return err
 		},
 	}
+	c.Flags().StringVar(&svg, "svg", "", "draw it as a picture (SVG) into `FILE`; - is standard output")
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	c.MarkFlagsMutuallyExclusive("svg", "json")
+	return c
 }
-
-// span is one bar: what, and from when to when after the request.
-type span struct {
-	name       string
-	start, end time.Duration
-}
-
-// appendSpan adds what an event tells: the end of a stage or a hook, or a
-// moment.
-func appendSpan(spans []span, base time.Time, e *step.Event) []span {
-	at := e.Time.Sub(base)
-	switch e.Event {
-	case step.EventStageEnd, step.EventHookEnd:
-		if e.DurUS == nil {
-			return spans
-		}
-		name := e.Phase
-		if e.Event == step.EventHookEnd {
-			name = fmt.Sprintf("  %s: %s", e.Plugin, strings.TrimPrefix(e.Hook, "slurm_spank_"))
-			if e.Rank != nil {
-				name += fmt.Sprintf(" (rank %d)", *e.Rank)
-			}
-		}
-		return append(spans, span{name, at - time.Duration(*e.DurUS)*time.Microsecond, at})
-	case step.EventAccepted:
-		return append(spans, span{"noded", 0, at})
-	case step.EventTaskExec, step.EventTaskExit:
-		name := strings.Replace(e.Event, "_", " ", 1)
-		if e.Rank != nil {
-			name = fmt.Sprintf("%s (rank %d)", name, *e.Rank)
-		}
-		return append(spans, span{name, at, at})
-	}
-	return spans
-}
-
-const (
-	nameWidth = 38
-	barWidth  = 22
-)
-
-// drawSpans draws the bars on one scale, in 80 columns.
-func drawSpans(w io.Writer, spans []span) error {
-	// Hooks are told in batches, after their stage.
-	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.start, b.start) })
-	var last time.Duration
-	for _, s := range spans {
-		last = max(last, s.end)
-	}
-	scale := func(d time.Duration) int {
-		if last <= 0 {
-			return 0
-		}
-		return min(barWidth-1, max(0, int(int64(d)*barWidth/int64(last))))
-	}
-	fmt.Fprintf(w, "%-*s %9s %8s\n", nameWidth, "", "at ms", "ms")
-	for _, s := range spans {
-		from, to := scale(s.start), scale(s.end)
-		mark := "█"
-		if s.start == s.end {
-			mark = "·"
-		}
-		bar := strings.Repeat(" ", from) + strings.Repeat(mark, to-from+1)
-		_, err := fmt.Fprintf(w, "%-*s %9.3f %8.3f %s\n", nameWidth, clean(s.name, nameWidth),
-			ms(s.start), ms(s.end-s.start), bar)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -92,7 +92,7 @@ func newRoot(d *dialer) *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
 	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), suspendCommand(d), resumeCommand(d), statCommand(d), explainCommand(d), attachCommand(d),
-		eventsCommand(d), timelineCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))
+		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))
 	root.CompletionOptions.DisableDefaultCmd = true
 	useManual(root)
 	d.completeRefs(root)

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
@@ -144,25 +142,5 @@ func TestClean(t *testing.T) {
 		if got := clean(in, 10); got != want {
 			t.Errorf("clean(%q) = %q, want %q", in, got, want)
 		}
-	}
-}
-
-func TestTimelineFits(t *testing.T) {
-	var b bytes.Buffer
-	spans := []span{
-		{"noded", 0, 3 * time.Millisecond},
-		{"  " + strings.Repeat("long", 20) + ": task_init (rank 1000)", 3 * time.Millisecond, 4 * time.Millisecond},
-		{"task exec (rank 0)", 4 * time.Millisecond, 4 * time.Millisecond},
-	}
-	if err := drawSpans(&b, spans); err != nil {
-		t.Fatal(err)
-	}
-	for _, l := range strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n") {
-		if n := len([]rune(l)); n > 80 {
-			t.Errorf("%d columns: %q", n, l)
-		}
-	}
-	if err := drawSpans(&b, nil); err != nil {
-		t.Error(err)
 	}
 }

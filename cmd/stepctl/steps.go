@@ -123,8 +123,10 @@ func stateWord(rec *step.Record) string {
 }
 
 // elapsed is how long the step has run, or ran, without what it stood still: "2:03".
-func elapsed(rec *step.Record) string {
-	ran, ok := rec.Ran(time.Now())
+func elapsed(rec *step.Record) string { return elapsedAt(rec, time.Now()) }
+
+func elapsedAt(rec *step.Record, now time.Time) string {
+	ran, ok := rec.Ran(now)
 	if !ok {
 		return "-"
 	}

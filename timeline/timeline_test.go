@@ -1,0 +1,214 @@
+package timeline
+
+import (
+	"encoding/xml"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"stepd/step"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+var t0 = time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+
+func ptr[T any](v T) *T { return &v }
+
+// launch is a step of n tasks under two plugins: times in microseconds.
+func launch(n int) []step.Event {
+	at := func(us int, e step.Event) step.Event {
+		e.Time = t0.Add(time.Duration(us) * time.Microsecond)
+		return e
+	}
+	var events []step.Event
+	add := func(us int, e step.Event) { events = append(events, at(us, e)) }
+	stage := func(from, to int, name string) {
+		add(from, step.Event{Event: step.EventStageStart, Phase: name})
+		add(to, step.Event{Event: step.EventStageEnd, Phase: name, DurUS: ptr(int64(to - from))})
+	}
+	hook := func(from, to int, plugin, name string, rank *int, rc int) {
+		add(from, step.Event{Event: step.EventHookStart, Plugin: plugin, Hook: "slurm_spank_" + name, Rank: rank})
+		add(to, step.Event{Event: step.EventHookEnd, Plugin: plugin, Hook: "slurm_spank_" + name, Rank: rank, DurUS: ptr(int64(to - from)), RC: &rc})
+	}
+	add(0, step.Event{Event: step.EventRequest})
+	add(1500, step.Event{Event: step.EventAccepted})
+	stage(1600, 1700, "proctrack")
+	stage(1700, 3200, "spankhost")
+	stage(3200, 4000, "load")
+	stage(4000, 6000, "init")
+	hook(4100, 4300, "renice.so", "init", nil, 0)
+	hook(4300, 5900, "a_plugin_with_a_very_long_name_<&>.so", "init", nil, 0)
+	stage(6000, 6500, "fork")
+	stage(6500, 6600, "gate")
+	for r := range n {
+		hook(6700+10*r, 7700+10*r, "renice.so", "task_init", ptr(r), 0)
+		add(8000+10*r, step.Event{Event: step.EventTaskExec, Rank: ptr(r)})
+	}
+	for r := range n {
+		add(3_600_000+1000*r, step.Event{Event: step.EventTaskExit, Rank: ptr(r)})
+		hook(3_600_000+1000*r, 3_600_400+1000*r, "renice.so", "task_exit", ptr(r), 0)
+	}
+	end := 3_600_000 + 1000*n
+	add(end+900, step.Event{Event: step.EventStageEnd, Phase: "exit", DurUS: ptr(int64(700)), Text: "a plugin\x1b failed"})
+	hook(end+300, end+800, "renice.so", "exit", nil, -1)
+	add(end+2000, step.Event{Event: step.EventStageEnd, Phase: "undo proctrack", DurUS: ptr(int64(1000))})
+	add(end+2100, step.Event{Event: step.EventEnd})
+	return events
+}
+
+func build(events []step.Event) *Timeline {
+	var b Builder
+	for i := range events {
+		b.Add(&events[i])
+	}
+	return b.Done(t0.Add(time.Second))
+}
+
+// TestText: golden texts of two widths, in which no line is wider than the terminal.
+func TestText(t *testing.T) {
+	running := launch(2)
+	cut := 0
+	for running[cut].Event != step.EventTaskExit {
+		cut++
+	}
+	for name, events := range map[string][]step.Event{
+		"two": launch(2), "many": launch(64), "running": running[:cut], "launching": launch(2)[:9], "none": nil,
+	} {
+		for _, size := range []struct {
+			name    string
+			columns int
+			colour  bool
+		}{{"80", 80, false}, {"200", 200, false}, {"60-colour", 60, true}} {
+			text := build(events).Text("step 12.0", size.columns, size.colour)
+			path := filepath.Join("testdata", name+"-"+size.name+".golden")
+			if *update {
+				if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil || string(want) != text {
+				t.Errorf("%s: %v: want\n%s\ngot\n%s", path, err, want, text)
+			}
+			for line := range strings.SplitSeq(text, "\n") {
+				if n := utf8.RuneCountInString(line); n > size.columns && !size.colour {
+					t.Errorf("%s: a line of %d columns: %q", path, n, line)
+				}
+			}
+			if !size.colour && strings.Contains(text, "\x1b") {
+				t.Errorf("%s: there are escapes", path)
+			}
+		}
+	}
+}
+
+// TestSVG: it is XML, has a bar for each span, and nothing from elsewhere.
+func TestSVG(t *testing.T) {
+	tl := build(launch(3))
+	spans := 0
+	for _, s := range tl.Sections {
+		spans += len(s.Spans)
+	}
+	picture := tl.SVG("step <12.0> & \x1b more")
+	d := xml.NewDecoder(strings.NewReader(picture))
+	bars := 0
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("it is no XML: %v\n%s", err, picture)
+		}
+		start, ok := token.(xml.StartElement)
+		if !ok {
+			continue
+		}
+		if start.Name.Local == "g" {
+			bars++
+		}
+		for _, a := range start.Attr {
+			if strings.Contains(a.Value, "://") && a.Name.Local != "xmlns" || a.Name.Local == "href" {
+				t.Errorf("%s: it is not self-contained: %q", a.Name.Local, a.Value)
+			}
+		}
+	}
+	if bars != spans || bars < 10 {
+		t.Errorf("%d bars for %d spans", bars, spans)
+	}
+}
+
+// TestSections: what belongs to the launch is not among the end, and calls of a hook
+// for many tasks are one bar.
+func TestSections(t *testing.T) {
+	tl := build(launch(64))
+	if len(tl.Sections) != 3 {
+		t.Fatalf("%d sections", len(tl.Sections))
+	}
+	find := func(section int, name string) *Span {
+		for i := range tl.Sections[section].Spans {
+			if s := &tl.Sections[section].Spans[i]; s.Name == name {
+				return s
+			}
+		}
+		t.Fatalf("section %d has no %q", section, name)
+		return nil
+	}
+	if s := find(0, "renice.so: task_init"); s.Count != 64 || s.Ranks != "0-63" || s.BeginUS != 6700 || s.EndUS != 7700+630 || s.LongestUS != 1000 {
+		t.Errorf("%+v", s)
+	}
+	if s := find(1, "64 tasks"); s.BeginUS != 8000 || s.EndUS != 3_663_000 || s.Open {
+		t.Errorf("%+v", s)
+	}
+	if s := find(2, "renice.so: exit"); s.Error != "returned -1" {
+		t.Errorf("%+v", s)
+	}
+	find(2, "renice.so: task_exit")
+	find(2, "undo proctrack")
+}
+
+// TestTicks: there are a few, within the section.
+func TestTicks(t *testing.T) {
+	for _, whole := range []int64{1, 7, 99, 12_345, 3_600_000_000, 1 << 50} {
+		at := ticks(whole)
+		if len(at) < 2 || len(at) > 7 || at[len(at)-1] > whole {
+			t.Errorf("%d: %v", whole, at)
+		}
+	}
+}
+
+// FuzzBuild: no log makes a section that ends before it begins, or a picture that is
+// no XML.
+func FuzzBuild(f *testing.F) {
+	f.Add("gate", "x.so", int64(5), int64(9), 3)
+	f.Add("\xff", "\x00", int64(-5), int64(1)<<62, -1)
+	f.Fuzz(func(t *testing.T, phase, plugin string, a, b int64, rank int) {
+		var builder Builder
+		for _, e := range []step.Event{
+			{Event: step.EventRequest}, {Event: step.EventStageStart, Phase: phase}, {Event: step.EventHookStart, Plugin: plugin, Rank: &rank},
+			{Event: step.EventHookEnd, Plugin: plugin, DurUS: &b}, {Event: step.EventStageEnd, Phase: phase, DurUS: &a, Text: plugin},
+			{Event: step.EventTaskExec, Rank: &rank}, {Event: step.EventTaskExit, Rank: &rank},
+		} {
+			e.Time = time.Unix(0, a%1e15)
+			builder.Add(&e)
+			a += b % 1e9
+		}
+		tl := builder.Done(t0)
+		tl.Text(plugin, 80, false)
+		d := xml.NewDecoder(strings.NewReader(tl.SVG(phase)))
+		for {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
+				return
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
