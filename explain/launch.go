@@ -32,6 +32,15 @@ func launchStages() []struct{ name, does string } {
 	}
 }
 
+// StageWords is what a stage of the launch does: "the plugins are loaded"; of one that
+// is not known its name.
+func StageWords(name string) string {
+	if does, ok := stageDoes(name); ok {
+		return does
+	}
+	return "stage " + name
+}
+
 func stageDoes(name string) (does string, ofLaunch bool) {
 	for _, s := range launchStages() {
 		if s.name == name {

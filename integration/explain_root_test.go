@@ -135,7 +135,7 @@ func TestRootExplain(t *testing.T) {
 		words []string
 	}{
 		{"no such command", []string{"-n2", "/none"}, []string{`exec: ranks 0-1 never ran: cannot execute "/none": no such file or directory`, "the file is not on the node"}},
-		{"a file that cannot be opened", []string{"-n2", "-o", "/none/x", "true"}, []string{"ranks 0-1 never ran the command: the stage stdio failed: no such file or directory"}},
+		{"a file that cannot be opened", []string{"-n2", "-o", "/none/x", "true"}, []string{"never ran: cannot open the file \"/none/x\" of a standard stream: no such file or directory: the directory \"/none\" does not exist"}},
 		{"exit codes", []string{"-n3", "sh", "-c", "exit $SLURM_PROCID"}, []string{"rank 1: Exited with exit code 1", "rank 2: Exited with exit code 2"}},
 		{"a signal of its own", []string{"sh", "-c", "kill -XCPU $$"}, []string{"rank 0: CPU time limit exceeded", "ulimit -t"}},
 		{"kill on bad exit", []string{"-n2", "-K", "sh", "-c", "[ $SLURM_PROCID = 1 ] || exec sleep 100; exit 9"}, []string{"rank 1: Exited with exit code 9", "rank 0: Terminated, by the step's end"}},

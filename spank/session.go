@@ -283,6 +283,22 @@ func (s *Session) Ending() error {
 	}
 }
 
+// Doing tells in which hook of which plugin the host is, and since when. It may be
+// called beside the other methods.
+func (s *Session) Doing() (plugin, hook string, since time.Duration, in bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var now unix.Timespec
+	if s.closed || unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil {
+		return "", "", 0, false
+	}
+	w := s.host.Where(-1)
+	if !w.InHook() {
+		return "", "", 0, false
+	}
+	return s.host.PluginName(w.Plugin), w.Hook, time.Duration(now.Nano() - int64(w.SinceNS)), true
+}
+
 // Kill ends the host, hook or not; cause is what is told of its end. Any
 // goroutine may call it.
 func (s *Session) Kill(cause string) { s.kill(cause) }

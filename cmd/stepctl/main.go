@@ -62,6 +62,7 @@ var rawLines atomic.Bool
 
 // sayLine writes one line to stderr.
 func sayLine(line string) {
+	waiting.clear()
 	if rawLines.Load() {
 		line = "\r" + line + "\r"
 	}

@@ -83,7 +83,10 @@ func listMPI(client api.NodeClient) error {
 // run is one step, from the request to its exit code.
 func run(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, error) {
 	p := d.plugins
-	if err := p.take(); err != nil {
+	fast := o.slowPlugins(p)
+	err := p.take()
+	fast()
+	if err != nil {
 		return 0, err
 	}
 	code, err := launchStep(client, o, d, argv)
@@ -105,7 +108,9 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 		return 0, dryRun(client, o, req)
 	}
 	hooks := mpi.NewClient(cmp.Or(o.mpi, p.mpiDefault))
+	fast := o.slowPlugins(p)
 	reply, err := start(client, o, p, hooks, req)
+	fast()
 	if err != nil {
 		return 0, err
 	}
@@ -129,7 +134,9 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 		defer l.screen.restore()
 	}
 	d.release() // they are the step's now
+	begun := l.slowLaunch()
 	rec, err := l.follow(reply, &spec)
+	begun()
 	if code, left := l.detached(); left {
 		return 0, exitError(code)
 	}
@@ -338,6 +345,7 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 			l.mu.Lock()
 			l.state = m.State
 			l.mu.Unlock()
+			waiting.clear() // what the tasks write comes now
 		}
 		switch m.Type {
 		case stepapi.TypeMessage:

@@ -86,7 +86,9 @@ func loadPlugins(d *dialer, client api.NodeClient, c spank.Context) (*plugins, e
 	}
 	d.hold(p.session)
 	if err == nil {
+		fast := (&runOptions{}).slowPlugins(p)
 		p.options, err = p.session.Init()
+		fast()
 	}
 	if err != nil {
 		return nil, p.failed(err, "Plug-in initialization failed", "Failed to initialize plugin stack")
