@@ -184,9 +184,13 @@ func (h *Host) Fork() ([]step.Forked, error) {
 func (h *Host) PostFork() error { return h.do(cmdPostFork, nil, nil, nil) }
 
 // Wait lets the host reap its tasks and tells each end; it returns when all
-// have ended. slurm_spank_task_exit is called before each.
-func (h *Host) Wait(ended func(step.TaskEnd)) error {
+// have ended. slurm_spank_task_exit is called before each. A task's epilog waits in
+// its process until track has returned without an error.
+func (h *Host) Wait(ended func(step.TaskEnd), track func(localID, pid int) error) error {
 	return h.do(cmdWait, nil, nil, func(r *reply) error {
+		if r.kind == repEpilog {
+			return letGo(r, track)
+		}
 		if r.kind != repExit {
 			return fmt.Errorf("internal error: spankhost answered wait by record %d", r.kind)
 		}
@@ -201,6 +205,23 @@ func (h *Host) Wait(ended func(step.TaskEnd)) error {
 		ended(e)
 		return nil
 	})
+}
+
+// letGo tracks the process of an epilog and lets it begin: the end of its pipe
+// without a byte ends it.
+func letGo(r *reply, track func(localID, pid int) error) error {
+	id, pid := int(r.body.u32()), int(r.body.i32())
+	if r.body.err != nil || len(r.fds) != 1 {
+		return fmt.Errorf("internal error: spankhost told an epilog with %d descriptors: %v", len(r.fds), r.body.err)
+	}
+	if track(id, pid) != nil {
+		return nil // which has told it
+	}
+	_, err := unix.Write(r.fds[0], []byte{1})
+	if errors.Is(err, unix.EPIPE) {
+		return nil // it has been killed
+	}
+	return err
 }
 
 // usage reads what wait4 told; to is nil where it told nothing.

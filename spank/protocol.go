@@ -5,7 +5,7 @@ import "slices"
 // The numbers of host/protocol.h, which is their source: TestProtocolNumbers
 // reads that file and fails when one differs.
 const (
-	hostProtocolVersion = 6
+	hostProtocolVersion = 7
 
 	hostFDControl = 3
 	hostFDLog     = 4
@@ -43,6 +43,12 @@ const (
 	repMissing = 106
 	repState   = 107
 	repStream  = 108
+	repEpilog  = 109
+)
+
+const (
+	scriptProlog = 1
+	scriptEpilog = 2
 )
 
 const (
@@ -101,7 +107,7 @@ func hookName(n uint32) string {
 // stageNames are the places where a task can be, by number.
 var stageNames = [...]string{
 	"none", "host", "forked", "join_container", "task_init_privileged", "become_user",
-	"stdio", "gate", "task_init", "limits", "exec", "mem_policy",
+	"stdio", "gate", "task_init", "limits", "exec", "mem_policy", "task_prolog",
 }
 
 const (
@@ -170,6 +176,8 @@ const (
 	tagMemPolicy = 46
 	tagTaskArg   = 47
 	tagTaskCwd   = 48
+
+	tagTaskScript = 49
 
 	tagJobName    = 50
 	tagPartition  = 51

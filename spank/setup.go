@@ -305,6 +305,13 @@ func (h *Host) Launch(l *step.Launch) error {
 			w.tlv(tagTaskCwd, func(w *writer) { w.u32(uint32(id)); w.str(dir) })
 		}
 	}
+	for _, s := range l.Scripts {
+		kind := uint32(scriptProlog)
+		if s.Epilog {
+			kind = scriptEpilog
+		}
+		w.tlv(tagTaskScript, func(w *writer) { w.u32(kind); w.u32(uint32(s.TimeoutS)); w.str(s.Label); w.str(s.Path) })
+	}
 	for _, m := range l.MemPolicies {
 		w.tlv(tagMemPolicy, func(w *writer) { putMemPolicy(w, m) })
 	}

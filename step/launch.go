@@ -27,10 +27,20 @@ type Launch struct {
 	// MemPolicies are set after the gate, before task_init; a task without one keeps
 	// the kernel's default.
 	MemPolicies []MemPolicy
+	// Scripts are run around each task, prologs and epilogs each in their order.
+	Scripts []TaskScript
 	// Unset lists names that are removed just before exec.
 	Unset []string
 	// ExitEnv is set in the job's environment for task_exit.
 	ExitEnv []string
+}
+
+// TaskScript is run before each task, as its user and in its place, or after it.
+type TaskScript struct {
+	Epilog bool
+	// Label is what it is called in messages: "TaskProlog", "--task-prolog".
+	Label, Path string
+	TimeoutS    int // 0: it may take any time
 }
 
 // TaskStream is one standard stream of one task, or of all (LocalID AllRanks).

@@ -28,7 +28,7 @@ func (s *Step) follow() error {
 			case s.ends <- e:
 			case <-loopDone:
 			}
-		})
+		}, s.trackEpilog)
 	}()
 	evict := time.NewTimer(evictAfter)
 	defer evict.Stop()

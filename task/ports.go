@@ -156,7 +156,7 @@ type Host interface {
 	UserInit(opened func(fd int, f *os.File)) error
 	Fork() ([]step.Forked, error)
 	PostFork() error
-	Wait(ended func(step.TaskEnd)) error
+	Wait(ended func(step.TaskEnd), track func(localID, pid int) error) error
 	Exit() error
 
 	// Where and Crash tell what the host (local id -1) or a task did last.

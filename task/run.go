@@ -338,6 +338,7 @@ func (s *Step) handStreams(context.Context) error {
 		}
 	}
 	launchApps(s.plan.Spec, l)
+	l.Scripts = taskScripts(s.plan.Spec)
 	for _, p := range s.d.Plugins {
 		err = errors.Join(err, pluginError(p, p.PreLaunch(l)))
 	}

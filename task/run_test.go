@@ -175,7 +175,7 @@ func (h fakeHost) Fork() ([]step.Forked, error) {
 	return out, h.r.note("fork")
 }
 
-func (h fakeHost) Wait(ended func(step.TaskEnd)) error {
+func (h fakeHost) Wait(ended func(step.TaskEnd), _ func(int, int) error) error {
 	err := h.r.note("wait")
 	for _, e := range h.r.ends {
 		ended(e)

@@ -120,7 +120,10 @@ func (s *Step) hear(r step.HostRecord) {
 	if r.Plugin != "" {
 		text = r.Plugin + ": " + text
 	}
-	s.d.Audience.Log(r.Level, text)
+	// What a user's epilog writes is the user's alone.
+	if r.Level != step.LogSpank || r.Plugin != "" {
+		s.d.Audience.Log(r.Level, text)
+	}
 	if r.Hook != "" && !s.visible(r.Hook) {
 		return
 	}

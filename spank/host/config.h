@@ -119,6 +119,13 @@ struct rank_conf {
 	const char *cwd;  /* NULL: the job's */
 };
 
+/* A script that is run around each task. */
+struct script {
+	uint32_t kind;	    /* enum script_kind */
+	uint32_t timeout_s; /* 0: it may take any time */
+	const char *label, *path;
+};
+
 struct step_conf {
 	struct rank_conf *ranks; /* ntasks + 1: the last is for all */
 	size_t ntasks;
@@ -126,6 +133,8 @@ struct step_conf {
 	size_t nitems, items_cap;
 	struct mem_policy *mem_policies;
 	size_t nmem_policies;
+	struct script *scripts;
+	size_t nscripts;
 	char **env_set, **env_unset, **exit_env;
 	size_t nenv_set, nenv_unset, nexit_env;
 };

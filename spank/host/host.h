@@ -54,6 +54,8 @@ struct task {
 	pid_t pid; /* 0 before the fork */
 	int pidfd; /* -1 but while it is waited for */
 	bool reaped;
+	pid_t epilog; /* the process of its epilog, which is waited for; 0 without one */
+	int epilog_fd;
 };
 
 /* The first hook that failed for good in a command: REP_DONE's fields. */
@@ -248,6 +250,13 @@ void limits_apply(const struct env *env);
 void limits_unset(struct env *env);
 int limits_print(void);
 void limits_raise_nofile(void);
+
+/* taskscripts.c: what runs around a task. */
+void task_prologs(struct host *h);
+/* False if there is no epilog, or it cannot be run. */
+bool epilog_begin(struct host *h, uint32_t rank);
+/* Reaps one that has ended. */
+void epilog_end(struct host *h, uint32_t rank);
 
 /* exec_explain.c: for a program that execve could not find though its file is
  * there: the missing interpreter's or loader's path, or false. */

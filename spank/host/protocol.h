@@ -30,6 +30,8 @@
  *     POST_FORK ----------------------------> task_post_fork for every rank in order
  *     (stepd writes a byte into the gate, which no task takes)
  *     WAIT ---------------------------------> reap; REP_EXIT per task; REP_DONE after the last
+ *          <--------------------------------- REP_EPILOG {rank, pid} + pipe, before the REP_EXIT of a task with an epilog
+ *     (stepd tracks the epilog's process and writes a byte into the pipe)
  *     EXIT ---------------------------------> exit hooks; REP_DONE; _exit(0)
  *
  * So it is in remote context. In the others nothing is forked, and stepctl,
@@ -55,7 +57,7 @@
 
 /* The comments are columns, and a test reads a constant a line. */
 /* clang-format off */
-#define HOST_PROTOCOL_VERSION 6
+#define HOST_PROTOCOL_VERSION 7
 
 #define HOST_FD_CONTROL 3
 #define HOST_FD_LOG 4
@@ -112,6 +114,8 @@ enum host_rep {
 	REP_MISSING = 106,
 	/* u32 fd (1 or 2); descriptor: an early stream, before REP_DONE of USER_INIT */
 	REP_STREAM = 108,
+	/* u32 rank; i32 pid; descriptor: the write end of a pipe, by a byte of which the process begins */
+	REP_EPILOG = 109,
 	/* fd: memfd (TLV): TAG_HOST_ENV per entry of environ, TAG_JOB_CONTROL per job control variable */
 	REP_STATE = 107,
 };
@@ -178,6 +182,7 @@ enum stage {
 	STAGE_LIMITS = 9,
 	STAGE_EXEC = 10,
 	STAGE_MEM_POLICY = 11, /* between the gate and task_init */
+	STAGE_TASK_PROLOG = 12, /* between task_init and the limits */
 };
 
 enum plugin_flag {
@@ -237,6 +242,8 @@ enum config_tag {
 	TAG_MEM_POLICY = 46, /* u32 rank (NO_RANK: all that have no own); u32 mode and u64[] nodes, as set_mempolicy(2) has them */
 	TAG_TASK_ARG = 47, /* u32 rank; string, repeated: the argv of a rank that has its own */
 	TAG_TASK_CWD = 48, /* u32 rank; string: where it begins, relative to TAG_CWD */
+	TAG_TASK_SCRIPT = 49, /* u32 kind (SCRIPT_*); u32 seconds that it may take, 0 for any; string what it is
+			       * called; string path: for every task, in this order */
 	/* SETUP again: what slurm_load_job tells of the job beside what plugins can ask for */
 	TAG_JOB_NAME = 50,    /* string */
 	TAG_PARTITION = 51,   /* string */
@@ -246,6 +253,11 @@ enum config_tag {
 	TAG_BATCH = 55,	      /* u32: 1 for a batch job, 0 for another; unset it is not known */
 	TAG_JOB_NNODES = 56,  /* u32: nodes of the job; unset they are the step's */
 	TAG_JOB_NCPUS = 57,   /* u32: CPUs of the job on all of them; unset they are this node's */
+};
+
+enum script_kind {
+	SCRIPT_PROLOG = 1, /* before exec: its output may change the task's environment */
+	SCRIPT_EPILOG = 2, /* after the task's end */
 };
 
 enum join_ns {

@@ -19,6 +19,7 @@
 #endif
 
 #define CONTROL_EVENT UINT64_MAX
+#define EPILOG_EVENT  (UINT64_C(1) << 32) /* and the rank */
 
 /* The wait status that siginfo tells in other words. */
 static int raw_status(const siginfo_t *si)
@@ -146,7 +147,8 @@ static void lose_task(struct host *h, uint32_t rank, struct outcome *out)
 	     h->cfg.global_ids[rank], names);
 }
 
-/* A task has ended: task_exit sees it before it is reaped. */
+/* A task has ended, and its epilog if it has one: task_exit sees it before it is
+ * reaped. */
 static void end_task(struct host *h, uint32_t rank, struct outcome *out)
 {
 	struct task *t = &h->tasks[rank];
@@ -199,11 +201,33 @@ static long watch_all(struct host *h, int epoll, struct outcome *out)
 			lose_task(h, (uint32_t)i, out);
 			continue;
 		}
-		if (t->pidfd < 0 || !watch(epoll, t->pidfd, i))
+		if (t->pidfd < 0 || !(t->epilog ? watch(epoll, t->epilog_fd, EPILOG_EVENT | i)
+						: watch(epoll, t->pidfd, i)))
 			return -1;
 		left++;
 	}
 	return left;
+}
+
+/* A task's process or its epilog has ended. Returns how many tasks are through. */
+static long ended(struct host *h, int epoll, uint64_t what, struct outcome *out)
+{
+	uint32_t rank = (uint32_t)what;
+	struct task *t = &h->tasks[rank];
+
+	/* Closing ours is not enough: stepd holds the same description. */
+	(void)epoll_ctl(epoll, EPOLL_CTL_DEL, t->epilog ? t->epilog_fd : t->pidfd, NULL);
+	if (what & EPILOG_EVENT) {
+		epilog_end(h, rank);
+	} else {
+		set_exit_env(h, rank);
+		if (epilog_begin(h, rank) && watch(epoll, t->epilog_fd, EPILOG_EVENT | rank))
+			return 0;
+		if (t->epilog != 0)
+			epilog_end(h, rank);
+	}
+	end_task(h, rank, out);
+	return 1;
 }
 
 /* Returns true when every task has been reaped, or it cannot be done, which out
@@ -229,13 +253,8 @@ bool command_wait(struct host *h, struct outcome *out)
 			if (ev[i].data.u64 == CONTROL_EVENT)
 				return false;
 		}
-		for (int i = 0; i < n; i++, left--) {
-			uint32_t rank = (uint32_t)ev[i].data.u64;
-
-			/* Closing ours is not enough: stepd holds the same description. */
-			(void)epoll_ctl(epoll, EPOLL_CTL_DEL, h->tasks[rank].pidfd, NULL);
-			end_task(h, rank, out);
-		}
+		for (int i = 0; i < n; i++)
+			left -= ended(h, epoll, ev[i].data.u64, out);
 	}
 	return true;
 }

@@ -127,6 +127,22 @@ static bool read_mem_policy(struct step_conf *s, struct reader *r)
 	return true;
 }
 
+static bool read_script(struct step_conf *s, struct reader *r)
+{
+	struct script script = {.kind = rd_u32(r), .timeout_s = rd_u32(r)};
+
+	script.label = rd_str(r);
+	script.path = rd_str(r);
+	if (r->bad || (script.kind != SCRIPT_PROLOG && script.kind != SCRIPT_EPILOG) ||
+	    script.path[0] != '/')
+		return false;
+	size_t n = s->nscripts++;
+	if ((n & (n - 1)) == 0)
+		s->scripts = must_grow(s->scripts, n ? 2 * n : 1, sizeof(*s->scripts));
+	s->scripts[n] = script;
+	return true;
+}
+
 static bool read_item(struct step_conf *s, struct reader *blob, size_t nfds)
 {
 	uint16_t tag = rd_u16(blob), flags = rd_u16(blob);
@@ -149,6 +165,9 @@ static bool read_item(struct step_conf *s, struct reader *blob, size_t nfds)
 		break;
 	case TAG_TASK_CWD:
 		ok = ok && read_task_cwd(s, &r);
+		break;
+	case TAG_TASK_SCRIPT:
+		ok = ok && read_script(s, &r);
 		break;
 	case TAG_MEM_POLICY:
 		ok = ok && read_mem_policy(s, &r);
@@ -195,6 +214,7 @@ void step_free(struct step_conf *s)
 	free(s->ranks);
 	free(s->items);
 	free(s->mem_policies);
+	free(s->scripts);
 	free(s->env_set);
 	free(s->env_unset);
 	free(s->exit_env);

@@ -248,6 +248,7 @@ _Noreturn void task_main(struct host *h, uint32_t rank)
 	set_task_env(h);
 	set_mem_policy(h);
 	run_hook(h, STAGE_TASK_INIT, HOOK_TASK_INIT);
+	task_prologs(h);
 	enter(h, STAGE_LIMITS);
 	limits_apply(&h->env);
 	task_exec(h);

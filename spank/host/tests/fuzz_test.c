@@ -10,6 +10,7 @@
 
 #include "blob.h"
 #include "host.h"
+#include "script.h"
 #include "test.h"
 
 static uint64_t state;
@@ -227,6 +228,28 @@ static void fuzz_explain(const char *path, const struct blob *binary)
 	blob_free(&b);
 }
 
+/* Lines of a task prolog. */
+static void fuzz_verbs(void)
+{
+	static const char *const lines[] = {"export NAME = va", "unset  NAME     ",
+					    "print some text ",
+					    "export =         ", "unset =          "};
+	struct blob b = {0};
+	char *name = NULL, *value = NULL;
+
+	blob_bytes(&b, lines[below(5)], 16);
+	spoil(&b);
+	char *line = calloc(b.len + 1, 1);
+	memcpy(line, b.p, b.len);
+	enum verb verb = verb_parse(line, &name, &value);
+	if (verb == VERB_EXPORT || verb == VERB_UNSET)
+		CHECK(env_name_ok(name));
+	if (verb == VERB_EXPORT || verb == VERB_PRINT)
+		CHECK(value >= line && value <= line + b.len);
+	free(line);
+	blob_free(&b);
+}
+
 /* The head of this very program: headers and the loader's name. */
 static void read_binary(struct blob *b)
 {
@@ -260,6 +283,7 @@ int main(void)
 			fuzz_step();
 			fuzz_commands();
 			fuzz_explain(path, &binary);
+			fuzz_verbs();
 			rounds++;
 		}
 		clock_gettime(CLOCK_MONOTONIC, &now);

@@ -10,6 +10,7 @@
 
 #include "blob.h"
 #include "host.h"
+#include "script.h"
 #include "test.h"
 
 static void test_reader_stays_inside(void)
@@ -319,6 +320,79 @@ static void test_step(void)
 	}
 }
 
+static void test_verbs(void)
+{
+	static const struct {
+		const char *line;
+		enum verb verb;
+		const char *name, *value;
+	} cases[] = {
+		{"export A=b", VERB_EXPORT, "A", "b"},
+		{"export  A =b c ", VERB_EXPORT, "A", "b c "},
+		{"export A=", VERB_EXPORT, "A", ""},
+		{"export A=b=c", VERB_EXPORT, "A", "b=c"},
+		{"export A", VERB_NONE, NULL, NULL},
+		{"export =b", VERB_NONE, NULL, NULL},
+		{"exportA=b", VERB_NONE, NULL, NULL},
+		{" export A=b", VERB_NONE, NULL, NULL},
+		{"unset A", VERB_UNSET, "A", NULL},
+		{"unset  A \r", VERB_UNSET, "A", NULL},
+		{"unset ", VERB_NONE, NULL, NULL},
+		{"unset A=b", VERB_NONE, NULL, NULL},
+		{"print a b", VERB_PRINT, NULL, "a b"},
+		{"print ", VERB_PRINT, NULL, ""},
+		{"print", VERB_NONE, NULL, NULL},
+		{"", VERB_NONE, NULL, NULL},
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		char line[32];
+		char *name = NULL, *value = NULL;
+
+		snprintf(line, sizeof(line), "%s", cases[i].line);
+		CHECK_INT(verb_parse(line, &name, &value), cases[i].verb);
+		if (cases[i].name != NULL)
+			CHECK_STR(name, cases[i].name);
+		if (cases[i].value != NULL)
+			CHECK_STR(value, cases[i].value);
+	}
+}
+
+static void test_scripts(void)
+{
+	static const struct {
+		uint32_t kind;
+		const char *path;
+		bool good;
+	} cases[] = {{SCRIPT_PROLOG, "/a", true},
+		     {SCRIPT_EPILOG, "/a", true},
+		     {0, "/a", false},
+		     {3, "/a", false},
+		     {SCRIPT_PROLOG, "a", false},
+		     {SCRIPT_PROLOG, "", false}};
+	const char *why;
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct blob b = {0};
+		struct step_conf s;
+		size_t at = blob_open(&b, TAG_TASK_SCRIPT);
+
+		blob_u32(&b, cases[i].kind);
+		blob_u32(&b, 7);
+		blob_str(&b, "label");
+		blob_str(&b, cases[i].path);
+		blob_close(&b, at);
+		CHECK(step_decode(&s, b.p, b.len, 1, 0, &why) == cases[i].good);
+		if (cases[i].good) {
+			CHECK_INT(s.nscripts, 1);
+			CHECK_INT(s.scripts[0].timeout_s, 7);
+			CHECK_STR(s.scripts[0].label, "label");
+		}
+		step_free(&s);
+		blob_free(&b);
+	}
+}
+
 static void put_mem_policy(struct blob *b, uint32_t rank, uint32_t mode, uint32_t halves)
 {
 	size_t at = blob_open(b, TAG_MEM_POLICY);
@@ -536,6 +610,8 @@ int main(void)
 	RUN(test_step);
 	RUN(test_mem_policy);
 	RUN(test_own_command);
+	RUN(test_verbs);
+	RUN(test_scripts);
 	RUN(test_explain_scripts);
 	RUN(test_explain_binaries);
 	RUN(test_strerror);
