@@ -3,7 +3,6 @@ package acct
 import (
 	"context"
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -61,6 +60,7 @@ type account struct {
 	// that it had waited for.
 	ended bool
 	end   figures
+	pid   int // of the task, 0 before Begin
 	// orphans are the sum of those descendants that stepd has reaped.
 	orphans figures
 	// sampled is the largest sum, in one sample, of what lived, of the orphans and
@@ -117,6 +117,7 @@ func (g *Gatherer) Begin(host int, inside bool, tasks []int) {
 	g.host = hostTime{pid: host, inside: inside, known: true}
 	for id, pid := range tasks {
 		g.ids[pid] = id
+		g.tasks[id].pid = pid
 	}
 	g.mu.Unlock()
 	if g.cfg.Acct.FrequencyS <= 0 || g.cfg.Acct.Gather == step.GatherNone {
@@ -151,7 +152,9 @@ func (g *Gatherer) TaskEnded(e step.TaskEnd) {
 	}
 	t := &g.tasks[e.LocalID]
 	t.end, t.ended, t.dirty = ofUsage(e.Usage), true, true
-	maps.DeleteFunc(g.ids, func(_, id int) bool { return id == e.LocalID })
+	if g.ids[t.pid] == e.LocalID { // else it is a later task's: numbers are used again
+		delete(g.ids, t.pid)
+	}
 }
 
 // OrphanEnded takes what the kernel told of a process of the step that is no
