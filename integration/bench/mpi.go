@@ -95,35 +95,53 @@ func (l *mpiLibrary) rows(w *tabwriter.Writer, node *noded, bin, dir string, qui
 		sizes = []size{{2, 5}, {16, 3}, {64, 2}}
 	}
 	for _, s := range sizes {
-		var whole, most, least, peerWhole, peerMost, peerLeast series
+		var whole, peerWhole series
+		var times, peerTimes initTimes
 		for i := range s.runs + 1 {
 			if reason != nil {
 				break
 			}
 			n := fmt.Sprint(s.n)
-			own, ownNS, err := timed(l.env, node.run("-n", n, "--mpi="+l.mpi, program))
+			own, said, err := timed(l.env, node.run("-n", n, "--mpi="+l.mpi, program), 2)
 			if err != nil {
 				return err
 			}
-			peer, peerNS, err := timed(l.env, append(slices.Clone(l.launch), n, program))
+			peer, peerSaid, err := timed(l.env, append(slices.Clone(l.launch), n, program), 2)
 			if err != nil {
 				return err
 			}
 			if i == 0 {
 				continue // the first of each warms the caches
 			}
-			whole, most, least = append(whole, own), append(most, slices.Max(ownNS)), append(least, slices.Min(ownNS))
-			peerWhole, peerMost, peerLeast = append(peerWhole, peer), append(peerMost, slices.Max(peerNS)), append(peerLeast, slices.Min(peerNS))
+			whole, peerWhole = append(whole, own), append(peerWhole, peer)
+			times.add(said)
+			peerTimes.add(peerSaid)
 		}
 		l.row(w, "empty program, command's start to end: ", s.n, whole, peerWhole, reason)
+		l.row(w, "first MPI_Init to last MPI_Finalize: ", s.n, times.all, peerTimes.all, reason)
 		// All ranks end MPI_Finalize together. The first to start waits for the others'
 		// start as well; the last finds most of the work done where a launcher starts one
 		// after the other, and all of it before it where they start at once.
-		l.row(w, "MPI_Init to MPI_Finalize, first to start: ", s.n, most, peerMost, reason)
-		l.row(w, "MPI_Init to MPI_Finalize, last to start: ", s.n, least, peerLeast, reason)
+		l.row(w, "MPI_Init to MPI_Finalize, longest of a rank: ", s.n, times.most, peerTimes.most, reason)
+		l.row(w, "MPI_Init to MPI_Finalize, shortest of a rank: ", s.n, times.least, peerTimes.least, reason)
 		w.Flush()
 	}
 	return nil
+}
+
+// initTimes are the times from MPI_Init to MPI_Finalize, a figure of each run: of the
+// first rank's to the last one's, and of the ranks that took longest and shortest.
+type initTimes struct{ all, most, least series }
+
+// add takes what the ranks of one run have said: begin and end of each.
+func (t *initTimes) add(said series) {
+	first, last := said[0], said[1]
+	most, least := uint64(0), last-first
+	for i := 0; i+1 < len(said); i += 2 {
+		first, last = min(first, said[i]), max(last, said[i+1])
+		most, least = max(most, said[i+1]-said[i]), min(least, said[i+1]-said[i])
+	}
+	t.all, t.most, t.least = append(t.all, last-first), append(t.most, most), append(t.least, least)
 }
 
 func (l *mpiLibrary) row(w io.Writer, what string, n int, own, peer series, reason error) {
@@ -161,8 +179,8 @@ func (l *mpiLibrary) build(node *noded, bin, program string) error {
 }
 
 // timed runs a command, and returns how long it took and the nanoseconds that it
-// printed, a line each.
-func timed(env, argv []string) (whole uint64, said series, err error) {
+// printed, so many on each line.
+func timed(env, argv []string, onLine int) (whole uint64, said series, err error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), env...)
 	var stderr bytes.Buffer
@@ -174,11 +192,17 @@ func timed(env, argv []string) (whole uint64, said series, err error) {
 		return 0, nil, fmt.Errorf("%q: %w: %s", argv, err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	for line := range strings.Lines(string(out)) {
-		ns, err := strconv.ParseUint(strings.TrimSpace(line), 10, 64)
-		if err != nil {
+		words := strings.Fields(line)
+		if len(words) != onLine {
 			return 0, nil, fmt.Errorf("%q: said %q", argv, line)
 		}
-		said = append(said, ns)
+		for _, word := range words {
+			ns, err := strconv.ParseUint(word, 10, 64)
+			if err != nil {
+				return 0, nil, fmt.Errorf("%q: said %q", argv, line)
+			}
+			said = append(said, ns)
+		}
 	}
 	if len(said) == 0 {
 		return 0, nil, fmt.Errorf("%q: said nothing", argv)
@@ -206,7 +230,7 @@ func pmi2Rows(w *tabwriter.Writer, node *noded, program string, quick bool) erro
 				own, peer *series
 			}{{"fence", fences, &fence, &peerFence}, {"keys", keys, &put, &peerPut}} {
 				args := []string{program, m.mode, fmt.Sprint(m.count)}
-				_, said, e := timed(nil, append(node.run("-n", fmt.Sprint(n), "--mpi=pmi2"), args...))
+				_, said, e := timed(nil, append(node.run("-n", fmt.Sprint(n), "--mpi=pmi2"), args...), 1)
 				if e != nil {
 					return e
 				}
@@ -214,7 +238,7 @@ func pmi2Rows(w *tabwriter.Writer, node *noded, program string, quick bool) erro
 				if err != nil {
 					continue
 				}
-				if _, said, e = timed(nil, append([]string{"mpiexec.hydra", "-n", fmt.Sprint(n)}, args...)); e != nil {
+				if _, said, e = timed(nil, append([]string{"mpiexec.hydra", "-n", fmt.Sprint(n)}, args...), 1); e != nil {
 					return e
 				}
 				*m.peer = append(*m.peer, said...)
