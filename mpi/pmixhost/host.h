@@ -82,4 +82,7 @@ void lost_connection(size_t handler, pmix_status_t status, const pmix_proc_t *so
 /* peer.c: tells who may connect, once the limit of open files is the last. */
 void peer_allow(uid_t uid);
 
+/* quick.c: lets no message to or from a client wait for an acknowledgement. */
+void quick_connection(int sd);
+
 #endif

@@ -145,8 +145,10 @@ __attribute__((visibility("default"))) int accept(int sock, struct sockaddr *res
 		return -1;
 	}
 	known = owner(sd, &uid);
-	if (known && (uid == atomic_load(&allowed) || uid == 0))
+	if (known && (uid == atomic_load(&allowed) || uid == 0)) {
+		quick_connection(sd);
 		return sd;
+	}
 	close(sd);
 	if (known)
 		word("refused a connection of uid %u: the step is uid %u's", uid,

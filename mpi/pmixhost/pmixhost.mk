@@ -18,8 +18,9 @@ PMIX_LIBS = $(shell pkg-config --libs $(PMIX_PC)) -lpthread
 
 PMIX_CFLAGS = -std=c11 -Wall -Wextra -Werror -fvisibility=hidden \
 	-I$(PMIX_DIR) $(PMIX_INC) -DSTEPD_VERSION='"$(VERSION)"'
-# accept() is what peer.c has; it must be found before the C library's.
-PMIX_LDFLAGS := -pie -Wl,--export-dynamic-symbol=accept -Wl,-z,relro,-z,now,-z,noexecstack
+# accept() is what peer.c has, read() what quick.c has; they must be found before the
+# C library's.
+PMIX_LDFLAGS := -pie -Wl,--export-dynamic-symbol=accept -Wl,--export-dynamic-symbol=read -Wl,-z,relro,-z,now,-z,noexecstack
 
 PMIX_OBJS := $(PMIX_SRCS:$(PMIX_DIR)/%.c=$(BUILD)/pmix/%.o)
 PMIX_ASAN_OBJS := $(PMIX_SRCS:$(PMIX_DIR)/%.c=$(BUILD)/asan/pmix/%.o)
@@ -42,11 +43,12 @@ $(BUILD)/asan/pmix/%.o: $(PMIX_DIR)/%.c $(PMIX_HDRS)
 
 # Tests under the sanitizers; the library itself keeps memory until its end.
 ifneq ($(PMIX_PC),)
-$(BUILD)/asan/pmix_wire_test: $(PMIX_TESTS)/wire_test.c $(PMIX_ASAN_LIB) $(PMIX_HDRS)
+$(BUILD)/asan/pmix_%_test: $(PMIX_TESTS)/%_test.c $(PMIX_ASAN_LIB) $(PMIX_HDRS)
 	$(CC) $(HOST_SANITIZE) $(PMIX_CFLAGS) -o $@ $(filter %.c %.o,$^) $(PMIX_LIBS)
 
 .PHONY: test-pmixhost
-test-pmixhost: $(BUILD)/asan/pmix_wire_test
+test-pmixhost: $(BUILD)/asan/pmix_wire_test $(BUILD)/asan/pmix_quick_test
 	ASAN_OPTIONS=detect_leaks=0 $(BUILD)/asan/pmix_wire_test
+	$(BUILD)/asan/pmix_quick_test
 test-c: test-pmixhost
 endif
