@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,6 +45,63 @@ func TestRootClusterRun(t *testing.T) {
 		slices.Sort(lines)
 		if want := []string{"0: n1 0", "1: n2 1", "2: n3 2", "3: n4 3"}; r.code != 0 || !slices.Equal(lines, want) {
 			t.Errorf("got %v", r)
+		}
+	})
+	t.Run("as few nodes as it fits", func(t *testing.T) {
+		for _, d := range []struct {
+			args []string
+			want string
+		}{
+			// Tasks of each node; which nodes, is a matter of whose last step is over.
+			{[]string{"-n4"}, "[4]"},
+			{[]string{"-n6"}, "[3 3]"},
+			{[]string{"-n3", "-c3"}, "[1 1 1]"},
+			{[]string{"-n3", "--ntasks-per-node=2"}, "[1 2]"},
+			{[]string{"-n6", "--overcommit"}, "[6]"},
+		} {
+			r := head.ctl(t, append(append([]string{"run"}, d.args...), "sh", "-c", "echo $SLURMD_NODENAME")...)
+			tasks := make(map[string]int)
+			for _, name := range strings.Fields(r.out) {
+				tasks[name]++
+			}
+			if got := fmt.Sprint(slices.Sorted(maps.Values(tasks))); r.code != 0 || got != d.want {
+				t.Errorf("%q: want %s, got %v", d.args, d.want, r)
+			}
+		}
+		if r := head.ctl(t, "run", "-n17", "true"); r.code != 1 || !strings.Contains(r.err, "17 tasks of 1 CPU each on 1 to 4 nodes") {
+			t.Errorf("more than there is: %v", r)
+		}
+		if r := head.ctl(t, "run", "-N1", "-n6", "true"); r.code != 1 {
+			t.Errorf("on one node: %v", r)
+		}
+	})
+	t.Run("dry run", func(t *testing.T) {
+		before := head.last(t)
+		r := head.ctl(t, "run", "--dry-run", "-N2", "-n5", "-w", "n2", "true")
+		contains(t, "stdout", r.out, fmt.Sprintf("step %d.0 on n[1-2], nothing is started\n", before.JobID+1), "node n1\n  tasks      3, ranks 0-2\n", "node n2\n  tasks      2, ranks 3-4\n", "  command    \"true\"\n")
+		if r.code != 0 || r.err != "" || strings.Count(r.out, "cpus ") != 2 {
+			t.Errorf("got %v", r)
+		}
+		var doc struct {
+			Plan struct {
+				JobID uint32 `json:"job_id"`
+				Parts []struct {
+					Node, Ranks, CPUs string
+					NTasks            int
+					Writes            []any
+				}
+			}
+		}
+		r = head.ctl(t, "run", "--dry-run", "--json", "-N2", "-w", "n2", "-n6", "true")
+		if err := json.Unmarshal([]byte(r.out), &doc); err != nil || len(doc.Plan.Parts) != 2 || doc.Plan.Parts[1].Node != "n2" || doc.Plan.Parts[1].NTasks != 3 || doc.Plan.Parts[1].Ranks != "3-5" || doc.Plan.Parts[1].CPUs == "" {
+			t.Errorf("%v: %+v, %v", err, doc, r)
+		}
+		if r := head.ctl(t, "run", "--dry-run", "-N2", "-n9", "true"); r.code != 1 || !strings.Contains(r.err, "does not fit") {
+			t.Errorf("more than there is: %v", r)
+		}
+		// No number is spent, and nothing held.
+		if r := head.ctl(t, "run", "-N4", "-n16", "true"); r.code != 0 || head.last(t).JobID != before.JobID+1 {
+			t.Errorf("the next step: %v", r)
 		}
 	})
 	t.Run("another node alone", func(t *testing.T) {

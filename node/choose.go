@@ -25,10 +25,33 @@ type candidate struct {
 // severalNodes tells whether the request is one for more than this node, or for
 // another one: then it has a head.
 func (n *Node) severalNodes(req *step.Request) bool {
-	if req.NNodes != 1 || req.NNodesMax > 1 || len(req.WantNodes) > 1 || slices.Contains(req.NotNodes, n.cfg.NodeName) {
+	if n.spreads(req) || req.NNodes != 1 || req.NNodesMax > 1 || len(req.WantNodes) > 1 || slices.Contains(req.NotNodes, n.cfg.NodeName) {
 		return true
 	}
 	return len(req.WantNodes) == 1 && req.WantNodes[0] != n.cfg.NodeName
+}
+
+// spreads tells whether a step of which nobody has said how many nodes it is to have
+// needs more than this one, and there are others.
+func (n *Node) spreads(req *step.Request) bool {
+	if !req.Spread || req.Job != nil || req.Overcommit || req.NNodes != 1 || req.NNodesMax > 0 || len(req.WantNodes) > 0 {
+		return false
+	}
+	if n.peers == nil || n.cfg.Others.TLS == nil || len(n.cfg.Others.Partition) < 2 {
+		return false
+	}
+	cpus, _, _ := n.reg.room(nil)
+	return req.NTasks*max(1, req.CPUsPerTask) > cpus || req.TasksPerNode > 0 && req.NTasks > req.TasksPerNode
+}
+
+// widen says in a request that spreads how many nodes it may have, and returns it
+// encoded; raw is any other one.
+func (n *Node) widen(req *step.Request, raw []byte) ([]byte, error) {
+	if !n.spreads(req) {
+		return raw, nil
+	}
+	req.NNodesMax = min(len(n.cfg.Others.Partition), req.NTasks)
+	return encodeRequest(req)
 }
 
 // oneNode refuses what only steps can have.
@@ -159,7 +182,8 @@ func choose(req *step.Request, cands []candidate) ([]candidate, error) {
 	}
 	byRoom := slices.Clone(usable)
 	slices.SortStableFunc(byRoom, func(a, b candidate) int { return b.free - a.free })
-	for _, from := range [][]candidate{usable, byRoom} { // in order; else those with most room
+	var best []candidate
+	for _, from := range [][]candidate{usable, byRoom} { // in order; else those with most room, or where they are fewer
 		chosen := slices.Clone(picked)
 		for _, c := range from {
 			if len(chosen) >= most || len(chosen) >= least && room(chosen) >= req.NTasks {
@@ -167,9 +191,12 @@ func choose(req *step.Request, cands []candidate) ([]candidate, error) {
 			}
 			chosen = append(chosen, c)
 		}
-		if room(chosen) >= req.NTasks {
-			return inOrder(cands, chosen), nil
+		if room(chosen) >= req.NTasks && (best == nil || len(chosen) < len(best)) {
+			best = chosen
 		}
+	}
+	if best != nil {
+		return inOrder(cands, best), nil
 	}
 	return nil, status.Errorf(codes.ResourceExhausted, "the step does not fit: %d tasks of %s each on %s%s; --overcommit shares CPUs among tasks",
 		req.NTasks, cpuCount(perTask), nodeCount(least, most), because(left))

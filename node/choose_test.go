@@ -29,6 +29,7 @@ func TestChoose(t *testing.T) {
 		{name: "drained and full ones are passed over", req: step.Request{NNodes: 2, NTasks: 2}, cands: cands(-1, 4, 0, 4), want: "n2 n4"},
 		{name: "those with most room, in order", req: step.Request{NNodes: 2, NTasks: 11}, cands: cands(2, 8, 2, 4), want: "n2 n4"},
 		{name: "as many as are needed", req: step.Request{NNodes: 2, NNodesMax: 4, NTasks: 10}, cands: cands(4, 4, 4, 4), want: "n1 n2 n3"},
+		{name: "fewer nodes with more room", req: step.Request{NNodes: 1, NNodesMax: 4, NTasks: 10}, cands: cands(2, 2, 8, 4), want: "n3 n4"},
 		{name: "named", req: step.Request{NNodes: 2, NTasks: 2, WantNodes: []string{"n3"}}, cands: cands(4, 4, 4), want: "n1 n3"},
 		{name: "named alone", req: step.Request{NNodes: 1, NTasks: 2, WantNodes: []string{"n3"}}, cands: cands(4, 4, 4), want: "n3"},
 		{name: "CPUs for each task", req: step.Request{NNodes: 1, NNodesMax: 3, NTasks: 2, CPUsPerTask: 3}, cands: cands(2, 4, 4), want: "n2 n3"},

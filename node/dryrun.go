@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -40,8 +41,8 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, raw []byte) (*step.D
 	if err := n.check(req); err != nil {
 		return nil, err
 	}
-	if err := n.oneNode(req, "a dry run"); err != nil {
-		return nil, err
+	if n.severalNodes(req) {
+		return n.dryRunNodes(ctx, caller, req, raw)
 	}
 	user, err := n.userFor(ctx, caller, req)
 	if err != nil {
@@ -61,6 +62,95 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, raw []byte) (*step.D
 		return nil, status.Error(codes.ResourceExhausted, err.Error())
 	}
 	return n.dryRunOf(spec, plan)
+}
+
+// dryRunNodes is dryRun of a step of several nodes, or of another one: it chooses them
+// as reserveHead does, and asks each for its part.
+func (n *Node) dryRunNodes(ctx context.Context, caller api.Peer, req *step.Request, raw []byte) (*step.DryRun, error) {
+	if len(req.Script) > 0 {
+		return nil, n.oneNode(req, "a batch job")
+	}
+	raw, err := n.widen(req, raw)
+	if err != nil {
+		return nil, err
+	}
+	user, err := n.userFor(ctx, caller, req)
+	if err != nil {
+		return nil, err
+	}
+	layout, id, err := n.placeStep(ctx, req, nil)
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(layout.Nodes))
+	for i, node := range layout.Nodes {
+		names[i] = node.Name
+	}
+	answers, err := n.fan(ctx, "dryrun", partRequest{
+		ID: id, Head: n.cfg.NodeName, By: caller.UID, User: user, Request: raw, Layout: layout,
+		NodeList: n.cfg.Others.List(names), JobNodes: n.jobNodes(req, layout),
+	}, partsOf(names))
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	whole := &step.DryRun{
+		Schema: step.Schema, ID: id, User: user.Name, UID: user.UID, Node: n.cfg.Others.List(names), Argv: req.Argv, Cwd: req.Cwd,
+		NTasks: req.NTasks, Gres: []step.GresAlloc{}, GresEnv: []string{}, Binding: []string{}, Memory: []step.MemoryLevel{},
+		Writes: []step.CgroupWrite{}, Notes: []string{},
+	}
+	for i, a := range answers {
+		var part step.DryRun
+		if a.err == nil {
+			if err := json.Unmarshal(a.body, &part); err != nil {
+				a.err = status.Errorf(codes.Internal, "its answer cannot be parsed: %v", err)
+			}
+		}
+		if a.err != nil {
+			return nil, status.Errorf(status.Code(a.err), "node %s: %s", a.node, status.Convert(a.err).Message())
+		}
+		part.Ranks = layout.Nodes[i].Ranks
+		whole.Parts = append(whole.Parts, part)
+	}
+	return whole, nil
+}
+
+// partDryRun tells what this node's part of a step would be, and gives the place back.
+func (n *Node) partDryRun(ctx context.Context, common, _ []byte) (any, error) {
+	in, req, p, err := n.readPart(common)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.check(req); err != nil {
+		return nil, err
+	}
+	caller := api.Peer{UID: in.By}
+	user, err := n.userFor(ctx, caller, req)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.sameUser(user, n.cfg.NodeName); err != nil {
+		return nil, err
+	}
+	place := *req
+	place.NTasks = p.tasks
+	a, err := n.reg.admit(ctx, &place, user.UID, caller.Root())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { n.endJob(n.reg.abandon(a)) }()
+	spec := n.spec(req, user, a)
+	p.tell(spec)
+	spec.ID = in.ID
+	plan, err := n.plan(spec)
+	if err != nil {
+		return nil, status.Error(codes.ResourceExhausted, err.Error())
+	}
+	d, err := n.dryRunOf(spec, plan)
+	if err != nil {
+		return nil, err
+	}
+	d.NTasks, d.Argv = p.tasks, nil // the head has them
+	return d, nil
 }
 
 func (n *Node) dryRunOf(spec *step.Spec, plan *step.LimitPlan) (*step.DryRun, error) {

@@ -138,6 +138,10 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 	if err := n.check(req); err != nil {
 		return nil, err
 	}
+	raw, err := n.widen(req, raw)
+	if err != nil {
+		return nil, err
+	}
 	user, err := n.userFor(ctx, caller, req)
 	if err != nil {
 		return nil, err

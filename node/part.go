@@ -32,6 +32,8 @@ func partVerb(name string) func(n *Node, ctx context.Context, common, body []byt
 		return (*Node).partProbe
 	case "reserve":
 		return (*Node).partReserve
+	case "dryrun":
+		return (*Node).partDryRun
 	case "launch":
 		return (*Node).partLaunch
 	case "show":

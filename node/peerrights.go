@@ -31,7 +31,7 @@ func (n *Node) mayFan(peer string, in *api.FanRequest) error {
 	switch in.GetVerb() {
 	case "probe":
 		known, err = n.mayProbe(peer, in.GetCommon())
-	case "reserve":
+	case "reserve", "dryrun":
 		known, err = true, n.mayReserve(peer, in.GetCommon())
 	case "launch", "show", "stat", "signal", "cancel", "suspend", "resume", "head":
 		known, err = n.mayReach(peer, in.GetCommon())

@@ -46,6 +46,17 @@ func (n *Node) decode(raw []byte) (*step.Request, error) {
 	return req, nil
 }
 
+// encodeRequest is the opposite of decode.
+func encodeRequest(req *step.Request) ([]byte, error) {
+	packed := *req
+	packed.Pack()
+	raw, err := json.Marshal(packed)
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode a request: %w", err)
+	}
+	return raw, nil
+}
+
 // decodeStrict reads one JSON document that is all of raw.
 func decodeStrict(raw []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(raw))

@@ -67,11 +67,9 @@ func (n *Node) spawnHere(ctx context.Context, parent *follower, raw []byte, sp *
 // spawnHead is spawnStep of a step that has other nodes: its head is this one, and
 // its launcher the stepd that asks.
 func (n *Node) spawnHead(ctx context.Context, req *step.Request, sp *spawned) (*stepapi.Answer, error) {
-	packed := *req
-	packed.Pack()
-	raw, err := json.Marshal(packed)
+	raw, err := encodeRequest(req)
 	if err != nil {
-		return nil, fmt.Errorf("cannot encode the request of a spawned step: %w", err)
+		return nil, err
 	}
 	h, err := n.reserveHead(ctx, api.Peer{}, req, raw, step.Starting, sp)
 	if err != nil {

@@ -25,4 +25,8 @@ type DryRun struct {
 	// the rank and %p its process.
 	Writes []CgroupWrite `json:"writes"`
 	Notes  []string      `json:"notes"`
+	// Parts are what each node of a step of several would do; what differs by node is
+	// then there alone. Ranks are those of the node, in a part.
+	Parts []DryRun `json:"parts,omitempty"`
+	Ranks string   `json:"ranks,omitempty"`
 }

@@ -19,6 +19,9 @@ type Request struct {
 	NNodes int    `json:"nnodes"` // -N; at least 1
 	// NNodesMax is the most nodes, where -N names a range; 0 is NNodes.
 	NNodesMax int `json:"nnodes_max,omitempty"`
+	// Spread lets a step of NNodes 1 that does not fit this node have as few nodes as it
+	// fits: nobody has said how many.
+	Spread bool `json:"spread,omitempty"`
 	// WantNodes are nodes that the step must have (-w), NotNodes those that it must
 	// not have (-x): NodeNames.
 	WantNodes []string `json:"want_nodes,omitempty"`

@@ -50,6 +50,21 @@ func showDryRun(to io.Writer, d *step.DryRun) error {
 	row("in", "%s", clean(d.Cwd, step.PathMax))
 	row("user", "%s (%d)", clean(d.User, step.NameMax), d.UID)
 	row("tasks", "%d", d.NTasks)
+	if len(d.Parts) == 0 {
+		showPlace(row, d)
+	}
+	for i := range d.Parts {
+		p := &d.Parts[i]
+		fmt.Fprintf(&b, "node %s\n", p.Node)
+		row("tasks", "%d, ranks %s", p.NTasks, p.Ranks)
+		showPlace(row, p)
+	}
+	_, err := io.WriteString(to, b.String())
+	return err
+}
+
+// showPlace is what the step would have and be on one node.
+func showPlace(row func(name, format string, args ...any), d *step.DryRun) {
 	row("cpus", "%s", d.CPUs)
 	if d.MemoryMB != nil {
 		row("memory", "%s", step.FormatMB(*d.MemoryMB))
@@ -79,8 +94,6 @@ func showDryRun(to io.Writer, d *step.DryRun) error {
 	for _, n := range d.Notes {
 		row("note", "%s", clean(n, 2000))
 	}
-	_, err := io.WriteString(to, b.String())
-	return err
 }
 
 func limitWords(m step.MemoryLevel) string {

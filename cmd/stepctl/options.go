@@ -148,6 +148,7 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 			return nil, err
 		}
 	}
+	r.Spread = kind == stepOfJob && r.Job == nil && !o.nodes.flags.Changed("nodes") && o.nodes.want == ""
 	if err := o.nodes.set(r, kind == stepOfJob && r.Job != nil); err != nil {
 		return nil, err
 	}
