@@ -198,9 +198,10 @@ func (p *Plugin) sharesTopology() bool {
 func (p *Plugin) serverEnv() []string {
 	env := []string{
 		"PATH=/usr/bin:/bin",
-		// The user's own parameter files are not for a process outside of the tasks'
-		// cgroup: they could name plugins to load.
-		"HOME=/", "PMIX_MCA_mca_base_param_files=none",
+		// The user's own parameter files and components, which lie in the home, are not
+		// for a process outside of the tasks' cgroup. (libpmix 4.0 does not start when it
+		// is told to read no parameter files at all.)
+		"HOME=/dev/null",
 		// Names are those of slurm.conf, on each node.
 		"PMIX_HOSTNAME=" + p.job.Spec.NodeName,
 		// Every fence comes to us, so that it can be counted.
