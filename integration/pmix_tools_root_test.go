@@ -178,6 +178,18 @@ func TestRootClusterPMIxTool(t *testing.T) {
 			contains(t, "event", text, fmt.Sprintf("event -400 of slurm.pmix.%s:0 at %d text hello number 2.5\n", s.doc.id(), rank))
 		}
 	})
+	t.Run("group", func(t *testing.T) {
+		s := startPMIx(t, head, dir, nil, []string{"-N2", "-n", "4"}, "", 0, "group")
+		if r := s.wait(t); r.code != 0 {
+			t.Errorf("the step: %v", r)
+		}
+		text := s.says(t, "gone 0 at ", 4)
+		_, context, _ := strings.Cut(text, "group 0 context ")
+		context, _, _ = strings.Cut(context, " ")
+		if strings.Count(text, "group 0 context "+context+" at ") != 4 || context == "0" {
+			t.Errorf("not one number for all: %q", text)
+		}
+	})
 	t.Run("a rank that never comes", func(t *testing.T) {
 		s := startPMIx(t, head, dir, nil, []string{"-N2", "-n", "4"}, "up ", 4, "late", "3")
 		if r := s.wait(t); r.code == 0 {

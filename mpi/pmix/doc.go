@@ -19,7 +19,7 @@
 // wire.go, values.go and protocol.go are their form, which pmixhost/protocol.h
 // tells; job.go makes the job's description; upcalls.go shares out the upcalls,
 // which budget.go bounds, to fence.go, modex.go, names.go, spawn.go, query.go,
-// control.go, events.go and tools.go; table.go makes the table that a debugger
+// control.go, events.go, group.go and tools.go; table.go makes the table that a debugger
 // attaches by; dir.go makes the folder in which the library keeps its files.
 //
 // Sources: the PMIx standard 4.1 (chapters 16 to 18), libpmix's headers, and what

@@ -46,6 +46,7 @@ type Plugin struct {
 	running sync.WaitGroup // upcalls that are being answered
 	names   *names
 	tools   atomic.Uint64 // names given
+	groups  atomic.Uint64 // numbers proposed
 	others  *others
 	budget  *budget
 }

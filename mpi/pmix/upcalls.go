@@ -107,6 +107,8 @@ func (p *Plugin) serve(ctx context.Context, f frame) (reply, error) {
 		return p.serveControl(ctx, r)
 	case upNotify:
 		return p.serveNotify(ctx, r)
+	case upGroup:
+		return p.serveGroup(ctx, r)
 	case upSpawn:
 		return p.serveSpawn(ctx, r)
 	case upJoin:
