@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -82,6 +83,21 @@ func plain(err error) string {
 	return text
 }
 
+// notNumber is how pflag words that an option takes numbers.
+var notNumber = regexp.MustCompile(`^invalid argument "(.*)" for "(?:-., )?(--\S+)" flag: strconv\.Parse(?:Int|Uint): .*: (invalid syntax|value out of range)$`)
+
+// flagError says in one clear line what is wrong with an option.
+func flagError(err error) error {
+	m := notNumber.FindStringSubmatch(err.Error())
+	switch {
+	case m == nil:
+		return err
+	case m[3] == "invalid syntax":
+		return fmt.Errorf("%s=%s: want a whole number", m[2], m[1])
+	}
+	return fmt.Errorf("%s=%s: that is no number that it can have", m[2], m[1])
+}
+
 func newRoot(d *dialer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "stepctl",
@@ -91,6 +107,7 @@ func newRoot(d *dialer) *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
 	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), suspendCommand(d), resumeCommand(d), statCommand(d), explainCommand(d), attachCommand(d),
 		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))
