@@ -813,6 +813,50 @@ func (x *EventLine) GetJson() []byte {
 	return nil
 }
 
+type OutputPiece struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutputPiece) Reset() {
+	*x = OutputPiece{}
+	mi := &file_api_node_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutputPiece) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutputPiece) ProtoMessage() {}
+
+func (x *OutputPiece) ProtoReflect() protoreflect.Message {
+	mi := &file_api_node_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutputPiece.ProtoReflect.Descriptor instead.
+func (*OutputPiece) Descriptor() ([]byte, []int) {
+	return file_api_node_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *OutputPiece) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type NodeStatusReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          []byte                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // {"name","state","reason","cpus","memory_bytes","proctrack","fallbacks","jobs","plugins"}
@@ -822,7 +866,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -834,7 +878,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -847,7 +891,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{15}
+	return file_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NodeStatusReply) GetNode() []byte {
@@ -866,7 +910,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +922,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +935,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{16}
+	return file_api_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DrainRequest) GetReason() string {
@@ -926,7 +970,7 @@ type ClientConfigReply struct {
 
 func (x *ClientConfigReply) Reset() {
 	*x = ClientConfigReply{}
-	mi := &file_api_node_proto_msgTypes[17]
+	mi := &file_api_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +982,7 @@ func (x *ClientConfigReply) String() string {
 func (*ClientConfigReply) ProtoMessage() {}
 
 func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[17]
+	mi := &file_api_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +995,7 @@ func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientConfigReply.ProtoReflect.Descriptor instead.
 func (*ClientConfigReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{17}
+	return file_api_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ClientConfigReply) GetNode() string {
@@ -1114,7 +1158,9 @@ const file_api_node_proto_rawDesc = "" +
 	"\x04step\x18\x01 \x01(\v2\x11.stepd.v1.StepRefR\x04step\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\"\x1f\n" +
 	"\tEventLine\x12\x12\n" +
-	"\x04json\x18\x01 \x01(\fR\x04json\"%\n" +
+	"\x04json\x18\x01 \x01(\fR\x04json\"!\n" +
+	"\vOutputPiece\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"%\n" +
 	"\x0fNodeStatusReply\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\"&\n" +
 	"\fDrainRequest\x12\x16\n" +
@@ -1138,7 +1184,7 @@ const file_api_node_proto_rawDesc = "" +
 	"slurm_conf\x18\f \x01(\tR\tslurmConf\x12!\n" +
 	"\frequire_safe\x18\r \x01(\bR\vrequireSafe\x12)\n" +
 	"\x10plugstack_digest\x18\x0e \x01(\tR\x0fplugstackDigest\x12'\n" +
-	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xe1\a\n" +
+	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\x97\b\n" +
 	"\x04Node\x12/\n" +
 	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +
 	"\x06DryRun\x12\x14.stepd.v1.RunRequest\x1a\x15.stepd.v1.DryRunReply\x123\n" +
@@ -1154,7 +1200,8 @@ const file_api_node_proto_rawDesc = "" +
 	"\x06Cancel\x12\x17.stepd.v1.CancelRequest\x1a\x0f.stepd.v1.Empty\x12-\n" +
 	"\aSuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x12/\n" +
 	"\tUnsuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x128\n" +
-	"\x06Events\x12\x17.stepd.v1.EventsRequest\x1a\x13.stepd.v1.EventLine0\x01\x128\n" +
+	"\x06Events\x12\x17.stepd.v1.EventsRequest\x1a\x13.stepd.v1.EventLine0\x01\x124\n" +
+	"\x06Output\x12\x11.stepd.v1.StepRef\x1a\x15.stepd.v1.OutputPiece0\x01\x128\n" +
 	"\n" +
 	"NodeStatus\x12\x0f.stepd.v1.Empty\x1a\x19.stepd.v1.NodeStatusReply\x120\n" +
 	"\x05Drain\x12\x16.stepd.v1.DrainRequest\x1a\x0f.stepd.v1.Empty\x12*\n" +
@@ -1173,7 +1220,7 @@ func file_api_node_proto_rawDescGZIP() []byte {
 	return file_api_node_proto_rawDescData
 }
 
-var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_api_node_proto_goTypes = []any{
 	(*Empty)(nil),             // 0: stepd.v1.Empty
 	(*RunRequest)(nil),        // 1: stepd.v1.RunRequest
@@ -1190,9 +1237,10 @@ var file_api_node_proto_goTypes = []any{
 	(*CancelRequest)(nil),     // 12: stepd.v1.CancelRequest
 	(*EventsRequest)(nil),     // 13: stepd.v1.EventsRequest
 	(*EventLine)(nil),         // 14: stepd.v1.EventLine
-	(*NodeStatusReply)(nil),   // 15: stepd.v1.NodeStatusReply
-	(*DrainRequest)(nil),      // 16: stepd.v1.DrainRequest
-	(*ClientConfigReply)(nil), // 17: stepd.v1.ClientConfigReply
+	(*OutputPiece)(nil),       // 15: stepd.v1.OutputPiece
+	(*NodeStatusReply)(nil),   // 16: stepd.v1.NodeStatusReply
+	(*DrainRequest)(nil),      // 17: stepd.v1.DrainRequest
+	(*ClientConfigReply)(nil), // 18: stepd.v1.ClientConfigReply
 }
 var file_api_node_proto_depIdxs = []int32{
 	7,  // 0: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
@@ -1214,31 +1262,33 @@ var file_api_node_proto_depIdxs = []int32{
 	7,  // 16: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
 	7,  // 17: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
 	13, // 18: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
-	0,  // 19: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
-	16, // 20: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
-	0,  // 21: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
-	0,  // 22: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
-	2,  // 23: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
-	3,  // 24: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
-	2,  // 25: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
-	2,  // 26: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
-	5,  // 27: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
-	0,  // 28: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
-	8,  // 29: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
-	8,  // 30: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
-	8,  // 31: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
-	10, // 32: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
-	0,  // 33: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
-	0,  // 34: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
-	0,  // 35: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
-	0,  // 36: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
-	14, // 37: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
-	15, // 38: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
-	0,  // 39: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
-	0,  // 40: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
-	17, // 41: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
-	23, // [23:42] is the sub-list for method output_type
-	4,  // [4:23] is the sub-list for method input_type
+	7,  // 19: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
+	0,  // 20: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
+	17, // 21: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
+	0,  // 22: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
+	0,  // 23: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
+	2,  // 24: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
+	3,  // 25: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
+	2,  // 26: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
+	2,  // 27: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
+	5,  // 28: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
+	0,  // 29: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
+	8,  // 30: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
+	8,  // 31: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
+	8,  // 32: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
+	10, // 33: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
+	0,  // 34: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
+	0,  // 35: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
+	0,  // 36: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
+	0,  // 37: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
+	14, // 38: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
+	15, // 39: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
+	16, // 40: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
+	0,  // 41: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
+	0,  // 42: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
+	18, // 43: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
+	24, // [24:44] is the sub-list for method output_type
+	4,  // [4:24] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -1256,7 +1306,7 @@ func file_api_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_node_proto_rawDesc), len(file_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

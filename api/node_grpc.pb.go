@@ -42,6 +42,7 @@ const (
 	Node_Suspend_FullMethodName      = "/stepd.v1.Node/Suspend"
 	Node_Unsuspend_FullMethodName    = "/stepd.v1.Node/Unsuspend"
 	Node_Events_FullMethodName       = "/stepd.v1.Node/Events"
+	Node_Output_FullMethodName       = "/stepd.v1.Node/Output"
 	Node_NodeStatus_FullMethodName   = "/stepd.v1.Node/NodeStatus"
 	Node_Drain_FullMethodName        = "/stepd.v1.Node/Drain"
 	Node_Resume_FullMethodName       = "/stepd.v1.Node/Resume"
@@ -99,6 +100,10 @@ type NodeClient interface {
 	Unsuspend(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error)
 	// Events streams the lines of a step's event log; with follow it goes on until the step ends.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventLine], error)
+	// Output streams what is kept of an ended step's output (stepio/replay, a kept
+	// output), in pieces of any size. Own steps; root: any. Errors: NOT_FOUND (no such
+	// step, or nothing is kept of it), FAILED_PRECONDITION (it runs: its stepd has it).
+	Output(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (grpc.ServerStreamingClient[OutputPiece], error)
 	// NodeStatus answers with the node document of `node status --json`.
 	NodeStatus(ctx context.Context, in *Empty, opts ...grpc.CallOption) (*NodeStatusReply, error)
 	// Drain and Resume change the node's state; root only.
@@ -275,6 +280,25 @@ func (c *nodeClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Node_EventsClient = grpc.ServerStreamingClient[EventLine]
 
+func (c *nodeClient) Output(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (grpc.ServerStreamingClient[OutputPiece], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Node_ServiceDesc.Streams[1], Node_Output_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StepRef, OutputPiece]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Node_OutputClient = grpc.ServerStreamingClient[OutputPiece]
+
 func (c *nodeClient) NodeStatus(ctx context.Context, in *Empty, opts ...grpc.CallOption) (*NodeStatusReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(NodeStatusReply)
@@ -366,6 +390,10 @@ type NodeServer interface {
 	Unsuspend(context.Context, *StepRef) (*Empty, error)
 	// Events streams the lines of a step's event log; with follow it goes on until the step ends.
 	Events(*EventsRequest, grpc.ServerStreamingServer[EventLine]) error
+	// Output streams what is kept of an ended step's output (stepio/replay, a kept
+	// output), in pieces of any size. Own steps; root: any. Errors: NOT_FOUND (no such
+	// step, or nothing is kept of it), FAILED_PRECONDITION (it runs: its stepd has it).
+	Output(*StepRef, grpc.ServerStreamingServer[OutputPiece]) error
 	// NodeStatus answers with the node document of `node status --json`.
 	NodeStatus(context.Context, *Empty) (*NodeStatusReply, error)
 	// Drain and Resume change the node's state; root only.
@@ -427,6 +455,9 @@ func (UnimplementedNodeServer) Unsuspend(context.Context, *StepRef) (*Empty, err
 }
 func (UnimplementedNodeServer) Events(*EventsRequest, grpc.ServerStreamingServer[EventLine]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
+}
+func (UnimplementedNodeServer) Output(*StepRef, grpc.ServerStreamingServer[OutputPiece]) error {
+	return status.Error(codes.Unimplemented, "method Output not implemented")
 }
 func (UnimplementedNodeServer) NodeStatus(context.Context, *Empty) (*NodeStatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method NodeStatus not implemented")
@@ -724,6 +755,17 @@ func _Node_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Node_EventsServer = grpc.ServerStreamingServer[EventLine]
 
+func _Node_Output_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(StepRef)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(NodeServer).Output(m, &grpc.GenericServerStream[StepRef, OutputPiece]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Node_OutputServer = grpc.ServerStreamingServer[OutputPiece]
+
 func _Node_NodeStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(Empty)
 	if err := dec(in); err != nil {
@@ -880,6 +922,11 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Events",
 			Handler:       _Node_Events_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Output",
+			Handler:       _Node_Output_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -55,7 +55,11 @@ func (h handler) Watch(w *stepapi.Watch, launcher bool) (*stepapi.Watched, int, 
 	if err != nil {
 		return nil, -1, err
 	}
-	return &stepapi.Watched{Terminal: h.output.Terminal()}, fd, nil
+	var passed step.Record
+	h.streams.Fill(&passed)
+	return &stepapi.Watched{
+		Terminal: h.output.Terminal(), Stdout: passed.StdoutBytes != nil, Stderr: passed.StderrBytes != nil,
+	}, fd, nil
 }
 
 func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {

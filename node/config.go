@@ -67,6 +67,9 @@ type Config struct {
 	// whatever their age; 0 is 1000.
 	MinJobAge time.Duration
 	KeepSteps int
+	// ReplayBytes of each step's output are kept for those who attach, and after its
+	// end; 0 are none but a terminal's.
+	ReplayBytes int64
 	// Scripts are the site's prolog and epilog.
 	Scripts Scripts
 	// QuarantineAfter crashes in a row a plugin is left out, or drains the node

@@ -21,6 +21,8 @@ func (l layout) socket() string               { return filepath.Join(l.run, "nod
 func (l layout) state() string                { return filepath.Join(l.spool, "state.db") }
 func (l layout) resultsDir() string           { return filepath.Join(l.spool, "results") }
 func (l layout) result(id step.ID) string     { return filepath.Join(l.resultsDir(), id.String()) }
+func (l layout) outputDir() string            { return filepath.Join(l.spool, "output") }
+func (l layout) output(id step.ID) string     { return filepath.Join(l.outputDir(), id.String()) }
 func (l layout) scriptsDir() string           { return filepath.Join(l.spool, "scripts") }
 func (l layout) script(job uint32) string     { return filepath.Join(l.scriptsDir(), fmt.Sprint(job)) }
 func (l layout) eventsDir() string            { return filepath.Join(l.spool, "events") }
@@ -35,7 +37,7 @@ func (l layout) make() error {
 		mode os.FileMode
 	}{
 		{l.run, 0o755}, {l.stepsDir(), 0o755},
-		{l.spool, 0o711}, {l.resultsDir(), 0o700}, {l.eventsDir(), 0o700}, {l.scriptsDir(), 0o711},
+		{l.spool, 0o711}, {l.resultsDir(), 0o700}, {l.eventsDir(), 0o700}, {l.outputDir(), 0o700}, {l.scriptsDir(), 0o711},
 	} {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return fmt.Errorf("cannot create directory: %w", err)

@@ -168,11 +168,14 @@ func (n *Node) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// forget removes the logs of steps that the store has forgotten.
+// forget removes the logs and the kept output of steps that the store has forgotten.
 func (n *Node) forget(ids []step.ID) {
 	for _, id := range ids {
 		if err := os.Remove(n.files.events(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			n.log.WithField("step", id.String()).Warnf("cannot remove event log: %v", err)
+		}
+		if err := os.Remove(n.files.output(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			n.log.WithField("step", id.String()).Warnf("cannot remove kept output: %v", err)
 		}
 	}
 }

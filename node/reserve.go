@@ -162,6 +162,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.held) > 0,
 		Parent: spec.Parent,
 	}
+	rec.Stdout, rec.Stderr = spec.OutputPlaces()
 	for i := range rec.Tasks {
 		rec.Tasks[i] = step.Task{Rank: ranks[i], LocalID: i, State: step.TaskPending}
 	}
@@ -187,6 +188,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		spec.Origin, spec.JobNTasks, spec.JobName = a.job.Origin, a.job.NTasks, a.job.Name
 	}
 	spec.ResultFile = n.files.result(rec.ID)
+	spec.ReplayBytes, spec.OutputFile = n.cfg.ReplayBytes, n.files.output(rec.ID)
 	f := newFollower(n, a.job, rec)
 	f.share = a.share
 	return f, nil

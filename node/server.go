@@ -109,7 +109,7 @@ func (s *service) List(ctx context.Context, in *api.ListRequest) (*api.ListReply
 
 // hideCommand: what others run is not everybody's (rulings 32).
 func hideCommand(rec *step.Record) {
-	rec.Command = []string{}
+	rec.Command, rec.Stdout, rec.Stderr = []string{}, nil, nil
 	if slices.ContainsFunc(rec.Tasks, func(t step.Task) bool { return t.Doing != nil }) {
 		rec.Tasks = slices.Clone(rec.Tasks)
 		for i := range rec.Tasks {

@@ -84,6 +84,10 @@ type Record struct {
 	// counts.
 	StdoutBytes *int64 `json:"stdout_bytes"`
 	StderrBytes *int64 `json:"stderr_bytes"`
+	// Stdout and Stderr are where the tasks' output goes: told to the owner and root;
+	// nil is not known.
+	Stdout *OutputPlace `json:"stdout,omitempty"`
+	Stderr *OutputPlace `json:"stderr,omitempty"`
 	// Usage is what the step has used; nil before its tasks run, and where nobody
 	// has read it.
 	Usage *StepUsage `json:"usage,omitempty"`

@@ -21,6 +21,35 @@ const ReplayMin = 64 << 10
 // TerminalChars is how many control characters there are (NCCS of the kernel).
 const TerminalChars = 19
 
+// StreamTerminal is the Kind of an OutputPlace that is a terminal of the step's.
+const StreamTerminal StreamKind = "terminal"
+
+// OutputPlace is where one of the tasks' streams goes, as a Record tells it.
+type OutputPlace struct {
+	// Kind is that of the Stream, or StreamTerminal.
+	Kind StreamKind `json:"kind"`
+	// Pattern is that of files, absolute.
+	Pattern string `json:"pattern,omitempty"`
+	// Rank is the one task that has the stream, nil is all.
+	Rank *int `json:"rank,omitempty"`
+}
+
+// OutputPlaces tells where stdout and stderr of the tasks go.
+func (s *Spec) OutputPlaces() (stdout, stderr *OutputPlace) {
+	if s.Terminal != nil {
+		zero := 0
+		return &OutputPlace{Kind: StreamTerminal, Rank: &zero}, &OutputPlace{Kind: StreamTerminal, Rank: &zero}
+	}
+	place := func(st Stream) *OutputPlace {
+		p := &OutputPlace{Kind: st.Kind, Pattern: st.Pattern, Rank: st.Rank}
+		if p.Pattern != "" && p.Pattern[0] != '/' {
+			p.Pattern = s.Cwd + "/" + p.Pattern
+		}
+		return p
+	}
+	return place(s.Stdout), place(s.Stderr)
+}
+
 // checkTerminal refuses what contradicts a terminal.
 func (r *Request) checkTerminal() error {
 	t := r.Terminal

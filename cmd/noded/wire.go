@@ -78,7 +78,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		Propagate: s.conf.PropagateResourceLimits, TaskScripts: s.taskScripts(),
 		KillWait: s.conf.KillWait, UnkillableTimeout: s.conf.UnkillableStepTimeout,
 		UnkillableProgram: s.conf.UnkillableStepProgram,
-		MinJobAge:         s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
+		MinJobAge:         s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, ReplayBytes: s.conf.Stepd.ReplayBytes, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
 		Cores: nodeCores(log, cpus, bindable), Affinity: s.affinity(unbindable), StepdPath: stepd, StepdNetPath: stepdNet(), StepdLog: logFile, ContainerType: containerType,
 		Others: cluster, Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,

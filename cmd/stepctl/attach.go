@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -16,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/step"
 	"stepd/stepio"
@@ -137,22 +134,33 @@ func (d *dialer) attach(id step.ID, o *attachOptions) (code int, err error) {
 	if watched.Terminal {
 		return a.showTerminal(conn, keys, watch.ReadOnly)
 	}
+	if err := a.tellAbsent(watched); err != nil {
+		conn.Close()
+		return 0, err
+	}
 	return a.showLines(conn)
+}
+
+// tellAbsent tells which streams do not pass by stepd; that none does is an error.
+func (a *attached) tellAbsent(w *stepapi.Watched) error {
+	stdout, stderr := wentTo("stdout", a.rec.Stdout), wentTo("stderr", a.rec.Stderr)
+	if a.rec.Stderr != nil && a.rec.Stderr.Kind == step.StreamSame {
+		stderr = ""
+	}
+	switch {
+	case !w.Stdout && !w.Stderr:
+		return fmt.Errorf("nothing of the output of step %s (%s) passes by its stepd%s%s", a.rec.ID, stateWord(a.rec), stdout, stderr)
+	case !w.Stdout:
+		say("stdout is not seen here%s", stdout)
+	case !w.Stderr && stderr != "":
+		say("stderr is not seen here%s", stderr)
+	}
+	return nil
 }
 
 // running is the record of a step that can be attached to.
 func (d *dialer) running(id step.ID) (*step.Record, error) {
-	rec := new(step.Record)
-	err := d.call(func(ctx context.Context, client api.NodeClient) error {
-		r, err := client.Show(ctx, &api.StepRef{JobId: id.Job, StepId: &id.Step})
-		if err != nil {
-			return err
-		}
-		if len(r.Step) != 1 {
-			return fmt.Errorf("noded told %d records of step %s", len(r.Step), id)
-		}
-		return json.Unmarshal(r.Step[0], rec)
-	})
+	rec, err := d.record(id)
 	switch {
 	case err != nil:
 		return nil, err
@@ -160,7 +168,7 @@ func (d *dialer) running(id step.ID) (*step.Record, error) {
 		return nil, fmt.Errorf("step %s has ended (%s): `stepctl output %s` shows what is kept of its output", id, rec.State, id)
 	case len(rec.Nodes) > 0 || rec.Head != "":
 		return nil, fmt.Errorf("cannot attach to step %s: what the tasks of a step of several nodes write goes to its launcher alone", id)
-	case rec.State == step.Pending:
+	case rec.State == step.Pending || rec.State == step.Starting:
 		return nil, fmt.Errorf("cannot attach to step %s: it is %s and writes nothing yet", id, rec.State)
 	}
 	return rec, nil
@@ -189,7 +197,7 @@ func (a *attached) ask(w *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
 		}
 		if m.Error != "" {
 			closeFDs(fds)
-			return nil, nil, fmt.Errorf("cannot attach to step %s: %s", a.rec.ID, m.Error)
+			return nil, nil, fmt.Errorf("cannot see the output of step %s: %s", a.rec.ID, m.Error)
 		}
 		if m.Seq == watchSeq && m.Watched != nil && len(fds) == 1 {
 			return m.Watched, os.NewFile(uintptr(fds[0]), "the step's output"), nil

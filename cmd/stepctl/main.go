@@ -109,7 +109,7 @@ func newRoot(d *dialer) *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
-	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), suspendCommand(d), resumeCommand(d), statCommand(d), explainCommand(d), attachCommand(d),
+	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), suspendCommand(d), resumeCommand(d), statCommand(d), explainCommand(d), attachCommand(d), outputCommand(d),
 		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))
 	root.CompletionOptions.DisableDefaultCmd = true
 	useManual(root)

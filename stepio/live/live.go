@@ -90,6 +90,8 @@ func (l *Live) Watch(how Watching) (fd int, err error) {
 		return -1, errors.New("what the tasks of a step of several nodes write goes to its launcher alone")
 	case l.over:
 		return -1, errors.New("the step has ended")
+	case l.hub == nil && how.Once:
+		return -1, errors.New("nothing of its output is kept while nobody watches (ReplayBytes of stepd.conf)")
 	case l.hub == nil:
 		l.begin()
 	}

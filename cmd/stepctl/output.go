@@ -1,0 +1,296 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/api/stepapi"
+	"stepd/step"
+	"stepd/stepio"
+	"stepd/stepio/replay"
+)
+
+func outputCommand(d *dialer) *cobra.Command {
+	var label bool
+	c := &cobra.Command{
+		Use: "output [-l] JOB.STEP", Short: "print what is kept of a step's output", Args: cobra.ExactArgs(1),
+		Long: `Print the output of a step, running or ended, as far as it can still be had: the files
+that its tasks have written, opened as the caller, and what stepd and noded have kept
+of the rest. They keep the last 64 KiB of every terminal, and of all other output as
+much as ReplayBytes in stepd.conf says, which is nothing by default. Where the output
+has gone elsewhere, it is told where. The owner of a step and root may ask.`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			id, err := step.ParseID(args[0])
+			if err != nil {
+				return err
+			}
+			return d.output(id, label)
+		},
+	}
+	c.Flags().BoolVarP(&label, "label", "l", false, "put the rank before each line of output")
+	return c
+}
+
+// printer writes pieces of output to standard output and error.
+type printer struct {
+	lines *stepio.Remote
+	// Of a terminal: what it was made to be, and what not to ask of ours.
+	terminal bool
+	modes    replay.Modes
+	quiet    replay.Quiet
+}
+
+func newPrinter(rec *step.Record, label, terminal bool) *printer {
+	spec := &step.Spec{Request: step.Request{NTasks: rec.NTasks}}
+	return &printer{terminal: terminal, lines: stepio.NewRemote(spec, stepio.Options{
+		Stdout: os.Stdout, Stderr: os.Stderr, Label: label, Unbuffered: !label,
+	})}
+}
+
+func (p *printer) piece(piece replay.Piece) error {
+	if p.terminal && isTerminal(os.Stdout) {
+		out := p.quiet.Append(nil, piece.Data)
+		p.modes.Feed(out)
+		_, err := os.Stdout.Write(out)
+		return err
+	}
+	p.lines.Output(piece.FD, piece.Rank, piece.Data, false)
+	return nil
+}
+
+// end leaves the terminal as it was found.
+func (p *printer) end() {
+	p.lines.End()
+	if undo := p.modes.Undo(); undo != "" {
+		os.Stdout.WriteString(undo)
+	}
+}
+
+// output prints what can be had of a step's output.
+func (d *dialer) output(id step.ID, label bool) error {
+	rec, err := d.record(id)
+	if err != nil {
+		return err
+	}
+	if err := printFiles(rec, label); !errors.Is(err, errNoFiles) {
+		return err
+	}
+	if rec.State.Final() {
+		err = d.printKept(rec, label)
+	} else {
+		err = d.printLive(rec, label)
+	}
+	if err != nil {
+		return fmt.Errorf("%w%s%s", err, wentTo("stdout", rec.Stdout), wentTo("stderr", rec.Stderr))
+	}
+	return nil
+}
+
+// record asks noded for one step.
+func (d *dialer) record(id step.ID) (*step.Record, error) {
+	rec := new(step.Record)
+	err := d.call(func(ctx context.Context, client api.NodeClient) error {
+		r, err := client.Show(ctx, &api.StepRef{JobId: id.Job, StepId: &id.Step})
+		if err != nil {
+			return err
+		}
+		if len(r.Step) != 1 {
+			return fmt.Errorf("noded told %d records of step %s", len(r.Step), id)
+		}
+		return json.Unmarshal(r.Step[0], rec)
+	})
+	return rec, err
+}
+
+// wentTo tells where a stream goes that is not kept.
+func wentTo(name string, p *step.OutputPlace) string {
+	switch {
+	case p == nil:
+		return ""
+	case p.Kind == step.StreamClient:
+		return "; " + name + " goes to the file or pipe of the client that has started it"
+	case p.Kind == step.StreamNull:
+		return "; " + name + " goes to /dev/null"
+	case p.Kind == step.StreamFile:
+		return fmt.Sprintf("; %s goes to %q", name, p.Pattern)
+	}
+	return ""
+}
+
+// printKept prints what stepd has left of an ended step.
+func (d *dialer) printKept(rec *step.Record, label bool) error {
+	client, err := d.client()
+	if err != nil {
+		return err
+	}
+	stream, err := client.Output(context.Background(), &api.StepRef{JobId: rec.Job, StepId: &rec.Step})
+	if err != nil {
+		return err
+	}
+	var p *printer
+	pieces := &pieces{stream: stream}
+	head, err := replay.ReadKept(pieces, func(piece replay.Piece) error {
+		if p == nil {
+			p = newPrinter(rec, label, rec.Stdout != nil && rec.Stdout.Kind == step.StreamTerminal)
+		}
+		return p.piece(piece)
+	})
+	if p != nil {
+		p.end()
+	}
+	if pieces.err != nil {
+		if status.Code(pieces.err) == codes.NotFound {
+			return errors.New(plain(pieces.err))
+		}
+		return pieces.err
+	}
+	if err == nil && head.Skipped > 0 {
+		say("the first %d of %d bytes are not kept", head.Skipped, head.Bytes)
+	}
+	return err
+}
+
+// pieces reads the stream as a file.
+type pieces struct {
+	stream api.Node_OutputClient
+	rest   []byte
+	err    error // what the stream has ended with, if it is no end
+}
+
+func (p *pieces) Read(b []byte) (int, error) {
+	for len(p.rest) == 0 {
+		m, err := p.stream.Recv()
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				p.err = err
+			}
+			return 0, err
+		}
+		p.rest = m.Data
+	}
+	n := copy(b, p.rest)
+	p.rest = p.rest[n:]
+	return n, nil
+}
+
+// printLive prints what stepd keeps of a running step.
+func (d *dialer) printLive(rec *step.Record, label bool) error {
+	conn, err := d.dialStep(rec.ID)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	a := &attached{rec: rec, conn: conn}
+	watched, out, err := a.ask(&stepapi.Watch{ReadOnly: true, Once: true, Replay: -1})
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	p := newPrinter(rec, label, watched.Terminal)
+	defer p.end()
+	buf := make([]byte, replay.FrameHead+replay.FrameMax)
+	for {
+		n, err := out.Read(buf)
+		if err != nil || n == 0 {
+			return nil
+		}
+		f, err := replay.Parse(buf[:n])
+		switch {
+		case err != nil || f.Kind == replay.KindEnd:
+			return err
+		case f.Kind == replay.KindGap:
+			say("%d bytes of output were skipped here", f.N)
+		case f.Kind == replay.KindOutput:
+			if err := p.piece(f.Piece); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// errNoFiles says that the tasks write to no files.
+var errNoFiles = errors.New("the tasks write to no files")
+
+// filesMax bounds how many files of one stream are printed.
+const filesMax = 4096
+
+// printFiles prints the files that the tasks have written to, those of standard output
+// first.
+func printFiles(rec *step.Record, label bool) error {
+	isFile := func(p *step.OutputPlace) bool { return p != nil && p.Kind == step.StreamFile }
+	if !isFile(rec.Stdout) && !isFile(rec.Stderr) {
+		return errNoFiles
+	}
+	p := newPrinter(rec, label, false)
+	defer p.end()
+	for _, s := range []struct {
+		fd    int
+		place *step.OutputPlace
+	}{{1, rec.Stdout}, {2, rec.Stderr}} {
+		if !isFile(s.place) {
+			continue
+		}
+		if err := p.files(rec, s.fd, s.place); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// files prints those of one stream, in the order of their ranks.
+func (p *printer) files(rec *step.Record, fd int, place *step.OutputPlace) error {
+	spec := &step.Spec{ID: rec.ID, Request: step.Request{Name: rec.Name, NTasks: rec.NTasks}, User: step.User{Name: rec.User, UID: rec.UID}, NodeName: rec.Node}
+	first, last := 0, 0
+	switch {
+	case place.Rank != nil:
+		first, last = *place.Rank, *place.Rank
+	case step.PatternHas(place.Pattern, "t"):
+		last = min(rec.NTasks, filesMax) - 1
+	}
+	for rank := first; rank <= last; rank++ {
+		path, err := step.ExpandPattern(place.Pattern, spec, rank)
+		if err != nil {
+			return err
+		}
+		if err := p.file(path, fd, rank); err != nil {
+			return err
+		}
+	}
+	if last+1 == filesMax && rec.NTasks > filesMax {
+		say("the files of tasks from %d on are not shown: %q", filesMax, place.Pattern)
+	}
+	return nil
+}
+
+func (p *printer) file(path string, fd, rank int) error {
+	// A FIFO would be waited for.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return fmt.Errorf("cannot read the output: %w", err)
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		return fmt.Errorf("cannot read the output: %q is no regular file", path)
+	}
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := f.Read(buf)
+		p.lines.Output(fd, rank, buf[:n], errors.Is(err, io.EOF))
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("cannot read the output: %w", err)
+		}
+	}
+}
