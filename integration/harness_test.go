@@ -282,6 +282,8 @@ type call struct {
 	dir     string
 	stdin   string
 	files   []*os.File // instead of pipes: stdin, stdout, stderr
+	// terminal: stdin is the controlling terminal of a session of its own.
+	terminal bool
 	// limit is instead of callTimeout.
 	limit time.Duration
 }
@@ -377,6 +379,12 @@ func (n *node) start(t testing.TB, c call) *process {
 		}
 	}
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = io.Reader(strings.NewReader(c.stdin)), &p.out, &p.err
+	if c.terminal {
+		if p.cmd.SysProcAttr == nil {
+			p.cmd.SysProcAttr = &syscall.SysProcAttr{}
+		}
+		p.cmd.SysProcAttr.Setsid, p.cmd.SysProcAttr.Setctty = true, true
+	}
 	if c.files != nil {
 		p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = c.files[0], c.files[1], c.files[2]
 	}

@@ -1,5 +1,10 @@
 package step
 
+import "errors"
+
+// ErrEnded says that a step has nothing to show any more; stepd tells it by its words.
+var ErrEnded = errors.New("the step has ended")
+
 // Terminal asks for a terminal for rank 0 (--pty): its three streams are that
 // terminal, which belongs to stepd and outlives the client. The other ranks have
 // /dev/null, as in Slurm.

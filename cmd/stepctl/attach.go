@@ -179,28 +179,37 @@ func (d *dialer) dialStep(id step.ID) (*stepapi.Conn, error) {
 	path, _ := d.path()
 	conn, err := stepapi.DialDir(filepath.Join(filepath.Dir(path), "steps"), id.String()+".sock")
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
-		return nil, fmt.Errorf("cannot attach to step %s: it has just ended, or its stepd is gone: %w", id, err)
+		return nil, fmt.Errorf("cannot reach the stepd of step %s: %w (%v)", id, step.ErrEnded, err)
 	}
 	return conn, err
 }
 
-// ask asks for the output, and waits for the answer.
+// ask asks for the output, and waits for the answer. stepd speaks first: what it says
+// to one whom it refuses would be lost if he had sent something that it does not read.
 func (a *attached) ask(w *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
-	err := a.conn.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleTool})
-	if err == nil {
-		err = askToWatch(a.conn, w)
-	}
+	asked := false
 	for {
-		m, fds, rerr := a.conn.Recv()
-		if rerr != nil {
-			return nil, nil, fmt.Errorf("cannot attach to step %s: it has ended: %w", a.rec.ID, errors.Join(err, rerr))
+		m, fds, err := a.conn.Recv()
+		if err != nil {
+			return nil, nil, fmt.Errorf("cannot see the output of step %s: %w (%v)", a.rec.ID, step.ErrEnded, err)
 		}
-		if m.Error != "" {
+		switch {
+		case m.Error == step.ErrEnded.Error():
+			return nil, nil, fmt.Errorf("cannot see the output of step %s: %w", a.rec.ID, step.ErrEnded)
+		case m.Error != "":
 			closeFDs(fds)
 			return nil, nil, fmt.Errorf("cannot see the output of step %s: %s", a.rec.ID, m.Error)
-		}
-		if m.Seq == watchSeq && m.Watched != nil && len(fds) == 1 {
+		case m.Seq == watchSeq && m.Watched != nil && len(fds) == 1:
 			return m.Watched, os.NewFile(uintptr(fds[0]), "the step's output"), nil
+		case !asked:
+			asked = true
+			err := a.conn.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleTool})
+			if err == nil {
+				err = askToWatch(a.conn, w)
+			}
+			if err != nil {
+				return nil, nil, fmt.Errorf("cannot see the output of step %s: %w", a.rec.ID, err)
+			}
 		}
 		closeFDs(fds)
 	}

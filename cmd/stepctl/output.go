@@ -85,15 +85,26 @@ func (d *dialer) output(id step.ID, label bool) error {
 	if err := printFiles(rec, label); !errors.Is(err, errNoFiles) {
 		return err
 	}
-	if rec.State.Final() {
-		err = d.printKept(rec, label)
-	} else {
+	ended := rec.State.Final()
+	if !ended {
 		err = d.printLive(rec, label)
+		ended = errors.Is(err, step.ErrEnded) && d.awaitEnd(rec) == nil // noded is about to hear of it
+	}
+	if ended {
+		err = d.printKept(rec, label)
 	}
 	if err != nil {
 		return fmt.Errorf("%w%s%s", err, wentTo("stdout", rec.Stdout), wentTo("stderr", rec.Stderr))
 	}
 	return nil
+}
+
+// awaitEnd waits until noded knows that the step has ended.
+func (d *dialer) awaitEnd(rec *step.Record) error {
+	return d.call(func(ctx context.Context, client api.NodeClient) error {
+		_, err := client.Wait(ctx, &api.StepRef{JobId: rec.Job, StepId: &rec.Step})
+		return err
+	})
 }
 
 // record asks noded for one step.

@@ -89,7 +89,7 @@ func (l *Live) Watch(how Watching) (fd int, err error) {
 	case l.cfg.Several:
 		return -1, errors.New("what the tasks of a step of several nodes write goes to its launcher alone")
 	case l.over:
-		return -1, errors.New("the step has ended")
+		return -1, step.ErrEnded
 	case l.hub == nil && how.Once:
 		return -1, errors.New("nothing of its output is kept while nobody watches (ReplayBytes of stepd.conf)")
 	case l.hub == nil:

@@ -1,0 +1,130 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestRootAttach: others see a step's output, hold up nobody, and find what was kept.
+func TestRootAttach(t *testing.T) {
+	n := startNode(t, site{Stepd: "ReplayBytes=65536\n", Slurm: "KillWait=1\n"})
+	// Each rank writes a line, waits for the file, and writes another.
+	go2 := filepath.Join(n.wd, "go")
+	talk := n.userFile(t, "talk", `#!/bin/sh
+echo begin $SLURM_PROCID; echo oops >&2
+while [ ! -e "$1" ]; do sleep 0.05; done
+echo end $SLURM_PROCID; exit $SLURM_PROCID`, 0o755)
+
+	t.Run("labelled", func(t *testing.T) {
+		run := n.start(t, call{args: []string{"run", "-l", "-n", "2", "-O", talk, go2}})
+		id := n.running(t).id()
+		watch := n.start(t, call{args: []string{"attach", "-l", id}})
+		stopped := n.start(t, call{args: []string{"attach", id}})
+		connected(t, watch, stopped)
+		must(t, stopped.cmd.Process.Signal(syscall.SIGSTOP))
+		refused(t, "another user's attach", n.do(t, call{args: []string{"attach", id}, uid: bob.uid}), "permission denied")
+		must(t, os.WriteFile(go2, nil, 0o644))
+		begin := time.Now()
+		want := []string{"0: begin 0", "0: end 0", "1: begin 1", "1: end 1"}
+		for name, r := range map[string]result{"run": run.wait(t), "attach": watch.wait(t)} {
+			if got := sortedLines(r.out); fmt.Sprint(got) != fmt.Sprint(want) || r.code != 1 || strings.Count(r.err, ": oops\n") != 2 {
+				t.Errorf("%s: %v, want %q", name, r, want)
+			}
+		}
+		if took := time.Since(begin); took > 10*time.Second {
+			t.Errorf("a client that is stopped has held up the step for %v", took)
+		}
+		must(t, stopped.cmd.Process.Signal(syscall.SIGCONT))
+		stopped.wait(t)
+		if r := n.ctl(t, "output", "-l", id); fmt.Sprint(sortedLines(r.out)) != fmt.Sprint(want) || r.code != 0 {
+			t.Errorf("output after the end: %v", r)
+		}
+		refused(t, "another user's output", n.do(t, call{args: []string{"output", id}, uid: bob.uid}), "permission denied")
+		must(t, os.Remove(go2))
+	})
+	t.Run("a launcher that is killed", func(t *testing.T) {
+		run := n.start(t, call{args: []string{"run", "-l", "-n", "1", talk, go2}})
+		id := n.running(t).id()
+		watch := n.start(t, call{args: []string{"attach", "--replay", "none", id}})
+		connected(t, watch)
+		must(t, run.cmd.Process.Kill())
+		run.wait(t)
+		must(t, os.WriteFile(go2, nil, 0o644))
+		if r := watch.wait(t); r.out != "end 0\n" || r.code != 0 {
+			t.Errorf("who watches has %v", r)
+		}
+		if r := n.ctl(t, "output", id); !strings.Contains(r.out, "begin 0\nend 0\n") {
+			t.Errorf("kept is %v", r)
+		}
+		must(t, os.Remove(go2))
+	})
+	t.Run("more than is kept", func(t *testing.T) {
+		r := n.ctl(t, "run", "-l", "-n", "1", "sh", "-c", "seq 100000")
+		id := n.last(t).id()
+		kept := n.ctl(t, "output", id)
+		if r.code != 0 || !strings.HasSuffix(kept.out, "\n99999\n100000\n") || len(kept.out) > 65536 || !strings.Contains(kept.err, "bytes are not kept") {
+			t.Errorf("%d bytes, %q, code %d", len(kept.out), kept.err, kept.code)
+		}
+	})
+	t.Run("files", func(t *testing.T) {
+		file := filepath.Join(n.wd, "f.%t")
+		n.ctl(t, "run", "-n", "2", "-O", "-o", file, "sh", "-c", "echo in a file")
+		id := n.last(t).id()
+		if r := n.ctl(t, "output", "-l", id); r.out != "0: in a file\n1: in a file\n" || r.code != 0 {
+			t.Errorf("output of files: %v", r)
+		}
+		refused(t, "files of another user's", n.do(t, call{args: []string{"output", id}, uid: bob.uid}), "permission denied")
+		must(t, os.Remove(filepath.Join(n.wd, "f.1")))
+		must(t, syscall.Mkfifo(filepath.Join(n.wd, "f.1"), 0o666))
+		refused(t, "a FIFO in its place", n.ctl(t, "output", id), "no regular file")
+	})
+	t.Run("what goes elsewhere", func(t *testing.T) {
+		run := n.start(t, call{args: []string{"run", "-o", filepath.Join(n.wd, "own"), talk, go2}})
+		id := n.running(t).id()
+		refused(t, "attach", n.ctl(t, "attach", id), "RUNNING", filepath.Join(n.wd, "own"))
+		must(t, os.WriteFile(go2, nil, 0o644))
+		run.wait(t)
+		null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+		must(t, err)
+		defer null.Close()
+		n.do(t, call{args: []string{"run", "true"}, files: []*os.File{null, null, null}})
+		refused(t, "output", n.ctl(t, "output", n.last(t).id()), "nothing is kept", "/dev/null")
+	})
+}
+
+// connected waits until clients of attach have their end of the output: an eighth
+// descriptor, and a socket that is no stream.
+func connected(t *testing.T, clients ...*process) {
+	t.Helper()
+	for _, p := range clients {
+		eventually(t, callTimeout, "a connection", func() error {
+			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", p.cmd.Process.Pid))
+			must(t, err)
+			pairs := 0
+			fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+			must(t, err)
+			for _, fd := range fds {
+				link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", p.cmd.Process.Pid, fd.Name()))
+				inode, ok := strings.CutPrefix(link, "socket:[")
+				if err != nil || !ok {
+					continue
+				}
+				for line := range strings.Lines(string(b)) {
+					// Type 5 is SOCK_SEQPACKET: the step's socket, and the output's.
+					if f := strings.Fields(line); len(f) >= 7 && f[6] == strings.TrimSuffix(inode, "]") && f[4] == "0005" {
+						pairs++
+					}
+				}
+			}
+			if pairs < 2 {
+				return fmt.Errorf("%d sockets to the step", pairs)
+			}
+			return nil
+		})
+	}
+}
