@@ -1,0 +1,100 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// outputStream takes what Output sends.
+type outputStream struct {
+	grpc.ServerStream
+	ctx  context.Context
+	data []byte
+}
+
+func (s *outputStream) Context() context.Context { return s.ctx }
+func (s *outputStream) Send(p *api.OutputPiece) error {
+	s.data = append(s.data, p.Data...)
+	return nil
+}
+
+// TestOutput: what a step has left is its owner's and root's, and of ended steps only.
+func TestOutput(t *testing.T) {
+	tn := fresh(t)
+	id := tn.run(1000, request("wait"))
+	tn.until(id, step.Running)
+	read := func(uid uint32) ([]byte, error) {
+		s := &outputStream{ctx: as(uid)}
+		err := tn.svc.Output(ref(id), s)
+		return s.data, err
+	}
+	if _, err := read(1000); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("of a running step: %v", err)
+	}
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(id)
+	if _, err := read(1000); status.Code(err) != codes.NotFound {
+		t.Errorf("of one that has left none: %v", err)
+	}
+	want := bytes.Repeat([]byte("kept"), 50_000)
+	if err := os.WriteFile(tn.files.output(id), want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for uid, code := range map[uint32]codes.Code{1000: codes.OK, 0: codes.OK, 1001: codes.PermissionDenied} {
+		got, err := read(uid)
+		if status.Code(err) != code || (err == nil) != bytes.Equal(got, want) {
+			t.Errorf("uid %d: %d bytes, %v; want %v", uid, len(got), err, code)
+		}
+	}
+	// Nobody can lead it elsewhere.
+	if err := os.Remove(tn.files.output(id)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/etc/passwd", tn.files.output(id)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := read(1000); err == nil {
+		t.Error("a link was followed")
+	}
+}
+
+// TestOutputIsBounded: the oldest goes where all together are too large.
+func TestOutputIsBounded(t *testing.T) {
+	tn := fresh(t)
+	const size = 10 << 20
+	now := time.Now()
+	for i := range 8 {
+		path := tn.files.output(step.ID{Job: uint32(i + 1)})
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(path, size); err != nil {
+			t.Fatal(err)
+		}
+		at := now.Add(time.Duration(i) * time.Second)
+		if err := os.Chtimes(path, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tn.boundOutput(step.ID{Job: 8})
+	left, err := filepath.Glob(filepath.Join(tn.files.outputDir(), "*"))
+	if err != nil || len(left) != outputRoom/size {
+		t.Errorf("%q are left, %v: want the last %d", left, err, outputRoom/size)
+	}
+	if _, err := os.Stat(tn.files.output(step.ID{Job: 1})); err == nil {
+		t.Error("the oldest is left")
+	}
+}
