@@ -3,6 +3,7 @@ package pmi2
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -234,5 +235,26 @@ func (p *Plugin) abort2(r *rank, m message) {
 		p.settle(p.state.advance(r, phaseAborted))
 		return
 	}
-	p.settle(p.state.askedToAbort(r, 1, text))
+	p.settle(p.state.askedToAbort(r, abortCode2(text), text))
+}
+
+// abortCode2 is the code of a PMI-2 abort, which has no field for it: MPICH has it in
+// its words, "application called MPI_Abort(MPI_COMM_WORLD, 7) - process 1". The name of
+// the communicator is the program's, and may be any. Of other words it is 1.
+func abortCode2(text string) int {
+	const begin, between, end = "application called MPI_Abort(", ", ", ") - process "
+	rest, ok := strings.CutPrefix(text, begin)
+	to := strings.LastIndex(rest, end)
+	if !ok || to < 0 {
+		return 1
+	}
+	from := strings.LastIndex(rest[:to], between)
+	if from < 0 {
+		return 1
+	}
+	code, err := strconv.ParseInt(rest[from+len(between):to], 10, 32)
+	if err != nil {
+		return 1
+	}
+	return int(code)
 }
