@@ -2,6 +2,7 @@ package step
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -26,12 +27,13 @@ type App struct {
 }
 
 // Words is the command of the task that is the nth of the app, from 0, and has a
-// rank.
-func (a *App) Words(rank, nth int) []string {
-	words := Words(a.Argv)
-	if a.Offset == nil {
-		return words
+// rank. common is Words(a.Argv): what no task has of its own is shared with it.
+func (a *App) Words(common []string, rank, nth int) []string {
+	own := func(w string) bool { return strings.IndexByte(w, '%') >= 0 }
+	if a.Offset == nil || !slices.ContainsFunc(common, own) {
+		return common
 	}
+	words := slices.Clone(common)
 	for i, w := range words {
 		words[i] = expandTask(w, rank, *a.Offset+nth)
 	}
@@ -44,6 +46,7 @@ func expandTask(word string, rank, offset int) string {
 		return word
 	}
 	var b strings.Builder
+	b.Grow(len(word) + 16)
 	for i := 0; i < len(word); i++ {
 		if word[i] != '%' || i+1 == len(word) {
 			b.WriteByte(word[i])

@@ -337,7 +337,7 @@ func (s *Step) handStreams(context.Context) error {
 			l.TaskEnv[id] = append(l.TaskEnv[id], s.mpiTasks.TaskEnv[id]...)
 		}
 	}
-	launchApps(s.plan.Spec, l)
+	err = launchApps(s.plan.Spec, l)
 	l.Scripts = taskScripts(s.plan.Spec)
 	for _, p := range s.d.Plugins {
 		err = errors.Join(err, pluginError(p, p.PreLaunch(l)))

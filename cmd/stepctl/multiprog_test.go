@@ -13,7 +13,7 @@ import (
 func commands(apps []step.App) (out []string) {
 	for _, a := range apps {
 		for n := range a.NTasks {
-			out = append(out, strings.Join(a.Words(len(out), n), "|"))
+			out = append(out, strings.Join(a.Words(step.Words(a.Argv), len(out), n), "|"))
 		}
 	}
 	return out

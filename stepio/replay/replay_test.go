@@ -263,3 +263,17 @@ func FuzzQuiet(f *testing.F) {
 		}
 	})
 }
+
+// Two ranks that write single bytes in turn fill a ring with segments: what comes next
+// must not move all of them for each one that goes (that would take a minute).
+func TestRingOfManySegments(t *testing.T) {
+	const limit = 16 << 20
+	r := NewRing(limit)
+	for i := range limit / segmentCost * 2 {
+		r.Add(1, i%2, []byte{'x'})
+	}
+	r.Add(1, 2, make([]byte, limit))
+	if len(r.segs) != 1 || r.End()-r.First() != limit {
+		t.Errorf("%d segments, %d bytes", len(r.segs), r.End()-r.First())
+	}
+}

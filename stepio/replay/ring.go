@@ -128,8 +128,7 @@ func (r *Ring) evict(to int64) {
 		}
 		r.first = max(end, r.first)
 		if len(r.segs) > 1 && r.first == r.segs[1].at {
-			n := copy(r.segs, r.segs[1:])
-			r.segs = r.segs[:n]
+			r.segs = r.segs[1:] // append moves what is left, once in as many
 		}
 		if r.first >= r.end {
 			return
