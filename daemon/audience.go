@@ -84,8 +84,22 @@ func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {
 	return first
 }
 
-// between puts a pipe of ours before the client's. Where that fails, for want of
-// descriptors, the tasks have the client's, if it was made for them.
+// newRelay makes the relay of a step with so many tasks here. A stream that comes by
+// it takes three descriptors instead of one: where there are not enough for all of
+// them, none does, and the tasks have the client's own.
+func newRelay(tasks int, aud *audience) *relay.Relay {
+	const others, ofTask = 256, 2 // what stepd has besides
+	streams := 2 * (tasks + 1)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err == nil && uint64(3*streams+ofTask*tasks+others) > limit.Cur {
+		aud.Log(step.LogInfo, fmt.Sprintf("the tasks have the client's own pipes, and their bytes are not counted: to pass them on for %d tasks takes more than the %d descriptors that stepd may have (RLIMIT_NOFILE)", tasks, limit.Cur))
+		streams = 0
+	}
+	return relay.New(streams)
+}
+
+// between puts a pipe of ours before the client's. Where that cannot be, the tasks
+// have the client's, if it was made for them.
 func (h handler) between(s stepapi.StreamFD, handle int) (int, error) {
 	tasks, err := h.streams.Add(s.FD, s.Rank, handle, h.owner)
 	if err == nil {
@@ -96,7 +110,7 @@ func (h handler) between(s stepapi.StreamFD, handle int) (int, error) {
 		unix.Close(handle)
 		return -1, err
 	}
-	h.aud.Log(step.LogInfo, err.Error())
+	h.aud.Log(step.LogDebug, err.Error())
 	return handle, nil
 }
 

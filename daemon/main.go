@@ -31,7 +31,6 @@ import (
 	"stepd/spank"
 	"stepd/step"
 	"stepd/stepio/live"
-	"stepd/stepio/relay"
 	"stepd/task"
 	"stepd/task/affinity"
 	taskcgroup "stepd/task/cgroup"
@@ -161,7 +160,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		Log:        func(text string) { aud.Log(step.LogError, text) },
 	})
 	deps.Plugins = taskPlugins(spec, plan, aud, func(k step.OOMKill) { st.OutOfMemory(k) })
-	streams := relay.New(2 * (len(plan.Ranks) + 1))
+	streams := newRelay(len(plan.Ranks), aud)
 	if aud.net != nil {
 		deps.Network, deps.Peers = aud.net, aud.net
 	} else {

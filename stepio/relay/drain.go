@@ -13,54 +13,46 @@ import (
 	"stepd/step"
 )
 
-// lastTurns bound what is moved at once of a stream that ends: more than a pipe holds.
-const lastTurns = 4
-
 // Drain returns when the last byte that the tasks wrote has gone to the launcher: no
 // process of the step is left. A stream that somebody else keeps open is closed after
 // limit, and told of. It is called once; nothing passes any more after it.
 func (r *Relay) Drain(limit time.Duration) (held []step.Held) {
 	r.mu.Lock()
-	if r.all == nil {
-		r.ending = true
-		r.mu.Unlock()
-		return nil
-	}
+	r.ending = true
 	all := r.all
-	if r.ending = true; r.open == 0 {
+	if all != nil && r.open == 0 {
 		close(all)
 	}
-	for _, s := range r.streams {
-		for i := 0; i < lastTurns && r.move(s); i++ {
-		}
-	}
 	r.mu.Unlock()
+	if all == nil {
+		return nil
+	}
+	r.wakeLoop()
 	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {
 	case <-all:
 	case <-t.C:
-		held = r.giveUp()
+		held = r.held()
 	}
 	r.stop()
 	return held
 }
 
-// giveUp closes what is open still, and finds out who holds it.
-func (r *Relay) giveUp() (held []step.Held) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// held finds out who holds what is open still.
+func (r *Relay) held() (held []step.Held) {
 	writers := make(map[uint64]step.Held)
+	r.mu.Lock()
 	for _, s := range r.streams {
-		if s.src >= 0 {
+		if !s.ended {
 			writers[s.inode] = step.Held{FD: s.fd, Rank: s.rank}
 		}
 	}
+	r.mu.Unlock()
 	findWriters(writers)
-	for _, s := range r.streams {
-		if s.src >= 0 {
-			held = append(held, writers[s.inode])
-			r.end(s)
+	for _, s := range r.streams { // nothing is added any more
+		if h, ok := writers[s.inode]; ok {
+			held = append(held, h)
 		}
 	}
 	return held

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,46 +38,71 @@ const (
 type Tap func(fd, rank int, data []byte)
 
 // Relay has the streams of one step. Methods may be called from any goroutine.
+//
+// One goroutine, the loop, moves everything, and holds no lock meanwhile: a reader can
+// hold the lock that its pipe has in the kernel for as long as it likes (while a page
+// of its own does not come), and must not keep others from the step.
 type Relay struct {
 	most        int
-	epoll, wake int // there when there are streams
-	loop        sync.WaitGroup
+	epoll, wake int           // there when there are streams
+	gone        chan struct{} // closed when the loop has ended; nil without streams
+	loop        loop
+
+	tapping sync.Mutex // held while the tap is called; the first of both locks
+	tap     Tap        // guarded by tapping
 
 	mu      sync.Mutex
 	streams []*stream     // guarded by mu; the index is epoll's word for it
-	ready   []*stream     // guarded by mu: there may be something to move
 	open    int           // guarded by mu: of streams
 	all     chan struct{} // guarded by mu: closed when open is 0 and Drain was called; nil without streams
-	tap     Tap           // guarded by mu
-	buf     []byte        // guarded by mu: for the tap
+	tapped  bool          // guarded by mu: there is a tap
 	passed  [3]int64      // guarded by mu: bytes, by stream
 	counts  [3]bool       // guarded by mu: something of the stream comes by here
 	ending  bool          // guarded by mu: Drain was called
+	stopped bool          // guarded by mu: the loop is to end
 }
 
-// stream is one pipe of the tasks. Its fields are guarded by Relay.mu.
+// loop is what the loop alone has.
+type loop struct {
+	ready          []*stream // there may be something to move
+	buf            []byte    // for the tap
+	tapped, ending bool      // as of the beginning of this round
+}
+
+// stream is one pipe of the tasks.
 type stream struct {
 	fd, rank int
-	src      int    // the pipe from the tasks; -1 when it has ended
-	dst      int    // the pipe to the launcher; -1 when nobody reads
-	inode    uint64 // of the former
-	queued   bool   // it is in ready
-	roomy    bool   // dst was made to hold all that src may have
+	inode    uint64 // of the pipe from the tasks
+	ended    bool   // guarded by Relay.mu: src and dst are closed
+
+	// The loop's own, once it has begun:
+	src, dst int  // the pipe from the tasks, and that to the launcher
+	queued   bool // it is in ready
+	roomy    bool // dst was made to hold all that src may have
 }
 
 // New makes a relay without streams: it costs nothing until Add, which takes most of
-// them at the most.
+// them at the most, and none where that is 0.
 func New(most int) *Relay { return &Relay{most: most} }
 
-// SetTap makes t hear what passes from now on, nil nobody. With one, a stream whose
-// launcher is gone is read on; without, its tasks get SIGPIPE, as from any pipe that
-// nobody reads.
+// SetTap makes t hear what passes from now on, nil nobody; when it returns, no other
+// one is called any more. A tap changes nothing for the tasks: where the launcher does
+// not read any more they get SIGPIPE, as from any pipe.
 func (r *Relay) SetTap(t Tap) {
+	r.tapping.Lock()
+	defer r.tapping.Unlock()
+	r.tap = t
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.tap = t
-	if t != nil && r.buf == nil {
-		r.buf = make([]byte, tapMax)
+	r.tapped = t != nil
+}
+
+// hears gives the tap what it is to hear.
+func (r *Relay) hears(s *stream, data []byte) {
+	r.tapping.Lock()
+	defer r.tapping.Unlock()
+	if r.tap != nil {
+		r.tap(s.fd, s.rank, data)
 	}
 }
 
@@ -103,13 +129,19 @@ func (r *Relay) Add(fd, rank, dst int, uid uint32) (tasks int, err error) {
 	case r.ending:
 		return -1, errors.New("the step is ending")
 	case len(r.streams) >= r.most:
-		return -1, fmt.Errorf("there are %d streams already", r.most)
+		return -1, fmt.Errorf("it has room for %d streams", r.most)
 	}
 	if err := r.begin(); err != nil {
 		return -1, err
 	}
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return -1, err
+	}
+	// The tasks may open their end to read, and take what we have just seen.
+	if err := unix.SetNonblock(p[0], true); err != nil {
+		unix.Close(p[0])
+		unix.Close(p[1])
 		return -1, err
 	}
 	// The first ones are wide, so that the tasks and we take turns less often.
@@ -152,12 +184,12 @@ func (r *Relay) begin() error {
 		unix.Close(wake)
 		return err
 	}
-	r.epoll, r.wake, r.all = epoll, wake, make(chan struct{})
-	r.loop.Go(r.run)
+	r.epoll, r.wake, r.all, r.gone = epoll, wake, make(chan struct{}), make(chan struct{})
+	go r.run()
 	return nil
 }
 
-// wakeUp is epoll's word for the end of the loop.
+// wakeUp is epoll's word for a change of ending or stopped.
 const wakeUp = -1
 
 // watch has both ends of the next stream watched. Edge by edge: a launcher that does
@@ -175,112 +207,147 @@ func (r *Relay) watch(src, dst int) error {
 // run moves what comes until stop. It blocks a thread of its own: to be woken through
 // the runtime's poller takes twice as long, for each of the pipes' turns.
 func (r *Relay) run() {
+	defer close(r.gone)
 	var events [64]unix.EpollEvent
 	for timeout := -1; ; {
 		n, err := unix.EpollWait(r.epoll, events[:], timeout)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return // internal error: the descriptor is no epoll any more
 		}
-		for _, e := range events[:max(n, 0)] {
-			if e.Fd == wakeUp {
-				return
-			}
+		streams, stopped := r.look(events[:max(n, 0)])
+		if stopped {
+			return
 		}
 		timeout = -1
-		if r.round(events[:max(n, 0)]) {
+		if r.round(streams) {
 			timeout = 0
 			runtime.Gosched() // the step's own story goes on beside us
 		}
 	}
 }
 
-// stop ends the loop. It is called once, after begin.
-func (r *Relay) stop() {
+// look says which streams have news, and what else has changed.
+func (r *Relay) look(events []unix.EpollEvent) (news []*stream, stopped bool) {
+	var word [8]byte
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ending && !r.loop.ending {
+		news = append(news, r.streams...) // what nobody writes to any more is to end
+	}
+	r.loop.tapped, r.loop.ending = r.tapped, r.ending
+	for _, e := range events {
+		switch i := int(e.Fd); {
+		case i == wakeUp:
+			_, _ = unix.Read(r.wake, word[:]) // it does not block
+		case i >= 0 && i < len(r.streams):
+			news = append(news, r.streams[i])
+		}
+	}
+	return news, r.stopped
+}
+
+// wakeLoop makes the loop look.
+func (r *Relay) wakeLoop() {
 	one := [8]byte{1}
 	_, _ = unix.Write(r.wake, one[:]) // an eventfd with room takes it
-	r.loop.Wait()
+}
+
+// stopWait is how long the loop may take to its end: it may stand in the kernel for as
+// long as a launcher likes.
+const stopWait = time.Second
+
+// stop ends the loop, closes what is open still, and is called once, after begin. A
+// loop that does not end keeps what it has until stepd is gone.
+func (r *Relay) stop() {
+	r.mu.Lock()
+	r.stopped = true
+	r.mu.Unlock()
+	r.wakeLoop()
+	t := time.NewTimer(stopWait)
+	defer t.Stop()
+	select {
+	case <-r.gone:
+	case <-t.C:
+		return
+	}
+	for _, s := range r.streams { // nothing is added any more
+		r.end(s)
+	}
 	unix.Close(r.epoll)
 	unix.Close(r.wake)
 }
 
 // round moves what is ready, and tells whether some streams want another turn.
-func (r *Relay) round(events []unix.EpollEvent) (more bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, e := range events {
-		if i := int(e.Fd); i >= 0 && i < len(r.streams) && !r.streams[i].queued {
-			r.streams[i].queued = true
-			r.ready = append(r.ready, r.streams[i])
+func (r *Relay) round(news []*stream) (more bool) {
+	l := &r.loop
+	for _, s := range news {
+		if !s.queued {
+			s.queued = true
+			l.ready = append(l.ready, s)
 		}
 	}
-	left := r.ready[:0]
-	for _, s := range r.ready {
+	left := l.ready[:0]
+	for _, s := range l.ready {
 		if s.queued = r.move(s); s.queued {
 			left = append(left, s)
 		}
 	}
-	r.ready = left
+	clear(l.ready[len(left):])
+	l.ready = left
 	return len(left) > 0
 }
 
 // move passes on what there is, for one turn, and tells whether there may be more.
-// It is called with mu held.
 func (r *Relay) move(s *stream) (more bool) {
+	passed := int64(0)
+	defer func() { r.count(s, passed) }()
 	for range turn {
 		if s.src < 0 {
-			return false
-		}
-		if s.dst < 0 && r.tap == nil {
-			r.end(s) // nobody reads
 			return false
 		}
 		n, err := r.once(s)
 		switch {
 		case n > 0:
-			r.passed[s.fd] += n
+			passed += n
 		case errors.Is(err, unix.EINTR):
-		case errors.Is(err, unix.EPIPE):
-			unix.Close(s.dst)
-			s.dst = -1
 		case errors.Is(err, unix.EAGAIN):
-			return r.ending && r.settle(s)
+			return r.loop.ending && r.settle(s)
 		default:
-			r.end(s) // the end of file, or nothing that a pipe does
+			// The end of file, or nobody reads (EPIPE): the tasks are to know.
+			r.count(s, passed)
+			passed = 0
+			r.end(s)
 			return false
 		}
 	}
 	return true
 }
 
-// once moves some bytes; none without an error is the end of file.
-func (r *Relay) once(s *stream) (int64, error) {
-	switch {
-	case r.tap == nil:
-		return unix.Splice(s.src, nil, s.dst, nil, moveMax, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
-	case s.dst >= 0:
-		// What the launcher has room for goes there first, and is heard then.
-		n, err := unix.Tee(s.src, s.dst, tapMax, unix.SPLICE_F_NONBLOCK)
-		if n <= 0 || err != nil {
-			return n, err
-		}
-		return r.hear(s, int(n))
-	}
-	var st unix.PollFd
-	st.Fd, st.Events = int32(s.src), unix.POLLIN
-	if n, err := unix.Poll([]unix.PollFd{st}, 0); n == 0 || err != nil {
-		return 0, errors.Join(err, unix.EAGAIN)
-	}
-	return r.hear(s, tapMax)
+func (r *Relay) count(s *stream, n int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.passed[s.fd] += n
 }
 
-// hear takes at most n bytes, which are there, into memory and gives them to the tap.
-func (r *Relay) hear(s *stream, n int) (int64, error) {
-	got, err := 0, error(nil)
+// once moves some bytes; none without an error is the end of file.
+func (r *Relay) once(s *stream) (int64, error) {
+	if !r.loop.tapped {
+		return unix.Splice(s.src, nil, s.dst, nil, moveMax, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
+	}
+	// What the launcher has room for goes there first, and is heard then.
+	n, err := unix.Tee(s.src, s.dst, tapMax, unix.SPLICE_F_NONBLOCK)
+	if n <= 0 || err != nil {
+		return n, err
+	}
+	if r.loop.buf == nil {
+		r.loop.buf = make([]byte, tapMax)
+	}
+	got := 0
 	for ok := true; ok; ok = errors.Is(err, unix.EINTR) {
-		got, err = unix.Read(s.src, r.buf[:n])
+		got, err = unix.Read(s.src, r.loop.buf[:n])
 	}
 	if got > 0 {
-		r.tap(s.fd, s.rank, r.buf[:got])
+		r.hears(s, r.loop.buf[:got])
 	}
 	return int64(got), err
 }
@@ -297,7 +364,7 @@ func (r *Relay) settle(s *stream) (more bool) {
 		r.end(s) // a full pipe behind it has kept splice(2) from saying so
 		return false
 	}
-	if s.roomy || s.dst < 0 {
+	if s.roomy {
 		return false
 	}
 	s.roomy = true
@@ -310,17 +377,18 @@ func (r *Relay) settle(s *stream) (more bool) {
 	return err == nil
 }
 
-// end closes a stream. It is called with mu held.
+// end closes a stream, unless it is closed. The loop calls it, and stop after it.
 func (r *Relay) end(s *stream) {
-	for _, fd := range []int{s.src, s.dst} {
-		if fd >= 0 {
-			unix.Close(fd) // which takes it out of the epoll, too
-		}
+	if s.src < 0 {
+		return
 	}
+	unix.Close(s.src) // which takes it out of the epoll, too
+	unix.Close(s.dst)
 	s.src, s.dst = -1, -1
-	if r.tap != nil {
-		r.tap(s.fd, s.rank, nil)
-	}
+	r.hears(s, nil)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.ended = true
 	if r.open--; r.open == 0 && r.ending {
 		close(r.all)
 	}
