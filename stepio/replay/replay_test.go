@@ -265,9 +265,9 @@ func FuzzQuiet(f *testing.F) {
 }
 
 // Two ranks that write single bytes in turn fill a ring with segments: what comes next
-// must not move all of them for each one that goes (that would take a minute).
+// must not move all of them for each one that goes (that would take seconds).
 func TestRingOfManySegments(t *testing.T) {
-	const limit = 16 << 20
+	const limit = 4 << 20
 	r := NewRing(limit)
 	for i := range limit / segmentCost * 2 {
 		r.Add(1, i%2, []byte{'x'})
