@@ -2,9 +2,7 @@ package stepio
 
 import (
 	"errors"
-	"io"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -94,20 +92,4 @@ func writeAll(fd int, pieces ...[]byte) error {
 		}
 	}
 	return nil
-}
-
-// readable waits until src may be read, and calls use with its descriptor, which reads
-// once. It returns what use does.
-func readable(raw syscall.RawConn, use func(fd int) (int, error)) (n int, err error) {
-	rerr := raw.Read(func(fd uintptr) bool {
-		for {
-			if n, err = use(int(fd)); !errors.Is(err, unix.EINTR) {
-				return !errors.Is(err, unix.EAGAIN)
-			}
-		}
-	})
-	if err == nil && n == 0 {
-		err = io.EOF
-	}
-	return n, errors.Join(rerr, err)
 }

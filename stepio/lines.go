@@ -5,33 +5,29 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"sync"
 	"unicode/utf8"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
 	// pieceMax is the longest part of a line that is held back for its end. A
 	// longer line is passed on in pieces, so that memory stays bounded.
 	pieceMax = 64 << 10
-	// bufferSize is what is read at once: what a pipe holds, and the processor's cache.
-	bufferSize = 256 << 10
+	// gatherMax is how much waits for one write at the most; copyMax the longest
+	// piece that is copied for it.
+	gatherMax, copyMax = 256 << 10, 16 << 10
 )
 
 // lines writes what many ranks write to one file: by whole lines, with the rank before
-// each where that is asked for. All ranks share its buffers, so that a rank that is
-// silent costs nothing.
+// each where that is asked for. What ranks write at the same time goes out in one write.
+// A rank that is silent costs nothing. One goroutine at a time may call its methods.
 type lines struct {
 	fd         int // of the file
 	width      int // of a label; 0 without
 	unbuffered bool
 
-	mu  sync.Mutex
-	buf []byte    // guarded by mu: what was read
-	out []byte    // guarded by mu: what is written
-	mid *lineFeed // guarded by mu: whose line stands in the file without its end
-	err error     // guarded by mu: what the file did not take
+	out []byte    // what is to be written
+	mid *lineFeed // whose line stands in the file without its end
+	err error     // what the file did not take
 
 	failed func(err error) // hears of err, once
 }
@@ -71,42 +67,7 @@ func (o *outputs) of(rank int) *lines {
 	return o.files[f]
 }
 
-// copy passes on what rank writes until its end, or until the file takes no more.
-func (l *lines) copy(rank int, src *os.File) {
-	raw, err := src.SyscallConn()
-	if err != nil {
-		return // it is closed
-	}
-	feed := l.feed(rank)
-	for {
-		var werr error
-		_, err := readable(raw, func(fd int) (int, error) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			if werr = l.err; werr != nil {
-				return 0, werr
-			}
-			if l.buf == nil {
-				l.buf = make([]byte, bufferSize)
-			}
-			n, err := unix.Read(fd, l.buf)
-			if n > 0 {
-				werr = l.add(feed, l.buf[:n])
-			}
-			return n, err
-		})
-		if werr != nil {
-			return
-		}
-		if err != nil {
-			break
-		}
-	}
-	_ = l.end(feed) // failed hears of it
-}
-
-// lineFeed is what one rank writes: what has no end yet is held back. It is guarded by
-// lines.mu.
+// lineFeed is what one rank writes: what has no end yet is held back.
 type lineFeed struct {
 	label   []byte
 	held    []byte
@@ -129,18 +90,17 @@ const (
 	asItComes
 )
 
-// take passes on a piece for who does not hold mu; failed hears of what is wrong.
+// take passes on a piece at once; failed hears of what is wrong.
 func (l *lines) take(f *lineFeed, data []byte, how manner) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if how == asItComes {
 		_ = l.write(f, data, false)
-		return
+	} else {
+		_ = l.add(f, data)
 	}
-	_ = l.add(f, data)
+	_ = l.flush()
 }
 
-// add takes the next bytes, which stay the caller's. It is called with mu held.
+// add takes the next bytes, which stay the caller's. They may wait for flush.
 func (l *lines) add(f *lineFeed, data []byte) error {
 	if i := bytes.LastIndexByte(data, '\n'); i >= 0 {
 		if err := l.write(f, data[:i+1], false); err != nil {
@@ -182,33 +142,50 @@ func (l *lines) writePiece(f *lineFeed) error {
 
 // write passes on what is held and data behind it: whole lines, or the beginning of one.
 func (l *lines) write(f *lineFeed, data []byte, partial bool) error {
-	if l.err != nil {
+	switch {
+	case l.err != nil:
 		return l.err
-	}
-	defer func() {
-		if l.err != nil && l.failed != nil {
-			l.failed(l.err)
-		}
-	}()
-	if l.width == 0 {
-		l.err = writeAll(l.fd, f.held, data) // as it is, and without a copy
-	} else {
+	case l.width > 0:
 		l.label(f, data)
-		l.err = writeAll(l.fd, l.out)
 		l.mid = nil
 		if partial {
 			l.mid = f
 		}
+	case len(f.held)+len(data) <= copyMax:
+		l.out = append(append(l.out, f.held...), data...)
+	default:
+		l.put(l.out, f.held, data) // as it is, and without a copy
+		l.out = l.out[:0]
 	}
 	f.partial = partial
 	f.held = f.held[:0]
+	if len(l.out) >= gatherMax {
+		return l.flush()
+	}
 	return l.err
 }
 
-// label puts held and data into out, with the label before each line that begins in
+// flush writes what waits.
+func (l *lines) flush() error {
+	l.put(l.out)
+	l.out = l.out[:0]
+	return l.err
+}
+
+// put writes, unless the file takes nothing any more.
+func (l *lines) put(pieces ...[]byte) {
+	if l.err != nil {
+		return
+	}
+	if l.err = writeAll(l.fd, pieces...); l.err != nil && l.failed != nil {
+		l.failed(l.err)
+	}
+}
+
+// label adds held and data to out, with the label before each line that begins in
 // them. A line of another rank that has no end yet gets one, and goes on in the next.
 func (l *lines) label(f *lineFeed, data []byte) {
-	out := l.out[:0]
+	out := l.out
 	if l.mid != nil && l.mid != f {
 		l.mid.partial = false
 		out = append(out, '\n')
@@ -229,16 +206,14 @@ func (l *lines) label(f *lineFeed, data []byte) {
 	l.out = append(out, data...)
 }
 
-// end passes on the last of a rank.
+// end passes on the last of a rank, at once.
 func (l *lines) end(f *lineFeed) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(f.held) == 0 && !f.partial {
-		return l.err
+	if len(f.held) > 0 || f.partial {
+		var newline []byte
+		if l.width > 0 {
+			newline = []byte{'\n'} // or the next rank's label would follow it
+		}
+		_ = l.write(f, newline, false) // flush tells
 	}
-	var newline []byte
-	if l.width > 0 {
-		newline = []byte{'\n'} // or the next rank's label would follow it
-	}
-	return l.write(f, newline, false)
+	return l.flush()
 }

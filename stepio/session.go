@@ -158,19 +158,24 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 		return nil
 	}
 	outs := newOutputs(fd, dest, s.spec.NTasks, &s.opt)
+	g, err := newGather()
+	if err != nil {
+		return err
+	}
 	for _, rank := range ranks {
 		ours, theirs, err := s.pipe(false)
 		if err != nil {
+			g.close()
 			return err
 		}
-		s.hand(fd, rank, theirs, false)
 		widen(ours, len(ranks))
-		out := outs.of(rank)
-		s.relay(func() {
-			defer ours.Close()
-			out.copy(rank, ours)
-		})
+		s.hand(fd, rank, theirs, false)
+		if err := g.add(rank, ours, outs.of(rank)); err != nil {
+			g.close()
+			return err
+		}
 	}
+	s.relay(g.run)
 	return nil
 }
 

@@ -26,8 +26,9 @@ func main() {
 	acct := flag.Bool("acct", false, "only the rows of accounting")
 	kill := flag.Bool("kill", false, "only the rows of kills")
 	mpi := flag.Bool("mpi", false, "only the rows of MPI")
+	streams := flag.Bool("streams", false, "only the rows of streams")
 	flag.Parse()
-	if err := run(*bin, *quick, *stacks, *acct, *kill, *mpi); err != nil {
+	if err := run(*bin, *quick, *stacks, *acct, *kill, *mpi, *streams); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -36,7 +37,7 @@ func main() {
 // size is one row: n tasks, measured that many times.
 type size struct{ n, runs int }
 
-func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI bool) error {
+func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI, onlyStreams bool) error {
 	dir, err := os.MkdirTemp("", "stepd-bench")
 	if err != nil {
 		return err
@@ -47,6 +48,9 @@ func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI bool) error 
 	}
 	if onlyMPI {
 		return runMPI(bin, dir, quick)
+	}
+	if onlyStreams {
+		return runStreams(bin, dir, quick)
 	}
 	rec, err := newRecorder()
 	if err != nil {
@@ -69,6 +73,9 @@ func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI bool) error 
 		return err
 	}
 	if err := runMPI(bin, dir, quick); err != nil {
+		return err
+	}
+	if err := runStreams(bin, dir, quick); err != nil {
 		return err
 	}
 	return runAcct(bin, dir, quick)

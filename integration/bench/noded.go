@@ -39,9 +39,14 @@ func startNoded(bin, dir string, maxTasks int, conf ...string) (*noded, error) {
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		return nil, err
 	}
+	return serve(bin, dir, "-f", file)
+}
+
+// serve runs one in dir and returns when it is ready.
+func serve(bin, dir string, args ...string) (*noded, error) {
 	run := filepath.Join(dir, "run")
 	n := &noded{bin: bin, socket: filepath.Join(run, "noded.sock")}
-	n.cmd = exec.Command(filepath.Join(bin, "noded"), "-f", file, "--run-dir", run, "--spool-dir", filepath.Join(dir, "spool"))
+	n.cmd = exec.Command(filepath.Join(bin, "noded"), append(args, "--run-dir", run, "--spool-dir", filepath.Join(dir, "spool"))...)
 	stderr, err := n.cmd.StderrPipe()
 	if err != nil {
 		return nil, err

@@ -1,21 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 // pump w BYTES WIDTH writes lines of WIDTH bytes to stdout; pump r reads stdin to its
-// end and writes the number of bytes to stderr.
+// end and writes the number of bytes to stderr, and the nanoseconds from the first
+// to the end.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static char buf[256 << 10];
 
+static long long now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
 static int read_all(void)
 {
-	long long sum = 0;
+	long long sum = 0, begin = 0;
 	ssize_t n;
 
-	while ((n = read(0, buf, sizeof(buf))) > 0)
+	while ((n = read(0, buf, sizeof(buf))) > 0) {
+		if (sum == 0)
+			begin = now();
 		sum += n;
-	fprintf(stderr, "%lld\n", sum);
+	}
+	fprintf(stderr, "pumped %lld %lld\n", sum, now() - begin);
 	return n < 0;
 }
 
