@@ -244,6 +244,12 @@ func (a *audience) State(rec step.Record) {
 	a.events.Flush()
 }
 
+// Progress also writes out the event log: who asks noded how the step is may read it.
+func (a *audience) Progress(rec step.Record) {
+	a.server.TellNoded(&rec)
+	a.flush()
+}
+
 // toldAtOnce is how many tasks that could not be started one word to the launcher
 // tells of.
 const toldAtOnce = 100

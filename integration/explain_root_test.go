@@ -236,3 +236,30 @@ func TestRootExplainNodes(t *testing.T) {
 	head.explained(t, head.lastEnded(t).id(), "rank 1 on node n2: Exited with exit code 4")
 	c.settled(t)
 }
+
+// TestRootExplainKilledStepd: of a start that hangs, noded knows how far the ranks
+// are, should stepd be killed.
+func TestRootExplainKilledStepd(t *testing.T) {
+	n := startNode(t, site{})
+	p := n.start(t, call{args: []string{"run", "-n2", "--mpi=pmi2", "bash", "-c", pmi1(t, `hello; [ $PMI_RANK = 0 ] || exec sleep 1000; ask 'cmd=barrier_in'`)}})
+	var stepd int
+	eventually(t, 10*time.Second, "noded to know that rank 0 waits", func() error {
+		steps := n.ps(t)
+		if len(steps) == 0 {
+			return fmt.Errorf("there is no step")
+		}
+		stepd = steps[0].StepdPID
+		if r := n.ctl(t, "show", "--json", steps[0].id()); !strings.Contains(r.out, `"waiting"`) {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
+	must(t, syscall.Kill(stepd, syscall.SIGKILL))
+	if r := p.wait(t); r.code != 1 {
+		t.Errorf("run: %v", r)
+	}
+	doc := n.explained(t, "1.0", "stepd", "SIGKILL", "rank 0")
+	if doc.MPI == nil || len(doc.MPI.Missing) != 1 || doc.MPI.Missing[0].Rank != 1 {
+		t.Errorf("how far the ranks were: %+v", doc.MPI)
+	}
+}

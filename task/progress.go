@@ -27,6 +27,36 @@ func (s *Step) progress(rank int, p step.MPIProgress) {
 	}
 	if i, ok := s.placeOf(rank); ok {
 		s.rec.Tasks[i].MPI = &p
+		s.awaitStall()
+	}
+}
+
+const (
+	// stallAfter is how long no rank comes further until noded is told how far they are:
+	// should this process be killed, that is what explain has of a start that hangs.
+	stallAfter = time.Second
+	// stallPause is the least between two such words, for programs that fence now and
+	// then.
+	stallPause = 10 * time.Second
+)
+
+// awaitStall begins anew to wait. The caller holds mu.
+func (s *Step) awaitStall() {
+	wait := max(stallAfter, time.Until(s.stallTold.Add(stallPause)))
+	if s.stall == nil {
+		s.stall = time.AfterFunc(wait, s.tellStalled)
+		return
+	}
+	s.stall.Reset(wait)
+}
+
+func (s *Step) tellStalled() {
+	s.mu.Lock()
+	over := s.progressKept
+	s.stallTold = time.Now()
+	s.mu.Unlock()
+	if !over {
+		s.d.Audience.Progress(s.Record())
 	}
 }
 
@@ -54,6 +84,9 @@ func (s *Step) settleProgress() {
 		return
 	}
 	s.progressKept = true
+	if s.stall != nil {
+		s.stall.Stop()
+	}
 	var behind []int
 	if s.d.MPI != nil {
 		behind = laggards(s.rec.Tasks)

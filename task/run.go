@@ -88,9 +88,11 @@ type Step struct {
 	failure *failure // guarded by mu
 	// progressKept: the ranks' progress and what they did is as it was when the
 	// step's end began.
-	progressKept bool   // guarded by mu
-	floor        int    // guarded by mu: the least exit code, where SpankStrict asks for one
-	why          string // guarded by mu: why stepd killed the host in a hook
+	progressKept bool        // guarded by mu
+	stall        *time.Timer // guarded by mu: runs while ranks come further
+	stallTold    time.Time   // guarded by mu: when noded was told last
+	floor        int         // guarded by mu: the least exit code, where SpankStrict asks for one
+	why          string      // guarded by mu: why stepd killed the host in a hook
 }
 
 // task is what Run knows of one task.

@@ -51,6 +51,7 @@ type rig struct {
 	job                           step.MPIJob // what prefork was told
 	pid                           int         // of the first task, 5000 without one; the others' follow
 	events                        []step.Event
+	stalled                       chan step.Record // what noded was told of ranks that come no further
 }
 
 const fakeHostPID = 4242
@@ -58,7 +59,7 @@ const fakeHostPID = 4242
 func newRig(t *testing.T) *rig {
 	r := &rig{
 		spec: testSpec(), fail: map[string]error{}, during: map[string]func(){},
-		places: map[int]step.HostPlace{-1: {Plugin: -1}}, cgroup: -1,
+		places: map[int]step.HostPlace{-1: {Plugin: -1}}, cgroup: -1, stalled: make(chan step.Record, 16),
 	}
 	r.spec.NTasks = 2
 	r.spec.Stdout.Kind, r.spec.Stderr.Kind = step.StreamNull, step.StreamNull
@@ -237,6 +238,7 @@ func (a fakeAudience) Event(e step.Event) {
 	defer a.r.mu.Unlock()
 	a.r.events = append(a.r.events, e)
 }
+func (a fakeAudience) Progress(rec step.Record)  { a.r.stalled <- rec }
 func (a fakeAudience) Hooks(h step.HookCalls)    { a.r.hooked = h.Ranks }
 func (a fakeAudience) Log(step.LogLevel, string) {}
 

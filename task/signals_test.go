@@ -3,6 +3,7 @@ package task
 import (
 	"syscall"
 	"testing"
+	"time"
 
 	"stepd/step"
 )
@@ -31,5 +32,28 @@ func TestSignalsNoted(t *testing.T) {
 	}
 	if want := 2 * signalsNoted; noted != want || last != "128 signals were noted: further ones are not" {
 		t.Errorf("%d signals noted, want %d; the last one says %q", noted, want, last)
+	}
+}
+
+// Ranks that come no further are told to noded once, which has it should stepd be
+// killed.
+func TestStallIsTold(t *testing.T) {
+	r := newRig(t)
+	r.during["wait"] = func() {
+		for fences := range 3 {
+			r.st.progress(1, step.MPIProgress{Phase: "initialized", Fences: fences, Waiting: "fence"})
+		}
+		select {
+		case rec := <-r.stalled:
+			if m := rec.Tasks[1].MPI; m == nil || m.Fences != 2 || m.Waiting != "fence" || rec.Tasks[0].MPI != nil {
+				t.Errorf("told of %+v", m)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("noded was not told")
+		}
+	}
+	r.run(t)
+	if len(r.stalled) > 0 {
+		t.Errorf("told %d times more", len(r.stalled))
 	}
 }

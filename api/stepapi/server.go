@@ -479,6 +479,13 @@ func (s *Server) TellState(rec *step.Record) {
 	}
 }
 
+// TellNoded tells noded alone how the step is.
+func (s *Server) TellNoded(rec *step.Record) {
+	for _, p := range s.ofRole(RoleNoded) {
+		p.put(queued{m: &Msg{Type: TypeState, State: rec.State, Record: rec}})
+	}
+}
+
 func (s *Server) all() []*peer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
