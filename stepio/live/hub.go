@@ -290,7 +290,7 @@ func (h *Hub) alone() bool {
 }
 
 // othersPatience is how long those who are no launcher are waited for at the end.
-const othersPatience = 250 * time.Millisecond
+const othersPatience = 500 * time.Millisecond
 
 // close says that nothing more is written, and waits for those who watch: for the
 // launcher at most patience, then it is cut off. It tells how many bytes that has lost.

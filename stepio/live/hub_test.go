@@ -71,6 +71,8 @@ func TestHubReplays(t *testing.T) {
 	whole, part, once := watch(t, h, Watching{Replay: -1}), watch(t, h, Watching{Replay: 4}), watch(t, h, Watching{Replay: -1, Once: true})
 	once.all()
 	h.Write(2, 3, []byte("after"))
+	whole.until(12)
+	part.until(9)
 	if lost := h.close(patient); lost != 0 {
 		t.Errorf("%d bytes were lost", lost)
 	}
@@ -213,6 +215,7 @@ func TestHubTerminalReplay(t *testing.T) {
 	h.Write(1, 0, []byte("\x1b[6nend"))
 	c := watch(t, h, Watching{Replay: -1})
 	h.Write(1, 0, []byte("\x1b[6n"))
+	c.read(func() bool { return bytes.HasSuffix(c.text, []byte("end\x1b[6n")) })
 	h.close(patient)
 	c.all()
 	text, ok := strings.CutPrefix(string(c.text), "\x1b[?1049h\x1b[?25l")
