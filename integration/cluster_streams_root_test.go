@@ -280,3 +280,34 @@ func stepdOf(t testing.TB, n *node, id string, rank int) int {
 	}
 	return pid
 }
+
+// TestRootClusterUnread: where nobody reads the client's stdout any more, the tasks hear
+// of it; their stderr, and the client's signals, go on.
+func TestRootClusterUnread(t *testing.T) {
+	c := startCluster(t, 2, clusterSite{})
+	n := c.nodes[0]
+	r, w, err := os.Pipe()
+	must(t, err)
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	must(t, err)
+	defer null.Close()
+	errs, err := os.Create(filepath.Join(n.wd, "errs"))
+	must(t, err)
+	defer errs.Close()
+	p := n.start(t, call{files: []*os.File{null, w, errs}, args: []string{"run", "-N2", "-n2", "sh", "-c",
+		`trap "" PIPE; trap 'exit 9' USR1; while echo on 2>/dev/null; do sleep 0.05; done; echo "late $SLURM_PROCID" >&2; while :; do sleep 0.1; done`}})
+	w.Close()
+	_, err = io.ReadFull(r, make([]byte, 2))
+	must(t, err)
+	r.Close()
+	eventually(t, 20*time.Second, "the tasks' words on stderr", func() error {
+		if b := readFile(t, errs.Name()); !strings.Contains(b, "late 0\n") || !strings.Contains(b, "late 1\n") {
+			return fmt.Errorf("stderr: %q", b)
+		}
+		return nil
+	})
+	must(t, p.cmd.Process.Signal(syscall.SIGUSR1))
+	if r := p.wait(t); r.code != 9 {
+		t.Errorf("got %v: %s", r, readFile(t, errs.Name()))
+	}
+}

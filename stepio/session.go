@@ -26,9 +26,19 @@ type Options struct {
 	SameUser bool
 	// Failed hears, by any goroutine and once for each stream, that a file does not
 	// take what the tasks write, or cannot be read: tasks that write on get SIGPIPE,
-	// and those that read have their end of file. nil: nobody hears of it.
+	// and those that read have their end of file. nil: nobody hears of it. err is a
+	// *StreamError.
 	Failed func(err error)
 }
+
+// StreamError is why a stream ends before its time.
+type StreamError struct {
+	FD  int // of the tasks' stream: 0 to 2
+	Err error
+}
+
+func (e *StreamError) Error() string { return e.Err.Error() }
+func (e *StreamError) Unwrap() error { return e.Err }
 
 // failed tells why a stream ends before its time.
 func (o *Options) failed(fd int, file *os.File, err error) {
@@ -42,7 +52,7 @@ func (o *Options) failed(fd int, file *os.File, err error) {
 	if path, ok := errors.AsType[*os.PathError](err); ok {
 		err = path.Err
 	}
-	o.Failed(fmt.Errorf("cannot %s %s %q: %w", verb, streamNames[fd], file.Name(), err))
+	o.Failed(&StreamError{fd, fmt.Errorf("cannot %s %s %q: %w", verb, streamNames[fd], file.Name(), err)})
 }
 
 var streamNames = [3]string{"stdin", "stdout", "stderr"}

@@ -14,14 +14,14 @@ import (
 // outputs are what this node's tasks write.
 type outputs struct {
 	outMu   sync.Mutex
-	files   map[*os.File]bool // guarded by outMu: open
-	nobody  bool              // guarded by outMu: nobody reads
+	files   map[*os.File]int // guarded by outMu: open; the stream of each
+	nobody  [3]bool          // guarded by outMu: nobody reads the stream
 	reading sync.WaitGroup
 	buffers sync.Pool // of *[]byte: a stream that is silent holds none
 }
 
 func (o *outputs) init() {
-	o.files = make(map[*os.File]bool)
+	o.files = make(map[*os.File]int)
 	o.buffers.New = func() any { b := make([]byte, chunk); return &b }
 }
 
@@ -31,11 +31,11 @@ func (o *outputs) init() {
 func (n *Node) Output(fd, rank int, f *os.File) {
 	n.outMu.Lock()
 	defer n.outMu.Unlock()
-	if n.nobody {
+	if n.nobody[fd] {
 		f.Close()
 		return
 	}
-	n.files[f] = true
+	n.files[f] = fd
 	n.reading.Go(func() {
 		n.copyOut(fd, rank, f)
 		f.Close()
@@ -117,11 +117,19 @@ func (n *Node) relay(child int, l *link) {
 // closeOutputs closes the tasks' pipes: a task that writes on gets SIGPIPE, as
 // from any pipe that nobody reads.
 func (n *Node) closeOutputs() {
+	n.CloseOutput(chanStdout)
+	n.CloseOutput(chanStderr)
+}
+
+// CloseOutput does so with stream fd (1 or 2) of this node's tasks.
+func (n *Node) CloseOutput(fd int) {
 	n.outMu.Lock()
 	defer n.outMu.Unlock()
-	n.nobody = true
-	for f := range n.files {
-		f.Close()
+	n.nobody[fd] = true
+	for f, of := range n.files {
+		if of == fd {
+			f.Close()
+		}
 	}
 }
 

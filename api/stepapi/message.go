@@ -38,6 +38,10 @@ const (
 	TypeSignal Type = "signal"
 	// TypeCancel ends the step: SIGTERM, KillWait, SIGKILL. Answered by TypeReply.
 	TypeCancel Type = "cancel"
+	// TypeUnread says that the launcher's file for stream FD takes no more: the tasks'
+	// pipes are closed. Of steps of several nodes alone; elsewhere the launcher closes
+	// its own pipes.
+	TypeUnread Type = "unread"
 	// TypeSuspend makes the tasks stand still, TypeResume undoes it. Answered by
 	// TypeReply when it is done: the former takes two seconds and more.
 	TypeSuspend Type = "suspend"
@@ -92,6 +96,7 @@ type Msg struct {
 	Role    Role             `json:"role,omitempty"`
 	Seq     uint32           `json:"seq,omitempty"` // echoed by Reply
 	Streams []StreamFD       `json:"streams,omitempty"`
+	FD      int              `json:"fd,omitempty"`
 	Signal  int              `json:"signal,omitempty"`
 	Scope   string           `json:"scope,omitempty"`
 	Reason  string           `json:"reason,omitempty"`

@@ -20,15 +20,15 @@ import (
 // go over the network, to node 0's stepd. The end is known to noded alone, which
 // makes one record of all parts.
 func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files *clientFiles) (*step.Record, error) {
-	unread, noReader := make(chan struct{}), sync.Once{}
+	orders := &switchable{}
 	t := &nodeLaunch{l: l, spec: spec, states: make([]step.State, len(spec.Layout.Nodes)), remote: stepio.NewRemote(spec, stepio.Options{
 		Stdout: files.files[1], Stderr: files.files[2], Of: files.rank, Unbuffered: l.opt.unbuffered, Label: l.opt.label,
-		Failed: func(err error) { l.streamFailed(err); noReader.Do(func() { close(unread) }) },
+		Failed: func(err error) { l.streamFailed(err); unread(orders, files, err) },
 	})}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	dialling := &beforeNodes{l: l, giveUp: cancel}
-	orders := &switchable{to: dialling}
+	orders.set(dialling)
 	stop := l.catchSignals(orders)
 	defer stop()
 	watching, unwatch := context.WithCancel(ctx)
@@ -50,26 +50,20 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files *client
 		// step ends.
 		go t.sendInput(a, files.files[0])
 	}
-	if err := waitNodes(a, unread); err != nil {
+	if err := a.Wait(); err != nil {
 		say("error: %s", err)
 	}
 	t.remote.End()
 	return l.wait()
 }
 
-// waitNodes returns when all has come that the nodes tell, or what has kept it from
-// coming. Where the client's file takes no more output (unread), nobody reads what the
-// tasks write: those that write on get SIGPIPE.
-func waitNodes(a *stepnet.Launcher, unread <-chan struct{}) error {
-	ended := make(chan error, 1)
-	go func() { ended <- a.Wait() }()
-	select {
-	case err := <-ended:
-		return err
-	case <-unread:
-		a.Close()
-		<-ended
-		return nil
+// unread tells the nodes that the client's file for a stream takes no more: tasks that
+// write on get SIGPIPE, as from any pipe that nobody reads. What goes to a file for each
+// rank is dropped here instead, since another rank's file may well take more.
+func unread(to orderer, files *clientFiles, err error) {
+	if e, ok := errors.AsType[*stepio.StreamError](err); ok && e.FD > 0 && files.ranks[e.FD] == nil {
+		// A step that is gone needs no order.
+		_ = to.Send(&stepapi.Msg{Type: stepapi.TypeUnread, FD: e.FD})
 	}
 }
 

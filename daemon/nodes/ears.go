@@ -59,6 +59,12 @@ func (e *ears) Ordered(words []byte) {
 			if err = stepapi.CheckReason(m.Reason); err == nil {
 				err = e.st.Cancel(m.Reason)
 			}
+		case stepapi.TypeUnread:
+			if m.FD != 1 && m.FD != 2 {
+				err = fmt.Errorf("no task writes to stream %d", m.FD)
+				break
+			}
+			e.t.CloseOutput(m.FD)
 		default:
 			err = fmt.Errorf("unknown record type %.40q", m.Type)
 		}
