@@ -124,11 +124,13 @@ type audience struct {
 	mu     sync.Mutex
 	file   *os.File
 	events *bufio.Writer // guarded by mu
-	ends   []ended       // guarded by mu: not told yet, in the order of their first rank
-	timer  *time.Timer   // guarded by mu: tells ends
-	out    *output       // guarded by mu: a batch job's own output, or nil
-	before []string      // guarded by mu: lines of a batch job that has none yet
-	batch  bool
+	// flushing: they will be written out by themselves.
+	flushing bool        // guarded by mu
+	ends     []ended     // guarded by mu: not told yet, in the order of their first rank
+	timer    *time.Timer // guarded by mu: tells ends
+	out      *output     // guarded by mu: a batch job's own output, or nil
+	before   []string    // guarded by mu: lines of a batch job that has none yet
+	batch    bool
 }
 
 // ended are the ranks that share a status.
@@ -276,6 +278,9 @@ func (a *audience) tellLaunched(rec *step.Record) {
 }
 
 func (a *audience) Event(e step.Event) {
+	if !eventLog {
+		return
+	}
 	b, err := json.Marshal(e)
 	if err != nil {
 		return // an Event holds nothing that cannot be encoded
@@ -283,14 +288,31 @@ func (a *audience) Event(e step.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.events.Write(append(b, '\n'))
+	a.flushSoon()
+}
+
+// eventsDelay is how far the log may lie behind: who follows it sees ends of tasks and
+// signals soon, and a launch costs no write for each of its events.
+const eventsDelay = 200 * time.Millisecond
+
+// flushSoon writes out what waits now, after eventsDelay; the caller holds mu.
+func (a *audience) flushSoon() {
+	if !a.flushing {
+		a.flushing = true
+		time.AfterFunc(eventsDelay, a.flush) // of a log that is closed meanwhile it writes nothing
+	}
 }
 
 // Hooks writes one line for all calls: a step of many tasks and plugins has
 // more of them than of all other events.
 func (a *audience) Hooks(h step.HookCalls) {
+	if !eventLog {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.events.Write(h.AppendTo(nil))
+	a.flushSoon()
 }
 
 func (a *audience) Log(level step.LogLevel, text string) {
@@ -307,6 +329,7 @@ func (a *audience) Log(level step.LogLevel, text string) {
 func (a *audience) flush() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.flushing = false
 	a.events.Flush() // close tells its error
 }
 

@@ -60,6 +60,8 @@ const (
 	KindProcess    Kind = "process"    // what a process does now
 	KindDrain      Kind = "drain"      // the node takes no more jobs
 	KindSpawn      Kind = "spawned"    // the step was made by another one
+	KindLimit      Kind = "limit"      // a resource limit is lower than it was passed on
+	KindStream     Kind = "stream"     // who has kept a stream open after the end
 	KindDropped    Kind = "not_listed" // how many findings were left out
 )
 
@@ -86,7 +88,7 @@ func Explain(rec *step.Record, events []step.Event, now time.Time) *Explanation 
 		Stage: e.stage(), MPI: e.mpi(),
 	}
 	for _, find := range []func(){
-		e.state, e.stages, e.plugins, e.unstarted, e.memory, e.aborted, e.cancelled, e.ends, e.leftovers, e.doing,
+		e.state, e.stages, e.plugins, e.unstarted, e.memory, e.aborted, e.cancelled, e.ends, e.limits, e.held, e.leftovers, e.doing,
 	} {
 		find()
 	}

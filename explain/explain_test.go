@@ -185,7 +185,7 @@ func TestExplain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			x := Explain(c.rec, c.events, t0)
 			var b strings.Builder
-			if err := x.Write(&b); err != nil {
+			if err := x.Write(&b, Style{}); err != nil {
 				t.Fatal(err)
 			}
 			file := filepath.Join("testdata", strings.NewReplacer(" ", "_", ":", "", ",", "").Replace(name)+".txt")
@@ -232,5 +232,30 @@ func TestFindingsAreBounded(t *testing.T) {
 	x := Explain(rec, nil, t0)
 	if last := x.Findings[len(x.Findings)-1]; len(x.Findings) != findingsMax+1 || last.Kind != KindDropped || last.Text != "160 further findings are not listed" {
 		t.Errorf("%d findings, the last %+v", len(x.Findings), last)
+	}
+}
+
+// TestWidth: on a terminal no line is wider than it, and only what a finding is about
+// is bold.
+func TestWidth(t *testing.T) {
+	for name, c := range cases() {
+		x := Explain(c.rec, c.events, t0)
+		var narrow, whole, bold strings.Builder
+		for _, err := range []error{x.Write(&narrow, Style{Width: 60}), x.Write(&whole, Style{}), x.Write(&bold, Style{Bold: true})} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for line := range strings.Lines(narrow.String()) {
+			if n := len([]rune(line)) - 1; n > 60 {
+				t.Errorf("%s: a line of %d: %q", name, n, line)
+			}
+		}
+		if a, b := strings.Fields(narrow.String()), strings.Fields(whole.String()); strings.Join(a, " ") != strings.Join(b, " ") {
+			t.Errorf("%s: broken lines say something else: %q and %q", name, a, b)
+		}
+		if plain := strings.NewReplacer("\x1b[1m", "", "\x1b[0m", "").Replace(bold.String()); plain != whole.String() || plain == bold.String() {
+			t.Errorf("%s: in bold it is %q", name, bold.String())
+		}
 	}
 }

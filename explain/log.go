@@ -15,6 +15,9 @@ type eventLog struct {
 	kills []step.Event      // what stepd has sent to all, at the end
 	ranks map[int][]int     // signals that users have sent, by rank
 	exits map[int]time.Time // when a rank's end was heard
+	// limits are lower than they were passed on; held are processes that have kept a
+	// stream open.
+	limits, held []string
 }
 
 // hookFailure are calls of one hook that did not end well.
@@ -37,6 +40,10 @@ func readLog(events []step.Event) eventLog {
 			log.endStage(e)
 		case step.EventHookStart, step.EventHookEnd:
 			log.hook(e)
+		case step.EventLimit:
+			log.limits = append(log.limits, e.Text)
+		case step.EventHeldOpen:
+			log.held = append(log.held, e.Text)
 		case step.EventKill:
 			log.kills = append(log.kills, *e)
 		case step.EventTaskExit:

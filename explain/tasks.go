@@ -157,6 +157,24 @@ func (e *explainer) said(words string) bool {
 	return slices.ContainsFunc(e.found, func(f Finding) bool { return strings.Contains(f.Text, words) })
 }
 
+// limits finds resource limits that may be why a step has failed: they are lower than
+// where it was submitted.
+func (e *explainer) limits() {
+	if e.rec.State == step.Completed {
+		return
+	}
+	for _, text := range e.log.limits {
+		e.add(Finding{Kind: KindLimit, Text: text, Hint: "a higher one is set in noded.service (LimitNOFILE= and its kin); --propagate=NONE passes none on"})
+	}
+}
+
+// held finds processes that have kept a stream open.
+func (e *explainer) held() {
+	for _, text := range e.log.held {
+		e.add(Finding{Kind: KindStream, Text: text, Hint: "a process that goes on by itself closes its standard streams, or has them in a file: command >log 2>&1 </dev/null &"})
+	}
+}
+
 // leftovers finds processes that do not die.
 func (e *explainer) leftovers() {
 	for _, s := range e.rec.Survivors {

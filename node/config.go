@@ -106,6 +106,9 @@ type Config struct {
 	// Binding says in words where each task of a step would run, for DryRun; nil is
 	// nobody who could.
 	Binding func(spec *step.Spec) ([]string, error)
+	// Preview adds to a DryRun what the tasks would see: environment, limits, mounts. The
+	// field may be nil.
+	Preview func(spec *step.Spec, d *step.DryRun) error
 
 	// DrainReason drains the node at start: what its files promise and it has
 	// not. "" is nothing.

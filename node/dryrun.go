@@ -61,7 +61,7 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, raw []byte) (*step.D
 	if err != nil {
 		return nil, status.Error(codes.ResourceExhausted, err.Error())
 	}
-	return n.dryRunOf(spec, plan)
+	return n.dryRunOf(ctx, spec, plan)
 }
 
 // dryRunNodes is dryRun of a step of several nodes, or of another one: it chooses them
@@ -97,6 +97,7 @@ func (n *Node) dryRunNodes(ctx context.Context, caller api.Peer, req *step.Reque
 		Schema: step.Schema, ID: id, User: user.Name, UID: user.UID, Node: n.cfg.Others.List(names), Argv: req.Argv, Cwd: req.Cwd,
 		NTasks: req.NTasks, Gres: []step.GresAlloc{}, GresEnv: []string{}, Binding: []string{}, Memory: []step.MemoryLevel{},
 		Writes: []step.CgroupWrite{}, Notes: []string{},
+		TaskEnv: []string{}, Environment: []step.EnvChange{}, ResourceLimits: []step.ResourceLimit{}, Mounts: []string{}, Plugins: []step.DryPlugin{},
 	}
 	for i, a := range answers {
 		var part step.DryRun
@@ -109,6 +110,10 @@ func (n *Node) dryRunNodes(ctx context.Context, caller api.Peer, req *step.Reque
 			return nil, status.Errorf(status.Code(a.err), "node %s: %s", a.node, status.Convert(a.err).Message())
 		}
 		part.Ranks = layout.Nodes[i].Ranks
+		if i == 0 {
+			whole.TaskEnv = part.TaskEnv
+		}
+		part.TaskEnv = []string{} // but for the variables of each rank, all have the same
 		whole.Parts = append(whole.Parts, part)
 	}
 	return whole, nil
@@ -145,7 +150,7 @@ func (n *Node) partDryRun(ctx context.Context, common, _ []byte) (any, error) {
 	if err != nil {
 		return nil, status.Error(codes.ResourceExhausted, err.Error())
 	}
-	d, err := n.dryRunOf(spec, plan)
+	d, err := n.dryRunOf(ctx, spec, plan)
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +158,7 @@ func (n *Node) partDryRun(ctx context.Context, common, _ []byte) (any, error) {
 	return d, nil
 }
 
-func (n *Node) dryRunOf(spec *step.Spec, plan *step.LimitPlan) (*step.DryRun, error) {
+func (n *Node) dryRunOf(ctx context.Context, spec *step.Spec, plan *step.LimitPlan) (*step.DryRun, error) {
 	d := &step.DryRun{
 		Schema: step.Schema, ID: spec.ID, User: spec.User.Name, UID: spec.User.UID, Node: spec.NodeName,
 		Argv: spec.Argv, Cwd: spec.Cwd, NTasks: spec.NTasks, CPUs: spec.CPUs,
@@ -161,8 +166,9 @@ func (n *Node) dryRunOf(spec *step.Spec, plan *step.LimitPlan) (*step.DryRun, er
 		GresEnv:  append([]string{}, spec.GresEnv...),
 		Binding:  []string{},
 		OOMGroup: plan.Confine.OOMGroup, Memory: append([]step.MemoryLevel{}, plan.Confine.Memory...),
-		Writes: append(append([]step.CgroupWrite{}, plan.Writes...), plan.TaskWrites...),
-		Notes:  append([]string{}, plan.Notes...),
+		Writes:  append(append([]step.CgroupWrite{}, plan.Writes...), plan.TaskWrites...),
+		Notes:   append([]string{}, plan.Notes...),
+		TaskEnv: []string{}, Environment: []step.EnvChange{}, ResourceLimits: []step.ResourceLimit{}, Mounts: []string{}, Plugins: []step.DryPlugin{},
 	}
 	if mb := spec.MemoryMB; mb > 0 {
 		d.MemoryMB = &mb
@@ -173,6 +179,19 @@ func (n *Node) dryRunOf(spec *step.Spec, plan *step.LimitPlan) (*step.DryRun, er
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
 		d.Binding = append(d.Binding, lines...)
+	}
+	if n.cfg.Preview != nil {
+		if err := n.cfg.Preview(spec, d); err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+	}
+	if n.cfg.Plugins == nil {
+		return d, nil
+	}
+	for _, p := range n.cfg.Plugins(ctx) {
+		if p.Path != p.File { // else a finding that is no plugin
+			d.Plugins = append(d.Plugins, step.DryPlugin{Path: p.Path, Required: p.Required, State: p.State, Problem: p.Problem, Options: []string{}})
+		}
 	}
 	return d, nil
 }

@@ -56,6 +56,7 @@ const (
 	recFail    = 202
 	recWarn    = 203
 	recThreads = 204
+	recLimit   = 205
 )
 
 const (

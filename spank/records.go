@@ -74,10 +74,26 @@ func (h *Host) parseRecord(b []byte) (step.HostRecord, bool) {
 		h.threads.Store(t)
 		rec.Level, rec.Plugin, rec.Hook = step.LogInfo, h.PluginName(t.plugin), t.hook
 		rec.Text = fmt.Sprintf("plugin %q: %s: left %s running", rec.Plugin, t.hook, t)
+	case recLimit:
+		id := int(r.u32())
+		l := &step.LimitCut{Wanted: limitOf(r.u64()), Had: limitOf(r.u64()), Name: r.str()}
+		rank := h.rankOf(id)
+		if rank == nil || r.err != nil {
+			return rec, false
+		}
+		rec.Level, rec.LocalID, rec.Limit, rec.Text = step.LogInfo, id, l, l.String()
 	default:
 		return rec, false
 	}
 	return rec, r.err == nil
+}
+
+// limitOf is a limit of setrlimit(2); RLIM_INFINITY is nil.
+func limitOf(v uint64) *uint64 {
+	if v == ^uint64(0) {
+		return nil
+	}
+	return &v
 }
 
 // threads are what a plugin has left running in the host.

@@ -29,4 +29,46 @@ type DryRun struct {
 	// then there alone. Ranks are those of the node, in a part.
 	Parts []DryRun `json:"parts,omitempty"`
 	Ranks string   `json:"ranks,omitempty"`
+	// TaskEnv is the environment of rank 0 before its plugins change it; Environment
+	// what of that differs from the client's, who adds it.
+	TaskEnv     []string    `json:"task_env"`
+	Environment []EnvChange `json:"environment"`
+	// ResourceLimits are the soft limits that are passed on to the tasks.
+	ResourceLimits []ResourceLimit `json:"resource_limits"`
+	// Mounts are what the job's container would hide or add, in words; none: the tasks
+	// see the node's own.
+	Mounts []string `json:"mounts"`
+	// Plugins are the stack's, in its order, with the options that they would be given.
+	Plugins []DryPlugin `json:"plugins"`
+}
+
+// EnvChange is a variable that a task would have otherwise than the client has it.
+type EnvChange struct {
+	Name string `json:"name"`
+	// Change is "added", "changed" or "removed"; By is who does it: "stepctl" (with
+	// --export), "plugins" of the client's side, "stepd".
+	Change string `json:"change"`
+	By     string `json:"by"`
+	// Value is the task's, Old the client's; null where there is none.
+	Value *string `json:"value"`
+	Old   *string `json:"old"`
+}
+
+// ResourceLimit is a limit (setrlimit(2)) of the tasks: Asked by the client, Hard the
+// most that this node allows, Gets what comes of it; null is unlimited.
+type ResourceLimit struct {
+	Name  string  `json:"name"`
+	Asked *uint64 `json:"asked"`
+	Hard  *uint64 `json:"hard"`
+	Gets  *uint64 `json:"gets"`
+	Lower bool    `json:"lower"` // than it was asked for
+}
+
+// DryPlugin is a plugin of the stack.
+type DryPlugin struct {
+	Path     string   `json:"path"`
+	Required bool     `json:"required"`
+	State    string   `json:"state"`
+	Problem  string   `json:"problem,omitempty"`
+	Options  []string `json:"options"` // as given: "--name=value"
 }

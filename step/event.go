@@ -51,6 +51,7 @@ const (
 	EventSuspend    = "suspend"
 	EventResume     = "resume"
 	EventOOM        = "oom"
+	EventLimit      = "limit" // Text names a resource limit that is lower than it was passed on
 	EventState      = "state"
 	EventMPI        = "mpi"       // how far ranks had come, of a step that did not end well
 	EventHeldOpen   = "held_open" // Text names the process that has kept a stream open after the step's end

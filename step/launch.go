@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"syscall"
 )
 
@@ -198,6 +199,26 @@ type HostRecord struct {
 	Plugin  string
 	Hook    string
 	Text    string
-	// Fail is set where a task told why it is not exec'd.
-	Fail *LaunchError
+	// Fail is set where a task told why it is not exec'd, Limit where a limit is lower
+	// than the user passes it on.
+	Fail  *LaunchError
+	Limit *LimitCut
+}
+
+// LimitCut is a resource limit (setrlimit(2)) that tasks have lower than the user has
+// passed it on: no more than the node's hard limit. nil is unlimited.
+type LimitCut struct {
+	Name        string // "NOFILE"
+	Wanted, Had *uint64
+}
+
+// String is the limit in words.
+func (l *LimitCut) String() string {
+	word := func(v *uint64) string {
+		if v == nil {
+			return "unlimited"
+		}
+		return strconv.FormatUint(*v, 10)
+	}
+	return fmt.Sprintf("the limit %s is %s and not %s, as it was passed on: the node's hard limit is lower", l.Name, word(l.Had), word(l.Wanted))
 }

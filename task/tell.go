@@ -116,6 +116,10 @@ func (s *Step) hear(r step.HostRecord) {
 		s.hearFailure(r.LocalID, r.Fail)
 		return
 	}
+	if r.Limit != nil {
+		s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventLimit, Text: r.Text})
+		return
+	}
 	text := r.Text
 	if r.Plugin != "" {
 		text = r.Plugin + ": " + text

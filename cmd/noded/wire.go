@@ -68,7 +68,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		return node.Config{}, err
 	}
 	return node.Config{
-		Memory: s.memory(memory), Gres: gres, Limits: s.limits(tracker, gres, memory, bindable), Binding: binding,
+		Memory: s.memory(memory), Gres: gres, Limits: s.limits(tracker, gres, memory, bindable), Binding: binding, Preview: s.preview,
 		NodeName: s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
 		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File,
 		CPUs: cpus, MemoryBytes: memory, MaxTasks: s.conf.MaxTasksPerNode,

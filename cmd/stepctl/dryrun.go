@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"stepd/api"
@@ -14,7 +17,7 @@ import (
 
 // dryRun prints what the request would come to. Plugins on this side are not
 // asked for more than their options.
-func dryRun(client api.NodeClient, o *runOptions, req *step.Request) error {
+func dryRun(client api.NodeClient, o *runOptions, p *plugins, req *step.Request) error {
 	req.Pack()
 	doc, err := json.Marshal(req)
 	if err != nil {
@@ -26,14 +29,87 @@ func dryRun(client api.NodeClient, o *runOptions, req *step.Request) error {
 	if err != nil {
 		return err
 	}
-	if o.json {
-		return printJSON("plan", json.RawMessage(r.Plan))
-	}
 	var d step.DryRun
 	if err := json.Unmarshal(r.Plan, &d); err != nil {
 		return fmt.Errorf("cannot parse noded's answer: %w", err)
 	}
+	d.Environment = envChanges(os.Environ(), p.env, req.Env, d.TaskEnv)
+	p.giveOptions(d.Plugins)
+	if o.json {
+		return printJSON("plan", &d)
+	}
 	return showDryRun(os.Stdout, &d)
+}
+
+// giveOptions tells with each plugin of the stack the options that it would be given.
+func (p *plugins) giveOptions(stack []step.DryPlugin) {
+	for i, o := range p.options {
+		v := p.values[i]
+		if v == nil {
+			continue
+		}
+		word := "--" + o.Name
+		if v.bytes != nil {
+			word += "=" + string(v.bytes)
+		}
+		for j := range stack {
+			if filepath.Base(stack[j].Path) == o.File {
+				stack[j].Options = append(stack[j].Options, word)
+				break
+			}
+		}
+	}
+}
+
+// envChanges are the differences between the caller's environment and a task's, in the
+// order of their names, with who makes them: what plugins have left of the former is
+// left, what the request has is asked.
+func envChanges(caller, left, asked, task []string) []step.EnvChange {
+	had, plugged, sent, has := variables(caller), variables(left), variables(asked), variables(task)
+	out := []step.EnvChange{}
+	for name := range has {
+		if old, ok := had[name]; !ok || old != has[name] {
+			v := has[name]
+			c := step.EnvChange{Name: name, Change: "added", By: "stepd", Value: &v}
+			if ok {
+				c.Change, c.Old = "changed", &old
+			}
+			switch was, there := plugged[name]; {
+			case there && was == v && (!ok || old != v):
+				c.By = "plugins"
+			case sent[name] == v && has[name] == sent[name] && inMap(sent, name):
+				c.By = "stepctl"
+			}
+			out = append(out, c)
+		}
+	}
+	for name, old := range had {
+		if inMap(has, name) || strings.HasPrefix(name, step.LimitPrefix) {
+			continue
+		}
+		c := step.EnvChange{Name: name, Change: "removed", By: "stepd", Old: &old}
+		switch {
+		case !inMap(plugged, name):
+			c.By = "plugins"
+		case !inMap(sent, name):
+			c.By = "stepctl"
+		}
+		out = append(out, c)
+	}
+	slices.SortFunc(out, func(a, b step.EnvChange) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+func inMap(m map[string]string, name string) bool { _, ok := m[name]; return ok }
+
+// variables are an environment by name; the last one of a name counts.
+func variables(env []string) map[string]string {
+	m := make(map[string]string, len(env))
+	for _, e := range env {
+		name, value, _ := strings.Cut(e, "=")
+		m[name] = value
+	}
+	return m
 }
 
 func showDryRun(to io.Writer, d *step.DryRun) error {
@@ -72,9 +148,6 @@ func showPlace(row func(name, format string, args ...any), d *step.DryRun) {
 	if len(d.Gres) > 0 {
 		row("gres", "%s", step.FormatAllocs(d.Gres))
 	}
-	for _, e := range d.GresEnv {
-		row("env", "%s", clean(e, step.PathMax))
-	}
 	for _, line := range d.Binding {
 		row("binding", "%s", clean(line, step.PathMax))
 	}
@@ -91,9 +164,41 @@ func showPlace(row func(name, format string, args ...any), d *step.DryRun) {
 		}
 		row("write", "%s <- %s", w.Path, w.Value)
 	}
+	for _, l := range d.ResourceLimits {
+		text := l.Name + " " + rlimitWord(l.Gets)
+		if l.Lower {
+			text += ": " + rlimitWord(l.Asked) + " was asked for, and the node's hard limit is lower"
+		}
+		row("rlimit", "%s", text)
+	}
+	for _, m := range d.Mounts {
+		row("mount", "%s", clean(m, step.PathMax))
+	}
+	for _, p := range d.Plugins {
+		words := append([]string{requiredWord(p.Required), p.Path, p.State}, p.Options...)
+		row("plugin", "%s", clean(strings.Join(words, "  "), 2000))
+	}
+	for _, c := range d.Environment {
+		text := "- " + c.Name
+		switch c.Change {
+		case "added":
+			text = "+ " + c.Name + "=" + *c.Value
+		case "changed":
+			text = "~ " + c.Name + "=" + *c.Value
+		}
+		row("env", "%s  (%s)", clean(text, 300), c.By)
+	}
 	for _, n := range d.Notes {
 		row("note", "%s", clean(n, 2000))
 	}
+}
+
+// rlimitWord is a resource limit; nil is none.
+func rlimitWord(v *uint64) string {
+	if v == nil {
+		return "unlimited"
+	}
+	return fmt.Sprint(*v)
 }
 
 func limitWords(m step.MemoryLevel) string {

@@ -56,11 +56,15 @@ func (d *dialer) explain(ref *api.StepRef, asJSON bool) error {
 	case asJSON:
 		return printJSON("explanations", all)
 	}
+	style := explain.Style{Bold: colours(os.Stdout)}
+	if isTerminal(os.Stdout) {
+		style.Width, _ = screenSize(os.Stdout)
+	}
 	for i, x := range all {
 		if i > 0 {
 			fmt.Println()
 		}
-		if err := x.Write(os.Stdout); err != nil {
+		if err := x.Write(os.Stdout, style); err != nil {
 			return err
 		}
 	}

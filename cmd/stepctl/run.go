@@ -105,7 +105,7 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 		return 0, err
 	}
 	if o.dryRun {
-		return 0, dryRun(client, o, req)
+		return 0, dryRun(client, o, p, req)
 	}
 	hooks := mpi.NewClient(cmp.Or(o.mpi, p.mpiDefault))
 	fast := o.slowPlugins(p)

@@ -32,12 +32,13 @@ func topCommand(d *dialer) *cobra.Command {
 		Long: "Watch what the steps of this node use, or those that are named: CPU, memory, bytes read and written, and how much of the last ten seconds they have waited for what was short.\n\n" +
 			"CPU% is of one CPU, since the last look; READ/s and WRITE/s passed through read(2) and write(2). WAIT is the pressure of CPU, memory and I/O, in percent. \"-\" is not known: docs/accounting.md says what is known where.\n\n" +
 			"Keys:\n\n" +
-			"  up down k j    choose a step or task      enter t    its tasks, or not\n" +
-			"  PgUp PgDn      by screens                 T          the tasks of all steps\n" +
-			"  s              send a signal to it        c m i w    order by CPU, memory, I/O, time\n" +
-			"  z r            suspend it, resume it      a          attach to it\n" +
-			"  e              explain it                 h ?        these keys\n" +
-			"  space          look again at once         q          end\n\n" +
+			"  up down k j   choose a step or task   enter t   its tasks, or not\n" +
+			"  PgUp PgDn     by ten                  T         the tasks of all steps\n" +
+			"  c m i w n     order by CPU, memory, I/O, time, number\n" +
+			"  s             send it a signal        a         attach to it\n" +
+			"  z r           suspend it, resume it   e         explain it\n" +
+			"  space         look again at once      h ?       these keys\n" +
+			"  q             end\n\n" +
 			"What is no terminal gets one look, or as many as --iterations says.",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if o.delay < 0.1 || o.delay > 3600 {

@@ -27,7 +27,15 @@ func main() {
 	kill := flag.Bool("kill", false, "only the rows of kills")
 	mpi := flag.Bool("mpi", false, "only the rows of MPI")
 	streams := flag.Bool("streams", false, "only the rows of streams")
+	events := flag.Bool("events", false, "only the rows of the event log")
 	flag.Parse()
+	if *events {
+		if err := runEvents(*bin, *quick); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := run(*bin, *quick, *stacks, *acct, *kill, *mpi, *streams); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
@@ -76,6 +84,9 @@ func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI, onlyStreams
 		return err
 	}
 	if err := runStreams(bin, dir, quick); err != nil {
+		return err
+	}
+	if err := runEvents(bin, quick); err != nil {
 		return err
 	}
 	return runAcct(bin, dir, quick)

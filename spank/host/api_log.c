@@ -109,6 +109,21 @@ void log_threads(struct host *h, const struct plugin *p, uint32_t count)
 		(void)packet_send(h->log, &iov, 1, NULL, 0);
 }
 
+void log_limit(struct host *h, const char *name, uint64_t want, uint64_t have)
+{
+	uint8_t buf[128];
+	struct writer w = wr_init(buf, sizeof(buf));
+
+	wr_u32(&w, REC_LIMIT);
+	wr_u32(&w, h->rank);
+	wr_u64(&w, want);
+	wr_u64(&w, have);
+	wr_str(&w, name, 32);
+	struct iovec iov = {buf, w.len};
+	if (h->log >= 0)
+		(void)packet_send(h->log, &iov, 1, NULL, 0);
+}
+
 void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const char *object,
 	      const char *why)
 {

@@ -246,7 +246,7 @@ _Noreturn void task_fail_why(struct host *h, enum stage stage, int error, const 
 			     const char *why, int status);
 void task_stdio(struct host *h);
 _Noreturn void task_exec(struct host *h);
-void limits_apply(const struct env *env);
+void limits_apply(struct host *h);
 void limits_unset(struct env *env);
 int limits_print(void);
 void limits_raise_nofile(void);
@@ -283,6 +283,8 @@ void log_text(enum log_level level, const char *format, ...) __attribute__((form
 /* p is NULL for no plugin in particular. */
 void log_warn(struct host *h, const struct plugin *p, uint32_t hook, const char *what);
 void log_threads(struct host *h, const struct plugin *p, uint32_t count);
+/* A limit that the user passes on is higher than what the node allows. */
+void log_limit(struct host *h, const char *name, uint64_t want, uint64_t have);
 void log_fail(struct host *h, uint32_t rank, enum stage stage, int error, const char *object,
 	      const char *why);
 

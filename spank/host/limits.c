@@ -50,8 +50,10 @@ static bool own_limit(const struct limit *l, rlim_t *want)
 
 /* Sets the soft limits; the hard ones stay. What cannot be set is told to the
  * log only: the user may not even know of it. */
-void limits_apply(const struct env *env)
+void limits_apply(struct host *h)
 {
+	const struct env *env = &h->env;
+
 	for (size_t i = 0; i < ARRAY_SIZE(limits); i++) {
 		char name[NAME_MAX_LEN];
 		struct rlimit have;
@@ -68,8 +70,11 @@ void limits_apply(const struct env *env)
 		}
 		if (getrlimit(limits[i].resource, &have) < 0)
 			continue;
-		if (want > have.rlim_max)
+		if (want > have.rlim_max) {
+			if (h->rank == 0 && text != NULL) /* all tasks have the same */
+				log_limit(h, limits[i].name, want, have.rlim_max);
 			want = have.rlim_max;
+		}
 		if (want == have.rlim_cur)
 			continue;
 		have.rlim_cur = want;

@@ -131,6 +131,8 @@ enum host_rec {
 	REC_WARN = 203,
 	/* A plugin left threads running: u32 plugin; u32 hook; u32 how many */
 	REC_THREADS = 204,
+	/* A limit is lower than the user passes it on: u32 rank; u64 wanted, had (~0 is none); string name */
+	REC_LIMIT = 205,
 };
 
 enum log_level {

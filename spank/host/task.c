@@ -250,6 +250,6 @@ _Noreturn void task_main(struct host *h, uint32_t rank)
 	run_hook(h, STAGE_TASK_INIT, HOOK_TASK_INIT);
 	task_prologs(h);
 	enter(h, STAGE_LIMITS);
-	limits_apply(&h->env);
+	limits_apply(h);
 	task_exec(h);
 }

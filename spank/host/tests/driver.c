@@ -368,6 +368,11 @@ static void print_record(FILE *to, struct reader *r)
 		fprintf(to, "fail rank=%u stage=%u errno=%u %s", a, b, c, rd_str(r));
 		fprintf(to, " (%s)\n", rd_str(r));
 		break;
+	case REC_LIMIT: /* b and c are the halves of the first number */
+		rd_u32(r);
+		rd_u64(r);
+		fprintf(to, "limit rank=%u %s\n", a, rd_str(r));
+		break;
 	case REC_THREADS:
 		fprintf(to, "threads plugin=%u hook=%u %u\n", a, b, rd_u32(r));
 		break;

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+	"stepd/task"
+)
+
+// preview tells what the tasks of a step would see, by the same plan as stepd's.
+func (s *site) preview(spec *step.Spec, d *step.DryRun) error {
+	plan, err := task.MakePlan(spec)
+	if err != nil {
+		return err
+	}
+	env := map[string]string{}
+	lists := [][]string{plan.Env, plan.CommonEnv}
+	if len(plan.TaskEnv) > 0 {
+		lists = append(lists, plan.TaskEnv[0])
+	}
+	for _, list := range lists {
+		for _, e := range list {
+			name, value, _ := strings.Cut(e, "=")
+			env[name] = value
+		}
+	}
+	for name, value := range env {
+		if limit, ok := strings.CutPrefix(name, step.LimitPrefix); ok {
+			if l, known := resourceLimit(limit, value); known {
+				d.ResourceLimits = append(d.ResourceLimits, l)
+			}
+			continue // it is gone before the exec
+		}
+		d.TaskEnv = append(d.TaskEnv, name+"="+value)
+	}
+	slices.Sort(d.TaskEnv)
+	slices.SortFunc(d.ResourceLimits, func(a, b step.ResourceLimit) int { return cmp.Compare(a.Name, b.Name) })
+	d.Mounts = append(d.Mounts, s.mountWords(spec)...)
+	return nil
+}
+
+// mountWords are what the job's container does to the tasks' view of the files.
+func (s *site) mountWords(spec *step.Spec) (out []string) {
+	if spec.Container != "tmpfs" {
+		return nil
+	}
+	c := s.conf.Container
+	dirs := c.Dirs
+	if dirs == nil {
+		dirs = []string{"/tmp", "/dev/shm"}
+	}
+	for _, dir := range dirs {
+		out = append(out, dir+": the job's own, below "+c.BasePath)
+	}
+	if c.InitScript != "" {
+		out = append(out, "what "+c.InitScript+" mounts")
+	}
+	if c.EntireStepInNS {
+		out = append(out, "plugins see the same from their first hook on")
+	}
+	return out
+}
+
+// resources are the numbers of setrlimit(2).
+var resources = map[string]int{
+	"CPU": unix.RLIMIT_CPU, "FSIZE": unix.RLIMIT_FSIZE, "DATA": unix.RLIMIT_DATA, "STACK": unix.RLIMIT_STACK, "CORE": unix.RLIMIT_CORE,
+	"RSS": unix.RLIMIT_RSS, "NPROC": unix.RLIMIT_NPROC, "NOFILE": unix.RLIMIT_NOFILE, "MEMLOCK": unix.RLIMIT_MEMLOCK, "AS": unix.RLIMIT_AS,
+}
+
+// resourceLimit is what becomes of a limit that a client passes on: no more than the
+// hard one, which tasks have from noded.
+func resourceLimit(name, value string) (l step.ResourceLimit, known bool) {
+	number, known := resources[name]
+	var have unix.Rlimit
+	if !known || unix.Getrlimit(number, &have) != nil {
+		return l, false
+	}
+	l.Name = name
+	if value != "-1" {
+		asked, err := strconv.ParseUint(value, 10, 64)
+		if err != nil {
+			return l, false
+		}
+		l.Asked = &asked
+	}
+	if have.Max != unix.RLIM_INFINITY {
+		hard := have.Max
+		l.Hard = &hard
+	}
+	l.Gets = l.Asked
+	if l.Hard != nil && (l.Asked == nil || *l.Asked > *l.Hard) {
+		l.Gets, l.Lower = l.Hard, true
+	}
+	return l, true
+}

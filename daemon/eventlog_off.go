@@ -1,0 +1,5 @@
+//go:build noevents
+
+package daemon
+
+const eventLog = false

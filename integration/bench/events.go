@@ -1,0 +1,98 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"text/tabwriter"
+)
+
+// runEvents measures what the event log costs a launch: the same stepd, and one that is
+// built to write none, by turns.
+func runEvents(bin string, quick bool) error {
+	dir, err := os.MkdirTemp("", "stepd-bench")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	rec, err := newRecorder()
+	if err != nil {
+		return err
+	}
+	silent, err := withoutEvents(bin, filepath.Join(dir, "bin"))
+	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	defer w.Flush()
+	if err != nil {
+		fmt.Fprintf(w, "event log\tnot measured: %v\n", err)
+		return nil
+	}
+	sizes := []size{{1, 200}, {64, 30}}
+	if quick {
+		sizes = []size{{1, 40}, {64, 8}}
+	}
+	with, err := startNoded(bin, filepath.Join(dir, "with"), 64)
+	if err != nil {
+		return err
+	}
+	defer with.stop()
+	without, err := startNoded(silent, filepath.Join(dir, "without"), 64)
+	if err != nil {
+		return err
+	}
+	defer without.stop()
+	fmt.Fprintln(w, "event log\ttasks\tN\twith: median\tp90\twithout: median\tp90\tmedian's cost")
+	for _, s := range sizes {
+		if err := eventRows(w, rec, with, without, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withoutEvents copies the programs, but for a stepd that writes no event log.
+func withoutEvents(bin, dir string) (string, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	for _, name := range []string{"noded", "stepctl", "spankhost"} {
+		if out, err := exec.Command("cp", filepath.Join(bin, name), dir).CombinedOutput(); err != nil {
+			return "", fmt.Errorf("cannot copy %s: %w: %s", name, err, out)
+		}
+	}
+	for _, name := range []string{"stepd", "stepd-net"} {
+		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "noevents", "-ldflags", "-s -w", "-o", filepath.Join(dir, name), "./cmd/"+name)
+		build.Dir, build.Env = filepath.Dir(bin), append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("cannot build %s without events: %w: %s", name, err, out)
+		}
+	}
+	return dir, nil
+}
+
+func eventRows(w io.Writer, rec *recorder, with, without *noded, s size) error {
+	var times [2]struct{ first, last series }
+	for i := range s.runs + 1 {
+		for k, n := range []*noded{with, without} {
+			l, err := measure(rec, n.pid(), s.n, n.run("-n", fmt.Sprint(s.n), "--overcommit", "/bin/true"))
+			if err != nil {
+				return err
+			}
+			if i == 0 {
+				continue // the first one warms up
+			}
+			times[k].first = append(times[k].first, l.firstExec-l.daemon)
+			times[k].last = append(times[k].last, l.lastExec-l.daemon)
+		}
+	}
+	row := func(what string, a, b series) {
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%+.1f %%\n", what, s.n, len(a), ms(a.at(0.5)), ms(a.at(0.9)), ms(b.at(0.5)), ms(b.at(0.9)),
+			100*(float64(a.at(0.5))/float64(b.at(0.5))-1))
+	}
+	row("stepd's exec to the first task's", times[0].first, times[1].first)
+	if s.n > 1 {
+		row("stepd's exec to the last task's", times[0].last, times[1].last)
+	}
+	return nil
+}
