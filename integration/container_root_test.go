@@ -58,6 +58,15 @@ cat /tmp/%[1]s.second
 			t.Errorf("want an empty /tmp that the user can write, got %v", r)
 		}
 	})
+	t.Run("a program that it hides is told as hidden", func(t *testing.T) {
+		hidden := "/tmp/" + name + "-hidden"
+		must(t, os.WriteFile(hidden, []byte("#!/bin/sh\n"), 0o755))
+		defer os.Remove(hidden)
+		r := n.ctl(t, "run", hidden)
+		if r.code != 2 || !strings.Contains(r.err, "does not exist in the job's container; outside of it, it does") {
+			t.Errorf("got %v", r)
+		}
+	})
 	t.Run("a setuid file gains nothing there", func(t *testing.T) {
 		r := n.ctl(t, "run", "sh", "-c", "grep ' /tmp ' /proc/self/mountinfo")
 		if r.code != 0 || !strings.Contains(r.out, " /tmp ") {

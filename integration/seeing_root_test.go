@@ -33,7 +33,7 @@ func TestRootSeeing(t *testing.T) {
 	if r := n.ctl(t, "explain", n.lastEnded(t).id()); !strings.Contains(r.out, "the limit NOFILE is 900 and not ") {
 		t.Errorf("a limit that is lower: %v", r)
 	}
-	if r := n.ctl(t, "run", "-J", "bad", "/no/such/program"); r.code != 2 {
+	if r := n.ctl(t, "run", "--propagate=NONE", "-J", "bad", "/no/such/program"); r.code != 2 {
 		t.Fatal(r)
 	}
 	failed := n.lastEnded(t).id()

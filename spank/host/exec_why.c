@@ -134,6 +134,34 @@ bool why_path(const char *path, char *why, size_t size)
 	return false;
 }
 
+bool why_open(const char *path, int error, char *why, size_t size)
+{
+	char dir[PATH_MAX];
+	struct stat st;
+
+	if (error != ENOENT && error != EACCES && error != ENOTDIR && error != ELOOP)
+		return false;
+	if (stat(path, &st) == 0)
+		return error == EACCES &&
+		       say(why, size,
+			   "\"%s\" has mode %04o and belongs to %u:%u: user %u may not open it so",
+			   path, st.st_mode & 07777, st.st_uid, st.st_gid, geteuid());
+	if (error != EACCES || errno != ENOENT)
+		return why_path(path, why, size);
+	/* It is to be made, in a directory that is there. */
+	snprintf(dir, sizeof(dir), "%s", path);
+	char *slash = strrchr(dir, '/');
+	if (slash == NULL)
+		strcpy(dir, ".");
+	else
+		slash[slash == dir] = 0;
+	return stat(dir, &st) == 0 && say(why, size,
+					  "the directory \"%s\" has mode %04o and belongs to "
+					  "%u:%u: user %u may make no file in "
+					  "it",
+					  dir, st.st_mode & 07777, st.st_uid, st.st_gid, geteuid());
+}
+
 static const char *machine_name(unsigned machine)
 {
 	static const struct {

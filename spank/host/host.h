@@ -264,10 +264,11 @@ bool explain_interpreter(const char *path, char *interp, size_t size, bool *scri
 /* What runs the program at path; false if nothing does, or it cannot be known. */
 bool interpreter_of(const char *path, char *interp, size_t size, bool *script);
 
-/* exec_why.c: in words, why the user cannot use a path, execute a file, or find a
+/* exec_why.c: in words, why the user cannot use a path, open or execute a file, or find a
  * program in PATH (found: what is there and may not be executed). false, or an empty
  * text: it is not known. Only as the user. */
 bool why_path(const char *path, char *why, size_t size);
+bool why_open(const char *path, int error, char *why, size_t size);
 bool why_exec(struct host *h, const char *path, int error, char *why, size_t size);
 void why_not_found(struct host *h, const char *found, int error, char *why, size_t size);
 #define WHY_MAX 2048

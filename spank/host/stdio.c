@@ -69,6 +69,15 @@ static void put(struct host *h, int from, int fd, const char *object)
 		task_fail(h, STAGE_STDIO, errno, object, 1);
 }
 
+/* Tells why a file of the user's cannot be opened, and ends. */
+static _Noreturn void open_failed(struct host *h, const char *path, int error)
+{
+	char why[WHY_MAX] = "";
+
+	(void)why_open(path, error, why, sizeof(why));
+	task_fail_why(h, STAGE_STDIO, error, path, why, 1);
+}
+
 /* Whether the first task has emptied the file that all write to. Where it could
  * not, each does what it can. */
 static bool is_emptied(const struct host *h)
@@ -106,7 +115,7 @@ void task_stdio(struct host *h)
 				s.index &= ~(uint32_t)O_TRUNC;
 			opened = open_path(&s);
 			if (opened < 0)
-				task_fail(h, STAGE_STDIO, errno, s.path, 1);
+				open_failed(h, s.path, errno);
 			put(h, opened, fd, s.path);
 			close(opened);
 			break;

@@ -19,12 +19,7 @@
 _Noreturn void task_fail(struct host *h, enum stage stage, int error, const char *object,
 			 int status)
 {
-	char why[WHY_MAX] = "";
-
-	/* Only there it is the user's path, and the user is who looks. */
-	if (stage == STAGE_STDIO && error != 0)
-		(void)why_path(object, why, sizeof(why));
-	task_fail_why(h, stage, error, object, why, status);
+	task_fail_why(h, stage, error, object, "", status);
 }
 
 _Noreturn void task_fail_why(struct host *h, enum stage stage, int error, const char *object,
