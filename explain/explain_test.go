@@ -111,6 +111,25 @@ func cases() map[string]struct {
 			r.ExitCode = ptr(137)
 			r.OOM = []step.OOMKill{{Rank: ptr(1), PID: 101, Command: "eat\x1b", Level: "step", LimitBytes: ptr(uint64(64 << 20))}}
 		}), nil},
+		"what of a file is wrong": {ran(step.Failed, 4, func(r *step.Record) {
+			for i := range r.Tasks {
+				r.Tasks[i].End(step.ExitedWith(2))
+				r.Tasks[i].State, r.Tasks[i].Stage, r.Tasks[i].Errno, r.Tasks[i].Object = step.TaskFailed, "exec", 2, "/tmp/a.out"
+				r.Tasks[i].Why = `"/tmp/a.out" does not exist in the job's container; outside of it, it does`
+			}
+			r.Tasks[2].Object, r.Tasks[2].Why = "bad interpreter(/bin/sh\r)", `the first line of "./a.out" ends with a carriage return: the file has the line ends of DOS`
+			r.Tasks[3].Stage, r.Tasks[3].Errno, r.Tasks[3].Object = "stdio", 13, "/out/x"
+			r.Tasks[3].Why = `the directory "/out" has mode 0755 and belongs to 0:0: user 1000 may make no file in it`
+			r.ExitCode, r.Reason = ptr(2), "task 0: Exited with exit code 2"
+		}), nil},
+		"limits and streams": {ran(step.Failed, 1, func(r *step.Record) {
+			r.Tasks[0].End(step.ExitedWith(1))
+			r.ExitCode, r.Reason = ptr(1), "task 0: Exited with exit code 1"
+		}), []step.Event{
+			at(-9, step.Event{Event: step.EventLimit, Text: "the limit NOFILE is 1024 and not unlimited, as it was passed on: the node's hard limit is lower"}),
+			at(-1, step.Event{Event: step.EventHeldOpen, PID: 77, Text: `stdout of rank 0 is held open by pid 77 ("daemon")`}),
+		}},
+		"limits of one that ended well": {ran(step.Completed, 1, nil), []step.Event{at(-9, step.Event{Event: step.EventLimit, Text: "lower"})}},
 		"cancelled": {ran(step.Cancelled, 2, func(r *step.Record) {
 			r.Reason, r.ExitCode = "cancelled by uid 1000", ptr(143)
 			r.Tasks[0].End(step.SignaledBy(syscall.SIGTERM))

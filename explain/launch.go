@@ -232,6 +232,8 @@ func whyHint(k startFailure) string {
 		return "put the program on a file system from which programs may be executed"
 	case has("nobody may execute it"):
 		return "chmod +x makes it executable"
+	case has("may make no file in it"), has("may not open it so"):
+		return "--output, --error and --input are opened as the user, on the node: name a directory that is the user's to write"
 	case has("may not enter it"):
 		return "its owner opens it by chmod +x; a root-squashed file server hides it from root alone"
 	case has("is a program for"):

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unicode/utf8"
 )
 
@@ -185,6 +186,36 @@ func screensOf(t *testing.T, n *node, runs, failed string) {
 		}
 	}
 	_ = runs
+}
+
+// TestRootProgress: what a launch waits for is told on a terminal, in a line that goes
+// again, and nowhere else.
+func TestRootProgress(t *testing.T) {
+	n := startNode(t, site{})
+	n.stack(t, fmt.Sprintf("required %s hook=user_init do=hang", buildRude(t, n)))
+	quiet := n.on(t, 80, 24, "run", "-Q", "true")
+	piped := n.start(t, call{args: []string{"run", "true"}, root: true})
+	told := n.on(t, 80, 24, "run", "true")
+	told.shows(t, `plugin "rude.so": slurm_spank_user_init for 1s`)
+	eventually(t, 10*time.Second, "three steps", func() error {
+		if got := len(n.ps(t)); got != 3 {
+			return fmt.Errorf("there are %d", got)
+		}
+		return nil
+	})
+	for _, d := range n.ps(t) {
+		if r := n.ctlRoot(t, "cancel", d.id()); r.code != 0 {
+			t.Error(r)
+		}
+	}
+	told.ends(t, -1)
+	quiet.ends(t, -1)
+	if said := told.text(); !strings.Contains(said[strings.LastIndex(said, "user_init for"):], "\r\x1b[K") {
+		t.Errorf("the line does not go: %q", said)
+	}
+	if r := piped.wait(t); strings.Contains(r.err+quiet.text(), "user_init for") {
+		t.Errorf("it is told to what is no terminal, or in spite of -Q: %v, %q", r, quiet.text())
+	}
 }
 
 var (

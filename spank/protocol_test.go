@@ -149,6 +149,13 @@ func FuzzParseRecord(f *testing.F) {
 	w.str("/no/such")
 	w.str("it does not exist")
 	f.Add(w.b)
+	w = &writer{}
+	w.u32(recLimit)
+	w.u32(1)
+	w.u64(1 << 20)
+	w.u64(^uint64(0))
+	w.str("NOFILE")
+	f.Add(w.b)
 	f.Add([]byte{})
 	h := &Host{names: []string{"x.so"}, ranks: []int{4, 9}}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -156,7 +163,7 @@ func FuzzParseRecord(f *testing.F) {
 		if ok && rec.Fail != nil && (rec.LocalID < 0 || rec.LocalID > 1 || rec.Fail.Rank != h.ranks[rec.LocalID]) {
 			t.Fatalf("task %d is rank %d", rec.LocalID, rec.Fail.Rank)
 		}
-		if ok && len(rec.Text) > len(b)+len("plugin \"unknown plugin\": slurm_spank_task_init_privileged: ") {
+		if ok && rec.Limit == nil && len(rec.Text) > len(b)+len("plugin \"unknown plugin\": slurm_spank_task_init_privileged: ") {
 			t.Fatalf("%d bytes of text from %d", len(rec.Text), len(b))
 		}
 	})

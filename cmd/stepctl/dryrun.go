@@ -35,6 +35,9 @@ func dryRun(client api.NodeClient, o *runOptions, p *plugins, req *step.Request)
 	}
 	d.Environment = envChanges(os.Environ(), p.env, req.Env, d.TaskEnv)
 	p.giveOptions(d.Plugins)
+	for i := range d.Parts {
+		p.giveOptions(d.Parts[i].Plugins)
+	}
 	if o.json {
 		return printJSON("plan", &d)
 	}
@@ -135,6 +138,10 @@ func showDryRun(to io.Writer, d *step.DryRun) error {
 		row("tasks", "%d, ranks %s", p.NTasks, p.Ranks)
 		showPlace(row, p)
 	}
+	if len(d.Parts) > 0 {
+		fmt.Fprintln(&b, "on all of them")
+		showEnv(row, d)
+	}
 	_, err := io.WriteString(to, b.String())
 	return err
 }
@@ -178,6 +185,13 @@ func showPlace(row func(name, format string, args ...any), d *step.DryRun) {
 		words := append([]string{requiredWord(p.Required), p.Path, p.State}, p.Options...)
 		row("plugin", "%s", clean(strings.Join(words, "  "), 2000))
 	}
+	showEnv(row, d)
+	for _, n := range d.Notes {
+		row("note", "%s", clean(n, 2000))
+	}
+}
+
+func showEnv(row func(name, format string, args ...any), d *step.DryRun) {
 	for _, c := range d.Environment {
 		text := "- " + c.Name
 		switch c.Change {
@@ -187,9 +201,6 @@ func showPlace(row func(name, format string, args ...any), d *step.DryRun) {
 			text = "~ " + c.Name + "=" + *c.Value
 		}
 		row("env", "%s  (%s)", clean(text, 300), c.By)
-	}
-	for _, n := range d.Notes {
-		row("note", "%s", clean(n, 2000))
 	}
 }
 
