@@ -217,7 +217,7 @@ func whyHint(k startFailure) string {
 	case k.why == "":
 		return ""
 	case has("outside of it, it does"):
-		return "the job's container has directories of its own: put the file elsewhere, or copy it there in the job (--bcast)"
+		return "the job's container has directories of its own: put the file elsewhere, or copy it there in a step of the job"
 	case has("carriage return"):
 		return "take the carriage returns away: sed -i 's/\\r$//' FILE"
 	case has("the loader (PT_INTERP)"):
