@@ -278,9 +278,12 @@ func topOf(t *testing.T, n *node, runs string) {
 		s.shows(t, `there is no signal "NOSUCH"`)
 		s.press(t, "q")
 		s.ends(t, 0)
-		if !strings.HasSuffix(s.text(), "\x1b[?7h\x1b[?25h\x1b[?1049l") {
-			t.Errorf("the screen is not given back: %q", s.text()[max(0, len(s.text())-80):])
-		}
+		eventually(t, 5*time.Second, "the screen to be given back", func() error {
+			if said := s.text(); !strings.HasSuffix(said, "\x1b[?7h\x1b[?25h\x1b[?1049l") {
+				return fmt.Errorf("it ends with %q", said[max(0, len(said)-80):])
+			}
+			return nil
+		})
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT} {
 		s := n.on(t, 80, 24, "top")
