@@ -98,6 +98,11 @@ func TestRootPMIxTool(t *testing.T) {
 			t.Errorf("another user: %v", r)
 		}
 		contains(t, "names", s.tool(t, n, call{}, "names").out, "pmix.qry.ns "+nspace+"\n", "status 0\n")
+		if pps, err := exec.LookPath("pps"); err != nil {
+			missing(t, "no pps: apt-get install libpmix-bin")
+		} else if r := n.do(t, call{program: pps, env: []string{"PMIX_SYSTEM_TMPDIR=" + filepath.Join(n.run, "pmix", s.doc.id())}}); r.code != 0 || !strings.Contains(r.err, "Active nspaces: "+nspace+"\n") {
+			t.Errorf("libpmix's own pps: %v", r)
+		}
 		contains(t, "status", s.tool(t, n, call{}, "status").out, "pmix.qry.jst 0\n", "status 0\n")
 		contains(t, "another job", s.tool(t, n, call{}, "table", "slurm.pmix.999.0").out, "status -46\n")
 		contains(t, "signal", s.tool(t, n, call{}, "signal", "10", "1").out, "status 0\n")

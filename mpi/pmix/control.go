@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"stepd/step"
 )
@@ -72,13 +73,32 @@ func (p *Plugin) serveControl(ctx context.Context, r *reader) (reply, error) {
 		ranks = p.named([]proc{{p.world.nspace, rankWildcard}})
 	}
 	if act.ends && len(ranks) == p.world.size {
-		return reply{fill: func(w *writer) { w.infos(nil) }, then: func() { p.endAll(name, rank) }}, nil
+		return reply{fill: func(w *writer) { w.infos(nil) }, then: func() {
+			p.flush(ctx)
+			p.endAll(name, rank)
+		}}, nil
 	}
 	if err := p.signal(ctx, ranks, act.signal); err != nil {
 		p.log(fmt.Sprintf("cannot send signal %d to rank %s for %s: %v", act.signal, step.FormatCPUList(ranks), name, err))
 		return status(stError), nil
 	}
 	return reply{fill: func(w *writer) { w.infos(nil) }}, nil
+}
+
+// flushTimeout bounds how long the end of a step waits for an answer to be on its
+// way: pmixhost ends with the step.
+const flushTimeout = time.Second
+
+// flush returns when the library has sent what it was given: once round its loop to
+// queue it, once more to write.
+func (p *Plugin) flush(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
+	defer cancel()
+	for range 2 {
+		if _, err := p.ask(ctx, cmdSync, func(*writer) {}); err != nil {
+			return // nobody is there to be answered
+		}
+	}
 }
 
 // endAll ends the step: a rank's wish is an abort, a tool's what a user's cancel is.

@@ -18,6 +18,7 @@ const (
 	cmdNotify  = 6
 	cmdAnswer  = 7
 	cmdEnd     = 8
+	cmdSync    = 9
 )
 
 const (

@@ -75,6 +75,8 @@ void server_command(struct frame *f);
 extern pmix_server_module_t upcalls;
 /* Hands stepd's answer to the library, in its own thread. */
 void upcall_answer(uint32_t id, const struct in *body);
+/* DONE when its thread has done what it was given before. */
+void upcall_sync(uint32_t id);
 void lost_connection(size_t handler, pmix_status_t status, const pmix_proc_t *source,
 		     pmix_info_t info[], size_t ninfo, pmix_info_t results[], size_t nresults,
 		     pmix_event_notification_cbfunc_fn_t cbfunc, void *cbdata);

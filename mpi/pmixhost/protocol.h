@@ -22,7 +22,7 @@
  *
  * A command is answered by one DONE of its id, an upcall with an id above 0 by
  * one ANSWER. Commands may overlap with upcalls, not with each other, except
- * MODEX and NOTIFY, whose DONE comes when the library has answered.
+ * MODEX, NOTIFY and SYNC, whose DONE comes when the library has answered.
  *
  * All integers are little endian. A string is u32 length and that many bytes,
  * none of them 0; bytes are the same with any. A proc is string nspace, u32 rank.
@@ -58,6 +58,7 @@ enum host_cmd {
 	CMD_NOTIFY = 6,	 /* i32 status; proc source; u32 range; list of info */
 	CMD_ANSWER = 7,	 /* i32 status, and what the upcall's answer has */
 	CMD_END = 8,
+	CMD_SYNC = 9,	 /* DONE when the library has done what came before */
 };
 
 enum setup_flag {

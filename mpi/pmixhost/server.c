@@ -377,6 +377,9 @@ void server_command(struct frame *f)
 	case CMD_ANSWER:
 		upcall_answer(f->id, &f->body);
 		break;
+	case CMD_SYNC:
+		upcall_sync(f->id);
+		break;
 	default:
 		errno = EPROTO;
 		done_errno(f->id, "cannot understand the command");

@@ -562,3 +562,17 @@ void upcall_answer(uint32_t id, const struct in *r)
 	if (PMIx_Deregister_event_handler(NO_HANDLER, deliver, a) != PMIX_SUCCESS)
 		deliver(PMIX_SUCCESS, a);
 }
+
+static void synced(pmix_status_t rc, void *data)
+{
+	(void)rc;
+	done((uint32_t)(uintptr_t)data, PMIX_SUCCESS, "");
+}
+
+void upcall_sync(uint32_t id)
+{
+	void *data = (void *)(uintptr_t)id;
+
+	if (PMIx_Deregister_event_handler(NO_HANDLER, synced, data) != PMIX_SUCCESS)
+		synced(PMIX_SUCCESS, data);
+}
