@@ -24,6 +24,7 @@ import (
 
 	"stepd/acct"
 	"stepd/api/stepapi"
+	"stepd/bcast"
 	"stepd/internal/linux"
 	"stepd/mpi"
 	"stepd/mpi/spawn"
@@ -167,6 +168,15 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		deps.Streams = streams
 	}
 	deps.Namespace = namespace
+	if len(spec.Sent) > 0 {
+		files := bcast.New(spec, namespace)
+		defer func() {
+			if err := files.Close(); err != nil {
+				aud.Log(step.LogError, err.Error())
+			}
+		}()
+		deps.Files = files
+	}
 	output := live.New(spec, live.Config{
 		Namespace: namespace, Tap: func(t func(fd, rank int, data []byte)) { streams.SetTap(t) }, Several: aud.net != nil,
 		Log: func(text string) { aud.Log(step.LogError, text) },

@@ -33,6 +33,9 @@ const (
 	TypeAttach Type = "attach"
 	// TypeAttachDone says that all streams were handed over: stepd may fork.
 	TypeAttachDone Type = "attach_done"
+	// TypeFile has Data of the file number File that is sent with the step. Answered
+	// where it cannot be written.
+	TypeFile Type = "file"
 	// TypeSignal asks for Signal to be sent to whom Scope names (step.ScopeTasks
 	// and its like). Answered by TypeReply.
 	TypeSignal Type = "signal"
@@ -112,6 +115,8 @@ type Msg struct {
 	Watched *Watched         `json:"watched,omitempty"`
 	Ask     *Ask             `json:"ask,omitempty"`
 	Answer  *Answer          `json:"answer,omitempty"`
+	File    int              `json:"file,omitempty"`
+	Data    []byte           `json:"data,omitempty"`
 }
 
 // What an Ask is for (step.MPIServices).

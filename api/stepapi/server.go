@@ -24,6 +24,8 @@ type Handler interface {
 	Attach(streams []StreamFD, fds []int) error
 	// AttachDone says that the launcher has handed over all of them.
 	AttachDone()
+	// File takes bytes of a file that is sent with the step.
+	File(file int, data []byte) error
 	// LauncherLost says that the connection of the launcher ended.
 	LauncherLost()
 	// Stat is the step with what its tasks use just now.
@@ -322,6 +324,8 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 	case TypeAttachDone:
 		s.handler.AttachDone()
 		return nil
+	case TypeFile:
+		return s.handler.File(m.File, m.Data)
 	case TypeAck:
 		p.took.Store(true)
 		p.once.Do(func() { close(p.acked) })

@@ -45,6 +45,7 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files *client
 	}
 	defer a.Close()
 	orders.set(nodeOrders{a})
+	go l.sendFiles(nodeOrders{a}) // what nodes say is heard meanwhile; it ends with a
 	if spec.Stdin.Kind == step.StreamClient {
 		// Not waited for: it may be blocked in a read of the terminal when the
 		// step ends.

@@ -39,6 +39,7 @@ type runOptions struct {
 	place                 bindingOptions
 	resources             resourceOptions
 	programs              programOptions
+	bcast                 bcastOptions
 	dryRun, json          bool
 }
 
@@ -87,6 +88,7 @@ func (o *runOptions) bind(c *cobra.Command) {
 	f.Lookup("kill-on-bad-exit").NoOptDefVal = "1"
 	f.BoolVarP(&o.quitOnInterrupt, "quit-on-interrupt", "q", false, "one Ctrl-C ends the step")
 	o.programs.bindStep(f)
+	o.bcast.bind(f)
 	o.place.bindStep(c)
 	f.StringVar(&o.mpi, "mpi", "", "kind of MPI (default $SLURM_MPI_TYPE, then MpiDefault of slurm.conf); list shows them")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print what would be started, bound and limited, and start nothing")
@@ -154,6 +156,11 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	}
 	if err := o.programs.set(r); err != nil {
 		return nil, err
+	}
+	if kind == stepOfJob {
+		if err := o.bcast.set(r); err != nil {
+			return nil, err
+		}
 	}
 	if err := o.resources.set(kind, r); err != nil {
 		return nil, err

@@ -294,6 +294,7 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 	}
 	stop := l.catchSignals(conn)
 	defer stop()
+	go l.sendFiles(conn) // stepd's answers are heard meanwhile; it ends with conn
 	rec := l.hear(conn)
 	if l.screen != nil {
 		l.screen.end(drainLimit)

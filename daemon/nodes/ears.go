@@ -55,6 +55,8 @@ func (e *ears) Ordered(words []byte) {
 				return // its tasks here have ended: others may not have
 			}
 			err = e.st.Signal(m.Signal, m.Scope)
+		case stepapi.TypeFile:
+			err = e.st.File(m.File, m.Data)
 		case stepapi.TypeCancel:
 			if err = stepapi.CheckReason(m.Reason); err == nil {
 				err = e.st.Cancel(m.Reason)

@@ -279,7 +279,8 @@ func (f *fake) Attach(_ []stepapi.StreamFD, fds []int) error {
 }
 
 // AttachDone implements stepapi.Handler.
-func (f *fake) AttachDone() {}
+func (f *fake) AttachDone()            {}
+func (f *fake) File(int, []byte) error { return nil }
 
 // LauncherLost implements stepapi.Handler.
 func (f *fake) LauncherLost() {}
