@@ -21,14 +21,18 @@ const (
 // asked takes one request of stepd's for its tasks, and answers it when it is
 // done: a spawn must not keep the loop from hearing of the step.
 func (f *follower) asked(m *stepapi.Msg) {
-	// Who waits for spawned steps is bounded by SpawnStepsMax.
-	if f.asks.Add(1) > stepapi.AsksMax && (m.Ask == nil || m.Ask.Do != stepapi.AskEnd) {
+	// Who waits for spawned steps is bounded by SpawnStepsMax, and waits for long: other
+	// questions are answered meanwhile.
+	counts := m.Ask == nil || m.Ask.Do != stepapi.AskEnd
+	if counts && f.asks.Add(1) > stepapi.AsksMax {
 		f.asks.Add(-1)
 		f.send(&stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq, Error: fmt.Sprintf("step %s waits for %d answers of noded already, the limit", f.id, stepapi.AsksMax)})
 		return
 	}
 	f.n.work.Go(func() {
-		defer f.asks.Add(-1)
+		if counts {
+			defer f.asks.Add(-1)
+		}
 		reply := &stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq}
 		answer, err := f.n.answer(context.Background(), f, m.Ask)
 		if err != nil {

@@ -382,8 +382,11 @@ func (r *Relay) end(s *stream) {
 	if s.src < 0 {
 		return
 	}
-	unix.Close(s.src) // which takes it out of the epoll, too
-	unix.Close(s.dst)
+	// The launcher has dst's open file as well: closing ours does not take it out.
+	for _, fd := range []int{s.src, s.dst} {
+		_ = unix.EpollCtl(r.epoll, unix.EPOLL_CTL_DEL, fd, nil)
+		unix.Close(fd)
+	}
 	s.src, s.dst = -1, -1
 	r.hears(s, nil)
 	r.mu.Lock()
