@@ -169,19 +169,17 @@ func (r *Receiver) settle() error {
 
 // next begins the next file; after the last all is done.
 func (r *Receiver) next() error {
-	for {
-		if r.at == len(r.spec.Sent) {
-			r.finish(nil)
-			return nil
-		}
-		if err := r.begin(); err != nil {
-			return err
-		}
-		if r.left > 0 {
-			return nil
-		}
-		return r.settle() // an empty file
+	if r.at == len(r.spec.Sent) {
+		r.finish(nil)
+		return nil
 	}
+	if err := r.begin(); err != nil {
+		return err
+	}
+	if r.left > 0 {
+		return nil
+	}
+	return r.settle() // an empty file
 }
 
 // name is the file's, within its directory.
