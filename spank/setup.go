@@ -270,7 +270,7 @@ func (h *Host) Launch(l *step.Launch) error {
 	var fds []int
 	base := h.nfds
 	seen := make(map[int]uint32)
-	table := func(fd int) uint32 {
+	putTasks(w, l, func(fd int) uint32 {
 		if i, ok := seen[fd]; ok {
 			return i
 		}
@@ -278,7 +278,36 @@ func (h *Host) Launch(l *step.Launch) error {
 		seen[fd] = i
 		fds = append(fds, fd)
 		return i
+	})
+	for _, m := range l.MemPolicies {
+		w.tlv(tagMemPolicy, func(w *writer) { putMemPolicy(w, m) })
 	}
+	for _, e := range l.Env {
+		w.tlvStr(tagEnvSet, e)
+	}
+	for _, n := range l.Unset {
+		w.tlvStr(tagEnvUnset, n)
+	}
+	for _, e := range l.ExitEnv {
+		w.tlvStr(tagExitEnv, e)
+	}
+	if len(w.b) > configMax {
+		return fmt.Errorf("cannot describe %d tasks to spankhost: %d bytes, and %d is the limit", len(l.TaskEnv), len(w.b), configMax)
+	}
+	if err := h.sendFDs(fds); err != nil {
+		return err
+	}
+	blob, err := memfd("spank-step", w.b)
+	if err != nil {
+		return err
+	}
+	defer blob.Close()
+	return h.do(cmdStep, nil, []int{int(blob.Fd())}, nil)
+}
+
+// putTasks writes what each task has of its own. table is the host's number of a
+// descriptor.
+func putTasks(w *writer, l *step.Launch, table func(fd int) uint32) {
 	for _, s := range l.Streams {
 		w.tlv(tagStream, func(w *writer) { putStream(w, s, table) })
 	}
@@ -312,30 +341,6 @@ func (h *Host) Launch(l *step.Launch) error {
 		}
 		w.tlv(tagTaskScript, func(w *writer) { w.u32(kind); w.u32(uint32(s.TimeoutS)); w.str(s.Label); w.str(s.Path) })
 	}
-	for _, m := range l.MemPolicies {
-		w.tlv(tagMemPolicy, func(w *writer) { putMemPolicy(w, m) })
-	}
-	for _, e := range l.Env {
-		w.tlvStr(tagEnvSet, e)
-	}
-	for _, n := range l.Unset {
-		w.tlvStr(tagEnvUnset, n)
-	}
-	for _, e := range l.ExitEnv {
-		w.tlvStr(tagExitEnv, e)
-	}
-	if len(w.b) > configMax {
-		return fmt.Errorf("cannot describe %d tasks to spankhost: %d bytes, and %d is the limit", len(l.TaskEnv), len(w.b), configMax)
-	}
-	if err := h.sendFDs(fds); err != nil {
-		return err
-	}
-	blob, err := memfd("spank-step", w.b)
-	if err != nil {
-		return err
-	}
-	defer blob.Close()
-	return h.do(cmdStep, nil, []int{int(blob.Fd())}, nil)
 }
 
 func putStream(w *writer, s step.TaskStream, table func(int) uint32) {
