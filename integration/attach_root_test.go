@@ -85,6 +85,53 @@ echo end $SLURM_PROCID; exit $SLURM_PROCID`, 0o755)
 		must(t, syscall.Mkfifo(filepath.Join(n.wd, "f.1"), 0o666))
 		refused(t, "a FIFO in its place", n.ctl(t, "output", id), "no regular file")
 	})
+	t.Run("files that root reads", func(t *testing.T) {
+		file, secret := filepath.Join(n.wd, "g.%t"), filepath.Join(t.TempDir(), "secret")
+		must(t, os.WriteFile(secret, []byte("SECRET"), 0o600))
+		n.ctl(t, "run", "-n", "2", "-O", "-o", file, "sh", "-c", `umask 77; printf 'own %s\033[6n\n' $SLURM_PROCID`)
+		id := n.last(t).id()
+		if r := n.ctlRoot(t, "output", id); r.out != "own 0\x1b[6n\nown 1\x1b[6n\n" || r.code != 0 {
+			t.Errorf("output of files, by root: %v", r)
+		}
+		must(t, os.Remove(filepath.Join(n.wd, "g.1")))
+		for path, why := range map[string]string{secret: "permission denied", "/dev/ptmx": "no regular file"} {
+			must(t, os.Symlink(path, filepath.Join(n.wd, "g.1")))
+			r := n.ctlRoot(t, "output", id)
+			if r.code != 1 || strings.Contains(r.out, "SECRET") || !strings.Contains(r.out, "own 0") || !strings.Contains(r.err, why) {
+				t.Errorf("root's output with a link to %s: %v, want %q", path, r, why)
+			}
+			must(t, os.Remove(filepath.Join(n.wd, "g.1")))
+		}
+	})
+	t.Run("a terminal of another", func(t *testing.T) {
+		n.ctl(t, "run", "-l", "-n", "1", "printf", `asked \033[6n\302\2331m\n`)
+		id := n.last(t).id()
+		for _, c := range []struct {
+			root bool
+			args []string
+			want string
+		}{
+			{true, []string{"output", id}, "asked ^[[6n<U+009B>1m\r\n"},
+			{true, []string{"output", "--raw", id}, "asked \x1b[6n\u009b1m\r\n"},
+			{false, []string{"output", id}, "asked \x1b[6n\u009b1m\r\n"},
+		} {
+			s := openTerminal(t, 24, 80)
+			s.ctl(n, call{args: c.args, root: c.root})
+			s.sees(c.want)
+			s.ends(0)
+		}
+		s := openTerminal(t, 24, 80)
+		id = s.inTerminal(n, "sh", "-c", `stty -echo; printf 'ask\033[31med\n'; read x; read x`)
+		s.sees("ask\x1b[31med\r\n")
+		root := openTerminal(t, 24, 80)
+		root.ctl(n, call{args: []string{"attach", id}, root: true})
+		root.sees("another user's")
+		root.sees("ask^[[31med\r\n")
+		root.types("\n")
+		s.types("\n")
+		root.ends(0)
+		s.ends(0)
+	})
 	t.Run("what goes elsewhere", func(t *testing.T) {
 		run := n.start(t, call{args: []string{"run", "-o", filepath.Join(n.wd, "own"), talk, go2}})
 		id := n.running(t).id()

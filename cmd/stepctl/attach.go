@@ -22,9 +22,9 @@ import (
 
 // attachOptions are the options of attach.
 type attachOptions struct {
-	readOnly, label bool
-	replay          string
-	detachKeys      string
+	readOnly, label, raw bool
+	replay               string
+	detachKeys           string
 }
 
 func attachCommand(d *dialer) *cobra.Command {
@@ -37,7 +37,9 @@ one that does not keep up misses output and is told how much, and holds up nobod
 
 A terminal's keys are the step's, until the detach keys are typed, which leave it
 running. Otherwise attach ends with the step, by its exit code; it is 0 after the
-detach keys and 128+n after a signal. The owner of a step and root may attach.
+detach keys and 128+n after a signal. The owner of a step and root may attach. On the terminal of another
+than the owner control characters are shown as ^X, unless --raw is given; programs
+that use the whole screen need it.
 
 The output of a step whose tasks have the client's own files or pipes, or files of
 their own, does not come by here: attach says so.`,
@@ -57,6 +59,7 @@ their own, does not come by here: attach says so.`,
 	f.SortFlags = false
 	f.BoolVarP(&o.readOnly, "read-only", "r", false, "type nothing (where standard input is no terminal, it is so in any case)")
 	f.BoolVarP(&o.label, "label", "l", false, "put the rank before each line of output")
+	f.BoolVar(&o.raw, "raw", false, rawHelp)
 	f.StringVar(&o.replay, "replay", "all", "how much of what is kept comes first: all, none, or bytes such as 16K")
 	f.StringVar(&o.detachKeys, "detach-keys", defaultDetachKeys, "keys that leave a terminal; none for none")
 	return c
@@ -101,6 +104,7 @@ type attached struct {
 	screen *screen // of a terminal
 	// Of another step: what writes its lines, and the end of what comes.
 	lines *stepio.Remote
+	guard *guard
 	ended chan struct{}
 }
 
@@ -224,6 +228,10 @@ func closeFDs(fds []int) {
 // showTerminal shows the step's terminal in the client's.
 func (a *attached) showTerminal(conn *os.File, keys *detachKeys, readOnly bool) (int, error) {
 	a.screen = newScreen(os.Stdin, os.Stdout, keys, readOnly)
+	if newGuard(a.rec.UID, a.o.raw).on[1] {
+		a.screen.visible = &visible{}
+		say("step %s is another user's (%s): its control characters are shown as ^X, with --raw they control this terminal", a.rec.ID, a.rec.User)
+	}
 	if !readOnly && keys != nil {
 		say("attached to step %s: %s leaves it", a.rec.ID, keys.words())
 	}
@@ -267,6 +275,7 @@ func (a *attached) catch(leave func(syscall.Signal)) (stop func()) {
 func (a *attached) showLines(conn *os.File) (int, error) {
 	spec := &step.Spec{Request: step.Request{NTasks: a.rec.NTasks}}
 	a.lines = stepio.NewRemote(spec, stepio.Options{Stdout: os.Stdout, Stderr: os.Stderr, Label: a.o.label, Unbuffered: !a.o.label})
+	a.guard = newGuard(a.rec.UID, a.o.raw)
 	go func() { defer close(a.ended); defer conn.Close(); a.copyLines(conn) }()
 	rec := a.hear()
 	select {
@@ -278,6 +287,7 @@ func (a *attached) showLines(conn *os.File) (int, error) {
 }
 
 func (a *attached) copyLines(conn *os.File) {
+	defer a.guard.end(func(fd, rank int, b []byte) { a.lines.Output(fd, rank, b, false) })
 	buf := make([]byte, replay.FrameHead+replay.FrameMax)
 	for {
 		n, err := conn.Read(buf)
@@ -289,7 +299,7 @@ func (a *attached) copyLines(conn *os.File) {
 		case err != nil || f.Kind == replay.KindEnd:
 			return
 		case f.Kind == replay.KindOutput:
-			a.lines.Output(f.FD, f.Rank, f.Data, false)
+			a.lines.Output(f.FD, f.Rank, a.guard.pass(f.FD, f.Rank, f.Data), false)
 		case f.Kind == replay.KindGap:
 			say("%d bytes of output were skipped here", f.N)
 		}
@@ -307,7 +317,7 @@ func (a *attached) hear() *step.Record {
 		closeFDs(fds)
 		switch m.Type {
 		case stepapi.TypeMessage:
-			sayLine(m.Text)
+			sayLine(shown(m.Text))
 		case stepapi.TypeResult:
 			return m.Record
 		}

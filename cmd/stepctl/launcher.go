@@ -104,7 +104,7 @@ func (t *nodeLaunch) Record(node int, words []byte) {
 	name := t.spec.Layout.Nodes[node].Name
 	switch m.Type {
 	case stepapi.TypeMessage:
-		fmt.Fprintln(os.Stderr, m.Text)
+		fmt.Fprintln(os.Stderr, shown(m.Text))
 	case stepapi.TypeTaskExit:
 		if m.Status != nil {
 			t.l.taskExit(name, m.Ranks, *m.Status)

@@ -10,27 +10,46 @@ import (
 
 // lookup asks the name service for a user's or a group's number.
 func lookup(kind, name string) (uint64, error) {
-	prog, err := beside("spankhost")
-	if err != nil {
-		return 0, err
-	}
 	if strings.ContainsAny(name, "\n\x00") {
 		return 0, fmt.Errorf("no %s of this name", kind)
 	}
-	cmd := exec.Command(prog, "--lookup")
-	cmd.Stdin = strings.NewReader(kind + " " + name + "\n")
-	out, err := cmd.Output()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == 2 {
+	answer, err := askNames(kind + " " + name)
+	if errors.Is(err, errNoName) {
 		return 0, fmt.Errorf("no %s of this name", kind)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("cannot ask the name service: %w", err)
+		return 0, err
 	}
-	key := map[string]string{"user": "uid=", "group": "gid="}[kind]
-	for _, l := range strings.Split(string(out), "\n") {
-		if v, ok := strings.CutPrefix(l, key); ok {
-			return strconv.ParseUint(v, 10, 32)
+	v, ok := answer[map[string]string{"user": "uid", "group": "gid"}[kind]]
+	if !ok {
+		return 0, fmt.Errorf("the name service gave no number for %s %q", kind, name)
+	}
+	return strconv.ParseUint(v, 10, 32)
+}
+
+// errNoName says that the name service knows no such user or group.
+var errNoName = errors.New("the name service does not know it")
+
+// askNames asks one question of spankhost --lookup, and returns the fields of its answer.
+func askNames(question string) (map[string]string, error) {
+	prog, err := beside("spankhost")
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(prog, "--lookup")
+	cmd.Stdin = strings.NewReader(question + "\n")
+	out, err := cmd.Output()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == 2 {
+		return nil, errNoName
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot ask the name service: %w", err)
+	}
+	answer := make(map[string]string)
+	for line := range strings.Lines(string(out)) {
+		if key, value, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "="); ok {
+			answer[key] = value
 		}
 	}
-	return 0, fmt.Errorf("the name service gave no number for %s %q", kind, name)
+	return answer, nil
 }

@@ -21,6 +21,10 @@ type exitError int
 func (e exitError) Error() string { return fmt.Sprintf("exit %d", int(e)) }
 
 func main() {
+	if len(os.Args) == 1 && os.Args[0] == readerName {
+		serveReader(os.Stdin, os.Stdout)
+		return
+	}
 	err := execute(os.Args[1:])
 	var code exitError
 	switch {

@@ -25,7 +25,7 @@ func themes() []manual.Theme {
 			"ntasks-per-core", "ntasks-per-socket",
 		}},
 		{Title: "Streams and terminal", Options: []string{
-			"input", "output", "error", "open-mode", "label", "unbuffered", "pty", "detach-keys", "escape", "read-only", "no-replay", "replay",
+			"input", "output", "error", "open-mode", "label", "unbuffered", "pty", "detach-keys", "escape", "read-only", "no-replay", "replay", "raw",
 			"input-filter", "output-filter", "error-filter",
 		}},
 		{Title: "Program and environment", Options: []string{

@@ -9,7 +9,6 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -21,55 +20,66 @@ import (
 )
 
 func outputCommand(d *dialer) *cobra.Command {
-	var label bool
+	var o outputOptions
 	c := &cobra.Command{
 		Use: "output [-l] JOB.STEP", Short: "print what is kept of a step's output", Args: cobra.ExactArgs(1),
 		Long: `Print the output of a step, running or ended, as far as it can still be had: the files
-that its tasks have written, opened as the caller, and what stepd and noded have kept
+that its tasks have written, opened as the step's user, and what stepd and noded have kept
 of the rest. They keep the last 64 KiB of every terminal, and of all other output as
 much as ReplayBytes in stepd.conf says, which is nothing by default. Where the output
-has gone elsewhere, it is told where. The owner of a step and root may ask.`,
+has gone elsewhere, it is told where. The owner of a step and root may ask. On
+the terminal of another than the owner control characters are shown as ^X, unless
+--raw is given.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			id, err := step.ParseID(args[0])
 			if err != nil {
 				return err
 			}
-			return d.output(id, label)
+			return d.output(id, o)
 		},
 	}
-	c.Flags().BoolVarP(&label, "label", "l", false, "put the rank before each line of output")
+	c.Flags().BoolVarP(&o.label, "label", "l", false, "put the rank before each line of output")
+	c.Flags().BoolVar(&o.raw, "raw", false, rawHelp)
 	return c
 }
+
+// rawHelp tells what --raw does.
+const rawHelp = "let another user's output control the terminal"
+
+// outputOptions are the options of output.
+type outputOptions struct{ label, raw bool }
 
 // printer writes pieces of output to standard output and error.
 type printer struct {
 	lines *stepio.Remote
+	guard *guard
 	// Of a terminal: what it was made to be, and what not to ask of ours.
 	terminal bool
 	modes    replay.Modes
 	quiet    replay.Quiet
 }
 
-func newPrinter(rec *step.Record, label, terminal bool) *printer {
+func newPrinter(rec *step.Record, o outputOptions, terminal bool) *printer {
 	spec := &step.Spec{Request: step.Request{NTasks: rec.NTasks}}
-	return &printer{terminal: terminal, lines: stepio.NewRemote(spec, stepio.Options{
-		Stdout: os.Stdout, Stderr: os.Stderr, Label: label, Unbuffered: !label,
+	return &printer{terminal: terminal, guard: newGuard(rec.UID, o.raw), lines: stepio.NewRemote(spec, stepio.Options{
+		Stdout: os.Stdout, Stderr: os.Stderr, Label: o.label, Unbuffered: !o.label,
 	})}
 }
 
 func (p *printer) piece(piece replay.Piece) error {
-	if p.terminal && isTerminal(os.Stdout) {
+	if p.terminal && !p.guard.on[1] && isTerminal(os.Stdout) {
 		out := p.quiet.Append(nil, piece.Data)
 		p.modes.Feed(out)
 		_, err := os.Stdout.Write(out)
 		return err
 	}
-	p.lines.Output(piece.FD, piece.Rank, piece.Data, false)
+	p.lines.Output(piece.FD, piece.Rank, p.guard.pass(piece.FD, piece.Rank, piece.Data), false)
 	return nil
 }
 
 // end leaves the terminal as it was found.
 func (p *printer) end() {
+	p.guard.end(func(fd, rank int, b []byte) { p.lines.Output(fd, rank, b, false) })
 	p.lines.End()
 	if undo := p.modes.Undo(); undo != "" {
 		os.Stdout.WriteString(undo)
@@ -77,21 +87,21 @@ func (p *printer) end() {
 }
 
 // output prints what can be had of a step's output.
-func (d *dialer) output(id step.ID, label bool) error {
+func (d *dialer) output(id step.ID, o outputOptions) error {
 	rec, err := d.record(id)
 	if err != nil {
 		return err
 	}
-	if err := printFiles(rec, label); !errors.Is(err, errNoFiles) {
+	if err := printFiles(rec, o); !errors.Is(err, errNoFiles) {
 		return err
 	}
 	ended := rec.State.Final()
 	if !ended {
-		err = d.printLive(rec, label)
+		err = d.printLive(rec, o)
 		ended = errors.Is(err, step.ErrEnded) && d.awaitEnd(rec) == nil // noded is about to hear of it
 	}
 	if ended {
-		err = d.printKept(rec, label)
+		err = d.printKept(rec, o)
 	}
 	if err != nil {
 		return fmt.Errorf("%w%s%s", err, wentTo("stdout", rec.Stdout), wentTo("stderr", rec.Stderr))
@@ -139,7 +149,7 @@ func wentTo(name string, p *step.OutputPlace) string {
 }
 
 // printKept prints what stepd has left of an ended step.
-func (d *dialer) printKept(rec *step.Record, label bool) error {
+func (d *dialer) printKept(rec *step.Record, o outputOptions) error {
 	client, err := d.client()
 	if err != nil {
 		return err
@@ -152,7 +162,7 @@ func (d *dialer) printKept(rec *step.Record, label bool) error {
 	pieces := &pieces{stream: stream}
 	head, err := replay.ReadKept(pieces, func(piece replay.Piece) error {
 		if p == nil {
-			p = newPrinter(rec, label, rec.Stdout != nil && rec.Stdout.Kind == step.StreamTerminal)
+			p = newPrinter(rec, o, rec.Stdout != nil && rec.Stdout.Kind == step.StreamTerminal)
 		}
 		return p.piece(piece)
 	})
@@ -195,7 +205,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 }
 
 // printLive prints what stepd keeps of a running step.
-func (d *dialer) printLive(rec *step.Record, label bool) error {
+func (d *dialer) printLive(rec *step.Record, o outputOptions) error {
 	conn, err := d.dialStep(rec.ID)
 	if err != nil {
 		return err
@@ -207,7 +217,7 @@ func (d *dialer) printLive(rec *step.Record, label bool) error {
 		return err
 	}
 	defer out.Close()
-	p := newPrinter(rec, label, watched.Terminal)
+	p := newPrinter(rec, o, watched.Terminal)
 	defer p.end()
 	buf := make([]byte, replay.FrameHead+replay.FrameMax)
 	for {
@@ -237,13 +247,18 @@ const filesMax = 4096
 
 // printFiles prints the files that the tasks have written to, those of standard output
 // first.
-func printFiles(rec *step.Record, label bool) error {
+func printFiles(rec *step.Record, o outputOptions) error {
 	isFile := func(p *step.OutputPlace) bool { return p != nil && p.Kind == step.StreamFile }
 	if !isFile(rec.Stdout) && !isFile(rec.Stderr) {
 		return errNoFiles
 	}
-	p := newPrinter(rec, label, false)
+	p := newPrinter(rec, o, false)
 	defer p.end()
+	reader, err := newFileReader(rec.UID)
+	if err != nil {
+		return err
+	}
+	defer reader.close()
 	for _, s := range []struct {
 		fd    int
 		place *step.OutputPlace
@@ -251,7 +266,7 @@ func printFiles(rec *step.Record, label bool) error {
 		if !isFile(s.place) {
 			continue
 		}
-		if err := p.files(rec, s.fd, s.place); err != nil {
+		if err := p.files(reader, rec, s.fd, s.place); err != nil {
 			return err
 		}
 	}
@@ -259,7 +274,7 @@ func printFiles(rec *step.Record, label bool) error {
 }
 
 // files prints those of one stream, in the order of their ranks.
-func (p *printer) files(rec *step.Record, fd int, place *step.OutputPlace) error {
+func (p *printer) files(reader fileReader, rec *step.Record, fd int, place *step.OutputPlace) error {
 	spec := &step.Spec{ID: rec.ID, Request: step.Request{Name: rec.Name, NTasks: rec.NTasks}, User: step.User{Name: rec.User, UID: rec.UID}, NodeName: rec.Node}
 	first, last := 0, 0
 	switch {
@@ -273,35 +288,15 @@ func (p *printer) files(rec *step.Record, fd int, place *step.OutputPlace) error
 		if err != nil {
 			return err
 		}
-		if err := p.file(path, fd, rank); err != nil {
-			return err
+		err = reader.read(path, func(b []byte) { p.lines.Output(fd, rank, p.guard.pass(fd, rank, b), false) })
+		if err != nil {
+			return fmt.Errorf("cannot read the output: %w", err)
 		}
+		p.guard.endOf(fd, rank, func(b []byte) { p.lines.Output(fd, rank, b, false) })
+		p.lines.Output(fd, rank, nil, true)
 	}
 	if last+1 == filesMax && rec.NTasks > filesMax {
 		say("the files of tasks from %d on are not shown: %q", filesMax, place.Pattern)
 	}
 	return nil
-}
-
-func (p *printer) file(path string, fd, rank int) error {
-	// A FIFO would be waited for.
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
-	if err != nil {
-		return fmt.Errorf("cannot read the output: %w", err)
-	}
-	defer f.Close()
-	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
-		return fmt.Errorf("cannot read the output: %q is no regular file", path)
-	}
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := f.Read(buf)
-		p.lines.Output(fd, rank, buf[:n], errors.Is(err, io.EOF))
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("cannot read the output: %w", err)
-		}
-	}
 }

@@ -350,7 +350,7 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 		}
 		switch m.Type {
 		case stepapi.TypeMessage:
-			sayLine(m.Text)
+			sayLine(shown(m.Text))
 		case stepapi.TypeTaskExit:
 			if m.Status != nil && l.screen == nil { // else in the middle of what the terminal shows
 				l.taskExit(l.node, m.Ranks, *m.Status)

@@ -23,6 +23,8 @@ type screen struct {
 	conn    *os.File // frames from and to stepd
 	// readOnly shows and types nothing.
 	readOnly bool
+	// visible shows what would control the terminal; nil lets it.
+	visible *visible
 
 	mu    sync.Mutex
 	saved *unix.Termios // guarded by mu: nil while the terminal is as it was
@@ -267,6 +269,9 @@ func (s *screen) show() {
 }
 
 func (s *screen) write(b []byte) bool {
+	if s.visible != nil {
+		b = s.visible.append(nil, b)
+	}
 	s.mu.Lock()
 	s.modes.Feed(b)
 	s.mu.Unlock()
