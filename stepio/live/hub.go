@@ -27,7 +27,8 @@ type Hub struct {
 	modes      *replay.Modes         // guarded by mu: of a terminal, where the ring begins; nil: none
 	watchers   map[*watcher]struct{} // guarded by mu
 	over       bool                  // guarded by mu: nothing more is written
-	act        func(f *replay.Frame) // takes what a watcher sends; nil: nothing is taken
+	act        func(f *replay.Frame) // guarded by mu: takes what a watcher sends; nil: not yet
+	early      early                 // guarded by mu: what came before act
 	// empty is called when the last watcher has gone; nil is nobody.
 	empty func()
 	wg    sync.WaitGroup // the watchers' goroutines
@@ -61,7 +62,7 @@ func (h *Hub) Write(fd, rank int, data []byte) {
 // heldBack tells whether n bytes more would push out some that a launcher has not read.
 func (h *Hub) heldBack(n int) bool {
 	for w := range h.watchers {
-		if w.launcher && !w.gone && h.ring.End()+int64(n)-w.pos > int64(h.ring.Limit()) {
+		if w.launcher && !w.released && !w.gone && h.ring.End()+int64(n)-w.pos > int64(h.ring.Limit()) {
 			return true
 		}
 	}
@@ -72,13 +73,15 @@ func (h *Hub) heldBack(n int) bool {
 type watcher struct {
 	conn               *os.File // our end of a SOCK_SEQPACKET pair
 	launcher, readOnly bool
-	once               bool  // it wants what is there and no more
-	until              int64 // guarded by Hub.mu: where that ends
-	pos                int64 // guarded by Hub.mu
-	gone               bool  // guarded by Hub.mu
-	prefix             string
-	quiet              replay.Quiet  // of a terminal, for what was there when it came
-	sent               chan struct{} // closed when it has got all, or is gone
+	// released: a launcher that nobody waits for any more. Guarded by Hub.mu.
+	released bool
+	once     bool  // it wants what is there and no more
+	until    int64 // guarded by Hub.mu: where that ends
+	pos      int64 // guarded by Hub.mu
+	gone     bool  // guarded by Hub.mu
+	prefix   string
+	quiet    replay.Quiet  // of a terminal, for what was there when it came
+	sent     chan struct{} // closed when it has got all, or is gone
 }
 
 // Watching is how one wants to see the output.
@@ -258,10 +261,58 @@ func (h *Hub) receive(w *watcher) {
 		if err != nil {
 			return // it is no client of ours
 		}
-		if !w.readOnly && h.act != nil {
-			h.act(&f)
+		if act := h.taker(w, &f); act != nil {
+			act(&f)
 		}
 	}
+}
+
+// early is what a client has sent before there was a terminal to take it: it types
+// ahead, and its window has changed.
+type early struct {
+	input []byte
+	size  *replay.Frame
+}
+
+// earlyMax bounds what is typed ahead, in bytes; who sends more waits.
+const earlyMax = 64 << 10
+
+// taker returns what is to take a frame of a client, or nil where it was kept for later
+// or is nobody's.
+func (h *Hub) taker(w *watcher, f *replay.Frame) func(*replay.Frame) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if w.readOnly || h.modes == nil {
+		return nil // without a terminal there is nothing to type into
+	}
+	for h.act == nil && !h.over && !w.gone && f.Kind == replay.KindInput && len(h.early.input)+len(f.Data) > earlyMax {
+		h.more.Wait()
+	}
+	switch {
+	case h.act != nil:
+		return h.act
+	case h.over || w.gone:
+	case f.Kind == replay.KindInput:
+		h.early.input = append(h.early.input, f.Data...)
+	case f.Kind == replay.KindSize:
+		h.early.size = &replay.Frame{Kind: f.Kind, Rows: f.Rows, Cols: f.Cols} // nothing is there to be drawn anew
+	}
+	return nil
+}
+
+// takeBy gives act what clients have sent and send from now on. It does not wait for
+// the first two frames.
+func (h *Hub) takeBy(act func(f *replay.Frame)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.early.size != nil {
+		act(h.early.size)
+	}
+	if len(h.early.input) > 0 {
+		act(&replay.Frame{Kind: replay.KindInput, Piece: replay.Piece{Data: h.early.input}})
+	}
+	h.act, h.early = act, early{}
+	h.more.Broadcast()
 }
 
 // leave forgets a watcher; its connection ends.
@@ -298,9 +349,11 @@ func (h *Hub) close(patience time.Duration) (lost int64) {
 	h.mu.Lock()
 	h.over = true
 	h.more.Broadcast()
-	var launchers, others []*watcher
+	var launchers, released, others []*watcher
 	for w := range h.watchers {
-		if w.launcher {
+		if w.released {
+			released = append(released, w)
+		} else if w.launcher {
 			launchers = append(launchers, w)
 		} else {
 			others = append(others, w)
@@ -310,7 +363,7 @@ func (h *Hub) close(patience time.Duration) (lost int64) {
 	for _, class := range []struct {
 		watchers []*watcher
 		patience time.Duration
-	}{{launchers, patience}, {others, othersPatience}} {
+	}{{launchers, patience}, {released, 0}, {others, othersPatience}} {
 		limit := time.NewTimer(class.patience)
 		for _, w := range class.watchers {
 			select {
@@ -318,7 +371,7 @@ func (h *Hub) close(patience time.Duration) (lost int64) {
 			case <-limit.C:
 				limit.Reset(0)
 				h.mu.Lock()
-				if w.launcher && !w.gone {
+				if w.launcher && !w.gone { // released or not
 					lost = max(lost, h.ring.End()-w.pos)
 				}
 				h.mu.Unlock()
@@ -336,7 +389,7 @@ func (h *Hub) release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
-		w.launcher = false
+		w.released = true
 	}
 	h.room.Broadcast()
 }

@@ -52,9 +52,9 @@ func openTerminal(hub *Hub, namespace *os.File, user *step.User, like *step.Term
 		slave.Close()
 		return nil, fmt.Errorf("cannot prepare the step's terminal: %w", err)
 	}
-	hub.act = t.take
 	go t.pump()
 	go t.feed()
+	hub.takeBy(t.take)
 	return t, nil
 }
 
@@ -169,14 +169,19 @@ func (t *terminal) pump() {
 	}
 }
 
-// drain reads what is left. No process writes any more, and the kernel's read brings
-// forward what is on its way: EAGAIN is the end.
+// ttyHolds is more than the kernel holds of what was written to a terminal (its
+// buffers' limit is 64 KiB).
+const ttyHolds = 128 << 10
+
+// drain reads what is left. No process of the step writes any more, and the kernel's
+// read brings forward what is on its way: EAGAIN is the end. A process outside of the
+// step may write on for ever: of more than there can have been nothing is the step's.
 func (t *terminal) drain(buf []byte) {
 	raw, err := t.master.SyscallConn()
 	if err != nil {
 		return
 	}
-	for {
+	for total := 0; total < ttyHolds; {
 		var n int
 		var rerr error
 		err := raw.Control(func(fd uintptr) { n, rerr = unix.Read(int(fd), buf) })
@@ -187,6 +192,7 @@ func (t *terminal) drain(buf []byte) {
 			return
 		}
 		t.hub.Write(1, 0, buf[:n])
+		total += n
 	}
 }
 

@@ -1,6 +1,7 @@
 package live
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"os"
@@ -146,5 +147,61 @@ func TestRootTerminalWithoutClients(t *testing.T) {
 	l.Drain()
 	if took := time.Since(begin); took > patience/2 {
 		t.Errorf("the end took %v", took)
+	}
+}
+
+// What is typed before the terminal is there reaches it, and so does the last size.
+func TestRootTerminalEarly(t *testing.T) {
+	testkit.RequireRoot(t)
+	l := New(&step.Spec{Request: step.Request{Terminal: &step.Terminal{Rows: 3, Cols: 10}}, User: step.User{UID: terminalUID, GID: terminalUID}},
+		Config{Log: func(text string) { t.Log(text) }})
+	c := watch(t, l.hub, Watching{Launcher: true, Replay: -1})
+	c.resize(40, 90, false)
+	c.resize(50, 100, true)
+	c.types("typed ")
+	c.types("ahead\r")
+	// One byte more than is kept waits, and is not lost.
+	for range earlyMax/1024 + 1 {
+		c.types(strings.Repeat("x", 1023) + "\r")
+	}
+	kept := func() bool { l.hub.mu.Lock(); defer l.hub.mu.Unlock(); return len(l.hub.early.input) > earlyMax-1024 }
+	for begin := time.Now(); !kept(); time.Sleep(time.Millisecond) {
+		if time.Since(begin) > patient {
+			t.Fatal("what is typed is not kept")
+		}
+	}
+	fd, err := l.OpenTerminal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
+	if err != nil || w.Row != 50 || w.Col != 100 {
+		t.Errorf("the window is %+v, %v", w, err)
+	}
+	tty := bufio.NewReader(l.term.slave)
+	if line, err := tty.ReadString('\n'); line != "typed ahead\n" {
+		t.Errorf("read %q, %v", line, err)
+	}
+	for i := range earlyMax/1024 + 1 {
+		if line, err := tty.ReadString('\n'); len(line) != 1024 {
+			t.Fatalf("line %d: read %.20q of %d bytes, %v", i, line, len(line), err)
+		}
+	}
+	c.conn.Close()
+	l.Drain()
+}
+
+// What a launcher did not take is told; a process outside of the step that writes to
+// the terminal for ever does not keep the step from ending.
+func TestRootTerminalLost(t *testing.T) {
+	l, _, cmd := startShell(t, `exec head -c 2000000 /dev/zero`)
+	var told []string
+	l.cfg.Log = func(text string) { told = append(told, text) }
+	limit := time.AfterFunc(100*time.Millisecond, l.hub.release) // Drain does so after patience
+	defer limit.Stop()
+	cmd.Wait() // it has written all when it is released
+	l.Drain()
+	if len(told) != 1 || !strings.Contains(told[0], "bytes of output were not taken by the client") {
+		t.Errorf("told is %q", told)
 	}
 }
