@@ -170,11 +170,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	deps.Namespace = namespace
 	if len(spec.Sent) > 0 {
 		files := bcast.New(spec, namespace)
-		defer func() {
-			if err := files.Close(); err != nil {
-				aud.Log(step.LogError, err.Error())
-			}
-		}()
+		defer aud.closeFiles(files)
 		deps.Files = files
 	}
 	output := live.New(spec, live.Config{
@@ -200,7 +196,18 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	aud.server = server
 	server.Add(control, stepapi.RoleNoded, true)
 	server.Serve(listener)
+	return lead(spec, st, aud, server, over, listener)
+}
 
+// closeFiles takes away what was sent for the step.
+func (a *audience) closeFiles(files *bcast.Receiver) {
+	if err := files.Close(); err != nil {
+		a.Log(step.LogError, err.Error())
+	}
+}
+
+// lead runs the step, and tells noded what became of it.
+func lead(spec *step.Spec, st *task.Step, aud *audience, server *stepapi.Server, over *overdue, listener *net.UnixListener) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	rec, err := runOnAll(ctx, st, aud, over)
