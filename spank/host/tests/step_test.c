@@ -248,15 +248,17 @@ static void write_file(const char *path, const char *text, mode_t mode)
 	close(fd);
 }
 
-static void check_exec(const char *command, int error, const char *path)
+/* why is in the explanation behind it. */
+static void check_exec(const char *command, int error, const char *path, const char *why)
 {
 	struct scene s = {.ntasks = 1, .argv = {command}, .env = {PATH_ENV}};
 	char *log, want[256];
 	int status;
 
 	free(run(&s, &log, &status));
-	snprintf(want, sizeof(want), "fail rank=0 stage=%d errno=%d %s\n", STAGE_EXEC, error, path);
+	snprintf(want, sizeof(want), "fail rank=0 stage=%d errno=%d %s (", STAGE_EXEC, error, path);
 	has(log, want);
+	has(log, why);
 	CHECK_INT(status, error << 8);
 	free(log);
 }
@@ -266,16 +268,17 @@ static void test_exec_failures(void)
 	char dir[] = "/tmp/stepXXXXXX", path[64];
 
 	CHECK(mkdtemp(dir) != NULL && chmod(dir, 0755) == 0);
-	check_exec("no-such-command", 2, "no-such-command");
-	check_exec("/no/such/file", 2, "/no/such/file");
-	check_exec(dir, 13, dir);
+	check_exec("no-such-command", 2, "no-such-command",
+		   "no directory of PATH has it: /usr/bin:/bin)");
+	check_exec("/no/such/file", 2, "/no/such/file", "the directory \"/no\" does not exist)");
+	check_exec(dir, 13, dir, "is a directory)");
 	snprintf(path, sizeof(path), "%s/f", dir);
 	write_file(path, "x", 0644);
-	check_exec(path, 13, path);
+	check_exec(path, 13, path, "has mode 0644: nobody may execute it)");
 	write_file(path, "neither a script nor a binary", 0755);
-	check_exec(path, 8, path);
+	check_exec(path, 8, path, "its first line does not begin with #!)");
 	write_file(path, "#! /no/such/interp -x\n", 0755);
-	check_exec(path, 2, "bad interpreter(/no/such/interp)");
+	check_exec(path, 2, "bad interpreter(/no/such/interp)", "the interpreter (#!) of ");
 	unlink(path);
 	rmdir(dir);
 }
@@ -511,7 +514,7 @@ static void check_stream_error(const char *path, uint32_t flags, int error)
 	drv_run(&d);
 	CHECK_INT(d.status[0], 1 << 8);
 	char *log = drv_log(&d);
-	snprintf(want, sizeof(want), "fail rank=0 stage=%d errno=%d %s\n", STAGE_STDIO, error,
+	snprintf(want, sizeof(want), "fail rank=0 stage=%d errno=%d %s (", STAGE_STDIO, error,
 		 path);
 	has(log, want);
 	free(log);
