@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -72,6 +73,44 @@ echo end $SLURM_PROCID; exit $SLURM_PROCID`, 0o755)
 		if r.code != 0 || !strings.HasSuffix(kept.out, "\n99999\n100000\n") || len(kept.out) > 65536 || !strings.Contains(kept.err, "bytes are not kept") {
 			t.Errorf("%d bytes, %q, code %d", len(kept.out), kept.err, kept.code)
 		}
+	})
+	t.Run("a reader that leaves", func(t *testing.T) {
+		run := n.start(t, call{args: []string{"run", "-l", "-n", "1", "sh", "-c", "while [ ! -e go ]; do echo more || exit; sleep 0.02; done"}})
+		id := n.running(t).id()
+		r := n.do(t, call{program: "/bin/bash", args: []string{"-c", n.bin + " attach " + id + " | head -1; exit ${PIPESTATUS[0]}"}, limit: 10 * time.Second})
+		if r.out != "more\n" || r.code != 141 || r.err != "" {
+			t.Errorf("attach | head -1: %v", r)
+		}
+		must(t, os.WriteFile(go2, nil, 0o644))
+		if r := run.wait(t); r.code != 0 {
+			t.Errorf("run: %v", r)
+		}
+		must(t, os.Remove(go2))
+	})
+	t.Run("a reader that is slow", func(t *testing.T) {
+		never, hold, err := os.Pipe()
+		must(t, err)
+		defer never.Close()
+		said, err := os.CreateTemp(t.TempDir(), "said")
+		must(t, err)
+		defer said.Close()
+		run := n.start(t, call{args: []string{"run", "-l", "-n", "1", "sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; seq 200000"}})
+		id := n.running(t).id()
+		watch := n.start(t, call{args: []string{"attach", id}, files: []*os.File{said, hold, said}})
+		hold.Close()
+		connected(t, watch)
+		must(t, os.WriteFile(go2, nil, 0o644))
+		run.wait(t)
+		b, err := io.ReadAll(never)
+		must(t, err)
+		watch.wait(t)
+		words, err := os.ReadFile(said.Name())
+		must(t, err)
+		// Gaps in the middle may be there as well, in few lines.
+		if strings.HasSuffix(string(b), "200000\n") || !strings.Contains(string(words), "the rest of the output is missing") || strings.Count(string(words), "\n") > 8 {
+			t.Errorf("%d bytes came, up to %q, and it says %q", len(b), tail(string(b), 1), words)
+		}
+		must(t, os.Remove(go2))
 	})
 	t.Run("files", func(t *testing.T) {
 		file := filepath.Join(n.wd, "f.%t")

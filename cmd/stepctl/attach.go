@@ -37,7 +37,7 @@ one that does not keep up misses output and is told how much, and holds up nobod
 
 A terminal's keys are the step's, until the detach keys are typed, which leave it
 running. Otherwise attach ends with the step, by its exit code; it is 0 after the
-detach keys and 128+n after a signal. The owner of a step and root may attach. On the terminal of another
+detach keys, 128+n after a signal, and 141 where nobody reads its output any more. The owner of a step and root may attach. On the terminal of another
 than the owner control characters are shown as ^X, unless --raw is given; programs
 that use the whole screen need it.
 
@@ -106,6 +106,11 @@ type attached struct {
 	lines *stepio.Remote
 	guard *guard
 	ended chan struct{}
+	cut   bool // of lines: stepd has not sent all; to be read when ended is closed
+	// A client whose own output takes no more leaves with a code.
+	once   sync.Once
+	gone   chan struct{} // closed then
+	goneBy int           // of gone
 }
 
 // attach shows the step until its end, or until the client leaves it.
@@ -122,7 +127,7 @@ func (d *dialer) attach(id step.ID, o *attachOptions) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	a := &attached{o: o, rec: rec, ended: make(chan struct{})}
+	a := &attached{o: o, rec: rec, ended: make(chan struct{}), gone: make(chan struct{})}
 	if a.conn, err = d.dialStep(id); err != nil {
 		return 0, err
 	}
@@ -253,6 +258,9 @@ func (a *attached) showTerminal(conn *os.File, keys *detachKeys, readOnly bool) 
 		}
 		return why.code, nil
 	}
+	if rec != nil && a.screen.cut() {
+		sayCut()
+	}
 	return a.conclude(rec)
 }
 
@@ -274,24 +282,55 @@ func (a *attached) catch(leave func(syscall.Signal)) (stop func()) {
 // showLines writes what the tasks write to standard output and error.
 func (a *attached) showLines(conn *os.File) (int, error) {
 	spec := &step.Spec{Request: step.Request{NTasks: a.rec.NTasks}}
-	a.lines = stepio.NewRemote(spec, stepio.Options{Stdout: os.Stdout, Stderr: os.Stderr, Label: a.o.label, Unbuffered: !a.o.label})
+	a.lines = stepio.NewRemote(spec, stepio.Options{Stdout: os.Stdout, Stderr: os.Stderr, Label: a.o.label, Unbuffered: !a.o.label, Failed: a.leave})
 	a.guard = newGuard(a.rec.UID, a.o.raw)
 	go func() { defer close(a.ended); defer conn.Close(); a.copyLines(conn) }()
 	rec := a.hear()
+	ended := false
 	select {
 	case <-a.ended:
+		ended = true
+	case <-a.gone:
+		return a.goneBy, nil
 	case <-time.After(drainLimit):
 	}
 	a.lines.End()
+	if rec != nil && (!ended || a.cut) {
+		sayCut()
+	}
 	return a.conclude(rec)
 }
 
+// leave ends the client's part where its own output takes no more: by the code of who
+// dies of SIGPIPE where nobody reads it, which is no news.
+func (a *attached) leave(err error) {
+	a.once.Do(func() {
+		if a.goneBy = brokenPipe; !errors.Is(err, unix.EPIPE) {
+			say("error: %s", err)
+			a.goneBy = 1
+		}
+		close(a.gone)
+		a.conn.Close()
+	})
+}
+
+// brokenPipe is the exit code of who has died of SIGPIPE.
+const brokenPipe = 128 + int(syscall.SIGPIPE)
+
 func (a *attached) copyLines(conn *os.File) {
 	defer a.guard.end(func(fd, rank int, b []byte) { a.lines.Output(fd, rank, b, false) })
+	var skipped gaps
+	defer skipped.end()
 	buf := make([]byte, replay.FrameHead+replay.FrameMax)
 	for {
+		select {
+		case <-a.gone:
+			return
+		default:
+		}
 		n, err := conn.Read(buf)
 		if err != nil || n == 0 {
+			a.cut = true // else stepd says that it is the end
 			return
 		}
 		f, err := replay.Parse(buf[:n])
@@ -301,7 +340,7 @@ func (a *attached) copyLines(conn *os.File) {
 		case f.Kind == replay.KindOutput:
 			a.lines.Output(f.FD, f.Rank, a.guard.pass(f.FD, f.Rank, f.Data), false)
 		case f.Kind == replay.KindGap:
-			say("%d bytes of output were skipped here", f.N)
+			skipped.add(f.N)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -63,6 +64,14 @@ func newPrinter(rec *step.Record, o outputOptions, terminal bool) *printer {
 	spec := &step.Spec{Request: step.Request{NTasks: rec.NTasks}}
 	return &printer{terminal: terminal, guard: newGuard(rec.UID, o.raw), lines: stepio.NewRemote(spec, stepio.Options{
 		Stdout: os.Stdout, Stderr: os.Stderr, Label: o.label, Unbuffered: !o.label,
+		Failed: func(err error) {
+			// There is nothing to leave behind: it is no terminal.
+			if !errors.Is(err, unix.EPIPE) {
+				say("error: %s", err)
+				os.Exit(1)
+			}
+			os.Exit(brokenPipe)
+		},
 	})}
 }
 
@@ -219,18 +228,20 @@ func (d *dialer) printLive(rec *step.Record, o outputOptions) error {
 	defer out.Close()
 	p := newPrinter(rec, o, watched.Terminal)
 	defer p.end()
+	var skipped gaps
+	defer skipped.end()
 	buf := make([]byte, replay.FrameHead+replay.FrameMax)
 	for {
 		n, err := out.Read(buf)
 		if err != nil || n == 0 {
-			return nil
+			return errors.New("the rest of the output is missing: the step has ended meanwhile")
 		}
 		f, err := replay.Parse(buf[:n])
 		switch {
 		case err != nil || f.Kind == replay.KindEnd:
 			return err
 		case f.Kind == replay.KindGap:
-			say("%d bytes of output were skipped here", f.N)
+			skipped.add(f.N)
 		case f.Kind == replay.KindOutput:
 			if err := p.piece(f.Piece); err != nil {
 				return err

@@ -301,6 +301,9 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 		if _, left := l.screen.leftBy(); left {
 			return nil, nil
 		}
+		if rec != nil && l.screen.conn != nil && l.screen.cut() {
+			sayCut()
+		}
 	}
 	if rec == nil {
 		if rec, err = l.wait(); err != nil {

@@ -35,7 +35,8 @@ type screen struct {
 	once  sync.Once
 	why   leaving       // of left
 	ended chan struct{} // closed when stepd has sent all, or is gone
-	gaps  bool          // output was skipped
+	gaps  gaps
+	short bool // stepd has not sent all; to be read when ended is closed
 }
 
 // leaving is why a client leaves a step that goes on.
@@ -249,6 +250,7 @@ func (s *screen) show() {
 	for {
 		n, err := s.conn.Read(buf)
 		if err != nil || n == 0 {
+			s.short = true // else stepd says that it is the end
 			return
 		}
 		f, err := replay.Parse(buf[:n])
@@ -284,7 +286,6 @@ func (s *screen) write(b []byte) bool {
 
 // gap begins with an empty screen, since what follows is not the next of what is there.
 func (s *screen) gap(n uint64) {
-	s.gaps = true
 	s.mu.Lock()
 	undo := s.modes.Undo()
 	s.modes = replay.Modes{}
@@ -292,7 +293,7 @@ func (s *screen) gap(n uint64) {
 	if isTerminal(s.out) {
 		io.WriteString(s.out, "\x18"+undo+"\x1b[m\x1b[H\x1b[2J")
 	}
-	say("%d bytes of output were skipped here", n)
+	s.gaps.add(n)
 	s.resize(true)
 }
 
@@ -347,4 +348,15 @@ func (s *screen) end(limit time.Duration) {
 		}
 	}
 	s.restore()
+	s.gaps.end()
+}
+
+// cut tells whether the end of the output is missing, when end has waited for it.
+func (s *screen) cut() bool {
+	select {
+	case <-s.ended:
+		return s.short
+	default:
+		return true
+	}
 }
