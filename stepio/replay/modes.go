@@ -93,7 +93,12 @@ func (m *Modes) step(c byte) {
 	case escape:
 		m.escaped(c)
 	case intermediate:
-		if c >= 0x30 {
+		switch {
+		case c == 0x1b:
+			m.state = escape
+		case c == 0x18 || c == 0x1a:
+			m.state = ground
+		case c >= 0x30 && c != 0x7f:
 			if m.esc == '(' {
 				m.drawing = c == '0'
 			}
@@ -139,7 +144,8 @@ func (m *Modes) plain(c byte) {
 func (m *Modes) escaped(c byte) {
 	m.state = ground
 	switch {
-	case c == 0x1b:
+	case c == 0x18 || c == 0x1a: // it is broken off
+	case c < 0x20 || c == 0x7f: // carried out in the middle of the sequence
 		m.state = escape
 	case c == '[':
 		m.state, m.params = control, m.params[:0]
@@ -166,7 +172,7 @@ func (m *Modes) inControl(c byte) {
 		m.state = escape
 	case c == 0x18 || c == 0x1a:
 		m.state = ground
-	case c < 0x20: // carried out in the middle of the sequence
+	case c < 0x20 || c == 0x7f: // as in escaped
 	case c < 0x40:
 		if len(m.params) <= paramsMax {
 			m.params = append(m.params, c)
