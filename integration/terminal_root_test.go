@@ -34,6 +34,19 @@ func TestRootTerminals(t *testing.T) {
 			t.Errorf("task 1 reads from %v", r)
 		}
 	})
+	t.Run("within a labelled step", func(t *testing.T) {
+		s := openTerminal(t, 24, 80)
+		s.ctl(n, call{args: []string{"run", "--pty", "-n", "2", "-O", "-W", "1", "sh", "-c", `[ $SLURM_PROCID = 1 ] && exit 3; read x; echo $x; sleep 60`}, env: []string{"SLURM_LABELIO=1"}})
+		s.types("typed at once\n")
+		s.sees("\r\ntyped at once\r\n")
+		s.sees("First task exited 1s ago")
+		s.sees("task 0: running")
+		s.sees("task 1: exited abnormally")
+		if r := s.p.wait(t); r.code == 0 || !strings.Contains(s.shown(), "task 1: Exited with exit code 3") {
+			t.Errorf("%v; the screen shows %q", r, s.shown())
+		}
+		s.restored()
+	})
 	t.Run("refusals", func(t *testing.T) { terminalRefusals(t, n) })
 	t.Run("crowd", func(t *testing.T) { terminalCrowd(t, n) })
 	t.Run("a stepd that dies", func(t *testing.T) {
@@ -54,6 +67,7 @@ func terminalJobControl(t *testing.T, n *node) {
 	}
 	s.types("stat -c '%U %G %a' $(tty); stty size; echo $SLURM_PTY_WIN_ROW\n")
 	s.sees(alice.name + " tty 620\r\n33 101\r\n33\r\n")
+	s.sees("$ ")               // or it comes between what is typed and what cat writes
 	s.types("cat\nin front\n") // it writes what it reads once it is in the foreground
 	s.sees("in front\r\nin front\r\n")
 	s.types("\x1a")

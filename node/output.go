@@ -62,6 +62,10 @@ func (s *service) Output(in *api.StepRef, out api.Node_OutputServer) error {
 // boundOutput removes the oldest of the kept outputs where a step that has just ended
 // has left one, and all together are too large.
 func (n *Node) boundOutput(id step.ID) {
+	// A stepd that was killed while it wrote has left a part, which is of no use.
+	if err := os.Remove(n.files.output(id) + ".tmp"); err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.log.Warnf("cannot remove what step %s has left: %v", id, err)
+	}
 	if _, err := os.Lstat(n.files.output(id)); err != nil {
 		return // nothing new
 	}

@@ -89,7 +89,14 @@ func TestOutputIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	part := tn.files.output(step.ID{Job: 8}) + ".tmp"
+	if err := os.WriteFile(part, []byte("part"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	tn.boundOutput(step.ID{Job: 8})
+	if _, err := os.Lstat(part); err == nil {
+		t.Error("what a stepd has left that was killed while it wrote is still there")
+	}
 	left, err := filepath.Glob(filepath.Join(tn.files.outputDir(), "*"))
 	if err != nil || len(left) != outputRoom/size {
 		t.Errorf("%q are left, %v: want the last %d", left, err, outputRoom/size)

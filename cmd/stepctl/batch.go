@@ -214,7 +214,7 @@ func splitWords(s string) ([]string, error) {
 
 // batch submits the script.
 func batch(client api.NodeClient, o *batchOptions, p *plugins, script []byte, argv []string) (int, error) {
-	p.postOptEnv = []string{"SLURM_JOB_NAME=" + cmp.Or(o.name, filepath.Base(argv[0]))}
+	p.postOptEnv = []string{"SLURM_JOB_NAME=" + cmp.Or(o.name, nameOf(argv[0]))}
 	if err := p.take(); err != nil {
 		return 0, err
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -122,6 +123,17 @@ const (
 
 var nullStream = step.Stream{Kind: step.StreamNull}
 
+// nameOf is the name of a step that was given none: its command's, without what no name
+// may have.
+func nameOf(command string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return '?'
+		}
+		return r
+	}, filepath.Base(command))
+}
+
 // request makes the request of the options; what it cannot mean is an error
 // that names the option.
 func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step.Request, error) {
@@ -132,7 +144,7 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 		Overcommit: o.overcommit, Argv: argv, Umask: uint32(umask), Label: o.label, MPI: o.mpi, NoNewPrivs: o.noNewPrivs,
 	}
 	if r.Name == "" {
-		r.Name = filepath.Base(argv[0])
+		r.Name = nameOf(argv[0])
 	}
 	var err error
 	if r.Binding, err = o.place.binding(); err != nil {

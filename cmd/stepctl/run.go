@@ -235,7 +235,8 @@ type launch struct {
 
 	mu    sync.Mutex
 	state step.State   // guarded by mu: what was heard last
-	told  map[int]bool // guarded by mu: ranks whose end was told; true: it was a bad one
+	ended map[int]bool // guarded by mu: ranks that have ended; true: badly
+	told  map[int]bool // guarded by mu: ranks whose end was told
 	lost  bool         // guarded by mu: output was not taken by the file that it is for
 }
 
@@ -254,7 +255,7 @@ func (l *launch) streamFailed(err error) {
 // follow connects to stepd, hands over the streams and hears of the step until
 // its end.
 func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, error) {
-	l.told = make(map[int]bool)
+	l.ended, l.told = make(map[int]bool), make(map[int]bool)
 	l.firstExit, l.killWait = make(chan struct{}), spec.KillWaitS
 	files, err := l.opt.files.open(spec, l.opt.openMode == "truncate")
 	if err != nil {
@@ -355,7 +356,7 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 		case stepapi.TypeMessage:
 			sayLine(shown(m.Text))
 		case stepapi.TypeTaskExit:
-			if m.Status != nil && l.screen == nil { // else in the middle of what the terminal shows
+			if m.Status != nil {
 				l.taskExit(l.node, m.Ranks, *m.Status)
 			}
 		case stepapi.TypeHello, stepapi.TypeReply:
@@ -368,14 +369,28 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 	}
 }
 
-// taskExit tells ends that are not clean, in srun's words.
+// taskExit notes ends of tasks, and tells those that are not clean, in srun's words:
+// with a terminal when the step has ended, since it would be in the middle of what that
+// shows.
 func (l *launch) taskExit(node string, ranks []int, status step.ExitStatus) {
 	l.mu.Lock()
-	if len(l.told) == 0 && len(ranks) > 0 {
+	if len(l.ended) == 0 && len(ranks) > 0 {
 		close(l.firstExit)
 	}
 	for _, r := range ranks {
-		l.told[r] = status != 0
+		l.ended[r] = status != 0
+	}
+	l.mu.Unlock()
+	if l.screen == nil {
+		l.tellExit(node, ranks, status)
+	}
+}
+
+// tellExit tells ends of tasks that are not clean.
+func (l *launch) tellExit(node string, ranks []int, status step.ExitStatus) {
+	l.mu.Lock()
+	for _, r := range ranks {
+		l.told[r] = true
 	}
 	l.mu.Unlock()
 	if status == 0 {
@@ -404,7 +419,7 @@ func (l *launch) conclude(rec *step.Record) int {
 			continue
 		}
 		if t.Status != nil && !known {
-			l.taskExit(cmp.Or(t.Node, l.node), []int{t.Rank}, *t.Status)
+			l.tellExit(cmp.Or(t.Node, l.node), []int{t.Rank}, *t.Status)
 		}
 		told = told || (t.Status != nil && *t.Status != 0)
 	}

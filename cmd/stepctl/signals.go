@@ -129,7 +129,7 @@ func (h *handler) waitOver() {
 func (l *launch) allEnded() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.told) >= l.ntasks
+	return len(l.ended) >= l.ntasks
 }
 
 // tellStates says how the tasks are, a line for each state: "StepId=3.0 tasks
@@ -139,7 +139,7 @@ func (l *launch) tellStates() {
 	defer l.mu.Unlock()
 	var running, ended, badly []int
 	for rank := range l.ntasks {
-		switch bad, over := l.told[rank]; {
+		switch bad, over := l.ended[rank]; {
 		case !over:
 			running = append(running, rank)
 		case bad:

@@ -3,10 +3,10 @@ package relay
 import (
 	"bytes"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -116,13 +116,16 @@ func command(dir string) string {
 	if b = bytes.TrimRight(b, "\x00"); len(b) == 0 {
 		b, _ = os.ReadFile(dir + "/comm")
 	}
-	b = slices.Clone(b[:min(len(b), commandMax)])
-	for i, c := range b {
-		if c < ' ' || c == 0x7f {
-			b[i] = ' ' // it is told as one line
+	text := strings.Map(func(r rune) rune {
+		switch {
+		case r == 0:
+			return ' '
+		case unicode.IsPrint(r) && r != unicode.ReplacementChar:
+			return r
 		}
-	}
-	return strings.ToValidUTF8(strings.TrimSpace(string(b)), "?")
+		return '?' // it is told as one line, in a log or on a terminal
+	}, string(b[:min(len(b), commandMax)]))
+	return strings.TrimSpace(text)
 }
 
 func owner(dir string) uint32 {
