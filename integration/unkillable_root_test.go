@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"stepd/internal/testkit"
 )
 
 // hangFS is a mounted file system that never answers a read.
@@ -139,7 +141,7 @@ func TestRootUnkillable(t *testing.T) {
 	n.restartWith(t, quickKill+"UnkillableStepProgram="+n.script(t, "program", out, ""))
 	began := time.Now()
 	r, doc := n.hung(t, h)
-	if took := time.Since(began); took > 8*time.Second {
+	if took := time.Since(began); took > 8*time.Second && !testkit.InGuest() {
 		t.Errorf("the step took %v to its end, want KillWait and UnkillableStepTimeout, 1 s each", took)
 	}
 	pid := *doc.Tasks[0].PID
