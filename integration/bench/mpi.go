@@ -90,7 +90,7 @@ func compileMPI(bin, compiler, name, program string, flags ...string) error {
 func (l *mpiLibrary) rows(w *tabwriter.Writer, node *noded, bin, dir string, quick bool) error {
 	program := filepath.Join(dir, "empty-"+filepath.Base(l.peer)+l.mpi)
 	reason := l.build(node, bin, program)
-	sizes := []size{{2, 20}, {16, 10}, {64, 5}}
+	sizes := []size{{2, 20}, {16, 10}, {64, 12}}
 	if quick {
 		sizes = []size{{2, 5}, {16, 3}, {64, 2}}
 	}
