@@ -67,29 +67,17 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, raw []byte) (*step.D
 // dryRunNodes is dryRun of a step of several nodes, or of another one: it chooses them
 // as reserveHead does, and asks each for its part.
 func (n *Node) dryRunNodes(ctx context.Context, caller api.Peer, req *step.Request, raw []byte) (*step.DryRun, error) {
-	if len(req.Script) > 0 {
-		return nil, n.oneNode(req, "a batch job")
-	}
-	raw, err := n.widen(req, raw)
+	ask, err := n.partsFor(ctx, caller, req, raw, nil)
 	if err != nil {
 		return nil, err
 	}
-	user, err := n.userFor(ctx, caller, req)
-	if err != nil {
-		return nil, err
-	}
-	layout, id, err := n.placeStep(ctx, req, nil)
-	if err != nil {
-		return nil, err
-	}
+	id, user, layout := ask.ID, ask.User, ask.Layout
 	names := make([]string, len(layout.Nodes))
 	for i, node := range layout.Nodes {
 		names[i] = node.Name
 	}
-	answers, err := n.fan(ctx, "dryrun", partRequest{
-		ID: id, Head: n.cfg.NodeName, By: caller.UID, User: user, Request: raw, Layout: layout,
-		NodeList: n.cfg.Others.List(names), JobNodes: n.jobNodes(req, layout),
-	}, partsOf(names))
+	ask.NodeList = n.cfg.Others.List(names)
+	answers, err := n.fan(ctx, "dryrun", *ask, partsOf(names))
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}

@@ -132,6 +132,46 @@ const proposals = 8
 // for a step that tasks have spawned.
 func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Request, raw []byte, state step.State, sp *spawned) (*head, error) {
 	received := time.Now()
+	ask, err := n.partsFor(ctx, caller, req, raw, sp)
+	if err != nil {
+		return nil, err
+	}
+	ask.Pending = state == step.Pending
+	user, layout, size := ask.User, ask.Layout, len(ask.Request)
+	if err := n.reg.reserve(caller.UID, size); err != nil {
+		return nil, err
+	}
+	if ask.LaunchAddr, err = n.cfg.Others.stepHost(ctx); err != nil {
+		n.log.Warnf("the tasks are not told where their client is: %v", err)
+	}
+	h, err := n.reserveParts(ctx, ask)
+	if err != nil {
+		n.reg.unreserve(caller.UID, size)
+		return nil, err
+	}
+	nodes := h.nodes()
+	h.rec = step.Record{
+		ID: h.id, Name: req.Name, UID: user.UID, User: user.Name, Node: n.cfg.Others.List(nodes), Nodes: nodes,
+		State: state, NTasks: req.NTasks, Command: shownCommand(req.Argv), Submitted: received, MPI: req.MPI, BootID: n.boot,
+		Tasks: headTasks(layout, req.NTasks),
+	}
+	if sp != nil {
+		h.rec.Parent = &sp.Parent
+	}
+	h.size = size
+	if err := n.store.putHead(h.stored()); err != nil {
+		n.reg.unreserve(caller.UID, size)
+		h.cancelParts("the step's head cannot store it")
+		h.release()
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	n.heads.put(h)
+	h.log.WithField("uid", user.UID).Infof("step of %d nodes reserved: %s", len(nodes), h.rec.Node)
+	return h, nil
+}
+
+// partsFor chooses the nodes of a step, and says what each of them is asked for.
+func (n *Node) partsFor(ctx context.Context, caller api.Peer, req *step.Request, raw []byte, sp *spawned) (*partRequest, error) {
 	if len(req.Script) > 0 {
 		return nil, n.oneNode(req, "a batch job")
 	}
@@ -150,40 +190,10 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 	if err != nil {
 		return nil, err
 	}
-	if err := n.reg.reserve(caller.UID, len(raw)); err != nil {
-		return nil, err
-	}
-	ask := &partRequest{
-		ID: id, Head: n.cfg.NodeName, By: caller.UID, User: user, Request: raw, Layout: layout, Pending: state == step.Pending,
+	return &partRequest{
+		ID: id, Head: n.cfg.NodeName, By: caller.UID, User: user, Request: raw, Layout: layout,
 		JobNodes: n.jobNodes(req, layout), Spawned: sp,
-	}
-	if ask.LaunchAddr, err = n.cfg.Others.stepHost(ctx); err != nil {
-		n.log.Warnf("the tasks are not told where their client is: %v", err)
-	}
-	h, err := n.reserveParts(ctx, ask)
-	if err != nil {
-		n.reg.unreserve(caller.UID, len(raw))
-		return nil, err
-	}
-	nodes := h.nodes()
-	h.rec = step.Record{
-		ID: h.id, Name: req.Name, UID: user.UID, User: user.Name, Node: n.cfg.Others.List(nodes), Nodes: nodes,
-		State: state, NTasks: req.NTasks, Command: shownCommand(req.Argv), Submitted: received, MPI: req.MPI, BootID: n.boot,
-		Tasks: headTasks(layout, req.NTasks),
-	}
-	if sp != nil {
-		h.rec.Parent = &sp.Parent
-	}
-	h.size = len(raw)
-	if err := n.store.putHead(h.stored()); err != nil {
-		n.reg.unreserve(caller.UID, len(raw))
-		h.cancelParts("the step's head cannot store it")
-		h.release()
-		return nil, status.Error(codes.Internal, err.Error())
-	}
-	n.heads.put(h)
-	h.log.WithField("uid", user.UID).Infof("step of %d nodes reserved: %s", len(nodes), h.rec.Node)
-	return h, nil
+	}, nil
 }
 
 // jobNodes are the nodes of a step's job, which are the step's where it has a job of

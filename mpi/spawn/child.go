@@ -87,14 +87,21 @@ func (c *child) start(ctx context.Context, req *step.Request, r step.SpawnReques
 		conn.Close()
 		return fmt.Errorf("cannot launch step %s: %w", c.id, err)
 	}
+	c.begun(func() { c.conn = conn })
+	return nil
+}
+
+// begun notes, by reached, how the step is spoken to. Who wanted its end meanwhile has it
+// now.
+func (c *child) begun(reached func()) {
 	c.mu.Lock()
-	c.conn, c.started = conn, true
+	reached()
+	c.started = true
 	ending := c.ending
 	c.mu.Unlock()
 	if ending != "" {
 		c.sendCancel(ending)
 	}
-	return nil
 }
 
 // attach makes this stepd the launcher. The tasks write where the rank does that

@@ -72,13 +72,7 @@ func (c *child) startRemote(ctx context.Context, a *stepapi.Answer) error {
 		}
 		return fmt.Errorf("cannot launch step %s: %w", c.id, err)
 	}
-	c.mu.Lock()
-	c.remote, c.started = got, true
-	ending := c.ending
-	c.mu.Unlock()
-	if ending != "" {
-		c.sendCancel(ending)
-	}
+	c.begun(func() { c.remote = got })
 	return nil
 }
 
