@@ -134,23 +134,30 @@ func (n *Node) probe(ctx context.Context, req *step.Request, nodes []string) ([]
 	return cands, nil
 }
 
+// room is how many of the step's tasks the node has CPUs for.
+func (c candidate) room(req *step.Request) int {
+	r := c.free / max(1, req.CPUsPerTask)
+	if req.Overcommit {
+		r = req.NTasks
+	}
+	if req.TasksPerNode > 0 {
+		r = min(r, req.TasksPerNode)
+	}
+	return r
+}
+
 // choose picks the step's nodes among cands, which keep their order: those that
 // are asked for by name, then the first ones with room, as many as have room for
 // all tasks, from NNodes to NNodesMax.
 func choose(req *step.Request, cands []candidate) ([]candidate, error) {
 	least := max(req.NNodes, len(req.WantNodes))
 	most := max(req.NNodesMax, least)
-	perTask := max(1, req.CPUsPerTask)
 	var picked, usable []candidate
 	var left []string // why others cannot be had
 	for _, c := range cands {
 		wanted := slices.Contains(req.WantNodes, c.name)
-		room := c.free / perTask
-		if req.Overcommit {
-			room = req.NTasks
-		}
 		switch {
-		case c.why == "" && room < 1:
+		case c.why == "" && c.room(req) < 1:
 			c.why = fmt.Sprintf("%d CPUs are free", c.free)
 			fallthrough
 		case c.why != "":
@@ -166,14 +173,7 @@ func choose(req *step.Request, cands []candidate) ([]candidate, error) {
 	}
 	room := func(nodes []candidate) (all int) {
 		for _, c := range nodes {
-			r := c.free / perTask
-			if req.Overcommit {
-				r = req.NTasks
-			}
-			if req.TasksPerNode > 0 {
-				r = min(r, req.TasksPerNode)
-			}
-			all += r
+			all += c.room(req)
 		}
 		return all
 	}
@@ -199,7 +199,7 @@ func choose(req *step.Request, cands []candidate) ([]candidate, error) {
 		return inOrder(cands, best), nil
 	}
 	return nil, status.Errorf(codes.ResourceExhausted, "the step does not fit: %d tasks of %s each on %s%s; --overcommit shares CPUs among tasks",
-		req.NTasks, cpuCount(perTask), nodeCount(least, most), because(left))
+		req.NTasks, cpuCount(max(1, req.CPUsPerTask)), nodeCount(least, most), because(left))
 }
 
 func nodeCount(least, most int) string {
