@@ -45,12 +45,16 @@ deps-build: ; $(call need_packages,$(BUILD_PKGS))
 deps-test:  ; $(call need_packages,$(TEST_PKGS))
 deps-demo:  ; $(call need_packages,$(DEMO_PKGS))
 
-.PHONY: unit
-unit: ## tests without root or network, with -race
-	CGO_ENABLED=1 $(GO) test -race -shuffle=on $$($(GO) list ./... | grep -vE '/integration(/vm/guest)?$$')
-
 # gate fails the run for a failed test and for a skip that its list does not allow.
 GATE := $(GO) run ./internal/testkit/gate
+
+UNIT := test -race -shuffle=on $$($(GO) list ./... | grep -vE '/integration(/vm/guest)?$$')
+.PHONY: unit unit-strict
+unit: ## tests without root or network, with -race
+	CGO_ENABLED=1 $(GO) $(UNIT)
+
+unit-strict: # the same, where nothing may be skipped
+	CGO_ENABLED=1 STRICT=1 $(GO) $(subst test -race,test -json -race,$(UNIT)) | CGO_ENABLED=0 $(GATE)
 
 .PHONY: test-root
 test-root: all ## mechanism tests: root, real cgroups and namespaces
@@ -86,7 +90,7 @@ fuzz: ## every fuzz test, FUZZTIME executions each
 .PHONY: test
 test: deps-test all ## everything that this machine can run; installs what it needs
 	$(MAKE) lint
-	$(MAKE) unit
+	$(MAKE) unit-strict
 	$(MAKE) test-c
 	$(MAKE) fuzz
 	$(MAKE) test-root
