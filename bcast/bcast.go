@@ -284,6 +284,7 @@ func (r *Receiver) Err() error {
 // in Slurm; the program stays.
 func (r *Receiver) Close() (err error) {
 	r.do(func() {
+		r.drop() // what is not whole may be among the libraries
 		if r.libs != "" {
 			err = r.removeLibs()
 		}

@@ -132,6 +132,9 @@ func TestRootReceiveLinks(t *testing.T) {
 	if b, _ := os.ReadFile(filepath.Join(other, "kept")); string(b) != "kept" {
 		t.Errorf("what the link names is now %q", b)
 	}
+	if st, err := os.Lstat(filepath.Join(dir, "p")); err != nil || !st.Mode().IsRegular() || st.Size() != int64(len("new")) {
+		t.Errorf("in the link's place: %v, %v", st, err)
+	}
 	if left, _ := os.ReadDir(other); len(left) != 1 {
 		t.Errorf("beyond the link: %v", left)
 	}

@@ -294,7 +294,9 @@ func (a *attached) showLines(conn *os.File) (int, error) {
 		return a.goneBy, nil
 	case <-time.After(drainLimit):
 	}
-	a.lines.End()
+	if ended { // else copyLines is at them still
+		a.lines.End()
+	}
 	if rec != nil && (!ended || a.cut) {
 		sayCut()
 	}

@@ -104,7 +104,7 @@ func (t *nodeLaunch) Record(node int, words []byte) {
 	name := t.spec.Layout.Nodes[node].Name
 	switch m.Type {
 	case stepapi.TypeMessage:
-		fmt.Fprintln(os.Stderr, shown(m.Text))
+		sayLine(shown(m.Text))
 	case stepapi.TypeTaskExit:
 		if m.Status != nil {
 			t.l.taskExit(name, m.Ranks, *m.Status)
@@ -128,6 +128,7 @@ func (t *nodeLaunch) tellState() {
 			return
 		}
 	}
+	waiting.clear() // what the tasks write comes now
 	t.l.mu.Lock()
 	defer t.l.mu.Unlock()
 	t.l.state = step.Running

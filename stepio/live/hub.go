@@ -240,6 +240,7 @@ func (h *Hub) next(w *watcher, buf []byte) (p replay.Piece, prefix string, next,
 	if lost := h.ring.First() - w.pos; lost > 0 {
 		w.pos += lost
 		from := w.pos
+		w.quiet = replay.Quiet{} // what it was in the middle of is lost
 		h.begin(w)
 		prefix, w.prefix = w.prefix, ""
 		return p, prefix, w.pos, lost + w.pos - from, true
@@ -389,7 +390,7 @@ func (h *Hub) release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
-		w.released = true
+		w.released = w.launcher
 	}
 	h.room.Broadcast()
 }

@@ -61,7 +61,12 @@ func (l *Live) begin() {
 func (l *Live) quiet() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.spec.ReplayBytes == 0 && l.hub != nil && !l.over && l.hub.alone() {
+	l.stopHearing()
+}
+
+// stopHearing does so. It is called with mu held.
+func (l *Live) stopHearing() {
+	if l.spec.ReplayBytes == 0 && l.hub != nil && l.hub.empty != nil && !l.over && l.hub.alone() {
 		l.hub = nil
 		l.cfg.Tap(nil)
 	}
@@ -99,7 +104,10 @@ func (l *Live) Watch(how Watching) (fd int, err error) {
 		// The launcher has its own pipes, and their back-pressure holds.
 		how.Launcher, how.ReadOnly = false, true
 	}
-	return l.hub.Watch(how)
+	if fd, err = l.hub.Watch(how); err != nil {
+		l.stopHearing() // nobody came for whom it would have begun
+	}
+	return fd, err
 }
 
 // Terminal tells whether there is one.

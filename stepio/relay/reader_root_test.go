@@ -77,7 +77,8 @@ func TestRootLauncherHoldsItsPipe(t *testing.T) {
 	}()
 	select {
 	case held := <-done:
-		if len(held) > 1 {
+		// Where the launcher keeps the last bytes, their stream is told of as held.
+		if len(held) > 0 && (held[0].FD != 1 || held[0].Rank != 0) {
 			t.Errorf("held: %v", held)
 		}
 	case <-time.After(20 * time.Second):
