@@ -37,18 +37,34 @@ type pmixStep struct {
 	doc      stepDoc
 }
 
-// startPMIx starts pmixrank with the arguments, and returns when its output has so
-// many lines that begin with the word.
+// startPMIx starts pmixrank with the arguments, which run until they are told to end,
+// and returns when its output has so many lines that begin with the word.
 func startPMIx(t testing.TB, n *node, dir string, env []string, options []string, word string, lines int, args ...string) *pmixStep {
+	t.Helper()
+	s := newPMIx(t, n, dir, env, options, args...)
+	if lines > 0 {
+		s.says(t, word, lines)
+	}
+	s.doc = n.running(t)
+	return s
+}
+
+// runPMIx runs pmixrank with arguments with which it ends by itself.
+func runPMIx(t testing.TB, n *node, dir string, options []string, args ...string) (*pmixStep, result) {
+	t.Helper()
+	s := newPMIx(t, n, dir, nil, options, args...)
+	r := s.wait(t)
+	s.doc = n.last(t)
+	return s, r
+}
+
+// newPMIx starts pmixrank.
+func newPMIx(t testing.TB, n *node, dir string, env []string, options []string, args ...string) *pmixStep {
 	t.Helper()
 	s := &pmixStep{n: n, dir: dir, out: filepath.Join(n.wd, "pmix.out")}
 	os.Remove(s.out)
 	run := append(append([]string{"run", "--mpi=pmix", "-o", s.out}, options...), filepath.Join(dir, "pmixrank"))
 	s.process = n.start(t, call{args: append(run, args...), env: env})
-	if lines > 0 {
-		s.says(t, word, lines)
-	}
-	s.doc = n.running(t)
 	return s
 }
 
@@ -135,8 +151,8 @@ func TestRootPMIxTool(t *testing.T) {
 		}
 	})
 	t.Run("a rank kills another", func(t *testing.T) {
-		s := startPMIx(t, n, dir, nil, []string{"-n", "3"}, "", 0, "control", "kill", "1")
-		if r := s.wait(t); r.code != 137 {
+		s, r := runPMIx(t, n, dir, []string{"-n", "3"}, "control", "kill", "1")
+		if r.code != 137 {
 			t.Errorf("the step: %v", r)
 		}
 		s.says(t, "control 0", 1)
@@ -174,8 +190,8 @@ func TestRootClusterPMIxTool(t *testing.T) {
 		}
 	})
 	t.Run("events", func(t *testing.T) {
-		s := startPMIx(t, head, dir, nil, []string{"-N2", "-n", "4"}, "", 0, "tell", "-400")
-		if r := s.wait(t); r.code != 0 {
+		s, r := runPMIx(t, head, dir, []string{"-N2", "-n", "4"}, "tell", "-400")
+		if r.code != 0 {
 			t.Errorf("the step: %v", r)
 		}
 		text := s.says(t, "event ", 3)
@@ -184,8 +200,8 @@ func TestRootClusterPMIxTool(t *testing.T) {
 		}
 	})
 	t.Run("group", func(t *testing.T) {
-		s := startPMIx(t, head, dir, nil, []string{"-N2", "-n", "4"}, "", 0, "group")
-		if r := s.wait(t); r.code != 0 {
+		s, r := runPMIx(t, head, dir, []string{"-N2", "-n", "4"}, "group")
+		if r.code != 0 {
 			t.Errorf("the step: %v", r)
 		}
 		text := s.says(t, "gone 0 at ", 4)
