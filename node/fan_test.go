@@ -66,7 +66,8 @@ func startPeer(t *testing.T, lab string, names []string, all []ClusterNode, i in
 	tn := start(t, t.TempDir(), func(c *Config) {
 		c.NodeName = names[i]
 		c.Others = &Cluster{
-			Nodes: all, Partition: names, Addr: "127.0.0.1", KeepaliveTime: 10 * time.Second, KeepaliveTimeout: 5 * time.Second, NodeTimeout: time.Second,
+			Nodes: all, Partition: names, Addr: "127.0.0.1", KeepaliveTime: time.Minute, KeepaliveTimeout: time.Minute, // twenty handshakes under -race on a busy machine
+			NodeTimeout: time.Second,
 			List: func(names []string) string { return strings.Join(names, ",") },
 			TLS: &api.PeerTLS{
 				Certificate: filepath.Join(lab, names[i]+".pem"), Key: filepath.Join(lab, names[i]+".key"), CA: filepath.Join(lab, "ca.pem"),
