@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -26,7 +27,15 @@ type suite struct {
 	skipped int
 	failed  int
 	output  map[string]*strings.Builder // of tests that run; "" is the package's own
+	slow    []record                    // tests, not their subtests, that took longer than slowTest
 }
+
+// slowTest is how many seconds a test takes before it is named with its time, and
+// slowest how many of a package are.
+const (
+	slowTest = 3
+	slowest  = 25
+)
 
 type gate struct {
 	skips    []skip
@@ -116,6 +125,9 @@ func (g *gate) print(s *suite, r record) {
 }
 
 func (g *gate) endTest(s *suite, r record) {
+	if r.Elapsed > slowTest && !strings.Contains(r.Test, "/") {
+		s.slow = append(s.slow, r)
+	}
 	switch r.Action {
 	case "pass":
 		s.passed++
@@ -146,6 +158,10 @@ func (g *gate) endSuite(s *suite, r record) {
 	word := map[string]string{"pass": "ok", "fail": "FAIL", "skip": "none"}[r.Action]
 	if s.passed+s.failed+s.skipped > 0 || r.Action == "fail" {
 		fmt.Fprintf(g.out, "%-5s%-28s%8.1fs %5d passed%s%s\n", word, r.Package, r.Elapsed, s.passed, count(s.failed, "failed"), count(s.skipped, "skipped"))
+	}
+	slices.SortStableFunc(s.slow, func(a, b record) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
+	for _, t := range s.slow[:min(len(s.slow), slowest)] {
+		fmt.Fprintf(g.out, "     %-32s%8.1fs\n", t.Test, t.Elapsed)
 	}
 }
 

@@ -50,6 +50,7 @@ func TestGate(t *testing.T) {
 		{"cut off", "host", passA, []string{"stepd/p: its tests ended without a result"}, "", ""},
 		{"ended by a panic", "host", passA + `{"Action":"output","Package":"stepd/p","Test":"TestC","Output":"panic: oh\n"}` + "\n" + endBad, []string{"stepd/p failed"}, "panic: oh", ""},
 		{"cannot build", "host", passA + endOK + `{"ImportPath":"stepd/q","Action":"build-output","Output":"q.go:1: no\n"}` + "\n" + `{"ImportPath":"stepd/q","Action":"build-fail"}` + "\n", []string{"cannot build stepd/q"}, "q.go:1: no", ""},
+		{"slow", "host", `{"Action":"pass","Package":"stepd/p","Test":"TestLong","Elapsed":7.1}` + "\n" + `{"Action":"pass","Package":"stepd/p","Test":"TestLong/part","Elapsed":7}` + "\n" + passA + endOK, nil, "TestLong                             7.1s\n", "TestLong/part"},
 		{"other words", "host", "cp: cannot stat\n{not json\n" + passA + endOK, nil, "cp: cannot stat", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

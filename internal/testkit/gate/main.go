@@ -2,7 +2,8 @@
 // `go test -json` (or of test2json in the guest) and exits 1 if a test or a
 // build failed, a package's tests ended without a result, no test ran at all,
 // or a test was skipped that skips.tsv does not allow to skip there. It prints
-// a line for each package, the output of what failed, and the skips.
+// a line for each package, its slowest tests, the output of what failed, and the
+// skips.
 //
 //	go test -json ./... | go run ./internal/testkit/gate -where host
 package main
