@@ -142,9 +142,13 @@ func TestRootPluginLeaves(t *testing.T) {
 }
 
 // crashedLater: a thread that a plugin has left ends the host when no hook is there
-// to be named: before the gate on a slow machine, after it on others.
+// to be named: before the gate on a slow machine, after it on others. Or it does
+// while another hook happens to be called.
 func crashedLater(t *testing.T, c *rudeStep) {
-	contains(t, "stderr", c.result.err, fmt.Sprintf("plugin %q: slurm_spank_%s: killed by SIGSEGV later, with 1 thread of it running", "rude.so", c.hook))
+	meanwhile := fmt.Sprintf(": killed by SIGSEGV, in that hook or in 1 thread that rude.so has left running in slurm_spank_%s", c.hook)
+	if !strings.Contains(c.result.err, meanwhile) {
+		contains(t, "stderr", c.result.err, fmt.Sprintf("plugin %q: slurm_spank_%s: killed by SIGSEGV later, with 1 thread of it running", "rude.so", c.hook))
+	}
 	want := 1
 	if c.flag == "optional" && c.result.out != "" {
 		want = 3
