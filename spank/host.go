@@ -180,7 +180,7 @@ func (h *Host) Crash(id int, cause string) (err *step.HookError, ok bool) {
 	w, fault := h.board.where(id)
 	if t := h.threads.Load(); t != nil && id < 0 && isCrash(cause) {
 		if w.InHook() {
-			cause += fmt.Sprintf(", in that hook or in %s that %s has left running in slurm_spank_%s", t, h.PluginName(t.plugin), t.hook)
+			cause += fmt.Sprintf(", in that hook or in %s that %s has left running in %s", t, h.PluginName(t.plugin), t.hook)
 		} else {
 			// Nothing of the host itself was at fault, as far as we know.
 			w.Plugin, w.Hook = t.plugin, t.hook
