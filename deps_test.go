@@ -40,13 +40,13 @@ var importRules = map[string]struct {
 	"stepd/stepio/replay":     {nil, "what is kept of output, and how it travels: stepd, noded and stepctl have it"},
 	"stepd/stepio/live":       {[]string{"stepd/step", "stepd/stepio/replay"}, "stepd's half of output that others may see"},
 	"stepd/stepio":            {[]string{"stepd/step", "stepd/api/stepapi"}, "the client's streams"},
-	"stepd/stepio/relay":      {[]string{"stepd/step"}, "stepd's half of the streams: a mechanism knows no other"},
+	"stepd/stepio/relay":      {[]string{"stepd/step", "stepd/internal/printable"}, "stepd's half of the streams: a mechanism knows no other"},
 	"stepd/stepnet":           {[]string{"stepd/step"}, "carries words and bytes; knows neither tasks nor clients"},
 	"stepd/slurmconf":         {[]string{"stepd/step"}, "the site's files; a node's resources are written as a request's are"},
-	"stepd/node":              {[]string{"stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},
+	"stepd/node":              {[]string{"stepd/internal/printable", "stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},
 	"stepd/node/fakestepd":    {[]string{"stepd/step", "stepd/api/stepapi"}, "a stepd for tests of noded"},
-	"stepd/timeline":          {[]string{"stepd/step"}, "what a log of events looks like: what only stepctl pays for"},
-	"stepd/explain":           {[]string{"stepd/step"}, "what records and events mean: what only stepctl pays for"},
+	"stepd/timeline":          {[]string{"stepd/step", "stepd/internal/printable"}, "what a log of events looks like: what only stepctl pays for"},
+	"stepd/explain":           {[]string{"stepd/step", "stepd/internal/printable"}, "what records and events mean: what only stepctl pays for"},
 	"stepd/cmd/noded":         {[]string{"stepd/..."}, "wires"},
 	"stepd/daemon":            {[]string{"stepd/acct", "stepd/bcast", "stepd/step", "stepd/task", "stepd/task/affinity", "stepd/task/cgroup", "stepd/task/oom", "stepd/spank", "stepd/proctrack", "stepd/mpi", "stepd/mpi/spawn", "stepd/stepio/live", "stepd/stepio/relay", "stepd/api/stepapi", "stepd/internal/linux"}, "wires a step, and stays small: a step pays for every package"},
 	"stepd/daemon/nodes":      {[]string{"stepd/daemon", "stepd/task", "stepd/mpi/spawn", "stepd/step", "stepd/stepnet", "stepd/stepio", "stepd/api/stepapi"}, "what only a step of several nodes pays for"},
@@ -56,6 +56,9 @@ var importRules = map[string]struct {
 	"stepd/examples":          {[]string{"stepd/internal/testkit"}, "tests of the examples"},
 	"stepd/integration":       {[]string{"stepd/internal/testkit"}, "black box: built programs only"},
 	"stepd/integration/bench": {nil, "black box: built programs only"},
+
+	// What every program may use that shows what others have written.
+	"stepd/internal/printable": {nil, "one line, that moves no cursor: standard library only"},
 
 	// What runs and judges tests.
 	"stepd/internal/testkit/gate": {nil, "reads go test's records"},

@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"unicode/utf8"
+
+	"stepd/internal/printable"
 )
 
 // Style says how an explanation is written.
@@ -24,7 +26,7 @@ func (x *Explanation) Write(w io.Writer, s Style) error {
 		return text
 	}
 	line := func(indent, head, text string) {
-		whole := wrap(head+clean(text), indent, s.Width)
+		whole := wrap(head+printable.Line(text, textMax), indent, s.Width)
 		b.WriteString(indent + bold(whole[:len(head)]) + whole[len(head):] + "\n")
 	}
 	fmt.Fprintf(&b, "%s  %s\n", bold("step "+x.ID.Name()), x.State)
@@ -37,7 +39,7 @@ func (x *Explanation) Write(w io.Writer, s Style) error {
 		}
 	}
 	if x.MPI != nil {
-		fmt.Fprintf(&b, "\n  %s (%s):\n", bold("MPI"), clean(x.MPI.Type))
+		fmt.Fprintf(&b, "\n  %s (%s):\n", bold("MPI"), printable.Line(x.MPI.Type, textMax))
 		for _, text := range x.MPI.Text {
 			line("    ", "", text)
 		}
@@ -71,16 +73,3 @@ func wrap(text, indent string, width int) string {
 
 // textMax bounds one line.
 const textMax = 2000
-
-func clean(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) {
-			return '?'
-		}
-		return r
-	}, s)
-	if r := []rune(s); len(r) > textMax {
-		return string(r[:textMax-1]) + "…"
-	}
-	return s
-}

@@ -9,9 +9,10 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/internal/printable"
 )
 
 // words carries what one stepd writes to its standard error to noded's log.
@@ -111,7 +112,7 @@ func message(line string) string {
 		}
 	}
 	line = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
+		if printable.Control(r) {
 			return ' '
 		}
 		return r

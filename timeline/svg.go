@@ -4,6 +4,8 @@ import (
 	"encoding/xml"
 	"fmt"
 	"strings"
+
+	"stepd/internal/printable"
 )
 
 // The picture's measures, in pixels.
@@ -111,6 +113,6 @@ func ticks(whole int64) (at []int64) {
 // text is a text of XML.
 func text(s string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(clean(s))) // a Builder takes everything
+	_ = xml.EscapeText(&b, []byte(printable.Line(s, 0))) // a Builder takes everything
 	return b.String()
 }

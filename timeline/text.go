@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"stepd/internal/printable"
 )
 
 // Text draws the bars in so many columns, at least 60. With colour the hooks' bars
@@ -70,14 +72,14 @@ func (d *drawing) section(head string, s *Section) {
 		fmt.Fprintf(&d.b, "%s %*.3f %*.3f %s\n", pad(name, d.name), numberWidth, ms(span.BeginUS), numberWidth, ms(span.EndUS-span.BeginUS),
 			d.paint(code, d.bar(s, span)))
 		if span.Error != "" {
-			d.b.WriteString(d.paint(red, cut("    failed: "+clean(span.Error), d.columns)) + "\n")
+			d.b.WriteString(d.paint(red, cut("    failed: "+printable.Line(span.Error, 0), d.columns)) + "\n")
 		}
 	}
 }
 
 // Label is the span's name, with what it stands for where that is more than one.
 func (s *Span) Label() string {
-	label := clean(s.Name)
+	label := printable.Line(s.Name, 0)
 	switch {
 	case s.Kind == KindHook && s.Count > 1:
 		label += fmt.Sprintf(" ×%d", s.Count)
@@ -85,7 +87,7 @@ func (s *Span) Label() string {
 		label += " (rank " + s.Ranks + ")"
 	}
 	if s.Node != "" {
-		label += " @" + clean(s.Node)
+		label += " @" + printable.Line(s.Node, 0)
 	}
 	return label
 }
@@ -119,16 +121,6 @@ func cut(s string, width int) string {
 		return s
 	}
 	return string([]rune(s)[:width-1]) + "…"
-}
-
-// clean takes what would move a terminal, and what no XML may hold.
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == utf8.RuneError || r == 0xfffe || r == 0xffff {
-			return '?'
-		}
-		return r
-	}, s)
 }
 
 func ms(us int64) float64 { return float64(us) / 1000 }

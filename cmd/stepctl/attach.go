@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api/stepapi"
+	"stepd/internal/printable"
 	"stepd/step"
 	"stepd/stepio"
 	"stepd/stepio/replay"
@@ -371,7 +372,7 @@ func (a *attached) conclude(rec *step.Record) (int, error) {
 		return 0, fmt.Errorf("the stepd of step %s is gone: `stepctl show %s` tells what became of it", a.rec.ID, a.rec.ID)
 	}
 	if rec.State != step.Completed {
-		say("step %s: %s: %s", rec.ID, rec.State, clean(rec.Reason, 400))
+		say("step %s: %s: %s", rec.ID, rec.State, printable.Line(rec.Reason, 400))
 	}
 	if rec.ExitCode == nil {
 		return 1, nil

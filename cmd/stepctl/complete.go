@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
+	"stepd/internal/printable"
 	"stepd/spank"
 	"stepd/step"
 )
@@ -97,13 +98,13 @@ func (d *dialer) refs(ended, jobs bool, word string) (out []string) {
 		if json.Unmarshal(doc, &rec) != nil || own != 0 && rec.UID != own {
 			continue
 		}
-		words := fmt.Sprintf("%s %s", stateWord(&rec), clean(rec.Name, 30))
+		words := fmt.Sprintf("%s %s", stateWord(&rec), printable.Line(rec.Name, 30))
 		if id := rec.ID.String(); strings.HasPrefix(id, word) {
 			out = append(out, id+"\t"+words)
 		}
 		if id := fmt.Sprint(rec.ID.Job); jobs && !seen[rec.ID.Job] && strings.HasPrefix(id, word) {
 			seen[rec.ID.Job] = true
-			out = append(out, id+"\tjob "+clean(rec.Name, 30))
+			out = append(out, id+"\tjob "+printable.Line(rec.Name, 30))
 		}
 	}
 	return out

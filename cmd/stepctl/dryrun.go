@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"stepd/api"
+	"stepd/internal/printable"
 	"stepd/step"
 )
 
@@ -126,8 +127,8 @@ func showDryRun(to io.Writer, d *step.DryRun) error {
 		words = append(words, fmt.Sprintf("%q", a))
 	}
 	row("command", "%s", strings.Join(words, " "))
-	row("in", "%s", clean(d.Cwd, step.PathMax))
-	row("user", "%s (%d)", clean(d.User, step.NameMax), d.UID)
+	row("in", "%s", printable.Line(d.Cwd, step.PathMax))
+	row("user", "%s (%d)", printable.Line(d.User, step.NameMax), d.UID)
 	row("tasks", "%d", d.NTasks)
 	if len(d.Parts) == 0 {
 		showPlace(row, d)
@@ -156,7 +157,7 @@ func showPlace(row func(name, format string, args ...any), d *step.DryRun) {
 		row("gres", "%s", step.FormatAllocs(d.Gres))
 	}
 	for _, line := range d.Binding {
-		row("binding", "%s", clean(line, step.PathMax))
+		row("binding", "%s", printable.Line(line, step.PathMax))
 	}
 	for _, m := range d.Memory {
 		row("limit", "%s", limitWords(m))
@@ -179,15 +180,15 @@ func showPlace(row func(name, format string, args ...any), d *step.DryRun) {
 		row("rlimit", "%s", text)
 	}
 	for _, m := range d.Mounts {
-		row("mount", "%s", clean(m, step.PathMax))
+		row("mount", "%s", printable.Line(m, step.PathMax))
 	}
 	for _, p := range d.Plugins {
 		words := append([]string{requiredWord(p.Required), p.Path, p.State}, p.Options...)
-		row("plugin", "%s", clean(strings.Join(words, "  "), 2000))
+		row("plugin", "%s", printable.Line(strings.Join(words, "  "), 2000))
 	}
 	showEnv(row, d)
 	for _, n := range d.Notes {
-		row("note", "%s", clean(n, 2000))
+		row("note", "%s", printable.Line(n, 2000))
 	}
 }
 
@@ -200,7 +201,7 @@ func showEnv(row func(name, format string, args ...any), d *step.DryRun) {
 		case "changed":
 			text = "~ " + c.Name + "=" + *c.Value
 		}
-		row("env", "%s  (%s)", clean(text, 300), c.By)
+		row("env", "%s  (%s)", printable.Line(text, 300), c.By)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"stepd/api"
+	"stepd/internal/printable"
 )
 
 // nodeDoc is the node document of `node status`.
@@ -100,11 +101,11 @@ func showNode(doc []byte) error {
 	}
 	fmt.Printf("node %s  %s\n", n.Name, n.State)
 	if n.Reason != "" {
-		fmt.Printf("  reason     %s\n", clean(n.Reason, 400))
+		fmt.Printf("  reason     %s\n", printable.Line(n.Reason, 400))
 	}
 	fmt.Printf("  cpus       %d\n  memory     %d MB\n  proctrack  %s\n  jobs       %d\n", n.CPUs, n.MemoryBytes>>20, n.Proctrack, len(n.Jobs))
 	for _, u := range n.Unkillable {
-		fmt.Printf("  unkillable %s (since %s)\n", clean(u.Text, 400), u.Since.Format(time.RFC3339))
+		fmt.Printf("  unkillable %s (since %s)\n", printable.Line(u.Text, 400), u.Since.Format(time.RFC3339))
 	}
 	if n.UsedMB > 0 {
 		fmt.Printf("  given      %d MB\n", n.UsedMB)
@@ -118,22 +119,22 @@ func showNode(doc []byte) error {
 		if g.UsedIndex != "" {
 			used = " (" + g.UsedIndex + ")"
 		}
-		fmt.Printf("  gres       %s: %d of %d used%s\n", clean(name, 200), g.Used, g.Count, used)
+		fmt.Printf("  gres       %s: %d of %d used%s\n", printable.Line(name, 200), g.Used, g.Count, used)
 	}
 	for _, f := range n.Fallbacks {
 		fmt.Printf("  fallback   %s: %s\n", f.What, f.Why)
 	}
 	for _, p := range n.Plugins {
 		if p.Path == p.File { // a line that names no plugin
-			fmt.Printf("  plugstack  %s %s: %s\n", at(p.File, p.Line), p.State, clean(p.Problem, 2000))
+			fmt.Printf("  plugstack  %s %s: %s\n", at(p.File, p.Line), p.State, printable.Line(p.Problem, 2000))
 			continue
 		}
-		words := []string{requiredWord(p.Required), clean(p.Path, 400), p.State}
+		words := []string{requiredWord(p.Required), printable.Line(p.Path, 400), p.State}
 		if p.Release != "" {
 			words = append(words, p.Release)
 		}
 		if p.Problem != "" {
-			words = append(words, clean(p.Problem, 2000))
+			words = append(words, printable.Line(p.Problem, 2000))
 		}
 		fmt.Printf("  plugin     %s\n", strings.Join(words, "  "))
 	}
@@ -143,9 +144,9 @@ func showNode(doc []byte) error {
 // at is "FILE:LINE", or the file as a whole.
 func at(file string, line int) string {
 	if line == 0 {
-		return clean(file, 400)
+		return printable.Line(file, 400)
 	}
-	return fmt.Sprintf("%s:%d", clean(file, 400), line)
+	return fmt.Sprintf("%s:%d", printable.Line(file, 400), line)
 }
 
 // requiredWord is plugstack.conf's own for a plugin.

@@ -7,11 +7,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/printable"
 	"stepd/step"
 	"stepd/stepio"
 )
@@ -126,12 +126,7 @@ var nullStream = step.Stream{Kind: step.StreamNull}
 // nameOf is the name of a step that was given none: its command's, without what no name
 // may have.
 func nameOf(command string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return '?'
-		}
-		return r
-	}, filepath.Base(command))
+	return printable.Line(filepath.Base(command), 0)
 }
 
 // request makes the request of the options; what it cannot mean is an error

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"stepd/api"
+	"stepd/internal/printable"
 	"stepd/slurmconf"
 	"stepd/spank"
 	"stepd/spank/lint"
@@ -166,7 +167,7 @@ func printReport(w io.Writer, file string, r *lint.Report) error {
 
 func printFindings(w io.Writer, r *lint.Report) error {
 	for _, f := range r.Findings {
-		if _, err := fmt.Fprintln(w, clean(f.String(), 4000)); err != nil {
+		if _, err := fmt.Fprintln(w, printable.Line(f.String(), 4000)); err != nil {
 			return err
 		}
 	}
@@ -179,10 +180,10 @@ func printPlugins(w io.Writer, r *lint.Report) error {
 	var b strings.Builder
 	told := make([]bool, len(r.Findings))
 	for _, p := range r.Plugins {
-		fmt.Fprintf(&b, "%s  %s  %s\n", at(p.File, p.Line), requiredWord(p.Required), clean(p.Path, 400))
+		fmt.Fprintf(&b, "%s  %s  %s\n", at(p.File, p.Line), requiredWord(p.Required), printable.Line(p.Path, 400))
 		field := func(name, text string) {
 			if text != "" {
-				fmt.Fprintf(&b, "  %-9s  %s\n", name, clean(text, 4000))
+				fmt.Fprintf(&b, "  %-9s  %s\n", name, printable.Line(text, 4000))
 			}
 		}
 		field("state", string(p.State))
@@ -200,7 +201,7 @@ func printPlugins(w io.Writer, r *lint.Report) error {
 	}
 	for i, f := range r.Findings {
 		if !told[i] {
-			fmt.Fprintln(&b, clean(f.String(), 4000))
+			fmt.Fprintln(&b, printable.Line(f.String(), 4000))
 		}
 	}
 	_, err := io.WriteString(w, b.String())

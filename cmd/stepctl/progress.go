@@ -11,6 +11,7 @@ import (
 
 	"stepd/api"
 	"stepd/explain"
+	"stepd/internal/printable"
 	"stepd/step"
 )
 
@@ -80,7 +81,7 @@ func (o *runOptions) tellSlow(now func(since time.Duration) (text string, over b
 			if over || text == "" {
 				waiting.clear()
 			} else {
-				waiting.set("stepctl: " + clean(text, 400))
+				waiting.set("stepctl: " + printable.Line(text, 400))
 			}
 			if over {
 				return

@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -132,15 +131,6 @@ func TestStreamForms(t *testing.T) {
 		got, err := stream(tt.value, 3)
 		if (err != nil) != tt.bad || (err == nil && !cmp.Equal(got, tt.want)) {
 			t.Errorf("stream(%q) = %+v, %v", tt.value, got, err)
-		}
-	}
-}
-
-// A user's words cannot move the cursor of who lists them.
-func TestClean(t *testing.T) {
-	for in, want := range map[string]string{"plain": "plain", "a\x1b[2Jb\n": "a?[2Jb?", "naïve": "naïve", strings.Repeat("x", 30): "xxxxxxxxx…"} {
-		if got := clean(in, 10); got != want {
-			t.Errorf("clean(%q) = %q, want %q", in, got, want)
 		}
 	}
 }

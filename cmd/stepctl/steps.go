@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
+	"stepd/internal/printable"
 	"stepd/step"
 )
 
@@ -93,24 +94,10 @@ func table(docs [][]byte) error {
 		if err := json.Unmarshal(doc, &rec); err != nil {
 			return fmt.Errorf("cannot parse a record of noded's: %w", err)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID.Name(), clean(rec.Name, 20), rec.User, stateWord(&rec), rec.NTasks,
-			elapsed(&rec), clean(strings.Join(rec.Command, " "), 40))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID.Name(), printable.Line(rec.Name, 20), rec.User, stateWord(&rec), rec.NTasks,
+			elapsed(&rec), printable.Line(strings.Join(rec.Command, " "), 40))
 	}
 	return w.Flush()
-}
-
-// clean keeps a user's words on one line of a listing.
-func clean(s string, room int) string {
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) {
-			return '?'
-		}
-		return r
-	}, s)
-	if r := []rune(s); len(r) > room {
-		return string(r[:room-1]) + "…"
-	}
-	return s
 }
 
 // stateWord is the state as people read it: a step that stands still is
@@ -180,17 +167,17 @@ func showStep(doc []byte) error {
 		fmt.Printf("  suspended  since %s by uid %d\n", rec.Suspended.Format(time.RFC3339), *rec.SuspendedBy)
 	}
 	if rec.Reason != "" {
-		fmt.Printf("  reason   %s\n", clean(rec.Reason, 400))
+		fmt.Printf("  reason   %s\n", printable.Line(rec.Reason, 400))
 	}
-	fmt.Printf("  name     %s\n  user     %s (uid %d)\n  node     %s, cpus %s\n", clean(rec.Name, 80), rec.User, rec.UID, rec.Node, rec.CPUs)
+	fmt.Printf("  name     %s\n  user     %s (uid %d)\n  node     %s, cpus %s\n", printable.Line(rec.Name, 80), rec.User, rec.UID, rec.Node, rec.CPUs)
 	if rec.MemoryMB > 0 {
 		fmt.Printf("  memory   %s\n", step.FormatMB(rec.MemoryMB))
 	}
 	if len(rec.Gres) > 0 {
-		fmt.Printf("  gres     %s\n", clean(step.FormatAllocs(rec.Gres), 400))
+		fmt.Printf("  gres     %s\n", printable.Line(step.FormatAllocs(rec.Gres), 400))
 	}
 	if len(rec.Command) > 0 {
-		fmt.Printf("  command  %s\n", clean(strings.Join(rec.Command, " "), 400))
+		fmt.Printf("  command  %s\n", printable.Line(strings.Join(rec.Command, " "), 400))
 	}
 	if rec.ExitCode != nil {
 		fmt.Printf("  exit     %d\n", *rec.ExitCode)

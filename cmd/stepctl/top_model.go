@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"stepd/internal/printable"
 	"stepd/step"
 )
 
@@ -219,7 +220,7 @@ func (m *topModel) head(columns int) []string {
 	if cpu != nil {
 		used = fmt.Sprintf("%.1f", *cpu/100)
 	}
-	first := fmt.Sprintf("%s  %s  %s  %d of %s run, %s", l.Time.Format("15:04:05"), clean(l.node.Name, 30), l.node.State, running,
+	first := fmt.Sprintf("%s  %s  %s  %d of %s run, %s", l.Time.Format("15:04:05"), printable.Line(l.node.Name, 30), l.node.State, running,
 		plural(len(l.Steps), "step"), plural(tasks, "task"))
 	second := fmt.Sprintf("CPUs %s of %d used   memory %s of %s given   order: %s", used, l.node.CPUs, megabyteWords(l.node.UsedMB),
 		megabyteWords(l.node.MemoryBytes>>20), m.sort)
@@ -261,7 +262,7 @@ func (m *topModel) row(r topRow, columns int) string {
 	if s.Usage != nil {
 		memory, wait = size(s.Usage.RSSBytes), pressureWords(s.Usage.Pressure)
 	}
-	return m.columns(s.ID.Name(), clean(s.Name, 200), clean(strings.Join(s.Command, " "), 400), clean(s.User, 40), shortState(s.Record), elapsedAt(s.Record, m.look.Time), percent(s.CPUPercent), memory,
+	return m.columns(s.ID.Name(), printable.Line(s.Name, 200), printable.Line(strings.Join(s.Command, " "), 400), printable.Line(s.User, 40), shortState(s.Record), elapsedAt(s.Record, m.look.Time), percent(s.CPUPercent), memory,
 		rate(s.ReadRate), rate(s.WriteRate), wait, columns)
 }
 
@@ -274,7 +275,7 @@ func (m *topModel) taskRow(s *topStep, i, columns int) string {
 	r := s.TaskRates[i]
 	name := "pid " + number(t.PID)
 	if t.Node != "" {
-		name += " " + clean(t.Node, 40)
+		name += " " + printable.Line(t.Node, 40)
 	}
 	state := string(t.State)
 	if t.Status != nil {

@@ -3,8 +3,9 @@ package main
 import (
 	"fmt"
 	"os"
-	"unicode"
 	"unicode/utf8"
+
+	"stepd/internal/printable"
 )
 
 // visible shows text that somebody else wrote: what would control the terminal is
@@ -44,7 +45,7 @@ func appendRune(out, b []byte, r rune) []byte {
 	switch {
 	case r == utf8.RuneError && len(b) == 1:
 		return fmt.Appendf(out, `\x%02x`, b[0])
-	case unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp):
+	case printable.Control(r):
 		return fmt.Appendf(out, "<%U>", r) // C1 controls, other directions of writing, what is not seen
 	}
 	return append(out, b...)

@@ -6,10 +6,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/printable"
 	"stepd/step"
 )
 
@@ -116,16 +116,8 @@ func command(dir string) string {
 	if b = bytes.TrimRight(b, "\x00"); len(b) == 0 {
 		b, _ = os.ReadFile(dir + "/comm")
 	}
-	text := strings.Map(func(r rune) rune {
-		switch {
-		case r == 0:
-			return ' '
-		case unicode.IsPrint(r) && r != unicode.ReplacementChar:
-			return r
-		}
-		return '?' // it is told as one line, in a log or on a terminal
-	}, string(b[:min(len(b), commandMax)]))
-	return strings.TrimSpace(text)
+	words := string(bytes.ReplaceAll(b[:min(len(b), commandMax)], []byte{0}, []byte{' '}))
+	return strings.TrimSpace(printable.Line(words, 0)) // told as one line, in a log or on a terminal
 }
 
 func owner(dir string) uint32 {

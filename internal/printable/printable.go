@@ -1,0 +1,37 @@
+// Package printable makes text that others have chosen, names, commands and reasons, fit to
+// be shown as a part of one line, on a terminal, in a log or in a drawing: nothing in it
+// moves the cursor, turns the direction of writing or is unseen. It knows no more of
+// terminals than that. Begin with Line.
+package printable
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Control tells whether a character does something to what shows it rather than being
+// seen: C0 and C1 controls (Cc), directions of writing and what has no width (Cf), and
+// the ends of lines and paragraphs that are no controls (Zl, Zp).
+func Control(r rune) bool {
+	if r < utf8.RuneSelf {
+		return r < ' ' || r == 0x7f
+	}
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp)
+}
+
+// Line is s with a "?" for each Control, and for what is no character: bytes that are no
+// UTF-8 and the two that no XML may hold. It is cut to room characters, the last of
+// which is then "…"; room 0 cuts nothing.
+func Line(s string, room int) string {
+	s = strings.Map(func(r rune) rune {
+		if Control(r) || r == utf8.RuneError || r == 0xfffe || r == 0xffff {
+			return '?'
+		}
+		return r
+	}, s)
+	if room > 0 && utf8.RuneCountInString(s) > room {
+		return string([]rune(s)[:room-1]) + "…"
+	}
+	return s
+}

@@ -1,0 +1,52 @@
+package printable
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// A user's words cannot move the cursor of who lists them, or hide in what is listed.
+func TestLine(t *testing.T) {
+	for name, c := range map[string]struct {
+		in   string
+		room int
+		want string
+	}{
+		"plain":               {"plain text", 0, "plain text"},
+		"letters":             {"naïve 日本 🙂", 0, "naïve 日本 🙂"},
+		"escape sequence":     {"a\x1b[2Jb\n", 10, "a?[2Jb?"},
+		"tab and return":      {"a\tb\rc", 0, "a?b?c"},
+		"NUL and DEL":         {"a\x00b\x7f", 0, "a?b?"},
+		"C1":                  {"a\u009b31mb\u0085", 0, "a?31mb?"},
+		"direction (Cf)":      {"a\u202egpj.exe\u2066\u200f", 0, "a?gpj.exe??"},
+		"unseen (Cf)":         {"a\u200bb\u00adc\ufeff\U000e0041", 0, "a?b?c??"},
+		"line ends (Zl, Zp)":  {"a\u2028b\u2029c", 0, "a?b?c"},
+		"no UTF-8":            {"a\xff\xc3b", 0, "a??b"},
+		"no characters":       {"a\ufffe\uffff\ufffd", 0, "a???"},
+		"no-break space":      {"a\u00a0b", 0, "a\u00a0b"},
+		"as long as the room": {"abcd", 4, "abcd"},
+		"too long":            {strings.Repeat("x", 30), 10, "xxxxxxxxx…"},
+		"too long in runes":   {"éééé", 3, "éé…"},
+		"room for one":        {"ab", 1, "…"},
+		"empty":               {"", 1, ""},
+	} {
+		if got := Line(c.in, c.room); got != c.want {
+			t.Errorf("%s: Line(%q, %d) = %q, want %q", name, c.in, c.room, got, c.want)
+		}
+	}
+}
+
+func FuzzLine(f *testing.F) {
+	f.Add("a\x1b[2J\u202e", 4)
+	f.Add("\xff", 0)
+	f.Fuzz(func(t *testing.T, s string, room int) {
+		got := Line(s, room)
+		if !utf8.ValidString(got) || strings.ContainsFunc(got, Control) {
+			t.Errorf("Line(%q, %d) = %q", s, room, got)
+		}
+		if room > 0 && utf8.RuneCountInString(got) > room {
+			t.Errorf("Line(%q, %d) = %q: too long", s, room, got)
+		}
+	})
+}
