@@ -458,7 +458,7 @@ func TestRootClusterRefused(t *testing.T) {
 		refused(t, []string{"7 tasks of 1 CPU each on 3 nodes"}, "-N", "3", "-n", "7", "true")
 		refused(t, []string{`slurm.conf has no NodeName "n9"`}, "-w", "n9", "true")
 		refused(t, []string{`node "n2" is asked for and excluded`}, "-w", "n2", "-x", "n2", "true")
-		refused(t, []string{"each of 3 nodes needs one task"}, "-N", "3", "-n", "2", "true")
+		refused(t, []string{"--ntasks=1 and --nodelist=n1,n2 exclude each other"}, "-w", "n1,n2", "-n", "1", "true")
 	})
 	t.Run("busy", func(t *testing.T) {
 		p := c.nodes[1].start(t, call{args: []string{"run", "-n", "2", "sleep", "86400"}})

@@ -123,6 +123,9 @@ func scriptOptions(c *cobra.Command, p *plugins, script []byte) error {
 		}
 	}
 	if err := of.ParseFlags(args); err != nil {
+		return fmt.Errorf("#SBATCH: %w", flagError(of.Flags(), err))
+	}
+	if err := contradictions(of.Flags()); err != nil {
 		return fmt.Errorf("#SBATCH: %w", err)
 	}
 	if left := of.Flags().Args(); len(left) > 0 {
@@ -131,7 +134,7 @@ func scriptOptions(c *cobra.Command, p *plugins, script []byte) error {
 	p.given = append(p.given, line...) // the command line's are called last, and win
 	for _, f := range setFlags(of) {
 		own := c.Flags().Lookup(f.Name)
-		if _, plugin := f.Value.(*pluginFlag); plugin || own == nil || own.Changed {
+		if _, plugin := f.Value.(*pluginFlag); plugin || own == nil || own.Changed || overruled(c.Flags(), f.Name) {
 			continue
 		}
 		if err := own.Value.Set(f.Value.String()); err != nil {

@@ -49,7 +49,7 @@ func (o *bcastOptions) set(r *step.Request) error {
 		return nil
 	}
 	if len(r.Apps) > 0 {
-		return errors.New("--bcast and --multi-prog exclude each other: one program is sent")
+		return exclude("bcast", "multi-prog")
 	}
 	program, err := findProgram(r.Argv[0], r.Cwd)
 	if err != nil {

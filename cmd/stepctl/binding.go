@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -181,7 +180,7 @@ func (o *bindingOptions) binding() (b step.Binding, err error) {
 		*n.to = n.value
 	}
 	if o.exact && o.whole {
-		return b, errors.New("--exact and --whole exclude each other")
+		return b, exclude("exact", "whole")
 	}
 	b.Whole = o.whole
 	return b, nil

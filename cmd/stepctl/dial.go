@@ -114,6 +114,9 @@ func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 // has named no socket and nobody serves the default one (rulings 29).
 func (d *dialer) orStandalone() error {
 	path, named := d.path()
+	if d.standalone && d.socket != "" {
+		return exclude("standalone", "socket") // before one is started
+	}
 	if !d.standalone {
 		if named || os.Geteuid() != 0 {
 			return nil

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc/status"
 )
 
@@ -56,7 +57,7 @@ func execute(args []string) error {
 	if c, rest := completing(root, args); c != nil && c.Annotations[usesPlugins] != "" && strings.HasPrefix(args[len(args)-1], "-") {
 		d.completePlugins(c, rest)
 	}
-	return root.Execute()
+	return unknownVerb(root, root.Execute())
 }
 
 // say writes one line of stepctl's own to stderr.
@@ -91,7 +92,10 @@ func plain(err error) string {
 var notNumber = regexp.MustCompile(`^invalid argument "(.*)" for "(?:-., )?(--\S+)" flag: strconv\.Parse(?:Int|Uint): .*: (invalid syntax|value out of range)$`)
 
 // flagError says in one clear line what is wrong with an option.
-func flagError(err error) error {
+func flagError(f *pflag.FlagSet, err error) error {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		return unknownOption(f, unknown)
+	}
 	m := notNumber.FindStringSubmatch(err.Error())
 	switch {
 	case m == nil:
@@ -108,10 +112,12 @@ func newRoot(d *dialer) *cobra.Command {
 		Short: "run and control job steps on this node",
 		Long: "stepctl is the client of noded, the daemon of a node: what srun, sbatch, salloc, scancel, squeue and sstat are to Slurm, with srun's letters and meanings.\n\n" +
 			"JOB.STEP is the number of a step, such as 12.0; JOB stands for all steps of a job.",
-		SilenceErrors: true,
-		SilenceUsage:  true,
+		SilenceErrors:      true,
+		DisableSuggestions: true, // cobra's take lines of their own
+		SilenceUsage:       true,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return flagError(c.Flags(), err) })
+	root.PersistentPreRunE = checkOptions
 	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
 	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), suspendCommand(d), resumeCommand(d), statCommand(d), explainCommand(d), attachCommand(d), outputCommand(d),
 		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))

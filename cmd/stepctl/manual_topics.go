@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+
 	"github.com/spf13/cobra"
 
 	"stepd/internal/manual"
@@ -9,6 +11,9 @@ import (
 // topics are the sections of a verb's page beyond its options.
 func topics(c *cobra.Command) []manual.Topic {
 	var out []manual.Topic
+	if t := together(c); len(t.Entries) > 0 {
+		out = append(out, t)
+	}
 	if codes := exitCodes(c); len(codes) > 0 {
 		out = append(out, manual.Topic{Title: "Exit codes", Entries: codes})
 	}
@@ -19,6 +24,28 @@ func topics(c *cobra.Command) []manual.Topic {
 		out = append(out, manual.Topic{Title: "Examples", Text: []string{text}})
 	}
 	return out
+}
+
+// together are the pairs of a verb's options that are refused, and what comes of others
+// that say the same or nothing.
+func together(c *cobra.Command) manual.Topic {
+	t := manual.Topic{Title: "Options that exclude each other"}
+	has := func(name string) bool { return c.Flags().Lookup(name) != nil || c.InheritedFlags().Lookup(name) != nil }
+	for _, x := range exclusions {
+		if has(x.a) && has(x.b) {
+			t.Entries = append(t.Entries, manual.Entry{Name: "--" + x.a + ", --" + x.b, Text: cmp.Or(x.why, "refused")})
+		}
+	}
+	switch c.Name() {
+	case "run", "alloc", "batch":
+		t.Text = []string{"As with Slurm's commands, of an option that is given twice the last counts, and the command line overrules the environment and the lines of a script: " +
+			"what it excludes there is left out. --hint gives way to --cpu-bind, --ntasks-per-core and --threads-per-core. More --nodes than --ntasks are taken for as many."}
+	}
+	if c.Name() == "run" {
+		t.Text[0] += " In a job --ntasks-per-node gives way to --ntasks and --nodes where they need more. " +
+			"--pty is disregarded where standard input is no terminal; --detach-keys says nothing without --pty, nor do --send-libs and --compress without --bcast, and --open-mode without a file."
+	}
+	return t
 }
 
 func exitCodes(c *cobra.Command) []manual.Entry {

@@ -64,8 +64,28 @@ func (o *nodeOptions) set(r *step.Request, inJob bool) error {
 	if !ntasks && !inJob && r.NNodes*max(1, o.perNode) > r.NTasks {
 		r.NTasks = r.NNodes * max(1, o.perNode)
 	}
+	if len(r.WantNodes) > r.NTasks {
+		return fmt.Errorf("--ntasks=%d and --nodelist=%s exclude each other: each of %d nodes has one task at least", r.NTasks, o.want, len(r.WantNodes))
+	}
+	return o.setPerNode(r, text, told, inJob)
+}
+
+// setPerNode settles what --nodes, --ntasks and --ntasks-per-node say together, as srun
+// does: the number of tasks counts.
+func (o *nodeOptions) setPerNode(r *step.Request, nodes string, told, inJob bool) error {
 	if r.NTasks < r.NNodes {
-		return fmt.Errorf("--ntasks=%d: each of %d nodes needs one task at least", r.NTasks, r.NNodes)
+		say("%d tasks cannot run on %d nodes: --nodes=%s is taken for %d", r.NTasks, r.NNodes, nodes, r.NTasks)
+		r.NNodes = r.NTasks
+		if r.NNodesMax <= r.NNodes {
+			r.NNodesMax = 0
+		}
+	}
+	if most := max(r.NNodes, r.NNodesMax); told && o.perNode > 0 && r.NTasks > most*o.perNode {
+		if !inJob {
+			return fmt.Errorf("--ntasks=%d and --ntasks-per-node=%d exclude each other with --nodes=%s: that makes %d tasks at most", r.NTasks, o.perNode, nodes, most*o.perNode)
+		}
+		say("--ntasks-per-node=%d is disregarded: --ntasks=%d with --nodes=%s needs more", o.perNode, r.NTasks, nodes)
+		r.TasksPerNode = 0
 	}
 	return nil
 }

@@ -141,51 +141,71 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	if r.Name == "" {
 		r.Name = nameOf(argv[0])
 	}
-	var err error
-	if r.Binding, err = o.place.binding(); err != nil {
-		return nil, err
-	}
-	if o.ntasks < 1 {
-		return nil, fmt.Errorf("--ntasks=%d: a step has at least one task", o.ntasks)
-	}
-	sets := []func(*step.Request) error{o.setIdentity, o.setPlace, o.setFlags, func(r *step.Request) error { return o.setAcctgFreq(r, kind) }}
-	if kind == stepOfJob {
-		sets = append(sets, o.setJob)
-	}
-	for _, set := range sets {
+	for _, set := range o.setters(kind) {
 		if err := set(r); err != nil {
 			return nil, err
 		}
 	}
-	r.Spread = kind == stepOfJob && r.Job == nil && !o.nodes.flags.Changed("nodes") && o.nodes.want == ""
-	if err := o.nodes.set(r, kind == stepOfJob && r.Job != nil); err != nil {
+	if err := o.setEnv(kind, r, p); err != nil {
 		return nil, err
 	}
-	if err := o.programs.set(r); err != nil {
-		return nil, err
+	r.SpankOptions, r.JobControl = p.spankOptions(), p.control()
+	r.SubmitHost, _ = os.Hostname()
+	return r, nil
+}
+
+// setters put the options into a request, each building on those before it.
+func (o *runOptions) setters(kind requestKind) (sets []func(*step.Request) error) {
+	ofKind := func(set func(requestKind, *step.Request) error) func(*step.Request) error {
+		return func(r *step.Request) error { return set(kind, r) }
 	}
+	sets = append(sets, o.setTasks, o.setIdentity, o.setPlace, o.setFlags, ofKind(o.setAcctgFreq))
 	if kind == stepOfJob {
-		if err := o.bcast.set(r); err != nil {
-			return nil, err
-		}
+		sets = append(sets, o.setJob)
 	}
-	if err := o.resources.set(kind, r); err != nil {
-		return nil, err
+	sets = append(sets, ofKind(o.setNodes), o.programs.set)
+	if kind == stepOfJob {
+		sets = append(sets, o.bcast.set)
 	}
+	return append(sets, ofKind(o.resources.set), ofKind(o.setIO))
+}
+
+// setTasks checks the number of tasks and says where they run.
+func (o *runOptions) setTasks(r *step.Request) (err error) {
+	if o.ntasks < 1 {
+		return fmt.Errorf("--ntasks=%d: a step has at least one task", o.ntasks)
+	}
+	r.Binding, err = o.place.binding()
+	return err
+}
+
+// setNodes says on which nodes.
+func (o *runOptions) setNodes(kind requestKind, r *step.Request) error {
+	r.Spread = kind == stepOfJob && r.Job == nil && !o.nodes.flags.Changed("nodes") && o.nodes.want == ""
+	return o.nodes.set(r, kind == stepOfJob && r.Job != nil)
+}
+
+// setIO says where the tasks' streams go.
+func (o *runOptions) setIO(kind requestKind, r *step.Request) error {
 	if kind == allocation {
 		r.Stdin, r.Stdout, r.Stderr = nullStream, nullStream, nullStream
-	} else if err := o.setStreams(r, os.Stdin); err != nil {
-		return nil, err
+		return nil
+	}
+	if err := o.setStreams(r, os.Stdin); err != nil {
+		return err
 	}
 	if kind == stepOfJob {
 		o.files.take(r)
-		if err := o.setTerminal(r); err != nil {
-			return nil, err
-		}
+		o.setTerminal(r)
 	}
-	own, err := o.clientEnv(p, umask)
+	return nil
+}
+
+// setEnv makes the tasks' environment, of which the request has a part already.
+func (o *runOptions) setEnv(kind requestKind, r *step.Request, p *plugins) error {
+	own, err := o.clientEnv(p, int(r.Umask))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if kind == batchJob {
 		own = append(own, o.place.env()...)
@@ -194,12 +214,8 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 			return strings.HasPrefix(e, "SLURM_UMASK=") || strings.HasPrefix(e, "SRUN_DEBUG=")
 		})
 	}
-	if r.Env, err = o.environment(p, append(own, r.Env...)); err != nil {
-		return nil, err
-	}
-	r.SpankOptions, r.JobControl = p.spankOptions(), p.control()
-	r.SubmitHost, _ = os.Hostname()
-	return r, nil
+	r.Env, err = o.environment(p, append(own, r.Env...))
+	return err
 }
 
 func (o *runOptions) setFlags(r *step.Request) error {
@@ -215,7 +231,7 @@ func (o *runOptions) setFlags(r *step.Request) error {
 }
 
 // setAcctgFreq reads --acctg-freq, else the variable that srun or sbatch reads.
-func (o *runOptions) setAcctgFreq(r *step.Request, kind requestKind) error {
+func (o *runOptions) setAcctgFreq(kind requestKind, r *step.Request) error {
 	name, value := "--acctg-freq", o.acctgFreq
 	if value == "" {
 		name = map[requestKind]string{stepOfJob: "SLURM_ACCTG_FREQ", batchJob: "SBATCH_ACCTG_FREQ"}[kind]

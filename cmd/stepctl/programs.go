@@ -163,17 +163,12 @@ var (
 	}
 )
 
-// notOfTerminal are the options that --pty excludes: from the environment, an outer
-// step's often, they are not taken.
-var notOfTerminal = []string{"label", "input", "output", "error"}
-
-// optionsFromEnv takes the options that were not given from the environment.
+// optionsFromEnv takes the options that were not given, and that none excludes which
+// was, from the environment: an outer step's often.
 func optionsFromEnv(f *pflag.FlagSet, options []envOption) error {
-	pty := f.Lookup("pty")
-	terminal := pty != nil && pty.Changed && pty.Value.String() == "true" && isTerminal(os.Stdin)
 	for _, e := range options {
 		flag, value := f.Lookup(e.flag), os.Getenv(e.name)
-		if flag == nil || flag.Changed || value == "" || terminal && slices.Contains(notOfTerminal, e.flag) {
+		if flag == nil || flag.Changed || value == "" || overruled(f, e.flag) {
 			continue
 		}
 		if flag.Value.Type() == "bool" {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 
@@ -50,7 +49,7 @@ func input(kind requestKind, given, option, variable string) (value, from string
 // set puts them into the request.
 func (o *resourceOptions) set(kind requestKind, r *step.Request) error {
 	if o.mem != "" && o.memPerCPU != "" {
-		return errors.New("--mem and --mem-per-cpu exclude each other")
+		return exclude("mem", "mem-per-cpu")
 	}
 	mem, memFrom := o.mem, "--mem"
 	if o.memPerCPU == "" { // what the command line says overrules either variable

@@ -62,7 +62,6 @@ func topCommand(d *dialer) *cobra.Command {
 	f.StringVar(&o.sort, "sort", "cpu", "order of the steps: "+strings.Join(topFields(), ", "))
 	f.BoolVarP(&o.tasks, "tasks", "t", false, "show the tasks of all steps")
 	f.BoolVar(&o.json, "json", false, "one JSON document for each look")
-	c.MarkFlagsMutuallyExclusive("batch", "json")
 	return c
 }
 
