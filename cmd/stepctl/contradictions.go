@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -11,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// exclusion is two options that cannot both hold, and why where that is not plain.
+// exclusion is two options that cannot both hold, and why.
 type exclusion struct{ a, b, why string }
 
 const oneTerminal = "a terminal is all three streams of task 0"
@@ -25,10 +24,10 @@ var exclusions = []exclusion{
 	{"pty", "input", oneTerminal},
 	{"pty", "output", oneTerminal},
 	{"pty", "error", oneTerminal},
-	{"mem", "mem-per-cpu", ""},
-	{"exact", "whole", ""},
+	{"mem", "mem-per-cpu", "memory is that of the node, or that of each CPU"},
+	{"exact", "whole", "as many CPUs as the tasks need, or all of the job"},
 	{"bcast", "multi-prog", "one program is sent"},
-	{"quiet", "verbose", ""},
+	{"quiet", "verbose", "less is said, or more"},
 	{"standalone", "socket", "a private noded is started, or that one is asked"},
 	{"standalone", "jobid", "a noded that is started now has no jobs"},
 	{"batch", "json", "both say how a look is printed"},
@@ -58,15 +57,10 @@ func contradictions(f *pflag.FlagSet) error {
 	return nil
 }
 
-// exclude words that two options cannot both hold.
+// exclude words that the two options of an exclusion cannot both hold.
 func exclude(a, b string) error {
-	text := fmt.Sprintf("--%s and --%s exclude each other", a, b)
-	for _, x := range exclusions {
-		if x.a == a && x.b == b && x.why != "" {
-			text += ": " + x.why
-		}
-	}
-	return errors.New(text)
+	at := slices.IndexFunc(exclusions, func(x exclusion) bool { return x.a == a && x.b == b })
+	return fmt.Errorf("--%s and --%s exclude each other: %s", a, b, exclusions[at].why)
 }
 
 // wasGiven tells whether an option was given, with another value than the one that it has

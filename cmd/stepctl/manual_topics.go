@@ -1,8 +1,6 @@
 package main
 
 import (
-	"cmp"
-
 	"github.com/spf13/cobra"
 
 	"stepd/internal/manual"
@@ -33,7 +31,7 @@ func together(c *cobra.Command) manual.Topic {
 	has := func(name string) bool { return c.Flags().Lookup(name) != nil || c.InheritedFlags().Lookup(name) != nil }
 	for _, x := range exclusions {
 		if has(x.a) && has(x.b) {
-			t.Entries = append(t.Entries, manual.Entry{Name: "--" + x.a + ", --" + x.b, Text: cmp.Or(x.why, "refused")})
+			t.Entries = append(t.Entries, manual.Entry{Name: "--" + x.a + ", --" + x.b, Text: x.why})
 		}
 	}
 	switch c.Name() {
