@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -242,6 +241,9 @@ func (a *audience) State(rec step.Record) {
 		// one is over before.
 		time.AfterFunc(trimAfter, debug.FreeOSMemory)
 	}
+	if rec.State == step.Starting {
+		return // on the way of a launch; flushSoon sees to it where that stands still
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.events.Flush()
@@ -282,13 +284,9 @@ func (a *audience) Event(e step.Event) {
 	if !eventLog {
 		return
 	}
-	b, err := json.Marshal(e)
-	if err != nil {
-		return // an Event holds nothing that cannot be encoded
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.events.Write(append(b, '\n'))
+	a.events.Write(e.AppendTo(a.events.AvailableBuffer()))
 	a.flushSoon()
 }
 
@@ -312,7 +310,7 @@ func (a *audience) Hooks(h step.HookCalls) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.events.Write(h.AppendTo(nil))
+	a.events.Write(h.AppendTo(a.events.AvailableBuffer()))
 	a.flushSoon()
 }
 
