@@ -338,21 +338,10 @@ func leaveResult(path string, rec *step.Record) error {
 	if err != nil {
 		return fmt.Errorf("cannot encode the result of step %s: %w", rec.ID, err)
 	}
-	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return fmt.Errorf("cannot leave the result of step %s: %w", rec.ID, err)
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
+	err = linux.WriteWhole(path, true, func(w io.Writer) error {
+		_, err := w.Write(b)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("cannot leave the result of step %s in %q: %w", rec.ID, path, err)
 	}

@@ -4,15 +4,15 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
 )
 
 // rawFD is the descriptor of f without os.File.Fd's side effect: that sets
 // blocking mode on a file that others may share.
 func rawFD(f *os.File) int {
 	fd := -1
-	if c, err := f.SyscallConn(); err == nil {
-		c.Control(func(n uintptr) { fd = int(n) })
-	}
+	_ = linux.OnFD(f, func(n int) error { fd = n; return nil }) // -1 of one that is closed
 	return fd
 }
 

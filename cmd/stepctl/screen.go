@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/stepio/replay"
 )
@@ -57,24 +58,11 @@ func newScreen(in, out *os.File, keys *detachKeys, readOnly bool) *screen {
 }
 
 func termiosOf(f *os.File) (tio *unix.Termios, err error) {
-	err = control(f, func(fd int) error {
+	err = linux.OnFD(f, func(fd int) error {
 		tio, err = unix.IoctlGetTermios(fd, unix.TCGETS)
 		return err
 	})
 	return tio, err
-}
-
-// control calls f with the descriptor, whose blocking mode others share.
-func control(file *os.File, f func(fd int) error) error {
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var ferr error
-	if err := raw.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil {
-		return err
-	}
-	return ferr
 }
 
 // terminalOf asks for a terminal like the client's.
@@ -92,7 +80,7 @@ func terminalOf(in, out *os.File) *step.Terminal {
 func windowSize(in, out *os.File) (rows, cols uint16) {
 	for _, f := range []*os.File{out, in} {
 		var size *unix.Winsize
-		err := control(f, func(fd int) (err error) {
+		err := linux.OnFD(f, func(fd int) (err error) {
 			size, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
 			return err
 		})
@@ -148,7 +136,7 @@ func (s *screen) raw() error {
 	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
 	raw.Cflag = raw.Cflag&^(unix.CSIZE|unix.PARENB) | unix.CS8
 	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
-	if err := control(s.in, func(fd int) error { return unix.IoctlSetTermios(fd, unix.TCSETSW, &raw) }); err != nil {
+	if err := linux.OnFD(s.in, func(fd int) error { return unix.IoctlSetTermios(fd, unix.TCSETSW, &raw) }); err != nil {
 		return fmt.Errorf("cannot make the terminal raw: %w", err)
 	}
 	s.saved = saved
@@ -172,7 +160,7 @@ func (s *screen) restore() {
 			how = unix.TCSETSF
 			s.out.WriteString("\r\n")
 		}
-		_ = control(s.in, func(fd int) error { return unix.IoctlSetTermios(fd, how, saved) }) // as above
+		_ = linux.OnFD(s.in, func(fd int) error { return unix.IoctlSetTermios(fd, how, saved) }) // as above
 		s.saved = nil
 		rawLines.Store(false)
 	}

@@ -5,19 +5,30 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
 )
 
 // isTerminal tells whether a file is a terminal.
 func isTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
+	return linux.OnFD(f, func(fd int) error {
+		_, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+		return err
+	}) == nil
 }
 
 // screenSize is the size of the terminal that f is; else the width is that of
 // $COLUMNS. 0 is not known.
 func screenSize(f *os.File) (columns, rows int) {
-	if ws, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
-		return int(ws.Col), int(ws.Row)
+	err := linux.OnFD(f, func(fd int) error {
+		ws, err := unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
+		if err == nil {
+			columns, rows = int(ws.Col), int(ws.Row)
+		}
+		return err
+	})
+	if err == nil {
+		return columns, rows
 	}
 	n, err := strconv.Atoi(os.Getenv("COLUMNS"))
 	if err != nil || n < 0 {

@@ -3,12 +3,12 @@ package live
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/stepio/replay"
 )
@@ -158,20 +158,8 @@ func (l *Live) save(hub *Hub, path string) error {
 	if hub.ring.End() == 0 {
 		return nil
 	}
-	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	err := linux.WriteWhole(path, false, func(w io.Writer) error { return replay.WriteKept(w, hub.ring, hub.modes) })
 	if err != nil {
-		return fmt.Errorf("cannot keep the output of step %s: %w", l.spec.ID, err)
-	}
-	err = replay.WriteKept(f, hub.ring, hub.modes)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		os.Remove(tmp) // it is of no use
 		return fmt.Errorf("cannot keep the output of step %s in %q: %w", l.spec.ID, path, err)
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/stepio/replay"
 )
@@ -177,18 +178,16 @@ const ttyHolds = 128 << 10
 // read brings forward what is on its way: EAGAIN is the end. A process outside of the
 // step may write on for ever: of more than there can have been nothing is the step's.
 func (t *terminal) drain(buf []byte) {
-	raw, err := t.master.SyscallConn()
-	if err != nil {
-		return
-	}
 	for total := 0; total < ttyHolds; {
 		var n int
-		var rerr error
-		err := raw.Control(func(fd uintptr) { n, rerr = unix.Read(int(fd), buf) })
-		if errors.Is(rerr, unix.EINTR) {
+		err := linux.OnFD(t.master, func(fd int) (err error) {
+			n, err = unix.Read(fd, buf)
+			return err
+		})
+		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		if err != nil || rerr != nil || n <= 0 {
+		if err != nil || n <= 0 {
 			return
 		}
 		t.hub.Write(1, 0, buf[:n])
@@ -246,7 +245,7 @@ func (t *terminal) resize(rows, cols uint16, redraw bool) {
 }
 
 func (t *terminal) size() (s [2]uint16) {
-	t.onMaster(func(fd int) error {
+	_ = linux.OnFD(t.master, func(fd int) error {
 		w, err := unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
 		if err == nil {
 			s = [2]uint16{w.Row, w.Col}
@@ -257,25 +256,12 @@ func (t *terminal) size() (s [2]uint16) {
 }
 
 func (t *terminal) setSize(rows, cols uint16) error {
-	return t.onMaster(func(fd int) error {
+	return linux.OnFD(t.master, func(fd int) error {
 		if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: cols}); err != nil {
 			return fmt.Errorf("set the window's size to %d rows and %d columns: %w", rows, cols, err)
 		}
 		return nil
 	})
-}
-
-// onMaster calls f with the descriptor, which os.File.Fd would make blocking.
-func (t *terminal) onMaster(f func(fd int) error) error {
-	raw, err := t.master.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var ferr error
-	if err := raw.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil {
-		return err
-	}
-	return ferr
 }
 
 // finish reads the rest: no process of the tasks is left. It waits at most patience
