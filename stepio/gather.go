@@ -17,6 +17,7 @@ type gather struct {
 	epoll   int
 	sources map[int]*source // by descriptor
 	buf     []byte
+	used    []*lines // of one round; kept for its room
 }
 
 // source is what one rank writes.
@@ -53,17 +54,17 @@ func (g *gather) run() {
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return // internal error: the descriptor is no epoll any more
 		}
-		var used []*lines
+		g.used = g.used[:0]
 		for _, e := range events[:max(n, 0)] {
 			if s := g.sources[int(e.Fd)]; s != nil && !g.read(int(e.Fd), s) {
 				delete(g.sources, int(e.Fd))
 				unix.Close(int(e.Fd))
 			}
-			if s := g.sources[int(e.Fd)]; s != nil && (len(used) == 0 || used[len(used)-1] != s.to) {
-				used = append(used, s.to)
+			if s := g.sources[int(e.Fd)]; s != nil && (len(g.used) == 0 || g.used[len(g.used)-1] != s.to) {
+				g.used = append(g.used, s.to)
 			}
 		}
-		for _, l := range used {
+		for _, l := range g.used {
 			_ = l.flush() // failed hears of it, and the next read
 		}
 	}

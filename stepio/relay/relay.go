@@ -57,7 +57,6 @@ type Relay struct {
 	all     chan struct{} // guarded by mu: closed when open is 0 and Drain was called; nil without streams
 	tapped  bool          // guarded by mu: there is a tap
 	passed  [3]int64      // guarded by mu: bytes, by stream
-	counts  [3]bool       // guarded by mu: something of the stream comes by here
 	ending  bool          // guarded by mu: Drain was called
 	stopped bool          // guarded by mu: the loop is to end
 }
@@ -65,6 +64,7 @@ type Relay struct {
 // loop is what the loop alone has.
 type loop struct {
 	ready          []*stream // there may be something to move
+	news           []*stream // of this round; kept for its room
 	buf            []byte    // for the tap
 	tapped, ending bool      // as of the beginning of this round
 }
@@ -162,7 +162,6 @@ func (r *Relay) Add(fd, rank, dst int, uid uint32) (tasks int, err error) {
 	}
 	r.streams = append(r.streams, &stream{fd: fd, rank: rank, src: p[0], dst: dst, inode: st.Ino})
 	r.open++
-	r.counts[fd] = true
 	return p[1], nil
 }
 
@@ -226,9 +225,12 @@ func (r *Relay) run() {
 	}
 }
 
-// look says which streams have news, and what else has changed.
+// look says which streams have news, until it is called again, and what else has
+// changed.
 func (r *Relay) look(events []unix.EpollEvent) (news []*stream, stopped bool) {
 	var word [8]byte
+	news = r.loop.news[:0]
+	defer func() { r.loop.news = news }()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ending && !r.loop.ending {
@@ -409,8 +411,12 @@ func (r *Relay) Used() bool {
 func (r *Relay) Fill(rec *step.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var there [3]bool
+	for _, s := range r.streams {
+		there[s.fd] = true
+	}
 	for fd, to := range map[int]**int64{1: &rec.StdoutBytes, 2: &rec.StderrBytes} {
-		if r.counts[fd] {
+		if there[fd] {
 			n := r.passed[fd]
 			*to = &n
 		}
