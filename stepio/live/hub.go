@@ -25,6 +25,7 @@ type Hub struct {
 	room, more *sync.Cond
 	ring       *replay.Ring          // guarded by mu
 	modes      *replay.Modes         // guarded by mu: of a terminal, where the ring begins; nil: none
+	marks      marks                 // guarded by mu: of a terminal
 	watchers   map[*watcher]struct{} // guarded by mu
 	over       bool                  // guarded by mu: nothing more is written
 	act        func(f *replay.Frame) // guarded by mu: takes what a watcher sends; nil: not yet
@@ -54,6 +55,9 @@ func (h *Hub) Write(fd, rank int, data []byte) {
 			h.room.Wait()
 		}
 		h.ring.Add(fd, rank, data[:n])
+		if h.modes != nil {
+			h.marks.feed(data[:n], h.ring.First(), h.ring.Limit())
+		}
 		data = data[n:]
 		h.more.Broadcast()
 	}
@@ -128,50 +132,6 @@ func (h *Hub) Watch(how Watching) (fd int, err error) {
 	go func() { defer h.wg.Done(); h.send(w) }()
 	go func() { defer h.wg.Done(); h.receive(w) }()
 	return pair[1], nil
-}
-
-// saneWithin is how far a beginning is looked for that is not in the middle of a line.
-const saneWithin = 4 << 10
-
-// begin moves a watcher of a terminal from its position on to one between two lines,
-// or two characters at least, and gives it what sets its terminal to the state there.
-func (h *Hub) begin(w *watcher) {
-	w.prefix = ""
-	if h.modes == nil {
-		return
-	}
-	m := h.modes.Clone()
-	buf := make([]byte, replay.FrameMax)
-	feed := func(pos, to int64) (last byte, next int64) {
-		p, next, _ := h.ring.Read(pos, buf[:min(int64(len(buf)), to-pos)])
-		if len(p.Data) == 0 {
-			return 0, to
-		}
-		m.Feed(p.Data)
-		return p.Data[len(p.Data)-1], next
-	}
-	for pos := h.ring.First(); pos < w.pos; {
-		_, pos = feed(pos, w.pos)
-	}
-	if w.pos == 0 {
-		return // nothing is cut, and nothing set
-	}
-	var between *replay.Modes
-	from := w.pos
-	for pos := from; pos < min(from+saneWithin, h.ring.End()); {
-		if between == nil && m.Between() {
-			between, w.pos = m.Clone(), pos
-		}
-		var last byte
-		if last, pos = feed(pos, pos+1); last == '\n' && m.Between() {
-			between, w.pos = m.Clone(), pos
-			break
-		}
-	}
-	if between == nil {
-		between = m
-	}
-	w.prefix = between.Set()
 }
 
 // send passes on what comes, until the end or until the client is gone.

@@ -3,6 +3,7 @@ package live
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
@@ -224,5 +225,38 @@ func TestHubTerminalReplay(t *testing.T) {
 	}
 	if !strings.HasSuffix(text, "line 299 \x1b[31m\r\nend\x1b[6n") {
 		t.Errorf("the replay ends with %q", text[max(0, len(text)-60):])
+	}
+}
+
+// Wherever one begins, the terminal's state there is that which all of the output until
+// there has made, and not much of it is followed for that.
+func TestHubModesAnywhere(t *testing.T) {
+	const limit, total = 400_000, 1_000_000
+	h := newHub(limit, true)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	var whole []byte
+	for len(whole) < total {
+		part := []byte("text\r\n")
+		if rnd.IntN(100) == 0 {
+			part = fmt.Appendf(nil, "\x1b[?%d%c", []int{1049, 25, 2004, 1000}[rnd.IntN(4)], "hl"[rnd.IntN(2)])
+		}
+		whole = append(whole, part...)
+		h.Write(1, 0, part)
+	}
+	if n := len(h.marks.list); n < 3 || n > limit/marksEvery+1 {
+		t.Errorf("%d marks in %d bytes", n, limit)
+	}
+	for range 50 {
+		pos := h.ring.First() + rnd.Int64N(h.ring.End()-h.ring.First()+1)
+		var want replay.Modes
+		want.Feed(whole[:pos])
+		if got := h.modesAt(pos); got.Set() != want.Set() || got.Between() != want.Between() {
+			t.Errorf("at %d of %d to %d: %q, want %q", pos, h.ring.First(), h.ring.End(), got.Set(), want.Set())
+		}
+		for i, m := range h.marks.list {
+			if next := i + 1; next < len(h.marks.list) && h.marks.list[next].pos-m.pos > 2*marksEvery {
+				t.Fatalf("nothing is known between %d and %d", m.pos, h.marks.list[next].pos)
+			}
+		}
 	}
 }
