@@ -28,15 +28,22 @@ func main() {
 	mpi := flag.Bool("mpi", false, "only the rows of MPI")
 	streams := flag.Bool("streams", false, "only the rows of streams")
 	events := flag.Bool("events", false, "only the rows of the event log")
+	only := flag.String("only", "", "of the rows of streams those that have this `text`")
+	runs := flag.Int("runs", 0, "how often each row of streams is measured; 0: as is usual")
+	end := flag.String("tls-end", "", "be an end of a pipe over TLS, for the rows of two nodes: read or write")
 	flag.Parse()
-	if *events {
-		if err := runEvents(*bin, *quick); err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", err)
-			os.Exit(1)
-		}
-		return
+	var err error
+	switch {
+	case *end != "":
+		err = tlsEnd(*end)
+	case *events:
+		err = runEvents(*bin, *quick)
+	case *streams:
+		err = runStreams(*bin, *quick, *only, *runs)
+	default:
+		err = run(*bin, *quick, *stacks, *acct, *kill, *mpi)
 	}
-	if err := run(*bin, *quick, *stacks, *acct, *kill, *mpi, *streams); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -45,7 +52,7 @@ func main() {
 // size is one row: n tasks, measured that many times.
 type size struct{ n, runs int }
 
-func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI, onlyStreams bool) error {
+func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI bool) error {
 	dir, err := os.MkdirTemp("", "stepd-bench")
 	if err != nil {
 		return err
@@ -56,9 +63,6 @@ func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI, onlyStreams
 	}
 	if onlyMPI {
 		return runMPI(bin, dir, quick)
-	}
-	if onlyStreams {
-		return runStreams(bin, dir, quick)
 	}
 	rec, err := newRecorder()
 	if err != nil {
@@ -83,7 +87,7 @@ func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI, onlyStreams
 	if err := runMPI(bin, dir, quick); err != nil {
 		return err
 	}
-	if err := runStreams(bin, dir, quick); err != nil {
+	if err := runStreams(bin, quick, "", 0); err != nil {
 		return err
 	}
 	if err := runEvents(bin, quick); err != nil {

@@ -21,6 +21,7 @@ type streamRow struct {
 	input  bool     // the bytes go to the tasks
 	socket bool     // the client's stdout is one
 	nodes  bool     // on two nodes
+	tcp    bool     // it is a connection over the loopback
 	file   bool     // the client's stdout is a file
 }
 
@@ -47,8 +48,14 @@ var streamRows = []streamRow{
 // lineWidth is that of the lines that are written.
 const lineWidth = 80
 
-// runStreams is how fast the bytes of the tasks are, beside a pipe of the shell's.
-func runStreams(bin, dir string, quick bool) error {
+// runStreams is how fast the bytes of the tasks are, beside a pipe of the shell's: of
+// the rows that have only in their name, each so many times; 0 is the usual.
+func runStreams(bin string, quick bool, only string, times int) error {
+	dir, err := os.MkdirTemp("", "stepd-bench")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
 	pump := filepath.Join(dir, "pump")
 	src := filepath.Join(filepath.Dir(bin), "integration", "bench", "pump", "pump.c")
 	if out, err := exec.Command("gcc", "-O2", "-o", pump, src).CombinedOutput(); err != nil {
@@ -71,10 +78,16 @@ func runStreams(bin, dir string, quick bool) error {
 	if quick {
 		runs, bytes = 3, 4e8
 	}
+	if times > 0 {
+		runs = times
+	}
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
 	defer w.Flush()
 	fmt.Fprintf(w, "\nstreams, lines of %d bytes\ttasks\tN\tmedian\tworst\tpeer\tpeer's median\tratio\n", lineWidth)
 	for _, r := range streamRows {
+		if !strings.Contains(r.what, only) {
+			continue
+		}
 		of := node
 		if r.nodes {
 			if twoErr != nil {
@@ -107,21 +120,24 @@ func (r *streamRow) measure(w *tabwriter.Writer, n *noded, pump string, runs int
 		return n.run(append(args, cmd...)...)
 	}
 	var ours, peers series // nanoseconds a gigabyte
-	for range runs {
-		from, to := run(write), read
-		if r.input {
-			from, to = write, run(read)
+	from, to := run(write), read
+	if r.input {
+		from, to = write, run(read)
+	}
+	perGB := 1e9 / float64(each*int64(r.tasks))
+	for i := range 2 * runs {
+		if (i+1)/2%2 == 0 { // ours, the peer, the peer, ours, …
+			took, err := r.join(from, to)
+			if err != nil {
+				return err
+			}
+			ours = append(ours, uint64(float64(took)*perGB))
+			continue
 		}
-		took, err := r.join(from, to)
+		peer, err := r.joinPeer(whole, read)
 		if err != nil {
 			return err
 		}
-		peer, err := r.join(whole, read)
-		if err != nil {
-			return err
-		}
-		perGB := 1e9 / float64(each*int64(r.tasks))
-		ours = append(ours, uint64(float64(took)*perGB))
 		peers = append(peers, uint64(float64(peer)*perGB))
 	}
 	rate := func(ns uint64) string { return fmt.Sprintf("%.0f MB/s", 1e12/float64(ns)) }
@@ -131,6 +147,8 @@ func (r *streamRow) measure(w *tabwriter.Writer, n *noded, pump string, runs int
 		name = "the same socket"
 	case r.file:
 		name = "the same file"
+	case r.nodes:
+		name = "one pipe over TLS"
 	}
 	fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%.2f\n", r.what, r.tasks, runs, rate(ours.at(0.5)), rate(ours.at(1)),
 		name, rate(peers.at(0.5)), float64(peers.at(0.5))/float64(ours.at(0.5)))
@@ -141,13 +159,7 @@ func (r *streamRow) measure(w *tabwriter.Writer, n *noded, pump string, runs int
 // returns how long the bytes took, from the first that was read to the last: what a
 // launch takes is in other rows. Into a file it is the whole run.
 func (r *streamRow) join(from, to []string) (time.Duration, error) {
-	read, write, err := os.Pipe()
-	if r.socket {
-		read, write, err = socketPair()
-	}
-	if r.file {
-		write, err = os.CreateTemp("", "stepd-bench")
-	}
+	read, write, err := r.ends()
 	if err != nil {
 		return 0, err
 	}
@@ -165,7 +177,9 @@ func (r *streamRow) join(from, to []string) (time.Duration, error) {
 		err = a.Run()
 	}
 	write.Close()
-	read.Close()
+	if read != nil {
+		read.Close()
+	}
 	if err == nil && !r.file {
 		err = b.Wait()
 	}
@@ -176,6 +190,35 @@ func (r *streamRow) join(from, to []string) (time.Duration, error) {
 		return time.Since(start), nil
 	}
 	return slowest(toSaid.String())
+}
+
+// ends are what joins the two commands; read is nil of a file.
+func (r *streamRow) ends() (read, write *os.File, err error) {
+	switch {
+	case r.socket:
+		return socketPair()
+	case r.tcp:
+		return tcpPair()
+	case r.file:
+		write, err = os.CreateTemp("", "stepd-bench")
+		return nil, write, err
+	}
+	return os.Pipe()
+}
+
+// joinPeer runs what the row is compared with.
+func (r *streamRow) joinPeer(from, to []string) (time.Duration, error) {
+	if !r.nodes {
+		return r.join(from, to)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return 0, err
+	}
+	peer := *r
+	peer.tcp = true
+	return peer.join(append([]string{"sh", "-c", `bench=$1; shift; "$@" | "$bench" -tls-end write`, "sh", self}, from...),
+		append([]string{"sh", "-c", `bench=$1; shift; "$bench" -tls-end read | "$@"`, "sh", self}, to...))
 }
 
 // slowest is the longest time that those who read have told.
