@@ -119,6 +119,7 @@ func sbatchLines(name string, script []byte) (found []scriptLine, err error) {
 	}
 	return found, lines.Err()
 }
+
 // splitWords splits at blanks; quotes and backslashes keep them, and an
 // unquoted # ends the line.
 func splitWords(s string) ([]string, error) {
