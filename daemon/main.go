@@ -208,7 +208,7 @@ func (a *audience) closeFiles(files *bcast.Receiver) {
 
 // lead runs the step, and tells noded what became of it.
 func lead(spec *step.Spec, st *task.Step, aud *audience, server *stepapi.Server, over *overdue, listener *net.UnixListener) error {
-	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	ctx, stop := untilSignalled()
 	defer stop()
 	rec, err := runOnAll(ctx, st, aud, over)
 	if err != nil {
@@ -222,6 +222,25 @@ func lead(spec *step.Spec, st *task.Step, aud *audience, server *stepapi.Server,
 	listener.Close()
 	server.Wait()
 	return err
+}
+
+// untilSignalled ends with the first signal that ends stepd: the host's going down,
+// with an administrator's stopping of the scope, is the usual reason for one.
+func untilSignalled() (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1) // the first one counts
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
+	go func() {
+		select {
+		case got := <-signals:
+			cancel(fmt.Errorf("stepd got %s: the host goes down, or stepd was stopped", unix.SignalName(got.(syscall.Signal))))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		cancel(nil)
+	}
 }
 
 // taskPlugins are the step's, in an order that each of them needs. killed hears of
