@@ -32,6 +32,8 @@ type machine struct {
 	accel string
 	mem   int // MiB
 	cpus  int
+	// reboots: the guest boots itself again, once, and says so.
+	reboots bool
 }
 
 func (m machine) console() string { return filepath.Join(m.out, "console.txt") }
@@ -50,10 +52,15 @@ func (m machine) arguments() []string {
 	kernel := "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check " +
 		"random.trust_cpu=on audit=0 apparmor=0 selinux=0 net.ifnames=0 psi=1 " +
 		"systemd.unified_cgroup_hierarchy=1 systemd.show_status=0"
+	reboot := "reset"
+	if !m.reboots {
+		reboot = "shutdown"
+	}
 	return append(m.sockets(),
+		"-action", "reboot="+reboot,
 		// Not microvm: it never exits.
 		"-machine", "q35", "-accel", accel, "-cpu", cpu, "-m", strconv.Itoa(m.mem),
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-monitor", "none",
+		"-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none",
 		"-kernel", m.img.path("vmlinuz"), "-initrd", m.img.path("initrd.gz"), "-append", kernel,
 		"-drive", drive(m.img.path("rootfs.ext4"), "snapshot=on"),
 		"-drive", drive(m.disk, "readonly=on"),
@@ -106,11 +113,14 @@ func (m machine) boot(ctx context.Context, timeout time.Duration, output io.Writ
 	watch := time.AfterFunc(min(bootTimeout, timeout), func() {
 		cancel(fmt.Errorf("the guest has not come up within %v", min(bootTimeout, timeout)))
 	})
-	defer watch.Stop()
-	status, seen, err := follow(results, output, func() {
+	defer func() { watch.Stop() }()
+	status, seen, err := follow(results, output, m.reboots, func() {
 		watch.Stop()
 		watch = time.AfterFunc(timeout, func() { cancel(fmt.Errorf("the guest was not done within %v (-timeout)", timeout)) })
 	})
+	if seen || err != nil {
+		cancel(err) // it is not to boot once more
+	}
 	ended := cmd.Wait()
 	switch {
 	case seen:
@@ -125,15 +135,22 @@ func (m machine) boot(ctx context.Context, timeout time.Duration, output io.Writ
 	return 0, fmt.Errorf("%w\nqemu: %s\nthe console's last lines:\n%s", err, strings.TrimSpace(stderr.String()), tailOf(m.console()))
 }
 
-// follow copies the guest's lines and takes out the two of recipe/vmtest.
-func follow(from io.Reader, to io.Writer, up func()) (status int, seen bool, err error) {
+// follow copies the guest's lines and takes out those of recipe/vmtest and
+// run.sh. A guest that boots again without having said so is an error.
+func follow(from io.Reader, to io.Writer, reboots bool, up func()) (status int, seen bool, err error) {
 	in := bufio.NewReader(from)
+	boots := 1
 	for {
 		line, err := in.ReadString('\n')
 		rest, exited := strings.CutPrefix(line, "VM-EXIT rc=")
 		switch {
 		case strings.HasPrefix(line, "VM-START "):
+			if boots--; boots < 0 {
+				return 0, false, errors.New("the guest has rebooted by itself")
+			}
 			up()
+		case line == "VM-REBOOT\n" && reboots:
+			boots, reboots = boots+1, false
 		case exited:
 			code, _, _ := strings.Cut(rest, " ")
 			status, err = strconv.Atoi(code)

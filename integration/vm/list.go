@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 //go:embed tests.tsv
@@ -129,4 +130,51 @@ func testNames(dir string) ([]string, error) {
 		}
 	}
 	return names, nil
+}
+
+// Tests whose names begin so run after all others: just before the guest is
+// booted again, and then. They find Debian packages in /share/deb.
+const (
+	beforeReboot = "TestBeforeReboot"
+	afterReboot  = "TestAfterReboot"
+)
+
+// chosen lists the tests of a row, without a subtest's name.
+func (r row) chosen(top string) ([]string, error) {
+	head, _, _ := strings.Cut(r.tests, "/")
+	re, err := regexp.Compile(head)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the pattern %q: %w", r.tests, err)
+	}
+	names, err := testNames(filepath.Join(top, r.dir))
+	return slices.DeleteFunc(names, func(name string) bool { return !re.MatchString(name) }), err
+}
+
+// jobs are the lines of run.sh's three lists.
+type jobs struct{ now, before, after strings.Builder }
+
+// add gives a row's tests to the lists that they belong to.
+func (j *jobs) add(r row, binary string, names []string, timeout time.Duration) {
+	var before, after []string
+	for _, name := range names {
+		switch {
+		case strings.HasPrefix(name, beforeReboot):
+			before = append(before, name)
+		case strings.HasPrefix(name, afterReboot):
+			after = append(after, name)
+		}
+	}
+	// The gate takes what it is told as the name of a package, and each one once.
+	line := func(to *strings.Builder, part, tests, skip string) {
+		fmt.Fprintf(to, "stepd/%s%s\t%s\t%s\t%s\t%s\t%s\n", r.dir, part, r.dir, binary, tests, timeout, skip)
+	}
+	if len(names) > len(before)+len(after) {
+		line(&j.now, "", r.tests, "^("+beforeReboot+"|"+afterReboot+")")
+	}
+	if len(before) > 0 {
+		line(&j.before, "-last", "^("+strings.Join(before, "|")+")$", "-")
+	}
+	if len(after) > 0 {
+		line(&j.after, "-rebooted", "^("+strings.Join(after, "|")+")$", "-")
+	}
 }

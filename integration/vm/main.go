@@ -74,7 +74,7 @@ func (c config) main(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	began := time.Now()
-	if err := c.makeShare(ctx, top, filepath.Join(tmp, "share"), m.disk); err != nil {
+	if m.reboots, err = c.makeShare(ctx, top, filepath.Join(tmp, "share"), m.disk); err != nil {
 		return 0, err
 	}
 	say("share made in %.1f s", time.Since(began).Seconds())
@@ -84,28 +84,29 @@ func (c config) main(ctx context.Context) (int, error) {
 	return status, err
 }
 
-func (c config) makeShare(ctx context.Context, top, dir, disk string) error {
+// makeShare tells whether the guest is to be booted twice.
+func (c config) makeShare(ctx context.Context, top, dir, disk string) (reboots bool, err error) {
 	s := share{top: top, dir: dir}
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		return err
+		return false, err
 	}
 	if err := s.fill(ctx); err != nil {
-		return err
+		return false, err
 	}
 	if c.command != "" {
 		if err := s.addCommand(c.command); err != nil {
-			return err
+			return false, err
 		}
-		return s.disk(ctx, disk)
+		return false, s.disk(ctx, disk)
 	}
 	rows, err := c.rows(top)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if err := s.addTests(ctx, rows, c.testsTimeout); err != nil {
-		return err
+	if reboots, err = s.addTests(ctx, rows, c.testsTimeout); err != nil {
+		return false, err
 	}
-	return s.disk(ctx, disk)
+	return reboots, s.disk(ctx, disk)
 }
 
 // rows tells which tests to run.

@@ -11,7 +11,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -43,20 +42,41 @@ func (s share) fill(ctx context.Context) error {
 	return s.tool(ctx, "make", "-s", "install-files", "DESTDIR="+s.path("root"), "PREFIX=/usr")
 }
 
-// addTests builds the test binaries of rows and the list that run.sh reads.
-func (s share) addTests(ctx context.Context, rows []row, timeout time.Duration) error {
+// addTests builds the test binaries of rows and the lists that run.sh reads. It
+// tells whether the guest is to be booted twice.
+func (s share) addTests(ctx context.Context, rows []row, timeout time.Duration) (reboots bool, err error) {
 	if err := s.tool(ctx, "go", "build", "-trimpath", "-o", s.path("test2json"), "cmd/test2json"); err != nil {
-		return err
+		return false, err
 	}
-	var jobs strings.Builder
+	var lists jobs
 	for i, r := range rows {
+		names, err := r.chosen(s.top)
+		if err != nil {
+			return false, err
+		}
 		binary := fmt.Sprintf("%d-%s.test", i, path.Base(r.dir))
 		if err := s.tool(ctx, "go", "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", s.path(binary), "./"+r.dir); err != nil {
-			return err
+			return false, err
 		}
-		fmt.Fprintf(&jobs, "stepd/%s\t%s\t%s\t%s\t%s\n", r.dir, r.dir, binary, r.tests, timeout)
+		lists.add(r, binary, names, timeout)
 	}
-	return os.WriteFile(s.path("jobs"), []byte(jobs.String()), 0o644)
+	if lists.before.Len() > 0 {
+		if err := s.addPackages(ctx); err != nil {
+			return false, err
+		}
+	}
+	for name, text := range map[string]string{"jobs": lists.now.String(), "jobs-before-reboot": lists.before.String(), "jobs-after-reboot": lists.after.String()} {
+		if err := os.WriteFile(s.path(name), []byte(text), 0o644); err != nil {
+			return false, err
+		}
+	}
+	return lists.after.Len() > 0, nil
+}
+
+// addPackages makes the Debian packages twice, for an upgrade: the later ones are
+// told apart by their version alone.
+func (s share) addPackages(ctx context.Context) error {
+	return s.tool(ctx, "make", "-s", "deb-files", "DEB_OUT="+s.path("deb"), "DEB_VERSION=0~guest1 0~guest2")
 }
 
 // addCommand makes the run one of a shell command instead of tests.
