@@ -139,7 +139,7 @@ install-files:
 	install -m755 $(BIN)/noded $(DESTDIR)$(PREFIX)/sbin/
 	install -m755 $(BIN)/stepctl $(DESTDIR)$(PREFIX)/bin/
 	install -m755 $(BIN)/stepd $(BIN)/stepd-net $(BIN)/spankhost $(PMIXHOST) $(DESTDIR)$(PREFIX)/libexec/stepd/
-	install -m644 packaging/noded.service $(DESTDIR)$(PREFIX)/lib/systemd/system/
+	sed 's|/usr/|$(PREFIX)/|g' packaging/noded.service | install -m644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/noded.service
 	install -d $(addprefix $(SHARE)/,bash-completion/completions zsh/site-functions fish/vendor_completions.d doc/stepd/adr man/man7)
 	$(BIN)/stepctl completion bash > $(SHARE)/bash-completion/completions/stepctl
 	$(BIN)/stepctl completion zsh > $(SHARE)/zsh/site-functions/_stepctl
@@ -148,6 +148,8 @@ install-files:
 	# Without docs/ between them: their links follow.
 	sed 's|](docs/|](|g' README.md | install -m644 /dev/stdin $(SHARE)/doc/stepd/README.md
 	for f in docs/*.md; do sed 's|](\.\./|](|g' $$f | install -m644 /dev/stdin $(SHARE)/doc/stepd/$${f##*/} || exit; done
+	install -d $(SHARE)/doc/stepd/examples
+	install -m644 packaging/etc/* $(SHARE)/doc/stepd/examples/
 	install -m644 docs/adr/*.md $(SHARE)/doc/stepd/adr/
 	install -m644 docs/man/*.7 $(SHARE)/man/man7/
 	install -d $(SHARE)/man/man8
@@ -158,6 +160,20 @@ install-files:
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' packaging/stepd-spank.pc.in > $(SHARE)/pkgconfig/stepd-spank.pc
 	install -m644 examples/plugins/*.c examples/plugins/Makefile $(EXAMPLES)/
 	sed 's|](\.\./\.\./docs/|](../../|g' examples/plugins/README.md | install -m644 /dev/stdin $(EXAMPLES)/README.md
+
+# DEB_VERSION= names the version, else git does; DEB_OUT= the folder.
+NFPM_VERSION := v2.45.2
+NFPM         := $(BUILD)/tools/nfpm-$(NFPM_VERSION)
+DEB_OUT      ?= $(BUILD)/deb
+.PHONY: deb deb-files
+deb: all deb-files ## Debian packages stepd and stepd-dev, in build/deb
+
+deb-files: $(NFPM)
+	@packaging/deb/build.sh $(NFPM) $(DEB_OUT)
+
+$(NFPM):
+	GOBIN=$(CURDIR)/$(BUILD)/tools $(GO) install github.com/goreleaser/nfpm/v2/cmd/nfpm@$(NFPM_VERSION)
+	mv $(BUILD)/tools/nfpm $@
 
 .PHONY: generate
 generate: ## api/*.pb.go from the .proto (needs protoc and its two Go plugins)

@@ -66,11 +66,8 @@ func (*Empty) Descriptor() ([]byte, []int) {
 }
 
 type RunRequest struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Request []byte                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"` // step.Request, JSON, schema 1
-	// Wait as long as it takes for a share of the job that the step is one of. Without
-	// it the refusal has a Waits among its details.
-	Wait          bool `protobuf:"varint,2,opt,name=wait,proto3" json:"wait,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Request       []byte                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"` // step.Request, JSON, schema 1
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -112,58 +109,6 @@ func (x *RunRequest) GetRequest() []byte {
 	return nil
 }
 
-func (x *RunRequest) GetWait() bool {
-	if x != nil {
-		return x.Wait
-	}
-	return false
-}
-
-// Waits is a detail of RESOURCE_EXHAUSTED: the request would be met if it waited.
-type Waits struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	What          string                 `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"` // completes "waiting for"
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Waits) Reset() {
-	*x = Waits{}
-	mi := &file_api_node_proto_msgTypes[2]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Waits) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Waits) ProtoMessage() {}
-
-func (x *Waits) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[2]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Waits.ProtoReflect.Descriptor instead.
-func (*Waits) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{2}
-}
-
-func (x *Waits) GetWhat() string {
-	if x != nil {
-		return x.What
-	}
-	return ""
-}
-
 type RunReply struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	JobId      uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
@@ -183,7 +128,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_api_node_proto_msgTypes[3]
+	mi := &file_api_node_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -195,7 +140,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[3]
+	mi := &file_api_node_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -208,7 +153,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{3}
+	return file_api_node_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *RunReply) GetJobId() uint32 {
@@ -269,7 +214,7 @@ type DryRunReply struct {
 
 func (x *DryRunReply) Reset() {
 	*x = DryRunReply{}
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -281,7 +226,7 @@ func (x *DryRunReply) String() string {
 func (*DryRunReply) ProtoMessage() {}
 
 func (x *DryRunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -294,7 +239,7 @@ func (x *DryRunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DryRunReply.ProtoReflect.Descriptor instead.
 func (*DryRunReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{4}
+	return file_api_node_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *DryRunReply) GetPlan() []byte {
@@ -314,7 +259,7 @@ type LaunchRequest struct {
 
 func (x *LaunchRequest) Reset() {
 	*x = LaunchRequest{}
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -326,7 +271,7 @@ func (x *LaunchRequest) String() string {
 func (*LaunchRequest) ProtoMessage() {}
 
 func (x *LaunchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -339,7 +284,7 @@ func (x *LaunchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchRequest.ProtoReflect.Descriptor instead.
 func (*LaunchRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{5}
+	return file_api_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *LaunchRequest) GetStep() *StepRef {
@@ -369,7 +314,7 @@ type AllocReply struct {
 
 func (x *AllocReply) Reset() {
 	*x = AllocReply{}
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -381,7 +326,7 @@ func (x *AllocReply) String() string {
 func (*AllocReply) ProtoMessage() {}
 
 func (x *AllocReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -394,7 +339,7 @@ func (x *AllocReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocReply.ProtoReflect.Descriptor instead.
 func (*AllocReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{6}
+	return file_api_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AllocReply) GetJobId() uint32 {
@@ -441,7 +386,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -453,7 +398,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -466,7 +411,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{7}
+	return file_api_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReleaseRequest) GetJobId() uint32 {
@@ -486,7 +431,7 @@ type StepRef struct {
 
 func (x *StepRef) Reset() {
 	*x = StepRef{}
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +443,7 @@ func (x *StepRef) String() string {
 func (*StepRef) ProtoMessage() {}
 
 func (x *StepRef) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +456,7 @@ func (x *StepRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRef.ProtoReflect.Descriptor instead.
 func (*StepRef) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{8}
+	return file_api_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *StepRef) GetJobId() uint32 {
@@ -537,7 +482,7 @@ type StepReply struct {
 
 func (x *StepReply) Reset() {
 	*x = StepReply{}
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -549,7 +494,7 @@ func (x *StepReply) String() string {
 func (*StepReply) ProtoMessage() {}
 
 func (x *StepReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -562,7 +507,7 @@ func (x *StepReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReply.ProtoReflect.Descriptor instead.
 func (*StepReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{9}
+	return file_api_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StepReply) GetStep() [][]byte {
@@ -581,7 +526,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -593,7 +538,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -606,7 +551,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{10}
+	return file_api_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -625,7 +570,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +582,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +595,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{11}
+	return file_api_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListReply) GetStep() [][]byte {
@@ -671,7 +616,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -683,7 +628,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -696,7 +641,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{12}
+	return file_api_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SignalRequest) GetStep() *StepRef {
@@ -730,7 +675,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +687,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +700,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{13}
+	return file_api_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CancelRequest) GetStep() *StepRef {
@@ -782,7 +727,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_node_proto_msgTypes[14]
+	mi := &file_api_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -794,7 +739,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[14]
+	mi := &file_api_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -807,7 +752,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{14}
+	return file_api_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EventsRequest) GetStep() *StepRef {
@@ -833,7 +778,7 @@ type EventLine struct {
 
 func (x *EventLine) Reset() {
 	*x = EventLine{}
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +790,7 @@ func (x *EventLine) String() string {
 func (*EventLine) ProtoMessage() {}
 
 func (x *EventLine) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +803,7 @@ func (x *EventLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventLine.ProtoReflect.Descriptor instead.
 func (*EventLine) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{15}
+	return file_api_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EventLine) GetJson() []byte {
@@ -877,7 +822,7 @@ type OutputPiece struct {
 
 func (x *OutputPiece) Reset() {
 	*x = OutputPiece{}
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -889,7 +834,7 @@ func (x *OutputPiece) String() string {
 func (*OutputPiece) ProtoMessage() {}
 
 func (x *OutputPiece) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -902,7 +847,7 @@ func (x *OutputPiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputPiece.ProtoReflect.Descriptor instead.
 func (*OutputPiece) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{16}
+	return file_api_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *OutputPiece) GetData() []byte {
@@ -921,7 +866,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_api_node_proto_msgTypes[17]
+	mi := &file_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -933,7 +878,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[17]
+	mi := &file_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -946,7 +891,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{17}
+	return file_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NodeStatusReply) GetNode() []byte {
@@ -965,7 +910,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_api_node_proto_msgTypes[18]
+	mi := &file_api_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -977,7 +922,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[18]
+	mi := &file_api_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -990,7 +935,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{18}
+	return file_api_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DrainRequest) GetReason() string {
@@ -1025,7 +970,7 @@ type ClientConfigReply struct {
 
 func (x *ClientConfigReply) Reset() {
 	*x = ClientConfigReply{}
-	mi := &file_api_node_proto_msgTypes[19]
+	mi := &file_api_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +982,7 @@ func (x *ClientConfigReply) String() string {
 func (*ClientConfigReply) ProtoMessage() {}
 
 func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[19]
+	mi := &file_api_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +995,7 @@ func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientConfigReply.ProtoReflect.Descriptor instead.
 func (*ClientConfigReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{19}
+	return file_api_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ClientConfigReply) GetNode() string {
@@ -1163,13 +1108,10 @@ var File_api_node_proto protoreflect.FileDescriptor
 const file_api_node_proto_rawDesc = "" +
 	"\n" +
 	"\x0eapi/node.proto\x12\bstepd.v1\"\a\n" +
-	"\x05Empty\":\n" +
+	"\x05Empty\"&\n" +
 	"\n" +
 	"RunRequest\x12\x18\n" +
-	"\arequest\x18\x01 \x01(\fR\arequest\x12\x12\n" +
-	"\x04wait\x18\x02 \x01(\bR\x04wait\"\x1b\n" +
-	"\x05Waits\x12\x12\n" +
-	"\x04what\x18\x01 \x01(\tR\x04what\"\xc5\x01\n" +
+	"\arequest\x18\x01 \x01(\fR\arequest\"\xc5\x01\n" +
 	"\bRunReply\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x17\n" +
 	"\astep_id\x18\x02 \x01(\rR\x06stepId\x12\x1d\n" +
@@ -1242,7 +1184,7 @@ const file_api_node_proto_rawDesc = "" +
 	"slurm_conf\x18\f \x01(\tR\tslurmConf\x12!\n" +
 	"\frequire_safe\x18\r \x01(\bR\vrequireSafe\x12)\n" +
 	"\x10plugstack_digest\x18\x0e \x01(\tR\x0fplugstackDigest\x12'\n" +
-	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xc6\b\n" +
+	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\x97\b\n" +
 	"\x04Node\x12/\n" +
 	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +
 	"\x06DryRun\x12\x14.stepd.v1.RunRequest\x1a\x15.stepd.v1.DryRunReply\x123\n" +
@@ -1256,7 +1198,6 @@ const file_api_node_proto_rawDesc = "" +
 	"\x04List\x12\x15.stepd.v1.ListRequest\x1a\x13.stepd.v1.ListReply\x122\n" +
 	"\x06Signal\x12\x17.stepd.v1.SignalRequest\x1a\x0f.stepd.v1.Empty\x122\n" +
 	"\x06Cancel\x12\x17.stepd.v1.CancelRequest\x1a\x0f.stepd.v1.Empty\x12-\n" +
-	"\aRequeue\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x12-\n" +
 	"\aSuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x12/\n" +
 	"\tUnsuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x128\n" +
 	"\x06Events\x12\x17.stepd.v1.EventsRequest\x1a\x13.stepd.v1.EventLine0\x01\x124\n" +
@@ -1279,78 +1220,75 @@ func file_api_node_proto_rawDescGZIP() []byte {
 	return file_api_node_proto_rawDescData
 }
 
-var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_api_node_proto_goTypes = []any{
 	(*Empty)(nil),             // 0: stepd.v1.Empty
 	(*RunRequest)(nil),        // 1: stepd.v1.RunRequest
-	(*Waits)(nil),             // 2: stepd.v1.Waits
-	(*RunReply)(nil),          // 3: stepd.v1.RunReply
-	(*DryRunReply)(nil),       // 4: stepd.v1.DryRunReply
-	(*LaunchRequest)(nil),     // 5: stepd.v1.LaunchRequest
-	(*AllocReply)(nil),        // 6: stepd.v1.AllocReply
-	(*ReleaseRequest)(nil),    // 7: stepd.v1.ReleaseRequest
-	(*StepRef)(nil),           // 8: stepd.v1.StepRef
-	(*StepReply)(nil),         // 9: stepd.v1.StepReply
-	(*ListRequest)(nil),       // 10: stepd.v1.ListRequest
-	(*ListReply)(nil),         // 11: stepd.v1.ListReply
-	(*SignalRequest)(nil),     // 12: stepd.v1.SignalRequest
-	(*CancelRequest)(nil),     // 13: stepd.v1.CancelRequest
-	(*EventsRequest)(nil),     // 14: stepd.v1.EventsRequest
-	(*EventLine)(nil),         // 15: stepd.v1.EventLine
-	(*OutputPiece)(nil),       // 16: stepd.v1.OutputPiece
-	(*NodeStatusReply)(nil),   // 17: stepd.v1.NodeStatusReply
-	(*DrainRequest)(nil),      // 18: stepd.v1.DrainRequest
-	(*ClientConfigReply)(nil), // 19: stepd.v1.ClientConfigReply
+	(*RunReply)(nil),          // 2: stepd.v1.RunReply
+	(*DryRunReply)(nil),       // 3: stepd.v1.DryRunReply
+	(*LaunchRequest)(nil),     // 4: stepd.v1.LaunchRequest
+	(*AllocReply)(nil),        // 5: stepd.v1.AllocReply
+	(*ReleaseRequest)(nil),    // 6: stepd.v1.ReleaseRequest
+	(*StepRef)(nil),           // 7: stepd.v1.StepRef
+	(*StepReply)(nil),         // 8: stepd.v1.StepReply
+	(*ListRequest)(nil),       // 9: stepd.v1.ListRequest
+	(*ListReply)(nil),         // 10: stepd.v1.ListReply
+	(*SignalRequest)(nil),     // 11: stepd.v1.SignalRequest
+	(*CancelRequest)(nil),     // 12: stepd.v1.CancelRequest
+	(*EventsRequest)(nil),     // 13: stepd.v1.EventsRequest
+	(*EventLine)(nil),         // 14: stepd.v1.EventLine
+	(*OutputPiece)(nil),       // 15: stepd.v1.OutputPiece
+	(*NodeStatusReply)(nil),   // 16: stepd.v1.NodeStatusReply
+	(*DrainRequest)(nil),      // 17: stepd.v1.DrainRequest
+	(*ClientConfigReply)(nil), // 18: stepd.v1.ClientConfigReply
 }
 var file_api_node_proto_depIdxs = []int32{
-	8,  // 0: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
-	8,  // 1: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
-	8,  // 2: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
-	8,  // 3: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
+	7,  // 0: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
+	7,  // 1: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
+	7,  // 2: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
+	7,  // 3: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
 	1,  // 4: stepd.v1.Node.Run:input_type -> stepd.v1.RunRequest
 	1,  // 5: stepd.v1.Node.DryRun:input_type -> stepd.v1.RunRequest
 	1,  // 6: stepd.v1.Node.Reserve:input_type -> stepd.v1.RunRequest
-	5,  // 7: stepd.v1.Node.Launch:input_type -> stepd.v1.LaunchRequest
+	4,  // 7: stepd.v1.Node.Launch:input_type -> stepd.v1.LaunchRequest
 	1,  // 8: stepd.v1.Node.Alloc:input_type -> stepd.v1.RunRequest
-	7,  // 9: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
-	8,  // 10: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
-	8,  // 11: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
-	8,  // 12: stepd.v1.Node.Stat:input_type -> stepd.v1.StepRef
-	10, // 13: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
-	12, // 14: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
-	13, // 15: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
-	8,  // 16: stepd.v1.Node.Requeue:input_type -> stepd.v1.StepRef
-	8,  // 17: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
-	8,  // 18: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
-	14, // 19: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
-	8,  // 20: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
-	0,  // 21: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
-	18, // 22: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
-	0,  // 23: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
-	0,  // 24: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
-	3,  // 25: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
-	4,  // 26: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
-	3,  // 27: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
-	3,  // 28: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
-	6,  // 29: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
-	0,  // 30: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
-	9,  // 31: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
-	9,  // 32: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
-	9,  // 33: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
-	11, // 34: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
-	0,  // 35: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
-	0,  // 36: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
-	0,  // 37: stepd.v1.Node.Requeue:output_type -> stepd.v1.Empty
-	0,  // 38: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
-	0,  // 39: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
-	15, // 40: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
-	16, // 41: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
-	17, // 42: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
-	0,  // 43: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
-	0,  // 44: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
-	19, // 45: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
-	25, // [25:46] is the sub-list for method output_type
-	4,  // [4:25] is the sub-list for method input_type
+	6,  // 9: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
+	7,  // 10: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
+	7,  // 11: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
+	7,  // 12: stepd.v1.Node.Stat:input_type -> stepd.v1.StepRef
+	9,  // 13: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
+	11, // 14: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
+	12, // 15: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
+	7,  // 16: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
+	7,  // 17: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
+	13, // 18: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
+	7,  // 19: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
+	0,  // 20: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
+	17, // 21: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
+	0,  // 22: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
+	0,  // 23: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
+	2,  // 24: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
+	3,  // 25: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
+	2,  // 26: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
+	2,  // 27: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
+	5,  // 28: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
+	0,  // 29: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
+	8,  // 30: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
+	8,  // 31: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
+	8,  // 32: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
+	10, // 33: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
+	0,  // 34: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
+	0,  // 35: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
+	0,  // 36: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
+	0,  // 37: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
+	14, // 38: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
+	15, // 39: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
+	16, // 40: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
+	0,  // 41: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
+	0,  // 42: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
+	18, // 43: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
+	24, // [24:44] is the sub-list for method output_type
+	4,  // [4:24] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -1361,14 +1299,14 @@ func file_api_node_proto_init() {
 	if File_api_node_proto != nil {
 		return
 	}
-	file_api_node_proto_msgTypes[8].OneofWrappers = []any{}
+	file_api_node_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_node_proto_rawDesc), len(file_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,9 +27,8 @@ type share struct {
 	cpus []int
 	mb   uint64 // memory; 0 is none of its own
 	gres []step.GresAlloc
-	// held are those that no other step of the job gets; alone says so of the CPUs.
-	held  []step.GresAlloc
-	alone bool
+	// held are those that no other step of the job gets.
+	held []step.GresAlloc
 }
 
 // admitGrace is how long a step that does not fit waits for one that is
@@ -38,23 +37,6 @@ const admitGrace = 500 * time.Millisecond
 
 // epilogGrace is how long it waits where only epilogs stand between.
 const epilogGrace = time.Minute
-
-// admitWaiting is admit that waits for place in a job as long as ctx lasts.
-func (r *registry) admitWaiting(ctx context.Context, req *step.Request, uid uint32, asRoot bool) (*admission, error) {
-	w := new(waiter)
-	defer r.leaveQueue(req.Job, w)
-	for {
-		a, freed, err := r.tryAdmit(req, uid, asRoot, w)
-		if err == nil || freed == nil {
-			return a, err
-		}
-		select {
-		case <-freed:
-		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
-		}
-	}
-}
 
 // admit finds place for a step of uid, whose CPUs are want. asRoot callers
 // may use any job, others their own. Errors are gRPC statuses, and nothing is
@@ -65,7 +47,7 @@ func (r *registry) admit(ctx context.Context, req *step.Request, uid uint32, asR
 	defer epilogs.Stop()
 	limit := grace.C
 	for {
-		a, freed, err := r.tryAdmit(req, uid, asRoot, nil)
+		a, freed, err := r.tryAdmit(req, uid, asRoot)
 		if err == nil || freed == nil {
 			return a, err
 		}
@@ -91,9 +73,9 @@ func (r *registry) epilogsHold(want int) bool {
 	return ending > 0 && want <= r.pool.free()+ending
 }
 
-// tryAdmit is one try, of w where the request waits for its turn. A channel beside the
-// error says that the release of CPUs may change the answer.
-func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waiter) (*admission, <-chan struct{}, error) {
+// tryAdmit is one try. A channel beside the error says that the release of
+// CPUs may change the answer.
+func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admission, <-chan struct{}, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -111,7 +93,6 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 			var freed <-chan struct{}
 			if waits { // else it would not fit on the empty node either
 				freed = r.freed
-				err = fmt.Errorf("%w%s", err, r.freeOn(req, want))
 			}
 			return nil, freed, status.Error(codes.ResourceExhausted, err.Error())
 		}
@@ -132,15 +113,11 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 	case !req.Overcommit && want > len(j.cpus):
 		return nil, nil, status.Errorf(codes.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
 	}
-	sh, waits, err := r.takeInLocked(j, req, w)
+	sh, waits, err := r.takeInLocked(j, req)
 	if err != nil {
 		var freed <-chan struct{}
 		if waits {
-			j.queueLocked(w)
 			freed = r.freed
-		}
-		if _, ok := status.FromError(err); ok {
-			return nil, freed, err
 		}
 		return nil, freed, status.Error(codes.ResourceExhausted, err.Error())
 	}
@@ -173,15 +150,11 @@ func (r *registry) takeLocked(req *step.Request, want int) (sh share, waits bool
 	return sh, false, nil
 }
 
-// takeInLocked takes a step's share of its job: CPUs that its other steps have not, or
-// use least; all memory and generic resources unless it asks for some.
-func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh share, waits bool, err error) {
-	var busy bool
-	if sh.cpus, sh.alone, busy, err = j.takeCPUs(req, w); err != nil {
+// takeInLocked takes a step's share of its job: CPUs that its other steps use
+// least; all memory and generic resources unless it asks for some.
+func (r *registry) takeInLocked(j *job, req *step.Request) (sh share, waits bool, err error) {
+	if sh.cpus, err = j.pool.shareFor(req); err != nil {
 		return share{}, false, err
-	}
-	if busy {
-		return share{}, true, r.busyIn(j, req)
 	}
 	sh.mb, err = r.mem.forStep(req, len(sh.cpus), j.ID, j.MemoryMB)
 	switch {
@@ -192,25 +165,14 @@ func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh share,
 		if sh.held, err = j.gres.take(req.Gres, req.Overcommit); err != nil {
 			waits = r.gresWaits(err)
 			err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, r.whoHasIn(j, err))
-			if waits {
-				err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", step.FormatGres(req.Gres), j.ID))
-			}
 		}
 		sh.gres = sh.held
 	}
 	if err != nil {
-		j.releaseCPUs(sh)
+		j.pool.release(sh.cpus)
 		return share{}, waits, err
 	}
 	return sh, false, nil
-}
-
-// releaseCPUs ends what takeCPUs has given.
-func (j *job) releaseCPUs(sh share) {
-	j.pool.release(sh.cpus)
-	if sh.alone {
-		j.alone.release(sh.cpus)
-	}
 }
 
 func (r *registry) gresWaits(err error) bool {

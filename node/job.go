@@ -18,10 +18,6 @@ type job struct {
 	// pool and gres are what its steps have of it.
 	pool *cpuPool
 	gres *gresPool
-	// alone counts the CPUs that steps have for themselves; waiters wait for some, in
-	// order.
-	alone   *cpuPool
-	waiters []*waiter
 	// running counts what may still use the job's CPUs: steps whose result is
 	// not known, and the client of an allocation; present also those that are
 	// being cleaned up.
@@ -55,7 +51,7 @@ type job struct {
 }
 
 func newJob(rec jobRecord, cpus []int, n int, cores ...Core) *job {
-	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus, cores...), alone: newCPUPool(cpus), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{})}
+	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus, cores...), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{})}
 }
 
 // jobRecord is a running job in the store.

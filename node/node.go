@@ -66,7 +66,6 @@ func New(cfg Config) (*Node, error) {
 		leaveMax: leaveMax, reserveMax: reserveMax,
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
-	n.reg.killWait = cfg.KillWait
 	if cfg.Others != nil {
 		n.peers = &peers{cfg: cfg.Others, conns: make(map[string]*grpc.ClientConn)}
 	}

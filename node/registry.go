@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"sync"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -27,8 +26,6 @@ type registry struct {
 	freed   chan struct{}         // guarded by mu: closed and replaced when CPUs were released
 	drained drainRecord           // guarded by mu
 	closing bool                  // guarded by mu
-	// killWait is what an end may take beyond a time limit.
-	killWait time.Duration
 }
 
 // userStepsMax bounds the steps that one user other than root may have at a
@@ -150,14 +147,11 @@ func (r *registry) takeBack(f *follower) {
 	if err != nil {
 		cpus = nil // the job's were refused too, and that was told
 	}
-	f.share = share{cpus: cpus, mb: f.rec.MemoryMB, gres: f.rec.Gres, alone: f.rec.CPUsOwn}
+	f.share = share{cpus: cpus, mb: f.rec.MemoryMB, gres: f.rec.Gres}
 	if f.rec.GresOwn {
 		f.share.held = f.rec.Gres
 	}
 	f.job.pool.hold(f.share.cpus)
-	if f.share.alone {
-		f.job.alone.hold(f.share.cpus)
-	}
 	f.job.gres.hold(f.share.held)
 }
 

@@ -17,9 +17,6 @@ func (r *registry) settle(f *follower) (cancel []*follower, idle bool) {
 // beside but.
 func (r *registry) shutLocked(j *job, but *follower) (steps []*follower) {
 	j.open, j.shut = false, true
-	if len(j.waiters) > 0 {
-		r.tellFreed() // they are not to wait any more
-	}
 	for id, f := range r.steps {
 		if id.Job == j.ID && f != but {
 			steps = append(steps, f)
@@ -51,9 +48,9 @@ func (r *registry) letGo(j *job) (ended *job, idle bool) {
 
 // giveBackLocked ends a step's share of its job.
 func (r *registry) giveBackLocked(j *job, sh share) {
-	j.releaseCPUs(sh)
+	j.pool.release(sh.cpus)
 	j.gres.release(sh.held)
-	if len(sh.held) > 0 || sh.alone {
+	if len(sh.held) > 0 {
 		r.tellFreed()
 	}
 }

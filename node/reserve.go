@@ -46,14 +46,14 @@ func (r *reservation) close() {
 
 // reserve is the first half of a request's path: it ends with a number, and
 // the step in state. It is its caller's to launch or to give back, by claim.
-func (n *Node) reserve(ctx context.Context, caller api.Peer, in *api.RunRequest, state step.State) (*follower, *step.Spec, error) {
-	return n.reserveAs(ctx, caller, in.GetRequest(), order{state: state, wait: in.GetWait()})
+func (n *Node) reserve(ctx context.Context, caller api.Peer, raw []byte, state step.State) (*follower, *step.Spec, error) {
+	return n.reserveAs(ctx, caller, raw, state, step.ID{}, nil)
 }
 
-// reserveAs is reserve of a step of which more may be known than was asked for: the rest
-// of the order is made here.
-func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, in order) (*follower, *step.Spec, error) {
-	in.received = time.Now()
+// reserveAs is reserve of a step of which more is known than was asked for: know
+// puts it into the spec, and want is its number, zero for the next.
+func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, state step.State, want step.ID, know func(*step.Spec)) (*follower, *step.Spec, error) {
+	received := time.Now()
 	if len(raw) > api.RequestMax {
 		return nil, nil, api.TooLarge(len(raw))
 	}
@@ -67,8 +67,7 @@ func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, in or
 	if err := n.check(req); err != nil {
 		return nil, nil, err
 	}
-	in.req, in.size = req, len(raw)
-	return n.reserveFor(ctx, caller, in)
+	return n.reserveFor(ctx, caller, order{req: req, size: len(raw), state: state, received: received, want: want, know: know})
 }
 
 // order is a request that was read and checked.
@@ -82,8 +81,6 @@ type order struct {
 	want step.ID
 	// know puts what is known beside the request into the spec; nil is nothing.
 	know func(*step.Spec)
-	// wait for a share of the job as long as it takes.
-	wait bool
 }
 
 // reserveFor finds place for the request, and a number.
@@ -93,28 +90,16 @@ func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*foll
 		return nil, nil, err
 	}
 	place := *in.req // what is admitted is this node's part alone
-	// The whole of the others' step may not wait for one part, nor a program for the step
-	// that it has spawned.
-	place.Overlap = place.Overlap || in.part != nil || in.know != nil
 	if in.part != nil {
 		place.NTasks = in.part.tasks
 		if err := in.part.sameUser(user, n.cfg.NodeName); err != nil {
 			return nil, nil, err
 		}
 	}
-	admit := n.reg.admit
-	if in.wait && place.Job != nil {
-		admit = n.reg.admitWaiting
-	}
-	a, err := admit(ctx, &place, user.UID, caller.Root())
+	a, err := n.reg.admit(ctx, &place, user.UID, caller.Root())
 	if err != nil {
 		return nil, nil, err
 	}
-	return n.reserveAdmitted(caller, user, a, in)
-}
-
-// reserveAdmitted gives the request that has a place a number, or the place back.
-func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in order) (*follower, *step.Spec, error) {
 	if err := n.reg.reserve(caller.UID, in.size); err != nil {
 		n.endJob(n.reg.abandon(a))
 		return nil, nil, err
@@ -127,8 +112,7 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 		in.know(spec)
 	}
 	var f *follower
-	err := n.confinable(spec)
-	if err == nil {
+	if err = n.confinable(spec); err == nil {
 		f, err = n.number(spec, a, in)
 	}
 	if err != nil {
@@ -175,7 +159,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		Name: spec.Name, UID: spec.User.UID, User: spec.User.Name, Node: n.cfg.NodeName,
 		State: in.state, NTasks: spec.NTasks, Command: shownCommand(spec.Argv), Submitted: in.received,
 		Tasks: make([]step.Task, len(ranks)), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
-		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.held) > 0, CPUsOwn: a.alone, TimeLimitS: spec.TimeLimitS,
+		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.held) > 0,
 		Parent: spec.Parent,
 	}
 	rec.Stdout, rec.Stderr = spec.OutputPlaces()

@@ -40,11 +40,6 @@ type Record struct {
 	MemoryMB uint64      `json:"memory_mb,omitempty"`
 	Gres     []GresAlloc `json:"gres,omitempty"`
 	GresOwn  bool        `json:"gres_own,omitempty"`
-	// CPUsOwn: no other step of its job was given the same CPUs.
-	CPUsOwn bool `json:"cpus_own,omitempty"`
-	// TimeLimitS is how long it may run, in seconds, or its job if that is less; 0 is no
-	// limit.
-	TimeLimitS int `json:"time_limit_s,omitempty"`
 	StepdPID int         `json:"stepd_pid,omitempty"`
 	// StepdStart is stepd's start time in clock ticks since boot: with
 	// StepdPID and BootID it names one process for ever (pids come again).

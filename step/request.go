@@ -30,9 +30,6 @@ type Request struct {
 	TasksPerNode int  `json:"tasks_per_node,omitempty"`
 	CPUsPerTask  int  `json:"cpus_per_task"` // -c; at least 1
 	Overcommit   bool `json:"overcommit,omitempty"`
-	// Overlap lets a step of a job share CPUs with the job's other steps, and waits for
-	// none of them.
-	Overlap bool `json:"overlap,omitempty"`
 	// Binding is where on the node the tasks are to run.
 	Binding Binding `json:"binding,omitzero"`
 

@@ -203,7 +203,6 @@ func (s *site) scripts() node.Scripts {
 	stack := &stackID{file: s.conf.PlugStackConfig, dirs: s.conf.PluginDir}
 	out := node.Scripts{
 		Prolog: s.conf.Prolog, Epilog: s.conf.Epilog, Timeout: s.conf.PrologEpilogTimeout, StackID: stack.ID,
-		Unsafe: unsafeScript,
 	}
 	for _, f := range s.conf.PrologFlags {
 		// The other two imply it (slurm.conf(5)).
@@ -218,16 +217,6 @@ func (s *site) scripts() node.Scripts {
 		out.Dir = filepath.Dir(s.conf.SlurmdLogFile)
 	}
 	return out
-}
-
-// unsafeScript tells who beside root may change what is run as root.
-func unsafeScript(path string) error {
-	for _, p := range spank.Way(path) {
-		if why, remedy := spank.UnsafeFile(p); why != "" {
-			return fmt.Errorf("%q %s, and root runs it: %s", p, why, remedy)
-		}
-	}
-	return nil
 }
 
 // containers makes the job container plugin that the site wants.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -24,8 +25,6 @@ type batchOptions struct {
 	runOptions
 	wait bool
 	wrap string
-	// lines are where the script gives options.
-	lines optionLines
 }
 
 func batchCommand(d *dialer) *cobra.Command {
@@ -50,27 +49,21 @@ func batchCommand(d *dialer) *cobra.Command {
 			if err := optionsFromEnv(c.Flags(), batchEnvOptions); err != nil {
 				return err
 			}
-			if o.lines, err = scriptOptions(c, d.plugins, argv[0], script); err != nil {
+			if err := scriptOptions(c, d.plugins, script); err != nil {
 				return err
 			}
 			code, err := batch(client, o, d.plugins, script, argv)
-			err = o.lines.place(err)
 			if err == nil && code != 0 {
 				return exitError(code)
 			}
 			return err
 		},
 	}
-	o.bind(c)
-	c.Flags().StringVar(&o.wrap, "wrap", "", "a command of the shell instead of a script")
-	return c
-}
-
-// bind binds what the lines of a script may say, too.
-func (o *batchOptions) bind(c *cobra.Command) {
 	o.bindJob(c)
 	o.bindOutput(c, "none", "slurm-%j.out")
 	c.Flags().BoolVarP(&o.wait, "wait", "W", false, "wait for the job's end and exit with its code")
+	c.Flags().StringVar(&o.wrap, "wrap", "", "a command of the shell instead of a script")
+	return c
 }
 
 // script reads the script, as the caller.
@@ -106,6 +99,120 @@ func (o *batchOptions) script(argv []string) ([]byte, []string, error) {
 		return nil, nil, fmt.Errorf("cannot submit script %q: its lines end with CR LF: use dos2unix", name)
 	}
 	return b, argv, nil
+}
+
+// scriptOptions applies the #SBATCH lines that the command line does not
+// overrule.
+func scriptOptions(c *cobra.Command, p *plugins, script []byte) error {
+	args, err := sbatchLines(script)
+	if err != nil || len(args) == 0 {
+		return err
+	}
+	fresh := &batchOptions{}
+	of := &cobra.Command{Use: "batch", SilenceErrors: true, SilenceUsage: true}
+	fresh.bindJob(of)
+	fresh.bindOutput(of, "none", "slurm-%j.out")
+	of.Flags().BoolVarP(&fresh.wait, "wait", "W", false, "")
+	line := p.given
+	p.given = nil
+	for i, o := range p.options {
+		if f := c.Flags().Lookup(o.Name); f != nil {
+			if _, ours := f.Value.(*pluginFlag); ours {
+				of.Flags().VarPF(&pluginFlag{p, i}, o.Name, "", "").NoOptDefVal = f.NoOptDefVal
+			}
+		}
+	}
+	if err := of.ParseFlags(args); err != nil {
+		return fmt.Errorf("#SBATCH: %w", flagError(of.Flags(), err))
+	}
+	if err := contradictions(of.Flags()); err != nil {
+		return fmt.Errorf("#SBATCH: %w", err)
+	}
+	if left := of.Flags().Args(); len(left) > 0 {
+		return fmt.Errorf("#SBATCH: %q is no option", left[0])
+	}
+	p.given = append(p.given, line...) // the command line's are called last, and win
+	for _, f := range setFlags(of) {
+		own := c.Flags().Lookup(f.Name)
+		if _, plugin := f.Value.(*pluginFlag); plugin || own == nil || own.Changed || overruled(c.Flags(), f.Name) {
+			continue
+		}
+		if err := own.Value.Set(f.Value.String()); err != nil {
+			return fmt.Errorf("#SBATCH: --%s: %w", f.Name, err)
+		}
+	}
+	return nil
+}
+
+// sbatchLines collects the words of the #SBATCH and #STEP lines: they end at the first
+// line that is neither empty nor a comment.
+func sbatchLines(script []byte) ([]string, error) {
+	var args []string
+	lines := bufio.NewScanner(bytes.NewReader(script))
+	lines.Buffer(nil, step.ScriptMax)
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimSpace(lines.Text())
+		rest, ok := strings.CutPrefix(line, "#SBATCH")
+		if !ok {
+			rest, ok = strings.CutPrefix(line, "#STEP")
+		}
+		switch {
+		case ok && (rest == "" || rest[0] == ' ' || rest[0] == '\t'):
+			words, err := splitWords(rest)
+			if err != nil {
+				return nil, fmt.Errorf("line %d of the script: %w", n, err)
+			}
+			args = append(args, words...)
+		case line != "" && line[0] != '#':
+			return args, nil
+		}
+	}
+	return args, lines.Err()
+}
+
+// splitWords splits at blanks; quotes and backslashes keep them, and an
+// unquoted # ends the line.
+func splitWords(s string) ([]string, error) {
+	var words []string
+	var word strings.Builder
+	in, quote := false, byte(0)
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		switch {
+		case quote != 0 && c == quote:
+			quote = 0
+		case quote == '\'':
+			word.WriteByte(c)
+		case c == '\\':
+			if i++; i == len(s) {
+				return nil, errors.New("it ends with a backslash")
+			}
+			word.WriteByte(s[i])
+			in = true
+		case quote != 0:
+			word.WriteByte(c)
+		case c == '"' || c == '\'':
+			quote, in = c, true
+		case c == ' ' || c == '\t':
+			if in {
+				words = append(words, word.String())
+				word.Reset()
+			}
+			in = false
+		case c == '#' && !in:
+			return words, nil
+		default:
+			word.WriteByte(c)
+			in = true
+		}
+	}
+	if quote != 0 {
+		return nil, fmt.Errorf("the quote %c is not closed", quote)
+	}
+	if in {
+		words = append(words, word.String())
+	}
+	return words, nil
 }
 
 // batch submits the script.

@@ -17,7 +17,7 @@ import (
 func themes() []manual.Theme {
 	return []manual.Theme{
 		{Title: "Tasks and nodes", Options: []string{
-			"ntasks", "nodes", "nodelist", "nodefile", "exclude", "ntasks-per-node", "cpus-per-task", "overcommit", "jobid", "exact", "whole", "overlap",
+			"ntasks", "nodes", "nodelist", "nodefile", "exclude", "ntasks-per-node", "cpus-per-task", "overcommit", "jobid", "exact", "whole",
 			"multi-prog", "relative", "arbitrary",
 		}},
 		{Title: "Resources and binding", Options: []string{

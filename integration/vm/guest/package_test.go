@@ -1,0 +1,277 @@
+package guest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"stepd/internal/testkit"
+)
+
+// kept has what the test before the reboot tells the one after it.
+const kept = "/var/lib/vmtest/package.json"
+
+// overReboot is the job that runs when the host goes down.
+type overReboot struct{ Job int }
+
+// TestBeforeRebootPackage: the Debian package is installed on a host that has
+// nothing of it, upgraded with a step running, and taken through all that an
+// administrator does to a unit. It leaves the node serving, with a job, for the
+// reboot.
+func TestBeforeRebootPackage(t *testing.T) {
+	if !testkit.InGuest() {
+		t.Skip("runs in the guest: make vm-test")
+	}
+	removeCopied(t)
+	dpkg(t, "--install", deb("stepd", 1), deb("stepd-dev", 1))
+	if state := property(t, "ActiveState") + " " + property(t, "UnitFileState"); state != "active enabled" {
+		t.Errorf("the unit of a new package is %q", state)
+	}
+	stepctl(t, "run", "--uid=nobody", "-D", "/", "-n", "2", "true")
+	const own = "/etc/stepd/stepd.conf"
+	if err := os.WriteFile(own, []byte("KeepSteps=17\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := startStep(t, "upgraded", 2)
+	t.Run("upgrade", func(t *testing.T) { upgrade(t, s) })
+	if text, err := os.ReadFile(own); err != nil || string(text) != "KeepSteps=17\n" {
+		t.Errorf("%s after the upgrade: %q (%v)", own, text, err)
+	}
+	t.Run("reload", func(t *testing.T) { reload(t) })
+	t.Run("refused", func(t *testing.T) { refused(t) })
+	systemctl(t, "restart", "noded")
+	systemctl(t, "daemon-reload")
+	s.known(t)
+	s.finish(t)
+	leaveJob(t)
+}
+
+// deb is a package that integration/vm has made, of the first or the second version.
+func deb(name string, version int) string {
+	found, _ := filepath.Glob(fmt.Sprintf("/share/deb/%s_0~guest%d_*.deb", name, version)) // the pattern is good
+	if len(found) != 1 {
+		return name + ": no such package in /share/deb"
+	}
+	return found[0]
+}
+
+func dpkg(t *testing.T, args ...string) string {
+	t.Helper()
+	// A guest that is thrown away needs no file to be on its disk.
+	cmd := exec.Command("dpkg", append([]string{"--force-unsafe-io"}, args...)...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("dpkg %q: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+func stepctl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := exec.Command("stepctl", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("stepctl %q: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+// removeCopied takes away what run.sh has copied, so that the package alone is
+// tested.
+func removeCopied(t *testing.T) {
+	t.Helper()
+	err := filepath.WalkDir("/share/root", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		return os.Remove(strings.TrimPrefix(path, "/share/root"))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	systemctl(t, "daemon-reload")
+	for _, dir := range []string{"/var/spool/stepd", "/run/stepd", "/etc/stepd", "/usr/share/doc/stepd", "/usr/libexec/stepd", "/usr/include/stepd"} {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// upgrade: the step goes on, with the programs that it was started with, and is
+// the new noded's, which takes new ones.
+func upgrade(t *testing.T, s *running) {
+	before, owner := mainPID(t), stepdOf(t, s)
+	dpkg(t, "--install", deb("stepd", 2))
+	if pid := mainPID(t); pid == 0 || pid == before {
+		t.Errorf("noded is pid %d after the upgrade, and was %d", pid, before)
+	}
+	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", mainPID(t))); err != nil || exe != "/usr/sbin/noded" {
+		t.Errorf("noded runs %q (%v)", exe, err)
+	}
+	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", owner)); err != nil || exe != "/usr/libexec/stepd/stepd (deleted)" {
+		t.Errorf("the stepd from before runs %q (%v)", exe, err)
+	}
+	s.known(t)
+	s.alive(t)
+	// It is understood: the old stepd does what the new noded asks of it.
+	stepctl(t, "suspend", s.id())
+	stepctl(t, "resume", s.id())
+	startStep(t, "new", 1).finish(t)
+	s.known(t)
+}
+
+// stepdOf is the pid of the stepd of the only step.
+func stepdOf(t *testing.T, s *running) int {
+	t.Helper()
+	out, err := exec.Command("pgrep", "-x", "stepd").Output()
+	var pid int
+	if err == nil {
+		_, err = fmt.Sscan(string(out), &pid)
+	}
+	if err != nil || strings.Count(string(out), "\n") != 1 {
+		t.Fatalf("stepds of step %s: %q (%v)", s.id(), out, err)
+	}
+	return pid
+}
+
+// reload: what a reload and a SIGHUP leave as it is.
+func reload(t *testing.T) {
+	before := mainPID(t)
+	systemctl(t, "reload", "noded")
+	if err := syscall.Kill(before, syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	stepctl(t, "run", "--uid=nobody", "-D", "/", "-O", "true")
+	if pid := mainPID(t); pid != before || property(t, "ActiveState") != "active" {
+		t.Errorf("pid %d, before %d; %s", pid, before, property(t, "ActiveState"))
+	}
+}
+
+// refused: a configuration with a mistake fails the reload, and an upgrade leaves
+// the old daemon to its work.
+func refused(t *testing.T) {
+	const conf = "/etc/stepd/slurm.conf"
+	good, err := os.ReadFile(conf)
+	if err == nil {
+		err = os.WriteFile(conf, []byte("ProctrackType=proctrack/none-such\n"), 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := os.WriteFile(conf, good, 0o644); err != nil {
+			t.Error(err)
+		}
+	}()
+	before := mainPID(t)
+	if out, err := exec.Command("systemctl", "reload", "noded").CombinedOutput(); err == nil {
+		t.Errorf("reload of a bad slurm.conf succeeds: %s", out)
+	}
+	journal, err := exec.Command("journalctl", "-q", "-u", "noded", "-n", "10", "--no-pager").CombinedOutput()
+	if err != nil || !strings.Contains(string(journal), "none-such") {
+		t.Errorf("journal: %v: %s", err, journal)
+	}
+	out, err := exec.Command("/var/lib/dpkg/info/stepd.postinst", "configure", "0~guest1").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "none-such") || !strings.Contains(string(out), "the old one goes on") {
+		t.Errorf("an upgrade with a bad slurm.conf: %v: %s", err, out)
+	}
+	if pid := mainPID(t); pid != before || property(t, "ActiveState") != "active" {
+		t.Errorf("pid %d, before %d; %s", pid, before, property(t, "ActiveState"))
+	}
+	stepctl(t, "run", "--uid=nobody", "-D", "/", "-O", "true")
+}
+
+// leaveJob starts the job that is to run when the host goes down.
+func leaveJob(t *testing.T) {
+	t.Helper()
+	out := stepctl(t, "batch", "--uid=nobody", "-D", "/var/tmp", "-J", "down", "-o", "/dev/null", "--wrap=sleep 3600")
+	var o overReboot
+	if _, err := fmt.Sscanf(out, "Submitted batch job %d", &o.Job); err != nil {
+		t.Fatalf("batch: %q: %v", out, err)
+	}
+	eventually(t, "the job", func() error {
+		for _, d := range steps(t) {
+			if d.JobID == o.Job && d.State == "RUNNING" {
+				return nil
+			}
+		}
+		return errors.New("it does not run")
+	})
+	text, err := json.Marshal(o)
+	if err = errors.Join(err, os.MkdirAll(filepath.Dir(kept), 0o755)); err == nil {
+		err = os.WriteFile(kept, text, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAfterRebootPackage: a host that comes up again has noded serving, nothing
+// of the job that ran when it went down but its record, and after the purge of
+// the package nothing at all.
+func TestAfterRebootPackage(t *testing.T) {
+	if !testkit.InGuest() {
+		t.Skip("runs in the guest: make vm-test")
+	}
+	var o overReboot
+	text, err := os.ReadFile(kept)
+	if err = errors.Join(err, json.Unmarshal(text, &o)); err != nil {
+		t.Fatalf("what was there before the reboot: %v", err)
+	}
+	systemctl(t, "start", "multi-user.target") // a host's own target; the guest's is its tests'
+	if state := property(t, "ActiveState"); state != "active" {
+		t.Fatalf("the unit of a host that came up is %q", state)
+	}
+	ended(t, o.Job)
+	for _, d := range steps(t) {
+		t.Errorf("a step runs: %+v", d)
+	}
+	if out := stepctl(t, "batch", "-W", "--uid=nobody", "-D", "/var/tmp", "-o", "/dev/null", "--wrap=true"); !strings.Contains(out, fmt.Sprint("job ", o.Job+1)) {
+		t.Errorf("the first job after job %d: %q", o.Job, out)
+	}
+	t.Run("purge", purge)
+}
+
+// ended: the record says what has become of the job.
+func ended(t *testing.T, job int) {
+	t.Helper()
+	for _, d := range steps(t, "--all") {
+		if d.JobID == job {
+			if d.State != "CANCELLED" || !strings.Contains(d.Reason, "the host goes down") {
+				t.Errorf("the job over the reboot: %+v", d)
+			}
+			return
+		}
+	}
+	t.Errorf("there is no record of job %d", job)
+}
+
+// purge: removed, the package has left its configuration and records alone; purged,
+// it has left nothing.
+func purge(t *testing.T) {
+	files := append(strings.Fields(dpkg(t, "--listfiles", "stepd")), strings.Fields(dpkg(t, "--listfiles", "stepd-dev"))...)
+	dpkg(t, "--remove", "stepd", "stepd-dev")
+	eventually(t, "an empty host", leftovers)
+	for _, path := range []string{"/etc/stepd/stepd.conf", "/var/spool/stepd"} {
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("after the removal: %v", err)
+		}
+	}
+	dpkg(t, "--purge", "stepd", "stepd-dev")
+	for _, path := range append(files, "/etc/stepd", "/var/spool/stepd", "/run/stepd", "/etc/systemd/system/noded.service", "/etc/systemd/system/multi-user.target.wants/noded.service") {
+		st, err := os.Lstat(path)
+		if err == nil && (!st.IsDir() || strings.Contains(path, "stepd")) {
+			t.Errorf("after the purge there is %s", path)
+		}
+	}
+	if out, err := exec.Command("systemctl", "cat", "noded").CombinedOutput(); err == nil {
+		t.Errorf("after the purge systemd knows the unit: %s", out)
+	}
+}

@@ -1,0 +1,69 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# build.sh NFPM OUT: Debian packages of what `make` has built: stepd, and stepd-dev
+# for authors of plugins. The same tree makes the same bytes: times are those of the
+# commit. DEB_VERSION (one or several), DEB_ARCH and DEB_MAINTAINER as needed.
+set -euo pipefail
+export LC_ALL=C
+cd "$(dirname "$0")/../.."
+nfpm=$1 out=$2
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+stage=$out/stage
+rm -rf "$stage" && mkdir -p "$stage"
+
+describe() { # a version that sorts: of the tag, else of the commit's time
+	local commit tag
+	if tag=$(git describe --tags --exact-match 2>/dev/null) && [[ $tag =~ ^v?[0-9] ]]; then
+		echo "${tag#v}"
+	elif commit=$(TZ=UTC git log -1 --date=format-local:%Y%m%d.%H%M%S --format=0~%cd.%h 2>/dev/null); then
+		echo "$commit"
+	else
+		echo 0~unknown
+	fi
+}
+glibc() { # the newest symbols that the C programs want
+	objdump -T "$stage/stepd/usr/libexec/stepd/spankhost" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | cut -d_ -f2
+}
+DEB_VERSION=${DEB_VERSION:-$(describe)}
+export DEB_ARCH=${DEB_ARCH:-$(dpkg --print-architecture)}
+export DEB_MAINTAINER=${DEB_MAINTAINER:-stepd maintainers <stepd@localhost>}
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
+
+umask 022
+make -s install-files DESTDIR="$stage/stepd" PREFIX=/usr VERSION="${DEB_VERSION%% *}"
+doc=$stage/stepd/usr/share/doc/stepd
+dev=$stage/stepd-dev/usr
+mkdir -p "$dev/share/doc/stepd-dev" "$dev/share/man"
+mv "$stage/stepd/usr/include" "$dev/"
+mv "$stage/stepd/usr/share/pkgconfig" "$dev/share/"
+mv "$doc/examples/plugins" "$dev/share/doc/stepd-dev/examples"
+mv "$stage/stepd/usr/share/man/man7" "$dev/share/man/" # stepd-spank(7)
+# Their way to the documents, which are of the other package.
+sed -i 's|](\.\./\.\./|](../../stepd/|g' "$dev/share/doc/stepd-dev/examples/README.md"
+rm "$doc/LICENSE"
+for program in spankhost pmixhost; do # the latter is not built everywhere
+	[ ! -e "$stage/stepd/usr/libexec/stepd/$program" ] ||
+		strip --strip-unneeded --remove-section=.comment "$stage/stepd/usr/libexec/stepd/$program"
+done
+for package in stepd stepd-dev; do
+	mkdir -p "$stage/$package/usr/share/lintian/overrides"
+	install -m644 "packaging/deb/$package.overrides" "$stage/$package/usr/share/lintian/overrides/$package"
+	install -m644 packaging/deb/copyright "$stage/$package/usr/share/doc/$package/copyright"
+	find "$stage/$package/usr/share/man" -type f -exec gzip -9n {} +
+done
+export STAGE=$stage GLIBC
+GLIBC=$(glibc)
+versions=$DEB_VERSION
+for DEB_VERSION in $versions; do
+	export DEB_VERSION
+	for package in stepd stepd-dev; do
+		printf '%s (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' \
+			"$package" "$DEB_VERSION" "$DEB_MAINTAINER" "$(date -R -u -d "@$SOURCE_DATE_EPOCH")" |
+			gzip -9n > "$stage/$package/usr/share/doc/$package/changelog.gz"
+		find "$stage/$package" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+		"$nfpm" package -f "packaging/deb/$package.yaml" -p deb -t "$out/${package}_${DEB_VERSION}_$DEB_ARCH.deb" >/dev/null
+		echo "$out/${package}_${DEB_VERSION}_$DEB_ARCH.deb"
+	done
+done
+rm -rf "$stage"
