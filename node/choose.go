@@ -284,7 +284,7 @@ func (n *Node) placeStep(ctx context.Context, req *step.Request, sp *spawned) (l
 	} else if ranks, err = step.DealRanks(deal); err != nil {
 		return nil, step.ID{}, status.Error(codes.InvalidArgument, err.Error())
 	}
-	layout = new(step.Layout)
+	layout = &step.Layout{NoKill: req.NoKill}
 	if n.peers != nil {
 		layout.Net = n.peers.cfg.Net
 	}

@@ -37,7 +37,10 @@ func (f *follower) settleWithout(ending string) {
 
 // die kills what is left of the step and settles it: nobody else can tell what
 // became of its tasks.
-func (f *follower) die(reason string, state step.State) { f.dieWith(reason, state, 1) }
+func (f *follower) die(reason string, state step.State) {
+	f.update(func(rec *step.Record) { rec.StepdLost = true })
+	f.dieWith(reason, state, 1)
+}
 
 func (f *follower) dieWith(reason string, state step.State, code int) {
 	// No new client may connect to a socket that nobody will serve.

@@ -152,7 +152,7 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 	nodes := h.nodes()
 	h.rec = step.Record{
 		ID: h.id, Name: req.Name, UID: user.UID, User: user.Name, Node: n.cfg.Others.List(nodes), Nodes: nodes,
-		State: state, NTasks: req.NTasks, Command: shownCommand(req.Argv), Submitted: received, MPI: req.MPI, BootID: n.boot,
+		State: state, NTasks: req.NTasks, NoKill: req.NoKill, Command: shownCommand(req.Argv), Submitted: received, MPI: req.MPI, BootID: n.boot,
 		Tasks: headTasks(layout, req.NTasks),
 	}
 	if sp != nil {

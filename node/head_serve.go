@@ -78,10 +78,11 @@ func (s *service) headReply(h *head, spec *step.Spec, key []byte) (*api.RunReply
 
 func (h *head) end() <-chan struct{} { return h.ended }
 
-// each asks all parts. told is whether there was one to tell.
+// each asks all parts that have not ended: what is asked of one that has counts as done,
+// unless it is so of all.
 func (h *head) each(ctx context.Context, verb string, in stepRequest) error {
 	in.ID = h.id
-	answers, err := h.n.fan(ctx, verb, in, partsOf(h.nodes()))
+	answers, err := h.n.fan(ctx, verb, in, partsOf(h.liveNodes()))
 	if err != nil {
 		return err
 	}
@@ -99,6 +100,18 @@ func (h *head) each(ctx context.Context, verb string, in stepRequest) error {
 		return errNoStep
 	}
 	return err
+}
+
+// liveNodes are those whose parts have not ended, as far as is known.
+func (h *head) liveNodes() (names []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i, node := range h.layout.Nodes {
+		if p := h.parts[i]; p == nil || !p.State.Final() {
+			names = append(names, node.Name)
+		}
+	}
+	return names
 }
 
 func (h *head) signal(ctx context.Context, signal int, scope string) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -55,7 +56,11 @@ func (h *head) waitPart(ctx context.Context, i int) {
 	h.parts[i] = rec
 	h.mu.Unlock()
 	h.log.Debugf("the part of node %s has ended: %s %s", name, rec.State, rec.Reason)
-	if why := brokenPart(rec); why != "" && rec.EndedBy == nil {
+	switch why := brokenPart(rec); {
+	case why == "" || rec.EndedBy != nil:
+	case h.record().NoKill && step.LostPart(rec):
+		h.log.Warnf("going on without node %s (--no-kill): %s", name, why)
+	default:
 		if err == nil {
 			why = fmt.Sprintf("node %q: %s", name, why)
 		}
@@ -144,11 +149,27 @@ func (h *head) knownLost(name string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, p := range h.parts {
-		if p != nil && p.EndedBy != nil && p.EndedBy.Why == step.EndLost && p.EndedBy.Name == name {
+		if p == nil {
+			continue
+		}
+		if p.EndedBy != nil && p.EndedBy.Why == step.EndLost && p.EndedBy.Name == name {
 			return true
+		}
+		if slices.ContainsFunc(p.LostNodes, func(l step.LostNode) bool { return l.Node == name }) {
+			return h.othersEnded(name)
 		}
 	}
 	return false
+}
+
+// othersEnded tells whether all parts but one have. The caller holds mu.
+func (h *head) othersEnded(name string) bool {
+	for i, p := range h.parts {
+		if h.layout.Nodes[i].Name != name && (p == nil || !p.State.Final()) {
+			return false
+		}
+	}
+	return true
 }
 
 // endAll ends all parts because of one, once.

@@ -55,7 +55,7 @@ func (f *follower) merge(rec *step.Record) {
 		return
 	}
 	f.update(func(own *step.Record) {
-		own.Reason, own.OOM = rec.Reason, rec.OOM
+		own.Reason, own.OOM, own.LostNodes = rec.Reason, rec.OOM, rec.LostNodes
 		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = rec.Suspended, rec.SuspendedBy, rec.SuspendedSeconds
 		if rec.Started != nil {
 			own.Started = rec.Started
@@ -104,6 +104,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
 		own.EndedBy, own.Aborted, own.Drain, own.PluginCrash, own.Usage, own.OOM = rec.EndedBy, rec.Aborted, rec.Drain, rec.PluginCrash, rec.Usage, rec.OOM
 		own.StdoutBytes, own.StderrBytes = rec.StdoutBytes, rec.StderrBytes
+		own.LostNodes, own.StepdLost = rec.LostNodes, rec.StepdLost
 		own.Survivors, own.SurvivorsTotal = rec.Survivors, rec.SurvivorsTotal
 		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = nil, nil, rec.SuspendedSeconds
 		own.Ended = rec.Ended

@@ -55,6 +55,7 @@ const (
 	EventState      = "state"
 	EventMPI        = "mpi"       // how far ranks had come, of a step that did not end well
 	EventHeldOpen   = "held_open" // Text names the process that has kept a stream open after the step's end
+	EventNodeLost   = "node_lost" // Text names a node that the step has lost and goes on without
 	EventUsage      = "usage"
 	EventEnd        = "end"
 )

@@ -23,6 +23,9 @@ type Layout struct {
 	// Net is what the head's site says to the step's stepds; all of them and the
 	// launcher have the same.
 	Net NetConf `json:"net,omitzero"`
+	// NoKill is that of the Request: all nodes of the step are then connected to node 0
+	// itself, so that with another one nobody else is lost.
+	NoKill bool `json:"no_kill,omitempty"`
 }
 
 // NetConf bounds what the stepds of a step wait for and hold, by the keys of

@@ -2,6 +2,7 @@ package step
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -40,6 +41,7 @@ func MergeParts(rec *Record, parts []*Record, ending string, now time.Time) {
 		byRank[rec.Tasks[i].Rank] = &rec.Tasks[i]
 	}
 	rec.Ended = &now
+	all := parts
 	for _, p := range parts {
 		for _, t := range p.Tasks {
 			if own := byRank[t.Rank]; own != nil {
@@ -59,10 +61,11 @@ func MergeParts(rec *Record, parts []*Record, ending string, now time.Time) {
 		rec.Survivors = append(rec.Survivors, p.Survivors...)
 		rec.SurvivorsTotal += p.SurvivorsTotal
 	}
-	rec.StdoutBytes = sumOf(parts, func(p *Record) *int64 { return p.StdoutBytes })
-	rec.StderrBytes = sumOf(parts, func(p *Record) *int64 { return p.StderrBytes })
+	rec.StdoutBytes = sumOf(all, func(p *Record) *int64 { return p.StdoutBytes })
+	rec.StderrBytes = sumOf(all, func(p *Record) *int64 { return p.StderrBytes })
 	rec.Suspended, rec.SuspendedBy = nil, nil
-	code, signal, _ := WorstTask(rec.Tasks)
+	parts = rec.goOnWithout(parts)
+	code, signal, _ := WorstTask(tasksOf(parts))
 	for _, p := range parts {
 		if p.ExitCode != nil && *p.ExitCode > code {
 			code, signal = *p.ExitCode, p.Signal
@@ -83,7 +86,64 @@ func MergeParts(rec *Record, parts []*Record, ending string, now time.Time) {
 	if ending != "" && cause != nil && cause.State == Cancelled {
 		rec.Reason = ending
 	}
+	if rec.Reason == "" && len(rec.LostNodes) > 0 {
+		l := rec.LostNodes[0]
+		rec.Reason = fmt.Sprintf("node %q is lost: %s; the step went on without it (--no-kill)", l.Node, l.Reason)
+	}
 	rec.ExitCode, rec.Signal = &code, signal
+}
+
+// LostPart tells whether the end of a part was seen by nobody: its node was lost, or
+// its stepd.
+func LostPart(p *Record) bool { return p.State == NodeFail || p.StepdLost }
+
+// goOnWithout leaves out the parts whose ends do not count, as NoKill says: those of
+// lost nodes, which it names. Where all are lost, all of them count.
+func (r *Record) goOnWithout(parts []*Record) (left []*Record) {
+	if !r.NoKill {
+		return parts
+	}
+	lost := make(map[string]string)
+	var names []string
+	note := func(node, reason string) {
+		if _, known := lost[node]; !known {
+			names = append(names, node)
+			lost[node] = reason
+		}
+	}
+	for i, p := range parts {
+		if i == 0 { // the others hear of losses from node 0; of its own it has nothing to tell
+			for _, l := range p.LostNodes {
+				note(l.Node, l.Reason)
+			}
+		}
+		if LostPart(p) {
+			note(p.Node, strings.TrimPrefix(p.Reason, fmt.Sprintf("node %q is lost: ", p.Node)))
+			continue
+		}
+		left = append(left, p)
+	}
+	if len(left) == 0 {
+		return parts
+	}
+	for _, name := range names {
+		r.LostNodes = append(r.LostNodes, LostNode{Node: name, Reason: lost[name]})
+	}
+	for i := range r.Tasks {
+		t := &r.Tasks[i]
+		if reason, is := lost[t.Node]; is && t.Status == nil {
+			t.Why = "its node is lost: " + reason
+		}
+	}
+	return left
+}
+
+// tasksOf are the tasks of those parts.
+func tasksOf(parts []*Record) (tasks []Task) {
+	for _, p := range parts {
+		tasks = append(tasks, p.Tasks...)
+	}
+	return tasks
 }
 
 // sumOf adds a figure of the parts up, nil where it is not known of one of them.

@@ -1,6 +1,7 @@
 package step
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -93,6 +94,56 @@ func TestMergeParts(t *testing.T) {
 			}
 			if rec.Ended == nil || rec.Tasks[1].Node != "n2" || rec.Tasks[1].State != TaskExited {
 				t.Errorf("record %+v", rec)
+			}
+		})
+	}
+}
+
+// With NoKill the parts whose ends nobody saw do not count, and are named.
+func TestMergePartsWithout(t *testing.T) {
+	num := func(n int) *int { return &n }
+	part := func(node string, rank, code int, state State) *Record {
+		status := ExitStatus(code << 8)
+		return &Record{Node: node, State: state, ExitCode: num(code), Tasks: []Task{{Rank: rank, State: TaskExited, ExitCode: num(code), Status: &status}}}
+	}
+	gone := func(node string, rank int, reason string) *Record {
+		return &Record{Node: node, State: Failed, StepdLost: true, Reason: reason, ExitCode: num(1), Tasks: []Task{{Rank: rank, State: TaskExited}}}
+	}
+	knows := func(p *Record, node, reason string) *Record {
+		p.LostNodes = []LostNode{{node, reason}}
+		return p
+	}
+	cut := &Record{Node: "n3", State: NodeFail, Reason: `node "n3" is lost: silence`, ExitCode: num(1), Tasks: []Task{{Rank: 2, State: TaskExited}}}
+	for _, c := range []struct {
+		name   string
+		parts  []*Record
+		state  State
+		code   int
+		reason string
+		lost   string
+	}{
+		{
+			"two are lost", []*Record{knows(part("n1", 0, 0, Completed), "n2", "its stepd: SIGKILL"), gone("n2", 1, "stepd was killed"), cut},
+			Completed, 0, `node "n2" is lost: its stepd: SIGKILL; the step went on without it (--no-kill)`, "[{n2 its stepd: SIGKILL} {n3 silence}]",
+		},
+		{"what the others say", []*Record{part("n1", 0, 4, Failed), gone("n2", 1, "stepd was killed"), part("n3", 2, 0, Completed)}, Failed, 4, "", "[{n2 stepd was killed}]"},
+		{
+			"one that only the first could not hear", []*Record{knows(part("n1", 0, 0, Completed), "n2", "silence"), knows(part("n2", 1, 3, Failed), "n1", "silence"), part("n3", 2, 0, Completed)},
+			Failed, 3, "", "[{n2 silence}]",
+		},
+		{"all", []*Record{gone("n1", 0, "x"), gone("n2", 1, "y"), gone("n3", 2, "z")}, Failed, 1, `node "n1": x`, "[]"},
+		{"none", []*Record{part("n1", 0, 0, Completed), part("n2", 1, 0, Completed), part("n3", 2, 0, Completed)}, Completed, 0, "", "[]"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rec := &Record{NoKill: true, NTasks: 3, Tasks: []Task{{Rank: 0, Node: "n1"}, {Rank: 1, Node: "n2"}, {Rank: 2, Node: "n3"}}}
+			MergeParts(rec, c.parts, "", time.Now())
+			if rec.State != c.state || *rec.ExitCode != c.code || c.reason != "" && rec.Reason != c.reason || fmt.Sprint(rec.LostNodes) != c.lost {
+				t.Errorf("%s, %d, %q, lost %v", rec.State, *rec.ExitCode, rec.Reason, rec.LostNodes)
+			}
+			for i := range rec.Tasks {
+				if lost := rec.Tasks[i].Status == nil && len(rec.LostNodes) > 0; lost != (rec.Tasks[i].Why != "") {
+					t.Errorf("task %d: %+v", i, rec.Tasks[i])
+				}
 			}
 		})
 	}

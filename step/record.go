@@ -67,6 +67,12 @@ type Record struct {
 	// EndedBy is set where the step has ended here since another node said so. Its
 	// tasks' codes are then those of being killed: the step's end is that node's.
 	EndedBy *NodeEnd `json:"ended_by,omitempty"`
+	// NoKill: the step goes on without nodes that are lost, which LostNodes names. Of
+	// their tasks no end is known.
+	NoKill    bool       `json:"no_kill,omitempty"`
+	LostNodes []LostNode `json:"lost_nodes,omitempty"`
+	// StepdLost: stepd was gone before it had told the end, which nobody saw.
+	StepdLost bool `json:"stepd_lost,omitempty"`
 	// OOM lists the processes that the kernel has killed for want of memory, the
 	// first hundred.
 	OOM []OOMKill `json:"oom,omitempty"`
@@ -106,6 +112,13 @@ func (r *Record) Ran(now time.Time) (d time.Duration, ok bool) {
 		now = *r.Suspended
 	}
 	return max(0, now.Sub(*r.Started)-time.Duration(r.SuspendedSeconds*float64(time.Second))), true
+}
+
+// LostNode is a node that a step has lost and gone on without.
+type LostNode struct {
+	Node string `json:"node"`
+	// Reason is one line, for an administrator.
+	Reason string `json:"reason"`
 }
 
 // PluginCrash is a plugin's end that is no return code: a signal, exit(), or

@@ -65,6 +65,8 @@ type Request struct {
 
 	MPI           string `json:"mpi,omitempty"` // --mpi; empty is MpiDefault
 	KillOnBadExit bool   `json:"kill_on_bad_exit,omitempty"`
+	// NoKill lets a step of several nodes go on without one that is lost (--no-kill).
+	NoKill bool `json:"no_kill,omitempty"`
 	// TimeLimitS is how long the step may run, in seconds, without what it stands
 	// still (--time); 0 is no limit. Of a batch job and of an allocation it is the
 	// job's, whatever its steps ask for.

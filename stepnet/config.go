@@ -35,7 +35,8 @@ type Handler interface {
 	LauncherReady()
 	// LauncherLost says that it went away before the step's end.
 	LauncherLost()
-	// NodeLost says, once, that a node of the step is lost: err names it.
+	// NodeLost says that a node of the step is lost: err names it. It is said once for
+	// all nodes, and once for each where the step goes on without it (Layout.NoKill).
 	NodeLost(err *LostError)
 	// Told is what another node told all by Node.Tell.
 	Told(from int, words []byte)
@@ -78,7 +79,11 @@ type Limits struct {
 }
 
 // limitsOf are a step's: what its layout says, beneath those of a test.
-func limitsOf(l Limits, conf step.NetConf) Limits {
+func limitsOf(l Limits, layout *step.Layout) Limits {
+	conf := layout.Net
+	if layout.NoKill {
+		l.FanOut = max(l.FanOut, len(layout.Nodes)) // no node is between two others but node 0
+	}
 	l.Ping, l.Drain = cmp.Or(l.Ping, conf.Keepalive), cmp.Or(l.Drain, conf.Drain)
 	l.Message, l.Gather = cmp.Or(l.Message, conf.MessageBytes), cmp.Or(l.Gather, conf.GatherBytes)
 	return l.withDefaults()

@@ -170,6 +170,13 @@ func (n *Node) contribute(key gatherKey, nodes []int, parts []entry, fail string
 		}
 		return nil
 	}
+	if err := n.lostOf(nodes...); err != nil {
+		defer n.gathMu.Unlock()
+		if caller != nil { // who is below hears of the loss itself
+			n.answer(key, caller, gathered{err: err})
+		}
+		return nil
+	}
 	g := n.going[key]
 	if g == nil {
 		g = &gathering{key: key, nodes: nodes, meet: n.meeting(nodes), came: make(map[int]bool)}
@@ -260,14 +267,20 @@ func (n *Node) conclude(g *gathering, p *part) {
 	if g.caller == nil {
 		return
 	}
+	got := gathered{parts: p.entries}
 	if p.problem != "" {
-		g.caller <- gathered{err: fmt.Errorf("cannot gather %.80q: %s", g.key.name, p.problem)}
-	} else {
-		g.caller <- gathered{parts: p.entries}
+		got = gathered{err: fmt.Errorf("cannot gather %.80q: %s", g.key.name, p.problem)}
 	}
-	t := n.turns[g.key]
+	n.answer(g.key, g.caller, got)
+}
+
+// answer ends a caller's gathering, and lets the next one of this key begin. The caller
+// holds gathMu.
+func (n *Node) answer(key gatherKey, caller chan gathered, got gathered) {
+	caller <- got
+	t := n.turns[key]
 	<-t.held
-	n.leave(g.key, t)
+	n.leave(key, t)
 }
 
 // passDown sends the whole to the children below which somebody meets.
@@ -318,7 +331,7 @@ func (n *Node) gatheredAbove(body []byte) error {
 	g := n.going[gatherKey{p.name, p.nodes}]
 	if g == nil {
 		n.gathMu.Unlock()
-		if n.lostError() != nil {
+		if n.lostSome() {
 			return nil
 		}
 		return fmt.Errorf("%w: nobody here has come to %.80q", errFrame, p.name)
@@ -341,12 +354,25 @@ func (n *Node) failGatherings(err error) {
 		if g.caller == nil {
 			continue
 		}
-		g.caller <- gathered{err: err}
-		t := n.turns[key]
-		<-t.held
-		n.leave(key, t)
+		n.answer(key, g.caller, gathered{err: err})
 	}
 	n.gathBytes = 0
+}
+
+// failGatheringsOf ends those that go on and that the lost node was to come to.
+func (n *Node) failGatheringsOf(err *LostError) {
+	n.gathMu.Lock()
+	defer n.gathMu.Unlock()
+	for key, g := range n.going {
+		if !slices.Contains(g.nodes, err.Node) {
+			continue
+		}
+		delete(n.going, key)
+		n.gathBytes -= g.bytes
+		if g.caller != nil {
+			n.answer(key, g.caller, gathered{err: err})
+		}
+	}
 }
 
 // whoName is the call by which nodes ask each other who has not come.

@@ -45,7 +45,7 @@ type Launcher struct {
 // Dial connects to node 0's stepd. It waits for that as long as it may take: for
 // Limits.Connect, or until ctx ends.
 func Dial(ctx context.Context, cfg LauncherConfig) (*Launcher, error) {
-	lim := limitsOf(cfg.Limits, cfg.Layout.Net)
+	lim := limitsOf(cfg.Limits, cfg.Layout)
 	ctx, cancel := context.WithTimeoutCause(ctx, lim.Connect, fmt.Errorf("it did not answer within %v", lim.Connect))
 	defer cancel()
 	to := cfg.Layout.Nodes[0]

@@ -32,8 +32,10 @@ type Node struct {
 	hurry sync.Once
 
 	mu   sync.Mutex
-	lost *LostError // guarded by mu: the first node that was lost
-	life            // guarded by mu
+	lost *LostError // guarded by mu: the first node without which the tree does not hold
+	// without are those without which it does (Layout.NoKill). Guarded by mu.
+	without map[int]*LostError
+	life    // guarded by mu
 
 	gatherings
 	calls
@@ -65,12 +67,12 @@ func New(cfg Config) (*Node, error) {
 	if cfg.Layout == nil || cfg.Self < 0 || cfg.Self >= len(cfg.Layout.Nodes) {
 		return nil, fmt.Errorf("cannot join the stepds of step %s: no node %d in its layout", cfg.ID, cfg.Self)
 	}
-	lim := limitsOf(cfg.Limits, cfg.Layout.Net)
+	lim := limitsOf(cfg.Limits, cfg.Layout)
 	id, err := identity(cfg.Key)
 	if err != nil {
 		return nil, fmt.Errorf("cannot join the stepds of step %s: %w", cfg.ID, err)
 	}
-	n := &Node{cfg: cfg, lim: lim, id: id, tree: tree{cfg.Self, len(cfg.Layout.Nodes), lim.FanOut}, down: make(map[int]*link), inUse: make(map[int]bool)}
+	n := &Node{cfg: cfg, lim: lim, id: id, tree: tree{cfg.Self, len(cfg.Layout.Nodes), lim.FanOut}, down: make(map[int]*link), inUse: make(map[int]bool), without: make(map[int]*LostError)}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	n.over = make(chan struct{})
 	n.endedBelow, n.saidDone, n.doneBelow = make(map[int]bool), make(map[int]bool), make(map[int]bool)
@@ -384,17 +386,30 @@ func (n *Node) linkEnded(l *link, err error) {
 
 // lose notes that a node is lost, once, and tells everybody but the neighbour
 // that told it.
+//
+// Where the step goes on without its lost nodes (Layout.NoKill), that is so for each;
+// node 0's loss is that of all others, who are heard by way of it.
 func (n *Node) lose(node int, cause string, from *link) {
+	err := &LostError{Node: node, Name: nodeName(n.cfg.Layout, node), Cause: cause}
+	apart := n.cfg.Layout.NoKill && node != 0
 	n.mu.Lock()
-	if n.lost != nil || n.isOver {
+	if n.lost != nil || n.isOver || n.without[node] != nil {
 		n.mu.Unlock()
 		return
 	}
-	n.lost = &LostError{Node: node, Name: nodeName(n.cfg.Layout, node), Cause: cause}
-	err := n.lost
+	if apart {
+		n.without[node] = err
+	} else {
+		n.lost = err
+	}
 	n.mu.Unlock()
-	n.failGatherings(err)
-	n.failCalls(err)
+	if apart {
+		n.failGatheringsOf(err)
+		n.failCallsTo(err)
+	} else {
+		n.failGatherings(err)
+		n.failCalls(err)
+	}
 	n.flood(wordsFrame(kindLost, node, []byte(cause)), from)
 	n.cfg.Handler.NodeLost(err)
 }
@@ -410,6 +425,29 @@ func (n *Node) lostError() error {
 		return errOver
 	}
 	return nil
+}
+
+// lostOf is why what these nodes have to do together does not come about, nil where
+// none of them is lost.
+func (n *Node) lostOf(nodes ...int) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.without) == 0 {
+		return nil
+	}
+	for _, i := range nodes {
+		if err := n.without[i]; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lostSome tells whether any node is lost.
+func (n *Node) lostSome() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.lost != nil || len(n.without) > 0
 }
 
 var errOver = errors.New("the step is over")

@@ -47,7 +47,8 @@ func leftOver() string {
 // fakeStep is a step on one node.
 type fakeStep struct {
 	mu       sync.Mutex
-	lost     *LostError // guarded by mu
+	lost     *LostError // guarded by mu: the first
+	gone     []int      // guarded by mu: all nodes that were lost
 	lostc    chan struct{}
 	readyc   chan struct{}
 	launchc  chan struct{} // closed when the launcher is lost
@@ -68,8 +69,11 @@ func (f *fakeStep) LauncherLost()  { f.launched.Do(func() { close(f.launchc) }) 
 func (f *fakeStep) NodeLost(err *LostError) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.lost = err
-	close(f.lostc)
+	if f.lost == nil {
+		f.lost = err
+		close(f.lostc)
+	}
+	f.gone = append(f.gone, err.Node)
 }
 func (f *fakeStep) Told(from int, words []byte) { f.told <- fmt.Sprintf("%d:%s", from, words) }
 func (f *fakeStep) Ordered(words []byte)        { f.orders <- string(words) }
@@ -94,11 +98,12 @@ type rigOptions struct {
 	launcher   bool
 	inputNodes []int
 	late       []int // nodes that are not begun
+	noKill     bool
 }
 
 func newRig(t testing.TB, o rigOptions) *rig {
 	t.Helper()
-	r := &rig{t: t, layout: &step.Layout{}, limits: o.limits, id: step.ID{Job: 7, Step: 4294967291}}
+	r := &rig{t: t, layout: &step.Layout{NoKill: o.noKill}, limits: o.limits, id: step.ID{Job: 7, Step: 4294967291}}
 	r.nodes, r.steps = make([]*Node, o.nodes), make([]*fakeStep, o.nodes)
 	for i := range o.nodes {
 		key, hash, err := NewKey()

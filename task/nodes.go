@@ -29,8 +29,14 @@ func (s *Step) EndedBy(e step.NodeEnd) {
 // NodeLost ends the step on all nodes that are left: the stepd of one of them is
 // not to be reached any more, before it has said that it has done its part. It
 // may be called from any goroutine, and does not wait.
+//
+// With --no-kill a step that runs goes on, and its record names the node; one that is
+// being launched would be without that node's tasks, and ends.
 func (s *Step) NodeLost(node int, why error) {
 	e := step.NodeEnd{Node: node, Name: s.nodeName(node), Why: step.EndLost, Reason: why.Error()}
+	if s.plan.Spec.NoKill && s.goOnWithout(e) {
+		return
+	}
 	s.ctlMu.Lock()
 	if s.byNode == nil {
 		s.byNode = &e
@@ -40,6 +46,27 @@ func (s *Step) NodeLost(node int, why error) {
 		s.sayError(e.String())
 		s.tellNodes(e)
 	}
+}
+
+// goOnWithout notes a node that is lost; it is false where the tasks here do not run yet.
+func (s *Step) goOnWithout(e step.NodeEnd) bool {
+	s.mu.Lock()
+	runs := s.rec.State != step.Pending && s.rec.State != step.Starting
+	if runs {
+		s.rec.LostNodes = append(s.rec.LostNodes, step.LostNode{Node: e.Name, Reason: e.Reason})
+	}
+	s.mu.Unlock()
+	if !runs {
+		return false
+	}
+	text := e.String() + "; the step goes on without it (--no-kill)"
+	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventNodeLost, Text: text})
+	if s.plan.Spec.NodeID == 0 { // which all others hear it from
+		s.sayError(text)
+	} else {
+		s.d.Audience.Log(step.LogError, text)
+	}
+	return true
 }
 
 func (s *Step) nodeName(node int) string {

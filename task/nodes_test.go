@@ -289,3 +289,30 @@ func TestNodeLost(t *testing.T) {
 		t.Errorf("the user was told %q", r.said)
 	}
 }
+
+// With --no-kill a step that runs goes on without the node, and names it; one that is
+// being launched ends.
+func TestNodeLostNoKill(t *testing.T) {
+	r, n := newNodeRig(t)
+	r.spec.NoKill = true
+	r.during["wait"] = func() { r.st.NodeLost(0, errors.New("connection reset by peer")) }
+	r.ends = []step.TaskEnd{{LocalID: 0}, {LocalID: 1}}
+	rec := r.run(t)
+	if rec.State != step.Completed || *rec.ExitCode != 0 || len(rec.LostNodes) != 1 || rec.LostNodes[0].Node != "n1" {
+		t.Errorf("%s, %d, lost %v", rec.State, *rec.ExitCode, rec.LostNodes)
+	}
+	if len(n.ends) > 0 {
+		t.Errorf("told %+v", n.ends)
+	}
+	if !slices.ContainsFunc(r.events, func(e step.Event) bool {
+		return e.Event == step.EventNodeLost && strings.Contains(e.Text, `node "n1" is lost`)
+	}) {
+		t.Error("the event log does not tell of it")
+	}
+	r, n = newNodeRig(t)
+	r.spec.NoKill = true
+	r.during["init"] = func() { r.st.NodeLost(0, errors.New("connection reset by peer")) }
+	if rec := r.run(t); rec.State != step.Cancelled || len(n.ends) != 1 {
+		t.Errorf("lost while it was launched: %s, told %+v", rec.State, n.ends)
+	}
+}

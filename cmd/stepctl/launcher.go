@@ -53,6 +53,10 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files *client
 	}
 	if err := a.Wait(); err != nil {
 		say("error: %s", err)
+		if spec.NoKill {
+			// What the tasks write goes nowhere from now on, but they run.
+			orders.set(nodedOrders{l})
+		}
 	}
 	t.remote.End()
 	return l.wait()
@@ -169,6 +173,25 @@ func (o nodeOrders) Send(m *stepapi.Msg, _ ...int) error {
 	return o.a.Order(b)
 }
 
+// nodedOrders gives orders to noded, where no stepd can be reached.
+type nodedOrders struct{ l *launch }
+
+func (o nodedOrders) Send(m *stepapi.Msg, _ ...int) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	ref := &api.StepRef{JobId: o.l.id.Job, StepId: &o.l.id.Step}
+	switch m.Type {
+	case stepapi.TypeSignal:
+		_, err = o.l.client.Signal(ctx, &api.SignalRequest{Step: ref, Signal: int32(m.Signal), Scope: m.Scope})
+	case stepapi.TypeCancel:
+		_, err = o.l.client.Cancel(ctx, &api.CancelRequest{Step: ref, Reason: m.Reason})
+	}
+	if err != nil {
+		say("error: cannot %s step %s: %s", m.Type, o.l.id, plain(err))
+	}
+	return err
+}
+
 // beforeNodes takes orders while node 0's stepd is not reached yet: noded does what
 // it is asked.
 type beforeNodes struct {
@@ -187,12 +210,7 @@ func (b *beforeNodes) Send(m *stepapi.Msg, _ ...int) error {
 	b.mu.Lock()
 	b.over = true
 	b.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
-	_, err := b.l.client.Cancel(ctx, &api.CancelRequest{Step: &api.StepRef{JobId: b.l.id.Job, StepId: &b.l.id.Step}, Reason: m.Reason})
-	if err != nil {
-		say("error: cannot cancel step %s: %s", b.l.id, plain(err))
-	}
+	err := nodedOrders{b.l}.Send(m)
 	b.giveUp(errors.New(m.Reason))
 	return err
 }

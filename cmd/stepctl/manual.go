@@ -49,7 +49,7 @@ func arguments() map[string]string {
 		"nodes": "N", "nodelist": "HOSTS", "exclude": "HOSTS", "mem": "SIZE", "mem-per-cpu": "SIZE", "gres": "LIST", "oom-kill-step": "0|1",
 		"cpu-bind": "TYPE", "mem-bind": "TYPE", "distribution": "HOW", "hint": "KIND", "input": "WHERE", "output": "WHERE", "error": "WHERE",
 		"open-mode": "MODE", "job-name": "NAME", "chdir": "DIR", "export": "LIST", "mpi": "TYPE", "wrap": "COMMAND", "uid": "USER", "gid": "GROUP",
-		"kill-on-bad-exit": "0|1", "acctg-freq": "SECONDS", "socket": "PATH", "signal": "SIGNAL", "scope": "SCOPE", "watch": "SECONDS",
+		"kill-on-bad-exit": "0|1", "no-kill": "set|off", "acctg-freq": "SECONDS", "socket": "PATH", "signal": "SIGNAL", "scope": "SCOPE", "watch": "SECONDS",
 		"jobid": "JOB", "time": "TIME", "propagate": "LIMITS", "task-prolog": "FILE", "task-epilog": "FILE", "bcast": "PATH", "send-libs": "yes|no",
 		"detach-keys": "KEYS", "replay": "SIZE", "wait": "SECONDS", "delay": "SECONDS", "sort": "FIELD", "svg": "FILE",
 	}

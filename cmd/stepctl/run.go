@@ -423,6 +423,11 @@ func (l *launch) conclude(rec *step.Record) int {
 		}
 		told = told || (t.Status != nil && *t.Status != 0)
 	}
+	for _, lost := range rec.LostNodes {
+		if len(rec.Nodes) > 0 && lost.Node == rec.Nodes[0] { // of the others its stepd has told
+			say("error: step %s: node %q is lost: %s; the step went on without it (--no-kill)", l.id, lost.Node, lost.Reason)
+		}
+	}
 	if l.forced {
 		say("Force Terminated StepId=%s", l.id)
 	}
