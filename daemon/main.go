@@ -163,7 +163,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	deps.Plugins = taskPlugins(spec, plan, aud, func(k step.OOMKill) { st.OutOfMemory(k) })
 	streams := newRelay(len(plan.Ranks), aud)
 	if aud.net != nil {
-		deps.Network, deps.Peers = aud.net, aud.net
+		deps.Network, deps.Peers, deps.Streams = aud.net, aud.net, aud.net
 	} else {
 		deps.Streams = streams
 	}

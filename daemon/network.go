@@ -16,6 +16,7 @@ import (
 // *nodes.Tree.
 type Network interface {
 	task.Network
+	task.Streams
 	step.Peers
 	// Begin joins the others and hands the tasks their streams. It is called before
 	// the step runs.
@@ -61,6 +62,7 @@ func runOnAll(ctx context.Context, st *task.Step, aud *audience, cancelled *over
 		aud.Log(step.LogError, fmt.Sprintf("did not wait for the step's end on the other nodes: %v", err))
 	}
 	aud.net.Close()
+	aud.net.Fill(&rec) // what was on its way when the tasks ended has come
 	return rec, nil
 }
 

@@ -104,7 +104,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
 		own.EndedBy, own.Aborted, own.Drain, own.PluginCrash, own.Usage, own.OOM = rec.EndedBy, rec.Aborted, rec.Drain, rec.PluginCrash, rec.Usage, rec.OOM
 		own.StdoutBytes, own.StderrBytes = rec.StdoutBytes, rec.StderrBytes
-		own.LostNodes, own.StepdLost = rec.LostNodes, rec.StepdLost
+		own.LostNodes, own.StepdLost, own.HeldOpen = rec.LostNodes, rec.StepdLost, rec.HeldOpen
 		own.Survivors, own.SurvivorsTotal = rec.Survivors, rec.SurvivorsTotal
 		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = nil, nil, rec.SuspendedSeconds
 		own.Ended = rec.Ended

@@ -54,6 +54,9 @@ func MergeParts(rec *Record, parts []*Record, ending string, now time.Time) {
 			rec.Started = p.Started
 		}
 		rec.OOM = append(rec.OOM, p.OOM...)
+		for _, held := range p.HeldOpen {
+			rec.HeldOpen = append(rec.HeldOpen, fmt.Sprintf("node %q: %s", p.Node, held))
+		}
 		rec.SuspendedSeconds = max(rec.SuspendedSeconds, p.SuspendedSeconds)
 		if rec.PluginCrash == nil {
 			rec.PluginCrash = p.PluginCrash

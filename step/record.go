@@ -73,6 +73,9 @@ type Record struct {
 	LostNodes []LostNode `json:"lost_nodes,omitempty"`
 	// StepdLost: stepd was gone before it had told the end, which nobody saw.
 	StepdLost bool `json:"stepd_lost,omitempty"`
+	// HeldOpen tells of streams that a process outside of the step has kept open after
+	// its end, the first ten of each node.
+	HeldOpen []string `json:"held_open,omitempty"`
 	// OOM lists the processes that the kernel has killed for want of memory, the
 	// first hundred.
 	OOM []OOMKill `json:"oom,omitempty"`

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -16,6 +17,7 @@ type outputs struct {
 	outMu   sync.Mutex
 	files   map[*os.File]int // guarded by outMu: open; the stream of each
 	nobody  [3]bool          // guarded by outMu: nobody reads the stream
+	passed  [3]atomic.Int64  // bytes that have gone up, by stream
 	reading sync.WaitGroup
 	buffers sync.Pool // of *[]byte: a stream that is silent holds none
 }
@@ -47,16 +49,25 @@ func (n *Node) Output(fd, rank int, f *os.File) {
 
 func (n *Node) copyOut(fd, rank int, f *os.File) {
 	raw, err := f.SyscallConn()
-	for err == nil {
+	for rest := restMax; err == nil; {
 		var data []byte
-		if data, err = n.readSome(raw); len(data) > 0 {
+		data, err = n.readSome(raw)
+		if errors.Is(err, os.ErrDeadlineExceeded) && rest > 0 {
+			data, err = n.readRest(raw)
+			rest -= len(data)
+		}
+		if len(data) > 0 {
 			if !n.send(fd, (&output{fd: fd, rank: rank, data: data}).frame()) {
 				return // nobody reads: the pipe's end tells the task
 			}
+			n.passed[fd].Add(int64(len(data)))
 		}
 	}
 	n.send(fd, (&output{fd: fd, rank: rank, end: true}).frame())
 }
+
+// Passed is how many bytes of stream fd (1 or 2) of this node's tasks have gone up.
+func (n *Node) Passed(fd int) int64 { return n.passed[fd].Load() }
 
 // readSome waits until there is something to read. Only then it holds a buffer: a
 // step has thousands of streams, and most are silent.
@@ -120,6 +131,28 @@ func (n *Node) closeOutputs() {
 	n.CloseOutput(chanStdout)
 	n.CloseOutput(chanStderr)
 }
+
+// restMax is more than a pipe holds.
+const restMax = 1 << 20
+
+// readRest reads what is there after EndOutput: who holds the pipe may write on for ever.
+func (n *Node) readRest(raw syscall.RawConn) (data []byte, err error) {
+	buf := make([]byte, chunk)
+	var got int
+	cerr := raw.Control(func(fd uintptr) {
+		for got, err = unix.Read(int(fd), buf); errors.Is(err, unix.EINTR); {
+			got, err = unix.Read(int(fd), buf)
+		}
+	})
+	if cerr == nil && err == nil && got <= 0 {
+		err = io.EOF
+	}
+	return buf[:max(got, 0)], errors.Join(cerr, err)
+}
+
+// EndOutput says that what comes from the file from now on is not the tasks': what is in
+// there goes up still.
+func (n *Node) EndOutput(f *os.File) { _ = f.SetReadDeadline(time.Unix(1, 0)) }
 
 // CloseOutput does so with stream fd (1 or 2) of this node's tasks.
 func (n *Node) CloseOutput(fd int) {

@@ -24,13 +24,16 @@ func (s *Step) drainStreams() error {
 		text := h.String()
 		s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventHeldOpen, PID: h.PID, Text: text})
 		if i < heldTold {
+			s.mu.Lock()
+			s.rec.HeldOpen = append(s.rec.HeldOpen, text)
+			s.mu.Unlock()
 			s.sayError(text + ", which is no process of the step: it was waited for in vain")
 		}
 	}
 	return nil
 }
 
-// heldTold is how many held streams are told to the user; the event log has all.
+// heldTold is how many held streams are told to the user; and in the record; the event log has all.
 const heldTold = 10
 
 // drainOutput ends what others see of the output, when all of it has passed.

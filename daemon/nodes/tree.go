@@ -24,6 +24,7 @@ type Tree struct {
 	*stepnet.Node // there from Begin on
 	spec          *step.Spec
 	log           func(text string)
+	outs          []taskOutput // from Begin on
 
 	mu      sync.Mutex
 	dropped int // guarded by mu: lines that the launcher has not got
@@ -110,6 +111,7 @@ func (t *Tree) attach(st *task.Step) error {
 			if fd == 0 {
 				input = append(input, ours)
 			} else {
+				t.outs = append(t.outs, taskOutput{fd, rank, ours})
 				t.Output(fd, rank, ours)
 			}
 			handle, err := stepio.TakeFD(theirs)

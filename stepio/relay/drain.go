@@ -49,7 +49,7 @@ func (r *Relay) held() (held []step.Held) {
 		}
 	}
 	r.mu.Unlock()
-	findWriters(writers)
+	FindWriters(writers)
 	for _, s := range r.streams { // nothing is added any more
 		if h, ok := writers[s.inode]; ok {
 			held = append(held, h)
@@ -58,8 +58,9 @@ func (r *Relay) held() (held []step.Held) {
 	return held
 }
 
-// findWriters looks for a process that may write to each of the pipes, by inode.
-func findWriters(pipes map[uint64]step.Held) {
+// FindWriters looks for a process that may write to each of the pipes, by inode, and
+// puts it into the Held of that. It reads all of /proc.
+func FindWriters(pipes map[uint64]step.Held) {
 	found := 0
 	procs, _ := os.ReadDir("/proc")
 	for _, p := range procs {
