@@ -115,7 +115,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		if rec.Started != nil {
 			own.Started = rec.Started
 		}
-		if len(rec.Tasks) == own.NTasks {
+		if len(rec.Tasks) == len(own.Tasks) { // of a part it has those of this node
 			own.Tasks = rec.Tasks
 		}
 	})
