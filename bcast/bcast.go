@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,7 @@ type Receiver struct {
 	file *os.File // nil between two
 	left int64
 	sum  hash.Hash
+	room []byte // for what a block holds; nil while none has come
 	libs string // the directory of the libraries, once it was made
 	over bool
 
@@ -105,20 +107,20 @@ func (r *Receiver) do(f func()) bool {
 
 var errOver = errors.New("cannot receive a file: none is expected any more")
 
-// Write takes the next bytes of a file, by its place in Spec.Sent; files come in
-// their order. It returns when they are written.
-func (r *Receiver) Write(file int, data []byte) (err error) {
-	if !r.do(func() { err = r.write(file, data) }) {
+// Write takes the next bytes of a file; files come in their order. It returns when they
+// are written.
+func (r *Receiver) Write(p step.SentPiece) (err error) {
+	if !r.do(func() { err = r.write(p) }) {
 		return errOver
 	}
 	return err
 }
 
-func (r *Receiver) write(file int, data []byte) error {
+func (r *Receiver) write(p step.SentPiece) error {
 	if r.over {
 		return errOver
 	}
-	err := r.take(file, data)
+	err := r.take(p)
 	if err != nil {
 		r.drop()
 		r.finish(err)
@@ -126,9 +128,23 @@ func (r *Receiver) write(file int, data []byte) error {
 	return err
 }
 
-func (r *Receiver) take(file int, data []byte) error {
-	if file != r.at || r.file == nil || int64(len(data)) > r.left {
-		return fmt.Errorf("cannot receive %d bytes of file %d: file %d wants %d", len(data), file, r.at, r.left)
+func (r *Receiver) take(p step.SentPiece) error {
+	if p.File != r.at || r.file == nil {
+		return fmt.Errorf("cannot receive %s: it is %s that wants %d bytes", r.named(p.File), r.named(r.at), r.left)
+	}
+	data := p.Data
+	if p.LZ4 {
+		if r.room == nil {
+			r.room = make([]byte, step.SentChunk)
+		}
+		n, err := expand(r.room, data)
+		if err != nil {
+			return fmt.Errorf("cannot receive %s: %d compressed bytes: %w", r.named(p.File), len(data), err)
+		}
+		data = r.room[:n]
+	}
+	if int64(len(data)) > r.left {
+		return fmt.Errorf("cannot receive %s: %d bytes came, and it wants %d: has it changed while it was sent?", r.named(p.File), len(data), r.left)
 	}
 	if _, err := r.file.Write(data); err != nil {
 		return fmt.Errorf("cannot write %q: %w", r.spec.Sent[r.at].Path, err)
@@ -141,11 +157,19 @@ func (r *Receiver) take(file int, data []byte) error {
 	return r.settle()
 }
 
+// named is a file as messages name it.
+func (r *Receiver) named(file int) string {
+	if file < 0 || file >= len(r.spec.Sent) {
+		return fmt.Sprintf("file %d of %d", file+1, len(r.spec.Sent))
+	}
+	return strconv.Quote(r.spec.Sent[file].Path)
+}
+
 // settle gives a file that is whole its name, and goes on to the next.
 func (r *Receiver) settle() error {
 	f := r.spec.Sent[r.at]
 	if sum := hex.EncodeToString(r.sum.Sum(nil)); sum != f.SHA256 {
-		return fmt.Errorf("cannot use %q: its SHA-256 digest is %s here, and %s where it was sent", f.Path, sum, f.SHA256)
+		return fmt.Errorf("cannot use %q: its SHA-256 digest is %s here, and was %s where it was sent: has it changed meanwhile?", f.Path, sum, f.SHA256)
 	}
 	name, err := r.name()
 	if err == nil {

@@ -49,8 +49,9 @@ func TestRootReceive(t *testing.T) {
 	for _, c := range []struct {
 		file int
 		data string
-	}{{0, "pro"}, {0, "gram"}, {2, "bb"}} {
-		if err := r.Write(c.file, []byte(c.data)); err != nil {
+		lz4  bool
+	}{{0, "pro", false}, {0, "\x40gram", true}, {2, "bb", false}} {
+		if err := r.Write(step.SentPiece{File: c.file, Data: []byte(c.data), LZ4: c.lz4}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -65,7 +66,7 @@ func TestRootReceive(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(dir, "prog.7_libs", "libb.so")); string(b) != "bb" {
 		t.Errorf("the library: %q, %v", b, err)
 	}
-	if err := r.Write(0, []byte("x")); !errors.Is(err, errOver) {
+	if err := r.Write(step.SentPiece{Data: []byte("x")}); !errors.Is(err, errOver) {
 		t.Errorf("after the end: %v", err)
 	}
 	if err := r.Close(); err != nil {
@@ -82,18 +83,22 @@ func TestRootReceiveRefused(t *testing.T) {
 		file step.SentFile
 		data string
 		n    int
+		lz4  bool
 		want string
 	}{
-		"another digest": {sent("p", "abc"), "abd", 0, "SHA-256"},
-		"too much":       {sent("p", "abc"), "abcd", 0, "file 0 wants 3"},
-		"another file":   {sent("p", "abc"), "abc", 1, "file 0 wants 3"},
-		"not the user's": {sent("/etc/stepd-bcast-test", "abc"), "", 0, "permission denied"},
-		"no directory":   {sent("/no/such/p", "abc"), "", 0, "no such file"},
+		"another digest": {sent("p", "abc"), "abd", 0, false, "SHA-256"},
+		"too much":       {sent("p", "abc"), "abcd", 0, false, `cannot receive "p": 4 bytes came, and it wants 3`},
+		"another file":   {sent("p", "abc"), "abc", 1, false, `cannot receive file 2 of 1: it is "p" that wants 3 bytes`},
+		"no block":       {sent("p", "abc"), "abc", 0, true, `cannot receive "p": 3 compressed bytes: it is no LZ4 block`},
+		"a bomb":         {sent("p", "abc"), "\x1fa\x01\x00" + strings.Repeat("\xff", 4000) + "\x00\x10a", 0, true, "it is no LZ4 block"},
+		"too much in it": {sent("p", "abc"), "\x40abcd", 0, true, `4 bytes came, and it wants 3`},
+		"not the user's": {sent("/etc/stepd-bcast-test", "abc"), "", 0, false, "permission denied"},
+		"no directory":   {sent("/no/such/p", "abc"), "", 0, false, "no such file"},
 	} {
 		dir := userDir(t)
 		r := receiver(dir, c.file)
 		if c.data != "" {
-			if err := r.Write(c.n, []byte(c.data)); err == nil {
+			if err := r.Write(step.SentPiece{File: c.n, Data: []byte(c.data), LZ4: c.lz4}); err == nil {
 				t.Errorf("%s: it was taken", name)
 			}
 		}
@@ -121,7 +126,7 @@ func TestRootReceiveLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := receiver(dir, sent("p", "new"), sent("lib.so", "lib"))
-	_ = r.Write(0, []byte("new")) // the library's directory fails with it
+	_ = r.Write(step.SentPiece{Data: []byte("new")}) // the library's directory fails with it
 	<-r.Done()
 	if err := r.Err(); err == nil || !strings.Contains(err.Error(), "it is no directory of uid") {
 		t.Errorf("a link for a directory: %v", err)

@@ -11,7 +11,7 @@ const (
 	// them, in bytes.
 	SentMax     = 512
 	SentSizeMax = 64 << 30
-	// SentChunk is the most bytes of a file in one record.
+	// SentChunk is the most bytes of a file in one record, before it is compressed.
 	SentChunk = 32 << 10
 	// LibsSuffix names the directory of a program's libraries, after it.
 	LibsSuffix = "_libs"
@@ -27,6 +27,13 @@ type SentFile struct {
 	Size   int64  `json:"size"`
 	Mode   uint32 `json:"mode"` // permissions, 0 to 0777
 	SHA256 string `json:"sha256"`
+}
+
+// SentPiece is the next bytes of a file that is sent.
+type SentPiece struct {
+	File int    // its place in Request.Sent
+	Data []byte // at most SentChunk, as it is written
+	LZ4  bool   // Data is one LZ4 block of that
 }
 
 func (r *Request) checkSent() error {

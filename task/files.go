@@ -11,7 +11,7 @@ import (
 type Files interface {
 	// Write takes the next bytes of a file; Done is closed when all are there, or
 	// one cannot be, of which Err tells. Close removes what the step alone needed.
-	Write(file int, data []byte) error
+	Write(p step.SentPiece) error
 	Done() <-chan struct{}
 	Err() error
 	Close() error
@@ -19,11 +19,11 @@ type Files interface {
 
 // File takes bytes of a file that the client sends. It returns when they are
 // written. It may be called from any goroutine, one at a time.
-func (s *Step) File(file int, data []byte) error {
+func (s *Step) File(p step.SentPiece) error {
 	if s.d.Files == nil {
 		return errors.New("cannot receive a file: the step was not to be sent any")
 	}
-	return s.d.Files.Write(file, data)
+	return s.d.Files.Write(p)
 }
 
 // receiveFiles waits until all files are there.

@@ -121,7 +121,7 @@ type fakeStep struct {
 }
 
 func (f *fakeStep) Record() step.Record    { return step.Record{State: step.Running} }
-func (f *fakeStep) File(int, []byte) error { return nil }
+func (f *fakeStep) File(step.SentPiece) error { return nil }
 func (f *fakeStep) AttachDone()            {}
 func (f *fakeStep) Stat() step.Record {
 	return step.Record{State: step.Running, Usage: &step.StepUsage{Samples: 3}}

@@ -25,7 +25,7 @@ type Handler interface {
 	// AttachDone says that the launcher has handed over all of them.
 	AttachDone()
 	// File takes bytes of a file that is sent with the step.
-	File(file int, data []byte) error
+	File(p step.SentPiece) error
 	// LauncherLost says that the connection of the launcher ended.
 	LauncherLost()
 	// Stat is the step with what its tasks use just now.
@@ -325,7 +325,7 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 		s.handler.AttachDone()
 		return nil
 	case TypeFile:
-		return s.handler.File(m.File, m.Data)
+		return s.handler.File(m.Piece())
 	case TypeAck:
 		p.took.Store(true)
 		p.once.Do(func() { close(p.acked) })

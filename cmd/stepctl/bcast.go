@@ -1,9 +1,7 @@
 package main
 
 import (
-	"crypto/sha256"
 	"debug/elf"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +13,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"stepd/api/stepapi"
 	"stepd/step"
 )
 
@@ -27,7 +24,9 @@ type bcastOptions struct {
 	dest, libs, compress string
 	flags                *pflag.FlagSet
 
-	paths []string // of what is sent, in the order of the request's
+	files []sentFile // in the order of the request's
+	lz4   bool
+	moved progressed
 }
 
 func (o *bcastOptions) bind(f *pflag.FlagSet) {
@@ -36,7 +35,7 @@ func (o *bcastOptions) bind(f *pflag.FlagSet) {
 	f.Lookup("bcast").NoOptDefVal = bcastName
 	f.StringVar(&o.libs, "send-libs", "no", "with --bcast: send its libraries as well, but for those of the system: yes or no")
 	f.Lookup("send-libs").NoOptDefVal = "yes"
-	f.StringVar(&o.compress, "compress", "", "of no effect: what --bcast sends is not compressed")
+	f.StringVar(&o.compress, "compress", "none", "with --bcast: compress what is sent: lz4 or none")
 	f.Lookup("compress").NoOptDefVal = "lz4"
 }
 
@@ -48,6 +47,7 @@ func (o *bcastOptions) set(r *step.Request) error {
 	if !o.flags.Changed("bcast") {
 		return nil
 	}
+	o.setCompress()
 	if len(r.Apps) > 0 {
 		return exclude("bcast", "multi-prog")
 	}
@@ -55,29 +55,44 @@ func (o *bcastOptions) set(r *step.Request) error {
 	if err != nil {
 		return fmt.Errorf("--bcast: cannot send %q: %w", r.Argv[0], err)
 	}
-	dest := o.dest
-	if strings.HasSuffix(dest, "/") {
-		dest += bcastName
-	}
-	o.paths = []string{program}
+	paths := []string{program}
 	if o.libs == "yes" {
 		libs, err := libraries(program)
 		if err != nil {
 			return fmt.Errorf("--send-libs: %w", err)
 		}
-		o.paths = append(o.paths, libs...)
+		paths = append(paths, libs...)
 	}
-	for i, path := range o.paths {
-		f, err := describe(path)
+	return o.describe(r, paths)
+}
+
+// describe puts the digests of what is sent into the request.
+func (o *bcastOptions) describe(r *step.Request, paths []string) error {
+	o.moved.begin(paths)
+	for i, path := range paths {
+		f, sent, err := describe(path, &o.moved)
 		if err != nil {
 			return fmt.Errorf("--bcast: %w", err)
 		}
-		if f.Path = filepath.Base(path); i == 0 {
-			f.Path = dest
+		if sent.Path = filepath.Base(path); i == 0 {
+			if sent.Path = o.dest; strings.HasSuffix(o.dest, "/") {
+				sent.Path += bcastName
+			}
 		}
-		r.Sent = append(r.Sent, f)
+		o.files, r.Sent = append(o.files, f), append(r.Sent, sent)
 	}
 	return nil
+}
+
+// setCompress reads --compress. As in Slurm what is not known compresses nothing.
+func (o *bcastOptions) setCompress() {
+	switch strings.ToLower(o.compress) {
+	case "lz4":
+		o.lz4 = true
+	case "", "none":
+	default:
+		say("--compress=%s: only lz4 and none are known: nothing is compressed", o.compress)
+	}
 }
 
 // findProgram is the file that the tasks would run here.
@@ -103,25 +118,6 @@ func findProgram(name, cwd string) (string, error) {
 		return "", errors.New("it is not executable")
 	}
 	return path, nil
-}
-
-// describe tells a file's size and digest.
-func describe(path string) (step.SentFile, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return step.SentFile{}, fmt.Errorf("cannot send a file: %w", err)
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return step.SentFile{}, fmt.Errorf("cannot send a file: %w", err)
-	}
-	sum := sha256.New()
-	size, err := io.Copy(sum, f)
-	if err != nil {
-		return step.SentFile{}, fmt.Errorf("cannot send %q: %w", path, err)
-	}
-	return step.SentFile{Size: size, Mode: uint32(st.Mode().Perm()), SHA256: hex.EncodeToString(sum.Sum(nil))}, nil
 }
 
 // systemDirs have what every node has: it is not sent (BcastExclude's default).
@@ -207,45 +203,4 @@ func findLibrary(name string, dirs []string) string {
 		return path
 	}
 	return ""
-}
-
-// send sends the files. What a node says against it comes as its answer.
-func (o *bcastOptions) send(to orderer) error {
-	for i, path := range o.paths {
-		if err := sendFile(to, i, path); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func sendFile(to orderer, number int, path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("cannot send a file: %w", err)
-	}
-	defer f.Close()
-	buf := make([]byte, step.SentChunk)
-	for {
-		n, err := f.Read(buf)
-		if n > 0 {
-			if err := to.Send(&stepapi.Msg{Type: stepapi.TypeFile, File: number, Data: buf[:n]}); err != nil {
-				return nil // the step has ended, and says why
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("cannot send %q: %w", path, err)
-		}
-	}
-}
-
-// sendFiles sends what the step is to be sent, and ends it where that cannot be.
-func (l *launch) sendFiles(to orderer) {
-	if err := l.opt.bcast.send(to); err != nil {
-		say("error: --bcast: %s", err)
-		_ = to.Send(&stepapi.Msg{Type: stepapi.TypeCancel, Reason: "its program cannot be sent"})
-	}
 }

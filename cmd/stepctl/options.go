@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -165,7 +166,7 @@ func (o *runOptions) setters(kind requestKind) (sets []func(*step.Request) error
 	}
 	sets = append(sets, ofKind(o.setNodes), o.programs.set)
 	if kind == stepOfJob {
-		sets = append(sets, o.bcast.set)
+		sets = append(sets, o.setBcast)
 	}
 	return append(sets, ofKind(o.resources.set), ofKind(o.setIO))
 }
@@ -183,6 +184,19 @@ func (o *runOptions) setTasks(r *step.Request) (err error) {
 func (o *runOptions) setNodes(kind requestKind, r *step.Request) error {
 	r.Spread = kind == stepOfJob && r.Job == nil && !o.nodes.flags.Changed("nodes") && o.nodes.want == ""
 	return o.nodes.set(r, kind == stepOfJob && r.Job != nil)
+}
+
+// setBcast says what is sent; all of it is read for that.
+func (o *runOptions) setBcast(r *step.Request) error {
+	fast := o.tellSlow(func(since time.Duration) (string, bool) {
+		words := o.bcast.moved.words("reading", "")
+		if words != "" {
+			words += ", " + whole(since)
+		}
+		return words, false
+	})
+	defer fast()
+	return o.bcast.set(r)
 }
 
 // setIO says where the tasks' streams go.

@@ -124,7 +124,7 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 	}
 	l := &launch{
 		client: client, node: reply.Node, id: step.ID{Job: reply.JobId, Step: reply.StepId},
-		opt: o, ntasks: spec.NTasks,
+		opt: o, ntasks: spec.NTasks, nnodes: max(1, spec.NNodes),
 	}
 	if spec.Terminal != nil {
 		if d.privateSocket() != "" {
@@ -226,6 +226,7 @@ type launch struct {
 	id     step.ID
 	opt    *runOptions
 	ntasks int
+	nnodes int
 	forced bool    // a task was ended by KILL or TERM
 	screen *screen // of a step with a terminal
 	// killWait is between SIGTERM and SIGKILL, in seconds.

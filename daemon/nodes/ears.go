@@ -56,7 +56,7 @@ func (e *ears) Ordered(words []byte) {
 			}
 			err = e.st.Signal(m.Signal, m.Scope)
 		case stepapi.TypeFile:
-			err = e.st.File(m.File, m.Data)
+			err = e.st.File(m.Piece())
 		case stepapi.TypeCancel:
 			if err = stepapi.CheckReason(m.Reason); err == nil {
 				err = e.st.Cancel(m.Reason)
