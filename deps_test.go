@@ -40,7 +40,7 @@ var importRules = map[string]struct {
 	"stepd/stepio/replay":     {nil, "what is kept of output, and how it travels: stepd, noded and stepctl have it"},
 	"stepd/stepio/live":       {[]string{"stepd/step", "stepd/internal/linux", "stepd/stepio/replay"}, "stepd's half of output that others may see"},
 	"stepd/stepio":            {[]string{"stepd/step", "stepd/internal/linux", "stepd/api/stepapi"}, "the client's streams"},
-	"stepd/stepio/relay":      {[]string{"stepd/step", "stepd/internal/printable"}, "stepd's half of the streams: a mechanism knows no other"},
+	"stepd/stepio/relay":      {[]string{"stepd/step", "stepd/internal/linux", "stepd/internal/printable"}, "stepd's half of the streams: a mechanism knows no other"},
 	"stepd/stepnet":           {[]string{"stepd/step"}, "carries words and bytes; knows neither tasks nor clients"},
 	"stepd/slurmconf":         {[]string{"stepd/step"}, "the site's files; a node's resources are written as a request's are"},
 	"stepd/node":              {[]string{"stepd/internal/printable", "stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},

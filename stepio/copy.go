@@ -5,6 +5,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
 )
 
 // moveMax is the most that the kernel is asked to move at once.
@@ -12,33 +14,33 @@ const moveMax = 1 << 20
 
 // pass passes on everything from a pipe to the client's file until its end, as it
 // comes. The kernel moves it, where it can for this kind of file. What the file does
-// not take is an error, and the rest is not read: the tasks get SIGPIPE.
+// not take is an error, and the rest is not read: the tasks get SIGPIPE. It takes a
+// thread, which waits in the kernel: through the runtime's poller each of the pipes'
+// turns takes longer.
 func pass(dest, src *os.File) error {
-	raw, err := src.SyscallConn()
+	in, err := TakeFD(src)
 	if err != nil {
 		return err
 	}
+	defer unix.Close(in)
+	if err := unix.SetNonblock(in, false); err != nil {
+		return err
+	}
+	_ = linux.BatchThread() // without it the bytes only take longer
 	out := rawFD(dest)
 	var buf []byte // where the kernel cannot
 	for {
 		var n int64
-		rerr := raw.Read(func(fd uintptr) bool {
-			if buf != nil {
-				n, err = copySome(out, int(fd), buf)
-			} else {
-				n, err = unix.Splice(int(fd), nil, out, nil, moveMax, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
-			}
-			if errors.Is(err, unix.EAGAIN) && ready(int(fd), unix.POLLIN, 0) {
-				ready(out, unix.POLLOUT, -1) // it is the file that has no room
-				err = unix.EINTR
-			}
-			return !errors.Is(err, unix.EAGAIN)
-		})
+		if buf != nil {
+			n, err = copySome(out, in, buf)
+		} else {
+			n, err = unix.Splice(in, nil, out, nil, moveMax, unix.SPLICE_F_MOVE)
+		}
 		switch {
-		case rerr != nil:
-			return rerr
 		case errors.Is(err, unix.EINVAL) && buf == nil:
 			buf = make([]byte, bufferSize) // one that is open for appending, a terminal of an older kernel
+		case errors.Is(err, unix.EAGAIN): // whoever shares the file does not want it to block
+			ready(out, unix.POLLOUT, -1)
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return err

@@ -24,6 +24,7 @@ type remoteOutput struct {
 // used.
 func NewRemote(spec *step.Spec, opt Options) *Remote {
 	r := &Remote{}
+	widenOwn(opt.Stdout)
 	for _, out := range []struct {
 		fd     int
 		stream step.Stream

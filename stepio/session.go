@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api/stepapi"
+	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -112,6 +113,7 @@ func (s *Session) openInput() error {
 		return nil
 	}
 	ranks := s.ranksOf(s.spec.Stdin)
+	widenOwn(s.opt.Stdin)
 	if len(ranks) == 1 && Handable(s.opt.Stdin, s.opt.SameUser) {
 		s.hand(0, ranks[0], s.opt.Stdin, true)
 		return nil
@@ -135,6 +137,9 @@ func (s *Session) openInput() error {
 
 func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 	ranks := s.ranksOf(st)
+	if fd == 1 {
+		widenOwn(dest)
+	}
 	// Several ranks that write to one pipe cut each other's lines at every
 	// buffer's end: what reads it gets whole ones unless -u is given. A regular
 	// file is handed over in any case: it is the kernel's to order.
@@ -162,7 +167,6 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 		s.hand(fd, rank, theirs, false)
 		widen(ours, 1)
 		s.relay(func() {
-			defer ours.Close()
 			s.opt.failed(fd, dest, pass(dest, ours))
 		})
 		return nil
@@ -203,6 +207,22 @@ func widen(pipe *os.File, ranks int) {
 	if size := min(pipeMax, pipesMax/(2*ranks)); size > pipeMax/4 {
 		_, _ = unix.FcntlInt(uintptr(rawFD(pipe)), unix.F_SETPIPE_SZ, size)
 	}
+}
+
+// widenOwn does so with a pipe that the client was started with, for stdin or stdout:
+// whoever is at its other end takes turns with the tasks, or with us. One that is wider
+// already stays so.
+func widenOwn(f *os.File) {
+	if !isPipe(f) {
+		return
+	}
+	_ = linux.OnFD(f, func(fd int) error {
+		size, err := unix.FcntlInt(uintptr(fd), unix.F_GETPIPE_SZ, 0)
+		if err == nil && size < pipeMax {
+			_, err = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, pipeMax)
+		}
+		return err // it stays as it is
+	})
 }
 
 func (s *Session) relay(copy func()) {

@@ -278,3 +278,35 @@ func TestIsNull(t *testing.T) {
 		t.Error("IsNull is wrong about /dev/null, nothing, or /dev/zero")
 	}
 }
+
+// A pipe that the client was started with is made wider, never narrower, and what is no
+// pipe is left alone.
+func TestWidenOwn(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	size := func() int {
+		t.Helper()
+		n, err := unix.FcntlInt(uintptr(rawFD(r)), unix.F_GETPIPE_SZ, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for _, c := range []struct{ before, after int }{{64 << 10, pipeMax}, {2 * pipeMax, 2 * pipeMax}} {
+		if _, err := unix.FcntlInt(uintptr(rawFD(r)), unix.F_SETPIPE_SZ, c.before); err != nil {
+			t.Fatal(err)
+		}
+		if widenOwn(w); size() != c.after {
+			t.Errorf("of %d bytes it has become %d, want %d", c.before, size(), c.after)
+		}
+	}
+	widenOwn(nil)
+	if f, err := os.Open(os.DevNull); err == nil {
+		widenOwn(f)
+		f.Close()
+	}
+}
