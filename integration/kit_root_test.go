@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -48,8 +49,45 @@ func (in installed) make(t *testing.T, dir string, args ...string) {
 // and nothing of it leads back to where it was built.
 func TestRootInstalledKit(t *testing.T) {
 	in := installTree(t)
+	t.Run("layout", func(t *testing.T) { in.layout(t) })
 	t.Run("headers", func(t *testing.T) { in.headersAlone(t) })
 	t.Run("plugins", func(t *testing.T) { in.pluginsRun(t) })
+}
+
+// layout: what a site looks for is where it looks, with modes that let everybody read
+// it and root alone write it; and another prefix is that of the unit as well.
+func (in installed) layout(t *testing.T) {
+	for name, mode := range map[string]os.FileMode{
+		"sbin/noded": 0o755, "bin/stepctl": 0o755, "libexec/stepd/stepd": 0o755, "libexec/stepd/stepd-net": 0o755, "libexec/stepd/spankhost": 0o755,
+		"lib/systemd/system/noded.service": 0o644, "share/man/man8/noded.8": 0o644, "share/man/man1/stepctl.1": 0o644, "share/man/man7/stepd-spank.7": 0o644,
+		"share/bash-completion/completions/stepctl": 0o644, "share/zsh/site-functions/_stepctl": 0o644, "share/fish/vendor_completions.d/stepctl.fish": 0o644,
+		"include/stepd/slurm/spank.h": 0o644, "share/pkgconfig/stepd-spank.pc": 0o644,
+		"share/doc/stepd/README.md": 0o644, "share/doc/stepd/install.md": 0o644, "share/doc/stepd/examples/slurm.conf": 0o644,
+	} {
+		if info, err := os.Stat(in.path(name)); err != nil || info.Mode() != mode {
+			t.Errorf("%s: %v, want a file of mode %v", name, errors.Join(err, modeOf(info)), mode)
+		}
+	}
+	if out, err := exec.Command(in.path("sbin/noded"), "--check").CombinedOutput(); err != nil {
+		t.Errorf("the installed noded --check: %v: %s", err, out)
+	}
+	root := t.TempDir()
+	in.make(t, "..", "install-files", "DESTDIR="+root, "PREFIX=/opt/stepd", "BIN="+filepath.Dir(binary(t, "noded")))
+	unit, err := os.ReadFile(filepath.Join(root, "opt/stepd/lib/systemd/system/noded.service"))
+	if err != nil || !strings.Contains(string(unit), "\nExecStart=/opt/stepd/sbin/noded ") || strings.Contains(string(unit), "/usr/") {
+		t.Errorf("the unit below another prefix (%v): %s", err, unit)
+	}
+	if entries, _ := os.ReadDir(root); len(entries) != 1 {
+		t.Errorf("an installation below /opt/stepd makes %v", entries)
+	}
+}
+
+// modeOf is a mode as an error's text.
+func modeOf(info os.FileInfo) error {
+	if info == nil {
+		return nil
+	}
+	return errors.New(info.Mode().String())
 }
 
 // headersAlone: each header compiles by itself, in the languages that plugins
