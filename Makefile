@@ -40,7 +40,13 @@ define need_packages
 	if [ -n "$$missing" ]; then echo "installing" $$missing; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; fi
 endef
 
-.PHONY: deps-build deps-test deps-demo
+# The guest's are of no use in a container.
+CONTAINER_PKGS := iproute2 $(filter-out qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static clang-format,$(TEST_PKGS))
+PODMAN_PKGS    := podman buildah runc mmdebstrap
+
+.PHONY: deps-build deps-test deps-demo deps-container deps-podman
+deps-container: ; $(call need_packages,$(CONTAINER_PKGS))
+deps-podman: ; $(call need_packages,$(PODMAN_PKGS))
 deps-build: ; $(call need_packages,$(BUILD_PKGS))
 deps-test:  ; $(call need_packages,$(TEST_PKGS))
 deps-demo:  ; $(call need_packages,$(DEMO_PKGS))
@@ -62,7 +68,7 @@ test-root: all ## mechanism tests: root, real cgroups and namespaces
 
 .PHONY: integration
 integration: all examples ## black-box tests on the built programs
-	STRICT=1 STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout 20m ./integration | $(GATE)
+	STRICT=1 STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout 20m $(if $(RUN),-run '$(RUN)') ./integration | $(GATE)
 
 # The guest: integration/vm. RUN= names tests to run instead of those in
 # integration/vm/tests.tsv, PKG= the packages to look for them in; CMD= is a
@@ -117,6 +123,12 @@ demo: deps-demo all examples ## the main job: MPI under two SPANK plugins, and w
 .PHONY: bench
 bench: all ## the benchmark table, its peers measured in the same run
 	$(GO) run ./integration/bench -bin $(CURDIR)/$(BIN)
+
+# BASE= and GO_IMAGE= name images to build from; without them they are made here,
+# of Debian's packages and this machine's Go. RUN= names tests, as in vm-test.
+.PHONY: container-test
+container-test: deps-podman ## the image, and the black-box tests in a container (RUN=TestX)
+	RUN='$(RUN)' VERSION='$(VERSION)' integration/container/run.sh $(BASE) $(GO_IMAGE)
 
 # MPICH for PMI-2 and PMI-1 from Debian's sources, which no package has: some 5
 # minutes of one idle CPU, once for each state of the recipe. Not in make test; its
