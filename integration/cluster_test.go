@@ -18,7 +18,7 @@ import (
 
 // cluster is several nodes, each in a network namespace of its own: n1, n2, … at
 // 10.213.77.1, .2, …, joined by a bridge in one more namespace. Tests of a cluster
-// run one at a time, as all of this package do.
+// run one at a time: they must not be parallel.
 type cluster struct {
 	dir   string // below workRoot: slurm.conf, stepd.conf, tls/
 	nodes []*node

@@ -114,6 +114,7 @@ func byHook(a, b string) int { return slices.Index(hookOrder, a) - slices.Index(
 
 // TestRootConformanceRules checks the rules one by one.
 func TestRootConformanceRules(t *testing.T) {
+	t.Parallel()
 	cases, rules := map[string]failure{}, append(rules, chainRules()...)
 	for _, r := range rules {
 		if r.command.stack == "" {

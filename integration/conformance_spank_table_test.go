@@ -85,6 +85,7 @@ func (r ruling) expect(v variant) (code string, drains, fails bool) {
 // required and optional plugins and for negative and positive codes, and its
 // required and negative half under SpankStrict=yes.
 func TestRootConformanceFailureTable(t *testing.T) {
+	t.Parallel()
 	rows := readSpankTable(t)
 	if len(rows) != 25 {
 		t.Fatalf("%d rows in the failure table, want 25", len(rows))

@@ -70,6 +70,7 @@ func (n *node) markFile(t testing.TB) string {
 // TestRootCancelInHook: a step whose plugin hangs, without a deadline, can
 // still be cancelled, and its client can go away.
 func TestRootCancelInHook(t *testing.T) {
+	t.Parallel()
 	n := startNode(t, site{Slurm: "KillWait=1\n"})
 	so := buildRude(t, n)
 	marks := n.markFile(t)

@@ -9,6 +9,7 @@ import (
 // TestRootPluginEarly: what a plugin does when it is loaded, or when an option is
 // called back, is told of it as of a hook.
 func TestRootPluginEarly(t *testing.T) {
+	t.Parallel()
 	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
 	for _, c := range []struct{ do, cause string }{
 		{"segv", "killed by SIGSEGV"},

@@ -162,6 +162,7 @@ func (c failure) call(t testing.TB, n *node) call {
 
 // TestRootConformanceFailures runs every measured failure and compares what it does.
 func TestRootConformanceFailures(t *testing.T) {
+	t.Parallel()
 	if *traceDir != "" {
 		names, outcomes := reduceFailures(t, *traceDir)
 		writeFailures(t, names, outcomes)

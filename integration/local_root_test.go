@@ -185,6 +185,7 @@ func TestRootLongOption(t *testing.T) {
 // TestRootLocalFailure: a plugin that fails or takes its host down on the
 // local side ends the command by name, and nothing is left.
 func TestRootLocalFailure(t *testing.T) {
+	t.Parallel()
 	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
 	so := buildClient(t, n)
 	verbs := map[string]struct {

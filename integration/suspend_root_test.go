@@ -156,6 +156,7 @@ func TestRootSuspend(t *testing.T) {
 
 // TestRootSuspendJob: a job stands still with all of its steps, and takes none.
 func TestRootSuspendJob(t *testing.T) {
+	t.Parallel()
 	n := startNode(t, site{})
 	n.held(t, "-n4")
 	job := fmt.Sprint(n.status(t).Jobs[0].JobID)
@@ -202,6 +203,7 @@ func TestRootSuspendJob(t *testing.T) {
 
 // TestRootSuspendKilled: whoever dies while a step stands still, it ends.
 func TestRootSuspendKilled(t *testing.T) {
+	t.Parallel()
 	n := startNode(t, site{})
 	for _, victim := range []string{"stepd", "spankhost"} {
 		p, id := n.startTicker(t)

@@ -99,6 +99,7 @@ func TestRootLadder(t *testing.T) {
 
 // TestRootTrackedByV1: what a step on v2 can, on v1's freezer.
 func TestRootTrackedByV1(t *testing.T) {
+	t.Parallel()
 	needFreezer(t)
 	n := startNode(t, site{Cgroup: forceV1, Slurm: "KillWait=1\n"})
 	t.Run("5000 daemons", func(t *testing.T) {

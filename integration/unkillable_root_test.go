@@ -135,6 +135,7 @@ const quickKill = "KillWait=1\nUnkillableStepTimeout=1\n"
 // TestRootUnkillable: a process in state D ends the step, not stepd's nor noded's
 // patience; everybody hears what it waits for; and its end ends the drain.
 func TestRootUnkillable(t *testing.T) {
+	t.Parallel()
 	n := startNode(t, site{})
 	h := n.mountHang(t)
 	out := n.path("program.out")
@@ -192,6 +193,7 @@ func TestRootUnkillable(t *testing.T) {
 // TestRootUnkillableByDescent: without cgroups, and without stepd, the processes
 // that were left are known by number and start time.
 func TestRootUnkillableByDescent(t *testing.T) {
+	t.Parallel()
 	n := startNode(t, site{Slurm: quickKill + "ProctrackType=proctrack/linuxproc\n"})
 	h := n.mountHang(t)
 	r, doc := n.hung(t, h)
