@@ -45,6 +45,7 @@ var importRules = map[string]struct {
 	"stepd/slurmconf":         {[]string{"stepd/step"}, "the site's files; a node's resources are written as a request's are"},
 	"stepd/node":              {[]string{"stepd/internal/printable", "stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},
 	"stepd/node/fakestepd":    {[]string{"stepd/step", "stepd/api/stepapi"}, "a stepd for tests of noded"},
+	"stepd/metrics":           {[]string{"stepd/step", "stepd/node"}, "counts what a node tells, for Prometheus: what only noded pays for"},
 	"stepd/timeline":          {[]string{"stepd/step", "stepd/internal/printable"}, "what a log of events looks like: what only stepctl pays for"},
 	"stepd/explain":           {[]string{"stepd/step", "stepd/internal/printable"}, "what records and events mean: what only stepctl pays for"},
 	"stepd/cmd/noded":         {[]string{"stepd/..."}, "wires"},
@@ -117,7 +118,7 @@ func TestStepdStaysSmall(t *testing.T) {
 		t.Fatalf("go list: %v", err)
 	}
 	for _, dep := range strings.Fields(string(out)) {
-		for _, heavy := range []string{"google.golang.org/", "go.etcd.io/", "github.com/spf13/", "github.com/cilium/", "github.com/godbus/", "net/http", "debug/elf", "crypto/tls", "crypto/x509"} {
+		for _, heavy := range []string{"google.golang.org/", "go.etcd.io/", "github.com/spf13/", "github.com/cilium/", "github.com/godbus/", "net/http", "github.com/prometheus/", "debug/elf", "crypto/tls", "crypto/x509"} {
 			if strings.HasPrefix(dep, heavy) {
 				t.Errorf("stepd links %s", dep)
 			}

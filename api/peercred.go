@@ -21,6 +21,9 @@ type Peer struct {
 	// namespace).
 	PID int32
 
+	// Refusal is why its calls are answered with nothing else; "" is that they are served.
+	Refusal string
+
 	process *peerProcess // nil where it was not looked for: a Peer of a test
 }
 

@@ -83,8 +83,8 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admiss
 		return nil, nil, status.Error(codes.Unavailable, "noded is stopping")
 	case r.drained.Drained && req.Job == nil: // jobs that run go on
 		return nil, nil, status.Errorf(codes.FailedPrecondition, "node is drained: %s", r.drained.Reason)
-	case uid != 0 && r.byUser[uid] >= userStepsMax:
-		return nil, nil, status.Errorf(codes.ResourceExhausted, "uid %d has %d steps on this node already, the limit", uid, userStepsMax)
+	case uid != 0 && r.byUser[uid] >= r.perUser.Steps:
+		return nil, nil, status.Errorf(codes.ResourceExhausted, "uid %d has %d steps on this node already, the limit (UserStepsMax)", uid, r.perUser.Steps)
 	}
 	want := req.NTasks * req.CPUsPerTask
 	if req.Job == nil {

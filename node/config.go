@@ -121,6 +121,12 @@ type Config struct {
 	// nil is no stack.
 	StackDigest func() (string, error)
 
+	// PerUser bounds what one user other than root has of the node; zero fields are
+	// the defaults.
+	PerUser PerUser
+	// Meter hears what happens, for figures over time; nil is nobody.
+	Meter Meter
+
 	Log *logrus.Logger
 }
 
@@ -170,6 +176,10 @@ func (c *Config) complete() error {
 		return fmt.Errorf("cannot use spool directory %q: not an absolute path", c.SpoolDir)
 	case c.Users == nil || c.Tracker == nil || c.Containers == nil || c.Log == nil:
 		return errors.New("internal error: node configured without users, tracker, containers or log")
+	}
+	c.PerUser.complete()
+	if c.Meter == nil {
+		c.Meter = noMeter{}
 	}
 	c.Spank.Debug = c.Log.IsLevelEnabled(logrus.DebugLevel)
 	return nil

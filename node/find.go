@@ -19,6 +19,9 @@ func caller(ctx context.Context) (api.Peer, error) {
 	if err != nil {
 		return api.Peer{}, status.Error(codes.Unauthenticated, err.Error())
 	}
+	if p.Refusal != "" {
+		return api.Peer{}, status.Error(codes.ResourceExhausted, p.Refusal)
+	}
 	return p, nil
 }
 

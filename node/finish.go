@@ -207,9 +207,11 @@ func (f *follower) cleanup() {
 	if j == nil || !f.n.owed(epilogKind()) {
 		f.n.endJob(j)
 		close(f.ended)
+		f.measure()
 		return
 	}
 	// The step has ended; the epilog is its job's.
 	close(f.ended)
+	f.measure()
 	f.n.work.Go(func() { f.n.endJob(j) })
 }

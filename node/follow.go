@@ -42,6 +42,7 @@ type follower struct {
 	by      uint32       // who asked for the step
 	share   share        // what it has of its job
 	parent  *step.ID     // the step that has spawned it, nil without one
+	replay  int64        // what it may keep of its output, of its user's
 	asks    atomic.Int32 // what stepd has asked and not been answered yet
 	sending sync.Mutex   // one goroutine at a time sends on conn
 

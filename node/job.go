@@ -214,6 +214,7 @@ func (n *Node) endScripts(j *job, log *logrus.Entry) {
 		log.Errorf("%v", err)
 	}
 	if len(left) > 0 {
+		n.cfg.Meter.Leak(LeakScript)
 		log.Warnf("prolog or epilog have left processes running, which end with the job: %s", strings.Join(left, ", "))
 	}
 	ctx, cancel := n.unkillable()

@@ -72,5 +72,6 @@ func (n *Node) Publish() error {
 	if err := os.Rename(filepath.Join(n.files.run, hiddenSocket), n.files.socket()); err != nil {
 		return fmt.Errorf("cannot publish socket: %w", err)
 	}
+	n.published.Store(true)
 	return nil
 }

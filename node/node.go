@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -39,8 +40,14 @@ type Node struct {
 	draining sync.Mutex
 	held     heldSteps
 	// peers are the other nodes; nil where there are none.
-	peers *peers
-	heads heads
+	peers   *peers
+	heads   heads
+	clients *clients
+	// spoolWatch asks after the spool, published tells that requests are served.
+	spoolWatch *DirRoom
+	published  atomic.Bool
+	// adopted counts the steps that Recover has found running.
+	adopted int
 
 	// stopping is closed by Stop: followers let go of their steps.
 	stopping <-chan struct{}
@@ -66,6 +73,9 @@ func New(cfg Config) (*Node, error) {
 		leaveMax: leaveMax, reserveMax: reserveMax,
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
+	n.reg.perUser = cfg.PerUser
+	n.clients = &clients{most: cfg.PerUser.Connections, byUser: make(map[uint32]int)}
+	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
 	if cfg.Others != nil {
 		n.peers = &peers{cfg: cfg.Others, conns: make(map[string]*grpc.ClientConn)}
 	}

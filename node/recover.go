@@ -21,6 +21,7 @@ const helloMax = 2 * time.Second
 // removed. It returns before the dead are all cleaned up. It is called once,
 // before requests are served.
 func (n *Node) Recover(ctx context.Context) error {
+	begin := time.Now()
 	recs, err := n.store.steps(0)
 	if err != nil {
 		return err
@@ -66,6 +67,7 @@ func (n *Node) Recover(ctx context.Context) error {
 		return err
 	}
 	n.meetAll()
+	n.cfg.Meter.Adopted(n.adopted, time.Since(begin))
 	n.recoverHeld(running)
 	n.sweep(running) // what belongs to a job is the job's
 	for _, j := range ending {
@@ -164,6 +166,7 @@ func (n *Node) adopt(f *follower) (runs bool) {
 		return false
 	}
 	f.log.Infof("found stepd (pid %d) again", p.pid)
+	n.adopted++
 	f.begin(p, conn)
 	f.tellContainer()
 	return true
@@ -259,6 +262,7 @@ func (n *Node) sweep(running map[step.ID]bool) {
 		}
 		n.work.Go(func() {
 			log.Warn("removing what an earlier noded left of the step")
+			n.cfg.Meter.Leak(LeakStep)
 			ctx, cancel := n.unkillable()
 			defer cancel()
 			rec := n.leftover(id)
@@ -305,6 +309,7 @@ func (n *Node) sweepDir(dir, suffix string, running map[step.ID]bool) {
 		if !ok || err != nil || running[id] || !n.store.knows(id.Job) {
 			continue
 		}
+		n.cfg.Meter.Leak(LeakFile)
 		if err := removeBelow(dir, e.Name()); err != nil {
 			n.log.Warnf("a leftover stays: %v", err)
 		}

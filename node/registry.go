@@ -23,19 +23,17 @@ type registry struct {
 	steps   map[step.ID]*follower // guarded by mu
 	byUser  map[uint32]int        // guarded by mu: steps admitted, by uid
 	waiting map[uint32]int        // guarded by mu: bytes of requests that wait for their launch, by uid
-	freed   chan struct{}         // guarded by mu: closed and replaced when CPUs were released
-	drained drainRecord           // guarded by mu
-	closing bool                  // guarded by mu
+	replay  map[uint32]int64      // guarded by mu: bytes of output that steps may keep, by uid
+	perUser PerUser
+	freed   chan struct{} // guarded by mu: closed and replaced when CPUs were released
+	drained drainRecord   // guarded by mu
+	closing bool          // guarded by mu
 }
-
-// userStepsMax bounds the steps that one user other than root may have at a
-// time on a node: each costs two processes of root's.
-const userStepsMax = 1000
 
 func newRegistry(cpus []int, mem Memory, gres []step.Gres, cores ...Core) *registry {
 	return &registry{
 		pool: newCPUPool(cpus, cores...), mem: &memPool{Memory: mem}, gres: newGresPool(gres), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
-		byUser: make(map[uint32]int), waiting: make(map[uint32]int), freed: make(chan struct{}),
+		byUser: make(map[uint32]int), waiting: make(map[uint32]int), replay: make(map[uint32]int64), perUser: defaultPerUser(), freed: make(chan struct{}),
 	}
 }
 
@@ -58,8 +56,8 @@ func (r *registry) abandon(a *admission) (ended *job) {
 func (r *registry) reserve(uid uint32, size int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if uid != 0 && r.waiting[uid]+size > reservedBytesMax {
-		return status.Errorf(codes.ResourceExhausted, "uid %d has requests of %d bytes that wait for their launch, and %d is the limit", uid, r.waiting[uid], reservedBytesMax)
+	if most := r.perUser.RequestBytes; uid != 0 && r.waiting[uid]+size > most {
+		return status.Errorf(codes.ResourceExhausted, "uid %d has requests of %d bytes that wait for their launch, and %d is the limit (UserRequestBytes)", uid, r.waiting[uid], most)
 	}
 	r.waiting[uid] += size
 	return nil
@@ -147,6 +145,8 @@ func (r *registry) takeBack(f *follower) {
 	if err != nil {
 		cpus = nil // the job's were refused too, and that was told
 	}
+	f.replay = f.n.cfg.ReplayBytes // what it was allowed is its stepd's to know
+	r.replay[f.job.UID] += f.replay
 	f.share = share{cpus: cpus, mb: f.rec.MemoryMB, gres: f.rec.Gres}
 	if f.rec.GresOwn {
 		f.share.held = f.rec.Gres

@@ -83,6 +83,7 @@ func (r *registry) remove(f *follower) (ended *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.steps, f.id)
+	r.dropReplay(f.job.UID, f.replay)
 	r.leaveUser(f.job.UID)
 	return r.leaveLocked(f.job)
 }

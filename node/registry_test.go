@@ -55,8 +55,8 @@ func TestAdmit(t *testing.T) {
 		{"overcommit in the job", 1000, nil, func(r *step.Request) { r.Job, r.NTasks, r.Overcommit = ptr(uint32(7)), 2, true }, codes.OK},
 		{"drained", 0, func(r *registry) { r.setDrain(drainRecord{Drained: true, Reason: "disk"}) }, nil, codes.FailedPrecondition},
 		{"stopping", 0, func(r *registry) { r.close() }, nil, codes.Unavailable},
-		{"too many steps", 1000, func(r *registry) { r.byUser[1000] = userStepsMax }, nil, codes.ResourceExhausted},
-		{"root has no such limit", 0, func(r *registry) { r.byUser[0] = userStepsMax }, nil, codes.OK},
+		{"too many steps", 1000, func(r *registry) { r.byUser[1000] = r.perUser.Steps }, nil, codes.ResourceExhausted},
+		{"root has no such limit", 0, func(r *registry) { r.byUser[0] = r.perUser.Steps }, nil, codes.OK},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)

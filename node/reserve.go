@@ -20,9 +20,6 @@ import (
 const (
 	// reserveMax is how long a reservation waits for its launch.
 	reserveMax = 10 * time.Minute
-	// reservedBytesMax bounds the requests of one user other than root that wait
-	// for their launch: noded holds them in memory.
-	reservedBytesMax = 64 << 20
 )
 
 // reservation is a step that has a number and no stepd yet.
@@ -188,9 +185,11 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		spec.Origin, spec.JobNTasks, spec.JobName = a.job.Origin, a.job.NTasks, a.job.Name
 	}
 	spec.ResultFile = n.files.result(rec.ID)
-	spec.ReplayBytes, spec.OutputFile = n.cfg.ReplayBytes, n.files.output(rec.ID)
+	spec.OutputFile = n.files.output(rec.ID)
 	f := newFollower(n, a.job, rec)
 	f.share = a.share
+	f.replay = n.reg.keepReplay(rec.UID, n.cfg.ReplayBytes)
+	spec.ReplayBytes = f.replay
 	return f, nil
 }
 

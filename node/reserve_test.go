@@ -176,7 +176,7 @@ func TestReservationsEnd(t *testing.T) {
 func TestReservationsAreBounded(t *testing.T) {
 	tn := fresh(t)
 	c := newClient(t, 1000)
-	tn.reg.waiting[1000] = reservedBytesMax
+	tn.reg.waiting[1000] = tn.reg.perUser.RequestBytes
 	_, err := tn.svc.Reserve(c.ctx, &api.RunRequest{Request: marshal(t, request("wait"))})
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("beyond the limit: %v", err)

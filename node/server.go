@@ -25,7 +25,7 @@ var errDenied = status.Error(codes.PermissionDenied, "permission denied")
 func (n *Node) Server() *grpc.Server {
 	s := grpc.NewServer(
 		grpc.UnaryInterceptor(n.surviveUnary), grpc.StreamInterceptor(n.surviveStream),
-		grpc.Creds(api.Credentials()),
+		grpc.Creds(clientCredentials{api.Credentials(), n.clients}),
 		// Above the limit, so that its own words name it (rulings 6).
 		grpc.MaxRecvMsgSize(api.RequestMax+api.RequestMax/4),
 		grpc.MaxConcurrentStreams(256),
@@ -264,11 +264,13 @@ func encode(v any) ([]byte, error) {
 // A mistake in one call must not end the daemon that all steps depend on:
 // gRPC lets a panic through.
 func (n *Node) surviveUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, call grpc.UnaryHandler) (reply any, err error) {
+	defer n.metered(info.FullMethod, time.Now(), &err)
 	defer n.recovered(info.FullMethod, &err)
 	return call(ctx, req)
 }
 
 func (n *Node) surviveStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, call grpc.StreamHandler) (err error) {
+	defer n.metered(info.FullMethod, time.Now(), &err)
 	defer n.recovered(info.FullMethod, &err)
 	return call(srv, stream)
 }

@@ -54,6 +54,9 @@ func (n *Node) hold(rec *step.Record) {
 	if old := n.held.steps[rec.ID]; old != nil {
 		h.Since, h.Waived, h.Programmed = old.Since, old.Waived, old.Programmed
 	}
+	if n.held.steps[rec.ID] == nil {
+		n.cfg.Meter.Leak(LeakProcess)
+	}
 	n.held.steps[rec.ID] = h
 	n.log.WithField("step", rec.ID.String()).Errorf("%s", h.text())
 	if err := n.store.putHeld(h); err != nil {

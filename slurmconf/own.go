@@ -29,8 +29,13 @@ type Stepd struct {
 	// RequireSafePlugins refuses plugins and plugstack files that somebody
 	// other than root may change.
 	RequireSafePlugins bool
-	// MetricsListen is the address of the metrics page, "" for none.
+	// MetricsListen is the address of the metrics page: "IP:PORT", or "unix" for a
+	// socket in the run directory; "", the default, is none.
 	MetricsListen string
+	// UserStepsMax, UserConnectionsMax, UserRequestBytes and UserReplayBytes bound what
+	// one user other than root has of the node; 0, the default, is noded's.
+	UserStepsMax, UserConnectionsMax, UserRequestBytes int
+	UserReplayBytes                                    int64
 	// KeepSteps ended steps stay visible whatever their age. Default 1000.
 	KeepSteps int
 	// ReplayBytes of output are kept for those who attach later; 0, the
@@ -75,7 +80,11 @@ func (s *Stepd) keys(dir string) keySet {
 		"spankstrict":        boolean(&s.SpankStrict),
 		"nonewprivs":         boolean(&s.NoNewPrivs),
 		"requiresafeplugins": boolean(&s.RequireSafePlugins),
-		"metricslisten":      text(&s.MetricsListen),
+		"metricslisten":      listenAt(&s.MetricsListen),
+		"userstepsmax":       count(&s.UserStepsMax, 1, 1_000_000),
+		"userconnectionsmax": count(&s.UserConnectionsMax, 8, 1_000_000),
+		"userrequestbytes":   count(&s.UserRequestBytes, 1<<20, 1<<40),
+		"userreplaybytes":    count(&s.UserReplayBytes, 1<<16, 1<<40),
 		"keepsteps":          count(&s.KeepSteps, 0, 1_000_000),
 		"spawnstepsmax":      count(&s.SpawnStepsMax, 1, 65533),
 		"publishednamesmax":  count(&s.PublishedNamesMax, 1, 1_000_000),
@@ -107,6 +116,26 @@ func address(field *string) setter {
 			return wrong("write an address such as 10.1.0.7", "not an IP address")
 		}
 		*field = v
+		return nil
+	}
+}
+
+// listenAt takes "127.0.0.1:9817", or "unix".
+func listenAt(field *string) setter {
+	return func(v string) *flaw {
+		const remedy = "write an address and a port such as 127.0.0.1:9817, or unix"
+		if strings.EqualFold(v, "unix") {
+			*field = "unix"
+			return nil
+		}
+		a, err := netip.ParseAddrPort(v)
+		if err != nil || a.Port() == 0 {
+			return wrong(remedy, "not an IP address with a port")
+		}
+		*field = a.String()
+		if !a.Addr().IsLoopback() {
+			return &flaw{SeverityWarning, "everybody who reaches this address may read the page", "write 127.0.0.1 or ::1, or keep others away by a firewall"}
+		}
 		return nil
 	}
 }

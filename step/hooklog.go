@@ -120,6 +120,36 @@ func ExpandEvent(line []byte, each func([]byte) error) error {
 	return nil
 }
 
+// HookCall is one call of a hook, as a log of events has it.
+type HookCall struct {
+	Plugin, Hook string
+	Took         time.Duration
+	RC           int
+	// Returned is false of a call that never did.
+	Returned bool
+}
+
+// EachHookCall hands the calls of a line of hooks to each; false is that it is
+// another line, or malformed. It costs a tenth of what ExpandEvent does, for who
+// counts them.
+func EachHookCall(line []byte, each func(HookCall)) bool {
+	if !bytes.Contains(line[:min(len(line), 64)], []byte(`"event":"hooks"`)) {
+		return false
+	}
+	var h hookLine
+	if json.Unmarshal(line, &h) != nil {
+		return false
+	}
+	for c := h.Calls; len(c) >= callWords; c = c[callWords:] {
+		plugin, hook, dur := c[0], c[1], c[4]
+		if n := int64(len(h.Names)); plugin < 0 || plugin >= n || hook < 0 || hook >= n {
+			continue
+		}
+		each(HookCall{Plugin: h.Names[plugin], Hook: h.Names[hook], Took: time.Duration(max(dur, 0)), RC: int(c[5]), Returned: dur >= 0})
+	}
+	return true
+}
+
 // events are the two events of one call, the first one alone of a hook that
 // never returned.
 func (h *hookLine) events(c [callWords]int64) []Event {

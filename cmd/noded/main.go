@@ -131,10 +131,21 @@ func run(o options) error {
 		return err
 	}
 	cfg.Fallbacks = append(cfg.Fallbacks, fallbacks...)
+	page := newPage(site)
+	if page != nil {
+		cfg.Meter = page.metrics
+	}
 	n, err := node.New(cfg)
 	if err != nil {
 		return err
 	}
+	// As soon as there is something to ask: it tells that noded is starting.
+	if err := page.serve(n, log); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+		defer cancel()
+		return errors.Join(err, n.Close(ctx))
+	}
+	defer page.close()
 	// When the spool is known to be ours alone: plugins do things to the node.
 	spank, err := startSlurmd(site, log, n)
 	if err != nil {

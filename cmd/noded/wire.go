@@ -81,6 +81,10 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		MinJobAge:         s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, ReplayBytes: s.conf.Stepd.ReplayBytes, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
 		Cores: nodeCores(log, cpus, bindable), Affinity: s.affinity(unbindable), StepdPath: stepd, StepdNetPath: stepdNet(), StepdLog: logFile, ContainerType: containerType,
 		Others: cluster, Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
+		PerUser: node.PerUser{
+			Steps: s.conf.Stepd.UserStepsMax, Connections: s.conf.Stepd.UserConnectionsMax,
+			RequestBytes: s.conf.Stepd.UserRequestBytes, ReplayBytes: s.conf.Stepd.UserReplayBytes,
+		},
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,
 	}, nil
 }

@@ -1,0 +1,164 @@
+package metrics
+
+import (
+	"io"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"stepd/node"
+	"stepd/step"
+)
+
+var _ node.Meter = (*Metrics)(nil)
+
+const (
+	// phasesMax and pluginsMax bound the values of two labels: more than any release
+	// has stages, and more than any site has plugins.
+	phasesMax  = 64
+	pluginsMax = 128
+	other      = "other"
+)
+
+// Metrics are the counters of one noded. Make it with New.
+type Metrics struct {
+	registry *prometheus.Registry
+
+	requests *prometheus.CounterVec
+	answers  *prometheus.HistogramVec
+
+	ended    *prometheus.CounterVec
+	launch   prometheus.Histogram
+	phases   *prometheus.HistogramVec
+	hooks    *prometheus.CounterVec
+	hookTime *prometheus.CounterVec
+	hookBad  *prometheus.CounterVec
+	crashes  *prometheus.CounterVec
+	kills    *prometheus.CounterVec
+	ooms     prometheus.Counter
+	streams  *prometheus.CounterVec
+	leaks    *prometheus.CounterVec
+	adopted  prometheus.Counter
+	adoption prometheus.Gauge
+	unread   prometheus.Counter
+
+	// reading is held while a log is read: one at a time.
+	reading sync.Mutex
+	phase   names // guarded by reading
+	plugin  names // guarded by reading
+}
+
+// launchBuckets and callBuckets are upper bounds in seconds: a launch takes
+// milliseconds, and minutes where a prolog or a file system hangs.
+var (
+	launchBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+	callBuckets   = []float64{.0005, .001, .0025, .005, .01, .05, .1, .5, 1, 5, 30, 300}
+)
+
+// New makes counters that stand at zero.
+func New() *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		phase:    newNames(phasesMax), plugin: newNames(pluginsMax),
+		requests: counters("stepd_requests_total", "Requests that noded has answered.", "verb", "code"),
+		answers:  histograms("stepd_request_seconds", "How long the answers took; of Wait and Events as long as the client waited.", callBuckets, "verb"),
+		ended:    counters("stepd_steps_ended_total", "Steps of this node that have ended, by their final state.", "state"),
+		launch: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "stepd_launch_seconds", Help: "From the request to the exec of the last task.", Buckets: launchBuckets,
+		}),
+		phases:   histograms("stepd_launch_phase_seconds", "How long the stages of launches took.", launchBuckets, "phase"),
+		hooks:    counters("stepd_hook_calls_total", "Calls of SPANK hooks in steps.", "plugin", "hook"),
+		hookTime: counters("stepd_hook_seconds_total", "Time that calls of SPANK hooks took.", "plugin", "hook"),
+		hookBad:  counters("stepd_hook_failures_total", "Calls of SPANK hooks that returned an error, or never.", "plugin", "hook"),
+		crashes:  counters("stepd_plugin_crashes_total", "Steps whose SPANK host a plugin has taken down.", "plugin"),
+		kills:    counters("stepd_kills_total", "Signals that have ended the tasks of steps.", "signal"),
+		ooms:     prometheus.NewCounter(prometheus.CounterOpts{Name: "stepd_oom_kills_total", Help: "Processes of steps that the kernel has ended for want of memory."}),
+		streams:  counters("stepd_stream_bytes_total", "Bytes of tasks' output that stepds have carried to clients, of steps that have ended.", "stream"),
+		leaks:    counters("stepd_leaks_found_total", "What was found left behind, by kind.", "kind"),
+		adopted:  prometheus.NewCounter(prometheus.CounterOpts{Name: "stepd_adopted_steps_total", Help: "Running steps that were taken over from an earlier noded."}),
+		adoption: prometheus.NewGauge(prometheus.GaugeOpts{Name: "stepd_adoption_seconds", Help: "How long this noded took at its start to find what an earlier one has left."}),
+		unread:   prometheus.NewCounter(prometheus.CounterOpts{Name: "stepd_event_logs_unread_total", Help: "Event logs that could not be read: their steps count in stepd_steps_ended_total alone."}),
+	}
+	m.registry.MustRegister(
+		m.requests, m.answers, m.ended, m.launch, m.phases, m.hooks, m.hookTime, m.hookBad, m.crashes, m.kills, m.ooms,
+		m.streams, m.leaks, m.adopted, m.adoption, m.unread,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	// What has not happened yet is 0, not absent: a rate needs a first value.
+	for _, s := range []step.State{step.Completed, step.Failed, step.Cancelled, step.Timeout, step.OutOfMemory, step.NodeFail} {
+		m.ended.WithLabelValues(string(s))
+	}
+	for _, k := range []node.LeakKind{node.LeakStep, node.LeakFile, node.LeakScript, node.LeakProcess} {
+		m.leaks.WithLabelValues(string(k))
+	}
+	return m
+}
+
+func counters(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+func histograms(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+}
+
+// Request is node.Meter's.
+func (m *Metrics) Request(verb, code string, took time.Duration) {
+	m.requests.WithLabelValues(verb, code).Inc()
+	m.answers.WithLabelValues(verb).Observe(took.Seconds())
+}
+
+// Leak is node.Meter's.
+func (m *Metrics) Leak(kind node.LeakKind) { m.leaks.WithLabelValues(string(kind)).Inc() }
+
+// Adopted is node.Meter's.
+func (m *Metrics) Adopted(steps int, took time.Duration) {
+	m.adopted.Add(float64(steps))
+	m.adoption.Set(took.Seconds())
+}
+
+// StepEnded is node.Meter's: it counts the step, and reads its log.
+func (m *Metrics) StepEnded(rec *step.Record, open func() (io.ReadCloser, error)) {
+	m.ended.WithLabelValues(string(rec.State)).Inc()
+	m.ooms.Add(float64(len(rec.OOM)))
+	for stream, bytes := range map[string]*int64{"stdout": rec.StdoutBytes, "stderr": rec.StderrBytes} {
+		if bytes != nil {
+			m.streams.WithLabelValues(stream).Add(float64(*bytes))
+		}
+	}
+	m.reading.Lock()
+	defer m.reading.Unlock()
+	if c := rec.PluginCrash; c != nil {
+		m.crashes.WithLabelValues(m.plugin.of(base(c.Path))).Inc()
+	}
+	log, err := open()
+	if err != nil {
+		m.unread.Inc()
+		return
+	}
+	defer log.Close()
+	if err := m.read(log); err != nil {
+		m.unread.Inc()
+	}
+}
+
+// names bounds the values of a label: the first so many are themselves.
+type names struct {
+	max   int
+	known map[string]bool
+}
+
+func newNames(most int) names { return names{most, map[string]bool{}} }
+
+func (n *names) of(name string) string {
+	if n.known[name] {
+		return name
+	}
+	if len(n.known) >= n.max || name == "" {
+		return other
+	}
+	n.known[name] = true
+	return name
+}

@@ -1,0 +1,135 @@
+package node
+
+import (
+	"context"
+	"io"
+	"os"
+	"path"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/status"
+
+	"stepd/step"
+)
+
+// Meter hears what happens here, for figures over time. Its methods are called
+// from several goroutines, and nobody waits for what they make of it.
+type Meter interface {
+	// Request tells of a call that was answered: the method's name, the gRPC code and
+	// how long it took.
+	Request(verb, code string, took time.Duration)
+	// StepEnded tells of a step of this node that has ended; open opens its event log,
+	// which the callee closes.
+	StepEnded(rec *step.Record, open func() (io.ReadCloser, error))
+	// Leak tells of something that was found and belongs to nobody any more.
+	Leak(kind LeakKind)
+	// Adopted tells how many steps of an earlier noded's run, and how long it took to
+	// find out.
+	Adopted(steps int, took time.Duration)
+}
+
+// LeakKind says what was left behind.
+type LeakKind string
+
+// The kinds of what is found.
+const (
+	LeakStep    LeakKind = "step"    // the cgroup of a step that has ended
+	LeakFile    LeakKind = "file"    // a socket, result or folder of such a step
+	LeakScript  LeakKind = "script"  // processes of a job's prolog or epilog
+	LeakProcess LeakKind = "process" // processes of a step that SIGKILL does not end
+)
+
+// noMeter hears nothing.
+type noMeter struct{}
+
+func (noMeter) Request(string, string, time.Duration)                 {}
+func (noMeter) StepEnded(*step.Record, func() (io.ReadCloser, error)) {}
+func (noMeter) Leak(LeakKind)                                         {}
+func (noMeter) Adopted(int, time.Duration)                            {}
+
+// metered tells the meter of one call; to be deferred with the call's begin.
+func (n *Node) metered(method string, begin time.Time, err *error) {
+	n.cfg.Meter.Request(path.Base(method), status.Code(*err).String(), time.Since(begin))
+}
+
+// measure tells the meter of the step's end, when nobody waits for it any more.
+func (f *follower) measure() {
+	if _, deaf := f.n.cfg.Meter.(noMeter); deaf {
+		return
+	}
+	rec, name := f.record(), f.n.files.events(f.id)
+	f.n.work.Go(func() {
+		f.n.cfg.Meter.StepEnded(rec, func() (io.ReadCloser, error) {
+			return os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+		})
+	})
+}
+
+// Figures are the node as it is now, for a page of metrics.
+type Figures struct {
+	// State is IDLE, ALLOCATED, DRAINING or DRAINED.
+	State string
+	// Steps counts those that have not ended, by state; Jobs the jobs.
+	Steps map[step.State]int
+	Jobs  int
+	// CPUs and MemoryMB are the node's, the free and used ones what jobs have left and
+	// taken.
+	CPUs, FreeCPUs   int
+	MemoryMB, UsedMB uint64
+	// Gres is what there is of each generic resource.
+	Gres []GresFigure
+	// Unkillable counts steps of which processes are left, Fallbacks what the node does
+	// in a lesser way than it was asked to, Connections those of clients.
+	Unkillable, Fallbacks, Connections int
+}
+
+// GresFigure is one kind of generic resource.
+type GresFigure struct {
+	Name, Type  string
+	Count, Used uint64
+}
+
+// Figures tells them.
+func (n *Node) Figures() Figures {
+	u := n.reg.usage()
+	f := Figures{
+		State: nodeState(u.drained.Drained, len(u.jobs)), Steps: map[step.State]int{}, Jobs: len(u.jobs),
+		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryMB: n.cfg.Memory.MB, UsedMB: u.usedMB,
+		Unkillable: len(n.heldDocs()), Fallbacks: len(n.fallbackList()), Connections: n.clients.count(),
+	}
+	for _, s := range n.reg.followers() {
+		f.Steps[s.state()]++
+	}
+	for _, g := range u.gres {
+		f.Gres = append(f.Gres, GresFigure{Name: g.Name, Type: g.Type, Count: g.Count, Used: g.Used})
+	}
+	return f
+}
+
+func (f *follower) state() step.State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.rec.State
+}
+
+// NotReady says why the node takes no step of a user's now, a line each; none is
+// that it takes them. It asks the spool, no longer than ctx lasts.
+func (n *Node) NotReady(ctx context.Context) (why []string) {
+	n.reg.mu.Lock()
+	closing, drained := n.reg.closing, n.reg.drained
+	n.reg.mu.Unlock()
+	switch {
+	case closing:
+		why = append(why, "noded is stopping")
+	case !n.published.Load():
+		why = append(why, "noded is starting")
+	}
+	if drained.Drained {
+		why = append(why, "the node is drained: "+drained.Reason)
+	}
+	for _, t := range n.spoolWatch.look(ctx) {
+		why = append(why, t.Text)
+	}
+	return why
+}
