@@ -120,8 +120,11 @@ func run(log *logrus.Logger, others *Several) error {
 	return serve(spec, plan, aud, control, listener, others.reach())
 }
 
-// hearDebug makes the log as detailed as noded's.
+// hearDebug makes the log as detailed as noded's, and of its form.
 func hearDebug(log *logrus.Logger, c step.SpankConf) {
+	if c.JSONLog {
+		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: step.LogTime})
+	}
 	if c.Debug {
 		log.SetLevel(logrus.DebugLevel)
 	}

@@ -53,7 +53,7 @@ func (m *Metrics) Serve(l net.Listener, ready Ready, failed func(error)) *Server
 		Handler: mux, ReadTimeout: readMax, WriteTimeout: writeMax + readMax, IdleTimeout: idleMax, MaxHeaderBytes: 16 << 10,
 	}}
 	s.wg.Go(func() {
-		if err := s.http.Serve(&bounded{Listener: l, slots: make(chan struct{}, connsMax)}); !errors.Is(err, http.ErrServerClosed) {
+		if err := s.http.Serve(&bounded{Listener: l, slots: make(chan struct{}, connsMax), done: make(chan struct{})}); !errors.Is(err, http.ErrServerClosed) {
 			failed(fmt.Errorf("cannot serve metrics any more: %w", err))
 		}
 	})
@@ -81,11 +81,23 @@ func answer(w http.ResponseWriter, why []string) {
 type bounded struct {
 	net.Listener
 	slots chan struct{}
+	done  chan struct{} // closed by Close
+	once  sync.Once
+}
+
+// Close ends an Accept that waits, for whatever.
+func (b *bounded) Close() error {
+	b.once.Do(func() { close(b.done) })
+	return b.Listener.Close()
 }
 
 // Accept waits for a slot, then for a connection.
 func (b *bounded) Accept() (net.Conn, error) {
-	b.slots <- struct{}{}
+	select {
+	case b.slots <- struct{}{}:
+	case <-b.done:
+		return nil, net.ErrClosed
+	}
 	c, err := b.Listener.Accept()
 	if err != nil {
 		<-b.slots

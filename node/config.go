@@ -181,6 +181,7 @@ func (c *Config) complete() error {
 	if c.Meter == nil {
 		c.Meter = noMeter{}
 	}
+	_, c.Spank.JSONLog = c.Log.Formatter.(*logrus.JSONFormatter)
 	c.Spank.Debug = c.Log.IsLevelEnabled(logrus.DebugLevel)
 	return nil
 }

@@ -153,7 +153,7 @@ func FuzzMessage(f *testing.F) {
 // noded has gone.
 func TestWords(t *testing.T) {
 	var out bytes.Buffer
-	w, theirs, err := newWords(&out)
+	w, theirs, err := newWords(&out, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,5 +172,23 @@ func TestWords(t *testing.T) {
 	w.close()
 	if _, err := theirs.WriteString("five\n"); err == nil || errors.Is(err, unix.EPIPE) {
 		t.Errorf("a write without a reader: %v; EPIPE would kill a Go program", err)
+	}
+}
+
+// TestJSONLines: in a log of JSON every line is JSON, whatever it was.
+func TestJSONLines(t *testing.T) {
+	now := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	text := "{\"level\":\"info\",\"msg\":\"a\"}\npanic: \"x\"\n{half\n\xff\tz"
+	want := []string{
+		`{"level":"info","msg":"a"}`,
+		`{"time":"2026-11-22T10:00:00.000000Z","level":"error","msg":"panic: \"x\"","source":"stepd"}`,
+		`{"time":"2026-11-22T10:00:00.000000Z","level":"error","msg":"{half","source":"stepd"}`,
+		`{"time":"2026-11-22T10:00:00.000000Z","level":"error","msg":"?\tz","source":"stepd"}`,
+	}
+	if got := jsonLines(text, now); got != strings.Join(want, "\n") {
+		t.Errorf("got\n%s", got)
+	}
+	if got := message(want[1]); got != `panic: "x"` {
+		t.Errorf("the message of a JSON line: %q", got)
 	}
 }

@@ -104,7 +104,7 @@ func (n *Node) stepdLog() (*words, *os.File, error) {
 	if n.cfg.StepdLog != nil {
 		return nil, n.cfg.StepdLog, nil
 	}
-	return newWords(n.log.Out)
+	return newWords(n.log.Out, n.cfg.Spank.JSONLog)
 }
 
 // newChild describes the child that was just started.

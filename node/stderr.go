@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/printable"
+	"stepd/step"
 )
 
 // words carries what one stepd writes to its standard error to noded's log.
@@ -24,6 +26,7 @@ import (
 type words struct {
 	ours *os.File
 	out  io.Writer
+	json bool // the log is of JSON lines
 	done chan struct{} // closed when copy has ended
 
 	mu   sync.Mutex
@@ -33,7 +36,7 @@ type words struct {
 // wordsMax bounds one write of stepd's that is passed on.
 const wordsMax = 64 << 10
 
-func newWords(out io.Writer) (w *words, theirs *os.File, err error) {
+func newWords(out io.Writer, json bool) (w *words, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot create socket for stepd's log: %w", err)
@@ -44,7 +47,7 @@ func newWords(out io.Writer) (w *words, theirs *os.File, err error) {
 		unix.Close(fds[1])
 		return nil, nil, fmt.Errorf("cannot prepare socket for stepd's log: %w", err)
 	}
-	w = &words{ours: os.NewFile(uintptr(fds[0]), "stepd's log"), out: out, done: make(chan struct{})}
+	w = &words{ours: os.NewFile(uintptr(fds[0]), "stepd's log"), out: out, json: json, done: make(chan struct{})}
 	go w.copy()
 	return w, os.NewFile(uintptr(fds[1]), "log"), nil
 }
@@ -70,8 +73,32 @@ func (w *words) pass(b []byte) {
 	w.mu.Lock()
 	w.last = text[strings.LastIndexByte(text, '\n')+1:]
 	w.mu.Unlock()
+	if w.json {
+		text = jsonLines(text, time.Now())
+	}
 	// A log that cannot be written has nowhere to say so.
 	_, _ = io.WriteString(w.out, text+"\n")
+}
+
+// jsonLines makes JSON of those lines that are none: what stepd's runtime says when
+// it dies, and what plugins print.
+func jsonLines(text string, now time.Time) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if strings.HasPrefix(line, "{") && json.Valid([]byte(line)) {
+			continue
+		}
+		b, err := json.Marshal(struct {
+			Time   string `json:"time"`
+			Level  string `json:"level"`
+			Msg    string `json:"msg"`
+			Source string `json:"source"`
+		}{now.Format(step.LogTime), "error", strings.ToValidUTF8(line, "?"), "stepd"})
+		if err == nil { // strings can be encoded
+			lines[i] = string(b)
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // finish is called when stepd has ended. It passes on what is left and returns
@@ -103,9 +130,15 @@ func (w *words) close() {
 	<-w.done
 }
 
-// message takes the message out of a log line of logrus (msg="..."), or the
+// message takes the message out of a log line of logrus (msg="...", or JSON), or the
 // line as it is, cut to a reason's length.
 func message(line string) string {
+	var doc struct {
+		Msg string `json:"msg"`
+	}
+	if strings.HasPrefix(line, "{") && json.Unmarshal([]byte(line), &doc) == nil && doc.Msg != "" {
+		line = doc.Msg
+	}
 	if _, rest, ok := strings.Cut(line, " msg="); ok {
 		if quoted, err := strconv.QuotedPrefix(rest); err == nil {
 			line, _ = strconv.Unquote(quoted) // a QuotedPrefix always unquotes

@@ -34,6 +34,9 @@ type Event struct {
 	Usage *StepUsage `json:"usage,omitempty"`
 }
 
+// LogTime is the form of times in the daemons' logs of JSON lines.
+const LogTime = "2006-01-02T15:04:05.000000Z07:00"
+
 // The event names.
 const (
 	EventRequest    = "request"

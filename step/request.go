@@ -264,6 +264,8 @@ type SpankConf struct {
 	Quarantined []Quarantine `json:"quarantined,omitempty"`
 	// Debug lets the log hear what plugins say to slurm_verbose and slurm_debug.
 	Debug bool `json:"debug,omitempty"`
+	// JSONLog makes the log one of JSON lines, as noded's is.
+	JSONLog bool `json:"json_log,omitempty"`
 }
 
 // Proctrack names the tracker and its place, which noded has made already.

@@ -24,10 +24,22 @@ import (
 )
 
 func main() {
-	if err := command().Execute(); err != nil {
-		fmt.Fprintf(os.Stderr, "noded: %v\n", err)
+	c := command()
+	if err := c.Execute(); err != nil {
+		sayLast(c, err)
 		os.Exit(1)
 	}
+}
+
+// sayLast tells why noded ends, in the form of its log.
+func sayLast(c *cobra.Command, err error) {
+	if f := c.Flags().Lookup("log-format"); f != nil && f.Value.String() == "json" {
+		if log, lerr := newLog(options{logFormat: "json"}); lerr == nil {
+			log.WithField("source", "noded").Error(err)
+			return
+		}
+	}
+	fmt.Fprintf(os.Stderr, "noded: %v\n", err)
 }
 
 // options are the command line.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -70,10 +71,20 @@ func openSlurmd(s *site, conf step.SpankConf, stack spank.Stack, log *logrus.Log
 		log: log, leaving: make(chan struct{}),
 		end: func() { end(fmt.Errorf("noded does not wait longer than %v for it", slurmdExitMax)) },
 	}
+	files := [3]*os.File{nil, os.Stdout, os.Stderr}
+	if _, ok := log.Formatter.(*logrus.JSONFormatter); ok {
+		out, err := pluginOutput(log)
+		if err != nil {
+			end(nil)
+			return nil, err
+		}
+		defer out.Close()
+		files[1], files[2] = out, out
+	}
 	session, problems, err := spank.Open(ctx, spank.SessionConfig{
 		Program: spankhost, Context: spank.ContextSlurmd, Stack: stack, AllowReleases: conf.AllowReleases,
 		Env: slurmdEnv(s.conf.File), NodeName: s.conf.Node.Name,
-		Files:       [3]*os.File{nil, os.Stdout, os.Stderr},
+		Files:       files,
 		HookTimeout: time.Duration(conf.HookTimeoutS) * time.Second, Log: d.hear,
 	})
 	for _, p := range problems {
@@ -90,6 +101,28 @@ func openSlurmd(s *site, conf step.SpankConf, stack spank.Stack, log *logrus.Log
 		return nil, err
 	}
 	return d, nil
+}
+
+// pluginOutput makes lines of a JSON log of what plugins print. The caller closes it.
+func pluginOutput(log *logrus.Logger) (*os.File, error) {
+	ours, theirs, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("cannot make a pipe for what plugins print: %w", err)
+	}
+	go func() { // ends with the host and what it has started, at the latest with noded
+		defer ours.Close()
+		lines := bufio.NewReaderSize(ours, 64<<10)
+		for {
+			line, err := lines.ReadSlice('\n')
+			if text := strings.TrimRight(string(line), "\n"); text != "" {
+				log.WithField("source", "plugin").Info(strings.ToValidUTF8(text, "?"))
+			}
+			if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+				return
+			}
+		}
+	}()
+	return theirs, nil
 }
 
 // slurmdEnv is noded's own environment, with the configuration that it reads.
