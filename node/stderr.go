@@ -26,7 +26,7 @@ import (
 type words struct {
 	ours *os.File
 	out  io.Writer
-	json bool // the log is of JSON lines
+	json bool          // the log is of JSON lines
 	done chan struct{} // closed when copy has ended
 
 	mu   sync.Mutex
