@@ -1,0 +1,182 @@
+package integration
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// jsonLog makes noded's log one of JSON lines.
+var jsonLog = []string{"sh", "-c", `exec "$@" --log-format json`, "sh"}
+
+// page asks noded's metrics socket.
+func (n *node) page(t testing.TB, path string) (code int, text string) {
+	t.Helper()
+	client := http.Client{Timeout: callTimeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(n.run, "metrics.sock"))
+		},
+	}}
+	r, err := client.Get("http://noded" + path)
+	must(t, err)
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	must(t, err)
+	return r.StatusCode, string(b)
+}
+
+// TestRootMetrics: what happens on a node is on its page, its log is JSON to the last
+// line, and /readyz says why no step is taken.
+func TestRootMetrics(t *testing.T) {
+	n := startNode(t, site{Stepd: "MetricsListen=unix\nUserStepsMax=3\n", Before: jsonLog})
+	so := buildRude(t, n)
+	n.stack(t, fmt.Sprintf("optional %s hook=task_init rc=-1", so))
+	if r := n.ctl(t, "run", "-n", "2", "sh", "-c", "echo 12345; echo oops >&2; exit 3"); r.code != 3 {
+		t.Errorf("run: %v", r)
+	}
+	p := n.start(t, call{args: []string{"run", "sleep", "1000"}})
+	id := n.running(t).id()
+	if _, text := n.page(t, "/metrics"); !strings.Contains(text, "\nstepd_steps{state=\"RUNNING\"} 1\n") || !strings.Contains(text, "\nstepd_cpus 64\n") {
+		t.Errorf("of a step that runs:\n%s", ourLines(text))
+	}
+	must(t, n.ctlError(t, "cancel", id))
+	p.wait(t)
+	if r := n.ctlRoot(t, "show", "999.0"); r.code != 1 {
+		t.Errorf("show: %v", r)
+	}
+	want := []string{
+		`stepd_steps_ended_total{state="FAILED"} 1`, `stepd_steps_ended_total{state="CANCELLED"} 1`, `stepd_launch_seconds_count 2`,
+		`stepd_launch_phase_seconds_count{phase="fork"} 2`, `stepd_kills_total{signal="SIGTERM"} 1`,
+		`stepd_stream_bytes_total{stream="stdout"} 12`, `stepd_stream_bytes_total{stream="stderr"} `,
+		`stepd_hook_calls_total{hook="task_init",plugin="rude.so"} 3`,
+		`stepd_requests_total{code="OK",verb="Cancel"} 1`, `stepd_requests_total{code="NotFound",verb="Show"} 1`,
+		`stepd_jobs 0`, `stepd_node_state{state="IDLE"} 1`,
+	}
+	eventually(t, 5*time.Second, "the figures of what has happened", func() error {
+		_, text := n.page(t, "/metrics")
+		for _, line := range want {
+			if !strings.Contains(text, "\n"+line) {
+				return fmt.Errorf("the page lacks %s:\n%s", line, ourLines(text))
+			}
+		}
+		return nil
+	})
+	if info, err := os.Stat(filepath.Join(n.run, "metrics.sock")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the page's socket: %v, %v", info.Mode(), err)
+	}
+	for path, want := range map[string]string{"/livez": "ok\n", "/readyz": "ok\n"} {
+		if code, text := n.page(t, path); code != 200 || text != want {
+			t.Errorf("%s: %d %q", path, code, text)
+		}
+	}
+	must(t, n.ctlErrorRoot(t, "node", "drain", "a disk is dying"))
+	if code, text := n.page(t, "/readyz"); code != 503 || text != "the node is drained: a disk is dying\n" {
+		t.Errorf("readyz of a drained node: %d %q", code, text)
+	}
+	must(t, n.ctlErrorRoot(t, "node", "resume"))
+	n.checkUserSteps(t)
+	n.checkClean(t)
+	checkJSONLog(t, n.log.String())
+}
+
+// checkUserSteps: one more step than a user may have is refused with the key's name,
+// and others' are not.
+func (n *node) checkUserSteps(t *testing.T) {
+	t.Helper()
+	var held []*process
+	for range 3 {
+		held = append(held, n.start(t, call{args: []string{"run", "sleep", "1000"}}))
+	}
+	eventually(t, callTimeout, "three steps", func() error {
+		if all := n.ps(t); len(all) != 3 {
+			return fmt.Errorf("there are %d", len(all))
+		}
+		return nil
+	})
+	if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, "uid 7001 has 3 steps on this node already, the limit (UserStepsMax)") {
+		t.Errorf("a fourth step: %v", r)
+	}
+	if r := n.do(t, call{args: []string{"run", "true"}, uid: bob.uid, dir: "/"}); r.code != 0 {
+		t.Errorf("another user's: %v", r)
+	}
+	for _, s := range n.ps(t) {
+		must(t, n.ctlErrorRoot(t, "cancel", s.id()))
+	}
+	for _, p := range held {
+		p.wait(t)
+	}
+}
+
+// ctlError is ctl of a command that must succeed.
+func (n *node) ctlError(t testing.TB, args ...string) error {
+	t.Helper()
+	return failed(args, n.ctl(t, args...))
+}
+
+func (n *node) ctlErrorRoot(t testing.TB, args ...string) error {
+	t.Helper()
+	return failed(args, n.ctlRoot(t, args...))
+}
+
+func failed(args []string, r result) error {
+	if r.code != 0 {
+		return fmt.Errorf("stepctl %q: %v", args, r)
+	}
+	return nil
+}
+
+// ourLines are those of a page that are not Go's.
+func ourLines(page string) string {
+	var b strings.Builder
+	for line := range strings.Lines(page) {
+		if strings.HasPrefix(line, "stepd_") && !strings.Contains(line, "_bucket{") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// checkJSONLog: every line is one document with a time, a level and a message, and
+// with no key that docs/seeing.md does not tell.
+func checkJSONLog(t *testing.T, log string) {
+	t.Helper()
+	doc := readFile(t, "../docs/seeing.md")
+	_, doc, _ = strings.Cut(doc, "\n## The log\n")
+	told := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|").FindAllStringSubmatch(doc, -1) {
+		told[m[1]] = true
+	}
+	lines := bufio.NewScanner(strings.NewReader(log))
+	count := 0
+	for lines.Scan() {
+		count++
+		var doc map[string]any
+		if err := json.Unmarshal(lines.Bytes(), &doc); err != nil {
+			t.Errorf("a line that is no JSON: %s", lines.Text())
+			continue
+		}
+		for key := range doc {
+			if !told[key] {
+				t.Errorf("docs/seeing.md does not tell of key %q: %s", key, lines.Text())
+			}
+		}
+		at, _ := doc["time"].(string)
+		if _, err := time.Parse(time.RFC3339Nano, at); err != nil || doc["level"] == nil || doc["msg"] == nil {
+			t.Errorf("a line without time, level or msg: %s", lines.Text())
+		}
+	}
+	if count < 10 {
+		t.Errorf("the log has %d lines", count)
+	}
+}
