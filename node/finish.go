@@ -91,7 +91,7 @@ func deadRecord(rec *step.Record, reason string, state step.State, now time.Time
 
 // logEnd writes the lines that stepd can no longer write.
 func (f *follower) logEnd(rec *step.Record) {
-	log, err := os.OpenFile(f.n.files.events(f.id), os.O_WRONLY|os.O_APPEND, 0)
+	log, err := f.n.files.open(f.n.files.events(f.id), os.O_WRONLY|os.O_APPEND)
 	if err != nil {
 		f.log.Warnf("cannot open event log: %v", err)
 		return

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -56,6 +57,16 @@ func (l layout) make() error {
 	return nil
 }
 
+// open opens a file of the spool, for root alone, and follows no link there: nobody
+// else can put one, as long as the directories are root's, and nobody relies on that.
+func (l layout) open(path string, flags int) (*os.File, error) {
+	name, err := filepath.Rel(l.spool, path)
+	if err != nil {
+		return nil, fmt.Errorf("internal error: %q is not in the spool: %w", path, err)
+	}
+	return linux.OpenBeneath(l.spool, name, flags, 0o600)
+}
+
 // checkOurs refuses a directory that somebody else could put files into: root
 // opens, renames and removes by name in it.
 func checkOurs(dir string) error {
@@ -79,7 +90,7 @@ var errLocked = errors.New("in use")
 // holder's pid is in the file, for the message of who comes second.
 func lockDir(dir string) (*os.File, error) {
 	path := filepath.Join(dir, "lock")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, err := linux.OpenBeneath(dir, "lock", os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open lock file: %w", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"path"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/status"
 
 	"stepd/step"
@@ -61,7 +60,7 @@ func (f *follower) measure() {
 	rec, name := f.record(), f.n.files.events(f.id)
 	f.n.work.Go(func() {
 		f.n.cfg.Meter.StepEnded(rec, func() (io.ReadCloser, error) {
-			return os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+			return f.n.files.open(name, os.O_RDONLY)
 		})
 	})
 }

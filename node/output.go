@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -34,7 +33,7 @@ func (s *service) Output(in *api.StepRef, out api.Node_OutputServer) error {
 	if !rec.State.Final() {
 		return status.Errorf(codes.FailedPrecondition, "step %s is %s: its stepd has its output", rec.ID, rec.State)
 	}
-	f, err := os.OpenFile(s.n.files.output(rec.ID), os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := s.n.files.open(s.n.files.output(rec.ID), os.O_RDONLY)
 	if errors.Is(err, os.ErrNotExist) {
 		return status.Errorf(codes.NotFound, "nothing is kept of the output of step %s", rec.ID)
 	}

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-
-	"golang.org/x/sys/unix"
+	"path/filepath"
 
 	"stepd/api/stepapi"
+	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -16,7 +16,7 @@ import (
 // (rulings 26): a final step.Record, written by rename, so it is whole or not
 // there. os.ErrNotExist is in the error when there is none.
 func readResult(path string, id step.ID) (*step.Record, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := linux.OpenBeneath(filepath.Dir(path), filepath.Base(path), os.O_RDONLY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open result: %w", err)
 	}

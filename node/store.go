@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"go.etcd.io/bbolt"
 
+	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -41,6 +43,9 @@ var (
 // openStore opens the database, or makes an empty one. The caller holds the spool's lock.
 func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error) {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
+		OpenFile: func(path string, flags int, mode os.FileMode) (*os.File, error) {
+			return linux.OpenBeneath(filepath.Dir(path), filepath.Base(path), flags, uint32(mode.Perm()))
+		},
 		Timeout: time.Second, FreelistType: bbolt.FreelistMapType, NoFreelistSync: true,
 	})
 	if err != nil {

@@ -104,6 +104,10 @@ func run(o options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("cannot run as a user: noded starts steps for all users and needs root")
 	}
+	// No other process may read our memory, and no core file has it.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("cannot make the daemon undumpable: %w", err)
+	}
 	var starter <-chan struct{}
 	if o.private != "" {
 		o.runDir, o.spoolDir = filepath.Join(o.private, "run"), filepath.Join(o.private, "spool")

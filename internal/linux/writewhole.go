@@ -4,8 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-
-	"golang.org/x/sys/unix"
+	"path/filepath"
 )
 
 // WriteWhole makes the file path what write writes, for its owner alone (mode 0600),
@@ -15,7 +14,7 @@ import (
 // write's, or names the path and wraps the errno.
 func WriteWhole(path string, sync bool, write func(io.Writer) error) (err error) {
 	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	f, err := OpenBeneath(filepath.Dir(tmp), filepath.Base(tmp), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return fmt.Errorf("cannot write %q: %w", path, err)
 	}

@@ -42,6 +42,10 @@ static bool start(struct host *h)
 	/* First: should stepd have died already, the control channel's end tells. */
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 	(void)prctl(PR_SET_NAME, "spankhost");
+	/* Root's host has what the job's plugins were told: nobody else reads its
+	 * memory or gets a core of it. Each task's execve takes it back. */
+	if (geteuid() == 0)
+		(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	if (!is_channel(HOST_FD_CONTROL) || !is_channel(HOST_FD_LOG)) {
 		dprintf(2,
 			"spankhost: descriptors %d and %d must be sockets: "
