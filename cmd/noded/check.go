@@ -1,19 +1,33 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 
 	"stepd/slurmconf"
 )
 
-// check is `noded --check`: it prints every mistake with file and line, lists
+// check is the first half of `noded --check`: it prints every mistake with file and line, lists
 // the keys that are ignored, and fails when there is a mistake.
 func check(out io.Writer, o options) error {
 	s, err := loadSite(o)
 	if err != nil {
 		return err
 	}
+	return s.check(out)
+}
+
+// diagnose is check, and what the host has to say.
+func diagnose(out io.Writer, o options) error {
+	s, err := loadSite(o)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.check(out), s.examine(out))
+}
+
+func (s *site) check(out io.Writer) error {
 	mistakes := 0
 	for _, p := range append(s.problems, s.stackProblems()...) {
 		if p.Severity == slurmconf.SeverityError {

@@ -78,7 +78,7 @@ func command() *cobra.Command {
 				return err
 			}
 			if o.check {
-				return check(c.OutOrStdout(), o)
+				return diagnose(c.OutOrStdout(), o)
 			}
 			return run(o)
 		},
@@ -91,7 +91,7 @@ func command() *cobra.Command {
 	f.StringVar(&o.bootstrap, "bootstrap-ca", "", "make a CA in `DIR`, and a certificate and key for each node named behind it, for a lab; and exit")
 	f.StringVar(&o.private, "private", "", "live below `DIR` and as long as standard input is open; then end all steps and remove DIR")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
-	f.BoolVar(&o.check, "check", false, "check the configuration, print its mistakes and the keys that are ignored, and exit")
+	f.BoolVar(&o.check, "check", false, "check the configuration and this host, print mistakes with their remedies and the keys that are ignored, and exit")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more")
 	f.BoolVar(&o.manual, "manual", false, "print the man page, for make install")
 	_ = f.MarkHidden("manual") // it is there

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/mpi"
+	"stepd/node"
+	"stepd/proctrack/detect"
+	"stepd/slurmconf"
+)
+
+// finding is one line of what `noded --check` says of the host.
+type finding struct {
+	severity slurmconf.Severity // severityOK is none of slurmconf's
+	about    string
+	text     string
+	remedy   string // "" of what is in order
+}
+
+// severityOK is a finding that all is well.
+const severityOK slurmconf.Severity = "ok"
+
+func (f finding) String() string {
+	s := fmt.Sprintf("%s: %s: %s", f.severity, f.about, f.text)
+	if f.remedy != "" {
+		s += "; " + f.remedy
+	}
+	return s
+}
+
+// probeMax bounds each look at the host: a dead mount does not answer.
+const probeMax = 5 * time.Second
+
+// probe is one look at the host.
+type probe struct {
+	about string
+	look  func(s *site) []finding
+}
+
+// probes are all of them, in the order in which they are told.
+func probes() []probe {
+	return []probe{
+		{"programs", (*site).lookPrograms},
+		{"run directory", func(s *site) []finding { return lookDir("run directory", s.run, "--run-dir") }},
+		{"spool", func(s *site) []finding { return lookDir("spool", s.spool, "SlurmdSpoolDir or --spool-dir") }},
+		{"disk", (*site).lookRoom},
+		{"cgroups", (*site).lookCgroups},
+		{"limits", (*site).lookLimits},
+		{"clock", (*site).lookClock},
+		{"plugins", (*site).lookPlugins},
+		{"mpi", (*site).lookMPI},
+		{"metrics", (*site).lookMetrics},
+		{"systemd", (*site).lookSystemd},
+	}
+}
+
+// examine is the second half of `noded --check`: what the host has and noded needs.
+func (s *site) examine(out io.Writer) error {
+	if os.Geteuid() != 0 {
+		_, err := fmt.Fprintln(out, finding{slurmconf.SeverityWarning, "host", "was not examined, as this is not root", "run noded --check as root"})
+		return err
+	}
+	mistakes := 0
+	for _, p := range probes() {
+		for _, f := range s.ask(p, probeMax) {
+			if f.severity == slurmconf.SeverityError {
+				mistakes++
+			}
+			if _, err := fmt.Fprintln(out, f); err != nil {
+				return fmt.Errorf("cannot print: %w", err)
+			}
+		}
+	}
+	if mistakes > 0 {
+		return fmt.Errorf("%d mistakes on this host", mistakes)
+	}
+	return nil
+}
+
+// ask looks, and does not wait longer than limit.
+func (s *site) ask(p probe, limit time.Duration) []finding {
+	found := make(chan []finding, 1) // size 1: nobody may wait any more
+	go func() { found <- p.look(s) }()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case f := <-found:
+		return f
+	case <-timer.C:
+		return []finding{{
+			slurmconf.SeverityError, p.about, fmt.Sprintf("no answer within %v: a file system waits for its server or disk", limit),
+			"find the mount (cat /proc/mounts) and bring its server back, or umount -f",
+		}}
+	}
+}
+
+func fine(about, format string, args ...any) []finding {
+	return []finding{{severityOK, about, fmt.Sprintf(format, args...), ""}}
+}
+
+func (s *site) lookPrograms() []finding {
+	stepd, spankhost, err := programs()
+	if err != nil {
+		return []finding{{slurmconf.SeverityError, "programs", err.Error(), "install the package anew: noded finds them beside itself, or in ../libexec/stepd"}}
+	}
+	var out []finding
+	for _, path := range []string{stepd, spankhost} {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			out = append(out, finding{slurmconf.SeverityError, "programs", fmt.Sprintf("cannot look at %q: %v", path, err), "install the package anew"})
+		} else if st.Uid != 0 || st.Mode&0o022 != 0 {
+			out = append(out, finding{slurmconf.SeverityWarning, "programs", fmt.Sprintf("%q runs as root, and uid %d owns it with mode %#o", path, st.Uid, st.Mode&0o7777), "chown root and chmod go-w"})
+		}
+	}
+	if len(out) == 0 {
+		return fine("programs", "%s, %s", stepd, spankhost)
+	}
+	return out
+}
+
+// lookDir looks at a directory that noded makes where it is not there.
+func lookDir(about, dir, key string) []finding {
+	var st unix.Stat_t
+	err := unix.Stat(dir, &st)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return fine(about, "%s, which noded will make", dir)
+	case err != nil:
+		return []finding{{slurmconf.SeverityError, about, fmt.Sprintf("cannot use %q: %v", dir, err), "write another one (" + key + ")"}}
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return []finding{{slurmconf.SeverityError, about, fmt.Sprintf("%q is no directory", dir), "remove it, or write another one (" + key + ")"}}
+	case st.Uid != 0:
+		return []finding{{slurmconf.SeverityError, about, fmt.Sprintf("%q belongs to uid %d, and noded works there as root", dir, st.Uid), "chown root, or write another one (" + key + ")"}}
+	case st.Mode&0o022 != 0:
+		return []finding{{slurmconf.SeverityError, about, fmt.Sprintf("others than root may write in %q (mode %#o)", dir, st.Mode&0o7777), "chmod go-w"}}
+	}
+	if pid := noded(dir); pid != 0 {
+		return fine(about, "%s, in use by noded (pid %d)", dir, pid)
+	}
+	return fine(about, "%s", dir)
+}
+
+// noded is the pid of the noded that works in dir, 0 for none.
+func noded(dir string) (pid int) {
+	f, err := os.Open(filepath.Join(dir, "lock"))
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	// Shared, so that two checks do not take each other for a noded.
+	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+		return 0 // closing ends the lock
+	}
+	if _, err := fmt.Fscan(f, &pid); err != nil {
+		return 0
+	}
+	return pid
+}
+
+// existing is dir, or the first directory above that is there.
+func existing(dir string) string {
+	for dir != "/" {
+		if _, err := os.Stat(dir); err == nil {
+			return dir
+		}
+		dir = filepath.Dir(dir)
+	}
+	return dir
+}
+
+func (s *site) lookRoom() (out []finding) {
+	for _, d := range [][2]string{{"spool", s.spool}, {"run directory", s.run}} {
+		room := node.DirRoom{What: d[0], Dir: existing(d[1])}
+		for _, t := range room.Look(context.Background()) { // ask bounds it
+			out = append(out, finding{slurmconf.SeverityError, "disk", t.Text, t.Remedy})
+		}
+	}
+	if len(out) > 0 {
+		return out
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(existing(s.spool), &st); err != nil {
+		return []finding{{slurmconf.SeverityError, "disk", err.Error(), "look at the file system of the spool"}}
+	}
+	return fine("disk", "%d MiB are free for the spool", st.Bavail*uint64(st.Bsize)>>20)
+}
+
+func (s *site) lookCgroups() []finding {
+	answer, err := detect.Detect(detect.Wish{
+		ProctrackType: s.conf.ProctrackType, Plugin: s.conf.Cgroup.CgroupPlugin,
+		Mountpoint: s.conf.Cgroup.CgroupMountpoint, IgnoreSystemd: s.conf.Cgroup.IgnoreSystemd,
+	})
+	if err != nil {
+		return []finding{{slurmconf.SeverityError, "cgroups", err.Error(), "write another ProctrackType or CgroupPlugin"}}
+	}
+	out := fine("cgroups", "steps are tracked by %s", answer.Kind)
+	if answer.Parent != "" {
+		out = fine("cgroups", "steps are tracked by %s below %s", answer.Kind, answer.Parent)
+	}
+	for _, f := range answer.Fallbacks {
+		out = append(out, finding{slurmconf.SeverityWarning, "cgroups", fmt.Sprintf("no %s: %s", f.What, f.Why), "see docs/cgroups.md"})
+	}
+	return out
+}
+
+func (s *site) lookPlugins() []finding {
+	if _, err := os.Stat(s.conf.PlugStackConfig); s.conf.PlugStackConfig == "" || errors.Is(err, os.ErrNotExist) {
+		return fine("plugins", "none: there is no plugstack.conf")
+	}
+	if found := s.stackProblems(); len(found) > 0 {
+		return fine("plugins", "%s: see above", s.conf.PlugStackConfig)
+	}
+	return fine("plugins", "%s is clean", s.conf.PlugStackConfig)
+}
+
+func (s *site) lookMPI() []finding {
+	self, err := os.Executable()
+	if err == nil {
+		_, err = program(self, "pmixhost")
+	}
+	if err == nil {
+		return fine("mpi", "%s", strings.Join(mpi.Names(), ", "))
+	}
+	f := finding{severityOK, "mpi", "none, pmi2; no pmix: pmixhost is not installed", ""}
+	if s.conf.MpiDefault == mpi.PMIx {
+		f.severity, f.remedy = slurmconf.SeverityWarning, "install it, or write another MpiDefault"
+	}
+	return []finding{f}
+}
+
+func (s *site) lookMetrics() []finding {
+	p := newPage(s)
+	switch {
+	case p == nil:
+		return fine("metrics", "none (MetricsListen of stepd.conf)")
+	case p.address == "unix":
+		return fine("metrics", "%s", filepath.Join(s.run, metricsSocket))
+	case noded(s.run) != 0:
+		return fine("metrics", "http://%s/metrics", p.address)
+	}
+	l, err := p.listen()
+	if err != nil {
+		return []finding{{slurmconf.SeverityError, "metrics", fmt.Sprintf("cannot listen at %q: %v", p.address, err), "write another MetricsListen in stepd.conf"}}
+	}
+	l.Close()
+	return fine("metrics", "http://%s/metrics", p.address)
+}
