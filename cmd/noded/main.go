@@ -125,7 +125,11 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
-	site, err := loadSite(o)
+	var site *site
+	err = told(log, "the configuration", "bring the server of its file system back", func() (err error) {
+		site, err = loadSite(o)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -147,23 +151,31 @@ func run(o options) error {
 		return err
 	}
 	cfg.Fallbacks = append(cfg.Fallbacks, fallbacks...)
+	return runNode(site, cfg, log, starter)
+}
+
+// runNode is the daemon's life from the opening of the spool on.
+func runNode(site *site, cfg node.Config, log *logrus.Logger, starter <-chan struct{}) error {
 	page := newPage(site)
 	if page != nil {
 		cfg.Meter = page.metrics
 	}
-	n, err := node.New(cfg)
+	var n *node.Node
+	err := told(log, fmt.Sprintf("the spool %q or the run directory %q", site.spool, site.run), "its file system waits for a server or a disk: bring that back, or put it on a local file system", func() (err error) {
+		n, err = node.New(cfg)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	// As soon as there is something to ask: it tells that noded is starting.
-	if err := page.serve(n, log); err != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
-		defer cancel()
-		return errors.Join(err, n.Close(ctx))
-	}
+	err = page.serve(n, log)
 	defer page.close()
-	// When the spool is known to be ours alone: plugins do things to the node.
-	spank, err := startSlurmd(site, log, n)
+	var spank *slurmd
+	if err == nil {
+		// When the spool is known to be ours alone: plugins do things to the node.
+		spank, err = startSlurmd(site, log, n)
+	}
 	if err != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
 		defer cancel()

@@ -1,0 +1,29 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+)
+
+// TestTold: what takes its time is told, as long as it does, and what does not is not.
+func TestTold(t *testing.T) {
+	var b bytes.Buffer
+	log := logrus.New()
+	log.SetOutput(&b)
+	want := errors.New("x")
+	if err := toldEvery(log, "the spool", "mount it", time.Hour, time.Hour, func() error { return want }); err != want || b.Len() != 0 {
+		t.Errorf("quick: %v, %q", err, &b)
+	}
+	err := toldEvery(log, "the spool", "mount it", time.Millisecond, time.Millisecond, func() error {
+		time.Sleep(50 * time.Millisecond)
+		return nil
+	})
+	if text := b.String(); err != nil || strings.Count(text, "the spool has not answered for") < 2 || !strings.Contains(text, "mount it") || !strings.Contains(text, "the spool has answered after") {
+		t.Errorf("slow: %v, %q", err, text)
+	}
+}
