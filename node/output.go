@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -17,7 +18,7 @@ import (
 )
 
 // outputRoom bounds what the kept output of all steps may take of the spool: as many
-// bytes, or that of four steps.
+// bytes, or that of four steps. One user may have all of it, until others want theirs.
 const outputRoom = 64 << 20
 
 // Output streams what stepd has left of a step's output.
@@ -58,40 +59,67 @@ func (s *service) Output(in *api.StepRef, out api.Node_OutputServer) error {
 	}
 }
 
-// boundOutput removes the oldest of the kept outputs where a step that has just ended
-// has left one, and all together are too large.
-func (n *Node) boundOutput(id step.ID) {
+// keptOutput is what is left of one step.
+type keptOutput struct {
+	name string
+	uid  uint32 // the step's: the file is its
+	size int64
+	at   time.Time
+}
+
+// boundOutput removes kept outputs where a step of uid that has just ended has left one,
+// and all together are too large.
+func (n *Node) boundOutput(id step.ID, uid uint32) {
+	path := n.files.output(id)
 	// A stepd that was killed while it wrote has left a part, which is of no use.
-	if err := os.Remove(n.files.output(id) + ".tmp"); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(path + ".tmp"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		n.log.Warnf("cannot remove what step %s has left: %v", id, err)
 	}
-	if _, err := os.Lstat(n.files.output(id)); err != nil {
+	// The owner says whose it is, when there are too many; nobody else gets into the directory.
+	if err := os.Lchown(path, int(uid), -1); errors.Is(err, os.ErrNotExist) {
 		return // nothing new
+	} else if err != nil {
+		n.log.Warnf("cannot give kept output to its user: %v", err)
 	}
 	entries, err := os.ReadDir(n.files.outputDir())
 	if err != nil {
 		n.log.Warnf("cannot read the kept outputs: %v", err)
 		return
 	}
-	type kept struct {
-		name string
-		size int64
-		at   time.Time
-	}
-	var all []kept
-	room := max(outputRoom, 4*n.cfg.ReplayBytes)
+	var all []keptOutput
 	for _, e := range entries {
 		if fi, err := e.Info(); err == nil {
-			all = append(all, kept{e.Name(), fi.Size(), fi.ModTime()})
+			all = append(all, keptOutput{e.Name(), fi.Sys().(*syscall.Stat_t).Uid, fi.Size(), fi.ModTime()})
 		}
 	}
-	slices.SortFunc(all, func(a, b kept) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.name, b.name)) })
-	for _, k := range all {
-		if room -= k.size; room >= 0 {
-			continue
-		}
+	for _, k := range surplus(all, max(outputRoom, 4*n.cfg.ReplayBytes)) {
 		if err := os.Remove(filepath.Join(n.files.outputDir(), k.name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			n.log.Warnf("cannot remove kept output: %v", err)
 		}
 	}
+}
+
+// surplus are those that have no room: each time the oldest of the user who has most, so
+// that nobody's steps push out what others have left.
+func surplus(all []keptOutput, room int64) (gone []keptOutput) {
+	slices.SortFunc(all, func(a, b keptOutput) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.name, b.name)) })
+	of := make(map[uint32][]keptOutput) // by user, the oldest first
+	sum := make(map[uint32]int64)
+	for _, k := range all {
+		of[k.uid] = append(of[k.uid], k)
+		sum[k.uid] += k.size
+		room -= k.size
+	}
+	for room < 0 {
+		most := all[0].uid
+		for uid, n := range sum {
+			if n > sum[most] || n == sum[most] && uid < most {
+				most = uid
+			}
+		}
+		k := of[most][0]
+		of[most], sum[most], room = of[most][1:], sum[most]-k.size, room+k.size
+		gone = append(gone, k)
+	}
+	return gone
 }

@@ -3,10 +3,13 @@ package node
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -93,7 +96,7 @@ func TestOutputIsBounded(t *testing.T) {
 	if err := os.WriteFile(part, []byte("part"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tn.boundOutput(step.ID{Job: 8})
+	tn.boundOutput(step.ID{Job: 8}, uint32(os.Getuid()))
 	if _, err := os.Lstat(part); err == nil {
 		t.Error("what a stepd has left that was killed while it wrote is still there")
 	}
@@ -103,5 +106,40 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 	if _, err := os.Stat(tn.files.output(step.ID{Job: 1})); err == nil {
 		t.Error("the oldest is left")
+	}
+}
+
+// Whoever leaves much pushes out own output, and never that of who has left less.
+func TestSurplus(t *testing.T) {
+	begun := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	// Each letter is an output, in the order of their ends: of a user by letter, of 10 bytes, and of 40 where it is large.
+	kept := func(users string) (all []keptOutput) {
+		for i, c := range users {
+			k := keptOutput{name: fmt.Sprint(i), uid: uint32(unicode.ToLower(c) - 'a'), size: 10, at: begun.Add(time.Duration(i) * time.Second)}
+			if unicode.IsUpper(c) {
+				k.size = 40
+			}
+			all = append(all, k)
+		}
+		return all
+	}
+	for _, c := range []struct{ users, gone string }{
+		{"", ""},
+		{"aaaaaaaaaa", ""},
+		{"aaaaaaaaaaaa", "0 1"},          // one alone has all of it
+		{"baaaaaaaaaaaaaa", "1 2 3 4 5"}, // the oldest of all stays
+		{"abbbbbbbbbbaaaa", "1 2 3 4 5"}, // a has 5 and b as many then
+		{"AAbb", ""},
+		{"AAbbc", "0"},
+		{"Abcdefghiaaaaa", "0 9 10 11"},
+		{"ABCabc", "0 1"}, // the first of those who have as much
+	} {
+		var gone []string
+		for _, k := range surplus(kept(c.users), 100) {
+			gone = append(gone, k.name)
+		}
+		if got := strings.Join(gone, " "); got != c.gone {
+			t.Errorf("of %s: %q go, want %q", c.users, got, c.gone)
+		}
 	}
 }

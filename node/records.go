@@ -133,7 +133,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		f.log.Errorf("%v", err)
 	}
 	f.n.forget(forgotten)
-	f.n.boundOutput(f.id)
+	f.n.boundOutput(f.id, rec.UID)
 	others, idle := f.n.reg.settle(f)
 	for _, other := range others {
 		f.n.cancelLater(other, jobEnded)

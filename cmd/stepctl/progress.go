@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -139,7 +140,8 @@ func toNodes(n int) string {
 	return fmt.Sprintf(" to %d nodes", n)
 }
 
-// look asks noded what the step does; nil where it does not answer at once.
+// look asks noded what the step does; nil where it does not answer at once. The event
+// log, which is long with many tasks, is read only where the record names no hook.
 func (l *launch) look() (*step.Record, []step.Event) {
 	ctx, cancel := context.WithTimeout(context.Background(), progressEvery)
 	defer cancel()
@@ -151,6 +153,9 @@ func (l *launch) look() (*step.Record, []step.Event) {
 	rec := new(step.Record)
 	if json.Unmarshal(r.Step[0], rec) != nil {
 		return nil, nil
+	}
+	if inHook(rec) {
+		return rec, nil
 	}
 	stream, err := l.client.Events(ctx, &api.EventsRequest{Step: ref})
 	if err != nil {
@@ -167,6 +172,12 @@ func (l *launch) look() (*step.Record, []step.Event) {
 			events = keep(events, &e)
 		}
 	}
+}
+
+// inHook tells whether the record names a plugin's hook that runs.
+func inHook(rec *step.Record) bool {
+	return rec.Host != nil && rec.Host.Hook != "" ||
+		slices.ContainsFunc(rec.Tasks, func(t step.Task) bool { return t.Doing != nil && t.Doing.Hook != "" })
 }
 
 // launchWords is what a launch does, in one line; "" of one that is over.
