@@ -112,6 +112,7 @@ struct host {
 	size_t nfds;
 	struct plugin *plugins;
 	struct task *tasks;
+	pid_t stepd;	/* whose signals are for the tasks */
 	pid_t group;	/* of the tasks: the first one's pid, 0 before its fork */
 	struct env env; /* the job's environment */
 	struct env job_control;

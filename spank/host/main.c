@@ -53,6 +53,7 @@ static bool start(struct host *h)
 			HOST_FD_CONTROL, HOST_FD_LOG);
 		return false;
 	}
+	h->stepd = getppid();
 	h->control = HOST_FD_CONTROL;
 	h->log = HOST_FD_LOG;
 	/* Until SETUP says what plugins are to see, nothing interrupts. */

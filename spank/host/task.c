@@ -137,25 +137,36 @@ static void own_argv(struct host *h)
 }
 
 /* What a plugin has sent to its process group, or to itself by a timer, has waited
- * until now. It is for nobody: stepd sends nothing to a task before its gate. */
-static void drop_pending(void)
+ * until now and is for nobody. What stepd has sent is for the task: the gate, which
+ * waits for no slow child, may be open, and another task may have ended the step. In a
+ * pid namespace of a plugin's it is process 0. */
+static void take_pending(const struct host *h, sigset_t *sent)
 {
-	const struct sigaction ignore = {.sa_handler = SIG_IGN};
-	sigset_t pending;
+	const struct timespec now = {0};
+	sigset_t all;
+	siginfo_t info;
+	int sig;
 
-	(void)sigpending(&pending);
-	for (int sig = 1; sig < NSIG; sig++) {
-		if (sigismember(&pending, sig) == 1)
-			(void)sigaction(sig, &ignore, NULL);
+	sigemptyset(sent);
+	sigfillset(&all);
+	while ((sig = RETRY(sigtimedwait(&all, &info, &now))) > 0) {
+		if (info.si_code == SI_USER && (info.si_pid == h->stepd || info.si_pid == 0))
+			sigaddset(sent, sig);
 	}
 }
 
-static void reset_signals(void)
+static void reset_signals(const struct host *h)
 {
-	sigset_t none;
+	sigset_t sent, all, none;
 
-	drop_pending();
+	sigfillset(&all); /* of signals that a hook has let through, too */
+	(void)sigprocmask(SIG_SETMASK, &all, NULL);
+	take_pending(h, &sent);
 	signals_default();
+	for (int sig = 1; sig < NSIG; sig++) {
+		if (sigismember(&sent, sig) == 1)
+			(void)kill(getpid(), sig);
+	}
 	sigemptyset(&none);
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
@@ -237,7 +248,7 @@ _Noreturn void task_main(struct host *h, uint32_t rank)
 	become_user(h);
 	enter(h, STAGE_STDIO);
 	join_group(h);
-	reset_signals();
+	reset_signals(h);
 	task_stdio(h);
 	wait_gate(h);
 	set_task_env(h);

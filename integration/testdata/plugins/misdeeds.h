@@ -81,6 +81,11 @@ static void set_mask(int block)
 	sigprocmask(SIG_SETMASK, block ? &all : &none, NULL);
 }
 
+static void late(int microseconds)
+{
+	usleep(microseconds);
+}
+
 static void hang(int arg)
 {
 	set_mask(arg);
@@ -348,6 +353,7 @@ static const struct {
 	{"pthread_exit", end_thread, 0},
 	{"exec", run_program, 0},
 	{"seccomp", seccomp, SECCOMP_MODE_STRICT},
+	{"late", late, 500000},
 	{"hang", hang, 0},
 	{"hang-blocked", hang, 1},
 	{"spin", spin, 0},
