@@ -138,7 +138,12 @@ func (f *follower) follow() {
 	var helpers sync.WaitGroup
 	defer helpers.Wait() // after the cancel and the closes below
 	defer cancel()
-	defer f.proc.close()
+	left := true // stepd has, or goes on without this noded
+	defer func() {
+		if left {
+			f.proc.close()
+		}
+	}()
 	defer f.meet()
 
 	f.storePID()
@@ -154,7 +159,7 @@ func (f *follower) follow() {
 	exited := make(chan error, 1) // size 1: the waiter never waits for us
 	helpers.Go(func() { exited <- f.proc.wait(ctx) })
 
-	var leave, listened, lingered <-chan time.Time
+	var leave, stuck, listened, lingered <-chan time.Time
 	stopping := f.n.stopping
 	in := msgs
 	for {
@@ -169,9 +174,14 @@ func (f *follower) follow() {
 			}
 		case <-leave:
 			f.log.Warnf("stepd (pid %d) did not exit within %v of its result: killing it", f.proc.pid, f.n.leaveMax)
-			if err := f.proc.kill(); err != nil {
+			if err := f.n.killStepd(f.proc); err != nil {
 				f.log.Errorf("cannot kill stepd: %v", err)
 			}
+			stuck = time.After(f.n.leaveMax)
+		case <-stuck:
+			left = false
+			f.goOnWithout()
+			return
 		case err := <-exited:
 			if err != nil {
 				f.log.Errorf("cannot wait for stepd (pid %d): %v", f.proc.pid, err)

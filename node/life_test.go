@@ -120,6 +120,35 @@ func TestLinger(t *testing.T) {
 	tn.nothingLeft(id)
 }
 
+// TestLingerForEver: one that SIGKILL does not end keeps neither its job nor the node,
+// which is drained for it as for any such process.
+func TestLingerForEver(t *testing.T) {
+	die := make(chan struct{})
+	tn := stuck(t, t.TempDir(), "", die)
+	t.Cleanup(tn.stop)
+	tn.leaveMax = 50 * time.Millisecond
+	asked := make(chan *process, 1)
+	tn.killStepd = func(p *process) error { asked <- p; return nil }
+	id := tn.run(1000, request("linger"))
+	if rec := tn.wait(id); rec.State != step.Completed {
+		t.Errorf("record %+v", rec)
+	}
+	p := <-asked
+	tn.eventually("the end of the job", func() bool { return len(tn.doc().Jobs) == 0 })
+	if d := tn.doc(); !strings.HasPrefix(d.State, "DRAIN") || len(d.Unkillable) != 1 || d.Unkillable[0].ID != id {
+		t.Errorf("node %+v", d)
+	}
+	if err := syscall.Kill(p.pid, 0); err != nil {
+		t.Fatalf("stepd is gone: %v: nothing was tested", err)
+	}
+	if err := syscall.Kill(p.pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	tn.eventually("the reaping of stepd", func() bool { return errors.Is(syscall.Kill(p.pid, 0), syscall.ESRCH) })
+	close(die)
+	tn.eventually("the end of the drain", tn.undrained)
+}
+
 // TestSignalAndCancel go to stepd, and say when there is none.
 func TestSignalAndCancel(t *testing.T) {
 	tn := fresh(t)

@@ -25,6 +25,8 @@ type Node struct {
 	boot  string
 	// leaveMax and reserveMax are the constants; tests shorten them.
 	leaveMax, reserveMax time.Duration
+	// killStepd is process.kill; tests have one that SIGKILL does not end.
+	killStepd func(*process) error
 
 	locks []*os.File
 	store *store
@@ -70,7 +72,7 @@ func New(cfg Config) (*Node, error) {
 	stopping := make(chan struct{})
 	n := &Node{
 		cfg: cfg, log: cfg.Log, files: layout{run: cfg.RunDir, spool: cfg.SpoolDir}, boot: boot,
-		leaveMax: leaveMax, reserveMax: reserveMax,
+		leaveMax: leaveMax, reserveMax: reserveMax, killStepd: (*process).kill,
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
 	n.reg.perUser = cfg.PerUser

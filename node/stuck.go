@@ -1,0 +1,20 @@
+package node
+
+import "context"
+
+// goOnWithout ends a step whose result is there and whose stepd SIGKILL does not end: a
+// pipe of its client's stands in the kernel for as long as a page of the client's memory
+// does not come (a file of a FUSE server that is gone, userfaultfd(2)), and so does
+// whoever writes to it or closes it. The step's place is then held as that of any
+// process that does not die, and the job goes on.
+func (f *follower) goOnWithout() {
+	f.log.Errorf("stepd (pid %d) has given its result and is there still, %v after SIGKILL: the step ends without it", f.proc.pid, f.n.leaveMax)
+	p := f.proc
+	go func() { // ends with stepd, or with us: whoever is process 1 then reaps it
+		if p.wait(context.Background()) == nil && p.child {
+			_ = p.reap() // nobody asks for its status
+		}
+		p.close()
+	}()
+	f.cleanup()
+}
