@@ -60,7 +60,12 @@ const frameHead = 5
 type encoder struct{ b []byte }
 
 func newFrame(k kind, size int) *encoder {
-	e := &encoder{b: make([]byte, frameHead, frameHead+size)}
+	e := &encoder{}
+	if k == kindOutput { // which goes to one end alone, and is freed then
+		e.b = newPiece(frameHead + size)[:frameHead]
+	} else {
+		e.b = make([]byte, frameHead, frameHead+size)
+	}
 	e.b[4] = byte(k)
 	return e
 }
@@ -142,7 +147,12 @@ func readFrame(r io.Reader, limit int) (kind, []byte, error) {
 		return 0, nil, fmt.Errorf("%w: kind %d, %d bytes, at most %d", errFrame, k, n, limit)
 	}
 	const piece = 1 << 20
-	body := make([]byte, min(n, piece))
+	var body []byte
+	if k == kindOutput && n <= pieceSize {
+		body = newPiece(n)
+	} else {
+		body = make([]byte, min(n, piece))
+	}
 	got := 0
 	for {
 		m, err := io.ReadFull(r, body[got:])

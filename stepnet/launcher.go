@@ -24,7 +24,8 @@ type LauncherConfig struct {
 // wait as well. Output is called for one piece of a stream at a time, Record for one
 // piece of words; data is theirs to keep.
 type Sink interface {
-	// Output is what rank wrote on fd, or that there is no more of it.
+	// Output is what rank wrote on fd, or that there is no more of it. data is valid
+	// during the call alone.
 	Output(fd, rank int, data []byte, end bool)
 	// Record are the words of one node.
 	Record(node int, words []byte)

@@ -20,15 +20,79 @@ const urgentMax = 4 << 20
 // flushTime is how long the last words may take.
 const flushTime = 5 * time.Second
 
-// meteredConn counts what comes in.
+// meteredConn counts what comes in. It is between TLS and the kernel, and brings
+// together what TLS would have the kernel take and give by records of 16 KiB.
 type meteredConn struct {
 	net.Conn
-	got atomic.Uint64
+	got  atomic.Uint64
+	read struct { // the reader's
+		buf      []byte // nil before the other end is known
+		from, to int    // of buf: what TLS has not taken yet
+	}
+
+	mu     sync.Mutex
+	corked bool   // guarded by mu
+	held   []byte // guarded by mu: written while corked
 }
 
-func (c *meteredConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.got.Add(uint64(n))
+// meteredSize is what is read at once.
+const meteredSize = 64 << 10
+
+func (c *meteredConn) Read(b []byte) (n int, err error) {
+	r := &c.read
+	if r.buf == nil {
+		n, err = c.Conn.Read(b)
+		c.got.Add(uint64(n))
+		return n, err
+	}
+	if r.from == r.to {
+		n, err = c.Conn.Read(r.buf)
+		c.got.Add(uint64(n))
+		r.from, r.to = 0, n
+	}
+	n = copy(b, r.buf[r.from:r.to])
+	r.from += n
+	return n, err
+}
+
+func (c *meteredConn) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.corked {
+		return c.Conn.Write(b)
+	}
+	c.held = append(c.held, b...)
+	return len(b), nil
+}
+
+// together has write's records go out in one piece, or all that is held of them.
+func (c *meteredConn) together(write func() error) error {
+	c.mu.Lock()
+	c.corked = true
+	c.mu.Unlock()
+	err := write()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	held := c.held
+	c.corked, c.held = false, held[:0]
+	if len(held) == 0 {
+		return err
+	}
+	_, werr := c.Conn.Write(held)
+	return errors.Join(err, werr)
+}
+
+// sender is where a link's frames go.
+type sender struct {
+	conn  *tls.Conn
+	meter *meteredConn
+}
+
+func (s sender) Write(b []byte) (n int, err error) {
+	err = s.meter.together(func() (err error) {
+		n, err = s.conn.Write(b)
+		return err
+	})
 	return n, err
 }
 
@@ -85,10 +149,11 @@ func (l *link) attach(conn *tls.Conn, r *bufio.Reader, m *meteredConn) error {
 		return errSecond
 	}
 	l.conn, l.meter = conn, m
+	m.read.buf = make([]byte, meteredSize)
 	close(l.attached)
 	l.wg.Add(2)
 	go func() { defer l.wg.Done(); l.read(r) }()
-	go func() { defer l.wg.Done(); l.write(conn) }()
+	go func() { defer l.wg.Done(); l.write(conn, m) }()
 	return nil
 }
 
@@ -188,8 +253,8 @@ func (l *link) next() (f frame, closing bool) {
 }
 
 // write sends what is queued until the link is gone, or closing and empty.
-func (l *link) write(conn *tls.Conn) {
-	w := bufio.NewWriterSize(conn, 64<<10)
+func (l *link) write(conn *tls.Conn, m *meteredConn) {
+	w := bufio.NewWriterSize(sender{conn, m}, 64<<10)
 	for {
 		f, closing := l.next()
 		var err error
@@ -197,6 +262,9 @@ func (l *link) write(conn *tls.Conn) {
 		case f != nil:
 			l.sent.Add(1)
 			_, err = w.Write(f)
+			if kind(f[frameHead-1]) == kindOutput {
+				freePiece(f)
+			}
 		case w.Buffered() > 0:
 			err = w.Flush()
 		case closing:

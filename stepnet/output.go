@@ -62,6 +62,7 @@ func (n *Node) copyOut(fd, rank int, f *os.File) {
 			}
 			n.passed[fd].Add(int64(len(data)))
 		}
+		freePiece(data)
 	}
 	n.send(fd, (&output{fd: fd, rank: rank, end: true}).frame())
 }
@@ -87,7 +88,7 @@ func (n *Node) readSome(raw syscall.RawConn) (data []byte, err error) {
 			err = io.EOF
 		}
 		if got > 0 {
-			data = append([]byte(nil), (*buf)[:got]...)
+			data = append(newPiece(got)[:0], (*buf)[:got]...)
 		}
 		return true
 	})

@@ -131,9 +131,9 @@ func (b *inbox) close() {
 	b.nudge()
 }
 
-// consume calls use for each item until the end of the channel, in order, and tells
-// by credit, now and then, how much room that made. It returns whether the channel
-// was brought to its end, not cut off.
+// consume calls use, which keeps nothing of it, for each item until the end of the
+// channel, in order, and tells by credit, now and then, how much room that made. It
+// returns whether the channel was brought to its end, not cut off.
 func (b *inbox) consume(use func(item), credit func(n int)) bool {
 	owed := 0
 	for {
@@ -157,6 +157,7 @@ func (b *inbox) consume(use func(item), credit func(n int)) bool {
 			return true
 		}
 		use(i)
+		freePiece(i.body)
 		if owed += i.size(); owed >= window/4 {
 			b.mu.Lock()
 			b.held -= owed

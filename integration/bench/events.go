@@ -30,7 +30,7 @@ func runEvents(bin string, quick bool) error {
 		fmt.Fprintf(w, "event log\tnot measured: %v\n", err)
 		return nil
 	}
-	sizes := []size{{1, 200}, {64, 30}}
+	sizes := []size{{1, 600}, {64, 60}}
 	if quick {
 		sizes = []size{{1, 40}, {64, 8}}
 	}
