@@ -20,7 +20,7 @@ func (h Held) String() string {
 		name = fmt.Sprintf("%s of task %d", name, h.Rank)
 	}
 	if h.PID == 0 {
-		return name + " held open by a process that is not in /proc"
+		return name + " held open by a process that is not in /proc (or its reader stands in the kernel)"
 	}
 	return fmt.Sprintf("%s held open by pid %d (%s) of uid %d", name, h.PID, h.Command, h.UID)
 }
