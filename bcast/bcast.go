@@ -81,14 +81,8 @@ func (r *Receiver) serve(started chan<- error) {
 }
 
 func (r *Receiver) becomeUser() error {
-	// A thread that shares its root and directory with others cannot change namespaces.
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("unshare: %w", err)
-	}
-	if r.ns != nil && r.spec.ContainerNS {
-		if err := unix.Setns(int(r.ns.Fd()), unix.CLONE_NEWNS); err != nil {
-			return fmt.Errorf("setns: %w", err)
-		}
+	if err := linux.EnterMounts(r.ns); err != nil {
+		return err
 	}
 	return linux.SetFSUser(r.spec.User.UID, r.spec.User.GID, r.spec.User.Groups)
 }

@@ -146,10 +146,8 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	if err != nil {
 		return err
 	}
-	var namespace *os.File
-	if spec.ContainerNS {
-		namespace = os.NewFile(stepapi.FDContainer, "container")
-	}
+	spaces := jobNamespaces(spec)
+	namespace := spaces.Mount
 	plugin, err := mpiPlugin(spec, mpi.Deps{Start: startBeside(reaper, tracker), Namespace: namespace})
 	if err != nil {
 		return err
@@ -174,7 +172,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	} else {
 		deps.Streams = streams
 	}
-	deps.Namespace = namespace
+	deps.Namespaces = spaces
 	if len(spec.Sent) > 0 {
 		files := bcast.New(spec, namespace)
 		defer aud.closeFiles(files)
@@ -204,6 +202,20 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	server.Add(control, stepapi.RoleNoded, true)
 	server.Serve(listener)
 	return lead(spec, st, aud, server, over, listener)
+}
+
+// jobNamespaces are those of the job's container, as noded has handed them over.
+func jobNamespaces(spec *step.Spec) (ns step.Namespaces) {
+	if spec.ContainerNS {
+		ns.Mount = os.NewFile(stepapi.FDContainer, "mount namespace")
+	}
+	if spec.PIDNamespace {
+		ns.PID = os.NewFile(stepapi.FDPIDNamespace, "pid namespace")
+	}
+	if spec.UserNamespace {
+		ns.User = os.NewFile(stepapi.FDUserNamespace, "user namespace")
+	}
+	return ns
 }
 
 // closeFiles takes away what was sent for the step.

@@ -1,6 +1,7 @@
 package jobcontainer
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"path/filepath"
@@ -8,8 +9,8 @@ import (
 	"time"
 )
 
-// initTimeout bounds InitScript where Config has no bound: Slurm's 10 s.
-const initTimeout = 10 * time.Second
+// scriptTimeout bounds a script where Config has no bound: Slurm's 10 s.
+const scriptTimeout = 10 * time.Second
 
 // dirsMax bounds Dirs=: each entry costs every job a directory and a mount.
 const dirsMax = 64
@@ -32,6 +33,11 @@ type Config struct {
 	InitScript string
 	// InitTimeout bounds InitScript; 0 is 10 s.
 	InitTimeout time.Duration
+	// CloneNSScript runs as root outside of the job's namespaces when they are
+	// complete, CloneNSEpilog before they end; each is told where the mount
+	// namespace is pinned. Their Waits bound them; 0 is 10 s.
+	CloneNSScript, CloneNSEpilog         string
+	CloneNSScriptWait, CloneNSEpilogWait time.Duration
 	// Shared lets mounts that the node makes later appear in the job too, which
 	// autofs needs; what a job mounts stays inside in any case. Without it the
 	// job keeps the node's mounts as they were when it began.
@@ -39,6 +45,15 @@ type Config struct {
 	// EntireStepInNS asks for the whole host of a step, not the tasks alone, to
 	// join the namespace (rulings 8). Tmpfs only carries the answer.
 	EntireStepInNS bool
+
+	// PIDNamespace gives the job a pid namespace, with a /proc of its own, and
+	// UserNamespace a user namespace in which ids are what they are outside: its
+	// root has no power over the node. Both are of job_container/linux.
+	PIDNamespace, UserNamespace bool
+	// Keeper is spankhost, whose processes begin the two. Place says where process
+	// 1 of a pid namespace belongs.
+	Keeper string
+	Place  func(job uint32) (Place, error)
 
 	// RunDir is RUN/jobs. It is made where it does not exist.
 	RunDir string
@@ -60,11 +75,15 @@ func (c Config) complete() (Config, error) {
 	if len(c.Dirs) == 0 {
 		c.Dirs = []string{"/tmp", "/dev/shm"}
 	}
-	if c.InitTimeout == 0 {
-		c.InitTimeout = initTimeout
-	}
-	if c.InitTimeout < 0 {
-		return c, fmt.Errorf("cannot use a time limit of %v for InitScript: want more than 0", c.InitTimeout)
+	for key, limit := range map[string]*time.Duration{
+		"InitScript": &c.InitTimeout, "CloneNSScript": &c.CloneNSScriptWait, "CloneNSEpilog": &c.CloneNSEpilogWait,
+	} {
+		if *limit == 0 {
+			*limit = scriptTimeout
+		}
+		if *limit < 0 {
+			return c, fmt.Errorf("cannot use a time limit of %v for %s: want more than 0", *limit, key)
+		}
 	}
 	c.BasePath = strings.TrimSuffix(c.BasePath, "/")
 	if err := checkPath("BasePath", c.BasePath); err != nil {
@@ -73,10 +92,16 @@ func (c Config) complete() (Config, error) {
 	if err := checkPath("the run directory", c.RunDir); err != nil {
 		return c, err
 	}
-	if c.InitScript != "" {
-		if err := checkPath("InitScript", c.InitScript); err != nil {
+	for key, script := range map[string]string{"InitScript": c.InitScript, "CloneNSScript": c.CloneNSScript, "CloneNSEpilog": c.CloneNSEpilog} {
+		if script == "" {
+			continue
+		}
+		if err := checkPath(key, script); err != nil {
 			return c, err
 		}
+	}
+	if err := c.checkSpaces(); err != nil {
+		return c, err
 	}
 	if !validTag(c.NodeTag) {
 		return c, fmt.Errorf("internal error: job container tag %q is not 8 hexadecimal digits", c.NodeTag)
@@ -87,6 +112,24 @@ func (c Config) complete() (Config, error) {
 	var err error
 	c.Dirs, err = checkDirs(c.Dirs, c.BasePath)
 	return c, err
+}
+
+// checkSpaces checks what job_container/linux needs.
+func (c *Config) checkSpaces() error {
+	switch {
+	case c.PIDNamespace && c.EntireStepInNS:
+		// Its /proc shows the job's pid namespace, in which the host is not.
+		return errors.New("cannot use EntireStepInNS=true with a pid namespace: plugins would find no /proc/self; choose one of them (CloneNSFlags= in job_container.conf)")
+	case (c.PIDNamespace || c.UserNamespace) && !path.IsAbs(c.Keeper), c.PIDNamespace && c.Place == nil:
+		return errors.New("internal error: pid and user namespaces need a program that keeps them, and its place")
+	case c.PIDNamespace:
+		for _, d := range c.Dirs {
+			if within("/proc", d) || within(d, "/proc") {
+				return fmt.Errorf("cannot use directory %q: a pid namespace has its /proc there (Dirs= in job_container.conf)", d)
+			}
+		}
+	}
+	return nil
 }
 
 // expandBase replaces the first %h and the first %n, as Slurm does.

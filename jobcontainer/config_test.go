@@ -2,7 +2,6 @@ package jobcontainer
 
 import (
 	"context"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -14,7 +13,7 @@ import (
 // container is what noded wants of both plugins.
 type plugin interface {
 	Create(ctx context.Context, job uint32, user step.User) error
-	Namespace(job uint32) (*os.File, bool)
+	Join(job uint32) (step.Namespaces, error)
 	EntireStepInNS() bool
 	AddCont(job uint32, cont uint64) error
 	AddPID(job uint32, pid int) error

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Delete removes the job's container: the pin, the private directories with
-// all that is in them, and the mount of RUN/jobs with the last one. Processes
-// that are still in the namespace keep it, emptied, until they end. A job
-// without a container is no error, so Delete may be repeated after one; the
-// error names what could not be removed. A long removal ends early with ctx.
+// Delete removes the job's container: what lives in its pid namespace, the pins, the
+// private directories with all that is in them, and the mount of RUN/jobs with the
+// last one. Processes that are still in the mount namespace keep it, emptied, until
+// they end. A job without a container is no error, so Delete may be repeated after
+// one; the error names what could not be removed. A long removal ends early with ctx.
 func (t *Tmpfs) Delete(ctx context.Context, job uint32) error {
 	c, cfg := t.lock(job)
 	defer t.unlock(job, c)
@@ -28,22 +28,37 @@ func (t *Tmpfs) Delete(ctx context.Context, job uint32) error {
 			errs = append(errs, c.survivors(job))
 		}
 		errs = append(errs, c.ns.Close(), t.pins.release())
-		c.ns, c.pids = nil, nil
+		c.forget()
 	}
 	c.lost = nil
 	return join(append(errs, t.pins.release())...)
 }
 
-// clear removes what there is of a job, in the order in which a kill between
-// two steps leaves enough for the next attempt: the record of BasePath goes last.
+// clear removes what there is of a job. That CloneNSEpilog fails holds up nothing.
 func (t *Tmpfs) clear(ctx context.Context, pins *os.File, job uint32, cfg *Config) error {
+	var err error
+	if dir, oerr := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY); oerr == nil {
+		err = cloneEpilog(ctx, dir, job, cfg)
+		dir.Close()
+	}
+	return join(err, t.clearAll(ctx, pins, job, cfg))
+}
+
+// clearAll removes what there is of a job, in the order in which a kill between
+// two steps leaves enough for the next attempt: the record of BasePath goes last.
+func (t *Tmpfs) clearAll(ctx context.Context, pins *os.File, job uint32, cfg *Config) error {
 	bases := []string{cfg.BasePath}
 	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
 	switch {
 	case err == nil:
 		defer dir.Close()
-		if err := unpin(dir); err != nil {
-			return fmt.Errorf("cannot remove the mount namespace of job %d: %w", job, err)
+		if err := endSpaces(ctx, dir); err != nil {
+			return fmt.Errorf("cannot end the pid namespace of job %d: %w", job, err)
+		}
+		for _, name := range []string{pidName, userName, pinName} {
+			if err := unpin(dir, name); err != nil {
+				return fmt.Errorf("cannot remove the namespaces of job %d: %w", job, err)
+			}
 		}
 		base, err := readSmall(dir, baseName)
 		// Cut off by a kill while it was written, it is no BasePath yet and

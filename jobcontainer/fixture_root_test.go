@@ -156,14 +156,15 @@ func mountsWith(t *testing.T, text string) []string {
 // setns(2) in a process with one thread.
 func (f *fixture) command(c *Tmpfs, job uint32, script string, args ...string) *exec.Cmd {
 	f.t.Helper()
-	ns, ok := c.Namespace(job)
-	if !ok {
-		f.t.Fatalf("job %d has no namespace", job)
+	ns, err := c.Join(job)
+	if err != nil || ns.Mount == nil {
+		f.t.Fatalf("job %d has no namespace: %v", job, err)
 	}
+	f.t.Cleanup(ns.Close)
 	argv := append([]string{"--mount=/proc/self/fd/3"}, args...)
 	cmd := exec.Command("nsenter", append(argv, "sh", "-c", script)...)
 	cmd.Dir = "/"
-	cmd.ExtraFiles = []*os.File{ns}
+	cmd.ExtraFiles = []*os.File{ns.Mount}
 	return cmd
 }
 

@@ -13,7 +13,10 @@ import (
 
 const (
 	pinName  = "ns"
+	pidName  = "pid"
+	userName = "user"
 	baseName = "base"
+	uidName  = "uid"
 	// nsGetNSType is NS_GET_NSTYPE of linux/nsfs.h, _IO(0xb7, 3).
 	nsGetNSType = 0xb703
 )
@@ -182,12 +185,12 @@ func unmountFile(f *os.File) error {
 
 func procFD(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// pin keeps the namespace ns alive at dir/ns.
-func pin(dir, ns *os.File) error {
-	if err := writeSmall(dir, pinName, ""); err != nil {
+// pin keeps the namespace ns alive at dir/name.
+func pin(dir *os.File, name string, ns *os.File) error {
+	if err := writeSmall(dir, name, ""); err != nil {
 		return err
 	}
-	target, err := openBeneath(dir, pinName, unix.O_PATH)
+	target, err := openBeneath(dir, name, unix.O_PATH)
 	if err != nil {
 		return err
 	}
@@ -200,28 +203,29 @@ func pin(dir, ns *os.File) error {
 	return nil
 }
 
-// openPin opens the namespace at dir/ns; fs.ErrNotExist where there is none.
-func openPin(dir *os.File) (*os.File, error) {
-	full := path.Join(dir.Name(), pinName)
-	fd, err := unix.Openat(int(dir.Fd()), pinName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+// openPin opens the namespace of a kind (CLONE_NEWNS and its kin) at dir/name;
+// fs.ErrNotExist where there is none.
+func openPin(dir *os.File, name string, kind int) (*os.File, error) {
+	full := path.Join(dir.Name(), name)
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: full, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), full)
-	kind, err := unix.IoctlRetInt(fd, nsGetNSType)
-	if err != nil || kind != unix.CLONE_NEWNS {
+	is, err := unix.IoctlRetInt(fd, nsGetNSType)
+	if err != nil || is != kind {
 		f.Close()
-		return nil, &fs.PathError{Op: "open mount namespace at", Path: full, Err: unix.ENOENT}
+		return nil, &fs.PathError{Op: "open namespace at", Path: full, Err: unix.ENOENT}
 	}
 	return f, nil
 }
 
-// unpin removes dir/ns, mounted or not. More than one mount can be there only
+// unpin removes dir/name, mounted or not. More than one mount can be there only
 // if somebody else mounted; all go.
-func unpin(dir *os.File) error {
-	full := path.Join(dir.Name(), pinName)
+func unpin(dir *os.File, name string) error {
+	full := path.Join(dir.Name(), name)
 	for {
-		fd, err := unix.Openat(int(dir.Fd()), pinName, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if errors.Is(err, unix.ENOENT) {
 			return nil
 		}
@@ -243,7 +247,7 @@ func unpin(dir *os.File) error {
 			break
 		}
 	}
-	if err := unix.Unlinkat(int(dir.Fd()), pinName, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := unix.Unlinkat(int(dir.Fd()), name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 		return &fs.PathError{Op: "unlink", Path: full, Err: err}
 	}
 	return nil

@@ -2,7 +2,6 @@ package jobcontainer
 
 import (
 	"context"
-	"os"
 
 	"stepd/step"
 )
@@ -14,8 +13,8 @@ type None struct{}
 // Create does nothing.
 func (None) Create(context.Context, uint32, step.User) error { return nil }
 
-// Namespace reports that there is none to join.
-func (None) Namespace(uint32) (*os.File, bool) { return nil, false }
+// Join reports that there is nothing to join.
+func (None) Join(uint32) (step.Namespaces, error) { return step.Namespaces{}, nil }
 
 // EntireStepInNS reports false: there is no namespace.
 func (None) EntireStepInNS() bool { return false }

@@ -54,29 +54,33 @@ func (t *Tmpfs) adopt(pins *os.File, job uint32) error {
 	if c.ns != nil {
 		return nil
 	}
-	ns, err := openJobPin(pins, job)
+	ns, s, err := openJobPins(pins, job)
 	if err != nil {
 		c.lost = fmt.Errorf("cannot restore the container of running job %d: %w", job, err)
 		return c.lost
 	}
-	c.ns, c.lost = ns, nil
+	c.ns, c.spaces, c.lost = ns, s, nil
 	// One use for as long as the job has its container; it cannot fail, since
 	// the root is mounted.
 	_, err = t.pins.acquire()
 	return err
 }
 
-func openJobPin(pins *os.File, job uint32) (*os.File, error) {
+func openJobPins(pins *os.File, job uint32) (*os.File, *spaces, error) {
 	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
 	if err == nil {
 		defer dir.Close()
 		var ns *os.File
-		if ns, err = openPin(dir); err == nil {
-			return ns, nil
+		if ns, err = openPin(dir, pinName, unix.CLONE_NEWNS); err == nil {
+			s, err := openSpaces(dir)
+			if err != nil {
+				ns.Close()
+			}
+			return ns, s, err
 		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("no mount namespace is pinned at %q", path.Join(pins.Name(), jobName(job), pinName))
+		return nil, nil, fmt.Errorf("no mount namespace is pinned at %q", path.Join(pins.Name(), jobName(job), pinName))
 	}
-	return nil, err
+	return nil, nil, err
 }

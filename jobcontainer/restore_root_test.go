@@ -13,7 +13,7 @@ import (
 
 // The points at which a fault is injected, in their order.
 var (
-	createPoints = []string{"unpinned", "removed", "mounted", "recorded", "jobdir", "private", "unshared", "script", "covered", "pinned"}
+	createPoints = []string{"unpinned", "removed", "mounted", "recorded", "jobdir", "private", "user", "unshared", "script", "covered", "pinned", "committed"}
 	deletePoints = []string{"unpinned", "removed"}
 )
 
@@ -33,7 +33,7 @@ func TestRootKilledAtEveryPoint(t *testing.T) {
 			f.script("exit 0\n")
 			f.killCopy(at)
 			c := f.plugin(2)
-			if _, ok := c.Namespace(1); ok {
+			if ns, err := c.Join(1); err != nil || ns.Mount != nil {
 				t.Error("the job that was half made has a namespace")
 			}
 			if exists(f.private(1)) || exists(filepath.Join(f.cfg.RunDir, "1")) {
@@ -59,7 +59,7 @@ func TestRootDeleteAfterKill(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Restore(t.Context(), []uint32{1, 2}); (err == nil) != (p == "pinned") {
+		if err := c.Restore(t.Context(), []uint32{1, 2}); (err == nil) != (p == "pinned" || p == "committed") {
 			t.Errorf("killed at %s: Restore says %v", p, err)
 		}
 		f.remove(c, 1)

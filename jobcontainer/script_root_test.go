@@ -71,7 +71,7 @@ func TestRootInitScriptFails(t *testing.T) {
 				t.Errorf("took %v", took)
 			}
 			f.wantNothing()
-			if _, ok := c.Namespace(1); ok {
+			if ns, err := c.Join(1); err != nil || ns.Mount != nil {
 				t.Error("a job whose script failed has a namespace")
 			}
 		})

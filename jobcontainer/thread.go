@@ -14,10 +14,12 @@ import (
 // plan is what one job's namespace is made from.
 type plan struct {
 	job     uint32
-	uid     uint32
+	uid     string // the user's, "" is not known
 	cfg     *Config
-	jobDir  string // BASE/TAG/N, for InitScript
+	jobDir  string // BASE/TAG/N, and
+	nsPath  string // RUN/jobs/N/ns: for scripts
 	private []private
+	proc    *os.File // the /proc of the job's pid namespace, nil without one
 	hook    func(string) error
 }
 
@@ -96,16 +98,19 @@ func (p *plan) inThread(ctx context.Context) (_ *os.File, err error) {
 	if err := p.hook("unshared"); err != nil {
 		return nil, err
 	}
-	if p.cfg.InitScript != "" {
-		if err := p.runInitScript(ctx); err != nil {
-			return nil, err
-		}
+	if err := p.runInitScript(ctx); err != nil {
+		return nil, err
 	}
 	if err := p.hook("script"); err != nil {
 		return nil, err
 	}
 	for _, d := range p.private {
 		if err := p.cover(d); err != nil {
+			return nil, err
+		}
+	}
+	if p.proc != nil {
+		if err := p.cover(private{p.proc, "/proc"}); err != nil {
 			return nil, err
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
+	"strconv"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -12,8 +14,9 @@ import (
 	"stepd/step"
 )
 
-// Tmpfs is job_container/tmpfs: private directories per job. Its methods may
-// be called from any goroutine; those on one job run one after the other.
+// Tmpfs is job_container/tmpfs: private directories per job; and, with the other
+// namespaces that Config asks for, job_container/linux. Its methods may be called
+// from any goroutine; those on one job run one after the other.
 type Tmpfs struct {
 	pins *pinRoot
 	// hook is called at each point where a kill or an error would leave
@@ -35,10 +38,22 @@ type Tmpfs struct {
 type container struct {
 	users int // guarded by Tmpfs.mu
 
-	mu   sync.Mutex
-	ns   *os.File // guarded by mu; nil before Create and after Delete
-	lost error    // guarded by mu; why a running job's namespace is not there
-	pids []int    // guarded by mu; the job's own processes, for messages
+	mu     sync.Mutex
+	ns     *os.File // guarded by mu; nil before Create and after Delete
+	spaces *spaces  // guarded by mu; beside ns
+	lost   error    // guarded by mu; why a running job's namespace is not there
+	pids   []int    // guarded by mu; the job's own processes, for messages
+}
+
+// forget closes what is beside ns. It is called with mu held.
+func (c *container) forget() {
+	if c.spaces != nil {
+		c.spaces.close()
+		if c.spaces.keeper != nil {
+			c.spaces.keeper.close()
+		}
+	}
+	c.ns, c.spaces, c.pids = nil, nil, nil
 }
 
 // NewTmpfs checks the configuration and returns the plugin. It touches no
@@ -125,62 +140,92 @@ func (t *Tmpfs) Create(ctx context.Context, job uint32, user step.User) error {
 		return join(err, t.pins.release())
 	}
 	defer tag.Close()
-	ns, err := t.create(ctx, pins, tag, job, user, &cfg)
+	ns, s, err := t.create(ctx, pins, tag, job, user, &cfg)
 	if err != nil {
 		// The undo must run although the caller has given up.
 		undo := context.WithoutCancel(ctx)
 		return join(err, t.clear(undo, pins, job, &cfg), t.pins.release())
 	}
-	c.ns = ns // and the pin root stays acquired until Delete
+	c.ns, c.spaces = ns, s // and the pin root stays acquired until Delete
 	return nil
 }
 
-func (t *Tmpfs) create(ctx context.Context, pins, tag *os.File, job uint32, user step.User, cfg *Config) (_ *os.File, err error) {
+func (t *Tmpfs) create(ctx context.Context, pins, tag *os.File, job uint32, user step.User, cfg *Config) (_ *os.File, _ *spaces, err error) {
 	if err := t.clear(ctx, pins, job, cfg); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := t.hook("mounted"); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	pinDir, err := recordBase(pins, job, cfg.BasePath)
+	pinDir, err := recordJob(pins, job, cfg.BasePath, user.UID)
 	if err != nil {
-		return nil, fmt.Errorf("cannot create the container of job %d: %w", job, err)
+		return nil, nil, fmt.Errorf("cannot create the container of job %d: %w", job, err)
 	}
 	defer pinDir.Close()
 	if err := t.hook("recorded"); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	jobDir, err := t.makeJobDir(tag, job, cfg)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer jobDir.Close()
-	p := &plan{job: job, uid: user.UID, cfg: cfg, jobDir: jobDir.Name(), hook: t.hook}
+	p := &plan{job: job, uid: strconv.FormatUint(uint64(user.UID), 10), cfg: cfg, jobDir: jobDir.Name(), nsPath: path.Join(pinDir.Name(), pinName), hook: t.hook}
 	defer p.close()
 	if err := p.makePrivate(jobDir, user); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := t.hook("private"); err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	s, err := t.makeSpaces(pinDir, job, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	ns, err := t.settle(ctx, p, s, pinDir)
+	if err != nil {
+		s.drop()
+		return nil, nil, err
+	}
+	return ns, s, nil
+}
+
+// settle makes the mount namespace beside the others, pins it, and lets all of them
+// stay.
+func (t *Tmpfs) settle(ctx context.Context, p *plan, s *spaces, pinDir *os.File) (*os.File, error) {
+	if s.keeper != nil {
+		p.proc = s.keeper.proc
 	}
 	ns, err := p.build(ctx)
 	if err != nil {
 		return nil, err
 	}
-	err = pin(pinDir, ns)
+	err = pin(pinDir, pinName, ns)
 	if err == nil {
 		err = t.hook("pinned")
 	}
 	if err != nil {
 		ns.Close()
-		return nil, fmt.Errorf("cannot pin the mount namespace of job %d: %w", job, err)
+		return nil, fmt.Errorf("cannot pin the mount namespace of job %d: %w", p.job, err)
+	}
+	err = p.cloneScript(ctx)
+	if err == nil {
+		err = s.commit()
+	}
+	if err == nil {
+		err = t.hook("committed")
+	}
+	if err != nil {
+		ns.Close()
+		return nil, err
 	}
 	return ns, nil
 }
 
-// recordBase makes RUN/jobs/N and writes the BasePath there before anything is
-// made below it, so that a later noded with another configuration finds it.
-func recordBase(pins *os.File, job uint32, base string) (*os.File, error) {
+// recordJob makes RUN/jobs/N and writes the BasePath there before anything is
+// made below it, so that a later noded with another configuration finds it; and whose
+// job it is, for CloneNSEpilog.
+func recordJob(pins *os.File, job uint32, base string, uid uint32) (*os.File, error) {
 	if err := mkdirAt(pins, jobName(job), 0o700); err != nil {
 		return nil, err
 	}
@@ -188,7 +233,11 @@ func recordBase(pins *os.File, job uint32, base string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := writeSmall(dir, baseName, base); err != nil {
+	err = writeSmall(dir, baseName, base)
+	if err == nil {
+		err = writeSmall(dir, uidName, strconv.FormatUint(uint64(uid), 10))
+	}
+	if err != nil {
 		dir.Close()
 		return nil, err
 	}
@@ -210,13 +259,34 @@ func (t *Tmpfs) makeJobDir(tag *os.File, job uint32, cfg *Config) (*os.File, err
 	return dir, nil
 }
 
-// Namespace returns the job's mount namespace, for setns(2) in a process with
-// one thread. The file belongs to the container: the caller does not close it,
-// and uses it no longer than until Delete. ok is false for a job without one.
-func (t *Tmpfs) Namespace(job uint32) (ns *os.File, ok bool) {
+// Join returns the namespaces of a job, for setns(2) in processes with one thread;
+// the zero value for a job without a container. The files are the caller's. An error
+// says why the job takes no more processes.
+func (t *Tmpfs) Join(job uint32) (ns step.Namespaces, err error) {
 	c, _ := t.lock(job)
 	defer t.unlock(job, c)
-	return c.ns, c.ns != nil
+	if c.ns == nil {
+		return ns, nil
+	}
+	own := []*os.File{c.ns, nil, nil}
+	if c.spaces != nil {
+		if err := c.spaces.usable(); err != nil {
+			return ns, fmt.Errorf("cannot join the container of job %d: %w", job, err)
+		}
+		own[1], own[2] = c.spaces.pid, c.spaces.user
+	}
+	for i, to := range []**os.File{&ns.Mount, &ns.PID, &ns.User} {
+		if own[i] == nil {
+			continue
+		}
+		fd, err := unix.FcntlInt(own[i].Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			ns.Close()
+			return step.Namespaces{}, fmt.Errorf("cannot join the container of job %d: %w", job, err)
+		}
+		*to = os.NewFile(uintptr(fd), own[i].Name())
+	}
+	return ns, nil
 }
 
 // EntireStepInNS tells what the configuration asks for.
@@ -251,6 +321,7 @@ func (t *Tmpfs) Fini() error {
 	for job, c := range t.jobs {
 		if c.ns != nil {
 			errs = append(errs, c.ns.Close())
+			c.forget()
 		}
 		delete(t.jobs, job)
 	}

@@ -63,7 +63,7 @@ func TestRootJobsAreApartStepsShare(t *testing.T) {
 	if got := f.user(c, 2, "touch /tmp/still && ls /tmp"); got != "still" {
 		t.Errorf("job 2 lost its directory with job 1: %q", got)
 	}
-	if ns, ok := c.Namespace(1); ok || ns != nil {
+	if ns, err := c.Join(1); err != nil || ns.Mount != nil {
 		t.Error("a deleted job has a namespace")
 	}
 	f.remove(c, 2)

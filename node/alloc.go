@@ -61,7 +61,7 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 }
 
 func (n *Node) prologAtAlloc(j *job, user step.User) error {
-	if err := n.cfg.Containers.Create(context.Background(), j.ID, user); err != nil {
+	if err := n.createContainer(context.Background(), j, user); err != nil {
 		return err
 	}
 	return n.runProlog(j)

@@ -88,7 +88,7 @@ type Config struct {
 	StepdLog *os.File
 	// Affinity is what the site says about the binding of tasks; nil binds none.
 	Affinity *step.AffinityConf
-	// ContainerType is "none" or "tmpfs".
+	// ContainerType is "none", "tmpfs" or "linux".
 	ContainerType string
 
 	// LeftUsage tells what the cgroups of a step still know of it whose stepd is

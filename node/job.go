@@ -175,12 +175,13 @@ func (n *Node) endJob(j *job) {
 		n.endScripts(j, log)
 		return
 	}
-	n.endScripts(j, log)
 	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.UnkillableTimeout)
 	defer cancel()
+	// Before the rest of prolog and epilog, beside which its namespaces are kept.
 	if err := n.cfg.Containers.Delete(ctx, j.ID); err != nil {
 		log.Errorf("%v", err)
 	}
+	n.endScripts(j, log)
 	held := n.holdsJob(j.ID)
 	if !held {
 		n.endPlace(j.ID, log)

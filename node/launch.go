@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -88,7 +89,7 @@ func (f *follower) follows() error {
 // it. What it made is undone by the follower's cleanup in any case.
 func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *reservation, listen *os.File, prolog bool) error {
 	events := res.events
-	if err := n.cfg.Containers.Create(ctx, f.id.Job, spec.User); err != nil {
+	if err := n.createContainer(ctx, f.job, spec.User); err != nil {
 		return err
 	}
 	if prolog {
@@ -101,7 +102,7 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 			return err
 		}
 	}
-	ns, err := n.namespace(f.id.Job, spec)
+	ns, err := n.cfg.Containers.Join(f.id.Job)
 	if err != nil {
 		return err
 	}
@@ -124,10 +125,12 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 		rec.Cgroup, rec.CgroupTasks, rec.CgroupV1 = place.Dir, place.Tasks, place.V1
 	})
 
-	files := []*os.File{listen, events, ns}
-	if res.peers != nil {
-		files = append(files, res.peers)
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
 	}
+	defer null.Close()
+	files := append([]*os.File{listen, events}, n.namespaces(ns, spec, cmp.Or(res.peers, null), null)...)
 	if err := n.startStepd(f, spec, leaf, files); err != nil {
 		return err
 	}
@@ -202,7 +205,7 @@ func (f *follower) prolog(events *os.File) error {
 // its messages: nothing depends on it.
 func (f *follower) tellContainer() {
 	rec := f.record()
-	if _, ok := f.n.cfg.Containers.Namespace(f.id.Job); !ok {
+	if f.n.cfg.ContainerType == "none" {
 		return
 	}
 	if err := f.n.cfg.Containers.AddPID(f.id.Job, rec.StepdPID); err != nil {
@@ -250,17 +253,11 @@ func writeEvents(log *os.File, events ...step.Event) error {
 	return nil
 }
 
-// namespace returns the job's mount namespace for stepd, or /dev/null.
-func (n *Node) namespace(job uint32, spec *step.Spec) (*os.File, error) {
-	ns, ok := n.cfg.Containers.Namespace(job)
-	spec.ContainerNS = ok
-	spec.EntireStepInNS = ok && n.cfg.Containers.EntireStepInNS()
-	if !ok {
-		return os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	}
-	fd, err := unix.FcntlInt(ns.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("cannot use the mount namespace of job %d: %w", job, err)
-	}
-	return os.NewFile(uintptr(fd), ns.Name()), nil
+// namespaces says in the spec what there is of the job's container, and returns it as
+// stepd's descriptors from FDContainer on, peers among them.
+func (n *Node) namespaces(ns step.Namespaces, spec *step.Spec, peers, null *os.File) []*os.File {
+	spec.ContainerNS = ns.Mount != nil
+	spec.EntireStepInNS = spec.ContainerNS && n.cfg.Containers.EntireStepInNS()
+	spec.PIDNamespace, spec.UserNamespace = ns.PID != nil, ns.User != nil
+	return []*os.File{cmp.Or(ns.Mount, null), peers, cmp.Or(ns.PID, null), cmp.Or(ns.User, null)}
 }

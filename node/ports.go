@@ -103,9 +103,10 @@ type Containers interface {
 	// every step: a job keeps the one that it has, and one that lost it takes
 	// no more.
 	Create(ctx context.Context, job uint32, user step.User) error
-	// Namespace returns the job's mount namespace, and whether it has one. The
-	// file stays its owner's.
-	Namespace(job uint32) (*os.File, bool)
+	// Join returns the namespaces that processes of the job enter; Mount is nil
+	// for a job without a container. The caller closes them. An error says why the
+	// job can have no more processes.
+	Join(job uint32) (step.Namespaces, error)
 	// EntireStepInNS tells whether the whole host joins it (rulings 8).
 	EntireStepInNS() bool
 	// AddCont tells of a step's cgroup, by its id (the directory's inode), and

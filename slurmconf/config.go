@@ -58,7 +58,7 @@ type Config struct {
 	TaskPluginTold bool
 	// TaskPluginParam is zero by default: automatic binding.
 	TaskPluginParam TaskPluginParam
-	// JobContainerType is "none" (the default) or "tmpfs". Slurm 25.11 calls
+	// JobContainerType is "none" (the default), "tmpfs" or "linux". Slurm 25.11 calls
 	// the key NamespaceType; both names are read. It is "none" too where
 	// job_container.conf says BasePath=none for this node.
 	JobContainerType string

@@ -21,6 +21,8 @@ type Container struct {
 	// goes; each has 10 s unless the Wait says otherwise.
 	CloneNSScript, CloneNSEpilog         string
 	CloneNSScriptWait, CloneNSEpilogWait time.Duration
+	// PIDNamespace and UserNamespace are CloneNSFlags.
+	PIDNamespace, UserNamespace bool
 }
 
 func (c *Container) keys() keySet {
@@ -36,7 +38,25 @@ func (c *Container) keys() keySet {
 		"clonensscript_wait": seconds(&c.CloneNSScriptWait),
 		"clonensepilog":      absolute(&c.CloneNSEpilog),
 		"clonensepilog_wait": seconds(&c.CloneNSEpilogWait),
+		"clonensflags":       c.cloneFlags,
 	}
+}
+
+// cloneFlags reads CloneNSFlags, whose words are those of clone(2).
+func (c *Container) cloneFlags(v string) *flaw {
+	c.PIDNamespace, c.UserNamespace = false, false
+	for _, word := range strings.FieldsFunc(v, func(r rune) bool { return r == ',' || r == '|' }) {
+		switch strings.ToUpper(strings.TrimSpace(word)) {
+		case "CLONE_NEWNS": // is there in any case
+		case "CLONE_NEWPID":
+			c.PIDNamespace = true
+		case "CLONE_NEWUSER":
+			c.UserNamespace = true
+		default:
+			return wrong("write CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, parted by commas", "%q is not available", word)
+		}
+	}
+	return nil
 }
 
 // noBasePath switches the plugin off on some nodes where a line for all nodes
@@ -76,10 +96,28 @@ func (l *loader) containerFile(file string, stmts []statement) {
 		c.BasePath = ""
 		l.cfg.JobContainerType = "none"
 	}
-	if l.cfg.JobContainerType == "tmpfs" && c.BasePath == "" {
+	l.containerTogether(file)
+	if l.cfg.JobContainerType != "none" && c.BasePath == "" {
 		l.probs.add(Problem{
 			Severity: SeverityError, File: file, Text: "cannot make job containers: no BasePath for node " + l.cfg.Node.Name,
 			Remedy: "write BasePath=DIRECTORY, or JobContainerType=job_container/none into slurm.conf",
+		})
+	}
+}
+
+// containerTogether finds what does not go together in job_container.conf.
+func (l *loader) containerTogether(file string) {
+	c := &l.cfg.Container
+	switch {
+	case l.cfg.JobContainerType == "tmpfs" && (c.PIDNamespace || c.UserNamespace):
+		l.probs.add(Problem{
+			Severity: SeverityError, File: file, Text: "cannot use CloneNSFlags with job_container/tmpfs, which makes a mount namespace alone",
+			Remedy: "write JobContainerType=job_container/linux into slurm.conf",
+		})
+	case l.cfg.JobContainerType == "linux" && c.PIDNamespace && c.EntireStepInNS:
+		l.probs.add(Problem{
+			Severity: SeverityError, File: file, Text: "cannot use EntireStepInNS with CLONE_NEWPID: plugins would find no /proc/self",
+			Remedy: "leave out one of them",
 		})
 	}
 }

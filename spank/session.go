@@ -142,7 +142,7 @@ func (s *Session) load() ([]string, error) {
 	if err != nil {
 		return problems, err
 	}
-	if err := h.sendSetup(blob, nil, nil, nil); err != nil {
+	if err := h.sendSetup(blob, nil, nil, step.Namespaces{}); err != nil {
 		return problems, err
 	}
 	var left []string

@@ -54,11 +54,11 @@ func (h *Host) setup(cfg *step.HostSetup) error {
 	if err != nil {
 		return err
 	}
-	return h.sendSetup(b, cfg.Gate, cfg.Helpers, cfg.Namespace)
+	return h.sendSetup(b, cfg.Gate, cfg.Helpers, cfg.Namespaces)
 }
 
-// sendSetup sends SETUP; gate, helpers and namespace may be nil.
-func (h *Host) sendSetup(config []byte, gate, helpers, namespace *os.File) error {
+// sendSetup sends SETUP; gate and helpers may be nil.
+func (h *Host) sendSetup(config []byte, gate, helpers *os.File, spaces step.Namespaces) error {
 	blob, err := memfd("spank-setup", config)
 	if err != nil {
 		return err
@@ -76,8 +76,10 @@ func (h *Host) sendSetup(config []byte, gate, helpers, namespace *os.File) error
 		helpers = null
 	}
 	fds := []int{int(blob.Fd()), int(h.board.file.Fd()), int(gate.Fd()), int(null.Fd()), int(helpers.Fd())}
-	if namespace != nil {
-		fds = append(fds, int(namespace.Fd()))
+	for _, ns := range []*os.File{spaces.Mount, spaces.PID, spaces.User} {
+		if ns != nil {
+			fds = append(fds, int(ns.Fd()))
+		}
 	}
 	var w writer
 	w.u32(hostProtocolVersion)

@@ -152,8 +152,24 @@ type HostSetup struct {
 	// Helpers is the cgroup.procs into which a process that a plugin forks in
 	// the host writes itself; nil where it stays where it is born.
 	Helpers *os.File
-	// Namespace is the job's mount namespace, nil without a container.
-	Namespace *os.File
+	// Namespaces are those of the job's container.
+	Namespaces Namespaces
+}
+
+// Namespaces are those of a job's container; a nil file is the node's own.
+type Namespaces struct {
+	Mount *os.File // what its processes see of the file systems; nil: no container
+	PID   *os.File // in which the tasks are born
+	User  *os.File // which they enter as they become the user
+}
+
+// Close closes the files.
+func (n Namespaces) Close() {
+	for _, f := range []*os.File{n.Mount, n.PID, n.User} {
+		if f != nil {
+			f.Close()
+		}
+	}
 }
 
 // HostPlace tells where the host or a task child is, or was last.

@@ -206,7 +206,7 @@ type Spec struct {
 	// task/affinity is not among the task plugins.
 	Affinity   *AffinityConf `json:"affinity,omitempty"`
 	Acct       Accounting    `json:"acct"`
-	Container  string        `json:"container"` // "none" or "tmpfs"
+	Container  string        `json:"container"` // "none", "tmpfs" or "linux"
 	RunDir     string        `json:"run_dir"`
 	ResultFile string        `json:"result_file"` // where stepd leaves the result when no noded takes it
 	// ReplayBytes is how much output is kept for those who attach (ReplayBytes of
@@ -227,6 +227,10 @@ type Spec struct {
 	// namespace; EntireStepInNS that the host joins it before init.
 	ContainerNS    bool `json:"container_ns,omitempty"`
 	EntireStepInNS bool `json:"entire_step_in_ns,omitempty"`
+	// PIDNamespace and UserNamespace say that FDPIDNamespace and FDUserNamespace are
+	// the job's, in which its tasks are born and become the user.
+	PIDNamespace  bool `json:"pid_namespace,omitempty"`
+	UserNamespace bool `json:"user_namespace,omitempty"`
 }
 
 // TaskScripts are TaskProlog and TaskEpilog of slurm.conf; "" is none.

@@ -37,8 +37,8 @@ type Deps struct {
 	// NoChildren returns a channel that is closed when stepd has no children
 	// left: no process of the step is then alive or unreaped.
 	NoChildren func() <-chan struct{}
-	// Namespace is the job's mount namespace, nil without a container.
-	Namespace *os.File
+	// Namespaces are those of the job's container.
+	Namespaces step.Namespaces
 	// Now is the clock.
 	Now func() time.Time
 }
@@ -270,7 +270,7 @@ func (s *Step) loadStack(context.Context) error {
 	}
 	problems, err := s.host.Setup(step.HostSetup{
 		Spec: s.plan.Spec, Env: s.plan.Env, HostEnv: s.plan.HostEnv,
-		Gate: gateRead, Helpers: helpers, Namespace: s.d.Namespace,
+		Gate: gateRead, Helpers: helpers, Namespaces: s.d.Namespaces,
 	}, s.hear)
 	s.sayProblems(problems)
 	if err != nil {

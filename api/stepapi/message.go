@@ -16,7 +16,10 @@ const (
 	FDListen    = 5 // listening socket RUN/steps/J.S.sock, SOCK_SEQPACKET
 	FDEvents    = 6 // the step's event log, O_APPEND
 	FDContainer = 7 // the job's mount namespace; /dev/null where Spec.ContainerNS is false
-	FDPeers     = 8 // listening TCP socket at the node's Addr of Spec.Layout; only where there is a Layout
+	FDPeers     = 8 // listening TCP socket at the node's Addr of Spec.Layout; /dev/null, or not there, without one
+
+	FDPIDNamespace  = 9  // the job's pid namespace, as Spec.PIDNamespace says
+	FDUserNamespace = 10 // its user namespace, as Spec.UserNamespace says
 )
 
 // Type names a record.

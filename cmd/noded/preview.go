@@ -46,7 +46,7 @@ func (s *site) preview(spec *step.Spec, d *step.DryRun) error {
 
 // mountWords are what the job's container does to the tasks' view of the files.
 func (s *site) mountWords(spec *step.Spec) (out []string) {
-	if spec.Container != "tmpfs" {
+	if spec.Container == "none" {
 		return nil
 	}
 	c := s.conf.Container
@@ -59,6 +59,9 @@ func (s *site) mountWords(spec *step.Spec) (out []string) {
 	}
 	if c.InitScript != "" {
 		out = append(out, "what "+c.InitScript+" mounts")
+	}
+	if spec.Container == "linux" && c.PIDNamespace {
+		out = append(out, "/proc: that of the job's own pid namespace")
 	}
 	if c.EntireStepInNS {
 		out = append(out, "plugins see the same from their first hook on")

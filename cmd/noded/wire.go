@@ -14,7 +14,6 @@ import (
 	"stepd/jobcontainer"
 	"stepd/mpi"
 	"stepd/node"
-	"stepd/proctrack"
 	"stepd/slurmconf"
 	"stepd/spank"
 	"stepd/spank/lint"
@@ -44,14 +43,14 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 			return node.Config{}, err
 		}
 	}
-	containers, containerType, err := s.containers()
-	if err != nil {
-		return node.Config{}, err
-	}
 	tracker, err := newTracker(log, trackerConfig{
 		proctrackType: s.conf.ProctrackType, cgroup: s.conf.Cgroup, spankhost: spankhost,
 		spool: s.spool, isDefault: filepath.Clean(s.spool) == slurmconf.DefaultSpool,
 	})
+	if err != nil {
+		return node.Config{}, err
+	}
+	containers, containerType, err := s.containers(tracker, spankhost)
 	if err != nil {
 		return node.Config{}, err
 	}
@@ -221,25 +220,6 @@ func (s *site) scripts() node.Scripts {
 		out.Dir = filepath.Dir(s.conf.SlurmdLogFile)
 	}
 	return out
-}
-
-// containers makes the job container plugin that the site wants.
-func (s *site) containers() (node.Containers, string, error) {
-	if s.conf.JobContainerType != "tmpfs" {
-		return jobcontainer.None{}, "none", nil
-	}
-	tag, err := proctrack.RootName(s.spool)
-	if err != nil {
-		return nil, "", err
-	}
-	c := s.conf.Container
-	t, err := jobcontainer.NewTmpfs(jobcontainer.Config{
-		BasePath: c.BasePath, AutoBasePath: c.AutoBasePath, Dirs: c.Dirs, InitScript: c.InitScript,
-		Shared: c.Shared, EntireStepInNS: c.EntireStepInNS,
-		RunDir: filepath.Join(s.run, "jobs"), NodeTag: strings.TrimPrefix(tag, "stepd-"),
-		NodeName: s.conf.Node.Name, HostName: s.hostname, SlurmConf: s.conf.File,
-	})
-	return t, "tmpfs", err
 }
 
 // lint is what the check of the plugin stack is told.

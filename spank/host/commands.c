@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #define _GNU_SOURCE
-#include <sched.h>
 #include <stdarg.h>
 #include <string.h>
 #include <unistd.h>
@@ -64,7 +63,7 @@ static void command_init(struct host *h, struct reader *args, struct outcome *ou
 		return;
 	/* The whole step in the job's container: from the first hook on, so that
 	 * what plugins mount is the tasks', too. */
-	if (h->cfg.join_ns == JOIN_HOST && (setns(h->job_ns, CLONE_NEWNS) < 0 || chdir("/") < 0)) {
+	if (!container_enter(h, JOIN_HOST) || (h->cfg.join_ns == JOIN_HOST && chdir("/") < 0)) {
 		fail(out, errno, "cannot join the job's container");
 		return;
 	}

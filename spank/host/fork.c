@@ -63,7 +63,10 @@ static bool fork_one(struct host *h, uint32_t rank, struct batch *b, struct outc
 	close(pipe[1]);
 	if (pid < 0) {
 		close(pipe[0]);
-		return fail(out, error, "cannot fork task %u", h->cfg.global_ids[rank]);
+		return fail(out, error, "cannot fork task %u%s", h->cfg.global_ids[rank],
+			    error == ENOMEM && h->pid_ns >= 0
+				    ? ": process 1 of the job's pid namespace may have ended"
+				    : "");
 	}
 	h->tasks[rank].pid = pid;
 	/* Into the group of the first task from here: the gate does not wait for a slow
@@ -129,11 +132,15 @@ void command_fork(struct host *h, struct outcome *out)
 
 	/* What plugins printed and did not flush would come once more from every task. */
 	fflush(NULL);
+	if (ok && !container_births(h, true))
+		ok = fail(out, errno, "cannot enter the pid namespace of the job");
 	for (uint32_t rank = 0; ok && rank < h->cfg.ntasks; rank++) {
 		ok = fork_one(h, rank, b, out);
 		close_end(&h->emptied[1]); /* the first task alone has it */
 	}
 	close_end(&h->emptied[0]);
+	if (!container_births(h, false))
+		fail(out, errno, "cannot leave the pid namespace of the job");
 	h->pids_known = true;
 	/* Also after a failure: stepd must know whom to kill. */
 	batch_send(h, b, out);

@@ -98,7 +98,9 @@ struct host {
 	int control, log;
 	/* Opened before the first hook: no path of ours is resolved after it (a
 	 * plugin may have changed what paths mean). */
-	int null, gate, helpers, job_ns, proc, threads, namespaces;
+	int null, gate, helpers, proc, threads, namespaces;
+	/* Of the job's container, and the pid namespace that this process is in. */
+	int job_ns, pid_ns, user_ns, own_pid_ns;
 	int root;	/* outside of the job's mounts, where tasks join them; else -1 */
 	int exec_pipe;	/* in a task: closes when it execs */
 	int emptied[2]; /* a pipe: a byte in it says that the first task has opened its files */
@@ -147,6 +149,17 @@ int host_serve(struct host *h);
  * be answered: WAIT, when the next command has come. */
 bool command_run(struct host *h, uint32_t cmd, struct reader *args, int *fds, size_t nfds,
 		 struct outcome *out);
+
+/* container.c: sorts the namespaces of the job's container by what they are. */
+bool container_take(struct host *h, const int *fds, size_t n, struct outcome *out);
+/* Enters the job's mount namespace, at its root, if it is for who (enum join_ns) to
+ * do so. False with errno. */
+bool container_enter(struct host *h, uint32_t who);
+/* Enters the job's user namespace: there is no way back. False with errno. */
+bool container_enter_user(struct host *h);
+/* Has the children that are forked from here on born in the job's pid namespace, or
+ * in the host's own again. False with errno. */
+bool container_births(struct host *h, bool inside);
 
 /* stdio.c: opens the early streams, as the user in effect. */
 bool stdio_open_early(struct host *h, struct outcome *out);
@@ -279,6 +292,9 @@ bool command_wait(struct host *h, struct outcome *out);
 
 /* lookup.c */
 int lookup_main(void);
+
+/* init.c: process 1 of a pid namespace. The value is for exit. */
+int init_main(void);
 
 /* api_log.c */
 void log_text(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -8,6 +8,7 @@
  *	spankhost --limits	prints its resource limits
  *	spankhost --keep	is there until the end of its input: noded's scope of
  *				systemd lasts as long as it has a process
+ *	spankhost --init	is process 1 of a job's pid namespace (init.c)
  *	spankhost --version
  */
 #define _GNU_SOURCE
@@ -90,13 +91,15 @@ int main(int argc, char **argv)
 		return limits_print();
 	if (argc == 2 && strcmp(argv[1], "--keep") == 0)
 		return keep();
+	if (argc == 2 && strcmp(argv[1], "--init") == 0)
+		return init_main();
 	if (argc == 2 && strcmp(argv[1], "--version") == 0)
 		return dprintf(1, "spankhost %s (protocol %d)\n", STEPD_VERSION,
 			       HOST_PROTOCOL_VERSION) < 0;
 	if (argc > 1) {
 		dprintf(2,
 			"spankhost: unknown argument \"%s\"\n"
-			"usage: spankhost [--lookup | --limits | --keep | --version]\n",
+			"usage: spankhost [--lookup | --limits | --keep | --init | --version]\n",
 			argv[1]);
 		return 1;
 	}

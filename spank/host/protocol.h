@@ -73,7 +73,8 @@
 enum host_cmd {
 	CMD_SETUP = 1, /* u32 version; fds: config memfd, board memfd, gate read end (/dev/null where nothing is
 			* forked), /dev/null (O_RDWR), cgroup.procs where plugins' helpers belong (/dev/null
-			* where they stay) [, mount namespace when CFG_JOIN_NS] */
+			* where they stay) [, the namespaces of the job's container, when TAG_JOIN_NS:
+			* mount, pid, user, each at most once; which is which, the kernel tells] */
 	CMD_LOAD = 2,
 	CMD_INIT = 3, /* u32 count, u8 keep[count]: 0 leaves the plugin out of the stack */
 	CMD_FDS = 4,  /* descriptors, appended to the table */

@@ -161,7 +161,7 @@ void command_setup(struct host *h, struct reader *args, int *fds, size_t nfds, s
 {
 	uint32_t version = rd_u32(args);
 
-	if (!rd_done(args) || nfds < 5 || nfds > 6 || version != HOST_PROTOCOL_VERSION) {
+	if (!rd_done(args) || nfds < 5 || nfds > 8 || version != HOST_PROTOCOL_VERSION) {
 		for (size_t i = 0; i < nfds; i++)
 			close(fds[i]);
 		fail(out, EPROTO, "cannot set up: protocol %u with %zu descriptors, want %u",
@@ -171,8 +171,7 @@ void command_setup(struct host *h, struct reader *args, int *fds, size_t nfds, s
 	h->gate = fds[2];
 	h->null = fds[3];
 	h->helpers = fds[4];
-	h->job_ns = nfds == 6 ? fds[5] : -1;
-	if (read_config(h, fds[0], out)) {
+	if (container_take(h, fds + 5, nfds - 5, out) && read_config(h, fds[0], out)) {
 		if (!board_attach(&h->board, fds[1], h->cfg.ntasks))
 			fail(out, errno, "cannot map the board");
 		else

@@ -4,7 +4,6 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -84,9 +83,9 @@ static void join(struct host *h)
 	if (h->cfg.join_ns != JOIN_TASKS)
 		return;
 	enter(h, STAGE_JOIN);
-	if (setns(h->job_ns, CLONE_NEWNS) < 0)
+	if (!container_enter(h, JOIN_TASKS))
 		task_fail(h, STAGE_JOIN, errno, "the job's mount namespace", 1);
-	/* setns has put us at its root; task_init_privileged is called in the job's directory. */
+	/* That has put us at its root; task_init_privileged is called in the job's directory. */
 	chdir_as_user(h);
 }
 
@@ -197,6 +196,13 @@ static void join_group(struct host *h)
 	if (task_has_terminal(h, h->rank)) {
 		if (setsid() < 0 && getsid(0) != getpid())
 			task_fail(h, STAGE_GATE, errno, "a session for the step's terminal", 1);
+		return;
+	}
+	/* In the job's pid namespace the host's number means nothing. The parent moves us
+	 * into the group also after we have made one. */
+	if (h->pid_ns >= 0) {
+		if (getpgrp() == 0 && setpgid(0, 0) < 0)
+			task_fail(h, STAGE_GATE, errno, "the step's process group", 1);
 		return;
 	}
 	if (setpgid(0, h->group) < 0 && setpgid(0, 0) < 0 && getsid(0) != getpid())

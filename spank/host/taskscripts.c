@@ -4,7 +4,6 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <limits.h>
-#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -98,7 +97,7 @@ static bool take_place(struct host *h, const char **what)
 	int error;
 
 	*what = "cannot join the job's mount namespace";
-	if (h->cfg.join_ns == JOIN_TASKS && setns(h->job_ns, CLONE_NEWNS) < 0)
+	if (!container_enter(h, JOIN_TASKS))
 		return false;
 	*what = "the groups are not the user's";
 	if (!user_groups_are(h->cfg.groups, h->cfg.ngroups))
@@ -162,12 +161,15 @@ bool epilog_begin(struct host *h, uint32_t rank)
 	if (!has_kind(h, SCRIPT_EPILOG) || pipe2(go, O_CLOEXEC) < 0)
 		return false;
 	h->forked_ours = true;
-	pid_t pid = fork();
+	pid_t pid = container_births(h, true) ? fork() : -1;
 	h->forked_ours = false;
 	if (pid == 0) {
 		close(go[1]);
 		epilog_main(h, rank, go[0]);
 	}
+	int error = errno;
+	(void)container_births(h, false);
+	errno = error;
 	close(go[0]);
 	if (pid > 0) {
 		t->epilog = pid;

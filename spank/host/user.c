@@ -111,6 +111,9 @@ bool user_become(struct host *h, const char **what)
 	uid_t uid = h->cfg.uid;
 	gid_t gid = h->cfg.gid;
 
+	*what = "cannot enter the job's user namespace";
+	if (!container_enter_user(h))
+		return false;
 	errno = EPERM; /* for checks that set none */
 	*what = "cannot set the gid";
 	if (setresgid(gid, gid, gid) < 0 || !gids_are(gid, gid, gid))

@@ -66,17 +66,11 @@ func openPair(namespace *os.File) (master, slave *os.File, err error) {
 	go func() {
 		defer close(done)
 		if namespace != nil {
-			// The thread is in another namespace, and ends with this goroutine.
-			runtime.LockOSThread()
-			if err = unix.Unshare(unix.CLONE_FS); err == nil {
-				err = unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS)
-			}
-			if err != nil {
-				err = fmt.Errorf("cannot enter the job's mount namespace: %w", err)
-				return
-			}
+			runtime.LockOSThread() // and the thread ends with this goroutine
 		}
-		master, slave, err = openHere()
+		if err = linux.EnterMounts(namespace); err == nil {
+			master, slave, err = openHere()
+		}
 	}()
 	<-done
 	return master, slave, err

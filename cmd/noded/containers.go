@@ -1,0 +1,47 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+
+	"stepd/jobcontainer"
+	"stepd/node"
+	"stepd/proctrack"
+	"stepd/step"
+)
+
+// containers makes the job container plugin that the site wants.
+func (s *site) containers(tracker node.Tracker, spankhost string) (node.Containers, string, error) {
+	kind := s.conf.JobContainerType
+	if kind == "none" {
+		return jobcontainer.None{}, kind, nil
+	}
+	tag, err := proctrack.RootName(s.spool)
+	if err != nil {
+		return nil, "", err
+	}
+	c := s.conf.Container
+	conf := jobcontainer.Config{
+		BasePath: c.BasePath, AutoBasePath: c.AutoBasePath, Dirs: c.Dirs, InitScript: c.InitScript,
+		Shared: c.Shared, EntireStepInNS: c.EntireStepInNS,
+		CloneNSScript: c.CloneNSScript, CloneNSScriptWait: c.CloneNSScriptWait,
+		CloneNSEpilog: c.CloneNSEpilog, CloneNSEpilogWait: c.CloneNSEpilogWait,
+		RunDir: filepath.Join(s.run, "jobs"), NodeTag: strings.TrimPrefix(tag, "stepd-"),
+		NodeName: s.conf.Node.Name, HostName: s.hostname, SlurmConf: s.conf.File,
+	}
+	if kind == "linux" {
+		conf.PIDNamespace, conf.UserNamespace, conf.Keeper = c.PIDNamespace, c.UserNamespace, spankhost
+		conf.Place = func(job uint32) (jobcontainer.Place, error) { return keeperPlace(tracker, job) }
+	}
+	t, err := jobcontainer.NewTmpfs(conf)
+	return t, kind, err
+}
+
+// keeperPlace is where process 1 of a job's pid namespace lives: beside the job's
+// prolog and epilog, not among its tasks.
+func keeperPlace(tracker node.Tracker, job uint32) (jobcontainer.Place, error) {
+	leaf, err := tracker.MakeScripts(job)
+	return jobcontainer.Place{Leaf: leaf, Add: func(pid int) error {
+		return tracker.AddStepd(step.ID{Job: job, Step: step.ExternStep}, pid)
+	}}, err
+}
