@@ -227,8 +227,14 @@ func killedAt(at, top string) {
 			os.Exit(3)
 		}
 	}
-	verb, point, _ := strings.Cut(at, ":")
 	cfg := configIn(top)
+	at, linux := strings.CutPrefix(at, "linux,")
+	if linux {
+		var err error
+		cfg, err = linuxIn(cfg)
+		fail(err)
+	}
+	verb, point, _ := strings.Cut(at, ":")
 	cfg.InitScript = top + "/init.sh"
 	c, err := NewTmpfs(cfg)
 	fail(err)

@@ -61,11 +61,11 @@ func beginKeeper(cfg *Config, job uint32) (*keeper, error) {
 		return nil, fmt.Errorf("socketpair: %w", err)
 	}
 	ours, theirs := os.NewFile(uintptr(pair[0]), "keeper"), os.NewFile(uintptr(pair[1]), "noded")
-	defer theirs.Close()
+	defer theirs.Close() // or before: twice does no harm
 	k := &keeper{pidfd: -1, say: ours, ended: make(chan struct{})}
 	var words tail
 	cmd := exec.Command(cfg.Keeper, "--init")
-	cmd.Args[0] = fmt.Sprintf("stepd-init: [%d]", job)
+	cmd.Args[0] = fmt.Sprintf("stepd-init: [%d] %s", job, cfg.RunDir)
 	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stderr = "/", []string{}, theirs, &words
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: unix.CLONE_NEWPID, PidFD: &k.pidfd}
 	place, err := cfg.Place(job)
@@ -82,6 +82,7 @@ func beginKeeper(cfg *Config, job uint32) (*keeper, error) {
 		return nil, fmt.Errorf("cannot run %q: %w", cfg.Keeper, err)
 	}
 	k.pid = cmd.Process.Pid
+	theirs.Close() // its own end is then the socket's
 	go func() {
 		_ = cmd.Wait() // it is killed in the end: how it ended says nothing
 		close(k.ended)

@@ -149,3 +149,60 @@ func TestRootInitScriptOfOthersIsRefused(t *testing.T) {
 		})
 	}
 }
+
+// CloneNSScript and CloneNSEpilog run outside of the namespaces, which they can enter.
+func TestRootCloneNSScripts(t *testing.T) {
+	f := newFixture(t)
+	log := f.top + "/log"
+	write := func(name, body string) string {
+		p := f.top + "/" + name
+		if err := os.WriteFile(p, []byte("#!/bin/sh\n"+body), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	tell := func(who string) string {
+		return `echo ` + who + ` $SLURM_JOB_ID $SLURM_JOB_UID $SLURM_NS $SLURM_JOB_MOUNTPOINT_SRC $(id -u) >> ` + log + `
+nsenter --mount=$SLURM_NS sh -c 'ls /tmp' >> ` + log + "\n"
+	}
+	f.cfg.CloneNSScript = write("clone.sh", tell("script")+"nsenter --mount=$SLURM_NS touch /tmp/made\n")
+	f.cfg.CloneNSEpilog = write("epilog.sh", tell("epilog")+"exit 1\n")
+	c := f.plugin()
+	f.create(c, 5)
+	if got := f.user(c, 5, "ls /tmp"); got != "made" {
+		t.Errorf("the job sees %q", got)
+	}
+	// The next noded knows whose job it was.
+	if err := c.Fini(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewTmpfs(f.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// That it fails is told, and holds up nothing.
+	if err := c.Restore(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "cannot clean up after job 5: ") || !strings.Contains(err.Error(), "CloneNSEpilog=") {
+		t.Errorf("Restore says %v", err)
+	}
+	f.wantNothing()
+	b, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := " 5 7001 " + f.cfg.RunDir + "/5/ns " + f.cfg.BasePath + "/" + tagOfTests + "/5 0\n"
+	if want := "script" + words + "epilog" + words + "made\n"; string(b) != want {
+		t.Errorf("got:\n%swant:\n%s", b, want)
+	}
+	f.cfg.CloneNSScript = write("clone.sh", "echo no; exit 7\n")
+	c = f.plugin()
+	if err := c.Create(t.Context(), 6, testUser); err == nil || !strings.Contains(err.Error(), `exit status 7, it said "no" (CloneNSScript=`) {
+		t.Errorf("got %v", err)
+	}
+	f.cfg.CloneNSScript = write("clone.sh", "exec sleep 86400\n")
+	f.cfg.CloneNSScriptWait = 50 * time.Millisecond
+	c = f.plugin()
+	if err := c.Create(t.Context(), 7, testUser); err == nil || !strings.Contains(err.Error(), "no end after 50ms (CloneNSScript=") {
+		t.Errorf("got %v", err)
+	}
+	f.wantNothing()
+}
