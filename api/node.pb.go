@@ -65,6 +65,141 @@ func (*Empty) Descriptor() ([]byte, []int) {
 	return file_api_node_proto_rawDescGZIP(), []int{0}
 }
 
+type AdoptRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// pid is the process, as its number is for noded.
+	Pid uint32 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	// job_id is the job, 0 the newest of the user's.
+	JobId uint32 `protobuf:"varint,2,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	// uid is whose job it is to be; without it the process's own user's. A process of
+	// root's needs this or job_id.
+	Uid           *uint32 `protobuf:"varint,3,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptRequest) Reset() {
+	*x = AdoptRequest{}
+	mi := &file_api_node_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptRequest) ProtoMessage() {}
+
+func (x *AdoptRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_node_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptRequest.ProtoReflect.Descriptor instead.
+func (*AdoptRequest) Descriptor() ([]byte, []int) {
+	return file_api_node_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *AdoptRequest) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *AdoptRequest) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
+func (x *AdoptRequest) GetUid() uint32 {
+	if x != nil && x.Uid != nil {
+		return *x.Uid
+	}
+	return 0
+}
+
+type AdoptReply struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	JobId  uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	StepId uint32                 `protobuf:"varint,2,opt,name=step_id,json=stepId,proto3" json:"step_id,omitempty"`
+	// cgroup is where the process is now.
+	Cgroup string `protobuf:"bytes,3,opt,name=cgroup,proto3" json:"cgroup,omitempty"`
+	// namespaces are paths of the job's, for setns(2) by the process itself, by the names
+	// of /proc/PID/ns: no other process can do that. None for a job without a container.
+	Namespaces    map[string]string `protobuf:"bytes,4,rep,name=namespaces,proto3" json:"namespaces,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptReply) Reset() {
+	*x = AdoptReply{}
+	mi := &file_api_node_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptReply) ProtoMessage() {}
+
+func (x *AdoptReply) ProtoReflect() protoreflect.Message {
+	mi := &file_api_node_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptReply.ProtoReflect.Descriptor instead.
+func (*AdoptReply) Descriptor() ([]byte, []int) {
+	return file_api_node_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *AdoptReply) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
+func (x *AdoptReply) GetStepId() uint32 {
+	if x != nil {
+		return x.StepId
+	}
+	return 0
+}
+
+func (x *AdoptReply) GetCgroup() string {
+	if x != nil {
+		return x.Cgroup
+	}
+	return ""
+}
+
+func (x *AdoptReply) GetNamespaces() map[string]string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
 type RunRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       []byte                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"` // step.Request, JSON, schema 1
@@ -74,7 +209,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_api_node_proto_msgTypes[1]
+	mi := &file_api_node_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -86,7 +221,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[1]
+	mi := &file_api_node_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -99,7 +234,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{1}
+	return file_api_node_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RunRequest) GetRequest() []byte {
@@ -128,7 +263,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_api_node_proto_msgTypes[2]
+	mi := &file_api_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -140,7 +275,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[2]
+	mi := &file_api_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -153,7 +288,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{2}
+	return file_api_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RunReply) GetJobId() uint32 {
@@ -214,7 +349,7 @@ type DryRunReply struct {
 
 func (x *DryRunReply) Reset() {
 	*x = DryRunReply{}
-	mi := &file_api_node_proto_msgTypes[3]
+	mi := &file_api_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -226,7 +361,7 @@ func (x *DryRunReply) String() string {
 func (*DryRunReply) ProtoMessage() {}
 
 func (x *DryRunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[3]
+	mi := &file_api_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -239,7 +374,7 @@ func (x *DryRunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DryRunReply.ProtoReflect.Descriptor instead.
 func (*DryRunReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{3}
+	return file_api_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DryRunReply) GetPlan() []byte {
@@ -259,7 +394,7 @@ type LaunchRequest struct {
 
 func (x *LaunchRequest) Reset() {
 	*x = LaunchRequest{}
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -271,7 +406,7 @@ func (x *LaunchRequest) String() string {
 func (*LaunchRequest) ProtoMessage() {}
 
 func (x *LaunchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -284,7 +419,7 @@ func (x *LaunchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchRequest.ProtoReflect.Descriptor instead.
 func (*LaunchRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{4}
+	return file_api_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *LaunchRequest) GetStep() *StepRef {
@@ -314,7 +449,7 @@ type AllocReply struct {
 
 func (x *AllocReply) Reset() {
 	*x = AllocReply{}
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -326,7 +461,7 @@ func (x *AllocReply) String() string {
 func (*AllocReply) ProtoMessage() {}
 
 func (x *AllocReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -339,7 +474,7 @@ func (x *AllocReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocReply.ProtoReflect.Descriptor instead.
 func (*AllocReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{5}
+	return file_api_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AllocReply) GetJobId() uint32 {
@@ -386,7 +521,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -398,7 +533,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -411,7 +546,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{6}
+	return file_api_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReleaseRequest) GetJobId() uint32 {
@@ -431,7 +566,7 @@ type StepRef struct {
 
 func (x *StepRef) Reset() {
 	*x = StepRef{}
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -443,7 +578,7 @@ func (x *StepRef) String() string {
 func (*StepRef) ProtoMessage() {}
 
 func (x *StepRef) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -456,7 +591,7 @@ func (x *StepRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRef.ProtoReflect.Descriptor instead.
 func (*StepRef) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{7}
+	return file_api_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StepRef) GetJobId() uint32 {
@@ -482,7 +617,7 @@ type StepReply struct {
 
 func (x *StepReply) Reset() {
 	*x = StepReply{}
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -494,7 +629,7 @@ func (x *StepReply) String() string {
 func (*StepReply) ProtoMessage() {}
 
 func (x *StepReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -507,7 +642,7 @@ func (x *StepReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReply.ProtoReflect.Descriptor instead.
 func (*StepReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{8}
+	return file_api_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StepReply) GetStep() [][]byte {
@@ -526,7 +661,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -538,7 +673,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -551,7 +686,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{9}
+	return file_api_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -570,7 +705,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -582,7 +717,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -595,7 +730,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{10}
+	return file_api_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListReply) GetStep() [][]byte {
@@ -616,7 +751,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -628,7 +763,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -641,7 +776,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{11}
+	return file_api_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SignalRequest) GetStep() *StepRef {
@@ -675,7 +810,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +822,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +835,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{12}
+	return file_api_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CancelRequest) GetStep() *StepRef {
@@ -727,7 +862,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -739,7 +874,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -752,7 +887,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{13}
+	return file_api_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EventsRequest) GetStep() *StepRef {
@@ -778,7 +913,7 @@ type EventLine struct {
 
 func (x *EventLine) Reset() {
 	*x = EventLine{}
-	mi := &file_api_node_proto_msgTypes[14]
+	mi := &file_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +925,7 @@ func (x *EventLine) String() string {
 func (*EventLine) ProtoMessage() {}
 
 func (x *EventLine) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[14]
+	mi := &file_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +938,7 @@ func (x *EventLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventLine.ProtoReflect.Descriptor instead.
 func (*EventLine) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{14}
+	return file_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EventLine) GetJson() []byte {
@@ -822,7 +957,7 @@ type OutputPiece struct {
 
 func (x *OutputPiece) Reset() {
 	*x = OutputPiece{}
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -834,7 +969,7 @@ func (x *OutputPiece) String() string {
 func (*OutputPiece) ProtoMessage() {}
 
 func (x *OutputPiece) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -847,7 +982,7 @@ func (x *OutputPiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputPiece.ProtoReflect.Descriptor instead.
 func (*OutputPiece) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{15}
+	return file_api_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *OutputPiece) GetData() []byte {
@@ -866,7 +1001,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +1013,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +1026,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{16}
+	return file_api_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NodeStatusReply) GetNode() []byte {
@@ -910,7 +1045,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_api_node_proto_msgTypes[17]
+	mi := &file_api_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +1057,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[17]
+	mi := &file_api_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1070,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{17}
+	return file_api_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DrainRequest) GetReason() string {
@@ -970,7 +1105,7 @@ type ClientConfigReply struct {
 
 func (x *ClientConfigReply) Reset() {
 	*x = ClientConfigReply{}
-	mi := &file_api_node_proto_msgTypes[18]
+	mi := &file_api_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1117,7 @@ func (x *ClientConfigReply) String() string {
 func (*ClientConfigReply) ProtoMessage() {}
 
 func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[18]
+	mi := &file_api_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1130,7 @@ func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientConfigReply.ProtoReflect.Descriptor instead.
 func (*ClientConfigReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{18}
+	return file_api_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ClientConfigReply) GetNode() string {
@@ -1108,7 +1243,23 @@ var File_api_node_proto protoreflect.FileDescriptor
 const file_api_node_proto_rawDesc = "" +
 	"\n" +
 	"\x0eapi/node.proto\x12\bstepd.v1\"\a\n" +
-	"\x05Empty\"&\n" +
+	"\x05Empty\"V\n" +
+	"\fAdoptRequest\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x15\n" +
+	"\x06job_id\x18\x02 \x01(\rR\x05jobId\x12\x15\n" +
+	"\x03uid\x18\x03 \x01(\rH\x00R\x03uid\x88\x01\x01B\x06\n" +
+	"\x04_uid\"\xd9\x01\n" +
+	"\n" +
+	"AdoptReply\x12\x15\n" +
+	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x17\n" +
+	"\astep_id\x18\x02 \x01(\rR\x06stepId\x12\x16\n" +
+	"\x06cgroup\x18\x03 \x01(\tR\x06cgroup\x12D\n" +
+	"\n" +
+	"namespaces\x18\x04 \x03(\v2$.stepd.v1.AdoptReply.NamespacesEntryR\n" +
+	"namespaces\x1a=\n" +
+	"\x0fNamespacesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"&\n" +
 	"\n" +
 	"RunRequest\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\"\xc5\x01\n" +
@@ -1184,7 +1335,7 @@ const file_api_node_proto_rawDesc = "" +
 	"slurm_conf\x18\f \x01(\tR\tslurmConf\x12!\n" +
 	"\frequire_safe\x18\r \x01(\bR\vrequireSafe\x12)\n" +
 	"\x10plugstack_digest\x18\x0e \x01(\tR\x0fplugstackDigest\x12'\n" +
-	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\x97\b\n" +
+	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xce\b\n" +
 	"\x04Node\x12/\n" +
 	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +
 	"\x06DryRun\x12\x14.stepd.v1.RunRequest\x1a\x15.stepd.v1.DryRunReply\x123\n" +
@@ -1199,7 +1350,8 @@ const file_api_node_proto_rawDesc = "" +
 	"\x06Signal\x12\x17.stepd.v1.SignalRequest\x1a\x0f.stepd.v1.Empty\x122\n" +
 	"\x06Cancel\x12\x17.stepd.v1.CancelRequest\x1a\x0f.stepd.v1.Empty\x12-\n" +
 	"\aSuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x12/\n" +
-	"\tUnsuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x128\n" +
+	"\tUnsuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x125\n" +
+	"\x05Adopt\x12\x16.stepd.v1.AdoptRequest\x1a\x14.stepd.v1.AdoptReply\x128\n" +
 	"\x06Events\x12\x17.stepd.v1.EventsRequest\x1a\x13.stepd.v1.EventLine0\x01\x124\n" +
 	"\x06Output\x12\x11.stepd.v1.StepRef\x1a\x15.stepd.v1.OutputPiece0\x01\x128\n" +
 	"\n" +
@@ -1220,78 +1372,84 @@ func file_api_node_proto_rawDescGZIP() []byte {
 	return file_api_node_proto_rawDescData
 }
 
-var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_api_node_proto_goTypes = []any{
 	(*Empty)(nil),             // 0: stepd.v1.Empty
-	(*RunRequest)(nil),        // 1: stepd.v1.RunRequest
-	(*RunReply)(nil),          // 2: stepd.v1.RunReply
-	(*DryRunReply)(nil),       // 3: stepd.v1.DryRunReply
-	(*LaunchRequest)(nil),     // 4: stepd.v1.LaunchRequest
-	(*AllocReply)(nil),        // 5: stepd.v1.AllocReply
-	(*ReleaseRequest)(nil),    // 6: stepd.v1.ReleaseRequest
-	(*StepRef)(nil),           // 7: stepd.v1.StepRef
-	(*StepReply)(nil),         // 8: stepd.v1.StepReply
-	(*ListRequest)(nil),       // 9: stepd.v1.ListRequest
-	(*ListReply)(nil),         // 10: stepd.v1.ListReply
-	(*SignalRequest)(nil),     // 11: stepd.v1.SignalRequest
-	(*CancelRequest)(nil),     // 12: stepd.v1.CancelRequest
-	(*EventsRequest)(nil),     // 13: stepd.v1.EventsRequest
-	(*EventLine)(nil),         // 14: stepd.v1.EventLine
-	(*OutputPiece)(nil),       // 15: stepd.v1.OutputPiece
-	(*NodeStatusReply)(nil),   // 16: stepd.v1.NodeStatusReply
-	(*DrainRequest)(nil),      // 17: stepd.v1.DrainRequest
-	(*ClientConfigReply)(nil), // 18: stepd.v1.ClientConfigReply
+	(*AdoptRequest)(nil),      // 1: stepd.v1.AdoptRequest
+	(*AdoptReply)(nil),        // 2: stepd.v1.AdoptReply
+	(*RunRequest)(nil),        // 3: stepd.v1.RunRequest
+	(*RunReply)(nil),          // 4: stepd.v1.RunReply
+	(*DryRunReply)(nil),       // 5: stepd.v1.DryRunReply
+	(*LaunchRequest)(nil),     // 6: stepd.v1.LaunchRequest
+	(*AllocReply)(nil),        // 7: stepd.v1.AllocReply
+	(*ReleaseRequest)(nil),    // 8: stepd.v1.ReleaseRequest
+	(*StepRef)(nil),           // 9: stepd.v1.StepRef
+	(*StepReply)(nil),         // 10: stepd.v1.StepReply
+	(*ListRequest)(nil),       // 11: stepd.v1.ListRequest
+	(*ListReply)(nil),         // 12: stepd.v1.ListReply
+	(*SignalRequest)(nil),     // 13: stepd.v1.SignalRequest
+	(*CancelRequest)(nil),     // 14: stepd.v1.CancelRequest
+	(*EventsRequest)(nil),     // 15: stepd.v1.EventsRequest
+	(*EventLine)(nil),         // 16: stepd.v1.EventLine
+	(*OutputPiece)(nil),       // 17: stepd.v1.OutputPiece
+	(*NodeStatusReply)(nil),   // 18: stepd.v1.NodeStatusReply
+	(*DrainRequest)(nil),      // 19: stepd.v1.DrainRequest
+	(*ClientConfigReply)(nil), // 20: stepd.v1.ClientConfigReply
+	nil,                       // 21: stepd.v1.AdoptReply.NamespacesEntry
 }
 var file_api_node_proto_depIdxs = []int32{
-	7,  // 0: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
-	7,  // 1: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
-	7,  // 2: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
-	7,  // 3: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
-	1,  // 4: stepd.v1.Node.Run:input_type -> stepd.v1.RunRequest
-	1,  // 5: stepd.v1.Node.DryRun:input_type -> stepd.v1.RunRequest
-	1,  // 6: stepd.v1.Node.Reserve:input_type -> stepd.v1.RunRequest
-	4,  // 7: stepd.v1.Node.Launch:input_type -> stepd.v1.LaunchRequest
-	1,  // 8: stepd.v1.Node.Alloc:input_type -> stepd.v1.RunRequest
-	6,  // 9: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
-	7,  // 10: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
-	7,  // 11: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
-	7,  // 12: stepd.v1.Node.Stat:input_type -> stepd.v1.StepRef
-	9,  // 13: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
-	11, // 14: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
-	12, // 15: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
-	7,  // 16: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
-	7,  // 17: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
-	13, // 18: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
-	7,  // 19: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
-	0,  // 20: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
-	17, // 21: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
-	0,  // 22: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
-	0,  // 23: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
-	2,  // 24: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
-	3,  // 25: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
-	2,  // 26: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
-	2,  // 27: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
-	5,  // 28: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
-	0,  // 29: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
-	8,  // 30: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
-	8,  // 31: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
-	8,  // 32: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
-	10, // 33: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
-	0,  // 34: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
-	0,  // 35: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
-	0,  // 36: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
-	0,  // 37: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
-	14, // 38: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
-	15, // 39: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
-	16, // 40: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
-	0,  // 41: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
-	0,  // 42: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
-	18, // 43: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
-	24, // [24:44] is the sub-list for method output_type
-	4,  // [4:24] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	21, // 0: stepd.v1.AdoptReply.namespaces:type_name -> stepd.v1.AdoptReply.NamespacesEntry
+	9,  // 1: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
+	9,  // 2: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
+	9,  // 3: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
+	9,  // 4: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
+	3,  // 5: stepd.v1.Node.Run:input_type -> stepd.v1.RunRequest
+	3,  // 6: stepd.v1.Node.DryRun:input_type -> stepd.v1.RunRequest
+	3,  // 7: stepd.v1.Node.Reserve:input_type -> stepd.v1.RunRequest
+	6,  // 8: stepd.v1.Node.Launch:input_type -> stepd.v1.LaunchRequest
+	3,  // 9: stepd.v1.Node.Alloc:input_type -> stepd.v1.RunRequest
+	8,  // 10: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
+	9,  // 11: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
+	9,  // 12: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
+	9,  // 13: stepd.v1.Node.Stat:input_type -> stepd.v1.StepRef
+	11, // 14: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
+	13, // 15: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
+	14, // 16: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
+	9,  // 17: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
+	9,  // 18: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
+	1,  // 19: stepd.v1.Node.Adopt:input_type -> stepd.v1.AdoptRequest
+	15, // 20: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
+	9,  // 21: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
+	0,  // 22: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
+	19, // 23: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
+	0,  // 24: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
+	0,  // 25: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
+	4,  // 26: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
+	5,  // 27: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
+	4,  // 28: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
+	4,  // 29: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
+	7,  // 30: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
+	0,  // 31: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
+	10, // 32: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
+	10, // 33: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
+	10, // 34: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
+	12, // 35: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
+	0,  // 36: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
+	0,  // 37: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
+	0,  // 38: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
+	0,  // 39: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
+	2,  // 40: stepd.v1.Node.Adopt:output_type -> stepd.v1.AdoptReply
+	16, // 41: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
+	17, // 42: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
+	18, // 43: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
+	0,  // 44: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
+	0,  // 45: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
+	20, // 46: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
+	26, // [26:47] is the sub-list for method output_type
+	5,  // [5:26] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_api_node_proto_init() }
@@ -1299,14 +1457,15 @@ func file_api_node_proto_init() {
 	if File_api_node_proto != nil {
 		return
 	}
-	file_api_node_proto_msgTypes[7].OneofWrappers = []any{}
+	file_api_node_proto_msgTypes[1].OneofWrappers = []any{}
+	file_api_node_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_node_proto_rawDesc), len(file_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

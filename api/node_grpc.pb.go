@@ -41,6 +41,7 @@ const (
 	Node_Cancel_FullMethodName       = "/stepd.v1.Node/Cancel"
 	Node_Suspend_FullMethodName      = "/stepd.v1.Node/Suspend"
 	Node_Unsuspend_FullMethodName    = "/stepd.v1.Node/Unsuspend"
+	Node_Adopt_FullMethodName        = "/stepd.v1.Node/Adopt"
 	Node_Events_FullMethodName       = "/stepd.v1.Node/Events"
 	Node_Output_FullMethodName       = "/stepd.v1.Node/Output"
 	Node_NodeStatus_FullMethodName   = "/stepd.v1.Node/NodeStatus"
@@ -98,6 +99,11 @@ type NodeClient interface {
 	// (ending, or not suspended).
 	Suspend(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error)
 	Unsuspend(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error)
+	// Adopt puts a process into the extern step of a job, which is started by the
+	// first one: from then on it is accounted, limited and killed with the job. Root
+	// only. Errors: NOT_FOUND (no such process, job, or no job of that user),
+	// FAILED_PRECONDITION (the process is another user's, or steps have no cgroups).
+	Adopt(ctx context.Context, in *AdoptRequest, opts ...grpc.CallOption) (*AdoptReply, error)
 	// Events streams the lines of a step's event log; with follow it goes on until the step ends.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventLine], error)
 	// Output streams what is kept of an ended step's output (stepio/replay, a kept
@@ -261,6 +267,16 @@ func (c *nodeClient) Unsuspend(ctx context.Context, in *StepRef, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *nodeClient) Adopt(ctx context.Context, in *AdoptRequest, opts ...grpc.CallOption) (*AdoptReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AdoptReply)
+	err := c.cc.Invoke(ctx, Node_Adopt_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodeClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventLine], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Node_ServiceDesc.Streams[0], Node_Events_FullMethodName, cOpts...)
@@ -388,6 +404,11 @@ type NodeServer interface {
 	// (ending, or not suspended).
 	Suspend(context.Context, *StepRef) (*Empty, error)
 	Unsuspend(context.Context, *StepRef) (*Empty, error)
+	// Adopt puts a process into the extern step of a job, which is started by the
+	// first one: from then on it is accounted, limited and killed with the job. Root
+	// only. Errors: NOT_FOUND (no such process, job, or no job of that user),
+	// FAILED_PRECONDITION (the process is another user's, or steps have no cgroups).
+	Adopt(context.Context, *AdoptRequest) (*AdoptReply, error)
 	// Events streams the lines of a step's event log; with follow it goes on until the step ends.
 	Events(*EventsRequest, grpc.ServerStreamingServer[EventLine]) error
 	// Output streams what is kept of an ended step's output (stepio/replay, a kept
@@ -452,6 +473,9 @@ func (UnimplementedNodeServer) Suspend(context.Context, *StepRef) (*Empty, error
 }
 func (UnimplementedNodeServer) Unsuspend(context.Context, *StepRef) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method Unsuspend not implemented")
+}
+func (UnimplementedNodeServer) Adopt(context.Context, *AdoptRequest) (*AdoptReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Adopt not implemented")
 }
 func (UnimplementedNodeServer) Events(*EventsRequest, grpc.ServerStreamingServer[EventLine]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
@@ -744,6 +768,24 @@ func _Node_Unsuspend_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_Adopt_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdoptRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Adopt(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Adopt_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Adopt(ctx, req.(*AdoptRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Node_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(EventsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -900,6 +942,10 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Unsuspend",
 			Handler:    _Node_Unsuspend_Handler,
+		},
+		{
+			MethodName: "Adopt",
+			Handler:    _Node_Adopt_Handler,
 		},
 		{
 			MethodName: "NodeStatus",

@@ -27,7 +27,7 @@ type child struct {
 
 // scriptsID is the step that stands for a job's prolog and epilog: what they
 // leave behind lives as long as the job.
-func scriptsID(job uint32) step.ID { return step.ID{Job: job, Step: step.ExternStep} }
+func scriptsID(job uint32) step.ID { return step.ID{Job: job, Step: step.ScriptsPlace} }
 
 // runChild runs the child to its end, in a session of its own and in the job's
 // place. When ctx ends first, its process group is killed, and the error is

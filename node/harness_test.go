@@ -39,8 +39,9 @@ type fakeTracker struct {
 	places []step.ID       // guarded by mu: what Steps finds
 }
 
-func (t *fakeTracker) Kind() string                { return "linuxproc" }
-func (t *fakeTracker) AddStepd(step.ID, int) error { return nil }
+func (t *fakeTracker) Kind() string                  { return "linuxproc" }
+func (t *fakeTracker) AddStepd(step.ID, int) error   { return nil }
+func (t *fakeTracker) Adopt(*step.Record, int) error { return nil }
 
 func (t *fakeTracker) MakeScripts(uint32) (*os.File, error)          { return nil, nil }
 func (t *fakeTracker) Left(step.ID) ([]string, error)                { return nil, nil }

@@ -30,6 +30,8 @@ type job struct {
 	freed bool
 	// ended is closed when nothing is left of the job.
 	ended chan struct{}
+	// extern is held while the job's extern step is looked for, or started.
+	extern sync.Mutex
 
 	// waits counts the calls in which the job's head waits for a part here.
 	waits int

@@ -26,11 +26,15 @@ type Tracker interface {
 	// Controllers tells which controllers can limit jobs and steps.
 	Controllers() Controllers
 	// MakeScripts makes the place of a job's prolog and epilog, which is that of
-	// step step.ExternStep, or finds it again. leaf is as StepPlace's.
+	// step step.ScriptsPlace, or finds it again. leaf is as StepPlace's.
 	MakeScripts(job uint32) (leaf *os.File, err error)
 	// Left says in words which processes are in the step's place: 'pid 12 "sleep"'.
 	// nil where there is no place.
 	Left(id step.ID) ([]string, error)
+	// Adopt moves a process, which no step has started, among the tasks of a step that
+	// runs, in each of its hierarchies; its children are not moved. Of rec it may use
+	// what EndStep may. An error wraps errors.ErrUnsupported where steps have no cgroups.
+	Adopt(rec *step.Record, pid int) error
 	// AddStepd tracks a stepd that was not born in its place: it is called where
 	// MakeStep gave no leaf.
 	AddStepd(id step.ID, pid int) error

@@ -99,6 +99,7 @@ func (f *follower) taskExit(m *stepapi.Msg) {
 // step's CPUs are free. It returns false where the record could not be stored:
 // then stepd gets no Ack and leaves its result file for the next noded.
 func (f *follower) settle(rec *step.Record) (stored bool) {
+	endExtern(rec)
 	f.update(func(own *step.Record) {
 		own.State, own.Reason = rec.State, rec.Reason
 		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal

@@ -252,7 +252,7 @@ func (n *Node) sweep(running map[step.ID]bool) {
 		n.log.Errorf("cannot list leftovers: %v", err)
 	}
 	for _, id := range ids {
-		if running[id] || n.holds(id) || (id.Step == step.ExternStep && n.reg.job(id.Job) != nil) {
+		if running[id] || n.holds(id) || (id.Step == step.ScriptsPlace && n.reg.job(id.Job) != nil) {
 			continue
 		}
 		log := n.log.WithField("step", id.String())

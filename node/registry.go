@@ -141,6 +141,9 @@ func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
 func (r *registry) takeBack(f *follower) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if f.id.Step == step.ExternStep {
+		return // it has all of the job's, and takes nothing of it
+	}
 	cpus, err := step.ParseCPUList(f.rec.CPUs)
 	if err != nil {
 		cpus = nil // the job's were refused too, and that was told

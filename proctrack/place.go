@@ -109,7 +109,7 @@ func (r *Root) makeStep(id step.ID, v1 []string) (StepCgroups, error) {
 }
 
 // MakeScripts makes the place of a job's prolog and epilog, or finds it again:
-// that of the daemons of step step.ExternStep, with no tasks.
+// that of the daemons of step step.ScriptsPlace, with no tasks.
 func (r *Root) MakeScripts(job uint32) error {
 	return again(func() error {
 		root, err := openGroup(r.dir)
@@ -122,7 +122,7 @@ func (r *Root) MakeScripts(job uint32) error {
 			return err
 		}
 		defer j.close()
-		dir, err := j.ensure(stepName(step.ExternStep))
+		dir, err := j.ensure(stepName(step.ScriptsPlace))
 		if err != nil {
 			return err
 		}

@@ -10,7 +10,13 @@ import (
 const (
 	BatchStep  uint32 = 4294967291
 	ExternStep uint32 = 4294967292
+	// ScriptsPlace is no step, and never shown: by this number a job's prolog and
+	// epilog have a place beside its steps (SLURM_PENDING_STEP, of which none runs).
+	ScriptsPlace uint32 = 4294967293
 )
+
+// reservedNames are what users call the reserved steps, as in sacct and scancel.
+var reservedNames = map[uint32]string{BatchStep: "batch", ExternStep: "extern"}
 
 // ID names a job step on a cluster. The zero value is no step: job ids begin at 1.
 type ID struct {
@@ -21,22 +27,24 @@ type ID struct {
 // String is the form that users see and type: "12.0".
 func (id ID) String() string { return fmt.Sprintf("%d.%d", id.Job, id.Step) }
 
-// Name is how listings show the id: "12.0", "12.batch".
+// Name is how listings show the id: "12.0", "12.batch", "12.extern".
 func (id ID) Name() string {
-	if id.Step == BatchStep {
-		return fmt.Sprintf("%d.batch", id.Job)
+	if name, ok := reservedNames[id.Step]; ok {
+		return fmt.Sprintf("%d.%s", id.Job, name)
 	}
 	return id.String()
 }
 
-// ParseID reads "12.0" and "12.batch". It returns an error that quotes s for anything else.
+// ParseID reads "12.0", "12.batch" and "12.extern". It returns an error that quotes s for anything else.
 func ParseID(s string) (ID, error) {
 	j, st, ok := strings.Cut(s, ".")
 	if !ok {
 		return ID{}, fmt.Errorf("cannot parse step id %q: want JOB.STEP, for example 12.0", s)
 	}
-	if st == "batch" { // as sacct and scancel have it
-		st = strconv.FormatUint(uint64(BatchStep), 10)
+	for number, name := range reservedNames {
+		if st == name {
+			st = strconv.FormatUint(uint64(number), 10)
+		}
 	}
 	job, err1 := strconv.ParseUint(j, 10, 32)
 	num, err2 := strconv.ParseUint(st, 10, 32)

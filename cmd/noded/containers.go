@@ -42,6 +42,6 @@ func (s *site) containers(tracker node.Tracker, spankhost string) (node.Containe
 func keeperPlace(tracker node.Tracker, job uint32) (jobcontainer.Place, error) {
 	leaf, err := tracker.MakeScripts(job)
 	return jobcontainer.Place{Leaf: leaf, Add: func(pid int) error {
-		return tracker.AddStepd(step.ID{Job: job, Step: step.ExternStep}, pid)
+		return tracker.AddStepd(step.ID{Job: job, Step: step.ScriptsPlace}, pid)
 	}}, err
 }

@@ -214,7 +214,11 @@ func (t *cgroupTracker) MakeScripts(job uint32) (*os.File, error) {
 	if err != nil || t.moved {
 		return nil, err
 	}
-	return t.root.OpenStepLeaf(step.ID{Job: job, Step: step.ExternStep})
+	return t.root.OpenStepLeaf(step.ID{Job: job, Step: step.ScriptsPlace})
+}
+
+func (t *cgroupTracker) Adopt(rec *step.Record, pid int) error {
+	return proctrack.Adopt(proctrack.StepCgroups{Dir: rec.Cgroup, Tasks: rec.CgroupTasks, V1: rec.CgroupV1}, pid)
 }
 
 func (t *cgroupTracker) Left(id step.ID) ([]string, error) {
@@ -275,6 +279,10 @@ func (t *plainTracker) MakeStep(step.ID, []string) (node.StepPlace, error) {
 }
 
 func (t *plainTracker) Controllers() node.Controllers { return node.Controllers{} }
+
+func (t *plainTracker) Adopt(*step.Record, int) error {
+	return fmt.Errorf("steps of proctrack/%s have no cgroups (ProctrackType=proctrack/cgroup has): %w", t.kind, errors.ErrUnsupported)
+}
 
 func (t *plainTracker) AddStepd(step.ID, int) error { return nil }
 

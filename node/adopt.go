@@ -1,0 +1,212 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+// Adopt puts a process into the extern step of a job.
+func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptReply, error) {
+	p, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !p.Root() {
+		return nil, errDenied
+	}
+	if !samePIDs(p.PID) {
+		return nil, status.Error(codes.FailedPrecondition, "process numbers mean something else where you are: call from noded's own pid namespace")
+	}
+	pid := int(in.GetPid())
+	if pid <= 1 || pid == os.Getpid() {
+		return nil, status.Errorf(codes.InvalidArgument, "pid: process %d cannot be adopted", pid)
+	}
+	// The number is this process's as long as the descriptor is open.
+	pidfd, err := linux.PidfdOpen(pid)
+	if err != nil {
+		return nil, status.Errorf(codes.NotFound, "no such process \"%d\"", pid)
+	}
+	defer unix.Close(pidfd)
+	owner, err := ownerOf(pid)
+	if err != nil {
+		return nil, status.Errorf(codes.NotFound, "no such process \"%d\": %v", pid, err)
+	}
+	j, err := s.n.adoptive(owner, in)
+	if err != nil {
+		return nil, err
+	}
+	f, err := s.n.extern(ctx, j)
+	if err != nil {
+		return nil, err
+	}
+	rec := f.record()
+	if err := s.n.cfg.Tracker.Adopt(rec, pid); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	f.log.WithField("pid", pid).Info("process adopted")
+	return &api.AdoptReply{JobId: j.ID, StepId: f.id.Step, Cgroup: rec.CgroupTasks, Namespaces: s.n.pinned(j.ID)}, nil
+}
+
+// samePIDs tells whether a client counts processes as noded does.
+func samePIDs(pid int32) bool {
+	ours, err := os.Stat("/proc/self/ns/pid")
+	theirs, terr := os.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	return err == nil && terr == nil && os.SameFile(ours, theirs)
+}
+
+// ownerOf is the real user of a process.
+func ownerOf(pid int) (uint32, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "Uid:"); ok {
+			ids := strings.Fields(rest)
+			if len(ids) == 0 {
+				break
+			}
+			uid, err := strconv.ParseUint(ids[0], 10, 32)
+			return uint32(uid), err
+		}
+	}
+	return 0, errors.New("its user is not known")
+}
+
+// adoptive is the job that a process of owner is to be of: the one that was named, or
+// the newest of the user's.
+func (n *Node) adoptive(owner uint32, in *api.AdoptRequest) (*job, error) {
+	user := owner
+	if in.Uid != nil {
+		user = *in.Uid
+	}
+	j := n.reg.job(in.GetJobId())
+	switch {
+	case owner != 0 && owner != user:
+		return nil, status.Errorf(codes.FailedPrecondition, "process %d is uid %d's, not uid %d's", in.GetPid(), owner, user)
+	case in.GetJobId() == 0 && in.Uid == nil && owner == 0:
+		return nil, status.Errorf(codes.InvalidArgument, "uid: process %d is root's: say whose job, or which one, it is to be of", in.GetPid())
+	case in.GetJobId() == 0:
+		if j = n.reg.newest(user); j == nil {
+			return nil, status.Errorf(codes.NotFound, "uid %d has no job on this node", user)
+		}
+		return j, nil
+	case j == nil || !n.reg.takesSteps(j):
+		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", in.GetJobId())
+	case (owner != 0 || in.Uid != nil) && j.UID != user:
+		return nil, status.Errorf(codes.FailedPrecondition, "job %d is uid %d's, not uid %d's", j.ID, j.UID, user)
+	}
+	return j, nil
+}
+
+// newest is the user's job that was begun last and takes steps, or nil.
+func (r *registry) newest(uid uint32) (found *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, j := range r.jobs {
+		if j.UID == uid && j.open && (found == nil || j.ID > found.ID) {
+			found = j
+		}
+	}
+	return found
+}
+
+func (r *registry) takesSteps(j *job) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return j.open
+}
+
+// pinned are the paths of the job's namespaces.
+func (n *Node) pinned(job uint32) map[string]string {
+	out := make(map[string]string)
+	for file, kind := range map[string]string{"ns": "mnt", "pid": "pid", "user": "user"} {
+		path := filepath.Join(n.files.run, "jobs", strconv.FormatUint(uint64(job), 10), file)
+		if _, err := os.Lstat(path); err == nil && n.cfg.ContainerType != "none" {
+			out[kind] = path
+		}
+	}
+	return out
+}
+
+// extern returns the job's extern step, which it starts where there is none yet: what
+// no step of the job has started is in there.
+func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
+	j.extern.Lock()
+	defer j.extern.Unlock()
+	id := step.ID{Job: j.ID, Step: step.ExternStep}
+	if f := n.reg.follower(id); f != nil {
+		return f, nil
+	}
+	req := &step.Request{
+		Schema: step.Schema, Job: &j.ID, UID: &j.UID, GID: &j.GID, Name: "extern", Argv: []string{"/bin/sleep", "infinity"},
+		NTasks: 1, NNodes: 1, CPUsPerTask: 1, Overcommit: true, Env: []string{"PATH=" + safePath}, Cwd: "/", MPI: "none",
+	}
+	null := step.Stream{Kind: step.StreamNull}
+	req.Stdin, req.Stdout, req.Stderr = null, null, null
+	if err := n.check(req); err != nil {
+		return nil, err
+	}
+	// The prolog comes before the first process of the job's.
+	if n.awaitsProlog(j) {
+		if err := n.createContainer(ctx, j, step.User{UID: j.UID, GID: j.GID, Name: j.User}); err != nil {
+			return nil, status.Error(codes.Internal, err.Error())
+		}
+		if err := n.runProlog(j); err != nil {
+			return nil, status.Error(codes.Aborted, err.Error())
+		}
+	}
+	f, _, err := n.reserveFor(ctx, api.Peer{}, order{req: req, state: step.Starting, received: time.Now(), want: id, know: func(spec *step.Spec) { externSpec(j, spec) }})
+	if err != nil {
+		return nil, err
+	}
+	n.reg.takeNothing(f)
+	if !f.claim() {
+		return nil, status.Errorf(codes.Aborted, "step %s was cancelled before its launch", f.id)
+	}
+	if _, err := f.launch(nil); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// externSpec makes the extern step one of all that the job has. Its one process only
+// waits: no plugin, no script of the site's and no binding is for it.
+func externSpec(j *job, spec *step.Spec) {
+	spec.CPUs, spec.NCPUs, spec.MemoryMB, spec.StepGres = j.CPUs, len(j.cpus), j.MemoryMB, j.Gres
+	spec.Spank.Plugstack, spec.Scripts, spec.Affinity = "", step.TaskScripts{}, nil
+}
+
+// takeNothing gives back what an extern step was admitted with: it may use all that
+// its job has, and holds up no other step.
+func (r *registry) takeNothing(f *follower) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.giveBackLocked(f.job, f.share)
+	f.share = share{}
+	r.tellFreed()
+}
+
+// endExtern makes the end of an extern step that its job has ended what it is: its
+// one process waits for that alone.
+func endExtern(rec *step.Record) {
+	if rec.ID.Step != step.ExternStep || rec.State != step.Cancelled || rec.Reason != jobEnded {
+		return
+	}
+	code := 0
+	rec.State, rec.Reason, rec.ExitCode, rec.Signal = step.Completed, "", &code, nil
+}
