@@ -84,8 +84,8 @@ func (s *Step) LauncherLost() {
 
 // waitAttached waits for the client's streams.
 func (s *Step) waitAttached() error {
-	if isBatch(s.plan.Spec) {
-		return nil // it has no client
+	if isBatch(s.plan.Spec) || s.plan.Spec.ID.Step == step.ExternStep {
+		return nil // they have no client
 	}
 	if s.plan.Spec.Layout != nil {
 		return s.waitLauncher()
