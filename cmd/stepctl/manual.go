@@ -18,7 +18,7 @@ func themes() []manual.Theme {
 	return []manual.Theme{
 		{Title: "Tasks and nodes", Options: []string{
 			"ntasks", "nodes", "nodelist", "nodefile", "exclude", "ntasks-per-node", "cpus-per-task", "overcommit", "jobid", "exact", "whole",
-			"multi-prog", "relative", "arbitrary",
+			"multi-prog", "relative", "arbitrary", "job",
 		}},
 		{Title: "Resources and binding", Options: []string{
 			"mem", "mem-per-cpu", "gres", "oom-kill-step", "cpu-bind", "mem-bind", "distribution", "hint", "threads-per-core",
@@ -38,7 +38,7 @@ func themes() []manual.Theme {
 		{Title: "What is shown", Options: []string{
 			"all", "follow", "watch", "delay", "batch", "iterations", "sort", "tasks", "acctg-freq", "json", "svg", "width", "quiet", "verbose", "dry-run", "check", "color",
 		}},
-		{Title: "General", Options: []string{"standalone", "socket", "help"}},
+		{Title: "General", Options: []string{"standalone", "socket", "pam", "help"}},
 	}
 }
 
