@@ -84,6 +84,7 @@ func matrix() map[string]matrixRow {
 		"Resume":       emptyRow(roots),
 		"List":         {whose: anyones, in: func(*testing.T, step.ID) proto.Message { return &api.ListRequest{All: true} }},
 		"Drain":        {whose: roots, in: func(*testing.T, step.ID) proto.Message { return &api.DrainRequest{Reason: "matrix"} }},
+		"Adopt":        {whose: roots, in: func(*testing.T, step.ID) proto.Message { return &api.AdoptRequest{Pid: 1} }},
 		"Signal": {whose: owners, in: func(_ *testing.T, id step.ID) proto.Message {
 			return &api.SignalRequest{Step: ref(id), Signal: 15}
 		}},
