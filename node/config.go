@@ -55,6 +55,8 @@ type Config struct {
 	// task.
 	Propagate   []string
 	TaskScripts step.TaskScripts
+	// PropagatePrio is PropagatePrioProcess: step.PrioOff and its like.
+	PropagatePrio int
 
 	// KillWait is the time between SIGTERM and SIGKILL; 0 is 30 s.
 	KillWait time.Duration

@@ -180,7 +180,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		Container: n.cfg.ContainerType, RunDir: n.files.run,
 		Affinity:  n.cfg.Affinity,
 		MPIConf:   n.cfg.MPI,
-		KillWaitS: int(n.cfg.KillWait / time.Second), Propagate: n.cfg.Propagate, Scripts: n.cfg.TaskScripts,
+		KillWaitS: int(n.cfg.KillWait / time.Second), Propagate: n.cfg.Propagate, PropagatePrio: n.cfg.PropagatePrio, Scripts: n.cfg.TaskScripts,
 		// Rounded up: 0 would be the default.
 		UnkillableS: int((n.cfg.UnkillableTimeout + time.Second - 1) / time.Second),
 		Origin:      step.OriginRun, JobNTasks: req.NTasks,

@@ -135,6 +135,14 @@ type Stream struct {
 	Append bool `json:"append,omitempty"`
 }
 
+// What PropagatePrioProcess may be (slurm.conf(5)): the tasks have the daemons' nice
+// value, that of the command that has started them, or that and more than the daemons'.
+const (
+	PrioOff   = 0
+	PrioOn    = 1
+	PrioNicer = 2
+)
+
 // Spec is a Request together with what noded decided about it: all that stepd
 // needs, so that stepd and the tasks never ask a name service or read a site's
 // configuration (design §4).
@@ -218,6 +226,8 @@ type Spec struct {
 	// Propagate are the resource limits that the site passes on to the tasks, in upper
 	// case without RLIMIT_; nil is all.
 	Propagate []string `json:"propagate,omitzero"`
+	// PropagatePrio is PropagatePrioProcess: PrioOff, PrioOn or PrioNicer.
+	PropagatePrio int `json:"propagate_prio,omitempty"`
 	// Scripts are those that the site runs around each task.
 	Scripts TaskScripts `json:"scripts,omitzero"`
 	// UnkillableS is UnkillableStepTimeout in seconds; 0, of an older noded, is 60.

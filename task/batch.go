@@ -16,6 +16,7 @@ func isBatch(s *step.Spec) bool { return s.ID.Step == step.BatchStep }
 func batchEnv(s *step.Spec) []string {
 	env := newEnvList(s.Env)
 	keepLimits(env, s)
+	hidePriority(env, s)
 	job, ntasks := u32(s.ID.Job), strconv.Itoa(s.JobNTasks)
 	if s.SlurmConf != "" {
 		env.set("SLURM_CONF", s.SlurmConf)

@@ -72,6 +72,7 @@ func (p *Plan) localID(rank int) (id int, ours bool) { return slices.BinarySearc
 func jobEnv(s *step.Spec) []string {
 	env := newEnvList(s.Env)
 	keepLimits(env, s)
+	hidePriority(env, s)
 	job, stepID := u32(s.ID.Job), u32(s.ID.Step)
 	ntasks, nnodes := strconv.Itoa(s.NTasks), strconv.Itoa(s.NodeCount())
 	tasksPerNode := step.CountList(s.TaskCounts())

@@ -391,6 +391,7 @@ func (s *Step) userInit(context.Context) error {
 }
 
 func (s *Step) fork(context.Context) error {
+	s.setPriority()
 	forked, err := s.host.Fork()
 	s.tasks = make([]task, len(s.plan.Ranks))
 	for i := range s.tasks {

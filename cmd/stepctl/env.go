@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"stepd/step"
 )
 
@@ -138,6 +140,15 @@ func jobVariables(job uint32, ntasks, ncpus int, nodes, partition, cluster, name
 	}
 }
 
+// nice is this process's nice value.
+func nice() int {
+	raw, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return 0 // it cannot fail for oneself
+	}
+	return 20 - raw // getpriority(2): what the kernel answers is never negative
+}
+
 // clientEnv is what only the client knows (traces/task_env.txt); stepd adds
 // what depends on the job.
 func (o *runOptions) clientEnv(p *plugins, umask int) ([]string, error) {
@@ -159,7 +170,7 @@ func (o *runOptions) clientEnv(p *plugins, umask int) ([]string, error) {
 	}
 	short, _, _ := strings.Cut(host, ".")
 	env = append(env,
-		"SLURM_PRIO_PROCESS=0",
+		"SLURM_PRIO_PROCESS="+strconv.Itoa(nice()),
 		"SRUN_DEBUG="+strconv.Itoa(3+o.verbose),
 		fmt.Sprintf("SLURM_UMASK=%04o", umask),
 		"SLURM_SUBMIT_DIR="+cwd,
