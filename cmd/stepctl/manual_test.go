@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"stepd/internal/testkit"
 )
 
 // TestThemes: no option of a verb is among the others, and no verb is without a word
@@ -32,8 +34,8 @@ func TestThemes(t *testing.T) {
 	walk(newRoot(&dialer{}))
 }
 
-// TestManPages: there is one for every verb and file, and groff takes each without a
-// warning.
+// TestManPages: there is one for every verb and file, and neither groff nor mandoc finds
+// fault with any.
 func TestManPages(t *testing.T) {
 	groff, err := exec.LookPath("groff")
 	if err != nil {
@@ -63,6 +65,7 @@ func TestManPages(t *testing.T) {
 	if !strings.Contains(out.String(), "HookTimeout") || !strings.Contains(out.String(), "ntasks") {
 		t.Errorf("neither an option nor a key is in %d bytes of pages", out.Len())
 	}
+	testkit.LintManual(t, append(files, "../../docs/man/stepd-spank.7")...)
 }
 
 // TestSeeAlso: a page that is named is there.
