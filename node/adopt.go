@@ -35,7 +35,7 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 	if pid <= 1 || pid == os.Getpid() {
 		return nil, status.Errorf(codes.InvalidArgument, "pid: process %d cannot be adopted", pid)
 	}
-	// The number is this process's as long as the descriptor is open.
+	// The number may be another process's once this one was reaped: see below.
 	pidfd, err := linux.PidfdOpen(pid)
 	if err != nil {
 		return nil, status.Errorf(codes.NotFound, "no such process \"%d\"", pid)
@@ -56,6 +56,12 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 	rec := f.record()
 	if err := s.n.cfg.Tracker.Adopt(rec, pid); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	if over, err := linux.PidfdExited(pidfd); err != nil || over {
+		// Until the check it was this process's; who has its number by now, if anybody
+		// has, may have been moved in its place.
+		f.log.WithField("pid", pid).Warn("process ended while it was adopted: if there is another one of this number, look where it is")
+		return nil, status.Errorf(codes.NotFound, "process %d has ended while it was adopted", pid)
 	}
 	f.log.WithField("pid", pid).Info("process adopted")
 	return &api.AdoptReply{JobId: j.ID, StepId: f.id.Step, Cgroup: rec.CgroupTasks, Namespaces: s.n.pinned(j.ID)}, nil
