@@ -185,6 +185,9 @@ func (e *explainer) leftovers() {
 	}
 }
 
+// StageTaskProlog is the stage of a task that runs TaskProlog or --task-prolog.
+const StageTaskProlog = "task_prolog"
+
 // doing finds processes of a step that does not go on: in a hook, stopped, or
 // asleep in the kernel.
 func (e *explainer) doing() {
@@ -216,6 +219,9 @@ func (e *explainer) doing() {
 			f.Text = fmt.Sprintf("%s; the first of them is %s", g.who(), g.first.Doing)
 		}
 		switch {
+		case k.stage == StageTaskProlog:
+			f.Text += ": its TaskProlog or --task-prolog has not ended"
+			f.Hint = "PrologEpilogTimeout in slurm.conf bounds it; stepctl cancel ends it with the step"
 		case k.state == "T":
 			f.Hint = "kill -CONT lets it go on; stepctl signal -s CONT does"
 		case k.state == "D":

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -89,6 +90,43 @@ func (p *onTerminal) shows(t testing.TB, want string) []string {
 		return nil
 	})
 	return lines
+}
+
+// reads waits until what came after the last whole picture has a text.
+func (p *onTerminal) reads(t testing.TB, want string) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the text "+want, func() error {
+		out := p.text()
+		if last := out[strings.LastIndex(out, "\x1b[J")+1:]; !strings.Contains(last, want) {
+			return fmt.Errorf("after the last picture comes %q", last)
+		}
+		return nil
+	})
+}
+
+// runs tells whether the program has a child that runs a verb, and sleeps in it.
+func (p *onTerminal) runs(verb string) error {
+	pid := p.cmd.Process.Pid
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		return err
+	}
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return err
+	}
+	for _, of := range tasks {
+		more, _ := os.ReadFile(of) // a thread may have ended
+		children = append(append(children, ' '), more...)
+	}
+	for _, child := range strings.Fields(string(children)) {
+		line, _ := os.ReadFile("/proc/" + child + "/cmdline")
+		fds, _ := filepath.Glob("/proc/" + child + "/fd/*")
+		if strings.Contains(string(line), "\x00"+verb+"\x00") && len(fds) > 5 {
+			return nil // it has connected
+		}
+	}
+	return fmt.Errorf("its children are %q", children)
 }
 
 func (p *onTerminal) press(t testing.TB, keys string) {

@@ -216,6 +216,20 @@ func TestRootProgress(t *testing.T) {
 	if r := piped.wait(t); strings.Contains(r.err+quiet.text(), "user_init for") {
 		t.Errorf("it is told to what is no terminal, or in spite of -Q: %v, %q", r, quiet.text())
 	}
+	prologOf(t, n)
+}
+
+// prologOf: what waits for a TaskProlog that nothing bounds says so, and can be ended.
+func prologOf(t *testing.T, n *node) {
+	n.stack(t, "# none")
+	s := n.on(t, 80, 24, "run", "-n2", "--task-prolog="+n.userFile(t, "hang", "#!/bin/sh\nexec sleep 60\n", 0o755), "true")
+	s.shows(t, "TaskProlog of tasks 0-1 runs for ")
+	id := n.running(t).id()
+	contains(t, "explain", n.ctlRoot(t, "explain", id).out, "TaskProlog or --task-prolog has not ended")
+	if r := n.ctlRoot(t, "cancel", id); r.code != 0 {
+		t.Error(r)
+	}
+	s.ends(t, 143)
 }
 
 var (
@@ -300,6 +314,17 @@ func topOf(t *testing.T, n *node, runs string) {
 		t.Error(r)
 	}
 	s := n.on(t, 80, 24, "top", runs)
+	s.shows(t, "sleeper")
+	s.press(t, "e")
+	s.reads(t, "enter goes back to top")
+	s.press(t, "\r")
+	s.shows(t, "sleeper")
+	// Ctrl-C is for attach, and not for top as well.
+	s.press(t, "a")
+	eventually(t, 10*time.Second, "attach", func() error { return s.runs("attach") })
+	s.press(t, "\x03")
+	s.reads(t, "enter goes back to top")
+	s.press(t, "\r")
 	s.shows(t, "sleeper")
 	s.press(t, "s\r")
 	s.shows(t, "got TERM")

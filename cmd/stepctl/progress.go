@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -117,7 +118,7 @@ func (l *launch) slowLaunch() (done func()) {
 		l.mu.Lock()
 		state := l.state
 		l.mu.Unlock()
-		if state != "" && state != step.Pending && state != step.Starting {
+		if state != "" && state != step.Pending && state != step.Starting && state != step.Running {
 			return "", true
 		}
 		if words := l.opt.bcast.moved.words("sending", toNodes(l.nnodes)); words != "" {
@@ -127,7 +128,7 @@ func (l *launch) slowLaunch() (done func()) {
 		if rec == nil {
 			return fmt.Sprintf("step %s: waiting for noded for %s", l.id, whole(since)), false
 		}
-		text := launchWords(rec, events, time.Now())
+		text := cmp.Or(launchWords(rec, events, time.Now()), prologWords(rec, time.Now()))
 		return text, text == ""
 	})
 }
@@ -154,7 +155,7 @@ func (l *launch) look() (*step.Record, []step.Event) {
 	if json.Unmarshal(r.Step[0], rec) != nil {
 		return nil, nil
 	}
-	if inHook(rec) {
+	if inHook(rec) || rec.State == step.Running {
 		return rec, nil
 	}
 	stream, err := l.client.Events(ctx, &api.EventsRequest{Step: ref})
@@ -199,6 +200,29 @@ func launchWords(rec *step.Record, events []step.Event, now time.Time) string {
 		return words + strings.ToLower(string(rec.State))
 	}
 	return words + fmt.Sprintf("%s for %s", explain.StageWords(x.Stage.Name), whole(now.Sub(x.Stage.Begun)))
+}
+
+// prologWords tell of a step that runs and none of whose tasks has come to its command:
+// they are in their TaskProlog, which nothing need bound; "" of any other. Once one has,
+// its output has the terminal.
+func prologWords(rec *step.Record, now time.Time) string {
+	var ranks []int
+	for i := range rec.Tasks {
+		switch t := &rec.Tasks[i]; {
+		case t.State != step.TaskStarting:
+			return ""
+		case t.Doing != nil && t.Doing.Stage == explain.StageTaskProlog:
+			ranks = append(ranks, t.Rank)
+		}
+	}
+	if rec.State != step.Running || rec.Started == nil || len(ranks) == 0 {
+		return ""
+	}
+	word := "task"
+	if len(ranks) > 1 {
+		word = "tasks"
+	}
+	return fmt.Sprintf("step %s: TaskProlog of %s %s runs for %s", rec.ID.Name(), word, rankList(ranks), whole(now.Sub(*rec.Started)))
 }
 
 // whole is a duration in seconds.

@@ -60,6 +60,7 @@ type topUI struct {
 	keys chan string
 	next chan struct{} // the key before was dealt with
 	bold bool
+	lent bool // another program has just had the terminal
 }
 
 // topScreen shows looks until q. The terminal is given back however it ends, but by
@@ -83,7 +84,7 @@ func topScreen(w *topWatch, o *topOptions) (err error) {
 	return u.loop(sigs)
 }
 
-func (u *topUI) loop(sigs <-chan os.Signal) error {
+func (u *topUI) loop(sigs chan os.Signal) error {
 	tick := time.NewTicker(time.Duration(u.o.delay * float64(time.Second)))
 	defer tick.Stop()
 	for n := 1; ; {
@@ -101,6 +102,10 @@ func (u *topUI) loop(sigs <-chan os.Signal) error {
 				return nil // the terminal is gone
 			}
 			err := u.key(key)
+			if u.lent {
+				u.lent = false
+				dropKeySignals(sigs)
+			}
 			u.next <- struct{}{}
 			if errors.Is(err, errQuit) {
 				return nil
@@ -119,6 +124,16 @@ func (u *topUI) loop(sigs <-chan os.Signal) error {
 				u.term.leave()
 				return exitError(128 + int(sig.(syscall.Signal)))
 			}
+		}
+	}
+}
+
+// dropKeySignals forgets what the terminal has sent to all who were at it: Ctrl-C was for
+// the other program. What somebody has sent stays.
+func dropKeySignals(sigs chan os.Signal) {
+	for range len(sigs) {
+		if sig := <-sigs; sig != syscall.SIGINT && sig != syscall.SIGQUIT {
+			sigs <- sig
 		}
 	}
 }
@@ -291,6 +306,7 @@ func (u *topUI) other(wait bool, args ...string) error {
 	}
 	path, _ := u.w.d.path()
 	u.term.leave()
+	u.lent = true
 	cmd := exec.Command(self, append([]string{"--socket", path}, args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err = cmd.Run()
