@@ -279,7 +279,7 @@ func (f *fake) Attach(_ []stepapi.StreamFD, fds []int) error {
 }
 
 // AttachDone implements stepapi.Handler.
-func (f *fake) AttachDone()            {}
+func (f *fake) AttachDone()               {}
 func (f *fake) File(step.SentPiece) error { return nil }
 
 // LauncherLost implements stepapi.Handler.
