@@ -9,13 +9,12 @@ import (
 	"slices"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-
 	"stepd/internal/linux"
 )
 
-// adoptedName is the cgroup of adopted processes where those of the tasks have the
-// controllers: then a process can be in leaves alone.
+// adoptedName is the cgroup of adopted processes, below that of the tasks: stepd may
+// give the tasks cgroups of their own with controllers, and then a process can be in
+// leaves alone.
 const adoptedName = "adopted"
 
 // Adopt moves a process that the step has not started among its tasks, in all
@@ -37,11 +36,7 @@ func Adopt(place StepCgroups, pid int) error {
 			return fmt.Errorf("cannot adopt process %d: %w", pid, err)
 		}
 	}
-	err := enterAs(place.Tasks, pid)
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EOPNOTSUPP) {
-		err = enterBelow(place.Tasks, pid)
-	}
-	if err != nil {
+	if err := enterBelow(place.Tasks, pid); err != nil {
 		return fmt.Errorf("cannot adopt process %d: %w", pid, err)
 	}
 	return nil
