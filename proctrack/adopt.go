@@ -22,6 +22,9 @@ const adoptedName = "adopted"
 // and without limits. Its children stay where they are. It is called by root's
 // daemon, which has checked whose process it is.
 func Adopt(place StepCgroups, pid int) error {
+	if pid < 1 { // the kernel takes 0 for the caller
+		return fmt.Errorf("cannot adopt process %d: there is none of this number", pid)
+	}
 	if place.Tasks == "" {
 		return fmt.Errorf("cannot adopt process %d: the step has no cgroup for tasks", pid)
 	}
