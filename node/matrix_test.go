@@ -189,8 +189,8 @@ func wantCode(whose authority, who, target string) codes.Code {
 	return allowed
 }
 
-// refusal is the code as far as the matrix tells them apart.
-func refusal(err error) codes.Code {
+// refusalOf is the code as far as the matrix tells them apart.
+func refusalOf(err error) codes.Code {
 	switch c := status.Code(err); c {
 	case codes.PermissionDenied, codes.Unauthenticated:
 		return c
@@ -284,7 +284,7 @@ func (tn *testNode) askCell(row matrixRow, who, target string, ended step.ID, ca
 	before := fmt.Sprint(tn.reg.usage().drained, len(tn.reg.usage().jobs))
 	err := call(id)
 	want := wantCode(row.whose, who, target)
-	if got := refusal(err); got != want {
+	if got := refusalOf(err); got != want {
 		t.Errorf("by %s, about what is %s: %v, want %s", who, target, err, want)
 	}
 	if want != allowed {

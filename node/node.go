@@ -42,9 +42,10 @@ type Node struct {
 	draining sync.Mutex
 	held     heldSteps
 	// peers are the other nodes; nil where there are none.
-	peers   *peers
-	heads   heads
-	clients *clients
+	peers    *peers
+	heads    heads
+	clients  *clients
+	refusals refusals
 	// spoolWatch asks after the spool, published tells that requests are served.
 	spoolWatch *DirRoom
 	published  atomic.Bool

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -83,7 +84,15 @@ func (s *service) Launch(ctx context.Context, in *api.LaunchRequest) (*api.RunRe
 }
 
 func (s *service) refused(caller api.Peer, err error) error {
-	s.n.log.WithField("uid", caller.UID).Infof("request refused: %v", status.Convert(err).Message())
+	ok, silent := s.n.refusals.tell(caller.UID, time.Now())
+	if !ok {
+		return err
+	}
+	log := s.n.log.WithField("uid", caller.UID)
+	if silent > 0 {
+		log.Infof("%d further requests were refused, and not told here", silent)
+	}
+	log.Infof("request refused: %v", status.Convert(err).Message())
 	return err
 }
 

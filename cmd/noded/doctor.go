@@ -38,7 +38,7 @@ func (f finding) String() string {
 }
 
 // probeMax bounds each look at the host: a dead mount does not answer.
-const probeMax = 5 * time.Second
+const probeMax = 3 * time.Second
 
 // probe is one look at the host.
 type probe struct {
@@ -69,15 +69,20 @@ func (s *site) examine(out io.Writer) error {
 		_, err := fmt.Fprintln(out, finding{slurmconf.SeverityWarning, "host", "was not examined, as this is not root", "run noded --check as root"})
 		return err
 	}
-	mistakes := 0
+	// All at once: those that hang wait together.
+	var answers []chan []finding
 	for _, p := range probes() {
-		for _, f := range s.ask(p, probeMax) {
+		answer := make(chan []finding)
+		answers = append(answers, answer)
+		go func() { answer <- s.ask(p, probeMax) }()
+	}
+	mistakes := 0
+	for _, answer := range answers {
+		for _, f := range <-answer {
 			if f.severity == slurmconf.SeverityError {
 				mistakes++
 			}
-			if _, err := fmt.Fprintln(out, f); err != nil {
-				return fmt.Errorf("cannot print: %w", err)
-			}
+			_, _ = fmt.Fprintln(out, f) // the exit code tells what counts
 		}
 	}
 	if mistakes > 0 {

@@ -1,0 +1,173 @@
+package node
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+func TestPerUserConnections(t *testing.T) {
+	c := &clients{most: 2, byUser: map[uint32]int{}}
+	for i := range c.most + toldMax {
+		refusal, err := c.enter(1000)
+		if err != nil || (refusal != "") != (i >= c.most) {
+			t.Errorf("connection %d: %q, %v", i, refusal, err)
+		}
+	}
+	if _, err := c.enter(1000); err == nil || !strings.Contains(err.Error(), "uid 1000 has 2 connections to noded, the limit (UserConnectionsMax)") {
+		t.Errorf("one more: %v", err)
+	}
+	for range 100 {
+		if refusal, err := c.enter(0); refusal != "" || err != nil {
+			t.Fatalf("root: %q, %v", refusal, err)
+		}
+	}
+	if refusal, err := c.enter(1001); refusal != "" || err != nil {
+		t.Errorf("another user: %q, %v", refusal, err)
+	}
+	for range c.most + toldMax {
+		c.leave(1000)
+	}
+	if refusal, err := c.enter(1000); refusal != "" || err != nil {
+		t.Errorf("after the others have gone: %q, %v", refusal, err)
+	}
+	if n := c.count(); n != 102 {
+		t.Errorf("%d connections are counted", n)
+	}
+}
+
+// fakeCredentials make every connection that of uid 1000.
+type fakeCredentials struct {
+	credentials.TransportCredentials
+}
+
+func (c fakeCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := c.TransportCredentials.ServerHandshake(conn)
+	if p, ok := info.(api.Peer); ok {
+		p.UID = 1000
+		info = p
+	}
+	return conn, info, err
+}
+
+func TestManyClients(t *testing.T) {
+	tn := start(t, t.TempDir(), func(c *Config) { c.PerUser.Connections = 3 })
+	defer func() { tn.stop() }()
+	l, err := tn.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.Creds(clientCredentials{fakeCredentials{api.Credentials()}, tn.clients}))
+	api.RegisterNodeServer(server, tn.svc)
+	go server.Serve(l) // its end is Stop's
+	defer server.Stop()
+	path := filepath.Join(tn.cfg.RunDir, hiddenSocket)
+	var conns []*grpc.ClientConn
+	ask := func() error {
+		conn, err := api.Dial(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+		defer cancel()
+		_, err = api.NewNodeClient(conn).ClientConfig(ctx, &api.Empty{})
+		return err
+	}
+	for i := range 3 {
+		if err := ask(); err != nil {
+			t.Errorf("connection %d: %v", i, err)
+		}
+	}
+	if err := ask(); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "UserConnectionsMax") {
+		t.Errorf("one more: %v", err)
+	}
+	for _, c := range conns {
+		c.Close()
+	}
+	for deadline := time.Now().Add(testTimeout); tn.clients.count() > 0; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d connections are still counted", tn.clients.count())
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := ask(); err != nil {
+		t.Errorf("after the others have gone: %v", err)
+	}
+	conns[len(conns)-1].Close()
+}
+
+func TestPerUserReplay(t *testing.T) {
+	r := newRegistry([]int{0}, Memory{}, nil)
+	r.perUser.ReplayBytes = 250
+	for _, want := range []int64{100, 100, 50, 0} {
+		if got := r.keepReplay(1000, 100); got != want {
+			t.Errorf("kept %d, want %d", got, want)
+		}
+	}
+	if got := r.keepReplay(0, 1000); got != 1000 {
+		t.Errorf("root: %d", got)
+	}
+	r.dropReplay(1000, 100)
+	if got := r.keepReplay(1000, 100); got != 100 {
+		t.Errorf("after a step has ended: %d", got)
+	}
+	tn := start(t, t.TempDir(), func(c *Config) { c.ReplayBytes, c.PerUser.ReplayBytes = 100, 150 })
+	defer func() { tn.stop() }()
+	first, second := tn.run(1000, request("wait")), tn.run(1000, request("wait"))
+	if a, b := tn.reg.follower(first).replay, tn.reg.follower(second).replay; a != 100 || b != 50 {
+		t.Errorf("two steps keep %d and %d", a, b)
+	}
+	for _, id := range []step.ID{first, second} {
+		if err := tn.cancel(id); err != nil {
+			t.Error(err)
+		}
+		tn.wait(id)
+	}
+	for deadline := time.Now().Add(testTimeout); len(tn.reg.followers()) > 0 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	if tn.reg.mu.Lock(); len(tn.reg.replay) > 0 {
+		t.Errorf("bytes are still counted: %v", tn.reg.replay)
+	}
+	tn.reg.mu.Unlock()
+}
+
+// TestRefusalsAreBounded: a user's refused requests do not fill the log.
+func TestRefusalsAreBounded(t *testing.T) {
+	var r refusals
+	now := time.Unix(1000, 0)
+	told := 0
+	for range 1000 {
+		if ok, _ := r.tell(1000, now); ok {
+			told++
+		}
+	}
+	if told != refusalBurst {
+		t.Errorf("%d lines at once", told)
+	}
+	if ok, _ := r.tell(1001, now); !ok {
+		t.Error("another user is silenced")
+	}
+	if ok, silent := r.tell(1000, now.Add(refusalEvery)); !ok || silent != 1000-refusalBurst {
+		t.Errorf("a second later: %v, %d silent", ok, silent)
+	}
+	for uid := range uint32(100) {
+		r.tell(5000+uid, now.Add(time.Hour))
+	}
+	r.tell(6000, now.Add(2*time.Hour))
+	if len(r.byUser) > 3 {
+		t.Errorf("%d users are remembered", len(r.byUser))
+	}
+}
