@@ -27,7 +27,7 @@ type Container struct {
 
 func (c *Container) keys() keySet {
 	return keySet{
-		"nodename":           func(string) *flaw { return nil },
+		"nodename":           func(string) *flaw { return nil }, // containerFile's
 		"basepath":           basePath(&c.BasePath),
 		"autobasepath":       boolean(&c.AutoBasePath),
 		"dirs":               absoluteList(&c.Dirs, ","),
@@ -78,6 +78,9 @@ func basePath(field *string) setter {
 func (l *loader) containerFile(file string, stmts []statement) {
 	c := &l.cfg.Container
 	for _, s := range stmts {
+		if slices.ContainsFunc(s.pairs[1:], func(p pair) bool { return p.is("NodeName") }) {
+			l.probs.at(s, SeverityError, "write NodeName first in its line", "cannot use NodeName behind %s: the line would be for all nodes", s.pairs[0].key)
+		}
 		if !s.pairs[0].is("NodeName") {
 			l.set(s, s.pairs, c.keys(), SeverityError)
 		}

@@ -29,7 +29,7 @@ func (p *partitionLine) keys() keySet {
 		}
 	}
 	return keySet{
-		"partitionname": nothing, "nodes": text(&p.nodes), "default": boolean(&p.isDefault), "cpubind": cpuBind(&p.cpuBind),
+		"partitionname": nothing, "nodes": hostList(&p.nodes), "default": boolean(&p.isDefault), "cpubind": cpuBind(&p.cpuBind),
 		"defmempercpu": own(&p.defPerCPU), "defmempernode": own(&p.defPerNode),
 		"maxmempercpu": own(&p.maxPerCPU), "maxmempernode": own(&p.maxPerNode),
 	}

@@ -47,6 +47,20 @@ func number(v string, low, high uint64) (uint64, *flaw) {
 	return n, nil
 }
 
+// hostList takes "n[01-16],login", or "ALL", as it is written.
+func hostList(field *string) setter {
+	return func(v string) *flaw {
+		if !strings.EqualFold(v, "ALL") {
+			if _, err := ExpandHosts(v); err != nil {
+				// The names may be of other nodes alone, whose matter it is.
+				return &flaw{SeverityWarning, err.Error(), "write a list such as n[1-3,5],m"}
+			}
+		}
+		*field = v
+		return nil
+	}
+}
+
 func count[T int | int64 | uint64](field *T, low, high uint64) setter {
 	return func(v string) *flaw {
 		n, f := number(v, low, high)
