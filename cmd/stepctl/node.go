@@ -5,50 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"stepd/api"
 	"stepd/internal/printable"
 )
-
-// nodeDoc is the node document of `node status`.
-type nodeDoc struct {
-	Name        string `json:"name"`
-	State       string `json:"state"`
-	Reason      string `json:"reason"`
-	CPUs        int    `json:"cpus"`
-	MemoryBytes uint64 `json:"memory_bytes"`
-	UsedMB      uint64 `json:"memory_used_mb"`
-	Proctrack   string `json:"proctrack"`
-	Gres        []struct {
-		Name      string `json:"name"`
-		Type      string `json:"type"`
-		Count     uint64 `json:"count"`
-		Used      uint64 `json:"used"`
-		UsedIndex string `json:"used_index"`
-	} `json:"gres"`
-	Fallbacks []struct {
-		What string `json:"what"`
-		Why  string `json:"why"`
-	} `json:"fallbacks"`
-	Jobs       []json.RawMessage `json:"jobs"`
-	Unkillable []struct {
-		Since time.Time `json:"since"`
-		Text  string    `json:"text"`
-	} `json:"unkillable"`
-	Plugins []struct {
-		Path     string `json:"path"`
-		File     string `json:"file"`
-		Line     int    `json:"line"`
-		Required bool   `json:"required"`
-		State    string `json:"state"`
-		Problem  string `json:"problem"`
-		Release  string `json:"release"`
-	} `json:"plugins"`
-}
 
 func nodeCommand(d *dialer) *cobra.Command {
 	c := &cobra.Command{
@@ -67,7 +31,7 @@ func nodeCommand(d *dialer) *cobra.Command {
 				if asJSON {
 					return printJSON("node", json.RawMessage(r.Node))
 				}
-				return showNode(r.Node)
+				return showNode(os.Stdout, r.Node)
 			})
 		},
 	}
@@ -92,53 +56,6 @@ func nodeCommand(d *dialer) *cobra.Command {
 	}
 	c.AddCommand(st, drain, resume)
 	return c
-}
-
-func showNode(doc []byte) error {
-	var n nodeDoc
-	if err := json.Unmarshal(doc, &n); err != nil {
-		return fmt.Errorf("cannot parse noded's document: %w", err)
-	}
-	fmt.Printf("node %s  %s\n", n.Name, n.State)
-	if n.Reason != "" {
-		fmt.Printf("  reason     %s\n", printable.Line(n.Reason, 400))
-	}
-	fmt.Printf("  cpus       %d\n  memory     %d MB\n  proctrack  %s\n  jobs       %d\n", n.CPUs, n.MemoryBytes>>20, n.Proctrack, len(n.Jobs))
-	for _, u := range n.Unkillable {
-		fmt.Printf("  unkillable %s (since %s)\n", printable.Line(u.Text, 400), u.Since.Format(time.RFC3339))
-	}
-	if n.UsedMB > 0 {
-		fmt.Printf("  given      %d MB\n", n.UsedMB)
-	}
-	for _, g := range n.Gres {
-		name := g.Name
-		if g.Type != "" {
-			name += ":" + g.Type
-		}
-		used := ""
-		if g.UsedIndex != "" {
-			used = " (" + g.UsedIndex + ")"
-		}
-		fmt.Printf("  gres       %s: %d of %d used%s\n", printable.Line(name, 200), g.Used, g.Count, used)
-	}
-	for _, f := range n.Fallbacks {
-		fmt.Printf("  fallback   %s: %s\n", f.What, f.Why)
-	}
-	for _, p := range n.Plugins {
-		if p.Path == p.File { // a line that names no plugin
-			fmt.Printf("  plugstack  %s %s: %s\n", at(p.File, p.Line), p.State, printable.Line(p.Problem, 2000))
-			continue
-		}
-		words := []string{requiredWord(p.Required), printable.Line(p.Path, 400), p.State}
-		if p.Release != "" {
-			words = append(words, p.Release)
-		}
-		if p.Problem != "" {
-			words = append(words, printable.Line(p.Problem, 2000))
-		}
-		fmt.Printf("  plugin     %s\n", strings.Join(words, "  "))
-	}
-	return nil
 }
 
 // at is "FILE:LINE", or the file as a whole.
