@@ -10,7 +10,7 @@ import (
 
 const (
 	// slowAfter is how long something may take in silence that asks file systems.
-	slowAfter = 3 * time.Second
+	slowAfter = 2 * time.Second
 	// slowEvery is how often it is told that it still does.
 	slowEvery = 30 * time.Second
 )
