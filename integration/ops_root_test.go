@@ -88,6 +88,18 @@ func TestRootMetrics(t *testing.T) {
 	n.checkUserSteps(t)
 	n.checkClean(t)
 	checkJSONLog(t, n.log.String())
+
+	p = n.start(t, call{args: []string{"run", "sleep", "1000"}})
+	id = n.running(t).id()
+	n.kill9(t)
+	n.boot(t)
+	if _, text := n.page(t, "/metrics"); !strings.Contains(text, "\nstepd_adopted_steps_total 1\n") || strings.Contains(text, "\nstepd_adoption_seconds 0\n") {
+		t.Errorf("after a restart with a step:\n%s", ourLines(text))
+	}
+	must(t, n.ctlError(t, "cancel", id))
+	p.wait(t)
+	n.checkClean(t)
+	checkJSONLog(t, n.log.String())
 }
 
 // checkUserSteps: one more step than a user may have is refused with the key's name,
