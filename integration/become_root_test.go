@@ -143,7 +143,7 @@ func TestRootBadSpool(t *testing.T) {
 		do          func()
 		says, check string
 	}{
-		{"another noded's", n.path("spool"), func() {}, fmt.Sprintf("in use by noded (pid %d)", n.cmd.Process.Pid), "ok: spool: "},
+		{"another noded's", n.path("spool"), func() {}, fmt.Sprintf("in use by noded (pid %d)", n.cmd.Process.Pid), fmt.Sprintf("ok: spool: %s, in use by noded (pid %d)", n.path("spool"), n.cmd.Process.Pid)},
 		{"full", filepath.Join(tiny, "full"), func() {
 			_ = os.WriteFile(filepath.Join(tiny, "fill"), make([]byte, 64<<10), 0o600) // as much as there is room for
 		}, "no space left on device", "error: disk: the file system of the spool"},
