@@ -44,10 +44,18 @@ func pass(dest, src *os.File) error {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return err
+		case n == 0 && buf == nil && device(out): // one that does not wait for an empty pipe, as virtio's consoles
+			buf = make([]byte, bufferSize)
 		case n == 0:
 			return nil
 		}
 	}
+}
+
+// device tells whether a driver is behind a descriptor.
+func device(fd int) bool {
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR
 }
 
 func copySome(out, in int, buf []byte) (int64, error) {
