@@ -8,8 +8,9 @@ import (
 	"stepd/slurmconf"
 )
 
-// check is the first half of `noded --check`: it prints every mistake with file and line, lists
-// the keys that are ignored, and fails when there is a mistake.
+// check is `noded --check-config`, and the first half of `noded --check`: it prints
+// every mistake with file and line, lists the keys that are ignored, and fails when
+// there is a mistake.
 func check(out io.Writer, o options) error {
 	s, err := loadSite(o)
 	if err != nil {

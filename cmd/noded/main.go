@@ -52,6 +52,7 @@ type options struct {
 	node      string
 	bootstrap string
 	check     bool
+	checkConf bool
 	verbose   bool
 	manual    bool
 }
@@ -77,6 +78,9 @@ func command() *cobra.Command {
 				_, err := io.WriteString(c.OutOrStdout(), page(c).Roff())
 				return err
 			}
+			if o.checkConf {
+				return check(c.OutOrStdout(), o)
+			}
 			if o.check {
 				return diagnose(c.OutOrStdout(), o)
 			}
@@ -92,6 +96,7 @@ func command() *cobra.Command {
 	f.StringVar(&o.private, "private", "", "live below `DIR` and as long as standard input is open; then end all steps and remove DIR")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
 	f.BoolVar(&o.check, "check", false, "check the configuration and this host, print mistakes with their remedies and the keys that are ignored, and exit")
+	f.BoolVar(&o.checkConf, "check-config", false, "check the configuration alone, and exit: a reload and an upgrade ask so first")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more")
 	f.BoolVar(&o.manual, "manual", false, "print the man page, for make install")
 	_ = f.MarkHidden("manual") // it is there

@@ -12,7 +12,7 @@ func page(c *cobra.Command) *manual.Page {
 	p.Short = "node daemon: starts job steps and follows them"
 	p.Usage = []string{
 		"noded [-f FILE] [--run-dir DIR] [--spool-dir DIR] [-v]",
-		"noded --check [-f FILE]",
+		"noded --check | --check-config [-f FILE]",
 		"noded --bootstrap-ca DIR NODE ...",
 	}
 	p.About = []string{
