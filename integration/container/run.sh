@@ -36,7 +36,8 @@ build() {
 	echo "container: built $name:$1 ($(podman image inspect -f '{{.Size}}' "$name:$1" | numfmt --to=si)B)"
 }
 in_container() {
-	podman run "${runtime[@]}" "${limits[@]}" --privileged --network none -v /sys/fs/cgroup:/sys/fs/cgroup:rw "$@"
+	podman run "${runtime[@]}" "${limits[@]}" --pids-limit -1 --shm-size 2g --privileged --network none \
+		-v /sys/fs/cgroup:/sys/fs/cgroup:rw "$@"
 }
 
 build noded
@@ -50,5 +51,11 @@ podman rm -f -t 5 "$id" >/dev/null
 trap - EXIT
 
 build test
-# A volume instead of the container's own layers: an overlay cannot lie on another.
-in_container --rm --volume /var/tmp ${RUN:+--env RUN="$RUN"} "$name:test"
+# A volume instead of the container's own layers: an overlay cannot lie on another, and
+# setuid programs and devices are wanted. An interface besides lo, which Open MPI does
+# not talk over.
+volume=stepd-suite-$$
+trap 'podman volume rm -f $volume >/dev/null' EXIT
+in_container --rm --volume "$volume:/var/tmp:dev,suid,exec" ${RUN:+--env RUN="$RUN"} "$name:test" sh -c '
+	ip link add eth0 type veth peer name eth1 && ip address add 10.88.0.2/24 dev eth0 && ip link set eth0 up && ip link set eth1 up &&
+	exec make -s integration'
