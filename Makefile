@@ -72,12 +72,13 @@ integration: all examples ## black-box tests on the built programs
 
 # The guest: integration/vm. RUN= names tests to run instead of those in
 # integration/vm/tests.tsv, PKG= the packages to look for them in; CMD= is a
-# command for vm-run. VM_CACHE= is where its image lies.
+# command for vm-run; OLD_BIN= has the programs of an earlier release, to upgrade
+# from. VM_CACHE= is where its image lies.
 VM_CACHE ?= /var/cache/stepd-vm
 VM       := $(GO) run ./integration/vm -cache $(VM_CACHE)
 .PHONY: vm-test vm-run
 vm-test: all ## tests in a guest with systemd and pure cgroup v2 (RUN=TestX PKG=./proctrack)
-	$(VM) -run '$(RUN)' -pkg '$(PKG)' | $(GATE) -where guest $(if $(RUN),-v)
+	$(VM) -run '$(RUN)' -pkg '$(PKG)' $(if $(OLD_BIN),-old '$(abspath $(OLD_BIN))') | $(GATE) -where guest $(if $(RUN),-v)
 
 vm-run: export CMD := $(value CMD)
 vm-run: all ## run CMD= as root in that guest

@@ -17,6 +17,7 @@ import (
 type config struct {
 	cache, accel, out     string
 	run, pkg, command     string
+	old                   string
 	build                 bool
 	mem, cpus             int
 	timeout, testsTimeout time.Duration
@@ -30,6 +31,7 @@ func main() {
 	flag.StringVar(&c.run, "run", "", "tests to run, instead of those of tests.tsv")
 	flag.StringVar(&c.pkg, "pkg", "", "packages to look for -run in, parted by spaces; default: all")
 	flag.StringVar(&c.command, "cmd", "", "shell command to run, instead of tests")
+	flag.StringVar(&c.old, "old", "", "folder of an earlier release's programs, which the package's test upgrades")
 	flag.BoolVar(&c.build, "build", false, "build the image and stop")
 	flag.IntVar(&c.mem, "mem", 2048, "memory, MiB")
 	flag.IntVar(&c.cpus, "cpus", 2, "CPUs")
@@ -86,7 +88,7 @@ func (c config) main(ctx context.Context) (int, error) {
 
 // makeShare tells whether the guest is to be booted twice.
 func (c config) makeShare(ctx context.Context, top, dir, disk string) (reboots bool, err error) {
-	s := share{top: top, dir: dir}
+	s := share{top: top, dir: dir, old: c.old}
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return false, err
 	}

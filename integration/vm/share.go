@@ -21,6 +21,7 @@ var runScript []byte
 type share struct {
 	top string // of the source tree
 	dir string
+	old string // programs of an earlier release, to upgrade from; "" is none
 }
 
 func (s share) path(elem ...string) string {
@@ -74,9 +75,16 @@ func (s share) addTests(ctx context.Context, rows []row, timeout time.Duration) 
 }
 
 // addPackages makes the Debian packages twice, for an upgrade: the later ones are
-// told apart by their version alone.
+// told apart by their version alone, or the first ones have the programs of old.
 func (s share) addPackages(ctx context.Context) error {
-	return s.tool(ctx, "make", "-s", "deb-files", "DEB_OUT="+s.path("deb"), "DEB_VERSION=0~guest1 0~guest2")
+	files := []string{"-s", "deb-files", "DEB_OUT=" + s.path("deb")}
+	if s.old == "" {
+		return s.tool(ctx, "make", append(files, "DEB_VERSION=0~guest1 0~guest2")...)
+	}
+	if err := s.tool(ctx, "make", append(files, "DEB_VERSION=0~guest1", "BIN="+s.old)...); err != nil {
+		return err
+	}
+	return s.tool(ctx, "make", append(files, "DEB_VERSION=0~guest2")...)
 }
 
 // addCommand makes the run one of a shell command instead of tests.

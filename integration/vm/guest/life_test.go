@@ -49,10 +49,11 @@ func TestGuestVerify(t *testing.T) {
 }
 
 // TestGuestTask: what a task has of the unit it descends from. The unit's
-// limits and its protection from the OOM killer are the daemons' own.
+// limits and its protection from the OOM killer are the daemons' own, and it has no
+// session keyring, which would be that of all users' tasks.
 func TestGuestTask(t *testing.T) {
 	startUnit(t)
-	const script = "cat /proc/self/oom_score_adj; ulimit -n; ulimit -s; ulimit -l; echo \"[$NOTIFY_SOCKET$INVOCATION_ID$JOURNAL_STREAM$RUNTIME_DIRECTORY]\"; exec cat /proc/self/cgroup"
+	const script = "cat /proc/self/oom_score_adj; ulimit -n; ulimit -s; ulimit -l; echo \"[$NOTIFY_SOCKET$INVOCATION_ID$JOURNAL_STREAM$RUNTIME_DIRECTORY]\"; grep -c _ses: /proc/keys; exec cat /proc/self/cgroup"
 	client := exec.Command("sh", "-c", "ulimit -n 500; ulimit -s 4096; ulimit -l 32; exec stepctl run --uid=nobody -D / sh -c '"+script+"'")
 	client.Env = []string{"PATH=" + os.Getenv("PATH")}
 	out, err := client.CombinedOutput()
@@ -60,30 +61,12 @@ func TestGuestTask(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	if want := "0 500 4096 32 []"; len(lines) != 6 || strings.Join(lines[:5], " ") != want {
+	if want := "0 500 4096 32 [] 0"; len(lines) != 7 || strings.Join(lines[:6], " ") != want {
 		t.Errorf("a task has %q, want %s", lines, want)
 	}
 	if !strings.HasPrefix(lines[len(lines)-1], "0::/system.slice/") || !strings.Contains(lines[len(lines)-1], "/job_") {
 		t.Errorf("a task's cgroup is %q", lines[len(lines)-1])
 	}
-}
-
-// TestGuestRestart: a package manager's restart is nothing to the steps.
-func TestGuestRestart(t *testing.T) {
-	startUnit(t)
-	a, b := startStep(t, "a", 2), startStep(t, "b", 1)
-	before := mainPID(t)
-	systemctl(t, "restart", "noded")
-	if mainPID(t) == before {
-		t.Error("the daemon is the one from before")
-	}
-	for _, s := range []*running{a, b} {
-		s.known(t)
-		s.alive(t)
-	}
-	a.finish(t)
-	startStep(t, "c", 1).finish(t)
-	b.finish(t)
 }
 
 // TestGuestStop: steps outlive the unit. One of them ends while it is stopped,

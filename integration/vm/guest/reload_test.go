@@ -95,16 +95,3 @@ func TestGuestDaemonReload(t *testing.T) {
 		s.finish(t)
 	}
 }
-
-// TestGuestReload: `systemctl reload` leaves the daemon as it is.
-func TestGuestReload(t *testing.T) {
-	startUnit(t)
-	s := startStep(t, "a", 1)
-	before := mainPID(t)
-	systemctl(t, "reload", "noded")
-	if pid := mainPID(t); pid != before || property(t, "ActiveState") != "active" {
-		t.Errorf("pid %d, before %d; %s", pid, before, property(t, "ActiveState"))
-	}
-	s.known(t)
-	s.finish(t)
-}

@@ -128,7 +128,6 @@ func TestGuestLadder(t *testing.T) {
 		fallback           string // "" none
 	}{
 		{name: "another slice", conf: "CgroupSlice=jobs.slice\nEnableControllers=yes\n", tracker: "cgroup/v2", cgroup: "0::/jobs.slice/stepd.scope/stepd-"},
-		{name: "systemd ignored", conf: "IgnoreSystemd=yes\n", tracker: "cgroup/v2", cgroup: "0::/stepd-"},
 		{name: "no D-Bus", dropIn: "InaccessiblePaths=/run/dbus /run/systemd/private\n", tracker: "cgroup/v2", cgroup: "0::/stepd-", fallback: "scope of systemd"},
 		{name: "read-only", dropIn: "ProtectControlGroups=yes\n", tracker: "linuxproc", cgroup: "0::/system.slice/noded.service", fallback: "read-only file system"},
 	} {
@@ -180,6 +179,11 @@ func TestGuestNoScope(t *testing.T) {
 		t.Errorf("%s is there with IgnoreSystemd=yes", scopeDir)
 	}
 	s := startStep(t, "a", 2)
+	for _, pid := range s.pids(t) {
+		if own, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err != nil || !strings.HasPrefix(string(own), "0::/stepd-") {
+			t.Errorf("task %d is in %q (%v)", pid, own, err)
+		}
+	}
 	for range 2 { // the second start finds the cgroups of the first
 		systemctl(t, "restart", "noded")
 		s.known(t)
