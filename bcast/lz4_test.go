@@ -49,7 +49,7 @@ func TestExpand(t *testing.T) {
 		}
 	}
 	for name, block := range map[string]string{
-		"empty": "", "no literals": "\x50abc", "no offset": "\x10a", "half an offset": "\x10a\x01", "offset 0": "\x10a\x00\x00\x00",
+		"empty": "", "no literals": "\x50abc", "half an offset": "\x10a\x01", "offset 0": "\x10a\x00\x00\x00",
 		"before the beginning": "\x10a\x02\x00\x00", "endless literals": "\xf0\xff\xff\xff", "endless match": "\x1fa\x01\x00\xff\xff",
 		"a bomb": "\x1fa\x01\x00" + strings.Repeat("\xff", 300) + "\x00\x10a", "ends with a match": "\x10a\x01\x00",
 	} {
