@@ -20,7 +20,7 @@ func TestRootAdopt(t *testing.T) {
 	}
 	parent := spawn(t, &syscall.SysProcAttr{Setpgid: true}, `sleep 1000 >/dev/null & echo ready; wait`)
 	defer syscall.Kill(-parent.Process.Pid, syscall.SIGKILL) // its child, which the step has not
-	for range 2 { // the second finds the cgroup made
+	for range 2 {                                            // the second finds the cgroup made
 		if err := Adopt(place, parent.Process.Pid); err != nil {
 			t.Fatal(err)
 		}
