@@ -12,8 +12,8 @@ import (
 )
 
 // runEvents measures what the event log costs a launch: the same stepd, and one that is
-// built to write none, by turns.
-func runEvents(bin string, quick bool) error {
+// built to write none, by turns, so many times; 0 is the usual.
+func runEvents(bin string, quick bool, times int) error {
 	dir, err := os.MkdirTemp("", "stepd-bench")
 	if err != nil {
 		return err
@@ -33,6 +33,9 @@ func runEvents(bin string, quick bool) error {
 	sizes := []size{{1, 600}, {64, 60}}
 	if quick {
 		sizes = []size{{1, 40}, {64, 8}}
+	}
+	if times > 0 {
+		sizes = []size{{1, times}, {64, max(times/10, 1)}}
 	}
 	with, err := startNoded(bin, filepath.Join(dir, "with"), 64)
 	if err != nil {

@@ -29,7 +29,7 @@ func main() {
 	streams := flag.Bool("streams", false, "only the rows of streams")
 	events := flag.Bool("events", false, "only the rows of the event log")
 	only := flag.String("only", "", "of the rows of streams those that have this `text`")
-	runs := flag.Int("runs", 0, "how often each row of streams is measured; 0: as is usual")
+	runs := flag.Int("runs", 0, "how often each row of streams, or of the event log, is measured; 0: as is usual")
 	end := flag.String("tls-end", "", "be an end of a pipe over TLS, for the rows of two nodes: read or write")
 	flag.Parse()
 	var err error
@@ -37,7 +37,7 @@ func main() {
 	case *end != "":
 		err = tlsEnd(*end)
 	case *events:
-		err = runEvents(*bin, *quick)
+		err = runEvents(*bin, *quick, *runs)
 	case *streams:
 		err = runStreams(*bin, *quick, *only, *runs)
 	default:
@@ -90,7 +90,7 @@ func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI bool) error 
 	if err := runStreams(bin, quick, "", 0); err != nil {
 		return err
 	}
-	if err := runEvents(bin, quick); err != nil {
+	if err := runEvents(bin, quick, 0); err != nil {
 		return err
 	}
 	return runAcct(bin, dir, quick)
