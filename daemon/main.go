@@ -201,7 +201,7 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	aud.server = server
 	server.Add(control, stepapi.RoleNoded, true)
 	server.Serve(listener)
-	return lead(spec, st, aud, server, over, listener)
+	return lead(spec, st, aud, output, server, over, listener)
 }
 
 // jobNamespaces are those of the job's container, as noded has handed them over.
@@ -226,10 +226,10 @@ func (a *audience) closeFiles(files *bcast.Receiver) {
 }
 
 // lead runs the step, and tells noded what became of it.
-func lead(spec *step.Spec, st *task.Step, aud *audience, server *stepapi.Server, over *overdue, listener *net.UnixListener) error {
+func lead(spec *step.Spec, st *task.Step, aud *audience, output *live.Live, server *stepapi.Server, over *overdue, listener *net.UnixListener) error {
 	ctx, stop := untilSignalled()
 	defer stop()
-	rec, err := runOnAll(ctx, st, aud, over)
+	rec, err := runOnAll(ctx, st, aud, output, over)
 	if err != nil {
 		return err
 	}

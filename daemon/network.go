@@ -9,6 +9,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/mpi/spawn"
 	"stepd/step"
+	"stepd/stepio/live"
 	"stepd/task"
 )
 
@@ -19,8 +20,9 @@ type Network interface {
 	task.Streams
 	step.Peers
 	// Begin joins the others and hands the tasks their streams. It is called before
-	// the step runs.
-	Begin(st *task.Step) error
+	// the step runs. terminal makes the launcher's end of the terminal of rank 0, a
+	// SOCK_SEQPACKET socket with frames of package replay; it is called where that is.
+	Begin(st *task.Step, terminal func() (fd int, err error)) error
 	// Tell sends a record to the launcher; one that is a line may be dropped where
 	// the launcher does not keep up.
 	Tell(m *stepapi.Msg)
@@ -48,11 +50,12 @@ func (s *Several) reach() spawn.Reach {
 
 // runOnAll runs the step. One of several nodes is over when it is on all: until
 // then this stepd passes on what is the others'.
-func runOnAll(ctx context.Context, st *task.Step, aud *audience, cancelled *overdue) (step.Record, error) {
+func runOnAll(ctx context.Context, st *task.Step, aud *audience, output *live.Live, cancelled *overdue) (step.Record, error) {
 	if aud.net == nil {
 		return st.Run(ctx), nil
 	}
-	if err := aud.net.Begin(st); err != nil {
+	terminal := func() (int, error) { return output.Watch(live.Watching{Launcher: true, Replay: -1}) }
+	if err := aud.net.Begin(st, terminal); err != nil {
 		return step.Record{}, err
 	}
 	rec := st.Run(ctx)

@@ -90,10 +90,6 @@ func (n *Node) check(req *step.Request) error {
 	if err == nil {
 		err = n.checkFrequency(req)
 	}
-	if err == nil && req.Terminal != nil && n.severalNodes(req) {
-		err = &step.FieldError{Field: "terminal", Problem: fmt.Sprintf(
-			"a step of several nodes has none, nor one of another node than %s: run stepctl run --pty on the node itself", n.cfg.NodeName)}
-	}
 	if err == nil && len(req.Script) > 0 {
 		err = checkBatch(req)
 	}

@@ -25,6 +25,13 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files *client
 		Stdout: files.files[1], Stderr: files.files[2], Of: files.rank, Unbuffered: l.opt.unbuffered, Label: l.opt.label,
 		Failed: func(err error) { l.streamFailed(err); unread(orders, files, err) },
 	})}
+	if l.screen != nil {
+		if err := t.openScreen(); err != nil {
+			l.giveUp(err.Error())
+			return nil, err
+		}
+		defer t.closeScreen()
+	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	dialling := &beforeNodes{l: l, giveUp: cancel}
@@ -46,12 +53,26 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files *client
 	defer a.Close()
 	orders.set(nodeOrders{a})
 	go l.sendFiles(nodeOrders{a}) // what nodes say is heard meanwhile; it ends with a
+	if l.screen != nil {
+		t.showScreen(a)
+	}
 	if spec.Stdin.Kind == step.StreamClient {
 		// Not waited for: it may be blocked in a read of the terminal when the
 		// step ends.
 		go t.sendInput(a, files.files[0])
 	}
-	if err := a.Wait(); err != nil {
+	err = a.Wait()
+	if l.screen != nil {
+		t.closeScreen()
+		l.screen.end(drainLimit)
+		if _, left := l.screen.leftBy(); left {
+			return nil, nil
+		}
+		if err == nil && l.screen.cut() {
+			sayCut()
+		}
+	}
+	if err != nil {
 		say("error: %s", err)
 		if spec.NoKill {
 			// What the tasks write goes nowhere from now on, but they run.
@@ -89,6 +110,8 @@ type nodeLaunch struct {
 	l      *launch
 	spec   *step.Spec
 	remote *stepio.Remote
+	// terminal is this end of the connection to screen, which has the other; nil without.
+	terminal, screen *os.File
 
 	// By one goroutine: that of Record.
 	states  []step.State // of the nodes, as far as they were told
@@ -96,6 +119,10 @@ type nodeLaunch struct {
 }
 
 func (t *nodeLaunch) Output(fd, rank int, data []byte, end bool) {
+	if t.terminal != nil {
+		t.toScreen(data)
+		return
+	}
 	t.remote.Output(fd, rank, data, end)
 }
 

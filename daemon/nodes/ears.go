@@ -22,12 +22,16 @@ var _ stepnet.Handler = (*ears)(nil)
 func (e *ears) LauncherReady() { e.st.AttachDone() }
 func (e *ears) LauncherLost() {
 	<-e.joined
+	e.t.hangUp()
 	e.st.LauncherLost()
 }
 
 // NodeLost: the tree tells all nodes itself, which the step does not know.
 func (e *ears) NodeLost(err *stepnet.LostError) {
 	<-e.joined
+	if err.Node == 0 {
+		e.t.hangUp() // the launcher is heard by way of it
+	}
 	e.st.NodeLost(err.Node, fmt.Errorf("its stepd: %s", err.Cause))
 }
 

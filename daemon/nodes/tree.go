@@ -25,6 +25,7 @@ type Tree struct {
 	spec          *step.Spec
 	log           func(text string)
 	outs          []taskOutput // from Begin on
+	terminal      *os.File     // of rank 0 where that is here: the launcher's end, for hangUp
 
 	mu      sync.Mutex
 	dropped int // guarded by mu: lines that the launcher has not got
@@ -45,7 +46,7 @@ func Join(spec *step.Spec, log func(text string)) (daemon.Network, error) {
 }
 
 // Begin joins the other nodes, and hands the tasks their streams.
-func (t *Tree) Begin(st *task.Step) error {
+func (t *Tree) Begin(st *task.Step, terminal func() (fd int, err error)) error {
 	f := os.NewFile(stepapi.FDPeers, "peers")
 	ln, err := net.FileListener(f)
 	f.Close()
@@ -65,7 +66,8 @@ func (t *Tree) Begin(st *task.Step) error {
 	t.Node = n
 	close(ears.joined)
 	t.tellEarly()
-	if err := t.attach(st); err != nil {
+	err = t.attach(st, terminal)
+	if err != nil {
 		return fmt.Errorf("cannot make the tasks' streams: %w", err)
 	}
 	return nil
@@ -74,6 +76,9 @@ func (t *Tree) Begin(st *task.Step) error {
 // inputNodes are the nodes whose tasks read the launcher's input.
 func (t *Tree) inputNodes() []int {
 	in := t.spec.Stdin
+	if t.spec.Terminal != nil {
+		return []int{t.spec.RankNodes()[0]}
+	}
 	if in.Kind != step.StreamClient {
 		return nil
 	}
@@ -88,10 +93,14 @@ func (t *Tree) inputNodes() []int {
 }
 
 // attach makes a pipe for each stream of each task here that is the launcher's.
-func (t *Tree) attach(st *task.Step) error {
+func (t *Tree) attach(st *task.Step, terminal func() (fd int, err error)) (err error) {
 	ranks := t.spec.LocalRanks()
 	var input []*os.File
 	defer func() { t.Input(input) }()
+	if t.spec.Terminal != nil && slices.Contains(ranks, 0) {
+		input, err = t.attachTerminal(terminal)
+		return err
+	}
 	for fd, s := range [3]step.Stream{t.spec.Stdin, t.spec.Stdout, t.spec.Stderr} {
 		if s.Kind != step.StreamClient {
 			continue

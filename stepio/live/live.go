@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,7 +21,8 @@ type Config struct {
 	// Tap makes t hear what the tasks write as it passes by, nil nobody: it must not
 	// block. relay.SetTap is that.
 	Tap func(t func(fd, rank int, data []byte))
-	// Several: the step has several nodes, and what its tasks write goes elsewhere.
+	// Several: the step has several nodes, and what its tasks write goes elsewhere, but
+	// for the terminal of rank 0 where that is here.
 	Several bool
 	// Log hears what an administrator may want to know.
 	Log func(text string)
@@ -42,7 +44,7 @@ type Live struct {
 func New(spec *step.Spec, cfg Config) *Live {
 	l := &Live{spec: spec, cfg: cfg}
 	switch {
-	case spec.Terminal != nil:
+	case l.Terminal():
 		l.hub = newHub(int(max(spec.ReplayBytes, step.ReplayMin)), true)
 	case spec.ReplayBytes > 0 && !cfg.Several:
 		l.begin()
@@ -77,7 +79,7 @@ func (l *Live) stopHearing() {
 func (l *Live) OpenTerminal() (fd int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.hub == nil || l.spec.Terminal == nil {
+	if l.hub == nil || !l.Terminal() {
 		return -1, errors.New("internal error: the step has no terminal")
 	}
 	if l.term, err = openTerminal(l.hub, l.cfg.Namespace, &l.spec.User, l.spec.Terminal); err != nil {
@@ -91,7 +93,7 @@ func (l *Live) Watch(how Watching) (fd int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.cfg.Several:
+	case l.cfg.Several && !l.Terminal():
 		return -1, errors.New("what the tasks of a step of several nodes write goes to its launcher alone")
 	case l.over:
 		return -1, step.ErrEnded
@@ -100,7 +102,7 @@ func (l *Live) Watch(how Watching) (fd int, err error) {
 	case l.hub == nil:
 		l.begin()
 	}
-	if l.spec.Terminal == nil {
+	if !l.Terminal() {
 		// The launcher has its own pipes, and their back-pressure holds.
 		how.Launcher, how.ReadOnly = false, true
 	}
@@ -110,8 +112,10 @@ func (l *Live) Watch(how Watching) (fd int, err error) {
 	return fd, err
 }
 
-// Terminal tells whether there is one.
-func (l *Live) Terminal() bool { return l.spec.Terminal != nil }
+// Terminal tells whether there is one on this node.
+func (l *Live) Terminal() bool {
+	return l.spec.Terminal != nil && slices.Contains(l.spec.LocalRanks(), 0)
+}
 
 // Used tells whether something is kept, or somebody watches.
 func (l *Live) Used() bool {
