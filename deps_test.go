@@ -50,7 +50,7 @@ var importRules = map[string]struct {
 	"stepd/explain":           {[]string{"stepd/step", "stepd/internal/printable"}, "what records and events mean: what only stepctl pays for"},
 	"stepd/cmd/noded":         {[]string{"stepd/..."}, "wires"},
 	"stepd/daemon":            {[]string{"stepd/acct", "stepd/bcast", "stepd/step", "stepd/task", "stepd/task/affinity", "stepd/task/cgroup", "stepd/task/oom", "stepd/spank", "stepd/proctrack", "stepd/mpi", "stepd/mpi/spawn", "stepd/stepio/live", "stepd/stepio/relay", "stepd/api/stepapi", "stepd/internal/linux"}, "wires a step, and stays small: a step pays for every package"},
-	"stepd/daemon/nodes":      {[]string{"stepd/daemon", "stepd/task", "stepd/mpi/spawn", "stepd/step", "stepd/stepnet", "stepd/stepio", "stepd/stepio/relay", "stepd/api/stepapi"}, "what only a step of several nodes pays for"},
+	"stepd/daemon/nodes":      {[]string{"stepd/daemon", "stepd/task", "stepd/mpi/spawn", "stepd/step", "stepd/stepnet", "stepd/stepio", "stepd/stepio/relay", "stepd/stepio/replay", "stepd/api/stepapi"}, "what only a step of several nodes pays for"},
 	"stepd/cmd/stepd":         {[]string{"stepd/daemon"}, "one node: without what only several need"},
 	"stepd/cmd/stepd-net":     {[]string{"stepd/daemon", "stepd/daemon/nodes"}, "several nodes"},
 	"stepd/cmd/stepctl":       {[]string{"stepd/..."}, "wires"},

@@ -1335,7 +1335,7 @@ const file_api_node_proto_rawDesc = "" +
 	"slurm_conf\x18\f \x01(\tR\tslurmConf\x12!\n" +
 	"\frequire_safe\x18\r \x01(\bR\vrequireSafe\x12)\n" +
 	"\x10plugstack_digest\x18\x0e \x01(\tR\x0fplugstackDigest\x12'\n" +
-	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xce\b\n" +
+	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xff\b\n" +
 	"\x04Node\x12/\n" +
 	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +
 	"\x06DryRun\x12\x14.stepd.v1.RunRequest\x1a\x15.stepd.v1.DryRunReply\x123\n" +
@@ -1352,7 +1352,8 @@ const file_api_node_proto_rawDesc = "" +
 	"\aSuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x12/\n" +
 	"\tUnsuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x125\n" +
 	"\x05Adopt\x12\x16.stepd.v1.AdoptRequest\x1a\x14.stepd.v1.AdoptReply\x128\n" +
-	"\x06Events\x12\x17.stepd.v1.EventsRequest\x1a\x13.stepd.v1.EventLine0\x01\x124\n" +
+	"\x06Events\x12\x17.stepd.v1.EventsRequest\x1a\x13.stepd.v1.EventLine0\x01\x12/\n" +
+	"\x06Attach\x12\x11.stepd.v1.StepRef\x1a\x12.stepd.v1.RunReply\x124\n" +
 	"\x06Output\x12\x11.stepd.v1.StepRef\x1a\x15.stepd.v1.OutputPiece0\x01\x128\n" +
 	"\n" +
 	"NodeStatus\x12\x0f.stepd.v1.Empty\x1a\x19.stepd.v1.NodeStatusReply\x120\n" +
@@ -1419,34 +1420,36 @@ var file_api_node_proto_depIdxs = []int32{
 	9,  // 18: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
 	1,  // 19: stepd.v1.Node.Adopt:input_type -> stepd.v1.AdoptRequest
 	15, // 20: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
-	9,  // 21: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
-	0,  // 22: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
-	19, // 23: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
-	0,  // 24: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
-	0,  // 25: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
-	4,  // 26: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
-	5,  // 27: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
-	4,  // 28: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
-	4,  // 29: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
-	7,  // 30: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
-	0,  // 31: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
-	10, // 32: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
-	10, // 33: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
-	10, // 34: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
-	12, // 35: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
-	0,  // 36: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
-	0,  // 37: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
-	0,  // 38: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
-	0,  // 39: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
-	2,  // 40: stepd.v1.Node.Adopt:output_type -> stepd.v1.AdoptReply
-	16, // 41: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
-	17, // 42: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
-	18, // 43: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
-	0,  // 44: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
-	0,  // 45: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
-	20, // 46: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
-	26, // [26:47] is the sub-list for method output_type
-	5,  // [5:26] is the sub-list for method input_type
+	9,  // 21: stepd.v1.Node.Attach:input_type -> stepd.v1.StepRef
+	9,  // 22: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
+	0,  // 23: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
+	19, // 24: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
+	0,  // 25: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
+	0,  // 26: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
+	4,  // 27: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
+	5,  // 28: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
+	4,  // 29: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
+	4,  // 30: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
+	7,  // 31: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
+	0,  // 32: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
+	10, // 33: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
+	10, // 34: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
+	10, // 35: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
+	12, // 36: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
+	0,  // 37: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
+	0,  // 38: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
+	0,  // 39: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
+	0,  // 40: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
+	2,  // 41: stepd.v1.Node.Adopt:output_type -> stepd.v1.AdoptReply
+	16, // 42: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
+	4,  // 43: stepd.v1.Node.Attach:output_type -> stepd.v1.RunReply
+	17, // 44: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
+	18, // 45: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
+	0,  // 46: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
+	0,  // 47: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
+	20, // 48: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
+	27, // [27:49] is the sub-list for method output_type
+	5,  // [5:27] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name

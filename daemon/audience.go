@@ -56,7 +56,11 @@ func (h handler) Watch(w *stepapi.Watch, launcher bool) (*stepapi.Watched, int, 
 		return nil, -1, err
 	}
 	var passed step.Record
-	h.streams.Fill(&passed)
+	if h.aud.net != nil {
+		h.aud.net.Fill(&passed)
+	} else {
+		h.streams.Fill(&passed)
+	}
 	return &stepapi.Watched{
 		Terminal: h.output.Terminal(), Stdout: passed.StdoutBytes != nil, Stderr: passed.StderrBytes != nil,
 	}, fd, nil

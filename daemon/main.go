@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -178,8 +179,12 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		defer aud.closeFiles(files)
 		deps.Files = files
 	}
+	tap := func(t func(fd, rank int, data []byte)) { streams.SetTap(t) }
+	if aud.net != nil {
+		tap = aud.net.SetTap
+	}
 	output := live.New(spec, live.Config{
-		Namespace: namespace, Tap: func(t func(fd, rank int, data []byte)) { streams.SetTap(t) }, Several: aud.net != nil,
+		Namespace: namespace, Tap: tap, Elsewhere: spec.Layout != nil && !seenHere(spec),
 		Log: func(text string) { aud.Log(step.LogError, text) },
 	})
 	deps.Output = output
@@ -196,12 +201,21 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 	}
 	st = task.New(plan, deps)
 	close(made)
-	over := newOverdue()
-	server = stepapi.NewServer(spec.ID, spec.User.UID, handler{st, aud, streams, spec.User.UID, over, output})
+	h := handler{st, aud, streams, spec.User.UID, newOverdue(), output}
+	server = stepapi.NewServer(spec.ID, spec.User.UID, h)
 	aud.server = server
 	server.Add(control, stepapi.RoleNoded, true)
 	server.Serve(listener)
-	return lead(spec, st, aud, output, server, over, listener)
+	return lead(spec, h, server, listener)
+}
+
+// seenHere tells whether the output of a step of several nodes comes by here: that of the
+// tasks on its way to the launcher, or the terminal of rank 0.
+func seenHere(spec *step.Spec) bool {
+	if spec.Terminal != nil {
+		return slices.Contains(spec.LocalRanks(), 0)
+	}
+	return spec.NodeID == 0
 }
 
 // jobNamespaces are those of the job's container, as noded has handed them over.
@@ -226,14 +240,14 @@ func (a *audience) closeFiles(files *bcast.Receiver) {
 }
 
 // lead runs the step, and tells noded what became of it.
-func lead(spec *step.Spec, st *task.Step, aud *audience, output *live.Live, server *stepapi.Server, over *overdue, listener *net.UnixListener) error {
+func lead(spec *step.Spec, h handler, server *stepapi.Server, listener *net.UnixListener) error {
 	ctx, stop := untilSignalled()
 	defer stop()
-	rec, err := runOnAll(ctx, st, aud, output, over)
+	rec, err := runOnAll(ctx, h)
 	if err != nil {
 		return err
 	}
-	aud.close()
+	h.aud.close()
 	// A result that no noded takes stays in the spool (rulings 26).
 	if !server.Finish(&stepapi.Msg{Type: stepapi.TypeResult, State: rec.State, Record: &rec}, ackPatience) {
 		err = leaveResult(spec.ResultFile, &rec)

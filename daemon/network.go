@@ -20,9 +20,11 @@ type Network interface {
 	task.Streams
 	step.Peers
 	// Begin joins the others and hands the tasks their streams. It is called before
-	// the step runs. terminal makes the launcher's end of the terminal of rank 0, a
-	// SOCK_SEQPACKET socket with frames of package replay; it is called where that is.
-	Begin(st *task.Step, terminal func() (fd int, err error)) error
+	// the step runs.
+	Begin(st *task.Step, view View) error
+	// SetTap makes t hear what goes to the launcher by way of this node, nil nobody. It
+	// must not block, and may be called before Begin.
+	SetTap(t func(fd, rank int, data []byte))
 	// Tell sends a record to the launcher; one that is a line may be dropped where
 	// the launcher does not keep up.
 	Tell(m *stepapi.Msg)
@@ -30,6 +32,15 @@ type Network interface {
 	// on all nodes, or with ctx's cause. Close then leaves the others.
 	Finish(ctx context.Context) error
 	Close()
+}
+
+// View is what is seen of the step's output on this node. The connections are
+// SOCK_SEQPACKET sockets with frames of package replay.
+type View struct {
+	// Terminal makes the launcher's end of the terminal of rank 0, where that is.
+	Terminal func() (fd int, err error)
+	// Watch makes a connection for one who watches.
+	Watch func(w *stepapi.Watch) (watched *stepapi.Watched, fd int, err error)
 }
 
 // Several is what a stepd needs that has to do with other nodes.
@@ -50,16 +61,20 @@ func (s *Several) reach() spawn.Reach {
 
 // runOnAll runs the step. One of several nodes is over when it is on all: until
 // then this stepd passes on what is the others'.
-func runOnAll(ctx context.Context, st *task.Step, aud *audience, output *live.Live, cancelled *overdue) (step.Record, error) {
+func runOnAll(ctx context.Context, h handler) (step.Record, error) {
+	st, aud := h.st, h.aud
 	if aud.net == nil {
 		return st.Run(ctx), nil
 	}
-	terminal := func() (int, error) { return output.Watch(live.Watching{Launcher: true, Replay: -1}) }
-	if err := aud.net.Begin(st, terminal); err != nil {
+	view := View{
+		Terminal: func() (int, error) { return h.output.Watch(live.Watching{Launcher: true, Replay: -1}) },
+		Watch:    func(w *stepapi.Watch) (*stepapi.Watched, int, error) { return h.Watch(w, false) },
+	}
+	if err := aud.net.Begin(st, view); err != nil {
 		return step.Record{}, err
 	}
 	rec := st.Run(ctx)
-	ctx, stop := cancelled.bound(ctx)
+	ctx, stop := h.cancelled.bound(ctx)
 	defer stop()
 	if err := aud.net.Finish(ctx); err != nil {
 		aud.Log(step.LogError, fmt.Sprintf("did not wait for the step's end on the other nodes: %v", err))

@@ -39,6 +39,7 @@ type head struct {
 	parts   []*step.Record // guarded by mu: by node id, what was heard last
 	stage   stage          // guarded by mu
 	ending  string         // guarded by mu: why the head ends the parts, "" if it does not
+	watch   *watchKey      // guarded by mu: nil before the launch
 	claimed chan struct{}  // closed when the reservation is launched or given back
 	ended   chan struct{}  // closed when the final record is stored
 }
@@ -228,6 +229,9 @@ func headTasks(l *step.Layout, ntasks int) []step.Task {
 
 func (h *head) stored() *headRecord {
 	out := &headRecord{Rec: *h.record(), By: h.by}
+	h.mu.Lock()
+	out.Watch = h.watch
+	h.mu.Unlock()
 	for _, node := range h.layout.Nodes {
 		out.Ranks = append(out.Ranks, node.Ranks)
 	}
@@ -339,6 +343,10 @@ func (h *head) launch(change *step.LaunchChange) (*step.Spec, []byte, error) {
 		return nil, nil, status.Error(codes.Internal, err.Error())
 	}
 	h.layout.Launcher = hash
+	if err := h.makeWatchKey(); err != nil {
+		h.giveUp(err.Error(), step.Failed)
+		return nil, nil, status.Error(codes.Internal, err.Error())
+	}
 	h.mu.Lock()
 	h.rec.State = step.Starting
 	h.mu.Unlock()

@@ -270,6 +270,7 @@ func (n *Node) recoverHeads() error {
 			layout.Nodes = append(layout.Nodes, node)
 		}
 		h := n.newHead(r.Rec, r.By, layout)
+		h.watch = r.Watch
 		h.claim()
 		n.heads.put(h)
 		if n.peers == nil || r.Rec.State == step.Pending {

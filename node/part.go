@@ -51,6 +51,8 @@ func partVerb(name string) func(n *Node, ctx context.Context, common, body []byt
 		return (*Node).partRelease
 	case "head":
 		return (*Node).partHead
+	case "watch":
+		return (*Node).partWatch
 	case "anchor":
 		return (*Node).partAnchor
 	}

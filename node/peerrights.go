@@ -33,7 +33,7 @@ func (n *Node) mayFan(peer string, in *api.FanRequest) error {
 		known, err = n.mayProbe(peer, in.GetCommon())
 	case "reserve", "dryrun":
 		known, err = true, n.mayReserve(peer, in.GetCommon())
-	case "launch", "show", "stat", "signal", "cancel", "suspend", "resume", "head":
+	case "launch", "show", "stat", "signal", "cancel", "suspend", "resume", "head", "watch":
 		known, err = n.mayReach(peer, in.GetCommon())
 	case "release":
 		known, err = n.mayRelease(peer, in.GetCommon())

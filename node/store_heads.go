@@ -19,6 +19,8 @@ type headRecord struct {
 	By uint32 `json:"by"`
 	// Ranks are the ranks of each node, by node id: "0-3,8".
 	Ranks []string `json:"ranks"`
+	// Watch is nil before the launch.
+	Watch *watchKey `json:"watch,omitempty"`
 }
 
 func (s *store) putHead(h *headRecord) error {

@@ -20,6 +20,9 @@ type Layout struct {
 	// LayoutNode.Key is a stepd's: node 0's stepd takes streams, signals and cancels
 	// from it. nil is nobody.
 	Launcher []byte `json:"launcher,omitempty"`
+	// Watcher is that of whoever the step's owner lets see its output: node 0's stepd shows
+	// it, and takes what is typed into its terminal. nil is nobody.
+	Watcher []byte `json:"watcher,omitempty"`
 	// Net is what the head's site says to the step's stepds; all of them and the
 	// launcher have the same.
 	Net NetConf `json:"net,omitzero"`

@@ -23,6 +23,9 @@ type Config struct {
 	InputNodes []int
 	// Handler is the step on this node.
 	Handler Handler
+	// Watch takes a connection of one who has proved the key of the layout's Watcher, on
+	// node 0. It returns when it needs it no more; it is closed then, and when the Node is.
+	Watch func(conn net.Conn)
 	// Log writes a line for the administrator.
 	Log    func(text string)
 	Limits Limits

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"stepd/step"
@@ -25,6 +26,9 @@ type Node struct {
 	down  map[int]*link // to the children, by node id
 	inUse map[int]bool  // children below which tasks read input
 
+	tap      atomic.Pointer[func(fd, rank int, data []byte)] // of the root
+	watching sync.WaitGroup                                  // those who watch
+
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
@@ -35,7 +39,9 @@ type Node struct {
 	lost *LostError // guarded by mu: the first node without which the tree does not hold
 	// without are those without which it does (Layout.NoKill). Guarded by mu.
 	without map[int]*LostError
-	life    // guarded by mu
+	// unwatched: nobody may begin to watch any more. Guarded by mu.
+	unwatched bool
+	life      // guarded by mu
 
 	gatherings
 	calls
@@ -262,15 +268,21 @@ func (n *Node) listen() {
 	}
 	defer ln.Close()
 	who := n.expected()
-	if len(who) == 0 {
+	watcher, open := n.watchers()
+	if len(who) == 0 && !open {
 		return
 	}
 	all, stop := context.WithCancel(n.ctx)
 	defer stop()
 	unhook := context.AfterFunc(all, func() { ln.Close() })
 	defer unhook()
-	n.wg.Go(func() { n.awaitAll(all, who, stop) })
-	conf := pinned(n.id, func(h [sha256.Size]byte) bool { return who[h] != nil })
+	n.wg.Go(func() {
+		n.awaitAll(all, who)
+		if !open {
+			stop()
+		}
+	})
+	conf := pinned(n.id, func(h [sha256.Size]byte) bool { return who[h] != nil || open && h == watcher })
 	strangers := newStrangers(n.log)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -310,6 +322,10 @@ func (n *Node) admit(m *meteredConn, conn *tls.Conn, who map[[sha256.Size]byte]*
 	}
 	hash, err := peerHash(conn.ConnectionState())
 	l := who[hash]
+	if watcher, open := n.watchers(); err == nil && l == nil && open && hash == watcher {
+		n.watched(m.Conn, conn)
+		return nil
+	}
 	if err != nil || l == nil {
 		conn.Close()
 		return errKey
@@ -324,10 +340,8 @@ func (n *Node) admit(m *meteredConn, conn *tls.Conn, who map[[sha256.Size]byte]*
 	return nil
 }
 
-// awaitAll loses those who do not come, and calls all when there is nobody left to
-// wait for.
-func (n *Node) awaitAll(ctx context.Context, who map[[sha256.Size]byte]*link, all func()) {
-	defer all()
+// awaitAll loses those who do not come, and returns when there is nobody left to wait for.
+func (n *Node) awaitAll(ctx context.Context, who map[[sha256.Size]byte]*link) {
 	var wg sync.WaitGroup
 	for _, l := range who {
 		limit := n.lim.Connect
@@ -463,6 +477,7 @@ func (n *Node) Tell(words []byte) error {
 
 // Close leaves the tree. What was sent before is still delivered.
 func (n *Node) Close() {
+	n.awaitWatchers()
 	for _, l := range n.links() {
 		l.shut()
 	}

@@ -61,6 +61,7 @@ func (n *Node) copyOut(fd, rank int, f *os.File) {
 				return // nobody reads: the pipe's end tells the task
 			}
 			n.passed[fd].Add(int64(len(data)))
+			n.hears(fd, rank, data)
 		}
 		freePiece(data)
 	}
@@ -113,7 +114,11 @@ func (n *Node) relay(child int, l *link) {
 			defer left.Done()
 			l.in[c].consume(func(i item) {
 				f := append(newFrame(i.kind, len(i.body)).b, i.body...)
-				n.send(c, (&encoder{f}).done())
+				if n.send(c, (&encoder{f}).done()) && i.kind == kindOutput && n.tap.Load() != nil {
+					if o, err := parseOutput(i.body); err == nil {
+						n.hears(o.fd, o.rank, o.data)
+					}
+				}
 			}, l.credit(c))
 		})
 	}

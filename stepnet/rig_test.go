@@ -88,6 +88,8 @@ type rig struct {
 	steps       []*fakeStep
 	keys        [][]byte
 	launcherKey []byte
+	watcherKey  []byte
+	watch       func(conn net.Conn)
 	listeners   []net.Listener
 }
 
@@ -99,6 +101,7 @@ type rigOptions struct {
 	inputNodes []int
 	late       []int // nodes that are not begun
 	noKill     bool
+	watch      func(conn net.Conn)
 }
 
 func newRig(t testing.TB, o rigOptions) *rig {
@@ -123,6 +126,13 @@ func newRig(t testing.TB, o rigOptions) *rig {
 			t.Fatal(err)
 		}
 		r.launcherKey, r.layout.Launcher = key, hash
+	}
+	if r.watch = o.watch; o.watch != nil {
+		key, hash, err := NewKey()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.watcherKey, r.layout.Watcher = key, hash
 	}
 	late := make(map[int]bool)
 	for _, i := range o.late {
@@ -152,7 +162,7 @@ func (r *rig) begin(i int, inputNodes []int, log func(text string)) {
 	r.steps[i] = newFakeStep()
 	n, err := New(Config{
 		ID: r.id, Self: i, Layout: r.layout, Key: r.keys[i], Listener: r.listeners[i], InputNodes: inputNodes,
-		Handler: r.steps[i], Limits: r.limits, Log: log,
+		Handler: r.steps[i], Limits: r.limits, Log: log, Watch: r.watch,
 	})
 	if err != nil {
 		r.t.Fatal(err)

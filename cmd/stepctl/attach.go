@@ -97,11 +97,18 @@ func parseReplay(s string) (int64, error) {
 	return int64(n) << shift, nil
 }
 
+// stepConn is the connection to a stepd that shows its step.
+type stepConn interface {
+	// hear returns the step's final record, or nil where that does not come.
+	hear() *step.Record
+	Close() error
+}
+
 // attached is one client's part in a step that another one has started.
 type attached struct {
 	o      *attachOptions
 	rec    *step.Record
-	conn   *stepapi.Conn
+	conn   stepConn
 	screen *screen // of a terminal
 	// Of another step: what writes its lines, and the end of what comes.
 	lines *stepio.Remote
@@ -129,14 +136,11 @@ func (d *dialer) attach(id step.ID, o *attachOptions) (code int, err error) {
 		return 0, err
 	}
 	a := &attached{o: o, rec: rec, ended: make(chan struct{}), gone: make(chan struct{})}
-	if a.conn, err = d.dialStep(id); err != nil {
-		return 0, err
-	}
-	defer a.conn.Close()
-	watched, conn, err := a.ask(watch)
+	watched, conn, err := a.connect(d, watch)
 	if err != nil {
 		return 0, err
 	}
+	defer a.conn.Close()
 	if watched.Terminal && o.label {
 		conn.Close()
 		return 0, fmt.Errorf("--label: step %s has a terminal, whose output has no labels", id)
@@ -176,8 +180,6 @@ func (d *dialer) running(id step.ID) (*step.Record, error) {
 		return nil, err
 	case rec.State.Final():
 		return nil, fmt.Errorf("step %s has ended (%s): `stepctl output %s` shows what is kept of its output", id, rec.State, id)
-	case len(rec.Nodes) > 0 || rec.Head != "":
-		return nil, fmt.Errorf("cannot attach to step %s: what the tasks of a step of several nodes write goes to its launcher alone", id)
 	case rec.State == step.Pending || rec.State == step.Starting:
 		return nil, fmt.Errorf("cannot attach to step %s: it is %s and writes nothing yet", id, rec.State)
 	}
@@ -196,10 +198,10 @@ func (d *dialer) dialStep(id step.ID) (*stepapi.Conn, error) {
 
 // ask asks for the output, and waits for the answer. stepd speaks first: what it says
 // to one whom it refuses would be lost if he had sent something that it does not read.
-func (a *attached) ask(w *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
+func (a *attached) ask(conn *stepapi.Conn, w *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
 	asked := false
 	for {
-		m, fds, err := a.conn.Recv()
+		m, fds, err := conn.Recv()
 		if err != nil {
 			return nil, nil, fmt.Errorf("cannot see the output of step %s: %w (%v)", a.rec.ID, step.ErrEnded, err)
 		}
@@ -213,9 +215,9 @@ func (a *attached) ask(w *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
 			return m.Watched, os.NewFile(uintptr(fds[0]), "the step's output"), nil
 		case !asked:
 			asked = true
-			err := a.conn.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleTool})
+			err := conn.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleTool})
 			if err == nil {
-				err = askToWatch(a.conn, w)
+				err = askToWatch(conn, w)
 			}
 			if err != nil {
 				return nil, nil, fmt.Errorf("cannot see the output of step %s: %w", a.rec.ID, err)
@@ -348,11 +350,39 @@ func (a *attached) copyLines(conn *os.File) {
 	}
 }
 
-// hear takes what stepd says of the step, and returns the final record; nil where
-// stepd is gone without one, or the client has left.
-func (a *attached) hear() *step.Record {
+// hear takes what is said of the step, and returns the final record; nil where stepd is
+// gone without one, or the client has left.
+func (a *attached) hear() *step.Record { return a.conn.hear() }
+
+// connect connects to the stepd by which the output goes, and asks to see it.
+func (a *attached) connect(d *dialer, watch *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
+	if len(a.rec.Nodes) > 0 || a.rec.Head != "" {
+		return a.there(d, watch)
+	}
+	return a.here(d, watch)
+}
+
+// here connects to the stepd of a step of this node.
+func (a *attached) here(d *dialer, watch *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
+	conn, err := d.dialStep(a.rec.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	a.conn = ownStepd{conn}
+	watched, output, err := a.ask(conn, watch)
+	if err != nil {
+		conn.Close()
+	}
+	return watched, output, err
+}
+
+// ownStepd is the connection to a stepd of this node.
+type ownStepd struct{ *stepapi.Conn }
+
+// hear also tells what is meant for the user.
+func (a ownStepd) hear() *step.Record {
 	for {
-		m, fds, err := a.conn.Recv()
+		m, fds, err := a.Recv()
 		if err != nil {
 			return nil
 		}

@@ -215,16 +215,12 @@ func (p *pieces) Read(b []byte) (int, error) {
 
 // printLive prints what stepd keeps of a running step.
 func (d *dialer) printLive(rec *step.Record, o outputOptions) error {
-	conn, err := d.dialStep(rec.ID)
+	a := &attached{rec: rec}
+	watched, out, err := a.connect(d, &stepapi.Watch{ReadOnly: true, Once: true, Replay: -1})
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	a := &attached{rec: rec, conn: conn}
-	watched, out, err := a.ask(&stepapi.Watch{ReadOnly: true, Once: true, Replay: -1})
-	if err != nil {
-		return err
-	}
+	defer a.conn.Close()
 	defer out.Close()
 	p := newPrinter(rec, o, watched.Terminal)
 	defer p.end()

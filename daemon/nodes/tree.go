@@ -28,7 +28,8 @@ type Tree struct {
 	terminal      *os.File     // of rank 0 where that is here: the launcher's end, for hangUp
 
 	mu      sync.Mutex
-	dropped int // guarded by mu: lines that the launcher has not got
+	tap     func(fd, rank int, data []byte) // guarded by mu
+	dropped int                             // guarded by mu: lines that the launcher has not got
 
 	beginMu sync.Mutex
 	begun   bool          // guarded by beginMu: Node may be used by others
@@ -46,7 +47,7 @@ func Join(spec *step.Spec, log func(text string)) (daemon.Network, error) {
 }
 
 // Begin joins the other nodes, and hands the tasks their streams.
-func (t *Tree) Begin(st *task.Step, terminal func() (fd int, err error)) error {
+func (t *Tree) Begin(st *task.Step, view daemon.View) error {
 	f := os.NewFile(stepapi.FDPeers, "peers")
 	ln, err := net.FileListener(f)
 	f.Close()
@@ -57,20 +58,33 @@ func (t *Tree) Begin(st *task.Step, terminal func() (fd int, err error)) error {
 	n, err := stepnet.New(stepnet.Config{
 		ID: t.spec.ID, Self: int(t.spec.NodeID), Layout: t.spec.Layout, Key: t.spec.NetKey,
 		Listener: ln, InputNodes: t.inputNodes(), Handler: ears, Log: t.log,
+		Watch: func(conn net.Conn) { watch(conn, view) },
 	})
 	if err != nil {
 		ln.Close()
 		return err
 	}
 	t.spec.NetKey = nil // nobody else needs it
+	t.mu.Lock()
 	t.Node = n
+	n.SetTap(t.tap)
+	t.mu.Unlock()
 	close(ears.joined)
 	t.tellEarly()
-	err = t.attach(st, terminal)
-	if err != nil {
+	if err := t.attach(st, view.Terminal); err != nil {
 		return fmt.Errorf("cannot make the tasks' streams: %w", err)
 	}
 	return nil
+}
+
+// SetTap is that of daemon.Network.
+func (t *Tree) SetTap(tap func(fd, rank int, data []byte)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.tap = tap
+	if t.Node != nil {
+		t.Node.SetTap(tap)
+	}
 }
 
 // inputNodes are the nodes whose tasks read the launcher's input.
