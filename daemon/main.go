@@ -187,7 +187,9 @@ func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Con
 		Namespace: namespace, Tap: tap, Elsewhere: spec.Layout != nil && !seenHere(spec),
 		Log: func(text string) { aud.Log(step.LogError, text) },
 	})
-	deps.Output = output
+	if aud.net == nil || output.Terminal() {
+		deps.Output = output // else other nodes' tasks may write on: runOnAll ends it
+	}
 	var server *stepapi.Server
 	if plugin != nil {
 		services := spawn.New(spawn.Config{

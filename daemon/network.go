@@ -79,6 +79,9 @@ func runOnAll(ctx context.Context, h handler) (step.Record, error) {
 	if err := aud.net.Finish(ctx); err != nil {
 		aud.Log(step.LogError, fmt.Sprintf("did not wait for the step's end on the other nodes: %v", err))
 	}
+	if !h.output.Terminal() {
+		h.output.Drain() // of all nodes
+	}
 	aud.net.Close()
 	aud.net.Fill(&rec) // what was on its way when the tasks ended has come
 	return rec, nil

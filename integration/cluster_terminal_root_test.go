@@ -75,7 +75,7 @@ func TestRootClusterTerminal(t *testing.T) {
 	})
 	t.Run("output", func(t *testing.T) {
 		// Read by a pipe of the test's: the tasks' own descriptors are elsewhere.
-		p := head.start(t, call{args: []string{"run", "-N3", "-n3", "sh", "-c", `echo early $SLURM_PROCID; while test ! -e go; do sleep 0.05; done; echo late $SLURM_PROCID; exit 3`}})
+		p := head.start(t, call{args: []string{"run", "-N3", "-n3", "sh", "-c", `echo early $SLURM_PROCID; while test $SLURM_PROCID != 0 -a ! -e go; do sleep 0.05; done; echo late $SLURM_PROCID; exit 3`}})
 		id := head.running(t).id()
 		head.cancelAtEnd(t, id)
 		eventually(t, callTimeout, "what is kept", func() error {
