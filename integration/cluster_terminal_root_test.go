@@ -12,7 +12,7 @@ import (
 // TestRootClusterTerminal: a step of several nodes, or of another one, has a terminal as
 // that of this node has, and others see it and its output from each of the nodes.
 func TestRootClusterTerminal(t *testing.T) {
-	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n", Stepd: "ReplayBytes=64K\n"}})
+	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n", Stepd: "ReplayBytes=65536\n"}})
 	head := c.nodes[0]
 	t.Run("another node", func(t *testing.T) {
 		s := openTerminal(t, 33, 101)
@@ -23,7 +23,8 @@ func TestRootClusterTerminal(t *testing.T) {
 		s.types("echo on $SLURMD_NODENAME; stat -c '%U %G %a' $(tty); stty size\n")
 		s.sees("on n2\r\n" + alice.name + " tty 620\r\n33 101\r\n")
 		s.sees("$ ")
-		s.types("sleep 1000\n")
+		s.types("cat\nin front\n") // it writes what it reads once it is in the foreground
+		s.sees("in front\r\nin front\r\n")
 		s.types("\x1a")
 		s.sees("Stopped")
 		s.sees("$ ")
@@ -42,7 +43,7 @@ func TestRootClusterTerminal(t *testing.T) {
 			again.types("echo $((number+=1)); stty size\n")
 			again.sees("\r\n30 90\r\n$ ")
 			if n == head {
-				again.types("exit 7\n")
+				again.types("kill -9 %1; wait; exit 7\n")
 				again.ends(7)
 				break
 			}
@@ -80,7 +81,7 @@ func TestRootClusterTerminal(t *testing.T) {
 		head.cancelAtEnd(t, id)
 		eventually(t, callTimeout, "what is kept", func() error {
 			if r := head.ctl(t, "output", id); strings.Count(r.out, "early") != 3 {
-				return errors.New(r.err)
+				return errors.New(r.String())
 			}
 			return nil
 		})

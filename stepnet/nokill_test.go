@@ -81,6 +81,7 @@ func TestLauncherGoesOnWithout(t *testing.T) {
 	s := &collector{}
 	a := r.dial(s)
 	within(t, r.steps[2].readyc, "the launcher")
+	r.each(func(_ int, n *Node) error { _, err := n.Allgather(t.Context(), "up", nil, nil); return err })
 	dead := r.nodes[1]
 	dead.kill()
 	r.nodes[1] = nil
@@ -107,6 +108,7 @@ func TestAloneWithoutFirst(t *testing.T) {
 	r := newRig(t, rigOptions{nodes: 3, launcher: true, noKill: true, inputNodes: []int{1}})
 	a := r.dial(&collector{})
 	within(t, r.steps[1].readyc, "the launcher")
+	r.each(func(_ int, n *Node) error { _, err := n.Allgather(t.Context(), "up", nil, nil); return err })
 	read, write := pipe(t, 1)
 	r.nodes[1].Input([]*os.File{write})
 	dead := r.nodes[0]
