@@ -28,6 +28,11 @@ func TestRootClusterTerminal(t *testing.T) {
 		s.types("\x1a")
 		s.sees("Stopped")
 		s.sees("$ ")
+		s.types("fg\n")
+		s.sees("cat\r\n")
+		s.types("\x03")
+		s.sees("^C")
+		s.sees("$ ")
 		s.size(50, 132)
 		s.types("stty size; number=41\n")
 		s.sees("50 132\r\n")
@@ -43,7 +48,7 @@ func TestRootClusterTerminal(t *testing.T) {
 			again.types("echo $((number+=1)); stty size\n")
 			again.sees("\r\n30 90\r\n$ ")
 			if n == head {
-				again.types("kill -9 %1; wait; exit 7\n")
+				again.types("exit 7\n")
 				again.ends(7)
 				break
 			}
