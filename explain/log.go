@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -43,7 +44,11 @@ func readLog(events []step.Event) eventLog {
 		case step.EventLimit:
 			log.limits = append(log.limits, e.Text)
 		case step.EventHeldOpen:
-			log.held = append(log.held, e.Text)
+			text := e.Text
+			if e.Node != "" {
+				text = fmt.Sprintf("node %q: %s", e.Node, text)
+			}
+			log.held = append(log.held, text)
 		case step.EventKill:
 			log.kills = append(log.kills, *e)
 		case step.EventTaskExit:

@@ -27,6 +27,9 @@ func (e *explainer) state() {
 	if r.State == step.NodeFail {
 		e.add(Finding{Kind: KindNode, Text: r.Reason})
 	}
+	for _, lost := range r.LostNodes {
+		e.add(Finding{Kind: KindNode, Text: fmt.Sprintf("node %q is lost: %s; the step has gone on without it (--no-kill)", lost.Node, lost.Reason)})
+	}
 	if r.Drain != "" {
 		e.add(Finding{Kind: KindDrain, Text: "the node was drained: " + r.Drain, Hint: "stepctl node resume, when that is mended"})
 	}
