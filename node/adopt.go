@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -55,6 +56,9 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 	}
 	rec := f.record()
 	if err := s.n.cfg.Tracker.Adopt(rec, pid); err != nil {
+		if errors.Is(err, fs.ErrNotExist) { // its place is being removed
+			err = fmt.Errorf("cannot adopt process %d into job %d: its extern step has ended", pid, j.ID)
+		}
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	if over, err := linux.PidfdExited(pidfd); err != nil || over {
