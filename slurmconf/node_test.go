@@ -115,3 +115,38 @@ func TestContainer(t *testing.T) {
 		})
 	}
 }
+
+func TestContainerNamespaces(t *testing.T) {
+	for _, c := range []struct {
+		kind, conf string
+		pid, user  bool
+		problems   []string
+	}{
+		{"linux", "BasePath=/b\n", false, false, nil},
+		{"linux", "BasePath=/b CloneNSFlags=CLONE_NEWNS|CLONE_NEWPID|CLONE_NEWUSER\n", true, true, nil},
+		{"linux", "BasePath=/b CloneNSFlags=CLONE_NEWPID,clone_newuser\nNodeName=vm CloneNSFlags=CLONE_NEWUSER\n", false, true, nil},
+		{"linux", "BasePath=/b CloneNSFlags=CLONE_NEWNET\n", false, false, []string{
+			`error: job_container.conf:1: cannot use CloneNSFlags="CLONE_NEWNET": "CLONE_NEWNET" is not available; write CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, parted by commas`,
+		}},
+		{"linux", "BasePath=/b CloneNSFlags=CLONE_NEWPID EntireStepInNS=yes\n", true, false, []string{
+			"error: job_container.conf: cannot use EntireStepInNS with CLONE_NEWPID: plugins would find no /proc/self; leave out one of them",
+		}},
+		{"tmpfs", "BasePath=/b CloneNSFlags=CLONE_NEWPID\n", true, false, []string{
+			"error: job_container.conf: cannot use CloneNSFlags with job_container/tmpfs, which makes a mount namespace alone; write JobContainerType=job_container/linux into slurm.conf",
+		}},
+		{"tmpfs", "BasePath=/b CloneNSFlags=CLONE_NEWNS\n", false, false, nil},
+		{"linux", "AutoBasePath=yes\n", false, false, []string{
+			"error: job_container.conf: cannot make job containers: no BasePath for node vm; write BasePath=DIRECTORY, or JobContainerType=job_container/none into slurm.conf",
+		}},
+	} {
+		t.Run(c.kind+" "+c.conf, func(t *testing.T) {
+			got, probs, dir := load(t, map[string]string{"slurm.conf": "NamespaceType=namespace/" + c.kind + "\nNodeName=vm\n", "job_container.conf": c.conf})
+			if got.JobContainerType != c.kind || got.Container.PIDNamespace != c.pid || got.Container.UserNamespace != c.user {
+				t.Errorf("got %q, %+v", got.JobContainerType, got.Container)
+			}
+			if diff := cmp.Diff(c.problems, lines(probs, dir)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
