@@ -141,16 +141,23 @@ static void own_argv(struct host *h)
  * pid namespace of a plugin's it is process 0. */
 static void take_pending(const struct host *h, sigset_t *sent)
 {
+	const struct sigaction ignore = {.sa_handler = SIG_IGN};
 	const struct timespec now = {0};
-	sigset_t all;
+	sigset_t pending, one;
 	siginfo_t info;
-	int sig;
 
 	sigemptyset(sent);
-	sigfillset(&all);
-	while ((sig = RETRY(sigtimedwait(&all, &info, &now))) > 0) {
-		if (info.si_code == SI_USER && (info.si_pid == h->stepd || info.si_pid == 0))
+	(void)sigpending(&pending);
+	for (int sig = 1; sig < NSIG; sig++) {
+		if (sigismember(&pending, sig) != 1)
+			continue;
+		sigemptyset(&one);
+		sigaddset(&one, sig);
+		if (RETRY(sigtimedwait(&one, &info, &now)) == sig && info.si_code == SI_USER &&
+		    (info.si_pid == h->stepd || info.si_pid == 0))
 			sigaddset(sent, sig);
+		/* The rest of a queue, and what a timer sends again at once. */
+		(void)sigaction(sig, &ignore, NULL);
 	}
 }
 
