@@ -201,8 +201,11 @@ func (x *AdoptReply) GetNamespaces() map[string]string {
 }
 
 type RunRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Request       []byte                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"` // step.Request, JSON, schema 1
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Request []byte                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"` // step.Request, JSON, schema 1
+	// Wait as long as it takes for a share of the job that the step is one of. Without
+	// it the refusal has a Waits among its details.
+	Wait          bool `protobuf:"varint,2,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -244,6 +247,58 @@ func (x *RunRequest) GetRequest() []byte {
 	return nil
 }
 
+func (x *RunRequest) GetWait() bool {
+	if x != nil {
+		return x.Wait
+	}
+	return false
+}
+
+// Waits is a detail of RESOURCE_EXHAUSTED: the request would be met if it waited.
+type Waits struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	What          string                 `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"` // completes "waiting for"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Waits) Reset() {
+	*x = Waits{}
+	mi := &file_api_node_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Waits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Waits) ProtoMessage() {}
+
+func (x *Waits) ProtoReflect() protoreflect.Message {
+	mi := &file_api_node_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Waits.ProtoReflect.Descriptor instead.
+func (*Waits) Descriptor() ([]byte, []int) {
+	return file_api_node_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Waits) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
 type RunReply struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	JobId      uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
@@ -263,7 +318,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -275,7 +330,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -288,7 +343,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{4}
+	return file_api_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RunReply) GetJobId() uint32 {
@@ -349,7 +404,7 @@ type DryRunReply struct {
 
 func (x *DryRunReply) Reset() {
 	*x = DryRunReply{}
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -361,7 +416,7 @@ func (x *DryRunReply) String() string {
 func (*DryRunReply) ProtoMessage() {}
 
 func (x *DryRunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -374,7 +429,7 @@ func (x *DryRunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DryRunReply.ProtoReflect.Descriptor instead.
 func (*DryRunReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{5}
+	return file_api_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DryRunReply) GetPlan() []byte {
@@ -394,7 +449,7 @@ type LaunchRequest struct {
 
 func (x *LaunchRequest) Reset() {
 	*x = LaunchRequest{}
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -406,7 +461,7 @@ func (x *LaunchRequest) String() string {
 func (*LaunchRequest) ProtoMessage() {}
 
 func (x *LaunchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -419,7 +474,7 @@ func (x *LaunchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchRequest.ProtoReflect.Descriptor instead.
 func (*LaunchRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{6}
+	return file_api_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LaunchRequest) GetStep() *StepRef {
@@ -449,7 +504,7 @@ type AllocReply struct {
 
 func (x *AllocReply) Reset() {
 	*x = AllocReply{}
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -461,7 +516,7 @@ func (x *AllocReply) String() string {
 func (*AllocReply) ProtoMessage() {}
 
 func (x *AllocReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -474,7 +529,7 @@ func (x *AllocReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocReply.ProtoReflect.Descriptor instead.
 func (*AllocReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{7}
+	return file_api_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AllocReply) GetJobId() uint32 {
@@ -521,7 +576,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -533,7 +588,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -546,7 +601,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{8}
+	return file_api_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReleaseRequest) GetJobId() uint32 {
@@ -557,16 +612,18 @@ func (x *ReleaseRequest) GetJobId() uint32 {
 }
 
 type StepRef struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	JobId         uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
-	StepId        *uint32                `protobuf:"varint,2,opt,name=step_id,json=stepId,proto3,oneof" json:"step_id,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	JobId  uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	StepId *uint32                `protobuf:"varint,2,opt,name=step_id,json=stepId,proto3,oneof" json:"step_id,omitempty"`
+	// array_task makes it the job of this task of the job array job_id.
+	ArrayTask     *uint32 `protobuf:"varint,3,opt,name=array_task,json=arrayTask,proto3,oneof" json:"array_task,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepRef) Reset() {
 	*x = StepRef{}
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -578,7 +635,7 @@ func (x *StepRef) String() string {
 func (*StepRef) ProtoMessage() {}
 
 func (x *StepRef) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -591,7 +648,7 @@ func (x *StepRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRef.ProtoReflect.Descriptor instead.
 func (*StepRef) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{9}
+	return file_api_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StepRef) GetJobId() uint32 {
@@ -608,6 +665,13 @@ func (x *StepRef) GetStepId() uint32 {
 	return 0
 }
 
+func (x *StepRef) GetArrayTask() uint32 {
+	if x != nil && x.ArrayTask != nil {
+		return *x.ArrayTask
+	}
+	return 0
+}
+
 type StepReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Step          [][]byte               `protobuf:"bytes,1,rep,name=step,proto3" json:"step,omitempty"` // step.Record, JSON; several when only a job was named
@@ -617,7 +681,7 @@ type StepReply struct {
 
 func (x *StepReply) Reset() {
 	*x = StepReply{}
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +693,7 @@ func (x *StepReply) String() string {
 func (*StepReply) ProtoMessage() {}
 
 func (x *StepReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +706,7 @@ func (x *StepReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReply.ProtoReflect.Descriptor instead.
 func (*StepReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{10}
+	return file_api_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *StepReply) GetStep() [][]byte {
@@ -661,7 +725,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -673,7 +737,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -686,7 +750,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{11}
+	return file_api_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -705,7 +769,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -717,7 +781,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -730,7 +794,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{12}
+	return file_api_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListReply) GetStep() [][]byte {
@@ -751,7 +815,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -763,7 +827,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -776,7 +840,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{13}
+	return file_api_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SignalRequest) GetStep() *StepRef {
@@ -810,7 +874,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_api_node_proto_msgTypes[14]
+	mi := &file_api_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +886,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[14]
+	mi := &file_api_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +899,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{14}
+	return file_api_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CancelRequest) GetStep() *StepRef {
@@ -862,7 +926,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -874,7 +938,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -887,7 +951,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{15}
+	return file_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EventsRequest) GetStep() *StepRef {
@@ -913,7 +977,7 @@ type EventLine struct {
 
 func (x *EventLine) Reset() {
 	*x = EventLine{}
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +989,7 @@ func (x *EventLine) String() string {
 func (*EventLine) ProtoMessage() {}
 
 func (x *EventLine) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1002,7 @@ func (x *EventLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventLine.ProtoReflect.Descriptor instead.
 func (*EventLine) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{16}
+	return file_api_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EventLine) GetJson() []byte {
@@ -957,7 +1021,7 @@ type OutputPiece struct {
 
 func (x *OutputPiece) Reset() {
 	*x = OutputPiece{}
-	mi := &file_api_node_proto_msgTypes[17]
+	mi := &file_api_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -969,7 +1033,7 @@ func (x *OutputPiece) String() string {
 func (*OutputPiece) ProtoMessage() {}
 
 func (x *OutputPiece) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[17]
+	mi := &file_api_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -982,7 +1046,7 @@ func (x *OutputPiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputPiece.ProtoReflect.Descriptor instead.
 func (*OutputPiece) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{17}
+	return file_api_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *OutputPiece) GetData() []byte {
@@ -1001,7 +1065,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_api_node_proto_msgTypes[18]
+	mi := &file_api_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1077,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[18]
+	mi := &file_api_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1090,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{18}
+	return file_api_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NodeStatusReply) GetNode() []byte {
@@ -1045,7 +1109,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_api_node_proto_msgTypes[19]
+	mi := &file_api_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1057,7 +1121,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[19]
+	mi := &file_api_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1070,7 +1134,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{19}
+	return file_api_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DrainRequest) GetReason() string {
@@ -1105,7 +1169,7 @@ type ClientConfigReply struct {
 
 func (x *ClientConfigReply) Reset() {
 	*x = ClientConfigReply{}
-	mi := &file_api_node_proto_msgTypes[20]
+	mi := &file_api_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1117,7 +1181,7 @@ func (x *ClientConfigReply) String() string {
 func (*ClientConfigReply) ProtoMessage() {}
 
 func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[20]
+	mi := &file_api_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1130,7 +1194,7 @@ func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientConfigReply.ProtoReflect.Descriptor instead.
 func (*ClientConfigReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{20}
+	return file_api_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ClientConfigReply) GetNode() string {
@@ -1259,10 +1323,13 @@ const file_api_node_proto_rawDesc = "" +
 	"namespaces\x1a=\n" +
 	"\x0fNamespacesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"&\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\":\n" +
 	"\n" +
 	"RunRequest\x12\x18\n" +
-	"\arequest\x18\x01 \x01(\fR\arequest\"\xc5\x01\n" +
+	"\arequest\x18\x01 \x01(\fR\arequest\x12\x12\n" +
+	"\x04wait\x18\x02 \x01(\bR\x04wait\"\x1b\n" +
+	"\x05Waits\x12\x12\n" +
+	"\x04what\x18\x01 \x01(\tR\x04what\"\xc5\x01\n" +
 	"\bRunReply\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x17\n" +
 	"\astep_id\x18\x02 \x01(\rR\x06stepId\x12\x1d\n" +
@@ -1286,12 +1353,15 @@ const file_api_node_proto_rawDesc = "" +
 	"\bcpu_list\x18\x04 \x01(\tR\acpuList\x12\x1c\n" +
 	"\tpartition\x18\x05 \x01(\tR\tpartition\"'\n" +
 	"\x0eReleaseRequest\x12\x15\n" +
-	"\x06job_id\x18\x01 \x01(\rR\x05jobId\"J\n" +
+	"\x06job_id\x18\x01 \x01(\rR\x05jobId\"}\n" +
 	"\aStepRef\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x1c\n" +
-	"\astep_id\x18\x02 \x01(\rH\x00R\x06stepId\x88\x01\x01B\n" +
+	"\astep_id\x18\x02 \x01(\rH\x00R\x06stepId\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"\b_step_id\"\x1f\n" +
+	"array_task\x18\x03 \x01(\rH\x01R\tarrayTask\x88\x01\x01B\n" +
+	"\n" +
+	"\b_step_idB\r\n" +
+	"\v_array_task\"\x1f\n" +
 	"\tStepReply\x12\x12\n" +
 	"\x04step\x18\x01 \x03(\fR\x04step\"\x1f\n" +
 	"\vListRequest\x12\x10\n" +
@@ -1335,7 +1405,7 @@ const file_api_node_proto_rawDesc = "" +
 	"slurm_conf\x18\f \x01(\tR\tslurmConf\x12!\n" +
 	"\frequire_safe\x18\r \x01(\bR\vrequireSafe\x12)\n" +
 	"\x10plugstack_digest\x18\x0e \x01(\tR\x0fplugstackDigest\x12'\n" +
-	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xff\b\n" +
+	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xae\t\n" +
 	"\x04Node\x12/\n" +
 	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +
 	"\x06DryRun\x12\x14.stepd.v1.RunRequest\x1a\x15.stepd.v1.DryRunReply\x123\n" +
@@ -1349,6 +1419,7 @@ const file_api_node_proto_rawDesc = "" +
 	"\x04List\x12\x15.stepd.v1.ListRequest\x1a\x13.stepd.v1.ListReply\x122\n" +
 	"\x06Signal\x12\x17.stepd.v1.SignalRequest\x1a\x0f.stepd.v1.Empty\x122\n" +
 	"\x06Cancel\x12\x17.stepd.v1.CancelRequest\x1a\x0f.stepd.v1.Empty\x12-\n" +
+	"\aRequeue\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x12-\n" +
 	"\aSuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x12/\n" +
 	"\tUnsuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x125\n" +
 	"\x05Adopt\x12\x16.stepd.v1.AdoptRequest\x1a\x14.stepd.v1.AdoptReply\x128\n" +
@@ -1373,83 +1444,86 @@ func file_api_node_proto_rawDescGZIP() []byte {
 	return file_api_node_proto_rawDescData
 }
 
-var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_api_node_proto_goTypes = []any{
 	(*Empty)(nil),             // 0: stepd.v1.Empty
 	(*AdoptRequest)(nil),      // 1: stepd.v1.AdoptRequest
 	(*AdoptReply)(nil),        // 2: stepd.v1.AdoptReply
 	(*RunRequest)(nil),        // 3: stepd.v1.RunRequest
-	(*RunReply)(nil),          // 4: stepd.v1.RunReply
-	(*DryRunReply)(nil),       // 5: stepd.v1.DryRunReply
-	(*LaunchRequest)(nil),     // 6: stepd.v1.LaunchRequest
-	(*AllocReply)(nil),        // 7: stepd.v1.AllocReply
-	(*ReleaseRequest)(nil),    // 8: stepd.v1.ReleaseRequest
-	(*StepRef)(nil),           // 9: stepd.v1.StepRef
-	(*StepReply)(nil),         // 10: stepd.v1.StepReply
-	(*ListRequest)(nil),       // 11: stepd.v1.ListRequest
-	(*ListReply)(nil),         // 12: stepd.v1.ListReply
-	(*SignalRequest)(nil),     // 13: stepd.v1.SignalRequest
-	(*CancelRequest)(nil),     // 14: stepd.v1.CancelRequest
-	(*EventsRequest)(nil),     // 15: stepd.v1.EventsRequest
-	(*EventLine)(nil),         // 16: stepd.v1.EventLine
-	(*OutputPiece)(nil),       // 17: stepd.v1.OutputPiece
-	(*NodeStatusReply)(nil),   // 18: stepd.v1.NodeStatusReply
-	(*DrainRequest)(nil),      // 19: stepd.v1.DrainRequest
-	(*ClientConfigReply)(nil), // 20: stepd.v1.ClientConfigReply
-	nil,                       // 21: stepd.v1.AdoptReply.NamespacesEntry
+	(*Waits)(nil),             // 4: stepd.v1.Waits
+	(*RunReply)(nil),          // 5: stepd.v1.RunReply
+	(*DryRunReply)(nil),       // 6: stepd.v1.DryRunReply
+	(*LaunchRequest)(nil),     // 7: stepd.v1.LaunchRequest
+	(*AllocReply)(nil),        // 8: stepd.v1.AllocReply
+	(*ReleaseRequest)(nil),    // 9: stepd.v1.ReleaseRequest
+	(*StepRef)(nil),           // 10: stepd.v1.StepRef
+	(*StepReply)(nil),         // 11: stepd.v1.StepReply
+	(*ListRequest)(nil),       // 12: stepd.v1.ListRequest
+	(*ListReply)(nil),         // 13: stepd.v1.ListReply
+	(*SignalRequest)(nil),     // 14: stepd.v1.SignalRequest
+	(*CancelRequest)(nil),     // 15: stepd.v1.CancelRequest
+	(*EventsRequest)(nil),     // 16: stepd.v1.EventsRequest
+	(*EventLine)(nil),         // 17: stepd.v1.EventLine
+	(*OutputPiece)(nil),       // 18: stepd.v1.OutputPiece
+	(*NodeStatusReply)(nil),   // 19: stepd.v1.NodeStatusReply
+	(*DrainRequest)(nil),      // 20: stepd.v1.DrainRequest
+	(*ClientConfigReply)(nil), // 21: stepd.v1.ClientConfigReply
+	nil,                       // 22: stepd.v1.AdoptReply.NamespacesEntry
 }
 var file_api_node_proto_depIdxs = []int32{
-	21, // 0: stepd.v1.AdoptReply.namespaces:type_name -> stepd.v1.AdoptReply.NamespacesEntry
-	9,  // 1: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
-	9,  // 2: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
-	9,  // 3: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
-	9,  // 4: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
+	22, // 0: stepd.v1.AdoptReply.namespaces:type_name -> stepd.v1.AdoptReply.NamespacesEntry
+	10, // 1: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
+	10, // 2: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
+	10, // 3: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
+	10, // 4: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
 	3,  // 5: stepd.v1.Node.Run:input_type -> stepd.v1.RunRequest
 	3,  // 6: stepd.v1.Node.DryRun:input_type -> stepd.v1.RunRequest
 	3,  // 7: stepd.v1.Node.Reserve:input_type -> stepd.v1.RunRequest
-	6,  // 8: stepd.v1.Node.Launch:input_type -> stepd.v1.LaunchRequest
+	7,  // 8: stepd.v1.Node.Launch:input_type -> stepd.v1.LaunchRequest
 	3,  // 9: stepd.v1.Node.Alloc:input_type -> stepd.v1.RunRequest
-	8,  // 10: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
-	9,  // 11: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
-	9,  // 12: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
-	9,  // 13: stepd.v1.Node.Stat:input_type -> stepd.v1.StepRef
-	11, // 14: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
-	13, // 15: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
-	14, // 16: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
-	9,  // 17: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
-	9,  // 18: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
-	1,  // 19: stepd.v1.Node.Adopt:input_type -> stepd.v1.AdoptRequest
-	15, // 20: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
-	9,  // 21: stepd.v1.Node.Attach:input_type -> stepd.v1.StepRef
-	9,  // 22: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
-	0,  // 23: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
-	19, // 24: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
-	0,  // 25: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
-	0,  // 26: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
-	4,  // 27: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
-	5,  // 28: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
-	4,  // 29: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
-	4,  // 30: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
-	7,  // 31: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
-	0,  // 32: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
-	10, // 33: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
-	10, // 34: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
-	10, // 35: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
-	12, // 36: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
-	0,  // 37: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
-	0,  // 38: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
-	0,  // 39: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
-	0,  // 40: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
-	2,  // 41: stepd.v1.Node.Adopt:output_type -> stepd.v1.AdoptReply
-	16, // 42: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
-	4,  // 43: stepd.v1.Node.Attach:output_type -> stepd.v1.RunReply
-	17, // 44: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
-	18, // 45: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
-	0,  // 46: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
-	0,  // 47: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
-	20, // 48: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
-	27, // [27:49] is the sub-list for method output_type
-	5,  // [5:27] is the sub-list for method input_type
+	9,  // 10: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
+	10, // 11: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
+	10, // 12: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
+	10, // 13: stepd.v1.Node.Stat:input_type -> stepd.v1.StepRef
+	12, // 14: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
+	14, // 15: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
+	15, // 16: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
+	10, // 17: stepd.v1.Node.Requeue:input_type -> stepd.v1.StepRef
+	10, // 18: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
+	10, // 19: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
+	1,  // 20: stepd.v1.Node.Adopt:input_type -> stepd.v1.AdoptRequest
+	16, // 21: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
+	10, // 22: stepd.v1.Node.Attach:input_type -> stepd.v1.StepRef
+	10, // 23: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
+	0,  // 24: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
+	20, // 25: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
+	0,  // 26: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
+	0,  // 27: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
+	5,  // 28: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
+	6,  // 29: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
+	5,  // 30: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
+	5,  // 31: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
+	8,  // 32: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
+	0,  // 33: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
+	11, // 34: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
+	11, // 35: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
+	11, // 36: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
+	13, // 37: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
+	0,  // 38: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
+	0,  // 39: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
+	0,  // 40: stepd.v1.Node.Requeue:output_type -> stepd.v1.Empty
+	0,  // 41: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
+	0,  // 42: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
+	2,  // 43: stepd.v1.Node.Adopt:output_type -> stepd.v1.AdoptReply
+	17, // 44: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
+	5,  // 45: stepd.v1.Node.Attach:output_type -> stepd.v1.RunReply
+	18, // 46: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
+	19, // 47: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
+	0,  // 48: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
+	0,  // 49: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
+	21, // 50: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
+	28, // [28:51] is the sub-list for method output_type
+	5,  // [5:28] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -1461,14 +1535,14 @@ func file_api_node_proto_init() {
 		return
 	}
 	file_api_node_proto_msgTypes[1].OneofWrappers = []any{}
-	file_api_node_proto_msgTypes[9].OneofWrappers = []any{}
+	file_api_node_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_node_proto_rawDesc), len(file_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

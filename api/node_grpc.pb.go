@@ -39,6 +39,7 @@ const (
 	Node_List_FullMethodName         = "/stepd.v1.Node/List"
 	Node_Signal_FullMethodName       = "/stepd.v1.Node/Signal"
 	Node_Cancel_FullMethodName       = "/stepd.v1.Node/Cancel"
+	Node_Requeue_FullMethodName      = "/stepd.v1.Node/Requeue"
 	Node_Suspend_FullMethodName      = "/stepd.v1.Node/Suspend"
 	Node_Unsuspend_FullMethodName    = "/stepd.v1.Node/Unsuspend"
 	Node_Adopt_FullMethodName        = "/stepd.v1.Node/Adopt"
@@ -93,6 +94,10 @@ type NodeClient interface {
 	// Signal and Cancel act on one step, or on all steps of a job. Own steps; root: any.
 	Signal(ctx context.Context, in *SignalRequest, opts ...grpc.CallOption) (*Empty, error)
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*Empty, error)
+	// Requeue ends the batch job of a step and puts it back into the queue, where it
+	// waits for its next start under its number. Own jobs; root: any. Errors: NOT_FOUND,
+	// FAILED_PRECONDITION (it waits already, or is not to be run again).
+	Requeue(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error)
 	// Suspend makes the tasks of one step stand still, or of all steps of a job,
 	// which then takes no further ones: SIGTSTP, two seconds, then the freezer. It
 	// answers when they do. Unsuspend undoes it. Own steps; root: any, and what root
@@ -247,6 +252,16 @@ func (c *nodeClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Empty)
 	err := c.cc.Invoke(ctx, Node_Cancel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) Requeue(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, Node_Requeue_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -413,6 +428,10 @@ type NodeServer interface {
 	// Signal and Cancel act on one step, or on all steps of a job. Own steps; root: any.
 	Signal(context.Context, *SignalRequest) (*Empty, error)
 	Cancel(context.Context, *CancelRequest) (*Empty, error)
+	// Requeue ends the batch job of a step and puts it back into the queue, where it
+	// waits for its next start under its number. Own jobs; root: any. Errors: NOT_FOUND,
+	// FAILED_PRECONDITION (it waits already, or is not to be run again).
+	Requeue(context.Context, *StepRef) (*Empty, error)
 	// Suspend makes the tasks of one step stand still, or of all steps of a job,
 	// which then takes no further ones: SIGTSTP, two seconds, then the freezer. It
 	// answers when they do. Unsuspend undoes it. Own steps; root: any, and what root
@@ -488,6 +507,9 @@ func (UnimplementedNodeServer) Signal(context.Context, *SignalRequest) (*Empty, 
 }
 func (UnimplementedNodeServer) Cancel(context.Context, *CancelRequest) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
+}
+func (UnimplementedNodeServer) Requeue(context.Context, *StepRef) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method Requeue not implemented")
 }
 func (UnimplementedNodeServer) Suspend(context.Context, *StepRef) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method Suspend not implemented")
@@ -756,6 +778,24 @@ func _Node_Cancel_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_Requeue_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StepRef)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Requeue(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Requeue_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Requeue(ctx, req.(*StepRef))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Node_Suspend_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StepRef)
 	if err := dec(in); err != nil {
@@ -976,6 +1016,10 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Cancel",
 			Handler:    _Node_Cancel_Handler,
+		},
+		{
+			MethodName: "Requeue",
+			Handler:    _Node_Requeue_Handler,
 		},
 		{
 			MethodName: "Suspend",

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -127,5 +128,45 @@ func TestRootReservationOfDeadClient(t *testing.T) {
 	if text := readFile(t, marks); strings.Contains(text, "5 job_prolog") || !strings.Contains(text, "5 job_epilog") || strings.Contains(text, "2 ") {
 		t.Errorf("marks:\n%s", text)
 	}
+	n.checkClean(t)
+}
+
+// TestRootStepsWait: a step of a job that does not fit beside the others says in one line
+// what it waits for, and when that is free; what overlaps waits for nobody.
+func TestRootStepsWait(t *testing.T) {
+	n := startNode(t, site{})
+	r := n.do(t, call{args: []string{"alloc", "-Q", "-n2", "sh", "-c", `mkfifo f
+stepctl run -n2 -t 10 sh -c 'test $SLURM_PROCID = 1 || read x <f' &
+while ! stepctl show --json 1.0 2>/dev/null | grep -q '"state":"RUNNING"'; do :; done
+stepctl run -n1 echo second 2>e &
+while ! grep -q waiting e; do :; done
+stepctl run -n2 --overlap echo overlapping
+stepctl run -n2 -Q echo third &
+stepctl run -n3 true
+echo >f
+wait`}, env: n.withStepctl()})
+	if r.code != 0 || r.out != "overlapping\noverlapping\nsecond\nthird\nthird\n" {
+		t.Errorf("got %v", r)
+	}
+	if r.err != "stepctl: error: the step does not fit: it needs 3 CPUs in job 1, which has 2 CPUs; --overcommit shares CPUs among tasks\n" {
+		t.Errorf("stderr %q", r.err)
+	}
+	e := readFile(t, filepath.Join(n.wd, "e"))
+	if !regexp.MustCompile(`^stepctl: waiting for 1 CPU of job 1: free at (\d{4}-\d\d-\d\dT)?\d\d:\d\d at the latest\n$`).MatchString(e) {
+		t.Errorf("the step that waits: %q", e)
+	}
+	// Of a step of a step, which would wait for itself, too.
+	if r := n.do(t, call{args: []string{"alloc", "-Q", "-n2", "stepctl", "run", "stepctl", "run", "echo", "inner"}, env: n.withStepctl()}); r.out != "inner\ninner\ninner\ninner\n" {
+		t.Errorf("a step within a step: %v", r)
+	}
+	// What has no place on the node says when there will be some.
+	p := n.held(t, "-n60", "-t", "30")
+	r = n.ctl(t, "run", "-n5", "true")
+	if r.code != 1 || !regexp.MustCompile(`of its 64 CPUs 4 are free; --overcommit shares them with other steps; free at \S+ at the latest\n$`).MatchString(r.err) {
+		t.Errorf("got %v", r)
+	}
+	must(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	p.wait(t)
+	n.idle(t)
 	n.checkClean(t)
 }

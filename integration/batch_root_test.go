@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -142,4 +143,78 @@ func TestRootBatchScriptIsTheUsers(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestRootBatchArray: a job for each task, with its own output and variables; the highest
+// code is -W's.
+func TestRootBatchArray(t *testing.T) {
+	n := startNode(t, site{})
+	n.userFile(t, "job.sh", `#!/bin/sh
+#SBATCH -J name --array=1-5:2%1
+#SBATCH --comment-is-none-of-ours
+`, 0o755)
+	r := n.ctl(t, "batch", "job.sh")
+	if r.code != 1 || !strings.HasPrefix(r.err, "stepctl: error: job.sh:3: #SBATCH: unknown flag: --comment-is-none-of-ours") {
+		t.Errorf("a wrong line: %v", r)
+	}
+	n.userFile(t, "job.sh", `#!/bin/sh
+#SBATCH --array=1-5:2%1
+echo $SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT $SLURM_ARRAY_TASK_MIN-$SLURM_ARRAY_TASK_MAX:$SLURM_ARRAY_TASK_STEP $SLURM_JOB_ID
+stepctl run -o step.%A.%a echo of task $SLURM_ARRAY_TASK_ID
+exit $SLURM_ARRAY_TASK_ID
+`, 0o755)
+	r = n.do(t, call{args: []string{"batch", "-W", "job.sh"}, env: n.withStepctl()})
+	if r.code != 5 || r.out != "Submitted batch job 1\n" {
+		t.Errorf("got %v", r)
+	}
+	for i, task := range []int{1, 3, 5} {
+		if got, want := readFile(t, filepath.Join(n.wd, fmt.Sprintf("slurm-1_%d.out", task))), fmt.Sprintf("1 %d 3 1-5:2 %d\n", task, i+1); got != want {
+			t.Errorf("task %d: %q, want %q", task, got, want)
+		}
+		if got, want := readFile(t, filepath.Join(n.wd, fmt.Sprintf("step.1.%d", task))), fmt.Sprintf("of task %d\n", task); got != want {
+			t.Errorf("a step of task %d: %q", task, got)
+		}
+	}
+	n.idle(t)
+	contains(t, "ps", n.ctl(t, "ps", "--all").out, "1_1.batch ", "1_3.0 ", "1_5.batch ")
+	contains(t, "show", n.ctl(t, "show", "1_3.batch").out, "step 1_3.batch  FAILED")
+	for _, spec := range []string{"0-1001", "0-4294967295", "x", "1-2%0"} {
+		if r := n.ctl(t, "batch", "--wrap=true", "--array="+spec); r.code != 1 || !strings.Contains(r.err, "rray") {
+			t.Errorf("--array=%s: %v", spec, r)
+		}
+	}
+
+	// A job that has no place waits, and says so; it is run again under its number.
+	n.userFile(t, "job.sh", "#!/bin/sh\necho run ${SLURM_RESTART_COUNT:-0}\ntouch up\nwhile test ! -e go; do sleep 0.02; done\n", 0o755)
+	if r := n.ctl(t, "batch", "--parsable", "-n64", "--open-mode=append", "-o", "out", "job.sh"); r.out != "4\n" {
+		t.Fatal(r)
+	}
+	up := func() error { return os.Remove(filepath.Join(n.wd, "up")) }
+	eventually(t, 5*time.Second, "the script", up)
+	waiting := n.start(t, call{args: []string{"batch", "-W", "--wrap=exit 3", "-o", "/dev/null"}})
+	eventually(t, 5*time.Second, "the queue", func() error {
+		if r := n.ctl(t, "show", "5"); !strings.Contains(r.out, "PENDING") || !strings.Contains(r.out, "Resources: ") {
+			return errors.New(r.out)
+		}
+		return nil
+	})
+	if r := n.do(t, call{args: []string{"requeue", "4"}, uid: bob.uid}); r.code != 1 || !strings.Contains(r.err, "permission denied") {
+		t.Errorf("another's job was requeued: %v", r)
+	}
+	if r := n.ctl(t, "requeue", "4"); r.code != 0 {
+		t.Error(r)
+	}
+	eventually(t, 5*time.Second, "the second run", up)
+	n.userFile(t, "go", "", 0o644)
+	if r := waiting.wait(t); r.code != 3 {
+		t.Errorf("the job behind it: %v", r)
+	}
+	n.idle(t)
+	if got := readFile(t, filepath.Join(n.wd, "out")); !regexp.MustCompile(`^run 0\n.*STEP 4\.4294967291 ON vm CANCELLED AT \S+ \*\*\*\nrun 1\n$`).MatchString(got) {
+		t.Errorf("output %q", got)
+	}
+	if doc := n.show(t, "4.batch"); doc.State != "COMPLETED" {
+		t.Errorf("the batch step: %+v", doc)
+	}
+	n.checkClean(t)
 }

@@ -229,6 +229,39 @@ func TestRootPrologScriptFails(t *testing.T) {
 		t.Fatal(back)
 	}
 
+	// What it prints is read to the end, and the last of it is kept.
+	n.script(t, "prolog.sh", marks, "head -c 300M /dev/zero; head -c 100000 /dev/zero | tr '\\0' x; echo; echo last words; exit 1")
+	r = n.ctl(t, "run", "true")
+	if !strings.Contains(r.err, "exited with code 1: last words\n") || len(r.err) > 1000 {
+		t.Errorf("a prolog that prints a lot: %d bytes, %.1000v", len(r.err), r)
+	}
+	if back := n.ctlRoot(t, "node", "resume"); back.code != 0 {
+		t.Fatal(back)
+	}
+
+	// Root runs nothing that others may change.
+	for what, undo := range map[string]func() error{
+		"may be written by everybody, and root runs it: chmod o-w " + prolog: func() error { return os.Chmod(prolog, 0o757) },
+		"belongs to uid 7001, not to root, and root runs it: chown root":     func() error { return os.Chown(prolog, 7001, 0) },
+		"cannot run it: it is no executable file":                            func() error { return os.Chmod(prolog, 0o644) },
+		"cannot run it: no such file or directory":                           func() error { return os.Remove(prolog) },
+	} {
+		n.script(t, "prolog.sh", marks, "echo ran")
+		must(t, os.Chown(prolog, 0, 0))
+		must(t, os.Chmod(prolog, 0o755))
+		must(t, undo())
+		if r := n.ctl(t, "run", "true"); r.code != 182 || !strings.Contains(r.err, what) {
+			t.Errorf("want %q, got %v", what, r)
+		}
+		if back := n.ctlRoot(t, "node", "resume"); back.code != 0 {
+			t.Fatal(back)
+		}
+	}
+
+	must(t, os.WriteFile(prolog, nil, 0o755)) // it may be gone
+	must(t, os.Chown(prolog, 0, 0))
+	must(t, os.Chmod(prolog, 0o755))
+
 	// One that hangs is ended by its bound; what a batch job ends with says why.
 	n.script(t, "prolog.sh", marks, "sleep 1000")
 	n.userFile(t, "job.sh", "#!/bin/sh\ntouch ran\n", 0o755)

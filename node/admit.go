@@ -27,8 +27,9 @@ type share struct {
 	cpus []int
 	mb   uint64 // memory; 0 is none of its own
 	gres []step.GresAlloc
-	// held are those that no other step of the job gets.
-	held []step.GresAlloc
+	// held are those that no other step of the job gets; alone says so of the CPUs.
+	held  []step.GresAlloc
+	alone bool
 }
 
 // admitGrace is how long a step that does not fit waits for one that is
@@ -37,6 +38,23 @@ const admitGrace = 500 * time.Millisecond
 
 // epilogGrace is how long it waits where only epilogs stand between.
 const epilogGrace = time.Minute
+
+// admitWaiting is admit that waits for place in a job as long as ctx lasts.
+func (r *registry) admitWaiting(ctx context.Context, req *step.Request, uid uint32, asRoot bool) (*admission, error) {
+	w := new(waiter)
+	defer r.leaveQueue(req.Job, w)
+	for {
+		a, freed, err := r.tryAdmit(req, uid, asRoot, w)
+		if err == nil || freed == nil {
+			return a, err
+		}
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}
 
 // admit finds place for a step of uid, whose CPUs are want. asRoot callers
 // may use any job, others their own. Errors are gRPC statuses, and nothing is
@@ -47,7 +65,7 @@ func (r *registry) admit(ctx context.Context, req *step.Request, uid uint32, asR
 	defer epilogs.Stop()
 	limit := grace.C
 	for {
-		a, freed, err := r.tryAdmit(req, uid, asRoot)
+		a, freed, err := r.tryAdmit(req, uid, asRoot, nil)
 		if err == nil || freed == nil {
 			return a, err
 		}
@@ -73,9 +91,9 @@ func (r *registry) epilogsHold(want int) bool {
 	return ending > 0 && want <= r.pool.free()+ending
 }
 
-// tryAdmit is one try. A channel beside the error says that the release of
-// CPUs may change the answer.
-func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admission, <-chan struct{}, error) {
+// tryAdmit is one try, of w where the request waits for its turn. A channel beside the
+// error says that the release of CPUs may change the answer.
+func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waiter) (*admission, <-chan struct{}, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -93,6 +111,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admiss
 			var freed <-chan struct{}
 			if waits { // else it would not fit on the empty node either
 				freed = r.freed
+				err = fmt.Errorf("%w%s", err, r.freeOn(req, want))
 			}
 			return nil, freed, status.Error(codes.ResourceExhausted, err.Error())
 		}
@@ -113,11 +132,15 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool) (*admiss
 	case !req.Overcommit && want > len(j.cpus):
 		return nil, nil, status.Errorf(codes.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
 	}
-	sh, waits, err := r.takeInLocked(j, req)
+	sh, waits, err := r.takeInLocked(j, req, w)
 	if err != nil {
 		var freed <-chan struct{}
 		if waits {
+			j.queueLocked(w)
 			freed = r.freed
+		}
+		if _, ok := status.FromError(err); ok {
+			return nil, freed, err
 		}
 		return nil, freed, status.Error(codes.ResourceExhausted, err.Error())
 	}
@@ -150,11 +173,15 @@ func (r *registry) takeLocked(req *step.Request, want int) (sh share, waits bool
 	return sh, false, nil
 }
 
-// takeInLocked takes a step's share of its job: CPUs that its other steps use
-// least; all memory and generic resources unless it asks for some.
-func (r *registry) takeInLocked(j *job, req *step.Request) (sh share, waits bool, err error) {
-	if sh.cpus, err = j.pool.shareFor(req); err != nil {
+// takeInLocked takes a step's share of its job: CPUs that its other steps have not, or
+// use least; all memory and generic resources unless it asks for some.
+func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh share, waits bool, err error) {
+	var busy bool
+	if sh.cpus, sh.alone, busy, err = j.takeCPUs(req, w); err != nil {
 		return share{}, false, err
+	}
+	if busy {
+		return share{}, true, r.busyIn(j, req)
 	}
 	sh.mb, err = r.mem.forStep(req, len(sh.cpus), j.ID, j.MemoryMB)
 	switch {
@@ -165,14 +192,25 @@ func (r *registry) takeInLocked(j *job, req *step.Request) (sh share, waits bool
 		if sh.held, err = j.gres.take(req.Gres, req.Overcommit); err != nil {
 			waits = r.gresWaits(err)
 			err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, r.whoHasIn(j, err))
+			if waits {
+				err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", step.FormatGres(req.Gres), j.ID))
+			}
 		}
 		sh.gres = sh.held
 	}
 	if err != nil {
-		j.pool.release(sh.cpus)
+		j.releaseCPUs(sh)
 		return share{}, waits, err
 	}
 	return sh, false, nil
+}
+
+// releaseCPUs ends what takeCPUs has given.
+func (j *job) releaseCPUs(sh share) {
+	j.pool.release(sh.cpus)
+	if sh.alone {
+		j.alone.release(sh.cpus)
+	}
 }
 
 func (r *registry) gresWaits(err error) bool {

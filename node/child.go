@@ -132,7 +132,7 @@ func newOutput() (*output, *os.File, error) {
 
 func (o *output) read() {
 	defer close(o.done)
-	buf := make([]byte, outputMax)
+	buf := make([]byte, 16*outputMax) // a script that prints a lot must not keep noded busy
 	for {
 		n, err := o.r.Read(buf)
 		o.mu.Lock()

@@ -37,6 +37,11 @@ type Config struct {
 	// MaxTasks is MaxTasksPerNode; 0 is step.TasksMax.
 	MaxTasks int
 
+	// MaxArraySize is that of slurm.conf; 0 is 1001. NoRequeue is JobRequeue=0: batch jobs
+	// are run again only where they ask for it.
+	MaxArraySize int
+	NoRequeue    bool
+
 	// SlurmConf is the file that was read, "" without one.
 	SlurmConf string
 	Spank     step.SpankConf
@@ -159,6 +164,7 @@ type Plugin struct {
 // complete fills in the defaults and checks what New relies on.
 func (c *Config) complete() error {
 	setDefault(&c.MaxTasks, step.TasksMax)
+	setDefault(&c.MaxArraySize, 1001)
 	setDefault(&c.MPIDefault, "none")
 	setDefault(&c.KillWait, 30*time.Second)
 	setDefault(&c.UnkillableTimeout, 60*time.Second)

@@ -34,6 +34,9 @@ func (s *service) own(ctx context.Context, ref *api.StepRef) ([]*step.Record, er
 	if err != nil {
 		return nil, err
 	}
+	if err := s.n.ofTask(ref); err != nil {
+		return nil, err
+	}
 	if ref != nil && ref.StepId == nil {
 		// An allocation may have no steps.
 		if j := s.n.reg.job(ref.JobId); j != nil && !mayAct(p, j.UID) {
@@ -72,6 +75,9 @@ func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
 	if f := n.reg.follower(id); f != nil {
 		return []*step.Record{f.record()}, nil
 	}
+	if q := n.queue.waiting(id); q != nil {
+		return []*step.Record{q.record()}, nil
+	}
 	rec, err := n.store.step(id)
 	if errors.Is(err, errUnknown) {
 		return nil, status.Errorf(codes.NotFound, "no such step %q", id)
@@ -108,7 +114,7 @@ func (n *Node) list(all bool) ([]*step.Record, error) {
 			recs = append(recs, rec)
 		}
 	}
-	return n.wholes(recs, 0), nil
+	return n.wholes(n.withWaiting(recs), 0), nil
 }
 
 // wholes puts the records of whole steps in the place of those of this node's
@@ -140,6 +146,8 @@ func (n *Node) fresh(recs []*step.Record, job uint32) []*step.Record {
 	for i, rec := range recs {
 		if f := n.reg.follower(rec.ID); f != nil {
 			recs[i] = f.record()
+		} else if q := n.queue.waiting(rec.ID); q != nil {
+			recs[i] = q.record()
 		}
 	}
 	return n.wholes(recs, job)

@@ -204,14 +204,17 @@ func (f *follower) cleanup() {
 		f.log.Warnf("cannot remove result file: %v", err)
 	}
 	j := f.n.reg.remove(f)
+	over := f.n.batchOver(f.id)
 	if j == nil || !f.n.owed(epilogKind()) {
 		f.n.endJob(j)
 		close(f.ended)
 		f.measure()
+		over()
 		return
 	}
 	// The step has ended; the epilog is its job's.
 	close(f.ended)
 	f.measure()
+	over()
 	f.n.work.Go(func() { f.n.endJob(j) })
 }

@@ -18,6 +18,10 @@ type job struct {
 	// pool and gres are what its steps have of it.
 	pool *cpuPool
 	gres *gresPool
+	// alone counts the CPUs that steps have for themselves; waiters wait for some, in
+	// order.
+	alone   *cpuPool
+	waiters []*waiter
 	// running counts what may still use the job's CPUs: steps whose result is
 	// not known, and the client of an allocation; present also those that are
 	// being cleaned up.
@@ -53,7 +57,7 @@ type job struct {
 }
 
 func newJob(rec jobRecord, cpus []int, n int, cores ...Core) *job {
-	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus, cores...), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{})}
+	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus, cores...), alone: newCPUPool(cpus), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{})}
 }
 
 // jobRecord is a running job in the store.
@@ -95,6 +99,10 @@ type jobRecord struct {
 	// before, nil is nothing.
 	Deadline *time.Time    `json:"deadline,omitempty"`
 	Warn     *step.Warning `json:"warn,omitempty"`
+	// Array is the place of the job in a job array; Restarts counts how often it was put
+	// back into the queue.
+	Array    *step.ArrayTask `json:"array,omitempty"`
+	Restarts uint32          `json:"restarts,omitempty"`
 	// Names are published by the job's MPI programs for each other.
 	Names []published `json:"names,omitempty"`
 }
@@ -192,7 +200,8 @@ func (n *Node) endJob(j *job) {
 		log.Errorf("%v", err)
 	}
 	// The store last: until then a restarted noded does this again.
-	if err := n.store.endJob(j.ID); err != nil {
+	done, err := n.forgetJob(j.ID)
+	if err != nil {
 		log.Errorf("%v", err)
 	}
 	n.reg.gone(j)
@@ -200,6 +209,7 @@ func (n *Node) endJob(j *job) {
 		n.endPlace(j.ID, log)
 	}
 	close(j.ended)
+	done()
 }
 
 // endScripts kills what prolog and epilog have left running, and says what it was.

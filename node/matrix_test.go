@@ -76,6 +76,7 @@ func matrix() map[string]matrixRow {
 		"Wait":         refRow(owners),
 		"Show":         refRow(owners),
 		"Stat":         refRow(owners),
+		"Requeue":      refRow(owners),
 		"Suspend":      refRow(owners),
 		"Unsuspend":    refRow(owners),
 		"Output":       refRow(owners),

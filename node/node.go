@@ -45,6 +45,7 @@ type Node struct {
 	peers    *peers
 	heads    heads
 	clients  *clients
+	queue    queue
 	refusals refusals
 	// spoolWatch asks after the spool, published tells that requests are served.
 	spoolWatch *DirRoom
@@ -79,6 +80,8 @@ func New(cfg Config) (*Node, error) {
 	n.reg.perUser = cfg.PerUser
 	n.clients = &clients{most: cfg.PerUser.Connections, byUser: make(map[uint32]int)}
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
+	n.reg.killWait = cfg.KillWait
+	n.queue.all, n.queue.wake = make(map[uint32]*queued), make(chan struct{}, 1)
 	if cfg.Others != nil {
 		n.peers = &peers{cfg: cfg.Others, conns: make(map[string]*grpc.ClientConn)}
 	}
@@ -154,6 +157,7 @@ func (n *Node) Close(ctx context.Context) error {
 	n.Stop()
 	idle := make(chan struct{})
 	go func() {
+		n.queue.runs.Wait()
 		n.work.Wait()
 		close(idle)
 	}()

@@ -180,6 +180,9 @@ func (n *Node) bounded(ctx context.Context) (context.Context, context.CancelFunc
 
 // runScript runs one of the site's programs.
 func (n *Node) runScript(ctx context.Context, j *job, path string, env []string, log *logrus.Entry) error {
+	if err := n.cfg.Scripts.checkScript(path); err != nil {
+		return fmt.Errorf("cannot run it: %w", err)
+	}
 	ctx, cancel := n.bounded(ctx)
 	defer cancel()
 	return n.runProgram(ctx, j, path, env, log)

@@ -30,10 +30,14 @@ func (n *Node) Recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	waits, err := n.recoverQueue()
+	if err != nil {
+		return err
+	}
 	left := make(map[uint32][]*step.Record)
 	running := make(map[step.ID]bool)
 	for _, rec := range recs {
-		if !rec.State.Final() {
+		if !rec.State.Final() && !waits[rec.ID] {
 			left[rec.ID.Job] = append(left[rec.ID.Job], rec)
 			running[rec.ID] = true
 		}
@@ -73,6 +77,7 @@ func (n *Node) Recover(ctx context.Context) error {
 	for _, j := range ending {
 		n.work.Go(func() { n.endJob(j) })
 	}
+	n.queue.runs.Go(n.runQueue)
 	return nil
 }
 
@@ -184,6 +189,9 @@ func (f *follower) bury(reason string, state step.State) {
 			f.log.Warnf("%v", err)
 		}
 		f.log.Errorf("%s: killing the rest of the step", reason)
+		if state == step.NodeFail {
+			f.n.requeueLost(f.id.Job)
+		}
 		f.die(reason, state)
 	}
 	f.cleanup()

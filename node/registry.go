@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -28,6 +29,8 @@ type registry struct {
 	freed   chan struct{} // guarded by mu: closed and replaced when CPUs were released
 	drained drainRecord   // guarded by mu
 	closing bool          // guarded by mu
+	// killWait is what an end may take beyond a time limit.
+	killWait time.Duration
 }
 
 func newRegistry(cpus []int, mem Memory, gres []step.Gres, cores ...Core) *registry {
@@ -150,11 +153,14 @@ func (r *registry) takeBack(f *follower) {
 	}
 	f.replay = f.n.cfg.ReplayBytes // what it was allowed is its stepd's to know
 	r.replay[f.job.UID] += f.replay
-	f.share = share{cpus: cpus, mb: f.rec.MemoryMB, gres: f.rec.Gres}
+	f.share = share{cpus: cpus, mb: f.rec.MemoryMB, gres: f.rec.Gres, alone: f.rec.CPUsOwn}
 	if f.rec.GresOwn {
 		f.share.held = f.rec.Gres
 	}
 	f.job.pool.hold(f.share.cpus)
+	if f.share.alone {
+		f.job.alone.hold(f.share.cpus)
+	}
 	f.job.gres.hold(f.share.held)
 }
 
@@ -169,6 +175,7 @@ func (r *registry) setDrain(d drainRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.drained = d
+	r.tellFreed() // the queue looks at it
 }
 
 func (r *registry) drain() drainRecord {

@@ -17,6 +17,9 @@ func (r *registry) settle(f *follower) (cancel []*follower, idle bool) {
 // beside but.
 func (r *registry) shutLocked(j *job, but *follower) (steps []*follower) {
 	j.open, j.shut = false, true
+	if len(j.waiters) > 0 {
+		r.tellFreed() // they are not to wait any more
+	}
 	for id, f := range r.steps {
 		if id.Job == j.ID && f != but {
 			steps = append(steps, f)
@@ -48,9 +51,9 @@ func (r *registry) letGo(j *job) (ended *job, idle bool) {
 
 // giveBackLocked ends a step's share of its job.
 func (r *registry) giveBackLocked(j *job, sh share) {
-	j.pool.release(sh.cpus)
+	j.releaseCPUs(sh)
 	j.gres.release(sh.held)
-	if len(sh.held) > 0 {
+	if len(sh.held) > 0 || sh.alone {
 		r.tellFreed()
 	}
 }

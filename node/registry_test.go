@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -182,7 +183,7 @@ func TestAdmitResources(t *testing.T) {
 
 	// Its steps: all of it by default, a part that is their own, or none.
 	inJob := func(gres string) (*admission, error) {
-		return admit(r, 1000, func(req *step.Request) { req.Job, req.Gres = ptr(uint32(3)), want(t, gres) })
+		return admit(r, 1000, func(req *step.Request) { req.Job, req.Gres, req.Overlap = ptr(uint32(3)), want(t, gres), true })
 	}
 	whole, err := inJob("")
 	if err != nil || step.FormatAllocs(whole.gres) != "gpu:a:2(IDX:0-1)" || whole.mb != 600 {
@@ -248,5 +249,128 @@ func says(t *testing.T, err error, text string) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), text) {
 		t.Errorf("error %v, want %q", err, text)
+	}
+}
+
+// TestStepsAlone: steps of an allocation have their CPUs alone, wait in order, and overlap
+// where they are asked to.
+func TestStepsAlone(t *testing.T) {
+	r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)
+	job := ptr(uint32(1))
+	a, err := admit(r, 1000, func(r *step.Request) { r.NTasks = 4 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := time.Now().Add(time.Hour)
+	r.newJob(a, jobRecord{ID: 1, UID: 1000, Origin: step.OriginAlloc, Deadline: &end})
+	r.openJob(a.job)
+	of := func(n int, change func(*step.Request)) func(*step.Request) {
+		return func(r *step.Request) {
+			if r.Job, r.NTasks = job, n; change != nil {
+				change(r)
+			}
+		}
+	}
+	first, err := admit(r, 1000, of(3, nil))
+	if err != nil || !first.alone || !slices.Equal(first.cpus, []int{0, 1, 2}) {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	f := &follower{id: step.ID{Job: 1}, job: a.job, share: first.share, rec: step.Record{Submitted: time.Now(), TimeLimitS: 600}}
+	r.add(f)
+	_, err = admit(r, 1000, of(2, nil))
+	what := ""
+	for _, d := range status.Convert(err).Details() {
+		what = d.(*api.Waits).GetWhat()
+	}
+	if want := "2 CPUs of job 1: " + byTime(f.rec.Submitted.Add(10*time.Minute), time.Now()); what != want {
+		t.Errorf("waits for %q, want %q (%v)", what, want, err)
+	}
+	for _, share := range []func(*step.Request){func(r *step.Request) { r.Overlap = true }, func(r *step.Request) { r.Overcommit = true }} {
+		b, err := admit(r, 1000, of(4, share))
+		if err != nil || b.alone || len(b.cpus) != 4 {
+			t.Fatalf("%+v, %v", b, err)
+		}
+		r.abandon(b)
+	}
+	// In order: the small one, which would fit, comes behind the big one.
+	type came struct {
+		n int
+		a *admission
+	}
+	order := make(chan came, 2)
+	wait := func(n int) {
+		req := request("x")
+		of(n, nil)(&req)
+		go func() {
+			got, err := r.admitWaiting(t.Context(), &req, 1000, false)
+			if err != nil {
+				t.Errorf("%d: %v", n, err)
+			}
+			order <- came{n, got}
+		}()
+	}
+	queued := func(n int) {
+		for waiting := 0; waiting < n; {
+			time.Sleep(time.Millisecond)
+			r.mu.Lock()
+			waiting = len(a.job.waiters)
+			r.mu.Unlock()
+		}
+	}
+	wait(4)
+	queued(1)
+	wait(1)
+	queued(2)
+	r.settle(f)
+	big := <-order
+	if big.n != 4 || len(order) != 0 {
+		t.Fatalf("the step of %d CPUs came first", big.n)
+	}
+	r.abandon(big.a)
+	if small := <-order; small.n != 1 || !small.a.alone {
+		t.Errorf("%+v", small)
+	}
+	// Who gives up leaves the line, and the job's end is told to those in it.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	req := request("x")
+	of(4, nil)(&req)
+	if _, err := r.admitWaiting(ctx, &req, 1000, false); status.Code(err) != codes.Canceled || len(a.job.waiters) != 0 {
+		t.Errorf("%v, %d wait", err, len(a.job.waiters))
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.admitWaiting(t.Context(), &req, 1000, false)
+		ended <- err
+	}()
+	queued(1)
+	r.shut(a.job)
+	if err := <-ended; status.Code(err) != codes.NotFound {
+		t.Errorf("of a job that has ended: %v", err)
+	}
+}
+
+// TestFreeOn: a refusal says when there will be place, as far as all who are in the way
+// have a time limit.
+func TestFreeOn(t *testing.T) {
+	r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)
+	soon, late := time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
+	for i, end := range []*time.Time{&late, &soon, nil} {
+		a, err := admit(r, 1000, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.newJob(a, jobRecord{ID: uint32(i + 1), UID: 1000, Deadline: end})
+	}
+	for n, want := range map[int]string{
+		2: "; " + byTime(soon.Add(timeGrace), time.Now()), 3: "; " + byTime(late.Add(timeGrace), time.Now()), 4: "; when is not known: job 3 has no time limit",
+	} {
+		_, err := admit(r, 1000, func(r *step.Request) { r.NTasks = n })
+		if status.Code(err) != codes.ResourceExhausted || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%d CPUs: %v, want %q", n, err, want)
+		}
+	}
+	if free := r.usage().freeCPU; free != 1 {
+		t.Errorf("%d CPUs are free", free)
 	}
 }

@@ -43,14 +43,14 @@ func (r *reservation) close() {
 
 // reserve is the first half of a request's path: it ends with a number, and
 // the step in state. It is its caller's to launch or to give back, by claim.
-func (n *Node) reserve(ctx context.Context, caller api.Peer, raw []byte, state step.State) (*follower, *step.Spec, error) {
-	return n.reserveAs(ctx, caller, raw, state, step.ID{}, nil)
+func (n *Node) reserve(ctx context.Context, caller api.Peer, in *api.RunRequest, state step.State) (*follower, *step.Spec, error) {
+	return n.reserveAs(ctx, caller, in.GetRequest(), order{state: state, wait: in.GetWait()})
 }
 
-// reserveAs is reserve of a step of which more is known than was asked for: know
-// puts it into the spec, and want is its number, zero for the next.
-func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, state step.State, want step.ID, know func(*step.Spec)) (*follower, *step.Spec, error) {
-	received := time.Now()
+// reserveAs is reserve of a step of which more may be known than was asked for: the rest
+// of the order is made here.
+func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, in order) (*follower, *step.Spec, error) {
+	in.received = time.Now()
 	if len(raw) > api.RequestMax {
 		return nil, nil, api.TooLarge(len(raw))
 	}
@@ -64,7 +64,8 @@ func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, state
 	if err := n.check(req); err != nil {
 		return nil, nil, err
 	}
-	return n.reserveFor(ctx, caller, order{req: req, size: len(raw), state: state, received: received, want: want, know: know})
+	in.req, in.size = req, len(raw)
+	return n.reserveFor(ctx, caller, in)
 }
 
 // order is a request that was read and checked.
@@ -76,8 +77,12 @@ type order struct {
 	part     *part // nil for a step of this node
 	// want is the number that the step is to have; zero for the next.
 	want step.ID
+	// queued is the batch job that the request starts; nil is none.
+	queued *queuedRecord
 	// know puts what is known beside the request into the spec; nil is nothing.
 	know func(*step.Spec)
+	// wait for a share of the job as long as it takes.
+	wait bool
 }
 
 // reserveFor finds place for the request, and a number.
@@ -87,16 +92,28 @@ func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*foll
 		return nil, nil, err
 	}
 	place := *in.req // what is admitted is this node's part alone
+	// The whole of the others' step may not wait for one part, nor a program for the step
+	// that it has spawned.
+	place.Overlap = place.Overlap || in.part != nil || in.know != nil
 	if in.part != nil {
 		place.NTasks = in.part.tasks
 		if err := in.part.sameUser(user, n.cfg.NodeName); err != nil {
 			return nil, nil, err
 		}
 	}
-	a, err := n.reg.admit(ctx, &place, user.UID, caller.Root())
+	admit := n.reg.admit
+	if in.wait && place.Job != nil {
+		admit = n.reg.admitWaiting
+	}
+	a, err := admit(ctx, &place, user.UID, caller.Root())
 	if err != nil {
 		return nil, nil, err
 	}
+	return n.reserveAdmitted(caller, user, a, in)
+}
+
+// reserveAdmitted gives the request that has a place a number, or the place back.
+func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in order) (*follower, *step.Spec, error) {
 	if err := n.reg.reserve(caller.UID, in.size); err != nil {
 		n.endJob(n.reg.abandon(a))
 		return nil, nil, err
@@ -108,8 +125,12 @@ func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*foll
 	if in.know != nil {
 		in.know(spec)
 	}
+	if in.queued != nil {
+		spec.Array, spec.RestartCount = in.queued.Array, in.queued.Restarts
+	}
 	var f *follower
-	if err = n.confinable(spec); err == nil {
+	err := n.confinable(spec)
+	if err == nil {
 		f, err = n.number(spec, a, in)
 	}
 	if err != nil {
@@ -156,8 +177,8 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		Name: spec.Name, UID: spec.User.UID, User: spec.User.Name, Node: n.cfg.NodeName,
 		State: in.state, NTasks: spec.NTasks, Command: shownCommand(spec.Argv), Submitted: in.received,
 		Tasks: make([]step.Task, len(ranks)), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
-		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.held) > 0,
-		Parent: spec.Parent,
+		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.held) > 0, CPUsOwn: a.alone, TimeLimitS: spec.TimeLimitS,
+		Parent: spec.Parent, Array: spec.Array, Restarts: spec.RestartCount,
 	}
 	rec.Stdout, rec.Stderr = spec.OutputPlaces()
 	for i := range rec.Tasks {
@@ -173,7 +194,13 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		if in.part != nil {
 			job.Nodes, job.Head = in.part.nodes, in.part.head
 		}
-		if err := n.store.newJobAs(want, &job, spec.JobControl, &rec); err != nil {
+		var err error
+		if in.queued != nil {
+			err = n.store.startQueued(in.queued, &job, spec.JobControl, &rec)
+		} else {
+			err = n.store.newJobAs(want, &job, spec.JobControl, &rec)
+		}
+		if err != nil {
 			return nil, err
 		}
 		n.reg.newJob(a, job)
@@ -199,6 +226,7 @@ func (n *Node) jobOf(spec *step.Spec) jobRecord {
 		UID: spec.User.UID, User: spec.User.Name, GID: spec.User.GID, CPUs: spec.CPUs,
 		MemoryMB: spec.JobMemoryMB, Gres: spec.JobGres,
 		Origin: spec.Origin, Name: spec.Name, NTasks: spec.JobNTasks, WorkDir: spec.Cwd,
+		Array: spec.Array, Restarts: spec.RestartCount,
 	}
 	if spec.TimeLimitS > 0 {
 		end := time.Now().Add(time.Duration(spec.TimeLimitS) * time.Second)

@@ -216,7 +216,7 @@ func (tn *testNode) alloc(c *client, change func(*step.Request)) (uint32, error)
 func (tn *testNode) stepOf(job, uid uint32, argv ...string) step.ID {
 	tn.t.Helper()
 	req := request(argv...)
-	req.Job = &job
+	req.Job, req.Overlap = &job, true
 	return tn.run(uid, req)
 }
 

@@ -21,8 +21,8 @@ import (
 // run is the path of a request: who asks, what, for whom, is there place, a
 // number, a stepd. A refused request leaves nothing and spends no number; from
 // the number on, the step exists and a failure is its result.
-func (n *Node) run(ctx context.Context, caller api.Peer, raw []byte) (*follower, *step.Spec, error) {
-	f, _, err := n.reserve(ctx, caller, raw, step.Starting)
+func (n *Node) run(ctx context.Context, caller api.Peer, in *api.RunRequest) (*follower, *step.Spec, error) {
+	f, _, err := n.reserve(ctx, caller, in, step.Starting)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -192,6 +192,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 	s.MemoryMB, s.StepGres = a.mb, a.gres
 	s.JobMemoryMB, s.JobGres, s.JobCPUs = a.mb, a.gres, s.CPUs
 	if a.job != nil {
+		s.Array, s.RestartCount = a.job.Array, a.job.Restarts
 		s.JobMemoryMB, s.JobGres, s.JobCPUs = a.job.MemoryMB, a.job.Gres, a.job.CPUs
 		a.job.limitTime(s, time.Now())
 	}

@@ -45,7 +45,8 @@ func (n *Node) scriptEnv(j *jobRecord, k scriptKind, control [][]byte, more []st
 	set("SLURM_JOB_NTASKS", strconv.Itoa(j.NTasks))
 	set("SLURM_JOB_NUM_NODES", "1")
 	set("SLURM_JOB_PARTITION", n.cfg.Partition)
-	set("SLURM_JOB_RESTART_COUNT", "0")
+	set("SLURM_JOB_RESTART_COUNT", fmt.Sprint(j.Restarts))
+	env = append(env, j.Array.Env()...)
 	if j.Stdin != "" {
 		set("SLURM_JOB_STDIN", j.Stdin)
 	}

@@ -25,6 +25,8 @@ type Scripts struct {
 	Timeout time.Duration
 	// Dir is their working directory; "" is /.
 	Dir string
+	// Unsafe tells why a program is not root's alone; nil believes all of them.
+	Unsafe func(path string) error
 	// StackID names the plugin stack as it is now: the text changes with the
 	// stack and with the plugins' files, and is "" for a stack without plugins.
 	// nil is a stack without plugins for ever.
@@ -137,14 +139,28 @@ func (s *Scripts) checkScripts() error {
 		paths, err := s.paths(k)
 		errs = append(errs, err)
 		for _, p := range paths {
-			st, err := os.Stat(p)
-			switch {
-			case err != nil:
-				errs = append(errs, fmt.Errorf("cannot run %s: %w", k.name, err))
-			case !st.Mode().IsRegular() || st.Mode()&0o111 == 0:
-				errs = append(errs, fmt.Errorf("cannot run %s %q: it is no executable file", k.name, p))
+			if err := s.checkScript(p); err != nil {
+				errs = append(errs, fmt.Errorf("cannot run %s %q: %w", k.name, p, err))
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkScript refuses a program that is none, and one that others than root may
+// change: it is run as root.
+func (s *Scripts) checkScript(path string) error {
+	st, err := os.Stat(path)
+	switch {
+	case err != nil:
+		if e, ok := errors.AsType[*os.PathError](err); ok {
+			return e.Err // the caller names the path
+		}
+		return err
+	case !st.Mode().IsRegular() || st.Mode()&0o111 == 0:
+		return errors.New("it is no executable file")
+	case s.Unsafe != nil:
+		return s.Unsafe(path)
+	}
+	return nil
 }

@@ -18,7 +18,10 @@ func (s *service) Run(ctx context.Context, in *api.RunRequest) (*api.RunReply, e
 	if err != nil {
 		return nil, err
 	}
-	f, spec, err := s.n.run(ctx, caller, in.GetRequest())
+	if s.n.isBatch(in.GetRequest()) {
+		return s.submitBatch(ctx, caller, in.GetRequest())
+	}
+	f, spec, err := s.n.run(ctx, caller, in)
 	if several, ok := errors.AsType[errSeveral](err); ok {
 		return s.runHead(ctx, caller, several.req, in.GetRequest())
 	}
@@ -40,7 +43,7 @@ func (s *service) Reserve(ctx context.Context, in *api.RunRequest) (*api.RunRepl
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
-	f, spec, err := s.n.reserve(ctx, caller, in.GetRequest(), step.Pending)
+	f, spec, err := s.n.reserve(ctx, caller, in, step.Pending)
 	if several, ok := errors.AsType[errSeveral](err); ok {
 		return s.holdHead(ctx, caller, client, several.req, in.GetRequest())
 	}

@@ -139,8 +139,14 @@ func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty
 	if len(reason) > step.NameMax || checkWord(reason) != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
 	}
+	if err := s.n.ofTask(in.GetStep()); err != nil {
+		return nil, err
+	}
 	if ref := in.GetStep(); ref != nil && ref.StepId == nil {
 		if ended, err := s.cancelJob(ctx, ref.GetJobId(), reason); ended || err != nil {
+			return &api.Empty{}, err
+		}
+		if told, err := s.cancelArray(ctx, ref, reason); told || err != nil {
 			return &api.Empty{}, err
 		}
 	}

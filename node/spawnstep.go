@@ -94,7 +94,7 @@ func (n *Node) reserveSpawned(ctx context.Context, parent *follower, raw []byte,
 		if err != nil {
 			return nil, err
 		}
-		f, _, err := n.reserveAs(ctx, api.Peer{}, raw, step.Starting, want, sp.tell)
+		f, _, err := n.reserveAs(ctx, api.Peer{}, raw, order{state: step.Starting, want: want, know: sp.tell})
 		taken, ok := errors.AsType[errTaken](err)
 		if !ok {
 			return f, err

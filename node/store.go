@@ -27,17 +27,19 @@ type store struct {
 
 // The buckets. Keys are big-endian, so that the order of keys is that of numbers.
 var (
-	bucketMeta    = []byte("meta")    // keyLastJob, keyEnded, keyDrain, keyCrashes
-	bucketJobs    = []byte("jobs")    // job -> jobRecord, JSON; running jobs only
-	bucketControl = []byte("control") // job -> its job control environment, JSON; where it has one
-	bucketSteps   = []byte("steps")   // job, step -> step.Record, JSON
-	bucketEnded   = []byte("ended")   // end time, job, step -> nothing; what may be forgotten, oldest first
-	bucketHeld    = []byte("held")    // job, step -> heldRecord, JSON; of which processes are left
-	bucketHeads   = []byte("heads")   // job, step -> headRecord, JSON; steps of several nodes that run
-	keyLastJob    = []byte("last_job")
-	keyEnded      = []byte("ended") // how many entries bucketEnded has
-	keyDrain      = []byte("drain")
-	keyCrashes    = []byte("crashes") // path of a plugin -> crashRecord, JSON
+	bucketMeta     = []byte("meta")     // keyLastJob, keyEnded, keyDrain, keyCrashes
+	bucketJobs     = []byte("jobs")     // job -> jobRecord, JSON; running jobs only
+	bucketControl  = []byte("control")  // job -> its job control environment, JSON; where it has one
+	bucketSteps    = []byte("steps")    // job, step -> step.Record, JSON
+	bucketEnded    = []byte("ended")    // end time, job, step -> nothing; what may be forgotten, oldest first
+	bucketHeld     = []byte("held")     // job, step -> heldRecord, JSON; of which processes are left
+	bucketHeads    = []byte("heads")    // job, step -> headRecord, JSON; steps of several nodes that run
+	bucketQueue    = []byte("queue")    // job -> queuedRecord, JSON; batch jobs that have not ended for good
+	bucketRequests = []byte("requests") // job -> the request of a batch job, or of an array of them, as it came
+	keyLastJob     = []byte("last_job")
+	keyEnded       = []byte("ended") // how many entries bucketEnded has
+	keyDrain       = []byte("drain")
+	keyCrashes     = []byte("crashes") // path of a plugin -> crashRecord, JSON
 )
 
 // openStore opens the database, or makes an empty one. The caller holds the spool's lock.
@@ -56,7 +58,7 @@ func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error
 		return nil, fmt.Errorf("cannot protect state: %w", err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded, bucketHeld, bucketHeads} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded, bucketHeld, bucketHeads, bucketQueue, bucketRequests} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
@@ -228,24 +230,29 @@ func (s *store) put(rec *step.Record) error {
 // too many. It returns whom it forgot, so that their logs go too.
 func (s *store) finish(rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
 	err = s.db.Update(func(tx *bbolt.Tx) error {
-		if err := putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec); err != nil {
-			return err
-		}
-		if err := tx.Bucket(bucketEnded).Put(endedKey(now, rec.ID), nil); err != nil {
-			return err
-		}
-		var err error
-		meta := tx.Bucket(bucketMeta)
-		ended := getNumber(meta, keyEnded) + 1
-		if forgotten, err = s.forget(tx, now, int(ended)-s.keepSteps); err != nil {
-			return err
-		}
-		return putNumber(meta, keyEnded, ended-uint32(len(forgotten)))
+		forgotten, err = s.finishIn(tx, rec, now)
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot store the result of step %s: %w", rec.ID, err)
 	}
 	return forgotten, nil
+}
+
+// finishIn is finish within a transaction.
+func (s *store) finishIn(tx *bbolt.Tx, rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
+	if err := putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec); err != nil {
+		return nil, err
+	}
+	if err := tx.Bucket(bucketEnded).Put(endedKey(now, rec.ID), nil); err != nil {
+		return nil, err
+	}
+	meta := tx.Bucket(bucketMeta)
+	ended := getNumber(meta, keyEnded) + 1
+	if forgotten, err = s.forget(tx, now, int(ended)-s.keepSteps); err != nil {
+		return nil, err
+	}
+	return forgotten, putNumber(meta, keyEnded, ended-uint32(len(forgotten)))
 }
 
 // forgetMax bounds what one step's end pays for others.

@@ -32,6 +32,9 @@ func (s *service) Suspend(ctx context.Context, in *api.StepRef) (*api.Empty, err
 	}
 	// The job first: then no step begins that is not suspended below.
 	j := s.n.reg.job(in.GetJobId())
+	if q := s.n.queue.waiting(step.ID{Job: in.GetJobId(), Step: step.BatchStep}); q != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "job %d: %v", q.job, errWaits)
+	}
 	if j == nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "job %d has ended", in.GetJobId())
 	}

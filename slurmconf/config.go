@@ -120,6 +120,10 @@ type Config struct {
 	// be used: "gres/gpu: slurm.conf has 2, gres.conf 1".
 	DrainReasons []string
 
+	// MaxArraySize is one more than the highest task number of a job array: 1001 by default.
+	// JobRequeue is 1 (the default) where batch jobs may be run again unless they forbid it.
+	MaxArraySize, JobRequeue int
+
 	// MaxTasksPerNode is 65533 by default, the highest value (rulings 23).
 	MaxTasksPerNode  int
 	TmpFS            string // default "/tmp"
@@ -155,6 +159,8 @@ func defaults(hostname string) *Config {
 		JobAcctGatherType:       "none",
 		JobAcctGatherFrequency:  30 * time.Second,
 		SelectType:              "select/cons_tres",
+		MaxArraySize:            1001,
+		JobRequeue:              1,
 		MaxTasksPerNode:         65533,
 		TmpFS:                   "/tmp",
 		Stepd: Stepd{

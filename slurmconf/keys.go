@@ -65,6 +65,8 @@ func (l *loader) slurmKeys() keySet {
 		"maxmempercpu":                  memory(&c.MaxMemPerCPU),
 		"maxmempernode":                 memory(&c.MaxMemPerNode),
 		"grestypes":                     gresTypes(&c.GresTypes),
+		"maxarraysize":                  count(&c.MaxArraySize, 1, step.ArrayMax),
+		"jobrequeue":                    count(&c.JobRequeue, 0, 1),
 		"maxtaskspernode":               count(&c.MaxTasksPerNode, 1, 65533),
 		"tmpfs":                         absolute(&c.TmpFS),
 		"launchparameters":              list(&c.LaunchParameters),

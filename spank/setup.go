@@ -110,7 +110,7 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	w.tlvU64(tagStepMem, s.MemoryMB)
 	w.tlvU32(tagRestarts, s.RestartCount)
 	w.tlvU32(tagArrayID, arrayID(s))
-	w.tlvU32(tagArrayTask, noArrayTask)
+	w.tlvU32(tagArrayTask, arrayTask(s))
 	putJob(w, s)
 	for _, a := range s.Argv {
 		w.tlvStr(tagArg, a)
@@ -230,7 +230,17 @@ func totalTasks(s *step.Spec) uint32 {
 	return uint32(s.NTasks)
 }
 
+func arrayTask(s *step.Spec) uint32 {
+	if s.Array != nil {
+		return s.Array.Task
+	}
+	return noArrayTask
+}
+
 func arrayID(s *step.Spec) uint32 {
+	if s.Array != nil {
+		return s.Array.Job
+	}
 	if isBatch(s) {
 		return 0
 	}

@@ -10,7 +10,7 @@ import (
 const pathMax = 4096
 
 // ExpandPattern makes a file name of srun's pattern (srun(1), IO redirection):
-// %A and %j the job id, %a the array task, %J "job.step", %s the step, %N the
+// %j the job id, %A that of its array, %a the array task, %J "job.step", %s the step, %N the
 // node's name, %n its number, %t the rank, %u the user, %x the job's name, %%.
 // A number between % and the letter pads with zeros, to ten digits at most. A
 // backslash anywhere keeps all of the pattern as it is, but for the backslashes: each
@@ -63,9 +63,17 @@ func checkName(pattern, name string) (string, error) {
 func expandLetter(letter byte, width int, whole string, s *Spec, rank int) string {
 	num := func(n uint64) string { return fmt.Sprintf("%0*d", width, n) }
 	switch letter {
-	case 'A', 'j':
+	case 'j':
+		return num(uint64(s.ID.Job))
+	case 'A':
+		if s.Array != nil {
+			return num(uint64(s.Array.Job))
+		}
 		return num(uint64(s.ID.Job))
 	case 'a':
+		if s.Array != nil {
+			return num(uint64(s.Array.Task))
+		}
 		return num(4294967294) // NO_VAL: the job is no array
 	case 'J':
 		return s.ID.String()

@@ -40,7 +40,12 @@ type Record struct {
 	MemoryMB uint64      `json:"memory_mb,omitempty"`
 	Gres     []GresAlloc `json:"gres,omitempty"`
 	GresOwn  bool        `json:"gres_own,omitempty"`
-	StepdPID int         `json:"stepd_pid,omitempty"`
+	// CPUsOwn: no other step of its job was given the same CPUs.
+	CPUsOwn bool `json:"cpus_own,omitempty"`
+	// TimeLimitS is how long it may run, in seconds, or its job if that is less; 0 is no
+	// limit.
+	TimeLimitS int `json:"time_limit_s,omitempty"`
+	StepdPID   int `json:"stepd_pid,omitempty"`
 	// StepdStart is stepd's start time in clock ticks since boot: with
 	// StepdPID and BootID it names one process for ever (pids come again).
 	StepdStart uint64 `json:"stepd_start,omitempty"`
@@ -57,6 +62,10 @@ type Record struct {
 	Suspended        *time.Time `json:"suspended"`
 	SuspendedBy      *uint32    `json:"suspended_by,omitempty"`
 	SuspendedSeconds float64    `json:"suspended_seconds,omitempty"`
+	// Array is the place of the job in a job array, null without one. Restarts counts how
+	// often it was put back into the queue.
+	Array    *ArrayTask `json:"array,omitempty"`
+	Restarts uint32     `json:"restarts,omitempty"`
 	// Survivors are the first of the processes that SIGKILL has not ended within
 	// UnkillableStepTimeout, as they were then; SurvivorsTotal counts all.
 	Survivors      []Survivor `json:"survivors,omitempty"`

@@ -1,5 +1,7 @@
 package step
 
+import "time"
+
 // Schema is the version of every JSON document of this package.
 const Schema = 1
 
@@ -30,6 +32,9 @@ type Request struct {
 	TasksPerNode int  `json:"tasks_per_node,omitempty"`
 	CPUsPerTask  int  `json:"cpus_per_task"` // -c; at least 1
 	Overcommit   bool `json:"overcommit,omitempty"`
+	// Overlap lets a step of a job share CPUs with the job's other steps, and waits for
+	// none of them.
+	Overlap bool `json:"overlap,omitempty"`
 	// Binding is where on the node the tasks are to run.
 	Binding Binding `json:"binding,omitzero"`
 
@@ -100,6 +105,12 @@ type Request struct {
 	// the job's, whose batch step is one task that runs this script. Argv is
 	// then its name, as the user gave it, and its arguments.
 	Script []byte `json:"script,omitempty"`
+	// Array makes a job of each of its tasks (ParseArray), Begin is when a job may start at
+	// the earliest; "" and nil are neither. Requeue says whether it may be run again, nil is
+	// JobRequeue of slurm.conf. They are those of a batch job alone.
+	Array   string     `json:"array,omitempty"`
+	Begin   *time.Time `json:"begin,omitempty"`
+	Requeue *bool      `json:"requeue,omitempty"`
 }
 
 // Warning is a signal that tells the tasks that their time is nearly over (--signal).
@@ -204,6 +215,8 @@ type Spec struct {
 	Partition    string `json:"partition"`
 	SlurmConf    string `json:"slurm_conf,omitempty"`
 	RestartCount uint32 `json:"restart_count,omitempty"`
+	// Array is the job's place in a job array; nil without one.
+	Array *ArrayTask `json:"array_task,omitempty"`
 
 	// MPIConf is what the site says to MPI plugins.
 	MPIConf   MPIConf     `json:"mpi_conf,omitzero"`

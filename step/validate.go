@@ -39,7 +39,7 @@ func bad(field, format string, args ...any) error {
 // (who may name a user, how many CPUs there are) is noded's to check.
 func (r *Request) Validate() error {
 	for _, check := range []func() error{
-		r.checkIdentity, r.checkCounts, r.checkNodes, r.checkMemory, r.checkGres, r.checkArgv, r.checkApps, r.checkEnv, r.checkPlace, r.checkStreams, r.checkTerminal, r.checkWords, r.checkSpank, r.checkBinding, r.checkTime, r.checkTaskScripts, r.checkSent,
+		r.checkIdentity, r.checkCounts, r.checkNodes, r.checkMemory, r.checkGres, r.checkArgv, r.checkApps, r.checkEnv, r.checkPlace, r.checkStreams, r.checkTerminal, r.checkWords, r.checkSpank, r.checkBinding, r.checkTime, r.checkTaskScripts, r.checkSent, r.checkQueue,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -263,6 +263,22 @@ func (s *Spec) Validate() error {
 	}
 	if len(cpus) != s.NCPUs {
 		return bad("ncpus", "%d, but cpus %q names %d", s.NCPUs, s.CPUs, len(cpus))
+	}
+	return nil
+}
+
+// checkQueue: only a batch job waits for its start.
+func (r *Request) checkQueue() error {
+	if len(r.Script) > 0 {
+		return nil
+	}
+	switch {
+	case r.Array != "":
+		return bad("array", "only a batch job may be an array")
+	case r.Begin != nil:
+		return bad("begin", "only a batch job may begin later")
+	case r.Requeue != nil:
+		return bad("requeue", "only a batch job may be run again")
 	}
 	return nil
 }

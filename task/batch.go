@@ -45,6 +45,13 @@ func batchEnv(s *step.Spec) []string {
 	env.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
 	tellResources(env, s)
 	// Commands in the script find this node's daemon (rulings 29).
+	for _, e := range s.Array.Env() {
+		name, value, _ := strings.Cut(e, "=")
+		env.set(name, value)
+	}
+	if s.RestartCount > 0 {
+		env.set("SLURM_RESTART_COUNT", u32(s.RestartCount))
+	}
 	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
 	return env.list
 }

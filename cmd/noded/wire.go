@@ -71,6 +71,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		NodeName: s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
 		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File,
 		CPUs: cpus, MemoryBytes: memory, MaxTasks: s.conf.MaxTasksPerNode,
+		MaxArraySize: s.conf.MaxArraySize, NoRequeue: s.conf.JobRequeue == 0,
 		Spank: s.spank(), Scripts: s.scripts(), QuarantineAfter: s.conf.Stepd.QuarantineAfter,
 		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), SpawnMax: s.conf.Stepd.SpawnStepsMax, NamesMax: s.conf.Stepd.PublishedNamesMax, MPI: step.MPIConf{PMI2: s.conf.Stepd.PMI2, PMIx: s.conf.Mpi},
 		Acct: s.accounting(), LeftUsage: s.leftUsage(tracker),
@@ -207,6 +208,7 @@ func (s *site) scripts() node.Scripts {
 	stack := &stackID{file: s.conf.PlugStackConfig, dirs: s.conf.PluginDir}
 	out := node.Scripts{
 		Prolog: s.conf.Prolog, Epilog: s.conf.Epilog, Timeout: s.conf.PrologEpilogTimeout, StackID: stack.ID,
+		Unsafe: unsafeScript,
 	}
 	for _, f := range s.conf.PrologFlags {
 		// The other two imply it (slurm.conf(5)).
@@ -221,6 +223,16 @@ func (s *site) scripts() node.Scripts {
 		out.Dir = filepath.Dir(s.conf.SlurmdLogFile)
 	}
 	return out
+}
+
+// unsafeScript tells who beside root may change what is run as root.
+func unsafeScript(path string) error {
+	for _, p := range spank.Way(path) {
+		if why, remedy := spank.UnsafeFile(p); why != "" {
+			return fmt.Errorf("%q %s, and root runs it: %s", p, why, remedy)
+		}
+	}
+	return nil
 }
 
 // lint is what the check of the plugin stack is told.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -12,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,8 +23,12 @@ import (
 // batchOptions are those of batch beyond run's.
 type batchOptions struct {
 	runOptions
-	wait bool
-	wrap string
+	wait, parsable     bool
+	wrap               string
+	array, begin       string
+	requeue, noRequeue bool
+	// lines are where the script gives options.
+	lines optionLines
 }
 
 func batchCommand(d *dialer) *cobra.Command {
@@ -49,21 +53,33 @@ func batchCommand(d *dialer) *cobra.Command {
 			if err := optionsFromEnv(c.Flags(), batchEnvOptions); err != nil {
 				return err
 			}
-			if err := scriptOptions(c, d.plugins, script); err != nil {
+			if o.lines, err = scriptOptions(c, d.plugins, argv[0], script); err != nil {
 				return err
 			}
 			code, err := batch(client, o, d.plugins, script, argv)
+			err = o.lines.place(err)
 			if err == nil && code != 0 {
 				return exitError(code)
 			}
 			return err
 		},
 	}
-	o.bindJob(c)
-	o.bindOutput(c, "none", "slurm-%j.out")
-	c.Flags().BoolVarP(&o.wait, "wait", "W", false, "wait for the job's end and exit with its code")
+	o.bind(c)
 	c.Flags().StringVar(&o.wrap, "wrap", "", "a command of the shell instead of a script")
 	return c
+}
+
+// bind binds what the lines of a script may say, too.
+func (o *batchOptions) bind(c *cobra.Command) {
+	o.bindJob(c)
+	o.bindOutput(c, "none", "slurm-%j.out")
+	f := c.Flags()
+	f.BoolVarP(&o.wait, "wait", "W", false, "wait for the job's end and exit with its code")
+	f.StringVarP(&o.array, "array", "a", "", "a job for each of these task numbers: 0-15, 1,3,7 or 0-15:4; %N at the end: at most N at a time")
+	f.StringVarP(&o.begin, "begin", "b", "", "start at this time or later: HH:MM, YYYY-MM-DD[THH:MM[:SS]], now+N[minutes|hours|days], midnight, noon, tomorrow")
+	f.BoolVar(&o.requeue, "requeue", false, "run it again when the node was lost, or by stepctl requeue (default: JobRequeue)")
+	f.BoolVar(&o.noRequeue, "no-requeue", false, "never run it again")
+	f.BoolVar(&o.parsable, "parsable", false, "print the job's number alone")
 }
 
 // script reads the script, as the caller.
@@ -101,120 +117,6 @@ func (o *batchOptions) script(argv []string) ([]byte, []string, error) {
 	return b, argv, nil
 }
 
-// scriptOptions applies the #SBATCH lines that the command line does not
-// overrule.
-func scriptOptions(c *cobra.Command, p *plugins, script []byte) error {
-	args, err := sbatchLines(script)
-	if err != nil || len(args) == 0 {
-		return err
-	}
-	fresh := &batchOptions{}
-	of := &cobra.Command{Use: "batch", SilenceErrors: true, SilenceUsage: true}
-	fresh.bindJob(of)
-	fresh.bindOutput(of, "none", "slurm-%j.out")
-	of.Flags().BoolVarP(&fresh.wait, "wait", "W", false, "")
-	line := p.given
-	p.given = nil
-	for i, o := range p.options {
-		if f := c.Flags().Lookup(o.Name); f != nil {
-			if _, ours := f.Value.(*pluginFlag); ours {
-				of.Flags().VarPF(&pluginFlag{p, i}, o.Name, "", "").NoOptDefVal = f.NoOptDefVal
-			}
-		}
-	}
-	if err := of.ParseFlags(args); err != nil {
-		return fmt.Errorf("#SBATCH: %w", flagError(of.Flags(), err))
-	}
-	if err := contradictions(of.Flags()); err != nil {
-		return fmt.Errorf("#SBATCH: %w", err)
-	}
-	if left := of.Flags().Args(); len(left) > 0 {
-		return fmt.Errorf("#SBATCH: %q is no option", left[0])
-	}
-	p.given = append(p.given, line...) // the command line's are called last, and win
-	for _, f := range setFlags(of) {
-		own := c.Flags().Lookup(f.Name)
-		if _, plugin := f.Value.(*pluginFlag); plugin || own == nil || own.Changed || overruled(c.Flags(), f.Name) {
-			continue
-		}
-		if err := own.Value.Set(f.Value.String()); err != nil {
-			return fmt.Errorf("#SBATCH: --%s: %w", f.Name, err)
-		}
-	}
-	return nil
-}
-
-// sbatchLines collects the words of the #SBATCH and #STEP lines: they end at the first
-// line that is neither empty nor a comment.
-func sbatchLines(script []byte) ([]string, error) {
-	var args []string
-	lines := bufio.NewScanner(bytes.NewReader(script))
-	lines.Buffer(nil, step.ScriptMax)
-	for n := 1; lines.Scan(); n++ {
-		line := strings.TrimSpace(lines.Text())
-		rest, ok := strings.CutPrefix(line, "#SBATCH")
-		if !ok {
-			rest, ok = strings.CutPrefix(line, "#STEP")
-		}
-		switch {
-		case ok && (rest == "" || rest[0] == ' ' || rest[0] == '\t'):
-			words, err := splitWords(rest)
-			if err != nil {
-				return nil, fmt.Errorf("line %d of the script: %w", n, err)
-			}
-			args = append(args, words...)
-		case line != "" && line[0] != '#':
-			return args, nil
-		}
-	}
-	return args, lines.Err()
-}
-
-// splitWords splits at blanks; quotes and backslashes keep them, and an
-// unquoted # ends the line.
-func splitWords(s string) ([]string, error) {
-	var words []string
-	var word strings.Builder
-	in, quote := false, byte(0)
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		switch {
-		case quote != 0 && c == quote:
-			quote = 0
-		case quote == '\'':
-			word.WriteByte(c)
-		case c == '\\':
-			if i++; i == len(s) {
-				return nil, errors.New("it ends with a backslash")
-			}
-			word.WriteByte(s[i])
-			in = true
-		case quote != 0:
-			word.WriteByte(c)
-		case c == '"' || c == '\'':
-			quote, in = c, true
-		case c == ' ' || c == '\t':
-			if in {
-				words = append(words, word.String())
-				word.Reset()
-			}
-			in = false
-		case c == '#' && !in:
-			return words, nil
-		default:
-			word.WriteByte(c)
-			in = true
-		}
-	}
-	if quote != 0 {
-		return nil, fmt.Errorf("the quote %c is not closed", quote)
-	}
-	if in {
-		words = append(words, word.String())
-	}
-	return words, nil
-}
-
 // batch submits the script.
 func batch(client api.NodeClient, o *batchOptions, p *plugins, script []byte, argv []string) (int, error) {
 	p.postOptEnv = []string{"SLURM_JOB_NAME=" + cmp.Or(o.name, nameOf(argv[0]))}
@@ -227,12 +129,19 @@ func batch(client api.NodeClient, o *batchOptions, p *plugins, script []byte, ar
 }
 
 func submit(client api.NodeClient, o *batchOptions, p *plugins, script []byte, argv []string) (int, error) {
+	if o.array != "" && o.output == "slurm-%j.out" {
+		o.output = "slurm-%A_%a.out"
+	}
 	req, err := o.request(batchJob, append([]string{filepath.Base(argv[0])}, argv[1:]...), p)
 	if err != nil {
 		return 0, err
 	}
 	// Measured: a batch step has the options by its environment alone.
 	req.Script, req.SpankOptions = script, nil
+	jobs, err := o.setQueue(req)
+	if err != nil {
+		return 0, err
+	}
 	p.tellTooLong() // stepd makes the script's environment of JobControl
 	p.exitEnv = append(p.jobEnv(), "SLURM_JOB_NAME="+req.Name, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost)
 	own, err := o.clientEnv(p, int(req.Umask))
@@ -254,20 +163,63 @@ func submit(client api.NodeClient, o *batchOptions, p *plugins, script []byte, a
 	if err != nil {
 		return 0, err
 	}
-	fmt.Printf("Submitted batch job %d\n", reply.JobId)
+	if o.parsable {
+		fmt.Println(reply.JobId)
+	} else {
+		fmt.Printf("Submitted batch job %d\n", reply.JobId)
+	}
 	if !o.wait {
 		return 0, nil
 	}
-	l := &launch{client: client, node: reply.Node, id: step.ID{Job: reply.JobId, Step: reply.StepId}, opt: &o.runOptions, ntasks: 1}
+	code := 0
+	for i := range jobs { // they are numbered one after the other
+		c, err := o.waitFor(client, reply.Node, step.ID{Job: reply.JobId + uint32(i), Step: reply.StepId})
+		if err != nil {
+			return 0, err
+		}
+		code = max(code, c)
+	}
+	return code, nil
+}
+
+// setQueue says when and how often the job is to run. It returns of how many jobs it is.
+func (o *batchOptions) setQueue(r *step.Request) (jobs int, err error) {
+	jobs, r.Array = 1, o.array
+	if o.array != "" {
+		a, err := step.ParseArray(o.array, step.ArrayMax)
+		if err != nil {
+			return 0, fmt.Errorf("--array=%.80s: %w", o.array, err)
+		}
+		jobs = len(a.Tasks)
+	}
+	if o.begin != "" {
+		t, err := step.ParseBegin(o.begin, time.Now())
+		if err != nil {
+			return 0, fmt.Errorf("--begin=%.80s: %w", o.begin, err)
+		}
+		r.Begin = &t
+	}
+	if o.requeue && o.noRequeue {
+		return 0, errors.New("--requeue and --no-requeue exclude each other")
+	}
+	if o.requeue || o.noRequeue {
+		r.Requeue = &o.requeue
+	}
+	return jobs, nil
+}
+
+// waitFor waits for the end of a batch job, and returns its code.
+func (o *batchOptions) waitFor(client api.NodeClient, node string, id step.ID) (int, error) {
+	l := &launch{client: client, node: node, id: id, opt: &o.runOptions, ntasks: 1}
 	rec, err := l.wait()
 	switch {
 	case err != nil:
 		return 0, err
 	case rec.ExitCode == nil:
-		say("error: batch job %d: %s, and its exit code is not known: %s", reply.JobId, rec.State, rec.Reason)
+		say("error: batch job %d: %s, and its exit code is not known: %s", id.Job, rec.State, rec.Reason)
 		return 1, nil
 	case rec.State != step.Completed && rec.Reason != "":
-		say("error: batch job %d: %s: %s", reply.JobId, rec.State, rec.Reason)
+		say("error: batch job %d: %s: %s", id.Job, rec.State, rec.Reason)
 	}
 	return *rec.ExitCode, nil
 }

@@ -1,11 +1,16 @@
 package main
 
 import (
+	"errors"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"stepd/step"
 )
 
 func TestSplitWords(t *testing.T) {
@@ -31,11 +36,14 @@ func TestSplitWords(t *testing.T) {
 
 func TestSbatchLines(t *testing.T) {
 	script := "#!/bin/sh\n\n# a comment\n#SBATCH -n 2\n#SBATCHED -n 3\n#STEP -c 5 # both\n  #SBATCH\t--wrap=x\necho\n#SBATCH -n 4\n"
-	got, err := sbatchLines([]byte(script))
-	if want := []string{"-n", "2", "-c", "5", "--wrap=x"}; err != nil || !slices.Equal(got, want) {
+	got, err := sbatchLines("job.sh", []byte(script))
+	want := []scriptLine{
+		{"job.sh:4", "#SBATCH", []string{"-n", "2"}}, {"job.sh:6", "#STEP", []string{"-c", "5"}}, {"job.sh:7", "#SBATCH", []string{"--wrap=x"}},
+	}
+	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %q, %v; want %q", got, err, want)
 	}
-	if _, err := sbatchLines([]byte("#!/bin/sh\n#SBATCH \"\n")); err == nil || !strings.Contains(err.Error(), "line 2") {
+	if _, err := sbatchLines("job.sh", []byte("#!/bin/sh\n#SBATCH \"\n")); err == nil || !strings.HasPrefix(err.Error(), "job.sh:2: #SBATCH: the quote") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -44,21 +52,31 @@ func TestSbatchLines(t *testing.T) {
 func TestScriptOptions(t *testing.T) {
 	o := &batchOptions{}
 	c := &cobra.Command{Use: "batch"}
-	o.bindJob(c)
-	o.bindOutput(c, "none", "slurm-%j.out")
-	c.Flags().BoolVarP(&o.wait, "wait", "W", false, "")
+	o.bind(c)
 	if err := c.ParseFlags([]string{"-n", "3", "script"}); err != nil {
 		t.Fatal(err)
 	}
 	p := &plugins{values: map[int]*value{}}
-	if err := scriptOptions(c, p, []byte("#!/bin/sh\n#SBATCH -n 2 -c 4 --output=x -vv -W\n")); err != nil {
+	lines, err := scriptOptions(c, p, "job.sh", []byte("#!/bin/sh\n#SBATCH -n 2 -c 4\n#SBATCH --output=x -vv -W\n#SBATCH -t soon\n"))
+	if err != nil {
 		t.Fatal(err)
+	}
+	if want := (optionLines{"--cpus-per-task": "job.sh:2", "--output": "job.sh:3", "--verbose": "job.sh:3", "--wait": "job.sh:3", "--time": "job.sh:4"}); !maps.Equal(lines, want) {
+		t.Errorf("lines %v, want %v", lines, want)
+	}
+	// What is found wrong later is told with the line, too.
+	if err := lines.place(o.programs.setTime(new(step.Request))); err == nil || !strings.HasPrefix(err.Error(), "job.sh:4: #SBATCH: --time=soon: ") {
+		t.Errorf("got %v", err)
+	}
+	if err := lines.place(errors.New("--ntasks=0: no")); err.Error() != "--ntasks=0: no" {
+		t.Errorf("the command line's option: %v", err)
 	}
 	if o.ntasks != 3 || o.cpus != 4 || o.output != "x" || o.verbose != 2 || !o.wait {
 		t.Errorf("got %+v", o)
 	}
 	for _, bad := range []string{"--no-such", "-n x", "-n 2 word"} {
-		if err := scriptOptions(c, p, []byte("#!/bin/sh\n#SBATCH "+bad+"\n")); err == nil || !strings.Contains(err.Error(), "#SBATCH") {
+		_, err := scriptOptions(c, p, "job.sh", []byte("#!/bin/sh\n#SBATCH "+bad+"\n"))
+		if err == nil || !strings.HasPrefix(err.Error(), "job.sh:2: #SBATCH: ") {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -83,7 +101,7 @@ func FuzzSplitWords(f *testing.F) {
 func FuzzSbatchLines(f *testing.F) {
 	f.Add([]byte("#!/bin/sh\n#SBATCH -n 2\nexit\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		args, err := sbatchLines(b)
+		args, err := sbatchLines("script", b)
 		if err == nil && len(args) > len(b) {
 			t.Fatalf("%d words of %d bytes", len(args), len(b))
 		}

@@ -17,7 +17,7 @@ type bindingOptions struct {
 	cpu, mem, distribution, hint string
 	threadsPerCore               int
 	perCore, perSocket           int
-	exact, whole                 bool
+	exact, whole, overlap        bool
 }
 
 func (o *bindingOptions) bind(c *cobra.Command) {
@@ -35,6 +35,7 @@ func (o *bindingOptions) bind(c *cobra.Command) {
 func (o *bindingOptions) bindStep(c *cobra.Command) {
 	c.Flags().BoolVar(&o.exact, "exact", false, "in a job: as many of its CPUs as the tasks need (default)")
 	c.Flags().BoolVar(&o.whole, "whole", false, "in a job: all of its CPUs")
+	c.Flags().BoolVar(&o.overlap, "overlap", false, "in a job: share CPUs with its other steps, and wait for none of them")
 }
 
 const cpuBindHelp = `CPU bind options:

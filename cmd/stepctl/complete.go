@@ -63,7 +63,7 @@ func (d *dialer) completeRefs(root *cobra.Command) {
 	}{
 		{"show", true, false, true}, {"stat", true, false, true}, {"explain", true, false, true},
 		{"events", true, false, false}, {"timeline", true, false, false}, {"output", true, false, false},
-		{"attach", false, false, false}, {"signal", false, false, true}, {"cancel", false, true, true},
+		{"attach", false, false, false}, {"signal", false, false, true}, {"cancel", false, true, true}, {"requeue", false, true, true},
 		{"suspend", false, true, true}, {"resume", false, true, true}, {"top", false, true, true},
 	} {
 		c, _, err := root.Find([]string{v.name})

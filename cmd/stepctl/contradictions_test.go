@@ -117,10 +117,10 @@ func TestOverruled(t *testing.T) {
 	if err := c.ParseFlags([]string{"--mem-per-cpu=1"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := scriptOptions(c, &plugins{}, []byte("#!/bin/sh\n#SBATCH --mem=5 -J name\n")); err != nil || c.Flags().Changed("mem") || c.Flags().Lookup("job-name").Value.String() != "name" {
+	if _, err := scriptOptions(c, &plugins{}, "job.sh", []byte("#!/bin/sh\n#SBATCH --mem=5 -J name\n")); err != nil || c.Flags().Changed("mem") || c.Flags().Lookup("job-name").Value.String() != "name" {
 		t.Errorf("#SBATCH --mem beside --mem-per-cpu: %v", err)
 	}
-	if err := scriptOptions(c, &plugins{}, []byte("#!/bin/sh\n#SBATCH -Q -v\n")); err == nil || !strings.Contains(err.Error(), "--quiet and --verbose") {
+	if _, err := scriptOptions(c, &plugins{}, "job.sh", []byte("#!/bin/sh\n#SBATCH -Q -v\n")); err == nil || !strings.HasPrefix(err.Error(), "job.sh:2: #SBATCH: --quiet and --verbose") {
 		t.Errorf("#SBATCH -Q -v: %v", err)
 	}
 }
@@ -149,7 +149,7 @@ func TestUnknownOptions(t *testing.T) {
 		}
 	}
 	script := []byte("#!/bin/sh\n#SBATCH --job-nam=x\n")
-	err := scriptOptions(batchCommand(&dialer{}), &plugins{}, script)
+	_, err := scriptOptions(batchCommand(&dialer{}), &plugins{}, "job.sh", script)
 	if _, unknown := errors.AsType[*pflag.NotExistError](err); !unknown || !strings.HasSuffix(err.Error(), "did you mean --job-name?") {
 		t.Errorf("in a script: %v", err)
 	}

@@ -17,7 +17,7 @@ import (
 func themes() []manual.Theme {
 	return []manual.Theme{
 		{Title: "Tasks and nodes", Options: []string{
-			"ntasks", "nodes", "nodelist", "nodefile", "exclude", "ntasks-per-node", "cpus-per-task", "overcommit", "jobid", "exact", "whole",
+			"ntasks", "nodes", "nodelist", "nodefile", "exclude", "ntasks-per-node", "cpus-per-task", "overcommit", "jobid", "exact", "whole", "overlap",
 			"multi-prog", "relative", "arbitrary", "job",
 		}},
 		{Title: "Resources and binding", Options: []string{
@@ -33,10 +33,10 @@ func themes() []manual.Theme {
 			"compress", "mpi", "mpi-combine", "wrap", "uid", "gid", "no-new-privs",
 		}},
 		{Title: "Time, signals and ends", Options: []string{
-			"time", "time-min", "signal", "scope", "kill-on-bad-exit", "wait", "no-kill", "quit-on-interrupt", "disable-status", "immediate", "deadline",
+			"time", "time-min", "array", "begin", "requeue", "no-requeue", "signal", "scope", "kill-on-bad-exit", "wait", "no-kill", "quit-on-interrupt", "disable-status", "immediate", "deadline",
 		}},
 		{Title: "What is shown", Options: []string{
-			"all", "follow", "watch", "delay", "batch", "iterations", "sort", "tasks", "acctg-freq", "json", "svg", "width", "quiet", "verbose", "dry-run", "check", "color",
+			"all", "follow", "watch", "delay", "batch", "iterations", "sort", "tasks", "acctg-freq", "json", "svg", "width", "quiet", "verbose", "parsable", "dry-run", "check", "color",
 		}},
 		{Title: "General", Options: []string{"standalone", "socket", "pam", "help"}},
 	}
@@ -50,7 +50,7 @@ func arguments() map[string]string {
 		"cpu-bind": "TYPE", "mem-bind": "TYPE", "distribution": "HOW", "hint": "KIND", "input": "WHERE", "output": "WHERE", "error": "WHERE",
 		"open-mode": "MODE", "job-name": "NAME", "chdir": "DIR", "export": "LIST", "mpi": "TYPE", "wrap": "COMMAND", "uid": "USER", "gid": "GROUP",
 		"kill-on-bad-exit": "0|1", "no-kill": "set|off", "acctg-freq": "SECONDS", "socket": "PATH", "signal": "SIGNAL", "scope": "SCOPE", "watch": "SECONDS",
-		"jobid": "JOB", "time": "TIME", "propagate": "LIMITS", "task-prolog": "FILE", "task-epilog": "FILE", "bcast": "PATH", "send-libs": "yes|no",
+		"jobid": "JOB", "time": "TIME", "array": "TASKS", "begin": "TIME", "propagate": "LIMITS", "task-prolog": "FILE", "task-epilog": "FILE", "bcast": "PATH", "send-libs": "yes|no",
 		"detach-keys": "KEYS", "replay": "SIZE", "wait": "SECONDS", "delay": "SECONDS", "sort": "FIELD", "svg": "FILE",
 	}
 }

@@ -100,6 +100,7 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 	if err != nil {
 		return 0, err
 	}
+	req.Overlap = o.place.overlap || withinStep(req.Job)
 	keys, err := parseDetachKeys(o.detachKeys)
 	if err != nil {
 		return 0, err
@@ -158,9 +159,13 @@ func start(client api.NodeClient, o *runOptions, p *plugins, hooks mpi.Client, r
 	}
 	ctx := context.Background()
 	if p.session == nil && hooks == nil {
-		return client.Run(ctx, &api.RunRequest{Request: doc})
+		return o.inTurn(func(wait bool) (*api.RunReply, error) {
+			return client.Run(ctx, &api.RunRequest{Request: doc, Wait: wait})
+		})
 	}
-	reserved, err := client.Reserve(ctx, &api.RunRequest{Request: doc})
+	reserved, err := o.inTurn(func(wait bool) (*api.RunReply, error) {
+		return client.Reserve(ctx, &api.RunRequest{Request: doc, Wait: wait})
+	})
 	if err != nil {
 		return nil, err
 	}

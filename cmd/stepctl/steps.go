@@ -31,18 +31,44 @@ func (d *dialer) call(f func(context.Context, api.NodeClient) error) error {
 
 // stepRef reads "12.0", or "12" for all steps of a job.
 func stepRef(s string) (*api.StepRef, error) {
-	if strings.Contains(s, ".") {
-		id, err := step.ParseID(s)
+	ref := new(api.StepRef)
+	plain := s
+	if job, rest, ok := strings.Cut(s, "_"); ok { // a job of an array
+		task, of, stepped := strings.Cut(rest, ".")
+		n, err := strconv.ParseUint(task, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("cannot parse %q: want JOB_TASK or JOB_TASK.STEP, for example 12_3", s)
+		}
+		number := uint32(n)
+		ref.ArrayTask, plain = &number, job
+		if stepped {
+			plain += "." + of
+		}
+	}
+	if strings.Contains(plain, ".") {
+		id, err := step.ParseID(plain)
 		if err != nil {
 			return nil, err
 		}
-		return &api.StepRef{JobId: id.Job, StepId: &id.Step}, nil
+		ref.JobId, ref.StepId = id.Job, &id.Step
+		return ref, nil
 	}
-	n, err := strconv.ParseUint(s, 10, 32)
+	n, err := strconv.ParseUint(plain, 10, 32)
 	if err != nil || n == 0 {
 		return nil, fmt.Errorf("cannot parse %q: want JOB or JOB.STEP, for example 12.0", s)
 	}
-	return &api.StepRef{JobId: uint32(n)}, nil
+	ref.JobId = uint32(n)
+	return ref, nil
+}
+
+// shownID is how listings show a step: "12.0", "12.batch", "12_3.batch" of an array.
+func shownID(rec *step.Record) string {
+	name := rec.ID.Name()
+	if rec.Array == nil {
+		return name
+	}
+	_, of, _ := strings.Cut(name, ".")
+	return fmt.Sprintf("%d_%d.%s", rec.Array.Job, rec.Array.Task, of)
 }
 
 // printJSON writes one document, {"schema":1, key: value}.
@@ -94,7 +120,7 @@ func table(docs [][]byte) error {
 		if err := json.Unmarshal(doc, &rec); err != nil {
 			return fmt.Errorf("cannot parse a record of noded's: %w", err)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID.Name(), printable.Line(rec.Name, 20), rec.User, stateWord(&rec), rec.NTasks,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", shownID(&rec), printable.Line(rec.Name, 20), rec.User, stateWord(&rec), rec.NTasks,
 			elapsed(&rec), printable.Line(strings.Join(rec.Command, " "), 40))
 	}
 	return w.Flush()
@@ -162,7 +188,7 @@ func showStep(doc []byte) error {
 	if err := json.Unmarshal(doc, &rec); err != nil {
 		return fmt.Errorf("cannot parse a record of noded's: %w", err)
 	}
-	fmt.Printf("step %s  %s\n", rec.ID.Name(), stateWord(&rec))
+	fmt.Printf("step %s  %s\n", shownID(&rec), stateWord(&rec))
 	if rec.Suspended != nil && rec.SuspendedBy != nil {
 		fmt.Printf("  suspended  since %s by uid %d\n", rec.Suspended.Format(time.RFC3339), *rec.SuspendedBy)
 	}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"stepd/step"
+)
+
+// optionLines says which of the options that count were given by a line of the
+// script: "--time" is at "job.sh:3".
+type optionLines map[string]string
+
+// place puts the line's place before an error that begins with its option.
+func (l optionLines) place(err error) error {
+	if err == nil {
+		return nil
+	}
+	option, _, _ := strings.Cut(err.Error(), ":")
+	option, _, _ = strings.Cut(option, " ")
+	option, _, _ = strings.Cut(option, "=")
+	if at, ok := l[option]; ok {
+		return fmt.Errorf("%s: #SBATCH: %w", at, err)
+	}
+	return err
+}
+
+// scriptOptions applies the #SBATCH lines of the script name that the command line
+// does not overrule. An error names the line.
+func scriptOptions(c *cobra.Command, p *plugins, name string, script []byte) (optionLines, error) {
+	lines, err := sbatchLines(name, script)
+	if err != nil || len(lines) == 0 {
+		return nil, err
+	}
+	of := &cobra.Command{Use: "batch", SilenceErrors: true, SilenceUsage: true}
+	new(batchOptions).bind(of)
+	line := p.given
+	p.given = nil
+	for i, o := range p.options {
+		if f := c.Flags().Lookup(o.Name); f != nil {
+			if _, ours := f.Value.(*pluginFlag); ours {
+				of.Flags().VarPF(&pluginFlag{p, i}, o.Name, "", "").NoOptDefVal = f.NoOptDefVal
+			}
+		}
+	}
+	given := make(optionLines)
+	for _, l := range lines {
+		before := make(map[string]string)
+		for _, f := range setFlags(of) {
+			before[f.Name] = f.Value.String()
+		}
+		if err := of.ParseFlags(l.words); err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", l.at, l.mark, flagError(of.Flags(), err))
+		}
+		if left := of.Flags().Args(); len(left) > 0 {
+			return nil, fmt.Errorf("%s: %s: %q is no option", l.at, l.mark, left[0])
+		}
+		for _, f := range setFlags(of) {
+			if was, ok := before[f.Name]; !ok || was != f.Value.String() {
+				given["--"+f.Name] = l.at
+			}
+		}
+	}
+	if err := contradictions(of.Flags()); err != nil {
+		return nil, given.place(err)
+	}
+	p.given = append(p.given, line...) // the command line's are called last, and win
+	for _, f := range setFlags(of) {
+		own := c.Flags().Lookup(f.Name)
+		if _, plugin := f.Value.(*pluginFlag); plugin || own == nil || own.Changed || overruled(c.Flags(), f.Name) {
+			delete(given, "--"+f.Name)
+			continue
+		}
+		if err := own.Value.Set(f.Value.String()); err != nil {
+			return nil, fmt.Errorf("%s: #SBATCH: --%s: %w", given["--"+f.Name], f.Name, err)
+		}
+	}
+	return given, nil
+}
+
+// scriptLine is one #SBATCH or #STEP line.
+type scriptLine struct {
+	at    string // "job.sh:3"
+	mark  string // "#SBATCH"
+	words []string
+}
+
+// sbatchLines collects the #SBATCH and #STEP lines: they end at the first line that is
+// neither empty nor a comment.
+func sbatchLines(name string, script []byte) (found []scriptLine, err error) {
+	lines := bufio.NewScanner(bytes.NewReader(script))
+	lines.Buffer(nil, step.ScriptMax)
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimSpace(lines.Text())
+		mark := "#SBATCH"
+		rest, ok := strings.CutPrefix(line, mark)
+		if !ok {
+			mark = "#STEP"
+			rest, ok = strings.CutPrefix(line, mark)
+		}
+		switch {
+		case ok && (rest == "" || rest[0] == ' ' || rest[0] == '\t'):
+			at := fmt.Sprintf("%s:%d", name, n)
+			words, err := splitWords(rest)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", at, mark, err)
+			}
+			if len(words) > 0 {
+				found = append(found, scriptLine{at, mark, words})
+			}
+		case line != "" && line[0] != '#':
+			return found, nil
+		}
+	}
+	return found, lines.Err()
+}
+
+// splitWords splits at blanks; quotes and backslashes keep them, and an
+// unquoted # ends the line.
+func splitWords(s string) ([]string, error) {
+	var words []string
+	var word strings.Builder
+	in, quote := false, byte(0)
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		switch {
+		case quote != 0 && c == quote:
+			quote = 0
+		case quote == '\'':
+			word.WriteByte(c)
+		case c == '\\':
+			if i++; i == len(s) {
+				return nil, errors.New("it ends with a backslash")
+			}
+			word.WriteByte(s[i])
+			in = true
+		case quote != 0:
+			word.WriteByte(c)
+		case c == '"' || c == '\'':
+			quote, in = c, true
+		case c == ' ' || c == '\t':
+			if in {
+				words = append(words, word.String())
+				word.Reset()
+			}
+			in = false
+		case c == '#' && !in:
+			return words, nil
+		default:
+			word.WriteByte(c)
+			in = true
+		}
+	}
+	if quote != 0 {
+		return nil, fmt.Errorf("the quote %c is not closed", quote)
+	}
+	if in {
+		words = append(words, word.String())
+	}
+	return words, nil
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+)
+
+// inTurn asks for a step, and again where it has to wait for its share of a job: then one
+// line says what for.
+func (o *runOptions) inTurn(ask func(wait bool) (*api.RunReply, error)) (*api.RunReply, error) {
+	reply, err := ask(false)
+	what := waitsFor(err)
+	if what == "" {
+		return reply, err
+	}
+	if !o.quiet {
+		say("waiting for %s", what)
+	}
+	for gone := (time.Time{}); ; {
+		began := time.Now()
+		reply, err := ask(true)
+		if status.Code(err) != codes.Unavailable {
+			return reply, err
+		}
+		// noded is gone; the job, and the steps that are waited for, go on.
+		if gone.IsZero() || time.Since(began) > time.Second {
+			gone = began
+		}
+		if time.Since(gone) > reconnectFor {
+			return nil, err
+		}
+		// Nothing tells when a socket is served again but trying it.
+		time.Sleep(200 * time.Millisecond)
+	}
+}
+
+// waitsFor is what a request that was refused could wait for, "" if it could not.
+func waitsFor(err error) string {
+	if status.Code(err) != codes.ResourceExhausted {
+		return ""
+	}
+	for _, d := range status.Convert(err).Details() {
+		if w, ok := d.(*api.Waits); ok {
+			return w.GetWhat()
+		}
+	}
+	return ""
+}
+
+// withinStep tells whether this is a command of a step of the job: it would wait for its
+// own step's end.
+func withinStep(job *uint32) bool {
+	return job != nil && os.Getenv("SLURM_STEP_ID") != "" && os.Getenv("SLURM_JOB_ID") == fmt.Sprint(*job)
+}

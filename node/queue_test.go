@@ -1,0 +1,241 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// queueNode is a node whose batch jobs are this process's own user's.
+func (tn *testNode) batch(change func(*step.Request), argv string) step.ID {
+	tn.t.Helper()
+	req := batch(argv)
+	if change != nil {
+		change(&req)
+	}
+	return tn.run(uint32(os.Getuid()), req)
+}
+
+// waits waits until the job's reason begins with words.
+func (tn *testNode) waits(id step.ID, words string) {
+	tn.t.Helper()
+	deadline := time.Now().Add(testTimeout)
+	for {
+		recs, err := tn.find(ref(id))
+		if err != nil {
+			tn.t.Fatal(err)
+		}
+		if recs[0].State == step.Pending && strings.HasPrefix(recs[0].Reason, words) {
+			return
+		}
+		if time.Now().After(deadline) {
+			tn.t.Fatalf("job %d is %s: %q, want %q", id.Job, recs[0].State, recs[0].Reason, words)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (tn *testNode) cancelJob(id step.ID) {
+	tn.t.Helper()
+	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}}); err != nil {
+		tn.t.Fatal(err)
+	}
+}
+
+// TestQueue: batch jobs start in order when there is place, over a restart of noded, and
+// say what they wait for until then.
+func TestQueue(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	of := func(n int) func(*step.Request) { return func(r *step.Request) { r.NTasks = n } }
+	first := tn.batch(of(3), "wait")
+	tn.until(first, step.Running)
+	second := tn.batch(of(2), "exit 0")
+	third := tn.batch(of(1), "exit 0") // would fit
+	tn.waits(second, "Resources: the step does not fit: it needs 2 CPUs on this node: of its 4 CPUs 1 are free")
+	tn.waits(third, fmt.Sprintf("Priority: behind job %d", second.Job))
+	recs, err := tn.list(false)
+	if err != nil || len(recs) != 3 || recs[1].ID != second || recs[1].State != step.Pending {
+		t.Errorf("listed: %v, %v", recs, err)
+	}
+	for _, call := range []func() error{
+		func() error {
+			_, err := tn.svc.Signal(as(0), &api.SignalRequest{Step: ref(second), Signal: 15})
+			return err
+		},
+		func() error { _, err := tn.svc.Suspend(as(0), &api.StepRef{JobId: second.Job}); return err },
+		func() error { _, err := tn.svc.Requeue(as(0), &api.StepRef{JobId: second.Job}); return err },
+	} {
+		if err := call(); err == nil {
+			t.Error("a job that waits was told something")
+		}
+	}
+	if _, err := tn.svc.Cancel(as(1500), &api.CancelRequest{Step: &api.StepRef{JobId: second.Job}}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("another's job: %v", err)
+	}
+	// It never fits, and spends no number.
+	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, func() step.Request { r := batch("x"); r.NTasks = 5; return r }())}); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("5 CPUs: %v", err)
+	}
+	tn.stop()
+
+	tn = start(t, dir, nil)
+	defer tn.stop()
+	tn.waits(third, "Priority")
+	fourth := tn.batch(nil, "exit 0")
+	tn.cancelJob(fourth)
+	if rec := tn.wait(fourth); fourth.Job != third.Job+1 || rec.State != step.Cancelled {
+		t.Errorf("cancelled: %+v", rec)
+	}
+	done := make(chan step.Record, 1)
+	go func() { done <- tn.wait(second) }()
+	tn.cancelJob(first)
+	if rec := <-done; rec.State != step.Completed || rec.CPUs != "0-1" {
+		t.Errorf("record %+v", rec)
+	}
+	tn.wait(third)
+	tn.idle()
+	if left, err := tn.store.queue(); err != nil || len(left) != 0 {
+		t.Errorf("left in the queue: %v, %v", left, err)
+	}
+	if raw, err := tn.store.request(second.Job); err == nil {
+		t.Errorf("%d bytes of a request are left", len(raw))
+	}
+}
+
+// TestQueueHolds: a drained node starts none, nor does a job begin before its time.
+func TestQueueHolds(t *testing.T) {
+	tn := fresh(t)
+	if _, err := tn.svc.Drain(as(0), &api.DrainRequest{Reason: "new disk"}); err != nil {
+		t.Fatal(err)
+	}
+	id := tn.batch(nil, "exit 0")
+	tn.waits(id, "node is drained: new disk")
+	begin := time.Now().Add(100 * time.Millisecond)
+	later := tn.batch(func(r *step.Request) { r.Begin = &begin }, "exit 0")
+	tn.waits(later, "BeginTime: not before ")
+	if _, err := tn.svc.Resume(as(0), &api.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(id)
+	if rec := tn.wait(later); rec.State != step.Completed || rec.Ended.Before(begin) {
+		t.Errorf("record %+v", rec)
+	}
+}
+
+// TestArray: a job for each task, so many at a time, found by the array's number.
+func TestArray(t *testing.T) {
+	tn := fresh(t)
+	uid := uint32(os.Getuid())
+	first := tn.batch(func(r *step.Request) { r.Array = "2-8:2%2" }, "wait")
+	task := func(n uint32) *api.StepRef { return &api.StepRef{JobId: first.Job, ArrayTask: &n} }
+	var ids []step.ID
+	for i, n := range []uint32{2, 4, 6, 8} {
+		reply, err := tn.svc.Show(as(uid), task(n))
+		if err != nil || len(reply.Step) != 1 {
+			t.Fatal(err)
+		}
+		id := step.ID{Job: first.Job + uint32(i), Step: step.BatchStep}
+		recs, err := tn.find(ref(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := step.ArrayTask{Job: first.Job, Task: n, Count: 4, Min: 2, Max: 8, Step: 2}
+		if a := recs[0].Array; a == nil || *a != want {
+			t.Errorf("array %+v, want %+v", a, want)
+		}
+		ids = append(ids, id)
+	}
+	tn.until(ids[0], step.Running)
+	tn.until(ids[1], step.Running)
+	tn.waits(ids[2], "JobArrayTaskLimit: 2 of its array run")
+	if _, err := tn.svc.Cancel(as(uid), &api.CancelRequest{Step: task(4)}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(ids[1])
+	tn.until(ids[2], step.Running)
+	if _, err := tn.svc.Show(as(uid), task(3)); status.Code(err) != codes.NotFound {
+		t.Errorf("task 3: %v", err)
+	}
+	tn.cancelJob(first) // all of them
+	for _, id := range ids {
+		if rec := tn.wait(id); rec.State != step.Cancelled {
+			t.Errorf("record %+v", rec)
+		}
+	}
+	tn.idle()
+	for _, spec := range []string{"0-1001", "x", "0-4294967295"} {
+		req := batch("x")
+		req.Array = spec
+		if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, req)}); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%q: %v", spec, err)
+		}
+	}
+}
+
+// TestRequeue: under its number, with its steps' numbers going on; who waits for it waits for
+// its last end.
+func TestRequeue(t *testing.T) {
+	tn := fresh(t)
+	uid := uint32(os.Getuid())
+	id := tn.batch(nil, "wait")
+	tn.until(id, step.Running)
+	inner := tn.stepOf(id.Job, uid, "wait")
+	tn.until(inner, step.Running)
+	ctx, cancel := context.WithTimeout(as(uid), testTimeout)
+	defer cancel()
+	over := make(chan error, 1)
+	go func() {
+		_, err := tn.svc.Wait(ctx, ref(id))
+		over <- err
+	}()
+	if _, err := tn.svc.Requeue(as(uid), &api.StepRef{JobId: id.Job}); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(testTimeout)
+	for {
+		recs, err := tn.find(ref(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if recs[0].State == step.Running && recs[0].Restarts == 1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v", recs[0])
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if next := tn.stepOf(id.Job, uid, "exit", "0"); next.Step != inner.Step+1 {
+		t.Errorf("the next step is %s", next)
+	}
+	select {
+	case err := <-over:
+		t.Errorf("who waits was told of the first end: %v", err)
+	default:
+	}
+	tn.cancelJob(id)
+	if err := <-over; err != nil {
+		t.Error(err)
+	}
+	tn.idle()
+
+	no := false
+	id = tn.batch(func(r *step.Request) { r.Requeue = &no }, "wait")
+	tn.until(id, step.Running)
+	if _, err := tn.svc.Requeue(as(uid), &api.StepRef{JobId: id.Job}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "--no-requeue") {
+		t.Errorf("--no-requeue: %v", err)
+	}
+	tn.cancelJob(id)
+	tn.wait(id)
+	tn.idle()
+}

@@ -1,0 +1,215 @@
+package node
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"stepd/step"
+)
+
+// queuedRecord is a batch job in the store, from its submission until it has ended for
+// good.
+type queuedRecord struct {
+	Job uint32 `json:"job"`
+	// By is the uid that has asked for it, UID that which it belongs to.
+	By  uint32 `json:"by"`
+	UID uint32 `json:"uid"`
+	// Request is the job under which its request is kept: those of an array have one.
+	Request   uint32          `json:"request"`
+	Submitted time.Time       `json:"submitted"`
+	Array     *step.ArrayTask `json:"array,omitempty"`
+	AtOnce    int             `json:"at_once,omitempty"`
+	Begin     *time.Time      `json:"begin,omitempty"`
+	NoRequeue bool            `json:"no_requeue,omitempty"`
+	// Restarts counts how often it was put back, NextStep is then the number of its next
+	// step.
+	Restarts uint32 `json:"restarts,omitempty"`
+	NextStep uint32 `json:"next_step,omitempty"`
+	// Started jobs are in bucketJobs, too; Again is that they are to be put back at their
+	// end.
+	Started bool `json:"started,omitempty"`
+	Again   bool `json:"again,omitempty"`
+}
+
+// batchID is the job's batch step.
+func (q *queuedRecord) batchID() step.ID { return step.ID{Job: q.Job, Step: step.BatchStep} }
+
+// submit numbers batch jobs, which follow each other, and stores their one request. recs
+// are those of their batch steps.
+func (s *store) submit(raw []byte, jobs []*queuedRecord, recs []*step.Record) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		first := getNumber(meta, keyLastJob) + 1
+		if uint64(first)+uint64(len(jobs)) > 0xfffffff0 { // as newJobAs
+			return errors.New("all job numbers are spent")
+		}
+		if err := tx.Bucket(bucketRequests).Put(jobKey(first), raw); err != nil {
+			return err
+		}
+		for i, q := range jobs {
+			q.Job, q.Request = first+uint32(i), first
+			if q.Array != nil {
+				q.Array.Job = first
+			}
+			recs[i].ID, recs[i].Array = q.batchID(), q.Array
+			if err := putJSON(tx.Bucket(bucketQueue), jobKey(q.Job), q); err != nil {
+				return err
+			}
+			if err := putJSON(tx.Bucket(bucketSteps), stepKey(recs[i].ID), recs[i]); err != nil {
+				return err
+			}
+		}
+		return putNumber(meta, keyLastJob, first+uint32(len(jobs))-1)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot store a batch job: %w", err)
+	}
+	return nil
+}
+
+// queue returns the batch jobs that have not ended for good.
+func (s *store) queue() (all []*queuedRecord, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketQueue).ForEach(func(k, v []byte) error {
+			q := new(queuedRecord)
+			if err := json.Unmarshal(v, q); err != nil {
+				return fmt.Errorf("job %x: %w", k, err)
+			}
+			all = append(all, q)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the queue: %w", err)
+	}
+	return all, nil
+}
+
+// request returns the request of a batch job.
+func (s *store) request(job uint32) (raw []byte, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		if raw = bytes.Clone(tx.Bucket(bucketRequests).Get(jobKey(job))); raw == nil {
+			return errUnknown
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the request of job %d: %w", job, err)
+	}
+	return raw, nil
+}
+
+// startQueued makes a queued job a running one, whose batch step is rec.
+func (s *store) startQueued(q *queuedRecord, job *jobRecord, control [][]byte, rec *step.Record) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		job.ID, job.NextStep, rec.ID = q.Job, q.NextStep, q.batchID()
+		started := *q
+		started.Started = true
+		return errors.Join(
+			putJSON(tx.Bucket(bucketQueue), jobKey(q.Job), &started),
+			putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec),
+			putJSON(tx.Bucket(bucketControl), jobKey(job.ID), control),
+			putJSON(tx.Bucket(bucketJobs), jobKey(job.ID), job),
+		)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot store the start of job %d: %w", q.Job, err)
+	}
+	return nil
+}
+
+// setQueued stores what has changed of a queued job.
+func (s *store) setQueued(q *queuedRecord) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketQueue), jobKey(q.Job), q) })
+	if err != nil {
+		return fmt.Errorf("cannot store job %d: %w", q.Job, err)
+	}
+	return nil
+}
+
+// putBack ends a job's run and puts it back into the queue, as q and rec are after that.
+func (s *store) putBack(q *queuedRecord, rec *step.Record) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		var j jobRecord
+		if err := getJSON(tx.Bucket(bucketJobs), jobKey(q.Job), &j); err == nil {
+			q.NextStep = j.NextStep
+		}
+		// It is no ended step any more, which could be forgotten.
+		ended, meta := tx.Bucket(bucketEnded), tx.Bucket(bucketMeta)
+		id, count := stepKey(rec.ID), getNumber(meta, keyEnded)
+		var gone [][]byte
+		err := ended.ForEach(func(k, _ []byte) error {
+			if bytes.Equal(k[8:], id) {
+				gone = append(gone, bytes.Clone(k))
+			}
+			return nil
+		})
+		for _, k := range gone {
+			err = errors.Join(err, ended.Delete(k))
+		}
+		return errors.Join(err,
+			putNumber(meta, keyEnded, count-min(count, uint32(len(gone)))),
+			tx.Bucket(bucketControl).Delete(jobKey(q.Job)), tx.Bucket(bucketJobs).Delete(jobKey(q.Job)),
+			putJSON(tx.Bucket(bucketQueue), jobKey(q.Job), q), putJSON(tx.Bucket(bucketSteps), id, rec),
+		)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot put job %d back into the queue: %w", q.Job, err)
+	}
+	return nil
+}
+
+// endQueued ends jobs that were never started, with the final records of their batch
+// steps. It returns the steps that are forgotten, as finish does.
+func (s *store) endQueued(recs []*step.Record, now time.Time) (forgotten []step.ID, err error) {
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		for _, rec := range recs {
+			gone, err := s.finishIn(tx, rec, now)
+			if err == nil {
+				err = dropQueued(tx, rec.Job)
+			}
+			if err != nil {
+				return err
+			}
+			forgotten = append(forgotten, gone...)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot store the end of %d queued jobs: %w", len(recs), err)
+	}
+	return forgotten, nil
+}
+
+// dropQueued forgets a queued job, and its request with the last job of that.
+func dropQueued(tx *bbolt.Tx, job uint32) error {
+	var q, other queuedRecord
+	queue := tx.Bucket(bucketQueue)
+	if err := getJSON(queue, jobKey(job), &q); errors.Is(err, errUnknown) {
+		return nil // of an older noded, or no batch job
+	} else if err != nil {
+		return err
+	}
+	if err := queue.Delete(jobKey(job)); err != nil {
+		return err
+	}
+	// Those of an array follow each other.
+	c := queue.Cursor()
+	for k, v := c.Seek(jobKey(q.Request)); k != nil; k, v = c.Next() {
+		if err := json.Unmarshal(v, &other); err != nil {
+			return fmt.Errorf("job %x: %w", k, err)
+		}
+		if other.Request == q.Request {
+			return nil
+		}
+		if other.Request > q.Request {
+			break
+		}
+	}
+	return tx.Bucket(bucketRequests).Delete(jobKey(q.Request))
+}
