@@ -3,6 +3,7 @@ package integration
 import (
 	"bytes"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -46,6 +47,17 @@ func TestRootDaemonsAreShut(t *testing.T) {
 	must(t, plain.Wait())
 	p := n.start(t, call{args: []string{"run", "sleep", "1000"}})
 	id := n.running(t).id()
+	// Until its execve a task is called as the host is, from which it was forked.
+	eventually(t, callTimeout, "the task's own program", func() error {
+		doc := n.show(t, id)
+		if doc.Tasks[0].PID == nil {
+			return errors.New("it has no pid")
+		}
+		if comm := readFile(t, fmt.Sprintf("/proc/%d/comm", *doc.Tasks[0].PID)); comm != "sleep\n" {
+			return fmt.Errorf("it is %q", comm)
+		}
+		return nil
+	})
 	var exes []string
 	for name, pids := range n.daemons(t) {
 		if len(pids) == 0 {
