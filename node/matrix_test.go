@@ -77,6 +77,7 @@ func matrix() map[string]matrixRow {
 		"Show":         refRow(owners),
 		"Stat":         refRow(owners),
 		"Requeue":      refRow(owners),
+		"Attach":       refRow(owners),
 		"Suspend":      refRow(owners),
 		"Unsuspend":    refRow(owners),
 		"Output":       refRow(owners),
