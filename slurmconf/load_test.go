@@ -164,7 +164,7 @@ DebugFlags=CPU_Bind
 		JobAcctGatherType: "cgroup", JobAcctGatherFrequency: 15 * time.Second,
 		JobAcctGatherParams: JobAcctGatherParams{UsePss: true, OverMemoryKill: true, DisableGPUAcct: true, NoFileCache: true}, DefMemPerCPU: 100, MaxMemPerNode: 2000,
 		SelectType: "select/linear", SelectTypeParameters: []string{"CR_Core", "CR_Memory"}, GresTypes: []string{"gpu", "bandwidth"},
-		Gres:            []Gres{{Name: "gpu", Count: 2, Files: []string{"/dev/null", "/dev/zero"}, Flags: gpuEnv(), File: filepath.Join(dir, "gres.conf"), Line: 1}},
+		Gres:         []Gres{{Name: "gpu", Count: 2, Files: []string{"/dev/null", "/dev/zero"}, Flags: gpuEnv(), File: filepath.Join(dir, "gres.conf"), Line: 1}},
 		MaxArraySize: 50, MaxTasksPerNode: 512, TmpFS: "/scratch", LaunchParameters: []string{"use_interactive_step"}, DebugFlags: []string{"CPU_Bind"},
 		Stepd: Stepd{
 			HookTimeout: 7 * time.Second, SpawnStepsMax: 20, PublishedNamesMax: 21, SpankAllowReleases: []string{"20.11", "any"}, QuarantineAfter: 2, SpankStrict: true, NoNewPrivs: true,
