@@ -70,6 +70,16 @@ test-root: all ## mechanism tests: root, real cgroups and namespaces
 integration: all examples ## black-box tests on the built programs
 	STRICT=1 STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout 20m $(if $(RUN),-run '$(RUN)') ./integration | $(GATE)
 
+.PHONY: faults
+FAULTS ?= 5
+faults: all ## kill each process at every phase of a step, FAULTS times (5)
+	STRICT=1 FAULTS=$(FAULTS) STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -v -count=1 -timeout 60m -run '^TestRootFaults$$' ./integration | grep -vE '^ *(---|===)'
+
+.PHONY: soak
+SOAK ?= 10000
+soak: all ## SOAK steps (10000) that end in all kinds of ways, and what is left of them
+	STRICT=1 SOAK=$(SOAK) STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -v -count=1 -timeout 120m -run '^TestRootThousandSteps$$' ./integration
+
 # The guest: integration/vm. RUN= names tests to run instead of those in
 # integration/vm/tests.tsv, PKG= the packages to look for them in; CMD= is a
 # command for vm-run; OLD_BIN= has the programs of an earlier release, to upgrade

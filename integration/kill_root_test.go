@@ -254,42 +254,6 @@ func TestRootTermNoded(t *testing.T) {
 	}
 }
 
-// TestRootKillInHook kills stepd and the host while a plugin is inside each
-// hook: at no moment of a launch is anything left behind.
-func TestRootKillInHook(t *testing.T) {
-	n := startNode(t, site{})
-	so := buildRude(t, n)
-	marks := n.markFile(t)
-	for _, hook := range remoteHooks {
-		for _, victim := range []string{"stepd", "spankhost"} {
-			t.Run(victim+" in "+hook, func(t *testing.T) {
-				must(t, os.Truncate(marks, 0))
-				n.stack(t, fmt.Sprintf("required %s hook=%s do=hang mark=%s", so, hook, marks))
-				p := n.start(t, call{args: []string{"run", "-n", "2", "true"}})
-				eventually(t, 10*time.Second, "the hook", func() error {
-					if !strings.Contains(readFile(t, marks), " "+hook+" ") {
-						return errors.New("not entered yet")
-					}
-					return nil
-				})
-				id := n.last(t).id()
-				must(t, killNow(n.victim(t, victim)))
-				r := p.wait(t)
-				if r.code != 1 {
-					t.Errorf("run: want exit code 1, got %v", r)
-				}
-				n.checkClean(t)
-				doc := n.ended(t, id)
-				if doc.State != "FAILED" || !strings.Contains(doc.Reason, "SIGKILL") {
-					t.Errorf("record: state %s, reason %q", doc.State, doc.Reason)
-				}
-			})
-		}
-	}
-	n.stack(t)
-	n.serves(t)
-}
-
 // victim returns the pid of stepd, or of the host itself: before their exec
 // its task children carry its name too.
 func (n *node) victim(t testing.TB, comm string) int {

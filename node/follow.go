@@ -34,6 +34,9 @@ type follower struct {
 	stage stage       // guarded by mu
 	// cancelled is why the step was cancelled before it had a stepd, "" if not.
 	cancelled string // guarded by mu
+	// begun: stepd can be told things. orphaned: the process that has launched the step
+	// has ended while it started.
+	begun, orphaned bool // guarded by mu
 	// suspendBy is who has suspended the step before it had a stepd, nil if nobody.
 	suspendBy *uint32 // guarded by mu
 	// claimed is closed when a reservation is launched or given back.
@@ -50,6 +53,10 @@ type follower struct {
 	// will not.
 	met  chan struct{}
 	meet func() // closes met
+
+	// moved is closed when the step has left STARTING, or has ended.
+	moved    chan struct{}
+	movedOff func() // closes moved
 
 	// ended is closed when the record is final and nothing is left of the step.
 	ended chan struct{}
@@ -81,8 +88,9 @@ const (
 )
 
 func newFollower(n *Node, j *job, rec step.Record) *follower {
-	met := make(chan struct{})
+	met, moved := make(chan struct{}), make(chan struct{})
 	return &follower{
+		moved: moved, movedOff: sync.OnceFunc(func() { close(moved) }),
 		met: met, meet: sync.OnceFunc(func() { close(met) }), parent: rec.Parent,
 		n: n, id: rec.ID, job: j, rec: rec, ended: make(chan struct{}), claimed: make(chan struct{}),
 		log: n.log.WithField("step", rec.ID.String()),
@@ -95,7 +103,8 @@ func (f *follower) begin(p *process, c *stepapi.Conn) {
 	f.mu.Lock()
 	found := f.stage == followed // and was never reserved here
 	f.stage = followed
-	suspendBy := f.suspendBy
+	suspendBy, orphaned := f.suspendBy, f.orphaned
+	f.begun = true
 	f.mu.Unlock()
 	if job := f.n.reg.suspended(f.job); job != nil && suspendBy == nil && !found {
 		suspendBy = &job.By // it was numbered while its job was suspended
@@ -105,6 +114,9 @@ func (f *follower) begin(p *process, c *stepapi.Conn) {
 	})
 	f.n.reg.started(f)
 	f.n.work.Go(f.follow)
+	if orphaned {
+		f.n.work.Go(func() { f.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost}) })
+	}
 	if suspendBy != nil {
 		f.n.work.Go(func() { f.suspendLate(*suspendBy) })
 	}

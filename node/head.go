@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -410,6 +411,7 @@ func (h *head) claim() bool {
 
 // hold keeps the reservation for the process of pidfd, which it closes.
 func (h *head) hold(pidfd int, limit time.Duration) {
+	defer unix.Close(pidfd)
 	if why := h.n.awaitLaunch(h.claimed, pidfd, limit); why != "" {
 		h.giveBack(why)
 	}

@@ -56,6 +56,8 @@ type Node struct {
 	// stopping is closed by Stop: followers let go of their steps.
 	stopping <-chan struct{}
 	stop     func() // closes stopping
+	// keepSocket: whoever comes after Close serves the socket that is there.
+	keepSocket atomic.Bool
 	// work counts the followers and what they started.
 	work sync.WaitGroup
 }
@@ -108,6 +110,15 @@ func (n *Node) open() error {
 		}
 		n.locks = append(n.locks, lock)
 	}
+	if err := checkStore(n.files.state()); errors.Is(err, errDamaged) {
+		aside, moved := setAside(n.files.state(), time.Now())
+		if moved != nil {
+			return errors.Join(err, moved)
+		}
+		n.log.Errorf("%v: it is kept as %q; steps that run are found again, ended ones are forgotten", err, aside)
+	} else if err != nil {
+		return err
+	}
 	st, err := openStore(n.files.state(), n.cfg.MinJobAge, n.cfg.KeepSteps)
 	if err != nil {
 		return err
@@ -150,6 +161,10 @@ func (n *Node) Stop() {
 	n.stop()
 }
 
+// KeepSocket makes Close leave the socket where it is: its listener was handed over,
+// and clients wait there. It may be called at any time before Close.
+func (n *Node) KeepSocket() { n.keepSocket.Store(true) }
+
 // Close ends what Stop has stopped: it waits for the followers (no longer than
 // ctx), takes the socket away, removes the tracker's root when no step is left,
 // and closes the state.
@@ -167,7 +182,9 @@ func (n *Node) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		errs = append(errs, fmt.Errorf("cannot wait for the end of all work: %w", context.Cause(ctx)))
 	}
-	if err := os.Remove(n.files.socket()); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if n.keepSocket.Load() {
+		n.log.Debug("the socket stays")
+	} else if err := os.Remove(n.files.socket()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, fmt.Errorf("cannot remove socket: %w", err))
 	}
 	if len(n.reg.followers()) == 0 {

@@ -37,7 +37,16 @@ func findProcess(rec *step.Record, boot string) (*process, error) {
 		unix.Close(pidfd)
 		return nil, errGone
 	}
-	return &process{pid: rec.StepdPID, pidfd: pidfd, start: start}, nil
+	return &process{pid: rec.StepdPID, pidfd: pidfd, start: start, child: isChild(pidfd)}, nil
+}
+
+// isChild tells whether the process is ours to reap: a noded that was reloaded has the
+// children of the one that it was.
+func isChild(pidfd int) bool {
+	err := linux.IgnoringEINTR(func() error {
+		return unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	})
+	return err == nil
 }
 
 // openProcess opens what has the number pid now, and tells when that started;
@@ -61,6 +70,10 @@ func openProcess(pid int, of, boot string) (pidfd int, start uint64, err error) 
 		if start, err = linux.StartTime(pid); err == nil {
 			return pidfd, start, nil
 		}
+	}
+	if exited {
+		// Of those that are not our children there is nothing to reap.
+		_ = unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG, nil)
 	}
 	unix.Close(pidfd)
 	return -1, 0, errGone

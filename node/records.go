@@ -80,6 +80,9 @@ func (f *follower) move(to step.State) {
 			own.State = s
 		} // else stepd repeats an earlier state, in a Hello after a restart
 	})
+	if to != step.Pending && to != step.Starting {
+		f.movedOff()
+	}
 }
 
 func (f *follower) taskExit(m *stepapi.Msg) {
@@ -121,6 +124,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		}
 	})
 	f.settled = true
+	f.movedOff()
 	// Before anybody hears of the end, and asks for the next step.
 	if rec.Drain != "" {
 		f.n.drainSelf(rec.Drain)
@@ -131,7 +135,8 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	f.n.stepPlugins(rec)
 	forgotten, err := f.n.store.finish(f.record(), time.Now())
 	if err != nil {
-		f.log.Errorf("%v", err)
+		f.log.Errorf("%v: it is tried again every %v", err, storeAgain)
+		f.n.work.Go(f.finishLater)
 	}
 	f.n.forget(forgotten)
 	f.n.boundOutput(f.id, rec.UID)
@@ -144,4 +149,27 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	}
 	f.log.WithFields(logrus.Fields{"state": rec.State, "reason": rec.Reason}).Info("step ended")
 	return err == nil
+}
+
+// storeAgain is how long a result waits that could not be stored: the disk is full, and
+// nothing tells when it is not.
+const storeAgain = time.Second
+
+// finishLater stores the result as soon as it can be stored.
+func (f *follower) finishLater() {
+	again := time.NewTicker(storeAgain)
+	defer again.Stop()
+	for {
+		select {
+		case <-f.n.stopping:
+			f.log.Error("the step's result is lost: it could not be stored")
+			return
+		case <-again.C:
+		}
+		if forgotten, err := f.n.store.finish(f.record(), time.Now()); err == nil {
+			f.n.forget(forgotten)
+			f.log.Info("the step's result is stored")
+			return
+		}
+	}
 }

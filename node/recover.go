@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
 	"stepd/step"
@@ -22,6 +24,9 @@ const helloMax = 2 * time.Second
 // before requests are served.
 func (n *Node) Recover(ctx context.Context) error {
 	begin := time.Now()
+	if err := n.refind(); err != nil {
+		return err
+	}
 	recs, err := n.store.steps(0)
 	if err != nil {
 		return err
@@ -172,9 +177,28 @@ func (n *Node) adopt(f *follower) (runs bool) {
 	}
 	f.log.Infof("found stepd (pid %d) again", p.pid)
 	n.adopted++
+	f.findLauncher(rec)
 	f.begin(p, conn)
 	f.tellContainer()
 	return true
+}
+
+// findLauncher watches the process that has launched the step as before the restart.
+// What is stored is the step's beginning: stepd knows whether it still needs that one.
+func (f *follower) findLauncher(rec *step.Record) {
+	if rec.LauncherPID == 0 || rec.State != step.Starting && rec.State != step.Pending {
+		return
+	}
+	h := holder{PID: rec.LauncherPID, Start: rec.LauncherStart, BootID: rec.BootID}
+	pidfd, err := h.open(f.n.boot)
+	if err != nil {
+		f.orphaned = true
+		return
+	}
+	f.n.work.Go(func() {
+		defer unix.Close(pidfd)
+		f.watchLauncher(pidfd)
+	})
 }
 
 // bury settles a step whose stepd was dead when noded started.

@@ -108,11 +108,11 @@ func TestRestartBuries(t *testing.T) {
 		t.Errorf("the dead: %+v", rec)
 	}
 	tn.nothingLeft(dead)
-	// Not a child of the noded that it was adopted by.
+	// It is a child of this process, as of a noded that was reloaded.
 	if err := syscall.Kill(adoptedPID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if rec := tn.wait(adopted); rec.State != step.Failed || !strings.HasSuffix(rec.Reason, ") is gone") {
+	if rec := tn.wait(adopted); rec.State != step.Failed || !strings.HasSuffix(rec.Reason, ") was killed by SIGKILL") {
 		t.Errorf("the adopted: %+v", rec)
 	}
 	tn.nothingLeft(adopted)

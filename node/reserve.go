@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"stepd/api"
+	"stepd/api/stepapi"
 	"stepd/internal/linux"
 	"stepd/step"
 )
@@ -264,18 +265,69 @@ func (f *follower) claim() bool {
 }
 
 // hold keeps a reservation for the process of pidfd, which it closes: the step
-// is given back when that ends, or after limit.
+// is given back when that ends, or after limit. Of one that was launched it tells
+// stepd as long as that may wait for the process.
 func (f *follower) hold(pidfd int, limit time.Duration) {
-	if why := f.n.awaitLaunch(f.claimed, pidfd, limit); why != "" && f.claim() {
+	defer unix.Close(pidfd)
+	why := f.n.awaitLaunch(f.claimed, pidfd, limit)
+	if why != "" && f.claim() {
 		f.giveBack(why)
+		return
+	}
+	f.watchLauncher(pidfd) // it may have ended by now
+}
+
+// AwaitLaunches waits until every reservation there is was launched or given back, or
+// until ctx ends.
+func (n *Node) AwaitLaunches(ctx context.Context) {
+	for _, f := range n.reg.followers() {
+		if !f.isReserved() {
+			continue
+		}
+		select {
+		case <-f.claimed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (f *follower) isReserved() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stage == reserved
+}
+
+// watchLauncher tells stepd when the process that has launched the step ends while it
+// starts: it may have done so before it was connected to stepd, which then waits for it
+// in vain.
+func (f *follower) watchLauncher(pidfd int) {
+	ctx, let := context.WithCancel(context.Background())
+	defer let()
+	go func() { // ends with ctx, which ends with this call
+		select {
+		case <-f.moved:
+		case <-f.n.stopping:
+		case <-ctx.Done():
+		}
+		let()
+	}()
+	if linux.PidfdWait(ctx, pidfd) != nil {
+		return
+	}
+	f.mu.Lock()
+	begun := f.begun
+	f.orphaned = true
+	f.mu.Unlock()
+	if begun {
+		f.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost})
 	}
 }
 
 // awaitLaunch waits until a reservation is claimed, and returns why it is to be
-// given back: the process of pidfd, which it closes, has ended, or limit is over.
-// "" is that it was claimed, or that noded is stopping: the next one gives it back.
+// given back: the process of pidfd has ended, or limit is over. "" is that it was
+// claimed, or that noded is stopping: the next one gives it back.
 func (n *Node) awaitLaunch(claimed <-chan struct{}, pidfd int, limit time.Duration) (why string) {
-	defer unix.Close(pidfd)
 	late := fmt.Errorf("it was not launched within %v", limit)
 	ctx, cancel := context.WithTimeoutCause(context.Background(), limit, late)
 	defer cancel()

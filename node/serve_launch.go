@@ -51,6 +51,10 @@ func (s *service) Reserve(ctx context.Context, in *api.RunRequest) (*api.RunRepl
 		unix.Close(client)
 		return nil, s.refused(caller, err)
 	}
+	// Where this fails it has ended, which hold sees.
+	if h, err := newHolder(caller.PID, client, s.n.boot); err == nil {
+		f.update(func(rec *step.Record) { rec.LauncherPID, rec.LauncherStart = h.PID, h.Start })
+	}
 	limit := s.n.reserveMax
 	s.n.work.Go(func() { f.hold(client, limit) })
 	f.log.WithField("uid", spec.User.UID).Info("step reserved")

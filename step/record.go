@@ -49,7 +49,11 @@ type Record struct {
 	// StepdStart is stepd's start time in clock ticks since boot: with
 	// StepdPID and BootID it names one process for ever (pids come again).
 	StepdStart uint64 `json:"stepd_start,omitempty"`
-	BootID     string `json:"boot_id,omitempty"`
+	// LauncherPID and LauncherStart name the process that has asked for the step in the
+	// same way; 0 where it is nobody's.
+	LauncherPID   int    `json:"launcher_pid,omitempty"`
+	LauncherStart uint64 `json:"launcher_start,omitempty"`
+	BootID        string `json:"boot_id,omitempty"`
 	// Cgroup is that of the step's daemons, CgroupTasks that of its tasks, and
 	// CgroupV1 are those in v1 hierarchies, by controller.
 	Cgroup      string            `json:"cgroup,omitempty"`

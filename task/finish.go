@@ -32,6 +32,9 @@ func (s *Step) finish(err error) {
 		}
 		s.endStage("undo "+s.undo[i].name, s.undo[i].do)
 	}
+	if len(s.undo) == 0 { // it was cancelled before its first stage
+		s.settleTasks()
+	}
 	s.closeAttached()
 	if s.d.Streams != nil && s.d.Streams.Used() {
 		s.endStage("drain", s.drainStreams)

@@ -60,6 +60,9 @@ const (
 	TypeWatch Type = "watch"
 	// TypeAck is noded's answer to TypeResult: the result is stored.
 	TypeAck Type = "ack"
+	// TypeLauncherLost is noded's word that the process which has asked for the step has
+	// ended: one that was never connected cannot be missed by stepd.
+	TypeLauncherLost Type = "launcher_lost"
 	// TypeAnswer is noded's answer to TypeAsk: Answer, or Error.
 	TypeAnswer Type = "answer"
 

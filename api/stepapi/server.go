@@ -333,6 +333,12 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 	case TypeAnswer:
 		s.asks.answered(p, m)
 		return nil
+	case TypeLauncherLost:
+		if !root {
+			return errNotRoot
+		}
+		s.handler.LauncherLost()
+		return nil
 	case TypeSignal:
 		return s.answer(p, m.Seq, s.handler.Signal(m.Signal, m.Scope))
 	case TypeCancel:

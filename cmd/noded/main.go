@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -25,7 +26,11 @@ import (
 
 func main() {
 	c := command()
-	if err := c.Execute(); err != nil {
+	err := c.Execute()
+	if again, ok := errors.AsType[errReload](err); ok {
+		err = again.begin()
+	}
+	if err != nil {
 		sayLast(c, err)
 		os.Exit(1)
 	}
@@ -126,6 +131,10 @@ func run(o options) error {
 	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("cannot mark inherited descriptors close-on-exec: %w", err)
 	}
+	listener, err := handedOver()
+	if err != nil {
+		return err
+	}
 	log, err := newLog(o)
 	if err != nil {
 		return err
@@ -156,11 +165,11 @@ func run(o options) error {
 		return err
 	}
 	cfg.Fallbacks = append(cfg.Fallbacks, fallbacks...)
-	return runNode(site, cfg, log, starter)
+	return runNode(o, site, cfg, log, starter, listener)
 }
 
 // runNode is the daemon's life from the opening of the spool on.
-func runNode(site *site, cfg node.Config, log *logrus.Logger, starter <-chan struct{}) error {
+func runNode(o options, site *site, cfg node.Config, log *logrus.Logger, starter <-chan struct{}, listener net.Listener) error {
 	page := newPage(site)
 	if page != nil {
 		cfg.Meter = page.metrics
@@ -180,6 +189,12 @@ func runNode(site *site, cfg node.Config, log *logrus.Logger, starter <-chan str
 	if err == nil {
 		// When the spool is known to be ours alone: plugins do things to the node.
 		spank, err = startSlurmd(site, log, n)
+		if err != nil && listener != nil {
+			// It has served without them until now, or with others; its end would be worse.
+			log.Errorf("%v; noded goes on without", err)
+			n.AddFallback(node.Fallback{What: "plugins in slurmd context", Why: err.Error()})
+			err = nil
+		}
 	}
 	if err != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
@@ -187,7 +202,8 @@ func runNode(site *site, cfg node.Config, log *logrus.Logger, starter <-chan str
 		return errors.Join(err, n.Close(ctx))
 	}
 	defer spank.stop()
-	return serve(n, log, starter)
+	s := &server{options: o, node: n, log: log, starter: starter, listener: listener}
+	return s.serve()
 }
 
 const (
@@ -197,21 +213,46 @@ const (
 	closeGrace = 10 * time.Second
 )
 
-func serve(n *node.Node, log *logrus.Logger, starter <-chan struct{}) error {
+// server is a noded that serves.
+type server struct {
+	options options
+	node    *node.Node
+	log     *logrus.Logger
+	// starter is closed with the one who started a private noded; nil of others.
+	starter <-chan struct{}
+	// listener was handed over by the noded that this process was before; nil of one
+	// that was started, until it serves.
+	listener net.Listener
+	sigs     chan os.Signal
+	hups     chan os.Signal
+}
+
+// serve recovers, serves until the end, and puts everything away. It returns an
+// errReload where noded is to begin anew.
+func (s *server) serve() error {
 	// Before the socket is there: nobody may see it and kill us untidily.
-	sigs := make(chan os.Signal, 1)
-	signal.Notify(sigs, syscall.SIGTERM, syscall.SIGINT)
+	s.sigs, s.hups = make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(s.sigs, syscall.SIGTERM, syscall.SIGINT)
+	signal.Notify(s.hups, syscall.SIGHUP)
 	// Caught and forgotten: what is ignored would be ignored in prolog and
 	// epilog, too.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGPIPE)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
-	err := n.Recover(context.Background())
+	err := s.node.Recover(context.Background())
 	if err == nil {
-		err = serveUntil(n, log, sigs, starter)
+		err = s.serveUntil()
 	}
+	again, reload := errors.AsType[errReload](err)
 	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
 	defer cancel()
-	return errors.Join(err, n.Close(ctx))
+	closed := s.node.Close(ctx)
+	if reload {
+		if closed != nil { // the next noded finds what is left, as after a restart
+			s.log.Warnf("%v", closed)
+		}
+		return again
+	}
+	return errors.Join(err, closed)
 }
 
 // endOfInput is closed at the end of standard input: whoever holds its other
@@ -230,50 +271,79 @@ const endGrace = 2 * time.Minute
 
 // serveUntil serves requests until a signal comes, or the end of a private
 // noded's starter.
-func serveUntil(n *node.Node, log *logrus.Logger, sigs <-chan os.Signal, starter <-chan struct{}) error {
-	l, err := n.Listen()
-	if err != nil {
-		return err
+func (s *server) serveUntil() error {
+	n, log := s.node, s.log
+	again := s.listener != nil
+	if !again {
+		var err error
+		if s.listener, err = n.Listen(); err != nil {
+			return err
+		}
 	}
 	peers, err := n.ListenPeers(context.Background())
 	if err != nil {
-		l.Close()
+		s.listener.Close()
 		return err
 	}
 	server := n.Server()
 	failed := make(chan error, 2) // both servers may
-	go func() { failed <- server.Serve(l) }()
+	go func() { failed <- server.Serve(s.listener) }()
 	if peers != nil {
 		others := n.PeerServer()
 		go func() { failed <- others.Serve(peers) }()
 		defer stopServer(others)
 		log.Infof("serving other nodes at %s", peers.Addr())
 	}
-	if err := n.Publish(); err != nil {
-		server.Stop()
-		return err
+	if !again {
+		if err := n.Publish(); err != nil {
+			server.Stop()
+			return err
+		}
 	}
 	log.Info("noded: ready")
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warnf("cannot notify systemd: %v", err)
 	}
-	select {
-	case err := <-failed:
-		return fmt.Errorf("cannot serve: %w", err)
-	case sig := <-sigs:
-		log.Infof("stopping on %v; steps go on", sig)
-	case <-starter:
-		ctx, cancel := context.WithTimeoutCause(context.Background(), endGrace, fmt.Errorf("still there after %v", endGrace))
-		defer cancel()
-		if err := n.EndAll(ctx, "the command that has started this noded is gone"); err != nil {
-			log.Error(err)
-		}
+	end := s.untilEnd(failed)
+	_, reload := errors.AsType[errReload](end)
+	switch {
+	case reload:
+		s.letThrough()
+	case end != nil:
+		return end
+	default:
+		// An error here could only say that nobody listens.
+		_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
 	}
-	// An error here could only say that nobody listens.
-	_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
 	n.Stop()
 	stopServer(server)
-	return nil
+	return end
+}
+
+// untilEnd returns nil where noded is to stop, and an errReload where it is to begin
+// anew.
+func (s *server) untilEnd(failed <-chan error) error {
+	for {
+		select {
+		case err := <-failed:
+			return fmt.Errorf("cannot serve: %w", err)
+		case <-s.hups:
+			if again := s.reload(); again != nil {
+				s.log.Info("reloading: noded begins anew; steps go on")
+				return *again
+			}
+		case sig := <-s.sigs:
+			s.log.Infof("stopping on %v; steps go on", sig)
+			return nil
+		case <-s.starter:
+			ctx, cancel := context.WithTimeoutCause(context.Background(), endGrace, fmt.Errorf("still there after %v", endGrace))
+			defer cancel()
+			if err := s.node.EndAll(ctx, "the command that has started this noded is gone"); err != nil {
+				s.log.Error(err)
+			}
+			return nil
+		}
+	}
 }
 
 // stopServer lets the calls end that are under way, but not for ever.

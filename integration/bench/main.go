@@ -28,6 +28,7 @@ func main() {
 	mpi := flag.Bool("mpi", false, "only the rows of MPI")
 	streams := flag.Bool("streams", false, "only the rows of streams")
 	events := flag.Bool("events", false, "only the rows of the event log")
+	many := flag.Bool("many", false, "only the rows of many steps at once, and of throughput")
 	only := flag.String("only", "", "of the rows of streams those that have this `text`")
 	runs := flag.Int("runs", 0, "how often each row of streams, or of the event log, is measured; 0: as is usual")
 	end := flag.String("tls-end", "", "be an end of a pipe over TLS, for the rows of two nodes: read or write")
@@ -38,6 +39,8 @@ func main() {
 		err = tlsEnd(*end)
 	case *events:
 		err = runEvents(*bin, *quick, *runs)
+	case *many:
+		err = onlyMany(*bin, *quick)
 	case *streams:
 		err = runStreams(*bin, *quick, *only, *runs)
 	default:
@@ -47,6 +50,27 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
+}
+
+// onlyMany has a directory of its own.
+func onlyMany(bin string, quick bool) error {
+	dir, err := os.MkdirTemp("", "stepd-bench")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	n, err := startNoded(bin, filepath.Join(dir, "steps"), 64)
+	if err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	err = throughput(w, n, quick)
+	w.Flush()
+	n.stop()
+	if err != nil {
+		return err
+	}
+	return runMany(bin, dir, quick)
 }
 
 // size is one row: n tasks, measured that many times.
@@ -91,6 +115,9 @@ func run(bin string, quick, onlyStacks, onlyAcct, onlyKill, onlyMPI bool) error 
 		return err
 	}
 	if err := runEvents(bin, quick, 0); err != nil {
+		return err
+	}
+	if err := runMany(bin, dir, quick); err != nil {
 		return err
 	}
 	return runAcct(bin, dir, quick)
@@ -202,37 +229,39 @@ func row(w io.Writer, what string, n int, s series, peerName string, peer series
 	}
 }
 
-// throughput is steps per second, eight at a time.
+// throughput is steps per second, for so many clients at a time.
 func throughput(w *tabwriter.Writer, ours *noded, quick bool) error {
-	rounds, perWorker, workers := 5, 15, 8
-	if quick {
-		rounds, perWorker = 3, 5
-	}
-	var rates []float64
-	for range rounds {
-		start := time.Now()
-		errs := make(chan error, workers)
-		for range workers {
-			go func() {
-				var err error
-				for range perWorker {
-					argv := ours.run("-n1", "--overcommit", "/bin/true")
-					if out, e := exec.Command(argv[0], argv[1:]...).CombinedOutput(); e != nil {
-						err = errors.Join(err, fmt.Errorf("%w: %s", e, out))
+	for _, workers := range []int{1, 2, 8} {
+		rounds, perRound := 5, 120
+		if quick {
+			rounds, perRound = 3, 40
+		}
+		var rates []float64
+		for range rounds {
+			start := time.Now()
+			errs := make(chan error, workers)
+			for range workers {
+				go func() {
+					var err error
+					for range perRound / workers {
+						argv := ours.run("-n1", "--overcommit", "/bin/true")
+						if out, e := exec.Command(argv[0], argv[1:]...).CombinedOutput(); e != nil {
+							err = errors.Join(err, fmt.Errorf("%w: %s", e, out))
+						}
 					}
-				}
-				errs <- err
-			}()
-		}
-		for range workers {
-			if err := <-errs; err != nil {
-				return err
+					errs <- err
+				}()
 			}
+			for range workers {
+				if err := <-errs; err != nil {
+					return err
+				}
+			}
+			rates = append(rates, float64(perRound)/time.Since(start).Seconds())
 		}
-		rates = append(rates, float64(workers*perWorker)/time.Since(start).Seconds())
+		slices.Sort(rates)
+		fmt.Fprintf(w, "steps per second, %d at a time\t1\t%d\t%.0f /s\t%.0f /s\t\t\t\n", workers, rounds, rates[len(rates)/2], rates[0])
 	}
-	slices.Sort(rates)
-	fmt.Fprintf(w, "steps per second, 8 at a time\t1\t%d\t%.0f /s\t%.0f /s\t\t\t\n", rounds, rates[len(rates)/2], rates[0])
 	return nil
 }
 

@@ -1,0 +1,56 @@
+package integration
+
+// ends are the ends that a point may come to. Where the tasks have ended already a
+// kill may come too late to change anything.
+func (f *faultRun) ends() []faultEnd {
+	own := faultEnd{[]string{"FAILED"}, []string{"exit code 7"}, []int{7}}
+	killed := func(words ...string) faultEnd { return faultEnd{[]string{"FAILED"}, words, []int{1}} }
+	var ends []faultEnd
+	switch f.victim {
+	case "stepd":
+		ends = append(ends, killed("stepd", "SIGKILL"))
+	case "spankhost":
+		if f.at.hook == "" {
+			ends = append(ends, killed("spankhost", "SIGKILL"))
+		} else { // nobody can tell whether the plugin did that (rulings 7)
+			ends = append(ends, killed("rude.so", f.at.hook, "SIGKILL"))
+			if !inChild(f.at.hook) { // else it was in none itself
+				return ends
+			}
+			ends = append(ends, killed("spankhost", "SIGKILL"))
+		}
+	case "prolog":
+		return []faultEnd{{[]string{"FAILED"}, []string{"prolog", "SIGKILL"}, []int{182}}}
+	case "task-prolog":
+		return []faultEnd{killed("exit code 1")}
+	case "pmixhost":
+		ends = append(ends, killed(f.victim))
+	case "noded":
+		if f.at.phase == phaseEarly {
+			// Unless it has started stepd meanwhile.
+			return []faultEnd{{[]string{"FAILED", "CANCELLED"}, []string{"noded"}, []int{1}}, own}
+		}
+		return []faultEnd{own}
+	case "stepctl":
+		own.codes = []int{137} // its own
+		if f.at.phase == phaseEnding {
+			own.codes = append(own.codes, 7) // the kill came too late
+		}
+		if f.kind.job {
+			return []faultEnd{own}
+		}
+		gone := faultEnd{[]string{"CANCELLED"}, []string{"client"}, []int{137}}
+		switch {
+		case f.at.script == "prolog":
+			return []faultEnd{gone}
+		case f.at.phase != phaseEnding: // its end may be seen after the gate has opened
+			return []faultEnd{own, gone}
+		}
+	}
+	if f.at.phase == phaseEnding {
+		// The client hears of the end from stepd, which may die before noded does.
+		told := faultEnd{[]string{"FAILED"}, []string{f.victim}, own.codes}
+		ends = append(ends, own, told)
+	}
+	return ends
+}

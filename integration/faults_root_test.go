@@ -1,0 +1,279 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/testkit"
+)
+
+// faultWait is how long anything of a point may take.
+var faultWait = 20 * time.Second * time.Duration(testkit.Slower())
+
+// TestRootFaults kills each process at every phase of a step, by what the step's event
+// log tells: nothing is left, and the record says what happened. FAULTS is how often;
+// each round spreads the kinds of steps otherwise over the moments.
+func TestRootFaults(t *testing.T) {
+	rounds := 1
+	if text := os.Getenv("FAULTS"); text != "" {
+		var err error
+		if rounds, err = strconv.Atoi(text); err != nil {
+			t.Fatalf("FAULTS=%q: %v", text, err)
+		}
+	}
+	testkit.RequireRoot(t)
+	for round := range rounds {
+		lanes := faultLanes(round)
+		if testkit.InGuest() {
+			lanes = fewFaults(lanes)
+		}
+		var points int
+		var hits atomic.Int32
+		var wg sync.WaitGroup
+		began := time.Now()
+		for _, lane := range lanes {
+			points += len(lane.points)
+			wg.Go(func() { t.Run(fmt.Sprintf("round %d/%s", round, lane.name), func(t *testing.T) { lane.run(t, &hits) }) })
+		}
+		wg.Wait()
+		t.Logf("round %d: %d points in %v; at %d of them the process was there", round, points, time.Since(began).Round(time.Second), hits.Load())
+		if !testkit.InGuest() && points < 200 {
+			t.Errorf("%d points: want at least 200", points)
+		}
+	}
+}
+
+// fewFaults are twenty of all, on two nodeds.
+func fewFaults(lanes []faultLane) []faultLane {
+	var few []faultLane
+	for _, lane := range lanes {
+		if lane.name != "stepd" && lane.name != "noded" {
+			continue
+		}
+		var points []fault
+		for i := range 10 {
+			f := lane.points[i*len(lane.points)/10]
+			if f.kind.name == "pmix" {
+				f.kind = kinds("run")[0]
+			}
+			points = append(points, f)
+		}
+		lane.points = points
+		few = append(few, lane)
+	}
+	return few
+}
+
+func (l faultLane) run(t *testing.T, hits *atomic.Int32) {
+	n := startNode(t, site{Slurm: "KillWait=1\n"})
+	if l.conf != nil {
+		n.restartWith(t, "KillWait=1\n"+l.conf(t, n))
+	}
+	n.stack(t, "required "+buildRude(t, n)+" order=RUDE")
+	pmi := pmi1(t, "")
+	// What is made once.
+	once := [][]string{{"batch", "-W", "-o", "/dev/null", "--wrap", "true"}}
+	if !testkit.InGuest() { // which has no PMIx
+		once = append(once, []string{"run", "--mpi=pmix", "true"})
+	}
+	for _, args := range once {
+		ok(t, args[0], n.ctl(t, args...))
+	}
+	n.idle(t)
+	n.checkClean(t)
+	before := n.footprint(t)
+	for i, f := range l.points {
+		if only := os.Getenv("ONLY"); only != "" && !strings.Contains(f.String(), only) {
+			continue
+		}
+		t.Run(f.String(), func(t *testing.T) {
+			p := &faultRun{fault: f, n: n, gate: filepath.Join(n.wd, fmt.Sprintf("gate.%d", i)), marks: n.path(fmt.Sprintf("marks.%d", i))}
+			if p.run(t, pmi) {
+				hits.Add(1)
+			}
+		})
+	}
+	n.serves(t)
+	// Connections of clients that have just gone are closed a little later.
+	eventually(t, faultWait, "as much as before", func() error {
+		after := n.footprint(t)
+		if l.name == "noded" || l.name == "container" || l.name == "scripts" { // others, which have not done as much
+			before.files, before.goroutines = max(before.files, after.files), max(before.goroutines, after.goroutines)
+		}
+		if after.cgroups != before.cgroups || after.mounts != before.mounts || after.files > before.files ||
+			after.goroutines > before.goroutines || after.stateFiles > before.stateFiles {
+			return fmt.Errorf("before %+v, after %+v", before, after)
+		}
+		return nil
+	})
+}
+
+// faultRun is one point as it is tried.
+type faultRun struct {
+	fault
+	n           *node
+	gate, marks string
+	id          string
+	hit         bool
+	result      result
+	doc         stepDoc
+}
+
+// run starts the step, kills at the moment, lets the rest go on, and looks what has
+// come of it. It returns whether the process was there to be killed.
+func (f *faultRun) run(t *testing.T, pmi string) bool {
+	must(t, unix.Mkfifo(f.gate, 0o666))
+	must(t, os.Chmod(f.gate, 0o666))
+	gate, err := os.OpenFile(f.gate, os.O_RDWR, 0)
+	must(t, err)
+	defer gate.Close()
+	open := sync.OnceFunc(func() {
+		_, err := gate.WriteString(gateLines)
+		must(t, err)
+	})
+	env := []string{"GATE=" + f.gate}
+	if f.at.hook != "" {
+		must(t, os.WriteFile(f.marks, nil, 0o666))
+		must(t, os.Chmod(f.marks, 0o666))
+		env = append(env, fmt.Sprintf("RUDE=hook=%s do=hang mark=%s", f.at.hook, f.marks))
+	}
+	if f.at.script != "" {
+		f.n.userFile(t, f.at.script+".hang", "", 0o644)
+	}
+	w := watchLogs(t, f.n)
+	defer w.close()
+	p := f.n.start(t, call{args: f.kind.args(f.n, pmi), env: env})
+	v := &victims{noded: f.n.cmd.Process.Pid, stepctl: p.cmd.Process.Pid}
+	f.await(t, w, v, open)
+	f.hit, err = v.kill(f.victim)
+	must(t, err)
+	f.id = w.id
+	if f.at.script != "" {
+		f.endScript(t)
+	}
+	if f.victim == "noded" {
+		<-f.n.done
+		f.n.boot(t)
+	}
+	if f.victim != "stepd" && f.victim != "spankhost" && f.victim != "pmixhost" { // with these the tasks end
+		open()
+	}
+	f.result = p.wait(t)
+	eventually(t, faultWait, "the final record of "+f.id, func() error {
+		if f.doc = f.n.show(t, f.id); f.doc.End == nil {
+			return fmt.Errorf("state %s, no end_time", f.doc.State)
+		}
+		return nil
+	})
+	f.judge(t)
+	f.n.idle(t)
+	f.undrain(t)
+	f.n.checkClean(t)
+	return f.hit
+}
+
+// await returns at the moment.
+func (f *faultRun) await(t *testing.T, w *logWatch, v *victims, open func()) {
+	t.Helper()
+	look := func() { v.look(w) }
+	if f.at.phase == phaseEnding {
+		must(t, w.until(`"state":"RUNNING"`, faultWait, look))
+		open()
+	}
+	switch {
+	case f.at.line != "":
+		must(t, w.until(f.at.line, faultWait, look))
+		return
+	case f.at.hook != "":
+		must(t, w.until(`"stage_end","phase":"spankhost"`, faultWait, look))
+		eventually(t, faultWait, "the hook", func() error {
+			if !strings.Contains(readFile(t, f.marks), " "+f.at.hook+" ") {
+				return fmt.Errorf("marks: %q", readFile(t, f.marks))
+			}
+			return nil
+		})
+		return
+	}
+	line := `"stage_end","phase":"spankhost"`
+	if f.at.script == "prolog" {
+		line = `"accepted"`
+	}
+	must(t, w.until(line, faultWait, look))
+	eventually(t, faultWait, "the script", func() error {
+		b, err := os.ReadFile(filepath.Join(f.n.wd, f.at.script+".pid"))
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Sscan(string(b), &v.script)
+		return err
+	})
+}
+
+// endScript lets the script hang no more, whoever was killed.
+func (f *faultRun) endScript(t *testing.T) {
+	must(t, os.Remove(filepath.Join(f.n.wd, f.at.script+".hang")))
+	must(t, os.Remove(filepath.Join(f.n.wd, f.at.script+".pid")))
+}
+
+// undrain takes back what a failed prolog or epilog does to the node, and a plugin that
+// keeps a batch job from starting.
+func (f *faultRun) undrain(t *testing.T) {
+	doc := f.n.status(t)
+	script, plugin := f.victim == f.at.script && (f.victim == "prolog" || f.victim == "epilog"), f.victim == "spankhost" && f.at.hook != "" && f.kind.job
+	switch {
+	case script:
+		contains(t, "the drain's reason", doc.State+": "+doc.Reason, "DRAINED", f.victim, "SIGKILL")
+	case plugin && beforeGate(f.at.hook):
+		contains(t, "the drain's reason", doc.State+": "+doc.Reason, "DRAINED", "rude.so", f.at.hook)
+	case doc.State != "IDLE":
+		t.Errorf("node %s: %q", doc.State, doc.Reason)
+	}
+	if doc.State != "IDLE" {
+		ok(t, "node resume", f.n.ctlRoot(t, "node", "resume"))
+	}
+}
+
+// faultEnd is how a step may end.
+type faultEnd struct {
+	states []string
+	words  []string // of the reason
+	codes  []int    // of the client
+}
+
+// judge compares the record and the client's exit code with what may have come of it.
+func (f *faultRun) judge(t *testing.T) {
+	t.Helper()
+	ends := f.ends()
+	for _, e := range ends {
+		if slices.Contains(e.states, f.doc.State) && slices.Contains(e.codes, f.result.code) &&
+			!slices.ContainsFunc(e.words, func(w string) bool { return !strings.Contains(f.doc.Reason, w) }) {
+			f.checkRecord(t)
+			return
+		}
+	}
+	t.Errorf("step %s (the process was there: %v): state %s, reason %q, %v; want one of %+v", f.id, f.hit, f.doc.State, f.doc.Reason, f.result, ends)
+}
+
+// checkRecord: no task is left running in it, and the log has an end.
+func (f *faultRun) checkRecord(t *testing.T) {
+	t.Helper()
+	for _, task := range f.doc.Tasks {
+		if task.State != "EXITED" && task.State != "FAILED" {
+			t.Errorf("task %d is %s", task.Rank, task.State)
+		}
+	}
+	lines := strings.Split(strings.TrimSpace(readFile(t, f.n.path("spool", "events", f.id+".jsonl"))), "\n")
+	if last := lines[len(lines)-1]; !strings.Contains(last, `"event":"end"`) {
+		t.Errorf("the event log ends with %s", last)
+	}
+}

@@ -1,0 +1,106 @@
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestRootStateLost: a state that is gone, or cut, costs what has ended, and no step
+// that runs.
+func TestRootStateLost(t *testing.T) {
+	n := startNode(t, site{})
+	state := n.path("spool", "state.db")
+	for _, c := range []struct {
+		name string
+		do   func(t *testing.T)
+		says string
+	}{
+		{"state removed", func(t *testing.T) { must(t, os.Remove(state)) }, "that the state does not have"},
+		{"state cut", func(t *testing.T) { must(t, os.Truncate(state, 3*4096)) }, "is damaged"},
+		{"state overwritten", func(t *testing.T) {
+			must(t, os.WriteFile(state, []byte(strings.Repeat("no database", 3000)), 0o600))
+		}, "is damaged"},
+		{"spool emptied", func(t *testing.T) {
+			entries, err := os.ReadDir(n.path("spool"))
+			must(t, err)
+			for _, e := range entries {
+				must(t, os.RemoveAll(n.path("spool", e.Name())))
+			}
+		}, "that the state does not have"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n.serves(t)
+			p, step := startStubborn(t, n)
+			n.kill9(t)
+			c.do(t)
+			n.boot(t)
+			contains(t, "noded's log", n.log.String(), c.says)
+			if now := n.show(t, step.id()); now.State != "RUNNING" || now.StepdPID != step.StepdPID {
+				t.Errorf("the step: %+v", now)
+			}
+			n.serves(t)
+			if last := n.last(t); last.JobID <= step.JobID {
+				t.Errorf("job %d comes after job %d", last.JobID, step.JobID)
+			}
+			n.letGo(t)
+			if r := p.wait(t); r.code != 3 {
+				t.Errorf("the client: %v", r)
+			}
+			if doc := n.ended(t, step.id()); doc.State != "FAILED" || doc.ExitCode == nil || *doc.ExitCode != 3 || len(doc.Tasks) != 2 {
+				t.Errorf("the record: %+v", doc)
+			}
+			n.idle(t)
+			n.checkClean(t)
+		})
+	}
+	kept, err := filepath.Glob(state + ".damaged-*")
+	if err != nil || len(kept) > 0 { // the last case has emptied the spool
+		t.Errorf("kept %q, %v", kept, err)
+	}
+}
+
+// TestRootSpoolFull: the disk of the spool fills up while a step runs: the step ends as
+// its tasks do, and its record is whole when there is room again.
+func TestRootSpoolFull(t *testing.T) {
+	n := startNode(t, site{})
+	n.kill9(t)
+	must(t, unix.Mount("spool", n.path("spool"), "tmpfs", 0, "size=2m,mode=0711"))
+	unmount := func() {
+		if err := unix.Unmount(n.path("spool"), unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}
+	defer unmount()
+	n.boot(t)
+	p, step := startStubborn(t, n)
+	filler := n.path("spool", "filler")
+	f, err := os.Create(filler)
+	must(t, err)
+	block := make([]byte, 4096)
+	for err == nil {
+		_, err = f.Write(block)
+	}
+	f.Close()
+	if now := n.show(t, step.id()); now.State != "RUNNING" {
+		t.Errorf("the step: %+v", now)
+	}
+	if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, "no space left on device") {
+		t.Errorf("a step on a full spool: %v", r)
+	}
+	n.letGo(t)
+	if r := p.wait(t); r.code != 3 {
+		t.Errorf("the client: %v", r)
+	}
+	must(t, os.Remove(filler))
+	if doc := n.ended(t, step.id()); doc.State != "FAILED" || doc.ExitCode == nil || *doc.ExitCode != 3 {
+		t.Errorf("the record: %+v", doc)
+	}
+	n.serves(t)
+	n.idle(t)
+	must(t, n.cmd.Process.Signal(unix.SIGTERM)) // before its spool goes
+	<-n.done
+}
