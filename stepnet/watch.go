@@ -55,7 +55,8 @@ func (n *Node) awaitWatchers() {
 	n.unwatched = true
 	n.mu.Unlock()
 	gone := make(chan struct{})
-	n.wg.Go(func() { n.watching.Wait(); close(gone) })
+	// Not one of n.wg: Close may be called by several, and wait for those at once.
+	go func() { n.watching.Wait(); close(gone) }() // they end with the node
 	t := time.NewTimer(watchGrace)
 	defer t.Stop()
 	select {
