@@ -68,7 +68,7 @@ test-root: all ## mechanism tests: root, real cgroups and namespaces
 
 .PHONY: integration
 integration: all examples ## black-box tests on the built programs
-	STRICT=1 STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout 20m $(if $(RUN),-run '$(RUN)') ./integration | $(GATE)
+	STRICT=1 STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -parallel 4 -timeout 20m $(if $(RUN),-run '$(RUN)') ./integration | $(GATE)
 
 .PHONY: faults
 FAULTS ?= 5
