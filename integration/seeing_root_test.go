@@ -210,9 +210,12 @@ func TestRootProgress(t *testing.T) {
 	}
 	told.ends(t, -1)
 	quiet.ends(t, -1)
-	if said := told.text(); !strings.Contains(said[strings.LastIndex(said, "user_init for"):], "\r\x1b[K") {
-		t.Errorf("the line does not go: %q", said)
-	}
+	eventually(t, 10*time.Second, "the line's end", func() error { // what it said last is still on its way
+		if said := told.text(); !strings.Contains(said[strings.LastIndex(said, "user_init for"):], "\r\x1b[K") {
+			return fmt.Errorf("it says %q", said)
+		}
+		return nil
+	})
 	if r := piped.wait(t); strings.Contains(r.err+quiet.text(), "user_init for") {
 		t.Errorf("it is told to what is no terminal, or in spite of -Q: %v, %q", r, quiet.text())
 	}
