@@ -261,7 +261,7 @@ func (f *faultRun) judge(t *testing.T) {
 			return
 		}
 	}
-	t.Errorf("step %s (the process was there: %v): state %s, reason %q, %v; want one of %+v", f.id, f.hit, f.doc.State, f.doc.Reason, f.result, ends)
+	t.Errorf("%s: step %s (the process was there: %v): state %s, reason %q, %v; want one of %+v", f.fault, f.id, f.hit, f.doc.State, f.doc.Reason, f.result, ends)
 }
 
 // checkRecord: no task is left running in it, and the log has an end.
@@ -269,11 +269,11 @@ func (f *faultRun) checkRecord(t *testing.T) {
 	t.Helper()
 	for _, task := range f.doc.Tasks {
 		if task.State != "EXITED" && task.State != "FAILED" {
-			t.Errorf("task %d is %s", task.Rank, task.State)
+			t.Errorf("%s: task %d of %s is %s", f.fault, task.Rank, f.id, task.State)
 		}
 	}
 	lines := strings.Split(strings.TrimSpace(readFile(t, f.n.path("spool", "events", f.id+".jsonl"))), "\n")
 	if last := lines[len(lines)-1]; !strings.Contains(last, `"event":"end"`) {
-		t.Errorf("the event log ends with %s", last)
+		t.Errorf("%s: the event log of %s ends with %s", f.fault, f.id, last)
 	}
 }
