@@ -23,7 +23,10 @@ describe() { # a version that sorts: of the tag, else of the commit's time
 	fi
 }
 glibc() { # the newest symbols that the C programs want
-	objdump -T "$stage/stepd/usr/libexec/stepd/spankhost" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | cut -d_ -f2
+	local program
+	for program in "$stage"/stepd/usr/libexec/stepd/{spankhost,pmixhost}; do
+		[ ! -e "$program" ] || objdump -T "$program"
+	done | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | cut -d_ -f2
 }
 DEB_VERSION=${DEB_VERSION:-$(describe)}
 export DEB_ARCH=${DEB_ARCH:-$(dpkg --print-architecture)}
