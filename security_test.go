@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestSecurityDocument: each row of docs/security.md's tables names a test, and each
-// test that it names is one of the project's.
-func TestSecurityDocument(t *testing.T) {
+// declaredTests are the names of the project's tests and fuzz tests.
+func declaredTests(t *testing.T) map[string]bool {
+	t.Helper()
 	have := map[string]bool{}
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
@@ -32,6 +32,13 @@ func TestSecurityDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return have
+}
+
+// TestSecurityDocument: each row of docs/security.md's tables names a test, and each
+// test that it names is one of the project's.
+func TestSecurityDocument(t *testing.T) {
+	have := declaredTests(t)
 	named := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`")
 	rows := 0
 	for line := range strings.Lines(readText(t, "docs/security.md")) {
@@ -50,6 +57,32 @@ func TestSecurityDocument(t *testing.T) {
 		}
 	}
 	if rows < 30 {
+		t.Errorf("%d rows", rows)
+	}
+}
+
+// TestRecoveryDocument: each test that docs/recovery.md names is one of the project's,
+// and each row of its table names one or says with a dash that there is none.
+func TestRecoveryDocument(t *testing.T) {
+	have := declaredTests(t)
+	named := regexp.MustCompile(`\b(?:Test|Fuzz)\w+`)
+	rows := 0
+	for line := range strings.Lines(readText(t, "docs/recovery.md")) {
+		row := strings.HasPrefix(line, "| ") && !strings.HasPrefix(line, "| what |")
+		tests := named.FindAllString(line, -1)
+		if row {
+			rows++
+			if len(tests) == 0 && !strings.HasSuffix(strings.TrimSpace(line), "| – |") {
+				t.Errorf("no test is named in %s", line)
+			}
+		}
+		for _, name := range tests {
+			if !have[name] {
+				t.Errorf("there is no %s: %s", name, line)
+			}
+		}
+	}
+	if rows < 15 {
 		t.Errorf("%d rows", rows)
 	}
 }
