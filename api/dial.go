@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// RequestMax bounds a request, in bytes (rulings 6).
+// RequestMax bounds a request, in bytes.
 const RequestMax = 16 << 20
 
 // ReplyMax bounds what a client of Dial takes: lists hold many documents.
@@ -52,7 +52,7 @@ func TooLarge(n int) error {
 }
 
 // dialUnix connects through the directory's descriptor, because sun_path
-// holds 108 bytes (rulings 27).
+// holds 108 bytes.
 func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

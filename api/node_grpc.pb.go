@@ -126,7 +126,7 @@ type NodeClient interface {
 	// Drain and Resume change the node's state; root only.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*Empty, error)
 	Resume(ctx context.Context, in *Empty, opts ...grpc.CallOption) (*Empty, error)
-	// ClientConfig answers with what a client takes from the node (rulings 29).
+	// ClientConfig answers with what a client takes from the node.
 	ClientConfig(ctx context.Context, in *Empty, opts ...grpc.CallOption) (*ClientConfigReply, error)
 }
 
@@ -460,7 +460,7 @@ type NodeServer interface {
 	// Drain and Resume change the node's state; root only.
 	Drain(context.Context, *DrainRequest) (*Empty, error)
 	Resume(context.Context, *Empty) (*Empty, error)
-	// ClientConfig answers with what a client takes from the node (rulings 29).
+	// ClientConfig answers with what a client takes from the node.
 	ClientConfig(context.Context, *Empty) (*ClientConfigReply, error)
 	mustEmbedUnimplementedNodeServer()
 }

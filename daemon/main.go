@@ -39,7 +39,7 @@ import (
 	"stepd/task/oom"
 )
 
-// ackPatience is how long stepd waits for noded to take the result (rulings 26).
+// ackPatience is how long stepd waits for noded to take the result.
 const ackPatience = time.Second
 
 // Main is the program; it does not return. others is for steps of several nodes, nil
@@ -250,7 +250,7 @@ func lead(spec *step.Spec, h handler, server *stepapi.Server, listener *net.Unix
 		return err
 	}
 	h.aud.close()
-	// A result that no noded takes stays in the spool (rulings 26).
+	// A result that no noded takes stays in the spool.
 	if !server.Finish(&stepapi.Msg{Type: stepapi.TypeResult, State: rec.State, Record: &rec}, ackPatience) {
 		err = leaveResult(spec.ResultFile, &rec)
 	}
@@ -320,7 +320,7 @@ func mpiPlugin(spec *step.Spec, deps mpi.Deps) (mpi.Plugin, error) {
 }
 
 // startHost runs the spankhost beside this program, or in the libexec folder
-// that it is installed in: never one found by PATH (rulings 19).
+// that it is installed in: never one found by PATH.
 func startHost(spec *step.Spec, cgroupFD int) (task.Host, error) {
 	self, err := os.Executable()
 	if err != nil {

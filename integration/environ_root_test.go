@@ -20,7 +20,7 @@ func environment(out string) map[string]string {
 }
 
 // TestRootTaskEnvironment compares the environment of three tasks with the
-// recorded one (traces/task_env.txt): each name with its value, and no other.
+// recorded one: each name with its value, and no other.
 func TestRootTaskEnvironment(t *testing.T) {
 	n := startNode(t, site{})
 	r := n.do(t, call{

@@ -14,7 +14,7 @@ import (
 )
 
 // TestRootExitCodes holds stepctl run's exit code and its messages against
-// those recorded of srun (traces/exitcodes.txt; rulings 30, 35).
+// those recorded of srun.
 func TestRootExitCodes(t *testing.T) {
 	n := startNode(t, site{})
 	sh := func(script string, flags ...string) []string {

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// reduce turns a recording into facts. Left out are what rulings 37 excludes
-// (times, pids, thread count of the step daemon, nofile, core, descriptor
-// targets) and fields that repeat another.
+// reduce turns a recording into facts. Left out are what is
+// another in each run or on each machine (times, pids, thread count of the step
+// daemon, nofile, core, descriptor targets) and fields that repeat another.
 func reduce(records []record, w *world) *table {
 	w.learn(records)
 	facts := &table{}

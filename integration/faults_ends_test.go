@@ -12,7 +12,7 @@ func (f *faultRun) ends() []faultEnd {
 	case "spankhost":
 		if f.at.hook == "" {
 			ends = append(ends, killed("spankhost", "SIGKILL"))
-		} else { // nobody can tell whether the plugin did that (rulings 7)
+		} else { // nobody can tell whether the plugin did that
 			ends = append(ends, killed("rude.so", f.at.hook, "SIGKILL"))
 			if !inChild(f.at.hook) { // else it was in none itself
 				return ends

@@ -265,7 +265,7 @@ func (n *node) kill9(t testing.TB) {
 	<-n.done
 }
 
-// hash is what noded's cgroups are named by (rulings 20).
+// hash is what noded's cgroups are named by.
 func (n *node) hash() string {
 	sum := sha256.Sum256([]byte(n.path("spool")))
 	return fmt.Sprintf("%x", sum[:4])

@@ -22,7 +22,7 @@ import (
 )
 
 // TestRootRefusedRequests: what cannot be is refused with exit code 1 and one
-// line that names the thing, and no job number is spent (rulings 30).
+// line that names the thing, and no job number is spent.
 func TestRootRefusedRequests(t *testing.T) {
 	n := startNode(t, site{})
 	n.serves(t)

@@ -148,7 +148,7 @@ func (c *rudeStep) judge(t *testing.T, asEver []string) {
 	}
 }
 
-// judgeKilled holds rulings 7: before the gate no task execs; after it a
+// judgeKilled: before the gate no task execs; after it a
 // required plugin ends the step and an optional one does not.
 func (c *rudeStep) judgeKilled(t *testing.T) {
 	t.Helper()

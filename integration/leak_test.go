@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// goneWithin is how soon after its end all of a step is gone (rulings 34).
+// goneWithin is how soon after its end all of a step is gone.
 const goneWithin = 2 * time.Second
 
 // checkClean fails the test unless all of every step is gone: processes,
@@ -75,7 +75,7 @@ func (p proc) String() string { return fmt.Sprintf("%d (%s) %q", p.pid, p.comm, 
 
 // processes lists the node's stepds, hosts and tasks: those in its cgroups,
 // and those whose command line or environment names its directory. A zombie
-// counts as gone (rulings 26).
+// counts as gone.
 func (n *node) processes() []proc {
 	var found []proc
 	entries, err := os.ReadDir("/proc")
@@ -138,7 +138,7 @@ func (n *node) cgroups() []string {
 	return found
 }
 
-// cgroupRootGone reports what noded has left of its cgroup tree (rulings 34).
+// cgroupRootGone reports what noded has left of its cgroup tree.
 func (n *node) cgroupRootGone() error {
 	if left := n.cgroups(); len(left) > 0 {
 		return fmt.Errorf("cgroups left after noded's end: %v", left)

@@ -314,7 +314,7 @@ func childOf(t testing.TB, pid int) int {
 	return child
 }
 
-// gone is nil where no such process lives; a zombie counts as gone (rulings 26).
+// gone is nil where no such process lives; a zombie counts as gone.
 func gone(pid int) error {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil || strings.Contains(string(b), ") Z ") {

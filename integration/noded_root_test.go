@@ -27,8 +27,7 @@ func runNoded(t testing.TB, attr *syscall.SysProcAttr, args ...string) (int, str
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// TestRootNodedStart: what noded needs to start, and what it refuses (rulings
-// 20, 28).
+// TestRootNodedStart: what noded needs to start, and what it refuses.
 func TestRootNodedStart(t *testing.T) {
 	n := startNode(t, site{})
 	run := func(extra ...string) []string {

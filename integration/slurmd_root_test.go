@@ -88,7 +88,7 @@ func TestRootSlurmdContext(t *testing.T) {
 }
 
 // TestRootSlurmdFailures: what a failing plugin does to noded's start and stop
-// (traces/slurmd_failures.txt), and what a crash does.
+// (traces/slurmd_failures.tsv), and what a crash does.
 func TestRootSlurmdFailures(t *testing.T) {
 	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
 	so, marks := buildClient(t, n), n.markFile(t)

@@ -16,7 +16,7 @@ func sortedLines(s string) []string {
 	return lines
 }
 
-// TestRootOutputOptions: where -o, -e and -i send the streams (traces/exitcodes.txt).
+// TestRootOutputOptions: where -o, -e and -i send the streams.
 func TestRootOutputOptions(t *testing.T) {
 	n := startNode(t, site{})
 	t.Run("every pattern", func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestRootStdin(t *testing.T) {
 }
 
 // TestRootRegularFilesAreHandedOver: a user's own regular file becomes the
-// task's descriptor itself, at its offset (rulings 11).
+// task's descriptor itself, at its offset.
 func TestRootRegularFilesAreHandedOver(t *testing.T) {
 	n := startNode(t, site{})
 	path := n.userFile(t, "out.txt", "before\n", 0o644)

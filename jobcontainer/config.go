@@ -43,7 +43,7 @@ type Config struct {
 	// job keeps the node's mounts as they were when it began.
 	Shared bool
 	// EntireStepInNS asks for the whole host of a step, not the tasks alone, to
-	// join the namespace (rulings 8). Tmpfs only carries the answer.
+	// join the namespace. Tmpfs only carries the answer.
 	EntireStepInNS bool
 
 	// PIDNamespace gives the job a pid namespace, with a /proc of its own, and
@@ -58,7 +58,7 @@ type Config struct {
 	// RunDir is RUN/jobs. It is made where it does not exist.
 	RunDir string
 	// NodeTag sets this noded's directory in BasePath apart from those of
-	// others: 8 hexadecimal digits of its spool's hash (rulings 20).
+	// others: 8 hexadecimal digits of its spool's hash.
 	NodeTag string
 	// NodeName and HostName are what %n and %h stand for; NodeName is also
 	// written into BasePath, so that two nodes never share a directory.

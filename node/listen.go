@@ -14,7 +14,7 @@ const backlog = 1024
 
 // bindIn binds a listening unix socket of type typ as name in dir, mode 0666:
 // whoever may connect is decided by peer credentials, not by the file. The path goes
-// through dir's descriptor, because sun_path holds 108 bytes (rulings 27). A
+// through dir's descriptor, because sun_path holds 108 bytes. A
 // file of that name, left by an earlier noded, is replaced.
 func bindIn(dir, name string, typ int) (*os.File, error) {
 	path := filepath.Join(dir, name)
@@ -50,7 +50,7 @@ func bindListen(dir, fd int, name string) error {
 }
 
 // Listen binds noded's socket under a name that no client knows. Publish gives
-// it its own name, when requests are served (rulings 28).
+// it its own name, when requests are served.
 func (n *Node) Listen() (net.Listener, error) {
 	f, err := bindIn(n.files.run, hiddenSocket, unix.SOCK_STREAM)
 	if err != nil {

@@ -111,7 +111,7 @@ type Containers interface {
 	// for a job without a container. The caller closes them. An error says why the
 	// job can have no more processes.
 	Join(job uint32) (step.Namespaces, error)
-	// EntireStepInNS tells whether the whole host joins it (rulings 8).
+	// EntireStepInNS tells whether the whole host joins it.
 	EntireStepInNS() bool
 	// AddCont tells of a step's cgroup, by its id (the directory's inode), and
 	// AddPID of a process of the job: stepd, when it was started.

@@ -51,7 +51,7 @@ func isChild(pidfd int) bool {
 
 // openProcess opens what has the number pid now, and tells when that started;
 // of is the boot in which the number was noted, boot is this one. A zombie
-// counts as gone: not every PID 1 reaps at once (rulings 26).
+// counts as gone: not every PID 1 reaps at once.
 func openProcess(pid int, of, boot string) (pidfd int, start uint64, err error) {
 	if pid <= 0 || of != boot {
 		return -1, 0, errGone

@@ -12,8 +12,8 @@ import (
 	"stepd/step"
 )
 
-// readResult reads the result that stepd left because no noded took it
-// (rulings 26): a final step.Record, written by rename, so it is whole or not
+// readResult reads the result that stepd left because no noded took it:
+// a final step.Record, written by rename, so it is whole or not
 // there. os.ErrNotExist is in the error when there is none.
 func readResult(path string, id step.ID) (*step.Record, error) {
 	f, err := linux.OpenBeneath(filepath.Dir(path), filepath.Base(path), os.O_RDONLY, 0)

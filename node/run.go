@@ -132,7 +132,7 @@ func checkBatch(req *step.Request) error {
 }
 
 // userFor decides who the tasks run as. Groups come from the name service, and
-// never from the client (rulings 25).
+// never from the client.
 func (n *Node) userFor(ctx context.Context, caller api.Peer, req *step.Request) (step.User, error) {
 	uid := caller.UID
 	if req.UID != nil {
@@ -204,7 +204,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 }
 
 // taskEnv is a step's environment as the client wants it, with the name of the
-// node that it runs on, for stepctl in a task (rulings 29).
+// node that it runs on, for stepctl in a task.
 func (n *Node) taskEnv(env []string) []string { return setEnv(env, "NODED_SOCKET", n.files.socket()) }
 
 // setEnv returns env with NAME=value as its only entry for name; env itself

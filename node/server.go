@@ -26,7 +26,7 @@ func (n *Node) Server() *grpc.Server {
 	s := grpc.NewServer(
 		grpc.UnaryInterceptor(n.surviveUnary), grpc.StreamInterceptor(n.surviveStream),
 		grpc.Creds(clientCredentials{api.Credentials(), n.clients}),
-		// Above the limit, so that its own words name it (rulings 6).
+		// Above the limit, so that its own words name it.
 		grpc.MaxRecvMsgSize(api.RequestMax+api.RequestMax/4),
 		grpc.MaxConcurrentStreams(256),
 		grpc.ConnectionTimeout(10*time.Second),
@@ -107,7 +107,7 @@ func (s *service) List(ctx context.Context, in *api.ListRequest) (*api.ListReply
 	return out, nil
 }
 
-// hideCommand: what others run is not everybody's (rulings 32).
+// hideCommand: what others run is not everybody's.
 func hideCommand(rec *step.Record) {
 	rec.Command, rec.Stdout, rec.Stderr = []string{}, nil, nil
 	if slices.ContainsFunc(rec.Tasks, func(t step.Task) bool { return t.Doing != nil }) {

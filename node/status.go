@@ -83,7 +83,7 @@ func daemonNow() daemonDoc {
 	return d
 }
 
-// nodeState is Slurm's word for the node (rulings 31).
+// nodeState is Slurm's word for the node.
 func nodeState(drained bool, jobs int) string {
 	switch {
 	case drained && jobs > 0:

@@ -316,7 +316,7 @@ func (s *store) steps(job uint32) ([]*step.Record, error) {
 }
 
 // knows tells whether the number was ever given out by this store: of what is
-// found on the node, only such is ours to remove (rulings 20).
+// found on the node, only such is ours to remove.
 func (s *store) knows(job uint32) (known bool) {
 	// A failed read leaves known false: then nothing is removed.
 	_ = s.db.View(func(tx *bbolt.Tx) error {

@@ -406,7 +406,7 @@ func TestRootKillEndsWithContext(t *testing.T) {
 	}
 }
 
-// v1Freeze makes SIGKILL wait, by the v1 freezer (rulings 40).
+// v1Freeze makes SIGKILL wait, by the v1 freezer.
 func v1Freeze(t *testing.T, pid int) (thaw func()) {
 	t.Helper()
 	const mount = "/sys/fs/cgroup/freezer"

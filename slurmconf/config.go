@@ -39,7 +39,7 @@ type Config struct {
 	Partition string
 
 	// SpoolDir is SlurmdSpoolDir with "/stepd" added: slurmd's own spool is
-	// never ours (rulings 21). Default /var/spool/stepd.
+	// never ours. Default /var/spool/stepd.
 	SpoolDir string
 	// SlurmdPidFile and SlurmdLogFile are absolute, "" by default. In these
 	// three the first %h is the host's name and the first %n the node's.
@@ -124,7 +124,7 @@ type Config struct {
 	// JobRequeue is 1 (the default) where batch jobs may be run again unless they forbid it.
 	MaxArraySize, JobRequeue int
 
-	// MaxTasksPerNode is 65533 by default, the highest value (rulings 23).
+	// MaxTasksPerNode is 65533 by default, the highest value.
 	MaxTasksPerNode  int
 	TmpFS            string // default "/tmp"
 	LaunchParameters []string

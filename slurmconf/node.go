@@ -16,7 +16,7 @@ type Node struct {
 	NodeHostname, NodeAddr string
 	// Port is where its noded serves other nodes; 0 is SlurmdPort.
 	Port int
-	// CPUs is believed, above the hardware too (rulings 23). Where it is not
+	// CPUs is believed, above the hardware too. Where it is not
 	// told but the topology is, it is Boards × sockets of a board × cores ×
 	// threads.
 	CPUs           int

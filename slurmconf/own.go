@@ -11,7 +11,7 @@ import (
 )
 
 // Stepd is stepd.conf: our own keys, in a file of their own because a real
-// slurmd stops at keys that it does not know (rulings 22).
+// slurmd stops at keys that it does not know.
 type Stepd struct {
 	// HookTimeout bounds each call of a SPANK hook; 0, the default, is no bound.
 	HookTimeout time.Duration

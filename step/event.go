@@ -2,7 +2,7 @@ package step
 
 import "time"
 
-// Event is one line of a step's event log (rulings 33). Fields that do not
+// Event is one line of a step's event log. Fields that do not
 // belong to the event are absent.
 type Event struct {
 	Time  time.Time `json:"time"`

@@ -9,7 +9,7 @@ func patternSpec() *Spec {
 	return &Spec{Request: Request{Name: "echo"}, ID: ID{Job: 77}, User: User{Name: "guser1"}, NodeName: "vm"}
 }
 
-// The expected names are those of traces/exitcodes.txt.
+// The expected names are those recorded of srun.
 func TestExpandPattern(t *testing.T) {
 	s := patternSpec()
 	tests := []struct{ pattern, want string }{

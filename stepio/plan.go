@@ -17,7 +17,7 @@ func rawFD(f *os.File) int {
 }
 
 // Handable tells whether f may be given to the tasks: a regular file or a pipe,
-// and the tasks are of the same user (rulings 11). A terminal or a socket is
+// and the tasks are of the same user. A terminal or a socket is
 // relayed, so that no task can control the client's terminal.
 func Handable(f *os.File, sameUser bool) bool {
 	kind := kindOf(f)

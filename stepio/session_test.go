@@ -203,7 +203,7 @@ func TestBroadcast(t *testing.T) {
 	wg.Wait()
 }
 
-// What is handed over as it is (rulings 11).
+// What is handed over as it is.
 func TestHandedOver(t *testing.T) {
 	dir := t.TempDir()
 	regular, err := os.Create(dir + "/out")

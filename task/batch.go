@@ -10,7 +10,7 @@ import (
 // isBatch tells whether the step is a job's batch script.
 func isBatch(s *step.Spec) bool { return s.ID.Step == step.BatchStep }
 
-// batchEnv is what a batch script sees of its job (traces/sbatch_reg.jsonl):
+// batchEnv is what a batch script sees of its job (traces/sbatch_reg.tsv):
 // nothing of a step, and the job control environment, so that the commands in
 // it give the job's options to their own plugins.
 func batchEnv(s *step.Spec) []string {
@@ -44,7 +44,7 @@ func batchEnv(s *step.Spec) []string {
 	env.set("SLURM_TOPOLOGY_ADDR", s.NodeName)
 	env.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
 	tellResources(env, s)
-	// Commands in the script find this node's daemon (rulings 29).
+	// Commands in the script find this node's daemon.
 	for _, e := range s.Array.Env() {
 		name, value, _ := strings.Cut(e, "=")
 		env.set(name, value)

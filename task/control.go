@@ -264,8 +264,8 @@ type eviction struct {
 }
 
 // evictHost moves the host out of the tasks' cgroup, once, and returns when it
-// is out: before anything is sent there that must not hit it (rulings 3). It
-// may be called from any goroutine.
+// is out: before anything is sent there that must not hit it. It may be
+// called from any goroutine.
 func (s *Step) evictHost() {
 	s.eviction.mu.Lock()
 	defer s.eviction.mu.Unlock()

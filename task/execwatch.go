@@ -11,7 +11,7 @@ import (
 )
 
 // execWatch tells when tasks exec: each holds the write end of a pipe that
-// execve closes (rulings 1). One goroutine watches all of them through one
+// execve closes. One goroutine watches all of them through one
 // epoll instance, which is itself watched by the runtime's poller: no thread
 // waits in the kernel.
 type execWatch struct {

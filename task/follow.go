@@ -12,7 +12,7 @@ import (
 )
 
 // evictAfter is how long a step lives before its host leaves the tasks'
-// cgroup: a short step is over before the move is worth its 10 ms (rulings 2).
+// cgroup: a short step is over before the move is worth its 10 ms.
 const evictAfter = 100 * time.Millisecond
 
 // follow is the loop that owns the running step: it hears of execs, ends,
@@ -222,7 +222,7 @@ func (s *Step) taskEnded(e step.TaskEnd) {
 
 // recordEnd writes the end into the record. The returned status is the one
 // that counts for the step: a task that died in a hook, and so was never
-// exec'd, counts as exit code 1 (rulings 7), and said tells of it.
+// exec'd, counts as exit code 1, and said tells of it.
 func (s *Step) recordEnd(e step.TaskEnd) (status step.ExitStatus, said string) {
 	place := s.host.Where(e.LocalID)
 	crash, inHook := s.host.Crash(e.LocalID, hookEnd(e.Status, s.tasks[e.LocalID].cause))

@@ -67,8 +67,8 @@ func MakePlan(spec *step.Spec) (*Plan, error) {
 // another node has it.
 func (p *Plan) localID(rank int) (id int, ours bool) { return slices.BinarySearch(p.Ranks, rank) }
 
-// jobEnv is the user's environment with what Slurm tells of the job over it
-// (traces/task_env.txt). What the client alone knows is in the request already.
+// jobEnv is the user's environment with what Slurm tells of the job over it,
+// as recorded of srun. What the client alone knows is in the request already.
 func jobEnv(s *step.Spec) []string {
 	env := newEnvList(s.Env)
 	keepLimits(env, s)
@@ -107,7 +107,7 @@ func jobEnv(s *step.Spec) []string {
 		env.unset("SLURM_MPI_TYPE")
 	}
 	tellResources(env, s)
-	// Inner stepctl commands find this node's daemon (rulings 29).
+	// Inner stepctl commands find this node's daemon.
 	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
 	return env.list
 }

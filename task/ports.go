@@ -23,8 +23,7 @@ type Tracker interface {
 	// each task has its own, is called by the rank.
 	Add(rank, pid int) error
 	// EvictHost moves the host to a cgroup of its own, once, where it was not born
-	// there: what kills or freezes the tasks must not hit it. It may take 10 ms
-	// (rulings 2).
+	// there: what kills or freezes the tasks must not hit it. It may take 10 ms.
 	EvictHost(pid int) error
 	// Helpers opens the cgroup.procs of the processes that plugins fork in the
 	// host: they are no tasks. nil where there is none. The caller closes it.

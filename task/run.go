@@ -50,7 +50,7 @@ type Step struct {
 	d    Deps
 
 	host Host
-	gate *os.File // the write end; only stepd holds it (rulings 13)
+	gate *os.File // the write end; only stepd holds it
 	undo []undo
 
 	// What the launch has reached.

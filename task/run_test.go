@@ -356,7 +356,7 @@ func TestSpankStrictFailsEveryRequiredHook(t *testing.T) {
 	}
 }
 
-// The host dies in a hook (rulings 7).
+// The host dies in a hook.
 func TestHostDeath(t *testing.T) {
 	segv := step.SignaledBy(syscall.SIGSEGV)
 	inHook := func(hook string, plugin int) step.HostPlace { return step.HostPlace{Hook: hook, Plugin: plugin} }

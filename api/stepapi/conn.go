@@ -14,7 +14,7 @@ import (
 
 const (
 	// inlineMax is the largest record sent as a packet of its own; a larger
-	// one travels as a sealed memfd (rulings 6: 250,000 bytes give EMSGSIZE).
+	// one travels as a sealed memfd (250,000 bytes give EMSGSIZE).
 	inlineMax = 64 << 10
 	// RecordMax bounds a record that a peer may make us read.
 	RecordMax = 32 << 20
@@ -235,7 +235,7 @@ func SealedMemfd(name string, b []byte) (*os.File, error) {
 }
 
 // DialDir connects to the socket name in dir. The path goes through
-// /proc/self/fd, because sun_path holds 108 bytes (rulings 27).
+// /proc/self/fd, because sun_path holds 108 bytes.
 func DialDir(dir, name string) (*Conn, error) {
 	d, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

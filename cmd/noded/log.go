@@ -28,7 +28,7 @@ func newLog(o options) (*logrus.Logger, error) {
 }
 
 // openLogFile opens SlurmdLogFile for appending: a log that is there is never
-// truncated, and a link that is there is root's own (rulings 21).
+// truncated, and a link that is there is root's own.
 func openLogFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {

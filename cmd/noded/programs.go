@@ -9,7 +9,7 @@ import (
 )
 
 // program finds one of our own programs: beside this one, else in
-// ../libexec/stepd; never by PATH or environment (rulings 19).
+// ../libexec/stepd; never by PATH or environment.
 func program(self, name string) (string, error) {
 	dir := filepath.Dir(self)
 	tried := []string{filepath.Join(dir, name), filepath.Join(filepath.Dir(dir), "libexec", "stepd", name)}

@@ -21,7 +21,7 @@ import (
 
 // scope is the one unit of systemd that all steps of this noded lie in, by
 // plain mkdir: systemd leaves a delegated cgroup alone, a daemon-reload
-// included, and it has nothing to do for each step (rulings 24).
+// included, and it has nothing to do for each step.
 //
 // A scope lasts as long as it has a process. While noded runs that is a keeper,
 // which ends with noded's end of a pipe; after that the steps are. One that has

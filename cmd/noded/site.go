@@ -29,8 +29,7 @@ type site struct {
 }
 
 // confFile is the file to read: -f, else $SLURM_CONF, which must exist, else
-// our default where that exists, else none. Never /etc/slurm by itself
-// (rulings 28).
+// our default where that exists, else none. Never /etc/slurm by itself.
 func confFile(flag string) (string, error) {
 	file := flag
 	if file == "" {
@@ -48,7 +47,7 @@ func confFile(flag string) (string, error) {
 	return filepath.Abs(file)
 }
 
-// loadSite reads the files and puts the flags over them (rulings 21). What is
+// loadSite reads the files and puts the flags over them. What is
 // wrong in the files is in problems.
 func loadSite(o options) (*site, error) {
 	file, err := confFile(o.file)

@@ -116,7 +116,7 @@ func (s *site) leftUsage(tracker node.Tracker) func(*step.Record) (*step.StepUsa
 }
 
 // cpus are the node's CPU numbers. NodeName CPUs= is believed, above the
-// hardware too (rulings 23): then the numbers are no longer the machine's, and
+// hardware too: then the numbers are no longer the machine's, and
 // nothing can be bound to them.
 func (s *site) cpus() (cpus []int, bindable bool, err error) {
 	cpus, err = machineCPUs()

@@ -133,7 +133,7 @@ func shell() string {
 	return "/bin/sh"
 }
 
-// allocEnv is what the job's command has of the job (traces/salloc_reg.jsonl).
+// allocEnv is what the job's command has of the job (traces/salloc_reg.tsv).
 func allocEnv(req *step.Request, p *plugins, job *api.AllocReply) []string {
 	return append(jobVariables(job.JobId, req.NTasks, int(job.Cpus), job.Node, job.Partition, p.cluster, req.Name),
 		append(memoryVariables(req), "SLURM_JOB_NODELIST="+job.Node, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost)...)

@@ -91,8 +91,7 @@ func clientAt(path string) (api.NodeClient, error) {
 	return api.NewNodeClient(cc), nil
 }
 
-// dialUnix connects through the folder's descriptor: sun_path holds 108 bytes
-// (rulings 27).
+// dialUnix connects through the folder's descriptor: sun_path holds 108 bytes.
 func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -111,7 +110,7 @@ func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 }
 
 // orStandalone starts a private noded where that was asked for, or where root
-// has named no socket and nobody serves the default one (rulings 29).
+// has named no socket and nobody serves the default one.
 func (d *dialer) orStandalone() error {
 	path, named := d.path()
 	if d.standalone && d.socket != "" {
@@ -247,7 +246,7 @@ func (p *private) stop() {
 }
 
 // beside finds one of our programs: beside this one, else in the folders that
-// it is installed in; never by PATH (rulings 19).
+// it is installed in; never by PATH.
 func beside(name string, folders ...string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {

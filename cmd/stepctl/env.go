@@ -88,7 +88,7 @@ func onlySlurm(environ []string) (env []string) {
 }
 
 // limits are the caller's soft limits, as SLURM_RLIMIT_* variables. A C child
-// reads them: the Go runtime has raised RLIMIT_NOFILE here (rulings 25).
+// reads them: the Go runtime has raised RLIMIT_NOFILE here.
 func limits() ([]string, error) {
 	prog, err := beside("spankhost")
 	if err != nil {
@@ -122,7 +122,7 @@ func (o *runOptions) environment(p *plugins, own []string) ([]string, error) {
 }
 
 // stepEnv is what srun has in its own environment when the step has its number
-// (traces/srun1.jsonl).
+// (traces/srun1.tsv).
 func stepEnv(s *step.Spec) []string {
 	id := fmt.Sprint(s.ID.Step)
 	return append(jobVariables(s.ID.Job, s.NTasks, s.NCPUs, s.NodeList, s.Partition, s.Cluster, cmp.Or(s.JobName, s.Name)),
@@ -149,7 +149,7 @@ func nice() int {
 	return 20 - raw // getpriority(2): what the kernel answers is never negative
 }
 
-// clientEnv is what only the client knows (traces/task_env.txt); stepd adds
+// clientEnv is what only the client knows; stepd adds
 // what depends on the job.
 func (o *runOptions) clientEnv(p *plugins, umask int) ([]string, error) {
 	limits, err := p.limits()

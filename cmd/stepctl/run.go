@@ -453,7 +453,7 @@ func (l *launch) conclude(rec *step.Record) int {
 	return *rec.ExitCode
 }
 
-// reconnectFor is how long a noded that is gone is waited for (rulings 30).
+// reconnectFor is how long a noded that is gone is waited for.
 const reconnectFor = 60 * time.Second
 
 // wait asks noded for the end of the step.

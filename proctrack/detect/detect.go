@@ -180,7 +180,7 @@ func decideV2(w Wish, f facts) (Answer, error) {
 
 // placeUnderSystemd puts the root below the mount rather than below the own
 // cgroup: that is a unit's, which must not limit what is below it since it has
-// processes of its own (rulings 24).
+// processes of its own.
 func placeUnderSystemd(a Answer, mount *mountinfo.Info, usable func(string) error) Answer {
 	if usable(mount.Mountpoint) == nil {
 		a.Parent = mount.Mountpoint

@@ -37,7 +37,7 @@ SPANK_API int spank_symbol_supported(const char *symbol)
 	return 0;
 }
 
-/* traces/spank_strerror.tsv; the last two are of 25.05, and the words ours. */
+/* As measured; the last two are of 25.05, and the words ours. */
 static const char *const texts[] = {
 	"Generic error",
 	"Bad argument",

@@ -64,7 +64,7 @@ static void last_env(struct host *h)
 	for (size_t i = 0; i < h->step.nenv_unset; i++)
 		env_unset(&h->env, h->step.env_unset[i]);
 	limits_unset(&h->env);
-	/* Measured (traces/task_env.txt): the first task's alone, and after task_init. */
+	/* Measured: the first task's alone, and after task_init. */
 	if (h->rank == 0 && env_get(&h->env, "TMPDIR") == NULL)
 		env_set(&h->env, "TMPDIR", "/tmp");
 }
@@ -94,7 +94,7 @@ _Noreturn void task_exec(struct host *h)
 	last_env(h);
 	close_on_exec(h);
 	if (strchr(path, '/') == NULL) {
-		/* Without PATH nothing is found, as measured (traces/exitcodes.txt, --export). */
+		/* Without PATH nothing is found, as measured (--export). */
 		int error = find_program(env_get(&h->env, "PATH"), path, found, sizeof(found));
 
 		board_stage(h, h->rank + 1, STAGE_EXEC);

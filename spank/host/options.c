@@ -116,7 +116,7 @@ static bool names(const struct option_given *given, const struct plugin *p, cons
 }
 
 /* In local and allocator context it stands in the process's environment, too
- * (traces/srun_opts.jsonl): what starts there takes it along. */
+ * (traces/srun_opts.tsv): what starts there takes it along. */
 void option_setenv(const struct plugin *p, const struct option *o, const char *value)
 {
 	char name[1310] = "_SLURM_SPANK_OPTION_";
@@ -259,7 +259,7 @@ static bool refuse_untaken(const struct host *h, const bool *taken, struct outco
 }
 
 /* Slurm calls every option once, then every option again: from the launch
- * message and from the environment (traces/srun_opts.jsonl). */
+ * message and from the environment (traces/srun_opts.tsv). */
 bool options_call(struct host *h, struct outcome *out)
 {
 	_cleanup_free_ bool *taken = must_zero(h->cfg.noptions, sizeof(*taken));

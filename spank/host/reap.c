@@ -34,7 +34,7 @@ static int raw_status(const siginfo_t *si)
 	}
 }
 
-/* Names of a task's environment that Slurm has in task_exit (traces/srun3.jsonl);
+/* Names of a task's environment that Slurm has in task_exit (traces/srun3.tsv);
  * the others are the task's alone. */
 static bool in_exit_env(const char *entry)
 {

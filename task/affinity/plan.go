@@ -83,7 +83,7 @@ func (p *Plan) placeCPUs() error {
 	}
 	if off != "" {
 		// Without a word of the user's, a node that is told to have more CPUs than
-		// it has works all the same (rulings 23).
+		// it has works all the same.
 		if explicit != step.CPUBindAuto && explicit != step.CPUBindNone {
 			return fmt.Errorf("cannot bind tasks (--cpu-bind=%s): %s", explicit, off)
 		}
