@@ -179,11 +179,11 @@ func (rawCodec) Unmarshal(b []byte, v any) error {
 type cutConn struct {
 	net.Conn
 	left int64
-	sent *atomic.Int64
+	sent func(int)
 }
 
 func (c *cutConn) Write(b []byte) (int, error) {
-	c.sent.Add(int64(len(b)))
+	defer c.sent(len(b))
 	if int64(len(b)) < c.left {
 		c.left -= int64(len(b))
 		return c.Conn.Write(b)
@@ -251,21 +251,31 @@ func TestRootVanishingClients(t *testing.T) {
 	n.checkClean(t)
 }
 
+// connStart are the bytes that a connection of HTTP/2 begins with: the preface, and a
+// frame of settings.
+const connStart = 24 + 9
+
 // vanish calls a method on a connection that ends after so many bytes, or soon after the
 // whole request. It returns how many there were.
 func (n *node) vanish(t testing.TB, method string, request []byte, bytes int64) int64 {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
 	var sent atomic.Int64
+	enough := min(bytes, int64(connStart+len(method)+len(request)))
+	vanishes := sync.OnceFunc(func() { time.AfterFunc(15*time.Millisecond, cancel) })
 	conn, err := grpc.NewClient("passthrough:noded", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, "unix", n.socket())
 		if err != nil {
 			return nil, err
 		}
-		return &cutConn{Conn: c, left: bytes, sent: &sent}, nil
+		return &cutConn{Conn: c, left: bytes, sent: func(bytes int) {
+			if sent.Add(int64(bytes)) >= enough {
+				vanishes()
+			}
+		}}, nil
 	}))
 	must(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Millisecond)
-	defer cancel()
 	_ = conn.Invoke(ctx, method, rawMessage(request), new(rawMessage), grpc.ForceCodec(rawCodec{})) // it fails, or is cut off
 	conn.Close()
 	return sent.Load()
