@@ -102,7 +102,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 	case r.drained.Drained && req.Job == nil: // jobs that run go on
 		return nil, nil, status.Errorf(codes.FailedPrecondition, "node is drained: %s", r.drained.Reason)
 	case uid != 0 && r.byUser[uid] >= r.perUser.Steps:
-		return nil, nil, status.Errorf(codes.ResourceExhausted, "uid %d has %d steps on this node already, the limit (UserStepsMax)", uid, r.perUser.Steps)
+		return nil, nil, errUserSteps{uid, r.perUser.Steps}
 	}
 	want := req.NTasks * req.CPUsPerTask
 	if req.Job == nil {
@@ -149,6 +149,21 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 	j.present++
 	r.byUser[uid]++
 	return &admission{uid: uid, share: sh, job: j}, nil, nil
+}
+
+// errUserSteps is that a user has as many steps as it may have.
+type errUserSteps struct {
+	uid  uint32
+	most int
+}
+
+func (e errUserSteps) Error() string {
+	return fmt.Sprintf("uid %d has %d steps on this node already, the limit (UserStepsMax)", e.uid, e.most)
+}
+
+// GRPCStatus is what a client is told.
+func (e errUserSteps) GRPCStatus() *status.Status {
+	return status.New(codes.ResourceExhausted, e.Error())
 }
 
 // takeLocked takes a job's share of the node. waits tells that the release of

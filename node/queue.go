@@ -26,6 +26,9 @@ type queue struct {
 	runs sync.WaitGroup     // runQueue
 	// wake says that something may be started; size 1: one word is enough.
 	wake chan struct{}
+	// change is held while what is stored of jobs is changed. Who holds mu does not ask
+	// for it.
+	change sync.Mutex
 }
 
 // queued is one of them.
@@ -35,9 +38,11 @@ type queued struct {
 	// rec changes under the queue's lock, as do all of these.
 	rec  queuedRecord
 	step step.Record // of its batch step, while it waits
-	// starting: its start is under way. cancelled is why it is to end then, "" if not.
+	// starting: its start is under way, or the end of the run after which it was put back.
+	// cancelled is why it is to end then, "" if not; owed that its end could not be stored.
 	starting  bool
 	cancelled string
+	owed      bool
 	// ended is closed when its batch step has ended and is not to run again.
 	ended chan struct{}
 	over  func() // closes ended
@@ -102,16 +107,39 @@ func (qs *queue) kick() {
 	}
 }
 
-// count counts the jobs of a user.
-func (qs *queue) count(uid uint32) (jobs int) {
+// mayHold refuses more jobs of a user, whose one request is of size bytes, than the queue
+// takes. The caller holds change until they are in it.
+func (n *Node) mayHold(uid uint32, more, size int) error {
+	if uid == 0 {
+		return nil
+	}
+	jobs, bytes := n.queue.count(uid)
+	if jobs+more > userQueueMax {
+		return status.Errorf(codes.ResourceExhausted, "uid %d has %d batch jobs on this node that have not ended, and %d is the limit", uid, jobs, userQueueMax)
+	}
+	if most := n.reg.perUser.RequestBytes; bytes+size > most {
+		return status.Errorf(codes.ResourceExhausted, "uid %d has batch jobs on this node with requests of %d bytes, and %d is the limit (UserRequestBytes)", uid, bytes, most)
+	}
+	return nil
+}
+
+// count counts the jobs of a user, and the bytes of their requests, of which an array has
+// one.
+func (qs *queue) count(uid uint32) (jobs, bytes int) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
+	seen := make(map[uint32]bool)
 	for _, q := range qs.all {
-		if q.rec.UID == uid {
-			jobs++
+		if q.rec.UID != uid {
+			continue
+		}
+		jobs++
+		if !seen[q.rec.Request] {
+			seen[q.rec.Request] = true
+			bytes += q.rec.size
 		}
 	}
-	return jobs
+	return jobs, bytes
 }
 
 // now is a copy of what is stored of the job.
@@ -186,8 +214,9 @@ func (n *Node) startWaiting() (next time.Time) {
 	for _, q := range n.queue.list(func(q *queued) bool { return q.rec.Started && q.rec.Array != nil }) {
 		running[q.now().Array.Job]++
 	}
-	behind := "" // why nobody else starts
-	for _, q := range n.queue.list(func(q *queued) bool { return !q.rec.Started }) {
+	behind := ""                      // why nobody else starts
+	byUser := make(map[uint32]string) // nor anybody of this user
+	for _, q := range n.queue.list(func(q *queued) bool { return !q.rec.Started && !q.starting }) {
 		select {
 		case <-n.stopping:
 			return next
@@ -205,6 +234,9 @@ func (n *Node) startWaiting() (next time.Time) {
 		case behind != "":
 			q.waitFor(behind)
 			continue
+		case byUser[rec.UID] != "":
+			q.waitFor(byUser[rec.UID])
+			continue
 		}
 		err := q.start()
 		busy, ok := errors.AsType[errBusy](err)
@@ -213,6 +245,9 @@ func (n *Node) startWaiting() (next time.Time) {
 			if rec.Array != nil {
 				running[rec.Array.Job]++
 			}
+		case ok && busy.user:
+			q.waitFor(busy.Error())
+			byUser[rec.UID] = busy.Error()
 		case ok:
 			q.waitFor(busy.Error())
 			if behind = fmt.Sprintf("Priority: behind job %d", q.job); busy.all {
@@ -222,7 +257,9 @@ func (n *Node) startWaiting() (next time.Time) {
 				later(now.Add(queueRetry))
 			}
 		default:
-			q.fail(err)
+			if !q.fail(err) {
+				later(now.Add(queueRetry))
+			}
 		}
 	}
 	return next
@@ -232,6 +269,7 @@ func (n *Node) startWaiting() (next time.Time) {
 type errBusy struct {
 	why   string
 	all   bool // for no job
+	user  bool // for no job of its user
 	retry bool // nobody tells when it can
 }
 
@@ -247,8 +285,12 @@ func (q *queued) waitFor(why string) {
 func (q *queued) start() error {
 	qs := &q.n.queue
 	qs.mu.Lock()
-	if q.cancelled != "" {
+	if cancelled := q.cancelled; cancelled != "" {
+		owed := q.owed
 		qs.mu.Unlock()
+		if owed {
+			return q.endCancelled(cancelled)
+		}
 		return nil
 	}
 	q.starting = true
@@ -266,7 +308,7 @@ func (q *queued) start() error {
 	}
 	if err != nil {
 		if cancelled != "" {
-			return q.n.endWaiting(cancelled, step.Cancelled, q)
+			return q.endCancelled(cancelled)
 		}
 		return err
 	}
@@ -289,6 +331,9 @@ func (q *queued) start() error {
 func (q *queued) reserve() (*follower, error) {
 	n, rec := q.n, q.now()
 	raw, err := n.store.request(rec.Request)
+	if err != nil && !errors.Is(err, errUnknown) {
+		return nil, errBusy{why: "noded cannot start jobs: " + err.Error(), all: true, retry: true}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -316,6 +361,8 @@ func (q *queued) reserve() (*follower, error) {
 		return nil, errBusy{why: status.Convert(err).Message(), all: true}
 	case status.Code(err) == codes.Unavailable:
 		return nil, errBusy{why: "noded is stopping", all: true}
+	case errors.As(err, new(errUserSteps)):
+		return nil, errBusy{why: "UserStepsMax: " + status.Convert(err).Message(), user: true}
 	case freed != nil:
 		return nil, errBusy{why: "Resources: " + status.Convert(err).Message()}
 	default:
@@ -327,16 +374,34 @@ func (q *queued) reserve() (*follower, error) {
 	f, _, err := n.reserveAdmitted(who, user, a, order{
 		req: req, state: step.Starting, received: rec.Submitted, queued: &rec,
 	})
+	if status.Code(err) == codes.Internal { // the spool is full, say
+		return nil, errBusy{why: "noded cannot start jobs: " + status.Convert(err).Message(), all: true, retry: true}
+	}
 	return f, err
 }
 
-// fail ends a job that will never start.
-func (q *queued) fail(cause error) {
+// fail ends a job that will never start. It returns false where that could not be stored.
+func (q *queued) fail(cause error) bool {
 	log := q.n.log.WithField("job", q.job)
 	log.Errorf("cannot start the batch job: %v", cause)
 	if err := q.n.endWaiting(message("cannot start the job: "+status.Convert(cause).Message()), step.Failed, q); err != nil {
 		log.Errorf("%v", err)
+		return false
 	}
+	return true
+}
+
+// endCancelled ends a job that was cancelled while it could not end at once. Where that
+// cannot be stored, its next start does it.
+func (q *queued) endCancelled(reason string) error {
+	err := q.n.endWaiting(reason, step.Cancelled, q)
+	if err == nil {
+		return nil
+	}
+	q.n.queue.mu.Lock()
+	defer q.n.queue.mu.Unlock()
+	q.owed = true
+	return errBusy{why: "its end cannot be stored: " + err.Error(), all: true, retry: true}
 }
 
 // endWaiting ends jobs that wait: their batch steps never ran.

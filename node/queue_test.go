@@ -2,12 +2,14 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"go.etcd.io/bbolt"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -120,9 +122,12 @@ func TestQueueHolds(t *testing.T) {
 	}
 	id := tn.batch(nil, "exit 0")
 	tn.waits(id, "node is drained: new disk")
+	hour := time.Now().Add(time.Hour)
+	never := tn.batch(func(r *step.Request) { r.Begin = &hour }, "exit 0")
+	tn.waits(never, "BeginTime: not before ")
+	tn.cancelJob(never)
 	begin := time.Now().Add(100 * time.Millisecond)
 	later := tn.batch(func(r *step.Request) { r.Begin = &begin }, "exit 0")
-	tn.waits(later, "BeginTime: not before ")
 	if _, err := tn.svc.Resume(as(0), &api.Empty{}); err != nil {
 		t.Fatal(err)
 	}
@@ -217,6 +222,8 @@ func TestRequeue(t *testing.T) {
 	}
 	if next := tn.stepOf(id.Job, uid, "exit", "0"); next.Step != inner.Step+1 {
 		t.Errorf("the next step is %s", next)
+	} else {
+		tn.wait(next)
 	}
 	select {
 	case err := <-over:
@@ -238,4 +245,252 @@ func TestRequeue(t *testing.T) {
 	tn.cancelJob(id)
 	tn.wait(id)
 	tn.idle()
+}
+
+// TestQueueUserSteps: a job whose user has all the steps that it may have waits for their
+// end, and holds up nobody else's.
+func TestQueueUserSteps(t *testing.T) {
+	tn := start(t, t.TempDir(), func(c *Config) { c.PerUser.Steps = 1 })
+	defer tn.stop()
+	uid := uint32(os.Getuid())
+	if uid == 0 {
+		uid = 1000
+	}
+	submit := func(uid uint32, array, script string) step.ID {
+		req := batch(script)
+		req.UID, req.Array = &uid, array
+		return tn.run(0, req)
+	}
+	first := submit(uid, "0-2", "wait")
+	second := step.ID{Job: first.Job + 1, Step: step.BatchStep}
+	third := step.ID{Job: first.Job + 2, Step: step.BatchStep}
+	tn.until(first, step.Running)
+	for _, id := range []step.ID{second, third} {
+		tn.waits(id, fmt.Sprintf("UserStepsMax: uid %d has 1 steps", uid))
+	}
+	if n := tn.Figures().Steps[step.Pending]; n != 2 {
+		t.Errorf("%d steps are counted as PENDING", n)
+	}
+	other := submit(1001, "", "exit 0")
+	if rec := tn.wait(other); rec.State != step.Completed {
+		t.Errorf("another user's: %+v", rec)
+	}
+	for _, id := range []step.ID{first, second} {
+		zero := id.Job - first.Job
+		if _, err := tn.svc.Cancel(as(uid), &api.CancelRequest{Step: &api.StepRef{JobId: first.Job, ArrayTask: &zero}}); err != nil {
+			t.Fatal(err)
+		}
+		tn.wait(id)
+		tn.until(step.ID{Job: id.Job + 1, Step: step.BatchStep}, step.Running)
+	}
+	tn.cancelJob(first)
+	tn.wait(third)
+	tn.idle()
+}
+
+// TestQueueSpoolFails: what noded cannot store fails no job.
+func TestQueueSpoolFails(t *testing.T) {
+	tn := fresh(t)
+	hour := time.Now().Add(time.Hour) // the queue leaves it alone
+	id := tn.batch(func(r *step.Request) { r.Begin = &hour }, "exit 0")
+	tn.waits(id, "BeginTime")
+	q := tn.queue.get(id.Job)
+	writable := tn.readOnly()
+	err := q.start()
+	writable()
+	if busy, ok := errors.AsType[errBusy](err); !ok || !busy.all || !busy.retry {
+		t.Errorf("start: %v", err)
+	}
+	tn.cancelJob(id)
+	if rec := tn.wait(id); rec.State != step.Cancelled {
+		t.Errorf("record %+v", rec)
+	}
+	tn.idle()
+}
+
+// readOnly lets nothing be stored until writable is called. Nothing else may go on.
+func (tn *testNode) readOnly() (writable func()) {
+	tn.t.Helper()
+	path := tn.store.db.Path()
+	reopen := func(readOnly bool) {
+		if err := tn.store.db.Close(); err != nil {
+			tn.t.Fatal(err)
+		}
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: readOnly, Timeout: time.Second})
+		if err != nil {
+			tn.t.Fatal(err)
+		}
+		tn.store.db = db
+	}
+	reopen(true)
+	return func() { reopen(false) }
+}
+
+// TestQueueBytes: the requests of a user's jobs are bounded, one for an array.
+func TestQueueBytes(t *testing.T) {
+	dir := t.TempDir()
+	few := func(c *Config) { c.PerUser.RequestBytes = 5000 }
+	tn := start(t, dir, few)
+	if _, err := tn.svc.Drain(as(0), &api.DrainRequest{Reason: "full"}); err != nil {
+		t.Fatal(err)
+	}
+	uid := uint32(1000)
+	submit := func() error {
+		req := batch("exit 0 #" + strings.Repeat("x", 1000)) // base64: a third more
+		req.Array = "0-9"
+		_, err := tn.svc.Run(as(uid), &api.RunRequest{Request: marshal(t, req)})
+		return err
+	}
+	all := make(chan error)
+	for range 8 {
+		go func() { all <- submit() }()
+	}
+	refused := 0
+	for range 8 {
+		if err := <-all; status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "UserRequestBytes") {
+			refused++
+		} else if err != nil {
+			t.Error(err)
+		}
+	}
+	if refused != 6 && refused != 5 {
+		t.Errorf("%d of 8 refused", refused)
+	}
+	tn.stop()
+	tn = start(t, dir, few)
+	defer tn.stop()
+	if err := submit(); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("after a restart: %v", err)
+	}
+	uid = 1001
+	if err := submit(); err != nil {
+		t.Errorf("another user: %v", err)
+	}
+}
+
+// slowContainers hold up the end of a job.
+type slowContainers struct {
+	*fakeContainers
+	at, on chan struct{}
+}
+
+func (c slowContainers) Delete(ctx context.Context, job uint32) error {
+	c.at <- struct{}{}
+	<-c.on
+	return c.fakeContainers.Delete(ctx, job)
+}
+
+// TestCancelRequeued: what is cancelled does not run again, though it was to, whatever of it
+// is left.
+func TestCancelRequeued(t *testing.T) {
+	slow := slowContainers{at: make(chan struct{}), on: make(chan struct{})}
+	tn := start(t, t.TempDir(), func(c *Config) {
+		slow.fakeContainers = c.Containers.(*fakeContainers)
+		c.Containers = slow
+	})
+	defer tn.stop()
+	uid := uint32(os.Getuid())
+	id := tn.batch(nil, "wait")
+	tn.until(id, step.Running)
+	if _, err := tn.svc.Requeue(as(uid), &api.StepRef{JobId: id.Job}); err != nil {
+		t.Fatal(err)
+	}
+	<-slow.at // no step of it is left
+	if _, err := tn.svc.Cancel(as(1500), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("another's job: %v", err)
+	}
+	tn.cancelJob(id)
+	q := tn.queue.get(id.Job)
+	tn.requeueLost(id.Job) // nor does the node's end bring it back
+	if err := tn.queue.setAgain(q); err != nil || q.now().Again {
+		t.Errorf("%+v, %v", q.now(), err)
+	}
+	slow.on <- struct{}{}
+	if rec := tn.wait(id); rec.State != step.Cancelled || rec.Restarts != 0 {
+		t.Errorf("record %+v", rec)
+	}
+	tn.idle()
+	if err := tn.queue.setAgain(q); err != nil {
+		t.Error(err)
+	}
+	if left, err := tn.store.queue(); err != nil || len(left) != 0 {
+		t.Errorf("left in the queue: %v, %v", left, err)
+	}
+
+	// An array whose first job's record is forgotten.
+	first := tn.batch(func(r *step.Request) { r.Array = "0-1" }, "wait")
+	second := step.ID{Job: first.Job + 1, Step: step.BatchStep}
+	tn.until(second, step.Running)
+	zero := uint32(0)
+	if _, err := tn.svc.Cancel(as(uid), &api.CancelRequest{Step: &api.StepRef{JobId: first.Job, ArrayTask: &zero}}); err != nil {
+		t.Fatal(err)
+	}
+	<-slow.at
+	slow.on <- struct{}{}
+	tn.wait(first)
+	err := tn.store.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketSteps).Delete(stepKey(first)) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tn.svc.Requeue(as(1500), &api.StepRef{JobId: first.Job}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("another's array: %v", err)
+	}
+	if _, err := tn.svc.Requeue(as(uid), &api.StepRef{JobId: first.Job}); err != nil {
+		t.Error(err)
+	}
+	<-slow.at
+	tn.cancelJob(first)
+	slow.on <- struct{}{}
+	if rec := tn.wait(second); rec.State != step.Cancelled || rec.Restarts != 0 {
+		t.Errorf("record %+v", rec)
+	}
+	tn.idle()
+}
+
+// TestPutBack: the extern step's number is free for the next run, and a result of the last
+// run that comes late is dropped.
+func TestPutBack(t *testing.T) {
+	tn := fresh(t)
+	uid := uint32(os.Getuid())
+	id := tn.batch(nil, "wait")
+	tn.until(id, step.Running)
+	last := tn.reg.follower(id).record()
+	extern := step.Record{ID: step.ID{Job: id.Job, Step: step.ExternStep}, State: step.Completed, Submitted: time.Now()}
+	if err := tn.store.newStepAs(extern.ID, id.Job, &extern); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tn.store.finish(&extern, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if err := tn.store.newStepAs(extern.ID, id.Job, &step.Record{ID: extern.ID}); err == nil {
+		t.Error("a second extern step in one run")
+	}
+	if _, err := tn.svc.Requeue(as(uid), &api.StepRef{JobId: id.Job}); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(testTimeout); tn.until(id, step.Running).Restarts != 1; {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not run again")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	late := func(rec *step.Record) {
+		t.Helper()
+		if _, err := tn.store.finishLate(rec, time.Now()); !errors.Is(err, errSuperseded) {
+			t.Errorf("step %s: %v", rec.ID, err)
+		}
+	}
+	late(&extern)
+	if err := tn.store.newStepAs(extern.ID, id.Job, &step.Record{ID: extern.ID, Submitted: time.Now()}); err != nil {
+		t.Error(err)
+	}
+	late(&extern)
+	last.State = step.Cancelled
+	late(last)
+	tn.cancelJob(id)
+	if rec := tn.wait(id); rec.Restarts != 1 {
+		t.Errorf("record %+v", rec)
+	}
+	tn.idle()
+	late(last)
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -166,9 +167,14 @@ func (f *follower) finishLater() {
 			return
 		case <-again.C:
 		}
-		if forgotten, err := f.n.store.finish(f.record(), time.Now()); err == nil {
+		forgotten, err := f.n.store.finishLate(f.record(), time.Now())
+		if err == nil {
 			f.n.forget(forgotten)
 			f.log.Info("the step's result is stored")
+			return
+		}
+		if errors.Is(err, errSuperseded) {
+			f.log.Warnf("%v", err)
 			return
 		}
 	}

@@ -10,6 +10,7 @@ func (r *registry) settle(f *follower) (cancel []*follower, idle bool) {
 		cancel = r.shutLocked(f.job, f)
 	}
 	r.giveBackLocked(f.job, f.share)
+	f.share = share{} // takeNothing may come after this
 	return cancel, r.settleLocked(f.job)
 }
 
@@ -124,6 +125,9 @@ func (r *registry) job(id uint32) *job {
 }
 
 func (r *registry) leaveUser(uid uint32) {
+	if uid != 0 && r.byUser[uid] >= r.perUser.Steps {
+		r.tellFreed() // jobs in the queue may wait for that
+	}
 	if r.byUser[uid]--; r.byUser[uid] <= 0 {
 		delete(r.byUser, uid)
 	}

@@ -139,10 +139,12 @@ func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty
 	if len(reason) > step.NameMax || checkWord(reason) != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
 	}
+	task := in.GetStep() != nil && in.GetStep().ArrayTask != nil
 	if err := s.n.ofTask(in.GetStep()); err != nil {
 		return nil, err
 	}
-	if ref := in.GetStep(); ref != nil && ref.StepId == nil {
+	// The first task's job has the array's number.
+	if ref := in.GetStep(); ref != nil && ref.StepId == nil && !task {
 		if ended, err := s.cancelJob(ctx, ref.GetJobId(), reason); ended || err != nil {
 			return &api.Empty{}, err
 		}
@@ -150,7 +152,15 @@ func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty
 			return &api.Empty{}, err
 		}
 	}
-	return s.tell(ctx, in.GetStep(), "cancel", func(f liveStep) error { return f.cancel(ctx, reason) })
+	kept, err := s.cancelBatch(ctx, in.GetStep())
+	if err != nil {
+		return nil, err
+	}
+	reply, err := s.tell(ctx, in.GetStep(), "cancel", func(f liveStep) error { return f.cancel(ctx, reason) })
+	if kept && status.Code(err) == codes.FailedPrecondition { // it has ended, and would have run again
+		return &api.Empty{}, nil
+	}
+	return reply, err
 }
 
 // tell passes a request on to the running steps that ref names.

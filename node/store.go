@@ -239,6 +239,29 @@ func (s *store) finish(rec *step.Record, now time.Time) (forgotten []step.ID, er
 	return forgotten, nil
 }
 
+// errSuperseded is that a step's number is another run's by now.
+var errSuperseded = errors.New("its job was put back into the queue")
+
+// finishLate is finish of a step whose job may have been put back since: then it stores
+// nothing, and the error wraps errSuperseded.
+func (s *store) finishLate(rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		var own step.Record
+		err := getJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), &own)
+		if errors.Is(err, errUnknown) || err == nil && (own.Restarts != rec.Restarts || !own.Submitted.Equal(rec.Submitted)) {
+			return errSuperseded
+		}
+		if err == nil {
+			forgotten, err = s.finishIn(tx, rec, now)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot store the result of step %s: %w", rec.ID, err)
+	}
+	return forgotten, nil
+}
+
 // finishIn is finish within a transaction.
 func (s *store) finishIn(tx *bbolt.Tx, rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
 	if err := putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec); err != nil {

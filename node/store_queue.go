@@ -34,6 +34,9 @@ type queuedRecord struct {
 	// end.
 	Started bool `json:"started,omitempty"`
 	Again   bool `json:"again,omitempty"`
+	// Cancelled ones that run are never put back.
+	Cancelled bool `json:"cancelled,omitempty"`
+	size      int  // of its request, in bytes
 }
 
 // batchID is the job's batch step.
@@ -52,7 +55,7 @@ func (s *store) submit(raw []byte, jobs []*queuedRecord, recs []*step.Record) er
 			return err
 		}
 		for i, q := range jobs {
-			q.Job, q.Request = first+uint32(i), first
+			q.Job, q.Request, q.size = first+uint32(i), first, len(raw)
 			if q.Array != nil {
 				q.Array.Job = first
 			}
@@ -80,6 +83,7 @@ func (s *store) queue() (all []*queuedRecord, err error) {
 			if err := json.Unmarshal(v, q); err != nil {
 				return fmt.Errorf("job %x: %w", k, err)
 			}
+			q.size = len(tx.Bucket(bucketRequests).Get(jobKey(q.Request)))
 			all = append(all, q)
 			return nil
 		})
@@ -139,12 +143,14 @@ func (s *store) putBack(q *queuedRecord, rec *step.Record) error {
 		if err := getJSON(tx.Bucket(bucketJobs), jobKey(q.Job), &j); err == nil {
 			q.NextStep = j.NextStep
 		}
-		// It is no ended step any more, which could be forgotten.
+		// It is no ended step any more, which could be forgotten. Its extern step has one
+		// number, which the next run needs.
 		ended, meta := tx.Bucket(bucketEnded), tx.Bucket(bucketMeta)
 		id, count := stepKey(rec.ID), getNumber(meta, keyEnded)
+		extern := stepKey(step.ID{Job: q.Job, Step: step.ExternStep})
 		var gone [][]byte
 		err := ended.ForEach(func(k, _ []byte) error {
-			if bytes.Equal(k[8:], id) {
+			if bytes.Equal(k[8:], id) || bytes.Equal(k[8:], extern) {
 				gone = append(gone, bytes.Clone(k))
 			}
 			return nil
@@ -152,7 +158,7 @@ func (s *store) putBack(q *queuedRecord, rec *step.Record) error {
 		for _, k := range gone {
 			err = errors.Join(err, ended.Delete(k))
 		}
-		return errors.Join(err,
+		return errors.Join(err, tx.Bucket(bucketSteps).Delete(extern),
 			putNumber(meta, keyEnded, count-min(count, uint32(len(gone)))),
 			tx.Bucket(bucketControl).Delete(jobKey(q.Job)), tx.Bucket(bucketJobs).Delete(jobKey(q.Job)),
 			putJSON(tx.Bucket(bucketQueue), jobKey(q.Job), q), putJSON(tx.Bucket(bucketSteps), id, rec),

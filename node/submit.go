@@ -50,8 +50,10 @@ func (n *Node) submit(ctx context.Context, caller api.Peer, raw []byte) (first u
 	if err := n.reg.mayQueue(req); err != nil {
 		return 0, err
 	}
-	if has := n.queue.count(user.UID); user.UID != 0 && has+len(array.Tasks) > userQueueMax {
-		return 0, status.Errorf(codes.ResourceExhausted, "uid %d has %d batch jobs on this node that have not ended, and %d is the limit", user.UID, has, userQueueMax)
+	n.queue.change.Lock()
+	defer n.queue.change.Unlock()
+	if err := n.mayHold(user.UID, len(array.Tasks), len(raw)); err != nil {
+		return 0, err
 	}
 	jobs, recs := make([]*queuedRecord, len(array.Tasks)), make([]*step.Record, len(array.Tasks))
 	for i := range jobs {
@@ -121,13 +123,20 @@ func (s *service) submitBatch(ctx context.Context, caller api.Peer, raw []byte) 
 
 // Requeue ends batch jobs, which are then started again.
 func (s *service) Requeue(ctx context.Context, in *api.StepRef) (*api.Empty, error) {
-	if _, err := s.own(ctx, in); err != nil {
+	all := in != nil && in.ArrayTask == nil // the first task's job has the array's number
+	if err := s.n.ofTask(in); err != nil {
 		return nil, err
 	}
 	job := in.GetJobId()
-	jobs := s.n.queue.list(func(q *queued) bool { return q.rec.Started && (q.job == job || ofArray(q, job)) })
+	jobs := s.n.queue.list(func(q *queued) bool { return q.rec.Started && (q.job == job || all && ofArray(q, job)) })
 	if len(jobs) == 0 {
+		if _, err := s.own(ctx, in); err != nil {
+			return nil, err
+		}
 		return nil, status.Errorf(codes.FailedPrecondition, "job %d is no batch job that runs", job)
+	}
+	if err := mayActOn(ctx, jobs); err != nil {
+		return nil, err
 	}
 	for _, q := range jobs {
 		if err := s.n.requeue(ctx, q); err != nil {
@@ -139,16 +148,30 @@ func (s *service) Requeue(ctx context.Context, in *api.StepRef) (*api.Empty, err
 
 func ofArray(q *queued, job uint32) bool { return q.rec.Array != nil && q.rec.Array.Job == job }
 
+// mayActOn refuses others' jobs. The records of their steps may be forgotten.
+func mayActOn(ctx context.Context, jobs []*queued) error {
+	p, err := caller(ctx)
+	if err != nil {
+		return err
+	}
+	for _, q := range jobs {
+		if !mayAct(p, q.now().UID) {
+			return errDenied
+		}
+	}
+	return nil
+}
+
 // requeue ends a job that runs, and lets it be put back at its end.
 func (n *Node) requeue(ctx context.Context, q *queued) error {
 	f := n.reg.follower(q.batchID())
 	switch {
-	case f == nil || f.record().State.Final():
+	case f == nil || f.record().State.Final() || q.now().Cancelled:
 		return status.Errorf(codes.FailedPrecondition, "job %d is ending", q.job)
 	case q.now().NoRequeue:
 		return status.Errorf(codes.FailedPrecondition, "job %d is not to be run again (--no-requeue, or JobRequeue=0 of slurm.conf)", q.job)
 	}
-	if err := n.queue.setAgain(q, true); err != nil {
+	if err := n.queue.setAgain(q); err != nil {
 		return status.Error(codes.Internal, err.Error())
 	}
 	if err := f.cancel(ctx, restartReason); err != nil {
@@ -158,16 +181,48 @@ func (n *Node) requeue(ctx context.Context, q *queued) error {
 }
 
 // setAgain says, for ever, that the job is to be put back at its end.
-func (qs *queue) setAgain(q *queued, again bool) error {
-	qs.mu.Lock()
-	defer qs.mu.Unlock()
-	rec := q.rec
-	rec.Again = again
+func (qs *queue) setAgain(q *queued) error {
+	qs.change.Lock()
+	defer qs.change.Unlock()
+	rec := q.now()
+	if qs.get(q.job) != q || !rec.Started || rec.Cancelled {
+		return nil // meanwhile
+	}
+	rec.Again = true
+	return qs.set(q, rec)
+}
+
+// set stores what has changed of a job. The caller holds change.
+func (qs *queue) set(q *queued, rec queuedRecord) error {
 	if err := q.n.store.setQueued(&rec); err != nil {
 		return err
 	}
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
 	q.rec = rec
 	return nil
+}
+
+// lastRun says, for ever, that jobs which run are not to run again. kept tells that
+// one was to. Where that cannot be stored, it holds until noded's end.
+func (qs *queue) lastRun(jobs ...*queued) (kept bool) {
+	qs.change.Lock()
+	defer qs.change.Unlock()
+	for _, q := range jobs {
+		rec := q.now()
+		if qs.get(q.job) != q || !rec.Started || rec.Cancelled {
+			continue
+		}
+		kept = kept || rec.Again
+		rec.Again, rec.Cancelled = false, true
+		if err := qs.set(q, rec); err != nil {
+			q.n.log.WithField("job", q.job).Errorf("%v", err)
+			qs.mu.Lock()
+			q.rec = rec
+			qs.mu.Unlock()
+		}
+	}
+	return kept
 }
 
 // requeueLost lets a job run again that the node's end has ended.
@@ -176,7 +231,7 @@ func (n *Node) requeueLost(job uint32) {
 	if q == nil || q.now().NoRequeue {
 		return
 	}
-	if err := n.queue.setAgain(q, true); err != nil {
+	if err := n.queue.setAgain(q); err != nil {
 		n.log.WithField("job", job).Errorf("%v", err)
 	}
 }
@@ -203,15 +258,19 @@ func (n *Node) forgetJob(job uint32) (done func(), err error) {
 	if q == nil {
 		return func() {}, n.store.endJob(job)
 	}
+	n.queue.change.Lock()
+	defer n.queue.change.Unlock()
 	if !n.queue.again(q) {
-		return func() { q.over(); n.queue.remove(job) }, n.store.endJob(job)
+		err := n.store.endJob(job)
+		n.queue.remove(job) // now, so that nobody stores it again
+		return q.over, err
 	}
 	rec := q.now()
 	rec.Started, rec.Again, rec.Begin = false, false, nil
 	rec.Restarts++
 	old, err := n.store.step(q.batchID())
 	if err != nil {
-		return func() {}, err
+		return func() { n.work.Go(func() { n.forgetLater(job) }) }, err
 	}
 	first := step.Record{
 		ID: old.ID, Name: old.Name, UID: old.UID, User: old.User, Node: old.Node, State: step.Pending, NTasks: old.NTasks, Command: old.Command,
@@ -219,14 +278,57 @@ func (n *Node) forgetJob(job uint32) (done func(), err error) {
 		Tasks: []step.Task{{State: step.TaskPending}}, BootID: n.boot,
 	}
 	if err := n.store.putBack(&rec, &first); err != nil {
-		return func() {}, err
+		return func() { n.work.Go(func() { n.forgetLater(job) }) }, err
 	}
-	return func() {
-		n.queue.mu.Lock()
-		q.rec, q.step, q.cancelled = rec, first, ""
-		n.queue.mu.Unlock()
-		n.queue.kick()
-	}, nil
+	n.forget([]step.ID{{Job: job, Step: step.ExternStep}}) // the next run has its own
+	n.queue.mu.Lock()
+	defer n.queue.mu.Unlock()
+	// From here on it waits, and can be cancelled; done lets it start.
+	q.rec, q.step, q.starting = rec, first, true
+	return q.mayStart, nil
+}
+
+// mayStart lets a job start that was put back, or ends it where it was cancelled since.
+func (q *queued) mayStart() {
+	qs := &q.n.queue
+	qs.mu.Lock()
+	q.starting = false
+	cancelled := q.cancelled
+	qs.mu.Unlock()
+	if cancelled != "" {
+		if err := q.endCancelled(cancelled); err != nil {
+			q.n.log.WithField("job", q.job).Errorf("%v", err)
+		}
+	}
+	qs.kick()
+}
+
+// forgetLater tries again to put a job back that could not be stored.
+func (n *Node) forgetLater(job uint32) {
+	again := time.NewTimer(storeAgain)
+	defer again.Stop()
+	select {
+	case <-n.stopping: // the next noded does it
+	case <-again.C:
+		done, err := n.forgetJob(job)
+		if err != nil {
+			n.log.WithField("job", job).Debugf("%v", err)
+		}
+		done() // comes here again where it failed
+	}
+}
+
+// cancelBatch ends a batch job for good: it is not put back at its end. kept tells that it
+// was to be.
+func (s *service) cancelBatch(ctx context.Context, ref *api.StepRef) (kept bool, err error) {
+	q := s.n.queue.get(ref.GetJobId())
+	if q == nil || ref.StepId != nil && *ref.StepId != step.BatchStep {
+		return false, nil
+	}
+	if err := mayActOn(ctx, []*queued{q}); err != nil {
+		return false, err
+	}
+	return s.n.queue.lastRun(q), nil
 }
 
 // cancelArray ends the jobs of an array, if job is one: those that wait at once.
@@ -235,9 +337,10 @@ func (s *service) cancelArray(ctx context.Context, ref *api.StepRef, reason stri
 	if len(jobs) == 0 {
 		return false, nil
 	}
-	if _, err := s.own(ctx, ref); err != nil { // of its first job, which has the same owner
+	if err := mayActOn(ctx, jobs); err != nil {
 		return false, err
 	}
+	s.n.queue.lastRun(jobs...)
 	if err := s.n.cancelWaiting(reason, jobs...); err != nil {
 		return true, status.Error(codes.Internal, err.Error())
 	}
