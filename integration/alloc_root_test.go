@@ -34,11 +34,12 @@ func (n *node) held(t testing.TB, args ...string) *process {
 // numbered from 0, and ends with its command.
 func TestRootAllocation(t *testing.T) {
 	n := startNode(t, site{})
-	r := n.do(t, call{args: []string{"alloc", "-n3", "-J", "work", "sh", "-c", `stepctl run -n1 sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID'
+	r := n.do(t, call{args: []string{"alloc", "-n3", "-J", "work", "sh", "-c", `test -z "${SLURM_STEP_ID+set}" || exit 9
+stepctl run -n1 sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID'
 stepctl run -n3 sh -c 'echo $SLURM_NTASKS $SLURM_JOB_ID.$SLURM_STEP_ID'
 stepctl run -n4 true; echo $?
 stepctl node status --json
-exit 5`}, env: n.withStepctl()})
+exit 5`}, env: append(n.withStepctl(), "SLURM_STEP_ID=7", "SLURM_STEPID=7")})
 	if r.code != 5 || !strings.HasPrefix(r.out, "1.0\n3 1.1\n3 1.1\n3 1.1\n1\n") {
 		t.Errorf("got %v", r)
 	}

@@ -42,7 +42,7 @@ stepctl run -n1 sleep 86393 &
 while ! stepctl show --json $SLURM_JOB_ID.1 2>/dev/null | grep -q RUNNING; do sleep 0.05; done
 exit 6
 `, 0o755)
-	r := n.do(t, call{args: []string{"batch", "-W", script, "arg"}, env: n.withStepctl()})
+	r := n.do(t, call{args: []string{"batch", "-W", script, "arg"}, env: append(n.withStepctl(), "SLURM_STEP_ID=7", "SLURM_STEPID=7")})
 	if r.code != 6 || r.out != "Submitted batch job 1\n" {
 		t.Errorf("got %v", r)
 	}
@@ -178,6 +178,14 @@ exit $SLURM_ARRAY_TASK_ID
 	n.idle(t)
 	contains(t, "ps", n.ctl(t, "ps", "--all").out, "1_1.batch ", "1_3.0 ", "1_5.batch ")
 	contains(t, "show", n.ctl(t, "show", "1_3.batch").out, "step 1_3.batch  FAILED")
+	if r := n.ctl(t, "output", "1_3.batch"); r.code != 0 || r.out != "1 3 3 1-5:2 2\n" {
+		t.Errorf("output: %v", r)
+	}
+	if r := n.ctl(t, "output", "1_3.0"); r.code != 0 || r.out != "of task 3\n" {
+		t.Errorf("output of a step: %v", r)
+	}
+	contains(t, "events", n.ctl(t, "events", "1_3.0").out, `"job_id":2,`)
+	refused(t, "attach", n.ctl(t, "attach", "1_3.0"), "step 2.0 has ended")
 	for _, spec := range []string{"0-1001", "0-4294967295", "x", "1-2%0"} {
 		if r := n.ctl(t, "batch", "--wrap=true", "--array="+spec); r.code != 1 || !strings.Contains(r.err, "rray") {
 			t.Errorf("--array=%s: %v", spec, r)

@@ -52,6 +52,9 @@ func batchEnv(s *step.Spec) []string {
 	if s.RestartCount > 0 {
 		env.set("SLURM_RESTART_COUNT", u32(s.RestartCount))
 	}
+	// It is no command of the step that it was submitted in.
+	env.unset("SLURM_STEP_ID")
+	env.unset("SLURM_STEPID")
 	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
 	return env.list
 }

@@ -219,6 +219,7 @@ func TestPlanBatch(t *testing.T) {
 	s.ID.Step, s.NTasks, s.JobNTasks = step.BatchStep, 1, 2
 	s.Stdout, s.Stderr = step.Stream{Kind: step.StreamFile, Pattern: "slurm-%j.out"}, step.Stream{Kind: step.StreamSame}
 	s.JobControl = [][]byte{[]byte("_SLURM_SPANK_OPTION_p_flag=(null)"), []byte("JC=1")}
+	s.Env = append(s.Env, "SLURM_STEP_ID=0", "SLURM_STEPID=0") // of the step that it was submitted in
 	p, err := MakePlan(s)
 	if err != nil {
 		t.Fatal(err)

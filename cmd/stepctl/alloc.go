@@ -66,6 +66,7 @@ func alloc(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int,
 
 func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, error) {
 	p := d.plugins
+	p.env = outsideStep(p.env)
 	if o.name == "" {
 		o.name = "interactive" // salloc's
 	}

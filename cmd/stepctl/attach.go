@@ -45,7 +45,7 @@ that use the whole screen need it.
 The output of a step whose tasks have the client's own files or pipes, or files of
 their own, does not come by here: attach says so.`,
 		RunE: func(_ *cobra.Command, args []string) error {
-			id, err := step.ParseID(args[0])
+			id, err := d.stepID(args[0])
 			if err != nil {
 				return err
 			}
@@ -99,8 +99,9 @@ func parseReplay(s string) (int64, error) {
 
 // stepConn is the connection to a stepd that shows its step.
 type stepConn interface {
-	// hear returns the step's final record, or nil where that does not come.
-	hear() *step.Record
+	// hear returns the step's final record, or why that does not come; neither where
+	// stepd has not told why.
+	hear() (*step.Record, error)
 	Close() error
 }
 
@@ -109,6 +110,7 @@ type attached struct {
 	o      *attachOptions
 	rec    *step.Record
 	conn   stepConn
+	failed error   // why there is no final record, where that is known
 	screen *screen // of a terminal
 	// Of another step: what writes its lines, and the end of what comes.
 	lines *stepio.Remote
@@ -352,7 +354,10 @@ func (a *attached) copyLines(conn *os.File) {
 
 // hear takes what is said of the step, and returns the final record; nil where stepd is
 // gone without one, or the client has left.
-func (a *attached) hear() *step.Record { return a.conn.hear() }
+func (a *attached) hear() (rec *step.Record) {
+	rec, a.failed = a.conn.hear()
+	return rec
+}
 
 // connect connects to the stepd by which the output goes, and asks to see it.
 func (a *attached) connect(d *dialer, watch *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
@@ -380,24 +385,27 @@ func (a *attached) here(d *dialer, watch *stepapi.Watch) (*stepapi.Watched, *os.
 type ownStepd struct{ *stepapi.Conn }
 
 // hear also tells what is meant for the user.
-func (a ownStepd) hear() *step.Record {
+func (a ownStepd) hear() (*step.Record, error) {
 	for {
 		m, fds, err := a.Recv()
 		if err != nil {
-			return nil
+			return nil, nil
 		}
 		closeFDs(fds)
 		switch m.Type {
 		case stepapi.TypeMessage:
 			sayLine(shown(m.Text))
 		case stepapi.TypeResult:
-			return m.Record
+			return m.Record, nil
 		}
 	}
 }
 
 // conclude ends as the step has ended.
 func (a *attached) conclude(rec *step.Record) (int, error) {
+	if rec == nil && a.failed != nil {
+		return 0, a.failed
+	}
 	if rec == nil {
 		return 0, fmt.Errorf("the stepd of step %s is gone: `stepctl show %s` tells what became of it", a.rec.ID, a.rec.ID)
 	}

@@ -48,13 +48,8 @@ func (a *attached) there(d *dialer, watch *stepapi.Watch) (*stepapi.Watched, *os
 		conn.Close()
 		return nil, nil, err
 	}
-	far.wait = func(ctx context.Context) *step.Record {
-		r, err := client.Wait(ctx, ref)
-		rec := new(step.Record)
-		if err != nil || len(r.Step) != 1 || json.Unmarshal(r.Step[0], rec) != nil {
-			return nil
-		}
-		return rec
+	far.wait = func(ctx context.Context) (*step.Record, error) {
+		return awaitRecord(ctx, client, a.rec.ID, sayGone)
 	}
 	a.conn = far
 	return watched, output, nil
@@ -90,7 +85,7 @@ type farStepd struct {
 	local  *os.File
 	ctx    context.Context
 	cancel context.CancelFunc
-	wait   func(ctx context.Context) *step.Record
+	wait   func(ctx context.Context) (*step.Record, error)
 }
 
 // joinPackets passes the packets of a connection of bytes on to a socket that keeps them
@@ -127,8 +122,8 @@ func joinPackets(conn net.Conn) (*farStepd, *os.File, error) {
 	return f, os.NewFile(uintptr(pair[1]), "the step's output"), nil
 }
 
-// hear waits for the step's end: noded tells it. nil is the client's own.
-func (f *farStepd) hear() *step.Record { return f.wait(f.ctx) }
+// hear waits for the step's end: noded tells it, which may be gone for a while.
+func (f *farStepd) hear() (*step.Record, error) { return f.wait(f.ctx) }
 
 // Close ends both halves.
 func (f *farStepd) Close() error {

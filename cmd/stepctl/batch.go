@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -129,6 +130,7 @@ func batch(client api.NodeClient, o *batchOptions, p *plugins, script []byte, ar
 }
 
 func submit(client api.NodeClient, o *batchOptions, p *plugins, script []byte, argv []string) (int, error) {
+	p.env = outsideStep(p.env)
 	if o.array != "" && o.output == "slurm-%j.out" {
 		o.output = "slurm-%A_%a.out"
 	}
@@ -171,15 +173,7 @@ func submit(client api.NodeClient, o *batchOptions, p *plugins, script []byte, a
 	if !o.wait {
 		return 0, nil
 	}
-	code := 0
-	for i := range jobs { // they are numbered one after the other
-		c, err := o.waitFor(client, reply.Node, step.ID{Job: reply.JobId + uint32(i), Step: reply.StepId})
-		if err != nil {
-			return 0, err
-		}
-		code = max(code, c)
-	}
-	return code, nil
+	return waitForJobs(client, step.ID{Job: reply.JobId, Step: reply.StepId}, jobs)
 }
 
 // setQueue says when and how often the job is to run. It returns of how many jobs it is.
@@ -199,22 +193,64 @@ func (o *batchOptions) setQueue(r *step.Request) (jobs int, err error) {
 		}
 		r.Begin = &t
 	}
-	if o.requeue && o.noRequeue {
-		return 0, errors.New("--requeue and --no-requeue exclude each other")
-	}
 	if o.requeue || o.noRequeue {
 		r.Requeue = &o.requeue
 	}
 	return jobs, nil
 }
 
-// waitFor waits for the end of a batch job, and returns its code.
-func (o *batchOptions) waitFor(client api.NodeClient, node string, id step.ID) (int, error) {
-	l := &launch{client: client, node: node, id: id, opt: &o.runOptions, ntasks: 1}
-	rec, err := l.wait()
-	switch {
-	case err != nil:
+// waitsMax is how many jobs are waited for at a time: noded answers 256 calls of a
+// connection at once. Jobs begin in the order of their numbers, mostly.
+const waitsMax = 200
+
+// waitForJobs waits for batch jobs that are numbered one after the other, and returns
+// the highest code. They are waited for side by side: of one that has ended and is asked
+// for only later noded may know nothing any more.
+func waitForJobs(client api.NodeClient, first step.ID, jobs int) (int, error) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	gone := sync.OnceFunc(sayGone)
+	var mu sync.Mutex
+	var next, highest int // under mu
+	var waits sync.WaitGroup
+	for range min(jobs, waitsMax) {
+		waits.Go(func() {
+			for ctx.Err() == nil {
+				mu.Lock()
+				i := next
+				next++
+				mu.Unlock()
+				if i >= jobs {
+					return
+				}
+				code, err := waitForJob(ctx, client, step.ID{Job: first.Job + uint32(i), Step: first.Step}, gone)
+				if err != nil {
+					cancel(err) // the first one's counts
+					return
+				}
+				mu.Lock()
+				highest = max(highest, code)
+				mu.Unlock()
+			}
+		})
+	}
+	waits.Wait()
+	if err := context.Cause(ctx); err != nil {
 		return 0, err
+	}
+	return highest, nil
+}
+
+// waitForJob waits for the end of a batch job, and returns its code; 1 of one whose end is
+// not known, which is told. That noded stays away is an error.
+func waitForJob(ctx context.Context, client api.NodeClient, id step.ID, gone func()) (int, error) {
+	rec, err := awaitRecord(ctx, client, id, gone)
+	switch {
+	case errors.Is(err, errNotBack) || ctx.Err() != nil:
+		return 0, err
+	case err != nil:
+		say("error: batch job %d: its exit code is not known: %s", id.Job, plain(err))
+		return 1, nil
 	case rec.ExitCode == nil:
 		say("error: batch job %d: %s, and its exit code is not known: %s", id.Job, rec.State, rec.Reason)
 		return 1, nil

@@ -107,3 +107,17 @@ func FuzzSbatchLines(f *testing.F) {
 		}
 	})
 }
+
+// A job that is made from inside a step has steps of its own, which wait for their share of
+// it, and not the binding of the outer one.
+func TestOutsideStep(t *testing.T) {
+	for _, c := range []struct{ env, want []string }{
+		{[]string{"A=1", "SLURM_STEP_ID=0", "SLURM_STEPID=0", "SLURM_CPU_BIND=quiet,mask_cpu:0x1", "SLURM_HINT=multithread", "SLURM_CPU_BIND_TYPE=x"}, []string{"A=1", "SLURM_CPU_BIND_TYPE=x"}},
+		{[]string{"SLURM_CPU_BIND=cores", "SLURM_STEP_IDS=1"}, []string{"SLURM_CPU_BIND=cores", "SLURM_STEP_IDS=1"}},
+	} {
+		env := slices.Clone(c.env)
+		if got := outsideStep(env); !slices.Equal(got, c.want) || !slices.Equal(env, c.env) {
+			t.Errorf("%q: got %q", c.env, got)
+		}
+	}
+}

@@ -31,6 +31,7 @@ var exclusions = []exclusion{
 	{"standalone", "socket", "a private noded is started, or that one is asked"},
 	{"standalone", "jobid", "a noded that is started now has no jobs"},
 	{"batch", "json", "both say how a look is printed"},
+	{"requeue", "no-requeue", "it is run again, or never"},
 	{"svg", "json", "both say how it is printed"},
 }
 

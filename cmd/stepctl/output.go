@@ -32,7 +32,7 @@ has gone elsewhere, it is told where. The owner of a step and root may ask. On
 the terminal of another than the owner control characters are shown as ^X, unless
 --raw is given.`,
 		RunE: func(_ *cobra.Command, args []string) error {
-			id, err := step.ParseID(args[0])
+			id, err := d.stepID(args[0])
 			if err != nil {
 				return err
 			}
@@ -128,14 +128,19 @@ func (d *dialer) awaitEnd(rec *step.Record) error {
 
 // record asks noded for one step.
 func (d *dialer) record(id step.ID) (*step.Record, error) {
+	return d.shown(&api.StepRef{JobId: id.Job, StepId: &id.Step})
+}
+
+// shown is what noded shows of one step.
+func (d *dialer) shown(ref *api.StepRef) (*step.Record, error) {
 	rec := new(step.Record)
 	err := d.call(func(ctx context.Context, client api.NodeClient) error {
-		r, err := client.Show(ctx, &api.StepRef{JobId: id.Job, StepId: &id.Step})
+		r, err := client.Show(ctx, ref)
 		if err != nil {
 			return err
 		}
 		if len(r.Step) != 1 {
-			return fmt.Errorf("noded told %d records of step %s", len(r.Step), id)
+			return fmt.Errorf("noded told %d records of one step of job %d", len(r.Step), ref.JobId)
 		}
 		return json.Unmarshal(r.Step[0], rec)
 	})
@@ -282,7 +287,7 @@ func printFiles(rec *step.Record, o outputOptions) error {
 
 // files prints those of one stream, in the order of their ranks.
 func (p *printer) files(reader fileReader, rec *step.Record, fd int, place *step.OutputPlace) error {
-	spec := &step.Spec{ID: rec.ID, Request: step.Request{Name: rec.Name, NTasks: rec.NTasks}, User: step.User{Name: rec.User, UID: rec.UID}, NodeName: rec.Node}
+	spec := &step.Spec{ID: rec.ID, Array: rec.Array, Request: step.Request{Name: rec.Name, NTasks: rec.NTasks}, User: step.User{Name: rec.User, UID: rec.UID}, NodeName: rec.Node}
 	first, last := 0, 0
 	switch {
 	case place.Rank != nil:

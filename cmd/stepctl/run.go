@@ -13,8 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/api/stepapi"
@@ -453,37 +451,9 @@ func (l *launch) conclude(rec *step.Record) int {
 	return *rec.ExitCode
 }
 
-// reconnectFor is how long a noded that is gone is waited for.
-const reconnectFor = 60 * time.Second
-
 // wait asks noded for the end of the step.
 func (l *launch) wait() (*step.Record, error) {
-	gone := time.Time{}
-	for {
-		r, err := l.client.Wait(context.Background(), &api.StepRef{JobId: l.id.Job, StepId: &l.id.Step})
-		if err == nil {
-			if len(r.Step) != 1 {
-				return nil, fmt.Errorf("noded told %d records of step %s", len(r.Step), l.id)
-			}
-			rec := new(step.Record)
-			if err := json.Unmarshal(r.Step[0], rec); err != nil {
-				return nil, fmt.Errorf("cannot parse the record of step %s: %w", l.id, err)
-			}
-			return rec, nil
-		}
-		if status.Code(err) != codes.Unavailable {
-			return nil, err
-		}
-		if gone.IsZero() {
-			gone = time.Now()
-			say("noded is gone: waiting for it; the step goes on")
-		}
-		if time.Since(gone) > reconnectFor {
-			return nil, fmt.Errorf("noded did not come back within %v; step %s goes on: %s", reconnectFor, l.id, plain(err))
-		}
-		// Nothing tells when a socket is served again but trying it.
-		time.Sleep(200 * time.Millisecond)
-	}
+	return awaitRecord(context.Background(), l.client, l.id, sayGone)
 }
 
 // rankList is "0-1,3".

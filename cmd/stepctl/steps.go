@@ -61,6 +61,25 @@ func stepRef(s string) (*api.StepRef, error) {
 	return ref, nil
 }
 
+// stepID reads "12.0"; which job "12_3.0" is of, noded knows.
+func (d *dialer) stepID(s string) (step.ID, error) {
+	if !strings.Contains(s, "_") {
+		return step.ParseID(s)
+	}
+	ref, err := stepRef(s)
+	if err != nil {
+		return step.ID{}, err
+	}
+	if ref.StepId == nil {
+		return step.ID{}, fmt.Errorf("cannot parse %q: want JOB_TASK.STEP, for example 12_3.0", s)
+	}
+	rec, err := d.shown(ref)
+	if err != nil {
+		return step.ID{}, err
+	}
+	return rec.ID, nil
+}
+
 // shownID is how listings show a step: "12.0", "12.batch", "12_3.batch" of an array.
 func shownID(rec *step.Record) string {
 	name := rec.ID.Name()

@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -57,4 +59,19 @@ func waitsFor(err error) string {
 // own step's end.
 func withinStep(job *uint32) bool {
 	return job != nil && os.Getenv("SLURM_STEP_ID") != "" && os.Getenv("SLURM_JOB_ID") == fmt.Sprint(*job)
+}
+
+// outsideStep is the environment of a command of a step as a new job has it, which has
+// nothing to do with that step: neither its number nor its binding.
+func outsideStep(env []string) []string {
+	of := []string{"SLURM_STEP_ID", "SLURM_STEPID"}
+	if id, _ := lookupIn(env, of[0]); id != "" {
+		for _, e := range bindEnv {
+			of = append(of, "SLURM_"+e.name)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(env), func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return slices.Contains(of, name)
+	})
 }
