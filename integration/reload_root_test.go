@@ -32,7 +32,7 @@ func (n *node) hup(t testing.TB, word string) {
 // the same socket: its steps go on, and nobody is refused. Files with a mistake are
 // not taken.
 func TestRootReload(t *testing.T) {
-	n := startNode(t, site{})
+	n := startNode(t, site{Stepd: "MetricsListen=unix\n"})
 	p, step := startStubborn(t, n)
 	pid, stepd := n.cmd.Process.Pid, n.findProcess(t, "stepd").pid
 
@@ -58,6 +58,9 @@ func TestRootReload(t *testing.T) {
 	}
 	if n.exited() || n.cmd.Process.Pid != pid {
 		t.Fatal("noded has ended")
+	}
+	if code, text := n.page(t, "/readyz"); code != 200 {
+		t.Errorf("readyz after a reload: %d %q", code, text)
 	}
 	if r := n.ctl(t, "run", "-n", "33", "true"); r.code != 1 || !strings.Contains(r.err, "32 CPUs") {
 		t.Errorf("with the new number of CPUs: %v", r)

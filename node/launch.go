@@ -62,10 +62,25 @@ func (f *follower) start(spec *step.Spec, res *reservation, listen *os.File, pro
 	defer listen.Close()
 	// From here on the client's going away changes nothing.
 	err := f.n.start(context.Background(), f, spec, res, listen, prolog)
-	if err != nil && !errors.Is(err, errStopping) { // else the next noded says so
+	if errors.Is(err, errStopping) {
+		if err = f.cancelledEarly(); err == nil {
+			return errStopping // the next noded ends the step
+		}
+	}
+	if err != nil {
 		f.fail(err)
 	}
 	return err
+}
+
+// cancelledEarly is the errCancelled of a step that was cancelled before it had a stepd.
+func (f *follower) cancelledEarly() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.cancelled == "" {
+		return nil
+	}
+	return errCancelled{f.cancelled}
 }
 
 // errCancelled ends a launch that somebody has cancelled.

@@ -72,6 +72,10 @@ func (n *Node) Publish() error {
 	if err := os.Rename(filepath.Join(n.files.run, hiddenSocket), n.files.socket()); err != nil {
 		return fmt.Errorf("cannot publish socket: %w", err)
 	}
-	n.published.Store(true)
 	return nil
 }
+
+// Serving says that requests are served: until then NotReady says that noded starts.
+// Whoever serves the node calls it once, behind Publish or with a socket that is there
+// already.
+func (n *Node) Serving() { n.serving.Store(true) }

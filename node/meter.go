@@ -124,7 +124,7 @@ func (n *Node) NotReady(ctx context.Context) (why []string) {
 	switch {
 	case closing:
 		why = append(why, "noded is stopping")
-	case !n.published.Load():
+	case !n.serving.Load():
 		why = append(why, "noded is starting")
 	}
 	if drained.Drained {

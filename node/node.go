@@ -36,6 +36,7 @@ type Node struct {
 	plugins quarantine
 	// oneScript is held by the prolog or epilog that runs, where they are serial.
 	oneScript sync.Mutex
+	prologs   prologs
 	// fallbacks guards the configuration's Fallbacks.
 	fallbacks sync.Mutex
 	// draining orders changes of the drain state, and of what it is for.
@@ -47,9 +48,9 @@ type Node struct {
 	clients  *clients
 	queue    queue
 	refusals refusals
-	// spoolWatch asks after the spool, published tells that requests are served.
+	// spoolWatch asks after the spool, serving tells that requests are served.
 	spoolWatch *DirRoom
-	published  atomic.Bool
+	serving    atomic.Bool
 	// adopted counts the steps that Recover has found running.
 	adopted int
 

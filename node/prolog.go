@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -35,6 +36,44 @@ type prologOf struct {
 	end chan struct{} // closed at its end; nil before it was begun
 	err error         // valid when end is closed
 }
+
+// prologs counts the prologs that run.
+type prologs struct {
+	mu      sync.Mutex
+	running int           // guarded by mu
+	none    chan struct{} // guarded by mu; closed when none runs any more
+}
+
+// begin counts one, until end is called.
+func (p *prologs) begin() (end func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.running++; p.running == 1 {
+		p.none = make(chan struct{})
+	}
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.running--; p.running == 0 {
+			close(p.none)
+		}
+	}
+}
+
+// Prologs tells how many jobs' prologs run; over is closed when none does any more. What
+// is to begin anew waits for that, for a prolog that noded's stop interrupts costs its
+// step. nil where none runs.
+func (n *Node) Prologs() (running int, over <-chan struct{}) {
+	n.prologs.mu.Lock()
+	defer n.prologs.mu.Unlock()
+	if n.prologs.running == 0 {
+		return 0, nil
+	}
+	return n.prologs.running, n.prologs.none
+}
+
+// PrologMax is how long a prolog may run (PrologEpilogTimeout); 0 is for ever.
+func (n *Node) PrologMax() time.Duration { return n.cfg.Scripts.Timeout }
 
 // awaitsProlog tells whether a step of the job has to run the prolog, or to
 // wait for it. Where nothing is to be run now, nothing will be for this job.
@@ -70,6 +109,7 @@ func (n *Node) runProlog(j *job) error {
 		return j.prolog.err
 	}
 	defer close(j.prolog.end)
+	defer n.prologs.begin()()
 	err := n.runScripts(j, prologKind(), nil)
 	switch {
 	case errors.Is(err, errStopping):
@@ -142,7 +182,7 @@ func (n *Node) runScripts(j *job, k scriptKind, more []string) error {
 		}
 	}
 	if ctx.Err() != nil {
-		log.Infof("the %s was interrupted: the next noded runs it again", k.name)
+		log.Infof("the %s was interrupted: %s", k.name, k.interrupted)
 		return errStopping
 	}
 	log.Debugf("%s took %v", k.name, time.Since(begin))

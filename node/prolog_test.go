@@ -387,7 +387,8 @@ func TestCancelDuringProlog(t *testing.T) {
 	s.wantTold("prolog.sh", "epilog.sh")
 }
 
-// TestPrologOverRestart: a prolog that was interrupted fails its step.
+// TestPrologOverRestart: a prolog that was interrupted fails its step, of which a client
+// has the files.
 func TestPrologOverRestart(t *testing.T) {
 	hold := filepath.Join(t.TempDir(), "hold")
 	s := newScripted(t, hangs(t, hold), "", nil)
@@ -400,6 +401,38 @@ func TestPrologOverRestart(t *testing.T) {
 	}
 	s.idle()
 	s.wantTold("prolog.sh", "epilog.sh")
+}
+
+// TestBatchPrologOverRestart: a batch job whose prolog was interrupted runs again, but not
+// one that somebody has cancelled.
+func TestBatchPrologOverRestart(t *testing.T) {
+	hold := filepath.Join(t.TempDir(), "hold")
+	s := newScripted(t, hangs(t, hold), "", nil)
+	id := s.batch(nil, "exit 4")
+	await(t, func() bool { return slices.Contains(s.told(), "prolog.sh") })
+	if running, over := s.Prologs(); running != 1 || over == nil {
+		t.Errorf("%d prologs run", running)
+	}
+	gone := s.batch(nil, "exit 0")
+	await(t, func() bool { running, _ := s.Prologs(); return running == 2 })
+	s.cancelJob(gone)
+	_, over := s.Prologs()
+	s.stop()
+	<-over
+	if running, _ := s.Prologs(); running != 0 {
+		t.Errorf("%d prologs run in a noded that has stopped", running)
+	}
+	if err := os.Remove(hold); err != nil {
+		t.Fatal(err)
+	}
+	s.testNode = start(t, s.dir, s.cfg)
+	if rec := s.wait(id); rec.State != step.Failed || *rec.ExitCode != 4 || rec.Restarts != 1 {
+		t.Errorf("record %+v", rec)
+	}
+	if rec := s.wait(gone); rec.State != step.Cancelled || rec.Restarts != 0 {
+		t.Errorf("the cancelled: %+v", rec)
+	}
+	s.idle()
 }
 
 // TestEpilogOverRestart: an epilog that was interrupted is run again, with what

@@ -39,14 +39,17 @@ type scriptKind struct {
 	title   string // begins the reason of a drain, in Slurm's words
 	hook    string
 	context string // SLURM_SCRIPT_CONTEXT
+	// interrupted is what becomes of the job when noded's stop cuts it short.
+	interrupted string
 }
 
 func prologKind() scriptKind {
-	return scriptKind{"prolog", "Prolog error", "slurm_spank_job_prolog", "prolog_slurmd"}
+	return scriptKind{"prolog", "Prolog error", "slurm_spank_job_prolog", "prolog_slurmd",
+		"the next noded puts a batch job back into the queue, unless it is not to be run again, and ends another one's step"}
 }
 
 func epilogKind() scriptKind {
-	return scriptKind{"epilog", "Epilog error", "slurm_spank_job_epilog", "epilog_slurmd"}
+	return scriptKind{"epilog", "Epilog error", "slurm_spank_job_epilog", "epilog_slurmd", "the next noded runs it again"}
 }
 
 func (s *Scripts) patterns(k scriptKind) []string {

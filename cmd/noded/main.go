@@ -300,6 +300,7 @@ func (s *server) serveUntil() error {
 			return err
 		}
 	}
+	n.Serving()
 	log.Info("noded: ready")
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
 		log.Warnf("cannot notify systemd: %v", err)
@@ -323,11 +324,15 @@ func (s *server) serveUntil() error {
 // untilEnd returns nil where noded is to stop, and an errReload where it is to begin
 // anew.
 func (s *server) untilEnd(failed <-chan error) error {
+	var due <-chan struct{} // a reload is
 	for {
 		select {
 		case err := <-failed:
 			return fmt.Errorf("cannot serve: %w", err)
 		case <-s.hups:
+			due = s.reloadDue()
+		case <-due:
+			due = nil
 			if again := s.reload(); again != nil {
 				s.log.Info("reloading: noded begins anew; steps go on")
 				return *again

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -136,7 +137,33 @@ func (s *server) reload() *errReload {
 	return &errReload{file}
 }
 
+// reloadDue is closed when noded may begin anew: when no prolog runs, which would be cut
+// short, or when they have had their time.
+func (s *server) reloadDue() <-chan struct{} {
+	due := make(chan struct{})
+	running, over := s.node.Prologs()
+	if running == 0 {
+		close(due)
+		return due
+	}
+	most := cmp.Or(s.node.PrologMax(), prologGrace)
+	s.log.Infof("to be reloaded: noded goes on until no prolog runs, of which there are %d now, %v at most", running, most)
+	go func() { // ends with the time at the latest
+		defer close(due)
+		late := time.NewTimer(most)
+		defer late.Stop()
+		select {
+		case <-over:
+		case <-late.C:
+			s.log.Warn("prologs still run: the reload interrupts them")
+		}
+	}()
+	return due
+}
+
 const (
+	// prologGrace is how long a reload waits for prologs without PrologEpilogTimeout.
+	prologGrace = 5 * time.Minute
 	// lastCalls is how long connections that were taken last may be without a call.
 	lastCalls = 100 * time.Millisecond
 	// launchGrace is how long clients may take to launch what they have reserved.
