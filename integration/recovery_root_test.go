@@ -42,6 +42,12 @@ func TestRootStateLost(t *testing.T) {
 			if now := n.show(t, step.id()); now.State != "RUNNING" || now.StepdPID != step.StepdPID {
 				t.Errorf("the step: %+v", now)
 			}
+			if c.says == "is damaged" {
+				if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, "the state was damaged") {
+					t.Errorf("a step before the node is resumed: %v", r)
+				}
+				must(t, n.ctlErrorRoot(t, "node", "resume"))
+			}
 			n.serves(t)
 			if last := n.last(t); last.JobID <= step.JobID {
 				t.Errorf("job %d comes after job %d", last.JobID, step.JobID)

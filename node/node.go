@@ -111,13 +111,8 @@ func (n *Node) open() error {
 		}
 		n.locks = append(n.locks, lock)
 	}
-	if err := checkStore(n.files.state()); errors.Is(err, errDamaged) {
-		aside, moved := setAside(n.files.state(), time.Now())
-		if moved != nil {
-			return errors.Join(err, moved)
-		}
-		n.log.Errorf("%v: it is kept as %q; steps that run are found again, ended ones are forgotten", err, aside)
-	} else if err != nil {
+	lost, err := n.wholeStore()
+	if err != nil {
 		return err
 	}
 	st, err := openStore(n.files.state(), n.cfg.MinJobAge, n.cfg.KeepSteps)
@@ -134,6 +129,9 @@ func (n *Node) open() error {
 	if n.held.steps, err = st.held(); err != nil {
 		return errors.Join(err, st.close())
 	}
+	if lost != "" {
+		n.drainSelf(lost)
+	}
 	if why := n.cfg.DrainReason; why != "" && why != drained.Reason {
 		n.drainSelf(why)
 	}
@@ -147,6 +145,21 @@ func (n *Node) open() error {
 		return errors.Join(err, st.close())
 	}
 	return nil
+}
+
+// wholeStore sets a damaged state aside. lost is then why the node is to be drained: it
+// may have been drained before, and who knows what waited must say that it goes on.
+func (n *Node) wholeStore() (lost string, err error) {
+	err = checkStore(n.files.state())
+	if !errors.Is(err, errDamaged) {
+		return "", err
+	}
+	aside, moved := setAside(n.files.state(), time.Now())
+	if moved != nil {
+		return "", errors.Join(err, moved)
+	}
+	n.log.Errorf("%v: it is kept as %q; steps that run are found again; ended ones, the batch jobs that waited, and whether and why the node was drained are forgotten", err, aside)
+	return fmt.Sprintf("the state was damaged, and is kept as %q: batch jobs that waited are lost, and whether the node was drained", aside), nil
 }
 
 func (n *Node) unlock() {

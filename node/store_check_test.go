@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,6 +59,36 @@ func TestCheckStore(t *testing.T) {
 	}
 	if kept, _ := filepath.Glob(path + ".damaged-*"); len(kept) != 1 {
 		t.Errorf("kept %q", kept)
+	}
+}
+
+// TestDamagedStateDrains: nobody knows any more whether the node was drained.
+func TestDamagedStateDrains(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	state := tn.files.state()
+	tn.stop()
+	if err := os.Truncate(state, 3*4096); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // a restart changes nothing
+		tn = start(t, dir, func(c *Config) { c.DrainReason = "gres/gpu: /dev/x: no such file or directory" })
+		if d := tn.doc(); d.State != "DRAINED" || !strings.HasPrefix(d.Reason, "the state was damaged, and is kept as \""+state+".damaged-") {
+			t.Errorf("node %s %q", d.State, d.Reason)
+		}
+		tn.stop()
+	}
+}
+
+// TestNotReady: a noded that takes over a socket serves, though it publishes none.
+func TestNotReady(t *testing.T) {
+	tn := fresh(t)
+	if why := tn.NotReady(t.Context()); len(why) != 1 || why[0] != "noded is starting" {
+		t.Errorf("%q", why)
+	}
+	tn.Serving()
+	if why := tn.NotReady(t.Context()); len(why) != 0 {
+		t.Errorf("%q", why)
 	}
 }
 

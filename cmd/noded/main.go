@@ -185,15 +185,16 @@ func runNode(o options, site *site, cfg node.Config, log *logrus.Logger, starter
 	// As soon as there is something to ask: it tells that noded is starting.
 	err = page.serve(n, log)
 	defer page.close()
+	again := listener != nil
+	if err != nil && again {
+		err = goesOn(n, log, "the page of metrics", err)
+	}
 	var spank *slurmd
 	if err == nil {
 		// When the spool is known to be ours alone: plugins do things to the node.
 		spank, err = startSlurmd(site, log, n)
-		if err != nil && listener != nil {
-			// It has served without them until now, or with others; its end would be worse.
-			log.Errorf("%v; noded goes on without", err)
-			n.AddFallback(node.Fallback{What: "plugins in slurmd context", Why: err.Error()})
-			err = nil
+		if err != nil && again {
+			err = goesOn(n, log, "plugins in slurmd context", err)
 		}
 	}
 	if err != nil {
@@ -202,8 +203,16 @@ func runNode(o options, site *site, cfg node.Config, log *logrus.Logger, starter
 		return errors.Join(err, n.Close(ctx))
 	}
 	defer spank.stop()
-	s := &server{options: o, node: n, log: log, starter: starter, listener: listener}
+	s := &server{options: o, site: site, node: n, log: log, starter: starter, listener: listener}
 	return s.serve()
+}
+
+// goesOn says that a noded that has begun anew is without what, for cause: it has served
+// without until now, or otherwise, and its end would be worse. It returns nil.
+func goesOn(n *node.Node, log *logrus.Logger, what string, cause error) error {
+	log.Errorf("%v; noded goes on without", cause)
+	n.AddFallback(node.Fallback{What: what, Why: cause.Error()})
+	return nil
 }
 
 const (
@@ -216,6 +225,7 @@ const (
 // server is a noded that serves.
 type server struct {
 	options options
+	site    *site
 	node    *node.Node
 	log     *logrus.Logger
 	// starter is closed with the one who started a private noded; nil of others.
@@ -281,6 +291,9 @@ func (s *server) serveUntil() error {
 		}
 	}
 	peers, err := n.ListenPeers(context.Background())
+	if err != nil && again {
+		err = goesOn(n, log, "the port for other nodes", err)
+	}
 	if err != nil {
 		s.listener.Close()
 		return err

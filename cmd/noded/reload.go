@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -87,13 +88,16 @@ func reapOld() {
 }
 
 // checkReload finds the mistakes for which noded would not begin anew: it goes on with
-// what it has then.
-func checkReload(o options, log *logrus.Logger) error {
+// what it has then. now is what that is.
+func checkReload(o options, now *site, log *logrus.Logger) error {
 	s, err := loadSite(o)
 	if err != nil {
 		return err
 	}
 	if err := s.mistakes(); err != nil {
+		return err
+	}
+	if err := s.checkAddresses(now); err != nil {
 		return err
 	}
 	for _, p := range s.stackProblems() {
@@ -113,13 +117,47 @@ func checkReload(o options, log *logrus.Logger) error {
 	return err
 }
 
+// listens is an address at which noded listens, and the key that says so.
+type listens struct{ key, host, port string }
+
+// addresses are those of TCP at which noded listens.
+func (s *site) addresses() (all []listens) {
+	if host, port, err := net.SplitHostPort(s.conf.Stepd.MetricsListen); err == nil {
+		all = append(all, listens{"MetricsListen", host, port})
+	}
+	for _, n := range s.conf.Nodes {
+		if n.Name == s.conf.Node.Name && s.conf.Stepd.TLSCertificate != "" {
+			port := strconv.Itoa(cmp.Or(n.Port, s.conf.SlurmdPort))
+			all = append(all, listens{"Port of the NodeName, else SlurmdPort, and ListenAddress", s.conf.Stepd.ListenAddress, port})
+		}
+	}
+	return all
+}
+
+// checkAddresses finds that an address cannot be listened at, among those whose port now
+// has not: noded itself is at the others.
+func (s *site) checkAddresses(now *site) error {
+	own := now.addresses()
+	for _, a := range s.addresses() {
+		if slices.ContainsFunc(own, func(o listens) bool { return o.port == a.port }) {
+			continue
+		}
+		l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(a.host, a.port))
+		if err != nil {
+			return fmt.Errorf("cannot listen at %q (%s): %w", net.JoinHostPort(a.host, a.port), a.key, err)
+		}
+		l.Close()
+	}
+	return nil
+}
+
 // reload is what SIGHUP asks for: nil is that noded is to begin anew. A private noded
 // lives as long as its starter, and has no files that anybody would change.
 func (s *server) reload() *errReload {
 	if s.starter != nil {
 		return nil
 	}
-	if err := checkReload(s.options, s.log); err != nil {
+	if err := checkReload(s.options, s.site, s.log); err != nil {
 		s.log.Errorf("cannot reload: %v; noded goes on with the configuration that it has", err)
 		return nil
 	}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"stepd/slurmconf"
+)
+
+// TestCheckAddresses: a reload is refused for a new address that is in use, and not for
+// those at which noded itself is.
+func TestCheckAddresses(t *testing.T) {
+	used, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer used.Close()
+	_, port, err := net.SplitHostPort(used.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	peers := func(certificate string) *slurmconf.Config {
+		c := &slurmconf.Config{SlurmdPort: used.Addr().(*net.TCPAddr).Port, Nodes: []slurmconf.Node{{Name: "a"}}}
+		c.Node.Name = "a"
+		c.Stepd.TLSCertificate, c.Stepd.ListenAddress = certificate, "127.0.0.1"
+		return c
+	}
+	page := func(at string) *slurmconf.Config {
+		c := new(slurmconf.Config)
+		c.Stepd.MetricsListen = at
+		return c
+	}
+	for _, c := range []struct {
+		name     string
+		now, new *slurmconf.Config
+		says     string
+	}{
+		{"page", page(""), page("127.0.0.1:" + port), "MetricsListen"},
+		{"page that is there", page("127.0.0.1:" + port), page("0.0.0.0:" + port), ""},
+		{"page at its socket", page(""), page("unix"), ""},
+		{"other nodes", page("unix"), peers("cert.pem"), "SlurmdPort"},
+		{"other nodes without a certificate", page(""), peers(""), ""},
+		{"other nodes that are served", peers("cert.pem"), peers("new.pem"), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := (&site{conf: c.new}).checkAddresses(&site{conf: c.now})
+			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), ":"+port)) {
+				t.Errorf("%v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+// TestReloadRefusesAddress: checkReload asks, with the files as they are then.
+func TestReloadRefusesAddress(t *testing.T) {
+	used, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer used.Close()
+	dir := t.TempDir()
+	o := options{file: write(t, filepath.Join(dir, "slurm.conf"), ""), runDir: dir, spoolDir: dir}
+	now, err := loadSite(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "stepd.conf"), "MetricsListen="+used.Addr().String()+"\n")
+	if err := checkReload(o, now, nil); err == nil || !strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("%v", err)
+	}
+}
