@@ -213,20 +213,12 @@ func (f *follower) bury(reason string, state step.State) {
 			f.log.Warnf("%v", err)
 		}
 		f.log.Errorf("%s: killing the rest of the step", reason)
-		// A batch job runs again that the node's end has ended, or noded's in its prolog.
-		if state == step.NodeFail || f.unbegun() {
+		if state == step.NodeFail {
 			f.n.requeueLost(f.id.Job)
 		}
 		f.die(reason, state)
 	}
 	f.cleanup()
-}
-
-// unbegun tells whether noded ended, and not the node, before the step had a stepd: in its
-// prolog, mostly.
-func (f *follower) unbegun() bool {
-	rec := f.record()
-	return rec.State == step.Starting && rec.StepdPID == 0 && rec.BootID == f.n.boot
 }
 
 // findStepd finds the step's stepd and connects to it. Without a process the
