@@ -13,7 +13,8 @@ import (
 const moveMax = 1 << 20
 
 // pass passes on everything from a pipe to the client's file until its end, as it
-// comes. The kernel moves it, where it can for this kind of file. What the file does
+// comes. The kernel moves it, where it can for this kind of file and does not wait for it
+// with the pipe held. What the file does
 // not take is an error, and the rest is not read: the tasks get SIGPIPE. It takes a
 // thread, which waits in the kernel: through the runtime's poller each of the pipes'
 // turns takes longer.
@@ -28,7 +29,10 @@ func pass(dest, src *os.File) error {
 	}
 	_ = linux.BatchThread() // without it the bytes only take longer
 	out := rawFD(dest)
-	var buf []byte // where the kernel cannot
+	var buf []byte // where the kernel cannot, or is not to
+	if !spliced(out) {
+		buf = make([]byte, bufferSize)
+	}
 	for {
 		var n int64
 		if buf != nil {
@@ -38,24 +42,34 @@ func pass(dest, src *os.File) error {
 		}
 		switch {
 		case errors.Is(err, unix.EINVAL) && buf == nil:
-			buf = make([]byte, bufferSize) // one that is open for appending, a terminal of an older kernel
+			buf = make([]byte, bufferSize) // one that is open for appending
 		case errors.Is(err, unix.EAGAIN): // whoever shares the file does not want it to block
 			ready(out, unix.POLLOUT, -1)
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return err
-		case n == 0 && buf == nil && device(out): // one that does not wait for an empty pipe, as virtio's consoles
-			buf = make([]byte, bufferSize)
 		case n == 0:
 			return nil
 		}
 	}
 }
 
-// device tells whether a driver is behind a descriptor.
-func device(fd int) bool {
+// spliced tells whether the kernel may move a pipe's bytes to a descriptor. While it waits
+// for a terminal (whose user has typed ^S) or a socket it holds the pipe, and whoever
+// writes to that hangs where no signal reaches him: the task, or the step's stepd. Some
+// drivers do not wait for an empty pipe, either.
+func spliced(fd int) bool {
 	var st unix.Stat_t
-	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR
+	if unix.Fstat(fd, &st) != nil {
+		return false
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG, unix.S_IFIFO:
+		return true
+	case unix.S_IFCHR:
+		return st.Rdev == unix.Mkdev(1, 3) // /dev/null
+	}
+	return false
 }
 
 func copySome(out, in int, buf []byte) (int64, error) {
