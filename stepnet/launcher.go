@@ -22,12 +22,12 @@ type LauncherConfig struct {
 
 // Sink takes what the step's nodes tell. Its methods may wait: the nodes then
 // wait as well. Output is called for one piece of a stream at a time, Record for one
-// piece of words; data is theirs to keep.
+// piece of words.
 type Sink interface {
 	// Output is what rank wrote on fd, or that there is no more of it. data is valid
 	// during the call alone.
 	Output(fd, rank int, data []byte, end bool)
-	// Record are the words of one node.
+	// Record are the words of one node, which are the sink's to keep.
 	Record(node int, words []byte)
 }
 

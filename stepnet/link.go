@@ -26,7 +26,7 @@ type meteredConn struct {
 	net.Conn
 	got  atomic.Uint64
 	read struct { // the reader's
-		buf      []byte // nil before the other end is known
+		buf      []byte // nil before the other end is known, and of a lean link
 		from, to int    // of buf: what TLS has not taken yet
 	}
 
@@ -34,6 +34,17 @@ type meteredConn struct {
 	corked bool   // guarded by mu
 	held   []byte // guarded by mu: written while corked
 }
+
+// leanAbove is from how many children on a node's links to them save memory. A tree has no
+// such node; where no node may be between two others (Layout.NoKill), node 0 has all of
+// the step's as children.
+const leanAbove = 64
+
+// leanSize is what such a link writes at once.
+const leanSize = 8 << 10
+
+// heldMax is the most memory that a link keeps for its next records.
+const heldMax = 128 << 10
 
 // meteredSize is what is read at once.
 const meteredSize = 64 << 10
@@ -65,21 +76,33 @@ func (c *meteredConn) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// together has write's records go out in one piece, or all that is held of them.
+// together has write's records go out in one piece, or all that is held of them. It is
+// called by one at a time. What others write meanwhile (TLS its answers, on the reader's
+// goroutine) goes out behind, and does not wait for an end that does not read.
 func (c *meteredConn) together(write func() error) error {
 	c.mu.Lock()
 	c.corked = true
 	c.mu.Unlock()
 	err := write()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	held := c.held
-	c.corked, c.held = false, held[:0]
-	if len(held) == 0 {
-		return err
+	var sent []byte // its memory
+	for {
+		c.mu.Lock()
+		held := c.held
+		c.held = sent
+		if len(held) == 0 {
+			if c.corked = false; sent == nil {
+				c.held = held
+			}
+			c.mu.Unlock()
+			return err
+		}
+		c.mu.Unlock()
+		_, werr := c.Conn.Write(held)
+		err, sent = errors.Join(err, werr), held[:0]
+		if cap(held) > heldMax { // a large frame
+			sent = nil
+		}
 	}
-	_, werr := c.Conn.Write(held)
-	return errors.Join(err, werr)
 }
 
 // sender is where a link's frames go.
@@ -101,6 +124,7 @@ func (s sender) Write(b []byte) (n int, err error) {
 type link struct {
 	peer     int // node id, or launcherID
 	frameMax int
+	lean     bool // it saves memory, at the cost of more system calls; before attach
 	// handle takes over a frame, on the reader's goroutine. ended is told once that
 	// the link is gone, and why.
 	handle func(l *link, k kind, body []byte) error
@@ -149,7 +173,9 @@ func (l *link) attach(conn *tls.Conn, r *bufio.Reader, m *meteredConn) error {
 		return errSecond
 	}
 	l.conn, l.meter = conn, m
-	m.read.buf = make([]byte, meteredSize)
+	if !l.lean {
+		m.read.buf = make([]byte, meteredSize)
+	}
 	close(l.attached)
 	l.wg.Add(2)
 	go func() { defer l.wg.Done(); l.read(r) }()
@@ -254,7 +280,11 @@ func (l *link) next() (f frame, closing bool) {
 
 // write sends what is queued until the link is gone, or closing and empty.
 func (l *link) write(conn *tls.Conn, m *meteredConn) {
-	w := bufio.NewWriterSize(sender{conn, m}, 64<<10)
+	size := 64 << 10
+	if l.lean {
+		size = leanSize
+	}
+	w := bufio.NewWriterSize(sender{conn, m}, size)
 	for {
 		f, closing := l.next()
 		var err error

@@ -41,7 +41,8 @@ type Node struct {
 	without map[int]*LostError
 	// unwatched: nobody may begin to watch any more. Guarded by mu.
 	unwatched bool
-	life      // guarded by mu
+	watchers  int // connections. Guarded by mu.
+	life          // guarded by mu
 
 	gatherings
 	calls
@@ -92,8 +93,10 @@ func New(cfg Config) (*Node, error) {
 		upMax = launcherFrameMax
 	}
 	n.up = newLink(n.upPeer(), upMax, n.fromAbove, n.linkEnded)
-	for _, c := range n.children() {
+	children := n.children()
+	for _, c := range children {
 		n.down[c] = newLink(c, lim.frameMax(), n.fromBelow, n.linkEnded)
+		n.down[c].lean = len(children) > leanAbove
 		n.inUse[c] = slices.ContainsFunc(cfg.InputNodes, func(i int) bool { return n.below(i, c) })
 	}
 	n.Handle(whoName, n.answerWho)
@@ -268,7 +271,7 @@ func (n *Node) listen() {
 	}
 	defer ln.Close()
 	who := n.expected()
-	watcher, open := n.watchers()
+	watcher, open := n.watcherKey()
 	if len(who) == 0 && !open {
 		return
 	}
@@ -322,9 +325,8 @@ func (n *Node) admit(m *meteredConn, conn *tls.Conn, who map[[sha256.Size]byte]*
 	}
 	hash, err := peerHash(conn.ConnectionState())
 	l := who[hash]
-	if watcher, open := n.watchers(); err == nil && l == nil && open && hash == watcher {
-		n.watched(m.Conn, conn)
-		return nil
+	if watcher, open := n.watcherKey(); err == nil && l == nil && open && hash == watcher {
+		return n.watched(m.Conn, conn)
 	}
 	if err != nil || l == nil {
 		conn.Close()

@@ -16,8 +16,8 @@ import (
 // Who watches a step is no part of its tree: a watcher has a connection of its own to node
 // 0's stepd, over which go packets that are none of this package's.
 
-// watchers tells whether there may be any, by their key.
-func (n *Node) watchers() (hash [sha256.Size]byte, any bool) {
+// watcherKey tells whether there may be any, by their key.
+func (n *Node) watcherKey() (hash [sha256.Size]byte, any bool) {
 	key := n.cfg.Layout.Watcher
 	if !n.root() || n.cfg.Watch == nil || len(key) != sha256.Size {
 		return hash, false
@@ -25,25 +25,43 @@ func (n *Node) watchers() (hash [sha256.Size]byte, any bool) {
 	return [sha256.Size]byte(key), true
 }
 
+// watchersMax is how many watch at a time: each of them holds a descriptor and memory.
+const watchersMax = 128
+
 // watched hands over a watcher's connection.
-func (n *Node) watched(raw net.Conn, conn *tls.Conn) {
+func (n *Node) watched(raw net.Conn, conn *tls.Conn) error {
 	n.mu.Lock()
-	late := n.unwatched
-	if !late {
+	late, many := n.unwatched, n.watchers >= watchersMax
+	if !late && !many {
+		n.watchers++
 		n.watching.Add(1)
 	}
 	n.mu.Unlock()
-	if late {
-		conn.Close()
-		return
+	if late || many {
+		raw.Close() // TLS's own close would wait for who does not read
+	}
+	switch {
+	case late:
+		return nil
+	case many:
+		return fmt.Errorf("%d connections watch the step already", watchersMax)
 	}
 	watchKernel(raw)
 	n.wg.Go(func() {
-		defer n.watching.Done()
+		defer n.unwatch()
 		defer context.AfterFunc(n.ctx, func() { raw.Close() })()
 		defer conn.Close()
 		n.cfg.Watch(conn)
 	})
+	return nil
+}
+
+// unwatch counts one less.
+func (n *Node) unwatch() {
+	n.mu.Lock()
+	n.watchers--
+	n.mu.Unlock()
+	n.watching.Done()
 }
 
 // watchGrace is how long those who watch may take for the last of the output.

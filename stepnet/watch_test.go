@@ -69,6 +69,42 @@ func TestWatchers(t *testing.T) {
 	}
 }
 
+// Who holds the watcher's key does not get as many connections as he likes; when one ends
+// there is room for another.
+func TestWatchersBounded(t *testing.T) {
+	came := make(chan struct{}, watchersMax+1)
+	r := newRig(t, rigOptions{nodes: 1, watch: func(conn net.Conn) {
+		came <- struct{}{}
+		_, _ = ReadPacket(conn, make([]byte, 100)) // its end
+	}})
+	n := r.nodes[0]
+	n.mu.Lock()
+	n.watchers = watchersMax - 1
+	n.mu.Unlock()
+	dial := func() net.Conn {
+		t.Helper()
+		conn, err := DialWatcher(t.Context(), r.layout, r.watcherKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	last := dial()
+	<-came
+	for range 2 {
+		more := dial()
+		if _, err := more.Read(make([]byte, 1)); err == nil {
+			t.Error("one too many was let in")
+		}
+		more.Close()
+	}
+	last.Close()
+	n.watching.Wait()
+	next := dial()
+	<-came
+	next.Close()
+}
+
 // The tap hears what node 0's tasks and those of the others write, as it goes on.
 func TestTap(t *testing.T) {
 	r := newRig(t, rigOptions{nodes: 3, launcher: true})

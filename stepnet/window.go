@@ -157,7 +157,9 @@ func (b *inbox) consume(use func(item), credit func(n int)) bool {
 			return true
 		}
 		use(i)
-		freePiece(i.body)
+		if i.kind == kindOutput { // what else has this capacity is not of the pool
+			freePiece(i.body)
+		}
 		if owed += i.size(); owed >= window/4 {
 			b.mu.Lock()
 			b.held -= owed

@@ -13,20 +13,25 @@ import (
 	"stepd/stepnet"
 )
 
-// watchWait bounds the words with which a watcher begins.
-const watchWait = 10 * time.Second
+const (
+	// firstWait bounds the words with which a watcher begins, which has them ready.
+	firstWait = 2 * time.Second
+	// replyWait bounds the answer.
+	replyWait = 10 * time.Second
+)
 
 // watch shows the step's output to a watcher that comes over the network: it says what it
 // wants to see, as to stepd's socket, and then the packets of the same connection go both
 // ways. One that does not read misses output, as any that does not keep up.
 func watch(conn net.Conn, view daemon.View) {
-	conn.SetDeadline(time.Now().Add(watchWait))
+	conn.SetDeadline(time.Now().Add(firstWait))
 	buf := make([]byte, stepnet.PacketMax)
 	b, err := stepnet.ReadPacket(conn, buf)
 	m := new(stepapi.Msg)
 	if err != nil || json.Unmarshal(b, m) != nil || m.Watch == nil {
 		return // no client of ours
 	}
+	conn.SetDeadline(time.Now().Add(replyWait))
 	reply := &stepapi.Msg{Type: stepapi.TypeReply, Seq: m.Seq}
 	watched, fd, err := view.Watch(m.Watch)
 	if err != nil {
