@@ -234,6 +234,7 @@ func TestTell(t *testing.T) {
 // for.
 func TestHurry(t *testing.T) {
 	r := newRig(t, rigOptions{nodes: 3, limits: Limits{Hurry: 50 * time.Millisecond}, late: []int{2}, launcher: true})
+	within(t, r.nodes[0].down[1].attached, "node 1") // it is not to be the one that is lost
 	for _, n := range r.nodes[:2] {
 		n.Hurry()
 	}
