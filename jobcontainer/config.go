@@ -64,6 +64,8 @@ type Config struct {
 	// written into BasePath, so that two nodes never share a directory.
 	NodeName string
 	HostName string
+	// Warn is told what holds up nothing and has no caller to tell; nil does nothing.
+	Warn func(error)
 	// SlurmConf is InitScript's SLURM_CONF; empty leaves it out.
 	SlurmConf string
 }

@@ -15,6 +15,8 @@ import (
 // last one. Processes that are still in the mount namespace keep it, emptied, until
 // they end. A job without a container is no error, so Delete may be repeated after
 // one; the error names what could not be removed. A long removal ends early with ctx.
+// A pid namespace that SIGKILL does not end within killMax, or half of ctx's time, is
+// an error too, which holds up nothing: it ends with its last process.
 func (t *Tmpfs) Delete(ctx context.Context, job uint32) error {
 	c, cfg := t.lock(job)
 	defer t.unlock(job, c)
@@ -36,24 +38,34 @@ func (t *Tmpfs) Delete(ctx context.Context, job uint32) error {
 
 // clear removes what there is of a job. That CloneNSEpilog fails holds up nothing.
 func (t *Tmpfs) clear(ctx context.Context, pins *os.File, job uint32, cfg *Config) error {
-	var err error
-	if dir, oerr := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY); oerr == nil {
-		err = cloneEpilog(ctx, dir, job, cfg)
-		dir.Close()
+	return join(epilog(ctx, pins, job, cfg), t.clearAll(ctx, pins, job, cfg))
+}
+
+// epilog runs CloneNSEpilog for what there is of a job.
+func epilog(ctx context.Context, pins *os.File, job uint32, cfg *Config) error {
+	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil // clearAll says what hinders, if anything
 	}
-	return join(err, t.clearAll(ctx, pins, job, cfg))
+	defer dir.Close()
+	return cloneEpilog(ctx, dir, job, cfg)
 }
 
 // clearAll removes what there is of a job, in the order in which a kill between
 // two steps leaves enough for the next attempt: the record of BasePath goes last.
 func (t *Tmpfs) clearAll(ctx context.Context, pins *os.File, job uint32, cfg *Config) error {
+	var late error
 	bases := []string{cfg.BasePath}
 	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
 	switch {
 	case err == nil:
 		defer dir.Close()
-		if err := endSpaces(ctx, dir); err != nil {
-			return fmt.Errorf("cannot end the pid namespace of job %d: %w", job, err)
+		if err := t.endSpaces(ctx, dir); err != nil {
+			err = fmt.Errorf("cannot end the pid namespace of job %d: %w", job, err)
+			if !errors.Is(err, errLingers) {
+				return err
+			}
+			late = err // it was killed: what it had can go
 		}
 		for _, name := range []string{pidName, userName, pinName} {
 			if err := unpin(dir, name); err != nil {
@@ -74,7 +86,7 @@ func (t *Tmpfs) clearAll(ctx context.Context, pins *os.File, job uint32, cfg *Co
 	}
 	for _, base := range bases {
 		if err := clearBase(ctx, base, cfg.NodeTag, job); err != nil {
-			return fmt.Errorf("cannot remove the private directories of job %d: %w", job, err)
+			return join(late, fmt.Errorf("cannot remove the private directories of job %d: %w", job, err))
 		}
 		if base == cfg.BasePath {
 			continue // its own directory goes with the last user of the pins
@@ -90,9 +102,9 @@ func (t *Tmpfs) clearAll(ctx context.Context, pins *os.File, job uint32, cfg *Co
 		return nil
 	}
 	if err := removeTree(ctx, pins, jobName(job)); err != nil {
-		return fmt.Errorf("cannot delete the container of job %d: %w", job, err)
+		return join(late, fmt.Errorf("cannot delete the container of job %d: %w", job, err))
 	}
-	return nil
+	return late
 }
 
 func clearBase(ctx context.Context, base, nodeTag string, job uint32) error {

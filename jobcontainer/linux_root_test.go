@@ -156,6 +156,58 @@ func TestRootKeeperAfterRestart(t *testing.T) {
 	}
 }
 
+// A process that does not end keeps neither the job's directories nor the next noded's
+// start. Here it is one whose parent, outside of the namespace, does not reap it.
+func TestRootPIDNamespaceThatDoesNotEnd(t *testing.T) {
+	f := newLinuxFixture(t)
+	first := f.plugin()
+	f.create(first, 1)
+	f.create(first, 2)
+	keepers := []int{f.keeperOf(1), f.keeperOf(2)}
+	for job := range uint32(2) {
+		cmd := f.inside(first, job+1, "echo; exec sleep 86400")
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err == nil {
+			_, err = out.Read(make([]byte, 1))
+		}
+		if err == nil {
+			err = cmd.Process.Signal(syscall.SIGSTOP)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			cmd.Process.Kill()
+			cmd.Wait()
+			waitGone(t, keepers[job])
+		})
+	}
+	const want = "1 of a pid namespace, does not end: still there after SIGKILL"
+	first.killMax = 20 * time.Millisecond
+	if err := first.Delete(t.Context(), 1); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Delete: %v", err)
+	}
+	if err := first.Fini(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := NewTmpfs(f.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.killMax = 20 * time.Millisecond
+	if err := second.Restore(t.Context(), nil); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Restore: %v", err)
+	}
+	f.wantNothing()
+	if gone(keepers[0]) || gone(keepers[1]) {
+		t.Error("the namespaces ended: the test shows nothing")
+	}
+	f.remove(second, 1) // once more, as noded does in the end
+}
+
 func waitGone(t *testing.T, pid int) {
 	t.Helper()
 	fd, err := unix.PidfdOpen(pid, 0)

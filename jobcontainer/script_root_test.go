@@ -193,6 +193,23 @@ nsenter --mount=$SLURM_NS sh -c 'ls /tmp' >> ` + log + "\n"
 	if want := "script" + words + "epilog" + words + "made\n"; string(b) != want {
 		t.Errorf("got:\n%swant:\n%s", b, want)
 	}
+	// An epilog that fails for what an earlier container has left keeps the job from nothing.
+	var warned []error
+	f.cfg.Warn = func(err error) { warned = append(warned, err) }
+	c = f.plugin()
+	f.create(c, 8)
+	if err := c.Fini(); err != nil {
+		t.Fatal(err)
+	}
+	if c, err = NewTmpfs(f.cfg); err != nil {
+		t.Fatal(err)
+	}
+	f.create(c, 8)
+	if len(warned) != 1 || !strings.Contains(warned[0].Error(), "cannot clean up after job 8: ") {
+		t.Errorf("warned of %v", warned)
+	}
+	c.Delete(t.Context(), 8) // it says so again
+	f.wantNothing()
 	f.cfg.CloneNSScript = write("clone.sh", "echo no; exit 7\n")
 	c = f.plugin()
 	if err := c.Create(t.Context(), 6, testUser); err == nil || !strings.Contains(err.Error(), `exit status 7, it said "no" (CloneNSScript=`) {

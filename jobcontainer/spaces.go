@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -119,8 +120,15 @@ func (s *spaces) usable() error {
 	return nil
 }
 
+// killMax is how long the end of a pid namespace is waited for. Its processes were
+// ended before, but for those that sleep in the kernel.
+const killMax = 2 * time.Second
+
+// errLingers is the cause where the time was not enough.
+var errLingers = errors.New("still there after SIGKILL")
+
 // endSpaces kills what keeps the pid namespace pinned in dir.
-func endSpaces(ctx context.Context, dir *os.File) error {
+func (t *Tmpfs) endSpaces(ctx context.Context, dir *os.File) error {
 	s, err := openSpaces(dir)
 	if err != nil {
 		return err
@@ -130,6 +138,12 @@ func endSpaces(ctx context.Context, dir *os.File) error {
 		return nil
 	}
 	defer s.keeper.close()
+	wait := t.killMax
+	if end, ok := ctx.Deadline(); ok { // the rest is for the directories
+		wait = min(wait, time.Until(end)/2)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, wait, errLingers)
+	defer cancel()
 	return s.keeper.kill(ctx)
 }
 

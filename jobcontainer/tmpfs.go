@@ -8,6 +8,7 @@ import (
 	"path"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +23,8 @@ type Tmpfs struct {
 	// hook is called at each point where a kill or an error would leave
 	// something behind; tests put faults there. It is set before first use.
 	hook func(point string) error
+	// killMax is the constant of that name, but in tests.
+	killMax time.Duration
 
 	// claim is held while BASE/TAG is made: two jobs that begin at once would
 	// write the same temporary file there.
@@ -64,10 +67,11 @@ func NewTmpfs(cfg Config) (*Tmpfs, error) {
 		return nil, err
 	}
 	t := &Tmpfs{
-		hook:  func(string) error { return nil },
-		cfg:   cfg,
-		jobs:  make(map[uint32]*container),
-		conts: make(map[uint64]uint32),
+		hook:    func(string) error { return nil },
+		killMax: killMax,
+		cfg:     cfg,
+		jobs:    make(map[uint32]*container),
+		conts:   make(map[uint64]uint32),
 	}
 	t.pins = &pinRoot{path: cfg.RunDir, last: t.dropTag}
 	return t, nil
@@ -151,7 +155,11 @@ func (t *Tmpfs) Create(ctx context.Context, job uint32, user step.User) error {
 }
 
 func (t *Tmpfs) create(ctx context.Context, pins, tag *os.File, job uint32, user step.User, cfg *Config) (_ *os.File, _ *spaces, err error) {
-	if err := t.clear(ctx, pins, job, cfg); err != nil {
+	// Of an earlier container the job needs nothing: its epilog fails for the log alone.
+	if err := epilog(ctx, pins, job, cfg); err != nil && cfg.Warn != nil {
+		cfg.Warn(err)
+	}
+	if err := t.clearAll(ctx, pins, job, cfg); err != nil {
 		return nil, nil, err
 	}
 	if err := t.hook("mounted"); err != nil {

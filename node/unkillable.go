@@ -192,6 +192,12 @@ func (n *Node) release(h *heldRecord) {
 	}
 	n.draining.Unlock()
 	if n.reg.job(id.Job) == nil && !n.holdsJob(id.Job) { // else their end does it
+		ctx, cancel := n.unkillable()
+		defer cancel()
+		// What it has kept from being removed at the job's end.
+		if err := n.cfg.Containers.Delete(ctx, id.Job); err != nil {
+			log.Errorf("%v", err)
+		}
 		n.endPlace(id.Job, log)
 	}
 }

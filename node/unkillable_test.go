@@ -94,8 +94,12 @@ func TestUnkillable(t *testing.T) {
 	if d := tn.doc(); d.State != "DRAINED" || d.Reason != reason || len(d.Unkillable) != 1 {
 		t.Errorf("after the restart: %+v", d)
 	}
+	tn.containers.mu.Lock()
+	tn.containers.jobs[id.Job] = true // as of one that could not be removed at the job's end
+	tn.containers.mu.Unlock()
 	close(die)
 	tn.eventually("the end of the drain", tn.undrained)
+	tn.eventually("the end of the container", func() bool { return !tn.containers.has(id.Job) })
 	if d := tn.doc(); d.Reason != "" || len(d.Unkillable) != 0 {
 		t.Errorf("node %+v", d)
 	}

@@ -4,6 +4,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/sirupsen/logrus"
+
 	"stepd/jobcontainer"
 	"stepd/node"
 	"stepd/proctrack"
@@ -11,7 +13,7 @@ import (
 )
 
 // containers makes the job container plugin that the site wants.
-func (s *site) containers(tracker node.Tracker, spankhost string) (node.Containers, string, error) {
+func (s *site) containers(tracker node.Tracker, spankhost string, log *logrus.Logger) (node.Containers, string, error) {
 	kind := s.conf.JobContainerType
 	if kind == "none" {
 		return jobcontainer.None{}, kind, nil
@@ -28,6 +30,7 @@ func (s *site) containers(tracker node.Tracker, spankhost string) (node.Containe
 		CloneNSEpilog: c.CloneNSEpilog, CloneNSEpilogWait: c.CloneNSEpilogWait,
 		RunDir: filepath.Join(s.run, "jobs"), NodeTag: strings.TrimPrefix(tag, "stepd-"),
 		NodeName: s.conf.Node.Name, HostName: s.hostname, SlurmConf: s.conf.File,
+		Warn: func(err error) { log.Warnf("%v", err) },
 	}
 	if kind == "linux" {
 		conf.PIDNamespace, conf.UserNamespace, conf.Keeper = c.PIDNamespace, c.UserNamespace, spankhost

@@ -110,7 +110,7 @@ func checkReload(o options, now *site, log *logrus.Logger) error {
 		return err
 	}
 	// Nothing is made: the tracker is asked for nothing.
-	if _, _, err := s.containers(nil, spankhost); err != nil {
+	if _, _, err := s.containers(nil, spankhost, log); err != nil {
 		return err
 	}
 	_, err = s.cluster(log)

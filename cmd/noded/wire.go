@@ -50,7 +50,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
-	containers, containerType, err := s.containers(tracker, spankhost)
+	containers, containerType, err := s.containers(tracker, spankhost, log)
 	if err != nil {
 		return node.Config{}, err
 	}
