@@ -33,7 +33,7 @@ func scriptsID(job uint32) step.ID { return step.ID{Job: job, Step: step.Scripts
 // place. When ctx ends first, its process group is killed, and the error is
 // ctx's cause.
 func (n *Node) runChild(ctx context.Context, j *job, c child) error {
-	leaf, err := n.cfg.Tracker.MakeScripts(j.ID)
+	leaf, err := n.cfg.Tracker.MakeScripts(scriptsID(j.ID))
 	if err != nil {
 		return err
 	}

@@ -8,8 +8,5 @@ import (
 
 // createContainer makes the job's container, or finds it made.
 func (n *Node) createContainer(ctx context.Context, j *job, user step.User) error {
-	if n.cfg.ContainerType == "linux" {
-		j.placeScripts() // the first process of its pid namespace lives there
-	}
 	return n.cfg.Containers.Create(ctx, j.ID, user)
 }

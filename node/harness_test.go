@@ -43,7 +43,7 @@ func (t *fakeTracker) Kind() string                  { return "linuxproc" }
 func (t *fakeTracker) AddStepd(step.ID, int) error   { return nil }
 func (t *fakeTracker) Adopt(*step.Record, int) error { return nil }
 
-func (t *fakeTracker) MakeScripts(uint32) (*os.File, error)          { return nil, nil }
+func (t *fakeTracker) MakeScripts(step.ID) (*os.File, error)         { return nil, nil }
 func (t *fakeTracker) Left(step.ID) ([]string, error)                { return nil, nil }
 func (t *fakeTracker) MakeJob(uint32, []string) (JobPlace, error)    { return JobPlace{}, nil }
 func (t *fakeTracker) MakeStep(step.ID, []string) (StepPlace, error) { return StepPlace{}, nil }

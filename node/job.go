@@ -192,6 +192,7 @@ func (n *Node) endJob(j *job) {
 		log.Errorf("%v", err)
 	}
 	n.endScripts(j, log)
+	n.endKeeper(j, log)
 	held := n.holdsJob(j.ID)
 	if !held {
 		n.endPlace(j.ID, log)
@@ -234,19 +235,49 @@ func (n *Node) endScripts(j *job, log *logrus.Entry) {
 	defer cancel()
 	// One place for all, or a session for each.
 	for _, rec := range append(ran, step.Record{ID: id}) {
-		rec.BootID = n.boot
-		err := n.cfg.Tracker.EndStep(ctx, &rec)
-		switch {
-		case survivorsOf(err, &rec):
-			n.hold(&rec)
-			n.awaitEmpty(rec.ID)
-		case err != nil:
-			log.Errorf("%v", err)
-		}
+		n.endBeside(ctx, rec, log)
+	}
+	if extern := n.formerScripts(j.ID); j.found && extern != nil {
+		n.endBeside(ctx, *extern, log)
 	}
 	for _, o := range outputs {
 		o.close()
 	}
+}
+
+// endKeeper removes the place of process 1 of the job's pid namespace, which the end
+// of the container has killed.
+func (n *Node) endKeeper(j *job, log *logrus.Entry) {
+	ctx, cancel := n.unkillable()
+	defer cancel()
+	n.endBeside(ctx, step.Record{ID: step.ID{Job: j.ID, Step: step.KeeperPlace}}, log)
+}
+
+// endBeside ends a place beside a job's steps.
+func (n *Node) endBeside(ctx context.Context, rec step.Record, log *logrus.Entry) {
+	rec.BootID = n.boot
+	err := n.cfg.Tracker.EndStep(ctx, &rec)
+	switch {
+	case survivorsOf(err, &rec):
+		n.hold(&rec)
+		n.awaitEmpty(rec.ID)
+	case err != nil:
+		log.Errorf("%v", err)
+	}
+}
+
+// formerScripts is where an earlier release had a job's prolog and epilog: the place of
+// the extern step. nil where there is such a step, or nothing runs there: then it is a
+// leftover, which would keep the extern step from its place.
+func (n *Node) formerScripts(job uint32) *step.Record {
+	id := step.ID{Job: job, Step: step.ExternStep}
+	if _, err := n.store.step(id); err == nil {
+		return nil
+	}
+	if left, err := n.cfg.Tracker.Left(id); err != nil || len(left) == 0 {
+		return nil
+	}
+	return &step.Record{ID: id}
 }
 
 // placeScripts notes that prolog and epilog have a place that is to be removed,

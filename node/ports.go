@@ -26,8 +26,9 @@ type Tracker interface {
 	// Controllers tells which controllers can limit jobs and steps.
 	Controllers() Controllers
 	// MakeScripts makes the place of a job's prolog and epilog, which is that of
-	// step step.ScriptsPlace, or finds it again. leaf is as StepPlace's.
-	MakeScripts(job uint32) (leaf *os.File, err error)
+	// step step.ScriptsPlace, or finds it again; or that of step.KeeperPlace. leaf is
+	// as StepPlace's.
+	MakeScripts(id step.ID) (leaf *os.File, err error)
 	// Left says in words which processes are in the step's place: 'pid 12 "sleep"'.
 	// nil where there is no place.
 	Left(id step.ID) ([]string, error)

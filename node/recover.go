@@ -284,7 +284,7 @@ func (n *Node) sweep(running map[step.ID]bool) {
 		n.log.Errorf("cannot list leftovers: %v", err)
 	}
 	for _, id := range ids {
-		if running[id] || n.holds(id) || (id.Step == step.ScriptsPlace && n.reg.job(id.Job) != nil) {
+		if running[id] || n.holds(id) || n.isJobs(id) {
 			continue
 		}
 		log := n.log.WithField("step", id.String())
@@ -316,6 +316,20 @@ func (n *Node) sweep(running map[step.ID]bool) {
 	n.sweepDir(n.files.stepsDir(), ".sock", running)
 	n.sweepDir(n.files.resultsDir(), "", running)
 	n.sweepDir(n.files.pmixDir(), "", running)
+}
+
+// isJobs tells whether a place is that of a job that is not over, and not of a step.
+func (n *Node) isJobs(id step.ID) bool {
+	if n.reg.job(id.Job) == nil {
+		return false
+	}
+	switch id.Step {
+	case step.ScriptsPlace, step.KeeperPlace:
+		return true
+	case step.ExternStep:
+		return n.formerScripts(id.Job) != nil
+	}
+	return false
 }
 
 func (n *Node) leftover(id step.ID) *step.Record {

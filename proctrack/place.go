@@ -108,21 +108,21 @@ func (r *Root) makeStep(id step.ID, v1 []string) (StepCgroups, error) {
 	return StepCgroups{Dir: r.StepDir(id), Tasks: r.TasksDir(id), V1: dirs}, nil
 }
 
-// MakeScripts makes the place of a job's prolog and epilog, or finds it again:
-// that of the daemons of step step.ScriptsPlace, with no tasks.
-func (r *Root) MakeScripts(job uint32) error {
+// MakeScripts makes a place beside a job's steps, or finds it again: that of the
+// daemons of step step.ScriptsPlace or step.KeeperPlace, with no tasks.
+func (r *Root) MakeScripts(id step.ID) error {
 	return again(func() error {
 		root, err := openGroup(r.dir)
 		if err != nil {
 			return err
 		}
 		defer root.close()
-		j, err := root.ensure(jobName(job))
+		j, err := root.ensure(jobName(id.Job))
 		if err != nil {
 			return err
 		}
 		defer j.close()
-		dir, err := j.ensure(stepName(step.ScriptsPlace))
+		dir, err := j.ensure(stepName(id.Step))
 		if err != nil {
 			return err
 		}

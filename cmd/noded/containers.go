@@ -40,11 +40,12 @@ func (s *site) containers(tracker node.Tracker, spankhost string, log *logrus.Lo
 	return t, kind, err
 }
 
-// keeperPlace is where process 1 of a job's pid namespace lives: beside the job's
-// prolog and epilog, not among its tasks.
+// keeperPlace is where process 1 of a job's pid namespace lives: in a place of its
+// own, not among the job's tasks and not with prolog and epilog, which end before it.
 func keeperPlace(tracker node.Tracker, job uint32) (jobcontainer.Place, error) {
-	leaf, err := tracker.MakeScripts(job)
+	id := step.ID{Job: job, Step: step.KeeperPlace}
+	leaf, err := tracker.MakeScripts(id)
 	return jobcontainer.Place{Leaf: leaf, Add: func(pid int) error {
-		return tracker.AddStepd(step.ID{Job: job, Step: step.ScriptsPlace}, pid)
+		return tracker.AddStepd(id, pid)
 	}}, err
 }

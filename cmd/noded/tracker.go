@@ -209,12 +209,12 @@ func (t *cgroupTracker) MakeStep(id step.ID, v1 []string) (place node.StepPlace,
 }
 
 // MakeScripts uses a step's place without a stepd: its leaf is the scripts'.
-func (t *cgroupTracker) MakeScripts(job uint32) (*os.File, error) {
-	err := t.again(func() error { return t.root.MakeScripts(job) })
+func (t *cgroupTracker) MakeScripts(id step.ID) (*os.File, error) {
+	err := t.again(func() error { return t.root.MakeScripts(id) })
 	if err != nil || t.moved {
 		return nil, err
 	}
-	return t.root.OpenStepLeaf(step.ID{Job: job, Step: step.ScriptsPlace})
+	return t.root.OpenStepLeaf(id)
 }
 
 func (t *cgroupTracker) Adopt(rec *step.Record, pid int) error {
@@ -286,8 +286,8 @@ func (t *plainTracker) Adopt(*step.Record, int) error {
 
 func (t *plainTracker) AddStepd(step.ID, int) error { return nil }
 
-func (t *plainTracker) MakeScripts(uint32) (*os.File, error) { return nil, nil }
-func (t *plainTracker) Left(step.ID) ([]string, error)       { return nil, nil }
+func (t *plainTracker) MakeScripts(step.ID) (*os.File, error) { return nil, nil }
+func (t *plainTracker) Left(step.ID) ([]string, error)        { return nil, nil }
 
 func (t *plainTracker) EndStep(ctx context.Context, rec *step.Record) error {
 	if rec.StepdPID == 0 {
