@@ -42,7 +42,7 @@ const epilogGrace = time.Minute
 // admitWaiting is admit that waits for place in a job as long as ctx lasts.
 func (r *registry) admitWaiting(ctx context.Context, req *step.Request, uid uint32, asRoot bool) (*admission, error) {
 	w := new(waiter)
-	defer r.leaveQueue(req.Job, w)
+	defer r.leaveQueue(w)
 	for {
 		a, freed, err := r.tryAdmit(req, uid, asRoot, w)
 		if err == nil || freed == nil {
@@ -101,7 +101,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 		return nil, nil, status.Error(codes.Unavailable, "noded is stopping")
 	case r.drained.Drained && req.Job == nil: // jobs that run go on
 		return nil, nil, status.Errorf(codes.FailedPrecondition, "node is drained: %s", r.drained.Reason)
-	case uid != 0 && r.byUser[uid] >= r.perUser.Steps:
+	case uid != 0 && (w == nil || w.job == nil) && r.byUser[uid] >= r.perUser.Steps: // who is in line is counted
 		return nil, nil, errUserSteps{uid, r.perUser.Steps}
 	}
 	want := req.NTasks * req.CPUsPerTask
@@ -127,16 +127,19 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 			return nil, nil, errDenied
 		}
 		return nil, nil, status.Errorf(codes.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, uid)
-	case j.Suspended != nil:
-		return nil, nil, status.Errorf(codes.FailedPrecondition, "job %d is suspended since %s: it takes steps again when it is resumed", j.ID, j.Suspended.Since.Format(time.RFC3339))
 	case !req.Overcommit && want > len(j.cpus):
 		return nil, nil, status.Errorf(codes.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
+	case j.Suspended != nil && w != nil: // it keeps its place in the line
+		r.queueLocked(j, w)
+		return nil, r.freed, errTurn
+	case j.Suspended != nil:
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "job %d is suspended since %s: it takes steps again when it is resumed", j.ID, j.Suspended.Since.Format(time.RFC3339))
 	}
 	sh, waits, err := r.takeInLocked(j, req, w)
 	if err != nil {
 		var freed <-chan struct{}
 		if waits {
-			j.queueLocked(w)
+			r.queueLocked(j, w)
 			freed = r.freed
 		}
 		if _, ok := status.FromError(err); ok {
@@ -145,6 +148,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 		return nil, freed, status.Error(codes.ResourceExhausted, err.Error())
 	}
 	// The count holds the job open meanwhile.
+	r.leaveQueueLocked(w)
 	j.running++
 	j.present++
 	r.byUser[uid]++
@@ -195,6 +199,9 @@ func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh share,
 	if sh.cpus, sh.alone, busy, err = j.takeCPUs(req, w); err != nil {
 		return share{}, false, err
 	}
+	if busy && w != nil { // many may be woken at once: it is to cost little
+		return share{}, true, errTurn
+	}
 	if busy {
 		return share{}, true, r.busyIn(j, req)
 	}
@@ -206,6 +213,10 @@ func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh share,
 	default:
 		if sh.held, err = j.gres.take(req.Gres, req.Overcommit); err != nil {
 			waits = r.gresWaits(err)
+			if waits && w != nil {
+				err = errTurn
+				break
+			}
 			err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, r.whoHasIn(j, err))
 			if waits {
 				err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", step.FormatGres(req.Gres), j.ID))

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -18,7 +19,13 @@ import (
 // has all CPUs until the job ends: the others share them.
 
 // waiter is a request that waits for its share of a job.
-type waiter struct{ _ byte } // of a size, so that two are never one
+type waiter struct {
+	// job is the one in whose line it has a place; it counts as a step of its user's then.
+	job *job
+}
+
+// errTurn is the answer to a try of a waiter, whom nobody tells what is in its way.
+var errTurn = errors.New("others come first")
 
 // exclusive tells whether steps of the job have their CPUs alone.
 func (j *job) exclusive() bool {
@@ -60,20 +67,29 @@ func (j *job) takeCPUs(req *step.Request, w *waiter) (cpus []int, alone, busy bo
 }
 
 // queueLocked puts w behind the others that wait for the job, unless it is there.
-func (j *job) queueLocked(w *waiter) {
-	if w != nil && !slices.Contains(j.waiters, w) {
-		j.waiters = append(j.waiters, w)
-	}
-}
-
-// leaveQueue takes w out, so that the next one is first.
-func (r *registry) leaveQueue(job *uint32, w *waiter) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if job == nil || r.jobs[*job] == nil {
+func (r *registry) queueLocked(j *job, w *waiter) {
+	if w == nil || w.job != nil {
 		return
 	}
-	j := r.jobs[*job]
+	w.job = j
+	j.waiters = append(j.waiters, w)
+	r.byUser[j.UID]++
+}
+
+// leaveQueue ends the wait of w, whatever came of it: the next one is first.
+func (r *registry) leaveQueue(w *waiter) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leaveQueueLocked(w)
+}
+
+func (r *registry) leaveQueueLocked(w *waiter) {
+	if w == nil || w.job == nil {
+		return
+	}
+	j := w.job
+	w.job = nil
+	r.leaveUser(j.UID)
 	if i := slices.Index(j.waiters, w); i >= 0 {
 		j.waiters = slices.Delete(j.waiters, i, i+1)
 		r.tellFreed()

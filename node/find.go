@@ -34,7 +34,7 @@ func (s *service) own(ctx context.Context, ref *api.StepRef) ([]*step.Record, er
 	if err != nil {
 		return nil, err
 	}
-	if err := s.n.ofTask(ref); err != nil {
+	if err := s.n.ofTask(ctx, ref); err != nil {
 		return nil, err
 	}
 	if ref != nil && ref.StepId == nil {

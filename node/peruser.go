@@ -13,12 +13,13 @@ import (
 // PerUser bounds what one user other than root may have of a node at a time.
 type PerUser struct {
 	// Steps are those that have not ended, and reservations and allocations: each costs
-	// two processes of root's. 0 is 1000.
+	// two processes of root's; also steps that wait for their share of a job. 0 is 1000.
 	Steps int
 	// Connections are those to noded's socket. 0 is 2048: one for each step that a
 	// client waits for, and others.
 	Connections int
-	// RequestBytes are those of requests that wait for their launch. 0 is 64 MiB.
+	// RequestBytes are those of requests that wait for their share of a job, or for their
+	// launch. 0 is 64 MiB.
 	RequestBytes int
 	// ReplayBytes are what the stepds of the user's steps may keep of output, in all. 0
 	// is 256 MiB.

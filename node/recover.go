@@ -24,7 +24,7 @@ const helloMax = 2 * time.Second
 // before requests are served.
 func (n *Node) Recover(ctx context.Context) error {
 	begin := time.Now()
-	if err := n.refind(); err != nil {
+	if err := n.refind(ctx); err != nil {
 		return err
 	}
 	recs, err := n.store.steps(0)
@@ -135,6 +135,9 @@ func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 	}
 	if rec.Origin == step.OriginAlloc {
 		n.recoverAlloc(j)
+	}
+	if !rec.Implicit && !rec.held() {
+		n.endExternWith(j, others)
 	}
 	if rec.Head != "" {
 		n.work.Go(func() { n.watchHead(j) })

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"context"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,7 +17,7 @@ import (
 // refind takes steps into the store that run and that it does not know: it was lost, or
 // set aside. Their stepds say what they are; of those that have ended nothing is known
 // any more. It is called before the store is read.
-func (n *Node) refind() error {
+func (n *Node) refind(ctx context.Context) error {
 	entries, err := os.ReadDir(n.files.stepsDir())
 	if err != nil {
 		return err
@@ -38,7 +40,7 @@ func (n *Node) refind() error {
 		if rec.StepdStart, err = linux.StartTime(rec.StepdPID); err != nil {
 			continue // it has ended since
 		}
-		if err := n.store.restore(rec); err != nil {
+		if err := n.store.restore(rec, n.groupOf(ctx, rec)); err != nil {
 			return err
 		}
 		n.log.WithField("step", id.String()).Warnf("found a running step of user %q that the state does not have: it is taken back", rec.User)
@@ -66,17 +68,61 @@ func (n *Node) askStepd(id step.ID) *step.Record {
 	return m.Record
 }
 
+// nobodyGroup is the kernel's word for a group that is none (overflowgid).
+const nobodyGroup = 65534
+
+// groupOf is the group of a job whose record is lost: its user's. It is never root's by
+// mistake.
+func (n *Node) groupOf(ctx context.Context, rec *step.Record) uint32 {
+	ctx, cancel := context.WithTimeout(ctx, helloMax)
+	defer cancel()
+	user, err := n.cfg.Users.ByUID(ctx, rec.UID)
+	if err != nil {
+		n.log.WithField("step", rec.ID.String()).Errorf("the group of its job is lost, and group %d stands for it: %v", nobodyGroup, err)
+		return nobodyGroup
+	}
+	return user.GID
+}
+
+// endExternWith ends the extern step of a job that nobody holds and no step leads, as one
+// that was found again is, when the others that were found have ended.
+func (n *Node) endExternWith(j *job, others []*follower) {
+	extern := n.reg.follower(step.ID{Job: j.ID, Step: step.ExternStep})
+	if extern == nil {
+		return
+	}
+	n.work.Go(func() {
+		for _, f := range others {
+			if f == extern {
+				continue
+			}
+			select {
+			case <-f.ended:
+			case <-n.stopping:
+				return
+			}
+		}
+		n.cancelLater(extern, jobEnded)
+	})
+}
+
 // restore stores a step that was found running, and its job, whose numbers are spent
-// then.
-func (s *store) restore(rec *step.Record) error {
+// then. Its steps come in any order: gid is the job's group where this is the first.
+func (s *store) restore(rec *step.Record, gid uint32) error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
 		meta, jobs := tx.Bucket(bucketMeta), tx.Bucket(bucketJobs)
 		job := jobRecord{ID: rec.ID.Job}
 		if getJSON(jobs, jobKey(rec.ID.Job), &job) != nil { // its first step
-			job = jobRecord{ID: rec.ID.Job, UID: rec.UID, User: rec.User, CPUs: rec.CPUs, NTasks: rec.NTasks, Implicit: true, Origin: step.OriginRun}
-			if rec.ID.Step == step.BatchStep {
-				job.Origin = step.OriginBatch
-			}
+			job = jobRecord{ID: rec.ID.Job, UID: rec.UID, User: rec.User, GID: gid, CPUs: rec.CPUs, NTasks: rec.NTasks, Origin: step.OriginRun}
+		}
+		job.CPUs = unionCPUs(job.CPUs, rec.CPUs)
+		// Without the step that it was made for, as an allocation is, it ends with its last.
+		switch {
+		case job.held():
+		case rec.ID.Step == step.BatchStep:
+			job.Implicit, job.Origin, job.NTasks = true, step.OriginBatch, rec.NTasks
+		case rec.ID.Step == 0:
+			job.Implicit = true
 		}
 		if rec.ID.Step < step.BatchStep-16 {
 			job.NextStep = max(job.NextStep, rec.ID.Step+1)
@@ -91,4 +137,16 @@ func (s *store) restore(rec *step.Record) error {
 		}
 		return putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec)
 	})
+}
+
+// unionCPUs is what either has; what cannot be read is told where the job is taken back.
+func unionCPUs(a, b string) string {
+	x, errX := step.ParseCPUList(a)
+	y, errY := step.ParseCPUList(b)
+	if errX != nil || errY != nil {
+		return a
+	}
+	all := append(x, y...)
+	slices.Sort(all)
+	return step.FormatCPUList(slices.Compact(all))
 }

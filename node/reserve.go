@@ -106,19 +106,21 @@ func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*foll
 	if in.wait && place.Job != nil {
 		admit = n.reg.admitWaiting
 	}
+	// The request is held from here on, and that may be long.
+	if err := n.reg.reserve(caller.UID, in.size); err != nil {
+		return nil, nil, err
+	}
 	a, err := admit(ctx, &place, user.UID, caller.Root())
 	if err != nil {
+		n.reg.unreserve(caller.UID, in.size)
 		return nil, nil, err
 	}
 	return n.reserveAdmitted(caller, user, a, in)
 }
 
-// reserveAdmitted gives the request that has a place a number, or the place back.
+// reserveAdmitted gives the request that has a place a number, or the place back. The
+// caller has reserved the request's size, which goes back as well then.
 func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in order) (*follower, *step.Spec, error) {
-	if err := n.reg.reserve(caller.UID, in.size); err != nil {
-		n.endJob(n.reg.abandon(a))
-		return nil, nil, err
-	}
 	spec := n.spec(in.req, user, a)
 	if in.part != nil {
 		in.part.tell(spec)

@@ -140,7 +140,7 @@ func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty
 		return nil, status.Errorf(codes.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
 	}
 	task := in.GetStep() != nil && in.GetStep().ArrayTask != nil
-	if err := s.n.ofTask(in.GetStep()); err != nil {
+	if err := s.n.ofTask(ctx, in.GetStep()); err != nil {
 		return nil, err
 	}
 	// The first task's job has the array's number.

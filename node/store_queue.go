@@ -2,6 +2,8 @@ package node
 
 import (
 	"bytes"
+	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -218,4 +220,46 @@ func dropQueued(tx *bbolt.Tx, job uint32) error {
 		}
 	}
 	return tx.Bucket(bucketRequests).Delete(jobKey(q.Request))
+}
+
+// arrayTask is the number of the job of an array's task, 0 where the array has no such
+// task, or it was forgotten.
+func (s *store) arrayTask(ctx context.Context, array, task uint32) (job uint32, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		c := tx.Bucket(bucketSteps).Cursor()
+		// The jobs of an array follow each other in the order of their tasks. Some may have
+		// been forgotten.
+		last := uint64(array) + uint64(task)
+		k, v := c.Seek(stepKey(step.ID{Job: array, Step: step.BatchStep}))
+		for k != nil && ctx.Err() == nil {
+			id := step.ID{Job: binary.BigEndian.Uint32(k), Step: binary.BigEndian.Uint32(k[4:])}
+			if uint64(id.Job) > last {
+				return nil
+			}
+			if id.Step == step.BatchStep {
+				var rec struct {
+					Array *step.ArrayTask `json:"array"`
+				}
+				if err := json.Unmarshal(v, &rec); err != nil {
+					return fmt.Errorf("step %s: %w", id, err)
+				}
+				if rec.Array == nil || rec.Array.Job != array || rec.Array.Task > task {
+					return nil // beyond the array, or the task
+				}
+				if rec.Array.Task == task {
+					job = id.Job
+					return nil
+				}
+			}
+			if id.Step >= step.BatchStep {
+				id.Job++
+			}
+			k, v = c.Seek(stepKey(step.ID{Job: id.Job, Step: step.BatchStep}))
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("cannot look for task %d of job %d: %w", task, array, err)
+	}
+	return job, nil
 }

@@ -124,7 +124,7 @@ func (s *service) submitBatch(ctx context.Context, caller api.Peer, raw []byte) 
 // Requeue ends batch jobs, which are then started again.
 func (s *service) Requeue(ctx context.Context, in *api.StepRef) (*api.Empty, error) {
 	all := in != nil && in.ArrayTask == nil // the first task's job has the array's number
-	if err := s.n.ofTask(in); err != nil {
+	if err := s.n.ofTask(ctx, in); err != nil {
 		return nil, err
 	}
 	job := in.GetJobId()
@@ -356,19 +356,21 @@ func (s *service) cancelArray(ctx context.Context, ref *api.StepRef, reason stri
 }
 
 // ofTask puts the job of an array's task in the place of the array's.
-func (n *Node) ofTask(ref *api.StepRef) error {
+func (n *Node) ofTask(ctx context.Context, ref *api.StepRef) error {
 	if ref == nil || ref.ArrayTask == nil {
 		return nil
 	}
 	array, task := ref.GetJobId(), ref.GetArrayTask()
 	ref.ArrayTask = nil
-	// Its jobs follow each other in the order of their tasks.
-	for i := range min(task, step.ArrayMax) + 1 {
-		rec, err := n.store.step(step.ID{Job: array + i, Step: step.BatchStep})
-		if err == nil && rec.Array != nil && rec.Array.Job == array && rec.Array.Task == task {
-			ref.JobId = rec.Job
-			return nil
-		}
+	job, err := n.store.arrayTask(ctx, array, task)
+	switch {
+	case ctx.Err() != nil:
+		return status.FromContextError(ctx.Err()).Err()
+	case err != nil:
+		return status.Error(codes.Internal, err.Error())
+	case job == 0:
+		return status.Errorf(codes.NotFound, "no such job \"%d_%d\"", array, task)
 	}
-	return status.Errorf(codes.NotFound, "no such job \"%d_%d\"", array, task)
+	ref.JobId = job
+	return nil
 }

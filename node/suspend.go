@@ -183,6 +183,9 @@ func (r *registry) setSuspended(j *job, rec *suspendRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	j.Suspended = rec
+	if rec == nil && len(j.waiters) > 0 {
+		r.tellFreed() // they may go on
+	}
 }
 
 // suspend asks the step's stepd. A step that has none yet is suspended as soon

@@ -3,13 +3,15 @@ package step
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 )
 
 // ArrayMax is the most that MaxArraySize may be, as in Slurm.
 const ArrayMax = 4000001
+
+// arrayTextMax bounds what --array is written in, in bytes.
+const arrayTextMax = 64 << 10
 
 // ArrayTask is the place of a job among those of a job array.
 type ArrayTask struct {
@@ -39,6 +41,9 @@ var errArray = errors.New("write task numbers and ranges, as 0-15:4 or 1,3,5-7, 
 // most tasks that run at a time: "0-15:4%2". Task numbers are below size, which is
 // MaxArraySize.
 func ParseArray(text string, size int) (*Array, error) {
+	if len(text) > arrayTextMax {
+		return nil, fmt.Errorf("%d bytes: %d is the limit", len(text), arrayTextMax)
+	}
 	a := &Array{Step: 1}
 	list, limit, limited := strings.Cut(text, "%")
 	if limited {
@@ -48,8 +53,8 @@ func ParseArray(text string, size int) (*Array, error) {
 		}
 		a.AtOnce = int(n)
 	}
-	size = min(size, ArrayMax)
-	seen := make(map[uint32]bool)
+	size = max(0, min(size, ArrayMax))
+	seen, walked := make([]bool, size), 0
 	for _, item := range strings.Split(list, ",") {
 		from, to, by, err := arrayRange(item)
 		if err != nil {
@@ -59,17 +64,22 @@ func ParseArray(text string, size int) (*Array, error) {
 			return nil, fmt.Errorf("task %d: task numbers are below %d (MaxArraySize)", to, size)
 		}
 		a.Step = uint32(by)
+		// A few numbers may be named twice, but nobody means to name all so often.
+		if walked += int((to-from)/by) + 1; walked > 2*size {
+			return nil, fmt.Errorf("its ranges name more than %d tasks, and many of them again: task numbers are below %d (MaxArraySize)", 2*size, size)
+		}
 		for n := from; n <= to; n += by {
-			seen[uint32(n)] = true
+			seen[n] = true
 		}
 	}
 	if strings.Contains(list, ",") {
 		a.Step = 1
 	}
-	for n := range seen {
-		a.Tasks = append(a.Tasks, n)
+	for n, named := range seen {
+		if named {
+			a.Tasks = append(a.Tasks, uint32(n))
+		}
 	}
-	slices.Sort(a.Tasks)
 	return a, nil
 }
 

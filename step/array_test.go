@@ -28,6 +28,13 @@ func TestParseArray(t *testing.T) {
 			t.Errorf("%q: %+v, %v", text, got, err)
 		}
 	}
+	for text, want := range map[string]string{
+		strings.Repeat("0-1000,", 3) + "1": "its ranges name more than 2002 tasks", strings.Repeat("1,", 40000) + "1": "80001 bytes: 65536 is the limit",
+	} {
+		if got, err := ParseArray(text, 1001); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%.20q: %+v, %v", text, got, err)
+		}
+	}
 	a, err := ParseArray("2-8:3", 9)
 	if err != nil {
 		t.Fatal(err)
