@@ -316,3 +316,49 @@ func TestServeOnSocket(t *testing.T) {
 		t.Error("the socket is left")
 	}
 }
+
+// formerTracker has a process in the place of the extern step.
+type formerTracker struct{ *fakeTracker }
+
+func (t formerTracker) Left(id step.ID) ([]string, error) {
+	if id.Step == step.ExternStep && t.times(id) == 0 {
+		return []string{`pid 99 "sleep"`}, nil
+	}
+	return nil, nil
+}
+
+// TestRestartSparesPlaces: what a job has beside its steps stays until its end, in the
+// place that an earlier release had for it, too.
+func TestRestartSparesPlaces(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	id := tn.run(1000, request("wait"))
+	tn.until(id, step.Running)
+	tn.stop()
+
+	place := func(number uint32) step.ID { return step.ID{Job: id.Job, Step: number} }
+	places := []step.ID{place(step.ScriptsPlace), place(step.KeeperPlace), place(step.ExternStep)}
+	stale := place(77)
+	tracker := &fakeTracker{ended: map[step.ID]int{}, places: append([]step.ID{stale}, places...)}
+	tn = start(t, dir, func(c *Config) { c.Tracker = formerTracker{tracker} })
+	t.Cleanup(func() { tn.stop() })
+	tn.eventually("the end of a leftover", func() bool { return tracker.times(stale) == 1 })
+	for _, p := range places {
+		if n := tracker.times(p); n != 0 || !tn.isJobs(p) {
+			t.Errorf("place %s was ended %d times while its job runs", p, n)
+		}
+	}
+	if tn.isJobs(stale) {
+		t.Error("a step is taken for a place of the job's")
+	}
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(id)
+	tn.eventually("the end of the job", func() bool { return len(tn.doc().Jobs) == 0 })
+	for _, p := range places {
+		if tracker.times(p) == 0 {
+			t.Errorf("place %s is left of the job", p)
+		}
+	}
+}
