@@ -1,8 +1,10 @@
 package integration
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestRootKindHelpers: what a plugin forks in the host lives as long as the host,
@@ -15,9 +17,12 @@ func TestRootKindHelpers(t *testing.T) {
 		t.Helper()
 		steps++
 		for _, hook := range []string{"init", "init_post_opt", "user_init", "task_post_fork"} {
-			if got := strings.Count(n.log.String(), "helper of "+hook+" lives in host"); got != steps {
-				t.Errorf("the helper of %s was at work in slurm_spank_exit of %d of %d steps", hook, got, steps)
-			}
+			eventually(t, 10*time.Second, "the helper's word", func() error { // it comes through a pipe
+				if got := strings.Count(n.log.String(), "helper of "+hook+" lives in host"); got != steps {
+					return fmt.Errorf("the helper of %s was at work in slurm_spank_exit of %d of %d steps", hook, got, steps)
+				}
+				return nil
+			})
 		}
 		if strings.Contains(n.log.String(), "is dead") {
 			t.Errorf("a helper was killed before slurm_spank_exit:\n%s", tail(n.log.String(), 20))
