@@ -568,5 +568,5 @@ func TestRootClusterCertificates(t *testing.T) {
 			return nil
 		})
 	}
-	contains(t, "n4's log", c.nodes[3].log.String(), "no other node will speak with this one")
+	c.nodes[3].logs(t, "no other node will speak with this one")
 }

@@ -167,7 +167,7 @@ func TestRootQuarantine(t *testing.T) {
 	if s := state(); !strings.HasPrefix(s, "quarantined crashed 2 times in a row, last in slurm_spank_user_init") {
 		t.Errorf("node status: %s", s)
 	}
-	contains(t, "noded's log", n.log.String(), strings.ReplaceAll(leftOut, `"`, `\"`))
+	n.logs(t, strings.ReplaceAll(leftOut, `"`, `\"`))
 	n.kill9(t)
 	n.boot(t)
 	must(t, os.WriteFile(marks, nil, 0o666))

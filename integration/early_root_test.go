@@ -29,7 +29,7 @@ func TestRootPluginEarly(t *testing.T) {
 						if r.code != 0 || r.out != "ran\n" {
 							t.Errorf("got %v", r)
 						}
-						contains(t, "noded's log", n.log.String(), `early.so\": `+where+": changed its user or group: taken back")
+						n.logs(t, `early.so\": `+where+": changed its user or group: taken back")
 						return
 					}
 					want := fmt.Sprintf("plugin %q: %s: %s", "early.so", where, c.cause)

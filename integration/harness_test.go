@@ -540,6 +540,29 @@ func tail(s string, n int) string {
 }
 
 // contains fails the test for each text that s does not hold.
+// inLog tells whether noded's log has the text. It comes through a pipe: a moment
+// after what it tells of.
+func (n *node) inLog(text string) bool {
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if strings.Contains(n.log.String(), text) {
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+}
+
+// logs fails the test where noded's log has not all of the texts.
+func (n *node) logs(t testing.TB, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if !n.inLog(text) {
+			t.Errorf("noded's log: want %q in it, got %q", text, n.log.String())
+		}
+	}
+}
+
 func contains(t testing.TB, what, s string, texts ...string) {
 	t.Helper()
 	for _, text := range texts {

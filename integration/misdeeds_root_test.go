@@ -203,13 +203,13 @@ func TestRootPluginLaterTask(t *testing.T) {
 	if r := n.ctl(t, "run", "-n", "2", "id", "-u"); r.code != 0 || r.out != "7001\n7001\n" || r.err != "" {
 		t.Errorf("got %v", r)
 	}
-	contains(t, "noded's log", n.log.String(), "slurm_spank_task_post_fork: one of rude.so, second.so changed its user or group: taken back")
+	n.logs(t, "slurm_spank_task_post_fork: one of rude.so, second.so changed its user or group: taken back")
 	// Past the C library a thread is found when all plugins were called.
 	n.stack(t, "optional "+first+" hook=init do=thread-raw", "optional "+second)
 	if r := n.ctl(t, "run", "-n", "2", "id", "-u"); r.code != 0 || r.out != "7001\n7001\n" || r.err != "" {
 		t.Errorf("got %v", r)
 	}
-	contains(t, "noded's log", n.log.String(), "slurm_spank_init: one of rude.so, second.so left threads running")
+	n.logs(t, "slurm_spank_init: one of rude.so, second.so left threads running")
 	n.stack(t, "optional "+first+" hook=task_exit do=setuid rank=1")
 	r := n.ctl(t, "run", "-n", "2", "id", "-u")
 	if r.code != 0 || r.out != "7001\n7001\n" {

@@ -122,7 +122,7 @@ func TestRootPluginMessages(t *testing.T) {
 			if want := map[bool]string{true: "rude says stdout\n"}[hook == "task_init"]; r.out != want {
 				t.Errorf("stdout %q, want %q", r.out, want)
 			}
-			contains(t, "noded's log", n.log.String(), "rude says error")
+			n.logs(t, "rude says error")
 		})
 	}
 }
@@ -166,7 +166,7 @@ func TestRootPluginMessagesElsewhere(t *testing.T) {
 		`level=debug msg="ruder.so: rude says verbose"`, `level=error msg="ruder.so: rude says log"`,
 	} {
 		eventually(t, 5*time.Second, want, func() error {
-			if !strings.Contains(n.log.String(), want) {
+			if !n.inLog(want) {
 				return errors.New("not in noded's log")
 			}
 			return nil

@@ -205,7 +205,7 @@ func TestRootPMIxForeignUser(t *testing.T) {
 		}
 	}
 	eventually(t, 5*time.Second, "a word in the log", func() error {
-		if !strings.Contains(n.log.String(), "refused a connection of uid 54321") {
+		if !n.inLog("refused a connection of uid 54321") {
 			return errors.New("it is not there")
 		}
 		return nil

@@ -295,7 +295,7 @@ func TestRootPrologLeavesDaemon(t *testing.T) {
 	}
 	n.idle(t)
 	contains(t, "marks", readFile(t, marks), "it lives\n")
-	contains(t, "noded's log", n.log.String(), "prolog or epilog have left processes running", `\"sleep\"`)
+	n.logs(t, "prolog or epilog have left processes running", `\"sleep\"`)
 	n.checkClean(t)
 }
 

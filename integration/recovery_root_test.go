@@ -38,7 +38,7 @@ func TestRootStateLost(t *testing.T) {
 			n.kill9(t)
 			c.do(t)
 			n.boot(t)
-			contains(t, "noded's log", n.log.String(), c.says)
+			n.logs(t, c.says)
 			if now := n.show(t, step.id()); now.State != "RUNNING" || now.StepdPID != step.StepdPID {
 				t.Errorf("the step: %+v", now)
 			}

@@ -38,7 +38,7 @@ func TestRootReload(t *testing.T) {
 
 	n.conf(t, "many", "")
 	n.hup(t, "cannot reload: ")
-	contains(t, "the log", n.log.String(), "slurm.conf:2", "goes on with the configuration that it has")
+	n.logs(t, "slurm.conf:2", "goes on with the configuration that it has")
 	if r := n.ctl(t, "run", "-n", "60", "--overcommit", "true"); r.code != 0 {
 		t.Errorf("after a mistake: %v", r)
 	}

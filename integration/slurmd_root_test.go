@@ -141,7 +141,7 @@ func TestRootSlurmdFailures(t *testing.T) {
 			if code := n.cmd.ProcessState.ExitCode(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
-			contains(t, "noded's log", n.log.String(), c.says)
+			n.logs(t, c.says)
 			if strings.Contains(c.name, "optional init") && !strings.Contains(readFile(t, marks), "4 slurmd_exit") {
 				t.Errorf("the second plugin has no exit: %q", readFile(t, marks))
 			}
@@ -167,7 +167,7 @@ func TestRootSlurmdHostDies(t *testing.T) {
 		}
 		return fmt.Errorf("fallbacks %+v", n.status(t).Fallbacks)
 	})
-	contains(t, "noded's log", n.log.String(), "the plugins' slurmd context has ended: spankhost (slurmd context, pid ")
+	n.logs(t, "the plugins' slurmd context has ended: spankhost (slurmd context, pid ")
 	if r := n.ctl(t, "run", "echo", "ran"); r.out != "ran\n" {
 		t.Errorf("got %v", r)
 	}

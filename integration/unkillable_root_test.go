@@ -156,7 +156,7 @@ func TestRootUnkillable(t *testing.T) {
 	contains(t, "stderr", r.err, want...)
 	contains(t, "reason", doc.Reason, append(want, "cancelled by uid")...)
 	contains(t, "events", n.ctl(t, "events", doc.id()).out, `"event":"unkillable"`)
-	contains(t, "log", n.log.String(), "request_wait_answer")
+	n.logs(t, "request_wait_answer")
 	held := n.unkillable(t)
 	contains(t, "drain", held.Reason, "Kill task failed: step "+doc.id(), want[0][:60])
 	if !strings.HasPrefix(held.State, "DRAIN") || len(held.Unkillable) != 1 || len(held.Unkillable[0].Processes) != 1 {
