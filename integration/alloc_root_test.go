@@ -139,6 +139,7 @@ func TestRootStepsWait(t *testing.T) {
 	r := n.do(t, call{args: []string{"alloc", "-Q", "-n2", "sh", "-c", `mkfifo f
 stepctl run -n2 -t 10 sh -c 'test $SLURM_PROCID = 1 || read x <f' &
 while ! stepctl show --json 1.0 2>/dev/null | grep -q '"state":"RUNNING"'; do :; done
+touch e
 stepctl run -n1 echo second 2>e &
 while ! grep -q waiting e; do :; done
 stepctl run -n2 --overlap echo overlapping
