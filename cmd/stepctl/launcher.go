@@ -64,13 +64,9 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files *client
 	err = a.Wait()
 	if l.screen != nil {
 		t.closeScreen()
-		l.screen.end(drainLimit)
-		if _, left := l.screen.leftBy(); left {
-			return nil, nil
-		}
-		if err == nil && l.screen.cut() {
-			sayCut()
-		}
+	}
+	if left := l.endScreen(err == nil); left {
+		return nil, nil
 	}
 	if err != nil {
 		say("error: %s", err)

@@ -50,6 +50,23 @@ func (l *launch) showTerminal(conn *stepapi.Conn, fd int) {
 	})
 }
 
+// endScreen shows what is left of the step's terminal, and says where that was cut short;
+// whole is whether the step's end was heard of. left: the user has detached, and the step
+// goes on.
+func (l *launch) endScreen(whole bool) (left bool) {
+	if l.screen == nil {
+		return false
+	}
+	l.screen.end(drainLimit)
+	if _, left := l.screen.leftBy(); left {
+		return true
+	}
+	if whole && l.screen.conn != nil && l.screen.cut() {
+		sayCut()
+	}
+	return false
+}
+
 // detached ends a run whose client has left the step.
 func (l *launch) detached() (code int, left bool) {
 	if l.screen == nil {

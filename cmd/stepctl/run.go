@@ -301,14 +301,8 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 	defer stop()
 	go l.sendFiles(conn) // stepd's answers are heard meanwhile; it ends with conn
 	rec := l.hear(conn)
-	if l.screen != nil {
-		l.screen.end(drainLimit)
-		if _, left := l.screen.leftBy(); left {
-			return nil, nil
-		}
-		if rec != nil && l.screen.conn != nil && l.screen.cut() {
-			sayCut()
-		}
+	if left := l.endScreen(rec != nil); left {
+		return nil, nil
 	}
 	if rec == nil {
 		if rec, err = l.wait(); err != nil {
