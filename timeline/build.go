@@ -209,6 +209,9 @@ func (t *Timeline) add(name string, spans []*Span) {
 		return
 	}
 	slices.SortStableFunc(spans, func(a, b *Span) int {
+		if a.Kind == KindStage && b.Kind == KindStage { // one after the other, however short the first one is
+			return cmp.Or(cmp.Compare(a.BeginUS, b.BeginUS), cmp.Compare(a.EndUS, b.EndUS))
+		}
 		return cmp.Or(cmp.Compare(a.BeginUS, b.BeginUS), cmp.Compare(rank(a), rank(b)), cmp.Compare(b.EndUS, a.EndUS))
 	})
 	s := Section{Name: name, BeginUS: spans[0].BeginUS}

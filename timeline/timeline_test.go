@@ -212,3 +212,26 @@ func FuzzBuild(f *testing.F) {
 		}
 	})
 }
+
+// TestShortStage: a stage that began and ended within one microsecond comes before the
+// one that began after it in the same.
+func TestShortStage(t *testing.T) {
+	var events []step.Event
+	for _, s := range []struct {
+		name     string
+		from, to int
+	}{{"streams", 5, 7}, {"bcast", 7, 7}, {"user_init", 7, 9}, {"gate", 9, 9}} {
+		events = append(events,
+			step.Event{Time: t0.Add(time.Duration(s.from) * time.Microsecond), Event: step.EventStageStart, Phase: s.name},
+			step.Event{Time: t0.Add(time.Duration(s.to) * time.Microsecond), Event: step.EventStageEnd, Phase: s.name, DurUS: ptr(int64(s.to - s.from))})
+	}
+	var got []string
+	for _, section := range build(events).Sections {
+		for _, s := range section.Spans {
+			got = append(got, s.Name)
+		}
+	}
+	if want := "streams bcast user_init gate"; strings.Join(got, " ") != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+}
