@@ -15,7 +15,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"syscall"
 	"time"
 
@@ -23,20 +22,11 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"stepd/acct"
 	"stepd/api/stepapi"
-	"stepd/bcast"
 	"stepd/internal/linux"
-	"stepd/mpi"
-	"stepd/mpi/spawn"
-	"stepd/proctrack"
 	"stepd/spank"
 	"stepd/step"
-	"stepd/stepio/live"
 	"stepd/task"
-	"stepd/task/affinity"
-	taskcgroup "stepd/task/cgroup"
-	"stepd/task/oom"
 )
 
 // ackPatience is how long stepd waits for noded to take the result.
@@ -122,7 +112,7 @@ func run(log *logrus.Logger, others *Several) error {
 			return err
 		}
 	}
-	return serve(spec, plan, aud, control, listener, others.reach())
+	return serve(&wiring{spec: spec, plan: plan, aud: aud, reach: others.reach()}, control, listener)
 }
 
 // hearDebug makes the log as detailed as noded's, and of its form.
@@ -132,112 +122,6 @@ func hearDebug(log *logrus.Logger, c step.SpankConf) {
 	}
 	if c.Debug {
 		log.SetLevel(logrus.DebugLevel)
-	}
-}
-
-// serve wires the step to its neighbours and runs it.
-func serve(spec *step.Spec, plan *task.Plan, aud *audience, control *stepapi.Conn, listener *net.UnixListener, reach spawn.Reach) error {
-	var st *task.Step
-	made := make(chan struct{}) // st is there
-	reaper := linux.NewReaper(func(e linux.Exit) {
-		<-made
-		st.ChildEnded(e.PID, step.ExitStatus(e.Status), usage(&e))
-	}, acct.LastLook)
-	tracker, err := proctrack.Open(spec.Proctrack, spec.Confine.PerTask, os.Getpid(), reaper)
-	if err != nil {
-		return err
-	}
-	spaces := jobNamespaces(spec)
-	namespace := spaces.Mount
-	plugin, err := mpiPlugin(spec, mpi.Deps{Start: startBeside(reaper, tracker), Namespace: namespace})
-	if err != nil {
-		return err
-	}
-	deps := task.Deps{
-		Tracker: tracker, Audience: aud, Now: time.Now, NoChildren: reaper.NoChildren,
-		StartHost: func(cgroupFD int) (task.Host, error) { return startHost(spec, cgroupFD) },
-	}
-	if plugin != nil {
-		deps.MPI = plugin
-	}
-	deps.Accounting = acct.New(acct.Config{
-		Acct: spec.Acct, Proctrack: spec.Proctrack, Confine: spec.Confine, Ranks: plan.Ranks,
-		MemoryBytes: spec.MemoryMB << 20, PIDs: tracker.PIDs,
-		OverMemory: func(why string) { st.OverMemory(why) },
-		Log:        func(text string) { aud.Log(step.LogError, text) },
-	})
-	deps.Plugins = taskPlugins(spec, plan, aud, func(k step.OOMKill) { st.OutOfMemory(k) })
-	streams := newRelay(len(plan.Ranks), aud)
-	if aud.net != nil {
-		deps.Network, deps.Peers, deps.Streams = aud.net, aud.net, aud.net
-	} else {
-		deps.Streams = streams
-	}
-	deps.Namespaces = spaces
-	if len(spec.Sent) > 0 {
-		files := bcast.New(spec, namespace)
-		defer aud.closeFiles(files)
-		deps.Files = files
-	}
-	tap := func(t func(fd, rank int, data []byte)) { streams.SetTap(t) }
-	if aud.net != nil {
-		tap = aud.net.SetTap
-	}
-	output := live.New(spec, live.Config{
-		Namespace: namespace, Tap: tap, Elsewhere: spec.Layout != nil && !seenHere(spec),
-		Log: func(text string) { aud.Log(step.LogError, text) },
-	})
-	if aud.net == nil || output.Terminal() {
-		deps.Output = output // else other nodes' tasks may write on: runOnAll ends it
-	}
-	var server *stepapi.Server
-	if plugin != nil {
-		services := spawn.New(spawn.Config{
-			Spec: spec, Say: aud.Say, Log: func(text string) { aud.Log(step.LogInfo, text) },
-			Ask:    func(ctx context.Context, a *stepapi.Ask) (*stepapi.Answer, error) { return server.Ask(ctx, a) },
-			Stream: func(rank, fd int) (int, error) { return st.TaskStream(rank, fd) },
-			Abort:  func(rank, code int, text string) { st.SpawnedAborted(rank, code, text) },
-			Ending: func() <-chan struct{} { return st.Ending() }, Reach: reach,
-		})
-		deps.Job, deps.Spawned = services, services
-	}
-	st = task.New(plan, deps)
-	close(made)
-	h := handler{st, aud, streams, spec.User.UID, newOverdue(), output}
-	server = stepapi.NewServer(spec.ID, spec.User.UID, h)
-	aud.server = server
-	server.Add(control, stepapi.RoleNoded, true)
-	server.Serve(listener)
-	return lead(spec, h, server, listener)
-}
-
-// seenHere tells whether the output of a step of several nodes comes by here: that of the
-// tasks on its way to the launcher, or the terminal of rank 0.
-func seenHere(spec *step.Spec) bool {
-	if spec.Terminal != nil {
-		return slices.Contains(spec.LocalRanks(), 0)
-	}
-	return spec.NodeID == 0
-}
-
-// jobNamespaces are those of the job's container, as noded has handed them over.
-func jobNamespaces(spec *step.Spec) (ns step.Namespaces) {
-	if spec.ContainerNS {
-		ns.Mount = os.NewFile(stepapi.FDContainer, "mount namespace")
-	}
-	if spec.PIDNamespace {
-		ns.PID = os.NewFile(stepapi.FDPIDNamespace, "pid namespace")
-	}
-	if spec.UserNamespace {
-		ns.User = os.NewFile(stepapi.FDUserNamespace, "user namespace")
-	}
-	return ns
-}
-
-// closeFiles takes away what was sent for the step.
-func (a *audience) closeFiles(files *bcast.Receiver) {
-	if err := files.Close(); err != nil {
-		a.Log(step.LogError, err.Error())
 	}
 }
 
@@ -276,47 +160,6 @@ func untilSignalled() (ctx context.Context, stop func()) {
 		signal.Stop(signals)
 		cancel(nil)
 	}
-}
-
-// taskPlugins are the step's, in an order that each of them needs. killed hears of
-// what the kernel ends for want of memory, once the step runs.
-func taskPlugins(spec *step.Spec, plan *task.Plan, aud *audience, killed func(step.OOMKill)) (list []task.Plugin) {
-	info := func(text string) { aud.Log(step.LogInfo, text) }
-	// First: to enter a v1 cpuset undoes a binding.
-	if len(spec.Confine.V1) > 0 || spec.Confine.OOMGroup == step.OOMGroupTask {
-		list = append(list, taskcgroup.New(spec.Confine, spec.Proctrack.Tasks, plan.Ranks))
-	}
-	if spec.Affinity != nil {
-		// After task/cgroup, whatever the site's order is: affinity.Plugin says why.
-		list = append(list, affinity.New(affinity.Config{Spec: spec, Sys: os.DirFS("/sys"), Say: aud.Say, Log: info}))
-	}
-	// Last, so that its PostStep comes first: while the cgroups of the tasks are
-	// there to be read.
-	return append(list, oom.New(oom.Config{
-		Confine: spec.Confine, Tasks: spec.Proctrack.Tasks, Ranks: plan.Ranks, Command: spec.Argv[0],
-		Killed: killed, Problem: info,
-	}))
-}
-
-// startBeside runs programs that serve the tasks and are none: what ends the tasks
-// spares them.
-func startBeside(reaper *linux.Reaper, tracker proctrack.Tracker) func(string, []string, *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
-	return func(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
-		pid, exited, err := reaper.StartSpared(path, argv, attr)
-		if s, ok := tracker.(interface{ Spare(pid int) }); ok && err == nil {
-			s.Spare(pid)
-		}
-		return pid, exited, err
-	}
-}
-
-// mpiPlugin is the step's, nil of one that has none: batch and extern steps are no
-// MPI programs, whatever MpiDefault says.
-func mpiPlugin(spec *step.Spec, deps mpi.Deps) (mpi.Plugin, error) {
-	if spec.ID.Step == step.BatchStep || spec.ID.Step == step.ExternStep {
-		return nil, nil
-	}
-	return mpi.New(spec.MPI, spec.MPIConf, deps)
 }
 
 // startHost runs the spankhost beside this program, or in the libexec folder
@@ -400,14 +243,4 @@ func leaveResult(path string, rec *step.Record) error {
 		return fmt.Errorf("cannot leave the result of step %s in %q: %w", rec.ID, path, err)
 	}
 	return nil
-}
-
-// usage is what the kernel told of a child.
-func usage(e *linux.Exit) *step.Usage {
-	ru := &e.Usage
-	return &step.Usage{
-		User: time.Duration(ru.Utime.Nano()), System: time.Duration(ru.Stime.Nano()),
-		MaxRSSBytes: ru.Maxrss << 10, MinorFaults: ru.Minflt, MajorFaults: ru.Majflt,
-		BlocksRead: ru.Inblock, BlocksOut: ru.Oublock, IO: e.Last,
-	}
 }

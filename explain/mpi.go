@@ -56,60 +56,79 @@ func (e *explainer) mpi() *MPI {
 		return nil
 	}
 	m := &MPI{Type: r.MPI, Groups: []MPIGroup{}, Missing: []MissingRank{}, Text: []string{}}
-	byRank := make(map[int]*step.Task, len(r.Tasks))
-	missing := make(map[int]bool, len(r.Tasks))
-	for i := range r.Tasks {
-		byRank[r.Tasks[i].Rank] = &r.Tasks[i]
-		missing[r.Tasks[i].Rank] = e.isBehind(&r.Tasks[i])
-	}
-	var groups []step.ProgressGroup
-	for _, g := range step.GroupProgress(r.Tasks) {
-		out := MPIGroup{Ranks: step.FormatCPUList(g.Ranks), MPI: g.MPI}
-		for _, rank := range g.Ranks {
-			if n := byRank[rank].Node; n != "" && !slices.Contains(out.Nodes, n) {
-				out.Nodes = append(out.Nodes, n)
-			}
+	groups := step.GroupProgress(r.Tasks)
+	missing := e.missing(groups)
+	m.MissingTotal = len(missing)
+	e.tellGroups(m, groups, missing)
+	e.tellMissing(m, missing)
+	return m
+}
+
+// missing are the ranks that others wait for.
+func (e *explainer) missing(groups []step.ProgressGroup) map[int]bool {
+	missing := make(map[int]bool)
+	for i := range e.rec.Tasks {
+		if t := &e.rec.Tasks[i]; e.isBehind(t) {
+			missing[t.Rank] = true
 		}
+	}
+	for _, g := range groups {
 		for _, rank := range e.waitedFor(g.MPI) {
 			missing[rank] = true
 		}
+	}
+	return missing
+}
+
+// tellGroups fills in how far the ranks have come, with a line of each group. Those
+// who wait come first; those of whom each is described below need no line.
+func (e *explainer) tellGroups(m *MPI, groups []step.ProgressGroup, missing map[int]bool) {
+	nodes := make(map[int]string, len(e.rec.Tasks))
+	for i := range e.rec.Tasks {
+		nodes[e.rec.Tasks[i].Rank] = e.rec.Tasks[i].Node
+	}
+	var waiting, others []string
+	for _, g := range groups {
+		out := MPIGroup{Ranks: step.FormatCPUList(g.Ranks), MPI: g.MPI}
 		if w := e.waitedFor(g.MPI); len(w) > 0 {
 			out.WaitsFor = step.FormatCPUList(w)
 		}
-		m.Groups = append(m.Groups, out)
-		groups = append(groups, g)
-	}
-	for _, is := range missing {
-		if is {
-			m.MissingTotal++
-		}
-	}
-	// Those who wait come first; those of whom each is described below need no line.
-	for _, waiting := range []bool{true, false} {
-		for i, g := range groups {
-			told := m.MissingTotal <= missingMax && !slices.ContainsFunc(g.Ranks, func(rank int) bool { return !missing[rank] })
-			if g.MPI.Waits() == waiting && !told {
-				m.Text = append(m.Text, groupText(&m.Groups[i], g))
+		present := false // one that is not missed
+		for _, rank := range g.Ranks {
+			if n := nodes[rank]; n != "" && !slices.Contains(out.Nodes, n) {
+				out.Nodes = append(out.Nodes, n)
 			}
+			present = present || !missing[rank]
+		}
+		m.Groups = append(m.Groups, out)
+		switch {
+		case !present && len(missing) <= missingMax:
+		case g.MPI.Waits():
+			waiting = append(waiting, groupText(&out, g))
+		default:
+			others = append(others, groupText(&out, g))
 		}
 	}
-	for i := range r.Tasks {
-		t := &r.Tasks[i]
+	m.Text = slices.Concat(m.Text, waiting, others)
+}
+
+// tellMissing describes the first of the missing ranks, and counts the rest.
+func (e *explainer) tellMissing(m *MPI, missing map[int]bool) {
+	for i := range e.rec.Tasks {
+		t := &e.rec.Tasks[i]
 		if !missing[t.Rank] {
 			continue
 		}
 		if len(m.Missing) == missingMax {
 			break
 		}
-		one := MissingRank{Rank: t.Rank, Node: t.Node, MPI: t.MPI, Status: t.Status, Doing: t.Doing}
-		one.Text = missingText(t)
+		one := MissingRank{Rank: t.Rank, Node: t.Node, MPI: t.MPI, Status: t.Status, Doing: t.Doing, Text: missingText(t)}
 		m.Missing = append(m.Missing, one)
 		m.Text = append(m.Text, one.Text)
 	}
 	if n := m.MissingTotal - len(m.Missing); n > 0 {
 		m.Text = append(m.Text, fmt.Sprintf("%d more are waited for", n))
 	}
-	return m
 }
 
 // isBehind: a rank of which nothing was heard, while others have called init.

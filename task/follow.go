@@ -15,85 +15,120 @@ import (
 // cgroup: a short step is over before the move is worth its 10 ms.
 const evictAfter = 100 * time.Millisecond
 
+// following is what the loop of a running step waits for, besides what comes to the
+// step itself.
+type following struct {
+	// waited answers when the host has reaped all tasks, or is gone; nil once it has.
+	waited chan error
+	// noChildren is closed when stepd has no child any more; nil while the host lives.
+	noChildren <-chan struct{}
+	// cancelled is the step's, nil once it was heard.
+	cancelled <-chan struct{}
+
+	term  terminator
+	limit *timeLimit
+	hooks *hookWatch
+	evict *time.Timer
+	// evicting: the kernel may take 10 ms for it, and the loop has none to spare.
+	evicting sync.WaitGroup
+	done     chan struct{} // closed with the loop
+}
+
+func (s *Step) newFollowing() *following {
+	f := &following{
+		waited: make(chan error, 1), cancelled: s.cancelled, limit: s.newTimeLimit(),
+		hooks: newHookWatch(s.plan.Spec.Spank.HookTimeoutS), evict: time.NewTimer(evictAfter), done: make(chan struct{}),
+	}
+	go func() {
+		f.waited <- s.host.Wait(func(e step.TaskEnd) {
+			select {
+			case s.ends <- e:
+			case <-f.done:
+			}
+		}, s.trackEpilog)
+	}()
+	return f
+}
+
+func (f *following) stop() {
+	f.limit.stop()
+	f.term.stop()
+	f.hooks.stop()
+	f.evicting.Wait()
+	f.evict.Stop()
+	close(f.done)
+}
+
 // follow is the loop that owns the running step: it hears of execs, ends,
 // requests and the host's death until the last task has ended.
 func (s *Step) follow() error {
 	s.started()
-	waited := make(chan error, 1)
-	loopDone := make(chan struct{})
-	defer close(loopDone)
-	go func() {
-		waited <- s.host.Wait(func(e step.TaskEnd) {
-			select {
-			case s.ends <- e:
-			case <-loopDone:
-			}
-		}, s.trackEpilog)
-	}()
-	evict := time.NewTimer(evictAfter)
-	defer evict.Stop()
-	var evicting sync.WaitGroup // the kernel may take 10 ms: not in this loop
-	defer evicting.Wait()
-	hooks := newHookWatch(s.plan.Spec.Spank.HookTimeoutS)
-	defer hooks.stop()
-	var term terminator
-	defer term.stop()
-	limit := s.newTimeLimit()
-	defer limit.stop()
-	var noChildren <-chan struct{}
-	cancelled := s.cancelled
+	f := s.newFollowing()
+	defer f.stop()
 	for s.alive > 0 {
-		select {
-		case ids := <-s.execs:
-			for _, id := range ids {
-				s.taskExeced(id)
-			}
-		case e := <-s.ends:
-			s.taskEnded(e)
-		case e := <-s.orphans:
-			s.taskEnded(e)
-		case err := <-waited:
-			waited = nil
-			if !errors.Is(err, step.ErrHostGone) {
-				// It waits no longer, and has not told all: a plugin may have
-				// waited for a task of ours.
-				s.waitFailed(err)
-				s.endRest(err)
-				continue
-			}
-			if err := s.hostDied(); err != nil {
-				return err
-			}
-			// Now the tasks are stepd's own children.
-			noChildren = s.d.NoChildren()
-		case <-noChildren:
-			noChildren = s.loseTasks()
-		case <-evict.C:
-			evicting.Go(s.evictHost)
-		case <-cancelled:
-			cancelled = nil
-			s.beginTermination(&term) // before it is told: a slow reader must not delay it
-			s.sayCancelled()
-		case <-term.c:
-			if err := s.nextTermination(&term); err != nil {
-				return err
-			}
-		case <-limit.c:
-			s.checkTime(limit)
-		case <-hooks.c:
-			s.checkHost(hooks)
-			s.checkTasks(hooks)
+		if err := s.followNext(f); err != nil {
+			return err
 		}
 	}
-	if waited == nil || s.hostBusy {
+	if f.waited == nil || s.hostBusy {
 		return nil
 	}
 	// The next command may be sent only when this one was answered.
-	err := <-waited
+	err := <-f.waited
 	if errors.Is(err, step.ErrHostGone) {
 		return s.hostDied()
 	}
 	s.waitFailed(err)
+	return nil
+}
+
+// followNext waits for one thing to happen and does what it asks for. Its error ends
+// the step.
+func (s *Step) followNext(f *following) error {
+	select {
+	case ids := <-s.execs:
+		for _, id := range ids {
+			s.taskExeced(id)
+		}
+	case e := <-s.ends:
+		s.taskEnded(e)
+	case e := <-s.orphans:
+		s.taskEnded(e)
+	case err := <-f.waited:
+		f.waited = nil
+		return s.hostAnswered(f, err)
+	case <-f.noChildren:
+		f.noChildren = s.loseTasks()
+	case <-f.evict.C:
+		f.evicting.Go(s.evictHost)
+	case <-f.cancelled:
+		f.cancelled = nil
+		s.beginTermination(&f.term) // before it is told: a slow reader must not delay it
+		s.sayCancelled()
+	case <-f.term.c:
+		return s.nextTermination(&f.term)
+	case <-f.limit.c:
+		s.checkTime(f.limit)
+	case <-f.hooks.c:
+		s.checkHost(f.hooks)
+		s.checkTasks(f.hooks)
+	}
+	return nil
+}
+
+// hostAnswered is called when the host waits no longer although tasks live: it is
+// gone, and they are stepd's own children now, or it has not told of all, since a
+// plugin may have waited for a task of ours.
+func (s *Step) hostAnswered(f *following, err error) error {
+	if !errors.Is(err, step.ErrHostGone) {
+		s.waitFailed(err)
+		s.endRest(err)
+		return nil
+	}
+	if err := s.hostDied(); err != nil {
+		return err
+	}
+	f.noChildren = s.d.NoChildren()
 	return nil
 }
 

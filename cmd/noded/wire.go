@@ -18,7 +18,6 @@ import (
 	"stepd/spank"
 	"stepd/spank/lint"
 	"stepd/step"
-	"stepd/task/affinity"
 )
 
 var (
@@ -33,15 +32,9 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
-	cpus, bindable, err := s.cpus()
+	has, err := s.machine(log)
 	if err != nil {
 		return node.Config{}, err
-	}
-	memory := s.conf.Node.RealMemory << 20
-	if memory == 0 {
-		if memory, err = machineMemory(); err != nil {
-			return node.Config{}, err
-		}
 	}
 	tracker, err := newTracker(log, trackerConfig{
 		proctrackType: s.conf.ProctrackType, cgroup: s.conf.Cgroup, spankhost: spankhost,
@@ -54,40 +47,42 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
-	var fallbacks []node.Fallback
-	unbindable := ""
-	if !bindable {
-		unbindable = fmt.Sprintf("NodeName CPUs=%d is more than the machine has", len(cpus))
-		log.Warnf("fallback: no CPU binding: %s", unbindable)
-		fallbacks = append(fallbacks, node.Fallback{What: "CPU binding", Why: unbindable})
-	}
-	gres := gresOf(s.conf)
 	cluster, err := s.cluster(log)
 	if err != nil {
 		return node.Config{}, err
 	}
-	return node.Config{
-		Memory: s.memory(memory), Gres: gres, Limits: s.limits(tracker, gres, memory, bindable), Binding: binding, Preview: s.preview,
-		NodeName: s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
-		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File,
-		CPUs: cpus, MemoryBytes: memory, MaxTasks: s.conf.MaxTasksPerNode,
-		MaxArraySize: s.conf.MaxArraySize, NoRequeue: s.conf.JobRequeue == 0,
-		Spank: s.spank(), Scripts: s.scripts(), QuarantineAfter: s.conf.Stepd.QuarantineAfter,
-		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), SpawnMax: s.conf.Stepd.SpawnStepsMax, NamesMax: s.conf.Stepd.PublishedNamesMax, MPI: step.MPIConf{PMI2: s.conf.Stepd.PMI2, PMIx: s.conf.Mpi},
+	gres := gresOf(s.conf)
+	cfg := node.Config{
+		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File, Log: log, StepdLog: logFile,
+		StepdPath: stepd, StepdNetPath: stepdNet(),
+		NodeName: s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition, Others: cluster,
+
+		CPUs: has.cpus, Cores: nodeCores(log, has.cpus, has.bindable()), MemoryBytes: has.memory, Memory: s.memory(has.memory), Gres: gres,
+		Limits: s.limits(tracker, gres, has.memory, has.bindable()), Affinity: s.affinity(has.unbindable), Binding: binding, Preview: s.preview,
+		DrainReason: strings.Join(s.drain, "; "), Fallbacks: has.fallbacks(),
+
+		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers, ContainerType: containerType,
 		Acct: s.accounting(), LeftUsage: s.leftUsage(tracker),
-		PropagatePrio: s.conf.PropagatePrioProcess,
-		Propagate:     s.conf.PropagateResourceLimits, TaskScripts: s.taskScripts(),
-		KillWait: s.conf.KillWait, UnkillableTimeout: s.conf.UnkillableStepTimeout,
-		UnkillableProgram: s.conf.UnkillableStepProgram,
-		MinJobAge:         s.conf.MinJobAge, KeepSteps: s.conf.Stepd.KeepSteps, ReplayBytes: s.conf.Stepd.ReplayBytes, NoNewPrivs: s.conf.Stepd.NoNewPrivs,
-		Cores: nodeCores(log, cpus, bindable), Affinity: s.affinity(unbindable), StepdPath: stepd, StepdNetPath: stepdNet(), StepdLog: logFile, ContainerType: containerType,
-		Others: cluster, Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers,
-		PerUser: node.PerUser{
-			Steps: s.conf.Stepd.UserStepsMax, Connections: s.conf.Stepd.UserConnectionsMax,
-			RequestBytes: s.conf.Stepd.UserRequestBytes, ReplayBytes: s.conf.Stepd.UserReplayBytes,
-		},
-		DrainReason: strings.Join(s.drain, "; "), Fallbacks: fallbacks, Plugins: plugins.document, StackDigest: s.stackDigest, Log: log,
-	}, nil
+		Spank: s.spank(), Plugins: plugins.document, StackDigest: s.stackDigest, QuarantineAfter: s.conf.Stepd.QuarantineAfter,
+		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), MPI: step.MPIConf{PMI2: s.conf.Stepd.PMI2, PMIx: s.conf.Mpi},
+		Scripts: s.scripts(), TaskScripts: s.taskScripts(),
+	}
+	s.rules(&cfg)
+	return cfg, nil
+}
+
+// rules fills in what the site wants of jobs and steps, and the bounds that it sets them.
+func (s *site) rules(cfg *node.Config) {
+	c, own := s.conf, s.conf.Stepd
+	cfg.MaxTasks, cfg.MaxArraySize, cfg.NoRequeue = c.MaxTasksPerNode, c.MaxArraySize, c.JobRequeue == 0
+	cfg.Propagate, cfg.PropagatePrio, cfg.NoNewPrivs = c.PropagateResourceLimits, c.PropagatePrioProcess, own.NoNewPrivs
+	cfg.KillWait, cfg.UnkillableTimeout, cfg.UnkillableProgram = c.KillWait, c.UnkillableStepTimeout, c.UnkillableStepProgram
+	cfg.MinJobAge, cfg.KeepSteps, cfg.ReplayBytes = c.MinJobAge, own.KeepSteps, own.ReplayBytes
+	cfg.SpawnMax, cfg.NamesMax = own.SpawnStepsMax, own.PublishedNamesMax
+	cfg.PerUser = node.PerUser{
+		Steps: own.UserStepsMax, Connections: own.UserConnectionsMax,
+		RequestBytes: own.UserRequestBytes, ReplayBytes: own.UserReplayBytes,
+	}
 }
 
 // taskScripts are those that the site runs around each task.
@@ -113,50 +108,6 @@ func (s *site) leftUsage(tracker node.Tracker) func(*step.Record) (*step.StepUsa
 		pt := step.Proctrack{Kind: tracker.Kind(), Dir: rec.Cgroup, Tasks: rec.CgroupTasks}
 		return acct.ReadCgroups(pt, rec.CgroupV1, s.conf.JobAcctGatherType, time.Now())
 	}
-}
-
-// cpus are the node's CPU numbers. NodeName CPUs= is believed, above the
-// hardware too: then the numbers are no longer the machine's, and
-// nothing can be bound to them.
-func (s *site) cpus() (cpus []int, bindable bool, err error) {
-	cpus, err = machineCPUs()
-	want := s.conf.Node.CPUs
-	switch {
-	case err != nil:
-		return nil, false, err
-	case want == 0:
-		return cpus, true, nil
-	case want <= len(cpus):
-		return cpus[:want], true, nil
-	}
-	cpus = cpus[:0]
-	for i := range want {
-		cpus = append(cpus, i)
-	}
-	return cpus, false, nil
-}
-
-// nodeCores are the cores of the node's CPUs, for what requests say of them; nil
-// where the kernel does not tell.
-func nodeCores(log *logrus.Logger, cpus []int, bindable bool) (cores []node.Core) {
-	if !bindable {
-		return nil
-	}
-	t, err := affinity.ReadTopology(os.DirFS("/sys"), cpus)
-	if err != nil {
-		log.Warnf("what steps say of cores is not heeded: %v", err)
-		return nil
-	}
-	last := -1
-	for _, p := range t.PUs {
-		if p.Core != last {
-			cores = append(cores, node.Core{Socket: p.Socket})
-			last = p.Core
-		}
-		c := &cores[len(cores)-1]
-		c.CPUs = append(c.CPUs, p.CPU)
-	}
-	return cores
 }
 
 // affinity is what tasks are bound to by default; nil is nothing, and no
