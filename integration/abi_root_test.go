@@ -5,7 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 )
 
 // buildABI compiles the plugin that uses slurm.h, with the headers of an
@@ -25,7 +24,7 @@ func buildABI(t testing.TB, n *node, name string, flags ...string) string {
 // behind the first bytes of it: the log comes through another pipe.
 func (n *node) says(t testing.TB, r result, before int, texts ...string) {
 	t.Helper()
-	eventually(t, 5*time.Second, "the words", func() error {
+	eventually(t, callTimeout, "the words", func() error {
 		got := r.err + n.log.String()[before:]
 		for _, s := range texts {
 			if !strings.Contains(got, s) {

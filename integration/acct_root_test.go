@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // usedDoc is what a task or step has used; nil is not known.
@@ -175,7 +174,7 @@ func TestRootStat(t *testing.T) {
 	})
 	release.Close()
 	id := n.running(t).id()
-	eventually(t, 10*time.Second, "200 ms of each task", func() error {
+	eventually(t, callTimeout, "200 ms of each task", func() error {
 		doc := n.acct(t, "stat", id)
 		if doc.State != "RUNNING" || doc.Usage == nil {
 			return fmt.Errorf("%+v", doc)
@@ -294,7 +293,7 @@ func TestRootAccountingCgroup(t *testing.T) {
 	// A stepd that dies leaves what the cgroups know.
 	p := n.start(t, call{args: []string{"run", "-n2", "sh", "-c", program + " cpu_ms=300 report=v$SLURM_PROCID; : > ended$SLURM_PROCID; exec sleep 600"}, dir: n.wd})
 	id := n.running(t).id()
-	eventually(t, 20*time.Second, "the ends of both loads", func() error {
+	eventually(t, callTimeout, "the ends of both loads", func() error {
 		_, err := os.Stat(filepath.Join(n.wd, "ended0"))
 		if err == nil {
 			_, err = os.Stat(filepath.Join(n.wd, "ended1"))

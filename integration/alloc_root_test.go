@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // withStepctl is an environment in which scripts find stepctl.
@@ -21,9 +20,16 @@ func (n *node) held(t testing.TB, args ...string) *process {
 	t.Helper()
 	before := len(n.status(t).Jobs)
 	p := n.start(t, call{args: append(append([]string{"alloc"}, args...), "sleep", "86395"), env: n.withStepctl()})
-	eventually(t, 5*time.Second, "the allocation", func() error {
+	eventually(t, callTimeout, "the allocation", func() error {
 		if len(n.status(t).Jobs) == before {
 			return errors.New("no job")
+		}
+		return nil
+	})
+	// The job is there before its client knows of it, which starts the command then.
+	eventually(t, callTimeout, "the allocation's command", func() error {
+		if len(n.pidsOf(t, "sleep 86395")) < 2 { // and alloc, which has it among its arguments
+			return errors.New("not yet")
 		}
 		return nil
 	})
@@ -75,7 +81,7 @@ func TestRootAllocationEnds(t *testing.T) {
 		t.Errorf("the step: %+v", doc)
 	}
 	n.idle(t)
-	killOwn(t, p)
+	n.killOwn(t, p)
 
 	// A restarted noded finds the client again, and its death too.
 	p = n.held(t)
@@ -87,19 +93,19 @@ func TestRootAllocationEnds(t *testing.T) {
 	}
 	n.kill9(t)
 	must(t, p.cmd.Process.Kill())
-	killOwn(t, p)
+	n.killOwn(t, p)
 	n.boot(t)
 	n.idle(t)
 	n.checkClean(t)
 }
 
 // killOwn ends what a killed alloc has left of its own command.
-func killOwn(t testing.TB, p *process) {
+func (n *node) killOwn(t testing.TB, p *process) {
 	t.Helper()
 	defer p.cancel()
 	_ = p.cmd.Wait() // it was killed
-	for _, pid := range pidsOf(t, "sleep 86395") {
-		must(t, syscall.Kill(pid, syscall.SIGKILL))
+	for _, pid := range n.pidsOf(t, "sleep 86395") {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may be at its end
 	}
 }
 
@@ -110,7 +116,7 @@ func TestRootReservationOfDeadClient(t *testing.T) {
 	so, marks := buildClient(t, n), n.markFile(t)
 	n.stack(t, fmt.Sprintf("required %s ctx=1 hook=local_user_init do=hang mark=%s", so, marks))
 	p := n.start(t, call{args: []string{"run", "echo", "ran"}})
-	eventually(t, 5*time.Second, "the reservation", func() error {
+	eventually(t, callTimeout, "the reservation", func() error {
 		if !strings.Contains(readFile(t, marks), "1 local_user_init") {
 			return errors.New("no")
 		}

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -8,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // TestRootAttach: others see a step's output, hold up nobody, and find what was kept.
@@ -30,16 +30,13 @@ echo end $SLURM_PROCID; exit $SLURM_PROCID`, 0o755)
 		must(t, stopped.cmd.Process.Signal(syscall.SIGSTOP))
 		refused(t, "another user's attach", n.do(t, call{args: []string{"attach", id}, uid: bob.uid}), "permission denied")
 		must(t, os.WriteFile(go2, nil, 0o644))
-		begin := time.Now()
 		want := []string{"0: begin 0", "0: end 0", "1: begin 1", "1: end 1"}
 		for name, r := range map[string]result{"run": run.wait(t), "attach": watch.wait(t)} {
 			if got := sortedLines(r.out); fmt.Sprint(got) != fmt.Sprint(want) || r.code != 1 || strings.Count(r.err, ": oops\n") != 2 {
 				t.Errorf("%s: %v, want %q", name, r, want)
 			}
 		}
-		if took := time.Since(begin); took > 10*time.Second {
-			t.Errorf("a client that is stopped has held up the step for %v", took)
-		}
+		// The client that is stopped has held up neither.
 		must(t, stopped.cmd.Process.Signal(syscall.SIGCONT))
 		stopped.wait(t)
 		if r := n.ctl(t, "output", "-l", id); fmt.Sprint(sortedLines(r.out)) != fmt.Sprint(want) || r.code != 0 {
@@ -51,6 +48,12 @@ echo end $SLURM_PROCID; exit $SLURM_PROCID`, 0o755)
 	t.Run("a launcher that is killed", func(t *testing.T) {
 		run := n.start(t, call{args: []string{"run", "-l", "-n", "1", talk, go2}})
 		id := n.running(t).id()
+		eventually(t, callTimeout, "the task's words", func() error {
+			if r := n.ctl(t, "output", id); r.out != "begin 0\n" || r.err != "oops\n" {
+				return errors.New(r.String())
+			}
+			return nil
+		})
 		watch := n.start(t, call{args: []string{"attach", "--replay", "none", id}})
 		connected(t, watch)
 		must(t, run.cmd.Process.Kill())
@@ -77,7 +80,7 @@ echo end $SLURM_PROCID; exit $SLURM_PROCID`, 0o755)
 	t.Run("a reader that leaves", func(t *testing.T) {
 		run := n.start(t, call{args: []string{"run", "-l", "-n", "1", "sh", "-c", "while [ ! -e go ]; do echo more || exit; sleep 0.02; done"}})
 		id := n.running(t).id()
-		r := n.do(t, call{program: "/bin/bash", args: []string{"-c", n.bin + " attach " + id + " | head -1; exit ${PIPESTATUS[0]}"}, limit: 10 * time.Second})
+		r := n.do(t, call{program: "/bin/bash", args: []string{"-c", n.bin + " attach " + id + " | head -1; exit ${PIPESTATUS[0]}"}})
 		if r.out != "more\n" || r.code != 141 || r.err != "" {
 			t.Errorf("attach | head -1: %v", r)
 		}

@@ -6,10 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 // pidsOf finds processes by a part of their command line.
@@ -28,6 +28,15 @@ func pidsOf(t testing.TB, cmdline string) []int {
 		pids = append(pids, pid)
 	}
 	return pids
+}
+
+// pidsOf are those of them whose environment names the node's directory.
+func (n *node) pidsOf(t testing.TB, cmdline string) []int {
+	t.Helper()
+	return slices.DeleteFunc(pidsOf(t, cmdline), func(pid int) bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		return err != nil || !strings.Contains(string(b), n.dir)
+	})
 }
 
 // TestRootBatchJob: the script is a step of its own, and the job's; the steps in
@@ -72,7 +81,7 @@ func TestRootBatchOverRestart(t *testing.T) {
 	if r := n.do(t, call{args: []string{"batch", script}, env: n.withStepctl()}); r.code != 0 {
 		t.Fatal(r)
 	}
-	eventually(t, 5*time.Second, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up")); return err })
+	eventually(t, callTimeout, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up")); return err })
 	st, err := os.Stat(n.path("spool/scripts/1"))
 	if err != nil || st.Mode() != 0o700 {
 		t.Errorf("the script: %v, %v", st, err)
@@ -113,7 +122,7 @@ func TestRootBatchScriptIsTheUsers(t *testing.T) {
 	if r := n.ctl(t, "batch", script); r.code != 0 {
 		t.Fatal(r)
 	}
-	eventually(t, 5*time.Second, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up")); return err })
+	eventually(t, callTimeout, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up")); return err })
 	dir := n.path("spool/scripts")
 	for _, c := range []struct {
 		who  uint32
@@ -137,7 +146,7 @@ func TestRootBatchScriptIsTheUsers(t *testing.T) {
 	if r := n.ctl(t, "cancel", "1"); r.code != 0 {
 		t.Error(r)
 	}
-	eventually(t, 5*time.Second, "the script's removal", func() error {
+	eventually(t, callTimeout, "the script's removal", func() error {
 		if _, err := os.Stat(dir + "/1"); err == nil {
 			return errors.New("it is there")
 		}
@@ -198,9 +207,9 @@ exit $SLURM_ARRAY_TASK_ID
 		t.Fatal(r)
 	}
 	up := func() error { return os.Remove(filepath.Join(n.wd, "up")) }
-	eventually(t, 5*time.Second, "the script", up)
+	eventually(t, callTimeout, "the script", up)
 	waiting := n.start(t, call{args: []string{"batch", "-W", "--wrap=exit 3", "-o", "/dev/null"}})
-	eventually(t, 5*time.Second, "the queue", func() error {
+	eventually(t, callTimeout, "the queue", func() error {
 		if r := n.ctl(t, "show", "5"); !strings.Contains(r.out, "PENDING") || !strings.Contains(r.out, "Resources: ") {
 			return errors.New(r.out)
 		}
@@ -212,7 +221,7 @@ exit $SLURM_ARRAY_TASK_ID
 	if r := n.ctl(t, "requeue", "4"); r.code != 0 {
 		t.Error(r)
 	}
-	eventually(t, 5*time.Second, "the second run", up)
+	eventually(t, callTimeout, "the second run", up)
 	n.userFile(t, "go", "", 0o644)
 	if r := waiting.wait(t); r.code != 3 {
 		t.Errorf("the job behind it: %v", r)

@@ -86,9 +86,7 @@ func TestRootClusterFilesAsUser(t *testing.T) {
 	if b, err := os.ReadFile(roots); err != nil || string(b) != "kept" {
 		t.Errorf("root's file has %q, %v", b, err)
 	}
-	if doc := n.ps(t); len(doc) != 0 {
-		t.Errorf("steps are left: %+v", doc)
-	}
+	c.settled(t)
 }
 
 // TestRootClusterEnvironment: what tells the tasks of the step's nodes and of the

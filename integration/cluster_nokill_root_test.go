@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 // fullDoc is what a step's record has beyond a stepDoc.
@@ -50,6 +49,7 @@ func TestRootClusterNoKill(t *testing.T) {
 	open := func(t *testing.T) { t.Helper(); must(t, os.WriteFile(gate, nil, 0o644)) }
 	lost := func(t *testing.T, at *node, rec stepDoc, names ...string) fullDoc {
 		t.Helper()
+		at.ended(t, rec.id())
 		d := at.showAll(t, rec.id())
 		var got []string
 		for _, l := range d.LostNodes {
@@ -63,7 +63,7 @@ func TestRootClusterNoKill(t *testing.T) {
 	// told waits until a node has gone on without another one, as its log tells.
 	told := func(t *testing.T, at *node, rec stepDoc, name string) {
 		t.Helper()
-		eventually(t, 20*time.Second, "the loss of "+name, func() error {
+		eventually(t, callTimeout, "the loss of "+name, func() error {
 			for line := range strings.Lines(at.log.String()) {
 				if strings.Contains(line, fmt.Sprintf(`node \"%s\" is lost`, name)) && strings.Contains(line, "(--no-kill)") && strings.Contains(line, "step="+rec.id()) {
 					return nil
@@ -141,7 +141,7 @@ func TestRootClusterEndedPart(t *testing.T) {
 	t.Run("orders", func(t *testing.T) {
 		p := head.start(t, call{args: []string{"run", "-N2", "sh", "-c", `test $SLURM_NODEID = 1 && exit; trap 'exit 5' USR1; touch trapped; while :; do sleep 0.05; done`}})
 		rec := head.running(t)
-		eventually(t, 20*time.Second, "the end of n2's task", func() error {
+		eventually(t, callTimeout, "the end of n2's task", func() error {
 			if d := head.show(t, rec.id()); d.Tasks[1].State != "EXITED" {
 				return fmt.Errorf("it is %s", d.Tasks[1].State)
 			}
@@ -159,11 +159,11 @@ func TestRootClusterEndedPart(t *testing.T) {
 	})
 	t.Run("byte counts", func(t *testing.T) {
 		r := head.ctl(t, "run", "-N2", "-n3", "sh", "-c", `printf 12345; printf ab >&2`)
-		if d := head.showAll(t, head.last(t).id()); r.code != 0 || d.StdoutBytes == nil || *d.StdoutBytes != 15 || d.StderrBytes == nil || *d.StderrBytes != 6 {
+		if d := head.showAll(t, head.lastEnded(t).id()); r.code != 0 || d.StdoutBytes == nil || *d.StdoutBytes != 15 || d.StderrBytes == nil || *d.StderrBytes != 6 {
 			t.Errorf("counted %v and %v of %v", d.StdoutBytes, d.StderrBytes, r)
 		}
 		head.ctl(t, "run", "-N2", "-n2", "-o", "1", "-e", "err.%t", "sh", "-c", `printf 12345; printf ab >&2`)
-		if d := head.showAll(t, head.last(t).id()); d.StdoutBytes == nil || *d.StdoutBytes != 5 || d.StderrBytes != nil {
+		if d := head.showAll(t, head.lastEnded(t).id()); d.StdoutBytes == nil || *d.StdoutBytes != 5 || d.StderrBytes != nil {
 			t.Errorf("of rank 1 and of files: %v and %v", d.StdoutBytes, d.StderrBytes)
 		}
 	})

@@ -49,7 +49,7 @@ func TestRootClusterPrograms(t *testing.T) {
 			t.Errorf("got %v", r)
 		}
 		contains(t, "stderr", r.err, "DUE TO TIME LIMIT")
-		if rec := head.last(t); rec.State != "TIMEOUT" {
+		if rec := head.lastEnded(t); rec.State != "TIMEOUT" {
 			t.Errorf("the step is %s: %s", rec.State, rec.Reason)
 		}
 	})

@@ -55,7 +55,7 @@ func TestRootClusterTerminal(t *testing.T) {
 			again.types("\x1dd")
 			again.ends(0)
 		}
-		if d := head.show(t, id); d.State != "FAILED" || *d.ExitCode != 7 {
+		if d := head.ended(t, id); d.State != "FAILED" || *d.ExitCode != 7 {
 			t.Errorf("the step: %+v", d)
 		}
 	})

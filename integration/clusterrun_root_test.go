@@ -31,11 +31,11 @@ func TestRootClusterRun(t *testing.T) {
 				t.Errorf("task %d said %q (%v), want %q", rank, got, err, want)
 			}
 		}
-		rec := head.show(t, "1.0")
+		rec := head.ended(t, "1.0")
 		if rec.State != "COMPLETED" || rec.Node != "n[1-2]" || rec.NTasks != 3 || len(rec.Tasks) != 3 || *rec.ExitCode != 0 {
 			t.Errorf("the head's record: %+v", rec)
 		}
-		if part := c.nodes[1].show(t, "1.0"); part.State != "COMPLETED" || part.Node != "n2" || len(part.Tasks) != 1 || part.Tasks[0].Rank != 2 {
+		if part := c.nodes[1].ended(t, "1.0"); part.State != "COMPLETED" || part.Node != "n2" || len(part.Tasks) != 1 || part.Tasks[0].Rank != 2 {
 			t.Errorf("the record of n2's part: %+v", part)
 		}
 	})
@@ -48,6 +48,7 @@ func TestRootClusterRun(t *testing.T) {
 		}
 	})
 	t.Run("as few nodes as it fits", func(t *testing.T) {
+		c.free(t)
 		for _, d := range []struct {
 			args []string
 			want string
@@ -60,6 +61,7 @@ func TestRootClusterRun(t *testing.T) {
 			{[]string{"-n6", "--overcommit"}, "[6]"},
 		} {
 			r := head.ctl(t, append(append([]string{"run"}, d.args...), "sh", "-c", "echo $SLURMD_NODENAME")...)
+			c.free(t)
 			tasks := make(map[string]int)
 			for _, name := range strings.Fields(r.out) {
 				tasks[name]++
@@ -76,6 +78,7 @@ func TestRootClusterRun(t *testing.T) {
 		}
 	})
 	t.Run("dry run", func(t *testing.T) {
+		c.free(t)
 		before := head.last(t)
 		r := head.ctl(t, "run", "--dry-run", "-N2", "-n5", "-w", "n2", "true")
 		contains(t, "stdout", r.out, fmt.Sprintf("step %d.0 on n[1-2], nothing is started\n", before.JobID+1), "node n1\n  tasks      3, ranks 0-2\n", "node n2\n  tasks      2, ranks 3-4\n", "  command    \"true\"\n")
@@ -104,6 +107,7 @@ func TestRootClusterRun(t *testing.T) {
 			t.Errorf("the next step: %v", r)
 		}
 	})
+	c.free(t)
 	t.Run("another node alone", func(t *testing.T) {
 		if r := head.ctl(t, "run", "-w", "n3", "-n", "2", "-l", "sh", "-c", "echo $SLURMD_NODENAME"); r.code != 0 || r.out != "0: n3\n1: n3\n" && r.out != "1: n3\n0: n3\n" {
 			t.Errorf("got %v", r)
@@ -123,7 +127,7 @@ func TestRootClusterRun(t *testing.T) {
 			t.Errorf("got %v, want 9", r)
 		}
 		contains(t, "stderr", r.err, "n4: task 3: Exited with exit code 9", "n2: task 1: Exited with exit code 3")
-		rec := head.last(t)
+		rec := head.lastEnded(t)
 		if rec.State != "FAILED" || rec.ExitCode == nil || *rec.ExitCode != 9 {
 			t.Errorf("record: %+v", rec)
 		}
@@ -137,14 +141,14 @@ func TestRootClusterRun(t *testing.T) {
 		if r.code < 7 {
 			t.Errorf("got %v", r)
 		}
-		contains(t, "reason", head.last(t).Reason, "n3")
+		contains(t, "reason", head.lastEnded(t).Reason, "n3")
 		c.settled(t)
 	})
 	t.Run("events", func(t *testing.T) {
 		if r := head.ctl(t, "run", "-N", "2", "true"); r.code != 0 {
 			t.Fatal(r)
 		}
-		r := head.ctl(t, "events", head.last(t).id())
+		r := head.ctl(t, "events", head.lastEnded(t).id())
 		nodes := map[string]int{}
 		last := time.Time{}
 		for line := range strings.Lines(r.out) {
@@ -190,7 +194,7 @@ func TestRootClusterActs(t *testing.T) {
 		if r := p.wait(t); r.code != 143 {
 			t.Errorf("run: %v, want 143", r)
 		}
-		if end := head.show(t, rec.id()); end.State != "CANCELLED" {
+		if end := head.ended(t, rec.id()); end.State != "CANCELLED" {
 			t.Errorf("record %+v", end)
 		}
 		c.settled(t)
@@ -203,12 +207,12 @@ func TestRootClusterActs(t *testing.T) {
 		if r := p.wait(t); r.code != 143 {
 			t.Errorf("run: %v, want 143", r)
 		}
-		contains(t, "reason", head.show(t, rec.id()).Reason, "n2")
+		contains(t, "reason", head.ended(t, rec.id()).Reason, "n2")
 		c.settled(t)
 	})
 	t.Run("signal", func(t *testing.T) {
 		p, rec := start("trap 'exit 5' USR1; touch ready.$SLURM_NODEID; while :; do sleep 0.05; done")
-		eventually(t, 10*time.Second, "both tasks", func() error {
+		eventually(t, callTimeout, "both tasks", func() error {
 			_, err := os.Stat(filepath.Join(head.wd, "ready.0"))
 			_, err2 := os.Stat(filepath.Join(head.wd, "ready.1"))
 			return errors.Join(err, err2)
@@ -270,7 +274,7 @@ func TestRootClusterJob(t *testing.T) {
 	head := c.nodes[0]
 	p := head.start(t, call{args: []string{"run", "-N", "3", "sh", "-c", "test $SLURM_NODEID = 0 && exit; touch in.$SLURM_NODEID; while test ! -e over; do sleep 0.05; done"}})
 	job := head.running(t).JobID
-	eventually(t, 10*time.Second, "the tasks", func() error {
+	eventually(t, callTimeout, "the tasks", func() error {
 		_, err := os.Stat(filepath.Join(head.wd, "in.1"))
 		_, err2 := os.Stat(filepath.Join(head.wd, "in.2"))
 		return errors.Join(err, err2)
@@ -299,7 +303,7 @@ func TestRootClusterJob(t *testing.T) {
 	if r := p.wait(t); r.code != 0 {
 		t.Errorf("run: %v", r)
 	}
-	eventually(t, 5*time.Second, "the end of the job everywhere", func() error {
+	eventually(t, callTimeout, "the end of the job everywhere", func() error {
 		for _, n := range c.nodes {
 			if doc := n.status(t); len(doc.Jobs) != 0 {
 				return fmt.Errorf("%s has jobs %+v", n.name, doc.Jobs)
@@ -324,7 +328,7 @@ func TestRootClusterLost(t *testing.T) {
 		} else {
 			contains(t, "run's stderr", r.err, words[:1]...)
 		}
-		end := head.show(t, rec.id())
+		end := head.ended(t, rec.id())
 		if end.State == "COMPLETED" {
 			t.Errorf("record %+v", end)
 		}
@@ -390,7 +394,7 @@ func TestRootClusterGone(t *testing.T) {
 			if n == lost {
 				continue
 			}
-			eventually(t, 15*time.Second, "the end on "+n.name, func() error {
+			eventually(t, callTimeout, "the end on "+n.name, func() error {
 				for _, s := range n.ps(t) {
 					return fmt.Errorf("step %s is %s", s.id(), s.State)
 				}
@@ -405,11 +409,14 @@ func TestRootClusterGone(t *testing.T) {
 					contains(t, "the reason of "+rec.id()+" on "+n.name, end.Reason, lost.name)
 				}
 			}
-			for _, p := range n.processes() { // those of the lost node have its environment
-				if strings.Contains(p.cgroup, "stepd-"+n.hash()) {
-					t.Errorf("left on %s: %v", n.name, p)
+			eventually(t, callTimeout, "the end of all processes on "+n.name, func() error {
+				for _, p := range n.processes() { // those of the lost node have its environment
+					if strings.Contains(p.cgroup, "stepd-"+n.hash()) {
+						return fmt.Errorf("there is %v", p)
+					}
 				}
-			}
+				return nil
+			})
 			if r := n.ctl(t, "run", "-n4", "true"); r.code != 0 {
 				t.Errorf("all CPUs of %s: %v", n.name, r)
 			}
@@ -561,7 +568,7 @@ func TestRootClusterCertificates(t *testing.T) {
 			t.Errorf("n%d to %s: %v", tc.from+1, tc.to, r)
 		}
 		contains(t, fmt.Sprintf("n%d to %s", tc.from+1, tc.to), r.err, tc.says)
-		eventually(t, 5*time.Second, "a line in the other's log", func() error { // it hears of it later
+		eventually(t, callTimeout, "a line in the other's log", func() error { // it hears of it later
 			if log := c.nodes[tc.log].log.String(); !strings.Contains(log, tc.logWords) {
 				return fmt.Errorf("no %q in %s", tc.logWords, log)
 			}

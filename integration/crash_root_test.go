@@ -6,7 +6,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 )
 
 // The hooks of the remote context, in the order of a step.
@@ -42,7 +41,7 @@ func buildRuder(t testing.TB, n *node) string {
 // prolog and epilog: those of jobs whose steps have ended are waited for.
 func (n *node) stack(t testing.TB, lines ...string) {
 	t.Helper()
-	eventually(t, 10*time.Second, "the end of ended jobs", func() error {
+	eventually(t, callTimeout, "the end of ended jobs", func() error {
 		running := map[uint32]bool{}
 		for _, s := range n.ps(t) {
 			running[s.JobID] = s.State != "COMPLETING" || running[s.JobID]
@@ -83,7 +82,7 @@ func TestRootCancelInHook(t *testing.T) {
 				must(t, os.Truncate(marks, 0))
 				n.stack(t, fmt.Sprintf("required %s hook=%s do=hang mark=%s", so, hook, marks))
 				p := n.start(t, call{args: []string{"run", "true"}})
-				eventually(t, 10*time.Second, "the hook", func() error {
+				eventually(t, callTimeout, "the hook", func() error {
 					if !strings.Contains(readFile(t, marks), " "+hook+" ") {
 						return errors.New("not entered yet")
 					}
@@ -100,7 +99,7 @@ func TestRootCancelInHook(t *testing.T) {
 				if r := p.wait(t); r.code == 0 {
 					t.Errorf("run: %v", r)
 				}
-				eventually(t, 5*time.Second, "the end of the step", func() error {
+				eventually(t, callTimeout, "the end of the step", func() error {
 					if doc := n.show(t, step.id()); doc.State != "CANCELLED" && doc.State != "FAILED" {
 						return fmt.Errorf("state %s", doc.State)
 					}

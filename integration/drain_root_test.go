@@ -107,8 +107,14 @@ func TestRootDrainOverRestart(t *testing.T) {
 		t.Errorf("got %v", r)
 	}
 	n.write(t, "plugstack.conf", "")
-	before := n.status(t)
-	if before.State != "DRAINING" || !strings.HasPrefix(before.Reason, "batch job complete failure: ") {
+	var before nodeDoc
+	eventually(t, callTimeout, "the drain", func() error {
+		if before = n.status(t); before.State != "DRAINING" || len(before.Jobs) != 1 {
+			return fmt.Errorf("node %+v", before)
+		}
+		return nil
+	})
+	if !strings.HasPrefix(before.Reason, "batch job complete failure: ") {
 		t.Errorf("node %+v", before)
 	}
 	n.kill9(t)
@@ -120,7 +126,7 @@ func TestRootDrainOverRestart(t *testing.T) {
 		t.Errorf("node %+v", doc)
 	}
 	must(t, p.cmd.Process.Kill())
-	killOwn(t, p)
+	n.killOwn(t, p)
 	if doc := n.idle(t); doc.State != "DRAINED" || doc.Reason != before.Reason {
 		t.Errorf("node %+v", doc)
 	}
@@ -137,6 +143,7 @@ func TestRootQuarantine(t *testing.T) {
 	run := func(want string, code int) result {
 		t.Helper()
 		r := n.ctl(t, "run", "echo", "ran")
+		n.lastEnded(t) // a crash is counted then
 		if r.code != code || (code == 0) != (r.out == "ran\n") || !strings.Contains(r.err, want) {
 			t.Errorf("want exit code %d and %q, got %v", code, want, r)
 		}

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -75,7 +74,7 @@ func TestRootExplainMPI(t *testing.T) {
 			p := n.start(t, call{args: []string{"run", "-n4", "--mpi=pmi2", program, c.how}})
 			id := n.running(t).id()
 			var x explainDoc
-			eventually(t, 20*time.Second, "ranks that wait", func() error {
+			eventually(t, callTimeout, "ranks that wait", func() error {
 				if x = n.explained(t, id); x.MPI == nil || len(x.MPI.Missing) != 1 || x.MPI.Missing[0].Doing == nil || x.MPI.Missing[0].Doing.State != c.state {
 					return fmt.Errorf("%+v", x)
 				}
@@ -181,7 +180,7 @@ func TestRootExplainHook(t *testing.T) {
 	marks := n.markFile(t)
 	n.stack(t, fmt.Sprintf("required %s hook=user_init do=hang mark=%s", so, marks))
 	p := n.start(t, call{args: []string{"run", "true"}})
-	eventually(t, 10*time.Second, "the hook", func() error {
+	eventually(t, callTimeout, "the hook", func() error {
 		if !strings.Contains(readFile(t, marks), " user_init ") {
 			return fmt.Errorf("not entered yet")
 		}
@@ -210,7 +209,7 @@ func TestRootExplainNodes(t *testing.T) {
 	program := mpicc(t, head, "hang")
 	p := head.start(t, call{args: []string{"run", "-N2", "-n4", "--mpi=pmi2", program, "never"}})
 	id := head.running(t).id()
-	eventually(t, 20*time.Second, "ranks that wait", func() error {
+	eventually(t, callTimeout, "ranks that wait", func() error {
 		x := head.explained(t, id)
 		if x.MPI == nil || len(x.MPI.Missing) != 1 || x.MPI.Missing[0].Doing == nil || len(x.MPI.Groups) != 2 || x.MPI.Groups[1].Ranks != "0-2" {
 			return fmt.Errorf("%+v", x.MPI)
@@ -243,7 +242,7 @@ func TestRootExplainKilledStepd(t *testing.T) {
 	n := startNode(t, site{})
 	p := n.start(t, call{args: []string{"run", "-n2", "--mpi=pmi2", "bash", "-c", pmi1(t, `hello; [ $PMI_RANK = 0 ] || exec sleep 1000; ask 'cmd=barrier_in'`)}})
 	var stepd int
-	eventually(t, 10*time.Second, "noded to know that rank 0 waits", func() error {
+	eventually(t, callTimeout, "noded to know that rank 0 waits", func() error {
 		steps := n.ps(t)
 		if len(steps) == 0 {
 			return fmt.Errorf("there is no step")
@@ -258,6 +257,7 @@ func TestRootExplainKilledStepd(t *testing.T) {
 	if r := p.wait(t); r.code != 1 {
 		t.Errorf("run: %v", r)
 	}
+	n.ended(t, "1.0")
 	doc := n.explained(t, "1.0", "stepd", "SIGKILL", "rank 0")
 	if doc.MPI == nil || len(doc.MPI.Missing) != 1 || doc.MPI.Missing[0].Rank != 1 {
 		t.Errorf("how far the ranks were: %+v", doc.MPI)

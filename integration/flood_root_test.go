@@ -45,7 +45,7 @@ func (n *node) daemon(t testing.TB) daemonDoc {
 // sameAs waits until noded has no more goroutines and files open than it had.
 func (n *node) sameAs(t testing.TB, before daemonDoc) {
 	t.Helper()
-	eventually(t, 10*time.Second, "noded as it was", func() error {
+	eventually(t, callTimeout, "noded as it was", func() error {
 		now := n.daemon(t)
 		if now.Goroutines > before.Goroutines+3 || *now.OpenFiles > *before.OpenFiles+2 {
 			return fmt.Errorf("%d goroutines and %d files, before %d and %d", now.Goroutines, *now.OpenFiles, before.Goroutines, *before.OpenFiles)
@@ -241,11 +241,18 @@ func TestRootVanishingClients(t *testing.T) {
 		t.Errorf("the step is %s", doc.State)
 	}
 	// What they have reserved and allocated is this process's, which lives.
-	for _, j := range n.status(t).Jobs {
-		_ = n.ctlRoot(t, "cancel", fmt.Sprint(j.JobID)) // it may be over
-	}
+	// A request may come to its end after its client's.
+	eventually(t, callTimeout, "the end of all jobs", func() error {
+		jobs := n.status(t).Jobs
+		for _, j := range jobs {
+			_ = n.ctlRoot(t, "cancel", fmt.Sprint(j.JobID)) // it may be over
+		}
+		if len(jobs) > 0 {
+			return fmt.Errorf("jobs %+v", jobs)
+		}
+		return nil
+	})
 	p.wait(t)
-	n.idle(t)
 	n.sameAs(t, before)
 	n.serves(t)
 	n.checkClean(t)

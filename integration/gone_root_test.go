@@ -43,16 +43,17 @@ func TestRootGone(t *testing.T) {
 		name  string
 		argv  []string
 		least int // processes of the step, at least
-		// limit is what the kernel may take from SIGKILL to the step's end.
+		// limit is what the kernel may take from SIGKILL to the step's end, beside others
+		// that want the CPUs.
 		limit time.Duration
 		extra func(t *testing.T, pid int)
 	}{
-		{name: "fork bomb", argv: []string{"bash", "-c", bomb}, least: 200, limit: 5 * time.Second},
-		{name: "5000 daemons", argv: []string{daemons, strconv.Itoa(many)}, least: many + 1, limit: 5 * time.Second},
-		{name: "stopped", argv: []string{"sh", "-c", stopped}, least: 9, limit: time.Second},
-		{name: "frozen", argv: []string{daemons, "20"}, least: 21, limit: time.Second, extra: freezeStep},
+		{name: "fork bomb", argv: []string{"bash", "-c", bomb}, least: 200, limit: 20 * time.Second},
+		{name: "5000 daemons", argv: []string{daemons, strconv.Itoa(many)}, least: many + 1, limit: 20 * time.Second},
+		{name: "stopped", argv: []string{"sh", "-c", stopped}, least: 9, limit: 10 * time.Second},
+		{name: "frozen", argv: []string{daemons, "20"}, least: 21, limit: 10 * time.Second, extra: freezeStep},
 		{
-			name: "stopped tracer", least: 3, limit: time.Second,
+			name: "stopped tracer", least: 3, limit: 10 * time.Second,
 			argv: []string{"sh", "-c", "trap '' TERM; sleep 86399 & " + tracer + " $! & t=$!; sleep 0.3; kill -STOP $t; echo ready; wait"},
 		},
 	} {
@@ -66,7 +67,7 @@ func TestRootGone(t *testing.T) {
 			p := n.start(t, call{args: append([]string{"run"}, tc.argv...), files: []*os.File{null, out, out}})
 			id := n.running(t).id()
 			t.Cleanup(func() { n.ctl(t, "cancel", id) }) // for the next case, where this one fails
-			eventually(t, 30*time.Second, "the processes", func() error {
+			eventually(t, callTimeout, "the processes", func() error {
 				if b := readFile(t, out.Name()); !strings.Contains(b, "ready\n") {
 					return fmt.Errorf("the task says %q", b)
 				}

@@ -75,6 +75,7 @@ type node struct {
 	run  string
 	cmd  *exec.Cmd
 	log  *logBuffer
+	mark *os.File      // our end of the log's pipe: see wholeLog
 	done chan struct{} // closed when the current noded was reaped
 	bin  string        // stepctl
 	// before is what noded is run by: "sh", "-c", "prepare; exec "$@"", "sh".
@@ -103,10 +104,20 @@ func (b *logBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// logMark is what wholeLog writes into the log's pipe.
+const logMark = "the log up to here\n"
+
 func (b *logBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.buf.String()
+	return strings.ReplaceAll(b.buf.String(), logMark, "")
+}
+
+// marks counts the marks that have come.
+func (b *logBuffer) marks() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Count(b.buf.String(), logMark)
 }
 
 // startNode makes the directory and starts noded in it. When the test ends
@@ -197,7 +208,8 @@ func (n *node) boot(t testing.TB) {
 	// Its own session: what hits the test's terminal must not hit the node.
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	must(t, n.cmd.Start())
-	write.Close()
+	n.closeMark()
+	n.mark = write
 	done := make(chan struct{})
 	n.done = done
 	go func(cmd *exec.Cmd) {
@@ -214,6 +226,30 @@ func (n *node) boot(t testing.TB) {
 	}
 }
 
+// wholeLog is the log with all that noded and the stepds have written by now: it goes
+// through a pipe, in which a mark of ours comes behind it.
+func (n *node) wholeLog(t testing.TB) string {
+	t.Helper()
+	before := n.log.marks()
+	_, err := n.mark.WriteString(logMark)
+	must(t, err)
+	eventually(t, callTimeout, "the mark in the log", func() error {
+		if n.log.marks() == before {
+			return errors.New("it has not come")
+		}
+		return nil
+	})
+	return n.log.String()
+}
+
+// closeMark lets the log's pipe end with noded.
+func (n *node) closeMark() {
+	if n.mark != nil {
+		n.mark.Close()
+		n.mark = nil
+	}
+}
+
 // shutdown ends noded as systemd would, and looks for what is left.
 func (n *node) shutdown(t *testing.T) {
 	t.Helper()
@@ -222,6 +258,7 @@ func (n *node) shutdown(t *testing.T) {
 	}
 	n.shutdownInWork(t)
 	killLeftovers(n)
+	defer n.closeMark()
 	if t.Failed() {
 		t.Logf("noded's log:\n%s", tail(n.log.String(), 60))
 	}
@@ -237,8 +274,8 @@ func (n *node) shutdownInWork(t *testing.T) {
 			if code := n.cmd.ProcessState.ExitCode(); code != 0 {
 				t.Errorf("noded: exit code %d after SIGTERM, want 0", code)
 			}
-		case <-time.After(10 * time.Second):
-			t.Error("noded: still there 10 s after SIGTERM")
+		case <-time.After(callTimeout):
+			t.Errorf("noded: still there %v after SIGTERM", callTimeout)
 			_ = n.cmd.Process.Kill() // the leak check below tells the rest
 			<-n.done
 		}
@@ -493,7 +530,7 @@ func (d stepDoc) id() string { return fmt.Sprintf("%d.%d", d.JobID, d.StepID) }
 func (n *node) running(t testing.TB) stepDoc {
 	t.Helper()
 	var doc stepDoc
-	eventually(t, 10*time.Second, "a running step", func() error {
+	eventually(t, callTimeout, "a running step", func() error {
 		steps := n.ps(t)
 		if len(steps) == 0 {
 			return errors.New("ps shows no step")
@@ -539,11 +576,10 @@ func tail(s string, n int) string {
 	return strings.Join(lines, "\n")
 }
 
-// contains fails the test for each text that s does not hold.
 // inLog tells whether noded's log has the text. It comes through a pipe: a moment
 // after what it tells of.
 func (n *node) inLog(text string) bool {
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(callTimeout); ; time.Sleep(20 * time.Millisecond) {
 		if strings.Contains(n.log.String(), text) {
 			return true
 		}
@@ -563,6 +599,7 @@ func (n *node) logs(t testing.TB, texts ...string) {
 	}
 }
 
+// contains fails the test for each text that s does not hold.
 func contains(t testing.TB, what, s string, texts ...string) {
 	t.Helper()
 	for _, text := range texts {

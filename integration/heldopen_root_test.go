@@ -28,7 +28,7 @@ func TestRootHeldOpen(t *testing.T) {
 		if pid > 0 {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // it has its minute
 		}
-		eventually(t, 10*time.Second, "the other cgroup's end", func() error {
+		eventually(t, callTimeout, "the other cgroup's end", func() error {
 			if err := os.Remove(away); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
@@ -50,7 +50,7 @@ func TestRootHeldOpen(t *testing.T) {
 			took, _ = strconv.ParseInt(strings.TrimRight(strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == '}' })[0], " "), 10, 64)
 		}
 	}
-	if d := time.Duration(took) * time.Microsecond; d < 5*time.Second || d > 9*time.Second {
+	if d := time.Duration(took) * time.Microsecond; d < 5*time.Second || d > 20*time.Second {
 		t.Errorf("it was waited for during %v, want 5 s", d)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 )
 
 // TestRootKindHelpers: what a plugin forks in the host lives as long as the host,
@@ -17,7 +16,7 @@ func TestRootKindHelpers(t *testing.T) {
 		t.Helper()
 		steps++
 		for _, hook := range []string{"init", "init_post_opt", "user_init", "task_post_fork"} {
-			eventually(t, 10*time.Second, "the helper's word", func() error { // it comes through a pipe
+			eventually(t, callTimeout, "the helper's word", func() error { // it comes through a pipe
 				if got := strings.Count(n.log.String(), "helper of "+hook+" lives in host"); got != steps {
 					return fmt.Errorf("the helper of %s was at work in slurm_spank_exit of %d of %d steps", hook, got, steps)
 				}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -276,9 +275,8 @@ func TestRootGarbageOnSockets(t *testing.T) {
 			must(t, err)
 			defer c.Close()
 		}
-		started := time.Now()
-		if r := n.ctl(t, "cancel", step.id()); r.code != 0 || time.Since(started) > 5*time.Second {
-			t.Errorf("cancel after %v: %v", time.Since(started), r)
+		if r := n.ctl(t, "cancel", step.id()); r.code != 0 {
+			t.Errorf("cancel: %v", r)
 		}
 		p.wait(t)
 		n.checkClean(t)

@@ -39,6 +39,11 @@ type rudeStep struct {
 	log        string // noded's, of this step
 }
 
+// endsEarly: the end of rank 0 ends the step, while rank 1 runs.
+func (c *rudeStep) endsEarly() bool {
+	return c.kills != "" && c.flag == "required" && c.hook == "task_exit" && c.rank == 0 && !c.slow
+}
+
 func (c *rudeStep) String() string { return fmt.Sprintf("%s in %s, %s", c.do, c.hook, c.flag) }
 
 // rudeTask tells what a task has from its birth, on one line.
@@ -48,7 +53,7 @@ while read k v; do case $k in Umask:|Uid:|Gid:|Groups:|CapEff:|SigBlk:|SigIgn:) 
 while read a b c d e f; do case "$a $b $c" in "Max open files"|"Max core file"|"Max processes "*) s="$s $d $e $f";; esac; done </proc/$$/limits
 echo "rank $SLURM_PROCID in $PWD$s"
 test $SLURM_PROCID = 0 && exit 3
-sleep 0.2
+sleep ${LATE-0.2}
 echo late
 `
 
@@ -81,9 +86,13 @@ var jobLine = regexp.MustCompile(`(?m)^stepctl: job (\d+) step (\d+)\n`)
 
 // run runs one step.
 func (c *rudeStep) run(t testing.TB, n *node) (id string) {
+	late := "0.2"
+	if c.endsEarly() {
+		late = "100"
+	}
 	r := n.do(t, call{
 		args: []string{"run", "-v", "-n", "2", "sh", filepath.Join(n.wd, "rude.sh")},
-		env:  []string{"SCRIBBLE=over=this", fmt.Sprintf("RUDE_%s=hook=%s do=%s rank=%d", strings.ToUpper(c.flag), c.hook, c.do, c.rank)},
+		env:  []string{"SCRIBBLE=over=this", "LATE=" + late, fmt.Sprintf("RUDE_%s=hook=%s do=%s rank=%d", strings.ToUpper(c.flag), c.hook, c.do, c.rank)},
 	})
 	m := jobLine.FindStringSubmatch(r.err)
 	if m == nil {
@@ -120,7 +129,7 @@ func runSteps(t *testing.T, n *node, steps []*rudeStep, width int) {
 	}
 	logs := make(map[string]string)
 	step := regexp.MustCompile(`step=(\S+)`)
-	for line := range strings.Lines(n.log.String()) {
+	for line := range strings.Lines(n.wholeLog(t)) {
 		if m := step.FindStringSubmatch(line); m != nil {
 			logs[m[1]] += strings.ReplaceAll(line, `\"`, `"`)
 		}
@@ -177,7 +186,7 @@ func (c *rudeStep) judgeKilled(t *testing.T) {
 			t.Errorf("want FAILED, exit code 1 and rank %d alone: state %s, %v", other, doc.State, r)
 		}
 	case c.flag == "required":
-		if r.code != 1 || doc.State != "FAILED" || (c.hook == "task_exit" && late && c.rank == 0 && !c.slow) {
+		if r.code != 1 || doc.State != "FAILED" || (c.endsEarly() && late) {
 			t.Errorf("want FAILED, exit code 1 and the tasks killed: state %s, %v", doc.State, r)
 		}
 	default:

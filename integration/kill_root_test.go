@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // stubborn is a task with children that try to outlive it: one in a session
@@ -32,7 +31,7 @@ func startStubborn(t *testing.T, n *node, flags ...string) (*process, stepDoc) {
 	}
 	p := n.start(t, call{args: append(append([]string{"run", "-n", "2"}, flags...), "--", "sh", "-c", stubborn)})
 	step := n.running(t)
-	eventually(t, 10*time.Second, "the tasks' daemons", func() error {
+	eventually(t, callTimeout, "the tasks' daemons", func() error {
 		for _, name := range []string{"up.0", "up.1"} {
 			if _, err := os.Stat(filepath.Join(n.wd, name)); err != nil {
 				return err
@@ -70,7 +69,7 @@ func (n *node) serves(t testing.TB) {
 func (n *node) ended(t testing.TB, id string) stepDoc {
 	t.Helper()
 	var doc stepDoc
-	eventually(t, 5*time.Second, "the final record of "+id, func() error {
+	eventually(t, callTimeout, "the final record of "+id, func() error {
 		if doc = n.show(t, id); doc.End == nil {
 			return fmt.Errorf("state %s, no end_time", doc.State)
 		}
@@ -158,7 +157,7 @@ func TestRootKillNoded(t *testing.T) {
 		if r := p.wait(t); r.code != 3 {
 			t.Errorf("run: want exit code 3 from stepd itself, got %v", r)
 		}
-		eventually(t, 5*time.Second, "the end of all processes", func() error {
+		eventually(t, callTimeout, "the end of all processes", func() error {
 			if left := n.processes(); len(left) > 0 {
 				return fmt.Errorf("%v", left)
 			}

@@ -76,10 +76,7 @@ func TestRootKindRobustMutex(t *testing.T) {
 			t.Errorf("rank %d: state %s", task.Rank, task.State)
 		}
 	}
-	log := n.log.String()
-	if !strings.Contains(log, "mutex: count=8 died=1 told=1") {
-		t.Errorf("the plugin's count is not in the log:\n%s", tail(log, 20))
-	}
+	n.logs(t, "mutex: count=8 died=1 told=1")
 	n.checkClean(t)
 }
 
@@ -157,8 +154,7 @@ func TestRootKindLua(t *testing.T) {
 	if r.code != 1 || r.out != want(0)+want(1) && r.out != want(1)+want(0) {
 		t.Errorf("want %q and %q, got %v", want(0), want(1), r)
 	}
-	log := n.log.String()
-	contains(t, "noded's log", log, "lua: init post_opt:world user_init post_fork:0 post_fork:1 task_exit:", "task_exit:0=0", "task_exit:1=256")
+	n.logs(t, "lua: init post_opt:world user_init post_fork:0 post_fork:1 task_exit:", "task_exit:0=0", "task_exit:1=256")
 	n.stack(t, "required "+so+" "+n.write(t, "bad.lua", "function slurm_spank_user_init() error('on purpose') end"))
 	if r = n.ctl(t, "run", "true"); !strings.Contains(r.err, "stepd-vm: error: luahost: slurm_spank_user_init:") || !strings.Contains(r.err, "on purpose") {
 		t.Errorf("an error in the script: %v", r)

@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// goneWithin is how soon after its end all of a step is gone.
-const goneWithin = 2 * time.Second
+// goneWithin is how soon after its end all of a step is gone, on a machine whose CPUs
+// others want as well.
+const goneWithin = 20 * time.Second
 
 // checkClean fails the test unless all of every step is gone: processes,
 // cgroups, mounts, sockets, container directories.

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,7 +45,7 @@ func TestRootDryRun(t *testing.T) {
 		Real:   true,
 		Cgroup: "ConstrainCores=yes\nConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedRAMSpace=150\nAllowedSwapSpace=50\n",
 	})
-	args := []string{"--mem=64M", "-J", "x", "sleep", "30"}
+	args := []string{"--mem=64M", "-J", "x", "sleep", "1000"}
 	plan := n.dryRun(t, args...)
 	if len(n.ps(t, "--all")) != 0 {
 		t.Error("a dry run has made a step")
@@ -127,7 +126,7 @@ func memoryLines(env string) string {
 // Memory is given out: what one job has another cannot have.
 func TestRootMemoryIsGivenOut(t *testing.T) {
 	n := startNode(t, site{Node: "CPUs=4 RealMemory=1000", Slurm: "SelectTypeParameters=CR_Core_Memory\n"})
-	p := n.start(t, call{args: []string{"run", "--mem=700M", "sleep", "30"}})
+	p := n.start(t, call{args: []string{"run", "--mem=700M", "sleep", "1000"}})
 	doc := n.running(t)
 	r := n.ctl(t, "run", "--mem=400M", "true")
 	contains(t, "a second job", r.err, "needs 400 MB of memory on this node: of its 1000 MB 300 MB are free")
@@ -149,9 +148,11 @@ func TestRootMemoryIsGivenOut(t *testing.T) {
 	contains(t, "after a restart", n.ctl(t, "run", "--mem=400M", "true").err, "300 MB are free")
 	n.ctl(t, "cancel", doc.id())
 	p.wait(t)
+	n.idle(t)
 	if r := n.ctl(t, "run", "--mem=1000M", "true"); r.code != 0 {
 		t.Errorf("after its end: %v", r)
 	}
+	n.idle(t)
 	// In an allocation: a step has the job's memory, or less.
 	in := n.ctl(t, "alloc", "--mem=100M", "sh", "-c", n.bin+" run env; "+n.bin+" run --mem=50M env; "+n.bin+" run --mem=101M true")
 	contains(t, "in an allocation", in.out, "SLURM_MEM_PER_NODE=100\n", "SLURM_MEM_PER_NODE=50\n")
@@ -209,8 +210,8 @@ func TestRootConstrainCores(t *testing.T) {
 		return
 	}
 	// Two jobs do not share CPUs, nor do two steps of one job.
-	script := `for i in 1 2; do ` + n.bin + ` run -n1 sh -c 'grep Cpus_allowed_list /proc/self/status; while [ ! -e go ]; do sleep 0.05; done' & done
-while [ $(` + n.bin + ` ps --json | grep -o '"RUNNING"' | wc -l) -lt 2 ]; do sleep 0.1; done; sleep 0.2; touch go; wait`
+	script := `for i in 1 2; do ` + n.bin + ` run -n1 sh -c 'grep Cpus_allowed_list /proc/self/status; touch up.$SLURM_STEP_ID; while [ ! -e go ]; do sleep 0.05; done' & done
+while [ ! -e up.0 ] || [ ! -e up.1 ]; do sleep 0.05; done; touch go; wait`
 	r = n.ctl(t, "alloc", "-Q", "-n2", "sh", "-c", script)
 	contains(t, "two steps", r.out, "Cpus_allowed_list:\t0\n", "Cpus_allowed_list:\t1\n")
 }
@@ -274,6 +275,7 @@ func testDevices(t *testing.T, cgroup string) {
 		if r.code != 0 {
 			t.Errorf("run %q: %v", args, r)
 		}
+		n.ended(t, n.last(t).id()) // its devices are free again
 		return r.out
 	}
 	const none = "card0 refused\ncard1 refused\nloop refused\nother allowed\ncuda unset rocr unset step unset job unset n unset\n"
@@ -309,6 +311,7 @@ func testDevices(t *testing.T, cgroup string) {
 	contains(t, "node status", n.ctl(t, "node", "status").out, "gres       gpu: 1 of 2 used (0)", "gres       disk: 0 of 1 used")
 	n.ctl(t, "cancel", doc.id())
 	p.wait(t)
+	n.idle(t)
 
 	// Steps of a job: a part of what the job has, and no more.
 	in := n.do(t, call{args: []string{"alloc", "-Q", "--gres=gpu:2", "sh", "-c",
@@ -317,6 +320,7 @@ func testDevices(t *testing.T, cgroup string) {
 		t.Errorf("in an allocation: %q, want %q", in.out, want)
 	}
 	contains(t, "in an allocation", in.err, "in job", "it needs gpu:3, and there are 2 gpu in all")
+	n.idle(t)
 
 	// A device that goes away: whoever is to have it is told, and the node is
 	// drained. Others run, if an administrator wishes.
@@ -341,7 +345,7 @@ func TestRootLimitsOfAJob(t *testing.T) {
 		t.Errorf("%v; output %q, %v", r, b, err)
 	}
 	var stats []string
-	eventually(t, 5*time.Second, "the job's end", func() error {
+	eventually(t, callTimeout, "the job's end", func() error {
 		stats = nil
 		for _, s := range n.ps(t, "--all") {
 			stats = append(stats, s.id()+" "+s.State+" "+strconv.Itoa(s.NTasks))

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // buildClient compiles the plugin of both sides.
@@ -265,7 +264,7 @@ func TestRootLocalHostDies(t *testing.T) {
 		n.stack(t, fmt.Sprintf("required %s ctx=1 hook=%s do=hang mark=%s", so, hook, marks))
 		must(t, os.Truncate(marks, 0))
 		p := n.start(t, call{args: []string{"run", "true"}})
-		eventually(t, 10*time.Second, "the hook", func() error {
+		eventually(t, callTimeout, "the hook", func() error {
 			if !strings.Contains(readFile(t, marks), "1 "+hook) {
 				return errors.New("not entered yet")
 			}
@@ -274,8 +273,8 @@ func TestRootLocalHostDies(t *testing.T) {
 		host := childOf(t, p.cmd.Process.Pid)
 		must(t, p.cmd.Process.Kill())
 		p.wait(t)
-		eventually(t, 5*time.Second, "the end of the host", func() error { return gone(host) })
-		eventually(t, 5*time.Second, "the end of the reservation", func() error {
+		eventually(t, callTimeout, "the end of the host", func() error { return gone(host) })
+		eventually(t, callTimeout, "the end of the reservation", func() error {
 			if steps := n.ps(t); len(steps) != 0 {
 				return fmt.Errorf("%+v", steps)
 			}
@@ -284,9 +283,12 @@ func TestRootLocalHostDies(t *testing.T) {
 		n.checkClean(t)
 	}
 	n.stack(t, fmt.Sprintf("required %s mark=%s", so, marks))
-	p := n.start(t, call{args: []string{"run", "sleep", "1"}})
+	p := n.start(t, call{args: []string{"run", "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done"}})
 	n.running(t)
-	must(t, syscall.Kill(childOf(t, p.cmd.Process.Pid), syscall.SIGKILL))
+	host := childOf(t, p.cmd.Process.Pid)
+	must(t, syscall.Kill(host, syscall.SIGKILL))
+	eventually(t, callTimeout, "the end of the host", func() error { return gone(host) })
+	n.letGo(t)
 	if r := p.wait(t); r.code != 0 || !strings.Contains(r.err, "spankhost (local context") || !strings.Contains(r.err, "SIGKILL") {
 		t.Errorf("the host was killed beside the step: %v", r)
 	}
@@ -296,7 +298,7 @@ func TestRootLocalHostDies(t *testing.T) {
 func childOf(t testing.TB, pid int) int {
 	t.Helper()
 	var child int
-	eventually(t, 5*time.Second, "a child", func() error {
+	eventually(t, callTimeout, "a child", func() error {
 		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 		must(t, err)
 		for _, f := range tasks {

@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 )
 
 // mpicc compiles an MPI program with Debian's MPICH (PMI-1).
@@ -46,13 +45,9 @@ func TestRootMPIDefault(t *testing.T) {
 // for ranks that will never come.
 func TestRootMPIAbort(t *testing.T) {
 	n := startNode(t, site{})
-	started := time.Now()
 	r := n.ctl(t, "run", "-n", "4", "--mpi=pmi2", mpicc(t, n, "abort"))
 	if r.code != 7 {
 		t.Errorf("want exit code 7, got %v", r)
-	}
-	if took := time.Since(started); took > 10*time.Second {
-		t.Errorf("took %v", took)
 	}
 	n.checkClean(t)
 }

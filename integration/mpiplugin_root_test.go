@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"stepd/internal/testkit"
 )
@@ -131,7 +130,7 @@ func TestRootMPIPlugin(t *testing.T) {
 		if r := n.do(t, call{args: []string{"alloc", "true"}, env: env()}); r.code != 0 {
 			t.Fatal(r)
 		}
-		eventually(t, 10*time.Second, "the script's output", func() error {
+		eventually(t, callTimeout, "the script's output", func() error {
 			_, err := os.Stat(filepath.Join(n.wd, "out"))
 			return err
 		})

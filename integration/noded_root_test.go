@@ -166,7 +166,7 @@ func TestRootEvents(t *testing.T) {
 	if r := n.ctl(t, "run", "-n", "2", "sh", "-c", "exit 3"); r.code != 3 {
 		t.Fatal(r)
 	}
-	r := n.ctl(t, "events", n.last(t).id())
+	r := n.ctl(t, "events", n.lastEnded(t).id())
 	if r.code != 0 {
 		t.Fatal(r)
 	}

@@ -63,7 +63,7 @@ func TestRootMetrics(t *testing.T) {
 		`stepd_requests_total{code="OK",verb="Cancel"} 1`, `stepd_requests_total{code="NotFound",verb="Show"} 1`,
 		`stepd_jobs 0`, `stepd_node_state{state="IDLE"} 1`,
 	}
-	eventually(t, 5*time.Second, "the figures of what has happened", func() error {
+	eventually(t, callTimeout, "the figures of what has happened", func() error {
 		_, text := n.page(t, "/metrics")
 		for _, line := range want {
 			if !strings.Contains(text, "\n"+line) {
@@ -87,7 +87,7 @@ func TestRootMetrics(t *testing.T) {
 	must(t, n.ctlErrorRoot(t, "node", "resume"))
 	n.checkUserSteps(t)
 	n.checkClean(t)
-	checkJSONLog(t, n.log.String())
+	checkJSONLog(t, n.wholeLog(t))
 
 	p = n.start(t, call{args: []string{"run", "sleep", "1000"}})
 	id = n.running(t).id()
@@ -99,7 +99,7 @@ func TestRootMetrics(t *testing.T) {
 	must(t, n.ctlError(t, "cancel", id))
 	p.wait(t)
 	n.checkClean(t)
-	checkJSONLog(t, n.log.String())
+	checkJSONLog(t, n.wholeLog(t))
 }
 
 // checkUserSteps: one more step than a user may have is refused with the key's name,

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 // TestRootPluginReturnCodes holds the failure table of spank(8) and the
@@ -165,7 +164,7 @@ func TestRootPluginMessagesElsewhere(t *testing.T) {
 		`level=error msg="ruder.so: rude says error"`, `level=info msg="ruder.so: rude says info"`,
 		`level=debug msg="ruder.so: rude says verbose"`, `level=error msg="ruder.so: rude says log"`,
 	} {
-		eventually(t, 5*time.Second, want, func() error {
+		eventually(t, callTimeout, want, func() error {
 			if !n.inLog(want) {
 				return errors.New("not in noded's log")
 			}

@@ -234,7 +234,7 @@ func TestRootPluginsCheck(t *testing.T) {
 		if r.code != 182 || r.out != "" || !strings.Contains(r.err, "plugstack.conf:2: ") || !strings.Contains(r.err, "chmod o-w "+open) {
 			t.Errorf("opened after the client has looked: %v", r)
 		}
-		if doc := other.last(t); doc.State != "FAILED" || !strings.Contains(doc.Reason, "may be written by everybody") {
+		if doc := other.lastEnded(t); doc.State != "FAILED" || !strings.Contains(doc.Reason, "may be written by everybody") {
 			t.Errorf("the step: %+v", doc)
 		}
 	})
@@ -275,7 +275,7 @@ func TestRootPlugstackWatch(t *testing.T) {
 	must(t, os.Mkdir(n.path("inc.d"), 0o755))
 	logged := func(what string, count int) {
 		t.Helper()
-		eventually(t, 10*time.Second, "noded's log", func() error {
+		eventually(t, callTimeout, "noded's log", func() error {
 			if got := strings.Count(n.log.String(), what); got != count {
 				return fmt.Errorf("%q is there %d times, want %d", what, got, count)
 			}

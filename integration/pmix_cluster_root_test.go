@@ -42,8 +42,6 @@ func TestRootClusterPMIx(t *testing.T) {
 		}
 	})
 	for _, n := range c.nodes {
-		if left := leftOfPMIx(n); len(left) > 0 {
-			t.Errorf("left: %q", left)
-		}
+		n.noPMIxLeft(t)
 	}
 }

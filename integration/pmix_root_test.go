@@ -60,6 +60,17 @@ func leftOfPMIx(n *node) []string {
 	return left
 }
 
+// noPMIxLeft waits until nothing is: other nodes end their parts a little later.
+func (n *node) noPMIxLeft(t testing.TB) {
+	t.Helper()
+	eventually(t, goneWithin, "an empty folder of PMIx servers", func() error {
+		if left := leftOfPMIx(n); len(left) > 0 {
+			return fmt.Errorf("left: %q", left)
+		}
+		return nil
+	})
+}
+
 // TestRootPMIxEnds: how a rank ends, and what becomes of the step and of those who
 // wait for it.
 func TestRootPMIxEnds(t *testing.T) {
@@ -76,15 +87,12 @@ func TestRootPMIxEnds(t *testing.T) {
 		{"abort", 9, []string{"rank 1 called abort"}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			begin := time.Now()
 			r := n.do(t, call{args: []string{"run", "-n", "3", "--mpi=pmix", program, "1", c.what}, env: libOpenMPI.env, limit: time.Minute})
-			if took := time.Since(begin); r.code != c.code || took > 30*time.Second {
-				t.Errorf("after %v: want exit code %d, got %v", took, c.code, r)
+			if r.code != c.code {
+				t.Errorf("want exit code %d, got %v", c.code, r)
 			}
 			wantReason(t, n, n.last(t).id(), c.words...)
-			if left := leftOfPMIx(n); len(left) > 0 {
-				t.Errorf("left: %q", left)
-			}
+			n.noPMIxLeft(t)
 		})
 	}
 	n.checkClean(t)
@@ -109,13 +117,11 @@ func TestRootPMIxKilled(t *testing.T) {
 			}
 			pid := map[string]int{"pmixhost": host, "stepd": stepd}[victim]
 			must(t, syscall.Kill(pid, syscall.SIGKILL))
-			begin := time.Now()
-			r := p.wait(t)
-			if took := time.Since(begin); r.code == 0 || took > 30*time.Second {
-				t.Errorf("after %v: %v", took, r)
+			if r := p.wait(t); r.code == 0 {
+				t.Errorf("got %v", r)
 			}
 			wantReason(t, n, doc.id(), victim, "ill")
-			eventually(t, 10*time.Second, "nothing left", func() error {
+			eventually(t, callTimeout, "nothing left", func() error {
 				if left := leftOfPMIx(n); len(left) > 0 {
 					return fmt.Errorf("folders %q", left)
 				}
@@ -134,7 +140,7 @@ func TestRootPMIxKilled(t *testing.T) {
 // which spares each of them the discovery. libmpi maps the file that they share.
 func checkTopology(t testing.TB, doc stepDoc) {
 	t.Helper()
-	eventually(t, 10*time.Second, "the shared topology", func() error {
+	eventually(t, callTimeout, "the shared topology", func() error {
 		for _, task := range doc.Tasks {
 			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", *task.PID))
 			if err != nil {
@@ -153,7 +159,7 @@ func checkTopology(t testing.TB, doc stepDoc) {
 func wantReason(t testing.TB, n *node, id string, words ...string) {
 	t.Helper()
 	var doc stepDoc
-	eventually(t, 10*time.Second, "the step's end", func() error {
+	eventually(t, callTimeout, "the step's end", func() error {
 		if doc = n.show(t, id); doc.State != "FAILED" {
 			return errors.New(doc.State)
 		}
@@ -187,7 +193,7 @@ func TestRootPMIxForeignUser(t *testing.T) {
 	p := n.start(t, call{args: []string{"run", "-n", "1", "--mpi=pmix", "sh", "-c", "echo $PMIX_SERVER_URI2 >uri; exec " + program}, env: libOpenMPI.env})
 	doc := n.running(t)
 	var port string
-	eventually(t, 10*time.Second, "the server's address", func() error {
+	eventually(t, callTimeout, "the server's address", func() error {
 		b, err := os.ReadFile(filepath.Join(n.wd, "uri"))
 		uri := strings.TrimSpace(string(b))
 		port = uri[strings.LastIndexByte(uri, ':')+1:]
@@ -204,7 +210,7 @@ func TestRootPMIxForeignUser(t *testing.T) {
 			t.Errorf("uid %d: hung up on is %v, want %v", c.uid, got, c.refused)
 		}
 	}
-	eventually(t, 5*time.Second, "a word in the log", func() error {
+	eventually(t, callTimeout, "a word in the log", func() error {
 		if !n.inLog("refused a connection of uid 54321") {
 			return errors.New("it is not there")
 		}

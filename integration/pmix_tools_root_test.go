@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // pmixPrograms compiles pmixtool and pmixrank, and returns their folder.
@@ -72,7 +71,7 @@ func newPMIx(t testing.TB, n *node, dir string, env []string, options []string, 
 func (s *pmixStep) says(t testing.TB, word string, lines int) string {
 	t.Helper()
 	var text string
-	eventually(t, 20*time.Second, fmt.Sprintf("%d lines of %q", lines, word), func() error {
+	eventually(t, callTimeout, fmt.Sprintf("%d lines of %q", lines, word), func() error {
 		b, err := os.ReadFile(s.out)
 		text = string(b)
 		if n := strings.Count("\n"+text, "\n"+word); err != nil || n < lines {
@@ -133,7 +132,7 @@ func TestRootPMIxTool(t *testing.T) {
 	})
 	t.Run("wait for a debugger", func(t *testing.T) {
 		s := startPMIx(t, n, dir, []string{"PMIX_DEBUG_STOP_IN_INIT=1"}, []string{"-n", "2"}, "", 0, "event", "-400")
-		eventually(t, 20*time.Second, "the server's address", func() error {
+		eventually(t, callTimeout, "the server's address", func() error {
 			_, err := os.Stat(filepath.Join(n.run, "pmix", s.doc.id(), "uri"))
 			return err
 		})
@@ -216,7 +215,7 @@ func TestRootClusterPMIxTool(t *testing.T) {
 		if r := s.wait(t); r.code == 0 {
 			t.Errorf("the step: %v", r)
 		}
-		eventually(t, 20*time.Second, "the end", func() error {
+		eventually(t, callTimeout, "the end", func() error {
 			if s.doc = head.show(t, s.doc.id()); s.doc.State != "FAILED" {
 				return errors.New(s.doc.State)
 			}

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // nodeDoc is the document of `node status` as far as these tests read it.
@@ -48,7 +47,7 @@ func (n *node) status(t testing.TB) nodeDoc {
 func (n *node) idle(t testing.TB) nodeDoc {
 	t.Helper()
 	var doc nodeDoc
-	eventually(t, 10*time.Second, "the end of all jobs", func() error {
+	eventually(t, callTimeout, "the end of all jobs", func() error {
 		if doc = n.status(t); len(doc.Jobs) > 0 {
 			return fmt.Errorf("jobs %+v", doc.Jobs)
 		}
@@ -214,7 +213,7 @@ func TestRootPrologScriptFails(t *testing.T) {
 	marks := n.markFile(t)
 	prolog := n.script(t, "prolog.sh", marks, "echo 'the disk is full' >&2\nexit 9")
 	n.script(t, "epilog.sh", marks, "")
-	n.restartWith(t, "Prolog=prolog.sh\nEpilog=epilog.sh\nPrologEpilogTimeout=2\n")
+	n.restartWith(t, "Prolog=prolog.sh\nEpilog=epilog.sh\n")
 	r := n.ctl(t, "run", "true")
 	cause := fmt.Sprintf("prolog %q: exited with code 9: the disk is full", prolog)
 	if r.code != 182 || !strings.Contains(r.err, "Job prolog failed: "+cause) {
@@ -263,13 +262,14 @@ func TestRootPrologScriptFails(t *testing.T) {
 	must(t, os.Chmod(prolog, 0o755))
 
 	// One that hangs is ended by its bound; what a batch job ends with says why.
+	n.restartWith(t, "Prolog=prolog.sh\nEpilog=epilog.sh\nPrologEpilogTimeout=1\n")
 	n.script(t, "prolog.sh", marks, "sleep 1000")
 	n.userFile(t, "job.sh", "#!/bin/sh\ntouch ran\n", 0o755)
 	r = n.ctl(t, "batch", "-W", "job.sh")
 	if r.code == 0 {
 		t.Errorf("a batch job without its prolog: %v", r)
 	}
-	if last := n.last(t); last.State != "FAILED" || !strings.Contains(last.Reason, "did not end within 2s (PrologEpilogTimeout)") {
+	if last := n.lastEnded(t); last.State != "FAILED" || !strings.Contains(last.Reason, "did not end within 1s (PrologEpilogTimeout)") {
 		t.Errorf("%+v", last)
 	}
 	if _, err := os.Stat(n.wd + "/ran"); err == nil {
@@ -319,7 +319,7 @@ func epilogOverRestart(t *testing.T, end func(*node)) {
 	if r := n.ctl(t, "run", "sh", "-c", "exit 5"); r.code != 5 {
 		t.Errorf("got %v", r)
 	}
-	eventually(t, 5*time.Second, "the epilog", func() error {
+	eventually(t, callTimeout, "the epilog", func() error {
 		if !strings.Contains(readFile(t, marks), "epilog.sh") {
 			return fmt.Errorf("not begun")
 		}

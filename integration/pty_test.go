@@ -82,7 +82,7 @@ func (p *onTerminal) text() string {
 func (p *onTerminal) shows(t testing.TB, want string) []string {
 	t.Helper()
 	var lines []string
-	eventually(t, 10*time.Second, "the text "+want, func() error {
+	eventually(t, callTimeout, "the text "+want, func() error {
 		lines = lastPicture(p.text())
 		if !strings.Contains(strings.Join(lines, "\n"), want) {
 			return fmt.Errorf("the screen is %q", lines)
@@ -95,7 +95,7 @@ func (p *onTerminal) shows(t testing.TB, want string) []string {
 // reads waits until what came after the last whole picture has a text.
 func (p *onTerminal) reads(t testing.TB, want string) {
 	t.Helper()
-	eventually(t, 10*time.Second, "the text "+want, func() error {
+	eventually(t, callTimeout, "the text "+want, func() error {
 		out := p.text()
 		if last := out[strings.LastIndex(out, "\x1b[J")+1:]; !strings.Contains(last, want) {
 			return fmt.Errorf("after the last picture comes %q", last)

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 	"unicode/utf8"
 )
 
@@ -38,7 +37,7 @@ func TestRootSeeing(t *testing.T) {
 		t.Fatal(r)
 	}
 	failed := n.lastEnded(t).id()
-	p := n.start(t, call{args: []string{"run", "-J", "sleeper", "-n2", "sleep", "60"}})
+	p := n.start(t, call{args: []string{"run", "-J", "sleeper", "-n2", "sleep", "1000"}})
 	runs := n.running(t).id()
 	t.Run("json", func(t *testing.T) { jsonOfAll(t, n, runs, failed) })
 	t.Run("plan", func(t *testing.T) { planOf(t, n) })
@@ -197,7 +196,7 @@ func TestRootProgress(t *testing.T) {
 	piped := n.start(t, call{args: []string{"run", "true"}, root: true})
 	told := n.on(t, 80, 24, "run", "true")
 	told.shows(t, `plugin "rude.so": slurm_spank_user_init for `)
-	eventually(t, 10*time.Second, "three steps", func() error {
+	eventually(t, callTimeout, "three steps", func() error {
 		if got := len(n.ps(t)); got != 3 {
 			return fmt.Errorf("there are %d", got)
 		}
@@ -210,7 +209,7 @@ func TestRootProgress(t *testing.T) {
 	}
 	told.ends(t, -1)
 	quiet.ends(t, -1)
-	eventually(t, 10*time.Second, "the line's end", func() error { // what it said last is still on its way
+	eventually(t, callTimeout, "the line's end", func() error { // what it said last is still on its way
 		if said := told.text(); !strings.Contains(said[strings.LastIndex(said, "user_init for"):], "\r\x1b[K") {
 			return fmt.Errorf("it says %q", said)
 		}
@@ -225,7 +224,7 @@ func TestRootProgress(t *testing.T) {
 // prologOf: what waits for a TaskProlog that nothing bounds says so, and can be ended.
 func prologOf(t *testing.T, n *node) {
 	n.stack(t, "# none")
-	s := n.on(t, 80, 24, "run", "-n2", "--task-prolog="+n.userFile(t, "hang", "#!/bin/sh\nexec sleep 60\n", 0o755), "true")
+	s := n.on(t, 80, 24, "run", "-n2", "--task-prolog="+n.userFile(t, "hang", "#!/bin/sh\nexec sleep 1000\n", 0o755), "true")
 	s.shows(t, "TaskProlog of tasks 0-1 runs for ")
 	id := n.running(t).id()
 	contains(t, "explain", n.ctlRoot(t, "explain", id).out, "TaskProlog or --task-prolog has not ended")
@@ -295,7 +294,7 @@ func topOf(t *testing.T, n *node, runs string) {
 		s.shows(t, `there is no signal "NOSUCH"`)
 		s.press(t, "q")
 		s.ends(t, 0)
-		eventually(t, 5*time.Second, "the screen to be given back", func() error {
+		eventually(t, callTimeout, "the screen to be given back", func() error {
 			if said := s.text(); !strings.HasSuffix(said, "\x1b[?7h\x1b[?25h\x1b[?1049l") {
 				return fmt.Errorf("it ends with %q", said[max(0, len(said)-80):])
 			}
@@ -324,7 +323,7 @@ func topOf(t *testing.T, n *node, runs string) {
 	s.shows(t, "sleeper")
 	// Ctrl-C is for attach, and not for top as well.
 	s.press(t, "a")
-	eventually(t, 10*time.Second, "attach", func() error { return s.runs("attach") })
+	eventually(t, callTimeout, "attach", func() error { return s.runs("attach") })
 	s.press(t, "\x03")
 	s.reads(t, "enter goes back to top")
 	s.press(t, "\r")

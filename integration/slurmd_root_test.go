@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // childHost finds the spankhost of noded itself: the slurmd context.
@@ -159,7 +158,7 @@ func TestRootSlurmdHostDies(t *testing.T) {
 	n.write(t, "plugstack.conf", fmt.Sprintf("required %s mark=%s\n", so, marks))
 	n.boot(t)
 	must(t, syscall.Kill(n.childHost(t), syscall.SIGKILL))
-	eventually(t, 5*time.Second, "the fallback", func() error {
+	eventually(t, callTimeout, "the fallback", func() error {
 		for _, f := range n.status(t).Fallbacks {
 			if f.What == "plugins in slurmd context" && strings.Contains(f.Why, "killed by SIGKILL") {
 				return nil

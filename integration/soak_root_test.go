@@ -81,7 +81,7 @@ func (s *soak) sleeper(worker int) (*process, string, error) {
 		return nil, "", err
 	}
 	p := s.n.start(s.t, call{args: []string{"run", "sh", "-c", "echo $SLURM_JOB_ID.$SLURM_STEP_ID >" + mark + ".new; mv " + mark + ".new " + mark + "; exec sleep 86387"}})
-	for range 2000 {
+	for range 8000 {
 		if b, err := os.ReadFile(mark); err == nil {
 			return p, strings.TrimSpace(string(b)), nil
 		}
@@ -122,9 +122,12 @@ func (s *soak) hostKilled(worker int) error {
 	if err != nil {
 		return err
 	}
-	host := childNamed(childNamed(s.n.cmd.Process.Pid, "stepd: ["+id+"]"), "spankhost: ["+id+"]")
-	if host == 0 {
-		return fmt.Errorf("step %s has no host", id)
+	host := 0
+	for try := 0; host == 0; try++ {
+		// The list of children may lack some while others of them end (proc_tid_children(5)).
+		if host = childNamed(childNamed(s.n.cmd.Process.Pid, "stepd: ["+id+"]"), "spankhost: ["+id+"]"); host == 0 && try == 500 {
+			return fmt.Errorf("step %s has no host", id)
+		}
 	}
 	if err := syscall.Kill(host, syscall.SIGKILL); err != nil {
 		return err
@@ -205,7 +208,7 @@ func TestRootThousandSteps(t *testing.T) {
 	n.idle(t)
 	var after footprint
 	// Connections of clients that have just gone are closed a little later.
-	eventually(t, 10*time.Second, "what noded had before the steps", func() error {
+	eventually(t, callTimeout, "what noded had before the steps", func() error {
 		after = n.footprint(t)
 		same := after
 		same.anonKB = before.anonKB

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // pmi1 is a rank's program: the words of testdata/tasks/pmi1.sh, and script.
@@ -38,7 +37,7 @@ func TestRootSpawn(t *testing.T) {
 	}
 	contains(t, "stdout", r.out, "cmd=spawn_result rc=0 jobid=1.1 errcodes=0,0\n", "parent ends\n",
 		"child 0 of 2 of 1 spawned 1 in /usr arg a b=c\n", "child 1 of 2 of 1 spawned 1 in /usr arg a b=c\n")
-	child := n.show(t, "1.1")
+	child := n.ended(t, "1.1")
 	if child.State != "COMPLETED" || child.NTasks != 2 || child.Name != "sh" || child.UID != n.show(t, "1.0").UID {
 		t.Errorf("the spawned step: %+v", child)
 	}
@@ -101,7 +100,7 @@ func TestRootSpawnFails(t *testing.T) {
 	if r.code != 0 {
 		t.Errorf("got %v", r)
 	}
-	r = n.spawning(t, 1, `hello; quiet_spawn 1 sleep 1; quiet_spawn 1 sleep 1; spawn 1 true; bye`)
+	r = n.spawning(t, 1, `hello; for i in 1 2; do quiet_spawn 1 sh -c 'while test ! -e go; do sleep 0.05; done'; done; spawn 1 true; : >go; bye`)
 	contains(t, "stdout", r.out, "msg=job_3_runs_2_spawned_steps,_and_2_is_the_limit_(SpawnStepsMax)")
 	if r.code != 0 {
 		t.Errorf("got %v", r)
@@ -139,7 +138,7 @@ func TestRootSpawnEnds(t *testing.T) {
 			_ = os.Remove(filepath.Join(n.wd, "up"))
 			p := n.start(t, call{args: []string{"run", "--mpi=pmi2", "bash", "-c", pmi1(t, "hello; "+child+c.script)}})
 			var parent stepDoc
-			eventually(t, 10*time.Second, "the spawned step", func() error {
+			eventually(t, callTimeout, "the spawned step", func() error {
 				if _, err := os.Stat(filepath.Join(n.wd, "up")); err != nil {
 					return err
 				}
@@ -160,7 +159,7 @@ func TestRootSpawnEnds(t *testing.T) {
 			for _, w := range c.words {
 				contains(t, "stderr", r.err, fmt.Sprintf(w, i+1)) // by its number: an abort may come before ps
 			}
-			eventually(t, 10*time.Second, "the end of both", func() error {
+			eventually(t, callTimeout, "the end of both", func() error {
 				if steps := n.ps(t); len(steps) > 0 {
 					return fmt.Errorf("step %s is %s", steps[0].id(), steps[0].State)
 				}
@@ -286,7 +285,7 @@ func checkSpawnEndsOnNodes(t *testing.T, c *cluster) {
 		t.Run(d.name, func(t *testing.T) {
 			_ = os.Remove(filepath.Join(n.wd, "up"))
 			p := n.start(t, call{args: []string{"run", "-N2", "-n2", "--mpi=pmi2", "bash", "-c", pmi1(t, script+d.last)}})
-			eventually(t, 10*time.Second, "the spawned step", func() error {
+			eventually(t, callTimeout, "the spawned step", func() error {
 				_, err := os.Stat(filepath.Join(n.wd, "up"))
 				return err
 			})

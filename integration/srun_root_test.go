@@ -93,7 +93,11 @@ func (n *node) srunCommand(t *testing.T, dir, script string) *exec.Cmd {
 	user := testUser(t)
 	// A background process of a shell without job control ignores SIGINT and SIGQUIT,
 	// which it hands on: env undoes that.
-	srun := "stepctl() { \"$STEPCTL\" \"$@\"; }\nalias srun='env --default-signal=INT,QUIT $STEPCTL run'\n"
+	// up waits until the task has said so, and a moment more, in which its client hears of
+	// it; said waits until a file has a word.
+	srun := `up() { while [ ! -e up ]; do sleep 0.02; done; sleep 0.2; }
+said() { while ! grep -qs "$1" "$2"; do sleep 0.02; done; }
+` + "stepctl() { \"$STEPCTL\" \"$@\"; }\nalias srun='env --default-signal=INT,QUIT $STEPCTL run'\n"
 	cmd := exec.Command("/bin/sh", "-c", srun+"eval \"$SCRIPT\"")
 	cmd.Dir = dir
 	cmd.Env = []string{

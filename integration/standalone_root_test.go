@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // privateLeft tells what is there of private nodeds: processes and directories.
@@ -43,7 +42,7 @@ func TestRootStandaloneEnds(t *testing.T) {
 	plugstack := func(text string) { n.write(t, "other/plugstack.conf", text+"\n") }
 	waitMark := func(what string) {
 		t.Helper()
-		eventually(t, 20*time.Second, what, func() error {
+		eventually(t, callTimeout, what, func() error {
 			if !strings.Contains(readFile(t, marks), what) {
 				return errors.New("not yet")
 			}
@@ -77,7 +76,7 @@ func TestRootStandaloneEnds(t *testing.T) {
 			if r := p.wait(t); r.code != c.code {
 				t.Errorf("want %d, got %v", c.code, r)
 			}
-			eventually(t, 20*time.Second, "the end of noded", func() error { return privateLeft(tmp) })
+			eventually(t, callTimeout, "the end of noded", func() error { return privateLeft(tmp) })
 		})
 	}
 	// An allocation's command is the user's own process: it outlives a killed alloc.

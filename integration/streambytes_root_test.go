@@ -110,7 +110,7 @@ func (n *node) lastBytes(t *testing.T) byteCounts {
 	var doc struct {
 		Step byteCounts `json:"step"`
 	}
-	must(t, json.Unmarshal([]byte(n.ctl(t, "show", n.last(t).id(), "--json").out), &doc))
+	must(t, json.Unmarshal([]byte(n.ctl(t, "show", n.lastEnded(t).id(), "--json").out), &doc))
 	return doc.Step
 }
 
@@ -175,7 +175,7 @@ func (n *node) stoppedClient(t *testing.T, null *os.File) {
 	for _, g := range gates {
 		must(t, os.WriteFile(g, []byte("\n"), 0))
 	}
-	eventually(t, 20*time.Second, "the end of the step", func() error {
+	eventually(t, callTimeout, "the end of the step", func() error {
 		if s := n.show(t, id); s.State != "COMPLETED" {
 			return fmt.Errorf("%s, its client stands still", s.State)
 		}
@@ -203,7 +203,7 @@ func (n *node) killedClient(t *testing.T, null *os.File) {
 	id := n.running(t).id()
 	must(t, p.cmd.Process.Kill())
 	p.wait(t)
-	eventually(t, 20*time.Second, "the end of the step", func() error {
+	eventually(t, callTimeout, "the end of the step", func() error {
 		if s := n.show(t, id); s.State != "FAILED" || !strings.Contains(s.Reason, "Broken pipe") {
 			return fmt.Errorf("%s: %s", s.State, s.Reason)
 		}

@@ -44,6 +44,35 @@ func (n *node) suspension(t testing.TB, id string) suspendDoc {
 	return doc.Step
 }
 
+// suspendedAt is when the step's event log has it suspended.
+func (n *node) suspendedAt(t testing.TB, id string) (at time.Time) {
+	t.Helper()
+	for line := range strings.Lines(n.ctlRoot(t, "events", id).out) {
+		var e struct {
+			Time  time.Time
+			Event string
+		}
+		if must(t, json.Unmarshal([]byte(line), &e)); e.Event == "suspend" {
+			at = e.Time
+		}
+	}
+	if at.IsZero() {
+		t.Errorf("step %s: its event log tells of no suspend", id)
+	}
+	return at
+}
+
+// hears waits until the ticker of step 0 has noted these job control signals.
+func (n *node) hears(t testing.TB, want string) {
+	t.Helper()
+	eventually(t, callTimeout, "the task to hear", func() error {
+		if heard := readFile(t, filepath.Join(n.wd, "heard.0")); heard != want {
+			return fmt.Errorf("it heard %q, want %q", heard, want)
+		}
+		return nil
+	})
+}
+
 // tick is what the ticker of a step has counted.
 func (n *node) tick(id string) string {
 	_, step, _ := strings.Cut(id, ".")
@@ -65,7 +94,7 @@ func (n *node) ticks(t testing.TB, id string, want bool) {
 		}
 		return
 	}
-	eventually(t, 5*time.Second, "the ticker of "+id, func() error {
+	eventually(t, callTimeout, "the ticker of "+id, func() error {
 		if now := n.tick(id); now == before || now == "" {
 			return fmt.Errorf("it is at %q", now)
 		}
@@ -106,13 +135,11 @@ func TestRootSuspend(t *testing.T) {
 	p, id := n.startTicker(t)
 	began := time.Now()
 	ok(t, "suspend", n.ctl(t, "suspend", id))
-	if took := time.Since(began); took < 2*time.Second || took > 5*time.Second && !testkit.InGuest() {
+	if took := time.Since(began); took < 2*time.Second || took > 20*time.Second && !testkit.InGuest() {
 		t.Errorf("suspend took %v, want the 2 s between SIGTSTP and the freezer", took)
 	}
 	n.ticks(t, id, false)
-	if heard := readFile(t, filepath.Join(n.wd, "heard.0")); heard != "tstp\n" {
-		t.Errorf("the task heard %q", heard)
-	}
+	n.hears(t, "tstp\n")
 	if doc := n.suspension(t, id); doc.State != "RUNNING" || doc.Suspended == nil || doc.SuspendedBy == nil || *doc.SuspendedBy != int(testUser(t).uid) {
 		t.Errorf("suspended: %+v", doc)
 	}
@@ -122,9 +149,7 @@ func TestRootSuspend(t *testing.T) {
 	refused(t, "another user's resume", n.do(t, call{args: []string{"resume", id}, uid: 7002}), "permission denied")
 	ok(t, "resume", n.ctl(t, "resume", id))
 	n.ticks(t, id, true)
-	if heard := readFile(t, filepath.Join(n.wd, "heard.0")); heard != "tstp\ncont\n" {
-		t.Errorf("the task heard %q", heard)
-	}
+	n.hears(t, "tstp\ncont\n")
 	if doc := n.suspension(t, id); doc.Suspended != nil || doc.SuspendedSeconds < 0.2 {
 		t.Errorf("resumed: %+v", doc)
 	}
@@ -138,7 +163,7 @@ func TestRootSuspend(t *testing.T) {
 	if r := p.wait(t); r.code != 137 {
 		t.Errorf("run: %v", r)
 	}
-	if took := time.Since(began); took > 5*time.Second && !testkit.InGuest() {
+	if took := time.Since(began); took > 20*time.Second && !testkit.InGuest() {
 		t.Errorf("the suspended step ended %v after its cancel", took)
 	}
 	if doc := n.ended(t, id); doc.State != "CANCELLED" {
@@ -166,10 +191,9 @@ func TestRootSuspendJob(t *testing.T) {
 		p, id := n.startTicker(t, "--jobid", job)
 		steps, ids = append(steps, p), append(ids, id)
 	}
-	began := time.Now()
 	ok(t, "suspend", n.ctlRoot(t, "suspend", job))
-	if took := time.Since(began); took > 3500*time.Millisecond && !testkit.InGuest() {
-		t.Errorf("two steps took %v: they are not suspended side by side", took)
+	if apart := n.suspendedAt(t, ids[1]).Sub(n.suspendedAt(t, ids[0])).Abs(); apart >= 2*time.Second {
+		t.Errorf("two steps stand still %v one after the other, of which each takes 2 s: not side by side", apart)
 	}
 	for _, id := range ids {
 		n.ticks(t, id, false)
@@ -270,7 +294,7 @@ func TestRootSuspendLaunch(t *testing.T) {
 	n := startNode(t, site{})
 	n.restartWith(t, "Prolog="+n.script(t, "prolog", n.path("prolog.out"), "while ! test -e "+n.path("go")+"; do sleep 0.02; done"))
 	p := n.start(t, call{args: []string{"run", "sh", "-c", "echo began >began"}})
-	eventually(t, 5*time.Second, "the prolog", func() error {
+	eventually(t, callTimeout, "the prolog", func() error {
 		if len(n.ps(t)) == 0 {
 			return errors.New("no step")
 		}
@@ -279,7 +303,7 @@ func TestRootSuspendLaunch(t *testing.T) {
 	id := n.last(t).id()
 	ok(t, "suspend", n.ctl(t, "suspend", id))
 	must(t, os.WriteFile(n.path("go"), nil, 0o644))
-	eventually(t, 5*time.Second, "the suspended step", func() error {
+	eventually(t, callTimeout, "the suspended step", func() error {
 		if doc := n.suspension(t, id); doc.Suspended == nil {
 			return fmt.Errorf("%+v", doc)
 		}

@@ -176,7 +176,7 @@ func terminalSignals(t *testing.T, n *node) {
 	must(t, s.p.cmd.Process.Signal(syscall.SIGCONT))
 	must(t, s.p.cmd.Process.Signal(syscall.SIGTERM)) // as with srun, the step's end
 	s.ends(143)
-	if d := n.show(t, id); d.State != "CANCELLED" {
+	if d := n.ended(t, id); d.State != "CANCELLED" {
 		t.Errorf("after SIGTERM of its client the step is %s", d.State)
 	}
 	s = openTerminal(t, 24, 80)
