@@ -66,6 +66,7 @@ type site struct {
 	Cgroup    string   // cgroup.conf
 	Gres      string   // gres.conf
 	Before    []string // see node
+	Contained bool     // see node
 }
 
 // node is a private noded and the directory it serves from.
@@ -80,6 +81,8 @@ type node struct {
 	bin  string        // stepctl
 	// before is what noded is run by: "sh", "-c", "prepare; exec "$@"", "sh".
 	before []string
+	// contained: noded is process 1 of a pid namespace.
+	contained bool
 	// netns and name are those of a cluster's node: its network namespace, and its
 	// NodeName.
 	netns, name string
@@ -136,7 +139,7 @@ func startNode(t *testing.T, s site) *node {
 			os.RemoveAll(dir)
 		}
 	})
-	n := &node{dir: dir, wd: filepath.Join(dir, "wd"), run: filepath.Join(dir, "run"), bin: binary(t, "stepctl"), before: s.Before}
+	n := &node{dir: dir, wd: filepath.Join(dir, "wd"), run: filepath.Join(dir, "run"), bin: binary(t, "stepctl"), before: s.Before, contained: s.Contained}
 	must(t, os.Chmod(dir, 0o755))
 	must(t, os.Mkdir(n.wd, 0o755))
 	must(t, os.Mkdir(n.path("home"), 0o755))
@@ -207,6 +210,11 @@ func (n *node) boot(t testing.TB) {
 	}(n.log)
 	// Its own session: what hits the test's terminal must not hit the node.
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if n.contained {
+		n.cmd = exec.Command("sh", append([]string{"-c", `mount --make-rprivate / && mount -t proc proc /proc && exec "$@"`, "sh"}, n.cmd.Args...)...)
+		n.cmd.Stdout, n.cmd.Stderr = write, write
+		n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+	}
 	must(t, n.cmd.Start())
 	n.closeMark()
 	n.mark = write

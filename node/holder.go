@@ -31,6 +31,9 @@ func openClient(caller api.Peer) (int, error) {
 
 // newHolder describes the process of pidfd, whose number is pid.
 func newHolder(pid int32, pidfd int, boot string) (*holder, error) {
+	if pid == 0 {
+		return nil, errors.New("cannot follow the client: it has no number in the pid namespace of noded's container; run stepctl in there")
+	}
 	h := &holder{PID: int(pid), BootID: boot}
 	var err error
 	if h.Start, err = linux.StartTime(h.PID); err != nil {

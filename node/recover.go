@@ -228,7 +228,7 @@ func (f *follower) bury(reason string, state step.State) {
 // reason says why; without a connection it is followed by its pidfd alone.
 func (n *Node) findStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
 	if rec.BootID != n.boot {
-		return nil, nil, "the node was rebooted while the step ran"
+		return nil, nil, rebooted(rec.BootID, n.boot)
 	}
 	dir, name := n.files.stepsDir(), n.files.socketName(rec.ID)
 	if rec.StepdPID == 0 {
@@ -248,6 +248,15 @@ func (n *Node) findStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
 		return p, nil, ""
 	}
 	return p, conn, ""
+}
+
+// rebooted says what came between two values of linux.BootID.
+func rebooted(before, now string) string {
+	boot, _, _ := strings.Cut(before, "/")
+	if same, _, contained := strings.Cut(now, "/"); contained && same == boot {
+		return "noded's container was started again while the step ran"
+	}
+	return "the node was rebooted while the step ran"
 }
 
 // meetStepd asks the socket who serves it: noded died after it had started

@@ -30,6 +30,9 @@ func main() {
 	if again, ok := errors.AsType[errReload](err); ok {
 		err = again.begin()
 	}
+	if code, only := errors.AsType[errExit](err); only {
+		os.Exit(int(code))
+	}
 	if err != nil {
 		sayLast(c, err)
 		os.Exit(1)
@@ -88,6 +91,9 @@ func command() *cobra.Command {
 			}
 			if o.check {
 				return diagnose(c.OutOrStdout(), o)
+			}
+			if os.Getpid() == 1 {
+				return runFirst(o)
 			}
 			return run(o)
 		},

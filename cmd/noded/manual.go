@@ -18,6 +18,7 @@ func page(c *cobra.Command) *manual.Page {
 	p.About = []string{
 		"noded runs on each node, as root, mostly as the service noded.service. It takes requests on its socket, starts one stepd for each step, runs prolog and epilog, and keeps what became of the steps. Who asks is told by the kernel.",
 		"It stays in the foreground, and tells systemd when it serves. SIGTERM stops it and leaves the steps running: the next noded finds them again.",
+		"As process 1, in a container, it starts itself once more, reaps what loses its parent, and starts noded again when it crashes. SIGTERM then ends the steps, too: they have KillWait, and the container's own time to stop.",
 	}
 	p.Topics = []manual.Topic{
 		{Title: "Exit codes", Entries: []manual.Entry{

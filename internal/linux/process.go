@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runc/libcontainer/system"
+	"golang.org/x/sys/unix"
 )
 
 // StartTime is when process pid started, in clock ticks since boot
@@ -21,7 +22,13 @@ func StartTime(pid int) (uint64, error) {
 
 const bootIDPath = "/proc/sys/kernel/random/boot_id"
 
-// BootID is the kernel's name for this boot, a UUID (random(4)).
+// firstPIDNamespace is the inode of the pid namespace that the kernel begins with
+// (PID_NS_INIT_INO, linux/nsfs.h).
+const firstPIDNamespace = 0xEFFFFFFC
+
+// BootID is the kernel's name for this boot, a UUID (random(4)). In a pid namespace
+// of a container all processes end with process 1 as in a reboot, and the next ones
+// have their numbers: there "/" and the start time of process 1 follow.
 func BootID() (string, error) {
 	data, err := os.ReadFile(bootIDPath)
 	if err != nil {
@@ -31,7 +38,18 @@ func BootID() (string, error) {
 	if len(id) != 36 {
 		return "", fmt.Errorf("cannot parse the boot id in %q: got %q", bootIDPath, id)
 	}
-	return id, nil
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
+		return "", fmt.Errorf("cannot look at the own pid namespace: %w", err)
+	}
+	if st.Ino == firstPIDNamespace {
+		return id, nil
+	}
+	start, err := StartTime(1)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s/%d", id, start), nil
 }
 
 // SetSubreaper makes the calling process the parent of its orphaned

@@ -1,0 +1,110 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// inside is a call of stepctl in the pid namespace of a contained node, as root.
+func (n *node) inside(args ...string) call {
+	enter := []string{"--target", strconv.Itoa(n.cmd.Process.Pid), "--pid", "--mount", n.bin}
+	return call{program: "nsenter", args: append(enter, args...), root: true}
+}
+
+// children are those of process 1, by their names.
+func (n *node) children(t *testing.T) map[string]int {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.cmd.Process.Pid))
+	must(t, err)
+	found := make(map[string]int)
+	for _, file := range files {
+		list, _ := os.ReadFile(file) // a thread may have ended
+		for pid := range strings.FieldsSeq(string(list)) {
+			number, err := strconv.Atoi(pid)
+			must(t, err)
+			if comm, err := os.ReadFile(filepath.Join("/proc", pid, "comm")); err == nil {
+				found[strings.TrimSpace(string(comm))] = number
+			}
+		}
+	}
+	return found
+}
+
+// TestRootFirstProcess: noded as the entry point of a container, where it is process 1.
+func TestRootFirstProcess(t *testing.T) {
+	n := startNode(t, site{Contained: true, Slurm: "KillWait=2\n"})
+	t.Run("steps and allocations", func(t *testing.T) {
+		if r := n.do(t, n.inside("alloc", n.bin, "run", "echo", "ran")); r.code != 0 || r.out != "ran\n" {
+			t.Errorf("inside: %v", r)
+		}
+		if r := n.ctl(t, "run", "echo", "ran"); r.code != 0 || r.out != "ran\n" {
+			t.Errorf("outside: %v", r)
+		}
+		if r := n.ctl(t, "alloc", "true"); r.code != 1 || !strings.Contains(r.err, "cannot follow the client: it has no number in the pid namespace of noded's container") {
+			t.Errorf("an allocation whose client noded cannot know again: %v", r)
+		}
+	})
+	t.Run("orphans are reaped", func(t *testing.T) {
+		if r := n.do(t, call{program: "nsenter", root: true, args: []string{
+			"--target", strconv.Itoa(n.cmd.Process.Pid), "--pid", "--mount", "sh", "-c", "(sh -c 'exit 3' & exec sleep 0.1) & true",
+		}}); r.code != 0 {
+			t.Fatal(r)
+		}
+		eventually(t, 10*time.Second, "process 1 to have noded alone", func() error {
+			if all := n.children(t); len(all) != 1 || all["noded"] == 0 {
+				return fmt.Errorf("it has %v", all)
+			}
+			return nil
+		})
+	})
+	var id string
+	t.Run("noded crashes", func(t *testing.T) {
+		p := n.start(t, n.inside("run", "sleep", "1000"))
+		id = n.running(t).id()
+		crashed := n.children(t)["noded"]
+		if crashed == 0 {
+			t.Fatalf("process 1 has %v", n.children(t))
+		}
+		must(t, syscall.Kill(crashed, syscall.SIGKILL))
+		eventually(t, 10*time.Second, "another noded", func() error {
+			if now := n.children(t)["noded"]; now == 0 || now == crashed {
+				return fmt.Errorf("it is %d", now)
+			}
+			if r := n.ctlRoot(t, "ps"); r.code != 0 || !strings.Contains(r.out, "RUNNING") {
+				return fmt.Errorf("%v", r)
+			}
+			return nil
+		})
+		n.logs(t, "noded has ended with SIGKILL: starting it again; steps go on")
+		// The container is stopped: the step's client is told by its own SIGTERM.
+		must(t, n.cmd.Process.Signal(syscall.SIGTERM))
+		<-n.done
+		if code := n.cmd.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("exit code %d after SIGTERM", code)
+		}
+		p.wait(t)
+	})
+	n.boot(t)
+	if d := n.show(t, id); d.State != "CANCELLED" || !strings.Contains(d.Reason, "stepd got SIGTERM: the host goes down") {
+		t.Errorf("the step of the container that was stopped: %s, %q", d.State, d.Reason)
+	}
+	t.Run("the container is killed", func(t *testing.T) {
+		p := n.start(t, n.inside("run", "sleep", "1000"))
+		id := n.running(t).id()
+		n.kill9(t)
+		p.wait(t)
+		n.boot(t)
+		eventually(t, 10*time.Second, "the step's end", func() error {
+			if d := n.show(t, id); d.State != "NODE_FAIL" || d.Reason != "noded's container was started again while the step ran" {
+				return fmt.Errorf("%s, %q", d.State, d.Reason)
+			}
+			return nil
+		})
+	})
+}
