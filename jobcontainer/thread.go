@@ -69,7 +69,7 @@ func onDisposableThread(f func()) {
 // would get it; the script runs before the private directories cover the
 // host's, as in Slurm (job_container.conf(5), InitScript).
 func (p *plan) inThread(ctx context.Context) (_ *os.File, err error) {
-	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+	if err := unshareMounts(); err != nil {
 		return nil, fmt.Errorf("cannot make a mount namespace for job %d: %w", p.job, err)
 	}
 	// Opened before the script could mount something over /proc.
