@@ -170,6 +170,9 @@ func decideV2(w Wish, f facts) (Answer, error) {
 	if err != nil {
 		return Answer{}, fmt.Errorf("cannot parse the own cgroup: %w", err)
 	}
+	if err := ofOthers(mount); err != nil {
+		return fallBack(a, err.Error()), nil
+	}
 	if !f.systemd {
 		return place(a, mount, f.usable), nil
 	}
@@ -210,6 +213,16 @@ func place(a Answer, mount *mountinfo.Info, usable func(string) error) Answer {
 	}
 	a.Parent = mount.Mountpoint
 	return a
+}
+
+// ofOthers refuses a mount that shows what is above the own cgroup namespace: a
+// container's, to which the host's tree was given. Where in there its own cgroup is
+// nobody tells, and in the others those of other nodeds may lie, by the same name.
+func ofOthers(mount *mountinfo.Info) error {
+	if mount.Root != "/.." && !strings.HasPrefix(mount.Root, "/../") {
+		return nil
+	}
+	return fmt.Errorf("cannot use %q: it shows cgroups beyond noded's own cgroup namespace (start the container with --cgroupns=host, or without this mount)", mount.Mountpoint)
 }
 
 func fallBack(a Answer, why string) Answer {

@@ -128,6 +128,11 @@ func TestDecide(t *testing.T) {
 			want: Answer{Kind: proctrack.KindCgroupV2, Mount: "/sys/fs/cgroup", Own: "/docker/12ab/init", Parent: "/sys/fs/cgroup/init"},
 		},
 		{
+			name: "a container with the host's tree in a namespace of its own", mounts: "mountinfo.beyond", cgroup: "0::/\n", mode: cgroups.Unified,
+			want: Answer{Kind: proctrack.KindLinuxProc, Mount: "/sys/fs/cgroup", Own: "/", Fallbacks: []Fallback{{Cgroup,
+				`cannot use "/sys/fs/cgroup": it shows cgroups beyond noded's own cgroup namespace (start the container with --cgroupns=host, or without this mount)`}}},
+		},
+		{
 			name: "a mount of another part", mounts: "mountinfo.part", cgroup: "0::/docker/12abc\n", mode: cgroups.Unified,
 			want: Answer{Kind: proctrack.KindCgroupV2, Mount: "/sys/fs/cgroup", Own: "/docker/12abc", Parent: "/sys/fs/cgroup"},
 		},

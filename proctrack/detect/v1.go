@@ -42,6 +42,9 @@ func v1Parents(f facts) (hierarchies, error) {
 }
 
 func (f facts) placeIn(m *mountinfo.Info, own string) hierarchy {
+	if err := ofOthers(m); err != nil {
+		return hierarchy{why: err.Error()}
+	}
 	if dir, visible := below(m, own); visible && f.usable(dir) == nil {
 		return hierarchy{dir: dir}
 	}
