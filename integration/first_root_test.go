@@ -63,10 +63,10 @@ func TestRootFirstProcess(t *testing.T) {
 			return nil
 		})
 	})
-	var id string
-	t.Run("noded crashes", func(t *testing.T) {
-		p := n.start(t, n.inside("run", "sleep", "1000"))
-		id = n.running(t).id()
+	// The clients are outside: those inside end with the container.
+	t.Run("noded crashes, and the container is stopped", func(t *testing.T) {
+		p := n.start(t, call{args: []string{"run", "sleep", "1000"}})
+		id := n.running(t).id()
 		crashed := n.children(t)["noded"]
 		if crashed == 0 {
 			t.Fatalf("process 1 has %v", n.children(t))
@@ -82,29 +82,29 @@ func TestRootFirstProcess(t *testing.T) {
 			return nil
 		})
 		n.logs(t, "noded has ended with SIGKILL: starting it again; steps go on")
-		// The container is stopped: the step's client is told by its own SIGTERM.
 		must(t, n.cmd.Process.Signal(syscall.SIGTERM))
 		<-n.done
 		if code := n.cmd.ProcessState.ExitCode(); code != 0 {
 			t.Errorf("exit code %d after SIGTERM", code)
 		}
-		p.wait(t)
+		n.boot(t)
+		if r := p.wait(t); r.code != 143 {
+			t.Errorf("its client: %v", r)
+		}
+		if d := n.show(t, id); d.State != "CANCELLED" || !strings.Contains(d.Reason, "stepd got SIGTERM: the host goes down") {
+			t.Errorf("the step: %s, %q", d.State, d.Reason)
+		}
 	})
-	n.boot(t)
-	if d := n.show(t, id); d.State != "CANCELLED" || !strings.Contains(d.Reason, "stepd got SIGTERM: the host goes down") {
-		t.Errorf("the step of the container that was stopped: %s, %q", d.State, d.Reason)
-	}
 	t.Run("the container is killed", func(t *testing.T) {
-		p := n.start(t, n.inside("run", "sleep", "1000"))
+		p := n.start(t, call{args: []string{"run", "sleep", "1000"}})
 		id := n.running(t).id()
 		n.kill9(t)
-		p.wait(t)
 		n.boot(t)
-		eventually(t, 10*time.Second, "the step's end", func() error {
-			if d := n.show(t, id); d.State != "NODE_FAIL" || d.Reason != "noded's container was started again while the step ran" {
-				return fmt.Errorf("%s, %q", d.State, d.Reason)
-			}
-			return nil
-		})
+		if r := p.wait(t); r.code != 1 {
+			t.Errorf("its client: %v", r)
+		}
+		if d := n.show(t, id); d.State != "NODE_FAIL" || d.Reason != "noded's container was started again while the step ran" {
+			t.Errorf("the step: %s, %q", d.State, d.Reason)
+		}
 	})
 }
