@@ -84,7 +84,7 @@ use() {
 	await runs 3
 	local before
 	before=$(doc node status --json)
-	podman exec "$id" kill -9 "$before"
+	podman exec "$id" sh -c "kill -9 $before"
 	await podman healthcheck run "$id"
 	[ "$(doc node status --json)" != "$before" ] || fail "noded is still process $before"
 	runs 3
