@@ -301,12 +301,13 @@ func TestRootManyCyclesLeakNothing(t *testing.T) {
 		cycle(job + 2)
 	}
 	fds2, threads2, mounts2 := count()
-	if fds2 > fds || mounts2 != mounts || runtime.NumGoroutine() > goroutines {
-		t.Errorf("descriptors %d to %d, mounts %d to %d, goroutines %d to %d", fds, fds2, mounts, mounts2, goroutines, runtime.NumGoroutine())
+	if fds2 > fds || mounts2 != mounts {
+		t.Errorf("descriptors %d to %d, mounts %d to %d", fds, fds2, mounts, mounts2)
 	}
-	// Go starts and keeps threads as it likes; a leak would be one per cycle.
-	if threads2 > threads+10 {
-		t.Errorf("threads %d to %d in 50 cycles", threads, threads2)
+	// Go starts and keeps threads as it likes, and the last goroutine may be on its way to
+	// its end; a leak would be one per cycle.
+	if now := runtime.NumGoroutine(); threads2 > threads+10 || now > goroutines+10 {
+		t.Errorf("threads %d to %d, goroutines %d to %d in 50 cycles", threads, threads2, goroutines, now)
 	}
 	f.wantNothing()
 }
