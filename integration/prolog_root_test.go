@@ -51,6 +51,10 @@ func (n *node) idle(t testing.TB) nodeDoc {
 		if doc = n.status(t); len(doc.Jobs) > 0 {
 			return fmt.Errorf("jobs %+v", doc.Jobs)
 		}
+		// A batch job is a step that waits before it is a job that the node has.
+		if steps := n.ps(t); len(steps) > 0 {
+			return fmt.Errorf("steps %+v", steps)
+		}
 		return nil
 	})
 	return doc
