@@ -1,12 +1,14 @@
 package stepapi
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,11 +30,13 @@ type envelope struct {
 	Memfd int64 `json:"memfd"`
 }
 
+// envelopeStart is what an envelope begins with: other records are not looked at twice.
+var envelopeStart = []byte(`{"memfd":`)
+
 // Conn is one connection. One goroutine may send while another receives;
 // two senders need a lock of their own.
 type Conn struct {
-	c        *net.UnixConn
-	buf, oob []byte // of Recv
+	c *net.UnixConn
 	// recordMax bounds the records of this peer; 0 is RecordMax.
 	recordMax int64
 }
@@ -109,35 +113,68 @@ func (c *Conn) Send(m *Msg, fds ...int) error {
 	return nil
 }
 
+// packet is what one record is read into.
+type packet struct{ buf, oob []byte }
+
+// packets are those of all connections: one that waits has none, and noded has a
+// connection for each step.
+var packets = sync.Pool{New: func() any {
+	return &packet{buf: make([]byte, inlineMax+1), oob: make([]byte, unix.CmsgSpace((FDsMax+1)*4))}
+}}
+
 // Recv reads one record. The descriptors are the caller's to close. It returns
 // io.EOF when the peer has closed.
-func (c *Conn) Recv() (*Msg, []int, error) {
-	if c.buf == nil {
-		c.buf, c.oob = make([]byte, inlineMax+1), make([]byte, unix.CmsgSpace((FDsMax+1)*4))
-	}
-	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.buf, c.oob)
+func (c *Conn) Recv() (m *Msg, fds []int, err error) {
+	raw, err := c.c.SyscallConn()
 	if err != nil {
-		if errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.EOF) {
-			return nil, nil, io.EOF
+		return nil, nil, err
+	}
+	waitErr := raw.Read(func(fd uintptr) bool {
+		p := packets.Get().(*packet)
+		defer packets.Put(p)
+		for {
+			n, oobn, flags, _, rerr := unix.Recvmsg(int(fd), p.buf, p.oob, unix.MSG_CMSG_CLOEXEC)
+			switch rerr {
+			case nil:
+				m, fds, err = c.take(p.buf[:n], p.oob[:oobn], flags)
+				return true
+			case unix.EAGAIN:
+				return false
+			case unix.EINTR:
+				continue
+			case unix.ECONNRESET:
+				err = io.EOF
+				return true
+			}
+			err = fmt.Errorf("cannot read record: %w", rerr)
+			return true
 		}
-		return nil, nil, err
+	})
+	if waitErr != nil {
+		return nil, nil, waitErr
 	}
-	fds, err := parseRights(c.oob[:oobn])
+	return m, fds, err
+}
+
+// take makes a record of a packet, of which it keeps nothing.
+func (c *Conn) take(b, oob []byte, flags int) (*Msg, []int, error) {
+	fds, err := parseRights(oob)
 	if err != nil {
 		return nil, nil, err
 	}
-	if n == 0 && len(fds) == 0 {
+	if len(b) == 0 && len(fds) == 0 {
 		return nil, nil, io.EOF
 	}
-	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || n > inlineMax {
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || len(b) > inlineMax {
 		closeAll(fds)
 		return nil, nil, fmt.Errorf("cannot read record: longer than %d bytes or %d descriptors", inlineMax, FDsMax)
 	}
-	m, rest, err := decode(c.buf[:n], fds, c.limit())
+	m, rest, err := decode(b, fds, c.limit())
 	if err != nil {
 		closeAll(fds)
 		return nil, nil, err
 	}
+	closeAll(fds[:len(fds)-len(rest)])
 	return m, rest, nil
 }
 
@@ -159,12 +196,14 @@ func checkSealed(fd int) error {
 	return nil
 }
 
-// decode parses a packet; when it is an envelope it reads the memfd, which is
-// then closed and taken off the list.
+// decode parses a packet; when it is an envelope it reads the memfd, and takes it off
+// the list. It closes nothing.
 func decode(b []byte, fds []int, limit int64) (*Msg, []int, error) {
 	var env envelope
-	if err := json.Unmarshal(b, &env); err != nil {
-		return nil, nil, fmt.Errorf("cannot parse record: %v", err)
+	if bytes.HasPrefix(b, envelopeStart) {
+		if err := json.Unmarshal(b, &env); err != nil {
+			return nil, nil, fmt.Errorf("cannot parse record: %v", err)
+		}
 	}
 	if env.Memfd != 0 {
 		if len(fds) == 0 || env.Memfd < 0 || env.Memfd > limit {
@@ -178,13 +217,11 @@ func decode(b []byte, fds []int, limit int64) (*Msg, []int, error) {
 		if err != nil || int64(n) != env.Memfd {
 			return nil, nil, fmt.Errorf("cannot read record of %d bytes from its memfd: got %d bytes, %v", env.Memfd, n, err)
 		}
-		unix.Close(fds[0])
 		b, fds = data, fds[1:]
 	}
-	m := new(Msg)
-	if err := json.Unmarshal(b, m); err != nil {
-		closeAll(fds)
-		return nil, nil, fmt.Errorf("cannot parse record: %v", err)
+	m, err := Parse(b)
+	if err != nil {
+		return nil, nil, err
 	}
 	return m, fds, nil
 }

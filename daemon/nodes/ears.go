@@ -50,9 +50,10 @@ func (e *ears) Told(from int, words []byte) {
 // owner, by its key.
 func (e *ears) Ordered(words []byte) {
 	<-e.joined
-	m := new(stepapi.Msg)
-	err := json.Unmarshal(words, m)
-	if err == nil {
+	m, err := stepapi.Parse(words)
+	if err != nil {
+		m = new(stepapi.Msg)
+	} else {
 		switch m.Type {
 		case stepapi.TypeSignal:
 			if state := e.st.Record().State; state == step.Completing || state.Final() {
