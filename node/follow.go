@@ -26,8 +26,9 @@ type follower struct {
 	// reached: then its end is all that is awaited.
 	proc *process
 	conn *stepapi.Conn
-	// settled: the final record is made and, where possible, stored.
-	settled bool
+	// settled: the final record is made and, where possible, stored. known: the store
+	// has the stepd already.
+	settled, known bool
 
 	mu    sync.Mutex
 	rec   step.Record // guarded by mu; only the owner changes it
@@ -110,6 +111,7 @@ func (f *follower) begin(p *process, c *stepapi.Conn) {
 		suspendBy = &job.By // it was numbered while its job was suspended
 	}
 	f.update(func(rec *step.Record) {
+		f.known = rec.StepdPID == p.pid && rec.StepdStart == p.start && rec.BootID == f.n.boot
 		rec.StepdPID, rec.StepdStart, rec.BootID = p.pid, p.start, f.n.boot
 	})
 	f.n.reg.started(f)
@@ -158,7 +160,9 @@ func (f *follower) follow() {
 	}()
 	defer f.meet()
 
-	f.storePID()
+	if !f.known {
+		f.storePID()
+	}
 	msgs := make(chan *stepapi.Msg)
 	if f.conn == nil {
 		close(msgs)

@@ -41,12 +41,27 @@ func (p *cpuPool) take(want int, overcommit bool) ([]int, error) {
 			return nil, fmt.Errorf("%s on this node: of its %s %d are free; --overcommit shares them with other steps", needs(want), cpuCount(len(p.cpus)), free)
 		}
 	}
-	order := slices.Clone(p.cpus)
-	slices.SortStableFunc(order, func(a, b int) int { return p.uses[a] - p.uses[b] })
-	got := order[:min(want, len(order))]
-	slices.Sort(got)
+	got := p.pick(want)
 	p.hold(got)
 	return got, nil
+}
+
+// pick is the lowest want of the least used CPUs, or all. Nothing else is kept for them:
+// a job has them as long as it runs.
+func (p *cpuPool) pick(want int) []int {
+	got := make([]int, 0, min(want, len(p.cpus)))
+	for _, c := range p.cpus {
+		if len(got) < cap(got) && p.uses[c] == 0 {
+			got = append(got, c)
+		}
+	}
+	if len(got) < cap(got) {
+		order := slices.Clone(p.cpus)
+		slices.SortStableFunc(order, func(a, b int) int { return p.uses[a] - p.uses[b] })
+		got = append(got[:0], order[:cap(got)]...)
+	}
+	slices.Sort(got)
+	return got
 }
 
 // hold counts one more user of each CPU, free ones or not: after a restart

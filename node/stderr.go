@@ -52,17 +52,37 @@ func newWords(out io.Writer, json bool) (w *words, theirs *os.File, err error) {
 	return w, os.NewFile(uintptr(fds[1]), "log"), nil
 }
 
+// wordsRoom is what is read into: a stepd that says nothing, as most do, has none of it.
+var wordsRoom = sync.Pool{New: func() any { return new([wordsMax]byte) }}
+
 // copy passes on what comes, until finish or close.
 func (w *words) copy() {
 	defer close(w.done)
-	buf := make([]byte, wordsMax)
-	for {
-		n, err := w.ours.Read(buf)
-		if err != nil {
-			return // the deadline of finish, or closed
+	conn, err := w.ours.SyscallConn()
+	for err == nil {
+		var readErr error
+		err = conn.Read(func(fd uintptr) bool {
+			readErr = w.readOne(int(fd))
+			return !errors.Is(readErr, unix.EAGAIN)
+		})
+		if err == nil { // else the deadline of finish, or closed
+			err = readErr
 		}
-		w.pass(buf[:n])
 	}
+}
+
+// readOne passes on one write of stepd's. EAGAIN: there is none.
+func (w *words) readOne(fd int) error {
+	buf := wordsRoom.Get().(*[wordsMax]byte)
+	defer wordsRoom.Put(buf)
+	n, err := unix.Read(fd, buf[:])
+	switch {
+	case err == nil:
+		w.pass(buf[:n])
+	case errors.Is(err, unix.EINTR):
+		err = nil
+	}
+	return err
 }
 
 func (w *words) pass(b []byte) {
@@ -106,19 +126,11 @@ func jsonLines(text string, now time.Time) string {
 func (w *words) finish() string {
 	_ = w.ours.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
 	<-w.done
-	buf := make([]byte, wordsMax)
 	conn, err := w.ours.SyscallConn()
-	for err == nil {
-		var n int
-		cerr := conn.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf) })
-		if errors.Is(err, unix.EINTR) {
-			err = nil
-			continue
+	for err == nil { // until EAGAIN: nothing is left
+		if cerr := conn.Control(func(fd uintptr) { err = w.readOne(int(fd)) }); cerr != nil {
+			break
 		}
-		if cerr != nil || err != nil {
-			break // EAGAIN: nothing is left
-		}
-		w.pass(buf[:n])
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
