@@ -6,7 +6,6 @@
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -16,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 )
 
 func main() {
@@ -28,7 +26,7 @@ func main() {
 	mpi := flag.Bool("mpi", false, "only the rows of MPI")
 	streams := flag.Bool("streams", false, "only the rows of streams")
 	events := flag.Bool("events", false, "only the rows of the event log")
-	many := flag.Bool("many", false, "only the rows of many steps at once, and of throughput")
+	many := flag.Bool("many", false, "only the rows of many steps at once, of throughput, and of programs that are sent")
 	only := flag.String("only", "", "of the rows of streams those that have this `text`")
 	runs := flag.Int("runs", 0, "how often each row of streams, or of the event log, is measured; 0: as is usual")
 	end := flag.String("tls-end", "", "be an end of a pipe over TLS, for the rows of two nodes: read or write")
@@ -50,27 +48,6 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
-}
-
-// onlyMany has a directory of its own.
-func onlyMany(bin string, quick bool) error {
-	dir, err := os.MkdirTemp("", "stepd-bench")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	n, err := startNoded(bin, filepath.Join(dir, "steps"), 64)
-	if err != nil {
-		return err
-	}
-	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
-	err = throughput(w, n, quick)
-	w.Flush()
-	n.stop()
-	if err != nil {
-		return err
-	}
-	return runMany(bin, dir, quick)
 }
 
 // size is one row: n tasks, measured that many times.
@@ -147,7 +124,10 @@ func runSteps(bin, dir, bare string, rec *recorder, quick bool) error {
 		}
 		w.Flush()
 	}
-	if err := throughput(w, ours, quick); err != nil {
+	if err := throughput(w, ours, slurm, slurmErr, quick); err != nil {
+		return err
+	}
+	if err := broadcast(w, dir, ours, slurm, slurmErr, quick); err != nil {
 		return err
 	}
 	w.Flush()
@@ -227,42 +207,6 @@ func row(w io.Writer, what string, n int, s series, peerName string, peer series
 	default:
 		fmt.Fprintf(w, "%s\t%s\t%.2f\n", peerName, ms(peer.at(0.5)), float64(s.at(0.5))/float64(peer.at(0.5)))
 	}
-}
-
-// throughput is steps per second, for so many clients at a time.
-func throughput(w *tabwriter.Writer, ours *noded, quick bool) error {
-	for _, workers := range []int{1, 2, 8} {
-		rounds, perRound := 5, 120
-		if quick {
-			rounds, perRound = 3, 40
-		}
-		var rates []float64
-		for range rounds {
-			start := time.Now()
-			errs := make(chan error, workers)
-			for range workers {
-				go func() {
-					var err error
-					for range perRound / workers {
-						argv := ours.run("-n1", "--overcommit", "/bin/true")
-						if out, e := exec.Command(argv[0], argv[1:]...).CombinedOutput(); e != nil {
-							err = errors.Join(err, fmt.Errorf("%w: %s", e, out))
-						}
-					}
-					errs <- err
-				}()
-			}
-			for range workers {
-				if err := <-errs; err != nil {
-					return err
-				}
-			}
-			rates = append(rates, float64(perRound)/time.Since(start).Seconds())
-		}
-		slices.Sort(rates)
-		fmt.Fprintf(w, "steps per second, %d at a time\t1\t%d\t%.0f /s\t%.0f /s\t\t\t\n", workers, rounds, rates[len(rates)/2], rates[0])
-	}
-	return nil
 }
 
 // memory is the proportional set size of stepd and spankhost together, while

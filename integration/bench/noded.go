@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -142,9 +144,8 @@ func (n *noded) cancelAll() {
 		if len(steps) == 0 {
 			return
 		}
-		for id := range steps {
-			exec.Command(filepath.Join(n.bin, "stepctl"), "--socket", n.socket, "cancel", id).Run()
-		}
+		args := append([]string{"--socket", n.socket, "cancel"}, slices.Sorted(maps.Keys(steps))...)
+		exec.Command(filepath.Join(n.bin, "stepctl"), args...).Run()
 		time.Sleep(50 * time.Millisecond)
 	}
 }
