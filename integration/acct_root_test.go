@@ -208,8 +208,18 @@ func TestRootStat(t *testing.T) {
 
 // The sampler, by its frequency.
 func TestRootAcctgFreq(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=30\nJobAcctGatherParams=OverMemoryKill\n"})
-	if r := n.ctl(t, "run", "--acctg-freq=task=1", "sh", "-c", "sleep 1.4"); r.code != 0 {
+	p := n.start(t, call{args: []string{"run", "--acctg-freq=task=1", "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done"}})
+	id := n.running(t).id()
+	eventually(t, callTimeout, "a sample", func() error {
+		if u := n.acct(t, "show", id).Usage; u == nil || u.Samples < 1 {
+			return fmt.Errorf("usage: %+v", u)
+		}
+		return nil
+	})
+	n.letGo(t)
+	if r := p.wait(t); r.code != 0 {
 		t.Fatal(r)
 	}
 	n.ended(t, "1.0")
@@ -231,6 +241,7 @@ func TestRootAcctgFreq(t *testing.T) {
 
 // OverMemoryKill: a sample finds that the step uses more than it asked for.
 func TestRootOverMemoryKill(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\nJobAcctGatherParams=OverMemoryKill\n"})
 	program := n.loadProgram(t)
 	release, hold, err := os.Pipe()

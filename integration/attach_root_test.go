@@ -13,6 +13,7 @@ import (
 
 // TestRootAttach: others see a step's output, hold up nobody, and find what was kept.
 func TestRootAttach(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Stepd: "ReplayBytes=65536\n", Slurm: "KillWait=1\n"})
 	// Each rank writes a line, waits for the file, and writes another.
 	go2 := filepath.Join(n.wd, "go")

@@ -157,6 +157,7 @@ func TestRootBatchScriptIsTheUsers(t *testing.T) {
 // TestRootBatchArray: a job for each task, with its own output and variables; the highest
 // code is -W's.
 func TestRootBatchArray(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	n.userFile(t, "job.sh", `#!/bin/sh
 #SBATCH -J name --array=1-5:2%1

@@ -11,6 +11,7 @@ import (
 // TestRootBatchOutput: what the node and plugins say of a batch job stands in
 // its output, where the user looks.
 func TestRootBatchOutput(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildRude(t, n)
 	out := func() string {

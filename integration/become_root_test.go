@@ -102,6 +102,7 @@ func TestRootScriptsEnvironment(t *testing.T) {
 // TestRootDeadSpool: a spool on a file system that does not answer is told, at the start
 // and by --check, and neither is silent for long.
 func TestRootDeadSpool(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	n.shutdown(t)
 	h := n.mountHang(t)

@@ -14,6 +14,7 @@ import (
 // client's to open, once and as the step's user; those of tasks and nodes are opened
 // there.
 func TestRootClusterFiles(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 2, clusterSite{})
 	n := c.nodes[0]
 	lines := func(file string) []string {
@@ -64,6 +65,7 @@ func TestRootClusterFiles(t *testing.T) {
 // TestRootClusterFilesAsUser: root that starts a step for another user opens that
 // one's files as that one.
 func TestRootClusterFilesAsUser(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 2, clusterSite{})
 	n, user := c.nodes[0], testUser(t)
 	uid := fmt.Sprintf("--uid=%d", user.uid)
@@ -92,6 +94,7 @@ func TestRootClusterFilesAsUser(t *testing.T) {
 // TestRootClusterEnvironment: what tells the tasks of the step's nodes and of the
 // job's.
 func TestRootClusterEnvironment(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 3, clusterSite{})
 	n := c.nodes[0]
 	const script = `echo $SLURM_PROCID: $SLURM_NNODES $SLURM_STEP_NUM_NODES $SLURM_JOB_NUM_NODES $SLURM_STEP_NODELIST $SLURM_JOB_NODELIST $SLURM_NODELIST $SLURM_TASKS_PER_NODE $SLURM_GTIDS "$SLURM_JOB_CPUS_PER_NODE" $SLURM_LAUNCH_NODE_IPADDR`

@@ -36,6 +36,7 @@ func (n *node) showAll(t testing.TB, id string) (d fullDoc) {
 // TestRootClusterNoKill: with --no-kill a step goes on without the nodes that are lost,
 // and ends with what the others say; without it, it ends.
 func TestRootClusterNoKill(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n", Stepd: "StepKeepalive=1\n"}})
 	head := c.nodes[0]
 	gate := filepath.Join(head.wd, "gate")
@@ -136,6 +137,7 @@ func TestRootClusterNoKill(t *testing.T) {
 // those of a node that have ended are no error. What the tasks of all nodes write is
 // counted, and who holds a stream of another node open is named.
 func TestRootClusterEndedPart(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 2, clusterSite{})
 	head := c.nodes[0]
 	t.Run("orders", func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 // TestRootClusterPrograms: what tasks run, and for how long, where they are on two
 // nodes.
 func TestRootClusterPrograms(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 2, clusterSite{})
 	head := c.nodes[0]
 	lines := func(r result) []string {

@@ -83,6 +83,7 @@ func TestRootClusterBulk(t *testing.T) {
 // TestRootClusterInput: what the client reads goes to all tasks, or to the one that
 // it is for.
 func TestRootClusterInput(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 3, clusterSite{})
 	n := c.nodes[0]
 	text := strings.Repeat("to all of them\n", 20_000)
@@ -111,6 +112,7 @@ func TestRootClusterInput(t *testing.T) {
 // on the way is bounded, and nothing is lost when it reads on. Ctrl-Z of the client
 // does not end the step.
 func TestRootClusterStandsStill(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 2, clusterSite{})
 	n := c.nodes[0]
 	read, write, err := os.Pipe()
@@ -178,6 +180,7 @@ func (c *cluster) writtenByHeads(t testing.TB) (sum uint64) {
 // TestRootClusterSignals: what the client's user sends reaches the tasks of all
 // nodes, and Ctrl-C twice ends them.
 func TestRootClusterSignals(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 2, clusterSite{})
 	n := c.nodes[0]
 	p := n.start(t, call{args: []string{"run", "-N2", "-n4", "sh", "-c", `trap 'echo usr1 $SLURM_PROCID; exit 3' USR1; : >trap.$SLURM_PROCID; while :; do sleep 0.05; done`}})
@@ -227,6 +230,7 @@ func signalClient(t testing.TB, p *process, sig syscall.Signal) {
 // TestRootClusterClientKilled: after kill -9 of the client the tasks write into a
 // pipe that nobody reads, as on one node.
 func TestRootClusterClientKilled(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 2, clusterSite{})
 	n := c.nodes[0]
 	p := n.start(t, call{args: []string{"run", "-N2", "-n2", "sh", "-c", `trap '' PIPE; : >trap.$SLURM_PROCID; while echo x; do sleep 0.05; done; echo gone > ` + n.wd + `/gone.$SLURM_PROCID`}})
@@ -253,6 +257,7 @@ func TestRootClusterClientKilled(t *testing.T) {
 // TestRootClusterStepdKilled: kill -9 of one node's stepd ends the step on all of
 // them, and the client is told which one it was.
 func TestRootClusterStepdKilled(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 3, clusterSite{})
 	n := c.nodes[0]
 	for victim, name := range []string{"n1", "n2", "n3"} {
@@ -301,6 +306,7 @@ func stepdOf(t testing.TB, n *node, id string, rank int) int {
 // TestRootClusterUnread: where nobody reads the client's stdout any more, the tasks hear
 // of it; their stderr, and the client's signals, go on.
 func TestRootClusterUnread(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 2, clusterSite{})
 	n := c.nodes[0]
 	r, w, err := os.Pipe()

@@ -12,6 +12,7 @@ import (
 // TestRootClusterTerminal: a step of several nodes, or of another one, has a terminal as
 // that of this node has, and others see it and its output from each of the nodes.
 func TestRootClusterTerminal(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n", Stepd: "ReplayBytes=65536\n"}})
 	head := c.nodes[0]
 	t.Run("another node", func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,13 +18,17 @@ import (
 )
 
 // cluster is several nodes, each in a network namespace of its own: n1, n2, … at
-// 10.213.77.1, .2, …, joined by a bridge in one more namespace. Tests of a cluster
-// run one at a time: they must not be parallel.
+// 10.213.77.1, .2, …, joined by a bridge in one more namespace. Tests of a cluster run
+// beside each other, but for those whose MPI library makes files in /dev/shm that it
+// names by the host: these must not be parallel.
 type cluster struct {
 	dir   string // below workRoot: slurm.conf, stepd.conf, tls/
 	nodes []*node
 	names []string // of the network namespaces; the last one is the bridge's
 }
+
+// clusters counts them: the namespaces of each have names of their own.
+var clusters atomic.Int32
 
 // clusterSite is what a test writes down before it starts a cluster. Stepd is
 // added to what the harness writes into each node's stepd.conf.
@@ -118,9 +123,9 @@ func (c *cluster) network(t *testing.T, n int) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		missing(t, "ip(8) is not installed (Debian: iproute2)")
 	}
-	id := os.Getpid()
+	id := clusters.Add(1)
 	for i := range n + 1 {
-		c.names = append(c.names, fmt.Sprintf("stepd-%d-%d", id, i+1))
+		c.names = append(c.names, fmt.Sprintf("stepd-%d-%d-%d", os.Getpid(), id, i+1))
 	}
 	t.Cleanup(func() {
 		for _, name := range c.names {
@@ -189,6 +194,7 @@ func (c *cluster) free(t testing.TB) {
 // TestRootClusterNetwork: the harness's own nodes reach each other, and a cut one
 // does not.
 func TestRootClusterNetwork(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 2, clusterSite{})
 	reach := func() error {
 		words := append(inNetwork(c.names[0]), "timeout", "2", "bash", "-c", "exec 3<>/dev/tcp/"+c.addr(1)+"/6818")

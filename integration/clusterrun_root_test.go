@@ -17,6 +17,7 @@ import (
 // TestRootClusterRun: a step of several nodes has its tasks where it should, one
 // number everywhere, and one record at its head.
 func TestRootClusterRun(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 4, clusterSite{})
 	head := c.nodes[0]
 	const who = "echo $SLURM_JOB_ID.$SLURM_STEP_ID $SLURM_PROCID $SLURM_NODEID $SLURM_LOCALID $SLURMD_NODENAME $SLURM_NNODES $SLURM_NTASKS $SLURM_STEP_NODELIST"
@@ -177,6 +178,7 @@ func TestRootClusterRun(t *testing.T) {
 
 // TestRootClusterActs: what is done to a step at its head is done to all of it.
 func TestRootClusterActs(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 2, clusterSite{site: site{Slurm: "KillWait=2\n"}})
 	head := c.nodes[0]
 	start := func(script string) (*process, stepDoc) {
@@ -270,6 +272,7 @@ func TestRootClusterActs(t *testing.T) {
 // TestRootClusterJob: a job of several nodes takes further steps on any of them,
 // asked for on any of them, and ends on all of them when its first step has.
 func TestRootClusterJob(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=2\n"}})
 	head := c.nodes[0]
 	p := head.start(t, call{args: []string{"run", "-N", "3", "sh", "-c", "test $SLURM_NODEID = 0 && exit; touch in.$SLURM_NODEID; while test ! -e over; do sleep 0.05; done"}})
@@ -315,6 +318,7 @@ func TestRootClusterJob(t *testing.T) {
 
 // TestRootClusterLost: what is lost of a step ends it everywhere, by name.
 func TestRootClusterLost(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n", Stepd: "StepKeepalive=1\n"}})
 	head := c.nodes[0]
 	start := func() (*process, stepDoc) {
@@ -372,6 +376,7 @@ func TestRootClusterLost(t *testing.T) {
 // the others, be it their head, with a part or without, or not; nothing of them is
 // left there, and all CPUs are free.
 func TestRootClusterGone(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n"}})
 	head := c.nodes[0]
 	gone := func(n *node, clients ...*process) {
@@ -449,6 +454,7 @@ func TestRootClusterGone(t *testing.T) {
 // TestRootClusterRefused: a step that cannot be had leaves nothing behind, and the
 // error names the node.
 func TestRootClusterRefused(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 3, clusterSite{CPUs: 2})
 	head := c.nodes[0]
 	refused := func(t *testing.T, words []string, args ...string) {
@@ -526,6 +532,7 @@ func TestRootClusterRefused(t *testing.T) {
 // TestRootClusterCertificates: who cannot prove to be a node of slurm.conf is told
 // so, and the other side's log tells of it.
 func TestRootClusterCertificates(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 4, clusterSite{Tamper: func(c *cluster) {
 		tls := filepath.Join(c.dir, "tls")
 		// n2 has the certificate of another CA, n3 calls itself so and is not in

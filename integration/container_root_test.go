@@ -12,6 +12,7 @@ import (
 // /dev/shm, other jobs and the node see nothing of it, and it goes with the
 // job's last step.
 func TestRootTmpfsContainer(t *testing.T) {
+	waits(t)
 	base := containerBase(t)
 	n := startNode(t, site{
 		Slurm:     "JobContainerType=job_container/tmpfs\nPrologFlags=Contain\n",
@@ -113,6 +114,7 @@ func emptyBase(t *testing.T, base string) {
 
 // TestRootContainerOptions: Dirs, InitScript and a step killed hard.
 func TestRootContainerOptions(t *testing.T) {
+	waits(t)
 	base := containerBase(t)
 	script := filepath.Join(base, "init.sh")
 	must(t, os.WriteFile(script, []byte("#!/bin/sh\n"+

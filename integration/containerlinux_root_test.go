@@ -20,6 +20,7 @@ func nsOf(t testing.TB, pid int, kind string) string {
 // namespace; whatever acts for a step is in the same; noded's restart changes
 // nothing, and all of it goes with the job.
 func TestRootLinuxContainer(t *testing.T) {
+	waits(t)
 	base := containerBase(t)
 	epilog := filepath.Join(base, "epilog.sh")
 	must(t, os.WriteFile(epilog, []byte("#!/bin/sh\nreadlink /proc/self/ns/pid /proc/self/ns/user /proc/self/ns/mnt > /tmp/epilog\n"), 0o755))

@@ -127,6 +127,7 @@ func TestRootExplainMPI(t *testing.T) {
 
 // TestRootExplain: what explain says of other ends.
 func TestRootExplain(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: "KillWait=1\n"})
 	for _, c := range []struct {
 		name  string
@@ -175,6 +176,7 @@ func TestRootExplain(t *testing.T) {
 // TestRootExplainHook: a launch that hangs in a plugin, and one that a plugin has
 // ended.
 func TestRootExplainHook(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: "KillWait=1\n"})
 	so := buildRude(t, n)
 	marks := n.markFile(t)
@@ -239,6 +241,7 @@ func TestRootExplainNodes(t *testing.T) {
 // TestRootExplainKilledStepd: of a start that hangs, noded knows how far the ranks
 // are, should stepd be killed.
 func TestRootExplainKilledStepd(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	p := n.start(t, call{args: []string{"run", "-n2", "--mpi=pmi2", "bash", "-c", pmi1(t, `hello; [ $PMI_RANK = 0 ] || exec sleep 1000; ask 'cmd=barrier_in'`)}})
 	var stepd int

@@ -55,6 +55,16 @@ func missing(t testing.TB, what string) {
 	t.Skip(what)
 }
 
+// waits is called by a test that waits for most of its time, and that compares nothing of
+// the machine: it runs beside others, once those that do not call it are over. In the
+// guest, which is slow, it has the CPUs for itself.
+func waits(t *testing.T) {
+	t.Helper()
+	if !testkit.InGuest() {
+		t.Parallel()
+	}
+}
+
 // site is what a test writes down before it starts a node.
 type site struct {
 	Slurm     string   // lines added to slurm.conf

@@ -132,6 +132,7 @@ func TestRootKillHost(t *testing.T) {
 // TestRootKillNoded: a step survives its noded, is found again, and its
 // result is stored, whether it ends after the restart or before.
 func TestRootKillNoded(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	t.Run("the step ends after the restart", func(t *testing.T) {
 		p, step := startStubborn(t, n)
@@ -233,6 +234,7 @@ func TestRootKillNoded(t *testing.T) {
 
 // TestRootTermNoded: SIGTERM ends noded with 0 and leaves the step alone.
 func TestRootTermNoded(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	p, step := startStubborn(t, n)
 	must(t, n.cmd.Process.Signal(syscall.SIGTERM))
@@ -297,6 +299,7 @@ func TestRootTermRightAfterEnd(t *testing.T) {
 // TestRootHostStopped: a host that stands still is in nobody's way for ever:
 // the cancelled step ends, by KillWait.
 func TestRootHostStopped(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: "KillWait=1\n"})
 	p := n.start(t, call{args: []string{"run", "sleep", "86400"}})
 	id := n.running(t).id()

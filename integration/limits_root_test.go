@@ -125,6 +125,7 @@ func memoryLines(env string) string {
 
 // Memory is given out: what one job has another cannot have.
 func TestRootMemoryIsGivenOut(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Node: "CPUs=4 RealMemory=1000", Slurm: "SelectTypeParameters=CR_Core_Memory\n"})
 	p := n.start(t, call{args: []string{"run", "--mem=700M", "sleep", "1000"}})
 	doc := n.running(t)
@@ -244,6 +245,7 @@ done; echo "cuda ${CUDA_VISIBLE_DEVICES-unset} rocr ${ROCR_VISIBLE_DEVICES-unset
 // ConstrainDevices on the hierarchy that this host has, and with device
 // programs on its v2 tree.
 func TestRootDevices(t *testing.T) {
+	waits(t)
 	_, pure := os.Stat("/sys/fs/cgroup/devices/devices.list")
 	for _, c := range []struct{ name, cgroup string }{{"as it is", ""}, {"programs", "CgroupPlugin=cgroup/v2\n"}} {
 		if pure != nil && c.cgroup != "" {

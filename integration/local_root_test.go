@@ -229,6 +229,7 @@ func TestRootLocalFailure(t *testing.T) {
 // TestRootLocalStrict: with SpankStrict=yes a required plugin's failure on the
 // local side that would change nothing makes the exit code 1.
 func TestRootLocalStrict(t *testing.T) {
+	waits(t)
 	for _, strict := range []bool{true, false} {
 		n := startNode(t, site{Stepd: map[bool]string{true: "SpankStrict=yes\n"}[strict]})
 		so := buildClient(t, n)

@@ -20,6 +20,7 @@ var (
 // TestRootPluginEnds: a plugin that ends the process which called it takes that
 // one alone down. The step says which plugin, which hook, which rank and how.
 func TestRootPluginEnds(t *testing.T) {
+	waits(t)
 	runMisdeeds(t, startNode(t, site{}), []misdeed{
 		{do: "segv", kills: "killed by SIGSEGV"},
 		{do: "overflow", kills: "killed by SIGSEGV"},
@@ -53,6 +54,7 @@ func TestRootPluginHangs(t *testing.T) {
 // TestRootPluginDescriptors: a plugin that closes what is not its own. In
 // task_init the task needs it no more.
 func TestRootPluginDescriptors(t *testing.T) {
+	waits(t)
 	const closed = "closed descriptors of the process that called it"
 	runMisdeeds(t, startNode(t, site{}), []misdeed{
 		{do: "closefds", in: asRoot, kills: closed},
@@ -83,6 +85,7 @@ func noFilesForGood() misdeed {
 // TestRootPluginSignals: handlers, masks and timers of a plugin do not reach the
 // tasks from the host, and do not end it; those of task_init are the task's.
 func TestRootPluginSignals(t *testing.T) {
+	waits(t)
 	const sigchld = "ignored SIGCHLD: taken back, or the tasks' ends would be lost"
 	const unblocked = "unblocked signals that would end the host: blocked again"
 	runMisdeeds(t, startNode(t, site{}), []misdeed{
@@ -110,6 +113,7 @@ func cannotFork(t *testing.T, c *rudeStep) {
 // TestRootPluginState: what else of its process a plugin changes, and writes
 // over of what it was given.
 func TestRootPluginState(t *testing.T) {
+	waits(t)
 	fromUserInit := []string{"user_init", "task_init_privileged", "task_init"}
 	runMisdeeds(t, startNode(t, site{}), []misdeed{
 		{do: "chdir", inherit: []string{"task_init"}},
@@ -128,6 +132,7 @@ func TestRootPluginState(t *testing.T) {
 // TestRootPluginLeaves: what a plugin leaves running ends with the step, and
 // does not keep it from ending.
 func TestRootPluginLeaves(t *testing.T) {
+	waits(t)
 	runMisdeeds(t, startNode(t, site{}), []misdeed{
 		{do: "thread", told: "left 3 threads running", quiet: inTask},
 		{do: "thread-crash", in: []string{"init", "init_post_opt", "user_init", "task_post_fork"}, ends: crashedLater},

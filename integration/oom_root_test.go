@@ -44,6 +44,7 @@ func (n *node) oom(t testing.TB, id string) oomDoc {
 // A process that the kernel kills for want of memory is named, with its rank and
 // the level whose limit it was: to the user, in the record, in the event log.
 func TestRootOutOfMemory(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{
 		Slurm:  "SelectTypeParameters=CR_Core_Memory\n",
 		Cgroup: "ConstrainRAMSpace=yes\nConstrainSwapSpace=yes\n",

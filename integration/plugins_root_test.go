@@ -345,6 +345,7 @@ func TestRootPlugstackWatch(t *testing.T) {
 // TestRootPlugstackHalf: a step that begins while plugstack.conf is being
 // written sees the whole of it, or gets an error; so do a user's and root's.
 func TestRootPlugstackHalf(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildRude(t, n)
 	marks := n.markFile(t)

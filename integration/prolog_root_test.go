@@ -213,6 +213,7 @@ func TestRootPrologFailures(t *testing.T) {
 
 // TestRootPrologScriptFails: the program's name and last words are in the reason.
 func TestRootPrologScriptFails(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	marks := n.markFile(t)
 	prolog := n.script(t, "prolog.sh", marks, "echo 'the disk is full' >&2\nexit 9")
@@ -306,6 +307,7 @@ func TestRootPrologLeavesDaemon(t *testing.T) {
 // TestRootEpilogOverRestart: an epilog that noded's end has interrupted is run
 // again, alone. A noded that is told to stop ends what is left of it.
 func TestRootEpilogOverRestart(t *testing.T) {
+	waits(t)
 	t.Run("SIGKILL", func(t *testing.T) {
 		epilogOverRestart(t, func(n *node) { n.kill9(t) })
 	})

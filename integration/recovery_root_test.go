@@ -12,6 +12,7 @@ import (
 // TestRootStateLost: a state that is gone, or cut, costs what has ended, and no step
 // that runs.
 func TestRootStateLost(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	state := n.path("spool", "state.db")
 	for _, c := range []struct {
@@ -72,6 +73,7 @@ func TestRootStateLost(t *testing.T) {
 // TestRootSpoolFull: the disk of the spool fills up while a step runs: the step ends as
 // its tasks do, and its record is whole when there is room again.
 func TestRootSpoolFull(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	n.kill9(t)
 	must(t, unix.Mount("spool", n.path("spool"), "tmpfs", 0, "size=2m,mode=0711"))

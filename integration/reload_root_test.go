@@ -32,6 +32,7 @@ func (n *node) hup(t testing.TB, word string) {
 // the same socket: its steps go on, and nobody is refused. Files with a mistake are
 // not taken.
 func TestRootReload(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Stepd: "MetricsListen=unix\n"})
 	p, step := startStubborn(t, n)
 	pid, stepd := n.cmd.Process.Pid, n.findProcess(t, "stepd").pid

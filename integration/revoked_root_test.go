@@ -10,6 +10,7 @@ import (
 // TestRootAllocRevoked: somebody cancels an allocation; its command is told at
 // once, and what it ends with is what alloc ends with.
 func TestRootAllocRevoked(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	for script, code := range map[string]int{"exec sleep 86399": 129, "trap 'exit 7' HUP; while :; do sleep 0.05; done": 7} {
 		p := n.start(t, call{args: []string{"alloc", "sh", "-c", "stepctl run true; touch up; " + script}, env: []string{"PATH=" + strings.TrimSuffix(n.bin, "/stepctl") + ":/usr/bin:/bin"}})

@@ -190,6 +190,7 @@ func screensOf(t *testing.T, n *node, runs, failed string) {
 // TestRootProgress: what a launch waits for is told on a terminal, in a line that goes
 // again, and nowhere else.
 func TestRootProgress(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: "KillWait=1\n"})
 	n.stack(t, fmt.Sprintf("required %s hook=user_init do=hang", buildRude(t, n)))
 	quiet := n.on(t, 80, 24, "run", "-Q", "true")

@@ -26,6 +26,7 @@ func (n *node) spawning(t testing.TB, ranks int, script string, flags ...string)
 // TestRootSpawn: what a spawned step is, seen by its user: its output is the
 // spawning rank's, and stepctl run ends when all of it has.
 func TestRootSpawn(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	r := n.spawning(t, 2, `
 		[ "$PMI_RANK" = 1 ] || exit 0
@@ -87,6 +88,7 @@ func TestRootSpawn(t *testing.T) {
 // TestRootSpawnFails: what cannot be started is told to rank and user, and the step
 // goes on; exit codes of spawned programs are told and not the step's.
 func TestRootSpawnFails(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Stepd: "SpawnStepsMax=2\n"})
 	r := n.spawning(t, 1, `hello; spawn 2 /no/such/file; bye; exit 3`)
 	contains(t, "stdout", r.out, "cmd=spawn_result rc=-1 msg=", "(rank_0-1)", "errcodes=14,14\n")
@@ -111,6 +113,7 @@ func TestRootSpawnFails(t *testing.T) {
 // TestRootSpawnEnds: ranks that are connected end together, however it begins, and
 // nothing is left.
 func TestRootSpawnEnds(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	const child = `quiet_spawn 2 sleep 1000; echo up >up; `
 	for i, c := range []struct {
@@ -173,6 +176,7 @@ func TestRootSpawnEnds(t *testing.T) {
 // TestRootSpawnNodes: spawned tasks have the job's nodes, or those that the program
 // names; what they write comes to the rank that has asked, wherever they run.
 func TestRootSpawnNodes(t *testing.T) {
+	waits(t)
 	c := startCluster(t, 2, clusterSite{})
 	n := c.nodes[0]
 	const where = `echo "$SLURM_STEP_ID: $PMI_RANK of $PMI_SIZE on $SLURMD_NODENAME by $PMI_SPAWNED"; echo "err $PMI_RANK" >&2`

@@ -52,6 +52,7 @@ const srunAtATime = 6
 
 // TestRootSrun holds every row of testdata/srun.tsv against stepctl run.
 func TestRootSrun(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: "KillWait=3\n"})
 	rows := srunRows(t)
 	got := make([]result, len(rows))

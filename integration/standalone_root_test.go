@@ -33,6 +33,7 @@ func privateLeft(dir string) error {
 // TestRootStandaloneEnds: a private noded ends with its command, however that
 // ends and wherever it is, and takes its steps with it.
 func TestRootStandaloneEnds(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{}) // for its place and its leak check
 	so, marks := buildClient(t, n), n.markFile(t)
 	tmp := n.path("tmp")

@@ -131,6 +131,7 @@ func refused(t testing.TB, what string, r result, words ...string) {
 // TestRootSuspend: all of a step stands still and goes on again; what it hears,
 // what others see, and who may do it.
 func TestRootSuspend(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	p, id := n.startTicker(t)
 	began := time.Now()
@@ -271,6 +272,7 @@ func TestRootSuspendKilled(t *testing.T) {
 
 // TestRootSuspendStopped: where there is no freezer it is SIGSTOP.
 func TestRootSuspendStopped(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: "ProctrackType=proctrack/linuxproc\n"})
 	p, id := n.startTicker(t)
 	ok(t, "suspend", n.ctl(t, "suspend", id))
@@ -291,6 +293,7 @@ func TestRootSuspendStopped(t *testing.T) {
 // TestRootSuspendLaunch: a step that is suspended during its launch comes as
 // far as its gate, and begins when it is resumed.
 func TestRootSuspendLaunch(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	n.restartWith(t, "Prolog="+n.script(t, "prolog", n.path("prolog.out"), "while ! test -e "+n.path("go")+"; do sleep 0.02; done"))
 	p := n.start(t, call{args: []string{"run", "sh", "-c", "echo began >began"}})
@@ -326,6 +329,7 @@ func TestRootSuspendLaunch(t *testing.T) {
 // TestRootSuspendJobPart: who resumes a job hears of the step that stays
 // suspended, since root has suspended it by itself.
 func TestRootSuspendJobPart(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	p, id := n.startTicker(t)
 	job, _, _ := strings.Cut(id, ".")

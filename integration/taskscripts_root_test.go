@@ -13,6 +13,7 @@ import (
 // TestRootTaskScripts: TaskProlog and TaskEpilog of slurm.conf around each task, in
 // order with the user's own, in the task's place.
 func TestRootTaskScripts(t *testing.T) {
+	waits(t)
 	testkit.RequireRoot(t)
 	scripts, err := os.MkdirTemp(workRoot, "stepd-scripts-")
 	must(t, err)

@@ -211,6 +211,7 @@ func TestRootUnkillableByDescent(t *testing.T) {
 // TestRootUnkillableWithoutStepd: noded finds out by itself, and an
 // administrator's drain stays.
 func TestRootUnkillableWithoutStepd(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: quickKill})
 	h := n.mountHang(t)
 	p := n.start(t, call{args: []string{"run", "sh", "-c", "exec cat " + h.file()}})
@@ -248,6 +249,7 @@ func TestRootUnkillableWithoutStepd(t *testing.T) {
 
 // TestRootUnkillableFrozen: a v1 freezer keeps SIGKILL from a process, and is named.
 func TestRootUnkillableFrozen(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: quickKill})
 	freezer := "/sys/fs/cgroup/freezer"
 	if _, err := os.Stat(filepath.Join(freezer, "cgroup.procs")); err != nil {
@@ -274,6 +276,7 @@ func TestRootUnkillableFrozen(t *testing.T) {
 // TestRootTraced: a tracer that stands still, outside of the step, keeps the
 // tasks' ends for itself. The step ends all the same, with their statuses.
 func TestRootTraced(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: quickKill})
 	p := n.start(t, call{args: []string{"run", "-n", "2", "--overcommit", "sleep", "86397"}})
 	id := n.running(t).id()

@@ -167,6 +167,7 @@ func TestRootOthersSteps(t *testing.T) {
 // TestRootSignals: stepctl signal reaches every task; Ctrl-C and SIGTERM of
 // stepctl run reach them too.
 func TestRootSignals(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	// Says that it is ready, then what it got, and ends.
 	catch := `trap 'echo got USR1; exit 5' USR1; trap 'echo got INT; exit 6' INT; touch ready.$SLURM_PROCID; while :; do sleep 0.05; done`
@@ -221,6 +222,7 @@ func TestRootSignals(t *testing.T) {
 // TestRootNothingEscapes: what daemonizes, ignores signals or changes its
 // session ends with its step.
 func TestRootNothingEscapes(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	for _, c := range []struct{ name, script string }{
 		{"background", `sleep 8641 & true`},
