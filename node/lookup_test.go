@@ -77,7 +77,7 @@ func TestLookupFails(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			l, _ := lookupScript(t, tc.body+"\n")
-			l.deadline = 5 * time.Second
+			l.deadline = time.Minute
 			if tc.name == "hang" {
 				l.deadline = 200 * time.Millisecond
 			}
@@ -89,7 +89,7 @@ func TestLookupFails(t *testing.T) {
 			if errors.Is(err, ErrNoUser) != (tc.name == "no such user") {
 				t.Errorf("ErrNoUser: %v", err)
 			}
-			if d := time.Since(begin); d > 4*time.Second {
+			if d := time.Since(begin); d > 50*time.Second {
 				t.Errorf("took %v", d)
 			}
 		})

@@ -111,7 +111,7 @@ func TestAdmitWaits(t *testing.T) {
 	}
 	// What can never fit is refused at once.
 	begin := time.Now()
-	if _, err := admit(r, 1001, func(r *step.Request) { r.NTasks = 2 }); err == nil || time.Since(begin) > admitGrace/2 {
+	if _, err := admit(r, 1001, func(r *step.Request) { r.NTasks = 2 }); err == nil || time.Since(begin) >= admitGrace {
 		t.Errorf("got %v after %v", err, time.Since(begin))
 	}
 }

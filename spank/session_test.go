@@ -71,7 +71,7 @@ func open(t *testing.T, c Context, so string, h *heard, args ...string) *Session
 		Program: hostProgram(t), Context: c, NodeName: "vm", JobID: 7, User: step.User{Name: "root", UID: 12, GID: 13},
 		Stack: Stack{Plugins: []Plugin{{Path: so, Required: true, Args: args, File: "plugstack.conf", Line: 1}}},
 		Env:   []string{"PATH=/usr/bin", "HOME=/x"}, JobControl: [][]byte{[]byte("_SLURM_SPANK_OPTION_sess_reg=val"), []byte("OTHER=1")},
-		HookTimeout: 500 * time.Millisecond, Log: h.log,
+		HookTimeout: 2 * time.Second, Log: h.log,
 	})
 	if err != nil || len(problems) > 0 {
 		t.Fatalf("open: %v, %v", problems, err)
@@ -210,7 +210,7 @@ func TestSessionCrash(t *testing.T) {
 	for _, c := range []struct{ do, want string }{
 		{"segv", `plugin "sess.so": slurm_spank_init: killed by SIGSEGV`},
 		{"exit", `plugin "sess.so": slurm_spank_init: called exit(3)`},
-		{"hang", `plugin "sess.so": slurm_spank_init: did not return within 500ms (HookTimeout in stepd.conf)`},
+		{"hang", `plugin "sess.so": slurm_spank_init: did not return within 2s (HookTimeout in stepd.conf)`},
 		{"rc:-5", `plugin "sess.so": slurm_spank_init: failed with rc=-5`},
 	} {
 		t.Run(c.do, func(t *testing.T) {

@@ -66,7 +66,7 @@ func TestStackWaitsForWriter(t *testing.T) {
 	if err != nil || len(s.Plugins) != 1 || s.Plugins[0].Path != "/half/whole.so" {
 		t.Errorf("got %+v, %v", s.Plugins, err)
 	}
-	if d := time.Since(start); d > stackPatience/2 {
+	if d := time.Since(start); d >= stackPatience {
 		t.Errorf("the end of the writing was seen after %v", d)
 	}
 }
@@ -82,7 +82,7 @@ func TestStackWriterStays(t *testing.T) {
 	if !errors.Is(err, errWriter) || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "rename") {
 		t.Errorf("got %v", err)
 	}
-	if d := time.Since(start); d < stackPatience || d > 3*stackPatience {
+	if d := time.Since(start); d < stackPatience || d > 20*stackPatience {
 		t.Errorf("waited %v", d)
 	}
 }
@@ -104,7 +104,7 @@ func TestStackRenamedOverWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	wg.Wait()
-	if err != nil || len(s.Plugins) != 1 || s.Plugins[0].Path != "/new" || time.Since(start) > stackPatience/2 {
+	if err != nil || len(s.Plugins) != 1 || s.Plugins[0].Path != "/new" || time.Since(start) >= stackPatience {
 		t.Errorf("got %+v, %v after %v", s.Plugins, err, time.Since(start))
 	}
 }

@@ -61,7 +61,7 @@ func TestPassStoppedTerminal(t *testing.T) {
 	late := false
 	select {
 	case err = <-wrote:
-	case <-time.After(3 * time.Second):
+	case <-time.After(30 * time.Second):
 		late = true
 		t.Error("the pipe is held while the terminal is stopped")
 	}

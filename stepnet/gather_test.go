@@ -108,7 +108,7 @@ func TestAllgatherMissing(t *testing.T) {
 		if slices.Contains(absent, i) {
 			return nil
 		}
-		ctx, cancel := context.WithTimeoutCause(t.Context(), 300*time.Millisecond, errors.New("PMIx_Fence timeout"))
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 3*time.Second, errors.New("PMIx_Fence timeout"))
 		defer cancel()
 		_, err := n.Allgather(ctx, "fence", nil, nil)
 		missing, ok := errors.AsType[*step.MissingError](err)

@@ -48,7 +48,7 @@ func TestLostNode(t *testing.T) {
 
 // Node 2 does not say a word any more, as a host without power: its silence tells.
 func TestSilentNode(t *testing.T) {
-	r := newRig(t, rigOptions{nodes: 3, limits: Limits{Ping: 50 * time.Millisecond}, late: []int{0, 1, 2}})
+	r := newRig(t, rigOptions{nodes: 3, limits: Limits{Ping: 500 * time.Millisecond}, late: []int{0, 1, 2}})
 	deaf := make(chan struct{})
 	r.listeners[0] = &deafListener{r.listeners[0], deaf, 0}
 	// Node 2 comes first, and is the one that is not heard any more.
@@ -122,7 +122,7 @@ func TestQuietNodes(t *testing.T) {
 }
 
 func TestNodeNeverComes(t *testing.T) {
-	r := newRig(t, rigOptions{nodes: 3, limits: Limits{Connect: 200 * time.Millisecond}, late: []int{2}})
+	r := newRig(t, rigOptions{nodes: 3, limits: Limits{Connect: 2 * time.Second}, late: []int{2}})
 	within(t, r.steps[1].lostc, "the loss")
 	if lost := r.steps[1].lost; lost.Node != 2 || !strings.Contains(lost.Cause, "did not connect") {
 		t.Errorf("got %v", lost)

@@ -133,7 +133,7 @@ func TestAloneWithoutFirst(t *testing.T) {
 
 // A node that is lost while the others wait for it to come is one that is lost.
 func TestNeverComesToNoKill(t *testing.T) {
-	r := newRig(t, rigOptions{nodes: 3, limits: Limits{Connect: 200 * time.Millisecond}, late: []int{2}, noKill: true})
+	r := newRig(t, rigOptions{nodes: 3, limits: Limits{Connect: 2 * time.Second}, late: []int{2}, noKill: true})
 	within(t, r.steps[1].lostc, "the loss")
 	if _, err := r.nodes[1].Call(t.Context(), 2, "x", nil); err == nil {
 		t.Error("the lost node was called")

@@ -309,11 +309,7 @@ func TestRootKillStepd(t *testing.T) {
 	if err := syscall.Kill(rec.StepdPID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	begin := time.Now()
 	final := d.wait(rec.ID)
-	if took := time.Since(begin); took > 2*time.Second {
-		t.Errorf("took %v", took)
-	}
 	want := fmt.Sprintf("stepd (pid %d) was killed by SIGKILL", rec.StepdPID)
 	if final.State != step.Failed || final.Reason != want || final.ExitCode == nil || *final.ExitCode != 1 {
 		t.Errorf("record %+v", final)

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 		os.Exit(code) // the fuzzer's own goroutines stay
 	}
 	runtime.GC() // a descriptor that only a finalizer closes is a leak that hides
-	for deadline := time.Now().Add(2 * time.Second); runtime.NumGoroutine() > goroutines && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(20 * time.Second); runtime.NumGoroutine() > goroutines && time.Now().Before(deadline); {
 		runtime.Gosched() // goroutines that were waited for still have to return
 	}
 	if n := runtime.NumGoroutine(); n > goroutines {

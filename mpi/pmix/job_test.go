@@ -153,13 +153,13 @@ func TestLastWords(t *testing.T) {
 	p := unstarted(t)
 	k := &told{}
 	p.job, p.started = k.job(p.job.Spec), true
-	p.conf.CloseGrace = 20 * time.Millisecond
+	p.conf.CloseGrace = time.Second
 	one, two := proc{p.world.nspace, 1}, proc{p.world.nspace, 2}
 	p.moved(upConnected, one)
 	p.moved(upConnected, two)
 	p.TaskExited(1, 0)
 	p.moved(upFinalized, one)
-	time.Sleep(60 * time.Millisecond)
+	time.Sleep(1200 * time.Millisecond)
 	k.mu.Lock()
 	if len(k.aborts) > 0 {
 		t.Errorf("aborts: %+v", k.aborts)
