@@ -210,16 +210,7 @@ func TestRootStat(t *testing.T) {
 func TestRootAcctgFreq(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{Slurm: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=30\nJobAcctGatherParams=OverMemoryKill\n"})
-	p := n.start(t, call{args: []string{"run", "--acctg-freq=task=1", "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done"}})
-	id := n.running(t).id()
-	eventually(t, callTimeout, "a sample", func() error {
-		if u := n.acct(t, "show", id).Usage; u == nil || u.Samples < 1 {
-			return fmt.Errorf("usage: %+v", u)
-		}
-		return nil
-	})
-	n.letGo(t)
-	if r := p.wait(t); r.code != 0 {
+	if r := n.ctl(t, "run", "--acctg-freq=task=1", "sleep", "4"); r.code != 0 {
 		t.Fatal(r)
 	}
 	n.ended(t, "1.0")
