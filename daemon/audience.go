@@ -128,6 +128,7 @@ type audience struct {
 	mu     sync.Mutex
 	file   *os.File
 	events *bufio.Writer // guarded by mu
+	stops  failpoint
 	// flushing: they will be written out by themselves.
 	flushing bool        // guarded by mu
 	ends     []ended     // guarded by mu: not told yet, in the order of their first rank
@@ -164,6 +165,7 @@ func newAudience(log *logrus.Logger, spec *step.Spec) (*audience, error) {
 		log: log.WithField("step", spec.ID.String()), id: spec.ID,
 		batch: spec.ID.Step == step.BatchStep,
 		file:  f, events: bufio.NewWriterSize(f, eventBuffer),
+		stops: newFailpoint(spec.Env),
 	}, nil
 }
 
@@ -289,9 +291,15 @@ func (a *audience) Event(e step.Event) {
 		return
 	}
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.events.Write(e.AppendTo(a.events.AvailableBuffer()))
+	line := e.AppendTo(a.events.AvailableBuffer())
+	stop := a.stops.at(line)
+	a.events.Write(line)
 	a.flushSoon()
+	a.mu.Unlock()
+	if stop {
+		a.flush()
+		a.stops.wait()
+	}
 }
 
 // eventsDelay is how far the log may lie behind: who follows it sees ends of tasks and

@@ -39,6 +39,9 @@ func (f *faultRun) ends() []faultEnd {
 		if f.kind.job {
 			return []faultEnd{own}
 		}
+		if f.kind.name == "step of an allocation" { // the job ends with its client, and that may be first
+			ends = append(ends, faultEnd{[]string{"CANCELLED"}, []string{"client"}, []int{137}})
+		}
 		gone := faultEnd{[]string{"CANCELLED"}, []string{"client"}, []int{137}}
 		switch {
 		case f.at.script == "prolog":

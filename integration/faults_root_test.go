@@ -3,12 +3,14 @@ package integration
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,11 +22,11 @@ import (
 // faultWait is how long anything of a point may take.
 var faultWait = 20 * time.Second * time.Duration(testkit.Slower())
 
-// TestRootFaults kills each process at every phase of a step, by what the step's event
-// log tells: nothing is left, and the record says what happened. FAULTS is how often;
-// each round spreads the kinds of steps otherwise over the moments.
+// TestRootFaults kills each process at every phase of a step: nothing is left, and the
+// record says what happened. FAULTS is how often; each round spreads the kinds of steps
+// otherwise over the moments. ONLY is a part of the names of the points to try.
 func TestRootFaults(t *testing.T) {
-	rounds := 1
+	rounds, only := 1, os.Getenv("ONLY")
 	if text := os.Getenv("FAULTS"); text != "" {
 		var err error
 		if rounds, err = strconv.Atoi(text); err != nil {
@@ -32,6 +34,10 @@ func TestRootFaults(t *testing.T) {
 		}
 	}
 	testkit.RequireRoot(t)
+	var holding string
+	if !testkit.InGuest() { // which has no compiler
+		holding = buildHolding(t)
+	}
 	for round := range rounds {
 		lanes := faultLanes(round)
 		if testkit.InGuest() {
@@ -42,48 +48,82 @@ func TestRootFaults(t *testing.T) {
 		var wg sync.WaitGroup
 		began := time.Now()
 		for _, lane := range lanes {
+			lane.points = slices.DeleteFunc(lane.points, func(f fault) bool { return !strings.Contains(f.String(), only) })
+			if len(lane.points) == 0 {
+				continue
+			}
 			points += len(lane.points)
-			wg.Go(func() { t.Run(fmt.Sprintf("round %d/%s", round, lane.name), func(t *testing.T) { lane.run(t, &hits) }) })
+			wg.Go(func() {
+				t.Run(fmt.Sprintf("round %d/%s", round, lane.name), func(t *testing.T) { lane.run(t, holding, &hits) })
+			})
 		}
 		wg.Wait()
-		t.Logf("round %d: %d points in %v; at %d of them the process was there", round, points, time.Since(began).Round(time.Second), hits.Load())
-		if !testkit.InGuest() && points < 200 {
+		t.Logf("round %d: %d points in %v; %d of them were hit: the process was there, and the moment not over", round, points, time.Since(began).Round(time.Second), hits.Load())
+		if !testkit.InGuest() && only == "" && points < 200 {
 			t.Errorf("%d points: want at least 200", points)
+		}
+		if int(hits.Load())*100 < points*leastHits {
+			t.Errorf("%d of %d points were hit: want at least %d %%", hits.Load(), points, leastHits)
 		}
 	}
 }
 
-// fewFaults are twenty of all, on two nodeds.
+// leastHits is how many of a hundred points must be hit, for the others to say something.
+const leastHits = 80
+
+// fewFaults are twenty of those that need no stepd of their own.
 func fewFaults(lanes []faultLane) []faultLane {
 	var few []faultLane
 	for _, lane := range lanes {
-		if lane.name != "stepd" && lane.name != "noded" {
+		if lane.held {
 			continue
 		}
-		var points []fault
+		all := lane.points
+		lane.points = nil
 		for i := range 10 {
-			f := lane.points[i*len(lane.points)/10]
-			if f.kind.name == "pmix" {
-				f.kind = kinds("run")[0]
-			}
-			points = append(points, f)
+			lane.points = append(lane.points, all[i*len(all)/10])
 		}
-		lane.points = points
 		few = append(few, lane)
 	}
 	return few
 }
 
-func (l faultLane) run(t *testing.T, hits *atomic.Int32) {
-	n := startNode(t, site{Slurm: "KillWait=1\n"})
+// buildHolding makes a folder of the programs with a stepd that stops where it is told to.
+func buildHolding(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(workRoot, "stepd-it-")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	must(t, os.Chmod(dir, 0o755))
+	for _, name := range []string{"noded", "spankhost", "pmixhost"} {
+		b, err := os.ReadFile(binary(t, name))
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(dir, name), b, 0o755))
+	}
+	build := exec.Command("go", "build", "-tags", "failpoint", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", dir+"/", "./cmd/stepd")
+	build.Dir, build.Env = "..", append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return dir
+}
+
+func (l faultLane) run(t *testing.T, holding string, hits *atomic.Int32) {
+	s := site{Slurm: "KillWait=1\n"}
+	if l.held {
+		s.Before = []string{"sh", "-c", `shift; exec ` + holding + `/noded "$@"`, "sh"}
+	}
+	n := startNode(t, s)
+	conf := "KillWait=1\n"
 	if l.conf != nil {
-		n.restartWith(t, "KillWait=1\n"+l.conf(t, n))
+		conf += l.conf(t, n)
 	}
 	n.stack(t, "required "+buildRude(t, n)+" order=RUDE")
+	n.restartWith(t, conf) // with plugins it has a host of its own, from its start on
 	pmi := pmi1(t, "")
 	// What is made once.
 	once := [][]string{{"batch", "-W", "-o", "/dev/null", "--wrap", "true"}}
-	if !testkit.InGuest() { // which has no PMIx
+	if l.held { // the others have no PMIx
 		once = append(once, []string{"run", "--mpi=pmix", "true"})
 	}
 	for _, args := range once {
@@ -93,26 +133,23 @@ func (l faultLane) run(t *testing.T, hits *atomic.Int32) {
 	n.checkClean(t)
 	before := n.footprint(t)
 	for i, f := range l.points {
-		if only := os.Getenv("ONLY"); only != "" && !strings.Contains(f.String(), only) {
-			continue
-		}
 		t.Run(f.String(), func(t *testing.T) {
-			p := &faultRun{fault: f, n: n, gate: filepath.Join(n.wd, fmt.Sprintf("gate.%d", i)), marks: n.path(fmt.Sprintf("marks.%d", i))}
+			p := &faultRun{fault: f, n: n, held: l.held && f.at.line != "", gate: filepath.Join(n.wd, fmt.Sprintf("gate.%d", i)), marks: n.path(fmt.Sprintf("marks.%d", i))}
 			if p.run(t, pmi) {
 				hits.Add(1)
+			} else {
+				t.Logf("%s: too late", f)
 			}
 		})
 	}
 	n.serves(t)
+	n.idle(t)
 	// Connections of clients that have just gone are closed a little later.
 	eventually(t, faultWait, "as much as before", func() error {
 		after := n.footprint(t)
-		if l.name == "noded" || l.name == "container" || l.name == "scripts" { // others, which have not done as much
-			before.files, before.goroutines = max(before.files, after.files), max(before.goroutines, after.goroutines)
-		}
 		if after.cgroups != before.cgroups || after.mounts != before.mounts || after.files > before.files ||
 			after.goroutines > before.goroutines || after.stateFiles > before.stateFiles {
-			return fmt.Errorf("before %+v, after %+v", before, after)
+			return fmt.Errorf("before %+v, after %+v\n%s", before, after, n.descriptors())
 		}
 		return nil
 	})
@@ -122,9 +159,10 @@ func (l faultLane) run(t *testing.T, hits *atomic.Int32) {
 type faultRun struct {
 	fault
 	n           *node
+	held        bool // stepd stops at the moment
 	gate, marks string
 	id          string
-	hit         bool
+	hit, died   bool
 	result      result
 	doc         stepDoc
 }
@@ -142,6 +180,16 @@ func (f *faultRun) run(t *testing.T, pmi string) bool {
 		must(t, err)
 	})
 	env := []string{"GATE=" + f.gate}
+	release := func() {}
+	if f.held {
+		stop := f.at.line
+		if f.at.phase == phaseEarly { // there is no stepd yet: it comes no further than to its first line
+			stop = f.at.next
+		}
+		env = append(env, "STEPD_STOP="+stop, "STEPD_STOP_FIFO="+f.gate+".stop")
+		release = holdAt(t, f.gate+".stop")
+		defer release()
+	}
 	if f.at.hook != "" {
 		must(t, os.WriteFile(f.marks, nil, 0o666))
 		must(t, os.Chmod(f.marks, 0o666))
@@ -155,20 +203,29 @@ func (f *faultRun) run(t *testing.T, pmi string) bool {
 	p := f.n.start(t, call{args: f.kind.args(f.n, pmi), env: env})
 	v := &victims{noded: f.n.cmd.Process.Pid, stepctl: p.cmd.Process.Pid}
 	f.await(t, w, v, open)
+	f.id = w.id
+	over := w.over(f.at)
 	f.hit, err = v.kill(f.victim)
 	must(t, err)
-	f.id = w.id
 	if f.at.script != "" {
 		f.endScript(t)
 	}
 	if f.victim == "noded" {
 		<-f.n.done
+		f.died = killed(f.n.cmd.ProcessState)
+		if len(f.kind.name)%2 == 0 { // of half of the steps the next one finds that they stand there
+			release()
+		}
 		f.n.boot(t)
 	}
+	release()
 	if f.victim != "stepd" && f.victim != "spankhost" && f.victim != "pmixhost" { // with these the tasks end
 		open()
 	}
 	f.result = p.wait(t)
+	if f.victim == "stepctl" {
+		f.died = killed(p.cmd.ProcessState)
+	}
 	eventually(t, faultWait, "the final record of "+f.id, func() error {
 		if f.doc = f.n.show(t, f.id); f.doc.End == nil {
 			return fmt.Errorf("state %s, no end_time", f.doc.State)
@@ -179,7 +236,28 @@ func (f *faultRun) run(t *testing.T, pmi string) bool {
 	f.n.idle(t)
 	f.undrain(t)
 	f.n.checkClean(t)
-	return f.hit
+	if f.victim == "noded" || f.victim == "stepctl" { // till they are waited for, a kill finds them
+		f.hit = f.hit && f.died
+	}
+	return f.hit && !over
+}
+
+// killed tells whether SIGKILL has ended a process.
+func killed(s *os.ProcessState) bool {
+	ws, ok := s.Sys().(syscall.WaitStatus)
+	return ok && ws.Signaled() && ws.Signal() == syscall.SIGKILL
+}
+
+// holdAt makes the FIFO at which stepd stops, and returns what lets it go on.
+func holdAt(t *testing.T, path string) func() {
+	must(t, unix.Mkfifo(path, 0o600))
+	fifo, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+	t.Cleanup(func() { fifo.Close() }) // stepd may not have opened it yet: the line stays as long as it is open
+	return sync.OnceFunc(func() {
+		_, err := fifo.WriteString("\n")
+		must(t, err)
+	})
 }
 
 // await returns at the moment.

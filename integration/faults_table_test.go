@@ -25,6 +25,7 @@ type moment struct {
 	name  string
 	phase phase
 	line  string // of the event log: a part of it
+	next  string // of the event log: with it the moment is over
 	hook  string
 	// script is prolog, epilog, task-prolog or task-epilog.
 	script string
@@ -59,6 +60,9 @@ func logMoments() (all []moment) {
 	}
 	add(phaseEnding, "the step's usage", `"event":"usage"`)
 	add(phaseEnding, "end", `"event":"end"`)
+	for i := range all[1:] {
+		all[i].next = all[i+1].line
+	}
 	return all
 }
 
@@ -114,6 +118,9 @@ func (f fault) String() string { return fmt.Sprintf("%s at %s, %s", f.victim, f.
 type faultLane struct {
 	name   string
 	points []fault
+	// held: stepd stops at a line of the event log, which it writes late else: a launch is
+	// over before. Such a stepd is built for the test.
+	held bool
 	// conf writes further files of the site, and returns lines for slurm.conf.
 	conf func(t testing.TB, n *node) string
 }
@@ -138,45 +145,48 @@ func spread(round int, victim string, moments []moment, of []stepKind) (all []fa
 // faultLanes is the table. Of a victim there are only moments at which it lives.
 func faultLanes(round int) []faultLane {
 	all := logMoments()
-	mpi := kinds("pmix")
-	hooks := func(victim string, of []stepKind) (points []fault) {
-		for i, hook := range remoteHooks {
-			p := phaseLaunch
-			if hook == "task_exit" || hook == "exit" {
-				p = phaseEnding
-			}
-			for j, k := range of {
-				if (i+j+round)%2 == 0 || len(of) == 1 {
-					points = append(points, fault{victim, moment{name: hook, phase: p, hook: hook}, k})
-				}
-			}
-		}
-		return points
-	}
-	twoKinds := kinds("three tasks", "batch")
-	container := []moment{}
+	var container []moment
 	for i, m := range after(all, "state STARTING", "") {
 		if i%5 == round%5 {
 			container = append(container, m)
 		}
 	}
-	inContainer := kinds("run", "three tasks", "batch")
 	var inside []fault
 	for _, victim := range []string{"stepd", "noded", "stepctl"} {
-		inside = append(inside, spread(round, victim, container, inContainer)...)
+		inside = append(inside, spread(round, victim, container, kinds("run", "three tasks", "batch"))...)
 	}
 	return []faultLane{
-		{name: "stepd", points: append(spread(round, "stepd", after(all, "state STARTING", ""), stepKinds), hooks("stepd", twoKinds)...)},
-		{name: "spankhost", points: append(spread(round, "spankhost", after(all, "end of spankhost", "end of undo spankhost"), stepKinds), hooks("spankhost", twoKinds)...)},
-		{name: "stepctl", points: spread(round, "stepctl", all, stepKinds)},
-		{name: "noded", points: spread(round, "noded", all, stepKinds)},
-		{name: "pmixhost", points: spread(round, "pmixhost", after(all, "end of mpi_prefork", "end of exit"), mpi)},
-		{name: "container", points: inside, conf: func(t testing.TB, n *node) string {
+		{name: "stepd", held: true, points: spread(round, "stepd", after(all, "state STARTING", ""), stepKinds)},
+		{name: "spankhost", held: true, points: spread(round, "spankhost", after(all, "end of spankhost", "end of exit"), stepKinds)},
+		{name: "stepctl", held: true, points: spread(round, "stepctl", all, stepKinds)},
+		{name: "noded", held: true, points: spread(round, "noded", all, stepKinds)},
+		{name: "pmixhost", held: true, points: spread(round, "pmixhost", after(all, "end of mpi_prefork", "end of exit"), kinds("pmix"))},
+		{name: "container", held: true, points: inside, conf: func(t testing.TB, n *node) string {
 			n.write(t, "job_container.conf", "AutoBasePath=true\nBasePath="+n.path("base")+"\n")
 			return "JobContainerType=job_container/tmpfs\n"
 		}},
+		{name: "hooks", points: hookPoints(round)},
 		{name: "scripts", points: scriptPoints(round), conf: hangingScripts},
 	}
+}
+
+// hookPoints are the points while a plugin's hook hangs, and while the tasks run.
+func hookPoints(round int) (points []fault) {
+	both := kinds("three tasks", "batch")
+	for i, hook := range remoteHooks {
+		m := moment{name: hook, phase: phaseLaunch, hook: hook}
+		if hook == "task_exit" || hook == "exit" {
+			m.phase = phaseEnding
+		}
+		for j, victim := range []string{"stepd", "spankhost"} {
+			points = append(points, fault{victim, m, both[(i+j+round)%2]})
+		}
+	}
+	running := after(logMoments(), "state RUNNING", "task_exit")
+	for i, victim := range []string{"stepd", "spankhost", "noded", "stepctl"} {
+		points = append(points, spread(round+i, victim, running, both)...)
+	}
+	return points
 }
 
 // scriptPoints are the points while a script of the site runs.

@@ -101,6 +101,18 @@ func (w *logWatch) read() error {
 	}
 }
 
+// over tells whether the step has come further than to the moment, by its log.
+func (w *logWatch) over(m moment) bool {
+	if m.line == "" || m.next == "" {
+		return false // it hangs there, or there is nothing further
+	}
+	if err := w.read(); err != nil {
+		return true
+	}
+	_, since, _ := strings.Cut(w.seen.String(), m.line)
+	return strings.Contains(since, m.next)
+}
+
 // childNamed finds the child of a process whose command line begins so; 0 is none.
 func childNamed(pid int, begin string) int {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
@@ -148,9 +160,10 @@ func (v *victims) kill(name string) (bool, error) {
 	if pid == 0 {
 		return false, fmt.Errorf("no process %q was seen", name)
 	}
+	there := alive(pid)
 	err := killNow(pid)
 	if errors.Is(err, unix.ESRCH) {
 		return false, nil
 	}
-	return err == nil, err
+	return there && err == nil, err
 }

@@ -191,3 +191,19 @@ func (n *node) footprint(t testing.TB) footprint {
 	}
 	return f
 }
+
+// descriptors lists what noded has open, and how much of each.
+func (n *node) descriptors() string {
+	count := map[string]int{}
+	dir := fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid)
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil {
+			if !strings.HasPrefix(to, "anon_inode") {
+				to, _, _ = strings.Cut(to, ":[") // pipe:[NUMBER]
+			}
+			count[to]++
+		}
+	}
+	return fmt.Sprint(count, err)
+}

@@ -81,8 +81,20 @@ func (s *Step) settle(err error) {
 		s.rec.Drain = drainReason(err, s.plan.Spec)
 	}
 	if _, ok := errors.AsType[errCancelled](err); ok {
-		s.failure.state = step.Cancelled
+		s.failure.state = s.cancelledAs()
 	}
+}
+
+// cancelledAs is the state of a step whose launch was cancelled: an end that its MPI
+// server asks for, since it has died, is a failure.
+func (s *Step) cancelledAs() step.State {
+	switch cause, _, _ := s.endedBy(); cause {
+	case byAbort:
+		return step.Failed
+	case byTime:
+		return step.Timeout
+	}
+	return step.Cancelled
 }
 
 // failure is an end that the tasks' statuses do not tell.
