@@ -231,7 +231,12 @@ func (f *follower) greet() {
 	f.send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleNoded})
 }
 
+// send tells stepd something. One that could not be reached, since it was going or is of
+// another version, is told nothing.
 func (f *follower) send(m *stepapi.Msg) {
+	if f.conn == nil {
+		return
+	}
 	f.sending.Lock()
 	defer f.sending.Unlock()
 	// A failed deadline or send means that stepd is going; its exit is told elsewhere.

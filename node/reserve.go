@@ -44,8 +44,8 @@ func (r *reservation) close() {
 
 // reserve is the first half of a request's path: it ends with a number, and
 // the step in state. It is its caller's to launch or to give back, by claim.
-func (n *Node) reserve(ctx context.Context, caller api.Peer, in *api.RunRequest, state step.State) (*follower, *step.Spec, error) {
-	return n.reserveAs(ctx, caller, in.GetRequest(), order{state: state, wait: in.GetWait()})
+func (n *Node) reserve(ctx context.Context, caller api.Peer, in *api.RunRequest, state step.State, launcher *holder) (*follower, *step.Spec, error) {
+	return n.reserveAs(ctx, caller, in.GetRequest(), order{state: state, wait: in.GetWait(), launcher: launcher})
 }
 
 // reserveAs is reserve of a step of which more may be known than was asked for: the rest
@@ -84,6 +84,8 @@ type order struct {
 	know func(*step.Spec)
 	// wait for a share of the job as long as it takes.
 	wait bool
+	// launcher is the process that has asked for the step, nil where none is waited for.
+	launcher *holder
 }
 
 // reserveFor finds place for the request, and a number.
@@ -182,6 +184,9 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		Tasks: make([]step.Task, len(ranks)), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
 		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.held) > 0, CPUsOwn: a.alone, TimeLimitS: spec.TimeLimitS,
 		Parent: spec.Parent, Array: spec.Array, Restarts: spec.RestartCount,
+	}
+	if in.launcher != nil { // durable with the number: the next noded may find a stepd that waits for it
+		rec.LauncherPID, rec.LauncherStart = in.launcher.PID, in.launcher.Start
 	}
 	rec.Stdout, rec.Stderr = spec.OutputPlaces()
 	for i := range rec.Tasks {

@@ -388,3 +388,17 @@ func TestReserveAndCancelAtOnce(t *testing.T) {
 	c.kill()
 	tn.idle()
 }
+
+// TestLauncherIsStored: who has asked for a step is in the state with its number, since
+// a noded that dies next has written nothing else of it; and a stepd that the next one
+// cannot reach is told nothing.
+func TestLauncherIsStored(t *testing.T) {
+	tn := start(t, t.TempDir(), nil)
+	t.Cleanup(func() { tn.stop() })
+	c := newClient(t, 1000)
+	rec, err := tn.store.step(tn.reserve(c, request("wait")))
+	if err != nil || rec.LauncherPID != c.cmd.Process.Pid || rec.LauncherStart == 0 {
+		t.Errorf("stored: %+v, %v", rec, err)
+	}
+	new(follower).send(&stepapi.Msg{Type: stepapi.TypeLauncherLost})
+}

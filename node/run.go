@@ -22,7 +22,7 @@ import (
 // number, a stepd. A refused request leaves nothing and spends no number; from
 // the number on, the step exists and a failure is its result.
 func (n *Node) run(ctx context.Context, caller api.Peer, in *api.RunRequest) (*follower, *step.Spec, error) {
-	f, _, err := n.reserve(ctx, caller, in, step.Starting)
+	f, _, err := n.reserve(ctx, caller, in, step.Starting, nil)
 	if err != nil {
 		return nil, nil, err
 	}

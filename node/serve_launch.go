@@ -43,17 +43,15 @@ func (s *service) Reserve(ctx context.Context, in *api.RunRequest) (*api.RunRepl
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
-	f, spec, err := s.n.reserve(ctx, caller, in, step.Pending)
+	// Where this fails it has ended, which hold sees.
+	launcher, _ := newHolder(caller.PID, client, s.n.boot)
+	f, spec, err := s.n.reserve(ctx, caller, in, step.Pending, launcher)
 	if several, ok := errors.AsType[errSeveral](err); ok {
 		return s.holdHead(ctx, caller, client, several.req, in.GetRequest())
 	}
 	if err != nil {
 		unix.Close(client)
 		return nil, s.refused(caller, err)
-	}
-	// Where this fails it has ended, which hold sees.
-	if h, err := newHolder(caller.PID, client, s.n.boot); err == nil {
-		f.update(func(rec *step.Record) { rec.LauncherPID, rec.LauncherStart = h.PID, h.Start })
 	}
 	limit := s.n.reserveMax
 	s.n.work.Go(func() { f.hold(client, limit) })
