@@ -133,6 +133,9 @@ func (l faultLane) run(t *testing.T, holding string, hits *atomic.Int32) {
 	n.checkClean(t)
 	before := n.footprint(t)
 	for i, f := range l.points {
+		if n.exited() { // by itself: the rest would wait for it in vain
+			t.Fatal("noded has ended")
+		}
 		t.Run(f.String(), func(t *testing.T) {
 			p := &faultRun{fault: f, n: n, held: l.held && f.at.line != "", gate: filepath.Join(n.wd, fmt.Sprintf("gate.%d", i)), marks: n.path(fmt.Sprintf("marks.%d", i))}
 			if p.run(t, pmi) {
@@ -226,7 +229,7 @@ func (f *faultRun) run(t *testing.T, pmi string) bool {
 	if f.victim == "stepctl" {
 		f.died = killed(p.cmd.ProcessState)
 	}
-	eventually(t, faultWait, "the final record of "+f.id, func() error {
+	eventually(t, faultWait, f.String()+": the final record of "+f.id, func() error {
 		if f.doc = f.n.show(t, f.id); f.doc.End == nil {
 			return fmt.Errorf("state %s, no end_time", f.doc.State)
 		}
@@ -263,6 +266,11 @@ func holdAt(t *testing.T, path string) func() {
 // await returns at the moment.
 func (f *faultRun) await(t *testing.T, w *logWatch, v *victims, open func()) {
 	t.Helper()
+	defer func() {
+		if t.Failed() {
+			t.Logf("%s: it did not come", f.fault)
+		}
+	}()
 	look := func() { v.look(w) }
 	if f.at.phase == phaseEnding {
 		must(t, w.until(`"state":"RUNNING"`, faultWait, look))

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"stepd/api"
+	"stepd/api/stepapi"
 	"stepd/step"
 )
 
