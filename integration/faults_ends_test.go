@@ -27,8 +27,10 @@ func (f *faultRun) ends() []faultEnd {
 		ends = append(ends, killed(f.victim))
 	case "noded":
 		if f.at.phase == phaseEarly {
-			// Unless it has started stepd meanwhile.
-			return []faultEnd{{[]string{"FAILED", "CANCELLED"}, []string{"noded"}, []int{1}}, own}
+			// Where it has started stepd meanwhile, the client may have given up before it was
+			// connected to that one.
+			gone := faultEnd{[]string{"CANCELLED"}, []string{"client"}, []int{1}}
+			return []faultEnd{{[]string{"FAILED", "CANCELLED"}, []string{"noded"}, []int{1}}, own, gone}
 		}
 		return []faultEnd{own}
 	case "stepctl":
@@ -48,6 +50,8 @@ func (f *faultRun) ends() []faultEnd {
 			return []faultEnd{gone}
 		case f.at.phase != phaseEnding: // its end may be seen after the gate has opened
 			return []faultEnd{own, gone}
+		case f.at.name == "task_exit": // and one task end before the next one has exec'd
+			ends = append(ends, gone)
 		}
 	}
 	if f.at.phase == phaseEnding {
