@@ -41,6 +41,7 @@ func TestRootPluginFiles(t *testing.T) {
 	} {
 		for _, flag := range []string{"required", "optional"} {
 			t.Run(c.name+" "+flag, func(t *testing.T) {
+				n.idle(t) // the epilog before would read the next one's stack
 				n.stack(t, flag+" "+c.path)
 				r := n.ctl(t, "run", "echo", "ran")
 				if c.accepted || flag == "optional" {
@@ -100,6 +101,7 @@ func TestRootPlugstackLines(t *testing.T) {
 		{"two flags of one plugin", []string{good + " tag=A", good + " tag=B"}, "A B", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			n.idle(t)
 			must(t, os.Truncate(marks, 0))
 			before := len(n.log.String())
 			n.stack(t, c.lines...)

@@ -17,7 +17,7 @@ PMIX_INC  = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(PMIX_PC)))
 PMIX_LIBS = $(shell pkg-config --libs $(PMIX_PC)) -lpthread
 
 PMIX_CFLAGS = -std=c11 -Wall -Wextra -Werror -fvisibility=hidden \
-	-I$(PMIX_DIR) $(PMIX_INC) -DSTEPD_VERSION='"$(VERSION)"'
+	-I$(PMIX_DIR) $(PMIX_INC)
 # accept() is what peer.c has, read() what quick.c has; they must be found before the
 # C library's.
 PMIX_LDFLAGS := -pie -Wl,--export-dynamic-symbol=accept -Wl,--export-dynamic-symbol=read -Wl,-z,relro,-z,now,-z,noexecstack
@@ -33,6 +33,9 @@ $(BIN)/pmixhost: $(PMIX_OBJS)
 $(BUILD)/pmix/%.o: $(PMIX_DIR)/%.c $(PMIX_HDRS)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(HOST_HARDEN) $(PMIX_CFLAGS) $(CFLAGS) -c -o $@ $<
+
+$(BUILD)/pmix/main.o: $(BUILD)/version
+$(BUILD)/pmix/main.o: PMIX_CFLAGS += -DSTEPD_VERSION='"$(VERSION)"'
 
 $(BUILD)/asan/pmixhost: $(PMIX_ASAN_OBJS)
 	$(CC) $(HOST_SANITIZE) $(PMIX_LDFLAGS) -o $@ $(PMIX_ASAN_OBJS) $(PMIX_LIBS)

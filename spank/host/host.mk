@@ -14,7 +14,7 @@ HOST_LIB_SRCS := $(filter-out $(HOST_DIR)/main.c,$(HOST_SRCS))
 HOST_TESTS := $(HOST_DIR)/tests
 
 HOST_CFLAGS := -std=c11 -Wall -Wextra -Werror -fvisibility=hidden \
-	-I$(HOST_DIR) -I$(HOST_DIR)/include -DSTEPD_VERSION='"$(VERSION)"'
+	-I$(HOST_DIR) -I$(HOST_DIR)/include
 # Exactly what exports.list names is in the dynamic symbol table.
 HOST_LDFLAGS := -pie -Wl,--dynamic-list=$(HOST_DIR)/exports.list -Wl,-z,relro,-z,now,-z,noexecstack
 HOST_HARDEN := -O2 -fPIE -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
@@ -32,6 +32,15 @@ $(BIN)/spankhost: $(HOST_OBJS) $(HOST_DIR)/exports.list
 $(BUILD)/host/%.o: $(HOST_DIR)/%.c $(HOST_HDRS)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(HOST_HARDEN) $(HOST_CFLAGS) $(CFLAGS) -c -o $@ $<
+
+# The version is in these alone, and they are made anew for another one.
+$(BUILD)/host/main.o: $(BUILD)/version
+$(BUILD)/host/main.o: HOST_CFLAGS += -DSTEPD_VERSION='"$(VERSION)"'
+.PHONY: version
+version:
+$(BUILD)/version: version
+	@mkdir -p $(@D)
+	@echo '$(VERSION)' | cmp -s - $@ || echo '$(VERSION)' >$@
 
 $(BUILD)/asan/spankhost: $(HOST_ASAN_OBJS) $(HOST_DIR)/exports.list
 	$(CC) $(HOST_SANITIZE) $(HOST_LDFLAGS) -o $@ $(HOST_ASAN_OBJS) -ldl
