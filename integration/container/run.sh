@@ -123,7 +123,7 @@ suite() {
 	trap 'podman volume rm -f $volume >/dev/null' EXIT
 	in_container --rm --volume "$volume:/var/tmp:dev,suid,exec" --volume "$compiled" ${RUN:+--env RUN="$RUN"} "$name:test" sh -c '
 		ip link add eth0 type veth peer name eth1 && ip address add 10.88.0.2/24 dev eth0 && ip link set eth0 up && ip link set eth1 up &&
-		exec make -s integration'
+		exec make -s integration TIMEOUT=1h'
 }
 
 use
