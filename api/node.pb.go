@@ -65,6 +65,58 @@ func (*Empty) Descriptor() ([]byte, []int) {
 	return file_api_node_proto_rawDescGZIP(), []int{0}
 }
 
+type HoldRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           *StepRef               `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`          // its step means nothing
+	Release       bool                   `protobuf:"varint,2,opt,name=release,proto3" json:"release,omitempty"` // let go of it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HoldRequest) Reset() {
+	*x = HoldRequest{}
+	mi := &file_api_node_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HoldRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HoldRequest) ProtoMessage() {}
+
+func (x *HoldRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_node_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HoldRequest.ProtoReflect.Descriptor instead.
+func (*HoldRequest) Descriptor() ([]byte, []int) {
+	return file_api_node_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *HoldRequest) GetJob() *StepRef {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *HoldRequest) GetRelease() bool {
+	if x != nil {
+		return x.Release
+	}
+	return false
+}
+
 type AdoptRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// pid is the process, as its number is for noded.
@@ -80,7 +132,7 @@ type AdoptRequest struct {
 
 func (x *AdoptRequest) Reset() {
 	*x = AdoptRequest{}
-	mi := &file_api_node_proto_msgTypes[1]
+	mi := &file_api_node_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -92,7 +144,7 @@ func (x *AdoptRequest) String() string {
 func (*AdoptRequest) ProtoMessage() {}
 
 func (x *AdoptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[1]
+	mi := &file_api_node_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -105,7 +157,7 @@ func (x *AdoptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptRequest.ProtoReflect.Descriptor instead.
 func (*AdoptRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{1}
+	return file_api_node_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *AdoptRequest) GetPid() uint32 {
@@ -144,7 +196,7 @@ type AdoptReply struct {
 
 func (x *AdoptReply) Reset() {
 	*x = AdoptReply{}
-	mi := &file_api_node_proto_msgTypes[2]
+	mi := &file_api_node_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -156,7 +208,7 @@ func (x *AdoptReply) String() string {
 func (*AdoptReply) ProtoMessage() {}
 
 func (x *AdoptReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[2]
+	mi := &file_api_node_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -169,7 +221,7 @@ func (x *AdoptReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptReply.ProtoReflect.Descriptor instead.
 func (*AdoptReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{2}
+	return file_api_node_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *AdoptReply) GetJobId() uint32 {
@@ -212,7 +264,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_api_node_proto_msgTypes[3]
+	mi := &file_api_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -224,7 +276,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[3]
+	mi := &file_api_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -237,7 +289,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{3}
+	return file_api_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RunRequest) GetRequest() []byte {
@@ -264,7 +316,7 @@ type Waits struct {
 
 func (x *Waits) Reset() {
 	*x = Waits{}
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -276,7 +328,7 @@ func (x *Waits) String() string {
 func (*Waits) ProtoMessage() {}
 
 func (x *Waits) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[4]
+	mi := &file_api_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -289,7 +341,7 @@ func (x *Waits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Waits.ProtoReflect.Descriptor instead.
 func (*Waits) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{4}
+	return file_api_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Waits) GetWhat() string {
@@ -318,7 +370,7 @@ type RunReply struct {
 
 func (x *RunReply) Reset() {
 	*x = RunReply{}
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +382,7 @@ func (x *RunReply) String() string {
 func (*RunReply) ProtoMessage() {}
 
 func (x *RunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[5]
+	mi := &file_api_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +395,7 @@ func (x *RunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunReply.ProtoReflect.Descriptor instead.
 func (*RunReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{5}
+	return file_api_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RunReply) GetJobId() uint32 {
@@ -404,7 +456,7 @@ type DryRunReply struct {
 
 func (x *DryRunReply) Reset() {
 	*x = DryRunReply{}
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -416,7 +468,7 @@ func (x *DryRunReply) String() string {
 func (*DryRunReply) ProtoMessage() {}
 
 func (x *DryRunReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[6]
+	mi := &file_api_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -429,7 +481,7 @@ func (x *DryRunReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DryRunReply.ProtoReflect.Descriptor instead.
 func (*DryRunReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{6}
+	return file_api_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DryRunReply) GetPlan() []byte {
@@ -449,7 +501,7 @@ type LaunchRequest struct {
 
 func (x *LaunchRequest) Reset() {
 	*x = LaunchRequest{}
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -461,7 +513,7 @@ func (x *LaunchRequest) String() string {
 func (*LaunchRequest) ProtoMessage() {}
 
 func (x *LaunchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[7]
+	mi := &file_api_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -474,7 +526,7 @@ func (x *LaunchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchRequest.ProtoReflect.Descriptor instead.
 func (*LaunchRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{7}
+	return file_api_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LaunchRequest) GetStep() *StepRef {
@@ -504,7 +556,7 @@ type AllocReply struct {
 
 func (x *AllocReply) Reset() {
 	*x = AllocReply{}
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +568,7 @@ func (x *AllocReply) String() string {
 func (*AllocReply) ProtoMessage() {}
 
 func (x *AllocReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[8]
+	mi := &file_api_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +581,7 @@ func (x *AllocReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocReply.ProtoReflect.Descriptor instead.
 func (*AllocReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{8}
+	return file_api_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AllocReply) GetJobId() uint32 {
@@ -576,7 +628,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -588,7 +640,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[9]
+	mi := &file_api_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -601,7 +653,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{9}
+	return file_api_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReleaseRequest) GetJobId() uint32 {
@@ -623,7 +675,7 @@ type StepRef struct {
 
 func (x *StepRef) Reset() {
 	*x = StepRef{}
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -635,7 +687,7 @@ func (x *StepRef) String() string {
 func (*StepRef) ProtoMessage() {}
 
 func (x *StepRef) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[10]
+	mi := &file_api_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -648,7 +700,7 @@ func (x *StepRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRef.ProtoReflect.Descriptor instead.
 func (*StepRef) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{10}
+	return file_api_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *StepRef) GetJobId() uint32 {
@@ -681,7 +733,7 @@ type StepReply struct {
 
 func (x *StepReply) Reset() {
 	*x = StepReply{}
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +745,7 @@ func (x *StepReply) String() string {
 func (*StepReply) ProtoMessage() {}
 
 func (x *StepReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[11]
+	mi := &file_api_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +758,7 @@ func (x *StepReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReply.ProtoReflect.Descriptor instead.
 func (*StepReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{11}
+	return file_api_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StepReply) GetStep() [][]byte {
@@ -725,7 +777,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -737,7 +789,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[12]
+	mi := &file_api_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -750,7 +802,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{12}
+	return file_api_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListRequest) GetAll() bool {
@@ -769,7 +821,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -781,7 +833,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[13]
+	mi := &file_api_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -794,7 +846,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{13}
+	return file_api_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListReply) GetStep() [][]byte {
@@ -815,7 +867,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_api_node_proto_msgTypes[14]
+	mi := &file_api_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -827,7 +879,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[14]
+	mi := &file_api_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -840,7 +892,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{14}
+	return file_api_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SignalRequest) GetStep() *StepRef {
@@ -874,7 +926,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -886,7 +938,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[15]
+	mi := &file_api_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -899,7 +951,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{15}
+	return file_api_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CancelRequest) GetStep() *StepRef {
@@ -926,7 +978,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +990,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[16]
+	mi := &file_api_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1003,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{16}
+	return file_api_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EventsRequest) GetStep() *StepRef {
@@ -977,7 +1029,7 @@ type EventLine struct {
 
 func (x *EventLine) Reset() {
 	*x = EventLine{}
-	mi := &file_api_node_proto_msgTypes[17]
+	mi := &file_api_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1041,7 @@ func (x *EventLine) String() string {
 func (*EventLine) ProtoMessage() {}
 
 func (x *EventLine) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[17]
+	mi := &file_api_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1054,7 @@ func (x *EventLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventLine.ProtoReflect.Descriptor instead.
 func (*EventLine) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{17}
+	return file_api_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EventLine) GetJson() []byte {
@@ -1021,7 +1073,7 @@ type OutputPiece struct {
 
 func (x *OutputPiece) Reset() {
 	*x = OutputPiece{}
-	mi := &file_api_node_proto_msgTypes[18]
+	mi := &file_api_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1085,7 @@ func (x *OutputPiece) String() string {
 func (*OutputPiece) ProtoMessage() {}
 
 func (x *OutputPiece) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[18]
+	mi := &file_api_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1098,7 @@ func (x *OutputPiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputPiece.ProtoReflect.Descriptor instead.
 func (*OutputPiece) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{18}
+	return file_api_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *OutputPiece) GetData() []byte {
@@ -1065,7 +1117,7 @@ type NodeStatusReply struct {
 
 func (x *NodeStatusReply) Reset() {
 	*x = NodeStatusReply{}
-	mi := &file_api_node_proto_msgTypes[19]
+	mi := &file_api_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1077,7 +1129,7 @@ func (x *NodeStatusReply) String() string {
 func (*NodeStatusReply) ProtoMessage() {}
 
 func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[19]
+	mi := &file_api_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1090,7 +1142,7 @@ func (x *NodeStatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusReply.ProtoReflect.Descriptor instead.
 func (*NodeStatusReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{19}
+	return file_api_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NodeStatusReply) GetNode() []byte {
@@ -1109,7 +1161,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_api_node_proto_msgTypes[20]
+	mi := &file_api_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1121,7 +1173,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[20]
+	mi := &file_api_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1134,7 +1186,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{20}
+	return file_api_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DrainRequest) GetReason() string {
@@ -1163,13 +1215,16 @@ type ClientConfigReply struct {
 	// it cannot. A client that reads the same has read no half-written file.
 	PlugstackDigest string `protobuf:"bytes,14,opt,name=plugstack_digest,json=plugstackDigest,proto3" json:"plugstack_digest,omitempty"`
 	PlugstackError  string `protobuf:"bytes,15,opt,name=plugstack_error,json=plugstackError,proto3" json:"plugstack_error,omitempty"`
+	// interactive_step is what alloc without a command gives to run (InteractiveStepOptions),
+	// where LaunchParameters has use_interactive_step; else "".
+	InteractiveStep string `protobuf:"bytes,16,opt,name=interactive_step,json=interactiveStep,proto3" json:"interactive_step,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *ClientConfigReply) Reset() {
 	*x = ClientConfigReply{}
-	mi := &file_api_node_proto_msgTypes[21]
+	mi := &file_api_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1236,7 @@ func (x *ClientConfigReply) String() string {
 func (*ClientConfigReply) ProtoMessage() {}
 
 func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
-	mi := &file_api_node_proto_msgTypes[21]
+	mi := &file_api_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1249,7 @@ func (x *ClientConfigReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientConfigReply.ProtoReflect.Descriptor instead.
 func (*ClientConfigReply) Descriptor() ([]byte, []int) {
-	return file_api_node_proto_rawDescGZIP(), []int{21}
+	return file_api_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ClientConfigReply) GetNode() string {
@@ -1302,12 +1357,22 @@ func (x *ClientConfigReply) GetPlugstackError() string {
 	return ""
 }
 
+func (x *ClientConfigReply) GetInteractiveStep() string {
+	if x != nil {
+		return x.InteractiveStep
+	}
+	return ""
+}
+
 var File_api_node_proto protoreflect.FileDescriptor
 
 const file_api_node_proto_rawDesc = "" +
 	"\n" +
 	"\x0eapi/node.proto\x12\bstepd.v1\"\a\n" +
-	"\x05Empty\"V\n" +
+	"\x05Empty\"L\n" +
+	"\vHoldRequest\x12#\n" +
+	"\x03job\x18\x01 \x01(\v2\x11.stepd.v1.StepRefR\x03job\x12\x18\n" +
+	"\arelease\x18\x02 \x01(\bR\arelease\"V\n" +
 	"\fAdoptRequest\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x15\n" +
 	"\x06job_id\x18\x02 \x01(\rR\x05jobId\x12\x15\n" +
@@ -1385,7 +1450,7 @@ const file_api_node_proto_rawDesc = "" +
 	"\x0fNodeStatusReply\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\"&\n" +
 	"\fDrainRequest\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xf5\x03\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xa0\x04\n" +
 	"\x11ClientConfigReply\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\rR\x04cpus\x12\x1b\n" +
@@ -1405,7 +1470,8 @@ const file_api_node_proto_rawDesc = "" +
 	"slurm_conf\x18\f \x01(\tR\tslurmConf\x12!\n" +
 	"\frequire_safe\x18\r \x01(\bR\vrequireSafe\x12)\n" +
 	"\x10plugstack_digest\x18\x0e \x01(\tR\x0fplugstackDigest\x12'\n" +
-	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError2\xae\t\n" +
+	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError\x12)\n" +
+	"\x10interactive_step\x18\x10 \x01(\tR\x0finteractiveStep2\xde\t\n" +
 	"\x04Node\x12/\n" +
 	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +
 	"\x06DryRun\x12\x14.stepd.v1.RunRequest\x1a\x15.stepd.v1.DryRunReply\x123\n" +
@@ -1419,7 +1485,8 @@ const file_api_node_proto_rawDesc = "" +
 	"\x04List\x12\x15.stepd.v1.ListRequest\x1a\x13.stepd.v1.ListReply\x122\n" +
 	"\x06Signal\x12\x17.stepd.v1.SignalRequest\x1a\x0f.stepd.v1.Empty\x122\n" +
 	"\x06Cancel\x12\x17.stepd.v1.CancelRequest\x1a\x0f.stepd.v1.Empty\x12-\n" +
-	"\aRequeue\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x12-\n" +
+	"\aRequeue\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x12.\n" +
+	"\x04Hold\x12\x15.stepd.v1.HoldRequest\x1a\x0f.stepd.v1.Empty\x12-\n" +
 	"\aSuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x12/\n" +
 	"\tUnsuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x125\n" +
 	"\x05Adopt\x12\x16.stepd.v1.AdoptRequest\x1a\x14.stepd.v1.AdoptReply\x128\n" +
@@ -1444,89 +1511,93 @@ func file_api_node_proto_rawDescGZIP() []byte {
 	return file_api_node_proto_rawDescData
 }
 
-var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_api_node_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_api_node_proto_goTypes = []any{
 	(*Empty)(nil),             // 0: stepd.v1.Empty
-	(*AdoptRequest)(nil),      // 1: stepd.v1.AdoptRequest
-	(*AdoptReply)(nil),        // 2: stepd.v1.AdoptReply
-	(*RunRequest)(nil),        // 3: stepd.v1.RunRequest
-	(*Waits)(nil),             // 4: stepd.v1.Waits
-	(*RunReply)(nil),          // 5: stepd.v1.RunReply
-	(*DryRunReply)(nil),       // 6: stepd.v1.DryRunReply
-	(*LaunchRequest)(nil),     // 7: stepd.v1.LaunchRequest
-	(*AllocReply)(nil),        // 8: stepd.v1.AllocReply
-	(*ReleaseRequest)(nil),    // 9: stepd.v1.ReleaseRequest
-	(*StepRef)(nil),           // 10: stepd.v1.StepRef
-	(*StepReply)(nil),         // 11: stepd.v1.StepReply
-	(*ListRequest)(nil),       // 12: stepd.v1.ListRequest
-	(*ListReply)(nil),         // 13: stepd.v1.ListReply
-	(*SignalRequest)(nil),     // 14: stepd.v1.SignalRequest
-	(*CancelRequest)(nil),     // 15: stepd.v1.CancelRequest
-	(*EventsRequest)(nil),     // 16: stepd.v1.EventsRequest
-	(*EventLine)(nil),         // 17: stepd.v1.EventLine
-	(*OutputPiece)(nil),       // 18: stepd.v1.OutputPiece
-	(*NodeStatusReply)(nil),   // 19: stepd.v1.NodeStatusReply
-	(*DrainRequest)(nil),      // 20: stepd.v1.DrainRequest
-	(*ClientConfigReply)(nil), // 21: stepd.v1.ClientConfigReply
-	nil,                       // 22: stepd.v1.AdoptReply.NamespacesEntry
+	(*HoldRequest)(nil),       // 1: stepd.v1.HoldRequest
+	(*AdoptRequest)(nil),      // 2: stepd.v1.AdoptRequest
+	(*AdoptReply)(nil),        // 3: stepd.v1.AdoptReply
+	(*RunRequest)(nil),        // 4: stepd.v1.RunRequest
+	(*Waits)(nil),             // 5: stepd.v1.Waits
+	(*RunReply)(nil),          // 6: stepd.v1.RunReply
+	(*DryRunReply)(nil),       // 7: stepd.v1.DryRunReply
+	(*LaunchRequest)(nil),     // 8: stepd.v1.LaunchRequest
+	(*AllocReply)(nil),        // 9: stepd.v1.AllocReply
+	(*ReleaseRequest)(nil),    // 10: stepd.v1.ReleaseRequest
+	(*StepRef)(nil),           // 11: stepd.v1.StepRef
+	(*StepReply)(nil),         // 12: stepd.v1.StepReply
+	(*ListRequest)(nil),       // 13: stepd.v1.ListRequest
+	(*ListReply)(nil),         // 14: stepd.v1.ListReply
+	(*SignalRequest)(nil),     // 15: stepd.v1.SignalRequest
+	(*CancelRequest)(nil),     // 16: stepd.v1.CancelRequest
+	(*EventsRequest)(nil),     // 17: stepd.v1.EventsRequest
+	(*EventLine)(nil),         // 18: stepd.v1.EventLine
+	(*OutputPiece)(nil),       // 19: stepd.v1.OutputPiece
+	(*NodeStatusReply)(nil),   // 20: stepd.v1.NodeStatusReply
+	(*DrainRequest)(nil),      // 21: stepd.v1.DrainRequest
+	(*ClientConfigReply)(nil), // 22: stepd.v1.ClientConfigReply
+	nil,                       // 23: stepd.v1.AdoptReply.NamespacesEntry
 }
 var file_api_node_proto_depIdxs = []int32{
-	22, // 0: stepd.v1.AdoptReply.namespaces:type_name -> stepd.v1.AdoptReply.NamespacesEntry
-	10, // 1: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
-	10, // 2: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
-	10, // 3: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
-	10, // 4: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
-	3,  // 5: stepd.v1.Node.Run:input_type -> stepd.v1.RunRequest
-	3,  // 6: stepd.v1.Node.DryRun:input_type -> stepd.v1.RunRequest
-	3,  // 7: stepd.v1.Node.Reserve:input_type -> stepd.v1.RunRequest
-	7,  // 8: stepd.v1.Node.Launch:input_type -> stepd.v1.LaunchRequest
-	3,  // 9: stepd.v1.Node.Alloc:input_type -> stepd.v1.RunRequest
-	9,  // 10: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
-	10, // 11: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
-	10, // 12: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
-	10, // 13: stepd.v1.Node.Stat:input_type -> stepd.v1.StepRef
-	12, // 14: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
-	14, // 15: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
-	15, // 16: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
-	10, // 17: stepd.v1.Node.Requeue:input_type -> stepd.v1.StepRef
-	10, // 18: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
-	10, // 19: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
-	1,  // 20: stepd.v1.Node.Adopt:input_type -> stepd.v1.AdoptRequest
-	16, // 21: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
-	10, // 22: stepd.v1.Node.Attach:input_type -> stepd.v1.StepRef
-	10, // 23: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
-	0,  // 24: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
-	20, // 25: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
-	0,  // 26: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
-	0,  // 27: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
-	5,  // 28: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
-	6,  // 29: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
-	5,  // 30: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
-	5,  // 31: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
-	8,  // 32: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
-	0,  // 33: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
-	11, // 34: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
-	11, // 35: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
-	11, // 36: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
-	13, // 37: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
-	0,  // 38: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
-	0,  // 39: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
-	0,  // 40: stepd.v1.Node.Requeue:output_type -> stepd.v1.Empty
-	0,  // 41: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
-	0,  // 42: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
-	2,  // 43: stepd.v1.Node.Adopt:output_type -> stepd.v1.AdoptReply
-	17, // 44: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
-	5,  // 45: stepd.v1.Node.Attach:output_type -> stepd.v1.RunReply
-	18, // 46: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
-	19, // 47: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
-	0,  // 48: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
-	0,  // 49: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
-	21, // 50: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
-	28, // [28:51] is the sub-list for method output_type
-	5,  // [5:28] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	11, // 0: stepd.v1.HoldRequest.job:type_name -> stepd.v1.StepRef
+	23, // 1: stepd.v1.AdoptReply.namespaces:type_name -> stepd.v1.AdoptReply.NamespacesEntry
+	11, // 2: stepd.v1.LaunchRequest.step:type_name -> stepd.v1.StepRef
+	11, // 3: stepd.v1.SignalRequest.step:type_name -> stepd.v1.StepRef
+	11, // 4: stepd.v1.CancelRequest.step:type_name -> stepd.v1.StepRef
+	11, // 5: stepd.v1.EventsRequest.step:type_name -> stepd.v1.StepRef
+	4,  // 6: stepd.v1.Node.Run:input_type -> stepd.v1.RunRequest
+	4,  // 7: stepd.v1.Node.DryRun:input_type -> stepd.v1.RunRequest
+	4,  // 8: stepd.v1.Node.Reserve:input_type -> stepd.v1.RunRequest
+	8,  // 9: stepd.v1.Node.Launch:input_type -> stepd.v1.LaunchRequest
+	4,  // 10: stepd.v1.Node.Alloc:input_type -> stepd.v1.RunRequest
+	10, // 11: stepd.v1.Node.Release:input_type -> stepd.v1.ReleaseRequest
+	11, // 12: stepd.v1.Node.Wait:input_type -> stepd.v1.StepRef
+	11, // 13: stepd.v1.Node.Show:input_type -> stepd.v1.StepRef
+	11, // 14: stepd.v1.Node.Stat:input_type -> stepd.v1.StepRef
+	13, // 15: stepd.v1.Node.List:input_type -> stepd.v1.ListRequest
+	15, // 16: stepd.v1.Node.Signal:input_type -> stepd.v1.SignalRequest
+	16, // 17: stepd.v1.Node.Cancel:input_type -> stepd.v1.CancelRequest
+	11, // 18: stepd.v1.Node.Requeue:input_type -> stepd.v1.StepRef
+	1,  // 19: stepd.v1.Node.Hold:input_type -> stepd.v1.HoldRequest
+	11, // 20: stepd.v1.Node.Suspend:input_type -> stepd.v1.StepRef
+	11, // 21: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
+	2,  // 22: stepd.v1.Node.Adopt:input_type -> stepd.v1.AdoptRequest
+	17, // 23: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
+	11, // 24: stepd.v1.Node.Attach:input_type -> stepd.v1.StepRef
+	11, // 25: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
+	0,  // 26: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
+	21, // 27: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
+	0,  // 28: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
+	0,  // 29: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
+	6,  // 30: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
+	7,  // 31: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
+	6,  // 32: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
+	6,  // 33: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
+	9,  // 34: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
+	0,  // 35: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
+	12, // 36: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
+	12, // 37: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
+	12, // 38: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
+	14, // 39: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
+	0,  // 40: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
+	0,  // 41: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
+	0,  // 42: stepd.v1.Node.Requeue:output_type -> stepd.v1.Empty
+	0,  // 43: stepd.v1.Node.Hold:output_type -> stepd.v1.Empty
+	0,  // 44: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
+	0,  // 45: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
+	3,  // 46: stepd.v1.Node.Adopt:output_type -> stepd.v1.AdoptReply
+	18, // 47: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
+	6,  // 48: stepd.v1.Node.Attach:output_type -> stepd.v1.RunReply
+	19, // 49: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
+	20, // 50: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
+	0,  // 51: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
+	0,  // 52: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
+	22, // 53: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
+	30, // [30:54] is the sub-list for method output_type
+	6,  // [6:30] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_api_node_proto_init() }
@@ -1534,15 +1605,15 @@ func file_api_node_proto_init() {
 	if File_api_node_proto != nil {
 		return
 	}
-	file_api_node_proto_msgTypes[1].OneofWrappers = []any{}
-	file_api_node_proto_msgTypes[10].OneofWrappers = []any{}
+	file_api_node_proto_msgTypes[2].OneofWrappers = []any{}
+	file_api_node_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_node_proto_rawDesc), len(file_api_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

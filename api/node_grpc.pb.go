@@ -40,6 +40,7 @@ const (
 	Node_Signal_FullMethodName       = "/stepd.v1.Node/Signal"
 	Node_Cancel_FullMethodName       = "/stepd.v1.Node/Cancel"
 	Node_Requeue_FullMethodName      = "/stepd.v1.Node/Requeue"
+	Node_Hold_FullMethodName         = "/stepd.v1.Node/Hold"
 	Node_Suspend_FullMethodName      = "/stepd.v1.Node/Suspend"
 	Node_Unsuspend_FullMethodName    = "/stepd.v1.Node/Unsuspend"
 	Node_Adopt_FullMethodName        = "/stepd.v1.Node/Adopt"
@@ -98,6 +99,10 @@ type NodeClient interface {
 	// waits for its next start under its number. Own jobs; root: any. Errors: NOT_FOUND,
 	// FAILED_PRECONDITION (it waits already, or is not to be run again).
 	Requeue(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error)
+	// Hold keeps batch jobs that wait from their start, or lets go of them. What root holds,
+	// only root lets go of. Own jobs; root: any. Errors: NOT_FOUND, FAILED_PRECONDITION (it
+	// has been started, or nobody holds it).
+	Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (*Empty, error)
 	// Suspend makes the tasks of one step stand still, or of all steps of a job,
 	// which then takes no further ones: SIGTSTP, two seconds, then the freezer. It
 	// answers when they do. Unsuspend undoes it. Own steps; root: any, and what root
@@ -268,6 +273,16 @@ func (c *nodeClient) Requeue(ctx context.Context, in *StepRef, opts ...grpc.Call
 	return out, nil
 }
 
+func (c *nodeClient) Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (*Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Empty)
+	err := c.cc.Invoke(ctx, Node_Hold_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodeClient) Suspend(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Empty)
@@ -432,6 +447,10 @@ type NodeServer interface {
 	// waits for its next start under its number. Own jobs; root: any. Errors: NOT_FOUND,
 	// FAILED_PRECONDITION (it waits already, or is not to be run again).
 	Requeue(context.Context, *StepRef) (*Empty, error)
+	// Hold keeps batch jobs that wait from their start, or lets go of them. What root holds,
+	// only root lets go of. Own jobs; root: any. Errors: NOT_FOUND, FAILED_PRECONDITION (it
+	// has been started, or nobody holds it).
+	Hold(context.Context, *HoldRequest) (*Empty, error)
 	// Suspend makes the tasks of one step stand still, or of all steps of a job,
 	// which then takes no further ones: SIGTSTP, two seconds, then the freezer. It
 	// answers when they do. Unsuspend undoes it. Own steps; root: any, and what root
@@ -510,6 +529,9 @@ func (UnimplementedNodeServer) Cancel(context.Context, *CancelRequest) (*Empty, 
 }
 func (UnimplementedNodeServer) Requeue(context.Context, *StepRef) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method Requeue not implemented")
+}
+func (UnimplementedNodeServer) Hold(context.Context, *HoldRequest) (*Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method Hold not implemented")
 }
 func (UnimplementedNodeServer) Suspend(context.Context, *StepRef) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method Suspend not implemented")
@@ -796,6 +818,24 @@ func _Node_Requeue_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_Hold_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HoldRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Hold(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Hold_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Hold(ctx, req.(*HoldRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Node_Suspend_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StepRef)
 	if err := dec(in); err != nil {
@@ -1020,6 +1060,10 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Requeue",
 			Handler:    _Node_Requeue_Handler,
+		},
+		{
+			MethodName: "Hold",
+			Handler:    _Node_Hold_Handler,
 		},
 		{
 			MethodName: "Suspend",

@@ -160,10 +160,11 @@ func startBeside(reaper *linux.Reaper, tracker proctrack.Tracker) func(string, [
 	}
 }
 
-// mpiPlugin is the step's, nil of one that has none: batch and extern steps are no
-// MPI programs, whatever MpiDefault says.
+// mpiPlugin is the step's, nil of one that has none: batch, extern and interactive
+// steps are no MPI programs, whatever MpiDefault says.
 func mpiPlugin(spec *step.Spec, deps mpi.Deps) (mpi.Plugin, error) {
-	if spec.ID.Step == step.BatchStep || spec.ID.Step == step.ExternStep {
+	switch spec.ID.Step {
+	case step.BatchStep, step.ExternStep, step.InteractiveStep:
 		return nil, nil
 	}
 	return mpi.New(spec.MPI, spec.MPIConf, deps)

@@ -197,12 +197,17 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 // externSpec makes the extern step one of all that the job has. Its one process only
 // waits: no plugin, no script of the site's and no binding is for it.
 func externSpec(j *job, spec *step.Spec) {
-	spec.CPUs, spec.NCPUs, spec.MemoryMB, spec.StepGres = j.CPUs, len(j.cpus), j.MemoryMB, j.Gres
+	j.giveAll(spec)
 	spec.Spank.Plugstack, spec.Scripts, spec.Affinity = "", step.TaskScripts{}, nil
 }
 
-// takeNothing gives back what an extern step was admitted with: it may use all that
-// its job has, and holds up no other step.
+// giveAll makes the step one that may use all that the job has.
+func (j *job) giveAll(spec *step.Spec) {
+	spec.CPUs, spec.NCPUs, spec.MemoryMB, spec.StepGres = j.CPUs, len(j.cpus), j.MemoryMB, j.Gres
+}
+
+// takeNothing gives back what an extern or interactive step was admitted with: it may use
+// all that its job has, and holds up no other step.
 func (r *registry) takeNothing(f *follower) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

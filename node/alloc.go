@@ -115,7 +115,7 @@ func (n *Node) holdJob(j *job, pidfd int) {
 	case err != nil:
 		n.log.WithField("job", j.ID).Errorf("cannot follow the client: %v", err)
 	}
-	n.endAlloc(j, clientGone)
+	n.endWithShell(j, clientGone)
 }
 
 const clientGone = "the client that asked for the job is gone"

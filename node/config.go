@@ -42,6 +42,10 @@ type Config struct {
 	MaxArraySize int
 	NoRequeue    bool
 
+	// InteractiveStep is what alloc without a command gives to run: InteractiveStepOptions,
+	// where the site has use_interactive_step; "" is that it runs the shell where it is.
+	InteractiveStep string
+
 	// SlurmConf is the file that was read, "" without one.
 	SlurmConf string
 	Spank     step.SpankConf

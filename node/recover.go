@@ -155,7 +155,11 @@ func (n *Node) recoverAlloc(j *job) {
 	if !errors.Is(err, errGone) {
 		reason = err.Error()
 	}
-	n.endAlloc(j, reason)
+	if n.reg.follower(interactiveID(j)) == nil {
+		n.endAlloc(j, reason)
+		return
+	}
+	n.work.Go(func() { n.endWithShell(j, reason) })
 }
 
 // adopt follows a step again, or ends it where its stepd is dead. It returns

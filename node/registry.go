@@ -144,7 +144,7 @@ func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
 func (r *registry) takeBack(f *follower) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if f.id.Step == step.ExternStep {
+	if f.id.Step == step.ExternStep || f.id.Step == step.InteractiveStep {
 		return // it has all of the job's, and takes nothing of it
 	}
 	cpus, err := step.ParseCPUList(f.rec.CPUs)

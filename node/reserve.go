@@ -66,6 +66,9 @@ func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, in or
 		return nil, nil, err
 	}
 	in.req, in.size = req, len(raw)
+	if req.Interactive {
+		return n.reserveInteractive(ctx, caller, in)
+	}
 	return n.reserveFor(ctx, caller, in)
 }
 

@@ -245,7 +245,7 @@ func (s *service) ClientConfig(ctx context.Context, _ *api.Empty) (*api.ClientCo
 		MpiDefault: c.MPIDefault, MpiTypes: c.MPITypes,
 		Plugstack: c.Spank.Plugstack, PluginDirs: c.Spank.PluginDirs, Cluster: c.Cluster,
 		AllowReleases: c.Spank.AllowReleases, HookTimeoutS: uint32(c.Spank.HookTimeoutS), SpankStrict: c.Spank.Strict, SlurmConf: c.SlurmConf,
-		RequireSafe: c.Spank.RequireSafe,
+		RequireSafe: c.Spank.RequireSafe, InteractiveStep: c.InteractiveStep,
 	}
 	if c.StackDigest != nil {
 		digest, err := c.StackDigest()

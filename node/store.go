@@ -164,10 +164,10 @@ func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 			return errors.New("all step numbers are spent")
 		}
 		id := step.ID{Job: job, Step: j.NextStep}
-		if want.Step == step.ExternStep { // of which there is one, beside the count
+		if want.Step == step.ExternStep || want.Step == step.InteractiveStep { // of which there is one, beside the count
 			rec.ID = want
 			if tx.Bucket(bucketSteps).Get(stepKey(want)) != nil {
-				return errors.New("its extern step has ended")
+				return fmt.Errorf("step %s has ended", want.Name())
 			}
 			return putJSON(tx.Bucket(bucketSteps), stepKey(want), rec)
 		}

@@ -128,7 +128,10 @@ type Config struct {
 	MaxTasksPerNode  int
 	TmpFS            string // default "/tmp"
 	LaunchParameters []string
-	DebugFlags       []string
+	// InteractiveStepOptions are what salloc gives to srun where LaunchParameters has
+	// use_interactive_step: "--interactive --preserve-env --pty $SHELL" by default.
+	InteractiveStepOptions string
+	DebugFlags             []string
 
 	// Stepd is stepd.conf, Container this node's part of job_container.conf.
 	Stepd     Stepd
@@ -163,6 +166,7 @@ func defaults(hostname string) *Config {
 		JobRequeue:              1,
 		MaxTasksPerNode:         65533,
 		TmpFS:                   "/tmp",
+		InteractiveStepOptions:  "--interactive --preserve-env --pty $SHELL",
 		Stepd: Stepd{
 			KeepSteps: 1000, KeepaliveTime: 10 * time.Second, KeepaliveTimeout: 5 * time.Second, NodeTimeout: time.Minute,
 		},

@@ -70,6 +70,7 @@ func (l *loader) slurmKeys() keySet {
 		"maxtaskspernode":               count(&c.MaxTasksPerNode, 1, 65533),
 		"tmpfs":                         absolute(&c.TmpFS),
 		"launchparameters":              list(&c.LaunchParameters),
+		"interactivestepoptions":        text(&c.InteractiveStepOptions),
 		"debugflags":                    list(&c.DebugFlags),
 	}
 }

@@ -139,6 +139,7 @@ JobRequeue=0
 TmpFS=/scratch
 LaunchParameters=use_interactive_step,\
    # nothing
+InteractiveStepOptions="--interactive --pty bash -l"
 DebugFlags=CPU_Bind
 `,
 		"stepd.conf": "HookTimeout=7\nSpankAllowReleases=20.11,any\nQuarantineAfter=2\nSpankStrict=yes\nNoNewPrivs=1\nRequireSafePlugins=true\nMetricsListen=127.0.0.1:9\nUserStepsMax=11\nUserConnectionsMax=12\nUserRequestBytes=0x200000\nUserReplayBytes=131072\nKeepSteps=5\nReplayBytes=4096\nSpawnStepsMax=20\nPublishedNamesMax=21\nPMI1KeyBytes=100\nPMI2KeyBytes=101\nPMI2ValueBytes=1025\nPMI2FrameBytes=70000\nPMI2Attributes=17\nPMI2KeysPerRank=18\nPMI2TotalBytes=0x100000\nPMI2QueueBytes=300000\nPMI2WaitsPerRank=19\nPMI2CloseGrace=2\nPMI2FenceTimeout=60\n" +
@@ -165,7 +166,7 @@ DebugFlags=CPU_Bind
 		JobAcctGatherParams: JobAcctGatherParams{UsePss: true, OverMemoryKill: true, DisableGPUAcct: true, NoFileCache: true}, DefMemPerCPU: 100, MaxMemPerNode: 2000,
 		SelectType: "select/linear", SelectTypeParameters: []string{"CR_Core", "CR_Memory"}, GresTypes: []string{"gpu", "bandwidth"},
 		Gres:         []Gres{{Name: "gpu", Count: 2, Files: []string{"/dev/null", "/dev/zero"}, Flags: gpuEnv(), File: filepath.Join(dir, "gres.conf"), Line: 1}},
-		MaxArraySize: 50, MaxTasksPerNode: 512, TmpFS: "/scratch", LaunchParameters: []string{"use_interactive_step"}, DebugFlags: []string{"CPU_Bind"},
+		MaxArraySize: 50, MaxTasksPerNode: 512, TmpFS: "/scratch", LaunchParameters: []string{"use_interactive_step"}, InteractiveStepOptions: "--interactive --pty bash -l", DebugFlags: []string{"CPU_Bind"},
 		Stepd: Stepd{
 			HookTimeout: 7 * time.Second, SpawnStepsMax: 20, PublishedNamesMax: 21, SpankAllowReleases: []string{"20.11", "any"}, QuarantineAfter: 2, SpankStrict: true, NoNewPrivs: true,
 			RequireSafePlugins: true, MetricsListen: "127.0.0.1:9", UserStepsMax: 11, UserConnectionsMax: 12, UserRequestBytes: 2 << 20, UserReplayBytes: 131072, KeepSteps: 5, ReplayBytes: 4096,

@@ -6,10 +6,12 @@ import (
 	"strings"
 )
 
-// Step ids that Slurm reserves (slurm.h: SLURM_BATCH_SCRIPT, SLURM_EXTERN_CONT).
+// Step ids that Slurm reserves (slurm.h: SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT,
+// SLURM_EXTERN_CONT).
 const (
-	BatchStep  uint32 = 4294967291
-	ExternStep uint32 = 4294967292
+	InteractiveStep uint32 = 4294967290
+	BatchStep       uint32 = 4294967291
+	ExternStep      uint32 = 4294967292
 	// ScriptsPlace is no step, and never shown: by this number a job's prolog and
 	// epilog have a place beside its steps (SLURM_PENDING_STEP, of which none runs).
 	ScriptsPlace uint32 = 4294967293
@@ -19,7 +21,7 @@ const (
 )
 
 // reservedNames are what users call the reserved steps, as in sacct and scancel.
-var reservedNames = map[uint32]string{BatchStep: "batch", ExternStep: "extern"}
+var reservedNames = map[uint32]string{InteractiveStep: "interactive", BatchStep: "batch", ExternStep: "extern"}
 
 // ID names a job step on a cluster. The zero value is no step: job ids begin at 1.
 type ID struct {
@@ -30,7 +32,7 @@ type ID struct {
 // String is the form that users see and type: "12.0".
 func (id ID) String() string { return fmt.Sprintf("%d.%d", id.Job, id.Step) }
 
-// Name is how listings show the id: "12.0", "12.batch", "12.extern".
+// Name is how listings show the id: "12.0", "12.batch", "12.extern", "12.interactive".
 func (id ID) Name() string {
 	if name, ok := reservedNames[id.Step]; ok {
 		return fmt.Sprintf("%d.%s", id.Job, name)
@@ -38,7 +40,7 @@ func (id ID) Name() string {
 	return id.String()
 }
 
-// ParseID reads "12.0", "12.batch" and "12.extern". It returns an error that quotes s for anything else.
+// ParseID reads the forms of Name. It returns an error that quotes s for anything else.
 func ParseID(s string) (ID, error) {
 	j, st, ok := strings.Cut(s, ".")
 	if !ok {

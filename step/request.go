@@ -35,6 +35,12 @@ type Request struct {
 	// Overlap lets a step of a job share CPUs with the job's other steps, and waits for
 	// none of them.
 	Overlap bool `json:"overlap,omitempty"`
+	// Interactive makes it the interactive step of an allocation: one task, which may use
+	// all that the job has and holds none of it from other steps.
+	Interactive bool `json:"interactive,omitempty"`
+	// PreserveEnv leaves the numbers of tasks and nodes in Env as they are, for commands
+	// that the step starts (srun --preserve-env).
+	PreserveEnv bool `json:"preserve_env,omitempty"`
 	// Binding is where on the node the tasks are to run.
 	Binding Binding `json:"binding,omitzero"`
 

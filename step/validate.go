@@ -39,7 +39,7 @@ func bad(field, format string, args ...any) error {
 // (who may name a user, how many CPUs there are) is noded's to check.
 func (r *Request) Validate() error {
 	for _, check := range []func() error{
-		r.checkIdentity, r.checkCounts, r.checkNodes, r.checkMemory, r.checkGres, r.checkArgv, r.checkApps, r.checkEnv, r.checkPlace, r.checkStreams, r.checkTerminal, r.checkWords, r.checkSpank, r.checkBinding, r.checkTime, r.checkTaskScripts, r.checkSent, r.checkQueue,
+		r.checkIdentity, r.checkCounts, r.checkNodes, r.checkMemory, r.checkGres, r.checkArgv, r.checkApps, r.checkEnv, r.checkPlace, r.checkStreams, r.checkTerminal, r.checkWords, r.checkSpank, r.checkBinding, r.checkTime, r.checkTaskScripts, r.checkSent, r.checkInteractive, r.checkQueue,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -263,6 +263,21 @@ func (s *Spec) Validate() error {
 	}
 	if len(cpus) != s.NCPUs {
 		return bad("ncpus", "%d, but cpus %q names %d", s.NCPUs, s.CPUs, len(cpus))
+	}
+	return nil
+}
+
+// checkInteractive: an allocation's shell is one process, beside all else of the job.
+func (r *Request) checkInteractive() error {
+	switch {
+	case !r.Interactive:
+		return nil
+	case r.Job == nil:
+		return bad("interactive", "it is a step of a job, and none is named")
+	case r.NTasks != 1 || r.NNodes != 1 || len(r.Apps) > 1:
+		return bad("interactive", "%d tasks on %d nodes: it has one task", r.NTasks, r.NNodes)
+	case r.Mem != nil || r.MemPerCPU != nil || len(r.Gres) > 0:
+		return bad("interactive", "it has all memory and generic resources of its job, and none of its own")
 	}
 	return nil
 }

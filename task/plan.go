@@ -109,7 +109,20 @@ func jobEnv(s *step.Spec) []string {
 	tellResources(env, s)
 	// Inner stepctl commands find this node's daemon.
 	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
+	if s.PreserveEnv {
+		preserve(env, s.Env)
+	}
 	return env.list
+}
+
+// preserve gives the numbers of tasks and nodes back that the client had.
+func preserve(env *envList, own []string) {
+	for _, e := range own {
+		switch name, value, _ := strings.Cut(e, "="); name {
+		case "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES":
+			env.set(name, value)
+		}
+	}
 }
 
 // tellJobNodes tells of the job's nodes, of which the step may have some.

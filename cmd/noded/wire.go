@@ -75,6 +75,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 func (s *site) rules(cfg *node.Config) {
 	c, own := s.conf, s.conf.Stepd
 	cfg.MaxTasks, cfg.MaxArraySize, cfg.NoRequeue = c.MaxTasksPerNode, c.MaxArraySize, c.JobRequeue == 0
+	cfg.InteractiveStep = s.interactiveStep()
 	cfg.Propagate, cfg.PropagatePrio, cfg.NoNewPrivs = c.PropagateResourceLimits, c.PropagatePrioProcess, own.NoNewPrivs
 	cfg.KillWait, cfg.UnkillableTimeout, cfg.UnkillableProgram = c.KillWait, c.UnkillableStepTimeout, c.UnkillableStepProgram
 	cfg.MinJobAge, cfg.KeepSteps, cfg.ReplayBytes = c.MinJobAge, own.KeepSteps, own.ReplayBytes
@@ -83,6 +84,16 @@ func (s *site) rules(cfg *node.Config) {
 		Steps: own.UserStepsMax, Connections: own.UserConnectionsMax,
 		RequestBytes: own.UserRequestBytes, ReplayBytes: own.UserReplayBytes,
 	}
+}
+
+// interactiveStep is what alloc without a command gives to run.
+func (s *site) interactiveStep() string {
+	for _, p := range s.conf.LaunchParameters {
+		if strings.EqualFold(p, "use_interactive_step") {
+			return s.conf.InteractiveStepOptions
+		}
+	}
+	return ""
 }
 
 // taskScripts are those that the site runs around each task.

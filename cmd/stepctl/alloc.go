@@ -53,18 +53,25 @@ func allocCommand(d *dialer) *cobra.Command {
 // alloc holds a job while the command runs, and returns the command's code.
 func alloc(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, error) {
 	p := d.plugins
-	if len(argv) == 0 {
+	interactive := len(argv) == 0 && p.shell != ""
+	var err error
+	switch {
+	case interactive:
+		if argv, err = interactiveCommand(p.shell); err != nil {
+			return 0, err
+		}
+	case len(argv) == 0:
 		argv = []string{shell()}
 	}
 	if err := p.take(); err != nil {
 		return 0, err
 	}
-	code, err := allocated(client, o, d, argv)
+	code, err := allocated(client, o, d, argv, interactive)
 	p.exit()
 	return p.strictCode(code), err
 }
 
-func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, error) {
+func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string, interactive bool) (int, error) {
 	p := d.plugins
 	p.env = outsideStep(p.env)
 	if o.name == "" {
@@ -92,15 +99,23 @@ func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string) (
 	p.tellTooLong()
 	p.exitEnv = append(allocEnv(req, p, job), p.jobEnv()...)
 	over, stop := watchJob(client, job.JobId)
-	code, err := inJob(req, d, job, argv, o.place.env(), over, tell)
+	ended, err := inJob(req, d, job, argv, o.place.env(), over, tell)
 	stop()
+	if sig, killed := ended.Signaled(); killed && interactive && shellRuns(client, job.JobId) {
+		id := step.ID{Job: job.JobId, Step: step.InteractiveStep}
+		tell("Job %d goes on until its shell ends: `stepctl attach %s` takes that up again", id.Job, id.Name())
+		if sig == syscall.SIGHUP { // it was left by its detach keys, or with its terminal
+			return 0, nil
+		}
+		return ended.Code(), nil
+	}
 	tell("Relinquishing job allocation %d", job.JobId)
 	_, rerr := client.Release(context.Background(), &api.ReleaseRequest{JobId: job.JobId})
 	if rerr != nil && status.Code(rerr) != codes.NotFound { // it may have ended by itself
 		// noded gives it back when this process is gone; the code is the command's.
 		say("error: cannot give job %d back: %s", job.JobId, plain(rerr))
 	}
-	return code, err
+	return ended.Code(), err
 }
 
 // watchJob tells when the job is over before it was given back: somebody has
@@ -146,7 +161,7 @@ const revokeGrace = time.Second
 
 // inJob runs the command with the job's variables. It is the user's own
 // process, here: Ctrl-C is the terminal's to send it.
-func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv, options []string, over <-chan struct{}, tell func(string, ...any)) (int, error) {
+func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv, options []string, over <-chan struct{}, tell func(string, ...any)) (step.ExitStatus, error) {
 	path, _ := d.path()
 	if p := d.privateSocket(); p != "" {
 		path = p
@@ -188,7 +203,7 @@ func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv, options []st
 			}
 		case err := <-ended:
 			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-				return step.ExitStatus(exit.Sys().(syscall.WaitStatus)).Code(), nil
+				return step.ExitStatus(exit.Sys().(syscall.WaitStatus)), nil
 			}
 			return 0, err
 		}

@@ -43,6 +43,9 @@ type runOptions struct {
 	programs              programOptions
 	bcast                 bcastOptions
 	dryRun, json          bool
+	interactive           bool
+	preserveEnv           bool
+	left                  bool // the client has left a step that goes on
 }
 
 // bindJob binds what run, alloc and batch have in common.
@@ -95,6 +98,8 @@ func (o *runOptions) bind(c *cobra.Command) {
 	f.StringVar(&o.mpi, "mpi", "", "kind of MPI (default $SLURM_MPI_TYPE, then MpiDefault of slurm.conf); list shows them")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print what would be started, bound and limited, and start nothing")
 	f.BoolVar(&o.json, "json", false, "with --dry-run: print it as one JSON document")
+	f.BoolVar(&o.interactive, "interactive", false, "be the shell of a job of alloc: one task with all that the job has, which other steps may use too")
+	f.BoolVarP(&o.preserveEnv, "preserve-env", "E", false, "leave SLURM_NTASKS, SLURM_NPROCS, SLURM_NNODES and SLURM_JOB_NUM_NODES as they are")
 	f.Uint32Var(&o.jobid, "jobid", 0, "make the step one of this job (default $SLURM_JOB_ID)")
 }
 
@@ -102,7 +107,7 @@ func (o *runOptions) bind(c *cobra.Command) {
 // (srun(1), SLURM_NTASKS).
 func (o *runOptions) fromJob(c *cobra.Command) error {
 	v := os.Getenv("SLURM_NTASKS")
-	if v == "" || os.Getenv("SLURM_JOB_ID") == "" || c.Flags().Changed("ntasks") {
+	if v == "" || os.Getenv("SLURM_JOB_ID") == "" || c.Flags().Changed("ntasks") || o.interactive {
 		return nil
 	}
 	n, err := strconv.Atoi(v)
@@ -137,6 +142,7 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	unix.Umask(umask)
 	r := &step.Request{
 		Schema: step.Schema, Name: o.name, NTasks: o.ntasks, CPUsPerTask: o.cpus,
+		Interactive: o.interactive, PreserveEnv: o.preserveEnv,
 		Overcommit: o.overcommit, Argv: argv, Umask: uint32(umask), Label: o.label, MPI: o.mpi, NoNewPrivs: o.noNewPrivs,
 	}
 	if r.Name == "" {

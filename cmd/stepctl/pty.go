@@ -74,7 +74,7 @@ func (l *launch) detached() (code int, left bool) {
 	}
 	why, left := l.screen.leftBy()
 	if left && why.words != "" {
-		say("%s; step %s goes on: `stepctl attach %s` takes it up again", why.words, l.id, l.id)
+		say("%s; step %s goes on: `stepctl attach %s` takes it up again", why.words, l.id.Name(), l.id.Name())
 	}
 	return why.code, left
 }

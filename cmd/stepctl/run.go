@@ -52,7 +52,13 @@ func runCommand(d *dialer) *cobra.Command {
 				return errors.New("run: no command was given")
 			}
 			o.programs.tellUseless(c)
+			if o.interactive && o.name == "" {
+				o.name = "interactive"
+			}
 			code, err := run(client, o, d, argv)
+			if o.interactive && o.left {
+				hangUp()
+			}
 			if err == nil && code != 0 {
 				return exitError(code)
 			}
@@ -137,6 +143,7 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 	rec, err := l.follow(reply, &spec)
 	begun()
 	if code, left := l.detached(); left {
+		o.left = true
 		return 0, exitError(code)
 	}
 	if err != nil {

@@ -32,6 +32,7 @@ type plugins struct {
 	limits     func() ([]string, error) // the caller's, read once
 	cluster    string
 	mpiDefault string   // MpiDefault
+	shell      string   // what run is given to be an allocation's shell, "" for one here
 	env        []string // environ, as plugins have left it
 	jobControl [][]byte
 	postOptEnv []string // what environ has besides, at slurm_spank_init_post_opt
@@ -62,7 +63,7 @@ func loadPlugins(d *dialer, client api.NodeClient, c spank.Context) (*plugins, e
 	if err != nil {
 		return nil, err
 	}
-	p.cluster, p.strict, p.mpiDefault = conf.Cluster, conf.SpankStrict, conf.MpiDefault
+	p.cluster, p.strict, p.mpiDefault, p.shell = conf.Cluster, conf.SpankStrict, conf.MpiDefault, conf.InteractiveStep
 	if len(stack.Plugins) == 0 {
 		return p, nil
 	}

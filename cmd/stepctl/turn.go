@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"stepd/api"
+	"stepd/step"
 )
 
 // inTurn asks for a step, and again where it has to wait for its share of a job: then one
@@ -56,9 +57,10 @@ func waitsFor(err error) string {
 }
 
 // withinStep tells whether this is a command of a step of the job: it would wait for its
-// own step's end.
+// own step's end. The interactive step holds nothing that anybody would wait for.
 func withinStep(job *uint32) bool {
-	return job != nil && os.Getenv("SLURM_STEP_ID") != "" && os.Getenv("SLURM_JOB_ID") == fmt.Sprint(*job)
+	id := os.Getenv("SLURM_STEP_ID")
+	return job != nil && id != "" && id != fmt.Sprint(step.InteractiveStep) && os.Getenv("SLURM_JOB_ID") == fmt.Sprint(*job)
 }
 
 // outsideStep is the environment of a command of a step as a new job has it, which has

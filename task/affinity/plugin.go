@@ -69,18 +69,24 @@ func InputOf(spec *step.Spec, sys fs.FS) (Input, error) {
 	if spec.Affinity != nil {
 		in.Site = *spec.Affinity
 	}
-	if spec.ID.Step == step.BatchStep {
+	if unbound(spec) {
 		in.Binding = step.Binding{CPU: step.CPUBind{Verbosity: step.Quiet, Kind: step.CPUBindNone}}
 		in.CPUsPerTask = 1
 	}
 	return in, nil
 }
 
+// unbound tells whether the step only starts others, which are bound: a batch script, or
+// the shell of an allocation.
+func unbound(spec *step.Spec) bool {
+	return spec.ID.Step == step.BatchStep || spec.ID.Step == step.InteractiveStep
+}
+
 // PreLaunch tells the tasks of their binding, and gives them what each must set
 // for itself.
 func (p *Plugin) PreLaunch(l *step.Launch) error {
 	l.MemPolicies = append(l.MemPolicies, p.plan.Mem...)
-	if p.cfg.Spec.ID.Step != step.BatchStep {
+	if !unbound(p.cfg.Spec) {
 		l.CommonEnv = append(l.CommonEnv, p.plan.Env()...)
 		l.Unset = append(l.Unset, p.plan.stale()...)
 	}

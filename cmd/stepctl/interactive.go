@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// An allocation's shell is a step of the node where the site wants that (LaunchParameters=
+// use_interactive_step): alloc starts `stepctl run` with the site's options for it, in a
+// process of its own as salloc starts srun, and that is the command of the job.
+
+// interactiveCommand is that command. options are words and variables as a
+// shell has them; what a variable holds is one word.
+func interactiveCommand(options string) ([]string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("cannot find stepctl: %w", err)
+	}
+	words, err := splitWords(options)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use InteractiveStepOptions=%.200q of slurm.conf: %w", options, err)
+	}
+	command := []string{self, "run"}
+	for _, w := range words {
+		command = append(command, os.Expand(w, func(name string) string {
+			if name == "SHELL" {
+				return shell()
+			}
+			return os.Getenv(name)
+		}))
+	}
+	return command, nil
+}
+
+// shellRuns tells whether the job's interactive step is there: then the job goes on with
+// it. A noded that does not answer keeps the job in any case.
+func shellRuns(client api.NodeClient, job uint32) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	id := step.InteractiveStep
+	reply, err := client.Show(ctx, &api.StepRef{JobId: job, StepId: &id})
+	if err != nil || len(reply.GetStep()) != 1 {
+		return false
+	}
+	var rec step.Record
+	return json.Unmarshal(reply.Step[0], &rec) == nil && !rec.State.Final()
+}
+
+// hangUp ends the client of an interactive step that goes on, as if its terminal had: so
+// alloc, which waits for it, tells that from the shell's end.
+func hangUp() {
+	signal.Reset(syscall.SIGHUP)
+	if err := unix.Kill(os.Getpid(), unix.SIGHUP); err == nil {
+		select {} // until the signal comes
+	}
+}

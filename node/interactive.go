@@ -1,0 +1,60 @@
+package node
+
+import (
+	"context"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// The interactive step of an allocation (SLURM_INTERACTIVE_STEP) is its user's shell on
+// the node: it may use all that the job has, and holds none of it from other steps.
+
+func interactiveID(j *job) step.ID { return step.ID{Job: j.ID, Step: step.InteractiveStep} }
+
+// reserveInteractive is reserveFor of that step.
+func (n *Node) reserveInteractive(ctx context.Context, caller api.Peer, in order) (*follower, *step.Spec, error) {
+	j := n.reg.job(*in.req.Job)
+	switch {
+	case j == nil:
+		return nil, nil, status.Errorf(codes.NotFound, "no such job \"%d\"", *in.req.Job)
+	case !mayAct(caller, j.UID):
+		return nil, nil, errDenied
+	case j.Origin != step.OriginAlloc:
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
+	}
+	in.want, in.know = interactiveID(j), j.giveAll
+	if _, err := n.store.step(in.want); err == nil {
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "interactive: there is, or was, a step %s already: a job has one", in.want.Name())
+	}
+	f, spec, err := n.reserveFor(ctx, caller, in)
+	if err != nil {
+		return nil, nil, err
+	}
+	n.reg.takeNothing(f)
+	return f, spec, nil
+}
+
+// endWithShell ends an allocation whose client is gone. Its interactive step goes on, as
+// every step with a terminal does, and the job goes on with it.
+func (n *Node) endWithShell(j *job, reason string) {
+	f := n.reg.follower(interactiveID(j))
+	if f == nil {
+		n.endAlloc(j, reason)
+		return
+	}
+	n.log.WithField("job", j.ID).Infof("%s: the job goes on until step %s ends", reason, f.id.Name())
+	over, stop := j.timeOver()
+	defer stop()
+	select {
+	case <-f.ended:
+		n.endAlloc(j, "its interactive step has ended")
+	case <-over:
+		n.endAlloc(j, errTime.Error())
+	case <-j.ended:
+	case <-n.stopping: // the next noded finds the step again
+	}
+}
