@@ -236,3 +236,47 @@ exit $SLURM_ARRAY_TASK_ID
 	}
 	n.checkClean(t)
 }
+
+// TestRootBatchDepends: jobs that are held, and those that wait for others.
+func TestRootBatchDepends(t *testing.T) {
+	n := startNode(t, site{})
+	submit := func(args ...string) string {
+		t.Helper()
+		r := n.ctl(t, append([]string{"batch", "--parsable", "-o", "out"}, args...)...)
+		if r.code != 0 {
+			t.Fatal(r)
+		}
+		return strings.TrimSpace(r.out)
+	}
+	reason := func(job, words string) {
+		t.Helper()
+		eventually(t, callTimeout, words, func() error {
+			if doc := n.show(t, job+".batch"); doc.State != "PENDING" || !strings.HasPrefix(doc.Reason, words) {
+				return fmt.Errorf("job %s is %s: %s", job, doc.State, doc.Reason)
+			}
+			return nil
+		})
+	}
+	held := submit("--hold", "--wrap", "true")
+	reason(held, "JobHeldUser")
+	next := submit("-d", "afterok:"+held, "--wrap", "echo $SLURM_JOB_DEPENDENCY")
+	never := submit("--dependency=afternotok:"+held, "--wrap", "true")
+	reason(next, "Dependency: afterok:"+held)
+	refused(t, "another user's release", n.do(t, call{args: []string{"release", held}, uid: bob.uid}), "permission denied")
+	refused(t, "a job that there is not", n.ctl(t, "batch", "-d", "afterok:77", "--wrap", "true"), "no such batch job")
+	refused(t, "no dependency", n.ctl(t, "batch", "-d", "when:1", "--wrap", "true"), "--dependency=when:1: ", "no kind of dependency")
+	if r := n.ctl(t, "release", held); r.code != 0 {
+		t.Fatal(r)
+	}
+	if r := n.ctl(t, "batch", "-W", "-d", "afterany:"+next, "-o", "/dev/null", "--wrap", "exit 4"); r.code != 4 {
+		t.Errorf("the last: %v", r)
+	}
+	if text := readFile(t, n.wd+"/out"); text != "afterok:"+held+"\n" {
+		t.Errorf("the script was told %q", text)
+	}
+	reason(never, "DependencyNeverSatisfied: afternotok:"+held+": job "+held+": COMPLETED")
+	refused(t, "a hold of one that has ended", n.ctl(t, "hold", held), "no batch job that waits")
+	must(t, n.ctlErrorRoot(t, "cancel", never))
+	n.idle(t)
+	n.checkClean(t)
+}

@@ -119,16 +119,10 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 		return &admission{uid: uid, share: sh}, nil, nil
 	}
 	j := r.jobs[*req.Job]
+	if err := j.takes(req, uid, asRoot); err != nil {
+		return nil, nil, err
+	}
 	switch {
-	case j == nil || !j.open:
-		return nil, nil, status.Errorf(codes.NotFound, "no such job \"%d\"", *req.Job)
-	case j.UID != uid:
-		if !asRoot {
-			return nil, nil, errDenied
-		}
-		return nil, nil, status.Errorf(codes.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, uid)
-	case !req.Overcommit && want > len(j.cpus):
-		return nil, nil, status.Errorf(codes.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
 	case j.Suspended != nil && w != nil: // it keeps its place in the line
 		r.queueLocked(j, w)
 		return nil, r.freed, errTurn
@@ -153,6 +147,22 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 	j.present++
 	r.byUser[uid]++
 	return &admission{uid: uid, share: sh, job: j}, nil, nil
+}
+
+// takes refuses a step that the job, or nil, never takes as it is asked for.
+func (j *job) takes(req *step.Request, uid uint32, asRoot bool) error {
+	want := req.NTasks * req.CPUsPerTask
+	switch {
+	case j == nil || !j.open:
+		return status.Errorf(codes.NotFound, "no such job \"%d\"", *req.Job)
+	case j.UID != uid && !asRoot:
+		return errDenied
+	case j.UID != uid:
+		return status.Errorf(codes.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, uid)
+	case !req.Overcommit && want > len(j.cpus):
+		return status.Errorf(codes.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
+	}
+	return nil
 }
 
 // errUserSteps is that a user has as many steps as it may have.

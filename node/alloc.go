@@ -48,7 +48,15 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 		return nil, err
 	}
 	n.work.Go(func() { n.holdJob(j, client) })
-	if n.cfg.Scripts.AtAlloc && n.awaitsProlog(j) {
+	switch {
+	case !n.cfg.Scripts.AtAlloc || !n.awaitsProlog(j):
+	case n.cfg.Scripts.NoHold:
+		n.work.Go(func() {
+			if err := n.prologAtAlloc(j, user); err != nil && !errors.Is(err, errStopping) {
+				n.endAlloc(j, err.Error())
+			}
+		})
+	default:
 		// A client that goes away meanwhile ends the job, and its prolog is
 		// run to the end all the same.
 		if err := n.prologAtAlloc(j, user); err != nil {

@@ -41,6 +41,8 @@ type Config struct {
 	// are run again only where they ask for it.
 	MaxArraySize int
 	NoRequeue    bool
+	// KillInvalidDep ends batch jobs whose dependency can never be met (DependencyParameters).
+	KillInvalidDep bool
 
 	// InteractiveStep is what alloc without a command gives to run: InteractiveStepOptions,
 	// where the site has use_interactive_step; "" is that it runs the shell where it is.

@@ -174,7 +174,12 @@ func (f *follower) follow() {
 	}
 	exited := make(chan error, 1) // size 1: the waiter never waits for us
 	helpers.Go(func() { exited <- f.proc.wait(ctx) })
+	left = f.hearOut(msgs, exited)
+}
 
+// hearOut handles what stepd says until it has exited, or noded stops. It returns false
+// where stepd does not end: then another one has it.
+func (f *follower) hearOut(msgs <-chan *stepapi.Msg, exited <-chan error) (left bool) {
 	var leave, stuck, listened, lingered <-chan time.Time
 	stopping := f.n.stopping
 	in := msgs
@@ -195,26 +200,25 @@ func (f *follower) follow() {
 			}
 			stuck = time.After(f.n.leaveMax)
 		case <-stuck:
-			left = false
 			f.goOnWithout()
-			return
+			return false
 		case err := <-exited:
 			if err != nil {
 				f.log.Errorf("cannot wait for stepd (pid %d): %v", f.proc.pid, err)
-				return
+				return true
 			}
 			f.drain(in)
 			f.finish()
-			return
+			return true
 		case <-stopping:
 			stopping = nil
 			listened, lingered = time.After(stopListen), time.After(stopLinger)
 		case <-listened:
 			if !f.ending() {
-				return
+				return true
 			}
 		case <-lingered:
-			return
+			return true
 		}
 	}
 }

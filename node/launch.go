@@ -70,6 +70,9 @@ func (f *follower) start(spec *step.Spec, res *reservation, listen *os.File, pro
 			return errStopping // the next noded ends the step
 		}
 	}
+	if prolog, ok := errors.AsType[errProlog](err); ok && f.id.Step == step.BatchStep && f.n.cfg.Scripts.Requeue {
+		f.n.requeueHeld(f.id.Job, "launch failed requeued held: "+prolog.Error())
+	}
 	if err != nil {
 		f.fail(err)
 	}

@@ -78,6 +78,7 @@ func matrix() map[string]matrixRow {
 		"Stat":         refRow(owners),
 		"Requeue":      refRow(owners),
 		"Attach":       refRow(owners),
+		"Hold":         {whose: owners, in: func(_ *testing.T, id step.ID) proto.Message { return &api.HoldRequest{Job: ref(id)} }},
 		"Suspend":      refRow(owners),
 		"Unsuspend":    refRow(owners),
 		"Output":       refRow(owners),

@@ -344,6 +344,65 @@ func TestPrologAtAlloc(t *testing.T) {
 	}
 }
 
+// TestPrologNoHold: PrologFlags=Alloc,NoHold: the allocation is answered at once, its step
+// waits for the prolog, and one that fails ends it.
+func TestPrologNoHold(t *testing.T) {
+	flags := func(c *Config) { c.Scripts.AtAlloc, c.Scripts.NoHold = true, true }
+	hold := filepath.Join(t.TempDir(), "hold")
+	if err := os.WriteFile(hold, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := newScripted(t, "while test -e "+hold+"; do sleep 0.01; done", "", flags)
+	c := newClient(t, 1000)
+	id, err := s.alloc(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := s.stepOf(id, 1000, "exit", "3")
+	if rec := s.until(of, step.Starting); rec.State != step.Starting {
+		t.Errorf("the step: %+v", rec)
+	}
+	if err := os.Remove(hold); err != nil {
+		t.Fatal(err)
+	}
+	if rec := s.wait(of); *rec.ExitCode != 3 {
+		t.Errorf("the step: %+v", rec)
+	}
+	s.wantTold("prolog.sh")
+	c.kill()
+	s.idle()
+
+	s = newScripted(t, "exit 1", "", flags)
+	if _, err := s.alloc(newClient(t, 1000), nil); err != nil {
+		t.Fatal(err)
+	}
+	s.idle()
+	s.wantTold("prolog.sh", "epilog.sh")
+	if d := s.doc(); d.State != "DRAINED" {
+		t.Errorf("node %+v", d)
+	}
+}
+
+// TestForceRequeueOnFail: a batch job whose prolog fails waits again, held, though it is not
+// to be run again.
+func TestForceRequeueOnFail(t *testing.T) {
+	once := filepath.Join(t.TempDir(), "once")
+	s := newScripted(t, "test -e "+once+" || { : >"+once+"; echo no disk; exit 1; }", "", func(c *Config) { c.Scripts.Requeue = true })
+	no := false
+	id := s.batch(func(r *step.Request) { r.Requeue = &no }, "exit 4")
+	s.waits(id, "launch failed requeued held: Job prolog failed: ")
+	if _, err := s.svc.Resume(as(0), &api.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.svc.Hold(as(uint32(os.Getuid())), &api.HoldRequest{Job: &api.StepRef{JobId: id.Job}, Release: true}); err != nil {
+		t.Fatal(err)
+	}
+	if rec := s.wait(id); rec.State != step.Failed || *rec.ExitCode != 4 || rec.Restarts != 1 {
+		t.Errorf("record %+v", rec)
+	}
+	s.idle()
+}
+
 // TestFailedPrologEndsAllocation: all of its steps fail, and the job with them.
 func TestFailedPrologEndsAllocation(t *testing.T) {
 	s := newScripted(t, "exit 1", "", nil)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"stepd/api"
 	"stepd/step"
 )
 
@@ -43,6 +41,7 @@ type queued struct {
 	starting  bool
 	cancelled string
 	owed      bool
+	changed   bool // what it waits for is to be stored
 	// ended is closed when its batch step has ended and is not to run again.
 	ended chan struct{}
 	over  func() // closes ended
@@ -138,6 +137,7 @@ func (qs *queue) count(uid uint32) (jobs, bytes int) {
 			seen[q.rec.Request] = true
 			bytes += q.rec.size
 		}
+		bytes += len(q.rec.Depends) * dependBytes
 	}
 	return jobs, bytes
 }
@@ -172,238 +172,6 @@ func (n *Node) recoverQueue() (waits map[step.ID]bool, err error) {
 	return waits, nil
 }
 
-// runQueue starts what can be started, until noded stops.
-func (n *Node) runQueue() {
-	for {
-		freed := n.reg.freedNow()
-		var timer <-chan time.Time
-		if next := n.startWaiting(); !next.IsZero() {
-			timer = time.After(time.Until(next))
-		}
-		select {
-		case <-freed:
-		case <-n.queue.wake:
-		case <-timer:
-		case <-n.stopping:
-			return
-		}
-	}
-}
-
-// freedNow is closed when something was released since.
-func (r *registry) freedNow() <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.freed
-}
-
-// queueRetry is when a start is tried again that has failed for want of something that
-// nobody tells of, such as the name service.
-const queueRetry = 10 * time.Second
-
-// startWaiting starts the jobs that can be started, in order, and says why the others wait.
-// It returns when to look again at the latest; zero is when something changes.
-func (n *Node) startWaiting() (next time.Time) {
-	now := time.Now()
-	later := func(t time.Time) {
-		if next.IsZero() || t.Before(next) {
-			next = t
-		}
-	}
-	running := make(map[uint32]int) // of an array
-	for _, q := range n.queue.list(func(q *queued) bool { return q.rec.Started && q.rec.Array != nil }) {
-		running[q.now().Array.Job]++
-	}
-	behind := ""                      // why nobody else starts
-	byUser := make(map[uint32]string) // nor anybody of this user
-	for _, q := range n.queue.list(func(q *queued) bool { return !q.rec.Started && !q.starting }) {
-		select {
-		case <-n.stopping:
-			return next
-		default:
-		}
-		rec := q.now()
-		switch {
-		case rec.Begin != nil && rec.Begin.After(now):
-			q.waitFor("BeginTime: not before " + rec.Begin.Local().Format("2006-01-02T15:04:05"))
-			later(*rec.Begin)
-			continue
-		case rec.Array != nil && rec.AtOnce > 0 && running[rec.Array.Job] >= rec.AtOnce:
-			q.waitFor(fmt.Sprintf("JobArrayTaskLimit: %d of its array run", running[rec.Array.Job]))
-			continue
-		case behind != "":
-			q.waitFor(behind)
-			continue
-		case byUser[rec.UID] != "":
-			q.waitFor(byUser[rec.UID])
-			continue
-		}
-		err := q.start()
-		busy, ok := errors.AsType[errBusy](err)
-		switch {
-		case err == nil:
-			if rec.Array != nil {
-				running[rec.Array.Job]++
-			}
-		case ok && busy.user:
-			q.waitFor(busy.Error())
-			byUser[rec.UID] = busy.Error()
-		case ok:
-			q.waitFor(busy.Error())
-			if behind = fmt.Sprintf("Priority: behind job %d", q.job); busy.all {
-				behind = busy.Error()
-			}
-			if busy.retry {
-				later(now.Add(queueRetry))
-			}
-		default:
-			if !q.fail(err) {
-				later(now.Add(queueRetry))
-			}
-		}
-	}
-	return next
-}
-
-// errBusy is why a job cannot be started yet.
-type errBusy struct {
-	why   string
-	all   bool // for no job
-	user  bool // for no job of its user
-	retry bool // nobody tells when it can
-}
-
-func (e errBusy) Error() string { return e.why }
-
-func (q *queued) waitFor(why string) {
-	q.n.queue.mu.Lock()
-	defer q.n.queue.mu.Unlock()
-	q.step.Reason = why
-}
-
-// start starts the job's batch step. The error is an errBusy where it has to wait.
-func (q *queued) start() error {
-	qs := &q.n.queue
-	qs.mu.Lock()
-	if cancelled := q.cancelled; cancelled != "" {
-		owed := q.owed
-		qs.mu.Unlock()
-		if owed {
-			return q.endCancelled(cancelled)
-		}
-		return nil
-	}
-	q.starting = true
-	qs.mu.Unlock()
-	f, err := q.reserve()
-	qs.mu.Lock()
-	q.starting = false
-	cancelled := q.cancelled
-	// It may have been numbered, and have failed: then that is its end.
-	started := err == nil || qs.all[q.job] != q || q.n.reg.job(q.job) != nil
-	q.rec.Started = started
-	qs.mu.Unlock()
-	if err != nil && started {
-		return nil
-	}
-	if err != nil {
-		if cancelled != "" {
-			return q.endCancelled(cancelled)
-		}
-		return err
-	}
-	if cancelled != "" {
-		if f.claim() {
-			f.giveBack(cancelled)
-		}
-		return nil
-	}
-	if f.claim() {
-		// What fails from here on is the step's result.
-		if _, err := f.launch(nil); err == nil {
-			f.log.WithField("uid", q.rec.UID).Info("batch job started")
-		}
-	}
-	return nil
-}
-
-// reserve finds place for the job, and makes it a running one.
-func (q *queued) reserve() (*follower, error) {
-	n, rec := q.n, q.now()
-	raw, err := n.store.request(rec.Request)
-	if err != nil && !errors.Is(err, errUnknown) {
-		return nil, errBusy{why: "noded cannot start jobs: " + err.Error(), all: true, retry: true}
-	}
-	if err != nil {
-		return nil, err
-	}
-	req, err := n.decode(raw)
-	if err == nil {
-		err = n.check(req)
-	}
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), queueRetry)
-	defer cancel()
-	who := api.Peer{UID: rec.By}
-	user, err := n.userFor(ctx, who, req)
-	if status.Code(err) == codes.Unavailable {
-		return nil, errBusy{why: "the name service does not answer: " + status.Convert(err).Message(), all: true, retry: true}
-	}
-	if err != nil {
-		return nil, err
-	}
-	a, freed, err := n.reg.tryAdmit(req, user.UID, true, nil)
-	switch {
-	case err == nil:
-	case status.Code(err) == codes.FailedPrecondition: // drained
-		return nil, errBusy{why: status.Convert(err).Message(), all: true}
-	case status.Code(err) == codes.Unavailable:
-		return nil, errBusy{why: "noded is stopping", all: true}
-	case errors.As(err, new(errUserSteps)):
-		return nil, errBusy{why: "UserStepsMax: " + status.Convert(err).Message(), user: true}
-	case freed != nil:
-		return nil, errBusy{why: "Resources: " + status.Convert(err).Message()}
-	default:
-		return nil, err
-	}
-	if rec.Restarts > 0 {
-		n.forget([]step.ID{q.batchID()}) // of its last run
-	}
-	f, _, err := n.reserveAdmitted(who, user, a, order{
-		req: req, state: step.Starting, received: rec.Submitted, queued: &rec,
-	})
-	if status.Code(err) == codes.Internal { // the spool is full, say
-		return nil, errBusy{why: "noded cannot start jobs: " + status.Convert(err).Message(), all: true, retry: true}
-	}
-	return f, err
-}
-
-// fail ends a job that will never start. It returns false where that could not be stored.
-func (q *queued) fail(cause error) bool {
-	log := q.n.log.WithField("job", q.job)
-	log.Errorf("cannot start the batch job: %v", cause)
-	if err := q.n.endWaiting(message("cannot start the job: "+status.Convert(cause).Message()), step.Failed, q); err != nil {
-		log.Errorf("%v", err)
-		return false
-	}
-	return true
-}
-
-// endCancelled ends a job that was cancelled while it could not end at once. Where that
-// cannot be stored, its next start does it.
-func (q *queued) endCancelled(reason string) error {
-	err := q.n.endWaiting(reason, step.Cancelled, q)
-	if err == nil {
-		return nil
-	}
-	q.n.queue.mu.Lock()
-	defer q.n.queue.mu.Unlock()
-	q.owed = true
-	return errBusy{why: "its end cannot be stored: " + err.Error(), all: true, retry: true}
-}
-
 // endWaiting ends jobs that wait: their batch steps never ran.
 func (n *Node) endWaiting(why string, state step.State, jobs ...*queued) error {
 	now := time.Now()
@@ -416,7 +184,8 @@ func (n *Node) endWaiting(why string, state step.State, jobs ...*queued) error {
 	if err != nil {
 		return err
 	}
-	for _, q := range jobs {
+	for i, q := range jobs {
+		n.queue.tellFailed(recs[i].Array, state)
 		n.queue.remove(q.job)
 		q.over()
 	}

@@ -47,6 +47,24 @@ func (n *Node) Recover(ctx context.Context) error {
 			running[rec.ID] = true
 		}
 	}
+	ending := n.recoverJobs(ctx, jobs, left)
+	if err := n.recoverHeads(); err != nil {
+		return err
+	}
+	n.meetAll()
+	n.cfg.Meter.Adopted(n.adopted, time.Since(begin))
+	n.recoverHeld(running)
+	n.sweep(running) // what belongs to a job is the job's
+	for _, j := range ending {
+		n.work.Go(func() { n.endJob(j) })
+	}
+	n.queue.runs.Go(n.runQueue)
+	return nil
+}
+
+// recoverJobs takes back the jobs with the steps that are left of them. It returns those
+// that have ended, and are to be cleaned up.
+func (n *Node) recoverJobs(ctx context.Context, jobs []jobRecord, left map[uint32][]*step.Record) (ending []*job) {
 	var jobIDs []uint32
 	var ended []jobRecord
 	for _, j := range jobs {
@@ -68,22 +86,10 @@ func (n *Node) Recover(ctx context.Context) error {
 	for _, recs := range left { // steps without their job: a store that was edited
 		n.recoverJob(jobRecord{ID: recs[0].ID.Job, UID: recs[0].UID, User: recs[0].User, CPUs: recs[0].CPUs}, recs)
 	}
-	var ending []*job
 	for _, rec := range ended {
 		ending = append(ending, n.readopt(rec, 0))
 	}
-	if err := n.recoverHeads(); err != nil {
-		return err
-	}
-	n.meetAll()
-	n.cfg.Meter.Adopted(n.adopted, time.Since(begin))
-	n.recoverHeld(running)
-	n.sweep(running) // what belongs to a job is the job's
-	for _, j := range ending {
-		n.work.Go(func() { n.endJob(j) })
-	}
-	n.queue.runs.Go(n.runQueue)
-	return nil
+	return ending
 }
 
 // meetAll waits until the stepds that were found have said how their steps are:

@@ -19,6 +19,12 @@ type Scripts struct {
 	// AtAlloc runs the prolog of an allocation when it is made, and not with
 	// its first step (PrologFlags=Alloc).
 	AtAlloc bool
+	// NoHold answers such an allocation at once: its steps wait for the prolog
+	// (PrologFlags=NoHold).
+	NoHold bool
+	// Requeue puts a batch job back into the queue, held, whose prolog has failed,
+	// whether it may be run again or not (PrologFlags=ForceRequeueOnFail).
+	Requeue bool
 	// Serial runs them one at a time on the node (PrologFlags=Serial).
 	Serial bool
 	// Timeout bounds each of them (PrologEpilogTimeout); 0 is no bound.

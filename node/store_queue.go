@@ -38,7 +38,17 @@ type queuedRecord struct {
 	Again   bool `json:"again,omitempty"`
 	// Cancelled ones that run are never put back.
 	Cancelled bool `json:"cancelled,omitempty"`
-	size      int  // of its request, in bytes
+	// StartedAt is when it was started last, nil where it was not, or by an older noded.
+	StartedAt *time.Time `json:"started_at,omitempty"`
+	// Held is who holds it, "" is nobody, and HeldWhy why where it is not who says so.
+	Held    string `json:"held,omitempty"`
+	HeldWhy string `json:"held_why,omitempty"`
+	// Depends is what it waits for, any of it with AnyDepend; KillInvalid ends it where
+	// that can never come. The list is never changed, but replaced.
+	Depends     []dependency `json:"depends,omitempty"`
+	AnyDepend   bool         `json:"any_depend,omitempty"`
+	KillInvalid bool         `json:"kill_invalid,omitempty"`
+	size        int          // of its request, in bytes
 }
 
 // batchID is the job's batch step.

@@ -52,17 +52,17 @@ func (n *Node) submit(ctx context.Context, caller api.Peer, raw []byte) (first u
 	}
 	n.queue.change.Lock()
 	defer n.queue.change.Unlock()
-	if err := n.mayHold(user.UID, len(array.Tasks), len(raw)); err != nil {
+	depends, err := n.dependOrder(ctx, req, array)
+	if err != nil {
+		return 0, err
+	}
+	if err := n.mayHold(user.UID, len(array.Tasks), len(raw)+len(array.Tasks)*len(depends.all)*dependBytes); err != nil {
 		return 0, err
 	}
 	jobs, recs := make([]*queuedRecord, len(array.Tasks)), make([]*step.Record, len(array.Tasks))
 	for i := range jobs {
-		jobs[i] = &queuedRecord{
-			By: caller.UID, UID: user.UID, Submitted: received, AtOnce: array.AtOnce, Begin: req.Begin, NoRequeue: n.cfg.NoRequeue,
-		}
-		if req.Requeue != nil {
-			jobs[i].NoRequeue = !*req.Requeue
-		}
+		jobs[i] = n.queuedAs(caller, user, req, array)
+		jobs[i].Submitted, jobs[i].Depends, jobs[i].AnyDepend = received, depends.of(array.Tasks[i]), depends.any
 		if req.Array != "" {
 			jobs[i].Array = array.Of(0, i)
 		}
@@ -82,6 +82,23 @@ func (n *Node) submit(ctx context.Context, caller api.Peer, raw []byte) (first u
 	n.queue.put(all...)
 	n.log.WithField("job", jobs[0].Job).WithField("uid", user.UID).Infof("%d batch jobs queued", len(jobs))
 	return jobs[0].Job, nil
+}
+
+// queuedAs is what every job of a submission is in the queue.
+func (n *Node) queuedAs(caller api.Peer, user step.User, req *step.Request, array *step.Array) *queuedRecord {
+	q := &queuedRecord{
+		By: caller.UID, UID: user.UID, AtOnce: array.AtOnce, Begin: req.Begin, NoRequeue: n.cfg.NoRequeue, KillInvalid: n.cfg.KillInvalidDep,
+	}
+	if req.Requeue != nil {
+		q.NoRequeue = !*req.Requeue
+	}
+	if req.KillInvalidDep != nil {
+		q.KillInvalid = *req.KillInvalidDep
+	}
+	if req.Hold {
+		q.Held = heldByUser
+	}
+	return q
 }
 
 // isBatch tells whether a request has a script. What is wrong with it is told later.
@@ -262,6 +279,9 @@ func (n *Node) forgetJob(job uint32) (done func(), err error) {
 	defer n.queue.change.Unlock()
 	if !n.queue.again(q) {
 		err := n.store.endJob(job)
+		if rec, rerr := n.store.step(q.batchID()); rerr == nil {
+			n.queue.tellFailed(rec.Array, rec.State)
+		}
 		n.queue.remove(job) // now, so that nobody stores it again
 		return q.over, err
 	}

@@ -123,6 +123,8 @@ type Config struct {
 	// MaxArraySize is one more than the highest task number of a job array: 1001 by default.
 	// JobRequeue is 1 (the default) where batch jobs may be run again unless they forbid it.
 	MaxArraySize, JobRequeue int
+	// DependencyParameters are in lower case.
+	DependencyParameters []string
 
 	// MaxTasksPerNode is 65533 by default, the highest value.
 	MaxTasksPerNode  int

@@ -67,6 +67,7 @@ func (l *loader) slurmKeys() keySet {
 		"grestypes":                     gresTypes(&c.GresTypes),
 		"maxarraysize":                  count(&c.MaxArraySize, 1, step.ArrayMax),
 		"jobrequeue":                    count(&c.JobRequeue, 0, 1),
+		"dependencyparameters":          dependencyParams(&c.DependencyParameters),
 		"maxtaskspernode":               count(&c.MaxTasksPerNode, 1, 65533),
 		"tmpfs":                         absolute(&c.TmpFS),
 		"launchparameters":              list(&c.LaunchParameters),
@@ -158,8 +159,23 @@ func script(field *[]string, dir string) setter {
 	}
 }
 
+// prologFlags refuses what contradicts itself, as slurm.conf(5) does.
 func prologFlags(field *[]string) setter {
-	return flags(field, "alloc", "contain", "deferbatch", "nohold", "forcerequeueonfail", "runinjob", "serial", "x11")
+	return func(v string) *flaw {
+		f := flags(field, "alloc", "contain", "deferbatch", "nohold", "forcerequeueonfail", "runinjob", "serial", "x11")(v)
+		has := func(words ...string) bool {
+			return slices.ContainsFunc(*field, func(w string) bool { return slices.Contains(words, strings.ToLower(w)) })
+		}
+		switch {
+		case has("nohold") && has("contain", "x11", "runinjob"):
+			return wrong("leave out NoHold, or Contain, X11 and RunInJob", "NoHold lets an allocation be answered before its prolog has ended, and the others do not")
+		case has("serial") && has("runinjob"):
+			return wrong("leave out one of them", "Serial and RunInJob exclude each other")
+		case f == nil && has("nohold") && !has("alloc", "deferbatch", "forcerequeueonfail"):
+			return &flaw{SeverityWarning, "NoHold has no effect without Alloc", "write Alloc,NoHold"}
+		}
+		return f
+	}
 }
 
 // selectParams: one of the CR_ words tells whether memory is given out; most
@@ -168,6 +184,20 @@ func selectParams(field *[]string) setter {
 	return flags(field, "cr_cpu", "cr_cpu_memory", "cr_core", "cr_core_memory", "cr_socket", "cr_socket_memory", "cr_board", "cr_board_memory", "cr_memory",
 		"cr_one_task_per_core", "cr_core_default_dist_block", "cr_lln", "cr_pack_nodes", "other_cons_res", "other_cons_tres",
 		"ll_shared_gres", "multiple_sharing_gres_pj", "enforce_binding_gres", "one_task_per_sharing_gres")
+}
+
+// dependencyParams: but for one they are the controller's.
+func dependencyParams(field *[]string) setter {
+	return func(v string) *flaw {
+		f := flags(field, "disable_remote_singleton", "kill_invalid_depend")(v)
+		for i, w := range *field {
+			(*field)[i] = strings.ToLower(w)
+		}
+		if f != nil && strings.Contains(strings.ToLower(v), "max_depend_depth=") {
+			return nil
+		}
+		return f
+	}
 }
 
 // flags warns of words that no release has had, since a newer one may.

@@ -136,6 +136,7 @@ GresTypes=gpu,bandwidth
 MaxTasksPerNode=512
 MaxArraySize=50
 JobRequeue=0
+DependencyParameters=max_depend_depth=5,Kill_Invalid_Depend
 TmpFS=/scratch
 LaunchParameters=use_interactive_step,\
    # nothing
@@ -165,8 +166,9 @@ DebugFlags=CPU_Bind
 		JobAcctGatherType: "cgroup", JobAcctGatherFrequency: 15 * time.Second,
 		JobAcctGatherParams: JobAcctGatherParams{UsePss: true, OverMemoryKill: true, DisableGPUAcct: true, NoFileCache: true}, DefMemPerCPU: 100, MaxMemPerNode: 2000,
 		SelectType: "select/linear", SelectTypeParameters: []string{"CR_Core", "CR_Memory"}, GresTypes: []string{"gpu", "bandwidth"},
-		Gres:         []Gres{{Name: "gpu", Count: 2, Files: []string{"/dev/null", "/dev/zero"}, Flags: gpuEnv(), File: filepath.Join(dir, "gres.conf"), Line: 1}},
-		MaxArraySize: 50, MaxTasksPerNode: 512, TmpFS: "/scratch", LaunchParameters: []string{"use_interactive_step"}, InteractiveStepOptions: "--interactive --pty bash -l", DebugFlags: []string{"CPU_Bind"},
+		Gres:                 []Gres{{Name: "gpu", Count: 2, Files: []string{"/dev/null", "/dev/zero"}, Flags: gpuEnv(), File: filepath.Join(dir, "gres.conf"), Line: 1}},
+		DependencyParameters: []string{"max_depend_depth=5", "kill_invalid_depend"},
+		MaxArraySize:         50, MaxTasksPerNode: 512, TmpFS: "/scratch", LaunchParameters: []string{"use_interactive_step"}, InteractiveStepOptions: "--interactive --pty bash -l", DebugFlags: []string{"CPU_Bind"},
 		Stepd: Stepd{
 			HookTimeout: 7 * time.Second, SpawnStepsMax: 20, PublishedNamesMax: 21, SpankAllowReleases: []string{"20.11", "any"}, QuarantineAfter: 2, SpankStrict: true, NoNewPrivs: true,
 			RequireSafePlugins: true, MetricsListen: "127.0.0.1:9", UserStepsMax: 11, UserConnectionsMax: 12, UserRequestBytes: 2 << 20, UserReplayBytes: 131072, KeepSteps: 5, ReplayBytes: 4096,

@@ -117,6 +117,12 @@ type Request struct {
 	Array   string     `json:"array,omitempty"`
 	Begin   *time.Time `json:"begin,omitempty"`
 	Requeue *bool      `json:"requeue,omitempty"`
+	// Hold keeps it from its start until somebody lets go of it. Dependency is what it waits
+	// for (ParseDependencies), "" is nothing; KillInvalidDep ends it where that can never
+	// come, nil is DependencyParameters of slurm.conf. These, too, are a batch job's alone.
+	Hold           bool   `json:"hold,omitempty"`
+	Dependency     string `json:"dependency,omitempty"`
+	KillInvalidDep *bool  `json:"kill_invalid_dep,omitempty"`
 }
 
 // Warning is a signal that tells the tasks that their time is nearly over (--signal).

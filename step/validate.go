@@ -294,6 +294,10 @@ func (r *Request) checkQueue() error {
 		return bad("begin", "only a batch job may begin later")
 	case r.Requeue != nil:
 		return bad("requeue", "only a batch job may be run again")
+	case r.Hold:
+		return bad("hold", "only a batch job may be held")
+	case r.Dependency != "" || r.KillInvalidDep != nil:
+		return bad("dependency", "only a batch job may wait for others")
 	}
 	return nil
 }

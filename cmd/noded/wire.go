@@ -76,6 +76,7 @@ func (s *site) rules(cfg *node.Config) {
 	c, own := s.conf, s.conf.Stepd
 	cfg.MaxTasks, cfg.MaxArraySize, cfg.NoRequeue = c.MaxTasksPerNode, c.MaxArraySize, c.JobRequeue == 0
 	cfg.InteractiveStep = s.interactiveStep()
+	cfg.KillInvalidDep = slices.Contains(c.DependencyParameters, "kill_invalid_depend")
 	cfg.Propagate, cfg.PropagatePrio, cfg.NoNewPrivs = c.PropagateResourceLimits, c.PropagatePrioProcess, own.NoNewPrivs
 	cfg.KillWait, cfg.UnkillableTimeout, cfg.UnkillableProgram = c.KillWait, c.UnkillableStepTimeout, c.UnkillableStepProgram
 	cfg.MinJobAge, cfg.KeepSteps, cfg.ReplayBytes = c.MinJobAge, own.KeepSteps, own.ReplayBytes
@@ -173,10 +174,15 @@ func (s *site) scripts() node.Scripts {
 		Unsafe: unsafeScript,
 	}
 	for _, f := range s.conf.PrologFlags {
-		// The other two imply it (slurm.conf(5)).
+		// The others imply it (slurm.conf(5)). Of DeferBatch and RunInJob nothing is to be
+		// done: a script always waits for the prolog, which is always in the job's cgroup.
 		switch strings.ToLower(f) {
-		case "alloc", "contain", "x11":
+		case "alloc", "contain", "x11", "deferbatch", "runinjob":
 			out.AtAlloc = true
+		case "forcerequeueonfail":
+			out.AtAlloc, out.Requeue = true, true
+		case "nohold":
+			out.NoHold = true
 		case "serial":
 			out.Serial = true
 		}

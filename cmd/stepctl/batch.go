@@ -28,6 +28,9 @@ type batchOptions struct {
 	wrap               string
 	array, begin       string
 	requeue, noRequeue bool
+	hold               bool
+	dependency         string
+	killInvalid        string
 	// lines are where the script gives options.
 	lines optionLines
 }
@@ -78,6 +81,9 @@ func (o *batchOptions) bind(c *cobra.Command) {
 	f.BoolVarP(&o.wait, "wait", "W", false, "wait for the job's end and exit with its code")
 	f.StringVarP(&o.array, "array", "a", "", "a job for each of these task numbers: 0-15, 1,3,7 or 0-15:4; %N at the end: at most N at a time")
 	f.StringVarP(&o.begin, "begin", "b", "", "start at this time or later: HH:MM, YYYY-MM-DD[THH:MM[:SS]], now+N[minutes|hours|days], midnight, noon, tomorrow")
+	f.BoolVarP(&o.hold, "hold", "H", false, "do not start it until stepctl release lets go of it")
+	f.StringVarP(&o.dependency, "dependency", "d", "", "wait for batch jobs: KIND:JOB[:JOB...] with KIND after, afterany, afterok, afternotok or aftercorr, after:JOB+MINUTES, or singleton; commas part what all has to come, question marks what one of has to")
+	f.StringVar(&o.killInvalid, "kill-on-invalid-dep", "", "end it where its dependency can never be met: yes or no (default: DependencyParameters)")
 	f.BoolVar(&o.requeue, "requeue", false, "run it again when the node was lost, or by stepctl requeue (default: JobRequeue)")
 	f.BoolVar(&o.noRequeue, "no-requeue", false, "never run it again")
 	f.BoolVar(&o.parsable, "parsable", false, "print the job's number alone")
@@ -196,7 +202,30 @@ func (o *batchOptions) setQueue(r *step.Request) (jobs int, err error) {
 	if o.requeue || o.noRequeue {
 		r.Requeue = &o.requeue
 	}
-	return jobs, nil
+	r.Hold = o.hold
+	return jobs, o.setDependency(r)
+}
+
+// setDependency says what the job waits for; the script is told, too.
+func (o *batchOptions) setDependency(r *step.Request) error {
+	switch strings.ToLower(o.killInvalid) {
+	case "":
+	case "yes", "no":
+		kill := strings.EqualFold(o.killInvalid, "yes")
+		r.KillInvalidDep = &kill
+	default:
+		return fmt.Errorf("--kill-on-invalid-dep=%.80s: want yes or no", o.killInvalid)
+	}
+	if o.dependency == "" {
+		return nil
+	}
+	d, err := step.ParseDependencies(o.dependency)
+	if err != nil {
+		return fmt.Errorf("--dependency=%.80s: %w", o.dependency, err)
+	}
+	r.Dependency = d.String()
+	r.Env = append(r.Env, "SLURM_JOB_DEPENDENCY="+r.Dependency)
+	return nil
 }
 
 // waitsMax is how many jobs are waited for at a time: noded answers 256 calls of a

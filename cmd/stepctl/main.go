@@ -119,7 +119,7 @@ func newRoot(d *dialer) *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return flagError(c.Flags(), err) })
 	root.PersistentPreRunE = checkOptions
 	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
-	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), adoptCommand(d), suspendCommand(d), resumeCommand(d), requeueCommand(d), statCommand(d), explainCommand(d), attachCommand(d), outputCommand(d),
+	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), adoptCommand(d), suspendCommand(d), resumeCommand(d), requeueCommand(d), holdCommand(d), releaseCommand(d), statCommand(d), explainCommand(d), attachCommand(d), outputCommand(d),
 		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))
 	root.CompletionOptions.DisableDefaultCmd = true
 	useManual(root)

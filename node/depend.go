@@ -1,0 +1,297 @@
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"stepd/step"
+)
+
+// What batch jobs wait for (--dependency) is looked at whenever the queue is: at jobs that
+// have not ended for good by the queue, at others by the records of their batch steps. What
+// has come of it is kept with the job that waits, since those records are forgotten.
+
+// dependency is one thing that a batch job waits for, in the store too.
+type dependency struct {
+	step.Dependency
+	// On is the job that it is about; 0 of a singleton, and where it is all of array Job.
+	On uint32 `json:"on,omitempty"`
+	// Failed: a task of the array has not ended well. Met and Never are what came of it;
+	// Why is the reason of the latter.
+	Failed bool   `json:"failed,omitempty"`
+	Met    bool   `json:"met,omitempty"`
+	Never  bool   `json:"never,omitempty"`
+	Why    string `json:"why,omitempty"`
+}
+
+// ofArray tells whether it is about all tasks of an array.
+func (d *dependency) ofArray() bool { return d.Job != 0 && d.On == 0 }
+
+// jobEnd is how far a job has come, or the last of an array.
+type jobEnd struct {
+	began time.Time // zero where it has not
+	over  bool
+	well  bool // it has ended with code 0
+	words string
+}
+
+// ends are the jobs that others wait for, as one pass sees them.
+type ends struct {
+	n      *Node
+	jobs   map[uint32]jobEnd
+	arrays map[uint32]jobEnd
+	first  map[nameOf]uint32 // the lowest number of the jobs of a name; nil until it is asked for
+}
+
+// nameOf is what a singleton shares with others.
+type nameOf struct {
+	uid  uint32
+	name string
+}
+
+func newEnds(n *Node) *ends {
+	return &ends{n: n, jobs: make(map[uint32]jobEnd), arrays: make(map[uint32]jobEnd)}
+}
+
+// depends is why the job has to wait for others, "" if it need not. One that would wait
+// for ever is ended where it asks for that.
+func (p *pass) depends(q *queued, rec *queuedRecord) string {
+	if len(rec.Depends) == 0 {
+		return ""
+	}
+	list, changed := slices.Clone(rec.Depends), false
+	var waits, never []string
+	for i := range list {
+		d := &list[i]
+		met := d.Met
+		switch {
+		case d.Met || d.Never:
+		case d.Kind == step.DependSingleton:
+			met = p.ends.alone(q, rec)
+		default:
+			p.look(d)
+			met = d.Met
+			changed = changed || d.Met || d.Never
+		}
+		switch {
+		case met && rec.AnyDepend:
+			return ""
+		case d.Never:
+			never = append(never, fmt.Sprintf("%s: %s", d, d.Why))
+		case !met:
+			waits = append(waits, d.String())
+		}
+	}
+	if changed {
+		q.setDepends(list)
+	}
+	if len(never) > 0 && (!rec.AnyDepend || len(waits) == 0) {
+		why := "DependencyNeverSatisfied: " + never[0]
+		if rec.KillInvalid && !q.fallen(why) {
+			p.later(p.now.Add(queueRetry))
+		}
+		return why
+	}
+	if len(waits) == 0 {
+		return ""
+	}
+	shown := strings.Join(waits[:min(3, len(waits))], ", ")
+	if more := len(waits) - 3; more > 0 {
+		shown += fmt.Sprintf(" and %d more", more)
+	}
+	return "Dependency: " + shown
+}
+
+// fallen ends a job whose dependency can never be met. It returns false where that could
+// not be stored.
+func (q *queued) fallen(why string) bool {
+	if err := q.n.endWaiting(why, step.Cancelled, q); err != nil {
+		q.n.log.WithField("job", q.job).Errorf("%v", err)
+		return false
+	}
+	return true
+}
+
+// look finds out what has come of a dependency on jobs.
+func (p *pass) look(d *dependency) {
+	var e jobEnd
+	if d.ofArray() {
+		e = p.ends.array(d)
+	} else {
+		e = p.ends.job(d.On)
+	}
+	switch d.Kind {
+	case step.DependAfter:
+		if e.began.IsZero() {
+			return
+		}
+		at := e.began.Add(time.Duration(d.DelayMin) * time.Minute)
+		if d.Met = !at.After(p.now); !d.Met {
+			p.later(at)
+		}
+	case step.DependAfterAny:
+		d.Met = e.over
+	default:
+		if e.over {
+			d.Met = e.well == (d.Kind != step.DependNotOK)
+			d.Never = !d.Met
+		}
+		if d.Never {
+			d.Why = e.words
+		}
+	}
+}
+
+// job is how far a job has come.
+func (s *ends) job(job uint32) jobEnd {
+	e, known := s.jobs[job]
+	if !known {
+		e = s.n.batchEnd(job)
+		s.jobs[job] = e
+	}
+	return e
+}
+
+func (n *Node) batchEnd(job uint32) jobEnd {
+	if q := n.queue.get(job); q != nil {
+		return q.now().progress()
+	}
+	rec, err := n.store.step(step.ID{Job: job, Step: step.BatchStep})
+	switch {
+	case err != nil: // it is long ago
+		return jobEnd{began: time.Unix(0, 0), over: true, words: fmt.Sprintf("nothing is known of job %d any more", job)}
+	case !rec.State.Final(): // between two looks
+		return jobEnd{}
+	}
+	return endedAs(rec)
+}
+
+// endedAs is the end of a job that has ended for good.
+func endedAs(rec *step.Record) jobEnd {
+	e := jobEnd{began: rec.Submitted, over: true, well: rec.State == step.Completed, words: fmt.Sprintf("job %d: %s", rec.Job, rec.State)}
+	switch {
+	case rec.Started != nil:
+		e.began = *rec.Started
+	case rec.Ended != nil: // it was cancelled before
+		e.began = *rec.Ended
+	}
+	return e
+}
+
+// progress is how far a job has come that has not ended for good.
+func (r queuedRecord) progress() (e jobEnd) {
+	switch {
+	case r.Started && r.StartedAt != nil:
+		e.began = *r.StartedAt
+	case r.Started: // by an older noded
+		e.began = r.Submitted
+	}
+	return e
+}
+
+// array is how far all tasks of an array have come.
+func (s *ends) array(d *dependency) jobEnd {
+	e, known := s.arrays[d.Job]
+	if !known {
+		e = s.n.arrayEnd(d.Job)
+		s.arrays[d.Job] = e
+	}
+	if d.Failed && e.over {
+		e.well = false
+	}
+	return e
+}
+
+func (n *Node) arrayEnd(array uint32) jobEnd {
+	left := n.queue.list(func(q *queued) bool { return ofArray(q, array) })
+	if len(left) == 0 {
+		return n.store.arrayEnd(array)
+	}
+	last := time.Unix(0, 0)
+	for _, q := range left {
+		began := q.now().progress().began
+		if began.IsZero() {
+			return jobEnd{}
+		}
+		if began.After(last) {
+			last = began
+		}
+	}
+	return jobEnd{began: last}
+}
+
+// alone tells whether the user's earlier jobs of this name have ended. The tasks of one
+// array do not wait for each other.
+func (s *ends) alone(q *queued, rec *queuedRecord) bool {
+	if s.first == nil {
+		s.first = make(map[nameOf]uint32)
+		for _, o := range s.n.queue.list(func(*queued) bool { return true }) { // by number
+			of := nameOf{o.now().UID, o.record().Name}
+			if _, there := s.first[of]; !there {
+				s.first[of] = o.job
+			}
+		}
+	}
+	first := s.first[nameOf{rec.UID, q.record().Name}]
+	if first == q.job {
+		return true
+	}
+	o := s.n.queue.get(first)
+	return o != nil && rec.Array != nil && ofArray(o, rec.Array.Job)
+}
+
+// setDepends takes over what was found out, and has it stored after the pass.
+func (q *queued) setDepends(list []dependency) {
+	q.n.queue.mu.Lock()
+	defer q.n.queue.mu.Unlock()
+	for i := range list {
+		list[i].Failed = list[i].Failed || q.rec.Depends[i].Failed // meanwhile
+	}
+	q.rec.Depends, q.changed = list, true
+}
+
+// tellFailed tells those who wait for an array that a task of it has not ended well, before
+// that is out of the queue.
+func (qs *queue) tellFailed(array *step.ArrayTask, state step.State) {
+	if array == nil || state == step.Completed {
+		return
+	}
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	for _, q := range qs.all {
+		for i, d := range q.rec.Depends {
+			if d.ofArray() && d.Job == array.Job && !d.Failed {
+				list := slices.Clone(q.rec.Depends) // others may read the old one
+				list[i].Failed = true
+				q.rec.Depends, q.changed = list, true
+			}
+		}
+	}
+}
+
+// storeDepends stores what was found out of jobs that wait.
+func (qs *queue) storeDepends() error {
+	qs.change.Lock()
+	defer qs.change.Unlock()
+	var recs []queuedRecord
+	var n *Node
+	for _, q := range qs.list(func(q *queued) bool { return q.changed && !q.rec.Started && !q.starting }) {
+		recs, n = append(recs, q.now()), q.n
+	}
+	if len(recs) == 0 {
+		return nil
+	}
+	if err := n.store.setWaiting(recs); err != nil {
+		return err
+	}
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	for i := range recs {
+		if q := qs.all[recs[i].Job]; q != nil {
+			q.changed = false
+		}
+	}
+	return nil
+}

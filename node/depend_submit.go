@@ -1,0 +1,105 @@
+package node
+
+import (
+	"context"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/step"
+)
+
+const (
+	// dependsMax bounds what the jobs of one submission wait for, all together.
+	dependsMax = 200000
+	// dependBytes is what one of them counts against UserRequestBytes.
+	dependBytes = 64
+)
+
+// dependOrder is what the jobs of a submission wait for.
+type dependOrder struct {
+	all []dependency
+	any bool
+	// tasks are the jobs of the arrays to whose tasks of the same number tasks of this
+	// array belong (aftercorr).
+	tasks map[uint32]map[uint32]uint32
+}
+
+// dependOrder finds the jobs that the request is to wait for. The caller holds change:
+// what is there and waits, or runs, is not forgotten meanwhile.
+func (n *Node) dependOrder(ctx context.Context, req *step.Request, array *step.Array) (*dependOrder, error) {
+	o := &dependOrder{tasks: make(map[uint32]map[uint32]uint32)}
+	if req.Dependency == "" {
+		return o, nil
+	}
+	asked, err := step.ParseDependencies(req.Dependency)
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "dependency: %v", err)
+	}
+	if len(asked.List)*len(array.Tasks) > dependsMax {
+		return nil, status.Errorf(codes.InvalidArgument, "dependency: %d tasks that wait for %d jobs each: let one job wait for those, and the array for that", len(array.Tasks), len(asked.List))
+	}
+	o.any = asked.Any
+	for _, d := range asked.List {
+		one := dependency{Dependency: d}
+		if one.On, err = n.dependsOn(ctx, d); err != nil {
+			return nil, err
+		}
+		if one.ofArray() && d.Kind == step.DependAfterCorr && req.Array != "" {
+			if o.tasks[d.Job], err = n.store.arrayJobs(d.Job); err != nil {
+				return nil, status.Error(codes.Internal, err.Error())
+			}
+			for _, task := range array.Tasks {
+				if o.tasks[d.Job][task] == 0 {
+					return nil, status.Errorf(codes.InvalidArgument, "dependency: %s: there is no such job \"%d_%d\"", d, d.Job, task)
+				}
+			}
+		}
+		o.all = append(o.all, one)
+	}
+	return o, nil
+}
+
+// dependsOn is the job that d is about: 0 of a singleton, and of all of an array.
+func (n *Node) dependsOn(ctx context.Context, d step.Dependency) (uint32, error) {
+	none := status.Errorf(codes.InvalidArgument, "dependency: %s: no such batch job is known here", d)
+	switch {
+	case d.Kind == step.DependSingleton:
+		return 0, nil
+	case d.Task != nil:
+		job, err := n.store.arrayTask(ctx, d.Job, *d.Task)
+		if err != nil {
+			return 0, status.Error(codes.Internal, err.Error())
+		}
+		if job == 0 {
+			return 0, none
+		}
+		return job, nil
+	}
+	if rec, err := n.store.step(step.ID{Job: d.Job, Step: step.BatchStep}); err == nil {
+		if rec.Array != nil && rec.Array.Job == d.Job {
+			return 0, nil
+		}
+		return d.Job, nil
+	}
+	// The first task of an array may be forgotten while others wait.
+	if len(n.queue.list(func(q *queued) bool { return ofArray(q, d.Job) })) > 0 {
+		return 0, nil
+	}
+	return 0, none
+}
+
+// of is what the job of an array's task waits for, or the one job there is.
+func (o *dependOrder) of(task uint32) []dependency {
+	if len(o.tasks) == 0 {
+		return o.all // nobody changes it: changes are made to copies
+	}
+	own := make([]dependency, len(o.all))
+	for i, d := range o.all {
+		if jobs := o.tasks[d.Job]; jobs != nil && d.Kind == step.DependAfterCorr && d.ofArray() {
+			d.On = jobs[task]
+		}
+		own[i] = d
+	}
+	return own
+}

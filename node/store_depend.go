@@ -1,0 +1,102 @@
+package node
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"stepd/step"
+)
+
+// setWaiting stores what has changed of queued jobs that wait. Those that have ended or
+// were started meanwhile stay as they are.
+func (s *store) setWaiting(recs []queuedRecord) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		queue := tx.Bucket(bucketQueue)
+		for i := range recs {
+			var old queuedRecord
+			err := getJSON(queue, jobKey(recs[i].Job), &old)
+			if errors.Is(err, errUnknown) || err == nil && old.Started {
+				continue
+			}
+			if err == nil {
+				err = putJSON(queue, jobKey(recs[i].Job), &recs[i])
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("cannot store %d jobs that wait: %w", len(recs), err)
+	}
+	return nil
+}
+
+// eachTask calls see with the records of the batch steps of an array's jobs, as far as
+// they are kept.
+func (s *store) eachTask(array uint32, see func(rec *step.Record)) error {
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		c := tx.Bucket(bucketSteps).Cursor()
+		last := uint64(array) + step.ArrayMax
+		k, v := c.Seek(stepKey(step.ID{Job: array, Step: step.BatchStep}))
+		for k != nil {
+			id := step.ID{Job: binary.BigEndian.Uint32(k), Step: binary.BigEndian.Uint32(k[4:])}
+			if uint64(id.Job) > last {
+				return nil
+			}
+			if id.Step == step.BatchStep {
+				rec := new(step.Record)
+				if err := json.Unmarshal(v, rec); err != nil {
+					return fmt.Errorf("step %s: %w", id, err)
+				}
+				if rec.Array == nil || rec.Array.Job != array {
+					return nil // they follow each other
+				}
+				last = uint64(array) + uint64(rec.Array.Count) - 1
+				see(rec)
+			}
+			if id.Step >= step.BatchStep {
+				id.Job++
+			}
+			k, v = c.Seek(stepKey(step.ID{Job: id.Job, Step: step.BatchStep}))
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("cannot read array %d: %w", array, err)
+	}
+	return nil
+}
+
+// arrayJobs are the numbers of an array's jobs by task, as far as they are kept.
+func (s *store) arrayJobs(array uint32) (map[uint32]uint32, error) {
+	jobs := make(map[uint32]uint32)
+	err := s.eachTask(array, func(rec *step.Record) { jobs[rec.Array.Task] = rec.ID.Job })
+	return jobs, err
+}
+
+// arrayEnd is the end of an array of which no job is queued any more, as far as its
+// records are kept.
+func (s *store) arrayEnd(array uint32) jobEnd {
+	e := jobEnd{began: time.Unix(0, 0), over: true, well: true, words: fmt.Sprintf("a task of array %d has not ended well", array)}
+	err := s.eachTask(array, func(rec *step.Record) {
+		one := endedAs(rec)
+		if one.began.After(e.began) {
+			e.began = one.began
+		}
+		if !one.well {
+			e.well = false
+		}
+		e.over = e.over && rec.State.Final()
+	})
+	if err != nil {
+		return jobEnd{}
+	}
+	return e
+}
