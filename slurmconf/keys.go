@@ -162,17 +162,23 @@ func script(field *[]string, dir string) setter {
 // prologFlags refuses what contradicts itself, as slurm.conf(5) does.
 func prologFlags(field *[]string) setter {
 	return func(v string) *flaw {
-		f := flags(field, "alloc", "contain", "deferbatch", "nohold", "forcerequeueonfail", "runinjob", "serial", "x11")(v)
+		var told []string
+		f := flags(&told, "alloc", "contain", "deferbatch", "nohold", "forcerequeueonfail", "runinjob", "serial", "x11")(v)
 		has := func(words ...string) bool {
-			return slices.ContainsFunc(*field, func(w string) bool { return slices.Contains(words, strings.ToLower(w)) })
+			return slices.ContainsFunc(told, func(w string) bool { return slices.Contains(words, strings.ToLower(w)) })
 		}
 		switch {
 		case has("nohold") && has("contain", "x11", "runinjob"):
 			return wrong("leave out NoHold, or Contain, X11 and RunInJob", "NoHold lets an allocation be answered before its prolog has ended, and the others do not")
 		case has("serial") && has("runinjob"):
 			return wrong("leave out one of them", "Serial and RunInJob exclude each other")
+		}
+		*field = told
+		switch {
 		case f == nil && has("nohold") && !has("alloc", "deferbatch", "forcerequeueonfail"):
 			return &flaw{SeverityWarning, "NoHold has no effect without Alloc", "write Alloc,NoHold"}
+		case f == nil && has("x11"):
+			return &flaw{SeverityWarning, "X11 is not forwarded here: the flag means Contain", "write Contain"}
 		}
 		return f
 	}
