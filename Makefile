@@ -8,7 +8,7 @@ DESTDIR ?=
 GO      ?= $(shell command -v go || echo /usr/local/go/bin/go)
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 GOFLAGS_STEPD := -trimpath -buildvcs=false
-LDFLAGS := -s -w
+LDFLAGS = -s -w -X stepd/internal/build.version=$(VERSION)
 
 export CGO_ENABLED = 0
 

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api/stepapi"
+	"stepd/internal/build"
 	"stepd/internal/linux"
 	"stepd/spank"
 	"stepd/step"
@@ -53,6 +54,10 @@ func Main(others *Several) {
 	// what they were.
 	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	log := logrus.New()
+	if len(os.Args) == 2 && (os.Args[1] == "--version" || os.Args[1] == "-V") {
+		fmt.Println(build.Line())
+		os.Exit(0)
+	}
 	if len(os.Args) > 1 {
 		os.Exit(jobScript(log, os.Args[1:]))
 	}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"stepd/internal/build"
 	"stepd/internal/manual"
 	"stepd/node"
 )
@@ -68,8 +69,9 @@ type options struct {
 func command() *cobra.Command {
 	var o options
 	c := &cobra.Command{
-		Use:   "noded [-f FILE] [--run-dir DIR] [--spool-dir DIR]",
-		Short: "Node daemon: starts job steps and follows them",
+		Use:     "noded [-f FILE] [--run-dir DIR] [--spool-dir DIR]",
+		Short:   "Node daemon: starts job steps and follows them",
+		Version: build.Line(),
 		Args: func(c *cobra.Command, args []string) error {
 			if o.bootstrap != "" {
 				return nil
@@ -109,6 +111,8 @@ func command() *cobra.Command {
 	f.BoolVar(&o.check, "check", false, "check the configuration and this host, print mistakes with their remedies and the keys that are ignored, and exit")
 	f.BoolVar(&o.checkConf, "check-config", false, "check the configuration alone, and exit: a reload and an upgrade ask so first")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more")
+	f.BoolP("version", "V", false, "print the version and exit")
+	c.SetVersionTemplate("{{.Version}}\n")
 	f.BoolVar(&o.manual, "manual", false, "print the man page, for make install")
 	_ = f.MarkHidden("manual") // it is there
 	c.SetHelpFunc(func(c *cobra.Command, _ []string) { fmt.Fprint(c.OutOrStdout(), page(c).Text(manual.Style{})) })

@@ -14,6 +14,7 @@ func page(c *cobra.Command) *manual.Page {
 		"noded [-f FILE] [--run-dir DIR] [--spool-dir DIR] [-v]",
 		"noded --check | --check-config [-f FILE]",
 		"noded --bootstrap-ca DIR NODE ...",
+		"noded --version",
 	}
 	p.About = []string{
 		"noded runs on each node, as root, mostly as the service noded.service. It takes requests on its socket, starts one stepd for each step, runs prolog and epilog, and keeps what became of the steps. Who asks is told by the kernel.",

@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc/status"
+
+	"stepd/internal/build"
 )
 
 // exitError ends the program with a code and no words: they were said.
@@ -112,12 +114,15 @@ func newRoot(d *dialer) *cobra.Command {
 		Short: "run and control job steps on this node",
 		Long: "stepctl is the client of noded, the daemon of a node: what srun, sbatch, salloc, scancel, squeue and sstat are to Slurm, with srun's letters and meanings.\n\n" +
 			"JOB.STEP is the number of a step, such as 12.0; JOB stands for all steps of a job.",
+		Version:            build.Line(),
 		SilenceErrors:      true,
 		DisableSuggestions: true, // cobra's take lines of their own
 		SilenceUsage:       true,
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return flagError(c.Flags(), err) })
 	root.PersistentPreRunE = checkOptions
+	root.Flags().BoolP("version", "V", false, "print the version and exit")
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
 	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), adoptCommand(d), suspendCommand(d), resumeCommand(d), requeueCommand(d), holdCommand(d), releaseCommand(d), statCommand(d), explainCommand(d), attachCommand(d), outputCommand(d),
 		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))

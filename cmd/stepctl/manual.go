@@ -38,7 +38,7 @@ func themes() []manual.Theme {
 		{Title: "What is shown", Options: []string{
 			"all", "follow", "watch", "delay", "batch", "iterations", "sort", "tasks", "acctg-freq", "json", "svg", "width", "quiet", "verbose", "parsable", "dry-run", "check", "color",
 		}},
-		{Title: "General", Options: []string{"standalone", "socket", "pam", "help"}},
+		{Title: "General", Options: []string{"standalone", "socket", "pam", "help", "version"}},
 	}
 }
 
