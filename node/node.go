@@ -81,7 +81,7 @@ func New(cfg Config) (*Node, error) {
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
 	n.reg.perUser = cfg.PerUser
-	n.clients = &clients{most: cfg.PerUser.Connections, byUser: make(map[uint32]int)}
+	n.clients = newClients(cfg.PerUser)
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = cfg.KillWait
 	n.queue.all, n.queue.wake = make(map[uint32]*queued), make(chan struct{}, 1)

@@ -18,8 +18,9 @@ type PerUser struct {
 	// Connections are those to noded's socket. 0 is 2048: one for each step that a
 	// client waits for, and others.
 	Connections int
-	// RequestBytes are those of requests that wait for their share of a job, or for their
-	// launch. 0 is 64 MiB.
+	// RequestBytes are those of calls that are under way, from the first byte that comes
+	// to the answer; as many again are those of requests that wait for their share of
+	// a job, or for their launch, and of batch jobs. 0 is 64 MiB.
 	RequestBytes int
 	// ReplayBytes are what the stepds of the user's steps may keep of output, in all. 0
 	// is 256 MiB.
@@ -60,12 +61,21 @@ func (r *registry) dropReplay(uid uint32, bytes int64) {
 // more are closed without a word.
 const toldMax = 16
 
-// clients counts the connections to noded's socket.
+// clients counts the connections to noded's socket, and what comes by them.
 type clients struct {
 	most int
 
+	inFlight inFlight
+
 	mu     sync.Mutex
 	byUser map[uint32]int // guarded by mu
+}
+
+func newClients(p PerUser) *clients {
+	return &clients{
+		most: p.Connections, byUser: make(map[uint32]int),
+		inFlight: inFlight{most: p.RequestBytes, byUser: make(map[uint32]int)},
+	}
 }
 
 func (c *clients) count() (all int) {
@@ -121,6 +131,9 @@ func (c clientCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials
 	if p.Refusal, err = c.clients.enter(p.UID); err != nil {
 		conn.Close() // gRPC closes the plain connection, not what holds the peer's process
 		return nil, nil, err
+	}
+	if p.UID != 0 {
+		conn = newRequestConn(conn, p.UID, &c.clients.inFlight)
 	}
 	return &countedConn{Conn: conn, leave: sync.OnceFunc(func() { c.clients.leave(p.UID) })}, p, nil
 }

@@ -18,7 +18,7 @@ import (
 )
 
 func TestPerUserConnections(t *testing.T) {
-	c := &clients{most: 2, byUser: map[uint32]int{}}
+	c := newClients(PerUser{Connections: 2})
 	for i := range c.most + toldMax {
 		refusal, err := c.enter(1000)
 		if err != nil || (refusal != "") != (i >= c.most) {

@@ -29,6 +29,8 @@ func (n *Node) Server() *grpc.Server {
 		// Above the limit, so that its own words name it.
 		grpc.MaxRecvMsgSize(api.RequestMax+api.RequestMax/4),
 		grpc.MaxConcurrentStreams(256),
+		// What a connection costs that does nothing; what comes by it requestConn bounds.
+		grpc.MaxHeaderListSize(16<<10), grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(16<<10), grpc.SharedWriteBuffer(true),
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Hour}),
 	)
