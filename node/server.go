@@ -30,7 +30,7 @@ func (n *Node) Server() *grpc.Server {
 		grpc.MaxRecvMsgSize(api.RequestMax+api.RequestMax/4),
 		grpc.MaxConcurrentStreams(256),
 		// What a connection costs that does nothing; what comes by it requestConn bounds.
-		grpc.MaxHeaderListSize(16<<10), grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(16<<10), grpc.SharedWriteBuffer(true),
+		grpc.MaxHeaderListSize(16<<10), grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(16<<10),
 		grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Hour}),
 	)
