@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // inside is a call of stepctl in the pid namespace of a contained node, as root.
@@ -56,7 +55,7 @@ func TestRootFirstProcess(t *testing.T) {
 		}}); r.code != 0 {
 			t.Fatal(r)
 		}
-		eventually(t, 10*time.Second, "process 1 to have noded alone", func() error {
+		eventually(t, callTimeout, "process 1 to have noded alone", func() error {
 			if all := n.children(t); len(all) != 1 || all["noded"] == 0 {
 				return fmt.Errorf("it has %v", all)
 			}
@@ -72,7 +71,7 @@ func TestRootFirstProcess(t *testing.T) {
 			t.Fatalf("process 1 has %v", n.children(t))
 		}
 		must(t, syscall.Kill(crashed, syscall.SIGKILL))
-		eventually(t, 10*time.Second, "another noded", func() error {
+		eventually(t, callTimeout, "another noded", func() error {
 			if now := n.children(t)["noded"]; now == 0 || now == crashed {
 				return fmt.Errorf("it is %d", now)
 			}
@@ -91,7 +90,7 @@ func TestRootFirstProcess(t *testing.T) {
 		if r := p.wait(t); r.code != 143 {
 			t.Errorf("its client: %v", r)
 		}
-		if d := n.show(t, id); d.State != "CANCELLED" || !strings.Contains(d.Reason, "stepd got SIGTERM: the host goes down") {
+		if d := n.ended(t, id); d.State != "CANCELLED" || !strings.Contains(d.Reason, "stepd got SIGTERM: the host goes down") {
 			t.Errorf("the step: %s, %q", d.State, d.Reason)
 		}
 	})
@@ -103,7 +102,7 @@ func TestRootFirstProcess(t *testing.T) {
 		if r := p.wait(t); r.code != 1 {
 			t.Errorf("its client: %v", r)
 		}
-		if d := n.show(t, id); d.State != "NODE_FAIL" || d.Reason != "noded's container was started again while the step ran" {
+		if d := n.ended(t, id); d.State != "NODE_FAIL" || d.Reason != "noded's container was started again while the step ran" {
 			t.Errorf("the step: %s, %q", d.State, d.Reason)
 		}
 	})
