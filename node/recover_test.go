@@ -47,6 +47,9 @@ func TestRestartAdopts(t *testing.T) {
 	if rec.StepdPID != pid || !tn.containers.has(a.Job) {
 		t.Errorf("adopted pid %d, want %d", rec.StepdPID, pid)
 	}
+	if f := tn.reg.follower(a); f == nil || !f.known {
+		t.Error("what the store has of an adopted step is stored again")
+	}
 	if u := tn.reg.usage(); u.freeCPU != 2 || len(u.jobs) != 2 {
 		t.Errorf("usage %+v: CPUs of adopted steps are taken", u)
 	}
