@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 
@@ -9,6 +10,7 @@ import (
 	"stepd/jobcontainer"
 	"stepd/node"
 	"stepd/proctrack"
+	"stepd/slurmconf"
 	"stepd/step"
 )
 
@@ -48,4 +50,31 @@ func keeperPlace(tracker node.Tracker, job uint32) (jobcontainer.Place, error) {
 	return jobcontainer.Place{Leaf: leaf, Add: func(pid int) error {
 		return tracker.AddStepd(id, pid)
 	}}, err
+}
+
+// checkHidden warns of directories of noded's that no task sees, since each job has
+// one of its own in the place of one above them.
+func (s *site) checkHidden() {
+	if s.conf.JobContainerType == "none" {
+		return
+	}
+	dirs := s.conf.Container.Dirs
+	if len(dirs) == 0 {
+		dirs = []string{"/tmp", "/dev/shm"}
+	}
+	for _, own := range []struct{ what, dir, lost, remedy string }{
+		{"run", s.run, "stepctl in a job does not reach noded", "--run-dir names another one"},
+		{"spool", s.spool, "batch scripts are not found", "--spool-dir, or SlurmdSpoolDir, names another one"},
+	} {
+		for _, d := range dirs {
+			if rel, err := filepath.Rel(d, own.dir); err != nil || !filepath.IsLocal(rel) {
+				continue
+			}
+			s.problems = append(s.problems, slurmconf.Problem{
+				Severity: slurmconf.SeverityWarning, File: s.conf.File, Key: "JobContainerType", Value: s.conf.JobContainerType,
+				Text:   fmt.Sprintf("the %s directory %q lies in %q, in whose place each job has one of its own: %s", own.what, own.dir, d, own.lost),
+				Remedy: fmt.Sprintf("%s, or leave %s out of Dirs= in job_container.conf", own.remedy, d),
+			})
+		}
+	}
 }

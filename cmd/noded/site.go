@@ -78,6 +78,7 @@ func loadSite(o options) (*site, error) {
 			return nil, fmt.Errorf("cannot use directory %q: %w", d.flag, err)
 		}
 	}
+	s.checkHidden()
 	return s, nil
 }
 
