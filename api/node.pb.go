@@ -544,12 +544,15 @@ func (x *LaunchRequest) GetChange() []byte {
 }
 
 type AllocReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	JobId         uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
-	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	Cpus          uint32                 `protobuf:"varint,3,opt,name=cpus,proto3" json:"cpus,omitempty"`                     // how many
-	CpuList       string                 `protobuf:"bytes,4,opt,name=cpu_list,json=cpuList,proto3" json:"cpu_list,omitempty"` // "0-3"
-	Partition     string                 `protobuf:"bytes,5,opt,name=partition,proto3" json:"partition,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	JobId     uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	Node      string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Cpus      uint32                 `protobuf:"varint,3,opt,name=cpus,proto3" json:"cpus,omitempty"`                     // how many
+	CpuList   string                 `protobuf:"bytes,4,opt,name=cpu_list,json=cpuList,proto3" json:"cpu_list,omitempty"` // "0-3"
+	Partition string                 `protobuf:"bytes,5,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Of a job of several nodes: all of them as a list of hosts, and the CPUs of each.
+	NodeList      string   `protobuf:"bytes,6,opt,name=node_list,json=nodeList,proto3" json:"node_list,omitempty"`
+	NodeCpus      []uint32 `protobuf:"varint,7,rep,packed,name=node_cpus,json=nodeCpus,proto3" json:"node_cpus,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -617,6 +620,20 @@ func (x *AllocReply) GetPartition() string {
 		return x.Partition
 	}
 	return ""
+}
+
+func (x *AllocReply) GetNodeList() string {
+	if x != nil {
+		return x.NodeList
+	}
+	return ""
+}
+
+func (x *AllocReply) GetNodeCpus() []uint32 {
+	if x != nil {
+		return x.NodeCpus
+	}
+	return nil
 }
 
 type ReleaseRequest struct {
@@ -1409,14 +1426,16 @@ const file_api_node_proto_rawDesc = "" +
 	"\x04plan\x18\x01 \x01(\fR\x04plan\"N\n" +
 	"\rLaunchRequest\x12%\n" +
 	"\x04step\x18\x01 \x01(\v2\x11.stepd.v1.StepRefR\x04step\x12\x16\n" +
-	"\x06change\x18\x02 \x01(\fR\x06change\"\x84\x01\n" +
+	"\x06change\x18\x02 \x01(\fR\x06change\"\xbe\x01\n" +
 	"\n" +
 	"AllocReply\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
 	"\x04cpus\x18\x03 \x01(\rR\x04cpus\x12\x19\n" +
 	"\bcpu_list\x18\x04 \x01(\tR\acpuList\x12\x1c\n" +
-	"\tpartition\x18\x05 \x01(\tR\tpartition\"'\n" +
+	"\tpartition\x18\x05 \x01(\tR\tpartition\x12\x1b\n" +
+	"\tnode_list\x18\x06 \x01(\tR\bnodeList\x12\x1b\n" +
+	"\tnode_cpus\x18\a \x03(\rR\bnodeCpus\"'\n" +
 	"\x0eReleaseRequest\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\"}\n" +
 	"\aStepRef\x12\x15\n" +

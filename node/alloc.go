@@ -23,16 +23,15 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 	if err != nil {
 		return nil, err
 	}
-	null := step.Stream{Kind: step.StreamNull}
-	req.Argv, req.Stdin, req.Stdout, req.Stderr = []string{"-"}, null, null, null // they mean nothing
+	forAlloc(req)
 	if err := n.check(req); err != nil {
 		return nil, err
 	}
 	if req.Job != nil || req.Script != nil {
 		return nil, status.Error(codes.InvalidArgument, "job: an allocation is a job of its own, and has no script")
 	}
-	if err := n.oneNode(req, "an allocation"); err != nil {
-		return nil, err
+	if n.severalNodes(req) {
+		return n.allocNodes(ctx, caller, req, raw)
 	}
 	user, err := n.userFor(ctx, caller, req)
 	if err != nil {
@@ -66,6 +65,12 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 	}
 	n.reg.openJob(j)
 	return j, nil
+}
+
+// forAlloc makes a request one for a job alone: what is of a step means nothing.
+func forAlloc(req *step.Request) {
+	null := step.Stream{Kind: step.StreamNull}
+	req.Argv, req.Stdin, req.Stdout, req.Stderr = []string{"-"}, null, null, null
 }
 
 func (n *Node) prologAtAlloc(j *job, user step.User) error {
@@ -133,9 +138,16 @@ var errLetGo = errors.New("the allocation has ended, or noded is stopping")
 // endAlloc begins the end of an allocation: its steps are cancelled, and when
 // the last one is gone, the job is. It may be called more than once.
 func (n *Node) endAlloc(j *job, reason string) {
+	if n.endShare(j, reason) {
+		n.tellEnd(j, reason)
+	}
+}
+
+// endShare is endAlloc of this node's share alone; false is that its end has begun already.
+func (n *Node) endShare(j *job, reason string) (first bool) {
 	steps, first := n.reg.shut(j)
 	if !first {
-		return
+		return false
 	}
 	n.log.WithField("job", j.ID).Infof("ending the allocation: %s", reason)
 	for _, f := range steps {
@@ -148,6 +160,7 @@ func (n *Node) endAlloc(j *job, reason string) {
 	if ended != nil {
 		n.work.Go(func() { n.endJob(ended) })
 	}
+	return true
 }
 
 // waitJob returns when nothing is left of the job.
@@ -188,10 +201,17 @@ func (s *service) Alloc(ctx context.Context, in *api.RunRequest) (*api.AllocRepl
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
-	return &api.AllocReply{
+	reply := &api.AllocReply{
 		JobId: j.ID, Node: s.n.cfg.NodeName, Cpus: uint32(len(j.cpus)), CpuList: j.CPUs,
 		Partition: s.n.cfg.Partition,
-	}, nil
+	}
+	if j.spans() {
+		reply.NodeList = s.n.cfg.Others.List(j.Nodes)
+		for _, cpus := range s.n.reg.nodeCPUs(j) {
+			reply.NodeCpus = append(reply.NodeCpus, uint32(cpus))
+		}
+	}
+	return reply, nil
 }
 
 // Release ends a job of Alloc's, and answers when nothing is left of it.
@@ -207,6 +227,7 @@ func (s *service) Release(ctx context.Context, in *api.ReleaseRequest) (*api.Emp
 	if err := s.waitJob(ctx, j); err != nil {
 		return nil, err
 	}
+	s.n.awaitTold(ctx, j)
 	return &api.Empty{}, nil
 }
 

@@ -29,7 +29,7 @@ var errTurn = errors.New("others come first")
 
 // exclusive tells whether steps of the job have their CPUs alone.
 func (j *job) exclusive() bool {
-	return (j.Origin == step.OriginAlloc || j.Origin == step.OriginBatch) && len(j.Nodes) < 2
+	return j.Origin == step.OriginAlloc || j.Origin == step.OriginBatch
 }
 
 // takeAlone gives a step CPUs that no other one has for itself, those that overlapping
@@ -66,6 +66,16 @@ func (j *job) takeCPUs(req *step.Request, w *waiter) (cpus []int, alone, busy bo
 	return cpus, true, !ok, nil
 }
 
+// aloneFree counts the CPUs that no step of the job has for itself.
+func (j *job) aloneFree() (free int) {
+	for _, c := range j.pool.cpus {
+		if j.alone.uses[c] == 0 {
+			free++
+		}
+	}
+	return free
+}
+
 // queueLocked puts w behind the others that wait for the job, unless it is there.
 func (r *registry) queueLocked(j *job, w *waiter) {
 	if w == nil || w.job != nil {
@@ -98,14 +108,9 @@ func (r *registry) leaveQueueLocked(w *waiter) {
 
 // busyIn refuses a step that would fit in its job if it waited, and says what for.
 func (r *registry) busyIn(j *job, req *step.Request) error {
-	want, free := req.NTasks*req.CPUsPerTask, 0
+	want, free := req.NTasks*req.CPUsPerTask, j.aloneFree()
 	if req.Binding.Whole {
 		want = len(j.pool.cpus)
-	}
-	for _, c := range j.pool.cpus {
-		if j.alone.uses[c] == 0 {
-			free++
-		}
 	}
 	what := fmt.Sprintf("%s of job %d", cpuCount(want), j.ID)
 	text := fmt.Sprintf("the step does not fit beside the others of job %d: it needs %s, and of %s %d are free", j.ID, cpuCount(want), cpuCount(len(j.pool.cpus)), free)
@@ -113,6 +118,11 @@ func (r *registry) busyIn(j *job, req *step.Request) error {
 		text += fmt.Sprintf("; %d wait before it", len(j.waiters))
 	}
 	return waitsFor(text+"; --overlap shares CPUs with other steps", what+r.freeIn(j, want-free))
+}
+
+// isBusy tells whether a request was refused that would be met if it waited.
+func isBusy(err error) bool {
+	return slices.ContainsFunc(status.Convert(err).Details(), func(d any) bool { _, ok := d.(*api.Waits); return ok })
 }
 
 // waitsFor is the answer to a request that would be met if it waited; what completes

@@ -18,6 +18,7 @@ import (
 type candidate struct {
 	name string
 	free int    // CPUs
+	cpus int    // all that it has
 	why  string // why it cannot be had, "" it can
 	next step.ID
 }
@@ -124,8 +125,8 @@ func (n *Node) probe(ctx context.Context, req *step.Request, nodes []string) ([]
 		case r.Drained != "":
 			c.why = r.Drained
 		default:
-			c.free, c.next = r.Free, r.Next
-			if req.Overcommit {
+			c.free, c.cpus, c.next = r.Free, r.CPUs, r.Next
+			if req.Overcommit || req.Overlap {
 				c.free = r.CPUs
 			}
 		}
@@ -233,6 +234,16 @@ func inOrder(all, chosen []candidate) (out []candidate) {
 	return out
 }
 
+// fitsAlone tells whether a step would fit in its job if it had no others.
+func fitsAlone(req *step.Request, cands []candidate) bool {
+	all := slices.Clone(cands)
+	for i := range all {
+		all[i].free = all[i].cpus
+	}
+	_, err := choose(req, all)
+	return err == nil
+}
+
 // chooseAgain is how long it takes until nodes without room are asked again.
 const chooseAgain = 50 * time.Millisecond
 
@@ -247,6 +258,9 @@ func (n *Node) chooseSoon(ctx context.Context, req *step.Request, nodes []string
 			return nil, err
 		}
 		chosen, err := choose(req, cands)
+		if err != nil && req.Job != nil && fitsAlone(req, cands) {
+			return nil, waitsFor(status.Convert(err).Message(), fmt.Sprintf("%s of job %d on its nodes", cpuCount(req.NTasks*max(1, req.CPUsPerTask)), *req.Job))
+		}
 		if err == nil || time.Now().After(late) {
 			return chosen, err
 		}

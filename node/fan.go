@@ -37,12 +37,20 @@ type fanAnswer struct {
 // fan gives every node of parts its part, by a tree below this node, and returns
 // the answers in the order of parts.
 func (n *Node) fan(ctx context.Context, verb string, common any, parts []*api.FanPart) ([]fanAnswer, error) {
+	return n.fanWithin(ctx, fanTimeout, verb, common, parts)
+}
+
+// fanWithin is fan of what may take longer; 0 is as long as ctx lasts.
+func (n *Node) fanWithin(ctx context.Context, limit time.Duration, verb string, common any, parts []*api.FanPart) ([]fanAnswer, error) {
 	doc, err := json.Marshal(common)
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode %q for %d nodes: %w", verb, len(parts), err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, fanTimeout)
-	defer cancel()
+	if limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
 	byNode := make(map[string]*api.FanAnswer, len(parts))
 	for _, a := range n.spread(ctx, &api.FanRequest{Verb: verb, Common: doc, Parts: parts}) {
 		byNode[a.GetNode()] = a

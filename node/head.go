@@ -305,6 +305,10 @@ func (h *head) reserve(ctx context.Context, in *partRequest) (again *step.ID, er
 			if err == nil { // the first one is told
 				err = status.Errorf(status.Code(a.err), "node %s: %s", a.node, status.Convert(a.err).Message())
 			}
+		case r.Busy != "":
+			if err == nil {
+				err = waitsFor(fmt.Sprintf("node %s: %s", a.node, r.Busy), fmt.Sprintf("a share of job %d on node %s", in.ID.Job, a.node))
+			}
 		case r.Taken != nil:
 			if again == nil || again.Job < r.Taken.Job || again.Step < r.Taken.Step {
 				again = r.Taken

@@ -26,8 +26,8 @@ func (e errSeveral) Error() string {
 	return fmt.Sprintf("nnodes: %d nodes, or another one, and here a step of this node alone is meant", e.req.NNodes)
 }
 
-func (s *service) runHead(ctx context.Context, caller api.Peer, req *step.Request, raw []byte) (*api.RunReply, error) {
-	h, err := s.n.reserveHead(ctx, caller, req, raw, step.Starting, nil)
+func (s *service) runHead(ctx context.Context, caller api.Peer, req *step.Request, in *api.RunRequest) (*api.RunReply, error) {
+	h, err := s.n.reserveInTurn(ctx, caller, req, in, step.Starting)
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
@@ -38,8 +38,8 @@ func (s *service) runHead(ctx context.Context, caller api.Peer, req *step.Reques
 }
 
 // holdHead is Reserve's: the reservation is the process's of pidfd client.
-func (s *service) holdHead(ctx context.Context, caller api.Peer, client int, req *step.Request, raw []byte) (*api.RunReply, error) {
-	h, err := s.n.reserveHead(ctx, caller, req, raw, step.Pending, nil)
+func (s *service) holdHead(ctx context.Context, caller api.Peer, client int, req *step.Request, in *api.RunRequest) (*api.RunReply, error) {
+	h, err := s.n.reserveInTurn(ctx, caller, req, in, step.Pending)
 	if err != nil {
 		unix.Close(client)
 		return nil, s.refused(caller, err)

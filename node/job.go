@@ -37,6 +37,12 @@ type job struct {
 	// extern is held while the job's extern step is looked for, or started.
 	extern sync.Mutex
 
+	// told is closed when the other nodes of an allocation have heard of its end, or
+	// cannot; heard is when its head last gave a sign of life. turn is held while a step
+	// of several nodes is reserved, or waits for its share.
+	told  chan struct{}
+	heard time.Time
+	turn  chan struct{}
 	// waits counts the calls in which the job's head waits for a part here.
 	waits int
 	// spawning counts spawns that are under way.
@@ -57,7 +63,7 @@ type job struct {
 }
 
 func newJob(rec jobRecord, cpus []int, n int, cores ...Core) *job {
-	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus, cores...), alone: newCPUPool(cpus), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{})}
+	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus, cores...), alone: newCPUPool(cpus), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{}), told: make(chan struct{}), turn: make(chan struct{}, 1)}
 }
 
 // jobRecord is a running job in the store.
@@ -89,10 +95,14 @@ type jobRecord struct {
 	// Suspended: the job's steps stand still, and it takes no further ones.
 	Suspended *suspendRecord `json:"suspended,omitempty"`
 	// Nodes are those of a job of several nodes; nil is this one. Head is the head of
-	// the step that it was made for, which ends the job on all of them at once; "" of
-	// a job of this node.
+	// the step that it was made for, which ends the job on all of them at once, or of an
+	// allocation on the other nodes; "" of a job of this node.
 	Nodes []string `json:"nodes,omitempty"`
 	Head  string   `json:"head,omitempty"`
+	// NodeCPUs are the CPUs that an allocation of several nodes has on each; NoKill lets it
+	// go on without those that are lost.
+	NodeCPUs []int `json:"node_cpus,omitempty"`
+	NoKill   bool  `json:"no_kill,omitempty"`
 	// Holder is the client of an allocation.
 	Holder *holder `json:"holder,omitempty"`
 	// Deadline is when the job's time is over, nil is never; Warn is sent to its steps

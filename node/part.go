@@ -55,6 +55,12 @@ func partVerb(name string) func(n *Node, ctx context.Context, common, body []byt
 		return (*Node).partWatch
 	case "anchor":
 		return (*Node).partAnchor
+	case "allocate":
+		return (*Node).partAllocate
+	case "open":
+		return (*Node).partOpen
+	case "hold":
+		return (*Node).partHold
 	}
 	return nil
 }
@@ -76,7 +82,7 @@ type probeRequest struct {
 // probeReply is what it has. Nothing is held by it.
 type probeReply struct {
 	// CPUs are the node's, or those that the job has of it; Free those that a job
-	// could get now.
+	// could get now, or a step of the job for itself.
 	CPUs int `json:"cpus"`
 	Free int `json:"free"`
 	// Drained says why it takes no jobs, "" it does.
@@ -109,7 +115,7 @@ func (r *registry) room(job *uint32) (cpus, free int, drained string) {
 	defer r.mu.Unlock()
 	if job != nil {
 		if j := r.jobs[*job]; j != nil && j.open {
-			return len(j.cpus), len(j.cpus), ""
+			return len(j.cpus), j.aloneFree(), ""
 		}
 		return 0, 0, ""
 	}
@@ -148,9 +154,11 @@ type partReply struct {
 	// Taken is the first free number, where the proposed one is not: then nothing
 	// was reserved.
 	Taken *step.ID `json:"taken,omitempty"`
-	Addr  string   `json:"addr,omitempty"`
-	Key   []byte   `json:"key,omitempty"` // as in step.LayoutNode
-	CPUs  int      `json:"cpus"`          // that the job has there
+	// Busy is why the step has to wait for others of its job; then nothing was, either.
+	Busy string `json:"busy,omitempty"`
+	Addr string `json:"addr,omitempty"`
+	Key  []byte `json:"key,omitempty"` // as in step.LayoutNode
+	CPUs int    `json:"cpus"`          // that the job has there
 	// Spec is node 0's, without what the client has already.
 	Spec *step.Spec `json:"spec,omitempty"`
 }
@@ -261,6 +269,9 @@ func (n *Node) partReserve(ctx context.Context, common, _ []byte) (any, error) {
 		if taken, ok := errors.AsType[errTaken](err); ok {
 			return partReply{Taken: &taken.next}, nil
 		}
+		if isBusy(err) {
+			return partReply{Busy: status.Convert(err).Message()}, nil
+		}
 		return nil, err
 	}
 	limit := n.reserveMax + partGrace
@@ -346,7 +357,10 @@ func (n *Node) partLaunch(_ context.Context, common, _ []byte) (any, error) {
 	if f == nil || f.record().Head == "" || !f.claim() {
 		return nil, status.Errorf(codes.NotFound, "no such reservation %q", in.ID)
 	}
-	f.res.spec.Layout, f.res.spec.JobNodeCPUs = in.Layout, in.JobNodeCPUs
+	f.res.spec.Layout = in.Layout
+	if len(in.JobNodeCPUs) > 0 {
+		f.res.spec.JobNodeCPUs = in.JobNodeCPUs
+	}
 	if _, err := f.launch(in.Change); err != nil {
 		return nil, err
 	}

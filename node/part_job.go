@@ -22,17 +22,23 @@ func (n *Node) partRelease(_ context.Context, common, _ []byte) (any, error) {
 		return nil, err
 	}
 	j := n.reg.job(in.ID.Job)
-	if j == nil || j.Head == "" {
+	switch {
+	case j == nil:
+		return partTold{}, nil
+	case j.Head != "":
+		n.releaseJob(j, in.Reason)
+	case j.spans(): // another node has ended its share
+		n.endAlloc(j, in.Reason)
+	default:
 		return partTold{}, nil
 	}
-	n.releaseJob(j, in.Reason)
 	return partTold{true}, nil
 }
 
 // releaseJob lets go of a job for its head: what still runs of it is cancelled.
 func (n *Node) releaseJob(j *job, reason string) {
 	if j.Head != "" {
-		n.endAlloc(j, reason)
+		n.endShare(j, reason)
 	}
 }
 
@@ -62,7 +68,7 @@ func (n *Node) watchHead(j *job) {
 			return
 		case <-time.After(limit / 4):
 		}
-		waits, busy := n.reg.headWaits(j)
+		waits, busy := n.reg.headWaits(j, limit/2)
 		if waits {
 			gone, heard = time.Time{}, time.Now()
 			continue
@@ -95,22 +101,26 @@ func (n *Node) watchHead(j *job) {
 func (n *Node) askHead(j *job) error {
 	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.Others.NodeTimeout)
 	defer cancel()
-	answers, err := n.fan(ctx, "head", stepRequest{ID: step.ID{Job: j.ID, Step: j.firstStep()}}, partsOf([]string{j.Head}))
+	verb := "head"
+	if j.spans() {
+		verb = "hold"
+	}
+	answers, err := n.fan(ctx, verb, stepRequest{ID: step.ID{Job: j.ID, Step: j.firstStep()}}, partsOf([]string{j.Head}))
 	if err != nil {
 		return err
 	}
 	return answers[0].err
 }
 
-// headWaits tells whether the job's head waits for a part here, and whether a step of
-// it is here at all.
-func (r *registry) headWaits(j *job) (waits, busy bool) {
+// headWaits tells whether the job's head waits for a part here, or has given a sign of
+// life within calm, and whether a step of it is here at all.
+func (r *registry) headWaits(j *job, calm time.Duration) (waits, busy bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id := range r.steps {
 		busy = busy || id.Job == j.ID
 	}
-	return j.waits > 0, busy
+	return j.waits > 0 || time.Since(j.heard) < calm, busy
 }
 
 // headCame counts a call in which the job's head waits, by 1 and -1.
@@ -124,6 +134,9 @@ func (r *registry) headCame(j *job, by int) {
 func (h *head) release() {
 	if h.id.Step != 0 {
 		return
+	}
+	if j := h.n.reg.job(h.id.Job); j != nil && j.spans() {
+		return // its client's
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), fanTimeout)
 	defer cancel()

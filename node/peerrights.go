@@ -35,7 +35,9 @@ func (n *Node) mayFan(peer string, in *api.FanRequest) error {
 		known, err = true, n.mayReserve(peer, in.GetCommon())
 	case "launch", "show", "stat", "signal", "cancel", "suspend", "resume", "head", "watch":
 		known, err = n.mayReach(peer, in.GetCommon())
-	case "release":
+	case "allocate":
+		known, err = true, n.mayReserve(peer, in.GetCommon())
+	case "release", "open", "hold":
 		known, err = n.mayRelease(peer, in.GetCommon())
 	case "anchor":
 		known, err = n.mayAnchor(peer, in.GetCommon())

@@ -139,8 +139,11 @@ func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 			n.cancelLater(f, jobEnded)
 		}
 	}
-	if rec.Origin == step.OriginAlloc {
+	if rec.Origin == step.OriginAlloc && rec.Head == "" {
 		n.recoverAlloc(j)
+	}
+	if rec.leadsSpan() {
+		n.work.Go(func() { n.watchShares(j) })
 	}
 	if !rec.Implicit && !rec.held() {
 		n.endExternWith(j, others)

@@ -98,9 +98,8 @@ func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*foll
 		return nil, nil, err
 	}
 	place := *in.req // what is admitted is this node's part alone
-	// The whole of the others' step may not wait for one part, nor a program for the step
-	// that it has spawned.
-	place.Overlap = place.Overlap || in.part != nil || in.know != nil
+	// A program may not wait for the step that it has spawned.
+	place.Overlap = place.Overlap || in.know != nil || in.part != nil && in.part.spawned != nil
 	if in.part != nil {
 		place.NTasks = in.part.tasks
 		if err := in.part.sameUser(user, n.cfg.NodeName); err != nil {

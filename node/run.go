@@ -195,6 +195,9 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		s.Array, s.RestartCount = a.job.Array, a.job.Restarts
 		s.JobMemoryMB, s.JobGres, s.JobCPUs = a.job.MemoryMB, a.job.Gres, a.job.CPUs
 		a.job.limitTime(s, time.Now())
+		if a.job.spans() {
+			s.JobNodeList, s.JobNNodes, s.JobNodeCPUs = n.cfg.Others.List(a.job.Nodes), len(a.job.Nodes), n.reg.nodeCPUs(a.job)
+		}
 	}
 	s.GresEnv, s.GresUnset = gresEnv(n.cfg.Gres, s.StepGres, gresScope{batch: s.Origin == step.OriginBatch && a.job == nil, local: n.localGres()})
 	s.Spank.Quarantined = n.quarantined()

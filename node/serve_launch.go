@@ -23,7 +23,7 @@ func (s *service) Run(ctx context.Context, in *api.RunRequest) (*api.RunReply, e
 	}
 	f, spec, err := s.n.run(ctx, caller, in)
 	if several, ok := errors.AsType[errSeveral](err); ok {
-		return s.runHead(ctx, caller, several.req, in.GetRequest())
+		return s.runHead(ctx, caller, several.req, in)
 	}
 	if err != nil {
 		return nil, s.refused(caller, err)
@@ -47,7 +47,7 @@ func (s *service) Reserve(ctx context.Context, in *api.RunRequest) (*api.RunRepl
 	launcher, _ := newHolder(caller.PID, client, s.n.boot)
 	f, spec, err := s.n.reserve(ctx, caller, in, step.Pending, launcher)
 	if several, ok := errors.AsType[errSeveral](err); ok {
-		return s.holdHead(ctx, caller, client, several.req, in.GetRequest())
+		return s.holdHead(ctx, caller, client, several.req, in)
 	}
 	if err != nil {
 		unix.Close(client)

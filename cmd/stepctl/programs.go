@@ -40,10 +40,15 @@ func (o *programOptions) bindOutput(f *pflag.FlagSet) {
 	f.Lookup("propagate").NoOptDefVal = "ALL"
 }
 
+// bindNoKill binds what a step, or a job of several nodes, does about a lost node.
+func (o *programOptions) bindNoKill(f *pflag.FlagSet) {
+	f.StringVarP(&o.noKill, "no-kill", "k", "off", "go on on the other nodes when one is lost; off: end the step, or the job of alloc")
+	f.Lookup("no-kill").NoOptDefVal = "set"
+}
+
 func (o *programOptions) bindStep(f *pflag.FlagSet) {
 	f.IntVarP(&o.wait, "wait", "W", 0, "seconds after the first task's end until the others are ended; 0 is never")
-	f.StringVarP(&o.noKill, "no-kill", "k", "off", "go on on the other nodes when one is lost; off: end the step")
-	f.Lookup("no-kill").NoOptDefVal = "set"
+	o.bindNoKill(f)
 	f.BoolVar(&o.multiProg, "multi-prog", false, "COMMAND is a file that says which task runs which program")
 	f.StringVar(&o.taskProlog, "task-prolog", "", "a program to run before each task, which may change its environment")
 	f.StringVar(&o.taskEpilog, "task-epilog", "", "a program to run after each task")
