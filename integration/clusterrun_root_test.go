@@ -520,12 +520,12 @@ func TestRootClusterRefused(t *testing.T) {
 		c.nodes[1].before = before
 		c.nodes[1].boot(t)
 	})
-	t.Run("alloc and batch", func(t *testing.T) {
-		r := head.ctl(t, "alloc", "-N", "2", "true")
+	t.Run("batch", func(t *testing.T) {
+		r := head.ctl(t, "batch", "-N", "2", "--wrap", "true")
 		if r.code != 1 {
 			t.Errorf("got %v", r)
 		}
-		contains(t, "stderr", r.err, "only stepctl run takes several nodes")
+		contains(t, "stderr", r.err, "a batch job is on this node (n1) alone", "stepctl alloc")
 	})
 }
 

@@ -163,12 +163,12 @@ func (n *Node) endShare(j *job, reason string) (first bool) {
 	return true
 }
 
-// waitJob returns when nothing is left of the job.
-func (s *service) waitJob(ctx context.Context, j *job) error {
+// awaitEnd returns when nothing is left of the job.
+func (n *Node) awaitEnd(ctx context.Context, j *job) error {
 	select {
 	case <-j.ended:
 		return nil
-	case <-s.n.stopping:
+	case <-n.stopping:
 		return status.Error(codes.Unavailable, "noded is stopping; the job goes on")
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
@@ -224,7 +224,7 @@ func (s *service) Release(ctx context.Context, in *api.ReleaseRequest) (*api.Emp
 		return nil, status.Errorf(codes.FailedPrecondition, "job %d was not made by alloc: cancel its steps", j.ID)
 	}
 	s.n.endAlloc(j, "the job was released")
-	if err := s.waitJob(ctx, j); err != nil {
+	if err := s.n.awaitEnd(ctx, j); err != nil {
 		return nil, err
 	}
 	s.n.awaitTold(ctx, j)

@@ -60,7 +60,7 @@ func (n *Node) oneNode(req *step.Request, what string) error {
 	if !n.severalNodes(req) {
 		return nil
 	}
-	return status.Errorf(codes.InvalidArgument, "nnodes: %s is on this node (%s) alone: only stepctl run takes several nodes, or another one", what, n.cfg.NodeName)
+	return status.Errorf(codes.InvalidArgument, "nnodes: %s is on this node (%s) alone: stepctl alloc and stepctl run take several nodes, and stepctl run another one", what, n.cfg.NodeName)
 }
 
 // nodesOf are the nodes that a step of req may have, in slurm.conf's order.

@@ -59,7 +59,7 @@ func (s *service) Wait(ctx context.Context, in *api.StepRef) (*api.StepReply, er
 	}
 	// An allocation may end without a step; other jobs end with theirs.
 	if j := s.n.reg.job(in.GetJobId()); in.StepId == nil && j != nil && j.Origin == step.OriginAlloc {
-		if err := s.waitJob(ctx, j); err != nil {
+		if err := s.n.awaitEnd(ctx, j); err != nil {
 			return nil, err
 		}
 		if recs, err = s.n.jobSteps(j.ID); err != nil {

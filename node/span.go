@@ -109,7 +109,10 @@ func (n *Node) shares(ctx context.Context, in *partRequest, own func() (*job, er
 			return j, cpus, nil
 		}
 		n.endAlloc(j, "another node did not give its share")
-		n.awaitTold(ctx, j)
+		n.awaitTold(ctx, j) // its client may ask again at once
+		if werr := n.awaitEnd(ctx, j); werr != nil {
+			return nil, nil, werr
+		}
 		if err != nil {
 			return nil, nil, err
 		}
