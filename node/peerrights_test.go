@@ -74,6 +74,7 @@ func TestPeerRights(t *testing.T) {
 		{"signal", stepRequest{ID: id, Signal: 15}}, {"suspend", stepRequest{ID: id}}, {"resume", stepRequest{ID: id}}, {"head", stepRequest{ID: id}},
 		{"anchor", anchorRequest{Job: id.Job, UID: 1000}}, {"launch", launchRequest{ID: id, Layout: reserve.Layout}},
 		{"cancel", stepRequest{ID: id}}, {"release", stepRequest{ID: id}},
+		{"allocate", reserve}, {"open", openRequest{ID: id}}, {"hold", stepRequest{ID: id}},
 	}
 	ask := func(from *testNode, to, verb string, in any, parts []string) error {
 		t.Helper()

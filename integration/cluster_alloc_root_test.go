@@ -1,0 +1,178 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// jobless waits until no node has a job.
+func (c *cluster) jobless(t testing.TB) {
+	t.Helper()
+	eventually(t, 20*time.Second, "the end of all jobs", func() error {
+		for _, n := range c.nodes {
+			if jobs := n.status(t).Jobs; len(jobs) > 0 {
+				return fmt.Errorf("%s still has job %d", n.name, jobs[0].JobID)
+			}
+		}
+		return nil
+	})
+}
+
+// spanning starts an allocation of both nodes, and returns its number.
+func (c *cluster) spanning(t testing.TB, args ...string) (p *process, job string) {
+	t.Helper()
+	p = c.nodes[0].held(t, append([]string{"-N2"}, args...)...)
+	job = fmt.Sprint(c.nodes[0].status(t).Jobs[0].JobID)
+	// It has the number before the other node has given its share.
+	eventually(t, 10*time.Second, "the job on n2", func() error {
+		if r := c.nodes[0].ctl(t, "run", "--jobid", job, "-N2", "-n2", "--overlap", "true"); r.code != 0 {
+			return errors.New(r.err)
+		}
+		return nil
+	})
+	return p, job
+}
+
+// TestRootClusterAlloc: an allocation of several nodes has a share of each or of none, its
+// steps have theirs of it, and it ends on all nodes.
+func TestRootClusterAlloc(t *testing.T) {
+	c := startCluster(t, 2, clusterSite{site: site{Slurm: "KillWait=1\n"}, Tamper: func(c *cluster) {
+		f := c.nodes[1].path("slurm.conf")
+		must(t, os.WriteFile(f, []byte(readFile(t, f)+"MaxTasksPerNode=3\n"), 0o644))
+	}})
+	n1, n2 := c.nodes[0], c.nodes[1]
+	t.Run("steps", func(t *testing.T) {
+		r := n1.do(t, call{args: []string{"alloc", "-N2", "-n4", "sh", "-c", `
+echo $SLURM_JOB_NODELIST $SLURM_NNODES $SLURM_JOB_NUM_NODES $SLURM_NTASKS "$SLURM_TASKS_PER_NODE" "$SLURM_JOB_CPUS_PER_NODE"
+stepctl run -l sh -c 'echo $SLURM_STEP_ID $SLURMD_NODENAME $SLURM_NODEID $SLURM_LOCALID' | sort
+one='echo $SLURM_STEP_ID $SLURMD_NODENAME $SLURM_JOB_NODELIST $SLURM_JOB_NUM_NODES "$SLURM_JOB_CPUS_PER_NODE" $SLURM_STEP_NODELIST $SLURM_NTASKS'
+stepctl run -N1 -n1 sh -c "$one"
+stepctl run -w n2 -n2 sh -c "$one"
+stepctl run -x n1 -n1 sh -c "$one"
+stepctl run -n5 true
+stepctl run -w n3 true
+exit 5`}, env: n1.withStepctl()})
+		want := `n[1-2] 2 2 4 2(x2) 2(x2)
+0: 0 n1 0 0
+1: 0 n1 0 1
+2: 0 n2 1 0
+3: 0 n2 1 1
+1 n1 n[1-2] 2 2(x2) n1 1
+2 n2 n[1-2] 2 2(x2) n2 2
+2 n2 n[1-2] 2 2(x2) n2 2
+3 n2 n[1-2] 2 2(x2) n2 1
+`
+		if r.code != 5 || r.out != want {
+			t.Errorf("got %v, want\n%s", r, want)
+		}
+		contains(t, "stderr", r.err, "5 tasks of 1 CPU each on", `no NodeName "n3"`)
+		c.jobless(t)
+	})
+	t.Run("turns", func(t *testing.T) {
+		p, job := c.spanning(t)
+		gate := filepath.Join(n1.wd, "gate")
+		must(t, os.RemoveAll(gate))
+		first := n1.start(t, call{args: []string{"run", "--jobid", job, "-N2", "-n2", "sh", "-c", "while test ! -e gate; do sleep 0.05; done"}})
+		n1.running(t)
+		if r := n1.ctl(t, "run", "--jobid", job, "-N2", "-n2", "--overlap", "echo", "beside"); r.out != "beside\nbeside\n" {
+			t.Errorf("--overlap: %v", r)
+		}
+		words := filepath.Join(n1.wd, "words")
+		second := n1.start(t, call{program: "/bin/sh", args: []string{"-c", "stepctl run --jobid " + job + " -N2 -n2 sh -c 'test -e gate && echo after' 2>words"}, env: n1.withStepctl()})
+		eventually(t, 10*time.Second, "the word that it waits", func() error {
+			if b, err := os.ReadFile(words); err != nil || !strings.Contains(string(b), "waiting for 2 CPUs of job "+job) {
+				return fmt.Errorf("%q, %v", b, err)
+			}
+			return nil
+		})
+		must(t, os.WriteFile(gate, nil, 0o644))
+		if r := first.wait(t); r.code != 0 {
+			t.Errorf("the first step: %v", r)
+		}
+		if r := second.wait(t); r.code != 0 || r.out != "after\nafter\n" {
+			t.Errorf("the second step: %v", r)
+		}
+		if r := n2.ctl(t, "cancel", job); r.code != 0 {
+			t.Errorf("cancel at the other node: %v", r)
+		}
+		c.jobless(t)
+		if r := p.wait(t); !strings.Contains(r.err, "has been revoked") {
+			t.Errorf("its client: %v", r)
+		}
+	})
+	t.Run("all or none", func(t *testing.T) {
+		for _, d := range []struct {
+			args []string
+			want []string
+		}{
+			// What a node has is asked first; what else it has to say, when n1 has given its share.
+			{[]string{"-N2", "-n8"}, []string{"node n2: ", "MaxTasksPerNode"}},
+			{[]string{"-N3"}, []string{"3 nodes are needed and 2 of 2 can be had"}},
+			{[]string{"-N2", "-n9"}, []string{"9 tasks of 1 CPU each on 2 nodes"}},
+			{[]string{"-w", "n2"}, []string{"here n1", "ask for it on one of those"}},
+		} {
+			r := n1.do(t, call{args: append(append([]string{"alloc"}, d.args...), "echo", "ran"), env: n1.withStepctl()})
+			if r.code != 1 || r.out != "" {
+				t.Errorf("%q: %v", d.args, r)
+			}
+			contains(t, fmt.Sprintf("stderr of %q", d.args), r.err, d.want...)
+			if jobs := n1.status(t).Jobs; len(jobs) > 0 {
+				t.Errorf("%q: n1 has %+v", d.args, jobs)
+			}
+		}
+		if r := n2.ctlRoot(t, "node", "drain", "a test"); r.code != 0 {
+			t.Fatal(r)
+		}
+		if r := n1.do(t, call{args: []string{"alloc", "-N2", "true"}}); r.code != 1 || !strings.Contains(r.err, "n2: drained: a test") {
+			t.Errorf("with a drained node: %v", r)
+		}
+		if r := n2.ctlRoot(t, "node", "resume"); r.code != 0 {
+			t.Fatal(r)
+		}
+		c.jobless(t)
+	})
+	t.Run("its client is killed", func(t *testing.T) {
+		p, job := c.spanning(t)
+		s := n1.start(t, call{args: []string{"run", "--jobid", job, "-N2", "-n2", "sleep", "86394"}})
+		n1.running(t)
+		must(t, p.cmd.Process.Kill())
+		if r := s.wait(t); r.code != 143 {
+			t.Errorf("its step: %v", r)
+		}
+		c.jobless(t)
+		killOwn(t, p)
+	})
+	t.Run("nodeds are restarted", func(t *testing.T) {
+		p, job := c.spanning(t)
+		inside := func(what string) {
+			t.Helper()
+			r := n1.ctl(t, "run", "--jobid", job, "-N2", "-n2", "sh", "-c", "echo $SLURMD_NODENAME $SLURM_JOB_CPUS_PER_NODE")
+			lines := strings.Split(strings.TrimSpace(r.out), "\n")
+			slices.Sort(lines)
+			if !slices.Equal(lines, []string{"n1 1(x2)", "n2 1(x2)"}) {
+				t.Errorf("a step after the restart of %s: %v", what, r)
+			}
+		}
+		n2.kill9(t)
+		n2.boot(t)
+		inside("n2")
+		n1.kill9(t)
+		f := n1.path("stepd.conf") // it is not to wait long for n2 from now on
+		must(t, os.WriteFile(f, []byte(strings.Replace(readFile(t, f), "NodeTimeout=4", "NodeTimeout=1", 1)), 0o600))
+		n1.boot(t)
+		inside("n1")
+		n2.kill9(t)
+		if r := p.wait(t); !strings.Contains(r.err, "has been revoked") {
+			t.Errorf("the client of a job that has lost a node: %v", r)
+		}
+		n1.logs(t, `node \"n2\" is lost: its noded has not answered for 1s (NodeTimeout)`)
+		n2.boot(t)
+		c.jobless(t)
+	})
+}
