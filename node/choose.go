@@ -126,8 +126,11 @@ func (n *Node) probe(ctx context.Context, req *step.Request, nodes []string) ([]
 			c.why = r.Drained
 		default:
 			c.free, c.cpus, c.next = r.Free, r.CPUs, r.Next
-			if req.Overcommit || req.Overlap {
+			switch {
+			case req.Overcommit || req.Overlap:
 				c.free = r.CPUs
+			case req.Job != nil && req.Binding.Whole && r.Free < r.CPUs:
+				c.free = 0
 			}
 		}
 		cands[i] = c

@@ -115,7 +115,10 @@ func (r *registry) room(job *uint32) (cpus, free int, drained string) {
 	defer r.mu.Unlock()
 	if job != nil {
 		if j := r.jobs[*job]; j != nil && j.open {
-			return len(j.cpus), j.aloneFree(), ""
+			if free = j.aloneFree(); len(j.waiters) > 0 {
+				free = 0 // they come first
+			}
+			return len(j.cpus), free, ""
 		}
 		return 0, 0, ""
 	}
@@ -269,7 +272,7 @@ func (n *Node) partReserve(ctx context.Context, common, _ []byte) (any, error) {
 		if taken, ok := errors.AsType[errTaken](err); ok {
 			return partReply{Taken: &taken.next}, nil
 		}
-		if isBusy(err) {
+		if isBusy(err) && req.Gres == nil { // others were faster; of CPUs the head knows when to ask again
 			return partReply{Busy: status.Convert(err).Message()}, nil
 		}
 		return nil, err

@@ -99,8 +99,8 @@ func (n *Node) watchShares(j *job) {
 			return
 		case <-time.After(limit / 4):
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		answers, err := n.fan(ctx, "hold", stepRequest{ID: step.ID{Job: j.ID}}, partsOf(names))
+		ctx, cancel := n.untilStopped()
+		answers, err := n.fanWithin(ctx, limit, "hold", stepRequest{ID: step.ID{Job: j.ID}}, partsOf(names))
 		cancel()
 		if err != nil {
 			n.log.WithField("job", j.ID).Errorf("%v", err)

@@ -28,6 +28,10 @@ func (n *Node) reserveInTurn(ctx context.Context, caller api.Peer, req *step.Req
 	if j == nil || !j.exclusive() || req.Overlap || !mayAct(caller, j.UID) {
 		return n.reserveHead(ctx, caller, req, raw, state, nil)
 	}
+	if err := n.reg.reserve(caller.UID, len(raw)); err != nil { // it is held while it waits
+		return nil, err
+	}
+	defer n.reg.unreserve(caller.UID, len(raw))
 	soon := time.NewTimer(admitGrace)
 	defer soon.Stop()
 	late := soon.C
