@@ -103,10 +103,10 @@ func TestRootAllocationEnds(t *testing.T) {
 func (n *node) killOwn(t testing.TB, p *process) {
 	t.Helper()
 	defer p.cancel()
-	_ = p.cmd.Wait() // it was killed
-	for _, pid := range n.pidsOf(t, "sleep 86395") {
+	for _, pid := range n.pidsOf(t, "sleep 86395") { // first: it holds the client's streams
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may be at its end
 	}
+	_ = p.cmd.Wait() // it was killed
 }
 
 // TestRootReservationOfDeadClient: a client that dies in local_user_init leaves

@@ -114,7 +114,7 @@ exit 5`}, env: n1.withStepctl()})
 		}
 		c.jobless(t)
 		_ = p.cmd.Process.Kill() // it gives its command a second
-		killOwn(t, p)
+		n1.killOwn(t, p)
 	})
 	t.Run("all or none", func(t *testing.T) {
 		for _, d := range []struct {
@@ -159,7 +159,7 @@ exit 5`}, env: n1.withStepctl()})
 			t.Errorf("its step: %v", r)
 		}
 		c.jobless(t)
-		killOwn(t, p)
+		n1.killOwn(t, p)
 	})
 	t.Run("nodeds are restarted", func(t *testing.T) {
 		p, job := c.spanning(t)
