@@ -186,6 +186,11 @@ func (n *Node) endJob(j *job) {
 		return
 	}
 	log := n.log.WithField("job", j.ID)
+	// A prolog is run to its end, also where the allocation that it is for has ended: killed,
+	// it would drain the node.
+	if end := j.prologEnd(); end != nil {
+		<-end // bounded as the scripts are, and by noded's stop
+	}
 	if j.found {
 		// An epilog that was interrupted must not run beside its second run.
 		n.endScripts(j, log)
@@ -221,6 +226,13 @@ func (n *Node) endJob(j *job) {
 	}
 	close(j.ended)
 	done()
+}
+
+// prologEnd is closed when the job's prolog has ended; nil where none was begun.
+func (j *job) prologEnd() <-chan struct{} {
+	j.scripts.Lock()
+	defer j.scripts.Unlock()
+	return j.prolog.end
 }
 
 // endScripts kills what prolog and epilog have left running, and says what it was.
