@@ -47,6 +47,15 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 		return nil, err
 	}
 	n.work.Go(func() { n.holdJob(j, client) })
+	if err := n.openAlloc(j, user); err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+// openAlloc lets an allocation take steps on this node: with PrologFlags=Alloc when its
+// prolog has ended.
+func (n *Node) openAlloc(j *job, user step.User) error {
 	switch {
 	case !n.cfg.Scripts.AtAlloc || !n.awaitsProlog(j):
 	case n.cfg.Scripts.NoHold:
@@ -60,11 +69,11 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 		// run to the end all the same.
 		if err := n.prologAtAlloc(j, user); err != nil {
 			n.endAlloc(j, err.Error())
-			return nil, status.Error(codes.Aborted, err.Error())
+			return status.Error(codes.Aborted, err.Error())
 		}
 	}
 	n.reg.openJob(j)
-	return j, nil
+	return nil
 }
 
 // forAlloc makes a request one for a job alone: what is of a step means nothing.

@@ -244,14 +244,7 @@ func (n *Node) partOpen(_ context.Context, common, _ []byte) (any, error) {
 		return nil, err
 	}
 	n.reg.setNodeCPUs(j, in.NodeCPUs)
-	if n.cfg.Scripts.AtAlloc && n.awaitsProlog(j) {
-		if err := n.prologAtAlloc(j, in.User); err != nil {
-			n.endAlloc(j, err.Error())
-			return nil, status.Error(codes.Aborted, err.Error())
-		}
-	}
-	n.reg.openJob(j)
-	return struct{}{}, nil
+	return struct{}{}, n.openAlloc(j, in.User)
 }
 
 func (r *registry) setNodeCPUs(j *job, cpus []int) {
