@@ -70,7 +70,7 @@ func TestRootClusterTerminal(t *testing.T) {
 			t.Errorf("task 1 has it too: %q", s.shown())
 		}
 		s = openTerminal(t, 24, 80)
-		s.ctl(head, call{args: []string{"run", "--pty", "-N2", "sh", "-c", `[ $SLURM_PROCID = 0 ] && exec sleep 1000; exec sleep 0.1`}})
+		s.ctl(head, call{args: []string{"run", "--pty", "-N2", "sleep", "1000"}})
 		rec := head.running(t)
 		head.cancelAtEnd(t, rec.id())
 		must(t, killNow(c.nodes[1].findProcess(t, "stepd").pid))
