@@ -26,6 +26,12 @@ func (f *faultRun) ends() []faultEnd {
 	case "pmixhost":
 		ends = append(ends, killed(f.victim))
 	case "noded":
+		if f.at.script == "prolog" && f.kind.job { // it is run again
+			return []faultEnd{own}
+		}
+		if f.at.phase == phaseEarly && f.kind.job { // as above, unless it has started stepd meanwhile
+			return []faultEnd{own}
+		}
 		if f.at.phase == phaseEarly {
 			// Where it has started stepd meanwhile, the client may have given up before it was
 			// connected to that one.

@@ -141,6 +141,9 @@ type Config struct {
 	Meter Meter
 
 	Log *logrus.Logger
+
+	// clock is the host's; tests have another.
+	clock *clock
 }
 
 // Fallback is something the node does in a lesser way than it was asked to.
@@ -192,6 +195,9 @@ func (c *Config) complete() error {
 		return errors.New("internal error: node configured without users, tracker, containers or log")
 	}
 	c.PerUser.complete()
+	if c.clock == nil {
+		c.clock = hostClock()
+	}
 	if c.Meter == nil {
 		c.Meter = noMeter{}
 	}

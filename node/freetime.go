@@ -15,6 +15,7 @@ import (
 
 // byTime says when, in words that end a sentence: ": free at 12:03 at the latest".
 func byTime(t, now time.Time) string {
+	t = now.Add(t.Sub(now))                                        // by the clock as it is set now
 	t = t.Add(time.Minute - time.Nanosecond).Truncate(time.Minute) // never too early
 	layout := "15:04"
 	if y, d := t.Local().Year(), t.Local().YearDay(); y != now.Local().Year() || d != now.Local().YearDay() {

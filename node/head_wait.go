@@ -201,7 +201,7 @@ func (h *head) finish() {
 	for _, name := range rec.Nodes {
 		own = own || name == h.n.cfg.NodeName
 	}
-	forgotten, err := h.n.store.finishHead(rec, own, time.Now())
+	forgotten, err := h.n.store.finishHead(rec, own, h.n.store.now())
 	if err != nil {
 		h.log.Errorf("%v", err)
 	}

@@ -107,8 +107,9 @@ type jobRecord struct {
 	Holder *holder `json:"holder,omitempty"`
 	// Deadline is when the job's time is over, nil is never; Warn is sent to its steps
 	// before, nil is nothing.
-	Deadline *time.Time    `json:"deadline,omitempty"`
-	Warn     *step.Warning `json:"warn,omitempty"`
+	Deadline   *time.Time    `json:"deadline,omitempty"`
+	DeadlineUp *deadlineUp   `json:"deadline_up,omitempty"`
+	Warn       *step.Warning `json:"warn,omitempty"`
 	// Array is the place of the job in a job array; Restarts counts how often it was put
 	// back into the queue.
 	Array    *step.ArrayTask `json:"array,omitempty"`

@@ -120,6 +120,9 @@ func (n *Node) open() error {
 		return err
 	}
 	n.store = st
+	if err := st.setClock(n.cfg.clock, n.boot); err != nil {
+		return errors.Join(err, st.close())
+	}
 	drained, err := st.drain()
 	if err != nil {
 		return errors.Join(err, st.close())

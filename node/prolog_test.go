@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -490,6 +491,37 @@ func TestBatchPrologOverRestart(t *testing.T) {
 	}
 	if rec := s.wait(gone); rec.State != step.Cancelled || rec.Restarts != 0 {
 		t.Errorf("the cancelled: %+v", rec)
+	}
+	s.idle()
+}
+
+// TestBatchPrologOverKill: a batch job runs again whose prolog ran when noded was killed,
+// unless it is not to be run again, or was cancelled.
+func TestBatchPrologOverKill(t *testing.T) {
+	hold := filepath.Join(t.TempDir(), "hold")
+	s := newScripted(t, hangs(t, hold), "", nil)
+	again, no := s.batch(nil, "exit 4"), false
+	never := s.batch(func(r *step.Request) { r.Requeue = &no }, "exit 4")
+	gone := s.batch(nil, "exit 4")
+	await(t, func() bool { running, _ := s.Prologs(); return running == 3 })
+	s.cancelJob(gone)
+	// What a noded has stored that ends here and now.
+	state, err := os.ReadFile(s.files.state())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	if err := errors.Join(os.WriteFile(s.files.state(), state, 0o600), os.Remove(hold)); err != nil {
+		t.Fatal(err)
+	}
+	s.testNode = start(t, s.dir, s.cfg)
+	if rec := s.wait(again); rec.State != step.Failed || *rec.ExitCode != 4 || rec.Restarts != 1 {
+		t.Errorf("record %+v", rec)
+	}
+	for _, id := range []step.ID{never, gone} {
+		if rec := s.wait(id); rec.State != step.Failed || *rec.ExitCode != 1 || rec.Restarts != 0 || !strings.Contains(rec.Reason, "noded ended while it started the step") {
+			t.Errorf("step %s: %+v", id, rec)
+		}
 	}
 	s.idle()
 }

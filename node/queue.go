@@ -166,6 +166,9 @@ func (n *Node) recoverQueue() (waits map[step.ID]bool, err error) {
 		} else if !rec.Started {
 			return nil, err
 		}
+		if !rec.Started && rec.Restarts > 0 && q.step.BootID != n.boot {
+			q.rec.Begin = nil // it was downDelay
+		}
 		waits[rec.batchID()] = !rec.Started
 		n.queue.all[rec.Job] = q
 	}
@@ -180,7 +183,7 @@ func (n *Node) endWaiting(why string, state step.State, jobs ...*queued) error {
 		recs[i] = q.record()
 		deadRecord(recs[i], why, state, now)
 	}
-	forgotten, err := n.store.endQueued(recs, now)
+	forgotten, err := n.store.endQueued(recs, n.store.now())
 	if err != nil {
 		return err
 	}

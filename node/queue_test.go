@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -244,6 +245,82 @@ func TestRequeue(t *testing.T) {
 	}
 	tn.cancelJob(id)
 	tn.wait(id)
+	tn.idle()
+}
+
+// TestBatchOverReboot: a batch job that ran when the host went down runs again, whether its
+// stepd could say so or not, unless it is not to.
+func TestBatchOverReboot(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	t.Cleanup(func() { tn.stop() })
+	told, untold, no := tn.batch(nil, "wait"), tn.batch(nil, "wait"), false
+	never := tn.batch(func(r *step.Request) { r.Requeue = &no }, "wait")
+	stayed := tn.batch(nil, "wait")
+	all := []step.ID{told, untold, never, stayed}
+	for _, id := range all {
+		tn.until(id, step.Running)
+	}
+	tn.stop()
+	killLeft(t, dir)
+
+	tn = start(t, dir, func(c *Config) { // as the next boot finds it
+		layout := layout{run: c.RunDir, spool: c.SpoolDir}
+		st, err := openStore(layout.state(), c.MinJobAge, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range all {
+			rec, err := st.step(id)
+			if err == nil && id != stayed {
+				rec.BootID = "another"
+				err = st.put(rec)
+			}
+			if err == nil && id != untold {
+				deadRecord(rec, "stepd got SIGTERM: the host goes down", step.NodeFail, time.Now())
+				err = os.WriteFile(layout.result(id), marshal(t, rec), 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := st.close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if rec := tn.wait(never); rec.State != step.NodeFail || rec.Restarts != 0 {
+		t.Errorf("the one that is not to run again: %+v", rec)
+	}
+	for _, id := range []step.ID{told, untold} {
+		if rec := tn.until(id, step.Running); rec.Restarts != 1 {
+			t.Errorf("job %d: %+v", id.Job, rec)
+		}
+		tn.cancelJob(id)
+		tn.wait(id)
+	}
+	// The host has not gone down: it is given time to.
+	tn.waits(stayed, "BeginTime: ")
+	tn.stop()
+	tn = start(t, dir, nil)
+	tn.waits(stayed, "BeginTime: ")
+	tn.stop()
+	tn = start(t, dir, func(c *Config) {
+		st, err := openStore(filepath.Join(c.SpoolDir, "state.db"), c.MinJobAge, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec, err := st.step(stayed)
+		if err == nil {
+			rec.BootID = "another"
+			err = st.put(rec)
+		}
+		if err = errors.Join(err, st.close()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	tn.until(stayed, step.Running)
+	tn.cancelJob(stayed)
+	tn.wait(stayed)
 	tn.idle()
 }
 

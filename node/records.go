@@ -126,6 +126,9 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	})
 	f.settled = true
 	f.movedOff()
+	if rec.State == step.NodeFail && f.id.Step == step.BatchStep { // the host went down, and has said so
+		f.n.requeueLost(f.id.Job)
+	}
 	// Before anybody hears of the end, and asks for the next step.
 	if rec.Drain != "" {
 		f.n.drainSelf(rec.Drain)
@@ -134,7 +137,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		f.n.hold(f.record())
 	}
 	f.n.stepPlugins(rec)
-	forgotten, err := f.n.store.finish(f.record(), time.Now())
+	forgotten, err := f.n.store.finish(f.record(), f.n.store.now())
 	if err != nil {
 		f.log.Errorf("%v: it is tried again every %v", err, storeAgain)
 		f.n.work.Go(f.finishLater)
@@ -167,7 +170,7 @@ func (f *follower) finishLater() {
 			return
 		case <-again.C:
 		}
-		forgotten, err := f.n.store.finishLate(f.record(), time.Now())
+		forgotten, err := f.n.store.finishLate(f.record(), f.n.store.now())
 		if err == nil {
 			f.n.forget(forgotten)
 			f.log.Info("the step's result is stored")

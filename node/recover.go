@@ -59,6 +59,7 @@ func (n *Node) Recover(ctx context.Context) error {
 		n.work.Go(func() { n.endJob(j) })
 	}
 	n.queue.runs.Go(n.runQueue)
+	n.queue.runs.Go(n.watchClock)
 	return nil
 }
 
@@ -113,6 +114,7 @@ func (n *Node) readopt(rec jobRecord, holders int) *job {
 	if err != nil {
 		n.log.WithField("job", rec.ID).Errorf("cannot take back its CPUs: %v", err)
 	}
+	rec.goOn(n.cfg.clock, n.boot)
 	return n.reg.adopt(rec, cpus, holders)
 }
 
@@ -229,8 +231,8 @@ func (f *follower) bury(reason string, state step.State) {
 			f.log.Warnf("%v", err)
 		}
 		f.log.Errorf("%s: killing the rest of the step", reason)
-		if state == step.NodeFail {
-			f.n.requeueLost(f.id.Job)
+		if own := f.record(); own.StepdPID == 0 && f.id.Step == step.BatchStep {
+			f.n.requeueLost(f.id.Job) // nothing of it has run
 		}
 		f.die(reason, state)
 	}

@@ -239,8 +239,8 @@ func (n *Node) jobOf(spec *step.Spec) jobRecord {
 		Array: spec.Array, Restarts: spec.RestartCount,
 	}
 	if spec.TimeLimitS > 0 {
-		end := time.Now().Add(time.Duration(spec.TimeLimitS) * time.Second)
-		j.Deadline, j.Warn = &end, spec.Warn
+		j.limit(time.Duration(spec.TimeLimitS)*time.Second, n.cfg.clock, n.boot)
+		j.Warn = spec.Warn
 	}
 	if j.Origin == step.OriginBatch {
 		j.Stdin, j.Stdout = streamPath(spec.Stdin, spec.Cwd), streamPath(spec.Stdout, spec.Cwd)

@@ -23,6 +23,9 @@ type store struct {
 	db        *bbolt.DB
 	keepAge   time.Duration
 	keepSteps int
+	// up and zero are its clock: setClock.
+	up   func() time.Duration
+	zero int64
 }
 
 // The buckets. Keys are big-endian, so that the order of keys is that of numbers.

@@ -21,6 +21,9 @@ const (
 	userQueueMax = 10000
 	// restartReason is a batch job's word for its end when it is to run again.
 	restartReason = "it was requeued"
+	// downDelay is when a batch job runs again whose stepd was told that the host goes
+	// down, if it does not. The noded of the next boot does not wait for that.
+	downDelay = 2 * time.Minute
 )
 
 // submit puts a batch job, or an array of them, into the queue. What will never fit is
@@ -291,6 +294,10 @@ func (n *Node) forgetJob(job uint32) (done func(), err error) {
 	old, err := n.store.step(q.batchID())
 	if err != nil {
 		return func() { n.work.Go(func() { n.forgetLater(job) }) }, err
+	}
+	if old.State == step.NodeFail && old.BootID == n.boot {
+		later := time.Now().Add(downDelay) // it would only be ended again
+		rec.Begin = &later
 	}
 	first := step.Record{
 		ID: old.ID, Name: old.Name, UID: old.UID, User: old.User, Node: old.Node, State: step.Pending, NTasks: old.NTasks, Command: old.Command,

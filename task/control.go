@@ -29,12 +29,13 @@ type control struct {
 type endCause int
 
 const (
-	byRequest endCause = iota // a user, or stepd's own SIGTERM: CANCELLED
+	byRequest endCause = iota // a user: CANCELLED
 	byBadExit                 // --kill-on-bad-exit: the tasks' codes count
 	byAbort                   // MPI: the abort's code counts
 	byMemory                  // OverMemoryKill: OUT_OF_MEMORY
 	byOther                   // another node: CANCELLED, with its words
 	byTime                    // its time limit: TIMEOUT
+	byHost                    // stepd's own SIGTERM, as when the host goes down: NODE_FAIL
 )
 
 // mpiAbort is a rank's request to end the step.
@@ -53,10 +54,23 @@ func (e errCancelled) Error() string { return e.reason }
 // Cancel ends the step: SIGTERM to all of its processes, after KillWait
 // SIGKILL. Before the gate is open nothing is started at all. It does not wait.
 func (s *Step) Cancel(reason string) error {
-	if s.end(byRequest, reason) {
+	s.cancelBy(byRequest, reason)
+	return nil
+}
+
+func (s *Step) cancelBy(cause endCause, reason string) {
+	if s.end(cause, reason) {
 		s.tellNodes(step.NodeEnd{Why: step.EndCancel, Reason: reason})
 	}
-	return nil
+}
+
+// downCause is the cause of an end that stepd's host has wanted: a step of several nodes has
+// its words from one of them, and is cancelled.
+func (s *Step) downCause() endCause {
+	if s.plan.Spec.Layout != nil {
+		return byRequest
+	}
+	return byHost
 }
 
 // end begins the end, once: the first cause is the step's. It tells whether it

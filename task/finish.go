@@ -241,8 +241,11 @@ func (s *Step) verdict() (step.State, int, *int) {
 		return step.Failed, abortCode(a.code), nil
 	}
 	// A cancel that came when all tasks had ended well has ended nothing.
-	if cause, reason, ok := s.endedBy(); ok && cause == byRequest && (code != 0 || !s.gateOpen) {
+	if cause, reason, ok := s.endedBy(); ok && (cause == byRequest || cause == byHost) && (code != 0 || !s.gateOpen) {
 		s.noteReason(reason)
+		if cause == byHost {
+			return step.NodeFail, code, signal
+		}
 		return step.Cancelled, code, signal
 	}
 	if cause, reason, ok := s.endedBy(); ok && cause == byTime {

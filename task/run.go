@@ -143,9 +143,9 @@ func (s *Step) rank(id int) int { return s.plan.Ranks[id] }
 
 // Run launches the tasks, follows them to their ends and takes everything back.
 // It returns the final record, whatever happened; it is called once. The end of
-// ctx cancels the step.
+// ctx is that of the host, or of stepd, and ends the step.
 func (s *Step) Run(ctx context.Context) step.Record {
-	defer context.AfterFunc(ctx, func() { s.Cancel(context.Cause(ctx).Error()) })()
+	defer context.AfterFunc(ctx, func() { s.cancelBy(s.downCause(), context.Cause(ctx).Error()) })()
 	s.setState(step.Starting)
 	unguard := s.guard()
 	err := s.launch(ctx)

@@ -27,6 +27,7 @@ type rig struct {
 
 	st   *Step
 	spec *step.Spec
+	ctx  context.Context
 
 	plugins []Plugin
 
@@ -58,7 +59,7 @@ const fakeHostPID = 4242
 
 func newRig(t *testing.T) *rig {
 	r := &rig{
-		spec: testSpec(), fail: map[string]error{}, during: map[string]func(){},
+		ctx: context.Background(), spec: testSpec(), fail: map[string]error{}, during: map[string]func(){},
 		places: map[int]step.HostPlace{-1: {Plugin: -1}}, cgroup: -1, stalled: make(chan step.Record, 16),
 	}
 	r.spec.NTasks = 2
@@ -86,7 +87,7 @@ func (r *rig) run(t *testing.T) step.Record {
 	})
 	r.st.AttachDone()
 	done := make(chan step.Record)
-	go func() { done <- r.st.Run(context.Background()) }()
+	go func() { done <- r.st.Run(r.ctx) }()
 	select {
 	case rec := <-done:
 		return rec
@@ -500,6 +501,35 @@ func TestCancel(t *testing.T) {
 			t.Errorf("the host was not moved out before the signal: %v", r.calls)
 		}
 	})
+	if cause := (&Step{plan: &Plan{Spec: &step.Spec{Layout: &step.Layout{}}}}).downCause(); cause != byRequest {
+		t.Errorf("the end of one host of several: %d", cause)
+	}
+	for name, c := range map[string]struct {
+		status step.ExitStatus
+		state  step.State
+	}{
+		"the host goes down":                     {step.SignaledBy(syscall.SIGTERM), step.NodeFail},
+		"the host goes down, and tasks end well": {0, step.Completed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			ctx, down := context.WithCancelCause(context.Background())
+			r.ctx = ctx
+			term := make(chan struct{})
+			r.during["signal SIGTERM"] = func() { close(term) }
+			r.during["wait"] = func() {
+				down(errors.New("stepd got SIGTERM"))
+				<-term
+			}
+			for i := range r.ends {
+				r.ends[i].Status = c.status
+			}
+			rec := r.run(t)
+			if rec.State != c.state || c.state != step.Completed && rec.Reason != "stepd got SIGTERM" {
+				t.Errorf("%s, %q", rec.State, rec.Reason)
+			}
+		})
+	}
 	t.Run("to SIGKILL after KillWait", func(t *testing.T) {
 		r := newRig(t)
 		killed := make(chan struct{})

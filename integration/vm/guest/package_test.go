@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,9 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"stepd/internal/testkit"
 )
@@ -18,8 +21,12 @@ import (
 // kept has what the test before the reboot tells the one after it.
 const kept = "/var/lib/vmtest/package.json"
 
-// overReboot is the job that runs when the host goes down.
-type overReboot struct{ Job int }
+// overReboot are the jobs that run when the host goes down: Again is one to be run again,
+// and Never is not.
+type overReboot struct{ Again, Never int }
+
+// ran has a line for each start of Again.
+const ran = "/var/lib/vmtest/ran"
 
 // TestBeforeRebootPackage: the Debian package is installed on a host that has
 // nothing of it, upgraded with a step running, and taken through all that an
@@ -36,13 +43,15 @@ func TestBeforeRebootPackage(t *testing.T) {
 	}
 	stepctl(t, "run", "--uid=nobody", "-D", "/", "-n", "2", "true")
 	const own = "/etc/stepd/stepd.conf"
-	if err := os.WriteFile(own, []byte("KeepSteps=17\n"), 0o644); err != nil {
+	const text = "KeepSteps=17\nReplayBytes=4096\n"
+	if err := os.WriteFile(own, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	systemctl(t, "restart", "noded")
 	s := startStep(t, "upgraded", 2)
 	t.Run("upgrade", func(t *testing.T) { upgrade(t, s) })
-	if text, err := os.ReadFile(own); err != nil || string(text) != "KeepSteps=17\n" {
-		t.Errorf("%s after the upgrade: %q (%v)", own, text, err)
+	if now, err := os.ReadFile(own); err != nil || string(now) != text {
+		t.Errorf("%s after the upgrade: %q (%v)", own, now, err)
 	}
 	t.Run("reload", func(t *testing.T) { reload(t) })
 	t.Run("refused", func(t *testing.T) { refused(t) })
@@ -50,7 +59,7 @@ func TestBeforeRebootPackage(t *testing.T) {
 	systemctl(t, "daemon-reload")
 	s.known(t)
 	s.finish(t)
-	leaveJob(t)
+	leaveJobs(t)
 }
 
 // deb is a package that integration/vm has made, of the first or the second version.
@@ -123,8 +132,30 @@ func upgrade(t *testing.T, s *running) {
 	// It is understood: the old stepd does what the new noded asks of it.
 	stepctl(t, "suspend", s.id())
 	stepctl(t, "resume", s.id())
+	stepctl(t, "signal", "-s", "CONT", s.id())
+	attach(t, s)
 	startStep(t, "new", 1).finish(t)
 	s.known(t)
+}
+
+// attach: who attaches to the step sees what its tasks have said.
+func attach(t *testing.T, s *running) {
+	t.Helper()
+	cmd := exec.Command("stepctl", "attach", s.id())
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait() // its end is that of the kill
+	defer cmd.Process.Kill()
+	stop := time.AfterFunc(soon, func() { cmd.Process.Kill() })
+	defer stop.Stop()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "here\n" {
+		t.Errorf("attached to step %s: %q, %v", s.id(), line, err)
+	}
 }
 
 // stepdOf is the pid of the stepd of the only step.
@@ -188,34 +219,50 @@ func refused(t *testing.T) {
 	stepctl(t, "run", "--uid=nobody", "-D", "/", "-O", "true")
 }
 
-// leaveJob starts the job that is to run when the host goes down.
-func leaveJob(t *testing.T) {
+// leaveJobs starts the jobs that are to run when the host goes down.
+func leaveJobs(t *testing.T) {
 	t.Helper()
-	out := stepctl(t, "batch", "--uid=nobody", "-D", "/var/tmp", "-J", "down", "-o", "/dev/null", "--wrap=sleep 3600")
-	var o overReboot
-	if _, err := fmt.Sscanf(out, "Submitted batch job %d", &o.Job); err != nil {
-		t.Fatalf("batch: %q: %v", out, err)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(kept), 0o755), os.WriteFile(ran, nil, 0o666), os.Chmod(ran, 0o666)); err != nil {
+		t.Fatal(err)
 	}
-	eventually(t, "the job", func() error {
-		for _, d := range steps(t) {
-			if d.JobID == o.Job && d.State == "RUNNING" {
-				return nil
-			}
+	submit := func(args ...string) (job int) {
+		t.Helper()
+		out := stepctl(t, append([]string{"batch", "-O", "--uid=nobody", "-D", "/var/tmp", "-J", "down", "-o", "/dev/null"}, args...)...)
+		if _, err := fmt.Sscanf(out, "Submitted batch job %d", &job); err != nil {
+			t.Fatalf("batch: %q: %v", out, err)
 		}
-		return errors.New("it does not run")
-	})
+		eventually(t, "the job", func() error {
+			for _, d := range steps(t) {
+				if d.JobID == job && d.State == "RUNNING" {
+					return nil
+				}
+			}
+			return errors.New("it does not run")
+		})
+		return job
+	}
+	o := overReboot{
+		Again: submit("--wrap=echo \"run $SLURM_RESTART_COUNT\" >>" + ran + "; [ \"$SLURM_RESTART_COUNT\" ] || sleep 3600"),
+		Never: submit("--no-requeue", "--wrap=sleep 3600"),
+	}
 	text, err := json.Marshal(o)
-	if err = errors.Join(err, os.MkdirAll(filepath.Dir(kept), 0o755)); err == nil {
+	if err == nil {
 		err = os.WriteFile(kept, text, 0o644)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "the first run's line", func() error {
+		if text, err := os.ReadFile(ran); err != nil || len(text) == 0 {
+			return fmt.Errorf("%q, %v", text, err)
+		}
+		return nil
+	})
 }
 
-// TestAfterRebootPackage: a host that comes up again has noded serving, nothing
-// of the job that ran when it went down but its record, and after the purge of
-// the package nothing at all.
+// TestAfterRebootPackage: a host that comes up again has noded serving, runs the batch job
+// again that ran when it went down, has nothing of the one that is not to run again but
+// its record, and after the purge of the package nothing at all.
 func TestAfterRebootPackage(t *testing.T) {
 	if !testkit.InGuest() {
 		t.Skip("runs in the guest: make vm-test")
@@ -229,28 +276,34 @@ func TestAfterRebootPackage(t *testing.T) {
 	if state := property(t, "ActiveState"); state != "active" {
 		t.Fatalf("the unit of a host that came up is %q", state)
 	}
-	ended(t, o.Job)
+	wantEnd(t, o.Never, "NODE_FAIL", "the host goes down", "the node was rebooted")
+	wantEnd(t, o.Again, "COMPLETED", "")
+	if text, err := os.ReadFile(ran); err != nil || string(text) != "run \nrun 1\n" {
+		t.Errorf("the job that was to run again has said %q, %v", text, err)
+	}
 	for _, d := range steps(t) {
 		t.Errorf("a step runs: %+v", d)
 	}
-	if out := stepctl(t, "batch", "-W", "--uid=nobody", "-D", "/var/tmp", "-o", "/dev/null", "--wrap=true"); !strings.Contains(out, fmt.Sprint("job ", o.Job+1)) {
-		t.Errorf("the first job after job %d: %q", o.Job, out)
+	if out := stepctl(t, "batch", "-W", "--uid=nobody", "-D", "/var/tmp", "-o", "/dev/null", "--wrap=true"); !strings.Contains(out, fmt.Sprint("job ", o.Never+1)) {
+		t.Errorf("the first job after job %d: %q", o.Never, out)
 	}
 	t.Run("purge", purge)
 }
 
-// ended: the record says what has become of the job.
-func ended(t *testing.T, job int) {
+// wantEnd: the record says what has become of the job. whys are parts of the reason, of
+// which one is enough.
+func wantEnd(t *testing.T, job int, state string, whys ...string) {
 	t.Helper()
-	for _, d := range steps(t, "--all") {
-		if d.JobID == job {
-			if d.State != "CANCELLED" || !strings.Contains(d.Reason, "the host goes down") {
-				t.Errorf("the job over the reboot: %+v", d)
+	eventually(t, fmt.Sprintf("the end of job %d", job), func() error {
+		for _, d := range steps(t, "--all") {
+			if d.JobID == job && d.State == state && slices.ContainsFunc(whys, func(why string) bool { return strings.Contains(d.Reason, why) }) {
+				return nil
+			} else if d.JobID == job {
+				return fmt.Errorf("%+v", d)
 			}
-			return
 		}
-	}
-	t.Errorf("there is no record of job %d", job)
+		return errors.New("there is no record")
+	})
 }
 
 // purge: removed, the package has left its configuration and records alone; purged,

@@ -228,7 +228,7 @@ func startStep(t *testing.T, name string, ntasks int, options ...string) *runnin
 	t.Cleanup(func() { s.fifo.Close() })
 	args := append([]string{"run", "--uid=nobody", "-D", dir, "-O", "-Q", "-J", name, "-n", strconv.Itoa(ntasks)}, options...)
 	// Each task ends with a line of its own.
-	s.client = exec.Command("stepctl", append(args, "sh", "-c", "read x < "+fifo+"; exit $((7 + SLURM_PROCID))")...)
+	s.client = exec.Command("stepctl", append(args, "sh", "-c", "echo here; read x < "+fifo+"; exit $((7 + SLURM_PROCID))")...)
 	s.client.Stdout, s.client.Stderr = &s.out, &s.out
 	if err := s.client.Start(); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,109 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// setClock sets the host's clock, and at the end of the test puts it right.
+func setClock(t *testing.T) (by func(time.Duration)) {
+	t.Helper()
+	right := time.Now() // with a reading of the clock that nobody sets
+	ahead := func(d time.Duration) {
+		now := right.Round(0).Add(time.Since(right) + d)
+		tv := syscall.NsecToTimeval(now.UnixNano())
+		if err := syscall.Settimeofday(&tv); err != nil {
+			t.Fatalf("cannot set the clock: %v", err)
+		}
+	}
+	t.Cleanup(func() { ahead(0) })
+	return ahead
+}
+
+// TestGuestClock: the host's clock is set back and forward, with noded running and over
+// its restart: time limits of steps and of jobs neither come early nor are put off, steps
+// without one go on, and the node serves. A batch job starts when its --begin has come by
+// the new clock.
+func TestGuestClock(t *testing.T) {
+	startUnit(t)
+	ahead := setClock(t)
+	const limit = 8 * time.Second
+	began := time.Now()
+	s := startStep(t, "free", 1)
+	limited := startStep(t, "limited", 1, "-t", "0:08")
+	alloc := exec.Command("stepctl", "alloc", "-Q", "-O", "-t", "0:08", "sleep", "600")
+	if err := alloc.Start(); err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan error, 1)
+	go func() { over <- alloc.Wait() }()
+	out := stepctl(t, "batch", "-O", "--uid=nobody", "-D", "/var/tmp", "-J", "later", "-o", "/dev/null", "--begin=now+30minutes", "--wrap=true")
+	var later int
+	if _, err := fmt.Sscanf(out, "Submitted batch job %d", &later); err != nil {
+		t.Fatalf("batch: %q: %v", out, err)
+	}
+	ahead(-time.Hour)
+	systemctl(t, "restart", "noded")
+	s.known(t)
+	if d := find(t, later); d.State != "PENDING" {
+		t.Errorf("the batch job before its begin: %+v", d)
+	}
+	ahead(time.Hour)
+	eventually(t, "the start of the batch job", func() error {
+		if d := find(t, later); d.State != "COMPLETED" {
+			return fmt.Errorf("%+v", d)
+		}
+		return nil
+	})
+	systemctl(t, "restart", "noded")
+	ahead(0)
+	for what, ended := range map[string]func() bool{
+		"the limited step": func() bool { <-limited.ended; return true },
+		"the allocation":   func() bool { <-over; return true },
+	} {
+		done := make(chan bool, 1)
+		go func() { done <- ended() }()
+		select {
+		case <-done:
+			if ran := time.Since(began); ran < limit {
+				t.Errorf("%s has ended after %v", what, ran)
+			}
+		case <-time.After(limit + soon):
+			t.Errorf("%s does not end", what)
+		}
+	}
+	if d := find(t, limited.JobID); d.State != "TIMEOUT" {
+		t.Errorf("the limited step: %+v", d)
+	}
+	s.known(t)
+	s.alive(t)
+	s.finish(t)
+	eventually(t, "the journal", func() error {
+		journal, err := exec.Command("journalctl", "-q", "-u", "noded", "-n", "300", "--no-pager").CombinedOutput()
+		if err != nil || !strings.Contains(string(journal), "the host's clock was set by -1h0m0s") {
+			return fmt.Errorf("%v: %s", err, journal)
+		}
+		return nil
+	})
+}
+
+// find is a job's step of which there is one.
+func find(t *testing.T, job int) doc {
+	t.Helper()
+	var found doc
+	err := errors.New("there is none")
+	for _, d := range steps(t, "--all") {
+		if d.JobID == job {
+			found, err = d, nil
+		}
+	}
+	if err != nil {
+		t.Fatalf("step of job %d: %v", job, err)
+	}
+	return found
+}

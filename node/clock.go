@@ -1,0 +1,135 @@
+package node
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+// The host's clock may be set while steps run. What noded has to wait for it counts by the
+// monotonic clock, and what the next noded is to go on with is stored by that clock too:
+// within a boot nothing depends on the host's. After a boot no job is left to be limited.
+
+// clock is what tells the time.
+type clock struct {
+	// now is the host's clock, and up how long the host has run.
+	now func() time.Time
+	up  func() time.Duration
+}
+
+func hostClock() *clock { return &clock{now: time.Now, up: linux.Uptime} }
+
+// deadlineUp is a job's Deadline by the clock that nobody sets.
+type deadlineUp struct {
+	BootID string        `json:"boot_id"`
+	Up     time.Duration `json:"up_ns"`
+}
+
+// limit gives the job its end, from now on.
+func (j *jobRecord) limit(d time.Duration, c *clock, boot string) {
+	end := c.now().Add(d)
+	j.Deadline, j.DeadlineUp = &end, &deadlineUp{BootID: boot, Up: c.up() + d}
+}
+
+// goOn makes a Deadline that was stored one to be waited for: that of an older noded is
+// one of the host's clock.
+func (j *jobRecord) goOn(c *clock, boot string) {
+	if u := j.DeadlineUp; j.Deadline != nil && u != nil && u.BootID == boot {
+		end := c.now().Add(u.Up - c.up())
+		j.Deadline = &end
+	}
+}
+
+// keyClock has the store's clock: storeClock, JSON.
+var keyClock = []byte("clock")
+
+// storeClock is the host's clock as it was when a store was first opened in a boot. What
+// is stored of ended steps is ordered by it, and so it is not set within a boot.
+type storeClock struct {
+	BootID string `json:"boot_id"`
+	// ZeroNS is when the host began to run, in ns since 1970.
+	ZeroNS int64 `json:"zero_ns"`
+}
+
+// setClock makes the store's clock.
+func (s *store) setClock(c *clock, boot string) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		meta := tx.Bucket(bucketMeta)
+		var is storeClock
+		if err := getJSON(meta, keyClock, &is); err != nil && !errors.Is(err, errUnknown) {
+			return err
+		}
+		if is.BootID != boot {
+			is = storeClock{BootID: boot, ZeroNS: c.now().UnixNano() - int64(c.up())}
+			if err := putJSON(meta, keyClock, &is); err != nil {
+				return err
+			}
+		}
+		s.up, s.zero = c.up, is.ZeroNS
+		return restamp(tx, s.now())
+	})
+	if err != nil {
+		return fmt.Errorf("cannot store the clock: %w", err)
+	}
+	return nil
+}
+
+// now is the time by which steps are forgotten.
+func (s *store) now() time.Time { return time.Unix(0, s.zero+int64(s.up())) }
+
+// restamp makes what has ended later than now, by a clock that was ahead, end now: else it
+// would be kept until then.
+func restamp(tx *bbolt.Tx, now time.Time) error {
+	ended := tx.Bucket(bucketEnded)
+	var late [][]byte
+	c := ended.Cursor()
+	for k, _ := c.Seek(binary.BigEndian.AppendUint64(nil, uint64(now.UnixNano())+1)); k != nil; k, _ = c.Next() {
+		late = append(late, append([]byte(nil), k...))
+	}
+	for _, k := range late {
+		id := step.ID{Job: binary.BigEndian.Uint32(k[8:]), Step: binary.BigEndian.Uint32(k[12:])}
+		if err := errors.Join(ended.Delete(k), ended.Put(endedKey(now, id), nil)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clockTold is by how much a clock is set that is worth a line in the log: time services
+// correct it by less all the time.
+const clockTold = time.Second
+
+// watchClock lets the queue look again when the clock was set, for --begin is a time of the
+// host's clock, until noded stops.
+func (n *Node) watchClock() {
+	w, err := linux.NewClockWatch()
+	if err != nil {
+		n.log.Errorf("%v: batch jobs with --begin may wait too long after it was set", err)
+		return
+	}
+	go func() {
+		<-n.stopping
+		w.Close()
+	}()
+	for {
+		by, err := w.Wait()
+		if errors.Is(err, os.ErrClosed) {
+			return
+		}
+		if err != nil {
+			n.log.Errorf("%v", err)
+			return
+		}
+		if by.Abs() >= clockTold {
+			n.log.Warnf("the host's clock was set by %v: time limits go on as they were", by.Round(time.Second))
+		}
+		n.queue.kick()
+	}
+}

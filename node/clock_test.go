@@ -1,0 +1,161 @@
+package node
+
+import (
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// testClock is a host's clock that somebody sets.
+type testClock struct {
+	mu   sync.Mutex
+	wall time.Time     // guarded by mu
+	run  time.Duration // guarded by mu
+}
+
+func (c *testClock) clock() *clock {
+	return &clock{
+		now: func() time.Time { c.mu.Lock(); defer c.mu.Unlock(); return c.wall },
+		up:  func() time.Duration { c.mu.Lock(); defer c.mu.Unlock(); return c.run },
+	}
+}
+
+// pass lets time pass, and sets the clock by more than that.
+func (c *testClock) pass(d, set time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wall, c.run = c.wall.Add(d+set), c.run+d
+}
+
+// TestClockSetDeadline: the next noded counts what is left of a job's time by no clock that
+// was set meanwhile.
+func TestClockSetDeadline(t *testing.T) {
+	for name, set := range map[string]time.Duration{"back": -5 * time.Hour, "forward": 5 * time.Hour, "not": 0} {
+		t.Run(name, func(t *testing.T) {
+			dir, c := t.TempDir(), &testClock{wall: time.Now(), run: time.Hour}
+			with := func(cfg *Config) { cfg.clock = c.clock() }
+			tn := start(t, dir, with)
+			req := request("wait")
+			req.TimeLimitS = 3600
+			id := tn.run(1000, req)
+			tn.until(id, step.Running)
+			left := func() time.Duration { return tn.reg.job(id.Job).Deadline.Sub(c.clock().now()) }
+			if got := left(); got != time.Hour {
+				t.Errorf("the job has %v", got)
+			}
+			tn.stop()
+			c.pass(time.Minute, set)
+			tn = start(t, dir, with)
+			t.Cleanup(func() { tn.stop() })
+			if got := left(); got != 59*time.Minute {
+				t.Errorf("a minute later the job has %v", got)
+			}
+			inner := request("exit", "0")
+			inner.Job = &id.Job
+			if rec := tn.wait(tn.run(1000, inner)); rec.TimeLimitS > 3600 || rec.TimeLimitS <= 0 {
+				t.Errorf("a step of it has %d s", rec.TimeLimitS)
+			}
+			if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); err != nil {
+				t.Fatal(err)
+			}
+			tn.wait(id)
+		})
+	}
+}
+
+// TestDeadlineOfAnother: a deadline of another boot, or of an older noded, is what it says.
+func TestDeadlineOfAnother(t *testing.T) {
+	now := time.Unix(1000, 0)
+	c := (&testClock{wall: now, run: time.Minute}).clock()
+	for name, u := range map[string]*deadlineUp{"older": nil, "boot": {BootID: "other", Up: 2 * time.Minute}} {
+		end := now.Add(time.Second)
+		j := jobRecord{Deadline: &end, DeadlineUp: u}
+		if j.goOn(c, "this"); !j.Deadline.Equal(now.Add(time.Second)) {
+			t.Errorf("%s: %v", name, j.Deadline)
+		}
+	}
+	none := jobRecord{}
+	if none.goOn(c, "this"); none.Deadline != nil {
+		t.Error("a deadline out of nothing")
+	}
+}
+
+// TestClockSetForget: steps are kept for MinJobAge of true time, whatever is done to the
+// clock in a boot, or over one.
+func TestClockSetForget(t *testing.T) {
+	path, c := filepath.Join(t.TempDir(), "state.db"), &testClock{wall: time.Unix(1e9, 0), run: time.Hour}
+	var s *store
+	open := func(boot string) {
+		t.Helper()
+		var err error
+		if s, err = openStore(path, 300*time.Second, 1); err == nil {
+			err = s.setClock(c.clock(), boot)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	end := func() (gone []uint32) {
+		t.Helper()
+		job, rec := jobRecord{}, step.Record{State: step.Completed}
+		if err := s.newJob(&job, nil, &rec); err != nil {
+			t.Fatal(err)
+		}
+		ids, err := s.finish(&rec, s.now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range ids {
+			gone = append(gone, id.Job)
+		}
+		return gone
+	}
+	want := func(what string, got []uint32, jobs ...uint32) {
+		t.Helper()
+		if !slices.Equal(got, jobs) {
+			t.Errorf("%s: jobs %d are forgotten, want %d", what, got, jobs)
+		}
+	}
+	open("first")
+	want("the first", end())
+	c.pass(time.Second, 5*time.Hour)
+	want("an hour forward", end())
+	c.pass(time.Second, -10*time.Hour)
+	want("hours back", end())
+	if err := s.close(); err != nil {
+		t.Fatal(err)
+	}
+	open("first")
+	c.pass(297*time.Second, 0)
+	want("before MinJobAge", end())
+	c.pass(time.Second+time.Millisecond, 0)
+	want("after MinJobAge", end(), 1)
+	if err := s.close(); err != nil {
+		t.Fatal(err)
+	}
+	// The next boot is in the past: what there is counts as ended at its begin.
+	c.pass(0, -30*24*time.Hour)
+	open("second")
+	c.pass(299*time.Second, 0)
+	want("in the next boot", end())
+	c.pass(time.Second+time.Millisecond, 0)
+	want("after MinJobAge of that", end(), 2, 3, 4, 5)
+	if err := s.db.View(func(tx *bbolt.Tx) error {
+		if n := getNumber(tx.Bucket(bucketMeta), keyEnded); n != 2 {
+			t.Errorf("%d ended steps are counted", n)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := s.close(); err != nil {
+		t.Fatal(err)
+	}
+}
