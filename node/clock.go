@@ -60,7 +60,7 @@ type storeClock struct {
 
 // setClock makes the store's clock.
 func (s *store) setClock(c *clock, boot string) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
 		var is storeClock
 		if err := getJSON(meta, keyClock, &is); err != nil && !errors.Is(err, errUnknown) {

@@ -76,6 +76,9 @@ type Config struct {
 	// UnkillableProgram is run for a step that has such processes, as root
 	// (UnkillableStepProgram); "" is none.
 	UnkillableProgram string
+	// SpoolTimeout is how long the spool may take to answer before it is done without;
+	// 0 is 20 s.
+	SpoolTimeout time.Duration
 	// MinJobAge keeps ended steps visible; 0 is 300 s. KeepSteps are kept
 	// whatever their age; 0 is 1000.
 	MinJobAge time.Duration
@@ -177,6 +180,7 @@ func (c *Config) complete() error {
 	setDefault(&c.MPIDefault, "none")
 	setDefault(&c.KillWait, 30*time.Second)
 	setDefault(&c.UnkillableTimeout, 60*time.Second)
+	setDefault(&c.SpoolTimeout, spoolPatience)
 	setDefault(&c.MinJobAge, 300*time.Second)
 	setDefault(&c.KeepSteps, 1000)
 	setDefault(&c.SpawnMax, 128)

@@ -78,6 +78,9 @@ func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
 	if q := n.queue.waiting(id); q != nil {
 		return []*step.Record{q.record()}, nil
 	}
+	if f := n.unstored.get(id); f != nil {
+		return []*step.Record{f.record()}, nil
+	}
 	rec, err := n.store.step(id)
 	if errors.Is(err, errUnknown) {
 		return nil, status.Errorf(codes.NotFound, "no such step %q", id)
@@ -148,6 +151,8 @@ func (n *Node) fresh(recs []*step.Record, job uint32) []*step.Record {
 			recs[i] = f.record()
 		} else if q := n.queue.waiting(rec.ID); q != nil {
 			recs[i] = q.record()
+		} else if f := n.unstored.get(rec.ID); f != nil {
+			recs[i] = f.record()
 		}
 	}
 	return n.wholes(recs, job)

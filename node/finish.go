@@ -23,7 +23,11 @@ func (f *follower) finish() {
 // settleWithout settles a step whose stepd sent no result: it may have left it
 // in a file, because there was no noded to take it; else it died.
 func (f *follower) settleWithout(ending string) {
-	rec, err := readResult(f.n.files.result(f.id), f.id)
+	var rec *step.Record
+	err := f.n.store.gate.do(func() (err error) {
+		rec, err = readResult(f.n.files.result(f.id), f.id)
+		return err
+	}, nil)
 	if err == nil {
 		f.settle(rec)
 		return
@@ -91,7 +95,7 @@ func deadRecord(rec *step.Record, reason string, state step.State, now time.Time
 
 // logEnd writes the lines that stepd can no longer write.
 func (f *follower) logEnd(rec *step.Record) {
-	log, err := f.n.files.open(f.n.files.events(f.id), os.O_WRONLY|os.O_APPEND)
+	log, err := f.n.openFile(f.n.files.events(f.id), os.O_WRONLY|os.O_APPEND)
 	if err != nil {
 		f.log.Warnf("cannot open event log: %v", err)
 		return
@@ -200,7 +204,9 @@ func (f *follower) cleanup() {
 	f.removeSocket()
 	f.endPlace()
 	f.removePMIx() // no process of the step writes there any more
-	if err := os.Remove(f.n.files.result(f.id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	// Where the spool does not answer, the next noded removes it.
+	err := f.n.store.gate.do(func() error { return os.Remove(f.n.files.result(f.id)) }, nil)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		f.log.Warnf("cannot remove result file: %v", err)
 	}
 	j := f.n.reg.remove(f)

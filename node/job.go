@@ -213,7 +213,7 @@ func (n *Node) endJob(j *job) {
 	if !held {
 		n.endPlace(j.ID, log)
 	}
-	if err := n.removeScript(&j.jobRecord); err != nil {
+	if err := n.store.gate.do(func() error { return n.removeScript(&j.jobRecord) }, nil); err != nil {
 		log.Errorf("%v", err)
 	}
 	// The store last: until then a restarted noded does this again.

@@ -243,7 +243,7 @@ func (f *follower) tellContainer() {
 
 // openEvents makes the step's event log and writes what happened so far.
 func (n *Node) openEvents(f *follower, spec *step.Spec) (*os.File, error) {
-	log, err := n.files.open(n.files.events(f.id), os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL)
+	log, err := n.openFile(n.files.events(f.id), os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL)
 	if err != nil {
 		return nil, fmt.Errorf("cannot create event log: %w", err)
 	}

@@ -57,6 +57,19 @@ func (l layout) make() error {
 	return nil
 }
 
+// openFile is open of the layout, of a spool that may not answer.
+func (n *Node) openFile(path string, flags int) (*os.File, error) {
+	var f *os.File // not the caller's who has gone
+	err := n.store.gate.do(func() (err error) {
+		f, err = n.files.open(path, flags)
+		return err
+	}, func() { f.Close() })
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
 // open opens a file of the spool, for root alone, and follows no link there: nobody
 // else can put one, as long as the directories are root's, and nobody relies on that.
 func (l layout) open(path string, flags int) (*os.File, error) {

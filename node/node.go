@@ -48,6 +48,7 @@ type Node struct {
 	clients  *clients
 	queue    queue
 	refusals refusals
+	unstored unstored
 	// spoolWatch asks after the spool, serving tells that requests are served.
 	spoolWatch *DirRoom
 	serving    atomic.Bool
@@ -120,6 +121,7 @@ func (n *Node) open() error {
 		return err
 	}
 	n.store = st
+	st.gate = &spoolGate{dir: n.files.spool, patience: n.cfg.SpoolTimeout, log: n.log}
 	if err := st.setClock(n.cfg.clock, n.boot); err != nil {
 		return errors.Join(err, st.close())
 	}
@@ -214,7 +216,7 @@ func (n *Node) Close(ctx context.Context) error {
 	if n.peers != nil {
 		n.peers.close()
 	}
-	errs = append(errs, n.store.close())
+	errs = append(errs, n.store.gate.do(n.store.close, nil))
 	n.unlock()
 	return errors.Join(errs...)
 }

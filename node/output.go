@@ -34,7 +34,7 @@ func (s *service) Output(in *api.StepRef, out api.Node_OutputServer) error {
 	if !rec.State.Final() {
 		return status.Errorf(codes.FailedPrecondition, "step %s is %s: its stepd has its output", rec.ID, rec.State)
 	}
-	f, err := s.n.files.open(s.n.files.output(rec.ID), os.O_RDONLY)
+	f, err := s.n.openFile(s.n.files.output(rec.ID), os.O_RDONLY)
 	if errors.Is(err, os.ErrNotExist) {
 		return status.Errorf(codes.NotFound, "nothing is kept of the output of step %s", rec.ID)
 	}

@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -140,10 +141,13 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	forgotten, err := f.n.store.finish(f.record(), f.n.store.now())
 	if err != nil {
 		f.log.Errorf("%v: it is tried again every %v", err, storeAgain)
+		f.n.unstored.set(f.id, f)
 		f.n.work.Go(f.finishLater)
 	}
 	f.n.forget(forgotten)
-	f.n.boundOutput(f.id, rec.UID)
+	if f.n.store.gate.dead() == nil {
+		f.n.boundOutput(f.id, rec.UID)
+	}
 	others, idle := f.n.reg.settle(f)
 	for _, other := range others {
 		f.n.cancelLater(other, jobEnded)
@@ -161,6 +165,7 @@ const storeAgain = time.Second
 
 // finishLater stores the result as soon as it can be stored.
 func (f *follower) finishLater() {
+	defer f.n.unstored.set(f.id, nil)
 	again := time.NewTicker(storeAgain)
 	defer again.Stop()
 	for {
@@ -181,4 +186,30 @@ func (f *follower) finishLater() {
 			return
 		}
 	}
+}
+
+// unstored are the steps that have ended and whose results could not be stored yet.
+type unstored struct {
+	mu    sync.Mutex
+	steps map[step.ID]*follower // guarded by mu
+}
+
+func (u *unstored) get(id step.ID) *follower {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.steps[id]
+}
+
+// set notes one; nil is that it is stored, or will never be.
+func (u *unstored) set(id step.ID, f *follower) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if f == nil {
+		delete(u.steps, id)
+		return
+	}
+	if u.steps == nil {
+		u.steps = make(map[step.ID]*follower)
+	}
+	u.steps[id] = f
 }

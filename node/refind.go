@@ -109,7 +109,7 @@ func (n *Node) endExternWith(j *job, others []*follower) {
 // restore stores a step that was found running, and its job, whose numbers are spent
 // then. Its steps come in any order: gid is the job's group where this is the first.
 func (s *store) restore(rec *step.Record, gid uint32) error {
-	return s.db.Update(func(tx *bbolt.Tx) error {
+	return s.update(func(tx *bbolt.Tx) error {
 		meta, jobs := tx.Bucket(bucketMeta), tx.Bucket(bucketJobs)
 		job := jobRecord{ID: rec.ID.Job}
 		if getJSON(jobs, jobKey(rec.ID.Job), &job) != nil { // its first step

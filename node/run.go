@@ -194,7 +194,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 	if a.job != nil {
 		s.Array, s.RestartCount = a.job.Array, a.job.Restarts
 		s.JobMemoryMB, s.JobGres, s.JobCPUs = a.job.MemoryMB, a.job.Gres, a.job.CPUs
-		a.job.limitTime(s, time.Now())
+		a.job.limitTime(s, n.cfg.clock.now())
 		if a.job.spans() {
 			s.JobNodeList, s.JobNNodes, s.JobNodeCPUs = n.cfg.Others.List(a.job.Nodes), len(a.job.Nodes), n.reg.nodeCPUs(a.job)
 		}

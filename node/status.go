@@ -106,5 +106,9 @@ func (n *Node) AddFallback(f Fallback) {
 func (n *Node) fallbackList() []Fallback {
 	n.fallbacks.Lock()
 	defer n.fallbacks.Unlock()
-	return append(append([]Fallback{}, n.cfg.Fallbacks...), n.cfg.Tracker.Fallbacks()...)
+	all := append(append([]Fallback{}, n.cfg.Fallbacks...), n.cfg.Tracker.Fallbacks()...)
+	if err := n.store.gate.dead(); err != nil {
+		all = append(all, Fallback{What: "spool", Why: err.Error() + "; nothing new is taken"})
+	}
+	return all
 }

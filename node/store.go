@@ -26,6 +26,8 @@ type store struct {
 	// up and zero are its clock: setClock.
 	up   func() time.Duration
 	zero int64
+	// gate is what its calls pass: nil waits for ever.
+	gate *spoolGate
 }
 
 // The buckets. Keys are big-endian, so that the order of keys is that of numbers.
@@ -47,12 +49,18 @@ var (
 
 // openStore opens the database, or makes an empty one. The caller holds the spool's lock.
 func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error) {
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
+	options := &bbolt.Options{
 		OpenFile: func(path string, flags int, mode os.FileMode) (*os.File, error) {
 			return linux.OpenBeneath(filepath.Dir(path), filepath.Base(path), flags, uint32(mode.Perm()))
 		},
 		Timeout: time.Second, FreelistType: bbolt.FreelistMapType, NoFreelistSync: true,
-	})
+	}
+	options.MmapFlags, options.Mlock = mapping(filepath.Dir(path))
+	db, err := bbolt.Open(path, 0o600, options)
+	if err != nil && options.Mlock { // it may not lock memory
+		options.Mlock = false
+		db, err = bbolt.Open(path, 0o600, options)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot open state %q: %w", path, err)
 	}
@@ -95,7 +103,14 @@ func (s *store) newJob(job *jobRecord, control [][]byte, rec *step.Record) error
 // newJobAs is newJob with the number that a noded proposes, zero for any. The
 // error wraps an errTaken where it was given out.
 func (s *store) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *step.Record) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	undo := func(tx *bbolt.Tx) error {
+		err := errors.Join(tx.Bucket(bucketControl).Delete(jobKey(job.ID)), tx.Bucket(bucketJobs).Delete(jobKey(job.ID)))
+		if rec != nil {
+			err = errors.Join(err, tx.Bucket(bucketSteps).Delete(stepKey(rec.ID)))
+		}
+		return err
+	}
+	err := s.updateOr(undo, func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
 		last := getNumber(meta, keyLastJob)
 		// Ids beyond are Slurm's marks, NO_VAL and INFINITE among them (slurm.h).
@@ -137,7 +152,7 @@ func (s *store) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *st
 // takeJob gives out a job's number that another noded, or this one as the head of
 // a step elsewhere, proposes. The error wraps an errTaken where it was given out.
 func (s *store) takeJob(id step.ID) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
 		if last := getNumber(meta, keyLastJob); id.Job <= last {
 			return errTaken{step.ID{Job: last + 1, Step: id.Step}}
@@ -157,7 +172,8 @@ func (s *store) newStep(job uint32, rec *step.Record) error {
 
 // newStepAs is to newStep as newJobAs is to newJob.
 func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	undo := func(tx *bbolt.Tx) error { return tx.Bucket(bucketSteps).Delete(stepKey(rec.ID)) }
+	err := s.updateOr(undo, func(tx *bbolt.Tx) error {
 		jobs := tx.Bucket(bucketJobs)
 		var j jobRecord
 		if err := getJSON(jobs, jobKey(job), &j); err != nil {
@@ -199,7 +215,7 @@ func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 // takeStep gives out the number of a further step of a running job, least or
 // beyond, for another node.
 func (s *store) takeStep(job, least uint32) (id step.ID, err error) {
-	err = s.db.Update(func(tx *bbolt.Tx) error {
+	err = s.update(func(tx *bbolt.Tx) error {
 		jobs := tx.Bucket(bucketJobs)
 		var j jobRecord
 		if err := getJSON(jobs, jobKey(job), &j); err != nil {
@@ -220,7 +236,7 @@ func (s *store) takeStep(job, least uint32) (id step.ID, err error) {
 
 // put stores the record of a running step.
 func (s *store) put(rec *step.Record) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		return putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec)
 	})
 	if err != nil {
@@ -232,7 +248,7 @@ func (s *store) put(rec *step.Record) error {
 // finish stores a final record and forgets ended steps that are too old and
 // too many. It returns whom it forgot, so that their logs go too.
 func (s *store) finish(rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
-	err = s.db.Update(func(tx *bbolt.Tx) error {
+	err = s.update(func(tx *bbolt.Tx) error {
 		forgotten, err = s.finishIn(tx, rec, now)
 		return err
 	})
@@ -248,7 +264,7 @@ var errSuperseded = errors.New("its job was put back into the queue")
 // finishLate is finish of a step whose job may have been put back since: then it stores
 // nothing, and the error wraps errSuperseded.
 func (s *store) finishLate(rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
-	err = s.db.Update(func(tx *bbolt.Tx) error {
+	err = s.update(func(tx *bbolt.Tx) error {
 		var own step.Record
 		err := getJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), &own)
 		if errors.Is(err, errUnknown) || err == nil && (own.Restarts != rec.Restarts || !own.Submitted.Equal(rec.Submitted)) {
@@ -311,7 +327,7 @@ func (s *store) forget(tx *bbolt.Tx, now time.Time, surplus int) (gone []step.ID
 // step returns one step, or an error that wraps errUnknown.
 func (s *store) step(id step.ID) (*step.Record, error) {
 	rec := new(step.Record)
-	err := s.db.View(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketSteps), stepKey(id), rec) })
+	err := s.view(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketSteps), stepKey(id), rec) })
 	if err != nil {
 		return nil, fmt.Errorf("cannot read step %s: %w", id, err)
 	}
@@ -321,7 +337,7 @@ func (s *store) step(id step.ID) (*step.Record, error) {
 // steps returns the steps of a job, or of all jobs where job is 0, by number.
 func (s *store) steps(job uint32) ([]*step.Record, error) {
 	var recs []*step.Record
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.view(func(tx *bbolt.Tx) error {
 		c := tx.Bucket(bucketSteps).Cursor()
 		for k, v := c.Seek(jobKey(job)); k != nil; k, v = c.Next() {
 			if job != 0 && binary.BigEndian.Uint32(k) != job {
@@ -345,7 +361,7 @@ func (s *store) steps(job uint32) ([]*step.Record, error) {
 // found on the node, only such is ours to remove.
 func (s *store) knows(job uint32) (known bool) {
 	// A failed read leaves known false: then nothing is removed.
-	_ = s.db.View(func(tx *bbolt.Tx) error {
+	_ = s.view(func(tx *bbolt.Tx) error {
 		known = job >= 1 && job <= getNumber(tx.Bucket(bucketMeta), keyLastJob)
 		return nil
 	})
@@ -353,7 +369,7 @@ func (s *store) knows(job uint32) (known bool) {
 }
 
 func (s *store) drain() (d drainRecord, err error) {
-	err = s.db.View(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketMeta), keyDrain, &d) })
+	err = s.view(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketMeta), keyDrain, &d) })
 	if errors.Is(err, errUnknown) {
 		return drainRecord{}, nil
 	}
@@ -364,7 +380,7 @@ func (s *store) drain() (d drainRecord, err error) {
 }
 
 func (s *store) setDrain(d drainRecord) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketMeta), keyDrain, d) })
+	err := s.update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketMeta), keyDrain, d) })
 	if err != nil {
 		return fmt.Errorf("cannot store the drain state: %w", err)
 	}

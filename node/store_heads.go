@@ -24,7 +24,7 @@ type headRecord struct {
 }
 
 func (s *store) putHead(h *headRecord) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketHeads), stepKey(h.Rec.ID), h) })
+	err := s.update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketHeads), stepKey(h.Rec.ID), h) })
 	if err != nil {
 		return fmt.Errorf("cannot store step %s: %w", h.Rec.ID, err)
 	}
@@ -33,7 +33,7 @@ func (s *store) putHead(h *headRecord) error {
 
 // heads returns the steps of several nodes that had not ended.
 func (s *store) heads() (all []*headRecord, err error) {
-	err = s.db.View(func(tx *bbolt.Tx) error {
+	err = s.view(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketHeads).ForEach(func(k, v []byte) error {
 			h := new(headRecord)
 			if err := json.Unmarshal(v, h); err != nil {
@@ -53,7 +53,7 @@ func (s *store) heads() (all []*headRecord, err error) {
 // this node's part, as finish does. counted says that the part was counted as an
 // ended step already.
 func (s *store) finishHead(rec *step.Record, counted bool, now time.Time) (forgotten []step.ID, err error) {
-	err = s.db.Update(func(tx *bbolt.Tx) error {
+	err = s.update(func(tx *bbolt.Tx) error {
 		return errors.Join(
 			tx.Bucket(bucketHeads).Delete(stepKey(rec.ID)),
 			putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec),

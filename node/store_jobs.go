@@ -13,7 +13,7 @@ import (
 // jobs returns the running jobs.
 func (s *store) jobs() ([]jobRecord, error) {
 	var jobs []jobRecord
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.view(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketJobs).ForEach(func(k, v []byte) error {
 			var j jobRecord
 			if err := json.Unmarshal(v, &j); err != nil {
@@ -31,7 +31,7 @@ func (s *store) jobs() ([]jobRecord, error) {
 
 // endJob forgets a job that has ended. Its number never comes again.
 func (s *store) endJob(job uint32) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		return errors.Join(tx.Bucket(bucketControl).Delete(jobKey(job)), tx.Bucket(bucketJobs).Delete(jobKey(job)), dropQueued(tx, job))
 	})
 	if err != nil {
@@ -42,7 +42,7 @@ func (s *store) endJob(job uint32) error {
 
 // jobControl returns the job control environment of a running job.
 func (s *store) jobControl(job uint32) (control [][]byte, err error) {
-	err = s.db.View(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketControl), jobKey(job), &control) })
+	err = s.view(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketControl), jobKey(job), &control) })
 	if err != nil && !errors.Is(err, errUnknown) {
 		return nil, fmt.Errorf("cannot read the job control environment of job %d: %w", job, err)
 	}
@@ -51,7 +51,7 @@ func (s *store) jobControl(job uint32) (control [][]byte, err error) {
 
 // setJobControl replaces it.
 func (s *store) setJobControl(job uint32, control [][]byte) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketControl), jobKey(job), control) })
+	err := s.update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketControl), jobKey(job), control) })
 	if err != nil {
 		return fmt.Errorf("cannot store the job control environment of job %d: %w", job, err)
 	}
@@ -60,7 +60,7 @@ func (s *store) setJobControl(job uint32, control [][]byte) error {
 
 // setSuspended says that the job is suspended; nil is that it is not.
 func (s *store) setSuspended(job uint32, rec *suspendRecord) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		var j jobRecord
 		jobs := tx.Bucket(bucketJobs)
 		if err := getJSON(jobs, jobKey(job), &j); err != nil {
@@ -77,7 +77,7 @@ func (s *store) setSuspended(job uint32, rec *suspendRecord) error {
 
 // setNames stores the names that the job's programs have published.
 func (s *store) setNames(job uint32, names []published) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		var j jobRecord
 		jobs := tx.Bucket(bucketJobs)
 		if err := getJSON(jobs, jobKey(job), &j); err != nil {
@@ -111,7 +111,7 @@ func (s *store) setNodeCPUs(job uint32, cpus []int) error {
 
 // setPrologued says that the job's prolog has run.
 func (s *store) setPrologued(job uint32) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		var j jobRecord
 		jobs := tx.Bucket(bucketJobs)
 		if err := getJSON(jobs, jobKey(job), &j); err != nil {
@@ -129,7 +129,7 @@ func (s *store) setPrologued(job uint32) error {
 // crashes returns the plugins that have crashed of late.
 func (s *store) crashes() (map[string]crashRecord, error) {
 	m := make(map[string]crashRecord)
-	err := s.db.View(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketMeta), keyCrashes, &m) })
+	err := s.view(func(tx *bbolt.Tx) error { return getJSON(tx.Bucket(bucketMeta), keyCrashes, &m) })
 	if err != nil && !errors.Is(err, errUnknown) {
 		return nil, fmt.Errorf("cannot read the plugins' crashes: %w", err)
 	}
@@ -137,7 +137,7 @@ func (s *store) crashes() (map[string]crashRecord, error) {
 }
 
 func (s *store) setCrashes(m map[string]crashRecord) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketMeta), keyCrashes, m) })
+	err := s.update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketMeta), keyCrashes, m) })
 	if err != nil {
 		return fmt.Errorf("cannot store the plugins' crashes: %w", err)
 	}
@@ -147,7 +147,7 @@ func (s *store) setCrashes(m map[string]crashRecord) error {
 // held returns the steps of which processes are left that do not die.
 func (s *store) held() (map[step.ID]*heldRecord, error) {
 	m := make(map[step.ID]*heldRecord)
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.view(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketHeld).ForEach(func(k, v []byte) error {
 			h := new(heldRecord)
 			if err := json.Unmarshal(v, h); err != nil {
@@ -164,7 +164,7 @@ func (s *store) held() (map[step.ID]*heldRecord, error) {
 }
 
 func (s *store) putHeld(h *heldRecord) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketHeld), stepKey(h.Rec.ID), h) })
+	err := s.update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketHeld), stepKey(h.Rec.ID), h) })
 	if err != nil {
 		return fmt.Errorf("cannot store what is left of step %s: %w", h.Rec.ID, err)
 	}
@@ -172,7 +172,7 @@ func (s *store) putHeld(h *heldRecord) error {
 }
 
 func (s *store) dropHeld(id step.ID) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketHeld).Delete(stepKey(id)) })
+	err := s.update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketHeld).Delete(stepKey(id)) })
 	if err != nil {
 		return fmt.Errorf("cannot forget what was left of step %s: %w", id, err)
 	}
@@ -181,7 +181,7 @@ func (s *store) dropHeld(id step.ID) error {
 
 // nextID is the number that the request's step would get now.
 func (s *store) nextID(req *step.Request) (id step.ID, err error) {
-	err = s.db.View(func(tx *bbolt.Tx) error {
+	err = s.view(func(tx *bbolt.Tx) error {
 		if req.Job == nil {
 			id.Job = getNumber(tx.Bucket(bucketMeta), keyLastJob) + 1
 			if len(req.Script) > 0 {

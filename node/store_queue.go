@@ -57,7 +57,13 @@ func (q *queuedRecord) batchID() step.ID { return step.ID{Job: q.Job, Step: step
 // submit numbers batch jobs, which follow each other, and stores their one request. recs
 // are those of their batch steps.
 func (s *store) submit(raw []byte, jobs []*queuedRecord, recs []*step.Record) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	undo := func(tx *bbolt.Tx) (err error) {
+		for _, q := range jobs {
+			err = errors.Join(err, dropQueued(tx, q.Job), tx.Bucket(bucketSteps).Delete(stepKey(q.batchID())))
+		}
+		return err
+	}
+	err := s.updateOr(undo, func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
 		first := getNumber(meta, keyLastJob) + 1
 		if uint64(first)+uint64(len(jobs)) > 0xfffffff0 { // as newJobAs
@@ -89,7 +95,7 @@ func (s *store) submit(raw []byte, jobs []*queuedRecord, recs []*step.Record) er
 
 // queue returns the batch jobs that have not ended for good.
 func (s *store) queue() (all []*queuedRecord, err error) {
-	err = s.db.View(func(tx *bbolt.Tx) error {
+	err = s.view(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketQueue).ForEach(func(k, v []byte) error {
 			q := new(queuedRecord)
 			if err := json.Unmarshal(v, q); err != nil {
@@ -108,7 +114,7 @@ func (s *store) queue() (all []*queuedRecord, err error) {
 
 // request returns the request of a batch job.
 func (s *store) request(job uint32) (raw []byte, err error) {
-	err = s.db.View(func(tx *bbolt.Tx) error {
+	err = s.view(func(tx *bbolt.Tx) error {
 		if raw = bytes.Clone(tx.Bucket(bucketRequests).Get(jobKey(job))); raw == nil {
 			return errUnknown
 		}
@@ -122,7 +128,16 @@ func (s *store) request(job uint32) (raw []byte, err error) {
 
 // startQueued makes a queued job a running one, whose batch step is rec.
 func (s *store) startQueued(q *queuedRecord, job *jobRecord, control [][]byte, rec *step.Record) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	var waits []byte // its batch step until now
+	undo := func(tx *bbolt.Tx) error {
+		return errors.Join(
+			putJSON(tx.Bucket(bucketQueue), jobKey(q.Job), q),
+			tx.Bucket(bucketSteps).Put(stepKey(rec.ID), waits),
+			tx.Bucket(bucketControl).Delete(jobKey(q.Job)), tx.Bucket(bucketJobs).Delete(jobKey(q.Job)),
+		)
+	}
+	err := s.updateOr(undo, func(tx *bbolt.Tx) error {
+		waits = bytes.Clone(tx.Bucket(bucketSteps).Get(stepKey(q.batchID())))
 		job.ID, job.NextStep, rec.ID = q.Job, q.NextStep, q.batchID()
 		started := *q
 		started.Started = true
@@ -141,7 +156,7 @@ func (s *store) startQueued(q *queuedRecord, job *jobRecord, control [][]byte, r
 
 // setQueued stores what has changed of a queued job.
 func (s *store) setQueued(q *queuedRecord) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketQueue), jobKey(q.Job), q) })
+	err := s.update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketQueue), jobKey(q.Job), q) })
 	if err != nil {
 		return fmt.Errorf("cannot store job %d: %w", q.Job, err)
 	}
@@ -150,7 +165,7 @@ func (s *store) setQueued(q *queuedRecord) error {
 
 // putBack ends a job's run and puts it back into the queue, as q and rec are after that.
 func (s *store) putBack(q *queuedRecord, rec *step.Record) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		var j jobRecord
 		if err := getJSON(tx.Bucket(bucketJobs), jobKey(q.Job), &j); err == nil {
 			q.NextStep = j.NextStep
@@ -185,7 +200,7 @@ func (s *store) putBack(q *queuedRecord, rec *step.Record) error {
 // endQueued ends jobs that were never started, with the final records of their batch
 // steps. It returns the steps that are forgotten, as finish does.
 func (s *store) endQueued(recs []*step.Record, now time.Time) (forgotten []step.ID, err error) {
-	err = s.db.Update(func(tx *bbolt.Tx) error {
+	err = s.update(func(tx *bbolt.Tx) error {
 		for _, rec := range recs {
 			gone, err := s.finishIn(tx, rec, now)
 			if err == nil {
@@ -235,7 +250,7 @@ func dropQueued(tx *bbolt.Tx, job uint32) error {
 // arrayTask is the number of the job of an array's task, 0 where the array has no such
 // task, or it was forgotten.
 func (s *store) arrayTask(ctx context.Context, array, task uint32) (job uint32, err error) {
-	err = s.db.View(func(tx *bbolt.Tx) error {
+	err = s.view(func(tx *bbolt.Tx) error {
 		c := tx.Bucket(bucketSteps).Cursor()
 		// The jobs of an array follow each other in the order of their tasks. Some may have
 		// been forgotten.

@@ -170,7 +170,7 @@ func defaults(hostname string) *Config {
 		TmpFS:                   "/tmp",
 		InteractiveStepOptions:  "--interactive --preserve-env --pty $SHELL",
 		Stepd: Stepd{
-			KeepSteps: 1000, KeepaliveTime: 10 * time.Second, KeepaliveTimeout: 5 * time.Second, NodeTimeout: time.Minute,
+			KeepSteps: 1000, SpoolTimeout: 20 * time.Second, KeepaliveTime: 10 * time.Second, KeepaliveTimeout: 5 * time.Second, NodeTimeout: time.Minute,
 		},
 		Container: Container{CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second},
 		Cgroup:    defaultCgroup(),

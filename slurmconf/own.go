@@ -36,6 +36,9 @@ type Stepd struct {
 	// one user other than root has of the node; 0, the default, is noded's.
 	UserStepsMax, UserConnectionsMax, UserRequestBytes int
 	UserReplayBytes                                    int64
+	// SpoolTimeout is how long the spool may take to answer before noded refuses what
+	// needs it. Default 20 s.
+	SpoolTimeout time.Duration
 	// KeepSteps ended steps stay visible whatever their age. Default 1000.
 	KeepSteps int
 	// ReplayBytes of output are kept for those who attach later; 0, the
@@ -86,6 +89,7 @@ func (s *Stepd) keys(dir string) keySet {
 		"userrequestbytes":   count(&s.UserRequestBytes, 1<<20, 1<<40),
 		"userreplaybytes":    count(&s.UserReplayBytes, 1<<16, 1<<40),
 		"keepsteps":          count(&s.KeepSteps, 0, 1_000_000),
+		"spooltimeout":       secondsFrom1(&s.SpoolTimeout),
 		"spawnstepsmax":      count(&s.SpawnStepsMax, 1, 65533),
 		"publishednamesmax":  count(&s.PublishedNamesMax, 1, 1_000_000),
 		"replaybytes":        count(&s.ReplayBytes, 0, 1<<30),

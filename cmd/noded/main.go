@@ -258,7 +258,9 @@ func (s *server) serve() error {
 	// epilog, too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
-	err := s.node.Recover(context.Background())
+	err := told(s.log, fmt.Sprintf("the spool %q or the run directory %q", s.site.spool, s.site.run), "its file system waits for a server or a disk: bring that back, or put it on a local file system", func() error {
+		return s.node.Recover(context.Background())
+	})
 	if err == nil {
 		err = s.serveUntil()
 	}

@@ -80,6 +80,7 @@ func (s *site) rules(cfg *node.Config) {
 	cfg.Propagate, cfg.PropagatePrio, cfg.NoNewPrivs = c.PropagateResourceLimits, c.PropagatePrioProcess, own.NoNewPrivs
 	cfg.KillWait, cfg.UnkillableTimeout, cfg.UnkillableProgram = c.KillWait, c.UnkillableStepTimeout, c.UnkillableStepProgram
 	cfg.MinJobAge, cfg.KeepSteps, cfg.ReplayBytes = c.MinJobAge, own.KeepSteps, own.ReplayBytes
+	cfg.SpoolTimeout = own.SpoolTimeout
 	cfg.SpawnMax, cfg.NamesMax = own.SpawnStepsMax, own.PublishedNamesMax
 	cfg.PerUser = node.PerUser{
 		Steps: own.UserStepsMax, Connections: own.UserConnectionsMax,

@@ -32,11 +32,11 @@ func setClock(t *testing.T) (by func(time.Duration)) {
 func TestGuestClock(t *testing.T) {
 	startUnit(t)
 	ahead := setClock(t)
-	const limit = 8 * time.Second
+	const limit = 6 * time.Second
 	began := time.Now()
 	s := startStep(t, "free", 1)
-	limited := startStep(t, "limited", 1, "-t", "0:08")
-	alloc := exec.Command("stepctl", "alloc", "-Q", "-O", "-t", "0:08", "sleep", "600")
+	limited := startStep(t, "limited", 1, "-t", "0:06")
+	alloc := exec.Command("stepctl", "alloc", "-Q", "-O", "-t", "0:06", "sleep", "600")
 	if err := alloc.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,203 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+)
+
+// A file system whose server is gone holds whoever asks it, for ever. Nobody waits for the
+// spool longer than patience: then what needs it is refused, until it answers again.
+
+const (
+	// spoolPatience is how long an answer of the spool may take, where the site does not say
+	// (SpoolTimeout).
+	spoolPatience = 20 * time.Second
+	// spoolTold is how often it is told that the spool does not answer.
+	spoolTold = 30 * time.Second
+)
+
+// errSpool is that the spool does not answer.
+type errSpool struct {
+	dir   string
+	since time.Time
+}
+
+func (e errSpool) Error() string {
+	return fmt.Sprintf("the spool %q has not answered for %v: its file system waits for a server or a disk", e.dir, time.Since(e.since).Round(time.Second))
+}
+
+// spoolGate lets calls through that ask the spool.
+type spoolGate struct {
+	dir      string
+	patience time.Duration
+	log      *logrus.Logger
+
+	mu    sync.Mutex
+	stuck []time.Time   // guarded by mu: when the calls began that nobody waits for any more
+	freed chan struct{} // guarded by mu: closed when there is none; nil where there is none
+}
+
+// dead returns an errSpool as long as the spool does not answer.
+func (g *spoolGate) dead() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.stuck) == 0 {
+		return nil
+	}
+	return errSpool{g.dir, slices.MinFunc(g.stuck, time.Time.Compare)}
+}
+
+// do calls f, and waits for it as long as its patience is. The error is an errSpool where
+// f goes on without the caller: then late is called when it has ended well. nil is nothing.
+func (g *spoolGate) do(f func() error, late func()) error {
+	if err := g.dead(); err != nil {
+		return err
+	}
+	began := time.Now()
+	var mu sync.Mutex
+	left := false // guarded by mu: the caller has gone
+	done := make(chan error, 1)
+	go func() { // ends with f
+		err := f()
+		mu.Lock()
+		defer mu.Unlock()
+		done <- err
+		if !left {
+			return
+		}
+		if err == nil && late != nil {
+			late()
+		}
+		g.back(began)
+	}()
+	timer := time.NewTimer(g.patience)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-timer.C:
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	select {
+	case err := <-done: // in the last moment
+		return err
+	default:
+	}
+	left = true
+	g.gone(began)
+	return errSpool{g.dir, began}
+}
+
+// gone notes a call that nobody waits for any more.
+func (g *spoolGate) gone(began time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stuck = append(g.stuck, began)
+	if g.freed == nil {
+		g.freed = make(chan struct{})
+		go g.tell(errSpool{g.dir, began}, g.freed) // ends when the spool answers
+	}
+}
+
+// back notes that such a call has ended.
+func (g *spoolGate) back(began time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stuck = slices.DeleteFunc(g.stuck, began.Equal)
+	if len(g.stuck) == 0 && g.freed != nil {
+		close(g.freed)
+		g.freed = nil
+	}
+}
+
+// tell says in the log that the spool does not answer, and when it does again.
+func (g *spoolGate) tell(e errSpool, freed <-chan struct{}) {
+	again := time.NewTicker(spoolTold)
+	defer again.Stop()
+	for {
+		g.log.Errorf("%v; steps that run go on, and others are refused: bring it back, or put the spool on a local file system", e)
+		select {
+		case <-freed:
+			g.log.Warnf("the spool %q has answered after %v", e.dir, time.Since(e.since).Round(time.Second))
+			return
+		case <-again.C:
+		}
+	}
+}
+
+// errLeft ends a transaction whose caller has gone before it began.
+var errLeft = errors.New("nobody waits for it any more")
+
+// transact calls db.Update or db.View with f. What was changed without its caller is taken
+// back by undo; nil is nothing.
+func (s *store) transact(do func(func(*bbolt.Tx) error) error, f, undo func(*bbolt.Tx) error) error {
+	if s.gate == nil {
+		return do(f)
+	}
+	var mu sync.Mutex
+	left := false // guarded by mu, as long as f has not begun
+	err := s.gate.do(func() error {
+		return do(func(tx *bbolt.Tx) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if left {
+				return errLeft
+			}
+			return f(tx)
+		})
+	}, func() {
+		if undo == nil {
+			return
+		}
+		if err := s.db.Update(undo); err != nil {
+			s.gate.log.Errorf("cannot take back what the spool has stored too late: %v", err)
+		}
+	})
+	if errors.As(err, new(errSpool)) {
+		mu.Lock()
+		left = true
+		mu.Unlock()
+	}
+	return err
+}
+
+func (s *store) update(f func(*bbolt.Tx) error) error { return s.transact(s.db.Update, f, nil) }
+
+// updateOr is update of what a request has asked for that is refused where the spool does
+// not answer: it must not come true later.
+func (s *store) updateOr(undo, f func(*bbolt.Tx) error) error {
+	return s.transact(s.db.Update, f, undo)
+}
+
+func (s *store) view(f func(*bbolt.Tx) error) error { return s.transact(s.db.View, f, nil) }
+
+// localFS are the file systems that need no server.
+var localFS = []int64{
+	unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.F2FS_SUPER_MAGIC, unix.OVERLAYFS_SUPER_MAGIC,
+	0x2fc12fc1, // zfs
+}
+
+// isLocal tells whether dir is on a file system that needs no server, as far as is known.
+func isLocal(dir string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(dir, &st) == nil && slices.Contains(localFS, int64(st.Type))
+}
+
+// mapping are the flags of mmap(2) for a state in dir, and whether it is to be kept in
+// memory. A page that its server does not give holds a thread that the whole process waits
+// for.
+func mapping(dir string) (flags int, lock bool) {
+	if isLocal(dir) {
+		return 0, false
+	}
+	return syscall.MAP_POPULATE, true
+}

@@ -1,0 +1,133 @@
+package node
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// TestSpoolStops: a spool that does not answer holds up no caller for long. Steps go on and
+// end, new ones are refused, and when it answers again all is as it should be.
+func TestSpoolStops(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tn := start(t, dir, func(c *Config) { c.SpoolTimeout = 300 * time.Millisecond })
+	t.Cleanup(func() { tn.stop() })
+	ends, goesOn := tn.run(1000, request("fifo", fifo)), tn.run(1000, request("wait"))
+	tn.until(ends, step.Running)
+	tn.until(goesOn, step.Running)
+	hung, err := tn.store.db.Begin(true) // a write that does not end
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit", "0"))})
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), tn.files.spool) || !strings.Contains(err.Error(), "has not answered for") {
+			t.Errorf("a step is asked for: %v", err)
+		}
+	}
+	if _, err := tn.svc.Run(as(uint32(os.Getuid())), &api.RunRequest{Request: marshal(t, batch("exit 0"))}); status.Code(err) != codes.Internal {
+		t.Errorf("a batch job is asked for: %v", err)
+	}
+	if d := tn.doc(); len(d.Jobs) != 2 || d.FreeCPUs != 2 || len(d.Fallbacks) != 1 || d.Fallbacks[0].What != "spool" || !strings.Contains(d.Fallbacks[0].Why, tn.files.spool) {
+		t.Errorf("node %+v", d)
+	}
+	if err := os.WriteFile(fifo, []byte("9"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.wait(ends); rec.ExitCode == nil || *rec.ExitCode != 9 {
+		t.Errorf("the one that ends: %+v", rec)
+	}
+	tn.until(goesOn, step.Running)
+	if err := hung.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	tn.eventually("a spool that answers", func() bool { return tn.store.gate.dead() == nil })
+	id := tn.run(1000, request("exit", "0"))
+	tn.wait(id)
+	if id.Job != goesOn.Job+1 {
+		t.Errorf("the next job is %d, after %d: the refused ones have numbers", id.Job, goesOn.Job)
+	}
+	tn.eventually("the record", func() bool {
+		rec, err := tn.store.step(ends)
+		return err == nil && rec.ExitCode != nil && *rec.ExitCode == 9
+	})
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(goesOn)}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(goesOn)
+	if d := tn.doc(); len(d.Fallbacks) != 0 {
+		t.Errorf("node %+v", d)
+	}
+}
+
+// TestStoredTooLate: what was refused since the spool did not answer is not there when it
+// has answered after all.
+func TestStoredTooLate(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	s, err := openStore(filepath.Join(t.TempDir(), "state.db"), time.Minute, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.gate = &spoolGate{dir: "/spool", patience: 200 * time.Millisecond, log: log}
+	answer := make(chan struct{})
+	bucket, key := bucketMeta, []byte("k")
+	put := func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Put(key, []byte("v")) }
+	drop := func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Delete(key) }
+	late := func(f func(*bbolt.Tx) error) error {
+		err := s.db.Update(f)
+		<-answer
+		return err
+	}
+	if err := s.transact(late, put, drop); !errors.As(err, new(errSpool)) {
+		t.Errorf("stored: %v", err)
+	}
+	if err := s.update(put); !errors.As(err, new(errSpool)) {
+		t.Errorf("while it does not answer: %v", err)
+	}
+	close(answer)
+	for s.gate.dead() != nil {
+		time.Sleep(time.Millisecond)
+	}
+	if err := s.view(func(tx *bbolt.Tx) error {
+		if v := tx.Bucket(bucket).Get(key); v != nil {
+			t.Errorf("it is there: %q", v)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := s.update(put); err != nil {
+		t.Error(err)
+	}
+	if err := s.gate.do(s.close, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMapping: what is on no local file system is kept in memory.
+func TestMapping(t *testing.T) {
+	if flags, lock := mapping("/proc"); flags != unix.MAP_POPULATE || !lock {
+		t.Errorf("flags %#x, lock %v", flags, lock)
+	}
+	if _, lock := mapping("/dev/shm"); lock {
+		t.Error("a file of a tmpfs is locked in memory")
+	}
+}
