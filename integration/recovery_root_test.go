@@ -1,10 +1,14 @@
 package integration
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -111,4 +115,74 @@ func TestRootSpoolFull(t *testing.T) {
 	n.idle(t)
 	must(t, n.cmd.Process.Signal(unix.SIGTERM)) // before its spool goes
 	<-n.done
+}
+
+// TestRootSpoolStops: the server of the spool's file system stops while a step runs: the
+// step goes on, who asks is answered, what needs the spool is refused with its name, and
+// when the server is back all goes on.
+func TestRootSpoolStops(t *testing.T) {
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skip("no /dev/fuse: nothing else here is a file system that does not answer")
+	}
+	n := startNode(t, site{Stepd: "SpoolTimeout=1\n"})
+	must(t, n.cmd.Process.Signal(syscall.SIGTERM))
+	<-n.done
+	must(t, os.Mkdir(n.path("served"), 0o711))
+	server := exec.Command("bindfs", "-f", "served", "spool") // nothing names the node's directory
+	server.Dir, server.Stderr = n.dir, os.Stderr
+	must(t, server.Start())
+	// Before the node's own cleanup: else that would wait for it.
+	defer func() {
+		_ = server.Process.Signal(syscall.SIGCONT) // it may be ended
+		if !n.exited() {
+			_ = n.cmd.Process.Signal(syscall.SIGTERM)
+			select {
+			case <-n.done:
+			case <-time.After(callTimeout):
+				t.Error("noded does not end")
+			}
+		}
+		_ = unix.Unmount(n.path("spool"), unix.MNT_DETACH) // as above
+		_ = server.Process.Kill()
+		_ = server.Wait() // it was killed
+	}()
+	eventually(t, callTimeout, "the mount", func() error {
+		var st unix.Statfs_t
+		if err := unix.Statfs(n.path("spool"), &st); err != nil || st.Type != unix.FUSE_SUPER_MAGIC {
+			return fmt.Errorf("file system %#x, %v", st.Type, err)
+		}
+		return nil
+	})
+	n.boot(t)
+	p, step := startStubborn(t, n)
+	must(t, server.Process.Signal(syscall.SIGSTOP))
+	for _, args := range [][]string{{"run", "true"}, {"run", "true"}, {"batch", "--wrap=true"}} {
+		if r := n.ctl(t, args...); r.code != 1 || !strings.Contains(r.err, n.path("spool")) || !strings.Contains(r.err, "has not answered for") {
+			t.Errorf("stepctl %q: %v", args, r)
+		}
+	}
+	n.logs(t, "has not answered for")
+	if ps := n.ps(t); len(ps) != 1 || ps[0].id() != step.id() || ps[0].State != "RUNNING" {
+		t.Errorf("ps: %+v", ps)
+	}
+	if r := n.ctl(t, "node", "status"); r.code != 0 || !strings.Contains(r.out, "has not answered for") {
+		t.Errorf("node status: %v", r)
+	}
+	for _, task := range n.ps(t)[0].Tasks {
+		if task.PID == nil || syscall.Kill(*task.PID, 0) != nil {
+			t.Errorf("task %d has ended", task.Rank)
+		}
+	}
+	must(t, server.Process.Signal(syscall.SIGCONT))
+	n.logs(t, "has answered after")
+	n.serves(t)
+	n.letGo(t)
+	if r := p.wait(t); r.code != 3 {
+		t.Errorf("the client: %v", r)
+	}
+	if doc := n.ended(t, step.id()); doc.State != "FAILED" || doc.ExitCode == nil || *doc.ExitCode != 3 {
+		t.Errorf("the record: %+v", doc)
+	}
+	n.idle(t)
+	n.checkClean(t)
 }

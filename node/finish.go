@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +15,7 @@ import (
 // what happened, and leaves nothing of the step behind.
 func (f *follower) finish() {
 	ending := f.proc.ending() // reaps
+	ending = cmp.Or(f.foreign, ending)
 	if !f.settled {
 		f.settleWithout(ending)
 	}

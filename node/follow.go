@@ -29,6 +29,10 @@ type follower struct {
 	// settled: the final record is made and, where possible, stored. known: the store
 	// has the stepd already.
 	settled, known bool
+	// launched: this noded has started it. foreign is then that it is not of this release,
+	// "" where it is.
+	launched bool
+	foreign  string
 
 	mu    sync.Mutex
 	rec   step.Record // guarded by mu; only the owner changes it

@@ -182,6 +182,7 @@ func (n *Node) startStepd(f *follower, spec *step.Spec, leaf *os.File, files []*
 		ours.Close()
 		return err
 	}
+	f.launched = true
 	f.begin(proc, ours)
 	if leaf != nil && (spec.Confine.PerTask || len(spec.Confine.V1) > 0) {
 		n.work.Go(func() { n.warmUp(f.id, proc.pid) })

@@ -120,6 +120,30 @@ func TestLinger(t *testing.T) {
 	tn.nothingLeft(id)
 }
 
+// TestForeignStepd: a stepd of another release is not launched with, and the node takes no
+// more jobs; one that was running is followed to its end.
+func TestForeignStepd(t *testing.T) {
+	tn := fresh(t)
+	words := []string{"speaks version 2 of the step protocol, and noded 1", tn.cfg.StepdPath, "restart noded"}
+	id := tn.run(1000, request("foreign"))
+	rec := tn.wait(id)
+	for _, w := range words {
+		if rec.State != step.Failed || *rec.ExitCode != 1 || !strings.Contains(rec.Reason, w) {
+			t.Errorf("record %+v: want %q", rec, w)
+		}
+		if d := tn.doc(); d.State != "DRAINED" || !strings.Contains(d.Reason, w) {
+			t.Errorf("node %+v: want %q", d, w)
+		}
+	}
+	tn.nothingLeft(id)
+	if _, err := tn.svc.Resume(as(0), &api.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	again := tn.batch(nil, "foreign")
+	tn.waits(again, "node is drained")
+	tn.cancelJob(again)
+}
+
 // TestLingerForEver: one that SIGKILL does not end keeps neither its job nor the node,
 // which is drained for it as for any such process.
 func TestLingerForEver(t *testing.T) {

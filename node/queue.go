@@ -21,7 +21,7 @@ import (
 type queue struct {
 	mu   sync.Mutex
 	all  map[uint32]*queued // guarded by mu
-	runs sync.WaitGroup     // runQueue
+	runs sync.WaitGroup     // runQueue, and watchClock
 	// wake says that something may be started; size 1: one word is enough.
 	wake chan struct{}
 	// change is held while what is stored of jobs is changed. Who holds mu does not ask

@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -19,7 +20,7 @@ func (f *follower) handle(m *stepapi.Msg) (result bool) {
 	case stepapi.TypeHello:
 		defer f.meet()
 		if m.Version != stepapi.Version {
-			f.log.Errorf("stepd speaks version %d of its protocol, noded %d: its end alone is followed", m.Version, stepapi.Version)
+			f.otherVersion(m.Version)
 			return false
 		}
 		f.merge(m.Record)
@@ -45,6 +46,24 @@ func (f *follower) handle(m *stepapi.Msg) (result bool) {
 		return true
 	}
 	return false
+}
+
+// otherVersion: a stepd that runs on from before an upgrade is followed to its end. One
+// that this noded has started is another release's than this noded is, as are all that it
+// would start.
+func (f *follower) otherVersion(v int) {
+	if !f.launched {
+		f.log.Errorf("stepd speaks version %d of its protocol, noded %d: its end alone is followed", v, stepapi.Version)
+		return
+	}
+	f.foreign = fmt.Sprintf("cannot launch with %q: it speaks version %d of the step protocol, and noded %d: restart noded, or install programs of one release", f.n.cfg.StepdPath, v, stepapi.Version)
+	f.n.drainSelf(f.foreign)
+	if f.id.Step == step.BatchStep { // the script has not run, or no longer than this took
+		f.n.requeueLost(f.id.Job)
+	}
+	if err := f.n.killStepd(f.proc); err != nil {
+		f.log.Errorf("cannot kill stepd: %v", err)
+	}
 }
 
 // ending tells whether the step's tasks have ended.

@@ -10,6 +10,7 @@
 //	die CODE       exit without a result
 //	linger         send a result and never exit
 //	silent         say nothing, for ever
+//	foreign        speak another version of the protocol, for ever
 //	quarantined    end at once; the reason is the plugins to leave out
 //	unkillable     end with code 1, and a process that does not die
 //	drain WORD...  end with code 1, and a reason to drain the node
@@ -82,6 +83,15 @@ func run() error {
 	}
 	switch argv[0] {
 	case "silent":
+		select {}
+	case "foreign":
+		control, err := stepapi.FromFD(stepapi.FDControl, "control")
+		if err == nil {
+			err = control.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version + 1})
+		}
+		if err != nil {
+			return err
+		}
 		select {}
 	case "die":
 		code, err := strconv.Atoi(argv[1])
