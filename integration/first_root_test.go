@@ -90,7 +90,7 @@ func TestRootFirstProcess(t *testing.T) {
 		if r := p.wait(t); r.code != 143 {
 			t.Errorf("its client: %v", r)
 		}
-		if d := n.ended(t, id); d.State != "CANCELLED" || !strings.Contains(d.Reason, "stepd got SIGTERM: the host goes down") {
+		if d := n.ended(t, id); d.State != "NODE_FAIL" || !strings.Contains(d.Reason, "stepd got SIGTERM: the host goes down") {
 			t.Errorf("the step: %s, %q", d.State, d.Reason)
 		}
 	})

@@ -94,7 +94,7 @@ use() {
 	[ "$(podman inspect -f '{{.State.ExitCode}}' "$id")" = 0 ] || fail "noded's exit code is $(podman inspect -f '{{.State.ExitCode}}' "$id")"
 	podman start "$id" >/dev/null
 	await podman healthcheck run "$id"
-	says CANCELLED stepctl show 3
+	says NODE_FAIL stepctl show 3
 
 	# It is killed: as when a host loses its power.
 	podman exec -d "$id" stepctl run sleep 1000
