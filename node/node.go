@@ -121,7 +121,7 @@ func (n *Node) open() error {
 		return err
 	}
 	n.store = st
-	st.gate = &spoolGate{dir: n.files.spool, patience: n.cfg.SpoolTimeout, log: n.log}
+	st.gate = &spoolGate{dir: n.files.spool, log: n.log}
 	if err := st.setClock(n.cfg.clock, n.boot); err != nil {
 		return errors.Join(err, st.close())
 	}

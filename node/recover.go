@@ -58,6 +58,7 @@ func (n *Node) Recover(ctx context.Context) error {
 	for _, j := range ending {
 		n.work.Go(func() { n.endJob(j) })
 	}
+	n.store.gate.setPatience(n.cfg.SpoolTimeout)
 	n.queue.runs.Go(n.runQueue)
 	n.queue.runs.Go(n.watchClock)
 	return nil

@@ -36,19 +36,37 @@ func (e errSpool) Error() string {
 
 // spoolGate lets calls through that ask the spool.
 type spoolGate struct {
-	dir      string
-	patience time.Duration
-	log      *logrus.Logger
+	dir string
+	log *logrus.Logger
 
-	mu    sync.Mutex
-	stuck []time.Time   // guarded by mu: when the calls began that nobody waits for any more
-	freed chan struct{} // guarded by mu: closed when there is none; nil where there is none
+	mu       sync.Mutex
+	patience time.Duration // guarded by mu: 0 is for ever, as while noded starts
+	stuck    []time.Time   // guarded by mu: when the calls began that nobody waits for any more
+	freed    chan struct{} // guarded by mu: closed when there is none; nil where there is none
+}
+
+// setPatience says how long the calls that come now are waited for.
+func (g *spoolGate) setPatience(d time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.patience = d
+}
+
+// pass returns how long a call is waited for, or why there is none.
+func (g *spoolGate) pass() (time.Duration, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.patience, g.deadLocked()
 }
 
 // dead returns an errSpool as long as the spool does not answer.
 func (g *spoolGate) dead() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	return g.deadLocked()
+}
+
+func (g *spoolGate) deadLocked() error {
 	if len(g.stuck) == 0 {
 		return nil
 	}
@@ -58,8 +76,12 @@ func (g *spoolGate) dead() error {
 // do calls f, and waits for it as long as its patience is. The error is an errSpool where
 // f goes on without the caller: then late is called when it has ended well. nil is nothing.
 func (g *spoolGate) do(f func() error, late func()) error {
-	if err := g.dead(); err != nil {
+	patience, err := g.pass()
+	if err != nil {
 		return err
+	}
+	if patience == 0 {
+		return f()
 	}
 	began := time.Now()
 	var mu sync.Mutex
@@ -78,7 +100,7 @@ func (g *spoolGate) do(f func() error, late func()) error {
 		}
 		g.back(began)
 	}()
-	timer := time.NewTimer(g.patience)
+	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case err := <-done:

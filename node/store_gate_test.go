@@ -27,7 +27,7 @@ func TestSpoolStops(t *testing.T) {
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tn := start(t, dir, func(c *Config) { c.SpoolTimeout = 300 * time.Millisecond })
+	tn := start(t, dir, nil)
 	t.Cleanup(func() { tn.stop() })
 	ends, goesOn := tn.run(1000, request("fifo", fifo)), tn.run(1000, request("wait"))
 	tn.until(ends, step.Running)
@@ -36,6 +36,7 @@ func TestSpoolStops(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	tn.store.gate.setPatience(200 * time.Millisecond)
 	for range 3 {
 		_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit", "0"))})
 		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), tn.files.spool) || !strings.Contains(err.Error(), "has not answered for") {
@@ -55,6 +56,7 @@ func TestSpoolStops(t *testing.T) {
 		t.Errorf("the one that ends: %+v", rec)
 	}
 	tn.until(goesOn, step.Running)
+	tn.store.gate.setPatience(spoolPatience)
 	if err := hung.Rollback(); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +88,7 @@ func TestStoredTooLate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.gate = &spoolGate{dir: "/spool", patience: 200 * time.Millisecond, log: log}
+	s.gate = &spoolGate{dir: "/spool", log: log}
 	answer := make(chan struct{})
 	bucket, key := bucketMeta, []byte("k")
 	put := func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Put(key, []byte("v")) }
@@ -96,12 +98,14 @@ func TestStoredTooLate(t *testing.T) {
 		<-answer
 		return err
 	}
+	s.gate.setPatience(200 * time.Millisecond)
 	if err := s.transact(late, put, drop); !errors.As(err, new(errSpool)) {
 		t.Errorf("stored: %v", err)
 	}
 	if err := s.update(put); !errors.As(err, new(errSpool)) {
 		t.Errorf("while it does not answer: %v", err)
 	}
+	s.gate.setPatience(spoolPatience)
 	close(answer)
 	for s.gate.dead() != nil {
 		time.Sleep(time.Millisecond)
