@@ -159,7 +159,7 @@ func (g *spoolGate) tell(e errSpool, freed <-chan struct{}) {
 // errLeft ends a transaction whose caller has gone before it began.
 var errLeft = errors.New("nobody waits for it any more")
 
-// transact calls db.Update or db.View with f. What was changed without its caller is taken
+// transact calls do, which is db.Update, with f. What was changed without its caller is taken
 // back by undo; nil is nothing.
 func (s *store) transact(do func(func(*bbolt.Tx) error) error, f, undo func(*bbolt.Tx) error) error {
 	if s.gate == nil {
@@ -200,7 +200,16 @@ func (s *store) updateOr(undo, f func(*bbolt.Tx) error) error {
 	return s.transact(s.db.Update, f, undo)
 }
 
-func (s *store) view(f func(*bbolt.Tx) error) error { return s.transact(s.db.View, f, nil) }
+// view reads. That asks no file system as long as the pages are in memory, and so it is no
+// call for the gate, which costs more than most reads do.
+func (s *store) view(f func(*bbolt.Tx) error) error {
+	if s.gate != nil {
+		if err := s.gate.dead(); err != nil {
+			return err
+		}
+	}
+	return s.db.View(f)
+}
 
 // localFS are the file systems that need no server.
 var localFS = []int64{
