@@ -15,7 +15,7 @@ import (
 // setWaiting stores what has changed of queued jobs that wait. Those that have ended or
 // were started meanwhile stay as they are.
 func (s *store) setWaiting(recs []queuedRecord) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		queue := tx.Bucket(bucketQueue)
 		for i := range recs {
 			var old queuedRecord
@@ -41,7 +41,7 @@ func (s *store) setWaiting(recs []queuedRecord) error {
 // eachTask calls see with the records of the batch steps of an array's jobs, as far as
 // they are kept.
 func (s *store) eachTask(array uint32, see func(rec *step.Record)) error {
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.view(func(tx *bbolt.Tx) error {
 		c := tx.Bucket(bucketSteps).Cursor()
 		last := uint64(array) + step.ArrayMax
 		k, v := c.Seek(stepKey(step.ID{Job: array, Step: step.BatchStep}))
