@@ -94,7 +94,7 @@ func (s *store) setNames(job uint32, names []published) error {
 
 // setNodeCPUs stores what each of the job's nodes has given.
 func (s *store) setNodeCPUs(job uint32, cpus []int) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		var j jobRecord
 		jobs := tx.Bucket(bucketJobs)
 		if err := getJSON(jobs, jobKey(job), &j); err != nil {
