@@ -151,6 +151,7 @@ func TestRootAdopt(t *testing.T) {
 			t.Errorf("got %v", r)
 		}
 		wasKilled(t, root)
+		n.ended(t, fmt.Sprintf("%d.extern", first.JobID))
 		if r := n.ctlRoot(t, "adopt", "--job", fmt.Sprint(first.JobID), pid); r.code != 1 || !strings.Contains(r.err, "its extern step has ended") {
 			t.Errorf("got %v", r)
 		}

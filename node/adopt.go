@@ -55,9 +55,12 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 		return nil, err
 	}
 	rec := f.record()
+	if rec.State == step.Completing || rec.State.Final() { // it would be killed with the others
+		return nil, externOver(j.ID)
+	}
 	if err := s.n.cfg.Tracker.Adopt(rec, pid); err != nil {
 		if errors.Is(err, fs.ErrNotExist) { // its place is being removed
-			err = fmt.Errorf("cannot adopt process %d into job %d: its extern step has ended", pid, j.ID)
+			return nil, externOver(j.ID)
 		}
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
@@ -162,6 +165,9 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 	if f := n.reg.follower(id); f != nil {
 		return f, nil
 	}
+	if _, err := n.store.step(id); err == nil {
+		return nil, externOver(j.ID)
+	}
 	req := &step.Request{
 		Schema: step.Schema, Job: &j.ID, UID: &j.UID, GID: &j.GID, Name: "extern", Argv: []string{"/bin/sleep", "infinity"},
 		NTasks: 1, NNodes: 1, CPUsPerTask: 1, Overcommit: true, Env: []string{"PATH=" + safePath}, Cwd: "/", MPI: "none",
@@ -192,6 +198,11 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// externOver is the answer where the job has had its extern step: there is no second one.
+func externOver(job uint32) error {
+	return status.Errorf(codes.FailedPrecondition, "cannot adopt a process into job %d: its extern step has ended", job)
 }
 
 // externSpec makes the extern step one of all that the job has. Its one process only
