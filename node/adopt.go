@@ -55,7 +55,7 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 		return nil, err
 	}
 	rec := f.record()
-	if rec.State == step.Completing || rec.State.Final() { // it would be killed with the others
+	if over(rec) { // it would be killed with the others
 		return nil, externOver(j.ID)
 	}
 	if err := s.n.cfg.Tracker.Adopt(rec, pid); err != nil {
@@ -69,6 +69,9 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 		// has, may have been moved in its place.
 		f.log.WithField("pid", pid).Warn("process ended while it was adopted: if there is another one of this number, look where it is")
 		return nil, status.Errorf(codes.NotFound, "process %d has ended while it was adopted", pid)
+	}
+	if over(f.record()) { // it ended meanwhile, and the process may be killed with the others
+		return nil, externOver(j.ID)
 	}
 	f.log.WithField("pid", pid).Info("process adopted")
 	return &api.AdoptReply{JobId: j.ID, StepId: f.id.Step, Cgroup: rec.CgroupTasks, Namespaces: s.n.pinned(j.ID)}, nil
@@ -165,8 +168,11 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 	if f := n.reg.follower(id); f != nil {
 		return f, nil
 	}
-	if _, err := n.store.step(id); err == nil {
+	switch _, err := n.store.step(id); {
+	case err == nil:
 		return nil, externOver(j.ID)
+	case !errors.Is(err, errUnknown):
+		return nil, status.Error(codes.Internal, err.Error())
 	}
 	req := &step.Request{
 		Schema: step.Schema, Job: &j.ID, UID: &j.UID, GID: &j.GID, Name: "extern", Argv: []string{"/bin/sleep", "infinity"},
@@ -192,13 +198,16 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 	}
 	n.reg.takeNothing(f)
 	if !f.claim() {
-		return nil, status.Errorf(codes.Aborted, "step %s was cancelled before its launch", f.id)
+		return nil, externOver(j.ID)
 	}
 	if _, err := f.launch(nil); err != nil {
 		return nil, err
 	}
 	return f, nil
 }
+
+// over tells whether a step's processes are being ended, or are gone.
+func over(rec *step.Record) bool { return rec.State == step.Completing || rec.State.Final() }
 
 // externOver is the answer where the job has had its extern step: there is no second one.
 func externOver(job uint32) error {
