@@ -54,7 +54,8 @@ func (w *ClockWatch) arm() error {
 	}); err != nil {
 		return fmt.Errorf("cannot watch the clock: %w", err)
 	}
-	if set != nil {
+	// ECANCELED: the timer is set, and the clock was too since the last Read.
+	if set != nil && !errors.Is(set, unix.ECANCELED) {
 		return fmt.Errorf("cannot watch the clock: %w", set)
 	}
 	return nil
