@@ -12,6 +12,9 @@ LDFLAGS = -s -w -X stepd/internal/build.version=$(VERSION)
 
 export CGO_ENABLED = 0
 
+# The project's files by a pattern: there may be no git, as in a tarball.
+files = $$(find . -path ./$(BUILD) -prune -o -name '$(1)' -printf '%P\n')
+
 .PHONY: all help
 all: go-programs $(BIN)/spankhost ## build bin/{noded,stepd,stepd-net,stepctl,spankhost}, and pmixhost where libpmix-dev is
 
@@ -101,7 +104,7 @@ vm-run: all ## run CMD= as root in that guest
 # packages at a time, and only those that have such tests.
 FUZZTIME ?= 10000x
 fuzz: ## every fuzz test, FUZZTIME executions each
-	@mkdir -p $(BUILD); grep -l '^func Fuzz' $$(git ls-files '*_test.go') | xargs -n 1 dirname | sort -u | xargs -P 2 -I % sh -c ' \
+	@mkdir -p $(BUILD); grep -l '^func Fuzz' $(call files,*_test.go) | xargs -n 1 dirname | sort -u | xargs -P 2 -I % sh -c ' \
 	  log=$(BUILD)/fuzz.$$(echo % | tr / -).log; \
 	  for f in $$(sed -n "s/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p" %/*_test.go); do \
 	    echo "% $$f"; $(GO) test -vet=off -run "^$$" -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -parallel 1 ./% >$$log 2>&1 || { cat $$log; exit 255; }; \
@@ -120,10 +123,10 @@ test: deps-test all ## everything that this machine can run; installs what it ne
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 .PHONY: lint
 lint: ## gofmt, vet, staticcheck, clang-format
-	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "gofmt would change:" $$out; exit 1; fi
+	@out=$$(gofmt -l $(call files,*.go)); if [ -n "$$out" ]; then echo "gofmt would change:" $$out; exit 1; fi
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
-	clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h')
+	clang-format --dry-run -Werror $(call files,*.[ch])
 
 .PHONY: examples
 examples: $(BIN)/spankhost ## the example plugins and MPI programs

@@ -2,6 +2,7 @@ package stepd
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -43,5 +44,37 @@ func TestPackagedConfiguration(t *testing.T) {
 		if p.Severity == slurmconf.SeverityError || p.Severity == slurmconf.SeverityWarning {
 			t.Errorf("%s: %s", p.Severity, p)
 		}
+	}
+}
+
+// TestFuzzWithoutGit: make finds the fuzz tests of a tarball's tree, and only those.
+func TestFuzzWithoutGit(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"Makefile", "spank", "mpi"} {
+		here, err := filepath.Abs(name)
+		if err == nil {
+			err = os.Symlink(here, filepath.Join(dir, name))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{
+		"a/b/c_test.go": "func FuzzFirst(f *testing.F) {}\nfunc FuzzSecond(f *testing.F) {}\n",
+		"d/e_test.go":   "func TestNone(t *testing.T) {}\n", "build/f_test.go": "func FuzzOld(f *testing.F) {}\n",
+	} {
+		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("make", "-s", "fuzz", "GO=true", "BUILD=build")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=0") // not those of who runs the tests
+	out, err := cmd.CombinedOutput()
+	if got := string(out); err != nil || got != "a/b FuzzFirst\na/b FuzzSecond\n" {
+		t.Errorf("make fuzz: %v, %q", err, got)
 	}
 }
