@@ -56,6 +56,9 @@ type storeClock struct {
 	BootID string `json:"boot_id"`
 	// ZeroNS is when the host began to run, in ns since 1970.
 	ZeroNS int64 `json:"zero_ns"`
+	// Behind: the boot before began later than this one. So this one began before its
+	// clock was set, and what it knows of ends is of no use to the next.
+	Behind bool `json:"behind,omitempty"`
 }
 
 // setClock makes the store's clock.
@@ -66,14 +69,21 @@ func (s *store) setClock(c *clock, boot string) error {
 		if err := getJSON(meta, keyClock, &is); err != nil && !errors.Is(err, errUnknown) {
 			return err
 		}
-		if is.BootID != boot {
-			is = storeClock{BootID: boot, ZeroNS: c.now().UnixNano() - int64(c.up())}
-			if err := putJSON(meta, keyClock, &is); err != nil {
-				return err
-			}
-		}
 		s.up, s.zero = c.up, is.ZeroNS
-		return restamp(tx, s.now())
+		if is.BootID == boot {
+			return nil
+		}
+		last := is
+		s.zero = c.now().UnixNano() - int64(c.up())
+		is = storeClock{BootID: boot, ZeroNS: s.zero, Behind: s.zero < last.ZeroNS}
+		if err := putJSON(meta, keyClock, &is); err != nil {
+			return err
+		}
+		from := time.Unix(0, 0)
+		if !last.Behind {
+			from = s.now().Add(1)
+		}
+		return restamp(tx, from, s.now())
 	})
 	if err != nil {
 		return fmt.Errorf("cannot store the clock: %w", err)
@@ -84,13 +94,13 @@ func (s *store) setClock(c *clock, boot string) error {
 // now is the time by which steps are forgotten.
 func (s *store) now() time.Time { return time.Unix(0, s.zero+int64(s.up())) }
 
-// restamp makes what has ended later than now, by a clock that was ahead, end now: else it
-// would be kept until then.
-func restamp(tx *bbolt.Tx, now time.Time) error {
+// restamp makes what has ended from a time on end now. What has by a clock that was ahead
+// would be kept until then, and all at once be forgotten by one that was behind.
+func restamp(tx *bbolt.Tx, from, now time.Time) error {
 	ended := tx.Bucket(bucketEnded)
 	var late [][]byte
 	c := ended.Cursor()
-	for k, _ := c.Seek(binary.BigEndian.AppendUint64(nil, uint64(now.UnixNano())+1)); k != nil; k, _ = c.Next() {
+	for k, _ := c.Seek(binary.BigEndian.AppendUint64(nil, uint64(from.UnixNano()))); k != nil; k, _ = c.Next() {
 		late = append(late, append([]byte(nil), k...))
 	}
 	for _, k := range late {

@@ -147,8 +147,20 @@ func TestClockSetForget(t *testing.T) {
 	want("in the next boot", end())
 	c.pass(time.Second+time.Millisecond, 0)
 	want("after MinJobAge of that", end(), 2, 3, 4, 5)
+	// The clock of that one was behind: a month later, what there is has not ended long ago.
+	for _, boot := range []string{"third", "fourth"} {
+		if err := s.close(); err != nil {
+			t.Fatal(err)
+		}
+		c.pass(0, 30*24*time.Hour)
+		open(boot)
+		if boot == "third" {
+			want("when it is right again", end())
+		}
+	}
+	want("a month after a clock that was right", end(), 6, 7, 8)
 	if err := s.db.View(func(tx *bbolt.Tx) error {
-		if n := getNumber(tx.Bucket(bucketMeta), keyEnded); n != 2 {
+		if n := getNumber(tx.Bucket(bucketMeta), keyEnded); n != 1 {
 			t.Errorf("%d ended steps are counted", n)
 		}
 		return nil
