@@ -41,7 +41,7 @@ func (j *jobRecord) limit(d time.Duration, c *clock, boot string) {
 // goOn makes a Deadline that was stored one to be waited for: that of an older noded is
 // one of the host's clock.
 func (j *jobRecord) goOn(c *clock, boot string) {
-	if u := j.DeadlineUp; j.Deadline != nil && u != nil && u.BootID == boot {
+	if u := j.DeadlineUp; j.Deadline != nil && u != nil && linux.SameBoot(u.BootID, boot) {
 		end := c.now().Add(u.Up - c.up())
 		j.Deadline = &end
 	}

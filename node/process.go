@@ -53,7 +53,7 @@ func isChild(pidfd int) bool {
 // of is the boot in which the number was noted, boot is this one. A zombie
 // counts as gone: not every PID 1 reaps at once.
 func openProcess(pid int, of, boot string) (pidfd int, start uint64, err error) {
-	if pid <= 0 || of != boot {
+	if pid <= 0 || !linux.SameBoot(of, boot) {
 		return -1, 0, errGone
 	}
 	pidfd, err = linux.PidfdOpen(pid)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -166,7 +167,7 @@ func (n *Node) recoverQueue() (waits map[step.ID]bool, err error) {
 		} else if !rec.Started {
 			return nil, err
 		}
-		if !rec.Started && rec.Restarts > 0 && q.step.BootID != n.boot {
+		if !rec.Started && rec.Restarts > 0 && !linux.SameBoot(q.step.BootID, n.boot) {
 			q.rec.Begin = nil // it was downDelay
 		}
 		waits[rec.batchID()] = !rec.Started

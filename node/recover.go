@@ -186,7 +186,7 @@ func (n *Node) adopt(f *follower) (runs bool) {
 	if p == nil {
 		state := step.Failed
 		switch {
-		case rec.BootID != n.boot:
+		case !linux.SameBoot(rec.BootID, n.boot):
 			state = step.NodeFail
 		case rec.State == step.Pending:
 			state, reason = step.Cancelled, "noded was restarted before the step was launched"
@@ -243,7 +243,7 @@ func (f *follower) bury(reason string, state step.State) {
 // findStepd finds the step's stepd and connects to it. Without a process the
 // reason says why; without a connection it is followed by its pidfd alone.
 func (n *Node) findStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
-	if rec.BootID != n.boot {
+	if !linux.SameBoot(rec.BootID, n.boot) {
 		return nil, nil, rebooted(rec.BootID, n.boot)
 	}
 	dir, name := n.files.stepsDir(), n.files.socketName(rec.ID)

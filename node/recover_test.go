@@ -144,6 +144,8 @@ func TestFindProcess(t *testing.T) {
 	tn := fresh(t)
 	id := tn.run(1000, request("wait"))
 	good := tn.until(id, step.Running)
+	uuid, _, _ := strings.Cut(tn.boot, "/")
+	contained := uuid + "/12"
 	for _, tc := range []struct {
 		name string
 		edit func(*step.Record)
@@ -152,12 +154,16 @@ func TestFindProcess(t *testing.T) {
 		{"as stored", func(*step.Record) {}, true},
 		{"another start", func(r *step.Record) { r.StepdStart++ }, false},
 		{"another boot", func(r *step.Record) { r.BootID = "x" }, false},
+		{"noted before containers were known", func(r *step.Record) { r.BootID = uuid }, true},
+		{"so, of another start", func(r *step.Record) { r.BootID, r.StepdStart = uuid, r.StepdStart+1 }, false},
+		{"another container", func(r *step.Record) { r.BootID = uuid + "/1" }, false},
 		{"no pid", func(r *step.Record) { r.StepdPID = 0 }, false},
 		{"no such pid", func(r *step.Record) { r.StepdPID = 1 << 22 }, false},
 	} {
 		rec := good
+		rec.BootID = contained
 		tc.edit(&rec)
-		p, err := findProcess(&rec, tn.boot)
+		p, err := findProcess(&rec, contained)
 		if tc.ok != (err == nil) || err != nil && !errors.Is(err, errGone) {
 			t.Errorf("%s: %v, %v", tc.name, p, err)
 		}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"stepd/api"
+	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -295,7 +296,7 @@ func (n *Node) forgetJob(job uint32) (done func(), err error) {
 	if err != nil {
 		return func() { n.work.Go(func() { n.forgetLater(job) }) }, err
 	}
-	if old.State == step.NodeFail && old.BootID == n.boot {
+	if old.State == step.NodeFail && linux.SameBoot(old.BootID, n.boot) {
 		later := time.Now().Add(downDelay) // it would only be ended again
 		rec.Begin = &later
 	}

@@ -297,7 +297,7 @@ func (t *plainTracker) EndStep(ctx context.Context, rec *step.Record) error {
 	if err != nil {
 		return err
 	}
-	if rec.BootID != boot {
+	if !linux.SameBoot(rec.BootID, boot) {
 		return nil // its processes ended with that boot
 	}
 	var known []proctrack.Process

@@ -221,6 +221,21 @@ func TestProcessIdentity(t *testing.T) {
 	}
 }
 
+func TestSameBoot(t *testing.T) {
+	for _, tc := range []struct {
+		noted, now string
+		same       bool
+	}{
+		{"a", "a", true}, {"a", "b", false}, {"", "a", false},
+		{"a/1", "a/1", true}, {"a/1", "a/2", false}, {"a/1", "a", false},
+		{"a", "a/1", true}, {"b", "a/1", false}, {"", "a/1", false},
+	} {
+		if SameBoot(tc.noted, tc.now) != tc.same {
+			t.Errorf("noted %q, now %q: want %v", tc.noted, tc.now, tc.same)
+		}
+	}
+}
+
 // TestWaitParksNoThread: hundreds of waits cost goroutines only.
 func TestWaitParksNoThread(t *testing.T) {
 	before := threads(t)

@@ -68,6 +68,14 @@ func BootID() (string, error) {
 	return fmt.Sprintf("%s/%d", id, start), nil
 }
 
+// SameBoot tells whether noted, a value of BootID, is of the boot now. What was noted
+// by a version that did not know of containers has the UUID alone: of such a one a
+// process is known by its number and start time, and there are no others.
+func SameBoot(noted, now string) bool {
+	uuid, _, contained := strings.Cut(now, "/")
+	return noted == now || contained && noted == uuid
+}
+
 // SetSubreaper makes the calling process the parent of its orphaned
 // descendants (PR_SET_CHILD_SUBREAPER). It holds for all threads, and is not
 // inherited.
