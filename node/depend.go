@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -35,6 +36,7 @@ type jobEnd struct {
 	over  bool
 	well  bool // it has ended with code 0
 	words string
+	err   error // why nothing of this is known
 }
 
 // ends are the jobs that others wait for, as one pass sees them.
@@ -71,7 +73,10 @@ func (p *pass) depends(q *queued, rec *queuedRecord) string {
 		case d.Kind == step.DependSingleton:
 			met = p.ends.alone(q, rec)
 		default:
-			p.look(d)
+			if err := p.look(d); err != nil {
+				waits = append(waits, fmt.Sprintf("%s (%v)", d, err))
+				continue
+			}
 			met = d.Met
 			changed = changed || d.Met || d.Never
 		}
@@ -114,18 +119,23 @@ func (q *queued) fallen(why string) bool {
 	return true
 }
 
-// look finds out what has come of a dependency on jobs.
-func (p *pass) look(d *dependency) {
+// look finds out what has come of a dependency on jobs. Where that cannot be told now it is
+// looked at again.
+func (p *pass) look(d *dependency) error {
 	var e jobEnd
 	if d.ofArray() {
 		e = p.ends.array(d)
 	} else {
 		e = p.ends.job(d.On)
 	}
+	if e.err != nil {
+		p.later(p.now.Add(queueRetry))
+		return e.err
+	}
 	switch d.Kind {
 	case step.DependAfter:
 		if e.began.IsZero() {
-			return
+			return nil
 		}
 		at := e.began.Add(time.Duration(d.DelayMin) * time.Minute)
 		if d.Met = !at.After(p.now); !d.Met {
@@ -142,6 +152,7 @@ func (p *pass) look(d *dependency) {
 			d.Why = e.words
 		}
 	}
+	return nil
 }
 
 // job is how far a job has come.
@@ -158,10 +169,16 @@ func (n *Node) batchEnd(job uint32) jobEnd {
 	if q := n.queue.get(job); q != nil {
 		return q.now().progress()
 	}
-	rec, err := n.store.step(step.ID{Job: job, Step: step.BatchStep})
+	id := step.ID{Job: job, Step: step.BatchStep}
+	if f := n.unstored.get(id); f != nil {
+		return endedAs(f.record())
+	}
+	rec, err := n.store.step(id)
 	switch {
-	case err != nil: // it is long ago
+	case errors.Is(err, errUnknown): // it is long ago
 		return jobEnd{began: time.Unix(0, 0), over: true, words: fmt.Sprintf("nothing is known of job %d any more", job)}
+	case err != nil:
+		return jobEnd{err: err}
 	case !rec.State.Final(): // between two looks
 		return jobEnd{}
 	}
@@ -207,7 +224,12 @@ func (s *ends) array(d *dependency) jobEnd {
 func (n *Node) arrayEnd(array uint32) jobEnd {
 	left := n.queue.list(func(q *queued) bool { return ofArray(q, array) })
 	if len(left) == 0 {
-		return n.store.arrayEnd(array)
+		return n.store.arrayEnd(array, func(rec *step.Record) *step.Record {
+			if f := n.unstored.get(rec.ID); f != nil {
+				return f.record()
+			}
+			return rec
+		})
 	}
 	last := time.Unix(0, 0)
 	for _, q := range left {
@@ -255,7 +277,7 @@ func (q *queued) setDepends(list []dependency) {
 // tellFailed tells those who wait for an array that a task of it has not ended well, before
 // that is out of the queue.
 func (qs *queue) tellFailed(array *step.ArrayTask, state step.State) {
-	if array == nil || state == step.Completed {
+	if array == nil || !isFinal(state) || state == step.Completed {
 		return
 	}
 	qs.mu.Lock()

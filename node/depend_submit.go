@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -76,11 +77,15 @@ func (n *Node) dependsOn(ctx context.Context, d step.Dependency) (uint32, error)
 		}
 		return job, nil
 	}
-	if rec, err := n.store.step(step.ID{Job: d.Job, Step: step.BatchStep}); err == nil {
+	rec, err := n.store.step(step.ID{Job: d.Job, Step: step.BatchStep})
+	if err == nil {
 		if rec.Array != nil && rec.Array.Job == d.Job {
 			return 0, nil
 		}
 		return d.Job, nil
+	}
+	if !errors.Is(err, errUnknown) {
+		return 0, status.Error(codes.Internal, err.Error())
 	}
 	// The first task of an array may be forgotten while others wait.
 	if len(n.queue.list(func(q *queued) bool { return ofArray(q, d.Job) })) > 0 {

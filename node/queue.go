@@ -43,6 +43,8 @@ type queued struct {
 	cancelled string
 	owed      bool
 	changed   bool // what it waits for is to be stored
+	// runEnd is how its run has ended, "" while that is not known.
+	runEnd step.State
 	// ended is closed when its batch step has ended and is not to run again.
 	ended chan struct{}
 	over  func() // closes ended

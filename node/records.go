@@ -145,6 +145,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		}
 	})
 	f.settled = true
+	f.n.queue.ran(f.id, rec.State)
 	f.movedOff()
 	if rec.State == step.NodeFail && f.id.Step == step.BatchStep { // the host went down, and has said so
 		f.n.requeueLost(f.id.Job)
@@ -197,6 +198,7 @@ func (f *follower) finishLater() {
 		forgotten, err := f.n.store.finishLate(f.record(), f.n.store.now())
 		if err == nil {
 			f.n.forget(forgotten)
+			f.n.queue.kick() // jobs may wait for it
 			f.log.Info("the step's result is stored")
 			return
 		}

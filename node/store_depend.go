@@ -82,10 +82,11 @@ func (s *store) arrayJobs(array uint32) (map[uint32]uint32, error) {
 }
 
 // arrayEnd is the end of an array of which no job is queued any more, as far as its
-// records are kept.
-func (s *store) arrayEnd(array uint32) jobEnd {
+// records are kept. latest returns what is known later than a stored record.
+func (s *store) arrayEnd(array uint32, latest func(*step.Record) *step.Record) jobEnd {
 	e := jobEnd{began: time.Unix(0, 0), over: true, well: true, words: fmt.Sprintf("a task of array %d has not ended well", array)}
 	err := s.eachTask(array, func(rec *step.Record) {
+		rec = latest(rec)
 		one := endedAs(rec)
 		if one.began.After(e.began) {
 			e.began = one.began
@@ -95,7 +96,10 @@ func (s *store) arrayEnd(array uint32) jobEnd {
 		}
 		e.over = e.over && rec.State.Final()
 	})
-	if err != nil {
+	switch {
+	case err != nil:
+		return jobEnd{err: err}
+	case !e.over: // between two looks
 		return jobEnd{}
 	}
 	return e

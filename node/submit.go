@@ -283,9 +283,7 @@ func (n *Node) forgetJob(job uint32) (done func(), err error) {
 	defer n.queue.change.Unlock()
 	if !n.queue.again(q) {
 		err := n.store.endJob(job)
-		if rec, rerr := n.store.step(q.batchID()); rerr == nil {
-			n.queue.tellFailed(rec.Array, rec.State)
-		}
+		n.queue.tellFailed(q.now().Array, n.runEnd(q))
 		n.queue.remove(job) // now, so that nobody stores it again
 		return q.over, err
 	}
@@ -312,8 +310,32 @@ func (n *Node) forgetJob(job uint32) (done func(), err error) {
 	n.queue.mu.Lock()
 	defer n.queue.mu.Unlock()
 	// From here on it waits, and can be cancelled; done lets it start.
-	q.rec, q.step, q.starting = rec, first, true
+	q.rec, q.step, q.runEnd, q.starting = rec, first, "", true
 	return q.mayStart, nil
+}
+
+// runEnd is how the job's run has ended, "" where that is not known.
+func (n *Node) runEnd(q *queued) step.State {
+	n.queue.mu.Lock()
+	state := q.runEnd
+	n.queue.mu.Unlock()
+	if state != "" {
+		return state
+	}
+	// It ended while an earlier noded ran.
+	if rec, err := n.store.step(q.batchID()); err == nil && isFinal(rec.State) {
+		return rec.State
+	}
+	return ""
+}
+
+// ran notes how a batch job's run has ended, whatever of it can be stored.
+func (qs *queue) ran(id step.ID, state step.State) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	if q := qs.all[id.Job]; q != nil && id.Step == step.BatchStep {
+		q.runEnd = state
+	}
 }
 
 // mayStart lets a job start that was put back, or ends it where it was cancelled since.
