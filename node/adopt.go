@@ -185,10 +185,10 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 	}
 	// The prolog comes before the first process of the job's.
 	if n.awaitsProlog(j) {
-		if err := n.createContainer(ctx, j, step.User{UID: j.UID, GID: j.GID, Name: j.User}); err != nil {
-			return nil, status.Error(codes.Internal, err.Error())
+		if !n.reg.keep(j) {
+			return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", j.ID)
 		}
-		if err := n.runProlog(j); err != nil {
+		if err := n.prologAlone(j, step.User{UID: j.UID, GID: j.GID, Name: j.User}); err != nil {
 			return nil, status.Error(codes.Aborted, err.Error())
 		}
 	}

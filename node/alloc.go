@@ -54,20 +54,20 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 }
 
 // openAlloc lets an allocation take steps on this node: with PrologFlags=Alloc when its
-// prolog has ended.
+// prolog has ended. One whose end has begun has no prolog any more.
 func (n *Node) openAlloc(j *job, user step.User) error {
 	switch {
-	case !n.cfg.Scripts.AtAlloc || !n.awaitsProlog(j):
+	case !n.cfg.Scripts.AtAlloc || !n.awaitsProlog(j) || !n.reg.keep(j):
 	case n.cfg.Scripts.NoHold:
 		n.work.Go(func() {
-			if err := n.prologAtAlloc(j, user); err != nil && !errors.Is(err, errStopping) {
+			if err := n.prologAlone(j, user); err != nil && !errors.Is(err, errStopping) {
 				n.endAlloc(j, err.Error())
 			}
 		})
 	default:
 		// A client that goes away meanwhile ends the job, and its prolog is
 		// run to the end all the same.
-		if err := n.prologAtAlloc(j, user); err != nil {
+		if err := n.prologAlone(j, user); err != nil {
 			n.endAlloc(j, err.Error())
 			return status.Error(codes.Aborted, err.Error())
 		}
@@ -82,7 +82,15 @@ func forAlloc(req *step.Request) {
 	req.Argv, req.Stdin, req.Stdout, req.Stderr = []string{"-"}, null, null, null
 }
 
-func (n *Node) prologAtAlloc(j *job, user step.User) error {
+// prologAlone makes the job's container and runs its prolog before there is a step that
+// holds the job: the caller has kept it, and it is let go here. So its end waits for the
+// prolog, which killed would drain the node, and the epilog comes after it.
+func (n *Node) prologAlone(j *job, user step.User) error {
+	defer func() {
+		if ended := n.reg.unkeep(j); ended != nil {
+			n.work.Go(func() { n.endJob(ended) })
+		}
+	}()
 	if err := n.createContainer(context.Background(), j, user); err != nil {
 		return err
 	}

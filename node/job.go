@@ -24,7 +24,7 @@ type job struct {
 	waiters []*waiter
 	// running counts what may still use the job's CPUs: steps whose result is
 	// not known, and the client of an allocation; present also those that are
-	// being cleaned up.
+	// being cleaned up, and a prolog that no step runs.
 	running, present int
 	// open jobs take further steps.
 	open bool
@@ -187,11 +187,6 @@ func (n *Node) endJob(j *job) {
 		return
 	}
 	log := n.log.WithField("job", j.ID)
-	// A prolog is run to its end, also where the allocation that it is for has ended: killed,
-	// it would drain the node.
-	if end := j.prologEnd(); end != nil {
-		<-end // bounded as the scripts are, and by noded's stop
-	}
 	if j.found {
 		// An epilog that was interrupted must not run beside its second run.
 		n.endScripts(j, log)
@@ -227,13 +222,6 @@ func (n *Node) endJob(j *job) {
 	}
 	close(j.ended)
 	done()
-}
-
-// prologEnd is closed when the job's prolog has ended; nil where none was begun.
-func (j *job) prologEnd() <-chan struct{} {
-	j.scripts.Lock()
-	defer j.scripts.Unlock()
-	return j.prolog.end
 }
 
 // endScripts kills what prolog and epilog have left running, and says what it was.

@@ -1,12 +1,33 @@
 package node
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"stepd/api"
+	"stepd/step"
 )
+
+// letGo waits until nobody holds the job but a prolog, and tells whether one does: else the
+// job's end has been begun by then.
+func (s *scripted) letGo(j *job) (kept bool) {
+	s.t.Helper()
+	await(s.t, func() bool {
+		s.reg.mu.Lock()
+		defer s.reg.mu.Unlock()
+		kept = j.present > 0
+		return j.running == 0
+	})
+	return kept
+}
 
 // TestPrologOfEndedAllocation: a prolog is run to its end where the allocation ends before,
 // and the epilog comes after it.
@@ -25,13 +46,8 @@ func TestPrologOfEndedAllocation(t *testing.T) {
 	}
 	j := s.reg.job(1)
 	c.kill()
-	for !s.reg.isShut(j) {
-		time.Sleep(time.Millisecond)
-	}
-	select {
-	case <-j.ended:
-		t.Error("the job has ended beside its prolog")
-	case <-time.After(100 * time.Millisecond): // as long as it would take
+	if !s.letGo(j) {
+		t.Error("the job ends beside its prolog")
 	}
 	open.Close()
 	if err := <-answer; err != nil {
@@ -41,5 +57,95 @@ func TestPrologOfEndedAllocation(t *testing.T) {
 	s.wantTold("prolog.sh", "epilog.sh")
 	if d := s.doc(); d.State == "DRAINED" { // as the epilog does that comes before
 		t.Errorf("node %+v", d)
+	}
+}
+
+// slowCreate are containers that take their time to be made.
+type slowCreate struct {
+	*fakeContainers
+	at, on chan struct{}
+}
+
+func (c slowCreate) Create(ctx context.Context, job uint32, user step.User) error {
+	c.at <- struct{}{}
+	<-c.on
+	return c.fakeContainers.Create(ctx, job, user)
+}
+
+// TestAllocationEndsBeforeProlog: an allocation that ends while its container is made, before
+// its prolog has begun. The prolog runs, the epilog after it, and nothing is left.
+func TestAllocationEndsBeforeProlog(t *testing.T) {
+	for name, noHold := range map[string]bool{"Alloc": false, "NoHold": true} {
+		t.Run(name, func(t *testing.T) {
+			slow := slowCreate{at: make(chan struct{}), on: make(chan struct{})}
+			s := newScripted(t, "", "", func(c *Config) {
+				slow.fakeContainers = c.Containers.(*fakeContainers)
+				c.Containers = slow
+				c.Scripts.AtAlloc, c.Scripts.NoHold = true, noHold
+			})
+			c := newClient(t, 1000)
+			answer := make(chan error, 1)
+			go func() { _, err := s.alloc(c, nil); answer <- err }()
+			<-slow.at
+			j := s.reg.job(1)
+			c.kill()
+			if !s.letGo(j) {
+				t.Error("the job ends before its prolog")
+				<-j.ended
+			}
+			close(slow.on)
+			if err := <-answer; err != nil {
+				t.Error(err)
+			}
+			s.idle()
+			await(t, func() bool { return slices.Contains(s.told(), "prolog.sh") })
+			s.wantTold("prolog.sh", "epilog.sh")
+			if slow.has(1) {
+				t.Error("the job's container is left")
+			}
+			// Nobody opens what has ended.
+			if err := s.openAlloc(j, step.User{UID: 1000}); err != nil || s.reg.takesSteps(j) || s.reg.keep(j) {
+				t.Errorf("a job that has ended: %v, it takes steps: %v", err, s.reg.takesSteps(j))
+			}
+			s.wantTold("prolog.sh", "epilog.sh")
+		})
+	}
+}
+
+// TestAdoptionEndsBeforeProlog: as TestAllocationEndsBeforeProlog, where the prolog is due
+// with a process that is adopted.
+func TestAdoptionEndsBeforeProlog(t *testing.T) {
+	slow := slowCreate{at: make(chan struct{}), on: make(chan struct{})}
+	s := newScripted(t, "", "", func(c *Config) {
+		slow.fakeContainers = c.Containers.(*fakeContainers)
+		c.Containers = slow
+	})
+	c := newClient(t, 1000)
+	id, err := s.alloc(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := s.reg.job(id)
+	answer := make(chan error, 1)
+	go func() { _, err := s.extern(as(0), j); answer <- err }()
+	<-slow.at
+	go s.svc.Release(as(1000), &api.ReleaseRequest{JobId: id})
+	if !s.letGo(j) {
+		t.Error("the job ends before its prolog")
+		<-j.ended
+	}
+	close(slow.on)
+	select {
+	case err := <-answer:
+		if status.Code(err) != codes.NotFound {
+			t.Errorf("adopted into a job that has ended: %v", err)
+		}
+	case <-time.After(testTimeout):
+		t.Fatal("the adoption is not answered")
+	}
+	s.idle()
+	s.wantTold("prolog.sh", "epilog.sh")
+	if slow.has(1) {
+		t.Error("the job's container is left")
 	}
 }

@@ -563,7 +563,7 @@ func hangs(t *testing.T, hold string) string {
 }
 
 // await waits for what another process does.
-func await(t *testing.T, ok func() bool) {
+func await(t testing.TB, ok func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(testTimeout)
 	for !ok() {

@@ -50,6 +50,24 @@ func (r *registry) letGo(j *job) (ended *job, idle bool) {
 	return r.leaveLocked(j), idle
 }
 
+// keep puts the job's end off until unkeep; false is that it has begun.
+func (r *registry) keep(j *job) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if j.shut || j.present == 0 { // the latter alone of one that an earlier noded left
+		return false
+	}
+	j.present++
+	return true
+}
+
+// unkeep undoes keep. It returns the job where nothing is left of it, as remove does.
+func (r *registry) unkeep(j *job) (ended *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.leaveLocked(j)
+}
+
 // giveBackLocked ends a step's share of its job.
 func (r *registry) giveBackLocked(j *job, sh share) {
 	j.releaseCPUs(sh)
