@@ -63,50 +63,76 @@ func (p *pass) depends(q *queued, rec *queuedRecord) string {
 	if len(rec.Depends) == 0 {
 		return ""
 	}
-	list, changed := slices.Clone(rec.Depends), false
-	var waits, never []string
+	list, own := rec.Depends, false // what others may read is not changed
+	var waits awaited
+	never := ""
 	for i := range list {
-		d := &list[i]
+		d := list[i]
+		var err error
 		met := d.Met
 		switch {
 		case d.Met || d.Never:
 		case d.Kind == step.DependSingleton:
 			met = p.ends.alone(q, rec)
 		default:
-			if err := p.look(d); err != nil {
-				waits = append(waits, fmt.Sprintf("%s (%v)", d, err))
-				continue
-			}
+			err = p.look(&d)
 			met = d.Met
-			changed = changed || d.Met || d.Never
+		}
+		if d.Met != list[i].Met || d.Never != list[i].Never {
+			if !own {
+				list, own = slices.Clone(list), true
+			}
+			list[i] = d
+		}
+		if met && rec.AnyDepend {
+			waits, never = awaited{}, ""
+			break
 		}
 		switch {
-		case met && rec.AnyDepend:
-			return ""
-		case d.Never:
-			never = append(never, fmt.Sprintf("%s: %s", d, d.Why))
-		case !met:
-			waits = append(waits, d.String())
+		case d.Never && never == "":
+			never = fmt.Sprintf("DependencyNeverSatisfied: %s: %s", d, d.Why)
+		case !met && !d.Never:
+			waits.add(&d, err)
 		}
 	}
-	if changed {
+	if own { // in any case: records are forgotten
 		q.setDepends(list)
 	}
-	if len(never) > 0 && (!rec.AnyDepend || len(waits) == 0) {
-		why := "DependencyNeverSatisfied: " + never[0]
-		if rec.KillInvalid && !q.fallen(why) {
-			p.later(p.now.Add(queueRetry))
-		}
-		return why
+	if never == "" || rec.AnyDepend && waits.n > 0 {
+		return waits.String()
 	}
-	if len(waits) == 0 {
+	if rec.KillInvalid && !q.fallen(never) {
+		p.later(p.now.Add(queueRetry))
+	}
+	return never
+}
+
+// awaited says what a job waits for: the first of it by name.
+type awaited struct {
+	n     int
+	shown []string
+}
+
+func (a *awaited) add(d *dependency, err error) {
+	switch a.n++; {
+	case a.n > 3:
+	case err != nil:
+		a.shown = append(a.shown, fmt.Sprintf("%s (%v)", d, err))
+	default:
+		a.shown = append(a.shown, d.String())
+	}
+}
+
+// String is "" where there is nothing.
+func (a *awaited) String() string {
+	if a.n == 0 {
 		return ""
 	}
-	shown := strings.Join(waits[:min(3, len(waits))], ", ")
-	if more := len(waits) - 3; more > 0 {
-		shown += fmt.Sprintf(" and %d more", more)
+	s := "Dependency: " + strings.Join(a.shown, ", ")
+	if more := a.n - len(a.shown); more > 0 {
+		s += fmt.Sprintf(" and %d more", more)
 	}
-	return "Dependency: " + shown
+	return s
 }
 
 // fallen ends a job whose dependency can never be met. It returns false where that could

@@ -77,6 +77,49 @@ func TestDependencies(t *testing.T) {
 	tn.waits(ok, never)
 }
 
+// TestDependencyKept: what has come of a dependency stays, when the record of the other job
+// is forgotten while the job waits for something else.
+func TestDependencyKept(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	first, busy := tn.batch(nil, "wait"), tn.batch(nil, "wait")
+	other := tn.batch(func(r *step.Request) { r.Hold = true }, "exit 0")
+	tn.until(first, step.Running)
+	tn.until(busy, step.Running)
+	any := tn.batch(func(r *step.Request) {
+		r.NTasks, r.Dependency = 4, fmt.Sprintf("afterok:%d?afternotok:%d", other.Job, first.Job)
+	}, "exit 0")
+	held := func(format string) step.ID {
+		return tn.batch(func(r *step.Request) { r.Hold, r.Dependency = true, fmt.Sprintf(format, first.Job) }, "exit 0")
+	}
+	met, never := held("afternotok:%d"), held("afterok:%d")
+	kill := true
+	killed := tn.batch(func(r *step.Request) {
+		r.Hold, r.Dependency, r.KillInvalidDep = true, fmt.Sprintf("afterok:%d", first.Job), &kill
+	}, "exit 0")
+	tn.cancelJob(first)
+	tn.waits(any, "Resources")
+	if rec := tn.wait(killed); rec.State != step.Cancelled || !strings.HasPrefix(rec.Reason, "DependencyNeverSatisfied") {
+		t.Errorf("killed: %+v", rec)
+	}
+	tn.waits(met, "JobHeldUser")
+	tn.waits(never, "JobHeldUser")
+	tn.stop()
+	tn = start(t, dir, nil)
+	defer tn.stop()
+	if err := tn.dropStep(first); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []step.ID{met, never} {
+		if _, err := tn.svc.Hold(as(0), &api.HoldRequest{Job: &api.StepRef{JobId: id.Job}, Release: true}); err != nil {
+			t.Error(err)
+		}
+	}
+	tn.waits(never, fmt.Sprintf("DependencyNeverSatisfied: afterok:%d: job %d: CANCELLED", first.Job, first.Job))
+	tn.cancelJob(busy)
+	tn.completes(any, met)
+}
+
 // TestDependencyOfArray: on all of it, on one task, and task by task.
 func TestDependencyOfArray(t *testing.T) {
 	tn := fresh(t)

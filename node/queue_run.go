@@ -89,13 +89,12 @@ func (p *pass) later(t time.Time) {
 
 // keeps is why a job is not to be started now; "" is nothing that is known.
 func (p *pass) keeps(q *queued, rec *queuedRecord) string {
-	if rec.Held != "" {
-		return rec.heldWords()
-	}
-	if why := p.depends(q, rec); why != "" {
-		return why
-	}
+	why := p.depends(q, rec) // of a held job, too: what it waits for may be forgotten before its release
 	switch {
+	case rec.Held != "":
+		return rec.heldWords()
+	case why != "":
+		return why
 	case rec.Begin != nil && rec.Begin.After(p.now):
 		p.later(*rec.Begin)
 		return "BeginTime: not before " + rec.Begin.Local().Format("2006-01-02T15:04:05")
