@@ -50,7 +50,7 @@ func (s *service) Events(in *api.EventsRequest, out api.Node_EventsServer) error
 // last lines are read after it.
 func (n *Node) events(ctx context.Context, id step.ID, follow bool, send func([]byte) error) error {
 	path := n.files.events(id)
-	file, err := n.openFile(path, os.O_RDONLY)
+	file, err := n.openFile(path)
 	if err != nil {
 		return fmt.Errorf("cannot open event log: %w", err)
 	}

@@ -97,13 +97,18 @@ func deadRecord(rec *step.Record, reason string, state step.State, now time.Time
 
 // logEnd writes the lines that stepd can no longer write.
 func (f *follower) logEnd(rec *step.Record) {
-	log, err := f.n.openFile(f.n.files.events(f.id), os.O_WRONLY|os.O_APPEND)
+	end := *rec // this call's, which may last longer than its caller waits
+	err := f.n.store.gate.do(func() error { return f.n.files.logEnd(&end, time.Now()) }, nil)
 	if err != nil {
-		f.log.Warnf("cannot open event log: %v", err)
-		return
+		f.log.Warnf("%v", err)
 	}
-	defer log.Close()
-	now := time.Now()
+}
+
+func (l layout) logEnd(rec *step.Record, now time.Time) error {
+	log, err := l.open(l.events(rec.ID), os.O_WRONLY|os.O_APPEND)
+	if err != nil {
+		return fmt.Errorf("cannot open event log: %w", err)
+	}
 	if rec.StepdPID != 0 {
 		// Its last line may have no end.
 		if _, err = log.WriteString("\n"); err == nil {
@@ -119,9 +124,7 @@ func (f *follower) logEnd(rec *step.Record) {
 			step.Event{Time: now, Event: step.EventEnd, State: rec.State},
 		)
 	}
-	if err != nil {
-		f.log.Warnf("%v", err)
-	}
+	return errors.Join(err, log.Close())
 }
 
 // fail ends a step whose stepd was not started.

@@ -38,7 +38,7 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 		listen, err = bindIn(f.n.files.stepsDir(), f.n.files.socketName(f.id), unix.SOCK_SEQPACKET)
 	}
 	if err != nil {
-		res.close()
+		res.close(f.n.store.gate)
 		f.fail(err)
 		return nil, status.Error(codes.Internal, err.Error())
 	}
@@ -58,7 +58,7 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 
 // start starts the step's stepd, or fails the step. It closes the files.
 func (f *follower) start(spec *step.Spec, res *reservation, listen *os.File, prolog bool) error {
-	defer res.close()
+	defer res.close(f.n.store.gate)
 	defer listen.Close()
 	// From here on the client's going away changes nothing.
 	err := f.n.start(context.Background(), f, spec, res, listen, prolog)
@@ -210,7 +210,10 @@ func (n *Node) warmUp(id step.ID, stepd int) {
 func (f *follower) prolog(events *os.File) error {
 	const stage = "prolog"
 	begin := time.Now()
-	if err := writeEvents(events, step.Event{Time: begin, Event: step.EventStageStart, Phase: stage}); err != nil {
+	tell := func(e step.Event) error {
+		return f.n.store.gate.do(func() error { return writeEvents(events, e) }, nil)
+	}
+	if err := tell(step.Event{Time: begin, Event: step.EventStageStart, Phase: stage}); err != nil {
 		return err
 	}
 	err := f.n.runProlog(f.job)
@@ -220,7 +223,7 @@ func (f *follower) prolog(events *os.File) error {
 	if err != nil {
 		ev.Text = err.Error()
 	}
-	return errors.Join(err, writeEvents(events, ev))
+	return errors.Join(err, tell(ev))
 }
 
 // tellContainer tells the job container what belongs to the job. That is for
@@ -244,17 +247,23 @@ func (f *follower) tellContainer() {
 
 // openEvents makes the step's event log and writes what happened so far.
 func (n *Node) openEvents(f *follower, spec *step.Spec) (*os.File, error) {
-	log, err := n.openFile(n.files.events(f.id), os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL)
+	id, submitted, cpus := f.id, f.rec.Submitted, spec.CPUs
+	var log *os.File // not the caller's who has gone
+	err := n.store.gate.do(func() (err error) {
+		log, err = n.files.open(n.files.events(id), os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL)
+		if err != nil {
+			return fmt.Errorf("cannot create event log: %w", err)
+		}
+		err = writeEvents(log,
+			step.Event{Time: submitted, Event: step.EventRequest, JobID: &id.Job, StepID: &id.Step},
+			step.Event{Time: time.Now(), Event: step.EventAccepted, JobID: &id.Job, StepID: &id.Step, Text: "cpus " + cpus},
+		)
+		if err != nil {
+			log.Close()
+		}
+		return err
+	}, func() { log.Close() })
 	if err != nil {
-		return nil, fmt.Errorf("cannot create event log: %w", err)
-	}
-	id := f.id
-	err = writeEvents(log,
-		step.Event{Time: f.rec.Submitted, Event: step.EventRequest, JobID: &id.Job, StepID: &id.Step},
-		step.Event{Time: time.Now(), Event: step.EventAccepted, JobID: &id.Job, StepID: &id.Step, Text: "cpus " + spec.CPUs},
-	)
-	if err != nil {
-		log.Close()
 		return nil, err
 	}
 	return log, nil

@@ -57,17 +57,38 @@ func (l layout) make() error {
 	return nil
 }
 
-// openFile is open of the layout, of a spool that may not answer.
-func (n *Node) openFile(path string, flags int) (*os.File, error) {
+// spoolFile is a file that is read, of a spool that may not answer.
+type spoolFile struct {
+	gate *spoolGate
+	file *os.File
+}
+
+func (f *spoolFile) Close() error { return f.file.Close() }
+
+func (f *spoolFile) Read(b []byte) (int, error) {
+	buf := make([]byte, len(b)) // b is not ours any more when its owner has gone
+	var got int
+	err := f.gate.do(func() (err error) {
+		got, err = f.file.Read(buf)
+		return err
+	}, nil)
+	if errors.As(err, new(errSpool)) {
+		return 0, err
+	}
+	return copy(b, buf[:got]), err
+}
+
+// openFile opens a file to be read, of a spool that may not answer.
+func (n *Node) openFile(path string) (*spoolFile, error) {
 	var f *os.File // not the caller's who has gone
 	err := n.store.gate.do(func() (err error) {
-		f, err = n.files.open(path, flags)
+		f, err = n.files.open(path, os.O_RDONLY)
 		return err
 	}, func() { f.Close() })
 	if err != nil {
 		return nil, err
 	}
-	return f, nil
+	return &spoolFile{n.store.gate, f}, nil
 }
 
 // open opens a file of the spool, for root alone, and follows no link there: nobody

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"io"
-	"os"
 	"path"
 	"time"
 
@@ -60,7 +59,7 @@ func (f *follower) measure() {
 	rec, name := f.record(), f.n.files.events(f.id)
 	f.n.work.Go(func() {
 		f.n.cfg.Meter.StepEnded(rec, func() (io.ReadCloser, error) {
-			return f.n.openFile(name, os.O_RDONLY)
+			return f.n.openFile(name)
 		})
 	})
 }

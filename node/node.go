@@ -223,6 +223,19 @@ func (n *Node) Close(ctx context.Context) error {
 
 // forget removes the logs and the kept output of steps that the store has forgotten.
 func (n *Node) forget(ids []step.ID) {
+	if len(ids) == 0 {
+		return
+	}
+	err := n.store.gate.do(func() error {
+		n.removeForgotten(ids)
+		return nil
+	}, nil)
+	if err != nil {
+		n.log.Warnf("cannot remove the event logs of %d forgotten steps: %v", len(ids), err)
+	}
+}
+
+func (n *Node) removeForgotten(ids []step.ID) {
 	for _, id := range ids {
 		if err := os.Remove(n.files.events(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			n.log.WithField("step", id.String()).Warnf("cannot remove event log: %v", err)

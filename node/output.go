@@ -34,7 +34,7 @@ func (s *service) Output(in *api.StepRef, out api.Node_OutputServer) error {
 	if !rec.State.Final() {
 		return status.Errorf(codes.FailedPrecondition, "step %s is %s: its stepd has its output", rec.ID, rec.State)
 	}
-	f, err := s.n.openFile(s.n.files.output(rec.ID), os.O_RDONLY)
+	f, err := s.n.openFile(s.n.files.output(rec.ID))
 	if errors.Is(err, os.ErrNotExist) {
 		return status.Errorf(codes.NotFound, "nothing is kept of the output of step %s", rec.ID)
 	}
@@ -65,6 +65,15 @@ type keptOutput struct {
 	uid  uint32 // the step's: the file is its
 	size int64
 	at   time.Time
+}
+
+// keepOutput is boundOutput, of a spool that may not answer: then the next step's end does it.
+func (n *Node) keepOutput(id step.ID, uid uint32) {
+	// Of an errSpool the gate tells.
+	_ = n.store.gate.do(func() error {
+		n.boundOutput(id, uid)
+		return nil
+	}, nil)
 }
 
 // boundOutput removes kept outputs where a step of uid that has just ended has left one,

@@ -165,9 +165,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		f.n.work.Go(f.finishLater)
 	}
 	f.n.forget(forgotten)
-	if f.n.store.gate.dead() == nil {
-		f.n.boundOutput(f.id, rec.UID)
-	}
+	f.n.keepOutput(f.id, rec.UID)
 	others, idle := f.n.reg.settle(f)
 	for _, other := range others {
 		f.n.cancelLater(other, jobEnded)

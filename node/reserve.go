@@ -35,8 +35,8 @@ type reservation struct {
 }
 
 // close closes the files of a reservation that was launched, or is none any more.
-func (r *reservation) close() {
-	r.events.Close()
+func (r *reservation) close(gate *spoolGate) {
+	gate.close(r.events)
 	if r.peers != nil {
 		r.peers.Close()
 	}
@@ -364,7 +364,7 @@ var errLaunched = errors.New("the reservation was claimed, or noded is stopping"
 // giveBack ends a step that was not launched; it was claimed by the caller.
 func (f *follower) giveBack(why string) {
 	f.log.Infof("giving the reservation back: %s", why)
-	f.unreserve().close()
+	f.unreserve().close(f.n.store.gate)
 	rec := f.record()
 	deadRecord(rec, why, step.Cancelled, time.Now())
 	f.logEnd(rec)

@@ -17,7 +17,9 @@ import (
 // make or remove nothing there.
 func (n *Node) writeScript(spec *step.Spec) error {
 	path := n.files.script(spec.ID.Job)
-	if err := writeOwned(n.files.scriptsDir(), strconv.FormatUint(uint64(spec.ID.Job), 10), spec.Script, spec.User); err != nil {
+	dir, name, script, user := n.files.scriptsDir(), strconv.FormatUint(uint64(spec.ID.Job), 10), spec.Script, spec.User
+	err := n.store.gate.do(func() error { return writeOwned(dir, name, script, user) }, func() { _ = os.Remove(path) }) // its job has ended
+	if err != nil {
 		return fmt.Errorf("cannot write batch script %q: %w", path, err)
 	}
 	spec.Script = nil
@@ -38,10 +40,6 @@ func writeOwned(dir, name string, content []byte, user step.User) error {
 	if err := unix.Unlinkat(d, name, 0); err != nil && err != unix.ENOENT {
 		return err
 	}
-	// No fork of ours may keep the file open for writing: its execve would then
-	// fail with ETXTBSY.
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
 	fd, err := unix.Openat(d, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o700)
 	if err != nil {
 		return err
@@ -52,7 +50,18 @@ func writeOwned(dir, name string, content []byte, user step.User) error {
 		// Last: until then nobody but root can open it.
 		err = f.Chown(int(user.UID), int(user.GID))
 	}
-	return errors.Join(err, f.Close())
+	err = errors.Join(err, f.Close())
+	awaitForks()
+	return err
+}
+
+// awaitForks returns when no fork of ours keeps a file open that was closed before: the
+// user's execve of it would fail with ETXTBSY. A fork has the lock until it has called exec.
+// The file is not written under the lock, because a disk that hangs would keep noded from
+// forking.
+func awaitForks() {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 }
 
 // removeScript removes the batch script of a job that has ended, if it had one.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -137,5 +138,40 @@ func TestPassable(t *testing.T) {
 	}
 	if size > userEnvMax+100 || len(got) != 2+9 || got[0] != env[0] || got[len(got)-1] != "SLURM_LAST=1" {
 		t.Errorf("%d variables of %d bytes are left", len(got), size)
+	}
+}
+
+// TestWriteOwnedForks: no fork waits for a script that is written, and the script for those
+// that may have it open.
+func TestWriteOwnedForks(t *testing.T) {
+	dir := t.TempDir()
+	me := step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	done := make(chan error, 1)
+	syscall.ForkLock.Lock() // a fork is under way
+	forked := false
+	fork := func() {
+		if !forked {
+			syscall.ForkLock.Unlock()
+		}
+		forked = true
+	}
+	defer fork()
+	go func() { done <- writeOwned(dir, "7", []byte("text"), me) }()
+	for deadline := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) {
+		if b, err := os.ReadFile(filepath.Join(dir, "7")); err == nil && string(b) == "text" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it is written under the lock")
+		}
+	}
+	select {
+	case err := <-done:
+		t.Errorf("it has not waited for the fork: %v", err)
+	default:
+	}
+	fork()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"syscall"
@@ -117,6 +118,16 @@ func (g *spoolGate) do(f func() error, late func()) error {
 	left = true
 	g.gone(began)
 	return errSpool{g.dir, began}
+}
+
+// close closes a file of the spool that was written to: some file systems send the rest of
+// it then.
+func (g *spoolGate) close(f *os.File) {
+	if g.dead() != nil {
+		go f.Close() // ends when the spool answers
+		return
+	}
+	_ = g.do(f.Close, nil) // of an errSpool the gate tells; others have no remedy
 }
 
 // gone notes a call that nobody waits for any more.

@@ -5,7 +5,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -124,6 +126,62 @@ func TestStoredTooLate(t *testing.T) {
 	if err := s.gate.do(s.close, nil); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestEventLogStops: nobody waits for an event log that takes nothing.
+func TestEventLogStops(t *testing.T) {
+	tn := fresh(t)
+	id := tn.run(1000, request("wait"))
+	pid := tn.until(id, step.Running).StepdPID
+	log := tn.files.events(id)
+	if err := os.Remove(log); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(log, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pipe, err := os.OpenFile(log, os.O_RDWR|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill := make([]byte, 4096)
+	raw, err := pipe.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = raw.Control(func(fd uintptr) {
+		for err == nil {
+			_, err = unix.Write(int(fd), fill)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tn.store.gate.setPatience(100 * time.Millisecond)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.wait(id); rec.State != step.Failed || !strings.Contains(rec.Reason, "SIGKILL") {
+		t.Errorf("record %+v", rec)
+	}
+	if tn.store.gate.dead() == nil {
+		t.Error("it took the lines")
+	}
+	tn.store.gate.setPatience(spoolPatience)
+	var read []byte
+	for buf := make([]byte, 64<<10); !strings.Contains(string(read), `"event":"end"`); {
+		n, err := pipe.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		read = append(slices.Clone(read[max(0, len(read)-4096):]), buf[:n]...)
+	}
+	pipe.Close()
+	tn.eventually("a spool that answers", func() bool { return tn.store.gate.dead() == nil })
+	tn.eventually("the result", func() bool {
+		rec, err := tn.store.step(id)
+		return err == nil && rec.State == step.Failed
+	})
 }
 
 // TestMapping: what is on no local file system is kept in memory.
