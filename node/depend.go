@@ -324,22 +324,25 @@ func (qs *queue) storeDepends() error {
 	qs.change.Lock()
 	defer qs.change.Unlock()
 	var recs []queuedRecord
-	var n *Node
-	for _, q := range qs.list(func(q *queued) bool { return q.changed && !q.rec.Started && !q.starting }) {
-		recs, n = append(recs, q.now()), q.n
+	var of []*queued
+	qs.mu.Lock()
+	for _, q := range qs.all {
+		if q.changed && !q.rec.Started && !q.starting {
+			recs, of = append(recs, q.rec), append(of, q)
+			q.changed = false // what comes from here on is stored the next time
+		}
 	}
+	qs.mu.Unlock()
 	if len(recs) == 0 {
 		return nil
 	}
-	if err := n.store.setWaiting(recs); err != nil {
-		return err
-	}
-	qs.mu.Lock()
-	defer qs.mu.Unlock()
-	for i := range recs {
-		if q := qs.all[recs[i].Job]; q != nil {
-			q.changed = false
+	err := of[0].n.store.setWaiting(recs, nil)
+	if err != nil {
+		qs.mu.Lock()
+		defer qs.mu.Unlock()
+		for _, q := range of {
+			q.changed = true
 		}
 	}
-	return nil
+	return err
 }

@@ -97,7 +97,7 @@ func (qs *queue) hold(jobs []*queued, who api.Peer, release bool) (done bool, er
 	if len(of) == 0 {
 		return false, nil
 	}
-	err = of[0].n.store.setWaiting(recs)
+	err = of[0].n.store.setWaiting(recs, old)
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	for i, q := range of {

@@ -13,9 +13,10 @@ import (
 )
 
 // setWaiting stores what has changed of queued jobs that wait. Those that have ended or
-// were started meanwhile stay as they are.
-func (s *store) setWaiting(recs []queuedRecord) error {
-	err := s.update(func(tx *bbolt.Tx) error {
+// were started meanwhile stay as they are. old are those that hold again where it is
+// refused; nil is that it may come true later.
+func (s *store) setWaiting(recs, old []queuedRecord) error {
+	err := s.updateOr(takeBack(old), func(tx *bbolt.Tx) error {
 		queue := tx.Bucket(bucketQueue)
 		for i := range recs {
 			var old queuedRecord
@@ -36,6 +37,31 @@ func (s *store) setWaiting(recs []queuedRecord) error {
 		return fmt.Errorf("cannot store %d jobs that wait: %w", len(recs), err)
 	}
 	return nil
+}
+
+// takeBack lets jobs be held, or run again, as old says; nil where that is of nobody.
+func takeBack(old []queuedRecord) func(tx *bbolt.Tx) error {
+	if len(old) == 0 {
+		return nil
+	}
+	return func(tx *bbolt.Tx) error {
+		queue := tx.Bucket(bucketQueue)
+		for i := range old {
+			var now queuedRecord
+			err := getJSON(queue, jobKey(old[i].Job), &now)
+			if errors.Is(err, errUnknown) || err == nil && now.Started != old[i].Started {
+				continue // it has ended, or was started
+			}
+			if err == nil {
+				now.Held, now.HeldWhy, now.Again = old[i].Held, old[i].HeldWhy, old[i].Again
+				err = putJSON(queue, jobKey(now.Job), &now)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
 // eachTask calls see with the records of the batch steps of an array's jobs, as far as

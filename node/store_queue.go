@@ -154,9 +154,9 @@ func (s *store) startQueued(q *queuedRecord, job *jobRecord, control [][]byte, r
 	return nil
 }
 
-// setQueued stores what has changed of a queued job.
-func (s *store) setQueued(q *queuedRecord) error {
-	err := s.update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketQueue), jobKey(q.Job), q) })
+// setQueued stores what has changed of a queued job. old is as in setWaiting.
+func (s *store) setQueued(q *queuedRecord, old ...queuedRecord) error {
+	err := s.updateOr(takeBack(old), func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketQueue), jobKey(q.Job), q) })
 	if err != nil {
 		return fmt.Errorf("cannot store job %d: %w", q.Job, err)
 	}

@@ -215,7 +215,7 @@ func (qs *queue) setAgain(q *queued) error {
 
 // set stores what has changed of a job. The caller holds change.
 func (qs *queue) set(q *queued, rec queuedRecord) error {
-	if err := q.n.store.setQueued(&rec); err != nil {
+	if err := q.n.store.setQueued(&rec, q.now()); err != nil {
 		return err
 	}
 	qs.mu.Lock()
@@ -236,12 +236,12 @@ func (qs *queue) lastRun(jobs ...*queued) (kept bool) {
 		}
 		kept = kept || rec.Again
 		rec.Again, rec.Cancelled = false, true
-		if err := qs.set(q, rec); err != nil {
+		if err := q.n.store.setQueued(&rec); err != nil {
 			q.n.log.WithField("job", q.job).Errorf("%v", err)
-			qs.mu.Lock()
-			q.rec = rec
-			qs.mu.Unlock()
 		}
+		qs.mu.Lock()
+		q.rec = rec
+		qs.mu.Unlock()
 	}
 	return kept
 }
