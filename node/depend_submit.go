@@ -24,12 +24,14 @@ type dependOrder struct {
 	// tasks are the jobs of the arrays to whose tasks of the same number tasks of this
 	// array belong (aftercorr).
 	tasks map[uint32]map[uint32]uint32
+	// arrays are the jobs of the arrays that were read for it, by task.
+	arrays map[uint32]map[uint32]uint32
 }
 
-// dependOrder finds the jobs that the request is to wait for. The caller holds change:
-// what is there and waits, or runs, is not forgotten meanwhile.
+// dependOrder finds the jobs that the request is to wait for. It may have to read many
+// records: nobody is to wait for that, and so the caller does not hold change.
 func (n *Node) dependOrder(ctx context.Context, req *step.Request, array *step.Array) (*dependOrder, error) {
-	o := &dependOrder{tasks: make(map[uint32]map[uint32]uint32)}
+	o := &dependOrder{tasks: make(map[uint32]map[uint32]uint32), arrays: make(map[uint32]map[uint32]uint32)}
 	if req.Dependency == "" {
 		return o, nil
 	}
@@ -43,12 +45,12 @@ func (n *Node) dependOrder(ctx context.Context, req *step.Request, array *step.A
 	o.any = asked.Any
 	for _, d := range asked.List {
 		one := dependency{Dependency: d}
-		if one.On, err = n.dependsOn(ctx, d); err != nil {
+		if one.On, err = o.on(ctx, n, d); err != nil {
 			return nil, err
 		}
 		if one.ofArray() && d.Kind == step.DependAfterCorr && req.Array != "" {
-			if o.tasks[d.Job], err = n.store.arrayJobs(d.Job); err != nil {
-				return nil, status.Error(codes.Internal, err.Error())
+			if o.tasks[d.Job], err = o.array(ctx, n, d.Job); err != nil {
+				return nil, err
 			}
 			for _, task := range array.Tasks {
 				if o.tasks[d.Job][task] == 0 {
@@ -61,21 +63,38 @@ func (n *Node) dependOrder(ctx context.Context, req *step.Request, array *step.A
 	return o, nil
 }
 
-// dependsOn is the job that d is about: 0 of a singleton, and of all of an array.
-func (n *Node) dependsOn(ctx context.Context, d step.Dependency) (uint32, error) {
+// array are the jobs of an array by task. Each array is read once, whatever names it.
+func (o *dependOrder) array(ctx context.Context, n *Node, array uint32) (map[uint32]uint32, error) {
+	jobs := o.arrays[array]
+	if jobs != nil {
+		return jobs, nil
+	}
+	jobs, err := n.store.arrayJobs(ctx, array)
+	switch {
+	case ctx.Err() != nil:
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case err != nil:
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	o.arrays[array] = jobs
+	return jobs, nil
+}
+
+// on is the job that d is about: 0 of a singleton, and of all of an array.
+func (o *dependOrder) on(ctx context.Context, n *Node, d step.Dependency) (uint32, error) {
 	none := status.Errorf(codes.InvalidArgument, "dependency: %s: no such batch job is known here", d)
 	switch {
 	case d.Kind == step.DependSingleton:
 		return 0, nil
 	case d.Task != nil:
-		job, err := n.store.arrayTask(ctx, d.Job, *d.Task)
+		jobs, err := o.array(ctx, n, d.Job)
 		if err != nil {
-			return 0, status.Error(codes.Internal, err.Error())
+			return 0, err
 		}
-		if job == 0 {
+		if jobs[*d.Task] == 0 {
 			return 0, none
 		}
-		return job, nil
+		return jobs[*d.Task], nil
 	}
 	rec, err := n.store.step(step.ID{Job: d.Job, Step: step.BatchStep})
 	if err == nil {

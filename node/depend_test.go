@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"go.etcd.io/bbolt"
 	"google.golang.org/grpc/codes"
@@ -201,6 +202,42 @@ func TestDependencyRefusals(t *testing.T) {
 		if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, r)}); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("of a step: %v", err)
 		}
+	}
+}
+
+// TestDependencyReads: who asks for many dependencies reads an array once, and nobody waits
+// for him meanwhile.
+func TestDependencyReads(t *testing.T) {
+	tn := fresh(t)
+	array := tn.batch(func(r *step.Request) { r.Array, r.Hold = "0-99", true }, "exit 0")
+	text := "afterok"
+	for i := range 100 {
+		text += fmt.Sprintf(":%d_%d", array.Job, i)
+	}
+	submit := func(text string) error {
+		req := batch("exit 0")
+		req.Dependency = text
+		_, err := tn.svc.Run(as(uint32(os.Getuid())), &api.RunRequest{Request: marshal(t, req)})
+		return err
+	}
+	before := tn.store.db.Stats().TxN
+	if err := submit(text); err != nil {
+		t.Error(err)
+	}
+	if n := tn.store.db.Stats().TxN - before; n > 50 {
+		t.Errorf("%d reads for the tasks of one array", n)
+	}
+	tn.queue.change.Lock()
+	defer tn.queue.change.Unlock()
+	refused := make(chan error, 1)
+	go func() { refused <- submit(text + fmt.Sprintf(":%d_100", array.Job)) }()
+	select {
+	case err := <-refused:
+		if status.Code(err) != codes.InvalidArgument {
+			t.Errorf("a task that there is not: %v", err)
+		}
+	case <-time.After(testTimeout):
+		t.Error("the records are read while the queue may not be changed")
 	}
 }
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -65,13 +66,13 @@ func takeBack(old []queuedRecord) func(tx *bbolt.Tx) error {
 }
 
 // eachTask calls see with the records of the batch steps of an array's jobs, as far as
-// they are kept.
-func (s *store) eachTask(array uint32, see func(rec *step.Record)) error {
+// they are kept, until ctx ends.
+func (s *store) eachTask(ctx context.Context, array uint32, see func(rec *step.Record)) error {
 	err := s.view(func(tx *bbolt.Tx) error {
 		c := tx.Bucket(bucketSteps).Cursor()
 		last := uint64(array) + step.ArrayMax
 		k, v := c.Seek(stepKey(step.ID{Job: array, Step: step.BatchStep}))
-		for k != nil {
+		for k != nil && ctx.Err() == nil {
 			id := step.ID{Job: binary.BigEndian.Uint32(k), Step: binary.BigEndian.Uint32(k[4:])}
 			if uint64(id.Job) > last {
 				return nil
@@ -101,9 +102,9 @@ func (s *store) eachTask(array uint32, see func(rec *step.Record)) error {
 }
 
 // arrayJobs are the numbers of an array's jobs by task, as far as they are kept.
-func (s *store) arrayJobs(array uint32) (map[uint32]uint32, error) {
+func (s *store) arrayJobs(ctx context.Context, array uint32) (map[uint32]uint32, error) {
 	jobs := make(map[uint32]uint32)
-	err := s.eachTask(array, func(rec *step.Record) { jobs[rec.Array.Task] = rec.ID.Job })
+	err := s.eachTask(ctx, array, func(rec *step.Record) { jobs[rec.Array.Task] = rec.ID.Job })
 	return jobs, err
 }
 
@@ -111,7 +112,7 @@ func (s *store) arrayJobs(array uint32) (map[uint32]uint32, error) {
 // records are kept. latest returns what is known later than a stored record.
 func (s *store) arrayEnd(array uint32, latest func(*step.Record) *step.Record) jobEnd {
 	e := jobEnd{began: time.Unix(0, 0), over: true, well: true, words: fmt.Sprintf("a task of array %d has not ended well", array)}
-	err := s.eachTask(array, func(rec *step.Record) {
+	err := s.eachTask(context.Background(), array, func(rec *step.Record) {
 		rec = latest(rec)
 		one := endedAs(rec)
 		if one.began.After(e.began) {

@@ -54,12 +54,12 @@ func (n *Node) submit(ctx context.Context, caller api.Peer, raw []byte) (first u
 	if err := n.reg.mayQueue(req); err != nil {
 		return 0, err
 	}
-	n.queue.change.Lock()
-	defer n.queue.change.Unlock()
 	depends, err := n.dependOrder(ctx, req, array)
 	if err != nil {
 		return 0, err
 	}
+	n.queue.change.Lock()
+	defer n.queue.change.Unlock()
 	if err := n.mayHold(user.UID, len(array.Tasks), len(raw)+len(array.Tasks)*len(depends.all)*dependBytes); err != nil {
 		return 0, err
 	}
