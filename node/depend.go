@@ -44,6 +44,9 @@ type ends struct {
 	n      *Node
 	jobs   map[uint32]jobEnd
 	arrays map[uint32]jobEnd
+	// queued are the arrays of which a job is in the queue; nil until that is asked for, and
+	// when another one has been started.
+	queued map[uint32]jobEnd
 	first  map[nameOf]uint32 // the lowest number of the jobs of a name; nil until it is asked for
 }
 
@@ -236,6 +239,12 @@ func (r queuedRecord) progress() (e jobEnd) {
 
 // array is how far all tasks of an array have come.
 func (s *ends) array(d *dependency) jobEnd {
+	if s.queued == nil {
+		s.queued = s.n.queue.arrays()
+	}
+	if e, waits := s.queued[d.Job]; waits {
+		return e
+	}
 	e, known := s.arrays[d.Job]
 	if !known {
 		e = s.n.arrayEnd(d.Job)
@@ -247,27 +256,32 @@ func (s *ends) array(d *dependency) jobEnd {
 	return e
 }
 
+// arrayEnd is the end of an array of which no job is in the queue any more.
 func (n *Node) arrayEnd(array uint32) jobEnd {
-	left := n.queue.list(func(q *queued) bool { return ofArray(q, array) })
-	if len(left) == 0 {
-		return n.store.arrayEnd(array, func(rec *step.Record) *step.Record {
-			if f := n.unstored.get(rec.ID); f != nil {
-				return f.record()
-			}
-			return rec
-		})
-	}
-	last := time.Unix(0, 0)
-	for _, q := range left {
-		began := q.now().progress().began
-		if began.IsZero() {
-			return jobEnd{}
+	return n.store.arrayEnd(array, func(rec *step.Record) *step.Record {
+		if f := n.unstored.get(rec.ID); f != nil {
+			return f.record()
 		}
-		if began.After(last) {
-			last = began
+		return rec
+	})
+}
+
+// arrays is how far those have come of which a job is in the queue.
+func (qs *queue) arrays() map[uint32]jobEnd {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	all := make(map[uint32]jobEnd)
+	for _, q := range qs.all {
+		if q.rec.Array == nil {
+			continue
+		}
+		e, seen := all[q.rec.Array.Job]
+		began := q.rec.progress().began
+		if !seen || began.IsZero() || !e.began.IsZero() && began.After(e.began) {
+			all[q.rec.Array.Job] = jobEnd{began: began} // zero where one waits
 		}
 	}
-	return jobEnd{began: last}
+	return all
 }
 
 // alone tells whether the user's earlier jobs of this name have ended. The tasks of one

@@ -11,8 +11,10 @@ import (
 )
 
 const (
-	// dependsMax bounds what the jobs of one submission wait for, all together.
-	dependsMax = 200000
+	// dependsMax bounds what the jobs of one submission wait for, all together, and those of
+	// one user other than root: each look at the queue looks at all of it, and stores anew
+	// what has changed.
+	dependsMax = 20000
 	// dependBytes is what one of them counts against UserRequestBytes.
 	dependBytes = 64
 )

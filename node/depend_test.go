@@ -241,6 +241,56 @@ func TestDependencyReads(t *testing.T) {
 	}
 }
 
+// TestDependencyLimit: all that one user's jobs wait for is bounded; three are shown.
+func TestDependencyLimit(t *testing.T) {
+	tn := fresh(t)
+	array := tn.batch(func(r *step.Request) { r.Array, r.Hold = "0-199", true }, "exit 0")
+	text := "afterok"
+	for i := range 200 {
+		text += fmt.Sprintf(":%d_%d", array.Job, i)
+	}
+	submit := func(uid uint32, text, array string) error {
+		req := batch("exit 0")
+		req.Dependency, req.Array = text, array
+		_, err := tn.svc.Run(as(uid), &api.RunRequest{Request: marshal(t, req)})
+		return err
+	}
+	if err := submit(1000, text, "0-100"); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "101 tasks that wait for 200 jobs each") {
+		t.Errorf("beyond the limit at once: %v", err)
+	}
+	if err := submit(1000, text, "0-99"); err != nil {
+		t.Error(err)
+	}
+	tn.waits(step.ID{Job: array.Job + 200, Step: step.BatchStep}, "Dependency: afterok:1_0, afterok:1_1, afterok:1_2 and 197 more")
+	if err := submit(1000, "afterok:1_0", ""); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "wait for 20000 others in all, and 20000 is the limit") {
+		t.Errorf("beyond the limit: %v", err)
+	}
+	if err := submit(1000, "", ""); err != nil {
+		t.Errorf("one that waits for nobody: %v", err)
+	}
+	if err := submit(1001, "afterok:1_0", ""); err != nil {
+		t.Errorf("another user's: %v", err)
+	}
+}
+
+// TestDependencyOfStart: an array that was started by the same look at the queue.
+func TestDependencyOfStart(t *testing.T) {
+	tn := fresh(t)
+	if _, err := tn.svc.Drain(as(0), &api.DrainRequest{Reason: "later"}); err != nil {
+		t.Fatal(err)
+	}
+	held := tn.batch(func(r *step.Request) { r.Array, r.Hold = "0", true }, "exit 0")
+	first := tn.after("exit 0", "after:%d", held.Job)
+	array := tn.batch(func(r *step.Request) { r.Array = "0-1" }, "wait")
+	second := tn.after("exit 0", "after:%d", array.Job)
+	tn.waits(second, "Dependency")
+	if _, err := tn.svc.Resume(as(0), &api.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	tn.completes(second)
+	tn.waits(first, "Dependency")
+}
+
 // TestHold: from the beginning and later, by its user and by root, over a restart.
 func TestHold(t *testing.T) {
 	dir := t.TempDir()

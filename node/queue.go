@@ -109,25 +109,30 @@ func (qs *queue) kick() {
 	}
 }
 
-// mayHold refuses more jobs of a user, whose one request is of size bytes, than the queue
-// takes. The caller holds change until they are in it.
-func (n *Node) mayHold(uid uint32, more, size int) error {
+// mayHold refuses more jobs of a user, whose one request is of size bytes and which wait for
+// so many others in all, than the queue takes. The caller holds change until they are in it.
+func (n *Node) mayHold(uid uint32, more, size, depends int) error {
 	if uid == 0 {
 		return nil
 	}
-	jobs, bytes := n.queue.count(uid)
+	jobs, bytes, waits := n.queue.count(uid)
 	if jobs+more > userQueueMax {
 		return status.Errorf(codes.ResourceExhausted, "uid %d has %d batch jobs on this node that have not ended, and %d is the limit", uid, jobs, userQueueMax)
 	}
+	if depends > 0 && waits+depends > dependsMax {
+		return status.Errorf(codes.ResourceExhausted, "uid %d has batch jobs on this node that wait for %d others in all, and %d is the limit: let one job wait for many, and the others for that", uid, waits, dependsMax)
+	}
+	bytes += waits * dependBytes
+	size += depends * dependBytes
 	if most := n.reg.perUser.RequestBytes; bytes+size > most {
 		return status.Errorf(codes.ResourceExhausted, "uid %d has batch jobs on this node with requests of %d bytes, and %d is the limit (UserRequestBytes)", uid, bytes, most)
 	}
 	return nil
 }
 
-// count counts the jobs of a user, and the bytes of their requests, of which an array has
-// one.
-func (qs *queue) count(uid uint32) (jobs, bytes int) {
+// count counts the jobs of a user, the bytes of their requests, of which an array has one,
+// and the jobs that they wait for.
+func (qs *queue) count(uid uint32) (jobs, bytes, depends int) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	seen := make(map[uint32]bool)
@@ -140,9 +145,9 @@ func (qs *queue) count(uid uint32) (jobs, bytes int) {
 			seen[q.rec.Request] = true
 			bytes += q.rec.size
 		}
-		bytes += len(q.rec.Depends) * dependBytes
+		depends += len(q.rec.Depends)
 	}
-	return jobs, bytes
+	return jobs, bytes, depends
 }
 
 // now is a copy of what is stored of the job.

@@ -114,6 +114,7 @@ func (p *pass) start(q *queued, rec *queuedRecord) {
 	case err == nil:
 		if rec.Array != nil {
 			p.running[rec.Array.Job]++
+			p.ends.queued = nil
 		}
 	case ok && busy.user:
 		q.waitFor(busy.Error())

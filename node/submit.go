@@ -60,7 +60,7 @@ func (n *Node) submit(ctx context.Context, caller api.Peer, raw []byte) (first u
 	}
 	n.queue.change.Lock()
 	defer n.queue.change.Unlock()
-	if err := n.mayHold(user.UID, len(array.Tasks), len(raw)+len(array.Tasks)*len(depends.all)*dependBytes); err != nil {
+	if err := n.mayHold(user.UID, len(array.Tasks), len(raw), len(array.Tasks)*len(depends.all)); err != nil {
 		return 0, err
 	}
 	jobs, recs := make([]*queuedRecord, len(array.Tasks)), make([]*step.Record, len(array.Tasks))
