@@ -61,7 +61,7 @@ func labOf(t *testing.T, nodes []string) (dir string) {
 }
 
 // startPeer starts node i of names, which serves the others at l.
-func startPeer(t *testing.T, lab string, names []string, all []ClusterNode, i int, l net.Listener) *testNode {
+func startPeer(t *testing.T, lab string, names []string, all []ClusterNode, i int, l net.Listener, change ...func(*Config)) *testNode {
 	t.Helper()
 	tn := start(t, t.TempDir(), func(c *Config) {
 		c.NodeName = names[i]
@@ -73,6 +73,9 @@ func startPeer(t *testing.T, lab string, names []string, all []ClusterNode, i in
 				Certificate: filepath.Join(lab, names[i]+".pem"), Key: filepath.Join(lab, names[i]+".key"), CA: filepath.Join(lab, "ca.pem"),
 				Node: names[i], Known: func(name string) bool { return slices.Contains(names, name) },
 			},
+		}
+		for _, f := range change {
+			f(c)
 		}
 	})
 	t.Cleanup(tn.stop)

@@ -33,7 +33,7 @@ type head struct {
 	spec   *step.Spec
 	// jobCPUs are the CPUs that the job has on each of the nodes.
 	jobCPUs []int
-	size    int // of the request, in bytes, until the launch
+	size    int // what the request counts here until the launch, in bytes
 
 	mu      sync.Mutex
 	rec     step.Record    // guarded by mu
@@ -140,6 +140,9 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 	}
 	ask.Pending = state == step.Pending
 	user, layout, size := ask.User, ask.Layout, len(ask.Request)
+	if slices.ContainsFunc(layout.Nodes, func(l step.LayoutNode) bool { return l.Name == n.cfg.NodeName }) {
+		size = 0 // this node's part counts the request
+	}
 	if err := n.reg.reserve(caller.UID, size); err != nil {
 		return nil, err
 	}

@@ -11,7 +11,8 @@ import (
 )
 
 // The interactive step of an allocation (SLURM_INTERACTIVE_STEP) is its user's shell on
-// the node: it may use all that the job has, and holds none of it from other steps.
+// the node, of several nodes the one that was asked for the job: it may use all that the job
+// has there, and holds none of it from other steps.
 
 func interactiveID(j *job) step.ID { return step.ID{Job: j.ID, Step: step.InteractiveStep} }
 
@@ -23,6 +24,8 @@ func (n *Node) reserveInteractive(ctx context.Context, caller api.Peer, in order
 		return nil, nil, status.Errorf(codes.NotFound, "no such job \"%d\"", *in.req.Job)
 	case !mayAct(caller, j.UID):
 		return nil, nil, errDenied
+	case j.Head != "": // whose noded ends the job with its shell
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "interactive: node %s was asked for job %d, and has its interactive step", j.Head, j.ID)
 	case j.Origin != step.OriginAlloc:
 		return nil, nil, status.Errorf(codes.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
 	}

@@ -59,7 +59,10 @@ func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, in or
 	if err != nil {
 		return nil, nil, err
 	}
-	if n.severalNodes(req) {
+	switch several := n.severalNodes(req); {
+	case several && req.Interactive:
+		return nil, nil, status.Errorf(codes.InvalidArgument, "interactive: it is a step of the node that was asked for the job, and no other can be chosen for it (here %s)", n.cfg.NodeName)
+	case several:
 		return nil, nil, errSeveral{req}
 	}
 	if err := n.check(req); err != nil {

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"net"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,7 +18,7 @@ import (
 )
 
 // twoPeers starts n1 and n2, which know each other.
-func twoPeers(t *testing.T) (nodes []*testNode) {
+func twoPeers(t *testing.T, change ...func(*Config)) (nodes []*testNode) {
 	t.Helper()
 	names := []string{"n1", "n2"}
 	lab := labOf(t, names)
@@ -31,7 +33,7 @@ func twoPeers(t *testing.T) (nodes []*testNode) {
 		all = append(all, ClusterNode{Name: name, Addr: l.Addr().String()})
 	}
 	for i, l := range listeners {
-		nodes = append(nodes, startPeer(t, lab, names, all, i, l))
+		nodes = append(nodes, startPeer(t, lab, names, all, i, l, change...))
 	}
 	return nodes
 }
@@ -92,5 +94,97 @@ func TestSpan(t *testing.T) {
 		case <-time.After(20 * time.Second):
 			t.Fatal("the end of one share is not that of the other")
 		}
+	}
+}
+
+// spanned is an allocation of two nodes of uid 1000's, one CPU on each, that no slow answer
+// ends.
+func spanned(t *testing.T) (nodes []*testNode, j *job) {
+	t.Helper()
+	nodes = twoPeers(t, func(c *Config) { c.Others.NodeTimeout = time.Minute })
+	req := request("wait")
+	req.NTasks, req.NNodes = 2, 2
+	j, err := nodes[0].Node.alloc(t.Context(), api.Peer{UID: 1000, PID: int32(os.Getpid())}, marshal(t, req))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { nodes[0].endAlloc(j, "the test is over") })
+	return nodes, j
+}
+
+// TestSpanShell: the interactive step of an allocation is one of the node that was asked for
+// it, and of no other.
+func TestSpanShell(t *testing.T) {
+	nodes, j := spanned(t)
+	reserve := func(n *testNode, change func(*step.Request)) error {
+		shell := request("wait")
+		shell.Job, shell.Interactive = &j.ID, true
+		change(&shell)
+		_, _, err := n.Node.reserve(t.Context(), api.Peer{UID: 1000}, &api.RunRequest{Request: marshal(t, shell)}, step.Pending, nil)
+		return err
+	}
+	if err := reserve(nodes[1], func(*step.Request) {}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "interactive: node n1 was asked for job ") {
+		t.Errorf("asked for on n2: %v", err)
+	}
+	for i, away := range []func(*step.Request){
+		func(r *step.Request) { r.WantNodes = []string{"n2"} },
+		func(r *step.Request) { r.NotNodes = []string{"n1"} },
+		func(r *step.Request) { r.NNodesMax = 2 },
+	} {
+		if err := reserve(nodes[0], away); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "interactive: ") {
+			t.Errorf("elsewhere, %d: %v", i, err)
+		}
+	}
+	if err := reserve(nodes[0], func(r *step.Request) { r.WantNodes = []string{"n1"} }); err != nil || nodes[0].reg.follower(interactiveID(j)) == nil {
+		t.Errorf("on n1: %v", err)
+	}
+}
+
+// TestSpanBytes: the request of a step of several nodes counts once on each node that holds
+// it.
+func TestSpanBytes(t *testing.T) {
+	nodes, j := spanned(t)
+	req := request("wait")
+	req.Job, req.NTasks, req.NNodes = &j.ID, 2, 2
+	both := marshal(t, req)
+	req.NTasks, req.NNodes, req.WantNodes, req.Overlap = 1, 1, []string{"n2"}, true
+	other := marshal(t, req)
+	for _, n := range nodes {
+		n.reg.mu.Lock()
+		n.reg.perUser.RequestBytes = max(len(both), len(other)) * 3 / 2
+		n.reg.mu.Unlock()
+	}
+	bytes := func() (all []int) {
+		for _, n := range nodes {
+			n.reg.mu.Lock()
+			all = append(all, n.reg.waiting[1000])
+			n.reg.mu.Unlock()
+		}
+		return all
+	}
+	for _, raw := range [][]byte{both, other} {
+		c := newClient(t, 1000)
+		reply, err := nodes[0].svc.Reserve(c.ctx, &api.RunRequest{Request: raw})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []int{len(raw), len(raw)}
+		if got := bytes(); !slices.Equal(got, want) {
+			t.Errorf("bytes on the nodes: %v, want %v", got, want)
+		}
+		if _, err := nodes[0].svc.Reserve(c.ctx, &api.RunRequest{Request: raw}); status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("a second one: %v", err)
+		}
+		if got := bytes(); !slices.Equal(got, want) {
+			t.Errorf("bytes on the nodes after a refusal: %v, want %v", got, want)
+		}
+		h := nodes[0].heads.get(step.ID{Job: reply.JobId, Step: reply.StepId})
+		c.kill()
+		select {
+		case <-h.ended:
+		case <-time.After(testTimeout):
+			t.Fatal("it is not given back")
+		}
+		await(t, func() bool { return slices.Equal(bytes(), []int{0, 0}) }) // the nodes give theirs back after they have answered
 	}
 }

@@ -31,7 +31,8 @@ func (n *Node) reserveInTurn(ctx context.Context, caller api.Peer, req *step.Req
 	if err := n.reg.reserve(caller.UID, len(raw)); err != nil { // it is held while it waits
 		return nil, err
 	}
-	defer n.reg.unreserve(caller.UID, len(raw))
+	size := len(raw)
+	defer func() { n.reg.unreserve(caller.UID, size) }()
 	soon := time.NewTimer(admitGrace)
 	defer soon.Stop()
 	late := soon.C
@@ -48,11 +49,17 @@ func (n *Node) reserveInTurn(ctx context.Context, caller api.Peer, req *step.Req
 	defer func() { <-j.turn }()
 	for pause := chooseAgain; ; pause = min(2*pause, turnPause) {
 		freed := n.reg.freedNow()
-		again := *req // each try is one of its own
+		again := *req // each try is one of its own, and counts the request itself
+		n.reg.unreserve(caller.UID, size)
+		size = 0
 		h, err := n.reserveHead(ctx, caller, &again, raw, state, nil)
 		if !isBusy(err) {
 			return h, err
 		}
+		if err := n.reg.reserve(caller.UID, len(raw)); err != nil {
+			return nil, err
+		}
+		size = len(raw)
 		if n.reg.isShut(j) {
 			return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", j.ID)
 		}
