@@ -171,3 +171,28 @@ func TestRefusalsAreBounded(t *testing.T) {
 		t.Errorf("%d users are remembered", len(r.byUser))
 	}
 }
+
+// TestShellReplayOverRestart: what the interactive step of an allocation may keep of its
+// output counts as before the restart.
+func TestShellReplayOverRestart(t *testing.T) {
+	limits := func(c *Config) { c.ReplayBytes, c.PerUser.ReplayBytes = 100, 150 }
+	tn := start(t, t.TempDir(), limits)
+	defer func() { tn.stop() }()
+	job, err := tn.alloc(newClient(t, 1000), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shell := request("wait")
+	shell.Job, shell.Interactive = &job, true
+	id := tn.run(1000, shell)
+	tn.until(id, step.Running)
+	tn.stop()
+	tn = start(t, tn.dir, limits)
+	if got := tn.reg.follower(tn.run(1000, request("wait"))).replay; got != 50 {
+		t.Errorf("beside a shell, which keeps 100 of 150 bytes, another step keeps %d", got)
+	}
+	if err := tn.cancel(id); err != nil {
+		t.Error(err)
+	}
+	tn.wait(id)
+}

@@ -144,6 +144,8 @@ func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
 func (r *registry) takeBack(f *follower) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	f.replay = f.n.cfg.ReplayBytes // what it was allowed is its stepd's to know
+	r.replay[f.job.UID] += f.replay
 	if f.id.Step == step.ExternStep || f.id.Step == step.InteractiveStep {
 		return // it has all of the job's, and takes nothing of it
 	}
@@ -151,8 +153,6 @@ func (r *registry) takeBack(f *follower) {
 	if err != nil {
 		cpus = nil // the job's were refused too, and that was told
 	}
-	f.replay = f.n.cfg.ReplayBytes // what it was allowed is its stepd's to know
-	r.replay[f.job.UID] += f.replay
 	f.share = share{cpus: cpus, mb: f.rec.MemoryMB, gres: f.rec.Gres, alone: f.rec.CPUsOwn}
 	if f.rec.GresOwn {
 		f.share.held = f.rec.Gres
