@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -39,6 +40,14 @@ func (c *cluster) spanning(t testing.TB, args ...string) (p *process, job string
 	return p, job
 }
 
+// waitsFor sets how long the node's jobs wait for others, from its next start on.
+func (n *node) waitsFor(t testing.TB, limit time.Duration) {
+	t.Helper()
+	f := n.path("stepd.conf")
+	told := regexp.MustCompile(`NodeTimeout=\d+`).ReplaceAllString(readFile(t, f), fmt.Sprintf("NodeTimeout=%.0f", limit.Seconds()))
+	must(t, os.WriteFile(f, []byte(told), 0o600))
+}
+
 // TestRootClusterAlloc: an allocation of several nodes has a share of each or of none, its
 // steps have theirs of it, and it ends on all nodes.
 func TestRootClusterAlloc(t *testing.T) {
@@ -50,6 +59,7 @@ test ! -e %[1]s/bad || test $SLURMD_NODENAME != n2
 		for i, more := range []string{"", "MaxTasksPerNode=3\n"} {
 			f := c.nodes[i].path("slurm.conf")
 			must(t, os.WriteFile(f, []byte(readFile(t, f)+"PrologFlags=Alloc\nProlog="+c.dir+"/prolog\n"+more), 0o644))
+			c.nodes[i].waitsFor(t, 20*time.Second) // a job is not to lose a node that is restarted on a busy machine
 		}
 	}})
 	n1, n2 := c.nodes[0], c.nodes[1]
@@ -61,6 +71,8 @@ one='echo $SLURM_STEP_ID $SLURMD_NODENAME $SLURM_JOB_NODELIST $SLURM_JOB_NUM_NOD
 stepctl run -N1 -n1 sh -c "$one"
 stepctl run -w n2 -n2 sh -c "$one"
 stepctl run -x n1 -n1 sh -c "$one"
+stepctl run --interactive sh -c "$one"
+stepctl run --interactive -x n1 true
 stepctl run -n5 true
 stepctl run -w n3 true
 exit 5`}, env: n1.withStepctl()})
@@ -73,11 +85,12 @@ exit 5`}, env: n1.withStepctl()})
 2 n2 n[1-2] 2 2(x2) n2 2
 2 n2 n[1-2] 2 2(x2) n2 2
 3 n2 n[1-2] 2 2(x2) n2 1
+4294967290 n1 n[1-2] 2 2(x2) n1 1
 `
 		if r.code != 5 || r.out != want {
 			t.Errorf("got %v, want\n%s", r, want)
 		}
-		contains(t, "stderr", r.err, "5 tasks of 1 CPU each on", `no NodeName "n3"`)
+		contains(t, "stderr", r.err, "interactive: it is a step of the node that was asked for the job", "5 tasks of 1 CPU each on", `no NodeName "n3"`)
 		for _, name := range []string{"n1", "n2"} {
 			if got := readFile(t, filepath.Join(c.dir, "prologs."+name)); got != name+" 2 n[1-2] 2(x2)\n" {
 				t.Errorf("the prolog on %s: %q", name, got)
@@ -176,15 +189,17 @@ exit 5`}, env: n1.withStepctl()})
 		n2.boot(t)
 		inside("n2")
 		n1.kill9(t)
-		f := n1.path("stepd.conf") // it is not to wait long for n2 from now on
-		must(t, os.WriteFile(f, []byte(strings.Replace(readFile(t, f), "NodeTimeout=4", "NodeTimeout=1", 1)), 0o600))
 		n1.boot(t)
 		inside("n1")
 		n2.kill9(t)
+		n1.kill9(t)
+		n1.waitsFor(t, time.Second)
+		n1.boot(t)
 		if r := p.wait(t); !strings.Contains(r.err, "has been revoked") {
 			t.Errorf("the client of a job that has lost a node: %v", r)
 		}
 		n1.logs(t, `node \"n2\" is lost: its noded has not answered for 1s (NodeTimeout)`)
+		n2.waitsFor(t, time.Second) // it asks for the job soon
 		n2.boot(t)
 		c.jobless(t)
 	})
