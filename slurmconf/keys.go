@@ -195,14 +195,14 @@ func selectParams(field *[]string) setter {
 // dependencyParams: but for one they are the controller's.
 func dependencyParams(field *[]string) setter {
 	return func(v string) *flaw {
-		f := flags(field, "disable_remote_singleton", "kill_invalid_depend")(v)
-		for i, w := range *field {
-			(*field)[i] = strings.ToLower(w)
+		*field = words(strings.ToLower(v))
+		var plain []string
+		for _, w := range words(v) {
+			if !strings.HasPrefix(strings.ToLower(w), "max_depend_depth=") {
+				plain = append(plain, w)
+			}
 		}
-		if f != nil && strings.Contains(strings.ToLower(v), "max_depend_depth=") {
-			return nil
-		}
-		return f
+		return flags(new([]string), "disable_remote_singleton", "kill_invalid_depend")(strings.Join(plain, ","))
 	}
 }
 

@@ -261,7 +261,7 @@ include
 func TestKeysThatAreNotRead(t *testing.T) {
 	_, probs, dir := load(t, map[string]string{
 		"slurm.conf": "SlurmctldHost=a(1.2.3.4) \nSchedulerType=sched/backfill\nKillWiat=5\nHookTimeout=3\nPropagateResourceLimits=ALL\nPropagateResourceLimitsExcept=CORE\nPrologFlags=alloc,frob\n" +
-			"NodeName=vm Weight=3 Frob=4 CPUSs=2\nDownNodes=vm State=DOWN\n",
+			"NodeName=vm Weight=3 Frob=4 CPUSs=2\nDownNodes=vm State=DOWN\nDependencyParameters=max_depend_depth=5,Kill_Invalid_Dep\n",
 		"stepd.conf": "KeepStep=5\nMaxTasksPerNode=4\n",
 	})
 	want := []string{
@@ -274,6 +274,7 @@ func TestKeysThatAreNotRead(t *testing.T) {
 		`ignored: slurm.conf:8: Frob does not concern a node daemon`,
 		`ignored: slurm.conf:8: CPUSs does not concern a node daemon`,
 		`ignored: slurm.conf:9: DownNodes does not concern a node daemon`,
+		`warning: slurm.conf:10: DependencyParameters="max_depend_depth=5,Kill_Invalid_Dep": flag "Kill_Invalid_Dep" is not known and has no effect`,
 		`error: stepd.conf:1: cannot use key "KeepStep": there is none of that name; is "keepsteps" meant?`,
 		`error: stepd.conf:2: cannot use key "MaxTasksPerNode": there is none of that name`,
 	}
