@@ -359,4 +359,13 @@ func TestHoldByRoot(t *testing.T) {
 	if rec := tn.wait(id); rec.State != step.Cancelled {
 		t.Errorf("record %+v", rec)
 	}
+	// Its user is not told to release it, whatever it was put back for before.
+	rec := queuedRecord{Job: 7, Held: heldByUser, HeldWhy: "launch failed requeued held"}
+	if words := rec.heldWords(); words != "launch failed requeued held: `stepctl release 7` lets it start" {
+		t.Errorf("held by its user: %q", words)
+	}
+	rec.Held = heldByRoot
+	if words := rec.heldWords(); words != "JobHeldAdmin: root holds it (launch failed requeued held)" {
+		t.Errorf("held by root: %q", words)
+	}
 }

@@ -19,10 +19,12 @@ const (
 // heldWords is why a job is held, in Slurm's words.
 func (r *queuedRecord) heldWords() string {
 	switch {
-	case r.HeldWhy != "":
-		return fmt.Sprintf("%s: `stepctl release %d` lets it start", r.HeldWhy, r.Job)
+	case r.Held == heldByRoot && r.HeldWhy != "": // it was put back first
+		return fmt.Sprintf("JobHeldAdmin: root holds it (%s)", r.HeldWhy)
 	case r.Held == heldByRoot:
 		return "JobHeldAdmin: root holds it"
+	case r.HeldWhy != "":
+		return fmt.Sprintf("%s: `stepctl release %d` lets it start", r.HeldWhy, r.Job)
 	}
 	return fmt.Sprintf("JobHeldUser: `stepctl release %d` lets it start", r.Job)
 }

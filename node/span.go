@@ -52,7 +52,7 @@ func (n *Node) withThisNode(req *step.Request) error {
 	return nil
 }
 
-// allocNodes is alloc for several nodes; in is what the client has sent, decoded as req.
+// allocNodes is alloc for several nodes; raw is what the client has sent, decoded as req.
 func (n *Node) allocNodes(ctx context.Context, caller api.Peer, req *step.Request, raw []byte) (*job, error) {
 	if err := n.withThisNode(req); err != nil {
 		return nil, err
@@ -253,7 +253,7 @@ func (r *registry) setNodeCPUs(j *job, cpus []int) {
 	j.NodeCPUs = cpus
 }
 
-// jobCPUs returns what each of a job's nodes has of it, nil where that is not known.
+// nodeCPUs returns what each of a job's nodes has of it, nil where that is not known.
 func (r *registry) nodeCPUs(j *job) []int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
