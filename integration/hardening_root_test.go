@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,7 +35,7 @@ func TestRootDaemonsAreShut(t *testing.T) {
 	// Root without CAP_SYS_PTRACE may look into a process of a root that has it not
 	// either, if that is dumpable (ptrace(2), "ptrace access mode checking").
 	without := []string{"setpriv", "--inh-caps=-sys_ptrace", "--bounding-set=-sys_ptrace", "--"}
-	n := startNode(t, site{Before: without})
+	n := startNode(t, site{Before: append(underUmask("0"), without...)})
 	look := func(pid int) error {
 		return command("setpriv", "--inh-caps=-sys_ptrace", "--bounding-set=-sys_ptrace", "--", "readlink", fmt.Sprintf("/proc/%d/exe", pid))
 	}
@@ -86,6 +87,33 @@ func TestRootDaemonsAreShut(t *testing.T) {
 	must(t, n.ctlError(t, "cancel", id))
 	p.wait(t)
 	n.checkClean(t)
+	checkModes(t, n.run)
+	checkModes(t, n.path("spool"))
+}
+
+// underUmask starts noded with a umask that is not its own.
+func underUmask(mask string) []string {
+	return []string{"sh", "-c", "umask " + mask + "; exec \"$@\"", "sh"}
+}
+
+// checkModes: nobody but root writes what is in dir; sockets are open to those who are asked who they are.
+func checkModes(t *testing.T, dir string) {
+	t.Helper()
+	seen := 0
+	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.Type()&(fs.ModeSocket|fs.ModeSymlink) != 0 {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil && info.Mode().Perm()&0o022 != 0 {
+			t.Errorf("%s may be written by others: %s", path, info.Mode())
+		}
+		seen++
+		return err
+	}))
+	if seen < 2 {
+		t.Errorf("%d files in %s", seen, dir)
+	}
 }
 
 // secretScan looks at all processes, again and again, for what must not be in their
@@ -212,8 +240,9 @@ func TestRootNoSecrets(t *testing.T) {
 	}
 	scan.end(t)
 	n.idle(t)
+	log := n.wholeLog(t)
 	for _, secret := range secrets {
-		if strings.Contains(n.log.String(), secret) {
+		if strings.Contains(log, secret) {
 			t.Errorf("noded's log has %q", secret)
 		}
 	}

@@ -51,6 +51,7 @@ const rudeTask = `
 s=
 while read k v; do case $k in Umask:|Uid:|Gid:|Groups:|CapEff:|SigBlk:|SigIgn:) s="$s $k$v";; esac; done </proc/$$/status
 while read a b c d e f; do case "$a $b $c" in "Max open files"|"Max core file"|"Max processes "*) s="$s $d $e $f";; esac; done </proc/$$/limits
+for f in /proc/$$/fd/*; do s="$s ${f##*/}"; done
 echo "rank $SLURM_PROCID in $PWD$s"
 test $SLURM_PROCID = 0 && exit 3
 sleep ${LATE-0.2}

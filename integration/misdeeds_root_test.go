@@ -51,8 +51,8 @@ func TestRootPluginHangs(t *testing.T) {
 	}, 16)
 }
 
-// TestRootPluginDescriptors: a plugin that closes what is not its own. In
-// task_init the task needs it no more.
+// TestRootPluginDescriptors: a plugin that closes what is not its own, and one that
+// leaves open what tasks are not to have. In task_init the task needs it no more.
 func TestRootPluginDescriptors(t *testing.T) {
 	waits(t)
 	const closed = "closed descriptors of the process that called it"
@@ -64,6 +64,7 @@ func TestRootPluginDescriptors(t *testing.T) {
 		{do: "closefds", in: []string{"task_init"}},
 		{do: "closestd", in: asRoot, told: "closed a standard descriptor: it is /dev/null now", quiet: inTask},
 		{do: "nofile", in: asRoot, told: "lowered the limit of open files below what its process needs: taken back"},
+		{do: "leave-open", in: []string{"init", "task_init_privileged", "task_init"}},
 		noFilesForGood(),
 	}, 4)
 }

@@ -14,7 +14,7 @@ import (
 // TestRootBecomingTheUser looks at a task from within: nothing of root, of the
 // host's descriptors or of the daemon's state is left after exec.
 func TestRootBecomingTheUser(t *testing.T) {
-	n := startNode(t, site{})
+	n := startNode(t, site{Before: underUmask("077")}) // users reach it nevertheless
 	r := n.ctl(t, "run", "-n", "2", "-o", "state.%t", "sh", "-c", "cat /proc/self/status; cat /proc/self/oom_score_adj; ls /proc/self/fd; umask")
 	if r.code != 0 {
 		t.Fatal(r)
@@ -72,7 +72,7 @@ func TestRootNoWayBack(t *testing.T) {
 	if r.code != 0 || r.out != "all refused\n" {
 		t.Errorf("want every attempt refused, got %v", r)
 	}
-	r = n.ctl(t, "run", "sh", "-c", "for f in "+n.path("spool")+"/* "+n.run+"/steps/*; do test -w $f -a ! -S $f && echo $f; done; ls "+n.path("spool")+" 2>/dev/null; true")
+	r = n.ctl(t, "run", "sh", "-c", "for f in "+n.path("spool")+" "+n.path("spool")+"/* "+n.run+" "+n.run+"/steps "+n.run+"/steps/*; do test -w $f -a ! -S $f && echo $f; done; ls "+n.path("spool")+" 2>/dev/null; true")
 	if strings.TrimSpace(r.out) != "" {
 		t.Errorf("the task can reach into the spool: %v", r)
 	}

@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +20,28 @@ import (
 	"stepd/api"
 	"stepd/step"
 )
+
+// peerVerb is one request of Fan.
+type peerVerb struct {
+	name string
+	in   any
+}
+
+// partVerbs are the names that partVerb knows.
+func partVerbs(t *testing.T) (names []string) {
+	t.Helper()
+	source, err := os.ReadFile("part.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`case "(\w+)":\s+return \(\*Node\)\.part`).FindAllSubmatch(source, -1) {
+		names = append(names, string(m[1]))
+	}
+	if len(names) < 15 || partVerb(names[0]) == nil || partVerb("nothing") != nil {
+		t.Fatalf("verbs %q", names)
+	}
+	return names
+}
 
 // TestPeerRights: who may do what to a step of n1 and n2, of which n1 is the head: its
 // nodes may, another node of the site may not, by itself or by one that passes its
@@ -66,15 +91,17 @@ func TestPeerRights(t *testing.T) {
 	nodes[1].until(own, step.Running)
 
 	job := id.Job
-	verbs := []struct {
-		name string
-		in   any
-	}{
+	verbs := []peerVerb{
 		{"probe", probeRequest{Job: &job}}, {"reserve", reserve}, {"show", stepRequest{ID: id}}, {"stat", stepRequest{ID: id}},
 		{"signal", stepRequest{ID: id, Signal: 15}}, {"suspend", stepRequest{ID: id}}, {"resume", stepRequest{ID: id}}, {"head", stepRequest{ID: id}},
 		{"anchor", anchorRequest{Job: id.Job, UID: 1000}}, {"launch", launchRequest{ID: id, Layout: reserve.Layout}},
 		{"cancel", stepRequest{ID: id}}, {"release", stepRequest{ID: id}},
-		{"allocate", reserve}, {"open", openRequest{ID: id}}, {"hold", stepRequest{ID: id}},
+		{"allocate", reserve}, {"open", openRequest{ID: id}}, {"hold", stepRequest{ID: id}}, {"dryrun", reserve}, {"watch", stepRequest{ID: id}},
+	}
+	for _, name := range partVerbs(t) {
+		if !slices.ContainsFunc(verbs, func(v peerVerb) bool { return v.name == name }) {
+			t.Errorf("nodes may ask each other to %q, and this test asks no stranger's", name)
+		}
 	}
 	ask := func(from *testNode, to, verb string, in any, parts []string) error {
 		t.Helper()

@@ -26,6 +26,13 @@ func TestRootSetFSUser(t *testing.T) {
 	if err := os.WriteFile(roots, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	// A file of each group: root's own, which the thread is to have no more, and one it is given.
+	for name, gid := range map[string]int{"of root's group": 0, "of a group": 4711} {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chown(path, 0, gid), os.Chmod(path, 0o640)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread()
@@ -35,6 +42,12 @@ func TestRootSetFSUser(t *testing.T) {
 		}
 		if _, err := os.Open(roots); !errors.Is(err, fs.ErrPermission) {
 			t.Errorf("root's file as the user: %v", err)
+		}
+		if _, err := os.ReadFile(filepath.Join(dir, "of root's group")); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("a file of root's group as the user: %v", err)
+		}
+		if _, err := os.ReadFile(filepath.Join(dir, "of a group")); err != nil {
+			t.Errorf("a file of one of the user's groups: %v", err)
 		}
 		done <- os.WriteFile(filepath.Join(dir, "theirs"), []byte("x"), 0o644)
 	}()

@@ -32,7 +32,7 @@ func v2Mount(t *testing.T) string {
 // Of nodes that are made for the test, a process in the cgroup may open all but
 // those that are refused; and so may one in a cgroup below, whose own program
 // refuses another one.
-func TestRootAttach(t *testing.T) {
+func TestRootDevicePrograms(t *testing.T) {
 	testkit.RequireRoot(t)
 	dir := t.TempDir()
 	null, zero, full := mknod(t, dir, "null", unix.S_IFCHR, 1, 3), mknod(t, dir, "zero", unix.S_IFCHR, 1, 5), mknod(t, dir, "full", unix.S_IFCHR, 1, 7)

@@ -122,6 +122,15 @@ static void swap_fds(int first)
 			dup2(fd, i);
 }
 
+/* The root of the file system, at numbers low and high, to stay open over exec. */
+static void leave_open(int high)
+{
+	int fd = open("/", O_RDONLY | O_DIRECTORY);
+
+	dup(fd);
+	dup2(fd, high);
+}
+
 /* What it does to signals and timers. */
 
 static void on_signal(int sig)
@@ -362,6 +371,7 @@ static const struct {
 	{"closeall", close_from, 0},
 	{"closestd", close_std, 2},
 	{"swapfds", swap_fds, 3},
+	{"leave-open", leave_open, 100},
 	{"ignore-sigchld", ignore, SIGCHLD},
 	{"ignore-sigterm", ignore, SIGTERM},
 	{"no-zombies", no_zombies, SA_NOCLDWAIT},
