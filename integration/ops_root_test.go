@@ -36,6 +36,17 @@ func (n *node) page(t testing.TB, path string) (code int, text string) {
 	return r.StatusCode, string(b)
 }
 
+// notReady: /readyz names the reason, and /livez says that noded answers.
+func (n *node) notReady(t testing.TB, reason string) {
+	t.Helper()
+	if code, text := n.page(t, "/readyz"); code != 503 || !strings.Contains(text, reason) {
+		t.Errorf("readyz: %d %q, want %q", code, text, reason)
+	}
+	if code, text := n.page(t, "/livez"); code != 200 || text != "ok\n" {
+		t.Errorf("livez: %d %q", code, text)
+	}
+}
+
 // TestRootMetrics: what happens on a node is on its page, its log is JSON to the last
 // line, and /readyz says why no step is taken.
 func TestRootMetrics(t *testing.T) {

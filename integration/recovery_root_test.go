@@ -78,9 +78,9 @@ func TestRootStateLost(t *testing.T) {
 // its tasks do, and its record is whole when there is room again.
 func TestRootSpoolFull(t *testing.T) {
 	waits(t)
-	n := startNode(t, site{})
+	n := startNode(t, site{Stepd: "MetricsListen=unix\n"})
 	n.kill9(t)
-	must(t, unix.Mount("spool", n.path("spool"), "tmpfs", 0, "size=2m,mode=0711"))
+	must(t, unix.Mount("spool", n.path("spool"), "tmpfs", 0, "size=24m,mode=0711"))
 	unmount := func() {
 		if err := unix.Unmount(n.path("spool"), unix.MNT_DETACH); err != nil {
 			t.Error(err)
@@ -103,6 +103,7 @@ func TestRootSpoolFull(t *testing.T) {
 	if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, "no space left on device") {
 		t.Errorf("a step on a full spool: %v", r)
 	}
+	n.notReady(t, fmt.Sprintf("the file system of the spool %q has ", n.path("spool")))
 	n.letGo(t)
 	if r := p.wait(t); r.code != 3 {
 		t.Errorf("the client: %v", r)
@@ -113,6 +114,9 @@ func TestRootSpoolFull(t *testing.T) {
 	}
 	n.serves(t)
 	n.idle(t)
+	if code, text := n.page(t, "/readyz"); code != 200 {
+		t.Errorf("readyz with room again: %d %q", code, text)
+	}
 	must(t, n.cmd.Process.Signal(unix.SIGTERM)) // before its spool goes
 	<-n.done
 }
@@ -161,7 +165,7 @@ func TestRootSpoolStops(t *testing.T) {
 		n.write(t, "stepd.conf", stepd)
 		n.boot(t)
 	}
-	again("SpoolTimeout=1\n")
+	again("SpoolTimeout=1\nMetricsListen=unix\n")
 	must(t, server.Process.Signal(syscall.SIGSTOP))
 	for _, args := range [][]string{{"run", "true"}, {"run", "true"}, {"batch", "--wrap=true"}} {
 		if r := n.ctl(t, args...); r.code != 1 || !strings.Contains(r.err, n.path("spool")) || !strings.Contains(r.err, "has not answered for") {
@@ -175,6 +179,7 @@ func TestRootSpoolStops(t *testing.T) {
 	if r := n.ctl(t, "node", "status"); r.code != 0 || !strings.Contains(r.out, "has not answered for") {
 		t.Errorf("node status: %v", r)
 	}
+	n.notReady(t, n.path("spool")+`" has not answered for`)
 	for _, task := range n.ps(t)[0].Tasks {
 		if task.PID == nil || syscall.Kill(*task.PID, 0) != nil {
 			t.Errorf("task %d has ended", task.Rank)
@@ -182,6 +187,12 @@ func TestRootSpoolStops(t *testing.T) {
 	}
 	must(t, server.Process.Signal(syscall.SIGCONT))
 	n.logs(t, "has answered after")
+	eventually(t, callTimeout, "a node that is ready", func() error {
+		if code, text := n.page(t, "/readyz"); code != 200 {
+			return fmt.Errorf("%d %q", code, text)
+		}
+		return nil
+	})
 	again("")
 	n.serves(t)
 	n.letGo(t)

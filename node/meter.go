@@ -129,8 +129,14 @@ func (n *Node) NotReady(ctx context.Context) (why []string) {
 	if drained.Drained {
 		why = append(why, "the node is drained: "+drained.Reason)
 	}
+	if err := n.store.gate.dead(); err != nil { // though its file system may answer
+		return append(why, err.Error())
+	}
 	for _, t := range n.spoolWatch.look(ctx) {
 		why = append(why, t.Text)
+	}
+	if err := n.store.unwritable(ctx); err != nil {
+		why = append(why, err.Error())
 	}
 	return why
 }

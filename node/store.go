@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -28,6 +29,11 @@ type store struct {
 	zero int64
 	// gate is what its calls pass: nil waits for ever.
 	gate *spoolGate
+	// unwritten is why the last commit has failed, nil where it was stored.
+	unwritten struct {
+		sync.Mutex
+		err error
+	}
 }
 
 // The buckets. Keys are big-endian, so that the order of keys is that of numbers.

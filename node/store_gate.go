@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -174,12 +175,12 @@ var errLeft = errors.New("nobody waits for it any more")
 // back by undo; nil is nothing.
 func (s *store) transact(do func(func(*bbolt.Tx) error) error, f, undo func(*bbolt.Tx) error) error {
 	if s.gate == nil {
-		return do(f)
+		return s.commit(do, f)
 	}
 	var mu sync.Mutex
 	left := false // guarded by mu, as long as f has not begun
 	err := s.gate.do(func() error {
-		return do(func(tx *bbolt.Tx) error {
+		return s.commit(do, func(tx *bbolt.Tx) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if left {
@@ -201,6 +202,45 @@ func (s *store) transact(do func(func(*bbolt.Tx) error) error, f, undo func(*bbo
 		mu.Unlock()
 	}
 	return err
+}
+
+// commit calls do with f, and notes whether what f has changed could be stored.
+func (s *store) commit(do func(func(*bbolt.Tx) error) error, f func(*bbolt.Tx) error) error {
+	var refused error // by f itself
+	err := do(func(tx *bbolt.Tx) error {
+		refused = f(tx)
+		return refused
+	})
+	if refused == nil {
+		s.unwritten.Lock()
+		s.unwritten.err = err
+		s.unwritten.Unlock()
+	}
+	return err
+}
+
+// unwritable says why nothing can be stored, nil is that it can. Where the last commit has
+// failed it tries one that changes nothing, since a node that is not ready may be asked for
+// nothing else; it waits no longer than ctx lasts.
+func (s *store) unwritable(ctx context.Context) error {
+	s.unwritten.Lock()
+	last := s.unwritten.err
+	s.unwritten.Unlock()
+	if last == nil {
+		return nil
+	}
+	done := make(chan error, 1)
+	go func() { // ends with the gate's patience
+		done <- s.update(func(*bbolt.Tx) error { return nil })
+	}()
+	select {
+	case last = <-done:
+	case <-ctx.Done():
+	}
+	if last != nil {
+		return fmt.Errorf("cannot store the state %q: %w", s.db.Path(), last)
+	}
+	return nil
 }
 
 func (s *store) update(f func(*bbolt.Tx) error) error { return s.transact(s.db.Update, f, nil) }

@@ -2,10 +2,12 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -48,6 +50,10 @@ func TestSpoolStops(t *testing.T) {
 	if _, err := tn.svc.Run(as(uint32(os.Getuid())), &api.RunRequest{Request: marshal(t, batch("exit 0"))}); status.Code(err) != codes.Internal {
 		t.Errorf("a batch job is asked for: %v", err)
 	}
+	tn.Serving()
+	if why := tn.NotReady(t.Context()); len(why) != 1 || !strings.Contains(why[0], tn.files.spool) || !strings.Contains(why[0], "has not answered for") {
+		t.Errorf("not ready: %q", why) // its file system does answer
+	}
 	if d := tn.doc(); len(d.Jobs) != 2 || d.FreeCPUs != 2 || len(d.Fallbacks) != 1 || d.Fallbacks[0].What != "spool" || !strings.Contains(d.Fallbacks[0].Why, tn.files.spool) {
 		t.Errorf("node %+v", d)
 	}
@@ -79,6 +85,75 @@ func TestSpoolStops(t *testing.T) {
 	if d := tn.doc(); len(d.Fallbacks) != 0 {
 		t.Errorf("node %+v", d)
 	}
+	if why := tn.NotReady(t.Context()); len(why) != 0 {
+		t.Errorf("ready: %q", why)
+	}
+}
+
+// TestStateUnwritable: a node whose state cannot be stored says so until it can, though
+// nothing is asked of it meanwhile.
+func TestStateUnwritable(t *testing.T) {
+	tn := fresh(t)
+	tn.Serving()
+	state := tn.files.state()
+	tn.wait(tn.run(1000, request("exit", "0")))
+	tn.idle() // nothing is under way
+	fd := descriptorOf(t, state)
+	reopen := func(flags int) {
+		t.Helper()
+		f, err := os.OpenFile(state, flags, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := unix.Dup3(int(f.Fd()), fd, unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if why := tn.NotReady(t.Context()); len(why) != 0 {
+		t.Errorf("before: %q", why)
+	}
+	reopen(os.O_RDONLY)
+	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit", "0"))}); err == nil || !strings.Contains(err.Error(), state) {
+		t.Errorf("a step whose number cannot be stored: %v", err)
+	}
+	for range 2 {
+		if why := tn.NotReady(t.Context()); len(why) != 1 || !strings.HasPrefix(why[0], fmt.Sprintf("cannot store the state %q: ", state)) {
+			t.Errorf("%q", why)
+		}
+	}
+	// What the state itself refuses is no matter of its file.
+	if err := tn.store.update(func(*bbolt.Tx) error { return errUnknown }); !errors.Is(err, errUnknown) {
+		t.Error(err)
+	}
+	if why := tn.NotReady(t.Context()); len(why) != 1 {
+		t.Errorf("%q", why)
+	}
+	reopen(os.O_RDWR)
+	if why := tn.NotReady(t.Context()); len(why) != 0 {
+		t.Errorf("afterwards: %q", why)
+	}
+	tn.wait(tn.run(1000, request("exit", "0")))
+}
+
+// descriptorOf is that of this process by which it has a file open.
+func descriptorOf(t *testing.T, path string) int {
+	t.Helper()
+	links, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if to, _ := os.Readlink("/proc/self/fd/" + l.Name()); to == path { // ReadDir's own is gone
+			fd, err := strconv.Atoi(l.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return fd
+		}
+	}
+	t.Fatalf("%s is not open", path)
+	return -1
 }
 
 // TestStoredTooLate: what was refused since the spool did not answer is not there when it
