@@ -47,6 +47,7 @@ func TestRootOutOfMemory(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{
 		Slurm:  "SelectTypeParameters=CR_Core_Memory\n",
+		Stepd:  "MetricsListen=unix\n",
 		Cgroup: "ConstrainRAMSpace=yes\nConstrainSwapSpace=yes\n",
 	})
 	// tail keeps a line whole, however long it is.
@@ -58,6 +59,7 @@ func TestRootOutOfMemory(t *testing.T) {
 	one := func(what string) string {
 		return `if [ $SLURM_PROCID = 1 ]; then ` + what + `; else exec sleep 1.5; fi`
 	}
+	killed, ended := 0, 0 // as the records say
 	for _, c := range []struct {
 		name, level string
 		limit       uint64
@@ -75,6 +77,7 @@ func TestRootOutOfMemory(t *testing.T) {
 			r := n.ctl(t, c.args...)
 			id := n.last(t).id()
 			doc := n.oom(t, id)
+			killed, ended = killed+len(doc.OOM), ended+1
 			if r.code != c.code || doc.State != "OUT_OF_MEMORY" || doc.Code == nil || *doc.Code != c.code {
 				t.Errorf("exit code %d, want %d; the record: %+v", r.code, c.code, doc)
 			}
@@ -104,4 +107,16 @@ func TestRootOutOfMemory(t *testing.T) {
 	if doc := n.oom(t, n.last(t).id()); r.code != 137 || doc.State != "FAILED" || len(doc.OOM) != 0 {
 		t.Errorf("kill -9: %v, %+v", r, doc)
 	}
+	eventually(t, callTimeout, "the figures", func() error {
+		_, text := n.page(t, "/metrics")
+		for _, want := range []string{
+			fmt.Sprintf("stepd_oom_kills_total %d", killed), fmt.Sprintf(`stepd_steps_ended_total{state="OUT_OF_MEMORY"} %d`, ended),
+			`stepd_steps_ended_total{state="FAILED"} 1`, `stepd_steps_ended_total{state="NODE_FAIL"} 0`,
+		} {
+			if !strings.Contains(text, "\n"+want+"\n") {
+				return fmt.Errorf("the page lacks %s:\n%s", want, ourLines(text))
+			}
+		}
+		return nil
+	})
 }

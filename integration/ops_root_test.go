@@ -9,8 +9,10 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -34,6 +36,34 @@ func (n *node) page(t testing.TB, path string) (code int, text string) {
 	b, err := io.ReadAll(r.Body)
 	must(t, err)
 	return r.StatusCode, string(b)
+}
+
+// leaveStep leaves a process, a cgroup and a socket of step 1.0, which has ended, where step
+// like has its own. What it returns hears of the process's end.
+func (n *node) leaveStep(t testing.TB, like stepDoc) <-chan error {
+	t.Helper()
+	own := fmt.Sprintf("/job_%d/", like.JobID)
+	dir := ""
+	for _, d := range n.cgroups() {
+		if strings.Contains(d, own) && filepath.Base(d) == fmt.Sprintf("step_%d", like.StepID) {
+			dir = strings.Replace(d, own, "/job_1/", 1) // the last one is that of v2
+		}
+	}
+	if dir == "" {
+		t.Fatalf("step %s has none of %q", like.id(), n.cgroups())
+	}
+	must(t, os.MkdirAll(dir, 0o755))
+	cmd := exec.Command("sleep", "1000")
+	must(t, cmd.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended where the test has gone well
+	must(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0))
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: n.path("run", "steps", "1.0.sock"), Net: "unixpacket"})
+	must(t, err)
+	l.SetUnlinkOnClose(false)
+	must(t, l.Close())
+	return ended
 }
 
 // notReady: /readyz names the reason, and /livez says that noded answers.
@@ -101,9 +131,23 @@ func TestRootMetrics(t *testing.T) {
 	checkJSONLog(t, n.wholeLog(t))
 
 	p = n.start(t, call{args: []string{"run", "sleep", "1000"}})
-	id = n.running(t).id()
+	doc := n.running(t)
+	id = doc.id()
+	left := n.leaveStep(t, doc)
 	n.kill9(t)
 	n.boot(t)
+	if err := <-left; err == nil || err.Error() != "signal: killed" {
+		t.Errorf("what was left of an ended step: %v", err)
+	}
+	eventually(t, callTimeout, "the figures of what was left", func() error {
+		_, text := n.page(t, "/metrics")
+		for _, line := range []string{`{kind="step"} 1`, `{kind="file"} 1`, `{kind="process"} 0`, `{kind="script"} 0`} {
+			if !strings.Contains(text, "\nstepd_leaks_found_total"+line+"\n") {
+				return fmt.Errorf("the page lacks %s:\n%s", line, ourLines(text))
+			}
+		}
+		return nil
+	})
 	if _, text := n.page(t, "/metrics"); !strings.Contains(text, "\nstepd_adopted_steps_total 1\n") || strings.Contains(text, "\nstepd_adoption_seconds 0\n") {
 		t.Errorf("after a restart with a step:\n%s", ourLines(text))
 	}
