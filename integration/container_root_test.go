@@ -119,7 +119,7 @@ func TestRootContainerOptions(t *testing.T) {
 	script := filepath.Join(base, "init.sh")
 	must(t, os.WriteFile(script, []byte("#!/bin/sh\n"+
 		"echo from the script > \"$SLURM_JOB_MOUNTPOINT_SRC/0-var-tmp/script.out\"\nchmod 0644 \"$SLURM_JOB_MOUNTPOINT_SRC/0-var-tmp/script.out\"\n"+
-		"mount -t tmpfs none /dev/pts && touch /dev/pts/ptmx /dev/pts/0\n"), 0o755))
+		"mount -t devpts -o newinstance,ptmxmode=666,mode=620,gid=5 none /dev/pts\n"), 0o755))
 	// /var/tmp is private here: the node's directory is below it, so that the
 	// tasks run elsewhere.
 	n := startNode(t, site{
@@ -134,11 +134,14 @@ func TestRootContainerOptions(t *testing.T) {
 		t.Error("the script has written outside of the job's namespace")
 		must(t, os.Remove("/var/tmp/script.out"))
 	}
-	t.Run("a terminal that has no path here", func(t *testing.T) {
-		s := openTerminal(t, 24, 80)
-		s.ctl(n, call{args: []string{"run", "--pty", "-D", "/", "sh", "-c", "test -t 0 && test -t 1 && stty size && echo $(ls /dev/pts)"}, dir: "/"})
-		s.sees("24 80\r\n0 ptmx\r\n")
+	t.Run("a terminal whose name is another one's here", func(t *testing.T) {
+		others, s := openTerminal(t, 24, 80), openTerminal(t, 24, 80)
+		s.ctl(n, call{args: []string{"run", "--pty", "-D", "/", "sh", "-c", "stty size && tty && echo $(ls /dev/pts)"}, dir: "/"})
+		s.sees("24 80\r\n/dev/pts/0\r\n0 ptmx\r\n")
 		s.ends(0)
+		if text := others.shown(); text != "" {
+			t.Errorf("another terminal shows %q", text)
+		}
 	})
 	t.Run("nothing is left after SIGKILL of stepd", func(t *testing.T) {
 		p := n.start(t, call{args: []string{"run", "-D", "/", "sh", "-c", "touch /var/tmp/x /dev/shm/x; exec sleep 86400"}, dir: "/"})
