@@ -146,13 +146,13 @@ func readOwned(path string, forbidden uint32) ([]byte, error) {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		return nil, fmt.Errorf("%q: not a regular file", path)
 	case int(st.Uid) != os.Geteuid():
-		return nil, fmt.Errorf("%q: it belongs to uid %d, not to %d: chown it", path, st.Uid, os.Geteuid())
+		return nil, fmt.Errorf("%[1]q: it belongs to uid %[2]d, not to %[3]d: chown %[3]d %[1]s", path, st.Uid, os.Geteuid())
 	case st.Mode&forbidden != 0:
 		what, remedy := "write", "chmod go-w"
 		if forbidden&0o044 != 0 {
 			what, remedy = "read or write", "chmod 600"
 		}
-		return nil, fmt.Errorf("%q: others may %s it (mode %#o): %s", path, what, st.Mode&0o7777, remedy)
+		return nil, fmt.Errorf("%[1]q: others may %[2]s it (mode %#[3]o): %[4]s %[1]s", path, what, st.Mode&0o7777, remedy)
 	}
 	b, err := io.ReadAll(io.LimitReader(f, pemMax+1))
 	if err == nil && len(b) > pemMax {

@@ -27,17 +27,11 @@ func makeTag(cfg *Config) (*os.File, error) {
 	if cfg.AutoBasePath {
 		m = makeMissing
 	}
-	base, err := openTrusted(cfg.BasePath, m)
+	base, err := openBase(cfg, m)
 	if err != nil {
-		return nil, baseError(cfg, err)
+		return nil, err
 	}
 	defer base.Close()
-	if err := checkKept(base); err != nil {
-		return nil, baseError(cfg, err)
-	}
-	if err := checkOwn(base); err != nil {
-		return nil, baseError(cfg, err)
-	}
 	if err := mkdirAt(base, cfg.NodeTag, 0o700); err != nil {
 		return nil, baseError(cfg, err)
 	}

@@ -122,10 +122,10 @@ func checkKept(dir *os.File) error {
 		return &fs.PathError{Op: "open", Path: dir.Name(), Err: unix.ENOTDIR}
 	}
 	if st.Uid != 0 {
-		return fmt.Errorf("directory %q belongs to uid %d, not to root", dir.Name(), st.Uid)
+		return fmt.Errorf("directory %[1]q belongs to uid %[2]d, not to root: chown root %[1]s", dir.Name(), st.Uid)
 	}
 	if writableByOthers(&st) && st.Mode&unix.S_ISVTX == 0 {
-		return fmt.Errorf("directory %q has mode %#o: others than root may write there", dir.Name(), st.Mode&0o7777)
+		return fmt.Errorf("directory %[1]q has mode %#[2]o: others than root may write there: chmod go-w %[1]s", dir.Name(), st.Mode&0o7777)
 	}
 	return nil
 }
@@ -138,10 +138,10 @@ func checkOwn(f *os.File) error {
 		return &fs.PathError{Op: "stat", Path: f.Name(), Err: err}
 	}
 	if st.Uid != 0 {
-		return fmt.Errorf("%q belongs to uid %d, not to root", f.Name(), st.Uid)
+		return fmt.Errorf("%[1]q belongs to uid %[2]d, not to root: chown root %[1]s", f.Name(), st.Uid)
 	}
 	if writableByOthers(&st) {
-		return fmt.Errorf("%q has mode %#o: others than root may write there (chmod go-w)", f.Name(), st.Mode&0o7777)
+		return fmt.Errorf("%[1]q has mode %#[2]o: others than root may write there: chmod go-w %[1]s", f.Name(), st.Mode&0o7777)
 	}
 	return nil
 }

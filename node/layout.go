@@ -109,10 +109,10 @@ func checkOurs(dir string) error {
 		return fmt.Errorf("cannot use directory %q: %w", dir, err)
 	}
 	if int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("cannot use directory %q: it belongs to uid %d, not to %d", dir, st.Uid, os.Geteuid())
+		return fmt.Errorf("cannot use directory %[1]q: it belongs to uid %[2]d, not to %[3]d: chown %[3]d %[1]s", dir, st.Uid, os.Geteuid())
 	}
 	if st.Mode&0o022 != 0 {
-		return fmt.Errorf("cannot use directory %q: others may write there (mode %#o): chmod go-w", dir, st.Mode&0o7777)
+		return fmt.Errorf("cannot use directory %[1]q: others may write there (mode %#[2]o): chmod go-w %[1]s", dir, st.Mode&0o7777)
 	}
 	return nil
 }

@@ -143,7 +143,7 @@ func (n *Node) open() error {
 	if n.plugins.crashes, err = st.crashes(); err != nil {
 		return errors.Join(err, st.close())
 	}
-	if err := n.cfg.Scripts.checkScripts(); err != nil {
+	if err := n.cfg.Scripts.Check(); err != nil {
 		n.log.Warnf("a job will drain the node: %v", err)
 	}
 	if err := n.cfg.Tracker.Prepare(); err != nil {

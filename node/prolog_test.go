@@ -274,7 +274,7 @@ func TestPrologGlob(t *testing.T) {
 		t.Error("a bad pattern")
 	}
 	s.Epilog, s.Prolog = []string{dir, "/no/such"}, nil
-	if err := s.checkScripts(); err == nil || strings.Count(err.Error(), "\n") != 1 {
+	if err := s.Check(); err == nil || strings.Count(err.Error(), "\n") != 1 {
 		t.Errorf("%v", err)
 	}
 }

@@ -140,9 +140,9 @@ func (n *Node) owed(k scriptKind) bool {
 	return may
 }
 
-// checkScripts finds what is wrong with the programs that have a name, for the
+// Check finds what is wrong with the programs that have a name, for the
 // log at the start: a job that meets it drains the node.
-func (s *Scripts) checkScripts() error {
+func (s *Scripts) Check() error {
 	var errs []error
 	for _, k := range []scriptKind{prologKind(), epilogKind()} {
 		paths, err := s.paths(k)

@@ -7,12 +7,15 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"stepd/jobcontainer"
 	"stepd/mpi"
 	"stepd/node"
 	"stepd/proctrack/detect"
@@ -32,7 +35,7 @@ const severityOK slurmconf.Severity = "ok"
 
 func (f finding) String() string {
 	s := fmt.Sprintf("%s: %s: %s", f.severity, f.about, f.text)
-	if f.remedy != "" {
+	if f.remedy != "" && !strings.Contains(f.text, f.remedy) {
 		s += "; " + f.remedy
 	}
 	return s
@@ -59,6 +62,9 @@ func probes() []probe {
 		{"clock", (*site).lookClock},
 		{"plugins", (*site).lookPlugins},
 		{"mpi", (*site).lookMPI},
+		{"scripts", (*site).lookScripts},
+		{"containers", (*site).lookContainers},
+		{"nodes", (*site).lookNodes},
 		{"metrics", (*site).lookMetrics},
 		{"systemd", (*site).lookSystemd},
 	}
@@ -124,7 +130,10 @@ func (s *site) lookPrograms() []finding {
 		if err := unix.Stat(path, &st); err != nil {
 			out = append(out, finding{slurmconf.SeverityError, "programs", fmt.Sprintf("cannot look at %q: %v", path, err), "install the package anew"})
 		} else if st.Uid != 0 || st.Mode&0o022 != 0 {
-			out = append(out, finding{slurmconf.SeverityWarning, "programs", fmt.Sprintf("%q runs as root, and uid %d owns it with mode %#o", path, st.Uid, st.Mode&0o7777), "chown root and chmod go-w"})
+			out = append(out, finding{
+				slurmconf.SeverityWarning, "programs", fmt.Sprintf("%q runs as root, and uid %d owns it with mode %#o", path, st.Uid, st.Mode&0o7777),
+				fmt.Sprintf("chown root %[1]s && chmod go-w %[1]s", path),
+			})
 		}
 	}
 	if len(out) == 0 {
@@ -145,9 +154,9 @@ func lookDir(about, dir, key string) []finding {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return []finding{{slurmconf.SeverityError, about, fmt.Sprintf("%q is no directory", dir), "remove it, or write another one (" + key + ")"}}
 	case st.Uid != 0:
-		return []finding{{slurmconf.SeverityError, about, fmt.Sprintf("%q belongs to uid %d, and noded works there as root", dir, st.Uid), "chown root, or write another one (" + key + ")"}}
+		return []finding{{slurmconf.SeverityError, about, fmt.Sprintf("%q belongs to uid %d, and noded works there as root", dir, st.Uid), "chown root " + dir + ", or write another one (" + key + ")"}}
 	case st.Mode&0o022 != 0:
-		return []finding{{slurmconf.SeverityError, about, fmt.Sprintf("others than root may write in %q (mode %#o)", dir, st.Mode&0o7777), "chmod go-w"}}
+		return []finding{{slurmconf.SeverityError, about, fmt.Sprintf("others than root may write in %q (mode %#o)", dir, st.Mode&0o7777), "chmod go-w " + dir}}
 	}
 	if pid := noded(dir); pid != 0 {
 		return fine(about, "%s, in use by noded (pid %d)", dir, pid)
@@ -269,4 +278,64 @@ func (s *site) lookMetrics() []finding {
 	}
 	l.Close()
 	return fine("metrics", "http://%s/metrics", p.address)
+}
+
+// commandIn is the command with which an error says what mends it.
+var commandIn = regexp.MustCompile(`\b(?:chmod|chown) \S+ [^\s)]+`)
+
+// mistake is an error of what noded would not start with; the remedy is the error's own
+// where it has one.
+func mistake(about string, err error, remedy string) finding {
+	if own := commandIn.FindString(err.Error()); own != "" {
+		remedy = own
+	}
+	return finding{slurmconf.SeverityError, about, strings.ReplaceAll(err.Error(), "\n", "; "), remedy}
+}
+
+// silent is a log of which nobody hears.
+func silent() *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+func (s *site) lookScripts() []finding {
+	scripts := s.scripts()
+	if err := scripts.Check(); err != nil {
+		return []finding{mistake("scripts", err, "install it with chmod 755, or leave Prolog and Epilog out of slurm.conf")}
+	}
+	return fine("scripts", "%d of Prolog and Epilog", len(scripts.Prolog)+len(scripts.Epilog))
+}
+
+func (s *site) lookContainers() []finding {
+	_, spankhost, err := programs()
+	if err != nil {
+		spankhost = "spankhost" // which lookPrograms tells
+	}
+	c, kind, err := s.containers(nil, spankhost, silent())
+	if err != nil {
+		return []finding{mistake("containers", err, "mend job_container.conf")}
+	}
+	if t, ok := c.(*jobcontainer.Tmpfs); ok {
+		if err := t.Check(); err != nil {
+			return []finding{mistake("containers", err, "make what is missing, or write another path")}
+		}
+	}
+	return fine("containers", "%s", kind)
+}
+
+func (s *site) lookNodes() []finding {
+	c, err := s.cluster(silent())
+	switch {
+	case err != nil:
+		return []finding{mistake("nodes", err, "mend the files that stepd.conf names (TLSCertificate, TLSKey, TLSCA)")}
+	case c == nil:
+		return fine("nodes", "this one alone")
+	case c.TLS == nil:
+		return fine("nodes", "%d, which this one does not speak with (TLSCertificate of stepd.conf)", len(c.Nodes))
+	}
+	if expired, err := c.TLS.Check(); err == nil && expired != nil {
+		return []finding{{slurmconf.SeverityWarning, "nodes", fmt.Sprintf("no other node will speak with this one: %v", expired), "have another certificate made, and send noded SIGHUP"}}
+	}
+	return fine("nodes", "%d, by %s", len(c.Nodes), s.conf.Stepd.TLSCertificate)
 }

@@ -76,7 +76,7 @@ func TestLookDir(t *testing.T) {
 		}
 	}
 	if os.Geteuid() == 0 {
-		if f := lookDir("spool", open, "KEY"); len(f) != 1 || f[0].severity != slurmconf.SeverityError || f[0].remedy != "chmod go-w" {
+		if f := lookDir("spool", open, "KEY"); len(f) != 1 || f[0].severity != slurmconf.SeverityError || f[0].remedy != "chmod go-w "+open {
 			t.Errorf("a directory that all may write to: %v", f)
 		}
 		if f := lookDir("spool", dir, "KEY"); len(f) != 1 || f[0].severity != severityOK {
