@@ -67,7 +67,7 @@ func startPeer(t *testing.T, lab string, names []string, all []ClusterNode, i in
 		c.NodeName = names[i]
 		c.Others = &Cluster{
 			Nodes: all, Partition: names, Addr: "127.0.0.1", KeepaliveTime: time.Minute, KeepaliveTimeout: time.Minute, // twenty handshakes under -race on a busy machine
-			NodeTimeout: time.Second,
+			NodeTimeout: testTimeout,
 			List:        func(names []string) string { return strings.Join(names, ",") },
 			TLS: &api.PeerTLS{
 				Certificate: filepath.Join(lab, names[i]+".pem"), Key: filepath.Join(lab, names[i]+".key"), CA: filepath.Join(lab, "ca.pem"),
