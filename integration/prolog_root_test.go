@@ -267,14 +267,14 @@ func TestRootPrologScriptFails(t *testing.T) {
 	must(t, os.Chmod(prolog, 0o755))
 
 	// One that hangs is ended by its bound; what a batch job ends with says why.
-	n.restartWith(t, "Prolog=prolog.sh\nEpilog=epilog.sh\nPrologEpilogTimeout=1\n")
+	n.restartWith(t, "Prolog=prolog.sh\nEpilog=epilog.sh\nPrologEpilogTimeout=2\n")
 	n.script(t, "prolog.sh", marks, "sleep 1000")
 	n.userFile(t, "job.sh", "#!/bin/sh\ntouch ran\n", 0o755)
 	r = n.ctl(t, "batch", "-W", "job.sh")
 	if r.code == 0 {
 		t.Errorf("a batch job without its prolog: %v", r)
 	}
-	if last := n.lastEnded(t); last.State != "FAILED" || !strings.Contains(last.Reason, "did not end within 1s (PrologEpilogTimeout)") {
+	if last := n.lastEnded(t); last.State != "FAILED" || !strings.Contains(last.Reason, "did not end within 2s (PrologEpilogTimeout)") {
 		t.Errorf("%+v", last)
 	}
 	if _, err := os.Stat(n.wd + "/ran"); err == nil {
@@ -318,19 +318,14 @@ func TestRootEpilogOverRestart(t *testing.T) {
 
 func epilogOverRestart(t *testing.T, end func(*node)) {
 	n := startNode(t, site{})
-	marks, hold := n.markFile(t), n.path("hold")
+	marks, hold, held := n.markFile(t), n.path("hold"), n.path("held")
 	must(t, os.WriteFile(hold, nil, 0o644))
-	n.script(t, "epilog.sh", marks, "test ! -e "+hold+" || sleep 86396")
+	n.script(t, "epilog.sh", marks, "test ! -e "+hold+" || { : >"+held+"; sleep 86396; }")
 	n.restartWith(t, "Epilog=epilog.sh\n")
 	if r := n.ctl(t, "run", "sh", "-c", "exit 5"); r.code != 5 {
 		t.Errorf("got %v", r)
 	}
-	eventually(t, callTimeout, "the epilog", func() error {
-		if !strings.Contains(readFile(t, marks), "epilog.sh") {
-			return fmt.Errorf("not begun")
-		}
-		return nil
-	})
+	awaitFile(t, held) // it has written its marks by then
 	must(t, os.Remove(hold))
 	end(n)
 	n.boot(t)

@@ -55,14 +55,14 @@ func TestRootTaskScripts(t *testing.T) {
 		}
 	})
 	t.Run("deadline", func(t *testing.T) {
-		n.restartWith(t, conf+"PrologEpilogTimeout=1\n")
+		n.restartWith(t, conf+"PrologEpilogTimeout=2\n")
 		defer n.restartWith(t, conf)
 		hang := n.userFile(t, "hang", "#!/bin/sh\nexec sleep 60\n", 0o755)
 		r := n.ctl(t, "run", "--task-prolog="+hang, "true")
 		if r.code != 1 {
 			t.Errorf("got %v", r)
 		}
-		contains(t, "stderr", r.err, `task 0: task_prolog: --task-prolog "`+hang+`": it did not end within 1 s`)
+		contains(t, "stderr", r.err, `task 0: task_prolog: --task-prolog "`+hang+`": it did not end within 2 s`)
 	})
 	t.Run("cancelled epilog", func(t *testing.T) {
 		// Its sleep ignores SIGTERM: SIGKILL has to find it where the tasks are.
