@@ -31,12 +31,13 @@ func TestRootClusterTerminal(t *testing.T) {
 		s.sees("$ ")
 		s.types("fg\n")
 		s.sees("cat\r\n")
+		s.types("again\n") // as above
+		s.sees("again\r\nagain\r\n")
 		s.types("\x03")
 		s.sees("^C")
 		s.sees("$ ")
-		s.size(50, 132)
-		s.types("stty size; number=41\n")
-		s.sees("50 132\r\n")
+		s.resized(50, 132)
+		s.types("number=41\n")
 		s.sees("$ ")
 		s.types("\x1dd")
 		s.sees("detached")
@@ -45,7 +46,7 @@ func TestRootClusterTerminal(t *testing.T) {
 		for _, n := range []*node{c.nodes[1], head} {
 			again := openTerminal(t, 30, 90)
 			again.ctl(n, call{args: []string{"attach", id}})
-			again.sees("50 132\r\n$ ")
+			again.sees("50 132\r\n$ number=41\r\n$ ")
 			again.types("echo $((number+=1)); stty size\n")
 			again.sees("\r\n30 90\r\n$ ")
 			if n == head {
@@ -69,6 +70,7 @@ func TestRootClusterTerminal(t *testing.T) {
 		if strings.Contains(s.shown(), "terminal of 1") || !strings.Contains(readFile(t, filepath.Join(head.wd, "seen.1")), "/dev/null") {
 			t.Errorf("task 1 has it too: %q", s.shown())
 		}
+		c.settled(t)
 		s = openTerminal(t, 24, 80)
 		s.ctl(head, call{args: []string{"run", "--pty", "-N2", "sleep", "1000"}})
 		rec := head.running(t)

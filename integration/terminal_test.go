@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -80,6 +81,22 @@ func (s *screen) size(rows, cols uint16) {
 	must(s.t, s.control(func(fd int) error {
 		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: cols})
 	}))
+}
+
+// resized gives the window another size: nothing orders the signal of that and what is
+// typed, so the program in it is asked until it says so.
+func (s *screen) resized(rows, cols uint16) {
+	s.t.Helper()
+	s.size(rows, cols)
+	want := fmt.Sprintf("%d %d\r\n", rows, cols)
+	eventually(s.t, callTimeout, "the window's size", func() error {
+		s.types("stty size\n")
+		s.sees("stty size\r\n")
+		if text := s.sees("$ "); !strings.Contains(text, want) {
+			return fmt.Errorf("%q", text)
+		}
+		return nil
+	})
 }
 
 func (s *screen) read() {
@@ -178,5 +195,13 @@ func (s *screen) inTerminal(n *node, command ...string) (id string) {
 		return fmt.Errorf("ps does not show %q of %q", s.slave.Name(), command)
 	})
 	n.cancelAtEnd(s.t, id)
+	// noded may know of it before the client does: until then its signals are not caught.
+	eventually(s.t, callTimeout, "a terminal that is the step's", func() error {
+		tio, err := unix.IoctlGetTermios(int(s.slave.Fd()), unix.TCGETS)
+		if err == nil && tio.Lflag&unix.ICANON != 0 {
+			err = errors.New("it is not raw")
+		}
+		return err
+	})
 	return id
 }
