@@ -94,10 +94,15 @@ func (n *node) srunCommand(t *testing.T, dir, script string) *exec.Cmd {
 	user := testUser(t)
 	// A background process of a shell without job control ignores SIGINT and SIGQUIT,
 	// which it hands on: env undoes that.
-	// up waits until the task has said so, and a moment more, in which its client hears of
-	// it; said waits until a file has a word.
+	// up waits until the task has said so, and a moment more, in which its client mostly hears
+	// of it; said waits until a file has a word. twice sends SIGINT until two have come within
+	// the second that makes them a pair: to the process $1, whose words are in $2.
 	srun := `up() { while [ ! -e up ]; do sleep 0.02; done; sleep 0.2; }
 said() { while ! grep -qs "$1" "$2"; do sleep 0.02; done; }
+twice() { until grep -qs sending "$2"; do
+	once=$(grep -cs 'one more' "$2"); kill -INT "$1"
+	until grep -qs sending "$2" || test "$(grep -cs 'one more' "$2")" -gt "$once"; do sleep 0.02; done
+done; }
 ` + "stepctl() { \"$STEPCTL\" \"$@\"; }\nalias srun='env --default-signal=INT,QUIT $STEPCTL run'\n"
 	cmd := exec.Command("/bin/sh", "-c", srun+"eval \"$SCRIPT\"")
 	cmd.Dir = dir
