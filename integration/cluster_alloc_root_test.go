@@ -15,7 +15,7 @@ import (
 // jobless waits until no node has a job.
 func (c *cluster) jobless(t testing.TB) {
 	t.Helper()
-	eventually(t, 20*time.Second, "the end of all jobs", func() error {
+	eventually(t, callTimeout, "the end of all jobs", func() error {
 		for _, n := range c.nodes {
 			if jobs := n.status(t).Jobs; len(jobs) > 0 {
 				return fmt.Errorf("%s still has job %d", n.name, jobs[0].JobID)
@@ -31,7 +31,7 @@ func (c *cluster) spanning(t testing.TB, args ...string) (p *process, job string
 	p = c.nodes[0].held(t, append([]string{"-N2"}, args...)...)
 	job = fmt.Sprint(c.nodes[0].status(t).Jobs[0].JobID)
 	// It has the number before the other node has given its share.
-	eventually(t, 10*time.Second, "the job on n2", func() error {
+	eventually(t, callTimeout, "the job on n2", func() error {
 		if r := c.nodes[0].ctl(t, "run", "--jobid", job, "-N2", "-n2", "--overlap", "true"); r.code != 0 {
 			return errors.New(r.err)
 		}
@@ -68,7 +68,7 @@ test ! -e %[1]s/bad || test $SLURMD_NODENAME != n2
 echo $SLURM_JOB_NODELIST $SLURM_NNODES $SLURM_JOB_NUM_NODES $SLURM_NTASKS "$SLURM_TASKS_PER_NODE" "$SLURM_JOB_CPUS_PER_NODE"
 stepctl run -l sh -c 'echo $SLURM_STEP_ID $SLURMD_NODENAME $SLURM_NODEID $SLURM_LOCALID' | sort
 one='echo $SLURM_STEP_ID $SLURMD_NODENAME $SLURM_JOB_NODELIST $SLURM_JOB_NUM_NODES "$SLURM_JOB_CPUS_PER_NODE" $SLURM_STEP_NODELIST $SLURM_NTASKS'
-stepctl run -N1 -n1 sh -c "$one"
+stepctl run -w n1 -N1 -n1 sh -c "$one"
 stepctl run -w n2 -n2 sh -c "$one"
 stepctl run -x n1 -n1 sh -c "$one"
 stepctl run --interactive sh -c "$one"
@@ -102,14 +102,14 @@ exit 5`}, env: n1.withStepctl()})
 		p, job := c.spanning(t)
 		gate := filepath.Join(n1.wd, "gate")
 		must(t, os.RemoveAll(gate))
-		first := n1.start(t, call{args: []string{"run", "--jobid", job, "-N2", "-n2", "sh", "-c", "while test ! -e gate; do sleep 0.05; done"}})
-		n1.running(t)
+		first := n1.start(t, call{args: []string{"run", "-J", "first", "--jobid", job, "-N2", "-n2", "sh", "-c", "while test ! -e gate; do sleep 0.05; done"}})
+		n1.runs(t, "first")
 		if r := n1.ctl(t, "run", "--jobid", job, "-N2", "-n2", "--overlap", "echo", "beside"); r.out != "beside\nbeside\n" {
 			t.Errorf("--overlap: %v", r)
 		}
 		words := filepath.Join(n1.wd, "words")
 		second := n1.start(t, call{program: "/bin/sh", args: []string{"-c", "stepctl run --jobid " + job + " -N2 -n2 sh -c 'test -e gate && echo after' 2>words"}, env: n1.withStepctl()})
-		eventually(t, 10*time.Second, "the word that it waits", func() error {
+		eventually(t, callTimeout, "the word that it waits", func() error {
 			if b, err := os.ReadFile(words); err != nil || !strings.Contains(string(b), "waiting for 2 CPUs of job "+job) {
 				return fmt.Errorf("%q, %v", b, err)
 			}
@@ -165,8 +165,8 @@ exit 5`}, env: n1.withStepctl()})
 	})
 	t.Run("its client is killed", func(t *testing.T) {
 		p, job := c.spanning(t)
-		s := n1.start(t, call{args: []string{"run", "--jobid", job, "-N2", "-n2", "sleep", "86394"}})
-		n1.running(t)
+		s := n1.start(t, call{args: []string{"run", "-J", "last", "--jobid", job, "-N2", "-n2", "sleep", "86394"}})
+		n1.runs(t, "last")
 		must(t, p.cmd.Process.Kill())
 		if r := s.wait(t); r.code != 143 {
 			t.Errorf("its step: %v", r)

@@ -244,8 +244,9 @@ func (n *node) boot(t testing.TB) {
 	}
 }
 
-// wholeLog is the log with all that noded and the stepds have written by now: it goes
-// through a pipe, in which a mark of ours comes behind it.
+// wholeLog is the log with all that noded has written by now: it goes through a pipe, in
+// which a mark of ours comes behind it. What a stepd says passes through noded: all of it is
+// there when the step has ended (n.ended).
 func (n *node) wholeLog(t testing.TB) string {
 	t.Helper()
 	before := n.log.marks()
@@ -557,6 +558,22 @@ func (n *node) running(t testing.TB) stepDoc {
 		if doc.State != "RUNNING" {
 			return fmt.Errorf("step %s is %s", doc.id(), doc.State)
 		}
+		return nil
+	})
+	return doc
+}
+
+// runs waits until the step of that name (-J) runs. Until a client has reserved its step,
+// running may find the one before it.
+func (n *node) runs(t testing.TB, name string) (doc stepDoc) {
+	t.Helper()
+	eventually(t, callTimeout, "the running step "+name, func() error {
+		steps := n.ps(t)
+		i := slices.IndexFunc(steps, func(d stepDoc) bool { return d.Name == name && d.State == "RUNNING" })
+		if i < 0 {
+			return fmt.Errorf("ps has %+v", steps)
+		}
+		doc = steps[i]
 		return nil
 	})
 	return doc
