@@ -37,7 +37,7 @@ func (n *node) showAll(t testing.TB, id string) (d fullDoc) {
 // and ends with what the others say; without it, it ends.
 func TestRootClusterNoKill(t *testing.T) {
 	waits(t)
-	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n", Stepd: "StepKeepalive=1\n"}})
+	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n", Stepd: "StepKeepalive=2\n"}})
 	head := c.nodes[0]
 	gate := filepath.Join(head.wd, "gate")
 	const script = `while test ! -e gate; do sleep 0.05; done; echo $SLURMD_NODENAME; exit $SLURM_PROCID`

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"cmp"
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
@@ -36,6 +37,8 @@ type clusterSite struct {
 	site
 	// CPUs of each node, default 4.
 	CPUs int
+	// Timeout is NodeTimeout, default 4 s.
+	Timeout int
 	// Without are the certificates: no other node is served.
 	Without bool
 	// Tamper is called when all files are there, before any noded was started.
@@ -93,7 +96,7 @@ func startCluster(t *testing.T, n int, s clusterSite) *cluster {
 			tls = fmt.Sprintf("TLSCertificate=%s/tls/%s.pem\nTLSKey=%s/tls/%s.key\nTLSCA=%s/tls/ca.pem\n", dir, name, dir, name, dir)
 		}
 		// A cut line is to be noticed while a test waits.
-		m.write(t, "stepd.conf", tls+"KeepaliveTimeout=2\nNodeTimeout=4\n"+s.Stepd)
+		m.write(t, "stepd.conf", tls+fmt.Sprintf("KeepaliveTimeout=2\nNodeTimeout=%d\n", cmp.Or(s.Timeout, 4))+s.Stepd)
 		for file, text := range map[string]string{"plugstack.conf": s.Plugstack, "cgroup.conf": s.Cgroup} {
 			if text != "" {
 				m.write(t, file, text)
@@ -167,7 +170,7 @@ func (c *cluster) link(t testing.TB, i int, state string) {
 // else where the test is: "ip netns exec" would give it another /sys.
 func inNetwork(netns string) []string { return []string{"nsenter", "--net=/run/netns/" + netns, "--"} }
 
-// settled waits until no step is left on any node.
+// settled waits until no step is left on any node, nor its stepd, which ends after it.
 func (c *cluster) settled(t testing.TB) {
 	t.Helper()
 	eventually(t, callTimeout, "the end of all steps", func() error {
@@ -177,6 +180,11 @@ func (c *cluster) settled(t testing.TB) {
 			}
 			if steps := n.ps(t); len(steps) > 0 {
 				return fmt.Errorf("%s still has step %s, %s", n.name, steps[0].id(), steps[0].State)
+			}
+			for _, p := range n.processes() {
+				if p.comm == "stepd" {
+					return fmt.Errorf("%s still has %s", n.name, p)
+				}
 			}
 		}
 		return nil

@@ -319,7 +319,7 @@ func TestRootClusterJob(t *testing.T) {
 // TestRootClusterLost: what is lost of a step ends it everywhere, by name.
 func TestRootClusterLost(t *testing.T) {
 	waits(t)
-	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n", Stepd: "StepKeepalive=1\n"}})
+	c := startCluster(t, 3, clusterSite{site: site{Slurm: "KillWait=1\n", Stepd: "StepKeepalive=2\n"}})
 	head := c.nodes[0]
 	start := func() (*process, stepDoc) {
 		p := head.start(t, call{args: []string{"run", "-N", "3", "sleep", "86400"}})
@@ -344,18 +344,6 @@ func TestRootClusterLost(t *testing.T) {
 		check(t, p, rec, "n2", "SIGKILL")
 		c.settled(t)
 	})
-	t.Run("noded is killed and comes back", func(t *testing.T) {
-		p, rec := start()
-		c.nodes[2].kill9(t)
-		c.nodes[2].boot(t)
-		if r := head.ctl(t, "cancel", rec.id()); r.code != 0 {
-			t.Errorf("cancel: %v", r)
-		}
-		if r := p.wait(t); r.code != 143 {
-			t.Errorf("run: %v, want 143", r)
-		}
-		c.settled(t)
-	})
 	t.Run("noded is killed", func(t *testing.T) {
 		p, rec := start()
 		c.nodes[2].kill9(t)
@@ -370,6 +358,24 @@ func TestRootClusterLost(t *testing.T) {
 		c.join(t, 1)
 		c.settled(t)
 	})
+}
+
+// TestRootClusterBack: a noded that comes back in time loses nothing of a step.
+func TestRootClusterBack(t *testing.T) {
+	waits(t)
+	c := startCluster(t, 2, clusterSite{Timeout: 40})
+	head := c.nodes[0]
+	p := head.start(t, call{args: []string{"run", "-N2", "sleep", "86400"}})
+	rec := head.running(t)
+	c.nodes[1].kill9(t)
+	c.nodes[1].boot(t)
+	if r := head.ctl(t, "cancel", rec.id()); r.code != 0 {
+		t.Errorf("cancel: %v", r)
+	}
+	if r := p.wait(t); r.code != 143 {
+		t.Errorf("run: %v, want 143", r)
+	}
+	c.settled(t)
 }
 
 // TestRootClusterGone: a node whose noded and stepds never come back ends its steps on
@@ -427,10 +433,10 @@ func TestRootClusterGone(t *testing.T) {
 			}
 		}
 	}
-	without := head.start(t, call{args: []string{"run", "-w", "n[2-3]", "sleep", "86400"}})
-	first := head.running(t)
-	with := head.start(t, call{args: []string{"run", "-N3", "sleep", "86400"}})
-	second := head.running(t)
+	without := head.start(t, call{args: []string{"run", "-J", "without", "-w", "n[2-3]", "sleep", "86400"}})
+	first := head.runs(t, "without")
+	with := head.start(t, call{args: []string{"run", "-J", "with", "-N3", "sleep", "86400"}})
+	second := head.runs(t, "with")
 	gone(head, without, with)
 	without.wait(t)
 	with.wait(t)
