@@ -192,6 +192,12 @@ func (n *node) footprint(t testing.TB) footprint {
 	return f
 }
 
+// moreThan tells whether some number of it is larger. The memory is none of them.
+func (f footprint) moreThan(before footprint) bool {
+	return f.cgroups > before.cgroups || f.mounts > before.mounts || f.files > before.files ||
+		f.goroutines > before.goroutines || f.stateFiles > before.stateFiles
+}
+
 // descriptors lists what noded has open, and how much of each.
 func (n *node) descriptors() string {
 	count := map[string]int{}
