@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -120,6 +121,7 @@ func checkModes(t *testing.T, dir string) {
 // arguments, nor in the environment of any that is not its owner's.
 type secretScan struct {
 	owner   uint32
+	nodes   []*node // only what belongs to these; none: all processes
 	secrets []string
 	stop    chan struct{}
 	wg      sync.WaitGroup
@@ -129,8 +131,8 @@ type secretScan struct {
 	looks int             // guarded by mu
 }
 
-func scanSecrets(owner uint32, secrets ...string) *secretScan {
-	s := &secretScan{owner: owner, secrets: secrets, stop: make(chan struct{}), found: map[string]bool{}}
+func scanSecrets(owner uint32, nodes []*node, secrets ...string) *secretScan {
+	s := &secretScan{owner: owner, nodes: nodes, secrets: secrets, stop: make(chan struct{}), found: map[string]bool{}}
 	s.wg.Go(func() {
 		for {
 			select {
@@ -148,11 +150,10 @@ func scanSecrets(owner uint32, secrets ...string) *secretScan {
 func (s *secretScan) look() {
 	dirs, _ := filepath.Glob("/proc/[0-9]*") // the pattern is right
 	for _, dir := range dirs {
-		info, err := os.Stat(dir)
-		if err != nil {
-			continue // gone
+		if !s.concerns(dir) {
+			continue
 		}
-		own := info.Sys().(*syscall.Stat_t).Uid == s.owner
+		own := s.isOwner(dir)
 		for _, file := range []string{"cmdline", "environ"} {
 			if own && file == "environ" {
 				continue // the owner's secret
@@ -163,6 +164,9 @@ func (s *secretScan) look() {
 			}
 			for _, secret := range s.secrets {
 				if bytes.Contains(b, []byte(secret)) {
+					if file == "environ" && s.isOwner(dir) {
+						continue // it has become the owner's since: a task
+					}
 					comm, _ := os.ReadFile(filepath.Join(dir, "comm")) // it may be gone
 					s.mu.Lock()
 					s.found[fmt.Sprintf("%s of %s has %q", file, strings.TrimSpace(string(comm)), secret)] = true
@@ -174,6 +178,21 @@ func (s *secretScan) look() {
 	s.mu.Lock()
 	s.looks++
 	s.mu.Unlock()
+}
+
+// isOwner tells whether the process is the owner's, or gone.
+func (s *secretScan) isOwner(dir string) bool {
+	info, err := os.Stat(dir)
+	return err != nil || info.Sys().(*syscall.Stat_t).Uid == s.owner
+}
+
+// concerns tells whether the process is to be looked at.
+func (s *secretScan) concerns(dir string) bool {
+	pid, err := strconv.Atoi(filepath.Base(dir))
+	return err == nil && (len(s.nodes) == 0 || slices.ContainsFunc(s.nodes, func(n *node) bool {
+		p, ok := n.ours(pid)
+		return ok || p.comm == "stepctl" || p.comm == "noded"
+	}))
 }
 
 // looked is how often it has looked.
@@ -223,7 +242,7 @@ func TestRootNoSecrets(t *testing.T) {
 	n.write(t, "slurm.conf", conf)
 	n.boot(t)
 	secrets := []string{"environ-4711-secret", "script-4711-secret"}
-	scan := scanSecrets(alice.uid, secrets...)
+	scan := scanSecrets(alice.uid, nil, secrets...)
 	script := n.userFile(t, "job.sh", "#!/bin/sh\n# script-4711-secret\n[ \"$TOKEN\" = environ-4711-secret ] || exit 9\nsleep 0.2\n", 0o755)
 	job := n.start(t, call{args: []string{"batch", "-W", "-o", "/dev/null", script}, env: []string{"TOKEN=environ-4711-secret"}})
 	for _, phase := range []string{"prolog", "epilog"} {
@@ -260,7 +279,7 @@ func TestRootNoKeys(t *testing.T) {
 	// Any private key, as PEM, DER or base64: steps have their own (PKCS #8, P-256).
 	der := "\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x04"
 	secrets = append(secrets, "PRIVATE KEY", der, base64.StdEncoding.EncodeToString([]byte("\x30\x81\x87\x02\x01\x00\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01"))[:20])
-	scan := scanSecrets(^uint32(0), secrets...)
+	scan := scanSecrets(^uint32(0), c.nodes, secrets...)
 	p := c.nodes[0].start(t, call{args: []string{"run", "-N", "2", "-n", "2", "sleep", "1000"}})
 	id := c.nodes[0].running(t)
 	scan.again(t)
