@@ -193,6 +193,9 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 		}
 	}
 	f, _, err := n.reserveFor(ctx, api.Peer{}, order{req: req, state: step.Starting, received: time.Now(), want: id, know: func(spec *step.Spec) { externSpec(j, spec) }})
+	if _, had := errors.AsType[errHad](err); had {
+		return nil, externOver(j.ID)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -30,15 +31,26 @@ func (n *Node) reserveInteractive(ctx context.Context, caller api.Peer, in order
 		return nil, nil, status.Errorf(codes.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
 	}
 	in.want, in.know = interactiveID(j), j.giveAll
-	if _, err := n.store.step(in.want); err == nil {
-		return nil, nil, status.Errorf(codes.FailedPrecondition, "interactive: there is, or was, a step %s already: a job has one", in.want.Name())
+	switch _, err := n.store.step(in.want); {
+	case err == nil:
+		return nil, nil, interactiveHad(errHad{in.want})
+	case !errors.Is(err, errUnknown):
+		return nil, nil, status.Error(codes.Internal, err.Error())
 	}
 	f, spec, err := n.reserveFor(ctx, caller, in)
+	if had, ok := errors.AsType[errHad](err); ok { // of two at once
+		return nil, nil, interactiveHad(had)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
 	n.reg.takeNothing(f)
 	return f, spec, nil
+}
+
+// interactiveHad is the answer where the job has had its interactive step.
+func interactiveHad(had errHad) error {
+	return status.Errorf(codes.FailedPrecondition, "interactive: %v", had)
 }
 
 // endWithShell ends an allocation whose client is gone. Its interactive step goes on, as

@@ -149,6 +149,9 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 		if _, ok := errors.AsType[errTaken](err); ok {
 			return nil, nil, err
 		}
+		if had, ok := errors.AsType[errHad](err); ok {
+			return nil, nil, had
+		}
 		if _, ok := status.FromError(err); ok {
 			return nil, nil, err
 		}

@@ -100,6 +100,13 @@ type errTaken struct{ next step.ID }
 
 func (e errTaken) Error() string { return fmt.Sprintf("the number is taken; %s is free", e.next) }
 
+// errHad is the answer where a job has, or had, its one step of this kind.
+type errHad struct{ id step.ID }
+
+func (e errHad) Error() string {
+	return fmt.Sprintf("there is, or was, a step %s already: a job has one", e.id.Name())
+}
+
 // newJob numbers a job and, unless rec is nil, its first step. Job and record
 // get their ids in here; nothing of it is true before newJob returns.
 func (s *store) newJob(job *jobRecord, control [][]byte, rec *step.Record) error {
@@ -176,7 +183,8 @@ func (s *store) newStep(job uint32, rec *step.Record) error {
 	return s.newStepAs(step.ID{}, job, rec)
 }
 
-// newStepAs is to newStep as newJobAs is to newJob.
+// newStepAs is to newStep as newJobAs is to newJob. The error wraps an errHad where the job
+// has had its extern or interactive step.
 func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 	undo := func(tx *bbolt.Tx) error { return tx.Bucket(bucketSteps).Delete(stepKey(rec.ID)) }
 	err := s.updateOr(undo, func(tx *bbolt.Tx) error {
@@ -192,7 +200,7 @@ func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 		if want.Step == step.ExternStep || want.Step == step.InteractiveStep { // of which there is one, beside the count
 			rec.ID = want
 			if tx.Bucket(bucketSteps).Get(stepKey(want)) != nil {
-				return fmt.Errorf("step %s has ended", want.Name())
+				return errHad{want}
 			}
 			return putJSON(tx.Bucket(bucketSteps), stepKey(want), rec)
 		}
