@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -259,7 +260,10 @@ func TestRootOverMemoryKill(t *testing.T) {
 	text, err := os.ReadFile(said.Name())
 	must(t, err)
 	for _, s := range []string{doc.Reason, string(text)} {
-		contains(t, "what is said", s, "Step 1.0 exceeded its memory limit: its one process uses 6", "MB of resident memory; the limit of the step is 50.0 MB (OverMemoryKill in JobAcctGatherParams)")
+		// The sample may be taken while it still takes its 64 MB.
+		if !regexp.MustCompile(`Step 1\.0 exceeded its memory limit: its one process uses [56]\d\.\d MB of resident memory; the limit of the step is 50\.0 MB \(OverMemoryKill in JobAcctGatherParams\)`).MatchString(s) {
+			t.Errorf("what is said: %q", s)
+		}
 	}
 	// One that stays below is left alone.
 	if r := n.ctl(t, "run", "--mem=200M", program, "mem=67108864", "keep", "cpu_ms=1300"); r.code != 0 {

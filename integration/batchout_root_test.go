@@ -15,6 +15,7 @@ func TestRootBatchOutput(t *testing.T) {
 	n := startNode(t, site{})
 	so := buildRude(t, n)
 	out := func() string {
+		n.idle(t) // the host writes in there until its end
 		b, err := os.ReadFile(filepath.Join(n.wd, "out"))
 		must(t, err)
 		return string(b)

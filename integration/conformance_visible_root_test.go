@@ -28,10 +28,10 @@ func TestRootConformanceVisible(t *testing.T) {
 	r = n.ctl(t, "batch", "-W", "-n1", "-o", "out", n.userFile(t, "job.sh", "#!/bin/sh\n", 0o755))
 	listen("sbatch", "stdout", r.out)
 	listen("sbatch", "stderr", r.err)
+	n.idle(t) // the host writes in there until its end
 	b, err := os.ReadFile(filepath.Join(n.wd, "out"))
 	must(t, err)
 	listen("sbatch", "output", string(b))
-	n.idle(t)
 
 	report := newReport(t, "visible")
 	rows := readTSV(t, traceFile("visible"))

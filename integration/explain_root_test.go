@@ -213,7 +213,7 @@ func TestRootExplainNodes(t *testing.T) {
 	id := head.running(t).id()
 	eventually(t, callTimeout, "ranks that wait", func() error {
 		x := head.explained(t, id)
-		if x.MPI == nil || len(x.MPI.Missing) != 1 || x.MPI.Missing[0].Doing == nil || len(x.MPI.Groups) != 2 || x.MPI.Groups[1].Ranks != "0-2" {
+		if x.MPI == nil || len(x.MPI.Missing) != 1 || x.MPI.Missing[0].Doing == nil || x.MPI.Missing[0].Doing.State != "S" || len(x.MPI.Groups) != 2 || x.MPI.Groups[1].Ranks != "0-2" {
 			return fmt.Errorf("%+v", x.MPI)
 		}
 		return nil

@@ -64,7 +64,10 @@ func TestRootFirstProcess(t *testing.T) {
 	})
 	// The clients are outside: those inside end with the container.
 	t.Run("noded crashes, and the container is stopped", func(t *testing.T) {
-		p := n.start(t, call{args: []string{"run", "sleep", "1000"}})
+		// Process 1 ends all that there is, and stepd what it has: the task ends by the latter,
+		// or a little later, when stepd has heard its own.
+		const task = `trap 'trap - TERM; sleep 0.5; kill -TERM $$' TERM; sleep 1000 & wait`
+		p := n.start(t, call{args: []string{"run", "sh", "-c", task}})
 		id := n.running(t).id()
 		crashed := n.children(t)["noded"]
 		if crashed == 0 {

@@ -95,9 +95,8 @@ func TestRootFlood(t *testing.T) {
 		wg.Go(func() {
 			conn := conns[w%floodClients]
 			client, noise := api.NewNodeClient(conn), rand.NewChaCha8([32]byte{byte(w)})
-			ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-			defer cancel()
 			for i := sent.Add(1); i <= floodRequests; i = sent.Add(1) {
+				ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 				err := error(nil)
 				if i%2 == 0 {
 					err = good(ctx, client, int(i/2))
@@ -106,6 +105,7 @@ func TestRootFlood(t *testing.T) {
 				} else {
 					err = nil
 				}
+				cancel()
 				if err != nil {
 					failed.Store(err.Error())
 					return

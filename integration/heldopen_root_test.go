@@ -50,7 +50,7 @@ func TestRootHeldOpen(t *testing.T) {
 			took, _ = strconv.ParseInt(strings.TrimRight(strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == '}' })[0], " "), 10, 64)
 		}
 	}
-	if d := time.Duration(took) * time.Microsecond; d < 5*time.Second || d > 20*time.Second {
-		t.Errorf("it was waited for during %v, want 5 s", d)
+	if d := time.Duration(took) * time.Microsecond; d < 5*time.Second {
+		t.Errorf("it was waited for during %v, want 5 s at least", d)
 	}
 }

@@ -359,7 +359,7 @@ func TestRootPlugstackHalf(t *testing.T) {
 			_, err = f.WriteString(whole[:len(whole)/2+len("required ")])
 			must(t, err)
 			p := n.start(t, call{args: []string{"run", "echo", "ran"}, root: root})
-			time.Sleep(300 * time.Millisecond) // long enough for a whole step
+			time.Sleep(100 * time.Millisecond) // long enough for a whole step; one that waits gives up after a second
 			if b := readFile(t, marks); b != "" {
 				t.Errorf("a plugin was called: %q", b)
 			}

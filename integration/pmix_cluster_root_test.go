@@ -18,7 +18,7 @@ func TestRootClusterPMIx(t *testing.T) {
 			r := n.do(t, call{
 				args:  append([]string{"run", "-N", fmt.Sprint(nodes), "-n", fmt.Sprint(2 * nodes), "--mpi=pmix", filepath.Join(dir, "world")}, worldParts...),
 				env:   libOpenMPI.env,
-				limit: 40 * time.Second,
+				limit: 2 * time.Minute, // ranks that poll, more of them than CPUs
 			})
 			if r.code != 0 {
 				t.Errorf("got %v", r)

@@ -206,7 +206,7 @@ func TestRootPMIxForeignUser(t *testing.T) {
 		uid     uint32
 		refused bool
 	}{{testUser(t).uid, false}, {54321, true}} {
-		if got := hangsUp(t, c.uid, port); got != c.refused {
+		if got := hangsUp(t, c.uid, port, map[bool]string{true: "30", false: "2"}[c.refused]); got != c.refused {
 			t.Errorf("uid %d: hung up on is %v, want %v", c.uid, got, c.refused)
 		}
 	}
@@ -221,10 +221,10 @@ func TestRootPMIxForeignUser(t *testing.T) {
 	n.checkClean(t)
 }
 
-// hangsUp connects to the server as a user and tells whether it closes at once.
-func hangsUp(t testing.TB, uid uint32, port string) bool {
+// hangsUp connects to the server as a user and tells whether it closes within so many seconds.
+func hangsUp(t testing.TB, uid uint32, port, limit string) bool {
 	t.Helper()
-	cmd := exec.Command("bash", "-c", `exec 3<>/dev/tcp/127.0.0.1/$0 || exit 9; read -t 3 -u 3 x; code=$?; [ $code -gt 128 ] && exit 0; exit 1`, port)
+	cmd := exec.Command("bash", "-c", `exec 3<>/dev/tcp/127.0.0.1/$0 || exit 9; read -t $1 -u 3 x; code=$?; [ $code -gt 128 ] && exit 0; exit 1`, port, limit)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	out, _ := cmd.CombinedOutput()
 	switch code := cmd.ProcessState.ExitCode(); code {

@@ -12,8 +12,8 @@ import (
 func TestRootAllocRevoked(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{})
-	for script, code := range map[string]int{"exec sleep 86399": 129, "trap 'exit 7' HUP; while :; do sleep 0.05; done": 7} {
-		p := n.start(t, call{args: []string{"alloc", "sh", "-c", "stepctl run true; touch up; " + script}, env: []string{"PATH=" + strings.TrimSuffix(n.bin, "/stepctl") + ":/usr/bin:/bin"}})
+	for script, code := range map[string]int{"touch up; exec sleep 86399": 129, "trap 'exit 7' HUP; touch up; while :; do sleep 0.05; done": 7} {
+		p := n.start(t, call{args: []string{"alloc", "sh", "-c", "stepctl run true; " + script}, env: []string{"PATH=" + strings.TrimSuffix(n.bin, "/stepctl") + ":/usr/bin:/bin"}})
 		up := filepath.Join(n.wd, "up")
 		eventually(t, callTimeout, "the command", func() error { _, err := os.Stat(up); return err })
 		must(t, os.Remove(up))

@@ -173,12 +173,14 @@ func TestRootUnkillable(t *testing.T) {
 		return nil
 	})
 	contains(t, "the program's environment", readFile(t, out), fmt.Sprintf("SLURM_JOB_ID=%d\n", doc.JobID), "SLURM_STEP_ID=0\n", fmt.Sprintf("SLURM_JOB_UID=%d\n", testUser(t).uid))
-	// Nothing but the process is left of the step.
-	for _, p := range n.processes() {
-		if p.pid != pid {
-			t.Errorf("left beside it: %s", p)
+	eventually(t, goneWithin, "nothing but the process is left of the step, nor of the program", func() error {
+		for _, p := range n.processes() {
+			if p.pid != pid {
+				return fmt.Errorf("left beside it: %s", p)
+			}
 		}
-	}
+		return nil
+	})
 	refused(t, "a further step", n.ctl(t, "run", "true"), "node is drained: Kill task failed")
 
 	n.kill9(t)
