@@ -12,8 +12,13 @@ import (
 
 // inside is a call of stepctl in the pid namespace of a contained node, as root.
 func (n *node) inside(args ...string) call {
-	enter := []string{"--target", strconv.Itoa(n.cmd.Process.Pid), "--pid", "--mount", n.bin}
-	return call{program: "nsenter", args: append(enter, args...), root: true}
+	return n.within(append([]string{n.bin}, args...)...)
+}
+
+// within is a command in the namespaces of a contained node, as root.
+func (n *node) within(command ...string) call {
+	enter := []string{"--target", strconv.Itoa(n.cmd.Process.Pid), "--pid", "--mount"}
+	return call{program: "nsenter", args: append(enter, command...), root: true}
 }
 
 // children are those of process 1, by their names.
@@ -50,9 +55,7 @@ func TestRootFirstProcess(t *testing.T) {
 		}
 	})
 	t.Run("orphans are reaped", func(t *testing.T) {
-		if r := n.do(t, call{program: "nsenter", root: true, args: []string{
-			"--target", strconv.Itoa(n.cmd.Process.Pid), "--pid", "--mount", "sh", "-c", "(sh -c 'exit 3' & exec sleep 0.1) & true",
-		}}); r.code != 0 {
+		if r := n.do(t, n.within("sh", "-c", "(sh -c 'exit 3' & exec sleep 0.1) & true")); r.code != 0 {
 			t.Fatal(r)
 		}
 		eventually(t, callTimeout, "process 1 to have noded alone", func() error {
@@ -73,7 +76,17 @@ func TestRootFirstProcess(t *testing.T) {
 		if crashed == 0 {
 			t.Fatalf("process 1 has %v", n.children(t))
 		}
+		// Its program cannot be executed for a while.
+		program := filepath.Join(filepath.Dir(n.bin), "noded")
+		if r := n.do(t, n.within("mount", "--bind", "/dev/null", program)); r.code != 0 {
+			t.Fatal(r)
+		}
 		must(t, syscall.Kill(crashed, syscall.SIGKILL))
+		n.logs(t, "noded has ended with SIGKILL: starting it again; steps go on")
+		n.logs(t, "permission denied: starting it again; steps go on")
+		if r := n.do(t, n.within("umount", program)); r.code != 0 {
+			t.Fatal(r)
+		}
 		eventually(t, callTimeout, "another noded", func() error {
 			if now := n.children(t)["noded"]; now == 0 || now == crashed {
 				return fmt.Errorf("it is %d", now)
@@ -83,7 +96,6 @@ func TestRootFirstProcess(t *testing.T) {
 			}
 			return nil
 		})
-		n.logs(t, "noded has ended with SIGKILL: starting it again; steps go on")
 		must(t, n.cmd.Process.Signal(syscall.SIGTERM))
 		<-n.done
 		if code := n.cmd.ProcessState.ExitCode(); code != 0 {

@@ -15,11 +15,13 @@ import (
 	"stepd/internal/linux"
 )
 
-// A noded that crashes is started again, but not for ever: crashesMax times within
-// crashesTime, as systemd does by itself.
+// A noded that crashes, or cannot be started, is started again, but not for ever: the
+// crashesMax-th time within crashesTime it is not. Each time is given twice the pause of
+// the one before, 12.7 s in all: what it lacks may come back, as processes or memory.
 const (
-	crashesMax  = 5
-	crashesTime = 10 * time.Second
+	crashesMax  = 8
+	crashesTime = 30 * time.Second
+	crashPause  = 100 * time.Millisecond
 )
 
 // errExit ends this process with a code, and nothing more is said.
@@ -41,25 +43,62 @@ func runFirst(o options) error {
 	if err != nil {
 		return err
 	}
-	f := &first{log: log, signals: make(chan os.Signal, 4), reaper: linux.NewReaper(nil, nil)}
+	f := &first{log: log, signals: make(chan os.Signal, 4), reaper: linux.NewReaper(nil, nil), pause: crashPause}
 	defer f.reaper.Close()
+	f.serve, f.end = f.serveOnce, f.endAll
 	signal.Notify(f.signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	return f.run()
+}
+
+// run serves until the container is to end, and ends it.
+func (f *first) run() error {
 	for {
 		status, err := f.serve()
-		if err != nil {
-			return err
-		}
-		// 2 is that of a Go program that panics.
-		if crashed := status.Signaled() || status.ExitStatus() == 2; crashed && !f.ending && f.mayCrash(time.Now()) {
-			log.Errorf("noded has ended with %s: starting it again; steps go on", shown(status))
+		if f.again(status, err) {
 			continue
 		}
-		f.endAll()
-		if status.Signaled() {
+		f.end()
+		switch {
+		case err != nil:
+			return errExit(1) // again has told why
+		case status.Signaled():
 			return errExit(128 + int(status.Signal()))
 		}
 		return errExit(status.ExitStatus())
 	}
+}
+
+// again tells whether noded, which has ended or was not started, is to be started again,
+// and returns when.
+func (f *first) again(status syscall.WaitStatus, err error) bool {
+	why := err
+	if err == nil {
+		why = fmt.Errorf("noded has ended with %s", shown(status))
+	}
+	now := time.Now()
+	f.forgetCrashes(now)
+	// 2 is that of a Go program that panics. What noded does not find when it is started
+	// again after a crash, as its spool, it ends with 1: steps run then as well.
+	crashed := err != nil || status.Signaled() || status.ExitStatus() == 2 || status.ExitStatus() != 0 && len(f.crashes) > 0
+	if f.ending || !crashed {
+		return false
+	}
+	if f.crashes = append(f.crashes, now); len(f.crashes) >= crashesMax {
+		f.log.Errorf("%v, for the %dth time within %v: the container ends", why, crashesMax, crashesTime)
+		return false
+	}
+	f.log.Errorf("%v: starting it again; steps go on", why)
+	pause := time.NewTimer(f.pause << (len(f.crashes) - 1))
+	defer pause.Stop()
+	for !f.ending {
+		select {
+		case <-pause.C:
+			return true
+		case sig := <-f.signals:
+			f.ending = sig != syscall.SIGHUP // of which nothing is left to do
+		}
+	}
+	return false
 }
 
 func shown(status syscall.WaitStatus) string {
@@ -73,19 +112,22 @@ type first struct {
 	log     *logrus.Logger
 	signals chan os.Signal
 	reaper  *linux.Reaper
+	// serve and end are serveOnce and endAll.
+	serve func() (syscall.WaitStatus, error)
+	end   func()
+	// pause is that after the first crash.
+	pause time.Duration
 	// ending: noded was told to end.
 	ending  bool
 	crashes []time.Time
 }
 
-// mayCrash counts a crash, and tells whether there may be another one.
-func (f *first) mayCrash(now time.Time) bool {
-	f.crashes = slices.DeleteFunc(append(f.crashes, now), func(at time.Time) bool { return now.Sub(at) > crashesTime })
-	return len(f.crashes) < crashesMax
+func (f *first) forgetCrashes(now time.Time) {
+	f.crashes = slices.DeleteFunc(f.crashes, func(at time.Time) bool { return now.Sub(at) > crashesTime })
 }
 
-// serve starts a noded, hands signals on to it, and returns how it ended.
-func (f *first) serve() (status syscall.WaitStatus, err error) {
+// serveOnce starts a noded, hands signals on to it, and returns how it ended.
+func (f *first) serveOnce() (status syscall.WaitStatus, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return status, fmt.Errorf("cannot find the own program: %w", err)
