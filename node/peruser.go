@@ -19,7 +19,8 @@ type PerUser struct {
 	// client waits for, and others.
 	Connections int
 	// RequestBytes are those of calls that are under way, from the first byte that comes
-	// to the answer; as many again are those of requests that wait for their share of
+	// to the answer, at least callBytes for each, but for inFlightFree of each connection;
+	// as many again are those of requests that wait for their share of
 	// a job, or for their launch, and of batch jobs. 0 is 64 MiB.
 	RequestBytes int
 	// ReplayBytes are what the stepds of the user's steps may keep of output, in all. 0

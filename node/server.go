@@ -23,19 +23,24 @@ var errDenied = status.Error(codes.PermissionDenied, "permission denied")
 // Server returns noded's service, for Serve on the listener of Listen. The
 // methods' contract is in node.proto.
 func (n *Node) Server() *grpc.Server {
-	s := grpc.NewServer(
+	s := grpc.NewServer(append(clientLimits(),
 		grpc.UnaryInterceptor(n.surviveUnary), grpc.StreamInterceptor(n.surviveStream),
-		grpc.Creds(clientCredentials{api.Credentials(), n.clients}),
-		// Above the limit, so that its own words name it.
-		grpc.MaxRecvMsgSize(api.RequestMax+api.RequestMax/4),
-		grpc.MaxConcurrentStreams(256),
-		// What a connection costs that does nothing; what comes by it requestConn bounds.
-		grpc.MaxHeaderListSize(16<<10), grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(16<<10),
-		grpc.ConnectionTimeout(10*time.Second),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Hour}),
-	)
+		grpc.Creds(clientCredentials{api.Credentials(), n.clients}))...)
 	api.RegisterNodeServer(s, &service{n: n})
 	return s
+}
+
+// clientLimits bound what a connection costs that does nothing; what comes by it
+// requestConn counts.
+func clientLimits() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		// Above the limit, so that its own words name it.
+		grpc.MaxRecvMsgSize(api.RequestMax + api.RequestMax/4),
+		grpc.MaxConcurrentStreams(callsMax), grpc.MaxHeaderListSize(headersMax),
+		grpc.ReadBufferSize(4 << 10), grpc.WriteBufferSize(16 << 10),
+		grpc.ConnectionTimeout(10 * time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Hour}),
+	}
 }
 
 // service maps the methods to the node. Every one begins with who asks.

@@ -228,9 +228,9 @@ func (o *batchOptions) setDependency(r *step.Request) error {
 	return nil
 }
 
-// waitsMax is how many jobs are waited for at a time: noded answers 256 calls of a
+// waitsMax is how many jobs are waited for at a time: noded answers 128 calls of a
 // connection at once. Jobs begin in the order of their numbers, mostly.
-const waitsMax = 200
+const waitsMax = 100
 
 // waitForJobs waits for batch jobs that are numbered one after the other, and returns
 // the highest code. They are waited for side by side: of one that has ended and is asked
