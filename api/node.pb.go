@@ -69,6 +69,7 @@ type HoldRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           *StepRef               `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`          // its step means nothing
 	Release       bool                   `protobuf:"varint,2,opt,name=release,proto3" json:"release,omitempty"` // let go of it
+	Requeue       bool                   `protobuf:"varint,3,opt,name=requeue,proto3" json:"requeue,omitempty"` // it runs: end it, and put it back held
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -113,6 +114,13 @@ func (x *HoldRequest) GetJob() *StepRef {
 func (x *HoldRequest) GetRelease() bool {
 	if x != nil {
 		return x.Release
+	}
+	return false
+}
+
+func (x *HoldRequest) GetRequeue() bool {
+	if x != nil {
+		return x.Requeue
 	}
 	return false
 }
@@ -1386,10 +1394,11 @@ var File_api_node_proto protoreflect.FileDescriptor
 const file_api_node_proto_rawDesc = "" +
 	"\n" +
 	"\x0eapi/node.proto\x12\bstepd.v1\"\a\n" +
-	"\x05Empty\"L\n" +
+	"\x05Empty\"f\n" +
 	"\vHoldRequest\x12#\n" +
 	"\x03job\x18\x01 \x01(\v2\x11.stepd.v1.StepRefR\x03job\x12\x18\n" +
-	"\arelease\x18\x02 \x01(\bR\arelease\"V\n" +
+	"\arelease\x18\x02 \x01(\bR\arelease\x12\x18\n" +
+	"\arequeue\x18\x03 \x01(\bR\arequeue\"V\n" +
 	"\fAdoptRequest\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x15\n" +
 	"\x06job_id\x18\x02 \x01(\rR\x05jobId\x12\x15\n" +

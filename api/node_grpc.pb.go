@@ -99,9 +99,10 @@ type NodeClient interface {
 	// waits for its next start under its number. Own jobs; root: any. Errors: NOT_FOUND,
 	// FAILED_PRECONDITION (it waits already, or is not to be run again).
 	Requeue(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error)
-	// Hold keeps batch jobs that wait from their start, or lets go of them. What root holds,
-	// only root lets go of. Own jobs; root: any. Errors: NOT_FOUND, FAILED_PRECONDITION (it
-	// has been started, or nobody holds it).
+	// Hold keeps batch jobs that wait from their start, or lets go of them; or it does as
+	// Requeue does with those that run, which then wait until they are let go of. What root
+	// holds, only root lets go of. Own jobs; root: any. Errors: NOT_FOUND, FAILED_PRECONDITION
+	// (it has been started, or nobody holds it; or as of Requeue).
 	Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (*Empty, error)
 	// Suspend makes the tasks of one step stand still, or of all steps of a job,
 	// which then takes no further ones: SIGTSTP, two seconds, then the freezer. It
@@ -447,9 +448,10 @@ type NodeServer interface {
 	// waits for its next start under its number. Own jobs; root: any. Errors: NOT_FOUND,
 	// FAILED_PRECONDITION (it waits already, or is not to be run again).
 	Requeue(context.Context, *StepRef) (*Empty, error)
-	// Hold keeps batch jobs that wait from their start, or lets go of them. What root holds,
-	// only root lets go of. Own jobs; root: any. Errors: NOT_FOUND, FAILED_PRECONDITION (it
-	// has been started, or nobody holds it).
+	// Hold keeps batch jobs that wait from their start, or lets go of them; or it does as
+	// Requeue does with those that run, which then wait until they are let go of. What root
+	// holds, only root lets go of. Own jobs; root: any. Errors: NOT_FOUND, FAILED_PRECONDITION
+	// (it has been started, or nobody holds it; or as of Requeue).
 	Hold(context.Context, *HoldRequest) (*Empty, error)
 	// Suspend makes the tasks of one step stand still, or of all steps of a job,
 	// which then takes no further ones: SIGTSTP, two seconds, then the freezer. It

@@ -159,6 +159,9 @@ func TestRootBatchScriptIsTheUsers(t *testing.T) {
 func TestRootBatchArray(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{})
+	so, marks := n.path("array.so"), n.markFile(t)
+	compile(t, "-fPIC", "-shared", "-I", ownHeaders, "testdata/plugins/array.c", "-o", so)
+	n.stack(t, "required "+so+" "+marks)
 	n.userFile(t, "job.sh", `#!/bin/sh
 #SBATCH -J name --array=1-5:2%1
 #SBATCH --comment-is-none-of-ours
@@ -186,6 +189,15 @@ exit $SLURM_ARRAY_TASK_ID
 		}
 	}
 	n.idle(t)
+	var seen []string
+	for i, task := range []int{1, 3, 5} {
+		for _, step := range []uint32{4294967291, 0} {
+			seen = append(seen, fmt.Sprintf("%d %d: array 1, task %d\n", i+1, step, task))
+		}
+	}
+	if got := readFile(t, marks); got != strings.Join(seen, "") {
+		t.Errorf("a plugin sees %q, want %q", got, seen)
+	}
 	contains(t, "ps", n.ctl(t, "ps", "--all").out, "1_1.batch ", "1_3.0 ", "1_5.batch ")
 	contains(t, "show", n.ctl(t, "show", "1_3.batch").out, "step 1_3.batch  FAILED")
 	if r := n.ctl(t, "output", "1_3.batch"); r.code != 0 || r.out != "1 3 3 1-5:2 2\n" {
@@ -223,12 +235,25 @@ exit $SLURM_ARRAY_TASK_ID
 		t.Error(r)
 	}
 	eventually(t, callTimeout, "the second run", up)
+	if r := n.ctl(t, "requeue", "--hold", "4"); r.code != 0 {
+		t.Error(r)
+	}
+	eventually(t, callTimeout, "a job that is held", func() error {
+		if doc := n.show(t, "4.batch"); doc.State != "PENDING" || !strings.HasPrefix(doc.Reason, "JobHeldUser") {
+			return fmt.Errorf("%s: %s", doc.State, doc.Reason)
+		}
+		return nil
+	})
+	if r := n.ctl(t, "release", "4"); r.code != 0 {
+		t.Error(r)
+	}
+	eventually(t, callTimeout, "the third run", up)
 	n.userFile(t, "go", "", 0o644)
 	if r := waiting.wait(t); r.code != 3 {
 		t.Errorf("the job behind it: %v", r)
 	}
 	n.idle(t)
-	if got := readFile(t, filepath.Join(n.wd, "out")); !regexp.MustCompile(`^run 0\n.*STEP 4\.4294967291 ON vm CANCELLED AT \S+ \*\*\*\nrun 1\n$`).MatchString(got) {
+	if got := readFile(t, filepath.Join(n.wd, "out")); !regexp.MustCompile(`^run 0\n.*STEP 4\.4294967291 ON vm CANCELLED AT \S+ \*\*\*\nrun 1\n.* CANCELLED AT \S+ \*\*\*\nrun 2\n$`).MatchString(got) {
 		t.Errorf("output %q", got)
 	}
 	if doc := n.show(t, "4.batch"); doc.State != "COMPLETED" {

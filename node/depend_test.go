@@ -359,6 +359,10 @@ func TestHoldByRoot(t *testing.T) {
 	if rec := tn.wait(id); rec.State != step.Cancelled {
 		t.Errorf("record %+v", rec)
 	}
+	// A job of its user's that root puts back is root's to release.
+	if held := holderOf(api.Peer{UID: 0}, 1000); held != heldByRoot {
+		t.Errorf("root holds it as %q", held)
+	}
 	// Its user is not told to release it, whatever it was put back for before.
 	rec := queuedRecord{Job: 7, Held: heldByUser, HeldWhy: "launch failed requeued held"}
 	if words := rec.heldWords(); words != "launch failed requeued held: `stepctl release 7` lets it start" {

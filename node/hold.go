@@ -32,6 +32,12 @@ func (r *queuedRecord) heldWords() string {
 // Hold keeps batch jobs that wait from their start, or lets go of them.
 func (s *service) Hold(ctx context.Context, in *api.HoldRequest) (*api.Empty, error) {
 	ref := in.GetJob()
+	switch {
+	case in.GetRequeue() && in.GetRelease():
+		return nil, status.Error(codes.InvalidArgument, "requeue and release exclude each other")
+	case in.GetRequeue():
+		return s.requeue(ctx, ref, true)
+	}
 	all := ref != nil && ref.ArrayTask == nil // the first task's job has the array's number
 	who, err := caller(ctx)
 	if err != nil {
@@ -64,6 +70,14 @@ func (s *service) Hold(ctx context.Context, in *api.HoldRequest) (*api.Empty, er
 	return &api.Empty{}, nil
 }
 
+// holderOf is who holds a job of uid's that who has asked to be held.
+func holderOf(who api.Peer, uid uint32) string {
+	if who.Root() && uid != 0 {
+		return heldByRoot
+	}
+	return heldByUser
+}
+
 // hold changes who holds jobs, of those that wait. done tells that there was one.
 func (qs *queue) hold(jobs []*queued, who api.Peer, release bool) (done bool, err error) {
 	qs.change.Lock()
@@ -82,10 +96,8 @@ func (qs *queue) hold(jobs []*queued, who api.Peer, release bool) (done bool, er
 			rec.Held, rec.HeldWhy = "", ""
 			of, recs, old = append(of, q), append(recs, rec), append(old, q.rec)
 		default:
-			if who.Root() && rec.UID != 0 {
-				rec.Held = heldByRoot
-			} else if rec.Held == "" {
-				rec.Held = heldByUser
+			if rec.Held != heldByRoot {
+				rec.Held = holderOf(who, rec.UID)
 			}
 			of, recs, old = append(of, q), append(recs, rec), append(old, q.rec)
 		}

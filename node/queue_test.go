@@ -188,6 +188,53 @@ func TestArray(t *testing.T) {
 	}
 }
 
+// TestRequeueHeld: a job that is put back held waits until it is let go of, over a restart
+// of noded, too.
+func TestRequeueHeld(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	defer func() { tn.stop() }()
+	uid := uint32(os.Getuid())
+	requeue := func(who uint32, in *api.HoldRequest, want codes.Code, words string) {
+		t.Helper()
+		in.Requeue = true
+		if _, err := tn.svc.Hold(as(who), in); status.Code(err) != want || err != nil && !strings.Contains(err.Error(), words) {
+			t.Errorf("%v by %d: %v, want %v with %q", in, who, err, want, words)
+		}
+	}
+	no := false
+	never := tn.batch(func(r *step.Request) { r.Requeue = &no }, "wait")
+	tn.until(never, step.Running)
+	requeue(uid, &api.HoldRequest{Job: &api.StepRef{JobId: never.Job}}, codes.FailedPrecondition, "--no-requeue")
+	tn.cancelJob(never)
+	tn.wait(never)
+
+	id := tn.batch(nil, "wait")
+	job := &api.StepRef{JobId: id.Job}
+	tn.until(id, step.Running)
+	requeue(1500, &api.HoldRequest{Job: job}, codes.PermissionDenied, "")
+	requeue(uid, &api.HoldRequest{Job: job, Release: true}, codes.InvalidArgument, "exclude each other")
+	requeue(uid, &api.HoldRequest{Job: &api.StepRef{JobId: 99}}, codes.NotFound, "")
+	requeue(uid, &api.HoldRequest{Job: job}, codes.OK, "")
+	tn.waits(id, "JobHeldUser")
+	requeue(uid, &api.HoldRequest{Job: job}, codes.FailedPrecondition, "no batch job that runs")
+	tn.stop()
+
+	tn = start(t, dir, nil)
+	tn.waits(id, "JobHeldUser")
+	if _, err := tn.svc.Hold(as(uid), &api.HoldRequest{Job: job, Release: true}); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.until(id, step.Running); rec.Restarts != 1 {
+		t.Errorf("record %+v", rec)
+	}
+	tn.cancelJob(id)
+	if rec := tn.wait(id); rec.State != step.Cancelled || rec.Restarts != 1 {
+		t.Errorf("record %+v", rec)
+	}
+	tn.idle()
+}
+
 // TestRequeue: under its number, with its steps' numbers going on; who waits for it waits for
 // its last end.
 func TestRequeue(t *testing.T) {
@@ -479,7 +526,7 @@ func TestCancelRequeued(t *testing.T) {
 	tn.cancelJob(id)
 	q := tn.queue.get(id.Job)
 	tn.requeueLost(id.Job) // nor does the node's end bring it back
-	if err := tn.queue.setAgain(q); err != nil || q.now().Again {
+	if err := tn.queue.setAgain(q, ""); err != nil || q.now().Again {
 		t.Errorf("%+v, %v", q.now(), err)
 	}
 	slow.on <- struct{}{}
@@ -487,7 +534,7 @@ func TestCancelRequeued(t *testing.T) {
 		t.Errorf("record %+v", rec)
 	}
 	tn.idle()
-	if err := tn.queue.setAgain(q); err != nil {
+	if err := tn.queue.setAgain(q, ""); err != nil {
 		t.Error(err)
 	}
 	if left, err := tn.store.queue(); err != nil || len(left) != 0 {

@@ -144,6 +144,15 @@ func (s *service) submitBatch(ctx context.Context, caller api.Peer, raw []byte) 
 
 // Requeue ends batch jobs, which are then started again.
 func (s *service) Requeue(ctx context.Context, in *api.StepRef) (*api.Empty, error) {
+	return s.requeue(ctx, in, false)
+}
+
+// requeue is Requeue; held jobs wait until they are let go of.
+func (s *service) requeue(ctx context.Context, in *api.StepRef, held bool) (*api.Empty, error) {
+	who, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
 	all := in != nil && in.ArrayTask == nil // the first task's job has the array's number
 	if err := s.n.ofTask(ctx, in); err != nil {
 		return nil, err
@@ -160,7 +169,11 @@ func (s *service) Requeue(ctx context.Context, in *api.StepRef) (*api.Empty, err
 		return nil, err
 	}
 	for _, q := range jobs {
-		if err := s.n.requeue(ctx, q); err != nil {
+		holder := ""
+		if held {
+			holder = holderOf(who, q.now().UID)
+		}
+		if err := s.n.requeue(ctx, q, holder); err != nil {
 			return nil, err
 		}
 	}
@@ -183,8 +196,9 @@ func mayActOn(ctx context.Context, jobs []*queued) error {
 	return nil
 }
 
-// requeue ends a job that runs, and lets it be put back at its end.
-func (n *Node) requeue(ctx context.Context, q *queued) error {
+// requeue ends a job that runs, and lets it be put back at its end, held by somebody or,
+// with "", by nobody.
+func (n *Node) requeue(ctx context.Context, q *queued, held string) error {
 	f := n.reg.follower(q.batchID())
 	switch {
 	case f == nil || f.record().State.Final() || q.now().Cancelled:
@@ -192,7 +206,7 @@ func (n *Node) requeue(ctx context.Context, q *queued) error {
 	case q.now().NoRequeue:
 		return status.Errorf(codes.FailedPrecondition, "job %d is not to be run again (--no-requeue, or JobRequeue=0 of slurm.conf)", q.job)
 	}
-	if err := n.queue.setAgain(q); err != nil {
+	if err := n.queue.setAgain(q, held); err != nil {
 		return status.Error(codes.Internal, err.Error())
 	}
 	if err := f.cancel(ctx, restartReason); err != nil {
@@ -201,8 +215,9 @@ func (n *Node) requeue(ctx context.Context, q *queued) error {
 	return nil
 }
 
-// setAgain says, for ever, that the job is to be put back at its end.
-func (qs *queue) setAgain(q *queued) error {
+// setAgain says, for ever, that the job is to be put back at its end, and who holds it
+// then; "" changes nothing of that.
+func (qs *queue) setAgain(q *queued, held string) error {
 	qs.change.Lock()
 	defer qs.change.Unlock()
 	rec := q.now()
@@ -210,6 +225,9 @@ func (qs *queue) setAgain(q *queued) error {
 		return nil // meanwhile
 	}
 	rec.Again = true
+	if held != "" && rec.Held != heldByRoot {
+		rec.Held = held
+	}
 	return qs.set(q, rec)
 }
 
@@ -252,7 +270,7 @@ func (n *Node) requeueLost(job uint32) {
 	if q == nil || q.now().NoRequeue {
 		return
 	}
-	if err := n.queue.setAgain(q); err != nil {
+	if err := n.queue.setAgain(q, ""); err != nil {
 		n.log.WithField("job", job).Errorf("%v", err)
 	}
 }
