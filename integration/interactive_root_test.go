@@ -84,6 +84,15 @@ func TestRootInteractive(t *testing.T) {
 			t.Errorf("the step: %+v", doc)
 		}
 	})
+	t.Run("left where SIGHUP is ignored", func(t *testing.T) {
+		s := openTerminal(t, 24, 80)
+		s.ctl(n, call{args: []string{"alloc", "sh", "-c", "trap '' HUP; stepctl run --interactive --pty sh -c 'echo up; exec cat'; echo code $?"}, env: env})
+		s.sees("up\r\n")
+		s.types("\x1dd")
+		s.sees("code 129\r\n")
+		s.ends(0)
+		n.idle(t)
+	})
 	t.Run("refused", func(t *testing.T) {
 		refused(t, "without a job", n.ctl(t, "run", "--interactive", "true"), "it is a step of a job, and none is named")
 		if r := n.do(t, call{args: []string{"run", "sh", "-c", "stepctl run --interactive true"}, env: env}); r.code != 1 || !strings.Contains(r.err, "was not made by alloc") {

@@ -104,10 +104,12 @@ func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string, i
 	over, stop := watchJob(client, job.JobId)
 	ended, err := inJob(req, d, job, argv, o.place.env(), over, tell)
 	stop()
-	if sig, killed := ended.Signaled(); killed && interactive && shellRuns(client, job.JobId) {
+	_, killed := ended.Signaled()
+	left := ended.Code() == shellLeft // by its detach keys, or with its terminal
+	if (killed || left) && interactive && shellRuns(client, job.JobId) {
 		id := step.ID{Job: job.JobId, Step: step.InteractiveStep}
 		tell("Job %d goes on until its shell ends: `stepctl attach %s` takes that up again", id.Job, id.Name())
-		if sig == syscall.SIGHUP { // it was left by its detach keys, or with its terminal
+		if left {
 			return 0, nil
 		}
 		return ended.Code(), nil

@@ -5,10 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/signal"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"stepd/api"
 	"stepd/step"
@@ -55,11 +52,7 @@ func shellRuns(client api.NodeClient, job uint32) bool {
 	return json.Unmarshal(reply.Step[0], &rec) == nil && !rec.State.Final()
 }
 
-// hangUp ends the client of an interactive step that goes on, as if its terminal had: so
-// alloc, which waits for it, tells that from the shell's end.
-func hangUp() {
-	signal.Reset(syscall.SIGHUP)
-	if err := unix.Kill(os.Getpid(), unix.SIGHUP); err == nil {
-		select {} // until the signal comes
-	}
-}
+// shellLeft is the code of the client of an interactive step that goes on: as if its
+// terminal had hung up, so that alloc, which waits for it, tells that from the shell's end.
+// It is a code and no signal, which below nohup is ignored.
+const shellLeft = 128 + int(syscall.SIGHUP)

@@ -57,7 +57,7 @@ func runCommand(d *dialer) *cobra.Command {
 			}
 			code, err := run(client, o, d, argv)
 			if o.interactive && o.left {
-				hangUp()
+				return exitError(shellLeft)
 			}
 			if err == nil && code != 0 {
 				return exitError(code)
