@@ -206,20 +206,22 @@ func (n *Node) warmUp(id step.ID, stepd int) {
 	}
 }
 
+// prologStage is the stage of a launch that noded writes of.
+const prologStage = "prolog"
+
 // prolog runs the job's prolog, or waits for it, as a stage of this step.
 func (f *follower) prolog(events *os.File) error {
-	const stage = "prolog"
 	begin := time.Now()
 	tell := func(e step.Event) error {
 		return f.n.store.gate.do(func() error { return writeEvents(events, e) }, nil)
 	}
-	if err := tell(step.Event{Time: begin, Event: step.EventStageStart, Phase: stage}); err != nil {
+	if err := tell(step.Event{Time: begin, Event: step.EventStageStart, Phase: prologStage}); err != nil {
 		return err
 	}
 	err := f.n.runProlog(f.job)
 	end := time.Now()
 	us := end.Sub(begin).Microseconds()
-	ev := step.Event{Time: end, Event: step.EventStageEnd, Phase: stage, DurUS: &us}
+	ev := step.Event{Time: end, Event: step.EventStageEnd, Phase: prologStage, DurUS: &us}
 	if err != nil {
 		ev.Text = err.Error()
 	}

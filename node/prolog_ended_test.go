@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -148,4 +149,40 @@ func TestAdoptionEndsBeforeProlog(t *testing.T) {
 	if slow.has(1) {
 		t.Error("the job's container is left")
 	}
+}
+
+// TestBatchStepdOverKill: a batch job whose stepd was started when noded was killed, and is
+// gone, is not run again though its pid was never stored: its script may have run.
+func TestBatchStepdOverKill(t *testing.T) {
+	hold := filepath.Join(t.TempDir(), "hold")
+	if err := os.WriteFile(hold, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := newScripted(t, "while test -e "+hold+"; do sleep 0.01; done", "", nil)
+	id := s.batch(nil, "wait")
+	await(t, func() bool { running, _ := s.Prologs(); return running == 1 })
+	state, err := os.ReadFile(s.files.state())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(hold); err != nil {
+		t.Fatal(err)
+	}
+	pid := s.until(id, step.Running).StepdPID
+	await(t, func() bool {
+		return slices.ContainsFunc(s.eventLines(id), func(e step.Event) bool { return e.Event == step.EventState })
+	})
+	s.stop()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	awaitZombie(t, pid)
+	if err := os.WriteFile(s.files.state(), state, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.testNode = start(t, s.dir, s.cfg)
+	if rec := s.wait(id); rec.State != step.Failed || rec.Restarts != 0 || !strings.Contains(rec.Reason, "noded ended while it started the step") {
+		t.Errorf("record %+v", rec)
+	}
+	s.idle()
 }
