@@ -78,7 +78,8 @@ func terminalJobControl(t *testing.T, n *node) {
 	s.sees("$ ")
 	s.types("jobs; fg\n")
 	s.sees("Stopped")
-	s.sees("cat\r\n")
+	s.sees("cat\r\n") // by jobs
+	s.sees("cat\r\n") // by fg
 	s.types("again\n")
 	s.sees("again\r\nagain\r\n")
 	s.types("\x03")
