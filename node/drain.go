@@ -22,8 +22,16 @@ func (n *Node) setDrain(d drainRecord) error {
 	return n.setDrainLocked(d)
 }
 
+// setDrainLocked is setDrain; the caller holds draining. Where d could not be stored, the
+// store is made to say again what noded says, as soon as it can: d may be there too late.
 func (n *Node) setDrainLocked(d drainRecord) error {
-	if err := n.store.setDrain(d); err != nil {
+	err := n.store.setDrain(d)
+	if err != nil {
+		n.storeLater(func() error {
+			n.draining.Lock()
+			defer n.draining.Unlock()
+			return n.store.setDrain(n.reg.drain())
+		}, func(bool) {})
 		return err
 	}
 	n.reg.setDrain(d)
@@ -46,7 +54,7 @@ func (n *Node) drainSelf(reason string) {
 	}
 	n.log.Errorf("draining the node: %s", reason)
 	if err := n.setDrainLocked(drainRecord{Drained: true, Reason: reason}); err != nil {
-		n.log.Errorf("%v", err)
-		n.reg.setDrain(drainRecord{Drained: true, Reason: reason}) // as long as we live
+		n.log.Errorf("%v: it is tried again every %v", err, storeAgain)
+		n.reg.setDrain(drainRecord{Drained: true, Reason: reason})
 	}
 }

@@ -197,17 +197,27 @@ func (h *head) conclude() {
 // finish stores the final record and ends the head.
 func (h *head) finish() {
 	rec := h.record()
-	own := false
-	for _, name := range rec.Nodes {
-		own = own || name == h.n.cfg.NodeName
+	if err := h.store(); err != nil {
+		h.log.Errorf("%v: it is tried again every %v", err, storeAgain)
+		h.n.unstored.add(h.id, h)
+		h.n.storeLater(h.store, func(stored bool) {
+			h.n.unstored.drop(h.id, h)
+			if !stored {
+				h.log.Error("the step's result is lost: it could not be stored")
+				return
+			}
+			h.log.Info("the step's result is stored")
+		})
 	}
-	forgotten, err := h.n.store.finishHead(rec, own, h.n.store.now())
-	if err != nil {
-		h.log.Errorf("%v", err)
-	}
-	h.n.forget(forgotten)
 	h.release()
 	h.n.heads.remove(h.id)
 	close(h.ended)
 	h.log.WithField("state", rec.State).WithField("reason", rec.Reason).Info("step of several nodes ended")
+}
+
+// store stores the final record.
+func (h *head) store() error {
+	forgotten, err := h.n.store.finishHead(h.record(), h.n.store.now())
+	h.n.forget(forgotten)
+	return err
 }

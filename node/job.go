@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -214,7 +215,7 @@ func (n *Node) endJob(j *job) {
 	// The store last: until then a restarted noded does this again.
 	done, err := n.forgetJob(j.ID)
 	if err != nil {
-		log.Errorf("%v", err)
+		log.Errorf("%v: it is tried again every %v", err, storeAgain)
 	}
 	n.reg.gone(j)
 	if held && !n.holdsJob(j.ID) { // that has ended meanwhile, and has seen the job
@@ -222,6 +223,32 @@ func (n *Node) endJob(j *job) {
 	}
 	close(j.ended)
 	done()
+	if err != nil {
+		n.forgetLater(j, log)
+	}
+}
+
+// forgetLater stores a job's end, or puts it back into the queue, as soon as that can be
+// stored.
+func (n *Node) forgetLater(j *job, log *logrus.Entry) {
+	n.storeLater(func() error {
+		// Before the job may run again, whose script has that name, too.
+		err := n.store.gate.do(func() error { return n.removeScript(&j.jobRecord) }, nil)
+		if errors.As(err, new(errSpool)) {
+			return err
+		}
+		done, err := n.forgetJob(j.ID)
+		if err == nil {
+			done()
+		}
+		return err
+	}, func(stored bool) {
+		if !stored {
+			log.Error("the job's end could not be stored: the next noded ends it again, with its epilog")
+			return
+		}
+		log.Info("the job's end is stored")
+	})
 }
 
 // endScripts kills what prolog and epilog have left running, and says what it was.

@@ -122,6 +122,10 @@ func (n *Node) open() error {
 	}
 	n.store = st
 	st.gate = &spoolGate{dir: n.files.spool, log: n.log}
+	st.forgot = n.removeForgotten
+	if st.pageable != nil {
+		n.log.Warnf("cannot keep the state %q in memory, though its file system needs a server, for which noded may have to wait: %v: raise noded's limit of locked memory (LimitMEMLOCK)", n.files.state(), st.pageable)
+	}
 	if err := st.setClock(n.cfg.clock, n.boot); err != nil {
 		return errors.Join(err, st.close())
 	}

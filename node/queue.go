@@ -191,15 +191,19 @@ func (n *Node) endWaiting(why string, state step.State, jobs ...*queued) error {
 		recs[i] = q.record()
 		deadRecord(recs[i], why, state, now)
 	}
-	forgotten, err := n.store.endQueued(recs, n.store.now())
+	ended := func() {
+		for i, q := range jobs {
+			n.queue.tellFailed(recs[i].Array, state)
+			n.queue.remove(q.job)
+			q.over()
+		}
+	}
+	// Where that is refused, and comes true when the spool answers again, they have ended.
+	forgotten, err := n.store.endQueued(recs, n.store.now(), ended)
 	if err != nil {
 		return err
 	}
-	for i, q := range jobs {
-		n.queue.tellFailed(recs[i].Array, state)
-		n.queue.remove(q.job)
-		q.over()
-	}
+	ended()
 	n.forget(forgotten)
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -161,8 +160,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	forgotten, err := f.n.store.finish(f.record(), f.n.store.now())
 	if err != nil {
 		f.log.Errorf("%v: it is tried again every %v", err, storeAgain)
-		f.n.unstored.set(f.id, f)
-		f.n.work.Go(f.finishLater)
+		f.finishLater()
 	}
 	f.n.forget(forgotten)
 	f.n.keepOutput(f.id, rec.UID)
@@ -177,58 +175,24 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	return err == nil
 }
 
-// storeAgain is how long a result waits that could not be stored: the disk is full, and
-// nothing tells when it is not.
-const storeAgain = time.Second
-
 // finishLater stores the result as soon as it can be stored.
 func (f *follower) finishLater() {
-	defer f.n.unstored.set(f.id, nil)
-	again := time.NewTicker(storeAgain)
-	defer again.Stop()
-	for {
-		select {
-		case <-f.n.stopping:
-			f.log.Error("the step's result is lost: it could not be stored")
-			return
-		case <-again.C:
-		}
+	f.n.unstored.add(f.id, f)
+	f.n.storeLater(func() error {
 		forgotten, err := f.n.store.finishLate(f.record(), f.n.store.now())
-		if err == nil {
-			f.n.forget(forgotten)
-			f.n.queue.kick() // jobs may wait for it
-			f.log.Info("the step's result is stored")
-			return
-		}
 		if errors.Is(err, errSuperseded) {
 			f.log.Warnf("%v", err)
+			return nil
+		}
+		f.n.forget(forgotten)
+		return err
+	}, func(stored bool) {
+		f.n.unstored.drop(f.id, f)
+		if !stored {
+			f.log.Error("the step's result is lost: it could not be stored")
 			return
 		}
-	}
-}
-
-// unstored are the steps that have ended and whose results could not be stored yet.
-type unstored struct {
-	mu    sync.Mutex
-	steps map[step.ID]*follower // guarded by mu
-}
-
-func (u *unstored) get(id step.ID) *follower {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.steps[id]
-}
-
-// set notes one; nil is that it is stored, or will never be.
-func (u *unstored) set(id step.ID, f *follower) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if f == nil {
-		delete(u.steps, id)
-		return
-	}
-	if u.steps == nil {
-		u.steps = make(map[step.ID]*follower)
-	}
-	u.steps[id] = f
+		f.n.queue.kick() // jobs may wait for it
+		f.log.Info("the step's result is stored")
+	})
 }

@@ -34,6 +34,14 @@ type store struct {
 		sync.Mutex
 		err error
 	}
+	// slow is what tests have in the place of db.Update; nil is nothing.
+	slow func(func(*bbolt.Tx) error) error
+	// forgot hears of the steps that were forgotten when nobody waited for it any more. It
+	// passes no gate. nil is nobody.
+	forgot func([]step.ID)
+	// pageable is why it is not kept in memory, though its file system needs a server; nil
+	// where it is, or need not be.
+	pageable error
 }
 
 // The buckets. Keys are big-endian, so that the order of keys is that of numbers.
@@ -59,17 +67,19 @@ func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error
 		OpenFile: func(path string, flags int, mode os.FileMode) (*os.File, error) {
 			return linux.OpenBeneath(filepath.Dir(path), filepath.Base(path), flags, uint32(mode.Perm()))
 		},
-		Timeout: time.Second, FreelistType: bbolt.FreelistMapType, NoFreelistSync: true,
+		Timeout: time.Second, FreelistType: bbolt.FreelistMapType, NoFreelistSync: true, InitialMmapSize: mapSize,
 	}
 	options.MmapFlags, options.Mlock = mapping(filepath.Dir(path))
 	db, err := bbolt.Open(path, 0o600, options)
+	var pageable error
 	if err != nil && options.Mlock { // it may not lock memory
-		options.Mlock = false
+		pageable, options.Mlock = err, false
 		db, err = bbolt.Open(path, 0o600, options)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot open state %q: %w", path, err)
 	}
+	db.AllocSize = growSize
 	if err := os.Chmod(path, 0o600); err != nil {
 		db.Close()
 		return nil, fmt.Errorf("cannot protect state: %w", err)
@@ -86,7 +96,7 @@ func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error
 		db.Close()
 		return nil, fmt.Errorf("cannot prepare state %q: %w", path, err)
 	}
-	return &store{db: db, keepAge: keepAge, keepSteps: keepSteps}, nil
+	return &store{db: db, keepAge: keepAge, keepSteps: keepSteps, pageable: pageable}, nil
 }
 
 func (s *store) close() error { return s.db.Close() }
@@ -228,8 +238,9 @@ func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 
 // takeStep gives out the number of a further step of a running job, least or
 // beyond, for another node.
-func (s *store) takeStep(job, least uint32) (id step.ID, err error) {
-	err = s.update(func(tx *bbolt.Tx) error {
+func (s *store) takeStep(job, least uint32) (step.ID, error) {
+	var id step.ID
+	err := s.update(func(tx *bbolt.Tx) error {
 		jobs := tx.Bucket(bucketJobs)
 		var j jobRecord
 		if err := getJSON(jobs, jobKey(job), &j); err != nil {
@@ -262,33 +273,58 @@ func (s *store) put(rec *step.Record) error {
 // finish stores a final record and forgets ended steps that are too old and
 // too many. It returns whom it forgot, so that their logs go too.
 func (s *store) finish(rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
-	err = s.update(func(tx *bbolt.Tx) error {
-		forgotten, err = s.finishIn(tx, rec, now)
-		return err
-	})
+	forgotten, err = s.end(func(tx *bbolt.Tx) ([]step.ID, error) { return s.finishIn(tx, rec, now) }, nil)
 	if err != nil {
 		return nil, fmt.Errorf("cannot store the result of step %s: %w", rec.ID, err)
 	}
 	return forgotten, nil
 }
 
+// end stores the end of steps by f, which returns whom it has forgotten. late is as that of
+// transact.
+func (s *store) end(f func(*bbolt.Tx) ([]step.ID, error), late func()) ([]step.ID, error) {
+	var gone []step.ID
+	err := s.transact(func(tx *bbolt.Tx) (err error) {
+		gone, err = f(tx)
+		return err
+	}, func() {
+		if s.forgot != nil {
+			s.forgot(gone)
+		}
+		if late != nil {
+			late()
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return gone, nil
+}
+
 // errSuperseded is that a step's number is another run's by now.
 var errSuperseded = errors.New("its job was put back into the queue")
 
-// finishLate is finish of a step whose job may have been put back since: then it stores
-// nothing, and the error wraps errSuperseded.
+// finishLate is finish of a step that finish could not store. It stores nothing where that
+// has come true too late, or the end of the whole step, of which this is a part, is there
+// already; nor where its job may have been put back since: then the error wraps
+// errSuperseded.
 func (s *store) finishLate(rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
-	err = s.update(func(tx *bbolt.Tx) error {
+	forgotten, err = s.end(func(tx *bbolt.Tx) ([]step.ID, error) {
 		var own step.Record
 		err := getJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), &own)
-		if errors.Is(err, errUnknown) || err == nil && (own.Restarts != rec.Restarts || !own.Submitted.Equal(rec.Submitted)) {
-			return errSuperseded
+		same := own.Restarts == rec.Restarts && own.Submitted.Equal(rec.Submitted)
+		switch {
+		case errors.Is(err, errUnknown):
+			return nil, errSuperseded
+		case err != nil:
+			return nil, err
+		case own.State.Final() && (same || len(own.Nodes) > 0):
+			return nil, nil
+		case !same:
+			return nil, errSuperseded
 		}
-		if err == nil {
-			forgotten, err = s.finishIn(tx, rec, now)
-		}
-		return err
-	})
+		return s.finishIn(tx, rec, now)
+	}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("cannot store the result of step %s: %w", rec.ID, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 )
 
 // A file system whose server is gone holds whoever asks it, for ever. Nobody waits for the
-// spool longer than patience: then what needs it is refused, until it answers again.
+// spool longer than patience: then what needs it is refused, until it answers again. What
+// has happened and cannot be refused is stored then (storeLater).
 
 const (
 	// spoolPatience is how long an answer of the spool may take, where the site does not say
@@ -171,41 +173,35 @@ func (g *spoolGate) tell(e errSpool, freed <-chan struct{}) {
 // errLeft ends a transaction whose caller has gone before it began.
 var errLeft = errors.New("nobody waits for it any more")
 
-// transact calls do, which is db.Update, with f. What was changed without its caller is taken
-// back by undo; nil is nothing.
-func (s *store) transact(do func(func(*bbolt.Tx) error) error, f, undo func(*bbolt.Tx) error) error {
+// transact stores what f changes. Where f has not begun when its caller goes, it never
+// does; where it has, nobody waits for it, and late is called when it is stored after all.
+// So f and late have what they read for themselves, and what f writes to is the caller's
+// only where there is no error. nil is nothing to do late.
+func (s *store) transact(f func(*bbolt.Tx) error, late func()) error {
 	if s.gate == nil {
-		return s.commit(do, f)
+		return s.commit(f)
 	}
-	var mu sync.Mutex
-	left := false // guarded by mu, as long as f has not begun
+	var taken atomic.Bool // by f, or by the caller who has gone
 	err := s.gate.do(func() error {
-		return s.commit(do, func(tx *bbolt.Tx) error {
-			mu.Lock()
-			defer mu.Unlock()
-			if left {
+		return s.commit(func(tx *bbolt.Tx) error {
+			if !taken.CompareAndSwap(false, true) {
 				return errLeft
 			}
 			return f(tx)
 		})
-	}, func() {
-		if undo == nil {
-			return
-		}
-		if err := s.db.Update(undo); err != nil {
-			s.gate.log.Errorf("cannot take back what the spool has stored too late: %v", err)
-		}
-	})
+	}, late)
 	if errors.As(err, new(errSpool)) {
-		mu.Lock()
-		left = true
-		mu.Unlock()
+		taken.CompareAndSwap(false, true) // f may hang in a page that does not come
 	}
 	return err
 }
 
-// commit calls do with f, and notes whether what f has changed could be stored.
-func (s *store) commit(do func(func(*bbolt.Tx) error) error, f func(*bbolt.Tx) error) error {
+// commit is db.Update of f, and notes whether what f has changed could be stored.
+func (s *store) commit(f func(*bbolt.Tx) error) error {
+	do := s.db.Update
+	if s.slow != nil {
+		do = s.slow
+	}
 	var refused error // by f itself
 	err := do(func(tx *bbolt.Tx) error {
 		refused = f(tx)
@@ -243,16 +239,24 @@ func (s *store) unwritable(ctx context.Context) error {
 	return nil
 }
 
-func (s *store) update(f func(*bbolt.Tx) error) error { return s.transact(s.db.Update, f, nil) }
+func (s *store) update(f func(*bbolt.Tx) error) error { return s.transact(f, nil) }
 
 // updateOr is update of what a request has asked for that is refused where the spool does
-// not answer: it must not come true later.
+// not answer: it must not come true later, and then undo takes it back; nil is that it may.
 func (s *store) updateOr(undo, f func(*bbolt.Tx) error) error {
-	return s.transact(s.db.Update, f, undo)
+	if undo == nil {
+		return s.update(f)
+	}
+	return s.transact(f, func() {
+		if err := s.commit(undo); err != nil {
+			s.gate.log.Errorf("cannot take back what the spool has stored too late: %v", err)
+		}
+	})
 }
 
 // view reads. That asks no file system as long as the pages are in memory, and so it is no
-// call for the gate, which costs more than most reads do.
+// call for the gate, which costs more than most reads do. Where they are not, or a commit
+// makes the mapping larger (beyond mapSize alone), it waits for as long as the disk does.
 func (s *store) view(f func(*bbolt.Tx) error) error {
 	if s.gate != nil {
 		if err := s.gate.dead(); err != nil {
@@ -273,6 +277,15 @@ func isLocal(dir string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(dir, &st) == nil && slices.Contains(localFS, int64(st.Type))
 }
+
+const (
+	// mapSize is how much of a state is mapped at once, in bytes. While a larger mapping is
+	// made nobody can read; of this one, only what is read takes memory.
+	mapSize = 256 << 20
+	// growSize is by how much the file of a state grows, in bytes; it is less than mapSize,
+	// or the file would be as large as that.
+	growSize = 1 << 20
+)
 
 // mapping are the flags of mmap(2) for a state in dir, and whether it is to be kept in
 // memory. A page that its server does not give holds a thread that the whole process waits

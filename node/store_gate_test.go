@@ -3,7 +3,6 @@ package node
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -154,53 +152,6 @@ func descriptorOf(t *testing.T, path string) int {
 	}
 	t.Fatalf("%s is not open", path)
 	return -1
-}
-
-// TestStoredTooLate: what was refused since the spool did not answer is not there when it
-// has answered after all.
-func TestStoredTooLate(t *testing.T) {
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	s, err := openStore(filepath.Join(t.TempDir(), "state.db"), time.Minute, 10)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.gate = &spoolGate{dir: "/spool", log: log}
-	answer := make(chan struct{})
-	bucket, key := bucketMeta, []byte("k")
-	put := func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Put(key, []byte("v")) }
-	drop := func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Delete(key) }
-	late := func(f func(*bbolt.Tx) error) error {
-		err := s.db.Update(f)
-		<-answer
-		return err
-	}
-	s.gate.setPatience(200 * time.Millisecond)
-	if err := s.transact(late, put, drop); !errors.As(err, new(errSpool)) {
-		t.Errorf("stored: %v", err)
-	}
-	if err := s.update(put); !errors.As(err, new(errSpool)) {
-		t.Errorf("while it does not answer: %v", err)
-	}
-	s.gate.setPatience(spoolPatience)
-	close(answer)
-	for s.gate.dead() != nil {
-		time.Sleep(time.Millisecond)
-	}
-	if err := s.view(func(tx *bbolt.Tx) error {
-		if v := tx.Bucket(bucket).Get(key); v != nil {
-			t.Errorf("it is there: %q", v)
-		}
-		return nil
-	}); err != nil {
-		t.Error(err)
-	}
-	if err := s.update(put); err != nil {
-		t.Error(err)
-	}
-	if err := s.gate.do(s.close, nil); err != nil {
-		t.Error(err)
-	}
 }
 
 // TestEventLogStops: nobody waits for an event log that takes nothing.

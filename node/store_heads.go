@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,7 +25,25 @@ type headRecord struct {
 }
 
 func (s *store) putHead(h *headRecord) error {
-	err := s.update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketHeads), stepKey(h.Rec.ID), h) })
+	doc, err := json.Marshal(h)
+	if err != nil {
+		return fmt.Errorf("cannot encode step %s: %w", h.Rec.ID, err)
+	}
+	key := stepKey(h.Rec.ID)
+	var was []byte // nil is that it is new
+	err = s.updateOr(func(tx *bbolt.Tx) error {
+		heads := tx.Bucket(bucketHeads)
+		switch {
+		case !bytes.Equal(heads.Get(key), doc): // it has ended since
+			return nil
+		case was == nil:
+			return heads.Delete(key)
+		}
+		return heads.Put(key, was)
+	}, func(tx *bbolt.Tx) error {
+		was = bytes.Clone(tx.Bucket(bucketHeads).Get(key))
+		return tx.Bucket(bucketHeads).Put(key, doc)
+	})
 	if err != nil {
 		return fmt.Errorf("cannot store step %s: %w", h.Rec.ID, err)
 	}
@@ -50,20 +69,26 @@ func (s *store) heads() (all []*headRecord, err error) {
 }
 
 // finishHead stores the final record of the whole step in the place of that of
-// this node's part, as finish does. counted says that the part was counted as an
-// ended step already.
-func (s *store) finishHead(rec *step.Record, counted bool, now time.Time) (forgotten []step.ID, err error) {
-	err = s.update(func(tx *bbolt.Tx) error {
-		return errors.Join(
-			tx.Bucket(bucketHeads).Delete(stepKey(rec.ID)),
-			putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec),
-		)
-	})
-	if err == nil && !counted {
-		return s.finish(rec, now)
-	}
+// this node's part, as finish does where that is not stored yet, or there is none. It may
+// be called again.
+func (s *store) finishHead(rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
+	forgotten, err = s.end(func(tx *bbolt.Tx) ([]step.ID, error) {
+		if err := tx.Bucket(bucketHeads).Delete(stepKey(rec.ID)); err != nil {
+			return nil, err
+		}
+		steps := tx.Bucket(bucketSteps)
+		var part step.Record
+		err := getJSON(steps, stepKey(rec.ID), &part)
+		switch {
+		case err == nil && part.State.Final(): // it is counted as an ended step already
+			return nil, putJSON(steps, stepKey(rec.ID), rec)
+		case err != nil && !errors.Is(err, errUnknown):
+			return nil, err
+		}
+		return s.finishIn(tx, rec, now)
+	}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("cannot store the result of step %s: %w", rec.ID, err)
 	}
-	return nil, nil
+	return forgotten, nil
 }

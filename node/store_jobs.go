@@ -60,14 +60,22 @@ func (s *store) setJobControl(job uint32, control [][]byte) error {
 
 // setSuspended says that the job is suspended; nil is that it is not.
 func (s *store) setSuspended(job uint32, rec *suspendRecord) error {
-	err := s.update(func(tx *bbolt.Tx) error {
+	set := func(tx *bbolt.Tx, rec *suspendRecord) (was *suspendRecord, err error) {
 		var j jobRecord
 		jobs := tx.Bucket(bucketJobs)
 		if err := getJSON(jobs, jobKey(job), &j); err != nil {
-			return err
+			return nil, err
 		}
-		j.Suspended = rec
-		return putJSON(jobs, jobKey(job), &j)
+		was, j.Suspended = j.Suspended, rec
+		return was, putJSON(jobs, jobKey(job), &j)
+	}
+	var was *suspendRecord
+	err := s.updateOr(func(tx *bbolt.Tx) error {
+		_, err := set(tx, was)
+		return err
+	}, func(tx *bbolt.Tx) (err error) {
+		was, err = set(tx, rec)
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("cannot store that job %d is suspended, or not: %w", job, err)
@@ -137,7 +145,10 @@ func (s *store) crashes() (map[string]crashRecord, error) {
 }
 
 func (s *store) setCrashes(m map[string]crashRecord) error {
-	err := s.update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketMeta), keyCrashes, m) })
+	doc, err := json.Marshal(m) // the map is changed again
+	if err == nil {
+		err = s.update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyCrashes, doc) })
+	}
 	if err != nil {
 		return fmt.Errorf("cannot store the plugins' crashes: %w", err)
 	}
@@ -164,7 +175,11 @@ func (s *store) held() (map[step.ID]*heldRecord, error) {
 }
 
 func (s *store) putHeld(h *heldRecord) error {
-	err := s.update(func(tx *bbolt.Tx) error { return putJSON(tx.Bucket(bucketHeld), stepKey(h.Rec.ID), h) })
+	doc, err := json.Marshal(h) // it is changed again
+	if err == nil {
+		key := stepKey(h.Rec.ID)
+		err = s.update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketHeld).Put(key, doc) })
+	}
 	if err != nil {
 		return fmt.Errorf("cannot store what is left of step %s: %w", h.Rec.ID, err)
 	}

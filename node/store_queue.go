@@ -167,8 +167,11 @@ func (s *store) setQueued(q *queuedRecord, old ...queuedRecord) error {
 func (s *store) putBack(q *queuedRecord, rec *step.Record) error {
 	err := s.update(func(tx *bbolt.Tx) error {
 		var j jobRecord
+		var stored queuedRecord
 		if err := getJSON(tx.Bucket(bucketJobs), jobKey(q.Job), &j); err == nil {
 			q.NextStep = j.NextStep
+		} else if err := getJSON(tx.Bucket(bucketQueue), jobKey(q.Job), &stored); err == nil && stored.Restarts == q.Restarts {
+			q.NextStep, q.Begin = stored.NextStep, stored.Begin // it was put back, but nobody has heard of it
 		}
 		// It is no ended step any more, which could be forgotten. Its extern step has one
 		// number, which the next run needs.
@@ -198,21 +201,22 @@ func (s *store) putBack(q *queuedRecord, rec *step.Record) error {
 }
 
 // endQueued ends jobs that were never started, with the final records of their batch
-// steps. It returns the steps that are forgotten, as finish does.
-func (s *store) endQueued(recs []*step.Record, now time.Time) (forgotten []step.ID, err error) {
-	err = s.update(func(tx *bbolt.Tx) error {
+// steps. It returns the steps that are forgotten, as finish does. late is called where that
+// is stored when nobody waits for it any more.
+func (s *store) endQueued(recs []*step.Record, now time.Time, late func()) (forgotten []step.ID, err error) {
+	forgotten, err = s.end(func(tx *bbolt.Tx) (all []step.ID, err error) {
 		for _, rec := range recs {
 			gone, err := s.finishIn(tx, rec, now)
 			if err == nil {
 				err = dropQueued(tx, rec.Job)
 			}
 			if err != nil {
-				return err
+				return nil, err
 			}
-			forgotten = append(forgotten, gone...)
+			all = append(all, gone...)
 		}
-		return nil
-	})
+		return all, nil
+	}, late)
 	if err != nil {
 		return nil, fmt.Errorf("cannot store the end of %d queued jobs: %w", len(recs), err)
 	}

@@ -291,7 +291,8 @@ func (qs *queue) again(q *queued) bool {
 }
 
 // forgetJob stores a job's end, or puts it back into the queue. done is to be called when
-// its number is free for its next start.
+// its number is free for its next start. Where it could not be stored, forgetJob is to be
+// called again.
 func (n *Node) forgetJob(job uint32) (done func(), err error) {
 	q := n.queue.get(job)
 	if q == nil {
@@ -310,7 +311,7 @@ func (n *Node) forgetJob(job uint32) (done func(), err error) {
 	rec.Restarts++
 	old, err := n.store.step(q.batchID())
 	if err != nil {
-		return func() { n.work.Go(func() { n.forgetLater(job) }) }, err
+		return func() {}, err
 	}
 	if old.State == step.NodeFail && linux.SameBoot(old.BootID, n.boot) {
 		later := time.Now().Add(downDelay) // it would only be ended again
@@ -322,7 +323,7 @@ func (n *Node) forgetJob(job uint32) (done func(), err error) {
 		Tasks: []step.Task{{State: step.TaskPending}}, BootID: n.boot,
 	}
 	if err := n.store.putBack(&rec, &first); err != nil {
-		return func() { n.work.Go(func() { n.forgetLater(job) }) }, err
+		return func() {}, err
 	}
 	n.forget([]step.ID{{Job: job, Step: step.ExternStep}}) // the next run has its own
 	n.queue.mu.Lock()
@@ -369,21 +370,6 @@ func (q *queued) mayStart() {
 		}
 	}
 	qs.kick()
-}
-
-// forgetLater tries again to put a job back that could not be stored.
-func (n *Node) forgetLater(job uint32) {
-	again := time.NewTimer(storeAgain)
-	defer again.Stop()
-	select {
-	case <-n.stopping: // the next noded does it
-	case <-again.C:
-		done, err := n.forgetJob(job)
-		if err != nil {
-			n.log.WithField("job", job).Debugf("%v", err)
-		}
-		done() // comes here again where it failed
-	}
 }
 
 // cancelBatch ends a batch job for good: it is not put back at its end. kept tells that it

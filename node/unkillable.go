@@ -59,14 +59,31 @@ func (n *Node) hold(rec *step.Record) {
 	}
 	n.held.steps[rec.ID] = h
 	n.log.WithField("step", rec.ID.String()).Errorf("%s", h.text())
-	if err := n.store.putHeld(h); err != nil {
-		n.log.Errorf("%v", err) // as long as we live
-	}
+	n.storeHeld(rec.ID)
 	switch d := n.reg.drain(); {
 	case !d.Drained, d.Owner == ownerHeld:
 		n.drainForHeld()
 	default:
 		n.log.Warnf("the node is drained already (%s); now there is also: %s", d.Reason, h.text())
+	}
+}
+
+// storeHeld makes the store say of a step what is known of it: now, or as soon as that can
+// be stored. The caller holds draining.
+func (n *Node) storeHeld(id step.ID) {
+	store := func() error {
+		if h := n.held.steps[id]; h != nil {
+			return n.store.putHeld(h)
+		}
+		return n.store.dropHeld(id)
+	}
+	if err := store(); err != nil {
+		n.log.Errorf("%v: it is tried again every %v", err, storeAgain)
+		n.storeLater(func() error {
+			n.draining.Lock()
+			defer n.draining.Unlock()
+			return store()
+		}, func(bool) {})
 	}
 }
 
@@ -84,8 +101,8 @@ func (n *Node) drainForHeld() {
 		d = drainRecord{Drained: true, Owner: ownerHeld, Reason: drainKillFailed + strings.Join(texts, "; ")}
 	}
 	if err := n.setDrainLocked(d); err != nil {
-		n.log.Errorf("%v", err)
-		n.reg.setDrain(d) // as long as we live
+		n.log.Errorf("%v: it is tried again every %v", err, storeAgain)
+		n.reg.setDrain(d)
 	}
 }
 
@@ -135,9 +152,7 @@ func (n *Node) waive() {
 			continue
 		}
 		h.Waived = true
-		if err := n.store.putHeld(h); err != nil {
-			n.log.Errorf("%v", err)
-		}
+		n.storeHeld(h.Rec.ID)
 	}
 }
 
@@ -181,9 +196,7 @@ func (n *Node) release(h *heldRecord) {
 	n.draining.Lock()
 	delete(n.held.steps, id)
 	delete(n.held.awaited, id)
-	if err := n.store.dropHeld(id); err != nil {
-		log.Errorf("%v", err)
-	}
+	n.storeHeld(id)
 	log.Infof("nothing is left of the step any more, %v after it was given up", time.Since(h.Since).Round(time.Millisecond))
 	if d := n.reg.drain(); d.Drained && d.Owner == ownerHeld {
 		if n.drainForHeld(); !n.reg.drain().Drained {

@@ -23,9 +23,7 @@ func (n *Node) claimProgram(id step.ID) *heldRecord {
 		return nil
 	}
 	h.Programmed = true
-	if err := n.store.putHeld(h); err != nil {
-		n.log.Errorf("%v", err)
-	}
+	n.storeHeld(id)
 	return h
 }
 

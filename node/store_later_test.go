@@ -1,0 +1,127 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// stopSpool makes a node's state hang, until the function that it returns is called.
+func (tn *testNode) stopSpool() (goOn func()) {
+	tn.t.Helper()
+	hung, err := tn.store.db.Begin(true) // a write that does not end
+	if err != nil {
+		tn.t.Fatal(err)
+	}
+	tn.store.gate.setPatience(100 * time.Millisecond)
+	return func() {
+		tn.t.Helper()
+		tn.store.gate.setPatience(spoolPatience)
+		if err := hung.Rollback(); err != nil {
+			tn.t.Fatal(err)
+		}
+	}
+}
+
+// TestStoredLater: what has ended, or was found, while nothing could be stored is stored
+// when it can be.
+func TestStoredLater(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	t.Cleanup(func() { tn.stop() })
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	first, batch := tn.run(1000, request("fifo", fifo)), tn.batch(nil, "wait")
+	again := tn.batch(nil, "wait")
+	for _, id := range []step.ID{first, batch, again} {
+		tn.until(id, step.Running)
+	}
+	if err := tn.queue.setAgain(tn.queue.get(again.Job)); err != nil {
+		t.Fatal(err)
+	}
+	held := step.Record{ID: step.ID{Job: 77}, BootID: tn.boot, Survivors: []step.Survivor{{PID: 1}}, SurvivorsTotal: 1}
+	tn.hold(&held)
+	batchStep := tn.reg.follower(batch)
+	goOn := tn.stopSpool()
+	if err := os.WriteFile(fifo, []byte("9"), 0); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(first)
+	for _, id := range []step.ID{batch, again} {
+		f := tn.reg.follower(id)
+		if err := f.cancel(as(0), "it is over"); err != nil {
+			t.Fatal(err)
+		}
+		<-f.ended
+	}
+	<-batchStep.job.ended
+	tn.release(tn.held.steps[held.ID])
+	if _, err := tn.svc.Drain(as(0), &api.DrainRequest{Reason: "refused"}); err == nil {
+		t.Error("a drain is stored")
+	}
+	tn.drainSelf("found")
+	goOn()
+	tn.eventually("the ends of the jobs", func() bool {
+		jobs, err := tn.store.jobs()
+		return err == nil && len(jobs) == 0
+	})
+	tn.eventually("the queue", func() bool {
+		jobs, err := tn.store.queue()
+		return err == nil && len(jobs) == 1 && jobs[0].Job == again.Job && jobs[0].Restarts == 1 && !jobs[0].Started
+	})
+	tn.eventually("the results", func() bool {
+		own, err := tn.store.step(first)
+		other, berr := tn.store.step(batch)
+		return err == nil && berr == nil && own.State.Final() && other.State == step.Cancelled
+	})
+	tn.eventually("what is held", func() bool {
+		left, err := tn.store.held()
+		return err == nil && len(left) == 0
+	})
+	tn.eventually("the drain", func() bool {
+		d, err := tn.store.drain()
+		return err == nil && d == drainRecord{Drained: true, Reason: "found"}
+	})
+	for _, id := range []step.ID{batch, again} {
+		if _, err := os.Stat(tn.files.script(id.Job)); err == nil {
+			t.Errorf("the script of job %d is left", id.Job)
+		}
+	}
+}
+
+// TestHeadStoredLater: so is the result of a step of several nodes.
+func TestHeadStoredLater(t *testing.T) {
+	nodes := twoPeers(t)
+	req := request("wait")
+	req.NTasks, req.NNodes = 2, 2
+	id := nodes[0].run(1000, req)
+	for _, tn := range nodes {
+		tn.eventually("a part that runs", func() bool {
+			f := tn.reg.follower(id)
+			return f != nil && f.state() == step.Running
+		})
+	}
+	goOn := nodes[0].stopSpool()
+	if err := nodes[0].heads.get(id).cancel(as(0), "it is over"); err != nil {
+		t.Fatal(err)
+	}
+	if rec := nodes[0].wait(id); !rec.State.Final() || len(rec.Nodes) != 2 {
+		t.Errorf("while nothing can be stored: %+v", rec)
+	}
+	goOn()
+	nodes[0].eventually("the result", func() bool {
+		rec, err := nodes[0].store.step(id)
+		heads, herr := nodes[0].store.heads()
+		jobs, jerr := nodes[0].store.jobs()
+		return err == nil && herr == nil && jerr == nil && rec.State.Final() && len(rec.Nodes) == 2 && len(heads) == 0 && len(jobs) == 0
+	})
+	nodes[0].eventually("nothing that waits", func() bool { return nodes[0].unstored.get(id) == nil })
+}
