@@ -526,13 +526,6 @@ func TestRootClusterRefused(t *testing.T) {
 		c.nodes[1].before = before
 		c.nodes[1].boot(t)
 	})
-	t.Run("batch", func(t *testing.T) {
-		r := head.ctl(t, "batch", "-N", "2", "--wrap", "true")
-		if r.code != 1 {
-			t.Errorf("got %v", r)
-		}
-		contains(t, "stderr", r.err, "a batch job is on this node (n1) alone", "stepctl alloc")
-	})
 }
 
 // TestRootClusterCertificates: who cannot prove to be a node of slurm.conf is told

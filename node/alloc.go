@@ -67,7 +67,11 @@ func (n *Node) openAlloc(j *job, user step.User) error {
 	default:
 		// A client that goes away meanwhile ends the job, and its prolog is
 		// run to the end all the same.
-		if err := n.prologAlone(j, user); err != nil {
+		err := n.prologAlone(j, user)
+		if j.OfBatch && errors.Is(err, errStopping) {
+			return status.Error(codes.Unavailable, err.Error()) // its head lets it run again
+		}
+		if err != nil {
 			n.endAlloc(j, err.Error())
 			return status.Error(codes.Aborted, err.Error())
 		}
@@ -155,6 +159,13 @@ var errLetGo = errors.New("the allocation has ended, or noded is stopping")
 // endAlloc begins the end of an allocation: its steps are cancelled, and when
 // the last one is gone, the job is. It may be called more than once.
 func (n *Node) endAlloc(j *job, reason string) {
+	if j.leadsBatch() {
+		n.endBatch(j, reason)
+		return
+	}
+	if j.OfBatch {
+		n.reg.endsShare(j, reason)
+	}
 	if n.endShare(j, reason) {
 		n.tellEnd(j, reason)
 	}
@@ -237,7 +248,7 @@ func (s *service) Release(ctx context.Context, in *api.ReleaseRequest) (*api.Emp
 	if err != nil {
 		return nil, err
 	}
-	if j.Origin != step.OriginAlloc {
+	if j.origin() != step.OriginAlloc {
 		return nil, status.Errorf(codes.FailedPrecondition, "job %d was not made by alloc: cancel its steps", j.ID)
 	}
 	s.n.endAlloc(j, "the job was released")

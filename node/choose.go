@@ -60,7 +60,7 @@ func (n *Node) oneNode(req *step.Request, what string) error {
 	if !n.severalNodes(req) {
 		return nil
 	}
-	return status.Errorf(codes.InvalidArgument, "nnodes: %s is on this node (%s) alone: stepctl alloc and stepctl run take several nodes, and stepctl run another one", what, n.cfg.NodeName)
+	return status.Errorf(codes.InvalidArgument, "nnodes: %s is for this node (%s) alone", what, n.cfg.NodeName)
 }
 
 // nodesOf are the nodes that a step of req may have, in slurm.conf's order.
@@ -286,27 +286,10 @@ func (n *Node) placeStep(ctx context.Context, req *step.Request, sp *spawned) (l
 	if err != nil {
 		return nil, step.ID{}, err
 	}
-	deal := step.Deal{
-		NTasks: req.NTasks, CPUsPerTask: req.CPUsPerTask, PerNode: req.TasksPerNode, Overcommit: req.Overcommit,
-		Distribution: req.Binding.Distribution,
+	if layout, err = n.dealTo(req, chosen, sp); err != nil {
+		return nil, step.ID{}, err
 	}
 	for _, c := range chosen {
-		deal.Nodes = append(deal.Nodes, step.DealNode{Name: c.name, CPUs: c.free})
-	}
-	var ranks [][]int
-	if sp != nil && sp.ranks != nil {
-		for _, c := range chosen {
-			ranks = append(ranks, sp.ranks[c.name])
-		}
-	} else if ranks, err = step.DealRanks(deal); err != nil {
-		return nil, step.ID{}, status.Error(codes.InvalidArgument, err.Error())
-	}
-	layout = &step.Layout{NoKill: req.NoKill}
-	if n.peers != nil {
-		layout.Net = n.peers.cfg.Net
-	}
-	for i, c := range chosen {
-		layout.Nodes = append(layout.Nodes, step.LayoutNode{Name: c.name, Ranks: step.FormatCPUList(ranks[i])})
 		next.Job, next.Step = max(next.Job, c.next.Job), max(next.Step, c.next.Step)
 	}
 	if req.Job == nil {
@@ -329,4 +312,34 @@ func (n *Node) placeStep(ctx context.Context, req *step.Request, sp *spawned) (l
 		}
 	}
 	return layout, next, nil
+}
+
+// dealTo deals the ranks of a step to its nodes; sp is as reserveHead's.
+func (n *Node) dealTo(req *step.Request, chosen []candidate, sp *spawned) (*step.Layout, error) {
+	deal := step.Deal{
+		NTasks: req.NTasks, CPUsPerTask: req.CPUsPerTask, PerNode: req.TasksPerNode, Overcommit: req.Overcommit,
+		Distribution: req.Binding.Distribution,
+	}
+	for _, c := range chosen {
+		deal.Nodes = append(deal.Nodes, step.DealNode{Name: c.name, CPUs: c.free})
+	}
+	var ranks [][]int
+	if sp != nil && sp.ranks != nil {
+		for _, c := range chosen {
+			ranks = append(ranks, sp.ranks[c.name])
+		}
+	} else {
+		var err error
+		if ranks, err = step.DealRanks(deal); err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+	}
+	layout := &step.Layout{NoKill: req.NoKill}
+	if n.peers != nil {
+		layout.Net = n.peers.cfg.Net
+	}
+	for i, c := range chosen {
+		layout.Nodes = append(layout.Nodes, step.LayoutNode{Name: c.name, Ranks: step.FormatCPUList(ranks[i])})
+	}
+	return layout, nil
 }

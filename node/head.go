@@ -178,7 +178,7 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 // partsFor chooses the nodes of a step, and says what each of them is asked for.
 func (n *Node) partsFor(ctx context.Context, caller api.Peer, req *step.Request, raw []byte, sp *spawned) (*partRequest, error) {
 	if len(req.Script) > 0 {
-		return nil, n.oneNode(req, "a batch job")
+		return nil, n.oneNode(req, "what a batch job would be given (--dry-run)")
 	}
 	if err := n.check(req); err != nil {
 		return nil, err

@@ -151,3 +151,27 @@ func (n *Node) requeueHeld(job uint32, why string) {
 		n.log.WithField("job", job).Errorf("%v", err)
 	}
 }
+
+// holdFor holds a job that waits, with the reason why it cannot be started. It returns false
+// where that could not be stored.
+func (q *queued) holdFor(why string) bool {
+	qs := &q.n.queue
+	qs.change.Lock()
+	defer qs.change.Unlock()
+	qs.mu.Lock()
+	rec, old, gone := q.rec, q.rec, qs.all[q.job] != q || q.rec.Held != "" || q.cancelled != ""
+	qs.mu.Unlock()
+	if gone {
+		return true // meanwhile
+	}
+	rec.Held, rec.HeldWhy = heldByUser, why
+	if err := q.n.store.setWaiting([]queuedRecord{rec}, []queuedRecord{old}); err != nil {
+		q.n.log.WithField("job", q.job).Errorf("%v", err)
+		return false
+	}
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	q.rec.Held, q.rec.HeldWhy = rec.Held, rec.HeldWhy
+	q.step.Reason = q.rec.heldWords()
+	return true
+}

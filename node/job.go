@@ -42,8 +42,13 @@ type job struct {
 	// cannot; heard is when its head last gave a sign of life. turn is held while a step
 	// of several nodes is reserved, or waits for its share.
 	told  chan struct{}
+	tell  sync.Once // before told is closed
 	heard time.Time
 	turn  chan struct{}
+	// opening: the other nodes of a batch job are not ready for its steps yet; endWhy is why
+	// one of them has ended it since, or why this one has ended its share.
+	opening bool
+	endWhy  string
 	// waits counts the calls in which the job's head waits for a part here.
 	waits int
 	// spawning counts spawns that are under way.
@@ -115,6 +120,8 @@ type jobRecord struct {
 	// back into the queue.
 	Array    *step.ArrayTask `json:"array,omitempty"`
 	Restarts uint32          `json:"restarts,omitempty"`
+	// OfBatch is of a share that is held for a batch job, as others are for an allocation.
+	OfBatch bool `json:"of_batch,omitempty"`
 	// Names are published by the job's MPI programs for each other.
 	Names []published `json:"names,omitempty"`
 }
@@ -129,6 +136,14 @@ func (j *jobRecord) firstStep() uint32 {
 
 // leads tells whether the job was made for the step, and ends with it.
 func (j *jobRecord) leads(id step.ID) bool { return j.Implicit && id.Step == j.firstStep() }
+
+// origin is what made the job, of a share what made the job that it is of.
+func (j *jobRecord) origin() step.JobOrigin {
+	if j.OfBatch {
+		return step.OriginBatch
+	}
+	return j.Origin
+}
 
 // held tells whether somebody beside its steps holds the job: the client of an
 // allocation, or the head of a step of several nodes.
@@ -152,7 +167,7 @@ type jobDoc struct {
 
 func (j *job) doc() jobDoc {
 	d := jobDoc{
-		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.Origin,
+		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.origin(),
 		CPUs: step.FormatCPUList(j.cpus), Gres: step.FormatAllocs(j.Gres), Steps: []uint32{},
 	}
 	if j.Suspended != nil {
@@ -212,6 +227,7 @@ func (n *Node) endJob(j *job) {
 	if err := n.store.gate.do(func() error { return n.removeScript(&j.jobRecord) }, nil); err != nil {
 		log.Errorf("%v", err)
 	}
+	n.leaveNodes(j)
 	// The store last: until then a restarted noded does this again.
 	done, err := n.forgetJob(j.ID)
 	if err != nil {

@@ -35,10 +35,14 @@ func (n *Node) mayFan(peer string, in *api.FanRequest) error {
 		known, err = true, n.mayReserve(peer, in.GetCommon())
 	case "launch", "show", "stat", "signal", "cancel", "suspend", "resume", "head", "watch":
 		known, err = n.mayReach(peer, in.GetCommon())
+	case "number": // any node may number jobs
+		known = true
 	case "allocate":
 		known, err = true, n.mayReserve(peer, in.GetCommon())
-	case "release", "open", "hold":
+	case "release", "open":
 		known, err = n.mayRelease(peer, in.GetCommon())
+	case "hold":
+		known, err = n.mayHoldOn(peer, in.GetCommon())
 	case "anchor":
 		known, err = n.mayAnchor(peer, in.GetCommon())
 	default:
@@ -160,4 +164,18 @@ func (n *Node) mayRelease(peer string, common []byte) (known bool, err error) {
 		return false, err
 	}
 	return n.jobOfPeer(peer, in.ID.Job)
+}
+
+// mayHoldOn: a node that a batch job has had in its last run hears that the job is not its
+// any more.
+func (n *Node) mayHoldOn(peer string, common []byte) (known bool, err error) {
+	var in stepRequest
+	if err := decodePart(common, &in); err != nil {
+		return false, err
+	}
+	known, err = n.jobOfPeer(peer, in.ID.Job)
+	if j := n.reg.job(in.ID.Job); err != nil && j != nil && j.leadsBatch() {
+		err = status.Errorf(codes.NotFound, "job %d is on other nodes", in.ID.Job)
+	}
+	return known, err
 }

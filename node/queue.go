@@ -28,6 +28,9 @@ type queue struct {
 	// change is held while what is stored of jobs is changed. Who holds mu does not ask
 	// for it.
 	change sync.Mutex
+	// seen is what other nodes had at seenAt. Both are runQueue's alone.
+	seen   map[string]candidate
+	seenAt time.Time
 }
 
 // queued is one of them.
@@ -43,6 +46,7 @@ type queued struct {
 	cancelled string
 	owed      bool
 	changed   bool // what it waits for is to be stored
+	tries     spanTries
 	// runEnd is how its run has ended, "" while that is not known.
 	runEnd step.State
 	// ended is closed when its batch step has ended and is not to run again.

@@ -103,7 +103,10 @@ func (p *pass) keeps(q *queued, rec *queuedRecord) string {
 	case p.behind != "":
 		return p.behind
 	}
-	return p.byUser[rec.UID]
+	if why := p.byUser[rec.UID]; why != "" {
+		return why
+	}
+	return p.pauses(q)
 }
 
 // start starts a job, or notes what it has to wait for and who waits behind it.
@@ -119,6 +122,13 @@ func (p *pass) start(q *queued, rec *queuedRecord) {
 	case ok && busy.user:
 		q.waitFor(busy.Error())
 		p.byUser[rec.UID] = busy.Error()
+	case ok && busy.hold:
+		if !q.holdFor(busy.Error()) {
+			p.later(p.now.Add(queueRetry))
+		}
+	case ok && busy.aside:
+		q.waitFor(busy.Error())
+		p.later(p.now.Add(busy.again))
 	case ok:
 		q.waitFor(busy.Error())
 		if p.behind = fmt.Sprintf("Priority: behind job %d", q.job); busy.all {
@@ -126,6 +136,9 @@ func (p *pass) start(q *queued, rec *queuedRecord) {
 		}
 		if busy.retry {
 			p.later(p.now.Add(queueRetry))
+		}
+		if busy.again > 0 {
+			p.later(p.now.Add(busy.again))
 		}
 	default:
 		if !q.fail(err) {
@@ -140,6 +153,10 @@ type errBusy struct {
 	all   bool // for no job
 	user  bool // for no job of its user
 	retry bool // nobody tells when it can
+	aside bool // those behind it do not wait with it
+	hold  bool // it is to be held
+	// again is when other nodes are to be asked again; 0 is that they are not.
+	again time.Duration
 }
 
 func (e errBusy) Error() string { return e.why }
@@ -168,7 +185,7 @@ func (q *queued) start() error {
 	}
 	q.starting = true
 	qs.mu.Unlock()
-	f, err := q.reserve()
+	f, spec, err := q.reserve()
 	qs.mu.Lock()
 	q.starting = false
 	cancelled := q.cancelled
@@ -194,6 +211,11 @@ func (q *queued) start() error {
 		}
 		return nil
 	}
+	if f.job.leadsBatch() {
+		q.n.reg.opens(f.job)
+		q.n.work.Go(func() { q.openBatch(f, spec) })
+		return nil
+	}
 	if f.claim() {
 		// What fails from here on is the step's result.
 		if _, err := f.launch(nil); err == nil {
@@ -204,57 +226,70 @@ func (q *queued) start() error {
 }
 
 // reserve finds place for the job, and makes it a running one.
-func (q *queued) reserve() (*follower, error) {
+func (q *queued) reserve() (*follower, *step.Spec, error) {
 	n, rec, now := q.n, q.now(), time.Now()
 	rec.StartedAt = &now
 	raw, err := n.store.request(rec.Request)
 	if err != nil && !errors.Is(err, errUnknown) {
-		return nil, errBusy{why: "noded cannot start jobs: " + err.Error(), all: true, retry: true}
+		return nil, nil, errBusy{why: "noded cannot start jobs: " + err.Error(), all: true, retry: true}
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	req, err := n.decode(raw)
 	if err == nil {
 		err = n.check(req)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), queueRetry)
 	defer cancel()
 	who := api.Peer{UID: rec.By}
 	user, err := n.userFor(ctx, who, req)
 	if status.Code(err) == codes.Unavailable {
-		return nil, errBusy{why: "the name service does not answer: " + status.Convert(err).Message(), all: true, retry: true}
+		return nil, nil, errBusy{why: "the name service does not answer: " + status.Convert(err).Message(), all: true, retry: true}
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if n.severalNodes(req) {
+		return q.reserveSpan(&rec, req, user)
 	}
 	a, freed, err := n.reg.tryAdmit(req, user.UID, true, nil)
-	switch {
-	case err == nil:
-	case status.Code(err) == codes.FailedPrecondition: // drained
-		return nil, errBusy{why: status.Convert(err).Message(), all: true}
-	case status.Code(err) == codes.Unavailable:
-		return nil, errBusy{why: "noded is stopping", all: true}
-	case errors.As(err, new(errUserSteps)):
-		return nil, errBusy{why: "UserStepsMax: " + status.Convert(err).Message(), user: true}
-	case freed != nil:
-		return nil, errBusy{why: "Resources: " + status.Convert(err).Message()}
-	default:
-		return nil, err
+	if err != nil {
+		return nil, nil, notAdmitted(freed, err)
 	}
 	if rec.Restarts > 0 {
 		n.forget([]step.ID{q.batchID()}) // of its last run
 	}
-	f, _, err := n.reserveAdmitted(who, user, a, order{
+	f, spec, err := n.reserveAdmitted(who, user, a, order{
 		req: req, state: step.Starting, received: rec.Submitted, queued: &rec,
 	})
-	if status.Code(err) == codes.Internal { // the spool is full, say
-		return nil, errBusy{why: "noded cannot start jobs: " + status.Convert(err).Message(), all: true, retry: true}
+	return f, spec, cannotStart(err)
+}
+
+// notAdmitted is what a job waits for that tryAdmit has refused, or why it never fits.
+func notAdmitted(freed <-chan struct{}, err error) error {
+	switch {
+	case status.Code(err) == codes.FailedPrecondition: // drained
+		return errBusy{why: status.Convert(err).Message(), all: true}
+	case status.Code(err) == codes.Unavailable:
+		return errBusy{why: "noded is stopping", all: true}
+	case errors.As(err, new(errUserSteps)):
+		return errBusy{why: "UserStepsMax: " + status.Convert(err).Message(), user: true}
+	case freed != nil:
+		return errBusy{why: "Resources: " + status.Convert(err).Message()}
 	}
-	return f, err
+	return err
+}
+
+// cannotStart is err of a job that has its place, and waits on where the node is at fault.
+func cannotStart(err error) error {
+	if status.Code(err) == codes.Internal { // the spool is full, say
+		return errBusy{why: "noded cannot start jobs: " + status.Convert(err).Message(), all: true, retry: true}
+	}
+	return err
 }
 
 // fail ends a job that will never start. It returns false where that could not be stored.

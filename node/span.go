@@ -23,7 +23,9 @@ import (
 type shareReply struct {
 	// Taken is the first free number, where the proposed one is not: then nothing is given.
 	Taken *step.ID `json:"taken,omitempty"`
-	CPUs  int      `json:"cpus"`
+	// Busy is why a batch job has to wait; then nothing is given, either.
+	Busy string `json:"busy,omitempty"`
+	CPUs int    `json:"cpus"`
 }
 
 // openRequest says that all nodes have given their shares.
@@ -33,20 +35,25 @@ type openRequest struct {
 	NodeCPUs []int     `json:"node_cpus"` // by the order of the job's nodes
 }
 
-// spans tells whether the job is an allocation of several nodes.
-func (j *jobRecord) spans() bool { return j.Origin == step.OriginAlloc && len(j.Nodes) > 1 }
+// spans tells whether the job is an allocation of several nodes, or a batch job of such.
+func (j *jobRecord) spans() bool {
+	return (j.Origin == step.OriginAlloc || j.Origin == step.OriginBatch) && len(j.Nodes) > 1
+}
 
 // leadsSpan tells whether it is one, and this node its head.
 func (j *jobRecord) leadsSpan() bool { return j.spans() && j.Head == "" }
 
+// leadsBatch tells whether it is a batch job, and this node its head.
+func (j *jobRecord) leadsBatch() bool { return j.leadsSpan() && j.Origin == step.OriginBatch }
+
 // withThisNode puts this node among those that the request wants.
-func (n *Node) withThisNode(req *step.Request) error {
+func (n *Node) withThisNode(req *step.Request, what string) error {
 	self := n.cfg.NodeName
 	if slices.Contains(req.WantNodes, self) {
 		return nil
 	}
 	if slices.Contains(req.NotNodes, self) || len(req.WantNodes) > 0 && len(req.WantNodes) >= max(req.NNodes, req.NNodesMax) {
-		return status.Errorf(codes.InvalidArgument, "nodes: an allocation has the node among its own whose noded is asked for it, here %s: ask for it on one of those that it is to have", self)
+		return status.Errorf(codes.InvalidArgument, "nodes: %s has the node among its own whose noded is asked for it, here %s: ask for it on one of those that it is to have", what, self)
 	}
 	req.WantNodes = append(slices.Clone(req.WantNodes), self)
 	return nil
@@ -54,7 +61,7 @@ func (n *Node) withThisNode(req *step.Request) error {
 
 // allocNodes is alloc for several nodes; raw is what the client has sent, decoded as req.
 func (n *Node) allocNodes(ctx context.Context, caller api.Peer, req *step.Request, raw []byte) (*job, error) {
-	if err := n.withThisNode(req); err != nil {
+	if err := n.withThisNode(req, "an allocation"); err != nil {
 		return nil, err
 	}
 	user, err := n.userFor(ctx, caller, req)
@@ -155,14 +162,11 @@ func (n *Node) otherShares(ctx context.Context, j *job, in *partRequest) (cpus [
 // takeShare takes this node's share of the job, and the job's number; the error wraps an
 // errTaken where that was given out. h is the client, nil on other nodes than the head.
 func (n *Node) takeShare(ctx context.Context, in *partRequest, req *step.Request, user step.User, asRoot bool, h *holder) (*job, error) {
-	mine := slices.IndexFunc(in.Layout.Nodes, func(l step.LayoutNode) bool { return l.Name == n.cfg.NodeName })
-	ranks, err := step.ParseCPUList(in.Layout.Nodes[mine].Ranks)
+	place, err := n.ownShare(in.Layout, req)
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "layout: %v", err)
+		return nil, err
 	}
-	place := *req // what is admitted is this node's share alone
-	place.NTasks = len(ranks)
-	a, err := n.reg.admit(ctx, &place, user.UID, asRoot)
+	a, err := n.reg.admit(ctx, place, user.UID, asRoot)
 	if err != nil {
 		return nil, err
 	}
@@ -182,6 +186,18 @@ func (n *Node) takeShare(ctx context.Context, in *partRequest, req *step.Request
 	return a.job, nil
 }
 
+// ownShare is req as far as this node goes: what is admitted is its share alone.
+func (n *Node) ownShare(l *step.Layout, req *step.Request) (*step.Request, error) {
+	mine := slices.IndexFunc(l.Nodes, func(l step.LayoutNode) bool { return l.Name == n.cfg.NodeName })
+	ranks, err := step.ParseCPUList(l.Nodes[mine].Ranks)
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "layout: %v", err)
+	}
+	place := *req
+	place.NTasks = len(ranks)
+	return &place, nil
+}
+
 // partAllocate gives this node's share to the job of another one's client.
 func (n *Node) partAllocate(ctx context.Context, common, _ []byte) (any, error) {
 	in, req, p, err := n.readPart(common)
@@ -198,6 +214,9 @@ func (n *Node) partAllocate(ctx context.Context, common, _ []byte) (any, error) 
 	}
 	if err != nil {
 		return nil, err
+	}
+	if in.Batch != nil {
+		return n.lendShare(in, req, user)
 	}
 	j, err := n.takeShare(ctx, in, req, user, in.By == 0, nil)
 	if taken, ok := errors.AsType[errTaken](err); ok {

@@ -27,12 +27,14 @@ func (n *Node) others(j *jobRecord) []string {
 	return slices.DeleteFunc(slices.Clone(j.Nodes), func(name string) bool { return name == n.cfg.NodeName })
 }
 
-// tellEnd tells the job's other nodes that its end has begun here. It is called once.
+// tellEnd tells the job's other nodes, once, that its end has begun here.
 func (n *Node) tellEnd(j *job, reason string) {
-	names := n.others(&j.jobRecord)
-	if names == nil {
-		return
+	if names := n.others(&j.jobRecord); names != nil {
+		j.tell.Do(func() { n.tellNodes(j, names, reason) })
 	}
+}
+
+func (n *Node) tellNodes(j *job, names []string, reason string) {
 	if j.Head != "" {
 		reason = fmt.Sprintf("node %s: %s", n.cfg.NodeName, reason)
 	}
@@ -40,17 +42,30 @@ func (n *Node) tellEnd(j *job, reason string) {
 		defer close(j.told)
 		ctx, cancel := n.untilStopped()
 		defer cancel()
-		answers, err := n.fan(ctx, "release", stepRequest{ID: step.ID{Job: j.ID}, Reason: reason}, partsOf(names))
-		if err != nil {
-			n.log.WithField("job", j.ID).Errorf("%v", err)
-		}
-		for _, a := range answers {
-			if a.err != nil {
+		late := time.Now().Add(n.cfg.Others.NodeTimeout)
+		for {
+			answers, err := n.fan(ctx, "release", stepRequest{ID: step.ID{Job: j.ID}, Reason: reason}, partsOf(names))
+			if err != nil {
+				n.log.WithField("job", j.ID).Errorf("%v", err)
+			}
+			failed := slices.DeleteFunc(answers, func(a fanAnswer) bool { return a.err == nil })
+			if j.OfBatch && len(failed) > 0 && time.Now().Before(late) { // else the job would run again
+				select {
+				case <-time.After(tellAgain):
+					continue
+				case <-ctx.Done():
+				}
+			}
+			for _, a := range failed {
 				n.log.WithField("job", j.ID).Warnf("cannot end the job on node %s, which will ask for it: %s", a.node, status.Convert(a.err).Message())
 			}
+			return
 		}
 	})
 }
+
+// tellAgain is when the head of a batch job is told again that its end has begun here.
+const tellAgain = 250 * time.Millisecond
 
 // awaitTold returns when the other nodes have heard of the job's end, or cannot.
 func (n *Node) awaitTold(ctx context.Context, j *job) {
@@ -71,6 +86,9 @@ func (n *Node) partHold(_ context.Context, common, _ []byte) (any, error) {
 		return nil, err
 	}
 	j := n.reg.job(in.ID.Job)
+	if j == nil && n.queue.asks(in.ID.Job) {
+		return partTold{true}, nil
+	}
 	if j == nil || !j.spans() || !n.reg.headHeard(j) {
 		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", in.ID.Job)
 	}
@@ -78,11 +96,21 @@ func (n *Node) partHold(_ context.Context, common, _ []byte) (any, error) {
 }
 
 // headHeard notes a sign of life of the job's head; false is that the job's end has begun.
+// A head of a batch job that has yet to be told of it is to hear the reason first.
 func (r *registry) headHeard(j *job) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	j.heard = time.Now()
-	return !j.shut
+	return !j.shut || j.OfBatch && j.endWhy != "" && !j.isTold()
+}
+
+func (j *job) isTold() bool {
+	select {
+	case <-j.told:
+		return true
+	default:
+		return false
+	}
 }
 
 // watchShares ends the job when one of its nodes is lost, or has its share no more. With
@@ -112,7 +140,7 @@ func (n *Node) watchShares(j *job) {
 				continue
 			}
 			if !j.NoKill {
-				n.endAlloc(j, why)
+				n.loseShare(j, why)
 				return
 			}
 			n.log.WithField("job", j.ID).Warnf("going on without node %s (--no-kill): %s", a.node, why)

@@ -35,26 +35,35 @@ func (n *Node) submit(ctx context.Context, caller api.Peer, raw []byte) (first u
 	if err != nil {
 		return 0, err
 	}
-	if err := n.oneNode(req, "a batch job"); err != nil {
+	if err = n.check(req); err != nil {
 		return 0, err
 	}
-	if err := n.check(req); err != nil {
+	spans, place := n.severalNodes(req), *req // place is this node's share of it, at least
+	if spans {
+		place.NTasks, err = 1, n.withThisNode(req, "a batch job")
+	}
+	if err != nil {
 		return 0, err
 	}
 	user, err := n.userFor(ctx, caller, req)
 	if err != nil {
 		return 0, err
 	}
-	array := &step.Array{Tasks: []uint32{0}}
-	if req.Array != "" {
-		if array, err = step.ParseArray(req.Array, n.cfg.MaxArraySize); err != nil {
-			return 0, status.Errorf(codes.InvalidArgument, "array: %.80q: %v", req.Array, err)
-		}
+	array, err := n.arrayOf(req)
+	if err != nil {
+		return 0, err
 	}
-	if err := n.reg.mayQueue(req); err != nil {
+	if err := n.reg.mayQueue(&place); err != nil {
 		return 0, err
 	}
 	depends, err := n.dependOrder(ctx, req, array)
+	if err != nil {
+		return 0, err
+	}
+	var taken uint32
+	if err = n.mayHold(user.UID, len(array.Tasks), len(raw), 0); err == nil && spans { // before others are asked
+		taken, err = n.numbersFor(ctx, req, len(array.Tasks))
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -70,22 +79,44 @@ func (n *Node) submit(ctx context.Context, caller api.Peer, raw []byte) (first u
 		if req.Array != "" {
 			jobs[i].Array = array.Of(0, i)
 		}
-		recs[i] = &step.Record{
-			Name: req.Name, UID: user.UID, User: user.Name, Node: n.cfg.NodeName, State: step.Pending, Reason: "Priority: it was not looked at yet",
-			NTasks: 1, Command: shownCommand(req.Argv), Submitted: received, BootID: n.boot, TimeLimitS: req.TimeLimitS,
-			Tasks: []step.Task{{State: step.TaskPending}},
-		}
+		recs[i] = n.pendingRecord(user, req, received)
 	}
-	if err := n.store.submit(raw, jobs, recs); err != nil {
+	if err := n.store.submit(raw, jobs, recs, taken); err != nil {
 		return 0, status.Error(codes.Internal, err.Error())
 	}
+	n.enqueue(jobs, recs)
+	n.log.WithField("job", jobs[0].Job).WithField("uid", user.UID).Infof("%d batch jobs queued", len(jobs))
+	return jobs[0].Job, nil
+}
+
+// enqueue lets jobs that are stored wait for their turn.
+func (n *Node) enqueue(jobs []*queuedRecord, recs []*step.Record) {
 	all := make([]*queued, len(jobs))
 	for i := range jobs {
 		all[i] = n.newQueued(*jobs[i], *recs[i])
 	}
 	n.queue.put(all...)
-	n.log.WithField("job", jobs[0].Job).WithField("uid", user.UID).Infof("%d batch jobs queued", len(jobs))
-	return jobs[0].Job, nil
+}
+
+// arrayOf are the tasks of a request, which is one where it is of no array.
+func (n *Node) arrayOf(req *step.Request) (*step.Array, error) {
+	if req.Array == "" {
+		return &step.Array{Tasks: []uint32{0}}, nil
+	}
+	array, err := step.ParseArray(req.Array, n.cfg.MaxArraySize)
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "array: %.80q: %v", req.Array, err)
+	}
+	return array, nil
+}
+
+// pendingRecord is that of a batch step which nobody has looked at yet.
+func (n *Node) pendingRecord(user step.User, req *step.Request, received time.Time) *step.Record {
+	return &step.Record{
+		Name: req.Name, UID: user.UID, User: user.Name, Node: n.cfg.NodeName, State: step.Pending, Reason: "Priority: it was not looked at yet",
+		NTasks: 1, Command: shownCommand(req.Argv), Submitted: received, BootID: n.boot, TimeLimitS: req.TimeLimitS,
+		Tasks: []step.Task{{State: step.TaskPending}},
+	}
 }
 
 // queuedAs is what every job of a submission is in the queue.
