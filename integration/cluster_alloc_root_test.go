@@ -58,7 +58,7 @@ test ! -e %[1]s/bad || test $SLURMD_NODENAME != n2
 `, c.dir)), 0o755))
 		for i, more := range []string{"", "MaxTasksPerNode=3\n"} {
 			f := c.nodes[i].path("slurm.conf")
-			must(t, os.WriteFile(f, []byte(readFile(t, f)+"PrologFlags=Alloc\nProlog="+c.dir+"/prolog\n"+more), 0o644))
+			must(t, os.WriteFile(f, []byte(readFile(t, f)+"LaunchParameters=use_interactive_step\nPrologFlags=Alloc\nProlog="+c.dir+"/prolog\n"+more), 0o644))
 			c.nodes[i].waitsFor(t, 20*time.Second) // a job is not to lose a node that is restarted on a busy machine
 		}
 	}})
@@ -96,6 +96,20 @@ exit 5`}, env: n1.withStepctl()})
 				t.Errorf("the prolog on %s: %q", name, got)
 			}
 		}
+		c.jobless(t)
+	})
+	t.Run("a shell", func(t *testing.T) {
+		s := openTerminal(t, 24, 80)
+		s.ctl(n1, call{args: []string{"alloc", "-N2", "-n2"}, env: append(n1.withStepctl(), "SHELL=/bin/sh")})
+		s.sees("$ ")
+		s.types("echo $SLURM_STEP_ID $SLURMD_NODENAME $SLURM_JOB_NODELIST $SLURM_NTASKS\n")
+		s.sees("4294967290 n1 n[1-2] 2\r\n")
+		s.sees("$ ")
+		s.types("stepctl run -l sh -c 'echo on $SLURMD_NODENAME' | sort\n") // it holds none of the CPUs
+		s.sees("0: on n1\r\n1: on n2\r\n")
+		s.sees("$ ")
+		s.types("exit 4\n")
+		s.ends(4)
 		c.jobless(t)
 	})
 	t.Run("turns", func(t *testing.T) {
