@@ -44,7 +44,7 @@ func TestStoredLater(t *testing.T) {
 	for _, id := range []step.ID{first, batch, again} {
 		tn.until(id, step.Running)
 	}
-	if err := tn.queue.setAgain(tn.queue.get(again.Job)); err != nil {
+	if err := tn.queue.setAgain(tn.queue.get(again.Job), ""); err != nil {
 		t.Fatal(err)
 	}
 	held := step.Record{ID: step.ID{Job: 77}, BootID: tn.boot, Survivors: []step.Survivor{{PID: 1}}, SurvivorsTotal: 1}
