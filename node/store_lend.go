@@ -27,12 +27,14 @@ type lentRecord struct {
 const lentMax = 4096
 
 // lend makes a share of the batch job of another node's queue, under the number that it has
-// there. The error wraps an errTaken where a job of this node has that number.
-func (s *store) lend(job *jobRecord, control [][]byte, to lentRecord) (again bool, err error) {
+// there, and tells whether that job has had one before. The error wraps an errTaken where
+// another job has that number here.
+func (s *store) lend(job *jobRecord, control [][]byte, to lentRecord) (bool, error) {
+	again := false // the caller's only where there is no error, as all that is written to below
 	undo := func(tx *bbolt.Tx) error {
 		return errors.Join(tx.Bucket(bucketControl).Delete(jobKey(job.ID)), tx.Bucket(bucketJobs).Delete(jobKey(job.ID)))
 	}
-	err = s.updateOr(undo, func(tx *bbolt.Tx) error {
+	err := s.updateOr(undo, func(tx *bbolt.Tx) error {
 		meta, lent, key := tx.Bucket(bucketMeta), tx.Bucket(bucketLent), jobKey(job.ID)
 		var old lentRecord
 		err := getJSON(lent, key, &old)
