@@ -73,6 +73,7 @@ func MergeParts(rec *Record, parts []*Record, ending string, now time.Time) {
 		if p.ExitCode != nil && *p.ExitCode > code {
 			code, signal = *p.ExitCode, p.Signal
 		}
+		rec.StepdLost = rec.StepdLost || p.StepdLost
 	}
 	rec.State = Completed
 	cause := causeOf(parts)

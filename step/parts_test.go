@@ -99,6 +99,22 @@ func TestMergeParts(t *testing.T) {
 	}
 }
 
+// The step's record tells that one of its stepds was lost: what its tasks did then is
+// no word of theirs.
+func TestMergePartsStepdLost(t *testing.T) {
+	code := 143
+	ended := func(node string, lost bool) *Record {
+		return &Record{Node: node, State: Failed, StepdLost: lost, Reason: "r", ExitCode: &code}
+	}
+	for _, lost := range []bool{false, true} {
+		rec := new(Record)
+		MergeParts(rec, []*Record{ended("n1", false), ended("n2", lost)}, "", time.Now())
+		if rec.StepdLost != lost {
+			t.Errorf("a part's %v is %v", lost, rec.StepdLost)
+		}
+	}
+}
+
 // With NoKill the parts whose ends nobody saw do not count, and are named.
 func TestMergePartsWithout(t *testing.T) {
 	num := func(n int) *int { return &n }

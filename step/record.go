@@ -84,7 +84,7 @@ type Record struct {
 	// their tasks no end is known.
 	NoKill    bool       `json:"no_kill,omitempty"`
 	LostNodes []LostNode `json:"lost_nodes,omitempty"`
-	// StepdLost: stepd was gone before it had told the end, which nobody saw.
+	// StepdLost: a stepd was gone before it had told the end, which nobody saw.
 	StepdLost bool `json:"stepd_lost,omitempty"`
 	// HeldOpen tells of streams that a process outside of the step has kept open after
 	// its end, the first ten of each node.

@@ -440,8 +440,8 @@ func (l *launch) conclude(rec *step.Record) int {
 		say("error: step %s: %s, and its exit code is not known: %s", l.id, rec.State, rec.Reason)
 		return 1
 	}
-	// A lost node has ended tasks on the others, which says nothing of itself.
-	if rec.State != step.Completed && (!told || rec.State == step.NodeFail) && rec.Reason != "" {
+	// A node, or a stepd, that is lost has ended tasks on the others, which says nothing of itself.
+	if rec.State != step.Completed && (!told || rec.State == step.NodeFail || rec.StepdLost) && rec.Reason != "" {
 		say("error: step %s: %s: %s", l.id, rec.State, rec.Reason)
 	}
 	l.mu.Lock()
