@@ -15,29 +15,24 @@ import (
 	"stepd/step"
 )
 
-// lateUntil calls change until the spool has not answered in time, and returns when it has
-// after all. Readers keep the store from growing, so that some change stops in the middle
-// of its commit.
-func (tn *testNode) lateUntil(change func(i int) error) {
+// tooLate calls change, whose commit comes when nobody waits for it any more, and returns
+// when the spool answers again.
+func (tn *testNode) tooLate(change func() error) {
 	tn.t.Helper()
-	var readers []*bbolt.Tx
+	answer := make(chan struct{})
+	slow := func(f func(*bbolt.Tx) error) error {
+		err := tn.store.db.Update(f)
+		<-answer
+		return err
+	}
 	tn.store.gate.setPatience(200 * time.Millisecond)
-	for i := 0; ; i++ {
-		reader, err := tn.store.db.Begin(false) // the pages of now are not used again
-		if err != nil {
-			tn.t.Fatal(err)
-		}
-		readers = append(readers, reader)
-		if change(i) != nil {
-			break
-		}
+	tn.store.slow.Store(&slow)
+	if change() == nil {
+		tn.t.Error("it was not refused, although the spool does not answer")
 	}
 	tn.store.gate.setPatience(spoolPatience)
-	for _, reader := range readers {
-		if err := reader.Rollback(); err != nil {
-			tn.t.Fatal(err)
-		}
-	}
+	tn.store.slow.Store(nil)
+	close(answer)
 	tn.eventually("a spool that answers", func() bool { return tn.store.gate.dead() == nil })
 }
 
@@ -65,8 +60,8 @@ func TestHoldTooLate(t *testing.T) {
 	waits, runs := tn.batch(func(r *step.Request) { r.Begin = &hour }, "exit 0"), tn.batch(nil, "wait")
 	tn.until(runs, step.Running)
 	tn.waits(waits, "BeginTime")
-	tn.lateUntil(func(i int) error {
-		_, err := tn.svc.Hold(as(uint32(os.Getuid())), &api.HoldRequest{Job: &api.StepRef{JobId: waits.Job}, Release: i%2 == 1})
+	tn.tooLate(func() error {
+		_, err := tn.svc.Hold(as(uint32(os.Getuid())), &api.HoldRequest{Job: &api.StepRef{JobId: waits.Job}})
 		if err != nil && (status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "has not answered for")) {
 			t.Errorf("hold: %v", err)
 		}
@@ -76,11 +71,11 @@ func TestHoldTooLate(t *testing.T) {
 		t.Errorf("held by %q, and in the store by %q", was, is)
 	}
 	q := tn.queue.get(runs.Job)
-	tn.lateUntil(func(i int) error {
+	tn.tooLate(func() error {
 		tn.queue.change.Lock()
 		defer tn.queue.change.Unlock()
 		rec := q.now()
-		rec.Again = i%2 == 0
+		rec.Again = true
 		err := tn.queue.set(q, rec)
 		if err != nil && !errors.As(err, new(errSpool)) {
 			t.Errorf("run again: %v", err)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -35,7 +36,7 @@ type store struct {
 		err error
 	}
 	// slow is what tests have in the place of db.Update; nil is nothing.
-	slow func(func(*bbolt.Tx) error) error
+	slow atomic.Pointer[func(func(*bbolt.Tx) error) error]
 	// forgot hears of the steps that were forgotten when nobody waited for it any more. It
 	// passes no gate. nil is nobody.
 	forgot func([]step.ID)

@@ -199,8 +199,8 @@ func (s *store) transact(f func(*bbolt.Tx) error, late func()) error {
 // commit is db.Update of f, and notes whether what f has changed could be stored.
 func (s *store) commit(f func(*bbolt.Tx) error) error {
 	do := s.db.Update
-	if s.slow != nil {
-		do = s.slow
+	if slow := s.slow.Load(); slow != nil {
+		do = *slow
 	}
 	var refused error // by f itself
 	err := do(func(tx *bbolt.Tx) error {

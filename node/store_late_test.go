@@ -35,13 +35,14 @@ func newLateStore(t *testing.T) *lateStore {
 	log.SetOutput(io.Discard)
 	late := &lateStore{store: s, t: t, answer: make(chan struct{})}
 	s.gate = &spoolGate{dir: "/spool", log: log}
-	s.slow = func(f func(*bbolt.Tx) error) error {
+	slow := func(f func(*bbolt.Tx) error) error {
 		err := s.db.Update(f)
 		if late.hanging.Load() {
 			<-late.answer
 		}
 		return err
 	}
+	s.slow.Store(&slow)
 	t.Cleanup(func() {
 		if err := s.close(); err != nil {
 			t.Error(err)
