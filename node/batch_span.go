@@ -42,11 +42,12 @@ const (
 	spanRetry = 2 * time.Second
 	// spanAvoid is how long a node is left out that has refused its share for good.
 	spanAvoid = time.Minute
-	// spanTime bounds a start, until all shares are given: no other job is started meanwhile.
+	// spanTime bounds a look, and a start until all shares are given.
 	spanTime = queueRetry
 )
 
-// spanTries is what a batch job's tries to get its nodes have come to. It is runQueue's alone.
+// spanTries is what a batch job's tries to get its nodes have come to. It is runQueue's, and
+// of a job that asks other nodes just now, that asking's.
 type spanTries struct {
 	next  time.Time     // not before
 	last  errBusy       // why not
@@ -95,25 +96,39 @@ func (q *queued) avoids(req *step.Request, node, why string) error {
 	return q.waits(words, true, spanPause)
 }
 
-// reserveSpan is reserve for a job of several nodes.
-func (q *queued) reserveSpan(rec *queuedRecord, req *step.Request, user step.User) (*follower, *step.Spec, error) {
-	n := q.n
-	ctx, stop := n.untilStopped()
-	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, spanTime)
-	defer cancel()
-	in, err := q.shareRequest(ctx, rec, req, user)
+// reserveSpan is reserve for a job of several nodes. It has its CPUs here before the others
+// are asked for their shares.
+func (q *queued) reserveSpan(rec *queuedRecord, req *step.Request, user step.User) error {
+	n, own := q.n, *req
+	if err := n.withThisNode(&own, "a batch job"); err != nil {
+		return err
+	}
+	chosen, err := q.chooseNodes(&own)
 	if err != nil {
-		return nil, nil, err
+		return err
+	}
+	in, err := q.shareRequest(rec, own, user, chosen)
+	if err != nil {
+		return err
 	}
 	place, err := n.ownShare(in.Layout, req)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	a, freed, err := n.reg.tryAdmit(place, user.UID, true, nil)
 	if err != nil {
-		return nil, nil, notAdmitted(freed, err)
+		q.tries.last = errBusy{}
+		return notAdmitted(freed, err)
 	}
+	return q.asks(true, func(ctx context.Context) error {
+		return q.started(q.takeShares(ctx, in, rec, req, user, a))
+	})
+}
+
+// takeShares makes the job that has its CPUs here a running one, when others have given
+// theirs.
+func (q *queued) takeShares(ctx context.Context, in *partRequest, rec *queuedRecord, req *step.Request, user step.User, a *admission) (*follower, *step.Spec, error) {
+	n := q.n
 	span, given, err := q.askShares(ctx, in, req, len(a.cpus))
 	if err != nil {
 		n.reg.abandon(a)
@@ -133,18 +148,10 @@ func (q *queued) reserveSpan(rec *queuedRecord, req *step.Request, user step.Use
 	return f, spec, nil
 }
 
-// shareRequest chooses the job's nodes, as they are now, and says what each of them is asked
-// for. req has this node among those that it wants.
-func (q *queued) shareRequest(ctx context.Context, rec *queuedRecord, req *step.Request, user step.User) (*partRequest, error) {
+// shareRequest says what each of the job's nodes is asked for. own is its request, which has
+// this node among those that it wants.
+func (q *queued) shareRequest(rec *queuedRecord, own step.Request, user step.User, chosen []candidate) (*partRequest, error) {
 	n := q.n
-	own := *req
-	if err := n.withThisNode(&own, "a batch job"); err != nil {
-		return nil, err
-	}
-	chosen, err := q.chooseNodes(ctx, &own)
-	if err != nil {
-		return nil, err
-	}
 	layout, err := n.dealTo(&own, chosen, nil)
 	if err != nil {
 		return nil, err
@@ -168,9 +175,9 @@ func (q *queued) shareRequest(ctx context.Context, rec *queuedRecord, req *step.
 
 // chooseNodes picks the job's nodes. Others are asked what they have only where this one has
 // room; those behind the job wait with it only for what others will give back.
-func (q *queued) chooseNodes(ctx context.Context, req *step.Request) ([]candidate, error) {
+func (q *queued) chooseNodes(req *step.Request) ([]candidate, error) {
 	n := q.n
-	names, err := n.nodesOf(req)
+	names, err := n.mayGet(req)
 	if err != nil { // the files may be mended
 		return nil, q.waits("BadConstraints: "+status.Convert(err).Message(), true, spanRetry)
 	}
@@ -183,11 +190,20 @@ func (q *queued) chooseNodes(ctx context.Context, req *step.Request) ([]candidat
 	case mine.why != "":
 		return nil, errBusy{why: "node is " + mine.why, all: true}
 	case mine.room(req) < 1:
+		q.tries.last = errBusy{} // who comes behind it is not to have what it lacks
 		return nil, errBusy{why: fmt.Sprintf("Resources: node %s: %d CPUs are free", mine.name, mine.free)}
 	}
-	cands, err := n.queue.look(ctx, n, names)
-	if err != nil {
-		return nil, q.waits("noded cannot ask other nodes: "+err.Error(), true, spanRetry)
+	if n.queue.asker() != nil {
+		return nil, q.waitsTurn()
+	}
+	cands, ok := n.queue.known(names)
+	if !ok {
+		return nil, q.asks(false, func(ctx context.Context) error {
+			if _, err := n.look(ctx, names); err != nil {
+				return q.waits("noded cannot ask other nodes: "+err.Error(), true, spanRetry)
+			}
+			return nil
+		})
 	}
 	for i, c := range cands {
 		if c.name == mine.name { // as it is now
@@ -211,40 +227,11 @@ func (q *queued) chooseNodes(ctx context.Context, req *step.Request) ([]candidat
 	return nil, q.waits("ReqNodeNotAvail: "+why, true, spanPause)
 }
 
-// look is what the nodes have, as they have said within spanPause: many jobs may wait for
-// them.
-func (qs *queue) look(ctx context.Context, n *Node, names []string) ([]candidate, error) {
-	var ask []string
-	if time.Since(qs.seenAt) > spanPause {
-		qs.seen = make(map[string]candidate)
-	}
-	for _, name := range names {
-		if _, ok := qs.seen[name]; !ok {
-			ask = append(ask, name)
-		}
-	}
-	if len(ask) > 0 {
-		cands, err := n.probe(ctx, new(step.Request), ask)
-		if err != nil {
-			return nil, err
-		}
-		qs.seenAt = time.Now()
-		for _, c := range cands {
-			qs.seen[c.name] = c
-		}
-	}
-	out := make([]candidate, len(names))
-	for i, name := range names {
-		out[i] = qs.seen[name]
-	}
-	return out, nil
-}
-
 // askShares asks the other nodes for their shares. given are those that have given one, or
 // may have. mine are this node's CPUs.
 func (q *queued) askShares(ctx context.Context, in *partRequest, req *step.Request, mine int) (span *batchSpan, given []string, err error) {
 	n := q.n
-	n.queue.seenAt = time.Time{} // they have less from here on
+	n.queue.unsee() // they have less from here on
 	others := slices.DeleteFunc(slices.Clone(in.JobNodes), func(name string) bool { return name == n.cfg.NodeName })
 	answers, err := n.fan(ctx, "allocate", in, partsOf(others))
 	if err != nil {

@@ -18,8 +18,9 @@ import (
 	"stepd/step"
 )
 
-// threePeers starts n1, n2 and n3, of 4 CPUs each.
-func threePeers(t *testing.T) (nodes []*testNode) {
+// threePeers starts n1, n2 and n3, of 4 CPUs each. n3 does not answer any more once frozen is
+// closed.
+func threePeers(t *testing.T, frozen ...chan struct{}) (nodes []*testNode) {
 	t.Helper()
 	names := []string{"n1", "n2", "n3"}
 	lab := labOf(t, names)
@@ -29,6 +30,9 @@ func threePeers(t *testing.T) (nodes []*testNode) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
+		}
+		if len(frozen) > 0 && name == "n3" {
+			l = frozenListener{l, frozen[0]}
 		}
 		listeners = append(listeners, l)
 		all = append(all, ClusterNode{Name: name, Addr: l.Addr().String()})

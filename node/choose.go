@@ -20,6 +20,7 @@ type candidate struct {
 	free int    // CPUs
 	cpus int    // all that it has
 	why  string // why it cannot be had, "" it can
+	lost bool   // it has not answered
 	next step.ID
 }
 
@@ -107,6 +108,16 @@ func (n *Node) nodesOf(req *step.Request) ([]string, error) {
 	return nodes, nil
 }
 
+// mayGet are the nodes of which a batch job of req has its own: those that it names, where it
+// names all.
+func (n *Node) mayGet(req *step.Request) ([]string, error) {
+	names, err := n.nodesOf(req)
+	if err == nil && len(req.WantNodes) >= max(req.NNodes, req.NNodesMax) {
+		names = slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(req.WantNodes, name) })
+	}
+	return names, err
+}
+
 // probe asks the nodes what they have.
 func (n *Node) probe(ctx context.Context, req *step.Request, nodes []string) ([]candidate, error) {
 	answers, err := n.fan(ctx, "probe", probeRequest{Job: req.Job}, partsOf(nodes))
@@ -119,7 +130,7 @@ func (n *Node) probe(ctx context.Context, req *step.Request, nodes []string) ([]
 		var r probeReply
 		switch {
 		case a.err != nil:
-			c.why = status.Convert(a.err).Message()
+			c.why, c.lost = status.Convert(a.err).Message(), isLost(a.err)
 		case json.Unmarshal(a.body, &r) != nil:
 			c.why = "its answer cannot be parsed"
 		case r.Drained != "":
@@ -136,6 +147,11 @@ func (n *Node) probe(ctx context.Context, req *step.Request, nodes []string) ([]
 		cands[i] = c
 	}
 	return cands, nil
+}
+
+// isLost tells whether a node has not answered.
+func isLost(err error) bool {
+	return status.Code(err) == codes.Unavailable || status.Code(err) == codes.DeadlineExceeded
 }
 
 // room is how many of the step's tasks the node has CPUs for.

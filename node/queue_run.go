@@ -58,21 +58,30 @@ type pass struct {
 // It returns when to look again at the latest; zero is when something changes.
 func (n *Node) startWaiting() (next time.Time) {
 	p := &pass{n: n, now: time.Now(), running: make(map[uint32]int), byUser: make(map[uint32]string), ends: newEnds(n)}
-	for _, q := range n.queue.list(func(q *queued) bool { return q.rec.Started && q.rec.Array != nil }) {
+	asked := n.queue.asker()
+	asks := func(q *queued) bool { return asked != nil && asked.q == q }
+	for _, q := range n.queue.list(func(q *queued) bool { return q.rec.Array != nil && (q.rec.Started || asks(q) && asked.shares) }) {
 		p.running[q.now().Array.Job]++
 	}
-	for _, q := range n.queue.list(func(q *queued) bool { return !q.rec.Started && !q.starting }) {
+	for _, q := range n.queue.list(func(q *queued) bool { return !q.rec.Started && (!q.starting || asks(q)) }) {
 		select {
 		case <-n.stopping:
 			return p.next
 		default:
 		}
-		rec := q.now()
+		if asks(q) {
+			p.awaits(asked)
+			continue
+		}
+		rec, err := q.now(), q.outcome()
 		if why := p.keeps(q, &rec); why != "" {
 			q.waitFor(why)
 			continue
 		}
-		p.start(q, &rec)
+		if err == nil {
+			err = q.start()
+		}
+		p.came(q, &rec, err)
 	}
 	if err := n.queue.storeDepends(); err != nil { // they are found out again
 		n.log.Errorf("%v", err)
@@ -109,15 +118,19 @@ func (p *pass) keeps(q *queued, rec *queuedRecord) string {
 	return p.pauses(q)
 }
 
-// start starts a job, or notes what it has to wait for and who waits behind it.
-func (p *pass) start(q *queued, rec *queuedRecord) {
-	err := q.start()
+// came is what has come of a job's start: what it has to wait for, and who waits behind it.
+func (p *pass) came(q *queued, rec *queuedRecord, err error) {
 	busy, ok := errors.AsType[errBusy](err)
 	switch {
 	case err == nil:
 		if rec.Array != nil {
 			p.running[rec.Array.Job]++
 			p.ends.queued = nil
+		}
+	case ok && busy.asks != nil:
+		q.waitFor(busy.Error())
+		if p.awaits(busy.asks); rec.Array != nil && busy.asks.shares {
+			p.running[rec.Array.Job]++
 		}
 	case ok && busy.user:
 		q.waitFor(busy.Error())
@@ -157,6 +170,8 @@ type errBusy struct {
 	hold  bool // it is to be held
 	// again is when other nodes are to be asked again; 0 is that they are not.
 	again time.Duration
+	// asks is what goes on beside the queue; nil is nothing.
+	asks *asking
 }
 
 func (e errBusy) Error() string { return e.why }
@@ -186,6 +201,15 @@ func (q *queued) start() error {
 	q.starting = true
 	qs.mu.Unlock()
 	f, spec, err := q.reserve()
+	if busy, ok := errors.AsType[errBusy](err); ok && busy.asks != nil && busy.asks.shares {
+		return busy // which comes to started
+	}
+	return q.started(f, spec, err)
+}
+
+// started is what comes of a start that has made f, or err. It returns as start does.
+func (q *queued) started(f *follower, spec *step.Spec, err error) error {
+	qs := &q.n.queue
 	qs.mu.Lock()
 	q.starting = false
 	cancelled := q.cancelled
@@ -254,7 +278,7 @@ func (q *queued) reserve() (*follower, *step.Spec, error) {
 		return nil, nil, err
 	}
 	if n.severalNodes(req) {
-		return q.reserveSpan(&rec, req, user)
+		return nil, nil, q.reserveSpan(&rec, req, user)
 	}
 	a, freed, err := n.reg.tryAdmit(req, user.UID, true, nil)
 	if err != nil {
