@@ -1,10 +1,13 @@
 package node
 
 import (
+	"context"
 	"net"
 	"sync"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
 
 	"stepd/api"
 	"stepd/step"
@@ -48,11 +51,12 @@ func (c frozenConn) Close() error {
 	return c.Conn.Close()
 }
 
-// TestBatchSpanSilent: a node that does not answer keeps no other job from its start.
+// TestBatchSpanSilent: a node that does not answer keeps no other job from its start, and of
+// those that answer none gives the number of a batch job to another one.
 func TestBatchSpanSilent(t *testing.T) {
 	frozen := make(chan struct{})
 	nodes := threePeers(t, frozen)
-	n1 := nodes[0]
+	n1, n2 := nodes[0], nodes[1]
 	n1.queue.mu.Lock()
 	n1.queue.askTime = time.Hour
 	n1.queue.mu.Unlock()
@@ -75,4 +79,19 @@ func TestBatchSpanSilent(t *testing.T) {
 	}
 	n1.cancelJob(id)
 	n1.wait(id)
+
+	id = n1.batch(func(r *step.Request) { ofNodes(2, 2)(r); r.Hold = true }, "exit 0")
+	if next := n2.run(1000, request("exit", "0")); next.Job != id.Job+1 {
+		t.Errorf("n2 has given out the number %d after that of job %d", next.Job, id.Job)
+	}
+	n1.cancelJob(id)
+
+	// Nor does it cost those their answer that it would have passed the question on to.
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+	defer cancel()
+	in := &api.FanRequest{Verb: "probe", Common: []byte("{}")}
+	answers := n1.passOn(ctx, in, partsOf([]string{"n3", "n2"}))
+	if len(answers) != 2 || answers[0].GetCode() != uint32(codes.Unavailable) || answers[1].GetCode() != 0 {
+		t.Errorf("behind n3: %v", answers)
+	}
 }

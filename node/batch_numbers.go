@@ -30,8 +30,8 @@ type numberReply struct {
 	Taken uint32 `json:"taken,omitempty"`
 }
 
-// numberTime is how long a submission waits for other nodes.
-const numberTime = 5 * time.Second
+// numberTime is how long a submission waits for other nodes, each time that it asks them.
+const numberTime = 3 * time.Second
 
 func (n *Node) partNumber(_ context.Context, common, _ []byte) (any, error) {
 	var in numberRequest
@@ -53,30 +53,35 @@ func (n *Node) partNumber(_ context.Context, common, _ []byte) (any, error) {
 // jobs of req may get. It refuses what would not fit on these if they were empty, and spends
 // no number then.
 func (n *Node) numbersFor(ctx context.Context, req *step.Request, count int) (first uint32, err error) {
-	names, err := n.nodesOf(req)
+	names, err := n.mayGet(req)
 	if err != nil {
 		return 0, err
 	}
-	if len(req.WantNodes) >= max(req.NNodes, req.NNodesMax) {
-		names = req.WantNodes
-	}
-	ctx, cancel := context.WithTimeout(ctx, numberTime)
-	defer cancel()
-	cands, err := n.probe(ctx, new(step.Request), names)
+	within, cancel := context.WithTimeout(ctx, numberTime)
+	cands, err := n.look(within, names)
+	cancel()
 	if err != nil {
 		return 0, status.Error(codes.Internal, err.Error())
 	}
 	if _, err := choose(req, emptied(cands, req)); err != nil {
 		return 0, err
 	}
+	var others, lost []string // one that does not answer costs the others no time
 	for _, c := range cands {
-		first = max(first, c.next.Job)
+		switch first = max(first, c.next.Job); {
+		case c.lost:
+			lost = append(lost, c.name)
+		case c.name != n.cfg.NodeName:
+			others = append(others, c.name)
+		}
 	}
-	others := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == n.cfg.NodeName })
 	for range proposals {
 		again, err := n.takeNumbers(ctx, numberRequest{First: first, Count: uint32(count)}, others)
 		if err != nil {
 			return 0, err
+		}
+		if again == 0 && len(lost) > 0 {
+			n.log.Warnf("the nodes %s do not answer, and are not told that the job numbers from %d to %d are taken", n.cfg.Others.List(lost), first, first+uint32(count)-1)
 		}
 		if again == 0 {
 			return first, nil
@@ -107,7 +112,7 @@ func (n *Node) takeNumbers(ctx context.Context, in numberRequest, others []strin
 	if err != nil {
 		return 0, status.Error(codes.Internal, err.Error())
 	}
-	answers, err := n.fan(ctx, "number", in, partsOf(others))
+	answers, err := n.fanWithin(ctx, numberTime, "number", in, partsOf(others))
 	if err != nil {
 		return 0, status.Error(codes.Internal, err.Error())
 	}

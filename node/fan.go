@@ -118,7 +118,9 @@ func (n *Node) passOn(ctx context.Context, in *api.FanRequest, group []*api.FanP
 	}
 	if err == nil {
 		var reply *api.FanReply
-		reply, err = c.Fan(ctx, &api.FanRequest{Verb: in.GetVerb(), Common: in.GetCommon(), Parts: group, Depth: in.GetDepth() + 1})
+		within, cancel := passTime(ctx, in.GetVerb(), len(group))
+		reply, err = c.Fan(within, &api.FanRequest{Verb: in.GetVerb(), Common: in.GetCommon(), Parts: group, Depth: in.GetDepth() + 1})
+		cancel()
 		if err == nil {
 			return reply.GetAnswers()
 		}
@@ -132,6 +134,20 @@ func (n *Node) passOn(ctx context.Context, in *api.FanRequest, group []*api.FanP
 		return out
 	}
 	return append(out, n.spread(ctx, &api.FanRequest{Verb: in.GetVerb(), Common: in.GetCommon(), Parts: group[1:], Depth: in.GetDepth()})...)
+}
+
+// passTime leaves time to others where a node is asked what it has: to those below it, which are
+// asked without it if it does not answer, and to whoever waits for its answer here.
+func passTime(ctx context.Context, verb string, group int) (context.Context, context.CancelFunc) {
+	late, ok := ctx.Deadline()
+	if !ok || verb != "probe" {
+		return ctx, func() {}
+	}
+	left := time.Until(late)
+	if group > 1 {
+		return context.WithTimeout(ctx, left/2)
+	}
+	return context.WithTimeout(ctx, left*3/4)
 }
 
 // peerError puts words to the failure of a call to a node.
