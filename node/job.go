@@ -227,6 +227,9 @@ func (n *Node) endJob(j *job) {
 	if err := n.store.gate.do(func() error { return n.removeScript(&j.jobRecord) }, nil); err != nil {
 		log.Errorf("%v", err)
 	}
+	if j.spans() && j.Head != "" {
+		n.reg.free(j) // others may have its CPUs while its head is told
+	}
 	n.leaveNodes(j)
 	// The store last: until then a restarted noded does this again.
 	done, err := n.forgetJob(j.ID)

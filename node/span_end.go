@@ -49,7 +49,7 @@ func (n *Node) tellNodes(j *job, names []string, reason string) {
 				n.log.WithField("job", j.ID).Errorf("%v", err)
 			}
 			failed := slices.DeleteFunc(answers, func(a fanAnswer) bool { return a.err == nil })
-			if j.OfBatch && len(failed) > 0 && time.Now().Before(late) { // else the job would run again
+			if j.OfBatch && slices.ContainsFunc(failed, func(a fanAnswer) bool { return isLost(a.err) }) && time.Now().Before(late) { // else the job would run again
 				select {
 				case <-time.After(tellAgain):
 					continue
