@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"sync"
 	"testing"
@@ -94,4 +95,51 @@ func TestBatchSpanSilent(t *testing.T) {
 	if len(answers) != 2 || answers[0].GetCode() != uint32(codes.Unavailable) || answers[1].GetCode() != 0 {
 		t.Errorf("behind n3: %v", answers)
 	}
+}
+
+// TestBatchSpanBusy: a job does without a node that has CPUs and not the rest, and waits for
+// it where it cannot; a limit of its user's is nobody else's.
+func TestBatchSpanBusy(t *testing.T) {
+	nodes := threePeers(t)
+	n1, n2, n3 := nodes[0], nodes[1], nodes[2]
+	use := func(tn *testNode, mb uint64) {
+		tn.reg.mu.Lock()
+		defer tn.reg.mu.Unlock()
+		tn.reg.mem.used = mb
+		tn.reg.tellFreed()
+	}
+	big := func(r *step.Request) { ofNodes(2, 2)(r); r.Mem = mb(100) }
+	use(n2, 1000)
+	id := n1.batch(big, "wait")
+	n1.until(id, step.Running)
+	if j := n1.reg.job(id.Job); fmt.Sprint(j.Nodes) != "[n1 n3]" {
+		t.Errorf("it has the nodes %v", j.Nodes)
+	}
+	n1.cancelJob(id)
+	n1.jobless()
+	n3.jobless()
+	use(n3, 1000)
+	id = n1.batch(big, "exit 0")
+	behind := n1.batch(nil, "exit 0")
+	n1.waits(id, "Resources: the step does not fit: 2 nodes are needed and 1 of 3 can be had (n2: ")
+	n1.waits(behind, fmt.Sprintf("Priority: behind job %d", id.Job))
+	use(n2, 0)
+	n1.completes(id, behind)
+	use(n3, 0)
+
+	// A limit of the job's user on another node.
+	n2.reg.mu.Lock()
+	n2.reg.perUser.Steps = 1
+	n2.reg.mu.Unlock()
+	one := n2.run(1000, request("wait"))
+	n2.until(one, step.Running)
+	uid := uint32(1000)
+	req := batch("exit 0")
+	ofNodes(2, 2, "n1", "n2")(&req)
+	req.UID = &uid
+	id = n1.run(0, req)
+	n1.waits(id, "UserStepsMax: node n2: uid 1000 has 1 steps")
+	n1.completes(n1.batch(nil, "exit 0"))
+	n2.cancelJob(one)
+	n1.completes(id)
 }

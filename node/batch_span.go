@@ -52,13 +52,14 @@ type spanTries struct {
 	next  time.Time     // not before
 	last  errBusy       // why not
 	pause time.Duration // after the last refusal for want of room
-	// avoid are nodes that have refused their share, and why.
+	// avoid are nodes that have not given their share, and why.
 	avoid map[string]avoided
 }
 
 type avoided struct {
 	why   string
 	until time.Time
+	busy  bool // others will give back what it lacks
 }
 
 // pauses is why a job that has asked other nodes in vain does not ask again yet, and whether
@@ -77,7 +78,7 @@ func (p *pass) pauses(q *queued) string {
 // waits notes that the job has asked other nodes in vain: it pauses, for a time that is not
 // that of the heads of other jobs which want the same nodes.
 func (q *queued) waits(why string, aside bool, pause time.Duration) error {
-	pause += rand.N(pause / 4)
+	pause += rand.N(max(1, pause/4))
 	q.tries.next, q.tries.last = time.Now().Add(pause), errBusy{why: why, aside: aside, again: spanRetry}
 	return q.tries.last
 }
@@ -92,8 +93,27 @@ func (q *queued) avoids(req *step.Request, node, why string) error {
 	if q.tries.avoid == nil {
 		q.tries.avoid = make(map[string]avoided)
 	}
-	q.tries.avoid[node] = avoided{why, time.Now().Add(spanAvoid)}
+	q.tries.avoid[node] = avoided{why: why, until: time.Now().Add(spanAvoid)}
 	return q.waits(words, true, spanPause)
+}
+
+// findsBusy notes that a node has not what the job needs just now. Where the job can do without
+// it, others are tried first: only the CPUs that are free are known before a node is asked for
+// its share.
+func (q *queued) findsBusy(req *step.Request, node string, r *shareReply) error {
+	if r.UserSteps {
+		return q.waits(fmt.Sprintf("UserStepsMax: node %s: %s", node, r.Busy), true, spanRetry)
+	}
+	q.tries.pause = min(max(spanPause, 2*q.tries.pause), spanRetry)
+	pause := q.tries.pause
+	if !slices.Contains(req.WantNodes, node) {
+		if q.tries.avoid == nil {
+			q.tries.avoid = make(map[string]avoided)
+		}
+		q.tries.avoid[node] = avoided{why: r.Busy, until: time.Now().Add(spanRetry), busy: true}
+		pause = 0
+	}
+	return q.waits(fmt.Sprintf("Resources: node %s: %s", node, r.Busy), false, pause)
 }
 
 // reserveSpan is reserve for a job of several nodes. It has its CPUs here before the others
@@ -212,8 +232,13 @@ func (q *queued) chooseNodes(req *step.Request) ([]candidate, error) {
 		if req.Overcommit {
 			cands[i].free = c.cpus
 		}
+	}
+	all := slices.Clone(cands) // with those that are busy
+	for i, c := range cands {
 		if a, ok := q.tries.avoid[c.name]; ok && a.until.After(time.Now()) {
-			cands[i].why = a.why
+			if cands[i].why = a.why; !a.busy {
+				all[i].why = a.why
+			}
 		}
 	}
 	chosen, err := choose(req, cands)
@@ -221,7 +246,7 @@ func (q *queued) chooseNodes(req *step.Request) ([]candidate, error) {
 		return chosen, nil
 	}
 	why := status.Convert(err).Message()
-	if fitsAlone(req, cands) {
+	if fitsAlone(req, all) {
 		return nil, q.waits("Resources: "+why, false, spanPause)
 	}
 	return nil, q.waits("ReqNodeNotAvail: "+why, true, spanPause)
@@ -256,8 +281,7 @@ func (q *queued) askShares(ctx context.Context, in *partRequest, req *step.Reque
 		case r.Taken != nil:
 			why = q.avoids(req, a.node, fmt.Sprintf("another job has the number %d there, since it could not be told of this one", q.job))
 		case r.Busy != "":
-			q.tries.pause = min(max(spanPause, 2*q.tries.pause), spanRetry)
-			why = q.waits(fmt.Sprintf("Resources: node %s: %s", a.node, r.Busy), false, q.tries.pause)
+			why = q.findsBusy(req, a.node, &r)
 		case passes(a.err):
 			given = append(given, a.node) // perhaps
 			why = q.waits(fmt.Sprintf("ReqNodeNotAvail: node %s: %s", a.node, status.Convert(a.err).Message()), true, spanRetry)
@@ -321,7 +345,9 @@ func (n *Node) lendShare(in *partRequest, req *step.Request, user step.User) (an
 	}
 	a, freed, err := n.reg.tryAdmit(place, user.UID, in.By == 0, nil)
 	switch {
-	case err != nil && (freed != nil || errors.As(err, new(errUserSteps))):
+	case errors.As(err, new(errUserSteps)):
+		return shareReply{Busy: status.Convert(err).Message(), UserSteps: true}, nil
+	case freed != nil:
 		return shareReply{Busy: status.Convert(err).Message()}, nil
 	case err != nil:
 		return nil, err

@@ -38,7 +38,7 @@ func threePeers(t *testing.T, frozen ...chan struct{}) (nodes []*testNode) {
 		all = append(all, ClusterNode{Name: name, Addr: l.Addr().String()})
 	}
 	for i, l := range listeners {
-		nodes = append(nodes, startPeer(t, lab, names, all, i, l))
+		nodes = append(nodes, startPeer(t, lab, names, all, i, l, func(c *Config) { c.Memory = Memory{MB: 1000, Consumable: true} }))
 	}
 	return nodes
 }
@@ -121,7 +121,7 @@ func TestBatchSpan(t *testing.T) {
 		t.Errorf("cancelled at n2: %+v", rec)
 	}
 	// It runs again, with another number of its next step, where it is put back.
-	id = n1.batch(ofNodes(2, 2), "wait")
+	id = n1.batch(ofNodes(2, 2, "n1", "n2"), "wait")
 	n1.until(id, step.Running)
 	req := request("exit", "0")
 	req.Job, req.NNodes, req.NTasks = &id.Job, 2, 2

@@ -25,7 +25,9 @@ type shareReply struct {
 	Taken *step.ID `json:"taken,omitempty"`
 	// Busy is why a batch job has to wait; then nothing is given, either.
 	Busy string `json:"busy,omitempty"`
-	CPUs int    `json:"cpus"`
+	// UserSteps: it is a limit of its user's, which is nobody else's business.
+	UserSteps bool `json:"user_steps,omitempty"`
+	CPUs      int  `json:"cpus"`
 }
 
 // openRequest says that all nodes have given their shares.
