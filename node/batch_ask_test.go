@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -142,4 +143,44 @@ func TestBatchSpanBusy(t *testing.T) {
 	n1.completes(n1.batch(nil, "exit 0"))
 	n2.cancelJob(one)
 	n1.completes(id)
+}
+
+// TestShareOfNoHead: a share whose number is none is refused; one whose head has nothing to do
+// with it ends at once.
+func TestShareOfNoHead(t *testing.T) {
+	nodes := threePeers(t)
+	n1, n2 := nodes[0], nodes[1]
+	id := n1.batch(ofNodes(2, 2, "n1", "n3"), "wait")
+	n1.until(id, step.Running)
+	req := request("wait")
+	req.NTasks, req.NNodes = 2, 2
+	lend := func(job uint32) error {
+		_, err := n2.lendShare(&partRequest{
+			ID: step.ID{Job: job}, Head: "n1", JobNodes: []string{"n1", "n2"}, Batch: &batchShare{},
+			Layout: &step.Layout{Nodes: []step.LayoutNode{{Name: "n1", Ranks: "0"}, {Name: "n2", Ranks: "1"}}},
+		}, &req, step.User{Name: "user1000", UID: 1000})
+		return err
+	}
+	for _, job := range []uint32{0, jobsEnd, 1<<32 - 1} {
+		if err := lend(job); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("the number %d: %v", job, err)
+		}
+	}
+	if err := n2.store.newJobAs(step.ID{Job: jobsEnd}, &jobRecord{}, nil, nil); err == nil {
+		t.Error("an allocation has a number that is none")
+	}
+	if err := lend(id.Job); err != nil {
+		t.Fatal(err)
+	}
+	j := n2.reg.job(id.Job)
+	if _, err := n2.svc.Cancel(as(0), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-j.ended:
+	case <-time.After(n2.cfg.Others.NodeTimeout / 2): // its head is not told again and again
+		t.Error("the share has not ended")
+	}
+	n1.cancelJob(id)
+	n1.wait(id)
 }

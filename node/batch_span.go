@@ -335,6 +335,9 @@ func (qs *queue) asks(job uint32) bool {
 
 // lendShare gives this node's share to a batch job of another one's queue.
 func (n *Node) lendShare(in *partRequest, req *step.Request, user step.User) (any, error) {
+	if in.ID.Job == 0 || in.ID.Job >= jobsEnd {
+		return nil, status.Errorf(codes.InvalidArgument, "%d is no job number: want 1 to %d", in.ID.Job, uint32(jobsEnd-1))
+	}
 	if j := n.reg.job(in.ID.Job); j != nil && j.OfBatch && j.Head == in.Head {
 		n.releaseJob(j, "its head asks for it anew")
 		return shareReply{Busy: "the share that it had before has not ended yet"}, nil

@@ -125,6 +125,10 @@ func (s *store) newJob(job *jobRecord, control [][]byte, rec *step.Record) error
 	return s.newJobAs(step.ID{}, job, control, rec)
 }
 
+// jobsEnd ends the numbers of jobs: from it on they are Slurm's marks, NO_VAL and INFINITE
+// among them (slurm.h).
+const jobsEnd = 0xfffffff0
+
 // newJobAs is newJob with the number that a noded proposes, zero for any. The
 // error wraps an errTaken where it was given out.
 func (s *store) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *step.Record) error {
@@ -138,8 +142,7 @@ func (s *store) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *st
 	err := s.updateOr(undo, func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
 		last := getNumber(meta, keyLastJob)
-		// Ids beyond are Slurm's marks, NO_VAL and INFINITE among them (slurm.h).
-		if last >= 0xfffffff0 {
+		if last >= jobsEnd || want.Job >= jobsEnd {
 			return errors.New("all job numbers are spent")
 		}
 		job.ID, job.NextStep = last+1, 0

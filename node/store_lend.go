@@ -137,7 +137,7 @@ func (s *store) takeJobs(first, count uint32) error {
 		switch {
 		case first <= last:
 			return errTaken{step.ID{Job: last + 1}}
-		case uint64(first)+uint64(count) > 0xfffffff0: // as newJobAs
+		case uint64(first)+uint64(count) > jobsEnd:
 			return errors.New("all job numbers are spent")
 		}
 		return putNumber(meta, keyLastJob, first+count-1)

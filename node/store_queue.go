@@ -69,7 +69,7 @@ func (s *store) submit(raw []byte, jobs []*queuedRecord, recs []*step.Record, ta
 		meta := tx.Bucket(bucketMeta)
 		last := getNumber(meta, keyLastJob)
 		first := cmp.Or(taken, last+1)
-		if uint64(first)+uint64(len(jobs)) > 0xfffffff0 { // as newJobAs
+		if uint64(first)+uint64(len(jobs)) > jobsEnd {
 			return errors.New("all job numbers are spent")
 		}
 		if err := tx.Bucket(bucketRequests).Put(jobKey(first), raw); err != nil {
