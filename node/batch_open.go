@@ -75,7 +75,7 @@ func (n *Node) openOthers(j *job, user step.User) error {
 	if most := n.cfg.Scripts.Timeout; most > 0 {
 		limit = most + fanTimeout
 	}
-	answers, err := n.fanWithin(ctx, limit, "open", openRequest{ID: step.ID{Job: j.ID}, User: user, NodeCPUs: n.reg.nodeCPUs(j)}, partsOf(n.others(&j.jobRecord)))
+	answers, err := n.fanWithin(ctx, limit, "open", openRequest{ID: step.ID{Job: j.ID}, User: user, NodeCPUs: n.reg.nodeCPUs(j), Run: j.Run}, partsOf(n.others(&j.jobRecord)))
 	if err != nil {
 		return status.Error(codes.Internal, err.Error())
 	}

@@ -22,17 +22,16 @@ import (
 
 // batchShare is what the head tells of a batch job whose share it asks for.
 type batchShare struct {
-	// Submitted tells it from another job of the head's of that number.
-	Submitted time.Time       `json:"submitted"`
-	NextStep  uint32          `json:"next_step,omitempty"`
-	Array     *step.ArrayTask `json:"array,omitempty"`
-	Restarts  uint32          `json:"restarts,omitempty"`
+	shareRun
+	NextStep uint32          `json:"next_step,omitempty"`
+	Array    *step.ArrayTask `json:"array,omitempty"`
 }
 
 // batchSpan is what a batch job has of several nodes: CPUs on each.
 type batchSpan struct {
 	nodes []string
 	cpus  []int
+	run   *shareRun
 }
 
 const (
@@ -185,7 +184,7 @@ func (q *queued) shareRequest(rec *queuedRecord, own step.Request, user step.Use
 	}
 	in := &partRequest{
 		ID: step.ID{Job: q.job}, Head: n.cfg.NodeName, By: rec.By, User: user, Request: raw, Layout: layout,
-		Batch: &batchShare{Submitted: rec.Submitted, NextStep: rec.NextStep, Array: rec.Array, Restarts: rec.Restarts},
+		Batch: &batchShare{shareRun: shareRun{Submitted: rec.Submitted, Restarts: rec.Restarts, Asked: time.Now().Round(0)}, NextStep: rec.NextStep, Array: rec.Array},
 	}
 	for _, c := range chosen {
 		in.JobNodes = append(in.JobNodes, c.name)
@@ -262,7 +261,7 @@ func (q *queued) askShares(ctx context.Context, in *partRequest, req *step.Reque
 	if err != nil {
 		return nil, nil, q.waits("noded cannot ask other nodes: "+err.Error(), true, spanRetry)
 	}
-	span = &batchSpan{nodes: in.JobNodes, cpus: make([]int, len(in.JobNodes))}
+	span = &batchSpan{nodes: in.JobNodes, cpus: make([]int, len(in.JobNodes)), run: &in.Batch.shareRun}
 	span.cpus[slices.Index(in.JobNodes, n.cfg.NodeName)] = mine
 	var first error // what is told, and done
 	for _, a := range answers {
@@ -314,7 +313,7 @@ func (n *Node) giveUpShares(in *partRequest, given []string) {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, spanTime)
 	defer cancel()
-	answers, err := n.fan(ctx, "release", stepRequest{ID: in.ID, Reason: "another node did not give its share"}, partsOf(given))
+	answers, err := n.fan(ctx, "release", stepRequest{ID: in.ID, Reason: "another node did not give its share", Run: &in.Batch.shareRun}, partsOf(given))
 	if err != nil {
 		n.log.WithField("job", in.ID.Job).Errorf("%v", err)
 	}
@@ -339,7 +338,9 @@ func (n *Node) lendShare(in *partRequest, req *step.Request, user step.User) (an
 		return nil, status.Errorf(codes.InvalidArgument, "%d is no job number: want 1 to %d", in.ID.Job, uint32(jobsEnd-1))
 	}
 	if j := n.reg.job(in.ID.Job); j != nil && j.OfBatch && j.Head == in.Head {
-		n.releaseJob(j, "its head asks for it anew")
+		if in.Batch.follows(j.Run) { // else who asks has no part of it, or has asked late
+			n.releaseJob(j, "its head asks for it anew")
+		}
 		return shareReply{Busy: "the share that it had before has not ended yet"}, nil
 	}
 	place, err := n.ownShare(in.Layout, req)
@@ -357,12 +358,15 @@ func (n *Node) lendShare(in *partRequest, req *step.Request, user step.User) (an
 	}
 	rec := n.jobOf(n.spec(req, user, a))
 	rec.ID, rec.Origin, rec.OfBatch, rec.Nodes, rec.Head, rec.NoKill = in.ID.Job, step.OriginAlloc, true, in.JobNodes, in.Head, req.NoKill
-	rec.Array, rec.Restarts = in.Batch.Array, in.Batch.Restarts
+	rec.Array, rec.Restarts, rec.Run = in.Batch.Array, in.Batch.Restarts, &in.Batch.shareRun
 	again, err := n.store.lend(&rec, req.JobControl, lentRecord{Head: in.Head, Submitted: in.Batch.Submitted, NextStep: in.Batch.NextStep})
 	if err != nil {
 		n.reg.abandon(a)
 		if taken, ok := errors.AsType[errTaken](err); ok {
 			return shareReply{Taken: &taken.next}, nil
+		}
+		if errors.Is(err, errLent) { // to an earlier request, which the spool has held up
+			return shareReply{Busy: err.Error()}, nil
 		}
 		return nil, status.Error(codes.Internal, err.Error())
 	}

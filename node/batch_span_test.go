@@ -133,7 +133,7 @@ func TestBatchSpan(t *testing.T) {
 	if _, err := n1.svc.Requeue(as(0), ref(id)); err != nil {
 		t.Fatal(err)
 	}
-	<-first.ended
+	within(t, first.ended, "the share of the first run")
 	eventually(t, func() error {
 		j := n2.reg.job(id.Job)
 		n2.reg.mu.Lock()
@@ -284,6 +284,9 @@ func TestLend(t *testing.T) {
 		}
 		if _, err := tn.store.lend(&jobRecord{ID: 3}, nil, lentRecord{Head: "n8"}); err == nil {
 			t.Error("two heads have the same number")
+		}
+		if _, err := tn.store.lend(&jobRecord{ID: 3}, nil, to); !errors.Is(err, errLent) {
+			t.Errorf("a second share beside the first: %v", err)
 		}
 		rec := step.Record{}
 		if err := tn.store.newStepAs(step.ID{Job: 3, Step: 8}, 3, &rec); run == 0 && err != nil {

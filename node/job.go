@@ -122,6 +122,8 @@ type jobRecord struct {
 	Restarts uint32          `json:"restarts,omitempty"`
 	// OfBatch is of a share that is held for a batch job, as others are for an allocation.
 	OfBatch bool `json:"of_batch,omitempty"`
+	// Run is the one of a batch job of several nodes, on all of them.
+	Run *shareRun `json:"run,omitempty"`
 	// Names are published by the job's MPI programs for each other.
 	Names []published `json:"names,omitempty"`
 }

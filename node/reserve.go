@@ -216,7 +216,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 			job.Nodes, job.Head = in.part.nodes, in.part.head
 		}
 		if in.span != nil {
-			job.Nodes, job.NodeCPUs, job.NoKill = in.span.nodes, in.span.cpus, in.req.NoKill
+			job.Nodes, job.NodeCPUs, job.NoKill, job.Run = in.span.nodes, in.span.cpus, in.req.NoKill, in.span.run
 		}
 		var err error
 		if in.queued != nil {

@@ -35,6 +35,7 @@ type openRequest struct {
 	ID       step.ID   `json:"id"`
 	User     step.User `json:"user"`
 	NodeCPUs []int     `json:"node_cpus"` // by the order of the job's nodes
+	Run      *shareRun `json:"run,omitempty"`
 }
 
 // spans tells whether the job is an allocation of several nodes, or a batch job of such.
@@ -258,7 +259,7 @@ func (n *Node) partOpen(_ context.Context, common, _ []byte) (any, error) {
 		return nil, err
 	}
 	j := n.reg.job(in.ID.Job)
-	if j == nil || !j.spans() || len(in.NodeCPUs) != len(j.Nodes) || in.User.UID != j.UID {
+	if j == nil || !j.spans() || len(in.NodeCPUs) != len(j.Nodes) || in.User.UID != j.UID || !in.Run.is(j.Run) {
 		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", in.ID.Job)
 	}
 	if err := n.store.setNodeCPUs(j.ID, in.NodeCPUs); err != nil {

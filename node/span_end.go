@@ -44,7 +44,7 @@ func (n *Node) tellNodes(j *job, names []string, reason string) {
 		defer cancel()
 		late := time.Now().Add(n.cfg.Others.NodeTimeout)
 		for {
-			answers, err := n.fan(ctx, "release", stepRequest{ID: step.ID{Job: j.ID}, Reason: reason}, partsOf(names))
+			answers, err := n.fan(ctx, "release", stepRequest{ID: step.ID{Job: j.ID}, Reason: reason, Run: j.Run}, partsOf(names))
 			if err != nil {
 				n.log.WithField("job", j.ID).Errorf("%v", err)
 			}
@@ -89,7 +89,7 @@ func (n *Node) partHold(_ context.Context, common, _ []byte) (any, error) {
 	if j == nil && n.queue.asks(in.ID.Job) {
 		return partTold{true}, nil
 	}
-	if j == nil || !j.spans() || !n.reg.headHeard(j) {
+	if j == nil || !j.spans() || !in.Run.is(j.Run) || !n.reg.headHeard(j) {
 		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", in.ID.Job)
 	}
 	return partTold{true}, nil
@@ -128,7 +128,7 @@ func (n *Node) watchShares(j *job) {
 		case <-time.After(limit / 4):
 		}
 		ctx, cancel := n.untilStopped()
-		answers, err := n.fanWithin(ctx, limit, "hold", stepRequest{ID: step.ID{Job: j.ID}}, partsOf(names))
+		answers, err := n.fanWithin(ctx, limit, "hold", stepRequest{ID: step.ID{Job: j.ID}, Run: j.Run}, partsOf(names))
 		cancel()
 		if err != nil {
 			n.log.WithField("job", j.ID).Errorf("%v", err)

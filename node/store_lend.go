@@ -26,9 +26,13 @@ type lentRecord struct {
 // node knows its own steps alone, which are another job's then.
 const lentMax = 4096
 
+// errLent refuses a second share of a batch job. Each ends its job by the number: the end of
+// one would be that of the other.
+var errLent = errors.New("the share that it had before has not ended yet")
+
 // lend makes a share of the batch job of another node's queue, under the number that it has
 // there, and tells whether that job has had one before. The error wraps an errTaken where
-// another job has that number here.
+// another job has that number here, an errLent where that job's share has not ended.
 func (s *store) lend(job *jobRecord, control [][]byte, to lentRecord) (bool, error) {
 	again := false // the caller's only where there is no error, as all that is written to below
 	undo := func(tx *bbolt.Tx) error {
@@ -41,6 +45,8 @@ func (s *store) lend(job *jobRecord, control [][]byte, to lentRecord) (bool, err
 		again = err == nil && old.Head == to.Head && old.Submitted.Equal(to.Submitted)
 		last := getNumber(meta, keyLastJob)
 		switch {
+		case again && tx.Bucket(bucketJobs).Get(key) != nil:
+			return errLent
 		case again:
 			to.NextStep = max(to.NextStep, old.NextStep)
 			err = dropStep(tx, step.ID{Job: job.ID, Step: step.ExternStep}) // the next run has its own
