@@ -21,7 +21,7 @@ func (q *queued) openBatch(f *follower, spec *step.Spec) {
 		n.work.Go(func() { _ = n.prologAlone(j, spec.User) })
 	}
 	err := n.openOthers(j, spec.User)
-	released := n.reg.opened(j)
+	released := n.reg.opened(j, status.Code(err) == codes.Aborted)
 	select {
 	case <-n.stopping:
 		if f.claim() { // the next noded ends this run, of which nothing has begun
@@ -99,18 +99,20 @@ func (f *follower) failOpening(why string, state step.State, code int) {
 	f.cleanup()
 }
 
-// opens says that the other nodes of a batch job are not ready yet, opened that they are. The
-// latter returns why one of them has ended the job meanwhile, "" where none has.
+// opens says that the other nodes of a batch job are not ready yet, opened that they are, or
+// will not be. Where a prolog has failed, its node says so by the end of its share as well,
+// maybe later: the end of the job stays openBatch's. opened returns why a node has ended
+// the job meanwhile, "" where none has.
 func (r *registry) opens(j *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	j.opening = true
 }
 
-func (r *registry) opened(j *job) (why string) {
+func (r *registry) opened(j *job, failed bool) (why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	j.opening = false
+	j.opening = failed
 	return j.endWhy
 }
 
