@@ -20,7 +20,7 @@ func (q *queued) openBatch(f *follower, spec *step.Spec) {
 		// Beside theirs. What comes of it is the launch's to tell.
 		n.work.Go(func() { _ = n.prologAlone(j, spec.User) })
 	}
-	err := n.openOthers(j, spec.User)
+	refused, err := n.openOthers(j, spec.User)
 	released := n.reg.opened(j, status.Code(err) == codes.Aborted)
 	select {
 	case <-n.stopping:
@@ -46,6 +46,7 @@ func (q *queued) openBatch(f *follower, spec *step.Spec) {
 		f.giveBack(released)
 		return
 	default: // a node is lost, and nothing of the job has run
+		q.opensLater(refused, status.Convert(err).Message())
 		n.requeueLost(j.ID)
 		f.failOpening(status.Convert(err).Message(), step.Failed, 1)
 		return
@@ -60,8 +61,19 @@ func (q *queued) openBatch(f *follower, spec *step.Spec) {
 	}
 }
 
-// openOthers lets the job take steps on its other nodes.
-func (n *Node) openOthers(j *job, user step.User) error {
+// opensLater puts off the next run of a job, which nodes have refused to open, and leaves
+// these out: it would come to the same end, as often as it can be started. Its caller has
+// claimed the batch step: until that ends, the tries are not runQueue's.
+func (q *queued) opensLater(refused map[string]string, why string) {
+	for node, why := range refused {
+		q.leavesOut(node, why)
+	}
+	_ = q.waits("ReqNodeNotAvail: "+why, true, spanRetry) // told when it waits
+}
+
+// openOthers lets the job take steps on its other nodes. refused are those that do not, for
+// what need not pass, and why.
+func (n *Node) openOthers(j *job, user step.User) (refused map[string]string, err error) {
 	ctx, cancel := n.untilStopped()
 	defer cancel()
 	go func() { // ends with ctx, which ends with this call
@@ -77,17 +89,22 @@ func (n *Node) openOthers(j *job, user step.User) error {
 	}
 	answers, err := n.fanWithin(ctx, limit, "open", openRequest{ID: step.ID{Job: j.ID}, User: user, NodeCPUs: n.reg.nodeCPUs(j), Run: j.Run}, partsOf(n.others(&j.jobRecord)))
 	if err != nil {
-		return status.Error(codes.Internal, err.Error())
+		return nil, status.Error(codes.Internal, err.Error())
 	}
+	refused = make(map[string]string)
 	for _, a := range answers {
-		if a.err == nil {
+		switch status.Code(a.err) {
+		case codes.OK:
 			continue
+		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted:
+		default:
+			refused[a.node] = status.Convert(a.err).Message()
 		}
 		if e := status.Errorf(status.Code(a.err), "node %s: %s", a.node, status.Convert(a.err).Message()); err == nil || status.Code(e) == codes.Aborted {
 			err = e
 		}
 	}
-	return err
+	return refused, err
 }
 
 // failOpening ends a job that could not be started on another node; its caller has claimed

@@ -3,9 +3,15 @@ package node
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"go.etcd.io/bbolt"
+
+	"stepd/api"
+	"stepd/step"
 )
 
 // scriptOf makes a program of the site's.
@@ -55,6 +61,74 @@ func TestBatchPrologElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	n1.waits(id, "launch failed requeued held: node n2: Job prolog failed: ")
+	n2.jobless()
+	n1.cancelJob(id)
+}
+
+// takesOn takes the job's shares of these nodes, as the queue does.
+func (q *queued) takesOn(t *testing.T, names ...string) (*follower, *step.Spec) {
+	t.Helper()
+	n, rec := q.n, q.now()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	raw, err := n.store.request(rec.Request)
+	must(err)
+	req, err := n.decode(raw)
+	must(err)
+	user, err := n.userFor(t.Context(), api.Peer{UID: rec.By}, req)
+	must(err)
+	var chosen []candidate
+	for _, name := range names {
+		chosen = append(chosen, candidate{name: name, cpus: 4, free: 4})
+	}
+	in, err := q.shareRequest(&rec, *req, user, chosen)
+	must(err)
+	place, err := n.ownShare(in.Layout, req)
+	must(err)
+	a, _, err := n.reg.tryAdmit(place, user.UID, true, nil)
+	must(err)
+	f, spec, err := q.takeShares(t.Context(), in, &rec, req, user, a)
+	must(err)
+	return f, spec
+}
+
+// TestBatchOpenFails: a job that a node cannot let take steps runs without that node, and
+// not at once.
+func TestBatchOpenFails(t *testing.T) {
+	nodes := threePeers(t)
+	n1, n2 := nodes[0], nodes[1]
+	id := n1.batch(func(r *step.Request) { ofNodes(2, 2)(r); r.Hold = true }, "wait") // so that no other start comes in between
+	q := n1.queue.get(id.Job)
+	f, spec := q.takesOn(t, "n1", "n2")
+	n1.queue.mu.Lock()
+	q.rec.Started = true
+	n1.queue.mu.Unlock()
+	first := f.job
+	if n2.reg.job(id.Job) == nil {
+		t.Fatalf("it has the nodes %v", first.Nodes)
+	}
+	if err := n2.store.update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketJobs).Delete(jobKey(id.Job)) }); err != nil {
+		t.Fatal(err)
+	}
+	n1.reg.opens(first)
+	q.openBatch(f, spec)
+	within(t, first.ended, "its first run")
+	if why := "ReqNodeNotAvail: node n2: cannot store the shares of job 1: "; q.tries.next.IsZero() || !strings.HasPrefix(q.tries.last.why, why) {
+		t.Errorf("its next run does not wait: %q", q.tries.last.why)
+	}
+	if _, err := n1.svc.Hold(as(0), &api.HoldRequest{Job: ref(id), Release: true}); err != nil {
+		t.Fatal(err)
+	}
+	if rec := n1.until(id, step.Running); rec.Restarts != 1 {
+		t.Errorf("record %+v", rec)
+	}
+	if j := n1.reg.job(id.Job); len(j.Nodes) != 2 || j.Nodes[1] != "n3" {
+		t.Errorf("its nodes are %v", j.Nodes)
+	}
 	n2.jobless()
 	n1.cancelJob(id)
 }

@@ -89,11 +89,15 @@ func (q *queued) avoids(req *step.Request, node, why string) error {
 		q.tries = spanTries{}
 		return errBusy{why: words, aside: true, hold: true}
 	}
+	q.leavesOut(node, why)
+	return q.waits(words, true, spanPause)
+}
+
+func (q *queued) leavesOut(node, why string) {
 	if q.tries.avoid == nil {
 		q.tries.avoid = make(map[string]avoided)
 	}
 	q.tries.avoid[node] = avoided{why: why, until: time.Now().Add(spanAvoid)}
-	return q.waits(words, true, spanPause)
 }
 
 // findsBusy notes that a node has not what the job needs just now. Where the job can do without
