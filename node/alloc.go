@@ -166,8 +166,14 @@ func (n *Node) endAlloc(j *job, reason string) {
 	if j.OfBatch {
 		n.reg.endsShare(j, reason)
 	}
-	if n.endShare(j, reason) {
-		n.tellEnd(j, reason)
+	if !n.endShare(j, reason) {
+		return
+	}
+	n.tellEnd(j, reason)
+	if j.OfBatch { // or the job would go on, after a restart before its head has heard
+		if err := n.store.setEnding(&j.jobRecord, reason); err != nil && !errors.Is(err, errUnknown) {
+			n.log.WithField("job", j.ID).Errorf("%v", err)
+		}
 	}
 }
 

@@ -197,8 +197,9 @@ func (n *Node) loseShare(j *job, why string) {
 const tellTime = 5 * time.Second
 
 // leaveNodes waits until a batch job's other nodes have heard of its end, for its next run
-// may need them; of a share that this node has ended, until its head has.
-func (n *Node) leaveNodes(j *job) {
+// may need them; of a share that this node has ended, until its head has. It returns false where
+// noded stops before that: then the next one ends the share, and tells the head why.
+func (n *Node) leaveNodes(j *job) bool {
 	limit := time.Duration(tellTime)
 	switch {
 	case j.leadsBatch():
@@ -206,13 +207,19 @@ func (n *Node) leaveNodes(j *job) {
 	case n.reg.endsHere(j):
 		limit += n.cfg.Others.NodeTimeout
 	default:
-		return
+		return true
 	}
 	late := time.NewTimer(limit)
 	defer late.Stop()
 	select {
-	case <-j.told:
+	case <-j.told: // or it is given up
 	case <-n.stopping:
 	case <-late.C:
+	}
+	select {
+	case <-n.stopping:
+		return !n.reg.endsHere(j)
+	default:
+		return true
 	}
 }

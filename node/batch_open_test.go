@@ -1,6 +1,7 @@
 package node
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -131,4 +132,57 @@ func TestBatchOpenFails(t *testing.T) {
 	}
 	n2.jobless()
 	n1.cancelJob(id)
+}
+
+// TestBatchShareEndKept: that a user has ended the job at another node is not lost where that
+// one's noded is restarted before the head could hear of it.
+func TestBatchShareEndKept(t *testing.T) {
+	names := []string{"n1", "n2"}
+	lab := labOf(t, names)
+	var all []ClusterNode
+	var listeners, again []net.Listener
+	for _, name := range names {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, err := l.(*net.TCPListener).File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		second, err := net.FileListener(file) // nobody else gets the port meanwhile
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer second.Close()
+		listeners, again = append(listeners, l), append(again, second)
+		all = append(all, ClusterNode{Name: name, Addr: l.Addr().String()})
+	}
+	dir := t.TempDir()
+	life := func(c *Config) {
+		c.Others.NodeTimeout = time.Minute
+		if c.NodeName == "n2" {
+			c.RunDir, c.SpoolDir = filepath.Join(dir, "run"), filepath.Join(dir, "spool")
+		}
+	}
+	n1 := startPeer(t, lab, names, all, 0, listeners[0], life)
+	away := []ClusterNode{{Name: "n1", Addr: "127.0.0.1:1"}, all[1]} // n2 cannot reach n1
+	n2 := startPeer(t, lab, names, away, 1, listeners[1], life)
+	id := n1.batch(ofNodes(2, 2), "wait")
+	n1.until(id, step.Running)
+	if _, err := n2.svc.Cancel(as(0), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}, Reason: "enough"}); err != nil {
+		t.Fatal(err)
+	}
+	n2.peer.Stop()
+	n2.stop()
+	if recs, err := n1.find(ref(id)); err != nil || recs[0].State != step.Running {
+		t.Fatalf("the head has heard of it: %+v, %v", recs, err)
+	}
+	n2 = startPeer(t, lab, names, all, 1, again[1], life)
+	if rec := n1.wait(id); rec.State != step.Cancelled || rec.Reason != "node n2: enough" || rec.Restarts != 0 {
+		t.Errorf("record %+v", rec)
+	}
+	n1.jobless()
+	n2.jobless()
 }

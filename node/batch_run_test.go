@@ -28,8 +28,8 @@ func asked(t *testing.T, from, to *testNode, verb string, in any) (r shareReply,
 // TestBatchShareRuns: what is said of one run of a batch job changes nothing of another one's
 // share, and a node that does not know the job cannot have its share ended.
 func TestBatchShareRuns(t *testing.T) {
-	nodes := twoPeers(t, func(c *Config) { c.Others.NodeTimeout = time.Hour }) // nobody asks for the shares
-	n1, n2 := nodes[0], nodes[1]
+	nodes := threePeersAs(t, func(c *Config) { c.Others.NodeTimeout = time.Hour }) // nobody asks for the shares
+	n1, n2, n3 := nodes[0], nodes[1], nodes[2]
 	req := request("wait")
 	req.NTasks, req.NNodes = 2, 2
 	in := partRequest{
@@ -70,6 +70,18 @@ func TestBatchShareRuns(t *testing.T) {
 	if _, err := asked(t, n1, n2, "hold", stepRequest{ID: in.ID, Run: &run}); err != nil {
 		t.Error(err)
 	}
+	// A node says that it and n2 are the job's.
+	its := in
+	its.Batch, its.JobNodes = &batchShare{shareRun: shareRun{Submitted: now}}, []string{"n2", "n3"}
+	its.Layout = &step.Layout{Nodes: []step.LayoutNode{{Name: "n2", Ranks: "0"}, {Name: "n3", Ranks: "1"}}}
+	if r, err := asked(t, n3, n2, "allocate", its); err != nil || r.Busy == "" || n2.reg.isShut(j) {
+		t.Errorf("a stranger's share: %+v, %v", r, err)
+	}
+	its.Batch.shareRun = run
+	its.Layout = in.Layout
+	if _, err := asked(t, n3, n2, "allocate", its); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a share for others: %v", err)
+	}
 	run.Asked = now.Add(time.Second)
 	if r := allocate(run); r.Busy == "" {
 		t.Errorf("a second share: %+v", r)
@@ -98,13 +110,30 @@ func TestBatchShareRuns(t *testing.T) {
 
 // TestBatchHeadRuns: a late word of the end of a share does not end the job's next run.
 func TestBatchHeadRuns(t *testing.T) {
-	nodes := twoPeers(t, func(c *Config) { c.Others.NodeTimeout = time.Hour })
-	n1, n2 := nodes[0], nodes[1]
+	nodes := threePeersAs(t, func(c *Config) { c.Others.NodeTimeout = time.Hour })
+	n1, n2, n3 := nodes[0], nodes[1], nodes[2]
 	id := n1.batch(ofNodes(2, 2), "wait")
 	n1.until(id, step.Running)
 	run := *n1.reg.job(id.Job).Run
 	if other := n2.reg.job(id.Job).Run; !other.is(&run) || run.Asked.IsZero() {
 		t.Errorf("the run is %+v, and on n2 %+v", run, other)
+	}
+	for _, d := range []struct {
+		to   *testNode
+		verb string
+		in   any
+		want codes.Code
+	}{
+		{n1, "release", stepRequest{ID: id, Run: &run}, codes.PermissionDenied},
+		{n2, "release", stepRequest{ID: id, Run: &run}, codes.PermissionDenied},
+		{n2, "open", openRequest{ID: id, Run: &run}, codes.PermissionDenied},
+		{n2, "hold", stepRequest{ID: id, Run: &run}, codes.PermissionDenied},
+		{n1, "hold", stepRequest{ID: id, Run: &run}, codes.NotFound}, // it may have had a share before
+		{n2, "number", numberRequest{First: 1000, Count: 2}, codes.OK},
+	} {
+		if _, err := asked(t, n3, d.to, d.verb, d.in); status.Code(err) != d.want {
+			t.Errorf("n3, which has no part of it, asks %s to %s: %v, want %v", d.to.cfg.NodeName, d.verb, err, d.want)
+		}
 	}
 	late := run
 	late.Asked = late.Asked.Add(-time.Second)

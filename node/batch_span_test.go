@@ -22,6 +22,11 @@ import (
 // closed.
 func threePeers(t *testing.T, frozen ...chan struct{}) (nodes []*testNode) {
 	t.Helper()
+	return threePeersAs(t, func(c *Config) { c.Memory = Memory{MB: 1000, Consumable: true} }, frozen...)
+}
+
+func threePeersAs(t *testing.T, change func(*Config), frozen ...chan struct{}) (nodes []*testNode) {
+	t.Helper()
 	names := []string{"n1", "n2", "n3"}
 	lab := labOf(t, names)
 	var all []ClusterNode
@@ -38,7 +43,7 @@ func threePeers(t *testing.T, frozen ...chan struct{}) (nodes []*testNode) {
 		all = append(all, ClusterNode{Name: name, Addr: l.Addr().String()})
 	}
 	for i, l := range listeners {
-		nodes = append(nodes, startPeer(t, lab, names, all, i, l, func(c *Config) { c.Memory = Memory{MB: 1000, Consumable: true} }))
+		nodes = append(nodes, startPeer(t, lab, names, all, i, l, change))
 	}
 	return nodes
 }

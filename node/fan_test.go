@@ -80,6 +80,7 @@ func startPeer(t *testing.T, lab string, names []string, all []ClusterNode, i in
 	})
 	t.Cleanup(tn.stop)
 	s := tn.PeerServer()
+	tn.peer = s
 	go s.Serve(l)
 	t.Cleanup(s.Stop)
 	return tn

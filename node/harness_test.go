@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/peer"
 
 	"stepd/api"
@@ -133,6 +134,7 @@ type testNode struct {
 	tracker    *fakeTracker
 	containers *fakeContainers
 	dir        string
+	peer       *grpc.Server // of a node among others
 	t          testing.TB
 }
 

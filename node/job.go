@@ -122,8 +122,10 @@ type jobRecord struct {
 	Restarts uint32          `json:"restarts,omitempty"`
 	// OfBatch is of a share that is held for a batch job, as others are for an allocation.
 	OfBatch bool `json:"of_batch,omitempty"`
-	// Run is the one of a batch job of several nodes, on all of them.
-	Run *shareRun `json:"run,omitempty"`
+	// Run is the one of a batch job of several nodes, on all of them. Ending is why this
+	// node has ended its share of such a job, "" if it has not.
+	Run    *shareRun `json:"run,omitempty"`
+	Ending string    `json:"ending,omitempty"`
 	// Names are published by the job's MPI programs for each other.
 	Names []published `json:"names,omitempty"`
 }
@@ -232,7 +234,9 @@ func (n *Node) endJob(j *job) {
 	if j.spans() && j.Head != "" {
 		n.reg.free(j) // others may have its CPUs while its head is told
 	}
-	n.leaveNodes(j)
+	if !n.leaveNodes(j) {
+		return
+	}
 	// The store last: until then a restarted noded does this again.
 	done, err := n.forgetJob(j.ID)
 	if err != nil {

@@ -117,6 +117,27 @@ func (s *store) setNodeCPUs(job uint32, cpus []int) error {
 	return nil
 }
 
+// setEnding says why this node ends its share of a batch job. The error wraps errUnknown
+// where nothing is left of that share.
+func (s *store) setEnding(of *jobRecord, why string) error {
+	err := s.update(func(tx *bbolt.Tx) error {
+		var j jobRecord
+		jobs := tx.Bucket(bucketJobs)
+		if err := getJSON(jobs, jobKey(of.ID), &j); err != nil {
+			return err
+		}
+		if !j.Run.is(of.Run) { // the next run's
+			return errUnknown
+		}
+		j.Ending = why
+		return putJSON(jobs, jobKey(of.ID), &j)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot store why the share of job %d ends: %w", of.ID, err)
+	}
+	return nil
+}
+
 // setPrologued says that the job's prolog has run.
 func (s *store) setPrologued(job uint32) error {
 	err := s.update(func(tx *bbolt.Tx) error {
