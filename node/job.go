@@ -102,7 +102,7 @@ type jobRecord struct {
 	Suspended *suspendRecord `json:"suspended,omitempty"`
 	// Nodes are those of a job of several nodes; nil is this one. Head is the head of
 	// the step that it was made for, which ends the job on all of them at once, or of an
-	// allocation on the other nodes; "" of a job of this node.
+	// allocation or batch job on the other nodes; "" of a job of this node.
 	Nodes []string `json:"nodes,omitempty"`
 	Head  string   `json:"head,omitempty"`
 	// NodeCPUs are the CPUs that an allocation of several nodes has on each; NoKill lets it
@@ -150,7 +150,7 @@ func (j *jobRecord) origin() step.JobOrigin {
 }
 
 // held tells whether somebody beside its steps holds the job: the client of an
-// allocation, or the head of a step of several nodes.
+// allocation, or the head of a step or batch job of several nodes.
 func (j *jobRecord) held() bool { return j.Origin == step.OriginAlloc || j.Head != "" }
 
 // jobDoc is one running job in the node document.
