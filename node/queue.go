@@ -117,8 +117,8 @@ func (qs *queue) kick() {
 }
 
 // mayHold refuses more jobs of a user, whose one request is of size bytes and which wait for
-// so many others in all, than the queue takes. Its caller holds change until they are in it: without, the answer is
-// only of now.
+// so many others in all, than the queue takes. Its caller holds change until they
+// are in it: without, the answer is only of now.
 func (n *Node) mayHold(uid uint32, more, size, depends int) error {
 	if uid == 0 {
 		return nil
