@@ -1,7 +1,6 @@
 package node
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -445,112 +444,6 @@ func TestCancelDuringProlog(t *testing.T) {
 	}
 	s.idle()
 	s.wantTold("prolog.sh", "epilog.sh")
-}
-
-// TestPrologOverRestart: a prolog that was interrupted fails its step, of which a client
-// has the files.
-func TestPrologOverRestart(t *testing.T) {
-	hold := filepath.Join(t.TempDir(), "hold")
-	s := newScripted(t, hangs(t, hold), "", nil)
-	id := s.run(1000, request("exit", "0"))
-	await(t, func() bool { return slices.Contains(s.told(), "prolog.sh") })
-	s.restart()
-	rec := s.wait(id)
-	if rec.State != step.Failed || !strings.Contains(rec.Reason, "noded ended while it started the step") {
-		t.Errorf("record %+v", rec)
-	}
-	s.idle()
-	s.wantTold("prolog.sh", "epilog.sh")
-}
-
-// TestBatchPrologOverRestart: a batch job whose prolog was interrupted runs again, but not
-// one that somebody has cancelled.
-func TestBatchPrologOverRestart(t *testing.T) {
-	hold := filepath.Join(t.TempDir(), "hold")
-	s := newScripted(t, hangs(t, hold), "", nil)
-	id := s.batch(nil, "exit 4")
-	await(t, func() bool { return slices.Contains(s.told(), "prolog.sh") })
-	if running, over := s.Prologs(); running != 1 || over == nil {
-		t.Errorf("%d prologs run", running)
-	}
-	gone := s.batch(nil, "exit 0")
-	await(t, func() bool { running, _ := s.Prologs(); return running == 2 })
-	s.cancelJob(gone)
-	_, over := s.Prologs()
-	s.stop()
-	<-over
-	if running, _ := s.Prologs(); running != 0 {
-		t.Errorf("%d prologs run in a noded that has stopped", running)
-	}
-	if err := os.Remove(hold); err != nil {
-		t.Fatal(err)
-	}
-	s.testNode = start(t, s.dir, s.cfg)
-	if rec := s.wait(id); rec.State != step.Failed || *rec.ExitCode != 4 || rec.Restarts != 1 {
-		t.Errorf("record %+v", rec)
-	}
-	if rec := s.wait(gone); rec.State != step.Cancelled || rec.Restarts != 0 {
-		t.Errorf("the cancelled: %+v", rec)
-	}
-	s.idle()
-}
-
-// TestBatchPrologOverKill: a batch job runs again whose prolog ran when noded was killed,
-// unless it is not to be run again, or was cancelled.
-func TestBatchPrologOverKill(t *testing.T) {
-	hold := filepath.Join(t.TempDir(), "hold")
-	s := newScripted(t, hangs(t, hold), "", nil)
-	again, no := s.batch(nil, "exit 4"), false
-	never := s.batch(func(r *step.Request) { r.Requeue = &no }, "exit 4")
-	gone := s.batch(nil, "exit 4")
-	await(t, func() bool { running, _ := s.Prologs(); return running == 3 })
-	s.cancelJob(gone)
-	// What a noded has stored that ends here and now.
-	state, err := os.ReadFile(s.files.state())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.stop()
-	if err := errors.Join(os.WriteFile(s.files.state(), state, 0o600), os.Remove(hold)); err != nil {
-		t.Fatal(err)
-	}
-	s.testNode = start(t, s.dir, s.cfg)
-	if rec := s.wait(again); rec.State != step.Failed || *rec.ExitCode != 4 || rec.Restarts != 1 {
-		t.Errorf("record %+v", rec)
-	}
-	for _, id := range []step.ID{never, gone} {
-		if rec := s.wait(id); rec.State != step.Failed || *rec.ExitCode != 1 || rec.Restarts != 0 || !strings.Contains(rec.Reason, "noded ended while it started the step") {
-			t.Errorf("step %s: %+v", id, rec)
-		}
-	}
-	s.idle()
-}
-
-// TestEpilogOverRestart: an epilog that was interrupted is run again, with what
-// it is told.
-func TestEpilogOverRestart(t *testing.T) {
-	hold := filepath.Join(t.TempDir(), "hold")
-	s := newScripted(t, "", hangs(t, hold), nil)
-	s.wait(s.run(1000, s.control(request("exit", "6"), "MINE=1")))
-	await(t, func() bool { return slices.Contains(s.told(), "epilog.sh") })
-	if d := s.doc(); d.State != "ALLOCATED" || d.FreeCPUs != 3 {
-		t.Errorf("while the epilog runs: %+v", d)
-	}
-	s.stop()
-	if err := os.Remove(hold); err != nil {
-		t.Fatal(err)
-	}
-	s.testNode = start(t, s.dir, s.cfg)
-	s.idle()
-	s.wantTold("plugins prolog", "prolog.sh", "epilog.sh", "plugins epilog", "epilog.sh")
-	for _, line := range s.lines()[2:] {
-		if !strings.Contains(line, "SPANK_MINE=1") || !strings.Contains(line, "SLURM_JOB_EXIT_CODE=1536 ") {
-			t.Errorf("%s", line)
-		}
-	}
-	if d := s.doc(); d.State != "IDLE" {
-		t.Errorf("node %+v", d)
-	}
 }
 
 // hangs is a script that does not end while the file is there, which it makes.
