@@ -8,9 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -51,7 +49,7 @@ func (r *registry) admitWaiting(ctx context.Context, req *step.Request, uid uint
 		select {
 		case <-freed:
 		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
+			return nil, api.ContextError(ctx.Err())
 		}
 	}
 }
@@ -78,7 +76,7 @@ func (r *registry) admit(ctx context.Context, req *step.Request, uid uint32, asR
 			}
 			return nil, err
 		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
+			return nil, api.ContextError(ctx.Err())
 		}
 	}
 }
@@ -98,9 +96,9 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 	defer r.mu.Unlock()
 	switch {
 	case r.closing:
-		return nil, nil, status.Error(codes.Unavailable, "noded is stopping")
+		return nil, nil, api.NewError(api.Unavailable, "noded is stopping")
 	case r.drained.Drained && req.Job == nil: // jobs that run go on
-		return nil, nil, status.Errorf(codes.FailedPrecondition, "node is drained: %s", r.drained.Reason)
+		return nil, nil, api.Errorf(api.FailedPrecondition, "node is drained: %s", r.drained.Reason)
 	case uid != 0 && (w == nil || w.job == nil) && r.byUser[uid] >= r.perUser.Steps: // who is in line is counted
 		return nil, nil, errUserSteps{uid, r.perUser.Steps}
 	}
@@ -113,7 +111,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 				freed = r.freed
 				err = fmt.Errorf("%w%s", err, r.freeOn(req, want))
 			}
-			return nil, freed, status.Error(codes.ResourceExhausted, err.Error())
+			return nil, freed, api.NewError(api.ResourceExhausted, err.Error())
 		}
 		r.byUser[uid]++
 		return &admission{uid: uid, share: sh}, nil, nil
@@ -127,7 +125,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 		r.queueLocked(j, w)
 		return nil, r.freed, errTurn
 	case j.Suspended != nil:
-		return nil, nil, status.Errorf(codes.FailedPrecondition, "job %d is suspended since %s: it takes steps again when it is resumed", j.ID, j.Suspended.Since.Format(time.RFC3339))
+		return nil, nil, api.Errorf(api.FailedPrecondition, "job %d is suspended since %s: it takes steps again when it is resumed", j.ID, j.Suspended.Since.Format(time.RFC3339))
 	}
 	sh, waits, err := r.takeInLocked(j, req, w)
 	if err != nil {
@@ -136,10 +134,10 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 			r.queueLocked(j, w)
 			freed = r.freed
 		}
-		if _, ok := status.FromError(err); ok {
+		if _, ok := api.AsError(err); ok {
 			return nil, freed, err
 		}
-		return nil, freed, status.Error(codes.ResourceExhausted, err.Error())
+		return nil, freed, api.NewError(api.ResourceExhausted, err.Error())
 	}
 	// The count holds the job open meanwhile.
 	r.leaveQueueLocked(w)
@@ -154,13 +152,13 @@ func (j *job) takes(req *step.Request, uid uint32, asRoot bool) error {
 	want := req.NTasks * req.CPUsPerTask
 	switch {
 	case j == nil || !j.open:
-		return status.Errorf(codes.NotFound, "no such job \"%d\"", *req.Job)
+		return api.Errorf(api.NotFound, "no such job \"%d\"", *req.Job)
 	case j.UID != uid && !asRoot:
 		return errDenied
 	case j.UID != uid:
-		return status.Errorf(codes.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, uid)
+		return api.Errorf(api.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, uid)
 	case !req.Overcommit && want > len(j.cpus):
-		return status.Errorf(codes.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
+		return api.Errorf(api.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
 	}
 	return nil
 }
@@ -175,10 +173,8 @@ func (e errUserSteps) Error() string {
 	return fmt.Sprintf("uid %d has %d steps on this node already, the limit (UserStepsMax)", e.uid, e.most)
 }
 
-// GRPCStatus is what a client is told.
-func (e errUserSteps) GRPCStatus() *status.Status {
-	return status.New(codes.ResourceExhausted, e.Error())
-}
+// Unwrap is the code that a client is told.
+func (e errUserSteps) Unwrap() error { return api.NewError(api.ResourceExhausted, e.Error()) }
 
 // takeLocked takes a job's share of the node. waits tells that the release of
 // what others have may change the answer.

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/internal/linux"
@@ -30,21 +28,21 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 		return nil, errDenied
 	}
 	if !samePIDs(p.PID) {
-		return nil, status.Error(codes.FailedPrecondition, "process numbers mean something else where you are: call from noded's own pid namespace")
+		return nil, api.NewError(api.FailedPrecondition, "process numbers mean something else where you are: call from noded's own pid namespace")
 	}
 	pid := int(in.GetPid())
 	if pid <= 1 || pid == os.Getpid() {
-		return nil, status.Errorf(codes.InvalidArgument, "pid: process %d cannot be adopted", pid)
+		return nil, api.Errorf(api.InvalidArgument, "pid: process %d cannot be adopted", pid)
 	}
 	// The number may be another process's once this one was reaped: see below.
 	pidfd, err := linux.PidfdOpen(pid)
 	if err != nil {
-		return nil, status.Errorf(codes.NotFound, "no such process \"%d\"", pid)
+		return nil, api.Errorf(api.NotFound, "no such process \"%d\"", pid)
 	}
 	defer unix.Close(pidfd)
 	owner, err := ownerOf(pid)
 	if err != nil {
-		return nil, status.Errorf(codes.NotFound, "no such process \"%d\": %v", pid, err)
+		return nil, api.Errorf(api.NotFound, "no such process \"%d\": %v", pid, err)
 	}
 	j, err := s.n.adoptive(owner, in)
 	if err != nil {
@@ -62,13 +60,13 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 		if errors.Is(err, fs.ErrNotExist) { // its place is being removed
 			return nil, externOver(j.ID)
 		}
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
+		return nil, api.NewError(api.FailedPrecondition, err.Error())
 	}
 	if over, err := linux.PidfdExited(pidfd); err != nil || over {
 		// Until the check it was this process's; who has its number by now, if anybody
 		// has, may have been moved in its place.
 		f.log.WithField("pid", pid).Warn("process ended while it was adopted: if there is another one of this number, look where it is")
-		return nil, status.Errorf(codes.NotFound, "process %d has ended while it was adopted", pid)
+		return nil, api.Errorf(api.NotFound, "process %d has ended while it was adopted", pid)
 	}
 	if over(f.record()) { // it ended meanwhile, and the process may be killed with the others
 		return nil, externOver(j.ID)
@@ -113,18 +111,18 @@ func (n *Node) adoptive(owner uint32, in *api.AdoptRequest) (*job, error) {
 	j := n.reg.job(in.GetJobId())
 	switch {
 	case owner != 0 && owner != user:
-		return nil, status.Errorf(codes.FailedPrecondition, "process %d is uid %d's, not uid %d's", in.GetPid(), owner, user)
+		return nil, api.Errorf(api.FailedPrecondition, "process %d is uid %d's, not uid %d's", in.GetPid(), owner, user)
 	case in.GetJobId() == 0 && in.Uid == nil && owner == 0:
-		return nil, status.Errorf(codes.InvalidArgument, "uid: process %d is root's: say whose job, or which one, it is to be of", in.GetPid())
+		return nil, api.Errorf(api.InvalidArgument, "uid: process %d is root's: say whose job, or which one, it is to be of", in.GetPid())
 	case in.GetJobId() == 0:
 		if j = n.reg.newest(user); j == nil {
-			return nil, status.Errorf(codes.NotFound, "uid %d has no job on this node", user)
+			return nil, api.Errorf(api.NotFound, "uid %d has no job on this node", user)
 		}
 		return j, nil
 	case j == nil || !n.reg.takesSteps(j):
-		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", in.GetJobId())
+		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", in.GetJobId())
 	case (owner != 0 || in.Uid != nil) && j.UID != user:
-		return nil, status.Errorf(codes.FailedPrecondition, "job %d is uid %d's, not uid %d's", j.ID, j.UID, user)
+		return nil, api.Errorf(api.FailedPrecondition, "job %d is uid %d's, not uid %d's", j.ID, j.UID, user)
 	}
 	return j, nil
 }
@@ -172,7 +170,7 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 	case err == nil:
 		return nil, externOver(j.ID)
 	case !errors.Is(err, errUnknown):
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	req := &step.Request{
 		Schema: step.Schema, Job: &j.ID, UID: &j.UID, GID: &j.GID, Name: "extern", Argv: []string{"/bin/sleep", "infinity"},
@@ -186,10 +184,10 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 	// The prolog comes before the first process of the job's.
 	if n.awaitsProlog(j) {
 		if !n.reg.keep(j) {
-			return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", j.ID)
+			return nil, api.Errorf(api.NotFound, "no such job \"%d\"", j.ID)
 		}
 		if err := n.prologAlone(j, step.User{UID: j.UID, GID: j.GID, Name: j.User}); err != nil {
-			return nil, status.Error(codes.Aborted, err.Error())
+			return nil, api.NewError(api.Aborted, err.Error())
 		}
 	}
 	f, _, err := n.reserveFor(ctx, api.Peer{}, order{req: req, state: step.Starting, received: time.Now(), want: id, know: func(spec *step.Spec) { externSpec(j, spec) }})
@@ -214,7 +212,7 @@ func over(rec *step.Record) bool { return rec.State == step.Completing || rec.St
 
 // externOver is the answer where the job has had its extern step: there is no second one.
 func externOver(job uint32) error {
-	return status.Errorf(codes.FailedPrecondition, "cannot adopt a process into job %d: its extern step has ended", job)
+	return api.Errorf(api.FailedPrecondition, "cannot adopt a process into job %d: its extern step has ended", job)
 }
 
 // externSpec makes the extern step one of all that the job has. Its one process only

@@ -6,8 +6,6 @@ import (
 	"errors"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/internal/linux"
@@ -28,7 +26,7 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 		return nil, err
 	}
 	if req.Job != nil || req.Script != nil {
-		return nil, status.Error(codes.InvalidArgument, "job: an allocation is a job of its own, and has no script")
+		return nil, api.NewError(api.InvalidArgument, "job: an allocation is a job of its own, and has no script")
 	}
 	if n.severalNodes(req) {
 		return n.allocNodes(ctx, caller, req, raw)
@@ -69,11 +67,11 @@ func (n *Node) openAlloc(j *job, user step.User) error {
 		// run to the end all the same.
 		err := n.prologAlone(j, user)
 		if j.OfBatch && errors.Is(err, errStopping) {
-			return status.Error(codes.Unavailable, err.Error()) // its head lets it run again
+			return api.NewError(api.Unavailable, err.Error()) // its head lets it run again
 		}
 		if err != nil {
 			n.endAlloc(j, err.Error())
-			return status.Error(codes.Aborted, err.Error())
+			return api.NewError(api.Aborted, err.Error())
 		}
 	}
 	n.reg.openJob(j)
@@ -105,7 +103,7 @@ func (n *Node) prologAlone(j *job, user step.User) error {
 func (n *Node) admitAlloc(ctx context.Context, caller api.Peer, client int, req *step.Request, user step.User) (*job, error) {
 	h, err := newHolder(caller.PID, client, n.boot)
 	if err != nil {
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
+		return nil, api.NewError(api.FailedPrecondition, err.Error())
 	}
 	a, err := n.reg.admit(ctx, req, user.UID, caller.Root())
 	if err != nil {
@@ -115,7 +113,7 @@ func (n *Node) admitAlloc(ctx context.Context, caller api.Peer, client int, req 
 	rec.Origin, rec.Holder = step.OriginAlloc, h
 	if err := n.store.newJob(&rec, req.JobControl, nil); err != nil {
 		n.reg.abandon(a)
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	n.reg.newJob(a, rec)
 	n.log.WithField("job", rec.ID).WithField("uid", rec.UID).Infof("job allocated for process %d", h.PID)
@@ -203,9 +201,9 @@ func (n *Node) awaitEnd(ctx context.Context, j *job) error {
 	case <-j.ended:
 		return nil
 	case <-n.stopping:
-		return status.Error(codes.Unavailable, "noded is stopping; the job goes on")
+		return api.NewError(api.Unavailable, "noded is stopping; the job goes on")
 	case <-ctx.Done():
-		return status.FromContextError(ctx.Err()).Err()
+		return api.ContextError(ctx.Err())
 	}
 }
 
@@ -217,7 +215,7 @@ func (s *service) ownJob(ctx context.Context, id uint32) (*job, error) {
 	}
 	j := s.n.reg.job(id)
 	if j == nil {
-		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", id)
+		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", id)
 	}
 	if !mayAct(p, j.UID) {
 		return nil, errDenied
@@ -255,7 +253,7 @@ func (s *service) Release(ctx context.Context, in *api.ReleaseRequest) (*api.Emp
 		return nil, err
 	}
 	if j.origin() != step.OriginAlloc {
-		return nil, status.Errorf(codes.FailedPrecondition, "job %d was not made by alloc: cancel its steps", j.ID)
+		return nil, api.Errorf(api.FailedPrecondition, "job %d was not made by alloc: cancel its steps", j.ID)
 	}
 	s.n.endAlloc(j, "the job was released")
 	if err := s.n.awaitEnd(ctx, j); err != nil {
@@ -269,7 +267,7 @@ func (s *service) Release(ctx context.Context, in *api.ReleaseRequest) (*api.Emp
 // steps are to be cancelled.
 func (s *service) cancelJob(ctx context.Context, id uint32, reason string) (done bool, err error) {
 	j, err := s.ownJob(ctx, id)
-	if status.Code(err) == codes.NotFound {
+	if api.CodeOf(err) == api.NotFound {
 		return false, nil // it has ended, and may have had steps
 	}
 	if err != nil || j.Origin != step.OriginAlloc {

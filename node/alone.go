@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -122,15 +119,12 @@ func (r *registry) busyIn(j *job, req *step.Request) error {
 
 // isBusy tells whether a request was refused that would be met if it waited.
 func isBusy(err error) bool {
-	return slices.ContainsFunc(status.Convert(err).Details(), func(d any) bool { _, ok := d.(*api.Waits); return ok })
+	e, ok := api.AsError(err)
+	return ok && e.Waits != ""
 }
 
 // waitsFor is the answer to a request that would be met if it waited; what completes
 // "waiting for".
 func waitsFor(text, what string) error {
-	st, err := status.New(codes.ResourceExhausted, text).WithDetails(&api.Waits{What: what})
-	if err != nil {
-		return status.Error(codes.ResourceExhausted, text)
-	}
-	return st.Err()
+	return &api.Error{Code: api.ResourceExhausted, Message: text, Waits: what}
 }

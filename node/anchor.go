@@ -5,9 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/step"
@@ -43,7 +40,7 @@ func (n *Node) askAnchor(ctx context.Context, at string, in anchorRequest) (*ste
 		return nil, err
 	}
 	if err := replies[0].err; err != nil {
-		return nil, fmt.Errorf("cannot ask node %q, which keeps what the nodes of job %d share: %s", at, in.Job, status.Convert(err).Message())
+		return nil, fmt.Errorf("cannot ask node %q, which keeps what the nodes of job %d share: %s", at, in.Job, api.MessageOf(err))
 	}
 	a := new(stepapi.Answer)
 	if err := json.Unmarshal(replies[0].body, a); err != nil {
@@ -61,22 +58,22 @@ func (n *Node) partAnchor(ctx context.Context, common, _ []byte) (any, error) {
 	j := n.reg.job(in.Job)
 	switch {
 	case j == nil:
-		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", in.Job)
+		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", in.Job)
 	case j.UID != in.UID:
-		return nil, status.Errorf(codes.PermissionDenied, "job %d is uid %d's, not %d's", j.ID, j.UID, in.UID)
+		return nil, api.Errorf(api.PermissionDenied, "job %d is uid %d's, not %d's", j.ID, j.UID, in.UID)
 	case n.anchor(j) != "":
-		return nil, status.Errorf(codes.FailedPrecondition, "job %d has its anchor on %s", j.ID, n.anchor(j))
+		return nil, api.Errorf(api.FailedPrecondition, "job %d has its anchor on %s", j.ID, n.anchor(j))
 	}
 	if in.Ask.Do == askNumber {
 		id, err := n.store.takeStep(j.ID, in.Least)
 		if err != nil {
-			return nil, status.Error(codes.ResourceExhausted, err.Error())
+			return nil, api.NewError(api.ResourceExhausted, err.Error())
 		}
 		return &stepapi.Answer{ID: &id}, nil
 	}
 	a, err := n.names(ctx, j, &in.Ask)
 	if err != nil {
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
+		return nil, api.NewError(api.FailedPrecondition, err.Error())
 	}
 	return a, nil
 }

@@ -7,8 +7,7 @@ import (
 	"fmt"
 	"slices"
 
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/api/stepapi"
 )
 
@@ -36,7 +35,7 @@ func (f *follower) asked(m *stepapi.Msg) {
 		reply := &stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq}
 		answer, err := f.n.answer(context.Background(), f, m.Ask)
 		if err != nil {
-			reply.Error = status.Convert(err).Message()
+			reply.Error = api.MessageOf(err)
 		} else {
 			reply.Answer = answer
 		}

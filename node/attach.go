@@ -4,9 +4,6 @@ import (
 	"context"
 	"encoding/json"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -36,7 +33,7 @@ func (h *head) makeWatchKey() error {
 // Attach answers with the key of the watchers of a step of several nodes.
 func (s *service) Attach(ctx context.Context, ref *api.StepRef) (*api.RunReply, error) {
 	if ref == nil || ref.StepId == nil {
-		return nil, status.Error(codes.InvalidArgument, "step: is missing")
+		return nil, api.NewError(api.InvalidArgument, "step: is missing")
 	}
 	recs, err := s.own(ctx, ref)
 	if err != nil {
@@ -62,18 +59,18 @@ func (n *Node) findWatchKey(ctx context.Context, rec *step.Record) (*watchKey, e
 	case n.heads.get(rec.ID) != nil:
 		return n.ownWatchKey(rec.ID)
 	case rec.Head == "":
-		return nil, status.Errorf(codes.FailedPrecondition, "step %s is of this node alone, or has ended", rec.ID)
+		return nil, api.Errorf(api.FailedPrecondition, "step %s is of this node alone, or has ended", rec.ID)
 	}
 	answers, err := n.fan(ctx, "watch", stepRequest{ID: rec.ID}, partsOf([]string{rec.Head}))
 	if err == nil {
 		err = answers[0].err
 	}
 	if err != nil {
-		return nil, status.Errorf(status.Code(err), "node %s, the step's head: %s", rec.Head, status.Convert(err).Message())
+		return nil, api.Errorf(api.CodeOf(err), "node %s, the step's head: %s", rec.Head, api.MessageOf(err))
 	}
 	key := new(watchKey)
 	if err := json.Unmarshal(answers[0].body, key); err != nil {
-		return nil, status.Errorf(codes.Internal, "node %s, the step's head: its answer cannot be parsed: %v", rec.Head, err)
+		return nil, api.Errorf(api.Internal, "node %s, the step's head: its answer cannot be parsed: %v", rec.Head, err)
 	}
 	return key, nil
 }
@@ -81,12 +78,12 @@ func (n *Node) findWatchKey(ctx context.Context, rec *step.Record) (*watchKey, e
 func (n *Node) ownWatchKey(id step.ID) (*watchKey, error) {
 	h := n.heads.get(id)
 	if h == nil {
-		return nil, status.Errorf(codes.NotFound, "no such step %q", id)
+		return nil, api.Errorf(api.NotFound, "no such step %q", id)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.watch == nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "step %s was not launched yet, or by an older noded", id)
+		return nil, api.Errorf(api.FailedPrecondition, "step %s was not launched yet, or by an older noded", id)
 	}
 	return h.watch, nil
 }

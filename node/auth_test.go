@@ -8,9 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/api/stepapi"
@@ -58,7 +56,7 @@ func TestAuthorisation(t *testing.T) {
 				cancel()
 			}
 			_, err := tn.svc.Wait(ctx, ref(id))
-			if status.Code(err) == codes.Canceled {
+			if api.CodeOf(err) == api.Canceled {
 				return nil
 			}
 			return err
@@ -66,7 +64,7 @@ func TestAuthorisation(t *testing.T) {
 		"signal": func(ctx context.Context, id step.ID) error {
 			// A record that stepd answers with an error and nothing else.
 			_, err := tn.svc.tell(ctx, ref(id), "ask", func(f liveStep) error { return f.(*follower).ask(ctx, &stepapi.Msg{Type: "noop"}) })
-			if status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "unknown record type") {
+			if api.CodeOf(err) == api.Unavailable && strings.Contains(err.Error(), "unknown record type") {
 				return nil
 			}
 			return err
@@ -85,29 +83,29 @@ func TestAuthorisation(t *testing.T) {
 	callers := map[string]context.Context{
 		"owner": as(owner), "other": as(other), "root": as(0), "nobody": context.Background(),
 	}
-	want := func(verb, who string, id step.ID) codes.Code {
+	want := func(verb, who string, id step.ID) api.Code {
 		switch {
 		case who == "nobody":
-			return codes.Unauthenticated
+			return api.Unauthenticated
 		case who == "other" && verb == "step in its job":
-			return codes.PermissionDenied // by the uid, before any job is looked at
+			return api.PermissionDenied // by the uid, before any job is looked at
 		case id == unknown || id == ended && verb == "step in its job":
-			return codes.NotFound
+			return api.NotFound
 		case who == "other":
-			return codes.PermissionDenied
+			return api.PermissionDenied
 		case id == ended && verb == "signal":
-			return codes.FailedPrecondition
+			return api.FailedPrecondition
 		}
-		return codes.OK
+		return api.OK
 	}
 	for verb, call := range verbs {
 		for who, ctx := range callers {
 			for name, id := range map[string]step.ID{"running": running, "ended": ended, "unknown": unknown} {
 				err := call(ctx, id)
-				if got := status.Code(err); got != want(verb, who, id) {
+				if got := api.CodeOf(err); got != want(verb, who, id) {
 					t.Errorf("%s of a step that is %s, by %s: %v, want %v", verb, name, who, err, want(verb, who, id))
 				}
-				if who == "other" && status.Code(err) == codes.PermissionDenied && !strings.HasPrefix(status.Convert(err).Message(), "permission denied") {
+				if who == "other" && api.CodeOf(err) == api.PermissionDenied && !strings.HasPrefix(api.MessageOf(err), "permission denied") {
 					t.Errorf("%s by %s: %v", verb, who, err)
 				}
 			}
@@ -127,27 +125,27 @@ func TestNodeVerbs(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		call  func(context.Context) error
-		users codes.Code
+		users api.Code
 	}{
 		{"drain", func(ctx context.Context) error {
 			_, err := tn.svc.Drain(ctx, &api.DrainRequest{Reason: "disk"})
 			return err
-		}, codes.PermissionDenied},
-		{"resume", func(ctx context.Context) error { _, err := tn.svc.Resume(ctx, &api.Empty{}); return err }, codes.PermissionDenied},
-		{"status", func(ctx context.Context) error { _, err := tn.svc.NodeStatus(ctx, &api.Empty{}); return err }, codes.OK},
-		{"config", func(ctx context.Context) error { _, err := tn.svc.ClientConfig(ctx, &api.Empty{}); return err }, codes.OK},
+		}, api.PermissionDenied},
+		{"resume", func(ctx context.Context) error { _, err := tn.svc.Resume(ctx, &api.Empty{}); return err }, api.PermissionDenied},
+		{"status", func(ctx context.Context) error { _, err := tn.svc.NodeStatus(ctx, &api.Empty{}); return err }, api.OK},
+		{"config", func(ctx context.Context) error { _, err := tn.svc.ClientConfig(ctx, &api.Empty{}); return err }, api.OK},
 		{"list", func(ctx context.Context) error {
 			_, err := tn.svc.List(ctx, &api.ListRequest{All: true})
 			return err
-		}, codes.OK},
+		}, api.OK},
 	} {
-		if err := tc.call(as(1000)); status.Code(err) != tc.users {
+		if err := tc.call(as(1000)); api.CodeOf(err) != tc.users {
 			t.Errorf("%s by a user: %v, want %v", tc.name, err, tc.users)
 		}
 		if err := tc.call(as(0)); err != nil {
 			t.Errorf("%s by root: %v", tc.name, err)
 		}
-		if err := tc.call(context.Background()); status.Code(err) != codes.Unauthenticated {
+		if err := tc.call(context.Background()); api.CodeOf(err) != api.Unauthenticated {
 			t.Errorf("%s by nobody: %v", tc.name, err)
 		}
 	}
@@ -219,7 +217,7 @@ func TestDrain(t *testing.T) {
 	defer func() { tn.stop() }()
 	state("DRAINED")
 	_, err := tn.svc.Run(as(0), &api.RunRequest{Request: marshal(t, request("exit"))})
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "disk is dying") {
+	if api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), "disk is dying") {
 		t.Errorf("Run on a drained node: %v", err)
 	}
 	if _, err := tn.svc.Resume(as(0), &api.Empty{}); err != nil {
@@ -268,7 +266,7 @@ func TestDecode(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			tn.cfg.MaxTasks = 50000
 			_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: tc.body})
-			if !slices.Contains([]codes.Code{codes.InvalidArgument, codes.FailedPrecondition}, status.Code(err)) || !strings.Contains(err.Error(), tc.says) {
+			if !slices.Contains([]api.Code{api.InvalidArgument, api.FailedPrecondition}, api.CodeOf(err)) || !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("got %.300v, want %q", err, tc.says)
 			}
 		})

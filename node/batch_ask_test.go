@@ -8,11 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
+
+	"google.golang.org/grpc/codes"
 )
 
 // frozenListener is that of a node which hears nothing any more once frozen is closed: its
@@ -162,7 +161,7 @@ func TestShareOfNoHead(t *testing.T) {
 		return err
 	}
 	for _, job := range []uint32{0, jobsEnd, 1<<32 - 1} {
-		if err := lend(job); status.Code(err) != codes.InvalidArgument {
+		if err := lend(job); api.CodeOf(err) != api.InvalidArgument {
 			t.Errorf("the number %d: %v", job, err)
 		}
 	}

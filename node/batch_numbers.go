@@ -7,9 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -39,7 +37,7 @@ func (n *Node) partNumber(_ context.Context, common, _ []byte) (any, error) {
 		return nil, err
 	}
 	if in.First == 0 || in.Count == 0 || in.Count > step.ArrayMax {
-		return nil, status.Errorf(codes.InvalidArgument, "number: %d job numbers from %d on: want 1 to %d, from 1 on", in.Count, in.First, step.ArrayMax)
+		return nil, api.Errorf(api.InvalidArgument, "number: %d job numbers from %d on: want 1 to %d, from 1 on", in.Count, in.First, step.ArrayMax)
 	}
 	var r numberReply
 	err := n.store.takeJobs(in.First, in.Count)
@@ -61,7 +59,7 @@ func (n *Node) numbersFor(ctx context.Context, req *step.Request, count int) (fi
 	cands, err := n.look(within, names)
 	cancel()
 	if err != nil {
-		return 0, status.Error(codes.Internal, err.Error())
+		return 0, api.NewError(api.Internal, err.Error())
 	}
 	if _, err := choose(req, emptied(cands, req)); err != nil {
 		return 0, err
@@ -88,7 +86,7 @@ func (n *Node) numbersFor(ctx context.Context, req *step.Request, count int) (fi
 		}
 		first = again
 	}
-	return 0, status.Errorf(codes.Aborted, "the nodes %s did not agree on a number for the job within %d tries: try again", n.cfg.Others.List(names), proposals)
+	return 0, api.Errorf(api.Aborted, "the nodes %s did not agree on a number for the job within %d tries: try again", n.cfg.Others.List(names), proposals)
 }
 
 // emptied are the nodes as if nothing ran on them. What one has that does not answer, or
@@ -110,11 +108,11 @@ func (n *Node) takeNumbers(ctx context.Context, in numberRequest, others []strin
 		return taken.next.Job, nil
 	}
 	if err != nil {
-		return 0, status.Error(codes.Internal, err.Error())
+		return 0, api.NewError(api.Internal, err.Error())
 	}
 	answers, err := n.fanWithin(ctx, numberTime, "number", in, partsOf(others))
 	if err != nil {
-		return 0, status.Error(codes.Internal, err.Error())
+		return 0, api.NewError(api.Internal, err.Error())
 	}
 	for _, a := range answers {
 		var r numberReply
@@ -122,7 +120,7 @@ func (n *Node) takeNumbers(ctx context.Context, in numberRequest, others []strin
 			a.err = json.Unmarshal(a.body, &r)
 		}
 		if a.err != nil {
-			n.log.Warnf("node %s is not told that the job numbers from %d to %d are taken: %s", a.node, in.First, in.First+in.Count-1, status.Convert(a.err).Message())
+			n.log.Warnf("node %s is not told that the job numbers from %d to %d are taken: %s", a.node, in.First, in.First+in.Count-1, api.MessageOf(a.err))
 		}
 		again = max(again, r.Taken)
 	}

@@ -3,9 +3,7 @@ package node
 import (
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -21,7 +19,7 @@ func (q *queued) openBatch(f *follower, spec *step.Spec) {
 		n.work.Go(func() { _ = n.prologAlone(j, spec.User) })
 	}
 	refused, err := n.openOthers(j, spec.User)
-	released := n.reg.opened(j, status.Code(err) == codes.Aborted)
+	released := n.reg.opened(j, api.CodeOf(err) == api.Aborted)
 	select {
 	case <-n.stopping:
 		if f.claim() { // the next noded ends this run, of which nothing has begun
@@ -34,8 +32,8 @@ func (q *queued) openBatch(f *follower, spec *step.Spec) {
 	case err == nil && released == "":
 	case !f.claim(): // somebody has ended it
 		return
-	case status.Code(err) == codes.Aborted: // a prolog
-		why := status.Convert(err).Message()
+	case api.CodeOf(err) == api.Aborted: // a prolog
+		why := api.MessageOf(err)
 		if n.cfg.Scripts.Requeue {
 			n.requeueHeld(j.ID, "launch failed requeued held: "+why)
 		}
@@ -46,9 +44,9 @@ func (q *queued) openBatch(f *follower, spec *step.Spec) {
 		f.giveBack(released)
 		return
 	default: // a node is lost, and nothing of the job has run
-		q.opensLater(refused, status.Convert(err).Message())
+		q.opensLater(refused, api.MessageOf(err))
 		n.requeueLost(j.ID)
-		f.failOpening(status.Convert(err).Message(), step.Failed, 1)
+		f.failOpening(api.MessageOf(err), step.Failed, 1)
 		return
 	}
 	n.work.Go(func() { n.watchShares(j) })
@@ -89,18 +87,18 @@ func (n *Node) openOthers(j *job, user step.User) (refused map[string]string, er
 	}
 	answers, err := n.fanWithin(ctx, limit, "open", openRequest{ID: step.ID{Job: j.ID}, User: user, NodeCPUs: n.reg.nodeCPUs(j), Run: j.Run}, partsOf(n.others(&j.jobRecord)))
 	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	refused = make(map[string]string)
 	for _, a := range answers {
-		switch status.Code(a.err) {
-		case codes.OK:
+		switch api.CodeOf(a.err) {
+		case api.OK:
 			continue
-		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted:
+		case api.Unavailable, api.DeadlineExceeded, api.Canceled, api.Aborted:
 		default:
-			refused[a.node] = status.Convert(a.err).Message()
+			refused[a.node] = api.MessageOf(a.err)
 		}
-		if e := status.Errorf(status.Code(a.err), "node %s: %s", a.node, status.Convert(a.err).Message()); err == nil || status.Code(e) == codes.Aborted {
+		if e := api.Errorf(api.CodeOf(a.err), "node %s: %s", a.node, api.MessageOf(a.err)); err == nil || api.CodeOf(e) == api.Aborted {
 			err = e
 		}
 	}

@@ -6,9 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -63,7 +61,7 @@ func TestBatchShareRuns(t *testing.T) {
 		_, released := asked(t, n1, n2, "release", stepRequest{ID: in.ID, Run: &other})
 		_, opened := asked(t, n1, n2, "open", openRequest{ID: in.ID, User: in.User, NodeCPUs: []int{1, 1}, Run: &other})
 		_, held := asked(t, n1, n2, "hold", stepRequest{ID: in.ID, Run: &other})
-		if released != nil || status.Code(opened) != codes.NotFound || status.Code(held) != codes.NotFound || n2.reg.job(7) != j || n2.reg.isShut(j) {
+		if released != nil || api.CodeOf(opened) != api.NotFound || api.CodeOf(held) != api.NotFound || n2.reg.job(7) != j || n2.reg.isShut(j) {
 			t.Errorf("%s: release: %v; open: %v; hold: %v", what, released, opened, held)
 		}
 	}
@@ -79,7 +77,7 @@ func TestBatchShareRuns(t *testing.T) {
 	}
 	its.Batch.shareRun = run
 	its.Layout = in.Layout
-	if _, err := asked(t, n3, n2, "allocate", its); status.Code(err) != codes.PermissionDenied {
+	if _, err := asked(t, n3, n2, "allocate", its); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("a share for others: %v", err)
 	}
 	run.Asked = now.Add(time.Second)
@@ -122,16 +120,16 @@ func TestBatchHeadRuns(t *testing.T) {
 		to   *testNode
 		verb string
 		in   any
-		want codes.Code
+		want api.Code
 	}{
-		{n1, "release", stepRequest{ID: id, Run: &run}, codes.PermissionDenied},
-		{n2, "release", stepRequest{ID: id, Run: &run}, codes.PermissionDenied},
-		{n2, "open", openRequest{ID: id, Run: &run}, codes.PermissionDenied},
-		{n2, "hold", stepRequest{ID: id, Run: &run}, codes.PermissionDenied},
-		{n1, "hold", stepRequest{ID: id, Run: &run}, codes.NotFound}, // it may have had a share before
-		{n2, "number", numberRequest{First: 1000, Count: 2}, codes.OK},
+		{n1, "release", stepRequest{ID: id, Run: &run}, api.PermissionDenied},
+		{n2, "release", stepRequest{ID: id, Run: &run}, api.PermissionDenied},
+		{n2, "open", openRequest{ID: id, Run: &run}, api.PermissionDenied},
+		{n2, "hold", stepRequest{ID: id, Run: &run}, api.PermissionDenied},
+		{n1, "hold", stepRequest{ID: id, Run: &run}, api.NotFound}, // it may have had a share before
+		{n2, "number", numberRequest{First: 1000, Count: 2}, api.OK},
 	} {
-		if _, err := asked(t, n3, d.to, d.verb, d.in); status.Code(err) != d.want {
+		if _, err := asked(t, n3, d.to, d.verb, d.in); api.CodeOf(err) != d.want {
 			t.Errorf("n3, which has no part of it, asks %s to %s: %v, want %v", d.to.cfg.NodeName, d.verb, err, d.want)
 		}
 	}

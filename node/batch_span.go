@@ -9,9 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -202,7 +199,7 @@ func (q *queued) chooseNodes(req *step.Request) ([]candidate, error) {
 	n := q.n
 	names, err := n.mayGet(req)
 	if err != nil { // the files may be mended
-		return nil, q.waits("BadConstraints: "+status.Convert(err).Message(), true, spanRetry)
+		return nil, q.waits("BadConstraints: "+api.MessageOf(err), true, spanRetry)
 	}
 	mine := candidate{name: n.cfg.NodeName}
 	mine.cpus, mine.free, mine.why = n.reg.room(nil)
@@ -248,7 +245,7 @@ func (q *queued) chooseNodes(req *step.Request) ([]candidate, error) {
 	if err == nil {
 		return chosen, nil
 	}
-	why := status.Convert(err).Message()
+	why := api.MessageOf(err)
 	if fitsAlone(req, all) {
 		return nil, q.waits("Resources: "+why, false, spanPause)
 	}
@@ -272,7 +269,7 @@ func (q *queued) askShares(ctx context.Context, in *partRequest, req *step.Reque
 		var r shareReply
 		if a.err == nil {
 			if jerr := json.Unmarshal(a.body, &r); jerr != nil {
-				a.err = status.Errorf(codes.Internal, "its answer cannot be parsed: %v", jerr)
+				a.err = api.Errorf(api.Internal, "its answer cannot be parsed: %v", jerr)
 			}
 		}
 		var why error
@@ -287,9 +284,9 @@ func (q *queued) askShares(ctx context.Context, in *partRequest, req *step.Reque
 			why = q.findsBusy(req, a.node, &r)
 		case passes(a.err):
 			given = append(given, a.node) // perhaps
-			why = q.waits(fmt.Sprintf("ReqNodeNotAvail: node %s: %s", a.node, status.Convert(a.err).Message()), true, spanRetry)
+			why = q.waits(fmt.Sprintf("ReqNodeNotAvail: node %s: %s", a.node, api.MessageOf(a.err)), true, spanRetry)
 		default:
-			why = q.avoids(req, a.node, status.Convert(a.err).Message())
+			why = q.avoids(req, a.node, api.MessageOf(a.err))
 		}
 		if busy, ok := errors.AsType[errBusy](why); first == nil || ok && busy.hold {
 			first = why
@@ -300,8 +297,8 @@ func (q *queued) askShares(ctx context.Context, in *partRequest, req *step.Reque
 
 // passes tells whether a node has refused its share for what may pass by itself.
 func passes(err error) bool {
-	switch status.Code(err) {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Internal, codes.Unknown, codes.FailedPrecondition:
+	switch api.CodeOf(err) {
+	case api.Unavailable, api.DeadlineExceeded, api.Canceled, api.Internal, api.Unknown, api.FailedPrecondition:
 		return true
 	}
 	return false
@@ -323,7 +320,7 @@ func (n *Node) giveUpShares(in *partRequest, given []string) {
 	}
 	for _, a := range answers {
 		if a.err != nil {
-			n.log.WithField("job", in.ID.Job).Warnf("cannot take back the share of node %s, which will ask for the job: %s", a.node, status.Convert(a.err).Message())
+			n.log.WithField("job", in.ID.Job).Warnf("cannot take back the share of node %s, which will ask for the job: %s", a.node, api.MessageOf(a.err))
 		}
 	}
 }
@@ -339,7 +336,7 @@ func (qs *queue) asks(job uint32) bool {
 // lendShare gives this node's share to a batch job of another one's queue.
 func (n *Node) lendShare(in *partRequest, req *step.Request, user step.User) (any, error) {
 	if in.ID.Job == 0 || in.ID.Job >= jobsEnd {
-		return nil, status.Errorf(codes.InvalidArgument, "%d is no job number: want 1 to %d", in.ID.Job, uint32(jobsEnd-1))
+		return nil, api.Errorf(api.InvalidArgument, "%d is no job number: want 1 to %d", in.ID.Job, uint32(jobsEnd-1))
 	}
 	if j := n.reg.job(in.ID.Job); j != nil && j.OfBatch && j.Head == in.Head {
 		if in.Batch.follows(j.Run) { // else who asks has no part of it, or has asked late
@@ -354,9 +351,9 @@ func (n *Node) lendShare(in *partRequest, req *step.Request, user step.User) (an
 	a, freed, err := n.reg.tryAdmit(place, user.UID, in.By == 0, nil)
 	switch {
 	case errors.As(err, new(errUserSteps)):
-		return shareReply{Busy: status.Convert(err).Message(), UserSteps: true}, nil
+		return shareReply{Busy: api.MessageOf(err), UserSteps: true}, nil
 	case freed != nil:
-		return shareReply{Busy: status.Convert(err).Message()}, nil
+		return shareReply{Busy: api.MessageOf(err)}, nil
 	case err != nil:
 		return nil, err
 	}
@@ -372,7 +369,7 @@ func (n *Node) lendShare(in *partRequest, req *step.Request, user step.User) (an
 		if errors.Is(err, errLent) { // to an earlier request, which the spool has held up
 			return shareReply{Busy: err.Error()}, nil
 		}
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	if again {
 		n.forget([]step.ID{{Job: rec.ID, Step: step.ExternStep}})

@@ -11,9 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -116,7 +113,7 @@ func TestBatchSpan(t *testing.T) {
 	if next := n2.run(1000, request("exit", "0")); next.Job != 7 {
 		t.Errorf("the next job of n2 is %d", next.Job)
 	}
-	if _, err := n2.svc.Cancel(as(1500), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}}); status.Code(err) != codes.PermissionDenied {
+	if _, err := n2.svc.Cancel(as(1500), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}}); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("another's job: %v", err)
 	}
 	if _, err := n2.svc.Cancel(as(0), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}, Reason: "enough"}); err != nil {

@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"slices"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -14,7 +11,7 @@ import (
 // claim returns the reservation that the caller may launch, claimed.
 func (n *Node) claim(caller api.Peer, id step.ID) (*follower, error) {
 	f := n.reg.follower(id)
-	none := status.Errorf(codes.NotFound, "no such reservation %q", id)
+	none := api.Errorf(api.NotFound, "no such reservation %q", id)
 	if f == nil {
 		return nil, none
 	}
@@ -82,7 +79,7 @@ func decodeChange(raw []byte) (*step.LaunchChange, error) {
 		err = c.Validate()
 	}
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "cannot parse the change: %v", err)
+		return nil, api.Errorf(api.InvalidArgument, "cannot parse the change: %v", err)
 	}
 	return c, nil
 }

@@ -8,9 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -61,18 +59,18 @@ func (n *Node) oneNode(req *step.Request, what string) error {
 	if !n.severalNodes(req) {
 		return nil
 	}
-	return status.Errorf(codes.InvalidArgument, "nnodes: %s is for this node (%s) alone", what, n.cfg.NodeName)
+	return api.Errorf(api.InvalidArgument, "nnodes: %s is for this node (%s) alone", what, n.cfg.NodeName)
 }
 
 // nodesOf are the nodes that a step of req may have, in slurm.conf's order.
 func (n *Node) nodesOf(req *step.Request) ([]string, error) {
 	if n.peers == nil || n.cfg.Others.TLS == nil {
-		return nil, status.Error(codes.FailedPrecondition, errNoPeers.Error())
+		return nil, api.NewError(api.FailedPrecondition, errNoPeers.Error())
 	}
 	for _, list := range [][]string{req.WantNodes, req.NotNodes} {
 		for _, name := range list {
 			if _, ok := n.cfg.Others.find(name); !ok {
-				return nil, status.Errorf(codes.InvalidArgument, "nodes: slurm.conf has no NodeName %q", name)
+				return nil, api.Errorf(api.InvalidArgument, "nodes: slurm.conf has no NodeName %q", name)
 			}
 		}
 	}
@@ -80,14 +78,14 @@ func (n *Node) nodesOf(req *step.Request) ([]string, error) {
 	if req.Job != nil {
 		j := n.reg.job(*req.Job)
 		if j == nil {
-			return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", *req.Job)
+			return nil, api.Errorf(api.NotFound, "no such job \"%d\"", *req.Job)
 		}
 		if from = j.Nodes; from == nil {
 			from = []string{n.cfg.NodeName}
 		}
 		for _, name := range req.WantNodes {
 			if !slices.Contains(from, name) {
-				return nil, status.Errorf(codes.InvalidArgument, "nodes: node %q is not one of job %d, which has %s", name, *req.Job, n.cfg.Others.List(from))
+				return nil, api.Errorf(api.InvalidArgument, "nodes: node %q is not one of job %d, which has %s", name, *req.Job, n.cfg.Others.List(from))
 			}
 		}
 	}
@@ -95,7 +93,7 @@ func (n *Node) nodesOf(req *step.Request) ([]string, error) {
 	for _, node := range n.cfg.Others.Nodes {
 		if slices.Contains(req.NotNodes, node.Name) {
 			if slices.Contains(req.WantNodes, node.Name) {
-				return nil, status.Errorf(codes.InvalidArgument, "nodes: node %q is asked for and excluded", node.Name)
+				return nil, api.Errorf(api.InvalidArgument, "nodes: node %q is asked for and excluded", node.Name)
 			}
 			continue
 		}
@@ -130,7 +128,7 @@ func (n *Node) probe(ctx context.Context, req *step.Request, nodes []string) ([]
 		var r probeReply
 		switch {
 		case a.err != nil:
-			c.why, c.lost = status.Convert(a.err).Message(), isLost(a.err)
+			c.why, c.lost = api.MessageOf(a.err), isLost(a.err)
 		case json.Unmarshal(a.body, &r) != nil:
 			c.why = "its answer cannot be parsed"
 		case r.Drained != "":
@@ -151,7 +149,7 @@ func (n *Node) probe(ctx context.Context, req *step.Request, nodes []string) ([]
 
 // isLost tells whether a node has not answered.
 func isLost(err error) bool {
-	return status.Code(err) == codes.Unavailable || status.Code(err) == codes.DeadlineExceeded
+	return api.CodeOf(err) == api.Unavailable || api.CodeOf(err) == api.DeadlineExceeded
 }
 
 // room is how many of the step's tasks the node has CPUs for.
@@ -182,7 +180,7 @@ func choose(req *step.Request, cands []candidate) ([]candidate, error) {
 			fallthrough
 		case c.why != "":
 			if wanted {
-				return nil, status.Errorf(codes.ResourceExhausted, "node %s: %s", c.name, c.why)
+				return nil, api.Errorf(api.ResourceExhausted, "node %s: %s", c.name, c.why)
 			}
 			left = append(left, c.name+": "+c.why)
 		case wanted:
@@ -198,7 +196,7 @@ func choose(req *step.Request, cands []candidate) ([]candidate, error) {
 		return all
 	}
 	if len(picked)+len(usable) < least {
-		return nil, status.Errorf(codes.ResourceExhausted, "the step does not fit: %d nodes are needed and %d of %d can be had%s", least, len(picked)+len(usable), len(cands), because(left))
+		return nil, api.Errorf(api.ResourceExhausted, "the step does not fit: %d nodes are needed and %d of %d can be had%s", least, len(picked)+len(usable), len(cands), because(left))
 	}
 	byRoom := slices.Clone(usable)
 	slices.SortStableFunc(byRoom, func(a, b candidate) int { return b.free - a.free })
@@ -218,7 +216,7 @@ func choose(req *step.Request, cands []candidate) ([]candidate, error) {
 	if best != nil {
 		return inOrder(cands, best), nil
 	}
-	return nil, status.Errorf(codes.ResourceExhausted, "the step does not fit: %d tasks of %s each on %s%s; --overcommit shares CPUs among tasks",
+	return nil, api.Errorf(api.ResourceExhausted, "the step does not fit: %d tasks of %s each on %s%s; --overcommit shares CPUs among tasks",
 		req.NTasks, cpuCount(max(1, req.CPUsPerTask)), nodeCount(least, most), because(left))
 }
 
@@ -278,7 +276,7 @@ func (n *Node) chooseSoon(ctx context.Context, req *step.Request, nodes []string
 		}
 		chosen, err := choose(req, cands)
 		if err != nil && req.Job != nil && fitsAlone(req, cands) {
-			return nil, waitsFor(status.Convert(err).Message(), fmt.Sprintf("%s of job %d on its nodes", cpuCount(req.NTasks*max(1, req.CPUsPerTask)), *req.Job))
+			return nil, waitsFor(api.MessageOf(err), fmt.Sprintf("%s of job %d on its nodes", cpuCount(req.NTasks*max(1, req.CPUsPerTask)), *req.Job))
 		}
 		if err == nil || time.Now().After(late) {
 			return chosen, err
@@ -286,7 +284,7 @@ func (n *Node) chooseSoon(ctx context.Context, req *step.Request, nodes []string
 		select {
 		case <-time.After(chooseAgain):
 		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
+			return nil, api.ContextError(ctx.Err())
 		}
 	}
 }
@@ -312,7 +310,7 @@ func (n *Node) placeStep(ctx context.Context, req *step.Request, sp *spawned) (l
 		next.Step = 0
 		own, err := n.store.nextID(req)
 		if err != nil {
-			return nil, step.ID{}, status.Error(codes.Internal, err.Error())
+			return nil, step.ID{}, api.NewError(api.Internal, err.Error())
 		}
 		next.Job = max(next.Job, own.Job)
 		return layout, next, nil
@@ -320,11 +318,11 @@ func (n *Node) placeStep(ctx context.Context, req *step.Request, sp *spawned) (l
 	// A node of the job that has no part may have given numbers to others.
 	j := n.reg.job(*req.Job)
 	if j == nil {
-		return nil, step.ID{}, status.Errorf(codes.NotFound, "no such job \"%d\"", *req.Job)
+		return nil, step.ID{}, api.Errorf(api.NotFound, "no such job \"%d\"", *req.Job)
 	}
 	if len(j.Nodes) > 0 && chosen[0].name != j.Nodes[0] {
 		if next, err = n.freeNumber(ctx, j, next.Step); err != nil {
-			return nil, step.ID{}, status.Error(codes.Unavailable, err.Error())
+			return nil, step.ID{}, api.NewError(api.Unavailable, err.Error())
 		}
 	}
 	return layout, next, nil
@@ -347,7 +345,7 @@ func (n *Node) dealTo(req *step.Request, chosen []candidate, sp *spawned) (*step
 	} else {
 		var err error
 		if ranks, err = step.DealRanks(deal); err != nil {
-			return nil, status.Error(codes.InvalidArgument, err.Error())
+			return nil, api.NewError(api.InvalidArgument, err.Error())
 		}
 	}
 	layout := &step.Layout{NoKill: req.NoKill}

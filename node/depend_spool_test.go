@@ -10,8 +10,6 @@ import (
 
 	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -87,7 +85,7 @@ func TestDependencySpoolStops(t *testing.T) {
 	}
 	req := batch("exit 0")
 	req.Dependency = fmt.Sprintf("afterok:%d", earlier.Job)
-	if _, err := tn.svc.Run(as(uint32(os.Getuid())), &api.RunRequest{Request: marshal(t, req)}); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "has not answered for") {
+	if _, err := tn.svc.Run(as(uint32(os.Getuid())), &api.RunRequest{Request: marshal(t, req)}); api.CodeOf(err) != api.Internal || !strings.Contains(err.Error(), "has not answered for") {
 		t.Errorf("a job that waits for one which there is: %v", err)
 	}
 	if e := tn.batchEnd(earlier.Job); e.over || e.err == nil {

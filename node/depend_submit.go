@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -39,10 +37,10 @@ func (n *Node) dependOrder(ctx context.Context, req *step.Request, array *step.A
 	}
 	asked, err := step.ParseDependencies(req.Dependency)
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "dependency: %v", err)
+		return nil, api.Errorf(api.InvalidArgument, "dependency: %v", err)
 	}
 	if len(asked.List)*len(array.Tasks) > dependsMax {
-		return nil, status.Errorf(codes.InvalidArgument, "dependency: %d tasks that wait for %d jobs each: let one job wait for those, and the array for that", len(array.Tasks), len(asked.List))
+		return nil, api.Errorf(api.InvalidArgument, "dependency: %d tasks that wait for %d jobs each: let one job wait for those, and the array for that", len(array.Tasks), len(asked.List))
 	}
 	o.any = asked.Any
 	for _, d := range asked.List {
@@ -56,7 +54,7 @@ func (n *Node) dependOrder(ctx context.Context, req *step.Request, array *step.A
 			}
 			for _, task := range array.Tasks {
 				if o.tasks[d.Job][task] == 0 {
-					return nil, status.Errorf(codes.InvalidArgument, "dependency: %s: there is no such job \"%d_%d\"", d, d.Job, task)
+					return nil, api.Errorf(api.InvalidArgument, "dependency: %s: there is no such job \"%d_%d\"", d, d.Job, task)
 				}
 			}
 		}
@@ -74,9 +72,9 @@ func (o *dependOrder) array(ctx context.Context, n *Node, array uint32) (map[uin
 	jobs, err := n.store.arrayJobs(ctx, array)
 	switch {
 	case ctx.Err() != nil:
-		return nil, status.FromContextError(ctx.Err()).Err()
+		return nil, api.ContextError(ctx.Err())
 	case err != nil:
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	o.arrays[array] = jobs
 	return jobs, nil
@@ -84,7 +82,7 @@ func (o *dependOrder) array(ctx context.Context, n *Node, array uint32) (map[uin
 
 // on is the job that d is about: 0 of a singleton, and of all of an array.
 func (o *dependOrder) on(ctx context.Context, n *Node, d step.Dependency) (uint32, error) {
-	none := status.Errorf(codes.InvalidArgument, "dependency: %s: no such batch job is known here", d)
+	none := api.Errorf(api.InvalidArgument, "dependency: %s: no such batch job is known here", d)
 	switch {
 	case d.Kind == step.DependSingleton:
 		return 0, nil
@@ -106,7 +104,7 @@ func (o *dependOrder) on(ctx context.Context, n *Node, d step.Dependency) (uint3
 		return d.Job, nil
 	}
 	if !errors.Is(err, errUnknown) {
-		return 0, status.Error(codes.Internal, err.Error())
+		return 0, api.NewError(api.Internal, err.Error())
 	}
 	// The first task of an array may be forgotten while others wait.
 	if len(n.queue.list(func(q *queued) bool { return ofArray(q, d.Job) })) > 0 {

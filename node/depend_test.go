@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -186,20 +184,20 @@ func TestDependencyRefusals(t *testing.T) {
 	} {
 		req := batch("exit 0")
 		req.Dependency = text
-		if _, err := tn.svc.Run(as(uint32(os.Getuid())), &api.RunRequest{Request: marshal(t, req)}); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), words) {
+		if _, err := tn.svc.Run(as(uint32(os.Getuid())), &api.RunRequest{Request: marshal(t, req)}); api.CodeOf(err) != api.InvalidArgument || !strings.Contains(err.Error(), words) {
 			t.Errorf("%.40q: %v, want %q", text, err, words)
 		}
 	}
 	req := batch("exit 0")
 	req.Dependency, req.Array = fmt.Sprintf("aftercorr:%d", array.Job), "1-3"
-	if _, err := tn.svc.Run(as(0), &api.RunRequest{Request: marshal(t, req)}); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), `"1_3"`) {
+	if _, err := tn.svc.Run(as(0), &api.RunRequest{Request: marshal(t, req)}); api.CodeOf(err) != api.InvalidArgument || !strings.Contains(err.Error(), `"1_3"`) {
 		t.Errorf("aftercorr: %v", err)
 	}
 	plain := request("exit", "0")
 	for _, change := range []func(*step.Request){func(r *step.Request) { r.Dependency = "singleton" }, func(r *step.Request) { r.Hold = true }} {
 		r := plain
 		change(&r)
-		if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, r)}); status.Code(err) != codes.InvalidArgument {
+		if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, r)}); api.CodeOf(err) != api.InvalidArgument {
 			t.Errorf("of a step: %v", err)
 		}
 	}
@@ -233,7 +231,7 @@ func TestDependencyReads(t *testing.T) {
 	go func() { refused <- submit(text + fmt.Sprintf(":%d_100", array.Job)) }()
 	select {
 	case err := <-refused:
-		if status.Code(err) != codes.InvalidArgument {
+		if api.CodeOf(err) != api.InvalidArgument {
 			t.Errorf("a task that there is not: %v", err)
 		}
 	case <-time.After(testTimeout):
@@ -255,14 +253,14 @@ func TestDependencyLimit(t *testing.T) {
 		_, err := tn.svc.Run(as(uid), &api.RunRequest{Request: marshal(t, req)})
 		return err
 	}
-	if err := submit(1000, text, "0-100"); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "101 tasks that wait for 200 jobs each") {
+	if err := submit(1000, text, "0-100"); api.CodeOf(err) != api.InvalidArgument || !strings.Contains(err.Error(), "101 tasks that wait for 200 jobs each") {
 		t.Errorf("beyond the limit at once: %v", err)
 	}
 	if err := submit(1000, text, "0-99"); err != nil {
 		t.Error(err)
 	}
 	tn.waits(step.ID{Job: array.Job + 200, Step: step.BatchStep}, "Dependency: afterok:1_0, afterok:1_1, afterok:1_2 and 197 more")
-	if err := submit(1000, "afterok:1_0", ""); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "wait for 20000 others in all, and 20000 is the limit") {
+	if err := submit(1000, "afterok:1_0", ""); api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), "wait for 20000 others in all, and 20000 is the limit") {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	if err := submit(1000, "", ""); err != nil {
@@ -296,10 +294,10 @@ func TestHold(t *testing.T) {
 	dir := t.TempDir()
 	tn := start(t, dir, func(c *Config) { c.CPUs = []int{0} })
 	uid := uint32(os.Getuid())
-	hold := func(who uint32, job uint32, release bool, want codes.Code) {
+	hold := func(who uint32, job uint32, release bool, want api.Code) {
 		t.Helper()
 		_, err := tn.svc.Hold(as(who), &api.HoldRequest{Job: &api.StepRef{JobId: job}, Release: release})
-		if status.Code(err) != want {
+		if api.CodeOf(err) != want {
 			t.Errorf("job %d, release %v: %v, want %v", job, release, err, want)
 		}
 	}
@@ -307,13 +305,13 @@ func TestHold(t *testing.T) {
 	tn.waits(held, fmt.Sprintf("JobHeldUser: `stepctl release %d`", held.Job))
 	first := tn.batch(nil, "wait") // which it does not hold up
 	tn.until(first, step.Running)
-	hold(uid, first.Job, false, codes.FailedPrecondition)
-	hold(uid, first.Job, true, codes.FailedPrecondition)
-	hold(0, 77, false, codes.NotFound)
-	hold(1500, held.Job, true, codes.PermissionDenied)
+	hold(uid, first.Job, false, api.FailedPrecondition)
+	hold(uid, first.Job, true, api.FailedPrecondition)
+	hold(0, 77, false, api.NotFound)
+	hold(1500, held.Job, true, api.PermissionDenied)
 	array := tn.batch(func(r *step.Request) { r.Array = "0-1" }, "exit 0")
 	tn.waits(array, "Resources")
-	hold(uid, array.Job, false, codes.OK)
+	hold(uid, array.Job, false, api.OK)
 	tn.stop()
 
 	tn = start(t, dir, func(c *Config) { c.CPUs = []int{0} })
@@ -329,10 +327,10 @@ func TestHold(t *testing.T) {
 	}
 	tn.completes(second)
 	tn.waits(array, "JobHeldUser")
-	hold(uid, array.Job, true, codes.OK)
-	hold(uid, held.Job, true, codes.OK)
+	hold(uid, array.Job, true, api.OK)
+	hold(uid, held.Job, true, api.OK)
 	tn.completes(array, held)
-	hold(uid, held.Job, true, codes.FailedPrecondition)
+	hold(uid, held.Job, true, api.FailedPrecondition)
 }
 
 // TestHoldByRoot: what root holds of another's, only root lets go of.
@@ -344,13 +342,13 @@ func TestHoldByRoot(t *testing.T) {
 	for _, c := range []struct {
 		who     uint32
 		release bool
-		want    codes.Code
+		want    api.Code
 		reason  string
 	}{
-		{0, false, codes.OK, "JobHeldAdmin"}, {1000, true, codes.PermissionDenied, "JobHeldAdmin"}, {1000, false, codes.OK, "JobHeldAdmin"},
+		{0, false, api.OK, "JobHeldAdmin"}, {1000, true, api.PermissionDenied, "JobHeldAdmin"}, {1000, false, api.OK, "JobHeldAdmin"},
 	} {
 		_, err := tn.svc.Hold(as(c.who), &api.HoldRequest{Job: &api.StepRef{JobId: id.Job}, Release: c.release})
-		if status.Code(err) != c.want {
+		if api.CodeOf(err) != c.want {
 			t.Errorf("%+v: %v", c, err)
 		}
 		tn.waits(id, c.reason)

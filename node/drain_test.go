@@ -5,9 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -43,7 +40,7 @@ func TestStepDrains(t *testing.T) {
 		t.Errorf("node %s %q", d.State, d.Reason)
 	}
 	_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit", "0"))})
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "first reason") {
+	if api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), "first reason") {
 		t.Errorf("a step on the drained node: %v", err)
 	}
 	if err := tn.launch(second.ctx, waits, step.LaunchChange{}); err != nil {

@@ -4,9 +4,6 @@ import (
 	"context"
 	"encoding/json"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -55,11 +52,11 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, raw []byte) (*step.D
 	defer func() { n.endJob(n.reg.abandon(a)) }()
 	spec := n.spec(req, user, a)
 	if spec.ID, err = n.store.nextID(req); err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	plan, err := n.plan(spec)
 	if err != nil {
-		return nil, status.Error(codes.ResourceExhausted, err.Error())
+		return nil, api.NewError(api.ResourceExhausted, err.Error())
 	}
 	return n.dryRunOf(ctx, spec, plan)
 }
@@ -79,7 +76,7 @@ func (n *Node) dryRunNodes(ctx context.Context, caller api.Peer, req *step.Reque
 	ask.NodeList = n.cfg.Others.List(names)
 	answers, err := n.fan(ctx, "dryrun", *ask, partsOf(names))
 	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	whole := &step.DryRun{
 		Schema: step.Schema, ID: id, User: user.Name, UID: user.UID, Node: n.cfg.Others.List(names), Argv: req.Argv, Cwd: req.Cwd,
@@ -91,11 +88,11 @@ func (n *Node) dryRunNodes(ctx context.Context, caller api.Peer, req *step.Reque
 		var part step.DryRun
 		if a.err == nil {
 			if err := json.Unmarshal(a.body, &part); err != nil {
-				a.err = status.Errorf(codes.Internal, "its answer cannot be parsed: %v", err)
+				a.err = api.Errorf(api.Internal, "its answer cannot be parsed: %v", err)
 			}
 		}
 		if a.err != nil {
-			return nil, status.Errorf(status.Code(a.err), "node %s: %s", a.node, status.Convert(a.err).Message())
+			return nil, api.Errorf(api.CodeOf(a.err), "node %s: %s", a.node, api.MessageOf(a.err))
 		}
 		part.Ranks = layout.Nodes[i].Ranks
 		if i == 0 {
@@ -136,7 +133,7 @@ func (n *Node) partDryRun(ctx context.Context, common, _ []byte) (any, error) {
 	spec.ID = in.ID
 	plan, err := n.plan(spec)
 	if err != nil {
-		return nil, status.Error(codes.ResourceExhausted, err.Error())
+		return nil, api.NewError(api.ResourceExhausted, err.Error())
 	}
 	d, err := n.dryRunOf(ctx, spec, plan)
 	if err != nil {
@@ -164,13 +161,13 @@ func (n *Node) dryRunOf(ctx context.Context, spec *step.Spec, plan *step.LimitPl
 	if n.cfg.Binding != nil {
 		lines, err := n.cfg.Binding(spec)
 		if err != nil {
-			return nil, status.Error(codes.InvalidArgument, err.Error())
+			return nil, api.NewError(api.InvalidArgument, err.Error())
 		}
 		d.Binding = append(d.Binding, lines...)
 	}
 	if n.cfg.Preview != nil {
 		if err := n.cfg.Preview(spec, d); err != nil {
-			return nil, status.Error(codes.InvalidArgument, err.Error())
+			return nil, api.NewError(api.InvalidArgument, err.Error())
 		}
 	}
 	if n.cfg.Plugins == nil {

@@ -9,8 +9,6 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/internal/linux"
@@ -24,7 +22,7 @@ const lineMax = 1 << 20
 func (s *service) Events(in *api.EventsRequest, out api.Node_EventsServer) error {
 	ref := in.GetStep()
 	if ref == nil || ref.StepId == nil {
-		return status.Error(codes.InvalidArgument, "step: events are those of one step, JOB.STEP")
+		return api.NewError(api.InvalidArgument, "step: events are those of one step, JOB.STEP")
 	}
 	recs, err := s.own(out.Context(), ref)
 	if err != nil {
@@ -38,10 +36,10 @@ func (s *service) Events(in *api.EventsRequest, out api.Node_EventsServer) error
 	}
 	err = s.n.events(out.Context(), recs[0].ID, in.GetFollow(), send)
 	if errors.Is(err, os.ErrNotExist) {
-		return status.Errorf(codes.NotFound, "no such step %q", recs[0].ID)
+		return api.Errorf(api.NotFound, "no such step %q", recs[0].ID)
 	}
-	if _, isStatus := status.FromError(err); err != nil && !isStatus {
-		return status.Error(codes.Internal, err.Error())
+	if _, isStatus := api.AsError(err); err != nil && !isStatus {
+		return api.NewError(api.Internal, err.Error())
 	}
 	return err
 }
@@ -67,7 +65,7 @@ func (n *Node) events(ctx context.Context, id step.ID, follow bool, send func([]
 		case <-f.ended:
 			cancel(errEnded)
 		case <-n.stopping:
-			cancel(status.Error(codes.Unavailable, "noded is stopping; the step goes on"))
+			cancel(api.NewError(api.Unavailable, "noded is stopping; the step goes on"))
 		case <-ctx.Done():
 		}
 	}()

@@ -61,7 +61,7 @@ func (n *Node) fanWithin(ctx context.Context, limit time.Duration, verb string, 
 		a := byNode[p.GetNode()]
 		switch {
 		case a == nil:
-			out[i].err = status.Error(codes.Internal, "it was left out of the answer")
+			out[i].err = api.NewError(api.Internal, "it was left out of the answer")
 		case a.GetCode() != 0:
 			out[i].err = status.Error(codes.Code(a.GetCode()), a.GetError())
 		default:
@@ -124,7 +124,7 @@ func (n *Node) passOn(ctx context.Context, in *api.FanRequest, group []*api.FanP
 		if err == nil {
 			return reply.GetAnswers()
 		}
-		if status.Code(err) == codes.FailedPrecondition && len(group) > 1 { // it does not pass this on
+		if api.CodeOf(err) == api.FailedPrecondition && len(group) > 1 { // it does not pass this on
 			return append(n.passOn(ctx, in, group[:1]), n.spread(ctx, &api.FanRequest{Verb: in.GetVerb(), Common: in.GetCommon(), Parts: group[1:], Depth: in.GetDepth()})...)
 		}
 		n.peers.failed(first)
@@ -152,12 +152,12 @@ func passTime(ctx context.Context, verb string, group int) (context.Context, con
 
 // peerError puts words to the failure of a call to a node.
 func (n *Node) peerError(node string, err error) error {
-	st, _ := status.FromError(err)
 	if why := api.RefusedByPeer(err); why != "" {
-		return status.Errorf(codes.Unavailable, "it refuses the certificate of %s: %s", n.cfg.NodeName, why)
+		return api.Errorf(api.Unavailable, "it refuses the certificate of %s: %s", n.cfg.NodeName, why)
 	}
-	if st.Code() == codes.Unavailable || st.Code() == codes.DeadlineExceeded || st.Code() == codes.Unknown {
-		return status.Errorf(codes.Unavailable, "cannot be reached: %s", api.PeerReason(err))
+	switch api.CodeOf(err) {
+	case api.Unavailable, api.DeadlineExceeded, api.Unknown:
+		return api.Errorf(api.Unavailable, "cannot be reached: %s", api.PeerReason(err))
 	}
 	return err
 }
@@ -175,7 +175,7 @@ func failed(node string, err error) *api.FanAnswer {
 func (n *Node) ownPart(ctx context.Context, in *api.FanRequest, p *api.FanPart) *api.FanAnswer {
 	do := partVerb(in.GetVerb())
 	if do == nil {
-		return failed(p.GetNode(), status.Errorf(codes.Unimplemented, "no such request %.40q: noded %s is older than the one that asks", in.GetVerb(), n.cfg.NodeName))
+		return failed(p.GetNode(), api.Errorf(api.Unimplemented, "no such request %.40q: noded %s is older than the one that asks", in.GetVerb(), n.cfg.NodeName))
 	}
 	reply, err := do(n, ctx, in.GetCommon(), p.GetBody())
 	var body []byte
@@ -183,8 +183,8 @@ func (n *Node) ownPart(ctx context.Context, in *api.FanRequest, p *api.FanPart) 
 		body, err = json.Marshal(reply)
 	}
 	if err != nil {
-		if _, ok := status.FromError(err); !ok {
-			err = status.Error(codes.Internal, err.Error())
+		if _, ok := api.AsError(err); !ok {
+			err = api.NewError(api.Internal, err.Error())
 		}
 		return failed(p.GetNode(), err)
 	}
@@ -201,14 +201,14 @@ type peerService struct {
 func (s *peerService) Fan(ctx context.Context, in *api.FanRequest) (*api.FanReply, error) {
 	peer, err := api.NodePeerOf(ctx)
 	if err != nil {
-		return nil, status.Error(codes.Unauthenticated, err.Error())
+		return nil, api.NewError(api.Unauthenticated, err.Error())
 	}
 	err = s.checkFan(in)
 	if err == nil {
 		err = s.n.mayFan(peer.Name, in)
 	}
 	if err != nil {
-		s.n.log.WithField("peer", peer.Name).Warnf("refused: %v", status.Convert(err).Message())
+		s.n.log.WithField("peer", peer.Name).Warnf("refused: %v", api.MessageOf(err))
 		return nil, err
 	}
 	return &api.FanReply{Answers: s.n.spread(ctx, in)}, nil
@@ -216,15 +216,15 @@ func (s *peerService) Fan(ctx context.Context, in *api.FanRequest) (*api.FanRepl
 
 func (s *peerService) checkFan(in *api.FanRequest) error {
 	if in.GetDepth() > fanDepth {
-		return status.Errorf(codes.InvalidArgument, "passed on %d times: the limit is %d", in.GetDepth(), fanDepth)
+		return api.Errorf(api.InvalidArgument, "passed on %d times: the limit is %d", in.GetDepth(), fanDepth)
 	}
 	seen := make(map[string]bool, len(in.GetParts()))
 	for _, p := range in.GetParts() {
 		if _, known := s.n.cfg.Others.find(p.GetNode()); !known {
-			return status.Errorf(codes.InvalidArgument, "no NodeName %.64q in the slurm.conf of %s", p.GetNode(), s.n.cfg.NodeName)
+			return api.Errorf(api.InvalidArgument, "no NodeName %.64q in the slurm.conf of %s", p.GetNode(), s.n.cfg.NodeName)
 		}
 		if seen[p.GetNode()] {
-			return status.Errorf(codes.InvalidArgument, "node %q is there twice", p.GetNode())
+			return api.Errorf(api.InvalidArgument, "node %q is there twice", p.GetNode())
 		}
 		seen[p.GetNode()] = true
 	}

@@ -18,9 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -120,7 +117,7 @@ func TestFanTree(t *testing.T) {
 	}
 	for i, a := range answers {
 		if i == away {
-			if status.Code(a.err) != codes.Unavailable || !strings.Contains(a.err.Error(), "cannot be reached") {
+			if api.CodeOf(a.err) != api.Unavailable || !strings.Contains(a.err.Error(), "cannot be reached") {
 				t.Errorf("n7, which is away: %v", a.err)
 			}
 			continue
@@ -135,7 +132,7 @@ func TestFanTree(t *testing.T) {
 	}
 
 	answers, err = head.fan(context.Background(), "dance", probeRequest{}, partsOf(names[:2]))
-	if err != nil || status.Code(answers[0].err) != codes.Unimplemented || status.Code(answers[1].err) != codes.Unimplemented {
+	if err != nil || api.CodeOf(answers[0].err) != api.Unimplemented || api.CodeOf(answers[1].err) != api.Unimplemented {
 		t.Errorf("an unknown request: %v, %v", answers, err)
 	}
 	for _, in := range []*api.FanRequest{
@@ -147,7 +144,7 @@ func TestFanTree(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.Fan(context.Background(), in); status.Code(err) != codes.InvalidArgument {
+		if _, err := c.Fan(context.Background(), in); api.CodeOf(err) != api.InvalidArgument {
 			t.Errorf("%v: %v", in, err)
 		}
 	}

@@ -6,9 +6,6 @@ import (
 	"errors"
 	"slices"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -17,10 +14,10 @@ import (
 func caller(ctx context.Context) (api.Peer, error) {
 	p, err := api.PeerOf(ctx)
 	if err != nil {
-		return api.Peer{}, status.Error(codes.Unauthenticated, err.Error())
+		return api.Peer{}, api.NewError(api.Unauthenticated, err.Error())
 	}
 	if p.Refusal != "" {
-		return api.Peer{}, status.Error(codes.ResourceExhausted, p.Refusal)
+		return api.Peer{}, api.NewError(api.ResourceExhausted, p.Refusal)
 	}
 	return p, nil
 }
@@ -61,10 +58,10 @@ func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
 	if ref == nil || ref.StepId == nil {
 		recs, err := n.jobSteps(job)
 		if err != nil {
-			return nil, status.Error(codes.Internal, err.Error())
+			return nil, api.NewError(api.Internal, err.Error())
 		}
 		if len(recs) == 0 && n.reg.job(job) == nil {
-			return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", job)
+			return nil, api.Errorf(api.NotFound, "no such job \"%d\"", job)
 		}
 		return recs, nil
 	}
@@ -83,10 +80,10 @@ func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
 	}
 	rec, err := n.store.step(id)
 	if errors.Is(err, errUnknown) {
-		return nil, status.Errorf(codes.NotFound, "no such step %q", id)
+		return nil, api.Errorf(api.NotFound, "no such step %q", id)
 	}
 	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	return []*step.Record{rec}, nil
 }

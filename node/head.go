@@ -11,8 +11,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -168,7 +166,7 @@ func (n *Node) reserveHead(ctx context.Context, caller api.Peer, req *step.Reque
 		n.reg.unreserve(caller.UID, size)
 		h.cancelParts("the step's head cannot store it")
 		h.release()
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	n.heads.put(h)
 	h.log.WithField("uid", user.UID).Infof("step of %d nodes reserved: %s", len(nodes), h.rec.Node)
@@ -271,7 +269,7 @@ func (n *Node) reserveParts(ctx context.Context, in *partRequest) (*head, error)
 		}
 		in.ID = *again
 	}
-	return nil, status.Errorf(codes.Aborted, "the nodes %s did not agree on a number for the step within %d tries: try again", in.NodeList, proposals)
+	return nil, api.Errorf(api.Aborted, "the nodes %s did not agree on a number for the step within %d tries: try again", in.NodeList, proposals)
 }
 
 // takeNumber takes a job's number on a head that has no part, whose reservation
@@ -285,7 +283,7 @@ func (n *Node) takeNumber(in *partRequest, names []string) (again *step.ID, err 
 		return &taken.next, nil
 	}
 	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	return nil, nil
 }
@@ -294,19 +292,19 @@ func (n *Node) takeNumber(in *partRequest, names []string) (again *step.ID, err 
 func (h *head) reserve(ctx context.Context, in *partRequest) (again *step.ID, err error) {
 	answers, err := h.n.fan(ctx, "reserve", in, partsOf(h.nodes()))
 	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	for i, a := range answers {
 		var r partReply
 		if a.err == nil {
 			if jerr := json.Unmarshal(a.body, &r); jerr != nil {
-				a.err = status.Errorf(codes.Internal, "its answer cannot be parsed: %v", jerr)
+				a.err = api.Errorf(api.Internal, "its answer cannot be parsed: %v", jerr)
 			}
 		}
 		switch {
 		case a.err != nil:
 			if err == nil { // the first one is told
-				err = status.Errorf(status.Code(a.err), "node %s: %s", a.node, status.Convert(a.err).Message())
+				err = api.Errorf(api.CodeOf(a.err), "node %s: %s", a.node, api.MessageOf(a.err))
 			}
 		case r.Busy != "":
 			if err == nil {
@@ -337,7 +335,7 @@ func (h *head) cancelParts(reason string) {
 	}
 	for _, a := range answers {
 		if a.err != nil {
-			h.log.Warnf("cannot end the part of node %s: %s", a.node, status.Convert(a.err).Message())
+			h.log.Warnf("cannot end the part of node %s: %s", a.node, api.MessageOf(a.err))
 		}
 	}
 }
@@ -348,19 +346,19 @@ func (h *head) launch(change *step.LaunchChange) (*step.Spec, []byte, error) {
 	key, hash, err := newNetKey()
 	if err != nil {
 		h.giveUp(err.Error(), step.Failed)
-		return nil, nil, status.Error(codes.Internal, err.Error())
+		return nil, nil, api.NewError(api.Internal, err.Error())
 	}
 	h.layout.Launcher = hash
 	if err := h.makeWatchKey(); err != nil {
 		h.giveUp(err.Error(), step.Failed)
-		return nil, nil, status.Error(codes.Internal, err.Error())
+		return nil, nil, api.NewError(api.Internal, err.Error())
 	}
 	h.mu.Lock()
 	h.rec.State = step.Starting
 	h.mu.Unlock()
 	if err := h.n.store.putHead(h.stored()); err != nil {
 		h.giveUp(err.Error(), step.Failed)
-		return nil, nil, status.Error(codes.Internal, err.Error())
+		return nil, nil, api.NewError(api.Internal, err.Error())
 	}
 	in := launchRequest{ID: h.id, Layout: h.layout}
 	if h.spec != nil && h.spec.JobNNodes == len(h.jobCPUs) {
@@ -374,14 +372,14 @@ func (h *head) launch(change *step.LaunchChange) (*step.Spec, []byte, error) {
 	answers, err := h.n.fan(context.Background(), "launch", in, partsOf(h.nodes()))
 	for _, a := range answers {
 		if err == nil && a.err != nil {
-			err = fmt.Errorf("node %s: %s", a.node, status.Convert(a.err).Message())
+			err = fmt.Errorf("node %s: %s", a.node, api.MessageOf(a.err))
 		}
 	}
 	h.setStage(followed)
 	h.follow()
 	if err != nil {
 		h.endAll(fmt.Sprintf("the launch has failed: %v", err))
-		return nil, nil, status.Error(codes.Aborted, err.Error())
+		return nil, nil, api.NewError(api.Aborted, err.Error())
 	}
 	spec := *h.spec
 	spec.Layout = h.layout

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -32,7 +30,7 @@ func (s *service) runHead(ctx context.Context, caller api.Peer, req *step.Reques
 		return nil, s.refused(caller, err)
 	}
 	if !h.claim() {
-		return nil, s.refused(caller, status.Errorf(codes.Aborted, "step %s was cancelled before its launch", h.id))
+		return nil, s.refused(caller, api.Errorf(api.Aborted, "step %s was cancelled before its launch", h.id))
 	}
 	return s.launchClaimed(caller, h, nil)
 }
@@ -55,7 +53,7 @@ func (s *service) launchHead(caller api.Peer, h *head, change *step.LaunchChange
 		return nil, s.refused(caller, errDenied)
 	}
 	if !h.claim() {
-		return nil, s.refused(caller, status.Errorf(codes.NotFound, "no such reservation %q", h.id))
+		return nil, s.refused(caller, api.Errorf(api.NotFound, "no such reservation %q", h.id))
 	}
 	return s.launchClaimed(caller, h, change)
 }
@@ -91,7 +89,7 @@ func (h *head) each(ctx context.Context, verb string, in stepRequest) error {
 		var r partTold
 		switch {
 		case a.err != nil:
-			err = errors.Join(err, fmt.Errorf("node %s: %s", a.node, status.Convert(a.err).Message()))
+			err = errors.Join(err, fmt.Errorf("node %s: %s", a.node, api.MessageOf(a.err)))
 		case json.Unmarshal(a.body, &r) == nil:
 			told = told || r.Told
 		}
@@ -250,7 +248,7 @@ func (n *Node) eventsOf(ctx context.Context, name string, id step.ID, follow boo
 	if ctx.Err() != nil || errors.Is(err, io.EOF) {
 		return nil
 	}
-	return status.Errorf(codes.Unavailable, "node %s does not tell its events: %s", name, api.PeerReason(err))
+	return api.Errorf(api.Unavailable, "node %s does not tell its events: %s", name, api.PeerReason(err))
 }
 
 // recoverHeads takes up the steps of several nodes again that an earlier noded

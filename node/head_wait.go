@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"stepd/api"
@@ -116,8 +115,8 @@ func (h *head) awaitPart(ctx context.Context, name string) (*step.Record, error)
 			}
 			return rec, nil
 		}
-		if status.Code(err) != codes.Unavailable {
-			return nil, status.Convert(err).Err()
+		if api.CodeOf(err) != api.Unavailable {
+			return nil, status.Convert(err).Err() // keeps the code and the words
 		}
 		h.n.peers.failed(name)
 		if gone.IsZero() {

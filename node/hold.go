@@ -4,9 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 )
 
@@ -34,7 +31,7 @@ func (s *service) Hold(ctx context.Context, in *api.HoldRequest) (*api.Empty, er
 	ref := in.GetJob()
 	switch {
 	case in.GetRequeue() && in.GetRelease():
-		return nil, status.Error(codes.InvalidArgument, "requeue and release exclude each other")
+		return nil, api.NewError(api.InvalidArgument, "requeue and release exclude each other")
 	case in.GetRequeue():
 		return s.requeue(ctx, ref, true)
 	}
@@ -52,7 +49,7 @@ func (s *service) Hold(ctx context.Context, in *api.HoldRequest) (*api.Empty, er
 		if _, err := s.own(ctx, ref); err != nil {
 			return nil, err
 		}
-		return nil, status.Errorf(codes.FailedPrecondition, "job %d is no batch job that waits", job)
+		return nil, api.Errorf(api.FailedPrecondition, "job %d is no batch job that waits", job)
 	}
 	if err := mayActOn(ctx, jobs); err != nil {
 		return nil, err
@@ -62,9 +59,9 @@ func (s *service) Hold(ctx context.Context, in *api.HoldRequest) (*api.Empty, er
 	case err != nil:
 		return nil, err
 	case !done && in.GetRelease():
-		return nil, status.Errorf(codes.FailedPrecondition, "job %d is not held", job)
+		return nil, api.Errorf(api.FailedPrecondition, "job %d is not held", job)
 	case !done:
-		return nil, status.Errorf(codes.FailedPrecondition, "job %d has been started", job)
+		return nil, api.Errorf(api.FailedPrecondition, "job %d has been started", job)
 	}
 	s.n.queue.kick()
 	return &api.Empty{}, nil
@@ -91,7 +88,7 @@ func (qs *queue) hold(jobs []*queued, who api.Peer, release bool) (done bool, er
 			continue
 		case release && rec.Held == heldByRoot && !who.Root():
 			qs.mu.Unlock()
-			return false, status.Errorf(codes.PermissionDenied, "permission denied: root holds job %d", q.job)
+			return false, api.Errorf(api.PermissionDenied, "permission denied: root holds job %d", q.job)
 		case release:
 			rec.Held, rec.HeldWhy = "", ""
 			of, recs, old = append(of, q), append(recs, rec), append(old, q.rec)
@@ -127,7 +124,7 @@ func (qs *queue) hold(jobs []*queued, who api.Peer, release bool) (done bool, er
 		}
 	}
 	if err != nil {
-		return false, status.Error(codes.Internal, err.Error())
+		return false, api.NewError(api.Internal, err.Error())
 	}
 	return true, nil
 }

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -62,7 +60,7 @@ func TestHoldTooLate(t *testing.T) {
 	tn.waits(waits, "BeginTime")
 	tn.tooLate(func() error {
 		_, err := tn.svc.Hold(as(uint32(os.Getuid())), &api.HoldRequest{Job: &api.StepRef{JobId: waits.Job}})
-		if err != nil && (status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "has not answered for")) {
+		if err != nil && (api.CodeOf(err) != api.Internal || !strings.Contains(err.Error(), "has not answered for")) {
 			t.Errorf("hold: %v", err)
 		}
 		return err

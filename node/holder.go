@@ -5,8 +5,6 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/internal/linux"
@@ -24,7 +22,7 @@ type holder struct {
 func openClient(caller api.Peer) (int, error) {
 	pidfd, err := caller.OpenProcess()
 	if err != nil {
-		return -1, status.Errorf(codes.FailedPrecondition, "cannot follow the client: %v", err)
+		return -1, api.Errorf(api.FailedPrecondition, "cannot follow the client: %v", err)
 	}
 	return pidfd, nil
 }

@@ -18,9 +18,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 )
@@ -193,11 +191,11 @@ func TestPerUserInFlight(t *testing.T) {
 		t.Errorf("beyond the limit: %s, %q", code, text)
 	}
 	tn.underWay(1000, func(n int) bool { return n == 7*slowOne+5*lastOne })
-	if err := ask(1000); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "UserRequestBytes") {
+	if err := ask(1000); api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), "UserRequestBytes") {
 		t.Errorf("another one of the user: %v", err)
 	}
 	for _, uid := range []uint32{1001, 0} {
-		if err := ask(uid); status.Code(err) != codes.InvalidArgument {
+		if err := ask(uid); api.CodeOf(err) != api.InvalidArgument {
 			t.Errorf("uid %d: %v", uid, err)
 		}
 	}
@@ -221,7 +219,7 @@ func TestPerUserInFlight(t *testing.T) {
 		r.Close()
 	}
 	tn.underWay(1000, func(n int) bool { return n == 0 })
-	if err := ask(1000); status.Code(err) != codes.InvalidArgument {
+	if err := ask(1000); api.CodeOf(err) != api.InvalidArgument {
 		t.Errorf("afterwards: %v", err)
 	}
 	tn.underWay(1000, func(n int) bool { return n == 0 })
@@ -242,10 +240,10 @@ func TestRefusedCallLeavesOthers(t *testing.T) {
 	for range 20 {
 		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		_, err := client.Run(ctx, &api.RunRequest{Request: make([]byte, 2*limit)})
-		if status.Code(err) != codes.ResourceExhausted {
+		if api.CodeOf(err) != api.ResourceExhausted {
 			t.Errorf("a request above the limit: %v", err)
 		}
-		if _, err := client.Run(ctx, &api.RunRequest{Request: make([]byte, limit/2)}); status.Code(err) != codes.InvalidArgument {
+		if _, err := client.Run(ctx, &api.RunRequest{Request: make([]byte, limit/2)}); api.CodeOf(err) != api.InvalidArgument {
 			t.Errorf("one below it, behind: %v", err)
 		}
 		cancel()

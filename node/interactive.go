@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -22,20 +19,20 @@ func (n *Node) reserveInteractive(ctx context.Context, caller api.Peer, in order
 	j := n.reg.job(*in.req.Job)
 	switch {
 	case j == nil:
-		return nil, nil, status.Errorf(codes.NotFound, "no such job \"%d\"", *in.req.Job)
+		return nil, nil, api.Errorf(api.NotFound, "no such job \"%d\"", *in.req.Job)
 	case !mayAct(caller, j.UID):
 		return nil, nil, errDenied
 	case j.Head != "": // whose noded ends the job with its shell
-		return nil, nil, status.Errorf(codes.FailedPrecondition, "interactive: node %s was asked for job %d, and has its interactive step", j.Head, j.ID)
+		return nil, nil, api.Errorf(api.FailedPrecondition, "interactive: node %s was asked for job %d, and has its interactive step", j.Head, j.ID)
 	case j.Origin != step.OriginAlloc:
-		return nil, nil, status.Errorf(codes.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
+		return nil, nil, api.Errorf(api.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
 	}
 	in.want, in.know = interactiveID(j), j.giveAll
 	switch _, err := n.store.step(in.want); {
 	case err == nil:
 		return nil, nil, interactiveHad(errHad{in.want})
 	case !errors.Is(err, errUnknown):
-		return nil, nil, status.Error(codes.Internal, err.Error())
+		return nil, nil, api.NewError(api.Internal, err.Error())
 	}
 	f, spec, err := n.reserveFor(ctx, caller, in)
 	if had, ok := errors.AsType[errHad](err); ok { // of two at once
@@ -50,7 +47,7 @@ func (n *Node) reserveInteractive(ctx context.Context, caller api.Peer, in order
 
 // interactiveHad is the answer where the job has had its interactive step.
 func interactiveHad(had errHad) error {
-	return status.Errorf(codes.FailedPrecondition, "interactive: %v", had)
+	return api.Errorf(api.FailedPrecondition, "interactive: %v", had)
 }
 
 // endWithShell ends an allocation whose client is gone. Its interactive step goes on, as

@@ -10,9 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -40,7 +39,7 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 	if err != nil {
 		res.close(f.n.store.gate)
 		f.fail(err)
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	told := *spec // start changes it
 	if f.n.awaitsProlog(f.job) {
@@ -49,9 +48,9 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 	}
 	if err := f.start(spec, res, listen, false); err != nil {
 		if early, ok := errors.AsType[errCancelled](err); ok {
-			return nil, status.Errorf(codes.Aborted, "step %s was cancelled: %s", f.id, early.reason)
+			return nil, api.Errorf(api.Aborted, "step %s was cancelled: %s", f.id, early.reason)
 		}
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	return &told, nil
 }

@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -87,7 +85,7 @@ func TestStepdDies(t *testing.T) {
 		tn := start(t, t.TempDir(), func(c *Config) { c.StepdPath = "/nonexistent/stepd" })
 		defer tn.stop()
 		_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit"))})
-		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "/nonexistent/stepd") {
+		if api.CodeOf(err) != api.Internal || !strings.Contains(err.Error(), "/nonexistent/stepd") {
 			t.Errorf("Run: %v", err)
 		}
 		id := step.ID{Job: 1}
@@ -99,7 +97,7 @@ func TestStepdDies(t *testing.T) {
 	t.Run("its container cannot be made", func(t *testing.T) {
 		tn := start(t, t.TempDir(), func(c *Config) { c.Containers.(*fakeContainers).fail = errors.New("no space") })
 		defer tn.stop()
-		if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit"))}); status.Code(err) != codes.Internal {
+		if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit"))}); api.CodeOf(err) != api.Internal {
 			t.Errorf("Run: %v", err)
 		}
 		tn.nothingLeft(step.ID{Job: 1})
@@ -184,7 +182,7 @@ func TestSignalAndCancel(t *testing.T) {
 	if rec := tn.wait(id); rec.Signal == nil || *rec.Signal != int(syscall.SIGUSR1) || rec.ExitCode != nil {
 		t.Errorf("record %+v", rec)
 	}
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); status.Code(err) != codes.FailedPrecondition {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("Cancel of an ended step: %v", err)
 	}
 	id = tn.run(1000, request("wait"))
@@ -224,7 +222,7 @@ func TestJobEndsWithItsStep(t *testing.T) {
 	}
 	tn.nothingLeft(first)
 	tn.nothingLeft(second)
-	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, inner)}); status.Code(err) != codes.NotFound {
+	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, inner)}); api.CodeOf(err) != api.NotFound {
 		t.Errorf("a step of an ended job: %v", err)
 	}
 }

@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -24,7 +22,7 @@ func (n *Node) confinable(spec *step.Spec) error {
 	if errors.As(err, &fault) {
 		n.drainSelf(fault.Error())
 	}
-	return status.Error(codes.ResourceExhausted, "the step cannot be confined: "+err.Error())
+	return api.NewError(api.ResourceExhausted, "the step cannot be confined: "+err.Error())
 }
 
 // plan decides the step's limits and tells its spec of them.

@@ -10,10 +10,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"stepd/api"
@@ -35,7 +33,7 @@ const (
 
 const (
 	ownerUID, otherUID = 1000, 1001
-	allowed            = codes.OK // or any other answer than a refusal for who asks
+	allowed            = api.OK // or any other answer than a refusal for who asks
 )
 
 // matrixRow is one method: what it is asked with, about a step.
@@ -172,40 +170,40 @@ func (s *matrixStream) RecvMsg(v any) error {
 
 // wantCode is the answer to who about a target. Only refusals are told from each
 // other: what is allowed may fail for other reasons.
-func wantCode(whose authority, who, target string) codes.Code {
+func wantCode(whose authority, who, target string) api.Code {
 	switch {
 	case who == "nobody":
-		return codes.Unauthenticated
+		return api.Unauthenticated
 	case who == "beyond the limit":
-		return codes.ResourceExhausted
+		return api.ResourceExhausted
 	case whose == anyones, whose == roots && who == "root", whose == makers && who != "other":
 		return allowed
 	case whose == roots, whose == makers:
-		return codes.PermissionDenied
+		return api.PermissionDenied
 	case whose == joiners && who == "other":
-		return codes.PermissionDenied // by the uid, before any job is looked at
+		return api.PermissionDenied // by the uid, before any job is looked at
 	case target == "unknown", whose == joiners && target == "ended":
-		return codes.NotFound
+		return api.NotFound
 	case who == "other":
-		return codes.PermissionDenied
+		return api.PermissionDenied
 	}
 	return allowed
 }
 
 // refusalOf is the code as far as the matrix tells them apart.
-func refusalOf(err error) codes.Code {
-	switch c := status.Code(err); c {
-	case codes.PermissionDenied, codes.Unauthenticated:
+func refusalOf(err error) api.Code {
+	switch c := api.CodeOf(err); c {
+	case api.PermissionDenied, api.Unauthenticated:
 		return c
-	case codes.NotFound:
+	case api.NotFound:
 		if strings.Contains(err.Error(), "no such") { // else there is nothing of what is asked for
 			return c
 		}
-	case codes.ResourceExhausted:
+	case api.ResourceExhausted:
 		if strings.Contains(err.Error(), "UserConnectionsMax") {
 			return c
 		}
-	case codes.Unimplemented, codes.Unknown:
+	case api.Unimplemented, api.Unknown:
 		return c // never an answer
 	}
 	return allowed

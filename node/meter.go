@@ -6,8 +6,7 @@ import (
 	"path"
 	"time"
 
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -48,7 +47,7 @@ func (noMeter) Adopted(int, time.Duration)                            {}
 
 // metered tells the meter of one call; to be deferred with the call's begin.
 func (n *Node) metered(method string, begin time.Time, err *error) {
-	n.cfg.Meter.Request(path.Base(method), status.Code(*err).String(), time.Since(begin))
+	n.cfg.Meter.Request(path.Base(method), string(api.CodeOf(*err)), time.Since(begin))
 }
 
 // measure tells the meter of the step's end, when nobody waits for it any more.

@@ -10,9 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -24,7 +21,7 @@ const outputRoom = 64 << 20
 // Output streams what stepd has left of a step's output.
 func (s *service) Output(in *api.StepRef, out api.Node_OutputServer) error {
 	if in == nil || in.StepId == nil {
-		return status.Error(codes.InvalidArgument, "step: output is that of one step, JOB.STEP")
+		return api.NewError(api.InvalidArgument, "step: output is that of one step, JOB.STEP")
 	}
 	recs, err := s.own(out.Context(), in)
 	if err != nil {
@@ -32,14 +29,14 @@ func (s *service) Output(in *api.StepRef, out api.Node_OutputServer) error {
 	}
 	rec := recs[0]
 	if !rec.State.Final() {
-		return status.Errorf(codes.FailedPrecondition, "step %s is %s: its stepd has its output", rec.ID, rec.State)
+		return api.Errorf(api.FailedPrecondition, "step %s is %s: its stepd has its output", rec.ID, rec.State)
 	}
 	f, err := s.n.openFile(s.n.files.output(rec.ID))
 	if errors.Is(err, os.ErrNotExist) {
-		return status.Errorf(codes.NotFound, "nothing is kept of the output of step %s", rec.ID)
+		return api.Errorf(api.NotFound, "nothing is kept of the output of step %s", rec.ID)
 	}
 	if err != nil {
-		return status.Errorf(codes.Internal, "cannot open kept output: %v", err)
+		return api.Errorf(api.Internal, "cannot open kept output: %v", err)
 	}
 	defer f.Close()
 	buf := make([]byte, 64<<10)
@@ -54,7 +51,7 @@ func (s *service) Output(in *api.StepRef, out api.Node_OutputServer) error {
 			return nil
 		}
 		if err != nil {
-			return status.Errorf(codes.Internal, "cannot read kept output: %v", err)
+			return api.Errorf(api.Internal, "cannot read kept output: %v", err)
 		}
 	}
 }

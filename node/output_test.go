@@ -12,8 +12,6 @@ import (
 	"unicode"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -42,23 +40,23 @@ func TestOutput(t *testing.T) {
 		err := tn.svc.Output(ref(id), s)
 		return s.data, err
 	}
-	if _, err := read(1000); status.Code(err) != codes.FailedPrecondition {
+	if _, err := read(1000); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("of a running step: %v", err)
 	}
 	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(id)
-	if _, err := read(1000); status.Code(err) != codes.NotFound {
+	if _, err := read(1000); api.CodeOf(err) != api.NotFound {
 		t.Errorf("of one that has left none: %v", err)
 	}
 	want := bytes.Repeat([]byte("kept"), 50_000)
 	if err := os.WriteFile(tn.files.output(id), want, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for uid, code := range map[uint32]codes.Code{1000: codes.OK, 0: codes.OK, 1001: codes.PermissionDenied} {
+	for uid, code := range map[uint32]api.Code{1000: api.OK, 0: api.OK, 1001: api.PermissionDenied} {
 		got, err := read(uid)
-		if status.Code(err) != code || (err == nil) != bytes.Equal(got, want) {
+		if api.CodeOf(err) != code || (err == nil) != bytes.Equal(got, want) {
 			t.Errorf("uid %d: %d bytes, %v; want %v", uid, len(got), err, code)
 		}
 	}

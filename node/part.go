@@ -13,9 +13,6 @@ import (
 	"os"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -70,7 +67,7 @@ func partVerb(name string) func(n *Node, ctx context.Context, common, body []byt
 // decodePart reads a document of another noded's.
 func decodePart(doc []byte, v any) error {
 	if err := json.Unmarshal(doc, v); err != nil {
-		return status.Errorf(codes.InvalidArgument, "cannot parse the request: %v", err)
+		return api.Errorf(api.InvalidArgument, "cannot parse the request: %v", err)
 	}
 	return nil
 }
@@ -100,12 +97,12 @@ func (n *Node) partProbe(_ context.Context, common, _ []byte) (any, error) {
 	}
 	next, err := n.store.nextID(&step.Request{Job: in.Job})
 	if err != nil {
-		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", *in.Job)
+		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", *in.Job)
 	}
 	r := probeReply{Next: next}
 	r.CPUs, r.Free, r.Drained = n.reg.room(in.Job)
 	if in.Job != nil && r.CPUs == 0 {
-		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", *in.Job)
+		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", *in.Job)
 	}
 	return r, nil
 }
@@ -192,7 +189,7 @@ type part struct {
 // sameUser refuses a user who is somebody else here.
 func (p *part) sameUser(here step.User, node string) error {
 	if here.Name != p.user.Name {
-		return status.Errorf(codes.PermissionDenied, "uid %d is user %q on %s and user %q on %s", here.UID, p.user.Name, p.head, here.Name, node)
+		return api.Errorf(api.PermissionDenied, "uid %d is user %q on %s and user %q on %s", here.UID, p.user.Name, p.head, here.Name, node)
 	}
 	return nil
 }
@@ -218,7 +215,7 @@ func (n *Node) readPart(common []byte) (*partRequest, *step.Request, *part, erro
 	p.job, p.jobList, p.launchAddr = in.JobNodes, n.cfg.Others.List(in.JobNodes), in.LaunchAddr
 	p.spawned = in.Spawned
 	if in.Layout == nil {
-		return nil, nil, nil, status.Error(codes.InvalidArgument, "layout: is missing")
+		return nil, nil, nil, api.NewError(api.InvalidArgument, "layout: is missing")
 	}
 	mine := -1
 	for i, node := range in.Layout.Nodes {
@@ -228,19 +225,19 @@ func (n *Node) readPart(common []byte) (*partRequest, *step.Request, *part, erro
 		}
 	}
 	if mine < 0 {
-		return nil, nil, nil, status.Errorf(codes.InvalidArgument, "layout: node %q is not in it", n.cfg.NodeName)
+		return nil, nil, nil, api.Errorf(api.InvalidArgument, "layout: node %q is not in it", n.cfg.NodeName)
 	}
 	p.node = uint32(mine)
 	if err := in.Layout.Check(p.node, req.NTasks); err != nil {
-		return nil, nil, nil, status.Error(codes.InvalidArgument, err.Error())
+		return nil, nil, nil, api.NewError(api.InvalidArgument, err.Error())
 	}
 	ranks, err := step.ParseCPUList(in.Layout.Nodes[mine].Ranks)
 	if err != nil || len(ranks) == 0 {
-		return nil, nil, nil, status.Errorf(codes.InvalidArgument, "layout: node %q has no tasks", n.cfg.NodeName)
+		return nil, nil, nil, api.Errorf(api.InvalidArgument, "layout: node %q has no tasks", n.cfg.NodeName)
 	}
 	p.tasks = len(ranks)
 	if p.tasks > n.cfg.MaxTasks {
-		return nil, nil, nil, status.Errorf(codes.InvalidArgument, "ntasks: %d tasks on this node: the limit is %d (MaxTasksPerNode)", p.tasks, n.cfg.MaxTasks)
+		return nil, nil, nil, api.Errorf(api.InvalidArgument, "ntasks: %d tasks on this node: the limit is %d (MaxTasksPerNode)", p.tasks, n.cfg.MaxTasks)
 	}
 	return &in, req, p, nil
 }
@@ -277,7 +274,7 @@ func (n *Node) partReserve(ctx context.Context, common, _ []byte) (any, error) {
 			return partReply{Taken: &taken.next}, nil
 		}
 		if isBusy(err) && req.Gres == nil { // others were faster; of CPUs the head knows when to ask again
-			return partReply{Busy: status.Convert(err).Message()}, nil
+			return partReply{Busy: api.MessageOf(err)}, nil
 		}
 		return nil, err
 	}
@@ -357,12 +354,12 @@ func (n *Node) partLaunch(_ context.Context, common, _ []byte) (any, error) {
 	}
 	if in.Change != nil {
 		if err := in.Change.Unpack(); err != nil {
-			return nil, status.Errorf(codes.InvalidArgument, "cannot parse the change: %v", err)
+			return nil, api.Errorf(api.InvalidArgument, "cannot parse the change: %v", err)
 		}
 	}
 	f := n.reg.follower(in.ID)
 	if f == nil || f.record().Head == "" || !f.claim() {
-		return nil, status.Errorf(codes.NotFound, "no such reservation %q", in.ID)
+		return nil, api.Errorf(api.NotFound, "no such reservation %q", in.ID)
 	}
 	f.res.spec.Layout = in.Layout
 	if len(in.JobNodeCPUs) > 0 {
@@ -408,9 +405,9 @@ func (n *Node) waitPart(ctx context.Context, id step.ID) (*step.Record, error) {
 	case <-f.ended:
 		return f.record(), nil
 	case <-n.stopping:
-		return nil, status.Error(codes.Unavailable, "noded is stopping; the step goes on")
+		return nil, api.NewError(api.Unavailable, "noded is stopping; the step goes on")
 	case <-ctx.Done():
-		return nil, status.FromContextError(ctx.Err()).Err()
+		return nil, api.ContextError(ctx.Err())
 	}
 }
 
@@ -421,8 +418,8 @@ func (s *peerService) PartEvents(in *api.PartEventsRequest, out api.Peer_PartEve
 	}
 	id := step.ID{Job: in.GetJobId(), Step: in.GetStepId()}
 	err := s.n.events(out.Context(), id, in.GetFollow(), func(line []byte) error { return out.Send(&api.PartLine{Json: line}) })
-	if _, isStatus := status.FromError(err); err != nil && !isStatus {
-		return status.Error(codes.NotFound, err.Error())
+	if _, isStatus := api.AsError(err); err != nil && !isStatus {
+		return api.NewError(api.NotFound, err.Error())
 	}
 	return err
 }

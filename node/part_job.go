@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -49,7 +47,7 @@ func (n *Node) partHead(_ context.Context, common, _ []byte) (any, error) {
 		return nil, err
 	}
 	if n.heads.get(in.ID) == nil {
-		return nil, status.Errorf(codes.NotFound, "no such step %q", in.ID)
+		return nil, api.Errorf(api.NotFound, "no such step %q", in.ID)
 	}
 	return partTold{true}, nil
 }
@@ -79,15 +77,15 @@ func (n *Node) watchHead(j *job) {
 		switch err := n.askHead(j); {
 		case err == nil:
 			gone, heard = time.Time{}, time.Now()
-		case status.Code(err) == codes.NotFound && !busy:
+		case api.CodeOf(err) == api.NotFound && !busy:
 			n.releaseJob(j, jobEnded)
 			return
 		case gone.IsZero():
 			gone = time.Now()
-			n.log.WithField("job", j.ID).Infof("node %s, the job's head: %s", j.Head, status.Convert(err).Message())
+			n.log.WithField("job", j.ID).Infof("node %s, the job's head: %s", j.Head, api.MessageOf(err))
 		case time.Since(gone) >= limit:
-			why := fmt.Sprintf("node %q, the job's head, has not answered for %v (NodeTimeout): %s", j.Head, limit, status.Convert(err).Message())
-			if status.Code(err) == codes.NotFound { // it may have been about to reserve other nodes
+			why := fmt.Sprintf("node %q, the job's head, has not answered for %v (NodeTimeout): %s", j.Head, limit, api.MessageOf(err))
+			if api.CodeOf(err) == api.NotFound { // it may have been about to reserve other nodes
 				why = fmt.Sprintf("node %q, the job's head, does not know it", j.Head)
 			}
 			n.log.WithField("job", j.ID).Warnf("ending the job here: %s", why)
@@ -146,7 +144,7 @@ func (h *head) release() {
 	}
 	for _, a := range answers {
 		if a.err != nil {
-			h.log.Warnf("cannot end job %d on node %s, which will ask for it: %s", h.id.Job, a.node, status.Convert(a.err).Message())
+			h.log.Warnf("cannot end job %d on node %s, which will ask for it: %s", h.id.Job, a.node, api.MessageOf(a.err))
 		}
 	}
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"strings"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/step"
 )
@@ -39,7 +37,7 @@ func (n *Node) partRecord(id step.ID) (*step.Record, error) {
 	}
 	rec, err := n.store.step(id)
 	if err != nil {
-		return nil, status.Errorf(codes.NotFound, "no such step %q", id)
+		return nil, api.Errorf(api.NotFound, "no such step %q", id)
 	}
 	return rec, nil
 }
@@ -117,7 +115,7 @@ func told(f *follower, pass func() error) (any, error) {
 		if state := f.record().State; state == step.Completing || state.Final() || saysOver(err) {
 			return partTold{}, nil
 		}
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
+		return nil, api.NewError(api.FailedPrecondition, err.Error())
 	}
 	return partTold{true}, nil
 }
@@ -125,7 +123,7 @@ func told(f *follower, pass func() error) (any, error) {
 // saysOver tells whether stepd has refused a request since the step's tasks have ended:
 // it knows that before noded does.
 func saysOver(err error) bool {
-	text := status.Convert(err).Message()
+	text := api.MessageOf(err)
 	_, state, named := strings.Cut(text, ": the step is ")
 	return strings.HasSuffix(text, ": it is ending") || named && (state == string(step.Completing) || isFinal(step.State(state)))
 }

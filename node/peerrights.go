@@ -5,9 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -18,7 +15,7 @@ import (
 
 // errNotYours refuses a node that has nothing to do with the step.
 func errNotYours(peer, what string) error {
-	return status.Errorf(codes.PermissionDenied, "node %s has no part of %s", peer, what)
+	return api.Errorf(api.PermissionDenied, "node %s has no part of %s", peer, what)
 }
 
 // mayFan refuses a request that peer may not make here, or that this node does not
@@ -53,7 +50,7 @@ func (n *Node) mayFan(peer string, in *api.FanRequest) error {
 	}
 	for _, p := range in.GetParts() {
 		if p.GetNode() != n.cfg.NodeName && !known {
-			return status.Errorf(codes.FailedPrecondition, "node %s passes on what concerns its own steps, and it does not know this one", n.cfg.NodeName)
+			return api.Errorf(api.FailedPrecondition, "node %s passes on what concerns its own steps, and it does not know this one", n.cfg.NodeName)
 		}
 	}
 	return nil
@@ -103,7 +100,7 @@ func (n *Node) mayReach(peer string, common []byte) (known bool, err error) {
 func (s *peerService) mayAsk(ctx context.Context, job, number uint32) error {
 	peer, err := api.NodePeerOf(ctx)
 	if err != nil {
-		return status.Error(codes.Unauthenticated, err.Error())
+		return api.NewError(api.Unauthenticated, err.Error())
 	}
 	_, err = s.n.stepOfPeer(peer.Name, step.ID{Job: job, Step: number})
 	return err
@@ -143,7 +140,7 @@ func (n *Node) jobOfPeer(peer string, id uint32) (known bool, err error) {
 		return false, nil
 	}
 	if peer != j.Head && !slices.Contains(j.Nodes, peer) {
-		return true, status.Errorf(codes.PermissionDenied, "node %s has no part of job %d", peer, id)
+		return true, api.Errorf(api.PermissionDenied, "node %s has no part of job %d", peer, id)
 	}
 	return true, nil
 }
@@ -175,7 +172,7 @@ func (n *Node) mayHoldOn(peer string, common []byte) (known bool, err error) {
 	}
 	known, err = n.jobOfPeer(peer, in.ID.Job)
 	if j := n.reg.job(in.ID.Job); err != nil && j != nil && j.leadsBatch() {
-		err = status.Errorf(codes.NotFound, "job %d is on other nodes", in.ID.Job)
+		err = api.Errorf(api.NotFound, "job %d is on other nodes", in.ID.Job)
 	}
 	return known, err
 }

@@ -15,7 +15,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -124,26 +123,26 @@ func TestPeerRights(t *testing.T) {
 			to    string
 			parts []string
 		}{{"n2", []string{"n2"}}, {"n1", []string{"n2"}}, {"n1", []string{"n1", "n2"}}} {
-			if err := ask(nodes[2], way.to, v.name, v.in, way.parts); status.Code(err) != codes.PermissionDenied {
+			if err := ask(nodes[2], way.to, v.name, v.in, way.parts); api.CodeOf(err) != api.PermissionDenied {
 				t.Errorf("n3 asks %s for %s of %v: %v", way.to, v.name, way.parts, err)
 			}
 		}
 	}
 	for _, of := range []step.ID{id, own} {
-		for from, want := range map[int]codes.Code{0: codes.DeadlineExceeded, 2: codes.PermissionDenied} {
+		for from, want := range map[int]api.Code{0: api.DeadlineExceeded, 2: api.PermissionDenied} {
 			if of == own && from == 0 {
-				want = codes.PermissionDenied
+				want = api.PermissionDenied
 			}
 			c, err := nodes[from].peers.client("n2")
 			if err != nil {
 				t.Fatal(err)
 			}
 			limit := testTimeout
-			if want == codes.DeadlineExceeded { // a permitted one waits
+			if want == api.DeadlineExceeded { // a permitted one waits
 				limit = 500 * time.Millisecond
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), limit)
-			if _, err := c.WaitPart(ctx, &api.PartRef{JobId: of.Job, StepId: of.Step}); status.Code(err) != want {
+			if _, err := c.WaitPart(ctx, &api.PartRef{JobId: of.Job, StepId: of.Step}); api.CodeOf(err) != want {
 				t.Errorf("%s waits for %s: %v, want %v", names[from], of, err, want)
 			}
 			cancel()
@@ -151,11 +150,11 @@ func TestPeerRights(t *testing.T) {
 			if err == nil {
 				_, err = lines.Recv()
 			}
-			if denied := status.Code(err) == codes.PermissionDenied; denied != (want == codes.PermissionDenied) {
+			if denied := api.CodeOf(err) == api.PermissionDenied; denied != (want == api.PermissionDenied) {
 				t.Errorf("%s asks for the events of %s: %v", names[from], of, err)
 			}
 		}
-		if err := ask(nodes[0], "n2", "signal", stepRequest{ID: own, Signal: 9}, []string{"n2"}); status.Code(err) != codes.PermissionDenied {
+		if err := ask(nodes[0], "n2", "signal", stepRequest{ID: own, Signal: 9}, []string{"n2"}); api.CodeOf(err) != api.PermissionDenied {
 			t.Errorf("n1 signals %s: %v", own, err)
 		}
 	}
@@ -164,7 +163,7 @@ func TestPeerRights(t *testing.T) {
 	}
 
 	// What a node does not know it does not pass on: it is asked by itself.
-	if err := ask(nodes[0], "n3", "show", stepRequest{ID: id}, []string{"n3", "n2"}); status.Code(err) != codes.FailedPrecondition {
+	if err := ask(nodes[0], "n3", "show", stepRequest{ID: id}, []string{"n3", "n2"}); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("n3 passes on what it does not know: %v", err)
 	}
 	answers := nodes[0].passOn(context.Background(), &api.FanRequest{Verb: "show", Common: marshal(t, stepRequest{ID: id})}, partsOf([]string{"n3", "n2"}))

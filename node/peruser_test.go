@@ -9,9 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -90,7 +88,7 @@ func TestManyClients(t *testing.T) {
 			t.Errorf("connection %d: %v", i, err)
 		}
 	}
-	if err := ask(); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "UserConnectionsMax") {
+	if err := ask(); api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), "UserConnectionsMax") {
 		t.Errorf("one more: %v", err)
 	}
 	for _, c := range conns {

@@ -10,9 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -138,7 +135,7 @@ func TestAdoptionEndsBeforeProlog(t *testing.T) {
 	close(slow.on)
 	select {
 	case err := <-answer:
-		if status.Code(err) != codes.NotFound {
+		if api.CodeOf(err) != api.NotFound {
 			t.Errorf("adopted into a job that has ended: %v", err)
 		}
 	case <-time.After(testTimeout):

@@ -10,9 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -334,7 +331,7 @@ func TestPrologAtAlloc(t *testing.T) {
 	s.wantTold("prolog.sh", "epilog.sh")
 
 	s = newScripted(t, "exit 1", "", func(c *Config) { c.Scripts.AtAlloc = true })
-	if id, err := s.alloc(newClient(t, 1000), nil); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "Job prolog failed: ") {
+	if id, err := s.alloc(newClient(t, 1000), nil); api.CodeOf(err) != api.Aborted || !strings.Contains(err.Error(), "Job prolog failed: ") {
 		t.Errorf("job %d, %v", id, err)
 	}
 	s.idle()

@@ -8,9 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/internal/linux"
 	"stepd/step"
 )
@@ -125,15 +123,15 @@ func (n *Node) mayHold(uid uint32, more, size, depends int) error {
 	}
 	jobs, bytes, waits := n.queue.count(uid)
 	if jobs+more > userQueueMax {
-		return status.Errorf(codes.ResourceExhausted, "uid %d has %d batch jobs on this node that have not ended, and %d is the limit", uid, jobs, userQueueMax)
+		return api.Errorf(api.ResourceExhausted, "uid %d has %d batch jobs on this node that have not ended, and %d is the limit", uid, jobs, userQueueMax)
 	}
 	if depends > 0 && waits+depends > dependsMax {
-		return status.Errorf(codes.ResourceExhausted, "uid %d has batch jobs on this node that wait for %d others in all, and %d is the limit: let one job wait for many, and the others for that", uid, waits, dependsMax)
+		return api.Errorf(api.ResourceExhausted, "uid %d has batch jobs on this node that wait for %d others in all, and %d is the limit: let one job wait for many, and the others for that", uid, waits, dependsMax)
 	}
 	bytes += waits * dependBytes
 	size += depends * dependBytes
 	if most := n.reg.perUser.RequestBytes; bytes+size > most {
-		return status.Errorf(codes.ResourceExhausted, "uid %d has batch jobs on this node with requests of %d bytes, and %d is the limit (UserRequestBytes)", uid, bytes, most)
+		return api.Errorf(api.ResourceExhausted, "uid %d has batch jobs on this node with requests of %d bytes, and %d is the limit (UserRequestBytes)", uid, bytes, most)
 	}
 	return nil
 }

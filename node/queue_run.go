@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -271,8 +268,8 @@ func (q *queued) reserve() (*follower, *step.Spec, error) {
 	defer cancel()
 	who := api.Peer{UID: rec.By}
 	user, err := n.userFor(ctx, who, req)
-	if status.Code(err) == codes.Unavailable {
-		return nil, nil, errBusy{why: "the name service does not answer: " + status.Convert(err).Message(), all: true, retry: true}
+	if api.CodeOf(err) == api.Unavailable {
+		return nil, nil, errBusy{why: "the name service does not answer: " + api.MessageOf(err), all: true, retry: true}
 	}
 	if err != nil {
 		return nil, nil, err
@@ -296,22 +293,22 @@ func (q *queued) reserve() (*follower, *step.Spec, error) {
 // notAdmitted is what a job waits for that tryAdmit has refused, or why it never fits.
 func notAdmitted(freed <-chan struct{}, err error) error {
 	switch {
-	case status.Code(err) == codes.FailedPrecondition: // drained
-		return errBusy{why: status.Convert(err).Message(), all: true}
-	case status.Code(err) == codes.Unavailable:
+	case api.CodeOf(err) == api.FailedPrecondition: // drained
+		return errBusy{why: api.MessageOf(err), all: true}
+	case api.CodeOf(err) == api.Unavailable:
 		return errBusy{why: "noded is stopping", all: true}
 	case errors.As(err, new(errUserSteps)):
-		return errBusy{why: "UserStepsMax: " + status.Convert(err).Message(), user: true}
+		return errBusy{why: "UserStepsMax: " + api.MessageOf(err), user: true}
 	case freed != nil:
-		return errBusy{why: "Resources: " + status.Convert(err).Message()}
+		return errBusy{why: "Resources: " + api.MessageOf(err)}
 	}
 	return err
 }
 
 // cannotStart is err of a job that has its place, and waits on where the node is at fault.
 func cannotStart(err error) error {
-	if status.Code(err) == codes.Internal { // the spool is full, say
-		return errBusy{why: "noded cannot start jobs: " + status.Convert(err).Message(), all: true, retry: true}
+	if api.CodeOf(err) == api.Internal { // the spool is full, say
+		return errBusy{why: "noded cannot start jobs: " + api.MessageOf(err), all: true, retry: true}
 	}
 	return err
 }
@@ -320,7 +317,7 @@ func cannotStart(err error) error {
 func (q *queued) fail(cause error) bool {
 	log := q.n.log.WithField("job", q.job)
 	log.Errorf("cannot start the batch job: %v", cause)
-	if err := q.n.endWaiting(message("cannot start the job: "+status.Convert(cause).Message()), step.Failed, q); err != nil {
+	if err := q.n.endWaiting(message("cannot start the job: "+api.MessageOf(cause)), step.Failed, q); err != nil {
 		log.Errorf("%v", err)
 		return false
 	}

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -80,11 +78,11 @@ func TestQueue(t *testing.T) {
 			t.Error("a job that waits was told something")
 		}
 	}
-	if _, err := tn.svc.Cancel(as(1500), &api.CancelRequest{Step: &api.StepRef{JobId: second.Job}}); status.Code(err) != codes.PermissionDenied {
+	if _, err := tn.svc.Cancel(as(1500), &api.CancelRequest{Step: &api.StepRef{JobId: second.Job}}); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("another's job: %v", err)
 	}
 	// It never fits, and spends no number.
-	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, func() step.Request { r := batch("x"); r.NTasks = 5; return r }())}); status.Code(err) != codes.ResourceExhausted {
+	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, func() step.Request { r := batch("x"); r.NTasks = 5; return r }())}); api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("5 CPUs: %v", err)
 	}
 	tn.stop()
@@ -167,7 +165,7 @@ func TestArray(t *testing.T) {
 	}
 	tn.wait(ids[1])
 	tn.until(ids[2], step.Running)
-	if _, err := tn.svc.Show(as(uid), task(3)); status.Code(err) != codes.NotFound {
+	if _, err := tn.svc.Show(as(uid), task(3)); api.CodeOf(err) != api.NotFound {
 		t.Errorf("task 3: %v", err)
 	}
 	tn.cancelJob(first) // all of them
@@ -180,7 +178,7 @@ func TestArray(t *testing.T) {
 	for _, spec := range []string{"0-1001", "x", "0-4294967295"} {
 		req := batch("x")
 		req.Array = spec
-		if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, req)}); status.Code(err) != codes.InvalidArgument {
+		if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, req)}); api.CodeOf(err) != api.InvalidArgument {
 			t.Errorf("%q: %v", spec, err)
 		}
 	}
@@ -286,7 +284,7 @@ func TestQueueBytes(t *testing.T) {
 	}
 	refused := 0
 	for range 8 {
-		if err := <-all; status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "UserRequestBytes") {
+		if err := <-all; api.CodeOf(err) == api.ResourceExhausted && strings.Contains(err.Error(), "UserRequestBytes") {
 			refused++
 		} else if err != nil {
 			t.Error(err)
@@ -298,7 +296,7 @@ func TestQueueBytes(t *testing.T) {
 	tn.stop()
 	tn = start(t, dir, few)
 	defer tn.stop()
-	if err := submit(); status.Code(err) != codes.ResourceExhausted {
+	if err := submit(); api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("after a restart: %v", err)
 	}
 	uid = 1001

@@ -12,8 +12,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/internal/linux"
@@ -38,7 +36,7 @@ func TestRestartAdopts(t *testing.T) {
 		waited <- err
 	}()
 	tn.stop()
-	if err := <-waited; err != nil && status.Code(err) != codes.Unavailable {
+	if err := <-waited; err != nil && api.CodeOf(err) != api.Unavailable {
 		t.Errorf("a Wait over the stop: %v", err)
 	}
 
@@ -317,7 +315,7 @@ func TestServeOnSocket(t *testing.T) {
 	if rec := tn.wait(id); rec.ExitCode == nil || *rec.ExitCode != 6 || int(rec.UID) != os.Getuid() {
 		t.Errorf("record %+v", rec)
 	}
-	if _, err := client.Run(t.Context(), &api.RunRequest{Request: make([]byte, api.RequestMax+1)}); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "limit is 16777216") {
+	if _, err := client.Run(t.Context(), &api.RunRequest{Request: make([]byte, api.RequestMax+1)}); api.CodeOf(err) != api.InvalidArgument || !strings.Contains(err.Error(), "limit is 16777216") {
 		t.Errorf("a request beyond the limit: %v", err)
 	}
 	tn.Stop()

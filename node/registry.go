@@ -6,9 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -60,7 +58,7 @@ func (r *registry) reserve(uid uint32, size int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if most := r.perUser.RequestBytes; uid != 0 && r.waiting[uid]+size > most {
-		return status.Errorf(codes.ResourceExhausted, "uid %d has requests of %d bytes that wait for their launch, and %d is the limit (UserRequestBytes)", uid, r.waiting[uid], most)
+		return api.Errorf(api.ResourceExhausted, "uid %d has requests of %d bytes that wait for their launch, and %d is the limit (UserRequestBytes)", uid, r.waiting[uid], most)
 	}
 	r.waiting[uid] += size
 	return nil

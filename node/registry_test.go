@@ -7,9 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -42,22 +39,22 @@ func TestAdmit(t *testing.T) {
 		uid    uint32
 		before func(*registry)
 		change func(*step.Request)
-		want   codes.Code
+		want   api.Code
 	}{
-		{"fits", 1000, nil, nil, codes.OK},
-		{"does not fit", 1000, nil, func(r *step.Request) { r.NTasks = 9 }, codes.ResourceExhausted},
-		{"tasks times CPUs", 1000, nil, func(r *step.Request) { r.NTasks, r.CPUsPerTask = 3, 3 }, codes.ResourceExhausted},
-		{"overcommit", 1000, nil, func(r *step.Request) { r.NTasks, r.Overcommit = 9, true }, codes.OK},
-		{"own job", 1000, nil, func(r *step.Request) { r.Job = ptr(uint32(7)) }, codes.OK},
-		{"another's job", 1001, nil, func(r *step.Request) { r.Job = ptr(uint32(7)) }, codes.PermissionDenied},
-		{"root, as itself, in a user's job", 0, nil, func(r *step.Request) { r.Job = ptr(uint32(7)) }, codes.InvalidArgument},
-		{"no such job", 1000, nil, func(r *step.Request) { r.Job = ptr(uint32(8)) }, codes.NotFound},
-		{"more than the job has", 1000, nil, func(r *step.Request) { r.Job, r.NTasks = ptr(uint32(7)), 2 }, codes.ResourceExhausted},
-		{"overcommit in the job", 1000, nil, func(r *step.Request) { r.Job, r.NTasks, r.Overcommit = ptr(uint32(7)), 2, true }, codes.OK},
-		{"drained", 0, func(r *registry) { r.setDrain(drainRecord{Drained: true, Reason: "disk"}) }, nil, codes.FailedPrecondition},
-		{"stopping", 0, func(r *registry) { r.close() }, nil, codes.Unavailable},
-		{"too many steps", 1000, func(r *registry) { r.byUser[1000] = r.perUser.Steps }, nil, codes.ResourceExhausted},
-		{"root has no such limit", 0, func(r *registry) { r.byUser[0] = r.perUser.Steps }, nil, codes.OK},
+		{"fits", 1000, nil, nil, api.OK},
+		{"does not fit", 1000, nil, func(r *step.Request) { r.NTasks = 9 }, api.ResourceExhausted},
+		{"tasks times CPUs", 1000, nil, func(r *step.Request) { r.NTasks, r.CPUsPerTask = 3, 3 }, api.ResourceExhausted},
+		{"overcommit", 1000, nil, func(r *step.Request) { r.NTasks, r.Overcommit = 9, true }, api.OK},
+		{"own job", 1000, nil, func(r *step.Request) { r.Job = ptr(uint32(7)) }, api.OK},
+		{"another's job", 1001, nil, func(r *step.Request) { r.Job = ptr(uint32(7)) }, api.PermissionDenied},
+		{"root, as itself, in a user's job", 0, nil, func(r *step.Request) { r.Job = ptr(uint32(7)) }, api.InvalidArgument},
+		{"no such job", 1000, nil, func(r *step.Request) { r.Job = ptr(uint32(8)) }, api.NotFound},
+		{"more than the job has", 1000, nil, func(r *step.Request) { r.Job, r.NTasks = ptr(uint32(7)), 2 }, api.ResourceExhausted},
+		{"overcommit in the job", 1000, nil, func(r *step.Request) { r.Job, r.NTasks, r.Overcommit = ptr(uint32(7)), 2, true }, api.OK},
+		{"drained", 0, func(r *registry) { r.setDrain(drainRecord{Drained: true, Reason: "disk"}) }, nil, api.FailedPrecondition},
+		{"stopping", 0, func(r *registry) { r.close() }, nil, api.Unavailable},
+		{"too many steps", 1000, func(r *registry) { r.byUser[1000] = r.perUser.Steps }, nil, api.ResourceExhausted},
+		{"root has no such limit", 0, func(r *registry) { r.byUser[0] = r.perUser.Steps }, nil, api.OK},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)
@@ -67,7 +64,7 @@ func TestAdmit(t *testing.T) {
 			}
 			free := r.usage().freeCPU
 			a, err := admit(r, tc.uid, tc.change)
-			if status.Code(err) != tc.want {
+			if api.CodeOf(err) != tc.want {
 				t.Fatalf("got %v, want %v", err, tc.want)
 			}
 			if err == nil {
@@ -114,7 +111,7 @@ func TestAdmitWaits(t *testing.T) {
 	cancel() // who waits hears of that
 	req := request("x")
 	req.NTasks = 2
-	if _, err := r.admit(ctx, &req, 1001, false); status.Code(err) != codes.ResourceExhausted {
+	if _, err := r.admit(ctx, &req, 1001, false); api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("got %v", err)
 	}
 }
@@ -134,7 +131,7 @@ func TestJobEnds(t *testing.T) {
 	if cancel, idle := r.settle(first); len(cancel) != 1 || cancel[0] != second || idle {
 		t.Errorf("the first step's end cancels %v, idle %v", cancel, idle)
 	}
-	if _, err := admit(r, 1000, func(r *step.Request) { r.Job = ptr(uint32(1)) }); status.Code(err) != codes.NotFound {
+	if _, err := admit(r, 1000, func(r *step.Request) { r.Job = ptr(uint32(1)) }); api.CodeOf(err) != api.NotFound {
 		t.Errorf("a step of an ending job: %v", err)
 	}
 	if r.remove(first) != nil || r.usage().freeCPU != 1 {
@@ -282,8 +279,8 @@ func TestStepsAlone(t *testing.T) {
 	r.add(f)
 	_, err = admit(r, 1000, of(2, nil))
 	what := ""
-	for _, d := range status.Convert(err).Details() {
-		what = d.(*api.Waits).GetWhat()
+	if e, ok := api.AsError(err); ok {
+		what = e.Waits
 	}
 	if want := "2 CPUs of job 1: " + byTime(f.rec.Submitted.Add(10*time.Minute), time.Now()); what != want {
 		t.Errorf("waits for %q, want %q (%v)", what, want, err)
@@ -338,7 +335,7 @@ func TestStepsAlone(t *testing.T) {
 	cancel()
 	req := request("x")
 	of(4, nil)(&req)
-	if _, err := r.admitWaiting(ctx, &req, 1000, false); status.Code(err) != codes.Canceled || len(a.job.waiters) != 0 {
+	if _, err := r.admitWaiting(ctx, &req, 1000, false); api.CodeOf(err) != api.Canceled || len(a.job.waiters) != 0 {
 		t.Errorf("%v, %d wait", err, len(a.job.waiters))
 	}
 	ended := make(chan error, 1)
@@ -348,7 +345,7 @@ func TestStepsAlone(t *testing.T) {
 	}()
 	queued(1)
 	r.shut(a.job)
-	if err := <-ended; status.Code(err) != codes.NotFound {
+	if err := <-ended; api.CodeOf(err) != api.NotFound {
 		t.Errorf("of a job that has ended: %v", err)
 	}
 }
@@ -369,7 +366,7 @@ func TestFreeOn(t *testing.T) {
 		2: "; " + byTime(soon.Add(timeGrace), time.Now()), 3: "; " + byTime(late.Add(timeGrace), time.Now()), 4: "; when is not known: job 3 has no time limit",
 	} {
 		_, err := admit(r, 1000, func(r *step.Request) { r.NTasks = n })
-		if status.Code(err) != codes.ResourceExhausted || !strings.HasSuffix(err.Error(), want) {
+		if api.CodeOf(err) != api.ResourceExhausted || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%d CPUs: %v, want %q", n, err, want)
 		}
 	}

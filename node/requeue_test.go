@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -24,29 +22,29 @@ func TestRequeueHeld(t *testing.T) {
 	tn := start(t, dir, nil)
 	defer func() { tn.stop() }()
 	uid := uint32(os.Getuid())
-	requeue := func(who uint32, in *api.HoldRequest, want codes.Code, words string) {
+	requeue := func(who uint32, in *api.HoldRequest, want api.Code, words string) {
 		t.Helper()
 		in.Requeue = true
-		if _, err := tn.svc.Hold(as(who), in); status.Code(err) != want || err != nil && !strings.Contains(err.Error(), words) {
+		if _, err := tn.svc.Hold(as(who), in); api.CodeOf(err) != want || err != nil && !strings.Contains(err.Error(), words) {
 			t.Errorf("%v by %d: %v, want %v with %q", in, who, err, want, words)
 		}
 	}
 	no := false
 	never := tn.batch(func(r *step.Request) { r.Requeue = &no }, "wait")
 	tn.until(never, step.Running)
-	requeue(uid, &api.HoldRequest{Job: &api.StepRef{JobId: never.Job}}, codes.FailedPrecondition, "--no-requeue")
+	requeue(uid, &api.HoldRequest{Job: &api.StepRef{JobId: never.Job}}, api.FailedPrecondition, "--no-requeue")
 	tn.cancelJob(never)
 	tn.wait(never)
 
 	id := tn.batch(nil, "wait")
 	job := &api.StepRef{JobId: id.Job}
 	tn.until(id, step.Running)
-	requeue(1500, &api.HoldRequest{Job: job}, codes.PermissionDenied, "")
-	requeue(uid, &api.HoldRequest{Job: job, Release: true}, codes.InvalidArgument, "exclude each other")
-	requeue(uid, &api.HoldRequest{Job: &api.StepRef{JobId: 99}}, codes.NotFound, "")
-	requeue(uid, &api.HoldRequest{Job: job}, codes.OK, "")
+	requeue(1500, &api.HoldRequest{Job: job}, api.PermissionDenied, "")
+	requeue(uid, &api.HoldRequest{Job: job, Release: true}, api.InvalidArgument, "exclude each other")
+	requeue(uid, &api.HoldRequest{Job: &api.StepRef{JobId: 99}}, api.NotFound, "")
+	requeue(uid, &api.HoldRequest{Job: job}, api.OK, "")
 	tn.waits(id, "JobHeldUser")
-	requeue(uid, &api.HoldRequest{Job: job}, codes.FailedPrecondition, "no batch job that runs")
+	requeue(uid, &api.HoldRequest{Job: job}, api.FailedPrecondition, "no batch job that runs")
 	tn.stop()
 
 	tn = start(t, dir, nil)
@@ -116,7 +114,7 @@ func TestRequeue(t *testing.T) {
 	no := false
 	id = tn.batch(func(r *step.Request) { r.Requeue = &no }, "wait")
 	tn.until(id, step.Running)
-	if _, err := tn.svc.Requeue(as(uid), &api.StepRef{JobId: id.Job}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "--no-requeue") {
+	if _, err := tn.svc.Requeue(as(uid), &api.StepRef{JobId: id.Job}); api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), "--no-requeue") {
 		t.Errorf("--no-requeue: %v", err)
 	}
 	tn.cancelJob(id)
@@ -228,7 +226,7 @@ func TestCancelRequeued(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-slow.at // no step of it is left
-	if _, err := tn.svc.Cancel(as(1500), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}}); status.Code(err) != codes.PermissionDenied {
+	if _, err := tn.svc.Cancel(as(1500), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}}); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("another's job: %v", err)
 	}
 	tn.cancelJob(id)
@@ -264,7 +262,7 @@ func TestCancelRequeued(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tn.svc.Requeue(as(1500), &api.StepRef{JobId: first.Job}); status.Code(err) != codes.PermissionDenied {
+	if _, err := tn.svc.Requeue(as(1500), &api.StepRef{JobId: first.Job}); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("another's array: %v", err)
 	}
 	if _, err := tn.svc.Requeue(as(uid), &api.StepRef{JobId: first.Job}); err != nil {

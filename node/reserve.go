@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/api/stepapi"
@@ -61,7 +59,7 @@ func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, in or
 	}
 	switch several := n.severalNodes(req); {
 	case several && req.Interactive:
-		return nil, nil, status.Errorf(codes.InvalidArgument, "interactive: it is a step of the node that was asked for the job, and no other can be chosen for it (here %s)", n.cfg.NodeName)
+		return nil, nil, api.Errorf(api.InvalidArgument, "interactive: it is a step of the node that was asked for the job, and no other can be chosen for it (here %s)", n.cfg.NodeName)
 	case several:
 		return nil, nil, errSeveral{req}
 	}
@@ -157,10 +155,10 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 		if had, ok := errors.AsType[errHad](err); ok {
 			return nil, nil, had
 		}
-		if _, ok := status.FromError(err); ok {
+		if _, ok := api.AsError(err); ok {
 			return nil, nil, err
 		}
-		return nil, nil, status.Error(codes.Internal, err.Error())
+		return nil, nil, api.NewError(api.Internal, err.Error())
 	}
 	f.by = caller.UID
 	f.res = &reservation{spec: spec, size: in.size}
@@ -172,7 +170,7 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 		f.claim()
 		f.unreserve()
 		f.fail(err)
-		return nil, nil, status.Error(codes.Internal, err.Error())
+		return nil, nil, api.NewError(api.Internal, err.Error())
 	}
 	// Now it can be found, and cancelled, by its number: what the claim takes
 	// over must be whole.
@@ -180,7 +178,7 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 		if f.claim() {
 			f.giveBack(jobEnded)
 		}
-		return nil, nil, status.Errorf(codes.NotFound, "no such job \"%d\"", f.id.Job)
+		return nil, nil, api.Errorf(api.NotFound, "no such job \"%d\"", f.id.Job)
 	}
 	return f, spec, nil
 }

@@ -10,9 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/api/stepapi"
@@ -91,22 +89,22 @@ func TestReserveAndLaunch(t *testing.T) {
 	}
 	inner := request("exit", "0")
 	inner.Job = &id.Job
-	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, inner)}); status.Code(err) != codes.NotFound {
+	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, inner)}); api.CodeOf(err) != api.NotFound {
 		t.Errorf("a step in a job that has not begun: %v", err)
 	}
 	if _, err := tn.svc.Signal(as(1000), &api.SignalRequest{Step: ref(id), Signal: 15}); err == nil {
 		t.Error("a step without tasks was signalled")
 	}
-	if err := tn.launch(as(1001), id, step.LaunchChange{}); status.Code(err) != codes.PermissionDenied {
+	if err := tn.launch(as(1001), id, step.LaunchChange{}); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("launched by another user: %v", err)
 	}
-	if err := tn.launch(c.ctx, id, step.LaunchChange{Env: []string{"no variable"}}); status.Code(err) != codes.InvalidArgument {
+	if err := tn.launch(c.ctx, id, step.LaunchChange{Env: []string{"no variable"}}); api.CodeOf(err) != api.InvalidArgument {
 		t.Errorf("a bad change: %v", err)
 	}
 	if err := tn.launch(c.ctx, id, step.LaunchChange{Env: []string{"GREETING=after"}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := tn.launch(c.ctx, id, step.LaunchChange{}); status.Code(err) != codes.NotFound {
+	if err := tn.launch(c.ctx, id, step.LaunchChange{}); api.CodeOf(err) != api.NotFound {
 		t.Errorf("launched twice: %v", err)
 	}
 	if rec := tn.wait(id); rec.State != step.Completed || rec.Reason != "GREETING=after" {
@@ -127,7 +125,7 @@ func TestReservationsEnd(t *testing.T) {
 			t.Errorf("step %s: %+v", id, rec)
 		}
 		tn.nothingLeft(id)
-		if err := tn.launch(as(0), id, step.LaunchChange{}); status.Code(err) != codes.NotFound {
+		if err := tn.launch(as(0), id, step.LaunchChange{}); api.CodeOf(err) != api.NotFound {
 			t.Errorf("launched after its end: %v", err)
 		}
 		lines := &sink{ctx: as(0)}
@@ -167,7 +165,7 @@ func TestReservationsEnd(t *testing.T) {
 
 	gone := newClient(t, 1000)
 	gone.kill()
-	if _, err := tn.svc.Reserve(gone.ctx, &api.RunRequest{Request: marshal(t, request("wait"))}); status.Code(err) != codes.FailedPrecondition {
+	if _, err := tn.svc.Reserve(gone.ctx, &api.RunRequest{Request: marshal(t, request("wait"))}); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("a client that is gone: %v", err)
 	}
 	tn.idle()
@@ -179,7 +177,7 @@ func TestReservationsAreBounded(t *testing.T) {
 	c := newClient(t, 1000)
 	tn.reg.waiting[1000] = tn.reg.perUser.RequestBytes
 	_, err := tn.svc.Reserve(c.ctx, &api.RunRequest{Request: marshal(t, request("wait"))})
-	if status.Code(err) != codes.ResourceExhausted {
+	if api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	delete(tn.reg.waiting, 1000)
@@ -248,7 +246,7 @@ func TestAlloc(t *testing.T) {
 	}
 	second := tn.stepOf(id, 1000, "wait")
 	tn.until(second, step.Running)
-	if _, err := tn.svc.Release(as(1001), &api.ReleaseRequest{JobId: id}); status.Code(err) != codes.PermissionDenied {
+	if _, err := tn.svc.Release(as(1001), &api.ReleaseRequest{JobId: id}); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("released by another user: %v", err)
 	}
 	ended := make(chan error, 1)
@@ -266,7 +264,7 @@ func TestAlloc(t *testing.T) {
 		t.Errorf("a wait for the job: %v", err)
 	}
 	tn.nothingLeft(second)
-	if _, err := tn.svc.Release(as(1000), &api.ReleaseRequest{JobId: id}); status.Code(err) != codes.NotFound {
+	if _, err := tn.svc.Release(as(1000), &api.ReleaseRequest{JobId: id}); api.CodeOf(err) != api.NotFound {
 		t.Errorf("released twice: %v", err)
 	}
 	tn.idle()
@@ -295,7 +293,7 @@ func TestAllocEnds(t *testing.T) {
 	if id, err = tn.alloc(c, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tn.svc.Cancel(as(1001), &api.CancelRequest{Step: &api.StepRef{JobId: id}}); status.Code(err) != codes.PermissionDenied {
+	if _, err := tn.svc.Cancel(as(1001), &api.CancelRequest{Step: &api.StepRef{JobId: id}}); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("cancelled by another user: %v", err)
 	}
 	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: &api.StepRef{JobId: id}}); err != nil {

@@ -11,9 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -27,7 +24,7 @@ func (n *Node) run(ctx context.Context, caller api.Peer, in *api.RunRequest) (*f
 		return nil, nil, err
 	}
 	if !f.claim() {
-		return nil, nil, status.Errorf(codes.Aborted, "step %s was cancelled before its launch", f.id)
+		return nil, nil, api.Errorf(api.Aborted, "step %s was cancelled before its launch", f.id)
 	}
 	spec, err := f.launch(nil)
 	return f, spec, err
@@ -38,10 +35,10 @@ func (n *Node) run(ctx context.Context, caller api.Peer, in *api.RunRequest) (*f
 func (n *Node) decode(raw []byte) (*step.Request, error) {
 	req := new(step.Request)
 	if err := decodeStrict(raw, req); err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "cannot parse request: %v", err)
+		return nil, api.Errorf(api.InvalidArgument, "cannot parse request: %v", err)
 	}
 	if err := req.Unpack(); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+		return nil, api.NewError(api.InvalidArgument, err.Error())
 	}
 	return req, nil
 }
@@ -74,7 +71,7 @@ func decodeStrict(raw []byte, v any) error {
 // the node's defaults where the request has none.
 func (n *Node) check(req *step.Request) error {
 	if err := req.Validate(); err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
+		return api.NewError(api.InvalidArgument, err.Error())
 	}
 	var err error
 	switch {
@@ -97,7 +94,7 @@ func (n *Node) check(req *step.Request) error {
 		err = &step.FieldError{Field: "mpi", Problem: fmt.Sprintf("no type %q here: there are %s", req.MPI, strings.Join(n.cfg.MPITypes, ", "))}
 	}
 	if err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
+		return api.NewError(api.InvalidArgument, err.Error())
 	}
 	return nil
 }
@@ -139,24 +136,24 @@ func (n *Node) userFor(ctx context.Context, caller api.Peer, req *step.Request) 
 		uid = *req.UID
 	}
 	if uid != caller.UID && !caller.Root() {
-		return step.User{}, status.Errorf(codes.PermissionDenied, "permission denied: uid: only root may run as uid %d", uid)
+		return step.User{}, api.Errorf(api.PermissionDenied, "permission denied: uid: only root may run as uid %d", uid)
 	}
 	user, err := n.cfg.Users.ByUID(ctx, uid)
 	switch {
 	case errors.Is(err, ErrNoUser) && caller.Root() && req.GID != nil:
 		return step.User{Name: fmt.Sprint(uid), UID: uid, GID: *req.GID, Groups: []uint32{*req.GID}, Home: "/"}, nil
 	case errors.Is(err, ErrNoUser) && caller.Root():
-		return step.User{}, status.Errorf(codes.InvalidArgument, "uid: there is no user %d; --gid is needed to run as a bare number", uid)
+		return step.User{}, api.Errorf(api.InvalidArgument, "uid: there is no user %d; --gid is needed to run as a bare number", uid)
 	case errors.Is(err, ErrNoUser):
-		return step.User{}, status.Errorf(codes.PermissionDenied, "permission denied: there is no user %d", uid)
+		return step.User{}, api.Errorf(api.PermissionDenied, "permission denied: there is no user %d", uid)
 	case err != nil:
-		return step.User{}, status.Error(codes.Unavailable, err.Error())
+		return step.User{}, api.NewError(api.Unavailable, err.Error())
 	}
 	if req.GID == nil || *req.GID == user.GID {
 		return user, nil
 	}
 	if !caller.Root() {
-		return step.User{}, status.Errorf(codes.PermissionDenied, "permission denied: gid: only root may run as gid %d", *req.GID)
+		return step.User{}, api.Errorf(api.PermissionDenied, "permission denied: gid: only root may run as gid %d", *req.GID)
 	}
 	user.GID = *req.GID
 	if !slices.Contains(user.Groups, user.GID) {

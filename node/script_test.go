@@ -9,9 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -85,7 +82,7 @@ func TestBatchRefusals(t *testing.T) {
 		req := batch("exit 0")
 		change(&req)
 		_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, req)})
-		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), field+": ") {
+		if api.CodeOf(err) != api.InvalidArgument || !strings.Contains(err.Error(), field+": ") {
 			t.Errorf("%s: %v", field, err)
 		}
 	}

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -67,7 +65,7 @@ func (s *service) Launch(ctx context.Context, in *api.LaunchRequest) (*api.RunRe
 	}
 	ref := in.GetStep()
 	if ref == nil || ref.StepId == nil {
-		return nil, status.Error(codes.InvalidArgument, "step: want JOB.STEP")
+		return nil, api.NewError(api.InvalidArgument, "step: want JOB.STEP")
 	}
 	change, err := decodeChange(in.GetChange())
 	if err != nil {
@@ -97,7 +95,7 @@ func (s *service) refused(caller api.Peer, err error) error {
 	if silent > 0 {
 		log.Infof("%d further requests were refused, and not told here", silent)
 	}
-	log.Infof("request refused: %v", status.Convert(err).Message())
+	log.Infof("request refused: %v", api.MessageOf(err))
 	return err
 }
 

@@ -9,16 +9,14 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
 )
 
 // errDenied is the answer to whoever is neither owner nor root.
-var errDenied = status.Error(codes.PermissionDenied, "permission denied")
+var errDenied = api.NewError(api.PermissionDenied, "permission denied")
 
 // Server returns noded's service, for Serve on the listener of Listen. The
 // methods' contract is in node.proto.
@@ -68,7 +66,7 @@ func (s *service) Wait(ctx context.Context, in *api.StepRef) (*api.StepReply, er
 			return nil, err
 		}
 		if recs, err = s.n.jobSteps(j.ID); err != nil {
-			return nil, status.Error(codes.Internal, err.Error())
+			return nil, api.NewError(api.Internal, err.Error())
 		}
 		return stepReply(recs)
 	}
@@ -80,9 +78,9 @@ func (s *service) Wait(ctx context.Context, in *api.StepRef) (*api.StepReply, er
 		select {
 		case <-ended:
 		case <-s.n.stopping:
-			return nil, status.Error(codes.Unavailable, "noded is stopping; the step goes on")
+			return nil, api.NewError(api.Unavailable, "noded is stopping; the step goes on")
 		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
+			return nil, api.ContextError(ctx.Err())
 		}
 	}
 	if recs, err = s.own(ctx, in); err != nil {
@@ -98,7 +96,7 @@ func (s *service) List(ctx context.Context, in *api.ListRequest) (*api.ListReply
 	}
 	recs, err := s.n.list(in.GetAll())
 	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	out := new(api.ListReply)
 	for _, rec := range recs {
@@ -131,12 +129,12 @@ func (s *service) Signal(ctx context.Context, in *api.SignalRequest) (*api.Empty
 		scope = step.ScopeTasks
 	}
 	if sig < 1 || sig > 64 {
-		return nil, status.Errorf(codes.InvalidArgument, "signal: there is no signal %d", sig)
+		return nil, api.Errorf(api.InvalidArgument, "signal: there is no signal %d", sig)
 	}
 	switch scope {
 	case step.ScopeLeader, step.ScopeTasks, step.ScopeCgroup, "all":
 	default:
-		return nil, status.Errorf(codes.InvalidArgument, "scope: %.40q is none of %q, %q and %q", scope, step.ScopeLeader, step.ScopeTasks, step.ScopeCgroup)
+		return nil, api.Errorf(api.InvalidArgument, "scope: %.40q is none of %q, %q and %q", scope, step.ScopeLeader, step.ScopeTasks, step.ScopeCgroup)
 	}
 	return s.tell(ctx, in.GetStep(), "signal", func(f liveStep) error { return f.signal(ctx, sig, scope) })
 }
@@ -144,7 +142,7 @@ func (s *service) Signal(ctx context.Context, in *api.SignalRequest) (*api.Empty
 func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty, error) {
 	reason := in.GetReason()
 	if len(reason) > step.NameMax || checkWord(reason) != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
+		return nil, api.Errorf(api.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
 	}
 	task := in.GetStep() != nil && in.GetStep().ArrayTask != nil
 	if err := s.n.ofTask(ctx, in.GetStep()); err != nil {
@@ -164,7 +162,7 @@ func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty
 		return nil, err
 	}
 	reply, err := s.tell(ctx, in.GetStep(), "cancel", func(f liveStep) error { return f.cancel(ctx, reason) })
-	if kept && status.Code(err) == codes.FailedPrecondition { // it has ended, and would have run again
+	if kept && api.CodeOf(err) == api.FailedPrecondition { // it has ended, and would have run again
 		return &api.Empty{}, nil
 	}
 	return reply, err
@@ -188,12 +186,12 @@ func (s *service) tell(ctx context.Context, ref *api.StepRef, verb string, pass 
 				continue
 			default:
 			}
-			return nil, status.Errorf(codes.Unavailable, "cannot %s step %s: %v", verb, rec.ID, err)
+			return nil, api.Errorf(api.Unavailable, "cannot %s step %s: %v", verb, rec.ID, err)
 		}
 		told++
 	}
 	if told == 0 {
-		return nil, status.Errorf(codes.FailedPrecondition, "step %s has ended", recs[0].ID)
+		return nil, api.Errorf(api.FailedPrecondition, "step %s has ended", recs[0].ID)
 	}
 	return &api.Empty{}, nil
 }
@@ -212,10 +210,10 @@ func (s *service) NodeStatus(ctx context.Context, _ *api.Empty) (*api.NodeStatus
 func (s *service) Drain(ctx context.Context, in *api.DrainRequest) (*api.Empty, error) {
 	reason := in.GetReason()
 	if reason == "" {
-		return nil, status.Error(codes.InvalidArgument, "reason: is empty: say why the node is drained")
+		return nil, api.NewError(api.InvalidArgument, "reason: is empty: say why the node is drained")
 	}
 	if len(reason) > step.NameMax || checkWord(reason) != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
+		return nil, api.Errorf(api.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
 	}
 	return s.drain(ctx, drainRecord{Drained: true, Reason: reason})
 }
@@ -233,7 +231,7 @@ func (s *service) drain(ctx context.Context, d drainRecord) (*api.Empty, error) 
 		return nil, errDenied
 	}
 	if err := s.n.setDrain(d); err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	if !d.Drained {
 		s.n.forgiveAll()
@@ -279,7 +277,7 @@ func stepReply(recs []*step.Record) (*api.StepReply, error) {
 func encode(v any) ([]byte, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
-		return nil, status.Error(codes.Internal, fmt.Sprintf("internal error: cannot encode answer: %v", err))
+		return nil, api.NewError(api.Internal, fmt.Sprintf("internal error: cannot encode answer: %v", err))
 	}
 	return b, nil
 }
@@ -302,6 +300,6 @@ func (n *Node) surviveStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 func (n *Node) recovered(method string, err *error) {
 	if p := recover(); p != nil {
 		n.log.Errorf("internal error: %s: %v\n%s", method, p, debug.Stack())
-		*err = status.Errorf(codes.Internal, "internal error: %v", p)
+		*err = api.Errorf(api.Internal, "internal error: %v", p)
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -56,7 +54,7 @@ func (n *Node) withThisNode(req *step.Request, what string) error {
 		return nil
 	}
 	if slices.Contains(req.NotNodes, self) || len(req.WantNodes) > 0 && len(req.WantNodes) >= max(req.NNodes, req.NNodesMax) {
-		return status.Errorf(codes.InvalidArgument, "nodes: %s has the node among its own whose noded is asked for it, here %s: ask for it on one of those that it is to have", what, self)
+		return api.Errorf(api.InvalidArgument, "nodes: %s has the node among its own whose noded is asked for it, here %s: ask for it on one of those that it is to have", what, self)
 	}
 	req.WantNodes = append(slices.Clone(req.WantNodes), self)
 	return nil
@@ -82,7 +80,7 @@ func (n *Node) allocNodes(ctx context.Context, caller api.Peer, req *step.Reques
 	h, err := newHolder(caller.PID, client, n.boot)
 	if err != nil {
 		unix.Close(client)
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
+		return nil, api.NewError(api.FailedPrecondition, err.Error())
 	}
 	in := &partRequest{
 		ID: id, Head: n.cfg.NodeName, By: caller.UID, User: user, Request: raw, Layout: layout, JobNodes: n.jobNodes(req, layout),
@@ -96,7 +94,7 @@ func (n *Node) allocNodes(ctx context.Context, caller api.Peer, req *step.Reques
 	n.work.Go(func() { n.watchShares(j) })
 	n.log.WithField("job", j.ID).WithField("uid", j.UID).Infof("job of %d nodes allocated for process %d: %s", len(j.Nodes), h.PID, n.cfg.Others.List(j.Nodes))
 	if err := n.openAll(ctx, j, openRequest{ID: step.ID{Job: j.ID}, User: user, NodeCPUs: cpus}); err != nil {
-		n.endAlloc(j, status.Convert(err).Message())
+		n.endAlloc(j, api.MessageOf(err))
 		return nil, err
 	}
 	return j, nil
@@ -128,14 +126,14 @@ func (n *Node) shares(ctx context.Context, in *partRequest, own func() (*job, er
 		}
 		in.ID = *again
 	}
-	return nil, nil, status.Errorf(codes.Aborted, "the nodes %s did not agree on a number for the job within %d tries: try again", n.cfg.Others.List(in.JobNodes), proposals)
+	return nil, nil, api.Errorf(api.Aborted, "the nodes %s did not agree on a number for the job within %d tries: try again", n.cfg.Others.List(in.JobNodes), proposals)
 }
 
 // otherShares asks the other nodes. again is a number to propose next.
 func (n *Node) otherShares(ctx context.Context, j *job, in *partRequest) (cpus []int, again *step.ID, err error) {
 	answers, err := n.fan(ctx, "allocate", in, partsOf(n.others(&j.jobRecord)))
 	if err != nil {
-		return nil, nil, status.Error(codes.Internal, err.Error())
+		return nil, nil, api.NewError(api.Internal, err.Error())
 	}
 	cpus = make([]int, len(in.JobNodes))
 	cpus[slices.Index(in.JobNodes, n.cfg.NodeName)] = len(j.cpus)
@@ -143,13 +141,13 @@ func (n *Node) otherShares(ctx context.Context, j *job, in *partRequest) (cpus [
 		var r shareReply
 		if a.err == nil {
 			if jerr := json.Unmarshal(a.body, &r); jerr != nil {
-				a.err = status.Errorf(codes.Internal, "its answer cannot be parsed: %v", jerr)
+				a.err = api.Errorf(api.Internal, "its answer cannot be parsed: %v", jerr)
 			}
 		}
 		switch {
 		case a.err != nil:
 			if err == nil { // the first one is told
-				err = status.Errorf(status.Code(a.err), "node %s: %s", a.node, status.Convert(a.err).Message())
+				err = api.Errorf(api.CodeOf(a.err), "node %s: %s", a.node, api.MessageOf(a.err))
 			}
 		case r.Taken != nil:
 			if again == nil || again.Job < r.Taken.Job {
@@ -183,7 +181,7 @@ func (n *Node) takeShare(ctx context.Context, in *partRequest, req *step.Request
 		if _, ok := errors.AsType[errTaken](err); ok {
 			return nil, err
 		}
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	n.reg.newJob(a, rec)
 	return a.job, nil
@@ -194,7 +192,7 @@ func (n *Node) ownShare(l *step.Layout, req *step.Request) (*step.Request, error
 	mine := slices.IndexFunc(l.Nodes, func(l step.LayoutNode) bool { return l.Name == n.cfg.NodeName })
 	ranks, err := step.ParseCPUList(l.Nodes[mine].Ranks)
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "layout: %v", err)
+		return nil, api.Errorf(api.InvalidArgument, "layout: %v", err)
 	}
 	place := *req
 	place.NTasks = len(ranks)
@@ -242,11 +240,11 @@ func (n *Node) openAll(ctx context.Context, j *job, in openRequest) error {
 	}
 	answers, err := n.fanWithin(ctx, limit, "open", in, partsOf(j.Nodes))
 	if err != nil {
-		return status.Error(codes.Internal, err.Error())
+		return api.NewError(api.Internal, err.Error())
 	}
 	for _, a := range answers {
 		if a.err != nil {
-			return status.Errorf(status.Code(a.err), "node %s: %s", a.node, status.Convert(a.err).Message())
+			return api.Errorf(api.CodeOf(a.err), "node %s: %s", a.node, api.MessageOf(a.err))
 		}
 	}
 	return nil
@@ -260,7 +258,7 @@ func (n *Node) partOpen(_ context.Context, common, _ []byte) (any, error) {
 	}
 	j := n.reg.job(in.ID.Job)
 	if j == nil || !j.spans() || len(in.NodeCPUs) != len(j.Nodes) || in.User.UID != j.UID || !in.Run.is(j.Run) {
-		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", in.ID.Job)
+		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", in.ID.Job)
 	}
 	if err := n.store.setNodeCPUs(j.ID, in.NodeCPUs); err != nil {
 		return nil, err

@@ -6,9 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -57,7 +55,7 @@ func (n *Node) tellNodes(j *job, names []string, reason string) {
 				}
 			}
 			for _, a := range failed {
-				n.log.WithField("job", j.ID).Warnf("cannot end the job on node %s, which will ask for it: %s", a.node, status.Convert(a.err).Message())
+				n.log.WithField("job", j.ID).Warnf("cannot end the job on node %s, which will ask for it: %s", a.node, api.MessageOf(a.err))
 			}
 			return
 		}
@@ -90,7 +88,7 @@ func (n *Node) partHold(_ context.Context, common, _ []byte) (any, error) {
 		return partTold{true}, nil
 	}
 	if j == nil || !j.spans() || !in.Run.is(j.Run) || !n.reg.headHeard(j) {
-		return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", in.ID.Job)
+		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", in.ID.Job)
 	}
 	return partTold{true}, nil
 }
@@ -155,12 +153,12 @@ func lostShare(a fanAnswer, gone map[string]time.Time, limit time.Duration) stri
 	switch {
 	case a.err == nil:
 		delete(gone, a.node)
-	case status.Code(a.err) == codes.NotFound:
+	case api.CodeOf(a.err) == api.NotFound:
 		return fmt.Sprintf("node %q has its share of the job no more", a.node)
 	case gone[a.node].IsZero():
 		gone[a.node] = time.Now()
 	case time.Since(gone[a.node]) >= limit:
-		return fmt.Sprintf("node %q is lost: its noded has not answered for %v (NodeTimeout): %s", a.node, limit, status.Convert(a.err).Message())
+		return fmt.Sprintf("node %q is lost: its noded has not answered for %v (NodeTimeout): %s", a.node, limit, api.MessageOf(a.err))
 	}
 	return ""
 }

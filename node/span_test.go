@@ -10,9 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -72,7 +69,7 @@ func TestSpan(t *testing.T) {
 			t.Error("a share whose head does not know of it is kept")
 		}
 	}
-	if _, err := ask("hold", stepRequest{ID: in.ID}); status.Code(err) != codes.NotFound {
+	if _, err := ask("hold", stepRequest{ID: in.ID}); api.CodeOf(err) != api.NotFound {
 		t.Errorf("a share that has ended: %v", err)
 	}
 
@@ -124,7 +121,7 @@ func TestSpanShell(t *testing.T) {
 		_, _, err := n.Node.reserve(t.Context(), api.Peer{UID: 1000}, &api.RunRequest{Request: marshal(t, shell)}, step.Pending, nil)
 		return err
 	}
-	if err := reserve(nodes[1], func(*step.Request) {}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "interactive: node n1 was asked for job ") {
+	if err := reserve(nodes[1], func(*step.Request) {}); api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), "interactive: node n1 was asked for job ") {
 		t.Errorf("asked for on n2: %v", err)
 	}
 	for i, away := range []func(*step.Request){
@@ -132,7 +129,7 @@ func TestSpanShell(t *testing.T) {
 		func(r *step.Request) { r.NotNodes = []string{"n1"} },
 		func(r *step.Request) { r.NNodesMax = 2 },
 	} {
-		if err := reserve(nodes[0], away); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "interactive: ") {
+		if err := reserve(nodes[0], away); api.CodeOf(err) != api.InvalidArgument || !strings.Contains(err.Error(), "interactive: ") {
 			t.Errorf("elsewhere, %d: %v", i, err)
 		}
 	}
@@ -173,7 +170,7 @@ func TestSpanBytes(t *testing.T) {
 		if got := bytes(); !slices.Equal(got, want) {
 			t.Errorf("bytes on the nodes: %v, want %v", got, want)
 		}
-		if _, err := nodes[0].svc.Reserve(c.ctx, &api.RunRequest{Request: raw}); status.Code(err) != codes.ResourceExhausted {
+		if _, err := nodes[0].svc.Reserve(c.ctx, &api.RunRequest{Request: raw}); api.CodeOf(err) != api.ResourceExhausted {
 			t.Errorf("a second one: %v", err)
 		}
 		if got := bytes(); !slices.Equal(got, want) {

@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -44,7 +41,7 @@ func (n *Node) reserveInTurn(ctx context.Context, caller api.Peer, req *step.Req
 	case <-late:
 		return nil, waitsFor(fmt.Sprintf("another step of job %d waits before it; --overlap shares CPUs with other steps", j.ID), fmt.Sprintf("its turn in job %d", j.ID))
 	case <-ctx.Done():
-		return nil, status.FromContextError(ctx.Err()).Err()
+		return nil, api.ContextError(ctx.Err())
 	}
 	defer func() { <-j.turn }()
 	for pause := chooseAgain; ; pause = min(2*pause, turnPause) {
@@ -61,7 +58,7 @@ func (n *Node) reserveInTurn(ctx context.Context, caller api.Peer, req *step.Req
 		}
 		size = len(raw)
 		if n.reg.isShut(j) {
-			return nil, status.Errorf(codes.NotFound, "no such job \"%d\"", j.ID)
+			return nil, api.Errorf(api.NotFound, "no such job \"%d\"", j.ID)
 		}
 		select {
 		case <-time.After(pause):
@@ -69,7 +66,7 @@ func (n *Node) reserveInTurn(ctx context.Context, caller api.Peer, req *step.Req
 		case <-late:
 			return nil, err
 		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
+			return nil, api.ContextError(ctx.Err())
 		}
 	}
 }

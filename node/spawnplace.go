@@ -8,9 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -50,7 +48,7 @@ func (n *Node) placeSpawned(j *job, req *step.Request, hosts []string) (nodes []
 		return inListOrder(all, from[:min(len(from), req.NTasks)]), nil, nil
 	}
 	if len(hosts) != len(req.Apps) {
-		return nil, nil, status.Errorf(codes.Internal, "internal error: %d hints for %d commands", len(hosts), len(req.Apps))
+		return nil, nil, api.Errorf(api.Internal, "internal error: %d hints for %d commands", len(hosts), len(req.Apps))
 	}
 	ranks = make(map[string][]int)
 	next := 0
@@ -61,7 +59,7 @@ func (n *Node) placeSpawned(j *job, req *step.Request, hosts []string) (nodes []
 				words = append(words, hostWord{node: name})
 			}
 		} else if words, err = n.hostWords(j, all, hosts[i]); err != nil {
-			return nil, nil, status.Errorf(codes.InvalidArgument, "cannot spawn command %d of %d: %v", i+1, len(req.Apps), err)
+			return nil, nil, api.Errorf(api.InvalidArgument, "cannot spawn command %d of %d: %v", i+1, len(req.Apps), err)
 		}
 		for k, count := range dealWords(words, req.Apps[i].NTasks) {
 			for range count {

@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/step"
@@ -54,7 +51,7 @@ func (n *Node) spawnHere(ctx context.Context, parent *follower, raw []byte, sp *
 		return nil, err
 	}
 	if !f.claim() {
-		return nil, status.Errorf(codes.Aborted, "step %s was cancelled before its launch", f.id)
+		return nil, api.Errorf(api.Aborted, "step %s was cancelled before its launch", f.id)
 	}
 	spec, err := f.launch(nil)
 	if err != nil {
@@ -76,7 +73,7 @@ func (n *Node) spawnHead(ctx context.Context, req *step.Request, sp *spawned) (*
 		return nil, err
 	}
 	if !h.claim() {
-		return nil, status.Errorf(codes.Aborted, "step %s was cancelled before its launch", h.id)
+		return nil, api.Errorf(api.Aborted, "step %s was cancelled before its launch", h.id)
 	}
 	spec, key, err := h.launch(nil)
 	if err != nil {
@@ -101,7 +98,7 @@ func (n *Node) reserveSpawned(ctx context.Context, parent *follower, raw []byte,
 		}
 		least = taken.next.Step
 	}
-	return nil, status.Errorf(codes.Unavailable, "the nodes of job %d do not agree on a number for a step", parent.id.Job)
+	return nil, api.Errorf(api.Unavailable, "the nodes of job %d do not agree on a number for a step", parent.id.Job)
 }
 
 // spawnedStep finds a step that the tasks of f's job have spawned and that runs; nil
@@ -156,7 +153,7 @@ func (r *registry) beginSpawn(j *job, limit, elsewhere int) error {
 		}
 	}
 	if running >= limit {
-		return status.Errorf(codes.ResourceExhausted, "job %d runs %d spawned steps, and %d is the limit (SpawnStepsMax)", j.ID, running, limit)
+		return api.Errorf(api.ResourceExhausted, "job %d runs %d spawned steps, and %d is the limit (SpawnStepsMax)", j.ID, running, limit)
 	}
 	j.spawning++
 	return nil

@@ -4,9 +4,6 @@ import (
 	"context"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/step"
@@ -28,7 +25,7 @@ func (s *service) Stat(ctx context.Context, in *api.StepRef) (*api.StepReply, er
 			continue // its record says what it has used, or it uses nothing yet
 		}
 		if recs[i], err = f.stat(ctx); err != nil {
-			return nil, status.Errorf(codes.Unavailable, "cannot tell what step %s uses: %v", rec.ID, err)
+			return nil, api.Errorf(api.Unavailable, "cannot tell what step %s uses: %v", rec.ID, err)
 		}
 	}
 	return stepReply(recs)

@@ -7,9 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -43,7 +40,7 @@ func TestStat(t *testing.T) {
 			t.Errorf("uid %d: %+v", uid, rec)
 		}
 	}
-	if _, err := stat(1001); status.Code(err) != codes.PermissionDenied {
+	if _, err := stat(1001); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("another user: %v", err)
 	}
 	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); err != nil {

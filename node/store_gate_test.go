@@ -14,8 +14,6 @@ import (
 
 	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -41,11 +39,11 @@ func TestSpoolStops(t *testing.T) {
 	tn.store.gate.setPatience(200 * time.Millisecond)
 	for range 3 {
 		_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit", "0"))})
-		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), tn.files.spool) || !strings.Contains(err.Error(), "has not answered for") {
+		if api.CodeOf(err) != api.Internal || !strings.Contains(err.Error(), tn.files.spool) || !strings.Contains(err.Error(), "has not answered for") {
 			t.Errorf("a step is asked for: %v", err)
 		}
 	}
-	if _, err := tn.svc.Run(as(uint32(os.Getuid())), &api.RunRequest{Request: marshal(t, batch("exit 0"))}); status.Code(err) != codes.Internal {
+	if _, err := tn.svc.Run(as(uint32(os.Getuid())), &api.RunRequest{Request: marshal(t, batch("exit 0"))}); api.CodeOf(err) != api.Internal {
 		t.Errorf("a batch job is asked for: %v", err)
 	}
 	tn.Serving()

@@ -8,9 +8,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/internal/linux"
 	"stepd/step"
@@ -82,7 +79,7 @@ func (n *Node) submit(ctx context.Context, caller api.Peer, raw []byte) (first u
 		recs[i] = n.pendingRecord(user, req, received)
 	}
 	if err := n.store.submit(raw, jobs, recs, taken); err != nil {
-		return 0, status.Error(codes.Internal, err.Error())
+		return 0, api.NewError(api.Internal, err.Error())
 	}
 	n.enqueue(jobs, recs)
 	n.log.WithField("job", jobs[0].Job).WithField("uid", user.UID).Infof("%d batch jobs queued", len(jobs))
@@ -105,7 +102,7 @@ func (n *Node) arrayOf(req *step.Request) (*step.Array, error) {
 	}
 	array, err := step.ParseArray(req.Array, n.cfg.MaxArraySize)
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "array: %.80q: %v", req.Array, err)
+		return nil, api.Errorf(api.InvalidArgument, "array: %.80q: %v", req.Array, err)
 	}
 	return array, nil
 }
@@ -152,14 +149,14 @@ func (r *registry) mayQueue(req *step.Request) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closing {
-		return status.Error(codes.Unavailable, "noded is stopping")
+		return api.NewError(api.Unavailable, "noded is stopping")
 	}
 	s := &registry{pool: newCPUPool(r.pool.cpus, r.pool.cores...), mem: &memPool{Memory: r.mem.Memory}, gres: r.gres.clone()}
 	for i := range s.gres.items {
 		s.gres.items[i].used = 0
 	}
 	if _, _, err := s.takeLocked(req, req.NTasks*req.CPUsPerTask); err != nil {
-		return status.Error(codes.ResourceExhausted, err.Error())
+		return api.NewError(api.ResourceExhausted, err.Error())
 	}
 	return nil
 }
@@ -194,7 +191,7 @@ func (s *service) requeue(ctx context.Context, in *api.StepRef, held bool) (*api
 		if _, err := s.own(ctx, in); err != nil {
 			return nil, err
 		}
-		return nil, status.Errorf(codes.FailedPrecondition, "job %d is no batch job that runs", job)
+		return nil, api.Errorf(api.FailedPrecondition, "job %d is no batch job that runs", job)
 	}
 	if err := mayActOn(ctx, jobs); err != nil {
 		return nil, err
@@ -233,15 +230,15 @@ func (n *Node) requeue(ctx context.Context, q *queued, held string) error {
 	f := n.reg.follower(q.batchID())
 	switch {
 	case f == nil || f.record().State.Final() || q.now().Cancelled:
-		return status.Errorf(codes.FailedPrecondition, "job %d is ending", q.job)
+		return api.Errorf(api.FailedPrecondition, "job %d is ending", q.job)
 	case q.now().NoRequeue:
-		return status.Errorf(codes.FailedPrecondition, "job %d is not to be run again (--no-requeue, or JobRequeue=0 of slurm.conf)", q.job)
+		return api.Errorf(api.FailedPrecondition, "job %d is not to be run again (--no-requeue, or JobRequeue=0 of slurm.conf)", q.job)
 	}
 	if err := n.queue.setAgain(q, held); err != nil {
-		return status.Error(codes.Internal, err.Error())
+		return api.NewError(api.Internal, err.Error())
 	}
 	if err := f.cancel(ctx, restartReason); err != nil {
-		return status.Errorf(codes.Unavailable, "cannot end job %d, which is put back into the queue at its end: %v", q.job, err)
+		return api.Errorf(api.Unavailable, "cannot end job %d, which is put back into the queue at its end: %v", q.job, err)
 	}
 	return nil
 }
@@ -427,7 +424,7 @@ func (s *service) cancelArray(ctx context.Context, ref *api.StepRef, reason stri
 	}
 	s.n.queue.lastRun(jobs...)
 	if err := s.n.cancelWaiting(reason, jobs...); err != nil {
-		return true, status.Error(codes.Internal, err.Error())
+		return true, api.NewError(api.Internal, err.Error())
 	}
 	for _, q := range jobs {
 		if f := s.n.reg.follower(q.batchID()); f != nil {
@@ -435,7 +432,7 @@ func (s *service) cancelArray(ctx context.Context, ref *api.StepRef, reason stri
 		}
 	}
 	if err != nil {
-		return true, status.Errorf(codes.Unavailable, "cannot cancel all of the array: %v", err)
+		return true, api.Errorf(api.Unavailable, "cannot cancel all of the array: %v", err)
 	}
 	return true, nil
 }
@@ -450,11 +447,11 @@ func (n *Node) ofTask(ctx context.Context, ref *api.StepRef) error {
 	job, err := n.store.arrayTask(ctx, array, task)
 	switch {
 	case ctx.Err() != nil:
-		return status.FromContextError(ctx.Err()).Err()
+		return api.ContextError(ctx.Err())
 	case err != nil:
-		return status.Error(codes.Internal, err.Error())
+		return api.NewError(api.Internal, err.Error())
 	case job == 0:
-		return status.Errorf(codes.NotFound, "no such job \"%d_%d\"", array, task)
+		return api.Errorf(api.NotFound, "no such job \"%d_%d\"", array, task)
 	}
 	ref.JobId = job
 	return nil

@@ -7,9 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/step"
@@ -33,19 +30,19 @@ func (s *service) Suspend(ctx context.Context, in *api.StepRef) (*api.Empty, err
 	// The job first: then no step begins that is not suspended below.
 	j := s.n.reg.job(in.GetJobId())
 	if q := s.n.queue.waiting(step.ID{Job: in.GetJobId(), Step: step.BatchStep}); q != nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "job %d: %v", q.job, errWaits)
+		return nil, api.Errorf(api.FailedPrecondition, "job %d: %v", q.job, errWaits)
 	}
 	if j == nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "job %d has ended", in.GetJobId())
+		return nil, api.Errorf(api.FailedPrecondition, "job %d has ended", in.GetJobId())
 	}
 	if err := s.n.setSuspended(j, &suspendRecord{time.Now(), who.UID}); err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	// Those that were numbered meanwhile are among them; those that end are not
 	// to be told.
 	recs, err = s.n.jobSteps(j.ID)
 	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	_, err = s.n.eachStep(recs, func(f liveStep) error {
 		err := f.suspend(ctx, who.UID)
@@ -55,7 +52,7 @@ func (s *service) Suspend(ctx context.Context, in *api.StepRef) (*api.Empty, err
 		return err
 	})
 	if err != nil && !errors.Is(err, errNoStep) {
-		return nil, status.Errorf(codes.FailedPrecondition, "job %d is suspended, but not all of its steps: %v", j.ID, err)
+		return nil, api.Errorf(api.FailedPrecondition, "job %d is suspended, but not all of its steps: %v", j.ID, err)
 	}
 	return &api.Empty{}, nil
 }
@@ -73,7 +70,7 @@ func (s *service) Unsuspend(ctx context.Context, in *api.StepRef) (*api.Empty, e
 	}
 	was := s.n.reg.suspended(j)
 	if was != nil && was.By == 0 && !who.Root() {
-		return nil, status.Errorf(codes.PermissionDenied, "permission denied: job %d was suspended by root", j.ID)
+		return nil, api.Errorf(api.PermissionDenied, "permission denied: job %d was suspended by root", j.ID)
 	}
 	if was == nil {
 		told, err := s.n.eachStep(recs, resume)
@@ -90,10 +87,10 @@ func (s *service) Unsuspend(ctx context.Context, in *api.StepRef) (*api.Empty, e
 		return err
 	})
 	if err := s.n.setSuspended(j, nil); err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+		return nil, api.NewError(api.Internal, err.Error())
 	}
 	if err != nil && !errors.Is(err, errNoStep) {
-		return nil, status.Errorf(codes.FailedPrecondition, "job %d is resumed, but not all of its steps: %v", j.ID, err)
+		return nil, api.Errorf(api.FailedPrecondition, "job %d is resumed, but not all of its steps: %v", j.ID, err)
 	}
 	return &api.Empty{}, nil
 }
@@ -152,7 +149,7 @@ func (n *Node) eachStep(recs []*step.Record, ask func(liveStep) error) (told int
 // answer is what the caller hears of eachStep.
 func answer(_ int, err error) (*api.Empty, error) {
 	if err != nil {
-		return nil, status.Error(codes.FailedPrecondition, err.Error())
+		return nil, api.NewError(api.FailedPrecondition, err.Error())
 	}
 	return &api.Empty{}, nil
 }

@@ -6,9 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -43,7 +40,7 @@ func TestWaitersAreBounded(t *testing.T) {
 		}
 		line = append(line, w)
 	}
-	if _, freed, err := r.tryAdmit(&req, 1000, false, new(waiter)); freed != nil || status.Code(err) != codes.ResourceExhausted {
+	if _, freed, err := r.tryAdmit(&req, 1000, false, new(waiter)); freed != nil || api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	r.setSuspended(a.job, &suspendRecord{Since: time.Now()})
@@ -52,7 +49,7 @@ func TestWaitersAreBounded(t *testing.T) {
 	if freed == nil || err == nil {
 		t.Fatalf("while the job is suspended: %v", err)
 	}
-	if _, _, err := r.tryAdmit(&req, 1000, false, nil); status.Code(err) != codes.FailedPrecondition {
+	if _, _, err := r.tryAdmit(&req, 1000, false, nil); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("without waiting: %v", err)
 	}
 	r.setSuspended(a.job, nil)
@@ -102,11 +99,11 @@ func TestWaitersBytes(t *testing.T) {
 	tn.reg.mu.Lock()
 	tn.reg.perUser.RequestBytes = len(in.Request) * 3 / 2
 	tn.reg.mu.Unlock()
-	if _, err := tn.svc.Reserve(c.ctx, in); status.Code(err) != codes.ResourceExhausted {
+	if _, err := tn.svc.Reserve(c.ctx, in); api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("a second one: %v", err)
 	}
 	cancel()
-	if err := <-done; status.Code(err) != codes.Canceled {
+	if err := <-done; api.CodeOf(err) != api.Canceled {
 		t.Errorf("the first one: %v", err)
 	}
 	if n := held(); n != 0 {
