@@ -33,7 +33,6 @@ type handler struct {
 
 func (h handler) Record() step.Record                { return h.st.Record() }
 func (h handler) AttachDone()                        { h.st.AttachDone() }
-func (h handler) File(p step.SentPiece) error        { return h.st.File(p) }
 func (h handler) LauncherLost()                      { h.st.LauncherLost() }
 func (h handler) Signal(sig int, scope string) error { return h.st.Signal(sig, scope) }
 func (h handler) Suspend(by uint32) error            { return h.st.Suspend(by) }

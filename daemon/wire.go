@@ -10,7 +10,6 @@ import (
 
 	"stepd/acct"
 	"stepd/api/stepapi"
-	"stepd/bcast"
 	"stepd/internal/linux"
 	"stepd/mpi"
 	"stepd/mpi/spawn"
@@ -65,11 +64,6 @@ func serve(w *wiring, control *stepapi.Conn, listener *net.UnixListener) error {
 	}
 	w.joinStreams(&deps)
 	w.joinMPI(&deps, plugin)
-	if len(w.spec.Sent) > 0 {
-		files := bcast.New(w.spec, w.namespaces.Mount)
-		defer w.aud.closeFiles(files)
-		deps.Files = files
-	}
 	w.st = task.New(w.plan, deps)
 	close(made)
 	h := handler{w.st, w.aud, w.streams, w.spec.User.UID, newOverdue(), w.output}
@@ -191,13 +185,6 @@ func seenHere(spec *step.Spec) bool {
 		return slices.Contains(spec.LocalRanks(), 0)
 	}
 	return spec.NodeID == 0
-}
-
-// closeFiles takes away what was sent for the step.
-func (a *audience) closeFiles(files *bcast.Receiver) {
-	if err := files.Close(); err != nil {
-		a.Log(step.LogError, err.Error())
-	}
 }
 
 // usage is what the kernel told of a child.

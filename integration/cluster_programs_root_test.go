@@ -21,22 +21,6 @@ func TestRootClusterPrograms(t *testing.T) {
 		slices.Sort(l)
 		return l
 	}
-	t.Run("bcast", func(t *testing.T) {
-		dir := filepath.Join(head.wd, "bcast")
-		must(t, os.Mkdir(dir, 0o777))
-		must(t, os.Chmod(dir, 0o777))
-		r := head.ctl(t, "run", "-N2", "--bcast="+dir+"/sent.%n", "sh", "-c", "readlink /proc/$$/exe; cmp $0 /bin/sh")
-		if want := []string{dir + "/sent.0", dir + "/sent.1"}; r.code != 0 || !slices.Equal(lines(r), want) {
-			t.Errorf("got %v, want %q", r, want)
-		}
-	})
-	t.Run("bcast refused", func(t *testing.T) {
-		r := head.ctl(t, "run", "-N2", "--bcast=/no/such/sent", "true")
-		if r.code == 0 {
-			t.Errorf("got %v", r)
-		}
-		contains(t, "stderr", r.err, `cannot write to directory "/no/such": no such file or directory`)
-	})
 	t.Run("multi-prog", func(t *testing.T) {
 		head.userFile(t, "mp", "0-1 echo a %t %o\n* echo b %t %o\n", 0o644)
 		r := head.ctl(t, "run", "-N2", "-n4", "--multi-prog", "mp")

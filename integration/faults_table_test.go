@@ -34,7 +34,7 @@ type moment struct {
 // The stages of a launch (task/run.go), and of a step's end.
 var (
 	launchStages = []string{
-		"proctrack", "spankhost", "load", "init", "mpi_prefork", "task_pre_setuid", "streams", "bcast", "user_init", "fork",
+		"proctrack", "spankhost", "load", "init", "mpi_prefork", "task_pre_setuid", "streams", "user_init", "fork",
 		"track", "task_pre_launch_priv", "task_post_fork", "gate",
 	}
 	endStages = []string{"kill", "usage", "task_post_step", "exit", "undo spankhost", "undo proctrack", "undo log"}

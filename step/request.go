@@ -90,9 +90,7 @@ type Request struct {
 	// TaskProlog and TaskEpilog are the user's, absolute; "" is none.
 	TaskProlog string `json:"task_prolog,omitempty"`
 	TaskEpilog string `json:"task_epilog,omitempty"`
-	// Sent are the files that the client sends to every node, in its order.
-	Sent       []SentFile `json:"sent,omitempty"`
-	NoNewPrivs bool       `json:"no_new_privs,omitempty"`
+	NoNewPrivs bool   `json:"no_new_privs,omitempty"`
 
 	// AcctgFreq is the time between two samples of the tasks' accounting, in
 	// seconds; 0 is never, nil JobAcctGatherFrequency.

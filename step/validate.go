@@ -39,7 +39,7 @@ func bad(field, format string, args ...any) error {
 // (who may name a user, how many CPUs there are) is noded's to check.
 func (r *Request) Validate() error {
 	for _, check := range []func() error{
-		r.checkIdentity, r.checkCounts, r.checkNodes, r.checkMemory, r.checkGres, r.checkArgv, r.checkApps, r.checkEnv, r.checkPlace, r.checkStreams, r.checkTerminal, r.checkWords, r.checkSpank, r.checkBinding, r.checkTime, r.checkTaskScripts, r.checkSent, r.checkInteractive, r.checkQueue,
+		r.checkIdentity, r.checkCounts, r.checkNodes, r.checkMemory, r.checkGres, r.checkArgv, r.checkApps, r.checkEnv, r.checkPlace, r.checkStreams, r.checkTerminal, r.checkWords, r.checkSpank, r.checkBinding, r.checkTime, r.checkTaskScripts, r.checkInteractive, r.checkQueue,
 	} {
 		if err := check(); err != nil {
 			return err

@@ -48,9 +48,6 @@ func MakePlan(spec *step.Spec) (*Plan, error) {
 	if isBatch(spec) {
 		p.Env, p.CommonEnv = batchEnv(spec), batchCommonEnv(spec)
 	}
-	if err := runSent(p); err != nil {
-		return nil, err
-	}
 	p.TaskEnv = make([][]string, len(p.Ranks))
 	for id, rank := range p.Ranks {
 		p.TaskEnv[id] = []string{"SLURM_PROCID=" + strconv.Itoa(rank), "SLURM_LOCALID=" + strconv.Itoa(id)}

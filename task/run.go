@@ -24,7 +24,6 @@ type Deps struct {
 	Peers   step.Peers
 	Job     step.MPIServices
 	Spawned Spawned // nil where nothing can be
-	Files   Files   // nil where nothing is sent
 	Output  Output  // nil where there are neither terminals nor those who watch
 	Plugins []Plugin
 	// Accounting is nil where nothing is accounted for.
@@ -171,7 +170,6 @@ func (s *Step) launch(ctx context.Context) error {
 		// The step's limits hold before anything runs as the user.
 		{"task_pre_setuid", s.preSetuid},
 		{"streams", s.handStreams},
-		{"bcast", func(context.Context) error { return s.receiveFiles() }},
 		{"user_init", s.userInit},
 		{"fork", s.fork},
 		// No task execs before every task is tracked and every

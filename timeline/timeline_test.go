@@ -220,7 +220,7 @@ func TestShortStage(t *testing.T) {
 	for _, s := range []struct {
 		name     string
 		from, to int
-	}{{"streams", 5, 7}, {"bcast", 7, 7}, {"user_init", 7, 9}, {"gate", 9, 9}} {
+	}{{"streams", 5, 7}, {"load", 7, 7}, {"user_init", 7, 9}, {"gate", 9, 9}} {
 		events = append(events,
 			step.Event{Time: t0.Add(time.Duration(s.from) * time.Microsecond), Event: step.EventStageStart, Phase: s.name},
 			step.Event{Time: t0.Add(time.Duration(s.to) * time.Microsecond), Event: step.EventStageEnd, Phase: s.name, DurUS: ptr(int64(s.to - s.from))})
@@ -231,7 +231,7 @@ func TestShortStage(t *testing.T) {
 			got = append(got, s.Name)
 		}
 	}
-	if want := "streams bcast user_init gate"; strings.Join(got, " ") != want {
+	if want := "streams load user_init gate"; strings.Join(got, " ") != want {
 		t.Errorf("got %v, want %s", got, want)
 	}
 }

@@ -219,9 +219,9 @@ func decode(b []byte, fds []int, limit int64) (*Msg, []int, error) {
 		}
 		b, fds = data, fds[1:]
 	}
-	m, err := Parse(b)
-	if err != nil {
-		return nil, nil, err
+	m := new(Msg)
+	if err := json.Unmarshal(b, m); err != nil {
+		return nil, nil, fmt.Errorf("cannot parse record: %v", err)
 	}
 	return m, fds, nil
 }

@@ -120,9 +120,8 @@ type fakeStep struct {
 	attached  chan int
 }
 
-func (f *fakeStep) Record() step.Record       { return step.Record{State: step.Running} }
-func (f *fakeStep) File(step.SentPiece) error { return nil }
-func (f *fakeStep) AttachDone()               {}
+func (f *fakeStep) Record() step.Record { return step.Record{State: step.Running} }
+func (f *fakeStep) AttachDone()         {}
 func (f *fakeStep) Stat() step.Record {
 	return step.Record{State: step.Running, Usage: &step.StepUsage{Samples: 3}}
 }

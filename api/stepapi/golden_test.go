@@ -14,12 +14,13 @@ import (
 )
 
 // The frames of a version are made once, when it is new, and never changed: a noded
-// meets the stepds of the version before it (docs/recovery.md).
+// meets the stepds of the version before it (docs/recovery.md). Only a field that no
+// program reads any more, its feature being deleted, is taken out of them.
 var newFrames = flag.String("new-frames", "", "write the frames of today's version into this file")
 
 // frameTypes are all types of records.
 var frameTypes = []Type{
-	TypeHello, TypeAttach, TypeAttachDone, TypeFile, TypeSignal, TypeCancel, TypeUnread, TypeSuspend, TypeResume, TypeStat, TypeWatch,
+	TypeHello, TypeAttach, TypeAttachDone, TypeSignal, TypeCancel, TypeUnread, TypeSuspend, TypeResume, TypeStat, TypeWatch,
 	TypeAck, TypeLauncherLost, TypeAnswer, TypeReply, TypeState, TypeLaunched, TypeMessage, TypeTaskExit, TypeAsk, TypeResult,
 }
 

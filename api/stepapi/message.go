@@ -36,9 +36,6 @@ const (
 	TypeAttach Type = "attach"
 	// TypeAttachDone says that all streams were handed over: stepd may fork.
 	TypeAttachDone Type = "attach_done"
-	// TypeFile has Data of the file number File that is sent with the step, with LZ4 as a
-	// block of that: Piece. Answered where it cannot be written.
-	TypeFile Type = "file"
 	// TypeSignal asks for Signal to be sent to whom Scope names (step.ScopeTasks
 	// and its like). Answered by TypeReply.
 	TypeSignal Type = "signal"
@@ -121,14 +118,6 @@ type Msg struct {
 	Watched *Watched         `json:"watched,omitempty"`
 	Ask     *Ask             `json:"ask,omitempty"`
 	Answer  *Answer          `json:"answer,omitempty"`
-	File    int              `json:"file,omitempty"`
-	Data    []byte           `json:"data,omitempty"`
-	LZ4     bool             `json:"lz4,omitempty"`
-}
-
-// Piece is what a TypeFile has.
-func (m *Msg) Piece() step.SentPiece {
-	return step.SentPiece{File: m.File, Data: m.Data, LZ4: m.LZ4}
 }
 
 // What an Ask is for (step.MPIServices).

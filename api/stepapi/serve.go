@@ -34,8 +34,6 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 	case TypeAttachDone:
 		s.handler.AttachDone()
 		return nil
-	case TypeFile:
-		return s.handler.File(m.Piece())
 	case TypeAck:
 		p.took.Store(true)
 		p.once.Do(func() { close(p.acked) })

@@ -19,8 +19,6 @@ type Handler interface {
 	Attach(streams []StreamFD, fds []int) error
 	// AttachDone says that the launcher has handed over all of them.
 	AttachDone()
-	// File takes bytes of a file that is sent with the step.
-	File(p step.SentPiece) error
 	// LauncherLost says that the connection of the launcher ended.
 	LauncherLost()
 	// Stat is the step with what its tasks use just now.

@@ -17,8 +17,8 @@ const oneTerminal = "a terminal is all three streams of task 0"
 
 // exclusions are the pairs of all verbs; a verb that has but one of the two has no
 // such pair. What srun lets pass side by side is not among them: of --hint, --cpu-bind
-// and --ntasks-per-core the others win over --hint, and --send-libs, --compress and
-// --detach-keys say nothing without --bcast and --pty.
+// and --ntasks-per-core the others win over --hint, and --detach-keys says nothing
+// without --pty.
 var exclusions = []exclusion{
 	{"pty", "label", oneTerminal},
 	{"pty", "input", oneTerminal},
@@ -26,7 +26,6 @@ var exclusions = []exclusion{
 	{"pty", "error", oneTerminal},
 	{"mem", "mem-per-cpu", "memory is that of the node, or that of each CPU"},
 	{"exact", "whole", "as many CPUs as the tasks need, or all of the job"},
-	{"bcast", "multi-prog", "one program is sent"},
 	{"quiet", "verbose", "less is said, or more"},
 	{"standalone", "socket", "a private noded is started, or that one is asked"},
 	{"standalone", "jobid", "a noded that is started now has no jobs"},

@@ -2,11 +2,13 @@ package main
 
 import (
 	"errors"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"stepd/step"
 )
@@ -40,7 +42,6 @@ func TestContradictions(t *testing.T) {
 		"alloc --mem-per-cpu=1 --mem=1":     "--mem and --mem-per-cpu" + both,
 		"batch --mem=0 --mem-per-cpu=1 x":   "--mem and --mem-per-cpu" + both,
 		"run --whole --exact true":          "--exact and --whole" + both,
-		"run --bcast --multi-prog f":        "--bcast and --multi-prog" + both,
 		"run -Q -v true":                    "--quiet and --verbose" + both,
 		"batch -Qvv x":                      "--quiet and --verbose" + both,
 		"run --standalone --jobid=3 true":   "--standalone and --jobid" + both,
@@ -57,7 +58,6 @@ func TestContradictions(t *testing.T) {
 		"run --json --dry-run true":         "",
 		"run -l -u -o f -e g true":          "",
 		"run --exact -O true":               "",
-		"run --send-libs --compress true":   "", // as srun: nothing is sent
 		"run --detach-keys=none true":       "",
 		"run --hint=nomultithread --cpu-bind=cores --threads-per-core=1 true": "", // measured: --hint gives way
 		"run -W 3 -K --open-mode=append -t 5 --signal=USR1 true":              "",
@@ -100,21 +100,34 @@ func TestExclusionsExist(t *testing.T) {
 	}
 }
 
-// What was given overrules what contradicts it in the environment or in a script.
-func TestOverruled(t *testing.T) {
-	t.Setenv("SLURM_BCAST", "/tmp/x")
-	o, _, err := parse(t, "--multi-prog", "file")
+// setTerminal makes standard input a terminal until the test ends.
+func setTerminal(t *testing.T) {
+	t.Helper()
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := optionsFromEnv(o.nodes.flags, runEnv); err != nil || o.bcast.dest != "" || o.bcast.flags.Changed("bcast") {
-		t.Errorf("SLURM_BCAST beside --multi-prog: %q, %v", o.bcast.dest, err)
+	stdin := os.Stdin
+	os.Stdin = terminal
+	t.Cleanup(func() { os.Stdin = stdin; terminal.Close() })
+}
+
+// What was given overrules what contradicts it in the environment or in a script.
+func TestOverruled(t *testing.T) {
+	t.Setenv("SLURM_LABELIO", "1")
+	setTerminal(t)
+	o, _, err := parse(t, "--pty", "prog")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := optionsFromEnv(o.nodes.flags, runEnv); err != nil || o.label || o.nodes.flags.Changed("label") {
+		t.Errorf("SLURM_LABELIO beside --pty: %t, %v", o.label, err)
 	}
 	if o, _, err = parse(t, "prog"); err != nil {
 		t.Fatal(err)
 	}
-	if err := optionsFromEnv(o.nodes.flags, runEnv); err != nil || o.bcast.dest != "/tmp/x" {
-		t.Errorf("SLURM_BCAST alone: %q, %v", o.bcast.dest, err)
+	if err := optionsFromEnv(o.nodes.flags, runEnv); err != nil || !o.label {
+		t.Errorf("SLURM_LABELIO alone: %t, %v", o.label, err)
 	}
 
 	c := batchCommand(&dialer{})

@@ -52,7 +52,6 @@ func (l *launch) followNodes(reply *api.RunReply, spec *step.Spec, files *client
 	}
 	defer a.Close()
 	orders.set(nodeOrders{a})
-	go l.sendFiles(nodeOrders{a}) // what nodes say is heard meanwhile; it ends with a
 	if l.screen != nil {
 		t.showScreen(a)
 	}

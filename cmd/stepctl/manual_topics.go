@@ -41,7 +41,7 @@ func together(c *cobra.Command) manual.Topic {
 	}
 	if c.Name() == "run" {
 		t.Text[0] += " In a job --ntasks-per-node gives way to --ntasks and --nodes where they need more. " +
-			"--pty is disregarded where standard input is no terminal; --detach-keys says nothing without --pty, nor do --send-libs and --compress without --bcast, and --open-mode without a file."
+			"--pty is disregarded where standard input is no terminal; --detach-keys says nothing without --pty, and --open-mode without a file."
 	}
 	return t
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -41,7 +40,6 @@ type runOptions struct {
 	place                 bindingOptions
 	resources             resourceOptions
 	programs              programOptions
-	bcast                 bcastOptions
 	dryRun, json          bool
 	interactive           bool
 	preserveEnv           bool
@@ -93,7 +91,6 @@ func (o *runOptions) bind(c *cobra.Command) {
 	f.Lookup("kill-on-bad-exit").NoOptDefVal = "1"
 	f.BoolVarP(&o.quitOnInterrupt, "quit-on-interrupt", "q", false, "one Ctrl-C ends the step")
 	o.programs.bindStep(f)
-	o.bcast.bind(f)
 	o.place.bindStep(c)
 	f.StringVar(&o.mpi, "mpi", "", "kind of MPI (default $SLURM_MPI_TYPE, then MpiDefault of slurm.conf); list shows them")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print what would be started, bound and limited, and start nothing")
@@ -171,9 +168,6 @@ func (o *runOptions) setters(kind requestKind) (sets []func(*step.Request) error
 		sets = append(sets, o.setJob)
 	}
 	sets = append(sets, ofKind(o.setNodes), o.programs.set)
-	if kind == stepOfJob {
-		sets = append(sets, o.setBcast)
-	}
 	return append(sets, ofKind(o.resources.set), ofKind(o.setIO))
 }
 
@@ -190,19 +184,6 @@ func (o *runOptions) setTasks(r *step.Request) (err error) {
 func (o *runOptions) setNodes(kind requestKind, r *step.Request) error {
 	r.Spread = kind == stepOfJob && r.Job == nil && !o.nodes.flags.Changed("nodes") && o.nodes.want == ""
 	return o.nodes.set(r, kind == stepOfJob && r.Job != nil)
-}
-
-// setBcast says what is sent; all of it is read for that.
-func (o *runOptions) setBcast(r *step.Request) error {
-	fast := o.tellSlow(func(since time.Duration) (string, bool) {
-		words := o.bcast.moved.words("reading", "")
-		if words != "" {
-			words += ", " + whole(since)
-		}
-		return words, false
-	})
-	defer fast()
-	return o.bcast.set(r)
 }
 
 // setIO says where the tasks' streams go.

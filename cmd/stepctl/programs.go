@@ -172,7 +172,7 @@ var runEnv = []envOption{
 	{"SLURM_EXPORT_ENV", "export"}, {"SLURM_OPEN_MODE", "open-mode"}, {"SLURM_LABELIO", "label"},
 	{"SLURM_UNBUFFEREDIO", "unbuffered"}, {"SLURM_STDINMODE", "input"}, {"SLURM_STDOUTMODE", "output"},
 	{"SLURM_STDERRMODE", "error"}, {"SLURM_TASK_PROLOG", "task-prolog"}, {"SLURM_TASK_EPILOG", "task-epilog"},
-	{"SLURM_MULTI_PROG", "multi-prog"}, {"SLURM_BCAST", "bcast"}, {"SLURM_SEND_LIBS", "send-libs"}, {"SLURM_COMPRESS", "compress"}, {"SLURM_OVERCOMMIT", "overcommit"}, {"SLURM_OVERLAP", "overlap"},
+	{"SLURM_MULTI_PROG", "multi-prog"}, {"SLURM_OVERCOMMIT", "overcommit"}, {"SLURM_OVERLAP", "overlap"},
 }
 
 // allocEnvOptions and batchEnvOptions are salloc's and sbatch's.

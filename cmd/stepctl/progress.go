@@ -121,9 +121,6 @@ func (l *launch) slowLaunch() (done func()) {
 		if state != "" && state != step.Pending && state != step.Starting && state != step.Running {
 			return "", true
 		}
-		if words := l.opt.bcast.moved.words("sending", toNodes(l.nnodes)); words != "" {
-			return fmt.Sprintf("step %s: %s, %s", l.id, words, whole(since)), false
-		}
 		rec, events := l.look()
 		if rec == nil {
 			return fmt.Sprintf("step %s: waiting for noded for %s", l.id, whole(since)), false
@@ -131,14 +128,6 @@ func (l *launch) slowLaunch() (done func()) {
 		text := cmp.Or(launchWords(rec, events, time.Now()), prologWords(rec, time.Now()))
 		return text, text == ""
 	})
-}
-
-// toNodes is where a broadcast goes.
-func toNodes(n int) string {
-	if n == 1 {
-		return " to 1 node"
-	}
-	return fmt.Sprintf(" to %d nodes", n)
 }
 
 // look asks noded what the step does; nil where it does not answer at once. The event

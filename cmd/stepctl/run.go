@@ -306,7 +306,6 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 	}
 	stop := l.catchSignals(conn)
 	defer stop()
-	go l.sendFiles(conn) // stepd's answers are heard meanwhile; it ends with conn
 	rec := l.hear(conn)
 	if left := l.endScreen(rec != nil); left {
 		return nil, nil

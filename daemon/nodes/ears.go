@@ -50,18 +50,15 @@ func (e *ears) Told(from int, words []byte) {
 // owner, by its key.
 func (e *ears) Ordered(words []byte) {
 	<-e.joined
-	m, err := stepapi.Parse(words)
-	if err != nil {
-		m = new(stepapi.Msg)
-	} else {
+	m := new(stepapi.Msg)
+	err := json.Unmarshal(words, m)
+	if err == nil {
 		switch m.Type {
 		case stepapi.TypeSignal:
 			if state := e.st.Record().State; state == step.Completing || state.Final() {
 				return // its tasks here have ended: others may not have
 			}
 			err = e.st.Signal(m.Signal, m.Scope)
-		case stepapi.TypeFile:
-			err = e.st.File(m.Piece())
 		case stepapi.TypeCancel:
 			if err = stepapi.CheckReason(m.Reason); err == nil {
 				err = e.st.Cancel(m.Reason)

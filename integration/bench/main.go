@@ -26,7 +26,7 @@ func main() {
 	mpi := flag.Bool("mpi", false, "only the rows of MPI")
 	streams := flag.Bool("streams", false, "only the rows of streams")
 	events := flag.Bool("events", false, "only the rows of the event log")
-	many := flag.Bool("many", false, "only the rows of many steps at once, of throughput, and of programs that are sent")
+	many := flag.Bool("many", false, "only the rows of many steps at once and of throughput")
 	only := flag.String("only", "", "of the rows of streams those that have this `text`")
 	runs := flag.Int("runs", 0, "how often each row of streams, or of the event log, is measured; 0: as is usual")
 	end := flag.String("tls-end", "", "be an end of a pipe over TLS, for the rows of two nodes: read or write")
@@ -125,9 +125,6 @@ func runSteps(bin, dir, bare string, rec *recorder, quick bool) error {
 		w.Flush()
 	}
 	if err := throughput(w, ours, slurm, slurmErr, quick); err != nil {
-		return err
-	}
-	if err := broadcast(w, dir, ours, slurm, slurmErr, quick); err != nil {
 		return err
 	}
 	w.Flush()

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onlyMany is throughput, broadcast and runMany, with a directory of their own.
+// onlyMany is throughput and runMany, with a directory of their own.
 func onlyMany(bin string, quick bool) error {
 	dir, err := os.MkdirTemp("", "stepd-bench")
 	if err != nil {
@@ -28,9 +28,7 @@ func onlyMany(bin string, quick bool) error {
 	slurm, slurmErr := startSlurm(dir)
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "what\ttasks\tN\tmedian\tp90\tpeer\tpeer's median\tratio")
-	if err = throughput(w, n, slurm, slurmErr, quick); err == nil {
-		err = broadcast(w, dir, n, slurm, slurmErr, quick)
-	}
+	err = throughput(w, n, slurm, slurmErr, quick)
 	w.Flush()
 	n.stop()
 	if slurmErr == nil {

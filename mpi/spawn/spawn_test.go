@@ -43,7 +43,6 @@ type played struct {
 func (p *played) Record() step.Record       { return step.Record{State: step.Starting} }
 func (p *played) Stat() step.Record         { return p.Record() }
 func (p *played) AttachDone()               { close(p.launched) }
-func (p *played) File(step.SentPiece) error { return nil }
 func (p *played) LauncherLost()             { close(p.lost) }
 func (p *played) Signal(int, string) error {
 	return nil

@@ -290,7 +290,6 @@ func (f *fake) Attach(_ []stepapi.StreamFD, fds []int) error {
 
 // AttachDone implements stepapi.Handler.
 func (f *fake) AttachDone()               {}
-func (f *fake) File(step.SentPiece) error { return nil }
 
 // LauncherLost implements stepapi.Handler.
 func (f *fake) LauncherLost() {}
