@@ -66,9 +66,6 @@ func (n *Node) openAlloc(j *job, user step.User) error {
 		// A client that goes away meanwhile ends the job, and its prolog is
 		// run to the end all the same.
 		err := n.prologAlone(j, user)
-		if j.OfBatch && errors.Is(err, errStopping) {
-			return api.NewError(api.Unavailable, err.Error()) // its head lets it run again
-		}
 		if err != nil {
 			n.endAlloc(j, err.Error())
 			return api.NewError(api.Aborted, err.Error())
@@ -157,21 +154,8 @@ var errLetGo = errors.New("the allocation has ended, or noded is stopping")
 // endAlloc begins the end of an allocation: its steps are cancelled, and when
 // the last one is gone, the job is. It may be called more than once.
 func (n *Node) endAlloc(j *job, reason string) {
-	if j.leadsBatch() {
-		n.endBatch(j, reason)
-		return
-	}
-	if j.OfBatch {
-		n.reg.endsShare(j, reason)
-	}
-	if !n.endShare(j, reason) {
-		return
-	}
-	n.tellEnd(j, reason)
-	if j.OfBatch { // or the job would go on, after a restart before its head has heard
-		if err := n.store.setEnding(&j.jobRecord, reason); err != nil && !errors.Is(err, errUnknown) {
-			n.log.WithField("job", j.ID).Errorf("%v", err)
-		}
+	if n.endShare(j, reason) {
+		n.tellEnd(j, reason)
 	}
 }
 
@@ -252,7 +236,7 @@ func (s *service) Release(ctx context.Context, in *api.ReleaseRequest) (*api.Emp
 	if err != nil {
 		return nil, err
 	}
-	if j.origin() != step.OriginAlloc {
+	if j.Origin != step.OriginAlloc {
 		return nil, api.Errorf(api.FailedPrecondition, "job %d was not made by alloc: cancel its steps", j.ID)
 	}
 	s.n.endAlloc(j, "the job was released")

@@ -31,7 +31,7 @@ func (n *Node) claim(caller api.Peer, id step.ID) (*follower, error) {
 func (f *follower) change(spec *step.Spec, c *step.LaunchChange) error {
 	spec.Env = f.n.taskEnv(c.Env)
 	spec.JobControl = c.JobControl
-	first := f.job.leads(f.id) || (f.job.origin() == step.OriginAlloc && f.id.Step == 0)
+	first := f.job.leads(f.id) || (f.job.Origin == step.OriginAlloc && f.id.Step == 0)
 	if !first {
 		return nil
 	}

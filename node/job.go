@@ -45,10 +45,6 @@ type job struct {
 	tell  sync.Once // before told is closed
 	heard time.Time
 	turn  chan struct{}
-	// opening: the other nodes of a batch job are not ready for its steps yet; endWhy is why
-	// one of them has ended it since, or why this one has ended its share.
-	opening bool
-	endWhy  string
 	// waits counts the calls in which the job's head waits for a part here.
 	waits int
 	// spawning counts spawns that are under way.
@@ -102,7 +98,7 @@ type jobRecord struct {
 	Suspended *suspendRecord `json:"suspended,omitempty"`
 	// Nodes are those of a job of several nodes; nil is this one. Head is the head of
 	// the step that it was made for, which ends the job on all of them at once, or of an
-	// allocation or batch job on the other nodes; "" of a job of this node.
+	// allocation on the other nodes; "" of a job of this node.
 	Nodes []string `json:"nodes,omitempty"`
 	Head  string   `json:"head,omitempty"`
 	// NodeCPUs are the CPUs that an allocation of several nodes has on each; NoKill lets it
@@ -120,12 +116,6 @@ type jobRecord struct {
 	// back into the queue.
 	Array    *step.ArrayTask `json:"array,omitempty"`
 	Restarts uint32          `json:"restarts,omitempty"`
-	// OfBatch is of a share that is held for a batch job, as others are for an allocation.
-	OfBatch bool `json:"of_batch,omitempty"`
-	// Run is the one of a batch job of several nodes, on all of them. Ending is why this
-	// node has ended its share of such a job, "" if it has not.
-	Run    *shareRun `json:"run,omitempty"`
-	Ending string    `json:"ending,omitempty"`
 	// Names are published by the job's MPI programs for each other.
 	Names []published `json:"names,omitempty"`
 }
@@ -141,16 +131,8 @@ func (j *jobRecord) firstStep() uint32 {
 // leads tells whether the job was made for the step, and ends with it.
 func (j *jobRecord) leads(id step.ID) bool { return j.Implicit && id.Step == j.firstStep() }
 
-// origin is what made the job, of a share what made the job that it is of.
-func (j *jobRecord) origin() step.JobOrigin {
-	if j.OfBatch {
-		return step.OriginBatch
-	}
-	return j.Origin
-}
-
 // held tells whether somebody beside its steps holds the job: the client of an
-// allocation, or the head of a step or batch job of several nodes.
+// allocation, or the head of a step of several nodes.
 func (j *jobRecord) held() bool { return j.Origin == step.OriginAlloc || j.Head != "" }
 
 // jobDoc is one running job in the node document.
@@ -171,7 +153,7 @@ type jobDoc struct {
 
 func (j *job) doc() jobDoc {
 	d := jobDoc{
-		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.origin(),
+		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.Origin,
 		CPUs: step.FormatCPUList(j.cpus), Gres: step.FormatAllocs(j.Gres), Steps: []uint32{},
 	}
 	if j.Suspended != nil {
@@ -230,12 +212,6 @@ func (n *Node) endJob(j *job) {
 	}
 	if err := n.store.gate.do(func() error { return n.removeScript(&j.jobRecord) }, nil); err != nil {
 		log.Errorf("%v", err)
-	}
-	if j.spans() && j.Head != "" {
-		n.reg.free(j) // others may have its CPUs while its head is told
-	}
-	if !n.leaveNodes(j) {
-		return
 	}
 	// The store last: until then a restarted noded does this again.
 	done, err := n.forgetJob(j.ID)

@@ -86,7 +86,6 @@ func New(cfg Config) (*Node, error) {
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = cfg.KillWait
 	n.queue.all, n.queue.wake = make(map[uint32]*queued), make(chan struct{}, 1)
-	n.queue.seen, n.queue.askTime = make(map[string]seenNode), spanTime
 	if cfg.Others != nil {
 		n.peers = &peers{cfg: cfg.Others, conns: make(map[string]*grpc.ClientConn)}
 	}

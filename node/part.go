@@ -52,8 +52,6 @@ func partVerb(name string) func(n *Node, ctx context.Context, common, body []byt
 		return (*Node).partWatch
 	case "anchor":
 		return (*Node).partAnchor
-	case "number":
-		return (*Node).partNumber
 	case "allocate":
 		return (*Node).partAllocate
 	case "open":
@@ -149,8 +147,6 @@ type partRequest struct {
 	Pending    bool   `json:"pending"` // it waits for Launch, a client's
 	// Spawned is of a step that tasks have spawned; nil is none.
 	Spawned *spawned `json:"spawned,omitempty"`
-	// Batch is of a share of a batch job; nil is none.
-	Batch *batchShare `json:"batch,omitempty"`
 }
 
 // partReply is a reservation.

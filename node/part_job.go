@@ -21,7 +21,7 @@ func (n *Node) partRelease(_ context.Context, common, _ []byte) (any, error) {
 	}
 	j := n.reg.job(in.ID.Job)
 	switch {
-	case j == nil || !in.Run.is(j.Run): // of another run nothing is left to be ended
+	case j == nil:
 		return partTold{}, nil
 	case j.Head != "":
 		n.releaseJob(j, in.Reason)
@@ -103,7 +103,7 @@ func (n *Node) askHead(j *job) error {
 	if j.spans() {
 		verb = "hold"
 	}
-	answers, err := n.fan(ctx, verb, stepRequest{ID: step.ID{Job: j.ID, Step: j.firstStep()}, Run: j.Run}, partsOf([]string{j.Head}))
+	answers, err := n.fan(ctx, verb, stepRequest{ID: step.ID{Job: j.ID, Step: j.firstStep()}}, partsOf([]string{j.Head}))
 	if err != nil {
 		return err
 	}

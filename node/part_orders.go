@@ -18,8 +18,6 @@ type stepRequest struct {
 	Scope  string  `json:"scope,omitempty"`
 	Reason string  `json:"reason,omitempty"`
 	By     uint32  `json:"by,omitempty"`
-	// Run is the one of a batch job of several nodes; nil is any.
-	Run *shareRun `json:"run,omitempty"`
 }
 
 // partOf reads a stepRequest and finds the part. f is nil where it does not run.

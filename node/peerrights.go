@@ -32,14 +32,10 @@ func (n *Node) mayFan(peer string, in *api.FanRequest) error {
 		known, err = true, n.mayReserve(peer, in.GetCommon())
 	case "launch", "show", "stat", "signal", "cancel", "suspend", "resume", "head", "watch":
 		known, err = n.mayReach(peer, in.GetCommon())
-	case "number": // any node may number jobs
-		known = true
 	case "allocate":
 		known, err = true, n.mayReserve(peer, in.GetCommon())
-	case "release", "open":
+	case "release", "open", "hold":
 		known, err = n.mayRelease(peer, in.GetCommon())
-	case "hold":
-		known, err = n.mayHoldOn(peer, in.GetCommon())
 	case "anchor":
 		known, err = n.mayAnchor(peer, in.GetCommon())
 	default:
@@ -161,18 +157,4 @@ func (n *Node) mayRelease(peer string, common []byte) (known bool, err error) {
 		return false, err
 	}
 	return n.jobOfPeer(peer, in.ID.Job)
-}
-
-// mayHoldOn: a node that a batch job has had in its last run hears that the job is not its
-// any more.
-func (n *Node) mayHoldOn(peer string, common []byte) (known bool, err error) {
-	var in stepRequest
-	if err := decodePart(common, &in); err != nil {
-		return false, err
-	}
-	known, err = n.jobOfPeer(peer, in.ID.Job)
-	if j := n.reg.job(in.ID.Job); err != nil && j != nil && j.leadsBatch() {
-		err = api.Errorf(api.NotFound, "job %d is on other nodes", in.ID.Job)
-	}
-	return known, err
 }

@@ -98,9 +98,6 @@ func TestPeerRights(t *testing.T) {
 		{"allocate", reserve}, {"open", openRequest{ID: id}}, {"hold", stepRequest{ID: id}}, {"dryrun", reserve}, {"watch", stepRequest{ID: id}},
 	}
 	for _, name := range partVerbs(t) {
-		if name == "number" { // it is about no step: any node takes numbers for its batch jobs
-			continue
-		}
 		if !slices.ContainsFunc(verbs, func(v peerVerb) bool { return v.name == name }) {
 			t.Errorf("nodes may ask each other to %q, and this test asks no stranger's", name)
 		}

@@ -26,11 +26,6 @@ type queue struct {
 	// change is held while what is stored of jobs is changed. Who holds mu does not ask
 	// for it.
 	change sync.Mutex
-	// asked is what a job asks other nodes just now, seen what they have said; guarded by mu.
-	asked *asking
-	seen  map[string]seenNode
-	// askTime bounds one asking (spanTime).
-	askTime time.Duration
 }
 
 // queued is one of them.
@@ -46,8 +41,6 @@ type queued struct {
 	cancelled string
 	owed      bool
 	changed   bool // what it waits for is to be stored
-	tries     spanTries
-	found     error // what has become of what it has asked other nodes
 	// runEnd is how its run has ended, "" while that is not known.
 	runEnd step.State
 	// ended is closed when its batch step has ended and is not to run again.

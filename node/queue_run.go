@@ -55,30 +55,21 @@ type pass struct {
 // It returns when to look again at the latest; zero is when something changes.
 func (n *Node) startWaiting() (next time.Time) {
 	p := &pass{n: n, now: time.Now(), running: make(map[uint32]int), byUser: make(map[uint32]string), ends: newEnds(n)}
-	asked := n.queue.asker()
-	asks := func(q *queued) bool { return asked != nil && asked.q == q }
-	for _, q := range n.queue.list(func(q *queued) bool { return q.rec.Array != nil && (q.rec.Started || asks(q) && asked.shares) }) {
+	for _, q := range n.queue.list(func(q *queued) bool { return q.rec.Array != nil && q.rec.Started }) {
 		p.running[q.now().Array.Job]++
 	}
-	for _, q := range n.queue.list(func(q *queued) bool { return !q.rec.Started && (!q.starting || asks(q)) }) {
+	for _, q := range n.queue.list(func(q *queued) bool { return !q.rec.Started && !q.starting }) {
 		select {
 		case <-n.stopping:
 			return p.next
 		default:
 		}
-		if asks(q) {
-			p.awaits(asked)
-			continue
-		}
-		rec, err := q.now(), q.outcome()
+		rec := q.now()
 		if why := p.keeps(q, &rec); why != "" {
 			q.waitFor(why)
 			continue
 		}
-		if err == nil {
-			err = q.start()
-		}
-		p.came(q, &rec, err)
+		p.came(q, &rec, q.start())
 	}
 	if err := n.queue.storeDepends(); err != nil { // they are found out again
 		n.log.Errorf("%v", err)
@@ -109,10 +100,7 @@ func (p *pass) keeps(q *queued, rec *queuedRecord) string {
 	case p.behind != "":
 		return p.behind
 	}
-	if why := p.byUser[rec.UID]; why != "" {
-		return why
-	}
-	return p.pauses(q)
+	return p.byUser[rec.UID]
 }
 
 // came is what has come of a job's start: what it has to wait for, and who waits behind it.
@@ -124,21 +112,9 @@ func (p *pass) came(q *queued, rec *queuedRecord, err error) {
 			p.running[rec.Array.Job]++
 			p.ends.queued = nil
 		}
-	case ok && busy.asks != nil:
-		q.waitFor(busy.Error())
-		if p.awaits(busy.asks); rec.Array != nil && busy.asks.shares {
-			p.running[rec.Array.Job]++
-		}
 	case ok && busy.user:
 		q.waitFor(busy.Error())
 		p.byUser[rec.UID] = busy.Error()
-	case ok && busy.hold:
-		if !q.holdFor(busy.Error()) {
-			p.later(p.now.Add(queueRetry))
-		}
-	case ok && busy.aside:
-		q.waitFor(busy.Error())
-		p.later(p.now.Add(busy.again))
 	case ok:
 		q.waitFor(busy.Error())
 		if p.behind = fmt.Sprintf("Priority: behind job %d", q.job); busy.all {
@@ -146,9 +122,6 @@ func (p *pass) came(q *queued, rec *queuedRecord, err error) {
 		}
 		if busy.retry {
 			p.later(p.now.Add(queueRetry))
-		}
-		if busy.again > 0 {
-			p.later(p.now.Add(busy.again))
 		}
 	default:
 		if !q.fail(err) {
@@ -163,12 +136,6 @@ type errBusy struct {
 	all   bool // for no job
 	user  bool // for no job of its user
 	retry bool // nobody tells when it can
-	aside bool // those behind it do not wait with it
-	hold  bool // it is to be held
-	// again is when other nodes are to be asked again; 0 is that they are not.
-	again time.Duration
-	// asks is what goes on beside the queue; nil is nothing.
-	asks *asking
 }
 
 func (e errBusy) Error() string { return e.why }
@@ -197,16 +164,7 @@ func (q *queued) start() error {
 	}
 	q.starting = true
 	qs.mu.Unlock()
-	f, spec, err := q.reserve()
-	if busy, ok := errors.AsType[errBusy](err); ok && busy.asks != nil && busy.asks.shares {
-		return busy // which comes to started
-	}
-	return q.started(f, spec, err)
-}
-
-// started is what comes of a start that has made f, or err. It returns as start does.
-func (q *queued) started(f *follower, spec *step.Spec, err error) error {
-	qs := &q.n.queue
+	f, err := q.reserve()
 	qs.mu.Lock()
 	q.starting = false
 	cancelled := q.cancelled
@@ -232,11 +190,6 @@ func (q *queued) started(f *follower, spec *step.Spec, err error) error {
 		}
 		return nil
 	}
-	if f.job.leadsBatch() {
-		q.n.reg.opens(f.job)
-		q.n.work.Go(func() { q.openBatch(f, spec) })
-		return nil
-	}
 	if f.claim() {
 		// What fails from here on is the step's result.
 		if _, err := f.launch(nil); err == nil {
@@ -247,47 +200,44 @@ func (q *queued) started(f *follower, spec *step.Spec, err error) error {
 }
 
 // reserve finds place for the job, and makes it a running one.
-func (q *queued) reserve() (*follower, *step.Spec, error) {
+func (q *queued) reserve() (*follower, error) {
 	n, rec, now := q.n, q.now(), time.Now()
 	rec.StartedAt = &now
 	raw, err := n.store.request(rec.Request)
 	if err != nil && !errors.Is(err, errUnknown) {
-		return nil, nil, errBusy{why: "noded cannot start jobs: " + err.Error(), all: true, retry: true}
+		return nil, errBusy{why: "noded cannot start jobs: " + err.Error(), all: true, retry: true}
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	req, err := n.decode(raw)
 	if err == nil {
 		err = n.check(req)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), queueRetry)
 	defer cancel()
 	who := api.Peer{UID: rec.By}
 	user, err := n.userFor(ctx, who, req)
 	if api.CodeOf(err) == api.Unavailable {
-		return nil, nil, errBusy{why: "the name service does not answer: " + api.MessageOf(err), all: true, retry: true}
+		return nil, errBusy{why: "the name service does not answer: " + api.MessageOf(err), all: true, retry: true}
 	}
 	if err != nil {
-		return nil, nil, err
-	}
-	if n.severalNodes(req) {
-		return nil, nil, q.reserveSpan(&rec, req, user)
+		return nil, err
 	}
 	a, freed, err := n.reg.tryAdmit(req, user.UID, true, nil)
 	if err != nil {
-		return nil, nil, notAdmitted(freed, err)
+		return nil, notAdmitted(freed, err)
 	}
 	if rec.Restarts > 0 {
 		n.forget([]step.ID{q.batchID()}) // of its last run
 	}
-	f, spec, err := n.reserveAdmitted(who, user, a, order{
+	f, _, err := n.reserveAdmitted(who, user, a, order{
 		req: req, state: step.Starting, received: rec.Submitted, queued: &rec,
 	})
-	return f, spec, cannotStart(err)
+	return f, cannotStart(err)
 }
 
 // notAdmitted is what a job waits for that tryAdmit has refused, or why it never fits.

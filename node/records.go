@@ -168,9 +168,6 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	for _, other := range others {
 		f.n.cancelLater(other, jobEnded)
 	}
-	if f.job.leads(f.id) && f.job.leadsBatch() {
-		f.n.tellEnd(f.job, jobEnded)
-	}
 	if idle && !f.n.owed(epilogKind()) {
 		f.n.reg.free(f.job)
 	}

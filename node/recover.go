@@ -155,9 +155,6 @@ func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 	if rec.Head != "" {
 		n.work.Go(func() { n.watchHead(j) })
 	}
-	if rec.Ending != "" {
-		n.endAlloc(j, rec.Ending)
-	}
 }
 
 // recoverAlloc finds the client of an allocation again, or ends the job.

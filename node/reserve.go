@@ -84,8 +84,6 @@ type order struct {
 	want step.ID
 	// queued is the batch job that the request starts; nil is none.
 	queued *queuedRecord
-	// span is what a batch job of several nodes has of them; nil is one of this node.
-	span *batchSpan
 	// know puts what is known beside the request into the spec; nil is nothing.
 	know func(*step.Spec)
 	// wait for a share of the job as long as it takes.
@@ -137,9 +135,6 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 	}
 	if in.queued != nil {
 		spec.Array, spec.RestartCount = in.queued.Array, in.queued.Restarts
-	}
-	if in.span != nil {
-		spec.JobNodeList, spec.JobNNodes, spec.JobNodeCPUs = n.cfg.Others.List(in.span.nodes), len(in.span.nodes), in.span.cpus
 	}
 	var f *follower
 	err := n.confinable(spec)
@@ -213,9 +208,6 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		if in.part != nil {
 			job.Nodes, job.Head = in.part.nodes, in.part.head
 		}
-		if in.span != nil {
-			job.Nodes, job.NodeCPUs, job.NoKill, job.Run = in.span.nodes, in.span.cpus, in.req.NoKill, in.span.run
-		}
 		var err error
 		if in.queued != nil {
 			err = n.store.startQueued(in.queued, &job, spec.JobControl, &rec)
@@ -231,7 +223,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	}
 	spec.ID = rec.ID
 	if a.job.Origin != "" { // else an older noded made the job
-		spec.Origin, spec.JobNTasks, spec.JobName = a.job.origin(), a.job.NTasks, a.job.Name
+		spec.Origin, spec.JobNTasks, spec.JobName = a.job.Origin, a.job.NTasks, a.job.Name
 	}
 	spec.ResultFile = n.files.result(rec.ID)
 	spec.OutputFile = n.files.output(rec.ID)

@@ -21,11 +21,7 @@ import (
 type shareReply struct {
 	// Taken is the first free number, where the proposed one is not: then nothing is given.
 	Taken *step.ID `json:"taken,omitempty"`
-	// Busy is why a batch job has to wait; then nothing is given, either.
-	Busy string `json:"busy,omitempty"`
-	// UserSteps: it is a limit of its user's, which is nobody else's business.
-	UserSteps bool `json:"user_steps,omitempty"`
-	CPUs      int  `json:"cpus"`
+	CPUs  int      `json:"cpus"`
 }
 
 // openRequest says that all nodes have given their shares.
@@ -33,19 +29,13 @@ type openRequest struct {
 	ID       step.ID   `json:"id"`
 	User     step.User `json:"user"`
 	NodeCPUs []int     `json:"node_cpus"` // by the order of the job's nodes
-	Run      *shareRun `json:"run,omitempty"`
 }
 
-// spans tells whether the job is an allocation of several nodes, or a batch job of such.
-func (j *jobRecord) spans() bool {
-	return (j.Origin == step.OriginAlloc || j.Origin == step.OriginBatch) && len(j.Nodes) > 1
-}
+// spans tells whether the job is an allocation of several nodes.
+func (j *jobRecord) spans() bool { return j.Origin == step.OriginAlloc && len(j.Nodes) > 1 }
 
 // leadsSpan tells whether it is one, and this node its head.
 func (j *jobRecord) leadsSpan() bool { return j.spans() && j.Head == "" }
-
-// leadsBatch tells whether it is a batch job, and this node its head.
-func (j *jobRecord) leadsBatch() bool { return j.leadsSpan() && j.Origin == step.OriginBatch }
 
 // withThisNode puts this node among those that the request wants.
 func (n *Node) withThisNode(req *step.Request, what string) error {
@@ -216,9 +206,6 @@ func (n *Node) partAllocate(ctx context.Context, common, _ []byte) (any, error) 
 	if err != nil {
 		return nil, err
 	}
-	if in.Batch != nil {
-		return n.lendShare(in, req, user)
-	}
 	j, err := n.takeShare(ctx, in, req, user, in.By == 0, nil)
 	if taken, ok := errors.AsType[errTaken](err); ok {
 		return shareReply{Taken: &taken.next}, nil
@@ -257,7 +244,7 @@ func (n *Node) partOpen(_ context.Context, common, _ []byte) (any, error) {
 		return nil, err
 	}
 	j := n.reg.job(in.ID.Job)
-	if j == nil || !j.spans() || len(in.NodeCPUs) != len(j.Nodes) || in.User.UID != j.UID || !in.Run.is(j.Run) {
+	if j == nil || !j.spans() || len(in.NodeCPUs) != len(j.Nodes) || in.User.UID != j.UID {
 		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", in.ID.Job)
 	}
 	if err := n.store.setNodeCPUs(j.ID, in.NodeCPUs); err != nil {

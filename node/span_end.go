@@ -40,30 +40,17 @@ func (n *Node) tellNodes(j *job, names []string, reason string) {
 		defer close(j.told)
 		ctx, cancel := n.untilStopped()
 		defer cancel()
-		late := time.Now().Add(n.cfg.Others.NodeTimeout)
-		for {
-			answers, err := n.fan(ctx, "release", stepRequest{ID: step.ID{Job: j.ID}, Reason: reason, Run: j.Run}, partsOf(names))
-			if err != nil {
-				n.log.WithField("job", j.ID).Errorf("%v", err)
-			}
-			failed := slices.DeleteFunc(answers, func(a fanAnswer) bool { return a.err == nil })
-			if j.OfBatch && slices.ContainsFunc(failed, func(a fanAnswer) bool { return isLost(a.err) }) && time.Now().Before(late) { // else the job would run again
-				select {
-				case <-time.After(tellAgain):
-					continue
-				case <-ctx.Done():
-				}
-			}
-			for _, a := range failed {
+		answers, err := n.fan(ctx, "release", stepRequest{ID: step.ID{Job: j.ID}, Reason: reason}, partsOf(names))
+		if err != nil {
+			n.log.WithField("job", j.ID).Errorf("%v", err)
+		}
+		for _, a := range answers {
+			if a.err != nil {
 				n.log.WithField("job", j.ID).Warnf("cannot end the job on node %s, which will ask for it: %s", a.node, api.MessageOf(a.err))
 			}
-			return
 		}
 	})
 }
-
-// tellAgain is when the head of a batch job is told again that its end has begun here.
-const tellAgain = 250 * time.Millisecond
 
 // awaitTold returns when the other nodes have heard of the job's end, or cannot.
 func (n *Node) awaitTold(ctx context.Context, j *job) {
@@ -84,31 +71,18 @@ func (n *Node) partHold(_ context.Context, common, _ []byte) (any, error) {
 		return nil, err
 	}
 	j := n.reg.job(in.ID.Job)
-	if j == nil && n.queue.asks(in.ID.Job) {
-		return partTold{true}, nil
-	}
-	if j == nil || !j.spans() || !in.Run.is(j.Run) || !n.reg.headHeard(j) {
+	if j == nil || !j.spans() || !n.reg.headHeard(j) {
 		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", in.ID.Job)
 	}
 	return partTold{true}, nil
 }
 
 // headHeard notes a sign of life of the job's head; false is that the job's end has begun.
-// A head of a batch job that has yet to be told of it is to hear the reason first.
 func (r *registry) headHeard(j *job) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	j.heard = time.Now()
-	return !j.shut || j.OfBatch && j.endWhy != "" && !j.isTold()
-}
-
-func (j *job) isTold() bool {
-	select {
-	case <-j.told:
-		return true
-	default:
-		return false
-	}
+	return !j.shut
 }
 
 // watchShares ends the job when one of its nodes is lost, or has its share no more. With
@@ -126,7 +100,7 @@ func (n *Node) watchShares(j *job) {
 		case <-time.After(limit / 4):
 		}
 		ctx, cancel := n.untilStopped()
-		answers, err := n.fanWithin(ctx, limit, "hold", stepRequest{ID: step.ID{Job: j.ID}, Run: j.Run}, partsOf(names))
+		answers, err := n.fanWithin(ctx, limit, "hold", stepRequest{ID: step.ID{Job: j.ID}}, partsOf(names))
 		cancel()
 		if err != nil {
 			n.log.WithField("job", j.ID).Errorf("%v", err)
@@ -138,7 +112,7 @@ func (n *Node) watchShares(j *job) {
 				continue
 			}
 			if !j.NoKill {
-				n.loseShare(j, why)
+				n.endAlloc(j, why)
 				return
 			}
 			n.log.WithField("job", j.ID).Warnf("going on without node %s (--no-kill): %s", a.node, why)

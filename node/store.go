@@ -55,7 +55,6 @@ var (
 	bucketHeld     = []byte("held")     // job, step -> heldRecord, JSON; of which processes are left
 	bucketHeads    = []byte("heads")    // job, step -> headRecord, JSON; steps of several nodes that run
 	bucketQueue    = []byte("queue")    // job -> queuedRecord, JSON; batch jobs that have not ended for good
-	bucketLent     = []byte("lent")     // job -> lentRecord, JSON; shares of batch jobs that other nodes have in their queues
 	bucketRequests = []byte("requests") // job -> the request of a batch job, or of an array of them, as it came
 	keyLastJob     = []byte("last_job")
 	keyEnded       = []byte("ended") // how many entries bucketEnded has
@@ -87,7 +86,7 @@ func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error
 		return nil, fmt.Errorf("cannot protect state: %w", err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded, bucketHeld, bucketHeads, bucketQueue, bucketRequests, bucketLent} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded, bucketHeld, bucketHeads, bucketQueue, bucketRequests} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}

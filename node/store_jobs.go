@@ -32,7 +32,7 @@ func (s *store) jobs() ([]jobRecord, error) {
 // endJob forgets a job that has ended. Its number never comes again.
 func (s *store) endJob(job uint32) error {
 	err := s.update(func(tx *bbolt.Tx) error {
-		return errors.Join(endLent(tx, job), tx.Bucket(bucketControl).Delete(jobKey(job)), tx.Bucket(bucketJobs).Delete(jobKey(job)), dropQueued(tx, job))
+		return errors.Join(tx.Bucket(bucketControl).Delete(jobKey(job)), tx.Bucket(bucketJobs).Delete(jobKey(job)), dropQueued(tx, job))
 	})
 	if err != nil {
 		return fmt.Errorf("cannot store the end of job %d: %w", job, err)
@@ -113,27 +113,6 @@ func (s *store) setNodeCPUs(job uint32, cpus []int) error {
 	})
 	if err != nil {
 		return fmt.Errorf("cannot store the shares of job %d: %w", job, err)
-	}
-	return nil
-}
-
-// setEnding says why this node ends its share of a batch job. The error wraps errUnknown
-// where nothing is left of that share.
-func (s *store) setEnding(of *jobRecord, why string) error {
-	err := s.update(func(tx *bbolt.Tx) error {
-		var j jobRecord
-		jobs := tx.Bucket(bucketJobs)
-		if err := getJSON(jobs, jobKey(of.ID), &j); err != nil {
-			return err
-		}
-		if !j.Run.is(of.Run) { // the next run's
-			return errUnknown
-		}
-		j.Ending = why
-		return putJSON(jobs, jobKey(of.ID), &j)
-	})
-	if err != nil {
-		return fmt.Errorf("cannot store why the share of job %d ends: %w", of.ID, err)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package node
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -56,9 +55,8 @@ type queuedRecord struct {
 func (q *queuedRecord) batchID() step.ID { return step.ID{Job: q.Job, Step: step.BatchStep} }
 
 // submit numbers batch jobs, which follow each other, and stores their one request. recs
-// are those of their batch steps. taken is the first of the numbers that takeJobs has given
-// out for them; 0 is none.
-func (s *store) submit(raw []byte, jobs []*queuedRecord, recs []*step.Record, taken uint32) error {
+// are those of their batch steps.
+func (s *store) submit(raw []byte, jobs []*queuedRecord, recs []*step.Record) error {
 	undo := func(tx *bbolt.Tx) (err error) {
 		for _, q := range jobs {
 			err = errors.Join(err, dropQueued(tx, q.Job), tx.Bucket(bucketSteps).Delete(stepKey(q.batchID())))
@@ -68,7 +66,7 @@ func (s *store) submit(raw []byte, jobs []*queuedRecord, recs []*step.Record, ta
 	err := s.updateOr(undo, func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
 		last := getNumber(meta, keyLastJob)
-		first := cmp.Or(taken, last+1)
+		first := last + 1
 		if uint64(first)+uint64(len(jobs)) > jobsEnd {
 			return errors.New("all job numbers are spent")
 		}
@@ -88,7 +86,7 @@ func (s *store) submit(raw []byte, jobs []*queuedRecord, recs []*step.Record, ta
 				return err
 			}
 		}
-		return putNumber(meta, keyLastJob, max(last, first+uint32(len(jobs))-1))
+		return putNumber(meta, keyLastJob, first+uint32(len(jobs))-1)
 	})
 	if err != nil {
 		return fmt.Errorf("cannot store a batch job: %w", err)

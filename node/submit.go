@@ -35,12 +35,8 @@ func (n *Node) submit(ctx context.Context, caller api.Peer, raw []byte) (first u
 	if err = n.check(req); err != nil {
 		return 0, err
 	}
-	spans, place := n.severalNodes(req), *req // place is this node's share of it, at least
-	if spans {
-		place.NTasks, err = 1, n.withThisNode(req, "a batch job")
-	}
-	if err != nil {
-		return 0, err
+	if n.severalNodes(req) {
+		return 0, api.NewError(api.InvalidArgument, "nnodes: a batch job is for this node alone: several nodes: use Slurm (docs/slurm.md)")
 	}
 	user, err := n.userFor(ctx, caller, req)
 	if err != nil {
@@ -50,17 +46,10 @@ func (n *Node) submit(ctx context.Context, caller api.Peer, raw []byte) (first u
 	if err != nil {
 		return 0, err
 	}
-	if err := n.reg.mayQueue(&place); err != nil {
+	if err := n.reg.mayQueue(req); err != nil {
 		return 0, err
 	}
 	depends, err := n.dependOrder(ctx, req, array)
-	if err != nil {
-		return 0, err
-	}
-	var taken uint32
-	if err = n.mayHold(user.UID, len(array.Tasks), len(raw), 0); err == nil && spans { // before others are asked
-		taken, err = n.numbersFor(ctx, req, len(array.Tasks))
-	}
 	if err != nil {
 		return 0, err
 	}
@@ -78,7 +67,7 @@ func (n *Node) submit(ctx context.Context, caller api.Peer, raw []byte) (first u
 		}
 		recs[i] = n.pendingRecord(user, req, received)
 	}
-	if err := n.store.submit(raw, jobs, recs, taken); err != nil {
+	if err := n.store.submit(raw, jobs, recs); err != nil {
 		return 0, api.NewError(api.Internal, err.Error())
 	}
 	n.enqueue(jobs, recs)
