@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -154,154 +153,20 @@ func TestRootBatchScriptIsTheUsers(t *testing.T) {
 	})
 }
 
-// TestRootBatchArray: a job for each task, with its own output and variables; the highest
-// code is -W's.
-func TestRootBatchArray(t *testing.T) {
-	waits(t)
+// TestRootBatchLines: a wrong line of the script is named, and so is an option that has left.
+func TestRootBatchLines(t *testing.T) {
 	n := startNode(t, site{})
-	so, marks := n.path("array.so"), n.markFile(t)
-	compile(t, "-fPIC", "-shared", "-I", ownHeaders, "testdata/plugins/array.c", "-o", so)
-	n.stack(t, "required "+so+" "+marks)
-	n.userFile(t, "job.sh", `#!/bin/sh
-#SBATCH -J name --array=1-5:2%1
-#SBATCH --comment-is-none-of-ours
-`, 0o755)
-	r := n.ctl(t, "batch", "job.sh")
-	if r.code != 1 || !strings.HasPrefix(r.err, "stepctl: error: job.sh:3: #SBATCH: unknown flag: --comment-is-none-of-ours") {
-		t.Errorf("a wrong line: %v", r)
-	}
-	n.userFile(t, "job.sh", `#!/bin/sh
-#SBATCH --array=1-5:2%1
-echo $SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT $SLURM_ARRAY_TASK_MIN-$SLURM_ARRAY_TASK_MAX:$SLURM_ARRAY_TASK_STEP $SLURM_JOB_ID
-stepctl run -o step.%A.%a echo of task $SLURM_ARRAY_TASK_ID
-exit $SLURM_ARRAY_TASK_ID
-`, 0o755)
-	r = n.do(t, call{args: []string{"batch", "-W", "job.sh"}, env: n.withStepctl()})
-	if r.code != 5 || r.out != "Submitted batch job 1\n" {
-		t.Errorf("got %v", r)
-	}
-	for i, task := range []int{1, 3, 5} {
-		if got, want := readFile(t, filepath.Join(n.wd, fmt.Sprintf("slurm-1_%d.out", task))), fmt.Sprintf("1 %d 3 1-5:2 %d\n", task, i+1); got != want {
-			t.Errorf("task %d: %q, want %q", task, got, want)
-		}
-		if got, want := readFile(t, filepath.Join(n.wd, fmt.Sprintf("step.1.%d", task))), fmt.Sprintf("of task %d\n", task); got != want {
-			t.Errorf("a step of task %d: %q", task, got)
+	for line, want := range map[string]string{
+		"--comment-is-none-of-ours": "unknown flag: --comment-is-none-of-ours",
+		"--array=1-5:2%1":           "--array is not supported any more: use Slurm: docs/slurm.md",
+	} {
+		n.userFile(t, "job.sh", "#!/bin/sh\n#SBATCH -J name\n#SBATCH "+line+"\n", 0o755)
+		if r := n.ctl(t, "batch", "job.sh"); r.code != 1 || !strings.HasPrefix(r.err, "stepctl: error: job.sh:3: #SBATCH: "+want) {
+			t.Errorf("%s: %v", line, r)
 		}
 	}
-	n.idle(t)
-	var seen []string
-	for i, task := range []int{1, 3, 5} {
-		for _, step := range []uint32{4294967291, 0} {
-			seen = append(seen, fmt.Sprintf("%d %d: array 1, task %d\n", i+1, step, task))
-		}
+	refused(t, "on the command line", n.ctl(t, "batch", "-d", "afterok:77", "--wrap", "true"), "--dependency is not supported any more: use Slurm: docs/slurm.md")
+	if r := n.ctl(t, "batch", "-W", "--requeue", "-o", "/dev/null", "--wrap", "exit 4"); r.code != 4 {
+		t.Errorf("--requeue: %v", r)
 	}
-	if got := readFile(t, marks); got != strings.Join(seen, "") {
-		t.Errorf("a plugin sees %q, want %q", got, seen)
-	}
-	contains(t, "ps", n.ctl(t, "ps", "--all").out, "1_1.batch ", "1_3.0 ", "1_5.batch ")
-	contains(t, "show", n.ctl(t, "show", "1_3.batch").out, "step 1_3.batch  FAILED")
-	if r := n.ctl(t, "output", "1_3.batch"); r.code != 0 || r.out != "1 3 3 1-5:2 2\n" {
-		t.Errorf("output: %v", r)
-	}
-	if r := n.ctl(t, "output", "1_3.0"); r.code != 0 || r.out != "of task 3\n" {
-		t.Errorf("output of a step: %v", r)
-	}
-	contains(t, "events", n.ctl(t, "events", "1_3.0").out, `"job_id":2,`)
-	refused(t, "attach", n.ctl(t, "attach", "1_3.0"), "step 2.0 has ended")
-	for _, spec := range []string{"0-1001", "0-4294967295", "x", "1-2%0"} {
-		if r := n.ctl(t, "batch", "--wrap=true", "--array="+spec); r.code != 1 || !strings.Contains(r.err, "rray") {
-			t.Errorf("--array=%s: %v", spec, r)
-		}
-	}
-
-	// A job that has no place waits, and says so; it is run again under its number.
-	n.userFile(t, "job.sh", "#!/bin/sh\necho run ${SLURM_RESTART_COUNT:-0}\ntouch up\nwhile test ! -e go; do sleep 0.02; done\n", 0o755)
-	if r := n.ctl(t, "batch", "--parsable", "-n64", "--open-mode=append", "-o", "out", "job.sh"); r.out != "4\n" {
-		t.Fatal(r)
-	}
-	up := func() error { return os.Remove(filepath.Join(n.wd, "up")) }
-	eventually(t, callTimeout, "the script", up)
-	waiting := n.start(t, call{args: []string{"batch", "-W", "--wrap=exit 3", "-o", "/dev/null"}})
-	eventually(t, callTimeout, "the queue", func() error {
-		if r := n.ctl(t, "show", "5"); !strings.Contains(r.out, "PENDING") || !strings.Contains(r.out, "Resources: ") {
-			return errors.New(r.out)
-		}
-		return nil
-	})
-	if r := n.do(t, call{args: []string{"requeue", "4"}, uid: bob.uid}); r.code != 1 || !strings.Contains(r.err, "permission denied") {
-		t.Errorf("another's job was requeued: %v", r)
-	}
-	if r := n.ctl(t, "requeue", "4"); r.code != 0 {
-		t.Error(r)
-	}
-	eventually(t, callTimeout, "the second run", up)
-	if r := n.ctl(t, "requeue", "--hold", "4"); r.code != 0 {
-		t.Error(r)
-	}
-	eventually(t, callTimeout, "a job that is held", func() error {
-		if doc := n.show(t, "4.batch"); doc.State != "PENDING" || !strings.HasPrefix(doc.Reason, "JobHeldUser") {
-			return fmt.Errorf("%s: %s", doc.State, doc.Reason)
-		}
-		return nil
-	})
-	if r := n.ctl(t, "release", "4"); r.code != 0 {
-		t.Error(r)
-	}
-	eventually(t, callTimeout, "the third run", up)
-	n.userFile(t, "go", "", 0o644)
-	if r := waiting.wait(t); r.code != 3 {
-		t.Errorf("the job behind it: %v", r)
-	}
-	n.idle(t)
-	if got := readFile(t, filepath.Join(n.wd, "out")); !regexp.MustCompile(`^run 0\n.*STEP 4\.4294967291 ON vm CANCELLED AT \S+ \*\*\*\nrun 1\n.* CANCELLED AT \S+ \*\*\*\nrun 2\n$`).MatchString(got) {
-		t.Errorf("output %q", got)
-	}
-	if doc := n.show(t, "4.batch"); doc.State != "COMPLETED" {
-		t.Errorf("the batch step: %+v", doc)
-	}
-	n.checkClean(t)
-}
-
-// TestRootBatchDepends: jobs that are held, and those that wait for others.
-func TestRootBatchDepends(t *testing.T) {
-	n := startNode(t, site{})
-	submit := func(args ...string) string {
-		t.Helper()
-		r := n.ctl(t, append([]string{"batch", "--parsable", "-o", "out"}, args...)...)
-		if r.code != 0 {
-			t.Fatal(r)
-		}
-		return strings.TrimSpace(r.out)
-	}
-	reason := func(job, words string) {
-		t.Helper()
-		eventually(t, callTimeout, words, func() error {
-			if doc := n.show(t, job+".batch"); doc.State != "PENDING" || !strings.HasPrefix(doc.Reason, words) {
-				return fmt.Errorf("job %s is %s: %s", job, doc.State, doc.Reason)
-			}
-			return nil
-		})
-	}
-	held := submit("--hold", "--wrap", "true")
-	reason(held, "JobHeldUser")
-	next := submit("-d", "afterok:"+held, "--wrap", "echo $SLURM_JOB_DEPENDENCY")
-	never := submit("--dependency=afternotok:"+held, "--wrap", "true")
-	reason(next, "Dependency: afterok:"+held)
-	refused(t, "another user's release", n.do(t, call{args: []string{"release", held}, uid: bob.uid}), "permission denied")
-	refused(t, "a job that there is not", n.ctl(t, "batch", "-d", "afterok:77", "--wrap", "true"), "no such batch job")
-	refused(t, "no dependency", n.ctl(t, "batch", "-d", "when:1", "--wrap", "true"), "--dependency=when:1: ", "no kind of dependency")
-	if r := n.ctl(t, "release", held); r.code != 0 {
-		t.Fatal(r)
-	}
-	if r := n.ctl(t, "batch", "-W", "-d", "afterany:"+next, "-o", "/dev/null", "--wrap", "exit 4"); r.code != 4 {
-		t.Errorf("the last: %v", r)
-	}
-	if text := readFile(t, n.wd+"/out"); text != "afterok:"+held+"\n" {
-		t.Errorf("the script was told %q", text)
-	}
-	reason(never, "DependencyNeverSatisfied: afternotok:"+held+": job "+held+": COMPLETED")
-	refused(t, "a hold of one that has ended", n.ctl(t, "hold", held), "no batch job that waits")
-	must(t, n.ctlErrorRoot(t, "cancel", never))
-	n.idle(t)
-	n.checkClean(t)
 }

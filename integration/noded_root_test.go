@@ -158,6 +158,27 @@ func TestRootStandalone(t *testing.T) {
 	}
 }
 
+// TestRootWithoutNoded: a step of root's runs by itself, and says so; a job that has to
+// outlive its client is refused.
+func TestRootWithoutNoded(t *testing.T) {
+	const socket = "/run/stepd/noded.sock"
+	if _, err := os.Stat(socket); err == nil {
+		t.Skipf("%s is there", socket)
+	}
+	n := startNode(t, site{})
+	do := func(args ...string) result {
+		return n.do(t, call{args: args, root: true, clean: true, env: []string{"PATH=/usr/bin:/bin"}, dir: "/"})
+	}
+	if r := do("run", "sh", "-c", "exit 3"); r.code != 3 || r.out != "" || !strings.HasPrefix(r.err, "stepctl: no noded at \""+socket+"\": running this step by itself (--standalone)\n") {
+		t.Errorf("run: %v", r)
+	}
+	for _, args := range [][]string{{"batch", "--wrap", "true"}, {"alloc", "true"}} {
+		if r := do(args...); r.code != 1 || r.out != "" || r.err != "stepctl: error: cannot connect to noded at \""+socket+"\": start it (systemctl start noded)\n" {
+			t.Errorf("%s: %v", args[0], r)
+		}
+	}
+}
+
 // TestRootEvents: the event log of a step is JSON lines in the order of its life.
 func TestRootEvents(t *testing.T) {
 	n := startNode(t, site{})

@@ -51,25 +51,23 @@ func TestRootStandaloneEnds(t *testing.T) {
 		})
 	}
 	for _, c := range []struct {
-		verb, hook string
-		sig        syscall.Signal
-		code       int
+		hook string
+		sig  syscall.Signal
+		code int
 	}{
-		{"run", "", 0, 3},
-		{"run", "init", syscall.SIGINT, 130}, {"run", "local_user_init", syscall.SIGTERM, 143}, {"run", "init_post_opt", syscall.SIGKILL, 137},
-		{"run", "the task", syscall.SIGKILL, 137},
-		{"alloc", "", 0, 3},
-		{"alloc", "init", syscall.SIGHUP, 129}, {"alloc", "init_post_opt", syscall.SIGKILL, 137}, {"alloc", "the task", syscall.SIGKILL, 137},
+		{"", 0, 3},
+		{"init", syscall.SIGINT, 130}, {"local_user_init", syscall.SIGTERM, 143}, {"init_post_opt", syscall.SIGKILL, 137},
+		{"init", syscall.SIGHUP, 129},
+		{"the task", syscall.SIGKILL, 137},
 	} {
-		t.Run(fmt.Sprintf("%s, %v in %s", c.verb, c.sig, c.hook), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%v in %s", c.sig, c.hook), func(t *testing.T) {
 			must(t, os.Truncate(marks, 0))
-			ctx := map[string]int{"run": 1, "alloc": 3}[c.verb]
-			plugstack(fmt.Sprintf("required %s ctx=%d hook=%s do=hang mark=%s", so, ctx, c.hook, marks))
+			plugstack(fmt.Sprintf("required %s ctx=1 hook=%s do=hang mark=%s", so, c.hook, marks))
 			script := "exit 3"
 			if c.hook == "the task" {
 				script = "echo the task >>" + marks + "; exec sleep 86399"
 			}
-			p := n.start(t, call{root: true, args: []string{c.verb, "--standalone", "sh", "-c", script}, env: []string{"SLURM_CONF=" + conf, "TMPDIR=" + tmp, "NODED_SOCKET="}})
+			p := n.start(t, call{root: true, args: []string{"run", "--standalone", "sh", "-c", script}, env: []string{"SLURM_CONF=" + conf, "TMPDIR=" + tmp, "NODED_SOCKET="}})
 			if c.sig != 0 {
 				waitMark(c.hook)
 				must(t, p.cmd.Process.Signal(c.sig))
@@ -79,11 +77,5 @@ func TestRootStandaloneEnds(t *testing.T) {
 			}
 			eventually(t, callTimeout, "the end of noded", func() error { return privateLeft(tmp) })
 		})
-	}
-	// An allocation's command is the user's own process: it outlives a killed alloc.
-	for _, pr := range n.processes() {
-		if strings.HasPrefix(pr.cmdline, "sleep 86399") {
-			_ = syscall.Kill(pr.pid, syscall.SIGKILL)
-		}
 	}
 }

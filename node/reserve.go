@@ -43,7 +43,7 @@ func (r *reservation) close(gate *spoolGate) {
 // reserve is the first half of a request's path: it ends with a number, and
 // the step in state. It is its caller's to launch or to give back, by claim.
 func (n *Node) reserve(ctx context.Context, caller api.Peer, in *api.RunRequest, state step.State, launcher *holder) (*follower, *step.Spec, error) {
-	return n.reserveAs(ctx, caller, in.GetRequest(), order{state: state, wait: in.GetWait(), launcher: launcher})
+	return n.reserveAs(ctx, caller, in.GetRequest(), order{state: state, launcher: launcher})
 }
 
 // reserveAs is reserve of a step of which more may be known than was asked for: the rest
@@ -66,7 +66,7 @@ func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, in or
 	if err := n.check(req); err != nil {
 		return nil, nil, err
 	}
-	in.req, in.size = req, len(raw)
+	in.req, in.size, in.wait = req, len(raw), req.ImmediateS != nil && *req.ImmediateS != 0
 	if req.Interactive {
 		return n.reserveInteractive(ctx, caller, in)
 	}

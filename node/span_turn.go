@@ -33,7 +33,7 @@ func (n *Node) reserveInTurn(ctx context.Context, caller api.Peer, req *step.Req
 	soon := time.NewTimer(admitGrace)
 	defer soon.Stop()
 	late := soon.C
-	if in.GetWait() {
+	if req.ImmediateS != nil && *req.ImmediateS != 0 {
 		late = nil // as long as ctx
 	}
 	select {

@@ -81,7 +81,9 @@ func TestWaitersBytes(t *testing.T) {
 	req := request("wait")
 	req.Job = &job
 	tn.until(tn.run(1000, req), step.Running)
-	in := &api.RunRequest{Request: marshal(t, req), Wait: true}
+	forever := step.WaitForever
+	req.ImmediateS = &forever
+	in := &api.RunRequest{Request: marshal(t, req)}
 	ctx, cancel := context.WithCancel(c.ctx)
 	done := make(chan error, 1)
 	go func() {

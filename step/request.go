@@ -35,6 +35,9 @@ type Request struct {
 	// Overlap lets a step of a job share CPUs with the job's other steps, and waits for
 	// none of them.
 	Overlap bool `json:"overlap,omitempty"`
+	// ImmediateS is how long noded lets a request wait that does not fit, in seconds: nil and 0
+	// are not at all, WaitForever is as long as the client stays connected.
+	ImmediateS *int `json:"immediate_s,omitempty"`
 	// Interactive makes it the interactive step of an allocation: one task, which may use
 	// all that the job has and holds none of it from other steps.
 	Interactive bool `json:"interactive,omitempty"`
@@ -122,6 +125,9 @@ type Request struct {
 	Dependency     string `json:"dependency,omitempty"`
 	KillInvalidDep *bool  `json:"kill_invalid_dep,omitempty"`
 }
+
+// WaitForever is an ImmediateS without a limit.
+const WaitForever = -1
 
 // Warning is a signal that tells the tasks that their time is nearly over (--signal).
 type Warning struct {

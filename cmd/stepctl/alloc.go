@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -30,6 +29,9 @@ func allocCommand(d *dialer) *cobra.Command {
 		Short:       "hold CPUs for a job while a command (default: $SHELL) runs",
 		Annotations: map[string]string{usesPlugins: spank.ContextAllocator.String()},
 		RunE: func(c *cobra.Command, argv []string) error {
+			if err := refuseLeft("SALLOC_"); err != nil {
+				return err
+			}
 			if err := bindingFromEnv(c.Flags(), "SALLOC_"); err != nil {
 				return err
 			}
@@ -49,7 +51,6 @@ func allocCommand(d *dialer) *cobra.Command {
 	}
 	o.bindJob(c)
 	o.programs.bindNoKill(c.Flags())
-	c.Flags().BoolVar(&d.standalone, "standalone", false, "start a private noded for this command (root)")
 	return c
 }
 
@@ -84,12 +85,9 @@ func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string, i
 	if err != nil {
 		return 0, err
 	}
-	req.Pack()
-	doc, err := json.Marshal(req)
-	if err != nil {
-		return 0, fmt.Errorf("cannot encode the request: %w", err)
-	}
-	job, err := client.Alloc(context.Background(), &api.RunRequest{Request: doc})
+	job, err := inTurn(o, req, func(doc []byte) (*api.AllocReply, error) {
+		return client.Alloc(context.Background(), &api.RunRequest{Request: doc})
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -189,9 +187,6 @@ const revokeGrace = time.Second
 // process, here: Ctrl-C is the terminal's to send it.
 func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv, options []string, over <-chan struct{}, tell func(string, ...any)) (step.ExitStatus, error) {
 	path, _ := d.path()
-	if p := d.privateSocket(); p != "" {
-		path = p
-	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdin, os.Stdout, os.Stderr, req.Cwd
 	p := d.plugins

@@ -45,7 +45,7 @@ that use the whole screen need it.
 The output of a step whose tasks have the client's own files or pipes, or files of
 their own, does not come by here: attach says so.`,
 		RunE: func(_ *cobra.Command, args []string) error {
-			id, err := d.stepID(args[0])
+			id, err := step.ParseID(args[0])
 			if err != nil {
 				return err
 			}

@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -16,19 +14,14 @@ import (
 	"stepd/step"
 )
 
-// waited is a noded of which only Wait and Show are asked.
+// waited is a noded of which only Wait is asked.
 type waited struct {
 	api.NodeClient
 	wait func(ctx context.Context, ref *api.StepRef) (*step.Record, error)
-	show func(ref *api.StepRef) (*step.Record, error)
 }
 
 func (w *waited) Wait(ctx context.Context, ref *api.StepRef, _ ...grpc.CallOption) (*api.StepReply, error) {
 	return replyOf(w.wait(ctx, ref))
-}
-
-func (w *waited) Show(_ context.Context, ref *api.StepRef, _ ...grpc.CallOption) (*api.StepReply, error) {
-	return replyOf(w.show(ref))
 }
 
 func replyOf(rec *step.Record, err error) (*api.StepReply, error) {
@@ -80,55 +73,22 @@ func TestAwaitNodedAnew(t *testing.T) {
 	}
 }
 
-// Jobs of an array are waited for side by side: each is asked for before any has ended.
-// One that noded does not know any more does not keep the others' codes back.
-func TestWaitForJobs(t *testing.T) {
-	const jobs = waitsMax + 5
-	var asked sync.WaitGroup
-	asked.Add(waitsMax)
-	noded := &waited{wait: func(ctx context.Context, ref *api.StepRef) (*step.Record, error) {
-		if n := ref.JobId - 10; n < waitsMax {
-			asked.Done()
-			asked.Wait()
-			if n == 2 {
-				return nil, status.Error(codes.NotFound, "no such step")
-			}
-			return ended(ref, int(n)%40), nil
-		}
-		return ended(ref, int(ref.JobId)-10-waitsMax+50), nil
-	}}
-	if code, err := waitForJobs(noded, step.ID{Job: 10, Step: step.BatchStep}, jobs); err != nil || code != 54 {
+// A batch job that noded does not know any more has code 1; that noded stays away is an
+// error.
+func TestWaitForJob(t *testing.T) {
+	id := step.ID{Job: 10, Step: step.BatchStep}
+	noded := &waited{wait: func(_ context.Context, ref *api.StepRef) (*step.Record, error) { return ended(ref, 54), nil }}
+	if code, err := waitForJob(t.Context(), noded, id); err != nil || code != 54 {
 		t.Errorf("got %d, %v", code, err)
 	}
-	// That noded is gone for good ends all waits.
-	noded.wait = func(ctx context.Context, ref *api.StepRef) (*step.Record, error) {
-		if ref.JobId == 11 {
-			return nil, errNotBack
-		}
-		select {
-		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
-		case <-time.After(20 * time.Second):
-			return ended(ref, 0), nil
-		}
+	noded.wait = func(context.Context, *api.StepRef) (*step.Record, error) {
+		return nil, status.Error(codes.NotFound, "no such step")
 	}
-	if _, err := waitForJobs(noded, step.ID{Job: 10, Step: step.BatchStep}, jobs); !errors.Is(err, errNotBack) {
-		t.Errorf("got %v", err)
+	if code, err := waitForJob(t.Context(), noded, id); err != nil || code != 1 {
+		t.Errorf("of a job that was forgotten: %d, %v", code, err)
 	}
-}
-
-// Which job a task of an array is, noded says.
-func TestStepID(t *testing.T) {
-	noded := &waited{show: func(ref *api.StepRef) (*step.Record, error) {
-		if ref.JobId != 12 || ref.GetArrayTask() != 3 {
-			return nil, status.Error(codes.NotFound, "no such job")
-		}
-		return ended(&api.StepRef{JobId: 14, StepId: ref.StepId}, 0), nil
-	}}
-	d := &dialer{noded: noded}
-	for in, want := range map[string]step.ID{"12.0": {Job: 12}, "12.batch": {Job: 12, Step: step.BatchStep}, "12_3.1": {Job: 14, Step: 1}, "12_3.batch": {Job: 14, Step: step.BatchStep}, "12_4.0": {}, "12": {}, "12_3": {}, "x_1.0": {}, "12_.0": {}} {
-		if got, err := d.stepID(in); (err == nil) != (want != step.ID{}) || got != want {
-			t.Errorf("%q: got %v, %v", in, got, err)
-		}
+	noded.wait = func(context.Context, *api.StepRef) (*step.Record, error) { return nil, errNotBack }
+	if _, err := waitForJob(t.Context(), noded, id); !errors.Is(err, errNotBack) {
+		t.Errorf("without noded: %v", err)
 	}
 }

@@ -4,15 +4,12 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -24,13 +21,8 @@ import (
 // batchOptions are those of batch beyond run's.
 type batchOptions struct {
 	runOptions
-	wait, parsable     bool
-	wrap               string
-	array, begin       string
-	requeue, noRequeue bool
-	hold               bool
-	dependency         string
-	killInvalid        string
+	wait, parsable bool
+	wrap           string
 	// lines are where the script gives options.
 	lines optionLines
 }
@@ -49,6 +41,9 @@ func batchCommand(d *dialer) *cobra.Command {
 			}
 			script, argv, err := o.script(argv)
 			if err != nil {
+				return err
+			}
+			if err := refuseLeft("SBATCH_"); err != nil {
 				return err
 			}
 			if err := bindingFromEnv(c.Flags(), "SBATCH_"); err != nil {
@@ -79,13 +74,8 @@ func (o *batchOptions) bind(c *cobra.Command) {
 	o.bindOutput(c, "none", "slurm-%j.out")
 	f := c.Flags()
 	f.BoolVarP(&o.wait, "wait", "W", false, "wait for the job's end and exit with its code")
-	f.StringVarP(&o.array, "array", "a", "", "a job for each of these task numbers: 0-15, 1,3,7 or 0-15:4; %N at the end: at most N at a time")
-	f.StringVarP(&o.begin, "begin", "b", "", "start at this time or later: HH:MM, YYYY-MM-DD[THH:MM[:SS]], now+N[minutes|hours|days], midnight, noon, tomorrow")
-	f.BoolVarP(&o.hold, "hold", "H", false, "do not start it until stepctl release lets go of it")
-	f.StringVarP(&o.dependency, "dependency", "d", "", "wait for batch jobs: KIND:JOB[:JOB...] with KIND after, afterany, afterok, afternotok or aftercorr, after:JOB+MINUTES, or singleton; commas part what all has to come, question marks what one of has to")
-	f.StringVar(&o.killInvalid, "kill-on-invalid-dep", "", "end it where its dependency can never be met: yes or no (default: DependencyParameters)")
-	f.BoolVar(&o.requeue, "requeue", false, "run it again when the node was lost, or by stepctl requeue (default: JobRequeue)")
-	f.BoolVar(&o.noRequeue, "no-requeue", false, "never run it again")
+	f.Bool("requeue", false, "accepted, without effect: a job is never run again")
+	f.Bool("no-requeue", false, "accepted, without effect")
 	f.BoolVar(&o.parsable, "parsable", false, "print the job's number alone")
 }
 
@@ -137,19 +127,12 @@ func batch(client api.NodeClient, o *batchOptions, p *plugins, script []byte, ar
 
 func submit(client api.NodeClient, o *batchOptions, p *plugins, script []byte, argv []string) (int, error) {
 	p.env = outsideStep(p.env)
-	if o.array != "" && o.output == "slurm-%j.out" {
-		o.output = "slurm-%A_%a.out"
-	}
 	req, err := o.request(batchJob, append([]string{filepath.Base(argv[0])}, argv[1:]...), p)
 	if err != nil {
 		return 0, err
 	}
 	// Measured: a batch step has the options by its environment alone.
 	req.Script, req.SpankOptions = script, nil
-	jobs, err := o.setQueue(req)
-	if err != nil {
-		return 0, err
-	}
 	p.tellTooLong() // stepd makes the script's environment of JobControl
 	p.exitEnv = append(p.jobEnv(), "SLURM_JOB_NAME="+req.Name, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost)
 	own, err := o.clientEnv(p, int(req.Umask))
@@ -161,13 +144,10 @@ func submit(client api.NodeClient, o *batchOptions, p *plugins, script []byte, a
 			p.exitEnv = append(p.exitEnv, e)
 		}
 	}
-	req.Pack()
-	doc, err := json.Marshal(req)
-	if err != nil {
-		return 0, fmt.Errorf("cannot encode the request: %w", err)
-	}
 	ctx := context.Background()
-	reply, err := client.Run(ctx, &api.RunRequest{Request: doc})
+	reply, err := inTurn(&o.runOptions, req, func(doc []byte) (*api.RunReply, error) {
+		return client.Run(ctx, &api.RunRequest{Request: doc})
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -179,103 +159,15 @@ func submit(client api.NodeClient, o *batchOptions, p *plugins, script []byte, a
 	if !o.wait {
 		return 0, nil
 	}
-	return waitForJobs(client, step.ID{Job: reply.JobId, Step: reply.StepId}, jobs)
-}
-
-// setQueue says when and how often the job is to run. It returns of how many jobs it is.
-func (o *batchOptions) setQueue(r *step.Request) (jobs int, err error) {
-	jobs, r.Array = 1, o.array
-	if o.array != "" {
-		a, err := step.ParseArray(o.array, step.ArrayMax)
-		if err != nil {
-			return 0, fmt.Errorf("--array=%.80s: %w", o.array, err)
-		}
-		jobs = len(a.Tasks)
-	}
-	if o.begin != "" {
-		t, err := step.ParseBegin(o.begin, time.Now())
-		if err != nil {
-			return 0, fmt.Errorf("--begin=%.80s: %w", o.begin, err)
-		}
-		r.Begin = &t
-	}
-	if o.requeue || o.noRequeue {
-		r.Requeue = &o.requeue
-	}
-	r.Hold = o.hold
-	return jobs, o.setDependency(r)
-}
-
-// setDependency says what the job waits for; the script is told, too.
-func (o *batchOptions) setDependency(r *step.Request) error {
-	switch strings.ToLower(o.killInvalid) {
-	case "":
-	case "yes", "no":
-		kill := strings.EqualFold(o.killInvalid, "yes")
-		r.KillInvalidDep = &kill
-	default:
-		return fmt.Errorf("--kill-on-invalid-dep=%.80s: want yes or no", o.killInvalid)
-	}
-	if o.dependency == "" {
-		return nil
-	}
-	d, err := step.ParseDependencies(o.dependency)
-	if err != nil {
-		return fmt.Errorf("--dependency=%.80s: %w", o.dependency, err)
-	}
-	r.Dependency = d.String()
-	r.Env = append(r.Env, "SLURM_JOB_DEPENDENCY="+r.Dependency)
-	return nil
-}
-
-// waitsMax is how many jobs are waited for at a time: noded answers 128 calls of a
-// connection at once. Jobs begin in the order of their numbers, mostly.
-const waitsMax = 100
-
-// waitForJobs waits for batch jobs that are numbered one after the other, and returns
-// the highest code. They are waited for side by side: of one that has ended and is asked
-// for only later noded may know nothing any more.
-func waitForJobs(client api.NodeClient, first step.ID, jobs int) (int, error) {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
-	gone := sync.OnceFunc(sayGone)
-	var mu sync.Mutex
-	var next, highest int // under mu
-	var waits sync.WaitGroup
-	for range min(jobs, waitsMax) {
-		waits.Go(func() {
-			for ctx.Err() == nil {
-				mu.Lock()
-				i := next
-				next++
-				mu.Unlock()
-				if i >= jobs {
-					return
-				}
-				code, err := waitForJob(ctx, client, step.ID{Job: first.Job + uint32(i), Step: first.Step}, gone)
-				if err != nil {
-					cancel(err) // the first one's counts
-					return
-				}
-				mu.Lock()
-				highest = max(highest, code)
-				mu.Unlock()
-			}
-		})
-	}
-	waits.Wait()
-	if err := context.Cause(ctx); err != nil {
-		return 0, err
-	}
-	return highest, nil
+	return waitForJob(ctx, client, step.ID{Job: reply.JobId, Step: reply.StepId})
 }
 
 // waitForJob waits for the end of a batch job, and returns its code; 1 of one whose end is
-// not known, which is told. That noded stays away is an error.
-func waitForJob(ctx context.Context, client api.NodeClient, id step.ID, gone func()) (int, error) {
-	rec, err := awaitRecord(ctx, client, id, gone)
+// not known, which is printed. That noded stays away is an error.
+func waitForJob(ctx context.Context, client api.NodeClient, id step.ID) (int, error) {
+	rec, err := awaitRecord(ctx, client, id, sayGone)
 	switch {
-	case errors.Is(err, errNotBack) || ctx.Err() != nil:
+	case errors.Is(err, errNotBack):
 		return 0, err
 	case err != nil:
 		say("error: batch job %d: its exit code is not known: %s", id.Job, plain(err))

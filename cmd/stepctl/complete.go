@@ -63,7 +63,7 @@ func (d *dialer) completeRefs(root *cobra.Command) {
 	}{
 		{"show", true, false, true}, {"stat", true, false, true}, {"explain", true, false, true},
 		{"events", true, false, false}, {"timeline", true, false, false}, {"output", true, false, false},
-		{"attach", false, false, false}, {"signal", false, false, true}, {"cancel", false, true, true}, {"requeue", false, true, true}, {"hold", false, true, true}, {"release", false, true, true},
+		{"attach", false, false, false}, {"signal", false, false, true}, {"cancel", false, true, true},
 		{"suspend", false, true, true}, {"resume", false, true, true}, {"top", false, true, true},
 	} {
 		c, _, err := root.Find([]string{v.name})
@@ -117,7 +117,7 @@ func completeFlags(root *cobra.Command) {
 		"hint":     {"compute_bound", "memory_bound", "multithread", "nomultithread", "help"},
 		"cpu-bind": {"none", "cores", "sockets", "threads", "ldoms", "rank", "map_cpu:", "mask_cpu:", "verbose,", "quiet,", "help"},
 		"mem-bind": {"none", "local", "rank", "map_mem:", "mask_mem:", "prefer,", "help"},
-		"scope":    {"leader", "tasks", "cgroup", "all"}, "signal": signalNames(), "oom-kill-step": {"0", "1"}, "kill-on-bad-exit": {"0", "1"}, "no-kill": {"set", "off"}, "kill-on-invalid-dep": {"yes", "no"},
+		"scope":    {"leader", "tasks", "cgroup", "all"}, "signal": signalNames(), "oom-kill-step": {"0", "1"}, "kill-on-bad-exit": {"0", "1"}, "no-kill": {"set", "off"},
 		"sort": topFields(),
 	}
 	files := []string{"input", "output", "error", "task-prolog", "task-epilog", "svg", "socket"}

@@ -30,7 +30,6 @@ var exclusions = []exclusion{
 	{"standalone", "socket", "a private noded is started, or that one is asked"},
 	{"standalone", "jobid", "a noded that is started now has no jobs"},
 	{"batch", "json", "both say how a look is printed"},
-	{"requeue", "no-requeue", "it is run again, or never"},
 	{"svg", "json", "both say how it is printed"},
 }
 
@@ -113,6 +112,9 @@ func unknownVerb(root *cobra.Command, err error) error {
 		return err
 	}
 	word, _ := strconv.Unquote(quoted) // a QuotedPrefix always unquotes
+	if now, ok := leftVerbs[word]; ok {
+		return errLeft{"stepctl " + word, now}
+	}
 	var names []string
 	for _, c := range root.Commands() {
 		if c.IsAvailableCommand() {

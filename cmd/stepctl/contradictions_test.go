@@ -6,11 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
-
-	"stepd/step"
 )
 
 // parsed parses a command line, with the check that comes before its verb is run.
@@ -46,11 +43,10 @@ func TestContradictions(t *testing.T) {
 		"batch -Qvv x":                      "--quiet and --verbose" + both,
 		"run --standalone --jobid=3 true":   "--standalone and --jobid" + both,
 		"run --socket=/s --standalone true": "--standalone and --socket" + both,
-		"alloc --standalone --socket=/s":    "--standalone and --socket" + both,
 		"run --json true":                   "--json is of no use without --dry-run",
 		"top -b --json":                     "--batch and --json" + both,
 		"timeline --json --svg=f 1.0":       "--svg and --json" + both,
-		"batch --no-requeue --requeue x":    "--requeue and --no-requeue" + both,
+		"batch --no-requeue --requeue x":    "", // neither says anything
 		"run --pty -i all -o all sh":        "", // what it is without them
 		"run --pty=false -l sh":             "",
 		"run --pty -u -K -n2 sh":            "",
@@ -139,18 +135,6 @@ func TestOverruled(t *testing.T) {
 	}
 	if _, err := scriptOptions(c, &plugins{}, "job.sh", []byte("#!/bin/sh\n#SBATCH -Q -v\n")); err == nil || !strings.HasPrefix(err.Error(), "job.sh:2: #SBATCH: --quiet and --verbose") {
 		t.Errorf("#SBATCH -Q -v: %v", err)
-	}
-
-	o2 := new(batchOptions)
-	c = &cobra.Command{Use: "batch"}
-	o2.bind(c)
-	if err := c.ParseFlags([]string{"--no-requeue"}); err != nil {
-		t.Fatal(err)
-	}
-	_, err = scriptOptions(c, &plugins{}, "job.sh", []byte("#!/bin/sh\n#SBATCH --requeue\n"))
-	r := new(step.Request)
-	if _, qerr := o2.setQueue(r); err != nil || qerr != nil || r.Requeue == nil || *r.Requeue {
-		t.Errorf("#SBATCH --requeue beside --no-requeue: %v, %v, %v", err, qerr, r.Requeue)
 	}
 }
 

@@ -94,6 +94,9 @@ func clientAt(path string) (api.NodeClient, error) {
 // dialUnix connects through the folder's descriptor: sun_path holds 108 bytes.
 func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, errNoNoded{path}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot connect to noded at %q: %w", path, err)
 	}
@@ -101,7 +104,11 @@ func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	var nd net.Dialer
 	c, err := nd.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir, filepath.Base(path)))
 	if err != nil {
-		if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		errno, ok := errors.AsType[syscall.Errno](err)
+		switch {
+		case errno == unix.ENOENT || errno == unix.ECONNREFUSED:
+			return nil, errNoNoded{path}
+		case ok:
 			err = errno
 		}
 		return nil, fmt.Errorf("cannot connect to noded at %q: %w", path, err)
@@ -109,26 +116,33 @@ func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	return c, nil
 }
 
-// orStandalone starts a private noded where that was asked for, or where root
-// has named no socket and nobody serves the default one.
+// errNoNoded is that no noded serves the socket of this path.
+type errNoNoded struct{ path string }
+
+func (e errNoNoded) Error() string {
+	return fmt.Sprintf("cannot connect to noded at %q: start it (systemctl start noded)", e.path)
+}
+
+// orStandalone starts a private noded for a step of run where that was asked for, or, and
+// then it says so, where root has named no socket and no noded serves the default one.
 func (d *dialer) orStandalone() error {
 	path, named := d.path()
-	if d.standalone && d.socket != "" {
+	switch {
+	case d.standalone && d.socket != "":
 		return exclude("standalone", "socket") // before one is started
-	}
-	if !d.standalone {
-		if named || os.Geteuid() != 0 {
-			return nil
-		}
-		c, err := dialUnix(context.Background(), path)
-		if err == nil {
-			c.Close()
-			return nil
-		}
-	}
-	if os.Geteuid() != 0 {
+	case d.standalone && os.Geteuid() != 0:
 		return errors.New("--standalone: only root may start a private noded")
+	case d.standalone:
+		return d.startPrivate()
+	case named || os.Geteuid() != 0:
+		return nil
 	}
+	c, err := dialUnix(context.Background(), path)
+	if err == nil {
+		c.Close()
+		return nil
+	}
+	say("no noded at %q: running this step by itself (--standalone)", path)
 	return d.startPrivate()
 }
 

@@ -39,7 +39,7 @@ func eventsCommand(d *dialer) *cobra.Command {
 
 // eachEvent hands every line of a step's log to f.
 func eachEvent(d *dialer, name string, follow bool, f func([]byte) error) error {
-	id, err := d.stepID(name)
+	id, err := step.ParseID(name)
 	if err != nil {
 		return err
 	}

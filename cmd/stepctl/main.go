@@ -95,6 +95,9 @@ var notNumber = regexp.MustCompile(`^invalid argument "(.*)" for "(?:-., )?(--\S
 
 // flagError says in one clear line what is wrong with an option.
 func flagError(f *pflag.FlagSet, err error) error {
+	if left, ok := errors.AsType[errLeft](err); ok {
+		return left // pflag quotes the argument
+	}
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		return unknownOption(f, unknown)
 	}
@@ -124,7 +127,7 @@ func newRoot(d *dialer) *cobra.Command {
 	root.Flags().BoolP("version", "V", false, "print the version and exit")
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
-	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), adoptCommand(d), suspendCommand(d), resumeCommand(d), requeueCommand(d), holdCommand(d), releaseCommand(d), statCommand(d), explainCommand(d), attachCommand(d), outputCommand(d),
+	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), adoptCommand(d), suspendCommand(d), resumeCommand(d), statCommand(d), explainCommand(d), attachCommand(d), outputCommand(d),
 		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))
 	root.CompletionOptions.DisableDefaultCmd = true
 	useManual(root)

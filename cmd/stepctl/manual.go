@@ -33,7 +33,7 @@ func themes() []manual.Theme {
 			"mpi", "mpi-combine", "wrap", "uid", "gid", "no-new-privs",
 		}},
 		{Title: "Time, signals and ends", Options: []string{
-			"time", "time-min", "array", "begin", "dependency", "kill-on-invalid-dep", "hold", "requeue", "no-requeue", "signal", "scope", "kill-on-bad-exit", "wait", "no-kill", "quit-on-interrupt", "disable-status", "immediate", "deadline",
+			"time", "time-min", "requeue", "no-requeue", "signal", "scope", "kill-on-bad-exit", "wait", "no-kill", "quit-on-interrupt", "disable-status", "immediate", "deadline",
 		}},
 		{Title: "What is shown", Options: []string{
 			"all", "follow", "watch", "delay", "batch", "iterations", "sort", "tasks", "acctg-freq", "json", "svg", "width", "quiet", "verbose", "parsable", "dry-run", "check", "color",
@@ -50,7 +50,7 @@ func arguments() map[string]string {
 		"cpu-bind": "TYPE", "mem-bind": "TYPE", "distribution": "HOW", "hint": "KIND", "input": "WHERE", "output": "WHERE", "error": "WHERE",
 		"open-mode": "MODE", "job-name": "NAME", "chdir": "DIR", "export": "LIST", "mpi": "TYPE", "wrap": "COMMAND", "uid": "USER", "gid": "GROUP",
 		"kill-on-bad-exit": "0|1", "no-kill": "set|off", "acctg-freq": "SECONDS", "socket": "PATH", "signal": "SIGNAL", "scope": "SCOPE", "watch": "SECONDS",
-		"jobid": "JOB", "time": "TIME", "array": "TASKS", "begin": "TIME", "dependency": "LIST", "kill-on-invalid-dep": "yes|no", "propagate": "LIMITS", "task-prolog": "FILE", "task-epilog": "FILE",
+		"jobid": "JOB", "time": "TIME", "immediate": "SECONDS", "propagate": "LIMITS", "task-prolog": "FILE", "task-epilog": "FILE",
 		"detach-keys": "KEYS", "replay": "SIZE", "wait": "SECONDS", "delay": "SECONDS", "sort": "FIELD", "svg": "FILE",
 	}
 }

@@ -99,7 +99,7 @@ func examples() map[string]string {
 			"  stepctl run -n 64 --mpi=pmix ./solver input.dat\n" +
 			"  stepctl run -n 2 -o out-%t.txt -e none ./a.out\n" +
 			"  stepctl run --dry-run -n 8 --cpu-bind=cores ./a.out",
-		"stepctl batch":    "  stepctl batch -N 2 -n 16 job.sh\n  stepctl batch -W --wrap 'make check'\n  stepctl batch -d afterok:12 report.sh",
+		"stepctl batch":    "  stepctl batch -N 2 -n 16 job.sh\n  stepctl batch -W --wrap 'make check'",
 		"stepctl alloc":    "  stepctl alloc -n 8          # a shell with 8 CPUs\n  stepctl alloc -n 8 make -j8",
 		"stepctl events":   "  stepctl events -f 12.0 | jq -r 'select(.event == \"task_exit\")'",
 		"stepctl timeline": "  stepctl timeline 12.0\n  stepctl timeline --svg=launch.svg 12.0",

@@ -40,6 +40,7 @@ type runOptions struct {
 	place                 bindingOptions
 	resources             resourceOptions
 	programs              programOptions
+	immediate             immediateOption
 	dryRun, json          bool
 	interactive           bool
 	preserveEnv           bool
@@ -64,6 +65,8 @@ func (o *runOptions) bindJob(c *cobra.Command) {
 	f.CountVarP(&o.verbose, "verbose", "v", "say more; may be repeated")
 	o.place.bind(c)
 	o.programs.bindJob(f)
+	o.immediate.bind(f)
+	bindLeft(f)
 }
 
 // bindOutput binds what run and batch have in common beyond that.

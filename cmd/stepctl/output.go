@@ -32,7 +32,7 @@ has gone elsewhere, it is told where. The owner of a step and root may ask. On
 the terminal of another than the owner control characters are shown as ^X, unless
 --raw is given.`,
 		RunE: func(_ *cobra.Command, args []string) error {
-			id, err := d.stepID(args[0])
+			id, err := step.ParseID(args[0])
 			if err != nil {
 				return err
 			}

@@ -30,8 +30,10 @@ func (d *dialer) prepare(c *cobra.Command, args []string) error {
 	if !seen.help {
 		go limits() // they take a process, which is done while noded answers
 	}
-	if err := d.orStandalone(); err != nil {
-		return err
+	if c.Flags().Lookup("standalone") != nil { // run
+		if err := d.orStandalone(); err != nil {
+			return err
+		}
 	}
 	client, err := d.client()
 	if err != nil {

@@ -172,14 +172,15 @@ var runEnv = []envOption{
 	{"SLURM_EXPORT_ENV", "export"}, {"SLURM_OPEN_MODE", "open-mode"}, {"SLURM_LABELIO", "label"},
 	{"SLURM_UNBUFFEREDIO", "unbuffered"}, {"SLURM_STDINMODE", "input"}, {"SLURM_STDOUTMODE", "output"},
 	{"SLURM_STDERRMODE", "error"}, {"SLURM_TASK_PROLOG", "task-prolog"}, {"SLURM_TASK_EPILOG", "task-epilog"},
-	{"SLURM_MULTI_PROG", "multi-prog"}, {"SLURM_OVERCOMMIT", "overcommit"}, {"SLURM_OVERLAP", "overlap"},
+	{"SLURM_MULTI_PROG", "multi-prog"}, {"SLURM_OVERCOMMIT", "overcommit"}, {"SLURM_OVERLAP", "overlap"}, {"SLURM_IMMEDIATE", "immediate"},
 }
 
 // allocEnvOptions and batchEnvOptions are salloc's and sbatch's.
 var (
-	allocEnvOptions = []envOption{{"SALLOC_TIMELIMIT", "time"}, {"SALLOC_SIGNAL", "signal"}}
+	allocEnvOptions = []envOption{{"SALLOC_TIMELIMIT", "time"}, {"SALLOC_SIGNAL", "signal"}, {"SALLOC_IMMEDIATE", "immediate"}}
 	batchEnvOptions = []envOption{
 		{"SBATCH_TIMELIMIT", "time"}, {"SBATCH_SIGNAL", "signal"}, {"SBATCH_EXPORT", "export"}, {"SBATCH_OPEN_MODE", "open-mode"},
+		{"SBATCH_IMMEDIATE", "immediate"},
 	}
 )
 

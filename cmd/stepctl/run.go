@@ -32,6 +32,9 @@ func runCommand(d *dialer) *cobra.Command {
 			if err := o.fromJob(c); err != nil {
 				return err
 			}
+			if err := refuseLeft("SLURM_"); err != nil {
+				return err
+			}
 			if err := bindingFromEnv(c.Flags(), "SLURM_"); err != nil {
 				return err
 			}
@@ -156,20 +159,14 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 // slurm_spank_local_user_init, and the client's part of an MPI plugin, know the
 // step's number and may still change its environment.
 func start(client api.NodeClient, o *runOptions, p *plugins, hooks mpi.Client, req *step.Request) (*api.RunReply, error) {
-	asked := *req
-	asked.Pack()
-	doc, err := json.Marshal(asked)
-	if err != nil {
-		return nil, fmt.Errorf("cannot encode the request: %w", err)
-	}
 	ctx := context.Background()
 	if p.session == nil && hooks == nil {
-		return o.inTurn(func(wait bool) (*api.RunReply, error) {
-			return client.Run(ctx, &api.RunRequest{Request: doc, Wait: wait})
+		return inTurn(o, req, func(doc []byte) (*api.RunReply, error) {
+			return client.Run(ctx, &api.RunRequest{Request: doc})
 		})
 	}
-	reserved, err := o.inTurn(func(wait bool) (*api.RunReply, error) {
-		return client.Reserve(ctx, &api.RunRequest{Request: doc, Wait: wait})
+	reserved, err := inTurn(o, req, func(doc []byte) (*api.RunReply, error) {
+		return client.Reserve(ctx, &api.RunRequest{Request: doc})
 	})
 	if err != nil {
 		return nil, err

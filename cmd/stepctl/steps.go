@@ -32,62 +32,20 @@ func (d *dialer) call(f func(context.Context, api.NodeClient) error) error {
 // stepRef reads "12.0", or "12" for all steps of a job.
 func stepRef(s string) (*api.StepRef, error) {
 	ref := new(api.StepRef)
-	plain := s
-	if job, rest, ok := strings.Cut(s, "_"); ok { // a job of an array
-		task, of, stepped := strings.Cut(rest, ".")
-		n, err := strconv.ParseUint(task, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("cannot parse %q: want JOB_TASK or JOB_TASK.STEP, for example 12_3", s)
-		}
-		number := uint32(n)
-		ref.ArrayTask, plain = &number, job
-		if stepped {
-			plain += "." + of
-		}
-	}
-	if strings.Contains(plain, ".") {
-		id, err := step.ParseID(plain)
+	if strings.Contains(s, ".") {
+		id, err := step.ParseID(s)
 		if err != nil {
 			return nil, err
 		}
 		ref.JobId, ref.StepId = id.Job, &id.Step
 		return ref, nil
 	}
-	n, err := strconv.ParseUint(plain, 10, 32)
+	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil || n == 0 {
 		return nil, fmt.Errorf("cannot parse %q: want JOB or JOB.STEP, for example 12.0", s)
 	}
 	ref.JobId = uint32(n)
 	return ref, nil
-}
-
-// stepID reads "12.0"; which job "12_3.0" is of, noded knows.
-func (d *dialer) stepID(s string) (step.ID, error) {
-	if !strings.Contains(s, "_") {
-		return step.ParseID(s)
-	}
-	ref, err := stepRef(s)
-	if err != nil {
-		return step.ID{}, err
-	}
-	if ref.StepId == nil {
-		return step.ID{}, fmt.Errorf("cannot parse %q: want JOB_TASK.STEP, for example 12_3.0", s)
-	}
-	rec, err := d.shown(ref)
-	if err != nil {
-		return step.ID{}, err
-	}
-	return rec.ID, nil
-}
-
-// shownID is how listings show a step: "12.0", "12.batch", "12_3.batch" of an array.
-func shownID(rec *step.Record) string {
-	name := rec.ID.Name()
-	if rec.Array == nil {
-		return name
-	}
-	_, of, _ := strings.Cut(name, ".")
-	return fmt.Sprintf("%d_%d.%s", rec.Array.Job, rec.Array.Task, of)
 }
 
 // printJSON writes one document, {"schema":1, key: value}.
@@ -139,7 +97,7 @@ func table(docs [][]byte) error {
 		if err := json.Unmarshal(doc, &rec); err != nil {
 			return fmt.Errorf("cannot parse a record of noded's: %w", err)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", shownID(&rec), printable.Line(rec.Name, 20), rec.User, stateWord(&rec), rec.NTasks,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID.Name(), printable.Line(rec.Name, 20), rec.User, stateWord(&rec), rec.NTasks,
 			elapsed(&rec), printable.Line(strings.Join(rec.Command, " "), 40))
 	}
 	return w.Flush()
@@ -207,7 +165,7 @@ func showStep(doc []byte) error {
 	if err := json.Unmarshal(doc, &rec); err != nil {
 		return fmt.Errorf("cannot parse a record of noded's: %w", err)
 	}
-	fmt.Printf("step %s  %s\n", shownID(&rec), stateWord(&rec))
+	fmt.Printf("step %s  %s\n", rec.ID.Name(), stateWord(&rec))
 	if rec.Suspended != nil && rec.SuspendedBy != nil {
 		fmt.Printf("  suspended  since %s by uid %d\n", rec.Suspended.Format(time.RFC3339), *rec.SuspendedBy)
 	}

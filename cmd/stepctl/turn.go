@@ -1,12 +1,15 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -14,29 +17,79 @@ import (
 	"stepd/step"
 )
 
-// inTurn asks for a step, and again where it has to wait for its share of a job: then one
-// line says what for.
-func (o *runOptions) inTurn(ask func(wait bool) (*api.RunReply, error)) (*api.RunReply, error) {
-	reply, err := ask(false)
+// immediateOption is how long a request waits for what it needs.
+type immediateOption string
+
+func (o *immediateOption) bind(f *pflag.FlagSet) {
+	f.StringVarP((*string)(o), "immediate", "I", "", "wait so many seconds for what is missing, then give up; inf: as long as this command lives (default: 0; in a job: inf)")
+	f.Lookup("immediate").NoOptDefVal = "1" // srun's
+}
+
+// seconds is how long to wait: nil is the default.
+func (o immediateOption) seconds() (*int, error) {
+	if o == "" {
+		return nil, nil
+	}
+	s := step.WaitForever
+	if o != "inf" {
+		n, err := strconv.ParseUint(string(o), 10, 31)
+		if err != nil {
+			return nil, fmt.Errorf("--immediate=%s: want a number of seconds, or inf", string(o))
+		}
+		s = int(n)
+	}
+	return &s, nil
+}
+
+// inTurn asks for what req describes, by ask with the request's document. Where that has to
+// wait, and may, inTurn says what for and asks again.
+func inTurn[R any](o *runOptions, req *step.Request, ask func(doc []byte) (R, error)) (reply R, err error) {
+	patience, err := o.immediate.seconds()
+	if err != nil {
+		return reply, err
+	}
+	asked := *req
+	asked.Pack()
+	send := func() (reply R, err error) {
+		doc, err := json.Marshal(asked)
+		if err != nil {
+			return reply, fmt.Errorf("cannot encode the request: %w", err)
+		}
+		return ask(doc)
+	}
+	reply, err = send()
 	what := waitsFor(err)
-	if what == "" {
+	if patience == nil && req.Job != nil { // as srun's steps wait in a job
+		forever := step.WaitForever
+		patience = &forever
+	}
+	if what == "" || patience == nil || *patience == 0 {
 		return reply, err
 	}
 	if !o.quiet {
 		say("waiting for %s", what)
 	}
+	asked.ImmediateS = patience
+	if req.Job == nil { // nothing of it is left in a noded that is gone
+		return send()
+	}
+	return reconnecting(send)
+}
+
+// reconnecting asks for a step of a job, and again while noded is gone: the job, and the
+// steps that are waited for, go on.
+func reconnecting[R any](ask func() (R, error)) (R, error) {
 	for gone := (time.Time{}); ; {
 		began := time.Now()
-		reply, err := ask(true)
+		reply, err := ask()
 		if status.Code(err) != codes.Unavailable {
 			return reply, err
 		}
-		// noded is gone; the job, and the steps that are waited for, go on.
 		if gone.IsZero() || time.Since(began) > time.Second {
 			gone = began
 		}
 		if time.Since(gone) > reconnectFor {
-			return nil, err
+			return reply, err
 		}
 		// Nothing tells when a socket is served again but trying it.
 		time.Sleep(200 * time.Millisecond)
