@@ -80,7 +80,5 @@ func (s *Step) Stat() step.Record {
 func (s *Step) OverMemory(why string) {
 	text := fmt.Sprintf("Step %s exceeded its memory limit: %s", s.plan.Spec.ID, why)
 	s.sayError(text)
-	if s.end(byMemory, text) {
-		s.tellNodes(step.NodeEnd{Why: step.EndMemory, Reason: text})
-	}
+	s.end(cause{kind: byMemory, reason: text})
 }

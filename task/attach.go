@@ -101,8 +101,7 @@ func (s *Step) waitAttached() error {
 	case <-s.attached:
 		return nil
 	case <-s.cancelled:
-		reason, _ := s.cancelReason()
-		return errCancelled{reason}
+		return s.endedBy()
 	case <-t.C:
 		if !needed {
 			return nil
@@ -118,8 +117,7 @@ func (s *Step) waitLauncher() error {
 	case <-s.attached:
 		return nil
 	case <-s.cancelled:
-		reason, _ := s.cancelReason()
-		return errCancelled{reason}
+		return s.endedBy()
 	}
 }
 

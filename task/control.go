@@ -14,134 +14,15 @@ import (
 // control is what others may ask of a step.
 type control struct {
 	ctlMu     sync.Mutex
-	cancelled chan struct{} // closed by the first Cancel
-	reason    string        // guarded by ctlMu
-	cause     endCause      // guarded by ctlMu
-	aborted   *mpiAbort     // guarded by ctlMu
-	toldNodes bool          // guarded by ctlMu: the other nodes know that the step ends
-	byNode    *step.NodeEnd // guarded by ctlMu: which of them has ended it
+	first     *cause        // guarded by ctlMu: why the step ends, nil while it does not
+	ending    bool          // guarded by ctlMu: cancelled is closed
+	cancelled chan struct{} // closed when the step's processes are to be terminated
 	sent      uint64        // guarded by ctlMu: a bit for each signal that Signal has sent
 	noted     int           // guarded by ctlMu: signals that noteSignal was asked to note
 	mpiTasks  step.MPITasks
 }
 
-// endCause says who ended a step before its tasks did.
-type endCause int
-
-const (
-	byRequest endCause = iota // a user: CANCELLED
-	byBadExit                 // --kill-on-bad-exit: the tasks' codes count
-	byAbort                   // MPI: the abort's code counts
-	byMemory                  // OverMemoryKill: OUT_OF_MEMORY
-	byOther                   // another node: CANCELLED, with its words
-	byTime                    // its time limit: TIMEOUT
-	byHost                    // stepd's own SIGTERM, as when the host goes down: NODE_FAIL
-)
-
-// mpiAbort is a rank's request to end the step.
-type mpiAbort struct {
-	rank, code int
-	text       string
-}
-
 func (c *control) init() { c.cancelled = make(chan struct{}) }
-
-// errCancelled ends a launch that somebody has cancelled.
-type errCancelled struct{ reason string }
-
-func (e errCancelled) Error() string { return e.reason }
-
-// Cancel ends the step: SIGTERM to all of its processes, after KillWait
-// SIGKILL. Before the gate is open nothing is started at all. It does not wait.
-func (s *Step) Cancel(reason string) error {
-	s.cancelBy(byRequest, reason)
-	return nil
-}
-
-func (s *Step) cancelBy(cause endCause, reason string) {
-	if s.end(cause, reason) {
-		s.tellNodes(step.NodeEnd{Why: step.EndCancel, Reason: reason})
-	}
-}
-
-// downCause is the cause of an end that stepd's host has wanted: a step of several nodes has
-// its words from one of them, and is cancelled.
-func (s *Step) downCause() endCause {
-	if s.plan.Spec.Layout != nil {
-		return byRequest
-	}
-	return byHost
-}
-
-// end begins the end, once: the first cause is the step's. It tells whether it
-// was this one.
-func (s *Step) end(cause endCause, reason string) (first bool) {
-	s.settleProgress()
-	s.ctlMu.Lock()
-	defer s.ctlMu.Unlock()
-	select {
-	case <-s.cancelled:
-		return false
-	default:
-		s.cause, s.reason = cause, reason
-		close(s.cancelled)
-		return true
-	}
-}
-
-// endedBy tells who ended the step, if somebody has.
-func (s *Step) endedBy() (cause endCause, reason string, ended bool) {
-	s.ctlMu.Lock()
-	defer s.ctlMu.Unlock()
-	select {
-	case <-s.cancelled:
-		return s.cause, s.reason, true
-	default:
-		return 0, "", false
-	}
-}
-
-func (s *Step) cancelReason() (string, bool) {
-	_, reason, ended := s.endedBy()
-	return reason, ended
-}
-
-// killedByUs tells whether a task that ended by sig was sent it: by the step's
-// end, or by a user. A plugin is not to blame for that.
-func (s *Step) killedByUs(sig syscall.Signal) bool {
-	s.ctlMu.Lock()
-	sent := s.sent&(1<<uint(sig&63)) != 0
-	s.ctlMu.Unlock()
-	_, ending := s.cancelReason()
-	return sent || (ending && (sig == syscall.SIGTERM || sig == syscall.SIGKILL))
-}
-
-// mpiAbort is called by the MPI plugin when a rank asks for the step's end, or
-// has died in the middle of it. A step that ends already is not aborted: its
-// ranks die because they are killed.
-func (s *Step) mpiAbort(rank, code int, text string) {
-	if _, ending := s.cancelReason(); ending {
-		return
-	}
-	s.ctlMu.Lock()
-	if s.aborted == nil {
-		s.aborted = &mpiAbort{rank, code, text}
-	}
-	s.ctlMu.Unlock()
-	end := step.NodeEnd{Why: step.EndAbort, Code: abortCode(code), Reason: text}
-	if rank >= 0 {
-		end.Rank, end.Reason = &rank, fmt.Sprintf("task %d: MPI abort with code %d: %s", rank, code, text)
-	}
-	if s.end(byAbort, end.Reason) {
-		s.tellNodes(end)
-	}
-}
-
-func (s *Step) abortedBy() *mpiAbort {
-	s.ctlMu.Lock()
-	defer s.ctlMu.Unlock()
-	return s.aborted
-}
 
 // Signal sends sig to the process of every task (scope "tasks" or ""), to that of
 // the step's first task alone ("leader"), or to every process of the step
@@ -221,8 +102,7 @@ type terminator struct {
 // KillWait on a node that it was to leave alone. So does one that uses too much
 // memory.
 func (s *Step) beginTermination(t *terminator) {
-	cause, _, _ := s.endedBy()
-	if s.endSuspension() || cause == byMemory {
+	if s.endSuspension() || s.endedBy().kind == byMemory {
 		t.wait(0)
 		return
 	}

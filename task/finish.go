@@ -16,7 +16,6 @@ func (s *Step) finish(err error) {
 	s.settleProgress()
 	s.endSuspension()
 	s.settle(err)
-	s.tellFailure(err)
 	s.awaitSpawned(err)
 	s.setState(step.Completing)
 	s.endStage("kill", s.killRest)
@@ -64,43 +63,25 @@ func (s *Step) endStage(name string, do func() error) {
 	s.d.Audience.Event(ev)
 }
 
-// settle records why the step ended when it was not by its tasks' own ends.
+// settle makes the error of a launch or of the running step the cause of its end, unless
+// it has one.
 func (s *Step) settle(err error) {
 	if err == nil || isGivenUp(err) {
 		return // the tasks' own ends, and that some have none, are the step's
 	}
+	if _, ended := errors.AsType[*cause](err); ended {
+		return
+	}
 	v := launchVerdict(err, s.plan.Spec)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.failure != nil {
-		return // the first cause is the step's
-	}
-	s.noteReason(err.Error())
-	s.failure = &failure{code: v.code}
+	c := cause{kind: byFailure, reason: err.Error(), code: v.code, ends: true}
 	if v.drain {
-		s.rec.Drain = drainReason(err, s.plan.Spec)
+		c.drain = drainReason(err, s.plan.Spec)
 	}
-	if _, ok := errors.AsType[errCancelled](err); ok {
-		s.failure.state = s.cancelledAs()
+	if s.end(c) {
+		s.mu.Lock()
+		s.noteReason(c.reason) // what fails while the step is taken back comes after it
+		s.mu.Unlock()
 	}
-}
-
-// cancelledAs is the state of a step whose launch was cancelled: an end that its MPI
-// server asks for, since it has died, is a failure.
-func (s *Step) cancelledAs() step.State {
-	switch cause, _, _ := s.endedBy(); cause {
-	case byAbort:
-		return step.Failed
-	case byTime:
-		return step.Timeout
-	}
-	return step.Cancelled
-}
-
-// failure is an end that the tasks' statuses do not tell.
-type failure struct {
-	code  int
-	state step.State
 }
 
 // killRest ends what the tasks have left behind, double-forked daemons
@@ -213,65 +194,72 @@ func (s *Step) conclude() {
 	s.d.Audience.Event(step.Event{Time: now, Event: step.EventEnd, State: state, RC: &code, Text: rec2.Reason})
 }
 
-// verdict is the step's state and exit code: what somebody did to the step
+// verdict is the step's state and exit code: what has ended the step counts
 // before what its tasks did; of the tasks the highest code, 128+n for a signal.
 func (s *Step) verdict() (step.State, int, *int) {
 	code, signal, worst := step.WorstTask(s.rec.Tasks)
-	if e := s.endedByOther(); e != nil && (code != 0 || !s.gateOpen) {
-		s.noteReason(e.String())
-		s.rec.EndedBy = e
-		if e.Why == step.EndAbort {
-			return step.Cancelled, abortCode(e.Code), nil
+	if c := s.endedBy(); c != nil {
+		if state, code, signal, counts := s.endedAs(c, code, signal); counts {
+			return state, code, signal
 		}
-		return step.Cancelled, max(1, code), signal
 	}
-	if s.failure != nil {
-		code, signal = s.failure.code, nil
-		if s.failure.state != "" {
-			return s.failure.state, code, nil
-		}
-		return step.Failed, code, nil
-	}
-	if a := s.abortedBy(); a != nil {
-		// A task that aborted through PMI decides the code (lifecycle, end).
-		s.rec.Aborted = true
-		if _, reason, ok := s.endedBy(); ok {
-			s.noteReason(reason)
-		}
-		return step.Failed, abortCode(a.code), nil
-	}
-	// A cancel that came when all tasks had ended well has ended nothing.
-	if cause, reason, ok := s.endedBy(); ok && (cause == byRequest || cause == byHost) && (code != 0 || !s.gateOpen) {
-		s.noteReason(reason)
-		if cause == byHost {
-			return step.NodeFail, code, signal
-		}
-		return step.Cancelled, code, signal
-	}
-	if cause, reason, ok := s.endedBy(); ok && cause == byTime {
-		s.noteReason(reason)
-		return step.Timeout, max(code, 1), signal
-	}
-	if len(s.rec.OOM) > 0 {
+	switch {
+	case len(s.rec.OOM) > 0:
 		if code == 0 {
 			code = exitOOM
 		}
 		return step.OutOfMemory, code, signal
-	}
-	if cause, reason, ok := s.endedBy(); ok && cause == byMemory {
-		s.noteReason(reason)
-		return step.OutOfMemory, max(code, 1), signal
-	}
-	if code != 0 {
+	case code != 0:
 		if st := s.rec.Tasks[worst].Status; st != nil { // else the lost status is the reason already
 			s.noteReason(fmt.Sprintf("task %d: %s", s.rank(worst), st.Describe()))
 		}
 		return step.Failed, code, signal
-	}
-	if s.floor > 0 {
+	case s.floor > 0:
 		return step.Failed, s.floor, nil
 	}
 	return step.Completed, 0, nil
+}
+
+// endedAs is what the cause of the step's end makes of it. code and signal are those of its
+// tasks. counts is false where the tasks decide.
+func (s *Step) endedAs(c *cause, code int, signal *int) (_ step.State, _ int, _ *int, counts bool) {
+	var state step.State
+	switch c.kind {
+	case byFailure:
+		state, code, signal = step.Failed, c.code, nil
+		s.rec.Drain = c.drain
+	case byAbort:
+		// The task that has aborted decides the code (lifecycle, end).
+		state, code, signal = step.Failed, c.code, nil
+		s.rec.Aborted = true
+	case byTime:
+		state, code = step.Timeout, max(code, 1)
+	case byMemory:
+		if state = step.OutOfMemory; len(s.rec.OOM) > 0 && code == 0 {
+			code = exitOOM
+		}
+		code = max(code, 1)
+	case byRequest, byHost, byOther:
+		if code == 0 && s.gateOpen {
+			return "", 0, nil, false // all tasks had ended well: it has ended nothing
+		}
+		if state = step.Cancelled; !s.gateOpen {
+			code, signal = 1, nil // no task has run
+		}
+		switch {
+		case c.kind == byHost:
+			state = step.NodeFail
+		case c.node != nil:
+			s.rec.EndedBy = c.node
+			if c.node.Why == step.EndAbort {
+				code, signal = c.code, nil
+			}
+		}
+	default: // byBadExit
+		return "", 0, nil, false
+	}
+	s.leadReason(c.reason)
+	return state, code, signal, true
 }
 
 // addFailures completes tasks by what they said themselves before they ended.

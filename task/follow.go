@@ -104,7 +104,7 @@ func (s *Step) followNext(f *following) error {
 	case <-f.cancelled:
 		f.cancelled = nil
 		s.beginTermination(&f.term) // before it is told: a slow reader must not delay it
-		s.sayCancelled()
+		s.sayCancelled(s.endedBy())
 	case <-f.term.c:
 		return s.nextTermination(&f.term)
 	case <-f.limit.c:

@@ -15,17 +15,17 @@ import (
 // explainLaunch turns the end of a launch into its cause: a cancel, a crash of
 // the host with the hook's name, or the stage's own error.
 func (s *Step) explainLaunch(stage string, err error) error {
-	reason, cancelled := s.cancelReason()
-	if cancelled {
-		s.sayCancelled()
+	ended := s.endedBy()
+	if ended != nil {
+		s.sayCancelled(ended)
 	}
 	if errors.Is(err, step.ErrHostGone) {
-		if died := s.hostDied(); !cancelled {
+		if died := s.hostDied(); ended == nil {
 			return died
 		}
 	}
-	if cancelled {
-		return errCancelled{reason}
+	if ended != nil {
+		return ended
 	}
 	var hook *step.HookError
 	if errors.As(err, &hook) {
@@ -34,7 +34,7 @@ func (s *Step) explainLaunch(stage string, err error) error {
 		}
 		return hook
 	}
-	if _, ok := errors.AsType[errCancelled](err); ok {
+	if _, ok := errors.AsType[*cause](err); ok {
 		return err
 	}
 	err = fmt.Errorf("%s: %w", stage, err)

@@ -1,10 +1,6 @@
 package task
 
-import (
-	"fmt"
-
-	"stepd/step"
-)
+import "stepd/step"
 
 // A step of several nodes ends on all of them when one of them says so: what
 // happens here is told to the others, once, and what they tell ends it here as a
@@ -17,13 +13,7 @@ func (s *Step) EndedBy(e step.NodeEnd) {
 	if e.Code != 0 {
 		e.Code = abortCode(e.Code)
 	}
-	s.ctlMu.Lock()
-	s.toldNodes = true // they know
-	if s.byNode == nil {
-		s.byNode = &e
-	}
-	s.ctlMu.Unlock()
-	s.end(byOther, e.String())
+	s.end(cause{kind: byOther, node: &e, code: e.Code, reason: e.String()})
 }
 
 // NodeLost ends the step on all nodes that are left: the stepd of one of them is
@@ -37,14 +27,8 @@ func (s *Step) NodeLost(node int, why error) {
 	if s.plan.Spec.NoKill && s.goOnWithout(e) {
 		return
 	}
-	s.ctlMu.Lock()
-	if s.byNode == nil {
-		s.byNode = &e
-	}
-	s.ctlMu.Unlock()
-	if s.end(byOther, e.String()) {
+	if s.end(cause{kind: byOther, node: &e, reason: e.String()}) {
 		s.sayError(e.String())
-		s.tellNodes(e)
 	}
 }
 
@@ -76,49 +60,26 @@ func (s *Step) nodeName(node int) string {
 	return s.plan.Spec.NodeName
 }
 
+// toldAs is the word for a cause that the other nodes are told.
+var toldAs = map[endKind]step.EndCause{
+	byRequest: step.EndCancel, byBadExit: step.EndBadExit, byAbort: step.EndAbort, byMemory: step.EndMemory,
+	byTime: step.EndTime, byHost: step.EndCancel, byFailure: step.EndFailure,
+}
+
 // tellNodes tells the other nodes that the step ends, unless they know.
-func (s *Step) tellNodes(e step.NodeEnd) {
-	s.ctlMu.Lock()
-	told := s.toldNodes
-	s.toldNodes = true
-	s.ctlMu.Unlock()
-	if told || s.d.Network == nil {
-		return
-	}
-	if e.Name == "" {
-		e.Node, e.Name = int(s.plan.Spec.NodeID), s.plan.Spec.NodeName
-	}
-	s.d.Network.EndStep(e)
-}
-
-// endBadly is --kill-on-bad-exit: a task has failed, on this node.
-func (s *Step) endBadly(rank int, status step.ExitStatus) {
-	reason := fmt.Sprintf("task %d: %s, and --kill-on-bad-exit was given", rank, status.Describe())
-	// With nothing left to end here, the others are to hear of it all the same.
-	if s.alive == 0 || s.end(byBadExit, reason) {
-		s.tellNodes(step.NodeEnd{Why: step.EndBadExit, Rank: &rank, Reason: reason})
+func (s *Step) tellNodes(c *cause) {
+	switch {
+	case s.d.Network == nil:
+	case c.node == nil:
+		e := step.NodeEnd{
+			Node: int(s.plan.Spec.NodeID), Name: s.plan.Spec.NodeName,
+			Why: toldAs[c.kind], Rank: c.rank, Reason: c.reason,
+		}
+		if c.kind == byAbort {
+			e.Code = c.code
+		}
+		s.d.Network.EndStep(e)
+	case c.node.Why == step.EndLost:
+		s.d.Network.EndStep(*c.node)
 	}
 }
-
-// tellFailure tells the others that the step could not be launched here, or that
-// its plugins' host has died: it would be without this node's tasks.
-func (s *Step) tellFailure(err error) {
-	if err == nil || isGivenUp(err) {
-		return
-	}
-	s.tellNodes(step.NodeEnd{Why: step.EndFailure, Reason: err.Error()})
-}
-
-// endedByOther is the node that has ended the step, nil where none has: the first
-// cause counts.
-func (s *Step) endedByOther() *step.NodeEnd {
-	s.ctlMu.Lock()
-	defer s.ctlMu.Unlock()
-	if s.cause != byOther {
-		return nil
-	}
-	return s.byNode
-}
-
-// abortCode is the exit code that an abort's code makes: one that is no success.
-func abortCode(code int) int { return max(1, code&0xff) }

@@ -2,7 +2,6 @@ package task
 
 import (
 	"fmt"
-	"syscall"
 
 	"stepd/step"
 )
@@ -37,14 +36,11 @@ func (s *Step) OutOfMemory(k step.OOMKill) {
 	s.d.Audience.Event(step.Event{Time: k.Time, Event: step.EventOOM, Rank: k.Rank, PID: k.PID, Text: text})
 	s.sayError(text)
 	if first && s.plan.Spec.Confine.OOMGroup == step.OOMGroupStep {
-		s.tellNodes(step.NodeEnd{Why: step.EndMemory, Rank: k.Rank, Reason: text})
-	}
-	if first && s.groupKillIsOurs() {
-		s.sayError("all tasks of the step are killed with it (--oom-kill-step)")
-		s.evictHost()
-		if err := s.d.Tracker.Signal(syscall.SIGKILL); err != nil {
-			s.d.Audience.Log(step.LogError, fmt.Sprintf("cannot kill the rest of the step: %v", err))
+		ours := s.groupKillIsOurs()
+		if ours {
+			s.sayError("all tasks of the step are killed with it (--oom-kill-step)")
 		}
+		s.end(cause{kind: byMemory, rank: k.Rank, reason: text, ends: !ours})
 	}
 }
 

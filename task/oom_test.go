@@ -30,7 +30,13 @@ func TestOutOfMemory(t *testing.T) {
 			r := newRig(t)
 			r.spec.Confine = step.Confinement{OOMGroup: c.group, V1: c.v1}
 			r.ends = c.ends
-			r.during["wait"] = func() { r.st.OutOfMemory(kill) }
+			killed := make(chan struct{})
+			r.during["kill"] = func() { close(killed) }
+			r.during["wait"] = func() {
+				if r.st.OutOfMemory(kill); c.kills {
+					<-killed
+				}
+			}
 			rec := r.run(t)
 			if rec.State != step.OutOfMemory || *rec.ExitCode != c.code || rec.Reason != kill.String() || len(rec.OOM) != 1 {
 				t.Errorf("the record is %+v", rec)
@@ -38,7 +44,7 @@ func TestOutOfMemory(t *testing.T) {
 			if !slices.Contains(r.said, "stepd-vm: error: "+kill.String()) {
 				t.Errorf("the user was told %q", r.said)
 			}
-			if got := slices.Contains(r.calls, "signal SIGKILL"); got != c.kills {
+			if got := slices.Contains(r.calls, "kill"); got != c.kills {
 				t.Errorf("the rest was killed by us: %v, want %v (%v)", got, c.kills, r.calls)
 			}
 		})

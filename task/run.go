@@ -84,8 +84,6 @@ type Step struct {
 	launched bool // guarded by mu
 	// toldLaunched: who has spawned this step knows.
 	toldLaunched bool
-	// failure is set where the step's end is not that of its tasks.
-	failure *failure // guarded by mu
 	// progressKept: the ranks' progress and what they did is as it was when the
 	// step's end began.
 	progressKept bool        // guarded by mu
@@ -144,7 +142,7 @@ func (s *Step) rank(id int) int { return s.plan.Ranks[id] }
 // It returns the final record, whatever happened; it is called once. The end of
 // ctx is that of the host, or of stepd, and ends the step.
 func (s *Step) Run(ctx context.Context) step.Record {
-	defer context.AfterFunc(ctx, func() { s.cancelBy(s.downCause(), context.Cause(ctx).Error()) })()
+	defer context.AfterFunc(ctx, func() { s.hostDown(context.Cause(ctx).Error()) })()
 	s.setState(step.Starting)
 	unguard := s.guard()
 	err := s.launch(ctx)
@@ -188,8 +186,8 @@ func (s *Step) launch(ctx context.Context) error {
 
 // stage runs one stage between its two events.
 func (s *Step) stage(ctx context.Context, st stage) error {
-	if reason, cancelled := s.cancelReason(); cancelled {
-		return errCancelled{reason}
+	if c := s.endedBy(); c != nil {
+		return c
 	}
 	start := s.d.Now()
 	s.d.Audience.Event(step.Event{Time: start, Event: step.EventStageStart, Phase: st.name})

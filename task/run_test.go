@@ -501,18 +501,19 @@ func TestCancel(t *testing.T) {
 			t.Errorf("the host was not moved out before the signal: %v", r.calls)
 		}
 	})
-	if cause := (&Step{plan: &Plan{Spec: &step.Spec{Layout: &step.Layout{}}}}).downCause(); cause != byRequest {
-		t.Errorf("the end of one host of several: %d", cause)
-	}
+	one := func(t *testing.T) *rig { return newRig(t) }
+	several := func(t *testing.T) *rig { r, _ := newNodeRig(t); return r }
 	for name, c := range map[string]struct {
+		rig    func(*testing.T) *rig
 		status step.ExitStatus
 		state  step.State
 	}{
-		"the host goes down":                     {step.SignaledBy(syscall.SIGTERM), step.NodeFail},
-		"the host goes down, and tasks end well": {0, step.Completed},
+		"the host goes down":                     {one, step.SignaledBy(syscall.SIGTERM), step.NodeFail},
+		"the host goes down, and tasks end well": {one, 0, step.Completed},
+		"one host of several goes down":          {several, step.SignaledBy(syscall.SIGTERM), step.Cancelled},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
+			r := c.rig(t)
 			ctx, down := context.WithCancelCause(context.Background())
 			r.ctx = ctx
 			term := make(chan struct{})

@@ -203,8 +203,8 @@ func (s *Step) passGate(open func() error) error {
 		case <-s.cancelled:
 		}
 		s.suMu.Lock()
-		if reason, cancelled := s.cancelReason(); cancelled {
-			return errCancelled{reason}
+		if c := s.endedBy(); c != nil {
+			return c
 		}
 	}
 	err := open()

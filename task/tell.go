@@ -64,6 +64,17 @@ func (s *Step) noteReason(reason string) {
 	}
 }
 
+// leadReason puts the cause of the step's end before what was noted meanwhile; the caller
+// holds mu.
+func (s *Step) leadReason(reason string) {
+	switch {
+	case s.rec.Reason == "":
+		s.rec.Reason = reason
+	case !strings.HasPrefix(s.rec.Reason, reason):
+		s.rec.Reason = reason + "; " + s.rec.Reason
+	}
+}
+
 // say sends one line from the node to the user's stderr, with its name before it.
 func (s *Step) say(text string) {
 	for line := range strings.Lines(text) {
@@ -83,13 +94,13 @@ func (s *Step) sayProblems(problems []string) {
 	}
 }
 
-func (s *Step) sayCancelled() {
+func (s *Step) sayCancelled(c *cause) {
 	// What a rank has called by itself it has told itself.
-	if a := s.abortedBy(); a != nil && a.rank < 0 {
-		s.say(a.text)
+	if c.kind == byAbort && c.rank == nil {
+		s.say(c.reason)
 	}
 	why := ""
-	if s.timeIsOver() {
+	if c.byTimeLimit() {
 		why = " DUE TO TIME LIMIT"
 	}
 	s.say(fmt.Sprintf("*** STEP %s ON %s CANCELLED AT %s%s ***", s.plan.Spec.ID, s.plan.Spec.NodeName,

@@ -67,10 +67,7 @@ func (s *Step) checkTime(l *timeLimit) {
 		return
 	}
 	l.c = nil
-	reason := fmt.Sprintf("its time limit of %v has come (--time)", l.limit)
-	if s.end(byTime, reason) {
-		s.tellNodes(step.NodeEnd{Why: step.EndTime, Reason: reason})
-	}
+	s.end(cause{kind: byTime, reason: fmt.Sprintf("its time limit of %v has come (--time)", l.limit)})
 }
 
 // warnTasks sends the signal of --signal.
@@ -79,12 +76,4 @@ func (s *Step) warnTasks() {
 	if err := s.Signal(sig, step.ScopeTasks); err != nil {
 		s.d.Audience.Log(step.LogError, "--signal: "+err.Error())
 	}
-}
-
-// timeIsOver tells whether the step's end is that of its time, here or on another
-// node.
-func (s *Step) timeIsOver() bool {
-	s.ctlMu.Lock()
-	defer s.ctlMu.Unlock()
-	return s.cause == byTime || s.cause == byOther && s.byNode != nil && s.byNode.Why == step.EndTime
 }

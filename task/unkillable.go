@@ -58,13 +58,12 @@ func (s *Step) killed(err error) error {
 	text := err.Error()
 	s.sayError(text)
 	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventUnkillable, Text: text})
-	if reason, cancelled := s.cancelReason(); cancelled {
-		s.mu.Lock()
-		s.noteReason(reason)
-		s.mu.Unlock()
-	}
+	c := s.endedBy()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if c != nil {
+		s.noteReason(c.reason)
+	}
 	s.rec.Survivors, s.rec.SurvivorsTotal = left.Survivors, left.Total
 	if s.rec.Reason != "" {
 		text = s.rec.Reason + "; " + text
