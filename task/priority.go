@@ -21,12 +21,16 @@ func (s *Step) setPriority() {
 		return
 	}
 	raw, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
-	own := 20 - raw // what the kernel answers is never negative (getpriority(2))
-	nice := niceOf(spec, own)
-	if err == nil && nice != own {
-		err = unix.Setpriority(unix.PRIO_PROCESS, s.host.PID(), nice)
-	}
 	if err != nil {
+		s.d.Audience.Log(step.LogError, fmt.Sprintf("cannot read stepd's nice value: %v: the tasks keep it (PropagatePrioProcess=%d)", err, spec.PropagatePrio))
+		return
+	}
+	own := 20 - raw // the system call answers 1 to 40 (getpriority(2))
+	nice := niceOf(spec, own)
+	if nice == own {
+		return
+	}
+	if err := unix.Setpriority(unix.PRIO_PROCESS, s.host.PID(), nice); err != nil {
 		s.d.Audience.Log(step.LogError, fmt.Sprintf("cannot give the tasks the nice value %d (PropagatePrioProcess=%d): %v", nice, spec.PropagatePrio, err))
 	}
 }
