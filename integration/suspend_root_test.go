@@ -186,6 +186,26 @@ func TestRootSuspend(t *testing.T) {
 	n.checkClean(t)
 }
 
+// TestRootSuspendTwice: a suspend during another one answers when the tasks stand still.
+func TestRootSuspendTwice(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{})
+	p, id := n.startTicker(t)
+	first := n.start(t, call{args: []string{"suspend", id}})
+	n.hears(t, "tstp\n")
+	ok(t, "the second suspend", n.ctl(t, "suspend", id))
+	n.ticks(t, id, false)
+	if doc := n.suspension(t, id); doc.Suspended == nil {
+		t.Errorf("the second suspend has answered, and the record has %+v", doc)
+	}
+	ok(t, "the first suspend", first.wait(t))
+	ok(t, "cancel", n.ctl(t, "cancel", id))
+	if r := p.wait(t); r.code != 137 {
+		t.Errorf("run: %v", r)
+	}
+	n.checkClean(t)
+}
+
 // TestRootSuspendJob: a job stands still with all of its steps, and takes none.
 func TestRootSuspendJob(t *testing.T) {
 	t.Parallel()

@@ -31,9 +31,15 @@ type suspension struct {
 	// the gate, and none of its tasks runs a program.
 	gateIsOpen bool          // guarded by suMu
 	ended      bool          // guarded by suMu: nothing can be suspended any more
-	abort      chan struct{} // guarded by suMu: closed to end the phase stopping early
-	settled    chan struct{} // guarded by suMu: closed when the phase stopping is over
+	stop       *stopAttempt  // guarded by suMu: of the phase stopping
 	let        chan struct{} // guarded by suMu: closed when a step that waits at the gate goes on
+}
+
+// stopAttempt is one way from running to standing still.
+type stopAttempt struct {
+	abort   chan struct{} // closed, under suMu, to end it early
+	settled chan struct{} // closed when it is over
+	err     error         // why the tasks do not stand still; valid when settled is closed
 }
 
 type suspendPhase int
@@ -48,46 +54,69 @@ const (
 // Suspend stops all processes of the tasks: SIGTSTP, two seconds for those that
 // want to prepare, then the freezer (SIGSTOP where there is none). It returns
 // when they stand still. Of a step whose tasks have not begun it holds back the
-// beginning. by is who asks. A step that is suspended stays so. The step's
-// plugins and daemons go on: they are not the tasks'.
+// beginning. by is the uid that asks. A step that is suspended stays so, and a second
+// call during the first returns with it. The step's plugins and daemons go on: they are
+// not the tasks'.
 func (s *Step) Suspend(by uint32) error {
 	s.suMu.Lock()
 	defer s.suMu.Unlock()
-	if s.ended {
-		return errors.New("cannot suspend the step: it is ending")
+	if by == 0 && s.phase != awake && s.by != 0 {
+		s.takeOver()
+	}
+	for s.phase == stopping {
+		a := s.stop
+		s.await(a)
+		switch {
+		case s.phase != awake:
+		case a.err != nil:
+			return a.err
+		default:
+			return errWoken
+		}
 	}
 	switch {
+	case s.ended:
+		return errors.New("cannot suspend the step: it is ending")
 	case s.phase != awake:
-		if by == 0 {
-			s.by = 0
-		}
 		return nil
 	case !s.gateIsOpen:
 		s.phase, s.by, s.let = atGate, by, make(chan struct{})
 		s.noteSuspended()
 		return nil
 	}
-	s.phase, s.by = stopping, by
-	s.abort, s.settled = make(chan struct{}), make(chan struct{})
-	defer close(s.settled)
-	abort := s.abort
+	a := &stopAttempt{abort: make(chan struct{}), settled: make(chan struct{})}
+	s.phase, s.by, s.stop = stopping, by, a
 	s.suMu.Unlock()
-	stopped, err := s.stopTasks(abort)
+	stopped, err := s.stopTasks(a.abort)
 	s.suMu.Lock()
+	s.phase = awake
 	if stopped {
 		s.phase = frozen
 		s.noteSuspended()
-		return err
 	}
-	s.phase = awake
+	a.err = err
+	close(a.settled)
 	return err
 }
 
-// stopTasks is the way into the freezer. An error beside true says what does
-// not stand still there.
+// takeOver makes root the one who has suspended the step; the caller holds suMu.
+func (s *Step) takeOver() {
+	s.by = 0
+	s.mu.Lock()
+	was := s.rec.SuspendedBy
+	if was != nil {
+		s.rec.SuspendedBy = new(uint32)
+	}
+	s.mu.Unlock()
+	if was != nil {
+		s.d.Audience.State(s.Record())
+	}
+}
+
+// stopTasks is the way into the freezer. It reports whether the tasks are stopped, be it
+// in part. After an error that left them so only a resume that succeeds lets all of them run.
 func (s *Step) stopTasks(abort <-chan struct{}) (stopped bool, err error) {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), s.grace+freezeMax,
-		fmt.Errorf("still not after %v", freezeMax))
+	ctx, cancel := freezeContext(s.grace)
 	defer cancel()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -100,7 +129,7 @@ func (s *Step) stopTasks(abort <-chan struct{}) (stopped bool, err error) {
 	}()
 	s.evictHost() // plugins are never stopped
 	if err := s.d.Tracker.Signal(unix.SIGTSTP); err != nil {
-		return false, err
+		s.d.Audience.Log(step.LogError, fmt.Sprintf("not every process was sent SIGTSTP: %v", err)) // the freezer stops all
 	}
 	grace := time.NewTimer(s.grace)
 	defer grace.Stop()
@@ -117,7 +146,13 @@ func (s *Step) stopTasks(abort <-chan struct{}) (stopped bool, err error) {
 		}
 		return true, nil
 	}
-	return false, errors.Join(err, s.wake())
+	werr := s.wake()
+	return werr != nil, errors.Join(err, werr)
+}
+
+// freezeContext bounds a freeze that begins when grace is over.
+func freezeContext(grace time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.Background(), grace+freezeMax, fmt.Errorf("still not after %v", freezeMax))
 }
 
 // errWoken ends a suspend that somebody has undone before it was done.
@@ -129,8 +164,8 @@ func (s *Step) wake() error {
 	return errors.Join(s.d.Tracker.Thaw(), s.d.Tracker.Signal(unix.SIGCONT))
 }
 
-// Resume undoes Suspend. by is who asks: what root has suspended, only root
-// resumes.
+// Resume undoes Suspend. by is the uid that asks: what root has suspended, only root
+// resumes. Where not every process can be woken, the step stays suspended.
 func (s *Step) Resume(by uint32) error {
 	s.suMu.Lock()
 	defer s.suMu.Unlock()
@@ -141,7 +176,6 @@ func (s *Step) Resume(by uint32) error {
 	for s.phase == stopping {
 		s.abortStop()
 	}
-	var err error
 	switch s.phase {
 	case awake:
 		if aborted {
@@ -149,26 +183,35 @@ func (s *Step) Resume(by uint32) error {
 		}
 		return errors.New("cannot resume the step: it is not suspended")
 	case frozen:
-		err = s.wake()
+		if err := s.wake(); err != nil {
+			ctx, cancel := freezeContext(0)
+			defer cancel()
+			return fmt.Errorf("the step stays suspended: %w", errors.Join(err, s.d.Tracker.Freeze(ctx)))
+		}
 	case atGate:
 		close(s.let)
 	}
 	s.phase = awake
 	s.noteResumed()
-	return err
+	return nil
 }
 
 // abortStop ends the phase stopping and waits for what comes of it. The caller
-// holds suMu, which is let go meanwhile.
+// holds suMu.
 func (s *Step) abortStop() {
 	select {
-	case <-s.abort:
+	case <-s.stop.abort:
 	default:
-		close(s.abort)
+		close(s.stop.abort)
 	}
-	settled := s.settled
+	s.await(s.stop)
+}
+
+// await returns when an attempt is over. The caller holds suMu, which is released
+// meanwhile.
+func (s *Step) await(a *stopAttempt) {
 	s.suMu.Unlock()
-	<-settled
+	<-a.settled
 	s.suMu.Lock()
 }
 

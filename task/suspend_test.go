@@ -119,6 +119,151 @@ func TestSuspendAborted(t *testing.T) {
 	}
 }
 
+// suspendSlowly begins a suspend that stays between SIGTSTP and the freezer for grace.
+func (r *rig) suspendSlowly(grace time.Duration) (stopped chan error) {
+	r.st.suspension.grace = grace
+	stopped = make(chan error, 1)
+	go func() { stopped <- r.st.Suspend(1000) }()
+	for !slices.Contains(r.after("wait"), "signal SIGTSTP") {
+		time.Sleep(time.Millisecond)
+	}
+	return stopped
+}
+
+// TestSuspendTwice: a suspend during another one returns with it.
+func TestSuspendTwice(t *testing.T) {
+	t.Run("and the tasks stand still", func(t *testing.T) {
+		r := newRig(t)
+		r.during["wait"] = func() {
+			first := r.suspendSlowly(100 * time.Millisecond)
+			if err := r.st.Suspend(0); err != nil {
+				t.Error(err)
+			}
+			rec := r.st.Record()
+			if rec.Suspended == nil || *rec.SuspendedBy != 0 || !slices.Contains(r.after("wait"), "freeze") {
+				t.Errorf("it has returned with %+v after %v", rec.Suspended, r.after("wait"))
+			}
+			if err := <-first; err != nil {
+				t.Error(err)
+			}
+		}
+		r.run(t)
+		if calls := r.after("wait"); len(slices.DeleteFunc(calls, func(c string) bool { return c != "signal SIGTSTP" })) != 1 {
+			t.Errorf("calls: %v", r.after("wait"))
+		}
+	})
+	t.Run("and it is undone", func(t *testing.T) {
+		r := newRig(t)
+		r.during["wait"] = func() {
+			first := r.suspendSlowly(time.Hour)
+			second := make(chan error)
+			go func() { second <- r.st.Suspend(1000) }()
+			select {
+			case err := <-second:
+				t.Errorf("it has returned before the first: %v", err)
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+			if err := r.st.Resume(1000); err != nil {
+				t.Error(err)
+			}
+			for _, c := range []chan error{first, second} {
+				if err := <-c; !errors.Is(err, errWoken) {
+					t.Errorf("suspend: %v", err)
+				}
+			}
+		}
+		r.run(t)
+	})
+	t.Run("and root takes it over", func(t *testing.T) {
+		r := newRig(t)
+		r.during["wait"] = func() {
+			atOnce(r)
+			for _, by := range []uint32{1000, 0, 1000} {
+				if err := r.st.Suspend(by); err != nil {
+					t.Error(err)
+				}
+			}
+			if rec := r.st.Record(); *rec.SuspendedBy != 0 {
+				t.Errorf("suspended by %d", *rec.SuspendedBy)
+			}
+		}
+		r.run(t)
+	})
+}
+
+// TestSuspendFails: whatever fails, the record says what the tasks do.
+func TestSuspendFails(t *testing.T) {
+	no := errors.New("too many open files")
+	for name, c := range map[string]struct {
+		fails []string
+		err   bool // of the suspend
+		still bool // what the record says after it
+		calls []string
+	}{
+		"SIGTSTP": {[]string{"signal SIGTSTP"}, false, true, []string{"signal SIGTSTP", "freeze"}},
+		"SIGTSTP and the freezer": {[]string{"signal SIGTSTP", "freeze"}, true, false,
+			[]string{"signal SIGTSTP", "freeze", "thaw", "signal SIGCONT"}},
+		"the way back as well": {[]string{"signal SIGTSTP", "freeze", "signal SIGCONT"}, true, true,
+			[]string{"signal SIGTSTP", "freeze", "thaw", "signal SIGCONT"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			for _, call := range c.fails {
+				r.fail[call] = no
+			}
+			r.during["wait"] = func() {
+				atOnce(r)
+				if err := r.st.Suspend(0); (err != nil) != c.err {
+					t.Errorf("suspend: %v", err)
+				}
+				if calls := r.after("evict"); !slices.Equal(calls[len(calls)-len(c.calls):], c.calls) {
+					t.Errorf("calls: %v, want %v last", calls, c.calls)
+				}
+				if rec := r.st.Record(); (rec.Suspended != nil) != c.still {
+					t.Errorf("suspended since %v", rec.Suspended)
+				}
+				r.mu.Lock()
+				clear(r.fail)
+				r.mu.Unlock()
+				if err := r.st.Resume(0); (err == nil) != c.still || r.st.Record().Suspended != nil {
+					t.Errorf("resume: %v, suspended since %v", err, r.st.Record().Suspended)
+				}
+			}
+			r.run(t)
+		})
+	}
+}
+
+// TestResumeFails: a step whose processes cannot all be woken stays suspended, and can be
+// resumed once more.
+func TestResumeFails(t *testing.T) {
+	r := newRig(t)
+	r.during["wait"] = func() {
+		atOnce(r)
+		if err := r.st.Suspend(0); err != nil {
+			t.Error(err)
+		}
+		r.mu.Lock()
+		r.fail["signal SIGCONT"] = errors.New("too many open files")
+		r.mu.Unlock()
+		err := r.st.Resume(0)
+		if err == nil || r.st.Record().Suspended == nil {
+			t.Errorf("resume: %v, suspended since %v", err, r.st.Record().Suspended)
+		}
+		if calls := r.after("wait"); calls[len(calls)-1] != "freeze" {
+			t.Errorf("calls: %v", calls)
+		}
+		r.mu.Lock()
+		clear(r.fail)
+		r.mu.Unlock()
+		if err := r.st.Resume(0); err != nil || r.st.Record().Suspended != nil {
+			t.Errorf("resume: %v, suspended since %v", err, r.st.Record().Suspended)
+		}
+	}
+	r.run(t)
+}
+
 // A step that is suspended before its tasks are let go waits at the gate.
 func TestSuspendAtGate(t *testing.T) {
 	t.Run("resumed", func(t *testing.T) {
