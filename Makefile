@@ -138,8 +138,8 @@ demo: deps-demo all examples ## the main job: MPI under two SPANK plugins, and w
 	./examples/demo.sh $(CURDIR)/$(BIN) $(CURDIR)/$(BUILD)/examples
 
 .PHONY: bench
-bench: all ## the benchmark table, its peers measured in the same run
-	$(GO) run ./integration/bench -bin $(CURDIR)/$(BIN)
+bench: all ## the benchmark table, its peers measured in the same run (BASE=DIR: another release in DIR/bin is the peer; RUN=table,table)
+	$(GO) run ./integration/bench -bin $(CURDIR)/$(BIN) $(if $(BASE),-base $(abspath $(BASE))/bin) $(if $(RUN),-run $(RUN))
 
 # BASE= and GO_IMAGE= name images to build from; without them they are made here,
 # of Debian's packages and this machine's Go. RUN= names tests, as in vm-test.

@@ -117,39 +117,37 @@ func loads(file string) []load {
 	}
 }
 
-// runAcct compares the accounting of known loads with their own word, and tells
+// acctTable compares the accounting of known loads with their own word, and tells
 // what sampling costs.
-func runAcct(bin, dir string, quick bool) error {
+func (b *bench) acctTable() error {
 	for name, flags := range map[string][]string{
 		"load": {"-static"},
 		"burn": {"-static", "-nostdlib", "-ffreestanding", "-fno-stack-protector", "-fno-pie", "-no-pie"},
 	} {
-		src := filepath.Join(filepath.Dir(bin), "integration", "testdata", "tasks", name+".c")
-		args := append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(dir, name), src}, flags...)
+		src := b.source("..", "testdata", "tasks", name+".c")
+		args := append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(b.dir, name), src}, flags...)
 		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("cannot compile %q: %w: %s", src, err, out)
 		}
 	}
-	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "\naccounted / self-reported\tload\tjobacct_gather\tN\tmedian\tmin\tmax\twait4 of a bare process\twithin 2 %")
+	w := b.table("accounted / self-reported\tload\tjobacct_gather\tN\tmedian\tmin\tmax\twait4 of a bare process\twithin 2 %")
 	for _, gather := range []string{"linux", "cgroup"} {
-		if err := acctRows(w, bin, dir, gather, quick); err != nil {
+		if err := b.acctRows(w, gather); err != nil {
 			return err
 		}
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	return samplingRows(bin, dir, quick)
+	return b.samplingRows()
 }
 
-func acctRows(w *tabwriter.Writer, bin, dir, gather string, quick bool) error {
-	node, err := startNoded(bin, filepath.Join(dir, "acct-"+gather), 8,
-		"JobAcctGatherType=jobacct_gather/"+gather, "JobAcctGatherFrequency=0")
+func (b *bench) acctRows(w *tabwriter.Writer, gather string) error {
+	n, err := b.start("acct-"+gather, 8, nil, "JobAcctGatherType=jobacct_gather/"+gather, "JobAcctGatherFrequency=0")
 	if err != nil {
 		return err
 	}
-	defer node.stop()
+	defer n.stop()
 	// In memory: to give back a mapped page of a file on disk costs the load's end
 	// as much as all of the rest of it, which is not in its own word.
 	words, err := os.MkdirTemp("/dev/shm", "stepd-bench")
@@ -157,26 +155,41 @@ func acctRows(w *tabwriter.Writer, bin, dir, gather string, quick bool) error {
 		return fmt.Errorf("cannot make a place for the loads' words: %w", err)
 	}
 	defer os.RemoveAll(words)
-	for _, l := range loads(filepath.Join(dir, "file")) {
-		runs := 20
-		if quick {
-			runs = 5
+	for _, l := range loads(filepath.Join(b.dir, "file")) {
+		runs := b.runsOf(20, 5, 10)
+		if b.base != "" && l.name == "5 s" {
+			runs = min(runs, 2)
 		}
-		ratios, bare := make([][]float64, len(l.of)), make([][]float64, len(l.of))
-		for range runs {
-			if err := l.once(node, dir, words, ratios, bare); err != nil {
+		ratios, bare := make([][]series, len(l.of)), make([]series, len(l.of))
+		for i := range ratios {
+			ratios[i] = make([]series, len(n))
+		}
+		for i := range runs {
+			err := n.turns(i, func(k int, node *noded) error { return l.once(node, k, b.dir, words, ratios) })
+			if err != nil {
 				return err
+			}
+			// The bare process tells what its end costs: that shows in short ones.
+			if b.base == "" && l.name != "5 s" {
+				if err := l.bareOnce(b.dir, words, bare); err != nil {
+					return err
+				}
 			}
 		}
 		for i, c := range l.of {
-			acctRow(w, c.what, l.name, gather, ratios[i], bare[i])
+			if b.base != "" {
+				what := fmt.Sprintf("accounted / self-reported %s, load of %s, jobacct_gather/%s", c.what, l.name, gather)
+				b.beside(w, what, 1, ratios[i], func(ratio float64) string { return fmt.Sprintf("%.4f", ratio) })
+				continue
+			}
+			acctRow(w, c.what, l.name, gather, ratios[i][0], bare[i])
 		}
 	}
 	return nil
 }
 
-// once runs the load as a step, and by itself.
-func (l *load) once(n *noded, dir, words string, ratios, bare [][]float64) error {
+// once runs the load as a step of the noded with that number.
+func (l *load) once(n *noded, k int, dir, words string, ratios [][]series) error {
 	out := filepath.Join(words, "word")
 	argv := n.run(append([]string{"-v", "-i", "none"}, l.argv(dir, out)...)...)
 	said, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
@@ -197,16 +210,16 @@ func (l *load) once(n *noded, dir, words string, ratios, bare [][]float64) error
 	}
 	for i, c := range l.of {
 		if got := c.accounted(&rec.Tasks[0].Usage); got != nil {
-			ratios[i] = append(ratios[i], *got/c.reported(&own))
+			ratios[i][k] = append(ratios[i][k], *got/c.reported(&own))
 		}
 	}
-	if l.name == "5 s" {
-		return nil // the bare process tells what its end costs: that shows in short ones
-	}
-	return l.bareOnce(l.argv(dir, out), out, bare)
+	return nil
 }
 
-func (l *load) bareOnce(argv []string, out string, bare [][]float64) error {
+// bareOnce runs the load by itself.
+func (l *load) bareOnce(dir, words string, bare []series) error {
+	out := filepath.Join(words, "word")
+	argv := l.argv(dir, out)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%q: %w", argv, err)
@@ -224,7 +237,7 @@ func (l *load) bareOnce(argv []string, out string, bare [][]float64) error {
 	return nil
 }
 
-func acctRow(w *tabwriter.Writer, what, name, gather string, ratios, bare []float64) {
+func acctRow(w *tabwriter.Writer, what, name, gather string, ratios, bare series) {
 	if len(ratios) == 0 {
 		fmt.Fprintf(w, "%s\t%s\t%s\t0\tnot measured: this layout of cgroups has no such figure\t\t\t\t\n", what, name, gather)
 		return
@@ -305,75 +318,99 @@ func (n *noded) ended(id string) (*stepRecord, error) {
 }
 
 // samplingRows is what a step of sleeping tasks costs its stepd, by the time
-// between samples.
-func samplingRows(bin, dir string, quick bool) error {
+// between samples. All of the steps sleep at the same time.
+func (b *bench) samplingRows() error {
 	const tasks = 64
+	every := []int{0, 30, 1}
 	window := 32 * time.Second
-	if quick {
+	if b.quick {
 		window = 5 * time.Second
 	}
-	node, err := startNoded(bin, filepath.Join(dir, "sampling"), tasks, "JobAcctGatherType=jobacct_gather/linux")
+	n, err := b.start("sampling", len(every)*tasks, nil, "JobAcctGatherType=jobacct_gather/linux")
 	if err != nil {
 		return err
 	}
-	defer node.stop()
-	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
-	fmt.Fprintf(w, "\nsampling %d tasks for %v\tsamples\teach\tstepd's CPU time\n", tasks, window)
-	for _, freq := range []int{0, 30, 1} {
-		if err := samplingRow(w, node, tasks, freq, window); err != nil {
+	defer n.stop()
+	var steps []sampled // for each time between samples one of each release
+	for _, freq := range every {
+		for _, node := range n {
+			s, err := node.sample(tasks, (len(steps)+1)*tasks, freq)
+			if err != nil {
+				return err
+			}
+			defer s.client.Wait() // it ends with the noded's steps
+			steps = append(steps, s)
+		}
+	}
+	cpu := make(series, len(steps))
+	look := func(sign float64) error {
+		for i, s := range steps {
+			ns, err := cpuOf(s.stepd)
+			if err != nil {
+				return err
+			}
+			cpu[i] += sign * float64(ns)
+		}
+		return nil
+	}
+	if err := look(-1); err != nil {
+		return err
+	}
+	time.Sleep(window)
+	if err := look(1); err != nil {
+		return err
+	}
+	n[0].cancelAll()
+	w := b.table(fmt.Sprintf("sampling %d tasks for %v\tsamples\teach\tstepd's CPU time", tasks, window))
+	for i, freq := range every {
+		if b.base != "" {
+			of := []series{cpu[2*i : 2*i+1], cpu[2*i+1 : 2*i+2]}
+			b.beside(w, fmt.Sprintf("stepd's CPU time in %v, sampling every %d s", window, freq), tasks, of, ms)
+			continue
+		}
+		rec, err := n[0].ended(steps[i].id)
+		if err != nil {
 			return err
 		}
+		each, u := "-", rec.Usage
+		if u.Samples > 0 {
+			each = fmt.Sprintf("%d µs", u.SamplingUS/int64(u.Samples))
+		}
+		fmt.Fprintf(w, "every %d s\t%d\t%s\t%s\n", freq, u.Samples, each, ms(cpu[i]))
 	}
 	return w.Flush()
 }
 
-func samplingRow(w *tabwriter.Writer, n *noded, tasks, freq int, window time.Duration) error {
-	argv := n.run("-n", fmt.Sprint(tasks), "--overcommit", "-i", "none", "--acctg-freq", fmt.Sprint(freq), "sleep", "60")
-	cmd := exec.Command(argv[0], argv[1:]...)
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	defer func() {
-		n.cancelAll()
-		cmd.Wait()
-	}()
-	rec, id, err := n.started(tasks)
-	if err != nil {
-		return err
-	}
-	before, err := cpuOf(rec.StepdPID)
-	if err != nil {
-		return err
-	}
-	time.Sleep(window)
-	after, err := cpuOf(rec.StepdPID)
-	if err != nil {
-		return err
-	}
-	n.cancelAll()
-	if rec, err = n.ended(id); err != nil {
-		return err
-	}
-	each := "-"
-	if u := rec.Usage; u.Samples > 0 {
-		each = fmt.Sprintf("%d µs", u.SamplingUS/int64(u.Samples))
-	}
-	fmt.Fprintf(w, "every %d s\t%d\t%s\t%.2f ms\n", freq, rec.Usage.Samples, each, float64(after-before)/1e6)
-	return nil
+// sampled is a step of sleeping tasks.
+type sampled struct {
+	client *exec.Cmd
+	id     string
+	stepd  int
 }
 
-// started waits until the one step has that many sleeping tasks.
-func (n *noded) started(tasks int) (rec *stepRecord, id string, err error) {
-	for range 400 {
-		time.Sleep(50 * time.Millisecond)
-		for id := range n.running() {
-			if n.countTasks(id) >= tasks {
-				rec, err := n.show(id)
-				return rec, id, err
-			}
-		}
+// sample starts one, with which so many tasks sleep on the machine.
+func (n *noded) sample(tasks, all, freq int) (s sampled, err error) {
+	others := n.running()
+	argv := n.run("-n", fmt.Sprint(tasks), "--overcommit", "-i", "none", "--acctg-freq", fmt.Sprint(freq), "sleep", "60")
+	s.client = exec.Command(argv[0], argv[1:]...)
+	if err := s.client.Start(); err != nil {
+		return s, err
 	}
-	return nil, "", fmt.Errorf("the step of %d tasks did not start", tasks)
+	if err := awaitSleepers(all); err != nil {
+		return s, err
+	}
+	for id := range n.running() {
+		if _, other := others[id]; other {
+			continue
+		}
+		rec, err := n.show(id)
+		if err != nil {
+			return s, err
+		}
+		s.id, s.stepd = id, rec.StepdPID
+		return s, nil
+	}
+	return s, fmt.Errorf("the step of %d tasks has ended", tasks)
 }
 
 // cpuOf is the CPU time of a process, in nanoseconds: its clock, as

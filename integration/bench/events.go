@@ -8,48 +8,38 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"text/tabwriter"
 )
 
-// runEvents measures what the event log costs a launch: the same stepd, and one that is
-// built to write none, by turns, so many times; 0 is the usual.
-func runEvents(bin string, quick bool, times int) error {
-	dir, err := os.MkdirTemp("", "stepd-bench")
+// eventsTable measures what the event log costs a launch: the same stepd, and one that
+// is built to write none, by turns. Beside another release it has no rows: that one's
+// log is in the rows of steps.
+func (b *bench) eventsTable() error {
+	if b.base != "" {
+		return nil
+	}
+	rec, err := b.events()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	rec, err := newRecorder()
-	if err != nil {
-		return err
-	}
-	silent, err := withoutEvents(bin, filepath.Join(dir, "bin"))
-	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	w := b.table("event log\ttasks\tN\twith: median\tp90\twithout: median\tp90\tmedian pair's cost\t95 % of it")
 	defer w.Flush()
+	silent, err := withoutEvents(b.bin, filepath.Join(b.dir, "silent"))
 	if err != nil {
 		fmt.Fprintf(w, "event log\tnot measured: %v\n", err)
 		return nil
 	}
-	sizes := []size{{1, 600}, {64, 60}}
-	if quick {
-		sizes = []size{{1, 40}, {64, 8}}
-	}
-	if times > 0 {
-		sizes = []size{{1, times}, {64, max(times/10, 1)}}
-	}
-	with, err := startNoded(bin, filepath.Join(dir, "with"), 64)
+	with, err := startNoded(b.bin, filepath.Join(b.dir, "with"), 64)
 	if err != nil {
 		return err
 	}
 	defer with.stop()
-	without, err := startNoded(silent, filepath.Join(dir, "without"), 64)
+	without, err := startNoded(silent, filepath.Join(b.dir, "without"), 64)
 	if err != nil {
 		return err
 	}
 	defer without.stop()
-	fmt.Fprintln(w, "event log\ttasks\tN\twith: median\tp90\twithout: median\tp90\tmedian pair's cost\t95 % of it")
-	for _, s := range sizes {
-		if err := eventRows(w, rec, with, without, s); err != nil {
+	for _, s := range b.sizes([]size{{1, 600}, {64, 60}}, []size{{1, 40}, {64, 8}}, nil) {
+		if err := eventRows(w, rec, nodes{with, without}, s); err != nil {
 			return err
 		}
 	}
@@ -76,23 +66,19 @@ func withoutEvents(bin, dir string) (string, error) {
 	return dir, nil
 }
 
-// eventRows runs pairs of the two, of which each goes first every other time: whoever
-// comes second finds warmer caches. The cost is that of the median pair.
-func eventRows(w io.Writer, rec *recorder, with, without *noded, s size) error {
-	var times [2]struct{ first, last series }
-	nodes := [2]*noded{with, without}
+// eventRows runs pairs of the two. The cost is that of the median pair.
+func eventRows(w io.Writer, rec *recorder, n nodes, s size) error {
+	of := make([][]launch, len(n))
 	for i := range s.runs + 2 {
-		for k := range nodes {
-			k ^= i & 1
-			l, err := measure(rec, nodes[k].pid(), s.n, nodes[k].run("-n", fmt.Sprint(s.n), "--overcommit", "/bin/true"))
-			if err != nil {
-				return err
+		err := n.turns(i, func(k int, node *noded) error {
+			l, err := measure(rec, node.pid(), s.n, node.run("-n", fmt.Sprint(s.n), "--overcommit", "/bin/true"))
+			if i >= 2 { // the first ones warm up
+				of[k] = append(of[k], l)
 			}
-			if i < 2 {
-				continue // the first ones warm up
-			}
-			times[k].first = append(times[k].first, l.firstExec-l.daemon)
-			times[k].last = append(times[k].last, l.lastExec-l.daemon)
+			return err
+		})
+		if err != nil {
+			return err
 		}
 	}
 	row := func(what string, a, b series) {
@@ -100,9 +86,9 @@ func eventRows(w io.Writer, rec *recorder, with, without *noded, s size) error {
 		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%+.1f %%\t%+.1f to %+.1f %%\n", what, s.n, len(a), ms(a.at(0.5)), ms(a.at(0.9)),
 			ms(b.at(0.5)), ms(b.at(0.9)), mid, low, high)
 	}
-	row("stepd's exec to the first task's", times[0].first, times[1].first)
+	row("stepd's exec to the first task's", toFirst.series(of[0]), toFirst.series(of[1]))
 	if s.n > 1 {
-		row("stepd's exec to the last task's", times[0].last, times[1].last)
+		row("stepd's exec to the last task's", toLast.series(of[0]), toLast.series(of[1]))
 	}
 	return nil
 }
@@ -117,7 +103,7 @@ func costs(a, b series) (low, mid, high float64) {
 	}
 	diffs := make([]float64, n)
 	for i := range a {
-		diffs[i] = 100 * (float64(a[i]) - float64(b[i])) / float64(b.at(0.5))
+		diffs[i] = 100 * (a[i] - b[i]) / b.at(0.5)
 	}
 	slices.Sort(diffs)
 	off := int(math.Ceil(0.98 * math.Sqrt(float64(n))))

@@ -26,70 +26,68 @@ type killer struct {
 	end    func(id string) []string
 }
 
-// runKill is killRows with daemons of its own.
-func runKill(bin, dir string, rec *recorder, quick bool) error {
-	ours, err := startNoded(bin, filepath.Join(dir, "kill"), 1000)
+// killTable is the time from the exec of the client that asks for a step's end to
+// the exit of the step's daemon: then no process of the step is left, and its
+// record is final. The tail is what counts here.
+func (b *bench) killTable() error {
+	sizes := b.sizes([]size{{1, 100}, {100, 40}, {1000, 10}}, []size{{1, 10}, {100, 5}, {1000, 2}}, []size{{1, 100}, {100, 20}, {1000, 5}})
+	n, err := b.start("kill", 1000, nil)
 	if err != nil {
 		return err
 	}
-	defer ours.stop()
-	slurm, slurmErr := startSlurm(dir)
-	if slurmErr == nil {
-		defer slurm.stop()
-	}
-	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
-	defer w.Flush()
-	return killRows(w, rec, ours, slurm, slurmErr, quick)
-}
-
-// killRows is the time from the exec of the client that asks for a step's end to
-// the exit of the step's daemon: then no process of the step is left, and its
-// record is final.
-func killRows(w *tabwriter.Writer, rec *recorder, ours *noded, slurm *slurm, slurmErr error, quick bool) error {
-	sizes := []size{{1, 100}, {100, 40}, {1000, 10}}
-	if quick {
-		sizes = []size{{1, 10}, {100, 5}, {1000, 2}}
-	}
-	fmt.Fprintln(w, "what\tprocesses\tN\tp50\tp99\tpeer\tpeer's p50\tratio")
+	defer n.stop()
+	w := b.table("what\tprocesses\tN\tp50\tp99\tpeer\tpeer's p50\tratio")
 	for _, s := range sizes {
 		for _, kind := range []struct{ what, signal string }{
 			{"SIGKILL to empty cgroup and final record", "KILL"},
 			{"cancel to empty cgroup and final record", ""},
 		} {
-			var own, peer series
-			peerErr := slurmErr
-			for i := range s.runs + 1 {
-				ns, err := measureKill(rec, s.n, ours.killer(kind.signal))
-				if err != nil {
-					return err
-				}
-				if i == 0 {
-					continue // it warms the caches
-				}
-				own = append(own, ns)
-				if peerErr != nil {
-					continue
-				}
-				if ns, err = measureKill(rec, s.n, slurm.killer(kind.signal)); err != nil {
-					peerErr = err
-				} else {
-					peer = append(peer, ns)
-				}
+			if err := b.killRow(w, n, s, kind.what, kind.signal); err != nil {
+				return err
 			}
-			killRow(w, kind.what, s.n, own, peer, peerErr)
 		}
 		w.Flush()
 	}
 	return nil
 }
 
-func killRow(w *tabwriter.Writer, what string, n int, own, peer series, peerErr error) {
-	fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\tslurmstepd\t", what, n, len(own), ms(own.at(0.5)), ms(own.at(0.99)))
-	if len(peer) == 0 {
-		fmt.Fprintf(w, "not measured: %v\t\n", peerErr)
-		return
+func (b *bench) killRow(w *tabwriter.Writer, n nodes, s size, what, signal string) error {
+	rec, err := b.events()
+	if err != nil {
+		return err
 	}
-	fmt.Fprintf(w, "%s (p99 %s)\t%.2f\n", ms(peer.at(0.5)), ms(peer.at(0.99)), float64(own.at(0.5))/float64(peer.at(0.5)))
+	slurm, slurmErr := b.slurm()
+	of := make([]series, len(n))
+	var peer series
+	for i := range s.runs + 1 {
+		err := n.turns(i, func(k int, node *noded) error {
+			ns, err := measureKill(rec, s.n, node.killer(signal))
+			if i > 0 { // the first of each warms the caches
+				of[k] = append(of[k], float64(ns))
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if i > 0 && slurmErr == nil {
+			var ns uint64
+			ns, slurmErr = measureKill(rec, s.n, slurm.killer(signal))
+			peer = append(peer, float64(ns))
+		}
+	}
+	if b.base != "" {
+		b.beside(w, what, s.n, of, ms)
+		return nil
+	}
+	own := of[0]
+	fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\tslurmstepd\t", what, s.n, len(own), ms(own.at(0.5)), ms(own.at(0.99)))
+	if slurmErr != nil {
+		fmt.Fprintf(w, "not measured: %v\t\n", slurmErr)
+		return nil
+	}
+	fmt.Fprintf(w, "%s (p99 %s)\t%.2f\n", ms(peer.at(0.5)), ms(peer.at(0.99)), own.at(0.5)/peer.at(0.5))
+	return nil
 }
 
 // measureKill runs a step of n sleeping tasks and ends it.
@@ -190,9 +188,6 @@ func (n *noded) killer(signal string) killer {
 }
 
 func (s *slurm) killer(signal string) killer {
-	if s == nil {
-		return killer{}
-	}
 	return killer{
 		name: "slurmstepd",
 		start: func(tasks int) []string {

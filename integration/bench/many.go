@@ -8,75 +8,55 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// onlyMany is throughput and runMany, with a directory of their own.
-func onlyMany(bin string, quick bool) error {
-	dir, err := os.MkdirTemp("", "stepd-bench")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	n, err := startNoded(bin, filepath.Join(dir, "steps"), 64)
-	if err != nil {
-		return err
-	}
-	slurm, slurmErr := startSlurm(dir)
-	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "what\ttasks\tN\tmedian\tp90\tpeer\tpeer's median\tratio")
-	err = throughput(w, n, slurm, slurmErr, quick)
-	w.Flush()
-	n.stop()
-	if slurmErr == nil {
-		slurm.stop()
-	}
-	if err != nil {
-		return err
-	}
-	return runMany(bin, dir, quick)
-}
-
-// runMany is what many steps beside each other cost noded, and how soon a noded that
+// manyTable is what many steps beside each other cost noded, and how soon a noded that
 // was killed has them again.
-func runMany(bin, dir string, quick bool) error {
-	steps, runs := 1000, 7
-	if quick {
-		steps, runs = 100, 3
-	}
-	dir = filepath.Join(dir, "many")
-	n, err := startNoded(bin, dir, steps)
+func (b *bench) manyTable() error {
+	// Beside another release both nodeds have so many.
+	z := b.sizes([]size{{1000, 7}}, []size{{100, 3}}, []size{{400, 7}})[0]
+	n, err := b.start("many", z.n, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { n.stop() }()
-	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	w := b.table("beside slurmd: not measured: it does not follow its steps\tsteps\tN\tmedian\tp90")
 	defer w.Flush()
-	fmt.Fprintln(w, "what\tsteps\tN\tmedian\tp90\tpeer")
 	var none, all adoption
-	if err := none.measure(n, dir, 0, runs); err != nil {
+	if err := none.measure(n, 0, z.runs); err != nil {
 		return err
 	}
-	none.rows(w)
+	none.rows(b, w)
 	w.Flush()
-	began := time.Now()
-	if err := n.sleepers(steps); err != nil {
+	begun, fresh := make([]series, len(n)), make([]series, len(n))
+	err = n.turns(0, func(k int, node *noded) error {
+		start := time.Now()
+		if err := node.sleepers(z.n, (k+1)*z.n); err != nil {
+			return err
+		}
+		begun[k] = series{float64(time.Since(start)) / float64(z.n)}
+		kb, err := memoryOf(node.pid(), memoryKinds[0].field)
+		fresh[k] = series{kb}
+		return err
+	})
+	if err != nil {
 		return err
 	}
-	took := time.Since(began).Seconds()
-	fmt.Fprintf(w, "batch jobs that sleep, from the first's submission until all run\t%d\t1\t%.1f s\t%.0f /s\t\n", steps, took, float64(steps)/took)
-	if err := memoryRow(w, "of the noded that has started them", steps, n.pid()); err != nil {
+	b.row(w, "batch jobs that sleep, from the first's submission until all run", z.n, begun, perSecond)
+	b.row(w, "noded's memory, proportional, of the noded that has started them", z.n, fresh, mb)
+	w.Flush()
+	if err := all.measure(n, z.n, z.runs); err != nil {
 		return err
 	}
-	if err := all.measure(n, dir, steps, runs); err != nil {
-		return err
+	all.rows(b, w)
+	more := make([]series, len(n))
+	for k := range n {
+		more[k] = series{(all.memory[0][k].at(0.5) - none.memory[0][k].at(0.5)) / float64(z.n)}
 	}
-	all.rows(w)
-	more := float64(all.memory[0].at(0.5)) - float64(none.memory[0].at(0.5))
-	fmt.Fprintf(w, "noded's memory, proportional: a step adds\t%d\t%d\t%.1f kB\t\t\n", steps, runs, more/float64(steps))
+	b.row(w, "noded's memory, proportional: a step adds", z.n, more, func(kb float64) string { return fmt.Sprintf("%.1f kB", kb) })
 	return nil
 }
 
@@ -86,62 +66,58 @@ var memoryKinds = [...]struct{ field, name string }{{"Pss:", "proportional"}, {"
 // adoption is what nodeds that were killed and started again have taken.
 type adoption struct {
 	steps  int
-	ready  series
-	memory [len(memoryKinds)]series // kB
+	ready  []series
+	memory [len(memoryKinds)][]series // kB
 }
 
-// measure kills noded and starts it again, so many times. All steps must be there then.
-func (a *adoption) measure(n *noded, dir string, steps, runs int) error {
-	a.steps = steps
-	for range runs {
-		took, err := n.again(dir)
-		if err != nil {
-			return err
-		}
-		a.ready = append(a.ready, uint64(took))
-		for i, k := range memoryKinds {
-			kb, err := memoryOf(n.pid(), k.field)
+// measure kills each noded and starts it again, so many times. All of its steps must be
+// there then.
+func (a *adoption) measure(n nodes, steps, runs int) error {
+	a.steps, a.ready = steps, make([]series, len(n))
+	for i := range a.memory {
+		a.memory[i] = make([]series, len(n))
+	}
+	for round := range runs {
+		err := n.turns(round, func(k int, node *noded) error {
+			took, err := node.again()
 			if err != nil {
 				return err
 			}
-			a.memory[i] = append(a.memory[i], kb)
-		}
-		tasks := 0
-		for _, k := range n.running() {
-			tasks += k
-		}
-		if tasks != steps { // of a step that did not say how it is, none is known to run
-			return fmt.Errorf("noded has found %d of %d tasks again", tasks, steps)
-		}
-	}
-	return nil
-}
-
-func (a *adoption) rows(w io.Writer) {
-	fmt.Fprintf(w, "exec of a noded to ready, all steps adopted, after kill -9\t%d\t%d\t%s\t%s\tslurmd: not measured: it does not follow its steps\n",
-		a.steps, len(a.ready), ms(a.ready.at(0.5)), ms(a.ready.at(0.9)))
-	for i, k := range memoryKinds {
-		fmt.Fprintf(w, "noded's memory, %s\t%d\t%d\t%s\t%s\t\n", k.name, a.steps, len(a.memory[i]), mb(a.memory[i].at(0.5)), mb(a.memory[i].at(0.9)))
-	}
-}
-
-func mb(kb uint64) string { return fmt.Sprintf("%.1f MB", float64(kb)/1024) }
-
-// memoryRow is the memory of one process, once.
-func memoryRow(w io.Writer, of string, steps, pid int) error {
-	for _, k := range memoryKinds {
-		kb, err := memoryOf(pid, k.field)
+			a.ready[k] = append(a.ready[k], float64(took))
+			for i, kind := range memoryKinds {
+				kb, err := memoryOf(node.pid(), kind.field)
+				if err != nil {
+					return err
+				}
+				a.memory[i][k] = append(a.memory[i][k], kb)
+			}
+			tasks := 0
+			for _, count := range node.running() {
+				tasks += count
+			}
+			if tasks != steps { // of a step that did not say how it is, none is known to run
+				return fmt.Errorf("noded has found %d of %d tasks again", tasks, steps)
+			}
+			return nil
+		})
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "noded's memory, %s, %s\t%d\t1\t%s\t\t\n", k.name, of, steps, mb(kb))
 	}
 	return nil
 }
 
-// sleepers submits batch jobs that sleep, and waits until all of them run. noded is not
-// asked for it: what an answer takes would be in its memory.
-func (n *noded) sleepers(count int) error {
+func (a *adoption) rows(b *bench, w io.Writer) {
+	b.row(w, "exec of a noded to ready, all steps adopted, after kill -9", a.steps, a.ready, ms)
+	for i, kind := range memoryKinds {
+		b.row(w, "noded's memory, "+kind.name, a.steps, a.memory[i], mb)
+	}
+}
+
+// sleepers submits batch jobs that sleep, and waits until all of them run, which are
+// then so many on the machine. noded is not asked for it: what an answer takes would be
+// in its memory.
+func (n *noded) sleepers(count, all int) error {
 	const workers = 4
 	errs := make(chan error, workers)
 	for w := range workers {
@@ -165,7 +141,7 @@ func (n *noded) sleepers(count int) error {
 		return err
 	}
 	for range 600 {
-		if countOf("sleep\x003601\x00") == count {
+		if countOf("sleep\x003601\x00") == all {
 			return nil
 		}
 		time.Sleep(200 * time.Millisecond)
@@ -185,13 +161,13 @@ func countOf(cmdline string) (count int) {
 
 // again kills noded and starts the next one. It returns the time from its exec until it
 // serves, all steps taken back.
-func (n *noded) again(dir string) (time.Duration, error) {
+func (n *noded) again() (time.Duration, error) {
 	if err := n.cmd.Process.Signal(unix.SIGKILL); err != nil {
 		return 0, err
 	}
 	n.cmd.Wait()
 	began := time.Now()
-	next, err := serve(n.bin, dir, "-f", filepath.Join(dir, "slurm.conf"))
+	next, err := serve(n.bin, n.dir, "-f", filepath.Join(n.dir, "slurm.conf"))
 	if err != nil {
 		return 0, err
 	}
@@ -200,7 +176,7 @@ func (n *noded) again(dir string) (time.Duration, error) {
 }
 
 // memoryOf is one figure of a process's memory, in kB.
-func memoryOf(pid int, field string) (kb uint64, err error) {
+func memoryOf(pid int, field string) (kb float64, err error) {
 	path := fmt.Sprintf("/proc/%d/smaps_rollup", pid)
 	for _, l := range lines(path) {
 		if text, ok := strings.CutPrefix(l, field); ok {

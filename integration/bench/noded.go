@@ -21,6 +21,7 @@ import (
 type noded struct {
 	cmd    *exec.Cmd
 	bin    string
+	dir    string
 	socket string
 	job    string    // what hold has got
 	holder *exec.Cmd // and who holds it
@@ -47,7 +48,7 @@ func startNoded(bin, dir string, maxTasks int, conf ...string) (*noded, error) {
 // serve runs one in dir and returns when it is ready.
 func serve(bin, dir string, args ...string) (*noded, error) {
 	run := filepath.Join(dir, "run")
-	n := &noded{bin: bin, socket: filepath.Join(run, "noded.sock")}
+	n := &noded{bin: bin, dir: dir, socket: filepath.Join(run, "noded.sock")}
 	n.cmd = exec.Command(filepath.Join(bin, "noded"), append(args, "--run-dir", run, "--spool-dir", filepath.Join(dir, "spool"))...)
 	stderr, err := n.cmd.StderrPipe()
 	if err != nil {
@@ -153,27 +154,25 @@ func (n *noded) cancelAll() {
 // stepMemory waits for the one step's tasks and sums the Pss of its stepd and
 // its host, in kB.
 func (n *noded) stepMemory(tasks int) (int, error) {
-	for range 400 {
-		time.Sleep(50 * time.Millisecond)
-		for id := range n.running() {
-			// The tasks' own processes count; the record follows.
-			if n.countTasks(id) >= tasks {
-				return pssOf("stepd: ["+id+"]") + pssOf("spankhost: ["+id+"]"), nil
-			}
-		}
+	// The tasks' own processes count; the record follows.
+	if err := awaitSleepers(tasks); err != nil {
+		return 0, err
 	}
-	return 0, fmt.Errorf("the step of %d tasks did not start", tasks)
+	for id := range n.running() {
+		return pssOf("stepd: ["+id+"]") + pssOf("spankhost: ["+id+"]"), nil
+	}
+	return 0, fmt.Errorf("the step of %d tasks has ended", tasks)
 }
 
-// countTasks counts the sleeping tasks of the machine: the benchmark's own.
-func (n *noded) countTasks(string) int {
-	count := 0
-	for _, pid := range pids() {
-		if l := lines(filepath.Join("/proc", pid, "cmdline")); len(l) == 1 && l[0] == "sleep\x0060\x00" {
-			count++
+// awaitSleepers waits until so many tasks sleep on the machine: the benchmark's own.
+func awaitSleepers(tasks int) error {
+	for range 400 {
+		if countOf("sleep\x0060\x00") >= tasks {
+			return nil
 		}
+		time.Sleep(50 * time.Millisecond)
 	}
-	return count
+	return fmt.Errorf("the step of %d tasks did not start", tasks)
 }
 
 // pssOf is the Pss of the processes of that title.
@@ -202,4 +201,13 @@ func pids() (out []string) {
 		}
 	}
 	return out
+}
+
+// lines is the text of a file as lines, none when it cannot be read.
+func lines(path string) []string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	return strings.Split(strings.TrimSpace(string(b)), "\n")
 }

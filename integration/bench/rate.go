@@ -4,53 +4,68 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"slices"
-	"text/tabwriter"
 	"time"
 )
 
-// throughput is steps per second, each of one task that ends at once, for so many
+// rateTable is steps per second, each of one task that ends at once, for so many
 // clients at a time; beside srun in a job, by turns, and the programs alone, which is
 // what the machine could do.
-func throughput(w *tabwriter.Writer, ours *noded, slurm *slurm, slurmErr error, quick bool) error {
-	rounds, perRound := 7, 120
-	if quick {
-		rounds, perRound = 3, 40
+func (b *bench) rateTable() error {
+	rounds, perRound := b.runsOf(7, 3, 9), 120
+	if b.quick || b.base != "" {
+		perRound = 40
 	}
+	n, err := b.start("rate", 64, nil)
+	if err != nil {
+		return err
+	}
+	defer n.stop()
+	slurm, slurmErr := b.slurm()
+	w := b.table("steps per second\tclients\tN\tmedian\tp10\tpeer\tpeer's median\tratio")
 	for _, clients := range []int{1, 2, 8} {
-		var own, bare, peer rates
-		for range rounds {
-			if err := own.add(clients, perRound, ours.run("-n1", "--overcommit", "/bin/true")); err != nil {
+		of := make([]series, len(n))
+		var alone, peer series
+		for i := range rounds {
+			err := n.turns(i, func(k int, node *noded) error {
+				ns, err := each(clients, perRound, node.run("-n1", "--overcommit", "/bin/true"))
+				of[k] = append(of[k], ns)
+				return err
+			})
+			if err != nil {
 				return err
 			}
-			if err := bare.add(clients, perRound, []string{"/bin/true"}); err != nil {
+			if b.base != "" {
+				continue
+			}
+			ns, err := each(clients, perRound, []string{"/bin/true"})
+			if err != nil {
 				return err
 			}
+			alone = append(alone, ns)
 			if slurmErr == nil {
-				slurmErr = peer.add(clients, perRound, slurm.run(1))
+				ns, slurmErr = each(clients, perRound, slurm.run(1))
+				peer = append(peer, ns)
 			}
 		}
-		what := fmt.Sprintf("steps per second, %d clients", clients)
-		fmt.Fprintf(w, "%s\t1\t%d\t%.0f /s\t%.0f /s\tfork and exec alone\t%.0f /s\t%.2f\n", what, rounds, own.at(0.5), own.at(0.1), bare.at(0.5), own.at(0.5)/bare.at(0.5))
-		if len(peer) < rounds {
-			fmt.Fprintf(w, "%s\t1\t%d\t%.0f /s\t%.0f /s\tsrun in a job\tnot measured: %v\t\n", what, rounds, own.at(0.5), own.at(0.1), slurmErr)
+		const what = "steps of one task that ends at once"
+		if b.base != "" {
+			b.beside(w, fmt.Sprintf("%s, %d clients", what, clients), 1, of, perSecond)
 			continue
 		}
-		fmt.Fprintf(w, "%s\t1\t%d\t%.0f /s\t%.0f /s\tsrun in a job\t%.1f /s\t%.2f\n", what, rounds, own.at(0.5), own.at(0.1), peer.at(0.5), own.at(0.5)/peer.at(0.5))
+		own := fmt.Sprintf("%s\t%d\t%d\t%s\t%s", what, clients, rounds, perSecond(of[0].at(0.5)), perSecond(of[0].at(0.9)))
+		fmt.Fprintf(w, "%s\tfork and exec alone\t%s\t%.2f\n", own, perSecond(alone.at(0.5)), alone.at(0.5)/of[0].at(0.5))
+		if slurmErr != nil {
+			fmt.Fprintf(w, "%s\tsrun in a job\tnot measured: %v\t\n", own, slurmErr)
+			continue
+		}
+		fmt.Fprintf(w, "%s\tsrun in a job\t%s\t%.2f\n", own, perSecond(peer.at(0.5)), peer.at(0.5)/of[0].at(0.5))
 	}
-	return nil
+	return w.Flush()
 }
 
-// rates are runs per second; the worst are the low ones.
-type rates []float64
-
-func (r rates) at(q float64) float64 {
-	sorted := slices.Sorted(slices.Values(r))
-	return sorted[int(float64(len(sorted))*q)]
-}
-
-// add has so many clients run a command, runs times together.
-func (r *rates) add(clients, runs int, argv []string) error {
+// each has so many clients run a command, runs times together, and returns the time
+// divided by the runs, in ns.
+func each(clients, runs int, argv []string) (float64, error) {
 	start := time.Now()
 	errs := make(chan error, clients)
 	for range clients {
@@ -68,6 +83,5 @@ func (r *rates) add(clients, runs int, argv []string) error {
 	for range clients {
 		err = errors.Join(err, <-errs)
 	}
-	*r = append(*r, float64(runs/clients*clients)/time.Since(start).Seconds())
-	return err
+	return float64(time.Since(start)) / float64(runs/clients*clients), err
 }

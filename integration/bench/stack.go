@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 )
 
 // What 20 plugins may add to a step, and for each of its tasks.
@@ -19,17 +18,11 @@ const (
 
 // stackSizes are the stacks that are compared, each with a noded of its own.
 // The empty one is there twice: how much the two differ is what the machine's
-// noise makes of nothing.
+// noise makes of nothing. Beside another release there is none of that.
 var stackSizes = []int{0, 0, 1, 5, 20}
 
-// span is a part of a step's life whose length is compared.
-type span struct {
-	what string
-	of   func(launch) uint64
-}
-
 var stackSpans = []span{
-	{"stepd's exec to last task's exec", func(l launch) uint64 { return l.lastExec - l.daemon }},
+	toLast,
 	{"stepd's exec to stepd's exit", func(l launch) uint64 { return l.daemonExit - l.daemon }},
 	{"client's exec to client's exit", func(l launch) uint64 { return l.clientExit - l.client }},
 }
@@ -41,38 +34,49 @@ var bareSpan = span{"bare loop, gate, plugins mapped", func(l launch) uint64 { r
 
 // stacks are the nodeds, and the bare loop beside them.
 type stacks struct {
-	nodes   []*noded
+	b       *bench
+	sizes   []int
+	nodes   []nodes // of each size
 	bare    string
 	plugins []string
 	rec     *recorder
-	out     io.Writer
 	// added is what the largest stack adds, in ns: by span, one for each size.
 	added map[string][]float64
 }
 
-// runStacks is what plugins cost that do nothing: in the steps of a job that is
+// stacksTable is what plugins cost that do nothing: in the steps of a job that is
 // there already, so that prolog and epilog are not among it.
-func runStacks(bin, dir, bare string, rec *recorder, quick bool) error {
-	sizes := []size{{1, 60}, {64, 30}, {256, 15}}
-	if quick {
-		sizes = []size{{1, 15}, {64, 8}, {256, 4}}
-	}
-	plugins, err := compilePlugins(bin, dir, slices.Max(stackSizes))
+func (b *bench) stacksTable() error {
+	sizes := b.sizes([]size{{1, 60}, {64, 30}, {256, 15}}, []size{{1, 15}, {64, 8}, {256, 4}}, []size{{1, 60}, {64, 15}, {256, 7}})
+	plugins, err := b.compilePlugins(slices.Max(stackSizes))
 	if err != nil {
 		return err
 	}
-	s := &stacks{bare: bare, plugins: plugins, rec: rec, out: os.Stdout, added: make(map[string][]float64)}
-	defer s.stop()
-	if err := s.start(bin, dir, sizes[len(sizes)-1].n); err != nil {
+	rec, err := b.events()
+	if err != nil {
 		return err
 	}
-	w := tabwriter.NewWriter(s.out, 2, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "\nempty plugins, all 12 hooks\tplugins\ttasks\tN\tmedian\tp90\tmore than without")
+	bare, err := b.bareLoop()
+	if err != nil {
+		return err
+	}
+	s := &stacks{b: b, sizes: stackSizes, bare: bare, plugins: plugins, rec: rec, added: make(map[string][]float64)}
+	if b.base != "" {
+		s.sizes = stackSizes[1:]
+	}
+	defer s.stop()
+	if err := s.start(sizes[len(sizes)-1].n); err != nil {
+		return err
+	}
+	w := b.table("empty plugins, all 12 hooks\tplugins\ttasks\tN\tmedian\tp90\tmore than without")
 	for _, z := range sizes {
 		if err := s.rows(w, z); err != nil {
 			return err
 		}
 		w.Flush()
+	}
+	if b.base != "" {
+		return nil
 	}
 	for _, sp := range stackSpans {
 		s.tellAdded(sp.what, sizes, true)
@@ -81,20 +85,18 @@ func runStacks(bin, dir, bare string, rec *recorder, quick bool) error {
 	return nil
 }
 
-// start runs a noded for each stack, and a job in each.
-func (s *stacks) start(bin, dir string, tasks int) error {
-	for i, n := range stackSizes {
-		d := filepath.Join(dir, fmt.Sprintf("stack%d", i))
-		if err := writeStack(d, s.plugins[:n]); err != nil {
-			return err
-		}
-		node, err := startNoded(bin, d, tasks)
+// start runs nodeds for each stack, and a job in each.
+func (s *stacks) start(tasks int) error {
+	for i, plugins := range s.sizes {
+		n, err := s.b.start(fmt.Sprintf("stack%d", i), tasks, func(dir string) error { return writeStack(dir, s.plugins[:plugins]) })
 		if err != nil {
 			return err
 		}
-		s.nodes = append(s.nodes, node)
-		if err := node.hold(tasks); err != nil {
-			return err
+		s.nodes = append(s.nodes, n)
+		for _, node := range n {
+			if err := node.hold(tasks); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -108,22 +110,22 @@ func (s *stacks) stop() {
 
 // compilePlugins makes n files of the plugin: a stack that names one file
 // twenty times would load it once.
-func compilePlugins(bin, dir string, n int) ([]string, error) {
-	root := filepath.Dir(bin)
-	first := filepath.Join(dir, "empty01.so")
-	src := filepath.Join(root, "integration", "bench", "empty", "empty.c")
-	cc := exec.Command("gcc", "-O2", "-fPIC", "-shared", "-I", filepath.Join(root, "spank", "host", "include"), "-o", first, src)
+func (b *bench) compilePlugins(n int) ([]string, error) {
+	first := filepath.Join(b.dir, "empty01.so")
+	src := b.source("empty", "empty.c")
+	headers := filepath.Join(filepath.Dir(b.bin), "spank", "host", "include")
+	cc := exec.Command("gcc", "-O2", "-fPIC", "-shared", "-I", headers, "-o", first, src)
 	if out, err := cc.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("cannot compile %q: %w: %s", src, err, out)
 	}
-	b, err := os.ReadFile(first)
+	so, err := os.ReadFile(first)
 	if err != nil {
 		return nil, err
 	}
 	paths := []string{first}
 	for i := 2; i <= n; i++ {
-		path := filepath.Join(dir, fmt.Sprintf("empty%02d.so", i))
-		if err := os.WriteFile(path, b, 0o755); err != nil {
+		path := filepath.Join(b.dir, fmt.Sprintf("empty%02d.so", i))
+		if err := os.WriteFile(path, so, 0o755); err != nil {
 			return nil, err
 		}
 		paths = append(paths, path)
@@ -145,37 +147,60 @@ func writeStack(dir string, plugins []string) error {
 // rows measures steps of one size. In each round every stack has its turn, and
 // another one begins: what the machine does meanwhile hits them all.
 func (s *stacks) rows(w io.Writer, z size) error {
-	steps := make([][]launch, len(stackSizes))
-	bare := make([][]launch, len(stackSizes))
+	steps := make([][2][]launch, len(s.sizes))
+	bare := make([][]launch, len(s.sizes))
 	for round := range z.runs + 1 {
-		for i := range stackSizes {
-			i = (i + round) % len(stackSizes)
-			l, err := measure(s.rec, s.nodes[i].pid(), z.n, s.nodes[i].runInJob("-n", fmt.Sprint(z.n), "--overcommit", "/bin/true"))
+		for i := range s.sizes {
+			i = (i + round) % len(s.sizes)
+			err := s.nodes[i].turns(round, func(k int, node *noded) error {
+				l, err := measure(s.rec, node.pid(), z.n, node.runInJob("-n", fmt.Sprint(z.n), "--overcommit", "/bin/true"))
+				if round > 0 { // the first of each warms the caches
+					steps[i][k] = append(steps[i][k], l)
+				}
+				return err
+			})
 			if err != nil {
 				return err
 			}
-			b, err := measureBare(s.rec, z.n, s.bare, append([]string{"-g", fmt.Sprint(z.n)}, s.plugins[:stackSizes[i]]...)...)
+			if s.b.base != "" {
+				continue
+			}
+			l, err := measureBare(s.rec, z.n, s.bare, append([]string{"-g", fmt.Sprint(z.n)}, s.plugins[:s.sizes[i]]...)...)
 			if err != nil {
 				return err
 			}
-			if round > 0 { // the first of each warms the caches
-				steps[i], bare[i] = append(steps[i], l), append(bare[i], b)
+			if round > 0 {
+				bare[i] = append(bare[i], l)
 			}
 		}
 	}
+	if s.b.base != "" {
+		s.baseRows(w, z, steps)
+		return nil
+	}
+	own := make([][]launch, len(s.sizes))
+	for i := range steps {
+		own[i] = steps[i][0]
+	}
 	for _, sp := range stackSpans {
-		s.spanRows(w, z, sp, steps)
+		s.spanRows(w, z, sp, own)
 	}
 	s.spanRows(w, z, bareSpan, bare)
 	return nil
 }
 
-func (s *stacks) spanRows(w io.Writer, z size, sp span, runs [][]launch) {
-	for i, n := range stackSizes {
-		var own series
-		for _, l := range runs[i] {
-			own = append(own, sp.of(l))
+// baseRows are those of one size beside the other release.
+func (s *stacks) baseRows(w io.Writer, z size, steps [][2][]launch) {
+	for _, sp := range stackSpans {
+		for i, plugins := range s.sizes {
+			s.b.beside(w, fmt.Sprintf("%s, %d plugins", sp.what, plugins), z.n, []series{sp.series(steps[i][0]), sp.series(steps[i][1])}, ms)
 		}
+	}
+}
+
+func (s *stacks) spanRows(w io.Writer, z size, sp span, runs [][]launch) {
+	for i, n := range s.sizes {
+		own := sp.series(runs[i])
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t%s", sp.what, n, z.n, len(own), ms(own.at(0.5)), ms(own.at(0.9)))
 		if i == 0 {
 			fmt.Fprintln(w, "\t")
@@ -183,7 +208,7 @@ func (s *stacks) spanRows(w io.Writer, z size, sp span, runs [][]launch) {
 		}
 		more := medianMore(runs[i], runs[0], sp)
 		fmt.Fprintf(w, "\t%+.2f ms\n", more/1e6)
-		if i == len(stackSizes)-1 {
+		if i == len(s.sizes)-1 {
 			s.added[sp.what] = append(s.added[sp.what], more)
 		}
 	}
@@ -218,7 +243,7 @@ func (s *stacks) tellAdded(what string, sizes []size, judged bool) {
 				verdict = fmt.Sprintf(": more than %.0f ms and %.0f µs", stackFixedMax, stackTaskMax)
 			}
 		}
-		fmt.Fprintf(s.out, "%s: %d plugins add %.2f ms a step plus %.1f µs a task (of %d)%s\n",
+		fmt.Printf("%s: %d plugins add %.2f ms a step plus %.1f µs a task (of %d)%s\n",
 			what, slices.Max(stackSizes), fixed/1e6, task/1e3, sizes[i].n, verdict)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -20,8 +21,6 @@ type streamRow struct {
 	args   []string // of run
 	input  bool     // the bytes go to the tasks
 	socket bool     // the client's stdout is one
-	nodes  bool     // on two nodes
-	tcp    bool     // it is a connection over the loopback
 	file   bool     // the client's stdout is a file
 }
 
@@ -38,8 +37,6 @@ var streamRows = []streamRow{
 	{what: "stdout of another user", tasks: 1, args: other},
 	{what: "stdout of another user, labelled", tasks: 1, args: append([]string{"-l"}, other...)},
 	{what: "stdout to a socket", tasks: 1, socket: true},
-	{what: "stdout of two nodes, TLS", tasks: 2, args: []string{"-N2"}, nodes: true},
-	{what: "stdout of two nodes, TLS, labelled", tasks: 2, args: []string{"-N2", "-l"}, nodes: true},
 	{what: "stdin", tasks: 1, input: true},
 	{what: "stdin of another user", tasks: 1, input: true, args: other},
 	{what: "stdin to all, bytes delivered", tasks: 64, input: true},
@@ -48,57 +45,31 @@ var streamRows = []streamRow{
 // lineWidth is that of the lines that are written.
 const lineWidth = 80
 
-// runStreams is how fast the bytes of the tasks are, beside a pipe of the shell's: of
-// the rows that have only in their name, each so many times; 0 is the usual.
-func runStreams(bin string, quick bool, only string, times int) error {
-	dir, err := os.MkdirTemp("", "stepd-bench")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	pump := filepath.Join(dir, "pump")
-	src := filepath.Join(filepath.Dir(bin), "integration", "bench", "pump", "pump.c")
+// streamsTable is how fast the bytes of the tasks are, beside a pipe of the shell's.
+func (b *bench) streamsTable() error {
+	pump := filepath.Join(b.dir, "pump")
+	src := b.source("pump", "pump.c")
 	if out, err := exec.Command("gcc", "-O2", "-o", pump, src).CombinedOutput(); err != nil {
 		return fmt.Errorf("cannot compile %q: %w: %s", src, err, out)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // another user runs pump
-		return err
-	}
-	node, err := startNoded(bin, filepath.Join(dir, "streams"), 64)
+	n, err := b.start("streams", 64, nil)
 	if err != nil {
 		return err
 	}
-	defer node.stop()
-	two, twoErr := startTwo(bin, filepath.Join(dir, "two"))
-	if twoErr == nil {
-		defer two[0].stop()
-		defer two[1].stop()
-	}
+	defer n.stop()
 	// Many short runs: how fast a pipe is depends by half on which processor either end
 	// comes to be on, and that it keeps for a run.
-	runs, bytes := 11, int64(1e9)
-	if quick {
-		runs, bytes = 3, 4e8
+	bytes := int64(1e9)
+	if b.quick || b.base != "" {
+		bytes = 4e8
 	}
-	if times > 0 {
-		runs = times
-	}
-	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
+	w := b.table(fmt.Sprintf("streams, lines of %d bytes\ttasks\tN\tMB/s: median\tquartiles\tpeer\tits median\tquartiles\tratio", lineWidth))
 	defer w.Flush()
-	fmt.Fprintf(w, "\nstreams, lines of %d bytes\ttasks\tN\tMB/s: median\tquartiles\tpeer\tits median\tquartiles\tratio\n", lineWidth)
 	for _, r := range streamRows {
-		if !strings.Contains(r.what, only) {
+		if !strings.Contains(r.what, b.only) {
 			continue
 		}
-		of := node
-		if r.nodes {
-			if twoErr != nil {
-				fmt.Fprintf(w, "%s\t%d\t\tnot measured: %v\t\t\t\t\t\n", r.what, r.tasks, twoErr)
-				continue
-			}
-			of = two[0]
-		}
-		if err := r.measure(w, of, pump, runs, bytes); err != nil {
+		if err := r.measure(b, w, n, pump, bytes); err != nil {
 			return fmt.Errorf("%s, %d tasks: %w", r.what, r.tasks, err)
 		}
 		w.Flush()
@@ -106,43 +77,46 @@ func runStreams(bin string, quick bool, only string, times int) error {
 	return nil
 }
 
-// measure takes turns with the peer, so that both have the same machine.
-func (r *streamRow) measure(w *tabwriter.Writer, n *noded, pump string, runs int, bytes int64) error {
+// measure takes turns with the peer, so that both have the same machine: ours, the
+// peer, the peer, ours, …
+func (r *streamRow) measure(b *bench, w *tabwriter.Writer, n nodes, pump string, bytes int64) error {
+	runs := b.runsOf(11, 3, 11)
 	each := bytes / int64(r.tasks) / lineWidth * lineWidth
-	write := []string{pump, "w", fmt.Sprint(each), fmt.Sprint(lineWidth)}
-	read := []string{pump, "r"}
-	// The peer has as many writers as the step.
-	whole := []string{"sh", "-c", `n=$1; shift; while [ $n -gt 0 ]; do "$@" & n=$((n-1)); done; wait`, "sh", fmt.Sprint(r.tasks)}
-	whole = append(whole, write...)
-	if r.input {
-		whole = []string{pump, "w", fmt.Sprint(each * int64(r.tasks)), fmt.Sprint(lineWidth)}
-	}
-	run := func(cmd []string) []string {
-		args := append([]string{"-n", fmt.Sprint(r.tasks), "--overcommit"}, r.args...)
-		return n.run(append(args, cmd...)...)
-	}
-	var ours, peers series // nanoseconds a gigabyte
-	from, to := run(write), read
-	if r.input {
-		from, to = write, run(read)
-	}
 	perGB := 1e9 / float64(each*int64(r.tasks))
-	for i := range 2 * runs {
-		if (i+1)/2%2 == 0 { // ours, the peer, the peer, ours, …
-			took, err := r.join(from, to)
-			if err != nil {
+	of, peers := make([]series, len(n)), series(nil) // nanoseconds a gigabyte
+	for i := range runs {
+		ours := func() error {
+			return n.turns(i, func(k int, node *noded) error {
+				from, to := r.commands(node, pump, each)
+				took, err := r.join(from, to)
+				of[k] = append(of[k], float64(took)*perGB)
 				return err
-			}
-			ours = append(ours, uint64(float64(took)*perGB))
-			continue
+			})
 		}
-		peer, err := r.joinPeer(whole, read)
-		if err != nil {
+		peer := func() error {
+			if b.base != "" {
+				return nil
+			}
+			from, to := r.peer(pump, each)
+			took, err := r.join(from, to)
+			peers = append(peers, float64(took)*perGB)
 			return err
 		}
-		peers = append(peers, uint64(float64(peer)*perGB))
+		turn := []func() error{ours, peer}
+		if i%2 == 1 {
+			slices.Reverse(turn)
+		}
+		for _, do := range turn {
+			if err := do(); err != nil {
+				return err
+			}
+		}
 	}
-	rate := func(ns uint64) string { return fmt.Sprintf("%.0f", 1e12/float64(ns)) }
+	rate := func(ns float64) string { return fmt.Sprintf("%.0f", 1e12/ns) }
+	if b.base != "" {
+		b.beside(w, r.what, r.tasks, of, func(ns float64) string { return rate(ns) + " MB/s" })
+		return nil
+	}
 	quartiles := func(s series) string { return rate(s.at(0.75)) + " to " + rate(s.at(0.25)) }
 	name := "shell pipe"
 	switch {
@@ -150,12 +124,31 @@ func (r *streamRow) measure(w *tabwriter.Writer, n *noded, pump string, runs int
 		name = "the same socket"
 	case r.file:
 		name = "the same file"
-	case r.nodes:
-		name = "one pipe over TLS"
 	}
-	fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%.2f\n", r.what, r.tasks, runs, rate(ours.at(0.5)), quartiles(ours),
-		name, rate(peers.at(0.5)), quartiles(peers), float64(peers.at(0.5))/float64(ours.at(0.5)))
+	fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%.2f\n", r.what, r.tasks, runs, rate(of[0].at(0.5)), quartiles(of[0]),
+		name, rate(peers.at(0.5)), quartiles(peers), peers.at(0.5)/of[0].at(0.5))
 	return nil
+}
+
+// commands are who writes and who reads, of which one is a step; each is what a task
+// writes.
+func (r *streamRow) commands(n *noded, pump string, each int64) (from, to []string) {
+	write := []string{pump, "w", fmt.Sprint(each), fmt.Sprint(lineWidth)}
+	args := append([]string{"-n", fmt.Sprint(r.tasks), "--overcommit"}, r.args...)
+	if r.input {
+		return write, n.run(append(args, pump, "r")...)
+	}
+	return n.run(append(args, write...)...), []string{pump, "r"}
+}
+
+// peer is the same of processes alone, of which as many write as the step has tasks.
+func (r *streamRow) peer(pump string, each int64) (from, to []string) {
+	read := []string{pump, "r"}
+	if r.input {
+		return []string{pump, "w", fmt.Sprint(each * int64(r.tasks)), fmt.Sprint(lineWidth)}, read
+	}
+	return []string{"sh", "-c", `n=$1; shift; while [ $n -gt 0 ]; do "$@" & n=$((n-1)); done; wait`, "sh", fmt.Sprint(r.tasks),
+		pump, "w", fmt.Sprint(each), fmt.Sprint(lineWidth)}, read
 }
 
 // join runs two commands with a pipe, or what the row has instead, between them, and
@@ -200,28 +193,11 @@ func (r *streamRow) ends() (read, write *os.File, err error) {
 	switch {
 	case r.socket:
 		return socketPair()
-	case r.tcp:
-		return tcpPair()
 	case r.file:
 		write, err = os.CreateTemp("", "stepd-bench")
 		return nil, write, err
 	}
 	return os.Pipe()
-}
-
-// joinPeer runs what the row is compared with.
-func (r *streamRow) joinPeer(from, to []string) (time.Duration, error) {
-	if !r.nodes {
-		return r.join(from, to)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return 0, err
-	}
-	peer := *r
-	peer.tcp = true
-	return peer.join(append([]string{"sh", "-c", `bench=$1; shift; "$@" | "$bench" -tls-end write`, "sh", self}, from...),
-		append([]string{"sh", "-c", `bench=$1; shift; "$bench" -tls-end read | "$@"`, "sh", self}, to...))
 }
 
 // slowest is the longest time that those who read have told.
@@ -245,37 +221,4 @@ func socketPair() (read, write *os.File, err error) {
 		return nil, nil, err
 	}
 	return os.NewFile(uintptr(fds[0]), "read"), os.NewFile(uintptr(fds[1]), "write"), nil
-}
-
-// startTwo starts two nodes that know each other, on addresses of the loopback.
-func startTwo(bin, dir string) (nodes [2]*noded, err error) {
-	tls := filepath.Join(dir, "tls")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nodes, err
-	}
-	if out, err := exec.Command(filepath.Join(bin, "noded"), "--bootstrap-ca", tls, "b1", "b2").CombinedOutput(); err != nil {
-		return nodes, fmt.Errorf("noded --bootstrap-ca: %w: %s", err, out)
-	}
-	text := "ClusterName=bench\nNodeName=b1 NodeAddr=127.0.0.1 CPUs=8\nNodeName=b2 NodeAddr=127.0.0.2 CPUs=8\nPartitionName=p Nodes=ALL Default=YES\n"
-	for i, name := range []string{"b1", "b2"} {
-		own := filepath.Join(dir, name)
-		conf := fmt.Sprintf("TLSCertificate=%s/%s.pem\nTLSKey=%s/%s.key\nTLSCA=%s/ca.pem\nListenAddress=127.0.0.%d\n", tls, name, tls, name, tls, i+1)
-		if err := os.MkdirAll(own, 0o755); err != nil {
-			return nodes, err
-		}
-		if err := os.WriteFile(filepath.Join(own, "stepd.conf"), []byte(conf), 0o644); err != nil {
-			return nodes, err
-		}
-		file := filepath.Join(own, "slurm.conf")
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			return nodes, err
-		}
-		if nodes[i], err = serve(bin, own, "-f", file, "--node-name", name); err != nil {
-			if i > 0 {
-				nodes[0].stop()
-			}
-			return nodes, err
-		}
-	}
-	return nodes, nil
 }
