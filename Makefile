@@ -16,7 +16,7 @@ export CGO_ENABLED = 0
 files = $$(find . -path ./$(BUILD) -prune -o -name '$(1)' -printf '%P\n')
 
 .PHONY: all help
-all: go-programs $(BIN)/spankhost ## build bin/{noded,stepd,stepd-net,stepctl,spankhost}, and pmixhost where libpmix-dev is
+all: go-programs $(BIN)/spankhost ## build bin/{noded,stepd,stepctl,spankhost}, and pmixhost where libpmix-dev is
 
 include spank/host/host.mk
 include mpi/pmixhost/pmixhost.mk
@@ -167,7 +167,7 @@ install-files:
 	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec/stepd $(DESTDIR)$(PREFIX)/lib/systemd/system
 	install -m755 $(BIN)/noded $(DESTDIR)$(PREFIX)/sbin/
 	install -m755 $(BIN)/stepctl $(DESTDIR)$(PREFIX)/bin/
-	install -m755 $(BIN)/stepd $(BIN)/stepd-net $(BIN)/spankhost $(PMIXHOST) $(DESTDIR)$(PREFIX)/libexec/stepd/
+	install -m755 $(BIN)/stepd $(BIN)/spankhost $(PMIXHOST) $(DESTDIR)$(PREFIX)/libexec/stepd/
 	sed 's|/usr/|$(PREFIX)/|g' packaging/noded.service | install -m644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/noded.service
 	install -d $(addprefix $(SHARE)/,bash-completion/completions zsh/site-functions fish/vendor_completions.d doc/stepd/adr man/man7)
 	$(BIN)/stepctl completion bash > $(SHARE)/bash-completion/completions/stepctl

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
@@ -23,12 +22,11 @@ import (
 
 // handler lets the socket act on the step.
 type handler struct {
-	st        *task.Step
-	aud       *audience
-	streams   *relay.Relay
-	owner     uint32 // of the tasks
-	cancelled *overdue
-	output    *live.Live // what others see of it
+	st      *task.Step
+	aud     *audience
+	streams *relay.Relay
+	owner   uint32     // of the tasks
+	output  *live.Live // what others see of it
 }
 
 func (h handler) Record() step.Record                { return h.st.Record() }
@@ -36,12 +34,8 @@ func (h handler) AttachDone()                        { h.st.AttachDone() }
 func (h handler) LauncherLost()                      { h.st.LauncherLost() }
 func (h handler) Signal(sig int, scope string) error { return h.st.Signal(sig, scope) }
 func (h handler) Suspend(by uint32) error            { return h.st.Suspend(by) }
+func (h handler) Cancel(reason string) error         { return h.st.Cancel(reason) }
 func (h handler) Resume(by uint32) error             { return h.st.Resume(by) }
-
-func (h handler) Cancel(reason string) error {
-	h.cancelled.begin()
-	return h.st.Cancel(reason)
-}
 
 // Stat also writes out the event log: who asks how a step is may read it next.
 func (h handler) Stat() step.Record {
@@ -55,11 +49,7 @@ func (h handler) Watch(w *stepapi.Watch, launcher bool) (*stepapi.Watched, int, 
 		return nil, -1, err
 	}
 	var passed step.Record
-	if h.aud.net != nil {
-		h.aud.net.Fill(&passed)
-	} else {
-		h.streams.Fill(&passed)
-	}
+	h.streams.Fill(&passed)
 	return &stepapi.Watched{
 		Terminal: h.output.Terminal(), Stdout: passed.StdoutBytes != nil, Stderr: passed.StderrBytes != nil,
 	}, fd, nil
@@ -68,11 +58,6 @@ func (h handler) Watch(w *stepapi.Watch, launcher bool) (*stepapi.Watched, int, 
 func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {
 	var first error
 	for i, s := range streams {
-		if h.aud.net != nil {
-			unix.Close(fds[i])
-			first = errors.New("cannot attach streams here: those of a step of several nodes go to its launcher")
-			continue
-		}
 		handle, err := fds[i], error(nil)
 		if s.Relay {
 			handle, err = h.between(s, handle)
@@ -121,7 +106,6 @@ func (h handler) between(s stepapi.StreamFD, handle int) (int, error) {
 type audience struct {
 	log    *logrus.Entry
 	server *stepapi.Server
-	net    Network // nil: the step has one node
 	id     step.ID
 
 	mu     sync.Mutex
@@ -178,15 +162,7 @@ func (a *audience) Say(line string) {
 	if out != nil {
 		out.say(line)
 	}
-	a.tell(&stepapi.Msg{Type: stepapi.TypeMessage, Text: line})
-}
-
-// tell tells the step's clients, the launcher among them wherever it is.
-func (a *audience) tell(m *stepapi.Msg) {
-	a.server.Tell(m)
-	if a.net != nil {
-		a.net.Tell(m)
-	}
+	a.server.Tell(&stepapi.Msg{Type: stepapi.TypeMessage, Text: line})
 }
 
 func (a *audience) SayTo(f *os.File) {
@@ -230,17 +206,13 @@ func (a *audience) tellEnds() {
 	a.mu.Unlock()
 	for _, e := range ends {
 		slices.Sort(e.ranks)
-		a.tell(&stepapi.Msg{Type: stepapi.TypeTaskExit, Ranks: e.ranks, Status: &e.status})
+		a.server.Tell(&stepapi.Msg{Type: stepapi.TypeTaskExit, Ranks: e.ranks, Status: &e.status})
 	}
 }
 
 func (a *audience) State(rec step.Record) {
 	a.tellEnds()
 	a.server.TellState(&rec)
-	if a.net != nil {
-		a.net.Tell(&stepapi.Msg{Type: stepapi.TypeState, State: rec.State})
-		a.tellLaunched(&rec)
-	}
 	if rec.State == step.Running {
 		// The launch has left garbage that a long step need not carry; a short
 		// one is over before.
@@ -258,31 +230,6 @@ func (a *audience) State(rec step.Record) {
 func (a *audience) Progress(rec step.Record) {
 	a.server.TellNoded(&rec)
 	a.flush()
-}
-
-// toldAtOnce is how many tasks that could not be started one word to the launcher
-// tells of.
-const toldAtOnce = 100
-
-// tellLaunched tells the launcher of a spawned step of several nodes when all tasks
-// here have exec'd, or could not: MPI_Comm_spawn waits for it.
-func (a *audience) tellLaunched(rec *step.Record) {
-	if rec.Parent == nil || len(rec.Tasks) == 0 {
-		return
-	}
-	var failed []step.Task
-	for i := range rec.Tasks {
-		switch t := &rec.Tasks[i]; t.State {
-		case step.TaskPending, step.TaskStarting:
-			return
-		case step.TaskFailed:
-			failed = append(failed, step.Task{Rank: t.Rank, State: t.State, Stage: t.Stage, Errno: t.Errno})
-		}
-	}
-	for some := range slices.Chunk(failed, toldAtOnce) {
-		a.net.Tell(&stepapi.Msg{Type: stepapi.TypeLaunched, Record: &step.Record{Tasks: some}})
-	}
-	a.net.Tell(&stepapi.Msg{Type: stepapi.TypeLaunched})
 }
 
 func (a *audience) Event(e step.Event) {

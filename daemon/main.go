@@ -33,9 +33,8 @@ import (
 // ackPatience is how long stepd waits for noded to take the result.
 const ackPatience = time.Second
 
-// Main is the program; it does not return. others is for steps of several nodes, nil
-// where the program is not for them.
-func Main(others *Several) {
+// Main is the program; it does not return.
+func Main() {
 	// The host's parent-death signal fires when the thread ends that forked
 	// it (prctl(2)): only the main thread lives as long as the process. It
 	// does nothing else: a goroutine that is locked to a thread costs two
@@ -62,7 +61,7 @@ func Main(others *Several) {
 		os.Exit(jobScript(log, os.Args[1:]))
 	}
 	done := make(chan error)
-	go func() { done <- run(log, others) }()
+	go func() { done <- run(log) }()
 	for {
 		select {
 		case f := <-onMain:
@@ -82,7 +81,7 @@ func Main(others *Several) {
 var onMain = make(chan func())
 
 // run is one step. Its error means that there was no step to run.
-func run(log *logrus.Logger, others *Several) error {
+func run(log *logrus.Logger) error {
 	spec, err := readSpec()
 	if err != nil {
 		return err
@@ -109,15 +108,7 @@ func run(log *logrus.Logger, others *Several) error {
 	if err != nil {
 		return err
 	}
-	if spec.Layout != nil {
-		if others == nil {
-			return fmt.Errorf("cannot run step %s of %d nodes: this is the stepd for one node, and stepd-net is not beside it", spec.ID, len(spec.Layout.Nodes))
-		}
-		if aud.net, err = others.Join(spec, func(text string) { aud.Log(step.LogError, text) }); err != nil {
-			return err
-		}
-	}
-	return serve(&wiring{spec: spec, plan: plan, aud: aud, reach: others.reach()}, control, listener)
+	return serve(&wiring{spec: spec, plan: plan, aud: aud}, control, listener)
 }
 
 // hearDebug makes the log as detailed as noded's, and of its form.
@@ -134,11 +125,9 @@ func hearDebug(log *logrus.Logger, c step.SpankConf) {
 func lead(spec *step.Spec, h handler, server *stepapi.Server, listener *net.UnixListener) error {
 	ctx, stop := untilSignalled()
 	defer stop()
-	rec, err := runOnAll(ctx, h)
-	if err != nil {
-		return err
-	}
+	rec := h.st.Run(ctx)
 	h.aud.close()
+	var err error
 	// A result that no noded takes stays in the spool.
 	if !server.Finish(&stepapi.Msg{Type: stepapi.TypeResult, State: rec.State, Record: &rec}, ackPatience) {
 		err = leaveResult(spec.ResultFile, &rec)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"os"
-	"slices"
 	"syscall"
 	"time"
 
@@ -27,10 +26,9 @@ import (
 // and the step needs all of them: st and server are there before it runs, and none
 // acts before that.
 type wiring struct {
-	spec  *step.Spec
-	plan  *task.Plan
-	aud   *audience
-	reach spawn.Reach
+	spec *step.Spec
+	plan *task.Plan
+	aud  *audience
 
 	st     *task.Step
 	server *stepapi.Server
@@ -66,7 +64,7 @@ func serve(w *wiring, control *stepapi.Conn, listener *net.UnixListener) error {
 	w.joinMPI(&deps, plugin)
 	w.st = task.New(w.plan, deps)
 	close(made)
-	h := handler{w.st, w.aud, w.streams, w.spec.User.UID, newOverdue(), w.output}
+	h := handler{w.st, w.aud, w.streams, w.spec.User.UID, w.output}
 	w.server = stepapi.NewServer(w.spec.ID, w.spec.User.UID, h)
 	w.aud.server = w.server
 	w.server.Add(control, stepapi.RoleNoded, true)
@@ -86,24 +84,11 @@ func (w *wiring) accounting(tracker proctrack.Tracker) *acct.Gatherer {
 	})
 }
 
-// joinStreams leads the tasks' streams to the launcher, by the other nodes if there
-// are any, and to those who watch.
+// joinStreams leads the tasks' streams to the launcher, and to those who watch.
 func (w *wiring) joinStreams(deps *task.Deps) {
-	net := w.aud.net
 	w.streams = newRelay(len(w.plan.Ranks), w.aud)
-	tap := func(t func(fd, rank int, data []byte)) { w.streams.SetTap(t) }
-	deps.Streams = w.streams
-	if net != nil {
-		tap = net.SetTap
-		deps.Network, deps.Peers, deps.Streams = net, net, net
-	}
-	w.output = live.New(w.spec, live.Config{
-		Namespace: w.namespaces.Mount, Tap: tap, Elsewhere: w.spec.Layout != nil && !seenHere(w.spec),
-		Log: w.logError,
-	})
-	if net == nil || w.output.Terminal() {
-		deps.Output = w.output // else other nodes' tasks may write on: runOnAll ends it
-	}
+	w.output = live.New(w.spec, live.Config{Namespace: w.namespaces.Mount, Tap: func(t func(fd, rank int, data []byte)) { w.streams.SetTap(t) }, Log: w.logError})
+	deps.Streams, deps.Output = w.streams, w.output
 }
 
 // joinMPI gives the step its MPI plugin, nil of one that has none, and what the
@@ -117,7 +102,7 @@ func (w *wiring) joinMPI(deps *task.Deps, plugin mpi.Plugin) {
 		Ask:    func(ctx context.Context, a *stepapi.Ask) (*stepapi.Answer, error) { return w.server.Ask(ctx, a) },
 		Stream: func(rank, fd int) (int, error) { return w.st.TaskStream(rank, fd) },
 		Abort:  func(rank, code int, text string) { w.st.SpawnedAborted(rank, code, text) },
-		Ending: func() <-chan struct{} { return w.st.Ending() }, Reach: w.reach,
+		Ending: func() <-chan struct{} { return w.st.Ending() },
 	})
 	deps.MPI, deps.Job, deps.Spawned = plugin, services, services
 }
@@ -176,15 +161,6 @@ func jobNamespaces(spec *step.Spec) (ns step.Namespaces) {
 		ns.User = os.NewFile(stepapi.FDUserNamespace, "user namespace")
 	}
 	return ns
-}
-
-// seenHere tells whether the output of a step of several nodes comes by here: that of the
-// tasks on its way to the launcher, or the terminal of rank 0.
-func seenHere(spec *step.Spec) bool {
-	if spec.Terminal != nil {
-		return slices.Contains(spec.LocalRanks(), 0)
-	}
-	return spec.NodeID == 0
 }
 
 // usage is what the kernel told of a child.

@@ -203,41 +203,6 @@ func TestRootExplainHook(t *testing.T) {
 	n.explained(t, n.lastEnded(t).id(), "the launch stopped at its stage user_init", "crashed or was ended in slurm_spank_user_init; it is required")
 }
 
-// TestRootExplainNodes: over several nodes, each rank that others wait for is told
-// with its node, and so is a launch that one node alone has failed.
-func TestRootExplainNodes(t *testing.T) {
-	c := startCluster(t, 2, clusterSite{})
-	head := c.nodes[0]
-	program := mpicc(t, head, "hang")
-	p := head.start(t, call{args: []string{"run", "-N2", "-n4", "--mpi=pmi2", program, "never"}})
-	id := head.running(t).id()
-	eventually(t, callTimeout, "ranks that wait", func() error {
-		x := head.explained(t, id)
-		if x.MPI == nil || len(x.MPI.Missing) != 1 || x.MPI.Missing[0].Doing == nil || x.MPI.Missing[0].Doing.State != "S" || len(x.MPI.Groups) != 2 || x.MPI.Groups[1].Ranks != "0-2" {
-			return fmt.Errorf("%+v", x.MPI)
-		}
-		return nil
-	})
-	words := []string{
-		"ranks 0-2 on nodes n1,n2 have called init (PMI-1), wait in fence 1 for rank 3\n",
-		"rank 3 on node n2 has not called init; pid ", `"hang", sleeps`,
-	}
-	head.explained(t, id, words...)
-	if r := head.ctl(t, "cancel", id); r.code != 0 {
-		t.Fatal(r)
-	}
-	p.wait(t)
-	head.ended(t, id)
-	head.explained(t, id, words...)
-	contains(t, "events", head.ctl(t, "events", id).out, `"event":"mpi","ranks":"3"`, `"node":"n2"`)
-
-	if r := head.ctl(t, "run", "-N2", "-n2", "sh", "-c", "[ $SLURM_NODEID = 0 ] || exit 4; sleep 0.2"); r.code != 4 {
-		t.Fatal(r)
-	}
-	head.explained(t, head.lastEnded(t).id(), "rank 1 on node n2: Exited with exit code 4")
-	c.settled(t)
-}
-
 // TestRootExplainKilledStepd: of a start that hangs, noded knows how far the ranks
 // are, should stepd be killed.
 func TestRootExplainKilledStepd(t *testing.T) {

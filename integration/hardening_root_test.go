@@ -2,7 +2,6 @@ package integration
 
 import (
 	"bytes"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -265,28 +264,6 @@ func TestRootNoSecrets(t *testing.T) {
 			t.Errorf("noded's log has %q", secret)
 		}
 	}
-}
-
-// TestRootNoKeys: the keys of nodes and of steps of several nodes are in no argument and
-// no environment at all.
-func TestRootNoKeys(t *testing.T) {
-	c := startCluster(t, 2, clusterSite{})
-	var secrets []string
-	for _, n := range c.nodes {
-		key := readFile(t, filepath.Join(filepath.Dir(n.dir), "tls", n.name+".key"))
-		secrets = append(secrets, strings.Split(key, "\n")[1][:40])
-	}
-	// Any private key, as PEM, DER or base64: steps have their own (PKCS #8, P-256).
-	der := "\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x04"
-	secrets = append(secrets, "PRIVATE KEY", der, base64.StdEncoding.EncodeToString([]byte("\x30\x81\x87\x02\x01\x00\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01"))[:20])
-	scan := scanSecrets(^uint32(0), c.nodes, secrets...)
-	p := c.nodes[0].start(t, call{args: []string{"run", "-N", "2", "-n", "2", "sleep", "1000"}})
-	id := c.nodes[0].running(t)
-	scan.again(t)
-	must(t, c.nodes[0].ctlError(t, "cancel", strconv.FormatUint(uint64(id.JobID), 10)))
-	p.wait(t)
-	scan.end(t)
-	c.settled(t)
 }
 
 // TestRootSpoolLinks: root follows no link in the spool, whoever has put it there.

@@ -98,20 +98,6 @@ func (n *node) start(t testing.TB, c call) *process {
 	}
 	user := testUser(t)
 	p.cmd = exec.CommandContext(p.ctx, program, c.args...)
-	if n.netns != "" {
-		words := append(inNetwork(n.netns), "setpriv", "--clear-groups")
-		switch {
-		case c.root:
-			words = inNetwork(n.netns)
-		case c.uid != 0:
-			words = append(words, fmt.Sprintf("--reuid=%d", c.uid), fmt.Sprintf("--regid=%d", c.uid))
-		default:
-			words[len(words)-1] = "--groups=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(user.groups), " ", ","), "[]")
-			words = append(words, fmt.Sprintf("--reuid=%d", user.uid), fmt.Sprintf("--regid=%d", user.gid))
-		}
-		words = append(append(words, program), c.args...)
-		p.cmd = exec.CommandContext(p.ctx, words[0], words[1:]...)
-	}
 	p.cmd.WaitDelay = 2 * time.Second
 	p.cmd.Dir = c.dir
 	if c.dir == "" {
@@ -124,7 +110,7 @@ func (n *node) start(t testing.TB, c call) *process {
 			"SHELL=/bin/bash", "NODED_SOCKET=" + n.socket(),
 		}, c.env...)
 	}
-	if !c.root && n.netns == "" {
+	if !c.root {
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user.uid, Gid: user.gid, Groups: user.groups}}
 		if c.uid != 0 {
 			p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.uid, Gid: c.uid}
@@ -273,4 +259,13 @@ func (n *node) runs(t testing.TB, name string) (doc stepDoc) {
 		return nil
 	})
 	return doc
+}
+
+// awaitFile waits until there is a file.
+func awaitFile(t *testing.T, path string) {
+	t.Helper()
+	eventually(t, callTimeout, path, func() error {
+		_, err := os.Stat(path)
+		return err
+	})
 }

@@ -91,9 +91,6 @@ type node struct {
 	before []string
 	// contained: noded is process 1 of a pid namespace.
 	contained bool
-	// netns and name are those of a cluster's node: its network namespace, and its
-	// NodeName.
-	netns, name string
 }
 
 // logBuffer collects noded's log, and tells when a text has appeared.
@@ -195,9 +192,6 @@ func (n *node) boot(t testing.TB) {
 	t.Helper()
 	n.log = &logBuffer{want: "noded: ready", seen: make(chan struct{})}
 	n.cmd = exec.Command(binary(t, "noded"), "-f", n.path("slurm.conf"), "--run-dir", n.run, "--spool-dir", n.path("spool"), "-v")
-	if n.name != "" {
-		n.cmd.Args = append(n.cmd.Args, "--node-name", n.name)
-	}
 	if len(n.before) > 0 {
 		n.cmd = exec.Command(n.before[0], append(slices.Clone(n.before[1:]), n.cmd.Args...)...)
 	}

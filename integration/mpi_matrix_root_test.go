@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,19 +55,12 @@ func (l library) build(t testing.TB, n *node, programs ...string) string {
 	return dir
 }
 
-// run runs a program of dir with so many ranks, on so many nodes.
-func (l library) run(t testing.TB, n *node, ranks, nodes int, dir, program string, args ...string) result {
+// run runs a program of dir with so many ranks.
+func (l library) run(t testing.TB, n *node, ranks int, dir, program string, args ...string) result {
 	t.Helper()
-	command := []string{"run", "-N", fmt.Sprint(nodes), "-n", fmt.Sprint(ranks), "--mpi=" + l.mpi}
-	env := l.env
-	if nodes > 1 {
-		script := n.write(t, "on-node", onNode)
-		must(t, os.Chmod(script, 0o755))
-		command, env = append(command, script), append(slices.Clone(env), "ON_NODE="+script)
-	}
 	return n.do(t, call{
-		args: append(append(command, filepath.Join(dir, program)), args...),
-		env:  env,
+		args: append([]string{"run", "-n", fmt.Sprint(ranks), "--mpi=" + l.mpi, filepath.Join(dir, program)}, args...),
+		env:  l.env,
 		// 64 ranks that wait busily on two CPUs that others want, too.
 		limit: 3 * time.Minute,
 	})
@@ -110,50 +102,17 @@ func TestRootMPIWorld(t *testing.T) {
 				for i := range nodes {
 					nodes[i] = "vm"
 				}
-				checkWorld(t, l.run(t, n, ranks, 1, dir, "world", worldParts...), nodes)
+				checkWorld(t, l.run(t, n, ranks, dir, "world", worldParts...), nodes)
 			})
 		}
 		t.Run(l.name+"/abort", func(t *testing.T) {
-			r := l.run(t, n, 3, 1, dir, "abort")
+			r := l.run(t, n, 3, dir, "abort")
 			if r.code != 7 || r.out != "" {
 				t.Errorf("want exit code 7 and no rank that comes through, got %v", r)
 			}
 		})
 	}
 }
-
-// TestRootMPINodes: the same over two and four nodes, which are network
-// namespaces.
-func TestRootMPINodes(t *testing.T) {
-	c := startCluster(t, 4, clusterSite{CPUs: 64})
-	head := c.nodes[0]
-	for _, l := range librariesHere(t) {
-		dir := l.build(t, head, "world", "spawn", "names")
-		for _, nodes := range []int{2, 4} {
-			for _, ranks := range []int{2, 8, 64} {
-				if ranks < nodes || l.busy && ranks == 64 && nodes == 2 {
-					continue
-				}
-				t.Run(fmt.Sprintf("%s/%d/%d", l.name, nodes, ranks), func(t *testing.T) {
-					names := make([]string, ranks)
-					for i := range names {
-						names[i] = c.nodes[i*nodes/ranks].name
-					}
-					checkWorld(t, l.run(t, head, ranks, nodes, dir, "world", worldParts...), names)
-					// docs/mpi.md has the rest of 64 busy ranks, which took a minute.
-					if l.spawns && !(l.busy && ranks == 64) {
-						l.checkSpawn(t, head, ranks, nodes, dir)
-						l.checkNames(t, head, ranks, nodes, dir)
-					}
-				})
-			}
-		}
-	}
-}
-
-// onNode is what a program is run by where no name service knows the nodes: it
-// tells ch3:sock the address that the others reach it by.
-const onNode = "#!/bin/sh\nexport MPICH_INTERFACE_HOSTNAME=10.213.77.${SLURMD_NODENAME#n}\nexec \"$@\"\n"
 
 // TestRootMPISpawn: MPI_Comm_spawn and _multiple, and names that are published
 // and connected to within a world and between two steps of a job.
@@ -166,13 +125,13 @@ func TestRootMPISpawn(t *testing.T) {
 		dir := l.build(t, n, "spawn", "names")
 		for _, ranks := range []int{1, 2, 8, 64} {
 			t.Run(fmt.Sprintf("%s/spawn/%d", l.name, ranks), func(t *testing.T) {
-				l.checkSpawn(t, n, ranks, 1, dir)
+				l.checkSpawn(t, n, ranks, dir)
 			})
 			if ranks == 1 {
 				continue // two halves
 			}
 			t.Run(fmt.Sprintf("%s/names/%d", l.name, ranks), func(t *testing.T) {
-				l.checkNames(t, n, ranks, 1, dir)
+				l.checkNames(t, n, ranks, dir)
 			})
 		}
 		t.Run(l.name+"/steps", func(t *testing.T) {
@@ -186,9 +145,9 @@ func TestRootMPISpawn(t *testing.T) {
 	}
 }
 
-func (l library) checkSpawn(t testing.TB, n *node, ranks, nodes int, dir string) {
+func (l library) checkSpawn(t testing.TB, n *node, ranks int, dir string) {
 	t.Helper()
-	r := l.run(t, n, ranks, nodes, dir, "spawn")
+	r := l.run(t, n, ranks, dir, "spawn")
 	want := fmt.Sprintf("spawn ok %d+2\nspawn_multiple ok %d+2+1\n", ranks, ranks)
 	if r.code != 0 || r.out != want || r.err != "" {
 		t.Errorf("want %q, got %v", want, r)
@@ -196,9 +155,9 @@ func (l library) checkSpawn(t testing.TB, n *node, ranks, nodes int, dir string)
 }
 
 // checkNames: the halves of a world find each other by a name.
-func (l library) checkNames(t testing.TB, n *node, ranks, nodes int, dir string) {
+func (l library) checkNames(t testing.TB, n *node, ranks int, dir string) {
 	t.Helper()
-	r := l.run(t, n, ranks, nodes, dir, "names", "groups", "halves")
+	r := l.run(t, n, ranks, dir, "names", "groups", "halves")
 	for _, side := range []string{"server", "client"} {
 		contains(t, "stdout", r.out, fmt.Sprintf("%s ok %d+%d\n", side, ranks/2, ranks/2))
 	}

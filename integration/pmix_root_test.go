@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -234,4 +235,31 @@ func hangsUp(t testing.TB, uid uint32, port, limit string) bool {
 		t.Fatalf("cannot connect to port %s: code %d, %s", port, code, out)
 		return false
 	}
+}
+
+// stepdOf is the stepd of a task: the parent of its parent, which is spankhost.
+func stepdOf(t testing.TB, n *node, id string, rank int) int {
+	t.Helper()
+	pid := 0
+	eventually(t, callTimeout, "the task's pid", func() error {
+		d := n.show(t, id)
+		if rank >= len(d.Tasks) || d.Tasks[rank].PID == nil {
+			return fmt.Errorf("task %d of %+v", rank, d.Tasks)
+		}
+		pid = *d.Tasks[rank].PID
+		return nil
+	})
+	for range 2 {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		must(t, err)
+		fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+		pid, err = strconv.Atoi(fields[1])
+		must(t, err)
+	}
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	must(t, err)
+	if strings.TrimSpace(string(comm)) != "stepd" {
+		t.Fatalf("process %d, above task %d, is %q", pid, rank, comm)
+	}
+	return pid
 }

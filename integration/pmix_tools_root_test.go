@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -163,72 +162,4 @@ func TestRootPMIxTool(t *testing.T) {
 		wantReason(t, n, s.doc.id(), "rank 1 ended (Killed)")
 	})
 	n.checkClean(t)
-}
-
-// TestRootClusterPMIxTool: what reaches beyond a node: the table of processes,
-// signals, events, and who is missing when a fence does not complete.
-func TestRootClusterPMIxTool(t *testing.T) {
-	c := startCluster(t, 2, clusterSite{})
-	head, other := c.nodes[0], c.nodes[1]
-	dir := pmixPrograms(t, head)
-	t.Run("tool", func(t *testing.T) {
-		s := startPMIx(t, head, dir, nil, []string{"-N2", "-n", "4"}, "up ", 4, "wait")
-		for _, at := range c.nodes {
-			r := s.tool(t, at, call{}, "table")
-			for rank, node := range []string{"n1", "n1", "n2", "n2"} {
-				contains(t, "table from "+at.name, r.out, fmt.Sprintf(" %d %s ", rank, node))
-			}
-			contains(t, "table", r.out, "status 0\n")
-		}
-		if r := s.tool(t, other, call{}, "local"); strings.Count(r.out, " n2 ") != 2 || strings.Contains(r.out, " n1 ") {
-			t.Errorf("local table of n2: %v", r)
-		}
-		contains(t, "signal", s.tool(t, other, call{}, "signal", "10").out, "status 0\n")
-		s.says(t, "usr1 ", 4)
-		if r := s.wait(t); r.code != 0 {
-			t.Errorf("the step: %v", r)
-		}
-	})
-	t.Run("events", func(t *testing.T) {
-		s, r := runPMIx(t, head, dir, []string{"-N2", "-n", "4"}, "tell", "-400")
-		if r.code != 0 {
-			t.Errorf("the step: %v", r)
-		}
-		text := s.says(t, "event ", 3)
-		for _, rank := range []int{1, 2, 3} {
-			contains(t, "event", text, fmt.Sprintf("event -400 of slurm.pmix.%s:0 at %d text hello number 2.5\n", s.doc.id(), rank))
-		}
-	})
-	t.Run("group", func(t *testing.T) {
-		s, r := runPMIx(t, head, dir, []string{"-N2", "-n", "4"}, "group")
-		if r.code != 0 {
-			t.Errorf("the step: %v", r)
-		}
-		text := s.says(t, "gone 0 at ", 4)
-		_, context, _ := strings.Cut(text, "group 0 context ")
-		context, _, _ = strings.Cut(context, " ")
-		if strings.Count(text, "group 0 context "+context+" at ") != 4 || context == "0" {
-			t.Errorf("not one number for all: %q", text)
-		}
-	})
-	t.Run("a rank that never comes", func(t *testing.T) {
-		c.settled(t)
-		for _, n := range c.nodes { // not before: the others' ranks must not be late by that
-			n.kill9(t)
-			n.write(t, "mpi.conf", "PMIxTimeout=6\n")
-			n.boot(t)
-		}
-		s := startPMIx(t, head, dir, nil, []string{"-N2", "-n", "4"}, "up ", 4, "late", "3")
-		if r := s.wait(t); r.code == 0 {
-			t.Errorf("the step: %v", r)
-		}
-		eventually(t, callTimeout, "the end", func() error {
-			if s.doc = head.show(t, s.doc.id()); s.doc.State != "FAILED" {
-				return errors.New(s.doc.State)
-			}
-			return nil
-		})
-		contains(t, "reason", s.doc.Reason, "did not complete within 6s", "node n2 (", "2-3 running")
-	})
-	c.settled(t)
 }

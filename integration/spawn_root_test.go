@@ -102,8 +102,13 @@ func TestRootSpawnFails(t *testing.T) {
 	if r.code != 0 {
 		t.Errorf("got %v", r)
 	}
+	r = n.spawning(t, 1, `hello; HOSTS=n9 spawn 1 true; HOSTS=localhost:x spawn 1 true; HOSTS=localhost:1 spawn 1 echo here; bye`)
+	contains(t, "stdout", r.out, "its_hint_host_names_\"n9\"", "several_nodes:_use_Slurm", "after_the_colon_there_is_a_number_of_tasks", "here\n")
+	if r.code != 0 {
+		t.Errorf("got %v", r)
+	}
 	r = n.spawning(t, 1, `hello; for i in 1 2; do quiet_spawn 1 sh -c 'while test ! -e go; do sleep 0.05; done'; done; spawn 1 true; : >go; bye`)
-	contains(t, "stdout", r.out, "msg=job_3_runs_2_spawned_steps,_and_2_is_the_limit_(SpawnStepsMax)")
+	contains(t, "stdout", r.out, "msg=job_4_runs_2_spawned_steps,_and_2_is_the_limit_(SpawnStepsMax)")
 	if r.code != 0 {
 		t.Errorf("got %v", r)
 	}
@@ -169,141 +174,6 @@ func TestRootSpawnEnds(t *testing.T) {
 				return nil
 			})
 			n.checkClean(t)
-		})
-	}
-}
-
-// TestRootSpawnNodes: spawned tasks have the job's nodes, or those that the program
-// names; what they write comes to the rank that has asked, wherever they run.
-func TestRootSpawnNodes(t *testing.T) {
-	waits(t)
-	c := startCluster(t, 2, clusterSite{})
-	n := c.nodes[0]
-	const where = `echo "$SLURM_STEP_ID: $PMI_RANK of $PMI_SIZE on $SLURMD_NODENAME by $PMI_SPAWNED"; echo "err $PMI_RANK" >&2`
-	spawning := func(t *testing.T, script string, flags ...string) result {
-		t.Helper()
-		return n.spawning(t, 4, script, append([]string{"-N", "2", "--overcommit"}, flags...)...)
-	}
-	child := n.userFile(t, "child.sh", pmi1(t, `
-		hello
-		quietly ask "cmd=put kvsname=$PMI_JOBID key=from$PMI_RANK value=$SLURMD_NODENAME"
-		quietly ask 'cmd=barrier_in'
-		ask "cmd=get kvsname=$PMI_JOBID key=from$(((PMI_RANK + 1) % PMI_SIZE))"
-		ask 'cmd=get key=given'
-		bye`), 0o755)
-	for _, d := range []struct {
-		name, script string
-		flags        []string
-		out, err     []string
-		code         int
-	}{
-		{
-			name: "all of the job's nodes", flags: []string{"-l"},
-			script: `[ $PMI_RANK = 3 ] || exit 0; hello; spawn 4 sh -c '` + where + `'; bye`,
-			out: []string{
-				"3: cmd=spawn_result rc=0 jobid=J.1 errcodes=0,0,0,0\n", "3: 1: 0 of 4 on n1 by 1\n", "3: 1: 1 of 4 on n1 by 1\n",
-				"3: 1: 2 of 4 on n2 by 1\n", "3: 1: 3 of 4 on n2 by 1\n",
-			},
-			err: []string{"3: err 0\n", "3: err 3\n"},
-		},
-		{
-			name:   "no more nodes than tasks, this one first",
-			script: `case $PMI_RANK in 1|3) hello; quiet_spawn 1 sh -c '` + where + `'; bye;; esac`,
-			out:    []string{": 0 of 1 on n1 by 1\n", ": 0 of 1 on n2 by 1\n"},
-		},
-		{
-			name:   "named nodes",
-			script: `[ $PMI_RANK = 0 ] || exit 0; hello; HOSTS=n2 quiet_spawn 1 sh -c '` + where + `'; HOSTS=10.213.77.2:1,n1.site quiet_spawn 3 sh -c '` + where + `'; bye`,
-			out:    []string{"1: 0 of 1 on n2 by 1\n", "2: 0 of 3 on n2 by 1\n", "2: 1 of 3 on n1 by 1\n", "2: 2 of 3 on n1 by 1\n"},
-		},
-		{
-			name:   "no such node",
-			script: `[ $PMI_RANK = 0 ] || exit 0; hello; HOSTS=n1,n9 spawn 1 true; HOSTS=n1:x spawn 1 true; bye`,
-			out:    []string{"its_hint_host_names_\"n9\",_which_is_no_node_of_job_J_(n[1-2])", "after_the_colon_there_is_a_number_of_tasks"},
-		},
-		{
-			name:   "keys and fences",
-			script: `[ $PMI_RANK = 0 ] || exit 0; hello; quiet_spawn 2 bash ` + child + `; bye`,
-			out:    []string{"cmd=get_result rc=0 value=n2\n", "cmd=get_result rc=0 value=n1\n", "cmd=get_result rc=0 value=by the parent\n"},
-		},
-		{
-			name:   "not on every node",
-			script: `[ $PMI_RANK = 0 ] || exit 0; hello; quiet_spawn 2 sh -c 'exit $((PMI_RANK * 3))'; HOSTS=n2 spawn 2 /no/such/file; bye; exit 7`,
-			out:    []string{"cmd=spawn_result rc=-1 msg=", "errcodes=14,14\n"},
-			err:    []string{"stepd-n2: error: step J.1: task 1: Exited with exit code 3", "execve(): /no/such/file"},
-			code:   7,
-		},
-		{
-			name:   "a step of one node spawns on the other",
-			script: `[ $PMI_RANK = 0 ] || exit 0; exec ` + n.bin + ` run -N1 -n1 --overcommit --mpi=pmi2 bash ` + n.userFile(t, "one.sh", pmi1(t, `hello; HOSTS=n2 quiet_spawn 1 sh -c '`+where+`'; bye`), 0o755),
-			out:    []string{"2: 0 of 1 on n2 by 1\n"},
-		},
-	} {
-		t.Run(d.name, func(t *testing.T) {
-			r := spawning(t, d.script, d.flags...)
-			job := fmt.Sprint(n.last(t).JobID)
-			for _, w := range d.out {
-				contains(t, "stdout", r.out, strings.ReplaceAll(w, "J", job))
-			}
-			for _, w := range d.err {
-				contains(t, "stderr", r.err, strings.ReplaceAll(w, "J", job))
-			}
-			if r.code != d.code {
-				t.Errorf("want exit code %d, got %v", d.code, r)
-			}
-			c.settled(t)
-		})
-	}
-	t.Run("names", func(t *testing.T) {
-		r := spawning(t, `
-		hello
-		[ "$PMI_RANK" != 2 ] || ask 'cmd=publish_name service=ocean port=tag$1'
-		quietly ask 'cmd=barrier_in'
-		[ "$PMI_RANK" != 0 ] || ask 'cmd=lookup_name service=ocean'
-		bye`)
-		contains(t, "stdout", r.out, "cmd=publish_result rc=0 info=ok\n", "cmd=lookup_result rc=0 info=ok port=tag$1\n")
-		if r.code != 0 || r.err != "" {
-			t.Errorf("got %v", r)
-		}
-	})
-	t.Run("ends", func(t *testing.T) { checkSpawnEndsOnNodes(t, c) })
-}
-
-// checkSpawnEndsOnNodes: whatever ends one of two connected steps of several nodes ends
-// the other, on all of them.
-func checkSpawnEndsOnNodes(t *testing.T, c *cluster) {
-	n := c.nodes[0]
-	const script = `[ $PMI_RANK = 0 ] || exec sleep 1000; hello; quiet_spawn 2 sleep 1000; echo up >up; `
-	for _, d := range []struct {
-		name, last string
-		do         func(t *testing.T, parent string)
-		code       int
-	}{
-		{"the parent aborts", `printf 'cmd=abort exitcode=7\n' >&"$PMI_FD"; sleep 1000`, nil, 7},
-		{"the child is cancelled", "sleep 1000", func(t *testing.T, job string) { n.ctl(t, "cancel", job+".1") }, 143},
-		{"the parent is cancelled", "sleep 1000", func(t *testing.T, job string) { n.ctl(t, "cancel", job+".0") }, 143},
-		{"a part of the child is killed", "sleep 1000", func(t *testing.T, job string) {
-			must(t, syscall.Kill(c.nodes[1].show(t, job+".1").StepdPID, syscall.SIGKILL))
-		}, 143},
-	} {
-		t.Run(d.name, func(t *testing.T) {
-			_ = os.Remove(filepath.Join(n.wd, "up"))
-			p := n.start(t, call{args: []string{"run", "-N2", "-n2", "--mpi=pmi2", "bash", "-c", pmi1(t, script+d.last)}})
-			eventually(t, callTimeout, "the spawned step", func() error {
-				_, err := os.Stat(filepath.Join(n.wd, "up"))
-				return err
-			})
-			job := fmt.Sprint(n.last(t).JobID)
-			if rec := n.show(t, job+".1"); rec.NTasks != 2 || rec.Node != "n[1-2]" {
-				t.Errorf("the spawned step: %+v", rec)
-			}
-			if d.do != nil {
-				d.do(t, job)
-			}
-			if r := p.wait(t); r.code != d.code {
-				t.Errorf("want exit code %d, got %v", d.code, r)
-			}
-			c.settled(t)
 		})
 	}
 }

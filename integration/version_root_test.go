@@ -11,7 +11,7 @@ import (
 func TestRootVersion(t *testing.T) {
 	t.Parallel()
 	first := ""
-	for _, name := range []string{"noded", "stepctl", "stepd", "stepd-net"} {
+	for _, name := range []string{"noded", "stepctl", "stepd"} {
 		for _, option := range []string{"--version", "-V"} {
 			out, err := exec.Command(binary(t, name), option).CombinedOutput()
 			if err != nil {

@@ -96,9 +96,8 @@ type Config struct {
 	// NoNewPrivs sets no_new_privs for the tasks of every step.
 	NoNewPrivs bool
 
-	// StepdPath is the stepd program, absolute, and StepdNetPath the one for steps of
-	// several nodes; empty is the same.
-	StepdPath, StepdNetPath string
+	// StepdPath is the stepd program, absolute.
+	StepdPath string
 	// StepdLog is a log file that stepds append to by themselves. nil: what they
 	// write to their standard error comes through noded to Log.Out.
 	StepdLog *os.File

@@ -176,7 +176,7 @@ func (n *Node) startStepd(f *follower, spec *step.Spec, leaf *os.File, files []*
 		ours.Close()
 		return err
 	}
-	proc, err := n.spawn(f.id, spec.Layout != nil || len(f.job.Nodes) > 1 && spec.MPI != "none", leaf, append([]*os.File{doc, theirs}, files...)...)
+	proc, err := n.spawn(f.id, leaf, append([]*os.File{doc, theirs}, files...)...)
 	if err != nil {
 		ours.Close()
 		return err

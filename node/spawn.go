@@ -1,7 +1,6 @@
 package node
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -44,9 +43,8 @@ func encodeSpec(spec *step.Spec) (*os.File, error) {
 
 // spawn starts stepd in a session of its own, so that it survives noded, and
 // in the step's cgroup from its first instruction. files become its
-// descriptors from stepapi.FDSpec on, in that order. several says that the step has
-// other nodes, or may spawn steps that have.
-func (n *Node) spawn(id step.ID, several bool, leaf *os.File, files ...*os.File) (*process, error) {
+// descriptors from stepapi.FDSpec on, in that order.
+func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*process, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -68,16 +66,12 @@ func (n *Node) spawn(id step.ID, several bool, leaf *os.File, files ...*os.File)
 	if leaf != nil {
 		sys.UseCgroupFD, sys.CgroupFD = true, int(leaf.Fd())
 	}
-	program := n.cfg.StepdPath
-	if several {
-		program = cmp.Or(n.cfg.StepdNetPath, program)
-	}
-	pid, _, err := syscall.StartProcess(program, []string{fmt.Sprintf("stepd: [%s]", id.Name())}, &syscall.ProcAttr{
+	pid, _, err := syscall.StartProcess(n.cfg.StepdPath, []string{fmt.Sprintf("stepd: [%s]", id.Name())}, &syscall.ProcAttr{
 		Dir: "/", Files: fds, Sys: sys,
 		Env: n.stepdEnv(),
 	})
 	if err != nil {
-		err = fmt.Errorf("cannot start %q: %w", program, err)
+		err = fmt.Errorf("cannot start %q: %w", n.cfg.StepdPath, err)
 	}
 	var p *process
 	if err == nil {

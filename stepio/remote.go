@@ -6,9 +6,9 @@ import (
 	"stepd/step"
 )
 
-// Remote writes what the tasks of a step of several nodes have written to the
-// client's own files, as Session does for one node: by whole lines, labelled where
-// that was asked for. Make it with NewRemote.
+// Remote writes what comes of the tasks' output in pieces, by rank, to the client's own
+// files, as Session does with the tasks' pipes: by whole lines, labelled where that was
+// asked for. Make it with NewRemote.
 type Remote struct {
 	outs [3]*remoteOutput // by stream; stdin has none
 }

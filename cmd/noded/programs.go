@@ -33,17 +33,3 @@ func programs() (stepd, spankhost string, err error) {
 	spankhost, err = program(self, "spankhost")
 	return stepd, spankhost, err
 }
-
-// stepdNet finds the stepd of steps of several nodes, "" where it is not
-// installed: stepd then refuses such steps.
-func stepdNet() string {
-	self, err := os.Executable()
-	if err != nil {
-		return ""
-	}
-	path, err := program(self, "stepd-net")
-	if err != nil {
-		return ""
-	}
-	return path
-}

@@ -54,8 +54,8 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	gres := gresOf(s.conf)
 	cfg := node.Config{
 		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File, Log: log, StepdLog: logFile,
-		StepdPath: stepd, StepdNetPath: stepdNet(),
-		NodeName: s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition, Others: cluster,
+		StepdPath: stepd,
+		NodeName:  s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition, Others: cluster,
 
 		CPUs: has.cpus, Cores: nodeCores(log, has.cpus, has.bindable()), MemoryBytes: has.memory, Memory: s.memory(has.memory), Gres: gres,
 		Limits: s.limits(tracker, gres, has.memory, has.bindable()), Affinity: s.affinity(has.unbindable), Binding: binding, Preview: s.preview,

@@ -1,14 +1,12 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -50,7 +48,6 @@ func allocCommand(d *dialer) *cobra.Command {
 		},
 	}
 	o.bindJob(c)
-	o.programs.bindNoKill(c.Flags())
 	return c
 }
 
@@ -154,29 +151,8 @@ func shell() string {
 
 // allocEnv is what the job's command has of the job (traces/salloc_reg.tsv).
 func allocEnv(req *step.Request, p *plugins, job *api.AllocReply) []string {
-	nodes := cmp.Or(job.NodeList, job.Node)
-	env := append(jobVariables(job.JobId, req.NTasks, int(job.Cpus), nodes, job.Partition, p.cluster, req.Name),
-		append(memoryVariables(req), "SLURM_JOB_NODELIST="+nodes, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost)...)
-	if len(job.NodeCpus) > 1 {
-		env = append(env, spanVariables(req, job.NodeCpus)...) // the last one of a name counts
-	}
-	return env
-}
-
-// spanVariables are those of a job of several nodes, by the CPUs that it has on each.
-func spanVariables(req *step.Request, nodeCPUs []uint32) []string {
-	d := step.Deal{NTasks: req.NTasks, CPUsPerTask: req.CPUsPerTask, Overcommit: req.Overcommit}
-	cpus := make([]int, len(nodeCPUs))
-	for i, n := range nodeCPUs {
-		cpus[i] = int(n)
-		d.Nodes = append(d.Nodes, step.DealNode{CPUs: cpus[i]})
-	}
-	nodes := strconv.Itoa(len(cpus))
-	env := []string{"SLURM_NNODES=" + nodes, "SLURM_JOB_NUM_NODES=" + nodes, "SLURM_JOB_CPUS_PER_NODE=" + step.CountList(cpus)}
-	if ranks, err := step.DealRanks(d); err == nil { // with what it was given it can be dealt
-		env = append(env, "SLURM_TASKS_PER_NODE="+step.CountList(step.CountRanks(ranks)))
-	}
-	return env
+	return append(jobVariables(job.JobId, req.NTasks, int(job.Cpus), job.Node, job.Partition, p.cluster, req.Name),
+		append(memoryVariables(req), "SLURM_JOB_NODELIST="+job.Node, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost)...)
 }
 
 // revokeGrace is how long the command of a job that is over may take to end by

@@ -97,20 +97,11 @@ func parseReplay(s string) (int64, error) {
 	return int64(n) << shift, nil
 }
 
-// stepConn is the connection to a stepd that shows its step.
-type stepConn interface {
-	// hear returns the step's final record, or why that does not come; neither where
-	// stepd has not told why.
-	hear() (*step.Record, error)
-	Close() error
-}
-
 // attached is one client's part in a step that another one has started.
 type attached struct {
 	o      *attachOptions
 	rec    *step.Record
-	conn   stepConn
-	failed error   // why there is no final record, where that is known
+	conn   *stepapi.Conn
 	screen *screen // of a terminal
 	// Of another step: what writes its lines, and the end of what comes.
 	lines *stepio.Remote
@@ -352,28 +343,13 @@ func (a *attached) copyLines(conn *os.File) {
 	}
 }
 
-// hear takes what is said of the step, and returns the final record; nil where stepd is
-// gone without one, or the client has left.
-func (a *attached) hear() (rec *step.Record) {
-	rec, a.failed = a.conn.hear()
-	return rec
-}
-
-// connect connects to the stepd by which the output goes, and asks to see it.
+// connect connects to the step's stepd, and asks to see its output.
 func (a *attached) connect(d *dialer, watch *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
-	if len(a.rec.Nodes) > 0 || a.rec.Head != "" {
-		return a.there(d, watch)
-	}
-	return a.here(d, watch)
-}
-
-// here connects to the stepd of a step of this node.
-func (a *attached) here(d *dialer, watch *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
 	conn, err := d.dialStep(a.rec.ID)
 	if err != nil {
 		return nil, nil, err
 	}
-	a.conn = ownStepd{conn}
+	a.conn = conn
 	watched, output, err := a.ask(conn, watch)
 	if err != nil {
 		conn.Close()
@@ -381,31 +357,26 @@ func (a *attached) here(d *dialer, watch *stepapi.Watch) (*stepapi.Watched, *os.
 	return watched, output, err
 }
 
-// ownStepd is the connection to a stepd of this node.
-type ownStepd struct{ *stepapi.Conn }
-
-// hear also tells what is meant for the user.
-func (a ownStepd) hear() (*step.Record, error) {
+// hear says what is meant for the user, and returns the final record; nil where stepd is
+// gone without one, or the client has left.
+func (a *attached) hear() *step.Record {
 	for {
-		m, fds, err := a.Recv()
+		m, fds, err := a.conn.Recv()
 		if err != nil {
-			return nil, nil
+			return nil
 		}
 		closeFDs(fds)
 		switch m.Type {
 		case stepapi.TypeMessage:
 			sayLine(shown(m.Text))
 		case stepapi.TypeResult:
-			return m.Record, nil
+			return m.Record
 		}
 	}
 }
 
 // conclude ends as the step has ended.
 func (a *attached) conclude(rec *step.Record) (int, error) {
-	if rec == nil && a.failed != nil {
-		return 0, a.failed
-	}
 	if rec == nil {
 		return 0, fmt.Errorf("the stepd of step %s is gone: `stepctl show %s` tells what became of it", a.rec.ID, a.rec.ID)
 	}

@@ -36,8 +36,8 @@ func ended(ref *api.StepRef, code int) *step.Record {
 	return &step.Record{ID: step.ID{Job: ref.JobId, Step: ref.GetStepId()}, State: step.Completed, ExitCode: &code}
 }
 
-// A noded that is started anew costs nobody who waits for a step of several nodes, and the
-// step's stepd is not blamed for what noded answers.
+// A noded that is started anew costs a client that waits for a step nothing, and what noded
+// answers is the error.
 func TestAwaitNodedAnew(t *testing.T) {
 	calls, told := 0, 0
 	noded := &waited{wait: func(_ context.Context, ref *api.StepRef) (*step.Record, error) {
@@ -47,11 +47,9 @@ func TestAwaitNodedAnew(t *testing.T) {
 		return ended(ref, 7), nil
 	}}
 	id := step.ID{Job: 4, Step: 1}
-	far := &farStepd{wait: func(ctx context.Context) (*step.Record, error) {
-		return awaitRecord(ctx, noded, id, func() { told++ })
-	}}
-	far.ctx, far.cancel = context.WithCancel(t.Context())
-	rec, err := far.hear()
+	ctx, cancel := context.WithCancel(t.Context())
+	await := func() (*step.Record, error) { return awaitRecord(ctx, noded, id, func() { told++ }) }
+	rec, err := await()
 	if err != nil || *rec.ExitCode != 7 || rec.ID != id || calls != 3 || told != 1 {
 		t.Errorf("got %+v, %v after %d calls, told %d times", rec, err, calls, told)
 	}
@@ -59,16 +57,15 @@ func TestAwaitNodedAnew(t *testing.T) {
 	noded.wait = func(context.Context, *api.StepRef) (*step.Record, error) {
 		return nil, status.Error(codes.NotFound, "no such step")
 	}
-	a := &attached{rec: ended(&api.StepRef{JobId: 4}, 0), conn: far}
-	if _, err := a.conclude(a.hear()); status.Code(err) != codes.NotFound {
+	if _, err := await(); status.Code(err) != codes.NotFound {
 		t.Errorf("noded's word became %v", err)
 	}
 
 	noded.wait = func(context.Context, *api.StepRef) (*step.Record, error) {
 		return nil, status.Error(codes.Unavailable, "noded is stopping")
 	}
-	far.cancel()
-	if rec, err := far.hear(); rec != nil || !errors.Is(err, context.Canceled) {
+	cancel()
+	if rec, err := await(); rec != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("a client that has left waits on: %v, %v", rec, err)
 	}
 }

@@ -117,7 +117,7 @@ func completeFlags(root *cobra.Command) {
 		"hint":     {"compute_bound", "memory_bound", "multithread", "nomultithread", "help"},
 		"cpu-bind": {"none", "cores", "sockets", "threads", "ldoms", "rank", "map_cpu:", "mask_cpu:", "verbose,", "quiet,", "help"},
 		"mem-bind": {"none", "local", "rank", "map_mem:", "mask_mem:", "prefer,", "help"},
-		"scope":    {"leader", "tasks", "cgroup", "all"}, "signal": signalNames(), "oom-kill-step": {"0", "1"}, "kill-on-bad-exit": {"0", "1"}, "no-kill": {"set", "off"},
+		"scope":    {"leader", "tasks", "cgroup", "all"}, "signal": signalNames(), "oom-kill-step": {"0", "1"}, "kill-on-bad-exit": {"0", "1"},
 		"sort": topFields(),
 	}
 	files := []string{"input", "output", "error", "task-prolog", "task-epilog", "svg", "socket"}

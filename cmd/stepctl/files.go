@@ -13,15 +13,11 @@ import (
 )
 
 // commonFiles are the patterns of those files that the client opens itself, by
-// stream: of a step of several nodes those that all of its tasks have in common, and
-// all into which it is to write labels. As with srun they are where the client is: the
-// nodes need no file system in common, and none of them empties what another has
-// written. "" is none.
+// stream: those into which it is to write labels. "" is none.
 type commonFiles [3]string
 
 // take makes streams of such files the client's.
 func (c *commonFiles) take(r *step.Request) {
-	several := r.NNodes > 1 || r.NNodesMax > 1 || len(r.WantNodes) > 0 || len(r.NotNodes) > 0
 	for fd, s := range [3]*step.Stream{&r.Stdin, &r.Stdout, &r.Stderr} {
 		if s.Kind != step.StreamFile {
 			continue
@@ -30,7 +26,7 @@ func (c *commonFiles) take(r *step.Request) {
 			*s = step.Stream{Kind: step.StreamNull} // nothing of it need travel
 			continue
 		}
-		if fd > 0 && r.Label || several && !step.PatternHas(s.Pattern, "tnN") {
+		if fd > 0 && r.Label {
 			c[fd] = s.Pattern
 			*s = step.Stream{Kind: step.StreamClient}
 		}
@@ -64,7 +60,7 @@ func (c *commonFiles) open(spec *step.Spec, truncate bool) (*clientFiles, error)
 		if pattern == "" {
 			continue
 		}
-		if !step.PatternHas(pattern, "tnN") {
+		if !step.PatternHas(pattern, "t") {
 			file, err := openPattern(opened, fd, pattern, spec, 0, truncate)
 			if err != nil {
 				return f, err
@@ -72,16 +68,8 @@ func (c *commonFiles) open(spec *step.Spec, truncate bool) (*clientFiles, error)
 			f.files[fd] = file
 			continue
 		}
-		var nodes []int
-		if spec.Layout != nil {
-			nodes = spec.RankNodes()
-		}
 		for rank := range spec.NTasks {
-			of := *spec
-			if nodes != nil {
-				of.NodeID, of.NodeName = uint32(nodes[rank]), spec.Layout.Nodes[nodes[rank]].Name
-			}
-			file, err := openPattern(opened, fd, pattern, &of, rank, truncate)
+			file, err := openPattern(opened, fd, pattern, spec, rank, truncate)
 			if err != nil {
 				return f, err
 			}

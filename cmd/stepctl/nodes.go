@@ -13,110 +13,128 @@ import (
 	"stepd/step"
 )
 
-// nodeOptions say on which nodes a step is to run.
+// useSlurm is where steps of several nodes are run.
+const useSlurm = "several nodes: use Slurm (docs/slurm.md)"
+
+// nodeOptions are srun's options about nodes: what they ask for has to be this node.
 type nodeOptions struct {
 	count     string // -N
 	want, not string // -w, -x
 	perNode   int
-	flags     *pflag.FlagSet // which of them were told
+	flags     *pflag.FlagSet // to know which of them were given
 }
 
 func (o *nodeOptions) bind(c *cobra.Command) {
 	f := c.Flags()
 	o.flags = f
-	f.StringVarP(&o.count, "nodes", "N", "1", "number of nodes: N, or MIN-MAX")
-	f.StringVarP(&o.want, "nodelist", "w", "", "nodes that the step must have, as a list of hosts: n[1-3,5]")
-	f.StringVarP(&o.not, "exclude", "x", "", "nodes that it must not have")
-	f.IntVar(&o.perNode, "ntasks-per-node", 0, "most tasks of a node; without --ntasks, the tasks of each")
+	f.StringVarP(&o.count, "nodes", "N", "1", "number of nodes: 1; "+useSlurm)
+	f.StringVarP(&o.want, "nodelist", "w", "", "the node to run on: this one")
+	f.StringVarP(&o.not, "exclude", "x", "", "nodes to keep away from, as a list of hosts; not this one")
+	f.IntVar(&o.perNode, "ntasks-per-node", 0, "most tasks of the node; without --ntasks, the number of tasks")
+	f.StringP("no-kill", "k", "off", "accepted, and without effect: there is no other node to go on with")
+	f.Lookup("no-kill").NoOptDefVal = "set"
 }
 
-// set puts them into the request. Without --ntasks there is one task on each node,
-// or as many as --ntasks-per-node says.
-func (o *nodeOptions) set(r *step.Request, inJob bool) error {
-	var err error
-	if r.WantNodes, err = hosts("--nodelist", o.want); err != nil {
+// set refuses what does not mean this node, which is called self. Without --ntasks there
+// are as many tasks as --ntasks-per-node says.
+func (o *nodeOptions) set(r *step.Request, self string, inJob bool) error {
+	r.NNodes = 1
+	option, value := "-N", o.count
+	if v := os.Getenv("SLURM_NNODES"); v != "" && inJob && !o.flags.Changed("nodes") {
+		option, value = "SLURM_NNODES", v
+	}
+	if err := oneNode(option, value); err != nil {
 		return err
 	}
-	if r.NotNodes, err = hosts("--exclude", o.not); err != nil {
+	if err := onlyHere(o.want, self); err != nil {
 		return err
 	}
-	if o.perNode < 0 || o.perNode > step.TasksMax {
-		return fmt.Errorf("--ntasks-per-node=%d: want 1 to %d", o.perNode, step.TasksMax)
+	if err := notHere(o.not, self); err != nil {
+		return err
 	}
-	r.TasksPerNode = o.perNode
-	text, told := o.count, o.flags.Changed("nodes")
-	name := "--nodes"
-	if !told && inJob && os.Getenv("SLURM_NNODES") != "" {
-		name, text = "SLURM_NNODES", os.Getenv("SLURM_NNODES")
-	}
-	if r.NNodes, r.NNodesMax, err = nodeCount(text); err != nil {
-		return fmt.Errorf("%s=%s: %w", name, text, err)
-	}
-	ntasks := o.flags.Changed("ntasks")
+	return o.setPerNode(r, inJob)
+}
+
+// oneNode refuses a number of nodes, or a range MIN-MAX, that is not 1.
+func oneNode(option, value string) error {
+	least, most, err := nodeCount(value)
 	switch {
-	case !told && len(r.WantNodes) > 0:
-		r.NNodes, r.NNodesMax = len(r.WantNodes), 0
-	case told && len(r.WantNodes) > max(r.NNodes, r.NNodesMax):
-		return fmt.Errorf("--nodes=%s: --nodelist names %d nodes", text, len(r.WantNodes))
-	case !told && inJob && r.NTasks < r.NNodes:
-		r.NNodes = r.NTasks // as srun: a job's nodes are the most that its steps get
+	case err != nil:
+		return fmt.Errorf("cannot use %s %q: %w", option, value, err)
+	case least == 1 && most == 1:
+		return nil
+	case least == most:
+		return fmt.Errorf("cannot run on %d nodes (%s): %s", least, asGiven(option, value), useSlurm)
 	}
-	if !ntasks && !inJob && r.NNodes*max(1, o.perNode) > r.NTasks {
-		r.NTasks = r.NNodes * max(1, o.perNode)
-	}
-	if len(r.WantNodes) > r.NTasks {
-		return fmt.Errorf("--ntasks=%d and --nodelist=%s exclude each other: each of %d nodes has one task at least", r.NTasks, o.want, len(r.WantNodes))
-	}
-	return o.setPerNode(r, text, told, inJob)
+	return fmt.Errorf("cannot run on %d to %d nodes (%s): %s", least, most, asGiven(option, value), useSlurm)
 }
 
-// setPerNode settles what --nodes, --ntasks and --ntasks-per-node say together, as srun
-// does: the number of tasks counts.
-func (o *nodeOptions) setPerNode(r *step.Request, nodes string, told, inJob bool) error {
-	if r.NTasks < r.NNodes {
-		say("%d tasks cannot run on %d nodes: --nodes=%s is taken for %d", r.NTasks, r.NNodes, nodes, r.NTasks)
-		r.NNodes = r.NTasks
-		if r.NNodesMax <= r.NNodes {
-			r.NNodesMax = 0
-		}
+// asGiven writes an option or a variable with its value, as the user has.
+func asGiven(option, value string) string {
+	if strings.HasPrefix(option, "-") {
+		return option + " " + value
 	}
-	if most := max(r.NNodes, r.NNodesMax); told && o.perNode > 0 && r.NTasks > most*o.perNode {
-		if !inJob {
-			return fmt.Errorf("--ntasks=%d and --ntasks-per-node=%d exclude each other with --nodes=%s: that makes %d tasks at most", r.NTasks, o.perNode, nodes, most*o.perNode)
-		}
-		say("--ntasks-per-node=%d is disregarded: --ntasks=%d with --nodes=%s needs more", o.perNode, r.NTasks, nodes)
-		r.TasksPerNode = 0
-	}
-	return nil
+	return option + "=" + value
 }
 
 // nodeCount reads -N: "2" or "2-4".
 func nodeCount(text string) (least, most int, err error) {
 	from, to, ranged := strings.Cut(text, "-")
-	if least, err = strconv.Atoi(from); err != nil || least < 1 {
-		return 0, 0, fmt.Errorf("write a number of nodes, or MIN-MAX")
-	}
 	if !ranged {
-		return least, 0, nil
+		to = from
 	}
-	if most, err = strconv.Atoi(to); err != nil || most < least {
+	least, err = strconv.Atoi(from)
+	if err == nil {
+		most, err = strconv.Atoi(to)
+	}
+	if err != nil || least < 1 || most < least {
 		return 0, 0, fmt.Errorf("write a number of nodes, or MIN-MAX")
 	}
 	return least, most, nil
 }
 
-// hosts expands a list of hosts; each is taken once.
-func hosts(option, list string) (names []string, err error) {
-	all, err := slurmconf.ExpandHosts(list)
+// onlyHere refuses a --nodelist with another node than self.
+func onlyHere(list, self string) error {
+	names, err := slurmconf.ExpandHosts(list)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", option, err)
+		return fmt.Errorf("--nodelist: %w", err)
 	}
-	seen := make(map[string]bool, len(all))
-	for _, name := range all {
-		if !seen[name] {
-			seen[name] = true
-			names = append(names, name)
+	for _, name := range names {
+		if name != self {
+			return fmt.Errorf("cannot run on node %q (-w %s): this node is %q; %s", name, list, self, useSlurm)
 		}
 	}
-	return names, nil
+	return nil
+}
+
+// notHere refuses an --exclude with self.
+func notHere(list, self string) error {
+	names, err := slurmconf.ExpandHosts(list)
+	if err != nil {
+		return fmt.Errorf("--exclude: %w", err)
+	}
+	for _, name := range names {
+		if name == self {
+			return fmt.Errorf("cannot run elsewhere than on node %q (-x %s): %s", self, list, useSlurm)
+		}
+	}
+	return nil
+}
+
+// setPerNode settles what --ntasks and --ntasks-per-node say together, as srun does: in a
+// job the number of tasks counts.
+func (o *nodeOptions) setPerNode(r *step.Request, inJob bool) error {
+	switch {
+	case o.perNode < 0 || o.perNode > step.TasksMax:
+		return fmt.Errorf("--ntasks-per-node=%d: want 1 to %d", o.perNode, step.TasksMax)
+	case o.perNode == 0:
+	case !o.flags.Changed("ntasks") && !inJob:
+		r.NTasks = o.perNode
+	case r.NTasks <= o.perNode:
+	case !inJob:
+		return fmt.Errorf("cannot run %d tasks with %d on a node (--ntasks-per-node %d): %s", r.NTasks, o.perNode, o.perNode, useSlurm)
+	default:
+		say("--ntasks-per-node=%d is disregarded: the step has %d tasks", o.perNode, r.NTasks)
+	}
+	return nil
 }

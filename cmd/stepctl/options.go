@@ -148,7 +148,7 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	if r.Name == "" {
 		r.Name = nameOf(argv[0])
 	}
-	for _, set := range o.setters(kind) {
+	for _, set := range o.setters(kind, p.node) {
 		if err := set(r); err != nil {
 			return nil, err
 		}
@@ -161,8 +161,8 @@ func (o *runOptions) request(kind requestKind, argv []string, p *plugins) (*step
 	return r, nil
 }
 
-// setters put the options into a request, each building on those before it.
-func (o *runOptions) setters(kind requestKind) (sets []func(*step.Request) error) {
+// setters put the options into a request for the node, each building on those before it.
+func (o *runOptions) setters(kind requestKind, node string) (sets []func(*step.Request) error) {
 	ofKind := func(set func(requestKind, *step.Request) error) func(*step.Request) error {
 		return func(r *step.Request) error { return set(kind, r) }
 	}
@@ -170,7 +170,7 @@ func (o *runOptions) setters(kind requestKind) (sets []func(*step.Request) error
 	if kind == stepOfJob {
 		sets = append(sets, o.setJob)
 	}
-	sets = append(sets, ofKind(o.setNodes), o.programs.set)
+	sets = append(sets, func(r *step.Request) error { return o.nodes.set(r, node, kind == stepOfJob && r.Job != nil) }, o.programs.set)
 	return append(sets, ofKind(o.resources.set), ofKind(o.setIO))
 }
 
@@ -181,12 +181,6 @@ func (o *runOptions) setTasks(r *step.Request) (err error) {
 	}
 	r.Binding, err = o.place.binding()
 	return err
-}
-
-// setNodes says on which nodes.
-func (o *runOptions) setNodes(kind requestKind, r *step.Request) error {
-	r.Spread = kind == stepOfJob && r.Job == nil && !o.nodes.flags.Changed("nodes") && o.nodes.want == ""
-	return o.nodes.set(r, kind == stepOfJob && r.Job != nil)
 }
 
 // setIO says where the tasks' streams go.

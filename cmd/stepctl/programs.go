@@ -19,7 +19,6 @@ import (
 type programOptions struct {
 	time, signal           string
 	wait                   int
-	noKill                 string
 	multiProg              bool
 	propagate              string
 	taskProlog, taskEpilog string
@@ -40,15 +39,8 @@ func (o *programOptions) bindOutput(f *pflag.FlagSet) {
 	f.Lookup("propagate").NoOptDefVal = "ALL"
 }
 
-// bindNoKill binds what a step, or a job of several nodes, does about a lost node.
-func (o *programOptions) bindNoKill(f *pflag.FlagSet) {
-	f.StringVarP(&o.noKill, "no-kill", "k", "off", "go on on the other nodes when one is lost; off: end the step, or the job of alloc")
-	f.Lookup("no-kill").NoOptDefVal = "set"
-}
-
 func (o *programOptions) bindStep(f *pflag.FlagSet) {
 	f.IntVarP(&o.wait, "wait", "W", 0, "seconds after the first task's end until the others are ended; 0 is never")
-	o.bindNoKill(f)
 	f.BoolVar(&o.multiProg, "multi-prog", false, "COMMAND is a file that says which task runs which program")
 	f.StringVar(&o.taskProlog, "task-prolog", "", "a program to run before each task, which may change its environment")
 	f.StringVar(&o.taskEpilog, "task-epilog", "", "a program to run after each task")
@@ -56,7 +48,7 @@ func (o *programOptions) bindStep(f *pflag.FlagSet) {
 
 // set puts them into the request.
 func (o *programOptions) set(r *step.Request) error {
-	for _, set := range []func(*step.Request) error{o.setTime, o.setPropagate, o.setScripts, o.setNoKill} {
+	for _, set := range []func(*step.Request) error{o.setTime, o.setPropagate, o.setScripts} {
 		if err := set(r); err != nil {
 			return err
 		}
@@ -139,18 +131,6 @@ func (o *programOptions) setScripts(r *step.Request) error {
 	return nil
 }
 
-// setNoKill reads --no-kill; a verb without the option has it empty.
-func (o *programOptions) setNoKill(r *step.Request) error {
-	switch strings.ToLower(o.noKill) {
-	case "", "off", "no", "0", "false":
-	case "set", "on", "yes", "1", "true":
-		r.NoKill = true
-	default:
-		return fmt.Errorf("--no-kill=%s: want set or off", o.noKill)
-	}
-	return nil
-}
-
 // setApps reads the file of --multi-prog, which stands where the command does.
 func (o *programOptions) setApps(r *step.Request) (err error) {
 	if len(r.Argv) > 1 {
@@ -168,7 +148,7 @@ type envOption struct{ name, flag string }
 
 // runEnv are srun's (srun(1), input environment variables).
 var runEnv = []envOption{
-	{"SLURM_TIMELIMIT", "time"}, {"SLURM_WAIT", "wait"}, {"SLURM_KILL_BAD_EXIT", "kill-on-bad-exit"}, {"SLURM_NO_KILL", "no-kill"},
+	{"SLURM_TIMELIMIT", "time"}, {"SLURM_WAIT", "wait"}, {"SLURM_KILL_BAD_EXIT", "kill-on-bad-exit"},
 	{"SLURM_EXPORT_ENV", "export"}, {"SLURM_OPEN_MODE", "open-mode"}, {"SLURM_LABELIO", "label"},
 	{"SLURM_UNBUFFEREDIO", "unbuffered"}, {"SLURM_STDINMODE", "input"}, {"SLURM_STDOUTMODE", "output"},
 	{"SLURM_STDERRMODE", "error"}, {"SLURM_TASK_PROLOG", "task-prolog"}, {"SLURM_TASK_EPILOG", "task-epilog"},

@@ -132,7 +132,7 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 	}
 	l := &launch{
 		client: client, node: reply.Node, id: step.ID{Job: reply.JobId, Step: reply.StepId},
-		opt: o, ntasks: spec.NTasks, nnodes: max(1, spec.NNodes),
+		opt: o, ntasks: spec.NTasks,
 	}
 	if spec.Terminal != nil {
 		if d.privateSocket() != "" {
@@ -195,7 +195,7 @@ func (o *runOptions) localUserInit(p *plugins, hooks mpi.Client, req *step.Reque
 		return nil, err
 	}
 	err = p.localUserInit(spank.LocalJob{
-		ID: spec.ID, NNodes: spec.NNodes, TotalTasks: spec.NTasks, Argv: req.Argv,
+		ID: spec.ID, NNodes: spec.NodeCount(), TotalTasks: spec.NTasks, Argv: req.Argv,
 		Env: append(stepEnv(&spec), own...), Spec: &spec,
 	})
 	if err != nil {
@@ -233,7 +233,6 @@ type launch struct {
 	id     step.ID
 	opt    *runOptions
 	ntasks int
-	nnodes int
 	forced bool    // a task was ended by KILL or TERM
 	screen *screen // of a step with a terminal
 	// killWait is between SIGTERM and SIGKILL, in seconds.
@@ -268,14 +267,7 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 	files, err := l.opt.files.open(spec, l.opt.openMode == "truncate")
 	if err != nil {
 		l.giveUp(err.Error())
-		if spec.Layout != nil {
-			// Its stepds are there until their launcher has come and has heard of the end.
-			_, _ = l.followNodes(reply, spec, files)
-		}
 		return nil, err
-	}
-	if spec.Layout != nil {
-		return l.followNodes(reply, spec, files)
 	}
 	conn, err := stepapi.DialDir(reply.SocketDir, reply.SocketName)
 	if err != nil {
@@ -420,14 +412,9 @@ func (l *launch) conclude(rec *step.Record) int {
 			continue
 		}
 		if t.Status != nil && !known {
-			l.tellExit(cmp.Or(t.Node, l.node), []int{t.Rank}, *t.Status)
+			l.tellExit(l.node, []int{t.Rank}, *t.Status)
 		}
 		told = told || (t.Status != nil && *t.Status != 0)
-	}
-	for _, lost := range rec.LostNodes {
-		if len(rec.Nodes) > 0 && lost.Node == rec.Nodes[0] { // of the others its stepd has told
-			say("error: step %s: node %q is lost: %s; the step went on without it (--no-kill)", l.id, lost.Node, lost.Reason)
-		}
 	}
 	if l.forced {
 		say("Force Terminated StepId=%s", l.id)
@@ -436,7 +423,6 @@ func (l *launch) conclude(rec *step.Record) int {
 		say("error: step %s: %s, and its exit code is not known: %s", l.id, rec.State, rec.Reason)
 		return 1
 	}
-	// A node, or a stepd, that is lost has ended tasks on the others, which says nothing of itself.
 	if rec.State != step.Completed && (!told || rec.State == step.NodeFail || rec.StepdLost) && rec.Reason != "" {
 		say("error: step %s: %s: %s", l.id, rec.State, rec.Reason)
 	}

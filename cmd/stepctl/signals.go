@@ -22,7 +22,7 @@ const abortGrace = 2
 // does: Ctrl-C shows the tasks' states, a second one within a second ends the step,
 // the next ends the client; TERM, HUP and QUIT end the step; the others are
 // forwarded. The returned function ends that.
-func (l *launch) catchSignals(conn orderer) (stop func()) {
+func (l *launch) catchSignals(conn *stepapi.Conn) (stop func()) {
 	c := make(chan os.Signal, 16) // a burst of signals must not be lost
 	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
 	if l.screen == nil { // else they are those of the client's terminal
@@ -56,7 +56,7 @@ func (l *launch) catchSignals(conn orderer) (stop func()) {
 // handler is what signals have done. One goroutine uses it.
 type handler struct {
 	l       *launch
-	conn    orderer
+	conn    *stepapi.Conn
 	seq     uint32
 	last    time.Time // of the last Ctrl-C
 	aborted bool      // by Ctrl-C

@@ -30,6 +30,7 @@ type plugins struct {
 	values map[int]*value
 
 	limits     func() ([]string, error) // the caller's, read once
+	node       string                   // this node's name
 	cluster    string
 	mpiDefault string   // MpiDefault
 	shell      string   // what run is given to be an allocation's shell, "" for one here
@@ -63,7 +64,7 @@ func loadPlugins(d *dialer, client api.NodeClient, c spank.Context) (*plugins, e
 	if err != nil {
 		return nil, err
 	}
-	p.cluster, p.strict, p.mpiDefault, p.shell = conf.Cluster, conf.SpankStrict, conf.MpiDefault, conf.InteractiveStep
+	p.node, p.cluster, p.strict, p.mpiDefault, p.shell = conf.Node, conf.Cluster, conf.SpankStrict, conf.MpiDefault, conf.InteractiveStep
 	if len(stack.Plugins) == 0 {
 		return p, nil
 	}

@@ -3,16 +3,13 @@ package main_test
 import (
 	"bufio"
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"stepd/api/stepapi"
 	"stepd/internal/testkit"
 	"stepd/step"
 )
@@ -69,8 +66,8 @@ func TestRootNode(t *testing.T) {
 	spec.Stdout = step.Stream{Kind: step.StreamFile, Pattern: dir + "/o.%t.%n.%N"}
 	spec.Confine.PerTask = true
 	spec.Spank.Plugstack = idsPlugin(t, "fail=3")
-	d, others := startNode(t, spec)
-	rec, said := others.result(t, d)
+	d := start(t, spec)
+	rec, said := d.result(t)
 	if rec.NTasks != 4 || len(rec.Tasks) != 2 || rec.ExitCode == nil || *rec.ExitCode != 3 || rec.Reason != "task 3: Exited with exit code 3" {
 		t.Fatalf("the record is %+v; said %q", rec, said)
 	}
@@ -147,92 +144,12 @@ func TestRootNodeLaunchFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	spec.Stdout = step.Stream{Kind: step.StreamFile, Pattern: dir + "/o%t"}
-	d, others := startNode(t, spec)
-	rec, said := others.result(t, d)
+	d := start(t, spec)
+	rec, said := d.result(t)
 	if rec.Tasks[0].State != step.TaskExited || rec.Tasks[1].State != step.TaskFailed || rec.Tasks[1].Stage != "stdio" || *rec.ExitCode == 0 {
 		t.Errorf("the record is %+v", rec)
 	}
 	if want := `stepd-n2: error: Could not open stdout file "` + dir + `/o3": Is a directory`; !slices.Contains(said, want) {
 		t.Errorf("said %q, want %q", said, want)
-	}
-}
-
-// The streams of a part go to the launcher, its input and its orders come from
-// there, and what ends the part is told to the other nodes.
-func TestRootNodeStreams(t *testing.T) {
-	testkit.RequireRoot(t)
-	client := step.Stream{Kind: step.StreamClient}
-	spec := nodeSpec(t, "sh", "-c", `trap 'echo signalled; exit 4' USR1; cat; echo err $SLURM_PROCID >&2; while :; do sleep 0.01; done`)
-	spec.Stdin, spec.Stdout, spec.Stderr = client, client, client
-	spec.KillOnBadExit = true
-	d, others := startNode(t, spec)
-	text := strings.Repeat("some input\n", 20_000)
-	if err := others.launcher.Input([]byte(text)); err != nil {
-		t.Fatal(err)
-	}
-	if err := others.launcher.Input(nil); err != nil {
-		t.Fatal(err)
-	}
-	wait(t, "the last line of both ranks", func() bool {
-		others.mu.Lock()
-		defer others.mu.Unlock()
-		return others.written[[2]int{2, 1}] != "" && others.written[[2]int{2, 3}] != ""
-	})
-	order, _ := json.Marshal(&stepapi.Msg{Type: stepapi.TypeSignal, Signal: 10, Scope: "tasks"})
-	if err := others.launcher.Order(order); err != nil {
-		t.Fatal(err)
-	}
-	end := <-others.ended
-	if end.Why != step.EndBadExit || end.Node != 1 || end.Name != "n2" || end.Rank == nil {
-		t.Errorf("the end was told as %+v", end)
-	}
-	rec, said := others.result(t, d)
-	// The second one may have been ended by the first one's end.
-	if rec.State != step.Failed || (*rec.ExitCode != 4 && *rec.ExitCode != 143) {
-		t.Errorf("the record is %+v; said %q", rec, said)
-	}
-	for _, rank := range []int{1, 3} {
-		// The second to end may hear of the first one's end before the signal.
-		if got := others.written[[2]int{1, rank}]; got != text+"signalled\n" && got != text {
-			t.Errorf("rank %d wrote %d bytes, not the %d that it had read, and a line: ...%q", rank, len(got), len(text), got[max(0, len(got)-30):])
-		}
-		if got := others.written[[2]int{2, rank}]; got != fmt.Sprintf("err %d\n", rank) {
-			t.Errorf("rank %d wrote %q to stderr", rank, got)
-		}
-		if others.exits[rank] == "" {
-			t.Errorf("the end of rank %d was not told", rank)
-		}
-	}
-}
-
-// A part whose launcher goes away before its tasks run is cancelled, as a step of
-// one node is; nothing was started.
-func TestRootNodeLauncherLost(t *testing.T) {
-	testkit.RequireRoot(t)
-	dir := everybodys(t)
-	spec := nodeSpec(t, "sh", "-c", "touch "+dir+"/started")
-	// The hook that runs is waited for, and then killed: the tasks are not to be
-	// faster than the launcher's end.
-	spec.Spank.Plugstack, spec.KillWaitS = idsPlugin(t, "hang"), 1
-	d, others := startNode(t, spec)
-	others.launcher.Close()
-	others.launcher = nil
-	rec, _ := others.result(t, d)
-	if rec.State != step.Cancelled || !strings.Contains(rec.Reason, "went away") {
-		t.Errorf("the record is %+v", rec)
-	}
-	if _, err := os.Stat(dir + "/started"); err == nil {
-		t.Error("a task was started")
-	}
-}
-
-// wait waits for what nothing tells.
-func wait(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("%s did not come within 20 s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }

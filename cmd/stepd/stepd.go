@@ -3,4 +3,4 @@ package main
 
 import "stepd/daemon"
 
-func main() { daemon.Main(nil) }
+func main() { daemon.Main() }

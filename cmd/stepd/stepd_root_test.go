@@ -34,7 +34,7 @@ func programs(t *testing.T) string {
 	if dir == "" {
 		dir, _ = filepath.Abs("../../bin")
 	}
-	for _, p := range []string{"stepd", "stepd-net", "spankhost"} {
+	for _, p := range []string{"stepd", "spankhost"} {
 		if _, err := os.Stat(filepath.Join(dir, p)); err != nil {
 			t.Fatalf("%v: run make first", err)
 		}
@@ -68,9 +68,7 @@ func cgroup(t *testing.T) string {
 	return ""
 }
 
-func start(t *testing.T, spec *step.Spec) *daemon { return startAs(t, "stepd", spec) }
-
-func startAs(t *testing.T, program string, spec *step.Spec, more ...*os.File) *daemon {
+func start(t *testing.T, spec *step.Spec) *daemon {
 	t.Helper()
 	bin := programs(t)
 	d := &daemon{dir: t.TempDir()}
@@ -116,9 +114,9 @@ func startAs(t *testing.T, program string, spec *step.Spec, more ...*os.File) *d
 		t.Fatal(err)
 	}
 	defer null.Close()
-	d.cmd = exec.Command(filepath.Join(bin, program))
+	d.cmd = exec.Command(filepath.Join(bin, "stepd"))
 	d.cmd.Args[0] = "stepd: [" + spec.ID.String() + "]"
-	d.cmd.ExtraFiles = append([]*os.File{mem, theirs, lf, ev, null}, more...)
+	d.cmd.ExtraFiles = []*os.File{mem, theirs, lf, ev, null}
 	d.cmd.Stderr = os.Stderr
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := d.cmd.Start(); err != nil {

@@ -56,12 +56,10 @@ func withoutEvents(bin, dir string) (string, error) {
 			return "", fmt.Errorf("cannot copy %s: %w: %s", name, err, out)
 		}
 	}
-	for _, name := range []string{"stepd", "stepd-net"} {
-		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "noevents", "-ldflags", "-s -w", "-o", filepath.Join(dir, name), "./cmd/"+name)
-		build.Dir, build.Env = filepath.Dir(bin), append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("cannot build %s without events: %w: %s", name, err, out)
-		}
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "noevents", "-ldflags", "-s -w", "-o", filepath.Join(dir, "stepd"), "./cmd/stepd")
+	build.Dir, build.Env = filepath.Dir(bin), append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("cannot build stepd without events: %w: %s", err, out)
 	}
 	return dir, nil
 }

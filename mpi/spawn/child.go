@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -24,22 +23,12 @@ const sendTimeout = 10 * time.Second
 // made all the same ends by itself, since nobody attaches to it.
 const askGrace = 5 * time.Second
 
-// outputGrace is how long a spawned step's output is passed on to nobody who takes
-// it, once the step that has spawned it was ended.
-const outputGrace = 10 * time.Second
-
 // child is one spawned step, of which this stepd is the launcher.
 type child struct {
 	s    *Services
 	rank int // who has spawned it
 	id   step.ID
-	conn *stepapi.Conn // nil where it has other nodes
-	// Of a step that has other nodes: where it is, which of them have told that their
-	// tasks were started, by node id, and what takes the tasks' output.
-	layout *step.Layout
-	nodes  []bool
-	out    [2]*os.File
-	last   chan *step.Record // its last record, nil where nobody knows it
+	conn *stepapi.Conn
 
 	// launched gets one value when the tasks run, or will not.
 	launched chan error
@@ -49,11 +38,10 @@ type child struct {
 	done     chan struct{}
 
 	mu      sync.Mutex
-	started bool    // guarded by mu: there is a conn, or remote
-	remote  Reached // guarded by mu until started
-	ending  string  // guarded by mu: why it is to end, "" if not
-	given   bool    // guarded by mu: its end concerns nobody here
-	seq     uint32  // guarded by mu
+	started bool   // guarded by mu: there is a conn
+	ending  string // guarded by mu: why it is to end, "" if not
+	given   bool   // guarded by mu: its end concerns nobody here
+	seq     uint32 // guarded by mu
 }
 
 // start asks noded for the step and hands its stepd the streams.
@@ -68,7 +56,7 @@ func (c *child) start(ctx context.Context, req *step.Request, r step.SpawnReques
 	defer context.AfterFunc(ctx, func() {
 		time.AfterFunc(askGrace, func() { giveUp(context.Cause(ctx)) })
 	})()
-	a, err := c.s.ask(asking, &stepapi.Ask{Do: stepapi.AskSpawn, Request: doc, Preput: r.Preput, Hosts: hosts(r)})
+	a, err := c.s.ask(asking, &stepapi.Ask{Do: stepapi.AskSpawn, Request: doc, Preput: r.Preput})
 	if err != nil {
 		return err
 	}
@@ -76,9 +64,6 @@ func (c *child) start(ctx context.Context, req *step.Request, r step.SpawnReques
 		return fmt.Errorf("internal error: noded names no step that it has spawned")
 	}
 	c.id = *a.ID
-	if a.Spec != nil {
-		return c.startRemote(ctx, a)
-	}
 	conn, err := stepapi.DialDir(a.SocketDir, a.SocketName)
 	if err != nil {
 		return fmt.Errorf("cannot reach the stepd of step %s: %w", c.id, err)
@@ -87,16 +72,14 @@ func (c *child) start(ctx context.Context, req *step.Request, r step.SpawnReques
 		conn.Close()
 		return fmt.Errorf("cannot launch step %s: %w", c.id, err)
 	}
-	c.begun(func() { c.conn = conn })
+	c.begun(conn)
 	return nil
 }
 
-// begun notes, by reached, how the step is spoken to. Who wanted its end meanwhile has it
-// now.
-func (c *child) begun(reached func()) {
+// begun notes the connection to the step. Who wanted its end meanwhile has it now.
+func (c *child) begun(conn *stepapi.Conn) {
 	c.mu.Lock()
-	reached()
-	c.started = true
+	c.conn, c.started = conn, true
 	ending := c.ending
 	c.mu.Unlock()
 	if ending != "" {
@@ -137,10 +120,6 @@ func (c *child) attach(conn *stepapi.Conn) error {
 
 // follow hears of the step until its end.
 func (c *child) follow() {
-	if c.conn == nil {
-		c.followRemote()
-		return
-	}
 	defer c.conn.Close()
 	go c.endWithParent()
 	for {
@@ -157,7 +136,7 @@ func (c *child) follow() {
 			c.s.Say(m.Text)
 		case stepapi.TypeTaskExit:
 			if m.Status != nil && *m.Status != 0 {
-				c.say(c.s.Spec.NodeName, "task %s: %s", step.FormatCPUList(m.Ranks), m.Status.Describe())
+				c.say("task %s: %s", step.FormatCPUList(m.Ranks), m.Status.Describe())
 			}
 		case stepapi.TypeHello, stepapi.TypeReply:
 			if m.Error != "" {
@@ -179,18 +158,12 @@ func (c *child) endWithParent() {
 	select {
 	case <-c.s.Ending():
 		c.giveUp("the step that has spawned it, " + c.s.Spec.ID.String() + ", has been ended")
-		// Who takes no output now may never do.
-		for _, f := range c.out {
-			if f != nil {
-				_ = f.SetWriteDeadline(time.Now().Add(outputGrace)) // a file needs none
-			}
-		}
 	case <-c.done:
 	}
 }
 
-func (c *child) say(node, format string, args ...any) {
-	c.s.Say(fmt.Sprintf("stepd-%s: error: step %s: ", node, c.id) + fmt.Sprintf(format, args...))
+func (c *child) say(format string, args ...any) {
+	c.s.Say(fmt.Sprintf("stepd-%s: error: step %s: ", c.s.Spec.NodeName, c.id) + fmt.Sprintf(format, args...))
 }
 
 // look tells who spawned it when all of the step's tasks run, or some cannot.
@@ -203,14 +176,9 @@ func (c *child) look(rec *step.Record) {
 			return
 		}
 	}
-	if len(rec.Tasks) > 0 {
-		c.noteFailed(rec)
-		c.tellLaunched()
+	if len(rec.Tasks) == 0 {
+		return
 	}
-}
-
-// noteFailed notes the tasks of rec that could not be started.
-func (c *child) noteFailed(rec *step.Record) {
 	for i := range rec.Tasks {
 		if t := &rec.Tasks[i]; t.State == step.TaskFailed {
 			if c.failed == nil {
@@ -220,6 +188,7 @@ func (c *child) noteFailed(rec *step.Record) {
 			c.cause = c.failed[t.Rank]
 		}
 	}
+	c.tellLaunched()
 }
 
 // tellLaunched tells who has spawned it what became of the start, once.
@@ -239,9 +208,6 @@ func (c *child) tellLaunched() {
 func (c *child) ended(rec *step.Record) {
 	c.look(rec)
 	reason := "its stepd is gone"
-	if c.conn == nil {
-		reason = "no noded tells how"
-	}
 	code := 1
 	if rec != nil {
 		reason = strings.TrimSpace(string(rec.State) + ": " + rec.Reason)
@@ -300,14 +266,8 @@ func (c *child) sendCancel(reason string) {
 	defer c.mu.Unlock()
 	c.seq++
 	m := &stepapi.Msg{Type: stepapi.TypeCancel, Seq: c.seq, Reason: reason}
-	var err error
-	if c.remote != nil {
-		err = c.remote.Order(m)
-	} else {
-		_ = c.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
-		err = c.conn.Send(m)
-	}
-	if err != nil {
+	_ = c.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
+	if err := c.conn.Send(m); err != nil {
 		c.s.Log(fmt.Sprintf("cannot end step %s, it is ending already: %v", c.id, err))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -20,9 +21,7 @@ func request(spec *step.Spec, r step.SpawnRequest) (*step.Request, error) {
 	req := spec.Request
 	job, uid, gid := spec.ID.Job, spec.User.UID, spec.User.GID
 	req.Job, req.UID, req.GID = &job, &uid, &gid
-	// noded chooses the nodes.
 	req.NTasks, req.NNodes, req.Overcommit, req.MPI = 0, 1, true, r.MPI
-	req.NNodesMax, req.WantNodes, req.NotNodes, req.TasksPerNode = 0, nil, nil, 0
 	// What was asked for the spawning step's own tasks.
 	req.Binding, req.Mem, req.MemPerCPU, req.Gres = step.Binding{}, nil, nil, nil
 	req.Script, req.JobControl = nil, nil
@@ -72,31 +71,39 @@ func appOf(spec *step.Spec, a *step.SpawnApp) (step.App, error) {
 			app.Cwd = hint.Value
 		case "path":
 			app.Env = append(app.Env, []byte("PATH="+value+":"+variable(spec.Env, "PATH")))
+		case "host", "hosts", "add-host": // MPI's word, MPICH's and Open MPI's
+			if err := onlyHere(spec, value); value != "" && err != nil {
+				return step.App{}, err
+			}
 		}
 	}
 	return app, nil
 }
 
-// hosts are the hints of all commands on which nodes they are to run, nil without
-// one. MPI's word is host, MPICH has hosts as well, and Open MPI add-host: nodes that
-// the job does not have cannot be added, and the others are there already.
-func hosts(r step.SpawnRequest) []string {
-	all, some := make([]string, len(r.Apps)), false
-	for i := range r.Apps {
-		for _, hint := range r.Apps[i].Info {
-			if k := hint.Key; (k == "host" || k == "hosts" || k == "add-host") && len(hint.Value) > 0 {
-				if all[i] != "" {
-					all[i] += ","
-				}
-				all[i] += string(hint.Value)
-				some = true
-			}
+// onlyHere refuses a hint that names another node than this one: "n1,n2:4", where the
+// number is that of its tasks.
+func onlyHere(spec *step.Spec, hint string) error {
+	for word := range strings.SplitSeq(hint, ",") {
+		name, count, counted := strings.Cut(strings.TrimSpace(word), ":")
+		if !meansHost(spec.NodeName, name) {
+			return fmt.Errorf("its hint host names %.64q, and this node is %q; several nodes: use Slurm (docs/slurm.md)", name, spec.NodeName)
+		}
+		if n, err := strconv.ParseUint(count, 10, 31); counted && (err != nil || n == 0) {
+			return fmt.Errorf("its hint host has %.64q: after the colon there is a number of tasks", word)
 		}
 	}
-	if !some {
-		return nil
+	return nil
+}
+
+// meansHost reports whether a program means the node by host: its name, with a domain or
+// without, or localhost.
+func meansHost(node, host string) bool {
+	if host == "localhost" || host == node {
+		return true
 	}
-	return all
+	shortHost, _, domain := strings.Cut(host, ".")
+	shortNode, _, _ := strings.Cut(node, ".")
+	return host == shortNode || domain && shortHost == node
 }
 
 func variable(env []string, name string) string {

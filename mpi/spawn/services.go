@@ -22,8 +22,6 @@ type Config struct {
 	// Say sends a line to the user's stderr, Log one to the administrator.
 	Say func(line string)
 	Log func(text string)
-	// Reach connects to spawned steps of several nodes; nil where this stepd cannot.
-	Reach Reach
 	// Abort ends this step because one that a rank has spawned was aborted.
 	Abort func(rank, code int, text string)
 	// Ending returns what is closed when the step's end has been asked for.

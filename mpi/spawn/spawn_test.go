@@ -40,10 +40,10 @@ type played struct {
 	rec       step.Record
 }
 
-func (p *played) Record() step.Record       { return step.Record{State: step.Starting} }
-func (p *played) Stat() step.Record         { return p.Record() }
-func (p *played) AttachDone()               { close(p.launched) }
-func (p *played) LauncherLost()             { close(p.lost) }
+func (p *played) Record() step.Record { return step.Record{State: step.Starting} }
+func (p *played) Stat() step.Record   { return p.Record() }
+func (p *played) AttachDone()         { close(p.launched) }
+func (p *played) LauncherLost()       { close(p.lost) }
 func (p *played) Signal(int, string) error {
 	return nil
 }
@@ -372,30 +372,13 @@ func TestRequest(t *testing.T) {
 		{[]step.SpawnApp{{Argv: []string{"a"}, NTasks: 65000}, {Argv: []string{"a"}, NTasks: 65000}}, "cannot spawn 130000 tasks"},
 		{[]step.SpawnApp{app("a\x00")}, "NUL"},
 		{[]step.SpawnApp{app("a", "wdir", "x\x00")}, "NUL"},
+		{[]step.SpawnApp{app("a"), app("b", "host", "n2")}, `cannot spawn command 2 of 2: its hint host names "n2", and this node is "n1.site"; several nodes: use Slurm`},
+		{[]step.SpawnApp{app("a", "add-host", "n1, n3:4")}, `names "n3"`},
+		{[]step.SpawnApp{app("a", "hosts", "n1:0")}, `its hint host has "n1:0": after the colon`},
+		{[]step.SpawnApp{app("a", "host", "n1,")}, `names ""`},
 	} {
 		if _, err := request(spec.svc.Spec, step.SpawnRequest{Apps: c.apps}); err == nil || !strings.Contains(err.Error(), c.word) {
 			t.Errorf("%v, want %q", err, c.word)
-		}
-	}
-}
-
-func TestHosts(t *testing.T) {
-	app := func(info ...string) (a step.SpawnApp) {
-		for i := 0; i < len(info); i += 2 {
-			a.Info = append(a.Info, step.KeyValue{Key: info[i], Value: []byte(info[i+1])})
-		}
-		return a
-	}
-	for _, c := range []struct {
-		apps []step.SpawnApp
-		want []string
-	}{
-		{[]step.SpawnApp{app(), app("wdir", "/", "host", "")}, nil},
-		{[]step.SpawnApp{app("host", "n1", "add-host", "n2,n3")}, []string{"n1,n2,n3"}},
-		{[]step.SpawnApp{app(), app("hosts", "n9:2")}, []string{"", "n9:2"}},
-	} {
-		if got := hosts(step.SpawnRequest{Apps: c.apps}); !slices.Equal(got, c.want) {
-			t.Errorf("%q, want %q", got, c.want)
 		}
 	}
 }

@@ -289,7 +289,7 @@ func (f *fake) Attach(_ []stepapi.StreamFD, fds []int) error {
 }
 
 // AttachDone implements stepapi.Handler.
-func (f *fake) AttachDone()               {}
+func (f *fake) AttachDone() {}
 
 // LauncherLost implements stepapi.Handler.
 func (f *fake) LauncherLost() {}

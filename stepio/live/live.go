@@ -20,8 +20,6 @@ type Config struct {
 	// Tap makes t hear what the tasks write as it passes by, nil nobody: it must not
 	// block. relay.SetTap is that.
 	Tap func(t func(fd, rank int, data []byte))
-	// Elsewhere: the step has several nodes, and its output is seen on another one.
-	Elsewhere bool
 	// Log hears what an administrator may want to know.
 	Log func(text string)
 }
@@ -44,7 +42,7 @@ func New(spec *step.Spec, cfg Config) *Live {
 	switch {
 	case l.Terminal():
 		l.hub = newHub(int(max(spec.ReplayBytes, step.ReplayMin)), true)
-	case spec.ReplayBytes > 0 && spec.Terminal == nil && !cfg.Elsewhere:
+	case spec.ReplayBytes > 0 && spec.Terminal == nil:
 		l.begin()
 	}
 	return l
@@ -91,8 +89,6 @@ func (l *Live) Watch(how Watching) (fd int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.cfg.Elsewhere:
-		return -1, errors.New("the output of a step of several nodes is seen at its first node: stepctl attach on one of its nodes goes there")
 	case l.over:
 		return -1, step.ErrEnded
 	case l.hub == nil && how.Once:
@@ -112,7 +108,7 @@ func (l *Live) Watch(how Watching) (fd int, err error) {
 
 // Terminal tells whether there is one on this node.
 func (l *Live) Terminal() bool {
-	return l.spec.Terminal != nil && !l.cfg.Elsewhere
+	return l.spec.Terminal != nil
 }
 
 // Used tells whether something is kept, or somebody watches.
