@@ -44,6 +44,7 @@ var importRules = map[string]struct {
 	"stepd/stepnet":           {[]string{"stepd/step"}, "carries words and bytes; knows neither tasks nor clients"},
 	"stepd/slurmconf":         {[]string{"stepd/step"}, "the site's files; a node's resources are written as a request's are"},
 	"stepd/node":              {[]string{"stepd/internal/printable", "stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},
+	"stepd/node/store":        {[]string{"stepd/internal/linux"}, "keeps values by name, and knows none of them"},
 	"stepd/node/fakestepd":    {[]string{"stepd/step", "stepd/api/stepapi"}, "a stepd for tests of noded"},
 	"stepd/metrics":           {[]string{"stepd/step", "stepd/node"}, "counts what a node tells, for Prometheus: what only noded pays for"},
 	"stepd/timeline":          {[]string{"stepd/step", "stepd/internal/printable"}, "what a log of events looks like: what only stepctl pays for"},

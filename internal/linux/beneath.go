@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,6 +27,15 @@ func OpenBeneath(dir, name string, flags int, mode uint32) (*os.File, error) {
 	}
 	defer unix.Close(d)
 	return openAt(d, name, path, flags, mode)
+}
+
+// OpenIn is OpenBeneath for a directory that is open: dir's path is used for messages alone.
+func OpenIn(dir *os.File, name string, flags int, mode uint32) (f *os.File, err error) {
+	ferr := OnFD(dir, func(fd int) error {
+		f, err = openAt(fd, name, filepath.Join(dir.Name(), name), flags, mode)
+		return nil
+	})
+	return f, errors.Join(ferr, err)
 }
 
 // beneathTries is how often a name is looked up that moves meanwhile: EAGAIN says so.

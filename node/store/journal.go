@@ -1,0 +1,462 @@
+package store
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+)
+
+// entry is a batch on its way into a journal.
+type entry struct {
+	// batch is nil in a probe.
+	batch *batch
+	// records are the batch's that this journal has.
+	records []record
+	// fact: it stays in the queue until it is written.
+	fact bool
+	// done gets the result once.
+	done     chan error
+	answered bool // guarded by mu
+	// unsure: it may be in the file, though its writer was told that it is not.
+	unsure bool // guarded by mu
+}
+
+// seq is 0 of a probe.
+func (e *entry) seq() uint64 {
+	if e.batch == nil {
+		return 0
+	}
+	return e.batch.seq
+}
+
+// journal is one file, and the goroutine that writes to it.
+type journal struct {
+	dir  folder
+	name string
+	path string // for messages
+	// disk: what is acknowledged is on the disk.
+	disk bool
+	head header
+	// other is the store's other journal.
+	other *journal
+	// wrote is called with mu held when an entry is written, or refused.
+	wrote func(j *journal, e *entry, written bool)
+	// silent is Config's; nil is nothing.
+	silent func(error)
+
+	mu    *sync.Mutex // the store's
+	index map[string]map[string]place
+	live  int64 // guarded by mu: the weight of what index has and is not dead
+	queue []*entry
+	// flight is what is being written, since began; zero is nothing. told: its deadline
+	// was missed, and that was said.
+	flight []*entry
+	began  time.Time
+	told   bool
+	failed error // guarded by mu: of the last write
+	closed bool
+	wake   chan struct{}
+	ended  chan struct{}
+
+	// The goroutine's.
+	f file
+	// end is where the next line goes. cut: there is something behind it. anew: the file is
+	// not to be relied on, and must be written anew.
+	end       int64
+	cut, anew bool
+	compactAt int64
+}
+
+const (
+	// groupSize is how much is written at once, in bytes, where one batch is not more.
+	groupSize = 1 << 20
+	// compactMin is the least garbage for which a journal is written anew, in bytes.
+	compactMin = 1 << 19
+	// writeAgain is how long a fact waits that could not be written.
+	writeAgain = time.Second
+)
+
+// kick wakes the goroutine.
+func (j *journal) kick() {
+	select {
+	case j.wake <- struct{}{}:
+	default: // it is awake, or about to be
+	}
+}
+
+// add queues an entry; the caller holds mu.
+func (j *journal) add(e *entry) {
+	j.queue = append(j.queue, e)
+	j.kick()
+}
+
+// answer gives an entry's caller the result; the caller holds mu.
+func (e *entry) answer(err error) {
+	if !e.answered {
+		e.answered = true
+		e.done <- err
+	}
+}
+
+// run writes what is queued, until the journal is closed and the queue is empty, or cannot
+// be written.
+func (j *journal) run() {
+	defer close(j.ended)
+	again := time.NewTimer(0)
+	defer again.Stop()
+	for {
+		group, last := j.take()
+		if len(group) == 0 {
+			if last {
+				return
+			}
+			<-j.wake
+			continue
+		}
+		err := j.append(group)
+		j.over(group, err)
+		if err == nil {
+			j.compact()
+			j.landed()
+			continue
+		}
+		j.landed()
+		if last {
+			return
+		}
+		again.Reset(writeAgain)
+		select {
+		case <-j.wake:
+		case <-again.C:
+		}
+	}
+}
+
+// take takes a group from the queue. last: the journal is closed.
+func (j *journal) take() (group []*entry, last bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	n, size := 0, 0
+	for n < len(j.queue) && size < groupSize {
+		for _, r := range j.queue[n].records {
+			size += len(r.value)
+		}
+		n++
+	}
+	group = slices.Clone(j.queue[:n])
+	j.queue = slices.Delete(j.queue, 0, n)
+	if n > 0 {
+		j.flight, j.began = group, time.Now()
+	}
+	return group, j.closed
+}
+
+// landed notes that nothing is being written any more.
+func (j *journal) landed() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.began, j.told = time.Time{}, false
+}
+
+// over gives a group its result.
+func (j *journal) over(group []*entry, err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.flight, j.failed = nil, err
+	if err == nil {
+		for _, e := range group {
+			for i := range e.records {
+				r := &e.records[i]
+				j.note(r.id, newPlace(j.f, 0, e.seq(), r))
+			}
+			j.wrote(j, e, true) // before the answer
+			e.answer(nil)
+		}
+		return
+	}
+	// What came after a batch may be made of what that has changed.
+	all := append(group, j.queue...)
+	j.queue = nil
+	for i, e := range all {
+		if e.fact {
+			j.queue = append(j.queue, e)
+		} else {
+			e.unsure = e.unsure || i < len(group) && (j.cut || j.anew)
+			j.wrote(j, e, false)
+		}
+		e.answer(err)
+	}
+}
+
+// silence returns that a write was given up, and goes on; the caller holds mu.
+func (j *journal) silence() error {
+	if !j.told {
+		return nil
+	}
+	return fmt.Errorf("cannot write %q: its file system has not answered for %v: %w", j.path, time.Since(j.began).Round(time.Second), ErrSilent)
+}
+
+// giveUp answers what waits for a write that does not end. Requests are refused, all of them,
+// since a later one may be made of what an earlier one changes; facts stay.
+func (j *journal) giveUp(e *entry) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if e.answered {
+		return
+	}
+	if !j.told {
+		j.told = true
+		if j.began.IsZero() {
+			j.began = time.Now()
+		}
+		if j.silent != nil {
+			go j.silent(j.silence())
+		}
+	}
+	err := j.silence()
+	refuse := func(e *entry) bool {
+		if !e.fact && !e.answered {
+			j.wrote(j, e, false)
+		}
+		e.answer(err)
+		return !e.fact
+	}
+	j.queue = slices.DeleteFunc(j.queue, refuse)
+	for _, e := range j.flight {
+		e.unsure = e.unsure || !e.answered
+		refuse(e)
+	}
+}
+
+// check returns why the journal cannot be written to.
+func (j *journal) check(ctx context.Context) error {
+	doc, err := json.Marshal(j.head)
+	if err != nil {
+		return err
+	}
+	j.mu.Lock()
+	if j.failed == nil || j.told {
+		defer j.mu.Unlock()
+		return j.silence()
+	}
+	last := j.failed
+	e := &entry{records: []record{{id: headerID, value: doc}}, done: make(chan error, 1)}
+	j.add(e)
+	j.mu.Unlock()
+	select {
+	case err := <-e.done:
+		return err
+	case <-ctx.Done():
+		return last
+	}
+}
+
+// close ends the goroutine when the queue is written, and closes the file.
+func (j *journal) close(patience time.Duration) error {
+	j.mu.Lock()
+	j.closed = true
+	j.mu.Unlock()
+	j.kick()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-j.ended:
+	case <-timer.C:
+		return fmt.Errorf("cannot close %q: its file system does not answer: %w", j.path, ErrSilent)
+	}
+	err := errors.Join(j.f.Close(), j.dir.close())
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.queue) > 0 {
+		err = errors.Join(fmt.Errorf("%d changes are not stored", len(j.queue)), j.failed)
+	}
+	return err
+}
+
+// note makes p the place of a record, unless a later one is known; the caller holds mu.
+func (j *journal) note(k id, p place) {
+	of := j.index[k.kind]
+	if of == nil {
+		of = make(map[string]place)
+		j.index[k.kind] = of
+	}
+	old, ok := of[k.key]
+	if ok && old.seq > p.seq || k == headerID {
+		return
+	}
+	if ok && !old.dead {
+		j.live -= old.weight(k)
+	}
+	of[k.key] = p // a deletion too: what it is later than may still come
+	if !p.dead {
+		j.live += p.weight(k)
+	}
+}
+
+// has reports whether the journal has a value for k; the caller holds mu.
+func (j *journal) has(k id) bool {
+	p, ok := j.index[k.kind][k.key]
+	return ok && !p.dead
+}
+
+// append writes a group behind the file's end. After an error the file ends as before, or is
+// cut or written anew before anything is written again.
+func (j *journal) append(group []*entry) error {
+	if err := j.mend(); err != nil {
+		return err
+	}
+	var buf []byte
+	for _, e := range group {
+		at := int64(len(buf))
+		buf = appendLine(buf, j.end, e.seq(), e.records)
+		for i := range e.records {
+			e.records[i].at += int(j.end + at)
+		}
+	}
+	if _, err := j.f.WriteAt(buf, j.end); err != nil {
+		j.cut = true
+		_ = j.mend() // else before the next
+		return ioError("write", j.path, err)
+	}
+	if j.disk {
+		if err := j.f.Sync(); err != nil {
+			j.anew = true // the kernel may have dropped what it could not write
+			_ = j.mend()
+			return ioError("write", j.path, err)
+		}
+	}
+	j.end += int64(len(buf))
+	return nil
+}
+
+// mend makes the file one that can be appended to.
+func (j *journal) mend() error {
+	if j.cut && !j.anew {
+		err := j.f.Truncate(j.end)
+		if err == nil && j.disk {
+			err = j.f.Sync()
+		}
+		j.cut, j.anew = err != nil, err != nil
+	}
+	if !j.anew {
+		return nil
+	}
+	return j.rewrite(j.kept())
+}
+
+// compact writes the journal anew where most of it is of no use any more.
+func (j *journal) compact() {
+	j.mu.Lock()
+	garbage := j.end - j.live
+	due := garbage > max(j.live, compactMin) && j.end > j.compactAt
+	j.mu.Unlock()
+	if !due {
+		return
+	}
+	if err := j.rewrite(j.kept()); err != nil {
+		j.compactAt = 2 * j.end // it is tried again then; the journal is good as it is
+	}
+}
+
+// kept returns what a new file must have: the values, and of the deletions those of what
+// the other journal still has, which would else come back.
+func (j *journal) kept() (kept []found) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for kind, of := range j.index {
+		for key, p := range of {
+			k := id{kind, key}
+			if !p.dead || j.other.has(k) {
+				kept = append(kept, found{id: k, place: p})
+			} else {
+				delete(of, key)
+			}
+		}
+	}
+	return kept
+}
+
+// rewrite makes the journal a new file of what is kept, by rename: the name is that of a
+// whole journal at any time.
+func (j *journal) rewrite(kept []found) error {
+	slices.SortFunc(kept, func(a, b found) int {
+		return cmp.Or(cmp.Compare(a.seq, b.seq), cmp.Compare(a.kind, b.kind), cmp.Compare(a.key, b.key))
+	})
+	fresh := j.name + ".new"
+	f, err := j.dir.open(fresh, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
+	if err != nil {
+		return ioError("write", j.path+".new", err)
+	}
+	end, err := j.copyTo(f, kept)
+	if err == nil {
+		err = j.dir.rename(fresh, j.name)
+	}
+	if err == nil && j.disk {
+		if err = j.dir.sync(); err != nil {
+			j.anew = true // which of the files has the name after a power failure is not known
+		}
+	}
+	if err != nil {
+		return errors.Join(ioError("write", j.path+".new", err), f.Close())
+	}
+	old := j.f
+	j.mu.Lock()
+	for _, k := range kept {
+		if is, ok := j.index[k.kind][k.key]; ok && is.seq == k.seq {
+			j.index[k.kind][k.key] = k.place
+		}
+	}
+	j.f, j.end, j.cut, j.anew = f, end, false, false
+	j.mu.Unlock()
+	if old != nil {
+		old.Close() // whoever reads in it looks again
+	}
+	return nil
+}
+
+// copyTo writes a journal into an empty file and changes the places of what it has to those
+// in it. The header comes last: it says that all before it is on the disk.
+func (j *journal) copyTo(f file, kept []found) (end int64, err error) {
+	var buf bytes.Buffer
+	flush := func() error {
+		_, err := f.WriteAt(buf.Bytes(), end)
+		end += int64(buf.Len())
+		buf.Reset()
+		return err
+	}
+	for i := range kept {
+		k := &kept[i]
+		value, err := k.read()
+		if err != nil {
+			return 0, err
+		}
+		rec := []record{{id: k.id, value: value}}
+		at := end + int64(buf.Len())
+		buf.Write(appendLine(buf.AvailableBuffer(), at, k.seq, rec))
+		k.place = newPlace(f, at, k.seq, &rec[0])
+		if buf.Len() >= groupSize {
+			if err := flush(); err != nil {
+				return 0, err
+			}
+		}
+	}
+	doc, err := json.Marshal(j.head)
+	if err != nil {
+		return 0, err
+	}
+	buf.Write(appendLine(nil, end+int64(buf.Len()), 0, []record{{id: headerID, value: doc}}))
+	if err := flush(); err != nil {
+		return 0, err
+	}
+	if !j.disk {
+		return end, nil
+	}
+	return end, f.Sync()
+}

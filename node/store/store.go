@@ -1,0 +1,371 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Config is what a store is made of.
+type Config struct {
+	// Spool and Run are the directories of the durable and of the volatile journal.
+	Spool, Run string
+	// Durable are the kinds of records that survive a power failure.
+	Durable []string
+	// Boot names the host's boot: linux.BootID.
+	Boot string
+	// Deadline is how long a write, or an opening, may take; 0 is 10 s.
+	Deadline time.Duration
+	// Silent is called, in a goroutine of its own, when a journal has not answered a write
+	// within the deadline; the error wraps ErrSilent. nil is nothing.
+	Silent func(error)
+}
+
+// deadline is Config's Deadline where none is given.
+const deadline = 10 * time.Second
+
+// What Get and Update may return, wrapped.
+var (
+	// ErrNotFound is that no record has the name.
+	ErrNotFound = errors.New("not in the state store")
+	// ErrClosed is that the store is closed.
+	ErrClosed = errors.New("the state store is closed")
+	// ErrSilent is that a journal's file system has not answered within the deadline.
+	ErrSilent = errors.New("it waits for a server or a disk: bring that back")
+)
+
+// Store is an open store. Its methods may be called from several goroutines.
+type Store struct {
+	cfg               Config
+	durable, volatile *journal
+	kinds             map[string]bool // that are durable
+	notes             []string
+
+	// order is held while a batch is made and queued: it sees what came before it.
+	order sync.Mutex
+	mu    sync.Mutex
+	seq   uint64 // guarded by mu: the last that was given to a batch
+	// pending are the batches that the volatile journal does not have yet, in their order.
+	pending map[id][]*batch // guarded by mu
+	closed  bool            // guarded by mu
+}
+
+// batch is what an Update or a Record changes.
+type batch struct {
+	seq     uint64
+	values  map[id][]byte
+	ids     []id // in the order in which they were changed first
+	durable bool // a kind of it is
+	fact    bool // guarded by the store's mu: it is true, whatever becomes of its writing
+	// durably and volatile are its entries; volatile is made when it is true, or asks for no
+	// other.
+	durably, volatile *entry
+}
+
+// valueMax bounds a value, in bytes: a line has several.
+const valueMax = 64 << 20
+
+// Tx is a batch that is being made. It is not to be used after the function that has it.
+type Tx struct {
+	s *Store
+	b *batch
+}
+
+// Put stores a value as JSON. The error is encoding/json's.
+func (tx *Tx) Put(kind, key string, value any) error {
+	doc, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	tx.put(id{kind, key}, doc)
+	return nil
+}
+
+// Delete removes a record; that there is none is fine.
+func (tx *Tx) Delete(kind, key string) { tx.put(id{kind, key}, deleted) }
+
+func (tx *Tx) put(k id, value []byte) {
+	if _, again := tx.b.values[k]; !again {
+		tx.b.ids = append(tx.b.ids, k)
+	}
+	tx.b.values[k] = value
+	tx.b.durable = tx.b.durable || tx.s.kinds[k.kind]
+}
+
+// Get reads a value, as the batches before this one and this one itself leave it. The error
+// wraps ErrNotFound.
+func (tx *Tx) Get(kind, key string, value any) error {
+	k := id{kind, key}
+	doc, ok := tx.b.values[k]
+	if !ok {
+		var err error
+		if doc, err = tx.s.read(k, func(*batch) bool { return true }); err != nil {
+			return err
+		}
+	}
+	return decode(k, doc, value)
+}
+
+func decode(k id, doc []byte, value any) error {
+	if bytes.Equal(doc, deleted) {
+		return fmt.Errorf("%s: %w", k, ErrNotFound)
+	}
+	if err := json.Unmarshal(doc, value); err != nil {
+		return fmt.Errorf("%s: %w", k, err)
+	}
+	return nil
+}
+
+// Get reads the value of a record that is stored. The error wraps ErrNotFound.
+func (s *Store) Get(kind, key string, value any) error {
+	k := id{kind, key}
+	doc, err := s.read(k, func(b *batch) bool { return b.fact })
+	if err != nil {
+		return err
+	}
+	return decode(k, doc, value)
+}
+
+// read returns the value of the last pending batch that counts, else what is stored.
+func (s *Store) read(k id, counts func(*batch) bool) ([]byte, error) {
+	for {
+		s.mu.Lock()
+		for _, b := range slices.Backward(s.pending[k]) {
+			if counts(b) {
+				s.mu.Unlock()
+				return b.values[k], nil
+			}
+		}
+		p, ok := s.volatile.index[k.kind][k.key]
+		closed := s.closed
+		s.mu.Unlock()
+		if !ok {
+			return deleted, nil
+		}
+		doc, err := p.read()
+		if errors.Is(err, os.ErrClosed) && !closed {
+			continue // the journal was written anew
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", k, ioError("read", s.volatile.path, err))
+		}
+		return doc, nil
+	}
+}
+
+// Keys returns the keys of the kind's records, in no order.
+func (s *Store) Keys(kind string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have := make(map[string]bool)
+	for key, p := range s.volatile.index[kind] {
+		if !p.dead {
+			have[key] = true
+		}
+	}
+	for k, of := range s.pending {
+		if k.kind != kind {
+			continue
+		}
+		for _, b := range of {
+			if b.fact {
+				have[k.key] = !bytes.Equal(b.values[k], deleted)
+			}
+		}
+	}
+	maps.DeleteFunc(have, func(_ string, is bool) bool { return !is })
+	return slices.Collect(maps.Keys(have))
+}
+
+// Update stores what f changes for a request: all of it, or nothing where it returns an
+// error, which is f's, or says that a journal cannot be written to or does not answer
+// (ErrSilent). What a journal stores after the request was refused is taken back.
+func (s *Store) Update(f func(tx *Tx) error) error {
+	b, err := s.begin(f, false)
+	if err != nil || b == nil {
+		return err
+	}
+	if !b.durable {
+		return s.refused(b.volatile, s.wait(s.volatile, b.volatile))
+	}
+	if err := s.wait(s.durable, b.durably); err != nil {
+		return s.refused(b.durably, err)
+	}
+	// It is true by now. Where the volatile journal cannot take it, it is tried again.
+	_ = s.wait(s.volatile, b.volatile)
+	return nil
+}
+
+// Record stores what f changes because it has happened: it is true from now on. After an
+// error of a journal it is not stored there yet, and is as soon as the journal can be
+// written to. What the volatile journal has, the next Open stores in the durable one. The
+// error may be f's as well: then nothing has changed.
+func (s *Store) Record(f func(tx *Tx) error) error {
+	b, err := s.begin(f, true)
+	if err != nil || b == nil {
+		return err
+	}
+	err = s.wait(s.volatile, b.volatile)
+	if b.durable {
+		err = errors.Join(err, s.wait(s.durable, b.durably))
+	}
+	return err
+}
+
+// begin makes a batch and queues it; nil is one that changes nothing.
+func (s *Store) begin(f func(tx *Tx) error, fact bool) (*batch, error) {
+	s.order.Lock()
+	defer s.order.Unlock()
+	b := &batch{values: make(map[id][]byte), fact: fact}
+	if err := f(&Tx{s, b}); err != nil {
+		return nil, err
+	}
+	for k, v := range b.values {
+		if err := k.check(); err != nil {
+			return nil, err
+		}
+		if len(v) > valueMax {
+			return nil, fmt.Errorf("cannot store %s: it has %d bytes, and may have %d", k, len(v), valueMax)
+		}
+	}
+	if len(b.ids) == 0 {
+		return nil, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
+	}
+	s.seq++
+	b.seq = s.seq
+	if b.durable {
+		b.durably = newEntry(b, fact, func(k id) bool { return s.kinds[k.kind] })
+		if err := s.durable.silence(); err != nil {
+			if !fact {
+				return nil, err
+			}
+			b.durably.answer(err) // it is queued all the same
+		}
+		s.durable.add(b.durably)
+	}
+	for _, k := range b.ids {
+		s.pending[k] = append(s.pending[k], b)
+	}
+	if fact || !b.durable {
+		s.toVolatile(b)
+	}
+	return b, nil
+}
+
+// toVolatile queues a batch for the volatile journal; the caller holds mu.
+func (s *Store) toVolatile(b *batch) {
+	b.volatile = newEntry(b, b.fact, func(id) bool { return true })
+	s.volatile.add(b.volatile)
+}
+
+func newEntry(b *batch, fact bool, has func(id) bool) *entry {
+	e := &entry{batch: b, fact: fact, done: make(chan error, 1)}
+	for _, k := range b.ids {
+		if has(k) {
+			e.records = append(e.records, record{id: k, value: b.values[k]})
+		}
+	}
+	return e
+}
+
+// wrote is what follows when a journal has written an entry, or has refused it; the caller
+// holds mu.
+func (s *Store) wrote(j *journal, e *entry, written bool) {
+	b := e.batch
+	switch {
+	case b == nil: // a probe
+	case j == s.volatile || !written:
+		for _, k := range b.ids {
+			left := slices.DeleteFunc(s.pending[k], func(p *batch) bool { return p == b })
+			if s.pending[k] = left; len(left) == 0 {
+				delete(s.pending, k)
+			}
+		}
+	case !b.fact && !e.answered:
+		b.fact = true // nothing can refuse it any more
+		s.toVolatile(b)
+	}
+}
+
+// wait waits for an entry's result, no longer than the deadline.
+func (s *Store) wait(j *journal, e *entry) error {
+	timer := time.NewTimer(s.cfg.Deadline)
+	defer timer.Stop()
+	select {
+	case err := <-e.done:
+		return err
+	case <-timer.C:
+		j.giveUp(e)
+		return <-e.done
+	}
+}
+
+// refused takes back what a journal may have of a batch that it has refused.
+func (s *Store) refused(e *entry, err error) error {
+	s.mu.Lock()
+	unsure := e.unsure
+	s.mu.Unlock()
+	if err == nil || !unsure {
+		return err
+	}
+	b, again := s.begin(func(tx *Tx) error {
+		for i := range e.records {
+			k := e.records[i].id // at is still being written
+			doc, err := s.read(k, func(b *batch) bool { return b.fact })
+			if err != nil {
+				return err
+			}
+			tx.put(k, doc)
+		}
+		return nil
+	}, true)
+	if again == nil && b != nil {
+		again = s.wait(s.volatile, b.volatile) // where the next process finds it
+	}
+	return errors.Join(err, again)
+}
+
+// Silence returns why the durable journal is not to be written to: it has not answered
+// within the deadline, and does not yet. The error wraps ErrSilent; nil is that it answers.
+func (s *Store) Silence() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.durable.silence()
+}
+
+// Check returns why nothing can be stored; nil is that it can. Where the last write to a
+// journal has failed it tries another one, and waits for that no longer than ctx lasts.
+func (s *Store) Check(ctx context.Context) error {
+	for _, j := range []*journal{s.durable, s.volatile} {
+		if err := j.check(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close writes what is queued and closes the journals. What it cannot write in time is in
+// the volatile journal, and the next Open stores it; the error says so.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	again := s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if again {
+		return nil
+	}
+	// Until the durable journal is written, it queues for the volatile one.
+	return errors.Join(s.durable.close(s.cfg.Deadline), s.volatile.close(s.cfg.Deadline))
+}
