@@ -255,7 +255,7 @@ func TestCompaction(t *testing.T) {
 			}
 		}
 	}()
-	for i := range 3000 {
+	for i := range 1200 {
 		err := s.Update(func(tx *Tx) error {
 			tx.Delete("step", fmt.Sprint(i-1))
 			tx.Delete("batch", fmt.Sprint(i-1))
@@ -274,7 +274,7 @@ func TestCompaction(t *testing.T) {
 	}
 	for _, s := range []*Store{s, r.afterKill().mustOpen(t), r.afterKill().rebooted().mustOpen(t)} {
 		want(t, s, "batch", "kept", "as it was")
-		want(t, s, "batch", "2999", long)
+		want(t, s, "batch", "1199", long)
 		if n := len(s.Keys("batch")); n != 2 {
 			t.Errorf("%d batches are left", n)
 		}
