@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// toSlurm is where jobs wait in a queue.
+// toSlurm is where jobs wait in a queue, and where programs are sent to nodes.
 const toSlurm = "use Slurm: docs/slurm.md"
 
 // leftOption is an option of srun, salloc or sbatch that stepctl no longer has: run, alloc
@@ -26,10 +26,13 @@ type leftOption struct {
 
 var leftOptions = []leftOption{
 	{name: "array", short: "a", variable: "SBATCH_ARRAY_INX", now: toSlurm},
+	{name: "bcast", bare: true, variable: "SLURM_BCAST", now: toSlurm},
 	{name: "begin", short: "b", now: toSlurm},
+	{name: "compress", bare: true, variable: "SLURM_COMPRESS", now: toSlurm},
 	{name: "dependency", short: "d", variable: "SLURM_DEPENDENCY", now: toSlurm},
 	{name: "hold", short: "H", bare: true, now: toSlurm},
 	{name: "kill-on-invalid-dep", now: toSlurm},
+	{name: "send-libs", bare: true, variable: "SLURM_SEND_LIBS", now: toSlurm},
 }
 
 // leftVerbs are the verbs that stepctl no longer has, with what does their work.

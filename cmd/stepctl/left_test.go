@@ -22,6 +22,10 @@ func TestLeft(t *testing.T) {
 		"alloc -H":                              "--hold" + now,
 		"batch --hold x":                        "--hold" + now,
 		"batch --kill-on-invalid-dep=yes x":     "--kill-on-invalid-dep" + now,
+		"run --bcast true":                      "--bcast" + now,
+		"run --bcast=/tmp/x true":               "--bcast" + now,
+		"run --send-libs --bcast true":          "--send-libs" + now,
+		"run --compress=lz4 true":               "--compress" + now,
 		"hold 3":                                "stepctl hold" + now,
 		"release 3":                             "stepctl release" + now,
 		"requeue 3":                             "stepctl requeue" + now,
@@ -44,6 +48,15 @@ func TestLeft(t *testing.T) {
 	if _, err = scriptOptions(c, &plugins{}, "job.sh", []byte("#!/bin/sh\n#SBATCH --no-requeue\n")); err != nil {
 		t.Errorf("--no-requeue in a script: %v", err)
 	}
+	_, err = scriptOptions(c, &plugins{}, "job.sh", []byte("#!/bin/sh\n#SBATCH --bcast\n"))
+	if err == nil || err.Error() != "job.sh:2: #SBATCH: --bcast"+now {
+		t.Errorf("in a script: %v", err)
+	}
+	t.Setenv("SLURM_COMPRESS", "lz4")
+	if err := refuseLeft("SLURM_"); err == nil || err.Error() != `SLURM_COMPRESS="lz4" (--compress)`+now {
+		t.Errorf("in a variable: %v", err)
+	}
+	t.Setenv("SLURM_COMPRESS", "")
 	t.Setenv("SBATCH_ARRAY_INX", "1-3")
 	if err := refuseLeft("SBATCH_"); err == nil || err.Error() != `SBATCH_ARRAY_INX="1-3" (--array)`+now {
 		t.Errorf("in a variable: %v", err)
