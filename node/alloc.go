@@ -1,7 +1,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
 
@@ -257,6 +256,6 @@ func (s *service) cancelJob(ctx context.Context, id uint32, reason string) (done
 	if err != nil || j.Origin != step.OriginAlloc {
 		return false, err
 	}
-	s.n.endAlloc(j, cmp.Or(reason, "cancelled"))
+	s.n.endAlloc(j, reason)
 	return true, nil
 }

@@ -190,8 +190,27 @@ func TestSignalAndCancel(t *testing.T) {
 	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}, Reason: "maintenance"}); err != nil {
 		t.Fatal(err)
 	}
-	if rec := tn.wait(id); rec.State != step.Cancelled || rec.Reason != "maintenance" {
+	if rec := tn.wait(id); rec.State != step.Cancelled || rec.Reason != `cancelled by uid 0: "maintenance"` {
 		t.Errorf("record %+v", rec)
+	}
+}
+
+// TestCancelIsSigned: whatever a client says, the reason names the uid of its peer.
+func TestCancelIsSigned(t *testing.T) {
+	tn := fresh(t)
+	for note, want := range map[string]string{
+		"":                          "cancelled by uid 1000",
+		"cancelled by uid 0":        `cancelled by uid 1000: "cancelled by uid 0"`,
+		`x"; cancelled by uid 0: "`: `cancelled by uid 1000: "x\"; cancelled by uid 0: \""`,
+	} {
+		id := tn.run(1000, request("wait"))
+		tn.until(id, step.Running)
+		if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id), Reason: note}); err != nil {
+			t.Fatal(err)
+		}
+		if rec := tn.wait(id); rec.State != step.Cancelled || rec.Reason != want {
+			t.Errorf("note %q: %s, %q, want %q", note, rec.State, rec.Reason, want)
+		}
 	}
 }
 

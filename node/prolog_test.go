@@ -436,7 +436,7 @@ func TestCancelDuringProlog(t *testing.T) {
 	if _, err := s.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id), Reason: "enough"}); err != nil {
 		t.Fatal(err)
 	}
-	if rec := s.wait(id); rec.State != step.Cancelled || rec.Reason != "enough" || rec.StepdPID != 0 {
+	if rec := s.wait(id); rec.State != step.Cancelled || rec.Reason != `cancelled by uid 1000: "enough"` || rec.StepdPID != 0 {
 		t.Errorf("record %+v", rec)
 	}
 	s.idle()

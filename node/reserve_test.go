@@ -146,7 +146,7 @@ func TestReservationsEnd(t *testing.T) {
 	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id), Reason: "enough"}); err != nil {
 		t.Fatal(err)
 	}
-	check(id, "enough")
+	check(id, `cancelled by uid 1000: "enough"`)
 
 	tn.reserveMax = time.Millisecond
 	check(tn.reserve(c, request("wait")), "it was not launched within 1ms")

@@ -140,10 +140,15 @@ func (s *service) Signal(ctx context.Context, in *api.SignalRequest) (*api.Empty
 }
 
 func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty, error) {
-	reason := in.GetReason()
-	if len(reason) > step.NameMax || checkWord(reason) != nil {
+	who, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	note := in.GetReason()
+	if len(note) > step.NameMax || checkWord(note) != nil {
 		return nil, api.Errorf(api.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
 	}
+	reason := step.CancelledBy(who.UID, note)
 	task := in.GetStep() != nil && in.GetStep().ArrayTask != nil
 	if err := s.n.ofTask(ctx, in.GetStep()); err != nil {
 		return nil, err

@@ -51,7 +51,7 @@ func (f *follower) askFor(ctx context.Context, m *stepapi.Msg) (*stepapi.Msg, er
 
 // askCancel asks stepd to end the step.
 func (f *follower) askCancel(ctx context.Context, reason string) error {
-	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Reason: reason})
+	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Text: reason})
 }
 
 func exchange(c *stepapi.Conn, m *stepapi.Msg) (*stepapi.Msg, error) {

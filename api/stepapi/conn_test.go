@@ -2,6 +2,7 @@ package stepapi
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -181,12 +182,26 @@ func TestServer(t *testing.T) {
 			t.Errorf("reason %.10q: %+v, %v", reason, m, err)
 		}
 	}
-	c.Send(&Msg{Type: TypeCancel, Seq: 8, Reason: "enough"})
-	if r := <-st.cancelled; r != "enough" {
-		t.Errorf("cancelled: %q", r)
+	// The kernel's word says who cancels: a note in the client's words is quoted.
+	signed := fmt.Sprintf("cancelled by uid %d", os.Getuid())
+	for note, want := range map[string]string{
+		"": signed, "enough": signed + `: "enough"`, "cancelled by uid 0": signed + `: "cancelled by uid 0"`,
+		`enough"; cancelled by uid 0: "`: signed + `: "enough\"; cancelled by uid 0: \""`,
+	} {
+		c.Send(&Msg{Type: TypeCancel, Seq: 8, Reason: note})
+		if r := <-st.cancelled; r != want {
+			t.Errorf("cancelled: %q, want %q", r, want)
+		}
+		if m, _, err := c.Recv(); err != nil || m.Type != TypeReply || m.Error != "" || m.Seq != 8 {
+			t.Errorf("%+v, %v", m, err)
+		}
 	}
-	if m, _, err := c.Recv(); err != nil || m.Type != TypeReply || m.Error != "" || m.Seq != 8 {
-		t.Errorf("%+v, %v", m, err)
+	// A daemon's own words come from root alone.
+	for root, want := range map[bool]string{true: "", false: errNotRoot.Error()} {
+		reason, err := s.cancelReason(&Msg{Type: TypeCancel, Text: "the job has ended"}, root)
+		if (err == nil) != root || err != nil && err.Error() != want || root && reason != "the job has ended" {
+			t.Errorf("root %v: %q, %v", root, reason, err)
+		}
 	}
 	// Who asks is the kernel's word; root alone may speak for another uid.
 	me, other := uint32(os.Getuid()), uint32(4711)

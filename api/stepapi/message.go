@@ -39,7 +39,9 @@ const (
 	// TypeSignal asks for Signal to be sent to whom Scope names (step.ScopeTasks
 	// and its like). Answered by TypeReply.
 	TypeSignal Type = "signal"
-	// TypeCancel ends the step: SIGTERM, KillWait, SIGKILL. Answered by TypeReply.
+	// TypeCancel ends the step: SIGTERM, KillWait, SIGKILL. Reason is a note that stands in
+	// quotes behind the peer's uid. From a daemon, as root, Text is the whole reason.
+	// Answered by TypeReply.
 	TypeCancel Type = "cancel"
 	// TypeUnread says that the launcher's file for stream FD takes no more: the tasks'
 	// pipes are closed. Of steps of several nodes alone; elsewhere the launcher closes

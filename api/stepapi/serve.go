@@ -6,6 +6,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"stepd/step"
 )
 
 var errNotRoot = errors.New("permission denied: only root speaks for noded")
@@ -50,10 +52,11 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 	case TypeSignal:
 		return s.answer(p, m.Seq, s.handler.Signal(m.Signal, m.Scope))
 	case TypeCancel:
-		if err := CheckReason(m.Reason); err != nil {
+		reason, err := s.cancelReason(m, root)
+		if err != nil {
 			return err
 		}
-		return s.answer(p, m.Seq, s.handler.Cancel(m.Reason))
+		return s.answer(p, m.Seq, s.handler.Cancel(reason))
 	case TypeStat:
 		rec := s.handler.Stat()
 		s.send(p, &Msg{Type: TypeReply, Seq: m.Seq, State: rec.State, Record: &rec})
@@ -95,6 +98,21 @@ func (s *Server) asker(m *Msg, root bool) uint32 {
 		return *m.By
 	}
 	return 0
+}
+
+// cancelReason is why a record cancels the step: a daemon's own words, else the peer's
+// signature and its note.
+func (s *Server) cancelReason(m *Msg, root bool) (string, error) {
+	by := s.owner
+	switch {
+	case m.Text != "" && root:
+		return m.Text, nil
+	case m.Text != "":
+		return "", errNotRoot
+	case root:
+		by = 0
+	}
+	return step.CancelledBy(by, m.Reason), CheckReason(m.Reason)
 }
 
 // reasonMax bounds the reason of a cancel: it goes into the record, the log and

@@ -338,7 +338,7 @@ func cancelCommand(d *dialer) *cobra.Command {
 		Use: "cancel JOB[.STEP]...", Short: "end steps", Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return d.eachRef(args, func(ctx context.Context, client api.NodeClient, ref *api.StepRef) error {
-				_, err := client.Cancel(ctx, &api.CancelRequest{Step: ref, Reason: fmt.Sprintf("cancelled by uid %d", os.Getuid())})
+				_, err := client.Cancel(ctx, &api.CancelRequest{Step: ref})
 				return err
 			})
 		},

@@ -265,7 +265,7 @@ func (c *child) sendCancel(reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.seq++
-	m := &stepapi.Msg{Type: stepapi.TypeCancel, Seq: c.seq, Reason: reason}
+	m := &stepapi.Msg{Type: stepapi.TypeCancel, Seq: c.seq, Text: reason}
 	_ = c.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
 	if err := c.conn.Send(m); err != nil {
 		c.s.Log(fmt.Sprintf("cannot end step %s, it is ending already: %v", c.id, err))
