@@ -39,8 +39,6 @@ const (
 	Node_List_FullMethodName         = "/stepd.v1.Node/List"
 	Node_Signal_FullMethodName       = "/stepd.v1.Node/Signal"
 	Node_Cancel_FullMethodName       = "/stepd.v1.Node/Cancel"
-	Node_Requeue_FullMethodName      = "/stepd.v1.Node/Requeue"
-	Node_Hold_FullMethodName         = "/stepd.v1.Node/Hold"
 	Node_Suspend_FullMethodName      = "/stepd.v1.Node/Suspend"
 	Node_Unsuspend_FullMethodName    = "/stepd.v1.Node/Unsuspend"
 	Node_Adopt_FullMethodName        = "/stepd.v1.Node/Adopt"
@@ -95,15 +93,6 @@ type NodeClient interface {
 	// Signal and Cancel act on one step, or on all steps of a job. Own steps; root: any.
 	Signal(ctx context.Context, in *SignalRequest, opts ...grpc.CallOption) (*Empty, error)
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*Empty, error)
-	// Requeue ends the batch job of a step and puts it back into the queue, where it
-	// waits for its next start under its number. Own jobs; root: any. Errors: NOT_FOUND,
-	// FAILED_PRECONDITION (it waits already, or is not to be run again).
-	Requeue(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error)
-	// Hold keeps batch jobs that wait from their start, or lets go of them; or it does as
-	// Requeue does with those that run, which then wait until they are let go of. What root
-	// holds, only root lets go of. Own jobs; root: any. Errors: NOT_FOUND, FAILED_PRECONDITION
-	// (it has been started, or nobody holds it; or as of Requeue).
-	Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (*Empty, error)
 	// Suspend makes the tasks of one step stand still, or of all steps of a job,
 	// which then takes no further ones: SIGTSTP, two seconds, then the freezer. It
 	// answers when they do. Unsuspend undoes it. Own steps; root: any, and what root
@@ -258,26 +247,6 @@ func (c *nodeClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Empty)
 	err := c.cc.Invoke(ctx, Node_Cancel_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *nodeClient) Requeue(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*Empty, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(Empty)
-	err := c.cc.Invoke(ctx, Node_Requeue_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *nodeClient) Hold(ctx context.Context, in *HoldRequest, opts ...grpc.CallOption) (*Empty, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(Empty)
-	err := c.cc.Invoke(ctx, Node_Hold_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -444,15 +413,6 @@ type NodeServer interface {
 	// Signal and Cancel act on one step, or on all steps of a job. Own steps; root: any.
 	Signal(context.Context, *SignalRequest) (*Empty, error)
 	Cancel(context.Context, *CancelRequest) (*Empty, error)
-	// Requeue ends the batch job of a step and puts it back into the queue, where it
-	// waits for its next start under its number. Own jobs; root: any. Errors: NOT_FOUND,
-	// FAILED_PRECONDITION (it waits already, or is not to be run again).
-	Requeue(context.Context, *StepRef) (*Empty, error)
-	// Hold keeps batch jobs that wait from their start, or lets go of them; or it does as
-	// Requeue does with those that run, which then wait until they are let go of. What root
-	// holds, only root lets go of. Own jobs; root: any. Errors: NOT_FOUND, FAILED_PRECONDITION
-	// (it has been started, or nobody holds it; or as of Requeue).
-	Hold(context.Context, *HoldRequest) (*Empty, error)
 	// Suspend makes the tasks of one step stand still, or of all steps of a job,
 	// which then takes no further ones: SIGTSTP, two seconds, then the freezer. It
 	// answers when they do. Unsuspend undoes it. Own steps; root: any, and what root
@@ -528,12 +488,6 @@ func (UnimplementedNodeServer) Signal(context.Context, *SignalRequest) (*Empty, 
 }
 func (UnimplementedNodeServer) Cancel(context.Context, *CancelRequest) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
-}
-func (UnimplementedNodeServer) Requeue(context.Context, *StepRef) (*Empty, error) {
-	return nil, status.Error(codes.Unimplemented, "method Requeue not implemented")
-}
-func (UnimplementedNodeServer) Hold(context.Context, *HoldRequest) (*Empty, error) {
-	return nil, status.Error(codes.Unimplemented, "method Hold not implemented")
 }
 func (UnimplementedNodeServer) Suspend(context.Context, *StepRef) (*Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method Suspend not implemented")
@@ -802,42 +756,6 @@ func _Node_Cancel_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Node_Requeue_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(StepRef)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(NodeServer).Requeue(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Node_Requeue_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(NodeServer).Requeue(ctx, req.(*StepRef))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Node_Hold_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(HoldRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(NodeServer).Hold(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Node_Hold_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(NodeServer).Hold(ctx, req.(*HoldRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _Node_Suspend_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StepRef)
 	if err := dec(in); err != nil {
@@ -1058,14 +976,6 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Cancel",
 			Handler:    _Node_Cancel_Handler,
-		},
-		{
-			MethodName: "Requeue",
-			Handler:    _Node_Requeue_Handler,
-		},
-		{
-			MethodName: "Hold",
-			Handler:    _Node_Hold_Handler,
 		},
 		{
 			MethodName: "Suspend",

@@ -207,7 +207,7 @@ func TestRootVanishingClients(t *testing.T) {
 	requests := map[string]proto.Message{
 		"RunRequest": run, "StepRef": ref, "LaunchRequest": &api.LaunchRequest{Step: ref, Change: []byte(`{"env":[]}`)}, "ReleaseRequest": &api.ReleaseRequest{JobId: id.JobID},
 		"ListRequest": &api.ListRequest{All: true}, "SignalRequest": &api.SignalRequest{Step: ref, Signal: 18}, "CancelRequest": &api.CancelRequest{Step: &api.StepRef{JobId: 77}},
-		"EventsRequest": &api.EventsRequest{Step: ref, Follow: true}, "DrainRequest": &api.DrainRequest{Reason: "vanished"}, "Empty": &api.Empty{}, "HoldRequest": &api.HoldRequest{Job: ref},
+		"EventsRequest": &api.EventsRequest{Step: ref, Follow: true}, "DrainRequest": &api.DrainRequest{Reason: "vanished"}, "Empty": &api.Empty{},
 		"AdoptRequest": &api.AdoptRequest{Pid: 1<<22 - 1}, // a process that there is not
 	}
 	must(t, n.ctlErrorRoot(t, "show", id.id()))

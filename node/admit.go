@@ -37,23 +37,6 @@ const admitGrace = 500 * time.Millisecond
 // epilogGrace is how long it waits where only epilogs stand between.
 const epilogGrace = time.Minute
 
-// admitWaiting is admit that waits for place in a job as long as ctx lasts.
-func (r *registry) admitWaiting(ctx context.Context, req *step.Request, uid uint32, asRoot bool) (*admission, error) {
-	w := new(waiter)
-	defer r.leaveQueue(w)
-	for {
-		a, freed, err := r.tryAdmit(req, uid, asRoot, w)
-		if err == nil || freed == nil {
-			return a, err
-		}
-		select {
-		case <-freed:
-		case <-ctx.Done():
-			return nil, api.ContextError(ctx.Err())
-		}
-	}
-}
-
 // admit finds place for a step of uid, whose CPUs are want. asRoot callers
 // may use any job, others their own. Errors are gRPC statuses, and nothing is
 // taken then.
@@ -99,20 +82,21 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 		return nil, nil, api.NewError(api.Unavailable, "noded is stopping")
 	case r.drained.Drained && req.Job == nil: // jobs that run go on
 		return nil, nil, api.Errorf(api.FailedPrecondition, "node is drained: %s", r.drained.Reason)
-	case uid != 0 && (w == nil || w.job == nil) && r.byUser[uid] >= r.perUser.Steps: // who is in line is counted
+	case uid != 0 && !w.waits() && r.byUser[uid] >= r.perUser.Steps: // a request in a line is counted
 		return nil, nil, errUserSteps{uid, r.perUser.Steps}
 	}
 	want := req.NTasks * req.CPUsPerTask
 	if req.Job == nil {
-		sh, waits, err := r.takeLocked(req, want)
+		sh, waits, err := r.takeInTurnLocked(req, want, w)
 		if err != nil {
 			var freed <-chan struct{}
 			if waits { // else it would not fit on the empty node either
+				r.joinLocked(&r.line, w)
 				freed = r.freed
-				err = fmt.Errorf("%w%s", err, r.freeOn(req, want))
 			}
-			return nil, freed, api.NewError(api.ResourceExhausted, err.Error())
+			return nil, freed, err
 		}
+		r.leaveLine(w)
 		r.byUser[uid]++
 		return &admission{uid: uid, share: sh}, nil, nil
 	}
@@ -121,8 +105,8 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 		return nil, nil, err
 	}
 	switch {
-	case j.Suspended != nil && w != nil: // it keeps its place in the line
-		r.queueLocked(j, w)
+	case j.Suspended != nil && w.silent(): // it keeps its place in the line
+		r.joinLocked(&j.line, w)
 		return nil, r.freed, errTurn
 	case j.Suspended != nil:
 		return nil, nil, api.Errorf(api.FailedPrecondition, "job %d is suspended since %s: it takes steps again when it is resumed", j.ID, j.Suspended.Since.Format(time.RFC3339))
@@ -131,7 +115,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 	if err != nil {
 		var freed <-chan struct{}
 		if waits {
-			r.queueLocked(j, w)
+			r.joinLocked(&j.line, w)
 			freed = r.freed
 		}
 		if _, ok := api.AsError(err); ok {
@@ -140,7 +124,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 		return nil, freed, api.NewError(api.ResourceExhausted, err.Error())
 	}
 	// The count holds the job open meanwhile.
-	r.leaveQueueLocked(w)
+	r.leaveLine(w)
 	j.running++
 	j.present++
 	r.byUser[uid]++
@@ -176,7 +160,53 @@ func (e errUserSteps) Error() string {
 // Unwrap is the code that a client is told.
 func (e errUserSteps) Unwrap() error { return api.NewError(api.ResourceExhausted, e.Error()) }
 
-// takeLocked takes a job's share of the node. waits tells that the release of
+// takeInTurnLocked is takeLocked for a request that comes behind those in the line. Its
+// errors are answers to the client.
+func (r *registry) takeInTurnLocked(req *step.Request, want int, w *waiter) (sh share, waits bool, err error) {
+	ahead := r.line.ahead(w)
+	if ahead == 0 {
+		sh, waits, err = r.takeLocked(req, want)
+	} else {
+		if !w.waits() {
+			err = r.neverFits(req, want)
+		}
+		if err == nil {
+			waits, err = true, fmt.Errorf("the step does not fit: %s before it", waitBefore(ahead))
+		}
+	}
+	switch {
+	case err == nil:
+		return sh, false, nil
+	case !waits:
+		return share{}, false, api.NewError(api.ResourceExhausted, err.Error())
+	case w.silent():
+		return share{}, true, errTurn
+	}
+	text := err.Error()
+	if ahead == 0 {
+		text += r.freeOn(req, want)
+	}
+	return share{}, true, waitsFor(text, "room: "+strings.TrimPrefix(text, "the step does not fit: "))
+}
+
+func waitBefore(n int) string {
+	if n == 1 {
+		return "1 request waits"
+	}
+	return fmt.Sprintf("%d requests wait", n)
+}
+
+// neverFits refuses what would not fit on the empty node either.
+func (r *registry) neverFits(req *step.Request, want int) error {
+	s := &registry{pool: newCPUPool(r.pool.cpus, r.pool.cores...), mem: &memPool{Memory: r.mem.Memory}, gres: r.gres.clone()}
+	for i := range s.gres.items {
+		s.gres.items[i].used = 0
+	}
+	_, _, err := s.takeLocked(req, want)
+	return err
+}
+
+// takeLocked takes a job's share of the node. waits reports that the release of
 // what others have may change the answer.
 func (r *registry) takeLocked(req *step.Request, want int) (sh share, waits bool, err error) {
 	if sh.cpus, err = r.pool.takeFor(req); err != nil {
@@ -205,11 +235,11 @@ func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh share,
 	if sh.cpus, sh.alone, busy, err = j.takeCPUs(req, w); err != nil {
 		return share{}, false, err
 	}
-	if busy && w != nil { // many may be woken at once: it is to cost little
+	if busy && w.silent() {
 		return share{}, true, errTurn
 	}
 	if busy {
-		return share{}, true, r.busyIn(j, req)
+		return share{}, true, r.busyIn(j, req, w)
 	}
 	sh.mb, err = r.mem.forStep(req, len(sh.cpus), j.ID, j.MemoryMB)
 	switch {
@@ -219,7 +249,7 @@ func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh share,
 	default:
 		if sh.held, err = j.gres.take(req.Gres, req.Overcommit); err != nil {
 			waits = r.gresWaits(err)
-			if waits && w != nil {
+			if waits && w.silent() {
 				err = errTurn
 				break
 			}

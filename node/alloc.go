@@ -27,6 +27,9 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 	if req.Job != nil || req.Script != nil {
 		return nil, api.NewError(api.InvalidArgument, "job: an allocation is a job of its own, and has no script")
 	}
+	if req.As != nil && req.As.Step != nil {
+		return nil, api.NewError(api.InvalidArgument, "id: an allocation has no step")
+	}
 	if n.severalNodes(req) {
 		return n.allocNodes(ctx, caller, req, raw)
 	}
@@ -38,7 +41,7 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 	if err != nil {
 		return nil, err
 	}
-	j, err := n.admitAlloc(ctx, caller, client, req, user)
+	j, err := n.admitAlloc(ctx, caller, client, req, len(raw), user)
 	if err != nil {
 		unix.Close(client)
 		return nil, err
@@ -96,19 +99,30 @@ func (n *Node) prologAlone(j *job, user step.User) error {
 }
 
 // admitAlloc finds place for the job and numbers it, durably.
-func (n *Node) admitAlloc(ctx context.Context, caller api.Peer, client int, req *step.Request, user step.User) (*job, error) {
+func (n *Node) admitAlloc(ctx context.Context, caller api.Peer, client int, req *step.Request, size int, user step.User) (*job, error) {
 	h, err := newHolder(caller.PID, client, n.boot)
 	if err != nil {
 		return nil, api.NewError(api.FailedPrecondition, err.Error())
 	}
-	a, err := n.reg.admit(ctx, req, user.UID, caller.Root())
+	if err := n.reg.reserve(caller.UID, size); err != nil {
+		return nil, err
+	}
+	a, err := n.reg.admitFor(ctx, req, user.UID, caller.Root())
+	n.reg.unreserve(caller.UID, size)
 	if err != nil {
 		return nil, err
 	}
 	rec := n.jobOf(n.spec(req, user, a))
 	rec.Origin, rec.Holder = step.OriginAlloc, h
-	if err := n.store.newJob(&rec, req.JobControl, nil); err != nil {
+	var want step.ID
+	if req.As != nil {
+		want.Job = req.As.Job
+	}
+	if err := n.numberJob(want, &rec, req.JobControl, nil); err != nil {
 		n.reg.abandon(a)
+		if taken, ok := errors.AsType[errTaken](err); ok {
+			return nil, api.Errorf(api.FailedPrecondition, "id: %v", taken)
+		}
 		return nil, api.NewError(api.Internal, err.Error())
 	}
 	n.reg.newJob(a, rec)

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -110,36 +109,4 @@ func restamp(tx *bbolt.Tx, from, now time.Time) error {
 		}
 	}
 	return nil
-}
-
-// clockTold is by how much a clock is set that is worth a line in the log: time services
-// correct it by less all the time.
-const clockTold = time.Second
-
-// watchClock lets the queue look again when the clock was set, for --begin is a time of the
-// host's clock, until noded stops.
-func (n *Node) watchClock() {
-	w, err := linux.NewClockWatch()
-	if err != nil {
-		n.log.Errorf("%v: batch jobs with --begin may wait too long after it was set", err)
-		return
-	}
-	go func() {
-		<-n.stopping
-		w.Close()
-	}()
-	for {
-		by, err := w.Wait()
-		if errors.Is(err, os.ErrClosed) {
-			return
-		}
-		if err != nil {
-			n.log.Errorf("%v", err)
-			return
-		}
-		if by.Abs() >= clockTold {
-			n.log.Warnf("the host's clock was set by %v: time limits go on as they were", by.Round(time.Second))
-		}
-		n.queue.kick()
-	}
 }

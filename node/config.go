@@ -37,13 +37,6 @@ type Config struct {
 	// MaxTasks is MaxTasksPerNode; 0 is step.TasksMax.
 	MaxTasks int
 
-	// MaxArraySize is that of slurm.conf; 0 is 1001. NoRequeue is JobRequeue=0: batch jobs
-	// are run again only where they ask for it.
-	MaxArraySize int
-	NoRequeue    bool
-	// KillInvalidDep ends batch jobs whose dependency can never be met (DependencyParameters).
-	KillInvalidDep bool
-
 	// InteractiveStep is what alloc without a command gives to run: InteractiveStepOptions,
 	// where the site has use_interactive_step; "" is that it runs the shell where it is.
 	InteractiveStep string
@@ -175,7 +168,6 @@ type Plugin struct {
 // complete fills in the defaults and checks what New relies on.
 func (c *Config) complete() error {
 	setDefault(&c.MaxTasks, step.TasksMax)
-	setDefault(&c.MaxArraySize, 1001)
 	setDefault(&c.MPIDefault, "none")
 	setDefault(&c.KillWait, 30*time.Second)
 	setDefault(&c.UnkillableTimeout, 60*time.Second)

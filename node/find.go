@@ -31,9 +31,6 @@ func (s *service) own(ctx context.Context, ref *api.StepRef) ([]*step.Record, er
 	if err != nil {
 		return nil, err
 	}
-	if err := s.n.ofTask(ctx, ref); err != nil {
-		return nil, err
-	}
 	if ref != nil && ref.StepId == nil {
 		// An allocation may have no steps.
 		if j := s.n.reg.job(ref.JobId); j != nil && !mayAct(p, j.UID) {
@@ -71,9 +68,6 @@ func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
 	}
 	if f := n.reg.follower(id); f != nil {
 		return []*step.Record{f.record()}, nil
-	}
-	if q := n.queue.waiting(id); q != nil {
-		return []*step.Record{q.record()}, nil
 	}
 	if f := n.unstored.get(id); f != nil {
 		return []*step.Record{f.record()}, nil
@@ -114,7 +108,7 @@ func (n *Node) list(all bool) ([]*step.Record, error) {
 			recs = append(recs, rec)
 		}
 	}
-	return n.wholes(n.withWaiting(recs), 0), nil
+	return n.wholes(recs, 0), nil
 }
 
 // wholes puts the records of whole steps in the place of those of this node's
@@ -146,8 +140,6 @@ func (n *Node) fresh(recs []*step.Record, job uint32) []*step.Record {
 	for i, rec := range recs {
 		if f := n.reg.follower(rec.ID); f != nil {
 			recs[i] = f.record()
-		} else if q := n.queue.waiting(rec.ID); q != nil {
-			recs[i] = q.record()
 		} else if f := n.unstored.get(rec.ID); f != nil {
 			recs[i] = f.record()
 		}

@@ -42,8 +42,11 @@ func (f *follower) settleWithout(ending string) {
 }
 
 // die kills what is left of the step and settles it: nobody else can tell what
-// became of its tasks.
+// became of its tasks. A batch job is lost with its stepd, as Slurm has it.
 func (f *follower) die(reason string, state step.State) {
+	if state == step.Failed && f.id.Step == step.BatchStep {
+		state = step.NodeFail
+	}
 	f.update(func(rec *step.Record) { rec.StepdLost = true })
 	f.dieWith(reason, state, 1)
 }
@@ -215,17 +218,14 @@ func (f *follower) cleanup() {
 		f.log.Warnf("cannot remove result file: %v", err)
 	}
 	j := f.n.reg.remove(f)
-	over := f.n.batchOver(f.id)
 	if j == nil || !f.n.owed(epilogKind()) {
 		f.n.endJob(j)
 		close(f.ended)
 		f.measure()
-		over()
 		return
 	}
 	// The step has ended; the epilog is its job's.
 	close(f.ended)
 	f.measure()
-	over()
 	f.n.work.Go(func() { f.n.endJob(j) })
 }

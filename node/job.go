@@ -21,8 +21,8 @@ type job struct {
 	gres *gresPool
 	// alone counts the CPUs that steps have for themselves; waiters wait for some, in
 	// order.
-	alone   *cpuPool
-	waiters []*waiter
+	alone *cpuPool
+	line  line
 	// running counts what may still use the job's CPUs: steps whose result is
 	// not known, and the client of an allocation; present also those that are
 	// being cleaned up, and a prolog that no step runs.
@@ -78,7 +78,8 @@ type jobRecord struct {
 	// node's generic resources.
 	MemoryMB uint64           `json:"memory_mb,omitempty"`
 	Gres     []step.GresAlloc `json:"gres,omitempty"`
-	// NextStep is the number of the job's next step.
+	// First is the number of the step that the job was made for, NextStep the next one's.
+	First    uint32 `json:"first_step,omitempty"`
 	NextStep uint32 `json:"next_step"`
 	// Implicit jobs were made for their first step, and end with it.
 	Implicit bool `json:"implicit"`
@@ -112,8 +113,8 @@ type jobRecord struct {
 	Deadline   *time.Time    `json:"deadline,omitempty"`
 	DeadlineUp *deadlineUp   `json:"deadline_up,omitempty"`
 	Warn       *step.Warning `json:"warn,omitempty"`
-	// Array is the place of the job in a job array; Restarts counts how often it was put
-	// back into the queue.
+	// Array is the place of the job in a job array, Restarts counts its earlier runs: both are
+	// the controller's word.
 	Array    *step.ArrayTask `json:"array,omitempty"`
 	Restarts uint32          `json:"restarts,omitempty"`
 	// Names are published by the job's MPI programs for each other.
@@ -125,7 +126,7 @@ func (j *jobRecord) firstStep() uint32 {
 	if j.Origin == step.OriginBatch {
 		return step.BatchStep
 	}
-	return 0
+	return j.First
 }
 
 // leads tells whether the job was made for the step, and ends with it.
@@ -214,7 +215,7 @@ func (n *Node) endJob(j *job) {
 		log.Errorf("%v", err)
 	}
 	// The store last: until then a restarted noded does this again.
-	done, err := n.forgetJob(j.ID)
+	err := n.store.endJob(j.ID)
 	if err != nil {
 		log.Errorf("%v: it is tried again every %v", err, storeAgain)
 	}
@@ -223,26 +224,19 @@ func (n *Node) endJob(j *job) {
 		n.endPlace(j.ID, log)
 	}
 	close(j.ended)
-	done()
 	if err != nil {
 		n.forgetLater(j, log)
 	}
 }
 
-// forgetLater stores a job's end, or puts it back into the queue, as soon as that can be
-// stored.
+// forgetLater stores a job's end as soon as that can be stored.
 func (n *Node) forgetLater(j *job, log *logrus.Entry) {
 	n.storeLater(func() error {
-		// Before the job may run again, whose script has that name, too.
 		err := n.store.gate.do(func() error { return n.removeScript(&j.jobRecord) }, nil)
 		if errors.As(err, new(errSpool)) {
 			return err
 		}
-		done, err := n.forgetJob(j.ID)
-		if err == nil {
-			done()
-		}
-		return err
+		return n.store.endJob(j.ID)
 	}, func(stored bool) {
 		if !stored {
 			log.Error("the job's end could not be stored: the next noded ends it again, with its epilog")

@@ -63,14 +63,8 @@ func (f *follower) start(spec *step.Spec, res *reservation, listen *os.File, pro
 	err := f.n.start(context.Background(), f, spec, res, listen, prolog)
 	if errors.Is(err, errStopping) {
 		if err = f.cancelledEarly(); err == nil {
-			if f.id.Step == step.BatchStep { // nothing of it has run
-				f.n.requeueLost(f.id.Job)
-			}
 			return errStopping // the next noded ends the step
 		}
-	}
-	if prolog, ok := errors.AsType[errProlog](err); ok && f.id.Step == step.BatchStep && f.n.cfg.Scripts.Requeue {
-		f.n.requeueHeld(f.id.Job, "launch failed requeued held: "+prolog.Error())
 	}
 	if err != nil {
 		f.fail(err)

@@ -137,9 +137,13 @@ func TestForeignStepd(t *testing.T) {
 	if _, err := tn.svc.Resume(as(0), &api.Empty{}); err != nil {
 		t.Fatal(err)
 	}
-	again := tn.batch(nil, "foreign")
-	tn.waits(again, "node is drained")
-	tn.cancelJob(again)
+	again := tn.batch("foreign")
+	if rec := tn.wait(again); rec.State != step.NodeFail || !strings.Contains(rec.Reason, words[0]) {
+		t.Errorf("a batch job: %+v", rec)
+	}
+	if d := tn.doc(); d.State != "DRAINED" || !strings.Contains(d.Reason, words[0]) {
+		t.Errorf("node %+v", d)
+	}
 }
 
 // TestLingerForEver: one that SIGKILL does not end keeps neither its job nor the node,

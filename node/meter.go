@@ -98,9 +98,6 @@ func (n *Node) Figures() Figures {
 	for _, s := range n.reg.followers() {
 		f.Steps[s.state()]++
 	}
-	for range n.queue.list(func(q *queued) bool { return !q.rec.Started }) {
-		f.Steps[step.Pending]++
-	}
 	for _, g := range u.gres {
 		f.Gres = append(f.Gres, GresFigure{Name: g.Name, Type: g.Type, Count: g.Count, Used: g.Used})
 	}

@@ -46,7 +46,6 @@ type Node struct {
 	peers    *peers
 	heads    heads
 	clients  *clients
-	queue    queue
 	refusals refusals
 	unstored unstored
 	// spoolWatch asks after the spool, serving tells that requests are served.
@@ -85,7 +84,6 @@ func New(cfg Config) (*Node, error) {
 	n.clients = newClients(cfg.PerUser)
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = cfg.KillWait
-	n.queue.all, n.queue.wake = make(map[uint32]*queued), make(chan struct{}, 1)
 	if cfg.Others != nil {
 		n.peers = &peers{cfg: cfg.Others, conns: make(map[string]*grpc.ClientConn)}
 	}
@@ -195,7 +193,6 @@ func (n *Node) Close(ctx context.Context) error {
 	n.Stop()
 	idle := make(chan struct{})
 	go func() {
-		n.queue.runs.Wait()
 		n.work.Wait()
 		close(idle)
 	}()

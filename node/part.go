@@ -112,7 +112,7 @@ func (r *registry) room(job *uint32) (cpus, free int, drained string) {
 	defer r.mu.Unlock()
 	if job != nil {
 		if j := r.jobs[*job]; j != nil && j.open {
-			if free = j.aloneFree(); len(j.waiters) > 0 {
+			if free = j.aloneFree(); len(j.line) > 0 {
 				free = 0 // they come first
 			}
 			return len(j.cpus), free, ""

@@ -380,24 +380,17 @@ func TestPrologNoHold(t *testing.T) {
 	}
 }
 
-// TestForceRequeueOnFail: a batch job whose prolog fails waits again, held, though it is not
-// to be run again.
-func TestForceRequeueOnFail(t *testing.T) {
-	once := filepath.Join(t.TempDir(), "once")
-	s := newScripted(t, "test -e "+once+" || { : >"+once+"; echo no disk; exit 1; }", "", func(c *Config) { c.Scripts.Requeue = true })
-	no := false
-	id := s.batch(func(r *step.Request) { r.Requeue = &no }, "exit 4")
-	s.waits(id, "launch failed requeued held: Job prolog failed: ")
-	if _, err := s.svc.Resume(as(0), &api.Empty{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.svc.Hold(as(uint32(os.Getuid())), &api.HoldRequest{Job: &api.StepRef{JobId: id.Job}, Release: true}); err != nil {
-		t.Fatal(err)
-	}
-	if rec := s.wait(id); rec.State != step.Failed || *rec.ExitCode != 4 || rec.Restarts != 1 {
+// TestFailedPrologEndsBatch: a batch job whose prolog fails is FAILED, and not run again.
+func TestFailedPrologEndsBatch(t *testing.T) {
+	s := newScripted(t, "echo no disk; exit 1", "", nil)
+	id := s.batch("exit 4")
+	if rec := s.wait(id); rec.State != step.Failed || *rec.ExitCode != prologExitCode || !strings.Contains(rec.Reason, "Job prolog failed: ") {
 		t.Errorf("record %+v", rec)
 	}
 	s.idle()
+	if d := s.doc(); d.State != "DRAINED" {
+		t.Errorf("node %+v", d)
+	}
 }
 
 // TestFailedPrologEndsAllocation: all of its steps fail, and the job with them.

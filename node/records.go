@@ -1,7 +1,6 @@
 package node
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -57,9 +56,6 @@ func (f *follower) otherVersion(v int) {
 	}
 	f.foreign = fmt.Sprintf("cannot launch with %q: it speaks version %d of the step protocol, and noded %d: restart noded, or install programs of one release", f.n.cfg.StepdPath, v, stepapi.Version)
 	f.n.drainSelf(f.foreign)
-	if f.id.Step == step.BatchStep { // the script has not run, or no longer than this took
-		f.n.requeueLost(f.id.Job)
-	}
 	if err := f.n.killStepd(f.proc); err != nil {
 		f.log.Errorf("cannot kill stepd: %v", err)
 	}
@@ -144,11 +140,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		}
 	})
 	f.settled = true
-	f.n.queue.ran(f.id, rec.State)
 	f.movedOff()
-	if rec.State == step.NodeFail && f.id.Step == step.BatchStep { // the host went down, and has said so
-		f.n.requeueLost(f.id.Job)
-	}
 	// Before anybody hears of the end, and asks for the next step.
 	if rec.Drain != "" {
 		f.n.drainSelf(rec.Drain)
@@ -180,10 +172,6 @@ func (f *follower) finishLater() {
 	f.n.unstored.add(f.id, f)
 	f.n.storeLater(func() error {
 		forgotten, err := f.n.store.finishLate(f.record(), f.n.store.now())
-		if errors.Is(err, errSuperseded) {
-			f.log.Warnf("%v", err)
-			return nil
-		}
 		f.n.forget(forgotten)
 		return err
 	}, func(stored bool) {
@@ -192,7 +180,6 @@ func (f *follower) finishLater() {
 			f.log.Error("the step's result is lost: it could not be stored")
 			return
 		}
-		f.n.queue.kick() // jobs may wait for it
 		f.log.Info("the step's result is stored")
 	})
 }

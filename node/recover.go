@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -36,14 +35,10 @@ func (n *Node) Recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	waits, err := n.recoverQueue()
-	if err != nil {
-		return err
-	}
 	left := make(map[uint32][]*step.Record)
 	running := make(map[step.ID]bool)
 	for _, rec := range recs {
-		if !rec.State.Final() && !waits[rec.ID] {
+		if !rec.State.Final() {
 			left[rec.ID.Job] = append(left[rec.ID.Job], rec)
 			running[rec.ID] = true
 		}
@@ -60,8 +55,6 @@ func (n *Node) Recover(ctx context.Context) error {
 		n.work.Go(func() { n.endJob(j) })
 	}
 	n.store.gate.setPatience(n.cfg.SpoolTimeout)
-	n.queue.runs.Go(n.runQueue)
-	n.queue.runs.Go(n.watchClock)
 	return nil
 }
 
@@ -233,34 +226,10 @@ func (f *follower) bury(reason string, state step.State) {
 			f.log.Warnf("%v", err)
 		}
 		f.log.Errorf("%s: killing the rest of the step", reason)
-		if own := f.record(); own.StepdPID == 0 && f.id.Step == step.BatchStep && !f.hadStepd() {
-			f.n.requeueLost(f.id.Job) // nothing of it has run
-		}
 		f.die(reason, state)
 	}
 	f.cleanup()
 }
-
-// hadStepd tells whether the step's log has a line that is not noded's: then a stepd was
-// started whose pid was never stored, and the script may have run. What a stepd has done in
-// its last 0.2 s it need not have written. Of a log that cannot be read it is not known.
-func (f *follower) hadStepd() bool {
-	err := f.n.events(context.Background(), f.id, false, func(line []byte) error {
-		var e step.Event
-		err := json.Unmarshal(line, &e)
-		switch {
-		case err == nil && (e.Event == step.EventRequest || e.Event == step.EventAccepted || e.Phase == prologStage):
-			return nil
-		}
-		return errHadStepd
-	})
-	if err != nil && !errors.Is(err, errHadStepd) {
-		f.log.Warnf("cannot tell whether its script has run: %v", err)
-	}
-	return err != nil
-}
-
-var errHadStepd = errors.New("stepd has written of the step")
 
 // findStepd finds the step's stepd and connects to it. Without a process the
 // reason says why; without a connection it is followed by its pidfd alone.

@@ -124,7 +124,7 @@ func (s *store) restore(rec *step.Record, gid uint32) error {
 		case rec.ID.Step == 0:
 			job.Implicit = true
 		}
-		if rec.ID.Step < step.BatchStep-16 {
+		if rec.ID.Step < step.StepsEnd {
 			job.NextStep = max(job.NextStep, rec.ID.Step+1)
 		}
 		if err := putJSON(jobs, jobKey(job.ID), &job); err != nil {

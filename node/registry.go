@@ -26,6 +26,7 @@ type registry struct {
 	perUser PerUser
 	freed   chan struct{} // guarded by mu: closed and replaced when CPUs were released
 	drained drainRecord   // guarded by mu
+	line    line          // guarded by mu: jobs that wait for their share of the node
 	closing bool          // guarded by mu
 	// killWait is what an end may take beyond a time limit.
 	killWait time.Duration
@@ -167,13 +168,14 @@ func (r *registry) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closing = true
+	r.tellFreed() // as are those that wait
 }
 
 func (r *registry) setDrain(d drainRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.drained = d
-	r.tellFreed() // the queue looks at it
+	r.tellFreed() // those that wait are refused
 }
 
 func (r *registry) drain() drainRecord {

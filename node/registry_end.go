@@ -18,7 +18,7 @@ func (r *registry) settle(f *follower) (cancel []*follower, idle bool) {
 // beside but.
 func (r *registry) shutLocked(j *job, but *follower) (steps []*follower) {
 	j.open, j.shut = false, true
-	if len(j.waiters) > 0 {
+	if len(j.line) > 0 {
 		r.tellFreed() // they are not to wait any more
 	}
 	for id, f := range r.steps {
@@ -121,9 +121,7 @@ func (r *registry) leaveLocked(j *job) *job {
 func (r *registry) gone(j *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.jobs[j.ID] == j { // else the next run of a batch job has a share already
-		delete(r.jobs, j.ID)
-	}
+	delete(r.jobs, j.ID)
 	r.freeLocked(j)
 }
 
@@ -145,9 +143,6 @@ func (r *registry) job(id uint32) *job {
 }
 
 func (r *registry) leaveUser(uid uint32) {
-	if uid != 0 && r.byUser[uid] >= r.perUser.Steps {
-		r.tellFreed() // jobs in the queue may wait for that
-	}
 	if r.byUser[uid]--; r.byUser[uid] <= 0 {
 		delete(r.byUser, uid)
 	}

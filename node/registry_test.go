@@ -302,7 +302,7 @@ func TestStepsAlone(t *testing.T) {
 		req := request("x")
 		of(n, nil)(&req)
 		go func() {
-			got, err := r.admitWaiting(t.Context(), &req, 1000, false)
+			got, err := r.admitWaiting(t.Context(), nil, &req, 1000, false)
 			if err != nil {
 				t.Errorf("%d: %v", n, err)
 			}
@@ -313,7 +313,7 @@ func TestStepsAlone(t *testing.T) {
 		for waiting := 0; waiting < n; {
 			time.Sleep(time.Millisecond)
 			r.mu.Lock()
-			waiting = len(a.job.waiters)
+			waiting = len(a.job.line)
 			r.mu.Unlock()
 		}
 	}
@@ -335,12 +335,12 @@ func TestStepsAlone(t *testing.T) {
 	cancel()
 	req := request("x")
 	of(4, nil)(&req)
-	if _, err := r.admitWaiting(ctx, &req, 1000, false); api.CodeOf(err) != api.Canceled || len(a.job.waiters) != 0 {
-		t.Errorf("%v, %d wait", err, len(a.job.waiters))
+	if _, err := r.admitWaiting(ctx, nil, &req, 1000, false); api.CodeOf(err) != api.Canceled || len(a.job.line) != 0 {
+		t.Errorf("%v, %d wait", err, len(a.job.line))
 	}
 	ended := make(chan error, 1)
 	go func() {
-		_, err := r.admitWaiting(t.Context(), &req, 1000, false)
+		_, err := r.admitWaiting(t.Context(), nil, &req, 1000, false)
 		ended <- err
 	}()
 	queued(1)

@@ -60,13 +60,15 @@ func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, in or
 	switch several := n.severalNodes(req); {
 	case several && req.Interactive:
 		return nil, nil, api.Errorf(api.InvalidArgument, "interactive: it is a step of the node that was asked for the job, and no other can be chosen for it (here %s)", n.cfg.NodeName)
+	case several && len(req.Script) > 0:
+		return nil, nil, api.NewError(api.InvalidArgument, "nnodes: a batch job is for this node alone: several nodes: use Slurm (docs/slurm.md)")
 	case several:
 		return nil, nil, errSeveral{req}
 	}
 	if err := n.check(req); err != nil {
 		return nil, nil, err
 	}
-	in.req, in.size, in.wait = req, len(raw), req.ImmediateS != nil && *req.ImmediateS != 0
+	in.req, in.size = req, len(raw)
 	if req.Interactive {
 		return n.reserveInteractive(ctx, caller, in)
 	}
@@ -82,12 +84,8 @@ type order struct {
 	part     *part // nil for a step of this node
 	// want is the number that the step is to have; zero for the next.
 	want step.ID
-	// queued is the batch job that the request starts; nil is none.
-	queued *queuedRecord
 	// know puts what is known beside the request into the spec; nil is nothing.
 	know func(*step.Spec)
-	// wait for a share of the job as long as it takes.
-	wait bool
 	// launcher is the process that has asked for the step, nil where none is waited for.
 	launcher *holder
 }
@@ -107,15 +105,11 @@ func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*foll
 			return nil, nil, err
 		}
 	}
-	admit := n.reg.admit
-	if in.wait && place.Job != nil {
-		admit = n.reg.admitWaiting
-	}
 	// The request is held from here on, and that may be long.
 	if err := n.reg.reserve(caller.UID, in.size); err != nil {
 		return nil, nil, err
 	}
-	a, err := admit(ctx, &place, user.UID, caller.Root())
+	a, err := n.reg.admitFor(ctx, &place, user.UID, caller.Root())
 	if err != nil {
 		n.reg.unreserve(caller.UID, in.size)
 		return nil, nil, err
@@ -133,9 +127,6 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 	if in.know != nil {
 		in.know(spec)
 	}
-	if in.queued != nil {
-		spec.Array, spec.RestartCount = in.queued.Array, in.queued.Restarts
-	}
 	var f *follower
 	err := n.confinable(spec)
 	if err == nil {
@@ -144,8 +135,10 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 	if err != nil {
 		n.reg.unreserve(caller.UID, in.size)
 		n.endJob(n.reg.abandon(a))
-		if _, ok := errors.AsType[errTaken](err); ok {
+		if taken, ok := errors.AsType[errTaken](err); ok && in.req.As == nil {
 			return nil, nil, err
+		} else if ok {
+			return nil, nil, api.Errorf(api.FailedPrecondition, "id: %v", taken)
 		}
 		if had, ok := errors.AsType[errHad](err); ok {
 			return nil, nil, had
@@ -199,6 +192,12 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		rec.Tasks[i] = step.Task{Rank: ranks[i], LocalID: i, State: step.TaskPending}
 	}
 	want := in.want
+	if as := in.req.As; as != nil && (a.job == nil || as.Step != nil) {
+		want.Job = as.Job
+		if as.Step != nil {
+			want.Step = *as.Step
+		}
+	}
 	if in.part != nil {
 		want, rec.Head, rec.Peers = in.part.id, in.part.head, n.cfg.Others.List(in.part.nodes)
 	}
@@ -208,13 +207,8 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		if in.part != nil {
 			job.Nodes, job.Head = in.part.nodes, in.part.head
 		}
-		var err error
-		if in.queued != nil {
-			err = n.store.startQueued(in.queued, &job, spec.JobControl, &rec)
-		} else {
-			err = n.store.newJobAs(want, &job, spec.JobControl, &rec)
-		}
-		if err != nil {
+		job.First = want.Step
+		if err := n.numberJob(want, &job, spec.JobControl, &rec); err != nil {
 			return nil, err
 		}
 		n.reg.newJob(a, job)
@@ -232,6 +226,19 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	f.replay = n.reg.keepReplay(rec.UID, n.cfg.ReplayBytes)
 	spec.ReplayBytes = f.replay
 	return f, nil
+}
+
+// numberJob gives the job, and its first step unless rec is nil, their numbers: those of
+// want, or the next ones.
+func (n *Node) numberJob(want step.ID, job *jobRecord, control [][]byte, rec *step.Record) error {
+	if want.Job != 0 {
+		forgotten, err := n.store.freeNumber(want.Job, job.Restarts)
+		if err != nil {
+			return err
+		}
+		n.forget(forgotten)
+	}
+	return n.store.newJobAs(want, job, control, rec)
 }
 
 // jobOf is the record of the job that spec asks for.

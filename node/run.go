@@ -17,16 +17,22 @@ import (
 
 // run is the path of a request: who asks, what, for whom, is there place, a
 // number, a stepd. A refused request leaves nothing and spends no number; from
-// the number on, the step exists and a failure is its result.
+// the number on, the step exists and a failure is its result. Of a batch job the client
+// is told no more than the number.
 func (n *Node) run(ctx context.Context, caller api.Peer, in *api.RunRequest) (*follower, *step.Spec, error) {
-	f, _, err := n.reserve(ctx, caller, in, step.Starting, nil)
+	f, spec, err := n.reserve(ctx, caller, in, step.Starting, nil)
 	if err != nil {
 		return nil, nil, err
 	}
 	if !f.claim() {
 		return nil, nil, api.Errorf(api.Aborted, "step %s was cancelled before its launch", f.id)
 	}
-	spec, err := f.launch(nil)
+	if f.id.Step == step.BatchStep {
+		accepted := *spec
+		n.work.Go(func() { _, _ = f.launch(nil) })
+		return f, &accepted, nil
+	}
+	spec, err = f.launch(nil)
 	return f, spec, err
 }
 
@@ -138,6 +144,9 @@ func (n *Node) userFor(ctx context.Context, caller api.Peer, req *step.Request) 
 	if uid != caller.UID && !caller.Root() {
 		return step.User{}, api.Errorf(api.PermissionDenied, "permission denied: uid: only root may run as uid %d", uid)
 	}
+	if req.As != nil && !caller.Root() {
+		return step.User{}, api.NewError(api.PermissionDenied, "permission denied: id: only root may choose the numbers of a job")
+	}
 	user, err := n.cfg.Users.ByUID(ctx, uid)
 	switch {
 	case errors.Is(err, ErrNoUser) && caller.Root() && req.GID != nil:
@@ -165,7 +174,7 @@ func (n *Node) userFor(ctx context.Context, caller api.Peer, req *step.Request) 
 // spec puts what was decided beside what was asked for. Its id comes later.
 func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec {
 	s := &step.Spec{
-		Request: *req, User: user,
+		Request: asAdmitted(req), User: user,
 		NodeName: n.cfg.NodeName, NodeList: n.cfg.NodeName,
 		CPUs: step.FormatCPUList(a.cpus), NCPUs: len(a.cpus),
 		Cluster: n.cfg.Cluster, Partition: n.cfg.Partition, SlurmConf: n.cfg.SlurmConf,
@@ -201,6 +210,13 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 	s.NoNewPrivs = s.NoNewPrivs || n.cfg.NoNewPrivs
 	s.Env = n.taskEnv(s.Env)
 	return s
+}
+
+// asAdmitted is a request without what noded alone has had to know.
+func asAdmitted(req *step.Request) step.Request {
+	r := *req
+	r.ImmediateS, r.As = nil, nil
+	return r
 }
 
 // taskEnv is a step's environment as the client wants it, with the name of the

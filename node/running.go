@@ -32,17 +32,11 @@ func (n *Node) running(id step.ID) liveStep {
 	if f := n.reg.follower(id); f != nil {
 		return f
 	}
-	if q := n.queue.waiting(id); q != nil {
-		return q
-	}
 	return nil
 }
 
 // endOf is closed when the step has ended; nil where it does not run.
 func (n *Node) endOf(id step.ID) <-chan struct{} {
-	if q := n.queue.get(id.Job); q != nil && id.Step == step.BatchStep {
-		return q.ended // it may run again
-	}
 	if r := n.running(id); r != nil {
 		return r.end()
 	}

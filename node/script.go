@@ -23,8 +23,6 @@ func (n *Node) writeScript(spec *step.Spec) error {
 		return fmt.Errorf("cannot write batch script %q: %w", path, err)
 	}
 	spec.Script = nil
-	spec.Request.Array, spec.Begin, spec.Requeue = "", nil, nil // they were the queue's
-	spec.Hold, spec.Dependency, spec.KillInvalidDep = false, "", nil
 	spec.Argv = append([]string{path}, spec.Argv[1:]...)
 	return nil
 }

@@ -19,6 +19,19 @@ func batch(script string, argv ...string) step.Request {
 	return req
 }
 
+// batch makes a batch job of this process's own user.
+func (tn *testNode) batch(script string) step.ID {
+	tn.t.Helper()
+	return tn.run(uint32(os.Getuid()), batch(script))
+}
+
+func (tn *testNode) cancelJob(id step.ID) {
+	tn.t.Helper()
+	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}}); err != nil {
+		tn.t.Fatal(err)
+	}
+}
+
 // TestBatch: the script is the job's first step, and the job's last.
 func TestBatch(t *testing.T) {
 	tn := fresh(t)

@@ -22,9 +22,6 @@ type Scripts struct {
 	// NoHold answers such an allocation at once: its steps wait for the prolog
 	// (PrologFlags=NoHold).
 	NoHold bool
-	// Requeue puts a batch job back into the queue, held, whose prolog has failed,
-	// whether it may be run again or not (PrologFlags=ForceRequeueOnFail).
-	Requeue bool
 	// Serial runs them one at a time on the node (PrologFlags=Serial).
 	Serial bool
 	// Timeout bounds each of them (PrologEpilogTimeout); 0 is no bound.

@@ -16,9 +16,6 @@ func (s *service) Run(ctx context.Context, in *api.RunRequest) (*api.RunReply, e
 	if err != nil {
 		return nil, err
 	}
-	if s.n.isBatch(in.GetRequest()) {
-		return s.submitBatch(ctx, caller, in.GetRequest())
-	}
 	f, spec, err := s.n.run(ctx, caller, in)
 	if several, ok := errors.AsType[errSeveral](err); ok {
 		return s.runHead(ctx, caller, several.req, in)

@@ -149,28 +149,12 @@ func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty
 		return nil, api.Errorf(api.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
 	}
 	reason := step.CancelledBy(who.UID, note)
-	task := in.GetStep() != nil && in.GetStep().ArrayTask != nil
-	if err := s.n.ofTask(ctx, in.GetStep()); err != nil {
-		return nil, err
-	}
-	// The first task's job has the array's number.
-	if ref := in.GetStep(); ref != nil && ref.StepId == nil && !task {
+	if ref := in.GetStep(); ref != nil && ref.StepId == nil {
 		if ended, err := s.cancelJob(ctx, ref.GetJobId(), reason); ended || err != nil {
 			return &api.Empty{}, err
 		}
-		if told, err := s.cancelArray(ctx, ref, reason); told || err != nil {
-			return &api.Empty{}, err
-		}
 	}
-	kept, err := s.cancelBatch(ctx, in.GetStep())
-	if err != nil {
-		return nil, err
-	}
-	reply, err := s.tell(ctx, in.GetStep(), "cancel", func(f liveStep) error { return f.cancel(ctx, reason) })
-	if kept && api.CodeOf(err) == api.FailedPrecondition { // it has ended, and would have run again
-		return &api.Empty{}, nil
-	}
-	return reply, err
+	return s.tell(ctx, in.GetStep(), "cancel", func(f liveStep) error { return f.cancel(ctx, reason) })
 }
 
 // tell passes a request on to the running steps that ref names.

@@ -77,3 +77,10 @@ func (r *registry) isShut(j *job) bool {
 	defer r.mu.Unlock()
 	return j.shut
 }
+
+// freedNow is closed when something was released since.
+func (r *registry) freedNow() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.freed
+}

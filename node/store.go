@@ -1,12 +1,14 @@
 package node
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,19 +49,17 @@ type store struct {
 
 // The buckets. Keys are big-endian, so that the order of keys is that of numbers.
 var (
-	bucketMeta     = []byte("meta")     // keyLastJob, keyEnded, keyDrain, keyCrashes
-	bucketJobs     = []byte("jobs")     // job -> jobRecord, JSON; running jobs only
-	bucketControl  = []byte("control")  // job -> its job control environment, JSON; where it has one
-	bucketSteps    = []byte("steps")    // job, step -> step.Record, JSON
-	bucketEnded    = []byte("ended")    // end time, job, step -> nothing; what may be forgotten, oldest first
-	bucketHeld     = []byte("held")     // job, step -> heldRecord, JSON; of which processes are left
-	bucketHeads    = []byte("heads")    // job, step -> headRecord, JSON; steps of several nodes that run
-	bucketQueue    = []byte("queue")    // job -> queuedRecord, JSON; batch jobs that have not ended for good
-	bucketRequests = []byte("requests") // job -> the request of a batch job, or of an array of them, as it came
-	keyLastJob     = []byte("last_job")
-	keyEnded       = []byte("ended") // how many entries bucketEnded has
-	keyDrain       = []byte("drain")
-	keyCrashes     = []byte("crashes") // path of a plugin -> crashRecord, JSON
+	bucketMeta    = []byte("meta")    // keyLastJob, keyEnded, keyDrain, keyCrashes
+	bucketJobs    = []byte("jobs")    // job -> jobRecord, JSON; running jobs only
+	bucketControl = []byte("control") // job -> its job control environment, JSON; where it has one
+	bucketSteps   = []byte("steps")   // job, step -> step.Record, JSON
+	bucketEnded   = []byte("ended")   // end time, job, step -> nothing; what may be forgotten, oldest first
+	bucketHeld    = []byte("held")    // job, step -> heldRecord, JSON; of which processes are left
+	bucketHeads   = []byte("heads")   // job, step -> headRecord, JSON; steps of several nodes that run
+	keyLastJob    = []byte("last_job")
+	keyEnded      = []byte("ended") // how many entries bucketEnded has
+	keyDrain      = []byte("drain")
+	keyCrashes    = []byte("crashes") // path of a plugin -> crashRecord, JSON
 )
 
 // openStore opens the database, or makes an empty one. The caller holds the spool's lock.
@@ -86,7 +86,7 @@ func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error
 		return nil, fmt.Errorf("cannot protect state: %w", err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded, bucketHeld, bucketHeads, bucketQueue, bucketRequests} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded, bucketHeld, bucketHeads} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
@@ -105,8 +105,7 @@ func (s *store) close() error { return s.db.Close() }
 // errUnknown is returned for a job or step that the store does not have.
 var errUnknown = errors.New("not in the state store")
 
-// errTaken is the answer to a number that somebody else has proposed: it was
-// given out here already, and next is the first that was not.
+// errTaken refuses a number that a request names: a job or step has it, and next is free.
 type errTaken struct{ next step.ID }
 
 func (e errTaken) Error() string { return fmt.Sprintf("the number is taken; %s is free", e.next) }
@@ -124,12 +123,9 @@ func (s *store) newJob(job *jobRecord, control [][]byte, rec *step.Record) error
 	return s.newJobAs(step.ID{}, job, control, rec)
 }
 
-// jobsEnd ends the numbers of jobs: from it on they are Slurm's marks, NO_VAL and INFINITE
-// among them (slurm.h).
-const jobsEnd = 0xfffffff0
-
-// newJobAs is newJob with the number that a noded proposes, zero for any. The
-// error wraps an errTaken where it was given out.
+// newJobAs is newJob with the numbers that a request names, zero for any. The error wraps an
+// errTaken where anything is kept of a job with that number. Numbers that noded chooses
+// later are higher.
 func (s *store) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *step.Record) error {
 	undo := func(tx *bbolt.Tx) error {
 		err := errors.Join(tx.Bucket(bucketControl).Delete(jobKey(job.ID)), tx.Bucket(bucketJobs).Delete(jobKey(job.ID)))
@@ -141,26 +137,26 @@ func (s *store) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *st
 	err := s.updateOr(undo, func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
 		last := getNumber(meta, keyLastJob)
-		if last >= jobsEnd || want.Job >= jobsEnd {
+		if last >= step.JobsEnd || want.Job >= step.JobsEnd {
 			return errors.New("all job numbers are spent")
 		}
 		job.ID, job.NextStep = last+1, 0
 		if want.Job != 0 {
-			if want.Job <= last {
+			if isKnown(tx, want.Job) {
 				return errTaken{step.ID{Job: last + 1, Step: want.Step}}
 			}
 			job.ID = want.Job
 		}
 		if rec != nil {
 			rec.ID = step.ID{Job: job.ID, Step: job.firstStep()}
-			if rec.ID.Step == 0 {
-				job.NextStep = 1
+			if rec.ID.Step < step.StepsEnd {
+				job.NextStep = rec.ID.Step + 1
 			}
 			if err := putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec); err != nil {
 				return err
 			}
 		}
-		if err := putNumber(meta, keyLastJob, job.ID); err != nil {
+		if err := putNumber(meta, keyLastJob, max(last, job.ID)); err != nil {
 			return err
 		}
 		if len(control) > 0 {
@@ -207,7 +203,7 @@ func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 		if err := getJSON(jobs, jobKey(job), &j); err != nil {
 			return err
 		}
-		if j.NextStep >= step.BatchStep-16 {
+		if j.NextStep >= step.StepsEnd {
 			return errors.New("all step numbers are spent")
 		}
 		id := step.ID{Job: job, Step: j.NextStep}
@@ -219,16 +215,13 @@ func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 			return putJSON(tx.Bucket(bucketSteps), stepKey(want), rec)
 		}
 		if want.Job != 0 {
-			if want.Step < id.Step {
+			if tx.Bucket(bucketSteps).Get(stepKey(want)) != nil {
 				return errTaken{id}
 			}
 			id = want
 		}
-		if id.Step >= step.BatchStep-16 {
-			return errors.New("all step numbers are spent")
-		}
 		rec.ID = id
-		j.NextStep = id.Step + 1
+		j.NextStep = max(j.NextStep, id.Step+1)
 		if err := putJSON(jobs, jobKey(job), &j); err != nil {
 			return err
 		}
@@ -251,7 +244,7 @@ func (s *store) takeStep(job, least uint32) (step.ID, error) {
 			return err
 		}
 		id = step.ID{Job: job, Step: max(j.NextStep, least)}
-		if id.Step >= step.BatchStep-16 {
+		if id.Step >= step.StepsEnd {
 			return errors.New("all step numbers are spent")
 		}
 		j.NextStep = id.Step + 1
@@ -261,6 +254,54 @@ func (s *store) takeStep(job, least uint32) (step.ID, error) {
 		return step.ID{}, fmt.Errorf("cannot number a step of job %d: %w", job, err)
 	}
 	return id, nil
+}
+
+// isKnown reports whether anything is kept of a job with that number.
+func isKnown(tx *bbolt.Tx, job uint32) bool {
+	key := jobKey(job)
+	if tx.Bucket(bucketJobs).Get(key) != nil {
+		return true
+	}
+	for _, b := range [][]byte{bucketSteps, bucketHeld} {
+		if k, _ := tx.Bucket(b).Cursor().Seek(key); bytes.HasPrefix(k, key) {
+			return true
+		}
+	}
+	return false
+}
+
+// freeNumber forgets the steps of an ended job, so that the job can run again with its
+// number: runs counts the runs before that one. It returns which they were. Nothing is
+// forgotten where the job is there, or one of its steps is of such a run.
+func (s *store) freeNumber(job, runs uint32) (forgotten []step.ID, err error) {
+	recs, err := s.steps(job)
+	if err != nil || len(recs) == 0 || slices.ContainsFunc(recs, func(r *step.Record) bool { return r.Restarts >= runs }) {
+		return nil, err
+	}
+	err = s.update(func(tx *bbolt.Tx) error {
+		forgotten = nil
+		if tx.Bucket(bucketJobs).Get(jobKey(job)) != nil {
+			return nil
+		}
+		ended, meta := tx.Bucket(bucketEnded), tx.Bucket(bucketMeta)
+		var keys [][]byte
+		err := ended.ForEach(func(k, _ []byte) error {
+			if binary.BigEndian.Uint32(k[8:]) == job {
+				keys = append(keys, bytes.Clone(k))
+			}
+			return nil
+		})
+		for _, k := range keys {
+			err = errors.Join(err, ended.Delete(k), tx.Bucket(bucketSteps).Delete(k[8:]))
+			forgotten = append(forgotten, step.ID{Job: job, Step: binary.BigEndian.Uint32(k[12:])})
+		}
+		count := getNumber(meta, keyEnded)
+		return errors.Join(err, putNumber(meta, keyEnded, count-min(count, uint32(len(keys)))))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot forget the last run of job %d: %w", job, err)
+	}
+	return forgotten, nil
 }
 
 // put stores the record of a running step.
@@ -305,27 +346,15 @@ func (s *store) end(f func(*bbolt.Tx) ([]step.ID, error), late func()) ([]step.I
 	return gone, nil
 }
 
-// errSuperseded is that a step's number is another run's by now.
-var errSuperseded = errors.New("its job was put back into the queue")
-
 // finishLate is finish of a step that finish could not store. It stores nothing where that
 // has come true too late, or the end of the whole step, of which this is a part, is there
-// already; nor where its job may have been put back since: then the error wraps
-// errSuperseded.
+// already.
 func (s *store) finishLate(rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
 	forgotten, err = s.end(func(tx *bbolt.Tx) ([]step.ID, error) {
 		var own step.Record
 		err := getJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), &own)
-		same := own.Restarts == rec.Restarts && own.Submitted.Equal(rec.Submitted)
-		switch {
-		case errors.Is(err, errUnknown):
-			return nil, errSuperseded
-		case err != nil:
+		if err != nil || own.State.Final() {
 			return nil, err
-		case own.State.Final() && (same || len(own.Nodes) > 0):
-			return nil, nil
-		case !same:
-			return nil, errSuperseded
 		}
 		return s.finishIn(tx, rec, now)
 	}, nil)

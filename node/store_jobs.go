@@ -32,7 +32,7 @@ func (s *store) jobs() ([]jobRecord, error) {
 // endJob forgets a job that has ended. Its number never comes again.
 func (s *store) endJob(job uint32) error {
 	err := s.update(func(tx *bbolt.Tx) error {
-		return errors.Join(tx.Bucket(bucketControl).Delete(jobKey(job)), tx.Bucket(bucketJobs).Delete(jobKey(job)), dropQueued(tx, job))
+		return errors.Join(tx.Bucket(bucketControl).Delete(jobKey(job)), tx.Bucket(bucketJobs).Delete(jobKey(job)))
 	})
 	if err != nil {
 		return fmt.Errorf("cannot store the end of job %d: %w", job, err)

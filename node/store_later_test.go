@@ -39,13 +39,9 @@ func TestStoredLater(t *testing.T) {
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	first, batch := tn.run(1000, request("fifo", fifo)), tn.batch(nil, "wait")
-	again := tn.batch(nil, "wait")
-	for _, id := range []step.ID{first, batch, again} {
+	first, batch := tn.run(1000, request("fifo", fifo)), tn.batch("wait")
+	for _, id := range []step.ID{first, batch} {
 		tn.until(id, step.Running)
-	}
-	if err := tn.queue.setAgain(tn.queue.get(again.Job), ""); err != nil {
-		t.Fatal(err)
 	}
 	held := step.Record{ID: step.ID{Job: 77}, BootID: tn.boot, Survivors: []step.Survivor{{PID: 1}}, SurvivorsTotal: 1}
 	tn.hold(&held)
@@ -55,13 +51,10 @@ func TestStoredLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	tn.wait(first)
-	for _, id := range []step.ID{batch, again} {
-		f := tn.reg.follower(id)
-		if err := f.cancel(as(0), "it is over"); err != nil {
-			t.Fatal(err)
-		}
-		<-f.ended
+	if err := batchStep.cancel(as(0), "it is over"); err != nil {
+		t.Fatal(err)
 	}
+	<-batchStep.ended
 	<-batchStep.job.ended
 	tn.release(tn.held.steps[held.ID])
 	if _, err := tn.svc.Drain(as(0), &api.DrainRequest{Reason: "refused"}); err == nil {
@@ -72,10 +65,6 @@ func TestStoredLater(t *testing.T) {
 	tn.eventually("the ends of the jobs", func() bool {
 		jobs, err := tn.store.jobs()
 		return err == nil && len(jobs) == 0
-	})
-	tn.eventually("the queue", func() bool {
-		jobs, err := tn.store.queue()
-		return err == nil && len(jobs) == 1 && jobs[0].Job == again.Job && jobs[0].Restarts == 1 && !jobs[0].Started
 	})
 	tn.eventually("the results", func() bool {
 		own, err := tn.store.step(first)
@@ -90,10 +79,8 @@ func TestStoredLater(t *testing.T) {
 		d, err := tn.store.drain()
 		return err == nil && d == drainRecord{Drained: true, Reason: "found"}
 	})
-	for _, id := range []step.ID{batch, again} {
-		if _, err := os.Stat(tn.files.script(id.Job)); err == nil {
-			t.Errorf("the script of job %d is left", id.Job)
-		}
+	if _, err := os.Stat(tn.files.script(batch.Job)); err == nil {
+		t.Error("the script is left")
 	}
 }
 

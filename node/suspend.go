@@ -29,9 +29,6 @@ func (s *service) Suspend(ctx context.Context, in *api.StepRef) (*api.Empty, err
 	}
 	// The job first: then no step begins that is not suspended below.
 	j := s.n.reg.job(in.GetJobId())
-	if q := s.n.queue.waiting(step.ID{Job: in.GetJobId(), Step: step.BatchStep}); q != nil {
-		return nil, api.Errorf(api.FailedPrecondition, "job %d: %v", q.job, errWaits)
-	}
 	if j == nil {
 		return nil, api.Errorf(api.FailedPrecondition, "job %d has ended", in.GetJobId())
 	}
@@ -180,7 +177,7 @@ func (r *registry) setSuspended(j *job, rec *suspendRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	j.Suspended = rec
-	if rec == nil && len(j.waiters) > 0 {
+	if rec == nil && len(j.line) > 0 {
 		r.tellFreed() // they may go on
 	}
 }

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -30,22 +29,22 @@ func TestWaitersAreBounded(t *testing.T) {
 	}
 	req := request("x")
 	inner(&req)
-	var line []*waiter
+	var waiting []*waiter
 	for range 2 {
-		w := new(waiter)
+		w := &waiter{uid: 1000}
 		for range 3 { // it is counted once
 			if _, freed, err := r.tryAdmit(&req, 1000, false, w); freed == nil || err == nil {
 				t.Fatalf("a step that has to wait: %v", err)
 			}
 		}
-		line = append(line, w)
+		waiting = append(waiting, w)
 	}
-	if _, freed, err := r.tryAdmit(&req, 1000, false, new(waiter)); freed != nil || api.CodeOf(err) != api.ResourceExhausted {
+	if _, freed, err := r.tryAdmit(&req, 1000, false, &waiter{uid: 1000}); freed != nil || api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	r.setSuspended(a.job, &suspendRecord{Since: time.Now()})
 	r.abandon(first)
-	_, freed, err := r.tryAdmit(&req, 1000, false, line[0])
+	_, freed, err := r.tryAdmit(&req, 1000, false, waiting[0])
 	if freed == nil || err == nil {
 		t.Fatalf("while the job is suspended: %v", err)
 	}
@@ -58,15 +57,15 @@ func TestWaitersAreBounded(t *testing.T) {
 	default:
 		t.Error("nobody tells of the resumption")
 	}
-	got, _, err := r.tryAdmit(&req, 1000, false, line[0])
-	if err != nil || r.byUser[1000] != 3 || len(a.job.waiters) != 1 {
-		t.Fatalf("%v; %d steps, %d wait", err, r.byUser[1000], len(a.job.waiters))
+	got, _, err := r.tryAdmit(&req, 1000, false, waiting[0])
+	if err != nil || r.byUser[1000] != 3 || len(a.job.line) != 1 {
+		t.Fatalf("%v; %d steps, %d wait", err, r.byUser[1000], len(a.job.line))
 	}
-	r.leaveQueue(line[0])
-	r.leaveQueue(line[1])
+	r.leave(waiting[0])
+	r.leave(waiting[1])
 	r.abandon(got)
-	if r.byUser[1000] != 1 || len(a.job.waiters) != 0 {
-		t.Errorf("at the end: %d steps, %d wait", r.byUser[1000], len(a.job.waiters))
+	if r.byUser[1000] != 1 || len(a.job.line) != 0 {
+		t.Errorf("at the end: %d steps, %d wait", r.byUser[1000], len(a.job.line))
 	}
 }
 
@@ -110,34 +109,5 @@ func TestWaitersBytes(t *testing.T) {
 	}
 	if n := held(); n != 0 {
 		t.Errorf("%d bytes are left", n)
-	}
-}
-
-// TestArrayTask: an array's task is found without its neighbours, and nothing is looked at
-// beyond the array.
-func TestArrayTask(t *testing.T) {
-	s := reopen(t, filepath.Join(t.TempDir(), "state.db"), 1000)
-	put := func(job, id uint32, array *step.ArrayTask) {
-		t.Helper()
-		if err := s.put(&step.Record{ID: step.ID{Job: job, Step: id}, Array: array}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// Of array 10, with the tasks 1, 3, 5 and 7, the first is forgotten.
-	for i := uint32(1); i < 4; i++ {
-		put(10+i, 0, nil)
-		put(10+i, step.BatchStep, &step.ArrayTask{Job: 10, Task: 2*i + 1})
-		put(10+i, step.ExternStep, nil)
-	}
-	put(14, step.BatchStep, &step.ArrayTask{Job: 14, Task: 9})
-	for task, want := range map[uint32]uint32{1: 0, 3: 11, 4: 0, 5: 12, 7: 13, 9: 0, 1<<32 - 1: 0} {
-		if job, err := s.arrayTask(t.Context(), 10, task); err != nil || job != want {
-			t.Errorf("task %d: job %d, %v; want %d", task, job, err, want)
-		}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if job, err := s.arrayTask(ctx, 10, 7); job != 0 || err != nil {
-		t.Errorf("of a client that is gone: %d, %v", job, err)
 	}
 }

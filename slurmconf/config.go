@@ -120,12 +120,6 @@ type Config struct {
 	// be used: "gres/gpu: slurm.conf has 2, gres.conf 1".
 	DrainReasons []string
 
-	// MaxArraySize is one more than the highest task number of a job array: 1001 by default.
-	// JobRequeue is 1 (the default) where batch jobs may be run again unless they forbid it.
-	MaxArraySize, JobRequeue int
-	// DependencyParameters are in lower case.
-	DependencyParameters []string
-
 	// MaxTasksPerNode is 65533 by default, the highest value.
 	MaxTasksPerNode  int
 	TmpFS            string // default "/tmp"
@@ -164,8 +158,6 @@ func defaults(hostname string) *Config {
 		JobAcctGatherType:       "none",
 		JobAcctGatherFrequency:  30 * time.Second,
 		SelectType:              "select/cons_tres",
-		MaxArraySize:            1001,
-		JobRequeue:              1,
 		MaxTasksPerNode:         65533,
 		TmpFS:                   "/tmp",
 		InteractiveStepOptions:  "--interactive --preserve-env --pty $SHELL",

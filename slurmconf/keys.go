@@ -65,9 +65,6 @@ func (l *loader) slurmKeys() keySet {
 		"maxmempercpu":                  memory(&c.MaxMemPerCPU),
 		"maxmempernode":                 memory(&c.MaxMemPerNode),
 		"grestypes":                     gresTypes(&c.GresTypes),
-		"maxarraysize":                  count(&c.MaxArraySize, 1, step.ArrayMax),
-		"jobrequeue":                    count(&c.JobRequeue, 0, 1),
-		"dependencyparameters":          dependencyParams(&c.DependencyParameters),
 		"maxtaskspernode":               count(&c.MaxTasksPerNode, 1, 65533),
 		"tmpfs":                         absolute(&c.TmpFS),
 		"launchparameters":              list(&c.LaunchParameters),
@@ -177,6 +174,8 @@ func prologFlags(field *[]string) setter {
 		switch {
 		case f == nil && has("nohold") && !has("alloc", "deferbatch", "forcerequeueonfail"):
 			return &flaw{SeverityWarning, "NoHold has no effect without Alloc", "write Alloc,NoHold"}
+		case f == nil && has("forcerequeueonfail"):
+			return &flaw{SeverityWarning, "ForceRequeueOnFail means Alloc here: a batch job whose prolog fails is FAILED, and the node is drained", "write Alloc"}
 		case f == nil && has("x11"):
 			return &flaw{SeverityWarning, "X11 is not forwarded here: the flag means Contain", "write Contain"}
 		}
@@ -190,20 +189,6 @@ func selectParams(field *[]string) setter {
 	return flags(field, "cr_cpu", "cr_cpu_memory", "cr_core", "cr_core_memory", "cr_socket", "cr_socket_memory", "cr_board", "cr_board_memory", "cr_memory",
 		"cr_one_task_per_core", "cr_core_default_dist_block", "cr_lln", "cr_pack_nodes", "other_cons_res", "other_cons_tres",
 		"ll_shared_gres", "multiple_sharing_gres_pj", "enforce_binding_gres", "one_task_per_sharing_gres")
-}
-
-// dependencyParams: but for one they are the controller's.
-func dependencyParams(field *[]string) setter {
-	return func(v string) *flaw {
-		*field = words(strings.ToLower(v))
-		var plain []string
-		for _, w := range words(v) {
-			if !strings.HasPrefix(strings.ToLower(w), "max_depend_depth=") {
-				plain = append(plain, w)
-			}
-		}
-		return flags(new([]string), "disable_remote_singleton", "kill_invalid_depend")(strings.Join(plain, ","))
-	}
 }
 
 // flags warns of words that no release has had, since a newer one may.

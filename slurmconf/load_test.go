@@ -134,9 +134,6 @@ DefMemPerCPU=100
 MaxMemPerNode=2000
 GresTypes=gpu,bandwidth
 MaxTasksPerNode=512
-MaxArraySize=50
-JobRequeue=0
-DependencyParameters=max_depend_depth=5,Kill_Invalid_Depend
 TmpFS=/scratch
 LaunchParameters=use_interactive_step,\
    # nothing
@@ -166,9 +163,8 @@ DebugFlags=CPU_Bind
 		JobAcctGatherType: "cgroup", JobAcctGatherFrequency: 15 * time.Second,
 		JobAcctGatherParams: JobAcctGatherParams{UsePss: true, OverMemoryKill: true, DisableGPUAcct: true, NoFileCache: true}, DefMemPerCPU: 100, MaxMemPerNode: 2000,
 		SelectType: "select/linear", SelectTypeParameters: []string{"CR_Core", "CR_Memory"}, GresTypes: []string{"gpu", "bandwidth"},
-		Gres:                 []Gres{{Name: "gpu", Count: 2, Files: []string{"/dev/null", "/dev/zero"}, Flags: gpuEnv(), File: filepath.Join(dir, "gres.conf"), Line: 1}},
-		DependencyParameters: []string{"max_depend_depth=5", "kill_invalid_depend"},
-		MaxArraySize:         50, MaxTasksPerNode: 512, TmpFS: "/scratch", LaunchParameters: []string{"use_interactive_step"}, InteractiveStepOptions: "--interactive --pty bash -l", DebugFlags: []string{"CPU_Bind"},
+		Gres:            []Gres{{Name: "gpu", Count: 2, Files: []string{"/dev/null", "/dev/zero"}, Flags: gpuEnv(), File: filepath.Join(dir, "gres.conf"), Line: 1}},
+		MaxTasksPerNode: 512, TmpFS: "/scratch", LaunchParameters: []string{"use_interactive_step"}, InteractiveStepOptions: "--interactive --pty bash -l", DebugFlags: []string{"CPU_Bind"},
 		Stepd: Stepd{
 			HookTimeout: 7 * time.Second, SpawnStepsMax: 20, PublishedNamesMax: 21, SpankAllowReleases: []string{"20.11", "any"}, QuarantineAfter: 2, SpankStrict: true, NoNewPrivs: true,
 			RequireSafePlugins: true, MetricsListen: "127.0.0.1:9", UserStepsMax: 11, UserConnectionsMax: 12, UserRequestBytes: 2 << 20, UserReplayBytes: 131072, KeepSteps: 5, SpoolTimeout: 9 * time.Second, ReplayBytes: 4096,
@@ -261,7 +257,7 @@ include
 func TestKeysThatAreNotRead(t *testing.T) {
 	_, probs, dir := load(t, map[string]string{
 		"slurm.conf": "SlurmctldHost=a(1.2.3.4) \nSchedulerType=sched/backfill\nKillWiat=5\nHookTimeout=3\nPropagateResourceLimits=ALL\nPropagateResourceLimitsExcept=CORE\nPrologFlags=alloc,frob\n" +
-			"NodeName=vm Weight=3 Frob=4 CPUSs=2\nDownNodes=vm State=DOWN\nDependencyParameters=max_depend_depth=5,Kill_Invalid_Dep\n",
+			"NodeName=vm Weight=3 Frob=4 CPUSs=2\nDownNodes=vm State=DOWN\nDependencyParameters=kill_invalid_depend\nJobRequeue=0\nMaxArraySize=50\n",
 		"stepd.conf": "KeepStep=5\nMaxTasksPerNode=4\n",
 	})
 	want := []string{
@@ -274,7 +270,9 @@ func TestKeysThatAreNotRead(t *testing.T) {
 		`ignored: slurm.conf:8: Frob does not concern a node daemon`,
 		`ignored: slurm.conf:8: CPUSs does not concern a node daemon`,
 		`ignored: slurm.conf:9: DownNodes does not concern a node daemon`,
-		`warning: slurm.conf:10: DependencyParameters="max_depend_depth=5,Kill_Invalid_Dep": flag "Kill_Invalid_Dep" is not known and has no effect`,
+		`ignored: slurm.conf:10: DependencyParameters does not concern a node daemon`,
+		`ignored: slurm.conf:11: JobRequeue does not concern a node daemon`,
+		`ignored: slurm.conf:12: MaxArraySize does not concern a node daemon`,
 		`error: stepd.conf:1: cannot use key "KeepStep": there is none of that name; is "keepsteps" meant?`,
 		`error: stepd.conf:2: cannot use key "MaxTasksPerNode": there is none of that name`,
 	}

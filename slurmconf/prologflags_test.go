@@ -11,7 +11,8 @@ func TestPrologFlags(t *testing.T) {
 		value, words string // "" is nothing wrong
 		severity     Severity
 	}{
-		{"Alloc", "", ""}, {"alloc,NoHold", "", ""}, {"DeferBatch,NoHold,Serial", "", ""}, {"Contain,RunInJob,ForceRequeueOnFail", "", ""},
+		{"Alloc", "", ""}, {"alloc,NoHold", "", ""}, {"DeferBatch,NoHold,Serial", "", ""}, {"Contain,RunInJob", "", ""},
+		{"Contain,ForceRequeueOnFail", "a batch job whose prolog fails is FAILED", SeverityWarning},
 		{"NoHold", "no effect without Alloc", SeverityWarning},
 		{"X11", "X11 is not forwarded here", SeverityWarning},
 		{"Alloc,Frob", `"Frob" is not known`, SeverityWarning},

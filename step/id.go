@@ -20,6 +20,15 @@ const (
 	KeeperPlace uint32 = 4294967289
 )
 
+const (
+	// JobsEnd ends the numbers of jobs: from it on they are Slurm's marks, NO_VAL and INFINITE
+	// among them (slurm.h).
+	JobsEnd = 0xfffffff0
+	// StepsEnd ends the numbers of steps that are counted: those that Slurm reserves come
+	// soon behind it.
+	StepsEnd = BatchStep - 16
+)
+
 // reservedNames are what users call the reserved steps, as in sacct and scancel.
 var reservedNames = map[uint32]string{InteractiveStep: "interactive", BatchStep: "batch", ExternStep: "extern"}
 

@@ -66,8 +66,8 @@ type Record struct {
 	Suspended        *time.Time `json:"suspended"`
 	SuspendedBy      *uint32    `json:"suspended_by,omitempty"`
 	SuspendedSeconds float64    `json:"suspended_seconds,omitempty"`
-	// Array is the place of the job in a job array, null without one. Restarts counts how
-	// often it was put back into the queue.
+	// Array is the place of the job in a job array, null without one. Restarts counts the runs
+	// of the job before this one. Both are a controller's words.
 	Array    *ArrayTask `json:"array,omitempty"`
 	Restarts uint32     `json:"restarts,omitempty"`
 	// Survivors are the first of the processes that SIGKILL has not ended within

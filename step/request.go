@@ -1,7 +1,5 @@
 package step
 
-import "time"
-
 // Schema is the version of every JSON document of this package.
 const Schema = 1
 
@@ -112,18 +110,24 @@ type Request struct {
 	// the job's, whose batch step is one task that runs this script. Argv is
 	// then its name, as the user gave it, and its arguments.
 	Script []byte `json:"script,omitempty"`
-	// Array makes a job of each of its tasks (ParseArray), Begin is when a job may start at
-	// the earliest; "" and nil are neither. Requeue says whether it may be run again, nil is
-	// JobRequeue of slurm.conf. They are those of a batch job alone.
-	Array   string     `json:"array,omitempty"`
-	Begin   *time.Time `json:"begin,omitempty"`
-	Requeue *bool      `json:"requeue,omitempty"`
-	// Hold keeps it from its start until somebody lets go of it. Dependency is what it waits
-	// for (ParseDependencies), "" is nothing; KillInvalidDep ends it where that can never
-	// come, nil is DependencyParameters of slurm.conf. These, too, are a batch job's alone.
-	Hold           bool   `json:"hold,omitempty"`
-	Dependency     string `json:"dependency,omitempty"`
-	KillInvalidDep *bool  `json:"kill_invalid_dep,omitempty"`
+	// Array is the job's place in a job array, nil without one, and RestartCount how often the
+	// job has run before: a controller's words, which the tasks, the plugins and the file name
+	// patterns are told. A step of a running job has the job's.
+	Array        *ArrayTask `json:"array_task,omitempty"`
+	RestartCount uint32     `json:"restart_count,omitempty"`
+	// As are the numbers that the job and the step are to have; nil is the next ones. Only
+	// root may set it.
+	As *Numbers `json:"id,omitempty"`
+}
+
+// Numbers are those that a controller gives to a job and a step of it.
+type Numbers struct {
+	// Job is the number of the job that the request makes, or of the running one that it
+	// names.
+	Job uint32 `json:"job"`
+	// Step is the step's number; nil is the next one. Batch steps and jobs without a step
+	// have none to choose.
+	Step *uint32 `json:"step,omitempty"`
 }
 
 // WaitForever is an ImmediateS without a limit.
@@ -227,12 +231,9 @@ type Spec struct {
 	GresEnv   []string    `json:"gres_env,omitempty"`
 	GresUnset []string    `json:"gres_unset,omitempty"`
 
-	Cluster      string `json:"cluster"`
-	Partition    string `json:"partition"`
-	SlurmConf    string `json:"slurm_conf,omitempty"`
-	RestartCount uint32 `json:"restart_count,omitempty"`
-	// Array is the job's place in a job array; nil without one.
-	Array *ArrayTask `json:"array_task,omitempty"`
+	Cluster   string `json:"cluster"`
+	Partition string `json:"partition"`
+	SlurmConf string `json:"slurm_conf,omitempty"`
 
 	// MPIConf is what the site says to MPI plugins.
 	MPIConf   MPIConf     `json:"mpi_conf,omitzero"`

@@ -39,7 +39,7 @@ func bad(field, format string, args ...any) error {
 // (who may name a user, how many CPUs there are) is noded's to check.
 func (r *Request) Validate() error {
 	for _, check := range []func() error{
-		r.checkIdentity, r.checkCounts, r.checkNodes, r.checkMemory, r.checkGres, r.checkArgv, r.checkApps, r.checkEnv, r.checkPlace, r.checkStreams, r.checkTerminal, r.checkWords, r.checkSpank, r.checkBinding, r.checkTime, r.checkTaskScripts, r.checkInteractive, r.checkQueue,
+		r.checkIdentity, r.checkCounts, r.checkNodes, r.checkMemory, r.checkGres, r.checkArgv, r.checkApps, r.checkEnv, r.checkPlace, r.checkStreams, r.checkTerminal, r.checkWords, r.checkSpank, r.checkBinding, r.checkTime, r.checkTaskScripts, r.checkInteractive, r.checkNumbers,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -284,22 +284,23 @@ func (r *Request) checkInteractive() error {
 	return nil
 }
 
-// checkQueue: only a batch job waits for its start.
-func (r *Request) checkQueue() error {
-	if len(r.Script) > 0 {
-		return nil
-	}
+// checkNumbers checks the numbers that a controller gives; whether they are free is noded's
+// to tell.
+func (r *Request) checkNumbers() error {
+	as := r.As
 	switch {
-	case r.Array != "":
-		return bad("array", "only a batch job may be an array")
-	case r.Begin != nil:
-		return bad("begin", "only a batch job may begin later")
-	case r.Requeue != nil:
-		return bad("requeue", "only a batch job may be run again")
-	case r.Hold:
-		return bad("hold", "only a batch job may be held")
-	case r.Dependency != "" || r.KillInvalidDep != nil:
-		return bad("dependency", "only a batch job may wait for others")
+	case as == nil:
+		return nil
+	case as.Job == 0 || as.Job >= JobsEnd:
+		return bad("id", "%d is no number of a job: want 1 to %d", as.Job, uint32(JobsEnd-1))
+	case r.Job != nil && *r.Job != as.Job:
+		return bad("id", "job %d, and the step is to be one of job %d", as.Job, *r.Job)
+	case as.Step != nil && len(r.Script) > 0:
+		return bad("id", "a batch step has a number of its own")
+	case as.Step != nil && r.Interactive:
+		return bad("id", "an interactive step has a number of its own")
+	case as.Step != nil && *as.Step >= StepsEnd:
+		return bad("id", "%d is no number of a step: want 0 to %d", *as.Step, uint32(StepsEnd-1))
 	}
 	return nil
 }

@@ -74,9 +74,8 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 // rules fills in what the site wants of jobs and steps, and the bounds that it sets them.
 func (s *site) rules(cfg *node.Config) {
 	c, own := s.conf, s.conf.Stepd
-	cfg.MaxTasks, cfg.MaxArraySize, cfg.NoRequeue = c.MaxTasksPerNode, c.MaxArraySize, c.JobRequeue == 0
+	cfg.MaxTasks = c.MaxTasksPerNode
 	cfg.InteractiveStep = s.interactiveStep()
-	cfg.KillInvalidDep = slices.Contains(c.DependencyParameters, "kill_invalid_depend")
 	cfg.Propagate, cfg.PropagatePrio, cfg.NoNewPrivs = c.PropagateResourceLimits, c.PropagatePrioProcess, own.NoNewPrivs
 	cfg.KillWait, cfg.UnkillableTimeout, cfg.UnkillableProgram = c.KillWait, c.UnkillableStepTimeout, c.UnkillableStepProgram
 	cfg.MinJobAge, cfg.KeepSteps, cfg.ReplayBytes = c.MinJobAge, own.KeepSteps, own.ReplayBytes
@@ -178,10 +177,8 @@ func (s *site) scripts() node.Scripts {
 		// The others imply it (slurm.conf(5)). Of DeferBatch and RunInJob nothing is to be
 		// done: a script always waits for the prolog, which is always in the job's cgroup.
 		switch strings.ToLower(f) {
-		case "alloc", "contain", "x11", "deferbatch", "runinjob":
+		case "alloc", "contain", "x11", "deferbatch", "runinjob", "forcerequeueonfail":
 			out.AtAlloc = true
-		case "forcerequeueonfail":
-			out.AtAlloc, out.Requeue = true, true
 		case "nohold":
 			out.NoHold = true
 		case "serial":

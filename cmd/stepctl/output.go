@@ -287,7 +287,7 @@ func printFiles(rec *step.Record, o outputOptions) error {
 
 // files prints those of one stream, in the order of their ranks.
 func (p *printer) files(reader fileReader, rec *step.Record, fd int, place *step.OutputPlace) error {
-	spec := &step.Spec{ID: rec.ID, Array: rec.Array, Request: step.Request{Name: rec.Name, NTasks: rec.NTasks}, User: step.User{Name: rec.User, UID: rec.UID}, NodeName: rec.Node}
+	spec := &step.Spec{ID: rec.ID, Request: step.Request{Name: rec.Name, NTasks: rec.NTasks, Array: rec.Array}, User: step.User{Name: rec.User, UID: rec.UID}, NodeName: rec.Node}
 	first, last := 0, 0
 	switch {
 	case place.Rank != nil:

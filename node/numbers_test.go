@@ -1,0 +1,132 @@
+package node
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// TestControllersNumbers: root chooses the numbers of jobs and steps; noded's own go on
+// above them.
+func TestControllersNumbers(t *testing.T) {
+	tn := fresh(t)
+	uid := uint32(1000)
+	ask := func(who uint32, change func(*step.Request)) (step.ID, error) {
+		req := request("wait")
+		if who == 0 {
+			req.UID = &uid
+		}
+		change(&req)
+		reply, err := tn.svc.Run(as(who), &api.RunRequest{Request: marshal(t, req)})
+		return step.ID{Job: reply.GetJobId(), Step: reply.GetStepId()}, err
+	}
+	as17 := func(number *uint32) func(*step.Request) {
+		return func(r *step.Request) { r.As = &step.Numbers{Job: 17, Step: number} }
+	}
+	if _, err := ask(1000, as17(nil)); api.CodeOf(err) != api.PermissionDenied || !strings.Contains(err.Error(), "id: only root") {
+		t.Errorf("as a user: %v", err)
+	}
+	id, err := ask(0, as17(ptr(uint32(3))))
+	if err != nil || id != (step.ID{Job: 17, Step: 3}) {
+		t.Fatalf("step %s, %v", id, err)
+	}
+	rec := tn.until(id, step.Running)
+	if rec.UID != uid {
+		t.Errorf("record %+v", rec)
+	}
+	taken := func(what string, err error, next string) {
+		t.Helper()
+		if want := "id: the number is taken; " + next + " is free"; api.CodeOf(err) != api.FailedPrecondition || err.Error() != want {
+			t.Errorf("%s: %v, want %q", what, err, want)
+		}
+	}
+	_, err = ask(0, as17(ptr(uint32(4))))
+	taken("another job 17", err, "18.4")
+
+	// Further steps of the job.
+	further := func(number *uint32) (step.ID, error) {
+		return ask(0, func(r *step.Request) { as17(number)(r); r.Job, r.Overlap = &id.Job, true })
+	}
+	for _, c := range []struct{ want, got *uint32 }{{ptr(uint32(9)), ptr(uint32(9))}, {ptr(uint32(1)), ptr(uint32(1))}, {nil, ptr(uint32(10))}} {
+		if got, err := further(c.want); err != nil || got != (step.ID{Job: 17, Step: *c.got}) {
+			t.Errorf("a further step: %s, %v; want 17.%d", got, err, *c.got)
+		}
+	}
+	_, err = further(ptr(uint32(9)))
+	taken("a step that there is", err, "17.11")
+	for what, change := range map[string]func(*step.Request){
+		"another job":   func(r *step.Request) { r.Job, r.As = &id.Job, &step.Numbers{Job: 16} },
+		"job 0":         func(r *step.Request) { r.As = new(step.Numbers) },
+		"Slurm's marks": func(r *step.Request) { r.As = &step.Numbers{Job: step.JobsEnd} },
+		"a batch step":  func(r *step.Request) { r.Script = []byte("#!/bin/sh"); as17(ptr(uint32(0)))(r) },
+	} {
+		if _, err := ask(0, change); api.CodeOf(err) != api.InvalidArgument || !strings.Contains(err.Error(), "id: ") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+
+	// Its own numbers are higher, a controller's need not be.
+	if next := tn.run(1000, request("exit", "0")); next != (step.ID{Job: 18}) {
+		t.Errorf("the next job's step is %s", next)
+	}
+	client := newClient(t, 0)
+	job, err := tn.alloc(client, func(r *step.Request) { r.UID, r.As, r.Overcommit = &uid, &step.Numbers{Job: 5}, true })
+	if err != nil || job != 5 {
+		t.Fatalf("allocation %d, %v", job, err)
+	}
+	_, err = tn.alloc(client, func(r *step.Request) { r.UID, r.As, r.Overcommit = &uid, &step.Numbers{Job: 5}, true })
+	taken("another allocation", err, "19.0")
+	if _, err := tn.alloc(client, func(r *step.Request) { r.As = &step.Numbers{Job: 6, Step: new(uint32)} }); api.CodeOf(err) != api.InvalidArgument {
+		t.Errorf("a step of an allocation: %v", err)
+	}
+	client.kill()
+	if err := tn.cancel(id); err != nil {
+		t.Fatal(err)
+	}
+	tn.idle()
+}
+
+// TestControllersArray: what a controller says of array and earlier runs is the job's, and
+// that of its steps; the job's number serves for its next run.
+func TestControllersArray(t *testing.T) {
+	tn := fresh(t)
+	uid := uint32(os.Getuid())
+	array := step.ArrayTask{Job: 12, Task: 3, Count: 4, Min: 1, Max: 7, Step: 2}
+	run := func(restarts uint32) (step.ID, error) {
+		req := batch("wait")
+		req.UID, req.Array, req.RestartCount, req.As = &uid, &array, restarts, &step.Numbers{Job: 14}
+		reply, err := tn.svc.Run(as(0), &api.RunRequest{Request: marshal(t, req)})
+		return step.ID{Job: reply.GetJobId(), Step: reply.GetStepId()}, err
+	}
+	for restarts := range uint32(3) {
+		id, err := run(restarts)
+		if err != nil || id != (step.ID{Job: 14, Step: step.BatchStep}) {
+			t.Fatalf("run %d: step %s, %v", restarts, id, err)
+		}
+		rec := tn.until(id, step.Running)
+		if rec.Array == nil || *rec.Array != array || rec.Restarts != restarts {
+			t.Errorf("record %+v", rec)
+		}
+		inner := tn.stepOf(14, uid, "wait")
+		rec = tn.until(inner, step.Running)
+		if rec.Array == nil || *rec.Array != array || rec.Restarts != restarts || inner.Step != 0 {
+			t.Errorf("a step: %+v", rec)
+		}
+		if _, err := run(restarts + 1); err == nil {
+			t.Error("it runs twice")
+		}
+		tn.cancelJob(id)
+		tn.wait(id)
+		tn.idle()
+		if _, err := run(restarts); api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), "the number is taken; 15.") {
+			t.Errorf("another job of that number: %v", err)
+		}
+	}
+	recs, err := tn.find(&api.StepRef{JobId: 14})
+	if err != nil || len(recs) != 2 || recs[0].Restarts != 2 || recs[1].Restarts != 2 {
+		t.Errorf("what is kept: %v, %v", recs, err)
+	}
+}

@@ -1,0 +1,255 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// lineNode is a node in whose line requests wait.
+type lineNode struct {
+	*testNode
+	lined int // how many wait
+}
+
+// ask sends a request that waits for so many seconds, and returns when it has its place in
+// the line. The answer comes by the channel.
+func (a *lineNode) ask(ctx context.Context, seconds int, change func(*step.Request)) chan error {
+	a.t.Helper()
+	req := request("exit", "0")
+	req.ImmediateS = &seconds
+	if change != nil {
+		change(&req)
+	}
+	answer := make(chan error, 1)
+	go func() {
+		_, err := a.svc.Run(ctx, &api.RunRequest{Request: marshal(a.t, req)})
+		answer <- err
+	}()
+	a.lined++
+	a.line(a.lined)
+	return answer
+}
+
+// line waits until so many requests wait.
+func (a *lineNode) line(n int) {
+	a.t.Helper()
+	a.lined = n
+	a.eventually(fmt.Sprintf("a line of %d", n), func() bool {
+		a.reg.mu.Lock()
+		defer a.reg.mu.Unlock()
+		return len(a.reg.line) == n
+	})
+}
+
+func (a *lineNode) refused(what string, err error, code api.Code, words string) {
+	a.t.Helper()
+	if api.CodeOf(err) != code || !strings.Contains(api.MessageOf(err), words) {
+		a.t.Errorf("%s: %v, want %s with %q", what, err, code, words)
+	}
+}
+
+// TestImmediateInOrder: jobs wait in the order of asking, batch jobs, steps and allocations
+// alike, and none overtakes one that waits.
+func TestImmediateInOrder(t *testing.T) {
+	tn := &lineNode{testNode: fresh(t)}
+	of := func(n int) func(*step.Request) { return func(r *step.Request) { r.NTasks = n } }
+	hold := request("wait")
+	hold.NTasks = 3
+	first := tn.run(1000, hold)
+	tn.until(first, step.Running)
+
+	big := tn.ask(as(1000), step.WaitForever, func(r *step.Request) { r.NTasks, r.Argv = 4, []string{"wait"} })
+	small := tn.ask(as(1001), step.WaitForever, of(1)) // would fit
+	script := tn.ask(as(uint32(os.Getuid())), step.WaitForever, func(r *step.Request) { *r = batch("exit 0"); forever := step.WaitForever; r.ImmediateS = &forever })
+	client := newClient(t, 1000)
+	held := make(chan error, 1)
+	go func() {
+		_, err := tn.alloc(client, func(r *step.Request) { forever := step.WaitForever; r.ImmediateS = &forever })
+		held <- err
+	}()
+	tn.line(4)
+	_, err := tn.svc.Run(as(1002), &api.RunRequest{Request: marshal(t, request("exit", "0"))})
+	tn.refused("one that does not wait", err, api.ResourceExhausted, "the step does not fit: 4 requests wait before it")
+	if !isBusy(err) {
+		t.Errorf("it is not told that it could wait: %v", err)
+	}
+	_, err = tn.svc.Run(as(1002), &api.RunRequest{Request: marshal(t, func() step.Request { r := request("x"); of(5)(&r); forever := step.WaitForever; r.ImmediateS = &forever; return r }())})
+	tn.refused("one that never fits", err, api.ResourceExhausted, "needs 5 CPUs on this node, which has 4 CPUs")
+	tn.line(4)
+
+	if err := tn.cancel(first); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-big; err != nil {
+		t.Errorf("the big one: %v", err)
+	}
+	tn.line(3)
+	for name, answer := range map[string]chan error{"small": small, "script": script, "held": held} {
+		select {
+		case err := <-answer:
+			t.Errorf("%s has overtaken: %v", name, err)
+		default:
+		}
+	}
+	if err := tn.cancel(step.ID{Job: first.Job + 1}); err != nil {
+		t.Fatal(err)
+	}
+	for name, answer := range map[string]chan error{"small": small, "script": script, "held": held} {
+		if err := <-answer; err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	client.kill()
+	tn.idle()
+	tn.reg.mu.Lock()
+	defer tn.reg.mu.Unlock()
+	if len(tn.reg.byUser) > 0 || len(tn.reg.waiting) > 0 {
+		t.Errorf("still counted: %v, %v", tn.reg.byUser, tn.reg.waiting)
+	}
+}
+
+// TestImmediateOver: a request whose time is over is refused with what blocks it, and one
+// whose client has gone is forgotten.
+func TestImmediateOver(t *testing.T) {
+	tn := &lineNode{testNode: fresh(t)}
+	hold := request("wait")
+	hold.NTasks, hold.TimeLimitS = 3, 3600
+	first := tn.run(1000, hold)
+	tn.until(first, step.Running)
+	two := func(r *step.Request) { r.NTasks = 2 }
+	begun := time.Now()
+	late := tn.ask(as(1000), 1, two)
+	ctx, gone := context.WithCancel(as(1000))
+	forgotten := tn.ask(ctx, step.WaitForever, two)
+	behind := tn.ask(as(1000), 1, func(r *step.Request) { r.NTasks = 1 })
+	err := <-late
+	if took := time.Since(begun); took < time.Second || took > 5*time.Second {
+		t.Errorf("refused after %v", took)
+	}
+	tn.refused("the first", err, api.ResourceExhausted, "it needs 2 CPUs on this node: of its 4 CPUs 1 are free")
+	tn.refused("the first", err, api.ResourceExhausted, "; free at ")
+	tn.refused("the one behind", <-behind, api.ResourceExhausted, "request waits before it")
+	tn.line(1)
+	gone()
+	tn.refused("without its client", <-forgotten, api.Canceled, "")
+	tn.line(0)
+	tn.wait(tn.run(1000, request("exit", "0"))) // there is room for one
+}
+
+// TestImmediateDrained: a drained node refuses what waits, with the reason, and so does one
+// that stops.
+func TestImmediateDrained(t *testing.T) {
+	tn := &lineNode{testNode: start(t, t.TempDir(), nil)}
+	hold := request("wait")
+	hold.NTasks = 4
+	tn.until(tn.run(1000, hold), step.Running)
+	waits := tn.ask(as(1000), step.WaitForever, nil)
+	if _, err := tn.svc.Drain(as(0), &api.DrainRequest{Reason: "new disk"}); err != nil {
+		t.Fatal(err)
+	}
+	tn.refused("what waits", <-waits, api.FailedPrecondition, "node is drained: new disk")
+	tn.line(0)
+	forever := step.WaitForever
+	req := request("exit", "0")
+	req.ImmediateS = &forever
+	_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, req)})
+	tn.refused("what would wait", err, api.FailedPrecondition, "node is drained: new disk")
+	if _, err := tn.svc.Resume(as(0), &api.Empty{}); err != nil {
+		t.Fatal(err)
+	}
+	waits = tn.ask(as(1000), step.WaitForever, nil)
+	tn.stop()
+	tn.refused("what waits", <-waits, api.Unavailable, "noded is stopping")
+}
+
+// TestImmediateIsBounded: a request that waits counts as a step of its user's, and by its
+// size.
+func TestImmediateIsBounded(t *testing.T) {
+	tn := &lineNode{testNode: start(t, t.TempDir(), func(c *Config) { c.PerUser.Steps = 2 })}
+	defer tn.stop()
+	hold := request("wait")
+	hold.NTasks = 4
+	first := tn.run(1000, hold)
+	tn.until(first, step.Running)
+	ctx, gone := context.WithCancel(as(1000))
+	waits := tn.ask(ctx, step.WaitForever, nil)
+	forever := step.WaitForever
+	again := func(uid uint32) error {
+		req := request("exit", "0")
+		req.ImmediateS = &forever
+		_, err := tn.svc.Run(as(uid), &api.RunRequest{Request: marshal(t, req)})
+		return err
+	}
+	tn.refused("a second step", again(1000), api.ResourceExhausted, "UserStepsMax")
+	tn.reg.mu.Lock()
+	tn.reg.perUser.Steps, tn.reg.perUser.RequestBytes = 100, tn.reg.waiting[1000]+1
+	tn.reg.mu.Unlock()
+	tn.refused("its bytes", again(1000), api.ResourceExhausted, "UserRequestBytes")
+	client := newClient(t, 1000)
+	_, err := tn.alloc(client, func(r *step.Request) { r.ImmediateS = &forever })
+	tn.refused("an allocation's bytes", err, api.ResourceExhausted, "UserRequestBytes")
+	tn.line(1)
+	gone()
+	<-waits
+}
+
+// TestBatchOverReboot: a batch job that ran when the host went down is lost, whether its
+// stepd could say so or not, and not run again.
+func TestBatchOverReboot(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	t.Cleanup(func() { tn.stop() })
+	told, untold := tn.batch("wait"), tn.batch("wait")
+	for _, id := range []step.ID{told, untold} {
+		tn.until(id, step.Running)
+	}
+	tn.stop()
+	killLeft(t, dir)
+
+	tn = start(t, dir, func(c *Config) { // as the next boot finds it
+		layout := layout{run: c.RunDir, spool: c.SpoolDir}
+		st, err := openStore(layout.state(), c.MinJobAge, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range []step.ID{told, untold} {
+			rec, err := st.step(id)
+			if err == nil {
+				rec.BootID = "another"
+				err = st.put(rec)
+			}
+			if err == nil && id == told {
+				deadRecord(rec, "stepd got SIGTERM: the host goes down", step.NodeFail, time.Now())
+				err = os.WriteFile(layout.result(id), marshal(t, rec), 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := st.close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	for id, words := range map[step.ID]string{told: "the host goes down", untold: "the node was rebooted while the step ran"} {
+		if rec := tn.wait(id); rec.State != step.NodeFail || *rec.ExitCode != 1 || !strings.Contains(rec.Reason, words) {
+			t.Errorf("step %s: %+v", id, rec)
+		}
+	}
+	tn.idle()
+}
+
+// TestBatchStepdLost: a batch job is lost with its stepd.
+func TestBatchStepdLost(t *testing.T) {
+	tn := fresh(t)
+	id := tn.batch("die 3")
+	if rec := tn.wait(id); rec.State != step.NodeFail || *rec.ExitCode != 1 || !strings.Contains(rec.Reason, "stepd") {
+		t.Errorf("record %+v", rec)
+	}
+}
