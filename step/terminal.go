@@ -2,7 +2,7 @@ package step
 
 import "errors"
 
-// ErrEnded says that a step has nothing to show any more; stepd tells it by its words.
+// ErrEnded says that a step has nothing to show any more.
 var ErrEnded = errors.New("the step has ended")
 
 // Terminal asks for a terminal for rank 0 (--pty): its three streams are that

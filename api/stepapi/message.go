@@ -2,6 +2,7 @@ package stepapi
 
 import (
 	"encoding/json"
+	"errors"
 
 	"stepd/step"
 )
@@ -111,6 +112,7 @@ type Msg struct {
 	By      *uint32          `json:"by,omitempty"` // Suspend, Resume: the uid that root asks for; itself without
 	Text    string           `json:"text,omitempty"`
 	Error   string           `json:"error,omitempty"`
+	Ended   bool             `json:"ended,omitempty"` // Error is step.ErrEnded
 	State   step.State       `json:"state,omitempty"`
 	Ranks   []int            `json:"ranks,omitempty"`
 	Status  *step.ExitStatus `json:"status,omitempty"`
@@ -120,6 +122,18 @@ type Msg struct {
 	Watched *Watched         `json:"watched,omitempty"`
 	Ask     *Ask             `json:"ask,omitempty"`
 	Answer  *Answer          `json:"answer,omitempty"`
+}
+
+// Err is what a Reply or a Hello refuses, nil of one that refuses nothing. It is
+// step.ErrEnded where the step has ended.
+func (m *Msg) Err() error {
+	switch {
+	case m.Ended:
+		return step.ErrEnded
+	case m.Error != "":
+		return errors.New(m.Error)
+	}
+	return nil
 }
 
 // What an Ask is for (step.MPIServices).

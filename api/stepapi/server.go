@@ -144,7 +144,7 @@ func (s *Server) read(p *peer, root bool) {
 			break
 		}
 		if err := s.serve(p, m, fds, root); err != nil {
-			p.put(queued{m: &Msg{Type: TypeReply, Seq: m.Seq, Error: err.Error()}})
+			p.put(queued{m: &Msg{Type: TypeReply, Seq: m.Seq, Error: err.Error(), Ended: errors.Is(err, step.ErrEnded)}})
 		}
 	}
 	s.mu.Lock()

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -99,8 +101,10 @@ func parseReplay(s string) (int64, error) {
 
 // attached is one client's part in a step that another one has started.
 type attached struct {
-	o      *attachOptions
-	rec    *step.Record
+	o   *attachOptions
+	rec *step.Record
+	// last is the step's last record, as noded knows it soon.
+	last   func() (*step.Record, error)
 	conn   *stepapi.Conn
 	screen *screen // of a terminal
 	// Of another step: what writes its lines, and the end of what comes.
@@ -108,10 +112,15 @@ type attached struct {
 	guard *guard
 	ended chan struct{}
 	cut   bool // of lines: stepd has not sent all; to be read when ended is closed
-	// A client whose own output takes no more leaves with a code.
+	// A client whose own output takes no more, or that cannot read what comes, leaves with
+	// a code.
 	once   sync.Once
 	gone   chan struct{} // closed then
 	goneBy int           // of gone
+}
+
+func newAttached(o *attachOptions, rec *step.Record, last func() (*step.Record, error)) *attached {
+	return &attached{o: o, rec: rec, last: last, ended: make(chan struct{}), gone: make(chan struct{})}
 }
 
 // attach shows the step until its end, or until the client leaves it.
@@ -128,15 +137,23 @@ func (d *dialer) attach(id step.ID, o *attachOptions) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	a := &attached{o: o, rec: rec, ended: make(chan struct{}), gone: make(chan struct{})}
+	return newAttached(o, rec, func() (*step.Record, error) { return d.last(id) }).show(d, watch, keys)
+}
+
+// show is attach of a step that ran when noded was asked.
+func (a *attached) show(d *dialer, watch *stepapi.Watch, keys *detachKeys) (code int, err error) {
 	watched, conn, err := a.connect(d, watch)
 	if err != nil {
+		rec, err := a.fate(err)
+		if err == nil {
+			err = errOver(rec)
+		}
 		return 0, err
 	}
 	defer a.conn.Close()
-	if watched.Terminal && o.label {
+	if watched.Terminal && a.o.label {
 		conn.Close()
-		return 0, fmt.Errorf("--label: step %s has a terminal, whose output has no labels", id)
+		return 0, fmt.Errorf("--label: step %s has a terminal, whose output has no labels", a.rec.ID)
 	}
 	if watched.Terminal {
 		return a.showTerminal(conn, keys, watch.ReadOnly)
@@ -172,21 +189,74 @@ func (d *dialer) running(id step.ID) (*step.Record, error) {
 	case err != nil:
 		return nil, err
 	case rec.State.Final():
-		return nil, fmt.Errorf("step %s has ended (%s): `stepctl output %s` shows what is kept of its output", id, rec.State, id)
+		return nil, errOver(rec)
 	case rec.State == step.Pending || rec.State == step.Starting:
 		return nil, fmt.Errorf("cannot attach to step %s: it is %s and writes nothing yet", id, rec.State)
 	}
 	return rec, nil
 }
 
+// errOver is that a step has ended, whose last record is rec.
+func errOver(rec *step.Record) error {
+	return fmt.Errorf("step %s has ended (%s): `stepctl output %s` shows what is kept of its output", rec.ID, rec.State, rec.ID)
+}
+
+// errLost is the loss of the connection to a step's stepd. noded knows, or will know soon,
+// what became of the step.
+type errLost struct {
+	id    step.ID
+	cause error // nil where stepd has closed it
+}
+
+func (e *errLost) Error() string {
+	if e.cause == nil {
+		return fmt.Sprintf("the connection to the stepd of step %s is lost", e.id)
+	}
+	return fmt.Sprintf("the connection to the stepd of step %s is lost: %s", e.id, e.cause)
+}
+
+func (e *errLost) Unwrap() error { return e.cause }
+
 // dialStep connects to the step's stepd, whose socket lies beside noded's.
 func (d *dialer) dialStep(id step.ID) (*stepapi.Conn, error) {
 	path, _ := d.path()
 	conn, err := stepapi.DialDir(filepath.Join(filepath.Dir(path), "steps"), id.String()+".sock")
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
-		return nil, fmt.Errorf("cannot reach the stepd of step %s: %w (%v)", id, step.ErrEnded, err)
+		return nil, &errLost{id, err}
 	}
 	return conn, err
+}
+
+// recv reads a record of stepd's: an error is an errLost, or that the record makes no
+// sense.
+func (a *attached) recv(conn *stepapi.Conn) (*stepapi.Msg, []int, error) {
+	m, fds, err := conn.Recv()
+	switch {
+	case err == nil:
+		return m, fds, nil
+	case errors.Is(err, io.EOF):
+		return nil, nil, &errLost{id: a.rec.ID}
+	case errors.Is(err, net.ErrClosed), errors.Is(err, unix.EPIPE), errors.Is(err, unix.ENOTCONN):
+		return nil, nil, &errLost{a.rec.ID, err}
+	}
+	return nil, nil, a.malformed(err)
+}
+
+func (a *attached) malformed(err error) error {
+	return fmt.Errorf("cannot read what the stepd of step %s says: %w", a.rec.ID, err)
+}
+
+// fate is what noded knows of the step where err is its end or the loss of its stepd. Any
+// other error it returns.
+func (a *attached) fate(err error) (*step.Record, error) {
+	if _, lost := errors.AsType[*errLost](err); !lost && !errors.Is(err, step.ErrEnded) {
+		return nil, err
+	}
+	rec, unknown := a.last()
+	if unknown != nil {
+		return nil, fmt.Errorf("%w, and what became of the step is not known: %s", err, plain(unknown))
+	}
+	return rec, nil
 }
 
 // ask asks for the output, and waits for the answer. stepd speaks first: what it says
@@ -194,18 +264,20 @@ func (d *dialer) dialStep(id step.ID) (*stepapi.Conn, error) {
 func (a *attached) ask(conn *stepapi.Conn, w *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
 	asked := false
 	for {
-		m, fds, err := conn.Recv()
+		m, fds, err := a.recv(conn)
 		if err != nil {
-			return nil, nil, fmt.Errorf("cannot see the output of step %s: %w (%v)", a.rec.ID, step.ErrEnded, err)
+			return nil, nil, err
+		}
+		if err := m.Err(); err != nil {
+			closeFDs(fds)
+			return nil, nil, fmt.Errorf("cannot see the output of step %s: %w", a.rec.ID, err)
 		}
 		switch {
-		case m.Error == step.ErrEnded.Error():
-			return nil, nil, fmt.Errorf("cannot see the output of step %s: %w", a.rec.ID, step.ErrEnded)
-		case m.Error != "":
-			closeFDs(fds)
-			return nil, nil, fmt.Errorf("cannot see the output of step %s: %s", a.rec.ID, m.Error)
 		case m.Seq == watchSeq && m.Watched != nil && len(fds) == 1:
 			return m.Watched, os.NewFile(uintptr(fds[0]), "the step's output"), nil
+		case m.Seq == watchSeq:
+			closeFDs(fds)
+			return nil, nil, a.malformed(fmt.Errorf("the answer has %d descriptors of the output, want 1", len(fds)))
 		case !asked:
 			asked = true
 			err := conn.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleTool})
@@ -246,7 +318,7 @@ func (a *attached) showTerminal(conn *os.File, keys *detachKeys, readOnly bool) 
 		<-a.screen.left
 		a.conn.Close()
 	})
-	rec := a.hear()
+	rec, err := a.hear()
 	a.screen.end(drainLimit)
 	if why, left := a.screen.leftBy(); left {
 		if why.words != "" {
@@ -254,10 +326,10 @@ func (a *attached) showTerminal(conn *os.File, keys *detachKeys, readOnly bool) 
 		}
 		return why.code, nil
 	}
-	if rec != nil && a.screen.cut() {
+	if err == nil && a.screen.cut() {
 		sayCut()
 	}
-	return a.conclude(rec)
+	return a.conclude(rec, err)
 }
 
 // catch ends the client's part by a signal; the step hears nothing of it.
@@ -281,26 +353,30 @@ func (a *attached) showLines(conn *os.File) (int, error) {
 	a.lines = stepio.NewRemote(spec, stepio.Options{Stdout: os.Stdout, Stderr: os.Stderr, Label: a.o.label, Unbuffered: !a.o.label, Failed: a.leave})
 	a.guard = newGuard(a.rec.UID, a.o.raw)
 	go func() { defer close(a.ended); defer conn.Close(); a.copyLines(conn) }()
-	rec := a.hear()
+	rec, err := a.hear()
 	ended := false
 	select {
 	case <-a.ended:
 		ended = true
 	case <-a.gone:
-		return a.goneBy, nil
 	case <-time.After(drainLimit):
+	}
+	select {
+	case <-a.gone: // copyLines ends then, too
+		return a.goneBy, nil
+	default:
 	}
 	if ended { // else copyLines is at them still
 		a.lines.End()
 	}
-	if rec != nil && (!ended || a.cut) {
+	if err == nil && (!ended || a.cut) {
 		sayCut()
 	}
-	return a.conclude(rec)
+	return a.conclude(rec, err)
 }
 
-// leave ends the client's part where its own output takes no more: by the code of who
-// dies of SIGPIPE where nobody reads it, which is no news.
+// leave ends the client's part where its own output takes no more, or what comes cannot
+// be read: by the code of who dies of SIGPIPE where nobody reads it, which is no news.
 func (a *attached) leave(err error) {
 	a.once.Do(func() {
 		if a.goneBy = brokenPipe; !errors.Is(err, unix.EPIPE) {
@@ -333,7 +409,10 @@ func (a *attached) copyLines(conn *os.File) {
 		}
 		f, err := replay.Parse(buf[:n])
 		switch {
-		case err != nil || f.Kind == replay.KindEnd:
+		case err != nil:
+			a.leave(fmt.Errorf("cannot read the output of step %s: %w", a.rec.ID, err))
+			return
+		case f.Kind == replay.KindEnd:
 			return
 		case f.Kind == replay.KindOutput:
 			a.lines.Output(f.FD, f.Rank, a.guard.pass(f.FD, f.Rank, f.Data), false)
@@ -357,31 +436,38 @@ func (a *attached) connect(d *dialer, watch *stepapi.Watch) (*stepapi.Watched, *
 	return watched, output, err
 }
 
-// hear says what is meant for the user, and returns the final record; nil where stepd is
-// gone without one, or the client has left.
-func (a *attached) hear() *step.Record {
+// hear says what is meant for the user, and returns the final record. It is an errLost
+// where stepd is gone without one, or the client has left.
+func (a *attached) hear() (*step.Record, error) {
 	for {
-		m, fds, err := a.conn.Recv()
+		m, fds, err := a.recv(a.conn)
 		if err != nil {
-			return nil
+			return nil, err
 		}
 		closeFDs(fds)
-		switch m.Type {
-		case stepapi.TypeMessage:
+		switch {
+		case m.Type == stepapi.TypeMessage:
 			sayLine(shown(m.Text))
-		case stepapi.TypeResult:
-			return m.Record
+		case m.Type == stepapi.TypeResult && m.Record == nil:
+			return nil, a.malformed(errors.New("its result has no record"))
+		case m.Type == stepapi.TypeResult:
+			return m.Record, nil
 		}
 	}
 }
 
-// conclude ends as the step has ended.
-func (a *attached) conclude(rec *step.Record) (int, error) {
-	if rec == nil {
-		return 0, fmt.Errorf("the stepd of step %s is gone: `stepctl show %s` tells what became of it", a.rec.ID, a.rec.ID)
+// conclude ends as the step has ended: with the record that stepd has sent, or else noded
+// has.
+func (a *attached) conclude(rec *step.Record, heard error) (int, error) {
+	if heard != nil {
+		var err error
+		if rec, err = a.fate(heard); err != nil {
+			return 0, err
+		}
+		say("%s", heard)
 	}
 	if rec.State != step.Completed {
-		say("step %s: %s: %s", rec.ID, rec.State, printable.Line(rec.Reason, 400))
+		say("step %s: %s: %s", a.rec.ID, rec.State, printable.Line(rec.Reason, 400))
 	}
 	if rec.ExitCode == nil {
 		return 1, nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -106,8 +107,11 @@ func (d *dialer) output(id step.ID, o outputOptions) error {
 	}
 	ended := rec.State.Final()
 	if !ended {
-		err = d.printLive(rec, o)
-		ended = errors.Is(err, step.ErrEnded) && d.awaitEnd(rec) == nil // noded is about to hear of it
+		a := newAttached(nil, rec, func() (*step.Record, error) { return d.last(id) })
+		if err = a.printLive(d, o); err != nil {
+			_, err = a.fate(err)
+			ended = err == nil
+		}
 	}
 	if ended {
 		err = d.printKept(rec, o)
@@ -118,12 +122,24 @@ func (d *dialer) output(id step.ID, o outputOptions) error {
 	return nil
 }
 
-// awaitEnd waits until noded knows that the step has ended.
-func (d *dialer) awaitEnd(rec *step.Record) error {
-	return d.call(func(ctx context.Context, client api.NodeClient) error {
-		_, err := client.Wait(ctx, &api.StepRef{JobId: rec.Job, StepId: &rec.Step})
+// lastWait is how long noded may take to hear of the end of a step whose stepd is gone.
+const lastWait = 10 * time.Second
+
+// last is the last record of a step that is about to end.
+func (d *dialer) last(id step.ID) (*step.Record, error) {
+	err := d.call(func(ctx context.Context, client api.NodeClient) error {
+		ctx, cancel := context.WithTimeout(ctx, lastWait)
+		defer cancel()
+		_, err := client.Wait(ctx, &api.StepRef{JobId: id.Job, StepId: &id.Step})
 		return err
 	})
+	switch {
+	case api.CodeOf(err) == api.DeadlineExceeded:
+		return nil, fmt.Errorf("noded has not heard of its end within %v", lastWait)
+	case err != nil:
+		return nil, err
+	}
+	return d.record(id)
 }
 
 // record asks noded for one step.
@@ -219,15 +235,14 @@ func (p *pieces) Read(b []byte) (int, error) {
 }
 
 // printLive prints what stepd keeps of a running step.
-func (d *dialer) printLive(rec *step.Record, o outputOptions) error {
-	a := &attached{rec: rec}
+func (a *attached) printLive(d *dialer, o outputOptions) error {
 	watched, out, err := a.connect(d, &stepapi.Watch{ReadOnly: true, Once: true, Replay: -1})
 	if err != nil {
 		return err
 	}
 	defer a.conn.Close()
 	defer out.Close()
-	p := newPrinter(rec, o, watched.Terminal)
+	p := newPrinter(a.rec, o, watched.Terminal)
 	defer p.end()
 	var skipped gaps
 	defer skipped.end()
@@ -235,12 +250,14 @@ func (d *dialer) printLive(rec *step.Record, o outputOptions) error {
 	for {
 		n, err := out.Read(buf)
 		if err != nil || n == 0 {
-			return errors.New("the rest of the output is missing: the step has ended meanwhile")
+			return fmt.Errorf("the rest of the output of step %s is missing: its stepd is gone", a.rec.ID)
 		}
 		f, err := replay.Parse(buf[:n])
 		switch {
-		case err != nil || f.Kind == replay.KindEnd:
-			return err
+		case err != nil:
+			return fmt.Errorf("cannot read the output of step %s: %w", a.rec.ID, err)
+		case f.Kind == replay.KindEnd:
+			return nil
 		case f.Kind == replay.KindGap:
 			skipped.add(f.N)
 		case f.Kind == replay.KindOutput:

@@ -243,6 +243,7 @@ func (s *screen) show() {
 		}
 		f, err := replay.Parse(buf[:n])
 		if err != nil {
+			s.leave(leaving{code: 1, words: fmt.Sprintf("cannot read its output (%v): detached", err)})
 			return
 		}
 		switch f.Kind {
