@@ -243,3 +243,30 @@ func elfOfMachine(t *testing.T, machine elf.Machine) []byte {
 	must(t, little.Write(&b, little.LittleEndian, head))
 	return b.Bytes()
 }
+
+// TestRootTaskStates: while a step runs, ps and show say which tasks have exec'd, and which
+// could not be.
+func TestRootTaskStates(t *testing.T) {
+	t.Parallel()
+	n := startNode(t, site{})
+	must(t, os.WriteFile(filepath.Join(n.wd, "apps"), []byte("0-1,3 sleep 1000\n2 /nonexistent\n"), 0o644))
+	p := n.start(t, call{args: []string{"run", "-n4", "--overcommit", "-J", "states", "--multi-prog", "apps"}})
+	id := n.runs(t, "states").id()
+	want := []string{"RUNNING", "RUNNING", "FAILED", "RUNNING"}
+	for what, doc := range map[string]func() stepDoc{
+		"ps":   func() stepDoc { return n.ps(t)[0] },
+		"show": func() stepDoc { return n.show(t, id) },
+	} {
+		eventually(t, callTimeout, what+" to have the tasks' states", func() error {
+			for rank, task := range doc().Tasks {
+				if task.State != want[rank] || rank == 2 && (task.Stage != "exec" || task.Errno != int(syscall.ENOENT)) {
+					return fmt.Errorf("task %d is %+v, want %s", rank, task, want[rank])
+				}
+			}
+			return nil
+		})
+	}
+	ok(t, "cancel", n.ctl(t, "cancel", id))
+	p.wait(t)
+	n.checkClean(t)
+}

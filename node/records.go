@@ -107,7 +107,8 @@ func (f *follower) taskExit(m *stepapi.Msg) {
 	}
 	f.update(func(own *step.Record) {
 		for i := range own.Tasks {
-			if slices.Contains(m.Ranks, own.Tasks[i].Rank) {
+			// A record may have told of the end before, and where a task failed.
+			if own.Tasks[i].Status == nil && slices.Contains(m.Ranks, own.Tasks[i].Rank) {
 				own.Tasks[i].End(*m.Status)
 			}
 		}

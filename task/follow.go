@@ -11,9 +11,11 @@ import (
 	"stepd/step"
 )
 
-// evictAfter is how long a step lives before its host leaves the tasks'
-// cgroup: a short step is over before the move is worth its 10 ms.
-const evictAfter = 100 * time.Millisecond
+// settleAfter is how long a step lives before its host leaves the tasks' cgroup, and
+// before noded hears which tasks have exec'd: a short step is over before the move is
+// worth its 10 ms, and one record serves all tasks. It is also the least time between two
+// such records.
+const settleAfter = 100 * time.Millisecond
 
 // following is what the loop of a running step waits for, besides what comes to the
 // step itself.
@@ -25,10 +27,11 @@ type following struct {
 	// cancelled is the step's, nil once it was heard.
 	cancelled <-chan struct{}
 
-	term  terminator
-	limit *timeLimit
-	hooks *hookWatch
-	evict *time.Timer
+	term   terminator
+	limit  *timeLimit
+	hooks  *hookWatch
+	settle *time.Timer
+	due    bool // settle runs
 	// evicting: the kernel may take 10 ms for it, and the loop has none to spare.
 	evicting sync.WaitGroup
 	done     chan struct{} // closed with the loop
@@ -37,7 +40,7 @@ type following struct {
 func (s *Step) newFollowing() *following {
 	f := &following{
 		waited: make(chan error, 1), cancelled: s.cancelled, limit: s.newTimeLimit(),
-		hooks: newHookWatch(s.plan.Spec.Spank.HookTimeoutS), evict: time.NewTimer(evictAfter), done: make(chan struct{}),
+		hooks: newHookWatch(s.plan.Spec.Spank.HookTimeoutS), settle: time.NewTimer(settleAfter), due: true, done: make(chan struct{}),
 	}
 	go func() {
 		f.waited <- s.host.Wait(func(e step.TaskEnd) {
@@ -55,7 +58,7 @@ func (f *following) stop() {
 	f.term.stop()
 	f.hooks.stop()
 	f.evicting.Wait()
-	f.evict.Stop()
+	f.settle.Stop()
 	close(f.done)
 }
 
@@ -99,7 +102,8 @@ func (s *Step) followNext(f *following) error {
 		return s.hostAnswered(f, err)
 	case <-f.noChildren:
 		f.noChildren = s.loseTasks()
-	case <-f.evict.C:
+	case <-f.settle.C:
+		f.due = false
 		f.evicting.Go(s.evictHost)
 	case <-f.cancelled:
 		f.cancelled = nil
@@ -113,7 +117,23 @@ func (s *Step) followNext(f *following) error {
 		s.checkHost(f.hooks)
 		s.checkTasks(f.hooks)
 	}
+	s.tellTasks(f)
 	return nil
+}
+
+// tellTasks tells noded which tasks have exec'd, or could not, where it has not heard of
+// all of them and nothing was told for a while.
+func (s *Step) tellTasks(f *following) {
+	if !s.untold || f.due {
+		return
+	}
+	s.untold = false
+	s.mu.Lock()
+	s.addFailures()
+	s.mu.Unlock()
+	s.d.Audience.Progress(s.Record())
+	f.settle.Reset(settleAfter)
+	f.due = true
 }
 
 // hostAnswered is called when the host waits no longer although tasks live: it is
@@ -192,7 +212,7 @@ func (s *Step) taskExeced(id int) {
 	default:
 		return // it died or failed before, and its end will come
 	}
-	t.execed = true
+	t.execed, s.untold = true, true
 	s.countLaunched()
 	s.mu.Lock()
 	s.rec.Tasks[id].State = step.TaskRunning
@@ -276,6 +296,7 @@ func (s *Step) recordEnd(e step.TaskEnd) (status step.ExitStatus, said string) {
 		return e.Status, ""
 	}
 	t.State, t.Stage, t.Errno = step.TaskFailed, place.Stage, place.Errno
+	s.untold = true
 	if sig, ok := e.Status.Signaled(); !inHook || (ok && s.tasks[e.LocalID].cause == "" && s.killedByUs(sig)) {
 		return e.Status, ""
 	}

@@ -183,7 +183,8 @@ type Audience interface {
 	TaskExited(rank int, status step.ExitStatus)
 	// State tells a change of the step's state.
 	State(rec step.Record)
-	// Progress tells noded how far the ranks have come in MPI, and nobody else.
+	// Progress tells noded alone how far the tasks have come: which have exec'd, and
+	// where they are in MPI.
 	Progress(rec step.Record)
 	// Event writes a line of the step's event log.
 	Event(e step.Event)

@@ -59,6 +59,7 @@ type Step struct {
 	tasks    []task // by local id
 	alive    int
 	onTheWay int   // the local ids below have exec'd or ended
+	untold   bool  // tasks have exec'd, or failed to, and noded has not heard of it
 	monoBase int64 // wall clock minus CLOCK_MONOTONIC, ns
 
 	attachments
