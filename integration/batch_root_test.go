@@ -170,3 +170,106 @@ func TestRootBatchLines(t *testing.T) {
 		t.Errorf("--requeue: %v", r)
 	}
 }
+
+// TestRootArrayTask: what a controller says of a job array is told to the job's plugins and
+// scripts, to its steps, and to the names of its files.
+func TestRootArrayTask(t *testing.T) {
+	n := startNode(t, site{})
+	so, marks := n.path("array.so"), n.markFile(t)
+	compile(t, "-fPIC", "-shared", "-I", ownHeaders, "testdata/plugins/array.c", "-o", so)
+	n.stack(t, "required "+so+" "+marks)
+	client := dial(t, n)
+	script := `#!/bin/sh
+echo $SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT $SLURM_ARRAY_TASK_MIN-$SLURM_ARRAY_TASK_MAX:$SLURM_ARRAY_TASK_STEP $SLURM_JOB_ID $SLURM_RESTART_COUNT
+stepctl run -o step.%A.%a echo of task $SLURM_ARRAY_TASK_ID
+exit $SLURM_ARRAY_TASK_ID
+`
+	for _, task := range []int{1, 3} {
+		doc, err := runRaw(t, client, request(t, []string{"job.sh"}, n.withStepctl(), func(doc map[string]any) {
+			doc["script"], doc["cwd"], doc["id"] = []byte(script), n.wd, map[string]int{"job": 20 + task}
+			doc["stdout"] = map[string]any{"kind": "file", "pattern": "slurm-%A_%a.out"}
+			doc["array_task"] = map[string]int{"job": 21, "task": task, "count": 3, "min": 1, "max": 5, "step": 2}
+			doc["restart_count"] = 1
+		}))
+		if err != nil || doc.ExitCode == nil || *doc.ExitCode != task {
+			t.Fatalf("task %d: %+v, %v", task, doc, err)
+		}
+		if got, want := readFile(t, filepath.Join(n.wd, fmt.Sprintf("slurm-21_%d.out", task))), fmt.Sprintf("21 %d 3 1-5:2 %d 1\n", task, 20+task); got != want {
+			t.Errorf("task %d: %q, want %q", task, got, want)
+		}
+		if got, want := readFile(t, filepath.Join(n.wd, fmt.Sprintf("step.21.%d", task))), fmt.Sprintf("of task %d\n", task); got != want {
+			t.Errorf("a step of task %d: %q", task, got)
+		}
+		if r := n.ctl(t, "output", fmt.Sprintf("%d.0", 20+task)); r.code != 0 || r.out != fmt.Sprintf("of task %d\n", task) {
+			t.Errorf("output of a step: %v", r)
+		}
+	}
+	n.idle(t)
+	var seen []string
+	for _, task := range []int{1, 3} {
+		for _, step := range []uint32{4294967291, 0} {
+			seen = append(seen, fmt.Sprintf("%d %d: array 21, task %d\n", 20+task, step, task))
+		}
+	}
+	if got := readFile(t, marks); got != strings.Join(seen, "") {
+		t.Errorf("a plugin sees %q, want %q", got, seen)
+	}
+	n.checkClean(t)
+}
+
+// TestRootImmediate: a command that may wait says what for, and gets its turn; one whose time
+// is over says what is in the way, and one that is killed is forgotten.
+func TestRootImmediate(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{})
+	gate := filepath.Join(n.wd, "go")
+	holder := n.start(t, call{args: []string{"run", "-n64", "sh", "-c", "while test ! -e " + gate + "; do sleep 0.02; done"}})
+	n.running(t)
+	blocked := "the step does not fit: it needs 1 CPU on this node: of its 64 CPUs 0 are free"
+	for verb, args := range map[string][]string{"run": {"true"}, "alloc": {"true"}, "batch": {"-o", "/dev/null", "--wrap", "true"}} {
+		refused(t, verb, n.ctl(t, append([]string{verb}, args...)...), blocked)
+		r := n.ctl(t, append([]string{verb, "--immediate"}, args...)...)
+		refused(t, verb+" --immediate", r, "stepctl: waiting for room: it needs 1 CPU", "stepctl: error: "+blocked, "job 1 has no time limit")
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	must(t, err)
+	defer null.Close()
+	// waiting starts a command, and returns when it says that it waits.
+	waiting := func(args ...string) *process {
+		t.Helper()
+		said, err := os.CreateTemp(t.TempDir(), "stderr")
+		must(t, err)
+		defer said.Close()
+		p := n.start(t, call{args: args, files: []*os.File{null, null, said}})
+		eventually(t, callTimeout, "its place in the line", func() error {
+			if text := readFile(t, said.Name()); !strings.Contains(text, "stepctl: waiting for room: ") {
+				return fmt.Errorf("%q says %q", args, text)
+			}
+			return nil
+		})
+		return p
+	}
+	killed := waiting("run", "--immediate=inf", "true")
+	must(t, killed.cmd.Process.Kill())
+	killed.wait(t)
+	var all []*process
+	for _, args := range [][]string{
+		{"batch", "-W", "--immediate=inf", "-o", "out", "--wrap", "echo batch"}, {"alloc", "--immediate=60", "sh", "-c", "exit 5"}, {"run", "--immediate=inf", "sh", "-c", "exit 6"},
+	} {
+		all = append(all, waiting(args...))
+	}
+	n.userFile(t, "go", "", 0o644)
+	if r := holder.wait(t); r.code != 0 {
+		t.Errorf("the one before them: %v", r)
+	}
+	for i, want := range []int{0, 5, 6} {
+		if r := all[i].wait(t); r.code != want {
+			t.Errorf("want %d: %v", want, r)
+		}
+	}
+	if got := readFile(t, filepath.Join(n.wd, "out")); got != "batch\n" {
+		t.Errorf("the script has said %q", got)
+	}
+	n.idle(t)
+	n.checkClean(t)
+}

@@ -8,7 +8,11 @@ func (f *faultRun) ends() []faultEnd {
 	var ends []faultEnd
 	switch f.victim {
 	case "stepd":
-		ends = append(ends, killed("stepd", "SIGKILL"))
+		lost := killed("stepd", "SIGKILL")
+		if f.kind.job {
+			lost.states = []string{"NODE_FAIL"}
+		}
+		ends = append(ends, lost)
 	case "spankhost":
 		if f.at.hook == "" {
 			ends = append(ends, killed("spankhost", "SIGKILL"))
@@ -26,11 +30,12 @@ func (f *faultRun) ends() []faultEnd {
 	case "pmixhost":
 		ends = append(ends, killed(f.victim))
 	case "noded":
-		if f.at.script == "prolog" && f.kind.job { // it is run again
-			return []faultEnd{own}
+		lost := faultEnd{[]string{"NODE_FAIL"}, []string{"noded"}, []int{1}}
+		if f.at.script == "prolog" && f.kind.job {
+			return []faultEnd{lost}
 		}
-		if f.at.phase == phaseEarly && f.kind.job { // as above, unless it has started stepd meanwhile
-			return []faultEnd{own}
+		if f.at.phase == phaseEarly && f.kind.job { // unless it has started stepd meanwhile
+			return []faultEnd{lost, own}
 		}
 		if f.at.phase == phaseEarly {
 			// Where it has started stepd meanwhile, the client may have given up before it was

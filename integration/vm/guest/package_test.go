@@ -21,11 +21,10 @@ import (
 // kept has what the test before the reboot tells the one after it.
 const kept = "/var/lib/vmtest/package.json"
 
-// overReboot are the jobs that run when the host goes down: Again is one to be run again,
-// and Never is not.
-type overReboot struct{ Again, Never int }
+// overReboot is the job that runs when the host goes down.
+type overReboot struct{ Job int }
 
-// ran has a line for each start of Again.
+// ran has a line for each start of the job.
 const ran = "/var/lib/vmtest/ran"
 
 // TestBeforeRebootPackage: the Debian package is installed on a host that has
@@ -59,7 +58,7 @@ func TestBeforeRebootPackage(t *testing.T) {
 	systemctl(t, "daemon-reload")
 	s.known(t)
 	s.finish(t)
-	leaveJobs(t)
+	leaveJob(t)
 }
 
 // deb is a package that integration/vm has made, of the first or the second version.
@@ -219,31 +218,16 @@ func refused(t *testing.T) {
 	stepctl(t, "run", "--uid=nobody", "-D", "/", "-O", "true")
 }
 
-// leaveJobs starts the jobs that are to run when the host goes down.
-func leaveJobs(t *testing.T) {
+// leaveJob starts the job that is to run when the host goes down.
+func leaveJob(t *testing.T) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(kept), 0o755), os.WriteFile(ran, nil, 0o666), os.Chmod(ran, 0o666)); err != nil {
 		t.Fatal(err)
 	}
-	submit := func(args ...string) (job int) {
-		t.Helper()
-		out := stepctl(t, append([]string{"batch", "-O", "--uid=nobody", "-D", "/var/tmp", "-J", "down", "-o", "/dev/null"}, args...)...)
-		if _, err := fmt.Sscanf(out, "Submitted batch job %d", &job); err != nil {
-			t.Fatalf("batch: %q: %v", out, err)
-		}
-		eventually(t, "the job", func() error {
-			for _, d := range steps(t) {
-				if d.JobID == job && d.State == "RUNNING" {
-					return nil
-				}
-			}
-			return errors.New("it does not run")
-		})
-		return job
-	}
-	o := overReboot{
-		Again: submit("--wrap=echo \"run $SLURM_RESTART_COUNT\" >>" + ran + "; [ \"$SLURM_RESTART_COUNT\" ] || sleep 3600"),
-		Never: submit("--no-requeue", "--wrap=sleep 3600"),
+	var o overReboot
+	out := stepctl(t, "batch", "-O", "--uid=nobody", "-D", "/var/tmp", "-J", "down", "-o", "/dev/null", "--wrap=echo run >>"+ran+"; sleep 3600")
+	if _, err := fmt.Sscanf(out, "Submitted batch job %d", &o.Job); err != nil {
+		t.Fatalf("batch: %q: %v", out, err)
 	}
 	text, err := json.Marshal(o)
 	if err == nil {
@@ -252,7 +236,7 @@ func leaveJobs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the first run's line", func() error {
+	eventually(t, "the job's line", func() error {
 		if text, err := os.ReadFile(ran); err != nil || len(text) == 0 {
 			return fmt.Errorf("%q, %v", text, err)
 		}
@@ -260,9 +244,8 @@ func leaveJobs(t *testing.T) {
 	})
 }
 
-// TestAfterRebootPackage: a host that comes up again has noded serving, runs the batch job
-// again that ran when it went down, has nothing of the one that is not to run again but
-// its record, and after the purge of the package nothing at all.
+// TestAfterRebootPackage: a host that comes up again has noded serving, has nothing of the
+// batch job that ran when it went down but its record, and after the purge of the package nothing at all.
 func TestAfterRebootPackage(t *testing.T) {
 	if !testkit.InGuest() {
 		t.Skip("runs in the guest: make vm-test")
@@ -276,16 +259,15 @@ func TestAfterRebootPackage(t *testing.T) {
 	if state := property(t, "ActiveState"); state != "active" {
 		t.Fatalf("the unit of a host that came up is %q", state)
 	}
-	wantEnd(t, o.Never, "NODE_FAIL", "the host goes down", "the node was rebooted")
-	wantEnd(t, o.Again, "COMPLETED", "")
-	if text, err := os.ReadFile(ran); err != nil || string(text) != "run \nrun 1\n" {
-		t.Errorf("the job that was to run again has said %q, %v", text, err)
+	wantEnd(t, o.Job, "NODE_FAIL", "the host goes down", "the node was rebooted")
+	if text, err := os.ReadFile(ran); err != nil || string(text) != "run\n" {
+		t.Errorf("the job has said %q, %v", text, err)
 	}
 	for _, d := range steps(t) {
 		t.Errorf("a step runs: %+v", d)
 	}
-	if out := stepctl(t, "batch", "-W", "--uid=nobody", "-D", "/var/tmp", "-o", "/dev/null", "--wrap=true"); !strings.Contains(out, fmt.Sprint("job ", o.Never+1)) {
-		t.Errorf("the first job after job %d: %q", o.Never, out)
+	if out := stepctl(t, "batch", "-W", "--uid=nobody", "-D", "/var/tmp", "-o", "/dev/null", "--wrap=true"); !strings.Contains(out, fmt.Sprint("job ", o.Job+1)) {
+		t.Errorf("the first job after job %d: %q", o.Job, out)
 	}
 	t.Run("purge", purge)
 }
