@@ -48,7 +48,7 @@ type scriptKind struct {
 
 func prologKind() scriptKind {
 	return scriptKind{"prolog", "Prolog error", "slurm_spank_job_prolog", "prolog_slurmd",
-		"the next noded puts a batch job back into the queue, unless it is not to be run again, and ends another one's step"}
+		"the next noded ends its step, and a batch job as NODE_FAIL"}
 }
 
 func epilogKind() scriptKind {

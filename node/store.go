@@ -117,15 +117,10 @@ func (e errHad) Error() string {
 	return fmt.Sprintf("there is, or was, a step %s already: a job has one", e.id.Name())
 }
 
-// newJob numbers a job and, unless rec is nil, its first step. Job and record
-// get their ids in here; nothing of it is true before newJob returns.
-func (s *store) newJob(job *jobRecord, control [][]byte, rec *step.Record) error {
-	return s.newJobAs(step.ID{}, job, control, rec)
-}
-
-// newJobAs is newJob with the numbers that a request names, zero for any. The error wraps an
-// errTaken where anything is kept of a job with that number. Numbers that noded chooses
-// later are higher.
+// newJobAs numbers a job and, unless rec is nil, its first step: by the numbers that a request
+// names, zero for the next ones. Job and record get their ids in here; nothing of it is true
+// before newJobAs returns. The error wraps an errTaken where anything is kept of a job with
+// that number. Numbers that noded chooses later are higher.
 func (s *store) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *step.Record) error {
 	undo := func(tx *bbolt.Tx) error {
 		err := errors.Join(tx.Bucket(bucketControl).Delete(jobKey(job.ID)), tx.Bucket(bucketJobs).Delete(jobKey(job.ID)))
@@ -188,13 +183,8 @@ func (s *store) takeJob(id step.ID) error {
 	return nil
 }
 
-// newStep numbers a further step of a running job.
-func (s *store) newStep(job uint32, rec *step.Record) error {
-	return s.newStepAs(step.ID{}, job, rec)
-}
-
-// newStepAs is to newStep as newJobAs is to newJob. The error wraps an errHad where the job
-// has had its extern or interactive step.
+// newStepAs numbers a further step of a running job, as newJobAs numbers the first. The error
+// wraps an errHad where the job has had its extern or interactive step.
 func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 	undo := func(tx *bbolt.Tx) error { return tx.Bucket(bucketSteps).Delete(stepKey(rec.ID)) }
 	err := s.updateOr(undo, func(tx *bbolt.Tx) error {

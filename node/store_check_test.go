@@ -24,7 +24,7 @@ func TestCheckStore(t *testing.T) {
 	}
 	for range 200 {
 		rec := step.Record{Name: "x", Command: []string{string(make([]byte, 900))}}
-		if err := s.newJob(&jobRecord{}, nil, &rec); err != nil {
+		if err := s.newJobAs(step.ID{}, &jobRecord{}, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -111,7 +111,7 @@ func (s *lateStore) ended() (keys int, counted uint32) {
 func TestStoredTooLate(t *testing.T) {
 	s := newLateStore(t)
 	job, rec := &jobRecord{UID: 5}, &step.Record{State: step.Running}
-	if err := s.newJob(job, nil, rec); err != nil {
+	if err := s.newJobAs(step.ID{}, job, nil, rec); err != nil {
 		t.Fatal(err)
 	}
 	head := &headRecord{Rec: *rec}
@@ -138,8 +138,8 @@ func TestStoredTooLate(t *testing.T) {
 		}
 	}
 	// A number is spent, but nobody has it.
-	s.whileHanging(func() error { return s.newStep(job.ID, &step.Record{}) })
-	s.whileHanging(func() error { return s.newJob(&jobRecord{}, nil, &step.Record{}) })
+	s.whileHanging(func() error { return s.newStepAs(step.ID{}, job.ID, &step.Record{}) })
+	s.whileHanging(func() error { return s.newJobAs(step.ID{}, &jobRecord{}, nil, &step.Record{}) })
 	if recs, err := s.steps(0); err != nil || len(recs) != 1 {
 		t.Errorf("%d steps, %v", len(recs), err)
 	}
@@ -157,7 +157,7 @@ func TestEndedOnce(t *testing.T) {
 	var recs []*step.Record
 	for range 3 {
 		rec := &step.Record{State: step.Running}
-		if err := s.newJob(&jobRecord{}, nil, rec); err != nil {
+		if err := s.newJobAs(step.ID{}, &jobRecord{}, nil, rec); err != nil {
 			t.Fatal(err)
 		}
 		rec.State = step.Completed
@@ -192,7 +192,7 @@ func TestHeadEndedOnce(t *testing.T) {
 	for _, partFirst := range []bool{true, false} {
 		s := newLateStore(t)
 		part := &step.Record{State: step.Running, Submitted: begun.Add(time.Millisecond), Head: "n1"}
-		if err := s.newJob(&jobRecord{}, nil, part); err != nil {
+		if err := s.newJobAs(step.ID{}, &jobRecord{}, nil, part); err != nil {
 			t.Fatal(err)
 		}
 		part.State = step.Completed

@@ -26,7 +26,7 @@ func TestStoreNumbers(t *testing.T) {
 	next := func() (jobRecord, step.Record) {
 		t.Helper()
 		job, rec := jobRecord{UID: 5}, step.Record{State: step.Starting}
-		if err := s.newJob(&job, nil, &rec); err != nil {
+		if err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
 		return job, rec
@@ -39,20 +39,20 @@ func TestStoreNumbers(t *testing.T) {
 		t.Errorf("first is job %d, step %s", job.ID, rec.ID)
 	}
 	inner := step.Record{State: step.Starting}
-	if err := s.newStep(1, &inner); err != nil || inner.ID != (step.ID{Job: 1, Step: 1}) {
+	if err := s.newStepAs(step.ID{}, 1, &inner); err != nil || inner.ID != (step.ID{Job: 1, Step: 1}) {
 		t.Errorf("second step is %s, %v", inner.ID, err)
 	}
 	if err := s.close(); err != nil {
 		t.Fatal(err)
 	}
 	s = reopen(t, path, 1000)
-	if err := s.newStep(1, &inner); err != nil || inner.ID.Step != 2 {
+	if err := s.newStepAs(step.ID{}, 1, &inner); err != nil || inner.ID.Step != 2 {
 		t.Errorf("after the restart: step %s, %v", inner.ID, err)
 	}
 	if err := s.endJob(1); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.newStep(1, &inner); !errors.Is(err, errUnknown) {
+	if err := s.newStepAs(step.ID{}, 1, &inner); !errors.Is(err, errUnknown) {
 		t.Errorf("a step of an ended job: %v", err)
 	}
 	if job, _ := next(); job.ID != 2 {
@@ -76,7 +76,7 @@ func TestStoreForgets(t *testing.T) {
 	end := func(at time.Duration) []step.ID {
 		t.Helper()
 		job, rec := jobRecord{}, step.Record{State: step.Completed}
-		if err := s.newJob(&job, nil, &rec); err != nil {
+		if err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
 		gone, err := s.finish(&rec, begin.Add(at))

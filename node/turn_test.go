@@ -80,7 +80,13 @@ func TestImmediateInOrder(t *testing.T) {
 	if !isBusy(err) {
 		t.Errorf("it is not told that it could wait: %v", err)
 	}
-	_, err = tn.svc.Run(as(1002), &api.RunRequest{Request: marshal(t, func() step.Request { r := request("x"); of(5)(&r); forever := step.WaitForever; r.ImmediateS = &forever; return r }())})
+	_, err = tn.svc.Run(as(1002), &api.RunRequest{Request: marshal(t, func() step.Request {
+		r := request("x")
+		of(5)(&r)
+		forever := step.WaitForever
+		r.ImmediateS = &forever
+		return r
+	}())})
 	tn.refused("one that never fits", err, api.ResourceExhausted, "needs 5 CPUs on this node, which has 4 CPUs")
 	tn.line(4)
 
