@@ -58,7 +58,7 @@ func exitCodes(c *cobra.Command) []manual.Entry {
 	case "alloc":
 		return []manual.Entry{{Name: "any", Text: "the command's; 128+N where signal N has ended it"}, usage}
 	case "batch":
-		return []manual.Entry{{Name: "0", Text: "the job was submitted; with --wait: it ended well"}, {Name: "any", Text: "with --wait: the script's"}, usage}
+		return []manual.Entry{{Name: "0", Text: "the job was admitted; with --wait: it ended well"}, {Name: "any", Text: "with --wait: the script's"}, usage}
 	case "plugins":
 		return []manual.Entry{{Name: "0", Text: "all is well, or there are warnings"}, {Name: "1", Text: "with --check: there is an error; else as of every verb"}}
 	case "attach":
