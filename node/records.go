@@ -24,7 +24,6 @@ func (f *follower) handle(m *stepapi.Msg) (result bool) {
 		f.merge(m.Record)
 	case stepapi.TypeState:
 		f.merge(m.Record)
-		f.move(m.State)
 	case stepapi.TypeTaskExit:
 		f.taskExit(m)
 	case stepapi.TypeAsk:
@@ -64,39 +63,13 @@ func (f *follower) otherVersion(v int) {
 // ending tells whether the step's tasks have ended.
 func (f *follower) ending() bool { return f.settled || f.record().State == step.Completing }
 
-// merge takes over what stepd knows better: times and tasks. Who the step is
-// and whose, stays noded's word.
+// merge takes over what stepd has told. A final record comes with the result only.
 func (f *follower) merge(rec *step.Record) {
-	if rec == nil || f.settled {
+	if rec == nil || f.settled || rec.State.Final() {
 		return
 	}
-	f.update(func(own *step.Record) {
-		own.Reason, own.OOM, own.LostNodes = rec.Reason, rec.OOM, rec.LostNodes
-		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = rec.Suspended, rec.SuspendedBy, rec.SuspendedSeconds
-		if rec.Started != nil {
-			own.Started = rec.Started
-		}
-		if len(rec.Tasks) == len(own.Tasks) {
-			own.Tasks = rec.Tasks
-		}
-	})
-	f.move(rec.State)
-}
-
-// move takes over a state. A final one comes with the result only.
-func (f *follower) move(to step.State) {
-	if f.settled || to == "" || to.Final() {
-		return
-	}
-	f.update(func(own *step.Record) {
-		if own.State == to {
-			return
-		}
-		if s, err := own.State.Move(to); err == nil {
-			own.State = s
-		} // else stepd repeats an earlier state, in a Hello after a restart
-	})
-	if to != step.Pending && to != step.Starting {
+	f.update(func(own *step.Record) { own.Merge(rec) })
+	if rec.State != step.Pending && rec.State != step.Starting {
 		f.movedOff()
 	}
 }
@@ -120,26 +93,11 @@ func (f *follower) taskExit(m *stepapi.Msg) {
 // then stepd gets no Ack and leaves its result file for the next noded.
 func (f *follower) settle(rec *step.Record) (stored bool) {
 	endExtern(rec)
-	f.update(func(own *step.Record) {
-		own.State, own.Reason = rec.State, rec.Reason
-		own.ExitCode, own.Signal = rec.ExitCode, rec.Signal
-		own.EndedBy, own.Aborted, own.Drain, own.PluginCrash, own.Usage, own.OOM = rec.EndedBy, rec.Aborted, rec.Drain, rec.PluginCrash, rec.Usage, rec.OOM
-		own.StdoutBytes, own.StderrBytes = rec.StdoutBytes, rec.StderrBytes
-		own.LostNodes, own.StepdLost, own.HeldOpen = rec.LostNodes, rec.StepdLost, rec.HeldOpen
-		own.Survivors, own.SurvivorsTotal = rec.Survivors, rec.SurvivorsTotal
-		own.Suspended, own.SuspendedBy, own.SuspendedSeconds = nil, nil, rec.SuspendedSeconds
-		own.Ended = rec.Ended
-		if own.Ended == nil {
-			now := time.Now()
-			own.Ended = &now
-		}
-		if rec.Started != nil {
-			own.Started = rec.Started
-		}
-		if len(rec.Tasks) == len(own.Tasks) { // of a part it has those of this node
-			own.Tasks = rec.Tasks
-		}
-	})
+	if rec.Ended == nil {
+		now := time.Now()
+		rec.Ended = &now
+	}
+	f.update(func(own *step.Record) { own.Merge(rec) })
 	f.settled = true
 	f.movedOff()
 	// Before anybody hears of the end, and asks for the next step.

@@ -53,9 +53,8 @@ func (f *follower) stat(ctx context.Context) (*step.Record, error) {
 		}
 		return rec, err
 	}
-	if reply.Record != nil && len(reply.Record.Tasks) == len(rec.Tasks) {
-		rec.Tasks, rec.Usage, rec.Host = reply.Record.Tasks, reply.Record.Usage, reply.Record.Host
-		rec.StdoutBytes, rec.StderrBytes = reply.Record.StdoutBytes, reply.Record.StderrBytes
+	if reply.Record != nil {
+		rec.MergeStat(reply.Record)
 	}
 	return rec, nil
 }
