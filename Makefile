@@ -206,7 +206,7 @@ $(NFPM):
 
 .PHONY: generate
 generate: ## api/*.pb.go from the .proto (needs protoc and its two Go plugins)
-	protoc --go_out=. --go_opt=module=stepd --go-grpc_out=. --go-grpc_opt=module=stepd api/node.proto api/peer.proto
+	protoc --go_out=. --go_opt=module=stepd --go-grpc_out=. --go-grpc_opt=module=stepd api/node.proto
 
 .PHONY: clean
 clean: ## remove what was built

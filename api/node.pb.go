@@ -290,18 +290,13 @@ func (x *Waits) GetWhat() string {
 }
 
 type RunReply struct {
-	state      protoimpl.MessageState `protogen:"open.v1"`
-	JobId      uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
-	StepId     uint32                 `protobuf:"varint,2,opt,name=step_id,json=stepId,proto3" json:"step_id,omitempty"`
-	SocketDir  string                 `protobuf:"bytes,3,opt,name=socket_dir,json=socketDir,proto3" json:"socket_dir,omitempty"`    // RUN/steps
-	SocketName string                 `protobuf:"bytes,4,opt,name=socket_name,json=socketName,proto3" json:"socket_name,omitempty"` // J.S.sock
-	Node       string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`                               // name for messages
-	Spec       []byte                 `protobuf:"bytes,6,opt,name=spec,proto3" json:"spec,omitempty"`                               // step.Spec as decided, JSON
-	// The launcher's private key (ECDSA P-256, PKCS #8, DER) for a step of several
-	// nodes: its public half is the spec's layout.launcher, and the step's streams
-	// and messages are at the address of the layout's node 0. socket_dir and
-	// socket_name are then empty. Only the answer to Run and Launch has it.
-	LauncherKey   []byte `protobuf:"bytes,7,opt,name=launcher_key,json=launcherKey,proto3" json:"launcher_key,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	JobId         uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	StepId        uint32                 `protobuf:"varint,2,opt,name=step_id,json=stepId,proto3" json:"step_id,omitempty"`
+	SocketDir     string                 `protobuf:"bytes,3,opt,name=socket_dir,json=socketDir,proto3" json:"socket_dir,omitempty"`    // RUN/steps
+	SocketName    string                 `protobuf:"bytes,4,opt,name=socket_name,json=socketName,proto3" json:"socket_name,omitempty"` // J.S.sock
+	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`                               // name for messages
+	Spec          []byte                 `protobuf:"bytes,6,opt,name=spec,proto3" json:"spec,omitempty"`                               // step.Spec as decided, JSON
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -374,13 +369,6 @@ func (x *RunReply) GetNode() string {
 func (x *RunReply) GetSpec() []byte {
 	if x != nil {
 		return x.Spec
-	}
-	return nil
-}
-
-func (x *RunReply) GetLauncherKey() []byte {
-	if x != nil {
-		return x.LauncherKey
 	}
 	return nil
 }
@@ -482,15 +470,12 @@ func (x *LaunchRequest) GetChange() []byte {
 }
 
 type AllocReply struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	JobId     uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
-	Node      string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	Cpus      uint32                 `protobuf:"varint,3,opt,name=cpus,proto3" json:"cpus,omitempty"`                     // how many
-	CpuList   string                 `protobuf:"bytes,4,opt,name=cpu_list,json=cpuList,proto3" json:"cpu_list,omitempty"` // "0-3"
-	Partition string                 `protobuf:"bytes,5,opt,name=partition,proto3" json:"partition,omitempty"`
-	// Of a job of several nodes: all of them as a list of hosts, and the CPUs of each.
-	NodeList      string   `protobuf:"bytes,6,opt,name=node_list,json=nodeList,proto3" json:"node_list,omitempty"`
-	NodeCpus      []uint32 `protobuf:"varint,7,rep,packed,name=node_cpus,json=nodeCpus,proto3" json:"node_cpus,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	JobId         uint32                 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Cpus          uint32                 `protobuf:"varint,3,opt,name=cpus,proto3" json:"cpus,omitempty"`                     // how many
+	CpuList       string                 `protobuf:"bytes,4,opt,name=cpu_list,json=cpuList,proto3" json:"cpu_list,omitempty"` // "0-3"
+	Partition     string                 `protobuf:"bytes,5,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -558,20 +543,6 @@ func (x *AllocReply) GetPartition() string {
 		return x.Partition
 	}
 	return ""
-}
-
-func (x *AllocReply) GetNodeList() string {
-	if x != nil {
-		return x.NodeList
-	}
-	return ""
-}
-
-func (x *AllocReply) GetNodeCpus() []uint32 {
-	if x != nil {
-		return x.NodeCpus
-	}
-	return nil
 }
 
 type ReleaseRequest struct {
@@ -1336,7 +1307,7 @@ const file_api_node_proto_rawDesc = "" +
 	"RunRequest\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequestJ\x04\b\x02\x10\x03\"\x1b\n" +
 	"\x05Waits\x12\x12\n" +
-	"\x04what\x18\x01 \x01(\tR\x04what\"\xc5\x01\n" +
+	"\x04what\x18\x01 \x01(\tR\x04what\"\xa2\x01\n" +
 	"\bRunReply\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x17\n" +
 	"\astep_id\x18\x02 \x01(\rR\x06stepId\x12\x1d\n" +
@@ -1345,22 +1316,19 @@ const file_api_node_proto_rawDesc = "" +
 	"\vsocket_name\x18\x04 \x01(\tR\n" +
 	"socketName\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\tR\x04node\x12\x12\n" +
-	"\x04spec\x18\x06 \x01(\fR\x04spec\x12!\n" +
-	"\flauncher_key\x18\a \x01(\fR\vlauncherKey\"!\n" +
+	"\x04spec\x18\x06 \x01(\fR\x04spec\"!\n" +
 	"\vDryRunReply\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\fR\x04plan\"N\n" +
 	"\rLaunchRequest\x12%\n" +
 	"\x04step\x18\x01 \x01(\v2\x11.stepd.v1.StepRefR\x04step\x12\x16\n" +
-	"\x06change\x18\x02 \x01(\fR\x06change\"\xbe\x01\n" +
+	"\x06change\x18\x02 \x01(\fR\x06change\"\x84\x01\n" +
 	"\n" +
 	"AllocReply\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
 	"\x04cpus\x18\x03 \x01(\rR\x04cpus\x12\x19\n" +
 	"\bcpu_list\x18\x04 \x01(\tR\acpuList\x12\x1c\n" +
-	"\tpartition\x18\x05 \x01(\tR\tpartition\x12\x1b\n" +
-	"\tnode_list\x18\x06 \x01(\tR\bnodeList\x12\x1b\n" +
-	"\tnode_cpus\x18\a \x03(\rR\bnodeCpus\"'\n" +
+	"\tpartition\x18\x05 \x01(\tR\tpartition\"'\n" +
 	"\x0eReleaseRequest\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\"P\n" +
 	"\aStepRef\x12\x15\n" +
@@ -1412,7 +1380,7 @@ const file_api_node_proto_rawDesc = "" +
 	"\frequire_safe\x18\r \x01(\bR\vrequireSafe\x12)\n" +
 	"\x10plugstack_digest\x18\x0e \x01(\tR\x0fplugstackDigest\x12'\n" +
 	"\x0fplugstack_error\x18\x0f \x01(\tR\x0eplugstackError\x12)\n" +
-	"\x10interactive_step\x18\x10 \x01(\tR\x0finteractiveStep2\xff\b\n" +
+	"\x10interactive_step\x18\x10 \x01(\tR\x0finteractiveStep2\xce\b\n" +
 	"\x04Node\x12/\n" +
 	"\x03Run\x12\x14.stepd.v1.RunRequest\x1a\x12.stepd.v1.RunReply\x125\n" +
 	"\x06DryRun\x12\x14.stepd.v1.RunRequest\x1a\x15.stepd.v1.DryRunReply\x123\n" +
@@ -1429,8 +1397,7 @@ const file_api_node_proto_rawDesc = "" +
 	"\aSuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x12/\n" +
 	"\tUnsuspend\x12\x11.stepd.v1.StepRef\x1a\x0f.stepd.v1.Empty\x125\n" +
 	"\x05Adopt\x12\x16.stepd.v1.AdoptRequest\x1a\x14.stepd.v1.AdoptReply\x128\n" +
-	"\x06Events\x12\x17.stepd.v1.EventsRequest\x1a\x13.stepd.v1.EventLine0\x01\x12/\n" +
-	"\x06Attach\x12\x11.stepd.v1.StepRef\x1a\x12.stepd.v1.RunReply\x124\n" +
+	"\x06Events\x12\x17.stepd.v1.EventsRequest\x1a\x13.stepd.v1.EventLine0\x01\x124\n" +
 	"\x06Output\x12\x11.stepd.v1.StepRef\x1a\x15.stepd.v1.OutputPiece0\x01\x128\n" +
 	"\n" +
 	"NodeStatus\x12\x0f.stepd.v1.Empty\x1a\x19.stepd.v1.NodeStatusReply\x120\n" +
@@ -1498,36 +1465,34 @@ var file_api_node_proto_depIdxs = []int32{
 	10, // 18: stepd.v1.Node.Unsuspend:input_type -> stepd.v1.StepRef
 	1,  // 19: stepd.v1.Node.Adopt:input_type -> stepd.v1.AdoptRequest
 	16, // 20: stepd.v1.Node.Events:input_type -> stepd.v1.EventsRequest
-	10, // 21: stepd.v1.Node.Attach:input_type -> stepd.v1.StepRef
-	10, // 22: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
-	0,  // 23: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
-	20, // 24: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
-	0,  // 25: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
-	0,  // 26: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
-	5,  // 27: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
-	6,  // 28: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
-	5,  // 29: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
-	5,  // 30: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
-	8,  // 31: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
-	0,  // 32: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
-	11, // 33: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
-	11, // 34: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
-	11, // 35: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
-	13, // 36: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
-	0,  // 37: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
-	0,  // 38: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
-	0,  // 39: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
-	0,  // 40: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
-	2,  // 41: stepd.v1.Node.Adopt:output_type -> stepd.v1.AdoptReply
-	17, // 42: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
-	5,  // 43: stepd.v1.Node.Attach:output_type -> stepd.v1.RunReply
-	18, // 44: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
-	19, // 45: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
-	0,  // 46: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
-	0,  // 47: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
-	21, // 48: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
-	27, // [27:49] is the sub-list for method output_type
-	5,  // [5:27] is the sub-list for method input_type
+	10, // 21: stepd.v1.Node.Output:input_type -> stepd.v1.StepRef
+	0,  // 22: stepd.v1.Node.NodeStatus:input_type -> stepd.v1.Empty
+	20, // 23: stepd.v1.Node.Drain:input_type -> stepd.v1.DrainRequest
+	0,  // 24: stepd.v1.Node.Resume:input_type -> stepd.v1.Empty
+	0,  // 25: stepd.v1.Node.ClientConfig:input_type -> stepd.v1.Empty
+	5,  // 26: stepd.v1.Node.Run:output_type -> stepd.v1.RunReply
+	6,  // 27: stepd.v1.Node.DryRun:output_type -> stepd.v1.DryRunReply
+	5,  // 28: stepd.v1.Node.Reserve:output_type -> stepd.v1.RunReply
+	5,  // 29: stepd.v1.Node.Launch:output_type -> stepd.v1.RunReply
+	8,  // 30: stepd.v1.Node.Alloc:output_type -> stepd.v1.AllocReply
+	0,  // 31: stepd.v1.Node.Release:output_type -> stepd.v1.Empty
+	11, // 32: stepd.v1.Node.Wait:output_type -> stepd.v1.StepReply
+	11, // 33: stepd.v1.Node.Show:output_type -> stepd.v1.StepReply
+	11, // 34: stepd.v1.Node.Stat:output_type -> stepd.v1.StepReply
+	13, // 35: stepd.v1.Node.List:output_type -> stepd.v1.ListReply
+	0,  // 36: stepd.v1.Node.Signal:output_type -> stepd.v1.Empty
+	0,  // 37: stepd.v1.Node.Cancel:output_type -> stepd.v1.Empty
+	0,  // 38: stepd.v1.Node.Suspend:output_type -> stepd.v1.Empty
+	0,  // 39: stepd.v1.Node.Unsuspend:output_type -> stepd.v1.Empty
+	2,  // 40: stepd.v1.Node.Adopt:output_type -> stepd.v1.AdoptReply
+	17, // 41: stepd.v1.Node.Events:output_type -> stepd.v1.EventLine
+	18, // 42: stepd.v1.Node.Output:output_type -> stepd.v1.OutputPiece
+	19, // 43: stepd.v1.Node.NodeStatus:output_type -> stepd.v1.NodeStatusReply
+	0,  // 44: stepd.v1.Node.Drain:output_type -> stepd.v1.Empty
+	0,  // 45: stepd.v1.Node.Resume:output_type -> stepd.v1.Empty
+	21, // 46: stepd.v1.Node.ClientConfig:output_type -> stepd.v1.ClientConfigReply
+	26, // [26:47] is the sub-list for method output_type
+	5,  // [5:26] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name

@@ -43,7 +43,6 @@ const (
 	Node_Unsuspend_FullMethodName    = "/stepd.v1.Node/Unsuspend"
 	Node_Adopt_FullMethodName        = "/stepd.v1.Node/Adopt"
 	Node_Events_FullMethodName       = "/stepd.v1.Node/Events"
-	Node_Attach_FullMethodName       = "/stepd.v1.Node/Attach"
 	Node_Output_FullMethodName       = "/stepd.v1.Node/Output"
 	Node_NodeStatus_FullMethodName   = "/stepd.v1.Node/NodeStatus"
 	Node_Drain_FullMethodName        = "/stepd.v1.Node/Drain"
@@ -107,11 +106,6 @@ type NodeClient interface {
 	Adopt(ctx context.Context, in *AdoptRequest, opts ...grpc.CallOption) (*AdoptReply, error)
 	// Events streams the lines of a step's event log; with follow it goes on until the step ends.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventLine], error)
-	// Attach answers with what a client needs to see the output of a running step of several
-	// nodes: the STEP's spec, as far as its layout goes, and in launcher_key the private key
-	// of its watchers (step.Layout). Own steps; root: any. Errors: NOT_FOUND,
-	// FAILED_PRECONDITION (not running, of this node alone, or its head cannot be reached).
-	Attach(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*RunReply, error)
 	// Output streams what is kept of an ended step's output (stepio/replay, a kept
 	// output), in pieces of any size. Own steps; root: any. Errors: NOT_FOUND (no such
 	// step, or nothing is kept of it), FAILED_PRECONDITION (it runs: its stepd has it).
@@ -302,16 +296,6 @@ func (c *nodeClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Node_EventsClient = grpc.ServerStreamingClient[EventLine]
 
-func (c *nodeClient) Attach(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (*RunReply, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(RunReply)
-	err := c.cc.Invoke(ctx, Node_Attach_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *nodeClient) Output(ctx context.Context, in *StepRef, opts ...grpc.CallOption) (grpc.ServerStreamingClient[OutputPiece], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Node_ServiceDesc.Streams[1], Node_Output_FullMethodName, cOpts...)
@@ -427,11 +411,6 @@ type NodeServer interface {
 	Adopt(context.Context, *AdoptRequest) (*AdoptReply, error)
 	// Events streams the lines of a step's event log; with follow it goes on until the step ends.
 	Events(*EventsRequest, grpc.ServerStreamingServer[EventLine]) error
-	// Attach answers with what a client needs to see the output of a running step of several
-	// nodes: the STEP's spec, as far as its layout goes, and in launcher_key the private key
-	// of its watchers (step.Layout). Own steps; root: any. Errors: NOT_FOUND,
-	// FAILED_PRECONDITION (not running, of this node alone, or its head cannot be reached).
-	Attach(context.Context, *StepRef) (*RunReply, error)
 	// Output streams what is kept of an ended step's output (stepio/replay, a kept
 	// output), in pieces of any size. Own steps; root: any. Errors: NOT_FOUND (no such
 	// step, or nothing is kept of it), FAILED_PRECONDITION (it runs: its stepd has it).
@@ -500,9 +479,6 @@ func (UnimplementedNodeServer) Adopt(context.Context, *AdoptRequest) (*AdoptRepl
 }
 func (UnimplementedNodeServer) Events(*EventsRequest, grpc.ServerStreamingServer[EventLine]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
-}
-func (UnimplementedNodeServer) Attach(context.Context, *StepRef) (*RunReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method Attach not implemented")
 }
 func (UnimplementedNodeServer) Output(*StepRef, grpc.ServerStreamingServer[OutputPiece]) error {
 	return status.Error(codes.Unimplemented, "method Output not implemented")
@@ -821,24 +797,6 @@ func _Node_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Node_EventsServer = grpc.ServerStreamingServer[EventLine]
 
-func _Node_Attach_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(StepRef)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(NodeServer).Attach(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Node_Attach_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(NodeServer).Attach(ctx, req.(*StepRef))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _Node_Output_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(StepRef)
 	if err := stream.RecvMsg(m); err != nil {
@@ -988,10 +946,6 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Adopt",
 			Handler:    _Node_Adopt_Handler,
-		},
-		{
-			MethodName: "Attach",
-			Handler:    _Node_Attach_Handler,
 		},
 		{
 			MethodName: "NodeStatus",

@@ -34,7 +34,6 @@ type Explanation struct {
 // Stage is one stage of the launch.
 type Stage struct {
 	Name string `json:"name"`
-	Node string `json:"node,omitempty"`
 	// Begun is when it began; Ended when, null for one that is not over.
 	Begun time.Time  `json:"begin_time"`
 	Ended *time.Time `json:"end_time"`
@@ -69,10 +68,8 @@ const (
 type Finding struct {
 	Kind Kind   `json:"kind"`
 	Text string `json:"text"`
-	// Ranks are those that it is about, as a list: "0-3,7"; Nodes theirs, of a step
-	// of several nodes.
-	Ranks string   `json:"ranks,omitempty"`
-	Nodes []string `json:"nodes,omitempty"`
+	// Ranks are those that it is about, as a list: "0-3,7".
+	Ranks string `json:"ranks,omitempty"`
 	// Hint is what to do or where to look; "" where nobody can tell.
 	Hint string `json:"hint,omitempty"`
 }
@@ -162,7 +159,6 @@ func (e *explainer) badEnds() (n int) {
 // group collects ranks that share something, in the order of the first rank.
 type group struct {
 	ranks []int
-	nodes []string
 	first *step.Task
 }
 
@@ -181,15 +177,12 @@ func groupTasks[K comparable](tasks []step.Task, key func(*step.Task) (K, bool))
 			keys = append(keys, k)
 		}
 		g.ranks = append(g.ranks, t.Rank)
-		if t.Node != "" && !slices.Contains(g.nodes, t.Node) {
-			g.nodes = append(g.nodes, t.Node)
-		}
 	}
 	return keys, groups
 }
 
-// who names the ranks, and their nodes where the step has several.
-func (g *group) who() string { return ranksText(g.ranks) + onNodes(g.nodes) }
+// who names the ranks.
+func (g *group) who() string { return ranksText(g.ranks) }
 
 func (g *group) list() string { return step.FormatCPUList(g.ranks) }
 
@@ -200,16 +193,6 @@ func ranksText(ranks []int) string {
 		word = "rank "
 	}
 	return word + cut(step.FormatCPUList(ranks), ",", 16)
-}
-
-func onNodes(nodes []string) string {
-	switch len(nodes) {
-	case 0:
-		return ""
-	case 1:
-		return " on node " + nodes[0]
-	}
-	return " on nodes " + cut(strings.Join(nodes, ","), ",", 8)
 }
 
 // cut keeps the first n items of a list.

@@ -68,22 +68,19 @@ func (e *explainer) stages() {
 		s := &e.log.stages[i]
 		does, launch := stageDoes(s.Name)
 		f := Finding{Kind: KindStage}
-		if s.Node != "" {
-			f.Nodes = []string{s.Node}
-		}
 		switch {
 		case launch && s.Error != "":
-			f.Text = fmt.Sprintf("the launch stopped at its stage %s, where %s%s: %s", s.Name, does, onNodes(f.Nodes), s.Error)
+			f.Text = fmt.Sprintf("the launch stopped at its stage %s, where %s: %s", s.Name, does, s.Error)
 			f.Hint = stageHint(s.Name)
 		case launch && s.Ended == nil && !e.rec.State.Final():
-			f.Text = fmt.Sprintf("the launch is at its stage %s, where %s%s, for %s", s.Name, does, onNodes(f.Nodes), round(e.now.Sub(s.Begun)))
+			f.Text = fmt.Sprintf("the launch is at its stage %s, where %s, for %s", s.Name, does, round(e.now.Sub(s.Begun)))
 			if s.Name == "streams" {
 				f.Hint = "it waits for the client that is to hand over the streams: is it stopped?"
 			}
 		case launch && s.Ended == nil && e.rec.Reason != "" && !e.tasksRan():
-			f.Text = fmt.Sprintf("the launch had come to its stage %s, where %s%s", s.Name, does, onNodes(f.Nodes))
+			f.Text = fmt.Sprintf("the launch had come to its stage %s, where %s", s.Name, does)
 		case !launch && s.Error != "":
-			f.Text = fmt.Sprintf("at the step's end, %s failed%s: %s", strings.TrimPrefix(s.Name, "undo "), onNodes(f.Nodes), s.Error)
+			f.Text = fmt.Sprintf("at the step's end, %s failed: %s", strings.TrimPrefix(s.Name, "undo "), s.Error)
 		default:
 			continue
 		}
@@ -168,7 +165,7 @@ func (e *explainer) unstarted() {
 		if k.why != "" {
 			text += ": " + k.why
 		}
-		e.add(Finding{Kind: KindExec, Text: text, Ranks: g.list(), Nodes: g.nodes, Hint: startHint(k)})
+		e.add(Finding{Kind: KindExec, Text: text, Ranks: g.list(), Hint: startHint(k)})
 	}
 }
 

@@ -1,7 +1,6 @@
 package explain
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -36,7 +35,7 @@ func readLog(events []step.Event) eventLog {
 		e := &events[i]
 		switch e.Event {
 		case step.EventStageStart:
-			log.stages = append(log.stages, Stage{Name: e.Phase, Node: e.Node, Begun: e.Time})
+			log.stages = append(log.stages, Stage{Name: e.Phase, Begun: e.Time})
 		case step.EventStageEnd:
 			log.endStage(e)
 		case step.EventHookStart, step.EventHookEnd:
@@ -44,11 +43,7 @@ func readLog(events []step.Event) eventLog {
 		case step.EventLimit:
 			log.limits = append(log.limits, e.Text)
 		case step.EventHeldOpen:
-			text := e.Text
-			if e.Node != "" {
-				text = fmt.Sprintf("node %q: %s", e.Node, text)
-			}
-			log.held = append(log.held, text)
+			log.held = append(log.held, e.Text)
 		case step.EventKill:
 			log.kills = append(log.kills, *e)
 		case step.EventTaskExit:
@@ -69,14 +64,14 @@ func readLog(events []step.Event) eventLog {
 func (l *eventLog) endStage(e *step.Event) {
 	for i := len(l.stages) - 1; i >= 0; i-- {
 		s := &l.stages[i]
-		if s.Name == e.Phase && s.Node == e.Node && s.Ended == nil {
+		if s.Name == e.Phase && s.Ended == nil {
 			end := e.Time
 			s.Ended, s.Error = &end, e.Text
 			return
 		}
 	}
 	// The stages of the end are told once, when they are over.
-	s := Stage{Name: e.Phase, Node: e.Node, Begun: e.Time, Ended: &e.Time, Error: e.Text}
+	s := Stage{Name: e.Phase, Begun: e.Time, Ended: &e.Time, Error: e.Text}
 	if e.DurUS != nil {
 		s.Begun = e.Time.Add(-time.Duration(*e.DurUS) * time.Microsecond)
 	}

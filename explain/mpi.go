@@ -23,8 +23,7 @@ type MPI struct {
 
 // MPIGroup are ranks that have come equally far.
 type MPIGroup struct {
-	Ranks string   `json:"ranks"`
-	Nodes []string `json:"nodes,omitempty"`
+	Ranks string `json:"ranks"`
 	// MPI is null of ranks that the plugin has heard nothing of.
 	MPI *step.MPIProgress `json:"mpi"`
 	// WaitsFor are the ranks that these wait for, as a list; "" where that is not known.
@@ -33,8 +32,7 @@ type MPIGroup struct {
 
 // MissingRank is a rank that others wait for.
 type MissingRank struct {
-	Rank int    `json:"rank"`
-	Node string `json:"node,omitempty"`
+	Rank int `json:"rank"`
 	// MPI is how far it has come, null where nothing was heard of it.
 	MPI *step.MPIProgress `json:"mpi"`
 	// Status is its end, null while it lives; Doing is what its process does, where
@@ -83,10 +81,6 @@ func (e *explainer) missing(groups []step.ProgressGroup) map[int]bool {
 // tellGroups fills in how far the ranks have come, with a line of each group. Those
 // who wait come first; those of whom each is described below need no line.
 func (e *explainer) tellGroups(m *MPI, groups []step.ProgressGroup, missing map[int]bool) {
-	nodes := make(map[int]string, len(e.rec.Tasks))
-	for i := range e.rec.Tasks {
-		nodes[e.rec.Tasks[i].Rank] = e.rec.Tasks[i].Node
-	}
 	var waiting, others []string
 	for _, g := range groups {
 		out := MPIGroup{Ranks: step.FormatCPUList(g.Ranks), MPI: g.MPI}
@@ -95,9 +89,6 @@ func (e *explainer) tellGroups(m *MPI, groups []step.ProgressGroup, missing map[
 		}
 		present := false // one that is not missed
 		for _, rank := range g.Ranks {
-			if n := nodes[rank]; n != "" && !slices.Contains(out.Nodes, n) {
-				out.Nodes = append(out.Nodes, n)
-			}
 			present = present || !missing[rank]
 		}
 		m.Groups = append(m.Groups, out)
@@ -122,7 +113,7 @@ func (e *explainer) tellMissing(m *MPI, missing map[int]bool) {
 		if len(m.Missing) == missingMax {
 			break
 		}
-		one := MissingRank{Rank: t.Rank, Node: t.Node, MPI: t.MPI, Status: t.Status, Doing: t.Doing, Text: missingText(t)}
+		one := MissingRank{Rank: t.Rank, MPI: t.MPI, Status: t.Status, Doing: t.Doing, Text: missingText(t)}
 		m.Missing = append(m.Missing, one)
 		m.Text = append(m.Text, one.Text)
 	}
@@ -167,7 +158,7 @@ func inFence(p *step.MPIProgress) bool {
 }
 
 func groupText(g *MPIGroup, p step.ProgressGroup) string {
-	text := ranksText(p.Ranks) + onNodes(g.Nodes) + " " + p.MPI.Words(len(p.Ranks))
+	text := ranksText(p.Ranks) + " " + p.MPI.Words(len(p.Ranks))
 	if g.WaitsFor != "" {
 		word := "rank"
 		if strings.ContainsAny(g.WaitsFor, ",-") {
@@ -185,9 +176,6 @@ func groupText(g *MPIGroup, p step.ProgressGroup) string {
 // missingText describes a rank that others wait for.
 func missingText(t *step.Task) string {
 	text := fmt.Sprintf("rank %d", t.Rank)
-	if t.Node != "" {
-		text += " on node " + t.Node
-	}
 	text += " " + t.MPI.String()
 	switch {
 	case t.State == step.TaskFailed:

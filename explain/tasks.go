@@ -27,9 +27,6 @@ func (e *explainer) state() {
 	if r.State == step.NodeFail {
 		e.add(Finding{Kind: KindNode, Text: r.Reason})
 	}
-	for _, lost := range r.LostNodes {
-		e.add(Finding{Kind: KindNode, Text: fmt.Sprintf("node %q is lost: %s; the step has gone on without it (--no-kill)", lost.Node, lost.Reason)})
-	}
 	if r.Drain != "" {
 		e.add(Finding{Kind: KindDrain, Text: "the node was drained: " + r.Drain, Hint: "stepctl node resume, when that is mended"})
 	}
@@ -61,7 +58,7 @@ func (e *explainer) ends() {
 	})
 	for _, k := range keys {
 		g := groups[k]
-		f := Finding{Kind: KindExit, Ranks: g.list(), Nodes: g.nodes}
+		f := Finding{Kind: KindExit, Ranks: g.list()}
 		if k.lost {
 			f.Text = g.who() + " ended, and nobody knows how: who waited for them died first"
 			e.add(f)
@@ -215,7 +212,7 @@ func (e *explainer) doing() {
 	})
 	for _, k := range keys {
 		g := groups[k]
-		f := Finding{Kind: KindProcess, Ranks: g.list(), Nodes: g.nodes}
+		f := Finding{Kind: KindProcess, Ranks: g.list()}
 		if len(g.ranks) == 1 {
 			f.Text = g.who() + " is " + g.first.Doing.String()
 		} else {

@@ -30,9 +30,6 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 	if req.As != nil && req.As.Step != nil {
 		return nil, api.NewError(api.InvalidArgument, "id: an allocation has no step")
 	}
-	if n.severalNodes(req) {
-		return n.allocNodes(ctx, caller, req, raw)
-	}
 	user, err := n.userFor(ctx, caller, req)
 	if err != nil {
 		return nil, err
@@ -167,16 +164,9 @@ var errLetGo = errors.New("the allocation has ended, or noded is stopping")
 // endAlloc begins the end of an allocation: its steps are cancelled, and when
 // the last one is gone, the job is. It may be called more than once.
 func (n *Node) endAlloc(j *job, reason string) {
-	if n.endShare(j, reason) {
-		n.tellEnd(j, reason)
-	}
-}
-
-// endShare is endAlloc of this node's share alone; false is that its end has begun already.
-func (n *Node) endShare(j *job, reason string) (first bool) {
 	steps, first := n.reg.shut(j)
 	if !first {
-		return false
+		return
 	}
 	n.log.WithField("job", j.ID).Infof("ending the allocation: %s", reason)
 	for _, f := range steps {
@@ -189,7 +179,6 @@ func (n *Node) endShare(j *job, reason string) (first bool) {
 	if ended != nil {
 		n.work.Go(func() { n.endJob(ended) })
 	}
-	return true
 }
 
 // awaitEnd returns when nothing is left of the job.
@@ -230,17 +219,10 @@ func (s *service) Alloc(ctx context.Context, in *api.RunRequest) (*api.AllocRepl
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
-	reply := &api.AllocReply{
+	return &api.AllocReply{
 		JobId: j.ID, Node: s.n.cfg.NodeName, Cpus: uint32(len(j.cpus)), CpuList: j.CPUs,
 		Partition: s.n.cfg.Partition,
-	}
-	if j.spans() {
-		reply.NodeList = s.n.cfg.Others.List(j.Nodes)
-		for _, cpus := range s.n.reg.nodeCPUs(j) {
-			reply.NodeCpus = append(reply.NodeCpus, uint32(cpus))
-		}
-	}
-	return reply, nil
+	}, nil
 }
 
 // Release ends a job of Alloc's, and answers when nothing is left of it.
@@ -256,7 +238,6 @@ func (s *service) Release(ctx context.Context, in *api.ReleaseRequest) (*api.Emp
 	if err := s.n.awaitEnd(ctx, j); err != nil {
 		return nil, err
 	}
-	s.n.awaitTold(ctx, j)
 	return &api.Empty{}, nil
 }
 

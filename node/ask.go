@@ -20,18 +20,13 @@ const (
 // asked takes one request of stepd's for its tasks, and answers it when it is
 // done: a spawn must not keep the loop from hearing of the step.
 func (f *follower) asked(m *stepapi.Msg) {
-	// Who waits for spawned steps is bounded by SpawnStepsMax, and waits for long: other
-	// questions are answered meanwhile.
-	counts := m.Ask == nil || m.Ask.Do != stepapi.AskEnd
-	if counts && f.asks.Add(1) > stepapi.AsksMax {
+	if f.asks.Add(1) > stepapi.AsksMax {
 		f.asks.Add(-1)
 		f.send(&stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq, Error: fmt.Sprintf("step %s waits for %d answers of noded already, the limit", f.id, stepapi.AsksMax)})
 		return
 	}
 	f.n.work.Go(func() {
-		if counts {
-			defer f.asks.Add(-1)
-		}
+		defer f.asks.Add(-1)
 		reply := &stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq}
 		answer, err := f.n.answer(context.Background(), f, m.Ask)
 		if err != nil {
@@ -51,28 +46,14 @@ func (n *Node) answer(ctx context.Context, f *follower, ask *stepapi.Ask) (*step
 	switch ask.Do {
 	case stepapi.AskSpawn:
 		return n.spawnStep(ctx, f, ask)
-	case stepapi.AskEnd:
-		return n.awaitSpawned(ctx, f, ask)
-	case stepapi.AskCancel:
-		return n.cancelSpawned(ctx, f, ask)
-	}
-	if at := n.anchor(f.job); at != "" {
-		return n.askAnchor(ctx, at, anchorRequest{Job: f.id.Job, UID: f.job.UID, Ask: *ask})
-	}
-	return n.names(ctx, f.job, ask)
-}
-
-// names does what is asked of the job's published names and meetings.
-func (n *Node) names(ctx context.Context, j *job, ask *stepapi.Ask) (*stepapi.Answer, error) {
-	switch ask.Do {
 	case stepapi.AskPublish:
-		return &stepapi.Answer{}, n.publish(j, ask.Name, ask.Port)
+		return &stepapi.Answer{}, n.publish(f.job, ask.Name, ask.Port)
 	case stepapi.AskLookup:
-		return n.awaitName(ctx, j, ask)
+		return n.awaitName(ctx, f.job, ask)
 	case stepapi.AskMeet:
-		return n.meet(ctx, j, ask)
+		return n.meet(ctx, f.job, ask)
 	case stepapi.AskUnpublish:
-		return &stepapi.Answer{}, n.unpublish(j, ask.Name)
+		return &stepapi.Answer{}, n.unpublish(f.job, ask.Name)
 	}
 	return nil, fmt.Errorf("cannot do %.40q: this noded does not know it", ask.Do)
 }

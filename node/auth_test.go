@@ -259,7 +259,7 @@ func TestDecode(t *testing.T) {
 		{"a number beyond int", []byte(`{"schema":1,"ntasks":1e400}`), "cannot parse request"},
 		{"no tasks", set("ntasks", 0), "ntasks: 0 tasks"},
 		{"more than MaxTasksPerNode", set("ntasks", 60000), "ntasks: 60000 tasks: the limit is 50000 (MaxTasksPerNode)"},
-		{"two nodes", set("nnodes", 2), "this node knows no others: slurm.conf has"},
+		{"two nodes", set("nnodes", 2), "nnodes: 2 nodes, and this noded has one: several nodes: use Slurm (docs/slurm.md)"},
 		{"unknown mpi", set("mpi", "pmix"), `mpi: no type "pmix" here: there are none, pmi2`},
 		{"too large", set("env", []string{"A=" + strings.Repeat("x", api.RequestMax)}), "the limit is 16777216"},
 	} {

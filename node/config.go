@@ -103,9 +103,6 @@ type Config struct {
 	// dead, before they are removed; nil where they know nothing. The field may be nil.
 	LeftUsage func(rec *step.Record) (*step.StepUsage, error)
 
-	// Others are the other nodes; nil is that there are none.
-	Others *Cluster
-
 	Users      Users
 	Tracker    Tracker
 	Containers Containers

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 
 	"stepd/api"
 	"stepd/step"
@@ -38,9 +37,6 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, raw []byte) (*step.D
 	if err := n.check(req); err != nil {
 		return nil, err
 	}
-	if n.severalNodes(req) {
-		return n.dryRunNodes(ctx, caller, req, raw)
-	}
 	user, err := n.userFor(ctx, caller, req)
 	if err != nil {
 		return nil, err
@@ -59,88 +55,6 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, raw []byte) (*step.D
 		return nil, api.NewError(api.ResourceExhausted, err.Error())
 	}
 	return n.dryRunOf(ctx, spec, plan)
-}
-
-// dryRunNodes is dryRun of a step of several nodes, or of another one: it chooses them
-// as reserveHead does, and asks each for its part.
-func (n *Node) dryRunNodes(ctx context.Context, caller api.Peer, req *step.Request, raw []byte) (*step.DryRun, error) {
-	ask, err := n.partsFor(ctx, caller, req, raw, nil)
-	if err != nil {
-		return nil, err
-	}
-	id, user, layout := ask.ID, ask.User, ask.Layout
-	names := make([]string, len(layout.Nodes))
-	for i, node := range layout.Nodes {
-		names[i] = node.Name
-	}
-	ask.NodeList = n.cfg.Others.List(names)
-	answers, err := n.fan(ctx, "dryrun", *ask, partsOf(names))
-	if err != nil {
-		return nil, api.NewError(api.Internal, err.Error())
-	}
-	whole := &step.DryRun{
-		Schema: step.Schema, ID: id, User: user.Name, UID: user.UID, Node: n.cfg.Others.List(names), Argv: req.Argv, Cwd: req.Cwd,
-		NTasks: req.NTasks, Gres: []step.GresAlloc{}, GresEnv: []string{}, Binding: []string{}, Memory: []step.MemoryLevel{},
-		Writes: []step.CgroupWrite{}, Notes: []string{},
-		TaskEnv: []string{}, Environment: []step.EnvChange{}, ResourceLimits: []step.ResourceLimit{}, Mounts: []string{}, Plugins: []step.DryPlugin{},
-	}
-	for i, a := range answers {
-		var part step.DryRun
-		if a.err == nil {
-			if err := json.Unmarshal(a.body, &part); err != nil {
-				a.err = api.Errorf(api.Internal, "its answer cannot be parsed: %v", err)
-			}
-		}
-		if a.err != nil {
-			return nil, api.Errorf(api.CodeOf(a.err), "node %s: %s", a.node, api.MessageOf(a.err))
-		}
-		part.Ranks = layout.Nodes[i].Ranks
-		if i == 0 {
-			whole.TaskEnv = part.TaskEnv
-		}
-		part.TaskEnv = []string{} // but for the variables of each rank, all have the same
-		whole.Parts = append(whole.Parts, part)
-	}
-	return whole, nil
-}
-
-// partDryRun tells what this node's part of a step would be, and gives the place back.
-func (n *Node) partDryRun(ctx context.Context, common, _ []byte) (any, error) {
-	in, req, p, err := n.readPart(common)
-	if err != nil {
-		return nil, err
-	}
-	if err := n.check(req); err != nil {
-		return nil, err
-	}
-	caller := api.Peer{UID: in.By}
-	user, err := n.userFor(ctx, caller, req)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.sameUser(user, n.cfg.NodeName); err != nil {
-		return nil, err
-	}
-	place := *req
-	place.NTasks = p.tasks
-	a, err := n.reg.admit(ctx, &place, user.UID, caller.Root())
-	if err != nil {
-		return nil, err
-	}
-	defer func() { n.endJob(n.reg.abandon(a)) }()
-	spec := n.spec(req, user, a)
-	p.tell(spec)
-	spec.ID = in.ID
-	plan, err := n.plan(spec)
-	if err != nil {
-		return nil, api.NewError(api.ResourceExhausted, err.Error())
-	}
-	d, err := n.dryRunOf(ctx, spec, plan)
-	if err != nil {
-		return nil, err
-	}
-	d.NTasks, d.Argv = p.tasks, nil // the head has them
-	return d, nil
 }
 
 func (n *Node) dryRunOf(ctx context.Context, spec *step.Spec, plan *step.LimitPlan) (*step.DryRun, error) {

@@ -31,9 +31,6 @@ func (s *service) Events(in *api.EventsRequest, out api.Node_EventsServer) error
 	send := func(line []byte) error {
 		return step.ExpandEvent(line, func(e []byte) error { return out.Send(&api.EventLine{Json: e}) })
 	}
-	if len(recs[0].Nodes) > 0 {
-		return s.n.eventsOfAll(out.Context(), recs[0], in.GetFollow(), send)
-	}
 	err = s.n.events(out.Context(), recs[0].ID, in.GetFollow(), send)
 	if errors.Is(err, os.ErrNotExist) {
 		return api.Errorf(api.NotFound, "no such step %q", recs[0].ID)

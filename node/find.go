@@ -1,10 +1,8 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
 
 	"stepd/api"
 	"stepd/step"
@@ -63,9 +61,6 @@ func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
 		return recs, nil
 	}
 	id := step.ID{Job: job, Step: ref.GetStepId()}
-	if h := n.heads.get(id); h != nil {
-		return []*step.Record{h.fresh()}, nil
-	}
 	if f := n.reg.follower(id); f != nil {
 		return []*step.Record{f.record()}, nil
 	}
@@ -91,7 +86,7 @@ func (n *Node) jobSteps(job uint32) ([]*step.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	return n.fresh(recs, job), nil
+	return n.fresh(recs), nil
 }
 
 func (n *Node) list(all bool) ([]*step.Record, error) {
@@ -100,7 +95,7 @@ func (n *Node) list(all bool) ([]*step.Record, error) {
 		if err != nil {
 			return nil, err
 		}
-		return n.fresh(recs, 0), nil
+		return n.fresh(recs), nil
 	}
 	var recs []*step.Record
 	for _, f := range n.reg.followers() {
@@ -108,35 +103,11 @@ func (n *Node) list(all bool) ([]*step.Record, error) {
 			recs = append(recs, rec)
 		}
 	}
-	return n.wholes(recs, 0), nil
-}
-
-// wholes puts the records of whole steps in the place of those of this node's
-// parts of them, and beside the others where it has none. job is 0 for all.
-func (n *Node) wholes(recs []*step.Record, job uint32) []*step.Record {
-	heads := n.heads.list()
-	if len(heads) == 0 {
-		return recs
-	}
-	for _, h := range heads {
-		if job != 0 && h.id.Job != job {
-			continue
-		}
-		rec := h.fresh()
-		if i := slices.IndexFunc(recs, func(r *step.Record) bool { return r.ID == h.id }); i >= 0 {
-			recs[i] = rec
-		} else {
-			recs = append(recs, rec)
-		}
-	}
-	slices.SortFunc(recs, func(a, b *step.Record) int {
-		return cmp.Or(cmp.Compare(a.ID.Job, b.ID.Job), cmp.Compare(a.ID.Step, b.ID.Step))
-	})
-	return recs
+	return recs, nil
 }
 
 // fresh replaces stored records of running steps: the store has their beginning.
-func (n *Node) fresh(recs []*step.Record, job uint32) []*step.Record {
+func (n *Node) fresh(recs []*step.Record) []*step.Record {
 	for i, rec := range recs {
 		if f := n.reg.follower(rec.ID); f != nil {
 			recs[i] = f.record()
@@ -144,5 +115,5 @@ func (n *Node) fresh(recs []*step.Record, job uint32) []*step.Record {
 			recs[i] = f.record()
 		}
 	}
-	return n.wholes(recs, job)
+	return recs
 }

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/peer"
 
 	"stepd/api"
@@ -134,7 +133,6 @@ type testNode struct {
 	tracker    *fakeTracker
 	containers *fakeContainers
 	dir        string
-	peer       *grpc.Server // of a node among others
 	t          testing.TB
 }
 

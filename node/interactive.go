@@ -22,8 +22,6 @@ func (n *Node) reserveInteractive(ctx context.Context, caller api.Peer, in order
 		return nil, nil, api.Errorf(api.NotFound, "no such job \"%d\"", *in.req.Job)
 	case !mayAct(caller, j.UID):
 		return nil, nil, errDenied
-	case j.Head != "": // whose noded ends the job with its shell
-		return nil, nil, api.Errorf(api.FailedPrecondition, "interactive: node %s was asked for job %d, and has its interactive step", j.Head, j.ID)
 	case j.Origin != step.OriginAlloc:
 		return nil, nil, api.Errorf(api.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
 	}

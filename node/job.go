@@ -38,15 +38,6 @@ type job struct {
 	// extern is held while the job's extern step is looked for, or started.
 	extern sync.Mutex
 
-	// told is closed when the other nodes of an allocation have heard of its end, or
-	// cannot; heard is when its head last gave a sign of life. turn is held while a step
-	// of several nodes is reserved, or waits for its share.
-	told  chan struct{}
-	tell  sync.Once // before told is closed
-	heard time.Time
-	turn  chan struct{}
-	// waits counts the calls in which the job's head waits for a part here.
-	waits int
 	// spawning counts spawns that are under way.
 	spawning int
 	naming   sync.Mutex          // held while Names are stored
@@ -65,7 +56,7 @@ type job struct {
 }
 
 func newJob(rec jobRecord, cpus []int, n int, cores ...Core) *job {
-	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus, cores...), alone: newCPUPool(cpus), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{}), told: make(chan struct{}), turn: make(chan struct{}, 1)}
+	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus, cores...), alone: newCPUPool(cpus), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{})}
 }
 
 // jobRecord is a running job in the store.
@@ -97,15 +88,6 @@ type jobRecord struct {
 	Prologued bool `json:"prologued,omitempty"`
 	// Suspended: the job's steps stand still, and it takes no further ones.
 	Suspended *suspendRecord `json:"suspended,omitempty"`
-	// Nodes are those of a job of several nodes; nil is this one. Head is the head of
-	// the step that it was made for, which ends the job on all of them at once, or of an
-	// allocation on the other nodes; "" of a job of this node.
-	Nodes []string `json:"nodes,omitempty"`
-	Head  string   `json:"head,omitempty"`
-	// NodeCPUs are the CPUs that an allocation of several nodes has on each; NoKill lets it
-	// go on without those that are lost.
-	NodeCPUs []int `json:"node_cpus,omitempty"`
-	NoKill   bool  `json:"no_kill,omitempty"`
 	// Holder is the client of an allocation.
 	Holder *holder `json:"holder,omitempty"`
 	// Deadline is when the job's time is over, nil is never; Warn is sent to its steps
@@ -132,9 +114,8 @@ func (j *jobRecord) firstStep() uint32 {
 // leads tells whether the job was made for the step, and ends with it.
 func (j *jobRecord) leads(id step.ID) bool { return j.Implicit && id.Step == j.firstStep() }
 
-// held tells whether somebody beside its steps holds the job: the client of an
-// allocation, or the head of a step of several nodes.
-func (j *jobRecord) held() bool { return j.Origin == step.OriginAlloc || j.Head != "" }
+// held reports whether the client of an allocation holds the job, beside its steps.
+func (j *jobRecord) held() bool { return j.Origin == step.OriginAlloc }
 
 // jobDoc is one running job in the node document.
 type jobDoc struct {

@@ -144,7 +144,7 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 		return err
 	}
 	defer null.Close()
-	files := append([]*os.File{listen, events}, n.namespaces(ns, spec, cmp.Or(res.peers, null), null)...)
+	files := append([]*os.File{listen, events}, n.namespaces(ns, spec, null)...)
 	if err := n.startStepd(f, spec, leaf, files); err != nil {
 		return err
 	}
@@ -281,9 +281,9 @@ func writeEvents(log *os.File, events ...step.Event) error {
 
 // namespaces says in the spec what there is of the job's container, and returns it as
 // stepd's descriptors from FDContainer on, peers among them.
-func (n *Node) namespaces(ns step.Namespaces, spec *step.Spec, peers, null *os.File) []*os.File {
+func (n *Node) namespaces(ns step.Namespaces, spec *step.Spec, null *os.File) []*os.File {
 	spec.ContainerNS = ns.Mount != nil
 	spec.EntireStepInNS = spec.ContainerNS && n.cfg.Containers.EntireStepInNS()
 	spec.PIDNamespace, spec.UserNamespace = ns.PID != nil, ns.User != nil
-	return []*os.File{cmp.Or(ns.Mount, null), peers, cmp.Or(ns.PID, null), cmp.Or(ns.User, null)}
+	return []*os.File{cmp.Or(ns.Mount, null), cmp.Or(ns.PID, null), cmp.Or(ns.User, null)}
 }

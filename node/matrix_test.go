@@ -74,7 +74,6 @@ func matrix() map[string]matrixRow {
 		"Wait":         refRow(owners),
 		"Show":         refRow(owners),
 		"Stat":         refRow(owners),
-		"Attach":       refRow(owners),
 		"Suspend":      refRow(owners),
 		"Unsuspend":    refRow(owners),
 		"Output":       refRow(owners),
@@ -310,22 +309,6 @@ func (tn *testNode) clear(but step.ID) {
 		case <-j.ended:
 		case <-time.After(testTimeout):
 			tn.t.Fatalf("job %d does not end", d.ID)
-		}
-	}
-}
-
-// TestMatrixOfPeers: what nodes ask each other has its own matrix, TestPeerRights; a
-// new method of theirs needs a place there.
-func TestMatrixOfPeers(t *testing.T) {
-	known := map[string]bool{"Fan": true, "WaitPart": true, "PartEvents": true}
-	for _, m := range api.Peer_ServiceDesc.Methods {
-		if !known[m.MethodName] {
-			t.Errorf("method %s of Peer has no place in TestPeerRights", m.MethodName)
-		}
-	}
-	for _, s := range api.Peer_ServiceDesc.Streams {
-		if !known[s.StreamName] {
-			t.Errorf("method %s of Peer has no place in TestPeerRights", s.StreamName)
 		}
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"google.golang.org/grpc"
 
 	"stepd/internal/linux"
 	"stepd/step"
@@ -42,9 +41,6 @@ type Node struct {
 	// draining orders changes of the drain state, and of what it is for.
 	draining sync.Mutex
 	held     heldSteps
-	// peers are the other nodes; nil where there are none.
-	peers    *peers
-	heads    heads
 	clients  *clients
 	refusals refusals
 	unstored unstored
@@ -84,9 +80,6 @@ func New(cfg Config) (*Node, error) {
 	n.clients = newClients(cfg.PerUser)
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = cfg.KillWait
-	if cfg.Others != nil {
-		n.peers = &peers{cfg: cfg.Others, conns: make(map[string]*grpc.ClientConn)}
-	}
 	if err := n.open(); err != nil {
 		n.unlock()
 		return nil, err
@@ -213,9 +206,6 @@ func (n *Node) Close(ctx context.Context) error {
 			err = nil // the place of a prolog is its job's, as long as that is held; and what does not die is in one
 		}
 		errs = append(errs, err)
-	}
-	if n.peers != nil {
-		n.peers.close()
 	}
 	errs = append(errs, n.store.gate.do(n.store.close, nil))
 	n.unlock()

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sirupsen/logrus"
-
 	"stepd/api/stepapi"
 	"stepd/step"
 )
@@ -122,7 +120,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	if idle && !f.n.owed(epilogKind()) {
 		f.n.reg.free(f.job)
 	}
-	f.log.WithFields(logrus.Fields{"state": rec.State, "reason": rec.Reason}).Info("step ended")
+	f.log.WithField("state", rec.State).WithField("reason", rec.Reason).Info("step ended")
 	return err == nil
 }
 

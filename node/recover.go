@@ -44,9 +44,6 @@ func (n *Node) Recover(ctx context.Context) error {
 		}
 	}
 	ending := n.recoverJobs(ctx, jobs, left)
-	if err := n.recoverHeads(); err != nil {
-		return err
-	}
 	n.meetAll()
 	n.cfg.Meter.Adopted(n.adopted, time.Since(begin))
 	n.recoverHeld(running)
@@ -131,22 +128,16 @@ func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 			others = append(others, f)
 		}
 	}
-	if rec.Implicit && !first && !rec.held() {
+	if rec.Implicit && !first {
 		for _, f := range others {
 			n.cancelLater(f, jobEnded)
 		}
 	}
-	if rec.Origin == step.OriginAlloc && rec.Head == "" {
+	if rec.held() {
 		n.recoverAlloc(j)
-	}
-	if rec.leadsSpan() {
-		n.work.Go(func() { n.watchShares(j) })
 	}
 	if !rec.Implicit && !rec.held() {
 		n.endExternWith(j, others)
-	}
-	if rec.Head != "" {
-		n.work.Go(func() { n.watchHead(j) })
 	}
 }
 

@@ -79,12 +79,7 @@ func (r *registry) unreserve(uid uint32, size int) {
 func (r *registry) newJob(a *admission, rec jobRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	holders := 1
-	if rec.Implicit && rec.held() { // its head, beside the step
-		holders++
-		r.byUser[rec.UID]++
-	}
-	a.job = newJob(rec, a.cpus, holders, coresOf(r.pool.cores, a.cpus)...)
+	a.job = newJob(rec, a.cpus, 1, coresOf(r.pool.cores, a.cpus)...)
 	if rec.Implicit { // its first step's share is the job's
 		a.job.pool.hold(a.cpus)
 	}

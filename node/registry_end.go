@@ -6,7 +6,7 @@ package node
 func (r *registry) settle(f *follower) (cancel []*follower, idle bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if f.job.leads(f.id) && !f.job.held() {
+	if f.job.leads(f.id) {
 		cancel = r.shutLocked(f.job, f)
 	}
 	r.giveBackLocked(f.job, f.share)

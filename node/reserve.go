@@ -25,20 +25,12 @@ const (
 type reservation struct {
 	spec *step.Spec
 	size int // of the request, in bytes
-	// peers is the listening socket for the step's other stepds; nil for a step of
-	// this node.
-	peers *os.File
 	// events is the step's log, with its first lines.
 	events *os.File
 }
 
-// close closes the files of a reservation that was launched, or is none any more.
-func (r *reservation) close(gate *spoolGate) {
-	gate.close(r.events)
-	if r.peers != nil {
-		r.peers.Close()
-	}
-}
+// close closes the log of a reservation that was launched, or is none any more.
+func (r *reservation) close(gate *spoolGate) { gate.close(r.events) }
 
 // reserve is the first half of a request's path: it ends with a number, and
 // the step in state. It is its caller's to launch or to give back, by claim.
@@ -57,14 +49,6 @@ func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, in or
 	if err != nil {
 		return nil, nil, err
 	}
-	switch several := n.severalNodes(req); {
-	case several && req.Interactive:
-		return nil, nil, api.Errorf(api.InvalidArgument, "interactive: it is a step of the node that was asked for the job, and no other can be chosen for it (here %s)", n.cfg.NodeName)
-	case several && len(req.Script) > 0:
-		return nil, nil, api.NewError(api.InvalidArgument, "nnodes: a batch job is for this node alone: several nodes: use Slurm (docs/slurm.md)")
-	case several:
-		return nil, nil, errSeveral{req}
-	}
 	if err := n.check(req); err != nil {
 		return nil, nil, err
 	}
@@ -81,7 +65,6 @@ type order struct {
 	size     int // in bytes
 	state    step.State
 	received time.Time
-	part     *part // nil for a step of this node
 	// want is the number that the step is to have; zero for the next.
 	want step.ID
 	// know puts what is known beside the request into the spec; nil is nothing.
@@ -96,15 +79,9 @@ func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*foll
 	if err != nil {
 		return nil, nil, err
 	}
-	place := *in.req // what is admitted is this node's part alone
+	place := *in.req
 	// A program may not wait for the step that it has spawned.
-	place.Overlap = place.Overlap || in.know != nil || in.part != nil && in.part.spawned != nil
-	if in.part != nil {
-		place.NTasks = in.part.tasks
-		if err := in.part.sameUser(user, n.cfg.NodeName); err != nil {
-			return nil, nil, err
-		}
-	}
+	place.Overlap = place.Overlap || in.know != nil
 	// The request is held from here on, and that may be long.
 	if err := n.reg.reserve(caller.UID, in.size); err != nil {
 		return nil, nil, err
@@ -121,9 +98,6 @@ func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*foll
 // caller has reserved the request's size, which goes back as well then.
 func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in order) (*follower, *step.Spec, error) {
 	spec := n.spec(in.req, user, a)
-	if in.part != nil {
-		in.part.tell(spec)
-	}
 	if in.know != nil {
 		in.know(spec)
 	}
@@ -150,9 +124,6 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 	}
 	f.by = caller.UID
 	f.res = &reservation{spec: spec, size: in.size}
-	if in.part != nil {
-		f.res.peers = in.part.peers
-	}
 	if f.res.events, err = n.openEvents(f, spec); err != nil {
 		n.reg.add(f)
 		f.claim()
@@ -198,15 +169,9 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 			want.Step = *as.Step
 		}
 	}
-	if in.part != nil {
-		want, rec.Head, rec.Peers = in.part.id, in.part.head, n.cfg.Others.List(in.part.nodes)
-	}
 	if a.job == nil {
 		job := n.jobOf(spec)
 		job.Implicit = true
-		if in.part != nil {
-			job.Nodes, job.Head = in.part.nodes, in.part.head
-		}
 		job.First = want.Step
 		if err := n.numberJob(want, &job, spec.JobControl, &rec); err != nil {
 			return nil, err

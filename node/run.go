@@ -49,17 +49,6 @@ func (n *Node) decode(raw []byte) (*step.Request, error) {
 	return req, nil
 }
 
-// encodeRequest is the opposite of decode.
-func encodeRequest(req *step.Request) ([]byte, error) {
-	packed := *req
-	packed.Pack()
-	raw, err := json.Marshal(packed)
-	if err != nil {
-		return nil, fmt.Errorf("cannot encode a request: %w", err)
-	}
-	return raw, nil
-}
-
 // decodeStrict reads one JSON document that is all of raw.
 func decodeStrict(raw []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -81,11 +70,10 @@ func (n *Node) check(req *step.Request) error {
 	}
 	var err error
 	switch {
-	case n.severalNodes(req): // its parts are checked where they are to run
+	case req.NNodes != 1:
+		err = &step.FieldError{Field: "nnodes", Problem: fmt.Sprintf("%d nodes, and this noded has one: several nodes: use Slurm (docs/slurm.md)", req.NNodes)}
 	case req.NTasks > n.cfg.MaxTasks:
 		err = &step.FieldError{Field: "ntasks", Problem: fmt.Sprintf("%d tasks: the limit is %d (MaxTasksPerNode)", req.NTasks, n.cfg.MaxTasks)}
-	case req.TasksPerNode > 0 && req.NTasks > req.TasksPerNode:
-		err = &step.FieldError{Field: "ntasks", Problem: fmt.Sprintf("%d tasks on one node, and --ntasks-per-node lets it have %d", req.NTasks, req.TasksPerNode)}
 	}
 	if req.MPI == "" {
 		req.MPI = n.cfg.MPIDefault
@@ -201,9 +189,6 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		s.Array, s.RestartCount = a.job.Array, a.job.Restarts
 		s.JobMemoryMB, s.JobGres, s.JobCPUs = a.job.MemoryMB, a.job.Gres, a.job.CPUs
 		a.job.limitTime(s, n.cfg.clock.now())
-		if a.job.spans() {
-			s.JobNodeList, s.JobNNodes, s.JobNodeCPUs = n.cfg.Others.List(a.job.Nodes), len(a.job.Nodes), n.reg.nodeCPUs(a.job)
-		}
 	}
 	s.GresEnv, s.GresUnset = gresEnv(n.cfg.Gres, s.StepGres, gresScope{batch: s.Origin == step.OriginBatch && a.job == nil, local: n.localGres()})
 	s.Spank.Quarantined = n.quarantined()

@@ -7,8 +7,7 @@ import (
 	"stepd/step"
 )
 
-// liveStep is a step as its user sees it: a step of this node, or all of a step of
-// several nodes.
+// liveStep is a step that has not ended, as its user sees it.
 type liveStep interface {
 	record() *step.Record
 	end() <-chan struct{} // closed when it has ended
@@ -18,17 +17,10 @@ type liveStep interface {
 	unsuspend(ctx context.Context, by uint32) error
 }
 
-var (
-	_ liveStep = (*follower)(nil)
-	_ liveStep = (*head)(nil)
-)
+var _ liveStep = (*follower)(nil)
 
-// running returns the step that runs, the whole of it where this node is its
-// head; nil is none.
+// running returns the step that runs; nil is none.
 func (n *Node) running(id step.ID) liveStep {
-	if h := n.heads.get(id); h != nil {
-		return h
-	}
 	if f := n.reg.follower(id); f != nil {
 		return f
 	}

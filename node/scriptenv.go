@@ -36,21 +36,14 @@ func (n *Node) scriptEnv(j *jobRecord, k scriptKind, control [][]byte, more []st
 	set("SLURM_JOB_USER", j.User)
 	set("SLURM_JOBID", id)
 	set("SLURM_UID", fmt.Sprint(j.UID))
-	nodes, count, perNode := n.cfg.NodeName, 1, strconv.Itoa(cpus)
-	if len(j.Nodes) > 1 {
-		nodes, count = n.cfg.Others.List(j.Nodes), len(j.Nodes)
-		if len(j.NodeCPUs) == count {
-			perNode = step.CountList(j.NodeCPUs)
-		}
-	}
-	set("SLURM_NODELIST", nodes)
+	set("SLURM_NODELIST", n.cfg.NodeName)
 	set("SLURM_SCRIPT_CONTEXT", k.context)
 	env = append(env, more...)
 	gpus, _ := gresEnv(n.cfg.Gres, j.Gres, gresScope{batch: true})
 	env = append(env, gpus...)
-	set("SLURM_JOB_CPUS_PER_NODE", perNode)
+	set("SLURM_JOB_CPUS_PER_NODE", strconv.Itoa(cpus))
 	set("SLURM_JOB_NTASKS", strconv.Itoa(j.NTasks))
-	set("SLURM_JOB_NUM_NODES", strconv.Itoa(count))
+	set("SLURM_JOB_NUM_NODES", "1")
 	set("SLURM_JOB_PARTITION", n.cfg.Partition)
 	set("SLURM_JOB_RESTART_COUNT", fmt.Sprint(j.Restarts))
 	env = append(env, j.Array.Env()...)

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,9 +16,6 @@ func (s *service) Run(ctx context.Context, in *api.RunRequest) (*api.RunReply, e
 		return nil, err
 	}
 	f, spec, err := s.n.run(ctx, caller, in)
-	if several, ok := errors.AsType[errSeveral](err); ok {
-		return s.runHead(ctx, caller, several.req, in)
-	}
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
@@ -41,9 +37,6 @@ func (s *service) Reserve(ctx context.Context, in *api.RunRequest) (*api.RunRepl
 	// Where this fails it has ended, which hold sees.
 	launcher, _ := newHolder(caller.PID, client, s.n.boot)
 	f, spec, err := s.n.reserve(ctx, caller, in, step.Pending, launcher)
-	if several, ok := errors.AsType[errSeveral](err); ok {
-		return s.holdHead(ctx, caller, client, several.req, in)
-	}
 	if err != nil {
 		unix.Close(client)
 		return nil, s.refused(caller, err)
@@ -67,9 +60,6 @@ func (s *service) Launch(ctx context.Context, in *api.LaunchRequest) (*api.RunRe
 	change, err := decodeChange(in.GetChange())
 	if err != nil {
 		return nil, s.refused(caller, err)
-	}
-	if h := s.n.heads.get(step.ID{Job: ref.GetJobId(), Step: ref.GetStepId()}); h != nil {
-		return s.launchHead(caller, h, change)
 	}
 	f, err := s.n.claim(caller, step.ID{Job: ref.GetJobId(), Step: ref.GetStepId()})
 	if err != nil {
@@ -101,7 +91,6 @@ func clientSpec(spec *step.Spec) *step.Spec {
 	told := *spec
 	// The client has these, and they may be longer than an answer can be.
 	told.Argv, told.Env, told.SpankOptions, told.JobControl, told.Script = nil, nil, nil, nil, nil
-	told.NetKey = nil // that of the node's stepd alone
 	return &told
 }
 

@@ -16,10 +16,6 @@ func (s *service) Stat(ctx context.Context, in *api.StepRef) (*api.StepReply, er
 		return nil, err
 	}
 	for i, rec := range recs {
-		if h := s.n.heads.get(rec.ID); h != nil {
-			recs[i] = h.ask(ctx, "stat")
-			continue
-		}
 		f := s.n.reg.follower(rec.ID)
 		if f == nil || !f.hasStepd() || rec.State.Final() {
 			continue // its record says what it has used, or it uses nothing yet

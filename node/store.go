@@ -55,7 +55,6 @@ var (
 	bucketSteps   = []byte("steps")   // job, step -> step.Record, JSON
 	bucketEnded   = []byte("ended")   // end time, job, step -> nothing; what may be forgotten, oldest first
 	bucketHeld    = []byte("held")    // job, step -> heldRecord, JSON; of which processes are left
-	bucketHeads   = []byte("heads")   // job, step -> headRecord, JSON; steps of several nodes that run
 	keyLastJob    = []byte("last_job")
 	keyEnded      = []byte("ended") // how many entries bucketEnded has
 	keyDrain      = []byte("drain")
@@ -86,7 +85,7 @@ func openStore(path string, keepAge time.Duration, keepSteps int) (*store, error
 		return nil, fmt.Errorf("cannot protect state: %w", err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded, bucketHeld, bucketHeads} {
+		for _, b := range [][]byte{bucketMeta, bucketJobs, bucketControl, bucketSteps, bucketEnded, bucketHeld} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
@@ -167,22 +166,6 @@ func (s *store) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *st
 	return nil
 }
 
-// takeJob gives out a job's number that another noded, or this one as the head of
-// a step elsewhere, proposes. The error wraps an errTaken where it was given out.
-func (s *store) takeJob(id step.ID) error {
-	err := s.update(func(tx *bbolt.Tx) error {
-		meta := tx.Bucket(bucketMeta)
-		if last := getNumber(meta, keyLastJob); id.Job <= last {
-			return errTaken{step.ID{Job: last + 1, Step: id.Step}}
-		}
-		return putNumber(meta, keyLastJob, id.Job)
-	})
-	if err != nil {
-		return fmt.Errorf("cannot take job number %d: %w", id.Job, err)
-	}
-	return nil
-}
-
 // newStepAs numbers a further step of a running job, as newJobAs numbers the first. The error
 // wraps an errHad where the job has had its extern or interactive step.
 func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
@@ -221,29 +204,6 @@ func (s *store) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 		return fmt.Errorf("cannot number a step of job %d: %w", job, err)
 	}
 	return nil
-}
-
-// takeStep gives out the number of a further step of a running job, least or
-// beyond, for another node.
-func (s *store) takeStep(job, least uint32) (step.ID, error) {
-	var id step.ID
-	err := s.update(func(tx *bbolt.Tx) error {
-		jobs := tx.Bucket(bucketJobs)
-		var j jobRecord
-		if err := getJSON(jobs, jobKey(job), &j); err != nil {
-			return err
-		}
-		id = step.ID{Job: job, Step: max(j.NextStep, least)}
-		if id.Step >= step.StepsEnd {
-			return errors.New("all step numbers are spent")
-		}
-		j.NextStep = id.Step + 1
-		return putJSON(jobs, jobKey(job), &j)
-	})
-	if err != nil {
-		return step.ID{}, fmt.Errorf("cannot number a step of job %d: %w", job, err)
-	}
-	return id, nil
 }
 
 // isKnown reports whether anything is kept of a job with that number.
@@ -337,8 +297,7 @@ func (s *store) end(f func(*bbolt.Tx) ([]step.ID, error), late func()) ([]step.I
 }
 
 // finishLate is finish of a step that finish could not store. It stores nothing where that
-// has come true too late, or the end of the whole step, of which this is a part, is there
-// already.
+// has come true too late.
 func (s *store) finishLate(rec *step.Record, now time.Time) (forgotten []step.ID, err error) {
 	forgotten, err = s.end(func(tx *bbolt.Tx) ([]step.ID, error) {
 		var own step.Record

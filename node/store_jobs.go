@@ -100,23 +100,6 @@ func (s *store) setNames(job uint32, names []published) error {
 	return nil
 }
 
-// setNodeCPUs stores what each of the job's nodes has given.
-func (s *store) setNodeCPUs(job uint32, cpus []int) error {
-	err := s.update(func(tx *bbolt.Tx) error {
-		var j jobRecord
-		jobs := tx.Bucket(bucketJobs)
-		if err := getJSON(jobs, jobKey(job), &j); err != nil {
-			return err
-		}
-		j.NodeCPUs = cpus
-		return putJSON(jobs, jobKey(job), &j)
-	})
-	if err != nil {
-		return fmt.Errorf("cannot store the shares of job %d: %w", job, err)
-	}
-	return nil
-}
-
 // setPrologued says that the job's prolog has run.
 func (s *store) setPrologued(job uint32) error {
 	err := s.update(func(tx *bbolt.Tx) error {

@@ -114,7 +114,6 @@ func TestStoredTooLate(t *testing.T) {
 	if err := s.newJobAs(step.ID{}, job, nil, rec); err != nil {
 		t.Fatal(err)
 	}
-	head := &headRecord{Rec: *rec}
 	for _, tc := range []struct {
 		name string
 		do   func() error
@@ -122,8 +121,6 @@ func TestStoredTooLate(t *testing.T) {
 	}{
 		{"suspend", func() error { return s.setSuspended(job.ID, &suspendRecord{By: 7}) }, func() error { return s.setSuspended(job.ID, &suspendRecord{By: 8}) }},
 		{"resume", func() error { return s.setSuspended(job.ID, nil) }, nil},
-		{"a head", func() error { return s.putHead(head) }, func() error { return s.putHead(head) }},
-		{"a head's launch", func() error { return s.putHead(&headRecord{Rec: *rec, By: 9}) }, nil},
 	} {
 		before := s.all()
 		s.whileHanging(tc.do)
@@ -182,52 +179,6 @@ func TestEndedOnce(t *testing.T) {
 	}
 	if gone, err := s.finishLate(recs[2], now.Add(3*time.Second)); err != nil || !slices.Equal(gone, []step.ID{recs[1].ID}) {
 		t.Errorf("the next one forgets %v, %v", gone, err)
-	}
-}
-
-// TestHeadEndedOnce: the result of a step of several nodes stands, and is counted once, in
-// whatever order it and that of this node's part can be stored.
-func TestHeadEndedOnce(t *testing.T) {
-	begun := time.Now()
-	for _, partFirst := range []bool{true, false} {
-		s := newLateStore(t)
-		part := &step.Record{State: step.Running, Submitted: begun.Add(time.Millisecond), Head: "n1"}
-		if err := s.newJobAs(step.ID{}, &jobRecord{}, nil, part); err != nil {
-			t.Fatal(err)
-		}
-		part.State = step.Completed
-		whole := &step.Record{ID: part.ID, State: step.NodeFail, Submitted: begun, Nodes: []string{"n1", "n2"}}
-		if err := s.putHead(&headRecord{Rec: *whole}); err != nil {
-			t.Fatal(err)
-		}
-		ofPart := func() error {
-			_, err := s.finishLate(part, begun)
-			return err
-		}
-		ofWhole := func() error {
-			_, err := s.finishHead(whole, begun)
-			return err
-		}
-		order := []func() error{ofPart, ofWhole}
-		if !partFirst {
-			slices.Reverse(order)
-		}
-		s.whileHanging(order[0])
-		for _, store := range append(order, ofWhole) {
-			if err := store(); err != nil {
-				t.Errorf("the part first %v: %v", partFirst, err)
-			}
-		}
-		rec, err := s.step(part.ID)
-		if err != nil || rec.State != step.NodeFail || len(rec.Nodes) != 2 {
-			t.Errorf("the part first %v: %+v, %v", partFirst, rec, err)
-		}
-		if heads, err := s.heads(); err != nil || len(heads) != 0 {
-			t.Errorf("the part first %v: %d heads, %v", partFirst, len(heads), err)
-		}
-		if keys, counted := s.ended(); keys != 1 || counted != 1 {
-			t.Errorf("the part first %v: %d ended steps, counted as %d", partFirst, keys, counted)
-		}
 	}
 }
 

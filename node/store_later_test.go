@@ -83,32 +83,3 @@ func TestStoredLater(t *testing.T) {
 		t.Error("the script is left")
 	}
 }
-
-// TestHeadStoredLater: so is the result of a step of several nodes.
-func TestHeadStoredLater(t *testing.T) {
-	nodes := twoPeers(t)
-	req := request("wait")
-	req.NTasks, req.NNodes = 2, 2
-	id := nodes[0].run(1000, req)
-	for _, tn := range nodes {
-		tn.eventually("a part that runs", func() bool {
-			f := tn.reg.follower(id)
-			return f != nil && f.state() == step.Running
-		})
-	}
-	goOn := nodes[0].stopSpool()
-	if err := nodes[0].heads.get(id).cancel(as(0), "it is over"); err != nil {
-		t.Fatal(err)
-	}
-	if rec := nodes[0].wait(id); !rec.State.Final() || len(rec.Nodes) != 2 {
-		t.Errorf("while nothing can be stored: %+v", rec)
-	}
-	goOn()
-	nodes[0].eventually("the result", func() bool {
-		rec, err := nodes[0].store.step(id)
-		heads, herr := nodes[0].store.heads()
-		jobs, jerr := nodes[0].store.jobs()
-		return err == nil && herr == nil && jerr == nil && rec.State.Final() && len(rec.Nodes) == 2 && len(heads) == 0 && len(jobs) == 0
-	})
-	nodes[0].eventually("nothing that waits", func() bool { return nodes[0].unstored.get(id) == nil })
-}

@@ -108,12 +108,6 @@ func (r *registry) admitWaiting(ctx context.Context, late <-chan time.Time, req 
 	}
 }
 
-// isBusy reports whether a request was refused that would be met if it waited.
-func isBusy(err error) bool {
-	e, ok := api.AsError(err)
-	return ok && e.Waits != ""
-}
-
 // waitsFor is the answer to a request that would be met if it waited; what completes
 // "waiting for".
 func waitsFor(text, what string) error {

@@ -77,7 +77,7 @@ func TestImmediateInOrder(t *testing.T) {
 	tn.line(4)
 	_, err := tn.svc.Run(as(1002), &api.RunRequest{Request: marshal(t, request("exit", "0"))})
 	tn.refused("one that does not wait", err, api.ResourceExhausted, "the step does not fit: 4 requests wait before it")
-	if !isBusy(err) {
+	if e, ok := api.AsError(err); !ok || e.Waits == "" {
 		t.Errorf("it is not told that it could wait: %v", err)
 	}
 	_, err = tn.svc.Run(as(1002), &api.RunRequest{Request: marshal(t, func() step.Request {

@@ -25,10 +25,6 @@ type DryRun struct {
 	// the rank and %p its process.
 	Writes []CgroupWrite `json:"writes"`
 	Notes  []string      `json:"notes"`
-	// Parts are what each node of a step of several would do; what differs by node is
-	// then there alone. Ranks are those of the node, in a part.
-	Parts []DryRun `json:"parts,omitempty"`
-	Ranks string   `json:"ranks,omitempty"`
 	// TaskEnv is the environment of rank 0 before its plugins change it; Environment
 	// what of that differs from the client's, who adds it.
 	TaskEnv     []string    `json:"task_env"`

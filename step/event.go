@@ -5,12 +5,10 @@ import "time"
 // Event is one line of a step's event log. Fields that do not
 // belong to the event are absent.
 type Event struct {
-	Time  time.Time `json:"time"`
-	Event string    `json:"event"`
-	// Node is where it happened, of a step of several nodes.
-	Node   string  `json:"node,omitempty"`
-	JobID  *uint32 `json:"job_id,omitempty"`
-	StepID *uint32 `json:"step_id,omitempty"`
+	Time   time.Time `json:"time"`
+	Event  string    `json:"event"`
+	JobID  *uint32   `json:"job_id,omitempty"`
+	StepID *uint32   `json:"step_id,omitempty"`
 	// Phase is the stage of the launch (stage_start, stage_end).
 	Phase string `json:"phase,omitempty"`
 	// DurUS is a duration in microseconds (stage_end, hook_end).
@@ -58,7 +56,6 @@ const (
 	EventState      = "state"
 	EventMPI        = "mpi"       // how far ranks had come, of a step that did not end well
 	EventHeldOpen   = "held_open" // Text names the process that has kept a stream open after the step's end
-	EventNodeLost   = "node_lost" // Text names a node that the step has lost and goes on without
 	EventUsage      = "usage"
 	EventEnd        = "end"
 )

@@ -22,7 +22,6 @@ func (e *Event) AppendTo(b []byte) []byte {
 	b = e.Time.AppendFormat(b, time.RFC3339Nano)
 	b = append(b, `","event":`...)
 	b = appendString(b, e.Event)
-	b = appendText(b, `,"node":`, e.Node)
 	b = appendNumber(b, `,"job_id":`, e.JobID)
 	b = appendNumber(b, `,"step_id":`, e.StepID)
 	b = appendText(b, `,"phase":`, e.Phase)

@@ -9,7 +9,6 @@ func (r *Record) Merge(told *Record) {
 	r.Aborted, r.Drain, r.PluginCrash = told.Aborted, told.Drain, told.PluginCrash
 	r.OOM, r.HeldOpen = told.OOM, told.HeldOpen
 	r.Survivors, r.SurvivorsTotal = told.Survivors, told.SurvivorsTotal
-	r.EndedBy, r.LostNodes = told.EndedBy, told.LostNodes
 	r.Suspended, r.SuspendedBy, r.SuspendedSeconds = told.Suspended, told.SuspendedBy, told.SuspendedSeconds
 	if told.Started != nil {
 		r.Started = told.Started

@@ -27,19 +27,17 @@ var whose = map[string]string{
 	"StepdPID": nodeds, "StepdStart": nodeds, "LauncherPID": nodeds, "LauncherStart": nodeds, "BootID": nodeds,
 	"Cgroup": nodeds, "CgroupTasks": nodeds, "CgroupV1": nodeds, "Array": nodeds, "Restarts": nodeds,
 	"Parent": nodeds, "Stdout": nodeds, "Stderr": nodeds, "StepdLost": nodeds,
-	"Nodes": nodeds, "Head": nodeds, "Peers": nodeds, "NoKill": nodeds,
 
 	"Reason": stepds, "ExitCode": stepds, "Signal": stepds, "Ended": stepds,
 	"Aborted": stepds, "Drain": stepds, "PluginCrash": stepds, "OOM": stepds, "HeldOpen": stepds,
 	"Survivors": stepds, "SurvivorsTotal": stepds, "SuspendedSeconds": stepds,
-	"EndedBy": stepds, "LostNodes": stepds,
 
 	"Usage": atEnd, "StdoutBytes": atEnd, "StderrBytes": atEnd,
 	"Host": inStat,
 
 	"State": ruled, "Started": ruled, "Suspended": ruled, "SuspendedBy": ruled, "Tasks": ruled,
 
-	"Tasks.Rank": ofTasks, "Tasks.Node": ofTasks, "Tasks.LocalID": ofTasks, "Tasks.PID": ofTasks,
+	"Tasks.Rank": ofTasks, "Tasks.LocalID": ofTasks, "Tasks.PID": ofTasks,
 	"Tasks.State": ofTasks, "Tasks.ExitCode": ofTasks, "Tasks.Signal": ofTasks, "Tasks.Status": ofTasks,
 	"Tasks.MaxRSSBytes": ofTasks, "Tasks.CPUSeconds": ofTasks, "Tasks.Usage": ofTasks,
 	"Tasks.Stage": ofTasks, "Tasks.Errno": ofTasks, "Tasks.Object": ofTasks, "Tasks.Why": ofTasks,

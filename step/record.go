@@ -23,17 +23,8 @@ type Record struct {
 
 	// Beyond the pinned fields.
 
-	// Nodes are those of a step of several nodes, by node id, in the record of its
-	// head; Node is then their list, and Tasks are those of all. nil: a step, or a
-	// part of one, of this node.
-	Nodes []string `json:"nodes,omitempty"`
-	// Head is the node that keeps the record of the whole step, in that of a part.
-	Head string `json:"head,omitempty"`
-	// Peers are all nodes of the step, as a list of hosts, in the record of a part: they
-	// and Head may ask for it.
-	Peers string `json:"peers,omitempty"`
-	MPI   string `json:"mpi,omitempty"`
-	CPUs  string `json:"cpus,omitempty"`
+	MPI  string `json:"mpi,omitempty"`
+	CPUs string `json:"cpus,omitempty"`
 	// MemoryMB is the memory that the step was given, 0 where none was counted.
 	// Gres is what it has of the node's generic resources; with GresOwn no other
 	// step of its job was given the same.
@@ -77,17 +68,10 @@ type Record struct {
 	// Drain says why the node should take no more jobs: the failure of a
 	// required plugin's hook for which Slurm drains it. "" does not.
 	Drain string `json:"drain,omitempty"`
-	// EndedBy is set where the step has ended here since another node said so. Its
-	// tasks' codes are then those of being killed: the step's end is that node's.
-	EndedBy *NodeEnd `json:"ended_by,omitempty"`
-	// NoKill: the step goes on without nodes that are lost, which LostNodes names. Of
-	// their tasks no end is known.
-	NoKill    bool       `json:"no_kill,omitempty"`
-	LostNodes []LostNode `json:"lost_nodes,omitempty"`
 	// StepdLost: a stepd was gone before it had told the end, which nobody saw.
 	StepdLost bool `json:"stepd_lost,omitempty"`
 	// HeldOpen tells of streams that a process outside of the step has kept open after
-	// its end, the first ten of each node.
+	// its end, the first ten.
 	HeldOpen []string `json:"held_open,omitempty"`
 	// OOM lists the processes that the kernel has killed for want of memory, the
 	// first hundred.
@@ -130,13 +114,6 @@ func (r *Record) Ran(now time.Time) (d time.Duration, ok bool) {
 	return max(0, now.Sub(*r.Started)-time.Duration(r.SuspendedSeconds*float64(time.Second))), true
 }
 
-// LostNode is a node that a step has lost and gone on without.
-type LostNode struct {
-	Node string `json:"node"`
-	// Reason is one line, for an administrator.
-	Reason string `json:"reason"`
-}
-
 // PluginCrash is a plugin's end that is no return code: a signal, exit(), or
 // the deadline of its hook.
 type PluginCrash struct {
@@ -147,9 +124,7 @@ type PluginCrash struct {
 
 // Task is one rank of a Record.
 type Task struct {
-	Rank int `json:"rank"`
-	// Node is where it runs, of a step of several nodes.
-	Node        string    `json:"node,omitempty"`
+	Rank        int       `json:"rank"`
 	LocalID     int       `json:"local_id"`
 	PID         *int      `json:"pid"`
 	State       TaskState `json:"state"`

@@ -14,22 +14,11 @@ type Request struct {
 	UID *uint32 `json:"uid,omitempty"`
 	GID *uint32 `json:"gid,omitempty"`
 
-	Name   string `json:"name"`   // -J; shown by ps
-	NTasks int    `json:"ntasks"` // -n; at least 1
-	NNodes int    `json:"nnodes"` // -N; at least 1
-	// NNodesMax is the most nodes, where -N names a range; 0 is NNodes.
-	NNodesMax int `json:"nnodes_max,omitempty"`
-	// Spread lets a step of NNodes 1 that does not fit this node have as few nodes as it
-	// fits: nobody has said how many.
-	Spread bool `json:"spread,omitempty"`
-	// WantNodes are nodes that the step must have (-w), NotNodes those that it must
-	// not have (-x): NodeNames.
-	WantNodes []string `json:"want_nodes,omitempty"`
-	NotNodes  []string `json:"not_nodes,omitempty"`
-	// TasksPerNode is the most tasks of a node (--ntasks-per-node); 0 is no limit.
-	TasksPerNode int  `json:"tasks_per_node,omitempty"`
-	CPUsPerTask  int  `json:"cpus_per_task"` // -c; at least 1
-	Overcommit   bool `json:"overcommit,omitempty"`
+	Name        string `json:"name"`          // -J; shown by ps
+	NTasks      int    `json:"ntasks"`        // -n; at least 1
+	NNodes      int    `json:"nnodes"`        // at least 1; noded takes 1 alone: several are Slurm's (docs/slurm.md)
+	CPUsPerTask int    `json:"cpus_per_task"` // -c; at least 1
+	Overcommit  bool   `json:"overcommit,omitempty"`
 	// Overlap lets a step of a job share CPUs with the job's other steps, and waits for
 	// none of them.
 	Overlap bool `json:"overlap,omitempty"`
@@ -77,8 +66,6 @@ type Request struct {
 
 	MPI           string `json:"mpi,omitempty"` // --mpi; empty is MpiDefault
 	KillOnBadExit bool   `json:"kill_on_bad_exit,omitempty"`
-	// NoKill lets a step of several nodes go on without one that is lost (--no-kill).
-	NoKill bool `json:"no_kill,omitempty"`
 	// TimeLimitS is how long the step may run, in seconds, without what it stands
 	// still (--time); 0 is no limit. Of a batch job and of an allocation it is the
 	// job's, whatever its steps ask for.

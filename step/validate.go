@@ -15,8 +15,6 @@ const (
 	PathMax = 4095
 	// TasksMax is the highest number of tasks that a request may name.
 	TasksMax = 65533
-	// nodeNamesMax bounds a list of nodes, as a list of hosts is bounded.
-	nodeNamesMax = 65536
 	// AcctgFreqMax is the longest time between samples, in seconds, as in Slurm.
 	AcctgFreqMax = 65533
 )
@@ -39,7 +37,7 @@ func bad(field, format string, args ...any) error {
 // (who may name a user, how many CPUs there are) is noded's to check.
 func (r *Request) Validate() error {
 	for _, check := range []func() error{
-		r.checkIdentity, r.checkCounts, r.checkNodes, r.checkMemory, r.checkGres, r.checkArgv, r.checkApps, r.checkEnv, r.checkPlace, r.checkStreams, r.checkTerminal, r.checkWords, r.checkSpank, r.checkBinding, r.checkTime, r.checkTaskScripts, r.checkInteractive, r.checkNumbers,
+		r.checkIdentity, r.checkCounts, r.checkMemory, r.checkGres, r.checkArgv, r.checkApps, r.checkEnv, r.checkPlace, r.checkStreams, r.checkTerminal, r.checkWords, r.checkSpank, r.checkBinding, r.checkTime, r.checkTaskScripts, r.checkInteractive, r.checkNumbers,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -74,12 +72,8 @@ func (r *Request) checkCounts() error {
 		return bad("ntasks", "%d tasks: the limit is %d", r.NTasks, TasksMax)
 	case r.NNodes < 1:
 		return bad("nnodes", "%d nodes: at least 1 is needed", r.NNodes)
-	case max(r.NNodes, r.NNodesMax) > NodesMax:
-		return bad("nnodes", "%d nodes: the limit is %d", max(r.NNodes, r.NNodesMax), NodesMax)
-	case r.NNodesMax != 0 && r.NNodesMax < r.NNodes:
-		return bad("nnodes_max", "%d nodes at most, and %d at least", r.NNodesMax, r.NNodes)
-	case r.TasksPerNode < 0 || r.TasksPerNode > TasksMax:
-		return bad("tasks_per_node", "%d tasks: want 1 to %d", r.TasksPerNode, TasksMax)
+	case r.NNodes > NodesMax:
+		return bad("nnodes", "%d nodes: the limit is %d", r.NNodes, NodesMax)
 	case r.CPUsPerTask < 1:
 		return bad("cpus_per_task", "%d CPUs: at least 1 is needed", r.CPUsPerTask)
 	case r.CPUsPerTask > TasksMax:
@@ -88,29 +82,6 @@ func (r *Request) checkCounts() error {
 		return bad("immediate_s", "%d s: want 0 or more, or %d for no limit", *r.ImmediateS, WaitForever)
 	case r.AcctgFreq != nil && (*r.AcctgFreq < 0 || *r.AcctgFreq > AcctgFreqMax):
 		return bad("acctg_freq", "%d s: want 0 to %d", *r.AcctgFreq, AcctgFreqMax)
-	}
-	return nil
-}
-
-// checkNodes checks the names of nodes; whether there are such is noded's to tell.
-func (r *Request) checkNodes() error {
-	for _, l := range []struct {
-		field string
-		names []string
-	}{{"want_nodes", r.WantNodes}, {"not_nodes", r.NotNodes}} {
-		if len(l.names) > nodeNamesMax {
-			return bad(l.field, "%d names: the limit is %d", len(l.names), nodeNamesMax)
-		}
-		seen := make(map[string]bool, len(l.names))
-		for _, name := range l.names {
-			switch {
-			case name == "" || len(name) > NameMax || strings.IndexFunc(name, unicode.IsControl) >= 0:
-				return bad(l.field, "%.80q is no name of a node", name)
-			case seen[name]:
-				return bad(l.field, "node %q is there twice", name)
-			}
-			seen[name] = true
-		}
 	}
 	return nil
 }
@@ -276,8 +247,8 @@ func (r *Request) checkInteractive() error {
 		return nil
 	case r.Job == nil:
 		return bad("interactive", "it is a step of a job, and none is named")
-	case r.NTasks != 1 || r.NNodes != 1 || len(r.Apps) > 1:
-		return bad("interactive", "%d tasks on %d nodes: it has one task", r.NTasks, r.NNodes)
+	case r.NTasks != 1 || len(r.Apps) > 1:
+		return bad("interactive", "%d tasks: it has one", r.NTasks)
 	case r.Mem != nil || r.MemPerCPU != nil || len(r.Gres) > 0:
 		return bad("interactive", "it has all memory and generic resources of its job, and none of its own")
 	}

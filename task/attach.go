@@ -87,9 +87,6 @@ func (s *Step) waitAttached() error {
 	if isBatch(s.plan.Spec) || s.plan.Spec.ID.Step == step.ExternStep {
 		return nil // they have no client
 	}
-	if s.plan.Spec.Layout != nil {
-		return s.waitLauncher()
-	}
 	limit := attachTimeout
 	needed := s.plan.NeedClient != [3]bool{}
 	if !needed {
@@ -107,17 +104,6 @@ func (s *Step) waitAttached() error {
 			return nil
 		}
 		return fmt.Errorf("no client attached the tasks' streams within %v", attachTimeout)
-	}
-}
-
-// waitLauncher waits for the launcher of a step of several nodes, and with it for
-// the nodes between: who does not come is the Network's to tell.
-func (s *Step) waitLauncher() error {
-	select {
-	case <-s.attached:
-		return nil
-	case <-s.cancelled:
-		return s.endedBy()
 	}
 }
 

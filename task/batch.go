@@ -59,18 +59,25 @@ func batchEnv(s *step.Spec) []string {
 	return env.list
 }
 
-// batchTasksPerNode is how the job's tasks would be dealt to its nodes.
+// batchTasksPerNode is how srun would deal the job's tasks to its nodes: evenly as far as
+// their CPUs go, then to all in turn.
 func batchTasksPerNode(s *step.Spec) string {
-	d := step.Deal{NTasks: s.JobNTasks, CPUsPerTask: s.CPUsPerTask, Overcommit: true}
-	for _, cpus := range s.JobNodeCPUs {
-		d.Nodes = append(d.Nodes, step.DealNode{CPUs: cpus})
+	nodes := len(s.JobNodeCPUs)
+	if nodes < 2 || s.JobNTasks < nodes {
+		return strconv.Itoa(s.JobNTasks)
 	}
-	if len(d.Nodes) > 1 {
-		if ranks, err := step.DealRanks(d); err == nil {
-			return step.CountList(step.CountRanks(ranks))
+	counts, left := make([]int, nodes), s.JobNTasks
+	for full := false; left > 0; {
+		begun := left
+		for i, cpus := range s.JobNodeCPUs {
+			if left > 0 && (full || (counts[i]+1)*max(1, s.CPUsPerTask) <= cpus) {
+				counts[i]++
+				left--
+			}
 		}
+		full = left == begun
 	}
-	return strconv.Itoa(s.JobNTasks) // one node, or fewer tasks than nodes
+	return step.CountList(counts)
 }
 
 // batchCommonEnv is what the script gets between task_init_privileged and

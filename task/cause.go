@@ -15,7 +15,6 @@ const (
 	byBadExit                // --kill-on-bad-exit: the tasks' codes count
 	byAbort                  // MPI: the abort's code counts
 	byMemory                 // its memory limit: OUT_OF_MEMORY
-	byOther                  // another node: CANCELLED, with its words
 	byTime                   // its time limit: TIMEOUT
 	byHost                   // stepd's own SIGTERM, as when the host goes down: NODE_FAIL
 	byFailure                // the launch has failed, or the plugins' host has died: FAILED
@@ -31,8 +30,6 @@ type cause struct {
 	code int
 	// drain is why the node takes no more jobs, of a failure that the node is to blame for.
 	drain string
-	// node is what another node has told, of byOther.
-	node *step.NodeEnd
 	// ends: the processes end without being terminated. The kernel has killed them all, or
 	// Run is on its way to the end.
 	ends bool
@@ -40,11 +37,6 @@ type cause struct {
 
 // Error is the reason.
 func (c *cause) Error() string { return c.reason }
-
-// byTimeLimit reports whether a time limit is the cause, here or on another node.
-func (c *cause) byTimeLimit() bool {
-	return c.kind == byTime || c.node != nil && c.node.Why == step.EndTime
-}
 
 // end is the one way to end a step: under one lock the first cause becomes the step's, and
 // stays. It reports whether c is that one. It does not wait, and may be called from any
@@ -60,9 +52,6 @@ func (s *Step) end(c cause) (first bool) {
 		close(s.cancelled)
 	}
 	s.ctlMu.Unlock()
-	if first {
-		s.tellNodes(&c)
-	}
 	return first
 }
 
@@ -80,15 +69,8 @@ func (s *Step) Cancel(reason string) error {
 	return nil
 }
 
-// hostDown ends the step because stepd was told to end. A step of several nodes hears it
-// from one of them, and is cancelled.
-func (s *Step) hostDown(reason string) {
-	kind := byHost
-	if s.plan.Spec.Layout != nil {
-		kind = byRequest
-	}
-	s.end(cause{kind: kind, reason: reason})
-}
+// hostDown ends the step because stepd was told to end.
+func (s *Step) hostDown(reason string) { s.end(cause{kind: byHost, reason: reason}) }
 
 // mpiAbort is called by the MPI plugin when a rank asks for the step's end, or
 // has died in the middle of it; rank is below 0 where none did. Of a step that ends
@@ -104,9 +86,9 @@ func (s *Step) mpiAbort(rank, code int, text string) {
 // abortCode is the exit code that an abort's code makes: one that is no success.
 func abortCode(code int) int { return max(1, code&0xff) }
 
-// endBadly is --kill-on-bad-exit: a task has failed, on this node.
+// endBadly is --kill-on-bad-exit: a task has failed.
 func (s *Step) endBadly(rank int, status step.ExitStatus) {
-	if s.alive == 0 && s.d.Network == nil {
+	if s.alive == 0 {
 		return // nothing is left to end
 	}
 	reason := fmt.Sprintf("task %d: %s, and --kill-on-bad-exit was given", rank, status.Describe())

@@ -239,21 +239,15 @@ func (s *Step) endedAs(c *cause, code int, signal *int) (_ step.State, _ int, _ 
 			code = exitOOM
 		}
 		code = max(code, 1)
-	case byRequest, byHost, byOther:
+	case byRequest, byHost:
 		if code == 0 && s.gateOpen {
 			return "", 0, nil, false // all tasks had ended well: it has ended nothing
 		}
 		if state = step.Cancelled; !s.gateOpen {
 			code, signal = 1, nil // no task has run
 		}
-		switch {
-		case c.kind == byHost:
+		if c.kind == byHost {
 			state = step.NodeFail
-		case c.node != nil:
-			s.rec.EndedBy = c.node
-			if c.node.Why == step.EndAbort {
-				code, signal = c.code, nil
-			}
 		}
 	default: // byBadExit
 		return "", 0, nil, false

@@ -10,7 +10,7 @@ import (
 
 // An MPI plugin sees the tasks of its node by rank, and signals those that it names.
 func TestMPITable(t *testing.T) {
-	r, _ := newNodeRig(t) // ranks 1 and 3
+	r := newNodeRig(t) // ranks 1 and 3
 	r.ends = []step.TaskEnd{{LocalID: 0, Status: step.ExitedWith(0)}, {LocalID: 1, Status: step.ExitedWith(4)}}
 	r.during["wait"] = func() {
 		for i, task := range r.job.Tasks() {

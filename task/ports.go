@@ -134,16 +134,6 @@ type Output interface {
 	Used() bool
 }
 
-// Network is the other nodes of a step: stepd's tree is one. It calls Step.EndedBy
-// and Step.NodeLost.
-type Network interface {
-	// EndStep tells all other nodes that the step ends here and is to end there. It
-	// does not block, is called once at most, by any goroutine, and what it was
-	// given is sent even if stepd ends at once. Several nodes may tell ends of one
-	// step at the same time: a node passes on the first that it hears of.
-	EndStep(e step.NodeEnd)
-}
-
 // Host is spankhost: *spank.Host. Its calls are made by the goroutine of
 // Step.Run, in this order; Kill, Where and PID by any.
 type Host interface {

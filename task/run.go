@@ -18,9 +18,8 @@ import (
 type Deps struct {
 	Tracker Tracker
 	MPI     MPI // nil without one
-	// Network, Peers and Job are nil where the step has one node, or its job no
-	// services: the latter two are the MPI plugin's.
-	Network Network
+	// Peers is nil where the step has one node, and Job where its job has no services: both
+	// are the MPI plugin's.
 	Peers   step.Peers
 	Job     step.MPIServices
 	Spawned Spawned // nil where nothing can be

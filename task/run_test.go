@@ -44,7 +44,6 @@ type rig struct {
 	launch  *step.Launch
 	sink    func(step.HostRecord) // what the host tells
 	cgroup  int                   // HostCgroup's, which is that of the tasks; -1 is none
-	network Network
 	streams Streams
 
 	// The ranks that the neighbours were told: to track, of ends, and to the MPI plugin.
@@ -81,7 +80,7 @@ func (r *rig) run(t *testing.T) step.Record {
 	close(none)
 	r.st = New(plan, Deps{
 		Tracker: fakeTracker{r}, MPI: fakeMPI{r}, Audience: fakeAudience{r}, Accounting: r.acct, Plugins: r.plugins, Now: time.Now,
-		Network: r.network, Output: r.output(), Streams: r.streams,
+		Output: r.output(), Streams: r.streams,
 		StartHost:  func(int) (Host, error) { return fakeHost{r}, r.note("start") },
 		NoChildren: func() <-chan struct{} { return none },
 	})
@@ -501,19 +500,15 @@ func TestCancel(t *testing.T) {
 			t.Errorf("the host was not moved out before the signal: %v", r.calls)
 		}
 	})
-	one := func(t *testing.T) *rig { return newRig(t) }
-	several := func(t *testing.T) *rig { r, _ := newNodeRig(t); return r }
 	for name, c := range map[string]struct {
-		rig    func(*testing.T) *rig
 		status step.ExitStatus
 		state  step.State
 	}{
-		"the host goes down":                     {one, step.SignaledBy(syscall.SIGTERM), step.NodeFail},
-		"the host goes down, and tasks end well": {one, 0, step.Completed},
-		"one host of several goes down":          {several, step.SignaledBy(syscall.SIGTERM), step.Cancelled},
+		"the host goes down":                     {step.SignaledBy(syscall.SIGTERM), step.NodeFail},
+		"the host goes down, and tasks end well": {0, step.Completed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := c.rig(t)
+			r := newRig(t)
 			ctx, down := context.WithCancelCause(context.Background())
 			r.ctx = ctx
 			term := make(chan struct{})

@@ -100,7 +100,7 @@ func (s *Step) sayCancelled(c *cause) {
 		s.say(c.reason)
 	}
 	why := ""
-	if c.byTimeLimit() {
+	if c.kind == byTime {
 		why = " DUE TO TIME LIMIT"
 	}
 	s.say(fmt.Sprintf("*** STEP %s ON %s CANCELLED AT %s%s ***", s.plan.Spec.ID, s.plan.Spec.NodeName,

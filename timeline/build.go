@@ -39,7 +39,6 @@ type Span struct {
 	Plugin string `json:"plugin,omitempty"`
 	Hook   string `json:"hook,omitempty"`
 	Ranks  string `json:"ranks,omitempty"`
-	Node   string `json:"node,omitempty"`
 	// Count is how many calls or tasks the bar stands for, from the begin of the first
 	// to the end of the last; LongestUS is the longest of them.
 	Count     int   `json:"count"`
@@ -92,11 +91,11 @@ func (b *Builder) Add(e *step.Event) {
 	}
 	switch e.Event {
 	case step.EventAccepted:
-		b.spans = append(b.spans, &Span{Kind: KindStage, Name: "noded", Node: e.Node, Count: 1, EndUS: at, LongestUS: at})
+		b.spans = append(b.spans, &Span{Kind: KindStage, Name: "noded", Count: 1, EndUS: at, LongestUS: at})
 	case step.EventStageStart:
-		s := &Span{Kind: KindStage, Name: e.Phase, Node: e.Node, Count: 1, BeginUS: at, EndUS: at, Open: true}
+		s := &Span{Kind: KindStage, Name: e.Phase, Count: 1, BeginUS: at, EndUS: at, Open: true}
 		b.spans = append(b.spans, s)
-		b.open[e.Node+"\x00"+e.Phase] = s
+		b.open[e.Phase] = s
 	case step.EventStageEnd:
 		b.endStage(e, at)
 	case step.EventHookStart, step.EventHookEnd:
@@ -116,10 +115,10 @@ func (b *Builder) Add(e *step.Event) {
 }
 
 func (b *Builder) endStage(e *step.Event, at int64) {
-	key := e.Node + "\x00" + e.Phase
+	key := e.Phase
 	s := b.open[key]
 	if s == nil { // the stages of the end are told once, when they are over
-		s = &Span{Kind: KindStage, Name: e.Phase, Node: e.Node, Count: 1, BeginUS: at}
+		s = &Span{Kind: KindStage, Name: e.Phase, Count: 1, BeginUS: at}
 		if e.DurUS != nil {
 			s.BeginUS = at - *e.DurUS
 		}
@@ -135,12 +134,12 @@ func (b *Builder) endStage(e *step.Event, at int64) {
 
 // hook adds a call to the bar of its hook.
 func (b *Builder) hook(e *step.Event, at int64) {
-	key := e.Node + "\x00" + e.Plugin + "\x00" + e.Hook
+	key := e.Plugin + "\x00" + e.Hook
 	s := b.hooks[key]
 	if e.Event == step.EventHookStart {
 		if s == nil {
 			s = &Span{
-				Kind: KindHook, Name: e.Plugin + ": " + strings.TrimPrefix(e.Hook, "slurm_spank_"), Plugin: e.Plugin, Hook: e.Hook, Node: e.Node,
+				Kind: KindHook, Name: e.Plugin + ": " + strings.TrimPrefix(e.Hook, "slurm_spank_"), Plugin: e.Plugin, Hook: e.Hook,
 				BeginUS: at, EndUS: at,
 			}
 			b.hooks[key] = s

@@ -86,9 +86,6 @@ func (s *Span) Label() string {
 	case s.Kind == KindHook && s.Ranks != "":
 		label += " (rank " + s.Ranks + ")"
 	}
-	if s.Node != "" {
-		label += " @" + printable.Line(s.Node, 0)
-	}
 	return label
 }
 

@@ -20,8 +20,8 @@ var newFrames = flag.String("new-frames", "", "write the frames of today's versi
 
 // frameTypes are all types of records.
 var frameTypes = []Type{
-	TypeHello, TypeAttach, TypeAttachDone, TypeSignal, TypeCancel, TypeUnread, TypeSuspend, TypeResume, TypeStat, TypeWatch,
-	TypeAck, TypeLauncherLost, TypeAnswer, TypeReply, TypeState, TypeLaunched, TypeMessage, TypeTaskExit, TypeAsk, TypeResult,
+	TypeHello, TypeAttach, TypeAttachDone, TypeSignal, TypeCancel, TypeSuspend, TypeResume, TypeStat, TypeWatch,
+	TypeAck, TypeLauncherLost, TypeAnswer, TypeReply, TypeState, TypeMessage, TypeTaskExit, TypeAsk, TypeResult,
 }
 
 // fullFrame is a record with something in every field.

@@ -17,10 +17,9 @@ const (
 	FDListen    = 5 // listening socket RUN/steps/J.S.sock, SOCK_SEQPACKET
 	FDEvents    = 6 // the step's event log, O_APPEND
 	FDContainer = 7 // the job's mount namespace; /dev/null where Spec.ContainerNS is false
-	FDPeers     = 8 // listening TCP socket at the node's Addr of Spec.Layout; /dev/null, or not there, without one
 
-	FDPIDNamespace  = 9  // the job's pid namespace, as Spec.PIDNamespace says
-	FDUserNamespace = 10 // its user namespace, as Spec.UserNamespace says
+	FDPIDNamespace  = 8 // the job's pid namespace, as Spec.PIDNamespace says
+	FDUserNamespace = 9 // its user namespace, as Spec.UserNamespace says
 )
 
 // Type names a record.
@@ -44,10 +43,6 @@ const (
 	// quotes behind the peer's uid. From a daemon, as root, Text is the whole reason.
 	// Answered by TypeReply.
 	TypeCancel Type = "cancel"
-	// TypeUnread says that the launcher's file for stream FD takes no more: the tasks'
-	// pipes are closed. Of steps of several nodes alone; elsewhere the launcher closes
-	// its own pipes.
-	TypeUnread Type = "unread"
 	// TypeSuspend makes the tasks stand still, TypeResume undoes it. Answered by
 	// TypeReply when it is done: the former takes two seconds and more.
 	TypeSuspend Type = "suspend"
@@ -73,10 +68,6 @@ const (
 	// TypeState tells a change of the step's state (STARTING, RUNNING, COMPLETING). To
 	// noded with Record, complete with the tasks' pids once RUNNING.
 	TypeState Type = "state"
-	// TypeLaunched tells the launcher of a spawned step of several nodes that all of
-	// this node's tasks have exec'd, or could not. Those that could not come before, in
-	// records that have some of them: Record.Tasks.
-	TypeLaunched Type = "launched"
 	// TypeMessage is a line for the user's stderr, without a newline: the
 	// node's words ("stepd-vm: error: ..."), not the tasks' bytes.
 	TypeMessage Type = "message"
@@ -143,10 +134,6 @@ const (
 	AskLookup    = "lookup"
 	AskUnpublish = "unpublish"
 	AskMeet      = "meet"
-	// AskEnd waits for the end of a step that this one has spawned, and AskCancel
-	// asks for it: ID.
-	AskEnd    = "end"
-	AskCancel = "cancel"
 )
 
 // AsksMax is how many requests of one step noded answers at a time; it refuses
@@ -162,12 +149,6 @@ type Ask struct {
 	// Request is the step to spawn, a step.Request, and Preput its step.Spec.Preput.
 	Request json.RawMessage `json:"request,omitempty"`
 	Preput  []step.KeyValue `json:"preput,omitempty"`
-	// Hosts are the hints on which nodes the spawned commands are to run, by command, as
-	// the program gave them: "n1,n2:4"; nil is none.
-	Hosts []string `json:"hosts,omitempty"`
-	// ID is the step that is meant, and Reason why it is cancelled.
-	ID     *step.ID `json:"id,omitempty"`
-	Reason string   `json:"reason,omitempty"`
 	// WaitMS is how long a lookup waits for the name, and a meeting for the others.
 	WaitMS int64 `json:"wait_ms,omitempty"`
 	// Of a meeting: who comes with Port, and who is to come.
@@ -181,12 +162,6 @@ type Answer struct {
 	ID         *step.ID `json:"id,omitempty"`
 	SocketDir  string   `json:"socket_dir,omitempty"`
 	SocketName string   `json:"socket_name,omitempty"`
-	// Spec and Key are there instead of the socket where the new step has other nodes:
-	// what its launcher is told, and the launcher's private key.
-	Spec *step.Spec `json:"spec,omitempty"`
-	Key  []byte     `json:"key,omitempty"`
-	// Record is the last one of the step that AskEnd has waited for.
-	Record *step.Record `json:"record,omitempty"`
 	// Of a lookup.
 	Found bool   `json:"found,omitempty"`
 	Port  []byte `json:"port,omitempty"`

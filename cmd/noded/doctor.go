@@ -64,7 +64,6 @@ func probes() []probe {
 		{"mpi", (*site).lookMPI},
 		{"scripts", (*site).lookScripts},
 		{"containers", (*site).lookContainers},
-		{"nodes", (*site).lookNodes},
 		{"metrics", (*site).lookMetrics},
 		{"systemd", (*site).lookSystemd},
 	}
@@ -322,20 +321,4 @@ func (s *site) lookContainers() []finding {
 		}
 	}
 	return fine("containers", "%s", kind)
-}
-
-func (s *site) lookNodes() []finding {
-	c, err := s.cluster(silent())
-	switch {
-	case err != nil:
-		return []finding{mistake("nodes", err, "mend the files that stepd.conf names (TLSCertificate, TLSKey, TLSCA)")}
-	case c == nil:
-		return fine("nodes", "this one alone")
-	case c.TLS == nil:
-		return fine("nodes", "%d, which this one does not speak with (TLSCertificate of stepd.conf)", len(c.Nodes))
-	}
-	if expired, err := c.TLS.Check(); err == nil && expired != nil {
-		return []finding{{slurmconf.SeverityWarning, "nodes", fmt.Sprintf("no other node will speak with this one: %v", expired), "have another certificate made, and send noded SIGHUP"}}
-	}
-	return fine("nodes", "%d, by %s", len(c.Nodes), s.conf.Stepd.TLSCertificate)
 }

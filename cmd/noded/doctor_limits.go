@@ -110,20 +110,18 @@ func (s *site) lookClock() []finding {
 	var tx unix.Timex
 	state, err := unix.Adjtimex(&tx)
 	synced := err == nil && state != unix.TIME_ERROR && tx.Status&unix.STA_UNSYNC == 0
-	return judgeClock(time.Now(), newest, synced, len(s.conf.NodeNames))
+	return judgeClock(time.Now(), newest, synced)
 }
 
 // clockSlack is how far the last write may lie ahead.
 const clockSlack = time.Minute
 
-func judgeClock(now, newest time.Time, synced bool, nodes int) []finding {
+func judgeClock(now, newest time.Time, synced bool) []finding {
 	switch {
 	case now.Year() < 2024:
 		return []finding{{slurmconf.SeverityError, "clock", fmt.Sprintf("it is %s by the clock: time limits and the ages of steps would be wrong", now.Format(time.RFC3339)), "set it, and let chrony or systemd-timesyncd keep it"}}
 	case newest.After(now.Add(clockSlack)):
 		return []finding{{slurmconf.SeverityWarning, "clock", fmt.Sprintf("it is %s by the clock, and noded has written its state at %s: it was set back", now.Format(time.RFC3339), newest.Format(time.RFC3339)), "set it, and let chrony or systemd-timesyncd keep it"}}
-	case !synced && nodes > 1:
-		return []finding{{slurmconf.SeverityWarning, "clock", fmt.Sprintf("nobody keeps it, and slurm.conf has %d nodes: events of several nodes cannot be brought into order, and certificates may seem to be of the future", nodes), "run chrony or systemd-timesyncd"}}
 	case !synced:
 		return fine("clock", "%s, kept by nobody", now.Format(time.RFC3339))
 	}

@@ -28,8 +28,8 @@ Max locked memory         67108864             67108864             bytes
 	var b bytes.Buffer
 	for _, found := range [][]finding{
 		judgeLimits(limits, "noded's"),
-		judgeClock(now, now.Add(-time.Hour), true, 2), judgeClock(now, now.Add(time.Hour), true, 1), judgeClock(early, now, true, 1),
-		judgeClock(now, time.Time{}, false, 1), judgeClock(now, time.Time{}, false, 3),
+		judgeClock(now, now.Add(-time.Hour), true), judgeClock(now, now.Add(time.Hour), true), judgeClock(early, now, true),
+		judgeClock(now, time.Time{}, false),
 		judgeUnit(good), judgeUnit("LoadState=not-found\n"),
 		judgeUnit("LoadState=loaded\nKillMode=control-group\nDelegate=no\nType=simple\nNeedDaemonReload=yes\n"),
 	} {

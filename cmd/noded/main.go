@@ -59,7 +59,6 @@ type options struct {
 	logFormat string
 	private   string
 	node      string
-	bootstrap string
 	check     bool
 	checkConf bool
 	verbose   bool
@@ -69,21 +68,13 @@ type options struct {
 func command() *cobra.Command {
 	var o options
 	c := &cobra.Command{
-		Use:     "noded [-f FILE] [--run-dir DIR] [--spool-dir DIR]",
-		Short:   "Node daemon: starts job steps and follows them",
-		Version: build.Line(),
-		Args: func(c *cobra.Command, args []string) error {
-			if o.bootstrap != "" {
-				return nil
-			}
-			return cobra.NoArgs(c, args)
-		},
+		Use:           "noded [-f FILE] [--run-dir DIR] [--spool-dir DIR]",
+		Short:         "Node daemon: starts job steps and follows them",
+		Version:       build.Line(),
+		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE: func(c *cobra.Command, args []string) error {
-			if o.bootstrap != "" {
-				return bootstrapCA(o.bootstrap, args)
-			}
+		RunE: func(c *cobra.Command, _ []string) error {
 			if o.manual {
 				_, err := io.WriteString(c.OutOrStdout(), page(c).Roff())
 				return err
@@ -105,7 +96,6 @@ func command() *cobra.Command {
 	f.StringVar(&o.runDir, "run-dir", "", "`DIR`ectory for sockets (default /run/stepd)")
 	f.StringVar(&o.spoolDir, "spool-dir", "", "`DIR`ectory for state (default SlurmdSpoolDir/stepd, else /var/spool/stepd)")
 	f.StringVarP(&o.node, "node-name", "N", "", "this node's `NAME` in the configuration (default: that of this host)")
-	f.StringVar(&o.bootstrap, "bootstrap-ca", "", "make a CA in `DIR`, and a certificate and key for each node named behind it, for a lab; and exit")
 	f.StringVar(&o.private, "private", "", "live below `DIR` and as long as standard input is open; then end all steps and remove DIR")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
 	f.BoolVar(&o.check, "check", false, "check the configuration and this host, print mistakes with their remedies and the keys that are ignored, and exit")
@@ -302,23 +292,9 @@ func (s *server) serveUntil() error {
 			return err
 		}
 	}
-	peers, err := n.ListenPeers(context.Background())
-	if err != nil && again {
-		err = goesOn(n, log, "the port for other nodes", err)
-	}
-	if err != nil {
-		s.listener.Close()
-		return err
-	}
 	server := n.Server()
-	failed := make(chan error, 2) // both servers may
+	failed := make(chan error, 1) // size 1: it may come when untilEnd has returned
 	go func() { failed <- server.Serve(s.listener) }()
-	if peers != nil {
-		others := n.PeerServer()
-		go func() { failed <- others.Serve(peers) }()
-		defer stopServer(others)
-		log.Infof("serving other nodes at %s", peers.Addr())
-	}
 	if !again {
 		if err := n.Publish(); err != nil {
 			server.Stop()

@@ -13,7 +13,6 @@ func page(c *cobra.Command) *manual.Page {
 	p.Usage = []string{
 		"noded [-f FILE] [--run-dir DIR] [--spool-dir DIR] [-v]",
 		"noded --check | --check-config [-f FILE]",
-		"noded --bootstrap-ca DIR NODE ...",
 		"noded --version",
 	}
 	p.About = []string{

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -97,7 +96,7 @@ func checkReload(o options, now *site, log *logrus.Logger) error {
 	if err := s.mistakes(); err != nil {
 		return err
 	}
-	if err := s.checkAddresses(now); err != nil {
+	if err := s.checkAddress(now); err != nil {
 		return err
 	}
 	for _, p := range s.stackProblems() {
@@ -110,45 +109,26 @@ func checkReload(o options, now *site, log *logrus.Logger) error {
 		return err
 	}
 	// Nothing is made: the tracker is asked for nothing.
-	if _, _, err := s.containers(nil, spankhost, log); err != nil {
-		return err
-	}
-	_, err = s.cluster(log)
+	_, _, err = s.containers(nil, spankhost, log)
 	return err
 }
 
-// listens is an address at which noded listens, and the key that says so.
-type listens struct{ key, host, port string }
-
-// addresses are those of TCP at which noded listens.
-func (s *site) addresses() (all []listens) {
-	if host, port, err := net.SplitHostPort(s.conf.Stepd.MetricsListen); err == nil {
-		all = append(all, listens{"MetricsListen", host, port})
+// checkAddress finds that the address of the page of metrics cannot be listened at, unless
+// now has its port already: noded itself is there.
+func (s *site) checkAddress(now *site) error {
+	address := s.conf.Stepd.MetricsListen
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil // none, or a socket
 	}
-	for _, n := range s.conf.Nodes {
-		if n.Name == s.conf.Node.Name && s.conf.Stepd.TLSCertificate != "" {
-			port := strconv.Itoa(cmp.Or(n.Port, s.conf.SlurmdPort))
-			all = append(all, listens{"Port of the NodeName, else SlurmdPort, and ListenAddress", s.conf.Stepd.ListenAddress, port})
-		}
+	if _, own, err := net.SplitHostPort(now.conf.Stepd.MetricsListen); err == nil && own == port {
+		return nil
 	}
-	return all
-}
-
-// checkAddresses finds that an address cannot be listened at, among those whose port now
-// has not: noded itself is at the others.
-func (s *site) checkAddresses(now *site) error {
-	own := now.addresses()
-	for _, a := range s.addresses() {
-		if slices.ContainsFunc(own, func(o listens) bool { return o.port == a.port }) {
-			continue
-		}
-		l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(a.host, a.port))
-		if err != nil {
-			return fmt.Errorf("cannot listen at %q (%s): %w", net.JoinHostPort(a.host, a.port), a.key, err)
-		}
-		l.Close()
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", address)
+	if err != nil {
+		return fmt.Errorf("cannot listen at %q (MetricsListen): %w", address, err)
 	}
-	return nil
+	return l.Close()
 }
 
 // reload is what SIGHUP asks for: nil is that noded is to begin anew. A private noded

@@ -81,9 +81,6 @@ func newSick(t *testing.T) *sick {
 			t.Fatalf("cp: %v: run make first\n%s", err, out)
 		}
 	}
-	if out, err := exec.Command(s.path("bin", "noded"), "--bootstrap-ca", s.path("tls"), "vm").CombinedOutput(); err != nil {
-		t.Fatalf("noded --bootstrap-ca: %v\n%s", err, out)
-	}
 	s.write()
 	return s
 }
@@ -91,11 +88,10 @@ func newSick(t *testing.T) *sick {
 // write makes all files as they should be.
 func (s *sick) write() {
 	s.t.Helper()
-	tls := s.path("tls") + "/"
 	s.conf("slurm.conf", "NodeName=vm CPUs=1\nNodeName=other\nJobContainerType=job_container/tmpfs\nProlog="+s.path("prolog")+"\n")
 	s.conf("job_container.conf", "BasePath="+s.path("base")+"\n")
 	s.conf("plugstack.conf", "")
-	s.conf("stepd.conf", "RequireSafePlugins=yes\nTLSCertificate="+tls+"vm.pem\nTLSKey="+tls+"vm.key\nTLSCA="+tls+"ca.pem\n")
+	s.conf("stepd.conf", "RequireSafePlugins=yes\n")
 	s.conf("prolog", "#!/bin/sh\n")
 	s.must(os.Chmod(s.path("prolog"), 0o755))
 }
@@ -134,13 +130,6 @@ func (s *sick) faults() []fault {
 			name: "a program that is gone", says: "install the package anew", fatal: true,
 			fault: func() { s.must(os.Rename(s.path("bin", "stepd"), s.path("away"))) },
 			mend:  func() { s.must(os.Rename(s.path("away"), s.path("bin", "stepd"))) },
-		},
-		{name: "a key that others read", fault: func() { s.must(os.Chmod(s.path("tls", "vm.key"), 0o640)) }, says: "error: nodes: cannot use TLS key", fatal: true},
-		{name: "a key of a user", fault: func() { s.must(os.Chown(s.path("tls", "vm.key"), 7001, 0)) }, says: "error: nodes: cannot use TLS key", fatal: true},
-		{
-			name: "a certificate that is gone", says: "no such file or directory; mend the files that stepd.conf names", fatal: true,
-			fault: func() { s.must(os.Rename(s.path("tls", "vm.pem"), s.path("away"))) },
-			mend:  func() { s.must(os.Rename(s.path("away"), s.path("tls", "vm.pem"))) },
 		},
 		{name: "a BasePath that all may write in", fault: func() { s.must(os.Chmod(s.path("base"), 0o777)) }, says: "error: containers: ", fatal: true},
 		{name: "a BasePath of a user", fault: func() { s.must(os.Chown(s.path("base"), 7001, 0)) }, says: "error: containers: ", fatal: true},

@@ -47,15 +47,11 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
-	cluster, err := s.cluster(log)
-	if err != nil {
-		return node.Config{}, err
-	}
 	gres := gresOf(s.conf)
 	cfg := node.Config{
 		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File, Log: log, StepdLog: logFile,
 		StepdPath: stepd,
-		NodeName:  s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition, Others: cluster,
+		NodeName:  s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
 
 		CPUs: has.cpus, Cores: nodeCores(log, has.cpus, has.bindable()), MemoryBytes: has.memory, Memory: s.memory(has.memory), Gres: gres,
 		Limits: s.limits(tracker, gres, has.memory, has.bindable()), Affinity: s.affinity(has.unbindable), Binding: binding, Preview: s.preview,

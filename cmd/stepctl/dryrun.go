@@ -36,9 +36,6 @@ func dryRun(client api.NodeClient, o *runOptions, p *plugins, req *step.Request)
 	}
 	d.Environment = envChanges(os.Environ(), p.env, req.Env, d.TaskEnv)
 	p.giveOptions(d.Plugins)
-	for i := range d.Parts {
-		p.giveOptions(d.Parts[i].Plugins)
-	}
 	if o.json {
 		return printJSON("plan", &d)
 	}
@@ -130,24 +127,12 @@ func showDryRun(to io.Writer, d *step.DryRun) error {
 	row("in", "%s", printable.Line(d.Cwd, step.PathMax))
 	row("user", "%s (%d)", printable.Line(d.User, step.NameMax), d.UID)
 	row("tasks", "%d", d.NTasks)
-	if len(d.Parts) == 0 {
-		showPlace(row, d)
-	}
-	for i := range d.Parts {
-		p := &d.Parts[i]
-		fmt.Fprintf(&b, "node %s\n", p.Node)
-		row("tasks", "%d, ranks %s", p.NTasks, p.Ranks)
-		showPlace(row, p)
-	}
-	if len(d.Parts) > 0 {
-		fmt.Fprintln(&b, "on all of them")
-		showEnv(row, d)
-	}
+	showPlace(row, d)
 	_, err := io.WriteString(to, b.String())
 	return err
 }
 
-// showPlace is what the step would have and be on one node.
+// showPlace is what the step would have and be on the node.
 func showPlace(row func(name, format string, args ...any), d *step.DryRun) {
 	row("cpus", "%s", d.CPUs)
 	if d.MemoryMB != nil {

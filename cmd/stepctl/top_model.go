@@ -274,9 +274,6 @@ func (m *topModel) taskRow(s *topStep, i, columns int) string {
 	}
 	r := s.TaskRates[i]
 	name := "pid " + number(t.PID)
-	if t.Node != "" {
-		name += " " + printable.Line(t.Node, 40)
-	}
 	state := string(t.State)
 	if t.Status != nil {
 		state = t.Status.Describe()
