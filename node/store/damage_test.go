@@ -106,7 +106,7 @@ func TestEveryByte(t *testing.T) {
 		name string
 		rig  func(r *rig) (*rig, *fakeDisk)
 	}{
-		{durableName, func(r *rig) (*rig, *fakeDisk) { next := r.rebooted(); return next, next.spool }},
+		{DurableName, func(r *rig) (*rig, *fakeDisk) { next := r.rebooted(); return next, next.spool }},
 		{volatileName, func(r *rig) (*rig, *fakeDisk) { r.spool = newDisk(); return r, r.run }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -142,11 +142,11 @@ func TestRandomBytes(t *testing.T) {
 	journalOf(t, made, n)
 	r := made.afterKill().rebooted()
 	rng := rand.New(rand.NewPCG(14, 1))
-	size := len(r.spool.get(durableName))
+	size := len(r.spool.get(DurableName))
 	for range 200 {
 		round := *r
 		round.run = newDisk()
-		corrupt(t, &round, r.spool, durableName, n, rng.IntN(size), byte(rng.IntN(256)))
+		corrupt(t, &round, r.spool, DurableName, n, rng.IntN(size), byte(rng.IntN(256)))
 	}
 }
 
@@ -154,9 +154,9 @@ func TestRandomBytes(t *testing.T) {
 func TestBothJournals(t *testing.T) {
 	made := newRig()
 	journalOf(t, made, 5)
-	for _, name := range []string{durableName, volatileName} {
+	for _, name := range []string{DurableName, volatileName} {
 		r := made.afterKill()
-		disk := map[string]*fakeDisk{durableName: r.spool, volatileName: r.run}[name]
+		disk := map[string]*fakeDisk{DurableName: r.spool, volatileName: r.run}[name]
 		text := disk.get(name)
 		at := bytes.Index(text, []byte("batch 2.0"))
 		text[at+12] ^= 1
@@ -177,6 +177,21 @@ func TestBothJournals(t *testing.T) {
 			}
 		}
 		noDamage(t, again)
+	}
+}
+
+// TestOverwritten: a journal that has nothing of its own left is damaged, in which boot it
+// was begun or not.
+func TestOverwritten(t *testing.T) {
+	for _, name := range []string{DurableName, volatileName} {
+		r := newRig()
+		put(t, r.mustOpen(t), "step", "1.0", 1)
+		r = r.afterKill()
+		disk := map[string]*fakeDisk{DurableName: r.spool, volatileName: r.run}[name]
+		disk.set(name, bytes.Repeat([]byte("no journal\n"), 1000))
+		if damage, err := r.mustOpen(t).Damage(); err != nil || len(damage) != 1 {
+			t.Errorf("%s: %v, %v", name, damage, err)
+		}
 	}
 }
 

@@ -184,8 +184,8 @@ func TestSilent(t *testing.T) {
 	if err := s.Silence(); err != nil {
 		t.Errorf("after it: %v", err)
 	}
-	if len(said) > 0 {
-		t.Errorf("it was said again: %v", <-said)
+	if err := <-said; err != nil {
+		t.Errorf("it was said again: %v", err)
 	}
 	got := r.afterKill() // the request was written after all
 	check(got.mustOpen(t))
@@ -268,4 +268,32 @@ func TestCheckWaits(t *testing.T) {
 	if err := s.Check(ctx); !errors.Is(err, unix.EIO) {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestLeft: a store that could not be closed in time changes nothing any more when its spool
+// answers, since the next one has the files.
+func TestLeft(t *testing.T) {
+	r := newRig()
+	r.cfg.Deadline = 30 * time.Millisecond
+	old := r.mustOpen(t)
+	end := r.spool.stop()
+	if err := old.Record(func(tx *Tx) error { return tx.Put("batch", "1", "ended") }); !errors.As(err, new(*OwedError)) {
+		t.Errorf("an end: %v", err)
+	}
+	if err := old.Record(func(tx *Tx) error { return tx.Put("batch", "2", "ended") }); !errors.Is(err, ErrSilent) {
+		t.Errorf("another: %v", err)
+	}
+	if err := old.Close(); !errors.Is(err, ErrSilent) {
+		t.Errorf("closing: %v", err)
+	}
+	end()
+	s := r.mustOpen(t)
+	put(t, s, "batch", "3", "the next store's")
+	<-old.durable.ended
+	next := r.afterKill().rebooted().mustOpen(t)
+	for _, key := range []string{"1", "2"} {
+		want(t, next, "batch", key, "ended")
+	}
+	want(t, next, "batch", "3", "the next store's")
+	noDamage(t, next)
 }

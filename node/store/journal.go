@@ -62,8 +62,10 @@ type journal struct {
 	told   bool
 	failed error // guarded by mu: of the last write
 	closed bool
-	wake   chan struct{}
-	ended  chan struct{}
+	// left: it did not end in time, and another store may have the directory by now.
+	left  bool
+	wake  chan struct{}
+	ended chan struct{}
 
 	// The goroutine's.
 	f file
@@ -143,6 +145,9 @@ func (j *journal) run() {
 func (j *journal) take() (group []*entry, last bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.left {
+		return nil, true
+	}
 	n, size := 0, 0
 	for n < len(j.queue) && size < groupSize {
 		for _, r := range j.queue[n].records {
@@ -162,6 +167,9 @@ func (j *journal) take() (group []*entry, last bool) {
 func (j *journal) landed() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.told && j.silent != nil {
+		go j.silent(nil)
+	}
 	j.began, j.told = time.Time{}, false
 }
 
@@ -269,6 +277,9 @@ func (j *journal) close(patience time.Duration) error {
 	select {
 	case <-j.ended:
 	case <-timer.C:
+		j.mu.Lock()
+		j.left = true
+		j.mu.Unlock()
 		return fmt.Errorf("cannot close %q: its file system does not answer: %w", j.path, ErrSilent)
 	}
 	err := errors.Join(j.f.Close(), j.dir.close())
@@ -396,7 +407,7 @@ func (j *journal) rewrite(kept []found) error {
 	}
 	end, err := j.copyTo(f, kept)
 	if err == nil {
-		err = j.dir.rename(fresh, j.name)
+		err = j.moveIn(fresh)
 	}
 	if err == nil && j.disk {
 		if err = j.dir.sync(); err != nil {
@@ -419,6 +430,17 @@ func (j *journal) rewrite(kept []found) error {
 		old.Close() // whoever reads in it looks again
 	}
 	return nil
+}
+
+// moveIn gives a new file the journal's name.
+func (j *journal) moveIn(fresh string) error {
+	j.mu.Lock()
+	left := j.left
+	j.mu.Unlock()
+	if left {
+		return ErrClosed
+	}
+	return j.dir.rename(fresh, j.name)
 }
 
 // copyTo writes a journal into an empty file and changes the places of what it has to those

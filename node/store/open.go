@@ -16,9 +16,9 @@ import (
 	"time"
 )
 
-// The journals' files.
+// The journals' files. DurableName is that of the one in the spool.
 const (
-	durableName  = "durable.journal"
+	DurableName  = "durable.journal"
 	volatileName = "volatile.journal"
 )
 
@@ -62,7 +62,7 @@ func open(ctx context.Context, cfg Config, folders func(string) (folder, error),
 	for _, kind := range cfg.Durable {
 		s.kinds[kind] = true
 	}
-	s.durable = s.newJournal(filepath.Join(cfg.Spool, durableName), true)
+	s.durable = s.newJournal(filepath.Join(cfg.Spool, DurableName), true)
 	s.volatile = s.newJournal(filepath.Join(cfg.Run, volatileName), false)
 	s.durable.other, s.volatile.other = s.volatile, s.durable
 	opened := false
@@ -129,7 +129,7 @@ func (j *journal) abandon() {
 // start makes the journals one state and writes both anew: damage, what was torn and what
 // one of them lacks is no concern of what comes later.
 func (s *Store) start(ctx context.Context, durable, volatile *replayed, doing func(string)) error {
-	same := volatile.header.Boot == s.cfg.Boot
+	same := volatile.header.Boot == s.cfg.Boot || volatile.header.Boot == "" && volatile.changed
 	if a, b := durable.header.Store, volatile.header.Store; a != "" && b != "" && a != b {
 		aside, err := s.volatile.setAside("other-spool", nil)
 		if err != nil {

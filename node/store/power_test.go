@@ -118,10 +118,10 @@ func TestKilled(t *testing.T) {
 // TestCutAnywhere: a journal that ends in the middle of its last write has all that came
 // before it, and is not damaged.
 func TestCutAnywhere(t *testing.T) {
-	for _, name := range []string{durableName, volatileName} {
+	for _, name := range []string{DurableName, volatileName} {
 		made := newRig()
 		s := made.mustOpen(t)
-		disk := map[string]*fakeDisk{durableName: made.spool, volatileName: made.run}[name]
+		disk := map[string]*fakeDisk{DurableName: made.spool, volatileName: made.run}[name]
 		acked := len(disk.get(name))
 		for i := range 6 {
 			put(t, s, "batch", fmt.Sprint(i), i)
@@ -130,7 +130,7 @@ func TestCutAnywhere(t *testing.T) {
 			text := disk.get(name)
 			for at := acked; at < len(text); at++ {
 				r := newRig()
-				own := map[string]*fakeDisk{durableName: r.spool, volatileName: r.run}[name]
+				own := map[string]*fakeDisk{DurableName: r.spool, volatileName: r.run}[name]
 				own.set(name, text[:at])
 				s := r.mustOpen(t)
 				if n := len(s.Keys("batch")); n != i && !(n == i+1 && at == len(text)-1) {

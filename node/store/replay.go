@@ -71,6 +71,8 @@ type replayed struct {
 	// failed, or the process was killed, is none: torn is its size in bytes.
 	bad  []span
 	torn int64
+	// changed: a bad piece has not merely lost blocks.
+	changed bool
 }
 
 // replay reads a journal from its beginning to its end. A damaged piece costs the lines that
@@ -131,14 +133,13 @@ func (out *replayed) take(f file, off int64, l *line) error {
 // has blocks that were never written; what follows it was written with it.
 func (out *replayed) cutTorn(r *reader, disk int64) error {
 	for i, piece := range out.bad {
-		if piece.from < disk {
-			continue
-		}
 		torn, err := r.torn(piece)
 		if err != nil {
 			return err
 		}
-		if torn {
+		if !torn {
+			out.changed = true
+		} else if piece.from >= disk {
 			out.torn = r.size - piece.from
 			out.bad = out.bad[:i]
 			out.found = slices.DeleteFunc(out.found, func(f found) bool { return f.lineAt >= piece.from })

@@ -24,7 +24,8 @@ type Config struct {
 	// Deadline is how long a write, or an opening, may take; 0 is 10 s.
 	Deadline time.Duration
 	// Silent is called, in a goroutine of its own, when a journal has not answered a write
-	// within the deadline; the error wraps ErrSilent. nil is nothing.
+	// within the deadline; the error wraps ErrSilent. It is called with nil when the journal
+	// answers again. nil is nothing.
 	Silent func(error)
 }
 
@@ -203,20 +204,32 @@ func (s *Store) Update(f func(tx *Tx) error) error {
 	return nil
 }
 
+// OwedError is that a Record is stored, in the volatile journal, but not in the durable one
+// yet, for the cause that it wraps.
+type OwedError struct{ Cause error }
+
+func (e *OwedError) Error() string { return e.Cause.Error() }
+func (e *OwedError) Unwrap() error { return e.Cause }
+
 // Record stores what f changes because it has happened: it is true from now on. After an
 // error of a journal it is not stored there yet, and is as soon as the journal can be
-// written to. What the volatile journal has, the next Open stores in the durable one. The
-// error may be f's as well: then nothing has changed.
+// written to. An OwedError is one of the durable journal alone: what the volatile journal
+// has, the next Open stores in the durable one. The error may be f's as well: then nothing
+// has changed.
 func (s *Store) Record(f func(tx *Tx) error) error {
 	b, err := s.begin(f, true)
 	if err != nil || b == nil {
 		return err
 	}
 	err = s.wait(s.volatile, b.volatile)
-	if b.durable {
-		err = errors.Join(err, s.wait(s.durable, b.durably))
+	if !b.durable {
+		return err
 	}
-	return err
+	owed := s.wait(s.durable, b.durably)
+	if err == nil && owed != nil {
+		return &OwedError{owed}
+	}
+	return errors.Join(err, owed)
 }
 
 // begin makes a batch and queues it; nil is one that changes nothing.

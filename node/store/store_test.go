@@ -133,7 +133,7 @@ func TestUnknownKinds(t *testing.T) {
 
 func TestLaterFormat(t *testing.T) {
 	r := newRig()
-	r.spool.set(durableName, appendLine(nil, 0, 0, []record{{id: headerID, value: []byte(`{"version":2}`)}}))
+	r.spool.set(DurableName, appendLine(nil, 0, 0, []record{{id: headerID, value: []byte(`{"version":2}`)}}))
 	if _, err := r.open(); err == nil || !strings.Contains(err.Error(), `"/spool/durable.journal": it is a later release's`) {
 		t.Errorf("a later format: %v", err)
 	}
@@ -184,7 +184,7 @@ func TestOnDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, path := range []string{filepath.Join(cfg.Spool, durableName), filepath.Join(cfg.Run, volatileName)} {
+	for _, path := range []string{filepath.Join(cfg.Spool, DurableName), filepath.Join(cfg.Run, volatileName)} {
 		st, err := os.Stat(path)
 		if err != nil || st.Mode() != 0o600 {
 			t.Errorf("%v, %v", st, err)
@@ -267,7 +267,7 @@ func TestCompaction(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
-	for _, file := range [][]byte{r.spool.get(durableName), r.run.get(volatileName)} {
+	for _, file := range [][]byte{r.spool.get(DurableName), r.run.get(volatileName)} {
 		if len(file) > 2*compactMin {
 			t.Errorf("a journal has %d bytes", len(file))
 		}
