@@ -43,7 +43,7 @@ var importRules = map[string]struct {
 	"stepd/stepio/relay":      {[]string{"stepd/step", "stepd/internal/linux", "stepd/internal/printable"}, "stepd's half of the streams: a mechanism knows no other"},
 	"stepd/stepnet":           {[]string{"stepd/step"}, "carries words and bytes; knows neither tasks nor clients"},
 	"stepd/slurmconf":         {[]string{"stepd/step"}, "the site's files; a node's resources are written as a request's are"},
-	"stepd/node":              {[]string{"stepd/internal/printable", "stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},
+	"stepd/node":              {[]string{"stepd/node/store", "stepd/internal/printable", "stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux"}, "knows mechanisms by interfaces"},
 	"stepd/node/store":        {[]string{"stepd/internal/linux"}, "keeps values by name, and knows none of them"},
 	"stepd/node/fakestepd":    {[]string{"stepd/step", "stepd/api/stepapi"}, "a stepd for tests of noded"},
 	"stepd/metrics":           {[]string{"stepd/step", "stepd/node"}, "counts what a node tells, for Prometheus: what only noded pays for"},

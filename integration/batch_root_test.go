@@ -133,7 +133,7 @@ func TestRootBatchScriptIsTheUsers(t *testing.T) {
 		{0, "ls " + dir, 2},
 		{0, "rm -f " + dir + "/1", 1},
 		{0, "touch " + dir + "/2", 1},
-		{0, "cat " + n.path("spool/state.db"), 1},
+		{0, "cat " + n.path("spool/durable.journal"), 1},
 		{0, "ls " + n.path("spool"), 2},
 		{0, "ls " + n.path("spool/events"), 2},
 	} {

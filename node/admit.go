@@ -77,11 +77,12 @@ func (r *registry) epilogsHold(want int) bool {
 func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waiter) (*admission, <-chan struct{}, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	drained := r.drainLocked()
 	switch {
 	case r.closing:
 		return nil, nil, api.NewError(api.Unavailable, "noded is stopping")
-	case r.drained.Drained && req.Job == nil: // jobs that run go on
-		return nil, nil, api.Errorf(api.FailedPrecondition, "node is drained: %s", r.drained.Reason)
+	case drained.Drained && req.Job == nil: // jobs that run go on
+		return nil, nil, api.Errorf(api.FailedPrecondition, "node is drained: %s", drained.Reason)
 	case uid != 0 && !w.waits() && r.byUser[uid] >= r.perUser.Steps: // a request in a line is counted
 		return nil, nil, errUserSteps{uid, r.perUser.Steps}
 	}

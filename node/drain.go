@@ -19,23 +19,19 @@ func (n *Node) setDrain(d drainRecord) error {
 	if !d.Drained {
 		n.waive()
 	}
-	return n.setDrainLocked(d)
-}
-
-// setDrainLocked is setDrain; the caller holds draining. Where d could not be stored, the
-// store is made to say again what noded says, as soon as it can: d may be there too late.
-func (n *Node) setDrainLocked(d drainRecord) error {
-	err := n.store.setDrain(d)
-	if err != nil {
-		n.storeLater(func() error {
-			n.draining.Lock()
-			defer n.draining.Unlock()
-			return n.store.setDrain(n.reg.drain())
-		}, func(bool) {})
+	if err := n.store.setDrain(d); err != nil {
 		return err
 	}
 	n.reg.setDrain(d)
 	return nil
+}
+
+// noteDrain changes the state for what has happened. The caller holds draining.
+func (n *Node) noteDrain(d drainRecord) {
+	n.reg.setDrain(d)
+	if err := owed(n.store.noteDrain(d), n.log); err != nil {
+		n.log.Errorf("%v: it is tried again", err)
+	}
 }
 
 // drainSelf drains the node for what has happened on it. The first reason stays
@@ -53,8 +49,5 @@ func (n *Node) drainSelf(reason string) {
 		return
 	}
 	n.log.Errorf("draining the node: %s", reason)
-	if err := n.setDrainLocked(drainRecord{Drained: true, Reason: reason}); err != nil {
-		n.log.Errorf("%v: it is tried again every %v", err, storeAgain)
-		n.reg.setDrain(drainRecord{Drained: true, Reason: reason})
-	}
+	n.noteDrain(drainRecord{Drained: true, Reason: reason})
 }

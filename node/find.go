@@ -64,9 +64,6 @@ func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
 	if f := n.reg.follower(id); f != nil {
 		return []*step.Record{f.record()}, nil
 	}
-	if f := n.unstored.get(id); f != nil {
-		return []*step.Record{f.record()}, nil
-	}
 	rec, err := n.store.step(id)
 	if errors.Is(err, errUnknown) {
 		return nil, api.Errorf(api.NotFound, "no such step %q", id)
@@ -110,8 +107,6 @@ func (n *Node) list(all bool) ([]*step.Record, error) {
 func (n *Node) fresh(recs []*step.Record) []*step.Record {
 	for i, rec := range recs {
 		if f := n.reg.follower(rec.ID); f != nil {
-			recs[i] = f.record()
-		} else if f := n.unstored.get(rec.ID); f != nil {
 			recs[i] = f.record()
 		}
 	}

@@ -26,10 +26,10 @@ func (f *follower) finish() {
 // in a file, because there was no noded to take it; else it died.
 func (f *follower) settleWithout(ending string) {
 	var rec *step.Record
-	err := f.n.store.gate.do(func() (err error) {
+	err := f.n.spool.do(func() (err error) {
 		rec, err = readResult(f.n.files.result(f.id), f.id)
 		return err
-	}, nil)
+	})
 	if err == nil {
 		f.settle(rec)
 		return
@@ -101,7 +101,7 @@ func deadRecord(rec *step.Record, reason string, state step.State, now time.Time
 // logEnd writes the lines that stepd can no longer write.
 func (f *follower) logEnd(rec *step.Record) {
 	end := *rec // this call's, which may last longer than its caller waits
-	err := f.n.store.gate.do(func() error { return f.n.files.logEnd(&end, time.Now()) }, nil)
+	err := f.n.spool.do(func() error { return f.n.files.logEnd(&end, time.Now()) })
 	if err != nil {
 		f.log.Warnf("%v", err)
 	}
@@ -213,7 +213,7 @@ func (f *follower) cleanup() {
 	f.endPlace()
 	f.removePMIx() // no process of the step writes there any more
 	// Where the spool does not answer, the next noded removes it.
-	err := f.n.store.gate.do(func() error { return os.Remove(f.n.files.result(f.id)) }, nil)
+	err := f.n.spool.do(func() error { return os.Remove(f.n.files.result(f.id)) })
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		f.log.Warnf("cannot remove result file: %v", err)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"stepd/api"
 	"stepd/node/fakestepd"
+	"stepd/node/store"
 	"stepd/step"
 )
 
@@ -207,6 +208,28 @@ func (tn *testNode) stop() {
 	defer cancel()
 	if err := tn.Close(ctx); err != nil {
 		tn.t.Errorf("Close: %v", err)
+	}
+}
+
+// asKilled returns what makes the state of a node that is stopped by then that of one which
+// is killed here and now.
+func (tn *testNode) asKilled() (kill func()) {
+	tn.t.Helper()
+	journals := map[string][]byte{filepath.Join(tn.files.run, "volatile.journal"): nil, filepath.Join(tn.files.spool, store.DurableName): nil}
+	for path := range journals {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			tn.t.Fatal(err)
+		}
+		journals[path] = text
+	}
+	return func() {
+		tn.t.Helper()
+		for path, text := range journals {
+			if err := os.WriteFile(path, text, 0o600); err != nil {
+				tn.t.Fatal(err)
+			}
+		}
 	}
 }
 

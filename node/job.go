@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -192,39 +191,18 @@ func (n *Node) endJob(j *job) {
 	if !held {
 		n.endPlace(j.ID, log)
 	}
-	if err := n.store.gate.do(func() error { return n.removeScript(&j.jobRecord) }, nil); err != nil {
+	if err := n.spool.do(func() error { return n.removeScript(&j.jobRecord) }); err != nil {
 		log.Errorf("%v", err)
 	}
 	// The store last: until then a restarted noded does this again.
-	err := n.store.endJob(j.ID)
-	if err != nil {
-		log.Errorf("%v: it is tried again every %v", err, storeAgain)
+	if err := owed(n.store.endJob(j.ID), log); err != nil {
+		log.Errorf("%v: it is tried again", err)
 	}
 	n.reg.gone(j)
 	if held && !n.holdsJob(j.ID) { // that has ended meanwhile, and has seen the job
 		n.endPlace(j.ID, log)
 	}
 	close(j.ended)
-	if err != nil {
-		n.forgetLater(j, log)
-	}
-}
-
-// forgetLater stores a job's end as soon as that can be stored.
-func (n *Node) forgetLater(j *job, log *logrus.Entry) {
-	n.storeLater(func() error {
-		err := n.store.gate.do(func() error { return n.removeScript(&j.jobRecord) }, nil)
-		if errors.As(err, new(errSpool)) {
-			return err
-		}
-		return n.store.endJob(j.ID)
-	}, func(stored bool) {
-		if !stored {
-			log.Error("the job's end could not be stored: the next noded ends it again, with its epilog")
-			return
-		}
-		log.Info("the job's end is stored")
-	})
 }
 
 // endScripts kills what prolog and epilog have left running, and says what it was.

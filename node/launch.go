@@ -37,7 +37,7 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 		listen, err = bindIn(f.n.files.stepsDir(), f.n.files.socketName(f.id), unix.SOCK_SEQPACKET)
 	}
 	if err != nil {
-		res.close(f.n.store.gate)
+		res.close(f.n.spool)
 		f.fail(err)
 		return nil, api.NewError(api.Internal, err.Error())
 	}
@@ -57,7 +57,7 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 
 // start starts the step's stepd, or fails the step. It closes the files.
 func (f *follower) start(spec *step.Spec, res *reservation, listen *os.File, prolog bool) error {
-	defer res.close(f.n.store.gate)
+	defer res.close(f.n.spool)
 	defer listen.Close()
 	// From here on the client's going away changes nothing.
 	err := f.n.start(context.Background(), f, spec, res, listen, prolog)
@@ -206,7 +206,7 @@ const prologStage = "prolog"
 func (f *follower) prolog(events *os.File) error {
 	begin := time.Now()
 	tell := func(e step.Event) error {
-		return f.n.store.gate.do(func() error { return writeEvents(events, e) }, nil)
+		return f.n.spool.do(func() error { return writeEvents(events, e) })
 	}
 	if err := tell(step.Event{Time: begin, Event: step.EventStageStart, Phase: prologStage}); err != nil {
 		return err
@@ -244,7 +244,7 @@ func (f *follower) tellContainer() {
 func (n *Node) openEvents(f *follower, spec *step.Spec) (*os.File, error) {
 	id, submitted, cpus := f.id, f.rec.Submitted, spec.CPUs
 	var log *os.File // not the caller's who has gone
-	err := n.store.gate.do(func() (err error) {
+	err := n.spool.do(func() (err error) {
 		log, err = n.files.open(n.files.events(id), os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL)
 		if err != nil {
 			return fmt.Errorf("cannot create event log: %w", err)
@@ -257,7 +257,7 @@ func (n *Node) openEvents(f *follower, spec *step.Spec) (*os.File, error) {
 			log.Close()
 		}
 		return err
-	}, func() { log.Close() })
+	})
 	if err != nil {
 		return nil, err
 	}

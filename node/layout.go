@@ -19,7 +19,6 @@ func (l layout) stepsDir() string             { return filepath.Join(l.run, "ste
 func (l layout) socketName(id step.ID) string { return id.String() + ".sock" }
 func (l layout) pmixDir() string              { return filepath.Join(l.run, "pmix") }
 func (l layout) socket() string               { return filepath.Join(l.run, "noded.sock") }
-func (l layout) state() string                { return filepath.Join(l.spool, "state.db") }
 func (l layout) resultsDir() string           { return filepath.Join(l.spool, "results") }
 func (l layout) result(id step.ID) string     { return filepath.Join(l.resultsDir(), id.String()) }
 func (l layout) outputDir() string            { return filepath.Join(l.spool, "output") }
@@ -59,8 +58,8 @@ func (l layout) make() error {
 
 // spoolFile is a file that is read, of a spool that may not answer.
 type spoolFile struct {
-	gate *spoolGate
-	file *os.File
+	spool *spool
+	file  *os.File
 }
 
 func (f *spoolFile) Close() error { return f.file.Close() }
@@ -68,10 +67,10 @@ func (f *spoolFile) Close() error { return f.file.Close() }
 func (f *spoolFile) Read(b []byte) (int, error) {
 	buf := make([]byte, len(b)) // b is not ours any more when its owner has gone
 	var got int
-	err := f.gate.do(func() (err error) {
+	err := f.spool.do(func() (err error) {
 		got, err = f.file.Read(buf)
 		return err
-	}, nil)
+	})
 	if errors.As(err, new(errSpool)) {
 		return 0, err
 	}
@@ -81,14 +80,14 @@ func (f *spoolFile) Read(b []byte) (int, error) {
 // openFile opens a file to be read, of a spool that may not answer.
 func (n *Node) openFile(path string) (*spoolFile, error) {
 	var f *os.File // not the caller's who has gone
-	err := n.store.gate.do(func() (err error) {
+	err := n.spool.do(func() (err error) {
 		f, err = n.files.open(path, os.O_RDONLY)
 		return err
-	}, func() { f.Close() })
+	})
 	if err != nil {
 		return nil, err
 	}
-	return &spoolFile{n.store.gate, f}, nil
+	return &spoolFile{n.spool, f}, nil
 }
 
 // open opens a file of the spool, for root alone, and follows no link there: nobody

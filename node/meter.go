@@ -125,7 +125,7 @@ func (n *Node) NotReady(ctx context.Context) (why []string) {
 	if drained.Drained {
 		why = append(why, "the node is drained: "+drained.Reason)
 	}
-	if err := n.store.gate.dead(); err != nil { // though its file system may answer
+	if err := n.silence(); err != nil { // though its file system may answer
 		return append(why, err.Error())
 	}
 	for _, t := range n.spoolWatch.look(ctx) {

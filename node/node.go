@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,8 @@ type Node struct {
 	killStepd func(*process) error
 
 	locks []*os.File
-	store *store
+	store *state
+	spool *spool
 	reg   *registry
 	// hooks are what is known of the plugin stack, plugins what it has done.
 	hooks   stackHooks
@@ -43,7 +45,6 @@ type Node struct {
 	held     heldSteps
 	clients  *clients
 	refusals refusals
-	unstored unstored
 	// spoolWatch asks after the spool, serving tells that requests are served.
 	spoolWatch *DirRoom
 	serving    atomic.Bool
@@ -78,6 +79,8 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.reg.perUser = cfg.PerUser
 	n.clients = newClients(cfg.PerUser)
+	n.spool = newSpool(cfg.SpoolDir, cfg.Log)
+	n.reg.silence = n.silence
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = cfg.KillWait
 	if err := n.open(); err != nil {
@@ -103,23 +106,11 @@ func (n *Node) open() error {
 		}
 		n.locks = append(n.locks, lock)
 	}
-	lost, err := n.wholeStore()
-	if err != nil {
-		return err
-	}
-	st, err := openStore(n.files.state(), n.cfg.MinJobAge, n.cfg.KeepSteps)
+	st, err := openState(&n.cfg, n.boot, n.log)
 	if err != nil {
 		return err
 	}
 	n.store = st
-	st.gate = &spoolGate{dir: n.files.spool, log: n.log}
-	st.forgot = n.removeForgotten
-	if st.pageable != nil {
-		n.log.Warnf("cannot keep the state %q in memory, though its file system needs a server, for which noded may have to wait: %v: raise noded's limit of locked memory (LimitMEMLOCK)", n.files.state(), st.pageable)
-	}
-	if err := st.setClock(n.cfg.clock, n.boot); err != nil {
-		return errors.Join(err, st.close())
-	}
 	drained, err := st.drain()
 	if err != nil {
 		return errors.Join(err, st.close())
@@ -129,8 +120,8 @@ func (n *Node) open() error {
 	if n.held.steps, err = st.held(); err != nil {
 		return errors.Join(err, st.close())
 	}
-	if lost != "" {
-		n.drainSelf(lost)
+	if err := n.drainDamaged(); err != nil {
+		return errors.Join(err, st.close())
 	}
 	if why := n.cfg.DrainReason; why != "" && why != drained.Reason {
 		n.drainSelf(why)
@@ -147,20 +138,19 @@ func (n *Node) open() error {
 	return nil
 }
 
-// wholeStore sets a damaged state aside. lost is then why the node is to be drained: it
-// may have been drained before, and who knows what waited must say that it goes on.
-func (n *Node) wholeStore() (lost string, err error) {
-	err = checkStore(n.files.state())
-	if !errors.Is(err, errDamaged) {
-		return "", err
+// drainDamaged drains the node where the state has lost something: of that it has an older
+// value, or none, and an administrator is to look at it.
+func (n *Node) drainDamaged() error {
+	why, keys, err := n.store.damage()
+	if err != nil || why == "" {
+		return err
 	}
-	aside, moved := setAside(n.files.state(), time.Now())
-	if moved != nil {
-		return "", errors.Join(err, moved)
-	}
-	n.log.Errorf("%v: it is kept as %q; steps that run are found again; ended ones, the batch jobs that waited, and whether and why the node was drained are forgotten", err, aside)
-	return fmt.Sprintf("the state was damaged, and is kept as %q: batch jobs that waited are lost, and whether the node was drained", aside), nil
+	n.drainSelf(why)
+	return owed(n.store.settleDamage(keys), n.log)
 }
+
+// silence returns why the spool is not to be asked for anything, nil is that it answers.
+func (n *Node) silence() error { return cmp.Or(n.spool.silence(), n.store.all.Silence()) }
 
 func (n *Node) unlock() {
 	for _, l := range n.locks {
@@ -207,7 +197,7 @@ func (n *Node) Close(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
-	errs = append(errs, n.store.gate.do(n.store.close, nil))
+	errs = append(errs, n.store.close())
 	n.unlock()
 	return errors.Join(errs...)
 }
@@ -217,10 +207,10 @@ func (n *Node) forget(ids []step.ID) {
 	if len(ids) == 0 {
 		return
 	}
-	err := n.store.gate.do(func() error {
+	err := n.spool.do(func() error {
 		n.removeForgotten(ids)
 		return nil
-	}, nil)
+	})
 	if err != nil {
 		n.log.Warnf("cannot remove the event logs of %d forgotten steps: %v", len(ids), err)
 	}

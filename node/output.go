@@ -66,11 +66,11 @@ type keptOutput struct {
 
 // keepOutput is boundOutput, of a spool that may not answer: then the next step's end does it.
 func (n *Node) keepOutput(id step.ID, uid uint32) {
-	// Of an errSpool the gate tells.
-	_ = n.store.gate.do(func() error {
+	// The log has an errSpool.
+	_ = n.spool.do(func() error {
 		n.boundOutput(id, uid)
 		return nil
-	}, nil)
+	})
 }
 
 // boundOutput removes kept outputs where a step of uid that has just ended has left one,

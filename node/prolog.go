@@ -123,14 +123,7 @@ func (n *Node) runProlog(j *job) error {
 	case j.Origin == step.OriginAlloc:
 		// Its next step may come after a restart.
 		if err := n.store.setPrologued(j.ID); err != nil {
-			n.log.WithField("job", j.ID).Errorf("%v: it is tried again every %v", err, storeAgain)
-			n.storeLater(func() error {
-				err := n.store.setPrologued(j.ID)
-				if errors.Is(err, errUnknown) { // it has ended
-					return nil
-				}
-				return err
-			}, func(bool) {})
+			n.log.WithField("job", j.ID).Errorf("%v: it is tried again", err)
 		}
 	}
 	return j.prolog.err

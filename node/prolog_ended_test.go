@@ -157,10 +157,7 @@ func TestBatchStepdOverKill(t *testing.T) {
 	s := newScripted(t, "while test -e "+hold+"; do sleep 0.01; done", "", nil)
 	id := s.batch("wait")
 	await(t, func() bool { running, _ := s.Prologs(); return running == 1 })
-	state, err := os.ReadFile(s.files.state())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kill := s.asKilled()
 	if err := os.Remove(hold); err != nil {
 		t.Fatal(err)
 	}
@@ -173,9 +170,7 @@ func TestBatchStepdOverKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitZombie(t, pid)
-	if err := os.WriteFile(s.files.state(), state, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kill()
 	s.testNode = start(t, s.dir, s.cfg)
 	s.lost(id)
 	s.idle()

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -72,13 +71,10 @@ func TestBatchPrologOverKill(t *testing.T) {
 	id, gone := s.batch("exit 4"), s.batch("exit 4")
 	await(t, func() bool { running, _ := s.Prologs(); return running == 2 })
 	s.cancelJob(gone)
-	// What a noded has stored that ends here and now.
-	state, err := os.ReadFile(s.files.state())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kill := s.asKilled()
 	s.stop()
-	if err := errors.Join(os.WriteFile(s.files.state(), state, 0o600), os.Remove(hold)); err != nil {
+	kill()
+	if err := os.Remove(hold); err != nil {
 		t.Fatal(err)
 	}
 	s.testNode = start(t, s.dir, s.cfg)

@@ -106,10 +106,9 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		f.n.hold(f.record())
 	}
 	f.n.stepPlugins(rec)
-	forgotten, err := f.n.store.finish(f.record(), f.n.store.now())
-	if err != nil {
-		f.log.Errorf("%v: it is tried again every %v", err, storeAgain)
-		f.finishLater()
+	forgotten, err := f.n.store.finish(f.record())
+	if err = owed(err, f.log); err != nil {
+		f.log.Errorf("%v: it is tried again", err)
 	}
 	f.n.forget(forgotten)
 	f.n.keepOutput(f.id, rec.UID)
@@ -122,21 +121,4 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	}
 	f.log.WithField("state", rec.State).WithField("reason", rec.Reason).Info("step ended")
 	return err == nil
-}
-
-// finishLater stores the result as soon as it can be stored.
-func (f *follower) finishLater() {
-	f.n.unstored.add(f.id, f)
-	f.n.storeLater(func() error {
-		forgotten, err := f.n.store.finishLate(f.record(), f.n.store.now())
-		f.n.forget(forgotten)
-		return err
-	}, func(stored bool) {
-		f.n.unstored.drop(f.id, f)
-		if !stored {
-			f.log.Error("the step's result is lost: it could not be stored")
-			return
-		}
-		f.log.Info("the step's result is stored")
-	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -51,7 +52,7 @@ func (n *Node) Recover(ctx context.Context) error {
 	for _, j := range ending {
 		n.work.Go(func() { n.endJob(j) })
 	}
-	n.store.gate.setPatience(n.cfg.SpoolTimeout)
+	n.spool.setPatience(n.cfg.SpoolTimeout)
 	return nil
 }
 
@@ -326,6 +327,7 @@ func (n *Node) sweep(running map[step.ID]bool) {
 	n.sweepDir(n.files.stepsDir(), ".sock", running)
 	n.sweepDir(n.files.resultsDir(), "", running)
 	n.sweepDir(n.files.pmixDir(), "", running)
+	n.sweepScripts()
 }
 
 // isJobs tells whether a place is that of a job that is not over, and not of a step.
@@ -367,6 +369,26 @@ func (n *Node) sweepDir(dir, suffix string, running map[step.ID]bool) {
 		}
 		n.cfg.Meter.Leak(LeakFile)
 		if err := removeBelow(dir, e.Name()); err != nil {
+			n.log.Warnf("a leftover stays: %v", err)
+		}
+	}
+}
+
+// sweepScripts removes the batch scripts of jobs that are over: the spool did not answer when
+// they ended. Other names are not ours.
+func (n *Node) sweepScripts() {
+	entries, err := os.ReadDir(n.files.scriptsDir())
+	if err != nil {
+		n.log.Errorf("cannot list leftovers: %v", err)
+		return
+	}
+	for _, e := range entries {
+		job, err := strconv.ParseUint(e.Name(), 10, 32)
+		if err != nil || n.reg.job(uint32(job)) != nil || !n.store.knows(uint32(job)) {
+			continue
+		}
+		n.cfg.Meter.Leak(LeakFile)
+		if err := removeBelow(n.files.scriptsDir(), e.Name()); err != nil {
 			n.log.Warnf("a leftover stays: %v", err)
 		}
 	}

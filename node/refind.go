@@ -2,15 +2,16 @@ package node
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"time"
 
-	"go.etcd.io/bbolt"
-
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
+	"stepd/node/store"
 	"stepd/step"
 )
 
@@ -108,11 +109,10 @@ func (n *Node) endExternWith(j *job, others []*follower) {
 
 // restore stores a step that was found running, and its job, whose numbers are spent
 // then. Its steps come in any order: gid is the job's group where this is the first.
-func (s *store) restore(rec *step.Record, gid uint32) error {
-	return s.update(func(tx *bbolt.Tx) error {
-		meta, jobs := tx.Bucket(bucketMeta), tx.Bucket(bucketJobs)
+func (s *state) restore(rec *step.Record, gid uint32) error {
+	err := s.all.Record(func(tx *store.Tx) error {
 		job := jobRecord{ID: rec.ID.Job}
-		if getJSON(jobs, jobKey(rec.ID.Job), &job) != nil { // its first step
+		if tx.Get(kindJob, jobKey(job.ID), &job) != nil { // its first step
 			job = jobRecord{ID: rec.ID.Job, UID: rec.UID, User: rec.User, GID: gid, CPUs: rec.CPUs, NTasks: rec.NTasks, Origin: step.OriginRun}
 		}
 		job.CPUs = unionCPUs(job.CPUs, rec.CPUs)
@@ -127,16 +127,16 @@ func (s *store) restore(rec *step.Record, gid uint32) error {
 		if rec.ID.Step < step.StepsEnd {
 			job.NextStep = max(job.NextStep, rec.ID.Step+1)
 		}
-		if err := putJSON(jobs, jobKey(job.ID), &job); err != nil {
-			return err
+		last, err := tx.Last(jobNumbers)
+		if err == nil && uint64(job.ID) > last {
+			err = tx.Spend(jobNumbers, uint64(job.ID))
 		}
-		if getNumber(meta, keyLastJob) < job.ID {
-			if err := putNumber(meta, keyLastJob, job.ID); err != nil {
-				return err
-			}
-		}
-		return putJSON(tx.Bucket(bucketSteps), stepKey(rec.ID), rec)
+		return errors.Join(err, tx.Put(kindJob, jobKey(job.ID), &job), tx.Put(kindStep, stepKey(rec.ID), rec))
 	})
+	if err != nil {
+		return fmt.Errorf("cannot take step %s back: %w", rec.ID, err)
+	}
+	return nil
 }
 
 // unionCPUs is what either has; what cannot be read is told where the job is taken back.

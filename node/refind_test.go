@@ -1,17 +1,19 @@
 package node
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"stepd/api"
+	"stepd/node/store"
 	"stepd/step"
 )
 
 // TestRestore: what is known of a job from its steps, in the order of their sockets.
 func TestRestore(t *testing.T) {
-	s := reopen(t, filepath.Join(t.TempDir(), "state.db"), 1000)
+	s := newStates(t, 1000).open()
 	for job, tc := range map[uint32]struct {
 		steps []uint32
 		want  jobRecord
@@ -61,7 +63,7 @@ func TestStateLost(t *testing.T) {
 	tn.until(a, step.Running)
 	tn.until(b, step.Running)
 	tn.stop()
-	if err := os.Remove(tn.files.state()); err != nil {
+	if err := errors.Join(os.Remove(filepath.Join(tn.files.run, "volatile.journal")), os.Remove(filepath.Join(tn.files.spool, store.DurableName))); err != nil {
 		t.Fatal(err)
 	}
 	tn = start(t, dir, nil)

@@ -26,8 +26,11 @@ type registry struct {
 	perUser PerUser
 	freed   chan struct{} // guarded by mu: closed and replaced when CPUs were released
 	drained drainRecord   // guarded by mu
-	line    line          // guarded by mu: jobs that wait for their share of the node
-	closing bool          // guarded by mu
+	// silence returns why the spool is not to be asked: the node is drained as long as it
+	// returns something. nil is nothing.
+	silence func() error
+	line    line // guarded by mu: jobs that wait for their share of the node
+	closing bool // guarded by mu
 	// killWait is what an end may take beyond a time limit.
 	killWait time.Duration
 }
@@ -173,6 +176,18 @@ func (r *registry) setDrain(d drainRecord) {
 	r.tellFreed() // those that wait are refused
 }
 
+// drainLocked is the drain that counts now.
+func (r *registry) drainLocked() drainRecord {
+	if r.drained.Drained || r.silence == nil {
+		return r.drained
+	}
+	if err := r.silence(); err != nil {
+		return drainRecord{Drained: true, Reason: err.Error()}
+	}
+	return r.drained
+}
+
+// drain is the drain that is stored.
 func (r *registry) drain() drainRecord {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -212,7 +227,7 @@ type usage struct {
 func (r *registry) usage() usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	u := usage{drained: r.drained, freeCPU: r.pool.free(), usedMB: r.mem.used, gres: r.gres.doc(), jobs: []jobDoc{}}
+	u := usage{drained: r.drainLocked(), freeCPU: r.pool.free(), usedMB: r.mem.used, gres: r.gres.doc(), jobs: []jobDoc{}}
 	for _, j := range r.jobs {
 		d := j.doc()
 		for id := range r.steps {

@@ -30,7 +30,7 @@ type reservation struct {
 }
 
 // close closes the log of a reservation that was launched, or is none any more.
-func (r *reservation) close(gate *spoolGate) { gate.close(r.events) }
+func (r *reservation) close(files *spool) { files.close(r.events) }
 
 // reserve is the first half of a request's path: it ends with a number, and
 // the step in state. It is its caller's to launch or to give back, by claim.
@@ -340,7 +340,7 @@ var errLaunched = errors.New("the reservation was claimed, or noded is stopping"
 // giveBack ends a step that was not launched; it was claimed by the caller.
 func (f *follower) giveBack(why string) {
 	f.log.Infof("giving the reservation back: %s", why)
-	f.unreserve().close(f.n.store.gate)
+	f.unreserve().close(f.n.spool)
 	rec := f.record()
 	deadRecord(rec, why, step.Cancelled, time.Now())
 	f.logEnd(rec)

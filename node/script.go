@@ -18,7 +18,7 @@ import (
 func (n *Node) writeScript(spec *step.Spec) error {
 	path := n.files.script(spec.ID.Job)
 	dir, name, script, user := n.files.scriptsDir(), strconv.FormatUint(uint64(spec.ID.Job), 10), spec.Script, spec.User
-	err := n.store.gate.do(func() error { return writeOwned(dir, name, script, user) }, func() { _ = os.Remove(path) }) // its job has ended
+	err := n.spool.do(func() error { return writeOwned(dir, name, script, user) })
 	if err != nil {
 		return fmt.Errorf("cannot write batch script %q: %w", path, err)
 	}

@@ -107,7 +107,7 @@ func (n *Node) fallbackList() []Fallback {
 	n.fallbacks.Lock()
 	defer n.fallbacks.Unlock()
 	all := append(append([]Fallback{}, n.cfg.Fallbacks...), n.cfg.Tracker.Fallbacks()...)
-	if err := n.store.gate.dead(); err != nil {
+	if err := n.silence(); err != nil {
 		all = append(all, Fallback{What: "spool", Why: err.Error() + "; nothing new is taken"})
 	}
 	return all

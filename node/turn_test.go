@@ -2,13 +2,16 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"stepd/api"
+	"stepd/node/store"
 	"stepd/step"
 )
 
@@ -220,26 +223,28 @@ func TestBatchOverReboot(t *testing.T) {
 	killLeft(t, dir)
 
 	tn = start(t, dir, func(c *Config) { // as the next boot finds it
-		layout := layout{run: c.RunDir, spool: c.SpoolDir}
-		st, err := openStore(layout.state(), c.MinJobAge, 1000)
+		if err := c.complete(); err != nil {
+			t.Fatal(err)
+		}
+		files := layout{run: c.RunDir, spool: c.SpoolDir}
+		st, err := openState(c, "another", c.Log)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, id := range []step.ID{told, untold} {
-			rec, err := st.step(id)
-			if err == nil {
-				rec.BootID = "another"
-				err = st.put(rec)
-			}
-			if err == nil && id == told {
+			err := st.all.Update(func(tx *store.Tx) error {
+				return changeBatch(tx, id.Job, func(b *batchRecord) { b.Step.BootID = "another" })
+			})
+			rec, rerr := st.step(id)
+			if err = errors.Join(err, rerr); err == nil && id == told {
 				deadRecord(rec, "stepd got SIGTERM: the host goes down", step.NodeFail, time.Now())
-				err = os.WriteFile(layout.result(id), marshal(t, rec), 0o600)
+				err = os.WriteFile(files.result(id), marshal(t, rec), 0o600)
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := st.close(); err != nil {
+		if err := errors.Join(st.close(), os.Remove(filepath.Join(c.RunDir, "volatile.journal"))); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -68,22 +68,16 @@ func (n *Node) hold(rec *step.Record) {
 	}
 }
 
-// storeHeld makes the store say of a step what is known of it: now, or as soon as that can
-// be stored. The caller holds draining.
+// storeHeld stores what is known of a step. The caller holds draining.
 func (n *Node) storeHeld(id step.ID) {
-	store := func() error {
-		if h := n.held.steps[id]; h != nil {
-			return n.store.putHeld(h)
-		}
-		return n.store.dropHeld(id)
+	var err error
+	if h := n.held.steps[id]; h != nil {
+		err = n.store.putHeld(h)
+	} else {
+		err = n.store.dropHeld(id)
 	}
-	if err := store(); err != nil {
-		n.log.Errorf("%v: it is tried again every %v", err, storeAgain)
-		n.storeLater(func() error {
-			n.draining.Lock()
-			defer n.draining.Unlock()
-			return store()
-		}, func(bool) {})
+	if err != nil {
+		n.log.Errorf("%v: it is tried again", err)
 	}
 }
 
@@ -100,10 +94,7 @@ func (n *Node) drainForHeld() {
 	if len(texts) > 0 {
 		d = drainRecord{Drained: true, Owner: ownerHeld, Reason: drainKillFailed + strings.Join(texts, "; ")}
 	}
-	if err := n.setDrainLocked(d); err != nil {
-		n.log.Errorf("%v: it is tried again every %v", err, storeAgain)
-		n.reg.setDrain(d)
-	}
+	n.noteDrain(d)
 }
 
 // heldList is all that is held, by number; the caller holds draining.

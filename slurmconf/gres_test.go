@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -254,7 +253,7 @@ func FuzzGres(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		c, probs, err := Load(filepath.Join(dir, "slurm.conf"), "vm")
+		c, _, err := Load(filepath.Join(dir, "slurm.conf"), "vm")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -271,7 +270,7 @@ func FuzzGres(f *testing.F) {
 				seen[file] = true
 			}
 		}
-		if slices.ContainsFunc(probs, func(p Problem) bool { return p.Severity == SeverityError && filepath.Base(p.File) == "slurm.conf" }) {
+		if len(c.NodeNames) == 0 {
 			return // the line could not be read
 		}
 		for _, want := range c.Node.Gres { // never more than the node says

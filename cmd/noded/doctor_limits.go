@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/node/store"
 	"stepd/slurmconf"
 )
 
@@ -104,7 +105,7 @@ func pidsLimit(pid int) (f finding, found bool) {
 // whether somebody sets it.
 func (s *site) lookClock() []finding {
 	var newest time.Time
-	if info, err := os.Stat(filepath.Join(s.spool, "state.db")); err == nil {
+	if info, err := os.Stat(filepath.Join(s.spool, store.DurableName)); err == nil {
 		newest = info.ModTime()
 	}
 	var tx unix.Timex

@@ -201,11 +201,11 @@ func (s *sick) faults() []fault {
 		{
 			name: "a clock that was set back", says: "it was set back; set it",
 			fault: func() {
-				s.conf("spool/state.db", "")
+				s.conf("spool/durable.journal", "")
 				ahead := time.Now().Add(time.Hour)
-				s.must(os.Chtimes(s.path("spool", "state.db"), ahead, ahead))
+				s.must(os.Chtimes(s.path("spool", "durable.journal"), ahead, ahead))
 			},
-			mend: func() { s.must(os.Chtimes(s.path("spool", "state.db"), time.Now(), time.Now())) },
+			mend: func() { s.must(os.Chtimes(s.path("spool", "durable.journal"), time.Now(), time.Now())) },
 		},
 		{name: "a spool that is full", fault: mount("size=1m", 0), says: "error: disk: ", fatal: true, mend: func() { unmount(); mount("size=64m", 0)() }, after: unmount},
 		{name: "a spool without room for files", fault: mount("nr_inodes=50", 0), says: "more files; remove files, or make it with more inodes", fatal: true, mend: func() { unmount(); mount("nr_inodes=5000", 0)() }, after: unmount},

@@ -91,24 +91,19 @@ func eventRows(w io.Writer, rec *recorder, n nodes, s size) error {
 	return nil
 }
 
-// costs is by how much the pairs of a and b differ, in percent of b's median: the middle
-// of the differences.
+// costs is by how much the pairs of a and b differ, in percent of b's median: the
+// median of the differences, and where that of all runs is to be sought, in 19 of 20
+// cases (from the order of the differences: their number above it is binomial).
 func costs(a, b series) (low, mid, high float64) {
-	diffs := make([]float64, len(a))
-	for i := range a {
-		diffs[i] = 100 * (a[i] - b[i]) / b.at(0.5)
-	}
-	return middle(diffs)
-}
-
-// middle is the median of some runs, and where that of all runs is to be sought in 19 of 20
-// cases (from the order of the values: their number above it is binomial). It sorts them.
-func middle(values []float64) (low, mid, high float64) {
-	n := len(values)
+	n := len(a)
 	if n == 0 {
 		return 0, 0, 0
 	}
-	slices.Sort(values)
+	diffs := make([]float64, n)
+	for i := range a {
+		diffs[i] = 100 * (a[i] - b[i]) / b.at(0.5)
+	}
+	slices.Sort(diffs)
 	off := int(math.Ceil(0.98 * math.Sqrt(float64(n))))
-	return values[max(0, n/2-off)], values[n/2], values[min(n-1, n/2+off)]
+	return diffs[max(0, n/2-off)], diffs[n/2], diffs[min(n-1, n/2+off)]
 }

@@ -1,0 +1,367 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/node/store"
+	"stepd/step"
+)
+
+// state is what must survive noded: the numbers given out, running jobs, steps (running, and
+// ended ones for a while), and why the node is drained. Package store has the journals; of
+// a batch job and a drain the durable one too. Methods may be called from several goroutines.
+type state struct {
+	all       *store.Store
+	keepAge   time.Duration
+	keepSteps int
+	// clock and boot are by what ended steps are kept.
+	clock *clock
+	boot  string
+
+	mu    sync.Mutex
+	ended []endedStep // guarded by mu: the oldest first
+	// gone are forgotten batch steps that the durable journal still has: the next write to
+	// it takes them along.
+	gone []step.ID // guarded by mu
+}
+
+// The kinds of records. Keys are those of jobs ("12") and steps ("12.0"), but where it is
+// said otherwise.
+const (
+	kindJob     = "job"     // jobRecord of a running job
+	kindControl = "control" // the job control environment of a running job that has one
+	kindStep    = "step"    // step.Record
+	kindEnded   = "ended"   // endedAt of a step that has ended
+	kindHeld    = "held"    // heldRecord of a step of which processes are left
+	kindCrashes = "crashes" // keyAll: path of a plugin -> crashRecord
+	kindDrain   = "drain"   // keyAll: drainRecord; durable
+	kindBatch   = "batch"   // batchRecord of a batch job, as long as its step is kept; durable
+
+	keyAll = "all"
+	// jobNumbers is the series of the jobs' numbers.
+	jobNumbers = "job"
+)
+
+// batchRecord is what a power failure leaves of a batch job.
+type batchRecord struct {
+	// Job is nil when nothing is left to be done for the job, its epilog included.
+	Job     *jobRecord  `json:"job,omitempty"`
+	Control [][]byte    `json:"control,omitempty"`
+	Step    step.Record `json:"step"`
+}
+
+// endedAt is when a step ended: how long the host had run by then.
+type endedAt struct {
+	BootID string        `json:"boot_id"`
+	Up     time.Duration `json:"up_ns"`
+}
+
+// endedStep is a step that may be forgotten.
+type endedStep struct {
+	id step.ID
+	up time.Duration
+}
+
+// openState opens the state of a node. The caller holds the locks of its directories.
+func openState(cfg *Config, boot string, log *logrus.Logger) (*state, error) {
+	all, err := store.Open(store.Config{
+		Spool: cfg.SpoolDir, Run: cfg.RunDir, Durable: []string{kindDrain, kindBatch}, Boot: boot, Deadline: cfg.SpoolTimeout,
+		Silent: func(err error) {
+			if err != nil {
+				log.Errorf("%v; steps that run go on, and others are refused", err)
+			} else {
+				log.Warn("the file system of the state has answered")
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, line := range all.Notes() {
+		log.Warn(line)
+	}
+	s := &state{all: all, keepAge: cfg.MinJobAge, keepSteps: cfg.KeepSteps, clock: cfg.clock, boot: boot}
+	err = importState(cfg.SpoolDir, s)
+	if err == nil {
+		err = s.restoreBatch()
+	}
+	if err == nil {
+		err = s.readEnded()
+	}
+	if err != nil {
+		return nil, errors.Join(err, all.Close())
+	}
+	return s, nil
+}
+
+// close stores what is left to be stored.
+func (s *state) close() error {
+	s.mu.Lock()
+	gone := s.gone
+	s.gone = nil
+	s.mu.Unlock()
+	err := s.all.Record(func(tx *store.Tx) error {
+		forgetBatch(tx, gone)
+		return nil
+	})
+	return errors.Join(err, s.all.Close())
+}
+
+// restoreBatch takes over what only the durable journal has of batch jobs: the host was
+// rebooted.
+func (s *state) restoreBatch() error {
+	return s.all.Record(func(tx *store.Tx) error {
+		for _, key := range s.all.Keys(kindBatch) {
+			var b batchRecord
+			if err := tx.Get(kindBatch, key, &b); err != nil {
+				return err
+			}
+			if id := stepKey(b.Step.ID); !has(tx, kindStep, id) {
+				if err := tx.Put(kindStep, id, &b.Step); err != nil {
+					return err
+				}
+			}
+			if b.Step.State.Final() && !has(tx, kindEnded, stepKey(b.Step.ID)) {
+				if err := tx.Put(kindEnded, stepKey(b.Step.ID), endedAt{}); err != nil {
+					return err
+				}
+			}
+			if b.Job != nil && !has(tx, kindJob, key) {
+				if err := errors.Join(tx.Put(kindJob, key, b.Job), tx.Put(kindControl, key, b.Control)); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// has reports whether there is such a record, which can be read.
+func has(tx *store.Tx, kind, key string) bool {
+	var value json.RawMessage
+	return tx.Get(kind, key, &value) == nil
+}
+
+// readEnded reads when steps ended. Those of another boot count as ended now.
+func (s *state) readEnded() error {
+	return s.all.Record(func(tx *store.Tx) error {
+		for _, key := range s.all.Keys(kindEnded) {
+			id, err := step.ParseID(key)
+			if err != nil {
+				return fmt.Errorf("cannot read which steps have ended: %w", err)
+			}
+			var at endedAt
+			if err := tx.Get(kindEnded, key, &at); err != nil {
+				return fmt.Errorf("cannot read when steps have ended: %w", err)
+			}
+			if at.BootID != s.boot {
+				at = endedAt{s.boot, s.clock.up()}
+				if err := tx.Put(kindEnded, key, at); err != nil {
+					return err
+				}
+			}
+			s.ended = append(s.ended, endedStep{id, at.Up})
+		}
+		slices.SortFunc(s.ended, func(a, b endedStep) int {
+			return cmp.Or(cmp.Compare(a.up, b.up), compareIDs(a.id, b.id))
+		})
+		return nil
+	})
+}
+
+// errUnknown is wrapped by the errors of a job or step that the state does not have.
+var errUnknown = store.ErrNotFound
+
+// owed returns nil of the error of a Record that the next noded knows of, after telling log.
+func owed(err error, log logrus.FieldLogger) error {
+	if _, ok := errors.AsType[*store.OwedError](err); ok {
+		log.Warnf("%v: it is stored there as soon as it can be", err)
+		return nil
+	}
+	return err
+}
+
+func jobKey(job uint32) string  { return fmt.Sprint(job) }
+func stepKey(id step.ID) string { return id.Name() }
+
+func compareIDs(a, b step.ID) int {
+	return cmp.Or(cmp.Compare(a.Job, b.Job), cmp.Compare(a.Step, b.Step))
+}
+
+// jobOfKey reports whether the key of a step is that of a step of the job.
+func jobOfKey(key string, job uint32) bool { return strings.HasPrefix(key, jobKey(job)+".") }
+
+// put stores the record of a running step.
+func (s *state) put(rec *step.Record) error {
+	err := s.all.Record(func(tx *store.Tx) error { return tx.Put(kindStep, stepKey(rec.ID), rec) })
+	if err != nil {
+		return fmt.Errorf("cannot store step %s: %w", rec.ID, err)
+	}
+	return nil
+}
+
+// finish stores a final record and forgets ended steps that are too old and too many. It
+// returns which it forgot, so that their logs go too. It is done, whatever the error is.
+func (s *state) finish(rec *step.Record) (forgotten []step.ID, err error) {
+	now := endedAt{s.boot, s.clock.up()}
+	batch := rec.ID.Step == step.BatchStep
+	s.mu.Lock()
+	s.ended = append(s.ended, endedStep{rec.ID, now.Up})
+	forgotten = s.forgetLocked(now.Up)
+	for _, id := range forgotten {
+		if id.Step == step.BatchStep {
+			s.gone = append(s.gone, id)
+		}
+	}
+	var gone []step.ID
+	if batch {
+		gone, s.gone = s.gone, nil
+	}
+	s.mu.Unlock()
+	err = s.all.Record(func(tx *store.Tx) error {
+		for _, id := range forgotten {
+			tx.Delete(kindStep, stepKey(id))
+			tx.Delete(kindEnded, stepKey(id))
+		}
+		forgetBatch(tx, gone)
+		if batch {
+			if err := changeBatch(tx, rec.ID.Job, func(b *batchRecord) { b.Step = *rec }); err != nil {
+				return err
+			}
+		}
+		return errors.Join(tx.Put(kindStep, stepKey(rec.ID), rec), tx.Put(kindEnded, stepKey(rec.ID), now))
+	})
+	if err != nil {
+		return forgotten, fmt.Errorf("cannot store the result of step %s: %w", rec.ID, err)
+	}
+	return forgotten, nil
+}
+
+func forgetBatch(tx *store.Tx, gone []step.ID) {
+	for _, id := range gone {
+		tx.Delete(kindBatch, jobKey(id.Job))
+	}
+}
+
+// changeBatch changes what a power failure leaves of a batch job.
+func changeBatch(tx *store.Tx, job uint32, change func(*batchRecord)) error {
+	var b batchRecord
+	if err := tx.Get(kindBatch, jobKey(job), &b); err != nil && !errors.Is(err, errUnknown) {
+		return err
+	}
+	change(&b)
+	return tx.Put(kindBatch, jobKey(job), &b)
+}
+
+// forgetMax bounds what one step's end pays for others.
+const forgetMax = 64
+
+// forgetLocked takes the oldest of the surplus ended steps, as far as they are old.
+func (s *state) forgetLocked(now time.Duration) (gone []step.ID) {
+	for surplus := len(s.ended) - s.keepSteps; len(gone) < min(surplus, forgetMax) && now-s.ended[len(gone)].up >= s.keepAge; {
+		gone = append(gone, s.ended[len(gone)].id)
+	}
+	s.ended = slices.Delete(s.ended, 0, len(gone))
+	return gone
+}
+
+// step returns one step, or an error that wraps errUnknown.
+func (s *state) step(id step.ID) (*step.Record, error) {
+	rec := new(step.Record)
+	if err := s.all.Get(kindStep, stepKey(id), rec); err != nil {
+		return nil, fmt.Errorf("cannot read step %s: %w", id, err)
+	}
+	return rec, nil
+}
+
+// steps returns the steps of a job, or of all jobs where job is 0, by number.
+func (s *state) steps(job uint32) (recs []*step.Record, err error) {
+	for _, key := range s.all.Keys(kindStep) {
+		if job != 0 && !jobOfKey(key, job) {
+			continue
+		}
+		rec := new(step.Record)
+		switch err := s.all.Get(kindStep, key, rec); {
+		case errors.Is(err, errUnknown): // it was forgotten since
+		case err != nil:
+			return nil, fmt.Errorf("cannot read steps: %w", err)
+		default:
+			recs = append(recs, rec)
+		}
+	}
+	slices.SortFunc(recs, func(a, b *step.Record) int { return compareIDs(a.ID, b.ID) })
+	return recs, nil
+}
+
+// knows reports whether the number was ever given out by this node: of what is found on
+// the host, only such is ours to remove.
+func (s *state) knows(job uint32) bool {
+	last, err := s.all.Last(jobNumbers)
+	return err == nil && job >= 1 && uint64(job) <= last // else nothing is removed
+}
+
+func (s *state) drain() (d drainRecord, err error) {
+	if err := s.all.Get(kindDrain, keyAll, &d); err != nil && !errors.Is(err, errUnknown) {
+		return d, fmt.Errorf("cannot read the drain state: %w", err)
+	}
+	return d, nil
+}
+
+// setDrain stores what an administrator asks for, and noteDrain what noded has found.
+func (s *state) setDrain(d drainRecord) error {
+	return drainError(s.all.Update(func(tx *store.Tx) error { return tx.Put(kindDrain, keyAll, d) }))
+}
+
+func (s *state) noteDrain(d drainRecord) error {
+	return drainError(s.all.Record(func(tx *store.Tx) error { return tx.Put(kindDrain, keyAll, d) }))
+}
+
+func drainError(err error) error {
+	if err != nil {
+		return fmt.Errorf("cannot store the drain state: %w", err)
+	}
+	return nil
+}
+
+// damage returns why the node is to be drained for what the state has lost, "" is nothing.
+// It is settled when the drain is stored.
+func (s *state) damage() (why string, keys []string, err error) {
+	all, err := s.all.Damage()
+	if err != nil {
+		return "", nil, err
+	}
+	var parts []string
+	for key, d := range all {
+		lost := "what it was cannot be read"
+		if len(d.Records) > 0 {
+			lost = strings.Join(d.Records, ", ")
+		}
+		parts = append(parts, fmt.Sprintf("the state %q was damaged, the pieces are kept as %q: %s", d.Journal, d.Kept, lost))
+		keys = append(keys, key)
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, "; "), keys, nil
+}
+
+// settleDamage forgets damage for which the node is drained.
+func (s *state) settleDamage(keys []string) error {
+	return s.all.Record(func(tx *store.Tx) error {
+		for _, key := range keys {
+			tx.Delete(store.KindDamage, key)
+		}
+		return nil
+	})
+}
+
+// unwritable returns why nothing can be stored, nil is that it can: store.Check.
+func (s *state) unwritable(ctx context.Context) error { return s.all.Check(ctx) }

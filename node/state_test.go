@@ -1,0 +1,274 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"stepd/step"
+)
+
+// states is a place where a state is opened again and again.
+type states struct {
+	t    *testing.T
+	cfg  Config
+	boot string
+}
+
+func newStates(t *testing.T, keep int) *states {
+	s := &states{t, testConfig(t, t.TempDir()), "boot"}
+	s.cfg.KeepSteps = keep
+	if err := errors.Join(s.cfg.complete(), os.Mkdir(s.cfg.RunDir, 0o755), os.Mkdir(s.cfg.SpoolDir, 0o711)); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *states) open() *state {
+	s.t.Helper()
+	st, err := openState(&s.cfg, s.boot, s.cfg.Log)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { st.close() })
+	return st
+}
+
+// reopen closes a state and opens it again; in another boot nothing of the run directory
+// is left.
+func (s *states) reopen(st *state, boot string) *state {
+	s.t.Helper()
+	if err := st.close(); err != nil {
+		s.t.Fatal(err)
+	}
+	if boot != s.boot {
+		s.boot = boot
+		if err := os.Remove(filepath.Join(s.cfg.RunDir, "volatile.journal")); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	return s.open()
+}
+
+// TestStateNumbers: numbers go on over restarts, and never come again.
+func TestStateNumbers(t *testing.T) {
+	at := newStates(t, 1000)
+	s := at.open()
+	next := func() (jobRecord, step.Record) {
+		t.Helper()
+		job, rec := jobRecord{UID: 5}, step.Record{State: step.Starting}
+		if err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
+			t.Fatal(err)
+		}
+		return job, rec
+	}
+	if s.knows(1) {
+		t.Error("a fresh state knows job 1")
+	}
+	job, rec := next()
+	if job.ID != 1 || rec.ID != (step.ID{Job: 1, Step: 0}) {
+		t.Errorf("first is job %d, step %s", job.ID, rec.ID)
+	}
+	inner := step.Record{State: step.Starting}
+	if err := s.newStepAs(step.ID{}, 1, &inner); err != nil || inner.ID != (step.ID{Job: 1, Step: 1}) {
+		t.Errorf("second step is %s, %v", inner.ID, err)
+	}
+	s = at.reopen(s, "boot")
+	if err := s.newStepAs(step.ID{}, 1, &inner); err != nil || inner.ID.Step != 2 {
+		t.Errorf("after the restart: step %s, %v", inner.ID, err)
+	}
+	if err := s.endJob(1); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.newStepAs(step.ID{}, 1, &inner); !errors.Is(err, errUnknown) {
+		t.Errorf("a step of an ended job: %v", err)
+	}
+	if job, _ := next(); job.ID != 2 {
+		t.Errorf("after the restart: job %d", job.ID)
+	}
+	if !s.knows(1) || !s.knows(2) || s.knows(3) || s.knows(0) {
+		t.Error("knows is wrong")
+	}
+	if recs, err := s.steps(1); err != nil || len(recs) != 3 || recs[2].ID.Step != 2 {
+		t.Errorf("steps of job 1: %v, %v", recs, err)
+	}
+	if recs, err := s.steps(0); err != nil || len(recs) != 4 {
+		t.Errorf("%d steps, %v", len(recs), err)
+	}
+	s = at.reopen(s, "another")
+	if job, _ := next(); job.ID <= 2 || !s.knows(2) {
+		t.Errorf("after the reboot: job %d", job.ID)
+	}
+}
+
+// TestStateForgets the oldest of those that are both too old and too many.
+func TestStateForgets(t *testing.T) {
+	at := newStates(t, 2)
+	c := &testClock{wall: time.Now(), run: time.Hour}
+	at.cfg.clock = c.clock()
+	s := at.open()
+	end := func(after time.Duration) []step.ID {
+		t.Helper()
+		c.pass(after, 0)
+		job, rec := jobRecord{}, step.Record{State: step.Completed}
+		if err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
+			t.Fatal(err)
+		}
+		gone, err := s.finish(&rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return gone
+	}
+	for range 4 { // too many, but young
+		if gone := end(time.Second); len(gone) != 0 {
+			t.Fatalf("forgot %v", gone)
+		}
+	}
+	gone := end(299 * time.Second)
+	if len(gone) != 3 || gone[0].Job != 1 || gone[2].Job != 3 {
+		t.Errorf("forgot %v, want jobs 1 to 3", gone)
+	}
+	if gone := end(10000 * time.Second); len(gone) != 1 || gone[0].Job != 4 {
+		t.Errorf("forgot %v, want job 4: 2 are kept at any age", gone)
+	}
+	if _, err := s.step(step.ID{Job: 1}); !errors.Is(err, errUnknown) {
+		t.Errorf("step 1.0: %v", err)
+	}
+	for range 2 { // over a restart, too
+		if recs, err := s.steps(0); err != nil || len(recs) != 2 {
+			t.Errorf("%d left, %v", len(recs), err)
+		}
+		s = at.reopen(s, "boot")
+	}
+	if gone := end(10000 * time.Second); len(gone) != 1 || gone[0].Job != 5 {
+		t.Errorf("forgot %v, want job 5", gone)
+	}
+}
+
+func TestStateDrain(t *testing.T) {
+	at := newStates(t, 1000)
+	s := at.open()
+	if d, err := s.drain(); err != nil || d.Drained {
+		t.Errorf("fresh: %+v, %v", d, err)
+	}
+	want := drainRecord{Drained: true, Reason: "disk"}
+	if err := s.setDrain(want); err != nil {
+		t.Fatal(err)
+	}
+	for _, boot := range []string{"boot", "another"} {
+		s = at.reopen(s, boot)
+		if d, err := s.drain(); err != nil || d != want {
+			t.Errorf("in %s: %+v, %v", boot, d, err)
+		}
+	}
+}
+
+// TestStateBatch: a reboot leaves of the batch jobs what they were, how they ended, and
+// whether anything is left to be done for them; of others nothing.
+func TestStateBatch(t *testing.T) {
+	at := newStates(t, 2)
+	at.cfg.MinJobAge = time.Nanosecond
+	s := at.open()
+	batch := func(name string) *step.Record {
+		t.Helper()
+		job, rec := jobRecord{Origin: step.OriginBatch, Name: name, GID: 7}, &step.Record{State: step.Starting, Name: name, BootID: "boot"}
+		if err := s.newJobAs(step.ID{}, &job, [][]byte{[]byte("X=1")}, rec); err != nil {
+			t.Fatal(err)
+		}
+		return rec
+	}
+	end := func(rec *step.Record, over bool) {
+		t.Helper()
+		rec.State = step.Completed
+		if _, err := s.finish(rec); err != nil {
+			t.Fatal(err)
+		}
+		if !over {
+			return
+		}
+		if err := s.endJob(rec.ID.Job); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forgotten := batch("forgotten")
+	end(forgotten, true)
+	runs, ended, inEpilog := batch("runs"), batch("ended"), batch("in its epilog")
+	if err := s.newJobAs(step.ID{}, &jobRecord{}, nil, &step.Record{State: step.Running}); err != nil {
+		t.Fatal(err)
+	}
+	end(ended, true)
+	end(inEpilog, false)
+	for _, boot := range []string{"boot", "another", "a third"} {
+		s = at.reopen(s, boot)
+		jobs, err := s.jobs()
+		if boot == "boot" {
+			jobs = jobs[:len(jobs)-1] // of the other one
+		}
+		if err != nil || len(jobs) != 2 || jobs[0].Name != "runs" || jobs[1].Name != "in its epilog" || jobs[1].GID != 7 {
+			t.Errorf("%s: jobs %+v, %v", boot, jobs, err)
+		}
+		control, err := s.jobControl(runs.ID.Job)
+		if err != nil || len(control) != 1 || string(control[0]) != "X=1" {
+			t.Errorf("%s: control %q, %v", boot, control, err)
+		}
+		for _, want := range []*step.Record{runs, ended, inEpilog} {
+			if rec, err := s.step(want.ID); err != nil || rec.Name != want.Name || rec.State != want.State || rec.BootID != "boot" {
+				t.Errorf("%s: %+v, %v", boot, rec, err)
+			}
+		}
+		if rec, err := s.step(forgotten.ID); !errors.Is(err, errUnknown) {
+			t.Errorf("%s: what was forgotten is %+v, %v", boot, rec, err)
+		}
+	}
+	recs, err := s.steps(0)
+	if err != nil || len(recs) != 3 {
+		t.Errorf("%d steps, %v", len(recs), err)
+	}
+}
+
+// TestDamagedStateDrains: what the state has lost is named, and the node is drained until it
+// is resumed.
+func TestDamagedStateDrains(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	tn.wait(tn.run(1000, request("exit", "0")))
+	tn.idle()
+	tn.stop()
+	path := filepath.Join(tn.files.run, "volatile.journal")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged := strings.Replace(string(text), `"state":"COMPLETED"`, `"state":"COMPLETEX"`, 1)
+	if err := os.WriteFile(path, []byte(damaged), 0o600); err != nil || damaged == string(text) {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	for range 2 { // a restart changes nothing
+		tn = start(t, dir, func(c *Config) { c.DrainReason = "gres/gpu: /dev/x: no such file or directory" })
+		tn.idle() // the step counts as running again, and is buried
+		if d := tn.doc(); d.State != "DRAINED" || !strings.HasPrefix(d.Reason, fmt.Sprintf("the state %q was damaged, the pieces are kept as ", path)) || !strings.Contains(d.Reason, "step 1.0") {
+			t.Errorf("node %s %q", d.State, d.Reason)
+		}
+		tn.stop()
+	}
+	if kept, err := filepath.Glob(path + ".damaged-*"); err != nil || len(kept) != 1 {
+		t.Errorf("kept %q, %v", kept, err)
+	}
+}
+
+// TestNotReady: a noded that takes over a socket serves, though it publishes none.
+func TestNotReady(t *testing.T) {
+	tn := fresh(t)
+	if why := tn.NotReady(t.Context()); len(why) != 1 || why[0] != "noded is starting" {
+		t.Errorf("%q", why)
+	}
+	tn.Serving()
+	if why := tn.NotReady(t.Context()); len(why) != 0 {
+		t.Errorf("%q", why)
+	}
+}
