@@ -25,15 +25,6 @@ type Config struct {
 	// Node is this host's NodeName line. Without any line in the file it is a
 	// node of the host's short name with nothing told about it.
 	Node Node
-	// NodeNames are all nodes of the file in its order, expanded.
-	NodeNames []string
-	// Nodes are the same, with what the file tells of each.
-	Nodes []Node
-	// PartitionNodes are the names of Partition's nodes in the order of Nodes; all
-	// nodes without a partition.
-	PartitionNodes []string
-	// SlurmdPort is where nodes are asked whose line tells no Port. Default 6818.
-	SlurmdPort int
 	// Partition is the default partition if this node is in it, else the first
 	// one that holds the node, else "".
 	Partition string
@@ -144,7 +135,6 @@ func defaults(hostname string) *Config {
 		ClusterName:             "local",
 		Node:                    Node{Name: shortName(hostname), NodeHostname: hostname},
 		SpoolDir:                DefaultSpool,
-		SlurmdPort:              6818,
 		SlurmdDebug:             "info",
 		ProctrackType:           "proctrack/cgroup",
 		TaskPlugin:              []string{"task/affinity", "task/cgroup"},
@@ -161,11 +151,9 @@ func defaults(hostname string) *Config {
 		MaxTasksPerNode:         65533,
 		TmpFS:                   "/tmp",
 		InteractiveStepOptions:  "--interactive --preserve-env --pty $SHELL",
-		Stepd: Stepd{
-			KeepSteps: 1000, SpoolTimeout: 20 * time.Second, KeepaliveTime: 10 * time.Second, KeepaliveTimeout: 5 * time.Second, NodeTimeout: time.Minute,
-		},
-		Container: Container{CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second},
-		Cgroup:    defaultCgroup(),
+		Stepd:                   Stepd{KeepSteps: 1000, SpoolTimeout: 20 * time.Second},
+		Container:               Container{CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second},
+		Cgroup:                  defaultCgroup(),
 	}
 }
 

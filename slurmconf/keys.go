@@ -32,7 +32,6 @@ func (l *loader) slurmKeys() keySet {
 		"slurmdspooldir":                l.spoolDir(&c.SpoolDir),
 		"slurmdpidfile":                 l.pattern(&c.SlurmdPidFile),
 		"slurmdlogfile":                 l.pattern(&c.SlurmdLogFile),
-		"slurmdport":                    count(&c.SlurmdPort, 1, portMax),
 		"slurmddebug":                   debugLevel(&c.SlurmdDebug),
 		"proctracktype":                 proctrackType(&c.ProctrackType),
 		"taskplugin":                    taskPlugin(c),

@@ -101,7 +101,6 @@ SlurmdSpoolDir=/srv/%n/%h
 SlurmdPidFile=/run/x-%n.pid
 SLURMDLOGFILE = "/var/log/my slurmd.log"
 SlurmdDebug=5
-SlurmdPort=7000
 NodeName=vm CPUs=64 RealMemory=2048 Gres=gpu:2 State=UNKNOWN
 PartitionName=first Nodes=vm
 PartitionName=p Nodes=ALL Default=YES
@@ -140,8 +139,7 @@ LaunchParameters=use_interactive_step,\
 InteractiveStepOptions="--interactive --pty bash -l"
 DebugFlags=CPU_Bind
 `,
-		"stepd.conf": "HookTimeout=7\nSpankAllowReleases=20.11,any\nQuarantineAfter=2\nSpankStrict=yes\nNoNewPrivs=1\nRequireSafePlugins=true\nMetricsListen=127.0.0.1:9\nUserStepsMax=11\nUserConnectionsMax=12\nUserRequestBytes=0x200000\nUserReplayBytes=131072\nKeepSteps=5\nSpoolTimeout=9\nReplayBytes=4096\nSpawnStepsMax=20\nPublishedNamesMax=21\nPMI1KeyBytes=100\nPMI2KeyBytes=101\nPMI2ValueBytes=1025\nPMI2FrameBytes=70000\nPMI2Attributes=17\nPMI2KeysPerRank=18\nPMI2TotalBytes=0x100000\nPMI2QueueBytes=300000\nPMI2WaitsPerRank=19\nPMI2CloseGrace=2\nPMI2FenceTimeout=60\n" +
-			"TLSCertificate=tls/c.pem\nTLSKey=/k.pem\nTLSCA=ca.pem\nListenAddress=10.0.0.1\nStepPorts=60001-60100\nKeepaliveTime=13\nKeepaliveTimeout=2\nNodeTimeout=9\n",
+		"stepd.conf":         "HookTimeout=7\nSpankAllowReleases=20.11,any\nQuarantineAfter=2\nSpankStrict=yes\nNoNewPrivs=1\nRequireSafePlugins=true\nMetricsListen=127.0.0.1:9\nUserStepsMax=11\nUserConnectionsMax=12\nUserRequestBytes=0x200000\nUserReplayBytes=131072\nKeepSteps=5\nSpoolTimeout=9\nReplayBytes=4096\nSpawnStepsMax=20\nPublishedNamesMax=21\nPMI1KeyBytes=100\nPMI2KeyBytes=101\nPMI2ValueBytes=1025\nPMI2FrameBytes=70000\nPMI2Attributes=17\nPMI2KeysPerRank=18\nPMI2TotalBytes=0x100000\nPMI2QueueBytes=300000\nPMI2WaitsPerRank=19\nPMI2CloseGrace=2\nPMI2FenceTimeout=60\n",
 		"cgroup.conf":        "# c\nConstrainCores=yes\n",
 		"gres.conf":          "Name=gpu File=/dev/null,/dev/zero\n",
 		"mpi.conf":           "\nPMIxDebug=1\nPMIxTimeout=20\nPMIxEnv=A=1;B=x=y\nPMIxShareServerTopology=no\n",
@@ -149,10 +147,9 @@ DebugFlags=CPU_Bind
 	})
 	want := &Config{
 		File: filepath.Join(dir, "slurm.conf"), ClusterName: "golden",
-		Node:      Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 64, RealMemory: 2048, Gres: []NodeGres{{Name: "gpu", Count: 2}}},
-		Nodes:     []Node{{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 64, RealMemory: 2048, Gres: []NodeGres{{Name: "gpu", Count: 2}}}},
-		NodeNames: []string{"vm"}, Partition: "p", PartitionNodes: []string{"vm"}, SlurmdPort: 7000,
-		SpoolDir: "/srv/vm/vm.site.org/stepd", SlurmdPidFile: "/run/x-vm.pid", SlurmdLogFile: "/var/log/my slurmd.log", SlurmdDebug: "debug",
+		Node:      Node{Name: "vm", NodeHostname: "vm", CPUs: 64, RealMemory: 2048, Gres: []NodeGres{{Name: "gpu", Count: 2}}},
+		Partition: "p",
+		SpoolDir:  "/srv/vm/vm.site.org/stepd", SlurmdPidFile: "/run/x-vm.pid", SlurmdLogFile: "/var/log/my slurmd.log", SlurmdDebug: "debug",
 		ProctrackType: "proctrack/linuxproc", TaskPlugin: []string{"task/affinity", "task/cgroup"}, TaskPluginTold: true,
 		TaskPluginParam: TaskPluginParam{Bind: "cores", Autobind: "threads", Verbose: true, SlurmdOffSpec: true, OOMKillStep: true}, JobContainerType: "tmpfs", MpiDefault: "pmi2",
 		PlugStackConfig: filepath.Join(dir, "stack.conf"), PluginDir: []string{"/a", "/b"},
@@ -172,8 +169,6 @@ DebugFlags=CPU_Bind
 				KeyBytes1: 100, KeyBytes2: 101, ValueBytes: 1025, FrameBytes: 70000, Attributes: 17, KeysPerRank: 18, TotalBytes: 1 << 20,
 				QueueBytes: 300000, WaitsPerRank: 19, CloseGrace: 2 * time.Second, FenceTimeout: time.Minute,
 			},
-			TLSCertificate: filepath.Join(dir, "tls/c.pem"), TLSKey: "/k.pem", TLSCA: filepath.Join(dir, "ca.pem"), ListenAddress: "10.0.0.1",
-			StepPorts: [2]int{60001, 60100}, KeepaliveTime: 13 * time.Second, KeepaliveTimeout: 2 * time.Second, NodeTimeout: 9 * time.Second,
 		},
 		Container: Container{
 			BasePath: "/var/base/%n", AutoBasePath: true, Dirs: []string{"/tmp", "/var/tmp"},

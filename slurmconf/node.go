@@ -11,11 +11,8 @@ import (
 // is meant.
 type Node struct {
 	Name string
-	// NodeHostname is what the machine calls itself, NodeAddr how to reach it;
-	// both are Name where the file does not tell.
-	NodeHostname, NodeAddr string
-	// Port is where its noded serves other nodes; 0 is SlurmdPort.
-	Port int
+	// NodeHostname is what the machine calls itself: Name where the file does not tell.
+	NodeHostname string
 	// CPUs is believed, above the hardware too. Where it is not
 	// told but the topology is, it is Boards × sockets of a board × cores ×
 	// threads.
@@ -69,7 +66,7 @@ func (n *Node) keys() keySet {
 		// The line's own, and what concerns the controller alone.
 		"nodename": nothing, "nodehostname": nothing, "nodeaddr": nothing,
 		"bcastaddr": nothing, "feature": nothing, "features": nothing, "state": nothing, "weight": nothing,
-		"tmpdisk": nothing, "port": nothing /* nodeLine reads it */, "reason": nothing, "cpubind": cpuBind(&n.CpuBind), "parameters": nothing,
+		"tmpdisk": nothing, "port": nothing, "reason": nothing, "cpubind": cpuBind(&n.CpuBind), "parameters": nothing,
 		"restrictedcorespergpu": nothing, "topology": nothing, "tresweights": nothing, "gresconf": nothing,
 	}
 }
@@ -80,16 +77,11 @@ type nodeLine struct {
 	node  Node
 	names []string
 	hosts []string // as many as names
-	addrs []string
-	ports []int // as many, or none
 }
 
 func (l nodeLine) at(i int) Node {
 	n := l.node
-	n.Name, n.NodeHostname, n.NodeAddr = l.names[i], l.hosts[i], l.addrs[i]
-	if l.ports != nil {
-		n.Port = l.ports[i]
-	}
+	n.Name, n.NodeHostname = l.names[i], l.hosts[i]
 	return n
 }
 
@@ -113,19 +105,14 @@ func (l *loader) nodeLine(s statement) {
 	if line.names, ok = l.hosts(s, s.pairs[0]); !ok {
 		return
 	}
-	if len(l.cfg.NodeNames)+len(line.names) > hostsMax {
+	if len(l.nodeSeen)+len(line.names) > hostsMax {
 		l.probs.at(s, SeverityError, "", "cannot take more than %d nodes", hostsMax)
 		return
 	}
-	line.hosts, line.addrs = line.names, line.names
+	line.hosts = line.names
 	for _, p := range s.pairs[1:] {
-		switch {
-		case p.is("NodeHostname"):
+		if p.is("NodeHostname") {
 			line.hosts = l.matching(s, p, line.names)
-		case p.is("NodeAddr"):
-			line.addrs = l.matching(s, p, line.names)
-		case p.is("Port"):
-			line.ports = l.ports(s, p, line.names)
 		}
 	}
 	for _, name := range line.names {
@@ -140,10 +127,6 @@ func (l *loader) nodeLine(s statement) {
 	}
 	for _, name := range line.names {
 		l.nodeSeen[name] = s
-	}
-	l.cfg.NodeNames = append(l.cfg.NodeNames, line.names...)
-	for i := range line.names {
-		l.cfg.Nodes = append(l.cfg.Nodes, line.at(i))
 	}
 	l.nodes = append(l.nodes, line)
 }
@@ -188,29 +171,6 @@ func (l *loader) matching(s statement, p pair, names []string) []string {
 	return list
 }
 
-// portMax is the highest port.
-const portMax = 65535
-
-// ports reads Port=, one for all nodes or a list such as [7000-7003].
-func (l *loader) ports(s statement, p pair, names []string) []int {
-	list, err := ExpandHosts(p.value)
-	if err == nil && len(list) == 1 {
-		list = slices.Repeat(list, len(names))
-	}
-	if err != nil || len(list) != len(names) {
-		l.probs.value(s, p, wrong("write one port, or as many as NodeName names", "not a port for each of %d nodes", len(names)))
-		return nil
-	}
-	ports := make([]int, len(list))
-	for i, text := range list {
-		if f := count(&ports[i], 1, portMax)(text); f != nil {
-			l.probs.value(s, p, f)
-			return nil
-		}
-	}
-	return ports
-}
-
 // chooseNode finds this host among the nodes: by NodeName, then by
 // NodeHostname, each with the host's full and short name. The only node of a
 // file is this host whatever its name: a file for one machine is often written
@@ -237,13 +197,13 @@ func (l *loader) chooseNode() {
 		}
 	}
 	first := l.nodes[0]
-	if len(l.cfg.NodeNames) == 1 {
+	if len(l.nodeSeen) == 1 {
 		l.cfg.Node, l.nodeFrom = first.at(0), first.from
 		l.probs.at(first.from, SeverityWarning, "", "no node is named %q: taking %q, the only one, for this host", l.hostname, first.names[0])
 		return
 	}
 	l.probs.add(Problem{
-		Severity: SeverityError, File: l.cfg.File, Text: fmt.Sprintf("cannot find this host %q among %d nodes", l.hostname, len(l.cfg.NodeNames)),
+		Severity: SeverityError, File: l.cfg.File, Text: fmt.Sprintf("cannot find this host %q among %d nodes", l.hostname, len(l.nodeSeen)),
 		Remedy: fmt.Sprintf("add NodeName=%s, or NodeHostname=%s to a node", shortName(l.hostname), l.hostname),
 	})
 }
@@ -257,7 +217,7 @@ func (l *loader) chooseNamed() {
 		}
 	}
 	l.probs.add(Problem{
-		Severity: SeverityError, File: l.cfg.File, Text: fmt.Sprintf("cannot find node %q among %d nodes", l.nodeName, len(l.cfg.NodeNames)),
+		Severity: SeverityError, File: l.cfg.File, Text: fmt.Sprintf("cannot find node %q among %d nodes", l.nodeName, len(l.nodeSeen)),
 		Remedy: "add NodeName=" + l.nodeName + ", or give noded another --node-name",
 	})
 }

@@ -1,6 +1,7 @@
 package slurmconf
 
 import (
+	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,24 +14,24 @@ func TestNodes(t *testing.T) {
 		partition  string
 		problems   []string
 	}{
-		{"by name", "NodeName=a,vm,b CPUs=3\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 3}, "", nil},
-		{"by full name", "NodeName=vm CPUs=1\nNodeName=vm.site.org CPUs=2\n", Node{Name: "vm.site.org", NodeHostname: "vm.site.org", NodeAddr: "vm.site.org", CPUs: 2}, "", nil},
-		{"by host name", "NodeName=n[1-3] NodeHostname=x,vm,y NodeAddr=10.0.0.[1-3] Procs=2\n", Node{Name: "n2", NodeHostname: "vm", NodeAddr: "10.0.0.2", CPUs: 2}, "", nil},
-		{"one host for many", "NodeName=n[1-3] NodeHostname=vm\n", Node{Name: "n1", NodeHostname: "vm", NodeAddr: "n1"}, "", nil},
+		{"by name", "NodeName=a,vm,b CPUs=3\n", Node{Name: "vm", NodeHostname: "vm", CPUs: 3}, "", nil},
+		{"by full name", "NodeName=vm CPUs=1\nNodeName=vm.site.org CPUs=2\n", Node{Name: "vm.site.org", NodeHostname: "vm.site.org", CPUs: 2}, "", nil},
+		{"by host name", "NodeName=n[1-3] NodeHostname=x,vm,y NodeAddr=10.0.0.[1-3] Procs=2\n", Node{Name: "n2", NodeHostname: "vm", CPUs: 2}, "", nil},
+		{"one host for many", "NodeName=n[1-3] NodeHostname=vm\n", Node{Name: "n1", NodeHostname: "vm"}, "", nil},
 		{
 			"defaults add up", "GresTypes=gpu\nNodeName=DEFAULT CPUs=2 RealMemory=5\nNodeName=DEFAULT Gres=gpu:1\nNodeName=vm CPUs=4\n",
-			Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 4, RealMemory: 5, Gres: []NodeGres{{Name: "gpu", Count: 1}}}, "",
+			Node{Name: "vm", NodeHostname: "vm", CPUs: 4, RealMemory: 5, Gres: []NodeGres{{Name: "gpu", Count: 1}}}, "",
 			[]string{`warning: slurm.conf:4: NodeName="vm": gpu:1, but gres.conf has 0; the node is drained: mend one of them`},
 		},
 		{
 			"topology", "NodeName=vm Boards=2 SocketsPerBoard=3 CoresPerSocket=4 ThreadsPerCore=2\n",
-			Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 48, Boards: 2, Sockets: 3, CoresPerSocket: 4, ThreadsPerCore: 2}, "", nil,
+			Node{Name: "vm", NodeHostname: "vm", CPUs: 48, Boards: 2, Sockets: 3, CoresPerSocket: 4, ThreadsPerCore: 2}, "", nil,
 		},
-		{"some topology", "NodeName=vm CoresPerSocket=4\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 4, CoresPerSocket: 4}, "", nil},
-		{"CPUs win", "NodeName=vm CPUs=2 Sockets=8\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 2, Sockets: 8}, "", nil},
-		{"nothing told", "NodeName=vm\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm"}, "", nil},
+		{"some topology", "NodeName=vm CoresPerSocket=4\n", Node{Name: "vm", NodeHostname: "vm", CPUs: 4, CoresPerSocket: 4}, "", nil},
+		{"CPUs win", "NodeName=vm CPUs=2 Sockets=8\n", Node{Name: "vm", NodeHostname: "vm", CPUs: 2, Sockets: 8}, "", nil},
+		{"nothing told", "NodeName=vm\n", Node{Name: "vm", NodeHostname: "vm"}, "", nil},
 		{
-			"the only one", "NodeName=other CPUs=64\n", Node{Name: "other", NodeHostname: "other", NodeAddr: "other", CPUs: 64}, "",
+			"the only one", "NodeName=other CPUs=64\n", Node{Name: "other", NodeHostname: "other", CPUs: 64}, "",
 			[]string{`warning: slurm.conf:1: no node is named "vm.site.org": taking "other", the only one, for this host`},
 		},
 		{
@@ -39,15 +40,15 @@ func TestNodes(t *testing.T) {
 		},
 		{"no nodes", "\n", Node{Name: "vm", NodeHostname: "vm.site.org"}, "", nil},
 		{
-			"twice", "NodeName=vm CPUs=1\nNodeName=a,vm CPUs=2\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm", CPUs: 1}, "",
+			"twice", "NodeName=vm CPUs=1\nNodeName=a,vm CPUs=2\n", Node{Name: "vm", NodeHostname: "vm", CPUs: 1}, "",
 			[]string{`error: slurm.conf:2: cannot take node "vm" again: it is in slurm.conf:1 already; remove one of them`},
 		},
 		{
-			"lists of two lengths", "NodeName=vm,b NodeHostname=x,y,z\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm"}, "",
+			"lists of two lengths", "NodeName=vm,b NodeHostname=x,y,z\n", Node{Name: "vm", NodeHostname: "vm"}, "",
 			[]string{`error: slurm.conf:1: cannot use NodeHostname="x,y,z": 3 names for 2 nodes; name as many as NodeName does`},
 		},
 		{
-			"bad names", "NodeName=n[1-\nNodeName=ALL\nNodeName=\"\"\nNodeName=a/b\nNodeName=vm\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm"}, "",
+			"bad names", "NodeName=n[1-\nNodeName=ALL\nNodeName=\"\"\nNodeName=a/b\nNodeName=vm\n", Node{Name: "vm", NodeHostname: "vm"}, "",
 			[]string{
 				`error: slurm.conf:1: cannot use NodeName="n[1-": cannot expand host list "n[1-": a bracket is not closed; write a list such as n[1-3,5],m`,
 				`error: slurm.conf:2: cannot use NodeName="ALL": the name is reserved; give the node another name`,
@@ -56,14 +57,14 @@ func TestNodes(t *testing.T) {
 			},
 		},
 		{
-			"bad numbers", "NodeName=vm CPUs=0 RealMemory=big\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm"}, "",
+			"bad numbers", "NodeName=vm CPUs=0 RealMemory=big\n", Node{Name: "vm", NodeHostname: "vm"}, "",
 			[]string{
 				`error: slurm.conf:1: cannot use CPUs="0": out of range; write a number from 1 to 65535`,
 				`error: slurm.conf:1: cannot use RealMemory="big": not a whole number; write a number from 1 to 8796093022207`,
 			},
 		},
-		{"default partition", "NodeName=vm\nPartitionName=a Nodes=vm\nPartitionName=b Nodes=v[a-b]\nPartitionName=c Nodes=vm,x Default=yes\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm"}, "c", []string{`warning: slurm.conf:3: Nodes="v[a-b]": cannot expand host list "v[a-b]": "a-b" is no range of numbers; write a list such as n[1-3,5],m`}},
-		{"default elsewhere", "NodeName=vm,x\nPartitionName=DEFAULT Nodes=ALL\nPartitionName=c Nodes=x Default=yes\nPartitionName=d\nPartitionName=e\n", Node{Name: "vm", NodeHostname: "vm", NodeAddr: "vm"}, "d", nil},
+		{"default partition", "NodeName=vm\nPartitionName=a Nodes=vm\nPartitionName=b Nodes=v[a-b]\nPartitionName=c Nodes=vm,x Default=yes\n", Node{Name: "vm", NodeHostname: "vm"}, "c", []string{`warning: slurm.conf:3: Nodes="v[a-b]": cannot expand host list "v[a-b]": "a-b" is no range of numbers; write a list such as n[1-3,5],m`}},
+		{"default elsewhere", "NodeName=vm,x\nPartitionName=DEFAULT Nodes=ALL\nPartitionName=c Nodes=x Default=yes\nPartitionName=d\nPartitionName=e\n", Node{Name: "vm", NodeHostname: "vm"}, "d", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, probs, dir := load(t, map[string]string{"slurm.conf": c.conf})
@@ -148,5 +149,28 @@ func TestContainerNamespaces(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// TestNodeNamed: the node whose name was told is taken, wherever the file is read.
+func TestNodeNamed(t *testing.T) {
+	for _, c := range []struct {
+		as, node string
+		problems []string
+	}{
+		{"x", "x", nil},
+		{"y", "y", []string{`error: slurm.conf: cannot find node "y" among 2 nodes; add NodeName=y, or give noded another --node-name`}},
+	} {
+		dir := write(t, map[string]string{"slurm.conf": "NodeName=vm,x Port=7 NodeAddr=10.0.0.[1-2]\n"})
+		got, probs, err := LoadAs(filepath.Join(dir, "slurm.conf"), "vm.site.org", c.as)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(c.problems, lines(probs, dir)); diff != "" {
+			t.Error(diff)
+		}
+		if got.Node.Name != c.node {
+			t.Errorf("node %q, want %q", got.Node.Name, c.node)
+		}
 	}
 }

@@ -53,25 +53,6 @@ type Stepd struct {
 	// PMI2 bounds what ranks may ask by PMI-1 and PMI-2; zero fields are pmi2's
 	// defaults.
 	PMI2 step.PMI2Conf
-
-	// TLSCertificate, TLSKey and TLSCA are PEM files, absolute, all of them or none:
-	// what this node shows the other ones, and whom it believes. "", the default:
-	// no other node is served or asked.
-	TLSCertificate, TLSKey, TLSCA string
-	// ListenAddress is the address at which other nodes are served; "", the
-	// default, is every one. The port is NodePort's.
-	ListenAddress string
-	// StepPorts are the ports of steps' own connections between nodes, the first
-	// and the last; zero, the default, is any free one.
-	StepPorts [2]int
-	// KeepaliveTime is how often a silent connection to another node is tried,
-	// default 10 s; KeepaliveTimeout how long the answer may take, default 5 s.
-	// NodeTimeout is how long a noded that does not answer is asked again before its
-	// node is lost for the steps that it has part in; default 60 s.
-	KeepaliveTime, KeepaliveTimeout, NodeTimeout time.Duration
-	// Net bounds what the stepds of a step of several nodes wait for and hold; zero
-	// fields are stepnet's defaults.
-	Net step.NetConf
 }
 
 // keys are those of a file in dir.
@@ -93,35 +74,9 @@ func (s *Stepd) keys(dir string) keySet {
 		"spawnstepsmax":      count(&s.SpawnStepsMax, 1, 65533),
 		"publishednamesmax":  count(&s.PublishedNamesMax, 1, 1_000_000),
 		"replaybytes":        count(&s.ReplayBytes, 0, 1<<30),
-		"tlscertificate":     beside(&s.TLSCertificate, dir),
-		"tlskey":             beside(&s.TLSKey, dir),
-		"tlsca":              beside(&s.TLSCA, dir),
-		"listenaddress":      address(&s.ListenAddress),
-		"stepports":          portRange(&s.StepPorts),
-		"keepalivetime":      secondsFrom(&s.KeepaliveTime, keepaliveMin),
-		"keepalivetimeout":   secondsFrom1(&s.KeepaliveTimeout),
-		"nodetimeout":        secondsFrom1(&s.NodeTimeout),
-		"stepkeepalive":      secondsFrom1(&s.Net.Keepalive),
-		"stepdraintimeout":   secondsFrom1(&s.Net.Drain),
-		"stepgatherbytes":    count(&s.Net.GatherBytes, 1<<16, 1<<30),
-		"stepmessagebytes":   count(&s.Net.MessageBytes, 1<<16, 1<<30),
 	}
 	maps.Copy(keys, pmi2Keys(&s.PMI2))
 	return keys
-}
-
-// keepaliveMin is gRPC's lowest KeepaliveTime, in seconds.
-const keepaliveMin = 10
-
-// address takes an IP address without a port.
-func address(field *string) setter {
-	return func(v string) *flaw {
-		if _, err := netip.ParseAddr(v); err != nil {
-			return wrong("write an address such as 10.1.0.7", "not an IP address")
-		}
-		*field = v
-		return nil
-	}
 }
 
 // listenAt takes "127.0.0.1:9817", or "unix".
@@ -140,28 +95,6 @@ func listenAt(field *string) setter {
 		if !a.Addr().IsLoopback() {
 			return &flaw{SeverityWarning, "everybody who reaches this address may read the page", "write 127.0.0.1 or ::1, or keep others away by a firewall"}
 		}
-		return nil
-	}
-}
-
-// portRange takes "60001-63000".
-func portRange(field *[2]int) setter {
-	const remedy = "write FIRST-LAST, such as 60001-63000"
-	return func(v string) *flaw {
-		var ports [2]int
-		from, to, ok := strings.Cut(v, "-")
-		if !ok {
-			return wrong(remedy, "not a range")
-		}
-		for i, text := range []string{from, to} {
-			if f := count(&ports[i], 1, portMax)(text); f != nil {
-				return wrong(remedy, "%s", f.why)
-			}
-		}
-		if ports[0] > ports[1] {
-			return wrong(remedy, "it is empty")
-		}
-		*field = ports
 		return nil
 	}
 }

@@ -64,24 +64,6 @@ func (l *loader) choosePartition() {
 			l.cfg.Partition, l.part = p.name, &p
 		}
 	}
-	l.cfg.PartitionNodes = l.cfg.NodeNames
-	if l.part == nil || strings.EqualFold(l.part.nodes, "ALL") {
-		return
-	}
-	names, err := ExpandHosts(l.part.nodes)
-	if err != nil {
-		return // it holds this node, so it was read
-	}
-	in := make(map[string]bool, len(names))
-	for _, name := range names {
-		in[name] = true
-	}
-	l.cfg.PartitionNodes = nil
-	for _, name := range l.cfg.NodeNames {
-		if in[name] {
-			l.cfg.PartitionNodes = append(l.cfg.PartitionNodes, name)
-		}
-	}
 }
 
 // holds tells whether this node is in the partition. A list that cannot be

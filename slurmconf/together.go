@@ -66,7 +66,6 @@ func (l *loader) together() {
 	l.partitionMemory()
 	l.memoryBounds()
 	l.checkPMI2()
-	l.tlsTogether()
 	if l.cfg.Cgroup.CgroupPlugin == "disabled" {
 		l.withoutCgroups()
 		return
@@ -93,21 +92,6 @@ func (l *loader) memoryBounds() {
 				Severity: SeverityError, File: from.file, Line: from.line, Key: k.key, Value: fmt.Sprint(k.def),
 				Text: fmt.Sprintf("cannot use %s=%d: it is more than the %d MiB that a step may ask for", k.key, k.def, k.most), Remedy: "write it lower, or Max" + k.key[3:] + " higher",
 			})
-		}
-	}
-}
-
-// tlsTogether: a certificate is of use with its key and with a CA to measure
-// others by.
-func (l *loader) tlsTogether() {
-	c := &l.cfg.Stepd
-	keys := []struct{ name, file string }{{"TLSCertificate", c.TLSCertificate}, {"TLSKey", c.TLSKey}, {"TLSCA", c.TLSCA}}
-	for _, k := range keys {
-		for _, other := range keys {
-			if k.file != "" && other.file == "" {
-				l.probs.valueOf(l.told[strings.ToLower(k.name)], k.name, wrong("write all of TLSCertificate, TLSKey and TLSCA, or none", "there is no %s", other.name))
-				return
-			}
 		}
 	}
 }

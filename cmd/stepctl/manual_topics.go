@@ -37,10 +37,10 @@ func together(c *cobra.Command) manual.Topic {
 	switch c.Name() {
 	case "run", "alloc", "batch":
 		t.Text = []string{"As with Slurm's commands, of an option that is given twice the last counts, and the command line overrules the environment and the lines of a script: " +
-			"what it excludes there is left out. --hint gives way to --cpu-bind, --ntasks-per-core and --threads-per-core. More --nodes than --ntasks are taken for as many."}
+			"what it excludes there is left out. --hint gives way to --cpu-bind, --ntasks-per-core and --threads-per-core."}
 	}
 	if c.Name() == "run" {
-		t.Text[0] += " In a job --ntasks-per-node gives way to --ntasks and --nodes where they need more. " +
+		t.Text[0] += " In a job --ntasks-per-node gives way to --ntasks. " +
 			"--pty is disregarded where standard input is no terminal; --detach-keys says nothing without --pty, and --open-mode without a file."
 	}
 	return t
@@ -99,7 +99,7 @@ func examples() map[string]string {
 			"  stepctl run -n 64 --mpi=pmix ./solver input.dat\n" +
 			"  stepctl run -n 2 -o out-%t.txt -e none ./a.out\n" +
 			"  stepctl run --dry-run -n 8 --cpu-bind=cores ./a.out",
-		"stepctl batch":    "  stepctl batch -N 2 -n 16 job.sh\n  stepctl batch -W --wrap 'make check'",
+		"stepctl batch":    "  stepctl batch -n 16 job.sh\n  stepctl batch -W --wrap 'make check'",
 		"stepctl alloc":    "  stepctl alloc -n 8          # a shell with 8 CPUs\n  stepctl alloc -n 8 make -j8",
 		"stepctl events":   "  stepctl events -f 12.0 | jq -r 'select(.event == \"task_exit\")'",
 		"stepctl timeline": "  stepctl timeline 12.0\n  stepctl timeline --svg=launch.svg 12.0",

@@ -29,6 +29,24 @@ type bench struct {
 	over []string // those above slower
 }
 
+// resolve makes the folders of programs what /proc/PID/exe shows.
+func (b *bench) resolve() error {
+	for _, bin := range []*string{&b.bin, &b.base} {
+		if *bin == "" {
+			continue
+		}
+		path, err := filepath.EvalSymlinks(*bin)
+		if err == nil {
+			path, err = filepath.Abs(path)
+		}
+		if err != nil {
+			return fmt.Errorf("cannot find the programs: %w", err)
+		}
+		*bin = path
+	}
+	return nil
+}
+
 // size is one row: n tasks, measured that many times.
 type size struct{ n, runs int }
 
@@ -174,8 +192,12 @@ func (b *bench) beside(w io.Writer, what string, n int, of []series, show func(f
 	}
 	ratio, span := 1.0, "-"
 	if o, b := own.at(0.5), base.at(0.5); o != b {
-		low, _, high := costs(own, base)
-		ratio, span = o/b, fmt.Sprintf("%.2f to %.2f", 1+low/100, 1+high/100)
+		pairs := make([]float64, min(len(own), len(base)))
+		for i := range pairs {
+			pairs[i] = own[i] / base[i]
+		}
+		low, _, high := middle(pairs)
+		ratio, span = o/b, fmt.Sprintf("%.2f to %.2f", low, high)
 	}
 	fmt.Fprintf(w, besideFormat, what, n, len(own), show(own.at(0.5)), show(own.at(0.9)), show(base.at(0.5)), show(base.at(0.9)), fmt.Sprintf("%.3f", ratio), span)
 	if b.rows++; ratio > slower {

@@ -91,19 +91,24 @@ func eventRows(w io.Writer, rec *recorder, n nodes, s size) error {
 	return nil
 }
 
-// costs is by how much the pairs of a and b differ, in percent of b's median: the
-// median of the differences, and where that of all runs is to be sought, in 19 of 20
-// cases (from the order of the differences: their number above it is binomial).
+// costs is by how much the pairs of a and b differ, in percent of b's median: the middle
+// of the differences.
 func costs(a, b series) (low, mid, high float64) {
-	n := len(a)
-	if n == 0 {
-		return 0, 0, 0
-	}
-	diffs := make([]float64, n)
+	diffs := make([]float64, len(a))
 	for i := range a {
 		diffs[i] = 100 * (a[i] - b[i]) / b.at(0.5)
 	}
-	slices.Sort(diffs)
+	return middle(diffs)
+}
+
+// middle is the median of some runs, and where that of all runs is to be sought in 19 of 20
+// cases (from the order of the values: their number above it is binomial). It sorts them.
+func middle(values []float64) (low, mid, high float64) {
+	n := len(values)
+	if n == 0 {
+		return 0, 0, 0
+	}
+	slices.Sort(values)
 	off := int(math.Ceil(0.98 * math.Sqrt(float64(n))))
-	return diffs[max(0, n/2-off)], diffs[n/2], diffs[min(n-1, n/2+off)]
+	return values[max(0, n/2-off)], values[n/2], values[min(n-1, n/2+off)]
 }

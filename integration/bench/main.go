@@ -71,6 +71,9 @@ func (b *bench) all(wanted, names []string) error {
 		return err
 	}
 	b.dir = dir
+	if err := b.resolve(); err != nil {
+		return err
+	}
 	defer func() {
 		if b.peer != nil {
 			b.peer.stop()

@@ -380,7 +380,7 @@ func daemonsWith(node *noded, ranks int, names []string, mpi string, args ...str
 	kb := make([]float64, len(names))
 	for id := range node.running() {
 		for i, name := range names {
-			kb[i] += float64(pssOf(name + ": [" + id + "]"))
+			kb[i] += float64(node.pssOf(name, id))
 		}
 	}
 	node.cancelAll()

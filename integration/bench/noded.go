@@ -159,29 +159,34 @@ func (n *noded) stepMemory(tasks int) (int, error) {
 		return 0, err
 	}
 	for id := range n.running() {
-		return pssOf("stepd: ["+id+"]") + pssOf("spankhost: ["+id+"]"), nil
+		return n.pssOf("stepd", id) + n.pssOf("spankhost", id), nil
 	}
 	return 0, fmt.Errorf("the step of %d tasks has ended", tasks)
 }
 
-// awaitSleepers waits until so many tasks sleep on the machine: the benchmark's own.
+// awaitSleepers waits until so many tasks sleep on the machine: the benchmark's own. It
+// does not look at once: of a launch that has just ended some memory is still to be given
+// back.
 func awaitSleepers(tasks int) error {
 	for range 400 {
+		time.Sleep(50 * time.Millisecond)
 		if countOf("sleep\x0060\x00") >= tasks {
 			return nil
 		}
-		time.Sleep(50 * time.Millisecond)
 	}
 	return fmt.Errorf("the step of %d tasks did not start", tasks)
 }
 
-// pssOf is the Pss of the processes of that title.
-func pssOf(title string) int {
+// pssOf is the Pss of that program of ours in step id, in kB.
+func (n *noded) pssOf(name, id string) int {
 	sum := 0
 	for _, pid := range pids() {
 		b, err := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
-		if err != nil || !strings.HasPrefix(string(b), title) {
+		if err != nil || !strings.HasPrefix(string(b), name+": ["+id+"]") {
 			continue
+		}
+		if exe, err := os.Readlink(filepath.Join("/proc", pid, "exe")); err != nil || exe != filepath.Join(n.bin, name) {
+			continue // of another noded on this machine
 		}
 		for _, l := range lines(filepath.Join("/proc", pid, "smaps_rollup")) {
 			if f := strings.Fields(l); len(f) == 3 && f[0] == "Pss:" {
