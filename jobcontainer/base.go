@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"stepd/step"
 	"strconv"
 	"strings"
 
@@ -200,5 +201,5 @@ func writeSmall(dir *os.File, name, text string) error {
 	}
 	f := os.NewFile(uintptr(fd), full)
 	_, werr := f.WriteString(text)
-	return join(werr, f.Close())
+	return step.JoinErrors(werr, f.Close())
 }

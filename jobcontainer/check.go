@@ -12,10 +12,8 @@ import (
 // which others than root may write, and scripts that others may have written. It makes
 // nothing. What an error names it names with the command that mends it, where there is one.
 func (t *Tmpfs) Check() error {
-	t.mu.Lock()
-	cfg := t.cfg
-	t.mu.Unlock()
-	errs := []error{checkBase(&cfg)}
+	cfg := &t.cfg
+	errs := []error{checkBase(cfg)}
 	for _, s := range []struct{ key, path string }{{"InitScript", cfg.InitScript}, {"CloneNSScript", cfg.CloneNSScript}, {"CloneNSEpilog", cfg.CloneNSEpilog}} {
 		if s.path == "" {
 			continue

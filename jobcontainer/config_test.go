@@ -1,31 +1,10 @@
 package jobcontainer
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"stepd/step"
-)
-
-// container is what noded wants of both plugins.
-type plugin interface {
-	Create(ctx context.Context, job uint32, user step.User) error
-	Join(job uint32) (step.Namespaces, error)
-	EntireStepInNS() bool
-	AddCont(job uint32, cont uint64) error
-	AddPID(job uint32, pid int) error
-	Delete(ctx context.Context, job uint32) error
-	Restore(ctx context.Context, running []uint32) error
-	Reconfig(cfg Config) error
-	Fini() error
-}
-
-var (
-	_ plugin = None{}
-	_ plugin = (*Tmpfs)(nil)
 )
 
 func validConfig() Config {
@@ -122,26 +101,6 @@ func TestPrivateNamesDiffer(t *testing.T) {
 			t.Errorf("%q for %q: not a name of its own", n, d)
 		}
 		seen[n] = true
-	}
-}
-
-func TestReconfigKeepsPlace(t *testing.T) {
-	c, err := NewTmpfs(validConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	other := validConfig()
-	other.RunDir = "/run/other/jobs"
-	if err := c.Reconfig(other); err == nil {
-		t.Error("RunDir changed under running jobs")
-	}
-	other = validConfig()
-	other.EntireStepInNS = true
-	if err := c.Reconfig(other); err != nil {
-		t.Fatal(err)
-	}
-	if !c.EntireStepInNS() {
-		t.Error("new configuration not in use")
 	}
 }
 

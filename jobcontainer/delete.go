@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"stepd/step"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,44 +19,41 @@ import (
 // A pid namespace that SIGKILL does not end within killMax, or half of ctx's time, is
 // an error too, which holds up nothing: it ends with its last process.
 func (t *Tmpfs) Delete(ctx context.Context, job uint32) error {
-	c, cfg := t.lock(job)
+	c := t.lock(job)
 	defer t.unlock(job, c)
 	pins, err := t.pins.acquire()
 	if err != nil {
 		return fmt.Errorf("cannot delete the container of job %d: %w", job, err)
 	}
-	errs := []error{t.clear(ctx, pins, job, &cfg)}
+	errs := []error{t.clear(ctx, pins, job)}
 	if c.ns != nil {
-		if errs[0] != nil {
-			errs = append(errs, c.survivors(job))
-		}
 		errs = append(errs, c.ns.Close(), t.pins.release())
 		c.forget()
 	}
 	c.lost = nil
-	return join(append(errs, t.pins.release())...)
+	return step.JoinErrors(append(errs, t.pins.release())...)
 }
 
 // clear removes what there is of a job. That CloneNSEpilog fails holds up nothing.
-func (t *Tmpfs) clear(ctx context.Context, pins *os.File, job uint32, cfg *Config) error {
-	return join(epilog(ctx, pins, job, cfg), t.clearAll(ctx, pins, job, cfg))
+func (t *Tmpfs) clear(ctx context.Context, pins *os.File, job uint32) error {
+	return step.JoinErrors(t.epilog(ctx, pins, job), t.clearAll(ctx, pins, job))
 }
 
 // epilog runs CloneNSEpilog for what there is of a job.
-func epilog(ctx context.Context, pins *os.File, job uint32, cfg *Config) error {
+func (t *Tmpfs) epilog(ctx context.Context, pins *os.File, job uint32) error {
 	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil // clearAll says what hinders, if anything
 	}
 	defer dir.Close()
-	return cloneEpilog(ctx, dir, job, cfg)
+	return cloneEpilog(ctx, dir, job, &t.cfg)
 }
 
 // clearAll removes what there is of a job, in the order in which a kill between
 // two steps leaves enough for the next attempt: the record of BasePath goes last.
-func (t *Tmpfs) clearAll(ctx context.Context, pins *os.File, job uint32, cfg *Config) error {
+func (t *Tmpfs) clearAll(ctx context.Context, pins *os.File, job uint32) error {
 	var late error
-	bases := []string{cfg.BasePath}
+	bases := []string{t.cfg.BasePath}
 	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
 	switch {
 	case err == nil:
@@ -85,13 +83,13 @@ func (t *Tmpfs) clearAll(ctx context.Context, pins *os.File, job uint32, cfg *Co
 		return err
 	}
 	for _, base := range bases {
-		if err := clearBase(ctx, base, cfg.NodeTag, job); err != nil {
-			return join(late, fmt.Errorf("cannot remove the private directories of job %d: %w", job, err))
+		if err := clearBase(ctx, base, t.cfg.NodeTag, job); err != nil {
+			return step.JoinErrors(late, fmt.Errorf("cannot remove the private directories of job %d: %w", job, err))
 		}
-		if base == cfg.BasePath {
+		if base == t.cfg.BasePath {
 			continue // its own directory goes with the last user of the pins
 		}
-		if err := dropTag(base, cfg.NodeTag, cfg.NodeName); err != nil {
+		if err := dropTag(base, t.cfg.NodeTag, t.cfg.NodeName); err != nil {
 			return fmt.Errorf("cannot leave BasePath %q: %w", base, err)
 		}
 	}
@@ -102,7 +100,7 @@ func (t *Tmpfs) clearAll(ctx context.Context, pins *os.File, job uint32, cfg *Co
 		return nil
 	}
 	if err := removeTree(ctx, pins, jobName(job)); err != nil {
-		return join(late, fmt.Errorf("cannot delete the container of job %d: %w", job, err))
+		return step.JoinErrors(late, fmt.Errorf("cannot delete the container of job %d: %w", job, err))
 	}
 	return late
 }

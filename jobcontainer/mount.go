@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"stepd/step"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -61,19 +62,7 @@ func (p *pinRoot) release() error {
 	}
 	dir := p.dir
 	p.dir = nil
-	return join(unmountFile(dir), dir.Close(), p.last())
-}
-
-// abandon forgets the mount without undoing it: running jobs keep their pins
-// until the next noded restores them.
-func (p *pinRoot) abandon() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.users == 0 {
-		return nil
-	}
-	p.users = 0
-	return p.dir.Close()
+	return step.JoinErrors(unmountFile(dir), dir.Close(), p.last())
 }
 
 // mountPinRoot makes the bind mount, or takes over one that an earlier noded
@@ -111,7 +100,7 @@ func mountPinRoot(p string) (*os.File, error) {
 	}
 	// Only now: attaching to a shared parent makes the new mount shared.
 	if err := setPrivate(dir); err != nil {
-		err = join(err, unmountFile(dir))
+		err = step.JoinErrors(err, unmountFile(dir))
 		dir.Close()
 		return nil, fmt.Errorf("cannot make mount %q private: %w", p, err)
 	}

@@ -19,20 +19,8 @@ func (None) Join(uint32) (step.Namespaces, error) { return step.Namespaces{}, ni
 // EntireStepInNS reports false: there is no namespace.
 func (None) EntireStepInNS() bool { return false }
 
-// AddCont does nothing.
-func (None) AddCont(uint32, uint64) error { return nil }
-
-// AddPID does nothing.
-func (None) AddPID(uint32, int) error { return nil }
-
 // Delete does nothing.
 func (None) Delete(context.Context, uint32) error { return nil }
 
 // Restore does nothing.
 func (None) Restore(context.Context, []uint32) error { return nil }
-
-// Reconfig does nothing.
-func (None) Reconfig(Config) error { return nil }
-
-// Fini does nothing.
-func (None) Fini() error { return nil }

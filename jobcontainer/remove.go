@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"stepd/step"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -250,7 +251,7 @@ func (r *remover) report() error {
 		return nil
 	}
 	if r.more > 0 {
-		return fmt.Errorf("%w (and about %d more)", join(r.failed...), r.more)
+		return fmt.Errorf("%w (and about %d more)", step.JoinErrors(r.failed...), r.more)
 	}
-	return join(r.failed...)
+	return step.JoinErrors(r.failed...)
 }

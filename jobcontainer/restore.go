@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"stepd/step"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,13 +23,10 @@ func (t *Tmpfs) Restore(ctx context.Context, running []uint32) error {
 	if err != nil {
 		return fmt.Errorf("cannot restore job containers: %w", err)
 	}
-	t.mu.Lock()
-	cfg := t.cfg
-	t.mu.Unlock()
 	var errs []error
 	found, err := jobNames(pins)
 	errs = append(errs, err)
-	tag, err := makeTag(&cfg)
+	tag, err := makeTag(&t.cfg)
 	errs = append(errs, err)
 	if err == nil {
 		more, err := jobNames(tag)
@@ -44,12 +42,12 @@ func (t *Tmpfs) Restore(ctx context.Context, running []uint32) error {
 	for _, job := range running {
 		errs = append(errs, t.adopt(pins, job))
 	}
-	return join(append(errs, t.pins.release())...)
+	return step.JoinErrors(append(errs, t.pins.release())...)
 }
 
 // adopt opens the pinned namespace of a running job.
 func (t *Tmpfs) adopt(pins *os.File, job uint32) error {
-	c, _ := t.lock(job)
+	c := t.lock(job)
 	defer t.unlock(job, c)
 	if c.ns != nil {
 		return nil

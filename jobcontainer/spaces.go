@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"stepd/step"
 	"strings"
 	"syscall"
 	"time"
@@ -22,15 +23,15 @@ type spaces struct {
 
 // makeSpaces makes and pins what the configuration asks for. What is pinned stays
 // after an error, for clear; no process does.
-func (t *Tmpfs) makeSpaces(dir *os.File, job uint32, cfg *Config) (_ *spaces, err error) {
+func (t *Tmpfs) makeSpaces(dir *os.File, job uint32) (_ *spaces, err error) {
 	s := &spaces{}
 	defer func() {
 		if err != nil {
 			s.drop()
 		}
 	}()
-	if cfg.UserNamespace {
-		if s.user, err = makeUserNS(cfg.Keeper); err != nil {
+	if t.cfg.UserNamespace {
+		if s.user, err = makeUserNS(t.cfg.Keeper); err != nil {
 			return nil, fmt.Errorf("cannot make a user namespace for job %d: %w", job, err)
 		}
 		if err := pin(dir, userName, s.user); err != nil {
@@ -40,10 +41,10 @@ func (t *Tmpfs) makeSpaces(dir *os.File, job uint32, cfg *Config) (_ *spaces, er
 	if err := t.hook("user"); err != nil {
 		return nil, err
 	}
-	if !cfg.PIDNamespace {
+	if !t.cfg.PIDNamespace {
 		return s, nil
 	}
-	if s.keeper, err = startKeeper(cfg, job); err != nil {
+	if s.keeper, err = startKeeper(&t.cfg, job); err != nil {
 		return nil, err
 	}
 	if s.pid, err = os.Open(fmt.Sprintf("/proc/%d/ns/pid", s.keeper.pid)); err == nil {
@@ -175,7 +176,7 @@ func makeUserNS(program string) (*os.File, error) {
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid))
 	stdin.Close()
 	if werr := cmd.Wait(); werr != nil {
-		err = join(err, fmt.Errorf("%q: %w%s", program, werr, words.quoted()))
+		err = step.JoinErrors(err, fmt.Errorf("%q: %w%s", program, werr, words.quoted()))
 	}
 	if err != nil && ns != nil {
 		ns.Close()

@@ -30,10 +30,10 @@ type Tmpfs struct {
 	// write the same temporary file there.
 	claim sync.Mutex
 
-	mu    sync.Mutex
-	cfg   Config                // guarded by mu; complete
-	jobs  map[uint32]*container // guarded by mu
-	conts map[uint64]uint32     // guarded by mu; proctrack container to job
+	cfg Config // complete
+
+	mu   sync.Mutex
+	jobs map[uint32]*container // guarded by mu
 }
 
 // container is what is known of one job. Its lock is held over all the work on
@@ -45,7 +45,6 @@ type container struct {
 	ns     *os.File // guarded by mu; nil before Create and after Delete
 	spaces *spaces  // guarded by mu; beside ns
 	lost   error    // guarded by mu; why a running job's namespace is not there
-	pids   []int    // guarded by mu; the job's own processes, for messages
 }
 
 // forget closes what is beside ns. It is called with mu held.
@@ -56,7 +55,7 @@ func (c *container) forget() {
 			c.spaces.keeper.close()
 		}
 	}
-	c.ns, c.spaces, c.pids = nil, nil, nil
+	c.ns, c.spaces = nil, nil
 }
 
 // NewTmpfs checks the configuration and returns the plugin. It touches no
@@ -71,7 +70,6 @@ func NewTmpfs(cfg Config) (*Tmpfs, error) {
 		killMax: killMax,
 		cfg:     cfg,
 		jobs:    make(map[uint32]*container),
-		conts:   make(map[uint64]uint32),
 	}
 	t.pins = &pinRoot{path: cfg.RunDir, last: t.dropTag}
 	return t, nil
@@ -79,14 +77,11 @@ func NewTmpfs(cfg Config) (*Tmpfs, error) {
 
 // dropTag leaves BasePath as it was found when no job is left.
 func (t *Tmpfs) dropTag() error {
-	t.mu.Lock()
-	cfg := t.cfg
-	t.mu.Unlock()
-	return dropTag(cfg.BasePath, cfg.NodeTag, cfg.NodeName)
+	return dropTag(t.cfg.BasePath, t.cfg.NodeTag, t.cfg.NodeName)
 }
 
-// lock returns the job's container, locked, and the configuration of now.
-func (t *Tmpfs) lock(job uint32) (*container, Config) {
+// lock returns the job's container, locked.
+func (t *Tmpfs) lock(job uint32) *container {
 	t.mu.Lock()
 	c := t.jobs[job]
 	if c == nil {
@@ -94,10 +89,9 @@ func (t *Tmpfs) lock(job uint32) (*container, Config) {
 		t.jobs[job] = c
 	}
 	c.users++
-	cfg := t.cfg
 	t.mu.Unlock()
 	c.mu.Lock()
-	return c, cfg
+	return c
 }
 
 // unlock gives the container back, and forgets it when nothing is left to know.
@@ -106,11 +100,6 @@ func (t *Tmpfs) unlock(job uint32, c *container) {
 	defer t.mu.Unlock()
 	if c.users--; c.users == 0 && c.ns == nil && c.lost == nil {
 		delete(t.jobs, job)
-		for cont, j := range t.conts {
-			if j == job {
-				delete(t.conts, cont)
-			}
-		}
 	}
 	c.mu.Unlock()
 }
@@ -124,7 +113,7 @@ func (t *Tmpfs) Create(ctx context.Context, job uint32, user step.User) error {
 	if job == 0 {
 		return errors.New("internal error: job 0 has no container")
 	}
-	c, cfg := t.lock(job)
+	c := t.lock(job)
 	defer t.unlock(job, c)
 	if c.ns != nil {
 		return nil
@@ -138,34 +127,34 @@ func (t *Tmpfs) Create(ctx context.Context, job uint32, user step.User) error {
 		return fmt.Errorf("cannot create the container of job %d: %w", job, err)
 	}
 	t.claim.Lock()
-	tag, err := makeTag(&cfg)
+	tag, err := makeTag(&t.cfg)
 	t.claim.Unlock()
 	if err != nil {
-		return join(err, t.pins.release())
+		return step.JoinErrors(err, t.pins.release())
 	}
 	defer tag.Close()
-	ns, s, err := t.create(ctx, pins, tag, job, user, &cfg)
+	ns, s, err := t.create(ctx, pins, tag, job, user)
 	if err != nil {
 		// The undo must run although the caller has given up.
 		undo := context.WithoutCancel(ctx)
-		return join(err, t.clear(undo, pins, job, &cfg), t.pins.release())
+		return step.JoinErrors(err, t.clear(undo, pins, job), t.pins.release())
 	}
 	c.ns, c.spaces = ns, s // and the pin root stays acquired until Delete
 	return nil
 }
 
-func (t *Tmpfs) create(ctx context.Context, pins, tag *os.File, job uint32, user step.User, cfg *Config) (_ *os.File, _ *spaces, err error) {
+func (t *Tmpfs) create(ctx context.Context, pins, tag *os.File, job uint32, user step.User) (_ *os.File, _ *spaces, err error) {
 	// Of an earlier container the job needs nothing: its epilog fails for the log alone.
-	if err := epilog(ctx, pins, job, cfg); err != nil && cfg.Warn != nil {
-		cfg.Warn(err)
+	if err := t.epilog(ctx, pins, job); err != nil && t.cfg.Warn != nil {
+		t.cfg.Warn(err)
 	}
-	if err := t.clearAll(ctx, pins, job, cfg); err != nil {
+	if err := t.clearAll(ctx, pins, job); err != nil {
 		return nil, nil, err
 	}
 	if err := t.hook("mounted"); err != nil {
 		return nil, nil, err
 	}
-	pinDir, err := recordJob(pins, job, cfg.BasePath, user.UID)
+	pinDir, err := recordJob(pins, job, t.cfg.BasePath, user.UID)
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot create the container of job %d: %w", job, err)
 	}
@@ -173,12 +162,12 @@ func (t *Tmpfs) create(ctx context.Context, pins, tag *os.File, job uint32, user
 	if err := t.hook("recorded"); err != nil {
 		return nil, nil, err
 	}
-	jobDir, err := t.makeJobDir(tag, job, cfg)
+	jobDir, err := t.makeJobDir(tag, job)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer jobDir.Close()
-	p := &plan{job: job, uid: strconv.FormatUint(uint64(user.UID), 10), cfg: cfg, jobDir: jobDir.Name(), nsPath: path.Join(pinDir.Name(), pinName), hook: t.hook}
+	p := &plan{job: job, uid: strconv.FormatUint(uint64(user.UID), 10), cfg: &t.cfg, jobDir: jobDir.Name(), nsPath: path.Join(pinDir.Name(), pinName), hook: t.hook}
 	defer p.close()
 	if err := p.makePrivate(jobDir, user); err != nil {
 		return nil, nil, err
@@ -186,7 +175,7 @@ func (t *Tmpfs) create(ctx context.Context, pins, tag *os.File, job uint32, user
 	if err := t.hook("private"); err != nil {
 		return nil, nil, err
 	}
-	s, err := t.makeSpaces(pinDir, job, cfg)
+	s, err := t.makeSpaces(pinDir, job)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -253,16 +242,16 @@ func recordJob(pins *os.File, job uint32, base string, uid uint32) (*os.File, er
 }
 
 // makeJobDir makes BASE/TAG/N, which root alone may enter.
-func (t *Tmpfs) makeJobDir(tag *os.File, job uint32, cfg *Config) (*os.File, error) {
+func (t *Tmpfs) makeJobDir(tag *os.File, job uint32) (*os.File, error) {
 	if err := mkdirAt(tag, jobName(job), 0o700); err != nil {
-		return nil, baseError(cfg, err)
+		return nil, baseError(&t.cfg, err)
 	}
 	if err := t.hook("jobdir"); err != nil {
 		return nil, err
 	}
 	dir, err := openBeneath(tag, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
-		return nil, baseError(cfg, err)
+		return nil, baseError(&t.cfg, err)
 	}
 	return dir, nil
 }
@@ -271,7 +260,7 @@ func (t *Tmpfs) makeJobDir(tag *os.File, job uint32, cfg *Config) (*os.File, err
 // the zero value for a job without a container. The files are the caller's. An error
 // says why the job takes no more processes.
 func (t *Tmpfs) Join(job uint32) (ns step.Namespaces, err error) {
-	c, _ := t.lock(job)
+	c := t.lock(job)
 	defer t.unlock(job, c)
 	if c.ns == nil {
 		return ns, nil
@@ -298,41 +287,4 @@ func (t *Tmpfs) Join(job uint32) (ns step.Namespaces, err error) {
 }
 
 // EntireStepInNS tells what the configuration asks for.
-func (t *Tmpfs) EntireStepInNS() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.cfg.EntireStepInNS
-}
-
-// Reconfig takes a new configuration for the jobs to come; those that have a
-// container keep it as it is. RunDir and NodeTag cannot change.
-func (t *Tmpfs) Reconfig(cfg Config) error {
-	cfg, err := cfg.complete()
-	if err != nil {
-		return err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if cfg.RunDir != t.cfg.RunDir || cfg.NodeTag != t.cfg.NodeTag {
-		return fmt.Errorf("cannot move job containers from %q to %q while noded runs: restart it", t.cfg.RunDir, cfg.RunDir)
-	}
-	t.cfg = cfg
-	return nil
-}
-
-// Fini ends the plugin; nothing else may be called during or after it. Jobs
-// keep their containers for the next noded. Without jobs nothing is left on
-// the node anyway but BasePath itself.
-func (t *Tmpfs) Fini() error {
-	t.mu.Lock()
-	var errs []error
-	for job, c := range t.jobs {
-		if c.ns != nil {
-			errs = append(errs, c.ns.Close())
-			c.forget()
-		}
-		delete(t.jobs, job)
-	}
-	t.mu.Unlock()
-	return join(append(errs, t.pins.abandon())...)
-}
+func (t *Tmpfs) EntireStepInNS() bool { return t.cfg.EntireStepInNS }

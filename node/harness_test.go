@@ -46,7 +46,7 @@ func (t *fakeTracker) Adopt(*step.Record, int) error { return nil }
 
 func (t *fakeTracker) MakeScripts(step.ID) (*os.File, error)         { return nil, nil }
 func (t *fakeTracker) Left(step.ID) ([]string, error)                { return nil, nil }
-func (t *fakeTracker) MakeJob(uint32, []string) (JobPlace, error)    { return JobPlace{}, nil }
+func (t *fakeTracker) MakeJob(uint32, []string) error                { return nil }
 func (t *fakeTracker) MakeStep(step.ID, []string) (StepPlace, error) { return StepPlace{}, nil }
 func (t *fakeTracker) Controllers() Controllers                      { return Controllers{} }
 func (t *fakeTracker) Fallbacks() []Fallback                         { return nil }
@@ -92,8 +92,6 @@ func (c *fakeContainers) Create(_ context.Context, job uint32, _ step.User) erro
 }
 func (c *fakeContainers) Join(uint32) (step.Namespaces, error) { return step.Namespaces{}, nil }
 func (c *fakeContainers) EntireStepInNS() bool                 { return false }
-func (c *fakeContainers) AddCont(uint32, uint64) error         { return nil }
-func (c *fakeContainers) AddPID(uint32, int) error             { return nil }
 func (c *fakeContainers) Delete(_ context.Context, job uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

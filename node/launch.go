@@ -148,7 +148,6 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 	if err := n.startStepd(f, spec, leaf, files); err != nil {
 		return err
 	}
-	f.tellContainer()
 	return nil
 }
 
@@ -219,25 +218,6 @@ func (f *follower) prolog(events *os.File) error {
 		ev.Text = err.Error()
 	}
 	return errors.Join(err, tell(ev))
-}
-
-// tellContainer tells the job container what belongs to the job. That is for
-// its messages: nothing depends on it.
-func (f *follower) tellContainer() {
-	rec := f.record()
-	if f.n.cfg.ContainerType == "none" {
-		return
-	}
-	if err := f.n.cfg.Containers.AddPID(f.id.Job, rec.StepdPID); err != nil {
-		f.log.Debugf("%v", err) // stepd may have ended already
-	}
-	var st unix.Stat_t
-	if rec.Cgroup == "" || unix.Stat(rec.Cgroup, &st) != nil {
-		return
-	}
-	if err := f.n.cfg.Containers.AddCont(f.id.Job, st.Ino); err != nil {
-		f.log.Debugf("%v", err)
-	}
 }
 
 // openEvents makes the step's event log and writes what happened so far.

@@ -78,7 +78,7 @@ func (n *Node) confineJob(j *job, p *step.LimitPlan) error {
 	if len(todo) == 0 {
 		return nil
 	}
-	if _, err := n.cfg.Tracker.MakeJob(j.ID, p.V1); err != nil {
+	if err := n.cfg.Tracker.MakeJob(j.ID, p.V1); err != nil {
 		return err
 	}
 	if err := n.cfg.Limits.Apply(todo); err != nil {

@@ -19,7 +19,7 @@ type Tracker interface {
 	// MakeJob makes the cgroups in which the job is limited, unless they exist: in
 	// the tracker's own hierarchy, and in those of these v1 controllers. MakeStep
 	// does it too: it is of use where limits of the job come first.
-	MakeJob(job uint32, v1 []string) (JobPlace, error)
+	MakeJob(job uint32, v1 []string) error
 	// MakeStep makes the step's place, in the hierarchies of these v1 controllers
 	// as well.
 	MakeStep(id step.ID, v1 []string) (StepPlace, error)
@@ -54,15 +54,6 @@ type Tracker interface {
 	Remove() error
 }
 
-// JobPlace are the cgroups in which a job is limited; the zero value where there
-// are none.
-type JobPlace struct {
-	// Tasks is the cgroup of all tasks of the job, in the tracker's hierarchy.
-	Tasks string
-	// V1 are the job's cgroups in the v1 hierarchies, by controller.
-	V1 map[string]string
-}
-
 // StepPlace is where a step lives.
 type StepPlace struct {
 	// Dir and Tasks are as in step.Proctrack, V1 is as in step.Confinement; all
@@ -76,7 +67,7 @@ type StepPlace struct {
 
 // Controllers are the names of cgroup controllers ("memory", "cpuset").
 type Controllers struct {
-	V2 []string // enabled for StepPlace.Tasks and JobPlace.Tasks
+	V2 []string // enabled for StepPlace.Tasks and those of the job
 	V1 []string // what MakeJob and MakeStep take
 }
 
@@ -114,10 +105,6 @@ type Containers interface {
 	Join(job uint32) (step.Namespaces, error)
 	// EntireStepInNS tells whether the whole host joins it.
 	EntireStepInNS() bool
-	// AddCont tells of a step's cgroup, by its id (the directory's inode), and
-	// AddPID of a process of the job: stepd, when it was started.
-	AddCont(job uint32, cont uint64) error
-	AddPID(job uint32, pid int) error
 	// Delete removes the container after the job's last step.
 	Delete(ctx context.Context, job uint32) error
 	// Restore takes over the containers of running jobs and removes the others'.

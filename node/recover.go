@@ -184,7 +184,6 @@ func (n *Node) adopt(f *follower) (runs bool) {
 	n.adopted++
 	f.findLauncher(rec)
 	f.begin(p, conn)
-	f.tellContainer()
 	return true
 }
 

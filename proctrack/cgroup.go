@@ -193,12 +193,6 @@ func (c *Cgroup) PIDs() ([]int, error) {
 	return c.tasks.pids()
 }
 
-// HasPID tells whether the process is in the tasks' leaf or below it.
-func (c *Cgroup) HasPID(pid int) (bool, error) {
-	pids, err := c.PIDs()
-	return set(pids)[pid], err
-}
-
 // Signal sends sig to every process of the tasks. SIGKILL reaches also those
 // that are being forked.
 func (c *Cgroup) Signal(sig syscall.Signal) error {
@@ -227,20 +221,6 @@ func (c *Cgroup) Kill(ctx context.Context) error {
 	return c.tasks.kill(ctx)
 }
 
-// Wait returns when no process of the tasks is left, or with ctx's cause.
-// Before EvictHost the host may be one of them.
-func (c *Cgroup) Wait(ctx context.Context) error {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if c.tasks == nil {
-		return nil
-	}
-	if c.tasks.v1 {
-		return waitAll(ctx, c.tasks.pids)
-	}
-	return c.tasks.await(ctx, func(ev events) (bool, error) { return !ev.populated, nil })
-}
-
 // Freeze stops the tasks by the freezer, which they cannot see or undo.
 func (c *Cgroup) Freeze(ctx context.Context) error {
 	c.mu.RLock()
@@ -265,21 +245,6 @@ func (c *Cgroup) Thaw() error {
 		return c.tasks.write(v1State, v1Thawed)
 	}
 	return c.tasks.write("cgroup.freeze", "0")
-}
-
-// ContainerID is the inode number of the tasks' group, which on v2 is the
-// kernel's 64-bit id of the cgroup, and names it as long as the machine runs.
-func (c *Cgroup) ContainerID() (uint64, error) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if c.tasks == nil {
-		return 0, fmt.Errorf("cannot tell the container id: %w", errClosed)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(c.tasks.fd, &st); err != nil {
-		return 0, &os.PathError{Op: "fstat", Path: c.tasks.path, Err: err}
-	}
-	return st.Ino, nil
 }
 
 // Destroy kills tasks, host and helpers, and removes their groups; the step's

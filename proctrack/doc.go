@@ -29,11 +29,7 @@
 //	proctrack_p_add              Tracker.Add; Root.AddStepd
 //	proctrack_p_signal           Tracker.Signal; Kill, Freeze and Thaw besides
 //	proctrack_p_destroy          Tracker.Destroy, Root.KillStep
-//	proctrack_p_find             Root.Find
-//	proctrack_p_has_pid          Tracker.HasPID
-//	proctrack_p_wait             Tracker.Wait
 //	proctrack_p_get_pids         Tracker.PIDs; Root.Processes of the daemons
-//	the container id (64 bits)   Tracker.ContainerID
 package proctrack
 
 import (
@@ -55,9 +51,8 @@ const (
 	KindPGID         = "pgid"
 )
 
-// Tracker is what every tracker of this package offers: task.Tracker, and what
-// suspend, accounting and adoption need besides. Methods may be called from
-// several goroutines.
+// Tracker is what every tracker of this package offers: task.Tracker has the contract of
+// each method. Methods may be called from several goroutines.
 type Tracker interface {
 	Create() error
 	HostCgroup() (fd int, inside bool)
@@ -69,18 +64,8 @@ type Tracker interface {
 	Signal(sig syscall.Signal) error
 	Kill(ctx context.Context) error
 	Destroy(ctx context.Context) error
-
-	// Freeze stops every process of the tasks and returns when all stand
-	// still; Thaw lets them go on.
 	Freeze(ctx context.Context) error
 	Thaw() error
-	// Wait returns when no process of the tasks is left, or with ctx's cause.
-	Wait(ctx context.Context) error
-	// HasPID tells whether the process is one of the tasks'.
-	HasPID(pid int) (bool, error)
-	// ContainerID is the id that Slurm's job container and task plugins know
-	// the tasks by. It never is 0 between Create and Destroy.
-	ContainerID() (uint64, error)
 }
 
 // Reaper tells a tracker without cgroups that no descendant of stepd is left;

@@ -90,15 +90,19 @@ func TestRootV1Places(t *testing.T) {
 	}
 	r := rootAt(t, RootConfig{Parent: testMount(t), V1: mounts})
 	id := step.ID{Job: 9, Step: 1}
-	job, err := r.MakeJob(id.Job, r.V1())
-	if err != nil {
+	if err := r.MakeJob(id.Job, r.V1()); err != nil {
 		t.Fatal(err)
 	}
-	if len(job.V1) != len(mounts) || job.Tasks != r.JobTasksDir(9) {
-		t.Errorf("MakeJob = %+v", job)
+	for _, c := range r.V1() {
+		if !exists(r.V1JobDir(c, id.Job)) {
+			t.Errorf("the job has no cgroup of %s", c)
+		}
+	}
+	if !exists(r.JobTasksDir(id.Job)) {
+		t.Error("the job has no cgroup of its tasks")
 	}
 	// The job's own CPUs are the step's, too, though nobody has said so.
-	write(t, "0", job.V1["cpuset"], "cpuset.cpus")
+	write(t, "0", r.V1JobDir("cpuset", id.Job), "cpuset.cpus")
 	place, err := r.MakeStep(id, []string{"cpuset", "memory"})
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +110,7 @@ func TestRootV1Places(t *testing.T) {
 	if got := read(t, place.V1["cpuset"], "cpuset.cpus") + read(t, place.V1["cpuset"], "cpuset.mems"); !strings.HasPrefix(got, "0") || len(got) < 2 {
 		t.Errorf("the step's CPUs and memory nodes are %q", got)
 	}
-	if len(place.V1) != 2 || place.V1["memory"] != job.V1["memory"]+"/step_1" {
+	if len(place.V1) != 2 || place.V1["memory"] != r.V1JobDir("memory", id.Job)+"/step_1" {
 		t.Errorf("MakeStep = %+v", place)
 	}
 	if _, err := r.MakeStep(step.ID{Job: 9, Step: 2}, []string{"net_cls"}); err == nil || !strings.Contains(err.Error(), `"net_cls"`) {
@@ -124,8 +128,8 @@ func TestRootV1Places(t *testing.T) {
 	pid := spawn(t, nil, `echo ready; exec sleep 1000`).Process.Pid
 	write(t, fmt.Sprint(pid), task, "cgroup.procs")
 	write(t, fmt.Sprint(pid), place.V1["cpuset"], "cgroup.procs")
-	if found, ok, err := r.Find(pid); !ok || found != id || err != nil {
-		t.Errorf("Find = %v, %v, %v", found, ok, err)
+	if !inStep(t, r, pid, id) {
+		t.Errorf("process %d is not in the cgroups of step %s", pid, id)
 	}
 	if err := r.KillStep(shortly(t), id); err != nil {
 		t.Error(err)
@@ -182,8 +186,8 @@ func TestRootPerTask(t *testing.T) {
 		if got := read(t, leaf, "cgroup.controllers"); err != nil || (len(controllers) > 0 && got != strings.Join(controllers, " ")) {
 			t.Errorf("rank %d has the controllers %q (%v), the root %q", rank, got, err, controllers)
 		}
-		if found, ok, err := r.Find(pid); !ok || found != id || err != nil {
-			t.Errorf("Find = %v, %v, %v", found, ok, err)
+		if !inStep(t, r, pid, id) {
+			t.Errorf("process %d is not in the cgroups of step %s", pid, id)
 		}
 	}
 	got := mustPIDs(t, c)
@@ -192,7 +196,7 @@ func TestRootPerTask(t *testing.T) {
 	if !slices.Equal(got, pids) {
 		t.Errorf("PIDs = %v, want %v without the host %d", got, pids, host)
 	}
-	if err := errors.Join(c.Freeze(shortly(t)), c.Kill(shortly(t)), c.Wait(shortly(t))); err != nil {
+	if err := errors.Join(c.Freeze(shortly(t)), c.Kill(shortly(t))); err != nil {
 		t.Error(err)
 	}
 	wantEnded(t, pids...)
@@ -225,8 +229,8 @@ func TestRootOldLayout(t *testing.T) {
 	for _, leaf := range []string{"stepd", "tasks", "tasks/a"} {
 		pid := spawn(t, nil, `echo ready; exec sleep 1000`).Process.Pid
 		write(t, fmt.Sprint(pid), r.StepDir(id), leaf, "cgroup.procs")
-		if found, ok, err := r.Find(pid); !ok || found != id || err != nil {
-			t.Errorf("Find = %v, %v, %v", found, ok, err)
+		if !inStep(t, r, pid, id) {
+			t.Errorf("process %d is not in the cgroups of step %s", pid, id)
 		}
 		pids = append(pids, pid)
 	}

@@ -108,12 +108,6 @@ func (l *LinuxProc) list() ([]int, error) {
 // Escaped is nothing: there is no cgroup to be moved out of.
 func (l *LinuxProc) Escaped([]int) ([]step.Escape, error) { return nil, nil }
 
-// HasPID tells whether PIDs would list the process.
-func (l *LinuxProc) HasPID(pid int) (bool, error) {
-	pids, err := l.PIDs()
-	return set(pids)[pid], err
-}
-
 // Signal sends sig to every process that PIDs lists.
 func (l *LinuxProc) Signal(sig syscall.Signal) error {
 	pids, err := l.list()
@@ -132,17 +126,11 @@ func (l *LinuxProc) Kill(ctx context.Context) error {
 	return hunt(ctx, fmt.Sprintf("the tasks of stepd %d", l.stepd), l.list)
 }
 
-// Wait returns when PIDs would list none, or with ctx's cause.
-func (l *LinuxProc) Wait(ctx context.Context) error { return waitAll(ctx, l.list) }
-
 // Freeze stops the tasks by SIGSTOP. It does not wait.
 func (l *LinuxProc) Freeze(context.Context) error { return l.Signal(unix.SIGSTOP) }
 
 // Thaw continues the tasks.
 func (l *LinuxProc) Thaw() error { return l.Signal(unix.SIGCONT) }
-
-// ContainerID is stepd's process id, as in Slurm.
-func (l *LinuxProc) ContainerID() (uint64, error) { return uint64(l.stepd), nil }
 
 // Destroy kills every descendant of stepd, the host and its helpers included,
 // and waits until the reaper has none left to reap: only that proves that no

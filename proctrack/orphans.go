@@ -83,19 +83,12 @@ func sessionOf(stepd Process) ([]int, error) {
 			return nil, err
 		}
 	}
-	pids, err := allPIDs()
+	pids, err := ofFamily(func(f family) bool { return f.session == stepd.PID })
 	if err != nil {
 		return nil, err
 	}
 	var members []int
 	for _, pid := range pids {
-		f, ok, err := readFamily(pid)
-		if err != nil {
-			return nil, err
-		}
-		if !ok || f.session != stepd.PID {
-			continue
-		}
 		start, err := linux.StartTime(pid)
 		if noProcess(err) {
 			continue

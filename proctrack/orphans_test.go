@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -132,9 +133,6 @@ func TestPGID(t *testing.T) {
 	if _, ok := tr.HostCgroup(); ok || tr.Create() != nil {
 		t.Error("a process group needs nothing made")
 	}
-	if _, err := tr.ContainerID(); err == nil {
-		t.Error("there is a container id without tasks")
-	}
 	if err := errors.Join(tr.Signal(unix.SIGTERM), tr.Kill(ctx30(t)), tr.Destroy(ctx30(t))); err != nil {
 		t.Errorf("a kill of no group: %v", err)
 	}
@@ -158,12 +156,10 @@ func TestPGID(t *testing.T) {
 	if err := errors.Join(tr.Add(0, cmd.Process.Pid), tr.Add(0, member), tr.EvictHost(1)); err != nil {
 		t.Fatal(err)
 	}
-	if id, err := tr.ContainerID(); id != uint64(cmd.Process.Pid) || err != nil {
-		t.Errorf("ContainerID = %d, %v; want %d", id, err, cmd.Process.Pid)
-	}
+	pids, err := tr.PIDs()
 	for pid, want := range map[int]bool{cmd.Process.Pid: true, member: true, escaped: false} {
-		if has, err := tr.HasPID(pid); has != want || err != nil {
-			t.Errorf("HasPID(%d) = %v, %v; want %v", pid, has, err, want)
+		if slices.Contains(pids, pid) != want || err != nil {
+			t.Errorf("PIDs() = %v, %v; with %d: want %v", pids, err, pid, want)
 		}
 	}
 	if err := tr.Signal(unix.SIGUSR1); err != nil {

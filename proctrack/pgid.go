@@ -63,21 +63,7 @@ func (p *PGID) list() ([]int, error) {
 	if pgid == 0 {
 		return nil, nil
 	}
-	pids, err := allPIDs()
-	if err != nil {
-		return nil, err
-	}
-	var members []int
-	for _, pid := range pids {
-		f, ok, err := readFamily(pid)
-		if err != nil {
-			return nil, err
-		}
-		if ok && f.pgrp == pgid {
-			members = append(members, pid)
-		}
-	}
-	return members, nil
+	return ofFamily(func(f family) bool { return f.pgrp == pgid })
 }
 
 // PIDs lists the living members of the group.
@@ -91,12 +77,6 @@ func (p *PGID) PIDs() ([]int, error) {
 
 // Escaped is nothing: there is no cgroup to be moved out of.
 func (p *PGID) Escaped([]int) ([]step.Escape, error) { return nil, nil }
-
-// HasPID tells whether the process is in the group.
-func (p *PGID) HasPID(pid int) (bool, error) {
-	pids, err := p.PIDs()
-	return set(pids)[pid], err
-}
 
 // Signal sends sig to the group in one call, so no member can be missed.
 func (p *PGID) Signal(sig syscall.Signal) error {
@@ -119,22 +99,11 @@ func (p *PGID) Kill(ctx context.Context) error {
 	return hunt(ctx, fmt.Sprintf("process group %d", p.group()), p.list)
 }
 
-// Wait returns when no member of the group lives, or with ctx's cause.
-func (p *PGID) Wait(ctx context.Context) error { return waitAll(ctx, p.list) }
-
 // Freeze stops the group by SIGSTOP. It does not wait.
 func (p *PGID) Freeze(context.Context) error { return p.Signal(unix.SIGSTOP) }
 
 // Thaw continues the group.
 func (p *PGID) Thaw() error { return p.Signal(unix.SIGCONT) }
-
-// ContainerID is the group's id, as in Slurm; an error before the first Add.
-func (p *PGID) ContainerID() (uint64, error) {
-	if pgid := p.group(); pgid != 0 {
-		return uint64(pgid), nil
-	}
-	return 0, fmt.Errorf("cannot tell the container id: no task was added yet")
-}
 
 // Destroy kills the group. The host is not in it: stepd ends that itself.
 func (p *PGID) Destroy(ctx context.Context) error { return p.Kill(ctx) }

@@ -16,9 +16,8 @@ const placeTries = 5
 // the tracker's hierarchy, and in those of the v1 controllers. MakeStep does it
 // as well; it is of use where the job's limits are to hold before any step's
 // cgroup is there (a v1 cpuset takes nothing that its children exceed).
-func (r *Root) MakeJob(job uint32, v1 []string) (JobCgroups, error) {
-	var out JobCgroups
-	err := again(func() error {
+func (r *Root) MakeJob(job uint32, v1 []string) error {
+	return again(func() error {
 		root, err := openGroup(r.dir)
 		if err != nil {
 			return err
@@ -30,11 +29,9 @@ func (r *Root) MakeJob(job uint32, v1 []string) (JobCgroups, error) {
 		}
 		j.close()
 		tasks.close()
-		out = JobCgroups{Tasks: tasks.path}
-		out.V1, err = r.makeV1(v1, jobName(job))
+		_, err = r.makeV1(v1, jobName(job))
 		return err
 	})
-	return out, err
 }
 
 // again does something that another's removal may disturb.

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// family is a process's place among others: proc_pid_stat(5), fields 4 to 6.
-type family struct{ ppid, pgrp, session int }
+// family is a process's place among others: proc_pid_stat(5), fields 5 and 6.
+type family struct{ pgrp, session int }
 
 // parseFamily reads /proc/PID/stat. The name before the last ')' is under the
 // user's control and may hold anything, ')' and blanks included.
@@ -25,15 +25,33 @@ func parseFamily(data []byte) (family, error) {
 	if len(fields) < 4 {
 		return family{}, fmt.Errorf("too few fields in %q", data)
 	}
-	var numbers [3]int
+	var numbers [2]int
 	for i := range numbers {
-		n, err := strconv.ParseInt(string(fields[i+1]), 10, 32)
+		n, err := strconv.ParseInt(string(fields[i+2]), 10, 32)
 		if err != nil {
-			return family{}, fmt.Errorf("field %d of %q is not a number", i+4, data)
+			return family{}, fmt.Errorf("field %d of %q is not a number", i+5, data)
 		}
 		numbers[i] = int(n)
 	}
-	return family{numbers[0], numbers[1], numbers[2]}, nil
+	return family{numbers[0], numbers[1]}, nil
+}
+
+// ofFamily lists the processes whose place is is.
+func ofFamily(is func(family) bool) (members []int, err error) {
+	pids, err := allPIDs()
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range pids {
+		f, ok, err := readFamily(pid)
+		if err != nil {
+			return nil, err
+		}
+		if ok && is(f) {
+			members = append(members, pid)
+		}
+	}
+	return members, nil
 }
 
 // readFamily tells ok=false for a process that is gone.

@@ -244,15 +244,6 @@ func (g *group) ensure(name string) (*group, error) {
 	return g.child(name)
 }
 
-// JobCgroups are those in which a job is limited.
-type JobCgroups struct {
-	// Tasks is the cgroup of the job's tasks in the tracker's hierarchy: on v2
-	// that of all limits.
-	Tasks string
-	// V1 are the job's cgroups in the v1 hierarchies, by controller.
-	V1 map[string]string
-}
-
 // StepCgroups are those of a step.
 type StepCgroups struct {
 	// Dir is the cgroup of the daemons, for step.Proctrack.Dir.

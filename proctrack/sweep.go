@@ -1,14 +1,9 @@
 package proctrack
 
 import (
-	"errors"
-	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"stepd/step"
 )
@@ -106,55 +101,4 @@ func number(name, prefix string) (uint32, bool) {
 		return 0, false
 	}
 	return uint32(n), true
-}
-
-// Find tells which step of this root a process belongs to, ok=false if none: by
-// any hierarchy, for a process may have been moved out of one of them.
-func (r *Root) Find(pid int) (id step.ID, ok bool, err error) {
-	path := filepath.Join("/proc", strconv.Itoa(pid), "cgroup")
-	data, err := os.ReadFile(path)
-	if errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrNotExist) {
-		return step.ID{}, false, nil
-	}
-	if err != nil {
-		return step.ID{}, false, fmt.Errorf("cannot read %q: %w", path, err)
-	}
-	id, ok = findIn(data, filepath.Base(r.dir))
-	return id, ok, nil
-}
-
-// findIn reads /proc/PID/cgroup (cgroups(7)): "hierarchy:controllers:path". The
-// last line is that of v2.
-func findIn(data []byte, root string) (id step.ID, ok bool) {
-	lines := strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
-	for i := len(lines) - 1; i >= 0; i-- {
-		fields := strings.SplitN(lines[i], ":", 3)
-		if len(fields) != 3 || !strings.HasPrefix(fields[2], "/") {
-			continue
-		}
-		if id, ok := idIn(fields[2], root); ok {
-			return id, true
-		}
-	}
-	return step.ID{}, false
-}
-
-// idIn finds ROOT/job_N/step_S or ROOT/job_N/tasks/step_S in a cgroup's path.
-// What comes before depends on the reader's cgroup namespace; root, with its
-// hash, does not.
-func idIn(cgroup, root string) (step.ID, bool) {
-	parts := strings.Split(cgroup, "/")
-	for i := 0; i+2 < len(parts); i++ {
-		if parts[i] != root {
-			continue
-		}
-		job, ok1 := number(parts[i+1], "job_")
-		at := i + 2
-		if (parts[at] == jobTasks || parts[at] == jobTasksV1) && at+1 < len(parts) {
-			at++
-		}
-		s, ok2 := number(parts[at], "step_")
-		return step.ID{Job: job, Step: s}, ok1 && ok2
-	}
-	return step.ID{}, false
 }

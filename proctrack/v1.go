@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"stepd/internal/linux"
 )
 
 // The file of v1's freezer and what is written to it (freezer-subsystem.rst).
@@ -126,35 +124,6 @@ func (p *pauser) pause(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// waitAll returns when list finds nobody who lives, or with ctx's cause. It
-// waits for those that it finds, some at a time.
-func waitAll(ctx context.Context, list func() ([]int, error)) error {
-	for quiet := 0; quiet < quietScans; {
-		pids, err := list()
-		if err == nil {
-			pids, err = livingPIDs(pids)
-		}
-		if err != nil {
-			return err
-		}
-		if len(pids) == 0 {
-			quiet++
-			continue
-		}
-		quiet = 0
-		procs, err := openProcs(pids[:min(len(pids), pidfdBatch)])
-		if err != nil {
-			return err
-		}
-		err = linux.PidfdWait(ctx, fds(procs)...)
-		closeProcs(procs)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func fds(procs []proc) []int {

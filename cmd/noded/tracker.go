@@ -187,13 +187,8 @@ func (t *cgroupTracker) Controllers() node.Controllers {
 // AddStepd moves a stepd into its leaf.
 func (t *cgroupTracker) AddStepd(id step.ID, pid int) error { return t.root.AddStepd(id, pid) }
 
-func (t *cgroupTracker) MakeJob(job uint32, v1 []string) (place node.JobPlace, err error) {
-	err = t.again(func() error {
-		made, err := t.root.MakeJob(job, v1)
-		place = node.JobPlace(made)
-		return err
-	})
-	return place, err
+func (t *cgroupTracker) MakeJob(job uint32, v1 []string) error {
+	return t.again(func() error { return t.root.MakeJob(job, v1) })
 }
 
 func (t *cgroupTracker) MakeStep(id step.ID, v1 []string) (place node.StepPlace, err error) {
@@ -270,9 +265,7 @@ type plainTracker struct {
 func (t *plainTracker) Kind() string   { return t.kind }
 func (t *plainTracker) Prepare() error { return nil }
 
-func (t *plainTracker) MakeJob(uint32, []string) (node.JobPlace, error) {
-	return node.JobPlace{}, nil
-}
+func (t *plainTracker) MakeJob(uint32, []string) error { return nil }
 
 func (t *plainTracker) MakeStep(step.ID, []string) (node.StepPlace, error) {
 	return node.StepPlace{}, nil
