@@ -5,56 +5,21 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // NodesMax bounds the nodes of a step.
 const NodesMax = 4096
 
-// Layout says where the tasks of a step of several nodes are (ADR 0009). A step
-// of one node has none.
+// Layout says where the tasks of a step of several nodes are. A step of one node has none,
+// and noded makes none: it is a controller of several nodes that fills it.
 type Layout struct {
 	// Nodes are the step's nodes by node id.
 	Nodes []LayoutNode `json:"nodes"`
-	// Launcher is the SHA-256 of the public key of the step's launcher, as
-	// LayoutNode.Key is a stepd's: node 0's stepd takes streams, signals and cancels
-	// from it. nil is nobody.
-	Launcher []byte `json:"launcher,omitempty"`
-	// Watcher is that of whoever the step's owner lets see its output: node 0's stepd shows
-	// it, and takes what is typed into its terminal. nil is nobody.
-	Watcher []byte `json:"watcher,omitempty"`
-	// Net is what the head's site says to the step's stepds; all of them and the
-	// launcher have the same.
-	Net NetConf `json:"net,omitzero"`
-	// NoKill is that of the Request: all nodes of the step are then connected to node 0
-	// itself, so that with another one nobody else is lost.
-	NoKill bool `json:"no_kill,omitempty"`
-}
-
-// NetConf bounds what the stepds of a step wait for and hold, by the keys of
-// stepd.conf. The zero value of each field is its default, which is named beside it.
-type NetConf struct {
-	// Keepalive is how often a stepd that has nothing to say says so; one that was
-	// not heard for three of them is lost: 5 s.
-	Keepalive time.Duration `json:"keepalive,omitempty"`
-	// Drain is how long, after the tasks' ends, output is kept for a launcher that
-	// takes none of it: 60 s.
-	Drain time.Duration `json:"drain,omitempty"`
-	// GatherBytes bounds what one gathering brings together: 64 MiB; four times as
-	// much is held of all that go on.
-	GatherBytes int `json:"gather_bytes,omitempty"`
-	// MessageBytes bounds one question between two nodes, and its answer: 16 MiB.
-	MessageBytes int `json:"message_bytes,omitempty"`
 }
 
 // LayoutNode is one node of a step.
 type LayoutNode struct {
 	Name string `json:"name"` // NodeName
-	// Addr is where its stepd listens for the others: "10.1.2.3:40001".
-	Addr string `json:"addr"`
-	// Key is the SHA-256 of the public key (its SubjectPublicKeyInfo) that its stepd
-	// proves to have.
-	Key []byte `json:"key"`
 	// Ranks are those of its tasks, ascending, as a list: "0-3,8". A task's local id
 	// is its place in there.
 	Ranks string `json:"ranks"`

@@ -191,10 +191,6 @@ type Spec struct {
 	LaunchAddr string `json:"launch_addr,omitempty"`
 	// Layout is where the tasks of a step of several nodes are; nil is this node.
 	Layout *Layout `json:"layout,omitempty"`
-	// NetKey is the private key (ECDSA P-256, PKCS #8, DER) whose public half is the
-	// Key of this node in Layout. It is in the sealed spec alone: noded tells it to
-	// nobody else and stores it nowhere. nil without a Layout.
-	NetKey []byte `json:"net_key,omitempty"`
 	// Parent is the step whose tasks have spawned this one (MPI_Comm_spawn); nil is
 	// none.
 	Parent *ID `json:"parent,omitempty"`

@@ -23,24 +23,18 @@ type Answer = func(ctx context.Context, from int, data []byte) ([]byte, error)
 // branches no node is more than three hops from the root.
 type calls struct {
 	callMu  sync.Mutex
-	asked   map[int]question  // guarded by callMu: by number
-	number  int               // guarded by callMu
-	answers map[string]Answer // guarded by callMu
-	more    chan struct{}     // guarded by callMu: closed when answers has grown
-	callErr error             // guarded by callMu: there will be no more answers
-	serving int               // guarded by callMu
-	bytes   int               // guarded by callMu: of those
-	asking  chan struct{}     // a place for each question of this node
-}
-
-// question is one that waits for its answer; nil is that there will be none.
-type question struct {
-	to    int
-	reply chan *call // size 1
+	asked   map[int]chan *call // guarded by callMu: by number; size 1, nil is no answer
+	number  int                // guarded by callMu
+	answers map[string]Answer  // guarded by callMu
+	more    chan struct{}      // guarded by callMu: closed when answers has grown
+	callErr error              // guarded by callMu: there will be no more answers
+	serving int                // guarded by callMu
+	bytes   int                // guarded by callMu: of those
+	asking  chan struct{}      // a place for each question of this node
 }
 
 func (c *calls) init(lim Limits) {
-	c.asked, c.answers, c.more = make(map[int]question), make(map[string]Answer), make(chan struct{})
+	c.asked, c.answers, c.more = make(map[int]chan *call), make(map[string]Answer), make(chan struct{})
 	c.asking = make(chan struct{}, lim.Calls)
 }
 
@@ -60,7 +54,7 @@ func (n *Node) Call(ctx context.Context, node int, name string, data []byte) ([]
 	}
 	answer, err := n.call(ctx, &call{to: node, from: n.self, name: name, data: data})
 	if err != nil {
-		return nil, fmt.Errorf("cannot call %.80q of node %s: %w", name, nodeName(n.cfg.Layout, node), err)
+		return nil, fmt.Errorf("cannot call %.80q of node %s: %w", name, n.cfg.Names[node], err)
 	}
 	return answer, nil
 }
@@ -86,26 +80,23 @@ func (n *Node) call(ctx context.Context, c *call) ([]byte, error) {
 	}
 	n.number = (n.number + 1) & (1<<30 - 1)
 	c.number = n.number
-	n.asked[c.number] = question{c.to, reply}
+	n.asked[c.number] = reply
 	n.callMu.Unlock()
 	defer func() {
 		n.callMu.Lock()
 		delete(n.asked, c.number)
 		n.callMu.Unlock()
 	}()
-	if err := n.lostOf(c.to); err != nil {
-		return nil, err
-	}
 	if c.to == n.self {
 		n.serve(c)
 	} else if err := n.linkTo(c.to).pushWait(ctx, c.frame(kindCall)); err != nil {
-		return nil, n.orLost(c.to, err)
+		return nil, n.orLost(err)
 	}
 	select {
 	case r := <-reply:
 		switch {
 		case r == nil:
-			return nil, n.orLost(c.to, errOver)
+			return nil, n.orLost(errOver)
 		case r.problem != "":
 			return nil, errors.New(r.problem)
 		}
@@ -115,11 +106,8 @@ func (n *Node) call(ctx context.Context, c *call) ([]byte, error) {
 	}
 }
 
-// orLost is why the tree does not hold any more, or that the node is lost, or else err.
-func (n *Node) orLost(node int, err error) error {
-	if lost := n.lostOf(node); lost != nil {
-		return lost
-	}
+// orLost is why the tree does not hold any more, or else err.
+func (n *Node) orLost(err error) error {
 	if lost := n.lostError(); lost != nil {
 		return lost
 	}
@@ -143,7 +131,7 @@ func (n *Node) route(k kind, c *call) error {
 	}
 	if c.to != n.self {
 		if err := n.linkTo(c.to).pushWait(n.ctx, c.frame(k)); err != nil {
-			n.log("cannot pass on a call to node %s: %v", nodeName(n.cfg.Layout, c.to), err)
+			n.log("cannot pass on a call to node %s: %v", n.cfg.Names[c.to], err)
 		}
 		return nil
 	}
@@ -153,9 +141,9 @@ func (n *Node) route(k kind, c *call) error {
 	}
 	n.callMu.Lock()
 	defer n.callMu.Unlock()
-	if q, waits := n.asked[c.number]; waits {
+	if reply := n.asked[c.number]; reply != nil {
 		delete(n.asked, c.number)
-		q.reply <- c
+		reply <- c
 	}
 	return nil
 }
@@ -224,7 +212,7 @@ func (n *Node) reply(c *call, data []byte, err error) {
 		return
 	}
 	if err := n.linkTo(c.from).pushWait(n.ctx, r.frame(kindReply)); err != nil && n.ctx.Err() == nil {
-		n.log("cannot answer node %s: %v", nodeName(n.cfg.Layout, c.from), err)
+		n.log("cannot answer node %s: %v", n.cfg.Names[c.from], err)
 	}
 }
 
@@ -235,20 +223,8 @@ func (n *Node) failCalls(err error) {
 	if n.callErr == nil {
 		n.callErr = err
 	}
-	for number, q := range n.asked {
+	for number, reply := range n.asked {
 		delete(n.asked, number)
-		q.reply <- nil
-	}
-}
-
-// failCallsTo ends those that wait for the lost node.
-func (n *Node) failCallsTo(err *LostError) {
-	n.callMu.Lock()
-	defer n.callMu.Unlock()
-	for number, q := range n.asked {
-		if q.to == err.Node {
-			delete(n.asked, number)
-			q.reply <- nil
-		}
+		reply <- nil
 	}
 }

@@ -1,11 +1,10 @@
-// Package stepnet is how the stepds of one step over several nodes talk, and the
-// step's launcher with them (docs/adr/0009): a tree of TLS connections by node id,
-// on which each end is known by the public key that the step's layout names.
+// Package stepnet is how the step daemons of one step over several nodes exchange what
+// their MPI plugins need: a tree of connections by node id, over which gatherings (Allgather)
+// and calls go. A Node is a step.Peers.
 //
-// The tree carries what MPI plugins need (Node is a step.Peers), the tasks'
-// output and their lines up to the launcher, its input and its orders down, and to
-// all what one node has to tell about the step's end. It does not know what those
-// words mean, nor what a task is.
+// It does not make the connections: the caller knows which stepd is at the other end of
+// each, and that nobody else reads or writes there. It knows neither tasks nor streams.
 //
-// Begin with New (a stepd) or Dial (the launcher).
+// Begin with New; Finish and then Close end a Node. The shape of the tree is in tree.go,
+// one hop in link.go.
 package stepnet

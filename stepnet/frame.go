@@ -10,44 +10,18 @@ import (
 // A frame on the wire is a length (4 bytes, big endian, of what follows), a kind
 // (1 byte) and a body. Numbers in a body are 4 bytes, strings a length and bytes.
 
-// protocol is the version, told by hello.
-const protocol = 1
-
-// magic begins a hello.
-const magic = "stepnet"
-
 type kind byte
 
 const (
-	kindHello        kind = iota + 1 // first on every connection, in both directions
-	kindPing                         // nothing else to say
-	kindCredit                       // channel, bytes: room again
-	kindOutput                       // up: fd, rank, 1 at its end, bytes
-	kindRecord                       // up: node, bytes: words for the launcher
-	kindInput                        // down: 1 at its end, bytes
-	kindInputClosed                  // up: nobody below reads any more
-	kindReady                        // down: the launcher is there
-	kindLauncherLost                 // down
-	kindOrder                        // down: bytes: words of the launcher to all
-	kindTold                         // to all: node, bytes
-	kindLost                         // to all: node, cause
-	kindEnded                        // up: the tasks below have ended
-	kindDone                         // up: and all that they wrote was sent
-	kindOver                         // down: everybody is done
-	kindGatherUp                     // name, nodes, problem, entries
-	kindGatherDown                   // the same, with all entries
-	kindCall                         // to, from, number, name, bytes
-	kindReply                        // to, number, problem, bytes
-	kindEnd                          // one beyond the last
-)
-
-// The channels, each with its window on each hop. Outputs have their fd's number.
-const (
-	chanInput  = 0
-	chanStdout = 1
-	chanStderr = 2
-	chanRecord = 3
-	channels   = 4
+	kindPing       kind = iota + 1 // nothing else to say
+	kindLost                       // to all: node, cause
+	kindDone                       // up: all below are done
+	kindOver                       // down: so are all
+	kindGatherUp                   // name, nodes, problem, entries
+	kindGatherDown                 // the same, with all entries
+	kindCall                       // to, from, number, name, bytes
+	kindReply                      // to, number, problem, bytes
+	kindEnd                        // one beyond the last
 )
 
 // frame is one as it goes over the wire: the length and the kind in front. It
@@ -60,12 +34,7 @@ const frameHead = 5
 type encoder struct{ b []byte }
 
 func newFrame(k kind, size int) *encoder {
-	e := &encoder{}
-	if k == kindOutput { // which goes to one end alone, and is freed then
-		e.b = newPiece(frameHead + size)[:frameHead]
-	} else {
-		e.b = make([]byte, frameHead, frameHead+size)
-	}
+	e := &encoder{make([]byte, frameHead, frameHead+size)}
 	e.b[4] = byte(k)
 	return e
 }
@@ -147,12 +116,7 @@ func readFrame(r io.Reader, limit int) (kind, []byte, error) {
 		return 0, nil, fmt.Errorf("%w: kind %d, %d bytes, at most %d", errFrame, k, n, limit)
 	}
 	const piece = 1 << 20
-	var body []byte
-	if k == kindOutput && n <= pieceSize {
-		body = newPiece(n)
-	} else {
-		body = make([]byte, min(n, piece))
-	}
+	body := make([]byte, min(n, piece))
 	got := 0
 	for {
 		m, err := io.ReadFull(r, body[got:])
@@ -170,35 +134,6 @@ func readFrame(r io.Reader, limit int) (kind, []byte, error) {
 		copy(grown, body)
 		body = grown
 	}
-}
-
-// hello is the first frame of each side.
-type hello struct {
-	version   int
-	job, step int
-	from, fan int // node id, or launcherID
-	nodes     int
-}
-
-// launcherID is the launcher's number where one of a node is expected.
-const launcherID = -1
-
-func (h hello) frame() frame {
-	return newFrame(kindHello, 64).str(magic).num(h.version).num(h.job).num(h.step).num(h.from).num(h.fan).num(h.nodes).done()
-}
-
-func parseHello(body []byte) (hello, error) {
-	d := decoder{b: body}
-	m := d.str()
-	h := hello{version: d.num()}
-	if m != magic {
-		return h, errFrame
-	}
-	if !d.bad && h.version != protocol {
-		return h, fmt.Errorf("it speaks version %d of stepnet, not %d", h.version, protocol)
-	}
-	h.job, h.step, h.from, h.fan, h.nodes = d.num(), d.num(), d.num(), d.num(), d.num()
-	return h, d.end()
 }
 
 // part is what some nodes have given to a gathering.
@@ -266,59 +201,14 @@ func parseCall(k kind, body []byte) (*call, error) {
 	return c, d.end()
 }
 
-// output is a piece of what the tasks wrote.
-type output struct {
-	fd, rank int
-	end      bool
-	data     []byte
+func lostFrame(node int, cause string) frame {
+	return newFrame(kindLost, 8+len(cause)).num(node).str(cause).done()
 }
 
-func (o *output) frame() frame {
-	return newFrame(kindOutput, 16+len(o.data)).num(o.fd).num(o.rank).num(b2i(o.end)).bytes(o.data).done()
-}
-
-func parseOutput(body []byte) (*output, error) {
+func parseLost(body []byte) (node int, cause string, err error) {
 	d := decoder{b: body}
-	o := &output{fd: d.num(), rank: d.num(), end: d.num() != 0, data: d.bytes()}
-	if err := d.end(); err != nil {
-		return nil, err
-	}
-	if o.fd != chanStdout && o.fd != chanStderr {
-		return nil, errFrame
-	}
-	return o, nil
-}
-
-// words are bytes with a number in front: a node's, or for input 1 at its end.
-func wordsFrame(k kind, n int, words []byte) frame {
-	return newFrame(k, 8+len(words)).num(n).bytes(words).done()
-}
-
-func parseWords(body []byte) (n int, words []byte, err error) {
-	d := decoder{b: body}
-	n, words = d.num(), d.bytes()
-	return n, words, d.end()
+	node, cause = d.num(), d.str()
+	return node, cause, d.end()
 }
 
 func plainFrame(k kind) frame { return newFrame(k, 0).done() }
-
-func creditFrame(channel, n int) frame { return newFrame(kindCredit, 8).num(channel).num(n).done() }
-
-func parseCredit(body []byte) (channel, n int, err error) {
-	d := decoder{b: body}
-	channel, n = d.num(), d.num()
-	if err := d.end(); err != nil {
-		return 0, 0, err
-	}
-	if channel < 0 || channel >= channels || n < 0 || n > window {
-		return 0, 0, errFrame
-	}
-	return channel, n, nil
-}
-
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}

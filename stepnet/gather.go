@@ -170,13 +170,6 @@ func (n *Node) contribute(key gatherKey, nodes []int, parts []entry, fail string
 		}
 		return nil
 	}
-	if err := n.lostOf(nodes...); err != nil {
-		defer n.gathMu.Unlock()
-		if caller != nil { // who is below hears of the loss itself
-			n.answer(key, caller, gathered{err: err})
-		}
-		return nil
-	}
 	g := n.going[key]
 	if g == nil {
 		g = &gathering{key: key, nodes: nodes, meet: n.meeting(nodes), came: make(map[int]bool)}
@@ -228,7 +221,7 @@ func (n *Node) hold(g *gathering, e entry) {
 	case g.bytes+size > n.lim.Gather:
 		g.fail = fmt.Sprintf("more than %d bytes together", n.lim.Gather)
 	case n.gathBytes+size > n.lim.GatherAll:
-		g.fail = fmt.Sprintf("node %q holds more than %d bytes of gatherings that go on", nodeName(n.cfg.Layout, n.self), n.lim.GatherAll)
+		g.fail = fmt.Sprintf("node %q holds more than %d bytes of gatherings that go on", n.cfg.Names[n.self], n.lim.GatherAll)
 	default:
 		g.bytes += size
 		n.gathBytes += size
@@ -331,7 +324,7 @@ func (n *Node) gatheredAbove(body []byte) error {
 	g := n.going[gatherKey{p.name, p.nodes}]
 	if g == nil {
 		n.gathMu.Unlock()
-		if n.lostSome() {
+		if n.lostError() != nil {
 			return nil
 		}
 		return fmt.Errorf("%w: nobody here has come to %.80q", errFrame, p.name)
@@ -357,22 +350,6 @@ func (n *Node) failGatherings(err error) {
 		n.answer(key, g.caller, gathered{err: err})
 	}
 	n.gathBytes = 0
-}
-
-// failGatheringsOf ends those that go on and that the lost node was to come to.
-func (n *Node) failGatheringsOf(err *LostError) {
-	n.gathMu.Lock()
-	defer n.gathMu.Unlock()
-	for key, g := range n.going {
-		if !slices.Contains(g.nodes, err.Node) {
-			continue
-		}
-		delete(n.going, key)
-		n.gathBytes -= g.bytes
-		if g.caller != nil {
-			n.answer(key, g.caller, gathered{err: err})
-		}
-	}
 }
 
 // whoName is the call by which nodes ask each other who has not come.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -15,9 +16,12 @@ import (
 )
 
 func TestAllgather(t *testing.T) {
-	for _, tc := range []struct{ nodes, fan int }{{1, 16}, {2, 16}, {17, 16}, {40, 2}, {128, 16}} {
+	for _, tc := range []struct {
+		nodes, fan int
+		pair       func(testing.TB, int, int) (net.Conn, net.Conn)
+	}{{1, 16, loopback}, {2, 16, loopback}, {17, 16, piped}, {40, 2, loopback}, {40, 2, piped}, {128, 16, loopback}} {
 		t.Run(fmt.Sprintf("%d nodes by %d", tc.nodes, tc.fan), func(t *testing.T) {
-			r := newRig(t, rigOptions{nodes: tc.nodes, limits: Limits{FanOut: tc.fan}})
+			r := newRig(t, rigOptions{nodes: tc.nodes, limits: Limits{FanOut: tc.fan}, pair: tc.pair})
 			r.each(func(i int, n *Node) error {
 				for round := range 3 {
 					got, err := n.Allgather(t.Context(), "fence", nil, fmt.Appendf(nil, "%d/%d", round, i))

@@ -2,12 +2,10 @@ package stepnet
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"slices"
+	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"stepd/step"
@@ -19,133 +17,78 @@ type Node struct {
 	cfg Config
 	lim Limits
 	tree
-	id    tls.Certificate
-	up    *link         // to the parent; of node 0, to the launcher
-	down  map[int]*link // to the children, by node id
-	inUse map[int]bool  // children below which tasks read input
-
-	tap      atomic.Pointer[func(fd, rank int, data []byte)] // of the root
-	watching sync.WaitGroup                                  // those who watch
+	up   *link         // to the parent; nil of node 0
+	down map[int]*link // to the children, by node id
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
 
-	hurry sync.Once
-
 	mu   sync.Mutex
-	lost *LostError // guarded by mu: the first node without which the tree does not hold
-	// without are those without which it does (Layout.NoKill). Guarded by mu.
-	without map[int]*LostError
-	// unwatched: nobody may begin to watch any more. Guarded by mu.
-	unwatched bool
-	watchers  int // connections. Guarded by mu.
-	life          // guarded by mu
+	lost *LostError // guarded by mu: the first node that was lost
+	life            // guarded by mu
 
 	gatherings
 	calls
-	outputs
-	words
-	input
 }
 
 // life is how far the step is towards its end.
 type life struct {
-	ready      bool         // the launcher is there
-	launchless bool         // there is no launcher, or not any more
-	ended      bool         // our tasks have ended
-	done       bool         // and what they wrote was sent
-	endedBelow map[int]bool // so have all tasks below these children
-	saidDone   map[int]bool // these children have said that all was sent
-	doneBelow  map[int]bool // and it was passed on
-	toldEnded  bool
-	toldDone   bool
-	isOver     bool
-	over       chan struct{} // closed when the step is over on all nodes
+	done      bool         // this node needs the others no more
+	doneBelow map[int]bool // nor do all below these children, or they are lost
+	toldDone  bool
+	isOver    bool
+	over      chan struct{} // closed when all nodes are done
 }
 
 var _ step.Peers = (*Node)(nil)
 
-// New joins the tree: it begins to listen and to connect, and returns at once. It
-// closes the listener when all who are to come are there.
+// errOver is the answer to what comes after the end.
+var errOver = errors.New("the step is over")
+
+// New joins the tree by the connections of cfg.
 func New(cfg Config) (*Node, error) {
-	if cfg.Layout == nil || cfg.Self < 0 || cfg.Self >= len(cfg.Layout.Nodes) {
-		return nil, fmt.Errorf("cannot join the stepds of step %s: no node %d in its layout", cfg.ID, cfg.Self)
+	lim := cfg.Limits.withDefaults()
+	n := &Node{cfg: cfg, lim: lim, tree: tree{cfg.Self, len(cfg.Names), lim.FanOut}, down: make(map[int]*link)}
+	if cfg.Self < 0 || cfg.Self >= n.nodes {
+		return nil, fmt.Errorf("cannot join the stepds of a step: it has %d nodes, and no node %d", n.nodes, cfg.Self)
 	}
-	lim := limitsOf(cfg.Limits, cfg.Layout)
-	id, err := identity(cfg.Key)
-	if err != nil {
-		return nil, fmt.Errorf("cannot join the stepds of step %s: %w", cfg.ID, err)
-	}
-	n := &Node{cfg: cfg, lim: lim, id: id, tree: tree{cfg.Self, len(cfg.Layout.Nodes), lim.FanOut}, down: make(map[int]*link), inUse: make(map[int]bool), without: make(map[int]*LostError)}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
-	n.over = make(chan struct{})
-	n.endedBelow, n.saidDone, n.doneBelow = make(map[int]bool), make(map[int]bool), make(map[int]bool)
+	n.over, n.doneBelow = make(chan struct{}), make(map[int]bool)
 	n.gatherings.init()
 	n.calls.init(lim)
-	n.outputs.init()
-	n.words.init()
-	n.input.init()
-	upMax := lim.frameMax()
-	if n.root() {
-		upMax = launcherFrameMax
+	for _, c := range n.children() {
+		n.down[c] = n.link(c, cfg.Down[c], n.fromBelow)
 	}
-	n.up = newLink(n.upPeer(), upMax, n.fromAbove, n.linkEnded)
-	children := n.children()
-	for _, c := range children {
-		n.down[c] = newLink(c, lim.frameMax(), n.fromBelow, n.linkEnded)
-		n.down[c].lean = len(children) > leanAbove
-		n.inUse[c] = slices.ContainsFunc(cfg.InputNodes, func(i int) bool { return n.below(i, c) })
+	if !n.root() {
+		n.up = n.link(n.parent(), cfg.Up, n.fromAbove)
+	}
+	for _, l := range n.links() {
+		if l.conn == nil {
+			return nil, fmt.Errorf("cannot join the stepds of a step: there is no connection to node %q", cfg.Names[l.peer])
+		}
 	}
 	n.Handle(whoName, n.answerWho)
-	n.start()
+	for _, l := range n.links() {
+		l.start()
+	}
+	n.wg.Go(n.tick)
 	return n, nil
 }
 
-// launcherFrameMax bounds what the launcher sends: it is a user's program.
-const launcherFrameMax = chunk + 64<<10
-
-func (n *Node) upPeer() int {
-	if n.root() {
-		return launcherID
-	}
-	return n.parent()
-}
-
-// start begins all that the node does by itself.
-func (n *Node) start() {
-	n.wg.Go(n.listen)
-	if !n.root() {
-		n.wg.Go(n.join)
-	}
-	for c, l := range n.down {
-		n.relay(c, l)
-	}
-	n.wg.Go(n.tellRecords)
-	n.wg.Go(n.takeInput)
-	n.wg.Go(n.tick)
-	if n.root() && len(n.cfg.Layout.Launcher) == 0 {
-		n.launcherGone("there is none")
-		n.launcherReady()
-	}
+func (n *Node) link(peer int, conn net.Conn, handle func(*link, kind, []byte) error) *link {
+	return newLink(peer, conn, n.lim.frameMax(), handle, n.linkEnded)
 }
 
 // links are all of them.
-func (n *Node) links() []*link {
-	all := []*link{n.up}
+func (n *Node) links() (all []*link) {
+	if n.up != nil {
+		all = append(all, n.up)
+	}
 	for _, c := range n.children() {
 		all = append(all, n.down[c])
 	}
 	return all
-}
-
-// flood sends a frame to all neighbours but one.
-func (n *Node) flood(f frame, but *link) {
-	for _, l := range n.links() {
-		if l != but && l.peer != launcherID {
-			l.push(f)
-		}
-	}
 }
 
 // tick keeps the links alive, and finds those that are not.
@@ -154,10 +97,7 @@ func (n *Node) tick() {
 	defer t.Stop()
 	pulses := make(map[*link]*pulse)
 	for _, l := range n.links() {
-		// The launcher may be stopped (Ctrl-Z): its kernel answers for it.
-		if l.peer != launcherID {
-			pulses[l] = new(pulse)
-		}
+		pulses[l] = new(pulse)
 	}
 	for {
 		select {
@@ -178,29 +118,63 @@ func (n *Node) log(format string, args ...any) {
 	}
 }
 
-var errOver = errors.New("the step is over")
-
-// Tell sends words to all other nodes, where Handler.Told hears them.
-func (n *Node) Tell(words []byte) error {
-	if len(words) > n.lim.Message {
-		return fmt.Errorf("cannot tell the step's nodes %d bytes: at most %d", len(words), n.lim.Message)
+// Finish says that this node needs the others no more, and returns when none of those that
+// are not lost does: until then this node relays for them. ctx's end is its error.
+func (n *Node) Finish(ctx context.Context) error {
+	n.mu.Lock()
+	n.done = true
+	n.mu.Unlock()
+	n.advance()
+	select {
+	case <-n.over:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
-	n.flood(wordsFrame(kindTold, n.self, words), nil)
-	return nil
+}
+
+// advance tells above that all nodes below are done. Where no node is above, the step is over
+// then.
+func (n *Node) advance() {
+	n.mu.Lock()
+	done := n.done
+	for _, c := range n.children() {
+		done = done && n.doneBelow[c]
+	}
+	tell := done && !n.toldDone
+	n.toldDone = n.toldDone || done
+	n.mu.Unlock()
+	switch top := n.up == nil || n.up.isGone(); {
+	case done && top:
+		n.finished()
+	case tell:
+		n.up.push(plainFrame(kindDone))
+	}
+}
+
+// finished says below that the step is over.
+func (n *Node) finished() {
+	n.mu.Lock()
+	already := n.isOver
+	n.isOver = true
+	n.mu.Unlock()
+	if already {
+		return
+	}
+	for _, l := range n.down {
+		l.push(plainFrame(kindOver))
+	}
+	close(n.over)
 }
 
 // Close leaves the tree. What was sent before is still delivered.
 func (n *Node) Close() {
-	n.awaitWatchers()
 	for _, l := range n.links() {
 		l.shut()
 	}
 	t := time.NewTimer(flushTime)
 	defer t.Stop()
 	for _, l := range n.links() {
-		if !l.connected() {
-			continue
-		}
 		select {
 		case <-l.gone: // the other end has read all and gone as well
 		case <-t.C:
@@ -214,7 +188,5 @@ func (n *Node) Close() {
 		l.fail(errOver)
 		l.wg.Wait()
 	}
-	n.closeOutputs()
-	n.words.close()
 	n.wg.Wait()
 }

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"stepd/step"
 )
 
 // TestMain fails when a test leaves a goroutine behind.
@@ -44,95 +42,58 @@ func leftOver() string {
 	return left
 }
 
-// fakeStep is a step on one node.
-type fakeStep struct {
-	mu       sync.Mutex
-	lost     *LostError // guarded by mu: the first
-	gone     []int      // guarded by mu: all nodes that were lost
-	lostc    chan struct{}
-	readyc   chan struct{}
-	launchc  chan struct{} // closed when the launcher is lost
-	told     chan string   // size: enough for a test
-	orders   chan string
-	launched sync.Once
+// losses are what a node says of lost ones.
+type losses struct {
+	mu    sync.Mutex
+	first *LostError // guarded by mu
+	times int        // guarded by mu
+	c     chan struct{}
 }
 
-func newFakeStep() *fakeStep {
-	return &fakeStep{
-		lostc: make(chan struct{}), readyc: make(chan struct{}), launchc: make(chan struct{}),
-		told: make(chan string, 1024), orders: make(chan string, 1024),
+func (l *losses) lost(err *LostError) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.times++; l.first == nil {
+		l.first = err
+		close(l.c)
 	}
 }
-
-func (f *fakeStep) LauncherReady() { close(f.readyc) }
-func (f *fakeStep) LauncherLost()  { f.launched.Do(func() { close(f.launchc) }) }
-func (f *fakeStep) NodeLost(err *LostError) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.lost == nil {
-		f.lost = err
-		close(f.lostc)
-	}
-	f.gone = append(f.gone, err.Node)
-}
-func (f *fakeStep) Told(from int, words []byte) { f.told <- fmt.Sprintf("%d:%s", from, words) }
-func (f *fakeStep) Ordered(words []byte)        { f.orders <- string(words) }
 
 // rig is a step of several nodes in this process.
 type rig struct {
-	t           testing.TB
-	layout      *step.Layout
-	limits      Limits
-	id          step.ID
-	nodes       []*Node
-	steps       []*fakeStep
-	keys        [][]byte
-	launcherKey []byte
-	watcherKey  []byte
-	watch       func(conn net.Conn)
-	listeners   []net.Listener
+	t      testing.TB
+	limits Limits
+	names  []string
+	conns  []Config // Up and Down of each node
+	nodes  []*Node
+	losses []*losses
 }
 
-// rigOptions choose what a rig has; the zero value is 4 nodes with 16 branches.
+// rigOptions choose what a rig has; limits' zero value is 16 branches.
 type rigOptions struct {
-	nodes      int
-	limits     Limits
-	launcher   bool
-	inputNodes []int
-	late       []int // nodes that are not begun
-	noKill     bool
-	watch      func(conn net.Conn)
+	nodes  int
+	limits Limits
+	late   []int // nodes that are not begun
+	// pair makes the two ends of a connection, the parent's first; nil is over loopback.
+	pair func(t testing.TB, parent, child int) (up, down net.Conn)
 }
 
 func newRig(t testing.TB, o rigOptions) *rig {
 	t.Helper()
-	r := &rig{t: t, layout: &step.Layout{NoKill: o.noKill}, limits: o.limits, id: step.ID{Job: 7, Step: 4294967291}}
-	r.nodes, r.steps = make([]*Node, o.nodes), make([]*fakeStep, o.nodes)
+	r := &rig{t: t, limits: o.limits, nodes: make([]*Node, o.nodes), conns: make([]Config, o.nodes)}
+	if o.pair == nil {
+		o.pair = loopback
+	}
+	fan := o.limits.withDefaults().FanOut
 	for i := range o.nodes {
-		key, hash, err := NewKey()
-		if err != nil {
-			t.Fatal(err)
-		}
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.keys, r.listeners = append(r.keys, key), append(r.listeners, ln)
-		r.layout.Nodes = append(r.layout.Nodes, step.LayoutNode{Name: fmt.Sprintf("n%d", i), Addr: ln.Addr().String(), Key: hash, Ranks: fmt.Sprint(i)})
+		r.names = append(r.names, fmt.Sprint("n", i))
+		r.losses = append(r.losses, &losses{c: make(chan struct{})})
+		r.conns[i].Down = make(map[int]net.Conn)
 	}
-	if o.launcher {
-		key, hash, err := NewKey()
-		if err != nil {
-			t.Fatal(err)
+	for i := range o.nodes {
+		for _, c := range (tree{i, o.nodes, fan}).children() {
+			r.conns[i].Down[c], r.conns[c].Up = o.pair(t, i, c)
 		}
-		r.launcherKey, r.layout.Launcher = key, hash
-	}
-	if r.watch = o.watch; o.watch != nil {
-		key, hash, err := NewKey()
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.watcherKey, r.layout.Watcher = key, hash
 	}
 	late := make(map[int]bool)
 	for _, i := range o.late {
@@ -140,53 +101,63 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	}
 	for i := range o.nodes {
 		if !late[i] {
-			r.start(i, o.inputNodes)
+			r.start(i)
 		}
 	}
 	t.Cleanup(r.close)
 	return r
 }
 
-func (r *rig) start(i int, inputNodes []int) {
-	r.t.Helper()
-	r.begin(i, inputNodes, func(text string) { logTo(r.t, i, text) })
+// loopback is a connection over TCP.
+func loopback(t testing.TB, _, _ int) (parent, child net.Conn) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if child, err = net.Dial("tcp", ln.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if parent, err = ln.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	return parent, child
 }
 
-func (r *rig) startLogging(i int, log func(text string)) {
-	r.t.Helper()
-	r.begin(i, nil, log)
-}
+// piped is a connection that holds nothing.
+func piped(testing.TB, int, int) (parent, child net.Conn) { return net.Pipe() }
 
-func (r *rig) begin(i int, inputNodes []int, log func(text string)) {
+func (r *rig) start(i int) {
 	r.t.Helper()
-	r.steps[i] = newFakeStep()
 	n, err := New(Config{
-		ID: r.id, Self: i, Layout: r.layout, Key: r.keys[i], Listener: r.listeners[i], InputNodes: inputNodes,
-		Handler: r.steps[i], Limits: r.limits, Log: log, Watch: r.watch,
+		Names: r.names, Self: i, Up: r.conns[i].Up, Down: r.conns[i].Down, Lost: r.losses[i].lost, Limits: r.limits,
+		Log: func(text string) {
+			if testing.Verbose() {
+				fmt.Fprintf(os.Stderr, "%s: n%d: %s\n", r.t.Name(), i, text)
+			}
+		},
 	})
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	n.Handle("pong", func(_ context.Context, _ int, data []byte) ([]byte, error) { return data, nil })
 	r.nodes[i] = n
-}
-
-func logTo(t testing.TB, node int, text string) {
-	if testing.Verbose() {
-		fmt.Fprintf(os.Stderr, "%s: n%d: %s\n", t.Name(), node, text)
-	}
 }
 
 // close ends what a test has left.
 func (r *rig) close() {
-	for i, ln := range r.listeners {
-		if r.nodes[i] == nil {
-			ln.Close()
-		}
-	}
 	var wg sync.WaitGroup
-	for _, n := range r.nodes {
+	for i, n := range r.nodes {
 		if n != nil {
 			wg.Go(func() { n.kill() })
+			continue
+		}
+		if up := r.conns[i].Up; up != nil {
+			up.Close()
+		}
+		for _, c := range r.conns[i].Down {
+			c.Close()
 		}
 	}
 	wg.Wait()
@@ -199,15 +170,6 @@ func (n *Node) kill() {
 		l.fail(errOver)
 	}
 	n.Close()
-}
-
-func (r *rig) dial(sink Sink) *Launcher {
-	r.t.Helper()
-	a, err := Dial(context.Background(), LauncherConfig{ID: r.id, Layout: r.layout, Key: r.launcherKey, Sink: sink, Limits: r.limits})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return a
 }
 
 // each runs f for all nodes at once.
@@ -250,29 +212,3 @@ func within(t testing.TB, c <-chan struct{}, what string) {
 		t.Fatalf("%s did not come within 20 s", what)
 	}
 }
-
-// quietNode is node 0 of a step whose other nodes are not there: tests speak for
-// them.
-func quietNode(nodes int) *Node {
-	key, hash, err := NewKey()
-	if err != nil {
-		panic(err)
-	}
-	layout := &step.Layout{}
-	for i := range nodes {
-		layout.Nodes = append(layout.Nodes, step.LayoutNode{Name: fmt.Sprint("n", i), Key: hash})
-	}
-	n, err := New(Config{Layout: layout, Key: key, Handler: deafStep{}, InputNodes: []int{0, 1}})
-	if err != nil {
-		panic(err)
-	}
-	return n
-}
-
-type deafStep struct{}
-
-func (deafStep) LauncherReady()      {}
-func (deafStep) LauncherLost()       {}
-func (deafStep) NodeLost(*LostError) {}
-func (deafStep) Told(int, []byte)    {}
-func (deafStep) Ordered([]byte)      {}

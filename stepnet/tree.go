@@ -1,11 +1,5 @@
 package stepnet
 
-import (
-	"fmt"
-
-	"stepd/step"
-)
-
 // tree is the shape: node i is the parent of i*fan+1 to i*fan+fan.
 type tree struct{ self, nodes, fan int }
 
@@ -53,23 +47,4 @@ func (t tree) meeting(nodes []int) int {
 		}
 	}
 	return top
-}
-
-// A LostError says which node of a step was lost.
-type LostError struct {
-	Node  int // its id
-	Name  string
-	Cause string
-}
-
-func (e *LostError) Error() string {
-	return fmt.Sprintf("lost node %q (node %d of the step): %s", e.Name, e.Node, e.Cause)
-}
-
-// nodeName is the name of a node for messages.
-func nodeName(l *step.Layout, node int) string {
-	if node < 0 || node >= len(l.Nodes) {
-		return fmt.Sprint(node)
-	}
-	return l.Nodes[node].Name
 }
