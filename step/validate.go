@@ -2,6 +2,7 @@ package step
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"unicode"
 )
@@ -78,8 +79,8 @@ func (r *Request) checkCounts() error {
 		return bad("cpus_per_task", "%d CPUs: at least 1 is needed", r.CPUsPerTask)
 	case r.CPUsPerTask > TasksMax:
 		return bad("cpus_per_task", "%d CPUs: the limit is %d", r.CPUsPerTask, TasksMax)
-	case r.ImmediateS != nil && *r.ImmediateS < WaitForever:
-		return bad("immediate_s", "%d s: want 0 or more, or %d for no limit", *r.ImmediateS, WaitForever)
+	case r.ImmediateS != nil && (*r.ImmediateS < WaitForever || *r.ImmediateS > math.MaxInt32): // a Duration holds more
+		return bad("immediate_s", "%d s: want 0 to %d, or %d for no limit", *r.ImmediateS, math.MaxInt32, WaitForever)
 	case r.AcctgFreq != nil && (*r.AcctgFreq < 0 || *r.AcctgFreq > AcctgFreqMax):
 		return bad("acctg_freq", "%d s: want 0 to %d", *r.AcctgFreq, AcctgFreqMax)
 	}

@@ -35,6 +35,8 @@ func TestRequestValidate(t *testing.T) {
 		{"too many tasks", func(r *Request) { r.NTasks = TasksMax + 1 }, "ntasks"},
 		{"no nodes", func(r *Request) { r.NNodes = 0 }, "nnodes"},
 		{"no cpus", func(r *Request) { r.CPUsPerTask = 0 }, "cpus_per_task"},
+		{"waits for less than for ever", func(r *Request) { r.ImmediateS = ptr(WaitForever - 1) }, "immediate_s"},
+		{"waits for longer than a Duration", func(r *Request) { r.ImmediateS = ptr(1 << 40) }, "immediate_s"},
 		{"too many cpus", func(r *Request) { r.CPUsPerTask = 1 << 40 }, "cpus_per_task"},
 		{"no command", func(r *Request) { r.Argv = nil }, "argv"},
 		{"empty command", func(r *Request) { r.Argv = []string{""} }, "argv"},
