@@ -225,7 +225,12 @@ func (n *Node) openEvents(f *follower, spec *step.Spec) (*os.File, error) {
 	id, submitted, cpus := f.id, f.rec.Submitted, spec.CPUs
 	var log *os.File // not the caller's who has gone
 	err := n.spool.do(func() (err error) {
-		log, err = n.files.open(n.files.events(id), os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL)
+		const fresh = os.O_WRONLY | os.O_APPEND | os.O_CREATE | os.O_EXCL
+		log, err = n.files.open(n.files.events(id), fresh)
+		if errors.Is(err, os.ErrExist) { // of an earlier run: noded was killed before it had removed what the store had forgotten
+			n.removeForgotten([]step.ID{id})
+			log, err = n.files.open(n.files.events(id), fresh)
+		}
 		if err != nil {
 			return fmt.Errorf("cannot create event log: %w", err)
 		}

@@ -216,13 +216,14 @@ func (n *Node) forget(ids []step.ID) {
 	}
 }
 
+// removeForgotten is forget without the gate. The log goes last: where it is, output may be.
 func (n *Node) removeForgotten(ids []step.ID) {
 	for _, id := range ids {
-		if err := os.Remove(n.files.events(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			n.log.WithField("step", id.String()).Warnf("cannot remove event log: %v", err)
-		}
 		if err := os.Remove(n.files.output(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			n.log.WithField("step", id.String()).Warnf("cannot remove kept output: %v", err)
+		}
+		if err := os.Remove(n.files.events(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			n.log.WithField("step", id.String()).Warnf("cannot remove event log: %v", err)
 		}
 	}
 }
