@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -28,6 +29,14 @@ func TestControllersNumbers(t *testing.T) {
 	}
 	if _, err := ask(1000, as17(nil)); api.CodeOf(err) != api.PermissionDenied || !strings.Contains(err.Error(), "id: only root") {
 		t.Errorf("as a user: %v", err)
+	}
+	for field, change := range map[string]func(*step.Request){
+		"array_task":    func(r *step.Request) { r.Array = &step.ArrayTask{Job: 1} },
+		"restart_count": func(r *step.Request) { r.RestartCount = 1 },
+	} {
+		if _, err := ask(1000, change); api.CodeOf(err) != api.PermissionDenied || !strings.Contains(err.Error(), field+": only root") {
+			t.Errorf("%s of a user's: %v", field, err)
+		}
 	}
 	id, err := ask(0, as17(ptr(uint32(3))))
 	if err != nil || id != (step.ID{Job: 17, Step: 3}) {
@@ -83,6 +92,34 @@ func TestControllersNumbers(t *testing.T) {
 		t.Errorf("a step of an allocation: %v", err)
 	}
 	client.kill()
+	if err := tn.cancel(id); err != nil {
+		t.Fatal(err)
+	}
+	tn.idle()
+}
+
+// TestNumberWithLeftovers: what a noded that was killed has left of a step that the store had
+// forgotten is not the next one's with its number.
+func TestNumberWithLeftovers(t *testing.T) {
+	tn := fresh(t)
+	id := step.ID{Job: 17}
+	for _, path := range []string{tn.files.events(id), tn.files.output(id)} {
+		if err := os.WriteFile(path, []byte("{}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	req := request("wait")
+	req.As = &step.Numbers{Job: id.Job}
+	if got := tn.run(0, req); got != id {
+		t.Fatalf("step %s", got)
+	}
+	tn.until(id, step.Running)
+	if _, err := os.Stat(tn.files.output(id)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the kept output is there: %v", err)
+	}
+	if log, err := os.ReadFile(tn.files.events(id)); err != nil || strings.HasPrefix(string(log), "{}") {
+		t.Errorf("event log %q, %v", log, err)
+	}
 	if err := tn.cancel(id); err != nil {
 		t.Fatal(err)
 	}

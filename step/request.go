@@ -99,7 +99,7 @@ type Request struct {
 	Script []byte `json:"script,omitempty"`
 	// Array is the job's place in a job array, nil without one, and RestartCount how often the
 	// job has run before: a controller's words, which the tasks, the plugins and the file name
-	// patterns are told. A step of a running job has the job's.
+	// patterns are told. Only root may set them. A step of a running job has the job's.
 	Array        *ArrayTask `json:"array_task,omitempty"`
 	RestartCount uint32     `json:"restart_count,omitempty"`
 	// As are the numbers that the job and the step are to have; nil is the next ones. Only
