@@ -102,6 +102,9 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 		return &admission{uid: uid, share: sh}, nil, nil
 	}
 	j := r.jobs[*req.Job]
+	if j != nil && w.waits() && w.in != &j.line {
+		j = nil // the next run of the job that w waits for
+	}
 	if err := j.takes(req, uid, asRoot); err != nil {
 		return nil, nil, err
 	}
@@ -168,11 +171,11 @@ func (r *registry) takeInTurnLocked(req *step.Request, want int, w *waiter) (sh 
 	if ahead == 0 {
 		sh, waits, err = r.takeLocked(req, want)
 	} else {
-		if !w.waits() {
-			err = r.neverFits(req, want)
-		}
-		if err == nil {
-			waits, err = true, fmt.Errorf("the step does not fit: %s before it", waitBefore(ahead))
+		waits, err = true, fmt.Errorf("the step does not fit: %s before it", waitBefore(ahead))
+	}
+	if waits && !w.waits() { // one that never fits would block the line for ever
+		if never := r.neverFits(req, want); never != nil {
+			waits, err = false, never
 		}
 	}
 	switch {

@@ -121,7 +121,9 @@ func (r *registry) leaveLocked(j *job) *job {
 func (r *registry) gone(j *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.jobs, j.ID)
+	if r.jobs[j.ID] == j { // else its number has been given to its next run: the store has forgotten it before
+		delete(r.jobs, j.ID)
+	}
 	r.freeLocked(j)
 }
 

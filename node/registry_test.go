@@ -374,3 +374,46 @@ func TestFreeOn(t *testing.T) {
 		t.Errorf("%d CPUs are free", free)
 	}
 }
+
+// TestNumberAgain: the next run of a job, which a controller starts as soon as the store has
+// forgotten the last one, is another job: the end of the last run does not end it, and a step
+// that waits in the last run is none of it.
+func TestNumberAgain(t *testing.T) {
+	r := newRegistry([]int{0, 1}, Memory{}, nil)
+	run := func() *follower {
+		t.Helper()
+		a, err := admit(r, 1000, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.newJob(a, jobRecord{ID: 7, UID: 1000, Implicit: true, Origin: step.OriginBatch})
+		f := &follower{id: step.ID{Job: 7, Step: step.BatchStep}, job: a.job}
+		r.add(f)
+		r.started(f)
+		return f
+	}
+	last := run()
+	inner := request("x")
+	inner.Job = ptr(uint32(7))
+	if _, _, err := r.tryAdmit(&inner, 1000, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	w := &waiter{uid: 1000}
+	if _, freed, err := r.tryAdmit(&inner, 1000, false, w); freed == nil || !w.waits() {
+		t.Fatalf("it does not wait: %v", err)
+	}
+	r.settle(last)
+	r.free(last.job)
+	next := run()
+	r.gone(last.job)
+	if j := r.job(7); j != next.job {
+		t.Errorf("the next run is not known: %v", j)
+	}
+	if _, _, err := r.tryAdmit(&inner, 1000, false, w); api.CodeOf(err) != api.NotFound {
+		t.Errorf("a step of the last run: %v", err)
+	}
+	r.leave(w)
+	if _, _, err := r.tryAdmit(&inner, 1000, false, nil); err != nil {
+		t.Errorf("a step of the next run: %v", err)
+	}
+}

@@ -264,3 +264,31 @@ func TestBatchStepdLost(t *testing.T) {
 		t.Errorf("record %+v", rec)
 	}
 }
+
+// TestImmediateNeverFits: a request that would not fit on the empty node either never waits,
+// for it would block the line for ever.
+func TestImmediateNeverFits(t *testing.T) {
+	r := newRegistry([]int{0, 1, 2, 3}, Memory{MB: 1000, Consumable: true}, nil, Core{0, []int{0, 1}}, Core{0, []int{2, 3}})
+	four := func(r *step.Request) { r.NTasks = 4 }
+	whole, err := admit(r, 1000, four)
+	if err != nil {
+		t.Fatal(err)
+	}
+	perCore := func(r *step.Request) { r.NTasks, r.Binding.NTasksPerCore = 4, 1 }
+	lots := uint64(2000)
+	memory := func(r *step.Request) { r.Mem = &lots }
+	for _, busy := range []bool{true, false} {
+		if !busy {
+			r.abandon(whole)
+		}
+		for words, change := range map[string]func(*step.Request){"there is room for 2 CPUs on 2 free cores": perCore, "it needs 2000 MB of memory on this node": memory} {
+			req := request("x")
+			change(&req)
+			w := &waiter{uid: 1000}
+			if _, freed, err := r.tryAdmit(&req, 1000, false, w); freed != nil || w.waits() || api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), words) {
+				t.Errorf("busy %t: it waits: %t; %v, want %q", busy, w.waits(), err, words)
+			}
+			r.leave(w)
+		}
+	}
+}
