@@ -216,7 +216,7 @@ func (n *Node) forget(ids []step.ID) {
 	}
 }
 
-// removeForgotten is forget without the gate. The log goes last: where it is, output may be.
+// removeForgotten removes their files. The log goes last: where it is, output may be.
 func (n *Node) removeForgotten(ids []step.ID) {
 	for _, id := range ids {
 		if err := os.Remove(n.files.output(id)); err != nil && !errors.Is(err, os.ErrNotExist) {

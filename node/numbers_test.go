@@ -98,6 +98,41 @@ func TestControllersNumbers(t *testing.T) {
 	tn.idle()
 }
 
+// TestHighestNumbers: a controller that has chosen the highest numbers goes on below them;
+// noded gives out none of Slurm's marks.
+func TestHighestNumbers(t *testing.T) {
+	tn := fresh(t)
+	ask := func(job *uint32, numbers *step.Numbers) (step.ID, error) {
+		req := request("wait")
+		req.Job, req.As, req.Overlap = job, numbers, job != nil
+		reply, err := tn.svc.Run(as(0), &api.RunRequest{Request: marshal(t, req)})
+		return step.ID{Job: reply.GetJobId(), Step: reply.GetStepId()}, err
+	}
+	job, low := uint32(step.JobsEnd-1), uint32(5)
+	for _, want := range []step.ID{{Job: job, Step: step.StepsEnd - 1}, {Job: low}} {
+		got, err := ask(nil, &step.Numbers{Job: want.Job, Step: &want.Step})
+		if err != nil || got != want {
+			t.Fatalf("step %s: %s, %v", want, got, err)
+		}
+		tn.until(got, step.Running)
+	}
+	if got, err := ask(&job, &step.Numbers{Job: job, Step: &low}); err != nil || got != (step.ID{Job: job, Step: low}) {
+		t.Errorf("a lower step: %s, %v", got, err)
+	}
+	if got, err := ask(&job, nil); err == nil || !strings.Contains(err.Error(), "all step numbers are spent") {
+		t.Errorf("the next step: %s, %v", got, err)
+	}
+	if got, err := ask(nil, nil); err == nil || !strings.Contains(err.Error(), "all job numbers are spent") {
+		t.Errorf("the next job: %s, %v", got, err)
+	}
+	for _, id := range []step.ID{{Job: job, Step: step.StepsEnd - 1}, {Job: low}} {
+		if err := tn.cancel(id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tn.idle()
+}
+
 // TestNumberWithLeftovers: what a noded that was killed has left of a step that the store had
 // forgotten is not the next one's with its number.
 func TestNumberWithLeftovers(t *testing.T) {

@@ -65,7 +65,7 @@ func (s *state) numberJob(tx *store.Tx, want step.ID, job *jobRecord) error {
 		return err
 	}
 	last := uint32(n)
-	if last >= step.JobsEnd || want.Job >= step.JobsEnd {
+	if last >= step.JobsEnd-1 && want.Job == 0 { // a controller may have chosen the highest, and goes on below it
 		return errors.New("all job numbers are spent")
 	}
 	job.ID, job.NextStep = last+1, 0
@@ -95,9 +95,6 @@ func (s *state) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 		if err := tx.Get(kindJob, jobKey(job), &j); err != nil {
 			return err
 		}
-		if j.NextStep >= step.StepsEnd {
-			return errors.New("all step numbers are spent")
-		}
 		id := step.ID{Job: job, Step: j.NextStep}
 		if want.Step == step.ExternStep || want.Step == step.InteractiveStep { // of which there is one, beside the count
 			rec.ID = want
@@ -111,6 +108,9 @@ func (s *state) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 				return errTaken{id}
 			}
 			id = want
+		}
+		if id.Step >= step.StepsEnd {
+			return errors.New("all step numbers are spent")
 		}
 		rec.ID = id
 		j.NextStep = max(j.NextStep, id.Step+1)
