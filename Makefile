@@ -44,7 +44,7 @@ define need_packages
 endef
 
 # The guest's are of no use in a container.
-CONTAINER_PKGS := iproute2 $(filter-out qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static clang-format,$(TEST_PKGS))
+CONTAINER_PKGS := $(filter-out qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static clang-format,$(TEST_PKGS))
 PODMAN_PKGS    := podman buildah runc mmdebstrap
 
 .PHONY: deps-build deps-test deps-demo deps-container deps-podman

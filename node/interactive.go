@@ -9,8 +9,7 @@ import (
 )
 
 // The interactive step of an allocation (SLURM_INTERACTIVE_STEP) is its user's shell on
-// the node, of several nodes the one that was asked for the job: it may use all that the job
-// has there, and holds none of it from other steps.
+// the node: it may use all that the job has, and holds none of it from other steps.
 
 func interactiveID(j *job) step.ID { return step.ID{Job: j.ID, Step: step.InteractiveStep} }
 
