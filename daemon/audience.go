@@ -106,7 +106,6 @@ func (h handler) between(s stepapi.StreamFD, handle int) (int, error) {
 type audience struct {
 	log    *logrus.Entry
 	server *stepapi.Server
-	id     step.ID
 
 	mu     sync.Mutex
 	file   *os.File
@@ -145,7 +144,7 @@ func newAudience(log *logrus.Logger, spec *step.Spec) (*audience, error) {
 		return nil, fmt.Errorf("cannot use descriptor %d as the event log", stepapi.FDEvents)
 	}
 	return &audience{
-		log: log.WithField("step", spec.ID.String()), id: spec.ID,
+		log:   log.WithField("step", spec.ID.String()),
 		batch: spec.ID.Step == step.BatchStep,
 		file:  f, events: bufio.NewWriterSize(f, eventBuffer),
 		stops: newFailpoint(spec.Env),

@@ -55,10 +55,6 @@ func setUser(u *step.User, key, value string) (err error) {
 			return errors.New("is empty")
 		}
 		u.Name, err = value, checkWord(value)
-	case "home":
-		u.Home, err = value, checkWord(value)
-	case "shell":
-		u.Shell, err = value, checkWord(value)
 	case "groups":
 		u.Groups, err = parseGroups(value)
 	}

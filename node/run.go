@@ -144,7 +144,7 @@ func (n *Node) userFor(ctx context.Context, caller api.Peer, req *step.Request) 
 	user, err := n.cfg.Users.ByUID(ctx, uid)
 	switch {
 	case errors.Is(err, ErrNoUser) && caller.Root() && req.GID != nil:
-		return step.User{Name: fmt.Sprint(uid), UID: uid, GID: *req.GID, Groups: []uint32{*req.GID}, Home: "/"}, nil
+		return step.User{Name: fmt.Sprint(uid), UID: uid, GID: *req.GID, Groups: []uint32{*req.GID}}, nil
 	case errors.Is(err, ErrNoUser) && caller.Root():
 		return step.User{}, api.Errorf(api.InvalidArgument, "uid: there is no user %d; --gid is needed to run as a bare number", uid)
 	case errors.Is(err, ErrNoUser):

@@ -2,7 +2,6 @@ package slurmconf
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,21 +44,14 @@ type Cgroup struct {
 	// nil leaves the kernel's.
 	MemorySwappiness *int
 
-	// SignalChildrenProcesses sends signals to all processes of a step; without
-	// it to the tasks alone.
-	SignalChildrenProcesses bool
-	// IgnoreSystemd makes cgroups without asking systemd;
-	// IgnoreSystemdOnFailure does so when systemd does not answer. v2 only.
-	IgnoreSystemd, IgnoreSystemdOnFailure bool
+	// IgnoreSystemd makes cgroups without asking systemd. v2 only.
+	IgnoreSystemd bool
 	// SystemdTimeout is how long systemd may take to make the scope; the key is
 	// in milliseconds. Default 1 s.
 	SystemdTimeout time.Duration
 	// EnableControllers enables controllers from the root of the tree downwards,
 	// where systemd has not done so. v2 only.
 	EnableControllers bool
-	// EnableExtraControllers are further ones to enable for jobs: "io", "pids",
-	// "rdma", "hugetlb", "misc"; "all" in the file is all five. v2 only.
-	EnableExtraControllers []string
 	// CgroupSlice is the slice for the scope, "" for systemd's default
 	// (system.slice). v2 only.
 	CgroupSlice string
@@ -93,12 +85,12 @@ func (c *Cgroup) keys() keySet {
 		"maxswappercent":          percent(&c.MaxSwapPercent, percentMax),
 		"minramspace":             count(&c.MinRAMSpace, 0, memoryMax),
 		"memoryswappiness":        swappiness(&c.MemorySwappiness),
-		"signalchildrenprocesses": boolean(&c.SignalChildrenProcesses),
+		"signalchildrenprocesses": unused,
 		"ignoresystemd":           boolean(&c.IgnoreSystemd),
-		"ignoresystemdonfailure":  boolean(&c.IgnoreSystemdOnFailure),
+		"ignoresystemdonfailure":  unused,
 		"systemdtimeout":          milliseconds(&c.SystemdTimeout),
 		"enablecontrollers":       boolean(&c.EnableControllers),
-		"enableextracontrollers":  extraControllers(&c.EnableExtraControllers),
+		"enableextracontrollers":  unused,
 		"cgroupslice":             slice(&c.CgroupSlice),
 	}
 	// Keys of older releases, which files still hold.
@@ -111,6 +103,9 @@ func (c *Cgroup) keys() keySet {
 	}
 	return keys
 }
+
+// unused takes any value of a key of Slurm's that has no effect here.
+func unused(string) *flaw { return &flaw{SeverityIgnored, "the key has no effect here", ""} }
 
 // obsolete takes any value of a key that newer releases do not have.
 func obsolete(string) *flaw {
@@ -129,26 +124,6 @@ func cgroupPlugin(field *string) setter {
 			word = "cgroup/" + word
 		}
 		*field = word
-		return nil
-	}
-}
-
-func extraControllers(field *[]string) setter {
-	known := []string{"io", "pids", "rdma", "hugetlb", "misc"}
-	return func(v string) *flaw {
-		var out []string
-		for _, w := range words(strings.ToLower(v)) {
-			switch {
-			case w == "all":
-				out = append(out, known...)
-			case slices.Contains(known, w):
-				out = append(out, w)
-			default:
-				return wrong("write all, or some of "+strings.Join(known, ","), "%q is no controller of these", w)
-			}
-		}
-		slices.Sort(out)
-		*field = slices.Compact(out)
 		return nil
 	}
 }

@@ -32,9 +32,9 @@ type Config struct {
 	// SpoolDir is SlurmdSpoolDir with "/stepd" added: slurmd's own spool is
 	// never ours. Default /var/spool/stepd.
 	SpoolDir string
-	// SlurmdPidFile and SlurmdLogFile are absolute, "" by default. In these
-	// three the first %h is the host's name and the first %n the node's.
-	SlurmdPidFile, SlurmdLogFile string
+	// SlurmdLogFile is absolute, "" by default. In these two the first %h is the
+	// host's name and the first %n the node's.
+	SlurmdLogFile string
 	// SlurmdDebug is a word: quiet, fatal, error, info (the default), verbose,
 	// debug, debug2 to debug5. A number in the file becomes its word.
 	SlurmdDebug string
@@ -43,10 +43,8 @@ type Config struct {
 	// or "proctrack/pgid".
 	ProctrackType string
 	// TaskPlugin lists "task/affinity" and "task/cgroup" in the order of the
-	// file; nil is task/none. Default: both, each where the node lets it; a site
-	// that has named one (TaskPluginTold) wants to hear where it cannot work.
-	TaskPlugin     []string
-	TaskPluginTold bool
+	// file; nil is task/none. Default: both, each where the node lets it.
+	TaskPlugin []string
 	// TaskPluginParam is zero by default: automatic binding.
 	TaskPluginParam TaskPluginParam
 	// JobContainerType is "none" (the default), "tmpfs" or "linux". Slurm 25.11 calls
@@ -113,12 +111,10 @@ type Config struct {
 
 	// MaxTasksPerNode is 65533 by default, the highest value.
 	MaxTasksPerNode  int
-	TmpFS            string // default "/tmp"
 	LaunchParameters []string
 	// InteractiveStepOptions are what salloc gives to srun where LaunchParameters has
 	// use_interactive_step: "--interactive --preserve-env --pty $SHELL" by default.
 	InteractiveStepOptions string
-	DebugFlags             []string
 
 	// Stepd is stepd.conf, Container this node's part of job_container.conf.
 	Stepd     Stepd
@@ -133,7 +129,7 @@ type Config struct {
 func defaults(hostname string) *Config {
 	return &Config{
 		ClusterName:             "local",
-		Node:                    Node{Name: shortName(hostname), NodeHostname: hostname},
+		Node:                    Node{Name: shortName(hostname)},
 		SpoolDir:                DefaultSpool,
 		SlurmdDebug:             "info",
 		ProctrackType:           "proctrack/cgroup",
@@ -149,7 +145,6 @@ func defaults(hostname string) *Config {
 		JobAcctGatherFrequency:  30 * time.Second,
 		SelectType:              "select/cons_tres",
 		MaxTasksPerNode:         65533,
-		TmpFS:                   "/tmp",
 		InteractiveStepOptions:  "--interactive --preserve-env --pty $SHELL",
 		Stepd:                   Stepd{KeepSteps: 1000, SpoolTimeout: 20 * time.Second},
 		Container:               Container{CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second},

@@ -17,15 +17,9 @@ type Gres struct {
 	// resource that is counted only.
 	Files         []string
 	MultipleFiles bool
-	// Cores are the cores near it, by their logical numbers on the node (Slurm's
-	// Core L#: sockets in order, cores in order), ascending; nil is any.
-	Cores []int
 	// Flags are in the spelling of the constants below. A gpu has those of its
 	// environment in any case: all four where the file tells none.
 	Flags []string
-	// Links are the numbers of connections to the node's devices of this name,
-	// in their order, -1 at the device itself; nil where not told.
-	Links []int
 	// NoConsume: a request does not use it up.
 	NoConsume bool
 	// File and Line are where it was told, for messages.
@@ -36,8 +30,6 @@ type Gres struct {
 // The flags of a Gres (gres.conf(5)).
 const (
 	GresCountOnly = "CountOnly"
-	// GresExplicit: given only to who asks for it by name.
-	GresExplicit = "explicit"
 	// Which variables tell a task its GPUs: CUDA_VISIBLE_DEVICES,
 	// ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL.
 	GresNvidiaEnv = "nvidia_gpu_env"

@@ -16,7 +16,7 @@ func (c *Config) CheckDevices() (problems []Problem, drain []string) {
 		var why error
 		for _, file := range g.Files {
 			info, err := os.Stat(file)
-			p := Problem{Severity: SeverityWarning, File: g.File, Line: g.Line, Key: "File", Value: file}
+			p := Problem{Severity: SeverityWarning, File: g.File, Line: g.Line}
 			switch {
 			case err != nil:
 				missing, why = append(missing, file), cause(err)

@@ -26,21 +26,20 @@ type gresLine struct {
 }
 
 func (g *gresLine) keys() keySet {
-	cores := numbers(&g.gres.Cores)
 	return keySet{
 		"nodename":      func(string) *flaw { return nil },
 		"autodetect":    autoDetect(&g.auto),
 		"name":          gresName(&g.gres.Name),
 		"type":          gresName(&g.gres.Type),
 		"count":         g.count,
-		"cores":         cores,
-		"cpus":          cores, // the key's name before 15.08
+		"cores":         unused,
+		"cpus":          unused, // the key's name before 15.08
 		"file":          g.files(false),
 		"files":         g.files(false),
 		"multiplefiles": g.files(true),
 		"flags":         g.flags,
-		"links":         gresLinks(&g.gres.Links),
-		"link":          gresLinks(&g.gres.Links),
+		"links":         unused,
+		"link":          unused,
 	}
 }
 
@@ -114,8 +113,8 @@ func gpuEnv() []string { return []string{GresNvidiaEnv, GresAMDEnv, GresIntelEnv
 // flags passes over flags that are not known, with a warning: a newer release
 // may have them.
 func (g *gresLine) flags(v string) *flaw {
-	plain := []string{GresCountOnly, GresExplicit}
-	sharing := []string{"one_sharing", "all_sharing"} // of names that are left out
+	plain := []string{GresCountOnly}
+	unused := []string{"explicit", "one_sharing", "all_sharing"} // the latter of names that are left out
 	var warning *flaw
 	for _, w := range words(v) {
 		same := func(s string) bool { return strings.EqualFold(s, w) }
@@ -124,8 +123,8 @@ func (g *gresLine) flags(v string) *flaw {
 			g.gres.Flags = append(g.gres.Flags, plain[i])
 		case j >= 0:
 			g.env = append(g.env, append(gpuEnv(), noGPUEnv)[j])
-		case !slices.ContainsFunc(sharing, same):
-			known := slices.Concat(plain, gpuEnv(), []string{noGPUEnv}, sharing)
+		case !slices.ContainsFunc(unused, same):
+			known := slices.Concat(plain, gpuEnv(), []string{noGPUEnv}, unused)
 			warning = &flaw{SeverityWarning, fmt.Sprintf("flag %q is not known and has no effect", w), "write some of " + strings.Join(known, ",")}
 		}
 	}
@@ -133,29 +132,6 @@ func (g *gresLine) flags(v string) *flaw {
 		return wrong("write it alone", "%s excludes the other flags of the environment", noGPUEnv)
 	}
 	return warning
-}
-
-// gresLinks reads numbers of connections: "-1,16,16,0".
-func gresLinks(field *[]int) setter {
-	return func(v string) *flaw {
-		const remedy = "write a number for each device, -1 for this one: -1,16,16"
-		var out []int
-		for _, w := range words(v) {
-			n, f := -1, (*flaw)(nil)
-			if w != "-1" {
-				f = count(&n, 0, 0xffff)(w)
-			}
-			if f != nil || len(out) == gresFilesMax {
-				return wrong(remedy, "%.40q is no number of links", w)
-			}
-			out = append(out, n)
-		}
-		if out == nil {
-			return wrong(remedy, "the list is empty")
-		}
-		*field = out
-		return nil
-	}
 }
 
 // complete checks what the keys of one line mean together, and fills in the
@@ -172,8 +148,6 @@ func (g *gresLine) complete() (key string, f *flaw) {
 		return "Count", wrong("write Count=1, or File= for several devices", "all of MultipleFiles are one device")
 	case files > 0 && g.counted && g.gres.Count != files:
 		return "Count", wrong("remove Count, or name as many files", "File names %d", files)
-	case g.gres.Links != nil && files != 1:
-		return "Links", wrong("give each device a line of its own", "links are those of one device, and the line has %d", files)
 	}
 	if !g.counted {
 		g.gres.Count = max(files, 1)

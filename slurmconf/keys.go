@@ -30,11 +30,11 @@ func (l *loader) slurmKeys() keySet {
 	return keySet{
 		"clustername":                   clusterName(&c.ClusterName),
 		"slurmdspooldir":                l.spoolDir(&c.SpoolDir),
-		"slurmdpidfile":                 l.pattern(&c.SlurmdPidFile),
+		"slurmdpidfile":                 unused,
 		"slurmdlogfile":                 l.pattern(&c.SlurmdLogFile),
 		"slurmddebug":                   debugLevel(&c.SlurmdDebug),
 		"proctracktype":                 proctrackType(&c.ProctrackType),
-		"taskplugin":                    taskPlugin(c),
+		"taskplugin":                    taskPlugin(&c.TaskPlugin),
 		"taskpluginparam":               taskPluginParam(&c.TaskPluginParam),
 		"jobcontainertype":              oneOf(&c.JobContainerType, []string{"job_container/"}, "none", "tmpfs", "linux"),
 		"namespacetype":                 oneOf(&c.JobContainerType, []string{"namespace/"}, "none", "tmpfs", "linux"),
@@ -65,10 +65,10 @@ func (l *loader) slurmKeys() keySet {
 		"maxmempernode":                 memory(&c.MaxMemPerNode),
 		"grestypes":                     gresTypes(&c.GresTypes),
 		"maxtaskspernode":               count(&c.MaxTasksPerNode, 1, 65533),
-		"tmpfs":                         absolute(&c.TmpFS),
+		"tmpfs":                         unused,
 		"launchparameters":              list(&c.LaunchParameters),
 		"interactivestepoptions":        text(&c.InteractiveStepOptions),
-		"debugflags":                    list(&c.DebugFlags),
+		"debugflags":                    unused,
 	}
 }
 

@@ -95,7 +95,7 @@ func (l *loader) slurmFile(stmts []statement) {
 		case first.is("PartitionName"):
 			l.partitionLine(s)
 		case isForeignLine(first.key):
-			l.probs.add(Problem{Severity: SeverityIgnored, File: s.file, Line: s.line, Key: first.key, Value: first.value, Text: first.key + " does not concern a node daemon"})
+			l.probs.add(Problem{Severity: SeverityIgnored, File: s.file, Line: s.line, Text: first.key + " does not concern a node daemon"})
 		default:
 			plain = append(plain, s)
 		}
@@ -175,7 +175,7 @@ func (l *loader) set(s statement, pairs []pair, keys keySet, unknown Severity) b
 // unknownKey reports a key that is not read. In slurm.conf most of them are
 // the controller's; one that is nearly a key of ours is a slip.
 func (l *loader) unknownKey(s statement, p pair, keys keySet, sev Severity) {
-	found := Problem{Severity: sev, File: s.file, Line: s.line, Key: p.key, Value: p.value}
+	found := Problem{Severity: sev, File: s.file, Line: s.line}
 	own := (&Stepd{}).keys(l.dir)[strings.ToLower(p.key)] != nil
 	near := nearest(p.key, keys)
 	switch {

@@ -11,8 +11,6 @@ import (
 // is meant.
 type Node struct {
 	Name string
-	// NodeHostname is what the machine calls itself: Name where the file does not tell.
-	NodeHostname string
 	// CPUs is believed, above the hardware too. Where it is not
 	// told but the topology is, it is Boards × sockets of a board × cores ×
 	// threads.
@@ -23,11 +21,6 @@ type Node struct {
 	ThreadsPerCore int
 	// RealMemory and MemSpecLimit are in MiB (Slurm's "megabytes").
 	RealMemory, MemSpecLimit uint64
-	// CoreSpecCount cores, or the CPUs of CpuSpecList (Slurm's abstract numbers,
-	// ascending) with all others on their cores, are the system's and given to no
-	// step. At most one of the two is told.
-	CoreSpecCount int
-	CpuSpecList   []int
 	// CpuBind is the default of --cpu-bind, as in TaskPluginParam; "" is not told.
 	CpuBind string
 	// Gres is what Gres= says, nil where it is not told; Config.Gres is what
@@ -60,8 +53,8 @@ func (n *Node) keys() keySet {
 		"threadspercore": count(&n.ThreadsPerCore, 1, hardMax),
 		"realmemory":     count(&n.RealMemory, 1, memoryMax),
 		"memspeclimit":   count(&n.MemSpecLimit, 0, memoryMax),
-		"corespeccount":  count(&n.CoreSpecCount, 0, hardMax),
-		"cpuspeclist":    numbers(&n.CpuSpecList),
+		"corespeccount":  unused,
+		"cpuspeclist":    unused,
 		"gres":           nodeGres(&n.Gres),
 		// The line's own, and what concerns the controller alone.
 		"nodename": nothing, "nodehostname": nothing, "nodeaddr": nothing,
@@ -81,7 +74,7 @@ type nodeLine struct {
 
 func (l nodeLine) at(i int) Node {
 	n := l.node
-	n.Name, n.NodeHostname = l.names[i], l.hosts[i]
+	n.Name = l.names[i]
 	return n
 }
 

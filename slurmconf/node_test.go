@@ -14,41 +14,41 @@ func TestNodes(t *testing.T) {
 		partition  string
 		problems   []string
 	}{
-		{"by name", "NodeName=a,vm,b CPUs=3\n", Node{Name: "vm", NodeHostname: "vm", CPUs: 3}, "", nil},
-		{"by full name", "NodeName=vm CPUs=1\nNodeName=vm.site.org CPUs=2\n", Node{Name: "vm.site.org", NodeHostname: "vm.site.org", CPUs: 2}, "", nil},
-		{"by host name", "NodeName=n[1-3] NodeHostname=x,vm,y NodeAddr=10.0.0.[1-3] Procs=2\n", Node{Name: "n2", NodeHostname: "vm", CPUs: 2}, "", nil},
-		{"one host for many", "NodeName=n[1-3] NodeHostname=vm\n", Node{Name: "n1", NodeHostname: "vm"}, "", nil},
+		{"by name", "NodeName=a,vm,b CPUs=3\n", Node{Name: "vm", CPUs: 3}, "", nil},
+		{"by full name", "NodeName=vm CPUs=1\nNodeName=vm.site.org CPUs=2\n", Node{Name: "vm.site.org", CPUs: 2}, "", nil},
+		{"by host name", "NodeName=n[1-3] NodeHostname=x,vm,y NodeAddr=10.0.0.[1-3] Procs=2\n", Node{Name: "n2", CPUs: 2}, "", nil},
+		{"one host for many", "NodeName=n[1-3] NodeHostname=vm\n", Node{Name: "n1"}, "", nil},
 		{
 			"defaults add up", "GresTypes=gpu\nNodeName=DEFAULT CPUs=2 RealMemory=5\nNodeName=DEFAULT Gres=gpu:1\nNodeName=vm CPUs=4\n",
-			Node{Name: "vm", NodeHostname: "vm", CPUs: 4, RealMemory: 5, Gres: []NodeGres{{Name: "gpu", Count: 1}}}, "",
+			Node{Name: "vm", CPUs: 4, RealMemory: 5, Gres: []NodeGres{{Name: "gpu", Count: 1}}}, "",
 			[]string{`warning: slurm.conf:4: NodeName="vm": gpu:1, but gres.conf has 0; the node is drained: mend one of them`},
 		},
 		{
 			"topology", "NodeName=vm Boards=2 SocketsPerBoard=3 CoresPerSocket=4 ThreadsPerCore=2\n",
-			Node{Name: "vm", NodeHostname: "vm", CPUs: 48, Boards: 2, Sockets: 3, CoresPerSocket: 4, ThreadsPerCore: 2}, "", nil,
+			Node{Name: "vm", CPUs: 48, Boards: 2, Sockets: 3, CoresPerSocket: 4, ThreadsPerCore: 2}, "", nil,
 		},
-		{"some topology", "NodeName=vm CoresPerSocket=4\n", Node{Name: "vm", NodeHostname: "vm", CPUs: 4, CoresPerSocket: 4}, "", nil},
-		{"CPUs win", "NodeName=vm CPUs=2 Sockets=8\n", Node{Name: "vm", NodeHostname: "vm", CPUs: 2, Sockets: 8}, "", nil},
-		{"nothing told", "NodeName=vm\n", Node{Name: "vm", NodeHostname: "vm"}, "", nil},
+		{"some topology", "NodeName=vm CoresPerSocket=4\n", Node{Name: "vm", CPUs: 4, CoresPerSocket: 4}, "", nil},
+		{"CPUs win", "NodeName=vm CPUs=2 Sockets=8\n", Node{Name: "vm", CPUs: 2, Sockets: 8}, "", nil},
+		{"nothing told", "NodeName=vm\n", Node{Name: "vm"}, "", nil},
 		{
-			"the only one", "NodeName=other CPUs=64\n", Node{Name: "other", NodeHostname: "other", CPUs: 64}, "",
+			"the only one", "NodeName=other CPUs=64\n", Node{Name: "other", CPUs: 64}, "",
 			[]string{`warning: slurm.conf:1: no node is named "vm.site.org": taking "other", the only one, for this host`},
 		},
 		{
-			"not among them", "NodeName=n[1-2]\n", Node{Name: "vm", NodeHostname: "vm.site.org"}, "",
+			"not among them", "NodeName=n[1-2]\n", Node{Name: "vm"}, "",
 			[]string{`error: slurm.conf: cannot find this host "vm.site.org" among 2 nodes; add NodeName=vm, or NodeHostname=vm.site.org to a node`},
 		},
-		{"no nodes", "\n", Node{Name: "vm", NodeHostname: "vm.site.org"}, "", nil},
+		{"no nodes", "\n", Node{Name: "vm"}, "", nil},
 		{
-			"twice", "NodeName=vm CPUs=1\nNodeName=a,vm CPUs=2\n", Node{Name: "vm", NodeHostname: "vm", CPUs: 1}, "",
+			"twice", "NodeName=vm CPUs=1\nNodeName=a,vm CPUs=2\n", Node{Name: "vm", CPUs: 1}, "",
 			[]string{`error: slurm.conf:2: cannot take node "vm" again: it is in slurm.conf:1 already; remove one of them`},
 		},
 		{
-			"lists of two lengths", "NodeName=vm,b NodeHostname=x,y,z\n", Node{Name: "vm", NodeHostname: "vm"}, "",
+			"lists of two lengths", "NodeName=vm,b NodeHostname=x,y,z\n", Node{Name: "vm"}, "",
 			[]string{`error: slurm.conf:1: cannot use NodeHostname="x,y,z": 3 names for 2 nodes; name as many as NodeName does`},
 		},
 		{
-			"bad names", "NodeName=n[1-\nNodeName=ALL\nNodeName=\"\"\nNodeName=a/b\nNodeName=vm\n", Node{Name: "vm", NodeHostname: "vm"}, "",
+			"bad names", "NodeName=n[1-\nNodeName=ALL\nNodeName=\"\"\nNodeName=a/b\nNodeName=vm\n", Node{Name: "vm"}, "",
 			[]string{
 				`error: slurm.conf:1: cannot use NodeName="n[1-": cannot expand host list "n[1-": a bracket is not closed; write a list such as n[1-3,5],m`,
 				`error: slurm.conf:2: cannot use NodeName="ALL": the name is reserved; give the node another name`,
@@ -57,14 +57,14 @@ func TestNodes(t *testing.T) {
 			},
 		},
 		{
-			"bad numbers", "NodeName=vm CPUs=0 RealMemory=big\n", Node{Name: "vm", NodeHostname: "vm"}, "",
+			"bad numbers", "NodeName=vm CPUs=0 RealMemory=big\n", Node{Name: "vm"}, "",
 			[]string{
 				`error: slurm.conf:1: cannot use CPUs="0": out of range; write a number from 1 to 65535`,
 				`error: slurm.conf:1: cannot use RealMemory="big": not a whole number; write a number from 1 to 8796093022207`,
 			},
 		},
-		{"default partition", "NodeName=vm\nPartitionName=a Nodes=vm\nPartitionName=b Nodes=v[a-b]\nPartitionName=c Nodes=vm,x Default=yes\n", Node{Name: "vm", NodeHostname: "vm"}, "c", []string{`warning: slurm.conf:3: Nodes="v[a-b]": cannot expand host list "v[a-b]": "a-b" is no range of numbers; write a list such as n[1-3,5],m`}},
-		{"default elsewhere", "NodeName=vm,x\nPartitionName=DEFAULT Nodes=ALL\nPartitionName=c Nodes=x Default=yes\nPartitionName=d\nPartitionName=e\n", Node{Name: "vm", NodeHostname: "vm"}, "d", nil},
+		{"default partition", "NodeName=vm\nPartitionName=a Nodes=vm\nPartitionName=b Nodes=v[a-b]\nPartitionName=c Nodes=vm,x Default=yes\n", Node{Name: "vm"}, "c", []string{`warning: slurm.conf:3: Nodes="v[a-b]": cannot expand host list "v[a-b]": "a-b" is no range of numbers; write a list such as n[1-3,5],m`}},
+		{"default elsewhere", "NodeName=vm,x\nPartitionName=DEFAULT Nodes=ALL\nPartitionName=c Nodes=x Default=yes\nPartitionName=d\nPartitionName=e\n", Node{Name: "vm"}, "d", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, probs, dir := load(t, map[string]string{"slurm.conf": c.conf})

@@ -25,10 +25,8 @@ type Problem struct {
 	Severity Severity
 	File     string
 	Line     int // the first line of the statement; 0 is the file as a whole
-	// Key and Value are what was written, empty where a line has none.
-	Key, Value string
-	Text       string
-	Remedy     string // what to write instead; may be empty
+	Text     string
+	Remedy   string // what to write instead; may be empty
 }
 
 // String is one line: "FILE:LINE: TEXT; REMEDY".
@@ -73,10 +71,10 @@ func (ps *problems) at(s statement, sev Severity, remedy, format string, args ..
 // value adds a mistake in the value of a key.
 func (ps *problems) value(s statement, p pair, f *flaw) {
 	text := fmt.Sprintf("cannot use %s=%.200q: %s", p.key, p.value, f.why)
-	if f.severity == SeverityWarning {
+	if f.severity != SeverityError {
 		text = fmt.Sprintf("%s=%.200q: %s", p.key, p.value, f.why)
 	}
-	ps.add(Problem{Severity: f.severity, File: s.file, Line: s.line, Key: p.key, Value: p.value, Text: text, Remedy: f.remedy})
+	ps.add(Problem{Severity: f.severity, File: s.file, Line: s.line, Text: text, Remedy: f.remedy})
 }
 
 // valueOf adds a mistake in the value that a statement gives to a key.

@@ -69,12 +69,12 @@ func TestInclude(t *testing.T) {
 	c, probs, dir := load(t, map[string]string{
 		"slurm.conf": "ClusterName=Abc\nINCLUDE\t %c.inc\nInclude \"" + filepath.Join(sub, "far.conf") + "\"\ninclude none.conf\ninclude *.inc\n",
 		"abc.inc":    "KillWait=7\nKillWait=junk\n",
-		"near.conf":  "TmpFS=/near\n", // relative to slurm.conf, not to the file that names it
+		"near.conf":  "UnkillableStepProgram=/near\n", // relative to slurm.conf, not to the file that names it
 		"mpi.conf":   "include %c.mpi\n",
 		"abc.mpi":    "PMIxDebug=yes\n",
 	})
-	if c.KillWait.Seconds() != 7 || c.MinJobAge.Seconds() != 9 || c.TmpFS != "/near" {
-		t.Errorf("got %v, %v, %q", c.KillWait, c.MinJobAge, c.TmpFS)
+	if c.KillWait.Seconds() != 7 || c.MinJobAge.Seconds() != 9 || c.UnkillableStepProgram != "/near" {
+		t.Errorf("got %v, %v, %q", c.KillWait, c.MinJobAge, c.UnkillableStepProgram)
 	}
 	if !c.Mpi.Debug {
 		t.Errorf("mpi.conf: got %v", c.Mpi)

@@ -17,12 +17,6 @@ type TaskPluginParam struct {
 	Autobind string
 	// Verbose reports every binding, as --cpu-bind=verbose does.
 	Verbose bool
-	// SlurmdOffSpec keeps the daemons off the specialized cores (CoreSpecCount,
-	// CpuSpecList); without it they are confined to them.
-	SlurmdOffSpec bool
-	// SlurmdSpecOverride takes CPUs and memory that noded itself must not use, by
-	// its cgroup, for specialized ones.
-	SlurmdSpecOverride bool
 	// OOMKillStep kills the whole step when the kernel kills one process of it
 	// for want of memory.
 	OOMKillStep bool
@@ -35,15 +29,10 @@ type JobAcctGatherParams struct {
 	NoShared, UsePss bool
 	// OverMemoryKill kills a step that a sample finds over its memory.
 	OverMemoryKill bool
-	// DisableGPUAcct takes no figures from GPUs.
-	DisableGPUAcct bool
-	// NoFileCache ("no_file_cache") leaves pages of files out of what a cgroup v2
-	// reports, and with them memory.peak.
-	NoFileCache bool
 }
 
 // taskPlugin reads the list; "none" stands alone.
-func taskPlugin(c *Config) setter {
+func taskPlugin(field *[]string) setter {
 	return func(v string) *flaw {
 		const remedy = "write task/affinity,task/cgroup, one of them, or task/none"
 		var out []string
@@ -66,7 +55,7 @@ func taskPlugin(c *Config) setter {
 		case !none && out == nil:
 			return wrong(remedy, "no plugin is named")
 		}
-		c.TaskPlugin, c.TaskPluginTold = out, true
+		*field = out
 		return nil
 	}
 }
@@ -89,12 +78,9 @@ func taskPluginParam(field *TaskPluginParam) setter {
 				p.Bind = word
 			case word == "verbose":
 				p.Verbose = true
-			case word == "slurmdoffspec":
-				p.SlurmdOffSpec = true
-			case word == "slurmdspecoverride":
-				p.SlurmdSpecOverride = true
 			case word == "oomkillstep":
 				p.OOMKillStep = true
+			case word == "slurmdoffspec", word == "slurmdspecoverride": // no effect here
 			default:
 				return wrong(remedy, "%q is not known", w)
 			}
@@ -129,10 +115,7 @@ func acctParams(field *JobAcctGatherParams) setter {
 				p.UsePss = true
 			case "overmemorykill":
 				p.OverMemoryKill = true
-			case "disablegpuacct":
-				p.DisableGPUAcct = true
-			case "no_file_cache":
-				p.NoFileCache = true
+			case "disablegpuacct", "no_file_cache": // no effect here
 			case "noovermemorykill": // of old releases, and the default since
 			default:
 				return wrong(remedy, "%q is not known", w)

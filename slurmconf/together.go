@@ -13,7 +13,6 @@ func exclusive() [][2]string {
 		{"DefMemPerCPU", "DefMemPerNode"},
 		{"MaxMemPerCPU", "MaxMemPerNode"},
 		{"Sockets", "SocketsPerBoard"},
-		{"CoreSpecCount", "CpuSpecList"},
 	}
 }
 
@@ -44,16 +43,6 @@ func (l *loader) excludeIn(s statement) {
 // nodeTogether checks what the keys of a NodeName line mean together.
 func (l *loader) nodeTogether(s statement, n *Node) {
 	l.excludeIn(s)
-	cores := n.CPUs / max(n.ThreadsPerCore, 1)
-	switch last := len(n.CpuSpecList) - 1; {
-	case n.CPUs == 0: // the hardware's
-	case n.CoreSpecCount > 0 && n.CoreSpecCount >= cores:
-		l.probs.valueOf(s, "CoreSpecCount", wrong("leave cores to the steps", "the node has %d cores", cores))
-	case last >= 0 && n.CpuSpecList[last] >= n.CPUs:
-		l.probs.valueOf(s, "CpuSpecList", wrong(fmt.Sprintf("write CPUs up to %d", n.CPUs-1), "the node has no CPU %d", n.CpuSpecList[last]))
-	case last+1 == n.CPUs:
-		l.probs.valueOf(s, "CpuSpecList", wrong("leave CPUs to the steps", "these are all CPUs of the node"))
-	}
 	if n.RealMemory > 0 && n.MemSpecLimit >= n.RealMemory {
 		l.probs.valueOf(s, "MemSpecLimit", wrong("leave memory to the steps", "RealMemory is %d", n.RealMemory))
 	}
@@ -89,7 +78,7 @@ func (l *loader) memoryBounds() {
 		}
 		if k.most > 0 && k.def > k.most {
 			l.probs.add(Problem{
-				Severity: SeverityError, File: from.file, Line: from.line, Key: k.key, Value: fmt.Sprint(k.def),
+				Severity: SeverityError, File: from.file, Line: from.line,
 				Text: fmt.Sprintf("cannot use %s=%d: it is more than the %d MiB that a step may ask for", k.key, k.def, k.most), Remedy: "write it lower, or Max" + k.key[3:] + " higher",
 			})
 		}

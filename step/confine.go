@@ -6,13 +6,10 @@ import (
 )
 
 // Confinement says in which cgroups the tasks of a step are limited and
-// accounted for, and by which task plugins. noded has made the directories of
+// accounted for. noded has made the directories of
 // job and step, and has written their limits; those of single tasks are stepd's.
 // The zero value confines nothing.
 type Confinement struct {
-	// Plugins are the site's task plugins in their order ("task/affinity",
-	// "task/cgroup"), "task/none" left out.
-	Plugins []string `json:"plugins,omitempty"`
 	// V1 are the step's directories in the v1 hierarchies, by controller
 	// ("memory", "cpuset", "devices"). On cgroup v2 it is empty: there the step's
 	// place is Proctrack.Tasks.

@@ -108,7 +108,7 @@ func (e *MissingError) Unwrap() error { return e.Cause }
 type MPIServices interface {
 	// Spawn starts another step of the job and returns when its tasks are about to
 	// be started.
-	Spawn(ctx context.Context, r SpawnRequest) (SpawnReply, error)
+	Spawn(ctx context.Context, r SpawnRequest) (ID, error)
 	// Publish, Lookup and Unpublish keep the job's names (MPI_Publish_name). Lookup
 	// of a name that nobody has published is found=false.
 	Publish(ctx context.Context, name, port string) error
@@ -149,12 +149,6 @@ type SpawnApp struct {
 type KeyValue struct {
 	Key   string `json:"key"`
 	Value []byte `json:"value"`
-}
-
-// SpawnReply is the new step.
-type SpawnReply struct {
-	ID     ID  `json:"id"`
-	NTasks int `json:"ntasks"`
 }
 
 // SpawnError says that a step was made whose tasks could not all be started; it

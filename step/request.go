@@ -270,8 +270,6 @@ type User struct {
 	UID    uint32   `json:"uid"`
 	GID    uint32   `json:"gid"`
 	Groups []uint32 `json:"groups"` // all of them, the primary one included
-	Home   string   `json:"home,omitempty"`
-	Shell  string   `json:"shell,omitempty"`
 }
 
 // SpankConf is what stepd needs to read the plugin stack.

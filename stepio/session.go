@@ -32,15 +32,6 @@ type Options struct {
 	Failed func(err error)
 }
 
-// StreamError is why a stream ends before its time.
-type StreamError struct {
-	FD  int // of the tasks' stream: 0 to 2
-	Err error
-}
-
-func (e *StreamError) Error() string { return e.Err.Error() }
-func (e *StreamError) Unwrap() error { return e.Err }
-
 // failed tells why a stream ends before its time.
 func (o *Options) failed(fd int, file *os.File, err error) {
 	if err == nil || o.Failed == nil {
@@ -53,7 +44,7 @@ func (o *Options) failed(fd int, file *os.File, err error) {
 	if path, ok := errors.AsType[*os.PathError](err); ok {
 		err = path.Err
 	}
-	o.Failed(&StreamError{fd, fmt.Errorf("cannot %s %s %q: %w", verb, streamNames[fd], file.Name(), err)})
+	o.Failed(fmt.Errorf("cannot %s %s %q: %w", verb, streamNames[fd], file.Name(), err))
 }
 
 var streamNames = [3]string{"stdin", "stdout", "stderr"}

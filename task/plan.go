@@ -18,8 +18,6 @@ type Plan struct {
 	// Ranks are those of this node's tasks, ascending: a local id is a place in
 	// there. What there is one of for each task is counted by local id.
 	Ranks []int
-	// Title is the host's argv[0].
-	Title string
 	// Env is the job's environment as plugins see it at init.
 	Env []string
 	// HostEnv is the host's own environ.
@@ -40,7 +38,6 @@ func MakePlan(spec *step.Spec) (*Plan, error) {
 	p := &Plan{
 		Spec:    spec,
 		Ranks:   spec.LocalRanks(),
-		Title:   fmt.Sprintf("spankhost: [%s]", spec.ID.Name()),
 		Env:     jobEnv(spec),
 		HostEnv: hostEnv(spec),
 	}

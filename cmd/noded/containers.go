@@ -71,7 +71,7 @@ func (s *site) checkHidden() {
 				continue
 			}
 			s.problems = append(s.problems, slurmconf.Problem{
-				Severity: slurmconf.SeverityWarning, File: s.conf.File, Key: "JobContainerType", Value: s.conf.JobContainerType,
+				Severity: slurmconf.SeverityWarning, File: s.conf.File,
 				Text:   fmt.Sprintf("the %s directory %q lies in %q, in whose place each job has one of its own: %s", own.what, own.dir, d, own.lost),
 				Remedy: fmt.Sprintf("%s, or leave %s out of Dirs= in job_container.conf", own.remedy, d),
 			})

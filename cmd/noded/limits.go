@@ -132,9 +132,9 @@ func (l *limits) Plan(spec *step.Spec) (*step.LimitPlan, error) {
 		return nil, err
 	}
 	ask := cgroup.Ask{
-		ID: spec.ID, NodeMB: l.nodeMB, JobMB: spec.JobMemoryMB, MB: spec.MemoryMB,
+		NodeMB: l.nodeMB, JobMB: spec.JobMemoryMB, MB: spec.MemoryMB,
 		JobCPUs: spec.JobCPUs, CPUs: spec.CPUs, Bindable: l.bindable,
-		OOMGroup: l.group(spec), PerTask: l.account, Plugins: l.plugins,
+		OOMGroup: l.group(spec), PerTask: l.account,
 		CgroupPlugin: slices.Contains(l.plugins, "task/cgroup"),
 	}
 	if l.account && !l.v2Only {

@@ -108,7 +108,7 @@ func (s *site) checkValues() {
 	if self, err := os.Executable(); err == nil && s.conf.MpiDefault == mpi.PMIx {
 		if _, err := program(self, "pmixhost"); err != nil {
 			s.problems = append(s.problems, slurmconf.Problem{
-				Severity: slurmconf.SeverityWarning, File: s.conf.File, Key: "MpiDefault", Value: s.conf.MpiDefault,
+				Severity: slurmconf.SeverityWarning, File: s.conf.File,
 				Text:   fmt.Sprintf("MpiDefault=%s cannot serve: %v", s.conf.MpiDefault, err),
 				Remedy: "build with libpmix-dev installed, or write another one: every step must name one else",
 			})
@@ -130,7 +130,7 @@ func (s *site) checkProgram(key, path string) {
 		why = err.Error()
 	}
 	s.problems = append(s.problems, slurmconf.Problem{
-		Severity: slurmconf.SeverityWarning, File: s.conf.File, Key: key, Value: path,
+		Severity: slurmconf.SeverityWarning, File: s.conf.File,
 		Text: fmt.Sprintf("%s=%q cannot be run: %s", key, path, why), Remedy: "install it, or remove the key",
 	})
 }

@@ -41,7 +41,6 @@ func readMultiProg(path string, ntasks int) ([]step.App, error) {
 type progLine struct {
 	number int
 	words  []string
-	rest   bool // for the tasks that no other line names
 }
 
 // parseMultiProg gives every task its program. Errors name file and line.
@@ -103,7 +102,7 @@ func (p *multiProg) add(number int, line string) error {
 	if len(words) == 0 || words[0] == "" {
 		return fmt.Errorf("%q has no program behind it", ranks)
 	}
-	p.lines = append(p.lines, progLine{number: number, words: words, rest: ranks == "*"})
+	p.lines = append(p.lines, progLine{number: number, words: words})
 	if ranks == "*" {
 		if p.rest >= 0 {
 			return fmt.Errorf("\"*\" is in line %d already", p.lines[p.rest].number)

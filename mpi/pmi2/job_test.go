@@ -16,7 +16,7 @@ type fakeJob struct {
 	names   map[string]string   // guarded by mu
 	spawned []step.SpawnRequest // guarded by mu
 	// answer is Spawn's; nil makes step 12.4.
-	answer func(ctx context.Context, r step.SpawnRequest) (step.SpawnReply, error)
+	answer func(ctx context.Context, r step.SpawnRequest) (step.ID, error)
 }
 
 func newFakeJob() *fakeJob { return &fakeJob{names: make(map[string]string)} }
@@ -59,7 +59,7 @@ func (j *fakeJob) Unpublish(_ context.Context, name string) error {
 	return nil
 }
 
-func (j *fakeJob) Spawn(ctx context.Context, r step.SpawnRequest) (step.SpawnReply, error) {
+func (j *fakeJob) Spawn(ctx context.Context, r step.SpawnRequest) (step.ID, error) {
 	j.mu.Lock()
 	j.spawned = append(j.spawned, r)
 	answer := j.answer
@@ -68,13 +68,9 @@ func (j *fakeJob) Spawn(ctx context.Context, r step.SpawnRequest) (step.SpawnRep
 		return answer(ctx, r)
 	}
 	if strings.HasPrefix(r.Apps[0].Argv[0], "/no/") {
-		return step.SpawnReply{}, errors.New("no such file")
+		return step.ID{}, errors.New("no such file")
 	}
-	n := 0
-	for _, a := range r.Apps {
-		n += a.NTasks
-	}
-	return step.SpawnReply{ID: step.ID{Job: 12, Step: 4}, NTasks: n}, nil
+	return step.ID{Job: 12, Step: 4}, nil
 }
 
 // last is what was asked of Spawn last.

@@ -88,9 +88,9 @@ func refusalOf(err error) *refusal {
 
 // spawn starts another step of the job, and returns its id.
 func (p *Plugin) spawn(ctx context.Context, r *rank, s *spawnRequest) (id string, errs []int, why *refusal) {
-	reply, err := p.job.Job.Spawn(ctx, step.SpawnRequest{Rank: r.n, Apps: s.apps, Preput: s.preput, MPI: Name})
+	made, err := p.job.Job.Spawn(ctx, step.SpawnRequest{Rank: r.n, Apps: s.apps, Preput: s.preput, MPI: Name})
 	if err == nil {
-		return reply.ID.String(), make([]int, s.ntasks()), nil
+		return made.String(), make([]int, s.ntasks()), nil
 	}
 	errs = make([]int, s.ntasks())
 	failed, some := errors.AsType[*step.SpawnError](err)

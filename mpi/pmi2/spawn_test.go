@@ -53,8 +53,8 @@ func TestSpawn(t *testing.T) {
 				t.Errorf("got  %+v\nwant %+v", got, want)
 			}
 			// What fails is told rank by rank, and may be tried again.
-			w.job.answer = func(context.Context, step.SpawnRequest) (step.SpawnReply, error) {
-				return step.SpawnReply{}, &step.SpawnError{ID: step.ID{Job: 12, Step: 5}, Failed: map[int]string{1: "x"}, Cause: "no such file"}
+			w.job.answer = func(context.Context, step.SpawnRequest) (step.ID, error) {
+				return step.ID{}, &step.SpawnError{ID: step.ID{Job: 12, Step: 5}, Failed: map[int]string{1: "x"}, Cause: "no such file"}
 			}
 			if version == 1 {
 				f.ask(block1(1, 1, 2, "no"), "cmd=spawn_result rc=-1 msg=cannot_start_the_tasks_of_step_12.5_(rank_1):_no_such_file errcodes=0,14")
@@ -180,11 +180,11 @@ func TestSpawnRefused(t *testing.T) {
 func TestSpawnOfAnEndedRank(t *testing.T) {
 	w := newWorld(t, 2, Config{WaitsPerRank: 2})
 	begun, ended := make(chan struct{}, 4), make(chan struct{}, 4)
-	w.job.answer = func(ctx context.Context, _ step.SpawnRequest) (step.SpawnReply, error) {
+	w.job.answer = func(ctx context.Context, _ step.SpawnRequest) (step.ID, error) {
 		begun <- struct{}{}
 		<-ctx.Done()
 		ended <- struct{}{}
-		return step.SpawnReply{}, context.Cause(ctx)
+		return step.ID{}, context.Cause(ctx)
 	}
 	f := w.ranks[0].init2()
 	for i := range 2 {

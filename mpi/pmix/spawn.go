@@ -46,7 +46,7 @@ func (p *Plugin) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(infos), errTimeout)
 	defer cancel()
 	p.waits(int(who.rank), "spawn", "")
-	got, err := p.job.Job.Spawn(ctx, step.SpawnRequest{Rank: int(who.rank), Apps: apps, MPI: pmixName})
+	id, err := p.job.Job.Spawn(ctx, step.SpawnRequest{Rank: int(who.rank), Apps: apps, MPI: pmixName})
 	p.note(who, func(*rank) {})
 	if err != nil {
 		p.log(fmt.Sprintf("cannot spawn for MPI rank %d: %v", who.rank, err))
@@ -55,8 +55,8 @@ func (p *Plugin) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 		}
 		return status(stError), nil
 	}
-	p.others.spawned(Nspace(got.ID))
-	return reply{fill: func(w *writer) { w.str(Nspace(got.ID)) }}, nil
+	p.others.spawned(Nspace(id))
+	return reply{fill: func(w *writer) { w.str(Nspace(id)) }}, nil
 }
 
 // readApp reads one command; what the whole spawn was told counts for each.

@@ -161,18 +161,18 @@ func (s *Services) Cancel(reason string) {
 // Spawn starts another step and returns when its tasks run. One whose tasks cannot
 // all be started is ended, and the error is a *step.SpawnError. Where ctx ends
 // first, the new step is ended.
-func (s *Services) Spawn(ctx context.Context, r step.SpawnRequest) (step.SpawnReply, error) {
+func (s *Services) Spawn(ctx context.Context, r step.SpawnRequest) (step.ID, error) {
 	req, err := request(s.Spec, r)
 	if err != nil {
-		return step.SpawnReply{}, err
+		return step.ID{}, err
 	}
 	c, err := s.begin(r.Rank)
 	if err != nil {
-		return step.SpawnReply{}, err
+		return step.ID{}, err
 	}
 	if err := c.start(ctx, req, r); err != nil {
 		s.end(c)
-		return step.SpawnReply{}, err
+		return step.ID{}, err
 	}
 	go func() {
 		defer s.end(c)
@@ -180,10 +180,10 @@ func (s *Services) Spawn(ctx context.Context, r step.SpawnRequest) (step.SpawnRe
 	}()
 	select {
 	case err := <-c.launched:
-		return step.SpawnReply{ID: c.id, NTasks: req.NTasks}, err
+		return c.id, err
 	case <-ctx.Done():
 		c.giveUp("the task that has spawned it is gone")
-		return step.SpawnReply{}, fmt.Errorf("cannot wait for step %s: %w", c.id, context.Cause(ctx))
+		return step.ID{}, fmt.Errorf("cannot wait for step %s: %w", c.id, context.Cause(ctx))
 	}
 }
 

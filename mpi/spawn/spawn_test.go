@@ -152,16 +152,16 @@ func (p *played) state() {
 }
 
 type result struct {
-	reply step.SpawnReply
-	err   error
+	id  step.ID
+	err error
 }
 
 // spawn begins one, and waits for the launch.
 func (p *played) spawn(ctx context.Context) chan result {
 	got := make(chan result, 1)
 	go func() {
-		reply, err := p.svc.Spawn(ctx, step.SpawnRequest{Rank: 3, MPI: "pmi2", Apps: []step.SpawnApp{{Argv: []string{"/x/c", "a"}, NTasks: 2}}})
-		got <- result{reply, err}
+		id, err := p.svc.Spawn(ctx, step.SpawnRequest{Rank: 3, MPI: "pmi2", Apps: []step.SpawnApp{{Argv: []string{"/x/c", "a"}, NTasks: 2}}})
+		got <- result{id, err}
 	}()
 	select {
 	case <-p.launched:
@@ -207,7 +207,7 @@ func TestSpawn(t *testing.T) {
 	}
 	p.rec.Tasks[1].State = step.TaskExited // and was never seen running
 	p.state()
-	if r := p.wait(got); r.err != nil || r.reply.ID != (step.ID{Job: 7, Step: 1}) || r.reply.NTasks != 2 {
+	if r := p.wait(got); r.err != nil || r.id != (step.ID{Job: 7, Step: 1}) {
 		t.Fatalf("%+v", r)
 	}
 	if want := []stepapi.StreamFD{{FD: 1, Rank: step.AllRanks}}; !reflect.DeepEqual(p.attached, want) || !p.heard("descriptor 2 of step 7.1 is /dev/null") {

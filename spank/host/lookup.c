@@ -77,11 +77,10 @@ static int print_user(const struct passwd *pw)
 	size_t len;
 	FILE *to;
 
-	if (!one_line(pw->pw_name) || !one_line(pw->pw_dir) || !one_line(pw->pw_shell))
+	if (!one_line(pw->pw_name))
 		return failed("use the entry of the user: it has a line break", EINVAL);
 	to = must(open_memstream(&text, &len));
-	fprintf(to, "uid=%u\ngid=%u\nname=%s\nhome=%s\nshell=%s\n", pw->pw_uid, pw->pw_gid,
-		pw->pw_name, pw->pw_dir, pw->pw_shell);
+	fprintf(to, "uid=%u\ngid=%u\nname=%s\n", pw->pw_uid, pw->pw_gid, pw->pw_name);
 	bool ok = print_groups(to, pw->pw_name, pw->pw_gid);
 	/* All or nothing: a list of groups that was cut would grant less, or more. */
 	if (fclose(to) != 0 || !ok)

@@ -41,7 +41,6 @@ type Layout struct {
 
 // Ask is what job and step were given, and what of the node they were not.
 type Ask struct {
-	ID                step.ID
 	NodeMB, JobMB, MB uint64 // memory; of the node RealMemory
 	JobCPUs, CPUs     string // lists
 	JobDenied, Denied []step.Device
@@ -49,8 +48,7 @@ type Ask struct {
 	OOMGroup          step.OOMGroup
 	AccountV1         []string // v1 controllers that are accounted by
 	PerTask           bool     // accounted by task
-	Plugins           []string
-	CgroupPlugin      bool // task/cgroup is among the site's task plugins
+	CgroupPlugin      bool     // task/cgroup is among the site's task plugins
 }
 
 // planner gathers a plan.
@@ -68,7 +66,6 @@ func MakePlan(conf Conf, at Layout, ask Ask) (*step.LimitPlan, error) {
 		conf = Conf{}
 	}
 	p := &planner{conf: conf, at: at, ask: ask}
-	p.plan.Confine.Plugins = ask.Plugins
 	p.plan.Confine.PerTask = ask.PerTask
 	for _, c := range ask.AccountV1 {
 		p.needV1(c)

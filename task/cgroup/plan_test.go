@@ -44,8 +44,8 @@ func layoutV1() Layout {
 
 func ask(change func(*Ask)) Ask {
 	a := Ask{
-		ID: step.ID{Job: 7}, NodeMB: 16 * gb, JobMB: 4 * gb, MB: 1 * gb, JobCPUs: "2-5", CPUs: "2-3",
-		Bindable: true, CgroupPlugin: true, Plugins: []string{"task/affinity", "task/cgroup"},
+		NodeMB: 16 * gb, JobMB: 4 * gb, MB: 1 * gb, JobCPUs: "2-5", CPUs: "2-3",
+		Bindable: true, CgroupPlugin: true,
 		JobDenied: []step.Device{{Type: "c", Major: 195, Minor: 1}},
 		Denied:    []step.Device{{Type: "c", Major: 195, Minor: 0}, {Type: "c", Major: 195, Minor: 1}},
 	}
@@ -104,7 +104,7 @@ func TestPlanGolden(t *testing.T) {
 		{"v2_max", conf(func(c *Conf) { c.MaxRAM, c.Cores, c.Devices = 10, false, false }), layoutV2(), ask(nil)},
 		{"v2_oom_step", conf(func(c *Conf) { c.Cores, c.Devices = false, false }), layoutV2(), ask(func(a *Ask) { a.OOMGroup = step.OOMGroupStep })},
 		{"v2_oom_task", conf(func(c *Conf) { c.Cores, c.Devices = false, false }), layoutV2(), ask(func(a *Ask) { a.OOMGroup = step.OOMGroupTask })},
-		{"no_plugin", conf(nil), layoutV2(), ask(func(a *Ask) { a.CgroupPlugin = false; a.Plugins = nil })},
+		{"no_plugin", conf(nil), layoutV2(), ask(func(a *Ask) { a.CgroupPlugin = false })},
 		{"nothing_constrained", Conf{}, layoutV2(), ask(nil)},
 		{"no_controllers", conf(nil), Layout{Why: map[string]string{"memory": "no memory controller", "cpuset": "no cpuset controller", "devices": "no devices controller"}}, ask(nil)},
 		{"v1_account", Conf{}, layoutV1(), ask(func(a *Ask) { a.AccountV1, a.PerTask = []string{"memory", "cpuacct", "blkio"}, true })},
