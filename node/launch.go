@@ -264,11 +264,11 @@ func writeEvents(log *os.File, events ...step.Event) error {
 	return nil
 }
 
-// namespaces says in the spec what there is of the job's container, and returns it as
-// stepd's descriptors from FDContainer on, peers among them.
+// namespaces sets in the spec which namespaces the job's container has, and returns them as
+// stepd's descriptors from FDContainer on.
 func (n *Node) namespaces(ns step.Namespaces, spec *step.Spec, null *os.File) []*os.File {
 	spec.ContainerNS = ns.Mount != nil
 	spec.EntireStepInNS = spec.ContainerNS && n.cfg.Containers.EntireStepInNS()
 	spec.PIDNamespace, spec.UserNamespace = ns.PID != nil, ns.User != nil
-	return []*os.File{cmp.Or(ns.Mount, null), cmp.Or(ns.PID, null), cmp.Or(ns.User, null)}
+	return []*os.File{cmp.Or(ns.Mount, null), null, cmp.Or(ns.PID, null), cmp.Or(ns.User, null)}
 }

@@ -18,8 +18,10 @@ const (
 	FDEvents    = 6 // the step's event log, O_APPEND
 	FDContainer = 7 // the job's mount namespace; /dev/null where Spec.ContainerNS is false
 
-	FDPIDNamespace  = 8 // the job's pid namespace, as Spec.PIDNamespace says
-	FDUserNamespace = 9 // its user namespace, as Spec.UserNamespace says
+	// 8 is /dev/null: earlier releases have a socket there, and an upgraded stepd may be
+	// started by a noded of one.
+	FDPIDNamespace  = 9  // the job's pid namespace, as Spec.PIDNamespace says
+	FDUserNamespace = 10 // its user namespace, as Spec.UserNamespace says
 )
 
 // Type names a record.
