@@ -204,10 +204,6 @@ $(NFPM):
 	GOBIN=$(CURDIR)/$(BUILD)/tools $(GO) install github.com/goreleaser/nfpm/v2/cmd/nfpm@$(NFPM_VERSION)
 	mv $(BUILD)/tools/nfpm $@
 
-.PHONY: generate
-generate: ## api/*.pb.go from the .proto (needs protoc and its two Go plugins)
-	protoc --go_out=. --go_opt=module=stepd --go-grpc_out=. --go-grpc_opt=module=stepd api/node.proto
-
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf $(BIN) $(BUILD)

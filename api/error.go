@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // Code says in one word why noded refused a request.
@@ -32,14 +29,20 @@ const (
 
 // Error is noded's answer to a request that it refused or could not meet.
 type Error struct {
-	Code    Code
-	Message string
+	Code    Code   `json:"code"`
+	Message string `json:"message"`
 	// Waits completes "waiting for": the request would be met if it waited for this.
 	// Empty where waiting would not help.
-	Waits string
+	Waits string `json:"waits,omitempty"`
+
+	cause error // of an error of the client's own; nil of noded's
 }
 
 func (e *Error) Error() string { return e.Message }
+
+// Unwrap is the cause of an error that arose at the client, such as the errno of a
+// connection that failed.
+func (e *Error) Unwrap() error { return e.cause }
 
 // NewError returns an Error with this text.
 func NewError(code Code, text string) error { return &Error{Code: code, Message: text} }
@@ -58,22 +61,13 @@ func ContextError(err error) error {
 	return &Error{Code: Canceled, Message: err.Error()}
 }
 
-// AsError returns the Error that err is or wraps, or the Error of an answer of gRPC.
+// AsError returns the Error that err is or wraps.
 func AsError(err error) (*Error, bool) {
 	if e, ok := errors.AsType[*Error](err); ok {
 		if error(e) == err {
 			return e, true
 		}
-		return &Error{e.Code, err.Error(), e.Waits}, true // with the words of what wraps it
-	}
-	if st, ok := status.FromError(err); ok && err != nil {
-		e := &Error{Code: codeOfGRPC[st.Code()], Message: st.Message()}
-		for _, d := range st.Details() {
-			if w, ok := d.(*Waits); ok {
-				e.Waits = w.GetWhat()
-			}
-		}
-		return e, true
+		return &Error{Code: e.Code, Message: err.Error(), Waits: e.Waits, cause: e.cause}, true // with the words of what wraps it
 	}
 	return nil, false
 }
@@ -100,27 +94,33 @@ func MessageOf(err error) string {
 	return err.Error()
 }
 
-// GRPCStatus is what gRPC tells a client.
-func (e *Error) GRPCStatus() *status.Status {
-	code := codes.Unknown
-	for c, mine := range codeOfGRPC {
-		if mine == e.Code {
-			code = c
-		}
+// HTTPStatus is the status of a reply with this code.
+func (c Code) HTTPStatus() int {
+	switch c {
+	case OK:
+		return 200
+	case InvalidArgument:
+		return 400
+	case Unauthenticated:
+		return 401
+	case PermissionDenied:
+		return 403
+	case NotFound:
+		return 404
+	case Aborted:
+		return 409
+	case FailedPrecondition:
+		return 412
+	case ResourceExhausted:
+		return 429
+	case Canceled:
+		return 499 // no reader is left
+	case Unimplemented:
+		return 501
+	case Unavailable:
+		return 503
+	case DeadlineExceeded:
+		return 504
 	}
-	st := status.New(code, e.Message)
-	if e.Waits != "" {
-		if with, err := st.WithDetails(&Waits{What: e.Waits}); err == nil {
-			return with
-		}
-	}
-	return st
-}
-
-var codeOfGRPC = map[codes.Code]Code{
-	codes.OK: OK, codes.Canceled: Canceled, codes.DeadlineExceeded: DeadlineExceeded, codes.InvalidArgument: InvalidArgument,
-	codes.NotFound: NotFound, codes.PermissionDenied: PermissionDenied, codes.ResourceExhausted: ResourceExhausted,
-	codes.FailedPrecondition: FailedPrecondition, codes.Aborted: Aborted, codes.Unimplemented: Unimplemented, codes.Internal: Internal,
-	codes.Unavailable: Unavailable, codes.Unauthenticated: Unauthenticated, codes.Unknown: Unknown,
-	codes.AlreadyExists: Aborted, codes.OutOfRange: InvalidArgument, codes.DataLoss: Internal,
+	return 500
 }

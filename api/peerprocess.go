@@ -74,14 +74,3 @@ func (p Peer) OpenProcess() (int, error) {
 	}
 	return fd, nil
 }
-
-// peerConn closes the process's descriptor with the connection.
-type peerConn struct {
-	net.Conn
-	process *peerProcess
-}
-
-func (c *peerConn) Close() error {
-	c.process.close()
-	return c.Conn.Close()
-}

@@ -178,7 +178,7 @@ func TestRootArrayTask(t *testing.T) {
 	so, marks := n.path("array.so"), n.markFile(t)
 	compile(t, "-fPIC", "-shared", "-I", ownHeaders, "testdata/plugins/array.c", "-o", so)
 	n.stack(t, "required "+so+" "+marks)
-	client := dial(t, n)
+	client := n.web(t)
 	script := `#!/bin/sh
 echo $SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT $SLURM_ARRAY_TASK_MIN-$SLURM_ARRAY_TASK_MAX:$SLURM_ARRAY_TASK_STEP $SLURM_JOB_ID $SLURM_RESTART_COUNT
 stepctl run -o step.%A.%a echo of task $SLURM_ARRAY_TASK_ID

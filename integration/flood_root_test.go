@@ -6,17 +6,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"stepd/api"
 )
@@ -67,25 +64,23 @@ func TestRootFlood(t *testing.T) {
 	n := startNode(t, site{})
 	n.serves(t)
 	before := n.daemon(t)
-	good := func(ctx context.Context, c api.NodeClient, i int) error {
+	good := func(ctx context.Context, c *http.Client, i int) error {
+		verb, want := "config", api.OK
+		body := `{"schema":1}`
 		switch i % 3 {
-		case 0:
-			_, err := c.ClientConfig(ctx, &api.Empty{})
-			return err
 		case 1:
-			_, err := c.List(ctx, &api.ListRequest{})
-			return err
+			verb = "list"
+		case 2:
+			verb, body, want = "show", `{"schema":1,"job_id":4000000}`, api.NotFound
 		}
-		if _, err := c.Show(ctx, &api.StepRef{JobId: 4_000_000}); status.Code(err) != codes.NotFound {
-			return fmt.Errorf("show of an unknown job: %w", err)
+		if _, err := post(ctx, c, verb, []byte(body)); api.CodeOf(err) != want {
+			return fmt.Errorf("%s: %w", verb, err)
 		}
 		return nil
 	}
-	var conns []*grpc.ClientConn
+	var conns []*http.Client
 	for range floodClients {
-		conn, err := grpc.NewClient("unix:"+n.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		must(t, err)
-		conns = append(conns, conn)
+		conns = append(conns, n.web(t))
 	}
 	var wg sync.WaitGroup
 	var sent atomic.Int64
@@ -93,14 +88,13 @@ func TestRootFlood(t *testing.T) {
 	began := time.Now()
 	for w := range floodClients * floodAtOnce {
 		wg.Go(func() {
-			conn := conns[w%floodClients]
-			client, noise := api.NewNodeClient(conn), rand.NewChaCha8([32]byte{byte(w)})
+			client, noise := conns[w%floodClients], rand.NewChaCha8([32]byte{byte(w)})
 			for i := sent.Add(1); i <= floodRequests; i = sent.Add(1) {
 				ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 				err := error(nil)
 				if i%2 == 0 {
 					err = good(ctx, client, int(i/2))
-				} else if err = garbage(ctx, conn, noise, int(i/2)); status.Code(err) == codes.Unavailable || status.Code(err) == codes.OK {
+				} else if err = garbage(ctx, client, noise, int(i/2)); api.CodeOf(err) == api.Unavailable || api.CodeOf(err) == api.OK || api.CodeOf(err) == api.Unknown {
 					err = fmt.Errorf("garbage is answered with: %v", err)
 				} else {
 					err = nil
@@ -130,7 +124,7 @@ func TestRootFlood(t *testing.T) {
 	}
 	t.Logf("%d requests in %v: %.0f a second", floodRequests, took.Round(time.Millisecond), floodRequests/took.Seconds())
 	for _, c := range conns {
-		c.Close()
+		c.CloseIdleConnections()
 	}
 	n.sameAs(t, before)
 	if lines := strings.Count(n.log.String(), "request refused"); lines > 100 {
@@ -139,40 +133,21 @@ func TestRootFlood(t *testing.T) {
 	n.serves(t)
 }
 
-// garbage asks for what there is not, in what is no request.
-func garbage(ctx context.Context, conn *grpc.ClientConn, noise *rand.ChaCha8, i int) error {
+// garbage asks for what does not exist, in what is no request.
+func garbage(ctx context.Context, c *http.Client, noise *rand.ChaCha8, i int) error {
 	b := make([]byte, i%2000)
 	_, _ = noise.Read(b) // never fails
+	verb := "run"
 	switch i % 3 {
 	case 0:
-		_, err := api.NewNodeClient(conn).Run(ctx, &api.RunRequest{Request: b})
-		return err
+		b = runBody(b)
 	case 1:
-		return conn.Invoke(ctx, "/stepd.v1.Node/NoSuchMethod", rawMessage(b), new(rawMessage), grpc.ForceCodec(rawCodec{}))
+		verb = "nosuchverb"
+	case 2:
+		verb, b = "launch", append([]byte{0xff, 0xff}, b...)
 	}
-	return conn.Invoke(ctx, api.Node_Launch_FullMethodName, rawMessage(append([]byte{0xff, 0xff}, b...)), new(rawMessage), grpc.ForceCodec(rawCodec{}))
-}
-
-// rawMessage is bytes in the place of a message.
-type rawMessage []byte
-
-// rawCodec sends them as they are.
-type rawCodec struct{}
-
-func (rawCodec) Name() string { return "proto" }
-
-func (rawCodec) Marshal(v any) ([]byte, error) {
-	if m, ok := v.(rawMessage); ok {
-		return m, nil
-	}
-	return nil, fmt.Errorf("not bytes: %T", v)
-}
-
-func (rawCodec) Unmarshal(b []byte, v any) error {
-	if m, ok := v.(*rawMessage); ok {
-		*m = b
-	}
-	return nil
+	_, err := post(ctx, c, verb, b)
+	return err
 }
 
 // cutConn ends a connection after so many bytes from its client.
@@ -196,42 +171,40 @@ func (c *cutConn) Write(b []byte) (int, error) {
 	return 0, net.ErrClosed
 }
 
-// TestRootVanishingClients: a client of each method there is that vanishes in the middle
-// of its request, and while it waits for the answer.
+// TestRootVanishingClients: a client of each verb that vanishes in the middle of its request,
+// and while it waits for the answer.
 func TestRootVanishingClients(t *testing.T) {
 	n := startNode(t, site{})
 	p := n.start(t, call{args: []string{"run", "sleep", "1000"}})
 	id := n.running(t)
-	ref := &api.StepRef{JobId: id.JobID, StepId: &id.StepID}
-	run := &api.RunRequest{Request: request(t, []string{"true"}, []string{"PATH=/bin"}, nil)}
-	requests := map[string]proto.Message{
-		"RunRequest": run, "StepRef": ref, "LaunchRequest": &api.LaunchRequest{Step: ref, Change: []byte(`{"env":[]}`)}, "ReleaseRequest": &api.ReleaseRequest{JobId: id.JobID},
-		"ListRequest": &api.ListRequest{All: true}, "SignalRequest": &api.SignalRequest{Step: ref, Signal: 18}, "CancelRequest": &api.CancelRequest{Step: &api.StepRef{JobId: 77}},
-		"EventsRequest": &api.EventsRequest{Step: ref, Follow: true}, "DrainRequest": &api.DrainRequest{Reason: "vanished"}, "Empty": &api.Empty{},
-		"AdoptRequest": &api.AdoptRequest{Pid: 1<<22 - 1}, // a process that there is not
+	ref := fmt.Sprintf(`"schema":1,"job_id":%d,"step_id":%d`, id.JobID, id.StepID)
+	run := string(runBody(request(t, []string{"true"}, []string{"PATH=/bin"}, nil)))
+	requests := map[string]string{
+		"run": run, "dryrun": run, "reserve": run, "alloc": run,
+		"launch": "{" + ref + `,"change":{"env":[]}}`, "release": fmt.Sprintf(`{"schema":1,"job_id":%d}`, id.JobID),
+		"wait": "{" + ref + "}", "show": "{" + ref + "}", "stat": "{" + ref + "}", "output": "{" + ref + "}",
+		"unsuspend": "{" + ref + "}", "events": "{" + ref + `,"follow":true}`, "list": `{"schema":1,"all":true}`,
+		"signal": "{" + ref + `,"signal":18}`, "cancel": `{"schema":1,"job_id":77}`,
+		"adopt": `{"schema":1,"pid":4194303}`, // a process that does not exist
+		"drain": `{"schema":1,"reason":"vanished"}`, "resume": `{"schema":1}`, "node": `{"schema":1}`, "config": `{"schema":1}`,
 	}
 	must(t, n.ctlErrorRoot(t, "show", id.id()))
 	before := n.daemon(t)
-	methods := api.File_api_node_proto.Services().ByName("Node").Methods()
-	for i := range methods.Len() {
-		m := methods.Get(i)
-		in := requests[string(m.Input().Name())]
-		if in == nil {
-			t.Errorf("%s wants a %s, of which this test has none", m.Name(), m.Input().Name())
+	for _, verb := range verbs(t) {
+		in, ok := requests[verb]
+		if verb == "suspend" {
+			continue // it takes two seconds by its nature; unsuspend and signal go the same way
+		}
+		if !ok {
+			t.Errorf("this test has no request for %s", verb)
 			continue
 		}
-		if m.Name() == "Suspend" {
-			continue // it takes two seconds by its nature; Unsuspend and Signal go the same way
-		}
-		b, err := proto.Marshal(in)
-		must(t, err)
-		method := "/" + string(m.Parent().FullName()) + "/" + string(m.Name())
-		whole := n.vanish(t, method, b, 1<<40)
-		if whole < int64(len(b)+len(method)) {
-			t.Errorf("%s: %d bytes were sent of a request of %d", method, whole, len(b))
+		whole := n.vanish(t, verb, []byte(in), 1<<40)
+		if whole < int64(len(in)) {
+			t.Errorf("%s: %d bytes were sent of a request of %d", verb, whole, len(in))
 		}
 		for part := range int64(3) {
-			n.vanish(t, method, b, 1+whole*part/3)
+			n.vanish(t, verb, []byte(in), 1+whole*part/3)
 		}
 	}
 	if r := n.ctlRoot(t, "node", "resume"); r.code != 0 {
@@ -258,20 +231,30 @@ func TestRootVanishingClients(t *testing.T) {
 	n.checkClean(t)
 }
 
-// connStart are the bytes that a connection of HTTP/2 begins with: the preface, and a
-// frame of settings.
-const connStart = 24 + 9
+// verbs are those of docs/api.md, which node's TestVerbsAreDocumented compares with the
+// server's.
+func verbs(t testing.TB) (all []string) {
+	t.Helper()
+	doc, err := os.ReadFile(filepath.Join("..", "docs", "api.md"))
+	must(t, err)
+	for line := range strings.Lines(string(doc)) {
+		if verb, ok := strings.CutPrefix(line, "### "); ok {
+			all = append(all, strings.TrimSpace(verb))
+		}
+	}
+	return all
+}
 
-// vanish calls a method on a connection that ends after so many bytes, or soon after the
-// whole request. It returns how many there were.
-func (n *node) vanish(t testing.TB, method string, request []byte, bytes int64) int64 {
+// vanish sends a request on a connection that ends after so many bytes, or soon after the
+// whole request. It returns how many were sent.
+func (n *node) vanish(t testing.TB, verb string, request []byte, bytes int64) int64 {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	var sent atomic.Int64
-	enough := min(bytes, int64(connStart+len(method)+len(request)))
+	enough := min(bytes, int64(len(verb)+len(request)))
 	vanishes := sync.OnceFunc(func() { time.AfterFunc(15*time.Millisecond, cancel) })
-	conn, err := grpc.NewClient("passthrough:noded", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+	client := web(func(ctx context.Context) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, "unix", n.socket())
 		if err != nil {
 			return nil, err
@@ -281,9 +264,8 @@ func (n *node) vanish(t testing.TB, method string, request []byte, bytes int64) 
 				vanishes()
 			}
 		}}, nil
-	}))
-	must(t, err)
-	_ = conn.Invoke(ctx, method, rawMessage(request), new(rawMessage), grpc.ForceCodec(rawCodec{})) // it fails, or is cut off
-	conn.Close()
+	})
+	_, _ = post(ctx, client, verb, request) // it fails, or is cut off
+	client.CloseIdleConnections()
 	return sent.Load()
 }

@@ -7,15 +7,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 )
@@ -38,7 +35,7 @@ func TestRootRefusedRequests(t *testing.T) {
 		{[]string{"run", "-n", "99999999999999999999", "true"}, "99999999999999999999"},
 		{[]string{"run", "-c", "0", "true"}, "0"},
 		{[]string{"run", "-c", "65", "true"}, "64"},
-		{[]string{"run", "-N", "2", "true"}, "this node knows no others"},
+		{[]string{"run", "-N", "2", "true"}, "several nodes: use Slurm"},
 		{[]string{"run"}, "command"},
 		{[]string{"run", "--no-such-option", "true"}, "no-such-option"},
 		{[]string{"run", "--mpi=nosuch", "true"}, "nosuch"},
@@ -79,16 +76,6 @@ func TestRootNoNode(t *testing.T) {
 	}
 }
 
-// dial opens noded's API as root, without stepctl between.
-func dial(t testing.TB, n *node) api.NodeClient {
-	t.Helper()
-	conn, err := grpc.NewClient("unix:"+n.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(64<<20), grpc.MaxCallRecvMsgSize(64<<20)))
-	must(t, err)
-	t.Cleanup(func() { conn.Close() })
-	return api.NewNodeClient(conn)
-}
-
 // request is a step.Request without any stream, as JSON.
 func request(t testing.TB, argv, env []string, change func(map[string]any)) []byte {
 	t.Helper()
@@ -106,30 +93,34 @@ func request(t testing.TB, argv, env []string, change func(map[string]any)) []by
 }
 
 // runRaw sends one request and waits for the end of its step.
-func runRaw(t testing.TB, client api.NodeClient, body []byte) (stepDoc, error) {
+func runRaw(t testing.TB, client *http.Client, request []byte) (stepDoc, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	reply, err := client.Run(ctx, &api.RunRequest{Request: body})
+	docs, err := post(ctx, client, "run", runBody(request))
 	if err != nil {
 		return stepDoc{}, err
 	}
-	end, err := client.Wait(ctx, &api.StepRef{JobId: reply.JobId, StepId: &reply.StepId})
+	var reply api.RunReply
+	must(t, json.Unmarshal(docs[0], &reply))
+	docs, err = post(ctx, client, "wait", fmt.Appendf(nil, `{"schema":1,"job_id":%d,"step_id":%d}`, reply.JobID, reply.StepID))
 	if err != nil {
 		return stepDoc{}, err
 	}
-	var doc stepDoc
-	if len(end.Step) != 1 {
-		return doc, fmt.Errorf("Wait answered with %d documents, want 1", len(end.Step))
+	var end struct {
+		Step stepDoc `json:"step"`
 	}
-	return doc, json.Unmarshal(end.Step[0], &doc)
+	if len(docs) != 1 {
+		return end.Step, fmt.Errorf("wait answered with %d documents, want 1", len(docs))
+	}
+	return end.Step, json.Unmarshal(docs[0], &end)
 }
 
 // TestRootBeyondKernelLimits: an argument or environment that execve refuses
 // is the task's failure (E2BIG, 7), not the node's.
 func TestRootBeyondKernelLimits(t *testing.T) {
 	n := startNode(t, site{})
-	client := dial(t, n)
+	client := n.web(t)
 	many := make([]string, 40)
 	for i := range many {
 		many[i] = fmt.Sprintf("BIG%d=%s", i, strings.Repeat("x", 120<<10))
@@ -165,7 +156,7 @@ func TestRootBeyondKernelLimits(t *testing.T) {
 // TestRootMalformedRequests: noded names the field that is wrong.
 func TestRootMalformedRequests(t *testing.T) {
 	n := startNode(t, site{})
-	client := dial(t, n)
+	client := n.web(t)
 	set := func(key string, value any) func(map[string]any) {
 		return func(doc map[string]any) { doc[key] = value }
 	}
@@ -195,9 +186,9 @@ func TestRootMalformedRequests(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 			defer cancel()
-			_, err := client.Run(ctx, &api.RunRequest{Request: c.body})
-			if status.Code(err) != codes.InvalidArgument || !strings.Contains(status.Convert(err).Message(), c.says) {
-				t.Errorf("want INVALID_ARGUMENT with %q in it, got %v", c.says, err)
+			_, err := post(ctx, client, "run", runBody(c.body))
+			if api.CodeOf(err) != api.InvalidArgument || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("want invalid_argument with %q in it, got %v", c.says, err)
 			}
 		})
 	}
@@ -208,9 +199,9 @@ func TestRootMalformedRequests(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 		defer cancel()
-		_, err := client.Run(ctx, &api.RunRequest{Request: request(t, argv, big, nil)})
-		if code := status.Code(err); code != codes.ResourceExhausted && code != codes.InvalidArgument {
-			t.Errorf("want RESOURCE_EXHAUSTED or INVALID_ARGUMENT, got %v", err)
+		_, err := post(ctx, client, "run", runBody(request(t, argv, big, nil)))
+		if api.CodeOf(err) != api.InvalidArgument {
+			t.Errorf("want invalid_argument, got %v", err)
 		}
 	})
 	if steps := n.ps(t, "--all"); len(steps) != 0 {

@@ -30,7 +30,7 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 	if !samePIDs(p.PID) {
 		return nil, api.NewError(api.FailedPrecondition, "process numbers mean something else where you are: call from noded's own pid namespace")
 	}
-	pid := int(in.GetPid())
+	pid := in.PID
 	if pid <= 1 || pid == os.Getpid() {
 		return nil, api.Errorf(api.InvalidArgument, "pid: process %d cannot be adopted", pid)
 	}
@@ -72,7 +72,7 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 		return nil, externOver(j.ID)
 	}
 	f.log.WithField("pid", pid).Info("process adopted")
-	return &api.AdoptReply{JobId: j.ID, StepId: f.id.Step, Cgroup: rec.CgroupTasks, Namespaces: s.n.pinned(j.ID)}, nil
+	return &api.AdoptReply{JobID: j.ID, StepID: f.id.Step, Cgroup: rec.CgroupTasks, Namespaces: s.n.pinned(j.ID)}, nil
 }
 
 // samePIDs tells whether a client counts processes as noded does.
@@ -105,23 +105,23 @@ func ownerOf(pid int) (uint32, error) {
 // the newest of the user's.
 func (n *Node) adoptive(owner uint32, in *api.AdoptRequest) (*job, error) {
 	user := owner
-	if in.Uid != nil {
-		user = *in.Uid
+	if in.UID != nil {
+		user = *in.UID
 	}
-	j := n.reg.job(in.GetJobId())
+	j := n.reg.job(in.JobID)
 	switch {
 	case owner != 0 && owner != user:
-		return nil, api.Errorf(api.FailedPrecondition, "process %d is uid %d's, not uid %d's", in.GetPid(), owner, user)
-	case in.GetJobId() == 0 && in.Uid == nil && owner == 0:
-		return nil, api.Errorf(api.InvalidArgument, "uid: process %d is root's: say whose job, or which one, it is to be of", in.GetPid())
-	case in.GetJobId() == 0:
+		return nil, api.Errorf(api.FailedPrecondition, "process %d is uid %d's, not uid %d's", in.PID, owner, user)
+	case in.JobID == 0 && in.UID == nil && owner == 0:
+		return nil, api.Errorf(api.InvalidArgument, "uid: process %d is root's: say whose job, or which one, it is to be of", in.PID)
+	case in.JobID == 0:
 		if j = n.reg.newest(user); j == nil {
 			return nil, api.Errorf(api.NotFound, "uid %d has no job on this node", user)
 		}
 		return j, nil
 	case j == nil || !n.reg.takesSteps(j):
-		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", in.GetJobId())
-	case (owner != 0 || in.Uid != nil) && j.UID != user:
+		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", in.JobID)
+	case (owner != 0 || in.UID != nil) && j.UID != user:
 		return nil, api.Errorf(api.FailedPrecondition, "job %d is uid %d's, not uid %d's", j.ID, j.UID, user)
 	}
 	return j, nil

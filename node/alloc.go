@@ -12,11 +12,8 @@ import (
 )
 
 // alloc makes a job without a step, for the life of the client's process.
-func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, error) {
-	if len(raw) > api.RequestMax {
-		return nil, api.TooLarge(len(raw))
-	}
-	req, err := n.decode(raw)
+func (n *Node) alloc(ctx context.Context, caller api.Peer, in *api.RunRequest) (*job, error) {
+	req, err := asked(in)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +35,7 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, raw []byte) (*job, er
 	if err != nil {
 		return nil, err
 	}
-	j, err := n.admitAlloc(ctx, caller, client, req, len(raw), user)
+	j, err := n.admitAlloc(ctx, caller, client, req, requestBytes(ctx), user)
 	if err != nil {
 		unix.Close(client)
 		return nil, err
@@ -215,19 +212,19 @@ func (s *service) Alloc(ctx context.Context, in *api.RunRequest) (*api.AllocRepl
 	if err != nil {
 		return nil, err
 	}
-	j, err := s.n.alloc(ctx, caller, in.GetRequest())
+	j, err := s.n.alloc(ctx, caller, in)
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
 	return &api.AllocReply{
-		JobId: j.ID, Node: s.n.cfg.NodeName, Cpus: uint32(len(j.cpus)), CpuList: j.CPUs,
+		JobID: j.ID, Node: s.n.cfg.NodeName, CPUs: len(j.cpus), CPUList: j.CPUs,
 		Partition: s.n.cfg.Partition,
 	}, nil
 }
 
 // Release ends a job of Alloc's, and answers when nothing is left of it.
 func (s *service) Release(ctx context.Context, in *api.ReleaseRequest) (*api.Empty, error) {
-	j, err := s.ownJob(ctx, in.GetJobId())
+	j, err := s.ownJob(ctx, in.JobID)
 	if err != nil {
 		return nil, err
 	}

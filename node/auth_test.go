@@ -8,26 +8,18 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/metadata"
-
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/step"
 )
 
-// sink takes the events of a call.
+// sink takes the events of a step.
 type sink struct {
 	ctx   context.Context
 	lines int
 }
 
-func (s *sink) Send(*api.EventLine) error    { s.lines++; return nil }
-func (s *sink) Context() context.Context     { return s.ctx }
-func (s *sink) SetHeader(metadata.MD) error  { return nil }
-func (s *sink) SendHeader(metadata.MD) error { return nil }
-func (s *sink) SetTrailer(metadata.MD)       {}
-func (s *sink) SendMsg(any) error            { return nil }
-func (s *sink) RecvMsg(any) error            { return nil }
+func (s *sink) send([]byte) error { s.lines++; return nil }
 
 // TestAuthorisation: every verb, by the owner, by another user, by root and by
 // a call without credentials; on a running step, an ended and an unknown one.
@@ -42,11 +34,11 @@ func TestAuthorisation(t *testing.T) {
 
 	verbs := map[string]func(context.Context, step.ID) error{
 		"show": func(ctx context.Context, id step.ID) error {
-			_, err := tn.svc.Show(ctx, ref(id))
+			_, err := tn.shows(ctx, ref(id))
 			return err
 		},
 		"show job": func(ctx context.Context, id step.ID) error {
-			_, err := tn.svc.Show(ctx, &api.StepRef{JobId: id.Job})
+			_, err := tn.shows(ctx, api.StepRef{JobID: id.Job})
 			return err
 		},
 		"wait": func(ctx context.Context, id step.ID) error {
@@ -55,7 +47,7 @@ func TestAuthorisation(t *testing.T) {
 				ctx, cancel = context.WithCancel(ctx)
 				cancel()
 			}
-			_, err := tn.svc.Wait(ctx, ref(id))
+			_, err := tn.waits(ctx, ref(id))
 			if api.CodeOf(err) == api.Canceled {
 				return nil
 			}
@@ -70,13 +62,13 @@ func TestAuthorisation(t *testing.T) {
 			return err
 		},
 		"events": func(ctx context.Context, id step.ID) error {
-			return tn.svc.Events(&api.EventsRequest{Step: ref(id)}, &sink{ctx: ctx})
+			return tn.svc.Events(ctx, &api.EventsRequest{StepRef: ref(id)}, new(sink).send)
 		},
 		"step in its job": func(ctx context.Context, id step.ID) error {
 			req := request("exit", "0")
 			req.Job = &id.Job
 			req.UID = ptr(uint32(owner))
-			_, err := tn.svc.Run(ctx, &api.RunRequest{Request: marshal(t, req)})
+			_, err := tn.svc.Run(ctx, runRequest(req))
 			return err
 		},
 	}
@@ -114,7 +106,7 @@ func TestAuthorisation(t *testing.T) {
 	if rec := tn.until(running, step.Running); rec.State != step.Running {
 		t.Errorf("the step is %s after all this", rec.State)
 	}
-	if _, err := tn.svc.Show(as(0), ref(unknown)); !strings.Contains(err.Error(), `no such step "99.0"`) {
+	if _, err := tn.shows(as(0), ref(unknown)); !strings.Contains(err.Error(), `no such step "99.0"`) {
 		t.Errorf("message %q", err)
 	}
 }
@@ -132,10 +124,10 @@ func TestNodeVerbs(t *testing.T) {
 			return err
 		}, api.PermissionDenied},
 		{"resume", func(ctx context.Context) error { _, err := tn.svc.Resume(ctx, &api.Empty{}); return err }, api.PermissionDenied},
-		{"status", func(ctx context.Context) error { _, err := tn.svc.NodeStatus(ctx, &api.Empty{}); return err }, api.OK},
-		{"config", func(ctx context.Context) error { _, err := tn.svc.ClientConfig(ctx, &api.Empty{}); return err }, api.OK},
+		{"node", func(ctx context.Context) error { _, err := tn.svc.Node(ctx, &api.Empty{}); return err }, api.OK},
+		{"config", func(ctx context.Context) error { _, err := tn.svc.Config(ctx, &api.Empty{}); return err }, api.OK},
 		{"list", func(ctx context.Context) error {
-			_, err := tn.svc.List(ctx, &api.ListRequest{All: true})
+			_, err := tn.lists(ctx, true)
 			return err
 		}, api.OK},
 	} {
@@ -158,15 +150,14 @@ func TestListHidesCommands(t *testing.T) {
 	tn.wait(mine)
 	tn.wait(theirs)
 	for uid, want := range map[uint32][]int{1000: {2, 0}, 1001: {0, 2}, 0: {2, 2}, 1002: {0, 0}} {
-		reply, err := tn.svc.List(as(uid), &api.ListRequest{All: true})
+		recs, err := tn.lists(as(uid), true)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var got []int
-		for _, doc := range reply.Step {
-			var rec step.Record
-			if err := json.Unmarshal(doc, &rec); err != nil || rec.Command == nil {
-				t.Fatalf("%s: %v", doc, err)
+		for _, rec := range recs {
+			if rec.Command == nil {
+				t.Fatalf("%+v", rec)
 			}
 			got = append(got, len(rec.Command))
 		}
@@ -174,8 +165,8 @@ func TestListHidesCommands(t *testing.T) {
 			t.Errorf("uid %d sees commands of %v words, want %v", uid, got, want)
 		}
 	}
-	if reply, err := tn.svc.List(as(0), &api.ListRequest{}); err != nil || len(reply.Step) != 0 {
-		t.Errorf("running steps: %v, %v", reply, err)
+	if recs, err := tn.lists(as(0), false); err != nil || len(recs) != 0 {
+		t.Errorf("running steps: %v, %v", recs, err)
 	}
 }
 
@@ -185,7 +176,7 @@ func TestDrain(t *testing.T) {
 	tn := start(t, dir, nil)
 	state := func(want string) {
 		t.Helper()
-		reply, err := tn.svc.NodeStatus(as(1000), &api.Empty{})
+		reply, err := tn.svc.Node(as(1000), &api.Empty{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,7 +198,7 @@ func TestDrain(t *testing.T) {
 	}
 	state("DRAINING")
 	tn.until(id, step.Running)
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); err != nil {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(id)
@@ -216,7 +207,7 @@ func TestDrain(t *testing.T) {
 	tn = start(t, dir, nil)
 	defer func() { tn.stop() }()
 	state("DRAINED")
-	_, err := tn.svc.Run(as(0), &api.RunRequest{Request: marshal(t, request("exit"))})
+	_, err := tn.svc.Run(as(0), runRequest(request("exit")))
 	if api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), "disk is dying") {
 		t.Errorf("Run on a drained node: %v", err)
 	}
@@ -234,6 +225,7 @@ func TestDrain(t *testing.T) {
 // TestDecode: what noded refuses names the field, and spends no number.
 func TestDecode(t *testing.T) {
 	tn := fresh(t)
+	server := tn.Server()
 	raw := func(change func(map[string]any)) []byte {
 		doc := map[string]any{}
 		if err := json.Unmarshal(marshal(t, request("exit")), &doc); err != nil {
@@ -253,7 +245,7 @@ func TestDecode(t *testing.T) {
 		{"empty", nil, "cannot parse request"},
 		{"garbage", []byte("\x00\xff{{"), "cannot parse request"},
 		{"an array", []byte("[]"), "cannot parse request"},
-		{"two documents", append(raw(nil), raw(nil)...), "bytes after the document"},
+		{"two documents", append(raw(nil), raw(nil)...), "cannot parse request"},
 		{"an unknown field", set("no_such", "gpu:1"), `unknown field "no_such"`},
 		{"a wrong type", set("ntasks", "many"), "ntasks"},
 		{"a number beyond int", []byte(`{"schema":1,"ntasks":1e400}`), "cannot parse request"},
@@ -265,7 +257,8 @@ func TestDecode(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tn.cfg.MaxTasks = 50000
-			_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: tc.body})
+			doc := fmt.Appendf(nil, `{"schema":1,"request":%s}`, tc.body)
+			err := askRaw(server, "run", doc, as(1000), "")
 			if !slices.Contains([]api.Code{api.InvalidArgument, api.FailedPrecondition}, api.CodeOf(err)) || !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("got %.300v, want %q", err, tc.says)
 			}

@@ -65,21 +65,17 @@ func overlay(env, over [][]byte) [][]byte {
 	return append(out, over...)
 }
 
-// decodeChange reads a LaunchChange.
-func decodeChange(raw []byte) (*step.LaunchChange, error) {
-	if len(raw) > api.RequestMax {
-		return nil, api.TooLarge(len(raw))
+// checkChange puts a LaunchChange that has come into the form that it is used in.
+func checkChange(c *step.LaunchChange) (*step.LaunchChange, error) {
+	if c == nil {
+		return nil, api.NewError(api.InvalidArgument, "change: is missing")
 	}
-	c := new(step.LaunchChange)
-	err := decodeStrict(raw, c)
-	if err == nil {
-		err = c.Unpack()
-	}
+	err := c.Unpack()
 	if err == nil {
 		err = c.Validate()
 	}
 	if err != nil {
-		return nil, api.Errorf(api.InvalidArgument, "cannot parse the change: %v", err)
+		return nil, api.Errorf(api.InvalidArgument, "change: %v", err)
 	}
 	return c, nil
 }

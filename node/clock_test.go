@@ -59,7 +59,7 @@ func TestClockSetDeadline(t *testing.T) {
 			if rec := tn.wait(tn.run(1000, inner)); rec.TimeLimitS > 3600 || rec.TimeLimitS <= 0 {
 				t.Errorf("a step of it has %d s", rec.TimeLimitS)
 			}
-			if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); err != nil {
+			if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id)}); err != nil {
 				t.Fatal(err)
 			}
 			tn.wait(id)

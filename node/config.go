@@ -16,6 +16,8 @@ import (
 // Config is all that a Node is told; main fills it in. Fields without a
 // comment on their zero value are required.
 type Config struct {
+	// Version is the program's, for clients of other releases; "" is not known.
+	Version string
 	// NodeName is this node's name in slurm.conf, or the host's.
 	NodeName  string
 	Cluster   string // "" is no name

@@ -11,7 +11,7 @@ import (
 
 func (tn *testNode) doc() nodeDoc {
 	tn.t.Helper()
-	reply, err := tn.svc.NodeStatus(as(0), &api.Empty{})
+	reply, err := tn.svc.Node(as(0), &api.Empty{})
 	if err != nil {
 		tn.t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func TestStepDrains(t *testing.T) {
 	if d := tn.doc(); d.State != "DRAINING" || d.Reason != "first reason" {
 		t.Errorf("node %s %q", d.State, d.Reason)
 	}
-	_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit", "0"))})
+	_, err := tn.svc.Run(as(1000), runRequest(request("exit", "0")))
 	if api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), "first reason") {
 		t.Errorf("a step on the drained node: %v", err)
 	}
@@ -54,7 +54,7 @@ func TestStepDrains(t *testing.T) {
 	tn = start(t, dir, nil)
 	t.Cleanup(tn.stop)
 	tn.until(running, step.Running)
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(running)}); err != nil {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(running)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(running)

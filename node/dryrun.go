@@ -13,24 +13,17 @@ func (s *service) DryRun(ctx context.Context, in *api.RunRequest) (*api.DryRunRe
 	if err != nil {
 		return nil, err
 	}
-	d, err := s.n.dryRun(ctx, caller, in.GetRequest())
+	plan, err := s.n.dryRun(ctx, caller, in)
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
-	doc, err := encode(d)
-	if err != nil {
-		return nil, err
-	}
-	return &api.DryRunReply{Plan: doc}, nil
+	return &api.DryRunReply{Plan: plan}, nil
 }
 
 // dryRun goes the way of run up to the number, with the same plan, and gives
 // the place back.
-func (n *Node) dryRun(ctx context.Context, caller api.Peer, raw []byte) (*step.DryRun, error) {
-	if len(raw) > api.RequestMax {
-		return nil, api.TooLarge(len(raw))
-	}
-	req, err := n.decode(raw)
+func (n *Node) dryRun(ctx context.Context, caller api.Peer, in *api.RunRequest) (*step.DryRun, error) {
+	req, err := asked(in)
 	if err != nil {
 		return nil, err
 	}

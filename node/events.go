@@ -18,24 +18,32 @@ import (
 // lineMax bounds one line of an event log. A longer one is skipped: it is no event.
 const lineMax = 1 << 20
 
-// Events streams the step's log; with follow until the step has ended.
-func (s *service) Events(in *api.EventsRequest, out api.Node_EventsServer) error {
-	ref := in.GetStep()
-	if ref == nil || ref.StepId == nil {
-		return api.NewError(api.InvalidArgument, "step: events are those of one step, JOB.STEP")
+// events answers with the step's log, with follow until the step has ended.
+func (s *service) events(c *call) error {
+	in := new(api.EventsRequest)
+	if err := c.decode(in); err != nil {
+		return err
 	}
-	recs, err := s.own(out.Context(), ref)
+	if err := s.Events(c.ctx, in, c.event); err != nil {
+		return err
+	}
+	return c.end()
+}
+
+// Events hands each event to send.
+func (s *service) Events(ctx context.Context, in *api.EventsRequest, send func([]byte) error) error {
+	if in.StepID == nil {
+		return api.NewError(api.InvalidArgument, "step_id: is missing: events are those of one step")
+	}
+	recs, err := s.own(ctx, in.StepRef)
 	if err != nil {
 		return err
 	}
-	send := func(line []byte) error {
-		return step.ExpandEvent(line, func(e []byte) error { return out.Send(&api.EventLine{Json: e}) })
-	}
-	err = s.n.events(out.Context(), recs[0].ID, in.GetFollow(), send)
+	err = s.n.events(ctx, recs[0].ID, in.Follow, func(line []byte) error { return step.ExpandEvent(line, send) })
 	if errors.Is(err, os.ErrNotExist) {
 		return api.Errorf(api.NotFound, "no such step %q", recs[0].ID)
 	}
-	if _, isStatus := api.AsError(err); err != nil && !isStatus {
+	if _, ours := api.AsError(err); err != nil && !ours {
 		return api.NewError(api.Internal, err.Error())
 	}
 	return err

@@ -8,61 +8,94 @@ import (
 	"stepd/step"
 )
 
-// caller is who asks. Without peer credentials nobody is served.
+// caller is the client whose request ctx is of. Without peer credentials none is served.
 func caller(ctx context.Context) (api.Peer, error) {
-	p, err := api.PeerOf(ctx)
-	if err != nil {
-		return api.Peer{}, api.NewError(api.Unauthenticated, err.Error())
+	info, ok := ctx.Value(callKey{}).(callInfo)
+	if !ok {
+		return api.Peer{}, api.NewError(api.Unauthenticated, "internal error: a request without a peer")
 	}
-	if p.Refusal != "" {
-		return api.Peer{}, api.NewError(api.ResourceExhausted, p.Refusal)
-	}
-	return p, nil
+	return info.peer, nil
 }
 
 // mayAct: users act on own steps, root on all.
 func mayAct(p api.Peer, uid uint32) bool { return p.Root() || p.UID == uid }
 
 // own resolves a step, or all steps of a job, that the caller may act on.
-func (s *service) own(ctx context.Context, ref *api.StepRef) ([]*step.Record, error) {
-	p, err := caller(ctx)
+func (s *service) own(ctx context.Context, ref api.StepRef) (recs []*step.Record, err error) {
+	ids, err := s.ownIDs(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	if ref != nil && ref.StepId == nil {
-		// An allocation may have no steps.
-		if j := s.n.reg.job(ref.JobId); j != nil && !mayAct(p, j.UID) {
-			return nil, errDenied
+	for _, id := range ids {
+		rec, err := s.ownStep(ctx, id)
+		if err != nil {
+			return nil, err
 		}
-	}
-	recs, err := s.n.find(ref)
-	if err != nil {
-		return nil, err
-	}
-	for _, rec := range recs {
-		if !mayAct(p, rec.UID) {
-			return nil, errDenied
-		}
+		recs = append(recs, rec)
 	}
 	return recs, nil
 }
 
-// find returns the records that ref names: none only of a job that runs.
-func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
-	job := ref.GetJobId()
-	if ref == nil || ref.StepId == nil {
-		recs, err := n.jobSteps(job)
-		if err != nil {
-			return nil, api.NewError(api.Internal, err.Error())
-		}
-		if len(recs) == 0 && n.reg.job(job) == nil {
-			return nil, api.Errorf(api.NotFound, "no such job \"%d\"", job)
-		}
-		return recs, nil
+// ownIDs is own of the steps' numbers. All steps of a job are its user's.
+func (s *service) ownIDs(ctx context.Context, ref api.StepRef) ([]step.ID, error) {
+	p, err := caller(ctx)
+	if err != nil {
+		return nil, err
 	}
-	id := step.ID{Job: job, Step: ref.GetStepId()}
+	if j := s.n.reg.job(ref.JobID); ref.StepID == nil && j != nil && !mayAct(p, j.UID) { // it may have no steps
+		return nil, errDenied
+	}
+	ids, err := s.n.idsOf(ref)
+	if err == nil && len(ids) > 0 {
+		_, err = s.ownStep(ctx, ids[0])
+	}
+	return ids, err
+}
+
+// ownStep is the record of a step that the caller may act on.
+func (s *service) ownStep(ctx context.Context, id step.ID) (*step.Record, error) {
+	p, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rec, err := s.n.findStep(id)
+	if err == nil && !mayAct(p, rec.UID) {
+		return nil, errDenied
+	}
+	return rec, err
+}
+
+// idsOf are the steps that ref names: none only of a job that runs.
+func (n *Node) idsOf(ref api.StepRef) ([]step.ID, error) {
+	if ref.StepID != nil {
+		return []step.ID{{Job: ref.JobID, Step: *ref.StepID}}, nil
+	}
+	var ids []step.ID
+	if ref.JobID != 0 {
+		ids = n.store.ids(ref.JobID)
+	}
+	if len(ids) == 0 && n.reg.job(ref.JobID) == nil {
+		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", ref.JobID)
+	}
+	return ids, nil
+}
+
+// allIDs are the steps that have not ended, with all the ended ones as well.
+func (n *Node) allIDs(all bool) (ids []step.ID) {
+	if all {
+		return n.store.ids(0)
+	}
+	for _, f := range n.reg.followers() {
+		ids = append(ids, f.id)
+	}
+	return ids
+}
+
+// findStep returns the record of a step: of one that runs as it is now, since the store has
+// its beginning.
+func (n *Node) findStep(id step.ID) (*step.Record, error) {
 	if f := n.reg.follower(id); f != nil {
-		return []*step.Record{f.record()}, nil
+		return f.record(), nil
 	}
 	rec, err := n.store.step(id)
 	if errors.Is(err, errUnknown) {
@@ -71,44 +104,20 @@ func (n *Node) find(ref *api.StepRef) ([]*step.Record, error) {
 	if err != nil {
 		return nil, api.NewError(api.Internal, err.Error())
 	}
-	return []*step.Record{rec}, nil
+	return rec, nil
 }
 
 // jobSteps returns the steps of a job, running ones as they are now.
-func (n *Node) jobSteps(job uint32) ([]*step.Record, error) {
-	if job == 0 {
-		return nil, nil
-	}
-	recs, err := n.store.steps(job)
-	if err != nil {
-		return nil, err
-	}
-	return n.fresh(recs), nil
-}
-
-func (n *Node) list(all bool) ([]*step.Record, error) {
-	if all {
-		recs, err := n.store.steps(0)
-		if err != nil {
+func (n *Node) jobSteps(job uint32) (recs []*step.Record, err error) {
+	for _, id := range n.store.ids(job) {
+		rec, err := n.findStep(id)
+		switch {
+		case api.CodeOf(err) == api.NotFound: // it was forgotten meanwhile
+		case err != nil:
 			return nil, err
-		}
-		return n.fresh(recs), nil
-	}
-	var recs []*step.Record
-	for _, f := range n.reg.followers() {
-		if rec := f.record(); !rec.State.Final() {
+		default:
 			recs = append(recs, rec)
 		}
 	}
 	return recs, nil
-}
-
-// fresh replaces stored records of running steps: the store has their beginning.
-func (n *Node) fresh(recs []*step.Record) []*step.Record {
-	for i, rec := range recs {
-		if f := n.reg.follower(rec.ID); f != nil {
-			recs[i] = f.record()
-		}
-	}
-	return recs
 }

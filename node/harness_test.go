@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"google.golang.org/grpc/peer"
 
 	"stepd/api"
 	"stepd/node/fakestepd"
@@ -48,6 +47,7 @@ func (t *fakeTracker) MakeScripts(step.ID) (*os.File, error)         { return ni
 func (t *fakeTracker) Left(step.ID) ([]string, error)                { return nil, nil }
 func (t *fakeTracker) MakeJob(uint32, []string) error                { return nil }
 func (t *fakeTracker) MakeStep(step.ID, []string) (StepPlace, error) { return StepPlace{}, nil }
+func (t *fakeTracker) Controllers() Controllers                      { return Controllers{} }
 func (t *fakeTracker) Fallbacks() []Fallback                         { return nil }
 func (t *fakeTracker) Prepare() error                                { return nil }
 func (t *fakeTracker) EndJob(uint32) error                           { return nil }
@@ -237,9 +237,14 @@ func fresh(t testing.TB) *testNode {
 	return tn
 }
 
-// as is a call's context: uid asks.
+// as is the context of a request of uid's.
 func as(uid uint32) context.Context {
-	return peer.NewContext(context.Background(), &peer.Peer{AuthInfo: api.Peer{UID: uid, GID: uid}})
+	return requestOf(api.Peer{UID: uid, GID: uid})
+}
+
+// requestOf is the context of a request of p's, of 1,000 bytes.
+func requestOf(p api.Peer) context.Context {
+	return withBytes(withPeer(context.Background(), p), 1000)
 }
 
 func request(argv ...string) step.Request {
@@ -262,29 +267,68 @@ func marshal(t testing.TB, v any) []byte {
 // run starts a step as uid, or fails the test.
 func (tn *testNode) run(uid uint32, req step.Request) step.ID {
 	tn.t.Helper()
-	reply, err := tn.svc.Run(as(uid), &api.RunRequest{Request: marshal(tn.t, req)})
+	reply, err := tn.svc.Run(as(uid), runRequest(req))
 	if err != nil {
 		tn.t.Fatalf("Run: %v", err)
 	}
-	return step.ID{Job: reply.JobId, Step: reply.StepId}
+	return step.ID{Job: reply.JobID, Step: reply.StepID}
 }
 
-func ref(id step.ID) *api.StepRef { return &api.StepRef{JobId: id.Job, StepId: &id.Step} }
+func ref(id step.ID) api.StepRef { return api.Ref(id) }
+
+// asks is a request for a step, as it comes by the socket.
+func runRequest(req step.Request) *api.RunRequest {
+	packed := req
+	packed.Pack()
+	doc, err := json.Marshal(packed)
+	in := &api.RunRequest{Request: new(step.Request)}
+	if err == nil {
+		err = json.Unmarshal(doc, in.Request)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return in
+}
+
+// collect returns the records that a method writes.
+func collect(method func(recordWriter) error) (recs []*step.Record, err error) {
+	err = method(func(load func() (*step.Record, error)) error {
+		rec, err := load()
+		if rec != nil && err == nil {
+			recs = append(recs, rec)
+		}
+		return err
+	})
+	return recs, err
+}
+
+func (tn *testNode) waits(ctx context.Context, ref api.StepRef) ([]*step.Record, error) {
+	return collect(func(out recordWriter) error { return tn.svc.Wait(ctx, &api.RefRequest{StepRef: ref}, out) })
+}
+
+func (tn *testNode) shows(ctx context.Context, ref api.StepRef) ([]*step.Record, error) {
+	return collect(func(out recordWriter) error { return tn.svc.Show(ctx, &api.RefRequest{StepRef: ref}, out) })
+}
+
+func (tn *testNode) stats(ctx context.Context, ref api.StepRef) ([]*step.Record, error) {
+	return collect(func(out recordWriter) error { return tn.svc.Stat(ctx, &api.RefRequest{StepRef: ref}, out) })
+}
+
+func (tn *testNode) lists(ctx context.Context, all bool) ([]*step.Record, error) {
+	return collect(func(out recordWriter) error { return tn.svc.List(ctx, &api.ListRequest{All: all}, out) })
+}
 
 // wait returns the step's final record.
 func (tn *testNode) wait(id step.ID) step.Record {
 	tn.t.Helper()
 	ctx, cancel := context.WithTimeout(as(0), testTimeout)
 	defer cancel()
-	reply, err := tn.svc.Wait(ctx, ref(id))
-	if err != nil {
-		tn.t.Fatalf("Wait(%s): %v", id, err)
+	recs, err := tn.waits(ctx, ref(id))
+	if err != nil || len(recs) != 1 {
+		tn.t.Fatalf("Wait(%s): %d records, %v", id, len(recs), err)
 	}
-	var rec step.Record
-	if err := json.Unmarshal(reply.Step[0], &rec); err != nil {
-		tn.t.Fatal(err)
-	}
-	return rec
+	return *recs[0]
 }
 
 // until waits for a state of the step.
@@ -292,15 +336,15 @@ func (tn *testNode) until(id step.ID, state step.State) step.Record {
 	tn.t.Helper()
 	deadline := time.Now().Add(testTimeout)
 	for {
-		recs, err := tn.find(ref(id))
+		rec, err := tn.findStep(id)
 		if err != nil {
 			tn.t.Fatal(err)
 		}
-		if recs[0].State == state {
-			return *recs[0]
+		if rec.State == state {
+			return *rec
 		}
 		if time.Now().After(deadline) {
-			tn.t.Fatalf("step %s is %s, want %s", id, recs[0].State, state)
+			tn.t.Fatalf("step %s is %s, want %s", id, rec.State, state)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

@@ -77,6 +77,19 @@ func (f *spoolFile) Read(b []byte) (int, error) {
 	return copy(b, buf[:got]), err
 }
 
+// size is how many bytes the file has.
+func (f *spoolFile) size() (n int64, err error) {
+	var fi os.FileInfo // not the caller's who has gone
+	err = f.spool.do(func() (err error) {
+		fi, err = f.file.Stat()
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return fi.Size(), nil
+}
+
 // openFile opens a file to be read, of a spool that may not answer.
 func (n *Node) openFile(path string) (*spoolFile, error) {
 	var f *os.File // not the caller's who has gone

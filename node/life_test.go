@@ -84,7 +84,7 @@ func TestStepdDies(t *testing.T) {
 	t.Run("it cannot be started", func(t *testing.T) {
 		tn := start(t, t.TempDir(), func(c *Config) { c.StepdPath = "/nonexistent/stepd" })
 		defer tn.stop()
-		_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit"))})
+		_, err := tn.svc.Run(as(1000), runRequest(request("exit")))
 		if api.CodeOf(err) != api.Internal || !strings.Contains(err.Error(), "/nonexistent/stepd") {
 			t.Errorf("Run: %v", err)
 		}
@@ -97,7 +97,7 @@ func TestStepdDies(t *testing.T) {
 	t.Run("its container cannot be made", func(t *testing.T) {
 		tn := start(t, t.TempDir(), func(c *Config) { c.Containers.(*fakeContainers).fail = errors.New("no space") })
 		defer tn.stop()
-		if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit"))}); api.CodeOf(err) != api.Internal {
+		if _, err := tn.svc.Run(as(1000), runRequest(request("exit"))); api.CodeOf(err) != api.Internal {
 			t.Errorf("Run: %v", err)
 		}
 		tn.nothingLeft(step.ID{Job: 1})
@@ -180,18 +180,18 @@ func TestSignalAndCancel(t *testing.T) {
 	tn := fresh(t)
 	id := tn.run(1000, request("wait"))
 	tn.until(id, step.Running)
-	if _, err := tn.svc.Signal(as(1000), &api.SignalRequest{Step: ref(id), Signal: int32(syscall.SIGUSR1)}); err != nil {
+	if _, err := tn.svc.Signal(as(1000), &api.SignalRequest{StepRef: ref(id), Signal: int(syscall.SIGUSR1)}); err != nil {
 		t.Fatal(err)
 	}
 	if rec := tn.wait(id); rec.Signal == nil || *rec.Signal != int(syscall.SIGUSR1) || rec.ExitCode != nil {
 		t.Errorf("record %+v", rec)
 	}
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); api.CodeOf(err) != api.FailedPrecondition {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id)}); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("Cancel of an ended step: %v", err)
 	}
 	id = tn.run(1000, request("wait"))
 	tn.until(id, step.Running)
-	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}, Reason: "maintenance"}); err != nil {
+	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{StepRef: api.StepRef{JobID: id.Job}, Reason: "maintenance"}); err != nil {
 		t.Fatal(err)
 	}
 	if rec := tn.wait(id); rec.State != step.Cancelled || rec.Reason != `cancelled by uid 0: "maintenance"` {
@@ -209,7 +209,7 @@ func TestCancelIsSigned(t *testing.T) {
 	} {
 		id := tn.run(1000, request("wait"))
 		tn.until(id, step.Running)
-		if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id), Reason: note}); err != nil {
+		if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id), Reason: note}); err != nil {
 			t.Fatal(err)
 		}
 		if rec := tn.wait(id); rec.State != step.Cancelled || rec.Reason != want {
@@ -236,7 +236,7 @@ func TestJobEndsWithItsStep(t *testing.T) {
 	if u := tn.reg.usage(); u.freeCPU != 2 {
 		t.Errorf("%d CPUs are free, want 2", u.freeCPU)
 	}
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(first)}); err != nil {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(first)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(first)
@@ -245,7 +245,7 @@ func TestJobEndsWithItsStep(t *testing.T) {
 	}
 	tn.nothingLeft(first)
 	tn.nothingLeft(second)
-	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, inner)}); api.CodeOf(err) != api.NotFound {
+	if _, err := tn.svc.Run(as(1000), runRequest(inner)); api.CodeOf(err) != api.NotFound {
 		t.Errorf("a step of an ended job: %v", err)
 	}
 }

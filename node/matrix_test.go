@@ -1,26 +1,24 @@
 package node
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
-	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
-	"google.golang.org/protobuf/proto"
-
 	"stepd/api"
 	"stepd/step"
 )
 
-// Who may ask for what: each method of the service's descriptor has a row here.
+// Who may ask for what: each verb of the server has a row here.
 
-// authority says whose a method is.
+// authority says whose a verb is.
 type authority string
 
 const (
@@ -36,68 +34,70 @@ const (
 	allowed            = api.OK // or any other answer than a refusal for who asks
 )
 
-// matrixRow is one method: what it is asked with, about a step.
+// matrixRow is one verb: what it is asked with, about a step.
 type matrixRow struct {
 	whose authority
-	in    func(t *testing.T, id step.ID) proto.Message
-	// target makes what the method is asked about in the state that it needs; nil is
+	in    func(id step.ID) any
+	// target makes what the verb is asked about in the state that it needs; nil is
 	// a running step.
 	target func(tn *testNode) step.ID
 }
 
 func refRow(whose authority) matrixRow {
-	return matrixRow{whose: whose, in: func(_ *testing.T, id step.ID) proto.Message { return ref(id) }}
+	return matrixRow{whose: whose, in: func(id step.ID) any { return &api.RefRequest{Envelope: schema, StepRef: ref(id)} }}
 }
 
 func emptyRow(whose authority) matrixRow {
-	return matrixRow{whose: whose, in: func(*testing.T, step.ID) proto.Message { return &api.Empty{} }}
+	return matrixRow{whose: whose, in: func(step.ID) any { return &api.Empty{Envelope: schema} }}
 }
+
+var schema = api.Envelope{Schema: api.Schema}
 
 // requestRow asks for a step of the owner's, in the job where join is set.
 func requestRow(whose authority) matrixRow {
-	return matrixRow{whose: whose, in: func(t *testing.T, id step.ID) proto.Message {
+	return matrixRow{whose: whose, in: func(id step.ID) any {
 		req := request("exit", "0")
 		req.UID = ptr(uint32(ownerUID))
 		if whose == joiners {
 			req.Job, req.Overcommit = &id.Job, true
 		}
-		return &api.RunRequest{Request: marshal(t, req)}
+		return &api.RunRequest{Envelope: schema, Request: &req}
 	}}
 }
 
 func matrix() map[string]matrixRow {
 	return map[string]matrixRow{
-		"Run":          requestRow(joiners),
-		"DryRun":       requestRow(joiners),
-		"Reserve":      requestRow(joiners),
-		"Alloc":        requestRow(makers),
-		"Wait":         refRow(owners),
-		"Show":         refRow(owners),
-		"Stat":         refRow(owners),
-		"Suspend":      refRow(owners),
-		"Unsuspend":    refRow(owners),
-		"Output":       refRow(owners),
-		"NodeStatus":   emptyRow(anyones),
-		"ClientConfig": emptyRow(anyones),
-		"Resume":       emptyRow(roots),
-		"List":         {whose: anyones, in: func(*testing.T, step.ID) proto.Message { return &api.ListRequest{All: true} }},
-		"Drain":        {whose: roots, in: func(*testing.T, step.ID) proto.Message { return &api.DrainRequest{Reason: "matrix"} }},
-		"Adopt":        {whose: roots, in: func(*testing.T, step.ID) proto.Message { return &api.AdoptRequest{Pid: 1} }},
-		"Signal": {whose: owners, in: func(_ *testing.T, id step.ID) proto.Message {
-			return &api.SignalRequest{Step: ref(id), Signal: 15}
+		"run":       requestRow(joiners),
+		"dryrun":    requestRow(joiners),
+		"reserve":   requestRow(joiners),
+		"alloc":     requestRow(makers),
+		"wait":      refRow(owners),
+		"show":      refRow(owners),
+		"stat":      refRow(owners),
+		"suspend":   refRow(owners),
+		"unsuspend": refRow(owners),
+		"output":    refRow(owners),
+		"node":      emptyRow(anyones),
+		"config":    emptyRow(anyones),
+		"resume":    emptyRow(roots),
+		"list":      {whose: anyones, in: func(step.ID) any { return &api.ListRequest{Envelope: schema, All: true} }},
+		"drain":     {whose: roots, in: func(step.ID) any { return &api.DrainRequest{Envelope: schema, Reason: "matrix"} }},
+		"adopt":     {whose: roots, in: func(step.ID) any { return &api.AdoptRequest{Envelope: schema, PID: 1} }},
+		"signal": {whose: owners, in: func(id step.ID) any {
+			return &api.SignalRequest{Envelope: schema, StepRef: ref(id), Signal: 15}
 		}},
-		"Cancel": {whose: owners, in: func(_ *testing.T, id step.ID) proto.Message { return &api.CancelRequest{Step: ref(id)} }},
-		"Events": {whose: owners, in: func(_ *testing.T, id step.ID) proto.Message { return &api.EventsRequest{Step: ref(id)} }},
-		"Launch": {
+		"cancel": {whose: owners, in: func(id step.ID) any { return &api.CancelRequest{Envelope: schema, StepRef: ref(id)} }},
+		"events": {whose: owners, in: func(id step.ID) any { return &api.EventsRequest{Envelope: schema, StepRef: ref(id)} }},
+		"launch": {
 			whose: owners,
-			in: func(_ *testing.T, id step.ID) proto.Message {
-				return &api.LaunchRequest{Step: ref(id), Change: []byte(`{"env":[]}`)}
+			in: func(id step.ID) any {
+				return &api.LaunchRequest{Envelope: schema, StepRef: ref(id), Change: new(step.LaunchChange)}
 			},
 			target: (*testNode).reserveOwn,
 		},
-		"Release": {
+		"release": {
 			whose:  owners,
-			in:     func(_ *testing.T, id step.ID) proto.Message { return &api.ReleaseRequest{JobId: id.Job} },
+			in:     func(id step.ID) any { return &api.ReleaseRequest{Envelope: schema, JobID: id.Job} },
 			target: (*testNode).allocOwn,
 		},
 	}
@@ -106,62 +106,52 @@ func matrix() map[string]matrixRow {
 // asProcess is the caller uid, in the shape of this process: allocations and
 // reservations are of one.
 func asProcess(uid uint32) context.Context {
-	return peer.NewContext(context.Background(), &peer.Peer{AuthInfo: api.Peer{UID: uid, GID: uid, PID: int32(os.Getpid())}})
+	return requestOf(api.Peer{UID: uid, GID: uid, PID: int32(os.Getpid())})
 }
 
 func (tn *testNode) reserveOwn() step.ID {
 	tn.t.Helper()
-	r, err := tn.svc.Reserve(asProcess(ownerUID), &api.RunRequest{Request: marshal(tn.t, request("exit", "0"))})
+	r, err := tn.svc.Reserve(asProcess(ownerUID), runRequest(request("exit", "0")))
 	if err != nil {
 		tn.t.Fatal(err)
 	}
-	return step.ID{Job: r.JobId, Step: r.StepId}
+	return step.ID{Job: r.JobID, Step: r.StepID}
 }
 
 func (tn *testNode) allocOwn() step.ID {
 	tn.t.Helper()
-	r, err := tn.svc.Alloc(asProcess(ownerUID), &api.RunRequest{Request: marshal(tn.t, request("-"))})
+	r, err := tn.svc.Alloc(asProcess(ownerUID), runRequest(request("-")))
 	if err != nil {
 		tn.t.Fatal(err)
 	}
-	return step.ID{Job: r.JobId}
+	return step.ID{Job: r.JobID}
 }
 
-// methods are those of the service, each as a call that is given its request.
-func (tn *testNode) methods() map[string]func(context.Context, proto.Message) error {
-	all := map[string]func(context.Context, proto.Message) error{}
-	for _, m := range api.Node_ServiceDesc.Methods {
-		all[m.MethodName] = func(ctx context.Context, in proto.Message) error {
-			_, err := m.Handler(tn.svc, ctx, func(v any) error { proto.Merge(v.(proto.Message), in); return nil }, nil)
-			return err
-		}
+// ask sends a request to the server as the peer of ctx, or of a connection without one, and
+// returns the error of the reply.
+func ask(s *Server, verb string, in any, ctx context.Context, refusal string) error {
+	doc, err := json.Marshal(in)
+	if err != nil {
+		return err
 	}
-	for _, s := range api.Node_ServiceDesc.Streams {
-		all[s.StreamName] = func(ctx context.Context, in proto.Message) error {
-			return s.Handler(tn.svc, &matrixStream{ctx: ctx, in: in})
-		}
-	}
-	return all
+	return askRaw(s, verb, doc, ctx, refusal)
 }
 
-// matrixStream is the server's end of a stream whose client sends one message.
-type matrixStream struct {
-	grpc.ServerStream
-	ctx context.Context
-	in  proto.Message
-}
-
-func (s *matrixStream) Context() context.Context     { return s.ctx }
-func (s *matrixStream) SetHeader(metadata.MD) error  { return nil }
-func (s *matrixStream) SendHeader(metadata.MD) error { return nil }
-func (s *matrixStream) SetTrailer(metadata.MD)       {}
-func (s *matrixStream) SendMsg(any) error            { return nil }
-func (s *matrixStream) RecvMsg(v any) error {
-	if s.in == nil {
-		return io.EOF
+// askRaw is ask with the bytes of a request.
+func askRaw(s *Server, verb string, doc []byte, ctx context.Context, refusal string) error {
+	if p, err := caller(ctx); err == nil {
+		ctx = context.WithValue(ctx, peerKey{}, &clientConn{peer: p, refusal: refusal})
 	}
-	proto.Merge(v.(proto.Message), s.in)
-	s.in = nil
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/"+verb, bytes.NewReader(doc)))
+	lines := bytes.Split(bytes.TrimSpace(w.Body.Bytes()), []byte("\n"))
+	var last api.Line
+	if json.Unmarshal(lines[len(lines)-1], &last) == nil && last.Error != nil {
+		return last.Error
+	}
+	if w.Code != http.StatusOK {
+		return fmt.Errorf("status %d: %s", w.Code, w.Body)
+	}
 	return nil
 }
 
@@ -206,15 +196,15 @@ func refusalOf(err error) api.Code {
 	return allowed
 }
 
-// TestMatrix: every method of the service, asked by the step's owner, another user,
+// TestMatrix: every verb of the server, asked by the step's owner, another user,
 // root, a call without credentials and one beyond its user's connections; about what
 // is there, a job that has ended (a stale number), and one that never was.
 func TestMatrix(t *testing.T) {
 	tn := fresh(t)
-	rows, methods := matrix(), tn.methods()
+	rows, server := matrix(), tn.Server()
 	for name := range rows {
-		if methods[name] == nil {
-			t.Errorf("the matrix has a row for %s, which is no method any more", name)
+		if server.verbs[name] == nil {
+			t.Errorf("the matrix has a row for %s, which is no verb any more", name)
 		}
 	}
 	ended := tn.run(ownerUID, request("exit", "0"))
@@ -222,18 +212,17 @@ func TestMatrix(t *testing.T) {
 	witness := tn.run(ownerUID, request("wait"))
 	tn.until(witness, step.Running)
 
-	over := peer.NewContext(context.Background(), &peer.Peer{AuthInfo: api.Peer{UID: ownerUID, Refusal: "too many (UserConnectionsMax)"}})
 	callers := []struct {
 		who string
 		ctx context.Context
 	}{
 		// Those first who must change nothing.
-		{"nobody", context.Background()}, {"beyond the limit", over}, {"other", asProcess(otherUID)}, {"root", asProcess(0)}, {"owner", asProcess(ownerUID)},
+		{"nobody", context.Background()}, {"beyond the limit", asProcess(ownerUID)}, {"other", asProcess(otherUID)}, {"root", asProcess(0)}, {"owner", asProcess(ownerUID)},
 	}
-	for name, call := range methods {
+	for _, name := range server.Verbs() {
 		row, ok := rows[name]
 		if !ok {
-			t.Errorf("method %s has no row: add to this matrix whose it is", name)
+			t.Errorf("verb %s has no row: add to this matrix whose it is", name)
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -242,16 +231,20 @@ func TestMatrix(t *testing.T) {
 				for _, target := range []string{"there", "ended", "unknown"} {
 					tn.askCell(row, c.who, target, ended, func(id step.ID) error {
 						ctx, cancel := context.WithCancel(c.ctx)
-						if name == "Wait" || name == "Events" {
+						if name == "wait" || name == "events" {
 							cancel() // the refusal must come before the wait
 						}
 						defer cancel()
-						return call(ctx, row.in(t, id))
+						refusal := ""
+						if c.who == "beyond the limit" {
+							refusal = "too many (UserConnectionsMax)"
+						}
+						return ask(server, name, row.in(id), ctx, refusal)
 					})
 					tn.clear(witness)
 				}
 			}
-			if name == "Drain" {
+			if name == "drain" {
 				if err := tn.setDrain(drainRecord{}); err != nil {
 					t.Fatal(err)
 				}
@@ -303,7 +296,7 @@ func (tn *testNode) clear(but step.ID) {
 		if j.Origin == step.OriginAlloc {
 			tn.endAlloc(j, "cleared")
 		} else {
-			_, _ = tn.svc.Cancel(asProcess(0), &api.CancelRequest{Step: &api.StepRef{JobId: d.ID}}) // it may have ended
+			_, _ = tn.svc.Cancel(asProcess(0), &api.CancelRequest{StepRef: api.StepRef{JobID: d.ID}}) // it may have ended
 		}
 		select {
 		case <-j.ended:

@@ -3,18 +3,16 @@ package node
 import (
 	"context"
 	"io"
-	"path"
 	"time"
 
-	"stepd/api"
 	"stepd/step"
 )
 
 // Meter hears what happens here, for figures over time. Its methods are called
 // from several goroutines, and nobody waits for what they make of it.
 type Meter interface {
-	// Request tells of a call that was answered: the method's name, the gRPC code and
-	// how long it took.
+	// Request tells of a request that was answered: the verb, the code and how long it
+	// took.
 	Request(verb, code string, took time.Duration)
 	// StepEnded tells of a step of this node that has ended; open opens its event log,
 	// which the callee closes.
@@ -44,11 +42,6 @@ func (noMeter) Request(string, string, time.Duration)                 {}
 func (noMeter) StepEnded(*step.Record, func() (io.ReadCloser, error)) {}
 func (noMeter) Leak(LeakKind)                                         {}
 func (noMeter) Adopted(int, time.Duration)                            {}
-
-// metered tells the meter of one call; to be deferred with the call's begin.
-func (n *Node) metered(method string, begin time.Time, err *error) {
-	n.cfg.Meter.Request(path.Base(method), string(api.CodeOf(*err)), time.Since(begin))
-}
 
 // measure tells the meter of the step's end, when nobody waits for it any more.
 func (f *follower) measure() {

@@ -21,8 +21,11 @@ func TestControllersNumbers(t *testing.T) {
 			req.UID = &uid
 		}
 		change(&req)
-		reply, err := tn.svc.Run(as(who), &api.RunRequest{Request: marshal(t, req)})
-		return step.ID{Job: reply.GetJobId(), Step: reply.GetStepId()}, err
+		reply, err := tn.svc.Run(as(who), runRequest(req))
+		if err != nil {
+			return step.ID{}, err
+		}
+		return step.ID{Job: reply.JobID, Step: reply.StepID}, nil
 	}
 	as17 := func(number *uint32) func(*step.Request) {
 		return func(r *step.Request) { r.As = &step.Numbers{Job: 17, Step: number} }
@@ -105,8 +108,11 @@ func TestHighestNumbers(t *testing.T) {
 	ask := func(job *uint32, numbers *step.Numbers) (step.ID, error) {
 		req := request("wait")
 		req.Job, req.As, req.Overlap = job, numbers, job != nil
-		reply, err := tn.svc.Run(as(0), &api.RunRequest{Request: marshal(t, req)})
-		return step.ID{Job: reply.GetJobId(), Step: reply.GetStepId()}, err
+		reply, err := tn.svc.Run(as(0), runRequest(req))
+		if err != nil {
+			return step.ID{}, err
+		}
+		return step.ID{Job: reply.JobID, Step: reply.StepID}, nil
 	}
 	job, low := uint32(step.JobsEnd-1), uint32(5)
 	for _, want := range []step.ID{{Job: job, Step: step.StepsEnd - 1}, {Job: low}} {
@@ -170,8 +176,11 @@ func TestControllersArray(t *testing.T) {
 	run := func(restarts uint32) (step.ID, error) {
 		req := batch("wait")
 		req.UID, req.Array, req.RestartCount, req.As = &uid, &array, restarts, &step.Numbers{Job: 14}
-		reply, err := tn.svc.Run(as(0), &api.RunRequest{Request: marshal(t, req)})
-		return step.ID{Job: reply.GetJobId(), Step: reply.GetStepId()}, err
+		reply, err := tn.svc.Run(as(0), runRequest(req))
+		if err != nil {
+			return step.ID{}, err
+		}
+		return step.ID{Job: reply.JobID, Step: reply.StepID}, nil
 	}
 	for restarts := range uint32(3) {
 		id, err := run(restarts)
@@ -197,7 +206,7 @@ func TestControllersArray(t *testing.T) {
 			t.Errorf("another job of that number: %v", err)
 		}
 	}
-	recs, err := tn.find(&api.StepRef{JobId: 14})
+	recs, err := tn.shows(as(0), api.StepRef{JobID: 14})
 	if err != nil || len(recs) != 2 || recs[0].Restarts != 2 || recs[1].Restarts != 2 {
 		t.Errorf("what is kept: %v, %v", recs, err)
 	}

@@ -2,8 +2,8 @@ package node
 
 import (
 	"cmp"
+	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,42 +18,45 @@ import (
 // bytes, or that of four steps. One user may have all of it, until others want theirs.
 const outputRoom = 64 << 20
 
-// Output streams what stepd has left of a step's output.
-func (s *service) Output(in *api.StepRef, out api.Node_OutputServer) error {
-	if in == nil || in.StepId == nil {
-		return api.NewError(api.InvalidArgument, "step: output is that of one step, JOB.STEP")
+// output answers with what stepd has left of a step's output.
+func (s *service) output(c *call) error {
+	in := new(api.RefRequest)
+	if err := c.decode(in); err != nil {
+		return err
 	}
-	recs, err := s.own(out.Context(), in)
+	f, size, err := s.kept(c.ctx, in)
 	if err != nil {
 		return err
 	}
+	defer f.Close()
+	return c.file(f, size)
+}
+
+// kept opens it. The file is whole: stepd has renamed it.
+func (s *service) kept(ctx context.Context, in *api.RefRequest) (f *spoolFile, size int64, err error) {
+	if in.StepID == nil {
+		return nil, 0, api.NewError(api.InvalidArgument, "step_id: is missing: output is that of one step")
+	}
+	recs, err := s.own(ctx, in.StepRef)
+	if err != nil {
+		return nil, 0, err
+	}
 	rec := recs[0]
 	if !rec.State.Final() {
-		return api.Errorf(api.FailedPrecondition, "step %s is %s: its stepd has its output", rec.ID, rec.State)
+		return nil, 0, api.Errorf(api.FailedPrecondition, "step %s is %s: its stepd has its output", rec.ID, rec.State)
 	}
-	f, err := s.n.openFile(s.n.files.output(rec.ID))
+	f, err = s.n.openFile(s.n.files.output(rec.ID))
 	if errors.Is(err, os.ErrNotExist) {
-		return api.Errorf(api.NotFound, "nothing is kept of the output of step %s", rec.ID)
+		return nil, 0, api.Errorf(api.NotFound, "nothing is kept of the output of step %s", rec.ID)
 	}
 	if err != nil {
-		return api.Errorf(api.Internal, "cannot open kept output: %v", err)
+		return nil, 0, api.Errorf(api.Internal, "cannot open kept output: %v", err)
 	}
-	defer f.Close()
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := f.Read(buf)
-		if n > 0 {
-			if err := out.Send(&api.OutputPiece{Data: buf[:n]}); err != nil {
-				return err
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return api.Errorf(api.Internal, "cannot read kept output: %v", err)
-		}
+	if size, err = f.size(); err != nil {
+		f.Close()
+		return nil, 0, api.Errorf(api.Internal, "cannot open kept output: %v", err)
 	}
+	return f, size, nil
 }
 
 // keptOutput is what is left of one step.

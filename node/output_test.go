@@ -2,8 +2,8 @@ package node
 
 import (
 	"bytes"
-	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,24 +11,9 @@ import (
 	"time"
 	"unicode"
 
-	"google.golang.org/grpc"
-
 	"stepd/api"
 	"stepd/step"
 )
-
-// outputStream takes what Output sends.
-type outputStream struct {
-	grpc.ServerStream
-	ctx  context.Context
-	data []byte
-}
-
-func (s *outputStream) Context() context.Context { return s.ctx }
-func (s *outputStream) Send(p *api.OutputPiece) error {
-	s.data = append(s.data, p.Data...)
-	return nil
-}
 
 // TestOutput: what a step has left is its owner's and root's, and of ended steps only.
 func TestOutput(t *testing.T) {
@@ -36,14 +21,17 @@ func TestOutput(t *testing.T) {
 	id := tn.run(1000, request("wait"))
 	tn.until(id, step.Running)
 	read := func(uid uint32) ([]byte, error) {
-		s := &outputStream{ctx: as(uid)}
-		err := tn.svc.Output(ref(id), s)
-		return s.data, err
+		f, size, err := tn.svc.kept(as(uid), &api.RefRequest{StepRef: ref(id)})
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		return io.ReadAll(io.LimitReader(f, size))
 	}
 	if _, err := read(1000); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("of a running step: %v", err)
 	}
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); err != nil {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(id)

@@ -8,9 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-
 	"stepd/api"
 	"stepd/step"
 )
@@ -45,65 +42,95 @@ func TestPerUserConnections(t *testing.T) {
 	}
 }
 
-// fakeCredentials make every connection that of uid 1000.
-type fakeCredentials struct {
-	credentials.TransportCredentials
-}
-
-func (c fakeCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	conn, info, err := c.TransportCredentials.ServerHandshake(conn)
-	if p, ok := info.(api.Peer); ok {
-		p.UID = 1000
-		info = p
-	}
-	return conn, info, err
-}
-
-func TestManyClients(t *testing.T) {
-	tn := start(t, t.TempDir(), func(c *Config) { c.PerUser.Connections = 3 })
-	defer func() { tn.stop() }()
+// serveAs serves the node to clients who are all who uid says when they connect.
+func serveAs(t *testing.T, tn *testNode, uid func() uint32, change func(*Server)) *api.Client {
+	t.Helper()
 	l, err := tn.Listen()
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.Creds(clientCredentials{fakeCredentials{api.Credentials()}, tn.clients}))
-	api.RegisterNodeServer(server, tn.svc)
-	go server.Serve(l) // its end is Stop's
-	defer server.Stop()
-	path := filepath.Join(tn.cfg.RunDir, hiddenSocket)
-	var conns []*grpc.ClientConn
-	ask := func() error {
-		conn, err := api.Dial(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		conns = append(conns, conn)
-		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-		defer cancel()
-		_, err = api.NewNodeClient(conn).ClientConfig(ctx, &api.Empty{})
-		return err
+	server := tn.Server()
+	server.peerOf = func(c *net.UnixConn) (api.Peer, error) {
+		p, err := api.PeerOf(c)
+		p.UID = uid()
+		return p, err
 	}
-	for i := range 3 {
-		if err := ask(); err != nil {
-			t.Errorf("connection %d: %v", i, err)
-		}
+	if change != nil {
+		change(server)
 	}
-	if err := ask(); api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), "UserConnectionsMax") {
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		server.Shutdown(ctx)
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return &api.Client{Socket: filepath.Join(tn.cfg.RunDir, hiddenSocket)}
+}
+
+// always is a uid function.
+func always(uid uint32) func() uint32 { return func() uint32 { return uid } }
+
+func TestManyClients(t *testing.T) {
+	tn := start(t, t.TempDir(), func(c *Config) { c.PerUser.Connections = 3 })
+	defer func() { tn.stop() }()
+	client := serveAs(t, tn, always(1000), nil)
+	var conns []net.Conn
+	for range 3 {
+		conns = append(conns, dial(t, client))
+	}
+	tn.connections(3)
+	if _, err := client.Config(t.Context()); api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), "UserConnectionsMax") {
 		t.Errorf("one more: %v", err)
 	}
 	for _, c := range conns {
 		c.Close()
 	}
-	for deadline := time.Now().Add(testTimeout); tn.clients.count() > 0; {
+	tn.connections(0)
+	if _, err := client.Config(t.Context()); err != nil {
+		t.Errorf("after the others have gone: %v", err)
+	}
+	// Beyond those that are told so they are closed.
+	conns = nil
+	for range 3 + toldMax {
+		conns = append(conns, dial(t, client))
+	}
+	tn.connections(3 + toldMax)
+	if _, err := client.Config(t.Context()); api.CodeOf(err) != api.Unavailable {
+		t.Errorf("far beyond: %v", err)
+	}
+	for _, c := range conns {
+		c.Close()
+	}
+	tn.connections(0)
+}
+
+// dial connects and says nothing.
+func dial(t *testing.T, client *api.Client) net.Conn {
+	t.Helper()
+	c, err := net.Dial("unix", client.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if err := c.SetDeadline(time.Now().Add(testTimeout)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// connections waits until so many are counted.
+func (tn *testNode) connections(want int) {
+	tn.t.Helper()
+	for deadline := time.Now().Add(testTimeout); tn.clients.count() != want; {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d connections are still counted", tn.clients.count())
+			tn.t.Fatalf("%d connections are counted, want %d", tn.clients.count(), want)
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if err := ask(); err != nil {
-		t.Errorf("after the others have gone: %v", err)
-	}
-	conns[len(conns)-1].Close()
 }
 
 func TestPerUserReplay(t *testing.T) {

@@ -126,7 +126,7 @@ func TestAdoptionEndsBeforeProlog(t *testing.T) {
 	answer := make(chan error, 1)
 	go func() { _, err := s.extern(as(0), j); answer <- err }()
 	<-slow.at
-	go s.svc.Release(as(1000), &api.ReleaseRequest{JobId: id})
+	go s.svc.Release(as(1000), &api.ReleaseRequest{JobID: id})
 	if !s.letGo(j) {
 		t.Error("the job ends before its prolog")
 		<-j.ended

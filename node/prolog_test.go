@@ -199,7 +199,7 @@ func TestPrologFails(t *testing.T) {
 			// The program runs whatever the plugins came to.
 			s.wantTold("plugins prolog", "prolog.sh", "plugins epilog", "epilog.sh")
 			lines := &sink{ctx: as(0)}
-			if err := s.svc.Events(&api.EventsRequest{Step: ref(id)}, lines); err != nil || lines.lines != 6 {
+			if err := s.svc.Events(lines.ctx, &api.EventsRequest{StepRef: ref(id)}, lines.send); err != nil || lines.lines != 6 {
 				t.Errorf("%d events, %v", lines.lines, err)
 			}
 		})
@@ -298,7 +298,7 @@ func TestPrologOfAllocation(t *testing.T) {
 	s.restart()
 	s.wait(s.stepOf(id, 1000, "exit", "4"))
 	s.wantTold("plugins prolog", "prolog.sh")
-	if _, err := s.svc.Release(as(1000), &api.ReleaseRequest{JobId: id}); err != nil {
+	if _, err := s.svc.Release(as(1000), &api.ReleaseRequest{JobID: id}); err != nil {
 		t.Fatal(err)
 	}
 	// Release answers when the epilog has run. What hooks the stack has, the
@@ -403,7 +403,7 @@ func TestFailedPrologEndsAllocation(t *testing.T) {
 	if rec := s.wait(s.stepOf(id, 1000, "wait")); *rec.ExitCode != prologExitCode {
 		t.Errorf("record %+v", rec)
 	}
-	if _, err := s.svc.Wait(as(1000), &api.StepRef{JobId: id}); err != nil {
+	if _, err := s.waits(as(1000), api.StepRef{JobID: id}); err != nil {
 		t.Error(err)
 	}
 	s.idle()
@@ -426,7 +426,7 @@ func TestCancelDuringProlog(t *testing.T) {
 	s := newScripted(t, "sleep 0.3", "", nil)
 	id := s.run(1000, request("exit", "0"))
 	s.until(id, step.Starting)
-	if _, err := s.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id), Reason: "enough"}); err != nil {
+	if _, err := s.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id), Reason: "enough"}); err != nil {
 		t.Fatal(err)
 	}
 	if rec := s.wait(id); rec.State != step.Cancelled || rec.Reason != `cancelled by uid 1000: "enough"` || rec.StepdPID != 0 {

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"errors"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -32,7 +31,7 @@ func TestRestartAdopts(t *testing.T) {
 	tn.until(b, step.Running)
 	waited := make(chan error, 1)
 	go func() {
-		_, err := tn.svc.Wait(as(1000), ref(a))
+		_, err := tn.waits(as(1000), ref(a))
 		waited <- err
 	}()
 	tn.stop()
@@ -66,7 +65,7 @@ func TestRestartAdopts(t *testing.T) {
 		t.Errorf("record %+v", rec)
 	}
 	tn.nothingLeft(a)
-	if _, err := tn.svc.Cancel(as(1001), &api.CancelRequest{Step: ref(b)}); err != nil {
+	if _, err := tn.svc.Cancel(as(1001), &api.CancelRequest{StepRef: ref(b)}); err != nil {
 		t.Fatal(err)
 	}
 	if rec := tn.wait(b); rec.State != step.Cancelled {
@@ -301,26 +300,18 @@ func TestServeOnSocket(t *testing.T) {
 	if st, err := os.Stat(tn.files.socket()); err != nil || st.Mode().Perm() != 0o666 {
 		t.Errorf("socket %v, %v", st, err)
 	}
-	conn, err := api.Dial(tn.files.socket())
+	client := &api.Client{Socket: tn.files.socket()}
+	reply, err := client.Run(t.Context(), runRequest(request("exit", "6")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	client := api.NewNodeClient(conn)
-	reply, err := client.Run(t.Context(), &api.RunRequest{Request: marshal(t, request("exit", "6"))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := step.ID{Job: reply.JobId, Step: reply.StepId}
+	id := step.ID{Job: reply.JobID, Step: reply.StepID}
 	if rec := tn.wait(id); rec.ExitCode == nil || *rec.ExitCode != 6 || int(rec.UID) != os.Getuid() {
 		t.Errorf("record %+v", rec)
 	}
-	if _, err := client.Run(t.Context(), &api.RunRequest{Request: make([]byte, api.RequestMax+1)}); api.CodeOf(err) != api.InvalidArgument || !strings.Contains(err.Error(), "limit is 16777216") {
-		t.Errorf("a request beyond the limit: %v", err)
-	}
 	tn.Stop()
-	server.GracefulStop()
-	if err := <-served; err != nil && !errors.Is(err, net.ErrClosed) {
+	server.Shutdown(t.Context())
+	if err := <-served; err != nil {
 		t.Error(err)
 	}
 	tn.stop()
@@ -363,7 +354,7 @@ func TestRestartSparesPlaces(t *testing.T) {
 	if tn.isJobs(stale) {
 		t.Error("a step is taken for a place of the job's")
 	}
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); err != nil {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(id)

@@ -68,14 +68,14 @@ func TestStateLost(t *testing.T) {
 	}
 	tn = start(t, dir, nil)
 	t.Cleanup(func() { tn.stop() })
-	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{Step: ref(a)}); err != nil {
+	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{StepRef: ref(a)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(a)
 	if rec := tn.until(b, step.Running); rec.StepdPID == 0 || tn.reg.job(job) == nil {
 		t.Errorf("the other one: %+v", rec)
 	}
-	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{Step: ref(b)}); err != nil {
+	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{StepRef: ref(b)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(b)

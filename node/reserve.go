@@ -35,24 +35,21 @@ func (r *reservation) close(files *spool) { files.close(r.events) }
 // reserve is the first half of a request's path: it ends with a number, and
 // the step in state. It is its caller's to launch or to give back, by claim.
 func (n *Node) reserve(ctx context.Context, caller api.Peer, in *api.RunRequest, state step.State, launcher *holder) (*follower, *step.Spec, error) {
-	return n.reserveAs(ctx, caller, in.GetRequest(), order{state: state, launcher: launcher})
+	req, err := asked(in)
+	if err != nil {
+		return nil, nil, err
+	}
+	return n.reserveAs(ctx, caller, req, order{state: state, launcher: launcher, size: requestBytes(ctx)})
 }
 
 // reserveAs is reserve of a step of which more may be known than was asked for: the rest
 // of the order is made here.
-func (n *Node) reserveAs(ctx context.Context, caller api.Peer, raw []byte, in order) (*follower, *step.Spec, error) {
+func (n *Node) reserveAs(ctx context.Context, caller api.Peer, req *step.Request, in order) (*follower, *step.Spec, error) {
 	in.received = time.Now()
-	if len(raw) > api.RequestMax {
-		return nil, nil, api.TooLarge(len(raw))
-	}
-	req, err := n.decode(raw)
-	if err != nil {
-		return nil, nil, err
-	}
 	if err := n.check(req); err != nil {
 		return nil, nil, err
 	}
-	in.req, in.size = req, len(raw)
+	in.req = req
 	if req.Interactive {
 		return n.reserveInteractive(ctx, caller, in)
 	}

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/peer"
-
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/step"
@@ -29,9 +27,7 @@ func newClient(t *testing.T, uid uint32) *client {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	c := &client{cmd, peer.NewContext(context.Background(), &peer.Peer{
-		AuthInfo: api.Peer{UID: uid, GID: uid, PID: int32(cmd.Process.Pid)},
-	})}
+	c := &client{cmd, requestOf(api.Peer{UID: uid, GID: uid, PID: int32(cmd.Process.Pid)})}
 	t.Cleanup(c.kill)
 	return c
 }
@@ -44,17 +40,23 @@ func (c *client) kill() {
 // reserve reserves a step as the client, or fails the test.
 func (tn *testNode) reserve(c *client, req step.Request) step.ID {
 	tn.t.Helper()
-	reply, err := tn.svc.Reserve(c.ctx, &api.RunRequest{Request: marshal(tn.t, req)})
+	reply, err := tn.svc.Reserve(c.ctx, runRequest(req))
 	if err != nil {
 		tn.t.Fatalf("Reserve: %v", err)
 	}
-	return step.ID{Job: reply.JobId, Step: reply.StepId}
+	return step.ID{Job: reply.JobID, Step: reply.StepID}
 }
 
 func (tn *testNode) launch(ctx context.Context, id step.ID, change step.LaunchChange) error {
 	tn.t.Helper()
-	_, err := tn.svc.Launch(ctx, &api.LaunchRequest{Step: ref(id), Change: marshal(tn.t, change)})
+	_, err := tn.svc.Launch(ctx, &api.LaunchRequest{StepRef: ref(id), Change: packedChange(change)})
 	return err
+}
+
+// packedChange is a change as it comes by the socket.
+func packedChange(c step.LaunchChange) *step.LaunchChange {
+	c.Pack()
+	return &c
 }
 
 // idle checks that nothing is left of any job.
@@ -89,10 +91,10 @@ func TestReserveAndLaunch(t *testing.T) {
 	}
 	inner := request("exit", "0")
 	inner.Job = &id.Job
-	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, inner)}); api.CodeOf(err) != api.NotFound {
+	if _, err := tn.svc.Run(as(1000), runRequest(inner)); api.CodeOf(err) != api.NotFound {
 		t.Errorf("a step in a job that has not begun: %v", err)
 	}
-	if _, err := tn.svc.Signal(as(1000), &api.SignalRequest{Step: ref(id), Signal: 15}); err == nil {
+	if _, err := tn.svc.Signal(as(1000), &api.SignalRequest{StepRef: ref(id), Signal: 15}); err == nil {
 		t.Error("a step without tasks was signalled")
 	}
 	if err := tn.launch(as(1001), id, step.LaunchChange{}); api.CodeOf(err) != api.PermissionDenied {
@@ -129,7 +131,7 @@ func TestReservationsEnd(t *testing.T) {
 			t.Errorf("launched after its end: %v", err)
 		}
 		lines := &sink{ctx: as(0)}
-		if err := tn.svc.Events(&api.EventsRequest{Step: ref(id)}, lines); err != nil || lines.lines != 4 {
+		if err := tn.svc.Events(lines.ctx, &api.EventsRequest{StepRef: ref(id)}, lines.send); err != nil || lines.lines != 4 {
 			t.Errorf("%d events, %v", lines.lines, err)
 		}
 	}
@@ -143,7 +145,7 @@ func TestReservationsEnd(t *testing.T) {
 
 	c := newClient(t, 1000)
 	id = tn.reserve(c, request("wait"))
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id), Reason: "enough"}); err != nil {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id), Reason: "enough"}); err != nil {
 		t.Fatal(err)
 	}
 	check(id, `cancelled by uid 1000: "enough"`)
@@ -157,7 +159,7 @@ func TestReservationsEnd(t *testing.T) {
 	inner := request("wait")
 	inner.Job = &lead.Job
 	id = tn.reserve(c, inner)
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(lead)}); err != nil {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(lead)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(lead)
@@ -165,7 +167,7 @@ func TestReservationsEnd(t *testing.T) {
 
 	gone := newClient(t, 1000)
 	gone.kill()
-	if _, err := tn.svc.Reserve(gone.ctx, &api.RunRequest{Request: marshal(t, request("wait"))}); api.CodeOf(err) != api.FailedPrecondition {
+	if _, err := tn.svc.Reserve(gone.ctx, runRequest(request("wait"))); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("a client that is gone: %v", err)
 	}
 	tn.idle()
@@ -176,7 +178,7 @@ func TestReservationsAreBounded(t *testing.T) {
 	tn := fresh(t)
 	c := newClient(t, 1000)
 	tn.reg.waiting[1000] = tn.reg.perUser.RequestBytes
-	_, err := tn.svc.Reserve(c.ctx, &api.RunRequest{Request: marshal(t, request("wait"))})
+	_, err := tn.svc.Reserve(c.ctx, runRequest(request("wait")))
 	if api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("beyond the limit: %v", err)
 	}
@@ -207,8 +209,11 @@ func (tn *testNode) alloc(c *client, change func(*step.Request)) (uint32, error)
 	if change != nil {
 		change(&req)
 	}
-	reply, err := tn.svc.Alloc(c.ctx, &api.RunRequest{Request: marshal(tn.t, req)})
-	return reply.GetJobId(), err
+	reply, err := tn.svc.Alloc(c.ctx, runRequest(req))
+	if err != nil {
+		return 0, err
+	}
+	return reply.JobID, nil
 }
 
 // stepOf runs a step in the job.
@@ -230,7 +235,7 @@ func TestAlloc(t *testing.T) {
 		t.Errorf("usage %+v", u)
 	}
 	var doc nodeDoc
-	status1, err := tn.svc.NodeStatus(as(1001), &api.Empty{})
+	status1, err := tn.svc.Node(as(1001), &api.Empty{})
 	if err != nil || json.Unmarshal(status1.Node, &doc) != nil || doc.State != "ALLOCATED" || len(doc.Jobs) != 1 || doc.Jobs[0].CPUs != "0-2" {
 		t.Errorf("node %+v, %v", doc, err)
 	}
@@ -246,15 +251,15 @@ func TestAlloc(t *testing.T) {
 	}
 	second := tn.stepOf(id, 1000, "wait")
 	tn.until(second, step.Running)
-	if _, err := tn.svc.Release(as(1001), &api.ReleaseRequest{JobId: id}); api.CodeOf(err) != api.PermissionDenied {
+	if _, err := tn.svc.Release(as(1001), &api.ReleaseRequest{JobID: id}); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("released by another user: %v", err)
 	}
 	ended := make(chan error, 1)
 	go func() {
-		_, err := tn.svc.Wait(as(1000), &api.StepRef{JobId: id})
+		_, err := tn.waits(as(1000), api.StepRef{JobID: id})
 		ended <- err
 	}()
-	if _, err := tn.svc.Release(as(1000), &api.ReleaseRequest{JobId: id}); err != nil {
+	if _, err := tn.svc.Release(as(1000), &api.ReleaseRequest{JobID: id}); err != nil {
 		t.Fatal(err)
 	}
 	if rec := tn.wait(second); rec.State != step.Cancelled || rec.Reason != "the job was released" {
@@ -264,7 +269,7 @@ func TestAlloc(t *testing.T) {
 		t.Errorf("a wait for the job: %v", err)
 	}
 	tn.nothingLeft(second)
-	if _, err := tn.svc.Release(as(1000), &api.ReleaseRequest{JobId: id}); api.CodeOf(err) != api.NotFound {
+	if _, err := tn.svc.Release(as(1000), &api.ReleaseRequest{JobID: id}); api.CodeOf(err) != api.NotFound {
 		t.Errorf("released twice: %v", err)
 	}
 	tn.idle()
@@ -293,10 +298,10 @@ func TestAllocEnds(t *testing.T) {
 	if id, err = tn.alloc(c, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tn.svc.Cancel(as(1001), &api.CancelRequest{Step: &api.StepRef{JobId: id}}); api.CodeOf(err) != api.PermissionDenied {
+	if _, err := tn.svc.Cancel(as(1001), &api.CancelRequest{StepRef: api.StepRef{JobID: id}}); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("cancelled by another user: %v", err)
 	}
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: &api.StepRef{JobId: id}}); err != nil {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: api.StepRef{JobID: id}}); err != nil {
 		t.Fatal(err)
 	}
 	tn.idle()
@@ -368,19 +373,18 @@ func TestReserveAndCancelAtOnce(t *testing.T) {
 				}
 				for k := range uint32(2) {
 					// Most guesses are wrong.
-					_, _ = tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(step.ID{Job: next.Load() + k})})
+					_, _ = tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(step.ID{Job: next.Load() + k})})
 				}
 			}
 		})
 	}
-	doc := marshal(t, request("exit", "0"))
 	for range 300 {
-		r, err := tn.svc.Reserve(c.ctx, &api.RunRequest{Request: doc})
+		r, err := tn.svc.Reserve(c.ctx, runRequest(request("exit", "0")))
 		if err != nil {
 			continue
 		}
-		next.Store(r.JobId + 1)
-		_, _ = tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(step.ID{Job: r.JobId, Step: r.StepId})})
+		next.Store(r.JobID + 1)
+		_, _ = tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(step.ID{Job: r.JobID, Step: r.StepID})})
 	}
 	close(stop)
 	guessers.Wait()

@@ -36,7 +36,18 @@ func (n *Node) run(ctx context.Context, caller api.Peer, in *api.RunRequest) (*f
 	return f, spec, err
 }
 
-// decode reads and checks a request. Unknown fields are an error: what the
+// asked is the request that has come, in the form that it is used in.
+func asked(in *api.RunRequest) (*step.Request, error) {
+	if in.Request == nil {
+		return nil, api.NewError(api.InvalidArgument, "request: is missing")
+	}
+	if err := in.Request.Unpack(); err != nil {
+		return nil, api.NewError(api.InvalidArgument, err.Error())
+	}
+	return in.Request, nil
+}
+
+// decode reads a request that a stepd passes on. Unknown fields are an error: what the
 // user asked for must not be dropped silently by an older noded.
 func (n *Node) decode(raw []byte) (*step.Request, error) {
 	req := new(step.Request)

@@ -27,7 +27,7 @@ func (tn *testNode) batch(script string) step.ID {
 
 func (tn *testNode) cancelJob(id step.ID) {
 	tn.t.Helper()
-	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}}); err != nil {
+	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{StepRef: api.StepRef{JobID: id.Job}}); err != nil {
 		tn.t.Fatal(err)
 	}
 }
@@ -72,7 +72,7 @@ func TestBatch(t *testing.T) {
 		t.Errorf("the first step in the script is %s", first)
 	}
 	tn.until(first, step.Running)
-	if _, err := tn.svc.Cancel(as(uid), &api.CancelRequest{Step: ref(id)}); err != nil {
+	if _, err := tn.svc.Cancel(as(uid), &api.CancelRequest{StepRef: ref(id)}); err != nil {
 		t.Fatal(err)
 	}
 	if rec := tn.wait(first); rec.State != step.Cancelled || rec.Reason != jobEnded {
@@ -94,12 +94,12 @@ func TestBatchRefusals(t *testing.T) {
 	} {
 		req := batch("exit 0")
 		change(&req)
-		_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, req)})
+		_, err := tn.svc.Run(as(1000), runRequest(req))
 		if api.CodeOf(err) != api.InvalidArgument || !strings.Contains(err.Error(), field+": ") {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(lead)}); err != nil {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(lead)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(lead)

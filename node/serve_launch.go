@@ -20,7 +20,7 @@ func (s *service) Run(ctx context.Context, in *api.RunRequest) (*api.RunReply, e
 		return nil, s.refused(caller, err)
 	}
 	f.log.WithField("uid", spec.User.UID).WithField("ntasks", spec.NTasks).Info("step started")
-	return s.runReply(f, spec)
+	return s.runReply(f, spec), nil
 }
 
 // Reserve is the first half of Run. The reservation is the calling process's.
@@ -44,7 +44,7 @@ func (s *service) Reserve(ctx context.Context, in *api.RunRequest) (*api.RunRepl
 	limit := s.n.reserveMax
 	s.n.work.Go(func() { f.hold(client, limit) })
 	f.log.WithField("uid", spec.User.UID).Info("step reserved")
-	return s.runReply(f, spec)
+	return s.runReply(f, spec), nil
 }
 
 // Launch is the second half.
@@ -53,15 +53,15 @@ func (s *service) Launch(ctx context.Context, in *api.LaunchRequest) (*api.RunRe
 	if err != nil {
 		return nil, err
 	}
-	ref := in.GetStep()
-	if ref == nil || ref.StepId == nil {
-		return nil, api.NewError(api.InvalidArgument, "step: want JOB.STEP")
+	if in.StepID == nil {
+		return nil, api.NewError(api.InvalidArgument, "step_id: is missing: a reservation is of one step")
 	}
-	change, err := decodeChange(in.GetChange())
+	id := step.ID{Job: in.JobID, Step: *in.StepID}
+	change, err := checkChange(in.Change)
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
-	f, err := s.n.claim(caller, step.ID{Job: ref.GetJobId(), Step: ref.GetStepId()})
+	f, err := s.n.claim(caller, id)
 	if err != nil {
 		return nil, s.refused(caller, err)
 	}
@@ -70,20 +70,26 @@ func (s *service) Launch(ctx context.Context, in *api.LaunchRequest) (*api.RunRe
 		return nil, s.refused(caller, err)
 	}
 	f.log.WithField("uid", spec.User.UID).WithField("ntasks", spec.NTasks).Info("step started")
-	return s.runReply(f, spec)
+	return s.runReply(f, spec), nil
 }
 
+// refused logs a refusal.
 func (s *service) refused(caller api.Peer, err error) error {
-	ok, silent := s.n.refusals.tell(caller.UID, time.Now())
+	s.n.logRefused(caller.UID, "request refused: "+api.MessageOf(err))
+	return err
+}
+
+// logRefused logs a line about a user's requests, if that may come.
+func (n *Node) logRefused(uid uint32, line string) {
+	ok, silent := n.refusals.tell(uid, time.Now())
 	if !ok {
-		return err
+		return
 	}
-	log := s.n.log.WithField("uid", caller.UID)
+	log := n.log.WithField("uid", uid)
 	if silent > 0 {
 		log.Infof("%d further requests were refused, and not told here", silent)
 	}
-	log.Infof("request refused: %v", api.MessageOf(err))
-	return err
+	log.Info(line)
 }
 
 // clientSpec is what a client is told of the spec.
@@ -94,13 +100,9 @@ func clientSpec(spec *step.Spec) *step.Spec {
 	return &told
 }
 
-func (s *service) runReply(f *follower, spec *step.Spec) (*api.RunReply, error) {
-	doc, err := encode(clientSpec(spec))
-	if err != nil {
-		return nil, err
-	}
+func (s *service) runReply(f *follower, spec *step.Spec) *api.RunReply {
 	return &api.RunReply{
-		JobId: f.id.Job, StepId: f.id.Step, Node: s.n.cfg.NodeName, Spec: doc,
+		JobID: f.id.Job, StepID: f.id.Step, Node: s.n.cfg.NodeName, Spec: clientSpec(spec),
 		SocketDir: s.n.files.stepsDir(), SocketName: s.n.files.socketName(f.id),
-	}, nil
+	}
 }

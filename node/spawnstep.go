@@ -27,8 +27,12 @@ func (n *Node) spawnStep(ctx context.Context, parent *follower, ask *stepapi.Ask
 		return nil, err
 	}
 	defer n.reg.endSpawn(parent.job)
+	req, err := n.decode(ask.Request)
+	if err != nil {
+		return nil, err
+	}
 	know := func(spec *step.Spec) { spec.Parent, spec.Preput = &parent.id, ask.Preput }
-	f, _, err := n.reserveAs(ctx, api.Peer{}, ask.Request, order{state: step.Starting, know: know})
+	f, _, err := n.reserveAs(ctx, api.Peer{}, req, order{state: step.Starting, size: len(ask.Request), know: know})
 	if err != nil {
 		return nil, err
 	}

@@ -9,22 +9,40 @@ import (
 	"stepd/step"
 )
 
-// Stat answers with the records of steps, and what those that run use just now.
-func (s *service) Stat(ctx context.Context, in *api.StepRef) (*api.StepReply, error) {
-	recs, err := s.own(ctx, in)
+// Stat writes the records of steps, with what those that run use at this moment.
+func (s *service) Stat(ctx context.Context, in *api.RefRequest, out recordWriter) error {
+	ids, err := s.ownIDs(ctx, in.StepRef)
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		rec, err := s.stat(ctx, id)
+		if len(ids) > 1 && api.CodeOf(err) == api.NotFound { // it was forgotten meanwhile
+			continue
+		}
+		if err == nil {
+			err = out(func() (*step.Record, error) { return rec, nil })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *service) stat(ctx context.Context, id step.ID) (*step.Record, error) {
+	rec, err := s.ownStep(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	for i, rec := range recs {
-		f := s.n.reg.follower(rec.ID)
-		if f == nil || !f.hasStepd() || rec.State.Final() {
-			continue // its record says what it has used, or it uses nothing yet
-		}
-		if recs[i], err = f.stat(ctx); err != nil {
-			return nil, api.Errorf(api.Unavailable, "cannot tell what step %s uses: %v", rec.ID, err)
-		}
+	f := s.n.reg.follower(id)
+	if f == nil || !f.hasStepd() || rec.State.Final() {
+		return rec, nil // it says what it has used, or it uses nothing yet
 	}
-	return stepReply(recs)
+	if rec, err = f.stat(ctx); err != nil {
+		return nil, api.Errorf(api.Unavailable, "cannot tell what step %s uses: %v", id, err)
+	}
+	return rec, nil
 }
 
 // statEnding is what a step that does not answer has to come to its end.

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -21,15 +20,11 @@ func TestStat(t *testing.T) {
 	tn.until(id, step.Running)
 	stat := func(uid uint32) (*step.Record, error) {
 		t.Helper()
-		r, err := tn.svc.Stat(as(uid), ref(id))
+		recs, err := tn.stats(as(uid), ref(id))
 		if err != nil {
 			return nil, err
 		}
-		rec := new(step.Record)
-		if err := json.Unmarshal(r.Step[0], rec); err != nil {
-			t.Fatal(err)
-		}
-		return rec, nil
+		return recs[0], nil
 	}
 	for _, uid := range []uint32{1000, 0} {
 		rec, err := stat(uid)
@@ -43,7 +38,7 @@ func TestStat(t *testing.T) {
 	if _, err := stat(1001); api.CodeOf(err) != api.PermissionDenied {
 		t.Errorf("another user: %v", err)
 	}
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(id)}); err != nil {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(id)

@@ -284,6 +284,17 @@ func (s *state) step(id step.ID) (*step.Record, error) {
 	return rec, nil
 }
 
+// ids are the steps of a job, or of all jobs where job is 0, by number.
+func (s *state) ids(job uint32) (ids []step.ID) {
+	for _, key := range s.all.Keys(kindStep) {
+		if id, err := step.ParseID(key); err == nil && (job == 0 || id.Job == job) {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortFunc(ids, compareIDs)
+	return ids
+}
+
 // steps returns the steps of a job, or of all jobs where job is 0, by number.
 func (s *state) steps(job uint32) (recs []*step.Record, err error) {
 	for _, key := range s.all.Keys(kindStep) {

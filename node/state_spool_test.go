@@ -51,17 +51,17 @@ func TestSpoolStops(t *testing.T) {
 	tn.until(goesOn, step.Running)
 	goOn := tn.stopSpool()
 	for range 3 {
-		_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, request("exit", "0"))})
+		_, err := tn.svc.Run(as(1000), runRequest(request("exit", "0")))
 		if api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), tn.files.spool) || !strings.Contains(err.Error(), "has not answered for") {
 			t.Errorf("a step is asked for: %v", err)
 		}
 	}
 	inner := request("exit", "0")
 	inner.Job, inner.Overlap = &goesOn.Job, true
-	if _, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, inner)}); err == nil || !strings.Contains(err.Error(), "has not answered for") {
+	if _, err := tn.svc.Run(as(1000), runRequest(inner)); err == nil || !strings.Contains(err.Error(), "has not answered for") {
 		t.Errorf("a step of a job that runs: %v", err)
 	}
-	if _, err := tn.svc.Run(as(uint32(os.Getuid())), &api.RunRequest{Request: marshal(t, batch("exit 0"))}); api.CodeOf(err) != api.FailedPrecondition {
+	if _, err := tn.svc.Run(as(uint32(os.Getuid())), runRequest(batch("exit 0"))); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("a batch job is asked for: %v", err)
 	}
 	tn.Serving()
@@ -84,7 +84,7 @@ func TestSpoolStops(t *testing.T) {
 	goOn()
 	id := tn.run(1000, request("exit", "0"))
 	tn.wait(id)
-	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{Step: ref(goesOn)}); err != nil {
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(goesOn)}); err != nil {
 		t.Fatal(err)
 	}
 	tn.wait(goesOn)
@@ -154,7 +154,7 @@ func TestStateUnwritable(t *testing.T) {
 	mend := tn.breakDurable()
 	journal := filepath.Join(tn.files.spool, store.DurableName)
 	own := batch("exit 0")
-	if _, err := tn.svc.Run(as(uint32(os.Getuid())), &api.RunRequest{Request: marshal(t, own)}); err == nil || !strings.Contains(err.Error(), journal) {
+	if _, err := tn.svc.Run(as(uint32(os.Getuid())), runRequest(own)); err == nil || !strings.Contains(err.Error(), journal) {
 		t.Errorf("a batch job that cannot be stored: %v", err)
 	}
 	for range 2 {

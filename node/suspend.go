@@ -19,18 +19,18 @@ type suspendRecord struct {
 }
 
 // Suspend makes a step, or a job with all of its steps, stand still.
-func (s *service) Suspend(ctx context.Context, in *api.StepRef) (*api.Empty, error) {
-	who, recs, err := s.toStop(ctx, in)
+func (s *service) Suspend(ctx context.Context, in *api.RefRequest) (*api.Empty, error) {
+	who, recs, err := s.toStop(ctx, in.StepRef)
 	if err != nil {
 		return nil, err
 	}
-	if in.StepId != nil {
+	if in.StepID != nil {
 		return answer(s.n.eachStep(recs, func(f liveStep) error { return f.suspend(ctx, who.UID) }))
 	}
 	// The job first: then no step begins that is not suspended below.
-	j := s.n.reg.job(in.GetJobId())
+	j := s.n.reg.job(in.JobID)
 	if j == nil {
-		return nil, api.Errorf(api.FailedPrecondition, "job %d has ended", in.GetJobId())
+		return nil, api.Errorf(api.FailedPrecondition, "job %d has ended", in.JobID)
 	}
 	if err := s.n.setSuspended(j, &suspendRecord{time.Now(), who.UID}); err != nil {
 		return nil, api.NewError(api.Internal, err.Error())
@@ -55,14 +55,14 @@ func (s *service) Suspend(ctx context.Context, in *api.StepRef) (*api.Empty, err
 }
 
 // Unsuspend undoes it.
-func (s *service) Unsuspend(ctx context.Context, in *api.StepRef) (*api.Empty, error) {
-	who, recs, err := s.toStop(ctx, in)
+func (s *service) Unsuspend(ctx context.Context, in *api.RefRequest) (*api.Empty, error) {
+	who, recs, err := s.toStop(ctx, in.StepRef)
 	if err != nil {
 		return nil, err
 	}
 	resume := func(f liveStep) error { return f.unsuspend(ctx, who.UID) }
-	j := s.n.reg.job(in.GetJobId())
-	if in.StepId != nil || j == nil {
+	j := s.n.reg.job(in.JobID)
+	if in.StepID != nil || j == nil {
 		return answer(s.n.eachStep(recs, resume))
 	}
 	was := s.n.reg.suspended(j)
@@ -106,7 +106,7 @@ func isEnding(f liveStep, rec *step.Record) bool {
 var errNoStep = errors.New("it has ended")
 
 // toStop is who asks, and the steps that he may act on.
-func (s *service) toStop(ctx context.Context, in *api.StepRef) (api.Peer, []*step.Record, error) {
+func (s *service) toStop(ctx context.Context, in api.StepRef) (api.Peer, []*step.Record, error) {
 	who, err := caller(ctx)
 	if err != nil {
 		return api.Peer{}, nil, err

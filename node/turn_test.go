@@ -32,7 +32,7 @@ func (a *lineNode) ask(ctx context.Context, seconds int, change func(*step.Reque
 	}
 	answer := make(chan error, 1)
 	go func() {
-		_, err := a.svc.Run(ctx, &api.RunRequest{Request: marshal(a.t, req)})
+		_, err := a.svc.Run(ctx, runRequest(req))
 		answer <- err
 	}()
 	a.lined++
@@ -78,18 +78,18 @@ func TestImmediateInOrder(t *testing.T) {
 		held <- err
 	}()
 	tn.line(4)
-	_, err := tn.svc.Run(as(1002), &api.RunRequest{Request: marshal(t, request("exit", "0"))})
+	_, err := tn.svc.Run(as(1002), runRequest(request("exit", "0")))
 	tn.refused("one that does not wait", err, api.ResourceExhausted, "the step does not fit: 4 requests wait before it")
 	if e, ok := api.AsError(err); !ok || e.Waits == "" {
 		t.Errorf("it is not told that it could wait: %v", err)
 	}
-	_, err = tn.svc.Run(as(1002), &api.RunRequest{Request: marshal(t, func() step.Request {
+	_, err = tn.svc.Run(as(1002), runRequest(func() step.Request {
 		r := request("x")
 		of(5)(&r)
 		forever := step.WaitForever
 		r.ImmediateS = &forever
 		return r
-	}())})
+	}()))
 	tn.refused("one that never fits", err, api.ResourceExhausted, "needs 5 CPUs on this node, which has 4 CPUs")
 	tn.line(4)
 
@@ -168,7 +168,7 @@ func TestImmediateDrained(t *testing.T) {
 	forever := step.WaitForever
 	req := request("exit", "0")
 	req.ImmediateS = &forever
-	_, err := tn.svc.Run(as(1000), &api.RunRequest{Request: marshal(t, req)})
+	_, err := tn.svc.Run(as(1000), runRequest(req))
 	tn.refused("what would wait", err, api.FailedPrecondition, "node is drained: new disk")
 	if _, err := tn.svc.Resume(as(0), &api.Empty{}); err != nil {
 		t.Fatal(err)
@@ -193,7 +193,7 @@ func TestImmediateIsBounded(t *testing.T) {
 	again := func(uid uint32) error {
 		req := request("exit", "0")
 		req.ImmediateS = &forever
-		_, err := tn.svc.Run(as(uid), &api.RunRequest{Request: marshal(t, req)})
+		_, err := tn.svc.Run(as(uid), runRequest(req))
 		return err
 	}
 	tn.refused("a second step", again(1000), api.ResourceExhausted, "UserStepsMax")

@@ -82,11 +82,11 @@ func TestWaitersBytes(t *testing.T) {
 	tn.until(tn.run(1000, req), step.Running)
 	forever := step.WaitForever
 	req.ImmediateS = &forever
-	in := &api.RunRequest{Request: marshal(t, req)}
-	ctx, cancel := context.WithCancel(c.ctx)
+	const size = 1000
+	ctx, cancel := context.WithCancel(withBytes(c.ctx, size))
 	done := make(chan error, 1)
 	go func() {
-		_, err := tn.svc.Reserve(ctx, in)
+		_, err := tn.svc.Reserve(ctx, runRequest(req))
 		done <- err
 	}()
 	held := func() int {
@@ -98,9 +98,9 @@ func TestWaitersBytes(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	tn.reg.mu.Lock()
-	tn.reg.perUser.RequestBytes = len(in.Request) * 3 / 2
+	tn.reg.perUser.RequestBytes = size * 3 / 2
 	tn.reg.mu.Unlock()
-	if _, err := tn.svc.Reserve(c.ctx, in); api.CodeOf(err) != api.ResourceExhausted {
+	if _, err := tn.svc.Reserve(withBytes(c.ctx, size), runRequest(req)); api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("a second one: %v", err)
 	}
 	cancel()

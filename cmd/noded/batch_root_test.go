@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,22 +15,18 @@ import (
 func (d *private) batch(dir, script string, ntasks int) step.ID {
 	d.t.Helper()
 	uid := uint32(65534)
-	req := step.Request{
+	req := &step.Request{
 		Schema: 1, Name: "job.sh", NTasks: ntasks, NNodes: 1, CPUsPerTask: 1, UID: &uid,
 		Argv: []string{"job.sh", "one", "two words"}, Env: []string{"PATH=/usr/bin:/bin", "MINE=yes"}, Cwd: dir,
 		Stdin:  step.Stream{Kind: step.StreamNull},
 		Stdout: step.Stream{Kind: step.StreamFile, Pattern: "slurm-%j.out"}, Stderr: step.Stream{Kind: step.StreamSame},
 		Script: []byte(script), JobControl: [][]byte{[]byte("GIVEN=1")},
 	}
-	b, err := json.Marshal(req)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	reply, err := d.client.Run(d.t.Context(), &api.RunRequest{Request: b})
+	reply, err := d.client.Run(d.t.Context(), &api.RunRequest{Request: req})
 	if err != nil {
 		d.t.Fatalf("Run: %v", err)
 	}
-	return step.ID{Job: reply.JobId, Step: reply.StepId}
+	return step.ID{Job: reply.JobID, Step: reply.StepID}
 }
 
 // TestRootBatch: a script runs to its end with nobody there, and a restart in

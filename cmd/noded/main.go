@@ -18,7 +18,6 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 
 	"stepd/internal/build"
 	"stepd/internal/manual"
@@ -297,7 +296,7 @@ func (s *server) serveUntil() error {
 	go func() { failed <- server.Serve(s.listener) }()
 	if !again {
 		if err := n.Publish(); err != nil {
-			server.Stop()
+			stopServer(server)
 			return err
 		}
 	}
@@ -352,9 +351,9 @@ func (s *server) untilEnd(failed <-chan error) error {
 	}
 }
 
-// stopServer lets the calls end that are under way, but not for ever.
-func stopServer(server *grpc.Server) {
-	timer := time.AfterFunc(stopGrace, server.Stop)
-	defer timer.Stop()
-	server.GracefulStop()
+// stopServer lets the requests end that are under way, no longer than stopGrace.
+func stopServer(server *node.Server) {
+	ctx, cancel := context.WithTimeout(context.Background(), stopGrace)
+	defer cancel()
+	server.Shutdown(ctx)
 }

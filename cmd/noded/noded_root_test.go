@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -34,7 +33,7 @@ type private struct {
 	bin    string
 	dir    string
 	cmd    *exec.Cmd
-	client api.NodeClient
+	client *api.Client
 
 	mu  sync.Mutex
 	log bytes.Buffer // guarded by mu
@@ -153,12 +152,7 @@ func (d *private) start() {
 	case <-time.After(rootTimeout):
 		d.t.Fatal("noded is not ready")
 	}
-	conn, err := api.Dial(d.path("run/noded.sock"))
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	d.t.Cleanup(func() { conn.Close() })
-	d.client = api.NewNodeClient(conn)
+	d.client = &api.Client{Socket: d.path("run/noded.sock")}
 }
 
 // end sends sig to noded and returns its exit code.
@@ -174,35 +168,27 @@ func (d *private) end(sig syscall.Signal) int {
 func (d *private) run(argv ...string) step.ID {
 	d.t.Helper()
 	null := step.Stream{Kind: step.StreamNull}
-	req := step.Request{Schema: 1, Name: "t", NTasks: 1, NNodes: 1, CPUsPerTask: 1, Argv: argv, Cwd: "/", Stdin: null, Stdout: null, Stderr: null}
-	b, err := json.Marshal(req)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	reply, err := d.client.Run(d.t.Context(), &api.RunRequest{Request: b})
+	req := &step.Request{Schema: 1, Name: "t", NTasks: 1, NNodes: 1, CPUsPerTask: 1, Argv: argv, Cwd: "/", Stdin: null, Stdout: null, Stderr: null}
+	reply, err := d.client.Run(d.t.Context(), &api.RunRequest{Request: req})
 	if err != nil {
 		d.t.Fatalf("Run: %v", err)
 	}
-	return step.ID{Job: reply.JobId, Step: reply.StepId}
+	return step.ID{Job: reply.JobID, Step: reply.StepID}
 }
 
-func (d *private) record(reply *api.StepReply, err error) step.Record {
+func (d *private) record(recs []*step.Record, err error) step.Record {
 	d.t.Helper()
-	if err != nil {
-		d.t.Fatal(err)
+	if err != nil || len(recs) != 1 {
+		d.t.Fatalf("%d records, %v", len(recs), err)
 	}
-	var rec step.Record
-	if err := json.Unmarshal(reply.Step[0], &rec); err != nil {
-		d.t.Fatal(err)
-	}
-	return rec
+	return *recs[0]
 }
 
 func (d *private) wait(id step.ID) step.Record {
 	d.t.Helper()
 	ctx, cancel := context.WithTimeout(d.t.Context(), rootTimeout)
 	defer cancel()
-	return d.record(d.client.Wait(ctx, &api.StepRef{JobId: id.Job, StepId: &id.Step}))
+	return d.record(d.client.Wait(ctx, api.Ref(id)))
 }
 
 // running waits until the step runs: then its child is there too.
@@ -210,7 +196,7 @@ func (d *private) running(id step.ID) step.Record {
 	d.t.Helper()
 	deadline := time.Now().Add(rootTimeout)
 	for {
-		rec := d.record(d.client.Show(d.t.Context(), &api.StepRef{JobId: id.Job, StepId: &id.Step}))
+		rec := d.record(d.client.Show(d.t.Context(), api.Ref(id)))
 		if rec.State == step.Running {
 			return rec
 		}
@@ -281,7 +267,7 @@ func TestRootStep(t *testing.T) {
 			t.Errorf("stepd's environment has %q", v)
 		}
 	}
-	if _, err := d.client.Cancel(t.Context(), &api.CancelRequest{Step: &api.StepRef{JobId: id.Job}}); err != nil {
+	if err := d.client.Cancel(t.Context(), &api.CancelRequest{StepRef: api.StepRef{JobID: id.Job}}); err != nil {
 		t.Error(err)
 	}
 	if rec := d.wait(id); rec.State != step.Cancelled {
@@ -384,7 +370,7 @@ func TestRootTermLeavesSteps(t *testing.T) {
 	}
 	d.start()
 	d.running(rec.ID)
-	if _, err := d.client.Cancel(t.Context(), &api.CancelRequest{Step: &api.StepRef{JobId: rec.Job}}); err != nil {
+	if err := d.client.Cancel(t.Context(), &api.CancelRequest{StepRef: api.StepRef{JobID: rec.Job}}); err != nil {
 		t.Error(err)
 	}
 	d.wait(rec.ID)

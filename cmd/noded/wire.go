@@ -11,6 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/acct"
+	"stepd/internal/build"
 	"stepd/jobcontainer"
 	"stepd/mpi"
 	"stepd/node"
@@ -49,7 +50,8 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	}
 	gres := gresOf(s.conf)
 	cfg := node.Config{
-		RunDir: s.run, SpoolDir: s.spool, SlurmConf: s.conf.File, Log: log, StepdLog: logFile,
+		Version: build.Version(),
+		RunDir:  s.run, SpoolDir: s.spool, SlurmConf: s.conf.File, Log: log, StepdLog: logFile,
 		StepdPath: stepd,
 		NodeName:  s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
 

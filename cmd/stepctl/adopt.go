@@ -9,8 +9,6 @@ import (
 	"strconv"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 )
@@ -47,7 +45,7 @@ func adoptCommand(d *dialer) *cobra.Command {
 			if err := a.read(args); err != nil || a.passed {
 				return err
 			}
-			return d.call(func(ctx context.Context, client api.NodeClient) error { return a.ask(ctx, client) })
+			return d.call(func(ctx context.Context, client *api.Client) error { return a.ask(ctx, client) })
 		},
 	}
 	c.Flags().Uint32Var(&a.job, "job", 0, "the job, and not the newest of the user's")
@@ -79,8 +77,8 @@ func (a *adoption) read(args []string) (err error) {
 	return nil
 }
 
-func (a *adoption) ask(ctx context.Context, client api.NodeClient) error {
-	in := &api.AdoptRequest{Pid: uint32(a.pid), JobId: a.job}
+func (a *adoption) ask(ctx context.Context, client *api.Client) error {
+	in := &api.AdoptRequest{PID: a.pid, JobID: a.job}
 	if a.user != "" {
 		uid, err := strconv.ParseUint(a.user, 10, 32)
 		if err != nil {
@@ -89,10 +87,10 @@ func (a *adoption) ask(ctx context.Context, client api.NodeClient) error {
 			}
 		}
 		n := uint32(uid)
-		in.Uid = &n
+		in.UID = &n
 	}
 	r, err := client.Adopt(ctx, in)
-	if a.pam && status.Code(err) == codes.NotFound {
+	if a.pam && api.CodeOf(err) == api.NotFound {
 		// To the user, whom pam_exec shows standard output alone.
 		fmt.Printf("Access denied: %s has no job on this node\n", a.user)
 		return exitError(1)
@@ -101,7 +99,7 @@ func (a *adoption) ask(ctx context.Context, client api.NodeClient) error {
 		return err
 	}
 	if a.asJSON {
-		return printJSON("adopted", adoptDoc{a.pid, r.GetJobId(), r.GetStepId(), r.GetCgroup(), r.GetNamespaces()})
+		return printJSON("adopted", adoptDoc{a.pid, r.JobID, r.StepID, r.Cgroup, r.Namespaces})
 	}
 	return nil
 }

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/spank"
@@ -36,10 +34,7 @@ func allocCommand(d *dialer) *cobra.Command {
 			if err := optionsFromEnv(c.Flags(), allocEnvOptions); err != nil {
 				return err
 			}
-			client, err := d.client()
-			if err != nil {
-				return err
-			}
+			client := d.client()
 			code, err := alloc(client, o, d, argv)
 			if err == nil && code != 0 {
 				return exitError(code)
@@ -52,7 +47,7 @@ func allocCommand(d *dialer) *cobra.Command {
 }
 
 // alloc holds a job while the command runs, and returns the command's code.
-func alloc(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, error) {
+func alloc(client *api.Client, o *runOptions, d *dialer, argv []string) (int, error) {
 	p := d.plugins
 	interactive := len(argv) == 0 && p.shell != ""
 	var err error
@@ -72,7 +67,7 @@ func alloc(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int,
 	return p.strictCode(code), err
 }
 
-func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string, interactive bool) (int, error) {
+func allocated(client *api.Client, o *runOptions, d *dialer, argv []string, interactive bool) (int, error) {
 	p := d.plugins
 	p.env = outsideStep(p.env)
 	if o.name == "" {
@@ -82,8 +77,8 @@ func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string, i
 	if err != nil {
 		return 0, err
 	}
-	job, err := inTurn(o, req, func(doc []byte) (*api.AllocReply, error) {
-		return client.Alloc(context.Background(), &api.RunRequest{Request: doc})
+	job, err := inTurn(o, req, func(in *api.RunRequest) (*api.AllocReply, error) {
+		return client.Alloc(context.Background(), in)
 	})
 	if err != nil {
 		return 0, err
@@ -93,41 +88,41 @@ func allocated(client api.NodeClient, o *runOptions, d *dialer, argv []string, i
 			say(format, args...)
 		}
 	}
-	tell("Granted job allocation %d", job.JobId)
+	tell("Granted job allocation %d", job.JobID)
 	p.tellTooLong()
 	p.exitEnv = append(allocEnv(req, p, job), p.jobEnv()...)
-	over, stop := watchJob(client, job.JobId)
+	over, stop := watchJob(client, job.JobID)
 	ended, err := inJob(req, d, job, argv, o.place.env(), over, tell)
 	stop()
 	_, killed := ended.Signaled()
 	left := ended.Code() == shellLeft // by its detach keys, or with its terminal
-	if (killed || left) && interactive && shellRuns(client, job.JobId) {
-		id := step.ID{Job: job.JobId, Step: step.InteractiveStep}
+	if (killed || left) && interactive && shellRuns(client, job.JobID) {
+		id := step.ID{Job: job.JobID, Step: step.InteractiveStep}
 		tell("Job %d goes on until its shell ends: `stepctl attach %s` takes that up again", id.Job, id.Name())
 		if left {
 			return 0, nil
 		}
 		return ended.Code(), nil
 	}
-	tell("Relinquishing job allocation %d", job.JobId)
-	_, rerr := client.Release(context.Background(), &api.ReleaseRequest{JobId: job.JobId})
-	if rerr != nil && status.Code(rerr) != codes.NotFound { // it may have ended by itself
+	tell("Relinquishing job allocation %d", job.JobID)
+	rerr := client.Release(context.Background(), job.JobID)
+	if rerr != nil && api.CodeOf(rerr) != api.NotFound { // it may have ended by itself
 		// noded gives it back when this process is gone; the code is the command's.
-		say("error: cannot give job %d back: %s", job.JobId, plain(rerr))
+		say("error: cannot give job %d back: %s", job.JobID, rerr)
 	}
 	return ended.Code(), err
 }
 
 // watchJob tells when the job is over before it was given back: somebody has
 // cancelled it. A noded that is gone says nothing: the job lives on.
-func watchJob(client api.NodeClient, job uint32) (over <-chan struct{}, stop func()) {
+func watchJob(client *api.Client, job uint32) (over <-chan struct{}, stop func()) {
 	ended := make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		for {
-			_, err := client.Wait(ctx, &api.StepRef{JobId: job})
-			if err == nil || status.Code(err) == codes.NotFound {
+			_, err := client.Wait(ctx, api.StepRef{JobID: job})
+			if err == nil || api.CodeOf(err) == api.NotFound {
 				close(ended)
 				return
 			}
@@ -151,7 +146,7 @@ func shell() string {
 
 // allocEnv is what the job's command has of the job (traces/salloc_reg.tsv).
 func allocEnv(req *step.Request, p *plugins, job *api.AllocReply) []string {
-	return append(jobVariables(job.JobId, req.NTasks, int(job.Cpus), job.Node, job.Partition, p.cluster, req.Name),
+	return append(jobVariables(job.JobID, req.NTasks, job.CPUs, job.Node, job.Partition, p.cluster, req.Name),
 		append(memoryVariables(req), "SLURM_JOB_NODELIST="+job.Node, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost)...)
 }
 
@@ -184,9 +179,9 @@ func inJob(req *step.Request, d *dialer, job *api.AllocReply, argv, options []st
 		case <-over:
 			over = nil
 			if late := req.TimeLimitS; late > 0 && time.Since(began) >= time.Duration(late)*time.Second {
-				tell("Job %d has exceeded its time limit and its allocation has been revoked.", job.JobId)
+				tell("Job %d has exceeded its time limit and its allocation has been revoked.", job.JobID)
 			} else {
-				tell("Job allocation %d has been revoked.", job.JobId)
+				tell("Job allocation %d has been revoked.", job.JobID)
 			}
 			late = time.After(revokeGrace)
 		case <-late:

@@ -254,7 +254,7 @@ func (a *attached) fate(err error) (*step.Record, error) {
 	}
 	rec, unknown := a.last()
 	if unknown != nil {
-		return nil, fmt.Errorf("%w, and what became of the step is not known: %s", err, plain(unknown))
+		return nil, fmt.Errorf("%w, and what became of the step is not known: %s", err, unknown)
 	}
 	return rec, nil
 }

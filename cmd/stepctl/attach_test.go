@@ -103,7 +103,7 @@ func TestAttachEnds(t *testing.T) {
 	zero := 0
 	killed := &step.Record{ID: attachedID, State: step.Failed, Reason: "stepd was killed by SIGKILL"}
 	end := string((&replay.Frame{Kind: replay.KindEnd}).Append(nil))
-	noNoded := error(errNoNoded{"/run/x.sock"})
+	noNoded := api.NewError(api.Unavailable, `cannot connect to noded at "/run/x.sock": start it (systemctl start noded)`)
 	for name, tt := range map[string]struct {
 		do      func(c *net.UnixConn)
 		last    *step.Record

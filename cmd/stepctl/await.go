@@ -2,13 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -23,24 +19,25 @@ var errNotBack = errors.New("noded did not come back")
 // sayGone tells that noded does not answer.
 func sayGone() { say("noded is gone: waiting for it; the step goes on") }
 
+// waiter is the part of a Client that waits for the end of steps.
+type waiter interface {
+	Wait(ctx context.Context, ref api.StepRef) ([]*step.Record, error)
+}
+
 // awaitRecord asks noded for the end of a step, and again where noded goes away meanwhile,
 // of which it tells by gone each time; it is errNotBack where noded stays away.
-func awaitRecord(ctx context.Context, client api.NodeClient, id step.ID, gone func()) (*step.Record, error) {
+func awaitRecord(ctx context.Context, client waiter, id step.ID, gone func()) (*step.Record, error) {
 	since := time.Time{}
 	for {
 		began := time.Now()
-		r, err := client.Wait(ctx, &api.StepRef{JobId: id.Job, StepId: &id.Step})
+		recs, err := client.Wait(ctx, api.Ref(id))
 		if err == nil {
-			if len(r.Step) != 1 {
-				return nil, fmt.Errorf("noded told %d records of step %s", len(r.Step), id)
+			if len(recs) != 1 {
+				return nil, fmt.Errorf("noded told %d records of step %s", len(recs), id)
 			}
-			rec := new(step.Record)
-			if err := json.Unmarshal(r.Step[0], rec); err != nil {
-				return nil, fmt.Errorf("cannot parse the record of step %s: %w", id, err)
-			}
-			return rec, nil
+			return recs[0], nil
 		}
-		if status.Code(err) != codes.Unavailable {
+		if api.CodeOf(err) != api.Unavailable {
 			return nil, err
 		}
 		// A call that has lasted longer than a connection takes to fail was heard by noded,
@@ -50,7 +47,7 @@ func awaitRecord(ctx context.Context, client api.NodeClient, id step.ID, gone fu
 			gone()
 		}
 		if time.Since(since) > reconnectFor {
-			return nil, fmt.Errorf("%w within %v; step %s goes on: %s", errNotBack, reconnectFor, id, plain(err))
+			return nil, fmt.Errorf("%w within %v; step %s goes on: %s", errNotBack, reconnectFor, id, err)
 		}
 		// Nothing tells when a socket is served again but trying it.
 		select {

@@ -2,47 +2,41 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"testing"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
 )
 
-// waited is a noded of which only Wait is asked.
+// waited is a noded of which only the end of steps is asked.
 type waited struct {
-	api.NodeClient
-	wait func(ctx context.Context, ref *api.StepRef) (*step.Record, error)
+	wait func(ctx context.Context, ref api.StepRef) (*step.Record, error)
 }
 
-func (w *waited) Wait(ctx context.Context, ref *api.StepRef, _ ...grpc.CallOption) (*api.StepReply, error) {
-	return replyOf(w.wait(ctx, ref))
+func (w *waited) Wait(ctx context.Context, ref api.StepRef) ([]*step.Record, error) {
+	rec, err := w.wait(ctx, ref)
+	return []*step.Record{rec}, err
 }
 
-func replyOf(rec *step.Record, err error) (*api.StepReply, error) {
-	if err != nil {
-		return nil, err
+func stepOf(ref api.StepRef) (id uint32) {
+	if ref.StepID != nil {
+		id = *ref.StepID
 	}
-	doc, err := json.Marshal(rec)
-	return &api.StepReply{Step: [][]byte{doc}}, err
+	return id
 }
 
-func ended(ref *api.StepRef, code int) *step.Record {
-	return &step.Record{ID: step.ID{Job: ref.JobId, Step: ref.GetStepId()}, State: step.Completed, ExitCode: &code}
+func ended(ref api.StepRef, code int) *step.Record {
+	return &step.Record{ID: step.ID{Job: ref.JobID, Step: stepOf(ref)}, State: step.Completed, ExitCode: &code}
 }
 
 // A noded that is started anew costs a client that waits for a step nothing, and what noded
 // answers is the error.
 func TestAwaitNodedAnew(t *testing.T) {
 	calls, told := 0, 0
-	noded := &waited{wait: func(_ context.Context, ref *api.StepRef) (*step.Record, error) {
+	noded := &waited{wait: func(_ context.Context, ref api.StepRef) (*step.Record, error) {
 		if calls++; calls < 3 {
-			return nil, status.Error(codes.Unavailable, "noded is stopping")
+			return nil, api.NewError(api.Unavailable, "noded is stopping")
 		}
 		return ended(ref, 7), nil
 	}}
@@ -54,15 +48,15 @@ func TestAwaitNodedAnew(t *testing.T) {
 		t.Errorf("got %+v, %v after %d calls, told %d times", rec, err, calls, told)
 	}
 
-	noded.wait = func(context.Context, *api.StepRef) (*step.Record, error) {
-		return nil, status.Error(codes.NotFound, "no such step")
+	noded.wait = func(context.Context, api.StepRef) (*step.Record, error) {
+		return nil, api.NewError(api.NotFound, "no such step")
 	}
-	if _, err := await(); status.Code(err) != codes.NotFound {
+	if _, err := await(); api.CodeOf(err) != api.NotFound {
 		t.Errorf("noded's word became %v", err)
 	}
 
-	noded.wait = func(context.Context, *api.StepRef) (*step.Record, error) {
-		return nil, status.Error(codes.Unavailable, "noded is stopping")
+	noded.wait = func(context.Context, api.StepRef) (*step.Record, error) {
+		return nil, api.NewError(api.Unavailable, "noded is stopping")
 	}
 	cancel()
 	if rec, err := await(); rec != nil || !errors.Is(err, context.Canceled) {
@@ -74,17 +68,17 @@ func TestAwaitNodedAnew(t *testing.T) {
 // error.
 func TestWaitForJob(t *testing.T) {
 	id := step.ID{Job: 10, Step: step.BatchStep}
-	noded := &waited{wait: func(_ context.Context, ref *api.StepRef) (*step.Record, error) { return ended(ref, 54), nil }}
+	noded := &waited{wait: func(_ context.Context, ref api.StepRef) (*step.Record, error) { return ended(ref, 54), nil }}
 	if code, err := waitForJob(t.Context(), noded, id); err != nil || code != 54 {
 		t.Errorf("got %d, %v", code, err)
 	}
-	noded.wait = func(context.Context, *api.StepRef) (*step.Record, error) {
-		return nil, status.Error(codes.NotFound, "no such step")
+	noded.wait = func(context.Context, api.StepRef) (*step.Record, error) {
+		return nil, api.NewError(api.NotFound, "no such step")
 	}
 	if code, err := waitForJob(t.Context(), noded, id); err != nil || code != 1 {
 		t.Errorf("of a job that was forgotten: %d, %v", code, err)
 	}
-	noded.wait = func(context.Context, *api.StepRef) (*step.Record, error) { return nil, errNotBack }
+	noded.wait = func(context.Context, api.StepRef) (*step.Record, error) { return nil, errNotBack }
 	if _, err := waitForJob(t.Context(), noded, id); !errors.Is(err, errNotBack) {
 		t.Errorf("without noded: %v", err)
 	}

@@ -35,10 +35,7 @@ func batchCommand(d *dialer) *cobra.Command {
 		Long:        "batch runs SCRIPT (default: what stdin holds) as a job of its own. Lines of it that begin with\n#SBATCH or #STEP, before its first command, are options; the command line's overrule them.",
 		Annotations: map[string]string{usesPlugins: spank.ContextAllocator.String()},
 		RunE: func(c *cobra.Command, argv []string) error {
-			client, err := d.client()
-			if err != nil {
-				return err
-			}
+			client := d.client()
 			script, argv, err := o.script(argv)
 			if err != nil {
 				return err
@@ -115,7 +112,7 @@ func (o *batchOptions) script(argv []string) ([]byte, []string, error) {
 }
 
 // batch submits the script.
-func batch(client api.NodeClient, o *batchOptions, p *plugins, script []byte, argv []string) (int, error) {
+func batch(client *api.Client, o *batchOptions, p *plugins, script []byte, argv []string) (int, error) {
 	p.postOptEnv = []string{"SLURM_JOB_NAME=" + cmp.Or(o.name, nameOf(argv[0]))}
 	if err := p.take(); err != nil {
 		return 0, err
@@ -125,7 +122,7 @@ func batch(client api.NodeClient, o *batchOptions, p *plugins, script []byte, ar
 	return p.strictCode(code), err
 }
 
-func submit(client api.NodeClient, o *batchOptions, p *plugins, script []byte, argv []string) (int, error) {
+func submit(client *api.Client, o *batchOptions, p *plugins, script []byte, argv []string) (int, error) {
 	p.env = outsideStep(p.env)
 	req, err := o.request(batchJob, append([]string{filepath.Base(argv[0])}, argv[1:]...), p)
 	if err != nil {
@@ -145,32 +142,32 @@ func submit(client api.NodeClient, o *batchOptions, p *plugins, script []byte, a
 		}
 	}
 	ctx := context.Background()
-	reply, err := inTurn(&o.runOptions, req, func(doc []byte) (*api.RunReply, error) {
-		return client.Run(ctx, &api.RunRequest{Request: doc})
+	reply, err := inTurn(&o.runOptions, req, func(in *api.RunRequest) (*api.RunReply, error) {
+		return client.Run(ctx, in)
 	})
 	if err != nil {
 		return 0, err
 	}
 	if o.parsable {
-		fmt.Println(reply.JobId)
+		fmt.Println(reply.JobID)
 	} else {
-		fmt.Printf("Submitted batch job %d\n", reply.JobId)
+		fmt.Printf("Submitted batch job %d\n", reply.JobID)
 	}
 	if !o.wait {
 		return 0, nil
 	}
-	return waitForJob(ctx, client, step.ID{Job: reply.JobId, Step: reply.StepId})
+	return waitForJob(ctx, client, step.ID{Job: reply.JobID, Step: reply.StepID})
 }
 
 // waitForJob waits for the end of a batch job, and returns its code; 1 of one whose end is
 // not known, which is printed. That noded stays away is an error.
-func waitForJob(ctx context.Context, client api.NodeClient, id step.ID) (int, error) {
+func waitForJob(ctx context.Context, client waiter, id step.ID) (int, error) {
 	rec, err := awaitRecord(ctx, client, id, sayGone)
 	switch {
 	case errors.Is(err, errNotBack):
 		return 0, err
 	case err != nil:
-		say("error: batch job %d: its exit code is not known: %s", id.Job, plain(err))
+		say("error: batch job %d: its exit code is not known: %s", id.Job, err)
 		return 1, nil
 	case rec.ExitCode == nil:
 		say("error: batch job %d: %s, and its exit code is not known: %s", id.Job, rec.State, rec.Reason)

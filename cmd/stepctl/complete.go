@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -11,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"stepd/api"
 	"stepd/internal/printable"
 	"stepd/spank"
 	"stepd/step"
@@ -81,24 +79,19 @@ func (d *dialer) completeRefs(root *cobra.Command) {
 
 // refs are steps, and jobs, whose numbers begin so, each with what it is.
 func (d *dialer) refs(ended, jobs bool, word string) (out []string) {
-	client, err := d.client()
-	if err != nil {
-		return nil
-	}
+	client := d.client()
 	ctx, cancel := context.WithTimeout(context.Background(), completePatience)
 	defer cancel()
-	r, err := client.List(ctx, &api.ListRequest{All: ended})
-	if err != nil {
-		return nil
-	}
 	seen := map[uint32]bool{}
 	own := uint32(os.Getuid())
-	for _, doc := range r.Step {
-		var rec step.Record
-		if json.Unmarshal(doc, &rec) != nil || own != 0 && rec.UID != own {
+	for rec, err := range client.List(ctx, ended) {
+		if err != nil {
+			return nil
+		}
+		if own != 0 && rec.UID != own {
 			continue
 		}
-		words := fmt.Sprintf("%s %s", stateWord(&rec), printable.Line(rec.Name, 30))
+		words := fmt.Sprintf("%s %s", stateWord(rec), printable.Line(rec.Name, 30))
 		if id := rec.ID.String(); strings.HasPrefix(id, word) {
 			out = append(out, id+"\t"+words)
 		}
@@ -156,10 +149,7 @@ func (d *dialer) completePlugins(c *cobra.Command, rest []string) {
 	if seen.socket != "" {
 		d.socket = seen.socket
 	}
-	client, err := d.client()
-	if err != nil {
-		return
-	}
+	client := d.client()
 	ctx, cancel := context.WithTimeout(context.Background(), completePatience)
 	defer cancel()
 	conf, stack, err := nodeStack(ctx, client)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -16,11 +15,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	"stepd/api"
+	"stepd/internal/build"
 	"stepd/spank"
 	"stepd/step"
 )
@@ -29,11 +25,10 @@ const defaultSocket = "/run/stepd/noded.sock"
 
 // dialer finds noded.
 type dialer struct {
-	socket     string         // --socket
-	standalone bool           // --standalone
-	noded      api.NodeClient // nil until it is asked for
-	plugins    *plugins       // of the verb, where it has them
-	release    func()         // hands the signals to the verb
+	socket     string   // --socket
+	standalone bool     // --standalone
+	plugins    *plugins // of the verb, where it has them
+	release    func()   // hands the signals to the verb
 
 	mu      sync.Mutex     // for the goroutine of endOnSignal
 	private *private       // guarded by mu
@@ -55,19 +50,17 @@ func (d *dialer) path() (path string, named bool) {
 	return defaultSocket, false
 }
 
-// client connects, once. It does not wait: a noded that is not there shows in
-// the first call.
-func (d *dialer) client() (api.NodeClient, error) {
-	if d.noded != nil {
-		return d.noded, nil
-	}
+// client is that of the noded to ask: a noded that does not serve shows in the first call.
+func (d *dialer) client() *api.Client {
 	path, _ := d.path()
 	if p := d.privateSocket(); p != "" {
 		path = p
 	}
-	var err error
-	d.noded, err = clientAt(path)
-	return d.noded, err
+	return clientAt(path)
+}
+
+func clientAt(socket string) *api.Client {
+	return &api.Client{Socket: socket, Program: "stepctl " + build.Version()}
 }
 
 // privateSocket is that of the private noded, "" without one.
@@ -78,49 +71,6 @@ func (d *dialer) privateSocket() string {
 		return ""
 	}
 	return d.private.socket
-}
-
-func clientAt(path string) (api.NodeClient, error) {
-	cc, err := grpc.NewClient("passthrough:///noded",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialUnix(ctx, path) }),
-		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(32<<20), grpc.MaxCallRecvMsgSize(256<<20)))
-	if err != nil {
-		return nil, fmt.Errorf("cannot connect to noded: %w", err)
-	}
-	return api.NewNodeClient(cc), nil
-}
-
-// dialUnix connects through the folder's descriptor: sun_path holds 108 bytes.
-func dialUnix(ctx context.Context, path string) (net.Conn, error) {
-	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.ENOENT) {
-		return nil, errNoNoded{path}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("cannot connect to noded at %q: %w", path, err)
-	}
-	defer unix.Close(dir)
-	var nd net.Dialer
-	c, err := nd.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir, filepath.Base(path)))
-	if err != nil {
-		errno, ok := errors.AsType[syscall.Errno](err)
-		switch {
-		case errno == unix.ENOENT || errno == unix.ECONNREFUSED:
-			return nil, errNoNoded{path}
-		case ok:
-			err = errno
-		}
-		return nil, fmt.Errorf("cannot connect to noded at %q: %w", path, err)
-	}
-	return c, nil
-}
-
-// errNoNoded is that no noded serves the socket of this path.
-type errNoNoded struct{ path string }
-
-func (e errNoNoded) Error() string {
-	return fmt.Sprintf("cannot connect to noded at %q: start it (systemctl start noded)", e.path)
 }
 
 // orStandalone starts a private noded for a step of run where that was asked for, or, and
@@ -137,9 +87,7 @@ func (d *dialer) orStandalone() error {
 	case named || os.Geteuid() != 0:
 		return nil
 	}
-	c, err := dialUnix(context.Background(), path)
-	if err == nil {
-		c.Close()
+	if clientAt(path).Reach(context.Background()) == nil {
 		return nil
 	}
 	say("no noded at %q: running this step by itself (--standalone)", path)

@@ -18,7 +18,7 @@ func TestNoNoded(t *testing.T) {
 	l.SetUnlinkOnClose(false)
 	l.Close()
 	for _, path := range []string{stale, filepath.Join(dir, "noded.sock"), filepath.Join(dir, "no", "noded.sock")} {
-		_, err := dialUnix(t.Context(), path)
+		err := clientAt(path).Reach(t.Context())
 		if want := fmt.Sprintf("cannot connect to noded at %q: start it (systemctl start noded)", path); err == nil || err.Error() != want {
 			t.Errorf("got %v, want %q", err, want)
 		}

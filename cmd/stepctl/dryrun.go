@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -18,28 +17,20 @@ import (
 
 // dryRun prints what the request would come to. Plugins on this side are not
 // asked for more than their options.
-func dryRun(client api.NodeClient, o *runOptions, p *plugins, req *step.Request) error {
-	req.Pack()
-	doc, err := json.Marshal(req)
-	if err != nil {
-		return fmt.Errorf("cannot encode the request: %w", err)
-	}
+func dryRun(client *api.Client, o *runOptions, p *plugins, req *step.Request) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	r, err := client.DryRun(ctx, &api.RunRequest{Request: doc})
+	r, err := client.DryRun(ctx, &api.RunRequest{Request: req})
 	if err != nil {
 		return err
 	}
-	var d step.DryRun
-	if err := json.Unmarshal(r.Plan, &d); err != nil {
-		return fmt.Errorf("cannot parse noded's answer: %w", err)
-	}
+	d := r.Plan
 	d.Environment = envChanges(os.Environ(), p.env, req.Env, d.TaskEnv)
 	p.giveOptions(d.Plugins)
 	if o.json {
-		return printJSON("plan", &d)
+		return printJSON("plan", d)
 	}
-	return showDryRun(os.Stdout, &d)
+	return showDryRun(os.Stdout, d)
 }
 
 // giveOptions tells with each plugin of the stack the options that it would be given.

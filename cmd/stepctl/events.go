@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"stepd/api"
 	"stepd/step"
 	"stepd/timeline"
 )
@@ -43,28 +41,15 @@ func eachEvent(d *dialer, name string, follow bool, f func([]byte) error) error 
 	if err != nil {
 		return err
 	}
-	client, err := d.client()
-	if err != nil {
-		return err
-	}
-	stream, err := client.Events(context.Background(), &api.EventsRequest{
-		Step: &api.StepRef{JobId: id.Job, StepId: &id.Step}, Follow: follow,
-	})
-	if err != nil {
-		return err
-	}
-	for {
-		line, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
+	for line, err := range d.client().Events(context.Background(), id, follow) {
 		if err != nil {
 			return err
 		}
-		if err := f(line.Json); err != nil {
+		if err := f(line); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 func timelineCommand(d *dialer) *cobra.Command {

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/explain"
@@ -37,7 +35,7 @@ has come and which ranks the others wait for.`,
 	return c
 }
 
-func (d *dialer) explain(ref *api.StepRef, asJSON bool) error {
+func (d *dialer) explain(ref api.StepRef, asJSON bool) error {
 	recs, err := d.recordsNow(ref)
 	if err != nil {
 		return err
@@ -51,7 +49,7 @@ func (d *dialer) explain(ref *api.StepRef, asJSON bool) error {
 		all[i] = explain.Explain(rec, events, time.Now())
 	}
 	switch {
-	case asJSON && ref.StepId != nil && len(all) == 1:
+	case asJSON && ref.StepID != nil && len(all) == 1:
 		return printJSON("explanation", all[0])
 	case asJSON:
 		return printJSON("explanations", all)
@@ -73,37 +71,24 @@ func (d *dialer) explain(ref *api.StepRef, asJSON bool) error {
 
 // recordsNow are the records of a step, or of a job's steps, with what processes
 // do now where a stepd answers: one that does not is why somebody asks.
-func (d *dialer) recordsNow(ref *api.StepRef) (recs []*step.Record, err error) {
-	var docs [][]byte
-	err = d.call(func(ctx context.Context, client api.NodeClient) error {
+func (d *dialer) recordsNow(ref api.StepRef) (recs []*step.Record, err error) {
+	err = d.call(func(ctx context.Context, client *api.Client) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, statPatience)
 		defer cancel()
-		r, err := client.Stat(ctx, ref)
-		docs = r.GetStep()
+		recs, err = client.Stat(ctx, ref)
 		return err
 	})
-	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded {
+	if code := api.CodeOf(err); code == api.Unavailable || code == api.DeadlineExceeded {
 		unanswered := err
-		err = d.call(func(ctx context.Context, client api.NodeClient) error {
-			r, err := client.Show(ctx, ref)
-			docs = r.GetStep()
+		err = d.call(func(ctx context.Context, client *api.Client) (err error) {
+			recs, err = client.Show(ctx, ref)
 			return err
 		})
 		if err == nil {
-			say("%s: what its processes do is not known", plain(unanswered))
+			say("%s: what its processes do is not known", unanswered)
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	for _, doc := range docs {
-		rec := new(step.Record)
-		if err := json.Unmarshal(doc, rec); err != nil {
-			return nil, fmt.Errorf("cannot parse a record of noded's: %w", err)
-		}
-		recs = append(recs, rec)
-	}
-	return recs, nil
+	return recs, err
 }
 
 // statPatience is how long a stepd may take to look at its processes.
@@ -119,7 +104,7 @@ func (d *dialer) eventsOf(id step.ID) (events []step.Event, err error) {
 		events = keep(events, &e)
 		return nil
 	})
-	if status.Code(err) == codes.NotFound {
+	if api.CodeOf(err) == api.NotFound {
 		return nil, nil
 	}
 	return events, err

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"syscall"
@@ -40,16 +39,12 @@ func interactiveCommand(options string) ([]string, error) {
 
 // shellRuns tells whether the job's interactive step is there: then the job goes on with
 // it. A noded that does not answer keeps the job in any case.
-func shellRuns(client api.NodeClient, job uint32) bool {
+func shellRuns(client *api.Client, job uint32) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	id := step.InteractiveStep
-	reply, err := client.Show(ctx, &api.StepRef{JobId: job, StepId: &id})
-	if err != nil || len(reply.GetStep()) != 1 {
-		return false
-	}
-	var rec step.Record
-	return json.Unmarshal(reply.Step[0], &rec) == nil && !rec.State.Final()
+	recs, err := client.Show(ctx, api.StepRef{JobID: job, StepID: &id})
+	return err == nil && len(recs) == 1 && !recs[0].State.Final()
 }
 
 // shellLeft is the code of the client of an interactive step that goes on: as if its

@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"google.golang.org/grpc/status"
 
 	"stepd/internal/build"
 )
@@ -35,7 +34,7 @@ func main() {
 	case errors.As(err, &code):
 		os.Exit(int(code))
 	default:
-		say("error: %s", plain(err))
+		say("error: %s", err)
 		os.Exit(1) // never 2, which is ENOENT of a task (design §7)
 	}
 }
@@ -75,19 +74,6 @@ func sayLine(line string) {
 		line = "\r" + line + "\r"
 	}
 	fmt.Fprintln(os.Stderr, line)
-}
-
-// plain takes gRPC's wrapping off an error: its code is for programs.
-func plain(err error) string {
-	text := err.Error()
-	if s, ok := status.FromError(err); ok && s != nil {
-		text = s.Message()
-	}
-	// gRPC quotes the dialer's words in its own.
-	if at := strings.Index(text, "cannot connect to noded at "); at > 0 {
-		text = strings.ReplaceAll(strings.TrimSuffix(text[at:], `"`), `\"`, `"`)
-	}
-	return text
 }
 
 // notNumber is how pflag words that an option takes numbers.

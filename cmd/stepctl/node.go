@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -23,15 +22,15 @@ func nodeCommand(d *dialer) *cobra.Command {
 	st := &cobra.Command{
 		Use: "status", Short: "show the node", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return d.call(func(ctx context.Context, client api.NodeClient) error {
-				r, err := client.NodeStatus(ctx, &api.Empty{})
+			return d.call(func(ctx context.Context, client *api.Client) error {
+				doc, err := client.Node(ctx)
 				if err != nil {
 					return err
 				}
 				if asJSON {
-					return printJSON("node", json.RawMessage(r.Node))
+					return printJSON("node", doc)
 				}
-				return showNode(os.Stdout, r.Node)
+				return showNode(os.Stdout, doc)
 			})
 		},
 	}
@@ -39,18 +38,16 @@ func nodeCommand(d *dialer) *cobra.Command {
 	drain := &cobra.Command{
 		Use: "drain REASON", Short: "take no more steps (root)", Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return d.call(func(ctx context.Context, client api.NodeClient) error {
-				_, err := client.Drain(ctx, &api.DrainRequest{Reason: strings.Join(args, " ")})
-				return err
+			return d.call(func(ctx context.Context, client *api.Client) error {
+				return client.Drain(ctx, strings.Join(args, " "))
 			})
 		},
 	}
 	resume := &cobra.Command{
 		Use: "resume", Short: "take steps again (root)", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return d.call(func(ctx context.Context, client api.NodeClient) error {
-				_, err := client.Resume(ctx, &api.Empty{})
-				return err
+			return d.call(func(ctx context.Context, client *api.Client) error {
+				return client.Resume(ctx)
 			})
 		},
 	}

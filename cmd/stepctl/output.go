@@ -2,17 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/api/stepapi"
@@ -127,10 +123,10 @@ const lastWait = 10 * time.Second
 
 // last is the last record of a step that is about to end.
 func (d *dialer) last(id step.ID) (*step.Record, error) {
-	err := d.call(func(ctx context.Context, client api.NodeClient) error {
+	err := d.call(func(ctx context.Context, client *api.Client) error {
 		ctx, cancel := context.WithTimeout(ctx, lastWait)
 		defer cancel()
-		_, err := client.Wait(ctx, &api.StepRef{JobId: id.Job, StepId: &id.Step})
+		_, err := client.Wait(ctx, api.Ref(id))
 		return err
 	})
 	switch {
@@ -144,23 +140,23 @@ func (d *dialer) last(id step.ID) (*step.Record, error) {
 
 // record asks noded for one step.
 func (d *dialer) record(id step.ID) (*step.Record, error) {
-	return d.shown(&api.StepRef{JobId: id.Job, StepId: &id.Step})
+	return d.shown(api.Ref(id))
 }
 
 // shown is what noded shows of one step.
-func (d *dialer) shown(ref *api.StepRef) (*step.Record, error) {
-	rec := new(step.Record)
-	err := d.call(func(ctx context.Context, client api.NodeClient) error {
-		r, err := client.Show(ctx, ref)
-		if err != nil {
-			return err
-		}
-		if len(r.Step) != 1 {
-			return fmt.Errorf("noded told %d records of one step of job %d", len(r.Step), ref.JobId)
-		}
-		return json.Unmarshal(r.Step[0], rec)
+func (d *dialer) shown(ref api.StepRef) (*step.Record, error) {
+	var recs []*step.Record
+	err := d.call(func(ctx context.Context, client *api.Client) (err error) {
+		recs, err = client.Show(ctx, ref)
+		return err
 	})
-	return rec, err
+	if err != nil {
+		return nil, err
+	}
+	if len(recs) != 1 {
+		return nil, fmt.Errorf("noded told %d records of one step of job %d", len(recs), ref.JobID)
+	}
+	return recs[0], nil
 }
 
 // wentTo tells where a stream goes that is not kept.
@@ -180,17 +176,13 @@ func wentTo(name string, p *step.OutputPlace) string {
 
 // printKept prints what stepd has left of an ended step.
 func (d *dialer) printKept(rec *step.Record, o outputOptions) error {
-	client, err := d.client()
+	kept, err := d.client().Output(context.Background(), rec.ID)
 	if err != nil {
 		return err
 	}
-	stream, err := client.Output(context.Background(), &api.StepRef{JobId: rec.Job, StepId: &rec.Step})
-	if err != nil {
-		return err
-	}
+	defer kept.Close()
 	var p *printer
-	pieces := &pieces{stream: stream}
-	head, err := replay.ReadKept(pieces, func(piece replay.Piece) error {
+	head, err := replay.ReadKept(kept, func(piece replay.Piece) error {
 		if p == nil {
 			p = newPrinter(rec, o, rec.Stdout != nil && rec.Stdout.Kind == step.StreamTerminal)
 		}
@@ -199,39 +191,10 @@ func (d *dialer) printKept(rec *step.Record, o outputOptions) error {
 	if p != nil {
 		p.end()
 	}
-	if pieces.err != nil {
-		if status.Code(pieces.err) == codes.NotFound {
-			return errors.New(plain(pieces.err))
-		}
-		return pieces.err
-	}
 	if err == nil && head.Skipped > 0 {
 		say("the first %d of %d bytes are not kept", head.Skipped, head.Bytes)
 	}
 	return err
-}
-
-// pieces reads the stream as a file.
-type pieces struct {
-	stream api.Node_OutputClient
-	rest   []byte
-	err    error // what the stream has ended with, if it is no end
-}
-
-func (p *pieces) Read(b []byte) (int, error) {
-	for len(p.rest) == 0 {
-		m, err := p.stream.Recv()
-		if err != nil {
-			if !errors.Is(err, io.EOF) {
-				p.err = err
-			}
-			return 0, err
-		}
-		p.rest = m.Data
-	}
-	n := copy(b, p.rest)
-	p.rest = p.rest[n:]
-	return n, nil
 }
 
 // printLive prints what stepd keeps of a running step.

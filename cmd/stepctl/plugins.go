@@ -66,9 +66,9 @@ func lintConfig(d *dialer, files []string) (lint.Config, error) {
 	if err != nil {
 		return none, err
 	}
-	var node *api.ClientConfigReply
-	err = d.call(func(ctx context.Context, client api.NodeClient) (err error) {
-		node, err = client.ClientConfig(ctx, &api.Empty{})
+	var node *api.ConfigReply
+	err = d.call(func(ctx context.Context, client *api.Client) (err error) {
+		node, err = client.Config(ctx)
 		return err
 	})
 	switch {
@@ -97,13 +97,13 @@ func lintConfig(d *dialer, files []string) (lint.Config, error) {
 }
 
 // withoutNode are the defaults, which stand in for a noded that is not there.
-func withoutNode(why error) (*api.ClientConfigReply, error) {
+func withoutNode(why error) (*api.ConfigReply, error) {
 	conf, _, err := slurmconf.Load("", "localhost")
 	if err != nil {
 		return nil, err
 	}
-	say("%s; the defaults hold for PluginDir and the accepted releases", plain(why))
-	return &api.ClientConfigReply{PluginDirs: conf.PluginDir}, nil
+	say("%s; the defaults hold for PluginDir and the accepted releases", why)
+	return &api.ConfigReply{PluginDirs: conf.PluginDir}, nil
 }
 
 // builtIn are the long options that a plugin's cannot have the name of.
@@ -123,7 +123,7 @@ func builtIn(d *dialer) []string {
 const initPatience = 10 * time.Second
 
 // pluginOptions loads one plugin as stepctl run does and asks it for its options.
-func pluginOptions(host string, node *api.ClientConfigReply, p spank.Plugin) (options []lint.Option, err error) {
+func pluginOptions(host string, node *api.ConfigReply, p spank.Plugin) (options []lint.Option, err error) {
 	timeout := initPatience
 	if node.HookTimeoutS > 0 {
 		timeout = time.Duration(node.HookTimeoutS) * time.Second

@@ -35,14 +35,11 @@ func (d *dialer) prepare(c *cobra.Command, args []string) error {
 			return err
 		}
 	}
-	client, err := d.client()
-	if err != nil {
-		return err
-	}
+	client := d.client()
 	p, err := loadPlugins(d, client, contextOf(c))
 	if err != nil {
 		if seen.help {
-			say("cannot list the plugins' options: %s", plain(err))
+			say("cannot list the plugins' options: %s", err)
 			return nil
 		}
 		return err

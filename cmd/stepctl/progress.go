@@ -135,33 +135,25 @@ func (l *launch) slowLaunch() (done func()) {
 func (l *launch) look() (*step.Record, []step.Event) {
 	ctx, cancel := context.WithTimeout(context.Background(), progressEvery)
 	defer cancel()
-	ref := &api.StepRef{JobId: l.id.Job, StepId: &l.id.Step}
-	r, err := l.client.Stat(ctx, ref)
-	if err != nil || len(r.Step) != 1 {
+	recs, err := l.client.Stat(ctx, api.Ref(l.id))
+	if err != nil || len(recs) != 1 {
 		return nil, nil
 	}
-	rec := new(step.Record)
-	if json.Unmarshal(r.Step[0], rec) != nil {
-		return nil, nil
-	}
+	rec := recs[0]
 	if inHook(rec) || rec.State == step.Running {
 		return rec, nil
 	}
-	stream, err := l.client.Events(ctx, &api.EventsRequest{Step: ref})
-	if err != nil {
-		return rec, nil
-	}
 	var events []step.Event
-	for {
-		line, err := stream.Recv()
+	for doc, err := range l.client.Events(ctx, l.id, false) {
 		if err != nil {
-			return rec, events // what there is says where the launch stands
+			break // what was read says where the launch stands
 		}
 		var e step.Event
-		if json.Unmarshal(line.Json, &e) == nil {
+		if json.Unmarshal(doc, &e) == nil {
 			events = keep(events, &e)
 		}
 	}
+	return rec, events
 }
 
 // inHook tells whether the record names a plugin's hook that runs.

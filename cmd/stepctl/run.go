@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -41,10 +40,7 @@ func runCommand(d *dialer) *cobra.Command {
 			if err := optionsFromEnv(c.Flags(), runEnv); err != nil {
 				return err
 			}
-			client, err := d.client()
-			if err != nil {
-				return err
-			}
+			client := d.client()
 			if o.mpi == "" {
 				o.mpi = os.Getenv("SLURM_MPI_TYPE") // srun(1)
 			}
@@ -73,22 +69,22 @@ func runCommand(d *dialer) *cobra.Command {
 	return c
 }
 
-func listMPI(client api.NodeClient) error {
+func listMPI(client *api.Client) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	r, err := client.ClientConfig(ctx, &api.Empty{})
+	r, err := client.Config(ctx)
 	if err != nil {
 		return err
 	}
 	fmt.Println("MPI plugin types are...")
-	for _, t := range r.MpiTypes {
+	for _, t := range r.MPITypes {
 		fmt.Println("\t" + t)
 	}
 	return nil
 }
 
 // run is one step, from the request to its exit code.
-func run(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, error) {
+func run(client *api.Client, o *runOptions, d *dialer, argv []string) (int, error) {
 	p := d.plugins
 	fast := o.slowPlugins(p)
 	err := p.take()
@@ -101,7 +97,7 @@ func run(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, e
 	return p.strictCode(code), err
 }
 
-func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) (int, error) {
+func launchStep(client *api.Client, o *runOptions, d *dialer, argv []string) (int, error) {
 	p := d.plugins
 	req, err := o.request(stepOfJob, argv, p)
 	if err != nil {
@@ -123,15 +119,12 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 		return 0, err
 	}
 	defer mpiFini(hooks)
-	var spec step.Spec
-	if err := json.Unmarshal(reply.Spec, &spec); err != nil {
-		return 0, fmt.Errorf("cannot parse noded's answer: %w", err)
-	}
+	spec := reply.Spec
 	if o.verbose > 0 {
-		say("job %d step %d", reply.JobId, reply.StepId)
+		say("job %d step %d", reply.JobID, reply.StepID)
 	}
 	l := &launch{
-		client: client, node: reply.Node, id: step.ID{Job: reply.JobId, Step: reply.StepId},
+		client: client, node: reply.Node, id: step.ID{Job: reply.JobID, Step: reply.StepID},
 		opt: o, ntasks: spec.NTasks,
 	}
 	if spec.Terminal != nil {
@@ -143,7 +136,7 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 	}
 	d.release() // they are the step's now
 	begun := l.slowLaunch()
-	rec, err := l.follow(reply, &spec)
+	rec, err := l.follow(reply, spec)
 	begun()
 	if code, left := l.detached(); left {
 		o.left = true
@@ -158,62 +151,54 @@ func launchStep(client api.NodeClient, o *runOptions, d *dialer, argv []string) 
 // start asks for the step. With plugins it does so in two parts, between which
 // slurm_spank_local_user_init, and the client's part of an MPI plugin, know the
 // step's number and may still change its environment.
-func start(client api.NodeClient, o *runOptions, p *plugins, hooks mpi.Client, req *step.Request) (*api.RunReply, error) {
+func start(client *api.Client, o *runOptions, p *plugins, hooks mpi.Client, req *step.Request) (*api.RunReply, error) {
 	ctx := context.Background()
 	if p.session == nil && hooks == nil {
-		return inTurn(o, req, func(doc []byte) (*api.RunReply, error) {
-			return client.Run(ctx, &api.RunRequest{Request: doc})
-		})
+		return inTurn(o, req, func(in *api.RunRequest) (*api.RunReply, error) { return client.Run(ctx, in) })
 	}
-	reserved, err := inTurn(o, req, func(doc []byte) (*api.RunReply, error) {
-		return client.Reserve(ctx, &api.RunRequest{Request: doc})
-	})
+	reserved, err := inTurn(o, req, func(in *api.RunRequest) (*api.RunReply, error) { return client.Reserve(ctx, in) })
 	if err != nil {
 		return nil, err
 	}
-	ref := &api.StepRef{JobId: reserved.JobId, StepId: &reserved.StepId}
+	ref := api.StepRef{JobID: reserved.JobID, StepID: &reserved.StepID}
 	change, err := o.localUserInit(p, hooks, req, reserved)
 	if err != nil {
-		_, cerr := client.Cancel(ctx, &api.CancelRequest{Step: ref, Reason: "the client's plugins failed"})
+		cerr := client.Cancel(ctx, &api.CancelRequest{StepRef: ref, Reason: "the client's plugins failed"})
 		if cerr != nil {
-			say("error: cannot give step %d.%d back: %s", reserved.JobId, reserved.StepId, plain(cerr))
+			say("error: cannot give step %d.%d back: %s", reserved.JobID, reserved.StepID, cerr)
 		}
 		return nil, err
 	}
-	return client.Launch(ctx, &api.LaunchRequest{Step: ref, Change: change})
+	return client.Launch(ctx, &api.LaunchRequest{StepRef: ref, Change: change})
 }
 
 // localUserInit lets the plugins see the reserved step, and returns what they
 // made of its environment: that of MPI comes last, as in Slurm.
-func (o *runOptions) localUserInit(p *plugins, hooks mpi.Client, req *step.Request, reserved *api.RunReply) ([]byte, error) {
-	var spec step.Spec
-	if err := json.Unmarshal(reserved.Spec, &spec); err != nil {
-		return nil, fmt.Errorf("cannot parse noded's answer: %w", err)
-	}
+func (o *runOptions) localUserInit(p *plugins, hooks mpi.Client, req *step.Request, reserved *api.RunReply) (*step.LaunchChange, error) {
+	spec := reserved.Spec
 	own, err := o.clientEnv(p, int(req.Umask))
 	if err != nil {
 		return nil, err
 	}
 	err = p.localUserInit(spank.LocalJob{
 		ID: spec.ID, NNodes: spec.NodeCount(), TotalTasks: spec.NTasks, Argv: req.Argv,
-		Env: append(stepEnv(&spec), own...), Spec: &spec,
+		Env: append(stepEnv(spec), own...), Spec: spec,
 	})
 	if err != nil {
 		return nil, err
 	}
-	change := step.LaunchChange{JobControl: p.control()}
+	change := &step.LaunchChange{JobControl: p.control()}
 	if change.Env, err = o.environment(p, own); err != nil {
 		return nil, err
 	}
 	if hooks != nil {
-		env, err := hooks.Prelaunch(context.Background(), &spec)
+		env, err := hooks.Prelaunch(context.Background(), spec)
 		if err != nil {
 			return nil, fmt.Errorf("--mpi=%s: %w", spec.MPI, err)
 		}
 		change.Env = append(change.Env, env...)
 	}
-	change.Pack()
-	return json.Marshal(change)
+	return change, nil
 }
 
 // mpiFini ends the client's part of an MPI plugin.
@@ -228,7 +213,7 @@ func mpiFini(hooks mpi.Client) {
 
 // launch is a step that this client waits for.
 type launch struct {
-	client api.NodeClient
+	client *api.Client
 	node   string
 	id     step.ID
 	opt    *runOptions
@@ -314,9 +299,9 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 func (l *launch) giveUp(why string) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	_, err := l.client.Cancel(ctx, &api.CancelRequest{Step: &api.StepRef{JobId: l.id.Job, StepId: &l.id.Step}, Reason: why})
+	err := l.client.Cancel(ctx, &api.CancelRequest{StepRef: api.Ref(l.id), Reason: why})
 	if err != nil {
-		say("error: cannot cancel step %s: %s", l.id, plain(err))
+		say("error: cannot cancel step %s: %s", l.id, err)
 	}
 }
 

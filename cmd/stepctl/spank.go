@@ -56,7 +56,7 @@ type value struct {
 
 // loadPlugins reads the node's plugin stack as the caller, loads it and calls
 // slurm_spank_init. An error is told already where exitError says so.
-func loadPlugins(d *dialer, client api.NodeClient, c spank.Context) (*plugins, error) {
+func loadPlugins(d *dialer, client *api.Client, c spank.Context) (*plugins, error) {
 	p := &plugins{context: c, values: make(map[int]*value), env: os.Environ()}
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
@@ -64,7 +64,7 @@ func loadPlugins(d *dialer, client api.NodeClient, c spank.Context) (*plugins, e
 	if err != nil {
 		return nil, err
 	}
-	p.node, p.cluster, p.strict, p.mpiDefault, p.shell = conf.Node, conf.Cluster, conf.SpankStrict, conf.MpiDefault, conf.InteractiveStep
+	p.node, p.cluster, p.strict, p.mpiDefault, p.shell = conf.Node, conf.Cluster, conf.SpankStrict, conf.MPIDefault, conf.InteractiveStep
 	if len(stack.Plugins) == 0 {
 		return p, nil
 	}

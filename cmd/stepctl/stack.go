@@ -15,10 +15,10 @@ const stackTries = 10
 // nodeStack reads the node's plugin stack as the caller. The kernel does not
 // tell a user that somebody is writing a file; it tells noded, whose digest of
 // what it has read just now must be that of ours.
-func nodeStack(ctx context.Context, client api.NodeClient) (*api.ClientConfigReply, spank.Stack, error) {
+func nodeStack(ctx context.Context, client *api.Client) (*api.ConfigReply, spank.Stack, error) {
 	var none spank.Stack
 	for range stackTries {
-		conf, err := client.ClientConfig(ctx, &api.Empty{})
+		conf, err := client.Config(ctx)
 		if err != nil {
 			return nil, none, err
 		}

@@ -2,11 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -47,20 +47,19 @@ powers of 1024. "-" is not known: docs/accounting.md says what is known where.`,
 }
 
 // stat shows it once, or until the end.
-func (d *dialer) stat(ref *api.StepRef, asJSON bool, every time.Duration) error {
+func (d *dialer) stat(ref api.StepRef, asJSON bool, every time.Duration) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	for {
-		var docs [][]byte
-		err := d.call(func(ctx context.Context, client api.NodeClient) error {
-			r, err := client.Stat(ctx, ref)
-			docs = r.GetStep()
+		var recs []*step.Record
+		err := d.call(func(ctx context.Context, client *api.Client) (err error) {
+			recs, err = client.Stat(ctx, ref)
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		over, err := showStats(docs, asJSON, ref.StepId != nil)
+		over, err := showStats(recs, asJSON, ref)
 		if err != nil || over || every == 0 {
 			return err
 		}
@@ -72,23 +71,11 @@ func (d *dialer) stat(ref *api.StepRef, asJSON bool, every time.Duration) error 
 	}
 }
 
-// showStats tells whether all of the steps have ended.
-func showStats(docs [][]byte, asJSON, one bool) (over bool, err error) {
-	over = true
-	var recs []*step.Record
-	for _, doc := range docs {
-		rec := new(step.Record)
-		if err := json.Unmarshal(doc, rec); err != nil {
-			return true, fmt.Errorf("cannot parse a record of noded's: %w", err)
-		}
-		over = over && rec.State.Final()
-		recs = append(recs, rec)
-	}
-	switch {
-	case asJSON && one && len(docs) == 1:
-		return over, printJSON("step", json.RawMessage(docs[0]))
-	case asJSON:
-		return over, printJSON("steps", raw(docs))
+// showStats reports whether all of the steps have ended.
+func showStats(recs []*step.Record, asJSON bool, ref api.StepRef) (over bool, err error) {
+	over = !slices.ContainsFunc(recs, func(rec *step.Record) bool { return !rec.State.Final() })
+	if asJSON {
+		return over, printSteps(recs, ref)
 	}
 	for _, rec := range recs {
 		if err := writeStat(os.Stdout, rec); err != nil {

@@ -35,13 +35,13 @@ func TestParseSignal(t *testing.T) {
 }
 
 func TestStepRef(t *testing.T) {
-	if r, err := stepRef("12.3"); err != nil || r.JobId != 12 || r.StepId == nil || *r.StepId != 3 {
+	if r, err := stepRef("12.3"); err != nil || r.JobID != 12 || r.StepID == nil || *r.StepID != 3 {
 		t.Errorf("12.3: %v, %v", r, err)
 	}
-	if r, err := stepRef("12.batch"); err != nil || *r.StepId != step.BatchStep {
+	if r, err := stepRef("12.batch"); err != nil || *r.StepID != step.BatchStep {
 		t.Errorf("12.batch: %v, %v", r, err)
 	}
-	if r, err := stepRef("12"); err != nil || r.JobId != 12 || r.StepId != nil {
+	if r, err := stepRef("12"); err != nil || r.JobID != 12 || r.StepID != nil {
 		t.Errorf("12: %v, %v", r, err)
 	}
 	for _, s := range []string{"", "0", "x", "1.x", "1.2.3", "-1", "99999999999"} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"os"
 	"strconv"
 	"strings"
@@ -19,32 +20,29 @@ import (
 )
 
 // call runs f with a client and the bound for calls that are answered at once.
-func (d *dialer) call(f func(context.Context, api.NodeClient) error) error {
-	client, err := d.client()
-	if err != nil {
-		return err
-	}
+func (d *dialer) call(f func(context.Context, *api.Client) error) error {
+	client := d.client()
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	return f(ctx, client)
 }
 
 // stepRef reads "12.0", or "12" for all steps of a job.
-func stepRef(s string) (*api.StepRef, error) {
-	ref := new(api.StepRef)
+func stepRef(s string) (api.StepRef, error) {
+	var ref api.StepRef
 	if strings.Contains(s, ".") {
 		id, err := step.ParseID(s)
 		if err != nil {
-			return nil, err
+			return ref, err
 		}
-		ref.JobId, ref.StepId = id.Job, &id.Step
+		ref.JobID, ref.StepID = id.Job, &id.Step
 		return ref, nil
 	}
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil || n == 0 {
-		return nil, fmt.Errorf("cannot parse %q: want JOB or JOB.STEP, for example 12.0", s)
+		return ref, fmt.Errorf("cannot parse %q: want JOB or JOB.STEP, for example 12.0", s)
 	}
-	ref.JobId = uint32(n)
+	ref.JobID = uint32(n)
 	return ref, nil
 }
 
@@ -63,15 +61,15 @@ func psCommand(d *dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use: "ps", Short: "list the steps of this node", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return d.call(func(ctx context.Context, client api.NodeClient) error {
-				r, err := client.List(ctx, &api.ListRequest{All: all})
+			return d.call(func(ctx context.Context, client *api.Client) error {
+				recs, err := listed(client.List(ctx, all))
 				if err != nil {
 					return err
 				}
 				if asJSON {
-					return printJSON("steps", raw(r.Step))
+					return printJSON("steps", recs)
 				}
-				return table(r.Step)
+				return table(recs)
 			})
 		},
 	}
@@ -80,25 +78,24 @@ func psCommand(d *dialer) *cobra.Command {
 	return c
 }
 
-// raw are documents that are passed on as they are.
-func raw(docs [][]byte) []json.RawMessage {
-	out := make([]json.RawMessage, len(docs))
-	for i, b := range docs {
-		out[i] = b
+// listed are the records of a listing; none are an empty list.
+func listed(seq iter.Seq2[*step.Record, error]) ([]*step.Record, error) {
+	recs := []*step.Record{}
+	for rec, err := range seq {
+		if err != nil {
+			return nil, err
+		}
+		recs = append(recs, rec)
 	}
-	return out
+	return recs, nil
 }
 
-func table(docs [][]byte) error {
+func table(recs []*step.Record) error {
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "STEP\tNAME\tUSER\tSTATE\tTASKS\tTIME\tCOMMAND")
-	for _, doc := range docs {
-		var rec step.Record
-		if err := json.Unmarshal(doc, &rec); err != nil {
-			return fmt.Errorf("cannot parse a record of noded's: %w", err)
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID.Name(), printable.Line(rec.Name, 20), rec.User, stateWord(&rec), rec.NTasks,
-			elapsed(&rec), printable.Line(strings.Join(rec.Command, " "), 40))
+	for _, rec := range recs {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID.Name(), printable.Line(rec.Name, 20), rec.User, stateWord(rec), rec.NTasks,
+			elapsed(rec), printable.Line(strings.Join(rec.Command, " "), 40))
 	}
 	return w.Flush()
 }
@@ -136,19 +133,16 @@ func showCommand(d *dialer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return d.call(func(ctx context.Context, client api.NodeClient) error {
-				r, err := client.Show(ctx, ref)
+			return d.call(func(ctx context.Context, client *api.Client) error {
+				recs, err := client.Show(ctx, ref)
 				if err != nil {
 					return err
 				}
-				if asJSON && ref.StepId != nil && len(r.Step) == 1 {
-					return printJSON("step", json.RawMessage(r.Step[0]))
-				}
 				if asJSON {
-					return printJSON("steps", raw(r.Step))
+					return printSteps(recs, ref)
 				}
-				for _, doc := range r.Step {
-					if err := showStep(doc); err != nil {
+				for _, rec := range recs {
+					if err := showStep(rec); err != nil {
 						return err
 					}
 				}
@@ -160,12 +154,16 @@ func showCommand(d *dialer) *cobra.Command {
 	return c
 }
 
-func showStep(doc []byte) error {
-	var rec step.Record
-	if err := json.Unmarshal(doc, &rec); err != nil {
-		return fmt.Errorf("cannot parse a record of noded's: %w", err)
+// printSteps prints the document of one step, or of those of a job.
+func printSteps(recs []*step.Record, ref api.StepRef) error {
+	if ref.StepID != nil && len(recs) == 1 {
+		return printJSON("step", recs[0])
 	}
-	fmt.Printf("step %s  %s\n", rec.ID.Name(), stateWord(&rec))
+	return printJSON("steps", append([]*step.Record{}, recs...)) // none are an empty list
+}
+
+func showStep(rec *step.Record) error {
+	fmt.Printf("step %s  %s\n", rec.ID.Name(), stateWord(rec))
 	if rec.Suspended != nil && rec.SuspendedBy != nil {
 		fmt.Printf("  suspended  since %s by uid %d\n", rec.Suspended.Format(time.RFC3339), *rec.SuspendedBy)
 	}
@@ -254,8 +252,8 @@ func signalCommand(d *dialer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return d.call(func(ctx context.Context, client api.NodeClient) error {
-				_, err := client.Signal(ctx, &api.SignalRequest{Step: ref, Signal: int32(sig), Scope: scope})
+			return d.call(func(ctx context.Context, client *api.Client) error {
+				err := client.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: scope})
 				return err
 			})
 		},
@@ -285,15 +283,15 @@ func parseSignal(s string) (int, error) {
 
 // eachRef calls do for every JOB[.STEP] of args; one that fails does not keep
 // the others from being asked.
-func (d *dialer) eachRef(args []string, do func(context.Context, api.NodeClient, *api.StepRef) error) error {
+func (d *dialer) eachRef(args []string, do func(context.Context, *api.Client, api.StepRef) error) error {
 	failed := false
 	for _, a := range args {
 		ref, err := stepRef(a)
 		if err == nil {
-			err = d.call(func(ctx context.Context, client api.NodeClient) error { return do(ctx, client, ref) })
+			err = d.call(func(ctx context.Context, client *api.Client) error { return do(ctx, client, ref) })
 		}
 		if err != nil {
-			say("error: %s", plain(err))
+			say("error: %s", err)
 			failed = true
 		}
 	}
@@ -313,8 +311,8 @@ The state stays RUNNING, and "suspended" in --json tells since when; the time do
 not count as run. What root has suspended, only root resumes. cancel ends a
 suspended step by SIGKILL at once; other signals are refused.`,
 		RunE: func(_ *cobra.Command, args []string) error {
-			return d.eachRef(args, func(ctx context.Context, client api.NodeClient, ref *api.StepRef) error {
-				_, err := client.Suspend(ctx, ref)
+			return d.eachRef(args, func(ctx context.Context, client *api.Client, ref api.StepRef) error {
+				err := client.Suspend(ctx, ref)
 				return err
 			})
 		},
@@ -325,8 +323,8 @@ func resumeCommand(d *dialer) *cobra.Command {
 	return &cobra.Command{
 		Use: "resume JOB[.STEP]...", Short: "let suspended steps or jobs go on", Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return d.eachRef(args, func(ctx context.Context, client api.NodeClient, ref *api.StepRef) error {
-				_, err := client.Unsuspend(ctx, ref)
+			return d.eachRef(args, func(ctx context.Context, client *api.Client, ref api.StepRef) error {
+				err := client.Unsuspend(ctx, ref)
 				return err
 			})
 		},
@@ -337,9 +335,8 @@ func cancelCommand(d *dialer) *cobra.Command {
 	return &cobra.Command{
 		Use: "cancel JOB[.STEP]...", Short: "end steps", Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return d.eachRef(args, func(ctx context.Context, client api.NodeClient, ref *api.StepRef) error {
-				_, err := client.Cancel(ctx, &api.CancelRequest{Step: ref})
-				return err
+			return d.eachRef(args, func(ctx context.Context, client *api.Client, ref api.StepRef) error {
+				return client.Cancel(ctx, &api.CancelRequest{StepRef: ref})
 			})
 		},
 	}

@@ -71,7 +71,7 @@ func topFields() []string { return []string{"cpu", "memory", "io", "time", "step
 // topWatch looks at steps again and again.
 type topWatch struct {
 	d    *dialer
-	refs []*api.StepRef // of these alone; none: of all
+	refs []api.StepRef // of these alone; none: of all
 	last map[step.ID]*step.Record
 	at   time.Time // of the last look
 }
@@ -119,13 +119,11 @@ type topRates struct {
 func (w *topWatch) look() (*topLook, error) {
 	l := &topLook{Steps: []topStep{}}
 	var recs []*step.Record
-	err := w.d.call(func(ctx context.Context, client api.NodeClient) error {
-		st, err := client.NodeStatus(ctx, &api.Empty{})
-		if err != nil {
+	err := w.d.call(func(ctx context.Context, client *api.Client) (err error) {
+		if l.Node, err = client.Node(ctx); err != nil {
 			return err
 		}
-		l.Node = st.Node
-		if err := json.Unmarshal(st.Node, &l.node); err != nil {
+		if err := json.Unmarshal(l.Node, &l.node); err != nil {
 			return fmt.Errorf("cannot parse noded's document: %w", err)
 		}
 		recs, err = w.records(ctx, client)
@@ -152,18 +150,13 @@ func (w *topWatch) look() (*topLook, error) {
 
 // records are those of running steps, with what they use now: a job at a time. One
 // that ends meanwhile, or belongs to somebody else, has what ps shows of it.
-func (w *topWatch) records(ctx context.Context, client api.NodeClient) (recs []*step.Record, err error) {
-	r, err := client.List(ctx, &api.ListRequest{})
-	if err != nil {
-		return nil, err
-	}
+func (w *topWatch) records(ctx context.Context, client *api.Client) (recs []*step.Record, err error) {
 	used := map[step.ID]*step.Record{}
 	asked := map[uint32]bool{}
 	own := uint32(os.Getuid())
-	for _, doc := range r.Step {
-		rec := new(step.Record)
-		if err := json.Unmarshal(doc, rec); err != nil {
-			return nil, fmt.Errorf("cannot parse a record of noded's: %w", err)
+	for rec, err := range client.List(ctx, false) {
+		if err != nil {
+			return nil, err
 		}
 		if !w.wanted(rec.ID) {
 			continue
@@ -173,15 +166,12 @@ func (w *topWatch) records(ctx context.Context, client api.NodeClient) (recs []*
 			continue
 		}
 		asked[rec.ID.Job] = true
-		s, err := client.Stat(ctx, &api.StepRef{JobId: rec.ID.Job})
+		now, err := client.Stat(ctx, api.StepRef{JobID: rec.ID.Job})
 		if err != nil {
 			continue // it has ended
 		}
-		for _, doc := range s.Step {
-			rec := new(step.Record)
-			if json.Unmarshal(doc, rec) == nil {
-				used[rec.ID] = rec
-			}
+		for _, rec := range now {
+			used[rec.ID] = rec
 		}
 	}
 	for i, rec := range recs {
@@ -193,8 +183,8 @@ func (w *topWatch) records(ctx context.Context, client api.NodeClient) (recs []*
 }
 
 func (w *topWatch) wanted(id step.ID) bool {
-	return len(w.refs) == 0 || slices.ContainsFunc(w.refs, func(ref *api.StepRef) bool {
-		return ref.JobId == id.Job && (ref.StepId == nil || *ref.StepId == id.Step)
+	return len(w.refs) == 0 || slices.ContainsFunc(w.refs, func(ref api.StepRef) bool {
+		return ref.JobID == id.Job && (ref.StepID == nil || *ref.StepID == id.Step)
 	})
 }
 

@@ -111,7 +111,7 @@ func (u *topUI) loop(sigs chan os.Signal) error {
 				return nil
 			}
 			if err != nil {
-				u.m.message = "error: " + plain(err)
+				u.m.message = "error: " + err.Error()
 			}
 		case sig := <-sigs:
 			switch sig {
@@ -142,7 +142,7 @@ func dropKeySignals(sigs chan os.Signal) {
 func (u *topUI) again() {
 	l, err := u.w.look()
 	if err != nil {
-		u.m.message = "error: " + plain(err)
+		u.m.message = "error: " + err.Error()
 		return
 	}
 	if strings.HasPrefix(u.m.message, "error: cannot connect") {
@@ -241,14 +241,14 @@ func (u *topUI) key(key string) error {
 	if m.at() < 0 {
 		return nil
 	}
-	ref := &api.StepRef{JobId: m.chosen.id.Job, StepId: &m.chosen.id.Step}
+	ref := api.Ref(m.chosen.id)
 	switch key {
 	case "s":
 		m.asking, m.answer = true, ""
 	case "z":
-		return u.do(" is suspended", func(ctx context.Context, c api.NodeClient) error { _, err := c.Suspend(ctx, ref); return err })
+		return u.do(" is suspended", func(ctx context.Context, c *api.Client) error { return c.Suspend(ctx, ref) })
 	case "r":
-		return u.do(" goes on", func(ctx context.Context, c api.NodeClient) error { _, err := c.Unsuspend(ctx, ref); return err })
+		return u.do(" goes on", func(ctx context.Context, c *api.Client) error { return c.Unsuspend(ctx, ref) })
 	case "a":
 		return u.other(false, "attach", m.chosen.id.String())
 	case "e":
@@ -271,9 +271,9 @@ func (u *topUI) askedKey(key string) error {
 		if err != nil {
 			return err
 		}
-		ref := &api.StepRef{JobId: m.chosen.id.Job, StepId: &m.chosen.id.Step}
-		return u.do(" got "+strings.ToUpper(name), func(ctx context.Context, c api.NodeClient) error {
-			_, err := c.Signal(ctx, &api.SignalRequest{Step: ref, Signal: int32(sig), Scope: "tasks"})
+		ref := api.Ref(m.chosen.id)
+		return u.do(" got "+strings.ToUpper(name), func(ctx context.Context, c *api.Client) error {
+			err := c.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: "tasks"})
 			return err
 		})
 	case key == "\x1b" || key == "\x03":
@@ -289,7 +289,7 @@ func (u *topUI) askedKey(key string) error {
 }
 
 // do acts on the chosen step and looks again.
-func (u *topUI) do(done string, f func(context.Context, api.NodeClient) error) error {
+func (u *topUI) do(done string, f func(context.Context, *api.Client) error) error {
 	if err := u.w.d.call(f); err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -10,8 +9,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -41,22 +38,15 @@ func (o immediateOption) seconds() (*int, error) {
 	return &s, nil
 }
 
-// inTurn asks for what req describes, by ask with the request's document. Where that has to
-// wait, and may, inTurn says what for and asks again.
-func inTurn[R any](o *runOptions, req *step.Request, ask func(doc []byte) (R, error)) (reply R, err error) {
+// inTurn asks for what req describes, by ask. Where that has to wait, and may, inTurn says
+// what for and asks again.
+func inTurn[R any](o *runOptions, req *step.Request, ask func(*api.RunRequest) (R, error)) (reply R, err error) {
 	patience, err := o.immediate.seconds()
 	if err != nil {
 		return reply, err
 	}
 	asked := *req
-	asked.Pack()
-	send := func() (reply R, err error) {
-		doc, err := json.Marshal(asked)
-		if err != nil {
-			return reply, fmt.Errorf("cannot encode the request: %w", err)
-		}
-		return ask(doc)
-	}
+	send := func() (R, error) { return ask(&api.RunRequest{Request: &asked}) }
 	reply, err = send()
 	what := waitsFor(err)
 	if patience == nil && req.Job != nil { // as srun's steps wait in a job
@@ -82,7 +72,7 @@ func reconnecting[R any](ask func() (R, error)) (R, error) {
 	for gone := (time.Time{}); ; {
 		began := time.Now()
 		reply, err := ask()
-		if status.Code(err) != codes.Unavailable {
+		if api.CodeOf(err) != api.Unavailable {
 			return reply, err
 		}
 		if gone.IsZero() || time.Since(began) > time.Second {
@@ -98,13 +88,8 @@ func reconnecting[R any](ask func() (R, error)) (R, error) {
 
 // waitsFor is what a request that was refused could wait for, "" if it could not.
 func waitsFor(err error) string {
-	if status.Code(err) != codes.ResourceExhausted {
-		return ""
-	}
-	for _, d := range status.Convert(err).Details() {
-		if w, ok := d.(*api.Waits); ok {
-			return w.GetWhat()
-		}
+	if e, ok := api.AsError(err); ok {
+		return e.Waits
 	}
 	return ""
 }

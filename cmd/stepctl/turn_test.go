@@ -1,11 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"testing"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"stepd/api"
 	"stepd/step"
@@ -33,10 +29,7 @@ func TestImmediate(t *testing.T) {
 // A request waits as long as --immediate says: without it steps of a job wait, and jobs do
 // not.
 func TestInTurn(t *testing.T) {
-	busy, err := status.New(codes.ResourceExhausted, "does not fit").WithDetails(&api.Waits{What: "2 CPUs"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	busy := &api.Error{Code: api.ResourceExhausted, Message: "does not fit", Waits: "2 CPUs"}
 	job := uint32(3)
 	for _, c := range []struct {
 		immediate immediateOption
@@ -45,19 +38,15 @@ func TestInTurn(t *testing.T) {
 		asks      int
 		waits     int // of the second one
 	}{
-		{"", nil, busy.Err(), 1, 0}, {"0", nil, busy.Err(), 1, 0}, {"7", nil, busy.Err(), 2, 7}, {"inf", nil, busy.Err(), 2, step.WaitForever},
-		{"", &job, busy.Err(), 2, step.WaitForever}, {"0", &job, busy.Err(), 1, 0}, {"7", &job, busy.Err(), 2, 7},
-		{"inf", nil, status.Error(codes.ResourceExhausted, "never fits"), 1, 0},
+		{"", nil, busy, 1, 0}, {"0", nil, busy, 1, 0}, {"7", nil, busy, 2, 7}, {"inf", nil, busy, 2, step.WaitForever},
+		{"", &job, busy, 2, step.WaitForever}, {"0", &job, busy, 1, 0}, {"7", &job, busy, 2, 7},
+		{"inf", nil, api.NewError(api.ResourceExhausted, "never fits"), 1, 0},
 	} {
 		asks, waits := 0, 0
-		_, err := inTurn(&runOptions{immediate: c.immediate, quiet: true}, &step.Request{Job: c.job}, func(doc []byte) (*api.RunReply, error) {
+		_, err := inTurn(&runOptions{immediate: c.immediate, quiet: true}, &step.Request{Job: c.job}, func(in *api.RunRequest) (*api.RunReply, error) {
 			asks++
-			var req step.Request
-			if err := json.Unmarshal(doc, &req); err != nil {
-				t.Fatal(err)
-			}
-			if req.ImmediateS != nil {
-				waits = *req.ImmediateS
+			if in.Request.ImmediateS != nil {
+				waits = *in.Request.ImmediateS
 				return new(api.RunReply), nil
 			}
 			return nil, c.busy
@@ -68,13 +57,13 @@ func TestInTurn(t *testing.T) {
 	}
 	// A job's request is forgotten with noded, and could be met twice.
 	asks := 0
-	_, err = inTurn(&runOptions{immediate: "inf", quiet: true}, new(step.Request), func([]byte) (*api.RunReply, error) {
+	_, err := inTurn(&runOptions{immediate: "inf", quiet: true}, new(step.Request), func(*api.RunRequest) (*api.RunReply, error) {
 		if asks++; asks == 1 {
-			return nil, busy.Err()
+			return nil, busy
 		}
-		return nil, status.Error(codes.Unavailable, "noded is stopping")
+		return nil, api.NewError(api.Unavailable, "noded is stopping")
 	})
-	if asks != 2 || status.Code(err) != codes.Unavailable {
+	if asks != 2 || api.CodeOf(err) != api.Unavailable {
 		t.Errorf("asked %d times: %v", asks, err)
 	}
 }

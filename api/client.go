@@ -1,0 +1,197 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"iter"
+
+	"stepd/step"
+)
+
+// Client calls noded on its socket, each call on a connection of its own. Its methods
+// may be called from several goroutines. Errors of noded's are *Error; where noded cannot
+// be reached their code is Unavailable. A call ends with its context.
+type Client struct {
+	// Socket is the path of noded's socket, RUN/noded.sock. It may be of any length.
+	Socket string
+	// Program is the caller's name and version, such as "stepctl 1.4": noded names it
+	// where it refuses the caller's version. It has no control characters.
+	Program string
+}
+
+// Reach reports why noded's socket takes no connection, nil where it does.
+func (c *Client) Reach(ctx context.Context) error {
+	conn, err := connect(ctx, c.Socket)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// Run starts a step and returns as soon as it has a number and a socket. The step goes on
+// when the caller ends; Wait returns its result.
+func (c *Client) Run(ctx context.Context, in *RunRequest) (*RunReply, error) {
+	return call[RunReply](ctx, c, "run", in.packed())
+}
+
+// DryRun returns what Run would do. Nothing is started, and no number is spent.
+func (c *Client) DryRun(ctx context.Context, in *RunRequest) (*DryRunReply, error) {
+	return call[DryRunReply](ctx, c, "dryrun", in.packed())
+}
+
+// Reserve is the first half of Run: the step has a number and is PENDING until Launch. It
+// ends as CANCELLED by Cancel, by the end of the calling process, or after 10 minutes.
+func (c *Client) Reserve(ctx context.Context, in *RunRequest) (*RunReply, error) {
+	return call[RunReply](ctx, c, "reserve", in.packed())
+}
+
+// Launch starts a reserved step of the caller's.
+func (c *Client) Launch(ctx context.Context, in *LaunchRequest) (*RunReply, error) {
+	if in.Change != nil {
+		packed := *in.Change
+		packed.Pack()
+		in = &LaunchRequest{StepRef: in.StepRef, Change: &packed}
+	}
+	return call[RunReply](ctx, c, "launch", in)
+}
+
+// Alloc makes a job without a step, for the life of the calling process or until Release.
+func (c *Client) Alloc(ctx context.Context, in *RunRequest) (*AllocReply, error) {
+	return call[AllocReply](ctx, c, "alloc", in.packed())
+}
+
+// Release ends a job of Alloc and returns when its epilog has run.
+func (c *Client) Release(ctx context.Context, job uint32) error {
+	return c.do(ctx, "release", &ReleaseRequest{JobID: job})
+}
+
+// Wait returns the final record when the step has ended; of a job those of all its steps.
+func (c *Client) Wait(ctx context.Context, ref StepRef) ([]*step.Record, error) {
+	return records(c.lines(ctx, "wait", &RefRequest{StepRef: ref}))
+}
+
+// Show returns the record of a step, or of all steps of a job.
+func (c *Client) Show(ctx context.Context, ref StepRef) ([]*step.Record, error) {
+	return records(c.lines(ctx, "show", &RefRequest{StepRef: ref}))
+}
+
+// Stat is Show with what the tasks of running steps use at this moment.
+func (c *Client) Stat(ctx context.Context, ref StepRef) ([]*step.Record, error) {
+	return records(c.lines(ctx, "stat", &RefRequest{StepRef: ref}))
+}
+
+// List yields the records of all steps that have not ended, and with all the ended ones.
+// Commands of other users' steps are empty. An error is the last pair.
+func (c *Client) List(ctx context.Context, all bool) iter.Seq2[*step.Record, error] {
+	return func(yield func(*step.Record, error) bool) {
+		for line, err := range c.lines(ctx, "list", &ListRequest{All: all}) {
+			if !yield(line.Step, err) {
+				return
+			}
+		}
+	}
+}
+
+// Signal sends a signal to a step, or to all steps of a job.
+func (c *Client) Signal(ctx context.Context, in *SignalRequest) error {
+	return c.do(ctx, "signal", in)
+}
+
+// Cancel ends a step, or a job.
+func (c *Client) Cancel(ctx context.Context, in *CancelRequest) error {
+	return c.do(ctx, "cancel", in)
+}
+
+// Suspend stops the tasks of a step, or of all steps of a job, which then takes no
+// further ones. It returns when they stand still.
+func (c *Client) Suspend(ctx context.Context, ref StepRef) error {
+	return c.do(ctx, "suspend", &RefRequest{StepRef: ref})
+}
+
+// Unsuspend undoes Suspend. What root has suspended, only root resumes.
+func (c *Client) Unsuspend(ctx context.Context, ref StepRef) error {
+	return c.do(ctx, "unsuspend", &RefRequest{StepRef: ref})
+}
+
+// Adopt puts a process into the extern step of a job. Root only.
+func (c *Client) Adopt(ctx context.Context, in *AdoptRequest) (*AdoptReply, error) {
+	return call[AdoptReply](ctx, c, "adopt", in)
+}
+
+// Events yields the events of a step's log (docs/json.md), with follow until the step
+// ends. An error is the last pair.
+func (c *Client) Events(ctx context.Context, id step.ID, follow bool) iter.Seq2[json.RawMessage, error] {
+	return func(yield func(json.RawMessage, error) bool) {
+		for line, err := range c.lines(ctx, "events", &EventsRequest{StepRef: Ref(id), Follow: follow}) {
+			if !yield(line.Event, err) {
+				return
+			}
+		}
+	}
+}
+
+// Output returns what is kept of an ended step's output, in the format of package
+// stepio/replay. The caller closes it. A read that ends early fails.
+func (c *Client) Output(ctx context.Context, id step.ID) (io.ReadCloser, error) {
+	x, err := c.begin(ctx, "output", &RefRequest{StepRef: Ref(id)})
+	if err != nil {
+		return nil, err
+	}
+	if !x.head.known {
+		x.close()
+		return nil, x.garbled("its length is missing")
+	}
+	return x, nil
+}
+
+// Node returns the node's document (docs/json.md).
+func (c *Client) Node(ctx context.Context) (json.RawMessage, error) {
+	r, err := call[NodeReply](ctx, c, "node", &Empty{})
+	if err != nil {
+		return nil, err
+	}
+	return r.Node, nil
+}
+
+// Drain lets the node take no new jobs. Root only.
+func (c *Client) Drain(ctx context.Context, reason string) error {
+	return c.do(ctx, "drain", &DrainRequest{Reason: reason})
+}
+
+// Resume undoes Drain. Root only.
+func (c *Client) Resume(ctx context.Context) error { return c.do(ctx, "resume", &Empty{}) }
+
+// Config returns what a client takes from the node's configuration.
+func (c *Client) Config(ctx context.Context) (*ConfigReply, error) {
+	return call[ConfigReply](ctx, c, "config", &Empty{})
+}
+
+// packed is the request as JSON can carry it: words need not be UTF-8.
+func (r *RunRequest) packed() *RunRequest {
+	if r.Request == nil {
+		return r
+	}
+	packed := *r.Request
+	packed.Pack()
+	return &RunRequest{Request: &packed}
+}
+
+// do makes a call whose reply says nothing.
+func (c *Client) do(ctx context.Context, verb string, in request) error {
+	_, err := call[Empty](ctx, c, verb, in)
+	return err
+}
+
+// records are those of a reply of several.
+func records(lines iter.Seq2[Line, error]) (recs []*step.Record, err error) {
+	for line, err := range lines {
+		if err != nil {
+			return nil, err
+		}
+		if line.Step != nil { // else it is of a later release
+			recs = append(recs, line.Step)
+		}
+	}
+	return recs, nil
+}

@@ -1,0 +1,357 @@
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// RequestMax bounds a request, in bytes.
+	RequestMax = 16 << 20
+	// ReplyMax bounds a reply that is one document, and one line of a reply of several.
+	ReplyMax = 64 << 20
+	// headMax bounds the head of a reply, and refusalMax the document of a refusal.
+	headMax    = 16 << 10
+	refusalMax = 1 << 20
+)
+
+// VersionHeader is the header of requests and replies that has the API's version, Schema.
+const VersionHeader = "Stepd-Api"
+
+// TooLarge is the error for a request of n bytes, on either side.
+func TooLarge(n int64) error {
+	return Errorf(InvalidArgument, "request has %d bytes, the limit is %d: shorten the arguments or the environment", n, RequestMax)
+}
+
+// request is a type of this package that a client sends.
+type request interface{ Stamp() }
+
+// exchange is one request and its reply, on a connection of its own. net/http would cost
+// a client 0.4 ms of CPU at its start, and HTTP/1.0 is all that is needed: the reply is
+// neither chunked nor compressed.
+type exchange struct {
+	ctx    context.Context
+	socket string
+	conn   *os.File
+	r      *bufio.Reader
+	undo   func() bool // of the context's hold on conn
+	head   replyHead
+	left   int64 // bytes of a body of known length that have not been read
+}
+
+// call makes a call whose reply is one document.
+func call[Reply any](ctx context.Context, c *Client, verb string, in request) (*Reply, error) {
+	x, err := c.begin(ctx, verb, in)
+	if err != nil {
+		return nil, err
+	}
+	defer x.close()
+	body, err := x.document(ReplyMax)
+	if err != nil {
+		return nil, err
+	}
+	out := new(Reply)
+	if err := json.Unmarshal(body, out); err != nil {
+		return nil, x.garbled(err.Error())
+	}
+	return out, nil
+}
+
+// lines makes a call whose reply is a line for each document.
+func (c *Client) lines(ctx context.Context, verb string, in request) iter.Seq2[Line, error] {
+	return func(yield func(Line, error) bool) {
+		x, err := c.begin(ctx, verb, in)
+		if err != nil {
+			yield(Line{}, err)
+			return
+		}
+		defer x.close()
+		for {
+			line, err := x.line()
+			if err == nil && line.Error != nil {
+				err = line.Error
+			}
+			if err == nil && line.End || !yield(line, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// begin sends a request and reads the head of its reply. A refusal is an *Error. The
+// caller closes the exchange.
+func (c *Client) begin(ctx context.Context, verb string, in request) (*exchange, error) {
+	in.Stamp()
+	body, err := json.Marshal(in)
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode the request: %w", err)
+	}
+	if len(body) > RequestMax {
+		return nil, TooLarge(int64(len(body)))
+	}
+	conn, err := connect(ctx, c.Socket)
+	if err != nil {
+		return nil, err
+	}
+	x := &exchange{ctx: ctx, socket: c.Socket, conn: conn, r: bufio.NewReader(conn)}
+	x.undo = context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // it may be closed
+	if err := x.ask(verb, c.Program, body); err != nil {
+		x.close()
+		return nil, err
+	}
+	return x, nil
+}
+
+// ask writes the request, reads the head of the reply, and a refusal to its end.
+func (x *exchange) ask(verb, program string, body []byte) error {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "POST /v1/%s HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s: %d\r\n", verb, len(body), VersionHeader, Schema)
+	if program != "" {
+		fmt.Fprintf(&b, "User-Agent: %s\r\n", program)
+	}
+	b.WriteString("\r\n")
+	b.Write(body)
+	// noded may refuse a request before it has read all of it: then the write fails, and
+	// the reply says why.
+	_, werr := x.conn.Write(b.Bytes())
+	var err error
+	if x.head, err = readHead(x.r); err != nil {
+		return x.broken(errors.Join(werr, err))
+	}
+	x.left = x.head.length
+	if x.head.status == 200 {
+		return nil
+	}
+	doc, err := x.document(refusalMax)
+	if err != nil {
+		return err
+	}
+	var r Refusal
+	if json.Unmarshal(doc, &r) != nil || r.Error == nil || r.Error.Code == "" {
+		return Errorf(Unknown, "noded has answered with the HTTP status %d", x.head.status)
+	}
+	return r.Error
+}
+
+// Read reads the body of a reply of known length.
+func (x *exchange) Read(p []byte) (int, error) {
+	if x.left == 0 {
+		return 0, io.EOF
+	}
+	n, err := x.r.Read(p[:min(int64(len(p)), x.left)])
+	x.left -= int64(n)
+	if err != nil {
+		return n, x.broken(err)
+	}
+	return n, nil
+}
+
+// Close ends the exchange.
+func (x *exchange) Close() error {
+	x.close()
+	return nil
+}
+
+func (x *exchange) close() {
+	x.undo()
+	x.conn.Close()
+}
+
+// document is the body of a reply of one document.
+func (x *exchange) document(most int64) ([]byte, error) {
+	if !x.head.known {
+		return nil, x.garbled("its length is missing")
+	}
+	if x.left > most {
+		return nil, x.garbled(fmt.Sprintf("%d bytes, the limit is %d", x.left, most))
+	}
+	return io.ReadAll(x)
+}
+
+// line is the next line of a reply of several documents.
+func (x *exchange) line() (Line, error) {
+	text, err := readLine(x.r, ReplyMax)
+	if errors.Is(err, errLong) {
+		return Line{}, x.garbled(err.Error())
+	}
+	if err != nil {
+		return Line{}, x.broken(err)
+	}
+	var line Line
+	if err := json.Unmarshal(text, &line); err != nil {
+		return Line{}, x.garbled(err.Error())
+	}
+	return line, nil
+}
+
+// broken is the error of a connection that has ended before its reply.
+func (x *exchange) broken(err error) error {
+	if cause := x.ctx.Err(); cause != nil {
+		return ContextError(cause)
+	}
+	if bad, ok := errors.AsType[errHead](err); ok {
+		return x.garbled(string(bad))
+	}
+	if errors.Is(err, io.EOF) {
+		err = errors.New("the connection ended before the reply")
+	}
+	return &Error{Code: Unavailable, Message: fmt.Sprintf("cannot hear noded at %q: %v", x.socket, err)}
+}
+
+// garbled is the error of a reply that is not of this API.
+func (x *exchange) garbled(why string) error {
+	return Errorf(Internal, "cannot parse noded's reply: %s", why)
+}
+
+// replyHead is what a client needs of the head of a reply.
+type replyHead struct {
+	status int
+	length int64 // of the body, where it is known
+	known  bool
+}
+
+// errHead is what is wrong with the head of a reply.
+type errHead string
+
+func (e errHead) Error() string { return string(e) }
+
+// errLong is that a line has no end within its limit.
+var errLong = errors.New("a line is too long")
+
+// readHead reads the status line and the headers.
+func readHead(r *bufio.Reader) (h replyHead, err error) {
+	room := headMax
+	next := func() (string, error) {
+		text, err := readLine(r, room)
+		if errors.Is(err, errLong) {
+			return "", errHead("its head is too long")
+		}
+		room -= len(text)
+		return strings.TrimRight(string(text), "\r\n"), err
+	}
+	status, err := next()
+	if err != nil {
+		return h, err
+	}
+	proto, rest, _ := strings.Cut(status, " ")
+	if proto != "HTTP/1.0" && proto != "HTTP/1.1" || len(rest) < 3 {
+		return h, errHead("it is not HTTP: noded may be of an older release, and is to be restarted as this one")
+	}
+	if h.status, err = strconv.Atoi(rest[:3]); err != nil || h.status < 200 || h.status > 599 {
+		return h, errHead(fmt.Sprintf("%.20q is no HTTP status", rest))
+	}
+	for {
+		line, err := next()
+		if err != nil || line == "" {
+			return h, err
+		}
+		name, value, ok := strings.Cut(line, ":")
+		if !ok {
+			return h, errHead(fmt.Sprintf("%.40q is no header", line))
+		}
+		if err := h.header(strings.ToLower(name), strings.Trim(value, " \t")); err != nil {
+			return h, err
+		}
+	}
+}
+
+func (h *replyHead) header(name, value string) error {
+	switch name {
+	case "content-length":
+		n, err := strconv.ParseUint(value, 10, 62)
+		if err != nil || h.known && int64(n) != h.length {
+			return errHead(fmt.Sprintf("%.40q is no length", value))
+		}
+		h.length, h.known = int64(n), true
+	case "transfer-encoding", "content-encoding":
+		return errHead(fmt.Sprintf("it has the %s %.40q, for which a client of HTTP/1.0 does not ask", name, value))
+	}
+	return nil
+}
+
+// readLine reads a line with its end, of at most so many bytes. A line without an end is
+// io.ErrUnexpectedEOF.
+func readLine(r *bufio.Reader, most int) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		if len(line)+len(part) > most {
+			return nil, errLong
+		}
+		if line == nil && err == nil {
+			return part, nil // until the next read
+		}
+		line = append(line, part...)
+		switch {
+		case err == nil:
+			return line, nil
+		case errors.Is(err, bufio.ErrBufferFull):
+		case errors.Is(err, io.EOF) && len(line) > 0:
+			return nil, io.ErrUnexpectedEOF
+		default:
+			return nil, err
+		}
+	}
+}
+
+// connectSlice is how long connect(2) waits for a place in the queue of connections before
+// the context is looked at.
+const connectSlice = 200 * time.Millisecond
+
+// connect connects through the directory's descriptor, because sun_path holds 108 bytes.
+func connect(ctx context.Context, path string) (*os.File, error) {
+	fail := func(err error) (*os.File, error) {
+		words := err.Error()
+		if err == unix.ENOENT || err == unix.ECONNREFUSED {
+			words = "start it (systemctl start noded)"
+		}
+		return nil, &Error{Code: Unavailable, Message: fmt.Sprintf("cannot connect to noded at %q: %s", path, words), cause: err}
+	}
+	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fail(err)
+	}
+	defer unix.Close(dir)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fail(err)
+	}
+	// A connect(2) that does not block fails where the queue of connections is full; this
+	// one waits (unix(7), EAGAIN).
+	wait := unix.NsecToTimeval(int64(connectSlice))
+	err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait)
+	to := &unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(dir) + "/" + filepath.Base(path)}
+	for err == nil {
+		if cause := ctx.Err(); cause != nil {
+			unix.Close(fd)
+			return nil, ContextError(cause)
+		}
+		if err = unix.Connect(fd, to); err == nil {
+			break
+		}
+		if err == unix.EAGAIN || err == unix.EINTR {
+			err = nil
+		}
+	}
+	if err == nil {
+		err = unix.SetNonblock(fd, true) // for deadlines
+	}
+	if err != nil {
+		unix.Close(fd)
+		return fail(err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}

@@ -1,0 +1,203 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"sync"
+
+	"stepd/api"
+)
+
+// toldMax is how many connections beyond a user's limit are served, to be told so; any
+// more are closed without a word.
+const toldMax = 16
+
+// clients counts the connections to noded's socket, and what comes and goes by them.
+type clients struct {
+	most int
+
+	inFlight inFlight
+
+	mu     sync.Mutex
+	byUser map[uint32]int // guarded by mu
+}
+
+func newClients(p PerUser) *clients {
+	return &clients{
+		most: p.Connections, byUser: make(map[uint32]int),
+		inFlight: inFlight{most: p.RequestBytes, byUser: make(map[uint32]int), turns: make(map[uint32]*turns)},
+	}
+}
+
+func (c *clients) count() (all int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.byUser {
+		all += n
+	}
+	return all
+}
+
+// enter counts a connection of uid. refusal is the answer to its requests, and the error
+// that it is to be closed.
+func (c *clients) enter(uid uint32) (refusal string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	have := c.byUser[uid]
+	if uid != 0 && have >= c.most {
+		refusal = fmt.Sprintf("uid %d has %d connections to noded, the limit (UserConnectionsMax)", uid, c.most)
+		if have >= c.most+toldMax {
+			return "", fmt.Errorf("cannot serve another client: %s", refusal)
+		}
+	}
+	c.byUser[uid]++
+	return refusal, nil
+}
+
+func (c *clients) leave(uid uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byUser[uid]--; c.byUser[uid] <= 0 {
+		delete(c.byUser, uid)
+	}
+}
+
+// clientListener accepts the connections that their users may have.
+type clientListener struct {
+	net.Listener
+	clients *clients
+	peerOf  func(*net.UnixConn) (api.Peer, error)
+	refused func(api.Peer, error) // hears of those that are closed at once
+}
+
+// Accept returns the next connection, a *clientConn.
+func (l *clientListener) Accept() (net.Conn, error) {
+	for {
+		accepted, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		c := &clientConn{UnixConn: accepted.(*net.UnixConn)}
+		if c.peer, err = l.peerOf(c.UnixConn); err == nil {
+			c.refusal, err = l.clients.enter(c.peer.UID)
+		}
+		if err != nil {
+			l.refused(c.peer, err)
+			c.peer.Close()
+			c.UnixConn.Close()
+			continue
+		}
+		c.leave = sync.OnceFunc(func() {
+			l.clients.leave(c.peer.UID)
+			c.peer.Close()
+		})
+		return c, nil
+	}
+}
+
+// clientConn is a client's connection, counted until it is closed.
+type clientConn struct {
+	*net.UnixConn
+	peer    api.Peer
+	refusal string // the answer to its requests, "" where they are served
+	leave   func()
+}
+
+// Close closes the connection.
+func (c *clientConn) Close() error {
+	defer c.leave()
+	return c.UnixConn.Close()
+}
+
+// inFlight counts the bytes of the requests and replies that are under way, by user: a
+// request from its first byte to its answer, a reply until it is written.
+type inFlight struct {
+	most int
+
+	mu     sync.Mutex
+	byUser map[uint32]int    // guarded by mu
+	turns  map[uint32]*turns // guarded by mu
+}
+
+// turns is the order in which the requests of one user make documents.
+type turns struct {
+	sync.Mutex
+	waiting int // guarded by inFlight.mu: requests that have or want it
+}
+
+// add counts n more bytes of uid. It returns false, and counts none, where a user other
+// than root would have more than the limit; free ones are counted in any case.
+func (f *inFlight) add(uid uint32, n int, free bool) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if uid != 0 && !free && f.byUser[uid]+n > f.most {
+		return false
+	}
+	f.byUser[uid] += n
+	return true
+}
+
+func (f *inFlight) drop(uid uint32, n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byUser[uid] -= n; f.byUser[uid] <= 0 {
+		delete(f.byUser, uid)
+	}
+}
+
+// turn returns when no other request of uid makes a document: what is not counted yet is
+// one document of each user. The caller ends its turn by the function.
+func (f *inFlight) turn(uid uint32) (done func()) {
+	f.mu.Lock()
+	t := f.turns[uid]
+	if t == nil {
+		t = new(turns)
+		f.turns[uid] = t
+	}
+	t.waiting++
+	f.mu.Unlock()
+	t.Lock()
+	return func() {
+		t.Unlock()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if t.waiting--; t.waiting == 0 {
+			delete(f.turns, uid)
+		}
+	}
+}
+
+// bytes is what each user has under way.
+func (f *inFlight) bytes() map[uint32]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.byUser)
+}
+
+// callInfo is what the context of a request has.
+type callInfo struct {
+	peer  api.Peer
+	bytes int // of the request's document
+}
+
+type callKey struct{}
+
+// withPeer is the context of a request of p's.
+func withPeer(ctx context.Context, p api.Peer) context.Context {
+	return context.WithValue(ctx, callKey{}, callInfo{peer: p})
+}
+
+// withBytes adds how many bytes the request has.
+func withBytes(ctx context.Context, n int) context.Context {
+	info, _ := ctx.Value(callKey{}).(callInfo)
+	info.bytes = n
+	return context.WithValue(ctx, callKey{}, info)
+}
+
+// requestBytes is how many bytes the request of ctx has.
+func requestBytes(ctx context.Context) int {
+	info, _ := ctx.Value(callKey{}).(callInfo)
+	return info.bytes
+}

@@ -1,0 +1,460 @@
+package node
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"stepd/api"
+	"stepd/step"
+)
+
+// begin sends the head of a request of run and a part of its body.
+func begin(t *testing.T, c net.Conn, size, sent int) {
+	t.Helper()
+	_, err := fmt.Fprintf(c, "POST /v1/run HTTP/1.1\r\nHost: noded\r\nContent-Length: %d\r\n\r\n", size)
+	if err == nil {
+		_, err = c.Write(make([]byte, sent))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// underWay waits until uid has so many bytes under way.
+func (tn *testNode) underWay(uid uint32, ok func(int) bool) {
+	tn.t.Helper()
+	for deadline := time.Now().Add(testTimeout); !ok(tn.clients.inFlight.bytes()[uid]); {
+		if time.Now().After(deadline) {
+			tn.t.Fatalf("uid %d has %d bytes under way", uid, tn.clients.inFlight.bytes()[uid])
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestPerUserInFlight: a user who sends many large requests, and never ends one, has no more
+// of the memory than the limit; others do not notice, and the user still sees what runs.
+func TestPerUserInFlight(t *testing.T) {
+	const limit, each = 512 << 10, 60 << 10
+	tn := start(t, t.TempDir(), func(c *Config) { c.PerUser.RequestBytes = limit })
+	defer func() { tn.stop() }()
+	uids := make(chan uint32, 1)
+	client := serveAs(t, tn, func() uint32 { return <-uids }, nil)
+	ask := func(uid uint32) error {
+		uids <- uid
+		req := request(strings.Repeat("x", each))
+		req.NTasks = -1 // refused, but not by the limit
+		_, err := client.Run(t.Context(), &api.RunRequest{Request: &req})
+		return err
+	}
+	var slow []net.Conn
+	for range 6 {
+		uids <- 1000
+		c := dial(t, client)
+		begin(t, c, 10*each, each)
+		slow = append(slow, c)
+	}
+	const before = 6 * (callBytes + 64<<10) // buffers grow by doubling
+	tn.underWay(1000, func(n int) bool { return n == before })
+	if err := ask(1000); api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), "uid 1000 has requests under way whose bytes are at the limit of 524288 (UserRequestBytes)") {
+		t.Errorf("one more of the user: %v", err)
+	}
+	for _, uid := range []uint32{1001, 0} {
+		if err := ask(uid); api.CodeOf(err) != api.InvalidArgument {
+			t.Errorf("uid %d: %v", uid, err)
+		}
+	}
+	uids <- 1000
+	if _, err := client.Config(t.Context()); err != nil {
+		t.Errorf("a small request at the limit: %v", err)
+	}
+	tn.underWay(1000, func(n int) bool { return n == before })
+	// A connection that ends counts no more.
+	for _, c := range slow {
+		c.Close()
+	}
+	tn.underWay(1000, func(n int) bool { return n == 0 })
+	if err := ask(1000); api.CodeOf(err) != api.InvalidArgument {
+		t.Errorf("afterwards: %v", err)
+	}
+	tn.underWay(1000, func(n int) bool { return n == 0 })
+}
+
+// TestRequestsCount: a request counts before any of its body has come.
+func TestRequestsCount(t *testing.T) {
+	tn := fresh(t)
+	client := serveAs(t, tn, always(1000), nil)
+	for n := 1; n <= 3; n++ {
+		begin(t, dial(t, client), 1000, 0)
+		tn.underWay(1000, func(have int) bool { return have == n*(callBytes+1001) })
+	}
+}
+
+// TestRefusedRequestLeavesOthers: a request beyond the limit costs its user nothing else.
+func TestRefusedRequestLeavesOthers(t *testing.T) {
+	const limit = 1 << 20
+	tn := start(t, t.TempDir(), func(c *Config) { c.PerUser.RequestBytes = limit })
+	defer func() { tn.stop() }()
+	client := serveAs(t, tn, always(1000), nil)
+	run := func(size int) error {
+		req := request(strings.Repeat("x", size))
+		req.NTasks = -1 // refused, but not by the limit
+		_, err := client.Run(t.Context(), &api.RunRequest{Request: &req})
+		return err
+	}
+	for range 20 {
+		if err := run(2 * limit); api.CodeOf(err) != api.ResourceExhausted {
+			t.Errorf("a request above the limit: %v", err)
+		}
+		if err := run(limit / 2); api.CodeOf(err) != api.InvalidArgument {
+			t.Errorf("one below it, behind: %v", err)
+		}
+	}
+	tn.underWay(1000, func(n int) bool { return n == 0 })
+	tn.connections(0)
+}
+
+// TestNoCredentials: a request of a connection whose peer is not known is served to no user.
+func TestNoCredentials(t *testing.T) {
+	server := fresh(t).Server()
+	for _, verb := range server.Verbs() {
+		if err := askRaw(server, verb, []byte(`{"schema":1}`), t.Context(), ""); api.CodeOf(err) != api.Unauthenticated {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+}
+
+// TestBodyLimit: a body beyond the limit is refused by name, with and without its length.
+func TestBodyLimit(t *testing.T) {
+	tn := fresh(t)
+	client := serveAs(t, tn, always(0), nil)
+	for name, head := range map[string]string{
+		"length": fmt.Sprintf("Content-Length: %d\r\n\r\n", api.RequestMax+1),
+		"chunks": fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\n", api.RequestMax+100),
+	} {
+		c := dial(t, client)
+		go func() { // noded may close first
+			_, _ = io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: noded\r\n"+head)
+			_, _ = c.Write(bytes.Repeat([]byte(" "), api.RequestMax+1))
+		}()
+		r, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		body, _ := io.ReadAll(r.Body)
+		if r.StatusCode != 400 || !bytes.Contains(body, []byte("the limit is 16777216")) {
+			t.Errorf("%s: %d %s", name, r.StatusCode, body)
+		}
+	}
+}
+
+// do makes a request by net/http, as another language's client does.
+func do(t *testing.T, client *api.Client, method, path, body string, header http.Header) (status int, reply string) {
+	t.Helper()
+	h := &http.Client{Timeout: testTimeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", client.Socket)
+		},
+	}}
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://noded"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header = header
+	r, err := h.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := r.Header.Get(api.VersionHeader); v != "1" {
+		t.Errorf("%s %s: version %q", method, path, v)
+	}
+	return r.StatusCode, string(b)
+}
+
+// TestEnvelope: what is no request of this API is refused with what is wrong.
+func TestEnvelope(t *testing.T) {
+	tn := start(t, t.TempDir(), func(c *Config) { c.Version = "1.7" })
+	defer func() { tn.stop() }()
+	client := serveAs(t, tn, always(0), nil)
+	old := http.Header{api.VersionHeader: {"2"}, "User-Agent": {"stepctl 3.0"}}
+	for name, tc := range map[string]struct {
+		method, path, body string
+		header             http.Header
+		status             int
+		says               string
+	}{
+		"good":              {"POST", "/v1/config", `{"schema":1}`, nil, 200, `"node":"n1"`},
+		"lines":             {"POST", "/v1/list", `{"schema":1}`, nil, 200, `{"schema":1,"end":true}`},
+		"an unknown verb":   {"POST", "/v1/frob", `{"schema":1}`, nil, 501, `no request \"frob\"`},
+		"no verb":           {"POST", "/", `{"schema":1}`, nil, 412, "version 1 of its API"},
+		"a method":          {"GET", "/v1/config", "", nil, 400, "want POST"},
+		"another version":   {"POST", "/v2/config", `{"schema":1}`, nil, 412, `speaks version \"2\"`},
+		"of the program":    {"POST", "/v1/config", `{"schema":1}`, old, 412, `noded is 1.7 and speaks version 1 of its API, \"stepctl 3.0\" speaks version \"2\"`},
+		"no schema":         {"POST", "/v1/config", `{}`, nil, 400, "schema: is 0, want 1"},
+		"an unknown field":  {"POST", "/v1/cancel", `{"schema":1,"job_id":1,"frob":2}`, nil, 400, `unknown field \"frob\"`},
+		"in the request":    {"POST", "/v1/run", `{"schema":1,"request":{"frob":2}}`, nil, 400, `unknown field \"frob\"`},
+		"two documents":     {"POST", "/v1/config", `{"schema":1}{}`, nil, 400, "bytes after the document"},
+		"no JSON":           {"POST", "/v1/config", "schema=1", nil, 400, "cannot parse request"},
+		"no body":           {"POST", "/v1/config", "", nil, 400, "cannot parse request"},
+		"no request":        {"POST", "/v1/run", `{"schema":1}`, nil, 400, "request: is missing"},
+		"no change":         {"POST", "/v1/launch", `{"schema":1,"job_id":1,"step_id":0}`, nil, 400, "change: is missing"},
+		"an unknown step":   {"POST", "/v1/show", `{"schema":1,"job_id":9,"step_id":0}`, nil, 404, `no such step \"9.0\"`},
+		"an unknown job":    {"POST", "/v1/show", `{"schema":1,"job_id":9}`, nil, 404, `no such job \"9\"`},
+		"events of a job":   {"POST", "/v1/events", `{"schema":1,"job_id":9}`, nil, 400, "step_id: is missing"},
+		"output of no step": {"POST", "/v1/output", `{"schema":1,"job_id":9,"step_id":1}`, nil, 404, "no such step"},
+	} {
+		status, reply := do(t, client, tc.method, tc.path, tc.body, tc.header)
+		if status != tc.status || !strings.Contains(reply, tc.says) || !strings.Contains(reply, `"schema":1`) {
+			t.Errorf("%s: %d %s, want %d with %q", name, status, reply, tc.status, tc.says)
+		}
+	}
+}
+
+// TestSteps: a step by the socket, from the request to its record, its events and its
+// output.
+func TestSteps(t *testing.T) {
+	tn := fresh(t)
+	client := serveAs(t, tn, always(1000), nil)
+	req := request("exit", "6")
+	r, err := client.Run(t.Context(), &api.RunRequest{Request: &req})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := step.ID{Job: r.JobID, Step: r.StepID}
+	recs, err := client.Wait(t.Context(), api.Ref(id))
+	if err != nil || len(recs) != 1 || recs[0].ExitCode == nil || *recs[0].ExitCode != 6 || recs[0].ID != id {
+		t.Fatalf("%+v, %v", recs, err)
+	}
+	events := 0
+	for _, err := range client.Events(t.Context(), id, true) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		events++
+	}
+	if events < 2 {
+		t.Errorf("%d events", events)
+	}
+	want := bytes.Repeat([]byte("kept"), 50_000)
+	if err := os.WriteFile(tn.files.output(id), want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := client.Output(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+	if got, err := io.ReadAll(kept); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes of output, %v", len(got), err)
+	}
+	listed := 0
+	for rec, err := range client.List(t.Context(), true) {
+		if err != nil || rec.ID != id {
+			t.Errorf("%+v, %v", rec, err)
+		}
+		listed++
+	}
+	if listed != 1 {
+		t.Errorf("%d steps are listed", listed)
+	}
+}
+
+// TestClientGone: a request that waits ends with its client.
+func TestClientGone(t *testing.T) {
+	tn := fresh(t)
+	client := serveAs(t, tn, always(1000), nil)
+	id := tn.run(1000, request("wait"))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := client.Wait(ctx, api.Ref(id))
+		done <- err
+	}()
+	tn.underWay(1000, func(n int) bool { return n > 0 })
+	cancel()
+	if err := <-done; api.CodeOf(err) != api.Canceled {
+		t.Error(err)
+	}
+	tn.connections(0)
+	tn.underWay(1000, func(n int) bool { return n == 0 })
+}
+
+// TestReplyUnread: a client that does not read its reply is cut off, and named in the log;
+// until then the reply is bounded, and costs a record at a time.
+func TestReplyUnread(t *testing.T) {
+	var log bytes.Buffer
+	tn := start(t, t.TempDir(), func(c *Config) {
+		c.Log.SetOutput(&log)
+		c.PerUser.RequestBytes = 256 << 10
+	})
+	defer func() { tn.stop() }()
+	ids := make([]step.ID, 0, 100)
+	req := request("exit", "0", strings.Repeat("x", commandMax-100))
+	for range cap(ids) {
+		ids = append(ids, tn.run(1000, req))
+		tn.wait(ids[len(ids)-1])
+	}
+	client := serveAs(t, tn, always(1000), func(s *Server) { s.replyTime = 300 * time.Millisecond })
+	var conns []net.Conn
+	for range 10 {
+		c := dial(t, client)
+		if _, err := io.WriteString(c, "POST /v1/list HTTP/1.0\r\nContent-Length: 23\r\n\r\n{\"schema\":1,\"all\":true}"); err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	tn.underWay(1000, func(n int) bool { return n > 10*callBytes })
+	for deadline := time.Now().Add(testTimeout); tn.clients.count() > 0; time.Sleep(time.Millisecond) {
+		if n := tn.clients.inFlight.bytes()[1000]; n > 10*(callBytes+commandMax+4<<10) {
+			t.Fatalf("%d bytes are under way for 10 listings", n)
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the connections are open")
+		}
+	}
+	tn.underWay(1000, func(n int) bool { return n == 0 })
+	if !strings.Contains(log.String(), "list: the client has not read its reply for 300ms: its connection is closed") {
+		t.Errorf("log: %s", &log)
+	}
+	// What it reads then has no end.
+	b, _ := io.ReadAll(conns[0])
+	if bytes.Contains(b, []byte(`"end":true`)) {
+		t.Error("the reply is complete")
+	}
+}
+
+// TestPanic: a mistake in one request is an error of that request.
+func TestPanic(t *testing.T) {
+	var log bytes.Buffer
+	tn := start(t, t.TempDir(), func(c *Config) { c.Log.SetOutput(&log) })
+	defer func() { tn.stop() }()
+	client := serveAs(t, tn, always(1000), func(s *Server) {
+		s.verbs["config"] = func(*call) error { panic("a mistake") }
+		s.verbs["list"] = func(c *call) error {
+			if err := c.event([]byte("{}")); err != nil {
+				return err
+			}
+			panic("another mistake")
+		}
+	})
+	if _, err := client.Config(t.Context()); api.CodeOf(err) != api.Internal || !strings.Contains(err.Error(), "a mistake") {
+		t.Error(err)
+	}
+	for _, err := range client.List(t.Context(), true) {
+		if err != nil && (api.CodeOf(err) != api.Internal || !strings.Contains(err.Error(), "another mistake")) {
+			t.Error(err)
+		}
+	}
+	if _, err := client.Node(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(log.String(), "internal error: config: a mistake") || !strings.Contains(log.String(), "serve_test.go") {
+		t.Errorf("log: %s", &log)
+	}
+	tn.underWay(1000, func(n int) bool { return n == 0 })
+}
+
+// oldClient is what a client of the last release sent for its first call, ClientConfig:
+// the preface, settings, the headers of stream 1 (HPACK, with Huffman codes) and an empty
+// message.
+const oldClient = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" +
+	"\x00\x00\x00\x04\x00\x00\x00\x00\x00" +
+	"\x00\x00\x05\x01\x04\x00\x00\x00\x01\x83\x86\x45\x01\x2f" +
+	"\x00\x00\x05\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00"
+
+// TestOldClient: a client that speaks gRPC is told in gRPC that noded is of another release.
+func TestOldClient(t *testing.T) {
+	tn := start(t, t.TempDir(), func(c *Config) { c.Version = "1.7" })
+	defer func() { tn.stop() }()
+	c := dial(t, serveAs(t, tn, always(1000), nil))
+	if _, err := io.WriteString(c, oldClient); err != nil {
+		t.Fatal(err)
+	}
+	var kinds []byte
+	var block []byte
+	for len(block) == 0 {
+		head := make([]byte, frameHeadBytes)
+		if _, err := io.ReadFull(c, head); err != nil {
+			t.Fatalf("after %v: %v", kinds, err)
+		}
+		payload := make([]byte, int(head[0])<<16|int(head[1])<<8|int(head[2]))
+		if _, err := io.ReadFull(c, payload); err != nil {
+			t.Fatal(err)
+		}
+		kinds = append(kinds, head[3])
+		if head[3] == frameHeaders {
+			if head[4] != flagsEnd || binary.BigEndian.Uint32(head[5:]) != 1 {
+				t.Errorf("flags %#x of stream %d", head[4], binary.BigEndian.Uint32(head[5:]))
+			}
+			block = payload
+		}
+	}
+	if !slices.Equal(kinds, []byte{frameSettings, frameSettings, frameHeaders}) {
+		t.Errorf("frames of types %v", kinds)
+	}
+	for _, want := range []string{"\x88", "\x10\x0bgrpc-status\x019", "noded is 1.7 and speaks version 1 of its API", "update stepctl"} {
+		if !bytes.Contains(block, []byte(want)) {
+			t.Errorf("%q is missing in %q", want, block)
+		}
+	}
+}
+
+func TestHpackString(t *testing.T) {
+	for n, want := range map[int]string{0: "\x00", 126: "\x7e", 127: "\x7f\x00", 254: "\x7f\x7f", 255: "\x7f\x80\x01", 1337 + 127: "\x7f\xb9\x0a"} {
+		if got := string(hpackString(nil, strings.Repeat("x", n))[:len(want)]); got != want {
+			t.Errorf("the length %d is %q, want %q", n, got, want)
+		}
+	}
+}
+
+// FuzzOldClient: no bytes of a client keep noded, or make it write without end.
+func FuzzOldClient(f *testing.F) {
+	_, behind, _ := strings.Cut(oldClient, "\r\n\r\n")
+	f.Add([]byte(behind))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var out bytes.Buffer
+		_ = answerGRPC(bytes.NewReader(b), &out, "why") // ends with the bytes at the latest
+		if out.Len() > 200*oldFrames {
+			t.Errorf("%d bytes are answered", out.Len())
+		}
+	})
+}
+
+// TestVerbsAreDocumented: docs/api.md has each verb, and no other.
+func TestVerbsAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile(filepath.Join("..", "docs", "api.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var has []string
+	for line := range strings.Lines(string(doc)) {
+		if verb, ok := strings.CutPrefix(line, "### "); ok {
+			verb = strings.TrimSpace(verb)
+			has = append(has, verb)
+			if !strings.Contains(string(doc), "http://noded/v1/"+verb+" -d") {
+				t.Errorf("%s has no example", verb)
+			}
+		}
+	}
+	slices.Sort(has)
+	if served := fresh(t).Server().Verbs(); !slices.Equal(has, served) {
+		t.Errorf("docs/api.md has %q, served are %q", has, served)
+	}
+}
