@@ -47,7 +47,6 @@ func (t *fakeTracker) MakeScripts(step.ID) (*os.File, error)         { return ni
 func (t *fakeTracker) Left(step.ID) ([]string, error)                { return nil, nil }
 func (t *fakeTracker) MakeJob(uint32, []string) error                { return nil }
 func (t *fakeTracker) MakeStep(step.ID, []string) (StepPlace, error) { return StepPlace{}, nil }
-func (t *fakeTracker) Controllers() Controllers                      { return Controllers{} }
 func (t *fakeTracker) Fallbacks() []Fallback                         { return nil }
 func (t *fakeTracker) Prepare() error                                { return nil }
 func (t *fakeTracker) EndJob(uint32) error                           { return nil }

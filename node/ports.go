@@ -23,8 +23,6 @@ type Tracker interface {
 	// MakeStep makes the step's place, in the hierarchies of these v1 controllers
 	// as well.
 	MakeStep(id step.ID, v1 []string) (StepPlace, error)
-	// Controllers tells which controllers can limit jobs and steps.
-	Controllers() Controllers
 	// MakeScripts makes the place of a job's prolog and epilog, which is that of
 	// step step.ScriptsPlace, or finds it again; or that of step.KeeperPlace. leaf is
 	// as StepPlace's.
@@ -63,12 +61,6 @@ type StepPlace struct {
 	// Leaf is a directory descriptor for CLONE_INTO_CGROUP, in which stepd is
 	// born; the caller closes it. nil where it cannot be born in one.
 	Leaf *os.File
-}
-
-// Controllers are the names of cgroup controllers ("memory", "cpuset").
-type Controllers struct {
-	V2 []string // enabled for StepPlace.Tasks and those of the job
-	V1 []string // what MakeJob and MakeStep take
 }
 
 // Limits confines jobs and steps by cgroups. Methods may be called from several

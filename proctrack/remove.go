@@ -35,15 +35,20 @@ func (r *Root) KillStep(ctx context.Context, id step.ID) error {
 }
 
 func destroyIn(ctx context.Context, parent, name string) error {
-	g, err := openGroup(parent)
+	return within(parent, func(g *group) error { return g.destroyChild(ctx, name) })
+}
+
+// within does something in a group; that nothing is there is fine.
+func within(path string, do func(*group) error) error {
+	g, err := openGroup(path)
+	if err == nil {
+		err = do(g)
+		g.close()
+	}
 	if gone(err) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	defer g.close()
-	return g.destroyChild(ctx, name)
+	return err
 }
 
 // RemoveJob removes the job's cgroups, whose steps KillStep removed; it kills
@@ -59,18 +64,7 @@ func (r *Root) RemoveJob(job uint32) error {
 
 // removeIn removes an empty group.
 func removeIn(parent, name string) error {
-	g, err := openGroup(parent)
-	if gone(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer g.close()
-	if err := g.rmdir(name); err != nil && !gone(err) {
-		return err
-	}
-	return nil
+	return within(parent, func(g *group) error { return g.rmdir(name) })
 }
 
 // Remove removes the root, in every hierarchy, and the empty cgroups of jobs in

@@ -125,11 +125,3 @@ func (p *pauser) pause(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 }
-
-func fds(procs []proc) []int {
-	var out []int
-	for _, p := range procs {
-		out = append(out, p.fd)
-	}
-	return out
-}

@@ -112,15 +112,9 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	w.tlvU32(tagArrayID, arrayID(s))
 	w.tlvU32(tagArrayTask, arrayTask(s))
 	putJob(w, s)
-	for _, a := range s.Argv {
-		w.tlvStr(tagArg, a)
-	}
-	for _, e := range cfg.Env {
-		w.tlvStr(tagEnv, e)
-	}
-	for _, e := range cfg.HostEnv {
-		w.tlvStr(tagHostEnv, e)
-	}
+	w.tlvStrs(tagArg, s.Argv)
+	w.tlvStrs(tagEnv, cfg.Env)
+	w.tlvStrs(tagHostEnv, cfg.HostEnv)
 	for _, o := range s.SpankOptions {
 		putOption(w, o.Plugin, o.Name, o.Value)
 	}
@@ -159,9 +153,7 @@ func putJob(w *writer, s *step.Spec) {
 func putStack(w *writer, stack []Plugin) {
 	for _, p := range stack {
 		w.tlv(tagPlugin, func(w *writer) { w.u32(flag(p.Required)); w.str(p.Path) })
-		for _, a := range p.Args {
-			w.tlvStr(tagPluginArg, a)
-		}
+		w.tlvStrs(tagPluginArg, p.Args)
 	}
 }
 
@@ -294,15 +286,9 @@ func (h *Host) Launch(l *step.Launch) error {
 	for _, m := range l.MemPolicies {
 		w.tlv(tagMemPolicy, func(w *writer) { putMemPolicy(w, m) })
 	}
-	for _, e := range l.Env {
-		w.tlvStr(tagEnvSet, e)
-	}
-	for _, n := range l.Unset {
-		w.tlvStr(tagEnvUnset, n)
-	}
-	for _, e := range l.ExitEnv {
-		w.tlvStr(tagExitEnv, e)
-	}
+	w.tlvStrs(tagEnvSet, l.Env)
+	w.tlvStrs(tagEnvUnset, l.Unset)
+	w.tlvStrs(tagExitEnv, l.ExitEnv)
 	if len(w.b) > configMax {
 		return fmt.Errorf("cannot describe %d tasks to spankhost: %d bytes, and %d is the limit", len(l.TaskEnv), len(w.b), configMax)
 	}

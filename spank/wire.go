@@ -30,6 +30,12 @@ func (w *writer) tlv(tag uint16, fill func(*writer)) {
 func (w *writer) tlvU32(tag uint16, v uint32) { w.tlv(tag, func(w *writer) { w.u32(v) }) }
 func (w *writer) tlvU64(tag uint16, v uint64) { w.tlv(tag, func(w *writer) { w.u64(v) }) }
 func (w *writer) tlvStr(tag uint16, s string) { w.tlv(tag, func(w *writer) { w.str(s) }) }
+func (w *writer) tlvStrs(tag uint16, all []string) {
+	for _, s := range all {
+		w.tlvStr(tag, s)
+	}
+}
+
 func (w *writer) tlvU32s(tag uint16, vs []uint32) {
 	w.tlv(tag, func(w *writer) {
 		for _, v := range vs {

@@ -98,7 +98,6 @@ type Msg struct {
 	Role    Role             `json:"role,omitempty"`
 	Seq     uint32           `json:"seq,omitempty"` // echoed by Reply
 	Streams []StreamFD       `json:"streams,omitempty"`
-	FD      int              `json:"fd,omitempty"`
 	Signal  int              `json:"signal,omitempty"`
 	Scope   string           `json:"scope,omitempty"`
 	Reason  string           `json:"reason,omitempty"`
@@ -110,7 +109,6 @@ type Msg struct {
 	Ranks   []int            `json:"ranks,omitempty"`
 	Status  *step.ExitStatus `json:"status,omitempty"`
 	Record  *step.Record     `json:"record,omitempty"`
-	ID      *step.ID         `json:"id,omitempty"`
 	Watch   *Watch           `json:"watch,omitempty"`
 	Watched *Watched         `json:"watched,omitempty"`
 	Ask     *Ask             `json:"ask,omitempty"`

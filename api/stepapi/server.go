@@ -131,7 +131,7 @@ func (s *Server) Add(c *Conn, role Role, root bool) {
 		s.asks.here(p)
 	}
 	rec := s.handler.Record()
-	p.put(queued{m: &Msg{Type: TypeHello, Version: Version, ID: &s.id, State: rec.State, Record: &rec}})
+	p.put(queued{m: &Msg{Type: TypeHello, Version: Version, State: rec.State, Record: &rec}})
 	go func() { defer s.wg.Done(); p.write() }()
 	go func() { defer s.wg.Done(); s.read(p, root) }()
 }

@@ -56,13 +56,16 @@ func (n *deviceNodes) find(path string) (was step.Device, ok bool, err error) {
 // limitPlaces is where jobs and steps are limited: *cgroupTracker is one.
 type limitPlaces interface {
 	Kind() string
-	Controllers() node.Controllers
+	Controllers() controllers
 	// Roots are the directories below which jobs have theirs: on v2, "" without,
 	// and in the v1 hierarchies, by controller.
 	Roots() (v2 string, v1 map[string]string)
 	// Places are those of a job and a step: of the tracker, on v2, and on v1.
 	Places(id step.ID) places
 }
+
+// controllers are the names of those that can limit jobs and steps ("memory", "cpuset").
+type controllers struct{ v2, v1 []string }
 
 type places struct {
 	tracked       string
@@ -98,7 +101,7 @@ func (t *cgroupTracker) Places(id step.ID) places {
 type noPlaces struct{ kind string }
 
 func (n noPlaces) Kind() string                     { return n.kind }
-func (noPlaces) Controllers() node.Controllers      { return node.Controllers{} }
+func (noPlaces) Controllers() controllers           { return controllers{} }
 func (noPlaces) Roots() (string, map[string]string) { return "", nil }
 func (noPlaces) Places(step.ID) places              { return places{} }
 
@@ -226,9 +229,9 @@ func (l *limits) layout(id step.ID) (cgroup.Layout, error) {
 func (l *limits) home(controller, v2 string) cgroup.Home {
 	have := l.at.Controllers()
 	switch {
-	case slices.Contains(have.V2, controller):
+	case slices.Contains(have.v2, controller):
 		return cgroup.HomeV2
-	case slices.Contains(have.V1, controller) && !l.v2Only:
+	case slices.Contains(have.v1, controller) && !l.v2Only:
 		return cgroup.HomeV1
 	case controller == "devices" && v2 != "":
 		return cgroup.HomeV2

@@ -15,11 +15,11 @@ import (
 // fakePlaces is a pure v2 host whose root is a directory of the test's.
 type fakePlaces struct {
 	root        string
-	controllers node.Controllers
+	controllers controllers
 }
 
 func (f fakePlaces) Kind() string                       { return "cgroup/v2" }
-func (f fakePlaces) Controllers() node.Controllers      { return f.controllers }
+func (f fakePlaces) Controllers() controllers           { return f.controllers }
 func (f fakePlaces) Roots() (string, map[string]string) { return f.root, nil }
 func (f fakePlaces) Places(step.ID) places {
 	job := filepath.Join(f.root, "job_1/tasks")
@@ -39,7 +39,7 @@ func limitsOf(t *testing.T, conf func(*slurmconf.Config), files map[string]strin
 	c := &slurmconf.Config{TaskPlugin: []string{"task/affinity", "task/cgroup"}}
 	c.Cgroup.AllowedRAMSpace, c.Cgroup.MaxRAMPercent, c.Cgroup.MaxSwapPercent, c.Cgroup.MinRAMSpace = 100, 100, 100, 30
 	conf(c)
-	at := fakePlaces{root, node.Controllers{V2: []string{"cpuset", "memory"}}}
+	at := fakePlaces{root, controllers{v2: []string{"cpuset", "memory"}}}
 	return newLimits(c, at, gresOf(c), 4<<30, true)
 }
 

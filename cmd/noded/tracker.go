@@ -180,9 +180,7 @@ func (t *cgroupTracker) again(do func() error) error {
 	return do()
 }
 
-func (t *cgroupTracker) Controllers() node.Controllers {
-	return node.Controllers{V2: t.v2, V1: t.root.V1()}
-}
+func (t *cgroupTracker) Controllers() controllers { return controllers{t.v2, t.root.V1()} }
 
 // AddStepd moves a stepd into its leaf.
 func (t *cgroupTracker) AddStepd(id step.ID, pid int) error { return t.root.AddStepd(id, pid) }
@@ -270,8 +268,6 @@ func (t *plainTracker) MakeJob(uint32, []string) error { return nil }
 func (t *plainTracker) MakeStep(step.ID, []string) (node.StepPlace, error) {
 	return node.StepPlace{}, nil
 }
-
-func (t *plainTracker) Controllers() node.Controllers { return node.Controllers{} }
 
 func (t *plainTracker) Adopt(*step.Record, int) error {
 	return fmt.Errorf("steps of proctrack/%s have no cgroups (ProctrackType=proctrack/cgroup has): %w", t.kind, errors.ErrUnsupported)

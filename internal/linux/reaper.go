@@ -42,13 +42,12 @@ type Reaper struct {
 	mu      sync.Mutex
 	watched map[int]chan Exit // guarded by mu
 	none    []chan struct{}   // guarded by mu
-	early   stash             // guarded by mu
 	// spared are children that NoChildren does not count.
 	spared map[int]bool // guarded by mu
 }
 
 // NewReaper starts the reaper. It calls orphan, from its own goroutine and
-// without locks, for each process reaped that nobody had registered; nil is
+// without locks, for each process reaped that Start has not made; nil is
 // allowed. orphan must not block. Close ends it.
 //
 // last, unless it is nil, looks at each child that has ended before it is reaped
@@ -111,37 +110,6 @@ func (r *Reaper) StartSpared(argv0 string, argv []string, attr *syscall.ProcAttr
 	return pid, exited, nil
 }
 
-// Watch registers a descendant that Start did not make: its exit comes through
-// the channel if this process becomes its parent and reaps it. pidfd, which
-// stays the caller's, tells a process that was reaped just before (its exit is
-// delivered) from a new one of the same number.
-func (r *Reaper) Watch(pid, pidfd int) (<-chan Exit, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if _, ok := r.watched[pid]; ok {
-		return nil, fmt.Errorf("internal error: process %d is watched already", pid)
-	}
-	gone, err := PidfdExited(pidfd)
-	if err != nil {
-		return nil, err
-	}
-	exited := make(chan Exit, 1) // size 1: the reaper never waits for a reader
-	if exit, ok := r.early.take(pid); ok && gone {
-		exited <- exit
-		return exited, nil
-	}
-	r.watched[pid] = exited
-	return exited, nil
-}
-
-// Forget ends a Watch: its channel gets nothing more. Another process may
-// reap a watched one, and its number then comes again.
-func (r *Reaper) Forget(pid int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.watched, pid)
-}
-
 // NoChildren returns a channel that is closed as soon as the process has no
 // children. In a subreaper this means that no descendant is left, since every
 // orphan becomes a child: the kernel's word, not a list that was read.
@@ -193,7 +161,6 @@ func (r *Reaper) reapAll() (orphans []Exit) {
 		delete(r.spared, exit.PID)
 		exited, ok := r.watched[exit.PID]
 		if !ok {
-			r.early.put(exit)
 			orphans = append(orphans, exit)
 			continue
 		}
@@ -258,34 +225,4 @@ func ended() (pid int, err error) {
 		return unix.Waitid(unix.P_ALL, 0, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil)
 	})
 	return int(info.pid), err
-}
-
-// stash remembers the last exits that nobody had registered.
-type stash struct {
-	exits []Exit // oldest first
-}
-
-// stashSize bounds the memory that a program which leaves many orphans costs;
-// it covers more tasks than a node starts at a time.
-const stashSize = 4096
-
-func (s *stash) put(e Exit) {
-	if len(s.exits) == stashSize {
-		s.exits = append(s.exits[:0], s.exits[stashSize/2:]...)
-	}
-	s.exits = append(s.exits, e)
-}
-
-// take removes all exits of pid and returns the last one.
-func (s *stash) take(pid int) (exit Exit, ok bool) {
-	kept := s.exits[:0]
-	for _, e := range s.exits {
-		if e.PID == pid {
-			exit, ok = e, true
-			continue
-		}
-		kept = append(kept, e)
-	}
-	s.exits = kept
-	return exit, ok
 }

@@ -44,16 +44,13 @@ func lastLook(pid int) string {
 
 func reaperRoles() map[string]func(*Reaper, <-chan Exit) error {
 	return map[string]func(*Reaper, <-chan Exit) error{
-		"early exits":            reapEarlyExits,
-		"raw status and usage":   reapRawStatus,
-		"orphans":                reapOrphans,
-		"no children":            reapNoChildren,
-		"spared children":        reapSpared,
-		"watched before exit":    reapWatched,
-		"watched after exit":     reapWatchedLate,
-		"stale exit of a number": reapStale,
-		"inherited SIG_IGN":      reapIgnored,
-		"close":                  reapClose,
+		"early exits":          reapEarlyExits,
+		"raw status and usage": reapRawStatus,
+		"orphans":              reapOrphans,
+		"no children":          reapNoChildren,
+		"spared children":      reapSpared,
+		"inherited SIG_IGN":    reapIgnored,
+		"close":                reapClose,
 	}
 }
 
@@ -241,126 +238,6 @@ func reapNoChildren(r *Reaper, _ <-chan Exit) error {
 	return nil
 }
 
-func reapWatched(r *Reaper, _ <-chan Exit) error {
-	// A descendant becomes a child when its parent is killed.
-	in, out, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	told, tell, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	attr := &syscall.ProcAttr{Files: []uintptr{in.Fd(), tell.Fd(), 2}}
-	parent, killed, err := r.Start("/bin/sh", []string{"sh", "-c", "exec 3<&0; (cat <&3; exit 9) & echo $!; wait"}, attr)
-	if err != nil {
-		return err
-	}
-	in.Close()
-	tell.Close()
-	var child int
-	if _, err := fmt.Fscan(told, &child); err != nil {
-		return err
-	}
-	pidfd, err := PidfdOpen(child)
-	if err != nil {
-		return err
-	}
-	watched, err := r.Watch(child, pidfd)
-	if err != nil {
-		return err
-	}
-	if _, err := r.Watch(child, pidfd); err == nil {
-		return fmt.Errorf("one process was watched twice")
-	}
-	if err := syscall.Kill(parent, syscall.SIGKILL); err != nil {
-		return err
-	}
-	if _, err := take(killed); err != nil { // until then it could reap the child
-		return err
-	}
-	out.Close()
-	return wantCode(watched, child, 9)
-}
-
-func reapWatchedLate(r *Reaper, orphans <-chan Exit) error {
-	child, pidfd, err := deadOrphan(r, orphans)
-	if err != nil {
-		return err
-	}
-	watched, err := r.Watch(child, pidfd)
-	if err != nil {
-		return err
-	}
-	return wantCode(watched, child, 9)
-}
-
-// deadOrphan returns a descendant, with code 9, that was reaped before anyone
-// asked for it, and a pidfd of it.
-func deadOrphan(r *Reaper, orphans <-chan Exit) (pid, pidfd int, err error) {
-	in, out, err := os.Pipe()
-	if err != nil {
-		return 0, 0, err
-	}
-	defer in.Close()
-	told, tell, err := os.Pipe()
-	if err != nil {
-		return 0, 0, err
-	}
-	attr := &syscall.ProcAttr{Files: []uintptr{in.Fd(), tell.Fd(), 2}}
-	shell, ended, err := r.Start("/bin/sh", []string{"sh", "-c", "exec 3<&0; (cat <&3; exit 9) & echo $!"}, attr)
-	tell.Close()
-	if err != nil {
-		return 0, 0, err
-	}
-	if _, err := fmt.Fscan(told, &pid); err != nil {
-		return 0, 0, err
-	}
-	if pidfd, err = PidfdOpen(pid); err != nil {
-		return 0, 0, err
-	}
-	// A shell that lives reaps its children between two commands.
-	if err := wantCode(ended, shell, 0); err != nil {
-		return 0, 0, err
-	}
-	out.Close()
-	return pid, pidfd, wantCode(orphans, pid, 9)
-}
-
-// reapStale: an exit that was stashed under a number must not be taken for
-// that of a living process which has the number now.
-func reapStale(r *Reaper, _ <-chan Exit) error {
-	pid, _, err := sh(r, "exec sleep 1000")
-	if err != nil {
-		return err
-	}
-	pidfd, err := PidfdOpen(pid)
-	if err != nil {
-		return err
-	}
-	r.Forget(pid)
-	r.mu.Lock()
-	r.early.put(Exit{PID: pid, Status: 5 << 8})
-	r.mu.Unlock()
-	watched, err := r.Watch(pid, pidfd)
-	if err != nil {
-		return err
-	}
-	select {
-	case e := <-watched:
-		return fmt.Errorf("got status %#x of a process that lives", e.Status)
-	default:
-	}
-	if err := PidfdSignal(pidfd, syscall.SIGKILL); err != nil {
-		return err
-	}
-	e, err := take(watched)
-	if err == nil && e.Status.Signal() != syscall.SIGKILL {
-		return fmt.Errorf("got status %#x, want SIGKILL", e.Status)
-	}
-	return err
-}
-
 func reapIgnored(r *Reaper, _ <-chan Exit) error {
 	pid, exited, err := sh(r, "exit 4")
 	if err != nil {
@@ -378,24 +255,4 @@ func reapClose(r *Reaper, _ <-chan Exit) error {
 	// Nobody has stolen it.
 	_, err = syscall.Wait4(pid, nil, 0, nil)
 	return err
-}
-
-func TestStash(t *testing.T) {
-	var s stash
-	for pid := 1; pid <= 3*stashSize; pid++ {
-		s.put(Exit{PID: pid})
-		s.put(Exit{PID: 1 << 22, Status: syscall.WaitStatus(pid)})
-		if len(s.exits) > stashSize {
-			t.Fatalf("the stash holds %d exits, want at most %d", len(s.exits), stashSize)
-		}
-	}
-	if e, ok := s.take(1 << 22); !ok || e.Status != 3*stashSize {
-		t.Errorf("take = %v, %v; want the last exit", e, ok)
-	}
-	if _, ok := s.take(1 << 22); ok {
-		t.Error("an exit was taken twice")
-	}
-	if _, ok := s.take(1); ok {
-		t.Error("the oldest exit is still there")
-	}
 }

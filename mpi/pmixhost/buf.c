@@ -36,11 +36,6 @@ static uint64_t take_int(struct in *r, size_t n)
 	return v;
 }
 
-uint8_t in_u8(struct in *r)
-{
-	return (uint8_t)take_int(r, 1);
-}
-
 uint16_t in_u16(struct in *r)
 {
 	return (uint16_t)take_int(r, 2);
@@ -118,11 +113,6 @@ static void put_int(struct out *w, uint64_t v, size_t n)
 
 	for (size_t i = 0; p != NULL && i < n; i++)
 		p[i] = (uint8_t)(v >> (8 * i));
-}
-
-void out_u8(struct out *w, uint8_t v)
-{
-	put_int(w, v, 1);
 }
 
 void out_u16(struct out *w, uint16_t v)

@@ -19,7 +19,6 @@ struct in {
 };
 
 struct in in_init(const void *p, size_t len);
-uint8_t in_u8(struct in *r);
 uint16_t in_u16(struct in *r);
 uint32_t in_u32(struct in *r);
 uint64_t in_u64(struct in *r);
@@ -41,7 +40,6 @@ struct out {
 	bool bad;
 };
 
-void out_u8(struct out *w, uint8_t v);
 void out_u16(struct out *w, uint16_t v);
 void out_u32(struct out *w, uint32_t v);
 void out_i32(struct out *w, int32_t v);

@@ -134,17 +134,21 @@ func (s *Store) Get(kind, key string, value any) error {
 	return decode(k, doc, value)
 }
 
-// read returns the value of the last pending batch that counts, else what is stored.
+// read returns the value of the last pending batch that counts, or what is stored where that
+// is later.
 func (s *Store) read(k id, counts func(*batch) bool) ([]byte, error) {
 	for {
 		s.mu.Lock()
+		p, ok := s.volatile.index[k.kind][k.key]
 		for _, b := range slices.Backward(s.pending[k]) {
+			if ok && p.seq > b.seq { // a later batch has overtaken it, which waits for the disk
+				break
+			}
 			if counts(b) {
 				s.mu.Unlock()
 				return b.values[k], nil
 			}
 		}
-		p, ok := s.volatile.index[k.kind][k.key]
 		closed := s.closed
 		s.mu.Unlock()
 		if !ok {
@@ -175,8 +179,9 @@ func (s *Store) Keys(kind string) []string {
 		if k.kind != kind {
 			continue
 		}
+		p, stored := s.volatile.index[kind][k.key]
 		for _, b := range of {
-			if b.fact {
+			if b.fact && !(stored && p.seq > b.seq) {
 				have[k.key] = !bytes.Equal(b.values[k], deleted)
 			}
 		}

@@ -340,3 +340,51 @@ func TestNumbers(t *testing.T) {
 		t.Errorf("the next boot gives out %d again", got)
 	}
 }
+
+// TestOvertaken: a batch that waits for the disk is not what the next one reads, where another
+// has been stored since: a number would be given out twice.
+func TestOvertaken(t *testing.T) {
+	r := newRig()
+	s := r.mustOpen(t)
+	next := func(durable string) (number uint64) {
+		t.Helper()
+		err := s.Update(func(tx *Tx) error {
+			last, err := tx.Last("job")
+			if err != nil {
+				return err
+			}
+			number = last + 1
+			if durable != "" {
+				err = tx.Put("batch", durable, number)
+			}
+			return errors.Join(err, tx.Spend("job", number))
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return number
+	}
+	if n := next(""); n != 1 { // and with it a block
+		t.Fatalf("the first number is %d", n)
+	}
+	end := r.spool.stop()
+	batch := make(chan uint64, 1)
+	go func() { batch <- next("x") }()
+	for waits := false; !waits; time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		waits = len(s.pending[id{kindNumber, "job"}]) > 0
+		s.mu.Unlock()
+	}
+	for want := uint64(3); want < 6; want++ {
+		if n := next(""); n != want {
+			t.Errorf("number %d, want %d", n, want)
+		}
+	}
+	end()
+	if n := <-batch; n != 2 {
+		t.Errorf("the batch job's number is %d", n)
+	}
+	if last, err := s.Last("job"); err != nil || last != 5 {
+		t.Errorf("the last number is %d, %v", last, err)
+	}
+}
