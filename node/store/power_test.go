@@ -125,9 +125,9 @@ func TestCutAnywhere(t *testing.T) {
 		acked := len(disk.get(name))
 		for i := range 6 {
 			put(t, s, "batch", fmt.Sprint(i), i)
-			s.mu.Lock()
-			s.mu.Unlock() // the volatile journal has it too
+			s.mu.Lock() // the volatile journal has it too
 			text := disk.get(name)
+			s.mu.Unlock()
 			for at := acked; at < len(text); at++ {
 				r := newRig()
 				own := map[string]*fakeDisk{DurableName: r.spool, volatileName: r.run}[name]
