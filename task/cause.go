@@ -44,8 +44,11 @@ func (c *cause) Error() string { return c.reason }
 func (s *Step) end(c cause) (first bool) {
 	s.settleProgress()
 	s.ctlMu.Lock()
-	if first = s.first == nil; first {
+	switch first = s.first == nil; {
+	case first:
 		s.first = &c
+	case c.kind == byFailure && s.failed == nil:
+		s.failed = &c
 	}
 	if !c.ends && !s.ending {
 		s.ending = true
@@ -53,6 +56,13 @@ func (s *Step) end(c cause) (first bool) {
 	}
 	s.ctlMu.Unlock()
 	return first
+}
+
+// failedLater is a failure that was not the first cause, nil without one.
+func (s *Step) failedLater() *cause {
+	s.ctlMu.Lock()
+	defer s.ctlMu.Unlock()
+	return s.failed
 }
 
 // endedBy is the cause of the step's end, nil while there is none.

@@ -101,6 +101,37 @@ func TestFirstCauseStays(t *testing.T) {
 	}
 }
 
+// TestFailureAfterVoidCancel: a cancel that comes when all tasks have ended well ends
+// nothing, and a failure after it is the step's.
+func TestFailureAfterVoidCancel(t *testing.T) {
+	for name, c := range map[string]struct {
+		call  string
+		place step.HostPlace
+	}{
+		"while the tasks are reaped": {"wait", step.HostPlace{Plugin: -1}},
+		"in the exit hooks":          {"exit", step.HostPlace{Hook: "slurm_spank_exit", Plugin: 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, _ := newCauseRig(t)
+			r.ends = []step.TaskEnd{{LocalID: 0}, {LocalID: 1}}
+			if c.call == "wait" {
+				r.ends = nil
+			}
+			r.places[-1], r.fail[c.call] = c.place, step.ErrHostGone
+			r.during[c.call] = func() {
+				r.st.Cancel("too late")
+				for id := range 2 {
+					r.st.ChildEnded(5000+id, 0, nil)
+				}
+				r.die(step.SignaledBy(syscall.SIGSEGV))
+			}
+			if rec := r.run(t); rec.State != step.Failed || *rec.ExitCode != 1 || !strings.Contains(rec.Reason, "killed by SIGSEGV") {
+				t.Errorf("%s, code %d, %q", rec.State, *rec.ExitCode, rec.Reason)
+			}
+		})
+	}
+}
+
 // TestCausesAtOnce ends a step for two causes at the same time: all of its end is that of
 // one of them.
 func TestCausesAtOnce(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 type control struct {
 	ctlMu     sync.Mutex
 	first     *cause        // guarded by ctlMu: why the step ends, nil while it does not
+	failed    *cause        // guarded by ctlMu: the first failure behind another cause
 	ending    bool          // guarded by ctlMu: cancelled is closed
 	cancelled chan struct{} // closed when the step's processes are to be terminated
 	sent      uint64        // guarded by ctlMu: a bit for each signal that Signal has sent

@@ -203,6 +203,11 @@ func (s *Step) verdict() (step.State, int, *int) {
 			return state, code, signal
 		}
 	}
+	if c := s.failedLater(); c != nil && code == 0 {
+		// The first cause has ended nothing, and this one has.
+		state, code, signal, _ := s.endedAs(c, code, signal)
+		return state, code, signal
+	}
 	switch {
 	case len(s.rec.OOM) > 0:
 		if code == 0 {
