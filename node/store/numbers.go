@@ -28,8 +28,9 @@ func (tx *Tx) Spend(series string, number uint64) error {
 	if number <= last {
 		return fmt.Errorf("internal error: number %d of %q is spent: the last is %d", number, series, last)
 	}
+	// A block that is not on the disk yet is none: this batch would not wait for it.
 	var end uint64
-	if err := tx.Get(kindBlock, series, &end); err != nil && !errors.Is(err, ErrNotFound) {
+	if err := tx.s.Get(kindBlock, series, &end); err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	}
 	if number > end {

@@ -92,7 +92,7 @@ func replay(f file) (*replayed, error) {
 			if err != nil {
 				return nil, err
 			}
-			out.bad = append(out.bad, span{off, end})
+			out.isBad(span{off, end})
 			off = end
 			continue
 		}
@@ -105,10 +105,19 @@ func replay(f file) (*replayed, error) {
 		disk = max(disk, l.synced)
 		off += int64(l.size)
 		if l.wrongEnd {
-			out.bad = append(out.bad, span{off - 1, off})
+			out.isBad(span{off - 1, off})
 		}
 	}
 	return out, out.cutTorn(r, disk)
+}
+
+// isBad notes a damaged piece, which may continue the last one.
+func (out *replayed) isBad(piece span) {
+	if n := len(out.bad); n > 0 && out.bad[n-1].to == piece.from {
+		out.bad[n-1].to = piece.to
+		return
+	}
+	out.bad = append(out.bad, piece)
 }
 
 func (out *replayed) take(f file, off int64, l *line) error {

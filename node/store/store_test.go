@@ -341,6 +341,15 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
+// numberWaits waits until a batch that gives out a number waits for the disk.
+func numberWaits(s *Store) {
+	for is := false; !is; time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		is = len(s.pending[id{kindNumber, "job"}]) > 0
+		s.mu.Unlock()
+	}
+}
+
 // TestOvertaken: a batch that waits for the disk is not what the next one reads, where another
 // has been stored since: a number would be given out twice.
 func TestOvertaken(t *testing.T) {
@@ -370,11 +379,7 @@ func TestOvertaken(t *testing.T) {
 	end := r.spool.stop()
 	batch := make(chan uint64, 1)
 	go func() { batch <- next("x") }()
-	for waits := false; !waits; time.Sleep(time.Millisecond) {
-		s.mu.Lock()
-		waits = len(s.pending[id{kindNumber, "job"}]) > 0
-		s.mu.Unlock()
-	}
+	numberWaits(s)
 	for want := uint64(3); want < 6; want++ {
 		if n := next(""); n != want {
 			t.Errorf("number %d, want %d", n, want)
@@ -386,5 +391,30 @@ func TestOvertaken(t *testing.T) {
 	}
 	if last, err := s.Last("job"); err != nil || last != 5 {
 		t.Errorf("the last number is %d, %v", last, err)
+	}
+}
+
+// TestBlockWaits: no number is given out before the end of its block is on the disk, whoever
+// has begun the block: after a power failure it would come again.
+func TestBlockWaits(t *testing.T) {
+	r := newRig()
+	r.cfg.Deadline = 50 * time.Millisecond
+	s := r.mustOpen(t)
+	end := r.spool.stop()
+	defer end()
+	results := make(chan error, 2)
+	for range 2 {
+		go func() {
+			results <- s.Update(func(tx *Tx) error {
+				last, err := tx.Last("job")
+				return errors.Join(err, tx.Spend("job", last+1))
+			})
+		}()
+		numberWaits(s)
+	}
+	for range 2 {
+		if err := <-results; !errors.Is(err, ErrSilent) {
+			t.Errorf("a number: %v", err)
+		}
 	}
 }
