@@ -93,7 +93,7 @@ func TestClockSetForget(t *testing.T) {
 	end := func() (gone []uint32) {
 		t.Helper()
 		job, rec := jobRecord{}, step.Record{State: step.Completed}
-		if err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
+		if _, err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
 		ids, err := s.finish(&rec)

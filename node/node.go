@@ -216,14 +216,13 @@ func (n *Node) forget(ids []step.ID) {
 	}
 }
 
-// removeForgotten removes their files. The log goes last: where it is, output may be.
+// removeForgotten removes their files. The log goes last: where it is, others may be.
 func (n *Node) removeForgotten(ids []step.ID) {
 	for _, id := range ids {
-		if err := os.Remove(n.files.output(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			n.log.WithField("step", id.String()).Warnf("cannot remove kept output: %v", err)
-		}
-		if err := os.Remove(n.files.events(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			n.log.WithField("step", id.String()).Warnf("cannot remove event log: %v", err)
+		for _, path := range []string{n.files.result(id), n.files.output(id), n.files.events(id)} {
+			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+				n.log.WithField("step", id.String()).Warnf("cannot remove what is kept of a forgotten step: %v", err)
+			}
 		}
 	}
 }

@@ -179,9 +179,7 @@ func (old *oldState) parts() error {
 func (old *oldState) store(tx *store.Tx) error {
 	var errs []error
 	put := func(kind, key string, value any) { errs = append(errs, tx.Put(kind, key, value)) }
-	if last, err := tx.Last(jobNumbers); err != nil || uint64(old.lastJob) > last {
-		errs = append(errs, err, tx.Spend(jobNumbers, uint64(old.lastJob)))
-	}
+	errs = append(errs, spend(tx, old.lastJob))
 	for job, v := range old.jobs {
 		put(kindJob, jobKey(job), v)
 	}

@@ -189,7 +189,7 @@ func TestRecoverDecisions(t *testing.T) {
 		if change != nil {
 			change(&rec)
 		}
-		if err := tn.store.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
+		if _, err := tn.store.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
 		return rec.ID

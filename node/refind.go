@@ -127,11 +127,7 @@ func (s *state) restore(rec *step.Record, gid uint32) error {
 		if rec.ID.Step < step.StepsEnd {
 			job.NextStep = max(job.NextStep, rec.ID.Step+1)
 		}
-		last, err := tx.Last(jobNumbers)
-		if err == nil && uint64(job.ID) > last {
-			err = tx.Spend(jobNumbers, uint64(job.ID))
-		}
-		return errors.Join(err, tx.Put(kindJob, jobKey(job.ID), &job), tx.Put(kindStep, stepKey(rec.ID), rec))
+		return errors.Join(spend(tx, job.ID), tx.Put(kindJob, jobKey(job.ID), &job), tx.Put(kindStep, stepKey(rec.ID), rec))
 	})
 	if err != nil {
 		return fmt.Errorf("cannot take step %s back: %w", rec.ID, err)

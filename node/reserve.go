@@ -193,14 +193,9 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 // numberJob gives the job, and its first step unless rec is nil, their numbers: those of
 // want, or the next ones.
 func (n *Node) numberJob(want step.ID, job *jobRecord, control [][]byte, rec *step.Record) error {
-	if want.Job != 0 {
-		forgotten, err := n.store.freeNumber(want.Job, job.Restarts)
-		if err != nil {
-			return err
-		}
-		n.forget(forgotten)
-	}
-	return n.store.newJobAs(want, job, control, rec)
+	forgotten, err := n.store.newJobAs(want, job, control, rec)
+	n.forget(forgotten)
+	return err
 }
 
 // jobOf is the record of the job that spec asks for.

@@ -117,13 +117,25 @@ func (s *state) close() error {
 	return errors.Join(err, s.all.Close())
 }
 
+// spend makes noded's numbers go on above job.
+func spend(tx *store.Tx, job uint32) error {
+	last, err := tx.Last(jobNumbers)
+	if err != nil || uint64(job) <= last {
+		return err
+	}
+	return tx.Spend(jobNumbers, uint64(job))
+}
+
 // restoreBatch takes over what only the durable journal has of batch jobs: the host was
-// rebooted.
+// rebooted, or noded was killed between its writes to the two journals.
 func (s *state) restoreBatch() error {
 	return s.all.Record(func(tx *store.Tx) error {
 		for _, key := range s.all.Keys(kindBatch) {
 			var b batchRecord
 			if err := tx.Get(kindBatch, key, &b); err != nil {
+				return err
+			}
+			if err := spend(tx, b.Step.ID.Job); err != nil {
 				return err
 			}
 			if id := stepKey(b.Step.ID); !has(tx, kindStep, id) {
@@ -247,9 +259,13 @@ func (s *state) finish(rec *step.Record) (forgotten []step.ID, err error) {
 	return forgotten, nil
 }
 
+// forgetBatch forgets what a power failure leaves of batch steps that are forgotten. A later
+// run of the job may have its number.
 func forgetBatch(tx *store.Tx, gone []step.ID) {
 	for _, id := range gone {
-		tx.Delete(kindBatch, jobKey(id.Job))
+		if id.Step == step.BatchStep && !has(tx, kindStep, stepKey(id)) {
+			tx.Delete(kindBatch, jobKey(id.Job))
+		}
 	}
 }
 

@@ -10,10 +10,16 @@ import (
 	"stepd/step"
 )
 
-// errTaken refuses a number that a request names: a job or step has it, and next is free.
+// errTaken refuses a number that a request names: a job or step has it. next is free; the zero
+// value is none.
 type errTaken struct{ next step.ID }
 
-func (e errTaken) Error() string { return fmt.Sprintf("the number is taken; %s is free", e.next) }
+func (e errTaken) Error() string {
+	if e.next.Job == 0 {
+		return "the number is taken"
+	}
+	return fmt.Sprintf("the number is taken; %s is free", e.next)
+}
 
 // errHad is the answer where a job has, or had, its one step of this kind.
 type errHad struct{ id step.ID }
@@ -24,11 +30,12 @@ func (e errHad) Error() string {
 
 // newJobAs numbers a job and, unless rec is nil, its first step: by the numbers that a request
 // names, zero for the next ones. Job and record get their ids in here; nothing of it is true
-// before newJobAs returns. The error wraps an errTaken where anything is kept of a job with
-// that number. Numbers that noded chooses later are higher.
-func (s *state) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *step.Record) error {
-	err := s.all.Update(func(tx *store.Tx) error {
-		if err := s.numberJob(tx, want, job); err != nil {
+// before newJobAs returns. The steps of the job's earlier runs are forgotten, and returned.
+// The error wraps an errTaken where anything else is kept of a job with that number. Numbers
+// that noded chooses later are higher.
+func (s *state) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *step.Record) (forgotten []step.ID, err error) {
+	err = s.all.Update(func(tx *store.Tx) (err error) {
+		if forgotten, err = s.numberJob(tx, want, job); err != nil {
 			return err
 		}
 		key := jobKey(job.ID)
@@ -54,37 +61,78 @@ func (s *state) newJobAs(want step.ID, job *jobRecord, control [][]byte, rec *st
 		return tx.Put(kindJob, key, job)
 	})
 	if err != nil {
-		return fmt.Errorf("cannot number a job: %w", err)
+		return nil, fmt.Errorf("cannot number a job: %w", err)
 	}
-	return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = slices.DeleteFunc(s.ended, func(e endedStep) bool { return slices.Contains(forgotten, e.id) })
+	return forgotten, nil
 }
 
-func (s *state) numberJob(tx *store.Tx, want step.ID, job *jobRecord) error {
+func (s *state) numberJob(tx *store.Tx, want step.ID, job *jobRecord) (forgotten []step.ID, err error) {
 	n, err := tx.Last(jobNumbers)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	last := uint32(n)
-	if last >= step.JobsEnd-1 && want.Job == 0 { // a controller may have chosen the highest, and goes on below it
-		return errors.New("all job numbers are spent")
+	spent := last >= step.JobsEnd-1 // a controller may have chosen the highest, and goes on below it
+	if spent && want.Job == 0 {
+		return nil, errors.New("all job numbers are spent")
 	}
 	job.ID, job.NextStep = last+1, 0
 	if want.Job != 0 {
-		if s.isKnown(tx, want.Job) {
-			return errTaken{step.ID{Job: last + 1, Step: want.Step}}
+		if forgotten, err = s.forgetRuns(tx, want.Job, job.Restarts); err != nil {
+			return nil, err
+		}
+		if taken := s.isKnown(tx, want.Job); taken && spent {
+			return nil, errTaken{}
+		} else if taken {
+			return nil, errTaken{step.ID{Job: last + 1, Step: want.Step}}
 		}
 		job.ID = want.Job
 	}
 	if job.ID <= last {
-		return nil
+		return forgotten, nil
 	}
-	return tx.Spend(jobNumbers, uint64(job.ID))
+	return forgotten, tx.Spend(jobNumbers, uint64(job.ID))
+}
+
+// forgetRuns forgets the steps of an ended job, so that the job can run again with its number:
+// runs counts the runs before that one. Nothing is forgotten where the job has not ended, or
+// one of its steps is of such a run.
+func (s *state) forgetRuns(tx *store.Tx, job, runs uint32) (forgotten []step.ID, err error) {
+	if has(tx, kindJob, jobKey(job)) {
+		return nil, nil
+	}
+	for _, key := range s.all.Keys(kindStep) {
+		if !jobOfKey(key, job) {
+			continue
+		}
+		var rec step.Record
+		switch err := tx.Get(kindStep, key, &rec); {
+		case errors.Is(err, errUnknown): // it was forgotten since
+		case err != nil:
+			return nil, err
+		case rec.Restarts >= runs:
+			return nil, nil
+		case rec.State.Final():
+			forgotten = append(forgotten, rec.ID)
+		}
+	}
+	for _, id := range forgotten {
+		tx.Delete(kindStep, stepKey(id))
+		tx.Delete(kindEnded, stepKey(id))
+	}
+	forgetBatch(tx, forgotten)
+	return forgotten, nil
 }
 
 // isKnown reports whether anything is kept of a job with that number.
 func (s *state) isKnown(tx *store.Tx, job uint32) bool {
-	of := func(key string) bool { return jobOfKey(key, job) }
-	return has(tx, kindJob, jobKey(job)) || slices.ContainsFunc(s.all.Keys(kindStep), of) || slices.ContainsFunc(s.all.Keys(kindHeld), of)
+	of := func(kind string) bool {
+		return slices.ContainsFunc(s.all.Keys(kind), func(key string) bool { return jobOfKey(key, job) && has(tx, kind, key) })
+	}
+	return has(tx, kindJob, jobKey(job)) || of(kindStep) || of(kindHeld)
 }
 
 // newStepAs numbers a further step of a running job, as newJobAs numbers the first. The error
@@ -104,7 +152,9 @@ func (s *state) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 			return tx.Put(kindStep, stepKey(want), rec)
 		}
 		if want.Job != 0 {
-			if has(tx, kindStep, stepKey(want)) {
+			if taken := has(tx, kindStep, stepKey(want)); taken && id.Step >= step.StepsEnd {
+				return errTaken{}
+			} else if taken {
 				return errTaken{id}
 			}
 			id = want
@@ -140,40 +190,6 @@ func (s *state) nextID(req *step.Request) (id step.ID, err error) {
 		return id, fmt.Errorf("cannot tell the step's number: %w", err)
 	}
 	return step.ID{Job: *req.Job, Step: j.NextStep}, nil
-}
-
-// freeNumber forgets the steps of an ended job, so that the job can run again with its
-// number: runs counts the runs before that one. It returns which they were. Nothing is
-// forgotten where the job is there, or one of its steps is of such a run.
-func (s *state) freeNumber(job, runs uint32) (forgotten []step.ID, err error) {
-	recs, err := s.steps(job)
-	if err != nil || len(recs) == 0 || slices.ContainsFunc(recs, func(r *step.Record) bool { return r.Restarts >= runs }) {
-		return nil, err
-	}
-	err = s.all.Update(func(tx *store.Tx) error {
-		if has(tx, kindJob, jobKey(job)) {
-			return nil
-		}
-		for _, rec := range recs {
-			if !rec.State.Final() {
-				continue
-			}
-			forgotten = append(forgotten, rec.ID)
-			tx.Delete(kindStep, stepKey(rec.ID))
-			tx.Delete(kindEnded, stepKey(rec.ID))
-			if rec.ID.Step == step.BatchStep {
-				tx.Delete(kindBatch, jobKey(job))
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("cannot forget the last run of job %d: %w", job, err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ended = slices.DeleteFunc(s.ended, func(e endedStep) bool { return slices.Contains(forgotten, e.id) })
-	return forgotten, nil
 }
 
 // jobs returns the running jobs, by number.

@@ -61,7 +61,7 @@ func TestStateNumbers(t *testing.T) {
 	next := func() (jobRecord, step.Record) {
 		t.Helper()
 		job, rec := jobRecord{UID: 5}, step.Record{State: step.Starting}
-		if err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
+		if _, err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
 		return job, rec
@@ -115,7 +115,7 @@ func TestStateForgets(t *testing.T) {
 		t.Helper()
 		c.pass(after, 0)
 		job, rec := jobRecord{}, step.Record{State: step.Completed}
-		if err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
+		if _, err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
 		gone, err := s.finish(&rec)
@@ -177,7 +177,7 @@ func TestStateBatch(t *testing.T) {
 	batch := func(name string) *step.Record {
 		t.Helper()
 		job, rec := jobRecord{Origin: step.OriginBatch, Name: name, GID: 7}, &step.Record{State: step.Starting, Name: name, BootID: "boot"}
-		if err := s.newJobAs(step.ID{}, &job, [][]byte{[]byte("X=1")}, rec); err != nil {
+		if _, err := s.newJobAs(step.ID{}, &job, [][]byte{[]byte("X=1")}, rec); err != nil {
 			t.Fatal(err)
 		}
 		return rec
@@ -198,7 +198,7 @@ func TestStateBatch(t *testing.T) {
 	forgotten := batch("forgotten")
 	end(forgotten, true)
 	runs, ended, inEpilog := batch("runs"), batch("ended"), batch("in its epilog")
-	if err := s.newJobAs(step.ID{}, &jobRecord{}, nil, &step.Record{State: step.Running}); err != nil {
+	if _, err := s.newJobAs(step.ID{}, &jobRecord{}, nil, &step.Record{State: step.Running}); err != nil {
 		t.Fatal(err)
 	}
 	end(ended, true)
@@ -228,6 +228,36 @@ func TestStateBatch(t *testing.T) {
 	recs, err := s.steps(0)
 	if err != nil || len(recs) != 3 {
 		t.Errorf("%d steps, %v", len(recs), err)
+	}
+}
+
+// TestStateBetweenJournals: noded is killed when a batch job is in the durable journal and
+// not in the volatile one. It was accepted, and its number is its own.
+func TestStateBetweenJournals(t *testing.T) {
+	at := newStates(t, 1000)
+	s := at.open()
+	if _, err := s.newJobAs(step.ID{}, &jobRecord{}, nil, &step.Record{}); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(at.cfg.RunDir, "volatile.journal")
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := &step.Record{State: step.Starting, Name: "accepted"}
+	if _, err := s.newJobAs(step.ID{}, &jobRecord{Origin: step.OriginBatch}, nil, rec); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.close(), os.WriteFile(path, before, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	s = at.open()
+	if got, err := s.step(rec.ID); err != nil || got.Name != "accepted" {
+		t.Errorf("the batch job: %+v, %v", got, err)
+	}
+	next := new(step.Record)
+	if _, err := s.newJobAs(step.ID{}, &jobRecord{}, nil, next); err != nil || next.ID.Job != rec.ID.Job+1 {
+		t.Errorf("the next job after %d is %s, %v", rec.ID.Job, next.ID, err)
 	}
 }
 
