@@ -289,12 +289,11 @@ func TestRootSpoolLinks(t *testing.T) {
 	for _, name := range []string{"events/2.0.jsonl", "output/2.0", "output/2.0.tmp", "results/2.0", "results/2.0.tmp"} {
 		must(t, os.Symlink(victim, n.path("spool", name)))
 	}
-	r := n.ctl(t, "run", "echo", "x")
-	if r.code != 1 || !strings.Contains(r.err, "event log") {
-		t.Errorf("a step whose log is a link: %v", r)
-	}
-	if r := n.ctl(t, "run", "echo", "x"); r.code != 0 || r.out != "x\n" {
-		t.Errorf("the next one: %v", r)
+	// What was left there of a number that was forgotten is removed: the link, not the file.
+	for range 2 {
+		if r := n.ctl(t, "run", "echo", "x"); r.code != 0 || r.out != "x\n" {
+			t.Errorf("a step whose log was a link: %v", r)
+		}
 	}
 	if got := readFile(t, victim); got != "untouched" {
 		t.Errorf("root has written through a link: %q", got)

@@ -101,7 +101,7 @@ func TestRootMetrics(t *testing.T) {
 		`stepd_launch_phase_seconds_count{phase="fork"} 2`, `stepd_kills_total{signal="SIGTERM"} 1`,
 		`stepd_stream_bytes_total{stream="stdout"} 12`, `stepd_stream_bytes_total{stream="stderr"} `,
 		`stepd_hook_calls_total{hook="task_init",plugin="rude.so"} 3`,
-		`stepd_requests_total{code="OK",verb="Cancel"} 1`, `stepd_requests_total{code="NotFound",verb="Show"} 1`,
+		`stepd_requests_total{code="ok",verb="cancel"} 1`, `stepd_requests_total{code="not_found",verb="show"} 1`,
 		`stepd_jobs 0`, `stepd_node_state{state="IDLE"} 1`,
 	}
 	eventually(t, callTimeout, "the figures of what has happened", func() error {

@@ -71,7 +71,7 @@ func TestCounts(t *testing.T) {
 	out := int64(77)
 	m.StepEnded(&step.Record{State: step.Failed, StdoutBytes: &out, OOM: make([]step.OOMKill, 2), PluginCrash: &step.PluginCrash{Path: "/lib/b.so"}}, opener(log))
 	m.StepEnded(&step.Record{State: step.Completed}, func() (io.ReadCloser, error) { return nil, errors.New("gone") })
-	m.Request("Run", "OK", 3*time.Millisecond)
+	m.Request("run", "ok", 3*time.Millisecond)
 	m.Leak(node.LeakFile)
 	m.Adopted(5, 250*time.Millisecond)
 	_, text := site(t, m, always)("/metrics")
@@ -83,7 +83,7 @@ func TestCounts(t *testing.T) {
 		`stepd_hook_seconds_total{hook="task_init",plugin="b.so"} 0.003`, `stepd_hook_failures_total{hook="task_init",plugin="b.so"} 2`,
 		`stepd_plugin_crashes_total{plugin="b.so"} 1`, `stepd_oom_kills_total 2`, `stepd_stream_bytes_total{stream="stdout"} 77`,
 		`stepd_kills_total{signal="SIGTERM"} 1`, `stepd_kills_total{signal="SIGKILL"} 1`, `stepd_event_logs_unread_total 1`,
-		`stepd_requests_total{code="OK",verb="Run"} 1`, `stepd_leaks_found_total{kind="file"} 1`, `stepd_leaks_found_total{kind="step"} 0`,
+		`stepd_requests_total{code="ok",verb="run"} 1`, `stepd_leaks_found_total{kind="file"} 1`, `stepd_leaks_found_total{kind="step"} 0`,
 		`stepd_adopted_steps_total 5`, `stepd_adoption_seconds 0.25`,
 		`stepd_node_state{state="DRAINED"} 1`, `stepd_node_state{state="IDLE"} 0`, `stepd_steps{state="RUNNING"} 3`, `stepd_steps{state="PENDING"} 0`,
 		`stepd_cpus 4`, `stepd_cpus_free 1`, `stepd_gres{name="gpu",type="a"} 2`, `stepd_gres_used{name="gpu",type="a"} 1`,
@@ -178,7 +178,7 @@ func TestDocumentation(t *testing.T) {
 	m.Watch(figures{Gres: []node.GresFigure{{}}})
 	out := int64(1)
 	m.StepEnded(&step.Record{State: step.Failed, StdoutBytes: &out, PluginCrash: &step.PluginCrash{}}, opener(log))
-	m.Request("Run", "OK", 0)
+	m.Request("run", "ok", 0)
 	families, err := m.registry.Gather()
 	if err != nil {
 		t.Fatal(err)
