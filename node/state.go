@@ -130,7 +130,7 @@ func spend(tx *store.Tx, job uint32) error {
 // rebooted, or noded was killed between its writes to the two journals.
 func (s *state) restoreBatch() error {
 	return s.all.Record(func(tx *store.Tx) error {
-		for _, key := range s.all.Keys(kindBatch) {
+		for _, key := range s.all.Keys(kindBatch, "") {
 			var b batchRecord
 			if err := tx.Get(kindBatch, key, &b); err != nil {
 				return err
@@ -167,7 +167,7 @@ func has(tx *store.Tx, kind, key string) bool {
 // readEnded reads when steps ended. Those of another boot count as ended now.
 func (s *state) readEnded() error {
 	return s.all.Record(func(tx *store.Tx) error {
-		for _, key := range s.all.Keys(kindEnded) {
+		for _, key := range s.all.Keys(kindEnded, "") {
 			id, err := step.ParseID(key)
 			if err != nil {
 				return fmt.Errorf("cannot read which steps have ended: %w", err)
@@ -210,8 +210,13 @@ func compareIDs(a, b step.ID) int {
 	return cmp.Or(cmp.Compare(a.Job, b.Job), cmp.Compare(a.Step, b.Step))
 }
 
-// jobOfKey reports whether the key of a step is that of a step of the job.
-func jobOfKey(key string, job uint32) bool { return strings.HasPrefix(key, jobKey(job)+".") }
+// ofJob is what the keys of a job's steps begin with, of all jobs' where job is 0.
+func ofJob(job uint32) string {
+	if job == 0 {
+		return ""
+	}
+	return jobKey(job) + "."
+}
 
 // put stores the record of a running step.
 func (s *state) put(rec *step.Record) error {
@@ -302,8 +307,8 @@ func (s *state) step(id step.ID) (*step.Record, error) {
 
 // ids are the steps of a job, or of all jobs where job is 0, by number.
 func (s *state) ids(job uint32) (ids []step.ID) {
-	for _, key := range s.all.Keys(kindStep) {
-		if id, err := step.ParseID(key); err == nil && (job == 0 || id.Job == job) {
+	for _, key := range s.all.Keys(kindStep, ofJob(job)) {
+		if id, err := step.ParseID(key); err == nil {
 			ids = append(ids, id)
 		}
 	}
@@ -313,10 +318,7 @@ func (s *state) ids(job uint32) (ids []step.ID) {
 
 // steps returns the steps of a job, or of all jobs where job is 0, by number.
 func (s *state) steps(job uint32) (recs []*step.Record, err error) {
-	for _, key := range s.all.Keys(kindStep) {
-		if job != 0 && !jobOfKey(key, job) {
-			continue
-		}
+	for _, key := range s.all.Keys(kindStep, ofJob(job)) {
 		rec := new(step.Record)
 		switch err := s.all.Get(kindStep, key, rec); {
 		case errors.Is(err, errUnknown): // it was forgotten since

@@ -104,10 +104,7 @@ func (s *state) forgetRuns(tx *store.Tx, job, runs uint32) (forgotten []step.ID,
 	if has(tx, kindJob, jobKey(job)) {
 		return nil, nil
 	}
-	for _, key := range s.all.Keys(kindStep) {
-		if !jobOfKey(key, job) {
-			continue
-		}
+	for _, key := range s.all.Keys(kindStep, ofJob(job)) {
 		var rec step.Record
 		switch err := tx.Get(kindStep, key, &rec); {
 		case errors.Is(err, errUnknown): // it was forgotten since
@@ -130,7 +127,7 @@ func (s *state) forgetRuns(tx *store.Tx, job, runs uint32) (forgotten []step.ID,
 // isKnown reports whether anything is kept of a job with that number.
 func (s *state) isKnown(tx *store.Tx, job uint32) bool {
 	of := func(kind string) bool {
-		return slices.ContainsFunc(s.all.Keys(kind), func(key string) bool { return jobOfKey(key, job) && has(tx, kind, key) })
+		return slices.ContainsFunc(s.all.Keys(kind, ofJob(job)), func(key string) bool { return has(tx, kind, key) })
 	}
 	return has(tx, kindJob, jobKey(job)) || of(kindStep) || of(kindHeld)
 }
@@ -194,7 +191,7 @@ func (s *state) nextID(req *step.Request) (id step.ID, err error) {
 
 // jobs returns the running jobs, by number.
 func (s *state) jobs() (jobs []jobRecord, err error) {
-	for _, key := range s.all.Keys(kindJob) {
+	for _, key := range s.all.Keys(kindJob, "") {
 		var j jobRecord
 		switch err := s.all.Get(kindJob, key, &j); {
 		case errors.Is(err, errUnknown): // it has ended since
@@ -299,7 +296,7 @@ func (s *state) setCrashes(m map[string]crashRecord) error {
 // held returns the steps of which processes are left that do not die.
 func (s *state) held() (map[step.ID]*heldRecord, error) {
 	m := make(map[step.ID]*heldRecord)
-	for _, key := range s.all.Keys(kindHeld) {
+	for _, key := range s.all.Keys(kindHeld, "") {
 		h := new(heldRecord)
 		if err := s.all.Get(kindHeld, key, h); err != nil {
 			return nil, fmt.Errorf("cannot read the steps that are not killed yet: %w", err)

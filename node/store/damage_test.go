@@ -35,7 +35,7 @@ func journalOf(t testing.TB, r *rig, n int) {
 func missing(t testing.TB, s *Store, n int) (lost []int) {
 	t.Helper()
 	have := make(map[string]bool)
-	for _, key := range s.Keys("batch") {
+	for _, key := range s.Keys("batch", "") {
 		have[key] = true
 	}
 	for i := range n {

@@ -217,7 +217,7 @@ type Damage struct {
 // whoever knows of it deletes the record of KindDamage.
 func (s *Store) Damage() (map[string]Damage, error) {
 	all := make(map[string]Damage)
-	for _, key := range s.Keys(KindDamage) {
+	for _, key := range s.Keys(KindDamage, "") {
 		var d Damage
 		if err := s.Get(KindDamage, key, &d); err != nil {
 			return nil, err

@@ -133,7 +133,7 @@ func TestCutAnywhere(t *testing.T) {
 				own := map[string]*fakeDisk{DurableName: r.spool, volatileName: r.run}[name]
 				own.set(name, text[:at])
 				s := r.mustOpen(t)
-				if n := len(s.Keys("batch")); n != i && !(n == i+1 && at == len(text)-1) {
+				if n := len(s.Keys("batch", "")); n != i && !(n == i+1 && at == len(text)-1) {
 					t.Errorf("%s cut to %d of %d bytes has %d batches, not %d", name, at, len(text), n, i)
 				}
 				noDamage(t, s)
@@ -201,7 +201,7 @@ func TestPowerFailure(t *testing.T) {
 			for key, value := range acked {
 				want(t, s, "batch", key, value)
 			}
-			for _, key := range s.Keys("batch") {
+			for _, key := range s.Keys("batch", "") {
 				base := strings.TrimSuffix(key, "b")
 				if s.Get("batch", base, new(string)) != nil || s.Get("batch", base+"b", new(string)) != nil {
 					t.Errorf("%s is there in part", key)

@@ -6,9 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -165,29 +165,32 @@ func (s *Store) read(k id, counts func(*batch) bool) ([]byte, error) {
 	}
 }
 
-// Keys returns the keys of the kind's records, in no order.
-func (s *Store) Keys(kind string) []string {
+// Keys returns the keys of the kind's records that begin with the prefix, in no order.
+func (s *Store) Keys(kind, prefix string) (keys []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	have := make(map[string]bool)
-	for key, p := range s.volatile.index[kind] {
-		if !p.dead {
-			have[key] = true
+	index := s.volatile.index[kind]
+	for key, p := range index {
+		if !p.dead && strings.HasPrefix(key, prefix) && s.pending[id{kind, key}] == nil {
+			keys = append(keys, key)
 		}
 	}
 	for k, of := range s.pending {
-		if k.kind != kind {
+		if k.kind != kind || !strings.HasPrefix(k.key, prefix) {
 			continue
 		}
-		p, stored := s.volatile.index[kind][k.key]
+		p, stored := index[k.key]
+		is := stored && !p.dead
 		for _, b := range of {
 			if b.fact && !(stored && p.seq > b.seq) {
-				have[k.key] = !bytes.Equal(b.values[k], deleted)
+				is = !bytes.Equal(b.values[k], deleted)
 			}
 		}
+		if is {
+			keys = append(keys, k.key)
+		}
 	}
-	maps.DeleteFunc(have, func(_ string, is bool) bool { return !is })
-	return slices.Collect(maps.Keys(have))
+	return keys
 }
 
 // Update stores what f changes for a request: all of it, or nothing where it returns an

@@ -72,10 +72,16 @@ func TestStore(t *testing.T) {
 		want(t, s, "step", "2.0", nil)
 		want(t, s, "batch", "1", map[string]int{"uid": 7})
 		want(t, s, "batch", "2", 1)
-		keys := s.Keys("batch")
+		if keys := s.Keys("step", "1."); !slices.Equal(keys, []string{"1.0"}) {
+			t.Errorf("keys that begin with 1.: %v", keys)
+		}
+		if keys := s.Keys("step", "2"); len(keys) > 0 {
+			t.Errorf("keys of what is deleted: %v", keys)
+		}
+		keys := s.Keys("batch", "")
 		slices.Sort(keys)
-		if !slices.Equal(keys, []string{"1", "2"}) || !slices.Equal(s.Keys("step"), []string{"1.0"}) {
-			t.Errorf("keys %v, %v", keys, s.Keys("step"))
+		if !slices.Equal(keys, []string{"1", "2"}) || !slices.Equal(s.Keys("step", ""), []string{"1.0"}) {
+			t.Errorf("keys %v, %v", keys, s.Keys("step", ""))
 		}
 		noDamage(t, s)
 	}
@@ -230,7 +236,7 @@ func TestTogether(t *testing.T) {
 		t.Errorf("%d syncs for %d batches", syncs, callers*each)
 	}
 	s = r.rebooted().mustOpen(t)
-	if n := len(s.Keys("batch")); n != callers*each {
+	if n := len(s.Keys("batch", "")); n != callers*each {
 		t.Errorf("%d of %d are there", n, callers*each)
 	}
 }
@@ -275,7 +281,7 @@ func TestCompaction(t *testing.T) {
 	for _, s := range []*Store{s, r.afterKill().mustOpen(t), r.afterKill().rebooted().mustOpen(t)} {
 		want(t, s, "batch", "kept", "as it was")
 		want(t, s, "batch", "1199", long)
-		if n := len(s.Keys("batch")); n != 2 {
+		if n := len(s.Keys("batch", "")); n != 2 {
 			t.Errorf("%d batches are left", n)
 		}
 		noDamage(t, s)
