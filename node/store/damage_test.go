@@ -66,7 +66,6 @@ func corrupt(t *testing.T, r *rig, disk *fakeDisk, name string, n, at int, b byt
 	if err != nil {
 		t.Fatalf("byte %d as %q: %v", at, b, err)
 	}
-	defer s.Close()
 	lost := missing(t, s, n)
 	damage, err := s.Damage()
 	if err != nil {
@@ -94,6 +93,7 @@ func corrupt(t *testing.T, r *rig, disk *fakeDisk, name string, n, at int, b byt
 	if len(damage) == 0 && disk.get(name) == nil {
 		t.Error("there is no journal")
 	}
+	s.Close()
 	disk.mu.Lock()
 	disk.names = map[string]*fakeFile{}
 	disk.mu.Unlock()

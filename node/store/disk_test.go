@@ -172,10 +172,13 @@ func (f *openFile) Close() error {
 	return nil
 }
 
-func (f *openFile) size() (int64, error) {
+func (f *openFile) stat() (size int64, named bool, err error) {
 	f.disk.mu.Lock()
 	defer f.disk.mu.Unlock()
-	return int64(len(f.data)), nil
+	for _, of := range f.disk.names {
+		named = named || of == f.fakeFile
+	}
+	return int64(len(f.data)), named, nil
 }
 
 // copy returns the disk as another process would find it now.

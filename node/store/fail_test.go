@@ -83,6 +83,78 @@ func TestDiskErrors(t *testing.T) {
 	}
 }
 
+// TestCompactionFull: a disk without room for a journal's copy takes further lines, and the
+// copy when it has room.
+func TestCompactionFull(t *testing.T) {
+	r := newRig()
+	s := r.mustOpen(t)
+	long := strings.Repeat("x", 20_000)
+	fill := func() {
+		t.Helper()
+		for i := range 2 * compactMin / len(long) {
+			put(t, s, "batch", "1", fmt.Sprint(i, long))
+			put(t, s, "batch", fmt.Sprint(i), long)
+		}
+		for i := range 2 * compactMin / len(long) {
+			if err := s.Update(func(tx *Tx) error { tx.Delete("batch", fmt.Sprint(i)); return nil }); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	put(t, s, "batch", "kept", long)
+	put(t, s, "batch", "kept-too", long)
+	full := errors.New("as many bytes have no room")
+	tried := false
+	r.spool.setFail(func(op string, n int) (int, error) {
+		if op == "write" && n > 2*len(long) {
+			tried = true
+			return n / 2, full
+		}
+		return n, nil
+	})
+	fill()
+	if !tried || len(r.spool.get(DurableName+".new")) > 0 || len(r.spool.get(DurableName)) < 2*compactMin {
+		t.Errorf("tried %v, the copy has %d bytes and the journal %d", tried, len(r.spool.get(DurableName+".new")), len(r.spool.get(DurableName)))
+	}
+	r.spool.setFail(nil)
+	fill()
+	fill()
+	if n := len(r.spool.get(DurableName)); n > 2*compactMin {
+		t.Errorf("the journal has %d bytes", n)
+	}
+	for _, s := range []*Store{s, r.afterKill().rebooted().mustOpen(t)} {
+		want(t, s, "batch", "kept", long)
+		noDamage(t, s)
+	}
+}
+
+// TestEmptied: a directory that is emptied while the store is open gets its journal again
+// with the next write, and at the latest when the store is closed.
+func TestEmptied(t *testing.T) {
+	for _, write := range []bool{true, false} {
+		r := newRig()
+		s := r.mustOpen(t)
+		put(t, s, "batch", "1", "before")
+		put(t, s, "step", "1.0", "before")
+		for _, d := range []*fakeDisk{r.spool, r.run} {
+			d.mu.Lock()
+			d.change(func() { clear(d.names) })
+			d.mu.Unlock()
+		}
+		next := r.afterKill
+		if write {
+			put(t, s, "batch", "2", "after")
+		} else if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, s := range []*Store{next().mustOpen(t), next().rebooted().mustOpen(t)} {
+			want(t, s, "batch", "1", "before")
+			noDamage(t, s)
+		}
+		want(t, next().mustOpen(t), "step", "1.0", "before")
+	}
+}
+
 // TestRunFull: what has happened is true though the run directory has no room, and stored
 // when it has.
 func TestRunFull(t *testing.T) {

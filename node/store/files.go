@@ -29,7 +29,8 @@ type file interface {
 	io.Closer
 	Truncate(size int64) error
 	Sync() error
-	size() (int64, error)
+	// stat returns the size, and whether the file has a name yet.
+	stat() (size int64, named bool, err error)
 }
 
 type diskFolder struct{ f *os.File }
@@ -69,12 +70,10 @@ func (f diskFile) Sync() error {
 	})
 }
 
-func (f diskFile) size() (int64, error) {
-	st, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	return st.Size(), nil
+func (f diskFile) stat() (size int64, named bool, err error) {
+	var st unix.Stat_t
+	err = linux.OnFD(f.File, func(fd int) error { return unix.Fstat(fd, &st) })
+	return st.Size, st.Nlink > 0, err
 }
 
 // remedies are what to do about the errors of a disk.

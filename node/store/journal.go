@@ -117,6 +117,7 @@ func (j *journal) run() {
 		group, last := j.take()
 		if len(group) == 0 {
 			if last {
+				_ = j.mend() // what cannot be mended has been said
 				return
 			}
 			<-j.wake
@@ -347,8 +348,11 @@ func (j *journal) append(group []*entry) error {
 	return nil
 }
 
-// mend makes the file one that can be appended to.
+// mend makes the file one that can be appended to, and that the next process finds.
 func (j *journal) mend() error {
+	if _, named, err := j.f.stat(); err == nil && !named {
+		j.anew = true // the directory was emptied
+	}
 	if j.cut && !j.anew {
 		err := j.f.Truncate(j.end)
 		if err == nil && j.disk {
@@ -371,6 +375,7 @@ func (j *journal) compact() {
 	if !due {
 		return
 	}
+	j.compactAt = 0
 	if err := j.rewrite(j.kept()); err != nil {
 		j.compactAt = 2 * j.end // it is tried again then; the journal is good as it is
 	}
@@ -406,15 +411,14 @@ func (j *journal) rewrite(kept []found) error {
 		return ioError("write", j.path+".new", err)
 	}
 	end, err := j.copyTo(f, kept)
-	if err == nil {
-		err = j.moveIn(fresh)
+	if err != nil { // of a disk that is full, say, which needs the room
+		return errors.Join(ioError("write", j.path+".new", err), f.Truncate(0), f.Close())
 	}
-	if err == nil && j.disk {
-		if err = j.dir.sync(); err != nil {
-			j.anew = true // which of the files has the name after a power failure is not known
-		}
+	if err = j.moveIn(fresh); err == nil && j.disk {
+		err = j.dir.sync()
 	}
 	if err != nil {
+		j.anew = true // which of the files has the name is not known
 		return errors.Join(ioError("write", j.path+".new", err), f.Close())
 	}
 	old := j.f

@@ -78,7 +78,7 @@ type replayed struct {
 // replay reads a journal from its beginning to its end. A damaged piece costs the lines that
 // it touches.
 func replay(f file) (*replayed, error) {
-	size, err := f.size()
+	size, _, err := f.stat()
 	if err != nil {
 		return nil, err
 	}
