@@ -61,6 +61,9 @@ type Request struct {
 	Stdout Stream `json:"stdout"`
 	Stderr Stream `json:"stderr"`
 	Label  bool   `json:"label,omitempty"` // -l: the client labels lines, ranks are told by SLURM_LABELIO
+	// Unattended says that no client connects to stepd as the launcher: the tasks wait for
+	// none, and no stream is of StreamClient.
+	Unattended bool `json:"unattended,omitempty"`
 	// Terminal is rank 0's; nil is none. The three streams are then of StreamNull.
 	Terminal *Terminal `json:"terminal,omitempty"`
 

@@ -157,6 +157,9 @@ func (r *Request) checkStreams() error {
 		if err := s.stream.check(s.field, r.NTasks); err != nil {
 			return err
 		}
+		if r.Unattended && s.stream.Kind == StreamClient {
+			return bad(s.field, "kind %q needs a launcher, and the step is unattended", s.stream.Kind)
+		}
 	}
 	return nil
 }

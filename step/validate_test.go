@@ -50,6 +50,7 @@ func TestRequestValidate(t *testing.T) {
 		{"NUL in cwd", func(r *Request) { r.Cwd = "/\x00" }, "cwd"},
 		{"umask", func(r *Request) { r.Umask = 0o1000 }, "umask"},
 		{"no stdin", func(r *Request) { r.Stdin = Stream{} }, "stdin"},
+		{"unattended stdout", func(r *Request) { r.Stdin.Kind, r.Unattended = StreamNull, true }, "stdout"},
 		{"stdin same", func(r *Request) { r.Stdin.Kind = StreamSame }, "stdin"},
 		{"file without pattern", func(r *Request) { r.Stdout.Kind = StreamFile }, "stdout"},
 		{"pattern without file", func(r *Request) { r.Stdout.Pattern = "x" }, "stdout"},

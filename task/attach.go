@@ -84,7 +84,7 @@ func (s *Step) LauncherLost() {
 
 // waitAttached waits for the client's streams.
 func (s *Step) waitAttached() error {
-	if isBatch(s.plan.Spec) || s.plan.Spec.ID.Step == step.ExternStep {
+	if isBatch(s.plan.Spec) || s.plan.Spec.ID.Step == step.ExternStep || s.plan.Spec.Unattended {
 		return nil // they have no client
 	}
 	limit := attachTimeout

@@ -252,6 +252,21 @@ func wantCalls(t *testing.T, r *rig, want ...string) {
 var launchCalls = []string{"track", "start", "evict", "setup", "load", "init", "prefork", "launch", "user_init",
 	"fork", "add 5000", "add 5001", "post_fork"}
 
+// TestUnattended: the launch waits for no client, whatever the streams are.
+func TestUnattended(t *testing.T) {
+	r := newRig(t)
+	r.spec.Unattended = true
+	r.spec.Stdout.Kind = step.StreamClient // validation refuses it: the launch would wait for 30 s
+	plan, err := MakePlan(r.spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := New(plan, Deps{Tracker: fakeTracker{r}, Audience: fakeAudience{r}, Now: time.Now})
+	if err := st.waitAttached(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRunOrder(t *testing.T) {
 	r := newRig(t)
 	rec := r.run(t)
