@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -132,6 +133,14 @@ func checkOurs(dir string) error {
 // errLocked is wrapped by lockDir's error when another process has the lock.
 var errLocked = errors.New("in use")
 
+// A noded that is killed between fork and exec of a stepd leaves its lock to the child,
+// until that execs: lockWait is how long the next noded tries, every lockPause. Nothing
+// reports the lock's release but a try.
+const (
+	lockWait  = time.Second
+	lockPause = 5 * time.Millisecond
+)
+
 // lockDir takes the lock of dir for the life of the file that it returns. The
 // holder's pid is in the file, for the message of who comes second.
 func lockDir(dir string) (*os.File, error) {
@@ -140,7 +149,12 @@ func lockDir(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot open lock file: %w", err)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	for tried := time.Now(); ; time.Sleep(lockPause) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Since(tried) > lockWait {
+			break
+		}
+	}
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		defer f.Close()
 		buf := make([]byte, 20)

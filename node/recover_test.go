@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -276,6 +278,35 @@ func TestLocks(t *testing.T) {
 	}
 	if _, err := New(testConfig(t, dir)); err == nil || !strings.Contains(err.Error(), "others may write") {
 		t.Errorf("a spool for all: %v", err)
+	}
+}
+
+// TestLockOfKilled: a noded that was killed while it started a stepd leaves its lock to that
+// for a moment.
+func TestLockOfKilled(t *testing.T) {
+	dir := t.TempDir()
+	lock, err := lockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := exec.Command("cat")
+	child.ExtraFiles = []*os.File{lock}
+	stdin, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lock.Close()
+	time.AfterFunc(50*time.Millisecond, func() { stdin.Close() })
+	next, err := lockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.Close()
+	if err := child.Wait(); err != nil {
+		t.Error(err)
 	}
 }
 
