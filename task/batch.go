@@ -44,17 +44,11 @@ func batchEnv(s *step.Spec) []string {
 	env.set("SLURM_TOPOLOGY_ADDR", s.NodeName)
 	env.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
 	tellResources(env, s)
-	// Commands in the script find this node's daemon.
-	for _, e := range s.Array.Env() {
-		name, value, _ := strings.Cut(e, "=")
-		env.set(name, value)
-	}
-	if s.RestartCount > 0 {
-		env.set("SLURM_RESTART_COUNT", u32(s.RestartCount))
-	}
+	tellArray(env, s)
 	// It is no command of the step that it was submitted in.
 	env.unset("SLURM_STEP_ID")
 	env.unset("SLURM_STEPID")
+	// Commands in the script find this node's daemon.
 	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
 	return env.list
 }

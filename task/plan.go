@@ -101,12 +101,24 @@ func jobEnv(s *step.Spec) []string {
 		env.unset("SLURM_MPI_TYPE")
 	}
 	tellResources(env, s)
+	tellArray(env, s)
 	// Inner stepctl commands find this node's daemon.
 	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
 	if s.PreserveEnv {
 		preserve(env, s.Env)
 	}
 	return env.list
+}
+
+// tellArray sets the job's place in a job array, and how often it has run.
+func tellArray(env *envList, s *step.Spec) {
+	for _, e := range s.Array.Env() {
+		name, value, _ := strings.Cut(e, "=")
+		env.set(name, value)
+	}
+	if s.RestartCount > 0 {
+		env.set("SLURM_RESTART_COUNT", u32(s.RestartCount))
+	}
 }
 
 // preserve gives the numbers of tasks and nodes back that the client had.

@@ -60,6 +60,25 @@ func TestPlanEnvironment(t *testing.T) {
 	}
 }
 
+// TestPlanArray: a step and a script are told their job's place in a job array, and its
+// earlier runs.
+func TestPlanArray(t *testing.T) {
+	for _, id := range []uint32{0, step.BatchStep} {
+		s := testSpec()
+		s.ID.Step, s.Stdin, s.Stdout, s.Stderr = id, step.Stream{Kind: step.StreamNull}, step.Stream{Kind: step.StreamNull}, step.Stream{Kind: step.StreamNull}
+		s.Array, s.RestartCount = &step.ArrayTask{Job: 70, Task: 7, Count: 3, Min: 1, Max: 7, Step: 3}, 2
+		p, err := MakePlan(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range append(s.Array.Env(), "SLURM_RESTART_COUNT=2") {
+			if !slices.Contains(p.Env, want) {
+				t.Errorf("the environment of step %d lacks %q", id, want)
+			}
+		}
+	}
+}
+
 // A step on two of the four nodes of its job, by the names that srun(1) gives
 // each figure.
 func TestPlanEnvironmentOfNodes(t *testing.T) {
