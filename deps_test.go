@@ -56,6 +56,8 @@ var importRules = map[string]struct {
 	"stepd/examples":          {[]string{"stepd/internal/testkit"}, "tests of the examples"},
 	"stepd/integration":       {[]string{"stepd/internal/testkit"}, "black box: built programs only"},
 	"stepd/integration/bench": {nil, "black box: built programs only"},
+	// Not a test, but a program that tests run: a site's controller needs no more than this.
+	"stepd/integration/controller": {[]string{"stepd/api", "stepd/step"}, "a controller is written on the importable client"},
 
 	// What every program may use that shows what others have written.
 	"stepd/internal/printable": {nil, "one line, that moves no cursor: standard library only"},
