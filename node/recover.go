@@ -167,6 +167,7 @@ func (n *Node) adopt(f *follower) (runs bool) {
 	n.reg.add(f) // it runs until it is buried: who waits, waits for that
 	p, conn, reason := n.findStepd(rec)
 	if p == nil || rec.StepdPID == 0 { // in the latter case it has been met
+		f.merge(rec)
 		f.meet()
 	}
 	if p == nil {
@@ -258,7 +259,7 @@ func rebooted(before, now string) string {
 }
 
 // meetStepd asks the socket who serves it: noded died after it had started
-// stepd, and before it had stored the pid.
+// stepd, and before it had stored the pid. What stepd says goes into rec.
 func (n *Node) meetStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
 	const why = "noded ended while it started the step"
 	conn, err := stepapi.DialDir(n.files.stepsDir(), n.files.socketName(rec.ID))
@@ -282,7 +283,9 @@ func (n *Node) meetStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
 		p.close()
 		return nil, nil, why
 	}
-	// The Hello was read; the loop gets its Record with the next State.
+	if m.Version == stepapi.Version {
+		rec.Merge(m.Record)
+	}
 	return p, conn, ""
 }
 
