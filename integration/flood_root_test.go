@@ -158,7 +158,7 @@ type cutConn struct {
 }
 
 func (c *cutConn) Write(b []byte) (int, error) {
-	defer c.sent(len(b))
+	c.sent(len(b)) // before the answer can come
 	if int64(len(b)) < c.left {
 		c.left -= int64(len(b))
 		return c.Conn.Write(b)
