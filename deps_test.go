@@ -18,6 +18,7 @@ var importRules = map[string]struct {
 	"stepd/internal/linux":    {nil, "system calls and nothing else"},
 	"stepd/internal/manual":   {nil, "help screens and man pages of the same words"},
 	"stepd/internal/build":    {nil, "which build a program is"},
+	"stepd/internal/nofile":   {nil, "is initialised before package syscall: it imports none that imports that"},
 	"stepd/docs":              {nil, "documents of which man pages are made"},
 	"stepd/internal/testkit":  {nil, "what tests share"},
 	"stepd/api":               {[]string{"stepd/step"}, "noded's API: its types, its client, and the kernel's word on its peers"},

@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/nofile"
 	"stepd/step"
 )
 
@@ -87,25 +87,29 @@ func onlySlurm(environ []string) (env []string) {
 	return env
 }
 
-// limits are the caller's soft limits, as SLURM_RLIMIT_* variables. A C child
-// reads them: the Go runtime has raised RLIMIT_NOFILE here.
+// limits are the caller's soft limits, as SLURM_RLIMIT_* variables.
 func limits() ([]string, error) {
-	prog, err := beside("spankhost")
-	if err != nil {
-		return nil, err
-	}
-	out, err := exec.Command(prog, "--limits").Output()
-	if err != nil {
-		return nil, fmt.Errorf("cannot read the limits: %q: %w", prog, err)
-	}
 	var env []string
-	for _, l := range strings.Fields(string(out)) {
-		name, values, ok := strings.Cut(l, "=")
-		soft, _, ok2 := strings.Cut(values, ":")
-		if !ok || !ok2 {
-			return nil, fmt.Errorf("cannot read the limits: %q says %q", prog, l)
+	for _, l := range []struct {
+		name     string
+		resource int
+	}{
+		{"CPU", unix.RLIMIT_CPU}, {"FSIZE", unix.RLIMIT_FSIZE}, {"DATA", unix.RLIMIT_DATA}, {"STACK", unix.RLIMIT_STACK},
+		{"CORE", unix.RLIMIT_CORE}, {"RSS", unix.RLIMIT_RSS}, {"NPROC", unix.RLIMIT_NPROC}, {"NOFILE", unix.RLIMIT_NOFILE},
+		{"MEMLOCK", unix.RLIMIT_MEMLOCK}, {"AS", unix.RLIMIT_AS},
+	} {
+		var limit unix.Rlimit
+		if err := unix.Getrlimit(l.resource, &limit); err != nil {
+			return nil, fmt.Errorf("cannot read the limit %s: %w", l.name, err)
 		}
-		env = append(env, step.LimitPrefix+name+"="+soft)
+		if l.resource == unix.RLIMIT_NOFILE { // Go has raised it
+			soft, ok := nofile.AtStart()
+			if !ok {
+				return nil, fmt.Errorf("cannot read the limit %s that this process was started with", l.name)
+			}
+			limit.Cur = soft
+		}
+		env = append(env, step.LimitPrefix+l.name+"="+strconv.FormatUint(limit.Cur, 10))
 	}
 	return env, nil
 }
@@ -152,7 +156,7 @@ func nice() int {
 // clientEnv is what only the client knows; stepd adds
 // what depends on the job.
 func (o *runOptions) clientEnv(p *plugins, umask int) ([]string, error) {
-	limits, err := p.limits()
+	limits, err := limits()
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -44,7 +45,7 @@ func main() {
 func execute(args []string) error {
 	d := &dialer{}
 	defer d.close()
-	root := newRoot(d)
+	root := rootFor(d, args)
 	root.SetArgs(args)
 	if c, rest, err := root.Find(args); err == nil && c.Annotations[usesPlugins] != "" {
 		if at := slices.Index(args, c.Name()); at >= 0 {
@@ -77,7 +78,7 @@ func sayLine(line string) {
 }
 
 // notNumber is how pflag words that an option takes numbers.
-var notNumber = regexp.MustCompile(`^invalid argument "(.*)" for "(?:-., )?(--\S+)" flag: strconv\.Parse(?:Int|Uint): .*: (invalid syntax|value out of range)$`)
+const notNumber = `^invalid argument "(.*)" for "(?:-., )?(--\S+)" flag: strconv\.Parse(?:Int|Uint): .*: (invalid syntax|value out of range)$`
 
 // flagError says in one clear line what is wrong with an option.
 func flagError(f *pflag.FlagSet, err error) error {
@@ -87,7 +88,7 @@ func flagError(f *pflag.FlagSet, err error) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		return unknownOption(f, unknown)
 	}
-	m := notNumber.FindStringSubmatch(err.Error())
+	m := regexp.MustCompile(notNumber).FindStringSubmatch(err.Error())
 	switch {
 	case m == nil:
 		return err
@@ -97,7 +98,36 @@ func flagError(f *pflag.FlagSet, err error) error {
 	return fmt.Errorf("%s=%s: that is no number that it can have", m[2], m[1])
 }
 
+// rootFor is the root with as many verbs as args need: a step pays for them all, and most
+// commands are run.
+func rootFor(d *dialer, args []string) *cobra.Command {
+	verb := args
+	for len(verb) > 1 && verb[0] == "--socket" {
+		verb = verb[2:]
+	}
+	if len(verb) > 0 && verb[0] == "run" {
+		// Its goroutines wait for each other: with a second processor each handing over
+		// wakes a thread, 12 % of what a run costs.
+		runtime.GOMAXPROCS(1)
+		root := bareRoot(d)
+		root.AddCommand(runCommand(d))
+		return root
+	}
+	return newRoot(d)
+}
+
+// newRoot is the root with all verbs.
 func newRoot(d *dialer) *cobra.Command {
+	root := bareRoot(d)
+	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), adoptCommand(d), suspendCommand(d), resumeCommand(d), statCommand(d), explainCommand(d), attachCommand(d), outputCommand(d),
+		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))
+	d.completeRefs(root)
+	completeFlags(root)
+	return root
+}
+
+// bareRoot is the root without a verb.
+func bareRoot(d *dialer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "stepctl",
 		Short: "run and control job steps on this node",
@@ -113,11 +143,7 @@ func newRoot(d *dialer) *cobra.Command {
 	root.Flags().BoolP("version", "V", false, "print the version and exit")
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
-	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), adoptCommand(d), suspendCommand(d), resumeCommand(d), statCommand(d), explainCommand(d), attachCommand(d), outputCommand(d),
-		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))
 	root.CompletionOptions.DisableDefaultCmd = true
 	useManual(root)
-	d.completeRefs(root)
-	completeFlags(root)
 	return root
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -26,10 +25,6 @@ func (d *dialer) prepare(c *cobra.Command, args []string) error {
 	}
 	d.socket, d.standalone = seen.socket, seen.standalone
 	d.release = d.endOnSignal()
-	limits := sync.OnceValues(limits)
-	if !seen.help {
-		go limits() // they take a process, which is done while noded answers
-	}
 	if c.Flags().Lookup("standalone") != nil { // run
 		if err := d.orStandalone(); err != nil {
 			return err
@@ -44,7 +39,6 @@ func (d *dialer) prepare(c *cobra.Command, args []string) error {
 		}
 		return err
 	}
-	p.limits = limits
 	d.plugins = p
 	p.addFlags(c)
 	// What was peeked at must be what is parsed.

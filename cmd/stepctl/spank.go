@@ -29,8 +29,7 @@ type plugins struct {
 	// values are what the remote side gets: the last one of each option.
 	values map[int]*value
 
-	limits     func() ([]string, error) // the caller's, read once
-	node       string                   // this node's name
+	node       string // this node's name
 	cluster    string
 	mpiDefault string   // MpiDefault
 	shell      string   // what run is given to be an allocation's shell, "" for one here

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // Tables is the page of a configuration file: the sections of a Markdown document
@@ -94,10 +95,10 @@ func cells(line string) (out []string) {
 	return out
 }
 
-var link = regexp.MustCompile(`\[([^\]]+)\]\(([^)]+)\)`)
+var link = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\[([^\]]+)\]\(([^)]+)\)`) })
 
 // plainText takes Markdown's links and stars away; what is in backquotes stays so.
 func plainText(s string) string {
-	s = link.ReplaceAllString(s, "$1")
+	s = link().ReplaceAllString(s, "$1")
 	return strings.ReplaceAll(strings.Join(strings.Fields(s), " "), "**", "")
 }

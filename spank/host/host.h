@@ -262,7 +262,6 @@ void task_stdio(struct host *h);
 _Noreturn void task_exec(struct host *h);
 void limits_apply(struct host *h);
 void limits_unset(struct env *env);
-int limits_print(void);
 void limits_raise_nofile(void);
 
 /* taskscripts.c: what runs around a task. */

@@ -100,21 +100,3 @@ void limits_raise_nofile(void)
 		(void)setrlimit(RLIMIT_NOFILE, &r);
 	}
 }
-
-/* spankhost --limits: NAME=SOFT:HARD. Go raises RLIMIT_NOFILE in its own
- * processes, so what a session has must be read by C. */
-int limits_print(void)
-{
-	for (size_t i = 0; i < ARRAY_SIZE(limits); i++) {
-		struct rlimit r;
-
-		if (getrlimit(limits[i].resource, &r) < 0) {
-			dprintf(2, "spankhost: cannot read limit %s: %s\n", limits[i].name,
-				strerror(errno));
-			return 1;
-		}
-		dprintf(1, "%s=%llu:%llu\n", limits[i].name, (unsigned long long)r.rlim_cur,
-			(unsigned long long)r.rlim_max);
-	}
-	return 0;
-}

@@ -5,7 +5,6 @@
  *
  *	spankhost		the host, its channels at descriptors 3 and 4
  *	spankhost --lookup	answers one question to the name service
- *	spankhost --limits	prints its resource limits
  *	spankhost --keep	is there until the end of its input: noded's scope of
  *				systemd lasts as long as it has a process
  *	spankhost --init	is process 1 of a job's pid namespace (init.c)
@@ -87,8 +86,6 @@ int main(int argc, char **argv)
 {
 	if (argc == 2 && strcmp(argv[1], "--lookup") == 0)
 		return lookup_main();
-	if (argc == 2 && strcmp(argv[1], "--limits") == 0)
-		return limits_print();
 	if (argc == 2 && strcmp(argv[1], "--keep") == 0)
 		return keep();
 	if (argc == 2 && strcmp(argv[1], "--init") == 0)
@@ -99,7 +96,7 @@ int main(int argc, char **argv)
 	if (argc > 1) {
 		dprintf(2,
 			"spankhost: unknown argument \"%s\"\n"
-			"usage: spankhost [--lookup | --limits | --keep | --init | --version]\n",
+			"usage: spankhost [--lookup | --keep | --init | --version]\n",
 			argv[1]);
 		return 1;
 	}

@@ -1,0 +1,1 @@
+// Without an assembly file the compiler wants a body for rawSyscall6.
