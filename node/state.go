@@ -87,9 +87,6 @@ func openState(cfg *Config, boot string, log *logrus.Logger) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, line := range all.Notes() {
-		log.Warn(line)
-	}
 	s := &state{all: all, keepAge: cfg.MinJobAge, keepSteps: cfg.KeepSteps, clock: cfg.clock, boot: boot}
 	err = importState(cfg.SpoolDir, s)
 	if err == nil {

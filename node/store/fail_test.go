@@ -299,10 +299,13 @@ func TestSilentOpen(t *testing.T) {
 	r := newRig()
 	r.cfg.Deadline = 50 * time.Millisecond
 	s := r.mustOpen(t)
-	for _, d := range []*fakeDisk{r.spool, r.run} {
-		end := d.stop()
-		path := map[*fakeDisk]string{r.spool: "/spool/durable.journal", r.run: "/run/volatile.journal"}[d]
-		if _, err := r.open(); !errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), fmt.Sprintf("cannot open state %q", path)) {
+	for path, disk := range map[string]func(*rig) *fakeDisk{
+		"/spool/durable.journal": func(r *rig) *fakeDisk { return r.spool },
+		"/run/volatile.journal":  func(r *rig) *fakeDisk { return r.run },
+	} {
+		next := r.afterKill()
+		end := disk(next).stop()
+		if _, err := next.open(); !errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), fmt.Sprintf("cannot open state %q", path)) {
 			t.Errorf("opening: %v", err)
 		}
 		end()
@@ -340,32 +343,4 @@ func TestCheckWaits(t *testing.T) {
 	if err := s.Check(ctx); !errors.Is(err, unix.EIO) {
 		t.Errorf("%v", err)
 	}
-}
-
-// TestLeft: a store that could not be closed in time changes nothing any more when its spool
-// answers, since the next one has the files.
-func TestLeft(t *testing.T) {
-	r := newRig()
-	r.cfg.Deadline = 30 * time.Millisecond
-	old := r.mustOpen(t)
-	end := r.spool.stop()
-	if err := old.Record(func(tx *Tx) error { return tx.Put("batch", "1", "ended") }); !errors.As(err, new(*OwedError)) {
-		t.Errorf("an end: %v", err)
-	}
-	if err := old.Record(func(tx *Tx) error { return tx.Put("batch", "2", "ended") }); !errors.Is(err, ErrSilent) {
-		t.Errorf("another: %v", err)
-	}
-	if err := old.Close(); !errors.Is(err, ErrSilent) {
-		t.Errorf("closing: %v", err)
-	}
-	end()
-	s := r.mustOpen(t)
-	put(t, s, "batch", "3", "the next store's")
-	<-old.durable.ended
-	next := r.afterKill().rebooted().mustOpen(t)
-	for _, key := range []string{"1", "2"} {
-		want(t, next, "batch", key, "ended")
-	}
-	want(t, next, "batch", "3", "the next store's")
-	noDamage(t, next)
 }

@@ -62,10 +62,8 @@ type journal struct {
 	told   bool
 	failed error // guarded by mu: of the last write
 	closed bool
-	// left: it did not end in time, and another store may have the directory by now.
-	left  bool
-	wake  chan struct{}
-	ended chan struct{}
+	wake   chan struct{}
+	ended  chan struct{}
 
 	// The goroutine's.
 	f file
@@ -146,9 +144,6 @@ func (j *journal) run() {
 func (j *journal) take() (group []*entry, last bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.left {
-		return nil, true
-	}
 	n, size := 0, 0
 	for n < len(j.queue) && size < groupSize {
 		for _, r := range j.queue[n].records {
@@ -278,9 +273,6 @@ func (j *journal) close(patience time.Duration) error {
 	select {
 	case <-j.ended:
 	case <-timer.C:
-		j.mu.Lock()
-		j.left = true
-		j.mu.Unlock()
 		return fmt.Errorf("cannot close %q: its file system does not answer: %w", j.path, ErrSilent)
 	}
 	err := errors.Join(j.f.Close(), j.dir.close())
@@ -414,7 +406,7 @@ func (j *journal) rewrite(kept []found) error {
 	if err != nil { // of a disk that is full, say, which needs the room
 		return errors.Join(ioError("write", j.path+".new", err), f.Truncate(0), f.Close())
 	}
-	if err = j.moveIn(fresh); err == nil && j.disk {
+	if err = j.dir.rename(fresh, j.name); err == nil && j.disk {
 		err = j.dir.sync()
 	}
 	if err != nil {
@@ -434,17 +426,6 @@ func (j *journal) rewrite(kept []found) error {
 		old.Close() // whoever reads in it looks again
 	}
 	return nil
-}
-
-// moveIn gives a new file the journal's name.
-func (j *journal) moveIn(fresh string) error {
-	j.mu.Lock()
-	left := j.left
-	j.mu.Unlock()
-	if left {
-		return ErrClosed
-	}
-	return j.dir.rename(fresh, j.name)
 }
 
 // copyTo writes a journal into an empty file and changes the places of what it has to those

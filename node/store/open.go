@@ -3,8 +3,6 @@ package store
 import (
 	"bytes"
 	"cmp"
-	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -31,33 +29,26 @@ func Open(cfg Config) (*Store, error) {
 
 func openIn(cfg Config, folders func(path string) (folder, error)) (*Store, error) {
 	cfg.Deadline = cmp.Or(cfg.Deadline, deadline)
-	ctx, cancel := context.WithTimeout(context.Background(), cfg.Deadline)
-	defer cancel()
 	type result struct {
 		s   *Store
 		err error
 	}
 	done := make(chan result, 1)
-	var at sync.Map // what is being done; its key is nil
-	go func() {     // ends when the directories answer
-		s, err := open(ctx, cfg, folders, func(path string) { at.Store(nil, path) })
-		if err == nil && ctx.Err() != nil {
-			err = errors.Join(ctx.Err(), s.Close())
-		}
+	var at atomic.Pointer[journal] // which is being read or written
+	go func() {                    // ends when the directories answer
+		s, err := open(cfg, folders, at.Store)
 		done <- result{s, err}
 	}()
 	select {
 	case r := <-done:
 		return r.s, r.err
-	case <-ctx.Done():
-		path, _ := at.Load(nil)
-		return nil, fmt.Errorf("cannot open state %q: its file system has not answered for %v: %w", path, cfg.Deadline, ErrSilent)
+	case <-time.After(cfg.Deadline):
+		return nil, fmt.Errorf("cannot open state %q: its file system has not answered for %v: %w", at.Load().path, cfg.Deadline, ErrSilent)
 	}
 }
 
-// open is Open without the deadline; it changes nothing once ctx is done. doing is called
-// with the journal that it is about.
-func open(ctx context.Context, cfg Config, folders func(string) (folder, error), doing func(path string)) (*Store, error) {
+// open is Open without the deadline. doing is called with the journal that it is about.
+func open(cfg Config, folders func(string) (folder, error), doing func(*journal)) (_ *Store, err error) {
 	s := &Store{cfg: cfg, kinds: map[string]bool{KindDamage: true, kindBlock: true}, pending: make(map[id][]*batch)}
 	for _, kind := range cfg.Durable {
 		s.kinds[kind] = true
@@ -65,30 +56,25 @@ func open(ctx context.Context, cfg Config, folders func(string) (folder, error),
 	s.durable = s.newJournal(filepath.Join(cfg.Spool, DurableName), true)
 	s.volatile = s.newJournal(filepath.Join(cfg.Run, volatileName), false)
 	s.durable.other, s.volatile.other = s.volatile, s.durable
-	opened := false
 	defer func() {
-		if !opened {
+		if err != nil {
 			s.durable.abandon()
 			s.volatile.abandon()
 		}
 	}()
-	doing(s.durable.path)
+	doing(s.durable)
 	durable, err := s.durable.load(folders)
 	if err != nil {
 		return nil, ioError("open state", s.durable.path, err)
 	}
-	doing(s.volatile.path)
+	doing(s.volatile)
 	volatile, err := s.volatile.load(folders)
 	if err != nil {
 		return nil, ioError("open state", s.volatile.path, err)
 	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	if err := s.start(ctx, durable, volatile, doing); err != nil {
+	if err := s.start(durable, volatile, doing); err != nil {
 		return nil, err
 	}
-	opened = true
 	go s.durable.run()
 	go s.volatile.run()
 	return s, nil
@@ -128,18 +114,10 @@ func (j *journal) abandon() {
 
 // start makes the journals one state and writes both anew: damage, what was torn and what
 // one of them lacks is no concern of what comes later.
-func (s *Store) start(ctx context.Context, durable, volatile *replayed, doing func(string)) error {
+func (s *Store) start(durable, volatile *replayed, doing func(*journal)) error {
 	same := volatile.header.Boot == s.cfg.Boot || volatile.header.Boot == "" && volatile.changed
-	if a, b := durable.header.Store, volatile.header.Store; a != "" && b != "" && a != b {
-		aside, err := s.volatile.setAside("other-spool", nil)
-		if err != nil {
-			return err
-		}
-		s.note("the state %q is that of another spool: it is kept as %q", s.volatile.path, aside)
-		*volatile = replayed{}
-	}
-	s.volatile.head = header{formatVersion, cmp.Or(durable.header.Store, volatile.header.Store, rand.Text()), s.cfg.Boot}
-	s.durable.head = s.volatile.head
+	s.durable.head = header{formatVersion, s.cfg.Boot}
+	s.volatile.head = s.durable.head
 	for _, f := range durable.found {
 		s.kinds[f.kind] = true // of a later release, perhaps
 		s.durable.note(f.id, f.place)
@@ -150,9 +128,6 @@ func (s *Store) start(ctx context.Context, durable, volatile *replayed, doing fu
 	}
 	trusted := same && len(volatile.bad) == 0
 	if !same { // it has gone through a power failure, perhaps, which it need not survive
-		if len(volatile.bad) > 0 {
-			s.note("the state %q has lost %d pieces with the boot before", s.volatile.path, len(volatile.bad))
-		}
 		volatile.bad = nil
 	}
 	if err := errors.Join(s.durable.keepBad(s, durable.bad), s.volatile.keepBad(s, volatile.bad)); err != nil {
@@ -165,10 +140,7 @@ func (s *Store) start(ctx context.Context, durable, volatile *replayed, doing fu
 	if err := s.volatile.rewrite(s.volatile.kept()); err != nil {
 		return err
 	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	doing(s.durable.path)
+	doing(s.durable)
 	s.durable.index, s.durable.live = make(map[string]map[string]place), 0
 	for kind, of := range s.volatile.index {
 		for key, p := range of {
@@ -227,13 +199,6 @@ func (s *Store) Damage() (map[string]Damage, error) {
 	return all, nil
 }
 
-// Notes are lines for the log about the opening.
-func (s *Store) Notes() []string { return s.notes }
-
-func (s *Store) note(format string, args ...any) {
-	s.notes = append(s.notes, fmt.Sprintf(format, args...))
-}
-
 // keepBad keeps the damaged pieces of a journal in a file beside it, and says so in a record.
 func (j *journal) keepBad(s *Store, bad []span) error {
 	if len(bad) == 0 {
@@ -248,22 +213,11 @@ func (j *journal) keepBad(s *Store, bad []span) error {
 			pieces.WriteByte('\n')
 		}
 	}
-	aside, err := j.setAside("damaged", pieces.Bytes())
-	if err != nil {
-		return err
+	suffix := ".damaged-" + time.Now().UTC().Format("20060102T150405.000")
+	if err := writeFile(j.dir, j.name+suffix, pieces.Bytes()); err != nil {
+		return ioError("write", j.path+suffix, err)
 	}
-	return s.add(id{KindDamage, filepath.Base(aside)}, Damage{Journal: j.path, Kept: aside, Pieces: len(bad), Records: named(pieces.Bytes())})
-}
-
-// setAside keeps content, or the journal itself where that is nil, in a file beside it.
-func (j *journal) setAside(why string, content []byte) (path string, err error) {
-	suffix := "." + why + "-" + time.Now().UTC().Format("20060102T150405.000")
-	if content == nil {
-		err = j.dir.rename(j.name, j.name+suffix)
-	} else {
-		err = writeFile(j.dir, j.name+suffix, content)
-	}
-	return j.path + suffix, ioError("write", j.path+suffix, err)
+	return s.add(id{KindDamage, j.name + suffix}, Damage{Journal: j.path, Kept: j.path + suffix, Pieces: len(bad), Records: named(pieces.Bytes())})
 }
 
 func writeFile(dir folder, name string, content []byte) error {

@@ -43,8 +43,6 @@ func (p place) weight(k id) int64 { return int64(p.size + len(k.kind) + len(k.ke
 // header is the record that ends what a journal began with. Its key is headerID's.
 type header struct {
 	Version int `json:"version"`
-	// Store is the same in both journals of a store.
-	Store string `json:"store"`
 	// Boot is the boot in which the journal was begun.
 	Boot string `json:"boot"`
 }

@@ -47,7 +47,6 @@ type Store struct {
 	cfg               Config
 	durable, volatile *journal
 	kinds             map[string]bool // that are durable
-	notes             []string
 
 	// order is held while a batch is made and queued: it sees what came before it.
 	order sync.Mutex
@@ -378,7 +377,8 @@ func (s *Store) Check(ctx context.Context) error {
 }
 
 // Close writes what is queued and closes the journals. What it cannot write in time is in
-// the volatile journal, and the next Open stores it; the error says so.
+// the volatile journal, and the next Open stores it; the error says so. After an ErrSilent
+// the caller ends its process, since what hangs may go on.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	again := s.closed

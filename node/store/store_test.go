@@ -145,25 +145,6 @@ func TestLaterFormat(t *testing.T) {
 	}
 }
 
-// TestOtherSpool: the run directory has the state of another spool.
-func TestOtherSpool(t *testing.T) {
-	r := newRig()
-	s := r.mustOpen(t)
-	put(t, s, "batch", "1", "its own")
-	s.Close()
-	other := newRig()
-	other.run = r.run
-	s = other.rebooted().mustOpen(t) // begins a spool of its own
-	put(t, s, "batch", "2", "the other's")
-	s.Close()
-	s = other.mustOpen(t)
-	want(t, s, "batch", "1", nil)
-	want(t, s, "batch", "2", "the other's")
-	if len(s.Notes()) != 1 || !strings.Contains(s.Notes()[0], "another spool") {
-		t.Errorf("notes %q", s.Notes())
-	}
-}
-
 // TestOnDisk has the real files: theirs alone, beneath their directories, in lines.
 func TestOnDisk(t *testing.T) {
 	dir := t.TempDir()
