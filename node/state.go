@@ -2,7 +2,6 @@ package node
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -390,4 +389,4 @@ func (s *state) settleDamage(keys []string) error {
 }
 
 // unwritable returns why nothing can be stored, nil is that it can: store.Check.
-func (s *state) unwritable(ctx context.Context) error { return s.all.Check(ctx) }
+func (s *state) unwritable() error { return s.all.Check() }

@@ -164,9 +164,7 @@ func TestStateUnwritable(t *testing.T) {
 	}
 	tn.wait(tn.run(1000, request("exit", "0")))
 	mend()
-	if why := tn.NotReady(t.Context()); len(why) != 0 {
-		t.Errorf("afterwards: %q", why)
-	}
+	tn.eventually("a node that is ready", func() bool { return len(tn.NotReady(t.Context())) == 0 })
 	tn.wait(tn.batch("exit 0"))
 }
 
@@ -210,7 +208,7 @@ func TestStoredLater(t *testing.T) {
 	check(tn.store)
 	kill := tn.asKilled()
 	mend()
-	tn.eventually("a state that can be written", func() bool { return tn.store.unwritable(t.Context()) == nil })
+	tn.eventually("a state that can be written", func() bool { return tn.store.unwritable() == nil })
 	tn.stop()
 	kill()
 	tn = start(t, dir, nil)

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -55,7 +54,7 @@ func TestDiskErrors(t *testing.T) {
 				t.Fatalf("the error is %v, not %q", err, c.want)
 			}
 			put(t, s, "step", "1.0", "runs on")
-			if err := s.Check(t.Context()); err == nil {
+			if err := s.Check(); err == nil {
 				t.Error("all is well")
 			}
 			err = s.Record(func(tx *Tx) error { return tx.Put("batch", "1", "ended") })
@@ -70,7 +69,7 @@ func TestDiskErrors(t *testing.T) {
 			want(t, killed, "batch", "2", nil)
 			r.spool.setFail(nil)
 			put(t, s, "batch", "3", "after")
-			if err := s.Check(t.Context()); err != nil {
+			if err := s.Check(); err != nil {
 				t.Errorf("after it: %v", err)
 			}
 			for _, s := range []*Store{s, r.afterKill().mustOpen(t), r.afterKill().rebooted().mustOpen(t)} {
@@ -230,7 +229,7 @@ func TestSilent(t *testing.T) {
 		t.Errorf("later ones took %v", took)
 	}
 	put(t, s, "step", "7.0", "goes on")
-	if s.Silence() == nil || s.Check(t.Context()) == nil {
+	if s.Silence() == nil || s.Check() == nil {
 		t.Error("all is well")
 	}
 	check := func(s *Store) {
@@ -325,22 +324,31 @@ func TestSilentOpen(t *testing.T) {
 	end()
 }
 
-// TestCheckWaits: no longer than its context.
-func TestCheckWaits(t *testing.T) {
+// TestRunSilent: a run directory that lies on a disk does not answer. That is waited for once.
+func TestRunSilent(t *testing.T) {
 	r := newRig()
+	r.cfg.Deadline = 50 * time.Millisecond
 	s := r.mustOpen(t)
-	if err := s.Check(t.Context()); err != nil {
-		t.Error(err)
+	end := r.run.stop()
+	ended := func(tx *Tx) error { return tx.Put("step", "1.0", "ended") }
+	if err := s.Record(ended); !errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), `"/run/volatile.journal"`) {
+		t.Errorf("an end: %v", err)
 	}
-	r.spool.setFail(func(op string, n int) (int, error) { return 0, unix.EIO })
-	if err := s.Update(func(tx *Tx) error { return tx.Put("batch", "1", 1) }); !errors.Is(err, unix.EIO) {
-		t.Errorf("%v", err)
+	began := time.Now()
+	for _, kind := range []string{"step", "batch"} {
+		if err := s.Update(func(tx *Tx) error { return tx.Put(kind, "2.0", "refused") }); !errors.Is(err, ErrSilent) {
+			t.Errorf("a request: %v", err)
+		}
 	}
-	end := r.spool.stop()
-	defer end()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	if err := s.Check(ctx); !errors.Is(err, unix.EIO) {
-		t.Errorf("%v", err)
+	if err := s.Record(ended); !errors.Is(err, ErrSilent) || s.Silence() == nil {
+		t.Errorf("another end: %v", err)
 	}
+	if took := time.Since(began); took > r.cfg.Deadline {
+		t.Errorf("later ones took %v", took)
+	}
+	end()
+	s.Close()
+	s = r.mustOpen(t)
+	want(t, s, "step", "1.0", "ended")
+	want(t, s, "batch", "2.0", nil)
 }

@@ -3,8 +3,6 @@ package store
 import (
 	"bytes"
 	"cmp"
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -43,7 +41,8 @@ type journal struct {
 	path string // for messages
 	// disk: what is acknowledged is on the disk.
 	disk bool
-	head header
+	// head is the value of its header.
+	head []byte
 	// other is the store's other journal.
 	other *journal
 	// wrote is called with mu held when an entry is written, or refused.
@@ -75,11 +74,11 @@ type journal struct {
 }
 
 const (
-	// groupSize is how much is written at once, in bytes, where one batch is not more.
-	groupSize = 1 << 20
+	// copySize is how much of a copy is written at once, in bytes.
+	copySize = 1 << 20
 	// compactMin is the least garbage for which a journal is written anew, in bytes.
 	compactMin = 1 << 19
-	// writeAgain is how long a fact waits that could not be written.
+	// writeAgain is how long it is until a write is tried again.
 	writeAgain = time.Second
 )
 
@@ -94,6 +93,9 @@ func (j *journal) kick() {
 // add queues an entry; the caller holds mu.
 func (j *journal) add(e *entry) {
 	j.queue = append(j.queue, e)
+	if err := j.silence(); err != nil {
+		e.answer(err)
+	}
 	j.kick()
 }
 
@@ -140,20 +142,16 @@ func (j *journal) run() {
 	}
 }
 
-// take takes a group from the queue. last: the journal is closed.
+// take takes what is queued, or, where the last write has failed, a line that only tries
+// another one. last: the journal is closed.
 func (j *journal) take() (group []*entry, last bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	n, size := 0, 0
-	for n < len(j.queue) && size < groupSize {
-		for _, r := range j.queue[n].records {
-			size += len(r.value)
-		}
-		n++
+	group, j.queue = j.queue, nil
+	if len(group) == 0 && j.failed != nil && !j.closed {
+		group = []*entry{{records: []record{{id: headerID, value: j.head}}, answered: true}}
 	}
-	group = slices.Clone(j.queue[:n])
-	j.queue = slices.Delete(j.queue, 0, n)
-	if n > 0 {
+	if len(group) > 0 {
 		j.flight, j.began = group, time.Now()
 	}
 	return group, j.closed
@@ -236,29 +234,6 @@ func (j *journal) giveUp(e *entry) {
 	for _, e := range j.flight {
 		e.unsure = e.unsure || !e.answered
 		refuse(e)
-	}
-}
-
-// check returns why the journal cannot be written to.
-func (j *journal) check(ctx context.Context) error {
-	doc, err := json.Marshal(j.head)
-	if err != nil {
-		return err
-	}
-	j.mu.Lock()
-	if j.failed == nil || j.told {
-		defer j.mu.Unlock()
-		return j.silence()
-	}
-	last := j.failed
-	e := &entry{records: []record{{id: headerID, value: doc}}, done: make(chan error, 1)}
-	j.add(e)
-	j.mu.Unlock()
-	select {
-	case err := <-e.done:
-		return err
-	case <-ctx.Done():
-		return last
 	}
 }
 
@@ -448,17 +423,13 @@ func (j *journal) copyTo(f file, kept []found) (end int64, err error) {
 		at := end + int64(buf.Len())
 		buf.Write(appendLine(buf.AvailableBuffer(), at, k.seq, rec))
 		k.place = newPlace(f, at, k.seq, &rec[0])
-		if buf.Len() >= groupSize {
+		if buf.Len() >= copySize {
 			if err := flush(); err != nil {
 				return 0, err
 			}
 		}
 	}
-	doc, err := json.Marshal(j.head)
-	if err != nil {
-		return 0, err
-	}
-	buf.Write(appendLine(nil, end+int64(buf.Len()), 0, []record{{id: headerID, value: doc}}))
+	buf.Write(appendLine(nil, end+int64(buf.Len()), 0, []record{{id: headerID, value: j.head}}))
 	if err := flush(); err != nil {
 		return 0, err
 	}

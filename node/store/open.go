@@ -116,8 +116,11 @@ func (j *journal) abandon() {
 // one of them lacks is no concern of what comes later.
 func (s *Store) start(durable, volatile *replayed, doing func(*journal)) error {
 	same := volatile.header.Boot == s.cfg.Boot || volatile.header.Boot == "" && volatile.changed
-	s.durable.head = header{formatVersion, s.cfg.Boot}
-	s.volatile.head = s.durable.head
+	head, err := json.Marshal(header{formatVersion, s.cfg.Boot})
+	if err != nil {
+		return err
+	}
+	s.durable.head, s.volatile.head = head, head
 	for _, f := range durable.found {
 		s.kinds[f.kind] = true // of a later release, perhaps
 		s.durable.note(f.id, f.place)

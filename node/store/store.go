@@ -2,7 +2,7 @@ package store
 
 import (
 	"bytes"
-	"context"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -263,16 +263,17 @@ func (s *Store) begin(f func(tx *Tx) error, fact bool) (*batch, error) {
 	if s.closed {
 		return nil, ErrClosed
 	}
+	silent := s.volatile.silence()
+	if b.durable {
+		silent = cmp.Or(s.durable.silence(), silent)
+	}
+	if silent != nil && !fact {
+		return nil, silent
+	}
 	s.seq++
 	b.seq = s.seq
 	if b.durable {
 		b.durably = newEntry(b, fact, func(k id) bool { return s.kinds[k.kind] })
-		if err := s.durable.silence(); err != nil {
-			if !fact {
-				return nil, err
-			}
-			b.durably.answer(err) // it is queued all the same
-		}
 		s.durable.add(b.durably)
 	}
 	for _, k := range b.ids {
@@ -357,23 +358,20 @@ func (s *Store) refused(e *entry, err error) error {
 	return errors.Join(err, again)
 }
 
-// Silence returns why the durable journal is not to be written to: it has not answered
-// within the deadline, and does not yet. The error wraps ErrSilent; nil is that it answers.
+// Silence returns why a journal is not to be written to: it has not answered within the
+// deadline, and does not yet. The error wraps ErrSilent; nil is that both answer.
 func (s *Store) Silence() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.durable.silence()
+	return cmp.Or(s.durable.silence(), s.volatile.silence())
 }
 
-// Check returns why nothing can be stored; nil is that it can. Where the last write to a
-// journal has failed it tries another one, and waits for that no longer than ctx lasts.
-func (s *Store) Check(ctx context.Context) error {
-	for _, j := range []*journal{s.durable, s.volatile} {
-		if err := j.check(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+// Check returns why nothing can be stored; nil is that it can. Where a write to a journal has
+// failed another one is tried every second.
+func (s *Store) Check() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return cmp.Or(s.durable.silence(), s.volatile.silence(), s.durable.failed, s.volatile.failed)
 }
 
 // Close writes what is queued and closes the journals. What it cannot write in time is in
