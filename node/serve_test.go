@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -296,10 +297,28 @@ func TestClientGone(t *testing.T) {
 	tn.underWay(1000, func(n int) bool { return n == 0 })
 }
 
+// logText is noded's log as text: noded and what passes on its stepds' words write to it at once.
+type logText struct {
+	mu  sync.Mutex
+	buf bytes.Buffer // guarded by mu
+}
+
+func (l *logText) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
 // TestReplyUnread: a client that does not read its reply is cut off, and named in the log;
 // until then the reply is bounded, and costs a record at a time.
 func TestReplyUnread(t *testing.T) {
-	var log bytes.Buffer
+	var log logText
 	tn := start(t, t.TempDir(), func(c *Config) {
 		c.Log.SetOutput(&log)
 		c.PerUser.RequestBytes = 256 << 10
@@ -331,7 +350,7 @@ func TestReplyUnread(t *testing.T) {
 	}
 	tn.underWay(1000, func(n int) bool { return n == 0 })
 	if !strings.Contains(log.String(), "list: the client has not read its reply for 300ms: its connection is closed") {
-		t.Errorf("log: %s", &log)
+		t.Errorf("log: %s", log.String())
 	}
 	// What it reads then has no end.
 	b, _ := io.ReadAll(conns[0])
@@ -342,7 +361,7 @@ func TestReplyUnread(t *testing.T) {
 
 // TestPanic: a mistake in one request is an error of that request.
 func TestPanic(t *testing.T) {
-	var log bytes.Buffer
+	var log logText
 	tn := start(t, t.TempDir(), func(c *Config) { c.Log.SetOutput(&log) })
 	defer func() { tn.stop() }()
 	client := serveAs(t, tn, always(1000), func(s *Server) {
@@ -366,7 +385,7 @@ func TestPanic(t *testing.T) {
 		t.Error(err)
 	}
 	if !strings.Contains(log.String(), "internal error: config: a mistake") || !strings.Contains(log.String(), "serve_test.go") {
-		t.Errorf("log: %s", &log)
+		t.Errorf("log: %s", log.String())
 	}
 	tn.underWay(1000, func(n int) bool { return n == 0 })
 }
