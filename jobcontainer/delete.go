@@ -27,6 +27,9 @@ func (t *Tmpfs) Delete(ctx context.Context, job uint32) error {
 	}
 	errs := []error{t.clear(ctx, pins, job)}
 	if c.ns != nil {
+		if errs[0] != nil {
+			errs = append(errs, c.survivors(job))
+		}
 		errs = append(errs, c.ns.Close(), t.pins.release())
 		c.forget()
 	}

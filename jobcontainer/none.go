@@ -19,6 +19,12 @@ func (None) Join(uint32) (step.Namespaces, error) { return step.Namespaces{}, ni
 // EntireStepInNS reports false: there is no namespace.
 func (None) EntireStepInNS() bool { return false }
 
+// AddCont does nothing.
+func (None) AddCont(uint32, uint64) error { return nil }
+
+// AddPID does nothing.
+func (None) AddPID(uint32, int) error { return nil }
+
 // Delete does nothing.
 func (None) Delete(context.Context, uint32) error { return nil }
 

@@ -32,8 +32,9 @@ type Tmpfs struct {
 
 	cfg Config // complete
 
-	mu   sync.Mutex
-	jobs map[uint32]*container // guarded by mu
+	mu    sync.Mutex
+	jobs  map[uint32]*container // guarded by mu
+	conts map[uint64]uint32     // guarded by mu; proctrack container to job
 }
 
 // container is what is known of one job. Its lock is held over all the work on
@@ -45,6 +46,7 @@ type container struct {
 	ns     *os.File // guarded by mu; nil before Create and after Delete
 	spaces *spaces  // guarded by mu; beside ns
 	lost   error    // guarded by mu; why a running job's namespace is not there
+	pids   []int    // guarded by mu; the job's own processes, for messages
 }
 
 // forget closes what is beside ns. It is called with mu held.
@@ -55,7 +57,7 @@ func (c *container) forget() {
 			c.spaces.keeper.close()
 		}
 	}
-	c.ns, c.spaces = nil, nil
+	c.ns, c.spaces, c.pids = nil, nil, nil
 }
 
 // NewTmpfs checks the configuration and returns the plugin. It touches no
@@ -70,6 +72,7 @@ func NewTmpfs(cfg Config) (*Tmpfs, error) {
 		killMax: killMax,
 		cfg:     cfg,
 		jobs:    make(map[uint32]*container),
+		conts:   make(map[uint64]uint32),
 	}
 	t.pins = &pinRoot{path: cfg.RunDir, last: t.dropTag}
 	return t, nil
@@ -100,6 +103,11 @@ func (t *Tmpfs) unlock(job uint32, c *container) {
 	defer t.mu.Unlock()
 	if c.users--; c.users == 0 && c.ns == nil && c.lost == nil {
 		delete(t.jobs, job)
+		for cont, j := range t.conts {
+			if j == job {
+				delete(t.conts, cont)
+			}
+		}
 	}
 	c.mu.Unlock()
 }

@@ -1,6 +1,7 @@
 package jobcontainer
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -317,4 +318,66 @@ func topMounts(mountinfo string) (top []string) {
 		}
 	}
 	return top
+}
+
+func TestRootAddPIDAndCont(t *testing.T) {
+	f := newFixture(t)
+	c := f.plugin()
+	f.create(c, 1)
+	f.create(c, 2)
+	cmd := f.command(c, 1, "echo in; read x")
+	in, _ := cmd.StdinPipe()
+	out, _ := cmd.StdoutPipe()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 3)); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{cmd.Process.Pid, os.Getpid(), cmd.Process.Pid} {
+		if err := c.AddPID(1, pid); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := c.AddPID(7, cmd.Process.Pid); err == nil {
+		t.Error("a job without container accepted")
+	}
+	// A Delete that fails names the process that is inside, and only that.
+	stuck := f.private(1) + "/m"
+	if err := os.Mkdir(stuck, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", stuck, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	err := c.Delete(t.Context(), 1)
+	if want := fmt.Sprintf("job 1 are still there: %d", cmd.Process.Pid); err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("error %v, want one that ends with %q", err, want)
+	}
+	if err := unix.Unmount(stuck, 0); err != nil {
+		t.Fatal(err)
+	}
+	f.remove(c, 1)
+	f.create(c, 1)
+	in.Close()
+	cmd.Wait() // the shell's status at end of file does not matter
+	if err := c.AddPID(1, cmd.Process.Pid); err == nil {
+		t.Error("a dead process accepted")
+	}
+	if err := c.AddCont(1, 4711); err != nil {
+		t.Error(err)
+	}
+	if err := c.AddCont(1, 4711); err != nil {
+		t.Errorf("the same again refused: %v", err)
+	}
+	if err := c.AddCont(2, 4711); err == nil {
+		t.Error("one proctrack container accepted in two jobs")
+	}
+	if err := c.AddCont(7, 4712); err == nil {
+		t.Error("a job without container accepted")
+	}
+	f.remove(c, 1)
+	if err := c.AddCont(2, 4711); err != nil {
+		t.Errorf("the container of an ended job is not free: %v", err)
+	}
 }

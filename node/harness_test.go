@@ -90,6 +90,8 @@ func (c *fakeContainers) Create(_ context.Context, job uint32, _ step.User) erro
 }
 func (c *fakeContainers) Join(uint32) (step.Namespaces, error) { return step.Namespaces{}, nil }
 func (c *fakeContainers) EntireStepInNS() bool                 { return false }
+func (c *fakeContainers) AddCont(uint32, uint64) error         { return nil }
+func (c *fakeContainers) AddPID(uint32, int) error             { return nil }
 func (c *fakeContainers) Delete(_ context.Context, job uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -148,6 +148,7 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 	if err := n.startStepd(f, spec, leaf, files); err != nil {
 		return err
 	}
+	f.addToContainer()
 	return nil
 }
 
@@ -218,6 +219,25 @@ func (f *follower) prolog(events *os.File) error {
 		ev.Text = err.Error()
 	}
 	return errors.Join(err, tell(ev))
+}
+
+// addToContainer adds the step's stepd and cgroup to the job container. That is for its
+// messages: nothing depends on it.
+func (f *follower) addToContainer() {
+	rec := f.record()
+	if f.n.cfg.ContainerType == "none" {
+		return
+	}
+	if err := f.n.cfg.Containers.AddPID(f.id.Job, rec.StepdPID); err != nil {
+		f.log.Debugf("%v", err) // stepd may have ended already
+	}
+	var st unix.Stat_t
+	if rec.Cgroup == "" || unix.Stat(rec.Cgroup, &st) != nil {
+		return
+	}
+	if err := f.n.cfg.Containers.AddCont(f.id.Job, st.Ino); err != nil {
+		f.log.Debugf("%v", err)
+	}
 }
 
 // openEvents makes the step's event log and writes what happened so far.

@@ -97,6 +97,10 @@ type Containers interface {
 	Join(job uint32) (step.Namespaces, error)
 	// EntireStepInNS tells whether the whole host joins it.
 	EntireStepInNS() bool
+	// AddCont adds a step's cgroup, by its id (the directory's inode), and AddPID a
+	// process of the job: stepd, when it was started.
+	AddCont(job uint32, cont uint64) error
+	AddPID(job uint32, pid int) error
 	// Delete removes the container after the job's last step.
 	Delete(ctx context.Context, job uint32) error
 	// Restore takes over the containers of running jobs and removes the others'.

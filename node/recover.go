@@ -185,6 +185,7 @@ func (n *Node) adopt(f *follower) (runs bool) {
 	n.adopted++
 	f.findLauncher(rec)
 	f.begin(p, conn)
+	f.addToContainer()
 	return true
 }
 
