@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"sync"
 	"time"
 )
 
 // entry is a batch on its way into a journal.
 type entry struct {
-	// batch is nil in a probe.
+	// batch is nil, and seq 0, in a line that only tries whether the journal can be written to.
 	batch *batch
+	seq   uint64
 	// records are the batch's that this journal has.
 	records []record
 	// fact: it stays in the queue until it is written.
@@ -26,14 +26,6 @@ type entry struct {
 	unsure bool // guarded by mu
 }
 
-// seq is 0 of a probe.
-func (e *entry) seq() uint64 {
-	if e.batch == nil {
-		return 0
-	}
-	return e.batch.seq
-}
-
 // journal is one file, and the goroutine that writes to it.
 type journal struct {
 	dir  folder
@@ -42,27 +34,23 @@ type journal struct {
 	// disk: what is acknowledged is on the disk.
 	disk bool
 	// head is the value of its header.
-	head []byte
-	// other is the store's other journal.
-	other *journal
-	// wrote is called with mu held when an entry is written, or refused.
-	wrote func(j *journal, e *entry, written bool)
-	// silent is Config's; nil is nothing.
-	silent func(error)
+	head  []byte
+	s     *Store
+	other *journal // of the store
+	wake  chan struct{}
+	ended chan struct{}
 
-	mu    *sync.Mutex // the store's
+	// Guarded by the store's mu.
 	index map[string]map[string]place
-	live  int64 // guarded by mu: the weight of what index has and is not dead
+	live  int64 // the weight of what index has and is not dead
 	queue []*entry
 	// flight is what is being written, since began; zero is nothing. told: its deadline
 	// was missed, and that was said.
 	flight []*entry
 	began  time.Time
 	told   bool
-	failed error // guarded by mu: of the last write
+	failed error // of the last write
 	closed bool
-	wake   chan struct{}
-	ended  chan struct{}
 
 	// The goroutine's.
 	f file
@@ -145,8 +133,8 @@ func (j *journal) run() {
 // take takes what is queued, or, where the last write has failed, a line that only tries
 // another one. last: the journal is closed.
 func (j *journal) take() (group []*entry, last bool) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+	j.s.mu.Lock()
+	defer j.s.mu.Unlock()
 	group, j.queue = j.queue, nil
 	if len(group) == 0 && j.failed != nil && !j.closed {
 		group = []*entry{{records: []record{{id: headerID, value: j.head}}, answered: true}}
@@ -159,26 +147,26 @@ func (j *journal) take() (group []*entry, last bool) {
 
 // landed notes that nothing is being written any more.
 func (j *journal) landed() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.told && j.silent != nil {
-		go j.silent(nil)
+	j.s.mu.Lock()
+	defer j.s.mu.Unlock()
+	if j.told {
+		go j.s.cfg.Silent(nil)
 	}
 	j.began, j.told = time.Time{}, false
 }
 
 // over gives a group its result.
 func (j *journal) over(group []*entry, err error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+	j.s.mu.Lock()
+	defer j.s.mu.Unlock()
 	j.flight, j.failed = nil, err
 	if err == nil {
 		for _, e := range group {
 			for i := range e.records {
 				r := &e.records[i]
-				j.note(r.id, newPlace(j.f, 0, e.seq(), r))
+				j.note(r.id, newPlace(j.f, 0, e.seq, r))
 			}
-			j.wrote(j, e, true) // before the answer
+			j.s.wrote(j, e, true) // before the answer
 			e.answer(nil)
 		}
 		return
@@ -191,7 +179,7 @@ func (j *journal) over(group []*entry, err error) {
 			j.queue = append(j.queue, e)
 		} else {
 			e.unsure = e.unsure || i < len(group) && (j.cut || j.anew)
-			j.wrote(j, e, false)
+			j.s.wrote(j, e, false)
 		}
 		e.answer(err)
 	}
@@ -208,8 +196,8 @@ func (j *journal) silence() error {
 // giveUp answers what waits for a write that does not end. Requests are refused, all of them,
 // since a later one may be made of what an earlier one changes; facts stay.
 func (j *journal) giveUp(e *entry) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+	j.s.mu.Lock()
+	defer j.s.mu.Unlock()
 	if e.answered {
 		return
 	}
@@ -218,14 +206,12 @@ func (j *journal) giveUp(e *entry) {
 		if j.began.IsZero() {
 			j.began = time.Now()
 		}
-		if j.silent != nil {
-			go j.silent(j.silence())
-		}
+		go j.s.cfg.Silent(j.silence())
 	}
 	err := j.silence()
 	refuse := func(e *entry) bool {
 		if !e.fact && !e.answered {
-			j.wrote(j, e, false)
+			j.s.wrote(j, e, false)
 		}
 		e.answer(err)
 		return !e.fact
@@ -239,9 +225,9 @@ func (j *journal) giveUp(e *entry) {
 
 // close ends the goroutine when the queue is written, and closes the file.
 func (j *journal) close(patience time.Duration) error {
-	j.mu.Lock()
+	j.s.mu.Lock()
 	j.closed = true
-	j.mu.Unlock()
+	j.s.mu.Unlock()
 	j.kick()
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -251,8 +237,8 @@ func (j *journal) close(patience time.Duration) error {
 		return fmt.Errorf("cannot close %q: its file system does not answer: %w", j.path, ErrSilent)
 	}
 	err := errors.Join(j.f.Close(), j.dir.close())
-	j.mu.Lock()
-	defer j.mu.Unlock()
+	j.s.mu.Lock()
+	defer j.s.mu.Unlock()
 	if len(j.queue) > 0 {
 		err = errors.Join(fmt.Errorf("%d changes are not stored", len(j.queue)), j.failed)
 	}
@@ -294,7 +280,7 @@ func (j *journal) append(group []*entry) error {
 	var buf []byte
 	for _, e := range group {
 		at := int64(len(buf))
-		buf = appendLine(buf, j.end, e.seq(), e.records)
+		buf = appendLine(buf, j.end, e.seq, e.records)
 		for i := range e.records {
 			e.records[i].at += int(j.end + at)
 		}
@@ -335,10 +321,10 @@ func (j *journal) mend() error {
 
 // compact writes the journal anew where most of it is of no use any more.
 func (j *journal) compact() {
-	j.mu.Lock()
+	j.s.mu.Lock()
 	garbage := j.end - j.live
 	due := garbage > max(j.live, compactMin) && j.end > j.compactAt
-	j.mu.Unlock()
+	j.s.mu.Unlock()
 	if !due {
 		return
 	}
@@ -351,8 +337,8 @@ func (j *journal) compact() {
 // kept returns what a new file must have: the values, and of the deletions those of what
 // the other journal still has, which would else come back.
 func (j *journal) kept() (kept []found) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+	j.s.mu.Lock()
+	defer j.s.mu.Unlock()
 	for kind, of := range j.index {
 		for key, p := range of {
 			k := id{kind, key}
@@ -389,14 +375,14 @@ func (j *journal) rewrite(kept []found) error {
 		return errors.Join(ioError("write", j.path+".new", err), f.Close())
 	}
 	old := j.f
-	j.mu.Lock()
+	j.s.mu.Lock()
 	for _, k := range kept {
 		if is, ok := j.index[k.kind][k.key]; ok && is.seq == k.seq {
 			j.index[k.kind][k.key] = k.place
 		}
 	}
 	j.f, j.end, j.cut, j.anew = f, end, false, false
-	j.mu.Unlock()
+	j.s.mu.Unlock()
 	if old != nil {
 		old.Close() // whoever reads in it looks again
 	}

@@ -29,6 +29,9 @@ func Open(cfg Config) (*Store, error) {
 
 func openIn(cfg Config, folders func(path string) (folder, error)) (*Store, error) {
 	cfg.Deadline = cmp.Or(cfg.Deadline, deadline)
+	if cfg.Silent == nil {
+		cfg.Silent = func(error) {}
+	}
 	type result struct {
 		s   *Store
 		err error
@@ -82,8 +85,8 @@ func open(cfg Config, folders func(string) (folder, error), doing func(*journal)
 
 func (s *Store) newJournal(path string, disk bool) *journal {
 	return &journal{
-		name: filepath.Base(path), path: path, disk: disk, wrote: s.wrote, silent: s.cfg.Silent,
-		mu: &s.mu, index: make(map[string]map[string]place), wake: make(chan struct{}, 1), ended: make(chan struct{}),
+		name: filepath.Base(path), path: path, disk: disk, s: s,
+		index: make(map[string]map[string]place), wake: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 }
 
@@ -133,7 +136,7 @@ func (s *Store) start(durable, volatile *replayed, doing func(*journal)) error {
 	if !same { // it has gone through a power failure, perhaps, which it need not survive
 		volatile.bad = nil
 	}
-	if err := errors.Join(s.durable.keepBad(s, durable.bad), s.volatile.keepBad(s, volatile.bad)); err != nil {
+	if err := errors.Join(s.durable.keepBad(durable.bad), s.volatile.keepBad(volatile.bad)); err != nil {
 		return err
 	}
 	if err := s.restoreNumbers(trusted, len(durable.bad)); err != nil {
@@ -203,7 +206,7 @@ func (s *Store) Damage() (map[string]Damage, error) {
 }
 
 // keepBad keeps the damaged pieces of a journal in a file beside it, and says so in a record.
-func (j *journal) keepBad(s *Store, bad []span) error {
+func (j *journal) keepBad(bad []span) error {
 	if len(bad) == 0 {
 		return nil
 	}
@@ -220,7 +223,7 @@ func (j *journal) keepBad(s *Store, bad []span) error {
 	if err := writeFile(j.dir, j.name+suffix, pieces.Bytes()); err != nil {
 		return ioError("write", j.path+suffix, err)
 	}
-	return s.add(id{KindDamage, j.name + suffix}, Damage{Journal: j.path, Kept: j.path + suffix, Pieces: len(bad), Records: named(pieces.Bytes())})
+	return j.s.add(id{KindDamage, j.name + suffix}, Damage{Journal: j.path, Kept: j.path + suffix, Pieces: len(bad), Records: named(pieces.Bytes())})
 }
 
 func writeFile(dir folder, name string, content []byte) error {

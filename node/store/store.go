@@ -292,7 +292,7 @@ func (s *Store) toVolatile(b *batch) {
 }
 
 func newEntry(b *batch, fact bool, has func(id) bool) *entry {
-	e := &entry{batch: b, fact: fact, done: make(chan error, 1)}
+	e := &entry{batch: b, seq: b.seq, fact: fact, done: make(chan error, 1)}
 	for _, k := range b.ids {
 		if has(k) {
 			e.records = append(e.records, record{id: k, value: b.values[k]})
@@ -306,7 +306,7 @@ func newEntry(b *batch, fact bool, has func(id) bool) *entry {
 func (s *Store) wrote(j *journal, e *entry, written bool) {
 	b := e.batch
 	switch {
-	case b == nil: // a probe
+	case b == nil: // it only tried
 	case j == s.volatile || !written:
 		for _, k := range b.ids {
 			left := slices.DeleteFunc(s.pending[k], func(p *batch) bool { return p == b })
