@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -128,9 +127,11 @@ func (s *Store) start(durable, volatile *replayed, doing func(*journal)) error {
 		s.kinds[f.kind] = true // of a later release, perhaps
 		s.durable.note(f.id, f.place)
 	}
-	for _, f := range slices.Concat(durable.found, volatile.found) {
-		s.volatile.note(f.id, f.place)
-		s.seq = max(s.seq, f.seq)
+	for _, r := range []*replayed{durable, volatile} {
+		for _, f := range r.found {
+			s.volatile.note(f.id, f.place)
+			s.seq = max(s.seq, f.seq)
+		}
 	}
 	trusted := same && len(volatile.bad) == 0
 	if !same { // it has gone through a power failure, perhaps, which it need not survive
