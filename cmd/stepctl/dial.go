@@ -29,6 +29,7 @@ type dialer struct {
 	standalone bool     // --standalone
 	plugins    *plugins // of the verb, where it has them
 	release    func()   // hands the signals to the verb
+	signals    signals
 
 	mu      sync.Mutex     // for the goroutine of endOnSignal
 	private *private       // guarded by mu
@@ -106,28 +107,67 @@ func (d *dialer) close() {
 	}
 }
 
+// signals are those that the program gets. To ask the runtime for one, or to give it back,
+// switches threads twice: so a run asks for each once, and gives none back.
+type signals struct {
+	c chan os.Signal
+
+	mu sync.Mutex
+	to func(syscall.Signal) // guarded by mu: what they are for; nil is the program's end
+}
+
+// lead gives the signals, and more, to f from now on; nil makes them the program's end again.
+func (s *signals) lead(f func(syscall.Signal), more ...os.Signal) {
+	s.mu.Lock()
+	s.to = f
+	s.mu.Unlock()
+	if len(more) > 0 {
+		signal.Notify(s.c, more...)
+	}
+}
+
+// pass hands a signal on, and reports whether that was all.
+func (s *signals) pass(sig syscall.Signal) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.to != nil {
+		s.to(sig)
+	}
+	return s.to != nil || sig == syscall.SIGCONT
+}
+
 // endOnSignal ends what was started when a signal comes, and the program with
 // it. The returned function hands the signals back: a verb that knows better
-// what they mean calls it.
+// what they mean calls it, or has them led to it.
 func (d *dialer) endOnSignal() (release func()) {
-	c := make(chan os.Signal, 1)
+	d.signals.c = make(chan os.Signal, 16) // a burst of signals must not be lost
 	done := make(chan struct{})
-	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(d.signals.c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	go func() { // ends with release, or the program
-		select {
-		case <-done:
-		case sig := <-c:
-			d.mu.Lock() // for good: nothing is started any more
-			if d.session != nil {
-				d.session.Kill(fmt.Sprintf("was interrupted by %v", sig))
+		for {
+			select {
+			case <-done:
+				return
+			case sig := <-d.signals.c:
+				if sig := sig.(syscall.Signal); !d.signals.pass(sig) {
+					d.end(sig)
+				}
 			}
-			if d.private != nil {
-				d.private.stop()
-			}
-			os.Exit(step.SignaledBy(sig.(syscall.Signal)).Code())
 		}
 	}()
-	return sync.OnceFunc(func() { signal.Stop(c); close(done) })
+	return sync.OnceFunc(func() { signal.Stop(d.signals.c); close(done) })
+}
+
+// end ends the program, and what it has started.
+func (d *dialer) end(sig syscall.Signal) {
+	d.mu.Lock() // for good: nothing is started any more
+	if d.session != nil {
+		d.session.Kill(fmt.Sprintf("was interrupted by %v", sig))
+	}
+	if d.private != nil {
+		d.private.stop()
+	}
+	os.Exit(step.SignaledBy(sig).Code())
 }
 
 // hold lets a signal end the plugins' host, too.

@@ -125,7 +125,7 @@ func launchStep(client *api.Client, o *runOptions, d *dialer, argv []string) (in
 	}
 	l := &launch{
 		client: client, node: reply.Node, id: step.ID{Job: reply.JobID, Step: reply.StepID},
-		opt: o, ntasks: spec.NTasks,
+		opt: o, ntasks: spec.NTasks, signals: &d.signals,
 	}
 	if spec.Terminal != nil {
 		if d.privateSocket() != "" {
@@ -134,7 +134,6 @@ func launchStep(client *api.Client, o *runOptions, d *dialer, argv []string) (in
 		l.screen = newScreen(os.Stdin, os.Stdout, keys, false)
 		defer l.screen.restore()
 	}
-	d.release() // they are the step's now
 	begun := l.slowLaunch()
 	rec, err := l.follow(reply, spec)
 	begun()
@@ -213,13 +212,14 @@ func mpiFini(hooks mpi.Client) {
 
 // launch is a step that this client waits for.
 type launch struct {
-	client *api.Client
-	node   string
-	id     step.ID
-	opt    *runOptions
-	ntasks int
-	forced bool    // a task was ended by KILL or TERM
-	screen *screen // of a step with a terminal
+	client  *api.Client
+	node    string
+	id      step.ID
+	opt     *runOptions
+	ntasks  int
+	forced  bool    // a task was ended by KILL or TERM
+	screen  *screen // of a step with a terminal
+	signals *signals
 	// killWait is between SIGTERM and SIGKILL, in seconds.
 	killWait int
 	// firstExit is closed when the end of a task is told for the first time.

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/signal"
 	"sync"
 	"syscall"
 	"time"
@@ -23,11 +22,16 @@ const abortGrace = 2
 // the next ends the client; TERM, HUP and QUIT end the step; the others are
 // forwarded. The returned function ends that.
 func (l *launch) catchSignals(conn *stepapi.Conn) (stop func()) {
-	c := make(chan os.Signal, 16) // a burst of signals must not be lost
-	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
-	if l.screen == nil { // else they are those of the client's terminal
-		signal.Notify(c, syscall.SIGHUP, syscall.SIGCONT)
-	}
+	c := make(chan syscall.Signal, 16) // a burst of signals must not be lost
+	l.signals.lead(func(sig syscall.Signal) {
+		if l.screen != nil && (sig == syscall.SIGHUP || sig == syscall.SIGCONT) {
+			return // they are the client's terminal's
+		}
+		select {
+		case c <- sig:
+		default:
+		}
+	}, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGCONT)
 	done := make(chan struct{})
 	h := &handler{l: l, conn: conn}
 	var wg sync.WaitGroup
@@ -39,7 +43,7 @@ func (l *launch) catchSignals(conn *stepapi.Conn) (stop func()) {
 			case <-done:
 				return
 			case sig := <-c:
-				h.signal(sig.(syscall.Signal))
+				h.signal(sig)
 			case <-first:
 				first = nil
 				if wait := l.opt.programs.wait; wait > 0 {
@@ -50,7 +54,7 @@ func (l *launch) catchSignals(conn *stepapi.Conn) (stop func()) {
 			}
 		}
 	})
-	return func() { signal.Stop(c); close(done); wg.Wait() }
+	return func() { l.signals.lead(nil); close(done); wg.Wait() }
 }
 
 // handler is what signals have done. One goroutine uses it.
