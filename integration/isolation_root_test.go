@@ -88,8 +88,11 @@ var jobLine = regexp.MustCompile(`(?m)^stepctl: job (\d+) step (\d+)\n`)
 // run runs one step.
 func (c *rudeStep) run(t testing.TB, n *node) (id string) {
 	late := "0.2"
-	if c.endsEarly() {
+	switch {
+	case c.endsEarly():
 		late = "100"
+	case c.do == "thread-crash":
+		late = "1" // the thread crashes after 0.3 s
 	}
 	r := n.do(t, call{
 		args: []string{"run", "-v", "-n", "2", "sh", filepath.Join(n.wd, "rude.sh")},

@@ -232,7 +232,15 @@ static void *sleeper(void *arg)
 
 static void *crasher(void *arg)
 {
-	usleep(120000);
+	struct timespec at;
+
+	/* seteuid(2) of the host's thread interrupts this one. */
+	clock_gettime(CLOCK_MONOTONIC, &at);
+	at.tv_nsec += 300000000;
+	at.tv_sec += at.tv_nsec / 1000000000;
+	at.tv_nsec %= 1000000000;
+	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) == EINTR)
+		;
 	write_nowhere(1);
 	return arg;
 }
