@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net"
 	"sync"
 
@@ -167,13 +166,6 @@ func (f *inFlight) turn(uid uint32) (done func()) {
 			delete(f.turns, uid)
 		}
 	}
-}
-
-// bytes is what each user has under way.
-func (f *inFlight) bytes() map[uint32]int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return maps.Clone(f.byUser)
 }
 
 // callInfo is what the context of a request has.

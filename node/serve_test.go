@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -31,6 +32,13 @@ func begin(t *testing.T, c net.Conn, size, sent int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// bytes is what each user has under way.
+func (f *inFlight) bytes() map[uint32]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.byUser)
 }
 
 // underWay waits until uid has so many bytes under way.
