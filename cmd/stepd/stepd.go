@@ -1,6 +1,6 @@
 // Command stepd owns one job step on one node. noded starts it.
 package main
 
-import "stepd/daemon"
+import "stepd/stepd"
 
-func main() { daemon.Main() }
+func main() { stepd.Main() }

@@ -1,6 +1,6 @@
 //go:build !failpoint
 
-package daemon
+package stepd
 
 // failpoint is where a step stops for a test: of the programs that are shipped, none does.
 type failpoint struct{}

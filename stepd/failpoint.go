@@ -1,6 +1,6 @@
 //go:build failpoint
 
-package daemon
+package stepd
 
 import (
 	"bytes"

@@ -1,7 +1,7 @@
-// Package daemon is stepd: it owns one job step, from the request to the exit
+// Package stepd is stepd: it owns one job step, from the request to the exit
 // status. noded starts it with the descriptors of package stepapi; it outlives
 // noded. It wires the step to its neighbours: Main is all of the program.
-package daemon
+package stepd
 
 import (
 	"context"

@@ -1,5 +1,5 @@
 //go:build noevents
 
-package daemon
+package stepd
 
 const eventLog = false
