@@ -15,6 +15,7 @@ import (
 
 	"stepd/api"
 	"stepd/internal/linux"
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -174,7 +175,7 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 	}
 	req := &step.Request{
 		Schema: step.Schema, Job: &j.ID, UID: &j.UID, GID: &j.GID, Name: "extern", Argv: []string{"/bin/sleep", "infinity"},
-		NTasks: 1, NNodes: 1, CPUsPerTask: 1, Overcommit: true, Env: []string{"PATH=" + safePath}, Cwd: "/", MPI: "none",
+		NTasks: 1, NNodes: 1, CPUsPerTask: 1, Overcommit: true, Env: []string{"PATH=" + child.SafePath}, Cwd: "/", MPI: "none",
 	}
 	null := step.Stream{Kind: step.StreamNull}
 	req.Stdin, req.Stdout, req.Stderr = null, null, null

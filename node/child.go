@@ -3,22 +3,18 @@ package node
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"stepd/internal/linux"
+	"stepd/node/child"
 	"stepd/step"
 )
 
-// child is a program that noded runs for a job, in the job's own place.
-type child struct {
+// program is a program that noded runs for a job, in the job's own place.
+type program struct {
 	argv  []string // argv[0] is what it is called; path is what is run
 	path  string
 	env   []string
@@ -32,7 +28,7 @@ func scriptsID(job uint32) step.ID { return step.ID{Job: job, Step: step.Scripts
 // runChild runs the child to its end, in a session of its own and in the job's
 // place. When ctx ends first, its process group is killed, and the error is
 // ctx's cause.
-func (n *Node) runChild(ctx context.Context, j *job, c child) error {
+func (n *Node) runChild(ctx context.Context, j *job, c program) error {
 	leaf, err := n.cfg.Tracker.MakeScripts(scriptsID(j.ID))
 	if err != nil {
 		return err
@@ -41,64 +37,22 @@ func (n *Node) runChild(ctx context.Context, j *job, c child) error {
 	if leaf != nil {
 		defer leaf.Close()
 	}
-	fds := make([]uintptr, len(c.files))
-	for i, f := range c.files {
-		fds[i] = f.Fd()
-	}
-	pidfd := -1
-	sys := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
-	if leaf != nil {
-		sys.UseCgroupFD, sys.CgroupFD = true, int(leaf.Fd())
-	}
 	dir := n.cfg.Scripts.Dir
 	if dir == "" {
 		dir = "/"
 	}
-	pid, _, err := syscall.StartProcess(c.path, c.argv, &syscall.ProcAttr{Dir: dir, Env: c.env, Files: fds, Sys: sys})
+	p, err := child.Program{Path: c.path, Argv: c.argv, Env: c.env, Dir: dir, Files: c.files, Leaf: leaf}.Start()
 	if err != nil {
 		return fmt.Errorf("cannot run %q: %w", c.path, err)
 	}
-	p, err := newChild(pid, pidfd)
-	if err != nil {
-		return err
-	}
-	defer p.close()
+	defer p.Close()
 	j.addScript(p)
 	if leaf == nil {
-		if err := n.cfg.Tracker.AddStepd(scriptsID(j.ID), pid); err != nil {
+		if err := n.cfg.Tracker.AddStepd(scriptsID(j.ID), p.PID); err != nil {
 			n.log.WithField("job", j.ID).Errorf("%v", err)
 		}
 	}
-	return p.end(ctx)
-}
-
-// end waits for a child's end and reaps it. When ctx ends first, its session's
-// first process group is killed.
-func (p *process) end(ctx context.Context) error {
-	err := p.wait(ctx)
-	if err != nil {
-		// Not reaped yet, so that the number is still its group's.
-		if kerr := syscall.Kill(-p.pid, syscall.SIGKILL); kerr != nil && !errors.Is(kerr, syscall.ESRCH) {
-			err = step.JoinErrors(err, fmt.Errorf("cannot kill process group %d: %w", p.pid, kerr))
-		}
-		err = step.JoinErrors(err, p.wait(context.Background()))
-	}
-	var ws unix.WaitStatus
-	werr := linux.IgnoringEINTR(func() error {
-		_, err := unix.Wait4(p.pid, &ws, 0, nil)
-		return err
-	})
-	switch {
-	case err != nil:
-		return err
-	case werr != nil:
-		return fmt.Errorf("cannot wait for process %d: %w", p.pid, werr)
-	case ws.Signaled():
-		return fmt.Errorf("was killed by %s", signalName(ws.Signal()))
-	case ws.ExitStatus() != 0:
-		return fmt.Errorf("exited with code %d", ws.ExitStatus())
-	}
-	return nil
+	return p.Run(ctx)
 }
 
 // output takes what a script writes: the last of it is kept for messages. A
@@ -157,7 +111,7 @@ func (o *output) lines() []string {
 	defer o.mu.Unlock()
 	var lines []string
 	for line := range bytes.Lines(o.tail) {
-		if text := message(strings.TrimRight(string(line), "\n")); text != "" {
+		if text := child.Message(strings.TrimRight(string(line), "\n")); text != "" {
 			lines = append(lines, text)
 		}
 	}

@@ -1,5 +1,7 @@
 package node
 
+import "stepd/node/child"
+
 // drainRecord is the node's drain state; the zero value is not drained.
 type drainRecord struct {
 	Drained bool   `json:"drained"`
@@ -37,7 +39,7 @@ func (n *Node) noteDrain(d drainRecord) {
 // drainSelf drains the node for what has happened on it. The first reason stays
 // until the node is resumed; steps that run go on.
 func (n *Node) drainSelf(reason string) {
-	reason = message(reason) // a plugin's words may be in it
+	reason = child.Message(reason) // a plugin's words may be in it
 	n.draining.Lock()
 	defer n.draining.Unlock()
 	switch d := n.reg.drain(); {

@@ -14,7 +14,7 @@ import (
 // finish comes after stepd's exit: it finds the result, or makes one that says
 // what happened, and leaves nothing of the step behind.
 func (f *follower) finish() {
-	ending := f.proc.ending() // reaps
+	ending := f.proc.Ending() // reaps
 	ending = cmp.Or(f.foreign, ending)
 	if !f.settled {
 		f.settleWithout(ending)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api/stepapi"
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -24,7 +25,7 @@ type follower struct {
 
 	// proc and conn are the loop's. conn is nil where stepd could not be
 	// reached: then its end is all that is awaited.
-	proc *process
+	proc *child.Process
 	conn *stepapi.Conn
 	// settled: the final record is made and, where possible, stored. known: the store
 	// has the stepd already.
@@ -103,7 +104,7 @@ func newFollower(n *Node, j *job, rec step.Record) *follower {
 }
 
 // begin starts the loop for a stepd that runs now.
-func (f *follower) begin(p *process, c *stepapi.Conn) {
+func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 	f.proc, f.conn = p, c
 	f.mu.Lock()
 	found := f.stage == followed // and was never reserved here
@@ -115,8 +116,8 @@ func (f *follower) begin(p *process, c *stepapi.Conn) {
 		suspendBy = &job.By // it was numbered while its job was suspended
 	}
 	f.update(func(rec *step.Record) {
-		f.known = rec.StepdPID == p.pid && rec.StepdStart == p.start && rec.BootID == f.n.boot
-		rec.StepdPID, rec.StepdStart, rec.BootID = p.pid, p.start, f.n.boot
+		f.known = rec.StepdPID == p.PID && rec.StepdStart == p.Start && rec.BootID == f.n.boot
+		rec.StepdPID, rec.StepdStart, rec.BootID = p.PID, p.Start, f.n.boot
 	})
 	f.n.reg.started(f)
 	f.n.work.Go(f.follow)
@@ -159,7 +160,7 @@ func (f *follower) follow() {
 	left := true // stepd has, or goes on without this noded
 	defer func() {
 		if left {
-			f.proc.close()
+			f.proc.Close()
 		}
 	}()
 	defer f.meet()
@@ -177,7 +178,7 @@ func (f *follower) follow() {
 		f.greet()
 	}
 	exited := make(chan error, 1) // size 1: the waiter never waits for us
-	helpers.Go(func() { exited <- f.proc.wait(ctx) })
+	helpers.Go(func() { exited <- f.proc.Wait(ctx) })
 	left = f.hearOut(msgs, exited)
 }
 
@@ -198,7 +199,7 @@ func (f *follower) hearOut(msgs <-chan *stepapi.Msg, exited <-chan error) (left 
 				leave = time.After(f.n.leaveMax)
 			}
 		case <-leave:
-			f.log.Warnf("stepd (pid %d) did not exit within %v of its result: killing it", f.proc.pid, f.n.leaveMax)
+			f.log.Warnf("stepd (pid %d) did not exit within %v of its result: killing it", f.proc.PID, f.n.leaveMax)
 			if err := f.n.killStepd(f.proc); err != nil {
 				f.log.Errorf("cannot kill stepd: %v", err)
 			}
@@ -208,7 +209,7 @@ func (f *follower) hearOut(msgs <-chan *stepapi.Msg, exited <-chan error) (left 
 			return false
 		case err := <-exited:
 			if err != nil {
-				f.log.Errorf("cannot wait for stepd (pid %d): %v", f.proc.pid, err)
+				f.log.Errorf("cannot wait for stepd (pid %d): %v", f.proc.PID, err)
 				return true
 			}
 			f.drain(in)

@@ -4,10 +4,9 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
 	"stepd/api"
 	"stepd/internal/linux"
+	"stepd/node/child"
 )
 
 // holder names the client process of an allocation for ever, as a Record does a
@@ -39,23 +38,15 @@ func newHolder(pid int32, pidfd int, boot string) (*holder, error) {
 	}
 	// It lives, so that the number was its own when the time was read.
 	if exited, err := linux.PidfdExited(pidfd); err != nil || exited {
-		return nil, errors.Join(fmt.Errorf("cannot follow the client: process %d %w", pid, errGone), err)
+		return nil, errors.Join(fmt.Errorf("cannot follow the client: process %d %w", pid, child.ErrGone), err)
 	}
 	return h, nil
 }
 
-// open finds the process again, or returns errGone.
+// open finds the process again, or returns child.ErrGone.
 func (h *holder) open(boot string) (int, error) {
 	if h == nil {
-		return -1, errGone
+		return -1, child.ErrGone
 	}
-	pidfd, start, err := openProcess(h.PID, h.BootID, boot)
-	if err != nil {
-		return -1, err
-	}
-	if start != h.Start {
-		unix.Close(pidfd)
-		return -1, errGone
-	}
-	return pidfd, nil
+	return child.Open(h.PID, h.Start, h.BootID, boot)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -150,10 +151,10 @@ func (j *job) doc() jobDoc {
 }
 
 // addScript remembers a process that runs, or ran, for the job.
-func (j *job) addScript(p *process) {
+func (j *job) addScript(p *child.Process) {
 	j.scripts.Lock()
 	defer j.scripts.Unlock()
-	j.ran = append(j.ran, step.Record{ID: scriptsID(j.ID), StepdPID: p.pid, StepdStart: p.start})
+	j.ran = append(j.ran, step.Record{ID: scriptsID(j.ID), StepdPID: p.PID, StepdStart: p.Start})
 }
 
 // addOutput keeps a script's output open for what the script has left running.

@@ -15,9 +15,6 @@ import (
 	"stepd/step"
 )
 
-// safePath is the PATH of programs that noded starts: never a user's.
-const safePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 // launch starts a step that the caller has claimed. A failure from here on is
 // the step's result. change is what the client has changed since; nil is
 // nothing. Where the job's prolog has to run first, launch returns as soon as
@@ -178,11 +175,11 @@ func (n *Node) startStepd(f *follower, spec *step.Spec, leaf *os.File, files []*
 	f.launched = true
 	f.begin(proc, ours)
 	if leaf != nil && (spec.Confine.PerTask || len(spec.Confine.V1) > 0) {
-		n.work.Go(func() { n.warmUp(f.id, proc.pid) })
+		n.work.Go(func() { n.warmUp(f.id, proc.PID) })
 	}
 	if leaf == nil {
 		// What stepd has started by then is in the step's own cgroups.
-		if err := n.cfg.Tracker.AddStepd(f.id, proc.pid); err != nil {
+		if err := n.cfg.Tracker.AddStepd(f.id, proc.PID); err != nil {
 			f.log.Errorf("%v", err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -153,8 +154,8 @@ func TestLingerForEver(t *testing.T) {
 	tn := stuck(t, t.TempDir(), "", die)
 	t.Cleanup(tn.stop)
 	tn.leaveMax = 50 * time.Millisecond
-	asked := make(chan *process, 1)
-	tn.killStepd = func(p *process) error { asked <- p; return nil }
+	asked := make(chan *child.Process, 1)
+	tn.killStepd = func(p *child.Process) error { asked <- p; return nil }
 	id := tn.run(1000, request("linger"))
 	if rec := tn.wait(id); rec.State != step.Completed {
 		t.Errorf("record %+v", rec)
@@ -164,13 +165,13 @@ func TestLingerForEver(t *testing.T) {
 	if d := tn.doc(); !strings.HasPrefix(d.State, "DRAIN") || len(d.Unkillable) != 1 || d.Unkillable[0].ID != id {
 		t.Errorf("node %+v", d)
 	}
-	if err := syscall.Kill(p.pid, 0); err != nil {
+	if err := syscall.Kill(p.PID, 0); err != nil {
 		t.Fatalf("stepd is gone: %v: nothing was tested", err)
 	}
-	if err := syscall.Kill(p.pid, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	tn.eventually("the reaping of stepd", func() bool { return errors.Is(syscall.Kill(p.pid, 0), syscall.ESRCH) })
+	tn.eventually("the reaping of stepd", func() bool { return errors.Is(syscall.Kill(p.PID, 0), syscall.ESRCH) })
 	close(die)
 	tn.eventually("the end of the drain", tn.undrained)
 }

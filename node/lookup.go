@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -115,7 +116,7 @@ func (l *Lookup) ask(ctx context.Context, uid uint32) (step.User, error) {
 	defer overflow(nil)
 	cmd := exec.CommandContext(ctx, l.program, "--lookup")
 	out, diag := &limited{max: lookupMax, over: overflow}, &limited{max: 4096, over: overflow}
-	cmd.Env = []string{"PATH=" + safePath, "LC_ALL=C"}
+	cmd.Env = []string{"PATH=" + child.SafePath, "LC_ALL=C"}
 	cmd.Dir = "/"
 	cmd.Stdin = strings.NewReader(fmt.Sprintf("uid %d\n", uid))
 	cmd.Stdout, cmd.Stderr = out, diag

@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/internal/linux"
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -25,8 +26,8 @@ type Node struct {
 	boot  string
 	// leaveMax and reserveMax are the constants; tests shorten them.
 	leaveMax, reserveMax time.Duration
-	// killStepd is process.kill; tests have one that SIGKILL does not end.
-	killStepd func(*process) error
+	// killStepd is child.Process.Kill; tests have one that SIGKILL does not end.
+	killStepd func(*child.Process) error
 
 	locks []*os.File
 	store *state
@@ -74,7 +75,7 @@ func New(cfg Config) (*Node, error) {
 	stopping := make(chan struct{})
 	n := &Node{
 		cfg: cfg, log: cfg.Log, files: layout{run: cfg.RunDir, spool: cfg.SpoolDir}, boot: boot,
-		leaveMax: leaveMax, reserveMax: reserveMax, killStepd: (*process).kill,
+		leaveMax: leaveMax, reserveMax: reserveMax, killStepd: (*child.Process).Kill,
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
 	n.reg.perUser = cfg.PerUser

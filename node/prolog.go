@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/api/stepapi"
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -239,7 +240,7 @@ func (n *Node) runProgram(ctx context.Context, j *job, path string, env []string
 	if err != nil {
 		return err
 	}
-	err = n.runChild(ctx, j, child{path: path, argv: []string{path}, env: env, files: []*os.File{null, theirs, theirs}})
+	err = n.runChild(ctx, j, program{path: path, argv: []string{path}, env: env, files: []*os.File{null, theirs, theirs}})
 	theirs.Close()
 	lines := out.lines()
 	j.addOutput(out)
@@ -286,15 +287,15 @@ func (n *Node) runPlugins(ctx context.Context, j *job, k scriptKind, env []strin
 	}
 	if said != nil {
 		defer stderr.Close()
-		defer said.close()
-		defer said.finish() // its last words may not have been read
+		defer said.Close()
+		defer said.Finish() // its last words may not have been read
 	}
 	answer, theirs, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("cannot make a pipe for stepd's answer: %w", err)
 	}
 	defer answer.Close()
-	err = n.runChild(ctx, j, child{
+	err = n.runChild(ctx, j, program{
 		path: n.cfg.StepdPath, argv: []string{"stepd", "spank", k.name}, env: n.stepdEnv(),
 		files: []*os.File{null, theirs, stderr, mem},
 	})
@@ -310,7 +311,7 @@ func (n *Node) runPlugins(ctx context.Context, j *job, k scriptKind, env []strin
 	case err == nil && rerr == nil:
 		return nil
 	case res != nil && res.Failure != "":
-		return errors.New(message(res.Failure))
+		return errors.New(child.Message(res.Failure))
 	case err == nil:
 		return rerr
 	}

@@ -13,6 +13,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -150,7 +151,7 @@ func (n *Node) recoverAlloc(j *job) {
 		return
 	}
 	reason := clientGone
-	if !errors.Is(err, errGone) {
+	if !errors.Is(err, child.ErrGone) {
 		reason = err.Error()
 	}
 	if n.reg.follower(interactiveID(j)) == nil {
@@ -181,7 +182,7 @@ func (n *Node) adopt(f *follower) (runs bool) {
 		n.work.Go(func() { f.bury(reason, state) })
 		return false
 	}
-	f.log.Infof("found stepd (pid %d) again", p.pid)
+	f.log.Infof("found stepd (pid %d) again", p.PID)
 	n.adopted++
 	f.findLauncher(rec)
 	f.begin(p, conn)
@@ -226,7 +227,7 @@ func (f *follower) bury(reason string, state step.State) {
 
 // findStepd finds the step's stepd and connects to it. Without a process the
 // reason says why; without a connection it is followed by its pidfd alone.
-func (n *Node) findStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
+func (n *Node) findStepd(rec *step.Record) (*child.Process, *stepapi.Conn, string) {
 	if !linux.SameBoot(rec.BootID, n.boot) {
 		return nil, nil, rebooted(rec.BootID, n.boot)
 	}
@@ -234,8 +235,8 @@ func (n *Node) findStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
 	if rec.StepdPID == 0 {
 		return n.meetStepd(rec)
 	}
-	p, err := findProcess(rec, n.boot)
-	if errors.Is(err, errGone) {
+	p, err := child.Find(rec, n.boot)
+	if errors.Is(err, child.ErrGone) {
 		return nil, nil, fmt.Sprintf("stepd (pid %d) is gone", rec.StepdPID)
 	}
 	if err != nil {
@@ -244,7 +245,7 @@ func (n *Node) findStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
 	conn, err := stepapi.DialDir(dir, name)
 	if err != nil {
 		// It may be past serving, on its way to leave a result file.
-		n.log.WithField("step", rec.ID.String()).Warnf("cannot reach stepd (pid %d): %v", p.pid, err)
+		n.log.WithField("step", rec.ID.String()).Warnf("cannot reach stepd (pid %d): %v", p.PID, err)
 		return p, nil, ""
 	}
 	return p, conn, ""
@@ -261,7 +262,7 @@ func rebooted(before, now string) string {
 
 // meetStepd asks the socket who serves it: noded died after it had started
 // stepd, and before it had stored the pid. What stepd says goes into rec.
-func (n *Node) meetStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
+func (n *Node) meetStepd(rec *step.Record) (*child.Process, *stepapi.Conn, string) {
 	const why = "noded ended while it started the step"
 	conn, err := stepapi.DialDir(n.files.stepsDir(), n.files.socketName(rec.ID))
 	if err != nil {
@@ -273,15 +274,9 @@ func (n *Node) meetStepd(rec *step.Record) (*process, *stepapi.Conn, string) {
 		conn.Close()
 		return nil, nil, why
 	}
-	pidfd, err := linux.PidfdOpen(m.Record.StepdPID)
+	p, err := child.Attach(m.Record.StepdPID)
 	if err != nil {
 		conn.Close()
-		return nil, nil, why
-	}
-	p := &process{pid: m.Record.StepdPID, pidfd: pidfd}
-	if p.start, err = linux.StartTime(p.pid); err != nil {
-		conn.Close()
-		p.close()
 		return nil, nil, why
 	}
 	if m.Version == stepapi.Version {

@@ -16,6 +16,7 @@ import (
 
 	"stepd/api"
 	"stepd/internal/linux"
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -167,12 +168,12 @@ func TestFindProcess(t *testing.T) {
 		rec := good
 		rec.BootID = contained
 		tc.edit(&rec)
-		p, err := findProcess(&rec, contained)
-		if tc.ok != (err == nil) || err != nil && !errors.Is(err, errGone) {
+		p, err := child.Find(&rec, contained)
+		if tc.ok != (err == nil) || err != nil && !errors.Is(err, child.ErrGone) {
 			t.Errorf("%s: %v, %v", tc.name, p, err)
 		}
 		if p != nil {
-			p.close()
+			p.Close()
 		}
 	}
 	if err := syscall.Kill(good.StepdPID, syscall.SIGKILL); err != nil {

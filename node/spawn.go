@@ -2,15 +2,13 @@ package node
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/api/stepapi"
-	"stepd/internal/linux"
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -44,74 +42,42 @@ func encodeSpec(spec *step.Spec) (*os.File, error) {
 // spawn starts stepd in a session of its own, so that it survives noded, and
 // in the step's cgroup from its first instruction. files become its
 // descriptors from stepapi.FDSpec on, in that order.
-func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*process, error) {
+func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*child.Process, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer null.Close()
-	said, stderr, err := n.stepdLog()
+	log, stderr, err := n.stepdLog()
 	if err != nil {
 		return nil, err
 	}
-	if said != nil {
+	if log != nil {
 		defer stderr.Close()
 	}
-	fds := []uintptr{null.Fd(), null.Fd(), stderr.Fd()}
-	for _, f := range files {
-		fds = append(fds, f.Fd())
-	}
-	pidfd := -1
-	sys := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
-	if leaf != nil {
-		sys.UseCgroupFD, sys.CgroupFD = true, int(leaf.Fd())
-	}
-	pid, _, err := syscall.StartProcess(n.cfg.StepdPath, []string{fmt.Sprintf("stepd: [%s]", id.Name())}, &syscall.ProcAttr{
-		Dir: "/", Files: fds, Sys: sys,
-		Env: n.stepdEnv(),
-	})
+	p, err := child.Program{
+		Path: n.cfg.StepdPath, Argv: []string{fmt.Sprintf("stepd: [%s]", id.Name())}, Env: n.stepdEnv(), Dir: "/",
+		Files: append([]*os.File{null, null, stderr}, files...), Leaf: leaf, Stderr: log,
+	}.Start()
 	if err != nil {
-		err = fmt.Errorf("cannot start %q: %w", n.cfg.StepdPath, err)
-	}
-	var p *process
-	if err == nil {
-		p, err = newChild(pid, pidfd)
-	}
-	if err != nil {
-		if said != nil {
-			said.close()
+		if log != nil {
+			log.Close()
 		}
-		return nil, err
+		return nil, fmt.Errorf("cannot start %q: %w", n.cfg.StepdPath, err)
 	}
-	p.words = said
 	return p, nil
 }
 
 // stepdEnv is the environment of every stepd.
 func (n *Node) stepdEnv() []string {
-	return []string{"PATH=" + safePath, "SLURM_CONF=" + n.cfg.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName, "GOMAXPROCS=1"}
+	return []string{"PATH=" + child.SafePath, "SLURM_CONF=" + n.cfg.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName, "GOMAXPROCS=1"}
 }
 
 // stepdLog is where a stepd's standard error goes: the site's log file, or
 // through noded, which then has the other end.
-func (n *Node) stepdLog() (*words, *os.File, error) {
+func (n *Node) stepdLog() (*child.Stderr, *os.File, error) {
 	if n.cfg.StepdLog != nil {
 		return nil, n.cfg.StepdLog, nil
 	}
-	return newWords(n.log.Out, n.cfg.Spank.JSONLog)
-}
-
-// newChild describes the child that was just started.
-func newChild(pid, pidfd int) (*process, error) {
-	p := &process{pid: pid, pidfd: pidfd, child: true}
-	if pidfd < 0 {
-		err := errors.New("the kernel gave no pidfd (Linux 5.2 or newer is needed)")
-		return nil, errors.Join(fmt.Errorf("cannot follow stepd (pid %d): %w", pid, err), syscall.Kill(pid, syscall.SIGKILL), p.reap())
-	}
-	var err error
-	if p.start, err = linux.StartTime(pid); err != nil {
-		// Not reaped yet, so it has a start time whatever it does: /proc is not there.
-		return nil, errors.Join(err, syscall.Kill(pid, syscall.SIGKILL), p.reap(), unix.Close(pidfd))
-	}
-	return p, nil
+	return child.NewStderr(n.log.Out, n.cfg.Spank.JSONLog)
 }

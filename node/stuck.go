@@ -8,13 +8,13 @@ import "context"
 // whoever writes to it or closes it. The step's place is then held as that of any
 // process that does not die, and the job goes on.
 func (f *follower) goOnWithout() {
-	f.log.Errorf("stepd (pid %d) has given its result and is there still, %v after SIGKILL: the step ends without it", f.proc.pid, f.n.leaveMax)
+	f.log.Errorf("stepd (pid %d) has given its result and is there still, %v after SIGKILL: the step ends without it", f.proc.PID, f.n.leaveMax)
 	p := f.proc
 	go func() { // ends with stepd, or with us: whoever is process 1 then reaps it
-		if p.wait(context.Background()) == nil && p.child {
-			_ = p.reap() // nobody asks for its status
+		if p.Wait(context.Background()) == nil {
+			_ = p.Reap() // the step has its result
 		}
-		p.close()
+		p.Close()
 	}()
 	f.cleanup()
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -28,7 +29,7 @@ type heldRecord struct {
 
 // text is why the node is drained for it, in Slurm's words and ours.
 func (h *heldRecord) text() string {
-	return message(fmt.Sprintf("step %s: %s", h.Rec.ID.Name(), step.DescribeSurvivors(h.Rec.Survivors, h.Rec.SurvivorsTotal)))
+	return child.Message(fmt.Sprintf("step %s: %s", h.Rec.ID.Name(), step.DescribeSurvivors(h.Rec.Survivors, h.Rec.SurvivorsTotal)))
 }
 
 // drainKillFailed begins the reason of a drain, as Slurm has it.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -48,7 +49,7 @@ func (n *Node) unkillableEnv(j *job, h *heldRecord) []string {
 	var env []string
 	set := func(name, value string) { env = append(env, name+"="+value) }
 	num := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
-	set("PATH", safePath)
+	set("PATH", child.SafePath)
 	set("SLURMD_NODENAME", n.cfg.NodeName)
 	set("NODED_SOCKET", n.files.socket())
 	if n.cfg.SlurmConf != "" {

@@ -1,4 +1,4 @@
-package node
+package child
 
 import (
 	"encoding/json"
@@ -17,13 +17,13 @@ import (
 	"stepd/step"
 )
 
-// words carries what one stepd writes to its standard error to noded's log.
+// Stderr carries what one stepd writes to its standard error to noded's log.
 //
 // It is a pair of datagram sockets, and neither noded's own descriptor nor a
-// pipe: stepd outlives noded, and must neither hold open what noded's log goes
-// to, nor be killed by SIGPIPE when nobody reads any more. A write to a
-// datagram socket whose peer is gone fails, and that is all.
-type words struct {
+// pipe: stepd outlives noded, and must neither hold open the file of noded's log,
+// nor be killed by SIGPIPE once noded has ended. A write to a datagram socket whose
+// peer is closed fails, and has no other effect.
+type Stderr struct {
 	ours *os.File
 	out  io.Writer
 	json bool          // the log is of JSON lines
@@ -33,10 +33,12 @@ type words struct {
 	last string // guarded by mu: the last line
 }
 
-// wordsMax bounds one write of stepd's that is passed on.
-const wordsMax = 64 << 10
+// writeMax bounds one write of stepd, in bytes; the rest of a longer one is lost.
+const writeMax = 64 << 10
 
-func newWords(out io.Writer, json bool) (w *words, theirs *os.File, err error) {
+// NewStderr returns the end that stepd writes to as well; the caller closes both. Lines go to
+// out; json makes JSON of those that are none.
+func NewStderr(out io.Writer, json bool) (e *Stderr, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot create socket for stepd's log: %w", err)
@@ -47,61 +49,60 @@ func newWords(out io.Writer, json bool) (w *words, theirs *os.File, err error) {
 		unix.Close(fds[1])
 		return nil, nil, fmt.Errorf("cannot prepare socket for stepd's log: %w", err)
 	}
-	w = &words{ours: os.NewFile(uintptr(fds[0]), "stepd's log"), out: out, json: json, done: make(chan struct{})}
-	go w.copy()
-	return w, os.NewFile(uintptr(fds[1]), "log"), nil
+	e = &Stderr{ours: os.NewFile(uintptr(fds[0]), "stepd's log"), out: out, json: json, done: make(chan struct{})}
+	go e.copy()
+	return e, os.NewFile(uintptr(fds[1]), "log"), nil
 }
 
-// wordsRoom is what is read into: a stepd that says nothing, as most do, has none of it.
-var wordsRoom = sync.Pool{New: func() any { return new([wordsMax]byte) }}
+// buffers are shared by all stepds: most of them write nothing.
+var buffers = sync.Pool{New: func() any { return new([writeMax]byte) }}
 
-// copy passes on what comes, until finish or close.
-func (w *words) copy() {
-	defer close(w.done)
-	conn, err := w.ours.SyscallConn()
+// copy passes on what stepd writes, until Finish or Close.
+func (e *Stderr) copy() {
+	defer close(e.done)
+	conn, err := e.ours.SyscallConn()
 	for err == nil {
 		var readErr error
 		err = conn.Read(func(fd uintptr) bool {
-			readErr = w.readOne(int(fd))
+			readErr = e.readOne(int(fd))
 			return !errors.Is(readErr, unix.EAGAIN)
 		})
-		if err == nil { // else the deadline of finish, or closed
+		if err == nil { // else the deadline of Finish, or closed
 			err = readErr
 		}
 	}
 }
 
-// readOne passes on one write of stepd's. EAGAIN: there is none.
-func (w *words) readOne(fd int) error {
-	buf := wordsRoom.Get().(*[wordsMax]byte)
-	defer wordsRoom.Put(buf)
+// readOne passes on one write of stepd. EAGAIN says that there is none to read.
+func (e *Stderr) readOne(fd int) error {
+	buf := buffers.Get().(*[writeMax]byte)
+	defer buffers.Put(buf)
 	n, err := unix.Read(fd, buf[:])
 	switch {
 	case err == nil:
-		w.pass(buf[:n])
+		e.pass(buf[:n])
 	case errors.Is(err, unix.EINTR):
 		err = nil
 	}
 	return err
 }
 
-func (w *words) pass(b []byte) {
+func (e *Stderr) pass(b []byte) {
 	text := strings.TrimRight(string(b), "\n")
 	if text == "" {
 		return
 	}
-	w.mu.Lock()
-	w.last = text[strings.LastIndexByte(text, '\n')+1:]
-	w.mu.Unlock()
-	if w.json {
+	e.mu.Lock()
+	e.last = text[strings.LastIndexByte(text, '\n')+1:]
+	e.mu.Unlock()
+	if e.json {
 		text = jsonLines(text, time.Now())
 	}
-	// A log that cannot be written has nowhere to say so.
-	_, _ = io.WriteString(w.out, text+"\n")
+	// A log that cannot be written cannot report it.
+	_, _ = io.WriteString(e.out, text+"\n")
 }
 
-// jsonLines makes JSON of those lines that are none: what stepd's runtime says when
-// it dies, and what plugins print.
+// jsonLines makes JSON of the lines that are none: a panic's text, and what plugins print.
 func jsonLines(text string, now time.Time) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
@@ -121,30 +122,31 @@ func jsonLines(text string, now time.Time) string {
 	return strings.Join(lines, "\n")
 }
 
-// finish is called when stepd has ended. It passes on what is left and returns
-// the last line, cut and made harmless, "" if there was none.
-func (w *words) finish() string {
-	_ = w.ours.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
-	<-w.done
-	conn, err := w.ours.SyscallConn()
+// Finish is called when stepd has ended. It passes on what was not read yet and returns
+// the last line, as Message has it, or "".
+func (e *Stderr) Finish() string {
+	_ = e.ours.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
+	<-e.done
+	conn, err := e.ours.SyscallConn()
 	for err == nil { // until EAGAIN: nothing is left
-		if cerr := conn.Control(func(fd uintptr) { err = w.readOne(int(fd)) }); cerr != nil {
+		if cerr := conn.Control(func(fd uintptr) { err = e.readOne(int(fd)) }); cerr != nil {
 			break
 		}
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return message(w.last)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return Message(e.last)
 }
 
-func (w *words) close() {
-	w.ours.Close()
-	<-w.done
+// Close ends the copying; stepd goes on, and its writes fail.
+func (e *Stderr) Close() {
+	e.ours.Close()
+	<-e.done
 }
 
-// message takes the message out of a log line of logrus (msg="...", or JSON), or the
-// line as it is, cut to a reason's length.
-func message(line string) string {
+// Message is the message of a log line of logrus (msg="...", or JSON), or the line as it is,
+// without control characters and cut to 300 bytes.
+func Message(line string) string {
 	var doc struct {
 		Msg string `json:"msg"`
 	}
