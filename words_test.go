@@ -1,0 +1,263 @@
+package stepd
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// The dialect that the project has left behind, each phrase with its plain form. The
+// test looks in comments, messages and documents, outside quoted text and code.
+var plainWords = []struct{ not, but string }{
+	{`(tells?|told|telling) whether`, `"reports whether"`},
+	{`(tells?|told|telling) of`, `"reports", "prints", "logs"`},
+	{`(tells?|told|telling) (the )?(user|client|caller|launcher)s? that`, `"reports", "prints", "logs"`},
+	{`who (asks|calls)`, `"the client", "the caller"`},
+	{`whoever`, `the noun: "the client", "the caller"`},
+	{`(nobody|somebody)('s)?`, `the noun: "no process", "another user"`},
+	{`(that|those) of`, `the noun again: "the step's CPUs"`},
+	{`of those`, `the noun again`},
+	{`what is of`, `the noun: "the step's files"`},
+	{`let(s|ting)? go( of)?`, `"releases", "closes", "starts"`},
+	{`(is|are|was|were)( not| no longer)? there`, `"exists", "is available", "is present"`},
+	{`(is|are|was|were|not|be) to be had`, `"exists", "is available"`},
+	{`(what|who) lacks`, `"is missing", "without"`},
+	{`is in the way`, `"blocks"`},
+	{`(has|have|had|was|were) come to`, `"the result", or the verb`},
+	{`(it|they|which) (comes|came) to`, `"the result", or the verb`},
+	{`seen what`, `(rewrite the sentence)`},
+}
+
+// Folders and files whose words are not plain yet. An entry covers all below it.
+var notYetPlain = []string{
+	"CHANGELOG.md", "README.md", "Makefile", "packaging", "docs", "examples",
+	"acct", "api", "cmd", "daemon", "explain", "integration", "internal", "jobcontainer", "metrics", "mpi", "node",
+	"proctrack", "slurmconf", "spank", "step", "stepio", "stepnet", "task", "timeline",
+	"docs_test.go", "deps_test.go", "security_test.go", "seeing_test.go", "packaging_test.go", "Dockerfile",
+}
+
+// Documents with lines of more than 120 columns.
+var notYetNarrow = []string{"docs"}
+
+// TestPlainWords holds that no phrase of plainWords stands in a comment, a message or a
+// document.
+func TestPlainWords(t *testing.T) {
+	var phrases []*regexp.Regexp
+	for _, w := range plainWords {
+		phrases = append(phrases, regexp.MustCompile(`(?i)\b(?:`+strings.ReplaceAll(w.not, " ", `\s+`)+`)\b`))
+	}
+	for _, path := range projectFiles(t) {
+		if listed(notYetPlain, path) {
+			continue
+		}
+		for _, p := range passages(t, path) {
+			text := quotedText.ReplaceAllStringFunc(p.text, blank)
+			for i, re := range phrases {
+				for _, at := range re.FindAllStringIndex(text, -1) {
+					t.Errorf("%s:%d: %q: write %s", path, p.line+strings.Count(text[:at[0]], "\n"), p.text[at[0]:at[1]], plainWords[i].but)
+				}
+			}
+		}
+	}
+}
+
+// TestNarrowDocuments holds that a document can be read in a terminal of 120 columns.
+func TestNarrowDocuments(t *testing.T) {
+	for _, path := range projectFiles(t) {
+		if filepath.Ext(path) != ".md" || path == "CHANGELOG.md" || listed(notYetNarrow, path) {
+			continue
+		}
+		for i, line := range strings.Split(readText(t, path), "\n") {
+			if n := utf8.RuneCountInString(line); n > 120 {
+				t.Errorf("%s:%d has %d columns", path, i+1, n)
+			}
+		}
+	}
+}
+
+// listed reports whether the path, or a folder above it, is in the list.
+func listed(list []string, path string) bool {
+	return slices.ContainsFunc(list, func(name string) bool {
+		return path == name || strings.HasPrefix(path, name+"/")
+	})
+}
+
+// projectFiles are the files whose words the project writes: not what a program has
+// made, and not what Slurm or a kernel has printed (testdata, but for its programs).
+func projectFiles(t *testing.T) (files []string) {
+	t.Helper()
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		name := d.Name()
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (name == "bin" || name == "build" || path != "." && name[0] == '.'):
+			return filepath.SkipDir
+		case !d.IsDir() && path != "words_test.go" && kindOf(path) != "":
+			files = append(files, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) < 300 {
+		t.Fatalf("%d files: the test does not find the project", len(files))
+	}
+	return files
+}
+
+// kindOf names the comments that a file has: "" for a file without words of ours.
+func kindOf(path string) string {
+	switch ext, name := filepath.Ext(path), filepath.Base(path); {
+	case ext == ".go":
+		return "go"
+	case ext == ".c", ext == ".h", ext == ".cc":
+		return "c"
+	case ext == ".md":
+		return "markdown"
+	case ext == ".7":
+		return "roff"
+	case ext == ".sh", ext == ".mk", ext == ".service", name == "Makefile", name == "Dockerfile",
+		strings.HasPrefix(path, "packaging/"), strings.HasPrefix(path, "integration/vm/recipe/"):
+		return "hash"
+	}
+	return ""
+}
+
+// passage is text that a person reads, as one piece, and the line where it begins.
+type passage struct {
+	line int
+	text string
+}
+
+// passages are the comments and messages of a program, or the paragraphs of a document.
+// A newline in them is one of the file, so that lines can be counted; the signs that begin
+// a line of comment are gone.
+func passages(t *testing.T, path string) []passage {
+	text := readText(t, path)
+	switch kindOf(path) {
+	case "go":
+		return goPassages(t, path, text)
+	case "c":
+		return cPassages(text)
+	case "hash":
+		return hashPassages(text)
+	case "roff":
+		return []passage{{1, text}}
+	}
+	if path == "CHANGELOG.md" { // a release that is out keeps its words
+		if begin, rest, ok := strings.Cut(text, "\n## Unreleased\n"); ok {
+			rest, _, _ = strings.Cut(rest, "\n## ")
+			text = begin + "\n\n" + rest
+		}
+	}
+	return []passage{{1, markdownText(text)}}
+}
+
+// goPassages are a file's comments, and its string literals unless it is a test.
+func goPassages(t *testing.T, path, text string) (all []passage) {
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, path, text, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := func(p token.Pos) int { return fset.Position(p).Line }
+	for _, group := range file.Comments {
+		// Comments of a group stand on lines that follow each other.
+		var lines []string
+		for _, c := range group.List {
+			lines = append(lines, strings.Split(commentSign.ReplaceAllString(c.Text, ""), "\n")...)
+		}
+		all = append(all, passage{line(group.Pos()), strings.Join(lines, "\n")})
+	}
+	if strings.HasSuffix(path, "_test.go") || strings.Contains(path, "testkit") {
+		return all
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+			if s, err := strconv.Unquote(lit.Value); err == nil {
+				if lit.Value[0] != '`' {
+					s = strings.ReplaceAll(s, "\n", " ")
+				}
+				all = append(all, passage{line(lit.Pos()), s})
+			}
+		}
+		return true
+	})
+	return all
+}
+
+var (
+	commentSign = regexp.MustCompile(`(?m)^\s*(//|/\*+|\*/|\*)|\*/$`)
+	quotedText  = regexp.MustCompile("`[^`\n]*`|\"[^\"]*\"|“[^”]*”")
+	cToken      = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)+'`)
+	hashComment = regexp.MustCompile(`(?:^|\s)#(.*)`)
+	codeBlock   = regexp.MustCompile("(?ms)^```.*?^```$|^    .*?$")
+	linkTarget  = regexp.MustCompile(`\]\([^)\n]*\)`)
+)
+
+// cPassages are a C file's comments and string literals. Literals that stand beside each
+// other are one to the compiler, and here.
+func cPassages(text string) (all []passage) {
+	last := -1 // where the last token, a literal, has ended
+	for _, at := range cToken.FindAllStringIndex(text, -1) {
+		found, line := text[at[0]:at[1]], 1+strings.Count(text[:at[0]], "\n")
+		switch {
+		case found[0] == '\'':
+			continue
+		case found[0] == '/':
+			all = append(all, passage{line, commentSign.ReplaceAllString(found, "")})
+			last = -1
+			continue
+		case last >= 0 && strings.TrimSpace(text[last:at[0]]) == "":
+			all[len(all)-1].text += text[last:at[0]] + found[1:len(found)-1]
+		default:
+			all = append(all, passage{line, found[1 : len(found)-1]})
+		}
+		last = at[1]
+	}
+	return all
+}
+
+// hashPassages are the comments of a shell script, a Makefile or a configuration file;
+// those of lines that follow each other are one.
+func hashPassages(text string) (all []passage) {
+	last := 0
+	for i, line := range strings.Split(text, "\n") {
+		m := hashComment.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		if last == i && len(all) > 0 {
+			all[len(all)-1].text += "\n" + m[1]
+		} else {
+			all = append(all, passage{i + 1, m[1]})
+		}
+		last = i + 1
+	}
+	return all
+}
+
+// markdownText is a document with its code and its links' targets blanked out.
+func markdownText(text string) string {
+	return linkTarget.ReplaceAllStringFunc(codeBlock.ReplaceAllStringFunc(text, blank), blank)
+}
+
+// blank keeps a text's length and lines, and nothing else of it.
+func blank(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' {
+			return r
+		}
+		return '-'
+	}, text) + strings.Repeat("-", len(text)-utf8.RuneCountInString(text))
+}
