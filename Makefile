@@ -12,6 +12,10 @@ LDFLAGS = -s -w -X stepd/internal/build.version=$(VERSION)
 
 export CGO_ENABLED = 0
 
+# A build prints each program and its file; V=1 prints the commands.
+Q   := $(if $(V),,@)
+say  = $(if $(V),@:,@printf '%-4s %s\n' '$(1)' '$(2)')
+
 # The project's files by a pattern: there may be no git, as in a tarball.
 files = $$(find . -path ./$(BUILD) -prune -o -name '$(1)' -printf '%P\n')
 
@@ -27,7 +31,8 @@ help: ## list the targets
 .PHONY: go-programs
 go-programs:
 	@mkdir -p $(BIN)
-	$(GO) build $(GOFLAGS_STEPD) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
+	$(call say,GO,$(BIN))
+	$(Q)$(GO) build $(GOFLAGS_STEPD) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
 
 # What a new machine lacks. Packages are asked for only where one is missing,
 # so that a second run needs no network.
@@ -85,7 +90,7 @@ SOAK ?= 10000
 soak: all ## SOAK steps (10000) that end in all kinds of ways, and what is left of them
 	STRICT=1 SOAK=$(SOAK) STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -v -count=1 -timeout 120m -run '^TestRootThousandSteps$$' ./integration
 
-# The guest: integration/vm. RUN= names tests to run instead of those in
+# The guest: integration/vm. RUN= names tests to run, not the ones in
 # integration/vm/tests.tsv, PKG= the packages to look for them in; CMD= is a
 # command for vm-run; OLD_BIN= has the programs of an earlier release, to upgrade
 # from. VM_CACHE= is where its image lies.
@@ -130,12 +135,15 @@ lint: ## gofmt, vet, staticcheck, clang-format
 
 .PHONY: examples
 examples: $(BIN)/spankhost ## the example plugins and MPI programs
-	$(MAKE) -C examples/plugins INCLUDE=$(CURDIR)/spank/host/include OUT=$(CURDIR)/$(BUILD)/examples
-	$(MAKE) -C examples/mpi OUT=$(CURDIR)/$(BUILD)/examples
+	@$(MAKE) --no-print-directory -C examples/plugins INCLUDE=$(CURDIR)/spank/host/include OUT=$(CURDIR)/$(BUILD)/examples
+	@$(MAKE) --no-print-directory -C examples/mpi OUT=$(CURDIR)/$(BUILD)/examples
 
-.PHONY: demo
-demo: deps-demo all examples ## the main job: MPI under two SPANK plugins, and where the time went
-	./examples/demo.sh $(CURDIR)/$(BIN) $(CURDIR)/$(BUILD)/examples
+.PHONY: demo need-root
+need-root:
+	@[ "$$(id -u)" = 0 ] || { echo 'make demo needs root, for cgroups, mounts and missing Debian packages: sudo make demo' >&2; exit 1; }
+
+demo: need-root deps-demo all examples ## the main job: MPI under two SPANK plugins, and where the time went
+	@./examples/demo.sh $(CURDIR)/$(BIN) $(CURDIR)/$(BUILD)/examples
 
 .PHONY: bench
 bench: all ## the benchmark table, its peers measured in the same run (BASE=DIR: another release in DIR/bin is the peer; RUN=table,table)
@@ -149,7 +157,7 @@ container-test: deps-podman ## the image, and the black-box tests in a container
 
 # MPICH for PMI-2 and PMI-1 from Debian's sources, which no package has: some 5
 # minutes of one idle CPU, once for each state of the recipe. Not in make test; its
-# MPI tests take what is there.
+# MPI tests use the libraries that are installed.
 .PHONY: mpi-pmi2 mpi-suite
 mpi-pmi2: ## MPICH for PMI-2, in /var/cache/stepd-mpich
 	integration/mpisuite/mpich.sh

@@ -1,6 +1,7 @@
 #!/bin/bash
-# The main job: a private noded, a 4-rank MPICH program under two SPANK
-# plugins, and where the launch time went. Called by `make demo`, as root.
+# The main job: a private noded, MPI programs of four ranks under two SPANK plugins, and
+# where the launch time went. `make demo` calls it, as root, with the folders of the
+# programs and of the examples.
 set -euo pipefail
 bin=$1 built=$2
 dir=$(mktemp -d /tmp/stepd-demo.XXXXXX)
@@ -13,10 +14,22 @@ trap finish EXIT
 chmod 755 "$dir"
 mkdir -p "$dir/scratch" "$dir/private"
 
+part() { printf '\n%s\n\n' "$1" | fold -s -w 100 | sed 's/ *$//'; }
+# shows prints a command as it could be typed, with the folders shortened, and runs it.
+shows() {
+	local word line=
+	for word; do
+		[[ $word == *" "* ]] && word="'$word'"
+		line+=" $word"
+	done
+	printf '$%s\n' "$line" | sed "s|$built/||g; s|$dir|DIR|g"
+	"$bin/$1" "${@:2}"
+}
+
 cat > "$dir/plugstack.conf" <<CONF
-# Set the niceness of each task, after the fork.
+# Sets the niceness of each task, after the fork.
 required $built/nice.so nice=5
-# A private directory for the job, mounted before the tasks are forked.
+# Mounts a private directory for the step before the tasks are forked.
 required $built/privdir.so base=$dir/scratch target=$dir/private
 CONF
 cat > "$dir/slurm.conf" <<CONF
@@ -29,21 +42,37 @@ mkfifo "$dir/log"
 "$bin/noded" -f "$dir/slurm.conf" --run-dir "$dir/run" --spool-dir "$dir/spool" 2> "$dir/log" &
 noded=$!
 exec 3< "$dir/log"
+started=
 until IFS= read -r line <&3 && [[ $line == *"noded: ready"* ]]; do
-	[ -n "${line:-}" ] || { echo "demo: noded did not start" >&2; exit 1; }
-	echo "$line"
+	started+=$line$'\n'
+	[ -n "${line:-}" ] || { printf 'demo: noded did not start:\n%s' "$started" >&2; exit 1; }
 done
 cat <&3 > "$dir/noded.log" &
 export NODED_SOCKET=$dir/run/noded.sock
 
-echo "== four ranks of an MPI program, under two SPANK plugins"
-"$bin/stepctl" run -n 4 --mpi=pmi2 "$built/cpi"
-"$bin/stepctl" run -n 4 --mpi=pmi2 "$built/allreduce"
-echo "== niceness and private directory, as the plugins set them"
-"$bin/stepctl" run -n 2 -l bash -c 'echo "nice $(nice), files in the private directory: $(ls -A '"$dir"'/private | wc -l)"; touch '"$dir"'/private/rank.$SLURM_PROCID'
-echo "== on the host, nothing of it is seen"
+part 'The node daemon runs, with its files in a folder of its own (DIR), and two SPANK plugins are configured.'
+shows stepctl plugins
+part 'Four ranks of an MPI program find each other through stepd, which serves PMI-2 to them.'
+shows stepctl run -n 4 --mpi=pmi2 "$built/cpi"
+shows stepctl run -n 4 --mpi=pmi2 "$built/allreduce"
+part 'Plugins act on the tasks: nice.so has set their niceness, privdir.so has mounted a private directory for them.'
+shows stepctl run -n 2 -l sh -c "echo \"niceness \$(nice), files: \$(ls -A $dir/private | wc -l)\"; touch $dir/private/rank.\$SLURM_PROCID"
+part 'Outside the step that directory is empty: the mount has gone with the step.'
 echo "files: $(ls -A "$dir/private" | wc -l)"
-echo "== where the launch time of the MPI step went"
-"$bin/stepctl" timeline 1.0
-echo "== steps"
-"$bin/stepctl" ps --all
+part 'A step that fails is explained: which task ended, how, and what to do about it.'
+shows stepctl run -n 2 sh -c 'test $SLURM_PROCID = 0 || kill -SEGV $$' || true
+shows stepctl explain 4.0
+part 'The record of the MPI step shows where its launch time went, stage by stage and hook by hook.'
+shows stepctl timeline 1.0
+part 'All steps of this demonstration, with their final states:'
+shows stepctl ps --all
+cat <<NEXT
+
+What to try next:
+
+  bin/stepctl run -n 2 --mpi=pmi2 ./your_program   your own program; as root, no daemon has to run
+  bin/stepctl run --help                           srun's options, and what stepctl adds to them
+  make install                                     noded, its unit, the man pages (docs/install.md)
+  examples/plugins                                 the sources of both plugins, to begin your own with
+  README.md, docs/HACKING.md                       what this is, and how it works
+NEXT

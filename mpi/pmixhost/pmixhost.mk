@@ -7,7 +7,7 @@ PMIX_SRCS := $(wildcard $(PMIX_DIR)/*.c)
 PMIX_HDRS := $(wildcard $(PMIX_DIR)/*.h)
 PMIX_TESTS := $(PMIX_DIR)/tests
 
-# Where Debian, or whoever else, has put the library.
+# Where Debian, or another distribution, has put the library.
 PMIX_PC := $(shell pkg-config --silence-errors --exists 'pmix >= 3.2' && echo pmix)
 ifneq ($(PMIX_PC),)
 PMIXHOST := $(BIN)/pmixhost
@@ -28,11 +28,13 @@ PMIX_ASAN_LIB := $(filter-out $(BUILD)/asan/pmix/main.o,$(PMIX_ASAN_OBJS))
 
 $(BIN)/pmixhost: $(PMIX_OBJS)
 	@mkdir -p $(@D)
-	$(CC) $(HOST_HARDEN) $(PMIX_LDFLAGS) -o $@ $(PMIX_OBJS) $(PMIX_LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(HOST_HARDEN) $(PMIX_LDFLAGS) -o $@ $(PMIX_OBJS) $(PMIX_LIBS)
 
 $(BUILD)/pmix/%.o: $(PMIX_DIR)/%.c $(PMIX_HDRS)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(HOST_HARDEN) $(PMIX_CFLAGS) $(CFLAGS) -c -o $@ $<
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(HOST_HARDEN) $(PMIX_CFLAGS) $(CFLAGS) -c -o $@ $<
 
 $(BUILD)/pmix/main.o: $(BUILD)/version
 $(BUILD)/pmix/main.o: PMIX_CFLAGS += -DSTEPD_VERSION='"$(VERSION)"'

@@ -27,11 +27,13 @@ HOST_ASAN_LIB := $(HOST_LIB_SRCS:$(HOST_DIR)/%.c=$(BUILD)/asan/host/%.o)
 
 $(BIN)/spankhost: $(HOST_OBJS) $(HOST_DIR)/exports.list
 	@mkdir -p $(@D)
-	$(CC) $(HOST_HARDEN) $(HOST_LDFLAGS) -o $@ $(HOST_OBJS) -ldl
+	$(call say,LD,$@)
+	$(Q)$(CC) $(HOST_HARDEN) $(HOST_LDFLAGS) -o $@ $(HOST_OBJS) -ldl
 
 $(BUILD)/host/%.o: $(HOST_DIR)/%.c $(HOST_HDRS)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(HOST_HARDEN) $(HOST_CFLAGS) $(CFLAGS) -c -o $@ $<
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(HOST_HARDEN) $(HOST_CFLAGS) $(CFLAGS) -c -o $@ $<
 
 # The version is in these alone, and they are made anew for another one.
 $(BUILD)/host/main.o: $(BUILD)/version
