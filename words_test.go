@@ -37,7 +37,10 @@ var plainWords = []struct{ not, but string }{
 }
 
 // Folders and files whose words are plain. An entry covers all below it.
-var plain = []string{"README.md", "Makefile", "examples/demo.sh", "examples/mpi", "doc.go", "security_test.go"}
+var plain = []string{
+	"README.md", "Makefile", "examples/demo.sh", "examples/mpi", "doc.go", "security_test.go",
+	"acct", "explain", "internal", "jobcontainer", "metrics", "mpi", "proctrack", "slurmconf", "spank", "stepio", "stepnet",
+}
 
 // Documents with lines of more than 120 columns.
 var notYetNarrow = []string{"examples", "docs"}
@@ -143,7 +146,7 @@ func passages(t *testing.T, path string) []passage {
 	case "go":
 		return goPassages(t, path, text)
 	case "c":
-		return cPassages(text)
+		return cPassages(text, !strings.Contains(path, "/tests/") && !strings.Contains(path, "testdata/"))
 	case "hash":
 		return hashPassages(text)
 	case "roff":
@@ -200,9 +203,9 @@ var (
 	linkTarget  = regexp.MustCompile(`\]\([^)\n]*\)`)
 )
 
-// cPassages are a C file's comments and string literals. Literals that stand beside each
-// other are one to the compiler, and here.
-func cPassages(text string) (all []passage) {
+// cPassages are a C file's comments and, of a program that is no test, its string literals.
+// Literals that stand beside each other are one to the compiler, and here.
+func cPassages(text string, messages bool) (all []passage) {
 	last := -1 // where the last token, a literal, has ended
 	for _, at := range cToken.FindAllStringIndex(text, -1) {
 		found, line := text[at[0]:at[1]], 1+strings.Count(text[:at[0]], "\n")
@@ -212,6 +215,8 @@ func cPassages(text string) (all []passage) {
 		case found[0] == '/':
 			all = append(all, passage{line, commentSign.ReplaceAllString(found, "")})
 			last = -1
+			continue
+		case !messages:
 			continue
 		case last >= 0 && strings.TrimSpace(text[last:at[0]]) == "":
 			all[len(all)-1].text += text[last:at[0]] + found[1:len(found)-1]

@@ -27,7 +27,7 @@ type place struct {
 	v1 map[string]string // by controller
 }
 
-// below is the place of a task in that of its step.
+// below is the place of a task below its step's place.
 func (p place) below(name string) place {
 	out := place{v1: make(map[string]string, len(p.v1))}
 	if p.v2 != "" {
@@ -39,7 +39,7 @@ func (p place) below(name string) place {
 	return out
 }
 
-// perTask tells whether tasks have cgroups of their own in there.
+// perTask reports whether tasks have cgroups of their own in there.
 func (p place) perTask() bool {
 	dirs := slices.Collect(maps.Values(p.v1))
 	if p.v2 != "" {
@@ -66,7 +66,7 @@ type cgroupFigures struct {
 }
 
 // readPlace reads the files of a place. What is missing there is nil; the error
-// tells of files that are there and cannot be read.
+// names the files that exist and cannot be read.
 func (r *reader) readPlace(p place) (f cgroupFigures, err error) {
 	err = errors.Join(r.readCPU(p, &f), r.readPeak(p, &f), r.readDisk(p, &f), r.readPressure(p, &f))
 	return f, err
@@ -91,7 +91,7 @@ func (r *reader) get(dir, name string, parse func([]byte) error) (found bool, er
 	return true, nil
 }
 
-// readCPU prefers v2's: it is there on a hybrid host, too, since no controller is
+// readCPU prefers v2's: it exists on a hybrid host, too, since no controller is
 // needed for it.
 func (r *reader) readCPU(p place, f *cgroupFigures) error {
 	found, err := r.get(p.v2, "cpu.stat", func(data []byte) (err error) {
@@ -204,7 +204,7 @@ func placeOf(pt step.Proctrack, c step.Confinement) place {
 // ReadCgroups tells what the cgroups of a step know of it whose stepd is dead:
 // before they are removed. v1 is step.Confinement.V1. It is nil where the tasks
 // have no cgroups of their own: then the SPANK host may have lived in the step's,
-// which tells of that, too. The error is for the log.
+// whose figures then include the host's. The error is for the log.
 func ReadCgroups(pt step.Proctrack, v1 map[string]string, gather string, now time.Time) (*step.StepUsage, error) {
 	p := placeOf(pt, step.Confinement{V1: v1})
 	if !p.perTask() {

@@ -101,7 +101,7 @@ func (f *figures) used() step.Used {
 	}
 }
 
-// ofUsage is what the kernel told of a process at its end; nil is nothing.
+// ofUsage takes what the kernel reported about a process at its end; nil is nothing.
 func ofUsage(u *step.Usage) (f figures) {
 	if u == nil {
 		return f

@@ -70,7 +70,7 @@ func (r *reader) at(dir int, path string) ([]byte, error) {
 	}
 }
 
-// absent tells whether err says that the kernel has no such file, or cannot read
+// absent reports whether err says that the kernel has no such file, or cannot read
 // it: no controller there, PSI is off, or the process is gone.
 func absent(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV)

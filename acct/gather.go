@@ -14,7 +14,7 @@ type Config struct {
 	Acct      step.Accounting
 	Proctrack step.Proctrack
 	Confine   step.Confinement
-	// Ranks are those of this node's tasks by local id.
+	// Ranks are the ranks of this node's tasks, by local id.
 	Ranks []int
 	// MemoryBytes is the step's limit for OverMemoryKill, 0 without one.
 	MemoryBytes uint64
@@ -61,7 +61,7 @@ type account struct {
 	ended bool
 	end   figures
 	pid   int // of the task, 0 before Begin
-	// orphans are the sum of those descendants that stepd has reaped.
+	// orphans are the sum of the descendants that stepd has reaped.
 	orphans figures
 	// sampled is the largest sum, in one sample, of what lived, of the orphans and
 	// of the end.
@@ -84,7 +84,7 @@ type living struct {
 // hostTime is what the SPANK host has used in the tasks' cgroup: it is no task's.
 type hostTime struct {
 	pid    int
-	inside bool // it still is there
+	inside bool // it is still in there
 	us     int64
 	known  bool
 }
@@ -143,7 +143,7 @@ func (g *Gatherer) readHostTime() {
 	}
 }
 
-// TaskEnded takes what the kernel told of a task's end.
+// TaskEnded takes what the kernel reported at a task's end.
 func (g *Gatherer) TaskEnded(e step.TaskEnd) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -157,8 +157,8 @@ func (g *Gatherer) TaskEnded(e step.TaskEnd) {
 	}
 }
 
-// OrphanEnded takes what the kernel told of a process of the step that is no
-// task: stepd has reaped it, since its parent had not.
+// OrphanEnded takes what the kernel reported about a process of the step
+// that is no task: stepd has reaped it, since its parent had not.
 func (g *Gatherer) OrphanEnded(pid int, u *step.Usage) {
 	f := ofUsage(u)
 	g.mu.Lock()
@@ -205,7 +205,7 @@ func (g *Gatherer) Finish() {
 	g.readCgroups(true)
 }
 
-// samplerEnds waits for the sampler's end, and tells whether it came: the step's
+// samplerEnds waits for the sampler's end, and reports whether it came: the step's
 // end is not to wait for a read of /proc that hangs.
 func (g *Gatherer) samplerEnds() bool {
 	ended := make(chan struct{})
@@ -223,7 +223,8 @@ func (g *Gatherer) samplerEnds() bool {
 	}
 }
 
-// readCgroups reads those of the step and, at its end, of each task that has one.
+// readCgroups reads the step's cgroups and, at its end, the cgroup of each task that has
+// one.
 func (g *Gatherer) readCgroups(tasks bool) {
 	if g.cfg.Acct.Gather != step.GatherCgroup || g.place.empty() {
 		return
@@ -253,7 +254,7 @@ func (g *Gatherer) readCgroups(tasks bool) {
 func (g *Gatherer) takeHostOff(f *cgroupFigures) {
 	g.readHostTime()
 	if !g.host.inside && g.host.us == 0 && g.host.known {
-		return // it never was there
+		return // it never was in there
 	}
 	f.peak, f.cpu.user, f.cpu.system = nil, nil, nil
 	if f.cpu.total == nil || !g.host.known {
@@ -371,8 +372,8 @@ func (g *Gatherer) usage(total *figures) *step.StepUsage {
 	return u
 }
 
-// sourcesOf names the source of those figures that the step's cgroup does not
-// tell, or tells less of.
+// sourcesOf names the source of each figure that the step's cgroup does not
+// have, or has smaller.
 func (g *Gatherer) sourcesOf(u *step.StepUsage, total, cgroup *figures) {
 	ofCPU := "wait4"
 	if !g.finished {

@@ -15,7 +15,7 @@ import (
 
 const mb = 1 << 20
 
-// end is what wait4 tells of a task of so many CPU milliseconds and megabytes.
+// end is what wait4 reports for a task of so many CPU milliseconds and megabytes.
 func end(rank int, cpuMS, rssMB int64) step.TaskEnd {
 	return step.TaskEnd{LocalID: rank, Usage: &step.Usage{
 		User: time.Duration(cpuMS) * time.Millisecond, MaxRSSBytes: rssMB * mb, MinorFaults: 3,
@@ -66,7 +66,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A task whose end nobody has told is not known, and so is the step's sum.
+// The figures of a task whose end was not reported are unknown, and so is the step's sum.
 func TestLostEnd(t *testing.T) {
 	g := New(Config{Ranks: []int{0, 1}})
 	g.Begin(1, false, []int{100, 101})
@@ -118,7 +118,7 @@ func (g *Gatherer) played(between func(), procs ...seen) {
 func TestSamples(t *testing.T) {
 	g := New(Config{Ranks: []int{0, 1}, Acct: step.Accounting{Gather: step.GatherLinux}})
 	g.Begin(1, false, []int{100, 101})
-	// 103 is 100's grandchild; 200 belongs to nobody.
+	// 103 is 100's grandchild; 200 belongs to no task.
 	g.played(nil, proc(100, 9, 100, 10), proc(101, 9, 10, 5), proc(102, 100, 50, 20), proc(103, 102, 40, 30), proc(200, 9, 7, 1))
 	rec := record(g, 2)
 	sameFloat(t, "task 0", rec.Tasks[0].CPUSeconds, 0.190)
@@ -318,7 +318,7 @@ func TestHostInside(t *testing.T) {
 	}
 }
 
-// Two processes and what this machine's /proc tells of them.
+// Two processes and what this machine's /proc says about them.
 func TestSampleLive(t *testing.T) {
 	var pids []int
 	for range 2 {
@@ -329,7 +329,7 @@ func TestSampleLive(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { in.Close(); cmd.Wait() }()
-		if _, err := out.Read(make([]byte, 1)); err != nil { // its libraries are there
+		if _, err := out.Read(make([]byte, 1)); err != nil { // its libraries are loaded
 			t.Fatal(err)
 		}
 		pids = append(pids, cmd.Process.Pid)
@@ -393,8 +393,8 @@ func TestSampler(t *testing.T) {
 	}
 }
 
-// A read that hangs, of a process that nobody can kill, keeps neither the step's
-// end nor who asks for its figures.
+// A read that hangs, of a process that cannot be killed, delays neither the
+// step's end nor a client that asks for its figures.
 func TestSampleHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		back := make(chan struct{})

@@ -53,8 +53,8 @@ func plus(a, b int64) int64 {
 }
 
 // flatKeyed reads lines of "key value" or "key: value" (cgroup-v2.rst, "Flat
-// keyed"; proc_pid_io(5)) into those of want that it names; want are nil where
-// the file has no such key.
+// keyed"; proc_pid_io(5)) into the entries of want that it names; an entry
+// stays nil where the file has no such key.
 func flatKeyed(data []byte, want map[string]**int64) error {
 	return eachLine(data, func(line []byte) error {
 		key, value, ok := bytes.Cut(line, []byte(" "))
@@ -97,7 +97,7 @@ func parseProcIO(data []byte) (b ioBytes, err error) {
 }
 
 // parseIOStat adds up rbytes and wbytes of all devices in io.stat. A cgroup that
-// has used none has an empty file: that is 0, since the controller is there.
+// has used none has an empty file: that is 0, since the controller is enabled.
 func parseIOStat(data []byte) (read, written int64, err error) {
 	err = eachLine(data, func(line []byte) error {
 		for _, field := range bytes.Fields(line) {
@@ -208,7 +208,7 @@ func percentage(b []byte) (float64, error) {
 }
 
 // procStat is what is used of /proc/PID/stat (proc_pid_stat(5)): ticks are of
-// 10 ms, those of children are of the ones that were waited for.
+// 10 ms, and children count once they were waited for.
 type procStat struct {
 	parent                     int
 	minor, major               int64 // with waited-for children

@@ -93,7 +93,7 @@ func TestParsePressure(t *testing.T) {
 	}
 }
 
-// What is not there is not known, and what is no number is an error: never 0.
+// What is missing is unknown, and what is no number is an error: never 0.
 func TestParseWrong(t *testing.T) {
 	if c, err := parseCPUStat([]byte("nice_usec 4\n")); err != nil || c.total != nil {
 		t.Errorf("cpu.stat without usage_usec: %v, %v", c.total, err)

@@ -17,7 +17,7 @@ const (
 	// comes no sooner than costShare times t later. So a step of a thousand tasks
 	// that asks for one every second gets fewer.
 	costShare = 100
-	// askPause is the least time between samples that somebody asks for.
+	// askPause is the least time between samples on request.
 	askPause = 100 * time.Millisecond
 	// ticksToUS: the kernel tells times in ticks of 10 ms (USER_HZ is 100).
 	ticksToUS = 10_000
@@ -38,7 +38,7 @@ type pass struct {
 // patience bounds the wait for a sample under way, by those who can do without.
 const patience = time.Second
 
-// acquire takes the turn, and tells whether it did within limit.
+// acquire takes the turn, and reports whether it did within limit.
 func (p *pass) acquire(limit time.Duration) bool {
 	select {
 	case p.turn <- struct{}{}:
@@ -90,9 +90,9 @@ func (g *Gatherer) run(ctx context.Context) {
 	}
 }
 
-// Sample takes one sample now, unless there is none to be had: the last one is
-// fresh, or Begin or Finish says that nothing lives. Whoever kills the tasks
-// calls it before, and whoever wants to know what they use.
+// Sample takes one sample now, unless none is needed or possible: the last one
+// is fresh, or Begin or Finish says that nothing lives. It is called before the tasks are
+// killed, and for a client that wants to know what they use.
 func (g *Gatherer) Sample() {
 	g.sampleIfOlder(askPause)
 	g.mu.Lock()
@@ -253,7 +253,7 @@ func unlessDenied(err error) error {
 // told something meanwhile keeps its figures until the next sample.
 func (g *Gatherer) merge(p *pass) {
 	g.samples++
-	sums := make([]figures, len(g.tasks)+1) // the last is that of no task
+	sums := make([]figures, len(g.tasks)+1) // the last belongs to no task
 	alive := make([]living, len(sums))
 	for i := range sums {
 		alive[i] = living{known: true, rssKnown: true}
@@ -288,7 +288,7 @@ func (g *Gatherer) merge(p *pass) {
 	maps.DeleteFunc(g.procs, func(_ int, o owner) bool { return o.sample < g.samples-1 })
 }
 
-// accountAt is that of a task, or after the last the one of no task.
+// accountAt is the account of a task, or after the last the account of no task.
 func (g *Gatherer) accountAt(i int) *account {
 	if i == len(g.tasks) {
 		return &g.stray
@@ -305,7 +305,7 @@ func (l *living) count(s *seen) {
 	l.rss = plus(l.rss, *s.rss)
 }
 
-// after tells whether the parent of s was read after s, and so may have counted
+// after reports whether the parent of s was read after s, and so may have counted
 // it as well: process numbers have come round.
 func (p *pass) after(s *seen) bool {
 	_, ok := p.at[s.stat.parent]

@@ -52,7 +52,7 @@ const (
 	KindMemory     Kind = "memory"     // the kernel or a limit ended processes for want of memory
 	KindExit       Kind = "exit"       // how tasks ended
 	KindAbort      Kind = "abort"      // MPI: a rank has ended the step
-	KindCancel     Kind = "cancel"     // somebody has ended the step
+	KindCancel     Kind = "cancel"     // a client has ended the step
 	KindUnkillable Kind = "unkillable" // processes that SIGKILL did not end
 	KindNode       Kind = "node"       // the node, or one of its daemons
 	KindSuspended  Kind = "suspended"  // it stands still
@@ -70,7 +70,7 @@ type Finding struct {
 	Text string `json:"text"`
 	// Ranks are those that it is about, as a list: "0-3,7".
 	Ranks string `json:"ranks,omitempty"`
-	// Hint is what to do or where to look; "" where nobody can tell.
+	// Hint is what to do or where to look; "" where no hint is known.
 	Hint string `json:"hint,omitempty"`
 }
 

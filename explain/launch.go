@@ -11,7 +11,7 @@ import (
 	"stepd/step"
 )
 
-// launchStages are those of a launch, in their order, and what each does. All
+// launchStages are the stages of a launch, in their order, and what each does. All
 // others belong to a step's end.
 func launchStages() []struct{ name, does string } {
 	return []struct{ name, does string }{
@@ -28,7 +28,7 @@ func launchStages() []struct{ name, does string } {
 		{"track", "the tasks are put into their cgroups"},
 		{"task_pre_launch_priv", "the tasks are bound and limited"},
 		{"task_post_fork", "slurm_spank_task_post_fork is called"},
-		{"gate", "the tasks are let go"},
+		{"gate", "the tasks are started"},
 	}
 }
 
@@ -78,7 +78,7 @@ func (e *explainer) stages() {
 				f.Hint = "it waits for the client that is to hand over the streams: is it stopped?"
 			}
 		case launch && s.Ended == nil && e.rec.Reason != "" && !e.tasksRan():
-			f.Text = fmt.Sprintf("the launch had come to its stage %s, where %s", s.Name, does)
+			f.Text = fmt.Sprintf("the launch had reached its stage %s, where %s", s.Name, does)
 		case !launch && s.Error != "":
 			f.Text = fmt.Sprintf("at the step's end, %s failed: %s", strings.TrimPrefix(s.Name, "undo "), s.Error)
 		default:
@@ -227,7 +227,7 @@ func whyHint(k startFailure) string {
 		return "--export without PATH leaves none: --export=PATH,..., or the program's whole path"
 	case has("mounted noexec"):
 		return "put the program on a file system from which programs may be executed"
-	case has("nobody may execute it"):
+	case has("no user may execute it"):
 		return "chmod +x makes it executable"
 	case has("may make no file in it"), has("may not open it so"):
 		return "--output, --error and --input are opened as the user, on the node: name a directory that is the user's to write"

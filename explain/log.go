@@ -9,7 +9,7 @@ import (
 
 // eventLog is what of a step's log explains its end.
 type eventLog struct {
-	stages []Stage // that have begun or failed, in their order; those of the end among them
+	stages []Stage // that have begun or failed, in their order, the end's stages included
 	// hooks that failed or never returned, grouped by what they have in common.
 	hooks []hookFailure
 	kills []step.Event      // what stepd has sent to all, at the end

@@ -78,8 +78,9 @@ func (e *explainer) missing(groups []step.ProgressGroup) map[int]bool {
 	return missing
 }
 
-// tellGroups fills in how far the ranks have come, with a line of each group. Those
-// who wait come first; those of whom each is described below need no line.
+// tellGroups fills in how far the ranks have come, with a line of each group.
+// Groups that wait come first; a group whose ranks are each described below needs no
+// line.
 func (e *explainer) tellGroups(m *MPI, groups []step.ProgressGroup, missing map[int]bool) {
 	var waiting, others []string
 	for _, g := range groups {

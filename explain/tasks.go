@@ -32,7 +32,7 @@ func (e *explainer) state() {
 	}
 }
 
-// aborted tells of an MPI program that has ended itself.
+// aborted reports an MPI program that has ended itself.
 func (e *explainer) aborted() {
 	if e.rec.Aborted && e.rec.Reason != "" {
 		e.add(Finding{Kind: KindAbort, Text: e.rec.Reason})
@@ -60,7 +60,7 @@ func (e *explainer) ends() {
 		g := groups[k]
 		f := Finding{Kind: KindExit, Ranks: g.list()}
 		if k.lost {
-			f.Text = g.who() + " ended, and nobody knows how: who waited for them died first"
+			f.Text = g.who() + " ended, and it is not known how: the process that waited for them died first"
 			e.add(f)
 			continue
 		}
@@ -123,7 +123,7 @@ func (e *explainer) endHint(st step.ExitStatus) string {
 	case sig == unix.SIGSYS:
 		return "a seccomp filter has refused a system call"
 	case sig == unix.SIGPIPE:
-		return "it wrote to a pipe that nobody reads any more"
+		return "it wrote to a pipe that has no reader any more"
 	case st.CoreDumped():
 		return "the core file is where kernel.core_pattern says"
 	case sig == unix.SIGSEGV || sig == unix.SIGABRT || sig == unix.SIGFPE:
@@ -146,7 +146,7 @@ func (e *explainer) cancelled() {
 	}
 }
 
-// said tells whether a finding has these words, or will have: how a task ended.
+// said reports whether a finding has these words, or will have: how a task ended.
 func (e *explainer) said(words string) bool {
 	for i := range e.rec.Tasks {
 		t := &e.rec.Tasks[i]

@@ -127,7 +127,7 @@ func TestRootExecFailures(t *testing.T) {
 	}{
 		{"no such path", []string{"/no/such/program"}, "1", 2, "execve(): /no/such/program: No such file or directory", "the directory \"/no\" does not exist"},
 		{"not in PATH", []string{"nosuchprogram"}, "2", 2, "execve(): nosuchprogram: No such file or directory", "no directory of PATH has it: /"},
-		{"not executable", []string{noexec}, "1", 13, "execve(): " + noexec + ": Permission denied", "has mode 0644: nobody may execute it"},
+		{"not executable", []string{noexec}, "1", 13, "execve(): " + noexec + ": Permission denied", "has mode 0644: no user may execute it"},
 		{"no format", []string{badfmt}, "1", 8, "execve(): " + badfmt + ": Exec format error", "its first line does not begin with #!"},
 		{"empty file", []string{empty}, "1", 8, "execve(): " + empty + ": Exec format error", "is empty"},
 		{"bad interpreter", []string{badinterp}, "1", 2, "bad interpreter(/no/such/interp): No such file or directory", "the interpreter (#!) of \"" + badinterp + "\": the directory \"/no\" does not exist"},

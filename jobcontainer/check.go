@@ -8,9 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check refuses what Restore, or the first job, would: a BasePath that is not there or in
-// which others than root may write, and scripts that others may have written. It makes
-// nothing. What an error names it names with the command that mends it, where there is one.
+// Check refuses what Restore, or the first job, would: a BasePath that does not exist or
+// in which users other than root may write, and scripts that others may have written. It
+// makes nothing. What an error names it names with the command that mends it, where there
+// is one.
 func (t *Tmpfs) Check() error {
 	cfg := &t.cfg
 	errs := []error{checkBase(cfg)}

@@ -18,7 +18,7 @@ const dirsMax = 64
 // Config is one node's part of job_container.conf, and where noded lives.
 type Config struct {
 	// BasePath holds the private directories. It and its parents belong to
-	// root and nobody else may write there. The first %h becomes HostName, the
+	// root, and no other user may write there. The first %h becomes HostName, the
 	// first %n NodeName, for a BasePath on a file system that nodes share.
 	BasePath string
 	// AutoBasePath makes BasePath, mode 0755, where it does not exist. It is
@@ -57,8 +57,8 @@ type Config struct {
 
 	// RunDir is RUN/jobs. It is made where it does not exist.
 	RunDir string
-	// NodeTag sets this noded's directory in BasePath apart from those of
-	// others: 8 hexadecimal digits of its spool's hash.
+	// NodeTag sets this noded's directory in BasePath apart from other
+	// nodeds': 8 hexadecimal digits of its spool's hash.
 	NodeTag string
 	// NodeName and HostName are what %n and %h stand for; NodeName is also
 	// written into BasePath, so that two nodes never share a directory.
@@ -184,7 +184,7 @@ func checkDirs(dirs []string, base string) ([]string, error) {
 	return out, nil
 }
 
-// within tells whether clean path p is dir or lies below it.
+// within reports whether clean path p is dir or lies below it.
 func within(p, dir string) bool {
 	rel, err := filepath.Rel(dir, p)
 	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")

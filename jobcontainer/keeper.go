@@ -150,7 +150,7 @@ func (k *keeper) drop() {
 	unix.Close(k.pidfd)
 }
 
-// alive tells whether the namespace can take processes still.
+// alive reports whether the namespace can take processes still.
 func (k *keeper) alive() bool {
 	p := []unix.PollFd{{Fd: int32(k.pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(p, 0)

@@ -26,7 +26,7 @@ func (t *Tmpfs) AddCont(job uint32, cont uint64) error {
 
 // AddPID notes that a process works for the job: its stepd, or a helper. No
 // process can be put into a mount namespace by another one, so nothing is
-// moved; a Delete that fails names those of them which are inside.
+// moved; a Delete that fails names the processes that are inside.
 func (t *Tmpfs) AddPID(job uint32, pid int) error {
 	c := t.lock(job)
 	defer t.unlock(job, c)

@@ -25,11 +25,11 @@ const (
 // pinRoot is RUN/jobs. A pin is a mount, and a mount below a shared one would
 // be copied into every other mount namespace of the host and hold the job's
 // namespace there; so RUN/jobs is bind-mounted on itself and made private for
-// as long as somebody uses it.
+// as long as it is in use.
 type pinRoot struct {
 	path string
-	// last is called under the lock after the last user has gone: nobody can
-	// begin to use BASE/TAG meanwhile.
+	// last is called under the lock after the last user has gone: no caller
+	// can begin to use BASE/TAG meanwhile.
 	last func() error
 
 	mu    sync.Mutex
@@ -209,8 +209,8 @@ func openPin(dir *os.File, name string, kind int) (*os.File, error) {
 	return f, nil
 }
 
-// unpin removes dir/name, mounted or not. More than one mount can be there only
-// if somebody else mounted; all go.
+// unpin removes dir/name, mounted or not. More than one mount can exist only if
+// another process mounted; all go.
 func unpin(dir *os.File, name string) error {
 	full := path.Join(dir.Name(), name)
 	for {

@@ -92,7 +92,7 @@ func (r *remover) empty(d *os.File, depth int) error {
 
 // emptyTrash empties and removes the trash, one of an interrupted attempt
 // included. Each pass may move deeper directories into it, so passes are not
-// bounded; each one also takes depthMax levels off what is there.
+// bounded; each one also takes depthMax levels off the tree.
 func (r *remover) emptyTrash() error {
 	if r.trash == nil {
 		trash, err := openBeneath(r.top, trashName, unix.O_RDONLY|unix.O_DIRECTORY)
@@ -158,7 +158,7 @@ func (r *remover) entry(d *os.File, name string, depth int) (removed bool, err e
 	if uerr == nil || errors.Is(uerr, unix.ENOENT) {
 		return true, nil
 	}
-	// EISDIR is Linux's answer for a directory, EPERM that of POSIX; an
+	// EISDIR is Linux's answer for a directory, EPERM is POSIX's; an
 	// immutable file says EPERM too, and then it is no directory.
 	if errors.Is(uerr, unix.EISDIR) || errors.Is(uerr, unix.EPERM) {
 		rerr := unix.Unlinkat(fd, name, unix.AT_REMOVEDIR)

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Restore finds the containers of an earlier noded: those of running jobs are
-// opened again, all others deleted. It also tries the configuration, so that a
+// Restore finds the containers of an earlier noded: containers of running
+// jobs are opened again, all others deleted. It also tries the configuration, so that a
 // mistake shows when noded starts and not with the first job. It goes on after
 // an error and returns all of them; a running job that it could not restore
 // can start no more steps, but its processes are not touched.

@@ -25,7 +25,7 @@ const (
 )
 
 // runInitScript runs InitScript in the calling thread's namespaces: a child begins
-// in those of the thread that forks it. A failure fails the job's creation.
+// in the namespaces of the thread that forks it. A failure fails the job's creation.
 func (p *plan) runInitScript(ctx context.Context) error {
 	return p.run(ctx, script{key: "InitScript", path: p.cfg.InitScript, timeout: p.cfg.InitTimeout, doing: "prepare"})
 }

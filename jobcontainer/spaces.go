@@ -111,9 +111,9 @@ func openSpaces(dir *os.File) (*spaces, error) {
 }
 
 // errKeeperGone ends the use of a pid namespace: no process can be born in it.
-var errKeeperGone = errors.New("process 1 of its pid namespace has ended: somebody has killed it")
+var errKeeperGone = errors.New("process 1 of its pid namespace has ended: it was killed")
 
-// usable tells why nothing can be started in the spaces.
+// usable says why nothing can be started in the spaces.
 func (s *spaces) usable() error {
 	if s.pid != nil && (s.keeper == nil || !s.keeper.alive()) {
 		return errKeeperGone

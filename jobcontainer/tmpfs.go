@@ -45,7 +45,7 @@ type container struct {
 	mu     sync.Mutex
 	ns     *os.File // guarded by mu; nil before Create and after Delete
 	spaces *spaces  // guarded by mu; beside ns
-	lost   error    // guarded by mu; why a running job's namespace is not there
+	lost   error    // guarded by mu; why a running job's namespace is missing
 	pids   []int    // guarded by mu; the job's own processes, for messages
 }
 

@@ -22,8 +22,8 @@ const (
 	makeMissing missing = "make" // directories, mode 0755
 )
 
-// openTrusted opens an administrator's path with O_PATH, so that nobody but
-// root can have decided what it leads to: every directory on the way belongs
+// openTrusted opens an administrator's path with O_PATH, so that only root
+// can have decided what it leads to: every directory on the way belongs
 // to root and is writable by root alone, or has the sticky bit (/tmp), and a
 // symbolic link counts only if root made it. What is found at the end is the
 // caller's to check. The error names the component at fault.
@@ -111,7 +111,7 @@ func stepInto(dir *os.File, name string, m missing) (next *os.File, link string,
 	return nil, string(buf[:n]), nil
 }
 
-// checkKept refuses a directory in which somebody other than root could
+// checkKept refuses a directory in which a user other than root could
 // replace an entry that is root's.
 func checkKept(dir *os.File) error {
 	var st unix.Stat_t
@@ -151,7 +151,7 @@ func writableByOthers(st *unix.Stat_t) bool {
 }
 
 // mkdirAt makes a directory with exactly this mode, whatever the umask is. A
-// directory that is there already is left alone.
+// directory that exists is left alone.
 func mkdirAt(dir *os.File, name string, mode uint32) error {
 	full := path.Join(dir.Name(), name)
 	err := unix.Mkdirat(int(dir.Fd()), name, mode)

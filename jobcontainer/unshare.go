@@ -12,15 +12,15 @@ import (
 const nsGetMountID = 0x8008b705
 
 // unshareMounts gives the calling thread, which must be disposable, a mount namespace
-// that can be pinned in that of noded.
+// that can be pinned in noded's.
 //
 // A mount namespace can be bound only in one with a lower number (fs/namespace.c,
 // mnt_ns_loop). Since Linux 6.18 each CPU deals numbers from a lot of its own
 // (kernel/nstree.c), so that a namespace that is made later may have a lower one.
 // noded's own is beyond the first one's where it runs in a container, and a CPU is
-// looked for then whose numbers are higher: that of noded's own is one.
+// looked for then whose numbers are higher: the CPU of noded's own namespace is one.
 func unshareMounts() error {
-	own, _ := mountID("/proc/self/ns/mnt") // 0, and none is lower, where it is not told
+	own, _ := mountID("/proc/self/ns/mnt") // 0, and none is lower, where it is not known
 	return unshareAbove(own)
 }
 

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// logMax bounds what is read of one step's log, in bytes: that of a thousand tasks
-	// under twenty plugins.
+	// logMax bounds what is read of one step's log, in bytes: the log of a thousand
+	// tasks under twenty plugins fits.
 	logMax = 8 << 20
 	// lineMax bounds a line. A longer one ends the reading.
 	lineMax = 1 << 20
@@ -43,7 +43,7 @@ func (m *Metrics) read(log io.Reader) error {
 	return nil
 }
 
-// launched is what a log tells of the launch as a whole.
+// launched is what a log says about the launch as a whole.
 type launched struct{ asked, ran time.Time }
 
 func (l *launched) tell(m *Metrics) {

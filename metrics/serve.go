@@ -118,7 +118,7 @@ func (c *slotted) Close() error {
 	return c.Conn.Close()
 }
 
-// Local tells whether only this host reaches an address "IP:PORT".
+// Local reports whether only this host reaches an address "IP:PORT".
 func Local(address string) bool {
 	a, err := netip.ParseAddrPort(address)
 	return err == nil && a.Addr().IsLoopback()

@@ -12,7 +12,7 @@ import (
 	"stepd/internal/linux"
 )
 
-// adoptedName is the cgroup of adopted processes, below that of the tasks: stepd may
+// adoptedName is the cgroup of adopted processes, below the tasks' cgroup: stepd may
 // give the tasks cgroups of their own with controllers, and then a process can be in
 // leaves alone.
 const adoptedName = "adopted"

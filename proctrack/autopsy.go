@@ -187,7 +187,7 @@ const (
 
 // waitsFor finds what a process in uninterruptible sleep may wait for: the
 // descriptor of its system call, what else it holds, and mounts of the kind that
-// its kernel stack tells of.
+// its kernel stack names.
 func waitsFor(dir, wchan string, stack []string) (call string, files, suspects []step.HeldFile) {
 	mounts := parseMountInfo(readProc(dir, "mountinfo"))
 	call, fd := parseSyscall(readProc(dir, "syscall"))

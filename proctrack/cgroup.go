@@ -40,7 +40,7 @@ type Cgroup struct {
 
 // CgroupConfig says where a step's cgroups are, which noded has made.
 type CgroupConfig struct {
-	// Dir is that of the daemons and Tasks that of the tasks, both absolute.
+	// Dir is the daemons' cgroup and Tasks the tasks', both absolute paths.
 	Dir, Tasks string
 	// PerTask gives each task a leaf of its own below Tasks, step.TaskName(rank).
 	PerTask bool
@@ -49,7 +49,7 @@ type CgroupConfig struct {
 // NewCgroup returns the tracker of a step. Nothing is touched before Create.
 func NewCgroup(cfg CgroupConfig) *Cgroup { return &Cgroup{cfg: cfg} }
 
-// Create makes the leaf of the SPANK host, and opens that of the tasks. That
+// Create makes the leaf of the SPANK host, and opens the tasks' leaf. That
 // the former does not exist yet is required: what is in there would not be this
 // step's. Leaves of tasks are made by Add.
 func (c *Cgroup) Create() error {
@@ -74,7 +74,7 @@ func (c *Cgroup) Create() error {
 }
 
 // splitTasks lets the tasks' leaves have the limits and figures that the step
-// has; they are made of those controllers that reach the step.
+// has; they come from the controllers that reach the step.
 func (c *Cgroup) splitTasks(tasks *group) error {
 	if !c.cfg.PerTask || tasks.v1 {
 		return nil
@@ -110,7 +110,7 @@ func makeLeaf(parent *group, name string) (*group, error) {
 var errClosed = errors.New("the step's cgroups are not created, or removed already")
 
 // HostCgroup is the leaf that the host is to be born in (CLONE_INTO_CGROUP):
-// that of the tasks, with inside=true, so that they are born there too; else the
+// the tasks' leaf, with inside=true, so that they are born in it too; else the
 // host's own. fd is -1 where it must be moved after its start. The descriptor
 // stays the tracker's and is valid until Destroy.
 //

@@ -409,7 +409,7 @@ func v1Freeze(t *testing.T, pid int) (thaw func()) {
 	}
 	t.Cleanup(func() {
 		write("freezer.state", "THAWED")
-		// v1 tells nobody when the group is empty.
+		// v1 sends no event when the group is empty.
 		for deadline := time.Now().Add(30 * time.Second); os.Remove(dir) != nil; time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Errorf("cannot remove %s", dir)

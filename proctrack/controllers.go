@@ -10,7 +10,7 @@ import (
 var wanted = [...]string{"cpu", "cpuset", "io", "memory", "pids"}
 
 // delegate enables the wanted controllers for the children of g, as far as g
-// has them, and says of those that stay disabled why that is so.
+// has them, and says why the others stay disabled.
 func (g *group) delegate() (missing map[string]string, err error) {
 	missing = make(map[string]string)
 	if g.v1 {
@@ -101,7 +101,7 @@ func (g *group) controllers(file string) ([]string, error) {
 
 // prepareV1 makes a new v1 group fit for processes: a cpuset takes none, and
 // says ENOSPC, before it has CPUs and memory nodes; memory counts what is below
-// only if told to, before Linux 5.11. What somebody has set stays.
+// only if told to, before Linux 5.11. Values that are already set stay.
 func (g *group) prepareV1(parent *group) error {
 	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 		if err := g.inherit(parent, file); err != nil {

@@ -1,5 +1,5 @@
 // Package proctrack holds the processes of a job step together, so that none
-// escapes or outlives it. It is Slurm's proctrack: cgroup (v2, also that of a
+// escapes or outlives it. It is Slurm's proctrack: cgroup (v2, also on a
 // hybrid host, and v1), linuxproc and pgid.
 //
 // stepd calls Open for its own step and uses the Tracker. noded makes a Root,
@@ -76,7 +76,7 @@ type Reaper interface {
 	NoChildren() <-chan struct{}
 }
 
-// Open returns the tracker of a step, for stepd. place and perTask are those of
+// Open returns the tracker of a step, for stepd. place and perTask come from
 // the step.Spec, stepdPID is the caller's own process id. The cgroup trackers do
 // not need reaper.
 func Open(place step.Proctrack, perTask bool, stepdPID int, reaper Reaper) (Tracker, error) {

@@ -60,7 +60,7 @@ func (c *Cgroup) escape(pid int) (step.Escape, bool, error) {
 	return step.Escape{PID: pid, Comm: strings.TrimSuffix(string(comm), "\n"), Cgroup: at}, err == nil, err
 }
 
-// owns tells whether a path of /proc/PID/cgroup is one of the step's: below
+// owns reports whether a path of /proc/PID/cgroup is one of the step's: below
 // ROOT/job_N/step_S or ROOT/job_N/tasks/step_S. What comes before depends on the
 // cgroup namespace.
 func (c *Cgroup) owns(path string) bool {

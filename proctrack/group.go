@@ -127,7 +127,7 @@ func (g *group) write(file, value string) error {
 	return linux.WriteFile(g.fd, file, filepath.Join(g.path, file), value)
 }
 
-// has tells whether the kernel gives the group such a file.
+// has reports whether the kernel gives the group such a file.
 func (g *group) has(file string) bool {
 	return linux.IgnoringEINTR(func() error { return unix.Faccessat(g.fd, file, unix.F_OK, 0) }) == nil
 }
@@ -162,7 +162,7 @@ func (g *group) ownPIDs() ([]int, error) {
 	return pids, nil
 }
 
-// gone tells whether err says that the cgroup was removed: ENODEV comes from
+// gone reports whether err says that the cgroup was removed: ENODEV comes from
 // files of a removed group that were opened before (kernfs).
 func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV)

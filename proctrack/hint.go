@@ -8,7 +8,7 @@ import (
 )
 
 // limitHint lists the limits on the number and depth of cgroups that hold for
-// children of dir: those of dir itself and of all its ancestors.
+// children of dir: the limits of dir itself and of all its ancestors.
 func limitHint(dir string) string {
 	var limits []string
 	for ; ; dir = filepath.Dir(dir) {
@@ -31,7 +31,7 @@ func limitHint(dir string) string {
 	return strings.Join(limits, ", ") + ": raise it"
 }
 
-// dyingHint tells of removed groups that the kernel still keeps: they count
+// dyingHint reports removed groups that the kernel still keeps: they count
 // until the last reference to them is dropped.
 func dyingHint(dir string) string {
 	data, err := os.ReadFile(filepath.Join(dir, "cgroup.stat"))

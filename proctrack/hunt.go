@@ -45,7 +45,7 @@ func hunt(ctx context.Context, what string, list func() ([]int, error)) error {
 	return nil
 }
 
-// huntRound tells whether any of pids was alive.
+// huntRound reports whether any of pids was alive.
 func huntRound(ctx context.Context, pids []int, list func() ([]int, error)) (killed bool, err error) {
 	for len(pids) > 0 {
 		n := min(len(pids), pidfdBatch)

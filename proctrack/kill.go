@@ -209,7 +209,7 @@ func (g *group) survivors(ctx context.Context, err error) error {
 }
 
 // signal sends sig to each process of the group and of all groups below it
-// that was there when the call began. Processes born during the call do not
+// that existed when the call began. Processes born during the call do not
 // get it: a handler's own children must not be hit.
 func (g *group) signal(sig syscall.Signal) error {
 	pids, err := g.pids()

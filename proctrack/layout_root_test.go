@@ -101,7 +101,7 @@ func TestRootV1Places(t *testing.T) {
 	if !exists(r.JobTasksDir(id.Job)) {
 		t.Error("the job has no cgroup of its tasks")
 	}
-	// The job's own CPUs are the step's, too, though nobody has said so.
+	// The job's own CPUs are the step's, too, though no setting says so.
 	write(t, "0", r.V1JobDir("cpuset", id.Job), "cpuset.cpus")
 	place, err := r.MakeStep(id, []string{"cpuset", "memory"})
 	if err != nil {
@@ -291,7 +291,7 @@ func TestRootManyCgroups(t *testing.T) {
 }
 
 // TestRootDelegateSaysWhy: a parent that has processes of its own gives its
-// controllers to nobody.
+// controllers to no child.
 func TestRootDelegateSaysWhy(t *testing.T) {
 	r, id, c := testStep(t)
 	root, err := openGroup(r.Dir())

@@ -19,7 +19,7 @@ type Process struct {
 // subreaper or to init. It kills, and waits for,
 //
 //   - the processes of the session that stepd led,
-//   - those of known (the tasks that the record names) that are still the same,
+//   - the processes of known (the tasks that the record names) that are still the same,
 //   - and all descendants of both.
 //
 // This is best effort: a process that left the session and whose ancestors are
@@ -58,7 +58,7 @@ func orphans(stepd Process, known []Process) ([]int, error) {
 	return append(found, below...), nil
 }
 
-// exists tells whether p is there, as a zombie perhaps.
+// exists reports whether p exists, perhaps as a zombie.
 func (p Process) exists() (bool, error) {
 	start, err := linux.StartTime(p.PID)
 	if noProcess(err) {

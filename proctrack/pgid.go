@@ -22,7 +22,7 @@ type PGID struct {
 	pgid int // guarded by mu; the first task's pid, 0 before Add
 }
 
-// NewPGID returns a tracker of a group that is not there yet: the first Add
+// NewPGID returns a tracker of a group that does not exist yet: the first Add
 // names it.
 func NewPGID() *PGID { return &PGID{} }
 

@@ -8,14 +8,14 @@ import (
 	"stepd/step"
 )
 
-// placeTries bounds how often a place is made again that somebody removed
+// placeTries bounds how often a place is made again that was removed
 // while it was made: the end of an earlier step takes its job's cgroup with it.
 const placeTries = 5
 
 // MakeJob makes the cgroups in which the job is limited, unless they exist: in
-// the tracker's hierarchy, and in those of the v1 controllers. MakeStep does it
+// the tracker's hierarchy, and in the v1 controllers' hierarchies. MakeStep does it
 // as well; it is of use where the job's limits are to hold before any step's
-// cgroup is there (a v1 cpuset takes nothing that its children exceed).
+// cgroup exists (a v1 cpuset takes nothing that its children exceed).
 func (r *Root) MakeJob(job uint32, v1 []string) error {
 	return again(func() error {
 		root, err := openGroup(r.dir)
@@ -44,7 +44,7 @@ func again(do func() error) (err error) {
 	return err
 }
 
-// ensureJob makes and opens the job's cgroup and that of its tasks.
+// ensureJob makes and opens the job's cgroup and its tasks' cgroup.
 func (g *group) ensureJob(job uint32) (j, tasks *group, err error) {
 	controllers, err := g.delegated()
 	if err != nil {
@@ -66,7 +66,7 @@ func (g *group) ensureJob(job uint32) (j, tasks *group, err error) {
 	return nil, nil, err
 }
 
-// MakeStep makes the step's cgroups, the job's where they are not there yet, and
+// MakeStep makes the step's cgroups, the job's where they do not exist yet, and
 // the leaf that stepd is born in. fs.ErrExist is in the error when the step has
 // one.
 func (r *Root) MakeStep(id step.ID, v1 []string) (StepCgroups, error) {
@@ -105,8 +105,8 @@ func (r *Root) makeStep(id step.ID, v1 []string) (StepCgroups, error) {
 	return StepCgroups{Dir: r.StepDir(id), Tasks: r.TasksDir(id), V1: dirs}, nil
 }
 
-// MakeScripts makes a place beside a job's steps, or finds it again: that of the
-// daemons of step step.ScriptsPlace or step.KeeperPlace, with no tasks.
+// MakeScripts makes a place beside a job's steps, or finds it again: the
+// daemons' place of step step.ScriptsPlace or step.KeeperPlace, with no tasks.
 func (r *Root) MakeScripts(id step.ID) error {
 	return again(func() error {
 		root, err := openGroup(r.dir)
@@ -171,7 +171,7 @@ func (g *group) removeChild(name string) error {
 }
 
 // makeV1 makes a path below the v1 roots of these controllers and returns its
-// end, by controller. What is there stays as it is.
+// end, by controller. What exists stays as it is.
 func (r *Root) makeV1(controllers []string, path ...string) (map[string]string, error) {
 	if len(controllers) == 0 {
 		return nil, nil

@@ -6,7 +6,8 @@ import (
 	"stepd/step"
 )
 
-// TestRootProcesses: those of stepd's leaf, by number and name, and no zombies.
+// TestRootProcesses lists the processes of stepd's leaf, by number and name, and no
+// zombies.
 func TestRootProcesses(t *testing.T) {
 	r, id, _ := testStep(t)
 	want := func(pids ...int) {

@@ -18,8 +18,8 @@ import (
 // The error is a *SurvivorsError when ctx ends first.
 func (r *Root) KillStep(ctx context.Context, id step.ID) error {
 	job, name := jobName(id.Job), stepName(id.Step)
-	// Side by side: a process of the one that does not end must not keep those of
-	// the other alive.
+	// Side by side: a process of one cgroup that does not end must not keep the
+	// other's processes alive.
 	var errs [2]error
 	var both sync.WaitGroup
 	for i, dir := range []string{job, filepath.Join(job, r.jobTasks)} {
@@ -38,7 +38,7 @@ func destroyIn(ctx context.Context, parent, name string) error {
 	return within(parent, func(g *group) error { return g.destroyChild(ctx, name) })
 }
 
-// within does something in a group; that nothing is there is fine.
+// within does something in a group; a missing group is fine.
 func within(path string, do func(*group) error) error {
 	g, err := openGroup(path)
 	if err == nil {

@@ -14,8 +14,8 @@ import (
 	"stepd/step"
 )
 
-// Root is the cgroup below which one noded keeps its steps, and those of the
-// same name in the v1 hierarchies. The name carries a hash of the spool's path,
+// Root is the cgroup below which one noded keeps its steps, and the cgroups
+// of the same name in the v1 hierarchies. The name carries a hash of the spool's path,
 // so several nodeds never touch each other's. Root holds no descriptor; its
 // methods may be called from several goroutines.
 type Root struct {
@@ -110,7 +110,7 @@ func RootOf(id step.ID, place StepCgroups) (*Root, error) {
 	return r, nil
 }
 
-// Holds tells whether the step's cgroups, as MakeStep gave them, are this root's.
+// Holds reports whether the step's cgroups, as MakeStep gave them, are this root's.
 func (r *Root) Holds(id step.ID, place StepCgroups) bool {
 	if place.Dir != r.StepDir(id) || (place.Tasks != "" && place.Tasks != r.TasksDir(id)) {
 		return false
@@ -150,7 +150,7 @@ func (r *Root) V1StepDir(controller string, id step.ID) string {
 }
 
 // StepDir is the path of the cgroup of the step's daemons, whether it exists or
-// not; TasksDir that of its tasks, JobTasksDir that of all tasks of the job.
+// not; TasksDir the tasks' cgroup, JobTasksDir the cgroup of all tasks of the job.
 func (r *Root) StepDir(id step.ID) string {
 	return filepath.Join(r.dir, jobName(id.Job), stepName(id.Step))
 }
@@ -244,11 +244,11 @@ func (g *group) ensure(name string) (*group, error) {
 	return g.child(name)
 }
 
-// StepCgroups are those of a step.
+// StepCgroups are the cgroups of a step.
 type StepCgroups struct {
 	// Dir is the cgroup of the daemons, for step.Proctrack.Dir.
 	Dir string
-	// Tasks is that of the tasks, for step.Proctrack.Tasks: on v2 that of all
+	// Tasks is the tasks' cgroup, for step.Proctrack.Tasks: on v2 it has all
 	// limits.
 	Tasks string
 	// V1 are the step's cgroups in the v1 hierarchies, by controller, for

@@ -28,7 +28,7 @@ func newSurvivorsError(where string, pids []int, cause error) *SurvivorsError {
 	late := time.NewTimer(describeMax)
 	defer late.Stop()
 	for i := 0; i < min(len(pids), survivorsShown); i++ {
-		told := make(chan Survivor, 1) // size 1: who is too late waits for nobody
+		told := make(chan Survivor, 1) // size 1: a late sender does not block
 		go func() { told <- describe(pids[i]) }()
 		select {
 		case s := <-told:

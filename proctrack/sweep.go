@@ -65,7 +65,7 @@ func (c *census) root(dir string) error {
 	return nil
 }
 
-// place looks for steps in a job's cgroup, or in that of its tasks.
+// place looks for steps in a job's cgroup, or in its tasks' cgroup.
 func (c *census) place(root *group, path string, job uint32) error {
 	g, err := root.child(path)
 	if gone(err) {

@@ -49,7 +49,7 @@ func (g *group) killV1(ctx context.Context) error {
 	return hunt(ctx, fmt.Sprintf("cgroup %q", g.path), g.pids)
 }
 
-// strikeFrozen strikes until a look finds nobody new.
+// strikeFrozen strikes until a look finds no new process.
 func (g *group) strikeFrozen() error {
 	struck := make(map[int]bool)
 	for range v1Rounds {

@@ -39,8 +39,8 @@ func (g *group) walk(enter func(*group) error, leave func(parent *group, name st
 var errWalked = errors.New("internal error: the walk has ended")
 
 // walker is a place in a tree of groups. However deep that is, two descriptors
-// are open and nothing recurses: the way up is "..", which in a cgroup file
-// system is nobody's to change.
+// are open and nothing recurses: the way up is "..", which no process can
+// change in a cgroup file system.
 type walker struct {
 	at      *group
 	names   []string // groups in it that are still to be gone through
@@ -53,7 +53,7 @@ type walker struct {
 // level is the way back up.
 type level struct {
 	name  string   // of the group that was entered
-	names []string // of those beside it that are still to be gone through
+	names []string // of its siblings that are still to be visited
 }
 
 // next enters one group or leaves one.
@@ -117,5 +117,5 @@ func (g *group) again(name string) (*group, error) {
 	return &group{fd: fd, path: g.path, v1: g.v1}, nil
 }
 
-// busy tells whether err says that a group is not empty.
+// busy reports whether err says that a group is not empty.
 func busy(err error) bool { return errors.Is(err, unix.EBUSY) }

@@ -34,8 +34,8 @@ type Cgroup struct {
 	// AllowedRAMSpace (default 100) and AllowedSwapSpace (default 0) are percent
 	// of the allocated memory. They may exceed 100.
 	AllowedRAMSpace, AllowedSwapSpace float64
-	// MaxRAMPercent bounds a memory limit, MaxSwapPercent that of memory and swap
-	// together, both in percent of the node's RealMemory; both are 100 by
+	// MaxRAMPercent bounds a memory limit, MaxSwapPercent the sum of memory and
+	// swap, both in percent of the node's RealMemory; both are 100 by
 	// default. They are the limits of what has no memory allocated to it.
 	MaxRAMPercent, MaxSwapPercent float64
 	// MinRAMSpace, in MiB, is below no memory limit. Default 30.

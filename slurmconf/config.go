@@ -10,7 +10,7 @@ import (
 	"stepd/step"
 )
 
-// DefaultSpool is the spool of a noded that is told of none.
+// DefaultSpool is the spool of a noded whose files and flags name none.
 const DefaultSpool = "/var/spool/stepd"
 
 // Config is what a node daemon needs of a site's files. The fields have the
@@ -74,8 +74,8 @@ type Config struct {
 	UnkillableStepProgram                      string
 
 	// PropagateResourceLimits are the limits to propagate, in upper case and
-	// without RLIMIT_: all ten by default, those of the key, or all but those
-	// of PropagateResourceLimitsExcept.
+	// without RLIMIT_: all ten by default, the key's limits, or all but the
+	// limits of PropagateResourceLimitsExcept.
 	PropagateResourceLimits []string
 	// PropagatePrioProcess is 0 (the default), 1 or 2.
 	PropagatePrioProcess int
@@ -87,7 +87,7 @@ type Config struct {
 	JobAcctGatherFrequency time.Duration
 	JobAcctGatherParams    JobAcctGatherParams
 
-	// SelectType and SelectTypeParameters tell whether memory is given out: see
+	// SelectType and SelectTypeParameters report whether memory is given out: see
 	// MemoryIsConsumable.
 	SelectType           string // default "select/cons_tres"
 	SelectTypeParameters []string
@@ -168,7 +168,7 @@ func shortName(hostname string) string {
 	return short
 }
 
-// MemoryIsConsumable tells whether memory is given out to steps: then the
+// MemoryIsConsumable reports whether memory is given out to steps: then the
 // defaults and bounds above apply to those that ask for none, and cgroup.conf's
 // ConstrainRAMSpace has an effect. It is so with a CR_*_Memory or CR_Memory in
 // SelectTypeParameters, and, as in Slurm, where that key is not told and

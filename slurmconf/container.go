@@ -42,12 +42,12 @@ func (c *Container) keys() keySet {
 	}
 }
 
-// cloneFlags reads CloneNSFlags, whose words are those of clone(2).
+// cloneFlags reads CloneNSFlags, whose words are clone(2)'s.
 func (c *Container) cloneFlags(v string) *flaw {
 	c.PIDNamespace, c.UserNamespace = false, false
 	for _, word := range strings.FieldsFunc(v, func(r rune) bool { return r == ',' || r == '|' }) {
 		switch strings.ToUpper(strings.TrimSpace(word)) {
-		case "CLONE_NEWNS": // is there in any case
+		case "CLONE_NEWNS": // a job always has it
 		case "CLONE_NEWPID":
 			c.PIDNamespace = true
 		case "CLONE_NEWUSER":

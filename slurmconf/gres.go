@@ -17,8 +17,8 @@ type Gres struct {
 	// resource that is counted only.
 	Files         []string
 	MultipleFiles bool
-	// Flags are in the spelling of the constants below. A gpu has those of its
-	// environment in any case: all four where the file tells none.
+	// Flags are in the spelling of the constants below. A gpu always has the
+	// flags of its environment: all four where the file names none.
 	Flags []string
 	// NoConsume: a request does not use it up.
 	NoConsume bool

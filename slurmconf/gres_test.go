@@ -170,7 +170,7 @@ func TestGresMistakes(t *testing.T) {
 		"Name=gpu File=nvidia0":                                   `1: cannot use File="nvidia0": "nvidia0" is not an absolute path; write device files such as /dev/nvidia[0-3]`,
 		"Name=gpu File=/dev/n[0-":                                 `1: cannot use File="/dev/n[0-": cannot expand host list "/dev/n[0-": a bracket is not closed; write device files such as /dev/nvidia[0-3]`,
 		"Name=gpu File=/dev/n[0-2000]":                            `1: cannot use File="/dev/n[0-2000]": more than 1024 files; write device files such as /dev/nvidia[0-3]`,
-		"Name=gpu File=/dev/n0,/dev//n0":                          `1: cannot use File="/dev/n0,/dev//n0": a file is there twice; write device files such as /dev/nvidia[0-3]`,
+		"Name=gpu File=/dev/n0,/dev//n0":                          `1: cannot use File="/dev/n0,/dev//n0": a file is given twice; write device files such as /dev/nvidia[0-3]`,
 		"Name=gpu File=,":                                         `1: cannot use File=",": no file is named; write device files such as /dev/nvidia[0-3]`,
 		"Name=gpu File=/dev/n0 MultipleFiles=/dev/n1":             `1: cannot use MultipleFiles="/dev/n1": the line names its files already: File excludes MultipleFiles; remove one of them`,
 		"Name=gpu Count=3 File=/dev/n[0-1]":                       `1: cannot use Count="3": File names 2; remove Count, or name as many files`,

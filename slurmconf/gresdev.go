@@ -9,7 +9,7 @@ import (
 
 // CheckDevices looks at the device files of Gres on this machine. Those that
 // cannot be found are warnings, and reasons to drain the node; a file that is
-// no device is a warning, since nobody can be kept from it.
+// no device is a warning, since no step can be kept from it.
 func (c *Config) CheckDevices() (problems []Problem, drain []string) {
 	for _, g := range c.Gres {
 		var missing []string

@@ -63,7 +63,7 @@ func (l *loader) gresLine(s statement) (*gresLine, bool) {
 	return g, true
 }
 
-// isFor tells whether a line names this node, or none and is for all.
+// isFor reports whether a line names this node, or none and is for all.
 func (l *loader) isFor(s statement) (here, everywhere bool) {
 	i := slices.IndexFunc(s.pairs, func(p pair) bool { return p.is("NodeName") })
 	if i < 0 {
@@ -101,15 +101,14 @@ func (l *loader) ownGres(lines []gresLine) []Gres {
 	return out
 }
 
-// isGresType tells whether the site has the name. A site whose slurm.conf
+// isGresType reports whether the site has the name. A site whose slurm.conf
 // speaks of no nodes and no GresTypes has what gres.conf says.
 func (l *loader) isGresType(name string) bool {
 	return slices.Contains(l.cfg.GresTypes, name) || l.cfg.GresTypes == nil && len(l.nodes) == 0
 }
 
-// environment settles which variables tell a GPU's task about it: those of the
-// line, else those of the line above where it has the same name and type, else
-// all.
+// environment settles which variables tell a GPU's task about it: the line's
+// own, else the line's above where it has the same name and type, else all.
 func (g *gresLine) environment(above *gresLine) {
 	if g.gres.Name != "gpu" {
 		return

@@ -96,7 +96,7 @@ func (g *gresLine) files(multiple bool) setter {
 			files[i] = filepath.Clean(f)
 		}
 		if sorted := slices.Sorted(slices.Values(files)); len(slices.Compact(sorted)) < len(files) {
-			return wrong(remedy, "a file is there twice")
+			return wrong(remedy, "a file is given twice")
 		}
 		g.gres.Files, g.gres.MultipleFiles = files, multiple
 		return nil
@@ -142,7 +142,7 @@ func (g *gresLine) complete() (key string, f *flaw) {
 		files = 1
 	}
 	switch {
-	case isShared(g.gres.Name): // its Count is not that of its files
+	case isShared(g.gres.Name): // its Count is not the number of its files
 		return "", nil
 	case g.gres.MultipleFiles && g.counted && g.gres.Count != 1:
 		return "Count", wrong("write Count=1, or File= for several devices", "all of MultipleFiles are one device")

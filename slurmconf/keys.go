@@ -13,7 +13,7 @@ import (
 // keySet are the keys of one file, in lower case.
 type keySet map[string]setter
 
-// isForeignLine tells whether key begins a line of several KEY=VALUE pairs that
+// isForeignLine reports whether key begins a line of several KEY=VALUE pairs that
 // does not concern a node daemon.
 func isForeignLine(key string) bool {
 	switch strings.ToLower(key) {
@@ -182,7 +182,7 @@ func prologFlags(field *[]string) setter {
 	}
 }
 
-// selectParams: one of the CR_ words tells whether memory is given out; most
+// selectParams: one of the CR_ words reports whether memory is given out; most
 // others are the controller's.
 func selectParams(field *[]string) setter {
 	return flags(field, "cr_cpu", "cr_cpu_memory", "cr_core", "cr_core_memory", "cr_socket", "cr_socket_memory", "cr_board", "cr_board_memory", "cr_memory",

@@ -17,7 +17,7 @@ type pair struct {
 	key, value string
 }
 
-// is tells whether the key is name; keys have no case.
+// is reports whether the key is name; keys have no case.
 func (p pair) is(name string) bool { return strings.EqualFold(p.key, name) }
 
 // logicalLine is a line without comment, its continuations joined and its

@@ -21,9 +21,9 @@ func Load(path, hostname string) (*Config, []Problem, error) {
 	return LoadAs(path, hostname, "")
 }
 
-// LoadAs is Load where the node's name in the file was told: its line is that of
+// LoadAs is Load where the node's name in the file was told: its line is
 // NodeName=node alone. With "" it is Load. mpiTypes are what MpiDefault may be; none
-// are those that Slurm's documentation has.
+// stands for the types that Slurm's documentation has.
 func LoadAs(path, hostname, node string, mpiTypes ...string) (*Config, []Problem, error) {
 	if len(mpiTypes) == 0 {
 		mpiTypes = []string{"none", "pmi2", "pmix"}
@@ -68,7 +68,7 @@ type loader struct {
 	nodeSeen    map[string]statement
 	partDefault partitionLine
 	parts       []partitionLine
-	part        *partitionLine // that of Config.Partition
+	part        *partitionLine // the line of Config.Partition
 	memoryFrom  statement      // part's line, where it has memory keys
 
 	// told are the lines of plain keys, in lower case; a later one wins.
@@ -155,7 +155,7 @@ func (l *loader) onePair(s statement) []pair {
 }
 
 // set puts pairs into the fields of keys. unknown is the severity of a key
-// that is not among them. It tells whether all values were taken.
+// that is not among them. It reports whether all values were taken.
 func (l *loader) set(s statement, pairs []pair, keys keySet, unknown Severity) bool {
 	taken := true
 	for _, p := range pairs {

@@ -81,8 +81,8 @@ func TestMissingFile(t *testing.T) {
 	}
 }
 
-// TestUnreadableBeside: a file that is there and cannot be read is no file
-// that is not there.
+// TestUnreadableBeside: a file that exists and cannot be read is not taken
+// for a missing file.
 func TestUnreadableBeside(t *testing.T) {
 	dir := write(t, map[string]string{"slurm.conf": ""})
 	if err := os.Mkdir(filepath.Join(dir, "stepd.conf"), 0o755); err != nil {

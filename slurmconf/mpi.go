@@ -34,10 +34,10 @@ func pmi2Keys(c *step.PMI2Conf) keySet {
 	}
 }
 
-// mpiKeys are those of Slurm's mpi.conf (mpi.conf(5)). The keys of its ways
-// between nodes have no effect: the stepds of a step have one of their own. Nor has
-// that of temporary files: they lie in the run directory, where no user can be in
-// the way, and which tasks with a /tmp of their own see as well.
+// mpiKeys are the keys of Slurm's mpi.conf (mpi.conf(5)). The keys of its ways
+// between nodes have no effect: the stepds of a step have one of their own. The key
+// for temporary files has no effect either: they lie in the run directory, where no user
+// can interfere, and which tasks with a /tmp of their own see as well.
 func mpiKeys(c *step.PMIxConf) keySet {
 	keys := keySet{
 		"pmixtimeout": secondsFrom1(&c.Timeout),

@@ -6,8 +6,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestMPIConf: Slurm's keys of mpi.conf, ours in stepd.conf, and what is said of
-// those that contradict each other.
+// TestMPIConf: Slurm's keys of mpi.conf, ours in stepd.conf, and what is said
+// about keys that contradict each other.
 func TestMPIConf(t *testing.T) {
 	for _, c := range []struct {
 		name, mpi, stepd string

@@ -26,7 +26,7 @@ type Stepd struct {
 	SpankStrict bool
 	// NoNewPrivs sets no_new_privs for every task.
 	NoNewPrivs bool
-	// RequireSafePlugins refuses plugins and plugstack files that somebody
+	// RequireSafePlugins refuses plugins and plugstack files that users
 	// other than root may change.
 	RequireSafePlugins bool
 	// MetricsListen is the address of the metrics page: "IP:PORT", or "unix" for a
@@ -55,7 +55,7 @@ type Stepd struct {
 	PMI2 step.PMI2Conf
 }
 
-// keys are those of a file in dir.
+// keys are the keys of a file in dir.
 func (s *Stepd) keys(dir string) keySet {
 	keys := keySet{
 		"hooktimeout":        seconds(&s.HookTimeout),

@@ -57,7 +57,7 @@ func (l *loader) partitionLine(s statement) {
 }
 
 // choosePartition names the partition that a step of this node belongs to
-// where nobody says another.
+// unless the request names another.
 func (l *loader) choosePartition() {
 	for _, p := range l.parts {
 		if (l.cfg.Partition == "" || p.isDefault) && l.holds(p) {
@@ -66,7 +66,7 @@ func (l *loader) choosePartition() {
 	}
 }
 
-// holds tells whether this node is in the partition. A list that cannot be
+// holds reports whether this node is in the partition. A list that cannot be
 // expanded, as one with the name of a NodeSet in it, holds what it names.
 func (l *loader) holds(p partitionLine) bool {
 	if strings.EqualFold(p.nodes, "ALL") {

@@ -10,7 +10,7 @@ import (
 type TaskPluginParam struct {
 	// Bind is the default of --cpu-bind: "none", "boards", "sockets", "ldoms",
 	// "cores" or "threads"; "" binds automatically. CpuBind of this node wins over
-	// that of its partition, and both over TaskPluginParam.
+	// its partition's, and both over TaskPluginParam.
 	Bind string
 	// Autobind is what automatic binding falls back to where it finds no match:
 	// "threads", "cores", "sockets" or "none"; "" is none.
@@ -44,7 +44,7 @@ func taskPlugin(field *[]string) setter {
 			case word != "affinity" && word != "cgroup":
 				return wrong(remedy, "%q is not available", w)
 			case slices.Contains(out, "task/"+word):
-				return wrong(remedy, "%q is there twice", w)
+				return wrong(remedy, "%q is given twice", w)
 			default:
 				out = append(out, "task/"+word)
 			}

@@ -108,7 +108,7 @@ func (l *loader) withoutCgroups() {
 	c.TaskPlugin = slices.DeleteFunc(c.TaskPlugin, func(w string) bool { return w == "task/cgroup" })
 }
 
-// constraints warns of those that have no effect.
+// constraints warns about constraints that have no effect.
 func (l *loader) constraints() {
 	c := l.cfg
 	for _, k := range []struct {

@@ -46,7 +46,7 @@ func TestWrongValues(t *testing.T) {
 
 		{"slurm.conf", "", "TaskPlugin", "task/cray_aries", `"task/cray_aries" is not available` + tasks},
 		{"slurm.conf", "", "TaskPlugin", "none,affinity", "none excludes the others" + tasks},
-		{"slurm.conf", "", "TaskPlugin", "cgroup,task/cgroup", `"task/cgroup" is there twice` + tasks},
+		{"slurm.conf", "", "TaskPlugin", "cgroup,task/cgroup", `"task/cgroup" is given twice` + tasks},
 		{"slurm.conf", "", "TaskPlugin", ",", "no plugin is named" + tasks},
 		{"slurm.conf", "", "TaskPluginParam", "dies", `"dies" is not known` + bind},
 		{"slurm.conf", "", "TaskPluginParam", "cores,Sockets", "cores excludes sockets" + bind},
@@ -78,7 +78,7 @@ func TestWrongValues(t *testing.T) {
 		{"slurm.conf", "NodeName=vm RealMemory=100 ", "MemSpecLimit", "100", "RealMemory is 100; leave memory to the steps"},
 		{"slurm.conf", "NodeName=vm ", "Gres", "gpu:x:y", `cannot parse gres "gpu:x:y": "y" is no count: write digits, and K, M, G, T or P behind them` + gres},
 		{"slurm.conf", "NodeName=vm ", "Gres", "gpu:2,gpu:a:1", `cannot parse gres "gpu:2,gpu:a:1": "gpu" is there with and without a type` + gres},
-		{"slurm.conf", "NodeName=vm ", "Gres", "gpu:no_consume,gpu", `cannot parse gres "gpu,gpu": "gpu" is there twice` + gres},
+		{"slurm.conf", "NodeName=vm ", "Gres", "gpu:no_consume,gpu", `cannot parse gres "gpu,gpu": "gpu" is given twice` + gres},
 	} {
 		t.Run(c.key+"="+c.value, func(t *testing.T) {
 			files := map[string]string{"slurm.conf": ""}

@@ -31,7 +31,7 @@ func text(field *string) setter {
 }
 
 // number reads a whole number. A leading zero means octal to Slurm, which
-// nobody wants, so it is refused.
+// no site wants, so it is refused.
 func number(v string, low, high uint64) (uint64, *flaw) {
 	remedy := fmt.Sprintf("write a number from %d to %d", low, high)
 	if len(v) > 1 && v[0] == '0' && !strings.HasPrefix(strings.ToLower(v), "0x") {

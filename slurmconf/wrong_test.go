@@ -13,7 +13,7 @@ import (
 
 // anyValue are the keys that take whatever is written, and why that is right.
 var anyValue = map[string]string{
-	// Paths, which are looked for when they are used: noded --check tells what is not there.
+	// Paths, which are looked for when they are used: noded --check reports missing ones.
 	"plugstackconfig": "a path", "prolog": "a path or glob", "epilog": "a path or glob", "taskprolog": "a path", "taskepilog": "a path",
 	"unkillablestepprogram": "a path",
 	"partitionname":         "a name, which nothing here depends on",
@@ -77,7 +77,7 @@ func TestEveryKeyWrong(t *testing.T) {
 	}
 }
 
-// told loads a file whose third line has the key with the value, and tells whether
+// told loads a file whose third line has the key with the value, and reports whether
 // that is found to be wrong.
 func told(t *testing.T, file, before, key, value string) bool {
 	t.Helper()

@@ -27,7 +27,7 @@ type StartConfig struct {
 	// Files are its stdin, stdout and stderr; nil is /dev/null.
 	Files [3]*os.File
 	// OwnGroup makes it leader of a process group: what a plugin sends to its
-	// own group must not hit whoever started the host. Not for one that is to
+	// own group must not hit the process that started the host. Not for one that is to
 	// read from a user's terminal.
 	OwnGroup bool
 	// KeepDir lets it begin in the caller's directory instead of "/".
@@ -168,7 +168,7 @@ func (h *Host) PluginName(i int) string {
 	return h.names[i]
 }
 
-// Required tells whether plugstack.conf says so of a plugin.
+// Required reports whether plugstack.conf says so of a plugin.
 func (h *Host) Required(i int) bool { return i >= 0 && i < len(h.stack) && h.stack[i].Required }
 
 // Crash describes the end of the host (local id -1) or of a task inside a hook as
@@ -219,8 +219,8 @@ func (h *Host) rankOf(id int) *int {
 	return &rank
 }
 
-// isCrash tells whether a process has ended itself by a signal: SIGKILL is
-// somebody else's.
+// isCrash reports whether a process has ended itself by a signal: SIGKILL
+// comes from outside.
 func isCrash(cause string) bool {
 	return strings.HasPrefix(cause, "killed by SIG") && cause != "killed by SIGKILL" && cause != "killed by SIGTERM"
 }

@@ -9,7 +9,7 @@ type Loaded struct {
 	Name    string // plugin_name
 	Type    string // plugin_type
 	Version uint32 // plugin_version
-	// HasVersion tells whether plugin_version is exported at all.
+	// HasVersion reports whether plugin_version is exported at all.
 	HasVersion bool
 	Hooks      []string
 	HasOptions bool

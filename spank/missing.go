@@ -10,7 +10,7 @@ import (
 // lookupStatus is ld.so's exit status where it cannot bind a call.
 const lookupStatus = 127
 
-// missingMax is how many symbols the host tells of one plugin.
+// missingMax is how many symbols the host names for one plugin.
 const missingMax = 64
 
 // readMissing takes a REP_MISSING: it adds to what is known of the plugin.

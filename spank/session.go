@@ -39,7 +39,7 @@ type SessionConfig struct {
 	// HookTimeout bounds each hook; 0 is no bound.
 	HookTimeout time.Duration
 	// Log hears what plugins and the host say, one record at a time, from any
-	// goroutine until Close; nil is nobody.
+	// goroutine until Close; with nil the records are dropped.
 	Log func(step.HostRecord)
 }
 
@@ -299,7 +299,7 @@ func (s *Session) Doing() (plugin, hook string, since time.Duration, in bool) {
 	return s.host.PluginName(w.Plugin), w.Hook, time.Duration(now.Nano() - int64(w.SinceNS)), true
 }
 
-// Kill ends the host, hook or not; cause is what is told of its end. Any
+// Kill ends the host, hook or not; cause is the reported reason of its end. Any
 // goroutine may call it.
 func (s *Session) Kill(cause string) { s.kill(cause) }
 

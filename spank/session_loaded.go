@@ -20,6 +20,6 @@ func (s *Session) Hooks() []string {
 	return hooks
 }
 
-// Whole tells whether every plugin of the stack was loaded: an optional one that
+// Whole reports whether every plugin of the stack was loaded: an optional one that
 // was not may be there the next time. It is valid after Open.
 func (s *Session) Whole() bool { return !slices.Contains(s.host.keep, false) }

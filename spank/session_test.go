@@ -63,8 +63,8 @@ func (h *heard) all() []string {
 	return slices.Clone(h.lines)
 }
 
-// open starts a session; the plugin's line is required. What it said is there
-// after Close.
+// open starts a session; the plugin's line is required. What it said is
+// complete after Close.
 func open(t *testing.T, c Context, so string, h *heard, args ...string) *Session {
 	t.Helper()
 	s, problems, err := Open(t.Context(), SessionConfig{

@@ -166,8 +166,8 @@ func putOption(w *writer, plugin, name string, value []byte) {
 	})
 }
 
-// putOptions hands over the options that an environment holds, after those of
-// the request: so are they called back twice, as measured. Where the plugin's
+// putOptions hands over the options that an environment holds, after the
+// request's: so are they called back twice, as measured. Where the plugin's
 // name ends and the option's begins is not told: the host compares both
 // together.
 func putOptions(w *writer, env []string) error {

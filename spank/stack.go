@@ -37,8 +37,8 @@ type Stack struct {
 	Problems []Problem
 	// Files are all files that were read, each once.
 	Files []string
-	// Sources are all paths that were looked at: files, whether they are there
-	// or not, and the directories that a pattern has read. While none of them
+	// Sources are all paths that were looked at: files, whether they exist or
+	// not, and the directories that a pattern has read. While none of them
 	// changes, the stack is the same.
 	Sources []string
 	// Digest is of the names and the contents of Files. Two who have read the
@@ -81,12 +81,12 @@ const stackPatience = time.Second
 // empty stack. Lines that are no good are passed over and become Problems;
 // the error says that a file cannot be read, or that the stack has no end (an
 // include loop, a limit): then no step may start, for a required plugin may be
-// missing from it. The grammar is that of Slurm 22.05.8 as measured: words
+// missing from it. The grammar is Slurm 22.05.8's as measured: words
 // parted by blanks, no quotes, no continuation, "#" begins a comment anywhere.
 //
-// A file that somebody is writing is not read half. Where the kernel grants us
-// a read lease (root, or the file's owner), a file is read while nobody has it
-// open for writing; who has is waited for, at most a second in all. Elsewhere
+// A file that is being written is not read half. Where the kernel grants us
+// a read lease (root, or the file's owner), a file is read while no process
+// has it open for writing; a writer is waited for, at most a second in all. Elsewhere
 // it is read again until it is the same before and after. In the end all files
 // and patterns are looked at once more: if one has changed, all are read again.
 // On an error the stack holds what was found, Sources above all.

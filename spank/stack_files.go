@@ -41,7 +41,7 @@ type globbed struct {
 
 // globFiles is glob(3) without the directories: unlike in Go's, "[!a]" negates,
 // and a wildcard does not match a leading dot. A path without wildcards is
-// given back whether it is there or not. The pattern is absolute and clean.
+// given back whether it exists or not. The pattern is absolute and clean.
 func globFiles(pattern string) (globbed, error) {
 	pattern = strings.ReplaceAll(pattern, "[!", "[^")
 	if _, err := filepath.Match(pattern, ""); err != nil {
@@ -99,7 +99,7 @@ func matching(dir, part string) []string {
 	})
 }
 
-// exists tells whether a pattern has composed a path that somebody has made.
+// exists reports whether a pattern has composed a path that exists.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil

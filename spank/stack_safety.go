@@ -12,7 +12,7 @@ import (
 	"stepd/step"
 )
 
-// Unsafe tells what somebody other than root may change of the stack: its
+// Unsafe lists what users other than root may change of the stack: its
 // files, its plugins, and the directories on the way to them. All of it is
 // code that runs as root, in the end. Slurm accepts it, so ReadStack does not
 // look; the administrator's check does, and RequireSafe. Relative plugin names
@@ -76,8 +76,8 @@ const linksMax = 40
 
 // Way lists an absolute path's directories from the root down and the path
 // itself; where one of them is a symlink, the way that it leads follows. What
-// does not exist is listed as it is written. Whoever may change one of these
-// decides what is found at the path.
+// does not exist is listed as it is written. A user who may change one of
+// these decides what is found at the path.
 func Way(path string) []string {
 	out := []string{"/"}
 	seen := map[string]bool{"/": true}

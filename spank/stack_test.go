@@ -184,8 +184,8 @@ func TestStackErrors(t *testing.T) {
 	}
 }
 
-// TestStackUnreadable: an include that is there and cannot be read is fatal,
-// as in Slurm; a FIFO holds nobody.
+// TestStackUnreadable: an include that exists and cannot be read is fatal,
+// as in Slurm; a FIFO does not block.
 func TestStackUnreadable(t *testing.T) {
 	dir := stackDir(t, map[string]string{"plugstack.conf": "include *.inc\n"})
 	if err := syscall.Mkfifo(filepath.Join(dir, "a.inc"), 0o600); err != nil {

@@ -41,7 +41,7 @@ func (r *stackReader) changed() string {
 	return ""
 }
 
-// sameContent tells whether a file is still the same one, and unchanged. ctime
+// sameContent reports whether a file is still the same one, and unchanged. ctime
 // is the kernel's alone: mtime can be set back.
 func sameContent(a, b os.FileInfo) bool {
 	x, okX := a.Sys().(*syscall.Stat_t)
@@ -49,10 +49,10 @@ func sameContent(a, b os.FileInfo) bool {
 	return okX && okY && x.Dev == y.Dev && x.Ino == y.Ino && x.Size == y.Size && x.Mtim == y.Mtim && x.Ctim == y.Ctim
 }
 
-// errWriter says that somebody has the file open for writing.
+// errWriter says that a process has the file open for writing.
 var errWriter = errors.New("it is open for writing")
 
-// readWhole reads a file that nobody is writing, or waits until nobody is.
+// readWhole reads a file that no process is writing, or waits until no process is.
 func readWhole(file string, deadline time.Time) (string, os.FileInfo, error) {
 	text, info, err := readStackFile(file)
 	if !errors.Is(err, errWriter) {
@@ -94,8 +94,8 @@ func readWhole(file string, deadline time.Time) (string, os.FileInfo, error) {
 	}
 }
 
-// readStackFile reads a regular file, or /dev/null, as it is while nobody
-// writes it, else it returns errWriter. O_NONBLOCK keeps a FIFO in its place
+// readStackFile reads a regular file, or /dev/null, as it is while no
+// process writes it, else it returns errWriter. O_NONBLOCK keeps a FIFO in its place
 // from holding the step.
 func readStackFile(file string) (string, os.FileInfo, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -130,10 +130,10 @@ func readStackFile(file string) (string, os.FileInfo, error) {
 }
 
 // lease takes a read lease (fcntl(2), F_SETLEASE): the kernel grants it only
-// while nobody has the file open for writing, or mapped so, and holds whoever
-// opens it for writing until we let go, which is some microseconds later. The
-// SIGIO that it sends us then is one that Go programs ignore. The lease is not
-// to be had for a user on another's file, and in some file systems.
+// while no process has the file open for writing, or mapped so, and holds a
+// process that opens it for writing until we release the lease, which is some
+// microseconds later. The SIGIO that it sends us then is one that Go programs ignore. A
+// user does not get the lease on another's file, and in some file systems.
 func lease(f *os.File) (leased bool, err error) {
 	err = control(f, func(fd uintptr) error {
 		_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_RDLCK)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openForWriting opens a file that is there, as an editor that writes in place.
+// openForWriting opens a file that exists, as an editor that writes in place.
 func openForWriting(t testing.TB, path string) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -236,7 +236,7 @@ func TestStackChanged(t *testing.T) {
 	}
 }
 
-// TestReadStill is the reading of those who get no lease.
+// TestReadStill is the reading for users who get no lease.
 func TestReadStill(t *testing.T) {
 	dir := stackDir(t, map[string]string{"f": "one"})
 	f, err := os.Open(filepath.Join(dir, "f"))

@@ -135,7 +135,7 @@ func CheckGres(list []GresRequest) error {
 			switch {
 			case h.Name != g.Name:
 			case h.Type == g.Type:
-				return fmt.Errorf("%q is there twice", strings.TrimSuffix(g.Name+":"+g.Type, ":"))
+				return fmt.Errorf("%q is given twice", strings.TrimSuffix(g.Name+":"+g.Type, ":"))
 			case h.Type == "" || g.Type == "":
 				return fmt.Errorf("%q is there with and without a type", g.Name)
 			}

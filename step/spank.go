@@ -103,7 +103,7 @@ func (r *Request) checkSpank() error {
 	seen := make(map[name]bool, len(r.SpankOptions))
 	for i, o := range r.SpankOptions {
 		if seen[name{o.Plugin, o.Name}] {
-			return bad("spank_options", "--%.80s of plugin %.80q is there twice: the last one counts, and goes alone", o.Name, o.Plugin)
+			return bad("spank_options", "--%.80s of plugin %.80q is given twice: the last one counts, and goes alone", o.Name, o.Plugin)
 		}
 		seen[name{o.Plugin, o.Name}] = true
 		switch {

@@ -29,7 +29,7 @@ func TestSpankLimits(t *testing.T) {
 	}{
 		{"options", func(r *Request) { r.SpankOptions = options(OptionsMax) }, ""},
 		{"too many options", func(r *Request) { r.SpankOptions = options(OptionsMax + 1) }, "spank_options: 1025 options"},
-		{"an option twice", func(r *Request) { r.SpankOptions = []SpankOption{{"p", "o", nil}, {"p", "o", nil}} }, "is there twice"},
+		{"an option twice", func(r *Request) { r.SpankOptions = []SpankOption{{"p", "o", nil}, {"p", "o", nil}} }, "is given twice"},
 		{"an option without a name", func(r *Request) { r.SpankOptions = []SpankOption{{Plugin: "p"}} }, "spank_options: option 0"},
 		{"a name with =", func(r *Request) { r.SpankOptions = []SpankOption{{"p", "a=b", nil}} }, "no plugin can have"},
 		{"a long value", func(r *Request) { r.SpankOptions = []SpankOption{{"p", "o", make([]byte, OptionMax+1)}} }, "has 1048577 bytes"},

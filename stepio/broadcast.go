@@ -52,7 +52,7 @@ func (f *feed) run(w *os.File) {
 
 // broadcast sends src to every writer. A rank that has closed its input, or has
 // ended, drops out; one that does not read holds the others back. It returns when src
-// has ended, or when nobody reads any more, and what was wrong with src.
+// has ended, or when no reader is left, and what was wrong with src.
 func broadcast(src io.Reader, writers []*os.File) error {
 	feeds := make([]*feed, len(writers))
 	for i, w := range writers {

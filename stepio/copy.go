@@ -43,7 +43,7 @@ func pass(dest, src *os.File) error {
 		switch {
 		case errors.Is(err, unix.EINVAL) && buf == nil:
 			buf = make([]byte, bufferSize) // one that is open for appending
-		case errors.Is(err, unix.EAGAIN): // whoever shares the file does not want it to block
+		case errors.Is(err, unix.EAGAIN): // another process that shares the file does not want it to block
 			ready(out, unix.POLLOUT, -1)
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
@@ -54,10 +54,10 @@ func pass(dest, src *os.File) error {
 	}
 }
 
-// spliced tells whether the kernel may move a pipe's bytes to a descriptor. While it waits
-// for a terminal (whose user has typed ^S) or a socket it holds the pipe, and whoever
-// writes to that hangs where no signal reaches him: the task, or the step's stepd. Some
-// drivers do not wait for an empty pipe, either.
+// spliced reports whether the kernel may move a pipe's bytes to a descriptor. While it
+// waits for a terminal (whose user has typed ^S) or a socket it holds the pipe, and a
+// writer to that pipe hangs where no signal reaches it: the task, or the step's stepd.
+// Some drivers do not wait for an empty pipe, either.
 func spliced(fd int) bool {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil {
@@ -102,7 +102,7 @@ func writeAll(fd int, pieces ...[]byte) error {
 		}
 		switch {
 		case errors.Is(err, unix.EINTR):
-		case errors.Is(err, unix.EAGAIN): // whoever shares it does not want it to block
+		case errors.Is(err, unix.EAGAIN): // another process that shares it does not want it to block
 			ready(fd, unix.POLLOUT, -1)
 		case err != nil:
 			return err

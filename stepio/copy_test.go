@@ -33,8 +33,8 @@ func terminal(t *testing.T) (master, slave *os.File) {
 	return master, slave
 }
 
-// Whoever writes to the pipe may do so while the terminal's user has stopped it (^S): a
-// pipe that the kernel holds meanwhile lets nobody write, not even one who does not wait.
+// A process may write to the pipe while the terminal's user has stopped it (^S): a pipe
+// that the kernel holds meanwhile takes no bytes, not even from a non-blocking writer.
 func TestPassStoppedTerminal(t *testing.T) {
 	master, slave := terminal(t)
 	const tcooff, tcoon = 0, 1

@@ -73,7 +73,7 @@ func (g *gather) run() {
 	}
 }
 
-// read passes on what is there, and tells whether more may come.
+// read passes on what is available, and reports whether more may come.
 func (g *gather) read(fd int, s *source) bool {
 	n, err := unix.Read(fd, g.buf)
 	switch {

@@ -35,7 +35,8 @@ type said struct {
 	data string
 }
 
-// A line that is not ended holds up nobody for ever; what comes between is told apart.
+// A line that is not ended does not hold up other ranks for ever; what comes between is
+// kept apart.
 func TestPiecesOfLines(t *testing.T) {
 	long := strings.Repeat("x", pieceMax-1)
 	for _, tc := range []struct {

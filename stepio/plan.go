@@ -16,7 +16,7 @@ func rawFD(f *os.File) int {
 	return fd
 }
 
-// Handable tells whether f may be given to the tasks: a regular file or a pipe,
+// Handable reports whether f may be given to the tasks: a regular file or a pipe,
 // and the tasks are of the same user. A terminal or a socket is
 // relayed, so that no task can control the client's terminal.
 func Handable(f *os.File, sameUser bool) bool {
@@ -35,7 +35,7 @@ func kindOf(f *os.File) uint32 {
 
 func isPipe(f *os.File) bool { return kindOf(f) == unix.S_IFIFO }
 
-// IsNull tells whether f is /dev/null, or is not open at all.
+// IsNull reports whether f is /dev/null, or is not open at all.
 func IsNull(f *os.File) bool {
 	var st unix.Stat_t
 	if f == nil || unix.Fstat(rawFD(f), &st) != nil {

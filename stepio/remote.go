@@ -40,8 +40,8 @@ func NewRemote(spec *step.Spec, opt Options) *Remote {
 }
 
 // Output takes a piece of what rank wrote on fd (1 or 2), or its end. Pieces of one
-// fd are given one after the other; those of the other may come at the same time.
-// Once the file takes no more, they are dropped, of which Options.Failed was told.
+// fd are given one after the other; pieces of the other may come at the same time.
+// Once the file takes no more, they are dropped; Options.Failed was called then.
 func (r *Remote) Output(fd, rank int, data []byte, end bool) {
 	o := r.outs[fd]
 	feed, out := o.feeds[rank], o.outs.of(rank)

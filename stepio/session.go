@@ -27,7 +27,7 @@ type Options struct {
 	SameUser bool
 	// Failed hears, by any goroutine and once for each stream, that a file does not
 	// take what the tasks write, or cannot be read: tasks that write on get SIGPIPE,
-	// and those that read have their end of file. nil: nobody hears of it. err is a
+	// and readers have their end of file. With nil it is not reported. err is a
 	// *StreamError.
 	Failed func(err error)
 }
@@ -201,7 +201,7 @@ func widen(pipe *os.File, ranks int) {
 }
 
 // widenOwn does so with a pipe that the client was started with, for stdin or stdout:
-// whoever is at its other end takes turns with the tasks, or with us. One that is wider
+// the process at its other end takes turns with the tasks, or with us. One that is wider
 // already stays so.
 func widenOwn(f *os.File) {
 	if !isPipe(f) {

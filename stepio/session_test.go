@@ -86,7 +86,7 @@ func client(n int) *step.Spec {
 	return s
 }
 
-// outPipe is a destination and what will have come to it.
+// outPipe is a destination and what it will have received.
 func outPipe(t *testing.T) (*os.File, func() string) {
 	t.Helper()
 	r, w, err := os.Pipe()

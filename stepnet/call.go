@@ -29,7 +29,7 @@ type calls struct {
 	more    chan struct{}      // guarded by callMu: closed when answers has grown
 	callErr error              // guarded by callMu: there will be no more answers
 	serving int                // guarded by callMu
-	bytes   int                // guarded by callMu: of those
+	bytes   int                // guarded by callMu: the size of the questions being served
 	asking  chan struct{}      // a place for each question of this node
 }
 
@@ -38,7 +38,7 @@ func (c *calls) init(lim Limits) {
 	c.asking = make(chan struct{}, lim.Calls)
 }
 
-// Handle is that of step.Peers. A call that comes before its handler waits.
+// Handle implements step.Peers. A call that comes before its handler waits.
 func (n *Node) Handle(name string, answer func(ctx context.Context, from int, data []byte) ([]byte, error)) {
 	n.callMu.Lock()
 	defer n.callMu.Unlock()
@@ -47,7 +47,7 @@ func (n *Node) Handle(name string, answer func(ctx context.Context, from int, da
 	n.more = make(chan struct{})
 }
 
-// Call is that of step.Peers.
+// Call implements step.Peers.
 func (n *Node) Call(ctx context.Context, node int, name string, data []byte) ([]byte, error) {
 	if node < 0 || node >= n.nodes {
 		return nil, fmt.Errorf("cannot call node %d: the step has %d", node, n.nodes)
@@ -182,7 +182,7 @@ func (n *Node) serve(c *call) {
 	})
 }
 
-// awaitAnswer waits until somebody answers to that name.
+// awaitAnswer waits until a handler for that name exists.
 func (n *Node) awaitAnswer(name string) Answer {
 	for {
 		n.callMu.Lock()

@@ -3,7 +3,7 @@
 // and calls go. A Node is a step.Peers.
 //
 // It does not make the connections: the caller knows which stepd is at the other end of
-// each, and that nobody else reads or writes there. It knows neither tasks nor streams.
+// each, and that no other process reads or writes it. It knows neither tasks nor streams.
 //
 // Begin with New; Finish and then Close end a Node. The shape of the tree is in tree.go,
 // one hop in link.go.

@@ -37,7 +37,7 @@ type gathering struct {
 	parts  []entry
 	bytes  int
 	fail   string
-	caller chan gathered // size 1; nil: nobody here has called
+	caller chan gathered // size 1; nil: no caller on this node yet
 }
 
 type gathered struct {
@@ -58,7 +58,7 @@ func (g *gatherings) init() {
 // gatherNameMax bounds a gathering's name, and a call's.
 const gatherNameMax = 4096
 
-// Allgather is that of step.Peers.
+// Allgather implements step.Peers.
 func (n *Node) Allgather(ctx context.Context, name string, nodes []int, data []byte) ([][]byte, error) {
 	nodes, err := n.whoMeet(nodes)
 	switch {
@@ -233,7 +233,7 @@ func (n *Node) hold(g *gathering, e entry) {
 	g.parts = append(g.parts, e)
 }
 
-// release lets go of the data. The caller holds gathMu.
+// release drops the data. The caller holds gathMu.
 func (n *Node) release(g *gathering) {
 	n.gathBytes -= g.bytes
 	g.bytes = 0
@@ -276,7 +276,7 @@ func (n *Node) answer(key gatherKey, caller chan gathered, got gathered) {
 	n.leave(key, t)
 }
 
-// passDown sends the whole to the children below which somebody meets.
+// passDown sends the whole to the children below which a node takes part.
 func (n *Node) passDown(g *gathering, f frame) error {
 	for c, l := range n.down { // a node that is lost has failed it already
 		if slices.ContainsFunc(g.nodes, func(i int) bool { return n.below(i, c) }) {
@@ -327,7 +327,7 @@ func (n *Node) gatheredAbove(body []byte) error {
 		if n.lostError() != nil {
 			return nil
 		}
-		return fmt.Errorf("%w: nobody here has come to %.80q", errFrame, p.name)
+		return fmt.Errorf("%w: no caller on this node waits for %.80q", errFrame, p.name)
 	}
 	n.conclude(g, p)
 	n.gathMu.Unlock()

@@ -52,7 +52,7 @@ func checkParts(got [][]byte, n int, want func(i int) string) error {
 }
 
 // Gatherings of several names and of several nodes go on at once, and calls of one
-// name meet in their order, also those of one node's several goroutines.
+// name meet in their order, also calls from several goroutines of one node.
 func TestAllgatherSeveral(t *testing.T) {
 	const nodes, rounds = 13, 20
 	r := newRig(t, rigOptions{nodes: nodes, limits: Limits{FanOut: 3}})

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// linkBytes bounds what waits on a link of those who can wait. A single frame may be larger.
+	// linkBytes bounds what waits on a link, of senders that can wait. A single frame may
+	// be larger.
 	linkBytes = 4 << 20
 	// linkBuffer is what is written and read at once.
 	linkBuffer = 64 << 10

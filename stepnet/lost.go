@@ -13,7 +13,7 @@ func (e *LostError) Error() string {
 	return fmt.Sprintf("lost node %q (node %d of the step): %s", e.Name, e.Node, e.Cause)
 }
 
-// linkEnded is told of a link that is gone.
+// linkEnded is called when a link is gone.
 func (n *Node) linkEnded(l *link, err error) {
 	if n.ctx.Err() != nil {
 		return

@@ -118,8 +118,8 @@ func (n *Node) log(format string, args ...any) {
 	}
 }
 
-// Finish says that this node needs the others no more, and returns when none of those that
-// are not lost does: until then this node relays for them. ctx's end is its error.
+// Finish says that this node needs the others no more, and returns when no node that is
+// not lost needs another: until then this node relays for them. ctx's end is its error.
 func (n *Node) Finish(ctx context.Context) error {
 	n.mu.Lock()
 	n.done = true

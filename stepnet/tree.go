@@ -26,7 +26,7 @@ func (t tree) towards(to int) int {
 	return t.parent()
 }
 
-// below tells whether node is in the subtree of top.
+// below reports whether node is in the subtree of top.
 func (t tree) below(node, top int) bool {
 	for node > top {
 		node = (node - 1) / t.fan

@@ -7,7 +7,8 @@ import (
 	"testing/synctest"
 )
 
-// Room is given in the order of asking, to whoever still wants it, and no more than there is.
+// Room is given in the order of asking, to callers that still wait for it, and no more
+// than the window has.
 func TestWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWindow(100)

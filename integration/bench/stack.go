@@ -17,7 +17,7 @@ const (
 )
 
 // stackSizes are the stacks that are compared, each with a noded of its own.
-// The empty one is there twice: how much the two differ is what the machine's
+// The empty one is given twice: how much the two differ is what the machine's
 // noise makes of nothing. Beside another release there is none of that.
 var stackSizes = []int{0, 0, 1, 5, 20}
 

@@ -27,7 +27,7 @@ func TestAffinity(t *testing.T) {
 			break
 		}
 	}
-	// A mask of 2,048 CPUs, most of which nobody has.
+	// A mask of 2,048 CPUs, most of which no machine has.
 	wide := append(append([]uint64(nil), one...), make([]uint64, 32-len(one))...)
 	wide[31] = 1 << 63
 	if err := SetAffinity(pid, wide); err != nil {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BatchThread makes the calling goroutine's thread its own, and one that takes the
-// processor from nobody when it is woken (SCHED_BATCH, sched(7)): it gets it when it is
+// BatchThread makes the calling goroutine's thread its own, and one that preempts
+// no other thread when it is woken (SCHED_BATCH, sched(7)): it gets it when it is
 // free, or when its turn comes. So a thread that passes bytes on finds many of them,
 // and not the first few, where the processors are busy. Its nice value stays. The thread
 // ends with the goroutine.

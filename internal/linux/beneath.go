@@ -11,7 +11,7 @@ import (
 
 // OpenBeneath opens name in the directory dir, or below it: no link on the way or at
 // its end is followed, and nothing leads out of dir (openat2(2), RESOLVE_BENEATH and
-// RESOLVE_NO_SYMLINKS), whatever somebody puts there meanwhile. Links on the way to
+// RESOLVE_NO_SYMLINKS), whatever is put there meanwhile. Links on the way to
 // dir are the site's own. flags and mode are open(2)'s; the file is close-on-exec.
 // The error is an *os.PathError: os.ErrNotExist, ELOOP of a link, EXDEV of a name that
 // leads out. Linux 5.6.

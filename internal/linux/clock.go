@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Uptime is how long the host has run, by the clock that nobody sets
+// Uptime is how long the host has run, by the clock that is never set
 // (CLOCK_MONOTONIC, clock_gettime(2)): all processes of a boot read the same one.
 func Uptime() time.Duration {
 	var ts unix.Timespec

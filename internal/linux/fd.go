@@ -4,7 +4,7 @@ import "os"
 
 // OnFD calls f with the file's descriptor, which stays open meanwhile. os.File.Fd
 // would make it blocking, for all that share it and for the runtime's poller. The
-// error is f's, or that of a file that is closed.
+// error is f's, or os.ErrClosed.
 func OnFD(file *os.File, f func(fd int) error) error {
 	raw, err := file.SyscallConn()
 	if err != nil {

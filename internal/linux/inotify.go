@@ -27,7 +27,7 @@ func NewInotify() (*Inotify, error) {
 }
 
 // Watch adds path to what is watched, for the events of mask (unix.IN_…). A
-// path that is watched already gets the new mask. ENOENT: it is not there.
+// path that is watched already gets the new mask. ENOENT: it does not exist.
 // ENOSPC: the user's limit (fs.inotify.max_user_watches) is reached.
 func (i *Inotify) Watch(path string, mask uint32) error {
 	conn, err := i.f.SyscallConn()

@@ -35,7 +35,7 @@ func PidfdSignal(pidfd int, sig syscall.Signal) error {
 	return nil
 }
 
-// PidfdExited tells whether all threads of the process have ended. A zombie
+// PidfdExited reports whether all threads of the process have ended. A zombie
 // has, except one whose leader ended before its other threads.
 func PidfdExited(pidfd int) (bool, error) {
 	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
@@ -66,5 +66,5 @@ func PidfdWait(ctx context.Context, pidfds ...int) error {
 	})
 }
 
-// IsGone tells whether err says that a process does not exist (any more).
+// IsGone reports whether err says that a process does not exist (any more).
 func IsGone(err error) bool { return errors.Is(err, unix.ESRCH) }

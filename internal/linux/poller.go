@@ -88,7 +88,7 @@ func (p *Poller) Wait(ctx context.Context, check func(ready []int) (bool, error)
 }
 
 // drain hands every pending event to check. It goes on until epoll has none
-// left: Go's poller is edge-triggered and would not tell of the rest.
+// left: Go's poller is edge-triggered and would not report the rest.
 func drain(epfd int, check func([]int) (bool, error)) (bool, error) {
 	var events [64]unix.EpollEvent
 	var ready [len(events)]int

@@ -27,7 +27,7 @@ func StartTime(pid int) (uint64, error) {
 }
 
 // parseStart reads field 22 of /proc/PID/stat. Field 2 is a name in parentheses, which
-// may have any characters; none of those behind it has a parenthesis.
+// may have any characters; no field behind it has a parenthesis.
 func parseStart(stat string) (uint64, error) {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 20 {
@@ -68,7 +68,7 @@ func BootID() (string, error) {
 	return fmt.Sprintf("%s/%d", id, start), nil
 }
 
-// SameBoot tells whether noted, a value of BootID, is of the boot now. What was noted
+// SameBoot reports whether noted, a value of BootID, is of the boot now. What was noted
 // by a version that did not know of containers has the UUID alone: of such a one a
 // process is known by its number and start time, and there are no others.
 func SameBoot(noted, now string) bool {

@@ -169,7 +169,7 @@ func (r *Reaper) reapAll() (orphans []Exit) {
 	}
 }
 
-// onlySpared tells whether all children are spared ones. The caller holds mu.
+// onlySpared reports whether all children are spared ones. The caller holds mu.
 func (r *Reaper) onlySpared() bool {
 	if len(r.none) == 0 || len(r.spared) == 0 {
 		return false
@@ -214,8 +214,8 @@ func (r *Reaper) reap() (exit Exit, err error) {
 // ended is a child that has ended and is not reaped; 0 if there is none, ECHILD
 // if there are no children.
 func ended() (pid int, err error) {
-	// siginfo_t of a 64-bit machine: three ints and their padding, then that of
-	// SIGCHLD (waitid(2)).
+	// siginfo_t of a 64-bit machine: three ints and their padding, then
+	// SIGCHLD's part (waitid(2)).
 	var info struct {
 		signo, errno, code, _ int32
 		pid                   int32

@@ -252,7 +252,7 @@ func reapClose(r *Reaper, _ <-chan Exit) error {
 	if err != nil {
 		return err
 	}
-	// Nobody has stolen it.
+	// No other wait has taken the status.
 	_, err = syscall.Wait4(pid, nil, 0, nil)
 	return err
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // WriteWhole makes the file path what write writes, for its owner alone (mode 0600),
-// whole or not at all: what was there stays until all is written. With sync it is on
+// whole or not at all: the old file stays until all is written. With sync it is on
 // the disk when WriteWhole returns, but for its name. It is not for folders that
 // others may write to, though a link that waits there leads nowhere. The error is
 // write's, or names the path and wraps the errno.

@@ -18,7 +18,7 @@ type Theme struct {
 
 // Annotations that a flag may have.
 const (
-	// OwnGroup is the title of a group of its own: that of a plugin.
+	// OwnGroup is the title of a group of its own: a plugin's.
 	OwnGroup = "manual-group"
 	// Written is how the option is written, with its argument.
 	Written = "manual-written"
@@ -27,8 +27,8 @@ const (
 // other is the group of options that no theme has.
 const other = "Other options"
 
-// Of is the page of a command: its options by themes, those of no theme behind
-// them, those with a group of their own last.
+// Of is the page of a command: its options by themes, then the options of no
+// theme, and the ones with a group of their own last.
 func Of(c *cobra.Command, section int, themes []Theme, args map[string]string) *Page {
 	p := &Page{Name: c.CommandPath(), Section: section, Short: c.Short, About: Paragraphs(c.Long)}
 	if !c.HasAvailableSubCommands() {

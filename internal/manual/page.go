@@ -10,7 +10,7 @@ import "strings"
 
 // Page is one command, or one file.
 type Page struct {
-	// Name is "stepctl run", or "stepd.conf"; Section that of the manual: 1, 5, 8.
+	// Name is "stepctl run", or "stepd.conf"; Section the manual's: 1, 5, 8.
 	Name    string
 	Section int
 	// Short is one line, without a full stop.
@@ -63,7 +63,7 @@ func Paragraphs(text string) (out []string) {
 	return out
 }
 
-// verbatim tells whether a paragraph is to be set as it is.
+// verbatim reports whether a paragraph is to be set as it is.
 func verbatim(paragraph string) bool {
 	return strings.HasPrefix(paragraph, " ") || strings.HasPrefix(paragraph, "\t")
 }

@@ -2,9 +2,10 @@
 // syscall raises the soft limit when it is initialised (go.dev/issue/46279), gives it back to
 // children alone, and tells it to no caller.
 //
-// This package is initialised before package syscall. Among packages whose imports are
-// initialised the order is that of their paths (Go 1.21), and "stepd" sorts before
-// "syscall"; hence it may import nothing that imports syscall. TestAtStart holds the order.
+// This package is initialised before package syscall. Packages whose imports are
+// initialised follow the order of their paths (Go 1.21), and "stepd" sorts before
+// "syscall"; hence it may import nothing that imports syscall. TestAtStart holds the
+// order.
 package nofile
 
 import (

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Control tells whether a character does something to what shows it rather than being
+// Control reports whether a character does something to what shows it rather than being
 // seen: C0 and C1 controls (Cc), directions of writing and what has no width (Cf), and
 // the ends of lines and paragraphs that are no controls (Zl, Zp).
 func Control(r rune) bool {

@@ -15,7 +15,7 @@ func LintManual(t testing.TB, files ...string) {
 	if err != nil {
 		t.Skip("mandoc is not installed")
 	}
-	// Its exit code tells of what was found; whether it has run tells its output.
+	// Its exit code says what was found; its output shows whether it has run.
 	out, err := exec.Command(mandoc, append([]string{"-T", "lint", "-W", "style"}, files...)...).CombinedOutput()
 	if _, found := err.(*exec.ExitError); err != nil && !found {
 		t.Fatalf("mandoc: %v", err)

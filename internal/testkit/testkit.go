@@ -20,7 +20,7 @@ func RequireRoot(t testing.TB) {
 	t.Skip("needs root")
 }
 
-// InGuest tells whether the test runs in the guest of integration/vm: systemd
+// InGuest reports whether the test runs in the guest of integration/vm: systemd
 // is process 1, and cgroup v2 has all controllers.
 func InGuest() bool { return os.Getenv("STEPD_GUEST") == "1" }
 

@@ -12,7 +12,7 @@ import (
 // conn is stepd's end of one rank's socketpair. Its rank's goroutine alone
 // reads; anybody sends. A send never waits: what the socket does not take at
 // once is queued, and a goroutine of its own writes it, so that a rank that
-// does not read holds up nobody but itself.
+// does not read holds up only itself.
 type conn struct {
 	file *os.File
 	raw  syscall.RawConn

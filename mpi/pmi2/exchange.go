@@ -74,7 +74,7 @@ func (p *Plugin) exchange(data []byte) {
 	case p.isClosing():
 	case err == nil:
 		p.settle(p.state.merge(parts))
-	case shareKinds[data[0]-1] == kindLeft: // nobody waits here, and what is lost is told by others
+	case shareKinds[data[0]-1] == kindLeft: // no rank waits here, and the others report what is lost
 	default:
 		p.settle(p.state.failed(p.whyMissing(ctx, err)))
 	}
@@ -113,7 +113,7 @@ func (p *Plugin) whereOf(node int) string {
 	return string(answer)
 }
 
-// absent says which ranks of this node are not in the fence, for whoever waits.
+// absent says which ranks of this node are not in the fence, for the ranks that wait.
 func (s *state) absent() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,7 +229,7 @@ func (s *state) parseParts(parts [][]byte) ([]*share, error) {
 	return shares, nil
 }
 
-// disagreed tells whether not all nodes are in the same fence, and ends the step
+// disagreed reports whether not all nodes are in the same fence, and ends the step
 // then, once. The caller holds mu.
 func (s *state) disagreed(shares []*share) *abort {
 	waits, other := -1, -1 // shares

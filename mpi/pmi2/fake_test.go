@@ -67,7 +67,7 @@ type world struct {
 	tasks  step.MPITasks
 
 	mu       sync.Mutex
-	progress map[int][]string // guarded by mu: what was told of each rank
+	progress map[int][]string // guarded by mu: the reports about each rank
 }
 
 // fake is a rank's end of its socketpair.

@@ -16,8 +16,8 @@ type fence struct {
 	away bool
 	// seq numbers the fences of this node.
 	seq int
-	// whole is closed when all of this node's ranks are in; nil where nobody looks
-	// at the clock.
+	// whole is closed when all of this node's ranks are in; nil where no clock is
+	// watched.
 	whole chan struct{}
 }
 
@@ -103,7 +103,7 @@ func (s *state) fenceAnswer(r *rank, all []rankShare) []byte {
 		pair{"ring-right", right.left})
 }
 
-// stuck tells whether ranks wait in a fence that others can never enter, and
+// stuck reports whether ranks wait in a fence that others can never enter, and
 // asks for the end of the step then: a fence that hangs says nothing to
 // anybody. first is looked at for the exit code; it may be nil. The caller
 // holds mu.

@@ -98,8 +98,8 @@ func TestFence(t *testing.T) {
 	}
 }
 
-// What a rank puts is its own until the fence, and nobody leaves a fence
-// before the last one has entered.
+// What a rank puts is its own until the fence, and no rank leaves a
+// fence before the last one has entered.
 func TestFenceMakesVisible(t *testing.T) {
 	w := newWorld(t, 3, Config{})
 	a, b, c := w.ranks[0].init1(), w.ranks[1].init2(), w.ranks[2].init1()

@@ -16,7 +16,7 @@ import (
 	"stepd/step"
 )
 
-// needs skips a test whose Debian package is not there; with STRICT=1 in the
+// needs skips a test whose Debian package is missing; with STRICT=1 in the
 // environment (CI) it fails.
 func needs(t *testing.T, file, debian string) {
 	t.Helper()
@@ -143,7 +143,7 @@ func (r *run) outputs() string {
 	return all.String() + "\n" + strings.Join(r.log, "\n") + fmt.Sprint(r.told)
 }
 
-// wantOK checks that every rank printed its last line and nobody complained.
+// wantOK checks that every rank printed its last line and no program complained.
 func (r *run) wantOK(t *testing.T) {
 	t.Helper()
 	n := len(r.tasks)

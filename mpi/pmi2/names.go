@@ -36,7 +36,7 @@ func (s *state) putAttr(r *rank, key, text string) (outcome, *refusal) {
 }
 
 // getAttr answers a request for an attribute of the node: at once, or, where
-// the rank wants to wait, when somebody puts it (answer nil).
+// the rank wants to wait, when a rank puts it (answer nil).
 func (s *state) getAttr(r *rank, m message, key string, wait bool) (answer []byte, why *refusal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

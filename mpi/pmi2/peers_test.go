@@ -142,7 +142,7 @@ func (c *cluster) together(play func(f *fake)) {
 // exit ends a rank's task.
 func (c *cluster) exit(rank int, status step.ExitStatus) {
 	for _, w := range c.nodes {
-		w.plugin.TaskExited(rank, status) // those of other nodes do not know it
+		w.plugin.TaskExited(rank, status) // the other nodes' plugins do not know it
 	}
 	c.ranks[rank].file.Close()
 }

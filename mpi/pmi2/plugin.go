@@ -112,8 +112,8 @@ func (p *Plugin) makeRanks(ctx context.Context, spec *step.Spec) (st *state, the
 }
 
 // tasks tells each rank where its server is and who it is. PMI_ID and
-// PMI_SPAWNED are set as well, so that those of a surrounding mpiexec do not
-// reach the rank: PMI-2 clients believe PMI_ID before PMI_RANK.
+// PMI_SPAWNED are set as well, so that a surrounding mpiexec's do not reach
+// the rank: PMI-2 clients believe PMI_ID before PMI_RANK.
 func tasks(spec *step.Spec, theirs []*os.File) step.MPITasks {
 	out := step.MPITasks{
 		TaskEnv: make([][]string, len(theirs)),

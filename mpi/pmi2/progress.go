@@ -2,8 +2,8 @@ package pmi2
 
 import "stepd/step"
 
-// note tells how far a rank has come, to whoever asks why a step hangs
-// (step.MPIJob.Progress). It is called for each change; the caller holds mu.
+// note reports how far a rank has come, for clients that ask why a
+// step hangs (step.MPIJob.Progress). It is called for each change; the caller holds mu.
 func (s *state) note(r *rank) {
 	if s.tell == nil {
 		return

@@ -37,7 +37,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// told is what was told of a rank.
+// told is what was reported about a rank.
 func (w *world) told(rank int) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -198,7 +198,7 @@ func (l *layout) count(node int) (n int) {
 	return n
 }
 
-// several tells whether ranks are on more than one node.
+// several reports whether ranks are on more than one node.
 func (l *layout) several() bool { return len(l.names) > 1 && (l.meet == nil || len(l.meet) > 1) }
 
 // at is where a rank is, in words: ` on node "n2"`; nothing in a step of one node.
@@ -257,7 +257,7 @@ func (l *layout) blocks() (blocks []block) {
 	return blocks
 }
 
-// matches tells whether the blocks, used over and over, are the layout.
+// matches reports whether the blocks, used over and over, are the layout.
 func (l *layout) matches(blocks []block) bool {
 	for rank := 0; rank < len(l.of); {
 		for _, k := range blocks {

@@ -16,8 +16,8 @@ const spawnFrames = 16
 type spawnRequest struct {
 	apps   []step.SpawnApp
 	preput []step.KeyValue
-	// total counts the blocks that PMI-1 has announced, bytes those of the blocks
-	// that came.
+	// total counts the blocks that PMI-1 has announced, bytes the bytes of the
+	// blocks that came.
 	total, bytes int
 	// held of the bytes are charged to what the step's ranks store.
 	held int
@@ -120,7 +120,7 @@ func (s *spawnRequest) take2(m message) (err error) {
 	return nil
 }
 
-// checkPreput applies the limits on pairs to those of the new step.
+// checkPreput applies the limits on pairs to the new step's.
 func (s *spawnRequest) checkPreput(st *state, version int) *refusal {
 	if len(s.preput) > st.conf.KeysPerRank {
 		return refuse(codeNoMemory, "spawn gives %d keys to the new ranks: more than %d (PMI2KeysPerRank)", len(s.preput), st.conf.KeysPerRank)
@@ -212,7 +212,7 @@ func numbered(pairs []pair, count, prefix string, first int) ([]string, error) {
 }
 
 // errorCodes writes a code for each new rank, "" where that is longer than a
-// client's line: it then takes them for zeros, or for those of the answer.
+// client's line: it then takes them for zeros, or for the answer's.
 func errorCodes(errs []int) string {
 	const most = 800 // PMIU_MAXLINE is 1024
 	var b strings.Builder

@@ -90,7 +90,7 @@ func TestSpawnedStep(t *testing.T) {
 	one.ask("cmd=get_universe_size", "cmd=universe_size rc=0 size=8")
 	two.ask("cmd=kvs-get;key=port;", "cmd=kvs-get-response;rc=0;found=TRUE;value=p 1;")
 	one.ask("cmd=get key=port", "cmd=get_result rc=0 value=p 1")
-	// It is charged to nobody, and a rank may put its own in place of it.
+	// It is charged to no rank, and a rank may put its own in place of it.
 	one.ask("cmd=put key=port value=mine", "cmd=put_result rc=0")
 	one.ask("cmd=get key=port", "cmd=get_result rc=0 value=mine")
 }
@@ -176,7 +176,7 @@ func TestSpawnRefused(t *testing.T) {
 	}
 }
 
-// A rank that ends while noded is asked for it holds up nobody, and Close neither.
+// A rank that ends while noded is asked for it holds up no other rank, nor Close.
 func TestSpawnOfAnEndedRank(t *testing.T) {
 	w := newWorld(t, 2, Config{WaitsPerRank: 2})
 	begun, ended := make(chan struct{}, 4), make(chan struct{}, 4)
@@ -219,7 +219,7 @@ func TestNoServices(t *testing.T) {
 	}
 }
 
-// FuzzSpawn: blocks that are read are whole: what was announced is there.
+// FuzzSpawn: blocks that are read are whole: what was announced is present.
 func FuzzSpawn(f *testing.F) {
 	f.Add("nprocs=1\nexecname=a\ntotspawns=1\nspawnssofar=1\narg1=x\nargcnt=1")
 	f.Add("ncmds=1\nsubcmd=a\nmaxprocs=1\nargc=1\nargv0=x\ninfokeycount=1\ninfokey0=k\ninfoval0=v")

@@ -31,7 +31,7 @@ type state struct {
 	// mapped is PMI_process_mapping, "" where it is longer than a client takes: it
 	// then compares the names of hosts.
 	mapped string
-	// tell is step.MPIJob.Progress, nil for nobody; see note.
+	// tell is step.MPIJob.Progress, nil for no reports; see note.
 	tell func(rank int, p step.MPIProgress)
 	// spawner is the step that has spawned this one, "" without one.
 	spawner string
@@ -68,7 +68,7 @@ func universe(spec *step.Spec) int {
 
 // value is a stored pair's value. charged: its bytes count; owner is the rank of
 // this node whose key it is, nil of another node's. What a spawn has given to the
-// new ranks is charged to nobody: the spawn's own limits bound it.
+// new ranks is charged to no rank: the spawn's own limits bound it.
 type value struct {
 	text    string
 	owner   *rank

@@ -11,7 +11,7 @@ import (
 )
 
 // Whatever the ranks store and replace, refusals included:
-// the charges are those of what is stored.
+// the charges match what is stored.
 func TestStateCharges(t *testing.T) {
 	const n = 3
 	conf := Config{KeysPerRank: 6, TotalBytes: 8 * (entryOverhead + 20), ValueBytes: 40}

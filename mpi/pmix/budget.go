@@ -13,7 +13,7 @@ const (
 	// upcallsMax counts requests, beside one for each rank of the step: the library
 	// asks once for what a rank of another node has put.
 	upcallsMax = 1024
-	// clientUpcallsMax are those of one process, where the library tells whose it is.
+	// clientUpcallsMax bounds the upcalls of one process, where the library names it.
 	clientUpcallsMax = 64
 	// requestBytesMax is what requests take, as they came and as they were read.
 	requestBytesMax = 32 << 20
@@ -47,7 +47,7 @@ type share struct {
 	bytes   int
 }
 
-// meets tells the upcalls whose data is that of many ranks.
+// meets reports whether an upcall has the data of many ranks.
 func meets(typ uint32) bool {
 	return typ == upFence || typ == upJoin || typ == upPart || typ == upGroup
 }

@@ -28,7 +28,7 @@ func TestBudget(t *testing.T) {
 	if _, err := b.take(upcall(upLookup, rank(0), 8)); err == nil || !strings.Contains(err.Error(), "64 requests of slurm.pmix.12.3:0 are unanswered") {
 		t.Errorf("one process: %v", err)
 	}
-	// Another's are served, as are those that nobody is known for.
+	// Another's are served, as are upcalls whose process is unknown.
 	for b.count < upcallsMax+4 {
 		typ := uint32(upModex)
 		if b.count%2 == 0 {

@@ -96,7 +96,7 @@ func (p *Plugin) flush(ctx context.Context) {
 	defer cancel()
 	for range 2 {
 		if _, err := p.ask(ctx, cmdSync, func(*writer) {}); err != nil {
-			return // nobody is there to be answered
+			return // the process that would be answered is gone
 		}
 	}
 }

@@ -27,8 +27,8 @@ type folder struct {
 	path string
 }
 
-// makeFolder makes the step's folder. One that is there already is that of a
-// step that was killed with its stepd, and goes first.
+// makeFolder makes the step's folder. A folder that exists is left from a
+// step that was killed with its stepd, and is removed first.
 func makeFolder(spec *step.Spec) (*folder, error) {
 	base := filepath.Join(spec.RunDir, DirName)
 	if err := os.Mkdir(base, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -52,7 +52,7 @@ func (f *folder) make(u step.User) error {
 	if err := f.root.Mkdir(f.name, 0o700); err != nil {
 		return err
 	}
-	// Nobody else may rename it meanwhile: its parent is root's.
+	// No other user may rename it meanwhile: its parent is root's.
 	dir, err := f.root.OpenFile(f.name, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err

@@ -29,8 +29,8 @@ func (e *event) write(w *writer) {
 	w.infos(e.infos)
 }
 
-// serveNotify takes an event of a rank or a tool to the other nodes. Those of this
-// node were told by the library. Nobody waits for the answer.
+// serveNotify takes an event of a rank or a tool to the other nodes. The library
+// has notified this node's. No process waits for the answer.
 func (p *Plugin) serveNotify(ctx context.Context, r *reader) (reply, error) {
 	e := readEvent(r)
 	if err := r.done(); err != nil {

@@ -113,7 +113,7 @@ func signature(procs []proc) string {
 	return hex.EncodeToString(sum[:12])
 }
 
-// fenced counts the fence for those of our ranks that were in it.
+// fenced counts the fence for each of our ranks that was in it.
 func (p *Plugin) fenced(procs []proc) {
 	for _, n := range p.locals(procs) {
 		p.note(proc{p.world.nspace, uint32(n)}, func(r *rank) { r.fences++ })

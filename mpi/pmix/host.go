@@ -99,7 +99,7 @@ func newHost(conn net.Conn) *host {
 // lineMax bounds a line of pmixhost's standard error.
 const lineMax = 1024
 
-// listen passes lines on until nobody holds the pipe. It is read to its end: the
+// listen passes lines on until no process holds the pipe. It is read to its end: the
 // library's words must not hold up the library.
 func listen(read *os.File, said func(string)) {
 	in := bufio.NewReaderSize(read, lineMax)
@@ -179,7 +179,7 @@ func (h *host) read(heard func(frame)) error {
 		delete(h.calls, f.id)
 		h.mu.Unlock()
 		if waiting == nil {
-			return fmt.Errorf("it answered command %d, which nobody has given", f.id)
+			return fmt.Errorf("it answered command %d, which was not given", f.id)
 		}
 		waiting <- a // size 1
 	}
@@ -240,7 +240,7 @@ func doneError(r *reader) error {
 	return nil
 }
 
-// write sends what is queued, so that nobody who sends waits for pmixhost.
+// write sends what is queued, so that no sender waits for pmixhost.
 func (h *host) write() {
 	for range h.wake {
 		h.mu.Lock()
@@ -317,7 +317,7 @@ func (h *host) call(typ uint32, fill func(w *writer)) (<-chan answer, error) {
 	return waiting, nil
 }
 
-// end lets nobody wait any more.
+// end ends every wait.
 func (h *host) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

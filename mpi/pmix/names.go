@@ -30,7 +30,7 @@ const (
 	namesBytes   = 16 << 20
 )
 
-// published is a value that somebody has published: as the library packs it.
+// published is a value that a process has published: as the library packs it.
 type published struct {
 	by    proc
 	value []byte
@@ -39,7 +39,7 @@ type published struct {
 }
 
 // names are the published values (PMIx_Publish): the job's, which noded keeps, or
-// those of the step, which its node 0 keeps.
+// the step's, which its node 0 keeps.
 type names struct {
 	p *Plugin
 
@@ -89,7 +89,7 @@ func (n *names) drop(key string) error {
 	return nil
 }
 
-// get finds those of the keys that are there; with wait it returns when all are,
+// get finds the keys that exist; with wait it returns when all do,
 // or with what there is when ctx ends.
 func (n *names) get(ctx context.Context, keys []string, wait bool) map[string]published {
 	for {
@@ -239,7 +239,7 @@ func (n *names) unpublish(ctx context.Context, key string) (int, error) {
 	return r.i32(), err
 }
 
-// lookup finds keys; with wait it waits until all are there, as long as ctx lasts.
+// lookup finds keys; with wait it waits until all exist, as long as ctx lasts.
 func (n *names) lookup(ctx context.Context, keys []string, wait bool) (map[string]published, error) {
 	switch {
 	case !n.home():
@@ -287,7 +287,7 @@ func (n *names) lookupJob(ctx context.Context, keys []string, wait bool) (map[st
 	return found, nil
 }
 
-// jobName keeps our names apart from those of other plugins, whose values have
+// jobName keeps our names apart from other plugins', whose values have
 // another form.
 func jobName(key string) string { return "pmix:" + key }
 

@@ -81,7 +81,7 @@ func (p *Plugin) nspacesOf(procs []proc) []string {
 }
 
 // serveMeeting is PMIx_Connect and PMIx_Disconnect: all of the processes meet, and
-// those of other steps get to know each other.
+// processes of different steps get to know each other.
 func (p *Plugin) serveMeeting(ctx context.Context, what string, r *reader) (reply, error) {
 	procs, infos := r.procs(), r.infos()
 	if err := r.done(); err != nil {
@@ -104,7 +104,7 @@ func (p *Plugin) serveMeeting(ctx context.Context, what string, r *reader) (repl
 }
 
 // introduce tells another step's stepds who we are: where our ranks are, and what
-// those of this node that take part have put.
+// the ranks of this node that take part have put.
 func (p *Plugin) introduce(ctx context.Context, procs []proc) []byte {
 	w := &writer{}
 	doc, _ := json.Marshal(p.world.describe()) // strings and numbers

@@ -119,10 +119,10 @@ func (p *Plugin) Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, e
 func (p *Plugin) startServer() error {
 	spec := p.job.Spec
 	if _, err := os.Stat(p.conf.Program); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cannot use MPI type %q: %q is not there (it is built where libpmix's headers are: Debian's libpmix-dev)", "pmix", p.conf.Program)
+		return fmt.Errorf("cannot use MPI type %q: %q is missing (it is built where libpmix's headers are: Debian's libpmix-dev)", "pmix", p.conf.Program)
 	}
 	if p.conf.Start == nil {
-		return errors.New("internal error: MPI type \"pmix\" has nobody who starts programs")
+		return errors.New("internal error: MPI type \"pmix\" has no function that starts programs")
 	}
 	var err error
 	if p.folder, err = makeFolder(spec); err != nil {
@@ -186,10 +186,10 @@ func (p *Plugin) setup(w *writer) {
 	list(w, p.serverEnv(), w.str)
 }
 
-// sharesTopology tells whether what pmixhost finds of the machine is what a task
+// sharesTopology reports whether what pmixhost finds of the machine is what a task
 // would find: it spares each of them the discovery, 15 ms of CPU time and more on a
 // large node. A cpuset of cgroup v1 is the tasks' alone, and they see its CPUs only;
-// on v2 it is that of all of the step, pmixhost included.
+// on v2 the whole step has one, pmixhost included.
 func (p *Plugin) sharesTopology() bool {
 	_, own := p.job.Spec.Confine.V1["cpuset"]
 	return !own && !p.conf.KeepTopology
@@ -203,7 +203,7 @@ func (p *Plugin) serverEnv() []string {
 		// for a process outside of the tasks' cgroup. (libpmix 4.0 does not start when it
 		// is told to read no parameter files at all.)
 		"HOME=/dev/null",
-		// Names are those of slurm.conf, on each node.
+		// Names are slurm.conf's, on each node.
 		"PMIX_HOSTNAME=" + p.job.Spec.NodeName,
 		// Every fence comes to us, so that it can be counted.
 		"PMIX_MCA_pmix_server_fence_localonly_opt=0",
@@ -262,7 +262,7 @@ func (p *Plugin) debugInfos() []info {
 // yieldVar makes a rank of Open MPI give up the CPU while it waits.
 const yieldVar = "OMPI_MCA_mpi_yield_when_idle"
 
-// isSet tells whether the user has said something about a variable.
+// isSet reports whether the user has said something about a variable.
 func (p *Plugin) isSet(name string) bool {
 	return slices.ContainsFunc(p.job.Spec.Env, func(e string) bool { return strings.HasPrefix(e, name+"=") })
 }
@@ -281,7 +281,7 @@ func (p *Plugin) ask(ctx context.Context, typ uint32, fill func(w *writer)) (rea
 	}
 }
 
-// explainStart says why the server is not there.
+// explainStart says why the server does not run.
 func (p *Plugin) explainStart(err error) error {
 	if errors.Is(err, errGone) {
 		return fmt.Errorf("cannot start the PMIx server: pmixhost ended (%s)", p.hostStatus())
@@ -454,7 +454,7 @@ func shortVersion(s string) string {
 	return ""
 }
 
-// locals are those of the ranks that run on this node, ascending, each once however
+// locals are the ranks that run on this node, ascending, each once however
 // often it is named: who is named is under the user's control.
 func (p *Plugin) locals(procs []proc) []int {
 	ranks := p.named(procs)

@@ -100,7 +100,7 @@ const (
 	rangeProcLocal = 7
 )
 
-// Statuses are those of the PMIx standard.
+// Statuses are the PMIx standard's.
 const (
 	stSuccess            = 0
 	stError              = -1

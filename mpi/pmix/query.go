@@ -40,9 +40,9 @@ func readQuery(r *reader) query {
 	return q
 }
 
-// serveQuery answers what is known of this step, and of those that it is connected
-// with. What is not known is left out, and the status says so. The library does
-// not tell who asks.
+// serveQuery answers what is known of this step, and of the steps that it is
+// connected with. What is not known is left out, and the status says so. The library does
+// not name the process that asks.
 func (p *Plugin) serveQuery(ctx context.Context, r *reader) (reply, error) {
 	r.proc()
 	queries := elements(r, 8, func() query { return readQuery(r) })
@@ -131,7 +131,7 @@ func (p *Plugin) queriedOther(nspace, key string) (value, int, error) {
 	return value{}, stNotSupported, nil
 }
 
-// jobStatus is success as long as nobody has ended the step.
+// jobStatus is success until the step is aborted.
 func (p *Plugin) jobStatus() value {
 	p.ranksMu.Lock()
 	defer p.ranksMu.Unlock()
@@ -153,7 +153,7 @@ func (p *Plugin) namespaceInfo() value {
 	return infosOf(rows...)
 }
 
-// namespaces are this step's and those of the steps that it is connected with.
+// namespaces are this step's and its connected steps'.
 func (p *Plugin) namespaces() []string {
 	all := []string{p.world.nspace}
 	p.others.mu.Lock()

@@ -146,7 +146,7 @@ func TestQueryOfJob(t *testing.T) {
 	}
 }
 
-// What a tool is called: by its own name only where that is nobody's.
+// What a tool is called: by its own name only where that is free.
 func TestToolNames(t *testing.T) {
 	p := unstarted(t)
 	for _, c := range []struct {

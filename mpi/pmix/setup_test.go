@@ -6,8 +6,8 @@ import (
 	"stepd/step"
 )
 
-// TestSharesTopology: the tasks are told of the machine what they would find, or
-// nothing.
+// TestSharesTopology: the tasks get of the machine's description what they would
+// find themselves, or nothing.
 func TestSharesTopology(t *testing.T) {
 	for _, c := range []struct {
 		v1   map[string]string

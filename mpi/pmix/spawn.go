@@ -78,7 +78,7 @@ func readApp(r *reader, job []info) step.SpawnApp {
 			a.Env = append(a.Env, i.value.text)
 		}
 	}
-	// The server's own variables are those of the new step's server.
+	// The server's own variables are the new step's server's to set.
 	kept := a.Env[:0]
 	for _, e := range a.Env {
 		if !strings.HasPrefix(e, "PMIX_") || strings.HasPrefix(e, "PMIX_MCA_") {

@@ -24,7 +24,7 @@ func (p *Plugin) serveTool(r *reader) reply {
 	return reply{fill: func(w *writer) { w.proc(who) }}
 }
 
-// toolName is the name that a tool came with where it is nobody else's, else a new
+// toolName is the name that a tool came with where no other has it, else a new
 // one. A rank that calls PMIx_tool_init comes with its own, and the library keeps
 // to that whatever we say.
 func (p *Plugin) toolName(infos []info) proc {
@@ -45,8 +45,8 @@ func (p *Plugin) isTool(who proc) bool {
 	return strings.HasPrefix(who.nspace, p.world.toolPrefix()) || !strings.HasPrefix(who.nspace, nspacePrefix)
 }
 
-// requester is who asks for something, for messages; ok is false for a process that
-// is neither a rank of the step nor a tool. rank is -1 for a tool.
+// requester is the process that asks for something, for messages; ok is false for a
+// process that is neither a rank of the step nor a tool. rank is -1 for a tool.
 func (p *Plugin) requester(who proc) (name string, rank int, ok bool) {
 	switch {
 	case who.nspace == p.world.nspace && who.rank < uint32(p.world.size):

@@ -67,7 +67,7 @@ func (p *Plugin) heard(f frame) {
 // answer sends a reply. That pmixhost is gone is told by hostEnded.
 func (p *Plugin) answer(id uint32, r reply) {
 	if id == 0 {
-		return // nobody waits for it
+		return // no process waits for it
 	}
 	err := p.host.send(cmdAnswer, id, func(w *writer) {
 		w.u32(uint32(int32(r.status)))

@@ -184,7 +184,7 @@ func (r *reader) infosAt(depth int) []info {
 }
 
 // value reads one; depth counts the arrays around it. A type that the protocol
-// has no form for is there without a value.
+// has no form for has a place without a value.
 func (r *reader) value(depth int) value {
 	v := value{typ: r.u16()}
 	in := reader{b: r.bytes(), err: r.err, spend: r.spend}

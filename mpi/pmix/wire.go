@@ -92,7 +92,7 @@ func (r *reader) u64() uint64 {
 
 func (r *reader) i32() int { return int(int32(r.u32())) }
 
-// bytes are those of the frame itself.
+// bytes are a part of the frame itself.
 func (r *reader) bytes() []byte {
 	n := r.u32()
 	if uint64(n) > uint64(len(r.b)) && r.err == nil {

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What is left of a frame. After the first field that is not there, bad is set
+/* What is left of a frame. After the first field that is missing, bad is set
  * and all further ones are 0 or empty. */
 struct in {
 	const uint8_t *p;
@@ -28,9 +28,9 @@ struct in in_bytes(struct in *r);
  * it is bad. */
 char *in_str(struct in *r);
 /* A count of elements of at least size bytes each: bad where the frame cannot
- * hold them, so that nobody makes room for what is not there. */
+ * hold them, so that no caller makes room for elements that are missing. */
 uint32_t in_count(struct in *r, size_t size);
-/* Everything was there, and nothing is left. */
+/* Every field was present, and nothing is left. */
 bool in_done(const struct in *r);
 
 /* A frame that grows. Beyond PMIXHOST_FRAME_MAX it is bad, and stays as it was. */

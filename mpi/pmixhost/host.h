@@ -2,8 +2,8 @@
  *
  * pmixhost: what its files know of each other.
  *
- * Two kinds of threads: the main one, which reads stepd's commands, and those of
- * libpmix, which call upcalls.c and the callbacks of server.c. They share the
+ * Two kinds of threads: the main one, which reads stepd's commands, and
+ * libpmix's own, which call upcalls.c and the callbacks of server.c. They share the
  * channel (channel.c) and nothing else.
  */
 #ifndef PMIXHOST_HOST_H

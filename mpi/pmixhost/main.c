@@ -40,7 +40,7 @@ int main(int argc, char **argv)
 		printf("pmixhost %s (%s)\n", STEPD_VERSION, PMIx_Get_version());
 		return 0;
 	}
-	/* Before anything else: nobody of the user's is to attach to us while we
+	/* Before anything else: no process of the user's is to attach to us while we
 	 * are root, or after that (user.c). */
 	(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	(void)prctl(PR_SET_NAME, "pmixhost");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Between the library's values and those of protocol.h. */
+/* Between the library's values and protocol.h's. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -206,7 +206,7 @@ static void out_payload(struct out *w, const pmix_value_t *v, int depth)
 		if (v->data.darray != NULL && depth < PMIXHOST_DEPTH_MAX)
 			out_array(w, v->data.darray, depth + 1);
 		break;
-	default: /* nothing but that it is there */
+	default: /* only its presence is known */
 		break;
 	}
 }
@@ -554,7 +554,7 @@ void in_value(struct in *r, pmix_value_t *v, int depth)
 		r->bad = true;
 	else if (b.left > 0 && !in_payload(&b, type, v, depth) && !in_number(type, in_u64(&b), v))
 		b.bad = true;
-	/* Nothing but that it is there: the library frees some types without a look. */
+	/* Only its presence: the library frees some types without a look. */
 	if (!in_done(&b))
 		r->bad = true;
 }

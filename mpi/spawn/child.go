@@ -20,7 +20,7 @@ const sendTimeout = 10 * time.Second
 
 // askGrace is how much longer than who has asked for it an answer of noded's is
 // waited for: a noded that is gone must not hold up this step's end. A step that is
-// made all the same ends by itself, since nobody attaches to it.
+// made all the same ends by itself, since no client attaches to it.
 const askGrace = 5 * time.Second
 
 // child is one spawned step, of which this stepd is the launcher.
@@ -40,7 +40,7 @@ type child struct {
 	mu      sync.Mutex
 	started bool   // guarded by mu: there is a conn
 	ending  string // guarded by mu: why it is to end, "" if not
-	given   bool   // guarded by mu: its end concerns nobody here
+	given   bool   // guarded by mu: its end concerns no caller here
 	seq     uint32 // guarded by mu
 }
 
@@ -232,8 +232,8 @@ func (c *child) ended(rec *step.Record) {
 	}
 }
 
-// lostTasks tells whether there are tasks of which nobody knows how they have ended:
-// those of a node that was lost, or whose stepd was.
+// lostTasks reports whether there are tasks whose end is unknown: tasks of a node that
+// was lost, or whose stepd was lost.
 func lostTasks(rec *step.Record) bool {
 	return slices.ContainsFunc(rec.Tasks, func(t step.Task) bool { return t.Status == nil && t.State != step.TaskFailed })
 }

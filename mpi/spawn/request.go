@@ -49,7 +49,7 @@ func request(spec *step.Spec, r step.SpawnRequest) (*step.Request, error) {
 	return &req, nil
 }
 
-// nameable tells whether a step can have the name.
+// nameable reports whether a step can have the name.
 func nameable(name string) bool {
 	return len(name) <= step.NameMax && utf8.ValidString(name) && !strings.ContainsFunc(name, unicode.IsControl)
 }
@@ -81,7 +81,7 @@ func appOf(spec *step.Spec, a *step.SpawnApp) (step.App, error) {
 }
 
 // onlyHere refuses a hint that names another node than this one: "n1,n2:4", where the
-// number is that of its tasks.
+// number counts its tasks.
 func onlyHere(spec *step.Spec, hint string) error {
 	for word := range strings.SplitSeq(hint, ",") {
 		name, count, counted := strings.Cut(strings.TrimSpace(word), ":")

@@ -92,7 +92,7 @@ func Detect(w Wish) (Answer, error) {
 	})
 }
 
-// systemdRuns tells whether process 1 is systemd (sd_booted(3)).
+// systemdRuns reports whether process 1 is systemd (sd_booted(3)).
 func systemdRuns() bool {
 	st, err := os.Lstat("/run/systemd/system")
 	if err != nil || !st.IsDir() {
@@ -216,8 +216,9 @@ func place(a Answer, mount *mountinfo.Info, usable func(string) error) Answer {
 }
 
 // ofOthers refuses a mount that shows what is above the own cgroup namespace: a
-// container's, to which the host's tree was given. Where in there its own cgroup is
-// nobody tells, and in the others those of other nodeds may lie, by the same name.
+// container's, to which the host's tree was given. No file says where in that tree
+// its own cgroup is, and the other cgroups may hold roots of other nodeds, by the same
+// name.
 func ofOthers(mount *mountinfo.Info) error {
 	if mount.Root != "/.." && !strings.HasPrefix(mount.Root, "/../") {
 		return nil

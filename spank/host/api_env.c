@@ -73,7 +73,7 @@ SPANK_API spank_err_t spank_unsetenv(spank_t spank, const char *var)
 }
 
 /* The environment of prolog and epilog is the client's to set. Where it is not
- * to be had, the remote side and slurmd say so first, the job's scripts look at
+ * available, the remote side and slurmd say so first, the job's scripts look at
  * the arguments first. Codes as measured: traces/table_jobcontrol.tsv; a call
  * that crashed there gets the documented error. */
 static spank_err_t job_control(spank_t spank, bool args_ok)

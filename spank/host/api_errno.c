@@ -9,7 +9,7 @@
 
 /* Slurm's numbers that a plugin can meet here: those that this host sets, and
  * what a plugin's own libslurm answers where there is no controller. The numbers are
- * those of slurm_errno.h, the words are ours. */
+ * slurm_errno.h's, the words are ours. */
 static const struct {
 	int number;
 	const char *text;

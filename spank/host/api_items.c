@@ -168,7 +168,7 @@ static spank_err_t by_rank(const struct host *h, spank_item_t item, va_list *ap)
 	return id >= c->total_tasks ? ESPANK_BAD_ARG : ESPANK_NOEXIST;
 }
 
-/* Whether an item is to be had outside of remote context: traces/table_items.tsv,
+/* Whether an item is available outside of remote context: traces/table_items.tsv,
  * table_sbatch_items.tsv, table_slurmd_items.tsv. */
 static spank_err_t elsewhere(const struct host *h, spank_item_t item)
 {

@@ -70,7 +70,7 @@ static const struct layout *layout_of(const struct plugin *p)
 	const unsigned int *version =
 		p != NULL && p->dl != NULL ? dlsym(p->dl, "plugin_version") : NULL;
 
-	/* The tables are those of 64-bit machines. */
+	/* The tables hold for 64-bit machines. */
 	if (version == NULL || sizeof(void *) != 8 || sizeof(time_t) != 8)
 		return NULL;
 	for (size_t i = 0; i < ARRAY_SIZE(layouts); i++) {
@@ -221,7 +221,7 @@ static void *make_message(const struct layout *l, const struct config *c, uint16
 	return message;
 }
 
-/* The job is there and runs: in slurmd context there is none, in the allocator none
+/* The job exists and runs: in slurmd context there is none, in the allocator none
  * yet, and in the epilog it has ended. */
 static bool job_runs(const struct host *h)
 {

@@ -26,7 +26,7 @@ static void send_log(enum log_level level, const char *text, size_t len)
 	wr_u32(&w, h->hook);
 	wr_u32(&w, (uint32_t)len);
 	struct iovec iov[] = {{head, w.len}, {(void *)text, len}};
-	/* With stepd gone there is nobody to tell that it could not be told. */
+	/* With stepd gone, the failure cannot be reported either. */
 	(void)packet_send(h->log, iov, 2, NULL, 0);
 }
 

@@ -83,7 +83,7 @@ bool board_claim(struct host *h, uint32_t slot)
 	struct board_slot *s = slot_of(h, slot);
 	uint64_t token = h->token;
 
-	/* The odd nanosecond is nobody's concern. */
+	/* The odd nanosecond does not matter. */
 	if (s == NULL)
 		return true;
 	if (h->copy)

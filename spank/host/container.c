@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The job's container: the one place where a process that acts for the step enters
- * what the job sees of the node. The mount namespace is entered by whoever resolves
- * the job's paths; the user namespace by those who become the user, after the last
- * that needs root's rights outside of it; a pid namespace by none, but children are
- * born in it. */
+ * what the job sees of the node. The mount namespace is entered by each process
+ * that resolves the job's paths; the user namespace by each that becomes the user, after
+ * the last that needs root's rights outside of it; a pid namespace by none, but children
+ * are born in it. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/nsfs.h>

@@ -28,7 +28,7 @@ const char *env_get(const struct env *e, const char *name);
 /* Sets NAME=VALUE; the string stays the caller's and must outlive e. Later ones win. */
 void env_put(struct env *e, char *entry);
 
-/* As env_put, of a name that is not there: it is not looked for, since a user
+/* As env_put, of a name that is not set yet: it is not looked for, since a user
  * may have tens of thousands of variables. */
 void env_append(struct env *e, char *entry);
 

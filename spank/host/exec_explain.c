@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* execve says ENOENT for a program that is there when what should run it is
- * not: the interpreter of a script, or the loader of a binary. This finds out
+/* execve says ENOENT for a program that exists when what should run it is
+ * missing: the interpreter of a script, or the loader of a binary. This finds out
  * which. The file is the user's, and may be anything: every read is bounded. */
 #define _GNU_SOURCE
 #include <elf.h>

@@ -59,7 +59,7 @@ static bool why_not_run(const char *path, const struct stat *st, char *why, size
 	if (!S_ISREG(st->st_mode))
 		return say(why, size, "\"%s\" is no regular file", path);
 	if ((st->st_mode & 0111) == 0)
-		return say(why, size, "\"%s\" has mode %04o: nobody may execute it", path,
+		return say(why, size, "\"%s\" has mode %04o: no user may execute it", path,
 			   st->st_mode & 07777);
 	if (statvfs(path, &fs) == 0 && (fs.f_flag & ST_NOEXEC)) {
 		mount_of(path, mount, sizeof(mount));
@@ -148,7 +148,7 @@ bool why_open(const char *path, int error, char *why, size_t size)
 			   path, st.st_mode & 07777, st.st_uid, st.st_gid, geteuid());
 	if (error != EACCES || errno != ENOENT)
 		return why_path(path, why, size);
-	/* It is to be made, in a directory that is there. */
+	/* It is to be made, in a directory that exists. */
 	snprintf(dir, sizeof(dir), "%s", path);
 	char *slash = strrchr(dir, '/');
 	if (slash == NULL)
@@ -261,7 +261,7 @@ static bool why_too_big(struct host *h, char *why, size_t size)
 		   args, env, (int)strcspn(name, "="), name, longest);
 }
 
-/* Tells whether the file is there where the job's mounts do not hide it. */
+/* Reports whether the file exists where the job's mounts do not hide it. */
 static bool is_outside(struct host *h, const char *path)
 {
 	struct stat st;

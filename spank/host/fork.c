@@ -19,7 +19,7 @@ struct batch {
 
 /* Tells stepd of the batch. Ours go at once, as every fork and exec pays for every
  * descriptor that is open; WAIT opens pidfds of its own, which it can while
- * nobody else reaps. */
+ * no other process reaps. */
 static bool batch_send(struct host *h, struct batch *b, struct outcome *out)
 {
 	uint8_t buf[16 + 8 * BATCH_MAX];

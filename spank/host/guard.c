@@ -103,7 +103,7 @@ struct plugin *guard_names(struct host *h, char *names, size_t size)
 	return only;
 }
 
-/* Tells of a plugin, or of whom it may have been, once. */
+/* Reports what a plugin did, or which plugins may have done it, once. */
 static struct plugin *tell(struct host *h, struct plugin *p, enum damage d, const char *what)
 {
 	char names[256], text[400];
@@ -163,10 +163,10 @@ static _Noreturn void lose_files(struct host *h, struct plugin *p)
 	give_up_on(h, p, DAMAGE_FILES, "closed descriptors of its process", FAULT_DESCRIPTORS);
 }
 
-/* Whether all are open that must be: one system call for all of them. Of those that
- * stepd handed over the first and the last: who closes some closes all above a
- * number. False where one of ours is ready to be read: it may be another file, as
- * those always are. */
+/* Whether all are open that must be: one system call for all of them. Of the
+ * descriptors that stepd handed over, the first and the last: a plugin that closes some
+ * closes all above a number. False where one of ours is ready to be read: it may be
+ * another file, as those always are. */
 static bool check_open(struct host *h, struct plugin *p)
 {
 	const int own[] = {h->in_task ? -1 : h->control,
@@ -199,7 +199,7 @@ static bool check_open(struct host *h, struct plugin *p)
 	return (channel->revents & POLLIN) == 0;
 }
 
-/* With SIGCHLD ignored the kernel reaps the tasks, and nobody learns how they ended. */
+/* With SIGCHLD ignored the kernel reaps the tasks, and their exit statuses are lost. */
 static void check_sigchld(struct host *h, struct plugin *p)
 {
 	struct sigaction sa;

@@ -45,7 +45,7 @@ struct plugin {
 	struct option *options;
 	size_t noptions;
 	struct spank_handle handle;
-	uint32_t told; /* guard.c: what was told of it */
+	uint32_t told; /* guard.c: what was reported about it */
 	/* S_SLURM_VERSION*: the release that it was built for. */
 	char version[16], major[8], minor[8], micro[8];
 };
@@ -229,7 +229,7 @@ void options_load_table(struct host *h, struct plugin *p);
 void option_add(struct host *h, struct plugin *p, const struct spank_option *opt);
 /* Names what the user gave; first. */
 void options_prepare(struct host *h);
-/* Calls back what the user gave; an option that nobody offers is an error. */
+/* Calls back what the user gave; an option that no plugin offers is an error. */
 bool options_call(struct host *h, struct outcome *out);
 /* Calls back one option that the user gave; its value, or NULL. */
 int option_give(struct host *h, struct plugin *p, struct option *o, char *value);
@@ -271,15 +271,15 @@ bool epilog_begin(struct host *h, uint32_t rank);
 /* Reaps one that has ended. */
 void epilog_end(struct host *h, uint32_t rank);
 
-/* exec_explain.c: for a program that execve could not find though its file is
- * there: the missing interpreter's or loader's path, or false. */
+/* exec_explain.c: for a program that execve could not find though its file
+ * exists: the missing interpreter's or loader's path, or false. */
 bool explain_interpreter(const char *path, char *interp, size_t size, bool *script);
 /* What runs the program at path; false if nothing does, or it cannot be known. */
 bool interpreter_of(const char *path, char *interp, size_t size, bool *script);
 
 /* exec_why.c: in words, why the user cannot use a path, open or execute a file, or find a
- * program in PATH (found: what is there and may not be executed). false, or an empty
- * text: it is not known. Only as the user. */
+ * program in PATH (found: the file that exists and may not be executed). false, or an
+ * empty text: it is not known. Only as the user. */
 bool why_path(const char *path, char *why, size_t size);
 bool why_open(const char *path, int error, char *why, size_t size);
 bool why_exec(struct host *h, const char *path, int error, char *why, size_t size);

@@ -74,7 +74,8 @@ static int read_number(const char **p, uint64_t *v)
 	return width;
 }
 
-/* Reads LO or LO-HI up to the comma or bracket behind it. LO's width is that of all. */
+/* Reads LO or LO-HI up to the comma or bracket behind it. LO's width is the width of all.
+ */
 static bool read_range(const char **p, uint64_t *lo, uint64_t *hi, int *width)
 {
 	*width = read_number(p, lo);
@@ -199,7 +200,8 @@ static size_t natural_width(uint64_t v)
 	return n;
 }
 
-/* True if the range that begins with lo and has come to last yields next's very digits. */
+/* True if the range that begins with lo and has reached last yields next's very digits.
+ */
 static bool continues(const struct split *lo, const struct split *last, const struct split *next)
 {
 	size_t width = natural_width(next->number);
@@ -244,7 +246,7 @@ static size_t put_range(struct text *t, const struct hostlist *hl, size_t i)
 	return i;
 }
 
-/* True if host i is there and can stand in the same brackets. */
+/* True if host i exists and can stand in the same brackets. */
 static bool joins(const struct hostlist *hl, size_t i, const struct split *s)
 {
 	struct split other;

@@ -11,7 +11,7 @@
 #include "imports.h"
 #include "util.h"
 
-/* Symbols that are told of one plugin; the rest are counted. */
+/* Symbols that are named for one plugin; the rest are counted. */
 #define TOLD_MAX 64
 
 /* A relocation, with an addend behind it or without. */

@@ -12,7 +12,7 @@
 /* imports.c: sends REP_MISSING for what a loaded plugin may call in vain. */
 void imports_check(struct host *h, struct plugin *p);
 
-/* missing.c: has a call of the symbol, the n-th that was told of p, end the
+/* missing.c: has a call of the symbol, the n-th that was reported for p, end the
  * process with its name on the board; slot is where its address is kept. */
 void missing_catch(const struct plugin *p, const char *symbol, uint32_t n, void (**slot)(void));
 

@@ -5,7 +5,7 @@
  *
  *	spankhost		the host, its channels at descriptors 3 and 4
  *	spankhost --lookup	answers one question to the name service
- *	spankhost --keep	is there until the end of its input: noded's scope of
+ *	spankhost --keep	lives until the end of its input: noded's scope of
  *				systemd lasts as long as it has a process
  *	spankhost --init	is process 1 of a job's pid namespace (init.c)
  *	spankhost --version
@@ -42,8 +42,8 @@ static bool start(struct host *h)
 	/* First: should stepd have died already, the control channel's end tells. */
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 	(void)prctl(PR_SET_NAME, "spankhost");
-	/* Root's host has what the job's plugins were told: nobody else reads its
-	 * memory or gets a core of it. Each task's execve takes it back. */
+	/* Root's host has what the job's plugins were given: no other user reads
+	 * its memory or gets a core of it. Each task's execve takes it back. */
 	if (geteuid() == 0)
 		(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	if (!is_channel(HOST_FD_CONTROL) || !is_channel(HOST_FD_LOG)) {

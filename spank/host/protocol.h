@@ -247,7 +247,8 @@ enum config_tag {
 	TAG_TASK_CWD = 48, /* u32 rank; string: where it begins, relative to TAG_CWD */
 	TAG_TASK_SCRIPT = 49, /* u32 kind (SCRIPT_*); u32 seconds that it may take, 0 for any; string what it is
 			       * called; string path: for every task, in this order */
-	/* SETUP again: what slurm_load_job tells of the job beside what plugins can ask for */
+	/* SETUP again: what slurm_load_job reports about the job beside what plugins can ask
+	 * for */
 	TAG_JOB_NAME = 50,    /* string */
 	TAG_PARTITION = 51,   /* string */
 	TAG_NODE_LIST = 52,   /* string */
@@ -289,7 +290,7 @@ enum fault {
 	FAULT_DESCRIPTORS = 2, /* it closed descriptors of its process, or put others there */
 	FAULT_USER = 3,	       /* it gave up its process's user or group for good */
 	FAULT_NOFILE = 4,      /* it lowered RLIMIT_NOFILE for good, below what its process needs */
-	FAULT_MISSING = 5,     /* plus n: it called symbol n, from 0, of those that REP_MISSING told of it */
+	FAULT_MISSING = 5,     /* plus n: it called symbol n, from 0, of the symbols that REP_MISSING named */
 };
 
 struct board_slot {

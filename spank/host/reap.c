@@ -196,7 +196,7 @@ static long watch_all(struct host *h, int epoll, struct outcome *out)
 			continue;
 		if (t->pidfd < 0)
 			t->pidfd = (int)syscall(SYS_pidfd_open, t->pid, 0);
-		/* EINVAL (before Linux 6.15): the number is still that of a group. */
+		/* EINVAL (before Linux 6.15): the number still belongs to a group. */
 		if (t->pidfd < 0 && (errno == ESRCH || errno == EINVAL)) {
 			lose_task(h, (uint32_t)i, out);
 			continue;

@@ -200,7 +200,7 @@ bool script_run(struct host *h, const struct script *s, int fd, script_line *tol
 	}
 	if (r.pid > 0) {
 		bool killed = r.pidfd < 0 || r.late || r.flood;
-		/* Before it is reaped: its number is still that of its group. What an
+		/* Before it is reaped: its number still belongs to its group. What an
 		 * epilog leaves would end with the step in any case. */
 		if (killed || fd == 2)
 			(void)kill(-r.pid, SIGKILL);

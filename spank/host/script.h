@@ -30,8 +30,8 @@ enum verb verb_parse(char *line, char **name, char **value);
 /* Is told each line, without its end; arg is the caller's. */
 typedef void script_line(struct host *h, char *line, void *arg);
 
-/* Runs a script to its end, as who we are, with the job's environment. fd is that of
- * its descriptors (1 or 2) whose lines are told; its input is empty. False if it
+/* Runs a script to its end, as who we are, with the job's environment. fd is the one
+ * of its descriptors (1 or 2) whose lines are reported; its input is empty. False if it
  * did not end with code 0: why says so, and status is an exit code for that. */
 bool script_run(struct host *h, const struct script *s, int fd, script_line *told, void *arg,
 		char *why, size_t size, int *status);

@@ -55,7 +55,7 @@ static bool made_no_thread(const struct host *h)
 }
 
 /* A thread would be lost by every fork after it, and could hold a lock there; and
- * it could crash the host when no hook is there to be named. */
+ * it could crash the host when no hook runs that could be named. */
 static void check_threads(struct host *h, const struct plugin *p)
 {
 	char names[256], text[320];
@@ -105,7 +105,7 @@ void plugin_leave(struct host *h, struct plugin *p, struct board_entry *entry, i
 {
 	bool often = per_task(h->hook);
 
-	/* Whoever does it for the first task does it for each: then it is named. */
+	/* A plugin that does it for the first task does it for each: then it is named. */
 	if (often && h->rank != 0)
 		guard_channel(h);
 	else
@@ -175,7 +175,7 @@ static void check_after(struct host *h, uint32_t hook, uint32_t rank)
 	guard_check_all(h);
 	if (looks_at_threads(h))
 		check_threads(h, NULL);
-	/* Here standard output is somebody's: the host leaves by _exit, and what
+	/* Here standard output is the caller's: the host leaves by _exit, and what
 	 * others write there comes later. */
 	if (h->cfg.context != S_CTX_REMOTE)
 		fflush(NULL);
@@ -262,7 +262,7 @@ static void load(struct host *h, struct plugin *p)
 	struct stat st;
 	struct board_entry *entry = plugin_enter(h, p, HOOK_LOAD, NO_RANK);
 
-	/* A FIFO would hold dlopen until somebody writes to it. */
+	/* A FIFO would hold dlopen until a process writes to it. */
 	if (stat(p->conf->path, &st) == 0 && !S_ISREG(st.st_mode)) {
 		p->error = must(strdup("it is not a regular file"));
 		plugin_leave(h, p, entry, -1);

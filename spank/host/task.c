@@ -136,7 +136,7 @@ static void own_argv(struct host *h)
 }
 
 /* What a plugin has sent to its process group, or to itself by a timer, has waited
- * until now and is for nobody. What stepd has sent is for the task: the gate, which
+ * until now and is for no task. What stepd has sent is for the task: the gate, which
  * waits for no slow child, may be open, and another task may have ended the step. In a
  * pid namespace of a plugin's it is process 0. */
 static void take_pending(const struct host *h, sigset_t *sent)
@@ -179,7 +179,7 @@ static void reset_signals(const struct host *h)
 
 /* Waits for the byte that says that every task is tracked, and leaves it there:
  * a process that a plugin has forked, and that comes here, too, takes it from
- * nobody. End of file: the step is over before it began. */
+ * no task. End of file: the step is over before it began. */
 static void wait_gate(struct host *h)
 {
 	struct pollfd gate = {.fd = h->gate, .events = POLLIN};

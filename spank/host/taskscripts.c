@@ -36,7 +36,7 @@ static void print(const char *text)
 	for (size_t at = 0; at < len;) {
 		ssize_t n = RETRY(write(STDOUT_FILENO, line + at, len - at));
 		if (n <= 0)
-			return; /* nobody reads it any more */
+			return; /* it has no reader any more */
 		at += (size_t)n;
 	}
 }

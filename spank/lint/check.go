@@ -23,8 +23,8 @@ type Config struct {
 	// Host is the spankhost program, whose symbols plugins may import; without
 	// it imports are not checked, which is a finding.
 	Host string
-	// Options asks one plugin for its options, which executes it; nil: nobody is
-	// asked. An error says that the plugin failed.
+	// Options asks one plugin for its options, which executes it; nil: no plugin
+	// is asked. An error says that the plugin failed.
 	Options func(spank.Plugin) ([]Option, error)
 	// BuiltIn are the long names of stepctl's own options.
 	BuiltIn []string
@@ -88,7 +88,7 @@ type Plugin struct {
 	// Hooks are the functions that it exports, in the order of their numbers.
 	Hooks   []string `json:"hooks"`
 	Options []Option `json:"options"`
-	// Missing are the imports that nobody provides.
+	// Missing are the imports that no library provides.
 	Missing []Missing `json:"missing"`
 }
 
@@ -111,7 +111,7 @@ type Report struct {
 	prints map[string]*print
 }
 
-// Failed tells whether a finding is an error.
+// Failed reports whether a finding is an error.
 func (r *Report) Failed() bool {
 	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Severity == spank.SeverityError })
 }
@@ -194,5 +194,5 @@ func (r *Report) checkReadable(stack spank.Stack) {
 	}
 }
 
-// isErrno tells whether a system call failed with errno.
+// isErrno reports whether a system call failed with errno.
 func isErrno(err error, errno error) bool { return errors.Is(err, errno) }

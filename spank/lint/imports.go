@@ -10,7 +10,7 @@ import (
 	"stepd/spank"
 )
 
-// provided tells whether a symbol is found in the scope of the plugin: the host
+// provided reports whether a symbol is found in the scope of the plugin: the host
 // and its libraries, then the plugin and its own. Other plugins are not in it
 // (RTLD_LOCAL).
 func (x *examination) provided(name string) bool {
@@ -24,9 +24,9 @@ func (x *examination) provided(name string) bool {
 	return false
 }
 
-// imports tells what nobody provides. ld.so refuses a plugin for a missing
-// variable, and for a missing function where it binds at once; else the
-// function is looked up when it is called, and Slurm loads the plugin too.
+// imports lists the symbols that no library provides. ld.so refuses a plugin for a
+// missing variable, and for a missing function where it binds at once; else the function
+// is looked up when it is called, and Slurm loads the plugin too.
 func (x *examination) imports() {
 	for _, o := range x.scope {
 		by := ""
@@ -149,8 +149,8 @@ type Option struct {
 	HasArg int `json:"has_arg"`
 }
 
-// askOptions asks the plugins that load for their options, and tells those that
-// nobody can use: an earlier plugin or stepctl itself has the name.
+// askOptions asks the plugins that load for their options, and reports those
+// that cannot be used: an earlier plugin or stepctl itself has the name.
 func (r *Report) askOptions(c Config, stack spank.Stack) {
 	if c.Options == nil {
 		return

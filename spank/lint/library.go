@@ -14,7 +14,8 @@ import (
 const (
 	cachePath = "/etc/ld.so.cache"
 	cacheMax  = 64 << 20
-	// librariesMax bounds the libraries of one plugin, with those of theirs.
+	// librariesMax bounds the libraries of one plugin, with the libraries that these
+	// need.
 	librariesMax = 1024
 )
 
@@ -26,7 +27,7 @@ type loader struct {
 	objects map[string]*loaded  // by path: what was read before
 	machine elf.Machine
 	lib     string            // what $LIB stands for
-	note    func(path string) // is told of each before it is opened
+	note    func(path string) // is called for each before it is opened
 }
 
 type loaded struct {
@@ -56,7 +57,7 @@ func newLoader(host *object, note func(path string)) *loader {
 	return l
 }
 
-// open reads an object once, whoever asks for it.
+// open reads an object once, however often it is asked for.
 func (l *loader) open(path string) (*object, error) {
 	if known, ok := l.objects[path]; ok {
 		return known.object, known.err
@@ -157,7 +158,7 @@ type missingLibrary struct {
 
 // scope lists an object and the libraries that it needs, breadth first, each
 // once: the order in which symbols are looked up. Libraries of loaded, by
-// their names, are there already and not looked for.
+// their names, are loaded already and not looked for.
 func (l *loader) scope(first *object, there []*object) (scope []*object, missing []missingLibrary) {
 	known := map[string]bool{}
 	know := func(o *object, name string) {

@@ -254,7 +254,7 @@ func TestNothingRuns(t *testing.T) {
 	}
 }
 
-// TestFindings are those of the stack's own lines, in their order.
+// TestFindings holds the findings about the stack's own lines, in their order.
 func TestFindings(t *testing.T) {
 	b := newBench(t)
 	good := b.plugin("good.so")

@@ -28,7 +28,7 @@ type object struct {
 	// its libraries.
 	defines map[string]bool
 	needs   []versionNeed
-	// variables are the first bytes of those that a plugin tells about itself by.
+	// variables are the first bytes of the variables by which a plugin describes itself.
 	variables map[string][]byte
 }
 

@@ -11,7 +11,7 @@ import (
 
 // print is what a path was when the report was made.
 type print struct {
-	stat unix.Stat_t // the zero value: nothing was there
+	stat unix.Stat_t // the zero value: the path did not exist
 	// entries: it counts too which entries a directory has.
 	entries bool
 }
@@ -47,7 +47,7 @@ func (r *Report) note(path string) {
 	}
 }
 
-// status is the path's own; what is not there has the zero value.
+// status is the path's own; a path that does not exist has the zero value.
 func status(path string) unix.Stat_t {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil {
@@ -56,7 +56,7 @@ func status(path string) unix.Stat_t {
 	return st
 }
 
-// same tells whether a path is what it was. Others change the entries of a
+// same reports whether a path is what it was. Others change the entries of a
 // directory that is only on the way all the time.
 func (p *print) same(now unix.Stat_t) bool {
 	was := p.stat
@@ -69,7 +69,7 @@ func (p *print) same(now unix.Stat_t) bool {
 	return was.Size == now.Size && was.Mtim == now.Mtim && was.Ctim == now.Ctim
 }
 
-// Stale tells whether something has changed that the report rests on: a file of
+// Stale reports whether something has changed that the report rests on: a file of
 // the stack, a directory that a pattern has read, a plugin, a library of one,
 // the host, a directory or a symlink on the way to one of them.
 func (r *Report) Stale() bool {

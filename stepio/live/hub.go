@@ -15,12 +15,12 @@ import (
 // watchersMax bounds those who watch one step.
 const watchersMax = 128
 
-// Hub passes on what the tasks write. Those who watch read from its ring: one that
-// does not keep up has a gap there, of which it is told, and holds up nobody, unless
-// it is the launcher, for whom the tasks wait.
+// Hub passes on what the tasks write. Watchers read from its ring: one that does
+// not keep up misses bytes, is told how many, and holds up no other, unless it is the
+// launcher, for whom the tasks wait.
 type Hub struct {
 	mu sync.Mutex
-	// room is told when a launcher has read on, or nobody waits for it any more; more
+	// room is signalled when a launcher has read on, or is no longer waited for; more
 	// when there is something to read.
 	room, more *sync.Cond
 	ring       *replay.Ring          // guarded by mu
@@ -30,7 +30,7 @@ type Hub struct {
 	over       bool                  // guarded by mu: nothing more is written
 	act        func(f *replay.Frame) // guarded by mu: takes what a watcher sends; nil: not yet
 	early      early                 // guarded by mu: what came before act
-	// empty is called when the last watcher has gone; nil is nobody.
+	// empty is called when the last watcher has gone; nil: no call.
 	empty func()
 	wg    sync.WaitGroup // the watchers' goroutines
 }
@@ -63,7 +63,7 @@ func (h *Hub) Write(fd, rank int, data []byte) {
 	}
 }
 
-// heldBack tells whether n bytes more would push out some that a launcher has not read.
+// heldBack reports whether n bytes more would push out some that a launcher has not read.
 func (h *Hub) heldBack(n int) bool {
 	for w := range h.watchers {
 		if w.launcher && !w.released && !w.gone && h.ring.End()+int64(n)-w.pos > int64(h.ring.Limit()) {
@@ -77,14 +77,14 @@ func (h *Hub) heldBack(n int) bool {
 type watcher struct {
 	conn               *os.File // our end of a SOCK_SEQPACKET pair
 	launcher, readOnly bool
-	// released: a launcher that nobody waits for any more. Guarded by Hub.mu.
+	// released: a launcher that is no longer waited for. Guarded by Hub.mu.
 	released bool
-	once     bool  // it wants what is there and no more
+	once     bool  // it wants what is kept and no more
 	until    int64 // guarded by Hub.mu: where that ends
 	pos      int64 // guarded by Hub.mu
 	gone     bool  // guarded by Hub.mu
 	prefix   string
-	quiet    replay.Quiet  // of a terminal, for what was there when it came
+	quiet    replay.Quiet  // of a terminal, for what was kept when it came
 	sent     chan struct{} // closed when it has got all, or is gone
 }
 
@@ -239,7 +239,7 @@ type early struct {
 const earlyMax = 64 << 10
 
 // taker returns what is to take a frame of a client, or nil where it was kept for later
-// or is nobody's.
+// or is dropped.
 func (h *Hub) taker(w *watcher, f *replay.Frame) func(*replay.Frame) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -256,7 +256,7 @@ func (h *Hub) taker(w *watcher, f *replay.Frame) func(*replay.Frame) {
 	case f.Kind == replay.KindInput:
 		h.early.input = append(h.early.input, f.Data...)
 	case f.Kind == replay.KindSize:
-		h.early.size = &replay.Frame{Kind: f.Kind, Rows: f.Rows, Cols: f.Cols} // nothing is there to be drawn anew
+		h.early.size = &replay.Frame{Kind: f.Kind, Rows: f.Rows, Cols: f.Cols} // nothing has been drawn yet
 	}
 	return nil
 }
@@ -294,7 +294,7 @@ func (h *Hub) leave(w *watcher) {
 	}
 }
 
-// alone tells whether nobody watches.
+// alone reports whether there are no watchers.
 func (h *Hub) alone() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -355,7 +355,7 @@ func (h *Hub) release() {
 	h.room.Broadcast()
 }
 
-// isOver tells whether a connection's other end has gone.
+// isOver reports whether a connection's other end has gone.
 func isOver(err error) bool {
 	return errors.Is(err, unix.EPIPE) || errors.Is(err, os.ErrClosed) || errors.Is(err, unix.ECONNRESET)
 }

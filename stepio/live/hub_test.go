@@ -93,7 +93,7 @@ func TestHubReplays(t *testing.T) {
 	}
 }
 
-// One that does not read holds up nobody, and is told what it has missed.
+// A watcher that does not read holds up no other, and is told what it has missed.
 func TestHubSlowWatcher(t *testing.T) {
 	const total = 8 << 20
 	h := newHub(64<<10, false)
@@ -189,7 +189,7 @@ func TestHubBoundsWatchers(t *testing.T) {
 	h.close(0)
 }
 
-// What a client sends that is no frame ends its part, and nobody else's.
+// What a client sends that is no frame ends its part, and no other client's.
 func TestHubRefusesNonsense(t *testing.T) {
 	h := newHub(1000, false)
 	h.act = func(f *replay.Frame) { t.Errorf("%+v was taken", f) }

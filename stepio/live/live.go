@@ -17,21 +17,21 @@ import (
 type Config struct {
 	// Namespace is the job's mount namespace, nil without a container.
 	Namespace *os.File
-	// Tap makes t hear what the tasks write as it passes by, nil nobody: it must not
-	// block. relay.SetTap is that.
+	// Tap makes t hear what the tasks write as it passes by, nil ends that: t must
+	// not block. relay.SetTap is that.
 	Tap func(t func(fd, rank int, data []byte))
 	// Log hears what an administrator may want to know.
 	Log func(text string)
 }
 
 // Live is what others than the launcher see of one step's output. It costs nothing
-// until there is something to keep or somebody to watch.
+// until there is something to keep or a client that watches.
 type Live struct {
 	spec *step.Spec
 	cfg  Config
 
 	mu   sync.Mutex
-	hub  *Hub      // guarded by mu: nil while nobody watches and nothing is kept
+	hub  *Hub      // guarded by mu: nil without watchers while nothing is kept
 	over bool      // guarded by mu: the step has ended
 	term *terminal // guarded by mu
 }
@@ -55,7 +55,7 @@ func (l *Live) begin() {
 	l.cfg.Tap(l.hub.Write)
 }
 
-// quiet is called when nobody watches any more: a tap costs the tasks speed.
+// quiet is called when the last watcher has gone: a tap costs the tasks speed.
 func (l *Live) quiet() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -92,7 +92,7 @@ func (l *Live) Watch(how Watching) (fd int, err error) {
 	case l.over:
 		return -1, step.ErrEnded
 	case l.hub == nil && how.Once:
-		return -1, errors.New("nothing of its output is kept while nobody watches (ReplayBytes of stepd.conf)")
+		return -1, errors.New("its output is kept only while a client watches (ReplayBytes of stepd.conf)")
 	case l.hub == nil:
 		l.begin()
 	}
@@ -101,17 +101,17 @@ func (l *Live) Watch(how Watching) (fd int, err error) {
 		how.Launcher, how.ReadOnly = false, true
 	}
 	if fd, err = l.hub.Watch(how); err != nil {
-		l.stopHearing() // nobody came for whom it would have begun
+		l.stopHearing() // the watcher for whom it would have begun did not come
 	}
 	return fd, err
 }
 
-// Terminal tells whether there is one on this node.
+// Terminal reports whether there is one on this node.
 func (l *Live) Terminal() bool {
 	return l.spec.Terminal != nil
 }
 
-// Used tells whether something is kept, or somebody watches.
+// Used reports whether something is kept, or a client watches.
 func (l *Live) Used() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,7 +123,7 @@ func (l *Live) Used() bool {
 const patience = 10 * time.Second
 
 // Drain passes on the rest of the output: no process of the tasks is left. It returns
-// when all who watch have it, or are given up, and nobody can watch any more.
+// when all watchers have it, or are given up, and no client can watch any more.
 func (l *Live) Drain() {
 	l.mu.Lock()
 	l.over = true

@@ -99,7 +99,7 @@ func (t *terminal) prepare(user *step.User, like *step.Terminal) error {
 	fd := int(t.slave.Fd())
 	gid, mode := ttyGroup(fd), uint32(0o620)
 	if gid < 0 {
-		gid, mode = int(user.GID), 0o600 // nobody else is to write there
+		gid, mode = int(user.GID), 0o600 // no other user is to write there
 	}
 	if err := unix.Fchown(fd, int(user.UID), gid); err != nil {
 		return fmt.Errorf("chown: %w", err)
@@ -125,7 +125,7 @@ func (t *terminal) prepare(user *step.User, like *step.Terminal) error {
 	return t.setSize(like.Rows, like.Cols)
 }
 
-// ttyGroup is the group of terminals: that of the mount, else of /etc/group; -1
+// ttyGroup is the group of terminals: the mount's, else /etc/group's; -1
 // without one.
 func ttyGroup(fd int) int {
 	var st unix.Stat_t
@@ -235,7 +235,7 @@ func (t *terminal) resize(rows, cols uint16, redraw bool) {
 			return
 		}
 	}
-	t.setSize(rows, cols) // the master is there as long as there are clients
+	t.setSize(rows, cols) // the master is open as long as there are clients
 }
 
 func (t *terminal) size() (s [2]uint16) {
@@ -270,7 +270,8 @@ func (t *terminal) finish(patience time.Duration) {
 	limit.Stop()
 }
 
-// close hangs up: whoever has escaped the step's end and has the terminal hears it.
+// close hangs up: a process that has escaped the step's end and has the terminal hears
+// it.
 func (t *terminal) close() {
 	t.sizeMu.Lock()
 	defer t.sizeMu.Unlock()

@@ -150,7 +150,7 @@ func TestRootTerminalWithoutClients(t *testing.T) {
 	}
 }
 
-// What is typed before the terminal is there reaches it, and so does the last size.
+// What is typed before the terminal exists reaches it, and so does the last size.
 func TestRootTerminalEarly(t *testing.T) {
 	testkit.RequireRoot(t)
 	l := New(&step.Spec{Request: step.Request{Terminal: &step.Terminal{Rows: 3, Cols: 10}}, User: step.User{UID: terminalUID, GID: terminalUID}},

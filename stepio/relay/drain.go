@@ -14,8 +14,8 @@ import (
 )
 
 // Drain returns when the last byte that the tasks wrote has gone to the launcher: no
-// process of the step is left. A stream that somebody else keeps open is closed after
-// limit, and told of. It is called once; nothing passes any more after it.
+// process of the step is left. A stream that another process keeps open is closed
+// after limit, and reported. It is called once; nothing passes any more after it.
 func (r *Relay) Drain(limit time.Duration) (held []step.Held) {
 	r.mu.Lock()
 	r.ending = true
@@ -93,7 +93,7 @@ func FindWriters(pipes map[uint64]step.Held) {
 	}
 }
 
-// writes tells whether a descriptor was opened for writing (proc(5), fdinfo).
+// writes reports whether a descriptor was opened for writing (proc(5), fdinfo).
 func writes(fdinfo string) bool {
 	b, err := os.ReadFile(fdinfo)
 	if err != nil {

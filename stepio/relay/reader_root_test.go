@@ -77,7 +77,7 @@ func TestRootLauncherHoldsItsPipe(t *testing.T) {
 	}()
 	select {
 	case held := <-done:
-		// Where the launcher keeps the last bytes, their stream is told of as held.
+		// Where the launcher keeps the last bytes, their stream is reported as held.
 		if len(held) > 0 && (held[0].FD != 1 || held[0].Rank != 0) {
 			t.Errorf("held: %v", held)
 		}

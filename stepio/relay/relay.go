@@ -85,7 +85,7 @@ type stream struct {
 // them at the most, and none where that is 0.
 func New(most int) *Relay { return &Relay{most: most} }
 
-// SetTap makes t hear what passes from now on, nil nobody; when it returns, no other
+// SetTap makes t hear what passes from now on, nil ends that; when it returns, no other
 // one is called any more. A tap changes nothing for the tasks: where the launcher does
 // not read any more they get SIGPIPE, as from any pipe.
 func (r *Relay) SetTap(t Tap) {
@@ -234,7 +234,7 @@ func (r *Relay) look(events []unix.EpollEvent) (news []*stream, stopped bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ending && !r.loop.ending {
-		news = append(news, r.streams...) // what nobody writes to any more is to end
+		news = append(news, r.streams...) // a stream without writers is to end
 	}
 	r.loop.tapped, r.loop.ending = r.tapped, r.ending
 	for _, e := range events {
@@ -279,7 +279,7 @@ func (r *Relay) stop() {
 	unix.Close(r.wake)
 }
 
-// round moves what is ready, and tells whether some streams want another turn.
+// round moves what is ready, and reports whether some streams want another turn.
 func (r *Relay) round(news []*stream) (more bool) {
 	l := &r.loop
 	for _, s := range news {
@@ -299,7 +299,7 @@ func (r *Relay) round(news []*stream) (more bool) {
 	return len(left) > 0
 }
 
-// move passes on what there is, for one turn, and tells whether there may be more.
+// move passes on what there is, for one turn, and reports whether there may be more.
 func (r *Relay) move(s *stream) (more bool) {
 	passed := int64(0)
 	defer func() { r.count(s, passed) }()
@@ -315,7 +315,7 @@ func (r *Relay) move(s *stream) (more bool) {
 		case errors.Is(err, unix.EAGAIN):
 			return r.loop.ending && r.settle(s)
 		default:
-			// The end of file, or nobody reads (EPIPE): the tasks are to know.
+			// The end of file, or no reader is left (EPIPE): the tasks are to know.
 			r.count(s, passed)
 			passed = 0
 			r.end(s)
@@ -354,9 +354,9 @@ func (r *Relay) once(s *stream) (int64, error) {
 	return int64(got), err
 }
 
-// settle ends a stream that nobody writes to any more, once the step ends: it lets the
+// settle ends a stream that has no writers any more, once the step ends: it lets the
 // launcher's pipe take what is left, so that a launcher that is slow, or stopped, does
-// not keep the step. It tells whether there is more to move.
+// not keep the step. It reports whether there is more to move.
 func (r *Relay) settle(s *stream) (more bool) {
 	p := []unix.PollFd{{Fd: int32(s.src), Events: unix.POLLIN}}
 	if n, err := unix.Poll(p, 0); n != 1 || err != nil || p[0].Revents&unix.POLLHUP == 0 {
@@ -399,7 +399,7 @@ func (r *Relay) end(s *stream) {
 	}
 }
 
-// Used tells whether anything comes by here.
+// Used reports whether anything comes by here.
 func (r *Relay) Used() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

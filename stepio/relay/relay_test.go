@@ -121,7 +121,7 @@ func TestStoppedLauncher(t *testing.T) {
 	}
 }
 
-// A launcher that is gone ends what the tasks write, whoever else listens.
+// A launcher that is gone ends what the tasks write, whatever else listens.
 func TestLauncherGone(t *testing.T) {
 	for _, tapped := range []bool{false, true} {
 		t.Run(fmt.Sprintf("tapped %v", tapped), func(t *testing.T) {

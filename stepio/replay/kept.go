@@ -23,7 +23,7 @@ type Head struct {
 // u32 length, little endian, and as many bytes, which are a Frame.
 const keptSchema = 1
 
-// WriteKept writes what the ring keeps. modes are those of a terminal where the ring
+// WriteKept writes what the ring keeps. modes are a terminal's where the ring
 // begins, nil where there is none.
 func WriteKept(w io.Writer, r *Ring, modes *Modes) error {
 	out := bufio.NewWriterSize(w, 32<<10)

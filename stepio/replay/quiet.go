@@ -6,7 +6,7 @@ import (
 )
 
 // Quiet takes the questions out of a terminal's output: the sequences that a terminal
-// answers as if it was typed. They were asked of the client that was there then; an
+// answers as if it was typed. They were asked of the client that watched then; an
 // answer of one that is shown them later would be typed into whatever runs now. What
 // is not known to be no question goes, too. The zero value is at the beginning of
 // output.
@@ -92,7 +92,7 @@ func (q *Quiet) Rest() []byte {
 	return rest
 }
 
-// harmless tells whether a whole sequence is known to be answered by no terminal.
+// harmless reports whether a whole sequence is known to be answered by no terminal.
 func harmless(seq []byte) bool {
 	if len(seq) < 2 {
 		return true

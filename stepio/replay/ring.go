@@ -12,8 +12,9 @@ type Piece struct {
 // Ring keeps the last bytes of a step's output, of all ranks and both streams in the
 // order in which they came. Bytes have positions, which count from the first one that
 // was ever added. Memory grows with what is added, to the limit and half of it more
-// for who wrote what, and what is there is never moved: to add takes as long as the
-// data is, however large the ring. The zero value keeps nothing; its methods need a lock of the caller's.
+// for who wrote what, and bytes in it are never moved: to add takes as long as the
+// data is, however large the ring. The zero value keeps nothing; its methods need a lock
+// of the caller's.
 type Ring struct {
 	limit  int
 	first  int64    // position of the oldest byte
@@ -21,7 +22,7 @@ type Ring struct {
 	blocks []*block // one behind the other; the first one has the oldest byte
 	spare  *block   // one that has been read out, for the next
 	segs   int      // of all blocks
-	// Evicted hears of the bytes that are forgotten, in their order; nil is nobody.
+	// Evicted hears of the bytes that are forgotten, in their order; nil: no call.
 	// They are the ring's.
 	Evicted func(fd, rank int, data []byte)
 }
@@ -68,7 +69,7 @@ func (r *Ring) Add(fd, rank int, data []byte) {
 		b := r.room()
 		n := min(len(data), blockSize-len(b.data))
 		if last := len(b.segs) - 1; last < 0 || b.segs[last].fd != int32(fd) || b.segs[last].rank != int32(rank) {
-			if r.first == r.end { // nothing is left of the one that is there
+			if r.first == r.end { // nothing is left of the one in place
 				r.segs -= len(b.segs)
 				b.segs = b.segs[:0]
 			}

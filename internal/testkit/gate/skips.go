@@ -32,7 +32,7 @@ func parseSkips(text string) ([]skip, error) {
 	return skips, nil
 }
 
-// allowed tells whether a test of a package (an import path) may skip.
+// allowed reports whether a test of a package (an import path) may skip.
 func allowed(skips []skip, where, pkg, test string) bool {
 	for _, s := range skips {
 		if "stepd/"+s.pkg == pkg && s.test == test && (s.where == where || s.where == "any") {

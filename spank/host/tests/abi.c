@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Prints the numbers and sizes that a plugin is compiled with: built with our
- * headers and with those of an installed Slurm, the output must be the same. */
+ * headers and with an installed Slurm's, the output must be the same. */
 #include <slurm/spank.h>
 #include <slurm/slurm_errno.h>
 #include <stdio.h>

@@ -159,7 +159,7 @@ static void test_calls_end_the_task(void)
 	}
 }
 
-/* A helper that a plugin forks takes nobody along. */
+/* A helper that a plugin forks ends alone. */
 static void test_calls_of_a_helper(void)
 {
 	struct scene s = scene("imports.so", "helper=init");

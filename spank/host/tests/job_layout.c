@@ -7,7 +7,7 @@
 #include "../job_layout.h"
 
 #if SLURM_VERSION_NUMBER >> 8 != 0x1605
-#error "these headers are not those of 22.05"
+#error "these headers are not 22.05's"
 #endif
 
 #define IS(a, b) _Static_assert((a) == (b), #a " is not " #b)

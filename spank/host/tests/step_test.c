@@ -274,7 +274,7 @@ static void test_exec_failures(void)
 	check_exec(dir, 13, dir, "is a directory)");
 	snprintf(path, sizeof(path), "%s/f", dir);
 	write_file(path, "x", 0644);
-	check_exec(path, 13, path, "has mode 0644: nobody may execute it)");
+	check_exec(path, 13, path, "has mode 0644: no user may execute it)");
 	write_file(path, "neither a script nor a binary", 0755);
 	check_exec(path, 8, path, "its first line does not begin with #!)");
 	write_file(path, "#! /no/such/interp -x\n", 0755);

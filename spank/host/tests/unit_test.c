@@ -560,7 +560,7 @@ static void test_explain_binaries(void)
 	}
 	unlink(path);
 	CHECK(!explain_interpreter("/proc/self/exe", interp, sizeof(interp),
-				   &script)); /* its loader is there */
+				   &script)); /* its loader exists */
 }
 
 static void test_strerror(void)

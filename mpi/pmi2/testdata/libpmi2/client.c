@@ -146,7 +146,7 @@ static void spawn(void)
 			    sizeof spawned_id, errors) != PMI2_SUCCESS);
 }
 
-/* What the protocol knows and nobody serves is refused, and the rank goes on. */
+/* What the protocol knows and no server offers is refused, and the rank goes on. */
 static void refusals(void)
 {
 	MUST(PMI2_Job_Connect("elsewhere", NULL) != PMI2_SUCCESS);

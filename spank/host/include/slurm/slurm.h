@@ -44,7 +44,7 @@ int slurm_hostlist_push_host(hostlist_t *hl, const char *host);
 /* Takes the first off; NULL if there is none. Release it with free(). */
 char *slurm_hostlist_shift(hostlist_t *hl);
 
-/* Sorts, and removes what is there twice. */
+/* Sorts, and removes duplicates. */
 void slurm_hostlist_uniq(hostlist_t *hl);
 
 /* Writes the list with its ranges, and a NUL. The length, or -1 if it was cut to fit. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * SPANK, the plugin interface around the launch of a job step: what a plugin
- * includes to be loaded by stepd's spankhost. Names and numbers are those of
- * Slurm's interface since 21.08, so one binary serves both.
+ * includes to be loaded by stepd's spankhost. Names and numbers are Slurm's
+ * since 21.08, so one binary serves both.
  *
  * A plugin says SPANK_PLUGIN(name, version); once and defines any of the
  * slurm_spank_ functions below.
@@ -24,7 +24,7 @@ extern "C" {
 /* What a function of this interface is told apart by. It is valid as long as the process lives. */
 typedef struct spank_handle *spank_t;
 
-/* A callback: its arguments are those of the plugin's line in plugstack.conf.
+/* A callback: its arguments are the words of the plugin's line in plugstack.conf.
  * Less than 0 fails what is under way if the line says `required'. */
 typedef int(spank_f)(spank_t spank, int ac, char *argv[]);
 
@@ -153,8 +153,9 @@ spank_err_t spank_job_control_unsetenv(spank_t spank, const char *var);
 /* Adds an option; in slurm_spank_init. */
 spank_err_t spank_option_register(spank_t spank, struct spank_option *opt);
 
-/* Tells whether the user gave the option, and its argument; in job_prolog, local_user_init,
- * user_init, task_init_privileged, task_init, task_exit and job_epilog. */
+/* Reports whether the user gave the option, and its argument; in job_prolog,
+ * local_user_init, user_init, task_init_privileged, task_init, task_exit and job_epilog.
+ */
 spank_err_t spank_option_getopt(spank_t spank, struct spank_option *opt, char **optarg);
 
 /* Puts words before the task's command; in task_init_privileged and task_init. */
