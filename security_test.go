@@ -35,54 +35,40 @@ func declaredTests(t *testing.T) map[string]bool {
 	return have
 }
 
-// TestSecurityDocument: each row of docs/security.md's tables names a test, and each
+// TestSecurityDocument: each cause and rule of docs/security.md names a test, and each
 // test that it names is one of the project's.
 func TestSecurityDocument(t *testing.T) {
+	namesTests(t, "docs/security.md", 30)
+}
+
+// TestRecoveryDocument: each event of docs/recovery.md names a test, or says that it has
+// none, and each test that it names is one of the project's.
+func TestRecoveryDocument(t *testing.T) {
+	namesTests(t, "docs/recovery.md", 15)
+}
+
+// namesTests holds that a document has so many items with a name in bold, that each ends
+// with its tests ("Tests: none." where it has none), and that they exist.
+func namesTests(t *testing.T, path string, least int) {
 	have := declaredTests(t)
-	named := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`")
-	rows := 0
-	for line := range strings.Lines(readText(t, "docs/security.md")) {
-		if !strings.HasPrefix(line, "| ") || strings.HasSuffix(strings.TrimSpace(line), "| tests |") {
-			continue
-		}
-		rows++
-		tests := named.FindAllStringSubmatch(line, -1)
-		if len(tests) == 0 {
-			t.Errorf("no test is named in %s", line)
-		}
-		for _, m := range tests {
-			if !have[m[1]] {
-				t.Errorf("there is no %s: %s", m[1], line)
-			}
+	named := regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w+`)
+	doc := readText(t, path)
+	items := boldItem.FindAllString(doc, -1)
+	if len(items) < least {
+		t.Errorf("%d items", len(items))
+	}
+	for _, item := range items {
+		_, tests, _ := strings.Cut(strings.Join(strings.Fields(item), " "), " Tests: ")
+		if tests != "none." && !named.MatchString(tests) {
+			t.Errorf("no test is named in %s", item)
 		}
 	}
-	if rows < 30 {
-		t.Errorf("%d rows", rows)
+	for _, name := range named.FindAllString(doc, -1) {
+		if !have[name] {
+			t.Errorf("there is no %s", name)
+		}
 	}
 }
 
-// TestRecoveryDocument: each test that docs/recovery.md names is one of the project's,
-// and each row of its table names one or says with a dash that there is none.
-func TestRecoveryDocument(t *testing.T) {
-	have := declaredTests(t)
-	named := regexp.MustCompile(`\b(?:Test|Fuzz)\w+`)
-	rows := 0
-	for line := range strings.Lines(readText(t, "docs/recovery.md")) {
-		row := strings.HasPrefix(line, "| ") && !strings.HasPrefix(line, "| what |")
-		tests := named.FindAllString(line, -1)
-		if row {
-			rows++
-			if len(tests) == 0 && !strings.HasSuffix(strings.TrimSpace(line), "| – |") {
-				t.Errorf("no test is named in %s", line)
-			}
-		}
-		for _, name := range tests {
-			if !have[name] {
-				t.Errorf("there is no %s: %s", name, line)
-			}
-		}
-	}
-	if rows < 15 {
-		t.Errorf("%d rows", rows)
-	}
-}
+// boldItem is an item of a list that begins with a name in bold, over all of its lines.
+var boldItem = regexp.MustCompile(`(?m)^- \*\*.*(?:\n  .*)*`)

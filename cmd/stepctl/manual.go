@@ -118,7 +118,7 @@ func manPages(root *cobra.Command) (pages []*manual.Page, err error) {
 	}
 	walk(root)
 	for _, f := range filePages() {
-		p, err := manual.Tables(&f.Page, f.document, f.sections...)
+		p, err := manual.Keys(&f.Page, f.document, f.sections...)
 		if err != nil {
 			return nil, err
 		}

@@ -3,6 +3,7 @@ package manual
 import (
 	"bytes"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -88,20 +89,20 @@ func TestRoff(t *testing.T) {
 	}
 }
 
-// TestTables: each row of a table is a key with all that the row says.
-func TestTables(t *testing.T) {
-	const document = "# x\n\n## a.conf\n\nSome [words](x.md).\n- one\n\n| key | value | default | meaning |\n|---|---|---|---|\n| `Key`, `Other` † | `a\\|b` | none | does it ([more](y.md)) |\n| `Bare` | | | |\n\n## b.conf\n\n| key | value |\n|---|---|\n| `No` | |\n"
-	p, err := Tables(&Page{Name: "a.conf", Section: 5}, document, "a.conf")
+// TestKeys: each item of a list with a name in bold, and each row of a table, is a key with
+// all that the document says about it.
+func TestKeys(t *testing.T) {
+	const document = "# x\n\n## a.conf\n\nSome [words](x.md).\n- one\n\n- **`Key`**, **`Other`** †: `a|b` (default none). Does\n  it ([more](y.md)).\n- **`Bare`**\n\n" +
+		"| event | value | meaning |\n|---|---|---|\n| `end` | `a\\|b` | it ends |\n\n## b.conf\n\n- **`No`**: none\n"
+	p, err := Keys(&Page{Name: "a.conf", Section: 5}, document, "a.conf")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(p.Groups) != 1 || len(p.Groups[0].Options) != 2 {
+	want := []Option{{"Key, Other †", "`a|b` (default none). Does it (more)."}, {Name: "Bare"}, {"end", "Value: `a|b`. It ends."}}
+	if len(p.Groups) != 1 || !slices.Equal(p.Groups[0].Options, want) {
 		t.Fatalf("groups %+v", p.Groups)
 	}
-	if got := p.Groups[0].Options[0]; got != (Option{"Key, Other †", "Value: `a|b`. Does it (more). Default: none."}) {
-		t.Errorf("%+v", got)
-	}
-	if _, err := Tables(&Page{Name: "c"}, document, "c.conf"); err == nil {
-		t.Error("a section that is not there is no error")
+	if _, err := Keys(&Page{Name: "c"}, document, "c.conf"); err == nil {
+		t.Error("a missing section is no error")
 	}
 }

@@ -7,23 +7,23 @@ import (
 	"sync"
 )
 
-// Tables is the page of a configuration file: the sections of a Markdown document
-// with these titles, their tables as keys.
-func Tables(p *Page, document string, titles ...string) (*Page, error) {
+// Keys is the page of a configuration file: the sections of a Markdown document with these
+// titles. An item of a list that begins with names in bold is a key, as is a row of a table.
+func Keys(p *Page, document string, titles ...string) (*Page, error) {
 	for _, title := range titles {
 		_, rest, found := strings.Cut(document, "\n## "+title+"\n")
 		if !found {
 			return nil, fmt.Errorf("cannot make the page of %s: there is no section %q", p.Name, title)
 		}
 		body, _, _ := strings.Cut(rest, "\n## ")
-		p.Groups = append(p.Groups, tableGroup(title, body))
+		p.Groups = append(p.Groups, keyGroup(title, body))
 	}
 	return p, nil
 }
 
-// tableGroup reads one section. What stands before its table comes first, what
-// stands behind it as entries without a key would not be read: it comes first, too.
-func tableGroup(title, body string) Group {
+// keyGroup reads one section. Text that stands behind its keys comes before them, too: as
+// entries without a key it would not be read.
+func keyGroup(title, body string) Group {
 	g := Group{Title: title}
 	for _, block := range Paragraphs(body) {
 		switch {
@@ -31,7 +31,12 @@ func tableGroup(title, body string) Group {
 			g.Options = append(g.Options, tableRows(block)...)
 		case strings.HasPrefix(block, "- "):
 			for item := range strings.SplitSeq("\n"+block, "\n- ") {
-				if item = strings.TrimSpace(item); item != "" {
+				if item = strings.TrimSpace(item); item == "" {
+					continue
+				}
+				if strings.HasPrefix(item, "**`") {
+					g.Options = append(g.Options, keyItem(item))
+				} else {
 					g.Text = append(g.Text, "* "+plainText(item))
 				}
 			}
@@ -45,8 +50,14 @@ func tableGroup(title, body string) Group {
 	return g
 }
 
-// tableRows: the first cell is the key, the others "value", "default", "meaning",
-// by the head of the table.
+// keyItem reads "**`Key`**, **`Key`** †: text".
+func keyItem(item string) Option {
+	name, text, _ := strings.Cut(plainText(item), ":")
+	return Option{Name: strings.ReplaceAll(name, "`", ""), Text: strings.TrimSpace(text)}
+}
+
+// tableRows reads rows of a key, its value and its meaning; the table's head says which
+// cell is the "value".
 func tableRows(block string) (out []Option) {
 	lines := strings.Split(block, "\n")
 	head := cells(lines[0])
@@ -63,8 +74,6 @@ func tableRows(block string) (out []Option) {
 			switch name := head[i+1]; {
 			case name == "value":
 				value = append(value, plainText(cell))
-			case name == "default":
-				rest = append(rest, "Default: "+plainText(cell)+".")
 			default:
 				text := plainText(cell)
 				rest = append([]string{strings.ToUpper(text[:1]) + text[1:] + stop(text)}, rest...)
