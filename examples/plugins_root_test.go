@@ -154,7 +154,7 @@ func TestRootPrivdirRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		tests := []struct{ name, base, target, want string }{
-			{"base that others can write", "open", "target", "nobody else may write"},
+			{"base that others can write", "open", "target", "no other user may write"},
 			{"base of a user", "theirs", "target", "must belong to root"},
 			{"base through a link", "link", "target", "cannot open base="},
 			{"no base", "none", "target", "No such file"},

@@ -35,7 +35,7 @@ static int user_nice;
 static int user_set;
 
 /* Reads a whole number between min and max. Anything else is refused: a value
- * that was cut short or wrapped round would be an order that nobody gave. */
+ * that was cut short or wrapped round would be an order that was not given. */
 static int parse_int(const char *text, long min, long max, int *out)
 {
 	char *end;
@@ -75,7 +75,7 @@ static struct spank_option nice_option = {
 	.cb = on_nice_task,
 };
 
-/* The arguments are those of our line in plugstack.conf. */
+/* The arguments are the words of our line in plugstack.conf. */
 static int parse_args(int ac, char **av)
 {
 	int i;
@@ -125,7 +125,7 @@ int slurm_spank_task_post_fork(spank_t spank, int ac, char **av)
 		return -1;
 	}
 	/* A batch or extern step calls with a task that is none: pid 0 would be
-	 * ourselves, and -1 nobody. */
+	 * ourselves, and -1 no process. */
 	if (pid <= 0)
 		return 0;
 	if (setpriority(PRIO_PROCESS, (id_t)pid, value) != 0) {

@@ -6,8 +6,8 @@
  *
  * Every task of the step sees an empty directory at target, which belongs to
  * the user, is closed to all others and is removed when the step ends. It is
- * base/JOB.STEP. base and target must exist; base belongs to root and nobody
- * else may write there.
+ * base/JOB.STEP. base and target must exist; base belongs to root and no
+ * other user may write there.
  *
  * What this shows to authors of plugins:
  *  - init_post_opt is the place for what all tasks shall inherit: the process
@@ -107,7 +107,7 @@ static int open_base(void)
 		return -1;
 	}
 	if (st.st_uid != 0 || (st.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-		slurm_error("privdir: base=%s: must belong to root, and nobody else may write "
+		slurm_error("privdir: base=%s: must belong to root, and no other user may write "
 			    "there (uid %ld, mode %#o)",
 			    base, (long)st.st_uid, (unsigned)st.st_mode & 07777);
 		return -1;

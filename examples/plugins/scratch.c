@@ -175,7 +175,7 @@ static int open_base(void)
 		slurm_error("scratch: cannot open base=%s: %s", base, strerror(errno));
 	} else if (st.st_uid != 0 || (st.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
 		slurm_error(
-			"scratch: base=%s: must belong to root, and nobody else may write there",
+			"scratch: base=%s: must belong to root, and no other user may write there",
 			base);
 	} else {
 		return fd;

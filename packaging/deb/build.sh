@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # build.sh NFPM OUT: Debian packages of what `make` has built: stepd, and stepd-dev
-# for authors of plugins. The same tree makes the same bytes: times are those of the
-# commit. DEB_VERSION (one or several), DEB_ARCH and DEB_MAINTAINER as needed.
+# for authors of plugins. The same tree makes the same bytes: times are the
+# commit's. DEB_VERSION (one or several), DEB_ARCH and DEB_MAINTAINER as needed.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/../.."
