@@ -62,17 +62,22 @@ deps-demo:  ; $(call need_packages,$(DEMO_PKGS))
 # gate fails the run for a failed test and for a skip that its list does not allow.
 GATE := $(GO) run ./internal/testkit/gate
 
-UNIT := test -race -shuffle=on $$($(GO) list ./... | grep -vE '/integration(/vm/guest)?$$')
+# The tests of mechanisms are test-root's alone, with -race as well. Many tests wait more
+# than they compute, so that -parallel is more than the CPUs. At its end the race detector
+# waits a second for other goroutines, in each of the tests' processes: 10 ms are enough.
+ROOT_TESTS := ^(TestRoot|TestMPICH|TestLibPMI2)
+RACE := CGO_ENABLED=1 GORACE=atexit_sleep_ms=10
+UNIT := test -race -shuffle=on -parallel 4 -skip '$(ROOT_TESTS)' $$($(GO) list ./... | grep -vE '/integration(/vm/guest)?$$')
 .PHONY: unit unit-strict
 unit: ## tests without root or network, with -race
-	CGO_ENABLED=1 $(GO) $(UNIT)
+	$(RACE) $(GO) $(UNIT)
 
 unit-strict: # the same, where nothing may be skipped
-	CGO_ENABLED=1 STRICT=1 $(GO) $(subst test -race,test -json -race,$(UNIT)) | CGO_ENABLED=0 $(GATE)
+	$(RACE) STRICT=1 $(GO) $(subst test -race,test -json -race,$(UNIT)) | CGO_ENABLED=0 $(GATE)
 
 .PHONY: test-root
 test-root: all ## mechanism tests: root, real cgroups and namespaces
-	STRICT=1 $(GO) test -json -count=1 -run '^(TestRoot|TestMPICH|TestLibPMI2)' $$($(GO) list ./... | grep -v /integration) | $(GATE)
+	$(RACE) STRICT=1 $(GO) test -json -race -shuffle=on -run '$(ROOT_TESTS)' $$($(GO) list ./... | grep -v /integration) | $(GATE)
 
 .PHONY: integration
 # TIMEOUT= is for machines that are slow, or have others on them.

@@ -91,6 +91,7 @@ func TestPoolShareFor(t *testing.T) {
 
 // TestAdmitCores: a job gets whole cores where it says so, and its steps theirs.
 func TestAdmitCores(t *testing.T) {
+	t.Parallel()
 	r := newRegistry([]int{0, 1, 2, 3, 4, 5, 6, 7}, Memory{}, nil, twoSockets()...)
 	f := openJob(t, r, 1, 1000) // has CPU 0
 	a, err := admit(r, 1001, func(req *step.Request) { req.NTasks, req.Binding.ThreadsPerCore = 2, 1 })

@@ -53,6 +53,7 @@ func TestStepRuns(t *testing.T) {
 // TestStepdDies: a stepd that ends without a result fails its step, and the
 // reason says how.
 func TestStepdDies(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	t.Run("by itself", func(t *testing.T) {
 		id := tn.run(1000, request("die", "7"))
@@ -110,6 +111,7 @@ func TestStepdDies(t *testing.T) {
 
 // TestLinger: a stepd that does not leave after its result is killed.
 func TestLinger(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	tn.leaveMax = 50 * time.Millisecond
 	id := tn.run(1000, request("linger"))

@@ -150,6 +150,7 @@ func TestAdoptionEndsBeforeProlog(t *testing.T) {
 // TestBatchStepdOverKill: a batch job whose stepd was started when noded was killed, and is
 // gone, is lost, though its pid was never stored.
 func TestBatchStepdOverKill(t *testing.T) {
+	t.Parallel()
 	hold := filepath.Join(t.TempDir(), "hold")
 	if err := os.WriteFile(hold, nil, 0o600); err != nil {
 		t.Fatal(err)

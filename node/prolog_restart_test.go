@@ -13,6 +13,7 @@ import (
 // TestPrologOverRestart: a prolog that was interrupted fails its step, of which a client
 // has the files.
 func TestPrologOverRestart(t *testing.T) {
+	t.Parallel()
 	hold := filepath.Join(t.TempDir(), "hold")
 	s := newScripted(t, hangs(t, hold), "", nil)
 	id := s.run(1000, request("exit", "0"))
@@ -29,6 +30,7 @@ func TestPrologOverRestart(t *testing.T) {
 // TestBatchPrologOverRestart: a batch job whose prolog was interrupted is lost, and not run
 // again; one that was cancelled meanwhile is CANCELLED.
 func TestBatchPrologOverRestart(t *testing.T) {
+	t.Parallel()
 	hold := filepath.Join(t.TempDir(), "hold")
 	s := newScripted(t, hangs(t, hold), "", nil)
 	id := s.batch("exit 4")
@@ -66,6 +68,7 @@ func (s *scripted) lost(id step.ID) {
 
 // TestBatchPrologOverKill: a batch job whose prolog ran when noded was killed is lost.
 func TestBatchPrologOverKill(t *testing.T) {
+	t.Parallel()
 	hold := filepath.Join(t.TempDir(), "hold")
 	s := newScripted(t, hangs(t, hold), "", nil)
 	id, gone := s.batch("exit 4"), s.batch("exit 4")
@@ -86,6 +89,7 @@ func TestBatchPrologOverKill(t *testing.T) {
 // TestEpilogOverRestart: an epilog that was interrupted is run again, with what
 // it is told.
 func TestEpilogOverRestart(t *testing.T) {
+	t.Parallel()
 	hold := filepath.Join(t.TempDir(), "hold")
 	s := newScripted(t, "", hangs(t, hold), nil)
 	s.wait(s.run(1000, s.control(request("exit", "6"), "MINE=1")))

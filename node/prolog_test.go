@@ -236,6 +236,7 @@ func TestEpilogFails(t *testing.T) {
 
 // TestPrologTimeout: PrologEpilogTimeout ends what hangs, plugins too.
 func TestPrologTimeout(t *testing.T) {
+	t.Parallel()
 	for name, control := range map[string]string{"script": "", "plugin": "PLUGIN_prolog=hang"} {
 		t.Run(name, func(t *testing.T) {
 			body := "sleep 1000"

@@ -146,6 +146,7 @@ func awaitZombie(t *testing.T, pid int) {
 
 // TestFindProcess: a pid alone names nobody.
 func TestFindProcess(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	id := tn.run(1000, request("wait"))
 	good := tn.until(id, step.Running)
@@ -255,6 +256,7 @@ func TestRecoverDecisions(t *testing.T) {
 
 // TestLocks: one noded for a spool and for a run directory.
 func TestLocks(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	for _, tc := range []struct {
 		name string

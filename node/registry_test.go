@@ -84,6 +84,7 @@ func ptr[T any](v T) *T { return &v }
 // TestAdmitWaits: a step that fits once another has ended is not refused in
 // the moment between the two.
 func TestAdmitWaits(t *testing.T) {
+	t.Parallel()
 	r := newRegistry([]int{0}, Memory{}, nil)
 	f := openJob(t, r, 1, 1000)
 	admitted := make(chan error, 1)
@@ -157,6 +158,7 @@ func TestJobEnds(t *testing.T) {
 // What jobs and steps have of memory and generic resources comes back when they
 // end, and a job of an earlier noded's has its own again.
 func TestAdmitResources(t *testing.T) {
+	t.Parallel()
 	mem := Memory{MB: 1000, Consumable: true}
 	r := newRegistry([]int{0, 1, 2, 3}, mem, testGres())
 	ask := func(mb uint64, gres string) func(*step.Request) {
@@ -255,6 +257,7 @@ func says(t *testing.T, err error, text string) {
 // TestStepsAlone: steps of an allocation have their CPUs alone, wait in order, and overlap
 // where they are asked to.
 func TestStepsAlone(t *testing.T) {
+	t.Parallel()
 	r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)
 	job := ptr(uint32(1))
 	a, err := admit(r, 1000, func(r *step.Request) { r.NTasks = 4 })
@@ -353,6 +356,7 @@ func TestStepsAlone(t *testing.T) {
 // TestFreeOn: a refusal says when there will be place, as far as all who are in the way
 // have a time limit.
 func TestFreeOn(t *testing.T) {
+	t.Parallel()
 	r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)
 	soon, late := time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 	for i, end := range []*time.Time{&late, &soon, nil} {

@@ -122,7 +122,7 @@ func TestRefusedRequestLeavesOthers(t *testing.T) {
 		_, err := client.Run(t.Context(), &api.RunRequest{Request: &req})
 		return err
 	}
-	for range 20 {
+	for range 8 {
 		if err := run(2 * limit); api.CodeOf(err) != api.ResourceExhausted {
 			t.Errorf("a request above the limit: %v", err)
 		}

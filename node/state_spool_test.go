@@ -144,6 +144,7 @@ func descriptorOf(t testing.TB, path string, not int) int {
 // TestStateUnwritable: a node whose state cannot be stored says so until it can, though
 // nothing is asked of it meanwhile. Steps of run need no write to the spool.
 func TestStateUnwritable(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	tn.Serving()
 	tn.wait(tn.run(1000, request("exit", "0")))
@@ -171,6 +172,7 @@ func TestStateUnwritable(t *testing.T) {
 // TestStoredLater: what has ended, or was found, while the durable journal could not be
 // written is there when it can be; the next noded knows it, too.
 func TestStoredLater(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	tn := start(t, dir, nil)
 	t.Cleanup(func() { tn.stop() })
@@ -226,6 +228,7 @@ func TestStoredLater(t *testing.T) {
 
 // TestEventLogStops: nobody waits for an event log that takes nothing.
 func TestEventLogStops(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	id := tn.run(1000, request("wait"))
 	pid := tn.until(id, step.Running).StepdPID

@@ -61,6 +61,7 @@ func (a *lineNode) refused(what string, err error, code api.Code, words string) 
 // TestImmediateInOrder: jobs wait in the order of asking, batch jobs, steps and allocations
 // alike, and none overtakes one that waits.
 func TestImmediateInOrder(t *testing.T) {
+	t.Parallel()
 	tn := &lineNode{testNode: fresh(t)}
 	of := func(n int) func(*step.Request) { return func(r *step.Request) { r.NTasks = n } }
 	hold := request("wait")
@@ -127,6 +128,7 @@ func TestImmediateInOrder(t *testing.T) {
 // TestImmediateOver: a request whose time is over is refused with what blocks it, and one
 // whose client has gone is forgotten.
 func TestImmediateOver(t *testing.T) {
+	t.Parallel()
 	tn := &lineNode{testNode: fresh(t)}
 	hold := request("wait")
 	hold.NTasks, hold.TimeLimitS = 3, 3600

@@ -106,6 +106,7 @@ func seq(n int) []int {
 }
 
 func TestAllgatherMissing(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, rigOptions{nodes: 14, limits: Limits{FanOut: 3}})
 	absent := []int{1, 6, 12}
 	r.each(func(i int, n *Node) error {
@@ -168,6 +169,7 @@ func TestAllgatherBadNodes(t *testing.T) {
 }
 
 func TestCall(t *testing.T) {
+	t.Parallel()
 	const nodes = 14
 	r := newRig(t, rigOptions{nodes: nodes, limits: Limits{FanOut: 3}})
 	big := bytes.Repeat([]byte("x"), 64<<10)

@@ -49,6 +49,7 @@ func TestLostNode(t *testing.T) {
 
 // Node 2 does not say a word any more, as a host without power: its silence tells.
 func TestSilentNode(t *testing.T) {
+	t.Parallel()
 	deaf := make(chan struct{})
 	r := newRig(t, rigOptions{nodes: 3, limits: Limits{Ping: 500 * time.Millisecond}, pair: func(t testing.TB, parent, child int) (net.Conn, net.Conn) {
 		up, down := loopback(t, parent, child)
@@ -88,6 +89,7 @@ func (d deafConn) Read(b []byte) (int, error) {
 
 // A quiet step is not a lost one: nodes that say nothing are heard by their pings.
 func TestQuietNodes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, rigOptions{nodes: 4, limits: Limits{Ping: 500 * time.Millisecond}})
 	r.each(func(_ int, n *Node) error { _, err := n.Allgather(t.Context(), "up", nil, nil); return err })
 	for i, n := range r.nodes[1:] {

@@ -135,6 +135,7 @@ func TestFailureAfterVoidCancel(t *testing.T) {
 // TestCausesAtOnce ends a step for two causes at the same time: all of its end is that of
 // one of them.
 func TestCausesAtOnce(t *testing.T) {
+	t.Parallel()
 	abort, cancel := causes["abort"], causes["cancel"]
 	for range 1000 {
 		r, down := newCauseRig(t)

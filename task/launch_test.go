@@ -48,6 +48,7 @@ func mustLaunchApps(t *testing.T, spec *step.Spec, l *step.Launch) {
 
 // What is long and for each of many tasks is refused before it is there.
 func TestLaunchAppsBounded(t *testing.T) {
+	t.Parallel()
 	const tasks = 1000
 	spec := testSpec()
 	spec.NTasks = tasks

@@ -10,6 +10,7 @@ import (
 
 // TestExecsAreTold: noded hears once which tasks run, and where one failed to exec.
 func TestExecsAreTold(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.spec.NTasks = 3
 	r.places[0] = step.HostPlace{Plugin: -1, AtExec: true, Stage: "exec"}

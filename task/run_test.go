@@ -324,6 +324,7 @@ func TestRunFailures(t *testing.T) {
 // A host that stands still outside of a hook can be cancelled: it is killed
 // when KillWait is over.
 func TestCancelOfIdleHost(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.spec.KillWaitS = 1
 	killed := make(chan struct{})

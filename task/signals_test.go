@@ -38,6 +38,7 @@ func TestSignalsNoted(t *testing.T) {
 // Ranks that come no further are told to noded once, which has it should stepd be
 // killed.
 func TestStallIsTold(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for id := range 2 { // no task execs, which would be told before
 		r.places[id] = step.HostPlace{Plugin: -1, Stage: "task_init"}

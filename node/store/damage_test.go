@@ -143,7 +143,7 @@ func TestRandomBytes(t *testing.T) {
 	r := made.afterKill().rebooted()
 	rng := rand.New(rand.NewPCG(14, 1))
 	size := len(r.spool.get(DurableName))
-	for range 200 {
+	for range 40 { // FuzzReplay does more
 		round := *r
 		round.run = newDisk()
 		corrupt(t, &round, r.spool, DurableName, n, rng.IntN(size), byte(rng.IntN(256)))
