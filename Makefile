@@ -67,7 +67,7 @@ GATE := $(GO) run ./internal/testkit/gate
 # waits a second for other goroutines, in each of the tests' processes: 10 ms are enough.
 ROOT_TESTS := ^(TestRoot|TestMPICH|TestLibPMI2)
 RACE := CGO_ENABLED=1 GORACE=atexit_sleep_ms=10
-UNIT := test -race -shuffle=on -parallel 4 -skip '$(ROOT_TESTS)' $$($(GO) list ./... | grep -vE '/integration(/vm/guest)?$$')
+UNIT := test -race -shuffle=on -parallel 8 -skip '$(ROOT_TESTS)' $$($(GO) list ./... | grep -vE '/integration(/vm/guest)?$$')
 .PHONY: unit unit-strict
 unit: ## tests without root or network, with -race
 	$(RACE) $(GO) $(UNIT)
