@@ -179,6 +179,11 @@ type Spec struct {
 	JobNTasks int       `json:"job_ntasks,omitempty"`
 
 	NodeName string `json:"node_name"`
+	// EnvComplete says that Env is the job's environment as its plugins and tasks see it:
+	// nothing of the job's is set over it. A daemon sets it whose client has done so.
+	EnvComplete bool `json:"env_complete,omitempty"`
+	// Speaker begins each message of the step to its user; "" is "stepd-" and NodeName.
+	Speaker string `json:"speaker,omitempty"`
 	// NodeList are the step's nodes as a host list ("n[1-3]"), NodeID is the place of
 	// this one among them.
 	NodeList string `json:"node_list"`

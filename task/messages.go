@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -77,8 +78,9 @@ func (s *Step) leadReason(reason string) {
 
 // say sends one line from the node to the user's stderr, with its name before it.
 func (s *Step) say(text string) {
+	speaker := cmp.Or(s.plan.Spec.Speaker, "stepd-"+s.plan.Spec.NodeName)
 	for line := range strings.Lines(text) {
-		s.d.Audience.Say(fmt.Sprintf("stepd-%s: error: %s", s.plan.Spec.NodeName, strings.TrimRight(line, "\n")))
+		s.d.Audience.Say(fmt.Sprintf("%s: error: %s", speaker, strings.TrimRight(line, "\n")))
 	}
 }
 

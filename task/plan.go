@@ -38,12 +38,15 @@ func MakePlan(spec *step.Spec) (*Plan, error) {
 	p := &Plan{
 		Spec:    spec,
 		Ranks:   spec.LocalRanks(),
-		Env:     jobEnv(spec),
 		HostEnv: hostEnv(spec),
 	}
-	p.CommonEnv = commonEnv(spec, p.Ranks)
 	if isBatch(spec) {
 		p.Env, p.CommonEnv = batchEnv(spec), batchCommonEnv(spec)
+	} else {
+		p.Env, p.CommonEnv = jobEnv(spec), commonEnv(spec, p.Ranks)
+	}
+	if spec.EnvComplete {
+		p.Env = spec.Env
 	}
 	p.TaskEnv = make([][]string, len(p.Ranks))
 	for id, rank := range p.Ranks {

@@ -62,6 +62,26 @@ func TestPlanEnvironment(t *testing.T) {
 
 // TestPlanArray: a step and a script are told their job's place in a job array, and its
 // earlier runs.
+// TestPlanEnvComplete holds that a complete environment stays as it is, and that what the
+// node alone knows is still set beside it.
+func TestPlanEnvComplete(t *testing.T) {
+	for _, id := range []uint32{0, step.BatchStep} {
+		spec := testSpec()
+		spec.ID.Step, spec.EnvComplete = id, true
+		spec.JobControl = [][]byte{[]byte("X=1")}
+		p, err := MakePlan(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(spec.Env, p.Env); d != "" {
+			t.Errorf("step %d: the job's environment (-want +got):\n%s", id, d)
+		}
+		if !slices.Contains(p.CommonEnv, "SLURMD_NODENAME=vm") || p.TaskEnv[0][0] != "SLURM_PROCID=0" {
+			t.Errorf("step %d: the tasks' environment is %q and %q", id, p.CommonEnv, p.TaskEnv)
+		}
+	}
+}
+
 func TestPlanArray(t *testing.T) {
 	for _, id := range []uint32{0, step.BatchStep} {
 		s := testSpec()

@@ -279,6 +279,16 @@ func TestRunOrder(t *testing.T) {
 	}
 }
 
+// TestSpeaker holds that the Spec says by which name the node speaks to the user.
+func TestSpeaker(t *testing.T) {
+	r := newRig(t)
+	r.spec.Speaker = "slurmstepd-vm"
+	r.run(t)
+	if !slices.Contains(r.said, "slurmstepd-vm: error: a warning") {
+		t.Errorf("the user was told %q", r.said)
+	}
+}
+
 // A stage that fails: the stages after it are not begun, and everything that
 // was made is taken back, the last first.
 func TestRunFailures(t *testing.T) {
