@@ -111,14 +111,18 @@ vm-run: all ## run CMD= as root in that guest
 
 .PHONY: fuzz
 # A count, not a time: a fuzz test that ends by its time may fail for that alone. Two
-# packages at a time, and only those that have such tests.
+# packages at a time, and only those that have such tests. Each is built once for all of
+# its fuzz tests, which keep what they find where `go test -fuzz` does.
 FUZZTIME ?= 10000x
 fuzz: ## every fuzz test, FUZZTIME executions each
-	@mkdir -p $(BUILD); grep -l '^func Fuzz' $(call files,*_test.go) | xargs -n 1 dirname | sort -u | xargs -P 2 -I % sh -c ' \
-	  log=$(BUILD)/fuzz.$$(echo % | tr / -).log; \
-	  for f in $$(sed -n "s/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p" %/*_test.go); do \
-	    echo "% $$f"; $(GO) test -vet=off -run "^$$" -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -parallel 1 ./% >$$log 2>&1 || { cat $$log; exit 255; }; \
-	  done'
+	@mkdir -p $(BUILD)/fuzz; cache=$$($(GO) env GOCACHE)/fuzz/stepd; \
+	grep -l '^func Fuzz' $(call files,*_test.go) | xargs -n 1 dirname | sort -u | xargs -P 2 -I % sh -c ' \
+	  out=$(CURDIR)/$(BUILD)/fuzz/$$(echo % | tr / .); \
+	  $(GO) test -c -vet=off -fuzz . -o $$out.test ./% && cd % || exit 255; \
+	  for f in $$(sed -n "s/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p" *_test.go); do \
+	    echo "% $$f"; \
+	    $$out.test -test.run "^$$" -test.fuzz "^$$f\$$" -test.fuzztime $(FUZZTIME) -test.parallel 1 -test.fuzzcachedir "$$0/%" >$$out.log 2>&1 || { cat $$out.log; exit 255; }; \
+	  done' "$$cache"
 
 .PHONY: test
 test: deps-test all ## everything that this machine can run; installs what it needs
