@@ -40,8 +40,13 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, in *api.RunRequest) 
 	}
 	defer func() { n.endJob(n.reg.abandon(a)) }()
 	spec := n.spec(req, user, a)
-	if spec.ID, err = n.store.nextID(req); err != nil {
-		return nil, api.NewError(api.Internal, err.Error())
+	want := (&order{req: req}).wants(a)
+	job := n.implicitJob(spec, want)
+	if a.job != nil {
+		job.ID = a.job.ID
+	}
+	if spec.ID, err = n.store.nextID(want, &job, a.job != nil); err != nil {
+		return nil, numberError(err, req)
 	}
 	plan, err := n.plan(spec)
 	if err != nil {

@@ -104,6 +104,52 @@ func TestControllersNumbers(t *testing.T) {
 	tn.idle()
 }
 
+// TestDryRunNumbers: a dry run has the number that the run would have, or its refusal, and
+// spends none.
+func TestDryRunNumbers(t *testing.T) {
+	tn := fresh(t)
+	numbered := func(job, number uint32, of *uint32) step.Request {
+		req := request("wait")
+		req.Job, req.Overlap, req.As = of, of != nil, &step.Numbers{Job: job, Step: &number}
+		return req
+	}
+	chosen := numbered(17, 3, nil)
+	for _, want := range []step.ID{{Job: 17, Step: 3}, {Job: 17, Step: 3}} {
+		reply, err := tn.svc.DryRun(as(0), runRequest(chosen))
+		if err != nil || reply.Plan.ID != want {
+			t.Fatalf("plan %+v, %v, want step %s", reply, err, want)
+		}
+	}
+	first := tn.run(0, chosen)
+	tn.until(first, step.Running)
+	for _, c := range []struct {
+		what string
+		req  step.Request
+		want step.ID
+		says string
+	}{
+		{"the job's number is taken", numbered(17, 4, nil), step.ID{}, "id: the number is taken; 18.4 is free"},
+		{"a further step", numbered(17, 9, &first.Job), step.ID{Job: 17, Step: 9}, ""},
+		{"the step's number is taken", numbered(17, 3, &first.Job), step.ID{}, "id: the number is taken; 17.4 is free"},
+		{"the next job", request("wait"), step.ID{Job: 18}, ""},
+	} {
+		reply, err := tn.svc.DryRun(as(0), runRequest(c.req))
+		switch {
+		case c.says != "" && (api.CodeOf(err) != api.FailedPrecondition || err.Error() != c.says):
+			t.Errorf("%s: %v, want %q", c.what, err, c.says)
+		case c.says == "" && (err != nil || reply.Plan.ID != c.want):
+			t.Errorf("%s: %+v, %v, want %s", c.what, reply, err, c.want)
+		}
+	}
+	if next := tn.run(0, request("exit", "0")); next != (step.ID{Job: 18}) {
+		t.Errorf("the next job's step is %s", next)
+	}
+	if err := tn.cancel(first); err != nil {
+		t.Fatal(err)
+	}
+	tn.idle()
+}
+
 // TestHighestNumbers: a controller that has chosen the highest numbers goes on below them;
 // noded gives out none of Slurm's marks.
 func TestHighestNumbers(t *testing.T) {

@@ -59,7 +59,7 @@ func TestImport(t *testing.T) {
 		if d, err := s.drain(); err != nil || d != (drainRecord{Drained: true, Reason: "fans are broken"}) {
 			t.Errorf("drain %+v, %v", d, err)
 		}
-		if id, err := s.nextID(&step.Request{}); err != nil || id.Job != 6 {
+		if id, err := s.nextID(step.ID{}, new(jobRecord), false); err != nil || id.Job != 6 {
 			t.Errorf("the next job is %d, %v", id.Job, err)
 		}
 		s = at.reopen(s, at.boot)

@@ -106,18 +106,7 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 	if err != nil {
 		n.reg.unreserve(caller.UID, in.size)
 		n.endJob(n.reg.abandon(a))
-		if taken, ok := errors.AsType[errTaken](err); ok && in.req.As == nil {
-			return nil, nil, err
-		} else if ok {
-			return nil, nil, api.Errorf(api.FailedPrecondition, "id: %v", taken)
-		}
-		if had, ok := errors.AsType[errHad](err); ok {
-			return nil, nil, had
-		}
-		if _, ok := api.AsError(err); ok {
-			return nil, nil, err
-		}
-		return nil, nil, api.NewError(api.Internal, err.Error())
+		return nil, nil, numberError(err, in.req)
 	}
 	f.by = caller.UID
 	f.res = &reservation{spec: spec, size: in.size}
@@ -137,6 +126,22 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 		return nil, nil, api.Errorf(api.NotFound, "no such job \"%d\"", f.id.Job)
 	}
 	return f, spec, nil
+}
+
+// numberError returns what the client of req is told where its step gets no number.
+func numberError(err error, req *step.Request) error {
+	if taken, ok := errors.AsType[errTaken](err); ok && req.As == nil {
+		return err
+	} else if ok {
+		return api.Errorf(api.FailedPrecondition, "id: %v", taken)
+	}
+	if had, ok := errors.AsType[errHad](err); ok {
+		return had
+	}
+	if _, ok := api.AsError(err); ok {
+		return err
+	}
+	return api.NewError(api.Internal, err.Error())
 }
 
 // jobEnded is why a step ends that its job has left behind.
@@ -159,17 +164,9 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	for i := range rec.Tasks {
 		rec.Tasks[i] = step.Task{Rank: ranks[i], LocalID: i, State: step.TaskPending}
 	}
-	want := in.want
-	if as := in.req.As; as != nil && (a.job == nil || as.Step != nil) {
-		want.Job = as.Job
-		if as.Step != nil {
-			want.Step = *as.Step
-		}
-	}
+	want := in.wants(a)
 	if a.job == nil {
-		job := n.jobOf(spec)
-		job.Implicit = true
-		job.First = want.Step
+		job := n.implicitJob(spec, want)
 		if err := n.numberJob(want, &job, spec.JobControl, &rec); err != nil {
 			return nil, err
 		}
@@ -196,6 +193,27 @@ func (n *Node) numberJob(want step.ID, job *jobRecord, control [][]byte, rec *st
 	forgotten, err := n.store.newJobAs(want, job, control, rec)
 	n.forget(forgotten)
 	return err
+}
+
+// wants returns the number that the step of the order is to have, zero for the next one.
+func (in *order) wants(a *admission) step.ID {
+	as := in.req.As
+	if as == nil || a.job != nil && as.Step == nil {
+		return in.want
+	}
+	want := step.ID{Job: as.Job, Step: in.want.Step}
+	if as.Step != nil {
+		want.Step = *as.Step
+	}
+	return want
+}
+
+// implicitJob returns the record of the job that is made for the step of spec.
+func (n *Node) implicitJob(spec *step.Spec, want step.ID) jobRecord {
+	job := n.jobOf(spec)
+	job.Implicit = true
+	job.First = want.Step
+	return job
 }
 
 // jobOf is the record of the job that spec asks for.

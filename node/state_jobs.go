@@ -136,32 +136,16 @@ func (s *state) isKnown(tx *store.Tx, job uint32) bool {
 // wraps an errHad where the job has had its extern or interactive step.
 func (s *state) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 	err := s.all.Update(func(tx *store.Tx) error {
-		var j jobRecord
-		if err := tx.Get(kindJob, jobKey(job), &j); err != nil {
+		id, j, err := s.numberStep(tx, want, job)
+		if err != nil {
 			return err
 		}
-		id := step.ID{Job: job, Step: j.NextStep}
-		if want.Step == step.ExternStep || want.Step == step.InteractiveStep { // of which there is one, beside the count
-			rec.ID = want
-			if has(tx, kindStep, stepKey(want)) {
-				return errHad{want}
-			}
-			return tx.Put(kindStep, stepKey(want), rec)
-		}
-		if want.Job != 0 {
-			if taken := has(tx, kindStep, stepKey(want)); taken && id.Step >= step.StepsEnd {
-				return errTaken{}
-			} else if taken {
-				return errTaken{id}
-			}
-			id = want
-		}
-		if id.Step >= step.StepsEnd {
-			return errors.New("all step numbers are spent")
-		}
 		rec.ID = id
+		if id.Step >= step.StepsEnd { // of which there is one, beside the count
+			return tx.Put(kindStep, stepKey(id), rec)
+		}
 		j.NextStep = max(j.NextStep, id.Step+1)
-		return errors.Join(tx.Put(kindJob, jobKey(job), &j), tx.Put(kindStep, stepKey(rec.ID), rec))
+		return errors.Join(tx.Put(kindJob, jobKey(job), j), tx.Put(kindStep, stepKey(rec.ID), rec))
 	})
 	if err != nil {
 		return fmt.Errorf("cannot number a step of job %d: %w", job, err)
@@ -169,24 +153,49 @@ func (s *state) newStepAs(want step.ID, job uint32, rec *step.Record) error {
 	return nil
 }
 
-// nextID is the number that the request's step would get now.
-func (s *state) nextID(req *step.Request) (id step.ID, err error) {
-	if req.Job == nil {
-		last, err := s.all.Last(jobNumbers)
-		if err != nil {
-			return id, fmt.Errorf("cannot tell the step's number: %w", err)
-		}
-		id.Job = uint32(last) + 1
-		if len(req.Script) > 0 {
-			id.Step = step.BatchStep
-		}
-		return id, nil
+// numberStep returns the number of a further step of a running job, and the job's record.
+func (s *state) numberStep(tx *store.Tx, want step.ID, job uint32) (id step.ID, j *jobRecord, err error) {
+	j = new(jobRecord)
+	if err := tx.Get(kindJob, jobKey(job), j); err != nil {
+		return id, nil, err
 	}
-	var j jobRecord
-	if err := s.all.Get(kindJob, jobKey(*req.Job), &j); err != nil {
-		return id, fmt.Errorf("cannot tell the step's number: %w", err)
+	next := step.ID{Job: job, Step: j.NextStep}
+	switch {
+	case want.Step == step.ExternStep || want.Step == step.InteractiveStep:
+		if has(tx, kindStep, stepKey(want)) {
+			return id, nil, errHad{want}
+		}
+		return want, j, nil
+	case want.Job == 0 && next.Step >= step.StepsEnd:
+		return id, nil, errors.New("all step numbers are spent")
+	case want.Job == 0:
+		return next, j, nil
+	case !has(tx, kindStep, stepKey(want)):
+		return want, j, nil
+	case next.Step >= step.StepsEnd:
+		return id, nil, errTaken{}
 	}
-	return step.ID{Job: *req.Job, Step: j.NextStep}, nil
+	return id, nil, errTaken{next}
+}
+
+// errPreview ends a transaction of which nothing is to be stored.
+var errPreview = errors.New("preview")
+
+// nextID returns the number that a step of the job would get now: by newStepAs where the job
+// runs, else by newJobAs. Errors are theirs. Nothing is stored.
+func (s *state) nextID(want step.ID, job *jobRecord, runs bool) (id step.ID, err error) {
+	err = s.all.Update(func(tx *store.Tx) (err error) {
+		if runs {
+			id, _, err = s.numberStep(tx, want, job.ID)
+		} else if _, err = s.numberJob(tx, want, job); err == nil {
+			id = step.ID{Job: job.ID, Step: job.firstStep()}
+		}
+		return cmp.Or(err, errPreview)
+	})
+	if !errors.Is(err, errPreview) {
+		return step.ID{}, fmt.Errorf("cannot tell the step's number: %w", err)
+	}
+	return id, nil
 }
 
 // jobs returns the running jobs, by number.
