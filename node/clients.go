@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"stepd/api"
 )
@@ -108,6 +111,47 @@ type clientConn struct {
 func (c *clientConn) Close() error {
 	defer c.leave()
 	return c.UnixConn.Close()
+}
+
+// whileConnected returns a context that ends with ctx, or when the client has closed its
+// connection, and a function that ends the watch. net/http reports the close as well, but only
+// while nothing that the client has sent behind its request lies unread. Without a connection
+// in ctx, or a descriptor for the watch, it returns ctx.
+func whileConnected(ctx context.Context) (connected context.Context, stop func()) {
+	c, ok := ctx.Value(peerKey{}).(*clientConn)
+	if !ok {
+		return ctx, func() {}
+	}
+	f, err := c.File() // of its own in the poller, which reports each change to it as well
+	if err != nil {
+		return ctx, func() {}
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		f.Close()
+		return ctx, func() {}
+	}
+	connected, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		if raw.Read(hungUp) == nil {
+			cancel()
+		}
+	}()
+	return connected, func() {
+		_ = f.SetReadDeadline(time.Unix(0, 1)) // a socket has deadlines
+		<-watched
+		f.Close()
+		cancel()
+	}
+}
+
+// hungUp reports whether the other end of a stream socket sends no more.
+func hungUp(fd uintptr) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n > 0
 }
 
 // inFlight counts the bytes of the requests and replies that are under way, by user: a

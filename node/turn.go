@@ -91,6 +91,8 @@ func (r *registry) admitFor(ctx context.Context, req *step.Request, uid uint32, 
 
 // admitWaiting is admit that waits for room until late, or ctx's end.
 func (r *registry) admitWaiting(ctx context.Context, late <-chan time.Time, req *step.Request, uid uint32, asRoot bool) (*admission, error) {
+	ctx, stop := whileConnected(ctx)
+	defer stop()
 	w := &waiter{uid: uid}
 	defer r.leave(w)
 	for {

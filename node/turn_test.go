@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -152,6 +154,44 @@ func TestImmediateOver(t *testing.T) {
 	tn.refused("without its client", <-forgotten, api.Canceled, "")
 	tn.line(0)
 	tn.wait(tn.run(1000, request("exit", "0"))) // there is room for one
+}
+
+// TestImmediateGone: a client that closes its connection, or its half of it, leaves the line
+// at once, whatever it has sent behind its request.
+func TestImmediateGone(t *testing.T) {
+	tn := &lineNode{testNode: fresh(t)}
+	client := serveAs(t, tn.testNode, always(1000), nil)
+	hold := request("wait")
+	hold.NTasks = 4
+	tn.until(tn.run(1000, hold), step.Running)
+	forever := step.WaitForever
+	req := request("exit", "0")
+	req.ImmediateS = &forever
+	body := marshal(t, &api.RunRequest{Envelope: api.Envelope{Schema: api.Schema}, Request: &req})
+	head := fmt.Sprintf("POST /v1/run HTTP/1.1\r\nHost: noded\r\nContent-Length: %d\r\n\r\n", len(body))
+	for name, behind := range map[string]string{"nothing": "", "a byte": "x", "a request": head + string(body)} {
+		for _, half := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s behind, half %v", name, half), func(t *testing.T) {
+				c := dial(t, client)
+				if _, err := io.WriteString(c, head+string(body)); err != nil {
+					t.Fatal(err)
+				}
+				tn.line(1)
+				if _, err := io.WriteString(c, behind); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(10 * time.Millisecond) // net/http reads the first byte of it
+				shut := c.Close
+				if half {
+					shut = c.(*net.UnixConn).CloseWrite
+				}
+				if err := shut(); err != nil {
+					t.Fatal(err)
+				}
+				tn.line(0)
+			})
+		}
+	}
 }
 
 // TestImmediateDrained: a drained node refuses what waits, with the reason, and so does one
