@@ -70,7 +70,12 @@ func TestFuzzWithoutGit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command("make", "-s", "fuzz", "GO=true", "BUILD=build")
+	// It builds programs that do nothing.
+	played := "#!/bin/sh\nwhile [ $# -gt 1 ]; do [ $1 != -o ] || cp /bin/true $2; shift; done\n"
+	if err := os.WriteFile(filepath.Join(dir, "go"), []byte(played), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("make", "-s", "fuzz", "GO="+filepath.Join(dir, "go"), "BUILD=build")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=0") // not those of who runs the tests
 	out, err := cmd.CombinedOutput()
