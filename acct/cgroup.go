@@ -56,7 +56,7 @@ func (p place) perTask() bool {
 
 func (p place) empty() bool { return p.v2 == "" && len(p.v1) == 0 }
 
-// cgroupFigures are what the files of one place tell, and their names.
+// cgroupFigures are the figures in the files of one place, and their names.
 type cgroupFigures struct {
 	cpu                         cpuTimes
 	peak                        *int64
@@ -201,7 +201,7 @@ func placeOf(pt step.Proctrack, c step.Confinement) place {
 	return p
 }
 
-// ReadCgroups tells what the cgroups of a step know of it whose stepd is dead:
+// ReadCgroups returns the figures in the cgroups of a step whose stepd is dead:
 // before they are removed. v1 is step.Confinement.V1. It is nil where the tasks
 // have no cgroups of their own: then the SPANK host may have lived in the step's,
 // whose figures then include the host's. The error is for the log.

@@ -1,4 +1,4 @@
-// Package acct tells what the tasks of a step use: CPU time, memory, page
+// Package acct measures what the tasks of a step use: CPU time, memory, page
 // faults, bytes, and for how long they waited for what was short. It is Slurm's
 // plugin kind jobacct_gather: none, linux (by /proc) and cgroup.
 //

@@ -9,7 +9,7 @@ import (
 	"stepd/step"
 )
 
-// Config is what a Gatherer is told.
+// Config is a Gatherer's input.
 type Config struct {
 	Acct      step.Accounting
 	Proctrack step.Proctrack
@@ -56,7 +56,7 @@ type Gatherer struct {
 
 // account is what one task has used, or the processes that are no task's.
 type account struct {
-	// ended: the kernel has told end of the task's process, and of the children
+	// ended: the kernel has reported end, of the task's process and of the children
 	// that it had waited for.
 	ended bool
 	end   figures
@@ -67,7 +67,7 @@ type account struct {
 	// of the end.
 	sampled figures
 	now     living
-	// dirty: the kernel has told something since the sample under way began, which
+	// dirty: the kernel has reported an end since the sample under way began, which
 	// therefore may have counted the same.
 	dirty  bool
 	cgroup *cgroupFigures // the task's own, at its end
@@ -110,7 +110,7 @@ func New(cfg Config) *Gatherer {
 }
 
 // Begin is called when every task is tracked: tasks are their processes, by local id.
-// host is the SPANK host; inside tells that it lives among the tasks.
+// host is the SPANK host; inside says that it lives among the tasks.
 func (g *Gatherer) Begin(host int, inside bool, tasks []int) {
 	g.mu.Lock()
 	g.began = true
@@ -250,7 +250,7 @@ func (g *Gatherer) readCgroups(tasks bool) {
 }
 
 // takeHostOff takes the host out of the figures of a cgroup that it has lived in:
-// its time is known, its memory is not to be told apart.
+// its time is known, its memory cannot be separated.
 func (g *Gatherer) takeHostOff(f *cgroupFigures) {
 	g.readHostTime()
 	if !g.host.inside && g.host.us == 0 && g.host.known {
@@ -300,7 +300,7 @@ func (g *Gatherer) Fill(rec *step.Record) {
 	rec.Usage = g.usage(&total)
 }
 
-// told is what the kernel has told, which is not all before the task's end.
+// told is what the kernel has reported, which is not all before the task's end.
 func (a *account) told() figures {
 	f := a.orphans
 	if a.ended {

@@ -74,7 +74,7 @@ func flatKeyed(data []byte, want map[string]**int64) error {
 	})
 }
 
-// cpuTimes are microseconds; nil is not told.
+// cpuTimes are microseconds; nil is unknown.
 type cpuTimes struct{ total, user, system *int64 }
 
 // parseCPUStat reads cpu.stat, which every cgroup of v2 has, with the cpu
@@ -148,7 +148,7 @@ func parseBlkio(data []byte) (read, written int64, err error) {
 	return read, written, err
 }
 
-// parsePressure reads a pressure file (psi(8)). It tells nil for an empty one:
+// parsePressure reads a pressure file (psi(8)). It returns nil for an empty one:
 // PSI is off.
 func parsePressure(data []byte) (*step.Stalls, error) {
 	var out *step.Stalls

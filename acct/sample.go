@@ -19,7 +19,7 @@ const (
 	costShare = 100
 	// askPause is the least time between samples on request.
 	askPause = 100 * time.Millisecond
-	// ticksToUS: the kernel tells times in ticks of 10 ms (USER_HZ is 100).
+	// ticksToUS: the kernel gives times in ticks of 10 ms (USER_HZ is 100).
 	ticksToUS = 10_000
 )
 
@@ -157,7 +157,7 @@ func (g *Gatherer) readAll(ctx context.Context, p *pass, host int) error {
 		return err
 	}
 	defer r.close()
-	// Parents come before their children, as far as numbers tell: a child that
+	// Parents come before their children, as far as numbers show: a child that
 	// ends meanwhile is then missed, and never counted twice.
 	slices.Sort(pids)
 	p.procs = p.procs[:0]
@@ -250,7 +250,7 @@ func unlessDenied(err error) error {
 }
 
 // merge adds the processes up by their tasks. An account of which the kernel has
-// told something meanwhile keeps its figures until the next sample.
+// reported an end meanwhile keeps its figures until the next sample.
 func (g *Gatherer) merge(p *pass) {
 	g.samples++
 	sums := make([]figures, len(g.tasks)+1) // the last belongs to no task
@@ -278,7 +278,7 @@ func (g *Gatherer) merge(p *pass) {
 	for i := range sums {
 		a := g.accountAt(i)
 		if a.now = alive[i]; a.dirty || (a.now.processes == 0 && !a.ended) {
-			continue // a task without processes has just ended, and will be told
+			continue // a task without processes has just ended, and will be reported
 		}
 		if a.now.rssKnown {
 			sums[i].set(maxRSS, max(sums[i].of[maxRSS], a.now.rss))

@@ -56,7 +56,7 @@ func readLog(events []step.Event) eventLog {
 			}
 		}
 	}
-	// Of a hook that has returned well there is nothing to tell.
+	// A hook that has returned well needs no finding.
 	log.hooks = slices.DeleteFunc(log.hooks, func(h hookFailure) bool { return !h.host && len(h.ranks) == 0 })
 	return log
 }
@@ -70,7 +70,7 @@ func (l *eventLog) endStage(e *step.Event) {
 			return
 		}
 	}
-	// The stages of the end are told once, when they are over.
+	// The stages of the end are reported once, when they are over.
 	s := Stage{Name: e.Phase, Begun: e.Time, Ended: &e.Time, Error: e.Text}
 	if e.DurUS != nil {
 		s.Begun = e.Time.Add(-time.Duration(*e.DurUS) * time.Microsecond)

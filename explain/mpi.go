@@ -17,7 +17,7 @@ type MPI struct {
 	Missing []MissingRank `json:"missing"`
 	// MissingTotal counts them all.
 	MissingTotal int `json:"missing_total"`
-	// Text tells it in lines.
+	// Text has it in lines.
 	Text []string `json:"text"`
 }
 
@@ -45,8 +45,8 @@ type MissingRank struct {
 // missingMax bounds the ranks that are described one by one.
 const missingMax = 16
 
-// mpi tells how far the ranks have come. A step that ended well, one without an MPI
-// plugin, and one whose ranks never spoke and do not miss it, have nothing to tell.
+// mpi reports how far the ranks have come. A step that ended well, one without an MPI
+// plugin, and one whose ranks never spoke and do not miss it, have nothing to report.
 func (e *explainer) mpi() *MPI {
 	r := e.rec
 	heard := slices.ContainsFunc(r.Tasks, func(t step.Task) bool { return t.MPI != nil })

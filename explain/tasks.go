@@ -141,7 +141,7 @@ func (e *explainer) cancelled() {
 	case r.State == step.Timeout:
 		e.add(Finding{Kind: KindCancel, Text: "the step's time was over: " + r.Reason})
 	case r.State == step.Failed && r.Reason != "" && !e.said(r.Reason):
-		// What nothing else has told: a daemon's death, --kill-on-bad-exit.
+		// What no other finding has: a daemon's death, --kill-on-bad-exit.
 		e.add(Finding{Kind: KindState, Text: r.Reason})
 	}
 }

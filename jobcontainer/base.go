@@ -118,7 +118,7 @@ func claimTag(tag *os.File, node string) error {
 }
 
 // dropTag removes BASE/TAG if it is this node's and no job is left in it. In a
-// BasePath that cannot be used there is nothing of ours, and makeTag tells why.
+// BasePath that cannot be used there is nothing of ours, and makeTag says why.
 func dropTag(basePath, nodeTag, node string) error {
 	tag, err := openTag(basePath, nodeTag)
 	if err != nil || tag == nil {

@@ -34,7 +34,7 @@ type Config struct {
 	// InitTimeout bounds InitScript; 0 is 10 s.
 	InitTimeout time.Duration
 	// CloneNSScript runs as root outside of the job's namespaces when they are
-	// complete, CloneNSEpilog before they end; each is told where the mount
+	// complete, CloneNSEpilog before they end; each gets the path where the mount
 	// namespace is pinned. Their Waits bound them; 0 is 10 s.
 	CloneNSScript, CloneNSEpilog         string
 	CloneNSScriptWait, CloneNSEpilogWait time.Duration
@@ -64,7 +64,7 @@ type Config struct {
 	// written into BasePath, so that two nodes never share a directory.
 	NodeName string
 	HostName string
-	// Warn is told what holds up nothing and has no caller to tell; nil does nothing.
+	// Warn gets errors that stop nothing and have no caller; nil drops them.
 	Warn func(error)
 	// SlurmConf is InitScript's SLURM_CONF; empty leaves it out.
 	SlurmConf string

@@ -37,7 +37,7 @@ type Place struct {
 type keeper struct {
 	pid   int
 	pidfd int
-	// say is our end of its socket, nil once it was told to stay.
+	// say is our end of its socket, nil once it was ordered to stay.
 	say *os.File
 	// proc is the /proc of the namespace, attached nowhere yet.
 	proc *os.File
@@ -45,7 +45,7 @@ type keeper struct {
 	ended chan struct{}
 }
 
-// startKeeper makes a pid namespace by its process 1. Until it is told to stay, it
+// startKeeper makes a pid namespace by its process 1. Until it is ordered to stay, it
 // ends with us.
 func startKeeper(cfg *Config, job uint32) (*keeper, error) {
 	k, err := beginKeeper(cfg, job)

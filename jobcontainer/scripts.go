@@ -63,7 +63,7 @@ type script struct {
 	key, path string
 	timeout   time.Duration
 	doing     string // what cannot be done to the job without it
-	ns        bool   // it is told where the namespace is pinned
+	ns        bool   // it gets the path where the namespace is pinned
 }
 
 // run runs a script as root, if there is one. Its environment is made here and holds

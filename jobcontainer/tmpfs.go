@@ -294,5 +294,5 @@ func (t *Tmpfs) Join(job uint32) (ns step.Namespaces, err error) {
 	return ns, nil
 }
 
-// EntireStepInNS tells what the configuration asks for.
+// EntireStepInNS returns the configured value.
 func (t *Tmpfs) EntireStepInNS() bool { return t.cfg.EntireStepInNS }

@@ -24,7 +24,7 @@ const (
 	lineMax = 1 << 20
 )
 
-// read counts what a step's event log tells. m.reading is held.
+// read counts the events of a step's log. m.reading is held.
 func (m *Metrics) read(log io.Reader) error {
 	lines := bufio.NewScanner(io.LimitReader(log, logMax))
 	lines.Buffer(make([]byte, 0, 64<<10), lineMax)

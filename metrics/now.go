@@ -14,7 +14,7 @@ type Source interface{ Figures() node.Figures }
 // request. It is called once.
 func (m *Metrics) Watch(source Source) { m.registry.MustRegister(now{source}) }
 
-// now makes gauges of what the node tells when it is asked.
+// now makes gauges of the node's figures when the page is read.
 type now struct{ source Source }
 
 var (

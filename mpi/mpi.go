@@ -19,7 +19,7 @@
 //	SLURM_MPI_TYPE                    set for the tasks by package task, for plugins in the SPANK host too
 //
 // Beyond Slurm's, Plugin.TaskExited hears of the tasks' ends, and step.MPIJob
-// ends the step, starts others, talks to the step's other nodes, and tells how
+// ends the step, starts others, talks to the step's other nodes, and reports how
 // far the ranks have come.
 //
 // slurmstepd_task is data because the task is a fork of a C program, where no Go
@@ -47,7 +47,7 @@ import (
 type Plugin interface {
 	// Prefork runs as root, once, before the first fork. Its error ends the launch.
 	Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, error)
-	// TaskExited tells that the task ended.
+	// TaskExited reports that the task ended.
 	TaskExited(rank int, status step.ExitStatus)
 	// Close ends the plugin's servers; it waits for their goroutines.
 	Close() error
@@ -61,7 +61,7 @@ type Client interface {
 	// error gives the step back, and Fini is not called.
 	Prelaunch(ctx context.Context, spec *step.Spec) (env []string, err error)
 	// Fini is called after Prelaunch, when the step has ended or is not heard of any
-	// more. Its error is told and changes no exit code, as in Slurm.
+	// more. Its error is reported and changes no exit code, as in Slurm.
 	Fini() error
 }
 

@@ -15,7 +15,7 @@ import (
 	"stepd/step"
 )
 
-// describe tells what /proc knows of a process that does not end. It reads what
+// describe returns what /proc has about a process that does not end. It reads what
 // the kernel keeps itself, and never the process's memory, a path of the
 // process's, or a file that it holds: all of these may wait as it does.
 func describe(pid int) Survivor {
@@ -272,8 +272,8 @@ func parseSyscall(data []byte) (call string, fd int) {
 	return call, int(int32(arg))
 }
 
-// fsKind is the beginning of a file system's type, told by the names of kernel
-// functions; "" where they tell none.
+// fsKind is the beginning of a file system's type, derived from the names of
+// kernel functions; "" where they name none.
 func fsKind(funcs []string) string {
 	for _, f := range funcs {
 		for _, k := range []struct{ prefix, kind string }{

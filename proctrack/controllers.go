@@ -101,7 +101,8 @@ func (g *group) controllers(file string) ([]string, error) {
 
 // prepareV1 makes a new v1 group fit for processes: a cpuset takes none, and
 // says ENOSPC, before it has CPUs and memory nodes; memory counts what is below
-// only if told to, before Linux 5.11. Values that are already set stay.
+// only if memory.use_hierarchy is set, before Linux 5.11. Values that are already set
+// stay.
 func (g *group) prepareV1(parent *group) error {
 	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 		if err := g.inherit(parent, file); err != nil {

@@ -68,7 +68,7 @@ type Tracker interface {
 	Thaw() error
 }
 
-// Reaper tells a tracker without cgroups that no descendant of stepd is left;
+// Reaper reports to a tracker without cgroups that no descendant of stepd is left;
 // *linux.Reaper is one.
 type Reaper interface {
 	// NoChildren returns a channel that is closed as soon as the process has

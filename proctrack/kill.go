@@ -137,7 +137,7 @@ func (g *group) killKeepingFrozen(ctx context.Context) error {
 
 // killFreezing does the same where one strike is not enough: it may miss
 // children (without cgroup.kill), and it does miss what is moved in after it,
-// of which no event tells. So the group is frozen as well: SIGKILL ends a
+// without an event. So the group is frozen as well: SIGKILL ends a
 // frozen process all the same, and once nothing but newcomers is left, the
 // kernel says "frozen 1", which brings another strike.
 //

@@ -164,7 +164,7 @@ func signalAndFreeze(s scene) error {
 	if err := s.Signal(syscall.SIGUSR1); err != nil {
 		return err
 	}
-	// Nothing tells when a process that is not a child has stopped.
+	// Nothing reports when a process that is not a child has stopped.
 	for state := ""; state != "T"; state = describe(pid).State {
 		if s.ctx.Err() != nil {
 			return fmt.Errorf("the task is %q after Freeze", state)

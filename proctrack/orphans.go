@@ -69,7 +69,7 @@ func (p Process) exists() (bool, error) {
 
 // sessionOf lists the members of the session that stepd leads or led. The
 // kernel does not give the number to a new process while the session has
-// members. A process that has it all the same, and is not stepd, tells that
+// members. A process that has it all the same, and is not stepd, reports that
 // the session is empty and that today's session of that number is another's;
 // so do members that are older than stepd.
 func sessionOf(stepd Process) ([]int, error) {

@@ -54,7 +54,7 @@ func ofFamily(is func(family) bool) (members []int, err error) {
 	return members, nil
 }
 
-// readFamily tells ok=false for a process that is gone.
+// readFamily returns ok=false for a process that is gone.
 func readFamily(pid int) (f family, ok bool, err error) {
 	path := filepath.Join("/proc", strconv.Itoa(pid), "stat")
 	data, err := os.ReadFile(path)

@@ -158,7 +158,7 @@ func TestRootCanBeBornInside(t *testing.T) {
 		t.Fatalf("CanBeBornInside = %v, %q, %v", ok, why, err)
 	}
 	// A parent and a target with different numbers of kills: whatever this
-	// kernel does, the probe tells what happens to a real child.
+	// kernel does, the probe reports what happens to a real child.
 	if err := c.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ func newSurvivorsError(where string, pids []int, cause error) *SurvivorsError {
 	return e
 }
 
-// glance tells what costs no lock.
+// glance returns what costs no lock.
 func glance(pid int) Survivor {
 	s := Survivor{PID: pid, Comm: "?", Grade: step.GradeVanished}
 	stat, err := system.Stat(pid)

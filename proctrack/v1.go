@@ -89,7 +89,7 @@ func (g *group) thawV1() error {
 }
 
 // freezeV1 freezes the group. The kernel looks whether all stand still when it
-// is asked, and tells it by no event.
+// is asked, and sends no event.
 func (g *group) freezeV1(ctx context.Context) error {
 	if err := g.write(v1State, v1Frozen); err != nil {
 		return err

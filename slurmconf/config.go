@@ -14,7 +14,7 @@ import (
 const DefaultSpool = "/var/spool/stepd"
 
 // Config is what a node daemon needs of a site's files. The fields have the
-// names of the keys; a comment tells the default and where the field differs
+// names of the keys; a comment gives the default and where the field differs
 // from what is written. Load makes it; afterwards it is only read.
 type Config struct {
 	// File is slurm.conf as an absolute path, "" without one.
@@ -23,7 +23,7 @@ type Config struct {
 	// ClusterName is in lower case, as in Slurm. Default "local".
 	ClusterName string
 	// Node is this host's NodeName line. Without any line in the file it is a
-	// node of the host's short name with nothing told about it.
+	// node of the host's short name with all its values by default.
 	Node Node
 	// Partition is the default partition if this node is in it, else the first
 	// one that holds the node, else "".
@@ -93,7 +93,7 @@ type Config struct {
 	SelectTypeParameters []string
 	// DefMemPerCPU and DefMemPerNode are the memory of a step that asks for none,
 	// in MiB; at most one of them is not 0. MaxMemPerCPU and MaxMemPerNode bound
-	// what it may ask for. 0, the default, is no limit. Where the partition tells
+	// what it may ask for. 0, the default, is no limit. Where the partition says
 	// them, they are the partition's.
 	DefMemPerCPU, DefMemPerNode uint64
 	MaxMemPerCPU, MaxMemPerNode uint64
@@ -171,7 +171,7 @@ func shortName(hostname string) string {
 // MemoryIsConsumable reports whether memory is given out to steps: then the
 // defaults and bounds above apply to those that ask for none, and cgroup.conf's
 // ConstrainRAMSpace has an effect. It is so with a CR_*_Memory or CR_Memory in
-// SelectTypeParameters, and, as in Slurm, where that key is not told and
+// SelectTypeParameters, and, as in Slurm, where that key is not set and
 // SelectType is not select/linear.
 func (c *Config) MemoryIsConsumable() bool {
 	if c.SelectTypeParameters == nil {

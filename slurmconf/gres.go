@@ -7,9 +7,9 @@ package slurmconf
 type Gres struct {
 	// Name is one of GresTypes: "gpu".
 	Name string
-	// Type is the model, "" where none is told: "a100".
+	// Type is the model, "" where none is set: "a100".
 	Type string
-	// Count is how many of it there are: of devices where Files are told, of
+	// Count is how many of it there are: of devices where Files is set, of
 	// whatever the site counts (bytes, licences) where not.
 	Count uint64
 	// Files are its device files, absolute: Files[i] is the device of number i,
@@ -22,7 +22,7 @@ type Gres struct {
 	Flags []string
 	// NoConsume: a request does not use it up.
 	NoConsume bool
-	// File and Line are where it was told, for messages.
+	// File and Line are where the line stands, for messages.
 	File string
 	Line int
 }
@@ -30,7 +30,7 @@ type Gres struct {
 // The flags of a Gres (gres.conf(5)).
 const (
 	GresCountOnly = "CountOnly"
-	// Which variables tell a task its GPUs: CUDA_VISIBLE_DEVICES,
+	// Which variables name a task's GPUs: CUDA_VISIBLE_DEVICES,
 	// ROCR_VISIBLE_DEVICES, ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL.
 	GresNvidiaEnv = "nvidia_gpu_env"
 	GresAMDEnv    = "amd_gpu_env"

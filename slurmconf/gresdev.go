@@ -36,7 +36,7 @@ func (c *Config) CheckDevices() (problems []Problem, drain []string) {
 	return problems, drain
 }
 
-// cause is the error number alone: the path is told beside it.
+// cause is the error number alone: the path is printed beside it.
 func cause(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {

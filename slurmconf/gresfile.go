@@ -107,7 +107,7 @@ func (l *loader) isGresType(name string) bool {
 	return slices.Contains(l.cfg.GresTypes, name) || l.cfg.GresTypes == nil && len(l.nodes) == 0
 }
 
-// environment settles which variables tell a GPU's task about it: the line's
+// environment settles which variables name a task's GPUs: the line's
 // own, else the line's above where it has the same name and type, else all.
 func (g *gresLine) environment(above *gresLine) {
 	if g.gres.Name != "gpu" {
@@ -167,7 +167,7 @@ func (g *gresLine) fileKey() string {
 	return "File"
 }
 
-// envOf are the flags that tell a GPU's environment.
+// envOf are the flags of a GPU's environment.
 func envOf(flags []string) []string {
 	return slices.DeleteFunc(slices.Clone(flags), func(f string) bool { return !slices.Contains(gpuEnv(), f) })
 }

@@ -63,7 +63,7 @@ func (l *loader) wantedGres() []NodeGres {
 }
 
 // takeGres takes what one entry of Gres= wants: from the lines of its type
-// first, then from those that tell no type. An entry without a type takes any,
+// first, then from the lines without a type. An entry without a type takes any,
 // and they keep their types. What gres.conf does not speak of is counted only,
 // but a gpu, whose devices must be known.
 func (l *loader) takeGres(want NodeGres, name int, lines []Gres, used []uint64) []gresPart {

@@ -17,9 +17,9 @@ const gresFilesMax = 1024
 type gresLine struct {
 	from statement
 	gres Gres
-	// auto is AutoDetect in lower case, "" where it is not told.
+	// auto is AutoDetect in lower case, "" where it is not set.
 	auto string
-	// counted: Count was told. env are the flags that tell a GPU's
+	// counted: Count was set. env are the flags of a GPU's
 	// environment, nil where there is none.
 	counted bool
 	env     []string
@@ -106,8 +106,8 @@ func (g *gresLine) files(multiple bool) setter {
 // noGPUEnv is the flag that a GPU sets no variables.
 const noGPUEnv = "no_gpu_env"
 
-// gpuEnv are the flags that tell a GPU's environment; a GPU has all of them
-// where its line tells none.
+// gpuEnv are the flags of a GPU's environment; a GPU has all of them
+// where its line has none.
 func gpuEnv() []string { return []string{GresNvidiaEnv, GresAMDEnv, GresIntelEnv, GresOpenCLEnv} }
 
 // flags passes over flags that are not known, with a warning: a newer release

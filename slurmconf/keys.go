@@ -72,7 +72,7 @@ func (l *loader) slurmKeys() keySet {
 	}
 }
 
-// severalTimes tells which keys may be repeated.
+// severalTimes reports which keys may be repeated.
 func severalTimes(key string) bool { return key == "prolog" || key == "epilog" }
 
 // clusterName refuses what would leave a directory or a line when the name

@@ -21,7 +21,7 @@ func Load(path, hostname string) (*Config, []Problem, error) {
 	return LoadAs(path, hostname, "")
 }
 
-// LoadAs is Load where the node's name in the file was told: its line is
+// LoadAs is Load where the caller gives the node's name: its line is
 // NodeName=node alone. With "" it is Load. mpiTypes are what MpiDefault may be; none
 // stands for the types that Slurm's documentation has.
 func LoadAs(path, hostname, node string, mpiTypes ...string) (*Config, []Problem, error) {
@@ -58,7 +58,7 @@ type loader struct {
 	cfg      *Config
 	hostname string
 	mpiTypes []string
-	nodeName string // as it was told, "" if it was not
+	nodeName string // as the caller gave it, "" if it did not
 	dir      string // slurm.conf's
 	probs    problems
 

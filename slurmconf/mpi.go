@@ -11,7 +11,7 @@ import (
 const (
 	pmiKeyMin, pmiKeyMax     = 32, 4096
 	pmiValueMin, pmiValueMax = 128, 1 << 18
-	// A PMI-2 frame tells its length in six digits.
+	// A PMI-2 frame has its length in six digits.
 	pmiFrameMin, pmiFrameMax = 1024, 999_999
 	pmiTotalMin, pmiTotalMax = 64 << 10, 1 << 30
 )

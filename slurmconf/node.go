@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// Node is one node of slurm.conf. A zero number was not told: the hardware's
+// Node is one node of slurm.conf. A number that was not set is zero: the hardware's
 // is meant.
 type Node struct {
 	Name string
 	// CPUs is believed, above the hardware too. Where it is not
-	// told but the topology is, it is Boards × sockets of a board × cores ×
+	// set but the topology is, it is Boards × sockets of a board × cores ×
 	// threads.
 	CPUs           int
 	Boards         int
@@ -21,9 +21,9 @@ type Node struct {
 	ThreadsPerCore int
 	// RealMemory and MemSpecLimit are in MiB (Slurm's "megabytes").
 	RealMemory, MemSpecLimit uint64
-	// CpuBind is the default of --cpu-bind, as in TaskPluginParam; "" is not told.
+	// CpuBind is the default of --cpu-bind, as in TaskPluginParam; "" is not set.
 	CpuBind string
-	// Gres is what Gres= says, nil where it is not told; Config.Gres is what
+	// Gres is what Gres= says, nil where it is not set; Config.Gres is what
 	// comes of it.
 	Gres []NodeGres
 }
@@ -124,7 +124,7 @@ func (l *loader) nodeLine(s statement) {
 	l.nodes = append(l.nodes, line)
 }
 
-// cpus is CPUs, or what the topology makes of it, or 0 where nothing is told.
+// cpus is CPUs, or what the topology makes of it, or 0 where nothing is set.
 func (n *Node) cpus() int {
 	if n.CPUs > 0 || n.Boards+n.Sockets+n.CoresPerSocket+n.ThreadsPerCore == 0 {
 		return n.CPUs
@@ -201,7 +201,7 @@ func (l *loader) chooseNode() {
 	})
 }
 
-// chooseNamed takes the line of the node that was told.
+// chooseNamed takes the line of the node that the caller named.
 func (l *loader) chooseNamed() {
 	for _, line := range l.nodes {
 		if i := slices.Index(line.names, l.nodeName); i >= 0 {

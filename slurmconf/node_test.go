@@ -152,7 +152,7 @@ func TestContainerNamespaces(t *testing.T) {
 	}
 }
 
-// TestNodeNamed: the node whose name was told is taken, wherever the file is read.
+// TestNodeNamed: the node whose name was set is taken, wherever the file is read.
 func TestNodeNamed(t *testing.T) {
 	for _, c := range []struct {
 		as, node string

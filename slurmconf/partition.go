@@ -11,7 +11,7 @@ type partitionLine struct {
 	name      string
 	nodes     string
 	isDefault bool
-	// Its own memory keys, over the site's; nil is not told.
+	// Its own memory keys, over the site's; nil is not set.
 	defPerCPU, defPerNode, maxPerCPU, maxPerNode *uint64
 	cpuBind                                      string
 }

@@ -19,7 +19,7 @@ func wrong(remedy, format string, args ...any) *flaw {
 	return &flaw{SeverityError, fmt.Sprintf(format, args...), remedy}
 }
 
-// setter puts a value into its field, or tells why it cannot; then the field
+// setter puts a value into its field, or says why it cannot; then the field
 // keeps what it had.
 type setter func(value string) *flaw
 

@@ -106,7 +106,7 @@ func (b *board) where(id int) (w step.HostPlace, fault int) {
 }
 
 // taskOf is the task for which the host was in a hook, -1 for none. The slot
-// does not tell: it is in the journal, as the last call that has no end.
+// does not say: it is in the journal, as the last call that has no end.
 func (b *board) taskOf(w step.HostPlace) int {
 	base := boardHeader + b.nslots*boardSlotSize
 	for i := min(int(b.word(16).Load()), b.entries) - 1; i >= 0; i-- {
@@ -124,8 +124,8 @@ func (b *board) taskOf(w step.HostPlace) int {
 }
 
 // journal copies the hooks from entry number from on. It stops at the first
-// that still runs, so that the next call tells it whole; with last set, those
-// that never ended are told too.
+// that still runs, so that the next call reports it whole; with last set,
+// calls that never ended are reported too.
 func (b *board) journal(from int, last bool) (hooks []step.HookTime, next int) {
 	if b.mem == nil {
 		return nil, from

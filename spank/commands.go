@@ -183,7 +183,7 @@ func (h *Host) Fork() ([]step.Forked, error) {
 // PostFork calls slurm_spank_task_post_fork for every task in order.
 func (h *Host) PostFork() error { return h.do(cmdPostFork, nil, nil, nil) }
 
-// Wait lets the host reap its tasks and tells each end; it returns when all
+// Wait lets the host reap its tasks and reports each end; it returns when all
 // have ended. slurm_spank_task_exit is called before each. A task's epilog waits in
 // its process until track has returned without an error.
 func (h *Host) Wait(ended func(step.TaskEnd), track func(localID, pid int) error) error {
@@ -215,7 +215,7 @@ func letGo(r *reply, track func(localID, pid int) error) error {
 		return fmt.Errorf("internal error: spankhost told an epilog with %d descriptors: %v", len(r.fds), r.body.err)
 	}
 	if track(id, pid) != nil {
-		return nil // which has told it
+		return nil // which has reported it
 	}
 	_, err := unix.Write(r.fds[0], []byte{1})
 	if errors.Is(err, unix.EPIPE) {
@@ -224,7 +224,7 @@ func letGo(r *reply, track func(localID, pid int) error) error {
 	return err
 }
 
-// usage reads what wait4 told; to is nil where it told nothing.
+// usage reads wait4's figures; to is nil where there are none.
 func (b *reader) usage(to *step.Usage) {
 	utime, stime := b.u64(), b.u64()
 	u := step.Usage{

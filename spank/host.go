@@ -44,13 +44,13 @@ type Host struct {
 	log     *net.UnixConn
 
 	board   *board
-	told    int // entries of the board's journal that were told
+	told    int // entries of the board's journal that were reported
 	stack   []Plugin
 	loaded  []Loaded // by index in the stack
 	names   []string // base names, for messages
 	keep    []bool   // what Init hands to the hooks
 	allow   []string // further releases, from the Spec
-	ranks   []int    // of the tasks by local id; what the host is told and tells is by local id
+	ranks   []int    // of the tasks by local id; the host's protocol counts by local id
 	nfds    int      // descriptors in the host's table
 	logDone chan struct{}
 	sinkMu  sync.Mutex              // held while sink is called
@@ -133,14 +133,14 @@ func (h *Host) Close() {
 		h.pidfd = -1
 	}
 	if h.board != nil {
-		<-h.logDone // the last records are told, and none needs the board any more
+		<-h.logDone // the last records are passed on, and none needs the board any more
 		h.board.close()
 		h.board = nil
 	}
 	h.log.Close()
 }
 
-// Where tells where the host (local id -1) or a task was last.
+// Where says where the host (local id -1) or a task was last.
 func (h *Host) Where(id int) step.HostPlace {
 	if h.board == nil {
 		return step.HostPlace{Plugin: -1, Stage: stageName(1)}
@@ -225,7 +225,7 @@ func isCrash(cause string) bool {
 	return strings.HasPrefix(cause, "killed by SIG") && cause != "killed by SIGKILL" && cause != "killed by SIGTERM"
 }
 
-// suspects names the plugins that have a hook, where the host could not tell
+// suspects names the plugins that have a hook, where the host did not know
 // whose did it, and whether a required one is among them.
 func (h *Host) suspects(hook string) (names string, required bool) {
 	var found []string

@@ -45,10 +45,10 @@ func (h *Host) LoadStack() (problems []string, err error) {
 	return problems, nil
 }
 
-// load lets the host open the files. It tells each of them once, in any order.
+// load lets the host open the files. It reports each of them once, in any order.
 func (h *Host) load() ([]Loaded, error) {
 	out := make([]Loaded, 0, len(h.stack))
-	missing := make(map[uint32]*Loaded) // by index: what is told before the plugin
+	missing := make(map[uint32]*Loaded) // by index: what is reported before the plugin
 	err := h.do(cmdLoad, nil, nil, func(r *reply) error {
 		switch r.kind {
 		case repMissing:
@@ -108,7 +108,7 @@ func (h *Host) initStack(each func(*reply) error) error {
 	return h.do(cmdInit, w.b, nil, each)
 }
 
-// refuse tells why a plugin is left out of the stack, or "".
+// refuse says why a plugin is left out of the stack, or "".
 func (h *Host) refuse(l Loaded) string {
 	switch {
 	case l.Error != "":

@@ -35,7 +35,7 @@ func readMissing(r *reply, missing map[uint32]*Loaded, plugins int) error {
 	return nil
 }
 
-// Lacks tells, a line for each reason, what the plugin may call in vain:
+// Lacks lists, a line for each reason, the functions that the plugin may call in vain:
 // "nothing here provides slurm_requeue(), which it may call: a step's host has
 // no slurmctld to ask". A plugin that does not call it is as good as any.
 func (l Loaded) Lacks() []string {
@@ -82,10 +82,10 @@ func whyMissing(symbol string, version uint32) string {
 	return "neither the plugin's own libraries nor the C library has it"
 }
 
-// loadJob is told as missing where it cannot answer the plugin's release.
+// loadJob is reported as missing where it cannot answer the plugin's release.
 const loadJob = "slurm_load_job"
 
-// tellMissing tells the administrator what a plugin lacks. The user hears of
+// tellMissing reports to the administrator what a plugin lacks. The user hears of
 // it when the plugin really calls it.
 func (h *Host) tellMissing(l Loaded) {
 	level := step.LogInfo

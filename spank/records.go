@@ -7,7 +7,7 @@ import (
 	"stepd/step"
 )
 
-// listen starts telling records to sink.
+// listen starts passing records to sink.
 func (h *Host) listen(sink func(step.HostRecord)) {
 	h.sink = sink
 	go h.readLog()
@@ -20,7 +20,7 @@ func (h *Host) tell(rec step.HostRecord) {
 	h.sink(rec)
 }
 
-// readLog tells every record until the last process that holds the channel
+// readLog reports every record until the last process that holds the channel
 // has closed it.
 func (h *Host) readLog() {
 	defer close(h.logDone)

@@ -8,7 +8,7 @@ import (
 )
 
 // Release is the Slurm release that a plugin was built for, as its
-// plugin_version tells since 21.08 (major<<16 | minor<<8 | micro).
+// plugin_version encodes since 21.08 (major<<16 | minor<<8 | micro).
 type Release struct {
 	Major, Minor, Micro uint8
 }
@@ -29,7 +29,7 @@ func knownSeries() []string {
 }
 
 // CheckRelease decides by its plugin_version whether a plugin may be loaded,
-// and tells the release that it was built for. allow lists further releases
+// and returns the release that it was built for. allow lists further releases
 // ("20.11", "27.02", "any": SpankAllowReleases of stepd.conf); "20.11" stands
 // for all older ones, whose number is the author's, and a plugin of theirs
 // counts as one of 20.11.0. The error is for the user: it names the release

@@ -46,7 +46,7 @@ type SessionConfig struct {
 // Session is a spankhost in a context in which nothing is forked. Its methods
 // are called by one goroutine, in the order of host/protocol.h, and each
 // returns a *step.HookError where a plugin failed (RC is set) or took the host
-// down (Cause tells how). After the latter all methods but Close fail.
+// down (Cause says how). After the latter all methods but Close fail.
 type Session struct {
 	host   *Host
 	cfg    SessionConfig
@@ -136,7 +136,7 @@ func (s *Session) load() ([]string, error) {
 		return problems, err
 	}
 	h.listen(s.cfg.Log)
-	// A client tells its user what has the level of information.
+	// A client prints records of the level of information to its user.
 	h.quiet = s.cfg.Context == ContextLocal || s.cfg.Context == ContextAllocator
 	blob, err := s.blob()
 	if err != nil {
@@ -189,7 +189,7 @@ func (s *Session) watched(call func() error) error {
 }
 
 // bound kills the host when a hook overruns its time. A hook begins without a
-// system call: the board tells when.
+// system call: the board has the time.
 func (s *Session) bound(stop <-chan struct{}) {
 	timer := time.NewTimer(s.cfg.HookTimeout)
 	defer timer.Stop()
@@ -283,7 +283,7 @@ func (s *Session) Ending() error {
 	}
 }
 
-// Doing tells in which hook of which plugin the host is, and since when. It may be
+// Doing reports in which hook of which plugin the host is, and since when. It may be
 // called beside the other methods.
 func (s *Session) Doing() (plugin, hook string, since time.Duration, in bool) {
 	s.mu.Lock()

@@ -103,7 +103,8 @@ type LocalJob struct {
 	Argv       []string
 	// Env is set in the plugins' environ before: SLURM_JOB_ID and its kin.
 	Env []string
-	// Spec is the step as noded has reserved it, for slurm_load_job; nil tells less.
+	// Spec is the step as noded has reserved it, for slurm_load_job; with nil
+	// slurm_load_job has fewer fields.
 	Spec *step.Spec
 }
 
@@ -166,7 +167,7 @@ func (s *Session) Exit(env []string) error {
 		select {
 		case <-s.done:
 			if s.status == 0 {
-				return nil // it did as it was told; a plugin had closed its channel
+				return nil // it has done the call; a plugin had closed its channel
 			}
 		case <-time.After(dyingTime):
 		}

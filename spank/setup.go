@@ -18,7 +18,7 @@ const configMax = 64 << 20
 // noArrayTask is what S_JOB_ARRAY_TASK_ID gives for a job that is no array (NO_VAL).
 const noArrayTask = 0xfffffffe
 
-// Setup reads plugstack.conf, tells the host about the step, and starts telling
+// Setup reads plugstack.conf, describes the step to the host, and starts reporting
 // records of its log channel to sink, on a goroutine that ends with the
 // channel. The returned lines are for the administrator and the user: what is
 // wrong in the file without being fatal.
@@ -30,7 +30,7 @@ func (h *Host) Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems [
 		return nil, err
 	}
 	for _, p := range stack.Problems {
-		if p.Severity == SeverityError { // the rest is the administrator's: noded tells it once
+		if p.Severity == SeverityError { // the rest is the administrator's: noded reports it once
 			problems = append(problems, p.String())
 		}
 	}
@@ -130,7 +130,7 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	return w.b, nil
 }
 
-// putJob tells what slurm_load_job answers beside the items of spank_get_item.
+// putJob sends what slurm_load_job answers beside the items of spank_get_item.
 func putJob(w *writer, s *step.Spec) {
 	w.tlvStr(tagJobName, s.Name)
 	w.tlvStr(tagPartition, s.Partition)
@@ -168,7 +168,7 @@ func putOption(w *writer, plugin, name string, value []byte) {
 
 // putOptions hands over the options that an environment holds, after the
 // request's: so are they called back twice, as measured. Where the plugin's
-// name ends and the option's begins is not told: the host compares both
+// name ends and the option's begins is unknown: the host compares both
 // together.
 func putOptions(w *writer, env []string) error {
 	n := 0
@@ -268,7 +268,7 @@ func flag(b bool) uint32 {
 	return 0
 }
 
-// Launch tells the host about the tasks' streams and environment.
+// Launch describes the tasks' streams and environment to the host.
 func (h *Host) Launch(l *step.Launch) error {
 	w := &writer{}
 	var fds []int

@@ -112,9 +112,9 @@ func withoutDirs(paths []string) []string {
 	})
 }
 
-// isLeftover tells a name that an editor, sed or a package manager has left
-// beside the file that it worked on. Slurm reads it, and the old half of the
-// site's plugins with it.
+// isLeftover reports whether the name is one that an editor, sed or a
+// package manager leaves beside the file that it worked on. Slurm reads it, and the old
+// half of the site's plugins with it.
 func isLeftover(name string) bool {
 	for _, suffix := range []string{
 		"~", ".swp", ".swo", ".swx", ".bak", ".orig", ".rej", ".tmp",
@@ -130,8 +130,8 @@ func isLeftover(name string) bool {
 	return emacs || isSedTemporary(name)
 }
 
-// isSedTemporary tells the file that `sed -i` writes: "sed" and six random
-// letters or digits.
+// isSedTemporary reports whether the file is one that `sed -i` writes: "sed" and six
+// random letters or digits.
 func isSedTemporary(name string) bool {
 	random, ok := strings.CutPrefix(name, "sed")
 	return ok && len(random) == 6 && !strings.ContainsFunc(random, func(c rune) bool {

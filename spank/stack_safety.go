@@ -52,7 +52,7 @@ func StackOf(conf step.SpankConf) (Stack, error) {
 	return stack, err
 }
 
-// RequireSafe fails when Unsafe tells anything (RequireSafePlugins=yes of
+// RequireSafe fails when Unsafe finds anything (RequireSafePlugins=yes of
 // stepd.conf). The error names the file, what is wrong with it and the remedy.
 func (s Stack) RequireSafe() error {
 	unsafe := s.Unsafe()
@@ -112,7 +112,7 @@ func Way(path string) []string {
 	return out
 }
 
-// UnsafeFile tells why a file or directory is not root's alone, or "", and what
+// UnsafeFile says why a file or directory is not root's alone, or "", and what
 // to do. It looks at the path itself, not at the way there (Way). What does not
 // exist is no finding of this check.
 func UnsafeFile(path string) (why, remedy string) {

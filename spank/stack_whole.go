@@ -69,7 +69,7 @@ func readWhole(file string, deadline time.Time) (string, os.FileInfo, error) {
 		if err := events.Watch(file, unix.IN_CLOSE_WRITE|unix.IN_ATTRIB|unix.IN_MOVE_SELF|unix.IN_DELETE_SELF); err != nil {
 			return "", nil, err
 		}
-		// After the watch: who closed it before is not told any more.
+		// After the watch: a close before it is not reported any more.
 		text, info, err := readStackFile(file)
 		if !errors.Is(err, errWriter) {
 			return text, info, err
@@ -86,7 +86,7 @@ func readWhole(file string, deadline time.Time) (string, os.FileInfo, error) {
 		default:
 			return "", nil, err
 		}
-		// The kernel tells the close just before it counts the writer out
+		// The kernel reports the close just before it counts the writer out
 		// (__fput), and nothing afterwards.
 		if until = time.Now().Add(grace); until.After(deadline) {
 			until = deadline

@@ -213,7 +213,7 @@ func (l *lines) end(f *lineFeed) error {
 		if l.width > 0 {
 			newline = []byte{'\n'} // or the next rank's label would follow it
 		}
-		_ = l.write(f, newline, false) // flush tells
+		_ = l.write(f, newline, false) // flush reports it
 	}
 	return l.flush()
 }

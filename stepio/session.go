@@ -23,7 +23,7 @@ type Options struct {
 	Unbuffered bool
 	// Label puts the rank before each line.
 	Label bool
-	// SameUser tells that the tasks run as the client's own user.
+	// SameUser says that the tasks run as the client's own user.
 	SameUser bool
 	// Failed hears, by any goroutine and once for each stream, that a file does not
 	// take what the tasks write, or cannot be read: tasks that write on get SIGPIPE,
@@ -32,7 +32,7 @@ type Options struct {
 	Failed func(err error)
 }
 
-// failed tells why a stream ends before its time.
+// failed says why a stream ends before its time.
 func (o *Options) failed(fd int, file *os.File, err error) {
 	if err == nil || o.Failed == nil {
 		return

@@ -30,7 +30,7 @@ type link struct {
 	peer     int // node id
 	conn     net.Conn
 	frameMax int
-	// handle takes over a frame, on the reader's goroutine. ended is told once that
+	// handle takes over a frame, on the reader's goroutine. ended is called once when
 	// the link is gone, and why.
 	handle func(l *link, k kind, body []byte) error
 	ended  func(l *link, err error)
@@ -155,7 +155,7 @@ func (l *link) write() {
 	}
 }
 
-// endWriting lets the other end read on until it is told, where the connection can.
+// endWriting lets the other end read on to its end, where the connection can.
 func (l *link) endWriting() {
 	if half, ok := l.conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
 		return

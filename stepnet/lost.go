@@ -33,8 +33,8 @@ func (n *Node) linkEnded(l *link, err error) {
 	n.advance()
 }
 
-// lose notes that a node is lost, once, and tells everybody but the neighbour
-// that told it.
+// lose notes that a node is lost, once, and reports it to all but the
+// neighbour that reported it.
 func (n *Node) lose(node int, cause string, from *link) {
 	err := &LostError{Node: node, Name: n.cfg.Names[node], Cause: cause}
 	n.mu.Lock()

@@ -133,8 +133,8 @@ func (n *Node) Finish(ctx context.Context) error {
 	}
 }
 
-// advance tells above that all nodes below are done. Where no node is above, the step is over
-// then.
+// advance reports upwards that all nodes below are done. Where no node is above, the step
+// is over then.
 func (n *Node) advance() {
 	n.mu.Lock()
 	done := n.done

@@ -5,7 +5,7 @@
  *     plugstack.conf:  required scratch.so base=DIR [max=GB]
  *     users:           stepctl run|alloc|batch --scratch=GB ...
  *
- * It makes base/JOB before the job's first step, tells every task its name in
+ * It makes base/JOB before the job's first step, gives every task its name in
  * SCRATCH_DIR, and removes it after the last step. Prolog and Epilog get
  * SPANK_SCRATCH_GB, to set a quota by. base must exist and belong to root.
  *
@@ -15,10 +15,10 @@
  *     local        stepctl run, as the user: checks what was typed
  *     allocator    stepctl alloc and batch, as the user: the same
  *     slurmd       noded, as root: nothing to do here
- *     remote       each step, as root and as the user: tells the tasks
+ *     remote       each step, as root and as the user: sets the tasks' variable
  *     job_script   before and after the job, as root: makes and removes
  *
- * The option is how they tell each other: what was given on the local side is
+ * The option carries the value between them: what was given on the local side is
  * carried to the others. In job_script slurm_spank_init is not called, and
  * spank_option_getopt is the way to it.
  */

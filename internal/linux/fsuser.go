@@ -19,7 +19,7 @@ func SetFSUser(uid, gid uint32, groups []uint32) error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(first), 0); errno != 0 {
 		return fmt.Errorf("setgroups: %w", errno)
 	}
-	const keep = ^uintptr(0) // no id: it tells which one there is
+	const keep = ^uintptr(0) // no id: the call returns the present one
 	for _, c := range []struct {
 		name string
 		call uintptr

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Inotify tells that something has happened to files or directories
+// Inotify reports that something has happened to files or directories
 // (inotify(7)). What it was is not kept: the caller looks again. Watch and Wait
 // may be called at the same time, Wait by one goroutine only.
 type Inotify struct {

@@ -20,7 +20,7 @@ type Exit struct {
 	PID    int
 	Status syscall.WaitStatus
 	Usage  syscall.Rusage
-	// Last is what the reaper's last look at the process has told, "" without one.
+	// Last is the result of the reaper's last look at the process, "" without one.
 	Last string
 }
 
@@ -51,7 +51,7 @@ type Reaper struct {
 // allowed. orphan must not block. Close ends it.
 //
 // last, unless it is nil, looks at each child that has ended before it is reaped
-// and its files in /proc go; what it tells is in Exit.Last. It must not block.
+// and its files in /proc go; its result is in Exit.Last. It must not block.
 func NewReaper(orphan func(Exit), last func(pid int) string) *Reaper {
 	r := &Reaper{
 		orphan: orphan, last: last,
@@ -93,7 +93,7 @@ func (r *Reaper) Start(argv0 string, argv []string, attr *syscall.ProcAttr) (int
 }
 
 // StartSpared is Start for a child that NoChildren does not count: it serves
-// others and ends when it is told to.
+// others and ends on command.
 func (r *Reaper) StartSpared(argv0 string, argv []string, attr *syscall.ProcAttr) (int, <-chan Exit, error) {
 	pid, exited, err := r.Start(argv0, argv, attr)
 	if err != nil {

@@ -51,7 +51,7 @@ func Of(c *cobra.Command, section int, themes []Theme, args map[string]string) *
 	return p
 }
 
-// useLine is how a command is called: where its own line tells no options and it has
+// useLine is how a command is called: where its own line names no options and it has
 // some, they stand behind its name.
 func useLine(c *cobra.Command) string {
 	use := c.Use

@@ -1,5 +1,5 @@
 // Package manual describes a command or a file once and writes it twice: as the
-// help screen of a terminal (Text) and as a man page (Roff). So neither can tell
+// help screen of a terminal (Text) and as a man page (Roff). So neither can say
 // what the other does not.
 //
 // A Page of a command comes from its cobra.Command (Of), one of a configuration

@@ -1,6 +1,6 @@
 // Package nofile knows the limit of open files that this process was started with: package
-// syscall raises the soft limit when it is initialised (go.dev/issue/46279), gives it back to
-// children alone, and tells it to no caller.
+// syscall raises the soft limit when it is initialised (go.dev/issue/46279), gives it
+// back to children alone, and returns it to no caller.
 //
 // This package is initialised before package syscall. Packages whose imports are
 // initialised follow the order of their paths (Go 1.21), and "stepd" sorts before

@@ -6,13 +6,13 @@ import "time"
 // each field means its default, which is named beside it.
 type Config struct {
 	// KeyBytes1 bounds a key or a service name under PMI-1, where clients are
-	// told it as keylen_max: 256.
+	// get it as keylen_max: 256.
 	KeyBytes1 int
 	// KeyBytes2 bounds a key or a service name under PMI-2: 64, the
 	// PMI2_MAX_KEYLEN that clients are compiled with.
 	KeyBytes2 int
 	// ValueBytes bounds a value or a port: 1024, the PMI2_MAX_VALLEN that
-	// clients are compiled with; PMI-1 clients are told it as vallen_max.
+	// clients are compiled with; PMI-1 clients get it as vallen_max.
 	ValueBytes int
 	// FrameBytes bounds a PMI-1 line, a PMI-1 spawn block and a PMI-2 frame:
 	// 65536.
@@ -31,7 +31,7 @@ type Config struct {
 	// the same time: 64.
 	WaitsPerRank int
 	// CloseGrace is how long a rank that closed its connection in the middle
-	// is given to end, so that its exit status can be told: 1 s.
+	// is given to end, so that its exit status is known: 1 s.
 	CloseGrace time.Duration
 	// FenceTimeout bounds how long ranks wait in a fence for others that live:
 	// then the step ends and those that are missing are named. 0 is no bound.

@@ -4,7 +4,7 @@
 // rank speaks is decided by its first line.
 //
 // It is not a launcher and it is not PMIx: stepd forks the ranks, and hands
-// each one end of a socketpair, whose number PMI_FD tells. There is no path
+// each one end of a socketpair, whose number is in PMI_FD. There is no path
 // and no port, so a private /tmp or network namespace does not matter, and no
 // rank can claim to be another.
 //

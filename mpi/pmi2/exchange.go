@@ -41,7 +41,7 @@ func (s *state) pack() []byte {
 	return sh.appendTo(nil)
 }
 
-// packLeft tells the other nodes that this one will come to no fence any more, once,
+// packLeft reports to the other nodes that this one will enter no fence any more, once,
 // nil where that is not so. A rank that has left while others of its node wait is
 // found by stuck. The caller holds mu.
 func (s *state) packLeft() []byte {

@@ -72,8 +72,8 @@ func (s *state) enter(r *rank, kind fenceKind, e entry) (outcome, *refusal) {
 	return outcome{deliveries: s.complete(all)}, nil
 }
 
-// complete ends a fence: every rank of this node is told. all has the part of each
-// rank of the step, by rank. The caller holds mu.
+// complete ends a fence: every rank of this node gets the answer. all has the part of
+// each rank of the step, by rank. The caller holds mu.
 func (s *state) complete(all []rankShare) []delivery {
 	out := make([]delivery, 0, len(s.ranks))
 	for _, r := range s.ranks {
@@ -168,7 +168,7 @@ func (r *rank) end() string {
 	return how
 }
 
-// phaseOf tells how far a rank came.
+// phaseOf reports how far a rank came.
 func (s *state) phaseOf(r *rank) phase {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -52,7 +52,7 @@ func New(conf Config) *Plugin {
 // Abort is called once at most: because a rank asked for it (code is then what
 // the rank said, any 32-bit number), because a rank ended between init and
 // finalize, or because ranks wait in a fence that another one will never enter
-// (code is then that rank's, as a shell tells it, or 1). It may come while the
+// (code is then that rank's, as a shell has it, or 1). It may come while the
 // step is being killed, since a killed rank has not finalized either.
 func (p *Plugin) Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, error) {
 	if job.Spec == nil || job.Spec.NTasks < 1 || job.Abort == nil || job.Log == nil {
@@ -111,7 +111,7 @@ func (p *Plugin) makeRanks(ctx context.Context, spec *step.Spec) (st *state, the
 	return st, theirs, nil
 }
 
-// tasks tells each rank where its server is and who it is. PMI_ID and
+// tasks gives each rank its server's place and its own rank. PMI_ID and
 // PMI_SPAWNED are set as well, so that a surrounding mpiexec's do not reach
 // the rank: PMI-2 clients believe PMI_ID before PMI_RANK.
 func tasks(spec *step.Spec, theirs []*os.File) step.MPITasks {
@@ -138,7 +138,7 @@ func tasks(spec *step.Spec, theirs []*os.File) step.MPITasks {
 	return out
 }
 
-// TaskExited tells that the task of a rank ended. It does not wait: the rank's
+// TaskExited reports that the task of a rank ended. It does not wait: the rank's
 // goroutine first serves what the task had sent before its end.
 func (p *Plugin) TaskExited(n int, status step.ExitStatus) {
 	p.mu.Lock()

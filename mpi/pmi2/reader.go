@@ -105,7 +105,7 @@ func (r *reader) fill() error {
 	return err
 }
 
-// cut tells a clean end from one in the middle of something.
+// cut distinguishes a clean end from one in the middle of a message.
 func (r *reader) cut(err error, what string) error {
 	if err == io.EOF && r.end > r.start {
 		return &cutError{fmt.Sprintf("cannot read %s: cut after %d bytes: %s", what, r.end-r.start, quote(r.rest()))}

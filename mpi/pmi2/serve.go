@@ -35,7 +35,7 @@ func (p *Plugin) serve(r *rank) {
 			p.settle(p.state.ended(r, r.exitedAs))
 			return
 		case <-timer.C:
-			// The task closed its end and lives on: no status will tell why.
+			// The task closed its end and lives on: no status will say why.
 			p.settle(p.state.hungUp(r))
 		}
 	}

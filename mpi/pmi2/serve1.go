@@ -100,7 +100,7 @@ func (p *Plugin) info1(r *rank, m message) []byte {
 		return line1("response_to_init", pair{"pmi_version", "1"}, pair{"pmi_subversion", "1"}, pair{"rc", "0"})
 	case "get_maxes":
 		return line1("maxes", pair{"rc", "0"},
-			pair{"kvsname_max", "256"}, // what hydra tells
+			pair{"kvsname_max", "256"}, // hydra's value
 			pair{"keylen_max", itoa(p.conf.KeyBytes1)},
 			pair{"vallen_max", itoa(p.conf.ValueBytes)})
 	case "get_appnum":

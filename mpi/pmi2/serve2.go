@@ -89,7 +89,7 @@ func (p *Plugin) command2(r *rank, m message) error {
 	return nil
 }
 
-// fullinit checks that the rank is who its socket says, and tells it the rest.
+// fullinit checks that the rank is who its socket says, and sends it the rest.
 func (p *Plugin) fullinit(r *rank, m message) ([]byte, *refusal) {
 	if claim, ok := m.get("pmirank"); ok && claim != itoa(r.n) {
 		why := refuse(codeArgument, "rank %d claims to be rank %s", r.n, quote(claim))

@@ -217,7 +217,7 @@ func (l *layout) here() string {
 	return fmt.Sprintf(" on node %q", l.names[l.node])
 }
 
-// mapping tells which ranks share a node, as PMI_process_mapping does: blocks of
+// mapping describes which ranks share a node, as PMI_process_mapping does: blocks of
 // (first node, nodes, ranks on each), used again from the first one on until
 // every rank has its node.
 func (l *layout) mapping() string {

@@ -52,11 +52,11 @@ type state struct {
 	left int
 	// toldLeft: the other nodes know that this one will come to no fence.
 	toldLeft bool
-	// aborted says that the step was told to end; it is told once.
+	// aborted says that the step was ended, which is done once.
 	aborted bool
 }
 
-// universe is the size that MPI_UNIVERSE_SIZE tells: what the job's CPUs have room
+// universe is the value of MPI_UNIVERSE_SIZE: what the job's CPUs have room
 // for, and no less than runs already.
 func universe(spec *step.Spec) int {
 	n := spec.NTasks

@@ -42,7 +42,7 @@ func newBudget(tasks int) *budget {
 // share is what one upcall has of the budget.
 type share struct {
 	b       *budget
-	who     proc // zero: the library does not tell
+	who     proc // zero: unknown to the library
 	meeting bool
 	bytes   int
 }

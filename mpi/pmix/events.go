@@ -10,7 +10,7 @@ import (
 // callEvent hands an event to another node's ranks.
 const callEvent = "pmix event"
 
-// event is what PMIx_Notify_event was told.
+// event is PMIx_Notify_event's input.
 type event struct {
 	code   int
 	source proc
@@ -91,7 +91,7 @@ func (p *Plugin) spread(ctx context.Context, e *event, here bool) error {
 	return errors.Join(failed...)
 }
 
-// notify lets our library tell its clients.
+// notify lets our library notify its clients.
 func (p *Plugin) notify(ctx context.Context, e *event) error {
 	_, err := p.ask(ctx, cmdNotify, e.write)
 	return err

@@ -120,7 +120,7 @@ func (p *Plugin) fenced(procs []proc) {
 	}
 }
 
-// waits tells what a rank of ours waits for.
+// waits reports what a rank of ours waits for.
 func (p *Plugin) waits(n int, what, whom string) {
 	p.ranksMu.Lock()
 	r := p.rankOf(proc{p.world.nspace, uint32(n)})

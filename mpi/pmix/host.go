@@ -56,7 +56,7 @@ var errGone = errors.New("pmixhost is gone")
 
 // startHost runs the program, and hears it from now on: frame is called by one
 // goroutine, for each frame that is no DONE, and must not block; ended is called
-// once, by the same, when nothing more will come. said is told each line that the
+// once, by the same, when nothing more will come. said is called for each line that the
 // process writes to its standard error.
 func startHost(cfg *Config, title string, heard func(frame), ended func(error), said func(string)) (*host, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -96,7 +96,7 @@ func (p *Plugin) keysOf(ctx context.Context, who proc) ([]byte, error) {
 	}
 }
 
-// where tells how far the ranks of this node have come, in a few words for each
+// where reports how far the ranks of this node have come, in a few words for each
 // state.
 func (p *Plugin) where() string {
 	p.ranksMu.Lock()

@@ -187,7 +187,7 @@ func writeFound(w *writer, keys []string, found map[string]published) {
 		if !ok {
 			continue
 		}
-		delete(found, k) // a key that was asked for twice is told once
+		delete(found, k) // a key that was asked for twice is answered once
 		w.proc(v.by)
 		w.str(k)
 		w.bytes(v.value)
@@ -196,7 +196,7 @@ func writeFound(w *writer, keys []string, found map[string]published) {
 
 func keysIn(found map[string]published) []string { return slices.Sorted(maps.Keys(found)) }
 
-// home tells where the names are kept: by noded, here, or on node 0.
+// home says where the names are kept: by noded, here, or on node 0.
 func (n *names) home() (here bool) { return n.p.here == 0 || n.p.job.Peers == nil }
 
 // ask sends an operation to node 0's stepd.

@@ -103,7 +103,7 @@ func (p *Plugin) serveMeeting(ctx context.Context, what string, r *reader) (repl
 	return status(stSuccess), nil
 }
 
-// introduce tells another step's stepds who we are: where our ranks are, and what
+// introduce describes this step to another step's stepds: where our ranks are, and what
 // the ranks of this node that take part have put.
 func (p *Plugin) introduce(ctx context.Context, procs []proc) []byte {
 	w := &writer{}
@@ -265,7 +265,7 @@ func (p *Plugin) foreignModex(_ context.Context, who proc) (reply, error) {
 	return status(stNotFound), nil
 }
 
-// description is a world as it is told to another step.
+// description is a world as it is sent to another step.
 type description struct {
 	Nspace string   `json:"nspace"`
 	Size   int      `json:"size"`

@@ -135,7 +135,7 @@ func (p *Plugin) startServer() error {
 	return nil
 }
 
-// register sets the server up, and tells it the job.
+// register sets the server up, and describes the job to it.
 func (p *Plugin) register(ctx context.Context) (step.MPITasks, error) {
 	r, err := p.ask(ctx, cmdSetup, p.setup)
 	if err != nil {
@@ -201,7 +201,7 @@ func (p *Plugin) serverEnv() []string {
 		"PATH=/usr/bin:/bin",
 		// The user's own parameter files and components, which lie in the home, are not
 		// for a process outside of the tasks' cgroup. (libpmix 4.0 does not start when it
-		// is told to read no parameter files at all.)
+		// is set to read no parameter files at all.)
 		"HOME=/dev/null",
 		// Names are slurm.conf's, on each node.
 		"PMIX_HOSTNAME=" + p.job.Spec.NodeName,
@@ -328,7 +328,7 @@ func (p *Plugin) abort(rank, code int, why string) {
 	}
 }
 
-// TaskExited tells that the task of a rank of this node ended. A rank that ends
+// TaskExited reports that the task of a rank of this node ended. A rank that ends
 // between PMIx_Init and PMIx_Finalize ends the step: the others would wait for it.
 func (p *Plugin) TaskExited(n int, status step.ExitStatus) {
 	p.mu.Lock()
@@ -415,7 +415,7 @@ func (p *Plugin) rankOf(who proc) *rank {
 	return &p.ranks[p.world.local[who.rank]]
 }
 
-// note changes what is known of a rank, and tells it.
+// note changes what is known of a rank, and reports it.
 func (p *Plugin) note(who proc, change func(r *rank)) {
 	p.ranksMu.Lock()
 	r := p.rankOf(who)

@@ -142,7 +142,7 @@ func (p *Plugin) jobStatus() value {
 	return value{typ: vStatus, num: uint64(int64(code))}
 }
 
-// namespaceInfo tells each namespace with its size.
+// namespaceInfo lists each namespace with its size.
 func (p *Plugin) namespaceInfo() value {
 	all := []info{kv(keyNspace, text(p.world.nspace)), kv(keyJobSize, number32(p.world.size))}
 	rows := []info{kv(keyQueryNamespaceInfo, infosOf(all...))}

@@ -59,7 +59,7 @@ func (p *Plugin) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 	return reply{fill: func(w *writer) { w.str(Nspace(id)) }}, nil
 }
 
-// readApp reads one command; what the whole spawn was told counts for each.
+// readApp reads one command; the options of the whole spawn count for each.
 func readApp(r *reader, job []info) step.SpawnApp {
 	cmd, argv := r.str(), r.strs()
 	a := step.SpawnApp{Argv: argv, Env: r.strs(), Cwd: r.str(), NTasks: r.i32()}

@@ -117,7 +117,7 @@ func (p *Plugin) tableOf(ctx context.Context, node int) ([]procInfo, error) {
 	return rows, r.done()
 }
 
-// answerTable tells another node our part.
+// answerTable sends another node our part.
 func (p *Plugin) answerTable() []byte {
 	w := &writer{}
 	list(w, p.localTable(), w.procInfo)

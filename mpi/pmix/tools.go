@@ -40,7 +40,7 @@ func (p *Plugin) toolName(infos []info) proc {
 // nspaceMax is PMIX_MAX_NSLEN.
 const nspaceMax = 255
 
-// isTool tells a tool from the ranks of steps.
+// isTool reports whether a process is a tool, not a rank of a step.
 func (p *Plugin) isTool(who proc) bool {
 	return strings.HasPrefix(who.nspace, p.world.toolPrefix()) || !strings.HasPrefix(who.nspace, nspacePrefix)
 }

@@ -64,7 +64,7 @@ func (p *Plugin) heard(f frame) {
 	})
 }
 
-// answer sends a reply. That pmixhost is gone is told by hostEnded.
+// answer sends a reply. hostEnded reports that pmixhost is gone.
 func (p *Plugin) answer(id uint32, r reply) {
 	if id == 0 {
 		return // no process waits for it
@@ -84,7 +84,7 @@ func (p *Plugin) answer(id uint32, r reply) {
 	}
 }
 
-// serve answers one upcall. Its error is one of ours, which the library is told
+// serve answers one upcall. Its error is one of ours, which the library gets
 // as a plain error.
 func (p *Plugin) serve(ctx context.Context, f frame) (reply, error) {
 	r := &f.body

@@ -45,7 +45,7 @@ void done_errno(uint32_t id, const char *what);
 void word(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* user.c: joins the job's mount namespace where ns is, and becomes the user for
- * good. what tells what went wrong, and errno why. */
+ * good. what says what went wrong, and errno why. */
 struct user {
 	uid_t uid;
 	gid_t gid;
@@ -81,7 +81,7 @@ void lost_connection(size_t handler, pmix_status_t status, const pmix_proc_t *so
 		     pmix_info_t info[], size_t ninfo, pmix_info_t results[], size_t nresults,
 		     pmix_event_notification_cbfunc_fn_t cbfunc, void *cbdata);
 
-/* peer.c: tells who may connect, once the limit of open files is the last. */
+/* peer.c: sets who may connect, once the limit of open files is the last. */
 void peer_allow(uid_t uid);
 
 /* quick.c: lets no message to or from a client wait for an acknowledgement. */

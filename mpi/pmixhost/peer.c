@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Who may connect. libpmix 4 listens on the loopback interface, where every user
  * of the node can reach it, and its "native" security believes the uid that a
- * peer says it has. The kernel knows better: it tells whose socket the other end
+ * peer says it has. The kernel knows better: it reports whose socket the other end
  * is (sock_diag(7)), and what is not the step's user's or root's is closed before
  * the library sees it.
  *
@@ -42,7 +42,7 @@ void peer_allow(uid_t uid)
 	atomic_store(&allowed, uid);
 }
 
-/* The lowest free number is what a socket gets, so it tells how many there are. */
+/* The lowest free number is what a socket gets, so it shows how many there are. */
 static bool too_many(int sd)
 {
 	static atomic_bool said;

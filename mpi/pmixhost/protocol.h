@@ -98,7 +98,7 @@ enum host_rep {
 
 /* A value's type has the number that the PMIx standard gives it; the bytes are,
  * where nothing else is said, the number as u64 or i64. A type that is not here
- * has no bytes and tells only that there is something. */
+ * has no bytes and says only that there is something. */
 enum value_type {
 	V_UNDEF = 0,
 	V_BOOL = 1,

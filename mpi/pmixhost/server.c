@@ -301,7 +301,7 @@ static void modex(struct frame *f)
 		modex_response(rc, NULL, 0, (void *)(uintptr_t)f->id);
 }
 
-/* An event's infos must live until the library has told everyone. */
+/* An event's infos must live until the library has notified every process. */
 struct event {
 	uint32_t id;
 	pmix_proc_t source;

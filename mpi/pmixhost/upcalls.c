@@ -251,7 +251,7 @@ static pmix_status_t part(const pmix_proc_t procs[], size_t nprocs, const pmix_i
 	return meet(UP_PART, procs, nprocs, info, ninfo, cbfunc, cbdata);
 }
 
-/* Every event of the step's own processes is told anyway. */
+/* Every event of the step's own processes is reported anyway. */
 static pmix_status_t register_events(pmix_status_t *codes, size_t ncodes, const pmix_info_t info[],
 				     size_t ninfo, pmix_op_cbfunc_t cbfunc, void *cbdata)
 {

@@ -32,7 +32,7 @@ type child struct {
 
 	// launched gets one value when the tasks run, or will not.
 	launched chan error
-	told     bool           // launched has its value; of who hears of the step, as is:
+	told     bool           // launched has its value; of the receivers of the step's reports, as is:
 	failed   map[int]string // the tasks that could not be started
 	cause    string         // of the last one of them
 	done     chan struct{}
@@ -166,7 +166,7 @@ func (c *child) say(format string, args ...any) {
 	c.s.Say(fmt.Sprintf("stepd-%s: error: step %s: ", c.s.Spec.NodeName, c.id) + fmt.Sprintf(format, args...))
 }
 
-// look tells who spawned it when all of the step's tasks run, or some cannot.
+// look reports to the spawning rank when all of the step's tasks run, or some cannot.
 func (c *child) look(rec *step.Record) {
 	if rec == nil || c.told {
 		return
@@ -191,7 +191,7 @@ func (c *child) look(rec *step.Record) {
 	c.tellLaunched()
 }
 
-// tellLaunched tells who has spawned it what became of the start, once.
+// tellLaunched reports the result of the start to the spawning rank, once.
 func (c *child) tellLaunched() {
 	c.told = true
 	if len(c.failed) == 0 {
@@ -226,7 +226,7 @@ func (c *child) ended(rec *step.Record) {
 	switch {
 	case given, rec != nil && rec.State == step.Completed:
 	case rec != nil && rec.State == step.Failed && !rec.Aborted && rec.PluginCrash == nil && !lostTasks(rec):
-		// Its tasks' exit codes, which were told, and are not ours.
+		// Its tasks' exit codes, which were reported, and are not ours.
 	default:
 		c.s.Abort(c.rank, max(code, 1), fmt.Sprintf("step %s, which it has spawned, has ended: %s", c.id, reason))
 	}
@@ -238,7 +238,7 @@ func lostTasks(rec *step.Record) bool {
 	return slices.ContainsFunc(rec.Tasks, func(t step.Task) bool { return t.Status == nil && t.State != step.TaskFailed })
 }
 
-// cancel ends the step, which goes on telling.
+// cancel ends the step, which goes on reporting.
 func (c *child) cancel(reason string) {
 	c.mu.Lock()
 	if c.ending != "" {

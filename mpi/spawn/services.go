@@ -123,7 +123,7 @@ func (s *Services) wait(ctx context.Context, ask *stepapi.Ask) (*stepapi.Answer,
 }
 
 // ask asks noded, and once more where that has gone meanwhile: a name that was
-// published by the first request is then refused, which the user can tell.
+// published by the first request is then refused, which the user sees.
 func (s *Services) ask(ctx context.Context, ask *stepapi.Ask) (*stepapi.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, nodedPatience)
 	defer cancel()

@@ -143,7 +143,7 @@ func (p *played) end(rec step.Record) {
 	p.server.Finish(&stepapi.Msg{Type: stepapi.TypeResult, State: rec.State, Record: &rec}, 0)
 }
 
-// state tells how the step is, as its stepd does.
+// state reports how the step is, as its stepd does.
 func (p *played) state() {
 	parent := step.ID{Job: 7}
 	rec := p.rec

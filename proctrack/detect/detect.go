@@ -1,6 +1,6 @@
 // Package detect finds out which process tracker this node can have, and where
 // its cgroups go. noded asks once, at its start. stepd does not import this
-// package: it is told by its Spec, and stays small.
+// package: its Spec has the result, and stepd stays small.
 package detect
 
 import (
@@ -54,7 +54,7 @@ type Answer struct {
 	// limits can use, by controller.
 	Parent string
 	V1     map[string]string
-	// Mount is the v2 mount point, Own the caller's cgroup as the kernel tells
+	// Mount is the v2 mount point, Own the caller's cgroup as the kernel gives
 	// it (relative to its cgroup namespace); both empty where v2 is not used.
 	Mount, Own string
 	// Scope says that systemd runs the host: the root belongs into a scope, which

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What stepd tells the host about a step: the blobs of SETUP and STEP, decoded.
+ * stepd's description of a step for the host: the blobs of SETUP and STEP, decoded.
  * Strings point into the blob, which lives as long as the process.
  */
 #ifndef STEPD_CONFIG_H
@@ -60,8 +60,8 @@ struct config {
 	struct env host_env;
 	struct env job_control;
 	char *job_name, *partition, *node_list, *cluster, *submit_host;
-	uint32_t batch;			/* CONFIG_UNKNOWN until told */
-	uint32_t job_nnodes, job_ncpus; /* 0 until told */
+	uint32_t batch;			/* CONFIG_UNKNOWN until set */
+	uint32_t job_nnodes, job_ncpus; /* 0 until set */
 	char *cwd;
 	mode_t umask;
 	bool no_new_privs;
@@ -75,7 +75,7 @@ struct config {
 };
 
 /* Fills c from a blob of SETUP, which it rewrites and keeps. False if the blob
- * is malformed; why then tells the field. */
+ * is malformed; why then names the field. */
 bool config_decode(struct config *c, void *blob, size_t len, const char **why);
 /* Adds the items of a further blob, which it keeps as well. */
 bool config_update(struct config *c, void *blob, size_t len, const char **why);
@@ -108,11 +108,11 @@ struct mem_policy {
 	uint64_t nodes[MEM_WORDS_MAX];
 };
 
-/* What is told apart by rank. */
+/* Settings that differ by rank. */
 struct rank_conf {
 	struct stream stream[3];
-	bool own_stream[3];  /* told for this rank, not for all */
-	uint32_t mem_policy; /* of step_conf.mem_policies, from 1; 0: none was told */
+	bool own_stream[3];  /* set for this rank, not for all */
+	uint32_t mem_policy; /* of step_conf.mem_policies, from 1; 0: none was set */
 	struct list env;
 	struct list fds;
 	struct list argv; /* empty: the job's */
@@ -147,10 +147,10 @@ void step_free(struct step_conf *s);
 /* The lists of what is for all ranks. */
 const struct rank_conf *step_common(const struct step_conf *s);
 
-/* The memory policy of a rank, or the one for all; NULL if neither was told. */
+/* The memory policy of a rank, or the one for all; NULL if neither was set. */
 const struct mem_policy *step_mem_policy(const struct step_conf *s, size_t rank);
 
-/* The stream of a rank, or the one for all; STREAM_NULL if neither was told. */
+/* The stream of a rank, or the one for all; STREAM_NULL if neither was set. */
 struct stream step_stream(const struct step_conf *s, size_t rank, int fd);
 
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What a plugin does to the host that calls it: looked at after its hooks, so
  * that the one that did it is named. What would keep the host from its work is
- * taken back, and told once; where that cannot be done the host ends inside the
+ * undone, and reported once; where that cannot be done the host ends inside the
  * hook, as if the plugin had crashed it. All else that a plugin may change of
  * its process is left as in Slurm: its directory, umask, handlers, other limits.
  *
@@ -22,7 +22,7 @@
 #include "host.h"
 #include "util.h"
 
-/* What was told, a bit each. */
+/* What was reported, a bit each. */
 enum damage {
 	DAMAGE_STDIO = 1,
 	DAMAGE_SIGCHLD = 2,
@@ -121,7 +121,7 @@ static struct plugin *tell(struct host *h, struct plugin *p, enum damage d, cons
 }
 
 /* Ends the process inside the hook: stepd reads from the board who it was and
- * why. There may be nothing else left to tell it by. */
+ * why. No other way to report it may be left. */
 static _Noreturn void give_up(struct host *h, enum fault fault)
 {
 	uint32_t slot = h->in_task ? h->rank + 1 : 0;

@@ -218,7 +218,7 @@ void board_hook_leave(struct host *h, uint32_t slot, struct board_entry *entry, 
 /* stack.c */
 void stack_load(struct host *h);
 /* Calls one hook of every kept plugin. False when a required one failed for
- * good (less than 0), which out then tells. */
+ * good (less than 0), with the reason in out. */
 bool stack_call(struct host *h, enum hook hook, uint32_t rank, struct outcome *out);
 /* Brackets any call into a plugin: the board, the handle's state, the checks after it. */
 struct board_entry *plugin_enter(struct host *h, struct plugin *p, uint32_t hook, uint32_t rank);

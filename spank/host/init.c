@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* spankhost --init: process 1 of a job's pid namespace, which lasts as long as it.
  * noded has made it there, its end of a socket at descriptor 0. It sends the /proc of
- * the namespace, which only a process in it can make, and stays if it is told to:
+ * the namespace, which only a process in it can make, and stays on command:
  * noded's end before that is its own. */
 #define _GNU_SOURCE
 #include <linux/mount.h>

@@ -41,14 +41,14 @@ static bool parse(const char *text, rlim_t *value)
 /* What limits_raise_nofile has raised: 0, nothing. */
 static rlim_t nofile_before;
 
-/* A task that is told no limit has that which the host had. */
+/* A task without a limit of its own has the host's. */
 static bool own_limit(const struct limit *l, rlim_t *want)
 {
 	*want = nofile_before;
 	return l->resource == RLIMIT_NOFILE && nofile_before != 0;
 }
 
-/* Sets the soft limits; the hard ones stay. What cannot be set is told to the
+/* Sets the soft limits; the hard ones stay. What cannot be set is reported to the
  * log only: the user may not even know of it. */
 void limits_apply(struct host *h)
 {

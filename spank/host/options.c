@@ -34,7 +34,7 @@ static bool can_be_typed(const char *name)
 	return true;
 }
 
-/* Adds an option to its plugin's; a duplicate or one that is too long is told
+/* Adds an option to its plugin's; a duplicate or one that is too long is reported
  * and left out, in the words that sites know. */
 void option_add(struct host *h, struct plugin *p, const struct spank_option *opt)
 {
@@ -59,7 +59,7 @@ void option_add(struct host *h, struct plugin *p, const struct spank_option *opt
 	}
 	p->options = must_grow(p->options, p->noptions + 1, sizeof(*p->options));
 	p->options[p->noptions] = (struct option){.opt = *opt};
-	/* The plugin's own may be gone when they are told. */
+	/* The plugin's own may be gone when they are reported. */
 	p->options[p->noptions].opt.name = must(strdup(opt->name));
 	if (opt->arginfo != NULL)
 		p->options[p->noptions].opt.arginfo = must(strdup(opt->arginfo));
@@ -123,7 +123,7 @@ void option_setenv(const struct plugin *p, const struct option *o, const char *v
 	size_t len = strlen(name);
 
 	key_of(name + len, sizeof(name) - len, p, o);
-	(void)setenv(name, value ? value : "", 1); /* the option itself is told */
+	(void)setenv(name, value ? value : "", 1); /* the option itself is passed on */
 }
 
 int option_give(struct host *h, struct plugin *p, struct option *o, char *value)
@@ -134,7 +134,8 @@ int option_give(struct host *h, struct plugin *p, struct option *o, char *value)
 		return 0;
 	struct board_entry *entry = plugin_enter(h, p, HOOK_OPTION, NO_RANK);
 	int rc = o->opt.cb(o->opt.val, value, h->cfg.context == S_CTX_REMOTE);
-	/* Measured: told, and the step goes on, required or not. The client says it itself. */
+	/* Measured: it is reported, and the step goes on, required or not. The client says it
+	 * itself. */
 	if (rc < 0 && h->cfg.context == S_CTX_REMOTE)
 		log_text(LEVEL_ERROR, "spank: failed to process option %s%s%.1024s", o->opt.name,
 			 value ? "=" : "", value ? value : "");
@@ -324,7 +325,7 @@ static bool getopt_allowed(uint32_t hook)
 	}
 }
 
-/* In job_script no init has registered anything: the job's environment tells. */
+/* In job_script no init has registered anything: the job's environment has them. */
 static spank_err_t getopt_script(const struct host *h, const struct plugin *p,
 				 const struct spank_option *opt, char **optarg)
 {

@@ -21,7 +21,7 @@
 #define CONTROL_EVENT UINT64_MAX
 #define EPILOG_EVENT  (UINT64_C(1) << 32) /* and the rank */
 
-/* The wait status that siginfo tells in other words. */
+/* The wait status for siginfo's fields. */
 static int raw_status(const siginfo_t *si)
 {
 	switch (si->si_code) {
@@ -72,7 +72,7 @@ static uint64_t microseconds(struct timeval t)
 /* Room for /proc/PID/io: seven numbers with their names. */
 #define IO_TEXT_MAX 512
 
-/* What a process has used, as far as the kernel tells it at its end. */
+/* What a process has used, as far as the kernel reports it at its end. */
 struct used {
 	bool known; /* ru is the kernel's */
 	struct rusage ru;

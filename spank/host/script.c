@@ -44,7 +44,7 @@ static _Noreturn void child(struct host *h, const struct script *s, int fd, int 
 	char *argv[] = {(char *)s->path, NULL};
 	int error;
 
-	/* Its own group: what it leaves is told apart from the task. */
+	/* Its own group: what it leaves can be told apart from the task. */
 	(void)setpgid(0, 0);
 	if (dup2(h->null, 0) >= 0 && (fd == 1 || dup2(h->null, 1) >= 0) && dup2(out, fd) >= 0 &&
 	    syscall(SYS_close_range, 3u, ~0u, CLOSE_RANGE_CLOEXEC) >= 0)

@@ -27,7 +27,7 @@ enum verb {
  * has such; print has its text as value. */
 enum verb verb_parse(char *line, char **name, char **value);
 
-/* Is told each line, without its end; arg is the caller's. */
+/* Called for each line, without its end; arg is the caller's. */
 typedef void script_line(struct host *h, char *line, void *arg);
 
 /* Runs a script to its end, as who we are, with the job's environment. fd is the one

@@ -7,7 +7,7 @@
 #include "util.h"
 #include "wire.h"
 
-/* The place of what is told for rank; NULL for a rank that is not ours. */
+/* The place of a rank's own settings; NULL for a rank that is not ours. */
 static struct rank_conf *rank_of(struct step_conf *s, uint32_t rank)
 {
 	if (rank == NO_RANK)

@@ -112,7 +112,7 @@ static void become_user(struct host *h)
 	enter(h, STAGE_BECOME_USER);
 	if (!user_become(h, &what))
 		task_fail(h, STAGE_BECOME_USER, errno, what, 1);
-	/* A hook may have moved us. It was told before if it does not work. */
+	/* A hook may have moved us. A failure was reported before. */
 	(void)user_chdir(&h->cfg, &error);
 	if (h->step.ranks[h->rank].cwd != NULL && chdir(h->step.ranks[h->rank].cwd) < 0)
 		task_fail(h, STAGE_BECOME_USER, errno, h->step.ranks[h->rank].cwd, 1);
@@ -242,7 +242,7 @@ static void set_mem_policy(struct host *h)
 	if (p == NULL)
 		return;
 	enter(h, STAGE_MEM_POLICY);
-	/* The kernel takes one bit less than it is told. */
+	/* The kernel takes one bit less than the given size. */
 	if (syscall(SYS_set_mempolicy, (int)p->mode, p->words > 0 ? p->nodes : NULL,
 		    p->words > 0 ? 64ul * p->words + 1 : 0ul) < 0)
 		task_fail(h, STAGE_MEM_POLICY, errno, "the memory nodes of --mem-bind", 1);

@@ -105,7 +105,7 @@ static bool no_capabilities(void)
 	return (data[0].effective | data[0].permitted | data[1].effective | data[1].permitted) == 0;
 }
 
-/* The user for good. Nothing may be exec'd after false; what and errno tell why. */
+/* The user for good. Nothing may be exec'd after false; what and errno say why. */
 bool user_become(struct host *h, const char **what)
 {
 	uid_t uid = h->cfg.uid;

@@ -11,7 +11,7 @@ import (
 	"stepd/spank"
 )
 
-// Config is what Check is told.
+// Config is Check's input.
 type Config struct {
 	// Plugstack is the file, absolute; "" is an empty stack.
 	Plugstack  string
@@ -72,7 +72,7 @@ const (
 	StateError        State = "error"        // it cannot be loaded for another reason
 )
 
-// Plugin is one plugin line, and what its file tells.
+// Plugin is one plugin line, and what its file contains.
 type Plugin struct {
 	Path     string   `json:"path"`
 	File     string   `json:"file"`
@@ -164,7 +164,7 @@ func (r *Report) sort(stack spank.Stack) {
 	})
 }
 
-// checkReadable tells what root may read and users may not: stepctl reads the
+// checkReadable reports files that root may read and users may not: stepctl reads the
 // stack and loads its plugins as its caller.
 func (r *Report) checkReadable(stack spank.Stack) {
 	seen := map[string]bool{}
@@ -176,7 +176,7 @@ func (r *Report) checkReadable(stack spank.Stack) {
 			seen[p] = true
 			info, err := os.Stat(p)
 			switch {
-			case err != nil: // told where it is opened
+			case err != nil: // reported where it is opened
 			case info.IsDir() && info.Mode().Perm()&0o001 == 0:
 				r.add(spank.SeverityWarning, file, line, plugin, fmt.Sprintf("%q may not be entered by all users: their stepctl run fails", p), "chmod o+x "+p)
 			case !info.IsDir() && info.Mode().Perm()&0o004 == 0:

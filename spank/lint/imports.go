@@ -86,7 +86,7 @@ func provide(symbols []string) string {
 	return "link the plugin with the library that has it"
 }
 
-// versions tells the versions of symbols that a library here does not define:
+// versions lists the versions of symbols that a library here does not define:
 // the plugin was built on a newer system. ld.so refuses it. A library without
 // any versions is taken as it is.
 func (x *examination) versions() {
@@ -116,7 +116,7 @@ func (x *examination) named(name string) *object {
 	return nil
 }
 
-// shadows tells the functions that the plugin has by the host's names: its own
+// shadows lists the functions that the plugin has by the host's names: its own
 // calls of them reach the host, which comes first.
 func (x *examination) shadows() {
 	if x.plugin.State != StateFound {

@@ -71,7 +71,7 @@ func (l *loader) open(path string) (*object, error) {
 	return o, err
 }
 
-// loadable tells why dlopen refuses what it can read.
+// loadable says why dlopen refuses what it can read.
 func (l *loader) loadable(o *object) error {
 	switch {
 	case o.img.machine != l.machine:

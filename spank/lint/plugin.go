@@ -110,7 +110,7 @@ func (x *examination) run() {
 	x.unsafeLibraries()
 }
 
-// unsafeLibraries tells the libraries of its own that others than root may
+// unsafeLibraries lists the libraries of its own that users other than root may
 // change: they are code of the plugin as much as its file. stepd does not look
 // at them, RequireSafePlugins or not.
 func (x *examination) unsafeLibraries() {
@@ -124,7 +124,7 @@ func (x *examination) unsafeLibraries() {
 	}
 }
 
-// present is all that can be told without the host.
+// present is all that can be found without the host.
 func (x *examination) present() {
 	if _, f, err := openImage(x.line.Path); err != nil {
 		x.unopened(err)

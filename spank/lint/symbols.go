@@ -43,7 +43,7 @@ func (o *object) readExports() error {
 // variableMax bounds plugin_name and plugin_type.
 const variableMax = 1024
 
-// readVariables reads what a plugin tells about itself. These are char arrays
+// readVariables reads a plugin's description of itself. These are char arrays
 // and a number, so that the file holds them as they are.
 func (o *object) readVariables() error {
 	for _, name := range []string{"plugin_name", "plugin_type", "plugin_version"} {
@@ -63,7 +63,7 @@ func (o *object) readVariables() error {
 // stbUnique is GNU's binding for C++ objects that a process has once.
 const stbUnique elf.SymBind = 10
 
-// symbolRange tells which symbols the hash table finds. The table of symbols
+// symbolRange reports which symbols the hash table finds. The table of symbols
 // itself does not say how long it is.
 func (o *object) symbolRange() (first, count uint64, err error) {
 	if addr, ok := o.tags[elf.DT_GNU_HASH]; ok {

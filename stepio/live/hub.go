@@ -305,7 +305,7 @@ func (h *Hub) alone() bool {
 const othersPatience = 500 * time.Millisecond
 
 // close says that nothing more is written, and waits for those who watch: for the
-// launcher at most patience, then it is cut off. It tells how many bytes that has lost.
+// launcher at most patience, then it is cut off. It returns how many bytes that has lost.
 func (h *Hub) close(patience time.Duration) (lost int64) {
 	h.mu.Lock()
 	h.over = true

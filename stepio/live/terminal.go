@@ -263,7 +263,7 @@ func (t *terminal) setSize(rows, cols uint16) error {
 func (t *terminal) finish(patience time.Duration) {
 	close(t.over)
 	if t.master.SetReadDeadline(time.Unix(1, 0)) != nil {
-		t.master.Close() // it cannot be told to end otherwise
+		t.master.Close() // there is no other way to end it
 	}
 	limit := time.AfterFunc(patience, t.hub.release)
 	<-t.pumped

@@ -108,7 +108,7 @@ func writes(fdinfo string) bool {
 	return false
 }
 
-// commandMax bounds a command line that is told.
+// commandMax bounds a command line that is reported.
 const commandMax = 80
 
 // command is a process's command line, or its name where it has none.
@@ -118,7 +118,7 @@ func command(dir string) string {
 		b, _ = os.ReadFile(dir + "/comm")
 	}
 	words := string(bytes.ReplaceAll(b[:min(len(b), commandMax)], []byte{0}, []byte{' '}))
-	return strings.TrimSpace(printable.Line(words, 0)) // told as one line, in a log or on a terminal
+	return strings.TrimSpace(printable.Line(words, 0)) // printed as one line, in a log or on a terminal
 }
 
 func owner(dir string) uint32 {

@@ -1,5 +1,5 @@
 // Package replay is what becomes of the tasks' output for those who come later:
 // the last bytes of it (Ring), the state of a terminal that they go to (Modes), and
-// the frames in which stepd tells them to clients (Frame). It knows neither tasks
+// the frames in which stepd sends them to clients (Frame). It knows neither tasks
 // nor sockets, so that stepd, noded and stepctl may all have it. Begin with Ring.
 package replay

@@ -46,7 +46,7 @@ func WriteKept(w io.Writer, r *Ring, modes *Modes) error {
 	for pos := r.First(); ; {
 		p, next, _ := r.Read(pos, buf)
 		if len(p.Data) == 0 {
-			return out.Flush() // tells the first error of all writes
+			return out.Flush() // returns the first error of all writes
 		}
 		put(p)
 		pos = next

@@ -72,7 +72,7 @@ func (m *Modes) Clone() *Modes {
 	return &c
 }
 
-// Between tells that no character and no sequence is under way.
+// Between reports whether no character and no sequence is under way.
 func (m *Modes) Between() bool { return m.state == ground && m.more == 0 }
 
 // Feed takes the next bytes of output.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A SPANK plugin for the tests: tells where it is called, and misbehaves as its
+/* A SPANK plugin for the tests: reports where it is called, and misbehaves as its
  * arguments say: fail=HOOK:RC crash=HOOK thread=HOOK helper=HOOK prepend opt. */
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -66,7 +66,7 @@ void debug(const char *fmt, ...)
 }
 #endif
 
-#ifdef RUNS /* tells when it is loaded */
+#ifdef RUNS /* prints when it is loaded */
 __attribute__((constructor)) static void runs(void)
 {
 	FILE *f = fopen(RUNS, "w");

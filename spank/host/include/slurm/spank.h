@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-/* What a function of this interface is told apart by. It is valid as long as the process lives. */
+/* Identifies a function of this interface. It is valid as long as the process lives. */
 typedef struct spank_handle *spank_t;
 
 /* A callback: its arguments are the words of the plugin's line in plugstack.conf.
