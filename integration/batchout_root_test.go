@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -62,4 +63,43 @@ func TestRootBatchOutput(t *testing.T) {
 	if r := n.ctl(t, "batch", "-W", "-o", n.path("not-mine"), script); r.code == 0 || !strings.Contains(r.err, "Could not open stdout file") {
 		t.Errorf("a file where the user may not write: %v", r)
 	}
+}
+
+// TestRootBatchOpenMode: a batch job's output is truncated, or appended to with
+// --open-mode=append, and says when the job was cancelled.
+func TestRootBatchOpenMode(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{})
+	ok := func(args ...string) {
+		t.Helper()
+		if r := n.ctl(t, args...); r.code != 0 {
+			t.Errorf("%q: %v", args, r)
+		}
+	}
+	out := func() string {
+		n.idle(t)
+		return readFile(t, filepath.Join(n.wd, "out"))
+	}
+	ok("batch", "-W", "-o", "out", "--wrap=echo first")
+	ok("batch", "-W", "-o", "out", "--open-mode=append", "--wrap=echo second")
+	if got := out(); got != "first\nsecond\n" {
+		t.Errorf("appended: %q", got)
+	}
+	ok("batch", "-W", "-o", "out", "--open-mode=truncate", "--wrap=echo third")
+	if got := out(); got != "third\n" {
+		t.Errorf("truncated: %q", got)
+	}
+	ok("batch", "-o", "out", "--open-mode=append", "--wrap=touch up; exec sleep 1000")
+	eventually(t, callTimeout, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up")); return err })
+	ok("cancel", "4")
+	if got := out(); !regexp.MustCompile(`^third\n.*STEP 4\.4294967291 ON vm CANCELLED AT \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d \*\*\*\n$`).MatchString(got) {
+		t.Errorf("cancelled: %q", got)
+	}
+	ok("batch", "-o", "out", "--wrap=touch up2; exec sleep 1000")
+	eventually(t, callTimeout, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up2")); return err })
+	ok("cancel", "5")
+	if got := out(); !regexp.MustCompile(`^[^\n]*STEP 5\.4294967291 ON vm CANCELLED AT [^\n]*\n$`).MatchString(got) {
+		t.Errorf("truncated, then cancelled: %q", got)
+	}
+	n.checkClean(t)
 }
