@@ -77,7 +77,7 @@ func TestFuzzWithoutGit(t *testing.T) {
 	}
 	cmd := exec.Command("make", "-s", "fuzz", "GO="+filepath.Join(dir, "go"), "BUILD=build")
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=0") // not those of who runs the tests
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=0") // not the test runner's
 	out, err := cmd.CombinedOutput()
 	if got := string(out); err != nil || got != "a/b FuzzFirst\na/b FuzzSecond\n" {
 		t.Errorf("make fuzz: %v, %q", err, got)

@@ -38,7 +38,8 @@ var plainWords = []struct{ not, but string }{
 
 // Folders and files whose words are plain. An entry covers all below it.
 var plain = []string{
-	"README.md", "Makefile", "Dockerfile", "docs", "examples", "packaging", "doc.go", "security_test.go",
+	"README.md", "CHANGELOG.md", "Makefile", "Dockerfile", "docs", "examples", "packaging", ".ci", "doc.go",
+	"security_test.go", "docs_test.go", "deps_test.go", "seeing_test.go", "packaging_test.go", "api", "integration", "timeline",
 	"acct", "explain", "internal", "jobcontainer", "metrics", "mpi", "proctrack", "slurmconf", "spank", "stepio", "stepnet",
 }
 

@@ -66,7 +66,8 @@ func (c *Client) Release(ctx context.Context, job uint32) error {
 	return c.do(ctx, "release", &ReleaseRequest{JobID: job})
 }
 
-// Wait returns the final record when the step has ended; of a job those of all its steps.
+// Wait returns the final record when the step has ended; of a job the records of all its
+// steps.
 func (c *Client) Wait(ctx context.Context, ref StepRef) ([]*step.Record, error) {
 	return records(c.lines(ctx, "wait", &RefRequest{StepRef: ref}))
 }
@@ -183,7 +184,7 @@ func (c *Client) do(ctx context.Context, verb string, in request) error {
 	return err
 }
 
-// records are those of a reply of several.
+// records are the records of a reply with several.
 func records(lines iter.Seq2[Line, error]) (recs []*step.Record, err error) {
 	for line, err := range lines {
 		if err != nil {

@@ -54,7 +54,7 @@ func (p *peerProcess) close() {
 
 // OpenProcess returns a pidfd (close-on-exec) of the process that made the
 // connection; the caller closes it. The error wraps ErrNoProcess where there is
-// none to be had. During a call the connection, and so the process's name, is there.
+// none. During a call the connection exists, and so does the process's name.
 func (p Peer) OpenProcess() (int, error) {
 	if p.process == nil {
 		fd, err := unix.PidfdOpen(int(p.PID), 0)

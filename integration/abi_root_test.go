@@ -77,7 +77,7 @@ func TestRootABIAnswers(t *testing.T) {
 
 // TestRootABIMissing: a function that nothing here provides is told to the
 // administrator when the plugin is loaded, and to the user when it is called:
-// then the message names it, and the end is that of a crash.
+// then the message names it, and the step ends as by a crash.
 func TestRootABIMissing(t *testing.T) {
 	n := startNode(t, site{})
 	so := buildABI(t, n, "abi.so")

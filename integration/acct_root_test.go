@@ -34,7 +34,7 @@ type usedDoc struct {
 	Sources map[string]string `json:"sources"`
 }
 
-// acctDoc is a step's record as far as it tells of usage.
+// acctDoc is a step's record as far as it concerns usage.
 type acctDoc struct {
 	State string `json:"state"`
 	Tasks []struct {
@@ -60,7 +60,7 @@ func (n *node) acct(t testing.TB, verb, id string) acctDoc {
 }
 
 // near compares a figure with what the load says itself. The bound is loose here:
-// the benchmark tells how near it is.
+// the benchmark reports how near it is.
 func near(t *testing.T, what string, got *float64, want, off float64) {
 	t.Helper()
 	switch {
@@ -141,7 +141,7 @@ func TestRootAccounting(t *testing.T) {
 	refused(t, "an unknown step", n.ctl(t, "stat", "9.0"), `no such step "9.0"`)
 }
 
-// A process that nobody waits for counts for the step, and is no task's.
+// A process that no other waits for counts for the step, and is no task's.
 func TestRootAccountingDaemon(t *testing.T) {
 	n := startNode(t, site{})
 	program := n.loadProgram(t)

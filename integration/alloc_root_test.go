@@ -27,7 +27,7 @@ func (n *node) held(t testing.TB, args ...string) *process {
 		}
 		return nil
 	})
-	// The job is there before its client knows of it, which starts the command then.
+	// The job exists before its client knows of it, which starts the command then.
 	eventually(t, callTimeout, "the allocation's command", func() error {
 		if len(n.pidsOf(t, "sleep 86395")) < 2 { // and alloc, which has it among its arguments
 			return errors.New("not yet")
@@ -140,7 +140,7 @@ func TestRootReservationOfDeadClient(t *testing.T) {
 }
 
 // TestRootStepsWait: a step of a job that does not fit beside the others says in one line
-// what it waits for, and when that is free; what overlaps waits for nobody.
+// what it waits for, and when that is free; a step that overlaps waits for no other.
 func TestRootStepsWait(t *testing.T) {
 	n := startNode(t, site{})
 	r := n.do(t, call{args: []string{"alloc", "-Q", "-n2", "sh", "-c", `mkfifo f

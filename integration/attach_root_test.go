@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// TestRootAttach: others see a step's output, hold up nobody, and find what was kept.
+// TestRootAttach: others see a step's output, hold up no other client, and find what was
+// kept.
 func TestRootAttach(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{Stepd: "ReplayBytes=65536\n", Slurm: "KillWait=1\n"})
@@ -60,8 +61,8 @@ echo end $SLURM_PROCID; exit $SLURM_PROCID`, 0o755)
 		must(t, run.cmd.Process.Kill())
 		run.wait(t)
 		must(t, os.WriteFile(go2, nil, 0o644))
-		// Who watches changes nothing for the task: nobody reads its pipe any more, of
-		// which it hears with the next write after this one.
+		// Watching clients change nothing for the task: its pipe has no reader any more,
+		// of which it hears with the next write after this one.
 		if r := watch.wait(t); r.out != "" {
 			t.Errorf("who watches has %v", r)
 		}

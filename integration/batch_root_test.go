@@ -29,7 +29,7 @@ func pidsOf(t testing.TB, cmdline string) []int {
 	return pids
 }
 
-// pidsOf are those of them whose environment names the node's directory.
+// pidsOf are the processes whose environment names the node's directory.
 func (n *node) pidsOf(t testing.TB, cmdline string) []int {
 	t.Helper()
 	return slices.DeleteFunc(pidsOf(t, cmdline), func(pid int) bool {
@@ -73,7 +73,7 @@ exit 6
 	n.checkClean(t)
 }
 
-// TestRootBatchOverRestart: nobody has to be there but the script.
+// TestRootBatchOverRestart: no client has to live but the script.
 func TestRootBatchOverRestart(t *testing.T) {
 	n := startNode(t, site{})
 	script := n.userFile(t, "job.sh", "#!/bin/sh\ntouch up\nwhile test ! -e go; do sleep 0.05; done\nstepctl run echo inside\n", 0o755)
@@ -217,8 +217,8 @@ exit $SLURM_ARRAY_TASK_ID
 	n.checkClean(t)
 }
 
-// TestRootImmediate: a command that may wait says what for, and gets its turn; one whose time
-// is over says what is in the way, and one that is killed is forgotten.
+// TestRootImmediate: a command that may wait says what for, and gets its turn; one whose
+// time is over says what blocks it, and one that is killed is forgotten.
 func TestRootImmediate(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{})

@@ -53,7 +53,7 @@ func TestRootBatchOutput(t *testing.T) {
 	if r := n.ctl(t, "batch", "-W", "-o", "out", bad); r.code != 2 || !strings.Contains(out(), "stepd-vm: error: execve(): bad interpreter(/no/such/interpreter): No such file or directory") {
 		t.Errorf("%v, output %q", r, out())
 	}
-	// A FIFO that nobody reads holds nobody.
+	// A FIFO without a reader blocks no step.
 	fifo := filepath.Join(n.wd, "fifo")
 	must(t, command("mkfifo", "-m", "666", fifo))
 	if r := n.ctl(t, "batch", "-W", "-o", "fifo", script); r.code == 0 {

@@ -47,7 +47,7 @@ _stepctl`, "zsh", script, line)
 	}
 }
 
-// TestRootCompletion: real shells complete verbs, options, those of plugins, and the
+// TestRootCompletion: real shells complete verbs, options, plugins' options, and the
 // numbers of steps.
 func TestRootCompletion(t *testing.T) {
 	n := startNode(t, site{})

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestRootMissingDevice: a node whose gres.conf names a device that is not there
+// TestRootMissingDevice: a node whose gres.conf names a missing device
 // starts, drained with its name; with the device, the administrator resumes it.
 func TestRootMissingDevice(t *testing.T) {
 	n := startNode(t, site{})

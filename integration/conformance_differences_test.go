@@ -49,7 +49,7 @@ func (d *difference) key(trace, callback, field string) string {
 	return fmt.Sprintf("%s, %s, %s", trace, callback, field)
 }
 
-// covers tells whether the row is about the fact, and notes that it occurred.
+// covers reports whether the row is about the fact, and notes that it occurred.
 // A row about a crash of the original is about nothing else.
 func (d *difference) covers(trace, callback, field, theirs, ours string) bool {
 	if d.ours != ours || !slices.Contains(d.traces, trace) || !slices.Contains(d.callbacks, callback) || !slices.Contains(d.fields, field) {

@@ -35,8 +35,8 @@ var letters = map[int]string{1: "L", 2: "R", 3: "A", 5: "J"}
 var hookOrder = []string{"init", "opt_cb", "init_post_opt", "local_user_init", "user_init", "task_init_privileged", "task_post_fork",
 	"task_init", "task_exit", "exit", "job_prolog", "job_epilog"}
 
-// sorted puts callbacks into their canonical order: that of the calls is
-// compared by the traces, and races here.
+// sorted puts callbacks into their canonical order: the order of the
+// calls is compared by the traces, and races here.
 func (o *outcome) sorted() {
 	for _, list := range o.callbacks {
 		slices.SortStableFunc(list, byHook)

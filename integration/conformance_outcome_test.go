@@ -29,7 +29,7 @@ func (n *node) jobs(t testing.TB) map[uint32]bool {
 	return jobs
 }
 
-// jobOutcome tells how the case's job has ended: by the code of its last step,
+// jobOutcome reports how the case's job has ended: by the code of its last step,
 // which of a batch job is the script's own.
 func (n *node) jobOutcome(t testing.TB, before map[uint32]bool) string {
 	t.Helper()

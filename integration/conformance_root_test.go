@@ -116,7 +116,7 @@ func (n *node) recordFile(t testing.TB) string {
 }
 
 // buildProbe compiles the recording plugin against a spank.h, with the record
-// file in it: its plugstack arguments are then those of the traces.
+// file in it: its plugstack arguments are then the traces'.
 func buildProbe(t testing.TB, n *node, include, recordFile string, flags ...string) string {
 	t.Helper()
 	so := n.path("probe.so")

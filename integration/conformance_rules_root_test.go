@@ -12,7 +12,7 @@ import (
 // holds (spank-behaviour §2 to §4): a command, and facts that it leaves.
 type rule struct {
 	name    string
-	command failure // its stack is that of the recording plugin in full, unless given
+	command failure // its stack is the recording plugin's in full, unless given
 	want    map[string]string
 }
 

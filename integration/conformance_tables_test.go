@@ -11,8 +11,8 @@ import (
 // made of.
 
 // tableColumn turns a column of a raw table into ours. In a batch job's table
-// the remote columns are the script's own step's, but for those of which the
-// inner step's call was the first.
+// the remote columns are the script's own step's, except columns for which
+// the inner step's call was the first.
 func tableColumn(raw string, batch bool) string {
 	cb, ctx, _ := strings.Cut(raw, "@")
 	actor := actors[int(ctx[0]-'0')]

@@ -70,7 +70,7 @@ func TestRootLinuxContainer(t *testing.T) {
 		}
 	})
 	t.Run("TaskEpilog is where the task was", func(t *testing.T) {
-		// That of the step before has run.
+		// The epilog of the step before has run.
 		want := nsOf(t, pids[0], "pid") + "\n" + nsOf(t, pids[0], "user") + "\n" + nsOf(t, pids[0], "mnt") + "\n"
 		if r := in("cat /tmp/epilog"); r.out != want {
 			t.Errorf("want %q, got %v", want, r)

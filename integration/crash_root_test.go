@@ -13,10 +13,10 @@ var remoteHooks = []string{
 	"init", "init_post_opt", "user_init", "task_init_privileged", "task_post_fork", "task_init", "task_exit", "exit",
 }
 
-// inChild tells whether a hook runs in the fork that becomes the task.
+// inChild reports whether a hook runs in the fork that becomes the task.
 func inChild(hook string) bool { return hook == "task_init_privileged" || hook == "task_init" }
 
-// beforeGate tells whether the host runs this hook while no task may exec.
+// beforeGate reports whether the host runs this hook while no task may exec.
 func beforeGate(hook string) bool {
 	return hook == "init" || hook == "init_post_opt" || hook == "user_init" || hook == "task_post_fork"
 }
@@ -38,7 +38,7 @@ func buildRuder(t testing.TB, n *node) string {
 }
 
 // stack writes plugstack.conf; it is read again for every step, and for every
-// prolog and epilog: those of jobs whose steps have ended are waited for.
+// prolog and epilog: epilogs of jobs whose steps have ended are waited for.
 func (n *node) stack(t testing.TB, lines ...string) {
 	t.Helper()
 	eventually(t, callTimeout, "the end of ended jobs", func() error {

@@ -7,10 +7,10 @@ import (
 )
 
 // TestRootPluginEarly: what a plugin does when it is loaded, or when an option is
-// called back, is told of it as of a hook.
+// called back, is reported as for a hook.
 func TestRootPluginEarly(t *testing.T) {
 	t.Parallel()
-	// On a busy machine a short timeout may be that of a plugin which does no such thing.
+	// On a busy machine a short timeout may hit a plugin which does no such thing.
 	ever, soon := startNode(t, site{}), startNode(t, site{Stepd: "HookTimeout=2\n"})
 	for _, c := range []struct{ do, cause string }{
 		{"segv", "killed by SIGSEGV"},

@@ -69,7 +69,7 @@ func (f *table) without(column string) *table {
 
 // traceFile is where the facts of a trace are kept: a row is a field, a column
 // a callback. The first cell is "field", or "field of BASE and" where a cell "="
-// and a row that is not there say that the fact is the same in the trace BASE.
+// and a missing row say that the fact is the same in the trace BASE.
 func traceFile(trace string) string { return filepath.Join("testdata", "traces", trace+".tsv") }
 
 const basePrefix, baseSuffix = "field of ", " and"

@@ -134,7 +134,7 @@ func (r *record) column() string {
 }
 
 // counterColumn is where the counters of a record belong: tasks end in any
-// order, so those of task_exit are told by how many ended before.
+// order, so the counters of task_exit are named by how many ended before.
 func (r *record) counterColumn() string {
 	if r.CB == "task_exit" {
 		c := *r
@@ -170,7 +170,7 @@ func jobID(records []record) string {
 	return "?"
 }
 
-// sequences tells in which order each actor's own process calls its plugins;
+// sequences reports in which order each actor's own process calls its plugins;
 // tasks end in any order, so the ranks of task_exit are left out.
 func sequences(records []record) map[string]string {
 	out := map[string][]string{}

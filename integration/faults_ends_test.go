@@ -16,7 +16,7 @@ func (f *faultRun) ends() []faultEnd {
 	case "spankhost":
 		if f.at.hook == "" {
 			ends = append(ends, killed("spankhost", "SIGKILL"))
-		} else { // nobody can tell whether the plugin did that
+		} else { // no program can tell if the plugin did that
 			ends = append(ends, killed("rude.so", f.at.hook, "SIGKILL"))
 			if !inChild(f.at.hook) { // else it was in none itself
 				return ends

@@ -71,7 +71,7 @@ func TestRootFaults(t *testing.T) {
 // leastHits is how many of a hundred points must be hit, for the others to say something.
 const leastHits = 80
 
-// fewFaults are twenty of those that need no stepd of their own.
+// fewFaults are twenty lanes that need no stepd of their own.
 func fewFaults(lanes []faultLane) []faultLane {
 	var few []faultLane
 	for _, lane := range lanes {
@@ -169,8 +169,8 @@ type faultRun struct {
 	doc         stepDoc
 }
 
-// run starts the step, kills at the moment, lets the rest go on, and looks what has
-// come of it. It returns whether the process was there to be killed.
+// run starts the step, kills at the moment, lets the rest go on, and looks at the
+// result. It reports whether the process existed and was killed.
 func (f *faultRun) run(t *testing.T, pmi string) bool {
 	must(t, unix.Mkfifo(f.gate, 0o666))
 	must(t, os.Chmod(f.gate, 0o666))
@@ -244,7 +244,7 @@ func (f *faultRun) run(t *testing.T, pmi string) bool {
 	return f.hit && !over
 }
 
-// killed tells whether SIGKILL has ended a process.
+// killed reports whether SIGKILL has ended a process.
 func killed(s *os.ProcessState) bool {
 	ws, ok := s.Sys().(syscall.WaitStatus)
 	return ok && ws.Signaled() && ws.Signal() == syscall.SIGKILL
@@ -304,7 +304,7 @@ func (f *faultRun) await(t *testing.T, w *logWatch, v *victims, open func()) {
 	})
 }
 
-// endScript lets the script hang no more, whoever was killed.
+// endScript lets the script hang no more, whichever process was killed.
 func (f *faultRun) endScript(t *testing.T) {
 	must(t, os.Remove(filepath.Join(f.n.wd, f.at.script+".hang")))
 	must(t, os.Remove(filepath.Join(f.n.wd, f.at.script+".pid")))

@@ -19,7 +19,7 @@ const (
 	phaseEnding              // they have ended
 )
 
-// moment is when a process is killed: when a line of the step's event log is there, or
+// moment is when a process is killed: when a line of the step's event log is written, or
 // while a plugin's hook or a site's script hangs.
 type moment struct {
 	name  string
@@ -125,7 +125,7 @@ type faultLane struct {
 	conf func(t testing.TB, n *node) string
 }
 
-// kinds returns the kinds of those names, in their order.
+// kinds returns the kinds with these names, in their order.
 func kinds(names ...string) (found []stepKind) {
 	for _, name := range names {
 		found = append(found, stepKinds[slices.IndexFunc(stepKinds, func(k stepKind) bool { return k.name == name })])

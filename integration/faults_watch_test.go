@@ -101,7 +101,7 @@ func (w *logWatch) read() error {
 	}
 }
 
-// over tells whether the step has come further than to the moment, by its log.
+// over reports whether the step has come further than to the moment, by its log.
 func (w *logWatch) over(m moment) bool {
 	if m.line == "" || m.next == "" {
 		return false // it hangs there, or there is nothing further
@@ -129,7 +129,7 @@ func childNamed(pid int, begin string) int {
 	return 0
 }
 
-// victims finds the processes of the step as soon as they are there, so that there is
+// victims finds the processes of the step as soon as they exist, so that there is
 // nothing to look for at the moment itself.
 type victims struct {
 	noded, stepctl           int
@@ -151,7 +151,7 @@ func (v *victims) look(w *logWatch) {
 	}
 }
 
-// kill kills the one of that name. It returns whether it was there.
+// kill kills the process with that name. It reports whether it existed.
 func (v *victims) kill(name string) (bool, error) {
 	pid := map[string]int{"noded": v.noded, "stepctl": v.stepctl, "stepd": v.stepd, "spankhost": v.spankhost, "pmixhost": v.pmixhost}[name]
 	if pid == 0 {

@@ -21,7 +21,7 @@ func (n *node) within(command ...string) call {
 	return call{program: "nsenter", args: append(enter, command...), root: true}
 }
 
-// children are those of process 1, by their names.
+// children are the children of process 1, by their names.
 func (n *node) children(t *testing.T) map[string]int {
 	t.Helper()
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.cmd.Process.Pid))

@@ -107,7 +107,7 @@ func TestRootFlood(t *testing.T) {
 			}
 		})
 	}
-	// Beside them, one that is no protocol at all, and somebody who works.
+	// Beside them, one that is no protocol at all, and a client that works.
 	for i := range 50 {
 		if c, err := net.Dial("unix", n.socket()); err == nil {
 			_, _ = c.Write([]byte(strings.Repeat("garbage\r\n", i))) // noded may close first
@@ -231,8 +231,8 @@ func TestRootVanishingClients(t *testing.T) {
 	n.checkClean(t)
 }
 
-// verbs are those of docs/api.md, which node's TestVerbsAreDocumented compares with the
-// server's.
+// verbs are the verbs of docs/api.md, which node's TestVerbsAreDocumented compares with
+// the server's.
 func verbs(t testing.TB) (all []string) {
 	t.Helper()
 	doc, err := os.ReadFile(filepath.Join("..", "docs", "api.md"))

@@ -192,7 +192,7 @@ func (n *node) footprint(t testing.TB) footprint {
 	return f
 }
 
-// moreThan tells whether some number of it is larger. The memory is none of them.
+// moreThan reports whether some number of it is larger. The memory is none of them.
 func (f footprint) moreThan(before footprint) bool {
 	return f.cgroups > before.cgroups || f.mounts > before.mounts || f.files > before.files ||
 		f.goroutines > before.goroutines || f.stateFiles > before.stateFiles

@@ -96,7 +96,8 @@ func underUmask(mask string) []string {
 	return []string{"sh", "-c", "umask " + mask + "; exec \"$@\"", "sh"}
 }
 
-// checkModes: nobody but root writes what is in dir; sockets are open to those who are asked who they are.
+// checkModes: only root writes in dir; sockets are open to all, since the kernel
+// identifies their clients.
 func checkModes(t *testing.T, dir string) {
 	t.Helper()
 	seen := 0
@@ -179,13 +180,13 @@ func (s *secretScan) look() {
 	s.mu.Unlock()
 }
 
-// isOwner tells whether the process is the owner's, or gone.
+// isOwner reports whether the process is the owner's, or gone.
 func (s *secretScan) isOwner(dir string) bool {
 	info, err := os.Stat(dir)
 	return err != nil || info.Sys().(*syscall.Stat_t).Uid == s.owner
 }
 
-// concerns tells whether the process is to be looked at.
+// concerns reports whether the process is to be looked at.
 func (s *secretScan) concerns(dir string) bool {
 	pid, err := strconv.Atoi(filepath.Base(dir))
 	return err == nil && (len(s.nodes) == 0 || slices.ContainsFunc(s.nodes, func(n *node) bool {
@@ -213,7 +214,7 @@ func (s *secretScan) again(t testing.TB) {
 	})
 }
 
-// end stops it and tells what it has found.
+// end stops it and reports what it has found.
 func (s *secretScan) end(t testing.TB) {
 	t.Helper()
 	close(s.stop)
@@ -223,7 +224,8 @@ func (s *secretScan) end(t testing.TB) {
 	}
 }
 
-// TestRootNoSecrets: what a user keeps in environment and script is in no argument of any process, and in nobody else's environment, from prolog to epilog.
+// TestRootNoSecrets: what a user keeps in environment and script is in no argument of any
+// process, and in no other user's environment, from prolog to epilog.
 func TestRootNoSecrets(t *testing.T) {
 	n := startNode(t, site{})
 	gates := map[string]string{}
@@ -266,7 +268,7 @@ func TestRootNoSecrets(t *testing.T) {
 	}
 }
 
-// TestRootSpoolLinks: root follows no link in the spool, whoever has put it there.
+// TestRootSpoolLinks: root follows no link in the spool, whichever user has made it.
 func TestRootSpoolLinks(t *testing.T) {
 	n := startNode(t, site{Stepd: "ReplayBytes=4096\n"})
 	if r := n.ctl(t, "run", "-l", "echo", "kept"); r.code != 0 {

@@ -93,7 +93,7 @@ type node struct {
 	contained bool
 }
 
-// logBuffer collects noded's log, and tells when a text has appeared.
+// logBuffer collects noded's log, and reports when a text has appeared.
 type logBuffer struct {
 	mu   sync.Mutex
 	buf  bytes.Buffer // guarded by mu
@@ -231,8 +231,8 @@ func (n *node) boot(t testing.TB) {
 }
 
 // wholeLog is the log with all that noded has written by now: it goes through a pipe, in
-// which a mark of ours comes behind it. What a stepd says passes through noded: all of it is
-// there when the step has ended (n.ended).
+// which a mark of ours comes behind it. What a stepd says passes through noded: all of it
+// is in the log when the step has ended (n.ended).
 func (n *node) wholeLog(t testing.TB) string {
 	t.Helper()
 	before := n.log.marks()
@@ -345,8 +345,8 @@ func tail(s string, n int) string {
 	return strings.Join(lines, "\n")
 }
 
-// inLog tells whether noded's log has the text. It comes through a pipe: a moment
-// after what it tells of.
+// inLog reports whether noded's log has the text. It comes through a pipe: a moment
+// after the event.
 func (n *node) inLog(text string) bool {
 	for deadline := time.Now().Add(callTimeout); ; time.Sleep(20 * time.Millisecond) {
 		if strings.Contains(n.log.String(), text) {

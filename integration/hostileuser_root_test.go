@@ -10,7 +10,7 @@ import (
 )
 
 // TestRootUserHarmsNobody: what one user sends to plugins, prolog and epilog
-// fails nobody else's jobs: the node is not drained, no plugin is left out, and
+// fails no other user's jobs: the node is not drained, no plugin is left out, and
 // the hooks of the jobs that follow are called.
 func TestRootUserHarmsNobody(t *testing.T) {
 	n := startNode(t, site{Stepd: "QuarantineAfter=1\n", Slurm: "KillWait=1\nProlog=/bin/true\nEpilog=/bin/true\n"})

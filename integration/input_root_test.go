@@ -210,7 +210,7 @@ func TestRootMalformedRequests(t *testing.T) {
 	n.serves(t)
 }
 
-// TestRootGarbageOnSockets: bytes that are no protocol harm nobody.
+// TestRootGarbageOnSockets: bytes that are no protocol harm no other client.
 func TestRootGarbageOnSockets(t *testing.T) {
 	n := startNode(t, site{})
 	noise := rand.NewChaCha8([32]byte{1})
@@ -244,7 +244,7 @@ func TestRootGarbageOnSockets(t *testing.T) {
 			if err != nil {
 				t.Fatalf("packet %d: stepd does not answer any more: %v", i, err)
 			}
-			// Descriptors nobody asked for.
+			// Descriptors that were not asked for.
 			_, _, _ = c.WriteMsgUnix(packet, unix.UnixRights(0, 1, 2), nil) // stepd may close first
 			must(t, c.Close())
 		}

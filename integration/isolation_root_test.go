@@ -46,7 +46,7 @@ func (c *rudeStep) endsEarly() bool {
 
 func (c *rudeStep) String() string { return fmt.Sprintf("%s in %s, %s", c.do, c.hook, c.flag) }
 
-// rudeTask tells what a task has from its birth, on one line.
+// rudeTask reports what a task has from its birth, on one line.
 const rudeTask = `
 s=
 while read k v; do case $k in Umask:|Uid:|Gid:|Groups:|CapEff:|SigBlk:|SigIgn:) s="$s $k$v";; esac; done </proc/$$/status

@@ -296,7 +296,7 @@ func TestRootTermRightAfterEnd(t *testing.T) {
 	}
 }
 
-// TestRootHostStopped: a host that stands still is in nobody's way for ever:
+// TestRootHostStopped: a stopped host does not block its step for ever:
 // the cancelled step ends, by KillWait.
 func TestRootHostStopped(t *testing.T) {
 	waits(t)

@@ -29,7 +29,7 @@ func buildKind(t testing.TB, n *node, file string, flags ...string) string {
 }
 
 // TestRootKindNamespace: what a plugin mounts in init_post_opt is the tasks',
-// and nobody else's.
+// and no other process's.
 func TestRootKindNamespace(t *testing.T) {
 	n := startNode(t, site{})
 	dir := n.path("private")

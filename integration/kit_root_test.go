@@ -54,8 +54,8 @@ func TestRootInstalledKit(t *testing.T) {
 	t.Run("plugins", func(t *testing.T) { in.pluginsRun(t) })
 }
 
-// layout: what a site looks for is where it looks, with modes that let everybody read
-// it and root alone write it; and another prefix is that of the unit as well.
+// layout: what a site looks for is where it looks, with modes that let all users read
+// it and root alone write it; and another prefix is the unit's as well.
 func (in installed) layout(t *testing.T) {
 	for name, mode := range map[string]os.FileMode{
 		"sbin/noded": 0o755, "bin/stepctl": 0o755, "libexec/stepd/stepd": 0o755, "libexec/stepd/spankhost": 0o755,

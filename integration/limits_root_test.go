@@ -235,7 +235,7 @@ func (n *node) devices(t testing.TB) (dir string) {
 	return dir
 }
 
-// tryDevices tells which of the nodes a task may open: the kernel says EPERM for
+// tryDevices reports which of the nodes a task may open: the kernel says EPERM for
 // one that is refused, and something else, or nothing, for the others.
 const tryDevices = `for d in card0 card1 loop other; do
 	if (exec 3<"$DEV/$d") 2>&1 | grep -q "not permitted"; then echo "$d refused"; else echo "$d allowed"; fi
@@ -324,8 +324,8 @@ func testDevices(t *testing.T, cgroup string) {
 	contains(t, "in an allocation", in.err, "in job", "it needs gpu:3, and there are 2 gpu in all")
 	n.idle(t)
 
-	// A device that goes away: whoever is to have it is told, and the node is
-	// drained. Others run, if an administrator wishes.
+	// A device that goes away: the client that is to have it gets an error, and the node
+	// is drained. Others run, if an administrator wishes.
 	must(t, os.Remove(filepath.Join(dev, "card1")))
 	r = n.ctl(t, "run", "--gres=gpu:2", "true")
 	contains(t, "a device that is gone", r.err, "gres/gpu 1: cannot find device", "card1")

@@ -19,8 +19,8 @@ func buildClient(t testing.TB, n *node) string {
 	return so
 }
 
-// marksOf are the lines that the plugin wrote, without those of noded's own
-// contexts.
+// marksOf are the lines that the plugin wrote, without the lines of noded's
+// own contexts.
 func marksOf(t testing.TB, path string, contexts string) []string {
 	t.Helper()
 	var out []string
@@ -185,7 +185,7 @@ func TestRootLongOption(t *testing.T) {
 // local side ends the command by name, and nothing is left.
 func TestRootLocalFailure(t *testing.T) {
 	t.Parallel()
-	// On a busy machine a short timeout may be that of a hook which does no such thing.
+	// On a busy machine a short timeout may hit a hook which does no such thing.
 	ever, soon := startNode(t, site{}), startNode(t, site{Stepd: "HookTimeout=2\n"})
 	plugin := map[*node]string{ever: buildClient(t, ever), soon: buildClient(t, soon)}
 	verbs := map[string]struct {
@@ -261,7 +261,7 @@ func TestRootLocalStrict(t *testing.T) {
 	}
 }
 
-// TestRootLocalHostDies: nobody outlives the other: stepctl killed in a hook,
+// TestRootLocalHostDies: neither process outlives the other: stepctl killed in a hook,
 // and the host killed while the tasks run.
 func TestRootLocalHostDies(t *testing.T) {
 	n := startNode(t, site{})

@@ -84,7 +84,7 @@ func noFilesForGood() misdeed {
 }
 
 // TestRootPluginSignals: handlers, masks and timers of a plugin do not reach the
-// tasks from the host, and do not end it; those of task_init are the task's.
+// tasks from the host, and do not end it; task_init's are the task's.
 func TestRootPluginSignals(t *testing.T) {
 	waits(t)
 	const sigchld = "ignored SIGCHLD: taken back, or the tasks' ends would be lost"
@@ -147,8 +147,8 @@ func TestRootPluginLeaves(t *testing.T) {
 	}, 4)
 }
 
-// crashedLater: a thread that a plugin has left ends the host when no hook is there
-// to be named: before the gate on a slow machine, after it on others. Or it does
+// crashedLater: a thread that a plugin has left ends the host when no hook runs
+// that could be named: before the gate on a slow machine, after it on others. Or it does
 // while another hook happens to be called.
 func crashedLater(t *testing.T, c *rudeStep) {
 	meanwhile := fmt.Sprintf(": killed by SIGSEGV, in that hook or in 1 thread that rude.so has left running in slurm_spank_%s", c.hook)
@@ -252,7 +252,7 @@ var harmless = []string{
 var jobNumber = regexp.MustCompile(`batch job \d+`)
 
 // TestRootPluginElsewhere: what plugins do to their process in the contexts that
-// launch nothing is nobody's else: neither the step's nor the scripts'. A plugin
+// launch nothing reaches neither the step nor the scripts. A plugin
 // for each misdeed, all of them in one hook.
 func TestRootPluginElsewhere(t *testing.T) {
 	n := startNode(t, site{})

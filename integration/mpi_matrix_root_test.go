@@ -17,7 +17,7 @@ type library struct {
 	need string // the packages that have cc
 	mpi  string // --mpi
 	env  []string
-	// spawns tells whether the library can spawn and connect at all.
+	// spawns reports whether the library can spawn and connect at all.
 	spawns bool
 	// busy says that a rank which waits takes all of a CPU, or gives it up only to ask
 	// again, so that many of them on few CPUs take long.
@@ -27,7 +27,7 @@ type library struct {
 // mpichCache is where make mpi-pmi2 puts the MPICH that it builds.
 const mpichCache = "/var/cache/stepd-mpich/current"
 
-// The libraries. docs/mpi.md tells why Debian's MPICH neither spawns nor connects.
+// The libraries. docs/mpi.md says why Debian's MPICH neither spawns nor connects.
 var (
 	libMPICH     = library{name: "mpich", cc: "mpicc.mpich", need: "mpich libmpich-dev", mpi: "pmi2", busy: true}
 	libMPICHPMI1 = library{name: "mpich-sock-pmi1", cc: mpichCache + "/pmi1/bin/mpicc", mpi: "pmi2", spawns: true}

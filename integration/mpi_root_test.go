@@ -41,8 +41,8 @@ func TestRootMPIDefault(t *testing.T) {
 	})
 }
 
-// TestRootMPIAbort: MPI_Abort ends the step with its code, and nobody waits
-// for ranks that will never come.
+// TestRootMPIAbort: MPI_Abort ends the step with its code, and no rank
+// waits for ranks that will never come.
 func TestRootMPIAbort(t *testing.T) {
 	n := startNode(t, site{})
 	r := n.ctl(t, "run", "-n", "4", "--mpi=pmi2", mpicc(t, n, "abort"))

@@ -102,7 +102,7 @@ func TestRootOutOfMemory(t *testing.T) {
 			contains(t, "the event log", n.ctlRoot(t, "events", id).out, `"event":"oom"`)
 		})
 	}
-	// What somebody kills is no want of memory.
+	// A kill by a user is no want of memory.
 	r := n.ctl(t, "run", "--mem=64M", "sh", "-c", "kill -9 $$")
 	if doc := n.oom(t, n.last(t).id()); r.code != 137 || doc.State != "FAILED" || len(doc.OOM) != 0 {
 		t.Errorf("kill -9: %v, %+v", r, doc)

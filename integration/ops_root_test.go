@@ -46,7 +46,7 @@ func (n *node) leaveStep(t testing.TB, like stepDoc) <-chan error {
 	dir := ""
 	for _, d := range n.cgroups() {
 		if strings.Contains(d, own) && filepath.Base(d) == fmt.Sprintf("step_%d", like.StepID) {
-			dir = strings.Replace(d, own, "/job_1/", 1) // the last one is that of v2
+			dir = strings.Replace(d, own, "/job_1/", 1) // the last one is v2's
 		}
 	}
 	if dir == "" {
@@ -205,7 +205,7 @@ func failed(args []string, r result) error {
 	return nil
 }
 
-// ourLines are those of a page that are not Go's.
+// ourLines are the lines of a page that are not Go's.
 func ourLines(page string) string {
 	var b strings.Builder
 	for line := range strings.Lines(page) {

@@ -11,7 +11,7 @@ import (
 // TestRootPluginReturnCodes holds the failure table of spank(8) and the
 // measured chain rules (spank-behaviour §5): below zero is fatal for a
 // required plugin, above zero stops the chain for that hook only, and an
-// optional plugin's code is nobody's business.
+// optional plugin's code has no effect.
 func TestRootPluginReturnCodes(t *testing.T) {
 	n := startNode(t, site{})
 	so := buildRude(t, n)

@@ -430,8 +430,8 @@ func TestRootPlugstackHalf(t *testing.T) {
 	})
 }
 
-// TestRootSIGIO: the signal by which the kernel tells that somebody wants to
-// write a file that is being read hurts none of the programs.
+// TestRootSIGIO: the signal by which the kernel reports that a process wants
+// to write a file that is being read hurts none of the programs.
 func TestRootSIGIO(t *testing.T) {
 	n := startNode(t, site{})
 	p := n.start(t, call{args: []string{"run", "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; echo ran"}})

@@ -72,8 +72,8 @@ func (n *node) noPMIxLeft(t testing.TB) {
 	})
 }
 
-// TestRootPMIxEnds: how a rank ends, and what becomes of the step and of those who
-// wait for it.
+// TestRootPMIxEnds: how a rank ends, and the result for the step and for ranks
+// that wait for it.
 func TestRootPMIxEnds(t *testing.T) {
 	n := startNode(t, site{})
 	program := buildLinger(t, n)
@@ -222,7 +222,7 @@ func TestRootPMIxForeignUser(t *testing.T) {
 	n.checkClean(t)
 }
 
-// hangsUp connects to the server as a user and tells whether it closes within so many seconds.
+// hangsUp connects to the server as a user and reports whether it closes within so many seconds.
 func hangsUp(t testing.TB, uid uint32, port, limit string) bool {
 	t.Helper()
 	cmd := exec.Command("bash", "-c", `exec 3<>/dev/tcp/127.0.0.1/$0 || exit 9; read -t $1 -u 3 x; code=$?; [ $code -gt 128 ] && exit 0; exit 1`, port, limit)

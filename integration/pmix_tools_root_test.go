@@ -90,7 +90,7 @@ func (s *pmixStep) tool(t testing.TB, at *node, c call, args ...string) result {
 }
 
 // TestRootPMIxTool: tools attach to a step's PMIx server as a debugger does: the
-// step's user and root, nobody else.
+// step's user and root, no other user.
 func TestRootPMIxTool(t *testing.T) {
 	n := startNode(t, site{})
 	dir := pmixPrograms(t, n)

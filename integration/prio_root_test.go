@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestRootPropagatePrio: the tasks' nice value is the daemons', that of the command, or
+// TestRootPropagatePrio: the tasks' nice value is the daemons', the command's, or
 // at least one more than the daemons' (slurm.conf(5), PropagatePrioProcess).
 func TestRootPropagatePrio(t *testing.T) {
 	for mode, want := range []string{"0 1\n0 1", "0 unset\n5 unset", "1 unset\n5 unset"} {

@@ -135,8 +135,8 @@ func (n *node) restartWith(t testing.TB, more string) {
 }
 
 // TestRootPrologFailures: a required plugin's or a program's failure, in prolog
-// and epilog, what it does to the step and to the node; an optional one's is
-// nobody's.
+// and epilog, what it does to the step and to the node; an optional one's
+// has no effect.
 func TestRootPrologFailures(t *testing.T) {
 	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
 	so, marks := buildClient(t, n), n.markFile(t)

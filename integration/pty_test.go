@@ -104,7 +104,7 @@ func (p *onTerminal) reads(t testing.TB, want string) {
 	})
 }
 
-// runs tells whether the program has a child that runs a verb, and sleeps in it.
+// runs reports whether the program has a child that runs a verb, and sleeps in it.
 func (p *onTerminal) runs(verb string) error {
 	pid := p.cmd.Process.Pid
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestRootReadme runs every command of README.md: those of its blocks, in their order,
-// and those that it names in its text and tables.
+// TestRootReadme runs every command of README.md: the commands of its blocks, in their
+// order, and the ones that its text and tables name.
 func TestRootReadme(t *testing.T) {
 	n := startNode(t, site{})
 	// "stepctl alloc … stepctl run" finds the second stepctl by its PATH.

@@ -136,8 +136,8 @@ func TestRootSpoolFull(t *testing.T) {
 }
 
 // TestRootSpoolStops: the server of the spool's file system stops while a step runs: the
-// step goes on, who asks is answered, what needs the spool is refused with its name, and
-// when the server is back all goes on.
+// step goes on, clients are answered, requests that need the spool are refused with its
+// name, and when the server is back all goes on.
 func TestRootSpoolStops(t *testing.T) {
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		t.Skip("no /dev/fuse: nothing else here is a file system that does not answer")

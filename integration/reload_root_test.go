@@ -29,7 +29,7 @@ func (n *node) hup(t testing.TB, word string) {
 }
 
 // TestRootReload: on SIGHUP noded reads its files again, in the same process and with
-// the same socket: its steps go on, and nobody is refused. Files with a mistake are
+// the same socket: its steps go on, and no client is refused. Files with a mistake are
 // not taken.
 func TestRootReload(t *testing.T) {
 	waits(t)

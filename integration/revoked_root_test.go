@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestRootAllocRevoked: somebody cancels an allocation; its command is told at
-// once, and what it ends with is what alloc ends with.
+// TestRootAllocRevoked: an allocation is cancelled; its command gets a signal
+// at once, and alloc ends with the command's exit code.
 func TestRootAllocRevoked(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{})

@@ -25,7 +25,7 @@ var escapes = regexp.MustCompile(`\x1b\[[?0-9;]*[a-zA-Z]`)
 // TestRootSeeing: what one sees of a node with a step that runs and one that has
 // failed: every verb's document, the screens of two terminals, top and its keys.
 func TestRootSeeing(t *testing.T) {
-	// With a hard limit below that of any client.
+	// With a hard limit below any client's.
 	n := startNode(t, site{Before: []string{"sh", "-c", `ulimit -n 900; exec "$@"`, "sh"}})
 	if r := n.ctl(t, "run", "-J", "bad", "sh", "-c", "exit 3"); r.code != 3 {
 		t.Fatal(r)
@@ -84,7 +84,7 @@ func jsonOfAll(t *testing.T, n *node, runs, failed string) {
 	}
 }
 
-// planOf: a dry run tells what the tasks would see, and who makes it so.
+// planOf: a dry run reports what the tasks would see, and who makes it so.
 func planOf(t *testing.T, n *node) {
 	r := n.do(t, call{args: []string{"run", "--dry-run", "--json", "-n2", "--export=KEPT,NEW=1", "true"}, env: []string{"KEPT=1", "LOST=1"}})
 	var doc struct {
@@ -176,7 +176,7 @@ func screensOf(t *testing.T, n *node, runs, failed string) {
 				if utf8.RuneCountInString(line) > int(size[0]) {
 					t.Errorf("%s: a line of %d columns: %q", name, utf8.RuneCountInString(line), line)
 				}
-				// Of those to which options come, only the headings.
+				// Of the screens that grow with the options, only the headings.
 				if name != "help" && name != "run-help" || strings.HasSuffix(line, ":") && !strings.HasPrefix(line, " ") {
 					out = append(out, n.normal(name, line))
 				}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// privateLeft tells what is there of private nodeds: processes and directories.
+// privateLeft reports what is left of private nodeds: processes and directories.
 func privateLeft(dir string) error {
 	var left []string
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")

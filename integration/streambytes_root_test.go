@@ -41,7 +41,7 @@ func pipeFor(t *testing.T) (r, w *os.File) {
 	return r, w
 }
 
-// TestRootNoByteIsLost: whoever reads, and however slowly.
+// TestRootNoByteIsLost: for every kind of reader, however slow.
 func TestRootNoByteIsLost(t *testing.T) {
 	n := startNode(t, site{})
 	null, err := os.Open("/dev/null")
@@ -114,7 +114,7 @@ func (n *node) lastBytes(t *testing.T) byteCounts {
 	return doc.Step
 }
 
-// thousandRanks write to a pipe, labelled, so that each line tells whose it is.
+// thousandRanks write to a pipe, labelled, so that each line reports whose it is.
 func (n *node) thousandRanks(t *testing.T) {
 	ranks := testkit.Fewer(1000)
 	lines := *streamBytes / 100

@@ -257,7 +257,7 @@ func TestRootSuspendJob(t *testing.T) {
 	n.checkClean(t)
 }
 
-// TestRootSuspendKilled: whoever dies while a step stands still, it ends.
+// TestRootSuspendKilled: a suspended step ends, whichever daemon dies.
 func TestRootSuspendKilled(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, site{})

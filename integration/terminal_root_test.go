@@ -97,7 +97,7 @@ func terminalAttachedAgain(t *testing.T, n *node) {
 	s.sees("$ ")
 	s.types("number=41; echo hello\n")
 	s.sees("\r\nhello\r\n$ ")
-	must(t, s.p.cmd.Process.Kill()) // nobody can restore the terminal now
+	must(t, s.p.cmd.Process.Kill()) // no program can restore the terminal now
 	s.p.wait(t)
 
 	again, reader := openTerminal(t, 30, 90), openTerminal(t, 24, 80)
@@ -225,7 +225,7 @@ func terminalCrowd(t *testing.T, n *node) {
 	s := openTerminal(t, 24, 80)
 	id := s.inTerminal(n, "sh", "-c", `stty -opost; read x; head -c 3000000 /dev/zero | tr '\0' 'x'; echo; echo end`)
 	var clients []*exec.Cmd
-	never, hold, err := os.Pipe() // nobody reads it
+	never, hold, err := os.Pipe() // it has no reader
 	must(t, err)
 	defer func() {
 		for _, c := range clients {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// trackingDoc is the part of the node document that tells how steps are tracked.
+// trackingDoc is the part of the node document that reports how steps are tracked.
 type trackingDoc struct {
 	Proctrack string
 	Fallbacks []struct{ What, Why string }
@@ -181,8 +181,8 @@ func (n *node) killsOnV1(t *testing.T, least int, argv ...string) {
 	}
 }
 
-// TestRootEscapedTask: a task that root has moved away is told of, hears what
-// the step hears, and ends with it.
+// TestRootEscapedTask: a task that root has moved away is reported, gets the
+// step's signals, and ends with it.
 func TestRootEscapedTask(t *testing.T) {
 	for name, force := range map[string]string{"v2": "", "v1": forceV1} {
 		t.Run(name, func(t *testing.T) {
@@ -201,7 +201,7 @@ func TestRootEscapedTask(t *testing.T) {
 			away := filepath.Join(parent, "escape-"+filepath.Base(n.dir))
 			must(t, os.Mkdir(away, 0o755))
 			t.Cleanup(func() {
-				// v1 tells nobody when a group can be removed.
+				// v1 sends no event when a group can be removed.
 				eventually(t, callTimeout, "the other cgroup's end", func() error {
 					if err := os.Remove(away); err != nil && !errors.Is(err, os.ErrNotExist) {
 						return err

@@ -22,8 +22,8 @@ type hangFS struct {
 	cmd *exec.Cmd
 }
 
-// mountHang mounts one. It is ended, and what waits for it let go, at the end of
-// the test at the latest.
+// mountHang mounts one. It is ended, and its waiting processes are released, at the end
+// of the test at the latest.
 func (n *node) mountHang(t *testing.T) *hangFS {
 	t.Helper()
 	if _, err := os.Stat("/dev/fuse"); err != nil {
@@ -54,7 +54,7 @@ func helper(t *testing.T, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// end lets go of all that wait for it.
+// end releases all that wait for it.
 func (h *hangFS) end() {
 	_ = h.cmd.Process.Kill() // it may have ended
 	_ = h.cmd.Wait()
@@ -63,7 +63,7 @@ func (h *hangFS) end() {
 
 func (h *hangFS) file() string { return filepath.Join(h.dir, "file") }
 
-// heldDoc is the part of the node document that tells of survivors.
+// heldDoc is the part of the node document about survivors.
 type heldDoc struct {
 	State      string `json:"state"`
 	Reason     string `json:"reason"`
@@ -302,7 +302,7 @@ func TestRootTraced(t *testing.T) {
 	if doc.State != "CANCELLED" || doc.Tasks[1].Signal == nil || *doc.Tasks[1].Signal != 9 {
 		t.Errorf("record %+v", doc)
 	}
-	// A zombie is in nobody's way.
+	// A zombie blocks nothing.
 	if held := n.unkillable(t); strings.HasPrefix(held.State, "DRAIN") || len(held.Unkillable) > 0 {
 		t.Errorf("node %+v", held)
 	}

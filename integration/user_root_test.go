@@ -120,8 +120,8 @@ func TestRootUidOption(t *testing.T) {
 	}
 }
 
-// TestRootOthersSteps: a user acts on own steps alone, and sees no more of
-// another's than that they are there.
+// TestRootOthersSteps: a user acts on own steps alone, and sees of
+// another's only that they exist.
 func TestRootOthersSteps(t *testing.T) {
 	n := startNode(t, site{})
 	p := n.start(t, call{args: []string{"run", "-J", "secret", "sleep", "4711"}})

@@ -17,7 +17,7 @@ type account struct {
 	groups []uint32
 }
 
-// The ids are those of the recorded traces.
+// The ids are the recorded traces'.
 var (
 	alice = account{name: "stepdt1", uid: 7001, gid: 7001, groups: []uint32{7001, 7101, 7102}}
 	bob   = account{name: "stepdt2", uid: 7002, gid: 7002, groups: []uint32{7002}}

@@ -34,8 +34,8 @@ type Section struct {
 type Span struct {
 	Kind Kind   `json:"kind"`
 	Name string `json:"name"`
-	// Plugin and Hook are those of a KindHook, Ranks those of the tasks that it was
-	// called for, or that a KindTask is about.
+	// Plugin and Hook belong to a KindHook; Ranks are the ranks of the tasks that
+	// it was called for, or that a KindTask is about.
 	Plugin string `json:"plugin,omitempty"`
 	Hook   string `json:"hook,omitempty"`
 	Ranks  string `json:"ranks,omitempty"`

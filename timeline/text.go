@@ -27,7 +27,7 @@ func (t *Timeline) Text(title string, columns int, colour bool) string {
 	return d.b.String()
 }
 
-// numberWidth is that of a number of milliseconds: "1234567.890".
+// numberWidth is the width of a number of milliseconds: "1234567.890".
 const numberWidth = 11
 
 type drawing struct {

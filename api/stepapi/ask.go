@@ -20,7 +20,7 @@ type asks struct {
 // asked is one request that waits for its answer.
 type asked struct {
 	of *peer
-	// got has room for the one answer; nil is that of a peer that has gone.
+	// got has room for the one answer; nil comes from a peer that has gone.
 	got chan *Msg
 }
 
@@ -56,7 +56,7 @@ func (a *asks) lost(p *peer) {
 	}
 }
 
-// answered hands an answer to who asked that peer; nobody asked others.
+// answered hands an answer to the caller that asked that peer.
 func (a *asks) answered(p *peer, m *Msg) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -66,7 +66,7 @@ func (a *asks) answered(p *peer, m *Msg) {
 	}
 }
 
-// Ask asks noded, and waits for one where none is there, until ctx ends. A noded
+// Ask asks noded, and waits for a noded where none is connected, until ctx ends. A noded
 // that goes before it answers is ErrNodedGone.
 func (s *Server) Ask(ctx context.Context, ask *Ask) (*Answer, error) {
 	p, seq, got, err := s.asks.begin(ctx)
@@ -108,7 +108,7 @@ func (a *asks) begin(ctx context.Context) (*peer, uint32, chan *Msg, error) {
 		select {
 		case <-came:
 		case <-ctx.Done():
-			return nil, 0, nil, fmt.Errorf("cannot ask noded: none is there: %w", context.Cause(ctx))
+			return nil, 0, nil, fmt.Errorf("cannot ask noded: none is connected: %w", context.Cause(ctx))
 		}
 	}
 }

@@ -116,7 +116,7 @@ func (c *Conn) Send(m *Msg, fds ...int) error {
 // packet is what one record is read into.
 type packet struct{ buf, oob []byte }
 
-// packets are those of all connections: one that waits has none, and noded has a
+// packets are the buffers of all connections: one that waits has none, and noded has a
 // connection for each step.
 var packets = sync.Pool{New: func() any {
 	return &packet{buf: make([]byte, inlineMax+1), oob: make([]byte, unix.CmsgSpace((FDsMax+1)*4))}

@@ -203,7 +203,7 @@ func TestServer(t *testing.T) {
 			t.Errorf("root %v: %q, %v", root, reason, err)
 		}
 	}
-	// Who asks is the kernel's word; root alone may speak for another uid.
+	// The kernel identifies the peer; root alone may speak for another uid.
 	me, other := uint32(os.Getuid()), uint32(4711)
 	want := me
 	if me == 0 {

@@ -149,7 +149,7 @@ func tree(t *testing.T, b []byte) (v any) {
 	return v
 }
 
-// missing lists what was there and is not, or is something else.
+// missing lists what existed and is gone, or is something else.
 func missing(at string, was, is any) (lost []string) {
 	switch w := was.(type) {
 	case map[string]any:

@@ -184,7 +184,8 @@ type Watch struct {
 type Watched struct {
 	// Terminal: the bytes are a terminal's.
 	Terminal bool `json:"terminal,omitempty"`
-	// Stdout and Stderr tell whether they pass by stepd: else nothing of them is seen.
+	// Stdout and Stderr say whether they pass through stepd: else nothing of them is
+	// seen.
 	Stdout bool `json:"stdout,omitempty"`
 	Stderr bool `json:"stderr,omitempty"`
 }

@@ -12,7 +12,7 @@ const (
 	// beyond it they are dropped, counted and told about.
 	linesMax = 1024
 	// queueMax bounds all records that wait for one peer; a peer that falls
-	// further behind is cut off, so that nobody's pipe can hold the step.
+	// further behind is cut off, so that no peer's pipe can hold the step.
 	queueMax = linesMax + 256
 	// linePatience is how long a burst of lines waits for room, once: a plugin
 	// that writes faster than the peer reads is held back that long.

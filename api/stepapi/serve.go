@@ -89,7 +89,7 @@ func (s *Server) watch(p *peer, m *Msg) error {
 }
 
 // asker is the uid for whom a record speaks: root may speak for others, and
-// whoever else is connected is the owner.
+// every other connected peer is the owner.
 func (s *Server) asker(m *Msg, root bool) uint32 {
 	switch {
 	case !root:

@@ -86,7 +86,7 @@ func (s *Server) Serve(l *net.UnixListener) {
 	})
 }
 
-// admit checks who is there: the step's owner or root.
+// admit checks the peer: the step's owner or root.
 func (s *Server) admit(c *Conn) {
 	cred, err := c.Peer()
 	if err != nil || (cred.Uid != 0 && cred.Uid != s.owner) {

@@ -61,8 +61,8 @@ type comparison struct {
 	what      string
 	accounted func(*usageDoc) *float64
 	reported  func(*word) float64
-	// bare is what wait4 tells of the same load without any step, nil where it
-	// tells nothing of the kind.
+	// bare is wait4's figure for the same load without any step, nil where it
+	// has none of the kind.
 	bare func(*syscall.Rusage) float64
 }
 
@@ -169,7 +169,7 @@ func (b *bench) acctRows(w *tabwriter.Writer, gather string) error {
 			if err != nil {
 				return err
 			}
-			// The bare process tells what its end costs: that shows in short ones.
+			// The bare process reports what its end costs: that shows in short ones.
 			if b.base == "" && l.name != "5 s" {
 				if err := l.bareOnce(b.dir, words, bare); err != nil {
 					return err

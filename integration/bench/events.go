@@ -64,7 +64,7 @@ func withoutEvents(bin, dir string) (string, error) {
 	return dir, nil
 }
 
-// eventRows runs pairs of the two. The cost is that of the median pair.
+// eventRows runs pairs of the two. The cost is the median pair's.
 func eventRows(w io.Writer, rec *recorder, n nodes, s size) error {
 	of := make([][]launch, len(n))
 	for i := range s.runs + 2 {
@@ -101,8 +101,9 @@ func costs(a, b series) (low, mid, high float64) {
 	return middle(diffs)
 }
 
-// middle is the median of some runs, and where that of all runs is to be sought in 19 of 20
-// cases (from the order of the values: their number above it is binomial). It sorts them.
+// middle is the median of some runs, and the interval that contains the median of all
+// runs in 19 of 20 cases (from the order of the values: their number above it is
+// binomial). It sorts them.
 func middle(values []float64) (low, mid, high float64) {
 	n := len(values)
 	if n == 0 {

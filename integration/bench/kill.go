@@ -208,7 +208,7 @@ func (s *slurm) killer(signal string) killer {
 				_, err = fmt.Sscan(pid, &n)
 				return n, s.job + "." + step, err
 			}
-			return 0, "", errors.New("no slurmstepd is there")
+			return 0, "", errors.New("no slurmstepd is running")
 		},
 		end: func(id string) []string {
 			if signal != "" {

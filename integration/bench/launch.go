@@ -81,7 +81,7 @@ func (t *tree) step(root, n int) (launch, bool) {
 	return launch{}, false
 }
 
-// times are those of the tasks alone.
+// times are the times of the tasks alone.
 func (t *tree) times(tasks []int) launch {
 	l := launch{execs: len(tasks)}
 	for _, c := range tasks {

@@ -55,7 +55,7 @@ func main() {
 	}
 }
 
-// all prints the tables of those names, in their own order.
+// all prints the tables with these names, in their own order.
 func (b *bench) all(wanted, names []string) error {
 	for _, name := range wanted {
 		if !slices.Contains(names, name) {

@@ -85,7 +85,7 @@ func (b *bench) compileMPI(compiler, name, program string, flags ...string) erro
 	return nil
 }
 
-// rows are those of the empty program: the whole command, and what rank 0 says.
+// rows are the rows of the empty program: the whole command, and what rank 0 says.
 func (l *mpiLibrary) rows(b *bench, w *tabwriter.Writer, n nodes) error {
 	program := filepath.Join(b.dir, "empty-"+filepath.Base(l.peer)+l.mpi)
 	reason := l.build(b, n, program)
@@ -179,7 +179,7 @@ func (l *mpiLibrary) known(n nodes) error {
 	return nil
 }
 
-// build compiles the empty program, and says what is not there.
+// build compiles the empty program, and says what is missing.
 func (l *mpiLibrary) build(b *bench, n nodes, program string) error {
 	if err := l.known(n); err != nil {
 		return err
@@ -347,8 +347,8 @@ func (b *bench) pmixMemory(w io.Writer, n nodes) error {
 	return nil
 }
 
-// memoryOf is the Pss in kB of the daemons of those names, one by one, in a step of each
-// release whose rank 0 has printed a line.
+// memoryOf is the Pss in kB of the daemons with these names, one by one, in a step of
+// each release whose rank 0 has printed a line.
 func (b *bench) memoryOf(n nodes, ranks int, names []string, mpi string, args ...string) ([][]series, error) {
 	of := make([][]series, len(names))
 	for i := range of {
@@ -364,7 +364,7 @@ func (b *bench) memoryOf(n nodes, ranks int, names []string, mpi string, args ..
 	return of, err
 }
 
-// daemonsWith is the Pss in kB of the daemons of those names of a step whose rank 0 has
+// daemonsWith is the Pss in kB of the daemons with these names of a step whose rank 0 has
 // printed a line.
 func daemonsWith(node *noded, ranks int, names []string, mpi string, args ...string) ([]float64, error) {
 	argv := append(node.run("-n", fmt.Sprint(ranks), "--overcommit", "-i", "none", "--mpi="+mpi), args...)

@@ -27,8 +27,8 @@ type noded struct {
 	holder *exec.Cmd // and who holds it
 }
 
-// startNoded runs one in dir, which it makes, with the plugstack.conf that is
-// there, if one is, and further lines of slurm.conf.
+// startNoded runs one in dir, which it makes, with the plugstack.conf in it,
+// if it has one, and further lines of slurm.conf.
 func startNoded(bin, dir string, maxTasks int, conf ...string) (*noded, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err

@@ -48,7 +48,7 @@ PartitionName=p Nodes=%[1]s Default=YES MaxTime=INFINITE State=UP OverSubscribe=
 `
 
 // startSlurm needs munged, slurmctld, slurmd and srun; its error says what is
-// not there.
+// missing.
 func startSlurm(dir string) (*slurm, error) {
 	for _, p := range []string{"munged", "slurmctld", "slurmd", "srun"} {
 		if _, err := exec.LookPath(p); err != nil {

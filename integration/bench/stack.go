@@ -44,8 +44,8 @@ type stacks struct {
 	added map[string][]float64
 }
 
-// stacksTable is what plugins cost that do nothing: in the steps of a job that is
-// there already, so that prolog and epilog are not among it.
+// stacksTable is what plugins cost that do nothing: in the steps of a job that
+// exists already, so that prolog and epilog are not among it.
 func (b *bench) stacksTable() error {
 	sizes := b.sizes([]size{{1, 60}, {64, 30}, {256, 15}}, []size{{1, 15}, {64, 8}, {256, 4}}, []size{{1, 60}, {64, 15}, {256, 7}})
 	plugins, err := b.compilePlugins(slices.Max(stackSizes))
@@ -189,7 +189,7 @@ func (s *stacks) rows(w io.Writer, z size) error {
 	return nil
 }
 
-// baseRows are those of one size beside the other release.
+// baseRows are the rows of one size beside the other release.
 func (s *stacks) baseRows(w io.Writer, z size, steps [][2][]launch) {
 	for _, sp := range stackSpans {
 		for i, plugins := range s.sizes {

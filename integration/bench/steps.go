@@ -64,7 +64,7 @@ func (b *bench) bareLoop() (string, error) {
 	return bare, nil
 }
 
-// launchRows are those of one size.
+// launchRows are the rows of one size.
 func (b *bench) launchRows(w *tabwriter.Writer, n nodes, bare string, s size) error {
 	rec, err := b.events()
 	if err != nil {

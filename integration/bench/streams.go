@@ -42,7 +42,7 @@ var streamRows = []streamRow{
 	{what: "stdin to all, bytes delivered", tasks: 64, input: true},
 }
 
-// lineWidth is that of the lines that are written.
+// lineWidth is the width of the lines that are written.
 const lineWidth = 80
 
 // streamsTable is how fast the bytes of the tasks are, beside a pipe of the shell's.

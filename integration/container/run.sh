@@ -15,7 +15,7 @@ name=localhost/stepd
 runtime=(--runtime runc)
 # Below this machine's, which podman cannot raise without CAP_SYS_RESOURCE.
 limits=(--ulimit nofile=16384:16384 --ulimit nproc=30000:30000)
-# Where systemd is not there to do it, nobody asks the image for its health by itself.
+# Without systemd no program asks the image for its health by itself.
 [ -d /run/systemd/system ] || export DISABLE_HC_SYSTEMD=true
 
 have() { podman image exists "$1"; }

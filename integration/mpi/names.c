@@ -4,7 +4,7 @@
  *
  *   names groups NAME   the lower and the upper half of one world
  *   names server NAME   two steps of one job: this one waits for
- *   names client NAME   this one, which asks until the name is there
+ *   names client NAME   this one, which asks until the name exists
  *
  * The first rank of each side prints "SIDE ok N+M": its own ranks and the other's.
  */

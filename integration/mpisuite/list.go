@@ -81,7 +81,7 @@ func parseTest(dir string, words []string, limit time.Duration) (test, error) {
 			t.skip = "xfail " + value
 		case "mem":
 			t.skip = "needs " + value + " GB"
-		case "strict", "mpix", "lock": // extensions are there; nothing runs at the same time
+		case "strict", "mpix", "lock": // extensions exist; nothing runs at the same time
 		default:
 			return t, fmt.Errorf("%q is not known", w)
 		}

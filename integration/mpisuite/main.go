@@ -85,7 +85,7 @@ func run(o options) error {
 	return nil
 }
 
-// tests are those of all lists, in their order. What was not compiled is skipped.
+// tests are the tests of all lists, in their order. What was not compiled is skipped.
 func (o options) tests() ([]test, error) {
 	var all []test
 	for _, dir := range o.dirs {

@@ -4,7 +4,7 @@
 #
 #   mpich.sh [suite]      prints the folder; CACHE= is where, JOBS= how many at once
 #
-# What is there already is not built again. In CACHE, current is a link to the folder.
+# What exists is not built again. In CACHE, current is a link to the folder.
 # It has pmi2/bin/mpicc, pmi1/bin/mpicc, and suite/, which is built with pmi2.
 set -euo pipefail
 cache=${CACHE:-/var/cache/stepd-mpich}

@@ -54,7 +54,7 @@ func (l launcher) run(folder string, t test) outcome {
 	started := time.Now()
 	err := cmd.Run()
 	o := outcome{took: time.Since(started), output: both.String()}
-	// What the group has left, after a WaitDelay; it is nobody else's.
+	// What the group has left, after a WaitDelay; it has no other process.
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	var exit *exec.ExitError
 	switch {

@@ -135,8 +135,8 @@ func (m machine) boot(ctx context.Context, timeout time.Duration, output io.Writ
 	return 0, fmt.Errorf("%w\nqemu: %s\nthe console's last lines:\n%s", err, strings.TrimSpace(stderr.String()), tailOf(m.console()))
 }
 
-// follow copies the guest's lines and takes out those of recipe/vmtest and
-// run.sh. A guest that boots again without having said so is an error.
+// follow copies the guest's lines and takes out the lines of recipe/vmtest
+// and run.sh. A guest that boots again without having said so is an error.
 func follow(from io.Reader, to io.Writer, reboots bool, up func()) (status int, seen bool, err error) {
 	in := bufio.NewReader(from)
 	boots := 1

@@ -28,7 +28,7 @@ func main() {
 	flag.StringVar(&c.cache, "cache", "/var/cache/stepd-vm", "folder of the images")
 	flag.StringVar(&c.accel, "accel", "tcg", "qemu's accelerator: tcg or kvm")
 	flag.StringVar(&c.out, "out", "build/vm", "folder for the guest's console and journal")
-	flag.StringVar(&c.run, "run", "", "tests to run, instead of those of tests.tsv")
+	flag.StringVar(&c.run, "run", "", "tests to run, not the ones of tests.tsv")
 	flag.StringVar(&c.pkg, "pkg", "", "packages to look for -run in, parted by spaces; default: all")
 	flag.StringVar(&c.command, "cmd", "", "shell command to run, instead of tests")
 	flag.StringVar(&c.old, "old", "", "folder of an earlier release's programs, which the package's test upgrades")
@@ -86,7 +86,7 @@ func (c config) main(ctx context.Context) (int, error) {
 	return status, err
 }
 
-// makeShare tells whether the guest is to be booted twice.
+// makeShare reports whether the guest is to be booted twice.
 func (c config) makeShare(ctx context.Context, top, dir, disk string) (reboots bool, err error) {
 	s := share{top: top, dir: dir, old: c.old}
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -111,7 +111,7 @@ func (c config) makeShare(ctx context.Context, top, dir, disk string) (reboots b
 	return reboots, s.disk(ctx, disk)
 }
 
-// rows tells which tests to run.
+// rows reports which tests to run.
 func (c config) rows(top string) ([]row, error) {
 	if c.run != "" {
 		return choose(top, c.run, strings.Fields(c.pkg))

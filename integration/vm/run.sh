@@ -28,7 +28,7 @@ run /share/jobs-before-reboot
 if [ -s /share/jobs-after-reboot ]; then
 	mkdir -p $kept && echo $status > $kept/status
 	echo VM-REBOOT
-	# What `systemctl reboot` does where logind is not there to be asked first.
+	# What `systemctl reboot` does without a logind that it asks first.
 	systemctl --no-block --job-mode=replace-irreversibly start reboot.target
 	trap 'exit 0' TERM
 	sleep infinity &

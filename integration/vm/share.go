@@ -44,7 +44,7 @@ func (s share) fill(ctx context.Context) error {
 }
 
 // addTests builds the test binaries of rows and the lists that run.sh reads. It
-// tells whether the guest is to be booted twice.
+// reports whether the guest is to be booted twice.
 func (s share) addTests(ctx context.Context, rows []row, timeout time.Duration) (reboots bool, err error) {
 	if err := s.tool(ctx, "go", "build", "-trimpath", "-o", s.path("test2json"), "cmd/test2json"); err != nil {
 		return false, err

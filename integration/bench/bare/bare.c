@@ -2,7 +2,7 @@
  * The peer that does nothing else: fork and exec N times, then wait for all. With
  * the paths of plugins behind N it has them mapped, and calls one hook of each in
  * every child: what a process with plugins cannot do without. With -g no child goes
- * on to exec before all are forked, as those of a step, so that all live at once.
+ * on to exec before all are forked, as in a step, so that all live at once.
  * bare [-g] N [PLUGIN...] */
 #include <dlfcn.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * A plugin that is compiled with the headers of an installed Slurm and uses what
  * they offer beyond spank.h. hook=NAME says where, do=WHAT what; context=N in
  * which context, if not in the remote one. -DDATA imports a
- * variable that nobody has.
+ * variable that no library has.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

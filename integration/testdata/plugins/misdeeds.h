@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What rude.so can do to the process that calls it. kill(-1, SIGKILL) is not
- * among it: root's leaves nobody to test.
+ * among it: root's leaves no process to test.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -112,7 +112,7 @@ static void close_std(int last)
 	close_range(0, last, 0);
 }
 
-/* Each number is there, and is another file. */
+/* Each number is open, and is another file. */
 static void swap_fds(int first)
 {
 	int fd = open("/dev/null", O_RDWR);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A plugin with the fault that it is compiled with: those of the recorded
- * failures, by their names there.
+ * A plugin with the fault that it is compiled with: the faults of the
+ * recorded failures, by their names there.
  */
 #include <stdio.h>
 

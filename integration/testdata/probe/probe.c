@@ -3,7 +3,7 @@
  * The recording plugin: in every SPANK callback it writes one JSON line that
  * says who it is (credentials, groups, masks, limits, descriptors) and what
  * every call of the SPANK API answers there. The fields and the order of the
- * calls are those of the recorded traces, because the calls change state: a
+ * calls are the recorded traces', because the calls change state: a
  * later callback sees the PROBE_* variables that an earlier one has set.
  *
  * Compile with -DPROBE_OUT='"/path/of/the/record"'. The file is opened in the

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * daemons N makes N daemons, each in a session of its own and a child of
- * nobody's, that ignore all that can be ignored. It says "ready" when all are
- * there, and waits for its end.
+ * daemons N makes N daemons, each in a session of its own and an orphan,
+ * that ignore all that can be ignored. It says "ready" when all run, and waits for its
+ * end.
  */
 #include <signal.h>
 #include <stdio.h>

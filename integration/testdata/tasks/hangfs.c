@@ -2,7 +2,7 @@
  *
  * hangfs DIR mounts a file system on DIR that never answers a read of its one
  * file, "file": as a file server does that is gone. It says "ready" when it
- * serves. When it ends, the kernel lets go of all who wait.
+ * serves. When it ends, the kernel wakes all that wait.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -11,7 +11,7 @@ import (
 // setClock sets the host's clock, and at the end of the test puts it right.
 func setClock(t *testing.T) (by func(time.Duration)) {
 	t.Helper()
-	right := time.Now() // with a reading of the clock that nobody sets
+	right := time.Now() // with a reading of the clock that is never set
 	ahead := func(d time.Duration) {
 		now := right.Round(0).Add(time.Since(right) + d)
 		tv := syscall.NsecToTimeval(now.UnixNano())

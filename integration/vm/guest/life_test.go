@@ -50,7 +50,7 @@ func TestGuestVerify(t *testing.T) {
 
 // TestGuestTask: what a task has of the unit it descends from. The unit's
 // limits and its protection from the OOM killer are the daemons' own, and it has no
-// session keyring, which would be that of all users' tasks.
+// session keyring, which all users' tasks would share.
 func TestGuestTask(t *testing.T) {
 	startUnit(t)
 	const script = "cat /proc/self/oom_score_adj; ulimit -n; ulimit -s; ulimit -l; echo \"[$NOTIFY_SOCKET$INVOCATION_ID$JOURNAL_STREAM$RUNTIME_DIRECTORY]\"; grep -c _ses: /proc/keys; exec cat /proc/self/cgroup"
@@ -124,8 +124,8 @@ func TestGuestKillNoded(t *testing.T) {
 }
 
 // TestGuestKillAll: `systemctl kill` without more hits all that is in the
-// unit's cgroup. Whoever lives through that, nothing is left, and the node
-// serves.
+// unit's cgroup. Whichever process lives through that, nothing is left,
+// and the node serves.
 func TestGuestKillAll(t *testing.T) {
 	startUnit(t)
 	s := startStep(t, "a", 2)

@@ -148,7 +148,7 @@ func attach(t *testing.T, s *running) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer cmd.Wait() // its end is that of the kill
+	defer cmd.Wait() // it ends by the kill
 	defer cmd.Process.Kill()
 	stop := time.AfterFunc(soon, func() { cmd.Process.Kill() })
 	defer stop.Stop()

@@ -18,7 +18,7 @@ var limitFiles = []string{
 	"memory.high", "memory.low", "memory.max", "memory.min", "memory.oom.group", "memory.swap.max", "pids.max",
 }
 
-// places tells where the tasks are, and the limits of every cgroup above them.
+// places reports where the tasks are, and the limits of every cgroup above them.
 func places(t *testing.T, all []*running) map[string]string {
 	t.Helper()
 	found := map[string]string{}

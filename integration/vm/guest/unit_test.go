@@ -76,7 +76,7 @@ func stopUnit(t *testing.T) {
 	}
 }
 
-// leftovers names the processes, cgroups and mounts of steps that are there.
+// leftovers names the processes, cgroups and mounts of steps that exist.
 func leftovers() error {
 	var left []string
 	procs, _ := filepath.Glob("/proc/[0-9]*/comm") // the pattern is good
@@ -110,7 +110,7 @@ func leftovers() error {
 func cgroups() []string {
 	var found []string
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		// That of the scope may stay as long as the scope.
+		// The scope's may stay as long as the scope.
 		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), "stepd-") && !strings.HasSuffix(d.Name(), ".scope") {
 			found = append(found, path)
 		}
@@ -207,8 +207,8 @@ type running struct {
 	ended  chan struct{}
 }
 
-// startStep runs ntasks that wait, as the user nobody, and returns when all
-// run.
+// startStep runs ntasks that wait, as the user `nobody`, and returns when
+// all run.
 func startStep(t *testing.T, name string, ntasks int, options ...string) *running {
 	t.Helper()
 	dir, err := os.MkdirTemp("/var/tmp", "guest-")
