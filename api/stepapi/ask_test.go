@@ -72,7 +72,7 @@ func TestAsk(t *testing.T) {
 	}
 	soon, stop := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer stop()
-	if _, err := s.Ask(soon, &Ask{Do: AskLookup}); err == nil || !strings.Contains(err.Error(), "none is there") {
+	if _, err := s.Ask(soon, &Ask{Do: AskLookup}); err == nil || !strings.Contains(err.Error(), "none is connected") {
 		t.Errorf("without a noded: %v", err)
 	}
 }
