@@ -85,19 +85,31 @@ func (p *Plugin) serveControl(ctx context.Context, r *reader) (reply, error) {
 	return reply{fill: func(w *writer) { w.infos(nil) }}, nil
 }
 
-// flushTimeout bounds how long the end of a step waits for an answer to be on its
-// way: pmixhost ends with the step.
-const flushTimeout = time.Second
+const (
+	// flushTimeout bounds how long the end of a step waits for an answer to be on its
+	// way: pmixhost ends with the step.
+	flushTimeout = time.Second
+	// flushPause is what the library's thread gets to return to its poll, where a busy
+	// machine has taken the CPU from it: what it does before is one round of its loop.
+	flushPause = 20 * time.Millisecond
+)
 
 // flush returns when the library has sent what it was given: once round its loop to
-// queue it, once more to write.
+// queue it, once more, after a poll, to write.
 func (p *Plugin) flush(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
-	for range 2 {
-		if _, err := p.ask(ctx, cmdSync, func(*writer) {}); err != nil {
-			return // the process that would be answered is gone
-		}
+	sync := func() bool {
+		_, err := p.ask(ctx, cmdSync, func(*writer) {})
+		return err == nil // else the process that would be answered is gone
+	}
+	if !sync() {
+		return
+	}
+	select {
+	case <-time.After(flushPause):
+		sync()
+	case <-ctx.Done():
 	}
 }
 
