@@ -151,7 +151,8 @@ func (l faultLane) run(t *testing.T, holding string, hits *atomic.Int32) {
 	eventually(t, faultWait, "as much as before", func() error {
 		after := n.footprint(t)
 		if after.moreThan(before) {
-			return fmt.Errorf("before %+v, after %+v\n%s", before, after, n.descriptors())
+			open, err := n.descriptors()
+			return fmt.Errorf("before %+v, after %+v\n%v %v", before, after, open, err)
 		}
 		return nil
 	})
