@@ -153,7 +153,7 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// TestBadReplies: what is no reply of noded's is told by name, and bounded.
+// TestBadReplies: what is no reply of noded's is named in the error, and bounded.
 func TestBadReplies(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reply string

@@ -33,7 +33,7 @@ type MPIGroup struct {
 // MissingRank is a rank that others wait for.
 type MissingRank struct {
 	Rank int `json:"rank"`
-	// MPI is how far it has come, null where nothing was heard of it.
+	// MPI is how far it has come, null where it is unknown.
 	MPI *step.MPIProgress `json:"mpi"`
 	// Status is its end, null while it lives; Doing is what its process does, where
 	// that is known.

@@ -20,7 +20,7 @@ func buildABI(t testing.TB, n *node, name string, flags ...string) string {
 	return so
 }
 
-// says waits until each text was told to the user or stands in noded's log
+// says waits until each text was printed to the user or stands in noded's log
 // behind the first bytes of it: the log comes through another pipe.
 func (n *node) says(t testing.TB, r result, before int, texts ...string) {
 	t.Helper()
@@ -75,7 +75,7 @@ func TestRootABIAnswers(t *testing.T) {
 	}
 }
 
-// TestRootABIMissing: a function that nothing here provides is told to the
+// TestRootABIMissing: a function that nothing here provides is reported to the
 // administrator when the plugin is loaded, and to the user when it is called:
 // then the message names it, and the step ends as by a crash.
 func TestRootABIMissing(t *testing.T) {

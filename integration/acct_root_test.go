@@ -133,7 +133,7 @@ func TestRootAccounting(t *testing.T) {
 	if r := n.ctl(t, "events", "1.0"); !strings.Contains(r.out, `"event":"usage"`) {
 		t.Errorf("events:\n%s", r.out)
 	}
-	// What has ended is told by stat, too; to its owner and root alone.
+	// stat shows ended steps, too; to its owner and root alone.
 	if r := n.ctl(t, "stat", "1.0"); r.code != 0 || !strings.Contains(r.out, "COMPLETED") || !strings.Contains(r.out, "jobacct_gather/linux") {
 		t.Errorf("stat: %v", r)
 	}

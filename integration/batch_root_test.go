@@ -171,7 +171,7 @@ func TestRootBatchLines(t *testing.T) {
 	}
 }
 
-// TestRootArrayTask: what a controller says of a job array is told to the job's plugins and
+// TestRootArrayTask: a controller's words on a job array reach the job's plugins and
 // scripts, to its steps, and to the names of its files.
 func TestRootArrayTask(t *testing.T) {
 	n := startNode(t, site{})

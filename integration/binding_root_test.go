@@ -239,7 +239,7 @@ func TestRootBindNodes(t *testing.T) {
 }
 
 // TestRootNotBound: without the plugin nothing is bound or told, and where CPUs=
-// is more than there are, who insists hears of it.
+// is more than exist, a request that insists is refused.
 func TestRootNotBound(t *testing.T) {
 	for _, c := range []struct {
 		name string

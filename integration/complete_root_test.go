@@ -17,7 +17,7 @@ type completer struct {
 }
 
 // completers: bash with the functions of bash-completion, which every system has;
-// fish, which tells it; zsh, whose function of lists prints them here.
+// fish, which prints it; zsh, whose function of lists prints them here.
 func completers() []completer {
 	return []completer{
 		{"bash", func(ctx context.Context, script, line string) *exec.Cmd {

@@ -124,7 +124,7 @@ func TestRootConformanceSlurmdFailures(t *testing.T) {
 	r.end(20)
 }
 
-// aboutPlugins tells a line of noded's log that is about plugins.
+// aboutPlugins reports whether a line of noded's log is about plugins.
 var aboutPlugins = regexp.MustCompile(`level=(?:error|warning|info) msg="(.*(?:spank|plugin|PLUGINS).*)"$`)
 
 // tryStart starts noded, and ends it where it has started.

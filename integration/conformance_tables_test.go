@@ -28,7 +28,7 @@ func reduceTable(t testing.TB, dir, name string, records []record, w *world) *ta
 	t.Helper()
 	w.learn(records)
 	rows := readTSV(t, filepath.Join(dir, name+".tsv"))
-	first := map[string]*record{} // it tells a column's task
+	first := map[string]*record{} // it has a column's task
 	for i := range records {
 		if c := callback(records[i].column()); first[c] == nil {
 			first[c] = &records[i]

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestRootConformanceVisible: what the user hears of a plugin, by callback and
+// TestRootConformanceVisible: what the user sees of a plugin, by callback and
 // by the way in which the plugin speaks (spank-behaviour §6). A cell of the
 // table is where the text appears and what stands before it.
 func TestRootConformanceVisible(t *testing.T) {

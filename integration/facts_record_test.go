@@ -117,7 +117,7 @@ func assign(records []record) {
 	}
 }
 
-// inChild tells the callbacks that run in the task's own process.
+// inChild reports whether a callback runs in the task's own process.
 func (r *record) inChild() bool { return r.CB == "task_init_privileged" || r.CB == "task_init" }
 
 // column names a record in the table of facts: "remote:task_init.2", and with

@@ -56,7 +56,7 @@ func (n *node) buildFailing(t testing.TB) {
 		must(t, os.Rename(so, n.path("plug", name)))
 	}
 	probe("probe.so")
-	probe("probeB.so", "-DNO_OPTIONS") // else each option is told to be there twice
+	probe("probeB.so", "-DNO_OPTIONS") // else each option is reported as given twice
 	probe("probeC.so", "-DNO_OPTIONS")
 	for _, mode := range failureModes {
 		probe("probe"+mode+".so", "-DINIT_FAILURE_MODE="+mode)

@@ -66,7 +66,7 @@ func (f *faultRun) ends() []faultEnd {
 		}
 	}
 	if f.at.phase == phaseEnding {
-		// The client hears of the end from stepd, which may die before noded does.
+		// The client gets the end from stepd, which may die before noded has it.
 		told := faultEnd{[]string{"FAILED"}, []string{f.victim}, own.codes}
 		ends = append(ends, own, told)
 	}

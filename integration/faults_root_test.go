@@ -88,7 +88,7 @@ func fewFaults(lanes []faultLane) []faultLane {
 	return few
 }
 
-// buildHolding makes a folder of the programs with a stepd that stops where it is told to.
+// buildHolding makes a folder of the programs with a stepd that stops at the named line.
 func buildHolding(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(workRoot, "stepd-it-")

@@ -281,7 +281,7 @@ func (n *node) shutdownInWork(t *testing.T) {
 			}
 		case <-time.After(callTimeout):
 			t.Errorf("noded: still there %v after SIGTERM", callTimeout)
-			_ = n.cmd.Process.Kill() // the leak check below tells the rest
+			_ = n.cmd.Process.Kill() // the leak check below reports the rest
 			<-n.done
 		}
 	}

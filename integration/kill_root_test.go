@@ -278,7 +278,7 @@ func (n *node) victim(t testing.TB, comm string) int {
 	return 0
 }
 
-// TestRootTermRightAfterEnd: the client hears of a step's end before noded has
+// TestRootTermRightAfterEnd: the client gets a step's end before noded has
 // put everything away; a SIGTERM in between changes nothing.
 func TestRootTermRightAfterEnd(t *testing.T) {
 	n := startNode(t, site{})

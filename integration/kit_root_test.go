@@ -144,7 +144,7 @@ func (in installed) pluginsRun(t *testing.T) {
 }
 
 // scratchGoesRound: the example that uses all contexts: an option that was
-// checked on the local side makes a directory in prolog, is told to the tasks,
+// checked on the local side makes a directory in prolog, which the tasks get by a variable,
 // reaches the site's own script, and the directory is gone after the epilog.
 func (in installed) scratchGoesRound(t *testing.T, n *node) {
 	base := n.path("scratch")

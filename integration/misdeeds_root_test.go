@@ -185,7 +185,7 @@ func ranTwice(t *testing.T, c *rudeStep) {
 	}
 }
 
-// newerThan tells the running kernel's age.
+// newerThan reports whether the running kernel is newer.
 func newerThan(t *testing.T, major, minor int) bool {
 	t.Helper()
 	var u unix.Utsname

@@ -266,7 +266,7 @@ type nodePlugin struct {
 	Hooks    []string `json:"hooks"`
 }
 
-// TestRootPlugstackWatch: noded tells a change in its log, once, and in its
+// TestRootPlugstackWatch: noded reports a change in its log, once, and in its
 // status, at once.
 func TestRootPlugstackWatch(t *testing.T) {
 	n := startNode(t, site{})

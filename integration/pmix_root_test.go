@@ -155,7 +155,7 @@ func checkTopology(t testing.TB, doc stepDoc) {
 	})
 }
 
-// wantReason looks at why a step has ended: its client hears of the end before
+// wantReason looks at why a step has ended: its client gets the end before
 // noded does.
 func wantReason(t testing.TB, n *node, id string, words ...string) {
 	t.Helper()

@@ -35,7 +35,7 @@ type pmixStep struct {
 	doc      stepDoc
 }
 
-// startPMIx starts pmixrank with the arguments, which run until they are told to end,
+// startPMIx starts pmixrank with the arguments, which run until they are asked to end,
 // and returns when its output has so many lines that begin with the word.
 func startPMIx(t testing.TB, n *node, dir string, env []string, options []string, word string, lines int, args ...string) *pmixStep {
 	t.Helper()

@@ -305,7 +305,7 @@ func TestRootPrologLeavesDaemon(t *testing.T) {
 }
 
 // TestRootEpilogOverRestart: an epilog that noded's end has interrupted is run
-// again, alone. A noded that is told to stop ends what is left of it.
+// again, alone. A noded that gets SIGTERM ends what is left of it.
 func TestRootEpilogOverRestart(t *testing.T) {
 	waits(t)
 	t.Run("SIGKILL", func(t *testing.T) {
@@ -337,7 +337,7 @@ func epilogOverRestart(t *testing.T, end func(*node)) {
 	n.checkClean(t)
 }
 
-// TestRootStopInAllocation: a noded that is told to stop leaves a job that is
+// TestRootStopInAllocation: a noded that gets SIGTERM leaves a job that is
 // held as it is, its prolog's place among it.
 func TestRootStopInAllocation(t *testing.T) {
 	n := startNode(t, site{})

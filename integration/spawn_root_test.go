@@ -85,7 +85,7 @@ func TestRootSpawn(t *testing.T) {
 	n.checkClean(t)
 }
 
-// TestRootSpawnFails: what cannot be started is told to rank and user, and the step
+// TestRootSpawnFails: what cannot be started is reported to rank and user, and the step
 // goes on; exit codes of spawned programs are told and not the step's.
 func TestRootSpawnFails(t *testing.T) {
 	waits(t)

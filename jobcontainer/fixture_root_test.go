@@ -208,7 +208,7 @@ func exists(p string) bool {
 	return err == nil
 }
 
-// killVar tells a copy of this test binary where to be killed.
+// killVar names the place where a copy of this test binary is to be killed.
 const killVar = "JOBCONTAINER_TEST_KILL"
 
 func TestMain(m *testing.M) {

@@ -38,7 +38,7 @@ type Server struct {
 	wg   sync.WaitGroup
 }
 
-// Serve serves the page on l, which it closes at Close. failed hears of an error
+// Serve serves the page on l, which it closes at Close. failed is called with an error
 // that ends it earlier.
 func (m *Metrics) Serve(l net.Listener, ready Ready, failed func(error)) *Server {
 	mux := http.NewServeMux()

@@ -18,7 +18,7 @@
 //	char ***env                       step.Spec.Env to read; what a hook returns is set over it
 //	SLURM_MPI_TYPE                    set for the tasks by package task, for plugins in the SPANK host too
 //
-// Beyond Slurm's, Plugin.TaskExited hears of the tasks' ends, and step.MPIJob
+// Beyond Slurm's, Plugin.TaskExited is called at the tasks' ends, and step.MPIJob
 // ends the step, starts others, talks to the step's other nodes, and reports how
 // far the ranks have come.
 //
@@ -60,8 +60,8 @@ type Client interface {
 	// before its launch. env is set over the step's environment ("NAME=VALUE"). An
 	// error gives the step back, and Fini is not called.
 	Prelaunch(ctx context.Context, spec *step.Spec) (env []string, err error)
-	// Fini is called after Prelaunch, when the step has ended or is not heard of any
-	// more. Its error is reported and changes no exit code, as in Slurm.
+	// Fini is called after Prelaunch, when the step has ended or its connection is
+	// lost. Its error is reported and changes no exit code, as in Slurm.
 	Fini() error
 }
 

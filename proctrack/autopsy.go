@@ -36,7 +36,7 @@ func describe(pid int) Survivor {
 	case s.Grade == step.GradeZombie:
 		s.Holder = status.ppid
 		if status.tracer != 0 {
-			s.Holder = status.tracer // its parent hears of the end after it
+			s.Holder = status.tracer // its parent gets the exit status after it
 		}
 	case status.tracer != 0 && s.Grade == step.GradeTraced:
 		s.Holder = status.tracer

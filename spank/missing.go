@@ -85,7 +85,7 @@ func whyMissing(symbol string, version uint32) string {
 // loadJob is reported as missing where it cannot answer the plugin's release.
 const loadJob = "slurm_load_job"
 
-// tellMissing reports to the administrator what a plugin lacks. The user hears of
+// tellMissing reports to the administrator what a plugin lacks. The user sees
 // it when the plugin really calls it.
 func (h *Host) tellMissing(l Loaded) {
 	level := step.LogInfo

@@ -68,7 +68,7 @@ func (g *gather) run() {
 			}
 		}
 		for _, l := range g.used {
-			_ = l.flush() // failed hears of it, and the next read
+			_ = l.flush() // failed gets the error, as does the next read
 		}
 	}
 }
@@ -82,7 +82,7 @@ func (g *gather) read(fd int, s *source) bool {
 	case n > 0:
 		return s.to.add(s.feed, g.buf[:n]) == nil
 	}
-	_ = s.to.end(s.feed) // failed hears of it
+	_ = s.to.end(s.feed) // failed gets the error
 	return false
 }
 

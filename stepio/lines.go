@@ -29,7 +29,7 @@ type lines struct {
 	mid *lineFeed // whose line stands in the file without its end
 	err error     // what the file did not take
 
-	failed func(err error) // hears of err, once
+	failed func(err error) // called with err, once
 }
 
 func newLines(dest *os.File, ntasks int, opt *Options, failed func(error)) *lines {
@@ -90,7 +90,7 @@ const (
 	asItComes
 )
 
-// take passes on a piece at once; failed hears of what is wrong.
+// take passes on a piece at once; failed is called with what is wrong.
 func (l *lines) take(f *lineFeed, data []byte, how manner) {
 	if how == asItComes {
 		_ = l.write(f, data, false)

@@ -144,7 +144,7 @@ func seekStart(f *os.File) error {
 	return err
 }
 
-// What a file does not take is told once, with its name, and the tasks' pipes close.
+// What a file does not take is reported once, with its name, and the tasks' pipes close.
 func TestFullDisk(t *testing.T) {
 	for _, label := range []bool{false, true} {
 		t.Run(fmt.Sprintf("label %v", label), func(t *testing.T) {

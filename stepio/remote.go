@@ -55,7 +55,7 @@ func (r *Remote) Output(fd, rank int, data []byte, end bool) {
 	}
 	out.take(feed, data, byLines)
 	if end {
-		_ = out.end(feed) // failed hears of it
+		_ = out.end(feed) // failed gets the error
 		delete(o.feeds, rank)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"stepd/step"
 )
 
-// newerThan tells the running kernel's age.
+// newerThan reports whether the running kernel is newer.
 func newerThan(t *testing.T, major, minor int) bool {
 	t.Helper()
 	var u unix.Utsname

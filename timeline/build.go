@@ -117,7 +117,7 @@ func (b *Builder) Add(e *step.Event) {
 func (b *Builder) endStage(e *step.Event, at int64) {
 	key := e.Phase
 	s := b.open[key]
-	if s == nil { // the stages of the end are told once, when they are over
+	if s == nil { // the stages of the end are reported once, when they are over
 		s = &Span{Kind: KindStage, Name: e.Phase, Count: 1, BeginUS: at}
 		if e.DurUS != nil {
 			s.BeginUS = at - *e.DurUS

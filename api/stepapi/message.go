@@ -67,7 +67,7 @@ const (
 
 	// TypeReply answers Stat, Signal, Cancel, Suspend, Resume and Watch; Error is empty on success.
 	TypeReply Type = "reply"
-	// TypeState tells a change of the step's state (STARTING, RUNNING, COMPLETING). To
+	// TypeState reports a change of the step's state (STARTING, RUNNING, COMPLETING). To
 	// noded with Record, complete with the tasks' pids once RUNNING.
 	TypeState Type = "state"
 	// TypeMessage is a line for the user's stderr, without a newline: the

@@ -162,7 +162,7 @@ func (s *Server) read(p *peer, root bool) {
 	}
 }
 
-// Finish tells the result to everybody, waits at most timeout for noded's Ack,
+// Finish sends the result to every peer, waits at most timeout for noded's Ack,
 // ends all connections and waits for their goroutines. It reports whether a
 // noded has taken the result.
 func (s *Server) Finish(m *Msg, timeout time.Duration) (acked bool) {

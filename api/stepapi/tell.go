@@ -69,7 +69,7 @@ func (s *Server) greet(p *peer, role Role) {
 	s.early = nil
 }
 
-// TellState tells a change of state: the whole record to noded, which shows it,
+// TellState reports a change of state: the whole record to noded, which shows it,
 // and of a spawned step to the launcher, which is the step that has spawned it;
 // the state alone to others, who wait for the end.
 func (s *Server) TellState(rec *step.Record) {

@@ -115,7 +115,7 @@ func (t *tree) descends(pid, root int) bool {
 	return false
 }
 
-// settle gives the kernel time to tell the last events of a run: they are sent
+// settle gives the kernel time to send the last events of a run: they are sent
 // after the exit that wait(2) has reported.
 func settle(r *recorder, done func([]event) bool) ([]event, error) {
 	var all []event

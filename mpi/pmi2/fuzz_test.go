@@ -10,7 +10,7 @@ import (
 
 // FuzzConnection lets rank 0 send anything at all. The others put, get and
 // fence: their own keys are right, and they never hang without a word: either
-// their fence ends, or the step is told to.
+// their fence ends, or the step is ended.
 func FuzzConnection(f *testing.F) {
 	init1 := "cmd=init pmi_version=1 pmi_subversion=1\n"
 	init2 := "cmd=init pmi_version=2 pmi_subversion=0\n    25cmd=fullinit;pmirank=0;\x00\x00"

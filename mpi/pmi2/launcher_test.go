@@ -157,7 +157,7 @@ func (r *run) wantOK(t *testing.T) {
 	}
 }
 
-// wantAbort checks that the step was told to end once, and why.
+// wantAbort checks that the step was ended once, and why.
 func (r *run) wantAbort(t *testing.T, rank, code int, words ...string) {
 	t.Helper()
 	if len(r.told) != 1 {

@@ -70,7 +70,7 @@ func unstarted(t testing.TB) *Plugin {
 	return p
 }
 
-// wantAbort checks that the step was told to end once, and why.
+// wantAbort checks that the step was ended once, and why.
 func wantAbort(t *testing.T, k *told, rank, code int, words ...string) {
 	t.Helper()
 	k.mu.Lock()

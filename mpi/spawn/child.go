@@ -118,7 +118,7 @@ func (c *child) attach(conn *stepapi.Conn) error {
 	return conn.Send(&stepapi.Msg{Type: stepapi.TypeAttachDone})
 }
 
-// follow hears of the step until its end.
+// follow receives the step's messages until its end.
 func (c *child) follow() {
 	defer c.conn.Close()
 	go c.endWithParent()

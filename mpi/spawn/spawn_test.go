@@ -259,7 +259,7 @@ func TestSpawnedAborts(t *testing.T) {
 	}
 }
 
-// Tasks that cannot be started are told by rank, the others are ended, and the
+// Tasks that cannot be started are reported by rank, the others are ended, and the
 // spawning step goes on.
 func TestSpawnFails(t *testing.T) {
 	p := newPlayed(t)

@@ -180,7 +180,7 @@ static char *to_xmalloc(char *text)
 	return memcpy(head + 1, owned, size);
 }
 
-/* Slurm's xfree: of releases before 21.08, too, whose further arguments tell the caller. */
+/* Slurm's xfree: of releases before 21.08, too, whose further arguments name the caller. */
 void slurm_xfree(void **item);
 SPANK_API void slurm_xfree(void **item)
 {

@@ -209,7 +209,7 @@ func (h *Hub) next(w *watcher, buf []byte) (p replay.Piece, prefix string, next,
 	return p, "", next, 0, true
 }
 
-// receive takes what the client sends, and hears of its end.
+// receive takes what the client sends, and notices its end.
 func (h *Hub) receive(w *watcher) {
 	defer h.leave(w)
 	buf := make([]byte, 4<<10)

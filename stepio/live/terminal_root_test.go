@@ -90,7 +90,7 @@ trap 'stty size; echo resized' WINCH; trap 'echo interrupted; exit 5' INT; echo 
 		c.resize(size[0], size[1], false)
 		c.sees(fmt.Sprintf("%d %d\r\nresized", size[0], size[1]))
 	}
-	// The same size again is told by none, but with redraw by two changes.
+	// The same size again sends no change, but with redraw two.
 	c.resize(24, 80, true)
 	c.sees("23 80\r\nresized")
 	c.sees("24 80\r\nresized")

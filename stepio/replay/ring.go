@@ -22,7 +22,7 @@ type Ring struct {
 	blocks []*block // one behind the other; the first one has the oldest byte
 	spare  *block   // one that has been read out, for the next
 	segs   int      // of all blocks
-	// Evicted hears of the bytes that are forgotten, in their order; nil: no call.
+	// Evicted is called with the bytes that are forgotten, in their order; nil: no call.
 	// They are the ring's.
 	Evicted func(fd, rank int, data []byte)
 }

@@ -41,7 +41,7 @@ func (p *Plugin) Prefork(_ context.Context, job step.MPIJob) (tasks step.MPITask
 	return tasks, nil
 }
 
-// TaskExited hears of a task's end.
+// TaskExited is called at a task's end.
 func (p *Plugin) TaskExited(rank int, status step.ExitStatus) {
 	note(p.spec.Env, "exited %d: %s", rank, status.Describe())
 }

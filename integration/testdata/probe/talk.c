@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A plugin that speaks in every callback, in each way that it has: what the
- * user hears of it is compared with what was measured.
+ * user sees of it is compared with what was measured.
  */
 #include <stdio.h>
 

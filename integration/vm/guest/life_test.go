@@ -70,7 +70,7 @@ func TestGuestTask(t *testing.T) {
 }
 
 // TestGuestStop: steps outlive the unit. One of them ends while it is stopped,
-// and its client hears of it when the unit is started again.
+// and its client gets the result when the unit is started again.
 func TestGuestStop(t *testing.T) {
 	startUnit(t)
 	a, b := startStep(t, "a", 2), startStep(t, "b", 1)

@@ -13,7 +13,7 @@ import (
 )
 
 // TestGuestMachineOutOfMemory: the machine has no memory left, and the kernel
-// ends its largest process, which is a task's. It is told to look for one: to
+// ends its largest process, which is a task's. It is made to look for one: to
 // fill the machine first throws out, page by page, the programs that run.
 func TestGuestMachineOutOfMemory(t *testing.T) {
 	startUnit(t)

@@ -18,7 +18,7 @@ import (
 	"stepd/internal/testkit"
 )
 
-// kept has what the test before the reboot tells the one after it.
+// kept is what the test before the reboot leaves to the one after it.
 const kept = "/var/lib/vmtest/package.json"
 
 // overReboot is the job that runs when the host goes down.

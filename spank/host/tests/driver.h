@@ -37,7 +37,7 @@ struct scene {
 /* A system call that lies: it does nothing, and returns -error, or 0. */
 struct lie {
 	int nr;
-	uint32_t arg;	/* which argument tells it ... */
+	uint32_t arg;	/* the argument that causes it ... */
 	uint32_t value; /* ... by this */
 	int error;
 	bool any; /* whatever the argument */
