@@ -39,7 +39,7 @@ func (n *node) page(t testing.TB, path string) (code int, text string) {
 }
 
 // leaveStep leaves a process, a cgroup and a socket of step 1.0, which has ended, where step
-// like has its own. The returned channel is closed at the process's end.
+// like has its own. The returned channel gets the end of the process.
 func (n *node) leaveStep(t testing.TB, like stepDoc) <-chan error {
 	t.Helper()
 	own := fmt.Sprintf("/job_%d/", like.JobID)

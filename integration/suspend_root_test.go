@@ -357,7 +357,7 @@ func TestRootSuspendLaunch(t *testing.T) {
 	n.checkClean(t)
 }
 
-// TestRootSuspendJobPart: the client that resumes a job is told of the step that stays
+// TestRootSuspendJobPart: the client that resumes a job gets the name of the step that stays
 // suspended, since root has suspended it by itself.
 func TestRootSuspendJobPart(t *testing.T) {
 	waits(t)
