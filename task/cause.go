@@ -2,6 +2,7 @@ package task
 
 import (
 	"fmt"
+	"sync"
 	"syscall"
 
 	"stepd/step"
@@ -38,78 +39,72 @@ type cause struct {
 // Error is the reason.
 func (c *cause) Error() string { return c.reason }
 
-// end is the one way to end a step: under one lock the first cause becomes the step's, and
-// stays. It reports whether c is that one. It does not wait, and may be called from any
-// goroutine.
-func (s *Step) end(c cause) (first bool) {
-	s.settleProgress()
-	s.ctlMu.Lock()
-	switch first = s.first == nil; {
+// causes are why a step ends: the first one is the step's. Any goroutine may use them.
+type causes struct {
+	cancelled chan struct{} // closed when the step's processes are to be terminated
+
+	mu     sync.Mutex
+	first  *cause // guarded by mu: nil while the step does not end
+	failed *cause // guarded by mu: the first failure behind another cause
+	ending bool   // guarded by mu: cancelled is closed
+}
+
+func newCauses() *causes { return &causes{cancelled: make(chan struct{})} }
+
+// add notes one more cause, and reports whether it is the first one.
+func (a *causes) add(c cause) (first bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch first = a.first == nil; {
 	case first:
-		s.first = &c
-	case c.kind == byFailure && s.failed == nil:
-		s.failed = &c
+		a.first = &c
+	case c.kind == byFailure && a.failed == nil:
+		a.failed = &c
 	}
-	if !c.ends && !s.ending {
-		s.ending = true
-		close(s.cancelled)
+	if !c.ends && !a.ending {
+		a.ending = true
+		close(a.cancelled)
 	}
-	s.ctlMu.Unlock()
 	return first
 }
 
-// failedLater is a failure that was not the first cause, nil without one.
-func (s *Step) failedLater() *cause {
-	s.ctlMu.Lock()
-	defer s.ctlMu.Unlock()
-	return s.failed
+// get returns the cause of the step's end and a failure that came after another cause,
+// nil without one.
+func (a *causes) get() (first, failed *cause) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.first, a.failed
 }
 
 // endedBy is the cause of the step's end, nil while there is none.
-func (s *Step) endedBy() *cause {
-	s.ctlMu.Lock()
-	defer s.ctlMu.Unlock()
-	return s.first
+func (a *causes) endedBy() *cause {
+	first, _ := a.get()
+	return first
 }
 
-// Cancel ends the step: SIGTERM to all of its processes, after KillWait
-// SIGKILL. Before the gate is open nothing is started at all. It does not wait.
-func (s *Step) Cancel(reason string) error {
-	s.end(cause{kind: byRequest, reason: reason})
-	return nil
+// terminated reports whether the step's end may have sent sig to its tasks.
+func (a *causes) terminated(sig syscall.Signal) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ending && (sig == syscall.SIGTERM || sig == syscall.SIGKILL)
 }
-
-// hostDown ends the step because stepd was told to end.
-func (s *Step) hostDown(reason string) { s.end(cause{kind: byHost, reason: reason}) }
 
 // mpiAbort is called by the MPI plugin when a rank asks for the step's end, or
 // has died in the middle of it; rank is below 0 where none did. Of a step that ends
 // already it changes nothing: its ranks die because they are killed.
 func (s *Step) mpiAbort(rank, code int, text string) {
-	c := cause{kind: byAbort, code: abortCode(code), reason: text}
+	c := cause{kind: byAbort, code: max(1, code&0xff), reason: text} // an abort is no success
 	if rank >= 0 {
 		c.rank, c.reason = &rank, fmt.Sprintf("task %d: MPI abort with code %d: %s", rank, code, text)
 	}
 	s.end(c)
 }
 
-// abortCode is the exit code that an abort's code makes: one that is no success.
-func abortCode(code int) int { return max(1, code&0xff) }
-
 // endBadly is --kill-on-bad-exit: a task has failed.
 func (s *Step) endBadly(rank int, status step.ExitStatus) {
-	if s.alive == 0 {
+	if s.tasks.alive == 0 {
 		return // nothing is left to end
 	}
 	reason := fmt.Sprintf("task %d: %s, and --kill-on-bad-exit was given", rank, status.Describe())
 	s.end(cause{kind: byBadExit, rank: &rank, reason: reason})
-}
-
-// killedByUs reports whether a task that ended by sig was sent it: by the step's
-// end, or by a user. A plugin is not to blame for that.
-func (s *Step) killedByUs(sig syscall.Signal) bool {
-	s.ctlMu.Lock()
-	defer s.ctlMu.Unlock()
-	sent := s.sent&(1<<uint(sig&63)) != 0
-	return sent || (s.ending && (sig == syscall.SIGTERM || sig == syscall.SIGKILL))
 }

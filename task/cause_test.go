@@ -31,8 +31,8 @@ func (o outcome) check(t *testing.T, rec step.Record) {
 // hostDies is the outcome of a step whose plugins' host dies while the tasks run.
 var hostDies = outcome{step.Failed, 1, false, "spankhost (pid 4242): killed by SIGSEGV"}
 
-// causes end a running step, whose two tasks SIGTERM kills then.
-var causes = map[string]struct {
+// endings end a running step, whose two tasks SIGTERM kills then.
+var endings = map[string]struct {
 	end func(r *rig, down func(error))
 	outcome
 }{
@@ -62,13 +62,13 @@ func newCauseRig(t *testing.T) (r *rig, down func(error)) {
 	t.Cleanup(func() { cancel(nil) })
 	r.ctx = ctx
 	r.ends = []step.TaskEnd{terminated(0), terminated(1)}
-	return r, func(why error) { cancel(why); <-r.st.cancelled }
+	return r, func(why error) { cancel(why); <-r.st.Ending() }
 }
 
 // TestFirstCauseStays ends a step for one cause and then for another.
 func TestFirstCauseStays(t *testing.T) {
-	for first, c := range causes {
-		for second, then := range causes {
+	for first, c := range endings {
+		for second, then := range endings {
 			if first == second || first == "bad exit" && second == "group kill" {
 				continue // what kills a task may be heard after its end
 			}
@@ -136,7 +136,7 @@ func TestFailureAfterVoidCancel(t *testing.T) {
 // one of them.
 func TestCausesAtOnce(t *testing.T) {
 	t.Parallel()
-	abort, cancel := causes["abort"], causes["cancel"]
+	abort, cancel := endings["abort"], endings["cancel"]
 	for range 1000 {
 		r, down := newCauseRig(t)
 		r.during["wait"] = func() {

@@ -1,14 +1,162 @@
 package task
 
 import (
+	"cmp"
+	"slices"
 	"strconv"
 	"strings"
 
 	"stepd/step"
 )
 
-// isBatch tells whether the step is a job's batch script.
-func isBatch(s *step.Spec) bool { return s.ID.Step == step.BatchStep }
+// jobEnv is the user's environment with what Slurm tells of the job over it,
+// as recorded of srun. What the client alone knows is in the request already.
+func jobEnv(s *step.Spec) []string {
+	env := newEnvList(s.Env)
+	keepLimits(env, s)
+	hidePriority(env, s)
+	job, stepID := u32(s.ID.Job), u32(s.ID.Step)
+	ntasks, nnodes := strconv.Itoa(s.NTasks), strconv.Itoa(s.NodeCount())
+	tasksPerNode := step.CountList(s.TaskCounts())
+	if s.SlurmConf != "" {
+		env.set("SLURM_CONF", s.SlurmConf)
+	}
+	env.set("SLURM_CLUSTER_NAME", s.Cluster)
+	env.set("SLURM_JOB_NAME", cmp.Or(s.JobName, s.Name))
+	setJobNodes(env, s)
+	env.set("SLURM_NTASKS", ntasks)
+	env.set("SLURM_NPROCS", ntasks)
+	if s.CPUsPerTask > 1 {
+		env.set("SLURM_CPUS_PER_TASK", strconv.Itoa(s.CPUsPerTask))
+	}
+	setBinding(env, &s.Binding, s.NTasks, s.NodeCount())
+	env.set("SLURM_JOB_ID", job)
+	env.set("SLURM_JOBID", job)
+	env.set("SLURM_STEP_ID", stepID)
+	env.set("SLURM_STEPID", stepID)
+	env.set("SLURM_NNODES", nnodes)
+	env.set("SLURM_JOB_PARTITION", s.Partition)
+	env.set("SLURM_TASKS_PER_NODE", tasksPerNode)
+	env.set("SLURM_JOB_UID", u32(s.User.UID))
+	env.set("SLURM_JOB_USER", s.User.Name)
+	env.set("SLURM_STEP_NODELIST", s.NodeList)
+	env.set("SLURM_STEP_NUM_NODES", nnodes)
+	env.set("SLURM_STEP_NUM_TASKS", ntasks)
+	env.set("SLURM_STEP_TASKS_PER_NODE", tasksPerNode)
+	if s.MPI != "" && s.MPI != "none" {
+		env.set("SLURM_MPI_TYPE", s.MPI)
+	} else {
+		env.unset("SLURM_MPI_TYPE")
+	}
+	setResources(env, s)
+	setArray(env, s)
+	// Inner stepctl commands find this node's daemon.
+	env.set("NODED_SOCKET", s.RunDir+"/noded.sock")
+	if s.PreserveEnv {
+		preserve(env, s.Env)
+	}
+	return env.list
+}
+
+// setArray sets the job's place in a job array, and how often it has run.
+func setArray(env *envList, s *step.Spec) {
+	for _, e := range s.Array.Env() {
+		name, value, _ := strings.Cut(e, "=")
+		env.set(name, value)
+	}
+	if s.RestartCount > 0 {
+		env.set("SLURM_RESTART_COUNT", u32(s.RestartCount))
+	}
+}
+
+// preserve gives the numbers of tasks and nodes back that the client had.
+func preserve(env *envList, own []string) {
+	for _, e := range own {
+		switch name, value, _ := strings.Cut(e, "="); name {
+		case "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES":
+			env.set(name, value)
+		}
+	}
+}
+
+// setJobNodes tells of the job's nodes, of which the step may have some.
+func setJobNodes(env *envList, s *step.Spec) {
+	nodes, cpus := s.JobNodeList, s.JobNodeCPUs
+	if nodes == "" {
+		nodes = s.NodeList
+	}
+	if len(cpus) == 0 && jobNodes(s) == 1 {
+		cpus = []int{s.NCPUs}
+	}
+	if len(cpus) > 0 {
+		env.set("SLURM_JOB_CPUS_PER_NODE", step.CountList(cpus))
+	} else {
+		env.unset("SLURM_JOB_CPUS_PER_NODE") // nobody has told of the other nodes'
+	}
+	env.set("SLURM_JOB_NUM_NODES", strconv.Itoa(jobNodes(s)))
+	env.set("SLURM_NODELIST", nodes)
+	env.set("SLURM_JOB_NODELIST", nodes)
+}
+
+// jobNodes counts the job's nodes.
+func jobNodes(s *step.Spec) int { return max(s.JobNNodes, len(s.JobNodeCPUs), s.NodeCount()) }
+
+// setBinding tells what was asked of the place of the tasks. What they got is
+// task/affinity's to tell.
+func setBinding(env *envList, b *step.Binding, ntasks, nnodes int) {
+	if b.Distribution != (step.Distribution{}) {
+		env.set("SLURM_DISTRIBUTION", b.Distribution.Text(ntasks, nnodes))
+	}
+	for _, v := range []struct {
+		name string
+		n    int
+	}{
+		{"SLURM_DIST_PLANESIZE", b.Distribution.Plane}, {"SLURM_THREADS_PER_CORE", b.ThreadsPerCore},
+		{"SLURM_NTASKS_PER_CORE", b.NTasksPerCore}, {"SLURM_NTASKS_PER_SOCKET", b.NTasksPerSocket},
+	} {
+		if v.n > 0 {
+			env.set(v.name, strconv.Itoa(v.n))
+		}
+	}
+}
+
+// hostEnv is the environ that plugins find in the host: nothing of the user's
+// is in it, since they run as root there.
+func hostEnv(s *step.Spec) []string {
+	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "SHELL=/bin/sh", "PWD=/"}
+	if s.SlurmConf != "" {
+		env = append(env, "SLURM_CONF="+s.SlurmConf)
+	}
+	env = append(env, "SLURMD_NODENAME="+s.NodeName)
+	if isBatch(s) {
+		return env // a script is no MPI program
+	}
+	mpi := s.MPI
+	if mpi == "" {
+		mpi = "none"
+	}
+	return append(env, "SLURM_MPI_TYPE="+mpi)
+}
+
+// maxArgStrlen is what execve(2) takes of one string (MAX_ARG_STRLEN).
+const maxArgStrlen = 128 << 10
+
+// commonEnv is what Slurm sets for every task between task_init_privileged and
+// task_init; the ranks are beside it, and SLURM_TASK_PID is set by the task.
+func commonEnv(s *step.Spec, ranks []int) []string {
+	env := []string{
+		"SLURM_CPUS_ON_NODE=" + strconv.Itoa(s.NCPUs),
+		"SLURM_NODEID=" + u32(s.NodeID),
+		"SLURM_LAUNCH_NODE_IPADDR=" + cmp.Or(s.LaunchAddr, "127.0.0.1"),
+		"SLURM_JOB_GID=" + u32(s.User.GID),
+		"SLURMD_NODENAME=" + s.NodeName,
+	}
+	// From about 22,000 tasks on no task could be exec'd with this list.
+	if gtids := "SLURM_GTIDS=" + rankList(ranks); len(gtids) < maxArgStrlen {
+		env = append(env, gtids)
+	}
+	return env
+}
 
 // batchEnv is what a batch script sees of its job (traces/sbatch_reg.tsv):
 // nothing of a step, and the job control environment, so that the commands in
@@ -35,7 +183,7 @@ func batchEnv(s *step.Spec) []string {
 	env.set("SLURM_NTASKS", ntasks)
 	env.set("SLURM_CLUSTER_NAME", s.Cluster)
 	env.set("SLURM_JOB_ID", job)
-	tellJobNodes(env, s)
+	setJobNodes(env, s)
 	env.set("SLURM_JOB_PARTITION", s.Partition)
 	env.set("SLURM_NODE_ALIASES", "(null)")
 	env.set("SLURM_JOBID", job)
@@ -43,8 +191,8 @@ func batchEnv(s *step.Spec) []string {
 	env.set("SLURM_TASKS_PER_NODE", batchTasksPerNode(s))
 	env.set("SLURM_TOPOLOGY_ADDR", s.NodeName)
 	env.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
-	tellResources(env, s)
-	tellArray(env, s)
+	setResources(env, s)
+	setArray(env, s)
 	// It is no command of the step that it was submitted in.
 	env.unset("SLURM_STEP_ID")
 	env.unset("SLURM_STEPID")
@@ -95,4 +243,108 @@ func exitEnv(s *step.Spec) []string {
 		env = append(env, "SLURM_JOB_UID="+u32(s.User.UID), "SLURM_JOB_USER="+s.User.Name)
 	}
 	return env
+}
+
+// keepLimits leaves of the caller's resource limits those that the site passes on,
+// where the user has not chosen himself (--propagate).
+func keepLimits(env *envList, s *step.Spec) {
+	if s.OwnLimits || s.Propagate == nil {
+		return
+	}
+	for _, name := range step.ResourceLimits() {
+		if !slices.Contains(s.Propagate, name) {
+			env.unset(step.LimitPrefix + name)
+		}
+	}
+}
+
+// setResources tells what the step has of memory and of generic resources
+// (srun(1), sbatch(1)); what the client's own environment says of those is not
+// the step's.
+func setResources(env *envList, s *step.Spec) {
+	const perNode, perCPU = "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"
+	switch {
+	case s.MemPerCPU != nil && *s.MemPerCPU > 0:
+		env.set(perCPU, strconv.FormatUint(*s.MemPerCPU, 10))
+		env.unset(perNode)
+	case s.MemoryMB > 0:
+		env.set(perNode, strconv.FormatUint(s.MemoryMB, 10))
+		env.unset(perCPU)
+	default:
+		env.unset(perNode)
+		env.unset(perCPU)
+	}
+	for _, name := range s.GresUnset {
+		env.unset(name)
+	}
+	for _, e := range s.GresEnv {
+		name, value, _ := strings.Cut(e, "=")
+		env.set(name, value)
+	}
+}
+
+// hidePriority takes the client's nice value out of the tasks' environment where it was
+// used, as in Slurm.
+func hidePriority(env *envList, s *step.Spec) {
+	if s.PropagatePrio != step.PrioOff {
+		env.unset(prioVariable)
+	}
+}
+
+// rankList is "0,1,2".
+func rankList(ranks []int) string {
+	var b strings.Builder
+	for i, rank := range ranks {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Itoa(rank))
+	}
+	return b.String()
+}
+
+func u32(v uint32) string { return strconv.FormatUint(uint64(v), 10) }
+
+// envList is an environment in its order, with the last setting of a name
+// in the place of its first.
+type envList struct {
+	list []string
+	at   map[string]int
+}
+
+func newEnvList(env []string) *envList {
+	e := &envList{list: make([]string, 0, len(env)+32), at: make(map[string]int, len(env)+32)}
+	for _, v := range env {
+		name, _, ok := strings.Cut(v, "=")
+		if !ok || name == "" {
+			continue // not a variable: execve(2) would pass it, no program reads it
+		}
+		e.put(name, v)
+	}
+	return e
+}
+
+func (e *envList) set(name, value string) { e.put(name, name+"="+value) }
+
+func (e *envList) put(name, v string) {
+	if i, ok := e.at[name]; ok {
+		e.list[i] = v
+		return
+	}
+	e.at[name] = len(e.list)
+	e.list = append(e.list, v)
+}
+
+func (e *envList) unset(name string) {
+	i, ok := e.at[name]
+	if !ok {
+		return
+	}
+	e.list = append(e.list[:i], e.list[i+1:]...)
+	delete(e.at, name)
+	for n, j := range e.at {
+		if j > i {
+			e.at[n] = j - 1
+		}
+	}
 }

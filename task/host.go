@@ -4,235 +4,327 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"stepd/step"
 )
 
-// explainLaunch turns the end of a launch into its cause: a cancel, a crash of
-// the host with the hook's name, or the stage's own error.
-func (s *Step) explainLaunch(stage string, err error) error {
-	ended := s.endedBy()
-	if ended != nil {
-		s.sayCancelled(ended)
+// hostPhase is how far the plugins' host is, as Run's goroutine knows it. Its process may
+// have ended since: gone is closed then.
+type hostPhase string
+
+const (
+	hostAbsent      hostPhase = "absent"
+	hostStarted     hostPhase = "started"
+	hostSetUp       hostPhase = "set up"      // its board can be read
+	hostInitialised hostPhase = "initialised" // the plugins' exit hooks are owed
+	hostBusy        hostPhase = "busy"        // it has not answered wait, and takes no other command
+	hostDead        hostPhase = "dead"
+)
+
+var hostMoves = moves[hostPhase]{
+	hostAbsent:      {hostStarted},
+	hostStarted:     {hostSetUp, hostDead},
+	hostSetUp:       {hostInitialised, hostDead},
+	hostInitialised: {hostBusy, hostDead},
+	hostBusy:        {hostDead},
+}
+
+// hostProcess is spankhost as a process, which plugins may crash, stop or hang at any
+// time. Host is nil before start; its calls are for Run's goroutine where ports.go does
+// not say otherwise.
+type hostProcess struct {
+	Host
+	plan       *Plan
+	tracker    Tracker
+	accounting Accounting
+	messages   *messages
+	ledger     *ledger
+	causes     *causes
+	budget     *killBudget
+	monoBase   int64 // wall clock minus CLOCK_MONOTONIC, ns
+
+	gone chan struct{} // closed when the process has ended
+
+	mu     sync.Mutex
+	phase  hostPhase               // guarded by mu
+	inUse  Host                    // guarded by mu: the host, nil until it was set up
+	pid    int                     // guarded by mu: 0 before start, -1 after the end
+	status step.ExitStatus         // guarded by mu, valid when gone is closed
+	early  map[int]step.ExitStatus // guarded by mu: children that ended before start
+	why    string                  // guarded by mu: why stepd has killed it
+
+	eviction struct {
+		sync.Mutex      // held while the kernel moves it, which may take 10 ms
+		done       bool // guarded by the lock
 	}
-	if errors.Is(err, step.ErrHostGone) {
-		if died := s.hostDied(); ended == nil {
-			return died
-		}
+}
+
+func newHostProcess(p *Plan, d *Deps, m *messages, l *ledger, c *causes, b *killBudget) *hostProcess {
+	return &hostProcess{
+		plan: p, tracker: d.Tracker, accounting: d.Accounting, messages: m, ledger: l, causes: c, budget: b, monoBase: monotonicBase(d.Now()),
+		phase: hostAbsent, gone: make(chan struct{}), early: make(map[int]step.ExitStatus),
 	}
-	if ended != nil {
-		return ended
+}
+
+// move changes the phase; an illegal move is logged and changes nothing.
+func (h *hostProcess) move(to hostPhase) {
+	h.mu.Lock()
+	phase, err := hostMoves.move("spankhost", h.phase, to)
+	h.phase = phase
+	if phase == hostSetUp {
+		h.inUse = h.Host
 	}
-	var hook *step.HookError
-	if errors.As(err, &hook) {
-		if !s.visible(hook.Hook) || hook.RC == nil {
-			s.sayError(hook.Error())
-		}
-		return hook
+	h.mu.Unlock()
+	if err != nil {
+		h.messages.log(err.Error())
 	}
-	if _, ok := errors.AsType[*cause](err); ok {
-		return err
+}
+
+func (h *hostProcess) is(phase hostPhase) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.phase == phase
+}
+
+// giveUp notes that a host that still waits for tasks takes no other command.
+func (h *hostProcess) giveUp() {
+	if !h.is(hostDead) {
+		h.move(hostBusy)
 	}
-	err = fmt.Errorf("%s: %w", stage, err)
-	s.sayError(err.Error())
-	return err
+}
+
+// start names the process; it may have ended already.
+func (h *hostProcess) start(host Host) {
+	h.Host = host
+	h.move(hostStarted)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pid = host.PID()
+	if status, ok := h.early[h.pid]; ok {
+		h.status, h.pid = status, -1
+		close(h.gone)
+	}
+	h.early = nil
+}
+
+// childEnded is called by the reaper. It reports whether the child's end is dealt with:
+// it is the host, or may be.
+func (h *hostProcess) childEnded(pid int, status step.ExitStatus) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch h.pid {
+	case 0:
+		h.early[pid] = status
+	case pid:
+		h.status, h.pid = status, -1 // the number may come again
+		close(h.gone)
+	default:
+		return false
+	}
+	return true
+}
+
+// board is the host for other goroutines than Run's, which may ask it where its
+// processes are; nil before it was set up.
+func (h *hostProcess) board() Host {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.inUse
+}
+
+func (h *hostProcess) isGone() bool {
+	select {
+	case <-h.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// end is how it has ended; the caller has seen gone closed.
+func (h *hostProcess) end() step.ExitStatus {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.status
+}
+
+// blame notes why stepd kills it.
+func (h *hostProcess) blame(why string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.why = why
+}
+
+// evict moves the host out of the tasks' cgroup, once, and returns when it
+// is out: before anything is sent there that must not hit it. It may be
+// called from any goroutine.
+func (h *hostProcess) evict() {
+	h.eviction.Lock()
+	defer h.eviction.Unlock()
+	if h.eviction.done || h.isGone() {
+		return
+	}
+	h.eviction.done = true
+	switch err := h.tracker.EvictHost(h.PID()); {
+	case err == nil:
+		h.accounting.HostMoved()
+	case !h.isGone():
+		h.messages.log(err.Error())
+	}
+}
+
+// isOutside notes that the host was never in the tasks' cgroup.
+func (h *hostProcess) isOutside() {
+	h.eviction.Lock()
+	defer h.eviction.Unlock()
+	h.eviction.done = true
+}
+
+// wait waits for the end of a host that was killed. One that sleeps in the
+// kernel (state D, a file server that does not answer) does not die: stepd does not
+// wait for it for ever.
+func (h *hostProcess) wait() error {
+	ctx, cancel := h.budget.context()
+	defer cancel()
+	select {
+	case <-h.gone:
+		return h.budget.spent(nil)
+	case <-ctx.Done():
+		return fmt.Errorf("cannot kill spankhost (pid %d): it is %w", h.PID(), context.Cause(ctx))
+	}
 }
 
 // dyingTime is how long a host may take from the end of its channel to its own.
 const dyingTime = 2 * time.Second
 
-// hostDied is called once the host is dead or has closed its control channel.
-// It says who did it and returns nil only where the tasks may run on: an
-// optional plugin died after the gate.
-func (s *Step) hostDied() error {
+// ends waits for the end of a process whose channel has ended, for dyingTime.
+func (h *hostProcess) ends() bool {
 	t := time.NewTimer(dyingTime)
 	defer t.Stop()
 	select {
-	case <-s.hostGone:
+	case <-h.gone:
+		return true
 	case <-t.C:
-		s.setHostCause("closed its control channel")
-		s.host.Kill()
-		if err := s.waitHost(); err != nil {
-			s.setHostCause(err.Error())
-		}
-	}
-	s.hostDead = true
-	err := s.hostDeath(s.hostStatus())
-	var hook *step.HookError
-	if errors.As(err, &hook) {
-		s.mu.Lock()
-		s.noteCrash(hook)
-		s.mu.Unlock()
-	}
-	if s.gateOpen && hook != nil && !hook.Required {
-		text := err.Error()
-		if s.alive > 0 {
-			text += "; the plugin is optional: the tasks run on, without further hooks"
-		}
-		s.sayError(text)
-		s.mu.Lock()
-		s.noteReason(err.Error())
-		s.mu.Unlock()
-		return nil
-	}
-	s.sayError(err.Error())
-	return err
-}
-
-// waitHost waits for the end of a host that was killed. One that sleeps in the
-// kernel (state D, a file server that is gone) does not die: then nobody is
-// helped by a stepd that waits for it for ever.
-func (s *Step) waitHost() error {
-	ctx, cancel := s.killContext()
-	defer cancel()
-	select {
-	case <-s.hostGone:
-		return s.killed(nil)
-	case <-ctx.Done():
-		return fmt.Errorf("cannot kill spankhost (pid %d): it is %w", s.host.PID(), context.Cause(ctx))
-	}
-}
-
-// hostDeath words the host's end.
-func (s *Step) hostDeath(status step.ExitStatus) error {
-	cause := hookEnd(status, s.hostCause())
-	if hook, ok := s.host.Crash(-1, cause); ok {
-		return hook
-	}
-	return fmt.Errorf("spankhost (pid %d): %s", s.host.PID(), cause)
-}
-
-// hookWatch bounds the hooks by HookTimeout. A hook begins without a system
-// call, so nothing in the kernel can tell: the board is looked at, four times
-// within the bound, and only where a bound was configured.
-type hookWatch struct {
-	limit time.Duration
-	why   string // which bound it is
-	tick  *time.Ticker
-	c     <-chan time.Time
-}
-
-// afterCancel is why a hook is ended when its step was.
-const afterCancel = "after the step was cancelled (KillWait in slurm.conf)"
-
-func newHookWatch(seconds int) *hookWatch {
-	w := &hookWatch{why: "(HookTimeout in stepd.conf)"}
-	w.bound(seconds)
-	return w
-}
-
-// bound sets the limit unless a shorter one is set already; 0 sets none.
-func (w *hookWatch) bound(seconds int) {
-	limit := time.Duration(seconds) * time.Second
-	if limit <= 0 || (w.limit > 0 && w.limit <= limit) {
-		return
-	}
-	w.stop()
-	w.limit = limit
-	w.tick = time.NewTicker(limit / 4)
-	w.c = w.tick.C
-}
-
-func (w *hookWatch) stop() {
-	if w.tick != nil {
-		w.tick.Stop()
-	}
-}
-
-// overdue tells since when the host or a task is in a hook beyond the limit.
-// still is for how long it may have stood still in there.
-func (w *hookWatch) overdue(p step.HostPlace, still time.Duration) bool {
-	var now unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil || !p.InHook() {
 		return false
 	}
-	return now.Nano()-int64(p.SinceNS)-int64(still) > int64(w.limit)
 }
 
-// checkHost kills the host if it is in a hook for too long.
-func (s *Step) checkHost(w *hookWatch) {
-	if h := s.setUpHost(); h != nil && w.overdue(h.Where(-1), 0) {
-		s.setHostCause(w.cause())
+// died is called once the host is dead or has closed its control channel. It returns
+// why, and which plugin is to blame if one is.
+func (h *hostProcess) died() (plugin *step.HookError, why error) {
+	if !h.ends() {
+		h.blame("closed its control channel")
 		h.Kill()
+		if err := h.wait(); err != nil {
+			h.blame(err.Error())
+		}
+	}
+	h.move(hostDead)
+	h.mu.Lock()
+	cause := hookEnd(h.status, h.why)
+	h.mu.Unlock()
+	hook, ok := h.Crash(-1, cause)
+	if !ok {
+		return nil, fmt.Errorf("spankhost (pid %d): %s", h.PID(), cause)
+	}
+	h.ledger.write(func(rec *step.Record) { noteCrash(rec, hook) })
+	return hook, hook
+}
+
+// endedAsAsked reports whether the host has done all that exit asks of it and did
+// not say so, since a plugin had closed its channel.
+func (h *hostProcess) endedAsAsked() bool {
+	return h.ends() && h.end() == 0 && !h.Where(-1).InHook()
+}
+
+// hear gets every record of the host's log channel, on one goroutine.
+func (h *hostProcess) hear(r step.HostRecord) {
+	switch {
+	case r.Fail != nil:
+		if r.LocalID >= 0 && r.LocalID < len(h.plan.Ranks) { // else a task that runs as the user wrote it
+			h.ledger.noteFailure(r.LocalID, *r.Fail)
+			h.messages.launchFailure(r.LocalID, r.Fail)
+		}
+	case r.Limit != nil:
+		h.messages.event(step.Event{Event: step.EventLimit, Text: r.Text})
+	default:
+		h.messages.plugin(r)
 	}
 }
 
-// checkTasks kills the tasks that are in a hook for too long.
-func (s *Step) checkTasks(w *hookWatch) {
-	still, suspended := s.stoodStill()
-	if suspended {
+// logHooks writes the hooks that have ended into the event log.
+func (h *hostProcess) logHooks(last bool) {
+	if h.Host == nil {
 		return
 	}
-	for id := range s.tasks {
-		t := &s.tasks[id]
-		if t.ended || t.hookExeced || !w.overdue(s.host.Where(id), still) {
+	hooks := h.Hooks(last)
+	h.strictCodes(hooks)
+	for calls := range slices.Chunk(hooks, step.HookCallsMax) {
+		h.messages.audience.Hooks(step.HookCalls{Base: h.monoBase, Plugin: h.PluginName, Calls: calls, Ranks: h.plan.Ranks})
+	}
+}
+
+// strictFailure makes a required plugin's late failure, which changes nothing
+// in Slurm, the step's with SpankStrict=yes: it ends non-zero then, with the
+// tasks' code where that is higher.
+func (h *hostProcess) strictFailure(err error) {
+	if hook, ok := errors.AsType[*step.HookError](err); ok && hook.Required && h.plan.Spec.Spank.Strict {
+		h.ledger.strict(hook.Error())
+	}
+}
+
+// strictCodes does the same for return codes that end a hook's chain alone,
+// those above 0: with SpankStrict=yes no required plugin fails for nothing.
+func (h *hostProcess) strictCodes(hooks []step.HookTime) {
+	if !h.plan.Spec.Spank.Strict {
+		return
+	}
+	for i := range hooks {
+		call := &hooks[i]
+		if call.RC == 0 || call.EndNS == 0 || !h.Required(call.Plugin) {
 			continue
 		}
-		t.cause = w.cause()
-		s.eachPidfd(func(i, pidfd int) {
-			if i == id {
-				unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
-			}
-		})
-	}
-}
-
-func (w *hookWatch) cause() string {
-	return fmt.Sprintf("did not return within %v %s", w.limit, w.why)
-}
-
-// guard watches the host while Run waits for its answer outside of follow's
-// loop: HookTimeout bounds its hooks, and after a cancel KillWait does, since
-// nothing else can end a hook. The returned function ends the watch.
-func (s *Step) guard() (stop func()) {
-	done := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		w := newHookWatch(s.plan.Spec.Spank.HookTimeoutS)
-		defer func() { w.stop() }()
-		cancelled := s.cancelled
-		var late <-chan time.Time
-		for {
-			select {
-			case <-done:
-				return
-			case <-w.c:
-				s.checkHost(w)
-			case <-cancelled:
-				cancelled = nil
-				wait := max(1, s.plan.Spec.KillWaitS)
-				w.bound(wait)
-				w.why = afterCancel
-				late = time.After(time.Duration(wait) * time.Second)
-			case <-late:
-				s.killIdle(w)
-			}
+		e := step.HookError{Plugin: h.PluginName(call.Plugin), Hook: call.Hook, Required: true, RC: &call.RC}
+		if call.LocalID >= 0 && call.LocalID < len(h.plan.Ranks) {
+			e.Rank = &h.plan.Ranks[call.LocalID]
 		}
-	})
-	return func() { close(done); wg.Wait() }
-}
-
-// killIdle kills a host that owes an answer and is in no hook: it is stopped,
-// or waits for something in the kernel. In a hook the board tells since when.
-func (s *Step) killIdle(w *hookWatch) {
-	if h := s.setUpHost(); h != nil && !h.Where(-1).InHook() {
-		s.setHostCause("did not answer " + w.why)
-		h.Kill()
+		h.ledger.strict(e.Error())
 	}
 }
 
-func (s *Step) setHostCause(cause string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.why = cause
+// noteCrash keeps the plugin that took its process down. The first one is the step's.
+// SIGKILL comes from elsewhere, such as the kernel for want of memory, and what does not
+// end at once after a cancel has its due.
+func noteCrash(rec *step.Record, h *step.HookError) {
+	if h.Hook == "slurm_spank_task_init" {
+		return // a user's own process, which he may send any signal
+	}
+	if h.Cause == "killed by SIGKILL" || strings.Contains(h.Cause, afterCancel) {
+		return
+	}
+	if h.RC == nil && h.Path != "" && rec.PluginCrash == nil {
+		rec.PluginCrash = &step.PluginCrash{Path: h.Path, Hook: h.Hook, Required: h.Required}
+	}
 }
 
-func (s *Step) hostCause() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.why
+// lookupStatus is ld.so's exit status where it cannot bind a call.
+const lookupStatus = 127
+
+// hookEnd words how a process ended inside a hook.
+func hookEnd(st step.ExitStatus, cause string) string {
+	if cause != "" {
+		return cause
+	}
+	if sig, ok := st.Signaled(); ok {
+		return "killed by " + signalName(sig)
+	}
+	code, _ := st.Exited()
+	if code == lookupStatus {
+		return fmt.Sprintf("called exit(%d), as ld.so does where a function is missing", code)
+	}
+	return fmt.Sprintf("called exit(%d)", code)
 }

@@ -1,205 +1,227 @@
 package task
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"fmt"
-	"sync"
+	"os"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"stepd/step"
 )
 
-// control is what others may ask of a step.
-type control struct {
-	ctlMu     sync.Mutex
-	first     *cause        // guarded by ctlMu: why the step ends, nil while it does not
-	failed    *cause        // guarded by ctlMu: the first failure behind another cause
-	ending    bool          // guarded by ctlMu: cancelled is closed
-	cancelled chan struct{} // closed when the step's processes are to be terminated
-	sent      uint64        // guarded by ctlMu: a bit for each signal that Signal has sent
-	noted     int           // guarded by ctlMu: signals that noteSignal was asked to note
-	mpiTasks  step.MPITasks
+// unkillableDefault is UnkillableStepTimeout's default (slurm.conf), and
+// lastStrike the least time for what is killed after the timeout was spent.
+const (
+	unkillableDefault = 60 * time.Second
+	lastStrike        = time.Second
+)
+
+// killBudget is the one budget for the end of all that is killed: processes that
+// do not die must not cost UnkillableStepTimeout at each stage of the end. Only
+// Run's goroutine uses it.
+type killBudget struct {
+	seconds  int // UnkillableStepTimeout, 0 is the default
+	messages *messages
+	ledger   *ledger
+	causes   *causes
+
+	began time.Time // zero: nothing is being killed
+	// givenUp: processes were left that do not die. noded looks after them.
+	givenUp bool
 }
 
-func (c *control) init() { c.cancelled = make(chan struct{}) }
+// context bounds a kill. Its result goes to spent.
+func (b *killBudget) context() (context.Context, context.CancelFunc) {
+	now := time.Now()
+	if b.began.IsZero() {
+		b.began = now
+	}
+	limit := time.Duration(b.seconds) * time.Second
+	if limit <= 0 {
+		limit = unkillableDefault
+	}
+	return context.WithTimeoutCause(context.Background(), max(lastStrike, limit-now.Sub(b.began)),
+		fmt.Errorf("still there %v after SIGKILL (UnkillableStepTimeout)", limit))
+}
 
-// Signal sends sig to the process of every task (scope "tasks" or ""), to that of
-// the step's first task alone ("leader"), or to every process of the step
-// ("cgroup", of which "all" is the older name).
-func (s *Step) Signal(sig int, scope string) error {
-	if err := s.maySignal(sig); err != nil {
+// spent notes the result of a kill, and gives processes up that do not die, which
+// it reports once. The error is then reported already.
+func (b *killBudget) spent(err error) error {
+	if err == nil {
+		b.began = time.Time{}
+		return nil
+	}
+	left, ok := errors.AsType[*step.SurvivorsError](err)
+	if !ok || b.givenUp {
 		return err
 	}
-	switch scope {
-	case step.ScopeCgroup, "all":
-		s.evictHost()
-		return s.d.Tracker.Signal(syscall.Signal(sig))
-	case "", step.ScopeTasks, step.ScopeLeader:
-		s.eachPidfd(func(id, pidfd int) {
-			if scope != step.ScopeLeader || s.rank(id) == 0 {
-				s.sendTask(id, pidfd, sig)
-			}
-		})
-		return nil
-	}
-	return fmt.Errorf("cannot send signal to scope %q: want leader, tasks or cgroup", scope)
+	b.givenUp = true
+	text := err.Error()
+	b.messages.sayError(text)
+	b.messages.event(step.Event{Event: step.EventUnkillable, Text: text})
+	c := b.causes.endedBy()
+	b.ledger.write(func(rec *step.Record) {
+		if c != nil {
+			firstReason(rec, c.reason)
+		}
+		rec.Survivors, rec.SurvivorsTotal = left.Survivors, left.Total
+		if rec.Reason != "" {
+			text = rec.Reason + "; " + text
+		}
+		rec.Reason = text
+	})
+	return err
 }
 
-// maySignal tells whether a signal can be sent now, and notes that it is.
-func (s *Step) maySignal(sig int) error {
-	if sig < 1 || sig > 64 {
-		return fmt.Errorf("cannot send signal %d: there is none of this number", sig)
-	}
-	if st := s.Record().State; st != step.Running {
-		return fmt.Errorf("cannot send signal %d: the step is %s", sig, st)
-	}
-	if sig != int(unix.SIGKILL) && s.isSuspended() {
-		return fmt.Errorf("cannot send signal %d: the step is suspended", sig)
-	}
-	s.ctlMu.Lock()
-	s.sent |= 1 << uint(sig&63)
-	s.ctlMu.Unlock()
-	return nil
+// isGivenUp reports whether err says what spent has reported.
+func isGivenUp(err error) bool {
+	_, ok := errors.AsType[*step.SurvivorsError](err)
+	return ok
 }
 
-func (s *Step) sendTask(id, pidfd, sig int) {
-	s.noteSignal(s.rank(id), sig)
-	unix.PidfdSendSignal(pidfd, syscall.Signal(sig), nil, 0) // ESRCH: it has just ended
+// killer ends the step's processes. Only Run's goroutine uses it.
+type killer struct {
+	plan       *Plan
+	tracker    Tracker
+	messages   *messages
+	causes     *causes
+	budget     *killBudget
+	host       *hostProcess
+	tasks      *taskTable
+	suspension *suspension
+
+	escaped map[int]bool // reported
 }
 
-// signalsNoted is how many lines about signals the event log has of each task, on
-// average: who signals in a loop does not fill the disk.
-const signalsNoted = 64
-
-// noteSignal notes a signal in the event log, unless that has too many of them.
-func (s *Step) noteSignal(rank, sig int) {
-	limit := signalsNoted * len(s.plan.Ranks)
-	s.ctlMu.Lock()
-	s.noted++
-	n := s.noted
-	s.ctlMu.Unlock()
-	e := step.Event{Time: s.d.Now(), Event: step.EventTaskSignal, Rank: &rank, Signal: &sig}
-	switch {
-	case n > limit:
-		return
-	case n == limit:
-		e.Text = fmt.Sprintf("%d signals were noted: further ones are not", n)
+// terminate sends SIGTERM, and SIGCONT so that stopped processes hear it. It returns how
+// long they have until SIGKILL. A suspended step gets SIGKILL at once, as in Slurm: to
+// wake it would give it KillWait on a node that it was to leave alone. So does one that
+// uses too much memory.
+func (k *killer) terminate() (seconds int) {
+	if k.suspension.end() || k.causes.endedBy().kind == byMemory {
+		return 0
 	}
-	s.d.Audience.Event(e)
+	k.noteKill(syscall.SIGTERM)
+	k.host.evict()
+	if err := k.tracker.Signal(syscall.SIGTERM); err != nil {
+		k.messages.log(err.Error())
+	}
+	k.tracker.Signal(syscall.SIGCONT)
+	k.signalEscaped(syscall.SIGTERM)
+	return k.plan.Spec.KillWaitS
 }
 
-// terminator is the way from a Cancel to the last process: TERM, KillWait,
-// KILL, and KillWait again for the host to tell the ends.
-type terminator struct {
-	timer  *time.Timer
-	c      <-chan time.Time
-	killed bool
-}
-
-// begin sends SIGTERM, and SIGCONT so that stopped processes hear it. A
-// suspended step gets SIGKILL at once, as in Slurm: to wake it would give it
-// KillWait on a node that it was to leave alone. So does one that uses too much
-// memory.
-func (s *Step) beginTermination(t *terminator) {
-	if s.endSuspension() || s.endedBy().kind == byMemory {
-		t.wait(0)
-		return
-	}
-	sig := int(syscall.SIGTERM)
-	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventKill, Signal: &sig})
-	s.evictHost()
-	if err := s.d.Tracker.Signal(syscall.SIGTERM); err != nil {
-		s.d.Audience.Log(step.LogError, err.Error())
-	}
-	s.d.Tracker.Signal(syscall.SIGCONT)
-	s.signalEscaped(syscall.SIGTERM)
-	t.wait(s.plan.Spec.KillWaitS)
-}
-
-func (t *terminator) wait(seconds int) {
-	t.stop()
-	t.timer = time.NewTimer(time.Duration(seconds) * time.Second)
-	t.c = t.timer.C
-}
-
-// next is called when a wait is over.
-func (s *Step) nextTermination(t *terminator) error {
-	if t.killed && s.endHeldBack() {
-		t.c = nil
-		return nil
-	}
-	if t.killed {
-		// The tasks are dead, and a host that is not in a hook has told so.
-		s.setHostCause("did not tell the tasks' ends " + afterCancel)
-		s.host.Kill()
-		t.c = nil
-		return nil
-	}
-	t.killed = true
-	if err := s.killTasks(); err != nil {
-		s.hostBusy = true // it still waits, and can take no other command
-		return err
-	}
-	t.wait(max(1, s.plan.Spec.KillWaitS))
-	return nil
-}
-
-func (t *terminator) stop() {
-	if t.timer != nil {
-		t.timer.Stop()
-	}
-}
-
-// eviction is the host's one way out of the tasks' cgroup.
-type eviction struct {
-	mu   sync.Mutex // held while the kernel moves it, which may take 10 ms
-	done bool       // guarded by mu
-}
-
-// evictHost moves the host out of the tasks' cgroup, once, and returns when it
-// is out: before anything is sent there that must not hit it. It may be
-// called from any goroutine.
-func (s *Step) evictHost() {
-	s.eviction.mu.Lock()
-	defer s.eviction.mu.Unlock()
-	if s.eviction.done || s.hostIsGone() {
-		return
-	}
-	s.eviction.done = true
-	err := s.d.Tracker.EvictHost(s.host.PID())
-	if err != nil && !s.hostIsGone() {
-		s.d.Audience.Log(step.LogError, err.Error())
-	}
-	if err == nil && s.d.Accounting != nil {
-		s.d.Accounting.HostMoved()
-	}
-}
-
-// hostIsOut notes that the host was never in the tasks' cgroup.
-func (s *Step) hostIsOut() {
-	s.eviction.mu.Lock()
-	defer s.eviction.mu.Unlock()
-	s.eviction.done = true
-}
-
-func (s *Step) hostIsGone() bool {
-	select {
-	case <-s.hostGone:
-		return true
-	default:
-		return false
-	}
-}
-
-// killTasks sends SIGKILL to all that is left of the tasks and waits for it.
-func (s *Step) killTasks() error {
-	sig := int(syscall.SIGKILL)
-	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventKill, Signal: &sig})
-	s.evictHost()
-	ctx, cancel := s.killContext()
+// kill sends SIGKILL to all that is left of the tasks and waits for their end.
+func (k *killer) kill() error {
+	k.noteKill(syscall.SIGKILL)
+	k.host.evict()
+	ctx, cancel := k.budget.context()
 	defer cancel()
-	s.signalEscaped(syscall.SIGKILL)
-	return s.killed(s.d.Tracker.Kill(ctx))
+	k.signalEscaped(syscall.SIGKILL)
+	return k.budget.spent(k.tracker.Kill(ctx))
+}
+
+func (k *killer) noteKill(sig syscall.Signal) {
+	n := int(sig)
+	k.messages.event(step.Event{Event: step.EventKill, Signal: &n})
+}
+
+// signalEscaped sends sig to tasks that are not in the step's cgroups any more: what acts
+// on the cgroups does not reach them. Each is reported once. What descends from the tasks
+// and was moved away is reported, and not killed: its mover may want it to live on.
+func (k *killer) signalEscaped(sig syscall.Signal) {
+	ids := make(map[int]int, len(k.tasks.list))
+	var pids []int
+	for id := range k.tasks.list {
+		if p := &k.tasks.list[id]; p.pid != 0 && p.phase != taskEnded {
+			ids[p.pid] = id
+			pids = append(pids, p.pid)
+		}
+	}
+	escaped, err := k.tracker.Escaped(pids)
+	if err != nil {
+		k.messages.log(err.Error())
+		return
+	}
+	for _, e := range escaped {
+		id, isTask := ids[e.PID]
+		switch {
+		case k.escaped[e.PID]:
+		case isTask:
+			k.messages.sayError(fmt.Sprintf("task %d: %s", k.tasks.ranks[id], e))
+		default:
+			k.messages.log(e.String() + ": it is not killed")
+		}
+		k.escaped[e.PID] = true
+		if isTask {
+			k.tasks.signal(id, sig)
+		}
+	}
+}
+
+// heldBack returns the ends of the tasks that are dead and whose parent does not hear of it:
+// the end of a traced process is its tracer's first (ptrace(2)), and one that is
+// stopped or hangs, outside of the step, keeps it for ever. The host waits for
+// such a task inside the kernel and is of no use any more. It returns nil where a task
+// that has not ended is none of them.
+func (k *killer) heldBack() (ends []step.TaskEnd) {
+	var words []string
+	for id := range k.tasks.list {
+		p := &k.tasks.list[id]
+		if p.phase == taskEnded {
+			continue
+		}
+		tracer, status, ok := heldZombie(p.pid)
+		if !ok {
+			return nil
+		}
+		ends = append(ends, step.TaskEnd{LocalID: id, Status: status})
+		words = append(words, fmt.Sprintf("task %d (pid %d) is dead, and its tracer, pid %d %q, has not taken its end: it stays a zombie until that process ends or detaches",
+			k.tasks.ranks[id], p.pid, tracer, procName(tracer)))
+	}
+	k.messages.sayProblems(words)
+	return ends
+}
+
+// heldZombie returns how a zombie that is traced ended and its tracer. Its
+// number cannot have come again: it is not reaped.
+func heldZombie(pid int) (tracer int, status step.ExitStatus, ok bool) {
+	st, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, 0, false
+	}
+	for line := range bytes.Lines(st) {
+		if v, found := strings.CutPrefix(string(line), "TracerPid:"); found {
+			tracer, _ = strconv.Atoi(strings.TrimSpace(v)) // 0 is no process
+		}
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil || tracer == 0 {
+		return 0, 0, false
+	}
+	status, ok = parseZombie(stat)
+	return tracer, status, ok
+}
+
+// parseZombie finds the wait status in the stat line of a zombie: field 52 of
+// proc_pid_stat(5). The name before the last ')' is the user's.
+func parseZombie(stat []byte) (status step.ExitStatus, ok bool) {
+	end := bytes.LastIndexByte(stat, ')')
+	if end < 0 {
+		return 0, false
+	}
+	f := bytes.Fields(stat[end+1:])
+	if len(f) < 50 || string(f[0]) != "Z" {
+		return 0, false
+	}
+	code, err := strconv.ParseUint(string(f[49]), 10, 16)
+	if err != nil {
+		return 0, false
+	}
+	return step.ExitStatus(code), true
 }

@@ -76,12 +76,12 @@ func TestUnkillableDaemon(t *testing.T) {
 }
 
 func TestKillBudget(t *testing.T) {
-	s := &Step{plan: &Plan{Spec: &step.Spec{UnkillableS: 3600}}}
-	ctx, cancel := s.killContext()
+	s := &killBudget{seconds: 3600}
+	ctx, cancel := s.context()
 	defer cancel()
 	first, _ := ctx.Deadline()
-	s.killing.began = s.killing.began.Add(-time.Hour)
-	ctx, cancel = s.killContext()
+	s.began = s.began.Add(-time.Hour)
+	ctx, cancel = s.context()
 	defer cancel()
 	spent, _ := ctx.Deadline()
 	if d := time.Until(first); d < 59*time.Minute {
@@ -90,7 +90,7 @@ func TestKillBudget(t *testing.T) {
 	if d := time.Until(spent); d > lastStrike || d < lastStrike/2 {
 		t.Errorf("a kill after the timeout has %v", d)
 	}
-	if s.killed(nil); !s.killing.began.IsZero() {
+	if s.spent(nil); !s.began.IsZero() {
 		t.Error("a kill that came to its end still counts")
 	}
 }

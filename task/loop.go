@@ -17,322 +17,382 @@ import (
 // such records.
 const settleAfter = 100 * time.Millisecond
 
-// following is what the loop of a running step waits for, besides what comes to the
-// step itself.
-type following struct {
-	// waited answers when the host has reaped all tasks, or is gone; nil once it has.
+// loop owns the running step: it hears of execs, ends, requests and the host's death
+// until the last task has ended.
+type loop struct {
+	*Step
+
+	// waited answers when the host has reaped all tasks, or is dead; nil once it has.
 	waited chan error
 	// noChildren is closed when stepd has no child any more; nil while the host lives.
 	noChildren <-chan struct{}
+	childless  bool // it was closed once
 	// cancelled is the step's, nil once it was heard.
 	cancelled <-chan struct{}
 
-	term   terminator
+	kill   deadline // the next signal of the step's end
+	killed bool     // SIGKILL was sent
 	limit  *timeLimit
 	hooks  *hookWatch
 	settle *time.Timer
 	due    bool // settle runs
+	// unreported: tasks have exec'd, or failed to, and noded has not heard of it.
+	unreported     bool
+	launchReported bool // to the step that has spawned this one
 	// evicting: the kernel may take 10 ms for it, and the loop has none to spare.
 	evicting sync.WaitGroup
 	done     chan struct{} // closed with the loop
 }
 
-func (s *Step) newFollowing() *following {
-	f := &following{
-		waited: make(chan error, 1), cancelled: s.cancelled, limit: s.newTimeLimit(),
+// deadline is a timer that may not run; c is nil then.
+type deadline struct {
+	timer *time.Timer
+	c     <-chan time.Time
+}
+
+// in sets it to so many seconds from now.
+func (d *deadline) in(seconds int) {
+	d.stop()
+	d.timer = time.NewTimer(time.Duration(seconds) * time.Second)
+	d.c = d.timer.C
+}
+
+func (d *deadline) stop() {
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+	d.c = nil
+}
+
+// newLoop begins with the tasks, which were started just now.
+func newLoop(s *Step) *loop {
+	now := s.d.Now()
+	s.ledger.write(func(rec *step.Record) { rec.Started = &now })
+	s.ledger.setState(step.Running)
+	l := &loop{
+		Step: s, waited: make(chan error, 1), cancelled: s.causes.cancelled, limit: newTimeLimit(s.plan.Spec),
 		hooks: newHookWatch(s.plan.Spec.Spank.HookTimeoutS), settle: time.NewTimer(settleAfter), due: true, done: make(chan struct{}),
 	}
 	go func() {
-		f.waited <- s.host.Wait(func(e step.TaskEnd) {
+		l.waited <- s.host.Wait(func(e step.TaskEnd) {
 			select {
-			case s.ends <- e:
-			case <-f.done:
+			case s.tasks.ends <- e:
+			case <-l.done:
 			}
-		}, s.trackEpilog)
+		}, l.trackEpilog)
 	}()
-	return f
+	return l
 }
 
-func (f *following) stop() {
-	f.limit.stop()
-	f.term.stop()
-	f.hooks.stop()
-	f.evicting.Wait()
-	f.settle.Stop()
-	close(f.done)
+func (l *loop) stop() {
+	l.limit.stop()
+	l.kill.stop()
+	l.hooks.stop()
+	l.evicting.Wait()
+	l.settle.Stop()
+	close(l.done)
 }
 
-// follow is the loop that owns the running step: it hears of execs, ends,
-// requests and the host's death until the last task has ended.
-func (s *Step) follow() error {
-	s.started()
-	f := s.newFollowing()
-	defer f.stop()
-	for s.alive > 0 {
-		if err := s.followNext(f); err != nil {
+// run returns when the last task has ended, or with the error that ends the step.
+func (l *loop) run() error {
+	defer l.stop()
+	for l.tasks.alive > 0 {
+		if err := l.next(); err != nil {
 			return err
 		}
 	}
-	if f.waited == nil || s.hostBusy {
+	if l.waited == nil || l.host.is(hostBusy) {
 		return nil
 	}
 	// The next command may be sent only when this one was answered.
-	err := <-f.waited
+	err := <-l.waited
 	if errors.Is(err, step.ErrHostGone) {
-		return s.hostDied()
+		return l.hostDied()
 	}
-	s.waitFailed(err)
+	l.waitFailed(err)
 	return nil
 }
 
-// followNext waits for one thing to happen and does what it asks for. Its error ends
+// next waits for one thing to happen and does what it asks for. Its error ends
 // the step.
-func (s *Step) followNext(f *following) error {
+func (l *loop) next() error {
 	select {
-	case ids := <-s.execs:
+	case ids := <-l.tasks.execs:
 		for _, id := range ids {
-			s.taskExeced(id)
+			l.taskExeced(id)
 		}
-	case e := <-s.ends:
-		s.taskEnded(e)
-	case e := <-s.orphans:
-		s.taskEnded(e)
-	case err := <-f.waited:
-		f.waited = nil
-		return s.hostAnswered(f, err)
-	case <-f.noChildren:
-		f.noChildren = s.loseTasks()
-	case <-f.settle.C:
-		f.due = false
-		f.evicting.Go(s.evictHost)
-	case <-f.cancelled:
-		f.cancelled = nil
-		s.beginTermination(&f.term) // before it is told: a slow reader must not delay it
-		s.sayCancelled(s.endedBy())
-	case <-f.term.c:
-		return s.nextTermination(&f.term)
-	case <-f.limit.c:
-		s.checkTime(f.limit)
-	case <-f.hooks.c:
-		s.checkHost(f.hooks)
-		s.checkTasks(f.hooks)
+	case e := <-l.tasks.ends:
+		l.taskEnded(e)
+	case e := <-l.tasks.orphans:
+		l.taskEnded(e)
+	case err := <-l.waited:
+		l.waited = nil
+		return l.hostAnswered(err)
+	case <-l.noChildren:
+		l.loseTasks()
+	case <-l.settle.C:
+		l.due = false
+		l.evicting.Go(l.host.evict)
+	case <-l.cancelled:
+		l.cancelled = nil
+		l.kill.in(l.killer.terminate()) // before it is reported: a slow reader must not delay it
+		l.messages.sayCancelled(l.causes.endedBy())
+	case <-l.kill.c:
+		return l.killRest()
+	case <-l.limit.c:
+		l.checkTime(l.limit)
+	case <-l.hooks.c:
+		l.hooks.checkHost(l.host)
+		l.checkTasks()
 	}
-	s.tellTasks(f)
+	l.reportTasks()
 	return nil
 }
 
-// tellTasks tells noded which tasks have exec'd, or could not, where it has not heard of
-// all of them and nothing was told for a while.
-func (s *Step) tellTasks(f *following) {
-	if !s.untold || f.due {
+// killRest is called when the tasks' time to end by themselves is over, and once more
+// when all of them are dead and the host has not said so.
+func (l *loop) killRest() error {
+	l.kill.stop()
+	if !l.killed {
+		l.killed = true
+		if err := l.killer.kill(); err != nil {
+			l.host.giveUp() // it still waits, and can take no other command
+			return err
+		}
+		l.kill.in(max(1, l.plan.Spec.KillWaitS))
+		return nil
+	}
+	if held := l.killer.heldBack(); held != nil {
+		l.host.giveUp()
+		for _, e := range held {
+			l.taskEnded(e)
+		}
+		return nil
+	}
+	// The tasks are dead, and a host that is not in a hook has reported their ends.
+	l.host.blame("did not tell the tasks' ends " + afterCancel)
+	l.host.Kill()
+	return nil
+}
+
+// reportTasks reports to noded which tasks have exec'd, or could not, where it has not
+// heard of all of them and nothing was reported for a while.
+func (l *loop) reportTasks() {
+	if !l.unreported || l.due {
 		return
 	}
-	s.untold = false
-	s.mu.Lock()
-	s.addFailures()
-	s.mu.Unlock()
-	s.d.Audience.Progress(s.Record())
-	f.settle.Reset(settleAfter)
-	f.due = true
+	l.unreported = false
+	l.ledger.addFailures()
+	l.d.Audience.Progress(l.Record())
+	l.settle.Reset(settleAfter)
+	l.due = true
 }
 
 // hostAnswered is called when the host waits no longer although tasks live: it is
-// gone, and they are stepd's own children now, or it has not told of all, since a
+// dead, and they are stepd's own children now, or it has not reported all, since a
 // plugin may have waited for a task of ours.
-func (s *Step) hostAnswered(f *following, err error) error {
+func (l *loop) hostAnswered(err error) error {
 	if !errors.Is(err, step.ErrHostGone) {
-		s.waitFailed(err)
-		s.endRest(err)
+		l.waitFailed(err)
+		l.endRest(err)
 		return nil
 	}
-	if err := s.hostDied(); err != nil {
+	if err := l.hostDied(); err != nil {
 		return err
 	}
-	f.noChildren = s.d.NoChildren()
+	l.noChildren = l.d.NoChildren()
 	return nil
 }
 
-// waitFailed tells what went wrong while the tasks were reaped. It does not
+// waitFailed reports what went wrong while the tasks were reaped. It does not
 // change the step's end: a negative slurm_spank_task_exit does not, either
 // (failure table of spank(8)).
-func (s *Step) waitFailed(err error) {
+func (l *loop) waitFailed(err error) {
 	if err == nil {
 		return
 	}
 	if hook, ok := errors.AsType[*step.HookError](err); ok && hook.Rank != nil {
-		s.sayError(fmt.Sprintf("Unable to spank task %d at exit", *hook.Rank))
-		s.strictFailure(err)
+		l.messages.sayError(fmt.Sprintf("Unable to spank task %d at exit", *hook.Rank))
+		l.host.strictFailure(err)
 		return
 	}
-	s.sayError(err.Error()) // a status that is lost is the step's reason then
+	l.messages.sayError(err.Error()) // a status that is lost is the step's reason then
 }
 
 // loseTasks is called when stepd has no children any more. Statuses that the
-// reaper has just taken are told after that, before its next round; those that
+// reaper has just taken are reported after that, before its next round; those that
 // are missing then went with the host.
-func (s *Step) loseTasks() (again <-chan struct{}) {
-	if !s.childless {
-		s.childless = true
-		return s.d.NoChildren()
-	}
-	for {
-		select {
-		case e := <-s.orphans:
-			s.taskEnded(e)
-			continue
-		default:
-		}
-		break
-	}
-	s.endRest(nil)
-	return nil
-}
-
-// started says that all tasks were let go.
-func (s *Step) started() {
-	now := s.d.Now()
-	s.mu.Lock()
-	s.rec.Started = &now
-	s.mu.Unlock()
-	s.setState(step.Running)
-}
-
-// taskExeced hears that a task's exec pipe has ended: it exec'd, or it died.
-func (s *Step) taskExeced(id int) {
-	t := &s.tasks[id]
-	if t.ended {
+func (l *loop) loseTasks() {
+	if !l.childless {
+		l.childless = true
+		l.noChildren = l.d.NoChildren()
 		return
 	}
-	place := s.host.Where(id)
-	switch {
+	l.noChildren = nil
+	for e, ok := l.tasks.orphan(); ok; e, ok = l.tasks.orphan() {
+		l.taskEnded(e)
+	}
+	l.endRest(nil)
+}
+
+// endRest ends the tasks whose ends are not reported any more. A new kernel
+// still knows the status; else it is lost, and why is the step's reason.
+func (l *loop) endRest(why error) {
+	for id := range l.tasks.list {
+		if l.tasks.list[id].phase == taskEnded {
+			continue
+		}
+		e := step.TaskEnd{LocalID: id, Lost: true}
+		if status, ok := pidfdStatus(l.tasks.list[id].pidfd); ok {
+			e = step.TaskEnd{LocalID: id, Status: status}
+		} else if why != nil {
+			l.ledger.noteReason(why.Error())
+		}
+		l.taskEnded(e)
+	}
+}
+
+// checkTasks kills the tasks that are in a hook for too long. Of a step that stands still
+// none is.
+func (l *loop) checkTasks() {
+	rec := l.Record()
+	if rec.Suspended != nil {
+		return
+	}
+	still := time.Duration(rec.SuspendedSeconds * float64(time.Second))
+	for id := range l.tasks.list {
+		p := &l.tasks.list[id]
+		if p.phase == taskEnded || p.phase == taskForeign || !l.hooks.overdue(l.host.Where(id), still) {
+			continue
+		}
+		p.cause = l.hooks.cause()
+		l.tasks.signal(id, unix.SIGKILL)
+	}
+}
+
+// taskExeced is called when a task's exec pipe has ended: it exec'd, or it died.
+func (l *loop) taskExeced(id int) {
+	p := &l.tasks.list[id]
+	if p.phase == taskEnded {
+		return
+	}
+	phase := taskExeced
+	switch place := l.host.Where(id); {
 	case place.AtExec && place.Errno == 0:
-	case place.InHook() && s.runsOther(t.pid):
+	case place.InHook() && l.runsOther(p.pid):
 		// The hook exec'd by itself, as a container runtime's plugin may.
-		t.hookExeced = true
+		phase = taskForeign
 	default:
 		return // it died or failed before, and its end will come
 	}
-	t.execed, s.untold = true, true
-	s.countLaunched()
-	s.mu.Lock()
-	s.rec.Tasks[id].State = step.TaskRunning
-	s.mu.Unlock()
-	rank := s.rank(id)
-	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExec, Rank: &rank, PID: t.pid})
-	s.tellLaunched()
+	l.move(id, phase)
+	l.unreported = true
+	l.ledger.write(func(rec *step.Record) { rec.Tasks[id].State = step.TaskRunning })
+	l.messages.event(step.Event{Event: step.EventTaskExec, Rank: &l.plan.Ranks[id], PID: p.pid})
+	l.reportLaunched()
 }
 
-// countLaunched notes when no task is on its way to exec any more.
-func (s *Step) countLaunched() {
-	for id := s.onTheWay; id < len(s.tasks); id++ {
-		if s.onTheWay = id; !s.tasks[id].execed && !s.tasks[id].ended {
-			return
-		}
-	}
-	s.mu.Lock()
-	s.launched = true
-	s.mu.Unlock()
-}
-
-// taskEnded records an end and does what the step's options ask for.
-func (s *Step) taskEnded(e step.TaskEnd) {
-	t, rank := &s.tasks[e.LocalID], s.rank(e.LocalID)
-	if t.ended {
-		return
-	}
-	t.ended = true
-	s.alive--
-	s.countLaunched()
-	s.forget(e.LocalID)
-	if e.Lost {
-		if s.d.Accounting != nil {
-			s.d.Accounting.TaskEnded(e)
-		}
-		s.mu.Lock()
-		s.rec.Tasks[e.LocalID].State = step.TaskExited
-		s.noteReason(fmt.Sprintf("the exit status of task %d was lost", rank))
-		s.mu.Unlock()
-		return
-	}
-	status, crash := s.recordEnd(e)
-	if crash != "" {
-		s.say(crash)
-	}
-	if place := s.host.Where(e.LocalID); !t.execed && place.AtExec && place.Errno == 0 {
-		// A short task's end may be heard before its exec.
-		s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExec, Rank: &rank, PID: t.pid})
-	}
-	st := e.Status
-	s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskExit, Rank: &rank, PID: t.pid, Status: &st})
-	s.postTerm(e)
-	s.tellLaunched()
-	s.d.Audience.TaskExited(rank, status)
-	if s.d.MPI != nil {
-		s.d.MPI.TaskExited(rank, e.Status)
-	}
-	if s.plan.Spec.KillOnBadExit && status != 0 {
-		s.endBadly(rank, status)
+// move changes the phase of a task; an illegal move is logged and changes nothing.
+func (s *Step) move(id int, to taskPhase) {
+	if err := s.tasks.move(id, to); err != nil {
+		s.messages.log(err.Error())
 	}
 }
 
-// recordEnd writes the end into the record. The returned status is the one
-// that counts for the step: a task that died in a hook, and so was never
-// exec'd, counts as exit code 1, and said tells of it.
-func (s *Step) recordEnd(e step.TaskEnd) (status step.ExitStatus, said string) {
-	place := s.host.Where(e.LocalID)
-	crash, inHook := s.host.Crash(e.LocalID, hookEnd(e.Status, s.tasks[e.LocalID].cause))
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t := &s.rec.Tasks[e.LocalID]
-	t.End(e.Status)
-	if s.d.Accounting != nil {
-		s.d.Accounting.TaskEnded(e)
-	}
-	if e.Usage != nil {
-		rss, cpu := e.Usage.MaxRSSBytes, (e.Usage.User + e.Usage.System).Seconds()
-		t.MaxRSSBytes, t.CPUSeconds = &rss, &cpu
-	}
-	if (place.AtExec && place.Errno == 0) || (s.tasks[e.LocalID].hookExeced && s.tasks[e.LocalID].cause == "") {
-		return e.Status, ""
-	}
-	t.State, t.Stage, t.Errno = step.TaskFailed, place.Stage, place.Errno
-	s.untold = true
-	if sig, ok := e.Status.Signaled(); !inHook || (ok && s.tasks[e.LocalID].cause == "" && s.killedByUs(sig)) {
-		return e.Status, ""
-	}
-	s.noteReason(crash.Error())
-	s.noteCrash(crash)
-	one := 1
-	t.ExitCode, t.Signal = &one, nil
-	return step.ExitedWith(1), crash.Error()
-}
-
-// runsOther tells whether the process runs another program than the host. A
-// process that is dying has closed its pipes and runs none: its pidfd cannot
-// tell, since that becomes readable only later.
-func (s *Step) runsOther(pid int) bool {
+// runsOther reports whether the process runs another program than the host. A
+// process that is dying has closed its pipes and runs none: its pidfd does not
+// help, since that becomes readable only later.
+func (l *loop) runsOther(pid int) bool {
 	exe := func(pid int) (st unix.Stat_t, ok bool) {
 		return st, unix.Stat(fmt.Sprintf("/proc/%d/exe", pid), &st) == nil
 	}
 	task, ok1 := exe(pid)
-	host, ok2 := exe(s.host.PID())
+	host, ok2 := exe(l.host.PID())
 	return ok1 && ok2 && (task.Dev != host.Dev || task.Ino != host.Ino)
 }
 
-// lookupStatus is ld.so's exit status where it cannot bind a call.
-const lookupStatus = 127
+// taskEnded records an end and does what the step's options ask for.
+func (l *loop) taskEnded(e step.TaskEnd) {
+	p, rank := &l.tasks.list[e.LocalID], l.plan.Ranks[e.LocalID]
+	was := p.phase
+	if was == taskEnded {
+		return
+	}
+	l.move(e.LocalID, taskEnded)
+	if e.Lost {
+		l.d.Accounting.TaskEnded(e)
+		l.ledger.write(func(rec *step.Record) {
+			rec.Tasks[e.LocalID].State = step.TaskExited
+			firstReason(rec, fmt.Sprintf("the exit status of task %d was lost", rank))
+		})
+		return
+	}
+	status, failed, crash := l.recordEnd(e, was)
+	l.unreported = l.unreported || failed
+	if crash != "" {
+		l.messages.say(crash)
+	}
+	if was == taskForked && !failed {
+		// A short task's end may be heard before its exec.
+		l.messages.event(step.Event{Event: step.EventTaskExec, Rank: &rank, PID: p.pid})
+	}
+	l.messages.event(step.Event{Event: step.EventTaskExit, Rank: &rank, PID: p.pid, Status: &e.Status})
+	l.plugins.postTerm(e)
+	l.reportLaunched()
+	l.d.Audience.TaskExited(rank, status)
+	if l.d.MPI != nil {
+		l.d.MPI.TaskExited(rank, e.Status)
+	}
+	if l.plan.Spec.KillOnBadExit && status != 0 {
+		l.endBadly(rank, status)
+	}
+}
 
-// hookEnd words how a process ended inside a hook.
-func hookEnd(st step.ExitStatus, cause string) string {
-	if cause != "" {
-		return cause
+// recordEnd writes the end of a task, which was in a phase before it, into the record. The
+// returned status is the one that counts for the step: a task that died in a hook, and so
+// was never exec'd, counts as exit code 1, and crash says so. failed: it has run no program.
+func (s *Step) recordEnd(e step.TaskEnd, was taskPhase) (status step.ExitStatus, failed bool, crash string) {
+	place, killed := s.host.Where(e.LocalID), s.tasks.list[e.LocalID].cause
+	hook, inHook := s.host.Crash(e.LocalID, hookEnd(e.Status, killed))
+	if sig, ok := e.Status.Signaled(); ok && killed == "" && (s.wasSent(sig) || s.causes.terminated(sig)) {
+		inHook = false // a plugin is not to blame for it
 	}
-	if sig, ok := st.Signaled(); ok {
-		return "killed by " + signalName(sig)
+	failed = (!place.AtExec || place.Errno != 0) && (was != taskForeign || killed != "")
+	s.d.Accounting.TaskEnded(e)
+	s.ledger.write(func(rec *step.Record) {
+		t := &rec.Tasks[e.LocalID]
+		t.End(e.Status)
+		if e.Usage != nil {
+			rss, cpu := e.Usage.MaxRSSBytes, (e.Usage.User + e.Usage.System).Seconds()
+			t.MaxRSSBytes, t.CPUSeconds = &rss, &cpu
+		}
+		if !failed {
+			return
+		}
+		t.State, t.Stage, t.Errno = step.TaskFailed, place.Stage, place.Errno
+		if inHook {
+			firstReason(rec, hook.Error())
+			noteCrash(rec, hook)
+			one := 1
+			t.ExitCode, t.Signal = &one, nil
+		}
+	})
+	if failed && inHook {
+		return step.ExitedWith(1), true, hook.Error()
 	}
-	code, _ := st.Exited()
-	if code == lookupStatus {
-		return fmt.Sprintf("called exit(%d), as ld.so does where a function is missing", code)
+	return e.Status, failed, ""
+}
+
+// trackEpilog puts the process of a task's epilog where the task was, so that it
+// ends with the step. It is called by the goroutine of Host.Wait.
+func (l *loop) trackEpilog(localID, pid int) error {
+	if localID < 0 || localID >= len(l.plan.Ranks) {
+		return fmt.Errorf("internal error: spankhost told an epilog of task %d beyond %d tasks", localID, len(l.plan.Ranks))
 	}
-	return fmt.Sprintf("called exit(%d)", code)
+	rank := l.plan.Ranks[localID]
+	err := l.d.Tracker.Add(rank, pid)
+	if err != nil {
+		l.messages.log(fmt.Sprintf("cannot run the epilog of task %d: %v", rank, err))
+	}
+	return err
 }

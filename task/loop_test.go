@@ -18,7 +18,7 @@ func TestExecsAreTold(t *testing.T) {
 	r.places[1] = step.HostPlace{Plugin: -1, AtExec: true, Stage: "exec", Errno: int(syscall.ENOENT)}
 	r.during["wait"] = func() {
 		r.sink(step.HostRecord{LocalID: 1, Fail: &step.LaunchError{Rank: 1, Stage: "exec", Errno: syscall.ENOENT, Object: "/none"}})
-		r.st.ends <- step.TaskEnd{LocalID: 1, Status: step.ExitedWith(2)}
+		r.st.tasks.ends <- step.TaskEnd{LocalID: 1, Status: step.ExitedWith(2)}
 		select {
 		case rec := <-r.stalled:
 			for rank, want := range []step.TaskState{step.TaskRunning, step.TaskFailed, step.TaskRunning} {

@@ -1,17 +1,36 @@
 package task
 
 import (
+	"context"
 	"fmt"
 	"os"
-	"syscall"
 
 	"stepd/step"
 )
 
-// mpiTable tells an MPI plugin how the tasks of this node are: what a debugger is
-// to attach to.
-func (s *Step) mpiTable() []step.MPITask {
-	tasks := s.Record().Tasks
+// prefork gives the step its MPI servers. They may still change the environment that
+// user_init sees.
+func (l *launch) prefork(ctx context.Context) (err error) {
+	if l.d.MPI == nil {
+		return nil
+	}
+	l.push("mpi", l.d.MPI.Close)
+	l.mpi, err = l.d.MPI.Prefork(ctx, step.MPIJob{
+		Spec:     l.plan.Spec,
+		Abort:    l.mpiAbort,
+		Log:      func(text string) { l.d.Audience.Log(step.LogInfo, text) },
+		Progress: l.progress.note,
+		Tasks:    func() []step.MPITask { return mpiTable(l.Record().Tasks) },
+		Signal:   l.toRanks,
+		Cancel:   func(reason string) { _ = l.Cancel(reason) }, // it has no error
+		Peers:    l.d.Peers,
+		Job:      l.d.Job,
+	})
+	return err
+}
+
+// mpiTable is how the tasks of this node are: what a debugger is to attach to.
+func mpiTable(tasks []step.Task) []step.MPITask {
 	all := make([]step.MPITask, len(tasks))
 	for i := range tasks {
 		t := &tasks[i]
@@ -28,20 +47,27 @@ func (s *Step) mpiTable() []step.MPITask {
 	return all
 }
 
-// signalRanks sends a signal to tasks of this node; it may be called from any
-// goroutine.
-func (s *Step) signalRanks(ranks []int, sig syscall.Signal) error {
-	if err := s.maySignal(int(sig)); err != nil {
-		return err
+// SpawnedAborted ends the step because one that a task of rank has spawned was
+// aborted. It may be called from any goroutine.
+func (s *Step) SpawnedAborted(rank, code int, text string) { s.mpiAbort(rank, code, text) }
+
+// awaitSpawned keeps the step until those that it has spawned have ended: they
+// write to its streams. Where the step itself has failed, they are ended.
+func (t *teardown) awaitSpawned(err error) {
+	if t.d.Spawned == nil || t.d.Spawned.Running() == 0 {
+		return
 	}
-	meant := make(map[int]bool, len(ranks))
-	for _, r := range ranks {
-		meant[r] = true
+	if err != nil {
+		t.d.Spawned.Cancel("the step that has spawned it, " + t.plan.Spec.ID.String() + ", has failed")
 	}
-	s.eachPidfd(func(id, pidfd int) {
-		if meant[s.rank(id)] {
-			s.sendTask(id, pidfd, int(sig))
-		}
-	})
-	return nil
+	t.part("spawned", func() error { t.d.Spawned.Close(); return nil })
+}
+
+// reportLaunched reports to the step that has spawned this one when every task has exec'd
+// or ended: MPI_Comm_spawn returns then.
+func (l *loop) reportLaunched() {
+	if l.tasks.launched.Load() && !l.launchReported && l.plan.Spec.Parent != nil {
+		l.launchReported = true
+		l.d.Audience.State(l.Record())
+	}
 }

@@ -55,7 +55,7 @@ func TestOutOfMemory(t *testing.T) {
 func TestOutOfMemoryForEver(t *testing.T) {
 	r := newRig(t)
 	r.during["wait"] = func() {
-		for i := range oomToldMax + 7 {
+		for i := range oomReportedMax + 7 {
 			r.st.OutOfMemory(step.OOMKill{PID: i + 1, Command: "hog", Level: "step"})
 		}
 	}
@@ -69,7 +69,7 @@ func TestOutOfMemoryForEver(t *testing.T) {
 			told = append(told, line)
 		}
 	}
-	if len(told) != oomToldMax || !slices.Contains(r.said, "stepd-vm: error: 7 more processes were killed for want of memory") {
+	if len(told) != oomReportedMax || !slices.Contains(r.said, "stepd-vm: error: 7 more processes were killed for want of memory") {
 		t.Errorf("%d were told of; last %q", len(told), r.said[len(r.said)-1])
 	}
 }

@@ -8,11 +8,18 @@ import (
 	"stepd/step"
 )
 
+// pluginChain are the task plugins of the step. Only Run's goroutine uses it.
+type pluginChain struct {
+	list  []Plugin
+	tasks *taskTable
+	owed  int // as many of the list are owed their PostStep
+}
+
 // preSetuid lets the task plugins limit the step. Their PostStep is owed from
 // here on.
-func (s *Step) preSetuid(context.Context) error {
-	for _, p := range s.d.Plugins {
-		s.plugged++
+func (c *pluginChain) preSetuid(context.Context) error {
+	for _, p := range c.list {
+		c.owed++
 		if err := p.PreSetuid(); err != nil {
 			return pluginError(p, err)
 		}
@@ -20,11 +27,20 @@ func (s *Step) preSetuid(context.Context) error {
 	return nil
 }
 
+// preLaunch lets them add what the tasks do to themselves.
+func (c *pluginChain) preLaunch(l *step.Launch) error {
+	var errs []error
+	for _, p := range c.list {
+		errs = append(errs, pluginError(p, p.PreLaunch(l)))
+	}
+	return errors.Join(errs...)
+}
+
 // preLaunchPriv lets them act on each task, which waits at the gate.
-func (s *Step) preLaunchPriv(context.Context) error {
-	for _, p := range s.d.Plugins {
-		for id := range s.tasks {
-			if err := p.PreLaunchPriv(id, s.tasks[id].pid); err != nil {
+func (c *pluginChain) preLaunchPriv(context.Context) error {
+	for _, p := range c.list {
+		for id := range c.tasks.list {
+			if err := p.PreLaunchPriv(id, c.tasks.list[id].pid); err != nil {
 				return pluginError(p, err)
 			}
 		}
@@ -32,17 +48,17 @@ func (s *Step) preLaunchPriv(context.Context) error {
 	return nil
 }
 
-func (s *Step) postTerm(e step.TaskEnd) {
-	for _, p := range s.d.Plugins {
+func (c *pluginChain) postTerm(e step.TaskEnd) {
+	for _, p := range c.list {
 		p.PostTerm(e)
 	}
 }
 
 // postStep lets them take back what PreSetuid made, the last first.
-func (s *Step) postStep() error {
+func (c *pluginChain) postStep() error {
 	var errs []error
-	for ; s.plugged > 0; s.plugged-- {
-		p := s.d.Plugins[s.plugged-1]
+	for ; c.owed > 0; c.owed-- {
+		p := c.list[c.owed-1]
 		errs = append(errs, pluginError(p, p.PostStep()))
 	}
 	return errors.Join(errs...)

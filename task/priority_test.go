@@ -85,10 +85,10 @@ func TestPriorityUnknown(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &logAudience{}
-	s := &Step{
-		plan: &Plan{Spec: &step.Spec{User: step.User{UID: 7}, PropagatePrio: step.PrioNicer}},
-		host: childHost{pid: child.Process.Pid}, d: Deps{Audience: a},
-	}
+	plan := &Plan{Spec: &step.Spec{User: step.User{UID: 7}, PropagatePrio: step.PrioNicer}}
+	l := launch{Step: &Step{
+		plan: plan, host: &hostProcess{Host: childHost{pid: child.Process.Pid}}, messages: &messages{plan: plan, audience: a},
+	}}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -97,7 +97,7 @@ func TestPriorityUnknown(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		s.setPriority()
+		l.setPriority()
 	}()
 	<-done
 	if now, err := unix.Getpriority(unix.PRIO_PROCESS, child.Process.Pid); err != nil || now != was {

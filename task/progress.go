@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,91 +17,86 @@ import (
 // SIGTERM, which must not be late.
 const lookMax = 64
 
-// progress notes how far a rank has come in its MPI start-up: what the MPI plugin
-// says. Once the step's end has begun it stays as it was: ranks that are being
-// killed tell nothing about why.
-func (s *Step) progress(rank int, p step.MPIProgress) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.progressKept {
+// mpiProgress notes how far the ranks have come in their MPI start-up, and what the
+// step's processes do. Any goroutine may use it.
+type mpiProgress struct {
+	used     bool // the step has an MPI plugin
+	messages *messages
+	ledger   *ledger
+	host     *hostProcess
+	tasks    *taskTable
+
+	mu       sync.Mutex  // taken before the ledger's
+	kept     bool        // guarded by mu: the step's end has begun
+	stall    *time.Timer // guarded by mu: runs while ranks come further
+	reported time.Time   // guarded by mu: when noded heard last
+}
+
+// note keeps how far a rank is, as the MPI plugin says. Once the step's end has begun it
+// stays as it was: ranks that are being killed say nothing about why.
+func (m *mpiProgress) note(rank int, p step.MPIProgress) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.kept {
 		return
 	}
-	if i, ok := s.placeOf(rank); ok {
-		s.rec.Tasks[i].MPI = &p
-		s.awaitStall()
+	if id, ours := m.messages.plan.localID(rank); ours {
+		m.ledger.write(func(rec *step.Record) { rec.Tasks[id].MPI = &p })
+		m.awaitStall()
 	}
 }
 
 const (
-	// stallAfter is how long no rank comes further until noded is told how far they are:
-	// should this process be killed, that is what explain has of a start that hangs.
+	// stallAfter is how long no rank comes further until noded hears how far they are:
+	// should this process be killed, explain has that of a start that hangs.
 	stallAfter = time.Second
-	// stallPause is the least between two such words, for programs that fence now and
+	// stallPause is the least between two such reports, for programs that fence now and
 	// then.
 	stallPause = 10 * time.Second
 )
 
 // awaitStall begins anew to wait. The caller holds mu.
-func (s *Step) awaitStall() {
-	wait := max(stallAfter, time.Until(s.stallTold.Add(stallPause)))
-	if s.stall == nil {
-		s.stall = time.AfterFunc(wait, s.tellStalled)
+func (m *mpiProgress) awaitStall() {
+	wait := max(stallAfter, time.Until(m.reported.Add(stallPause)))
+	if m.stall == nil {
+		m.stall = time.AfterFunc(wait, m.reportStall)
 		return
 	}
-	s.stall.Reset(wait)
+	m.stall.Reset(wait)
 }
 
-func (s *Step) tellStalled() {
-	s.mu.Lock()
-	over := s.progressKept
-	s.stallTold = time.Now()
-	s.mu.Unlock()
+func (m *mpiProgress) reportStall() {
+	m.mu.Lock()
+	over := m.kept
+	m.reported = time.Now()
+	m.mu.Unlock()
 	if !over {
-		s.d.Audience.Progress(s.Record())
+		m.messages.audience.Progress(m.ledger.copy())
 	}
 }
 
-// placeOf is where a rank is in the record, which is in the order of ranks.
-func (s *Step) placeOf(rank int) (place int, here bool) {
-	lo, hi := 0, len(s.rec.Tasks)
-	for lo < hi {
-		mid := (lo + hi) / 2
-		if s.rec.Tasks[mid].Rank < rank {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	return lo, lo < len(s.rec.Tasks) && s.rec.Tasks[lo].Rank == rank
-}
-
-// settleProgress is called when the step's end begins, before anything is sent to
+// settle is called when the step's end begins, before anything is sent to
 // the tasks: it keeps how far they have come, and looks at those that others wait
 // for.
-func (s *Step) settleProgress() {
-	s.mu.Lock()
-	if s.progressKept {
-		s.mu.Unlock()
+func (m *mpiProgress) settle() {
+	m.mu.Lock()
+	was := m.kept
+	m.kept = true
+	if m.stall != nil {
+		m.stall.Stop()
+	}
+	m.mu.Unlock()
+	if was || !m.used {
 		return
 	}
-	s.progressKept = true
-	if s.stall != nil {
-		s.stall.Stop()
-	}
 	var behind []int
-	if s.d.MPI != nil {
-		behind = laggards(s.rec.Tasks)
-	}
-	s.mu.Unlock()
-	if len(behind) > lookMax {
-		behind = behind[:lookMax]
-	}
-	looks := s.look(behind)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for place, d := range looks {
-		s.rec.Tasks[place].Doing = d
-	}
+	m.ledger.write(func(rec *step.Record) { behind = laggards(rec.Tasks) })
+	looks := m.look(behind[:min(len(behind), lookMax)])
+	m.ledger.write(func(rec *step.Record) {
+		for place, d := range looks {
+			rec.Tasks[place].Doing = d
+		}
+	})
 }
 
 // laggards are the places of tasks that run and have not come as far as others,
@@ -123,47 +119,47 @@ func laggards(tasks []step.Task) (places []int) {
 	return places
 }
 
-// look tells what the processes of tasks do, by place; one that has ended, and
+// look returns what the processes of tasks do, by local id; one that has ended, and
 // whose number may be another's, is left out.
-func (s *Step) look(places []int) map[int]*step.Doing {
-	if len(places) == 0 {
+func (m *mpiProgress) look(ids []int) map[int]*step.Doing {
+	if len(ids) == 0 {
 		return nil
 	}
-	h := s.setUpHost()
-	looks := make(map[int]*step.Doing, len(places))
-	s.mu.Lock()
-	for _, place := range places {
-		if t := &s.rec.Tasks[place]; t.PID != nil && t.Status == nil {
-			looks[place] = &step.Doing{PID: *t.PID}
+	looks := make(map[int]*step.Doing, len(ids))
+	m.ledger.write(func(rec *step.Record) {
+		for _, id := range ids {
+			if t := &rec.Tasks[id]; t.PID != nil && t.Status == nil {
+				looks[id] = &step.Doing{PID: *t.PID}
+			}
 		}
-	}
-	s.mu.Unlock()
-	for place, d := range looks {
+	})
+	board := m.host.board()
+	for id, d := range looks {
 		if !lookAt(d) {
-			delete(looks, place)
+			delete(looks, id)
 			continue
 		}
-		if h != nil {
-			inHook(d, h, h.Where(place))
+		if board != nil {
+			inHook(d, board, board.Where(id))
 		}
 	}
 	alive := make(map[int]bool, len(looks))
-	s.eachPidfd(func(place, pidfd int) {
-		if _, asked := looks[place]; asked {
+	m.tasks.each(func(id, pidfd int) {
+		if _, asked := looks[id]; asked {
 			fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 			n, err := unix.Poll(fds, 0)
-			alive[place] = err == nil && n == 0
+			alive[id] = err == nil && n == 0
 		}
 	})
-	for place := range looks {
-		if !alive[place] {
-			delete(looks, place)
+	for id := range looks {
+		if !alive[id] {
+			delete(looks, id)
 		}
 	}
 	return looks
 }
 
-// lookAt reads what /proc tells of a process without waiting for it: not its
+// lookAt reads what /proc has of a process without waiting for it: not its
 // command line, for which the kernel needs the process's memory.
 func lookAt(d *step.Doing) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.PID))
@@ -196,46 +192,41 @@ func inHook(d *step.Doing, h Host, p step.HostPlace) {
 }
 
 // lookNow adds what all processes of the step do just now to a record of it.
-func (s *Step) lookNow(rec *step.Record) {
+func (m *mpiProgress) lookNow(rec *step.Record) {
 	if rec.State.Final() {
 		return
 	}
-	if h := s.setUpHost(); h != nil && !s.hostIsGone() {
-		d := &step.Doing{PID: h.PID()}
+	if board := m.host.board(); board != nil && !m.host.isGone() {
+		d := &step.Doing{PID: board.PID()}
 		if lookAt(d) {
-			inHook(d, h, h.Where(-1))
+			inHook(d, board, board.Where(-1))
 			rec.Host = d
 		}
 	}
-	places := make([]int, len(rec.Tasks))
-	for i := range places {
-		places[i] = i
+	ids := make([]int, len(rec.Tasks))
+	for id := range ids {
+		ids[id] = id
 	}
-	for place, d := range s.look(places) {
-		rec.Tasks[place].Doing = d
+	for id, d := range m.look(ids) {
+		rec.Tasks[id].Doing = d
 	}
 }
 
-// tellProgress writes how far the ranks had come into the event log of a step that
-// did not end well, and takes it out of the record of one that did. The caller
-// holds mu.
-func (s *Step) tellProgress(state step.State) (events []step.Event) {
-	if s.d.MPI == nil {
+// conclude returns how far the ranks had come, for the event log of a step that
+// did not end well, and takes it out of the record of one that did.
+func (m *mpiProgress) conclude(rec *step.Record, state step.State) (events []step.Event) {
+	if !m.used {
 		return nil
 	}
 	if state == step.Completed {
-		for i := range s.rec.Tasks {
-			s.rec.Tasks[i].MPI, s.rec.Tasks[i].Doing = nil, nil
+		for i := range rec.Tasks {
+			rec.Tasks[i].MPI, rec.Tasks[i].Doing = nil, nil
 		}
 		return nil
 	}
-	for _, g := range step.GroupProgress(s.rec.Tasks) {
-		if len(events) == lookMax {
-			break
-		}
-		events = append(events, step.Event{
-			Time: s.d.Now(), Event: step.EventMPI, Ranks: step.FormatCPUList(g.Ranks), MPI: g.MPI,
-		})
+	groups := step.GroupProgress(rec.Tasks)
+	for _, g := range groups[:min(len(groups), lookMax)] {
+		events = append(events, step.Event{Event: step.EventMPI, Ranks: step.FormatCPUList(g.Ranks), MPI: g.MPI})
 	}
 	return events
 }

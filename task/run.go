@@ -6,108 +6,32 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
 )
 
-// Deps are a step's neighbours.
-type Deps struct {
-	Tracker Tracker
-	MPI     MPI // nil without one
-	// Peers is nil where the step has one node, and Job where its job has no services: both
-	// are the MPI plugin's.
-	Peers   step.Peers
-	Job     step.MPIServices
-	Spawned Spawned // nil where nothing can be
-	Output  Output  // nil where there are neither terminals nor those who watch
-	Plugins []Plugin
-	// Accounting is nil where nothing is accounted for.
-	Accounting Accounting
-	Audience   Audience
-	// Streams is nil where stepd passes nothing on.
-	Streams Streams
-	// StartHost runs spankhost, born in the cgroup cgroupFD (-1: in ours).
-	StartHost func(cgroupFD int) (Host, error)
-	// NoChildren returns a channel that is closed when stepd has no children
-	// left: no process of the step is then alive or unreaped.
-	NoChildren func() <-chan struct{}
-	// Namespaces are those of the job's container.
-	Namespaces step.Namespaces
-	// Now is the clock.
-	Now func() time.Time
+// Run launches the tasks, follows them to their ends and takes everything back.
+// It returns the final record, whatever happened; it is called once. The end of
+// ctx is the end of the node, or of stepd, and ends the step.
+func (s *Step) Run(ctx context.Context) step.Record {
+	defer context.AfterFunc(ctx, func() { s.end(cause{kind: byHost, reason: context.Cause(ctx).Error()}) })()
+	s.ledger.setState(step.Starting)
+	unguard := s.host.guard()
+	err := (&launch{Step: s}).run(ctx)
+	unguard()
+	if err == nil {
+		err = newLoop(s).run()
+	}
+	(&teardown{s}).run(err)
+	return s.Record()
 }
 
-// Step is one step on this node. Make it with New, then call Run once. The
-// other methods may be called from any goroutine.
-type Step struct {
-	plan *Plan
-	d    Deps
-
-	host Host
-	gate *os.File // the write end; only stepd holds it
-	undo []undo
-
-	// What the launch has reached.
-	initDone bool // the plugins' exit hooks are owed
-	plugged  int  // as many task plugins are owed their PostStep
-	gateOpen bool
-	tasks    []task // by local id
-	alive    int
-	onTheWay int   // the local ids below have exec'd or ended
-	untold   bool  // tasks have exec'd, or failed to, and noded has not heard of it
-	monoBase int64 // wall clock minus CLOCK_MONOTONIC, ns
-
-	attachments
-	control
-	suspension
-	killing  killing
-	eviction eviction
-	children
-
-	hostDead  bool
-	hostBusy  bool // it has not answered wait
-	childless bool // the reaper has said once that there are no children
-	ends      chan step.TaskEnd
-	execs     chan []int
-	escaped   map[int]bool // told of
-
-	mu    sync.Mutex
-	rec   step.Record              // guarded by mu
-	fails map[int]step.LaunchError // guarded by mu: why a task was not exec'd, by local id
-	// oomKills counts the processes killed for want of memory.
-	oomKills int // guarded by mu
-	// launched: every task has exec'd, or will not any more.
-	launched bool // guarded by mu
-	// toldLaunched: who has spawned this step knows.
-	toldLaunched bool
-	// progressKept: the ranks' progress and what they did is as it was when the
-	// step's end began.
-	progressKept bool        // guarded by mu
-	stall        *time.Timer // guarded by mu: runs while ranks come further
-	stallTold    time.Time   // guarded by mu: when noded was told last
-	floor        int         // guarded by mu: the least exit code, where SpankStrict asks for one
-	why          string      // guarded by mu: why stepd killed the host in a hook
-}
-
-// task is what Run knows of one task.
-type task struct {
-	pid    int
-	pidfd  int
-	execed bool
-	ended  bool
-	// hookExeced: a plugin's hook exec'd another program by itself.
-	hookExeced bool
-	cause      string // why stepd killed it in a hook
-}
-
-// undo takes one thing back that a stage has made.
-type undo struct {
-	name string
-	do   func() error
+// launch is the way from nothing to the open gate.
+type launch struct {
+	*Step
+	mpi step.MPITasks
 }
 
 // stage is one step of the launch.
@@ -116,236 +40,194 @@ type stage struct {
 	do   func(context.Context) error
 }
 
-// New makes the step of a plan.
-func New(p *Plan, d Deps) *Step {
-	s := &Step{plan: p, d: d}
-	n := len(p.Ranks)
-	s.ends = make(chan step.TaskEnd)
-	s.execs = make(chan []int)
-	s.fails = make(map[int]step.LaunchError)
-	s.control.init()
-	s.suspension.grace = stopGrace
-	s.attachments.init()
-	s.children.init(n)
-	s.rec = newRecord(p.Spec, p.Ranks, d.Now())
-	var ts unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) == nil {
-		s.monoBase = d.Now().UnixNano() - ts.Nano()
-	}
-	return s
-}
-
-// rank is that of the task with a local id: what others are told.
-func (s *Step) rank(id int) int { return s.plan.Ranks[id] }
-
-// Run launches the tasks, follows them to their ends and takes everything back.
-// It returns the final record, whatever happened; it is called once. The end of
-// ctx is that of the host, or of stepd, and ends the step.
-func (s *Step) Run(ctx context.Context) step.Record {
-	defer context.AfterFunc(ctx, func() { s.hostDown(context.Cause(ctx).Error()) })()
-	s.setState(step.Starting)
-	unguard := s.guard()
-	err := s.launch(ctx)
-	unguard()
-	if err == nil {
-		err = s.follow()
-	}
-	s.finish(err)
-	return s.Record()
-}
-
-// launch runs the stages, from nothing to the open gate.
-func (s *Step) launch(ctx context.Context) error {
+// run runs the stages.
+func (l *launch) run(ctx context.Context) error {
 	for _, st := range []stage{
 		// The tasks' cgroup exists before the host is born in it.
-		{"proctrack", s.createTracker},
-		{"spankhost", s.startHost},
+		{"proctrack", l.createTracker},
+		{"spankhost", l.startHost},
 		// All plugins are loaded before the first init (spank-behaviour §1).
-		{"load", s.loadStack},
-		{"init", s.initStack},
+		{"load", l.loadStack},
+		{"init", l.initStack},
 		// Prefork may still change the environment that user_init sees.
-		{"mpi_prefork", s.prefork},
+		{"mpi_prefork", l.prefork},
 		// The step's limits hold before anything runs as the user.
-		{"task_pre_setuid", s.preSetuid},
-		{"streams", s.handStreams},
-		{"user_init", s.userInit},
-		{"fork", s.fork},
+		{"task_pre_setuid", l.plugins.preSetuid},
+		{"streams", l.handStreams},
+		{"user_init", l.userInit},
+		{"fork", l.fork},
 		// No task execs before every task is tracked and every
 		// task_post_fork has returned (lifecycle 27 to 29).
-		{"track", s.trackTasks},
-		{"task_pre_launch_priv", s.preLaunchPriv},
-		{"task_post_fork", s.postFork},
-		{"gate", s.openGate},
+		{"track", l.trackTasks},
+		{"task_pre_launch_priv", l.plugins.preLaunchPriv},
+		{"task_post_fork", l.postFork},
+		{"gate", l.openGate},
 	} {
-		if err := s.stage(ctx, st); err != nil {
-			return s.explainLaunch(st.name, err)
+		if err := l.stage(ctx, st); err != nil {
+			return l.explain(st.name, err)
 		}
 	}
 	return nil
 }
 
 // stage runs one stage between its two events.
-func (s *Step) stage(ctx context.Context, st stage) error {
-	if c := s.endedBy(); c != nil {
+func (l *launch) stage(ctx context.Context, st stage) error {
+	if c := l.causes.endedBy(); c != nil {
 		return c
 	}
-	start := s.d.Now()
-	s.d.Audience.Event(step.Event{Time: start, Event: step.EventStageStart, Phase: st.name})
+	start := l.d.Now()
+	l.messages.event(step.Event{Time: start, Event: step.EventStageStart, Phase: st.name})
 	err := st.do(ctx)
-	end := s.d.Now()
-	us := end.Sub(start).Microseconds()
-	ev := step.Event{Time: end, Event: step.EventStageEnd, Phase: st.name, DurUS: &us}
-	if err != nil {
-		ev.Text = err.Error()
-	}
-	s.d.Audience.Event(ev)
-	s.tellHooks(false)
+	l.messages.span(st.name, start, err)
+	l.host.logHooks(false)
 	return err
 }
 
-func (s *Step) createTracker(context.Context) error {
+// explain turns the end of a launch into its cause: a cancel, a crash of
+// the host with the hook's name, or the stage's own error.
+func (l *launch) explain(stage string, err error) error {
+	ended := l.causes.endedBy()
+	if ended != nil {
+		l.messages.sayCancelled(ended)
+	}
+	if errors.Is(err, step.ErrHostGone) {
+		if died := l.hostDied(); ended == nil {
+			return died
+		}
+	}
+	if ended != nil {
+		return ended
+	}
+	if hook, ok := errors.AsType[*step.HookError](err); ok {
+		if !l.messages.visible(hook.Hook) || hook.RC == nil {
+			l.messages.sayError(hook.Error())
+		}
+		return hook
+	}
+	if _, ok := errors.AsType[*cause](err); ok {
+		return err
+	}
+	err = fmt.Errorf("%s: %w", stage, err)
+	l.messages.sayError(err.Error())
+	return err
+}
+
+func (l *launch) createTracker(context.Context) error {
 	// Undone last: the log channel ends when every process that holds it is
 	// dead, a helper that a plugin has forked included.
-	s.push("log", func() error {
-		if s.host != nil {
-			s.host.Close()
+	l.push("log", func() error {
+		if l.host.Host != nil {
+			l.host.Close()
 		}
 		return nil
 	})
-	if err := s.d.Tracker.Create(); err != nil {
+	if err := l.d.Tracker.Create(); err != nil {
 		return err
 	}
-	s.push("proctrack", func() error {
-		ctx, cancel := s.killContext()
+	l.push("proctrack", func() error {
+		ctx, cancel := l.killing.context()
 		defer cancel()
-		return s.killed(s.d.Tracker.Destroy(ctx))
+		return l.killing.spent(l.d.Tracker.Destroy(ctx))
 	})
 	return nil
 }
 
-func (s *Step) startHost(context.Context) error {
-	cgroup, inside := s.d.Tracker.HostCgroup()
-	h, err := s.d.StartHost(cgroup)
+func (l *launch) startHost(context.Context) error {
+	cgroup, inside := l.d.Tracker.HostCgroup()
+	h, err := l.d.StartHost(cgroup)
 	if err != nil {
 		return err
 	}
-	s.host = h
-	s.hostStarted(h.PID())
-	s.push("spankhost", func() error {
+	l.host.start(h)
+	l.push("spankhost", func() error {
 		h.Kill()
-		err := s.waitHost()
-		s.tellHooks(true)
+		err := l.host.wait()
+		l.host.logHooks(true)
 		return err
 	})
 	switch {
-	case inside: // it leaves when the tasks run (follow)
+	case inside: // it leaves when the tasks run (loop)
 	case cgroup >= 0:
-		s.hostIsOut()
+		l.host.isOutside()
 	default:
-		// Now, since what plugins fork in it is to be there as well.
-		s.hostIsOut()
-		return s.d.Tracker.EvictHost(h.PID())
+		// Now, since what plugins fork in it is to be outside as well.
+		l.host.isOutside()
+		return l.d.Tracker.EvictHost(h.PID())
 	}
 	return nil
 }
 
-func (s *Step) loadStack(context.Context) error {
+func (l *launch) loadStack(context.Context) error {
 	gateRead, gateWrite, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("cannot make the gate's pipe: %w", err)
 	}
 	defer gateRead.Close()
-	s.gate = gateWrite
-	s.push("gate", func() error { s.closeGate(); return nil })
-	helpers, err := s.d.Tracker.Helpers()
+	l.gate.pipe = gateWrite
+	l.push("gate", func() error { l.gate.close(); return nil })
+	helpers, err := l.d.Tracker.Helpers()
 	if err != nil {
 		return err
 	}
 	if helpers != nil {
 		defer helpers.Close()
 	}
-	problems, err := s.host.Setup(step.HostSetup{
-		Spec: s.plan.Spec, Env: s.plan.Env, HostEnv: s.plan.HostEnv,
-		Gate: gateRead, Helpers: helpers, Namespaces: s.d.Namespaces,
-	}, s.hear)
-	s.sayProblems(problems)
+	problems, err := l.host.Setup(step.HostSetup{
+		Spec: l.plan.Spec, Env: l.plan.Env, HostEnv: l.plan.HostEnv,
+		Gate: gateRead, Helpers: helpers, Namespaces: l.d.Namespaces,
+	}, l.host.hear)
+	l.messages.sayProblems(problems)
 	if err != nil {
 		return errLoad{err}
 	}
-	s.hostIsSetUp()
-	problems, err = s.host.LoadStack()
-	s.sayProblems(problems)
+	l.host.move(hostSetUp)
+	problems, err = l.host.LoadStack()
+	l.messages.sayProblems(problems)
 	if err != nil {
 		return errLoad{err}
 	}
 	return nil
 }
 
-func (s *Step) initStack(context.Context) error {
-	if err := s.host.Init(); err != nil {
+func (l *launch) initStack(context.Context) error {
+	if err := l.host.Init(); err != nil {
 		return err // slurm_spank_exit is not called after it (spank-behaviour §5)
 	}
-	s.initDone = true
+	l.host.move(hostInitialised)
 	return nil
 }
 
-func (s *Step) prefork(ctx context.Context) error {
-	if s.d.MPI == nil {
-		return nil
-	}
-	s.push("mpi", s.d.MPI.Close)
-	tasks, err := s.d.MPI.Prefork(ctx, step.MPIJob{
-		Spec:     s.plan.Spec,
-		Abort:    s.mpiAbort,
-		Log:      func(text string) { s.d.Audience.Log(step.LogInfo, text) },
-		Progress: s.progress,
-		Tasks:    s.mpiTable,
-		Signal:   s.signalRanks,
-		Cancel:   func(reason string) { _ = s.Cancel(reason) }, // it has no error
-		Peers:    s.d.Peers,
-		Job:      s.d.Job,
-	})
-	if err != nil {
-		return err
-	}
-	s.mpiTasks = tasks
-	return nil
-}
-
-// handStreams waits for the client's descriptors and tells the host all that
+// handStreams waits for the client's descriptors and sends the host all that
 // the tasks get.
-func (s *Step) handStreams(context.Context) error {
-	if err := s.waitAttached(); err != nil {
+func (l *launch) handStreams(context.Context) error {
+	if err := l.clientStreams.wait(); err != nil {
 		return err
 	}
-	defer s.closeAttached() // the tasks have them; ours would keep pipes open
-	terminal, err := s.openTerminal()
+	defer l.clientStreams.close() // the tasks have them; ours would keep pipes open
+	terminal, err := l.openTerminal()
 	if err != nil {
 		return err
 	}
-	l := &step.Launch{
-		Streams:   slices.Concat(s.plan.Streams, s.attachedStreams(s.plan), terminal),
-		Env:       s.mpiTasks.Env,
-		CommonEnv: s.plan.CommonEnv,
-		TaskEnv:   make([][]string, len(s.plan.Ranks)),
-		TaskFDs:   s.mpiTasks.TaskFDs,
-		ExitEnv:   exitEnv(s.plan.Spec),
+	all := &step.Launch{
+		Streams:   slices.Concat(l.plan.Streams, l.clientStreams.take(), terminal),
+		Env:       l.mpi.Env,
+		CommonEnv: l.plan.CommonEnv,
+		TaskEnv:   make([][]string, len(l.plan.Ranks)),
+		TaskFDs:   l.mpi.TaskFDs,
+		ExitEnv:   exitEnv(l.plan.Spec),
 	}
-	for id := range l.TaskEnv {
-		l.TaskEnv[id] = s.plan.TaskEnv[id]
-		if id < len(s.mpiTasks.TaskEnv) {
-			l.TaskEnv[id] = append(l.TaskEnv[id], s.mpiTasks.TaskEnv[id]...)
+	for id := range all.TaskEnv {
+		all.TaskEnv[id] = l.plan.TaskEnv[id]
+		if id < len(l.mpi.TaskEnv) {
+			all.TaskEnv[id] = append(all.TaskEnv[id], l.mpi.TaskEnv[id]...)
 		}
 	}
-	err = launchApps(s.plan.Spec, l)
-	l.Scripts = taskScripts(s.plan.Spec)
-	for _, p := range s.d.Plugins {
-		err = errors.Join(err, pluginError(p, p.PreLaunch(l)))
+	err = launchApps(l.plan.Spec, all)
+	all.Scripts = taskScripts(l.plan.Spec)
+	if err = errors.Join(err, l.plugins.preLaunch(all)); err == nil {
+		err = l.host.Launch(all)
 	}
-	if err == nil {
-		err = s.host.Launch(l)
-	}
-	for _, fds := range l.TaskFDs {
+	for _, fds := range all.TaskFDs {
 		for _, f := range fds {
 			f.File.Close()
 		}
@@ -354,15 +236,12 @@ func (s *Step) handStreams(context.Context) error {
 }
 
 // openTerminal makes the terminal of rank 0 its three streams, where it has one here.
-func (s *Step) openTerminal() ([]step.TaskStream, error) {
-	id, ours := s.plan.localID(0)
-	if s.plan.Spec.Terminal == nil || !ours {
+func (l *launch) openTerminal() ([]step.TaskStream, error) {
+	id, ours := l.plan.localID(0)
+	if l.plan.Spec.Terminal == nil || !ours {
 		return nil, nil
 	}
-	if s.d.Output == nil {
-		return nil, errors.New("internal error: this stepd makes no terminals")
-	}
-	fd, err := s.d.Output.OpenTerminal()
+	fd, err := l.d.Output.OpenTerminal()
 	if err != nil {
 		return nil, err
 	}
@@ -375,24 +254,20 @@ func (s *Step) openTerminal() ([]step.TaskStream, error) {
 
 // userInit hands the audience a batch job's output as soon as it is open: what
 // the hook says is to stand in it.
-func (s *Step) userInit(context.Context) error {
-	same := s.plan.Spec.Stderr.Kind == step.StreamSame
-	return s.host.UserInit(func(fd int, f *os.File) {
+func (l *launch) userInit(context.Context) error {
+	same := l.plan.Spec.Stderr.Kind == step.StreamSame
+	return l.host.UserInit(func(fd int, f *os.File) {
 		if fd == 2 || same {
-			s.d.Audience.SayTo(f)
+			l.d.Audience.SayTo(f)
 		} else {
 			f.Close()
 		}
 	})
 }
 
-func (s *Step) fork(context.Context) error {
-	s.setPriority()
-	forked, err := s.host.Fork()
-	s.tasks = make([]task, len(s.plan.Ranks))
-	for i := range s.tasks {
-		s.tasks[i].pidfd = -1
-	}
+func (l *launch) fork(context.Context) error {
+	l.setPriority()
+	forked, err := l.host.Fork()
 	watch, werr := newExecWatch()
 	if werr != nil {
 		for _, f := range forked {
@@ -401,66 +276,72 @@ func (s *Step) fork(context.Context) error {
 		}
 		return errors.Join(err, werr)
 	}
-	for _, f := range forked {
-		if f.LocalID >= len(s.tasks) || s.tasks[f.LocalID].pid != 0 {
-			unix.Close(f.PidFD)
-			unix.Close(f.Exec)
-			err = errors.Join(err, fmt.Errorf("internal error: spankhost told task %d twice or beyond %d tasks", f.LocalID, len(s.tasks)))
-			continue
-		}
-		s.tasks[f.LocalID] = task{pid: f.PID, pidfd: f.PidFD}
-		err = errors.Join(err, watch.add(f.Exec, f.LocalID))
-	}
-	s.push("tasks", func() error { s.closeTasks(); return nil })
-	s.push("exec watch", watch.close)
+	ferr := l.tasks.fill(forked, watch)
+	l.push("tasks", l.tasks.close)
+	l.push("exec watch", watch.close)
 	if err != nil {
 		return err
 	}
-	if len(forked) != len(s.tasks) {
-		return fmt.Errorf("internal error: spankhost forked %d of %d tasks", len(forked), len(s.tasks))
+	if ferr != nil {
+		return ferr
 	}
-	s.forkedTasks()
-	watch.start(s.execs)
+	l.tasks.publish()
+	l.ledger.write(func(rec *step.Record) {
+		for id, pid := range l.tasks.pids() {
+			rec.Tasks[id].PID = &pid
+			rec.Tasks[id].State = step.TaskStarting
+		}
+	})
+	for id, pid := range l.tasks.pids() {
+		l.messages.event(step.Event{Event: step.EventTaskFork, Rank: &l.plan.Ranks[id], PID: pid})
+	}
+	watch.start(l.tasks.execs)
 	return nil
 }
 
-func (s *Step) trackTasks(context.Context) error {
-	defer s.beginAccounting()
-	if _, inside := s.d.Tracker.HostCgroup(); inside {
+func (l *launch) trackTasks(context.Context) error {
+	_, inside := l.d.Tracker.HostCgroup()
+	defer l.d.Accounting.Begin(l.host.PID(), inside, l.tasks.pids())
+	if inside {
 		return nil // born there
 	}
-	for id, rank := range s.plan.Ranks {
-		if err := s.d.Tracker.Add(rank, s.tasks[id].pid); err != nil {
+	for id, rank := range l.plan.Ranks {
+		if err := l.d.Tracker.Add(rank, l.tasks.list[id].pid); err != nil {
 			return fmt.Errorf("cannot track task %d: %w", rank, err)
 		}
 	}
 	return nil
 }
 
-func (s *Step) postFork(context.Context) error { return s.host.PostFork() }
+func (l *launch) postFork(context.Context) error { return l.host.PostFork() }
 
-// openGate lets every task go: by a byte that each sees and none takes.
-func (s *Step) openGate(context.Context) error {
-	err := s.passGate(func() error {
-		_, err := s.gate.Write([]byte{1})
+// openGate starts every task: by a byte that each sees and none takes.
+func (l *launch) openGate(context.Context) error {
+	err := l.passGate(func() error {
+		_, err := l.gate.pipe.Write([]byte{1})
 		if err != nil && !errors.Is(err, unix.EPIPE) { // EPIPE: none of them lived to see the gate
-			return fmt.Errorf("cannot open the gate for %d tasks: %w", len(s.tasks), err)
+			return fmt.Errorf("cannot open the gate for %d tasks: %w", len(l.tasks.list), err)
 		}
 		return nil
 	})
-	if err != nil {
+	l.gate.opened = err == nil
+	return err
+}
+
+// hostDied is called once the host is dead or has closed its control channel.
+// It reports who did it and returns nil only where the tasks may run on: an
+// optional plugin died after the gate.
+func (s *Step) hostDied() error {
+	plugin, err := s.host.died()
+	if !s.gate.opened || plugin == nil || plugin.Required {
+		s.messages.sayError(err.Error())
 		return err
 	}
-	s.gateOpen = true
-	s.alive = len(s.tasks)
+	text := err.Error()
+	if s.tasks.alive > 0 {
+		text += "; the plugin is optional: the tasks run on, without further hooks"
+	}
+	s.messages.sayError(text)
+	s.ledger.noteReason(err.Error())
 	return nil
 }
-
-func (s *Step) closeGate() {
-	if s.gate != nil {
-		s.gate.Close()
-		s.gate = nil
-	}
-}
-
-func (s *Step) push(name string, do func() error) { s.undo = append(s.undo, undo{name, do}) }

@@ -78,9 +78,15 @@ func (r *rig) run(t *testing.T) step.Record {
 	}
 	none := make(chan struct{})
 	close(none)
+	if r.acct == nil {
+		r.acct = noAccounting{}
+	}
+	if r.streams == nil {
+		r.streams = noStreams{}
+	}
 	r.st = New(plan, Deps{
 		Tracker: fakeTracker{r}, MPI: fakeMPI{r}, Audience: fakeAudience{r}, Accounting: r.acct, Plugins: r.plugins, Now: time.Now,
-		Output: r.output(), Streams: r.streams,
+		Output: fakeOutput{r}, Streams: r.streams,
 		StartHost:  func(int) (Host, error) { return fakeHost{r}, r.note("start") },
 		NoChildren: func() <-chan struct{} { return none },
 	})
@@ -119,19 +125,34 @@ func (r *rig) die(status step.ExitStatus) {
 	}
 }
 
-// output is that of a step with a terminal: others have none.
-func (r *rig) output() Output {
-	if r.spec.Terminal == nil {
-		return nil
-	}
-	return fakeOutput{r}
-}
+// noAccounting and noStreams are the neighbours of a step that reads no usage and passes
+// no stream on.
+type noAccounting struct{}
 
+func (noAccounting) Begin(int, bool, []int)       {}
+func (noAccounting) HostMoved()                   {}
+func (noAccounting) TaskEnded(step.TaskEnd)       {}
+func (noAccounting) OrphanEnded(int, *step.Usage) {}
+func (noAccounting) Sample()                      {}
+func (noAccounting) Finish()                      {}
+func (noAccounting) Fill(*step.Record)            {}
+
+type noStreams struct{}
+
+func (noStreams) Drain(time.Duration) []step.Held { return nil }
+func (noStreams) Used() bool                      { return false }
+func (noStreams) Fill(*step.Record)               {}
+
+// fakeOutput is the output of a step with a terminal; of others it has nothing to drain.
 type fakeOutput struct{ r *rig }
 
 func (f fakeOutput) OpenTerminal() (int, error) { return 77, f.r.note("open terminal") }
-func (f fakeOutput) Drain()                     { f.r.note("drain") }
-func (f fakeOutput) Used() bool                 { return true }
+func (f fakeOutput) Used() bool                 { return f.r.spec.Terminal != nil }
+func (f fakeOutput) Drain() {
+	if f.Used() {
+		f.r.note("drain")
+	}
+}
 
 type fakeHost struct{ r *rig }
 
@@ -262,7 +283,7 @@ func TestUnattended(t *testing.T) {
 		t.Fatal(err)
 	}
 	st := New(plan, Deps{Tracker: fakeTracker{r}, Audience: fakeAudience{r}, Now: time.Now})
-	if err := st.waitAttached(); err != nil {
+	if err := st.clientStreams.wait(); err != nil {
 		t.Error(err)
 	}
 }
@@ -342,7 +363,7 @@ func TestCancelOfIdleHost(t *testing.T) {
 	r.during["user_init"] = func() {
 		r.st.Cancel("enough")
 		go func() {
-			<-r.st.hostGone
+			<-r.st.host.gone
 			close(killed)
 		}()
 		<-killed // the answer that never comes

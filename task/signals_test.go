@@ -45,7 +45,7 @@ func TestStallIsTold(t *testing.T) {
 	}
 	r.during["wait"] = func() {
 		for fences := range 3 {
-			r.st.progress(1, step.MPIProgress{Phase: "initialized", Fences: fences, Waiting: "fence"})
+			r.st.progress.note(1, step.MPIProgress{Phase: "initialized", Fences: fences, Waiting: "fence"})
 		}
 		select {
 		case rec := <-r.stalled:

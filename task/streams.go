@@ -18,87 +18,75 @@ const (
 	attachGrace   = time.Second
 )
 
-// attachments collects the descriptors that the launching client hands over.
-type attachments struct {
-	attMu    sync.Mutex
-	streams  []step.TaskStream // guarded by attMu
-	closed   bool              // guarded by attMu: too late
-	attached chan struct{}     // closed when the client has handed over all
-	attOnce  sync.Once
+// clientStreams collects the descriptors that the launching client hands over. Any
+// goroutine may use it.
+type clientStreams struct {
+	plan     *Plan
+	causes   *causes
+	attached chan struct{} // closed when the client has handed over all
+	once     sync.Once
+
+	mu      sync.Mutex
+	streams []step.TaskStream // guarded by mu
+	closed  bool              // guarded by mu: too late
 }
 
-func (a *attachments) init() { a.attached = make(chan struct{}) }
+func newClientStreams(p *Plan, c *causes) *clientStreams {
+	return &clientStreams{plan: p, causes: c, attached: make(chan struct{})}
+}
 
 // Attach takes over one descriptor for stream fd (0 to 2) of a rank, or of
 // step.AllRanks. After an error the descriptor is closed.
-func (s *Step) Attach(fd, rank, handle int) error {
-	err := s.attach(fd, rank, handle)
+func (c *clientStreams) Attach(fd, rank, handle int) error {
+	err := c.attach(fd, rank, handle)
 	if err != nil {
 		unix.Close(handle)
 	}
 	return err
 }
 
-func (s *Step) attach(fd, rank, handle int) error {
-	id, ours := s.plan.localID(rank)
+func (c *clientStreams) attach(fd, rank, handle int) error {
+	id, ours := c.plan.localID(rank)
 	switch {
 	case fd < 0 || fd > 2:
 		return fmt.Errorf("cannot attach stream %d: streams are 0, 1 and 2", fd)
 	case rank == step.AllRanks:
 		id = step.AllRanks
 	case !ours:
-		return fmt.Errorf("cannot attach stream %d of rank %d: the ranks here are %s", fd, rank, step.FormatCPUList(s.plan.Ranks))
+		return fmt.Errorf("cannot attach stream %d of rank %d: the ranks here are %s", fd, rank, step.FormatCPUList(c.plan.Ranks))
 	}
-	switch {
-	case !s.plan.NeedClient[fd]:
+	if !c.plan.NeedClient[fd] {
 		return fmt.Errorf("cannot attach stream %d: it does not go to the client", fd)
 	}
-	s.attMu.Lock()
-	defer s.attMu.Unlock()
-	if s.closed || len(s.streams) > 3*len(s.plan.Ranks) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || len(c.streams) > 3*len(c.plan.Ranks) {
 		return fmt.Errorf("cannot attach stream %d of rank %d: the tasks have their streams already", fd, rank)
 	}
-	s.streams = append(s.streams, step.TaskStream{LocalID: id, FD: fd, Kind: step.StreamToHandle, Handle: handle})
+	c.streams = append(c.streams, step.TaskStream{LocalID: id, FD: fd, Kind: step.StreamToHandle, Handle: handle})
 	return nil
 }
 
 // AttachDone says that the client has handed over all that it will.
-func (s *Step) AttachDone() { s.attOnce.Do(func() { close(s.attached) }) }
+func (c *clientStreams) AttachDone() { c.once.Do(func() { close(c.attached) }) }
 
-// LauncherLost says that the launching client is gone. Before every task has
-// exec'd that ends the step, as a cancel does; after it the tasks find out by
-// their pipes.
-func (s *Step) LauncherLost() {
-	s.mu.Lock()
-	launched := s.launched
-	s.mu.Unlock()
-	if s.plan.Spec.Parent != nil {
-		// They are connected, and their output has nowhere to go.
-		s.Cancel("the step that has spawned it, " + s.plan.Spec.Parent.String() + ", is gone")
-		return
-	}
-	if !launched {
-		s.Cancel("the client went away before the tasks were started")
-	}
-}
-
-// waitAttached waits for the client's streams.
-func (s *Step) waitAttached() error {
-	if isBatch(s.plan.Spec) || s.plan.Spec.ID.Step == step.ExternStep || s.plan.Spec.Unattended {
+// wait waits for the client's streams.
+func (c *clientStreams) wait() error {
+	if isBatch(c.plan.Spec) || c.plan.Spec.ID.Step == step.ExternStep || c.plan.Spec.Unattended {
 		return nil // they have no client
 	}
 	limit := attachTimeout
-	needed := s.plan.NeedClient != [3]bool{}
+	needed := c.plan.NeedClient != [3]bool{}
 	if !needed {
 		limit = attachGrace
 	}
 	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {
-	case <-s.attached:
+	case <-c.attached:
 		return nil
-	case <-s.cancelled:
-		return s.endedBy()
+	case <-c.causes.cancelled:
+		return c.causes.endedBy()
 	case <-t.C:
 		if !needed {
 			return nil
@@ -107,33 +95,63 @@ func (s *Step) waitAttached() error {
 	}
 }
 
-// attachedStreams are the client's, with /dev/null beneath: a client that has
-// attached fewer than it promised starves itself, not the tasks.
-func (s *Step) attachedStreams(p *Plan) []step.TaskStream {
-	s.attMu.Lock()
-	defer s.attMu.Unlock()
-	s.closed = true
+// take returns the client's streams, with /dev/null beneath: a client that has
+// attached fewer than it promised starves itself, not the tasks. No more are attached.
+func (c *clientStreams) take() []step.TaskStream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
 	var out []step.TaskStream
-	for fd, need := range p.NeedClient {
+	for fd, need := range c.plan.NeedClient {
 		all := false
-		for _, st := range s.streams {
+		for _, st := range c.streams {
 			all = all || (st.FD == fd && st.LocalID == step.AllRanks)
 		}
-		restricted := [3]step.Stream{p.Spec.Stdin, p.Spec.Stdout, p.Spec.Stderr}[fd].Rank != nil
+		spec := c.plan.Spec
+		restricted := [3]step.Stream{spec.Stdin, spec.Stdout, spec.Stderr}[fd].Rank != nil
 		if need && !all && !restricted {
 			out = append(out, step.TaskStream{LocalID: step.AllRanks, FD: fd, Kind: step.StreamToNull})
 		}
 	}
-	return append(out, s.streams...)
+	return append(out, c.streams...)
 }
 
-// closeAttached closes stepd's copies: the host has its own.
-func (s *Step) closeAttached() {
-	s.attMu.Lock()
-	defer s.attMu.Unlock()
-	s.closed = true
-	for _, st := range s.streams {
+// close closes stepd's copies: the host has its own.
+func (c *clientStreams) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for _, st := range c.streams {
 		unix.Close(st.Handle)
 	}
-	s.streams = nil
+	c.streams = nil
+}
+
+// heldLimit is how long a stream may stay open when no process of the step is left.
+const heldLimit = 5 * time.Second
+
+// heldReported is how many held streams are reported to the user, and stand in the record;
+// the event log has all.
+const heldReported = 10
+
+// drainStreams ends the streams that stepd passes on: the step is over when the last
+// byte of its tasks is where it is to go.
+func (t *teardown) drainStreams() error {
+	limit := heldLimit
+	if t.killing.givenUp {
+		limit = 0 // those that do not die hold them, and were reported
+	}
+	held := t.d.Streams.Drain(limit)
+	if t.killing.givenUp {
+		return nil
+	}
+	for i, h := range held {
+		text := h.String()
+		t.messages.event(step.Event{Event: step.EventHeldOpen, PID: h.PID, Text: text})
+		if i < heldReported {
+			t.ledger.write(func(rec *step.Record) { rec.HeldOpen = append(rec.HeldOpen, text) })
+			t.messages.sayError(text + ", which is no process of the step: it was waited for in vain")
+		}
+	}
+	return nil
 }

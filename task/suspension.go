@@ -20,102 +20,139 @@ const (
 	freezeMax = 4 * time.Second
 )
 
-// suspension is where a step is between running and standing still.
+// suspendPhase is where a step is between running and standing still.
+type suspendPhase string
+
+const (
+	launching suspendPhase = "launching" // the tasks were not started
+	atGate    suspendPhase = "at gate"   // suspended before they were: it goes on to the gate, and no task execs
+	awake     suspendPhase = "awake"     // the tasks run
+	stopping  suspendPhase = "stopping"  // SIGTSTP was sent, the freezer follows
+	frozen    suspendPhase = "frozen"
+	ending    suspendPhase = "ending" // it cannot be suspended any more
+)
+
+var suspendMoves = moves[suspendPhase]{
+	launching: {atGate, awake, ending},
+	atGate:    {launching, ending},
+	awake:     {stopping, ending},
+	stopping:  {awake, frozen, ending},
+	frozen:    {awake, ending},
+}
+
+// suspension makes the tasks stand still, and wakes them. Any goroutine may use it.
 type suspension struct {
-	grace time.Duration // stopGrace; tests shorten it
-	suMu  sync.Mutex
-	phase suspendPhase // guarded by suMu
+	tracker  Tracker
+	messages *messages
+	ledger   *ledger
+	causes   *causes
+	host     *hostProcess
+	grace    time.Duration // stopGrace; tests shorten it
+
+	mu    sync.Mutex
+	phase suspendPhase // guarded by mu
 	// by is who has suspended it: what root has, its owner cannot undo.
-	by uint32 // guarded by suMu
-	// gateIsOpen: the tasks were let go. Before that a suspended step goes on to
-	// the gate, and none of its tasks runs a program.
-	gateIsOpen bool          // guarded by suMu
-	ended      bool          // guarded by suMu: nothing can be suspended any more
-	stop       *stopAttempt  // guarded by suMu: of the phase stopping
-	let        chan struct{} // guarded by suMu: closed when a step that waits at the gate goes on
+	by   uint32        // guarded by mu
+	stop *stopAttempt  // guarded by mu: of the phase stopping
+	let  chan struct{} // guarded by mu: closed when a step that waits at the gate goes on
 }
 
 // stopAttempt is one way from running to standing still.
 type stopAttempt struct {
-	abort   chan struct{} // closed, under suMu, to end it early
-	settled chan struct{} // closed when it is over
-	err     error         // why the tasks do not stand still; valid when settled is closed
+	abort   chan struct{} // closed, under mu, to end it early
+	settled chan struct{} // closed when it is over; what follows is valid then
+	stopped bool
+	err     error // why the tasks do not stand still
 }
 
-type suspendPhase int
+func newSuspension(t Tracker, m *messages, l *ledger, c *causes, h *hostProcess) *suspension {
+	return &suspension{tracker: t, messages: m, ledger: l, causes: c, host: h, grace: stopGrace, phase: launching}
+}
 
-const (
-	awake    suspendPhase = iota
-	stopping              // SIGTSTP was sent, the freezer comes
-	atGate                // no task was let go
-	frozen
-)
+// move changes the phase; the caller holds mu.
+func (s *suspension) move(to suspendPhase) {
+	var err error
+	if s.phase, err = suspendMoves.move("suspension", s.phase, to); err != nil {
+		s.messages.log(err.Error())
+	}
+}
 
 // Suspend stops all processes of the tasks: SIGTSTP, two seconds for those that
 // want to prepare, then the freezer (SIGSTOP where there is none). It returns
 // when they stand still. Of a step whose tasks have not begun it holds back the
-// beginning. by is the uid that asks. A step that is suspended stays so, and a second
+// beginning. by is the uid of the client. A step that is suspended stays so, and a second
 // call during the first returns with it. The step's plugins and daemons go on: they are
 // not the tasks'.
-func (s *Step) Suspend(by uint32) error {
-	s.suMu.Lock()
-	defer s.suMu.Unlock()
-	if by == 0 && s.phase != awake && s.by != 0 {
+func (s *suspension) Suspend(by uint32) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if by == 0 && s.by != 0 && (s.phase == atGate || s.phase == stopping || s.phase == frozen) {
 		s.takeOver()
 	}
 	for s.phase == stopping {
 		a := s.stop
 		s.await(a)
 		switch {
-		case s.phase != awake:
+		case s.phase == stopping || s.phase == frozen:
 		case a.err != nil:
 			return a.err
 		default:
 			return errWoken
 		}
 	}
-	switch {
-	case s.ended:
+	switch s.phase {
+	case ending:
 		return errors.New("cannot suspend the step: it is ending")
-	case s.phase != awake:
-		return nil
-	case !s.gateIsOpen:
-		s.phase, s.by, s.let = atGate, by, make(chan struct{})
+	case launching:
+		s.by, s.let = by, make(chan struct{})
+		s.move(atGate)
 		s.noteSuspended()
 		return nil
+	case awake:
+		return s.stopAs(by)
 	}
-	a := &stopAttempt{abort: make(chan struct{}), settled: make(chan struct{})}
-	s.phase, s.by, s.stop = stopping, by, a
-	s.suMu.Unlock()
-	stopped, err := s.stopTasks(a.abort)
-	s.suMu.Lock()
-	s.phase = awake
-	if stopped {
-		s.phase = frozen
-		s.noteSuspended()
-	}
-	a.err = err
-	close(a.settled)
-	return err
+	return nil
 }
 
-// takeOver makes root the one who has suspended the step; the caller holds suMu.
-func (s *Step) takeOver() {
-	s.by = 0
-	s.mu.Lock()
-	was := s.rec.SuspendedBy
-	if was != nil {
-		s.rec.SuspendedBy = new(uint32)
-	}
+// stopAs is the way from awake to frozen, or back. The caller holds mu, which is released
+// meanwhile.
+func (s *suspension) stopAs(by uint32) error {
+	a := &stopAttempt{abort: make(chan struct{}), settled: make(chan struct{})}
+	s.by, s.stop = by, a
+	s.move(stopping)
 	s.mu.Unlock()
-	if was != nil {
-		s.d.Audience.State(s.Record())
+	a.stopped, a.err = s.stopTasks(a.abort)
+	s.mu.Lock()
+	switch {
+	case a.stopped && s.phase == stopping:
+		s.move(frozen)
+	case s.phase == stopping:
+		s.move(awake)
+	}
+	if a.stopped {
+		s.noteSuspended()
+	}
+	close(a.settled)
+	return a.err
+}
+
+// takeOver makes root the one who has suspended the step; the caller holds mu.
+func (s *suspension) takeOver() {
+	s.by = 0
+	was := false
+	s.ledger.write(func(rec *step.Record) {
+		if was = rec.SuspendedBy != nil; was {
+			rec.SuspendedBy = new(uint32)
+		}
+	})
+	if was {
+		s.messages.audience.State(s.ledger.copy())
 	}
 }
 
 // stopTasks is the way into the freezer. It reports whether the tasks are stopped, be it
 // in part. After an error that left them so only a resume that succeeds lets all of them run.
-func (s *Step) stopTasks(abort <-chan struct{}) (stopped bool, err error) {
+func (s *suspension) stopTasks(abort <-chan struct{}) (stopped bool, err error) {
 	ctx, cancel := freezeContext(s.grace)
 	defer cancel()
 	ctx, stop := context.WithCancelCause(ctx)
@@ -127,22 +164,22 @@ func (s *Step) stopTasks(abort <-chan struct{}) (stopped bool, err error) {
 		case <-ctx.Done():
 		}
 	}()
-	s.evictHost() // plugins are never stopped
-	if err := s.d.Tracker.Signal(unix.SIGTSTP); err != nil {
-		s.d.Audience.Log(step.LogError, fmt.Sprintf("not every process was sent SIGTSTP: %v", err)) // the freezer stops all
+	s.host.evict() // plugins are never stopped
+	if err := s.tracker.Signal(unix.SIGTSTP); err != nil {
+		s.messages.log(fmt.Sprintf("not every process was sent SIGTSTP: %v", err)) // the freezer stops all
 	}
 	grace := time.NewTimer(s.grace)
 	defer grace.Stop()
 	select {
 	case <-grace.C:
-		err = s.d.Tracker.Freeze(ctx)
+		err = s.tracker.Freeze(ctx)
 	case <-abort:
 		err = errWoken
 	}
 	if err == nil || (ctx.Err() != nil && !errors.Is(context.Cause(ctx), errWoken)) {
 		if err != nil {
 			// It will stop as soon as it can: the freezer stays on.
-			s.d.Audience.Log(step.LogError, fmt.Sprintf("not every process of the suspended step stands still: %v", err))
+			s.messages.log(fmt.Sprintf("not every process of the suspended step stands still: %v", err))
 		}
 		return true, nil
 	}
@@ -155,143 +192,139 @@ func freezeContext(grace time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(context.Background(), grace+freezeMax, fmt.Errorf("still not after %v", freezeMax))
 }
 
-// errWoken ends a suspend that somebody has undone before it was done.
+// errWoken ends a suspend that was undone before it was done.
 var errWoken = errors.New("the step was resumed, or is ending, before it stood still")
 
 // wake lets the tasks' processes run: the freezer first, since a frozen
 // process hears no SIGCONT.
-func (s *Step) wake() error {
-	return errors.Join(s.d.Tracker.Thaw(), s.d.Tracker.Signal(unix.SIGCONT))
+func (s *suspension) wake() error {
+	return errors.Join(s.tracker.Thaw(), s.tracker.Signal(unix.SIGCONT))
 }
 
-// Resume undoes Suspend. by is the uid that asks: what root has suspended, only root
+// Resume undoes Suspend. by is the uid of the client: what root has suspended, only root
 // resumes. Where not every process can be woken, the step stays suspended.
-func (s *Step) Resume(by uint32) error {
-	s.suMu.Lock()
-	defer s.suMu.Unlock()
-	if s.phase != awake && s.by == 0 && by != 0 {
+func (s *suspension) Resume(by uint32) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if (s.phase == atGate || s.phase == stopping || s.phase == frozen) && s.by == 0 && by != 0 {
 		return errors.New("permission denied: the step was suspended by root")
 	}
 	aborted := s.phase == stopping
 	for s.phase == stopping {
-		s.abortStop()
+		s.abort(s.stop)
 	}
 	switch s.phase {
-	case awake:
-		if aborted {
-			return nil
-		}
-		return errors.New("cannot resume the step: it is not suspended")
+	case atGate:
+		close(s.let)
+		s.move(launching)
 	case frozen:
 		if err := s.wake(); err != nil {
 			ctx, cancel := freezeContext(0)
 			defer cancel()
-			return fmt.Errorf("the step stays suspended: %w", errors.Join(err, s.d.Tracker.Freeze(ctx)))
+			return fmt.Errorf("the step stays suspended: %w", errors.Join(err, s.tracker.Freeze(ctx)))
 		}
-	case atGate:
-		close(s.let)
+		s.move(awake)
+	default:
+		if aborted {
+			return nil
+		}
+		return errors.New("cannot resume the step: it is not suspended")
 	}
-	s.phase = awake
 	s.noteResumed()
 	return nil
 }
 
-// abortStop ends the phase stopping and waits for what comes of it. The caller
-// holds suMu.
-func (s *Step) abortStop() {
+// abort ends an attempt and waits for its result. The caller holds mu.
+func (s *suspension) abort(a *stopAttempt) {
 	select {
-	case <-s.stop.abort:
+	case <-a.abort:
 	default:
-		close(s.stop.abort)
+		close(a.abort)
 	}
-	s.await(s.stop)
+	s.await(a)
 }
 
-// await returns when an attempt is over. The caller holds suMu, which is released
+// await returns when an attempt is over. The caller holds mu, which is released
 // meanwhile.
-func (s *Step) await(a *stopAttempt) {
-	s.suMu.Unlock()
+func (s *suspension) await(a *stopAttempt) {
+	s.mu.Unlock()
 	<-a.settled
-	s.suMu.Lock()
+	s.mu.Lock()
 }
 
-// endSuspension is called when the step ends: it cannot be suspended from now
-// on. It tells whether the tasks stand still; then nothing but SIGKILL reaches them.
-func (s *Step) endSuspension() (still bool) {
-	s.suMu.Lock()
-	defer s.suMu.Unlock()
-	s.ended = true
-	if s.phase == stopping {
-		s.abortStop()
-	}
-	if s.phase == awake {
+// end is called when the step ends: it cannot be suspended from now
+// on. It reports whether the tasks stand still; then nothing but SIGKILL reaches them.
+func (s *suspension) end() (still bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was, a := s.phase, s.stop
+	if was == ending {
 		return false
 	}
-	still = s.phase == frozen
-	s.phase = awake
-	s.noteResumed()
+	s.move(ending)
+	if was == stopping {
+		s.abort(a)
+		still = a.stopped
+	} else {
+		still = was == frozen
+	}
+	if still || was == atGate {
+		s.noteResumed()
+	}
 	return still
 }
 
-// passGate returns when the tasks may be let go: at once unless the step is
-// suspended. opened is called under the lock that Suspend takes.
-func (s *Step) passGate(open func() error) error {
-	s.suMu.Lock()
-	defer s.suMu.Unlock()
+// passGate returns when the tasks may start: at once unless the step is
+// suspended. open is called under the lock that Suspend takes.
+func (s *suspension) passGate(open func() error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for s.phase == atGate {
 		let := s.let
-		s.suMu.Unlock()
+		s.mu.Unlock()
 		select {
 		case <-let:
-		case <-s.cancelled:
+		case <-s.causes.cancelled:
 		}
-		s.suMu.Lock()
-		if c := s.endedBy(); c != nil {
+		s.mu.Lock()
+		if c := s.causes.endedBy(); c != nil {
 			return c
 		}
 	}
 	err := open()
-	s.gateIsOpen = err == nil
+	if err == nil {
+		s.move(awake)
+	}
 	return err
 }
 
-// isSuspended tells whether signals are to be refused.
-func (s *Step) isSuspended() bool {
-	s.suMu.Lock()
-	defer s.suMu.Unlock()
+// stands reports whether the step is suspended: signals are refused then.
+func (s *suspension) stands() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return s.phase == frozen || s.phase == atGate
 }
 
-// noteSuspended writes it into the record; the caller holds suMu.
-func (s *Step) noteSuspended() {
-	now, by := s.d.Now(), s.by
-	s.mu.Lock()
-	s.rec.Suspended, s.rec.SuspendedBy = &now, &by
-	s.mu.Unlock()
-	s.tellSuspension(step.EventSuspend, now)
+// noteSuspended writes it into the record; the caller holds mu.
+func (s *suspension) noteSuspended() {
+	now, by := s.messages.now(), s.by
+	s.ledger.write(func(rec *step.Record) { rec.Suspended, rec.SuspendedBy = &now, &by })
+	s.report(step.EventSuspend, now)
 }
 
-// noteResumed takes it out again; the caller holds suMu.
-func (s *Step) noteResumed() {
-	now := s.d.Now()
-	s.mu.Lock()
-	if s.rec.Suspended != nil && s.rec.Started != nil {
-		s.rec.SuspendedSeconds += now.Sub(*s.rec.Suspended).Seconds()
-	}
-	s.rec.Suspended, s.rec.SuspendedBy = nil, nil
-	s.mu.Unlock()
-	s.tellSuspension(step.EventResume, now)
+// noteResumed takes it out again; the caller holds mu.
+func (s *suspension) noteResumed() {
+	now := s.messages.now()
+	s.ledger.write(func(rec *step.Record) {
+		if rec.Suspended != nil && rec.Started != nil {
+			rec.SuspendedSeconds += now.Sub(*rec.Suspended).Seconds()
+		}
+		rec.Suspended, rec.SuspendedBy = nil, nil
+	})
+	s.report(step.EventResume, now)
 }
 
-func (s *Step) tellSuspension(event string, now time.Time) {
-	s.d.Audience.Event(step.Event{Time: now, Event: event})
-	s.d.Audience.State(s.Record())
-}
-
-// stoodStill is for how long the step has stood still so far, and whether it
-// does now: then no hook of a task is overdue.
-func (s *Step) stoodStill() (total time.Duration, now bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return time.Duration(s.rec.SuspendedSeconds * float64(time.Second)), s.rec.Suspended != nil
+func (s *suspension) report(event string, now time.Time) {
+	s.messages.event(step.Event{Time: now, Event: event})
+	s.messages.audience.State(s.ledger.copy())
 }

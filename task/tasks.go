@@ -1,132 +1,219 @@
 package task
 
 import (
+	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
 )
 
-// children is what stepd's one reaper has told: the host's end, and the ends
-// of tasks that became stepd's children when the host died before them.
-type children struct {
-	chMu     sync.Mutex
-	hostPID  int                     // guarded by chMu
-	setUp    Host                    // guarded by chMu: nil until it was set up
-	hostEnd  step.ExitStatus         // guarded by chMu, valid when hostGone is closed
-	early    map[int]step.ExitStatus // guarded by chMu: ended before hostStarted
-	ids      map[int]int             // guarded by chMu: task pid to local id
-	pidfds   map[int]int             // guarded by chMu: local id to pidfd, while the task lives
-	hostGone chan struct{}
-	orphans  chan step.TaskEnd // as many as there are tasks: the reaper never blocks
+// taskPhase is where Run's goroutine knows a task to be.
+type taskPhase string
+
+const (
+	taskForked  taskPhase = "forked"  // no program of the user's runs
+	taskExeced  taskPhase = "execed"  // it runs its command
+	taskForeign taskPhase = "foreign" // a plugin's hook exec'd another program by itself
+	taskEnded   taskPhase = "ended"
+)
+
+var taskMoves = moves[taskPhase]{
+	taskForked:  {taskExeced, taskForeign, taskEnded},
+	taskExeced:  {taskEnded},
+	taskForeign: {taskEnded},
 }
 
-func (c *children) init(ntasks int) {
-	c.hostGone = make(chan struct{})
-	c.orphans = make(chan step.TaskEnd, ntasks)
-	c.early = make(map[int]step.ExitStatus)
+// process is a task's process.
+type process struct {
+	pid, pidfd int
+	phase      taskPhase
+	cause      string // why stepd killed it in a hook
 }
 
-// ChildEnded is called by the process's one reaper for every child of stepd,
-// subreaped ones included.
-func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *step.Usage) {
-	s.chMu.Lock()
-	defer s.chMu.Unlock()
-	switch id, isTask := s.ids[pid]; {
-	case s.hostPID == 0:
-		s.early[pid] = status
-	case pid == s.hostPID:
-		s.hostEnd = status
-		s.hostPID = -1 // the number may come again
-		close(s.hostGone)
-	case isTask:
-		delete(s.ids, pid) // the number may come again
-		s.orphans <- step.TaskEnd{LocalID: id, Status: status, Usage: usage}
-	case s.d.Accounting != nil:
-		s.d.Accounting.OrphanEnded(pid, usage)
+// taskTable holds the step's tasks of this node, by local id. Its list is for Run's
+// goroutine; the methods with a lock are for any.
+type taskTable struct {
+	ranks    []int
+	list     []process   // empty before the fork
+	alive    int         // counts those that were forked and have not ended
+	starting int         // the local ids below have exec'd or ended
+	launched atomic.Bool // every task has exec'd, or will not any more
+
+	execs   chan []int        // local ids whose exec pipes have ended
+	ends    chan step.TaskEnd // as the host reports them
+	orphans chan step.TaskEnd // of tasks that outlive the host; as many as tasks: the reaper never blocks
+
+	mu     sync.Mutex
+	ids    map[int]int // guarded by mu: pid to local id
+	pidfds map[int]int // guarded by mu: local id to pidfd, while the task lives
+}
+
+func newTaskTable(ranks []int) *taskTable {
+	return &taskTable{ranks: ranks, execs: make(chan []int), ends: make(chan step.TaskEnd), orphans: make(chan step.TaskEnd, len(ranks))}
+}
+
+// fill takes what the host has forked, and watches the execs.
+func (t *taskTable) fill(forked []step.Forked, watch *execWatch) (err error) {
+	t.list = make([]process, len(t.ranks))
+	for i := range t.list {
+		t.list[i] = process{pidfd: -1, phase: taskForked}
+	}
+	for _, f := range forked {
+		if f.LocalID >= len(t.list) || t.list[f.LocalID].pid != 0 {
+			unix.Close(f.PidFD)
+			unix.Close(f.Exec)
+			err = errors.Join(err, fmt.Errorf("internal error: spankhost told task %d twice or beyond %d tasks", f.LocalID, len(t.list)))
+			continue
+		}
+		t.list[f.LocalID].pid, t.list[f.LocalID].pidfd = f.PID, f.PidFD
+		err = errors.Join(err, watch.add(f.Exec, f.LocalID))
+	}
+	if err == nil && len(forked) != len(t.list) {
+		err = fmt.Errorf("internal error: spankhost forked %d of %d tasks", len(forked), len(t.list))
+	}
+	return err
+}
+
+// publish makes the tasks known to the reaper and to those who signal them.
+func (t *taskTable) publish() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.alive = len(t.list)
+	t.ids = make(map[int]int, len(t.list))
+	t.pidfds = make(map[int]int, len(t.list))
+	for id := range t.list {
+		t.ids[t.list[id].pid] = id
+		t.pidfds[id] = t.list[id].pidfd
 	}
 }
 
-// hostStarted names the host; it may have ended already.
-func (s *Step) hostStarted(pid int) {
-	s.chMu.Lock()
-	defer s.chMu.Unlock()
-	s.hostPID = pid
-	if status, ok := s.early[pid]; ok {
-		s.hostEnd = status
-		close(s.hostGone)
+// move changes the phase of a task.
+func (t *taskTable) move(id int, to taskPhase) (err error) {
+	p := &t.list[id]
+	if p.phase, err = taskMoves.move(fmt.Sprintf("task %d", t.ranks[id]), p.phase, to); err != nil {
+		return err
 	}
-	s.early = nil
-}
-
-// setUpHost is the host for goroutines beside Run's: nil before it was set up.
-func (s *Step) setUpHost() Host {
-	s.chMu.Lock()
-	defer s.chMu.Unlock()
-	return s.setUp
-}
-
-func (s *Step) hostIsSetUp() {
-	s.chMu.Lock()
-	defer s.chMu.Unlock()
-	s.setUp = s.host
-}
-
-// hostStatus is the host's end; call it after hostGone.
-func (s *Step) hostStatus() step.ExitStatus {
-	s.chMu.Lock()
-	defer s.chMu.Unlock()
-	return s.hostEnd
-}
-
-// forkedTasks makes the tasks known to the reaper and to Signal.
-func (s *Step) forkedTasks() {
-	s.chMu.Lock()
-	s.ids = make(map[int]int, len(s.tasks))
-	s.pidfds = make(map[int]int, len(s.tasks))
-	for id, t := range s.tasks {
-		s.ids[t.pid] = id
-		s.pidfds[id] = t.pidfd
+	if to == taskEnded {
+		t.alive--
+		t.forget(id)
 	}
-	s.chMu.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for id, t := range s.tasks {
-		pid, rank := t.pid, s.rank(id)
-		s.rec.Tasks[id].PID = &pid
-		s.rec.Tasks[id].State = step.TaskStarting
-		s.d.Audience.Event(step.Event{Time: s.d.Now(), Event: step.EventTaskFork, Rank: &rank, PID: pid})
+	for t.starting < len(t.list) && t.list[t.starting].phase != taskForked {
+		t.starting++
+	}
+	if t.starting == len(t.list) {
+		t.launched.Store(true)
+	}
+	return nil
+}
+
+// pids are the processes, by local id.
+func (t *taskTable) pids() []int {
+	pids := make([]int, len(t.list))
+	for id := range t.list {
+		pids[id] = t.list[id].pid
+	}
+	return pids
+}
+
+// childEnded is called by the reaper: it reports whether the child is a task.
+func (t *taskTable) childEnded(pid int, status step.ExitStatus, usage *step.Usage) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	id, ok := t.ids[pid]
+	if ok {
+		delete(t.ids, pid) // the number may come again
+		t.orphans <- step.TaskEnd{LocalID: id, Status: status, Usage: usage}
+	}
+	return ok
+}
+
+// orphan is the end of a task that the reaper has reported, if there is one yet.
+func (t *taskTable) orphan() (e step.TaskEnd, ok bool) {
+	select {
+	case e = <-t.orphans:
+		return e, true
+	default:
+		return e, false
 	}
 }
 
-// eachPidfd calls f for every task that has not ended; the descriptor stays
+// each calls f for every task that has not ended; the descriptor stays
 // valid during the call.
-func (s *Step) eachPidfd(f func(id, pidfd int)) {
-	s.chMu.Lock()
-	defer s.chMu.Unlock()
-	for id, fd := range s.pidfds {
+func (t *taskTable) each(f func(id, pidfd int)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, fd := range t.pidfds {
 		f(id, fd)
 	}
 }
 
-// forget ends the use of a task's pidfd.
-func (s *Step) forget(id int) {
-	s.chMu.Lock()
-	defer s.chMu.Unlock()
-	if fd, ok := s.pidfds[id]; ok {
-		unix.Close(fd)
-		delete(s.pidfds, id)
+// signal sends sig to one task, if it lives.
+func (t *taskTable) signal(id int, sig syscall.Signal) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if pidfd, ok := t.pidfds[id]; ok {
+		_ = unix.PidfdSendSignal(pidfd, sig, nil, 0) // ESRCH: it has just ended
 	}
 }
 
-// closeTasks ends the use of all of them.
-func (s *Step) closeTasks() {
-	for id := range s.tasks {
-		if s.pidfds == nil {
-			unix.Close(s.tasks[id].pidfd) // fork failed half-way: EBADF for those that are not there
+// TaskStream is a copy of what the task of a rank of this node has as descriptor
+// fd just now, which the caller closes: a step that the task spawns writes there.
+// It may be called from any goroutine. It is a number, so that the
+// blocking mode of a file that others share does not change.
+func (s *Step) TaskStream(rank, fd int) (int, error) {
+	id, ours := s.plan.localID(rank)
+	s.tasks.mu.Lock()
+	defer s.tasks.mu.Unlock()
+	pidfd, ok := s.tasks.pidfds[id]
+	if !ours || !ok {
+		return -1, fmt.Errorf("cannot take descriptor %d of task %d: it has ended", fd, rank)
+	}
+	// A pidfd that is readable is dead or a zombie: it has no descriptors.
+	copied, err := unix.PidfdGetfd(pidfd, fd, 0)
+	if err != nil {
+		return -1, fmt.Errorf("cannot take descriptor %d of task %d: pidfd_getfd: %w", fd, rank, err)
+	}
+	return copied, nil
+}
+
+// forget ends the use of a task's pidfd.
+func (t *taskTable) forget(id int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if fd, ok := t.pidfds[id]; ok {
+		unix.Close(fd)
+		delete(t.pidfds, id)
+	}
+}
+
+// close ends the use of all of them.
+func (t *taskTable) close() error {
+	for id := range t.list {
+		if t.pidfds == nil {
+			unix.Close(t.list[id].pidfd) // fork failed half-way: EBADF for tasks that do not exist
 			continue
 		}
-		s.forget(id)
+		t.forget(id)
 	}
+	return nil
+}
+
+// pidfdStatus is the end of a process that another process has reaped while the
+// descriptor was open. ok is false where it is not known: the process lives,
+// or the kernel is older than 6.15.
+func pidfdStatus(pidfd int) (status step.ExitStatus, ok bool) {
+	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
+	err := unix.IoctlPidfdInfo(pidfd, &info)
+	for errors.Is(err, unix.EINTR) {
+		err = unix.IoctlPidfdInfo(pidfd, &info)
+	}
+	if err != nil || info.Mask&unix.PIDFD_INFO_EXIT == 0 {
+		return 0, false
+	}
+	return step.ExitStatus(info.Exit_code), true
 }

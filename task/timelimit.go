@@ -7,7 +7,7 @@ import (
 	"stepd/step"
 )
 
-// timeLimit is how long the tasks may run, and when they are warned. Only follow
+// timeLimit is how long the tasks may run, and when they are warned. Only the loop
 // uses it.
 type timeLimit struct {
 	limit time.Duration // 0 is none
@@ -16,9 +16,8 @@ type timeLimit struct {
 	c     <-chan time.Time
 }
 
-// newTimeLimit begins to count: the tasks have just been let go.
-func (s *Step) newTimeLimit() *timeLimit {
-	spec := s.plan.Spec
+// newTimeLimit begins to count: the tasks have just been started.
+func newTimeLimit(spec *step.Spec) *timeLimit {
 	l := &timeLimit{limit: time.Duration(spec.TimeLimitS) * time.Second, warn: -1}
 	if l.limit == 0 {
 		return l
@@ -62,18 +61,12 @@ func (s *Step) checkTime(l *timeLimit) {
 	}
 	if l.warn >= 0 {
 		l.warn = -1
-		s.warnTasks()
+		if err := s.Signal(s.plan.Spec.Warn.Signal, step.ScopeTasks); err != nil {
+			s.messages.log("--signal: " + err.Error())
+		}
 		l.timer.Reset(max(0, l.limit-ran))
 		return
 	}
 	l.c = nil
 	s.end(cause{kind: byTime, reason: fmt.Sprintf("its time limit of %v has come (--time)", l.limit)})
-}
-
-// warnTasks sends the signal of --signal.
-func (s *Step) warnTasks() {
-	sig := s.plan.Spec.Warn.Signal
-	if err := s.Signal(sig, step.ScopeTasks); err != nil {
-		s.d.Audience.Log(step.LogError, "--signal: "+err.Error())
-	}
 }

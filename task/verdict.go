@@ -8,6 +8,86 @@ import (
 	"stepd/step"
 )
 
+// verdict is how a step has ended.
+type verdict struct {
+	state  step.State
+	code   int
+	signal *int
+}
+
+// verdict is the step's state and exit code: what has ended the step counts
+// before what its tasks did; of the tasks the highest code, 128+n for a signal, and at
+// least floor.
+func (t *teardown) verdict(rec *step.Record, floor int) verdict {
+	var tasks verdict
+	var worst int
+	tasks.code, tasks.signal, worst = step.WorstTask(rec.Tasks)
+	first, failed := t.causes.get()
+	if first != nil {
+		if v, counts := t.endedAs(rec, first, tasks); counts {
+			return v
+		}
+	}
+	if failed != nil && tasks.code == 0 {
+		// The first cause has ended nothing, and this one has.
+		v, _ := t.endedAs(rec, failed, tasks)
+		return v
+	}
+	switch {
+	case len(rec.OOM) > 0:
+		if tasks.code == 0 {
+			tasks.code = exitOOM
+		}
+		tasks.state = step.OutOfMemory
+		return tasks
+	case tasks.code != 0:
+		if st := rec.Tasks[worst].Status; st != nil { // else the lost status is the reason already
+			firstReason(rec, fmt.Sprintf("task %d: %s", t.plan.Ranks[worst], st.Describe()))
+		}
+		tasks.state = step.Failed
+		return tasks
+	case floor > 0:
+		return verdict{state: step.Failed, code: floor}
+	}
+	return verdict{state: step.Completed}
+}
+
+// endedAs is what the cause of the step's end makes of it. tasks is what they say.
+// counts is false where the tasks decide.
+func (t *teardown) endedAs(rec *step.Record, c *cause, tasks verdict) (v verdict, counts bool) {
+	v = tasks
+	switch c.kind {
+	case byFailure:
+		v = verdict{state: step.Failed, code: c.code}
+		rec.Drain = c.drain
+	case byAbort:
+		// The task that has aborted decides the code (lifecycle, end).
+		v = verdict{state: step.Failed, code: c.code}
+		rec.Aborted = true
+	case byTime:
+		v.state, v.code = step.Timeout, max(v.code, 1)
+	case byMemory:
+		if v.state = step.OutOfMemory; len(rec.OOM) > 0 && v.code == 0 {
+			v.code = exitOOM
+		}
+		v.code = max(v.code, 1)
+	case byRequest, byHost:
+		if v.code == 0 && t.gate.opened {
+			return v, false // all tasks had ended well: it has ended nothing
+		}
+		if v.state = step.Cancelled; !t.gate.opened {
+			v.code, v.signal = 1, nil // no task has run
+		}
+		if c.kind == byHost {
+			v.state = step.NodeFail
+		}
+	default: // byBadExit
+		return v, false
+	}
+	leadReason(rec, c.reason)
+	return v, true
+}
+
 // What slurm_spank_init_failure_mode may say (slurm_errno.h, since 25.05): whom
 // the failure of slurm_spank_init is to be blamed on.
 const (
@@ -15,48 +95,48 @@ const (
 	blameJob  = 3012
 )
 
-// verdict is what a required plugin's failure does to the step, and to the node.
-type verdict struct {
+// blame is what a required plugin's failure does to the step, and to the node.
+type blame struct {
 	code  int // the step's exit code
 	drain bool
 }
 
-// hookVerdict is the failure table of spank(8) for the hooks that end a launch.
+// hookBlame is the failure table of spank(8) for the hooks that end a launch.
 // Where the table has no row (init and init_post_opt on the remote side alone)
 // it is what was measured (spank-behaviour §5). A plugin that crashed has no
 // row either: then no step succeeds, and a batch job's node is to blame as for
 // a return code.
-func hookVerdict(h *step.HookError, s *step.Spec) verdict {
+func hookBlame(h *step.HookError, s *step.Spec) blame {
 	batch := isBatch(s)
 	if h.RC != nil && h.Hook == "slurm_spank_init" {
 		switch *h.RC {
 		case blameNode:
-			return verdict{1, true}
+			return blame{1, true}
 		case blameJob:
-			return verdict{1, false}
+			return blame{1, false}
 		}
 	}
 	switch h.Hook {
 	case "slurm_spank_init", "slurm_spank_init_post_opt", "slurm_spank_user_init", "slurm_spank_task_post_fork":
 		switch {
 		case batch:
-			return verdict{1, h.Required}
+			return blame{1, h.Required}
 		case h.RC == nil, s.Spank.Strict, s.Origin == step.OriginAlloc, s.Origin == step.OriginBatch:
-			return verdict{1, false}
+			return blame{1, false}
 		}
-		return verdict{0, false} // srun's own row: the step has failed, and srun has not
+		return blame{0, false} // srun's own row: the step has failed, and srun has not
 	}
-	return verdict{1, false}
+	return blame{1, false}
 }
 
-// launchVerdict is the same for any error that ended the launch.
-func launchVerdict(err error, s *step.Spec) verdict {
+// launchBlame is the same for any error that ended the launch.
+func launchBlame(err error, s *step.Spec) blame {
 	if hook, ok := errors.AsType[*step.HookError](err); ok {
-		return hookVerdict(hook, s)
+		return hookBlame(hook, s)
 	}
 	// A required plugin that cannot be loaded fails every batch job here.
 	_, load := errors.AsType[errLoad](err)
-	return verdict{1, load && isBatch(s)}
+	return blame{1, load && isBatch(s)}
 }
 
 // errLoad says that the plugin stack could not be loaded.
@@ -75,55 +155,4 @@ func drainReason(err error, s *step.Spec) string {
 		text = fmt.Sprintf("required plugin %s: %s() failed with rc=%d", hook.Plugin, strings.TrimPrefix(hook.Hook, "slurm_spank_"), *hook.RC)
 	}
 	return fmt.Sprintf("%s: %s, job %d", what, text, s.ID.Job)
-}
-
-// strictFailure makes a required plugin's late failure, which changes nothing
-// in Slurm, the step's with SpankStrict=yes: it ends non-zero then, with the
-// tasks' code where that is higher.
-func (s *Step) strictFailure(err error) {
-	hook, ok := errors.AsType[*step.HookError](err)
-	if !ok || !hook.Required || !s.plan.Spec.Spank.Strict {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.noteReason(hook.Error())
-	s.floor = 1
-}
-
-// strictCodes does the same for return codes that end a hook's chain alone,
-// those above 0: with SpankStrict=yes no required plugin fails for nothing.
-func (s *Step) strictCodes(hooks []step.HookTime) {
-	if !s.plan.Spec.Spank.Strict {
-		return
-	}
-	for i := range hooks {
-		h := &hooks[i]
-		if h.RC == 0 || h.EndNS == 0 || !s.host.Required(h.Plugin) {
-			continue
-		}
-		e := step.HookError{Plugin: s.host.PluginName(h.Plugin), Hook: h.Hook, Required: true, RC: &h.RC}
-		if h.LocalID >= 0 && h.LocalID < len(s.plan.Ranks) {
-			e.Rank = &s.plan.Ranks[h.LocalID]
-		}
-		s.mu.Lock()
-		s.noteReason(e.Error())
-		s.floor = 1
-		s.mu.Unlock()
-	}
-}
-
-// noteCrash remembers the plugin that took its process down; the caller holds
-// mu. The first one is the step's. SIGKILL is somebody else's, the kernel's for
-// want of memory too, and what does not end at once after a cancel has its due.
-func (s *Step) noteCrash(h *step.HookError) {
-	if h.Hook == "slurm_spank_task_init" {
-		return // a user's own process, which he may send any signal
-	}
-	if h.Cause == "killed by SIGKILL" || strings.Contains(h.Cause, afterCancel) {
-		return
-	}
-	if h.RC == nil && h.Path != "" && s.rec.PluginCrash == nil {
-		s.rec.PluginCrash = &step.PluginCrash{Path: h.Path, Hook: h.Hook, Required: h.Required}
-	}
 }

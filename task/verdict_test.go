@@ -13,11 +13,11 @@ func ptr[T any](v T) *T { return &v }
 // TestHookVerdict is the failure table of spank(8), row by row, with the rows
 // that were measured, SpankStrict and the crashes.
 func TestHookVerdict(t *testing.T) {
-	yes, no := verdict{1, true}, verdict{1, false}
-	fine := verdict{0, false}
+	yes, no := blame{1, true}, blame{1, false}
+	fine := blame{0, false}
 	for _, c := range []struct {
 		hook                      string
-		run, alloc, batch, strict verdict
+		run, alloc, batch, strict blame
 	}{
 		{"init", fine, no, yes, no},
 		{"init_post_opt", fine, no, yes, no},
@@ -32,29 +32,29 @@ func TestHookVerdict(t *testing.T) {
 			"run in a batch": {Origin: step.OriginBatch, ID: step.ID{Job: 1}},
 			"strict":         {Origin: step.OriginRun, Spank: step.SpankConf{Strict: true}},
 		}
-		for name, want := range map[string]verdict{
+		for name, want := range map[string]blame{
 			"run": c.run, "alloc": c.alloc, "batch": c.batch, "run in a batch": c.alloc, "strict": c.strict,
 		} {
 			h := &step.HookError{Plugin: "x.so", Hook: "slurm_spank_" + c.hook, Required: true, RC: ptr(-1)}
-			if got := hookVerdict(h, specs[name]); got != want {
+			if got := hookBlame(h, specs[name]); got != want {
 				t.Errorf("%s in %s: %+v, want %+v", c.hook, name, got, want)
 			}
 			h.RC, h.Cause = nil, "killed by SIGSEGV"
 			want.code = 1
-			if got := hookVerdict(h, specs[name]); got != want {
+			if got := hookBlame(h, specs[name]); got != want {
 				t.Errorf("crash of %s in %s: %+v, want %+v", c.hook, name, got, want)
 			}
 			h.Required = false
-			if got := hookVerdict(h, specs[name]); got != no {
+			if got := hookBlame(h, specs[name]); got != no {
 				t.Errorf("crash of an optional %s in %s: %+v", c.hook, name, got)
 			}
 			if c.hook != "init" {
 				continue
 			}
 			h.Required = true
-			for mode, want := range map[int]verdict{blameNode: yes, blameJob: no} {
+			for mode, want := range map[int]blame{blameNode: yes, blameJob: no} {
 				h.RC = ptr(mode)
-				if got := hookVerdict(h, specs[name]); got != want {
+				if got := hookBlame(h, specs[name]); got != want {
 					t.Errorf("failure mode %d in %s: %+v, want %+v", mode, name, got, want)
 				}
 			}
@@ -69,10 +69,10 @@ func TestDrainReason(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	load := fmt.Errorf("load: %w", errLoad{errors.New("no such file")})
-	if v := launchVerdict(load, batch); v != (verdict{1, true}) {
+	if v := launchBlame(load, batch); v != (blame{1, true}) {
 		t.Errorf("a batch step that cannot load its plugins: %+v", v)
 	}
-	if v := launchVerdict(load, &step.Spec{}); v != (verdict{1, false}) {
+	if v := launchBlame(load, &step.Spec{}); v != (blame{1, false}) {
 		t.Errorf("another step that cannot load its plugins: %+v", v)
 	}
 	if got, want := drainReason(load, batch), "batch job complete failure: load: no such file, job 7"; got != want {

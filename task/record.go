@@ -1,0 +1,144 @@
+package task
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// ledger keeps the step's record while it is written. Any goroutine may use it.
+type ledger struct {
+	messages *messages
+	streams  Streams
+
+	mu    sync.Mutex
+	rec   step.Record              // guarded by mu
+	fails map[int]step.LaunchError // guarded by mu: why a task was not exec'd, by local id
+	// oomKills counts the processes killed for want of memory.
+	oomKills int // guarded by mu
+	floor    int // guarded by mu: the least exit code, where SpankStrict asks for one
+}
+
+// newLedger begins the record of a step: it has the tasks of this node.
+func newLedger(p *Plan, m *messages, streams Streams) *ledger {
+	spec := p.Spec
+	l := &ledger{messages: m, streams: streams, fails: make(map[int]step.LaunchError)}
+	l.rec = step.Record{
+		ID: spec.ID, Name: spec.Name, UID: spec.User.UID, User: spec.User.Name,
+		Node: spec.NodeName, State: step.Pending, NTasks: spec.NTasks,
+		Command: spec.Argv, Submitted: m.now(), MPI: spec.MPI, CPUs: spec.CPUs,
+		Cgroup: spec.Proctrack.Dir, CgroupTasks: spec.Proctrack.Tasks, CgroupV1: spec.Confine.V1, StepdPID: unix.Getpid(),
+		Parent: spec.Parent,
+		Tasks:  make([]step.Task, len(p.Ranks)),
+	}
+	for i, rank := range p.Ranks {
+		l.rec.Tasks[i] = step.Task{Rank: rank, LocalID: i, State: step.TaskPending}
+	}
+	return l
+}
+
+// copy is the record as it is now.
+func (l *ledger) copy() step.Record {
+	l.mu.Lock()
+	rec := l.rec
+	rec.Tasks = append([]step.Task(nil), l.rec.Tasks...)
+	rec.OOM = append([]step.OOMKill(nil), l.rec.OOM...)
+	l.mu.Unlock()
+	l.streams.Fill(&rec)
+	return rec
+}
+
+// write changes the record. f must not wait, nor use the ledger.
+func (l *ledger) write(f func(rec *step.Record)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f(&l.rec)
+}
+
+// setState moves the step and reports it.
+func (l *ledger) setState(to step.State) {
+	l.mu.Lock()
+	st, err := l.rec.State.Move(to)
+	l.rec.State = st
+	l.mu.Unlock()
+	if err != nil {
+		l.messages.log(err.Error())
+		return
+	}
+	l.messages.event(step.Event{Event: step.EventState, State: to})
+	if !to.Final() {
+		l.messages.audience.State(l.copy())
+	}
+}
+
+// noteReason keeps the first reason.
+func (l *ledger) noteReason(reason string) {
+	l.write(func(rec *step.Record) { firstReason(rec, reason) })
+}
+
+// strict makes a required plugin's failure the step's: it ends non-zero.
+func (l *ledger) strict(reason string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	firstReason(&l.rec, reason)
+	l.floor = 1
+}
+
+// leastCode is the least exit code of the step.
+func (l *ledger) leastCode() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.floor
+}
+
+// noteFailure keeps why a task is not exec'd.
+func (l *ledger) noteFailure(id int, f step.LaunchError) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fails[id] = f
+}
+
+// addFailures completes tasks by what they reported themselves before they ended.
+func (l *ledger) addFailures() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, f := range l.fails {
+		t := &l.rec.Tasks[id]
+		t.State, t.Stage, t.Errno = step.TaskFailed, f.Stage, int(f.Errno)
+		t.Object, t.Why = f.Object, f.Why
+	}
+}
+
+// firstReason keeps the first reason.
+func firstReason(rec *step.Record, reason string) {
+	if rec.Reason == "" {
+		rec.Reason = reason
+	}
+}
+
+// leadReason puts the cause of the step's end before what was noted meanwhile.
+func leadReason(rec *step.Record, reason string) {
+	switch {
+	case rec.Reason == "":
+		rec.Reason = reason
+	case !strings.HasPrefix(rec.Reason, reason):
+		rec.Reason = reason + "; " + rec.Reason
+	}
+}
+
+// moves is a table of the legal moves between states.
+type moves[S ~string] map[S][]S
+
+// move returns to, or from and an error that names both where the table has no such move.
+func (m moves[S]) move(what string, from, to S) (S, error) {
+	for _, legal := range m[from] {
+		if legal == to {
+			return to, nil
+		}
+	}
+	return from, fmt.Errorf("internal error: %s cannot go from %q to %q", what, from, to)
+}
