@@ -18,8 +18,10 @@ import (
 // test looks in comments, messages and documents, outside quoted text and code.
 var plainWords = []struct{ not, but string }{
 	{`(tells?|told|telling) whether`, `"reports whether"`},
+	{`tells (why|how|what|which|where|when|who|each|every)`, `"reports", "says", "returns"`},
 	{`(tells?|told|telling) of`, `"reports", "prints", "logs"`},
 	{`(tells?|told|telling) (the )?(user|client|caller|launcher)s? that`, `"reports", "prints", "logs"`},
+	{`(hears?|heard) of`, `"gets", "is called for"`},
 	{`who (asks|calls)`, `"the client", "the caller"`},
 	{`whoever`, `the noun: "the client", "the caller"`},
 	{`(nobody|somebody)('s)?`, `the noun: "no process", "another user"`},
@@ -41,6 +43,7 @@ var plain = []string{
 	"README.md", "CHANGELOG.md", "Makefile", "Dockerfile", "docs", "examples", "packaging", ".ci", "doc.go",
 	"security_test.go", "docs_test.go", "deps_test.go", "seeing_test.go", "packaging_test.go", "api", "integration", "timeline",
 	"acct", "explain", "internal", "jobcontainer", "metrics", "mpi", "proctrack", "slurmconf", "spank", "stepio", "stepnet",
+	"node", "task", "stepd", "cmd/noded", "cmd/stepd",
 }
 
 // TestPlainWords holds that no phrase of plainWords stands in a comment, a message or a

@@ -186,7 +186,7 @@ func startHint(k startFailure) string {
 	}
 	switch {
 	case k.stage == "exec" && errno == unix.ENOENT:
-		return "the file is not on the node, or its interpreter (#! or ld.so) is not; --chdir tells where relative names begin"
+		return "the file is not on the node, or its interpreter (#! or ld.so) is not; --chdir says where relative names begin"
 	case k.stage == "exec" && errno == unix.EACCES:
 		return "it is no executable file, or its file system is mounted noexec, or a folder on the way may not be searched"
 	case k.stage == "exec" && errno == unix.ENOEXEC:

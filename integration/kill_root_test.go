@@ -78,7 +78,7 @@ func (n *node) ended(t testing.TB, id string) stepDoc {
 	return doc
 }
 
-// lastEnded is the final record of the newest step: the client hears of the
+// lastEnded is the final record of the newest step: the client gets the
 // end from stepd itself, at the same time as noded.
 func (n *node) lastEnded(t testing.TB) stepDoc {
 	t.Helper()

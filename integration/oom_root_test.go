@@ -23,8 +23,8 @@ type oomDoc struct {
 	}
 }
 
-// oom waits until noded has the step's result, which the client may have heard
-// of before.
+// oom waits until noded has the step's result, which the client may have got
+// before.
 func (n *node) oom(t testing.TB, id string) oomDoc {
 	t.Helper()
 	var doc struct{ Step oomDoc }

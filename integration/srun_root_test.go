@@ -94,9 +94,9 @@ func (n *node) srunCommand(t *testing.T, dir, script string) *exec.Cmd {
 	user := testUser(t)
 	// A background process of a shell without job control ignores SIGINT and SIGQUIT,
 	// which it hands on: env undoes that.
-	// up waits until the task has said so, and a moment more, in which its client mostly hears
-	// of it; said waits until a file has a word. twice sends SIGINT until two have come within
-	// the second that makes them a pair: to the process $1, whose words are in $2.
+	// up waits until the task has said so, and a moment more, in which its client mostly gets
+	// the news; said waits until a file has a word. twice sends SIGINT until two have come
+	// within the second that makes them a pair: to the process $1, whose words are in $2.
 	srun := `up() { while [ ! -e up ]; do sleep 0.02; done; sleep 0.2; }
 said() { while ! grep -qs "$1" "$2"; do sleep 0.02; done; }
 twice() { until grep -qs sending "$2"; do

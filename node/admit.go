@@ -64,7 +64,7 @@ func (r *registry) admit(ctx context.Context, req *step.Request, uid uint32, asR
 	}
 }
 
-// epilogsHold tells whether the end of epilogs would make room for want CPUs.
+// epilogsHold reports whether the end of epilogs would make room for want CPUs.
 func (r *registry) epilogsHold(want int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -76,7 +76,7 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 	return &api.AdoptReply{JobID: j.ID, StepID: f.id.Step, Cgroup: rec.CgroupTasks, Namespaces: s.n.pinned(j.ID)}, nil
 }
 
-// samePIDs tells whether a client counts processes as noded does.
+// samePIDs reports whether a client counts processes as noded does.
 func samePIDs(pid int32) bool {
 	ours, err := os.Stat("/proc/self/ns/pid")
 	theirs, terr := os.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid))
@@ -208,7 +208,7 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 	return f, nil
 }
 
-// over tells whether a step's processes are being ended, or are gone.
+// over reports whether a step's processes are being ended, or are gone.
 func over(rec *step.Record) bool { return rec.State == step.Completing || rec.State.Final() }
 
 // externOver is the answer where the job has had its extern step: there is no second one.

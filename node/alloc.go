@@ -71,15 +71,15 @@ func (n *Node) openAlloc(j *job, user step.User) error {
 	return nil
 }
 
-// forAlloc makes a request one for a job alone: what is of a step means nothing.
+// forAlloc makes a request one for a job alone: a step's fields are ignored.
 func forAlloc(req *step.Request) {
 	null := step.Stream{Kind: step.StreamNull}
 	req.Argv, req.Stdin, req.Stdout, req.Stderr = []string{"-"}, null, null, null
 }
 
 // prologAlone makes the job's container and runs its prolog before there is a step that
-// holds the job: the caller has kept it, and it is let go here. So its end waits for the
-// prolog, which killed would drain the node, and the epilog comes after it.
+// holds the job: the caller has kept it, and it is released here. So its end waits for
+// the prolog, which killed would drain the node, and the epilog comes after it.
 func (n *Node) prologAlone(j *job, user step.User) error {
 	defer func() {
 		if ended := n.reg.unkeep(j); ended != nil {

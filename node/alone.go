@@ -9,11 +9,11 @@ import (
 
 // Steps of an allocation or of a batch job have their CPUs for themselves, as in
 // Slurm since 20.11: one that does not fit beside the others waits, if its client
-// wants that, in the order of asking. What overlaps (--overlap, --overcommit) counts for
-// nobody else, nor does the batch script. In a job that was made for its first step, that
-// has all CPUs until the job ends: the others share them.
+// wants that, in the order of asking. What overlaps (--overlap, --overcommit) counts
+// against no other step, nor does the batch script. In a job that was made for its first step,
+// that has all CPUs until the job ends: the others share them.
 
-// exclusive tells whether steps of the job have their CPUs alone.
+// exclusive reports whether steps of the job have their CPUs alone.
 func (j *job) exclusive() bool {
 	return j.Origin == step.OriginAlloc || j.Origin == step.OriginBatch
 }

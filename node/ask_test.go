@@ -72,7 +72,7 @@ func TestSpawnStep(t *testing.T) {
 	tn.wantRefusal(parent, nil, "empty request")
 	tn.wantRefusal(parent, &stepapi.Ask{Do: "dance"}, `cannot do "dance"`)
 
-	// The end of the step that the job was made for is that of all.
+	// The end of the step that the job was made for ends all.
 	if err := tn.cancel(parent); err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ const (
 	// goroutines.
 	callBytes = 16 << 10
 	// callFree is what each request may have whatever the user's others have: a user at
-	// the limit still sees and ends what is there.
+	// the limit still sees and ends existing steps.
 	callFree = callBytes + 8<<10
 	// bodyFirst is what is made ready for a body at first. pieceMax is how much of a reply
 	// is written at a time.
@@ -145,7 +145,7 @@ func records[In any, PIn interface {
 }
 
 // recordWriter takes the next record of a reply. load returns it, or nil where there is
-// none any more; it is called when the user's turn has come to have one more in memory.
+// none any more; it is called when it is the user's turn to have one more in memory.
 type recordWriter func(load func() (*step.Record, error)) error
 
 // record writes one.

@@ -71,7 +71,7 @@ type clientListener struct {
 	net.Listener
 	clients *clients
 	peerOf  func(*net.UnixConn) (api.Peer, error)
-	refused func(api.Peer, error) // hears of those that are closed at once
+	refused func(api.Peer, error) // called for connections that are closed at once
 }
 
 // Accept returns the next connection, a *clientConn.

@@ -10,7 +10,7 @@ import (
 	"stepd/step"
 )
 
-// testClock is a host's clock that somebody sets.
+// testClock is a host's clock that a test sets.
 type testClock struct {
 	mu   sync.Mutex
 	wall time.Time     // guarded by mu

@@ -101,7 +101,7 @@ type Config struct {
 	// ContainerType is "none", "tmpfs" or "linux".
 	ContainerType string
 
-	// LeftUsage tells what the cgroups of a step still know of it whose stepd is
+	// LeftUsage returns the figures in the cgroups of a step whose stepd is
 	// dead, before they are removed; nil where they know nothing. The field may be nil.
 	LeftUsage func(rec *step.Record) (*step.StepUsage, error)
 
@@ -110,8 +110,8 @@ type Config struct {
 	Containers Containers
 	// Limits confines jobs and steps; nil confines nothing.
 	Limits Limits
-	// Binding says in words where each task of a step would run, for DryRun; nil is
-	// nobody who could.
+	// Binding says in words where each task of a step would run, for DryRun; nil:
+	// unknown.
 	Binding func(spec *step.Spec) ([]string, error)
 	// Preview adds to a DryRun what the tasks would see: environment, limits, mounts. The
 	// field may be nil.
@@ -124,14 +124,14 @@ type Config struct {
 	Fallbacks []Fallback
 	// Plugins lists the plugin stack for the node document; nil is none.
 	Plugins func(ctx context.Context) []Plugin
-	// StackDigest reads the plugin stack and tells what clients must read too;
+	// StackDigest reads the plugin stack and returns the digest that clients must read too;
 	// nil is no stack.
 	StackDigest func() (string, error)
 
 	// PerUser bounds what one user other than root has of the node; zero fields are
 	// the defaults.
 	PerUser PerUser
-	// Meter hears what happens, for figures over time; nil is nobody.
+	// Meter gets the events, for figures over time; nil: none.
 	Meter Meter
 
 	Log *logrus.Logger
@@ -147,7 +147,7 @@ type Fallback struct {
 }
 
 // Plugin is one line of the plugin stack in the node document, or a finding
-// about a line or file that is no plugin: then Path is that of the file, and
+// about a line or file that is no plugin: then Path is the file's, and
 // State "error" or "warning".
 type Plugin struct {
 	Path     string `json:"path"`

@@ -10,7 +10,7 @@ import (
 // Core is a core of the node, for requests that say how cores are used.
 type Core struct {
 	Socket int
-	CPUs   []int // those of the node, ascending
+	CPUs   []int // the node's numbers, ascending
 }
 
 // coreUse is what a request says of cores.
@@ -42,7 +42,7 @@ func coreUseOf(req *step.Request) (u coreUse, ok bool) {
 }
 
 // pick chooses cores in their order until the tasks have room, and returns all of
-// their CPUs, since nobody else is to have the threads that are left; or how many
+// their CPUs, since no other job is to have the threads that are left; or how many
 // CPUs of tasks there is room for, where that is not enough.
 func (u coreUse) pick(cores []Core) (cpus []int, room int) {
 	socket := make(map[int]int)

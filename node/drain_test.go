@@ -74,7 +74,7 @@ func TestStepDrains(t *testing.T) {
 }
 
 // TestDrainReason: what the site's files promise and the node has not drains it
-// at the start, behind a reason that is there already.
+// at the start, behind a reason that exists already.
 func TestDrainReason(t *testing.T) {
 	dir := t.TempDir()
 	lacking := func(c *Config) { c.DrainReason = "gres/gpu: /dev/x: no such file or directory" }

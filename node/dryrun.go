@@ -7,7 +7,7 @@ import (
 	"stepd/step"
 )
 
-// DryRun tells what Run would do.
+// DryRun returns what Run would do.
 func (s *service) DryRun(ctx context.Context, in *api.RunRequest) (*api.DryRunReply, error) {
 	caller, err := caller(ctx)
 	if err != nil {

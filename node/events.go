@@ -33,7 +33,7 @@ func (s *service) events(c *call) error {
 // Events hands each event to send.
 func (s *service) Events(ctx context.Context, in *api.EventsRequest, send func([]byte) error) error {
 	if in.StepID == nil {
-		return api.NewError(api.InvalidArgument, "step_id: is missing: events are those of one step")
+		return api.NewError(api.InvalidArgument, "step_id: is missing: events belong to one step")
 	}
 	recs, err := s.own(ctx, in.StepRef)
 	if err != nil {

@@ -41,8 +41,8 @@ func (f *follower) settleWithout(ending string) {
 	f.die(ending, step.Failed)
 }
 
-// die kills what is left of the step and settles it: nobody else can tell what
-// became of its tasks. A batch job is lost with its stepd, as Slurm has it.
+// die kills what is left of the step and settles it: no other process knows
+// the ends of its tasks. A batch job is lost with its stepd, as Slurm has it.
 func (f *follower) die(reason string, state step.State) {
 	if state == step.Failed && f.id.Step == step.BatchStep {
 		state = step.NodeFail
@@ -52,7 +52,7 @@ func (f *follower) die(reason string, state step.State) {
 }
 
 func (f *follower) dieWith(reason string, state step.State, code int) {
-	// No new client may connect to a socket that nobody will serve.
+	// No new client may connect to a socket that will not be served.
 	f.removeSocket()
 	usage := f.leftUsage()
 	err := f.endStep()
@@ -83,7 +83,7 @@ func (f *follower) leftUsage() *step.StepUsage {
 	return usage
 }
 
-// deadRecord makes rec the record of a step that nobody saw ending. Its tasks
+// deadRecord makes rec the record of a step whose end was not seen. Its tasks
 // were killed, but how each ended is not known, and is not made up.
 func deadRecord(rec *step.Record, reason string, state step.State, now time.Time) {
 	one := 1
@@ -190,7 +190,7 @@ func (f *follower) removePMIx() {
 }
 
 // removeBelow removes name and all below it from a directory of ours, following no
-// link; that it is not there, or the directory, is fine.
+// link; a missing name, or directory, is fine.
 func removeBelow(dir, name string) error {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, os.ErrNotExist) {

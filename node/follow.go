@@ -43,7 +43,7 @@ type follower struct {
 	// begun: stepd can be told things. orphaned: the process that has launched the step
 	// has ended while it started.
 	begun, orphaned bool // guarded by mu
-	// suspendBy is who has suspended the step before it had a stepd, nil if nobody.
+	// suspendBy is the user who has suspended the step before it had a stepd, nil if none.
 	suspendBy *uint32 // guarded by mu
 	// claimed is closed when a reservation is launched or given back.
 	claimed chan struct{}
@@ -83,7 +83,7 @@ const (
 	// leaveMax is what a stepd may take to exit after its result was taken.
 	leaveMax = 10 * time.Second
 	// lastWords is how long records are awaited of a stepd that has ended: they
-	// are in the socket already, unless somebody else holds its other end.
+	// are in the socket already, unless another process holds its other end.
 	lastWords = time.Second
 	// stopListen is how long noded listens on when it stops: what a stepd has
 	// told its client already is on its way to us too.
@@ -129,7 +129,7 @@ func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 	}
 }
 
-// hasStepd tells whether there is, or was, a stepd to ask.
+// hasStepd reports whether there is, or was, a stepd to ask.
 func (f *follower) hasStepd() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"stepd/step"
 )
 
-// When something comes free at the latest is known from the time limits of those who
-// have it: a limit may be overrun by KillWait, and by what its owner stands still.
+// When something comes free at the latest is known from the time limits of the jobs
+// that hold it: a limit may be overrun by KillWait, and by the time of a suspend.
 
 // byTime says when, in words that end a sentence: ": free at 12:03 at the latest".
 func byTime(t, now time.Time) string {

@@ -14,14 +14,14 @@ type gresScope struct {
 	local bool // it sees its own devices alone, numbered from 0
 }
 
-// The variables that tell of GPUs whatever kind they are (srun(1), sbatch(1)).
+// The variables that name GPUs of any kind (srun(1), sbatch(1)).
 const (
 	envJobGPUs    = "SLURM_JOB_GPUS"
 	envStepGPUs   = "SLURM_STEP_GPUS"
 	envGPUsOnNode = "SLURM_GPUS_ON_NODE"
 )
 
-// gresEnv tells who has got what of the node's generic resources about it, in the
+// gresEnv describes their share of the node's generic resources to tasks and scripts, in the
 // variables that libraries read (gres.conf(5), Flags), and which variables would
 // tell him something else. SLURM_*_GPUS have the node's numbers; the others do
 // too, unless the devices of others are hidden: libraries then count what they
@@ -78,7 +78,7 @@ func gresEnv(node []step.Gres, has []step.GresAlloc, to gresScope) (env, unset [
 	return env, unset
 }
 
-// gpuVariables are those that the node's GPUs are told by, in a stable order.
+// gpuVariables are the variables that name the node's GPUs, in a stable order.
 func gpuVariables(gpus []step.Gres) []string {
 	var all []string
 	for _, g := range gpus {

@@ -57,7 +57,7 @@ type gresError struct {
 	known      []string // what there is of the name, or of all where there is none
 }
 
-// never tells that it will not be met by waiting.
+// never reports that it will not be met by waiting.
 func (e *gresError) never() bool { return e.want.Count > e.has }
 
 func (e *gresError) Error() string {

@@ -159,7 +159,7 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// start makes a node on dir and recovers what is there. stop ends it.
+// start makes a node on dir and recovers its state. stop ends it.
 func start(t testing.TB, dir string, change func(*Config)) *testNode {
 	t.Helper()
 	cfg := testConfig(t, dir)
@@ -209,8 +209,8 @@ func (tn *testNode) stop() {
 	}
 }
 
-// asKilled returns what makes the state of a node that is stopped by then that of one which
-// is killed here and now.
+// asKilled returns a function that gives a node, which is stopped by then, the state of one
+// that is killed here and now.
 func (tn *testNode) asKilled() (kill func()) {
 	tn.t.Helper()
 	journals := map[string][]byte{filepath.Join(tn.files.run, "volatile.journal"): nil, filepath.Join(tn.files.spool, store.DurableName): nil}

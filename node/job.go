@@ -41,8 +41,8 @@ type job struct {
 	// spawning counts spawns that are under way.
 	spawning int
 	naming   sync.Mutex          // held while Names are stored
-	named    chan struct{}       // closed when Names change; nil where nobody waits for that
-	meetings map[string]*meeting // that not all have come to
+	named    chan struct{}       // closed when Names change; nil where no request waits for that
+	meetings map[string]*meeting // that not all have joined
 
 	limits  sync.Mutex
 	limited map[string]bool // guarded by limits: what this noded has written of the job's limits
@@ -111,7 +111,7 @@ func (j *jobRecord) firstStep() uint32 {
 	return j.First
 }
 
-// leads tells whether the job was made for the step, and ends with it.
+// leads reports whether the job was made for the step, and ends with it.
 func (j *jobRecord) leads(id step.ID) bool { return j.Implicit && id.Step == j.firstStep() }
 
 // held reports whether the client of an allocation holds the job, beside its steps.
@@ -176,7 +176,7 @@ func (n *Node) endJob(j *job) {
 		n.endScripts(j, log)
 	}
 	if n.owed(epilogKind()) && !n.runEpilog(j) {
-		// Until the next noded there is nobody to look after what is left of it.
+		// Until the next noded no process looks after its leftovers.
 		n.endScripts(j, log)
 		return
 	}

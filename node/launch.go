@@ -29,7 +29,7 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 	}
 	var listen *os.File
 	if err == nil {
-		// No new client may connect to a socket that nobody will serve: what
+		// No new client may connect to a socket that will not be served: what
 		// fails from here on removes it.
 		listen, err = bindIn(f.n.files.stepsDir(), f.n.files.socketName(f.id), unix.SOCK_SEQPACKET)
 	}
@@ -79,7 +79,7 @@ func (f *follower) cancelledEarly() error {
 	return errCancelled{f.cancelled}
 }
 
-// errCancelled ends a launch that somebody has cancelled.
+// errCancelled ends a launch that was cancelled.
 type errCancelled struct{ reason string }
 
 func (e errCancelled) Error() string { return e.reason }

@@ -104,8 +104,8 @@ func (n *Node) openFile(path string) (*spoolFile, error) {
 	return &spoolFile{n.spool, f}, nil
 }
 
-// open opens a file of the spool, for root alone, and follows no link there: nobody
-// else can put one, as long as the directories are root's, and nobody relies on that.
+// open opens a file of the spool, for root alone, and follows no link there: no
+// other user can make one while the directories are root's, but no caller relies on that.
 func (l layout) open(path string, flags int) (*os.File, error) {
 	name, err := filepath.Rel(l.spool, path)
 	if err != nil {
@@ -114,7 +114,7 @@ func (l layout) open(path string, flags int) (*os.File, error) {
 	return linux.OpenBeneath(l.spool, name, flags, 0o600)
 }
 
-// checkOurs refuses a directory that somebody else could put files into: root
+// checkOurs refuses a directory that another user could put files into: root
 // opens, renames and removes by name in it.
 func checkOurs(dir string) error {
 	var st unix.Stat_t

@@ -38,7 +38,7 @@ func (n *Node) plan(spec *step.Spec) (*step.LimitPlan, error) {
 	return p, nil
 }
 
-// place makes the step's place and writes its limits, and those of its job's
+// place makes the step's place and writes its limits, and its job's limits
 // that this noded has not written yet. The job's come first: a v1 cpuset takes
 // nothing that its children exceed.
 func (n *Node) place(f *follower, p *step.LimitPlan) (StepPlace, error) {
@@ -103,5 +103,5 @@ func writesOf(p *step.LimitPlan, level string) []step.CgroupWrite {
 	return out
 }
 
-// localGres tells whether a step numbers its devices from 0: it sees no others.
+// localGres reports whether a step numbers its devices from 0: it sees no others.
 func (n *Node) localGres() bool { return n.cfg.Limits != nil && n.cfg.Limits.Devices() }

@@ -13,7 +13,7 @@ import (
 const backlog = 1024
 
 // bindIn binds a listening unix socket of type typ as name in dir, mode 0666:
-// whoever may connect is decided by peer credentials, not by the file. The path goes
+// peer credentials decide about a client, not the file. The path goes
 // through dir's descriptor, because sun_path holds 108 bytes. A
 // file of that name, left by an earlier noded, is replaced.
 func bindIn(dir, name string, typ int) (*os.File, error) {
@@ -42,7 +42,7 @@ func bindListen(dir, fd int, name string) error {
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, name)}); err != nil {
 		return err
 	}
-	// Before listen: nobody connects while the mode is the umask's.
+	// Before listen: no client connects while the mode is the umask's.
 	if err := unix.Fchmodat(dir, name, 0o666, 0); err != nil {
 		return err
 	}
@@ -76,6 +76,6 @@ func (n *Node) Publish() error {
 }
 
 // Serving says that requests are served: until then NotReady says that noded starts.
-// Whoever serves the node calls it once, behind Publish or with a socket that is there
-// already.
+// The program that serves the node calls it once, behind Publish or with a socket that
+// exists already.
 func (n *Node) Serving() { n.serving.Store(true) }

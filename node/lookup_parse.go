@@ -37,7 +37,7 @@ func parseUser(b []byte) (step.User, error) {
 			return step.User{}, fmt.Errorf("cannot parse the lookup: it has no %q", key)
 		}
 	}
-	// initgroups(3) adds the primary group; so must whoever stands in for it.
+	// initgroups(3) adds the primary group; so must its stand-in.
 	if !slices.Contains(u.Groups, u.GID) {
 		u.Groups = append([]uint32{u.GID}, u.Groups...)
 	}

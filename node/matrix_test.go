@@ -22,16 +22,16 @@ import (
 type authority string
 
 const (
-	anyones authority = "anyone's" // whoever has credentials
+	anyones authority = "anyone's" // any client with credentials
 	roots   authority = "root's"
 	owners  authority = "owner's"    // of the step or job that it names, and root's
 	joiners authority = "a joiner's" // it makes something of the owner's in the job that it names
-	makers  authority = "a maker's"  // it makes something of the owner's, and names none that is there
+	makers  authority = "a maker's"  // it makes something of the owner's, and names none that exists
 )
 
 const (
 	ownerUID, otherUID = 1000, 1001
-	allowed            = api.OK // or any other answer than a refusal for who asks
+	allowed            = api.OK // or any other answer than a refusal of the caller
 )
 
 // matrixRow is one verb: what it is asked with, about a step.
@@ -197,8 +197,8 @@ func refusalOf(err error) api.Code {
 }
 
 // TestMatrix: every verb of the server, asked by the step's owner, another user,
-// root, a call without credentials and one beyond its user's connections; about what
-// is there, a job that has ended (a stale number), and one that never was.
+// root, a call without credentials and one beyond its user's connections; about a
+// job that exists, one that has ended (a stale number), and one that never was.
 func TestMatrix(t *testing.T) {
 	tn := fresh(t)
 	rows, server := matrix(), tn.Server()

@@ -11,8 +11,8 @@ import (
 )
 
 // Bounds of what the steps of a job exchange by meetings: all of it is in noded's
-// memory, and what the ranks have put is in it. meetBytesMax is that of all meetings
-// of a job together.
+// memory, and what the ranks have put is in it. meetBytesMax bounds all meetings of
+// a job together.
 const (
 	meetingsMax    = 256
 	meetPartiesMax = 64
@@ -20,7 +20,7 @@ const (
 )
 
 // meeting is one exchange between steps of a job (step.MPIServices.Meet). It is in
-// memory alone: who asks again after noded's restart makes it anew.
+// memory alone: a step that asks again after noded's restart makes it anew.
 type meeting struct {
 	parties []string
 	came    map[string][]byte
@@ -42,7 +42,7 @@ func (n *Node) meet(ctx context.Context, j *job, ask *stepapi.Ask) (*stepapi.Ans
 		return &stepapi.Answer{}, nil
 	}
 	a := &stepapi.Answer{Found: true}
-	for _, party := range m.parties { // nobody changes it any more
+	for _, party := range m.parties { // it does not change any more
 		a.Parts = append(a.Parts, step.KeyValue{Key: party, Value: m.came[party]})
 	}
 	return a, nil

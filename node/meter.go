@@ -8,18 +8,18 @@ import (
 	"stepd/step"
 )
 
-// Meter hears what happens here, for figures over time. Its methods are called
-// from several goroutines, and nobody waits for what they make of it.
+// Meter gets the node's events, for figures over time. Its methods are called
+// from several goroutines, which must not wait for them.
 type Meter interface {
-	// Request tells of a request that was answered: the verb, the code and how long it
+	// Request reports a request that was answered: the verb, the code and how long it
 	// took.
 	Request(verb, code string, took time.Duration)
-	// StepEnded tells of a step of this node that has ended; open opens its event log,
+	// StepEnded reports a step of this node that has ended; open opens its event log,
 	// which the callee closes.
 	StepEnded(rec *step.Record, open func() (io.ReadCloser, error))
-	// Leak tells of something that was found and belongs to nobody any more.
+	// Leak reports a leftover that was found.
 	Leak(kind LeakKind)
-	// Adopted tells how many steps of an earlier noded's run, and how long it took to
+	// Adopted reports how many steps of an earlier noded's run, and how long it took to
 	// find out.
 	Adopted(steps int, took time.Duration)
 }
@@ -43,7 +43,7 @@ func (noMeter) StepEnded(*step.Record, func() (io.ReadCloser, error)) {}
 func (noMeter) Leak(LeakKind)                                         {}
 func (noMeter) Adopted(int, time.Duration)                            {}
 
-// measure tells the meter of the step's end, when nobody waits for it any more.
+// measure reports the step's end to the meter, when no client waits for it any more.
 func (f *follower) measure() {
 	if _, deaf := f.n.cfg.Meter.(noMeter); deaf {
 		return
@@ -69,8 +69,8 @@ type Figures struct {
 	MemoryMB, UsedMB uint64
 	// Gres is what there is of each generic resource.
 	Gres []GresFigure
-	// Unkillable counts steps of which processes are left, Fallbacks what the node does
-	// in a lesser way than it was asked to, Connections those of clients.
+	// Unkillable counts steps of which processes are left, Fallbacks what works less
+	// well than configured, Connections the clients' connections.
 	Unkillable, Fallbacks, Connections int
 }
 

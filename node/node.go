@@ -46,16 +46,16 @@ type Node struct {
 	held     heldSteps
 	clients  *clients
 	refusals refusals
-	// spoolWatch asks after the spool, serving tells that requests are served.
+	// spoolWatch asks after the spool, serving reports that requests are served.
 	spoolWatch *DirRoom
 	serving    atomic.Bool
 	// adopted counts the steps that Recover has found running.
 	adopted int
 
-	// stopping is closed by Stop: followers let go of their steps.
+	// stopping is closed by Stop: followers leave their steps.
 	stopping <-chan struct{}
 	stop     func() // closes stopping
-	// keepSocket: whoever comes after Close serves the socket that is there.
+	// keepSocket: the next noded after Close serves the existing socket.
 	keepSocket atomic.Bool
 	// work counts the followers and what they started.
 	work sync.WaitGroup

@@ -224,7 +224,7 @@ func TestNumberWithLeftovers(t *testing.T) {
 }
 
 // TestControllersArray: what a controller says of array and earlier runs is the job's, and
-// that of its steps; the job's number serves for its next run.
+// its steps'; the job's number serves for its next run.
 func TestControllersArray(t *testing.T) {
 	tn := fresh(t)
 	uid := uint32(os.Getuid())

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// oldTime and oldFrames bound what is heard of a client of an older release.
+	// oldTime and oldFrames bound what is read from a client of an older release.
 	oldTime   = 5 * time.Second
 	oldFrames = 64
 

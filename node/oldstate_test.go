@@ -70,7 +70,7 @@ func TestImport(t *testing.T) {
 	if _, err := os.Stat(path + ".imported"); err != nil {
 		t.Error(err)
 	}
-	// A reboot before anything else happens: the batch jobs are there.
+	// A reboot before anything else happens: the batch jobs are kept.
 	s = at.reopen(s, "another")
 	if recs, err := s.steps(0); err != nil || len(recs) != 2 || recs[0].ID.Job != 3 || recs[1].ID.Job != 4 {
 		t.Errorf("after a reboot: %+v, %v", recs, err)

@@ -15,7 +15,7 @@ import (
 )
 
 // outputRoom bounds what the kept output of all steps may take of the spool: as many
-// bytes, or that of four steps. One user may have all of it, until others want theirs.
+// bytes, or four steps' output. One user may have all of it, until others need room.
 const outputRoom = 64 << 20
 
 // output answers with what stepd has left of a step's output.
@@ -35,7 +35,7 @@ func (s *service) output(c *call) error {
 // kept opens it. The file is whole: stepd has renamed it.
 func (s *service) kept(ctx context.Context, in *api.RefRequest) (f *spoolFile, size int64, err error) {
 	if in.StepID == nil {
-		return nil, 0, api.NewError(api.InvalidArgument, "step_id: is missing: output is that of one step")
+		return nil, 0, api.NewError(api.InvalidArgument, "step_id: is missing: output belongs to one step")
 	}
 	recs, err := s.own(ctx, in.StepRef)
 	if err != nil {
@@ -84,7 +84,8 @@ func (n *Node) boundOutput(id step.ID, uid uint32) {
 	if err := os.Remove(path + ".tmp"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		n.log.Warnf("cannot remove what step %s has left: %v", id, err)
 	}
-	// The owner says whose it is, when there are too many; nobody else gets into the directory.
+	// The file's owner is its user, when there are too many; no other user gets into the
+	// directory.
 	if err := os.Lchown(path, int(uid), -1); errors.Is(err, os.ErrNotExist) {
 		return // nothing new
 	} else if err != nil {
@@ -108,8 +109,8 @@ func (n *Node) boundOutput(id step.ID, uid uint32) {
 	}
 }
 
-// surplus are those that have no room: each time the oldest of the user who has most, so
-// that nobody's steps push out what others have left.
+// surplus are the outputs beyond the room: each time the oldest of the user who has
+// most, so that one user's steps do not push out others' output.
 func surplus(all []keptOutput, room int64) (gone []keptOutput) {
 	slices.SortFunc(all, func(a, b keptOutput) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.name, b.name)) })
 	of := make(map[uint32][]keptOutput) // by user, the oldest first

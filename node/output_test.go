@@ -48,7 +48,7 @@ func TestOutput(t *testing.T) {
 			t.Errorf("uid %d: %d bytes, %v; want %v", uid, len(got), err, code)
 		}
 	}
-	// Nobody can lead it elsewhere.
+	// No user can redirect it.
 	if err := os.Remove(tn.files.output(id)); err != nil {
 		t.Fatal(err)
 	}
@@ -95,10 +95,11 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 }
 
-// Whoever leaves much pushes out own output, and never that of who has left less.
+// A user with much output pushes out own output, and never the output of a user with less.
 func TestSurplus(t *testing.T) {
 	begun := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
-	// Each letter is an output, in the order of their ends: of a user by letter, of 10 bytes, and of 40 where it is large.
+	// Each letter is an output, in the order of their ends: of a user by letter, of 10 bytes,
+	// and of 40 where it is large.
 	kept := func(users string) (all []keptOutput) {
 		for i, c := range users {
 			k := keptOutput{name: fmt.Sprint(i), uid: uint32(unicode.ToLower(c) - 'a'), size: 10, at: begun.Add(time.Duration(i) * time.Second)}
@@ -118,7 +119,7 @@ func TestSurplus(t *testing.T) {
 		{"AAbb", ""},
 		{"AAbbc", "0"},
 		{"Abcdefghiaaaaa", "0 9 10 11"},
-		{"ABCabc", "0 1"}, // the first of those who have as much
+		{"ABCabc", "0 1"}, // the first user of several with as much
 	} {
 		var gone []string
 		for _, k := range surplus(kept(c.users), 100) {

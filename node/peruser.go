@@ -8,10 +8,10 @@ type PerUser struct {
 	// Connections are those to noded's socket. 0 is 2048: one for each step that a
 	// client waits for, and others.
 	Connections int
-	// RequestBytes are those of requests and replies that are under way, from the first
-	// byte of a request to its answer and until that is written, at least callBytes for
-	// each, but for callFree of each; as many again are those of requests that wait for their share of
-	// a job, or for their launch, and of batch jobs. 0 is 64 MiB.
+	// RequestBytes bounds requests and replies that are under way, from the first byte
+	// of a request until its answer is written, at least callBytes for each, less callFree of
+	// each; as many again are for requests that wait for their share of a job, or for their
+	// launch, and for batch jobs. 0 is 64 MiB.
 	RequestBytes int
 	// ReplayBytes are what the stepds of the user's steps may keep of output, in all. 0
 	// is 256 MiB.

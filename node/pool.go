@@ -10,7 +10,7 @@ import (
 type cpuPool struct {
 	cpus []int
 	uses map[int]int // CPU -> jobs that have it
-	// cores are those of the CPUs in their order; nil where they are not known.
+	// cores are the CPUs' cores in their order; nil where they are not known.
 	cores []Core
 }
 

@@ -17,14 +17,14 @@ type Tracker interface {
 	// known to be ours alone.
 	Prepare() error
 	// MakeJob makes the cgroups in which the job is limited, unless they exist: in
-	// the tracker's own hierarchy, and in those of these v1 controllers. MakeStep
+	// the tracker's own hierarchy, and in these v1 controllers'. MakeStep
 	// does it too: it is of use where limits of the job come first.
 	MakeJob(job uint32, v1 []string) error
 	// MakeStep makes the step's place, in the hierarchies of these v1 controllers
 	// as well.
 	MakeStep(id step.ID, v1 []string) (StepPlace, error)
-	// MakeScripts makes the place of a job's prolog and epilog, which is that of
-	// step step.ScriptsPlace, or finds it again; or that of step.KeeperPlace. leaf is
+	// MakeScripts makes the place of a job's prolog and epilog, step
+	// step.ScriptsPlace, or finds it again; or the place of step.KeeperPlace. leaf is
 	// as StepPlace's.
 	MakeScripts(id step.ID) (leaf *os.File, err error)
 	// Left says in words which processes are in the step's place: 'pid 12 "sleep"'.
@@ -73,7 +73,7 @@ type Limits interface {
 	// Apply carries out writes of a plan, in their order, in places that were made
 	// with its V1.
 	Apply(writes []step.CgroupWrite) error
-	// Devices tells whether a step sees its own devices alone.
+	// Devices reports whether a step sees its own devices alone.
 	Devices() bool
 }
 
@@ -95,7 +95,7 @@ type Containers interface {
 	// for a job without a container. The caller closes them. An error says why the
 	// job can have no more processes.
 	Join(job uint32) (step.Namespaces, error)
-	// EntireStepInNS tells whether the whole host joins it.
+	// EntireStepInNS reports whether the whole host joins it.
 	EntireStepInNS() bool
 	// AddCont adds a step's cgroup, by its id (the directory's inode), and AddPID a
 	// process of the job: stepd, when it was started.

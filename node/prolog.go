@@ -61,7 +61,7 @@ func (p *prologs) begin() (end func()) {
 	}
 }
 
-// Prologs tells how many jobs' prologs run; over is closed when none does any more. What
+// Prologs returns how many jobs' prologs run; over is closed when none does any more. What
 // is to begin anew waits for that, for a prolog that noded's stop interrupts costs its
 // step. nil where none runs.
 func (n *Node) Prologs() (running int, over <-chan struct{}) {
@@ -76,7 +76,7 @@ func (n *Node) Prologs() (running int, over <-chan struct{}) {
 // PrologMax is how long a prolog may run (PrologEpilogTimeout); 0 is for ever.
 func (n *Node) PrologMax() time.Duration { return n.cfg.Scripts.Timeout }
 
-// awaitsProlog tells whether a step of the job has to run the prolog, or to
+// awaitsProlog reports whether a step of the job has to run the prolog, or to
 // wait for it. Where nothing is to be run now, nothing will be for this job.
 func (n *Node) awaitsProlog(j *job) bool {
 	j.scripts.Lock()
@@ -96,8 +96,8 @@ func (n *Node) awaitsProlog(j *job) bool {
 	}
 }
 
-// runProlog runs the job's prolog, once, whoever asks first; others wait for
-// its end. A failure is every step's, drains the node, and ends an allocation.
+// runProlog runs the job's prolog, once, for the first caller; others wait
+// for its end. A failure is every step's, drains the node, and ends an allocation.
 func (n *Node) runProlog(j *job) error {
 	j.scripts.Lock()
 	first := j.prolog.end == nil
@@ -321,8 +321,8 @@ func (n *Node) runPlugins(ctx context.Context, j *job, k scriptKind, env []strin
 // scriptResultMax bounds stepd's answer: it names plugins and hooks.
 const scriptResultMax = 1 << 20
 
-// readScriptResult reads what stepd has written before it ended. Nobody else
-// has the pipe's other end.
+// readScriptResult reads what stepd has written before it ended. No other
+// process has the pipe's other end.
 func readScriptResult(r io.Reader) (*step.JobScriptResult, error) {
 	b, err := io.ReadAll(io.LimitReader(r, scriptResultMax))
 	if err != nil {

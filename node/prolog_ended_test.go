@@ -13,7 +13,7 @@ import (
 	"stepd/step"
 )
 
-// letGo waits until nobody holds the job but a prolog, and tells whether one does: else the
+// letGo waits until only a prolog holds the job, and reports whether one does: else the
 // job's end has been begun by then.
 func (s *scripted) letGo(j *job) (kept bool) {
 	s.t.Helper()
@@ -100,7 +100,7 @@ func TestAllocationEndsBeforeProlog(t *testing.T) {
 			if slow.has(1) {
 				t.Error("the job's container is left")
 			}
-			// Nobody opens what has ended.
+			// A job that has ended cannot be opened.
 			if err := s.openAlloc(j, step.User{UID: 1000}); err != nil || s.reg.takesSteps(j) || s.reg.keep(j) {
 				t.Errorf("a job that has ended: %v, it takes steps: %v", err, s.reg.takesSteps(j))
 			}

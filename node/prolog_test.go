@@ -437,7 +437,7 @@ func TestCancelDuringProlog(t *testing.T) {
 	s.wantTold("prolog.sh", "epilog.sh")
 }
 
-// hangs is a script that does not end while the file is there, which it makes.
+// hangs is a script that makes the file and does not end while it exists.
 func hangs(t *testing.T, hold string) string {
 	t.Helper()
 	if err := os.WriteFile(hold, nil, 0o600); err != nil {

@@ -30,7 +30,7 @@ type crashRecord struct {
 }
 
 // fileName tells one file from another of the same path. The zero value is a
-// file that is not there.
+// missing file.
 type fileName struct {
 	Dev   uint64 `json:"dev"`
 	Ino   uint64 `json:"ino"`
@@ -49,7 +49,7 @@ func nameFile(path string) fileName {
 	return fileName{Dev: uint64(st.Dev), Ino: st.Ino, Mtime: info.ModTime().UnixNano()}
 }
 
-// stepPlugins takes over what a step that has ended tells of its plugins: the
+// stepPlugins takes over what an ended step's record says about its plugins: the
 // one that crashed, or that none did.
 func (n *Node) stepPlugins(rec *step.Record) {
 	switch {
@@ -60,8 +60,8 @@ func (n *Node) stepPlugins(rec *step.Record) {
 	}
 }
 
-// scriptHook tells a hook of prolog and epilog: a run of those says nothing of
-// the hooks of a step, nor the other way round.
+// scriptHook reports whether a hook is prolog's or epilog's: a run of these says nothing
+// about the hooks of a step, nor the other way round.
 func scriptHook(hook string) bool {
 	return hook == prologKind().hook || hook == epilogKind().hook
 }

@@ -58,7 +58,7 @@ func (f *follower) otherVersion(v int) {
 	}
 }
 
-// ending tells whether the step's tasks have ended.
+// ending reports whether the step's tasks have ended.
 func (f *follower) ending() bool { return f.settled || f.record().State == step.Completing }
 
 // merge takes over what stepd has told. A final record comes with the result only.
@@ -78,7 +78,7 @@ func (f *follower) taskExit(m *stepapi.Msg) {
 	}
 	f.update(func(own *step.Record) {
 		for i := range own.Tasks {
-			// A record may have told of the end before, and where a task failed.
+			// A record may have reported the end before, and where a task failed.
 			if own.Tasks[i].Status == nil && slices.Contains(m.Ranks, own.Tasks[i].Rank) {
 				own.Tasks[i].End(*m.Status)
 			}
@@ -98,7 +98,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	f.update(func(own *step.Record) { own.Merge(rec) })
 	f.settled = true
 	f.movedOff()
-	// Before anybody hears of the end, and asks for the next step.
+	// Before any client gets the end, and asks for the next step.
 	if rec.Drain != "" {
 		f.n.drainSelf(rec.Drain)
 	}

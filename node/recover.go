@@ -88,7 +88,7 @@ func (n *Node) recoverJobs(ctx context.Context, jobs []jobRecord, left map[uint3
 }
 
 // meetAll waits until the stepds that were found have said how their steps are:
-// nobody is to be shown what the store knows of their beginning. One that does
+// no client is to see the store's state of their beginning. One that does
 // not answer delays it by helloMax, and all of them do not by more.
 func (n *Node) meetAll() {
 	late := time.NewTimer(helloMax)
@@ -286,7 +286,7 @@ func (n *Node) meetStepd(rec *step.Record) (*child.Process, *stepapi.Conn, strin
 }
 
 // sweep removes what is left of steps that are final: cgroups, sockets, result
-// files. What the store never numbered is somebody else's, and stays.
+// files. What the store never numbered is another noded's, and stays.
 func (n *Node) sweep(running map[step.ID]bool) {
 	ids, err := n.cfg.Tracker.Steps()
 	if err != nil {
@@ -328,7 +328,7 @@ func (n *Node) sweep(running map[step.ID]bool) {
 	n.sweepScripts()
 }
 
-// isJobs tells whether a place is that of a job that is not over, and not of a step.
+// isJobs reports whether a place belongs to a job that is not over, and not to a step.
 func (n *Node) isJobs(id step.ID) bool {
 	if n.reg.job(id.Job) == nil {
 		return false

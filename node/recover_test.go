@@ -76,7 +76,7 @@ func TestRestartAdopts(t *testing.T) {
 	}
 }
 
-// TestRestartBuries: what ended while no noded was there.
+// TestRestartBuries: steps that ended while no noded ran.
 func TestRestartBuries(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
@@ -96,7 +96,7 @@ func TestRestartBuries(t *testing.T) {
 	if err := syscall.Kill(deadPID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	// They are this process's children, and nobody reaps them: as zombies they
+	// They are this process's children, and are not reaped: as zombies they
 	// must count as gone.
 	awaitZombie(t, leftPID)
 	awaitZombie(t, deadPID)
@@ -144,7 +144,7 @@ func awaitZombie(t *testing.T, pid int) {
 	}
 }
 
-// TestFindProcess: a pid alone names nobody.
+// TestFindProcess: a pid alone names no process.
 func TestFindProcess(t *testing.T) {
 	t.Parallel()
 	tn := fresh(t)
@@ -314,7 +314,7 @@ func TestLockOfKilled(t *testing.T) {
 }
 
 // TestServeOnSocket: over the real socket, at a path beyond sun_path; and the
-// kernel says who asks.
+// kernel identifies the client.
 func TestServeOnSocket(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 30))
 	tn := start(t, dir, nil)

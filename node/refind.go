@@ -16,8 +16,8 @@ import (
 )
 
 // refind takes steps into the store that run and that it does not know: it was lost, or
-// set aside. Their stepds say what they are; of those that have ended nothing is known
-// any more. It is called before the store is read.
+// set aside. Their stepds say what they are; steps that have ended are not known any
+// more. It is called before the store is read.
 func (n *Node) refind(ctx context.Context) error {
 	entries, err := os.ReadDir(n.files.stepsDir())
 	if err != nil {
@@ -54,7 +54,7 @@ func (n *Node) refind(ctx context.Context) error {
 func (n *Node) askStepd(id step.ID) *step.Record {
 	conn, err := stepapi.DialDir(n.files.stepsDir(), n.files.socketName(id))
 	if err != nil {
-		return nil // nobody serves it: sweep removes what was of a known job
+		return nil // it has no server: sweep removes what was of a known job
 	}
 	defer conn.Close()
 	if peer, err := conn.Peer(); err != nil || peer.Uid != uint32(os.Geteuid()) {
@@ -85,7 +85,7 @@ func (n *Node) groupOf(ctx context.Context, rec *step.Record) uint32 {
 	return user.GID
 }
 
-// endExternWith ends the extern step of a job that nobody holds and no step leads, as one
+// endExternWith ends the extern step of a job that is not held and that no step leads, as one
 // that was found again is, when the others that were found have ended.
 func (n *Node) endExternWith(j *job, others []*follower) {
 	extern := n.reg.follower(step.ID{Job: j.ID, Step: step.ExternStep})
@@ -135,7 +135,7 @@ func (s *state) restore(rec *step.Record, gid uint32) error {
 	return nil
 }
 
-// unionCPUs is what either has; what cannot be read is told where the job is taken back.
+// unionCPUs is what either has; what cannot be read is reported where the job is taken back.
 func unionCPUs(a, b string) string {
 	x, errX := step.ParseCPUList(a)
 	y, errY := step.ParseCPUList(b)

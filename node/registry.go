@@ -77,8 +77,8 @@ func (r *registry) unreserve(uid uint32, size int) {
 	}
 }
 
-// newJob turns the admission into one of a job, which is not open yet: nobody
-// can have its number.
+// newJob turns the admission into one of a job, which is not open yet: no
+// client can have its number.
 func (r *registry) newJob(a *admission, rec jobRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -90,7 +90,7 @@ func (r *registry) newJob(a *admission, rec jobRecord) {
 }
 
 // add makes a step known by its number. It returns false where the step's job
-// has come to its end since the step was admitted.
+// has ended since the step was admitted.
 func (r *registry) add(f *follower) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -109,7 +109,7 @@ func TestAdmitWaits(t *testing.T) {
 	}
 	// What can never fit is refused at once.
 	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // who waits hears of that
+	cancel() // the waiting request notices that
 	req := request("x")
 	req.NTasks = 2
 	if _, err := r.admit(ctx, &req, 1001, false); api.CodeOf(err) != api.ResourceExhausted {
@@ -333,7 +333,7 @@ func TestStepsAlone(t *testing.T) {
 	if small := <-order; small.n != 1 || !small.a.alone {
 		t.Errorf("%+v", small)
 	}
-	// Who gives up leaves the line, and the job's end is told to those in it.
+	// A request that gives up leaves the line, and the others get the job's end.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	req := request("x")

@@ -128,7 +128,7 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 	return f, spec, nil
 }
 
-// numberError returns what the client of req is told where its step gets no number.
+// numberError returns the error for the client of req where its step gets no number.
 func numberError(err error, req *step.Request) error {
 	if taken, ok := errors.AsType[errTaken](err); ok && req.As == nil {
 		return err
@@ -187,8 +187,8 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	return f, nil
 }
 
-// numberJob gives the job, and its first step unless rec is nil, their numbers: those of
-// want, or the next ones.
+// numberJob gives the job, and its first step unless rec is nil, their numbers: want's,
+// or the next ones.
 func (n *Node) numberJob(want step.ID, job *jobRecord, control [][]byte, rec *step.Record) error {
 	forgotten, err := n.store.newJobAs(want, job, control, rec)
 	n.forget(forgotten)
@@ -234,7 +234,7 @@ func (n *Node) jobOf(spec *step.Spec) jobRecord {
 	return j
 }
 
-// streamPath is a batch job's stream as its prolog is told of it: the pattern
+// streamPath is a batch job's stream as its prolog gets it: the pattern
 // is not expanded, as measured.
 func streamPath(s step.Stream, cwd string) string {
 	switch {

@@ -15,7 +15,7 @@ import (
 	"stepd/step"
 )
 
-// run is the path of a request: who asks, what, for whom, is there place, a
+// run is the path of a request: the client, the request, its user, room, a
 // number, a stepd. A refused request leaves nothing and spends no number; from
 // the number on, the step exists and a failure is its result. Of a batch job the client
 // is told no more than the number.
@@ -117,7 +117,7 @@ func (n *Node) checkFrequency(req *step.Request) error {
 	return nil
 }
 
-// checkBatch refuses what a batch step cannot have: nobody waits for it.
+// checkBatch refuses what a batch step cannot have: no client waits for it.
 func checkBatch(req *step.Request) error {
 	if req.Job != nil {
 		return &step.FieldError{Field: "script", Problem: fmt.Sprintf("job %d runs already: a batch job is a job of its own", *req.Job)}
@@ -143,7 +143,7 @@ func (n *Node) userFor(ctx context.Context, caller api.Peer, req *step.Request) 
 	if uid != caller.UID && !caller.Root() {
 		return step.User{}, api.Errorf(api.PermissionDenied, "permission denied: uid: only root may run as uid %d", uid)
 	}
-	switch { // prolog and epilog, as root, believe what they are told of a job
+	switch { // prolog and epilog, as root, believe a job's variables
 	case caller.Root():
 	case req.As != nil:
 		return step.User{}, api.NewError(api.PermissionDenied, "permission denied: id: only root may choose the numbers of a job")

@@ -45,7 +45,7 @@ func writeOwned(dir, name string, content []byte, user step.User) error {
 	f := os.NewFile(uintptr(fd), name)
 	_, err = f.Write(content)
 	if err == nil {
-		// Last: until then nobody but root can open it.
+		// Last: until then only root can open it.
 		err = f.Chown(int(user.UID), int(user.GID))
 	}
 	err = errors.Join(err, f.Close())

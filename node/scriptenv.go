@@ -10,8 +10,8 @@ import (
 	"stepd/step"
 )
 
-// scriptEnv is the environment of prolog and epilog (spank-behaviour §4): what
-// Slurm tells of the job, and the job control environment, every variable of it
+// scriptEnv is the environment of prolog and epilog (spank-behaviour §4):
+// Slurm's variables of the job, and the job control environment, every variable of it
 // prefixed. Nothing else in it comes from a user, and there is no PATH.
 func (n *Node) scriptEnv(j *jobRecord, k scriptKind, control [][]byte, more []string) []string {
 	env := make([]string, 0, len(control)+24)
@@ -56,7 +56,7 @@ func (n *Node) scriptEnv(j *jobRecord, k scriptKind, control [][]byte, more []st
 	return env
 }
 
-// jobEnd is what the epilog is told of the job's end: raw wait statuses, of the
+// jobEnd is the job's end for the epilog: raw wait statuses, of the
 // step that the job was made for, and the highest of all others.
 func (n *Node) jobEnd(j *job) []string {
 	var exit, derived step.ExitStatus

@@ -28,7 +28,7 @@ type Scripts struct {
 	Timeout time.Duration
 	// Dir is their working directory; "" is /.
 	Dir string
-	// Unsafe tells why a program is not root's alone; nil believes all of them.
+	// Unsafe says why a program is not root's alone; nil believes all of them.
 	Unsafe func(path string) error
 	// StackID names the plugin stack as it is now: the text changes with the
 	// stack and with the plugins' files, and is "" for a stack without plugins.
@@ -62,8 +62,8 @@ func (s *Scripts) patterns(k scriptKind) []string {
 	return s.Epilog
 }
 
-// paths expands the patterns: those of one in the order of their names. What is
-// no pattern is there or fails where it is run.
+// paths expands the patterns: the paths of one in the order of their names. A
+// path without a pattern is not looked for: running it fails if it is missing.
 func (s *Scripts) paths(k scriptKind) ([]string, error) {
 	var paths []string
 	for _, pattern := range s.patterns(k) {
@@ -95,7 +95,7 @@ func (h *stackHooks) learn(id string, hooks []string) {
 	h.id, h.hooks = id, hooks
 }
 
-// has tells whether the stack has the hook, and whether that is known.
+// has reports whether the stack has the hook, and whether that is known.
 func (h *stackHooks) has(id, hook string) (has, known bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -114,7 +114,7 @@ func (n *Node) StackID() (string, error) {
 // was loaded.
 func (n *Node) LearnStack(id string, hooks []string) { n.hooks.learn(id, hooks) }
 
-// hasHook tells whether a plugin may have to be called, and what the stack's
+// hasHook reports whether a plugin may have to be called, and what the stack's
 // name was then.
 func (n *Node) hasHook(hook string) (may bool, id string) {
 	id, err := n.StackID()
@@ -128,7 +128,7 @@ func (n *Node) hasHook(hook string) (may bool, id string) {
 	return has || !known, id
 }
 
-// owed tells whether there is anything to run.
+// owed reports whether there is anything to run.
 func (n *Node) owed(k scriptKind) bool {
 	if len(n.cfg.Scripts.patterns(k)) > 0 {
 		return true

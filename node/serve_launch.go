@@ -92,7 +92,7 @@ func (n *Node) logRefused(uid uint32, line string) {
 	log.Info(line)
 }
 
-// clientSpec is what a client is told of the spec.
+// clientSpec is the part of the spec for a client.
 func clientSpec(spec *step.Spec) *step.Spec {
 	told := *spec
 	// The client has these, and they may be longer than an answer can be.

@@ -8,7 +8,7 @@ import (
 	"stepd/step"
 )
 
-// errDenied is the answer to whoever is neither owner nor root.
+// errDenied is the answer to a client that is neither owner nor root.
 var errDenied = api.NewError(api.PermissionDenied, "permission denied")
 
 // service maps the requests to the node. Every method begins with the caller.
@@ -176,7 +176,7 @@ func (s *service) tell(ctx context.Context, ref api.StepRef, verb string, pass f
 		}
 		if err := pass(f); err != nil {
 			select {
-			case <-f.end(): // it came to its end while it was asked
+			case <-f.end(): // it ended while it was asked
 				continue
 			default:
 			}

@@ -9,7 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// A file system whose server is gone holds whoever asks it, for ever. The state has its own
+// A file system whose server is gone holds each caller for ever. The state has its own
 // deadline (package store); the spool's other files, which are event logs, kept output, batch
 // scripts and results, are asked through spool.
 

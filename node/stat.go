@@ -48,7 +48,7 @@ func (s *service) stat(ctx context.Context, id step.ID) (*step.Record, error) {
 // statEnding is what a step that does not answer has to come to its end.
 const statEnding = time.Second
 
-// stat is the record with what stepd tells of the tasks just now. A step that
+// stat is the record with stepd's current figures of the tasks. A step that
 // ends meanwhile has its final one.
 func (f *follower) stat(ctx context.Context) (*step.Record, error) {
 	reply, err := f.askFor(ctx, &stepapi.Msg{Type: stepapi.TypeStat})

@@ -34,8 +34,8 @@ type state struct {
 	gone []step.ID // guarded by mu
 }
 
-// The kinds of records. Keys are those of jobs ("12") and steps ("12.0"), but where it is
-// said otherwise.
+// The kinds of records. Keys are jobs ("12") and steps ("12.0"), unless a kind says
+// otherwise.
 const (
 	kindJob     = "job"     // jobRecord of a running job
 	kindControl = "control" // the job control environment of a running job that has one
@@ -160,7 +160,7 @@ func has(tx *store.Tx, kind, key string) bool {
 	return tx.Get(kind, key, &value) == nil
 }
 
-// readEnded reads when steps ended. Those of another boot count as ended now.
+// readEnded reads when steps ended. Steps of another boot count as ended now.
 func (s *state) readEnded() error {
 	return s.all.Record(func(tx *store.Tx) error {
 		for _, key := range s.all.Keys(kindEnded, "") {

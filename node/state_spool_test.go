@@ -170,7 +170,7 @@ func TestStateUnwritable(t *testing.T) {
 }
 
 // TestStoredLater: what has ended, or was found, while the durable journal could not be
-// written is there when it can be; the next noded knows it, too.
+// written is written when it can be; the next noded knows it, too.
 func TestStoredLater(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -226,7 +226,7 @@ func TestStoredLater(t *testing.T) {
 	}
 }
 
-// TestEventLogStops: nobody waits for an event log that takes nothing.
+// TestEventLogStops: no client waits for an event log that takes nothing.
 func TestEventLogStops(t *testing.T) {
 	t.Parallel()
 	tn := fresh(t)

@@ -105,7 +105,7 @@ func TestStateNumbers(t *testing.T) {
 	}
 }
 
-// TestStateForgets the oldest of those that are both too old and too many.
+// TestStateForgets the oldest steps that are both too old and too many.
 func TestStateForgets(t *testing.T) {
 	at := newStates(t, 2)
 	c := &testClock{wall: time.Now(), run: time.Hour}

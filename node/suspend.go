@@ -92,7 +92,7 @@ func (s *service) Unsuspend(ctx context.Context, in *api.RefRequest) (*api.Empty
 	return &api.Empty{}, nil
 }
 
-// isEnding tells whether the step has nothing left that could stand still.
+// isEnding reports whether the step has nothing left that could stand still.
 func isEnding(f liveStep, rec *step.Record) bool {
 	select {
 	case <-f.end():
@@ -105,7 +105,7 @@ func isEnding(f liveStep, rec *step.Record) bool {
 // errNoStep is eachStep's word for none of the steps running.
 var errNoStep = errors.New("it has ended")
 
-// toStop is who asks, and the steps that he may act on.
+// toStop returns the client, and the steps that it may act on.
 func (s *service) toStop(ctx context.Context, in api.StepRef) (api.Peer, []*step.Record, error) {
 	who, err := caller(ctx)
 	if err != nil {
@@ -143,7 +143,7 @@ func (n *Node) eachStep(recs []*step.Record, ask func(liveStep) error) (told int
 	return told, err
 }
 
-// answer is what the caller hears of eachStep.
+// answer is the caller's result of eachStep.
 func answer(_ int, err error) (*api.Empty, error) {
 	if err != nil {
 		return nil, api.NewError(api.FailedPrecondition, err.Error())

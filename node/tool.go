@@ -21,8 +21,8 @@ func (f *follower) ask(ctx context.Context, m *stepapi.Msg) error {
 	return err
 }
 
-// askFor connects to the step's socket as a tool, on behalf of somebody who was
-// authorised, and sends one request. It returns stepd's answer.
+// askFor connects to the step's socket as a tool, on behalf of a client that
+// was authorised, and sends one request. It returns stepd's answer.
 func (f *follower) askFor(ctx context.Context, m *stepapi.Msg) (*stepapi.Msg, error) {
 	if !f.hasStepd() {
 		return nil, errors.New("the step was not started yet")

@@ -110,21 +110,21 @@ func (n *Node) heldList() []*heldRecord {
 	return list
 }
 
-// holds tells whether something is left of the step.
+// holds reports whether something is left of the step.
 func (n *Node) holds(id step.ID) bool {
 	n.draining.Lock()
 	defer n.draining.Unlock()
 	return n.held.steps[id] != nil
 }
 
-// holdsAny tells whether anything is left of any step.
+// holdsAny reports whether anything is left of any step.
 func (n *Node) holdsAny() bool {
 	n.draining.Lock()
 	defer n.draining.Unlock()
 	return len(n.held.steps) > 0
 }
 
-// holdsJob tells whether something is left of one of the job's steps.
+// holdsJob reports whether something is left of one of the job's steps.
 func (n *Node) holdsJob(job uint32) bool {
 	n.draining.Lock()
 	defer n.draining.Unlock()

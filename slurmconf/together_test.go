@@ -77,7 +77,7 @@ func TestWrongValues(t *testing.T) {
 		{"slurm.conf", "NodeName=vm ", "MemSpecLimit", "x", "not a whole number" + size},
 		{"slurm.conf", "NodeName=vm RealMemory=100 ", "MemSpecLimit", "100", "RealMemory is 100; leave memory to the steps"},
 		{"slurm.conf", "NodeName=vm ", "Gres", "gpu:x:y", `cannot parse gres "gpu:x:y": "y" is no count: write digits, and K, M, G, T or P behind them` + gres},
-		{"slurm.conf", "NodeName=vm ", "Gres", "gpu:2,gpu:a:1", `cannot parse gres "gpu:2,gpu:a:1": "gpu" is there with and without a type` + gres},
+		{"slurm.conf", "NodeName=vm ", "Gres", "gpu:2,gpu:a:1", `cannot parse gres "gpu:2,gpu:a:1": "gpu" is given with and without a type` + gres},
 		{"slurm.conf", "NodeName=vm ", "Gres", "gpu:no_consume,gpu", `cannot parse gres "gpu,gpu": "gpu" is given twice` + gres},
 	} {
 		t.Run(c.key+"="+c.value, func(t *testing.T) {

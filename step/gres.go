@@ -137,7 +137,7 @@ func CheckGres(list []GresRequest) error {
 			case h.Type == g.Type:
 				return fmt.Errorf("%q is given twice", strings.TrimSuffix(g.Name+":"+g.Type, ":"))
 			case h.Type == "" || g.Type == "":
-				return fmt.Errorf("%q is there with and without a type", g.Name)
+				return fmt.Errorf("%q is given with and without a type", g.Name)
 			}
 		}
 	}

@@ -54,7 +54,7 @@ func TestParseGresMistakes(t *testing.T) {
 		"x:16384P":                    `cannot parse gres "x:16384P": the count "16384P" is out of range`,
 		"gpu:1,gpu:2":                 `cannot parse gres "gpu:1,gpu:2": "gpu" is given twice`,
 		"gpu:a,gpu:a:2":               `cannot parse gres "gpu:a,gpu:a:2": "gpu:a" is given twice`,
-		"gpu:a,gpu":                   `cannot parse gres "gpu:a,gpu": "gpu" is there with and without a type`,
+		"gpu:a,gpu":                   `cannot parse gres "gpu:a,gpu": "gpu" is given with and without a type`,
 		"gpu,none":                    `cannot parse gres "gpu,none": "none" stands alone`,
 		"g pu":                        `cannot parse gres "g pu": "g pu" is no name: it may have letters, digits and -_.+ in it`,
 		"gpu\n":                       `cannot parse gres "gpu\n": "gpu\n" is no name: it may have letters, digits and -_.+ in it`,

@@ -37,7 +37,7 @@ func (h handler) Suspend(by uint32) error            { return h.st.Suspend(by) }
 func (h handler) Cancel(reason string) error         { return h.st.Cancel(reason) }
 func (h handler) Resume(by uint32) error             { return h.st.Resume(by) }
 
-// Stat also writes out the event log: who asks how a step is may read it next.
+// Stat also writes out the event log: a client that asks for the state may read it next.
 func (h handler) Stat() step.Record {
 	h.aud.flush()
 	return h.st.Stat()
@@ -102,7 +102,7 @@ func (h handler) between(s stepapi.StreamFD, handle int) (int, error) {
 	return handle, nil
 }
 
-// audience tells the step to its clients, its event log and noded's log.
+// audience reports the step to its clients, its event log and noded's log.
 type audience struct {
 	log    *logrus.Entry
 	server *stepapi.Server
@@ -129,9 +129,9 @@ type ended struct {
 // trimAfter is how long a step runs before its memory is given back.
 const trimAfter = 300 * time.Millisecond
 
-// endsDelay is how long ends of tasks are collected: those of one step come
-// together, and telling each by itself costs every peer a wake-up (srun, too,
-// hears of them in groups).
+// endsDelay is how long ends of tasks are collected: the ends of one step
+// come together, and reporting each by itself costs every peer a wake-up (srun, too,
+// gets them in groups).
 const endsDelay = 50 * time.Millisecond
 
 // eventBuffer holds what is written between two flushes: a launch of a
@@ -193,7 +193,7 @@ func (a *audience) TaskExited(rank int, status step.ExitStatus) {
 	a.ends = append(a.ends, ended{status, []int{rank}})
 }
 
-// tellEnds tells what was collected.
+// tellEnds reports what was collected.
 func (a *audience) tellEnds() {
 	a.mu.Lock()
 	ends := a.ends
@@ -225,7 +225,7 @@ func (a *audience) State(rec step.Record) {
 	a.events.Flush()
 }
 
-// Progress also writes out the event log: who asks noded how the step is may read it.
+// Progress also writes out the event log: a client that asks noded for the state may read it.
 func (a *audience) Progress(rec step.Record) {
 	a.server.TellNoded(&rec)
 	a.flush()

@@ -30,7 +30,7 @@ func newFailpoint(env []string) failpoint {
 	return f
 }
 
-// at tells whether to stop after that line. The caller holds the lock of the log.
+// at reports whether to stop after that line. The caller holds the lock of the log.
 func (f *failpoint) at(line []byte) bool {
 	if f.passed || f.text == "" || !bytes.Contains(line, []byte(f.text)) {
 		return false

@@ -109,7 +109,7 @@ func (j *jobHooks) run(res *step.JobScriptResult) error {
 }
 
 // call is one host. Where it has loaded every plugin of the whole stack, noded
-// learns which hooks there are: it calls nobody for those that there are not.
+// learns which hooks exist: it starts no host for missing ones.
 func (j *jobHooks) call(stack spank.Stack, res *step.JobScriptResult, whole bool) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -140,7 +140,7 @@ func (j *jobHooks) call(stack spank.Stack, res *step.JobScriptResult, whole bool
 	return errors.Join(err, s.Close())
 }
 
-// hear logs what the plugins say. In this context nobody else hears it.
+// hear logs what the plugins say. In this context it goes nowhere else.
 func (j *jobHooks) hear(r step.HostRecord) {
 	text := r.Text
 	if r.Plugin != "" {

@@ -23,7 +23,7 @@ import (
 )
 
 // wiring is a step that is joined to its neighbours. Many of them act on the step,
-// and the step needs all of them: st and server are there before it runs, and none
+// and the step needs all of them: st and server exist before it runs, and none
 // acts before that.
 type wiring struct {
 	spec *step.Spec
@@ -40,7 +40,7 @@ type wiring struct {
 
 // serve wires the step to its neighbours and runs it.
 func serve(w *wiring, control *stepapi.Conn, listener *net.UnixListener) error {
-	made := make(chan struct{}) // w.st is there
+	made := make(chan struct{}) // w.st exists
 	reaper := linux.NewReaper(func(e linux.Exit) {
 		<-made
 		w.st.ChildEnded(e.PID, step.ExitStatus(e.Status), usage(&e))
@@ -72,7 +72,7 @@ func serve(w *wiring, control *stepapi.Conn, listener *net.UnixListener) error {
 	return lead(w.spec, h, w.server, listener)
 }
 
-// logError tells noded's log of what nobody waits for.
+// logError reports to noded's log a failure that no caller waits for.
 func (w *wiring) logError(text string) { w.aud.Log(step.LogError, text) }
 
 func (w *wiring) accounting(tracker proctrack.Tracker) *acct.Gatherer {
@@ -107,7 +107,7 @@ func (w *wiring) joinMPI(deps *task.Deps, plugin mpi.Plugin) {
 	deps.MPI, deps.Job, deps.Spawned = plugin, services, services
 }
 
-// taskPlugins are the step's, in an order that each of them needs. killed hears of
+// taskPlugins are the step's, in an order that each of them needs. killed is called for
 // what the kernel ends for want of memory, once the step runs.
 func taskPlugins(spec *step.Spec, plan *task.Plan, aud *audience, killed func(step.OOMKill)) (list []task.Plugin) {
 	info := func(text string) { aud.Log(step.LogInfo, text) }
@@ -119,8 +119,8 @@ func taskPlugins(spec *step.Spec, plan *task.Plan, aud *audience, killed func(st
 		// After task/cgroup, whatever the site's order is: affinity.Plugin says why.
 		list = append(list, affinity.New(affinity.Config{Spec: spec, Sys: os.DirFS("/sys"), Say: aud.Say, Log: info}))
 	}
-	// Last, so that its PostStep comes first: while the cgroups of the tasks are
-	// there to be read.
+	// Last, so that its PostStep comes first: while the cgroups of the tasks can
+	// be read.
 	return append(list, oom.New(oom.Config{
 		Confine: spec.Confine, Tasks: spec.Proctrack.Tasks, Ranks: plan.Ranks, Command: spec.Argv[0],
 		Killed: killed, Problem: info,
@@ -149,7 +149,7 @@ func mpiPlugin(spec *step.Spec, deps mpi.Deps) (mpi.Plugin, error) {
 	return mpi.New(spec.MPI, spec.MPIConf, deps)
 }
 
-// jobNamespaces are those of the job's container, as noded has handed them over.
+// jobNamespaces are the namespaces of the job's container, as noded has handed them over.
 func jobNamespaces(spec *step.Spec) (ns step.Namespaces) {
 	if spec.ContainerNS {
 		ns.Mount = os.NewFile(stepapi.FDContainer, "mount namespace")
@@ -163,7 +163,7 @@ func jobNamespaces(spec *step.Spec) (ns step.Namespaces) {
 	return ns
 }
 
-// usage is what the kernel told of a child.
+// usage is what the kernel reported about a child.
 func usage(e *linux.Exit) *step.Usage {
 	ru := &e.Usage
 	return &step.Usage{

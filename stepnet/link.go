@@ -247,6 +247,6 @@ func (p *pulse) beat(l *link, every time.Duration) {
 		return
 	}
 	if p.silent++; p.silent >= silentMax*beatsPerPing {
-		l.fail(fmt.Errorf("nothing was heard of it for %v", silentMax*every))
+		l.fail(fmt.Errorf("it was silent for %v", silentMax*every))
 	}
 }

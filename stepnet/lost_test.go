@@ -62,7 +62,7 @@ func TestSilentNode(t *testing.T) {
 	close(deaf)
 	within(t, r.losses[0].c, "the loss")
 	within(t, r.losses[1].c, "the loss")
-	if lost := r.losses[1].first; lost.Node != 2 || !strings.Contains(lost.Cause, "nothing was heard") {
+	if lost := r.losses[1].first; lost.Node != 2 || !strings.Contains(lost.Cause, "it was silent") {
 		t.Errorf("got %v", lost)
 	}
 }

@@ -132,7 +132,7 @@ func TestFailureAfterVoidCancel(t *testing.T) {
 	}
 }
 
-// TestCausesAtOnce ends a step for two causes at the same time: all of its end is that of
+// TestCausesAtOnce ends a step for two causes at the same time: all of its end comes from
 // one of them.
 func TestCausesAtOnce(t *testing.T) {
 	t.Parallel()

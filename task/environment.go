@@ -9,7 +9,7 @@ import (
 	"stepd/step"
 )
 
-// jobEnv is the user's environment with what Slurm tells of the job over it,
+// jobEnv is the user's environment with Slurm's variables of the job over it,
 // as recorded of srun. What the client alone knows is in the request already.
 func jobEnv(s *step.Spec) []string {
 	env := newEnvList(s.Env)
@@ -79,7 +79,7 @@ func preserve(env *envList, own []string) {
 	}
 }
 
-// setJobNodes tells of the job's nodes, of which the step may have some.
+// setJobNodes sets the variables of the job's nodes, of which the step may have some.
 func setJobNodes(env *envList, s *step.Spec) {
 	nodes, cpus := s.JobNodeList, s.JobNodeCPUs
 	if nodes == "" {
@@ -91,7 +91,7 @@ func setJobNodes(env *envList, s *step.Spec) {
 	if len(cpus) > 0 {
 		env.set("SLURM_JOB_CPUS_PER_NODE", step.CountList(cpus))
 	} else {
-		env.unset("SLURM_JOB_CPUS_PER_NODE") // nobody has told of the other nodes'
+		env.unset("SLURM_JOB_CPUS_PER_NODE") // the other nodes' are unknown
 	}
 	env.set("SLURM_JOB_NUM_NODES", strconv.Itoa(jobNodes(s)))
 	env.set("SLURM_NODELIST", nodes)
@@ -101,7 +101,7 @@ func setJobNodes(env *envList, s *step.Spec) {
 // jobNodes counts the job's nodes.
 func jobNodes(s *step.Spec) int { return max(s.JobNNodes, len(s.JobNodeCPUs), s.NodeCount()) }
 
-// setBinding tells what was asked of the place of the tasks. What they got is
+// setBinding sets the variables of the requested binding. What they got is
 // task/affinity's to tell.
 func setBinding(env *envList, b *step.Binding, ntasks, nnodes int) {
 	if b.Distribution != (step.Distribution{}) {
@@ -171,7 +171,7 @@ func batchEnv(s *step.Spec) []string {
 	}
 	env.set("SLURM_JOB_NAME", s.Name)
 	for _, e := range s.JobControl {
-		// The client has told what is too long.
+		// The client has reported what is too long.
 		if name, value, ok := strings.Cut(step.JobEnvPrefix+string(e), "="); ok && len(name)+len(value) < step.VariableMax {
 			env.set(name, value)
 		}
@@ -258,9 +258,8 @@ func keepLimits(env *envList, s *step.Spec) {
 	}
 }
 
-// setResources tells what the step has of memory and of generic resources
-// (srun(1), sbatch(1)); what the client's own environment says of those is not
-// the step's.
+// setResources sets the variables of the step's memory and generic
+// resources (srun(1), sbatch(1)); the client's own values of these are not the step's.
 func setResources(env *envList, s *step.Spec) {
 	const perNode, perCPU = "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"
 	switch {

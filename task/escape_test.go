@@ -8,7 +8,7 @@ import (
 	"stepd/step"
 )
 
-// TestEscaped: what was moved out of the step is told of once.
+// TestEscaped: a process that was moved out of the step is reported once.
 func TestEscaped(t *testing.T) {
 	r := newRig(t)
 	r.escaped = []step.Escape{{PID: 5001, Comm: "a\nb", Cgroup: "/user.slice"}, {PID: 9977, Comm: "d", Cgroup: "/x"}}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// execWatch tells when tasks exec: each holds the write end of a pipe that
+// execWatch reports when tasks exec: each holds the write end of a pipe that
 // execve closes. One goroutine watches all of them through one
 // epoll instance, which is itself watched by the runtime's poller: no thread
 // waits in the kernel.
@@ -56,7 +56,7 @@ func (w *execWatch) add(fd, id int) error {
 	return nil
 }
 
-// start tells the local ids whose pipes have ended, several at a time, until all
+// start reports the local ids whose pipes have ended, several at a time, until all
 // have or close is called.
 func (w *execWatch) start(execs chan<- []int) {
 	w.wg.Go(func() {

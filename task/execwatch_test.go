@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Each rank is told once, also while somebody else holds the same description
+// Each rank is reported once, also while another process holds the same description
 // of the pipe: closing our descriptor alone would leave it in the epoll, which
 // then reports it for ever.
 func TestExecWatchTellsOnce(t *testing.T) {

@@ -164,7 +164,7 @@ func (k *killer) signalEscaped(sig syscall.Signal) {
 	}
 }
 
-// heldBack returns the ends of the tasks that are dead and whose parent does not hear of it:
+// heldBack returns the ends of the tasks that are dead and whose parent is not notified:
 // the end of a traced process is its tracer's first (ptrace(2)), and one that is
 // stopped or hangs, outside of the step, keeps it for ever. The host waits for
 // such a task inside the kernel and is of no use any more. It returns nil where a task

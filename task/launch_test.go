@@ -46,7 +46,7 @@ func mustLaunchApps(t *testing.T, spec *step.Spec, l *step.Launch) {
 	}
 }
 
-// What is long and for each of many tasks is refused before it is there.
+// A long value for each of many tasks is refused before it is made.
 func TestLaunchAppsBounded(t *testing.T) {
 	t.Parallel()
 	const tasks = 1000

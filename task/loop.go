@@ -17,7 +17,7 @@ import (
 // such records.
 const settleAfter = 100 * time.Millisecond
 
-// loop owns the running step: it hears of execs, ends, requests and the host's death
+// loop owns the running step: it receives execs, ends, requests and the host's death
 // until the last task has ended.
 type loop struct {
 	*Step
@@ -36,7 +36,7 @@ type loop struct {
 	hooks  *hookWatch
 	settle *time.Timer
 	due    bool // settle runs
-	// unreported: tasks have exec'd, or failed to, and noded has not heard of it.
+	// unreported: tasks have exec'd, or failed to, and noded does not know it yet.
 	unreported     bool
 	launchReported bool // to the step that has spawned this one
 	// evicting: the kernel may take 10 ms for it, and the loop has none to spare.
@@ -175,8 +175,8 @@ func (l *loop) killRest() error {
 	return nil
 }
 
-// reportTasks reports to noded which tasks have exec'd, or could not, where it has not
-// heard of all of them and nothing was reported for a while.
+// reportTasks reports to noded which tasks have exec'd, or could not, where it does
+// not know all of them and nothing was reported for a while.
 func (l *loop) reportTasks() {
 	if !l.unreported || l.due {
 		return

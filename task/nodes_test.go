@@ -27,7 +27,7 @@ func terminated(local int) step.TaskEnd {
 	return step.TaskEnd{LocalID: local, Status: step.SignaledBy(syscall.SIGTERM)}
 }
 
-// A node's tasks are counted by local id; everybody else hears of ranks.
+// A node's tasks are counted by local id; all others get ranks.
 func TestNodeTellsRanks(t *testing.T) {
 	r := newNodeRig(t)
 	r.spec.Stdout = step.Stream{Kind: step.StreamFile, Pattern: "o%t.%n"}
@@ -99,7 +99,7 @@ func TestNodeTellsRanks(t *testing.T) {
 	}
 }
 
-// What a client attaches goes by rank; those of other nodes are refused here.
+// Streams that a client attaches go by rank; other nodes' ranks are refused here.
 func TestNodeAttach(t *testing.T) {
 	r := newNodeRig(t)
 	r.spec.Stdout = step.Stream{Kind: step.StreamClient}

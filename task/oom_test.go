@@ -51,7 +51,7 @@ func TestOutOfMemory(t *testing.T) {
 	}
 }
 
-// A step whose children die of it for ever tells of a bounded number of them.
+// A step whose children die of it for ever reports a bounded number of them.
 func TestOutOfMemoryForEver(t *testing.T) {
 	r := newRig(t)
 	r.during["wait"] = func() {

@@ -13,8 +13,8 @@ import (
 // streams and names. It is a pure function of the Spec.
 type Plan struct {
 	Spec *step.Spec
-	// Ranks are those of this node's tasks, ascending: a local id is a place in
-	// there. What there is one of for each task is counted by local id.
+	// Ranks are the ranks of this node's tasks, ascending: a local id is a
+	// place in it. What there is one of for each task is counted by local id.
 	Ranks []int
 	// Env is the job's environment as plugins see it at init.
 	Env []string
@@ -102,7 +102,7 @@ func (p *Plan) planFile(fd, id int, s step.Stream) error {
 	}
 	kind := step.StreamToPath
 	if isBatch(p.Spec) && fd != 0 {
-		kind = step.StreamToEarlyPath // it has no client that would hear of failures
+		kind = step.StreamToEarlyPath // it has no client that would get failures
 	}
 	add := func(id, rank int) error {
 		path, err := step.ExpandPattern(s.Pattern, p.Spec, rank)

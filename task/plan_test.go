@@ -134,7 +134,7 @@ func TestPlanEnvironmentOfNodes(t *testing.T) {
 	if d := cmp.Diff([]string{"SLURM_PROCID=2 SLURM_LOCALID=0", "SLURM_PROCID=3 SLURM_LOCALID=1", "SLURM_PROCID=6 SLURM_LOCALID=2"}, ids); d != "" {
 		t.Errorf("environments of the tasks (-want +got):\n%s", d)
 	}
-	s.JobNodeList, s.JobNodeCPUs = "", nil // the step is all of its job, and nobody knows more
+	s.JobNodeList, s.JobNodeCPUs = "", nil // the step is all of its job, and nothing more is known
 	s.Env = append(s.Env, "SLURM_JOB_CPUS_PER_NODE=stale")
 	if p, err = MakePlan(s); err != nil {
 		t.Fatal(err)

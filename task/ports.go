@@ -53,7 +53,7 @@ type Tracker interface {
 // methods are called in this order by the goroutine of Step.Run. An error of the
 // first three ends the launch.
 type Plugin interface {
-	// Name is that of slurm.conf: "task/affinity".
+	// Name is slurm.conf's name for it: "task/affinity".
 	Name() string
 	// PreSetuid runs as root, once, before anything runs as the user.
 	PreSetuid() error
@@ -63,14 +63,14 @@ type Plugin interface {
 	// PreLaunchPriv runs as root for each task, which is tracked and waits at the
 	// gate, before its task_post_fork.
 	PreLaunchPriv(localID, pid int) error
-	// PostTerm hears of a task's end.
+	// PostTerm is called at a task's end.
 	PostTerm(end step.TaskEnd)
 	// PostStep runs as root when no process of the tasks is left, before their
 	// cgroups are removed. It follows every PreSetuid, failed ones included.
 	PostStep() error
 }
 
-// Accounting tells what the tasks use: *acct.Gatherer does. Begin and Finish are
+// Accounting measures what the tasks use: *acct.Gatherer does. Begin and Finish are
 // called once, by the goroutine of Step.Run, the others by any.
 type Accounting interface {
 	// Begin: tasks are the processes, by local id, and wait at the gate. inside tells
@@ -78,7 +78,7 @@ type Accounting interface {
 	Begin(host int, inside bool, tasks []int)
 	// HostMoved says that it does not any more.
 	HostMoved()
-	// TaskEnded and OrphanEnded tell how a task ended, and any other process of the
+	// TaskEnded and OrphanEnded report how a task ended, and any other process of the
 	// step that stepd has reaped.
 	TaskEnded(end step.TaskEnd)
 	OrphanEnded(pid int, usage *step.Usage)
@@ -94,19 +94,19 @@ type Accounting interface {
 type MPI interface {
 	// Prefork runs as root, once, before the first fork.
 	Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, error)
-	// TaskExited tells that the task ended.
+	// TaskExited reports that the task ended.
 	TaskExited(rank int, status step.ExitStatus)
 	// Close ends the plugin's servers; it waits for their goroutines.
 	Close() error
 }
 
-// Streams are those of the tasks' streams that stepd passes on: *relay.Relay has them.
+// Streams are the tasks' streams that stepd passes on: *relay.Relay has them.
 type Streams interface {
 	// Drain returns when the last byte of the tasks was passed on, once no process of
 	// the step is left. A stream that another process keeps open is closed after limit,
-	// and told of. It is called once.
+	// and reported. It is called once.
 	Drain(limit time.Duration) []step.Held
-	// Fill writes into the record what has passed so far, and Used tells whether there
+	// Fill writes into the record what has passed so far, and Used reports whether there
 	// are such streams at all; any goroutine may call them.
 	Fill(rec *step.Record)
 	Used() bool
@@ -128,7 +128,7 @@ type Output interface {
 	// to be its controlling terminal. It stays open here.
 	OpenTerminal() (fd int, err error)
 	// Drain passes on the rest of what the tasks wrote: no process of theirs is left.
-	// It follows in any case, and bounds its wait itself. Used tells whether there may
+	// It follows in any case, and bounds its wait itself. Used reports whether there may
 	// be something to wait for.
 	Drain()
 	Used() bool
@@ -148,30 +148,30 @@ type Host interface {
 	Wait(ended func(step.TaskEnd), track func(localID, pid int) error) error
 	Exit() error
 
-	// Where and Crash tell what the host (local id -1) or a task did last.
+	// Where and Crash return what the host (local id -1) or a task did last.
 	Where(localID int) step.HostPlace
 	Crash(localID int, cause string) (*step.HookError, bool)
-	// Hooks tells the hooks that ended since the last call.
+	// Hooks returns the hooks that ended since the last call.
 	Hooks(last bool) []step.HookTime
 	PluginName(i int) string
-	// Required tells whether plugstack.conf says so of a plugin.
+	// Required reports whether plugstack.conf says so of a plugin.
 	Required(i int) bool
 	// Kill ends the host wherever it is; Close waits for its log to end.
 	Kill()
 	Close()
 }
 
-// Audience is who hears of the step: clients and noded. None of its methods
+// Audience receives the step's news: clients and noded. None of its methods
 // blocks.
 type Audience interface {
 	// Say sends a line to the user's stderr.
 	Say(line string)
-	// SayTo sends what Say was told and is told to f as well, which becomes its
+	// SayTo sends all past and future text of Say to f as well, which becomes its
 	// own: a batch job's output.
 	SayTo(f *os.File)
-	// TaskExited tells how a rank ended.
+	// TaskExited reports how a rank ended.
 	TaskExited(rank int, status step.ExitStatus)
-	// State tells a change of the step's state.
+	// State reports a change of the step's state.
 	State(rec step.Record)
 	// Progress tells noded alone how far the tasks have come: which have exec'd, and
 	// where they are in MPI.

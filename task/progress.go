@@ -47,8 +47,8 @@ func (m *mpiProgress) note(rank int, p step.MPIProgress) {
 }
 
 const (
-	// stallAfter is how long no rank comes further until noded hears how far they are:
-	// should this process be killed, explain has that of a start that hangs.
+	// stallAfter is how long no rank comes further until their state is reported to
+	// noded: should this process be killed, explain has it for a start that hangs.
 	stallAfter = time.Second
 	// stallPause is the least between two such reports, for programs that fence now and
 	// then.

@@ -43,7 +43,7 @@ type rig struct {
 	escaped []step.Escape
 	launch  *step.Launch
 	sink    func(step.HostRecord) // what the host tells
-	cgroup  int                   // HostCgroup's, which is that of the tasks; -1 is none
+	cgroup  int                   // HostCgroup's, which is the tasks'; -1 is none
 	streams Streams
 
 	// The ranks that the neighbours were told: to track, of ends, and to the MPI plugin.
@@ -51,7 +51,7 @@ type rig struct {
 	job                           step.MPIJob // what prefork was told
 	pid                           int         // of the first task, 5000 without one; the others' follow
 	events                        []step.Event
-	stalled                       chan step.Record // what noded was told of ranks that come no further
+	stalled                       chan step.Record // reports to noded about ranks that come no further
 }
 
 const fakeHostPID = 4242

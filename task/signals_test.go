@@ -35,7 +35,7 @@ func TestSignalsNoted(t *testing.T) {
 	}
 }
 
-// Ranks that come no further are told to noded once, which has it should stepd be
+// Ranks that come no further are reported to noded once, which has it should stepd be
 // killed.
 func TestStallIsTold(t *testing.T) {
 	t.Parallel()

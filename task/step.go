@@ -34,7 +34,7 @@ type Deps struct {
 	// NoChildren returns a channel that is closed when stepd has no children
 	// left: no process of the step is then alive or unreaped.
 	NoChildren func() <-chan struct{}
-	// Namespaces are those of the job's container.
+	// Namespaces are the namespaces of the job's container.
 	Namespaces step.Namespaces
 	// Now is the clock.
 	Now func() time.Time

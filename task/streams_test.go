@@ -18,8 +18,8 @@ func (f fakeStreams) Fill(rec *step.Record) {
 	rec.StdoutBytes = &n
 }
 
-// Who has kept a stream open is told to the user and in the event log, and the step's
-// end stays what it is.
+// The process that kept a stream open is reported to the user and in the event log, and the
+// step's end stays what it is.
 func TestHeldStreams(t *testing.T) {
 	r := newRig(t)
 	held := step.Held{FD: 1, Rank: 0, PID: 4711, Command: "sleep 99", UID: 7}

@@ -264,7 +264,7 @@ func TestResumeFails(t *testing.T) {
 	r.run(t)
 }
 
-// A step that is suspended before its tasks are let go waits at the gate.
+// A step that is suspended before its tasks are started waits at the gate.
 func TestSuspendAtGate(t *testing.T) {
 	t.Run("resumed", func(t *testing.T) {
 		r := newRig(t)

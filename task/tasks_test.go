@@ -24,7 +24,7 @@ func newerThan(t *testing.T, major, minor int) bool {
 	return x > major || x == major && y >= minor
 }
 
-// TestPidfdStatus: a status can be had after somebody else has reaped.
+// TestPidfdStatus: a status is available after another process has reaped.
 func TestPidfdStatus(t *testing.T) {
 	for _, c := range []struct {
 		script string

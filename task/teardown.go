@@ -126,7 +126,7 @@ func (t *teardown) exitHooks() error {
 }
 
 // settleTasks gives every task that was forked an end: all of them are dead by
-// now. The statuses of those that the host left behind are with the reaper;
+// now. The statuses that the host left behind are with the reaper;
 // one that is not known stays unknown.
 func (t *teardown) settleTasks() {
 	if !t.host.is(hostDead) && t.gate.opened {

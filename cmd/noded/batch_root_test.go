@@ -11,7 +11,7 @@ import (
 	"stepd/step"
 )
 
-// batch submits a script for nobody (65534), who may write in dir.
+// batch submits a script for the user `nobody` (65534), who may write in dir.
 func (d *private) batch(dir, script string, ntasks int) step.ID {
 	d.t.Helper()
 	uid := uint32(65534)
@@ -29,7 +29,7 @@ func (d *private) batch(dir, script string, ntasks int) step.ID {
 	return step.ID{Job: reply.JobID, Step: reply.StepID}
 }
 
-// TestRootBatch: a script runs to its end with nobody there, and a restart in
+// TestRootBatch: a script runs to its end without a client, and a restart in
 // the middle of it changes nothing.
 func TestRootBatch(t *testing.T) {
 	d := newReal(t, nil)

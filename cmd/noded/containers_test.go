@@ -8,8 +8,8 @@ import (
 	"stepd/slurmconf"
 )
 
-// TestHiddenDirectories: a directory of noded's that jobs have another one in the place
-// of is told of, with what it costs and what to do.
+// TestHiddenDirectories: a directory of noded's that a private one hides from jobs is
+// reported, with the consequences and the remedy.
 func TestHiddenDirectories(t *testing.T) {
 	dir := t.TempDir()
 	covered, beside := filepath.Join(dir, "covered"), filepath.Join(dir, "covered2")

@@ -88,7 +88,7 @@ func (s *site) examine(out io.Writer) error {
 			if f.severity == slurmconf.SeverityError {
 				mistakes++
 			}
-			_, _ = fmt.Fprintln(out, f) // the exit code tells what counts
+			_, _ = fmt.Fprintln(out, f) // the exit code has the result
 		}
 	}
 	if mistakes > 0 {
@@ -99,7 +99,7 @@ func (s *site) examine(out io.Writer) error {
 
 // ask looks, and does not wait longer than limit.
 func (s *site) ask(p probe, limit time.Duration) []finding {
-	found := make(chan []finding, 1) // size 1: nobody may wait any more
+	found := make(chan []finding, 1) // size 1: the caller may not wait any more
 	go func() { found <- p.look(s) }()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -141,7 +141,7 @@ func (s *site) lookPrograms() []finding {
 	return out
 }
 
-// lookDir looks at a directory that noded makes where it is not there.
+// lookDir looks at a directory that noded makes where it is missing.
 func lookDir(about, dir, key string) []finding {
 	var st unix.Stat_t
 	err := unix.Stat(dir, &st)
@@ -190,7 +190,7 @@ func noded(dir string) (pid int) {
 	return 0
 }
 
-// existing is dir, or the first directory above that is there.
+// existing is dir, or the first directory above that exists.
 func existing(dir string) string {
 	for dir != "/" {
 		if _, err := os.Stat(dir); err == nil {
@@ -291,7 +291,7 @@ func mistake(about string, err error, remedy string) finding {
 	return finding{slurmconf.SeverityError, about, strings.ReplaceAll(err.Error(), "\n", "; "), remedy}
 }
 
-// silent is a log of which nobody hears.
+// silent is a log that goes nowhere.
 func silent() *logrus.Logger {
 	log := logrus.New()
 	log.SetOutput(io.Discard)

@@ -18,7 +18,7 @@ import (
 	"stepd/slurmconf"
 )
 
-// wantedLimits are those of noded that a node of many steps needs, and what for.
+// wantedLimits are the limits that noded needs on a node of many steps, and what for.
 func wantedLimits() []struct {
 	name, line string
 	min        uint64
@@ -102,7 +102,7 @@ func pidsLimit(pid int) (f finding, found bool) {
 }
 
 // lookClock compares the clock with what was written last, and asks the kernel
-// whether somebody sets it.
+// whether a daemon keeps it.
 func (s *site) lookClock() []finding {
 	var newest time.Time
 	if info, err := os.Stat(filepath.Join(s.spool, store.DurableName)); err == nil {
@@ -124,7 +124,7 @@ func judgeClock(now, newest time.Time, synced bool) []finding {
 	case newest.After(now.Add(clockSlack)):
 		return []finding{{slurmconf.SeverityWarning, "clock", fmt.Sprintf("it is %s by the clock, and noded has written its state at %s: it was set back", now.Format(time.RFC3339), newest.Format(time.RFC3339)), "set it, and let chrony or systemd-timesyncd keep it"}}
 	case !synced:
-		return fine("clock", "%s, kept by nobody", now.Format(time.RFC3339))
+		return fine("clock", "%s, kept by no daemon", now.Format(time.RFC3339))
 	}
 	return fine("clock", "%s, synchronised", now.Format(time.RFC3339))
 }

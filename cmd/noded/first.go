@@ -30,8 +30,8 @@ type errExit int
 func (e errExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // runFirst is the life of process 1, which noded is as the entry point of a container.
-// Whoever loses his parent becomes its child and has to be reaped, and with its end the
-// kernel kills all that runs in the container, without a word to anybody. So process 1
+// An orphan becomes its child and has to be reaped, and with its end the
+// kernel kills all that runs in the container, without a message. So process 1
 // does nothing but that, and noded is its child: the end of that one is none of the steps'
 // until the container is to end, and then they have the time that it has (`podman stop
 // --time`) to end by SIGTERM as when a host goes down.
@@ -60,7 +60,7 @@ func (f *first) run() error {
 		f.end()
 		switch {
 		case err != nil:
-			return errExit(1) // again has told why
+			return errExit(1) // again has reported why
 		case status.Signaled():
 			return errExit(128 + int(status.Signal()))
 		}
@@ -68,7 +68,7 @@ func (f *first) run() error {
 	}
 }
 
-// again tells whether noded, which has ended or was not started, is to be started again,
+// again reports whether noded, which has ended or was not started, is to be started again,
 // and returns when.
 func (f *first) again(status syscall.WaitStatus, err error) bool {
 	why := err
@@ -77,8 +77,8 @@ func (f *first) again(status syscall.WaitStatus, err error) bool {
 	}
 	now := time.Now()
 	f.forgetCrashes(now)
-	// 2 is that of a Go program that panics. What noded does not find when it is started
-	// again after a crash, as its spool, it ends with 1: steps run then as well.
+	// 2 is a panicking Go program's. Where noded, started again after a crash, misses
+	// something, as its spool, it ends with 1: steps run then as well.
 	crashed := err != nil || status.Signaled() || status.ExitStatus() == 2 || status.ExitStatus() != 0 && len(f.crashes) > 0
 	if f.ending || !crashed {
 		return false
@@ -117,7 +117,7 @@ type first struct {
 	end   func()
 	// pause is that after the first crash.
 	pause time.Duration
-	// ending: noded was told to end.
+	// ending: noded got SIGTERM.
 	ending  bool
 	crashes []time.Time
 }

@@ -60,11 +60,12 @@ type limitPlaces interface {
 	// Roots are the directories below which jobs have theirs: on v2, "" without,
 	// and in the v1 hierarchies, by controller.
 	Roots() (v2 string, v1 map[string]string)
-	// Places are those of a job and a step: of the tracker, on v2, and on v1.
+	// Places are the cgroups of a job and a step: of the tracker, on v2, and on v1.
 	Places(id step.ID) places
 }
 
-// controllers are the names of those that can limit jobs and steps ("memory", "cpuset").
+// controllers are the names of the controllers that can limit jobs and steps ("memory",
+// "cpuset").
 type controllers struct{ v2, v1 []string }
 
 type places struct {
@@ -85,7 +86,7 @@ func (t *cgroupTracker) Roots() (v2 string, v1 map[string]string) {
 	return v2, v1
 }
 
-// Places are those of a job and a step.
+// Places are the cgroups of a job and a step.
 func (t *cgroupTracker) Places(id step.ID) places {
 	p := places{tracked: t.root.TasksDir(id), jobV1: make(map[string]string), stepV1: make(map[string]string)}
 	if t.kind != proctrack.KindCgroupV1 {
@@ -173,7 +174,7 @@ func (l *limits) group(spec *step.Spec) step.OOMGroup {
 // Apply carries out writes of a plan.
 func (l *limits) Apply(writes []step.CgroupWrite) error { return cgroup.Apply(writes, device.Attach) }
 
-// Devices tells whether a step sees its own devices alone.
+// Devices reports whether a step sees its own devices alone.
 func (l *limits) Devices() bool {
 	if !l.conf.Devices || !slices.Contains(l.plugins, "task/cgroup") {
 		return false

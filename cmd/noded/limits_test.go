@@ -82,7 +82,7 @@ func TestLimitsRefuse(t *testing.T) {
 }
 
 // Devices of all lines of a name are numbered, one node of two resources is
-// refused to nobody who has either, and what is gone needs no refusal.
+// refused to no job that has either, and a missing device needs no refusal.
 func TestLimitsDevices(t *testing.T) {
 	l := limitsOf(t, func(c *slurmconf.Config) {
 		c.Cgroup.ConstrainDevices = true

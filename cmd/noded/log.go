@@ -27,8 +27,8 @@ func newLog(o options) (*logrus.Logger, error) {
 	return log, nil
 }
 
-// openLogFile opens SlurmdLogFile for appending: a log that is there is never
-// truncated, and a link that is there is root's own.
+// openLogFile opens SlurmdLogFile for appending: an existing log is never
+// truncated, and an existing link is root's own.
 func openLogFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {

@@ -39,7 +39,7 @@ func main() {
 	}
 }
 
-// sayLast tells why noded ends, in the form of its log.
+// sayLast says why noded ends, in the form of its log.
 func sayLast(c *cobra.Command, err error) {
 	if f := c.Flags().Lookup("log-format"); f != nil && f.Value.String() == "json" {
 		if log, lerr := newLog(options{logFormat: "json"}); lerr == nil {
@@ -94,7 +94,7 @@ func command() *cobra.Command {
 	f.StringVarP(&o.file, "file", "f", "", "configuration `FILE` (default $SLURM_CONF, else /etc/stepd/slurm.conf, else none)")
 	f.StringVar(&o.runDir, "run-dir", "", "`DIR`ectory for sockets (default /run/stepd)")
 	f.StringVar(&o.spoolDir, "spool-dir", "", "`DIR`ectory for state (default SlurmdSpoolDir/stepd, else /var/spool/stepd)")
-	f.StringVarP(&o.node, "node-name", "N", "", "this node's `NAME` in the configuration (default: that of this host)")
+	f.StringVarP(&o.node, "node-name", "N", "", "this node's `NAME` in the configuration (default: this host's)")
 	f.StringVar(&o.private, "private", "", "live below `DIR` and as long as standard input is open; then end all steps and remove DIR")
 	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
 	f.BoolVar(&o.check, "check", false, "check the configuration and this host, print mistakes with their remedies and the keys that are ignored, and exit")
@@ -103,7 +103,7 @@ func command() *cobra.Command {
 	f.BoolP("version", "V", false, "print the version and exit")
 	c.SetVersionTemplate("{{.Version}}\n")
 	f.BoolVar(&o.manual, "manual", false, "print the man page, for make install")
-	_ = f.MarkHidden("manual") // it is there
+	_ = f.MarkHidden("manual") // it exists
 	c.SetHelpFunc(func(c *cobra.Command, _ []string) { fmt.Fprint(c.OutOrStdout(), page(c).Text(manual.Style{})) })
 	return c
 }
@@ -181,7 +181,7 @@ func runNode(o options, site *site, cfg node.Config, log *logrus.Logger, starter
 	if err != nil {
 		return err
 	}
-	// As soon as there is something to ask: it tells that noded is starting.
+	// As soon as there is something to ask: it reports that noded is starting.
 	err = page.serve(n, log)
 	defer page.close()
 	again := listener != nil
@@ -239,7 +239,7 @@ type server struct {
 // serve recovers, serves until the end, and puts everything away. It returns an
 // errReload where noded is to begin anew.
 func (s *server) serve() error {
-	// Before the socket is there: nobody may see it and kill us untidily.
+	// Before the socket exists: no process may see it and kill us untidily.
 	s.sigs, s.hups = make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(s.sigs, syscall.SIGTERM, syscall.SIGINT)
 	signal.Notify(s.hups, syscall.SIGHUP)
@@ -266,8 +266,8 @@ func (s *server) serve() error {
 	return errors.Join(err, closed)
 }
 
-// endOfInput is closed at the end of standard input: whoever holds its other
-// end is gone, however he went.
+// endOfInput is closed at the end of standard input: the process that held
+// its other end is gone, however it ended.
 func endOfInput() <-chan struct{} {
 	end := make(chan struct{})
 	go func() { // ends with the process at the latest
@@ -313,7 +313,7 @@ func (s *server) serveUntil() error {
 	case end != nil:
 		return end
 	default:
-		// An error here could only say that nobody listens.
+		// An error here could only say that no service manager listens.
 		_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
 	}
 	n.Stop()

@@ -115,7 +115,7 @@ func builtNoded(t *testing.T) *private {
 	}
 	d.bin = bin + "/noded"
 	t.Cleanup(func() {
-		// Whoever has started it last, and however the test has ended.
+		// Whichever start was the last, and however the test has ended.
 		if d.cmd != nil && d.cmd.ProcessState == nil {
 			d.end(syscall.SIGTERM)
 		}
@@ -191,7 +191,7 @@ func (d *private) wait(id step.ID) step.Record {
 	return d.record(d.client.Wait(ctx, api.Ref(id)))
 }
 
-// running waits until the step runs: then its child is there too.
+// running waits until the step runs: then its child exists too.
 func (d *private) running(id step.ID) step.Record {
 	d.t.Helper()
 	deadline := time.Now().Add(rootTimeout)
@@ -315,7 +315,7 @@ func TestRootKillNoded(t *testing.T) {
 	a, b := d.running(d.run("fifo", fifo("a"))), d.running(d.run("fifo", fifo("b")))
 	dead := d.running(d.run("wait"))
 	d.end(syscall.SIGKILL)
-	if err := os.WriteFile(d.path("b"), []byte("8"), 0); err != nil { // while nobody is there
+	if err := os.WriteFile(d.path("b"), []byte("8"), 0); err != nil { // while no noded runs
 		t.Fatal(err)
 	}
 	pidfd, err := unix.PidfdOpen(b.StepdPID, 0)

@@ -177,7 +177,7 @@ func TestLog(t *testing.T) {
 			t.Errorf("%s is %v, want %v", word, got, level)
 		}
 	}
-	// A log that is there is never truncated.
+	// An existing log is never truncated.
 	path := write(t, filepath.Join(t.TempDir(), "log"), "before\n")
 	f, err := openLogFile(path)
 	if err != nil {
@@ -192,7 +192,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// TestUnread: a cgroup.conf that nobody reads is told of.
+// TestUnread: a cgroup.conf that is not read is reported.
 func TestUnread(t *testing.T) {
 	dir := t.TempDir()
 	if got := unread(dir); got != nil {

@@ -32,7 +32,7 @@ const plugstackEvents = unix.IN_CLOSE_WRITE | unix.IN_CREATE | unix.IN_DELETE | 
 	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
 
 // plugstack keeps an eye on the plugin stack: it checks it at the start and
-// whenever one of its files or directories has changed, tells each finding
+// whenever one of its files or directories has changed, reports each finding
 // once, and has the stack ready for the node document.
 type plugstack struct {
 	config lint.Config
@@ -47,8 +47,8 @@ type plugstack struct {
 }
 
 // watchPlugstack checks the stack and watches it from now on. Where the kernel
-// gives no watch, that is a fallback, and the stack is checked when somebody
-// asks for it.
+// gives no watch, that is a fallback, and the stack is checked on
+// request.
 func watchPlugstack(config lint.Config, log *logrus.Logger) (*plugstack, []node.Fallback) {
 	p := &plugstack{config: config, log: log, told: map[string]bool{}}
 	report := p.current()

@@ -63,7 +63,7 @@ func watched(t *testing.T, stack string) (p *plugstack, file string, log *safeBu
 	return p, file, log, fallbacks
 }
 
-// TestPlugstackTells: each finding once, whoever has found it, and its end.
+// TestPlugstackTells: each finding once, however it was found, and its end.
 func TestPlugstackTells(t *testing.T) {
 	p, file, log, fallbacks := watched(t, "first\n")
 	if len(fallbacks) > 0 {

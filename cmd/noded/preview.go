@@ -12,7 +12,7 @@ import (
 	"stepd/task"
 )
 
-// preview tells what the tasks of a step would see, by the same plan as stepd's.
+// preview returns what the tasks of a step would see, by the same plan as stepd's.
 func (s *site) preview(spec *step.Spec, d *step.DryRun) error {
 	plan, err := task.MakePlan(spec)
 	if err != nil {
@@ -61,7 +61,7 @@ func (s *site) mountWords(spec *step.Spec) (out []string) {
 		out = append(out, "what "+c.InitScript+" mounts")
 	}
 	if spec.Container == "linux" && c.PIDNamespace {
-		out = append(out, "/proc: that of the job's own pid namespace")
+		out = append(out, "/proc: the job's own pid namespace's")
 	}
 	if c.EntireStepInNS {
 		out = append(out, "plugins see the same from their first hook on")

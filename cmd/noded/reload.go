@@ -75,7 +75,7 @@ func handedOver() (net.Listener, error) {
 	return l, nil
 }
 
-// reapOld reaps the children that ended while nobody waited for them. Nothing has
+// reapOld reaps the children that ended while no process waited for them. Nothing has
 // been started yet whose end anybody wants to know.
 func reapOld() {
 	for {
@@ -114,7 +114,7 @@ func checkReload(o options, now *site, log *logrus.Logger) error {
 }
 
 // checkAddress finds that the address of the page of metrics cannot be listened at, unless
-// now has its port already: noded itself is there.
+// now has its port already: noded itself listens there.
 func (s *site) checkAddress(now *site) error {
 	address := s.conf.Stepd.MetricsListen
 	_, port, err := net.SplitHostPort(address)
@@ -188,8 +188,8 @@ const (
 	launchGrace = 2 * time.Second
 )
 
-// letThrough serves those who have come already and nobody else: these wait for the
-// next noded at the socket. What they have reserved is launched, not given back.
+// letThrough serves the clients that are connected already and no others: these
+// wait for the next noded at the socket. Reserved steps are launched, not given back.
 func (s *server) letThrough() {
 	if err := s.listener.Close(); err != nil {
 		s.log.Warnf("cannot close the listener: %v", err)

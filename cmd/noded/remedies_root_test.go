@@ -217,8 +217,8 @@ func (s *sick) faults() []fault {
 // it, or says what was done here, and then all is well.
 func TestRootRemedies(t *testing.T) {
 	s := newSick(t)
-	// The clock of a test machine is kept by nobody.
-	const clock = "warning: clock: nobody keeps it"
+	// The clock of a test machine is kept by no daemon.
+	const clock = "warning: clock: no daemon keeps it"
 	findings := func() (lines []string, code int) {
 		all, code := s.check()
 		for _, line := range all {

@@ -81,11 +81,11 @@ func (s *scope) ensure(ctx context.Context) (dir string, err error) {
 	return dir, nil
 }
 
-// establish puts the keeper into the scope, whoever has made it.
+// establish puts the keeper into the scope, whichever noded has made it.
 func (s *scope) establish(ctx context.Context, conn *systemd.Conn, k *keeper) (dir string, err error) {
 	for try := range scopeTries {
 		if try > 0 {
-			t := time.NewTimer(scopePause) // systemd tells nobody when it forgets a unit
+			t := time.NewTimer(scopePause) // systemd sends no event when it forgets a unit
 			select {
 			case <-t.C:
 			case <-ctx.Done():
@@ -119,7 +119,7 @@ func (s *scope) establish(ctx context.Context, conn *systemd.Conn, k *keeper) (d
 	return "", fmt.Errorf("cannot make %s: %w", s.name, err)
 }
 
-// find tells where the scope is, if it is active.
+// find returns where the scope is, if it is active.
 func (s *scope) find(ctx context.Context, conn *systemd.Conn) (dir string, found bool, err error) {
 	state, err := conn.GetUnitPropertyContext(ctx, s.name, "ActiveState")
 	if err != nil {

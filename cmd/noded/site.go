@@ -82,7 +82,7 @@ func loadSite(o options) (*site, error) {
 	return s, nil
 }
 
-// unread tells of files that nobody reads, since there is no slurm.conf beside
+// unread reports files that are not read, since there is no slurm.conf beside
 // them.
 func unread(dir string) (problems []slurmconf.Problem) {
 	for _, name := range []string{"stepd.conf", "cgroup.conf", "gres.conf", "job_container.conf", "mpi.conf", "plugstack.conf"} {

@@ -11,12 +11,12 @@ import (
 const (
 	// slowAfter is how long something may take in silence that asks file systems.
 	slowAfter = 2 * time.Second
-	// slowEvery is how often it is told that it still does.
+	// slowEvery is how often it is reported again.
 	slowEvery = 30 * time.Second
 )
 
-// told does f, and says so in the log and to systemd as long as f does not come to
-// its end: a file system whose server is gone holds whoever asks it, and an
+// told does f, and says so in the log and to systemd as long as f does not end: a
+// file system whose server is gone holds each caller, and an
 // administrator must not have to guess which.
 func told(log *logrus.Logger, what, remedy string, f func() error) error {
 	return toldEvery(log, what, remedy, slowAfter, slowEvery, f)
@@ -39,7 +39,7 @@ func toldEvery(log *logrus.Logger, what, remedy string, after, every time.Durati
 				return
 			case <-timer.C:
 				log.Errorf("%s has not answered for %v: %s", what, time.Since(began).Round(time.Second), remedy)
-				// An error could only say that nobody listens.
+				// An error could only say that no service manager listens.
 				_, _ = daemon.SdNotify(false, fmt.Sprintf("STATUS=waiting for %s", what))
 				timer.Reset(every)
 			}

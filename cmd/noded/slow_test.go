@@ -18,7 +18,7 @@ func (tellings) Levels() []logrus.Level { return []logrus.Level{logrus.ErrorLeve
 func (c tellings) Fire(*logrus.Entry) error {
 	select {
 	case c <- struct{}{}:
-	default: // nobody asks any more
+	default: // no caller waits any more
 	}
 	return nil
 }

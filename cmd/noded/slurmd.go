@@ -150,7 +150,7 @@ func (d *slurmd) hear(r step.HostRecord) {
 	}
 }
 
-// follow tells the host's end where nobody has asked for it. It is not started
+// follow reports an end of the host that was not asked for. It is not started
 // again: what the plugins had kept in it is gone.
 func (d *slurmd) follow(n *node.Node) {
 	select {

@@ -71,7 +71,7 @@ func describe(stack spank.Stack) string {
 	return b.String()
 }
 
-// look is what stat(2) tells of files that tells two states of them apart.
+// look is the part of stat(2) of files that tells two states of them apart.
 func look(paths []string) string {
 	var b strings.Builder
 	for _, path := range paths {

@@ -73,7 +73,7 @@ func newTracker(log *logrus.Logger, cfg trackerConfig) (node.Tracker, error) {
 	return t, nil
 }
 
-// announcer tells each fallback once, to the log and to the node document.
+// announcer reports each fallback once, to the log and to the node document.
 type announcer struct {
 	log *logrus.Logger
 
@@ -95,7 +95,7 @@ func (a *announcer) back(what, why string) {
 	}
 }
 
-// Fallbacks are those of the tracker, for the node document.
+// Fallbacks are the tracker's, for the node document.
 func (a *announcer) Fallbacks() []node.Fallback {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -108,7 +108,7 @@ type cgroupTracker struct {
 	kind  string
 	roots proctrack.RootConfig
 	root  *proctrack.Root
-	// scope is that of systemd in which the root lies, nil without one.
+	// scope is systemd's scope in which the root lies, nil without one.
 	scope *scope
 	// moved: stepds are moved into their leaves, since none can be born there.
 	moved bool

@@ -141,7 +141,7 @@ func (s *site) memory(bytes uint64) node.Memory {
 }
 
 // limits confines steps where the tracker has cgroups; what a site asks for and
-// the tracker has not is told by each step's plan.
+// the tracker does not have is reported by each step's plan.
 func (s *site) limits(tracker node.Tracker, gres []step.Gres, memory uint64, bindable bool) node.Limits {
 	var at limitPlaces = noPlaces{tracker.Kind()}
 	if t, ok := tracker.(*cgroupTracker); ok {
@@ -189,7 +189,7 @@ func (s *site) scripts() node.Scripts {
 	return out
 }
 
-// unsafeScript tells who beside root may change what is run as root.
+// unsafeScript reports which users beside root may change a program that runs as root.
 func unsafeScript(path string) error {
 	for _, p := range spank.Way(path) {
 		if why, remedy := spank.UnsafeFile(p); why != "" {

@@ -50,7 +50,7 @@ func TestRootCommonFile(t *testing.T) {
 	}
 }
 
-// A first task that never opens its files keeps nobody waiting.
+// A first task that never opens its files keeps no other waiting.
 func TestRootCommonFileFirstFails(t *testing.T) {
 	testkit.RequireRoot(t)
 	spec := rootSpec(t, "true")

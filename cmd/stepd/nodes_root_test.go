@@ -38,7 +38,7 @@ func everybodys(t *testing.T) string {
 	return dir
 }
 
-// idsPlugin builds the plugin that says which tasks it hears of, and the
+// idsPlugin builds the plugin that prints which tasks it is called for, and the
 // plugstack.conf that names it.
 func idsPlugin(t *testing.T, args string) (plugstack string) {
 	t.Helper()
@@ -56,7 +56,7 @@ func idsPlugin(t *testing.T, args string) (plugstack string) {
 }
 
 // The part of a step on one of several nodes: what there is one of for each task
-// is counted by local id, and everybody hears of ranks.
+// is counted by local id, and all others get ranks.
 func TestRootNode(t *testing.T) {
 	testkit.RequireRoot(t)
 	spec := nodeSpec(t, "sh", "-c", `echo "$SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_GTIDS $SLURM_TASKS_PER_NODE $SLURM_STEP_NUM_NODES $SLURMD_NODENAME"
@@ -135,7 +135,7 @@ func checkEventRanks(t *testing.T, path string) {
 	}
 }
 
-// A task that cannot be exec'd is told by its rank.
+// A task that cannot be exec'd is reported by its rank.
 func TestRootNodeLaunchFails(t *testing.T) {
 	testkit.RequireRoot(t)
 	spec := nodeSpec(t, "true")

@@ -200,7 +200,7 @@ func TestRootStep(t *testing.T) {
 	}
 }
 
-// Nobody takes the result: it stays in the spool.
+// No noded takes the result: it stays in the spool.
 func TestRootResultIsLeft(t *testing.T) {
 	testkit.RequireRoot(t)
 	d := start(t, rootSpec(t, "true"))

@@ -117,7 +117,7 @@ func loads(file string) []load {
 	}
 }
 
-// acctTable compares the accounting of known loads with their own word, and tells
+// acctTable compares the accounting of known loads with their own word, and says
 // what sampling costs.
 func (b *bench) acctTable() error {
 	for name, flags := range map[string][]string{
@@ -304,7 +304,7 @@ func (n *noded) show(id string) (*stepRecord, error) {
 	return &doc.Step, nil
 }
 
-// ended shows a step when noded has its final record: the client hears of the end
+// ended shows a step when noded has its final record: the client gets the end
 // from stepd itself.
 func (n *noded) ended(id string) (*stepRecord, error) {
 	for range 200 {

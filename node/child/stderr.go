@@ -37,7 +37,7 @@ type Stderr struct {
 const writeMax = 64 << 10
 
 // NewStderr returns the end that stepd writes to as well; the caller closes both. Lines go to
-// out; json makes JSON of those that are none.
+// out; json makes JSON of lines that are none.
 func NewStderr(out io.Writer, json bool) (e *Stderr, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -14,7 +14,7 @@
 //	quarantined    end at once; the reason is the plugins to leave out
 //	unkillable     end with code 1, and a process that does not die
 //	drain WORD...  end with code 1, and a reason to drain the node
-//	script         end at once; the reason tells of the batch script
+//	script         end at once; the reason is about the batch script
 //	env NAME       end at once; the reason is NAME=VALUE of the step's environment
 package fakestepd
 
@@ -35,7 +35,7 @@ import (
 	"stepd/step"
 )
 
-// Is tells whether this process was started as a stepd.
+// Is reports whether this process was started as a stepd.
 func Is() bool {
 	return strings.HasPrefix(os.Args[0], "stepd: [") || (len(os.Args) == 3 && os.Args[1] == "spank")
 }
@@ -74,7 +74,7 @@ func run() error {
 	}
 	argv := f.spec.Argv
 	if f.spec.ID.Step == step.BatchStep {
-		// The script's text is the command; its name is told by "script".
+		// The script's text is the command; its name is in "script".
 		text, err := os.ReadFile(argv[0])
 		if err != nil {
 			return err
@@ -101,8 +101,8 @@ func run() error {
 		fmt.Fprintf(os.Stderr, "time=now level=error msg=\"dying with %d\" step=x\n", code)
 		syscall.Exit(code)
 	}
-	// A child that outlives a killed stepd unless somebody looks for it. Its
-	// command line tells whose it is.
+	// A child that outlives a killed stepd unless a noded looks for it. Its
+	// command line reports whose it is.
 	child := exec.Command("/bin/sleep", "1000")
 	if err := child.Start(); err != nil {
 		return err

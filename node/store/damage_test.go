@@ -169,7 +169,7 @@ func TestBothJournals(t *testing.T) {
 		if len(damage) != 1 {
 			t.Errorf("%s: damage %v", name, damage)
 		}
-		// It is said until somebody has settled it.
+		// It is reported until an administrator has settled it.
 		again := r.afterKill().mustOpen(t)
 		for key := range damage {
 			if err := again.Record(func(tx *Tx) error { tx.Delete(KindDamage, key); return nil }); err != nil {

@@ -22,7 +22,7 @@ type entry struct {
 	// done gets the result once.
 	done     chan error
 	answered bool // guarded by mu
-	// unsure: it may be in the file, though its writer was told that it is not.
+	// unsure: it may be in the file, though its writer got an error.
 	unsure bool // guarded by mu
 }
 
@@ -334,7 +334,7 @@ func (j *journal) compact() {
 	}
 }
 
-// kept returns what a new file must have: the values, and of the deletions those of what
+// kept returns what a new file must have: the values, and the deletions of values that
 // the other journal still has, which would else come back.
 func (j *journal) kept() (kept []found) {
 	j.s.mu.Lock()
@@ -352,8 +352,8 @@ func (j *journal) kept() (kept []found) {
 	return kept
 }
 
-// rewrite makes the journal a new file of what is kept, by rename: the name is that of a
-// whole journal at any time.
+// rewrite makes the journal a new file of what is kept, by rename: the name always
+// belongs to a whole journal.
 func (j *journal) rewrite(kept []found) error {
 	slices.SortFunc(kept, func(a, b found) int {
 		return cmp.Or(cmp.Compare(a.seq, b.seq), cmp.Compare(a.kind, b.kind), cmp.Compare(a.key, b.key))
@@ -384,7 +384,7 @@ func (j *journal) rewrite(kept []found) error {
 	j.f, j.end, j.cut, j.anew = f, end, false, false
 	j.s.mu.Unlock()
 	if old != nil {
-		old.Close() // whoever reads in it looks again
+		old.Close() // readers in it look again
 	}
 	return nil
 }

@@ -140,8 +140,8 @@ func parseLine(b []byte) (*line, error) {
 }
 
 // strict reports whether the line is one also where a line need not begin, as behind a
-// newline that damage has made: text within a value is none, whoever has chosen it, since
-// it would have to be JSON up to the end of the line.
+// newline that damage has made: text within a value is none, even a user's, since it
+// would have to be JSON up to the end of the line.
 func (l *line) strict() bool {
 	for _, r := range l.records {
 		if !json.Valid(r.value) {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// The journals' files. DurableName is that of the one in the spool.
+// The journals' files. DurableName is the spool's.
 const (
 	DurableName  = "durable.journal"
 	volatileName = "volatile.journal"
@@ -193,7 +193,7 @@ type Damage struct {
 }
 
 // Damage returns the damage of this and of earlier openings that is not settled, by key:
-// whoever knows of it deletes the record of KindDamage.
+// the caller deletes the record of KindDamage.
 func (s *Store) Damage() (map[string]Damage, error) {
 	all := make(map[string]Damage)
 	for _, key := range s.Keys(KindDamage, "") {

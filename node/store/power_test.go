@@ -55,7 +55,7 @@ func storeForEver(dir string) error {
 	return <-errs
 }
 
-// TestKilled: what a process has acknowledged is there when it was killed, in both classes,
+// TestKilled: what a process has acknowledged is kept when it is killed, in both classes,
 // and no number comes twice.
 func TestKilled(t *testing.T) {
 	dir := t.TempDir()
@@ -145,7 +145,7 @@ func TestCutAnywhere(t *testing.T) {
 }
 
 // TestPowerFailure: of what is not on the disk a power failure may leave anything. What was
-// acknowledged is there, batches are there whole or not at all, and nothing seems damaged.
+// acknowledged is kept, batches are kept whole or not at all, and nothing seems damaged.
 func TestPowerFailure(t *testing.T) {
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(14, seed))

@@ -381,8 +381,8 @@ func TestOvertaken(t *testing.T) {
 	}
 }
 
-// TestBlockWaits: no number is given out before the end of its block is on the disk, whoever
-// has begun the block: after a power failure it would come again.
+// TestBlockWaits: no number is given out before the end of its block is on the disk,
+// whichever request has begun the block: after a power failure it would come again.
 func TestBlockWaits(t *testing.T) {
 	r := newRig()
 	r.cfg.Deadline = 50 * time.Millisecond

@@ -69,7 +69,7 @@ static void last_env(struct host *h)
 		env_set(&h->env, "TMPDIR", "/tmp");
 }
 
-/* Tells why execve failed, in words where the errno misleads, and ends. */
+/* Reports why execve failed, in words where the errno misleads, and ends. */
 static _Noreturn void exec_failed(struct host *h, const char *path, int error)
 {
 	char interp[PATH_MAX], object[2 * PATH_MAX + 32], why[WHY_MAX] = "";

@@ -69,7 +69,7 @@ static void put(struct host *h, int from, int fd, const char *object)
 		task_fail(h, STAGE_STDIO, errno, object, 1);
 }
 
-/* Tells why a file of the user's cannot be opened, and ends. */
+/* Reports why a file of the user's cannot be opened, and ends. */
 static _Noreturn void open_failed(struct host *h, const char *path, int error)
 {
 	char why[WHY_MAX] = "";

@@ -29,7 +29,7 @@ func (s *CPUSet) add(n int) {
 	(*s)[n/64] |= 1 << (n % 64)
 }
 
-// Has tells whether n is in the set.
+// Has reports whether n is in the set.
 func (s CPUSet) Has(n int) bool { return n >= 0 && n/64 < len(s) && s[n/64]&(1<<(n%64)) != 0 }
 
 // Len counts the numbers in it.

@@ -19,7 +19,7 @@ func (p *Plan) deal(kind step.CPUBindKind, threads int) error {
 			return fmt.Errorf("cannot place %d tasks of %s on %s of each core (%d in all, on the step's CPUs %s); --overcommit shares them",
 				p.in.NTasks, number(p.in.CPUsPerTask, "CPU", "CPUs"), number(threads, "thread", "threads"), len(usable), t.CPUs())
 		}
-		p.share(setOf(usable)) // as measured: nobody gets less than another
+		p.share(setOf(usable)) // as measured: no task gets less than another
 		return nil
 	}
 	d := newDealer(usable, kind, p.in.Binding.Distribution, p.in.CPUsPerTask)
@@ -54,7 +54,7 @@ func setOf(pus []PU) CPUSet {
 }
 
 // units maps each usable CPU to what a task is bound to that got it: of all of the
-// step's CPUs, for who asks for cores means whole ones.
+// step's CPUs, since a binding to cores means whole ones.
 func units(all, usable []PU, kind step.CPUBindKind) map[int]CPUSet {
 	of := unitOf(kind)
 	sets := make(map[int]CPUSet)
@@ -101,7 +101,7 @@ type domain struct {
 	pus  []PU // in the order in which they are taken
 	used []bool
 	free int
-	// turn makes each task begin at the core behind that of the last one: core is
+	// turn makes each task begin at the core behind the last task's: core is
 	// that core's place in pus.
 	turn bool
 	core int

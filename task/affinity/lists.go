@@ -92,7 +92,7 @@ func (p *Plan) listed(kind step.CPUBindKind, item step.BindItem) (CPUSet, error)
 }
 
 // ldoms are the numbers of the step's ldoms: memory nodes, or sockets where the
-// kernel tells of none.
+// kernel has none.
 func (p *Plan) ldoms() []int {
 	t := p.in.Topology
 	if t.Nodes != nil {

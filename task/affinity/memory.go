@@ -50,7 +50,7 @@ func (p *Plan) memory(id int, nodes []int) error {
 	want := NewCPUSet(nodes...)
 	switch missing := want.without(t.Memory); {
 	case t.Memory.Len() == 0:
-		return fail("the kernel tells of no memory nodes")
+		return fail("the kernel has no memory nodes")
 	case want.Len() == 0:
 		return fail("the mask names no memory node: there are %s", t.Memory)
 	case missing.and(t.NodesOnline).Len() > 0:

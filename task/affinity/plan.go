@@ -19,28 +19,28 @@ type Input struct {
 	// OwnJob says that the step is all of its job: --ntasks-per-core and its kin are
 	// limits on a job's CPUs, and only a hint to the steps in it (srun(1)).
 	OwnJob bool
-	// Topology is that of the step's CPUs.
+	// Topology is the topology of the step's CPUs.
 	Topology *Topology
 }
 
 // Plan is where each task of a step runs. MakePlan makes it; it is only read.
 type Plan struct {
-	// Kind is the type of binding that it came to: what was asked for, or what the
-	// automatic binding has found, or CPUBindMask where all tasks share the step's CPUs.
+	// Kind is the resulting type of binding: the requested one, or the automatic
+	// binding's result, or CPUBindMask where all tasks share the step's CPUs.
 	Kind step.CPUBindKind
 	// CPUs are each task's by local id, nil where the tasks are not bound. Tasks may
 	// share a set.
 	CPUs []CPUSet
 	// Mem are the tasks' memory policies, nil without any.
 	Mem []step.MemPolicy
-	// Notes tell the administrator what was not as it should be.
+	// Notes report irregularities to the administrator.
 	Notes []string
 
 	in         Input
 	cpuVerbose bool
 	memVerbose bool
 	list       string // SLURM_CPU_BIND_LIST
-	off        bool   // nothing can be bound, and nobody has asked for it
+	off        bool   // nothing can be bound, and it was not asked for
 }
 
 // MakePlan places the tasks. An error says what of the request cannot be had
@@ -75,14 +75,14 @@ func verbose(asked step.Verbosity, site bool) bool {
 func (p *Plan) placeCPUs() error {
 	t, explicit := p.in.Topology, p.in.Binding.CPU.Kind
 	if g := t.Guessed; g != "" {
-		p.Notes = append(p.Notes, fmt.Sprintf("the kernel does not tell of the step's CPUs: %s", g))
+		p.Notes = append(p.Notes, fmt.Sprintf("the kernel does not describe the step's CPUs: %s", g))
 	}
 	off := p.in.Site.Off
 	if t.Missing.Len() > 0 && off == "" {
 		off = fmt.Sprintf("the step has CPUs %s, which this machine has not", t.Missing)
 	}
 	if off != "" {
-		// Without a word of the user's, a node that is told to have more CPUs than
+		// Without a word of the user's, a node that is configured with more CPUs than
 		// it has works all the same.
 		if explicit != step.CPUBindAuto && explicit != step.CPUBindNone {
 			return fmt.Errorf("cannot bind tasks (--cpu-bind=%s): %s", explicit, off)

@@ -15,7 +15,7 @@ func TestAsSlurm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Where cores run out, which is shared first is nobody's promise.
+	// Where cores run out, which is shared first is not promised.
 	differs := map[string]bool{
 		"-n20 -c1 -m block:fcyclic --cpu-bind=cores":         true,
 		"-n20 -c1 -m block:fcyclic:fcyclic --cpu-bind=cores": true,
@@ -163,7 +163,7 @@ func TestRefusals(t *testing.T) {
 		{"2c", "0-1", "-n2 --mem-bind=mask_mem:1,3", "cannot bind the memory of task 1 (--mem-bind=mask_mem): there is no memory node 1"},
 		{"2c", "0-1", "-n2 --mem-bind=mask_mem:0", "the mask names no memory node: there are 0"},
 		{"sparse", "0,8", "-n1 --mem-bind=map_mem:255", "node 255 is without memory: 0,8 have some"},
-		{"arm", "0-1", "-n1 --mem-bind=map_mem:0", "the kernel tells of no memory nodes"},
+		{"arm", "0-1", "-n1 --mem-bind=map_mem:0", "the kernel has no memory nodes"},
 	} {
 		p, err := plan(t, machine(t, c.machine, c.cpus), c.options)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -179,8 +179,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestWithin: whatever is asked, each rank has some of the step's CPUs and none of
-// anybody else's, and every CPU asked for is there where nothing is shared.
+// TestWithin: whatever is asked, each rank has some of the step's CPUs and no
+// others, and every CPU asked for is bound where nothing is shared.
 func TestWithin(t *testing.T) {
 	machines := []struct{ name, cpus string }{
 		{"2c", "0-1"}, {"2s8c2t2n", "0-31"}, {"2s8c2t2n", "3,5-9,19,22"}, {"2s8c2t4n", "0-6,20-31"}, {"hybrid", "0-11"},

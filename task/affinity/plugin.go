@@ -22,8 +22,8 @@ type Config struct {
 }
 
 // Plugin binds the tasks of one step; it is a task.Plugin. Its hooks are called
-// after those of task/cgroup, whatever slurm.conf's order is: a process that comes
-// into a cpuset loses the CPUs that were set for it.
+// after task/cgroup's, whatever slurm.conf's order is: a process that enters a cpuset loses
+// the CPUs that were set for it.
 type Plugin struct {
 	cfg  Config
 	plan *Plan
@@ -32,7 +32,7 @@ type Plugin struct {
 // New makes the plugin of a step.
 func New(cfg Config) *Plugin { return &Plugin{cfg: cfg} }
 
-// Name is that of slurm.conf.
+// Name is slurm.conf's name for it.
 func (p *Plugin) Name() string { return "task/affinity" }
 
 // PreSetuid plans the binding: what cannot be had ends the step before anything
@@ -76,13 +76,13 @@ func InputOf(spec *step.Spec, sys fs.FS) (Input, error) {
 	return in, nil
 }
 
-// unbound tells whether the step only starts others, which are bound: a batch script, or
+// unbound reports whether the step only starts others, which are bound: a batch script, or
 // the shell of an allocation.
 func unbound(spec *step.Spec) bool {
 	return spec.ID.Step == step.BatchStep || spec.ID.Step == step.InteractiveStep
 }
 
-// PreLaunch tells the tasks of their binding, and gives them what each must set
+// PreLaunch sets the tasks' variables of their binding, and gives them what each must set
 // for itself.
 func (p *Plugin) PreLaunch(l *step.Launch) error {
 	l.MemPolicies = append(l.MemPolicies, p.plan.Mem...)

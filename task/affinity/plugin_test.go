@@ -59,7 +59,7 @@ func TestPluginLaunch(t *testing.T) {
 	if len(*said) != 2 || !strings.HasPrefix((*said)[0], "cpu-bind=MAP  - n1, task  1  1 [") || !strings.HasPrefix((*said)[1], "mem-bind=LOC - n1, task  1  1 [") {
 		t.Errorf("it said %q", *said)
 	}
-	// A task that a plugin has ended in task_init_privileged: others tell of it.
+	// A task that a plugin has ended in task_init_privileged: others report it.
 	if err := p.PreLaunchPriv(0, 1<<30); err != nil {
 		t.Errorf("a task that is gone: %v", err)
 	}

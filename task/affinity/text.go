@@ -104,7 +104,7 @@ func listText(entries []listEntry) string {
 	return b.String()
 }
 
-// Env is what the tasks are told of their binding, as NAME=VALUE. A list that is
+// Env are the variables that describe the binding to the tasks, as NAME=VALUE. A list that is
 // too long for a variable is left out (execve(2) would fail for it), and the type
 // told alone.
 func (p *Plan) Env() []string {
@@ -228,5 +228,5 @@ func (p *Plan) MemLine(node string, id, pid int) string {
 	return fmt.Sprintf("mem-bind%s%s - %s, task %2d %2d [%d]: mask %s%s", sep, word, node, p.rank(id), id, pid, p.memoryOf(id).Hex(), set)
 }
 
-// Verbose tells whether CPULine and MemLine are asked for.
+// Verbose reports whether CPULine and MemLine are asked for.
 func (p *Plan) Verbose() (cpu, mem bool) { return p.cpuVerbose, p.memVerbose }

@@ -87,8 +87,8 @@ func TestEnv(t *testing.T) {
 	}
 }
 
-// TestEnvOff: where CPUs= is more than there are, the tasks are told nothing, unless
-// somebody has asked.
+// TestEnvOff: where CPUs= is more than there are, the tasks get no variables, unless
+// a binding was asked for.
 func TestEnvOff(t *testing.T) {
 	for options, want := range map[string]string{
 		"-n2":                    "",

@@ -53,9 +53,9 @@ type Topology struct {
 // kernel can have, each by itself, is shorter.
 const fileMax = 1 << 19
 
-// ReadTopology reads what sys, a view of /sys, tells of the CPUs. It reads one file
-// for a core and few more, as every step pays for it. What is not there, as in
-// some containers, is guessed: the CPUs are then cores of one socket.
+// ReadTopology reads the CPUs from sys, a view of /sys. It reads one file for a
+// core and few more, as every step pays for it. What is missing, as in some containers, is
+// guessed: the CPUs are then cores of one socket.
 func ReadTopology(sys fs.FS, cpus []int) (*Topology, error) {
 	r := reader{sys: sys, t: &Topology{}}
 	online, err := r.masks(cpus)
@@ -252,8 +252,8 @@ func (r *reader) memory(pus []PU) error {
 	return nil
 }
 
-// number turns lowest CPU numbers into indexes. The kernel tells of no boards:
-// the node is one.
+// number turns lowest CPU numbers into indexes. The kernel knows no boards:
+// the node is one board.
 func (r *reader) number() {
 	sockets, cores := make(map[int]int), make(map[int]int)
 	index := func(m map[int]int, at *int) {
@@ -274,8 +274,8 @@ func (r *reader) number() {
 	}
 }
 
-// list reads a file in the kernel's list format; ok is false where it is not
-// there, or is empty.
+// list reads a file in the kernel's list format; ok is false where it is
+// missing, or is empty.
 func (r *reader) list(name string) (set CPUSet, ok bool, err error) {
 	f, err := r.sys.Open(name)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {

@@ -56,8 +56,8 @@ func TestReadTopology(t *testing.T) {
 	}
 }
 
-// TestThisMachine: the kernel below us is one of those that can be read, and its
-// CPUs are found.
+// TestThisMachine: the running kernel's files can be read, and its CPUs are
+// found.
 func TestThisMachine(t *testing.T) {
 	topo, err := ReadTopology(os.DirFS("/sys"), []int{0})
 	if err != nil || len(topo.PUs) != 1 || topo.Width < 1 {

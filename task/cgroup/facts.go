@@ -42,8 +42,8 @@ func parseLimit(s string) (bytes uint64, ok bool, err error) {
 	return v, v < unlimited, nil
 }
 
-// existing is dir, or the nearest directory above it that is there: what is made
-// below it will have its files, and its limits.
+// existing is dir, or the nearest directory above it that exists: a directory
+// that is made below it will have its files, and its limits.
 func existing(dir string) string {
 	d := filepath.Clean(dir)
 	for d != "/" {
@@ -55,7 +55,7 @@ func existing(dir string) string {
 	return d
 }
 
-// Has tells whether a cgroup has a file, or will have it once it is made. The
+// Has reports whether a cgroup has a file, or will have it once it is made. The
 // tree's root, which lacks some, is not to be asked.
 func Has(dir, file string) bool {
 	_, err := os.Stat(filepath.Join(existing(dir), file))
@@ -90,7 +90,7 @@ func ParentLimits(home Home, dir string) ([]step.MemoryLevel, error) {
 }
 
 // ReadList reads a cpuset file of dir: the first of names that it has and that
-// is not empty. A directory that is not there yet, or is to be filled yet, will
+// is not empty. A directory that does not exist yet, or is to be filled yet, will
 // have what the one above it has. "" is none.
 func ReadList(dir string, names ...string) (string, error) {
 	for d := filepath.Clean(dir); ; d = filepath.Dir(d) {

@@ -9,7 +9,7 @@ import (
 	"stepd/step"
 )
 
-// Home tells where a controller is had.
+// Home says where a controller is available.
 type Home string
 
 const (
@@ -150,7 +150,7 @@ func (p *planner) memory() error {
 		p.memoryWrites(l.level, l.dir, l.limit)
 	}
 	p.plan.Confine.Memory = append([]step.MemoryLevel{p.level("step", stepDir, own), p.level("job", jobDir, job)}, p.at.Parents...)
-	p.plan.Confine.PerTask = true // an out of memory is to be told of the right task
+	p.plan.Confine.PerTask = true // running out of memory is to be reported for the right task
 	p.plan.Confine.OOMGroup = p.ask.OOMGroup
 	if p.at.Memory == HomeV1 {
 		p.needV1("memory")

@@ -16,7 +16,7 @@ import (
 
 // Plugin puts the tasks of one step where noded has limited it: into the v1
 // hierarchies. On cgroup v2 the tracker has put them there already. Make it with
-// New; its methods are those of task.Plugin.
+// New; its methods implement task.Plugin.
 type Plugin struct {
 	confine step.Confinement
 	tasksV2 string // the step's on v2, "" without
@@ -32,7 +32,7 @@ type placement struct {
 }
 
 // New makes the plugin of a step. tasksV2 is step.Proctrack.Tasks, "" without a
-// v2 tree, ranks are those of its tasks here by local id. Nothing is touched
+// v2 tree, ranks are the ranks of its tasks here by local id. Nothing is touched
 // before PreSetuid.
 func New(c step.Confinement, tasksV2 string, ranks []int) *Plugin {
 	p := &Plugin{confine: c, tasksV2: tasksV2, ranks: ranks}
@@ -53,7 +53,7 @@ func order(controller string) int {
 // Name is "task/cgroup".
 func (p *Plugin) Name() string { return "task/cgroup" }
 
-// PreSetuid makes sure that the directories are there, which noded has made.
+// PreSetuid makes sure that the directories exist, which noded has made.
 func (p *Plugin) PreSetuid() error {
 	for _, d := range p.dirs {
 		if _, err := os.Stat(d.dir); err != nil {

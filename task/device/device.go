@@ -17,7 +17,7 @@ import (
 
 // Attach refuses the devices to every process in and below dir, and nothing
 // else; a program that an earlier call has attached is replaced. It holds until
-// the directory is removed: whoever attached it may go.
+// the directory is removed: the process that attached it may end.
 func Attach(dir string, deny []step.Device) error {
 	if cgroups.DevicesSetV2 == nil {
 		return errors.New("internal error: device programs are not built in")

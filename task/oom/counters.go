@@ -12,8 +12,8 @@ import (
 
 // kills reads how many processes of the cgroup dir itself were killed:
 // "oom_kill" of memory.events.local (cgroup v2) or of memory.oom_control (v1).
-// A cgroup that is not there any more, and one without the figure (Linux before
-// 4.13), has none that are known.
+// For a cgroup that is gone, and one without the figure (Linux before 4.13),
+// they are unknown.
 func kills(dir string, v1 bool) (uint64, error) {
 	name := "memory.events.local"
 	if v1 {

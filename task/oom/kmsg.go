@@ -133,7 +133,7 @@ func openKmsg(fromStart bool) (*kmsg, error) {
 	return &kmsg{fd: fd, buf: make([]byte, 8<<10)}, nil
 }
 
-// drain hands over every record that is there.
+// drain hands over every record that is queued.
 func (k *kmsg) drain(f func(record)) error {
 	for {
 		n, err := unix.Read(k.fd, k.buf)

@@ -17,22 +17,22 @@ import (
 	"stepd/step"
 )
 
-// Config is what a Watch is told. Confine and Tasks are those of the step.
+// Config is a Watch's input. Confine and Tasks are the step's.
 type Config struct {
 	Confine step.Confinement
 	// Tasks is step.Proctrack.Tasks, "" without a cgroup v2.
 	Tasks string
-	// Ranks are those of this node's tasks by local id, ascending.
+	// Ranks are the ranks of this node's tasks by local id, ascending.
 	Ranks []int
-	// Command is what a task is called that nobody names: argv[0].
+	// Command is the name of a task without another name: argv[0].
 	Command string
-	// Killed hears of each kill once, from any goroutine; it must not block.
+	// Killed is called for each kill once, from any goroutine; it must not block.
 	Killed func(step.OOMKill)
 	// Problem hears why the watch is poorer than it should be.
 	Problem func(text string)
 }
 
-// Watch watches one step. Make it with New; the methods are those of
+// Watch watches one step. Make it with New; its methods implement
 // task.Plugin.
 type Watch struct {
 	cfg Config
@@ -84,7 +84,7 @@ func New(cfg Config) *Watch {
 	return w
 }
 
-// Name is that of the messages.
+// Name is the name in messages.
 func (w *Watch) Name() string { return "oom" }
 
 // PreSetuid begins to watch. Nothing that fails here ends the launch: a step
@@ -165,7 +165,7 @@ func (w *Watch) forget(pid int) {
 	delete(w.pids, pid)
 }
 
-// PostStep tells the kills that nothing else has told, and ends the watch. It
+// PostStep reports the kills that nothing else has reported, and ends the watch. It
 // must come before the step's cgroups are removed.
 func (w *Watch) PostStep() error {
 	if w.search != nil {
@@ -272,7 +272,7 @@ func (w *Watch) searchLog(pid int, since time.Duration) {
 	if w.search == nil {
 		log, err := openKmsg(true)
 		if err != nil {
-			return // nobody has said that memory was the cause
+			return // no source says that memory was the cause
 		}
 		w.search, w.logged = log, make(map[int]loggedKill)
 	}
@@ -338,7 +338,7 @@ func (w *Watch) rankOf(cgroup string) (rank int, ours bool) {
 	return noRank, true
 }
 
-// below tells whether cgroup, a path as the kernel logs it, is the directory
+// below reports whether cgroup, a path as the kernel logs it, is the directory
 // dir or below it, and what follows. Where dir is mounted the two begin
 // differently; what they share begins with the root that noded made.
 func below(cgroup, dir string) (rest string, ok bool) {

@@ -111,7 +111,7 @@ func (t *told) hear(k step.OOMKill) {
 	t.kills = append(t.kills, k)
 }
 
-// nodeRanks are those of the two tasks that a node of several has.
+// nodeRanks are the ranks of the two tasks that a node of several has.
 var nodeRanks = []int{2, 5}
 
 // run lets the second task of a step use too much and returns what the watch has told.
@@ -217,7 +217,7 @@ func runChanged(t *testing.T, w *Watch, dir string, change []func(*Watch)) int {
 	return run(t, w, dir)
 }
 
-// Without the kernel's log the counters tell the task, and the only level with
+// Without the kernel's log the counters show the task, and the only level with
 // a limit is the one that was full.
 func TestRootWatchWithoutLog(t *testing.T) {
 	job, dir, v1 := memoryTree(t)
@@ -250,8 +250,8 @@ func TestRootWatchNamesChild(t *testing.T) {
 	}
 }
 
-// A step without limits is told of nothing where its task was killed by
-// somebody.
+// A step without limits has no report where its task was killed by
+// another process.
 func TestRootWatchKnowsOtherKills(t *testing.T) {
 	testkit.RequireRoot(t)
 	w := New(Config{Ranks: []int{0}, Killed: func(k step.OOMKill) { t.Errorf("told %v", k) }, Problem: func(s string) { t.Error(s) }})

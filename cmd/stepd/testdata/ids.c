@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A plugin that says which tasks it is told of: in each hook of a task the items
+ * A plugin that prints which tasks it is called for: in each hook of a task the items
  * that name it, and in user_init the table of all conversions. Arguments: fail=RANK
  * lets task_exit of that rank fail, slow=RANK makes its start take 200 ms, hang
  * lets init never return. */
