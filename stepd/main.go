@@ -1,6 +1,7 @@
 // Package stepd is stepd: it owns one job step, from the request to the exit
 // status. noded starts it with the descriptors of package stepapi; it outlives
-// noded. It wires the step to its neighbours: Main is all of the program.
+// noded. It serves the step that package wire has joined to its neighbours: Main is all of
+// the program.
 package stepd
 
 import (
@@ -13,7 +14,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"syscall"
 	"time"
@@ -25,8 +25,11 @@ import (
 	"stepd/api/stepapi"
 	"stepd/internal/build"
 	"stepd/internal/linux"
-	"stepd/spank"
+	"stepd/mpi/spawn"
 	"stepd/step"
+	"stepd/stepd/wire"
+	"stepd/stepio/live"
+	"stepd/stepio/relay"
 	"stepd/task"
 )
 
@@ -108,7 +111,69 @@ func run(log *logrus.Logger) error {
 	if err != nil {
 		return err
 	}
-	return serve(&wiring{spec: spec, plan: plan, aud: aud}, control, listener)
+	return (&wiring{spec: spec, aud: aud}).serve(plan, control, listener)
+}
+
+// wiring is a step that noded and clients reach by their sockets. st and server exist
+// before the step runs, and nothing acts on them before that.
+type wiring struct {
+	spec *step.Spec
+	aud  *audience
+
+	st     *task.Step
+	server *stepapi.Server
+
+	streams *relay.Relay
+	output  *live.Live
+}
+
+// serve joins the step to its sockets and runs it.
+func (w *wiring) serve(plan *task.Plan, control *stepapi.Conn, listener *net.UnixListener) (err error) {
+	namespaces := jobNamespaces(w.spec)
+	w.streams = newRelay(len(plan.Ranks), w.aud)
+	w.output = live.New(w.spec, live.Config{
+		Namespace: namespaces.Mount, Tap: func(t func(fd, rank int, data []byte)) { w.streams.SetTap(t) },
+		Log: func(text string) { w.aud.Log(step.LogError, text) },
+	})
+	w.st, err = wire.Step(plan, wire.Neighbours{
+		Audience: w.aud, Streams: w.streams, Output: w.output, Namespaces: namespaces, Services: w.services,
+		OnMain: func(f func()) { onMain <- f },
+	})
+	if err != nil {
+		return err
+	}
+	h := handler{w.st, w.aud, w.streams, w.spec.User.UID, w.output}
+	w.server = stepapi.NewServer(w.spec.ID, w.spec.User.UID, h)
+	w.aud.server = w.server
+	w.server.Add(control, stepapi.RoleNoded, true)
+	w.server.Serve(listener)
+	return lead(w.spec, h, w.server, listener)
+}
+
+// services are what an MPI plugin may ask of noded for the job.
+func (w *wiring) services() (step.MPIServices, task.Spawned) {
+	s := spawn.New(spawn.Config{
+		Spec: w.spec, Say: w.aud.Say, Log: func(text string) { w.aud.Log(step.LogInfo, text) },
+		Ask:    func(ctx context.Context, a *stepapi.Ask) (*stepapi.Answer, error) { return w.server.Ask(ctx, a) },
+		Stream: func(rank, fd int) (int, error) { return w.st.TaskStream(rank, fd) },
+		Abort:  func(rank, code int, text string) { w.st.SpawnedAborted(rank, code, text) },
+		Ending: func() <-chan struct{} { return w.st.Ending() },
+	})
+	return s, s
+}
+
+// jobNamespaces are the namespaces of the job's container, as noded has handed them over.
+func jobNamespaces(spec *step.Spec) (ns step.Namespaces) {
+	if spec.ContainerNS {
+		ns.Mount = os.NewFile(stepapi.FDContainer, "mount namespace")
+	}
+	if spec.PIDNamespace {
+		ns.PID = os.NewFile(stepapi.FDPIDNamespace, "pid namespace")
+	}
+	if spec.UserNamespace {
+		ns.User = os.NewFile(stepapi.FDUserNamespace, "user namespace")
+	}
+	return ns
 }
 
 // hearDebug makes the log as detailed as noded's, and of its form.
@@ -154,31 +219,6 @@ func untilSignalled() (ctx context.Context, stop func()) {
 		signal.Stop(signals)
 		cancel(nil)
 	}
-}
-
-// startHost runs the spankhost beside this program, or in the libexec folder
-// that it is installed in: never one found by PATH.
-func startHost(spec *step.Spec, cgroupFD int) (task.Host, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("cannot find spankhost: %w", err)
-	}
-	var h *spank.Host
-	started := make(chan error)
-	onMain <- func() {
-		var err error
-		h, err = spank.Start(spank.StartConfig{
-			Program:  filepath.Join(filepath.Dir(self), "spankhost"),
-			Title:    fmt.Sprintf("spankhost: [%s]", spec.ID.Name()),
-			CgroupFD: cgroupFD,
-			OwnGroup: true,
-		})
-		started <- err
-	}
-	if err := <-started; err != nil {
-		return nil, err // not h: a nil *Host in an interface is not nil
-	}
-	return h, nil
 }
 
 // readSpec reads the memfd that noded has sealed.

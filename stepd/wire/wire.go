@@ -1,0 +1,157 @@
+// Package wire joins one step to its neighbours: tracker, SPANK host, task plugins, MPI
+// plugin and accounting. It knows neither noded's socket nor the client: what serves them
+// comes from its caller. Begin with Step.
+package wire
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"stepd/acct"
+	"stepd/internal/linux"
+	"stepd/mpi"
+	"stepd/proctrack"
+	"stepd/spank"
+	"stepd/step"
+	"stepd/task"
+	"stepd/task/affinity"
+	taskcgroup "stepd/task/cgroup"
+	"stepd/task/oom"
+)
+
+// Neighbours are what the caller of Step serves the step with. All but Services are required.
+type Neighbours struct {
+	Audience task.Audience
+	Streams  task.Streams
+	Output   task.Output
+	// Namespaces are the namespaces of the job's container.
+	Namespaces step.Namespaces
+	// Services are what the job's steps share, and the steps that the tasks start. It is
+	// called once, of a step with an MPI plugin; nil is none.
+	Services func() (step.MPIServices, task.Spawned)
+	// OnMain runs work on the program's main thread, and returns when that has begun: the
+	// host dies with the thread that starts it (prctl(2)).
+	OnMain func(func())
+}
+
+// Step makes the step of a plan. The process must be a subreaper, and has no other reaper.
+// Nothing acts on the step before its Run.
+func Step(plan *task.Plan, n Neighbours) (*task.Step, error) {
+	spec := plan.Spec
+	var st *task.Step
+	made := make(chan struct{}) // st exists
+	reaper := linux.NewReaper(func(e linux.Exit) {
+		<-made
+		st.ChildEnded(e.PID, step.ExitStatus(e.Status), usage(&e))
+	}, acct.LastLook)
+	tracker, err := proctrack.Open(spec.Proctrack, spec.Confine.PerTask, os.Getpid(), reaper)
+	if err != nil {
+		return nil, err
+	}
+	plugin, err := mpiPlugin(spec, mpi.Deps{Start: startBeside(reaper, tracker), Namespace: n.Namespaces.Mount})
+	if err != nil {
+		return nil, err
+	}
+	deps := task.Deps{
+		Tracker: tracker, Audience: n.Audience, Streams: n.Streams, Output: n.Output, Now: time.Now,
+		NoChildren: reaper.NoChildren, Namespaces: n.Namespaces,
+		StartHost: func(cgroupFD int) (task.Host, error) { return startHost(spec, cgroupFD, n.OnMain) },
+		Accounting: acct.New(acct.Config{
+			Acct: spec.Acct, Proctrack: spec.Proctrack, Confine: spec.Confine, Ranks: plan.Ranks,
+			MemoryBytes: spec.MemoryMB << 20, PIDs: tracker.PIDs,
+			OverMemory: func(why string) { st.OverMemory(why) },
+			Log:        func(text string) { n.Audience.Log(step.LogError, text) },
+		}),
+		Plugins: taskPlugins(plan, n.Audience, func(k step.OOMKill) { st.OutOfMemory(k) }),
+	}
+	if plugin != nil { // a nil one in an interface is not nil
+		deps.MPI = plugin
+		if n.Services != nil {
+			deps.Job, deps.Spawned = n.Services()
+		}
+	}
+	st = task.New(plan, deps)
+	close(made)
+	return st, nil
+}
+
+// taskPlugins are the step's, in an order that each of them needs. killed is called for
+// what the kernel ends for want of memory, once the step runs.
+func taskPlugins(plan *task.Plan, aud task.Audience, killed func(step.OOMKill)) (list []task.Plugin) {
+	spec := plan.Spec
+	info := func(text string) { aud.Log(step.LogInfo, text) }
+	// First: to enter a v1 cpuset undoes a binding.
+	if len(spec.Confine.V1) > 0 || spec.Confine.OOMGroup == step.OOMGroupTask {
+		list = append(list, taskcgroup.New(spec.Confine, spec.Proctrack.Tasks, plan.Ranks))
+	}
+	if spec.Affinity != nil {
+		// After task/cgroup, whatever the site's order is: affinity.Plugin says why.
+		list = append(list, affinity.New(affinity.Config{Spec: spec, Sys: os.DirFS("/sys"), Say: aud.Say, Log: info}))
+	}
+	// Last, so that its PostStep comes first: while the cgroups of the tasks can
+	// be read.
+	return append(list, oom.New(oom.Config{
+		Confine: spec.Confine, Tasks: spec.Proctrack.Tasks, Ranks: plan.Ranks, Command: spec.Argv[0],
+		Killed: killed, Problem: info,
+	}))
+}
+
+// startHost runs the spankhost beside this program, or in the libexec folder
+// that it is installed in: never one found by PATH.
+func startHost(spec *step.Spec, cgroupFD int, onMain func(func())) (task.Host, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("cannot find spankhost: %w", err)
+	}
+	var h *spank.Host
+	started := make(chan error)
+	onMain(func() {
+		var err error
+		h, err = spank.Start(spank.StartConfig{
+			Program:  filepath.Join(filepath.Dir(self), "spankhost"),
+			Title:    fmt.Sprintf("spankhost: [%s]", spec.ID.Name()),
+			CgroupFD: cgroupFD,
+			OwnGroup: true,
+		})
+		started <- err
+	})
+	if err := <-started; err != nil {
+		return nil, err // not h: a nil *Host in an interface is not nil
+	}
+	return h, nil
+}
+
+// startBeside runs programs that serve the tasks and are none: what ends the tasks
+// spares them.
+func startBeside(reaper *linux.Reaper, tracker proctrack.Tracker) func(string, []string, *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
+	return func(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
+		pid, exited, err := reaper.StartSpared(path, argv, attr)
+		if s, ok := tracker.(interface{ Spare(pid int) }); ok && err == nil {
+			s.Spare(pid)
+		}
+		return pid, exited, err
+	}
+}
+
+// mpiPlugin is the step's, nil of one that has none: batch, extern and interactive
+// steps are no MPI programs, whatever MpiDefault says.
+func mpiPlugin(spec *step.Spec, deps mpi.Deps) (mpi.Plugin, error) {
+	switch spec.ID.Step {
+	case step.BatchStep, step.ExternStep, step.InteractiveStep:
+		return nil, nil
+	}
+	return mpi.New(spec.MPI, spec.MPIConf, deps)
+}
+
+// usage is what the kernel reported about a child.
+func usage(e *linux.Exit) *step.Usage {
+	ru := &e.Usage
+	return &step.Usage{
+		User: time.Duration(ru.Utime.Nano()), System: time.Duration(ru.Stime.Nano()),
+		MaxRSSBytes: ru.Maxrss << 10, MinorFaults: ru.Minflt, MajorFaults: ru.Majflt,
+		BlocksRead: ru.Inblock, BlocksOut: ru.Oublock, IO: e.Last,
+	}
+}
