@@ -316,6 +316,28 @@ func TestCgroupOwns(t *testing.T) {
 	}
 }
 
+// TestGivenParent holds that a step is known by its cgroups below whatever parent its daemon
+// was given, and another step is not.
+func TestGivenParent(t *testing.T) {
+	const mount = "/sys/fs/cgroup"
+	id := step.ID{Job: 7, Step: 1}
+	for _, parent := range []string{mount, mount + "/slurmd", mount + "/system.slice/slurmd.service/steps"} {
+		r, err := NewRoot(RootConfig{Parent: parent, Spool: "/var/spool/slurmd"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := NewCgroup(CgroupConfig{Dir: r.StepDir(id), Tasks: r.TasksDir(id)})
+		for dir, want := range map[string]bool{
+			r.StepDir(id): true, r.TasksDir(id) + "/task_0": true, parent: false,
+			r.StepDir(step.ID{Job: 7, Step: 2}): false, r.TasksDir(step.ID{Job: 8, Step: 1}): false,
+		} {
+			if got := c.owns(strings.TrimPrefix(dir, mount)); got != want {
+				t.Errorf("below %q: owns(%q) = %v, want %v", parent, dir, got, want)
+			}
+		}
+	}
+}
+
 func FuzzCgroupIn(f *testing.F) {
 	for _, s := range []string{"9:name=systemd:/x\n6:freezer:/f\n0::/y\n", "0::/a:b\n", "::\n", ""} {
 		f.Add([]byte(s), false)

@@ -29,8 +29,8 @@ type Root struct {
 
 // RootConfig says where a Root lies. All directories are absolute.
 type RootConfig struct {
-	// Parent is the cgroup in which the root is made: detect.Answer.Parent, on
-	// v2, or in v1's freezer hierarchy.
+	// Parent is the cgroup in which the root is made, on v2 or in v1's freezer hierarchy: any
+	// one that the caller may write to. noded takes detect.Answer.Parent.
 	Parent string
 	// Freezer says that Parent is in v1's freezer hierarchy.
 	Freezer bool
