@@ -53,6 +53,8 @@ type Host struct {
 	ranks   []int    // of the tasks by local id; the host's protocol counts by local id
 	nfds    int      // descriptors in the host's table
 	logDone chan struct{}
+	logMu   sync.Mutex              // held while a record is read and passed on
+	logBuf  []byte                  // guarded by logMu
 	sinkMu  sync.Mutex              // held while sink is called
 	sink    func(step.HostRecord)   // hears the log
 	threads atomic.Pointer[threads] // the last that a plugin left running
@@ -178,7 +180,11 @@ func (h *Host) Crash(id int, cause string) (err *step.HookError, ok bool) {
 		return nil, false
 	}
 	w, fault := h.board.where(id)
-	if t := h.threads.Load(); t != nil && id < 0 && isCrash(cause) {
+	crashed := id < 0 && isCrash(cause)
+	if crashed {
+		h.drainLog() // its last record may name the threads of a plugin
+	}
+	if t := h.threads.Load(); crashed && t != nil {
 		if w.InHook() {
 			cause += fmt.Sprintf(", in that hook or in %s that %s has left running in %s", t, h.PluginName(t.plugin), t.hook)
 		} else {

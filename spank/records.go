@@ -1,9 +1,13 @@
 package spank
 
 import (
+	"errors"
 	"fmt"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -24,16 +28,63 @@ func (h *Host) tell(rec step.HostRecord) {
 // has closed it.
 func (h *Host) readLog() {
 	defer close(h.logDone)
-	buf := make([]byte, hostPacketMax)
-	for {
-		n, err := h.log.Read(buf)
-		if err != nil || n == 0 {
-			return
-		}
-		if rec, ok := h.parseRecord(buf[:n]); ok {
-			h.tell(rec)
-		}
+	conn, err := h.log.SyscallConn()
+	if err != nil {
+		return // closed
 	}
+	ended := false
+	one := func(fd uintptr) bool {
+		got, end := h.readRecord(fd)
+		ended = end
+		return got || end
+	}
+	for !ended && conn.Read(one) == nil { // an error is Close's deadline
+	}
+}
+
+// readRecord passes on one record of the log channel if there is one. ended says that there
+// will be no more.
+func (h *Host) readRecord(fd uintptr) (got, ended bool) {
+	h.logMu.Lock()
+	defer h.logMu.Unlock()
+	if h.logBuf == nil {
+		h.logBuf = make([]byte, hostPacketMax)
+	}
+	n := 0
+	err := linux.IgnoringEINTR(func() (err error) {
+		n, err = unix.Read(int(fd), h.logBuf)
+		return err
+	})
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return false, false
+	case err != nil || n <= 0:
+		return false, true
+	}
+	if rec, ok := h.parseRecord(h.logBuf[:n]); ok {
+		h.tell(rec)
+	}
+	return true, false
+}
+
+// recordsQueued bounds what drainLog reads: more than the channel's buffer holds, since
+// tasks that a plugin runs in may write for ever.
+const recordsQueued = 4096
+
+// drainLog passes on the records that a dead host has left in the log channel, which does
+// not end while a task holds it.
+func (h *Host) drainLog() {
+	conn, err := h.log.SyscallConn()
+	if err != nil {
+		return // closed
+	}
+	_ = conn.Control(func(fd uintptr) { // an error says that it is closed
+		for range recordsQueued {
+			if got, _ := h.readRecord(fd); !got {
+				return
+			}
+		}
+	})
 }
 
 // parseRecord decodes one packet; what is malformed is dropped, since its

@@ -1,0 +1,63 @@
+package spank
+
+import (
+	"encoding/binary"
+	"strings"
+	"sync"
+	"testing"
+
+	"stepd/step"
+)
+
+// threadsRecord is the host's word on threads that plugin 0 has left running.
+func threadsRecord(count uint32) (b []byte) {
+	for _, v := range []uint32{recThreads, 0, 1, count} {
+		b = binary.LittleEndian.AppendUint32(b, v)
+	}
+	return b
+}
+
+// TestCrashAfterRecord holds that a host that dies with its last record unread is judged by
+// it, while a task still holds the log channel.
+func TestCrashAfterRecord(t *testing.T) {
+	for _, reading := range []bool{false, true} {
+		log, childLog, err := seqpacketPair("log")
+		if err != nil {
+			t.Fatal(err)
+		}
+		control, childControl, err := seqpacketPair("control")
+		if err != nil {
+			t.Fatal(err)
+		}
+		board, err := newBoard(0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := &Host{control: control, log: log, pidfd: -1, board: board, names: []string{"x.so"}, logDone: make(chan struct{})}
+		board.word(boardHeader + 12).Store(noHook)
+		var mu sync.Mutex
+		heard := 0
+		hear := func(step.HostRecord) { mu.Lock(); heard++; mu.Unlock() }
+		if h.sink = hear; reading {
+			h.listen(hear)
+		}
+		if _, err := childLog.Write(threadsRecord(1)); err != nil {
+			t.Fatal(err)
+		}
+		hook, ok := h.Crash(-1, "killed by SIGSEGV")
+		if !ok || hook.Plugin != "x.so" || !strings.Contains(hook.Cause, "later, with 1 thread of it running") {
+			t.Errorf("reading %v: %v, %v", reading, hook, ok)
+		}
+		mu.Lock()
+		if heard != 1 {
+			t.Errorf("reading %v: the record was reported %d times", reading, heard)
+		}
+		mu.Unlock()
+		childLog.Close()
+		childControl.Close()
+		if !reading {
+			close(h.logDone)
+		}
+		h.Close()
+	}
+}
