@@ -45,7 +45,7 @@ func adoptCommand(d *dialer) *cobra.Command {
 			if err := a.read(args); err != nil || a.passed {
 				return err
 			}
-			return d.call(func(ctx context.Context, client *api.Client) error { return a.ask(ctx, client) })
+			return d.call(func(ctx context.Context, noded *api.Client) error { return a.ask(ctx, noded) })
 		},
 	}
 	c.Flags().Uint32Var(&a.job, "job", 0, "the job, and not the newest of the user's")
@@ -77,7 +77,7 @@ func (a *adoption) read(args []string) (err error) {
 	return nil
 }
 
-func (a *adoption) ask(ctx context.Context, client *api.Client) error {
+func (a *adoption) ask(ctx context.Context, noded *api.Client) error {
 	in := &api.AdoptRequest{PID: a.pid, JobID: a.job}
 	if a.user != "" {
 		uid, err := strconv.ParseUint(a.user, 10, 32)
@@ -89,7 +89,7 @@ func (a *adoption) ask(ctx context.Context, client *api.Client) error {
 		n := uint32(uid)
 		in.UID = &n
 	}
-	r, err := client.Adopt(ctx, in)
+	r, err := noded.Adopt(ctx, in)
 	if a.pam && api.CodeOf(err) == api.NotFound {
 		// To the user, whom pam_exec shows standard output alone.
 		fmt.Printf("Access denied: %s has no job on this node\n", a.user)

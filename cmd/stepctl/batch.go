@@ -1,13 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -17,15 +14,6 @@ import (
 	"stepd/spank"
 	"stepd/step"
 )
-
-// batchOptions are those of batch beyond run's.
-type batchOptions struct {
-	runOptions
-	wait, parsable bool
-	wrap           string
-	// lines are where the script gives options.
-	lines optionLines
-}
 
 func batchCommand(d *dialer) *cobra.Command {
 	o := &batchOptions{}
@@ -63,52 +51,6 @@ func batchCommand(d *dialer) *cobra.Command {
 	o.bind(c)
 	c.Flags().StringVar(&o.wrap, "wrap", "", "a command of the shell instead of a script")
 	return c
-}
-
-// bind binds what the lines of a script may say, too.
-func (o *batchOptions) bind(c *cobra.Command) {
-	o.bindJob(c)
-	o.bindOutput(c, "none", "slurm-%j.out")
-	f := c.Flags()
-	f.BoolVarP(&o.wait, "wait", "W", false, "wait for the job's end and exit with its code")
-	f.Bool("requeue", false, "accepted, without effect: a job is never run again")
-	f.Bool("no-requeue", false, "accepted, without effect")
-	f.BoolVar(&o.parsable, "parsable", false, "print the job's number alone")
-}
-
-// script reads the script, as the caller.
-func (o *batchOptions) script(argv []string) ([]byte, []string, error) {
-	if o.wrap != "" {
-		if len(argv) > 0 {
-			return nil, nil, errors.New("--wrap and a script exclude each other")
-		}
-		return []byte("#!/bin/sh\n" + o.wrap + "\n"), []string{"wrap"}, nil
-	}
-	in, name := os.Stdin, "sbatch" // the name that sbatch gives it
-	if len(argv) > 0 {
-		f, err := os.Open(argv[0])
-		if err != nil {
-			return nil, nil, fmt.Errorf("cannot read script: %w", err)
-		}
-		defer f.Close()
-		in, name = f, argv[0]
-	} else {
-		argv = []string{name}
-	}
-	b, err := io.ReadAll(io.LimitReader(in, step.ScriptMax+1))
-	switch {
-	case err != nil:
-		return nil, nil, fmt.Errorf("cannot read script %q: %w", name, err)
-	case len(b) > step.ScriptMax:
-		return nil, nil, fmt.Errorf("cannot submit script %q: more than %d bytes", name, step.ScriptMax)
-	case !bytes.HasPrefix(b, []byte("#!")):
-		return nil, nil, fmt.Errorf("cannot submit script %q: its first line does not begin with #! and the path of an interpreter", name)
-	case bytes.IndexByte(b, 0) >= 0:
-		return nil, nil, fmt.Errorf("cannot submit script %q: it holds a NUL byte", name)
-	case bytes.Contains(b, []byte("\r\n")):
-		return nil, nil, fmt.Errorf("cannot submit script %q: its lines end with CR LF: use dos2unix", name)
-	}
-	return b, argv, nil
 }
 
 // batch submits the script.

@@ -105,14 +105,3 @@ func TestBindingOptions(t *testing.T) {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 }
-
-func TestPeekHelpTopic(t *testing.T) {
-	c := runCommand(&dialer{})
-	for line, want := range map[string]string{
-		"--cpu-bind=help prog": "cpu-bind", "--mem-bind help": "mem-bind", "-n2 --hint=HELP": "hint", "--cpu-bind=cores --job-name=help prog": "", "prog --cpu-bind=help": "",
-	} {
-		if got := peek(c, strings.Fields(line)).topic; got != want {
-			t.Errorf("%q: got %q, want %q", line, got, want)
-		}
-	}
-}

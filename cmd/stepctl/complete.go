@@ -11,8 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/printable"
-	"stepd/spank"
-	"stepd/step"
 )
 
 func completionCommand() *cobra.Command {
@@ -53,7 +51,7 @@ func completing(root *cobra.Command, args []string) (c *cobra.Command, rest []st
 
 // completeRefs completes JOB and JOB.STEP of the verbs that take them. ended
 // tells whether those of ended steps help.
-func (d *dialer) completeRefs(root *cobra.Command) {
+func completeRefs(d *dialer, root *cobra.Command) {
 	for _, v := range []struct {
 		name        string
 		ended, many bool
@@ -72,19 +70,19 @@ func (d *dialer) completeRefs(root *cobra.Command) {
 			if len(args) > 0 && !v.many {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return d.refs(v.ended, v.jobs, word), cobra.ShellCompDirectiveNoFileComp
+			return refs(d, v.ended, v.jobs, word), cobra.ShellCompDirectiveNoFileComp
 		}
 	}
 }
 
 // refs are steps, and jobs, whose numbers begin so, each with what it is.
-func (d *dialer) refs(ended, jobs bool, word string) (out []string) {
-	client := d.client()
+func refs(d *dialer, ended, jobs bool, word string) (out []string) {
+	noded := d.client()
 	ctx, cancel := context.WithTimeout(context.Background(), completePatience)
 	defer cancel()
 	seen := map[uint32]bool{}
 	own := uint32(os.Getuid())
-	for rec, err := range client.List(ctx, ended) {
+	for rec, err := range noded.List(ctx, ended) {
 		if err != nil {
 			return nil
 		}
@@ -142,44 +140,15 @@ func signalNames() (names []string) {
 }
 
 // completePlugins makes the plugins' options flags of c, so that they are completed.
-// It loads them as run does, as the caller, and says nothing: a completion that fails
-// completes less.
-func (d *dialer) completePlugins(c *cobra.Command, rest []string) {
-	seen := peek(c, rest)
-	if seen.socket != "" {
+// A completion that fails completes less.
+func completePlugins(d *dialer, c *cobra.Command, rest []string) {
+	if seen := peek(c, rest); seen.socket != "" {
 		d.socket = seen.socket
 	}
-	client := d.client()
 	ctx, cancel := context.WithTimeout(context.Background(), completePatience)
 	defer cancel()
-	conf, stack, err := nodeStack(ctx, client)
-	if err != nil || len(stack.Plugins) == 0 {
-		return
-	}
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return
-	}
-	defer null.Close()
-	prog, err := beside("spankhost")
-	if err != nil {
-		return
-	}
-	p := &plugins{context: contextOf(c), values: make(map[int]*value)}
-	p.session, _, err = spank.Open(ctx, spank.SessionConfig{
-		Program: prog, Context: p.context, Stack: stack, AllowReleases: conf.AllowReleases,
-		Env: os.Environ(), NodeName: conf.Node,
-		User:        step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())},
-		Files:       [3]*os.File{null, null, null},
-		HookTimeout: completePatience,
-	})
-	if p.session != nil {
+	if p := offeredPlugins(ctx, d.client(), contextOf(c), completePatience); p != nil {
 		d.plugins = p // close ends it
-	}
-	if err != nil {
-		return
-	}
-	if p.options, err = p.session.Init(); err == nil {
 		p.addFlags(c)
 	}
 }

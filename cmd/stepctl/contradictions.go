@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -174,4 +176,25 @@ func slips(a, b string) int {
 		}
 	}
 	return rows[len(a)][len(b)]
+}
+
+// notNumber is how pflag words that an option takes numbers.
+const notNumber = `^invalid argument "(.*)" for "(?:-., )?(--\S+)" flag: strconv\.Parse(?:Int|Uint): .*: (invalid syntax|value out of range)$`
+
+// flagError says in one clear line what is wrong with an option.
+func flagError(f *pflag.FlagSet, err error) error {
+	if left, ok := errors.AsType[errLeft](err); ok {
+		return left // pflag quotes the argument
+	}
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		return unknownOption(f, unknown)
+	}
+	m := regexp.MustCompile(notNumber).FindStringSubmatch(err.Error())
+	switch {
+	case m == nil:
+		return err
+	case m[3] == "invalid syntax":
+		return fmt.Errorf("%s=%s: want a whole number", m[2], m[1])
+	}
+	return fmt.Errorf("%s=%s: that is no number that it can have", m[2], m[1])
 }

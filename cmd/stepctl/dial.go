@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -247,22 +248,32 @@ func (p *private) stop() {
 	os.RemoveAll(p.dir) // where it could not itself
 }
 
-// beside finds one of our programs: beside this one, else in the folders that
-// it is installed in; never by PATH.
-func beside(name string, folders ...string) (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("cannot find %s: %w", name, err)
-	}
-	here := filepath.Dir(self)
-	for _, dir := range append([]string{"."}, append(folders, "../libexec/stepd")...) {
-		path := filepath.Join(here, dir, name)
-		if _, err := os.Stat(path); err == nil {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("cannot find %s beside %q", name, self)
-}
-
 // callTimeout bounds calls that noded answers at once.
 const callTimeout = 30 * time.Second
+
+// call runs f with a client and the bound for calls that are answered at once.
+func (d *dialer) call(f func(context.Context, *api.Client) error) error {
+	client := d.client()
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	return f(ctx, client)
+}
+
+// stepRef reads "12.0", or "12" for all steps of a job.
+func stepRef(s string) (api.StepRef, error) {
+	var ref api.StepRef
+	if strings.Contains(s, ".") {
+		id, err := step.ParseID(s)
+		if err != nil {
+			return ref, err
+		}
+		ref.JobID, ref.StepID = id.Job, &id.Step
+		return ref, nil
+	}
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil || n == 0 {
+		return ref, fmt.Errorf("cannot parse %q: want JOB or JOB.STEP, for example 12.0", s)
+	}
+	ref.JobID = uint32(n)
+	return ref, nil
+}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"stepd/step"
 	"testing"
 )
 
@@ -21,6 +22,23 @@ func TestNoNoded(t *testing.T) {
 		err := clientAt(path).Reach(t.Context())
 		if want := fmt.Sprintf("cannot connect to noded at %q: start it (systemctl start noded)", path); err == nil || err.Error() != want {
 			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
+func TestStepRef(t *testing.T) {
+	if r, err := stepRef("12.3"); err != nil || r.JobID != 12 || r.StepID == nil || *r.StepID != 3 {
+		t.Errorf("12.3: %v, %v", r, err)
+	}
+	if r, err := stepRef("12.batch"); err != nil || *r.StepID != step.BatchStep {
+		t.Errorf("12.batch: %v, %v", r, err)
+	}
+	if r, err := stepRef("12"); err != nil || r.JobID != 12 || r.StepID != nil {
+		t.Errorf("12: %v, %v", r, err)
+	}
+	for _, s := range []string{"", "0", "x", "1.x", "1.2.3", "-1", "99999999999"} {
+		if r, err := stepRef(s); err == nil {
+			t.Errorf("%q was read as %v", s, r)
 		}
 	}
 }

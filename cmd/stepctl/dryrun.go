@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -31,26 +30,6 @@ func dryRun(client *api.Client, o *runOptions, p *plugins, req *step.Request) er
 		return printJSON("plan", d)
 	}
 	return showDryRun(os.Stdout, d)
-}
-
-// giveOptions tells with each plugin of the stack the options that it would be given.
-func (p *plugins) giveOptions(stack []step.DryPlugin) {
-	for i, o := range p.options {
-		v := p.values[i]
-		if v == nil {
-			continue
-		}
-		word := "--" + o.Name
-		if v.bytes != nil {
-			word += "=" + string(v.bytes)
-		}
-		for j := range stack {
-			if filepath.Base(stack[j].Path) == o.File {
-				stack[j].Options = append(stack[j].Options, word)
-				break
-			}
-		}
-	}
 }
 
 // envChanges are the differences between the caller's environment and a task's, in the

@@ -2,12 +2,17 @@ package main
 
 import (
 	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"stepd/step"
 )
+
+var updatePlan = flag.Bool("update", false, "write the golden files anew")
 
 // TestEnvChanges: each difference is told once, with who makes it.
 func TestEnvChanges(t *testing.T) {
@@ -40,15 +45,24 @@ func TestEnvChanges(t *testing.T) {
 func TestShowDryRun(t *testing.T) {
 	d := &step.DryRun{
 		ID: step.ID{Job: 1}, Node: "vm", Argv: []string{"a b"}, Mounts: []string{"/tmp: the job's own, below /x"},
-		ResourceLimits: []step.ResourceLimit{{Name: "NOFILE", Hard: to(uint64(7)), Gets: to(uint64(7)), Lower: true}, {Name: "CORE", Asked: to(uint64(0)), Gets: to(uint64(0))}},
+		ResourceLimits: []step.ResourceLimit{{Name: "NOFILE", Hard: new(uint64(7)), Gets: new(uint64(7)), Lower: true}, {Name: "CORE", Asked: new(uint64(0)), Gets: new(uint64(0))}},
 		Plugins:        []step.DryPlugin{{Path: "/p/x.so", Required: true, State: "found", Options: []string{"--image=a"}}},
-		Environment:    []step.EnvChange{{Name: "X", Change: "added", By: "stepd", Value: to("1\x1b[2J")}, {Name: "Y", Change: "removed", By: "stepctl", Old: to("1")}},
+		Environment:    []step.EnvChange{{Name: "X", Change: "added", By: "stepd", Value: new("1\x1b[2J")}, {Name: "Y", Change: "removed", By: "stepctl", Old: new("1")}},
 	}
 	var b bytes.Buffer
 	if err := showDryRun(&b, d); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "dryrun", b.String())
+	golden := filepath.Join("testdata", "dryrun.golden")
+	if *updatePlan {
+		if err := os.WriteFile(golden, b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil || string(want) != b.String() {
+		t.Errorf("%s: %v (-update writes it)\nwant\n%s\ngot\n%s", golden, err, want, b.String())
+	}
 	if bytes.ContainsRune(b.Bytes(), '\x1b') {
 		t.Error("an escape passes")
 	}

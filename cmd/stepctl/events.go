@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"stepd/internal/printable"
 	"stepd/step"
 	"stepd/timeline"
 )
@@ -93,4 +94,12 @@ func timelineCommand(d *dialer) *cobra.Command {
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	c.MarkFlagsMutuallyExclusive("svg", "json")
 	return c
+}
+
+// at is "FILE:LINE", or the file as a whole.
+func at(file string, line int) string {
+	if line == 0 {
+		return printable.Line(file, 400)
+	}
+	return fmt.Sprintf("%s:%d", printable.Line(file, 400), line)
 }

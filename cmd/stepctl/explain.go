@@ -28,21 +28,21 @@ has come and which ranks the others wait for.`,
 			if err != nil {
 				return err
 			}
-			return d.explain(ref, asJSON)
+			return explainSteps(d, ref, asJSON)
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return c
 }
 
-func (d *dialer) explain(ref api.StepRef, asJSON bool) error {
-	recs, err := d.recordsNow(ref)
+func explainSteps(d *dialer, ref api.StepRef, asJSON bool) error {
+	recs, err := recordsNow(d, ref)
 	if err != nil {
 		return err
 	}
 	all := make([]*explain.Explanation, len(recs))
 	for i, rec := range recs {
-		events, err := d.eventsOf(rec.ID)
+		events, err := eventsOf(d, rec.ID)
 		if err != nil {
 			return err
 		}
@@ -71,17 +71,17 @@ func (d *dialer) explain(ref api.StepRef, asJSON bool) error {
 
 // recordsNow are the records of a step, or of a job's steps, with what processes
 // do now where a stepd answers: one that does not is why somebody asks.
-func (d *dialer) recordsNow(ref api.StepRef) (recs []*step.Record, err error) {
-	err = d.call(func(ctx context.Context, client *api.Client) (err error) {
+func recordsNow(d *dialer, ref api.StepRef) (recs []*step.Record, err error) {
+	err = d.call(func(ctx context.Context, noded *api.Client) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, statPatience)
 		defer cancel()
-		recs, err = client.Stat(ctx, ref)
+		recs, err = noded.Stat(ctx, ref)
 		return err
 	})
 	if code := api.CodeOf(err); code == api.Unavailable || code == api.DeadlineExceeded {
 		unanswered := err
-		err = d.call(func(ctx context.Context, client *api.Client) (err error) {
-			recs, err = client.Show(ctx, ref)
+		err = d.call(func(ctx context.Context, noded *api.Client) (err error) {
+			recs, err = noded.Show(ctx, ref)
 			return err
 		})
 		if err == nil {
@@ -95,7 +95,7 @@ func (d *dialer) recordsNow(ref api.StepRef) (recs []*step.Record, err error) {
 const statPatience = 10 * time.Second
 
 // eventsOf reads a step's event log; one that is gone, of an old step, holds nothing.
-func (d *dialer) eventsOf(id step.ID) (events []step.Event, err error) {
+func eventsOf(d *dialer, id step.ID) (events []step.Event, err error) {
 	err = eachEvent(d, id.String(), false, func(line []byte) error {
 		var e step.Event
 		if err := json.Unmarshal(line, &e); err != nil {
@@ -108,21 +108,4 @@ func (d *dialer) eventsOf(id step.ID) (events []step.Event, err error) {
 		return nil, nil
 	}
 	return events, err
-}
-
-// keep adds an event that may explain something: a step of a thousand tasks has a
-// hundred thousand that do not. A hook that has returned well takes its start back,
-// which comes right before its end.
-func keep(events []step.Event, e *step.Event) []step.Event {
-	switch e.Event {
-	case step.EventTaskFork, step.EventTaskExec, step.EventUsage:
-		return events
-	case step.EventHookEnd:
-		last := len(events) - 1
-		if e.RC != nil && *e.RC >= 0 && last >= 0 && events[last].Event == step.EventHookStart &&
-			events[last].Plugin == e.Plugin && events[last].Hook == e.Hook {
-			return events[:last]
-		}
-	}
-	return append(events, *e)
 }

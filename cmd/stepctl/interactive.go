@@ -14,16 +14,16 @@ import (
 // use_interactive_step): alloc starts `stepctl run` with the site's options for it, in a
 // process of its own as salloc starts srun, and that is the command of the job.
 
-// interactiveCommand is that command. options are words and variables as a
+// interactiveCommand is that command. site, the site's options, are words and variables as a
 // shell has them; what a variable holds is one word.
-func interactiveCommand(options string) ([]string, error) {
+func interactiveCommand(site string) ([]string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("cannot find stepctl: %w", err)
 	}
-	words, err := splitWords(options)
+	words, err := splitWords(site)
 	if err != nil {
-		return nil, fmt.Errorf("cannot use InteractiveStepOptions=%.200q of slurm.conf: %w", options, err)
+		return nil, fmt.Errorf("cannot use InteractiveStepOptions=%.200q of slurm.conf: %w", site, err)
 	}
 	command := []string{self, "run"}
 	for _, w := range words {

@@ -1,46 +1,16 @@
 package main
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
-// What has left is refused by its name, with where its work is done now.
-func TestLeft(t *testing.T) {
+// What has left is refused in a script and in a variable, too.
+func TestLeftElsewhere(t *testing.T) {
 	const now = " is not supported any more: use Slurm: docs/slurm.md"
-	for line, want := range map[string]string{
-		"batch --array=0-3 x":                   "--array" + now,
-		"batch -a 0-3 x":                        "--array" + now,
-		"batch -a0-3 x":                         "--array" + now,
-		"batch -d afterok:3 x":                  "--dependency" + now,
-		"run --dependency=singleton true":       "--dependency" + now,
-		"run --begin now+1 true":                "--begin" + now,
-		"alloc -b now+1":                        "--begin" + now,
-		"alloc -H":                              "--hold" + now,
-		"batch --hold x":                        "--hold" + now,
-		"batch --kill-on-invalid-dep=yes x":     "--kill-on-invalid-dep" + now,
-		"run --bcast true":                      "--bcast" + now,
-		"run --bcast=/tmp/x true":               "--bcast" + now,
-		"run --send-libs --bcast true":          "--send-libs" + now,
-		"run --compress=lz4 true":               "--compress" + now,
-		"hold 3":                                "stepctl hold" + now,
-		"release 3":                             "stepctl release" + now,
-		"requeue 3":                             "stepctl requeue" + now,
-		"run true --array=3":                    "", // the command's
-		"batch --requeue --no-requeue x --hold": "",
-	} {
-		err := parsed(t, line)
-		switch {
-		case want == "" && err != nil:
-			t.Errorf("%q: %v", line, err)
-		case want != "" && (err == nil || err.Error() != want):
-			t.Errorf("%q: got %v, want %q", line, err, want)
-		}
-	}
-	c := batchCommand(&dialer{})
+	c := batchVerb()
 	_, err := scriptOptions(c, &plugins{}, "job.sh", []byte("#!/bin/sh\n#SBATCH -n 1\n#SBATCH --array=0-3\n"))
 	if err == nil || err.Error() != "job.sh:3: #SBATCH: --array"+now {
 		t.Errorf("in a script: %v", err)
@@ -66,16 +36,15 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-// The options that have left are no verb's any more, and not shown.
+// The options that have left are no verb's any more.
 func TestLeftAreHidden(t *testing.T) {
-	for _, c := range []*cobra.Command{runCommand(&dialer{}), allocCommand(&dialer{}), batchCommand(&dialer{})} {
+	alloc := &cobra.Command{Use: "alloc"}
+	new(runOptions).bindJob(alloc)
+	for _, c := range []*cobra.Command{runVerb(), alloc, batchVerb()} {
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			if _, left := f.Value.(leftFlag); left && !f.Hidden {
 				t.Errorf("%s shows --%s", c.Name(), f.Name)
 			}
 		})
-		if page := pageOf(c).Roff(); strings.Contains(page, "dependency") {
-			t.Errorf("the page of %s has --dependency", c.Name())
-		}
 	}
 }

@@ -3,7 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 )
@@ -52,4 +54,21 @@ func askNames(question string) (map[string]string, error) {
 		}
 	}
 	return answer, nil
+}
+
+// beside finds one of our programs: beside this one, else in the folders that
+// it is installed in; never by PATH.
+func beside(name string, folders ...string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("cannot find %s: %w", name, err)
+	}
+	here := filepath.Dir(self)
+	for _, dir := range append([]string{"."}, append(folders, "../libexec/stepd")...) {
+		path := filepath.Join(here, dir, name)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("cannot find %s beside %q", name, self)
 }

@@ -4,24 +4,15 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"os"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"stepd/internal/build"
 )
-
-// exitError ends the program with a code and no words: they were said.
-type exitError int
-
-func (e exitError) Error() string { return fmt.Sprintf("exit %d", int(e)) }
 
 func main() {
 	if len(os.Args) == 1 && os.Args[0] == readerName {
@@ -57,45 +48,9 @@ func execute(args []string) error {
 		}
 	}
 	if c, rest := completing(root, args); c != nil && c.Annotations[usesPlugins] != "" && strings.HasPrefix(args[len(args)-1], "-") {
-		d.completePlugins(c, rest)
+		completePlugins(d, c, rest)
 	}
 	return unknownVerb(root, root.Execute())
-}
-
-// say writes one line of stepctl's own to stderr.
-func say(format string, args ...any) { sayLine("stepctl: " + fmt.Sprintf(format, args...)) }
-
-// rawLines is set while the terminal is raw: a line needs its carriage returns then.
-var rawLines atomic.Bool
-
-// sayLine writes one line to stderr.
-func sayLine(line string) {
-	waiting.clear()
-	if rawLines.Load() {
-		line = "\r" + line + "\r"
-	}
-	fmt.Fprintln(os.Stderr, line)
-}
-
-// notNumber is how pflag words that an option takes numbers.
-const notNumber = `^invalid argument "(.*)" for "(?:-., )?(--\S+)" flag: strconv\.Parse(?:Int|Uint): .*: (invalid syntax|value out of range)$`
-
-// flagError says in one clear line what is wrong with an option.
-func flagError(f *pflag.FlagSet, err error) error {
-	if left, ok := errors.AsType[errLeft](err); ok {
-		return left // pflag quotes the argument
-	}
-	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
-		return unknownOption(f, unknown)
-	}
-	m := regexp.MustCompile(notNumber).FindStringSubmatch(err.Error())
-	switch {
-	case m == nil:
-		return err
-	case m[3] == "invalid syntax":
-		return fmt.Errorf("%s=%s: want a whole number", m[2], m[1])
-	}
-	return fmt.Errorf("%s=%s: that is no number that it can have", m[2], m[1])
 }
 
 // rootFor is the root with as many verbs as args need: a step pays for them all, and most
@@ -120,8 +75,8 @@ func rootFor(d *dialer, args []string) *cobra.Command {
 func newRoot(d *dialer) *cobra.Command {
 	root := bareRoot(d)
 	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), adoptCommand(d), suspendCommand(d), resumeCommand(d), statCommand(d), explainCommand(d), attachCommand(d), outputCommand(d),
-		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand(d))
-	d.completeRefs(root)
+		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand())
+	completeRefs(d, root)
 	completeFlags(root)
 	return root
 }

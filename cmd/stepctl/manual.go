@@ -81,11 +81,11 @@ func styleOf(f *os.File) manual.Style {
 }
 
 // manCommand writes the man pages: for make install.
-func manCommand(d *dialer) *cobra.Command {
+func manCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "man DIR", Short: "write the man pages into DIR", Args: cobra.ExactArgs(1), Hidden: true,
-		RunE: func(_ *cobra.Command, args []string) error {
-			pages, err := manPages(newRoot(d))
+		RunE: func(c *cobra.Command, args []string) error {
+			pages, err := manPages(c.Root())
 			if err != nil {
 				return err
 			}

@@ -101,28 +101,22 @@ func FuzzMultiProg(f *testing.F) {
 	})
 }
 
-func TestWrittenOut(t *testing.T) {
-	c := runCommand(&dialer{})
-	for in, want := range map[string]string{
-		"-K1 true":            "--kill-on-bad-exit=1 true",
-		"-n 2 -K0 -l true -K": "-n 2 --kill-on-bad-exit=0 -l true -K",
-		"-K true":             "-K true",
-		"-ln2 -K1 -- -K1":     "-ln2 --kill-on-bad-exit=1 -- -K1",
-		"--output f -K=1 x":   "--output f --kill-on-bad-exit=1 x",
-		"sh -K1":              "sh -K1",
-	} {
-		if got := strings.Join(writtenOut(c, strings.Fields(in)), " "); got != want {
-			t.Errorf("%q: got %q, want %q", in, got, want)
-		}
-	}
-}
-
 func TestExportItems(t *testing.T) {
 	for in, want := range map[string]string{
 		"A,B=x": "A;B=x", `A="a,b",B`: `A="a,b";B`, "A='a,b',B": "A='a,b';B", `A="a,b`: `A="a,b`, "": "", "A,": "A;",
 	} {
 		if got := strings.Join(exportItems(in), ";"); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestRankList(t *testing.T) {
+	for want, ranks := range map[string][]int{
+		"0": {0}, "0-1": {0, 1}, "0,2": {0, 2}, "0-2,4,6-7": {0, 1, 2, 4, 6, 7}, "": nil,
+	} {
+		if got := rankList(ranks); got != want {
+			t.Errorf("rankList(%v) = %q, want %q", ranks, got, want)
 		}
 	}
 }

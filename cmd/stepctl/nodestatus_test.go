@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"flag"
 	"os"
 	"path/filepath"
 	"testing"
@@ -9,6 +10,8 @@ import (
 
 // TestNodeStatusScreen: the node document, as people see it; control characters of
 // others do not reach the terminal.
+var updateScreens = flag.Bool("update", false, "write the golden files anew")
+
 func TestNodeStatusScreen(t *testing.T) {
 	for name, doc := range map[string]string{
 		"busy": `{"name":"n1","state":"DRAINING","reason":"Kill task failed: step 12.0: 1 left","cpus":8,"free_cpus":3,"memory_bytes":16777216000,"memory_used_mb":700,
@@ -27,7 +30,7 @@ func TestNodeStatusScreen(t *testing.T) {
 			t.Fatal(err)
 		}
 		golden := filepath.Join("testdata", "nodestatus-"+name+".txt")
-		if *update {
+		if *updateScreens {
 			if err := os.WriteFile(golden, b.Bytes(), 0o644); err != nil {
 				t.Fatal(err)
 			}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/printable"
@@ -44,7 +45,6 @@ type runOptions struct {
 	dryRun, json          bool
 	interactive           bool
 	preserveEnv           bool
-	left                  bool // the client has left a step that goes on
 }
 
 // bindJob binds what run, alloc and batch have in common.
@@ -358,3 +358,24 @@ func stream(value string, ntasks int) (step.Stream, error) {
 	}
 	return step.Stream{Kind: step.StreamFile, Pattern: value}, nil
 }
+
+// setTerminal asks for a terminal where --pty was given. As with srun the option is
+// disregarded where the client has none itself.
+func (o *runOptions) setTerminal(r *step.Request) {
+	if !o.pty {
+		return
+	}
+	if !isTerminal(os.Stdin) {
+		say("error: standard input is no terminal: --pty is disregarded")
+		o.pty = false
+		return
+	}
+	r.Terminal = terminalOf(os.Stdin, os.Stdout)
+	r.Stdin, r.Stdout, r.Stderr = nullStream, nullStream, nullStream
+	r.Env = append(r.Env,
+		fmt.Sprintf("SLURM_PTY_WIN_COL=%d", r.Terminal.Cols),
+		fmt.Sprintf("SLURM_PTY_WIN_ROW=%d", r.Terminal.Rows))
+}
+
+// takesTerminal tells whether --pty was given and is not disregarded.
+func takesTerminal(f *pflag.FlagSet) bool { return wasGiven(f, "pty") && isTerminal(os.Stdin) }

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/step"
 	"stepd/stepio"
@@ -57,9 +55,9 @@ type printer struct {
 	quiet    replay.Quiet
 }
 
-func newPrinter(rec *step.Record, o outputOptions, terminal bool) *printer {
+func newPrinter(rec *step.Record, o outputOptions, onTerminal bool) *printer {
 	spec := &step.Spec{Request: step.Request{NTasks: rec.NTasks}}
-	return &printer{terminal: terminal, guard: newGuard(rec.UID, o.raw), lines: stepio.NewRemote(spec, stepio.Options{
+	return &printer{terminal: onTerminal, guard: newGuard(rec.UID, o.raw), lines: stepio.NewRemote(spec, stepio.Options{
 		Stdout: os.Stdout, Stderr: os.Stderr, Label: o.label, Unbuffered: !o.label,
 		Failed: func(err error) {
 			// There is nothing to leave behind: it is no terminal.
@@ -116,47 +114,6 @@ func (d *dialer) output(id step.ID, o outputOptions) error {
 		return fmt.Errorf("%w%s%s", err, wentTo("stdout", rec.Stdout), wentTo("stderr", rec.Stderr))
 	}
 	return nil
-}
-
-// lastWait is how long noded may take to hear of the end of a step whose stepd is gone.
-const lastWait = 10 * time.Second
-
-// last is the last record of a step that is about to end.
-func (d *dialer) last(id step.ID) (*step.Record, error) {
-	err := d.call(func(ctx context.Context, client *api.Client) error {
-		ctx, cancel := context.WithTimeout(ctx, lastWait)
-		defer cancel()
-		_, err := client.Wait(ctx, api.Ref(id))
-		return err
-	})
-	switch {
-	case api.CodeOf(err) == api.DeadlineExceeded:
-		return nil, fmt.Errorf("noded has not heard of its end within %v", lastWait)
-	case err != nil:
-		return nil, err
-	}
-	return d.record(id)
-}
-
-// record asks noded for one step.
-func (d *dialer) record(id step.ID) (*step.Record, error) {
-	return d.shown(api.Ref(id))
-}
-
-// shown is what noded shows of one step.
-func (d *dialer) shown(ref api.StepRef) (*step.Record, error) {
-	var recs []*step.Record
-	err := d.call(func(ctx context.Context, client *api.Client) (err error) {
-		recs, err = client.Show(ctx, ref)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	if len(recs) != 1 {
-		return nil, fmt.Errorf("noded told %d records of one step of job %d", len(recs), ref.JobID)
-	}
-	return recs[0], nil
 }
 
 // wentTo tells where a stream goes that is not kept.

@@ -34,7 +34,7 @@ func pluginsCommand(d *dialer) *cobra.Command {
 			"--check prints what is wrong instead, a finding a line, and exits 1 when one is an error.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, files []string) error {
-			conf, err := lintConfig(d, files)
+			conf, err := lintConfig(d, c.Root(), files)
 			if err != nil {
 				return err
 			}
@@ -60,15 +60,15 @@ func pluginsCommand(d *dialer) *cobra.Command {
 
 // lintConfig is what noded says of the stack. With a FILE it works without
 // noded, and the defaults hold.
-func lintConfig(d *dialer, files []string) (lint.Config, error) {
+func lintConfig(d *dialer, root *cobra.Command, files []string) (lint.Config, error) {
 	var none lint.Config
 	host, err := beside("spankhost")
 	if err != nil {
 		return none, err
 	}
 	var node *api.ConfigReply
-	err = d.call(func(ctx context.Context, client *api.Client) (err error) {
-		node, err = client.Config(ctx)
+	err = d.call(func(ctx context.Context, noded *api.Client) (err error) {
+		node, err = noded.Config(ctx)
 		return err
 	})
 	switch {
@@ -91,7 +91,7 @@ func lintConfig(d *dialer, files []string) (lint.Config, error) {
 	}
 	return lint.Config{
 		Plugstack: file, PluginDirs: node.PluginDirs, AllowReleases: node.AllowReleases, RequireSafe: node.RequireSafe,
-		Host: host, BuiltIn: builtIn(d),
+		Host: host, BuiltIn: builtIn(root),
 		Options: func(p spank.Plugin) ([]lint.Option, error) { return pluginOptions(host, node, p) },
 	}, nil
 }
@@ -107,9 +107,12 @@ func withoutNode(why error) (*api.ConfigReply, error) {
 }
 
 // builtIn are the long options that a plugin's cannot have the name of.
-func builtIn(d *dialer) []string {
+func builtIn(root *cobra.Command) []string {
 	names := []string{"help"}
-	for _, c := range []*cobra.Command{newRoot(d), runCommand(d), allocCommand(d), batchCommand(d)} {
+	for _, c := range append(root.Commands(), root) {
+		if c != root && c.Annotations[usesPlugins] == "" {
+			continue
+		}
 		for _, flags := range []*pflag.FlagSet{c.Flags(), c.PersistentFlags()} {
 			flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 
 	"stepd/spank"
 	"stepd/spank/lint"
@@ -60,7 +61,10 @@ func TestPrintPlugins(t *testing.T) {
 
 // TestBuiltIn: what no plugin can be called.
 func TestBuiltIn(t *testing.T) {
-	names := builtIn(&dialer{})
+	root := &cobra.Command{Use: "stepctl"}
+	root.PersistentFlags().String("socket", "", "")
+	root.AddCommand(runCommand(&dialer{}), allocCommand(&dialer{}), batchCommand(&dialer{}))
+	names := builtIn(root)
 	for _, name := range []string{"ntasks", "chdir", "socket", "help", "standalone"} {
 		if !slices.Contains(names, name) {
 			t.Errorf("--%s is not among %q", name, names)

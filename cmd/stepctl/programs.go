@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"stepd/step"
 )
@@ -196,4 +197,22 @@ func (o *programOptions) tellUseless(c *cobra.Command) {
 	if o.signal != "" && o.time == "" && os.Getenv("SLURM_JOB_ID") == "" && !c.Flags().Changed("jobid") {
 		say("%s", errNoTime)
 	}
+}
+
+// parseSignal reads "TERM", "SIGTERM", "15".
+func parseSignal(s string) (int, error) {
+	if n, err := strconv.Atoi(s); err == nil {
+		if n < 1 || n > 64 {
+			return 0, fmt.Errorf("there is no signal %d", n)
+		}
+		return n, nil
+	}
+	name := strings.ToUpper(s)
+	if !strings.HasPrefix(name, "SIG") {
+		name = "SIG" + name
+	}
+	if sig := unix.SignalNum(name); sig != 0 {
+		return int(sig), nil
+	}
+	return 0, fmt.Errorf("there is no signal %q", s)
 }

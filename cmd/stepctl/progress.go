@@ -5,116 +5,21 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"stepd/api"
 	"stepd/explain"
-	"stepd/internal/printable"
 	"stepd/step"
 )
-
-// progressAfter is how long something may take before a user is told what it is;
-// progressEvery how often that is told anew, with its time.
-const (
-	progressAfter = time.Second
-	progressEvery = time.Second
-)
-
-// progressLine is one line on a terminal, rewritten while something takes its time and
-// taken away at its end.
-type progressLine struct {
-	mu    sync.Mutex
-	to    *os.File
-	shown bool // guarded by mu
-}
-
-// waiting is the line of this process: say takes it away before a line of its own.
-var waiting = &progressLine{to: os.Stderr}
-
-// set shows a text, cut to the terminal. The cursor stays at the line's begin: what a
-// task writes now stands in its place.
-func (p *progressLine) set(text string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	columns, _ := screenSize(p.to)
-	if columns <= 1 {
-		columns = 80
-	}
-	fmt.Fprint(p.to, "\r\x1b[K"+fit(text, columns-1)+"\r")
-	p.shown = true
-}
-
-// clear takes the text away, and nothing that others have written before it.
-func (p *progressLine) clear() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.shown {
-		fmt.Fprint(p.to, "\x1b[K")
-		p.shown = false
-	}
-}
-
-// tellSlow tells what is done, as now says it, where it takes longer than a second:
-// on a terminal, once a second, until the returned function is called, which takes it
-// away. now may say "", which shows nothing, and that there is no more to tell; it is
-// called by one goroutine.
-func (o *runOptions) tellSlow(now func(since time.Duration) (text string, over bool)) (done func()) {
-	if o.quiet || rawLines.Load() || os.Getenv("TERM") == "dumb" || !isTerminal(os.Stderr) {
-		return func() {}
-	}
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	begun := time.Now()
-	wg.Go(func() {
-		timer := time.NewTimer(progressAfter)
-		defer timer.Stop()
-		for {
-			select {
-			case <-stop:
-				waiting.clear()
-				return
-			case <-timer.C:
-			}
-			text, over := now(time.Since(begun))
-			if over || text == "" {
-				waiting.clear()
-			} else {
-				waiting.set("stepctl: " + printable.Line(text, 400))
-			}
-			if over {
-				return
-			}
-			timer.Reset(progressEvery)
-		}
-	})
-	return sync.OnceFunc(func() { close(stop); wg.Wait() })
-}
-
-// slowPlugins tells which hook of which plugin runs on this side.
-func (o *runOptions) slowPlugins(p *plugins) (done func()) {
-	s := p.session // p.close takes it away
-	if s == nil {
-		return func() {}
-	}
-	return o.tellSlow(func(time.Duration) (string, bool) {
-		plugin, hook, since, in := s.Doing()
-		if !in {
-			return "", false
-		}
-		return fmt.Sprintf("plugin %q: %s for %s, on this side", plugin, hook, whole(since)), false
-	})
-}
 
 // slowLaunch tells at which stage a launch is, and in which hook.
 func (l *launch) slowLaunch() (done func()) {
 	if l.screen != nil {
 		return func() {}
 	}
-	return l.opt.tellSlow(func(since time.Duration) (string, bool) {
+	return tellSlow(l.opt.quiet, func(since time.Duration) (string, bool) {
 		l.mu.Lock()
 		state := l.state
 		l.mu.Unlock()
@@ -206,5 +111,19 @@ func prologWords(rec *step.Record, now time.Time) string {
 	return fmt.Sprintf("step %s: TaskProlog of %s %s runs for %s", rec.ID.Name(), word, rankList(ranks), whole(now.Sub(*rec.Started)))
 }
 
-// whole is a duration in seconds.
-func whole(d time.Duration) string { return d.Truncate(time.Second).String() }
+// keep adds an event that may explain something: a step of a thousand tasks has a
+// hundred thousand that do not. A hook that has returned well takes its start back,
+// which comes right before its end.
+func keep(events []step.Event, e *step.Event) []step.Event {
+	switch e.Event {
+	case step.EventTaskFork, step.EventTaskExec, step.EventUsage:
+		return events
+	case step.EventHookEnd:
+		last := len(events) - 1
+		if e.RC != nil && *e.RC >= 0 && last >= 0 && events[last].Event == step.EventHookStart &&
+			events[last].Plugin == e.Plugin && events[last].Hook == e.Hook {
+			return events[:last]
+		}
+	}
+	return append(events, *e)
+}

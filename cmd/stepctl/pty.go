@@ -1,35 +1,10 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
-	"github.com/spf13/pflag"
-
 	"stepd/api/stepapi"
-	"stepd/step"
 )
-
-// setTerminal asks for a terminal where --pty was given. As with srun the option is
-// disregarded where the client has none itself.
-func (o *runOptions) setTerminal(r *step.Request) {
-	if !o.pty {
-		return
-	}
-	if !isTerminal(os.Stdin) {
-		say("error: standard input is no terminal: --pty is disregarded")
-		o.pty = false
-		return
-	}
-	r.Terminal = terminalOf(os.Stdin, os.Stdout)
-	r.Stdin, r.Stdout, r.Stderr = nullStream, nullStream, nullStream
-	r.Env = append(r.Env,
-		fmt.Sprintf("SLURM_PTY_WIN_COL=%d", r.Terminal.Cols),
-		fmt.Sprintf("SLURM_PTY_WIN_ROW=%d", r.Terminal.Rows))
-}
-
-// takesTerminal tells whether --pty was given and is not disregarded.
-func takesTerminal(f *pflag.FlagSet) bool { return wasGiven(f, "pty") && isTerminal(os.Stdin) }
 
 // watchSeq is the number of the one Watch of a connection.
 const watchSeq = 1<<32 - 1

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -55,8 +54,11 @@ func runCommand(d *dialer) *cobra.Command {
 				o.name = "interactive"
 			}
 			code, err := run(client, o, d, argv)
-			if o.interactive && o.left {
-				return exitError(shellLeft)
+			if code, left := errors.AsType[stepLeft](err); left {
+				if o.interactive {
+					code = stepLeft(shellLeft)
+				}
+				return exitError(code)
 			}
 			if err == nil && code != 0 {
 				return exitError(code)
@@ -86,7 +88,7 @@ func listMPI(client *api.Client) error {
 // run is one step, from the request to its exit code.
 func run(client *api.Client, o *runOptions, d *dialer, argv []string) (int, error) {
 	p := d.plugins
-	fast := o.slowPlugins(p)
+	fast := p.slow(o.quiet)
 	err := p.take()
 	fast()
 	if err != nil {
@@ -112,7 +114,7 @@ func launchStep(client *api.Client, o *runOptions, d *dialer, argv []string) (in
 		return 0, dryRun(client, o, p, req)
 	}
 	hooks := mpi.NewClient(cmp.Or(o.mpi, p.mpiDefault))
-	fast := o.slowPlugins(p)
+	fast := p.slow(o.quiet)
 	reply, err := start(client, o, p, hooks, req)
 	fast()
 	if err != nil {
@@ -138,8 +140,7 @@ func launchStep(client *api.Client, o *runOptions, d *dialer, argv []string) (in
 	rec, err := l.follow(reply, spec)
 	begun()
 	if code, left := l.detached(); left {
-		o.left = true
-		return 0, exitError(code)
+		return 0, stepLeft(code)
 	}
 	if err != nil {
 		return 0, err
@@ -160,7 +161,7 @@ func start(client *api.Client, o *runOptions, p *plugins, hooks mpi.Client, req 
 		return nil, err
 	}
 	ref := api.StepRef{JobID: reserved.JobID, StepID: &reserved.StepID}
-	change, err := o.localUserInit(p, hooks, req, reserved)
+	change, err := localUserInit(o, p, hooks, req, reserved)
 	if err != nil {
 		cerr := client.Cancel(ctx, &api.CancelRequest{StepRef: ref, Reason: "the client's plugins failed"})
 		if cerr != nil {
@@ -173,7 +174,7 @@ func start(client *api.Client, o *runOptions, p *plugins, hooks mpi.Client, req 
 
 // localUserInit lets the plugins see the reserved step, and returns what they
 // made of its environment: that of MPI comes last, as in Slurm.
-func (o *runOptions) localUserInit(p *plugins, hooks mpi.Client, req *step.Request, reserved *api.RunReply) (*step.LaunchChange, error) {
+func localUserInit(o *runOptions, p *plugins, hooks mpi.Client, req *step.Request, reserved *api.RunReply) (*step.LaunchChange, error) {
 	spec := reserved.Spec
 	own, err := o.clientEnv(p, int(req.Umask))
 	if err != nil {
@@ -209,6 +210,11 @@ func mpiFini(hooks mpi.Client) {
 		say("error: MPI: %v", err)
 	}
 }
+
+// stepLeft ends a run whose client has left the step, with the code to exit with.
+type stepLeft int
+
+func (e stepLeft) Error() string { return fmt.Sprintf("the client has left, with code %d", int(e)) }
 
 // launch is a step that this client waits for.
 type launch struct {
@@ -422,24 +428,4 @@ func (l *launch) conclude(rec *step.Record) int {
 // wait asks noded for the end of the step.
 func (l *launch) wait() (*step.Record, error) {
 	return awaitRecord(context.Background(), l.client, l.id, sayGone)
-}
-
-// rankList is "0-1,3".
-func rankList(ranks []int) string {
-	var b strings.Builder
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if b.Len() > 0 {
-			b.WriteByte(',')
-		}
-		fmt.Fprint(&b, ranks[i])
-		if j > i {
-			fmt.Fprintf(&b, "-%d", ranks[j])
-		}
-		i = j + 1
-	}
-	return b.String()
 }

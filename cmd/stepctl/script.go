@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -39,15 +41,7 @@ func scriptOptions(c *cobra.Command, p *plugins, name string, script []byte) (op
 	}
 	of := &cobra.Command{Use: "batch", SilenceErrors: true, SilenceUsage: true}
 	new(batchOptions).bind(of)
-	line := p.given
-	p.given = nil
-	for i, o := range p.options {
-		if f := c.Flags().Lookup(o.Name); f != nil {
-			if _, ours := f.Value.(*pluginFlag); ours {
-				of.Flags().VarPF(&pluginFlag{p, i}, o.Name, "", "").NoOptDefVal = f.NoOptDefVal
-			}
-		}
-	}
+	restore := p.scriptFlags(c.Flags(), of.Flags())
 	given := make(optionLines)
 	for _, l := range lines {
 		before := make(map[string]string)
@@ -69,10 +63,10 @@ func scriptOptions(c *cobra.Command, p *plugins, name string, script []byte) (op
 	if err := contradictions(of.Flags()); err != nil {
 		return nil, given.place(err)
 	}
-	p.given = append(p.given, line...) // the command line's are called last, and win
+	restore()
 	for _, f := range setFlags(of) {
 		own := c.Flags().Lookup(f.Name)
-		if _, plugin := f.Value.(*pluginFlag); plugin || own == nil || own.Changed || overruled(c.Flags(), f.Name) {
+		if isPlugins(f) || own == nil || own.Changed || overruled(c.Flags(), f.Name) {
 			delete(given, "--"+f.Name)
 			continue
 		}
@@ -163,4 +157,59 @@ func splitWords(s string) ([]string, error) {
 		words = append(words, word.String())
 	}
 	return words, nil
+}
+
+// batchOptions are those of batch beyond run's.
+type batchOptions struct {
+	runOptions
+	wait, parsable bool
+	wrap           string
+	// lines are where the script gives options.
+	lines optionLines
+}
+
+// bind binds what the lines of a script may say, too.
+func (o *batchOptions) bind(c *cobra.Command) {
+	o.bindJob(c)
+	o.bindOutput(c, "none", "slurm-%j.out")
+	f := c.Flags()
+	f.BoolVarP(&o.wait, "wait", "W", false, "wait for the job's end and exit with its code")
+	f.Bool("requeue", false, "accepted, without effect: a job is never run again")
+	f.Bool("no-requeue", false, "accepted, without effect")
+	f.BoolVar(&o.parsable, "parsable", false, "print the job's number alone")
+}
+
+// script reads the script, as the caller.
+func (o *batchOptions) script(argv []string) ([]byte, []string, error) {
+	if o.wrap != "" {
+		if len(argv) > 0 {
+			return nil, nil, errors.New("--wrap and a script exclude each other")
+		}
+		return []byte("#!/bin/sh\n" + o.wrap + "\n"), []string{"wrap"}, nil
+	}
+	in, name := os.Stdin, "sbatch" // the name that sbatch gives it
+	if len(argv) > 0 {
+		f, err := os.Open(argv[0])
+		if err != nil {
+			return nil, nil, fmt.Errorf("cannot read script: %w", err)
+		}
+		defer f.Close()
+		in, name = f, argv[0]
+	} else {
+		argv = []string{name}
+	}
+	b, err := io.ReadAll(io.LimitReader(in, step.ScriptMax+1))
+	switch {
+	case err != nil:
+		return nil, nil, fmt.Errorf("cannot read script %q: %w", name, err)
+	case len(b) > step.ScriptMax:
+		return nil, nil, fmt.Errorf("cannot submit script %q: more than %d bytes", name, step.ScriptMax)
+	case !bytes.HasPrefix(b, []byte("#!")):
+		return nil, nil, fmt.Errorf("cannot submit script %q: its first line does not begin with #! and the path of an interpreter", name)
+	case bytes.IndexByte(b, 0) >= 0:
+		return nil, nil, fmt.Errorf("cannot submit script %q: it holds a NUL byte", name)
+	case bytes.Contains(b, []byte("\r\n")):
+		return nil, nil, fmt.Errorf("cannot submit script %q: its lines end with CR LF: use dos2unix", name)
+	}
+	return b, argv, nil
 }

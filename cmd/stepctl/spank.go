@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -54,11 +55,10 @@ type value struct {
 }
 
 // loadPlugins reads the node's plugin stack as the caller, loads it and calls
-// slurm_spank_init. An error is told already where exitError says so.
-func loadPlugins(d *dialer, client *api.Client, c spank.Context) (*plugins, error) {
+// slurm_spank_init. ctx bounds the questions to noded alone; hold is given the session, so
+// that a signal ends it. An error was printed already where exitError says so.
+func loadPlugins(ctx context.Context, client *api.Client, c spank.Context, hold func(*spank.Session)) (*plugins, error) {
 	p := &plugins{context: c, values: make(map[int]*value), env: os.Environ()}
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
 	conf, stack, err := nodeStack(ctx, client)
 	if err != nil {
 		return nil, err
@@ -85,9 +85,9 @@ func loadPlugins(d *dialer, client *api.Client, c spank.Context) (*plugins, erro
 			say("%s", line)
 		}
 	}
-	d.hold(p.session)
+	hold(p.session)
 	if err == nil {
-		fast := (&runOptions{}).slowPlugins(p)
+		fast := p.slow(false)
 		p.options, err = p.session.Init()
 		fast()
 	}
@@ -95,6 +95,40 @@ func loadPlugins(d *dialer, client *api.Client, c spank.Context) (*plugins, erro
 		return nil, p.failed(err, "Plug-in initialization failed", "Failed to initialize plugin stack")
 	}
 	return p, nil
+}
+
+// offeredPlugins loads the plugins as loadPlugins does, for the names of their options alone:
+// it prints nothing, and each hook may take as long as patience. It is nil where nothing can
+// be loaded; the caller closes it.
+func offeredPlugins(ctx context.Context, client *api.Client, c spank.Context, patience time.Duration) *plugins {
+	conf, stack, err := nodeStack(ctx, client)
+	if err != nil || len(stack.Plugins) == 0 {
+		return nil
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil
+	}
+	defer null.Close()
+	prog, err := beside("spankhost")
+	if err != nil {
+		return nil
+	}
+	p := &plugins{context: c, values: make(map[int]*value)}
+	p.session, _, err = spank.Open(ctx, spank.SessionConfig{
+		Program: prog, Context: c, Stack: stack, AllowReleases: conf.AllowReleases,
+		Env: os.Environ(), NodeName: conf.Node,
+		User:        step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())},
+		Files:       [3]*os.File{null, null, null},
+		HookTimeout: patience,
+	})
+	if err == nil {
+		p.options, err = p.session.Init()
+	}
+	if err != nil {
+		p.options = nil
+	}
+	return p
 }
 
 // hearPlugin prints what plugins say, as srun does (spank-behaviour §6).
@@ -150,6 +184,26 @@ func (f *pluginFlag) Set(text string) error {
 	}
 	f.p.given = append(f.p.given, g)
 	return nil
+}
+
+// scriptFlags makes flags of script of the plugins' options that are flags of own, the command
+// line's. restore puts what the command line has given behind what the script gives: it is
+// called last, and wins.
+func (p *plugins) scriptFlags(own, script *pflag.FlagSet) (restore func()) {
+	line := p.given
+	p.given = nil
+	for i, o := range p.options {
+		if f := own.Lookup(o.Name); f != nil && isPlugins(f) {
+			script.VarPF(&pluginFlag{p, i}, o.Name, "", "").NoOptDefVal = f.NoOptDefVal
+		}
+	}
+	return func() { p.given = append(p.given, line...) }
+}
+
+// isPlugins reports whether a flag is an option of a plugin.
+func isPlugins(f *pflag.Flag) bool {
+	_, plugin := f.Value.(*pluginFlag)
+	return plugin
 }
 
 // addFlags makes the plugins' options flags of the command; each plugin's are a
@@ -389,3 +443,49 @@ func (p *plugins) close() {
 		p.session = nil
 	}
 }
+
+// giveOptions tells with each plugin of the stack the options that it would be given.
+func (p *plugins) giveOptions(stack []step.DryPlugin) {
+	for i, o := range p.options {
+		v := p.values[i]
+		if v == nil {
+			continue
+		}
+		word := "--" + o.Name
+		if v.bytes != nil {
+			word += "=" + string(v.bytes)
+		}
+		for j := range stack {
+			if filepath.Base(stack[j].Path) == o.File {
+				stack[j].Options = append(stack[j].Options, word)
+				break
+			}
+		}
+	}
+}
+
+// requiredWord is plugstack.conf's own for a plugin.
+func requiredWord(required bool) string {
+	if required {
+		return "required"
+	}
+	return "optional"
+}
+
+// slow shows which hook of which plugin runs on this side, where it takes long.
+func (p *plugins) slow(quiet bool) (done func()) {
+	s := p.session // p.close takes it away
+	if s == nil {
+		return func() {}
+	}
+	return tellSlow(quiet, func(time.Duration) (string, bool) {
+		plugin, hook, since, in := s.Doing()
+		if !in {
+			return "", false
+		}
+		return fmt.Sprintf("plugin %q: %s for %s, on this side", plugin, hook, whole(since)), false
+	})
+}
+
+// whole is a duration in seconds.
+func whole(d time.Duration) string { return d.Truncate(time.Second).String() }

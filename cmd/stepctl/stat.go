@@ -38,7 +38,7 @@ powers of 1024. "-" is not known: docs/accounting.md says what is known where.`,
 			if watch < 0 {
 				return fmt.Errorf("--watch=%d: want seconds", watch)
 			}
-			return d.stat(ref, asJSON, time.Duration(watch)*time.Second)
+			return stat(d, ref, asJSON, time.Duration(watch)*time.Second)
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
@@ -47,13 +47,13 @@ powers of 1024. "-" is not known: docs/accounting.md says what is known where.`,
 }
 
 // stat shows it once, or until the end.
-func (d *dialer) stat(ref api.StepRef, asJSON bool, every time.Duration) error {
+func stat(d *dialer, ref api.StepRef, asJSON bool, every time.Duration) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	for {
 		var recs []*step.Record
-		err := d.call(func(ctx context.Context, client *api.Client) (err error) {
-			recs, err = client.Stat(ctx, ref)
+		err := d.call(func(ctx context.Context, noded *api.Client) (err error) {
+			recs, err = noded.Stat(ctx, ref)
 			return err
 		})
 		if err != nil {

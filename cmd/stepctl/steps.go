@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"iter"
 	"os"
@@ -12,57 +11,19 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"stepd/api"
 	"stepd/internal/printable"
 	"stepd/step"
 )
 
-// call runs f with a client and the bound for calls that are answered at once.
-func (d *dialer) call(f func(context.Context, *api.Client) error) error {
-	client := d.client()
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
-	return f(ctx, client)
-}
-
-// stepRef reads "12.0", or "12" for all steps of a job.
-func stepRef(s string) (api.StepRef, error) {
-	var ref api.StepRef
-	if strings.Contains(s, ".") {
-		id, err := step.ParseID(s)
-		if err != nil {
-			return ref, err
-		}
-		ref.JobID, ref.StepID = id.Job, &id.Step
-		return ref, nil
-	}
-	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil || n == 0 {
-		return ref, fmt.Errorf("cannot parse %q: want JOB or JOB.STEP, for example 12.0", s)
-	}
-	ref.JobID = uint32(n)
-	return ref, nil
-}
-
-// printJSON writes one document, {"schema":1, key: value}.
-func printJSON(key string, value any) error {
-	b, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Printf("{\"schema\":%d,%q:%s}\n", step.Schema, key, b)
-	return err
-}
-
 func psCommand(d *dialer) *cobra.Command {
 	var all, asJSON bool
 	c := &cobra.Command{
 		Use: "ps", Short: "list the steps of this node", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return d.call(func(ctx context.Context, client *api.Client) error {
-				recs, err := listed(client.List(ctx, all))
+			return d.call(func(ctx context.Context, noded *api.Client) error {
+				recs, err := listed(noded.List(ctx, all))
 				if err != nil {
 					return err
 				}
@@ -100,15 +61,6 @@ func table(recs []*step.Record) error {
 	return w.Flush()
 }
 
-// stateWord is the state as people read it: a step that stands still is
-// SUSPENDED, as in squeue(1).
-func stateWord(rec *step.Record) string {
-	if rec.Suspended != nil && !rec.State.Final() {
-		return "SUSPENDED"
-	}
-	return string(rec.State)
-}
-
 // elapsed is how long the step has run, or ran, without what it stood still: "2:03".
 func elapsed(rec *step.Record) string { return elapsedAt(rec, time.Now()) }
 
@@ -133,8 +85,8 @@ func showCommand(d *dialer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return d.call(func(ctx context.Context, client *api.Client) error {
-				recs, err := client.Show(ctx, ref)
+			return d.call(func(ctx context.Context, noded *api.Client) error {
+				recs, err := noded.Show(ctx, ref)
 				if err != nil {
 					return err
 				}
@@ -252,8 +204,8 @@ func signalCommand(d *dialer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return d.call(func(ctx context.Context, client *api.Client) error {
-				err := client.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: scope})
+			return d.call(func(ctx context.Context, noded *api.Client) error {
+				err := noded.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: scope})
 				return err
 			})
 		},
@@ -263,32 +215,14 @@ func signalCommand(d *dialer) *cobra.Command {
 	return c
 }
 
-// parseSignal reads "TERM", "SIGTERM", "15".
-func parseSignal(s string) (int, error) {
-	if n, err := strconv.Atoi(s); err == nil {
-		if n < 1 || n > 64 {
-			return 0, fmt.Errorf("there is no signal %d", n)
-		}
-		return n, nil
-	}
-	name := strings.ToUpper(s)
-	if !strings.HasPrefix(name, "SIG") {
-		name = "SIG" + name
-	}
-	if sig := unix.SignalNum(name); sig != 0 {
-		return int(sig), nil
-	}
-	return 0, fmt.Errorf("there is no signal %q", s)
-}
-
 // eachRef calls do for every JOB[.STEP] of args; one that fails does not keep
 // the others from being asked.
-func (d *dialer) eachRef(args []string, do func(context.Context, *api.Client, api.StepRef) error) error {
+func eachRef(d *dialer, args []string, do func(context.Context, *api.Client, api.StepRef) error) error {
 	failed := false
 	for _, a := range args {
 		ref, err := stepRef(a)
 		if err == nil {
-			err = d.call(func(ctx context.Context, client *api.Client) error { return do(ctx, client, ref) })
+			err = d.call(func(ctx context.Context, noded *api.Client) error { return do(ctx, noded, ref) })
 		}
 		if err != nil {
 			say("error: %s", err)
@@ -311,8 +245,8 @@ The state stays RUNNING, and "suspended" in --json tells since when; the time do
 not count as run. What root has suspended, only root resumes. cancel ends a
 suspended step by SIGKILL at once; other signals are refused.`,
 		RunE: func(_ *cobra.Command, args []string) error {
-			return d.eachRef(args, func(ctx context.Context, client *api.Client, ref api.StepRef) error {
-				err := client.Suspend(ctx, ref)
+			return eachRef(d, args, func(ctx context.Context, noded *api.Client, ref api.StepRef) error {
+				err := noded.Suspend(ctx, ref)
 				return err
 			})
 		},
@@ -323,8 +257,8 @@ func resumeCommand(d *dialer) *cobra.Command {
 	return &cobra.Command{
 		Use: "resume JOB[.STEP]...", Short: "let suspended steps or jobs go on", Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return d.eachRef(args, func(ctx context.Context, client *api.Client, ref api.StepRef) error {
-				err := client.Unsuspend(ctx, ref)
+			return eachRef(d, args, func(ctx context.Context, noded *api.Client, ref api.StepRef) error {
+				err := noded.Unsuspend(ctx, ref)
 				return err
 			})
 		},
@@ -335,8 +269,8 @@ func cancelCommand(d *dialer) *cobra.Command {
 	return &cobra.Command{
 		Use: "cancel JOB[.STEP]...", Short: "end steps", Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return d.eachRef(args, func(ctx context.Context, client *api.Client, ref api.StepRef) error {
-				return client.Cancel(ctx, &api.CancelRequest{StepRef: ref})
+			return eachRef(d, args, func(ctx context.Context, noded *api.Client, ref api.StepRef) error {
+				return noded.Cancel(ctx, &api.CancelRequest{StepRef: ref})
 			})
 		},
 	}

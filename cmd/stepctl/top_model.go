@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"stepd/internal/printable"
 	"stepd/step"
@@ -356,19 +355,4 @@ func pressureWords(p *step.Pressure) string {
 		words = append(words, fmt.Sprintf("%.0f", s.Some.Avg10))
 	}
 	return strings.Join(words, " ")
-}
-
-// fit cuts a line to the screen.
-func fit(s string, columns int) string {
-	s = strings.TrimRight(s, " ")
-	if utf8.RuneCountInString(s) > columns {
-		return string([]rune(s)[:max(columns-1, 0)]) + "…"
-	}
-	return s
-}
-
-// pad cuts or fills a text to a column.
-func pad(s string, width int) string {
-	s = fit(s, width)
-	return s + strings.Repeat(" ", max(width-utf8.RuneCountInString(s), 0))
 }

@@ -1,30 +1,12 @@
 package main
 
 import (
+	"slices"
 	"testing"
 
 	"stepd/api"
 	"stepd/step"
 )
-
-func TestImmediate(t *testing.T) {
-	seconds := func(n int) *int { return &n }
-	for in, want := range map[string]*int{"": nil, "0": seconds(0), "1": seconds(1), "inf": seconds(step.WaitForever), "3600": seconds(3600)} {
-		got, err := immediateOption(in).seconds()
-		if err != nil || (got == nil) != (want == nil) || got != nil && *got != *want {
-			t.Errorf("%q: got %v, %v", in, got, err)
-		}
-	}
-	for _, in := range []string{"-1", "soon", "1.5", "99999999999"} {
-		if got, err := immediateOption(in).seconds(); err == nil {
-			t.Errorf("%q was read as %d", in, *got)
-		}
-	}
-	o, _, err := parse(t, "-I", "true")
-	if err != nil || o.immediate != "1" {
-		t.Errorf("-I: %q, %v", o.immediate, err)
-	}
-}
 
 // A request waits as long as --immediate says: without it steps of a job wait, and jobs do
 // not.
@@ -32,7 +14,7 @@ func TestInTurn(t *testing.T) {
 	busy := &api.Error{Code: api.ResourceExhausted, Message: "does not fit", Waits: "2 CPUs"}
 	job := uint32(3)
 	for _, c := range []struct {
-		immediate immediateOption
+		immediate string
 		job       *uint32
 		busy      error
 		asks      int
@@ -43,7 +25,7 @@ func TestInTurn(t *testing.T) {
 		{"inf", nil, api.NewError(api.ResourceExhausted, "never fits"), 1, 0},
 	} {
 		asks, waits := 0, 0
-		_, err := inTurn(&runOptions{immediate: c.immediate, quiet: true}, &step.Request{Job: c.job}, func(in *api.RunRequest) (*api.RunReply, error) {
+		_, err := inTurn(&runOptions{immediate: immediateOption(c.immediate), quiet: true}, &step.Request{Job: c.job}, func(in *api.RunRequest) (*api.RunReply, error) {
 			asks++
 			if in.Request.ImmediateS != nil {
 				waits = *in.Request.ImmediateS
@@ -65,5 +47,19 @@ func TestInTurn(t *testing.T) {
 	})
 	if asks != 2 || api.CodeOf(err) != api.Unavailable {
 		t.Errorf("asked %d times: %v", asks, err)
+	}
+}
+
+// A job that is made from inside a step has steps of its own, which wait for their share of
+// it, and not the binding of the outer one.
+func TestOutsideStep(t *testing.T) {
+	for _, c := range []struct{ env, want []string }{
+		{[]string{"A=1", "SLURM_STEP_ID=0", "SLURM_STEPID=0", "SLURM_CPU_BIND=quiet,mask_cpu:0x1", "SLURM_HINT=multithread", "SLURM_CPU_BIND_TYPE=x"}, []string{"A=1", "SLURM_CPU_BIND_TYPE=x"}},
+		{[]string{"SLURM_CPU_BIND=cores", "SLURM_STEP_IDS=1"}, []string{"SLURM_CPU_BIND=cores", "SLURM_STEP_IDS=1"}},
+	} {
+		env := slices.Clone(c.env)
+		if got := outsideStep(env); !slices.Equal(got, c.want) || !slices.Equal(env, c.env) {
+			t.Errorf("%q: got %q", c.env, got)
+		}
 	}
 }

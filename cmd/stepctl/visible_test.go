@@ -48,11 +48,3 @@ func FuzzVisible(f *testing.F) {
 		}
 	})
 }
-
-func TestNameOf(t *testing.T) {
-	for command, want := range map[string]string{"/bin/true": "true", "/tmp/a\x1b[1mb\u009b": "a?[1mb?"} {
-		if got := nameOf(command); got != want {
-			t.Errorf("the step of %q is named %q, want %q", command, got, want)
-		}
-	}
-}

@@ -56,7 +56,7 @@ func TestScriptOptions(t *testing.T) {
 	if err := c.ParseFlags([]string{"-n", "3", "script"}); err != nil {
 		t.Fatal(err)
 	}
-	p := &plugins{values: map[int]*value{}}
+	p := &plugins{}
 	lines, err := scriptOptions(c, p, "job.sh", []byte("#!/bin/sh\n#SBATCH -n 2 -c 4\n#SBATCH --output=x -vv -W\n#SBATCH -t soon\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -108,16 +108,9 @@ func FuzzSbatchLines(f *testing.F) {
 	})
 }
 
-// A job that is made from inside a step has steps of its own, which wait for their share of
-// it, and not the binding of the outer one.
-func TestOutsideStep(t *testing.T) {
-	for _, c := range []struct{ env, want []string }{
-		{[]string{"A=1", "SLURM_STEP_ID=0", "SLURM_STEPID=0", "SLURM_CPU_BIND=quiet,mask_cpu:0x1", "SLURM_HINT=multithread", "SLURM_CPU_BIND_TYPE=x"}, []string{"A=1", "SLURM_CPU_BIND_TYPE=x"}},
-		{[]string{"SLURM_CPU_BIND=cores", "SLURM_STEP_IDS=1"}, []string{"SLURM_CPU_BIND=cores", "SLURM_STEP_IDS=1"}},
-	} {
-		env := slices.Clone(c.env)
-		if got := outsideStep(env); !slices.Equal(got, c.want) || !slices.Equal(env, c.env) {
-			t.Errorf("%q: got %q", c.env, got)
-		}
-	}
+// batchVerb is batch as far as its command line goes.
+func batchVerb() *cobra.Command {
+	c := &cobra.Command{Use: "batch"}
+	new(batchOptions).bind(c)
+	return c
 }

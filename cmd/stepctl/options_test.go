@@ -3,53 +3,12 @@ package main
 import (
 	"os"
 	"slices"
+	"stepd/step"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
-
-	"stepd/step"
 )
-
-func TestRankList(t *testing.T) {
-	for want, ranks := range map[string][]int{
-		"0": {0}, "0-1": {0, 1}, "0,2": {0, 2}, "0-2,4,6-7": {0, 1, 2, 4, 6, 7}, "": nil,
-	} {
-		if got := rankList(ranks); got != want {
-			t.Errorf("rankList(%v) = %q, want %q", ranks, got, want)
-		}
-	}
-}
-
-func TestParseSignal(t *testing.T) {
-	for s, want := range map[string]int{"TERM": 15, "sigterm": 15, "KILL": 9, "10": 10, "64": 64} {
-		if got, err := parseSignal(s); err != nil || got != want {
-			t.Errorf("parseSignal(%q) = %d, %v", s, got, err)
-		}
-	}
-	for _, s := range []string{"", "0", "65", "-1", "NOSUCH"} {
-		if got, err := parseSignal(s); err == nil {
-			t.Errorf("parseSignal(%q) = %d", s, got)
-		}
-	}
-}
-
-func TestStepRef(t *testing.T) {
-	if r, err := stepRef("12.3"); err != nil || r.JobID != 12 || r.StepID == nil || *r.StepID != 3 {
-		t.Errorf("12.3: %v, %v", r, err)
-	}
-	if r, err := stepRef("12.batch"); err != nil || *r.StepID != step.BatchStep {
-		t.Errorf("12.batch: %v, %v", r, err)
-	}
-	if r, err := stepRef("12"); err != nil || r.JobID != 12 || r.StepID != nil {
-		t.Errorf("12: %v, %v", r, err)
-	}
-	for _, s := range []string{"", "0", "x", "1.x", "1.2.3", "-1", "99999999999"} {
-		if r, err := stepRef(s); err == nil {
-			t.Errorf("%q was read as %v", s, r)
-		}
-	}
-}
 
 func TestExported(t *testing.T) {
 	t.Setenv("HERE", "yes")
@@ -131,6 +90,27 @@ func TestStreamForms(t *testing.T) {
 		got, err := stream(tt.value, 3)
 		if (err != nil) != tt.bad || (err == nil && !cmp.Equal(got, tt.want)) {
 			t.Errorf("stream(%q) = %+v, %v", tt.value, got, err)
+		}
+	}
+}
+
+func TestNameOf(t *testing.T) {
+	for command, want := range map[string]string{"/bin/true": "true", "/tmp/a\x1b[1mb\u009b": "a?[1mb?"} {
+		if got := nameOf(command); got != want {
+			t.Errorf("the step of %q is named %q, want %q", command, got, want)
+		}
+	}
+}
+
+func TestParseSignal(t *testing.T) {
+	for s, want := range map[string]int{"TERM": 15, "sigterm": 15, "KILL": 9, "10": 10, "64": 64} {
+		if got, err := parseSignal(s); err != nil || got != want {
+			t.Errorf("parseSignal(%q) = %d, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"", "0", "65", "-1", "NOSUCH"} {
+		if got, err := parseSignal(s); err == nil {
+			t.Errorf("parseSignal(%q) = %d", s, got)
 		}
 	}
 }

@@ -1,0 +1,263 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"stepd/internal/manual"
+	"stepd/internal/testkit"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// parsed parses a command line, with the check that comes before its verb is run.
+func parsed(t *testing.T, line string) error {
+	t.Helper()
+	root := newRoot(&dialer{})
+	c, args, err := root.Find(strings.Fields(line))
+	if err != nil {
+		return unknownVerb(root, err)
+	}
+	c.InitDefaultHelpFlag()
+	if err := c.ParseFlags(args); err != nil {
+		return c.FlagErrorFunc()(c, err)
+	}
+	return root.PersistentPreRunE(c, c.Flags().Args())
+}
+
+// Options that cannot both hold are refused in one line that names both, in whichever
+// order they stand; what srun takes side by side is taken.
+func TestContradictions(t *testing.T) {
+	const both = " exclude each other"
+	for line, want := range map[string]string{
+		"run --pty --label sh":              "--pty and --label" + both,
+		"run -l --pty sh":                   "--pty and --label" + both,
+		"run --pty -o out sh":               "--pty and --output" + both,
+		"run --pty -e none sh":              "--pty and --error" + both,
+		"run --pty -i 1 sh":                 "--pty and --input" + both,
+		"run --mem=1 --mem-per-cpu=1 true":  "--mem and --mem-per-cpu" + both,
+		"alloc --mem-per-cpu=1 --mem=1":     "--mem and --mem-per-cpu" + both,
+		"batch --mem=0 --mem-per-cpu=1 x":   "--mem and --mem-per-cpu" + both,
+		"run --whole --exact true":          "--exact and --whole" + both,
+		"run -Q -v true":                    "--quiet and --verbose" + both,
+		"batch -Qvv x":                      "--quiet and --verbose" + both,
+		"run --standalone --jobid=3 true":   "--standalone and --jobid" + both,
+		"run --socket=/s --standalone true": "--standalone and --socket" + both,
+		"run --json true":                   "--json is of no use without --dry-run",
+		"top -b --json":                     "--batch and --json" + both,
+		"timeline --json --svg=f 1.0":       "--svg and --json" + both,
+		"batch --no-requeue --requeue x":    "", // neither says anything
+		"run --pty -i all -o all sh":        "", // what it is without them
+		"run --pty=false -l sh":             "",
+		"run --pty -u -K -n2 sh":            "",
+		"run --pty --multi-prog f":          "",
+		"run --json --dry-run true":         "",
+		"run -l -u -o f -e g true":          "",
+		"run --exact -O true":               "",
+		"run --detach-keys=none true":       "",
+		"run --hint=nomultithread --cpu-bind=cores --threads-per-core=1 true": "", // measured: --hint gives way
+		"run -W 3 -K --open-mode=append -t 5 --signal=USR1 true":              "",
+		"run -Q true":                      "",
+		"run -vv true":                     "",
+		"run true --pty --label --no-such": "", // the command's
+	} {
+		err := parsed(t, line)
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("%q: %v", line, err)
+		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n")):
+			t.Errorf("%q: got %v, want %q", line, err, want)
+		}
+	}
+}
+
+// Every pair of the table is one that some verb has: one that was renamed would never
+// be refused.
+func TestExclusionsExist(t *testing.T) {
+	root := newRoot(&dialer{})
+	has := func(a, b string) bool {
+		for _, c := range root.Commands() {
+			c.InitDefaultHelpFlag()
+			if f := c.Flags(); f.Lookup(a) != nil && (f.Lookup(b) != nil || c.InheritedFlags().Lookup(b) != nil) {
+				return true
+			}
+		}
+		return false
+	}
+	for _, x := range exclusions {
+		if !has(x.a, x.b) {
+			t.Errorf("no verb has both --%s and --%s", x.a, x.b)
+		}
+	}
+	for _, r := range requirements {
+		if !has(r.option, r.needs) {
+			t.Errorf("no verb has both --%s and --%s", r.option, r.needs)
+		}
+	}
+}
+
+func TestUnknownOptions(t *testing.T) {
+	for line, want := range map[string]string{
+		"run --ntask=2 true":     "unknown flag: --ntask: did you mean --ntasks?",
+		"run --ntaks=2 true":     "unknown flag: --ntaks: did you mean --ntasks?",
+		"run --lable true":       "unknown flag: --lable: did you mean --label?",
+		"run --cpu_bind=no true": "unknown flag: --cpu_bind: did you mean --cpu-bind?",
+		"run --kill-on-bad true": "unknown flag: --kill-on-bad: did you mean --kill-on-bad-exit?",
+		"run --multiprog f":      "unknown flag: --multiprog: did you mean --multi-prog?",
+		"top --iteration=2":      "unknown flag: --iteration: did you mean --iterations?",
+		"run --partition=x true": "unknown flag: --partition",
+		"run --nosuch true":      "unknown flag: --nosuch",
+		"run --x true":           "unknown flag: --x",
+		"run -y true":            "unknown shorthand flag: 'y' in -y",
+		"cancle 1":               `unknown command "cancle" for "stepctl": did you mean "cancel"?`,
+		"time 1.0":               `unknown command "time" for "stepctl": did you mean "timeline"?`,
+		"xyzzy":                  `unknown command "xyzzy" for "stepctl"`,
+		"ps --al":                "unknown flag: --al: did you mean --all?",
+		"run -n":                 "flag needs an argument: 'n' in -n",
+	} {
+		if err := parsed(t, line); err == nil || err.Error() != want {
+			t.Errorf("%q: got %v, want %q", line, err, want)
+		}
+	}
+}
+
+// What has left is refused by its name, with where its work is done now.
+func TestLeft(t *testing.T) {
+	const now = " is not supported any more: use Slurm: docs/slurm.md"
+	for line, want := range map[string]string{
+		"batch --array=0-3 x":                   "--array" + now,
+		"batch -a 0-3 x":                        "--array" + now,
+		"batch -a0-3 x":                         "--array" + now,
+		"batch -d afterok:3 x":                  "--dependency" + now,
+		"run --dependency=singleton true":       "--dependency" + now,
+		"run --begin now+1 true":                "--begin" + now,
+		"alloc -b now+1":                        "--begin" + now,
+		"alloc -H":                              "--hold" + now,
+		"batch --hold x":                        "--hold" + now,
+		"batch --kill-on-invalid-dep=yes x":     "--kill-on-invalid-dep" + now,
+		"run --bcast true":                      "--bcast" + now,
+		"run --bcast=/tmp/x true":               "--bcast" + now,
+		"run --send-libs --bcast true":          "--send-libs" + now,
+		"run --compress=lz4 true":               "--compress" + now,
+		"hold 3":                                "stepctl hold" + now,
+		"release 3":                             "stepctl release" + now,
+		"requeue 3":                             "stepctl requeue" + now,
+		"run true --array=3":                    "", // the command's
+		"batch --requeue --no-requeue x --hold": "",
+	} {
+		err := parsed(t, line)
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("%q: %v", line, err)
+		case want != "" && (err == nil || err.Error() != want):
+			t.Errorf("%q: got %v, want %q", line, err, want)
+		}
+	}
+}
+
+// The options that have left are not shown.
+func TestLeftIsOnNoPage(t *testing.T) {
+	for _, c := range []*cobra.Command{runCommand(&dialer{}), allocCommand(&dialer{}), batchCommand(&dialer{})} {
+		if page := pageOf(c).Roff(); strings.Contains(page, "dependency") {
+			t.Errorf("the page of %s has --dependency", c.Name())
+		}
+	}
+}
+func TestCompleting(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		verb string
+		rest []string
+	}{
+		{[]string{"__complete", "run", "-n", "2", "--"}, "run", []string{"-n", "2"}},
+		{[]string{"__completeNoDesc", "--socket", "/s", "alloc", "-"}, "alloc", []string{"--socket", "/s"}},
+		{[]string{"__complete", "ru"}, "", nil},
+		{[]string{"__complete"}, "", nil},
+		{[]string{"run", "--help"}, "", nil},
+	} {
+		got, rest := completing(newRoot(&dialer{}), c.args)
+		switch {
+		case got == nil && c.verb == "":
+		case got == nil || got.Name() != c.verb || !slices.Equal(rest, c.rest):
+			t.Errorf("%q: %v, %q", c.args, got, rest)
+		}
+	}
+}
+
+// TestThemes: no option of a verb is among the others, and no verb is without a word
+// on its exit codes.
+func TestThemes(t *testing.T) {
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		p := pageOf(c)
+		for _, g := range p.Groups {
+			if g.Title == "Other options" {
+				t.Errorf("%s: %v are in no theme: themes() has them", c.CommandPath(), g.Options)
+			}
+		}
+		if c.Runnable() && c.Name() != "help" && !slices.ContainsFunc(p.Topics, func(t manual.Topic) bool { return t.Title == "Exit codes" }) {
+			t.Errorf("%s: its exit codes are not told", c.CommandPath())
+		}
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRoot(&dialer{}))
+}
+
+// TestManPages: there is one for every verb and file, and neither groff nor mandoc finds
+// fault with any.
+func TestManPages(t *testing.T) {
+	groff, err := exec.LookPath("groff")
+	if err != nil {
+		t.Skip("groff is not installed")
+	}
+	dir := t.TempDir()
+	root := newRoot(&dialer{})
+	root.SetArgs([]string{"man", dir})
+	if err := root.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "man?", "*"))
+	if err != nil || len(files) < 25 {
+		t.Fatalf("%d pages, %v: %q", len(files), err, files)
+	}
+	for _, want := range []string{"man1/stepctl.1", "man1/stepctl-run.1", "man1/stepctl-node-drain.1", "man5/stepd.conf.5", "man5/stepd-slurm.conf.5", "man5/stepd-json.5"} {
+		if _, err := os.Stat(filepath.Join(dir, want)); err != nil {
+			t.Error(err)
+		}
+	}
+	cmd := exec.Command(groff, append([]string{"-man", "-ww", "-Tutf8", "-P-cbou"}, files...)...)
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil || said.Len() > 0 {
+		t.Errorf("groff: %v\n%s", err, &said)
+	}
+	if !strings.Contains(out.String(), "HookTimeout") || !strings.Contains(out.String(), "ntasks") {
+		t.Errorf("neither an option nor a key is in %d bytes of pages", out.Len())
+	}
+	testkit.LintManual(t, append(files, "../../docs/man/stepd-spank.7")...)
+}
+
+// TestSeeAlso: a page that is named is there.
+func TestSeeAlso(t *testing.T) {
+	pages, err := manPages(newRoot(&dialer{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]bool{"noded(8)": true, "stepd-spank(7)": true}
+	for _, p := range pages {
+		have[p.File()+"("+string(rune('0'+p.Section))+")"] = true
+	}
+	for _, p := range pages {
+		for _, name := range p.See {
+			if !have[name] {
+				t.Errorf("%s: see also %s, which is not there", p.File(), name)
+			}
+		}
+	}
+}
