@@ -11,22 +11,28 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"stepd/client"
+	"stepd/client/help"
+	"stepd/client/options"
+	"stepd/client/report"
+	"stepd/client/terminal"
+	"stepd/client/top"
 	"stepd/internal/build"
 )
 
 func main() {
-	if len(os.Args) == 1 && os.Args[0] == readerName {
-		serveReader(os.Stdin, os.Stdout)
+	if len(os.Args) == 1 && os.Args[0] == client.ReaderName {
+		client.ServeReader(os.Stdin, os.Stdout)
 		return
 	}
 	err := execute(os.Args[1:])
-	var code exitError
+	var code terminal.ExitError
 	switch {
 	case err == nil:
 	case errors.As(err, &code):
 		os.Exit(int(code))
 	default:
-		say("error: %s", err)
+		terminal.Say("error: %s", err)
 		os.Exit(1) // never 2, which is ENOENT of a task (design §7)
 	}
 }
@@ -34,28 +40,28 @@ func main() {
 // execute runs the verb. The plugins' options are the command line's too: what
 // has them is loaded first.
 func execute(args []string) error {
-	d := &dialer{}
-	defer d.close()
+	d := &client.Dialer{}
+	defer d.Close()
 	root := rootFor(d, args)
 	root.SetArgs(args)
-	if c, rest, err := root.Find(args); err == nil && c.Annotations[usesPlugins] != "" {
+	if c, rest, err := root.Find(args); err == nil && c.Annotations[client.UsesPlugins] != "" {
 		if at := slices.Index(args, c.Name()); at >= 0 {
-			root.SetArgs(append(slices.Clone(args[:at+1]), writtenOut(c, args[at+1:])...))
-			rest = writtenOut(c, rest)
+			root.SetArgs(append(slices.Clone(args[:at+1]), options.WrittenOut(c, args[at+1:])...))
+			rest = options.WrittenOut(c, rest)
 		}
-		if err := d.prepare(c, rest); err != nil {
+		if err := d.Prepare(c, rest); err != nil {
 			return err
 		}
 	}
-	if c, rest := completing(root, args); c != nil && c.Annotations[usesPlugins] != "" && strings.HasPrefix(args[len(args)-1], "-") {
-		completePlugins(d, c, rest)
+	if c, rest := help.Completing(root, args); c != nil && c.Annotations[client.UsesPlugins] != "" && strings.HasPrefix(args[len(args)-1], "-") {
+		help.CompletePlugins(d, c, rest)
 	}
-	return unknownVerb(root, root.Execute())
+	return options.UnknownVerb(root, root.Execute())
 }
 
 // rootFor is the root with as many verbs as args need: a step pays for them all, and most
 // commands are run.
-func rootFor(d *dialer, args []string) *cobra.Command {
+func rootFor(d *client.Dialer, args []string) *cobra.Command {
 	verb := args
 	for len(verb) > 1 && verb[0] == "--socket" {
 		verb = verb[2:]
@@ -65,24 +71,24 @@ func rootFor(d *dialer, args []string) *cobra.Command {
 		// wakes a thread, 12 % of what a run costs.
 		runtime.GOMAXPROCS(1)
 		root := bareRoot(d)
-		root.AddCommand(runCommand(d))
+		root.AddCommand(client.RunCommand(d))
 		return root
 	}
 	return newRoot(d)
 }
 
 // newRoot is the root with all verbs.
-func newRoot(d *dialer) *cobra.Command {
+func newRoot(d *client.Dialer) *cobra.Command {
 	root := bareRoot(d)
-	root.AddCommand(runCommand(d), allocCommand(d), batchCommand(d), psCommand(d), showCommand(d), signalCommand(d), cancelCommand(d), adoptCommand(d), suspendCommand(d), resumeCommand(d), statCommand(d), explainCommand(d), attachCommand(d), outputCommand(d),
-		eventsCommand(d), timelineCommand(d), topCommand(d), nodeCommand(d), pluginsCommand(d), completionCommand(), manCommand())
-	completeRefs(d, root)
-	completeFlags(root)
+	root.AddCommand(client.RunCommand(d), client.AllocCommand(d), client.BatchCommand(d), report.PSCommand(d), report.ShowCommand(d), report.SignalCommand(d), report.CancelCommand(d), report.AdoptCommand(d), report.SuspendCommand(d), report.ResumeCommand(d), report.StatCommand(d), report.ExplainCommand(d), client.AttachCommand(d), client.OutputCommand(d),
+		report.EventsCommand(d), report.TimelineCommand(d), top.TopCommand(d), report.NodeCommand(d), report.PluginsCommand(d), help.CompletionCommand(), help.ManCommand())
+	help.CompleteRefs(d, root)
+	help.CompleteFlags(root)
 	return root
 }
 
 // bareRoot is the root without a verb.
-func bareRoot(d *dialer) *cobra.Command {
+func bareRoot(d *client.Dialer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "stepctl",
 		Short: "run and control job steps on this node",
@@ -93,12 +99,12 @@ func bareRoot(d *dialer) *cobra.Command {
 		DisableSuggestions: true, // cobra's take lines of their own
 		SilenceUsage:       true,
 	}
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return flagError(c.Flags(), err) })
-	root.PersistentPreRunE = checkOptions
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return options.FlagError(c.Flags(), err) })
+	root.PersistentPreRunE = options.Check
 	root.Flags().BoolP("version", "V", false, "print the version and exit")
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.PersistentFlags().StringVar(&d.socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+defaultSocket+")")
+	root.PersistentFlags().StringVar(&d.Socket, "socket", "", "noded's socket (default $NODED_SOCKET, then "+client.DefaultSocket+")")
 	root.CompletionOptions.DisableDefaultCmd = true
-	useManual(root)
+	help.UseManual(root)
 	return root
 }

@@ -11,16 +11,20 @@ import (
 	"strings"
 	"testing"
 
+	"stepd/client"
+	"stepd/client/help"
+	"stepd/client/options"
+
 	"github.com/spf13/cobra"
 )
 
 // parsed parses a command line, with the check that comes before its verb is run.
 func parsed(t *testing.T, line string) error {
 	t.Helper()
-	root := newRoot(&dialer{})
+	root := newRoot(&client.Dialer{})
 	c, args, err := root.Find(strings.Fields(line))
 	if err != nil {
-		return unknownVerb(root, err)
+		return options.UnknownVerb(root, err)
 	}
 	c.InitDefaultHelpFlag()
 	if err := c.ParseFlags(args); err != nil {
@@ -78,7 +82,7 @@ func TestContradictions(t *testing.T) {
 // Every pair of the table is one that some verb has: one that was renamed would never
 // be refused.
 func TestExclusionsExist(t *testing.T) {
-	root := newRoot(&dialer{})
+	root := newRoot(&client.Dialer{})
 	has := func(a, b string) bool {
 		for _, c := range root.Commands() {
 			c.InitDefaultHelpFlag()
@@ -88,14 +92,14 @@ func TestExclusionsExist(t *testing.T) {
 		}
 		return false
 	}
-	for _, x := range exclusions {
-		if !has(x.a, x.b) {
-			t.Errorf("no verb has both --%s and --%s", x.a, x.b)
+	for _, x := range options.Exclusions {
+		if !has(x.A, x.B) {
+			t.Errorf("no verb has both --%s and --%s", x.A, x.B)
 		}
 	}
-	for _, r := range requirements {
-		if !has(r.option, r.needs) {
-			t.Errorf("no verb has both --%s and --%s", r.option, r.needs)
+	for _, r := range options.Requirements {
+		if !has(r.Option, r.Needs) {
+			t.Errorf("no verb has both --%s and --%s", r.Option, r.Needs)
 		}
 	}
 }
@@ -161,8 +165,8 @@ func TestLeft(t *testing.T) {
 
 // The options that have left are not shown.
 func TestLeftIsOnNoPage(t *testing.T) {
-	for _, c := range []*cobra.Command{runCommand(&dialer{}), allocCommand(&dialer{}), batchCommand(&dialer{})} {
-		if page := pageOf(c).Roff(); strings.Contains(page, "dependency") {
+	for _, c := range []*cobra.Command{client.RunCommand(&client.Dialer{}), client.AllocCommand(&client.Dialer{}), client.BatchCommand(&client.Dialer{})} {
+		if page := help.PageOf(c).Roff(); strings.Contains(page, "dependency") {
 			t.Errorf("the page of %s has --dependency", c.Name())
 		}
 	}
@@ -179,7 +183,7 @@ func TestCompleting(t *testing.T) {
 		{[]string{"__complete"}, "", nil},
 		{[]string{"run", "--help"}, "", nil},
 	} {
-		got, rest := completing(newRoot(&dialer{}), c.args)
+		got, rest := help.Completing(newRoot(&client.Dialer{}), c.args)
 		switch {
 		case got == nil && c.verb == "":
 		case got == nil || got.Name() != c.verb || !slices.Equal(rest, c.rest):
@@ -193,7 +197,7 @@ func TestCompleting(t *testing.T) {
 func TestThemes(t *testing.T) {
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
-		p := pageOf(c)
+		p := help.PageOf(c)
 		for _, g := range p.Groups {
 			if g.Title == "Other options" {
 				t.Errorf("%s: %v are in no theme: themes() has them", c.CommandPath(), g.Options)
@@ -206,7 +210,7 @@ func TestThemes(t *testing.T) {
 			walk(sub)
 		}
 	}
-	walk(newRoot(&dialer{}))
+	walk(newRoot(&client.Dialer{}))
 }
 
 // TestManPages: there is one for every verb and file, and neither groff nor mandoc finds
@@ -217,7 +221,7 @@ func TestManPages(t *testing.T) {
 		t.Skip("groff is not installed")
 	}
 	dir := t.TempDir()
-	root := newRoot(&dialer{})
+	root := newRoot(&client.Dialer{})
 	root.SetArgs([]string{"man", dir})
 	if err := root.Execute(); err != nil {
 		t.Fatal(err)
@@ -245,7 +249,7 @@ func TestManPages(t *testing.T) {
 
 // TestSeeAlso: a page that is named is there.
 func TestSeeAlso(t *testing.T) {
-	pages, err := manPages(newRoot(&dialer{}))
+	pages, err := help.ManPages(newRoot(&client.Dialer{}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,206 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"stepd/api"
+	"stepd/client/options"
+	"stepd/client/plugins"
+	"stepd/client/terminal"
+	"stepd/spank"
+	"stepd/step"
+)
+
+func AllocCommand(d *Dialer) *cobra.Command {
+	o := &options.Run{}
+	c := &cobra.Command{
+		Use:         "alloc [options] [--] [COMMAND [ARG...]]",
+		Short:       "hold CPUs for a job while a command (default: $SHELL) runs",
+		Annotations: map[string]string{UsesPlugins: spank.ContextAllocator.String()},
+		RunE: func(c *cobra.Command, argv []string) error {
+			if err := options.RefuseLeft("SALLOC_"); err != nil {
+				return err
+			}
+			if err := options.BindingFromEnv(c.Flags(), "SALLOC_"); err != nil {
+				return err
+			}
+			if err := options.FromEnv(c.Flags(), options.AllocEnvOptions); err != nil {
+				return err
+			}
+			client := d.Client()
+			code, err := alloc(client, o, d, argv)
+			if err == nil && code != 0 {
+				return terminal.ExitError(code)
+			}
+			return err
+		},
+	}
+	o.BindJob(c)
+	return c
+}
+
+// alloc holds a job while the command runs, and returns the command's code.
+func alloc(client *api.Client, o *options.Run, d *Dialer, argv []string) (int, error) {
+	p := d.Plugins
+	interactive := len(argv) == 0 && p.Shell != ""
+	var err error
+	switch {
+	case interactive:
+		if argv, err = interactiveCommand(p.Shell); err != nil {
+			return 0, err
+		}
+	case len(argv) == 0:
+		argv = []string{shell()}
+	}
+	if err := p.Take(); err != nil {
+		return 0, err
+	}
+	code, err := allocated(client, o, d, argv, interactive)
+	p.Exit()
+	return p.StrictCode(code), err
+}
+
+func allocated(client *api.Client, o *options.Run, d *Dialer, argv []string, interactive bool) (int, error) {
+	p := d.Plugins
+	p.Env = outsideStep(p.Env)
+	if o.Name == "" {
+		o.Name = "interactive" // salloc's
+	}
+	req, err := o.Request(options.Allocation, argv, p)
+	if err != nil {
+		return 0, err
+	}
+	job, err := admitted(o, req, func(in *api.RunRequest) (*api.AllocReply, error) {
+		return client.Alloc(context.Background(), in)
+	})
+	if err != nil {
+		return 0, err
+	}
+	tell := func(format string, args ...any) {
+		if !o.Quiet {
+			terminal.Say(format, args...)
+		}
+	}
+	tell("Granted job allocation %d", job.JobID)
+	p.WarnTooLong()
+	p.ExitEnv = append(allocEnv(req, p, job), p.JobEnv()...)
+	over, stop := watchJob(client, job.JobID)
+	ended, err := inJob(req, d, job, argv, o.Binding.Env(), over, tell)
+	stop()
+	_, killed := ended.Signaled()
+	left := ended.Code() == shellLeft // by its detach keys, or with its terminal
+	if (killed || left) && interactive && shellRuns(client, job.JobID) {
+		id := step.ID{Job: job.JobID, Step: step.InteractiveStep}
+		tell("Job %d goes on until its shell ends: `stepctl attach %s` takes that up again", id.Job, id.Name())
+		if left {
+			return 0, nil
+		}
+		return ended.Code(), nil
+	}
+	tell("Relinquishing job allocation %d", job.JobID)
+	rerr := client.Release(context.Background(), job.JobID)
+	if rerr != nil && api.CodeOf(rerr) != api.NotFound { // it may have ended by itself
+		// noded gives it back when this process is gone; the code is the command's.
+		terminal.Say("error: cannot give job %d back: %s", job.JobID, rerr)
+	}
+	return ended.Code(), err
+}
+
+// watchJob tells when the job is over before it was given back: somebody has
+// cancelled it. A noded that is gone says nothing: the job lives on.
+func watchJob(client *api.Client, job uint32) (over <-chan struct{}, stop func()) {
+	ended := make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		for {
+			_, err := client.Wait(ctx, api.StepRef{JobID: job})
+			if err == nil || api.CodeOf(err) == api.NotFound {
+				close(ended)
+				return
+			}
+			// Nothing tells when a socket is served again but trying it.
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(time.Second):
+			}
+		}
+	})
+	return ended, func() { cancel(); watch.Wait() }
+}
+
+func shell() string {
+	if s := os.Getenv("SHELL"); s != "" {
+		return s
+	}
+	return "/bin/sh"
+}
+
+// allocEnv is what the job's command has of the job (traces/salloc_reg.tsv).
+func allocEnv(req *step.Request, p *plugins.Host, job *api.AllocReply) []string {
+	return append(options.JobVariables(job.JobID, req.NTasks, job.CPUs, job.Node, job.Partition, p.Cluster, req.Name),
+		append(options.MemoryVariables(req), "SLURM_JOB_NODELIST="+job.Node, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost)...)
+}
+
+// revokeGrace is how long the command of a job that is over may take to end by
+// itself: it may have heard of it from a step, and have a code of its own.
+const revokeGrace = time.Second
+
+// inJob runs the command with the job's variables. It is the user's own
+// process, here: Ctrl-C is the terminal's to send it.
+func inJob(req *step.Request, d *Dialer, job *api.AllocReply, argv, options []string, over <-chan struct{}, tell func(string, ...any)) (step.ExitStatus, error) {
+	path, _ := d.Path()
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdin, os.Stdout, os.Stderr, req.Cwd
+	p := d.Plugins
+	cmd.Env = append(append([]string(nil), p.Env...), allocEnv(req, p, job)...)
+	cmd.Env = append(append(append(append(cmd.Env, options...), "NODED_SOCKET="+path), p.JobEnv()...), p.ShortOptionEnv()...)
+	sigs := make(chan os.Signal, 16) // a burst of signals must not be lost
+	d.release()
+	signal.Notify(sigs, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(sigs)
+	began := time.Now()
+	if err := cmd.Start(); err != nil {
+		return 0, fmt.Errorf("cannot run %q: %w", argv[0], err)
+	}
+	var late <-chan time.Time
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		select {
+		case <-over:
+			over = nil
+			if late := req.TimeLimitS; late > 0 && time.Since(began) >= time.Duration(late)*time.Second {
+				tell("Job %d has exceeded its time limit and its allocation has been revoked.", job.JobID)
+			} else {
+				tell("Job allocation %d has been revoked.", job.JobID)
+			}
+			late = time.After(revokeGrace)
+		case <-late:
+			// As a terminal that hangs up: an interactive shell ends by it.
+			_ = cmd.Process.Signal(syscall.SIGHUP)
+			_ = cmd.Process.Signal(syscall.SIGCONT)
+		case sig := <-sigs:
+			// The terminal has sent INT and QUIT to the command as well.
+			if sig == syscall.SIGTERM || sig == syscall.SIGHUP {
+				_ = cmd.Process.Signal(sig) // it may have ended just now
+			}
+		case err := <-ended:
+			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+				return step.ExitStatus(exit.Sys().(syscall.WaitStatus)), nil
+			}
+			return 0, err
+		}
+	}
+}

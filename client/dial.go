@@ -1,0 +1,289 @@
+// Package client is what stepctl does with steps: it finds noded, asks it for a step, connects
+// to the step's stepd, and passes streams, signals and a terminal until the step ends or the
+// user leaves it. The verbs that only print are in client/report and client/top; what an
+// option means is in client/options.
+//
+// Begin with Dialer (dial.go) and RunCommand (run.go); attach.go, alloc.go and batch.go are
+// the other verbs.
+package client
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"stepd/api"
+	"stepd/client/options"
+	"stepd/client/plugins"
+	"stepd/client/terminal"
+	"stepd/internal/build"
+	"stepd/spank"
+	"stepd/step"
+)
+
+const DefaultSocket = "/run/stepd/noded.sock"
+
+// Dialer finds noded.
+type Dialer struct {
+	Socket     string        // --socket
+	standalone bool          // --standalone
+	Plugins    *plugins.Host // of the verb, where it has them
+	release    func()        // hands the signals to the verb
+	signals    signals
+
+	mu      sync.Mutex     // for the goroutine of endOnSignal
+	private *private       // guarded by mu
+	session *spank.Session // guarded by mu
+}
+
+// Path is the socket to use, and whether it was named.
+func (d *Dialer) Path() (path string, named bool) {
+	if d.Socket != "" {
+		// Absolute: alloc's command may go to another directory.
+		if abs, err := filepath.Abs(d.Socket); err == nil {
+			return abs, true
+		}
+		return d.Socket, true
+	}
+	if s := os.Getenv("NODED_SOCKET"); s != "" {
+		return s, true
+	}
+	return DefaultSocket, false
+}
+
+// Client is that of the noded to ask: a noded that does not serve shows in the first call.
+func (d *Dialer) Client() *api.Client {
+	path, _ := d.Path()
+	if p := d.privateSocket(); p != "" {
+		path = p
+	}
+	return clientAt(path)
+}
+
+func clientAt(socket string) *api.Client {
+	return &api.Client{Socket: socket, Program: "stepctl " + build.Version()}
+}
+
+// privateSocket is that of the private noded, "" without one.
+func (d *Dialer) privateSocket() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.private == nil {
+		return ""
+	}
+	return d.private.socket
+}
+
+// orStandalone starts a private noded for a step of run where that was asked for, or, and
+// then it says so, where root has named no socket and no noded serves the default one.
+func (d *Dialer) orStandalone() error {
+	path, named := d.Path()
+	switch {
+	case d.standalone && d.Socket != "":
+		return options.Exclude("standalone", "socket") // before one is started
+	case d.standalone && os.Geteuid() != 0:
+		return errors.New("--standalone: only root may start a private noded")
+	case d.standalone:
+		return d.startPrivate()
+	case named || os.Geteuid() != 0:
+		return nil
+	}
+	if clientAt(path).Reach(context.Background()) == nil {
+		return nil
+	}
+	terminal.Say("no noded at %q: running this step by itself (--standalone)", path)
+	return d.startPrivate()
+}
+
+// Close ends what the dialer has started: the plugins' host and the private
+// noded.
+func (d *Dialer) Close() {
+	d.Plugins.Close()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.private != nil {
+		d.private.stop()
+		d.private = nil
+	}
+}
+
+// signals are those that the program gets. To ask the runtime for one, or to give it back,
+// switches threads twice: so a run asks for each once, and gives none back.
+type signals struct {
+	c chan os.Signal
+
+	mu sync.Mutex
+	to func(syscall.Signal) // guarded by mu: what they are for; nil is the program's end
+}
+
+// lead gives the signals, and more, to f from now on; nil makes them the program's end again.
+func (s *signals) lead(f func(syscall.Signal), more ...os.Signal) {
+	s.mu.Lock()
+	s.to = f
+	s.mu.Unlock()
+	if len(more) > 0 {
+		signal.Notify(s.c, more...)
+	}
+}
+
+// pass hands a signal on, and reports whether that was all.
+func (s *signals) pass(sig syscall.Signal) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.to != nil {
+		s.to(sig)
+	}
+	return s.to != nil || sig == syscall.SIGCONT
+}
+
+// endOnSignal ends what was started when a signal comes, and the program with
+// it. The returned function hands the signals back: a verb that knows better
+// what they mean calls it, or has them led to it.
+func (d *Dialer) endOnSignal() (release func()) {
+	d.signals.c = make(chan os.Signal, 16) // a burst of signals must not be lost
+	done := make(chan struct{})
+	signal.Notify(d.signals.c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() { // ends with release, or the program
+		for {
+			select {
+			case <-done:
+				return
+			case sig := <-d.signals.c:
+				if sig := sig.(syscall.Signal); !d.signals.pass(sig) {
+					d.end(sig)
+				}
+			}
+		}
+	}()
+	return sync.OnceFunc(func() { signal.Stop(d.signals.c); close(done) })
+}
+
+// end ends the program, and what it has started.
+func (d *Dialer) end(sig syscall.Signal) {
+	d.mu.Lock() // for good: nothing is started any more
+	if d.session != nil {
+		d.session.Kill(fmt.Sprintf("was interrupted by %v", sig))
+	}
+	if d.private != nil {
+		d.private.stop()
+	}
+	os.Exit(step.SignaledBy(sig).Code())
+}
+
+// hold lets a signal end the plugins' host, too.
+func (d *Dialer) hold(s *spank.Session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.session = s
+}
+
+// private is a noded for the length of one command.
+type private struct {
+	cmd    *exec.Cmd
+	alive  *os.File // its standard input: our end of the pipe
+	dir    string
+	socket string
+}
+
+func (d *Dialer) startPrivate() error {
+	prog, err := plugins.Beside("noded", "../sbin")
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "stepctl-standalone-")
+	if err != nil {
+		return fmt.Errorf("cannot start a private noded: %w", err)
+	}
+	stderr, err := d.runPrivate(prog, dir)
+	if err != nil {
+		os.RemoveAll(dir)
+		return fmt.Errorf("cannot start %q: %w", prog, err)
+	}
+	var said []string
+	for sc := bufio.NewScanner(stderr); sc.Scan(); {
+		if strings.Contains(sc.Text(), "noded: ready") {
+			go io.Copy(io.Discard, stderr)
+			return nil
+		}
+		said = append(said, sc.Text())
+	}
+	return fmt.Errorf("the private noded did not start: %s", strings.Join(said, "; "))
+}
+
+// runPrivate starts the program. It lives as long as our end of its standard
+// input is open: however this process ends, it ends its steps and itself, and
+// removes dir.
+func (d *Dialer) runPrivate(prog, dir string) (stderr io.Reader, err error) {
+	// The tasks' users must reach the sockets.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return nil, err
+	}
+	theirs, ours, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	p := &private{dir: dir, socket: filepath.Join(dir, "run", "noded.sock"), alive: ours, cmd: exec.Command(prog, "--private", dir)}
+	p.cmd.Stdin = theirs
+	// The terminal's Ctrl-C is not for it.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if stderr, err = p.cmd.StderrPipe(); err != nil {
+		ours.Close()
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := p.cmd.Start(); err != nil {
+		ours.Close()
+		return nil, err
+	}
+	d.private = p
+	return stderr, nil
+}
+
+func (p *private) stop() {
+	p.alive.Close()
+	p.cmd.Wait()
+	os.RemoveAll(p.dir) // where it could not itself
+}
+
+// callTimeout bounds calls that noded answers at once.
+const callTimeout = 30 * time.Second
+
+// Call runs f with a client and the bound for calls that are answered at once.
+func (d *Dialer) Call(f func(context.Context, *api.Client) error) error {
+	client := d.Client()
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	return f(ctx, client)
+}
+
+// ParseRef reads "12.0", or "12" for all steps of a job.
+func ParseRef(s string) (api.StepRef, error) {
+	var ref api.StepRef
+	if strings.Contains(s, ".") {
+		id, err := step.ParseID(s)
+		if err != nil {
+			return ref, err
+		}
+		ref.JobID, ref.StepID = id.Job, &id.Step
+		return ref, nil
+	}
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil || n == 0 {
+		return ref, fmt.Errorf("cannot parse %q: want JOB or JOB.STEP, for example 12.0", s)
+	}
+	ref.JobID = uint32(n)
+	return ref, nil
+}

@@ -1,0 +1,171 @@
+// Package help is what stepctl says about itself: help screens and man pages, both made of the
+// commands (manual.go, topics.go), and what a shell completes (complete.go).
+package help
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"stepd/client/terminal"
+	"stepd/docs"
+	"stepd/internal/manual"
+)
+
+// themes group the options of every verb, as srun(1) does in prose; the last one
+// stands at the end of a page. One that is not listed is among "Other options".
+func themes() []manual.Theme {
+	return []manual.Theme{
+		{Title: "Tasks and nodes", Options: []string{
+			"ntasks", "nodes", "nodelist", "nodefile", "exclude", "ntasks-per-node", "cpus-per-task", "overcommit", "jobid", "exact", "whole", "overlap", "interactive",
+			"multi-prog", "relative", "arbitrary", "job",
+		}},
+		{Title: "Resources and binding", Options: []string{
+			"mem", "mem-per-cpu", "gres", "oom-kill-step", "cpu-bind", "mem-bind", "distribution", "hint", "threads-per-core",
+			"ntasks-per-core", "ntasks-per-socket",
+		}},
+		{Title: "Streams and terminal", Options: []string{
+			"input", "output", "error", "open-mode", "label", "unbuffered", "pty", "detach-keys", "escape", "read-only", "no-replay", "replay", "raw",
+			"input-filter", "output-filter", "error-filter",
+		}},
+		{Title: "Program and environment", Options: []string{
+			"job-name", "chdir", "export", "preserve-env", "export-file", "propagate", "task-prolog", "task-epilog", "prolog", "epilog",
+			"mpi", "mpi-combine", "wrap", "uid", "gid", "no-new-privs",
+		}},
+		{Title: "Time, signals and ends", Options: []string{
+			"time", "time-min", "requeue", "no-requeue", "signal", "scope", "kill-on-bad-exit", "wait", "no-kill", "quit-on-interrupt", "disable-status", "immediate", "deadline",
+		}},
+		{Title: "What is shown", Options: []string{
+			"all", "follow", "watch", "delay", "batch", "iterations", "sort", "tasks", "acctg-freq", "json", "svg", "width", "quiet", "verbose", "parsable", "dry-run", "check", "color",
+		}},
+		{Title: "General", Options: []string{"standalone", "socket", "pam", "help", "version"}},
+	}
+}
+
+// arguments is how the arguments of options are called, where "STRING" would say
+// little.
+func arguments() map[string]string {
+	return map[string]string{
+		"nodes": "N", "nodelist": "HOSTS", "exclude": "HOSTS", "mem": "SIZE", "mem-per-cpu": "SIZE", "gres": "LIST", "oom-kill-step": "0|1",
+		"cpu-bind": "TYPE", "mem-bind": "TYPE", "distribution": "HOW", "hint": "KIND", "input": "WHERE", "output": "WHERE", "error": "WHERE",
+		"open-mode": "MODE", "job-name": "NAME", "chdir": "DIR", "export": "LIST", "mpi": "TYPE", "wrap": "COMMAND", "uid": "USER", "gid": "GROUP",
+		"kill-on-bad-exit": "0|1", "no-kill": "set|off", "acctg-freq": "SECONDS", "socket": "PATH", "signal": "SIGNAL", "scope": "SCOPE", "watch": "SECONDS",
+		"jobid": "JOB", "time": "TIME", "immediate": "SECONDS", "propagate": "LIMITS", "task-prolog": "FILE", "task-epilog": "FILE",
+		"detach-keys": "KEYS", "replay": "SIZE", "wait": "SECONDS", "delay": "SECONDS", "sort": "FIELD", "svg": "FILE",
+	}
+}
+
+// PageOf is the manual page of a verb.
+func PageOf(c *cobra.Command) *manual.Page {
+	p := manual.Of(c, 1, themes(), arguments())
+	p.Topics = topics(c)
+	p.See = seeAlso(c)
+	return p
+}
+
+// UseManual makes help screens of the pages.
+func UseManual(root *cobra.Command) {
+	root.SetHelpFunc(func(c *cobra.Command, _ []string) {
+		fmt.Fprint(c.OutOrStdout(), PageOf(c).Text(styleOf(os.Stdout)))
+	})
+	root.SetUsageFunc(func(c *cobra.Command) error {
+		_, err := fmt.Fprint(c.OutOrStderr(), PageOf(c).Text(styleOf(os.Stderr)))
+		return err
+	})
+}
+
+// styleOf is how a help screen is to look in a file.
+func styleOf(f *os.File) manual.Style {
+	width, _ := terminal.ScreenSize(f)
+	return manual.Style{Width: width, Bold: terminal.Colours(f)}
+}
+
+// ManCommand writes the man pages: for make install.
+func ManCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "man DIR", Short: "write the man pages into DIR", Args: cobra.ExactArgs(1), Hidden: true,
+		RunE: func(c *cobra.Command, args []string) error {
+			pages, err := ManPages(c.Root())
+			if err != nil {
+				return err
+			}
+			for _, p := range pages {
+				dir := filepath.Join(args[0], fmt.Sprintf("man%d", p.Section))
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					return fmt.Errorf("cannot write the man pages: %w", err)
+				}
+				path := filepath.Join(dir, fmt.Sprintf("%s.%d", p.File(), p.Section))
+				if err := os.WriteFile(path, []byte(p.Roff()), 0o644); err != nil {
+					return fmt.Errorf("cannot write the man pages: %w", err)
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// ManPages are the pages of all verbs, and those of the files.
+func ManPages(root *cobra.Command) (pages []*manual.Page, err error) {
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		c.InitDefaultHelpFlag()
+		pages = append(pages, PageOf(c))
+		for _, sub := range c.Commands() {
+			if sub.IsAvailableCommand() && sub.Name() != "help" {
+				walk(sub)
+			}
+		}
+	}
+	walk(root)
+	for _, f := range filePages() {
+		p, err := manual.Keys(&f.Page, f.document, f.sections...)
+		if err != nil {
+			return nil, err
+		}
+		pages = append(pages, p)
+	}
+	return pages, nil
+}
+
+// filePage is the page of a file, of sections of a document.
+type filePage struct {
+	manual.Page
+	document string
+	sections []string
+}
+
+// filePages are those of section 5. Slurm's own names are left to Slurm: both may be
+// installed side by side.
+func filePages() (pages []filePage) {
+	add := func(name, short, about string, sections ...string) {
+		pages = append(pages, filePage{
+			Page:     manual.Page{Name: name, Section: 5, Short: short, About: manual.Paragraphs(about), See: []string{"noded(8)", "stepd.conf(5)", "stepctl(1)"}},
+			document: docs.Configuration, sections: sections,
+		})
+	}
+	const file = "noded reads the site's own file, in Slurm's syntax; it stands beside slurm.conf. `noded --check` tells every mistake in it with its line. A key with a dagger is read and checked, and nothing makes use of it yet."
+	add("stepd.conf", "configuration of stepd beyond Slurm's", "stepd.conf stands beside slurm.conf and has the same syntax: `Key=Value`, a comment begins at #. No file is a valid one. `noded --check` tells every mistake in it with its line.", "stepd.conf")
+	add("stepd-slurm.conf", "what stepd reads of slurm.conf", file, "slurm.conf", "NodeName lines", "PartitionName lines", "Which files")
+	add("stepd-cgroup.conf", "what stepd reads of cgroup.conf", file, "cgroup.conf")
+	add("stepd-gres.conf", "what stepd reads of gres.conf", file, "gres.conf", "Generic resources")
+	add("stepd-job_container.conf", "what stepd reads of job_container.conf", file, "job_container.conf")
+	add("stepd-mpi.conf", "what stepd reads of mpi.conf", file, "mpi.conf")
+	json := filePage{
+		Page: manual.Page{
+			Name: "stepd-json", Section: 5, Short: "the documents that stepctl prints with --json",
+			About: manual.Paragraphs(strings.TrimSpace(between(docs.JSON, "\n", "\n## "))), See: []string{"stepctl(1)"},
+		},
+		document: docs.JSON, sections: []string{"Documents", "STEP", "Events"},
+	}
+	return append(pages, json)
+}
+
+// between is what stands behind the first from and before the next to.
+func between(text, from, to string) string {
+	_, text, _ = strings.Cut(text, from)
+	text, _, _ = strings.Cut(text, to)
+	return text
+}

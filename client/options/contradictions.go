@@ -1,0 +1,200 @@
+package options
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// exclusion is two options that cannot both hold, and why.
+type exclusion struct{ A, B, Why string }
+
+const oneTerminal = "a terminal is all three streams of task 0"
+
+// Exclusions are the pairs of all verbs; a verb that has but one of the two has no
+// such pair. What srun lets pass side by side is not among them: of --hint, --cpu-bind
+// and --ntasks-per-core the others win over --hint, and --detach-keys says nothing
+// without --pty.
+var Exclusions = []exclusion{
+	{"pty", "label", oneTerminal},
+	{"pty", "input", oneTerminal},
+	{"pty", "output", oneTerminal},
+	{"pty", "error", oneTerminal},
+	{"mem", "mem-per-cpu", "memory is that of the node, or that of each CPU"},
+	{"exact", "whole", "as many CPUs as the tasks need, or all of the job"},
+	{"quiet", "verbose", "less is said, or more"},
+	{"standalone", "socket", "a private noded is started, or that one is asked"},
+	{"standalone", "jobid", "a noded that is started now has no jobs"},
+	{"batch", "json", "both say how a look is printed"},
+	{"svg", "json", "both say how it is printed"},
+}
+
+// requirement is an option that says nothing without another. Only what could be taken
+// for done is refused: srun's own options may stand alone, as there.
+type requirement struct{ Option, Needs string }
+
+var Requirements = []requirement{
+	{"json", "dry-run"},
+}
+
+// contradictions refuses what cannot hold of a verb's options together.
+func contradictions(f *pflag.FlagSet) error {
+	for _, x := range Exclusions {
+		if wasGiven(f, x.A) && wasGiven(f, x.B) {
+			return Exclude(x.A, x.B)
+		}
+	}
+	for _, r := range Requirements {
+		if wasGiven(f, r.Option) && f.Lookup(r.Needs) != nil && !wasGiven(f, r.Needs) {
+			return fmt.Errorf("--%s is of no use without --%s", r.Option, r.Needs)
+		}
+	}
+	return nil
+}
+
+// Exclude words that the two options of an exclusion cannot both hold.
+func Exclude(a, b string) error {
+	at := slices.IndexFunc(Exclusions, func(x exclusion) bool { return x.A == a && x.B == b })
+	return fmt.Errorf("--%s and --%s exclude each other: %s", a, b, Exclusions[at].Why)
+}
+
+// wasGiven tells whether an option was given, with another value than the one that it has
+// without.
+func wasGiven(f *pflag.FlagSet, name string) bool {
+	flag := f.Lookup(name)
+	return flag != nil && flag.Changed && flag.Value.String() != flag.DefValue
+}
+
+// overruled tells whether an option that was given excludes this one, which comes from
+// the environment or a script and is left out then.
+func overruled(f *pflag.FlagSet, name string) bool {
+	return slices.ContainsFunc(Exclusions, func(x exclusion) bool {
+		// Without a terminal --pty is disregarded, and excludes nothing.
+		return x.A == name && wasGiven(f, x.B) && (x.B != "pty" || TakesTerminal(f)) ||
+			x.B == name && wasGiven(f, x.A) && (x.A != "pty" || TakesTerminal(f))
+	})
+}
+
+// Check is called before any verb runs.
+func Check(c *cobra.Command, _ []string) error { return contradictions(c.Flags()) }
+
+// unknownOption words that there is no such option, with the one that was meant, if one
+// is near.
+func unknownOption(f *pflag.FlagSet, err *pflag.NotExistError) error {
+	name := err.GetSpecifiedName()
+	if err.GetSpecifiedShortnames() != "" {
+		return err
+	}
+	var names []string
+	f.VisitAll(func(flag *pflag.Flag) {
+		if !flag.Hidden {
+			names = append(names, flag.Name)
+		}
+	})
+	if near := nearest(name, names); near != "" {
+		return fmt.Errorf("%w: did you mean --%s?", err, near)
+	}
+	return err
+}
+
+// UnknownVerb words that there is no such verb, with the one that was meant; other errors
+// it leaves as they are.
+func UnknownVerb(root *cobra.Command, err error) error {
+	if err == nil {
+		return nil
+	}
+	quoted, perr := strconv.QuotedPrefix(strings.TrimPrefix(err.Error(), "unknown command "))
+	if perr != nil || !strings.HasPrefix(err.Error(), "unknown command ") {
+		return err
+	}
+	word, _ := strconv.Unquote(quoted) // a QuotedPrefix always unquotes
+	if now, ok := leftVerbs[word]; ok {
+		return errLeft{"stepctl " + word, now}
+	}
+	var names []string
+	for _, c := range root.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	if near := nearest(word, names); near != "" {
+		return fmt.Errorf("%w: did you mean %q?", err, near)
+	}
+	return err
+}
+
+// nearest is that of the names which is a slip of the pen away from word, or begins
+// with it and is the shortest such; "" where none is.
+func nearest(word string, names []string) (near string) {
+	if len(word) < 2 || len(word) > 40 {
+		return ""
+	}
+	best := 1 + max(1, len(word)/4)
+	for _, name := range names {
+		if d := slips(word, name); d < best {
+			best, near = d, name
+		}
+	}
+	if near != "" {
+		return near
+	}
+	for _, name := range names {
+		if len(word) > 2 && len(name) > len(word) && name[:len(word)] == word && (near == "" || len(name) < len(near)) {
+			near = name
+		}
+	}
+	return near
+}
+
+// slips is how many letters of a must be changed, left out, added or swapped with the
+// next to make b of it (the distance of Damerau and Levenshtein, each place once).
+func slips(a, b string) int {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			change := rows[i-1][j-1]
+			if a[i-1] != b[j-1] {
+				change++
+			}
+			rows[i][j] = min(change, rows[i-1][j]+1, rows[i][j-1]+1)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
+		}
+	}
+	return rows[len(a)][len(b)]
+}
+
+// notNumber is how pflag words that an option takes numbers.
+const notNumber = `^invalid argument "(.*)" for "(?:-., )?(--\S+)" flag: strconv\.Parse(?:Int|Uint): .*: (invalid syntax|value out of range)$`
+
+// FlagError says in one clear line what is wrong with an option.
+func FlagError(f *pflag.FlagSet, err error) error {
+	if left, ok := errors.AsType[errLeft](err); ok {
+		return left // pflag quotes the argument
+	}
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		return unknownOption(f, unknown)
+	}
+	m := regexp.MustCompile(notNumber).FindStringSubmatch(err.Error())
+	switch {
+	case m == nil:
+		return err
+	case m[3] == "invalid syntax":
+		return fmt.Errorf("%s=%s: want a whole number", m[2], m[1])
+	}
+	return fmt.Errorf("%s=%s: that is no number that it can have", m[2], m[1])
+}

@@ -1,0 +1,74 @@
+package options
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"stepd/client/plugins"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+)
+
+// setTerminal makes standard input a terminal until the test ends.
+func setTerminal(t *testing.T) {
+	t.Helper()
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdin := os.Stdin
+	os.Stdin = terminal
+	t.Cleanup(func() { os.Stdin = stdin; terminal.Close() })
+}
+
+// What was given overrules what contradicts it in the environment or in a script.
+func TestOverruled(t *testing.T) {
+	t.Setenv("SLURM_LABELIO", "1")
+	setTerminal(t)
+	o, _, err := parse(t, "--pty", "prog")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := FromEnv(o.nodes.flags, RunEnv); err != nil || o.Label || o.nodes.flags.Changed("label") {
+		t.Errorf("SLURM_LABELIO beside --pty: %t, %v", o.Label, err)
+	}
+	if o, _, err = parse(t, "prog"); err != nil {
+		t.Fatal(err)
+	}
+	if err := FromEnv(o.nodes.flags, RunEnv); err != nil || !o.Label {
+		t.Errorf("SLURM_LABELIO alone: %t, %v", o.Label, err)
+	}
+
+	c := batchVerb()
+	if err := c.ParseFlags([]string{"--mem-per-cpu=1"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := FromScript(c, &plugins.Host{}, "job.sh", []byte("#!/bin/sh\n#SBATCH --mem=5 -J name\n")); err != nil || c.Flags().Changed("mem") || c.Flags().Lookup("job-name").Value.String() != "name" {
+		t.Errorf("#SBATCH --mem beside --mem-per-cpu: %v", err)
+	}
+	if _, err := FromScript(c, &plugins.Host{}, "job.sh", []byte("#!/bin/sh\n#SBATCH -Q -v\n")); err == nil || !strings.HasPrefix(err.Error(), "job.sh:2: #SBATCH: --quiet and --verbose") {
+		t.Errorf("#SBATCH -Q -v: %v", err)
+	}
+}
+
+func TestSlips(t *testing.T) {
+	for pair, want := range map[[2]string]int{
+		{"", ""}: 0, {"a", ""}: 1, {"", "ab"}: 2, {"label", "label"}: 0, {"lable", "label"}: 1, {"labl", "label"}: 1,
+		{"labels", "label"}: 1, {"kitten", "sitting"}: 3, {"ab", "ba"}: 1,
+	} {
+		if got := slips(pair[0], pair[1]); got != want {
+			t.Errorf("slips(%q) = %d, want %d", pair, got, want)
+		}
+	}
+}
+
+func TestUnknownInScript(t *testing.T) {
+	script := []byte("#!/bin/sh\n#SBATCH --job-nam=x\n")
+	_, err := FromScript(batchVerb(), &plugins.Host{}, "job.sh", script)
+	if _, unknown := errors.AsType[*pflag.NotExistError](err); !unknown || !strings.HasSuffix(err.Error(), "did you mean --job-name?") {
+		t.Errorf("in a script: %v", err)
+	}
+}

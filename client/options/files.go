@@ -1,0 +1,152 @@
+package options
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+// Files are the patterns of those files that the client opens itself, by
+// stream: those into which it is to write labels. "" is none.
+type Files [3]string
+
+// take makes streams of such files the client's.
+func (c *Files) take(r *step.Request) {
+	for fd, s := range [3]*step.Stream{&r.Stdin, &r.Stdout, &r.Stderr} {
+		if s.Kind != step.StreamFile {
+			continue
+		}
+		if s.Pattern == os.DevNull {
+			*s = step.Stream{Kind: step.StreamNull} // nothing of it need travel
+			continue
+		}
+		if fd > 0 && r.Label {
+			c[fd] = s.Pattern
+			*s = step.Stream{Kind: step.StreamClient}
+		}
+	}
+	if c[1] != "" && r.Stderr.Kind == step.StreamSame {
+		c[2] = c[1]
+		r.Stderr = step.Stream{Kind: step.StreamClient}
+	}
+}
+
+// OpenFiles are the streams at the client's end: its own, or the files. They live as
+// long as the process.
+type OpenFiles struct {
+	Files [3]*os.File
+	ranks [3][]*os.File // nil where files has it for all ranks
+}
+
+// Rank is the file that the output of a rank goes to.
+func (f *OpenFiles) Rank(fd, rank int) *os.File {
+	if f.ranks[fd] != nil {
+		return f.ranks[fd][rank]
+	}
+	return f.Files[fd]
+}
+
+// Open gives the three streams of the client.
+func (c *Files) Open(spec *step.Spec, truncate bool) (*OpenFiles, error) {
+	f := &OpenFiles{Files: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}}
+	opened := make(map[string]*os.File) // one open file, so that none overwrites another
+	for fd, pattern := range c {
+		if pattern == "" {
+			continue
+		}
+		if !step.PatternHas(pattern, "t") {
+			file, err := openPattern(opened, fd, pattern, spec, 0, truncate)
+			if err != nil {
+				return f, err
+			}
+			f.Files[fd] = file
+			continue
+		}
+		for rank := range spec.NTasks {
+			file, err := openPattern(opened, fd, pattern, spec, rank, truncate)
+			if err != nil {
+				return f, err
+			}
+			f.ranks[fd] = append(f.ranks[fd], file)
+		}
+	}
+	return f, nil
+}
+
+// openPattern opens the file of one rank, unless it is open.
+func openPattern(opened map[string]*os.File, fd int, pattern string, spec *step.Spec, rank int, truncate bool) (*os.File, error) {
+	path, err := step.ExpandPattern(pattern, spec, rank)
+	if err != nil {
+		return nil, err
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(spec.Cwd, path)
+	}
+	if f := opened[path]; f != nil && fd > 0 {
+		return f, nil
+	}
+	flags := unix.O_RDONLY
+	if fd != 0 {
+		flags = unix.O_WRONLY | unix.O_CREAT | unix.O_APPEND
+		if truncate {
+			flags |= unix.O_TRUNC
+		}
+	}
+	f, err := openAs(&spec.User, path, flags)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open %s file %q: %w", [...]string{"stdin", "stdout", "stderr"}[fd], path, err)
+	}
+	if fd > 0 {
+		opened[path] = f
+	}
+	return f, nil
+}
+
+// openAs opens a file as the user whom the step is for: root may start it for
+// another one, whose paths it must not follow as root.
+func openAs(u *step.User, path string, flags int) (*os.File, error) {
+	open := func() (*os.File, error) { return openFile(path, flags) }
+	if os.Geteuid() != 0 || u.UID == 0 {
+		return open()
+	}
+	type opened struct {
+		file *os.File
+		err  error
+	}
+	done := make(chan opened)
+	go func() {
+		// The identity is the thread's alone, which ends with this goroutine.
+		runtime.LockOSThread()
+		if err := linux.SetFSUser(u.UID, u.GID, u.Groups); err != nil {
+			done <- opened{nil, fmt.Errorf("cannot become uid %d for it: %w", u.UID, err)}
+			return
+		}
+		f, err := open()
+		done <- opened{f, err}
+	}()
+	o := <-done
+	return o.file, o.err
+}
+
+// openFile opens a file that is to block. A FIFO would keep us waiting for its other
+// side: without one it is refused.
+func openFile(path string, flags int) (*os.File, error) {
+	var fd int
+	err := linux.IgnoringEINTR(func() (err error) {
+		fd, err = unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0o666)
+		return err
+	})
+	if err == nil {
+		err = unix.SetNonblock(fd, false)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}

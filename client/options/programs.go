@@ -1,0 +1,219 @@
+package options
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"stepd/client/terminal"
+	"stepd/step"
+)
+
+// Programs are those of run about what the tasks run, and how long.
+type Programs struct {
+	time, signal           string
+	Wait                   int
+	multiProg              bool
+	propagate              string
+	taskProlog, taskEpilog string
+
+	flags *pflag.FlagSet
+}
+
+// bindJob binds what run, alloc and batch have in common.
+func (o *Programs) bindJob(f *pflag.FlagSet) {
+	o.flags = f
+	f.StringVarP(&o.time, "time", "t", "", "how long it may run: minutes, m:s, h:m:s or days-h[:m[:s]]")
+	f.StringVar(&o.signal, "signal", "", "send a signal before that: [B:]SIGNAL[@SECONDS]; B: to the batch script alone")
+}
+
+// bindOutput binds what run and batch have in common beyond that.
+func (o *Programs) bindOutput(f *pflag.FlagSet) {
+	f.StringVar(&o.propagate, "propagate", "", "resource limits to pass on: ALL, NONE, or names as AS,NOFILE (default: the site's)")
+	f.Lookup("propagate").NoOptDefVal = "ALL"
+}
+
+func (o *Programs) bindStep(f *pflag.FlagSet) {
+	f.IntVarP(&o.Wait, "wait", "W", 0, "seconds after the first task's end until the others are ended; 0 is never")
+	f.BoolVar(&o.multiProg, "multi-prog", false, "COMMAND is a file that says which task runs which program")
+	f.StringVar(&o.taskProlog, "task-prolog", "", "a program to run before each task, which may change its environment")
+	f.StringVar(&o.taskEpilog, "task-epilog", "", "a program to run after each task")
+}
+
+// set puts them into the request.
+func (o *Programs) set(r *step.Request) error {
+	for _, set := range []func(*step.Request) error{o.setTime, o.setPropagate, o.setScripts} {
+		if err := set(r); err != nil {
+			return err
+		}
+	}
+	if o.Wait < 0 {
+		return fmt.Errorf("--wait=%d: want a number of seconds, or 0", o.Wait)
+	}
+	if o.multiProg {
+		return o.setApps(r)
+	}
+	return nil
+}
+
+func (o *Programs) setTime(r *step.Request) (err error) {
+	if o.time != "" {
+		if r.TimeLimitS, err = step.ParseTime(o.time); err != nil {
+			return fmt.Errorf("--time=%s: %w", o.time, err)
+		}
+	}
+	if o.signal == "" {
+		return nil
+	}
+	if r.Warn, err = step.ParseWarning(o.signal, ParseSignal); err != nil {
+		return fmt.Errorf("--signal=%s: %w", o.signal, err)
+	}
+	return nil
+}
+
+func (o *Programs) setPropagate(r *step.Request) error {
+	if !o.flags.Changed("propagate") {
+		return nil
+	}
+	_, err := o.limits(nil)
+	r.OwnLimits = true
+	return err
+}
+
+// limits keeps of SLURM_RLIMIT_* variables those that --propagate names.
+func (o *Programs) limits(env []string) ([]string, error) {
+	var names []string
+	switch text := strings.ToUpper(o.propagate); text {
+	case "", "ALL":
+		return env, nil
+	case "NONE":
+		return nil, nil
+	default:
+		for _, name := range strings.Split(text, ",") {
+			name = strings.TrimPrefix(name, "RLIMIT_")
+			if !slices.Contains(step.ResourceLimits(), name) {
+				return nil, fmt.Errorf("--propagate=%s: %q is no limit: write ALL, NONE, or some of %s", o.propagate, name, strings.Join(step.ResourceLimits(), ","))
+			}
+			names = append(names, name)
+		}
+	}
+	var kept []string
+	for _, e := range env {
+		name, _, _ := strings.Cut(strings.TrimPrefix(e, step.LimitPrefix), "=")
+		if slices.Contains(names, name) {
+			kept = append(kept, e)
+		}
+	}
+	return kept, nil
+}
+
+func (o *Programs) setScripts(r *step.Request) error {
+	for _, s := range []struct {
+		option, value string
+		to            *string
+	}{{"--task-prolog", o.taskProlog, &r.TaskProlog}, {"--task-epilog", o.taskEpilog, &r.TaskEpilog}} {
+		if s.value == "" {
+			continue
+		}
+		// On the nodes it is run from nowhere in particular.
+		path, err := filepath.Abs(s.value)
+		if err != nil {
+			return fmt.Errorf("%s=%s: cannot tell the working directory: %w", s.option, s.value, err)
+		}
+		*s.to = path
+	}
+	return nil
+}
+
+// setApps reads the file of --multi-prog, which stands where the command does.
+func (o *Programs) setApps(r *step.Request) (err error) {
+	if len(r.Argv) > 1 {
+		return fmt.Errorf("--multi-prog: one file is wanted, whose lines have the arguments: %q is too much", r.Argv[1])
+	}
+	if r.Apps, err = readMultiProg(r.Argv[0], r.NTasks); err != nil {
+		return err
+	}
+	r.Argv = step.Words(r.Apps[0].Argv)
+	return nil
+}
+
+// envOption is a variable that stands for an option which is not given.
+type envOption struct{ name, flag string }
+
+// RunEnv are srun's (srun(1), input environment variables).
+var RunEnv = []envOption{
+	{"SLURM_TIMELIMIT", "time"}, {"SLURM_WAIT", "wait"}, {"SLURM_KILL_BAD_EXIT", "kill-on-bad-exit"},
+	{"SLURM_EXPORT_ENV", "export"}, {"SLURM_OPEN_MODE", "open-mode"}, {"SLURM_LABELIO", "label"},
+	{"SLURM_UNBUFFEREDIO", "unbuffered"}, {"SLURM_STDINMODE", "input"}, {"SLURM_STDOUTMODE", "output"},
+	{"SLURM_STDERRMODE", "error"}, {"SLURM_TASK_PROLOG", "task-prolog"}, {"SLURM_TASK_EPILOG", "task-epilog"},
+	{"SLURM_MULTI_PROG", "multi-prog"}, {"SLURM_OVERCOMMIT", "overcommit"}, {"SLURM_OVERLAP", "overlap"}, {"SLURM_IMMEDIATE", "immediate"},
+}
+
+// AllocEnvOptions and BatchEnvOptions are salloc's and sbatch's.
+var (
+	AllocEnvOptions = []envOption{{"SALLOC_TIMELIMIT", "time"}, {"SALLOC_SIGNAL", "signal"}, {"SALLOC_IMMEDIATE", "immediate"}}
+	BatchEnvOptions = []envOption{
+		{"SBATCH_TIMELIMIT", "time"}, {"SBATCH_SIGNAL", "signal"}, {"SBATCH_EXPORT", "export"}, {"SBATCH_OPEN_MODE", "open-mode"},
+		{"SBATCH_IMMEDIATE", "immediate"},
+	}
+)
+
+// FromEnv takes the options that were not given, and that none excludes which
+// was, from the environment: an outer step's often.
+func FromEnv(f *pflag.FlagSet, options []envOption) error {
+	for _, e := range options {
+		flag, value := f.Lookup(e.flag), os.Getenv(e.name)
+		if flag == nil || flag.Changed || value == "" || overruled(f, e.flag) {
+			continue
+		}
+		if flag.Value.Type() == "bool" {
+			// srun: any number but 0, and any word, says yes.
+			if n, err := strconv.Atoi(value); err == nil {
+				value = strconv.FormatBool(n != 0)
+			} else if _, err := strconv.ParseBool(value); err != nil {
+				value = "true"
+			}
+		}
+		// Set by name, so that it counts as given: it overrules #SBATCH lines.
+		if err := f.Set(e.flag, value); err != nil {
+			return fmt.Errorf("%s=%.80q: --%s overrules it: %w", e.name, value, e.flag, err)
+		}
+	}
+	return nil
+}
+
+// errNoTime tells that a warning has nothing to come before.
+var errNoTime = errors.New("--signal is of no use without --time: nothing ends the step")
+
+// WarnUseless warns of options that come to nothing as they are.
+func (o *Programs) WarnUseless(c *cobra.Command) {
+	if o.signal != "" && o.time == "" && os.Getenv("SLURM_JOB_ID") == "" && !c.Flags().Changed("jobid") {
+		terminal.Say("%s", errNoTime)
+	}
+}
+
+// ParseSignal reads "TERM", "SIGTERM", "15".
+func ParseSignal(s string) (int, error) {
+	if n, err := strconv.Atoi(s); err == nil {
+		if n < 1 || n > 64 {
+			return 0, fmt.Errorf("there is no signal %d", n)
+		}
+		return n, nil
+	}
+	name := strings.ToUpper(s)
+	if !strings.HasPrefix(name, "SIG") {
+		name = "SIG" + name
+	}
+	if sig := unix.SignalNum(name); sig != 0 {
+		return int(sig), nil
+	}
+	return 0, fmt.Errorf("there is no signal %q", s)
+}

@@ -1,0 +1,101 @@
+package options
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"stepd/step"
+)
+
+// Resources are what run, alloc and batch may ask for beside CPUs.
+type Resources struct {
+	mem, memPerCPU string
+	gres           string
+	oomKillStep    string
+}
+
+func (o *Resources) bind(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&o.mem, "mem", "", "memory: a number of MB, or with K, M, G or T; 0 is all of the node's or the job's")
+	f.StringVar(&o.memPerCPU, "mem-per-cpu", "", "memory for each CPU, as --mem")
+	f.StringVar(&o.gres, "gres", "", "generic resources: NAME[[:TYPE]:COUNT],... or none")
+	f.StringVar(&o.oomKillStep, "oom-kill-step", "", "end the whole step when memory runs out in it: 0 or 1")
+	f.Lookup("oom-kill-step").NoOptDefVal = "1"
+}
+
+// inputEnv are the prefixes of the variables that stand for options, in the
+// order in which they count: srun's, sbatch's and salloc's.
+var inputEnv = map[requestKind][]string{
+	StepOfJob: {"SLURM_STEP_", "SLURM_"}, BatchJob: {"SBATCH_"}, Allocation: {"SALLOC_"},
+}
+
+// input is the option's value: as given, else as the environment has it. from
+// names where it was.
+func input(kind requestKind, given, option, variable string) (value, from string) {
+	if given != "" {
+		return given, option
+	}
+	for _, prefix := range inputEnv[kind] {
+		if v := os.Getenv(prefix + variable); v != "" {
+			return v, prefix + variable
+		}
+	}
+	return "", option
+}
+
+// set puts them into the request.
+func (o *Resources) set(kind requestKind, r *step.Request) error {
+	if o.mem != "" && o.memPerCPU != "" {
+		return Exclude("mem", "mem-per-cpu")
+	}
+	mem, memFrom := o.mem, "--mem"
+	if o.memPerCPU == "" { // what the command line says overrules either variable
+		mem, memFrom = input(kind, o.mem, "--mem", "MEM_PER_NODE")
+	}
+	perCPU, perFrom := o.memPerCPU, "--mem-per-cpu"
+	if mem == "" {
+		perCPU, perFrom = input(kind, o.memPerCPU, "--mem-per-cpu", "MEM_PER_CPU")
+	}
+	for _, m := range []struct {
+		value, from string
+		to          **uint64
+	}{{mem, memFrom, &r.Mem}, {perCPU, perFrom, &r.MemPerCPU}} {
+		if m.value == "" {
+			continue
+		}
+		mb, err := step.ParseMemory(m.value)
+		if err != nil {
+			return fmt.Errorf("%s: %w", m.from, err)
+		}
+		*m.to = &mb
+	}
+	gres, from := input(kind, o.gres, "--gres", "GRES")
+	var err error
+	if r.Gres, err = step.ParseGres(gres); err != nil {
+		return fmt.Errorf("%s: %w", from, err)
+	}
+	kill, from := input(kind, o.oomKillStep, "--oom-kill-step", "OOM_KILL_STEP")
+	switch kill {
+	case "":
+	case "0", "1":
+		yes := kill == "1"
+		r.OOMKillStep = &yes
+	default:
+		return fmt.Errorf("%s=%s: want 0 or 1", from, cmp.Or(kill, `""`))
+	}
+	return nil
+}
+
+// MemoryVariables tell the commands of a job what it asked for (salloc(1)).
+func MemoryVariables(r *step.Request) []string {
+	switch {
+	case r.MemPerCPU != nil && *r.MemPerCPU > 0:
+		return []string{fmt.Sprintf("SLURM_MEM_PER_CPU=%d", *r.MemPerCPU)}
+	case r.Mem != nil && *r.Mem > 0:
+		return []string{fmt.Sprintf("SLURM_MEM_PER_NODE=%d", *r.Mem)}
+	}
+	return nil
+}

@@ -1,0 +1,252 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"stepd/api/stepapi"
+	"stepd/client/terminal"
+	"stepd/step"
+	"stepd/stepio"
+	"stepd/stepio/replay"
+)
+
+func OutputCommand(d *Dialer) *cobra.Command {
+	var o outputOptions
+	c := &cobra.Command{
+		Use: "output [-l] JOB.STEP", Short: "print what is kept of a step's output", Args: cobra.ExactArgs(1),
+		Long: `Print the output of a step, running or ended, as far as it can still be had: the files
+that its tasks have written, opened as the step's user, and what stepd and noded have kept
+of the rest. They keep the last 64 KiB of every terminal, and of all other output as
+much as ReplayBytes in stepd.conf says, which is nothing by default. Where the output
+has gone elsewhere, it is told where. The owner of a step and root may ask. On
+the terminal of another than the owner control characters are shown as ^X, unless
+--raw is given.`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			id, err := step.ParseID(args[0])
+			if err != nil {
+				return err
+			}
+			return d.output(id, o)
+		},
+	}
+	c.Flags().BoolVarP(&o.label, "label", "l", false, "put the rank before each line of output")
+	c.Flags().BoolVar(&o.raw, "raw", false, rawHelp)
+	return c
+}
+
+// rawHelp tells what --raw does.
+const rawHelp = "let another user's output control the terminal"
+
+// outputOptions are the options of output.
+type outputOptions struct{ label, raw bool }
+
+// printer writes pieces of output to standard output and error.
+type printer struct {
+	lines *stepio.Remote
+	guard *terminal.Guard
+	// Of a terminal: what it was made to be, and what not to ask of ours.
+	terminal bool
+	modes    replay.Modes
+	quiet    replay.Quiet
+}
+
+func newPrinter(rec *step.Record, o outputOptions, onTerminal bool) *printer {
+	spec := &step.Spec{Request: step.Request{NTasks: rec.NTasks}}
+	return &printer{terminal: onTerminal, guard: terminal.NewGuard(rec.UID, o.raw), lines: stepio.NewRemote(spec, stepio.Options{
+		Stdout: os.Stdout, Stderr: os.Stderr, Label: o.label, Unbuffered: !o.label,
+		Failed: func(err error) {
+			// There is nothing to leave behind: it is no terminal.
+			if !errors.Is(err, unix.EPIPE) {
+				terminal.Say("error: %s", err)
+				os.Exit(1)
+			}
+			os.Exit(brokenPipe)
+		},
+	})}
+}
+
+func (p *printer) piece(piece replay.Piece) error {
+	if p.terminal && !p.guard.On[1] && terminal.IsTerminal(os.Stdout) {
+		out := p.quiet.Append(nil, piece.Data)
+		p.modes.Feed(out)
+		_, err := os.Stdout.Write(out)
+		return err
+	}
+	p.lines.Output(piece.FD, piece.Rank, p.guard.Pass(piece.FD, piece.Rank, piece.Data), false)
+	return nil
+}
+
+// end leaves the terminal as it was found.
+func (p *printer) end() {
+	p.guard.End(func(fd, rank int, b []byte) { p.lines.Output(fd, rank, b, false) })
+	p.lines.End()
+	if undo := p.modes.Undo(); undo != "" {
+		os.Stdout.WriteString(undo)
+	}
+}
+
+// output prints what can be had of a step's output.
+func (d *Dialer) output(id step.ID, o outputOptions) error {
+	rec, err := d.record(id)
+	if err != nil {
+		return err
+	}
+	if err := printFiles(rec, o); !errors.Is(err, errNoFiles) {
+		return err
+	}
+	ended := rec.State.Final()
+	if !ended {
+		a := newAttached(nil, rec, func() (*step.Record, error) { return d.last(id) })
+		if err = a.printLive(d, o); err != nil {
+			_, err = a.fate(err)
+			ended = err == nil
+		}
+	}
+	if ended {
+		err = d.printKept(rec, o)
+	}
+	if err != nil {
+		return fmt.Errorf("%w%s%s", err, streamDestination("stdout", rec.Stdout), streamDestination("stderr", rec.Stderr))
+	}
+	return nil
+}
+
+// streamDestination tells where a stream goes that is not kept.
+func streamDestination(name string, p *step.OutputPlace) string {
+	switch {
+	case p == nil:
+		return ""
+	case p.Kind == step.StreamClient:
+		return "; " + name + " goes to the file or pipe of the client that has started it"
+	case p.Kind == step.StreamNull:
+		return "; " + name + " goes to /dev/null"
+	case p.Kind == step.StreamFile:
+		return fmt.Sprintf("; %s goes to %q", name, p.Pattern)
+	}
+	return ""
+}
+
+// printKept prints what stepd has left of an ended step.
+func (d *Dialer) printKept(rec *step.Record, o outputOptions) error {
+	kept, err := d.Client().Output(context.Background(), rec.ID)
+	if err != nil {
+		return err
+	}
+	defer kept.Close()
+	var p *printer
+	head, err := replay.ReadKept(kept, func(piece replay.Piece) error {
+		if p == nil {
+			p = newPrinter(rec, o, rec.Stdout != nil && rec.Stdout.Kind == step.StreamTerminal)
+		}
+		return p.piece(piece)
+	})
+	if p != nil {
+		p.end()
+	}
+	if err == nil && head.Skipped > 0 {
+		terminal.Say("the first %d of %d bytes are not kept", head.Skipped, head.Bytes)
+	}
+	return err
+}
+
+// printLive prints what stepd keeps of a running step.
+func (a *attached) printLive(d *Dialer, o outputOptions) error {
+	watched, out, err := a.connect(d, &stepapi.Watch{ReadOnly: true, Once: true, Replay: -1})
+	if err != nil {
+		return err
+	}
+	defer a.conn.Close()
+	defer out.Close()
+	p := newPrinter(a.rec, o, watched.Terminal)
+	defer p.end()
+	var skipped terminal.Skipped
+	defer skipped.End()
+	buf := make([]byte, replay.FrameHead+replay.FrameMax)
+	for {
+		n, err := out.Read(buf)
+		if err != nil || n == 0 {
+			return fmt.Errorf("the rest of the output of step %s is missing: its stepd is gone", a.rec.ID)
+		}
+		f, err := replay.Parse(buf[:n])
+		switch {
+		case err != nil:
+			return fmt.Errorf("cannot read the output of step %s: %w", a.rec.ID, err)
+		case f.Kind == replay.KindEnd:
+			return nil
+		case f.Kind == replay.KindGap:
+			skipped.Add(f.N)
+		case f.Kind == replay.KindOutput:
+			if err := p.piece(f.Piece); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// errNoFiles says that the tasks write to no files.
+var errNoFiles = errors.New("the tasks write to no files")
+
+// filesMax bounds how many files of one stream are printed.
+const filesMax = 4096
+
+// printFiles prints the files that the tasks have written to, those of standard output
+// first.
+func printFiles(rec *step.Record, o outputOptions) error {
+	isFile := func(p *step.OutputPlace) bool { return p != nil && p.Kind == step.StreamFile }
+	if !isFile(rec.Stdout) && !isFile(rec.Stderr) {
+		return errNoFiles
+	}
+	p := newPrinter(rec, o, false)
+	defer p.end()
+	reader, err := newFileReader(rec.UID)
+	if err != nil {
+		return err
+	}
+	defer reader.close()
+	for _, s := range []struct {
+		fd    int
+		place *step.OutputPlace
+	}{{1, rec.Stdout}, {2, rec.Stderr}} {
+		if !isFile(s.place) {
+			continue
+		}
+		if err := p.files(reader, rec, s.fd, s.place); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// files prints those of one stream, in the order of their ranks.
+func (p *printer) files(reader fileReader, rec *step.Record, fd int, place *step.OutputPlace) error {
+	spec := &step.Spec{ID: rec.ID, Request: step.Request{Name: rec.Name, NTasks: rec.NTasks, Array: rec.Array}, User: step.User{Name: rec.User, UID: rec.UID}, NodeName: rec.Node}
+	first, last := 0, 0
+	switch {
+	case place.Rank != nil:
+		first, last = *place.Rank, *place.Rank
+	case step.PatternHas(place.Pattern, "t"):
+		last = min(rec.NTasks, filesMax) - 1
+	}
+	for rank := first; rank <= last; rank++ {
+		path, err := step.ExpandPattern(place.Pattern, spec, rank)
+		if err != nil {
+			return err
+		}
+		err = reader.read(path, func(b []byte) { p.lines.Output(fd, rank, p.guard.Pass(fd, rank, b), false) })
+		if err != nil {
+			return fmt.Errorf("cannot read the output: %w", err)
+		}
+		p.guard.EndOf(fd, rank, func(b []byte) { p.lines.Output(fd, rank, b, false) })
+		p.lines.Output(fd, rank, nil, true)
+	}
+	if last+1 == filesMax && rec.NTasks > filesMax {
+		terminal.Say("the files of tasks from %d on are not shown: %q", filesMax, place.Pattern)
+	}
+	return nil
+}

@@ -1,0 +1,496 @@
+// Package plugins is the client's side of SPANK: a spankhost that runs as the caller, the
+// plugins' options as flags, and what the plugins make of the environment. Host is its type,
+// and Load the first function to call. The name service is asked through spankhost, too
+// (Lookup).
+package plugins
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"stepd/api"
+	"stepd/client/terminal"
+	"stepd/internal/manual"
+	"stepd/spank"
+	"stepd/step"
+)
+
+// Host is the client's side of SPANK: a spankhost that runs as the caller,
+// in local context for run and in allocator context for alloc and batch. Where
+// the stack is empty there is none, and every method does nothing.
+type Host struct {
+	Session *spank.Session
+	context spank.Context
+	Options []spank.Option
+	given   []given // on the command line, in its order
+	// values are what the remote side gets: the last one of each option.
+	values map[int]*value
+
+	Node       string // this node's name
+	Cluster    string
+	MPIDefault string   // MpiDefault
+	Shell      string   // what run is given to be an allocation's shell, "" for one here
+	Env        []string // environ, as plugins have left it
+	jobControl [][]byte
+	PostOptEnv []string // what environ has besides, at slurm_spank_init_post_opt
+	ExitEnv    []string // what environ has besides, at slurm_spank_exit
+	told       bool     // how the host has ended
+	strict     bool     // SpankStrict
+	failures   int      // of required plugins, that ended nothing
+}
+
+// given is one use of an option.
+type given struct {
+	option int
+	value  []byte // nil: none
+}
+
+// value is the last use of an option.
+type value struct {
+	bytes []byte // nil: none
+}
+
+// Load reads the node's plugin stack as the caller, loads it and calls
+// slurm_spank_init. ctx bounds the questions to noded alone; hold is given the session, so
+// that a signal ends it. An error was printed already where exitError says so.
+func Load(ctx context.Context, client *api.Client, c spank.Context, hold func(*spank.Session)) (*Host, error) {
+	p := &Host{context: c, values: make(map[int]*value), Env: os.Environ()}
+	conf, stack, err := NodeStack(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	p.Node, p.Cluster, p.strict, p.MPIDefault, p.Shell = conf.Node, conf.Cluster, conf.SpankStrict, conf.MPIDefault, conf.InteractiveStep
+	if len(stack.Plugins) == 0 {
+		return p, nil
+	}
+	prog, err := Beside("spankhost")
+	if err != nil {
+		return nil, err
+	}
+	var problems []string
+	p.Session, problems, err = spank.Open(context.Background(), spank.SessionConfig{
+		Program: prog, Context: c, Stack: stack, AllowReleases: conf.AllowReleases,
+		Env: p.Env, NodeName: conf.Node,
+		User:        step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())},
+		Files:       [3]*os.File{os.Stdin, os.Stdout, os.Stderr},
+		HookTimeout: time.Duration(conf.HookTimeoutS) * time.Second,
+		Log:         hearPlugin,
+	})
+	if c != spank.ContextLocal { // in local context stepd says the same
+		for _, line := range problems {
+			terminal.Say("%s", line)
+		}
+	}
+	hold(p.Session)
+	if err == nil {
+		fast := p.Slow(false)
+		p.Options, err = p.Session.Init()
+		fast()
+	}
+	if err != nil {
+		return nil, p.failed(err, "Plug-in initialization failed", "Failed to initialize plugin stack")
+	}
+	return p, nil
+}
+
+// Offered loads the plugins as loadPlugins does, for the names of their options alone:
+// it prints nothing, and each hook may take as long as patience. It is nil where nothing can
+// be loaded; the caller closes it.
+func Offered(ctx context.Context, client *api.Client, c spank.Context, patience time.Duration) *Host {
+	conf, stack, err := NodeStack(ctx, client)
+	if err != nil || len(stack.Plugins) == 0 {
+		return nil
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil
+	}
+	defer null.Close()
+	prog, err := Beside("spankhost")
+	if err != nil {
+		return nil
+	}
+	p := &Host{context: c, values: make(map[int]*value)}
+	p.Session, _, err = spank.Open(ctx, spank.SessionConfig{
+		Program: prog, Context: c, Stack: stack, AllowReleases: conf.AllowReleases,
+		Env: os.Environ(), NodeName: conf.Node,
+		User:        step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())},
+		Files:       [3]*os.File{null, null, null},
+		HookTimeout: patience,
+	})
+	if err == nil {
+		p.Options, err = p.Session.Init()
+	}
+	if err != nil {
+		p.Options = nil
+	}
+	return p
+}
+
+// hearPlugin prints what plugins say, as srun does (spank-behaviour §6).
+func hearPlugin(r step.HostRecord) {
+	switch r.Level {
+	case step.LogError:
+		terminal.Say("error: %s", r.Text)
+	case step.LogSpank:
+		fmt.Fprintln(os.Stderr, r.Text)
+	case step.LogInfo:
+		terminal.Say("%s", r.Text)
+	}
+}
+
+// failed ends the host and words a failure in srun's or salloc's words; the
+// hook's own were said by the host, unless it has not lived to say them.
+func (p *Host) failed(err error, local, allocator string) error {
+	p.Close() // its last words come first
+	var hook *step.HookError
+	if !p.told && (!errors.As(err, &hook) || hook.RC == nil) {
+		terminal.Say("error: %v", err)
+	}
+	words := local
+	if p.context == spank.ContextAllocator {
+		words = allocator
+	}
+	terminal.Say("error: %s", words)
+	return terminal.ExitError(1)
+}
+
+// pluginFlag is an option of a plugin, as a flag of the command.
+type pluginFlag struct {
+	p *Host
+	i int
+}
+
+// noArg stands for "given without an argument": no argument can hold a NUL.
+const noArg = "\x00"
+
+func (f *pluginFlag) String() string { return "" }
+
+// Type has no meaning: help writes the option as the plugin does.
+func (f *pluginFlag) Type() string { return "" }
+
+func (f *pluginFlag) Set(text string) error {
+	o := f.p.Options[f.i]
+	g := given{option: f.i}
+	if text != noArg {
+		if o.HasArg == 0 {
+			return errors.New("it takes no argument")
+		}
+		g.value = []byte(text)
+	}
+	f.p.given = append(f.p.given, g)
+	return nil
+}
+
+// ScriptFlags makes flags of script of the plugins' options that are flags of own, the command
+// line's. restore puts what the command line has given behind what the script gives: it is
+// called last, and wins.
+func (p *Host) ScriptFlags(own, script *pflag.FlagSet) (restore func()) {
+	line := p.given
+	p.given = nil
+	for i, o := range p.Options {
+		if f := own.Lookup(o.Name); f != nil && IsFlag(f) {
+			script.VarPF(&pluginFlag{p, i}, o.Name, "", "").NoOptDefVal = f.NoOptDefVal
+		}
+	}
+	return func() { p.given = append(p.given, line...) }
+}
+
+// IsFlag reports whether a flag is an option of a plugin.
+func IsFlag(f *pflag.Flag) bool {
+	_, plugin := f.Value.(*pluginFlag)
+	return plugin
+}
+
+// AddFlags makes the plugins' options flags of the command; each plugin's are a
+// section of its help.
+func (p *Host) AddFlags(c *cobra.Command) {
+	own := c.Flags()
+	for i, o := range p.Options {
+		if own.Lookup(o.Name) != nil || c.InheritedFlags().Lookup(o.Name) != nil || o.Name == "help" {
+			terminal.Say("error: Ignoring conflicting option %q in plugin %q", o.Name, o.Plugin)
+			continue
+		}
+		f := &pflag.Flag{Name: o.Name, Usage: o.Usage, Value: &pluginFlag{p, i}, Annotations: map[string][]string{
+			manual.OwnGroup: {fmt.Sprintf("Options of plugin %s (%s)", o.Plugin, o.File)},
+			manual.Written:  {OptionWord(o.Name, o.ArgInfo, o.HasArg)},
+		}}
+		if o.HasArg != 1 {
+			f.NoOptDefVal = noArg
+		}
+		own.AddFlag(f)
+	}
+}
+
+// OptionWord is how an option is written: "--name", "--name=ARG", "--name[=ARG]".
+func OptionWord(name, info string, hasArg int) string {
+	if info == "" {
+		info = "ARG"
+	}
+	switch hasArg {
+	case 0:
+		return "--" + name
+	case 1:
+		return "--" + name + "=" + info
+	}
+	return "--" + name + "[=" + info + "]"
+}
+
+// Take calls the options back: those of the environment, in the stack's order,
+// then those of the command line, in its own; then slurm_spank_init_post_opt.
+func (p *Host) Take() error {
+	if p.Session == nil {
+		return nil
+	}
+	for i, o := range p.Options {
+		text, ok := os.LookupEnv(step.JobEnvPrefix + step.OptionVariable(o.Plugin, o.Name))
+		if !ok || p.context != spank.ContextLocal {
+			continue // measured: it means nothing to sbatch
+		}
+		if err := p.give(i, []byte(text)); err != nil {
+			return err
+		}
+		if o.HasArg == 0 || (o.HasArg == 2 && text == noValue) {
+			p.values[i].bytes = nil
+		}
+	}
+	for _, g := range p.given {
+		if err := p.give(g.option, g.value); err != nil {
+			return err
+		}
+	}
+	if err := p.Session.PostOpt(p.PostOptEnv); err != nil {
+		if p.context == spank.ContextAllocator {
+			p.Exit() // measured: salloc and sbatch call it then
+		}
+		return p.failed(err, "Plugin stack post-option processing failed.", "Plugin stack post-option processing failed")
+	}
+	return p.readState()
+}
+
+// noValue is how the outer command writes a flag into its job's environment.
+const noValue = "(null)"
+
+func (p *Host) give(i int, v []byte) error {
+	o := p.Options[i]
+	p.values[i] = &value{v}
+	err := p.Session.Give(o, v)
+	var hook *step.HookError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &hook) && hook.RC != nil: // in srun's words
+		if p.context == spank.ContextAllocator {
+			p.Exit() // measured: so do salloc and sbatch, and not srun
+		}
+		terminal.Say("error: Invalid --%s argument: %.1024s", o.Name, v)
+		return terminal.ExitError(1)
+	}
+	return err
+}
+
+func (p *Host) readState() error {
+	env, jc, err := p.Session.State()
+	if err != nil {
+		return err
+	}
+	given := make(map[string]bool)
+	for _, o := range p.SpankOptions() {
+		given[step.OptionVariable(o.Plugin, o.Name)] = true
+	}
+	// The host has set them there; they go by optionEnv.
+	p.Env = slices.DeleteFunc(env, func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return given[name]
+	})
+	p.jobControl = jc
+	return nil
+}
+
+// LocalUserInit calls slurm_spank_local_user_init: the step has its number.
+func (p *Host) LocalUserInit(j spank.LocalJob) error {
+	if p.Session == nil {
+		return nil
+	}
+	if err := p.Session.LocalUserInit(j); err != nil {
+		p.Exit() // where it lives
+		return p.failed(err, "Failure in local plugin stack", "")
+	}
+	return p.readState()
+}
+
+// SpankOptions are what the request carries to the callbacks of the remote side.
+func (p *Host) SpankOptions() []step.SpankOption {
+	var out []step.SpankOption
+	for i, o := range p.Options {
+		if v := p.values[i]; v != nil {
+			out = append(out, step.SpankOption{Plugin: o.Plugin, Name: o.Name, Value: v.bytes})
+		}
+	}
+	return out
+}
+
+// OptionEnv is the form that options have in the job's environment: so a batch
+// step gets them, and every step a second time, as measured.
+func (p *Host) OptionEnv() []string {
+	var env []string
+	for _, o := range p.SpankOptions() {
+		env = append(env, step.OptionVariable(o.Plugin, o.Name)+"="+string(o.Value))
+	}
+	return env
+}
+
+// ShortOptionEnv is that for a program that is started here: what is too long
+// for one is left out, as jobEnv tells.
+func (p *Host) ShortOptionEnv() []string {
+	return slices.DeleteFunc(p.OptionEnv(), func(e string) bool { return len(e) > step.VariableMax })
+}
+
+// Control is the job control environment with the options in it.
+func (p *Host) Control() [][]byte {
+	out := append([][]byte(nil), p.jobControl...)
+	for _, o := range p.SpankOptions() {
+		text := noValue
+		if o.Value != nil {
+			text = string(o.Value)
+		}
+		out = append(out, []byte(step.OptionVariable(o.Plugin, o.Name)+"="+text))
+	}
+	return out
+}
+
+// JobEnv is how the commands of the job see it, but for what no program could
+// be started with: the plugins alone get that.
+func (p *Host) JobEnv() []string {
+	var env []string
+	for _, e := range p.Control() {
+		if e := step.JobEnvPrefix + string(e); len(e) <= step.VariableMax {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// WarnTooLong tells what jobEnv leaves out.
+func (p *Host) WarnTooLong() {
+	for _, e := range p.Control() {
+		name, value, _ := strings.Cut(step.JobEnvPrefix+string(e), "=")
+		if len(name)+1+len(value) > step.VariableMax {
+			terminal.Say("the value of %s has %d bytes, more than a program can be started with: the job's commands do not see it", name, len(value))
+		}
+	}
+}
+
+// Replayed are options of the outer command that no plugin offers here: the
+// remote side may know them, and refuses those that it does not know either.
+func (p *Host) Replayed() []string {
+	var env []string
+	known := make(map[string]bool)
+	for _, o := range p.Options {
+		known[step.OptionVariable(o.Plugin, o.Name)] = true
+	}
+	for _, e := range os.Environ() {
+		e, ok := strings.CutPrefix(e, step.JobEnvPrefix)
+		name, text, _ := strings.Cut(e, "=")
+		if ok && strings.HasPrefix(name, step.OptionPrefix) && !known[name] {
+			if text == noValue {
+				text = ""
+			}
+			env = append(env, name+"="+text)
+		}
+	}
+	return env
+}
+
+// StrictCode is the command's exit code: with SpankStrict=yes no required
+// plugin fails for nothing on this side either.
+func (p *Host) StrictCode(code int) int {
+	if code == 0 && p.strict && p.failures > 0 {
+		return 1
+	}
+	return code
+}
+
+// Exit calls slurm_spank_exit; its failure changes nothing (failure table) but
+// with SpankStrict.
+func (p *Host) Exit() {
+	if p == nil || p.Session == nil {
+		return
+	}
+	err := p.Session.Ending()
+	if err == nil {
+		err = p.Session.Exit(p.ExitEnv)
+	}
+	var hook *step.HookError
+	if err != nil && !p.told && (!errors.As(err, &hook) || hook.RC == nil) {
+		terminal.Say("error: %v", err)
+		if hook != nil && hook.Required {
+			p.failures++
+		}
+	}
+	p.failures += len(p.Session.RequiredFailures())
+	p.told = true
+}
+
+// Close ends the host.
+func (p *Host) Close() {
+	if p != nil && p.Session != nil {
+		p.Session.Close()
+		p.Session = nil
+	}
+}
+
+// DryRunOptions tells with each plugin of the stack the options that it would be given.
+func (p *Host) DryRunOptions(stack []step.DryPlugin) {
+	for i, o := range p.Options {
+		v := p.values[i]
+		if v == nil {
+			continue
+		}
+		word := "--" + o.Name
+		if v.bytes != nil {
+			word += "=" + string(v.bytes)
+		}
+		for j := range stack {
+			if filepath.Base(stack[j].Path) == o.File {
+				stack[j].Options = append(stack[j].Options, word)
+				break
+			}
+		}
+	}
+}
+
+// RequiredWord is plugstack.conf's own for a plugin.
+func RequiredWord(required bool) string {
+	if required {
+		return "required"
+	}
+	return "optional"
+}
+
+// Slow shows which hook of which plugin runs on this side, where it takes long.
+func (p *Host) Slow(quiet bool) (done func()) {
+	s := p.Session // p.close takes it away
+	if s == nil {
+		return func() {}
+	}
+	return terminal.ShowSlow(quiet, func(time.Duration) (string, bool) {
+		plugin, hook, since, in := s.Doing()
+		if !in {
+			return "", false
+		}
+		return fmt.Sprintf("plugin %q: %s for %s, on this side", plugin, hook, Whole(since)), false
+	})
+}
+
+// Whole is a duration in seconds.
+func Whole(d time.Duration) string { return d.Truncate(time.Second).String() }

@@ -1,0 +1,38 @@
+package plugins
+
+import (
+	"context"
+	"errors"
+
+	"stepd/api"
+	"stepd/spank"
+)
+
+// stackTries bounds how often the node's stack is read until it is the node's.
+// noded waits for a writer at each of them.
+const stackTries = 10
+
+// NodeStack reads the node's plugin stack as the caller. The kernel does not
+// tell a user that somebody is writing a file; it tells noded, whose digest of
+// what it has read just now must be that of ours.
+func NodeStack(ctx context.Context, client *api.Client) (*api.ConfigReply, spank.Stack, error) {
+	var none spank.Stack
+	for range stackTries {
+		conf, err := client.Config(ctx)
+		if err != nil {
+			return nil, none, err
+		}
+		if conf.PlugstackError != "" {
+			return nil, none, errors.New(conf.PlugstackError)
+		}
+		stack, err := spank.ReadStack(conf.Plugstack, conf.PluginDirs)
+		if err == nil && stack.Digest != conf.PlugstackDigest {
+			continue
+		}
+		if err == nil && conf.RequireSafe {
+			err = stack.RequireSafe()
+		}
+		return conf, stack, err
+	}
+	return nil, none, errors.New("cannot read the node's plugin stack: what is read here is not what noded reads; it is being changed, or this process sees other files than noded")
+}

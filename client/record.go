@@ -1,0 +1,120 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"stepd/api"
+	"stepd/client/terminal"
+	"stepd/step"
+	"time"
+)
+
+// reconnectFor is how long a noded that is gone is waited for.
+const reconnectFor = 60 * time.Second
+
+// errNotBack says that noded has stayed away.
+var errNotBack = errors.New("noded did not come back")
+
+// sayGone tells that noded does not answer.
+func sayGone() { terminal.Say("noded is gone: waiting for it; the step goes on") }
+
+// waiter is the part of a Client that waits for the end of steps.
+type waiter interface {
+	Wait(ctx context.Context, ref api.StepRef) ([]*step.Record, error)
+}
+
+// awaitRecord asks noded for the end of a step, and again where noded goes away meanwhile,
+// of which it tells by gone each time; it is errNotBack where noded stays away.
+func awaitRecord(ctx context.Context, client waiter, id step.ID, gone func()) (*step.Record, error) {
+	since := time.Time{}
+	for {
+		began := time.Now()
+		recs, err := client.Wait(ctx, api.Ref(id))
+		if err == nil {
+			if len(recs) != 1 {
+				return nil, fmt.Errorf("noded told %d records of step %s", len(recs), id)
+			}
+			return recs[0], nil
+		}
+		if api.CodeOf(err) != api.Unavailable {
+			return nil, err
+		}
+		// A call that has lasted longer than a connection takes to fail was heard by noded,
+		// which has gone anew.
+		if since.IsZero() || time.Since(began) > callTimeout {
+			since = time.Now()
+			gone()
+		}
+		if time.Since(since) > reconnectFor {
+			return nil, fmt.Errorf("%w within %v; step %s goes on: %s", errNotBack, reconnectFor, id, err)
+		}
+		// Nothing tells when a socket is served again but trying it.
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// lastWait is how long noded may take to hear of the end of a step whose stepd is gone.
+const lastWait = 10 * time.Second
+
+// last is the last record of a step that is about to end.
+func (d *Dialer) last(id step.ID) (*step.Record, error) {
+	err := d.Call(func(ctx context.Context, client *api.Client) error {
+		ctx, cancel := context.WithTimeout(ctx, lastWait)
+		defer cancel()
+		_, err := client.Wait(ctx, api.Ref(id))
+		return err
+	})
+	switch {
+	case api.CodeOf(err) == api.DeadlineExceeded:
+		return nil, fmt.Errorf("noded has not heard of its end within %v", lastWait)
+	case err != nil:
+		return nil, err
+	}
+	return d.record(id)
+}
+
+// record asks noded for one step.
+func (d *Dialer) record(id step.ID) (*step.Record, error) {
+	return d.shown(api.Ref(id))
+}
+
+// shown is what noded shows of one step.
+func (d *Dialer) shown(ref api.StepRef) (*step.Record, error) {
+	var recs []*step.Record
+	err := d.Call(func(ctx context.Context, client *api.Client) (err error) {
+		recs, err = client.Show(ctx, ref)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(recs) != 1 {
+		return nil, fmt.Errorf("noded told %d records of one step of job %d", len(recs), ref.JobID)
+	}
+	return recs[0], nil
+}
+
+// PrintJSON writes one document, {"schema":1, key: value}.
+func PrintJSON(key string, value any) error {
+	b, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Printf("{\"schema\":%d,%q:%s}\n", step.Schema, key, b)
+	return err
+}
+
+// StateWord is the state as people read it: a step that stands still is
+// SUSPENDED, as in squeue(1).
+func StateWord(rec *step.Record) string {
+	if rec.Suspended != nil && !rec.State.Final() {
+		return "SUSPENDED"
+	}
+	return string(rec.State)
+}

@@ -1,0 +1,113 @@
+package report
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"stepd/api"
+	"stepd/client"
+	"stepd/client/terminal"
+	"stepd/explain"
+	"stepd/step"
+)
+
+func ExplainCommand(d *client.Dialer) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use: "explain JOB[.STEP]", Short: "say what happened to a step and why, or what it waits for", Args: cobra.ExactArgs(1),
+		Long: `Say what happened to a step and why: from its record, its event log and, while
+it runs, from what its processes do now. It tells the stage at which a launch
+stands or has stopped, plugins and hooks, why tasks were not started, how they
+ended and who sent the signal, memory, and for an MPI program how far each rank
+has come and which ranks the others wait for.`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			ref, err := client.ParseRef(args[0])
+			if err != nil {
+				return err
+			}
+			return explainSteps(d, ref, asJSON)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return c
+}
+
+func explainSteps(d *client.Dialer, ref api.StepRef, asJSON bool) error {
+	recs, err := recordsNow(d, ref)
+	if err != nil {
+		return err
+	}
+	all := make([]*explain.Explanation, len(recs))
+	for i, rec := range recs {
+		events, err := eventsOf(d, rec.ID)
+		if err != nil {
+			return err
+		}
+		all[i] = explain.Explain(rec, events, time.Now())
+	}
+	switch {
+	case asJSON && ref.StepID != nil && len(all) == 1:
+		return client.PrintJSON("explanation", all[0])
+	case asJSON:
+		return client.PrintJSON("explanations", all)
+	}
+	style := explain.Style{Bold: terminal.Colours(os.Stdout)}
+	if terminal.IsTerminal(os.Stdout) {
+		style.Width, _ = terminal.ScreenSize(os.Stdout)
+	}
+	for i, x := range all {
+		if i > 0 {
+			fmt.Println()
+		}
+		if err := x.Write(os.Stdout, style); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recordsNow are the records of a step, or of a job's steps, with what processes
+// do now where a stepd answers: one that does not is why somebody asks.
+func recordsNow(d *client.Dialer, ref api.StepRef) (recs []*step.Record, err error) {
+	err = d.Call(func(ctx context.Context, noded *api.Client) (err error) {
+		ctx, cancel := context.WithTimeout(ctx, statPatience)
+		defer cancel()
+		recs, err = noded.Stat(ctx, ref)
+		return err
+	})
+	if code := api.CodeOf(err); code == api.Unavailable || code == api.DeadlineExceeded {
+		unanswered := err
+		err = d.Call(func(ctx context.Context, noded *api.Client) (err error) {
+			recs, err = noded.Show(ctx, ref)
+			return err
+		})
+		if err == nil {
+			terminal.Say("%s: what its processes do is not known", unanswered)
+		}
+	}
+	return recs, err
+}
+
+// statPatience is how long a stepd may take to look at its processes.
+const statPatience = 10 * time.Second
+
+// eventsOf reads a step's event log; one that is gone, of an old step, holds nothing.
+func eventsOf(d *client.Dialer, id step.ID) (events []step.Event, err error) {
+	err = eachEvent(d, id.String(), false, func(line []byte) error {
+		var e step.Event
+		if err := json.Unmarshal(line, &e); err != nil {
+			return fmt.Errorf("cannot parse an event of step %s: %w", id, err)
+		}
+		events = client.Keep(events, &e)
+		return nil
+	})
+	if api.CodeOf(err) == api.NotFound {
+		return nil, nil
+	}
+	return events, err
+}
