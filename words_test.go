@@ -43,7 +43,7 @@ var plain = []string{
 	"README.md", "CHANGELOG.md", "Makefile", "Dockerfile", "docs", "examples", "packaging", ".ci", "doc.go",
 	"security_test.go", "docs_test.go", "deps_test.go", "seeing_test.go", "packaging_test.go", "api", "integration", "timeline",
 	"acct", "explain", "internal", "jobcontainer", "metrics", "mpi", "proctrack", "slurmconf", "spank", "stepio", "stepnet",
-	"node", "task", "stepd", "cmd/noded", "cmd/stepd",
+	"node", "task", "stepd", "cmd", "client",
 }
 
 // TestPlainWords holds that no phrase of plainWords stands in a comment, a message or a

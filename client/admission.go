@@ -56,7 +56,7 @@ func reconnecting[R any](ask func() (R, error)) (R, error) {
 		if time.Since(gone) > reconnectFor {
 			return reply, err
 		}
-		// Nothing tells when a socket is served again but trying it.
+		// Only trying shows when a socket is served again.
 		time.Sleep(200 * time.Millisecond)
 	}
 }
@@ -69,7 +69,7 @@ func waitsFor(err error) string {
 	return ""
 }
 
-// withinStep tells whether this is a command of a step of the job: it would wait for its
+// withinStep reports whether this is a command of a step of the job: it would wait for its
 // own step's end. The interactive step holds nothing that anybody would wait for.
 func withinStep(job *uint32) bool {
 	id := os.Getenv("SLURM_STEP_ID")

@@ -116,8 +116,8 @@ func allocated(client *api.Client, o *options.Run, d *Dialer, argv []string, int
 	return ended.Code(), err
 }
 
-// watchJob tells when the job is over before it was given back: somebody has
-// cancelled it. A noded that is gone says nothing: the job lives on.
+// watchJob reports when the job is over before it was given back: it was
+// cancelled. A noded that is gone says nothing: the job lives on.
 func watchJob(client *api.Client, job uint32) (over <-chan struct{}, stop func()) {
 	ended := make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -129,7 +129,7 @@ func watchJob(client *api.Client, job uint32) (over <-chan struct{}, stop func()
 				close(ended)
 				return
 			}
-			// Nothing tells when a socket is served again but trying it.
+			// Only trying shows when a socket is served again.
 			select {
 			case <-ctx.Done():
 				return
@@ -154,7 +154,7 @@ func allocEnv(req *step.Request, p *plugins.Host, job *api.AllocReply) []string 
 }
 
 // revokeGrace is how long the command of a job that is over may take to end by
-// itself: it may have heard of it from a step, and have a code of its own.
+// itself: it may have noticed it by a step, and have a code of its own.
 const revokeGrace = time.Second
 
 // inJob runs the command with the job's variables. It is the user's own

@@ -160,7 +160,7 @@ func (u *userFiles) read(path string, take func(b []byte)) error {
 	}
 }
 
-// ServeReader is the child: it answers until nobody asks, or nobody hears it.
+// ServeReader is the child: it answers until its input or output is closed.
 func ServeReader(in io.Reader, out io.Writer) {
 	gone := false
 	put := func(kind byte, b []byte) {

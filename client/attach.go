@@ -35,18 +35,18 @@ func AttachCommand(d *Dialer) *cobra.Command {
 	o := &attachOptions{}
 	c := &cobra.Command{
 		Use: "attach [options] JOB.STEP", Short: "see the output of a running step, or take up its terminal", Args: cobra.ExactArgs(1),
-		Long: `See what the tasks of a running step write, from the last of it that is kept on, or
+		Long: `See what the tasks of a running step write, from the kept part on, or
 take up the terminal of a step of ` + "`stepctl run --pty`" + `. Any number may do so at a time;
-one that does not keep up misses output and is told how much, and holds up nobody.
+one that does not keep up misses output and is told how much, and holds up no other.
 
 A terminal's keys are the step's, until the detach keys are typed, which leave it
 running. Otherwise attach ends with the step, by its exit code; it is 0 after the
-detach keys, 128+n after a signal, and 141 where nobody reads its output any more. The owner of a step and root may attach. On the terminal of another
+detach keys, 128+n after a signal, and 141 where its output has no reader any more. The owner of a step and root may attach. On the terminal of another
 than the owner control characters are shown as ^X, unless --raw is given; programs
 that use the whole screen need it.
 
 The output of a step whose tasks have the client's own files or pipes, or files of
-their own, does not come by here: attach says so.`,
+their own, is not seen by attach, which says so.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			id, err := step.ParseID(args[0])
 			if err != nil {
@@ -166,7 +166,7 @@ func (a *attached) show(d *Dialer, watch *stepapi.Watch, keys *terminal.DetachKe
 	return a.showLines(conn)
 }
 
-// tellAbsent tells which streams do not pass by stepd; that none does is an error.
+// tellAbsent reports which streams do not pass through stepd; that none does is an error.
 func (a *attached) tellAbsent(w *stepapi.Watched) error {
 	stdout, stderr := streamDestination("stdout", a.rec.Stdout), streamDestination("stderr", a.rec.Stderr)
 	if a.rec.Stderr != nil && a.rec.Stderr.Kind == step.StreamSame {
@@ -377,7 +377,7 @@ func (a *attached) showLines(conn *os.File) (int, error) {
 }
 
 // leave ends the client's part where its own output takes no more, or what comes cannot
-// be read: by the code of who dies of SIGPIPE where nobody reads it, which is no news.
+// be read: by SIGPIPE's code where it has no reader, which is no error.
 func (a *attached) leave(err error) {
 	a.once.Do(func() {
 		if a.goneBy = brokenPipe; !errors.Is(err, unix.EPIPE) {

@@ -62,7 +62,8 @@ func (d *Dialer) Path() (path string, named bool) {
 	return DefaultSocket, false
 }
 
-// Client is that of the noded to ask: a noded that does not serve shows in the first call.
+// Client returns the client of the noded to ask: a noded that does not serve shows in the
+// first call.
 func (d *Dialer) Client() *api.Client {
 	path, _ := d.Path()
 	if p := d.privateSocket(); p != "" {
@@ -75,7 +76,7 @@ func clientAt(socket string) *api.Client {
 	return &api.Client{Socket: socket, Program: "stepctl " + build.Version()}
 }
 
-// privateSocket is that of the private noded, "" without one.
+// privateSocket is the socket of the private noded, "" without one.
 func (d *Dialer) privateSocket() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

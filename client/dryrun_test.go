@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// TestEnvChanges: each difference is told once, with who makes it.
+// TestEnvChanges: each difference is listed once, with the part that makes it.
 func TestEnvChanges(t *testing.T) {
 	caller := []string{"SAME=1", "GONE=1", "DROPPED=1", "PLUGGED=old", "CLEANED=1", "OURS=old", "SLURM_RLIMIT_NOFILE=1"}
 	left := []string{"SAME=1", "GONE=1", "DROPPED=1", "PLUGGED=new", "NEWPLUG=1", "OURS=old"}

@@ -38,7 +38,7 @@ func interactiveCommand(site string) ([]string, error) {
 	return command, nil
 }
 
-// shellRuns tells whether the job's interactive step is there: then the job goes on with
+// shellRuns reports whether the job's interactive step runs: then the job goes on with
 // it. A noded that does not answer keeps the job in any case.
 func shellRuns(client *api.Client, job uint32) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
@@ -49,6 +49,6 @@ func shellRuns(client *api.Client, job uint32) bool {
 }
 
 // shellLeft is the code of the client of an interactive step that goes on: as if its
-// terminal had hung up, so that alloc, which waits for it, tells that from the shell's end.
+// terminal had hung up, so that alloc, which waits for it, reports that from the shell's end.
 // It is a code and no signal, which below nohup is ignored.
 const shellLeft = 128 + int(syscall.SIGHUP)

@@ -20,11 +20,11 @@ func OutputCommand(d *Dialer) *cobra.Command {
 	var o outputOptions
 	c := &cobra.Command{
 		Use: "output [-l] JOB.STEP", Short: "print what is kept of a step's output", Args: cobra.ExactArgs(1),
-		Long: `Print the output of a step, running or ended, as far as it can still be had: the files
-that its tasks have written, opened as the step's user, and what stepd and noded have kept
+		Long: `Print the output of a step, running or ended, as far as it is kept: the files that its
+tasks have written, opened as the step's user, and what stepd and noded have kept
 of the rest. They keep the last 64 KiB of every terminal, and of all other output as
 much as ReplayBytes in stepd.conf says, which is nothing by default. Where the output
-has gone elsewhere, it is told where. The owner of a step and root may ask. On
+went elsewhere, the command prints where. It is for the owner of a step and root. On
 the terminal of another than the owner control characters are shown as ^X, unless
 --raw is given.`,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -40,7 +40,7 @@ the terminal of another than the owner control characters are shown as ^X, unles
 	return c
 }
 
-// rawHelp tells what --raw does.
+// rawHelp describes --raw.
 const rawHelp = "let another user's output control the terminal"
 
 // outputOptions are the options of output.
@@ -117,7 +117,7 @@ func (d *Dialer) output(id step.ID, o outputOptions) error {
 	return nil
 }
 
-// streamDestination tells where a stream goes that is not kept.
+// streamDestination reports where a stream goes that is not kept.
 func streamDestination(name string, p *step.OutputPlace) string {
 	switch {
 	case p == nil:
@@ -195,7 +195,7 @@ var errNoFiles = errors.New("the tasks write to no files")
 // filesMax bounds how many files of one stream are printed.
 const filesMax = 4096
 
-// printFiles prints the files that the tasks have written to, those of standard output
+// printFiles prints the files that the tasks have written to, standard output's
 // first.
 func printFiles(rec *step.Record, o outputOptions) error {
 	isFile := func(p *step.OutputPlace) bool { return p != nil && p.Kind == step.StreamFile }
@@ -223,7 +223,7 @@ func printFiles(rec *step.Record, o outputOptions) error {
 	return nil
 }
 
-// files prints those of one stream, in the order of their ranks.
+// files prints the files of one stream, in the order of their ranks.
 func (p *printer) files(reader fileReader, rec *step.Record, fd int, place *step.OutputPlace) error {
 	spec := &step.Spec{ID: rec.ID, Request: step.Request{Name: rec.Name, NTasks: rec.NTasks, Array: rec.Array}, User: step.User{Name: rec.User, UID: rec.UID}, NodeName: rec.Node}
 	first, last := 0, 0

@@ -64,7 +64,7 @@ func (l *launch) look() (*step.Record, []step.Event) {
 	return rec, events
 }
 
-// inHook tells whether the record names a plugin's hook that runs.
+// inHook reports whether the record names a plugin's hook that runs.
 func inHook(rec *step.Record) bool {
 	return rec.Host != nil && rec.Host.Hook != "" ||
 		slices.ContainsFunc(rec.Tasks, func(t step.Task) bool { return t.Doing != nil && t.Doing.Hook != "" })
@@ -91,7 +91,7 @@ func launchWords(rec *step.Record, events []step.Event, now time.Time) string {
 	return words + fmt.Sprintf("%s for %s", explain.StageWords(x.Stage.Name), plugins.Whole(now.Sub(x.Stage.Begun)))
 }
 
-// prologWords tell of a step that runs and none of whose tasks has come to its command:
+// prologWords describe a step that runs and none of whose tasks has reached its command:
 // they are in their TaskProlog, which nothing need bound; "" of any other. Once one has,
 // its output has the terminal.
 func prologWords(rec *step.Record, now time.Time) string {

@@ -9,7 +9,7 @@ import (
 )
 
 // TestLaunchWords: a hook is named before the stage that it is in, and a launch that is
-// over is not told of.
+// over is not reported.
 func TestLaunchWords(t *testing.T) {
 	now := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
 	prolog := []step.Event{{Time: now.Add(-3500 * time.Millisecond), Event: step.EventStageStart, Phase: "prolog"}}

@@ -27,7 +27,7 @@ func (l *launch) showTerminal(conn *stepapi.Conn, fd int) {
 }
 
 // endScreen shows what is left of the step's terminal, and says where that was cut short;
-// whole is whether the step's end was heard of. left: the user has detached, and the step
+// whole is whether the step's end was received. left: the user has detached, and the step
 // goes on.
 func (l *launch) endScreen(whole bool) (left bool) {
 	if l.screen == nil {

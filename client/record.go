@@ -17,7 +17,7 @@ const reconnectFor = 60 * time.Second
 // errNotBack says that noded has stayed away.
 var errNotBack = errors.New("noded did not come back")
 
-// sayGone tells that noded does not answer.
+// sayGone reports that noded does not answer.
 func sayGone() { terminal.Say("noded is gone: waiting for it; the step goes on") }
 
 // waiter is the part of a Client that waits for the end of steps.
@@ -50,7 +50,7 @@ func awaitRecord(ctx context.Context, client waiter, id step.ID, gone func()) (*
 		if time.Since(since) > reconnectFor {
 			return nil, fmt.Errorf("%w within %v; step %s goes on: %s", errNotBack, reconnectFor, id, err)
 		}
-		// Nothing tells when a socket is served again but trying it.
+		// Only trying shows when a socket is served again.
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -59,7 +59,7 @@ func awaitRecord(ctx context.Context, client waiter, id step.ID, gone func()) (*
 	}
 }
 
-// lastWait is how long noded may take to hear of the end of a step whose stepd is gone.
+// lastWait is how long noded may take to notice the end of a step whose stepd is gone.
 const lastWait = 10 * time.Second
 
 // last is the last record of a step that is about to end.
@@ -72,7 +72,7 @@ func (d *Dialer) last(id step.ID) (*step.Record, error) {
 	})
 	switch {
 	case api.CodeOf(err) == api.DeadlineExceeded:
-		return nil, fmt.Errorf("noded has not heard of its end within %v", lastWait)
+		return nil, fmt.Errorf("noded has not learnt of its end within %v", lastWait)
 	case err != nil:
 		return nil, err
 	}

@@ -176,7 +176,7 @@ func start(client *api.Client, o *options.Run, p *plugins.Host, hooks mpi.Client
 }
 
 // localUserInit lets the plugins see the reserved step, and returns what they
-// made of its environment: that of MPI comes last, as in Slurm.
+// made of its environment: MPI's comes last, as in Slurm.
 func localUserInit(o *options.Run, p *plugins.Host, hooks mpi.Client, req *step.Request, reserved *api.RunReply) (*step.LaunchChange, error) {
 	spec := reserved.Spec
 	own, err := o.ClientEnv(p, int(req.Umask))
@@ -241,8 +241,8 @@ type launch struct {
 	lost  bool         // guarded by mu: output was not taken by the file that it is for
 }
 
-// streamFailed tells that a file takes no more output, or gives no more input. A pipe
-// that nobody reads is no news: the tasks' own ends tell of it.
+// streamFailed reports that a file takes no more output, or gives no more input. A pipe
+// without a reader is no news: the tasks' own ends show it.
 func (l *launch) streamFailed(err error) {
 	if errors.Is(err, unix.EPIPE) {
 		return
@@ -253,7 +253,7 @@ func (l *launch) streamFailed(err error) {
 	terminal.Say("error: %s", err)
 }
 
-// follow connects to stepd, hands over the streams and hears of the step until
+// follow connects to stepd, hands over the streams and receives the step's messages until
 // its end.
 func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, error) {
 	l.ended, l.told = make(map[int]bool), make(map[int]bool)
@@ -318,7 +318,7 @@ func (l *launch) giveUp(why string) {
 // all of its processes are gone by then.
 const drainLimit = 10 * time.Second
 
-// hear tells what stepd says, and returns the final record, or nil when stepd
+// hear prints what stepd says, and returns the final record, or nil when stepd
 // is gone without one.
 func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 	for {
@@ -393,7 +393,7 @@ func (l *launch) tellExit(node string, ranks []int, status step.ExitStatus) {
 	terminal.Say("error: %s: %s %s: %s", node, word, options.Ranks(ranks), status.Describe())
 }
 
-// conclude tells what was not told yet, and returns the exit code.
+// conclude reports what was not reported yet, and returns the exit code.
 func (l *launch) conclude(rec *step.Record) int {
 	told := false
 	for i := range rec.Tasks {

@@ -16,7 +16,7 @@ import (
 // twice is how close the second Ctrl-C must be to end the step (srun(1)).
 const twice = time.Second
 
-// abortGrace is what is waited beyond KillWait, as srun tells it.
+// abortGrace is the wait beyond KillWait, as srun announces it.
 const abortGrace = 2
 
 // catchSignals acts on the signals that the client gets, and on --wait, as srun

@@ -2,7 +2,7 @@ package step
 
 import "fmt"
 
-// ArrayTask is the place of a job among those of a job array.
+// ArrayTask is the place of a job in a job array.
 type ArrayTask struct {
 	// Job is the number of the array, which is its first job's.
 	Job uint32 `json:"job"`

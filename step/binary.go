@@ -16,7 +16,7 @@ func (r *Request) Pack() {
 	r.Env, r.EnvBinary = pack(r.Env)
 }
 
-// Unpack puts it back after decoding. An index that is not there is a *FieldError.
+// Unpack puts it back after decoding. An index out of range is a *FieldError.
 func (r *Request) Unpack() error {
 	if err := unpack("argv_binary", r.Argv, r.ArgvBinary); err != nil {
 		return err

@@ -6,7 +6,7 @@ import (
 )
 
 // Binding is what a client asks of the place of its tasks on the node's CPUs and
-// memory: srun's options of those names. The zero value asks for nothing: then
+// memory: srun's options with these names. The zero value asks for nothing: then
 // the site's TaskPluginParam and the automatic binding decide.
 type Binding struct {
 	CPU          CPUBind      `json:"cpu,omitzero"`          // --cpu-bind
@@ -78,8 +78,8 @@ type MemBind struct {
 	List      string      `json:"list,omitempty"` // of map_mem and mask_mem
 	// Prefer takes the first node where it has room, and others where not.
 	Prefer bool `json:"prefer,omitempty"`
-	// Sort is told to the tasks and has no effect: the sort of free pages is that
-	// of one processor, Intel's KNL.
+	// Sort is passed to the tasks and has no other effect: the sort of free pages
+	// belongs to one processor, Intel's KNL.
 	Sort bool `json:"sort,omitempty"`
 }
 
@@ -121,7 +121,7 @@ func ParseCPUBind(text string) (CPUBind, error) {
 	return b, nil
 }
 
-// known tells whether k is a type that a client may ask for.
+// known reports whether k is a type that a client may ask for.
 func (k CPUBindKind) known() bool {
 	switch k {
 	case CPUBindNone, CPUBindRank, CPUBindMap, CPUBindMask, CPUBindRankLdom, CPUBindMapLdom, CPUBindMaskLdom,
@@ -131,7 +131,7 @@ func (k CPUBindKind) known() bool {
 	return false
 }
 
-// listBits tells how the kind's list is read.
+// listBits says how the kind's list is read.
 func (k CPUBindKind) listBits() listKind {
 	switch k {
 	case CPUBindMap, CPUBindMapLdom:

@@ -152,7 +152,7 @@ func bindWords(option, text string) ([]bindWord, error) {
 	return words, nil
 }
 
-// isItem tells whether a word is an entry of a list: no name of a type is.
+// isItem reports whether a word is an entry of a list: no name of a type is.
 func isItem(s string) bool {
 	if s[0] >= '0' && s[0] <= '9' || s[0] == '-' || s[0] == '*' {
 		return true
@@ -160,7 +160,7 @@ func isItem(s string) bool {
 	return strings.Trim(s, "0123456789abcdefABCDEF*") == ""
 }
 
-// checkList checks that the list of w is there where it must be and nowhere else,
+// checkList checks that w has a list where it must and nowhere else,
 // and can be read. option, if any, is named in the error.
 func checkList(option string, w bindWord, kind listKind) error {
 	if option != "" {

@@ -7,7 +7,7 @@ import (
 
 // Confinement says in which cgroups the tasks of a step are limited and
 // accounted for. noded has made the directories of
-// job and step, and has written their limits; those of single tasks are stepd's.
+// job and step, and has written their limits; stepd writes single tasks' limits.
 // The zero value confines nothing.
 type Confinement struct {
 	// V1 are the step's directories in the v1 hierarchies, by controller
@@ -27,7 +27,7 @@ type Confinement struct {
 type MemoryLevel struct {
 	// Level is "task", "step", "job" or "parent".
 	Level string `json:"level"`
-	// Dir is the memory cgroup, absolute; that of a level "task" is the step's.
+	// Dir is the memory cgroup, absolute; a level "task" has the step's.
 	Dir string `json:"dir"`
 	// Bytes and SwapBytes are the limits; nil is none.
 	Bytes     *uint64 `json:"bytes,omitempty"`

@@ -96,7 +96,7 @@ func cpuMethod(word string) bool {
 	return word == "" || word == DistBlock || word == DistCyclic || word == DistFCyclic
 }
 
-// Text is what SLURM_DISTRIBUTION tells the tasks, as measured: every level that
+// Text is the value of SLURM_DISTRIBUTION, as measured: every level that
 // was written, with the word for "*". The default for one task a node is cyclic.
 func (d Distribution) Text(ntasks, nnodes int) string {
 	nodes := d.Nodes

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Doing is what a process of a step did when it was looked at: for who asks why
-// a step does not go on. What is not known is empty.
+// Doing is what a process of a step did when it was looked at, for clients that
+// ask why a step does not go on. What is not known is empty.
 type Doing struct {
 	PID int `json:"pid"`
 	// State is proc_pid_stat(5)'s letter: "S"; Command the process's name

@@ -21,8 +21,8 @@ type DryRun struct {
 	// OOMGroup is what would die together for want of memory.
 	OOMGroup OOMGroup      `json:"oom_group"`
 	Memory   []MemoryLevel `json:"memory_limits"`
-	// Writes are all writes to cgroups, in their order; in those of tasks %t is
-	// the rank and %p its process.
+	// Writes are all writes to cgroups, in their order; in a task's %t is the
+	// rank and %p its process.
 	Writes []CgroupWrite `json:"writes"`
 	Notes  []string      `json:"notes"`
 	// TaskEnv is the environment of rank 0 before its plugins change it; Environment

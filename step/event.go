@@ -25,7 +25,7 @@ type Event struct {
 	Errno  int         `json:"errno,omitempty"`
 	Text   string      `json:"text,omitempty"`
 	// Ranks are those that have come as far in MPI as MPI says, as a list (mpi); MPI
-	// is absent where nothing was heard of them.
+	// is absent where they are unknown.
 	Ranks string       `json:"ranks,omitempty"`
 	MPI   *MPIProgress `json:"mpi,omitempty"`
 	// Usage is the step's, at its end (usage).

@@ -30,8 +30,8 @@ func fill(v reflect.Value, text string, n int) {
 	}
 }
 
-// Each field alone, and all of them, become what encoding/json makes of them: whoever
-// adds a field to Event must add it here, too.
+// Each field alone, and all of them, become what encoding/json makes of them: a new
+// field of Event must be added here, too.
 func TestEventLine(t *testing.T) {
 	kind := reflect.TypeFor[Event]()
 	for _, text := range []string{"plain", `a "b" \ <c>&`, "é\u2028\x7f", "\xff\x00\n", ""} {

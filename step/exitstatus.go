@@ -29,7 +29,7 @@ func (s ExitStatus) Signaled() (sig syscall.Signal, ok bool) {
 	return ws.Signal(), ws.Signaled()
 }
 
-// CoreDumped tells whether the kernel wrote a core file.
+// CoreDumped reports whether the kernel wrote a core file.
 func (s ExitStatus) CoreDumped() bool { return syscall.WaitStatus(s).CoreDump() }
 
 // Code is what srun makes of the status: the exit code, or 128+n for a signal.

@@ -113,7 +113,7 @@ func checkGresType(g GresRequest) error {
 
 // CheckGres refuses a list that ParseGres would not make: names and types that
 // are none, entries told twice, and a name with a type beside the same without,
-// since it could not be told which devices are meant. A server calls it on what
+// since it would not be clear which devices are meant. A server calls it on what
 // a client sends.
 func CheckGres(list []GresRequest) error {
 	if len(list) > GresMax {
@@ -144,7 +144,7 @@ func CheckGres(list []GresRequest) error {
 	return nil
 }
 
-// CheckGresName tells what keeps s from being the name or type of a generic
+// CheckGresName says what keeps s from being the name or type of a generic
 // resource: 1 to GresNameMax letters, digits and -_.+, the first a letter or a
 // digit. The characters must not part a list, a path or a line of a log.
 func CheckGresName(s string) error {
@@ -167,7 +167,7 @@ func CheckGresName(s string) error {
 // gresSuffixes are powers of 1024.
 const gresSuffixes = "KMGTP"
 
-// IsGresCount tells whether s has the form of a count: digits, and a suffix or
+// IsGresCount reports whether s has the form of a count: digits, and a suffix or
 // none. It may still be too large.
 func IsGresCount(s string) bool {
 	digits, _ := cutGresSuffix(s)

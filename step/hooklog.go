@@ -18,7 +18,7 @@ type HookCalls struct {
 	// Plugin names a plugin of the stack by its index.
 	Plugin func(index int) string
 	Calls  []HookTime // at most HookCallsMax
-	// Ranks are those of the tasks by local id: the log tells ranks.
+	// Ranks are the tasks' ranks by local id: the log has ranks.
 	Ranks []int
 }
 

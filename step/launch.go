@@ -21,8 +21,8 @@ type Launch struct {
 	// TaskFDs[id] survive exec.
 	TaskFDs [][]TaskFD
 	// TaskArgv[id] is the command of a task that does not run the Spec's, nil of
-	// one that does; TaskCwd[id] where it begins, relative to the Spec's, "" is
-	// there. Either may be nil.
+	// one that does; TaskCwd[id] where it begins, relative to the Spec's, ""
+	// for the Spec's. Either may be nil.
 	TaskArgv [][]string
 	TaskCwd  []string
 	// MemPolicies are set after the gate, before task_init; a task without one keeps
@@ -49,10 +49,10 @@ type TaskStream struct {
 	LocalID int
 	FD      int // 0, 1, 2
 	Kind    TaskStreamKind
-	// Handle is the descriptor of a StreamToHandle and a StreamToTerminal, a plain number so that
-	// nobody changes the blocking mode of a file that the client shares.
+	// Handle is the descriptor of a StreamToHandle and a StreamToTerminal, a plain number so
+	// that no caller changes the blocking mode of a file that the client shares.
 	Handle int
-	// Path and Flags (open(2)) are those of a StreamToPath and a StreamToEarlyPath.
+	// Path and Flags (open(2)) belong to a StreamToPath and a StreamToEarlyPath.
 	Path  string
 	Flags int
 }
@@ -110,7 +110,7 @@ type HookError struct {
 	Required bool
 	// RC is the hook's return code where it returned.
 	RC *int
-	// Cause tells what happened where it did not return: "killed by SIGSEGV".
+	// Cause says what happened where it did not return: "killed by SIGSEGV".
 	Cause string
 }
 
@@ -152,11 +152,11 @@ type HostSetup struct {
 	// Helpers is the cgroup.procs into which a process that a plugin forks in
 	// the host writes itself; nil where it stays where it is born.
 	Helpers *os.File
-	// Namespaces are those of the job's container.
+	// Namespaces are the namespaces of the job's container.
 	Namespaces Namespaces
 }
 
-// Namespaces are those of a job's container; a nil file is the node's own.
+// Namespaces are the namespaces of a job's container; a nil file is the node's own.
 type Namespaces struct {
 	Mount *os.File // what its processes see of the file systems; nil: no container
 	PID   *os.File // in which the tasks are born
@@ -172,7 +172,7 @@ func (n Namespaces) Close() {
 	}
 }
 
-// HostPlace tells where the host or a task child is, or was last.
+// HostPlace says where the host or a task child is, or was last.
 type HostPlace struct {
 	Stage   string
 	AtExec  bool // at execve, or past it
@@ -182,7 +182,7 @@ type HostPlace struct {
 	SinceNS uint64 // CLOCK_MONOTONIC when the place was entered
 }
 
-// InHook tells that a plugin's function was entered and has not returned.
+// InHook reports that a plugin's function was entered and has not returned.
 func (p HostPlace) InHook() bool { return p.Hook != "" }
 
 // HookTime is one call of a hook.
@@ -215,7 +215,7 @@ type HostRecord struct {
 	Plugin  string
 	Hook    string
 	Text    string
-	// Fail is set where a task told why it is not exec'd, Limit where a limit is lower
+	// Fail is set where a task reported why it is not exec'd, Limit where a limit is lower
 	// than the user passes it on.
 	Fail  *LaunchError
 	Limit *LimitCut

@@ -20,8 +20,8 @@ type Layout struct {
 // LayoutNode is one node of a step.
 type LayoutNode struct {
 	Name string `json:"name"` // NodeName
-	// Ranks are those of its tasks, ascending, as a list: "0-3,8". A task's local id
-	// is its place in there.
+	// Ranks are the ranks of its tasks, ascending, as a list: "0-3,8". A task's
+	// local id is its place in it.
 	Ranks string `json:"ranks"`
 }
 

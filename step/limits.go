@@ -11,8 +11,8 @@ import (
 // anything is touched, so that --dry-run can show it, and carried out before the
 // step's stepd is started.
 type LimitPlan struct {
-	// Writes are those of job and step in their order. Those of single tasks are
-	// TaskWrites, with %t for the rank.
+	// Writes are the writes for job and step in their order. The writes for
+	// single tasks are TaskWrites, with %t for the rank.
 	Writes     []CgroupWrite `json:"writes"`
 	TaskWrites []CgroupWrite `json:"task_writes,omitempty"`
 	// V1 are the v1 controllers that the step needs directories of.
@@ -44,7 +44,7 @@ type Device struct {
 // Rule is the device in the form of the v1 files devices.deny and devices.allow.
 func (d Device) Rule() string { return fmt.Sprintf("%s %d:%d rwm", d.Type, d.Major, d.Minor) }
 
-// Same tells whether both are one device, wherever their nodes are.
+// Same reports whether both are one device, wherever their nodes are.
 func (d Device) Same(o Device) bool {
 	return d.Type == o.Type && d.Major == o.Major && d.Minor == o.Minor
 }
@@ -60,7 +60,7 @@ type Gres struct {
 	// one or more for each device; none where only the count matters.
 	First int        `json:"first"`
 	Files [][]string `json:"files,omitempty"`
-	// Env are the variables that tell a task its devices: "CUDA_VISIBLE_DEVICES".
+	// Env are the variables that name a task's devices: "CUDA_VISIBLE_DEVICES".
 	Env []string `json:"env,omitempty"`
 	// NoConsume: a request does not use it up.
 	NoConsume bool `json:"no_consume,omitempty"`
@@ -97,7 +97,7 @@ func FormatAllocs(list []GresAlloc) string {
 	return strings.Join(words, ",")
 }
 
-// HasGres tells whether device i of the gres is among the allocations.
+// HasGres reports whether device i of the gres is among the allocations.
 func HasGres(list []GresAlloc, name string, i int) bool {
 	return slices.ContainsFunc(list, func(a GresAlloc) bool { return a.Name == name && slices.Contains(a.Index, i) })
 }

@@ -1,7 +1,7 @@
 package step
 
-// Merge takes over into noded's record what stepd has told of the step, in a record of its
-// own. Who the step is and whose, what it was given and where its processes are stays
+// Merge takes over into noded's record what stepd has reported about the step, in a record
+// of its own. Who the step is and whose, what it was given and where its processes are stays
 // noded's word; how it does and how it ends is stepd's. A new field belongs here, or to the
 // fields of noded that the test of Merge lists.
 func (r *Record) Merge(told *Record) {

@@ -18,17 +18,17 @@ type MPIJob struct {
 	Abort func(rank, code int, text string)
 	// Log writes a line for the administrator.
 	Log func(text string)
-	// Progress notes how far a rank has come, for explain; nil is nobody who asks.
+	// Progress notes how far a rank has come, for explain; nil: not wanted.
 	Progress func(rank int, p MPIProgress)
-	// Tasks tells how the tasks of this node are now, by local id, and Signal sends
-	// a signal to those of them that have these ranks and run; Cancel ends the step
-	// as its user's cancel does. nil where nobody can.
+	// Tasks returns the present state of the tasks of this node, by local id, and
+	// Signal sends a signal to the running tasks with these ranks; Cancel ends the step as its
+	// user's cancel does. nil where they are not available.
 	Tasks  func() []MPITask
 	Signal func(ranks []int, sig syscall.Signal) error
 	Cancel func(reason string)
 	// Peers are the step's stepds on other nodes; nil for a step of one node.
 	Peers Peers
-	// Job is what the steps of a job share; nil where nobody provides it.
+	// Job is what the steps of a job share; nil where it is not provided.
 	Job MPIServices
 }
 
@@ -42,7 +42,7 @@ type MPITasks struct {
 	TaskFDs [][]TaskFD
 }
 
-// TaskFD is one descriptor for one task. Var is the variable that tells the
+// TaskFD is one descriptor for one task. Var is the variable that has the
 // task its number. Who receives it closes File.
 type TaskFD struct {
 	File *os.File
@@ -53,7 +53,7 @@ type TaskFD struct {
 type MPITask struct {
 	Rank  int
 	State TaskState
-	// PID is that of its process, 0 before it was forked. Program is what that
+	// PID is its process, 0 before it was forked. Program is what the process
 	// runs, "" where it is not known, as after its end.
 	PID     int
 	Program string
@@ -110,7 +110,7 @@ type MPIServices interface {
 	// be started.
 	Spawn(ctx context.Context, r SpawnRequest) (ID, error)
 	// Publish, Lookup and Unpublish keep the job's names (MPI_Publish_name). Lookup
-	// of a name that nobody has published is found=false.
+	// of a name that is not published returns found=false.
 	Publish(ctx context.Context, name, port string) error
 	Lookup(ctx context.Context, name string) (port string, found bool, err error)
 	Unpublish(ctx context.Context, name string) error
@@ -139,7 +139,7 @@ type SpawnApp struct {
 	Argv   []string `json:"argv"`
 	NTasks int      `json:"ntasks"`
 	Env    []string `json:"env,omitempty"` // set over the environment of the spawning step
-	Cwd    string   `json:"cwd,omitempty"` // "" is that of the spawning step
+	Cwd    string   `json:"cwd,omitempty"` // "" is the spawning step's
 	// Info are the hints of the program, for those that mean something (wdir, path,
 	// host, soft).
 	Info []KeyValue `json:"info,omitempty"`

@@ -51,7 +51,7 @@ type PMIxConf struct {
 	// Timeout bounds what waits for another node: a fence, a key: 300 s
 	// (PMIxTimeout).
 	Timeout time.Duration `json:"timeout,omitempty"`
-	// Debug lets the PMIx server tell what it does (PMIxDebug).
+	// Debug lets the PMIx server log what it does (PMIxDebug).
 	Debug bool `json:"debug,omitempty"`
 	// Env is set for the PMIx server and for the tasks: "NAME=VALUE" (PMIxEnv).
 	Env []string `json:"env,omitempty"`

@@ -10,7 +10,7 @@ import (
 const pathMax = 4096
 
 // ExpandPattern makes a file name of srun's pattern (srun(1), IO redirection):
-// %j the job id, %A that of its array, %a the array task, %J "job.step", %s the step, %N the
+// %j the job id, %A its array's, %a the array task, %J "job.step", %s the step, %N the
 // node's name, %n its number, %t the rank, %u the user, %x the job's name, %%.
 // A number between % and the letter pads with zeros, to ten digits at most. A
 // backslash anywhere keeps all of the pattern as it is, but for the backslashes: each
@@ -95,7 +95,7 @@ func expandLetter(letter byte, width int, whole string, s *Spec, rank int) strin
 	return whole
 }
 
-// PatternHas tells whether one of the letters occurs in a pattern: "t" makes it a
+// PatternHas reports whether one of the letters occurs in a pattern: "t" makes it a
 // name for each task, "tnN" one for each task or node.
 func PatternHas(pattern, letters string) bool {
 	if isEscaped(pattern) {

@@ -25,10 +25,10 @@ func (p *MPIProgress) Depth() int {
 	return phase<<32 + p.Fences
 }
 
-// Waits tells whether the rank waits for something.
+// Waits reports whether the rank waits for something.
 func (p *MPIProgress) Waits() bool { return p != nil && p.Waiting != "" }
 
-// Finalized tells whether the rank is through with MPI.
+// Finalized reports whether the rank is through with MPI.
 func (p *MPIProgress) Finalized() bool { return p != nil && p.Phase == PhaseFinalized }
 
 // String is the progress of one rank in words: "has called init (PMI-1), has come
@@ -83,7 +83,7 @@ func (p *MPIProgress) where() string {
 // ProgressGroup are ranks that have come equally far.
 type ProgressGroup struct {
 	Ranks []int
-	MPI   *MPIProgress // nil: never heard of
+	MPI   *MPIProgress // nil: unknown
 }
 
 // GroupProgress groups tasks by how far they have come, those that are the most

@@ -41,12 +41,12 @@ type Record struct {
 	// StepdPID and BootID it names one process for ever (pids come again).
 	StepdStart uint64 `json:"stepd_start,omitempty"`
 	// LauncherPID and LauncherStart name the process that has asked for the step in the
-	// same way; 0 where it is nobody's.
+	// same way; 0 where it has none.
 	LauncherPID   int    `json:"launcher_pid,omitempty"`
 	LauncherStart uint64 `json:"launcher_start,omitempty"`
 	BootID        string `json:"boot_id,omitempty"`
-	// Cgroup is that of the step's daemons, CgroupTasks that of its tasks, and
-	// CgroupV1 are those in v1 hierarchies, by controller.
+	// Cgroup is the daemons' cgroup of the step, CgroupTasks its tasks', and
+	// CgroupV1 are the cgroups in v1 hierarchies, by controller.
 	Cgroup      string            `json:"cgroup,omitempty"`
 	CgroupTasks string            `json:"cgroup_tasks,omitempty"`
 	CgroupV1    map[string]string `json:"cgroup_v1,omitempty"`
@@ -68,10 +68,10 @@ type Record struct {
 	// Drain says why the node should take no more jobs: the failure of a
 	// required plugin's hook for which Slurm drains it. "" does not.
 	Drain string `json:"drain,omitempty"`
-	// StepdLost: a stepd was gone before it had told the end, which nobody saw.
+	// StepdLost: a stepd was gone before it had reported the end, which was not seen.
 	StepdLost bool `json:"stepd_lost,omitempty"`
-	// HeldOpen tells of streams that a process outside of the step has kept open after
-	// its end, the first ten.
+	// HeldOpen lists the first ten streams that a process outside of the step kept
+	// open after its end.
 	HeldOpen []string `json:"held_open,omitempty"`
 	// OOM lists the processes that the kernel has killed for want of memory, the
 	// first hundred.
@@ -86,16 +86,16 @@ type Record struct {
 	// Host is what the SPANK host does, of a running step as Stat answers it.
 	Host *Doing `json:"host,omitempty"`
 	// StdoutBytes and StderrBytes are what the tasks have written to the client, so
-	// far; nil where they have its own descriptor, a file or nothing: then nobody
-	// counts.
+	// far; nil where they have its own descriptor, a file or nothing: these are
+	// not counted.
 	StdoutBytes *int64 `json:"stdout_bytes"`
 	StderrBytes *int64 `json:"stderr_bytes"`
-	// Stdout and Stderr are where the tasks' output goes: told to the owner and root;
+	// Stdout and Stderr are where the tasks' output goes: shown to the owner and root;
 	// nil is not known.
 	Stdout *OutputPlace `json:"stdout,omitempty"`
 	Stderr *OutputPlace `json:"stderr,omitempty"`
-	// Usage is what the step has used; nil before its tasks run, and where nobody
-	// has read it.
+	// Usage is what the step has used; nil before its tasks run, and where it was
+	// not read.
 	Usage *StepUsage `json:"usage,omitempty"`
 }
 
@@ -141,7 +141,7 @@ type Task struct {
 	Errno  int    `json:"errno,omitempty"`
 	Object string `json:"object,omitempty"`
 	Why    string `json:"why,omitempty"`
-	// MPI is how far the task has come in MPI: nil where nothing was heard of it,
+	// MPI is how far the task has come in MPI: nil where it is unknown,
 	// and where the step has ended well. Doing is what its process does, where it
 	// was looked at: of a running step as Stat answers it, of one that was ended
 	// while its ranks waited for this one.

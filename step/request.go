@@ -60,7 +60,7 @@ type Request struct {
 	Stdin  Stream `json:"stdin"`
 	Stdout Stream `json:"stdout"`
 	Stderr Stream `json:"stderr"`
-	Label  bool   `json:"label,omitempty"` // -l: the client labels lines, ranks are told by SLURM_LABELIO
+	Label  bool   `json:"label,omitempty"` // -l: the client labels lines, the tasks know by SLURM_LABELIO
 	// Unattended says that no client connects to stepd as the launcher: the tasks wait for
 	// none, and no stream is of StreamClient.
 	Unattended bool `json:"unattended,omitempty"`
@@ -123,7 +123,7 @@ type Numbers struct {
 // WaitForever is an ImmediateS without a limit.
 const WaitForever = -1
 
-// Warning is a signal that tells the tasks that their time is nearly over (--signal).
+// Warning is a signal that announces the time limit to the tasks (--signal).
 type Warning struct {
 	Signal  int `json:"signal"`
 	BeforeS int `json:"before_s"` // seconds before the end
@@ -157,7 +157,7 @@ type Stream struct {
 }
 
 // What PropagatePrioProcess may be (slurm.conf(5)): the tasks have the daemons' nice
-// value, that of the command that has started them, or that and more than the daemons'.
+// value, the value of the command that has started them, or that and more than the daemons'.
 const (
 	PrioOff   = 0
 	PrioOn    = 1
@@ -189,8 +189,8 @@ type Spec struct {
 	NodeList string `json:"node_list"`
 	NodeID   uint32 `json:"node_id"`
 	// JobNodeList are the job's nodes, JobNNodes counts them, and JobNodeCPUs are the
-	// CPUs that it has on each of them, in their order. "" and 0 are those of the
-	// step; nil is not known where there are several.
+	// CPUs that it has on each of them, in their order. "" and 0 stand for the
+	// step's; nil is not known where there are several.
 	JobNodeList string `json:"job_node_list,omitempty"`
 	JobNNodes   int    `json:"job_nnodes,omitempty"`
 	JobNodeCPUs []int  `json:"job_node_cpus,omitempty"`
@@ -208,14 +208,14 @@ type Spec struct {
 	// CPUs is the step's allocation as a list: "0-2". NCPUs counts them.
 	CPUs  string `json:"cpus"`
 	NCPUs int    `json:"ncpus"`
-	// MemoryMB is the memory that the step was given, JobMemoryMB that of its job;
+	// MemoryMB is the memory that the step was given, JobMemoryMB its job's;
 	// 0 where none was counted. They are limits where cgroup.conf says so.
 	MemoryMB    uint64 `json:"memory_mb,omitempty"`
 	JobMemoryMB uint64 `json:"job_memory_mb,omitempty"`
 	// JobCPUs is the job's allocation, as CPUs is the step's.
 	JobCPUs string `json:"job_cpus,omitempty"`
 	// StepGres and JobGres are what step and job have of the node's generic
-	// resources. GresEnv is what tells the tasks of it, and GresUnset the
+	// resources. GresEnv are the tasks' variables of it, and GresUnset the
 	// variables that would tell them something else.
 	StepGres  []GresAlloc `json:"step_gres,omitempty"`
 	JobGres   []GresAlloc `json:"job_gres,omitempty"`
@@ -290,7 +290,7 @@ type SpankConf struct {
 	// HookTimeoutS bounds each hook, in seconds; 0 is no bound.
 	HookTimeoutS int  `json:"hook_timeout_s,omitempty"`
 	Strict       bool `json:"strict,omitempty"`
-	// RequireSafe refuses a stack that somebody other than root may change.
+	// RequireSafe refuses a stack that users other than root may change.
 	RequireSafe bool `json:"require_safe,omitempty"`
 	// Quarantined are optional plugins that are left out, because they have
 	// crashed too often (QuarantineAfter).
@@ -305,7 +305,7 @@ type SpankConf struct {
 type Proctrack struct {
 	// Kind is "cgroup/v2", "cgroup/v1", "cgroup/hybrid", "linuxproc" or "pgid".
 	Kind string `json:"kind"`
-	// Dir is the step's cgroup (absolute), that of its stepd and SPANK host; empty
+	// Dir is the step's cgroup (absolute), with its stepd and SPANK host; empty
 	// for trackers without one.
 	Dir string `json:"dir,omitempty"`
 	// Tasks is the cgroup of its tasks (absolute), which is empty where Dir is. It

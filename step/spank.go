@@ -78,7 +78,7 @@ type LaunchChange struct {
 // Pack prepares the change for JSON, as Request.Pack.
 func (c *LaunchChange) Pack() { c.Env, c.EnvBinary = pack(c.Env) }
 
-// Unpack undoes Pack. An index that is not there is a *FieldError.
+// Unpack undoes Pack. An index out of range is a *FieldError.
 func (c *LaunchChange) Unpack() error {
 	if err := unpack("env_binary", c.Env, c.EnvBinary); err != nil {
 		return err

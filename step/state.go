@@ -27,7 +27,7 @@ var stateMoves = map[State][]State{
 	Completing: {Completed, Failed, Cancelled, Timeout, OutOfMemory, NodeFail},
 }
 
-// Final tells whether no move leads out of s.
+// Final reports whether no move leads out of s.
 func (s State) Final() bool { return len(stateMoves[s]) == 0 }
 
 // Move returns to, or an error that names both states when the move is illegal.

@@ -20,7 +20,7 @@ type Terminal struct {
 }
 
 // ReplayMin is how much of a terminal's output is kept whatever ReplayBytes is: some
-// screens of it, without which nobody could take the terminal up again.
+// screens of it, without which no client could take the terminal up again.
 const ReplayMin = 64 << 10
 
 // TerminalChars is how many control characters there are (NCCS of the kernel).
@@ -29,17 +29,17 @@ const TerminalChars = 19
 // StreamTerminal is the Kind of an OutputPlace that is a terminal of the step's.
 const StreamTerminal StreamKind = "terminal"
 
-// OutputPlace is where one of the tasks' streams goes, as a Record tells it.
+// OutputPlace is where one of the tasks' streams goes, in a Record.
 type OutputPlace struct {
-	// Kind is that of the Stream, or StreamTerminal.
+	// Kind is the Stream's, or StreamTerminal.
 	Kind StreamKind `json:"kind"`
-	// Pattern is that of files, absolute.
+	// Pattern is the files', absolute.
 	Pattern string `json:"pattern,omitempty"`
 	// Rank is the one task that has the stream, nil is all.
 	Rank *int `json:"rank,omitempty"`
 }
 
-// OutputPlaces tells where stdout and stderr of the tasks go.
+// OutputPlaces returns where stdout and stderr of the tasks go.
 func (s *Spec) OutputPlaces() (stdout, stderr *OutputPlace) {
 	if s.Terminal != nil {
 		zero := 0

@@ -2,7 +2,7 @@ package step
 
 import "time"
 
-// Usage is what the kernel tells of a process at its end: of itself and of the
+// Usage is what the kernel reports about a process at its end: of itself and of the
 // children that it waited for (getrusage(2)).
 type Usage struct {
 	User, System          time.Duration
@@ -10,7 +10,7 @@ type Usage struct {
 	MinorFaults           int64
 	MajorFaults           int64
 	BlocksRead, BlocksOut int64 // of 512 bytes, from and to storage
-	// IO is /proc/PID/io, read before the process was reaped; "" where nobody did.
+	// IO is /proc/PID/io, read before the process was reaped; "" where it was not read.
 	IO string
 }
 
@@ -26,8 +26,8 @@ type Used struct {
 	UserSeconds   *float64 `json:"user_seconds,omitempty"`
 	SystemSeconds *float64 `json:"system_seconds,omitempty"`
 	// MaxRSSBytes is the resident memory: of a task the larger of wait4's
-	// ru_maxrss, which is that of its largest process, and of the highest sum over
-	// its processes in one sample. Of a step it is that of its largest task.
+	// ru_maxrss, which covers its largest process alone, and the highest sum over
+	// its processes in one sample. A step has its largest task's.
 	MaxRSSBytes *int64 `json:"max_rss_bytes,omitempty"`
 	// RSSBytes is the sum over its processes in the last sample, and Processes
 	// their number: only of what runs.
@@ -73,7 +73,7 @@ type StepUsage struct {
 	SamplingUS int64 `json:"sampling_us"`
 	// Pressure are the pressure files whole; nil where there are none.
 	Pressure *Pressure `json:"pressure,omitempty"`
-	// Sources tells where those figures of the step come from that have several
+	// Sources names the source of each figure of the step that has several
 	// sources, by their JSON names.
 	Sources map[string]string `json:"sources,omitempty"`
 }

@@ -1,7 +1,7 @@
 package step
 
-// WorstTask finds the task whose end is the step's: of several, that with the
-// highest code, 128+n for a signal, and of those with the same code the first. at
+// WorstTask finds the task whose end is the step's: of several, the one with
+// the highest code, 128+n for a signal, and of several with the same code the first. at
 // is its index, -1 where all have ended well.
 func WorstTask(tasks []Task) (code int, signal *int, at int) {
 	at = -1

@@ -20,7 +20,7 @@ import (
 func CompletionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "completion SHELL", Short: "print the completion of bash, zsh or fish",
-		Long: "Print what a shell needs to complete the words of stepctl: verbs, options, those of the node's plugins among them, and the numbers of steps.\n\n" +
+		Long: "Print what a shell needs to complete the words of stepctl: verbs, options, the plugins' options included, and the numbers of steps.\n\n" +
 			"  bash  stepctl completion bash >~/.local/share/bash-completion/completions/stepctl\n" +
 			"  zsh   stepctl completion zsh >\"${fpath[1]}/_stepctl\"\n" +
 			"  fish  stepctl completion fish >~/.config/fish/completions/stepctl.fish",
@@ -54,7 +54,7 @@ func Completing(root *cobra.Command, args []string) (c *cobra.Command, rest []st
 }
 
 // CompleteRefs completes JOB and JOB.STEP of the verbs that take them. ended
-// tells whether those of ended steps help.
+// reports whether ended steps' help.
 func CompleteRefs(d *client.Dialer, root *cobra.Command) {
 	for _, v := range []struct {
 		name        string
@@ -133,7 +133,7 @@ func CompleteFlags(root *cobra.Command) {
 	}
 }
 
-// signalNames are those of signal(7) without SIG.
+// signalNames are the names of signal(7) without SIG.
 func signalNames() (names []string) {
 	for sig := unix.Signal(1); sig < 32; sig++ {
 		if name := unix.SignalName(sig); name != "" {

@@ -107,7 +107,7 @@ func ManCommand() *cobra.Command {
 	}
 }
 
-// ManPages are the pages of all verbs, and those of the files.
+// ManPages are the pages of all verbs and of the files.
 func ManPages(root *cobra.Command) (pages []*manual.Page, err error) {
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
@@ -137,7 +137,7 @@ type filePage struct {
 	sections []string
 }
 
-// filePages are those of section 5. Slurm's own names are left to Slurm: both may be
+// filePages are the pages of section 5. Slurm's own names are left to Slurm: both may be
 // installed side by side.
 func filePages() (pages []filePage) {
 	add := func(name, short, about string, sections ...string) {
@@ -146,8 +146,8 @@ func filePages() (pages []filePage) {
 			document: docs.Configuration, sections: sections,
 		})
 	}
-	const file = "noded reads the site's own file, in Slurm's syntax; it stands beside slurm.conf. `noded --check` tells every mistake in it with its line. A key with a dagger is read and checked, and nothing makes use of it yet."
-	add("stepd.conf", "configuration of stepd beyond Slurm's", "stepd.conf stands beside slurm.conf and has the same syntax: `Key=Value`, a comment begins at #. No file is a valid one. `noded --check` tells every mistake in it with its line.", "stepd.conf")
+	const file = "noded reads the site's own file, in Slurm's syntax; it stands beside slurm.conf. `noded --check` prints every mistake in it with its line. A key with a dagger is read and checked, and has no effect yet."
+	add("stepd.conf", "configuration of stepd beyond Slurm's", "stepd.conf stands beside slurm.conf and has the same syntax: `Key=Value`, a comment begins at #. No file is a valid one. `noded --check` prints every mistake in it with its line.", "stepd.conf")
 	add("stepd-slurm.conf", "what stepd reads of slurm.conf", file, "slurm.conf", "NodeName lines", "PartitionName lines", "Which files")
 	add("stepd-cgroup.conf", "what stepd reads of cgroup.conf", file, "cgroup.conf")
 	add("stepd-gres.conf", "what stepd reads of gres.conf", file, "gres.conf", "Generic resources")

@@ -52,7 +52,7 @@ func exitCodes(c *cobra.Command) []manual.Entry {
 	switch c.Name() {
 	case "run":
 		return []manual.Entry{
-			{Name: "0 to 127", Text: "the highest exit code of the tasks. A command that could not be executed counts with the error's number: 2 it is not there, 13 it may not be executed"},
+			{Name: "0 to 127", Text: "the highest exit code of the tasks. A command that could not be executed counts with the error's number: 2 it does not exist, 13 it may not be executed"},
 			{Name: "128+N", Text: "a task was ended by signal N: 137 is SIGKILL, 139 SIGSEGV, 143 SIGTERM"},
 			{Name: "1", Text: "also: wrong usage, a refused request, a failed plugin, or a daemon that is gone"},
 		}
@@ -65,7 +65,7 @@ func exitCodes(c *cobra.Command) []manual.Entry {
 	case "attach":
 		return []manual.Entry{{Name: "any", Text: "as of stepctl run, where the step ended meanwhile"}, {Name: "0", Text: "detached"}, usage}
 	case "stepctl":
-		return []manual.Entry{{Name: "0", Text: "done"}, usage, {Name: "others", Text: "run, alloc, batch --wait and attach: those of the tasks"}}
+		return []manual.Entry{{Name: "0", Text: "done"}, usage, {Name: "others", Text: "run, alloc, batch --wait and attach: the tasks' codes"}}
 	}
 	if !c.Runnable() {
 		return nil

@@ -103,7 +103,7 @@ var bindEnv = []struct{ flag, name string }{
 	{"threads-per-core", "THREADS_PER_CORE"}, {"ntasks-per-core", "NTASKS_PER_CORE"}, {"ntasks-per-socket", "NTASKS_PER_SOCKET"},
 }
 
-// BindingVariables are the names of those variables, each with the prefix of a verb's.
+// BindingVariables are the names of the binding's variables, with the prefix of a verb's.
 func BindingVariables(prefix string) (names []string) {
 	for _, e := range bindEnv {
 		names = append(names, prefix+e.name)
@@ -114,7 +114,7 @@ func BindingVariables(prefix string) (names []string) {
 // BindingFromEnv takes the options that were not given from the environment, by
 // the prefix of the verb's variables; SLURM_HINT holds for every verb. Of a step
 // that this command is a task of, only the verbosity counts: the rest is what that
-// step has got, and its CPUs need not be those of the new one.
+// step has got, and its CPUs need not be the new step's.
 func BindingFromEnv(f *pflag.FlagSet, prefix string) error {
 	inStep := os.Getenv("SLURM_STEP_ID") != ""
 	for _, e := range bindEnv {

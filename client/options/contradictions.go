@@ -26,7 +26,7 @@ var Exclusions = []exclusion{
 	{"pty", "input", oneTerminal},
 	{"pty", "output", oneTerminal},
 	{"pty", "error", oneTerminal},
-	{"mem", "mem-per-cpu", "memory is that of the node, or that of each CPU"},
+	{"mem", "mem-per-cpu", "memory is the node's, or each CPU's"},
 	{"exact", "whole", "as many CPUs as the tasks need, or all of the job"},
 	{"quiet", "verbose", "less is said, or more"},
 	{"standalone", "socket", "a private noded is started, or that one is asked"},
@@ -64,14 +64,14 @@ func Exclude(a, b string) error {
 	return fmt.Errorf("--%s and --%s exclude each other: %s", a, b, Exclusions[at].Why)
 }
 
-// wasGiven tells whether an option was given, with another value than the one that it has
+// wasGiven reports whether an option was given, with another value than the one that it has
 // without.
 func wasGiven(f *pflag.FlagSet, name string) bool {
 	flag := f.Lookup(name)
 	return flag != nil && flag.Changed && flag.Value.String() != flag.DefValue
 }
 
-// overruled tells whether an option that was given excludes this one, which comes from
+// overruled reports whether an option that was given excludes this one, which comes from
 // the environment or a script and is left out then.
 func overruled(f *pflag.FlagSet, name string) bool {
 	return slices.ContainsFunc(Exclusions, func(x exclusion) bool {
@@ -129,8 +129,8 @@ func UnknownVerb(root *cobra.Command, err error) error {
 	return err
 }
 
-// nearest is that of the names which is a slip of the pen away from word, or begins
-// with it and is the shortest such; "" where none is.
+// nearest is the name which is a slip of the pen away from word, or the shortest
+// that begins with it; "" where none is.
 func nearest(word string, names []string) (near string) {
 	if len(word) < 2 || len(word) > 40 {
 		return ""

@@ -12,8 +12,8 @@ import (
 	"stepd/step"
 )
 
-// Files are the patterns of those files that the client opens itself, by
-// stream: those into which it is to write labels. "" is none.
+// Files are the patterns of the files that the client opens itself, by
+// stream: the files into which it is to write labels. "" is none.
 type Files [3]string
 
 // take makes streams of such files the client's.

@@ -86,7 +86,7 @@ type multiProg struct {
 	path   string
 	lines  []progLine
 	of     []int // of a rank: its line, from 1; 0 is none yet
-	offset []int // of a rank: its place among those of the line
+	offset []int // of a rank: its place in the line
 	rest   int   // the line that has "*", -1 without one
 }
 
@@ -113,7 +113,7 @@ func (p *multiProg) add(number int, line string) error {
 	return p.name(ranks)
 }
 
-// name makes the last line that of the ranks of a list: "0", "1-3", "0,2-5".
+// name makes the last line the line of the ranks of a list: "0", "1-3", "0,2-5".
 func (p *multiProg) name(list string) error {
 	offset := 0
 	for _, item := range strings.Split(list, ",") {

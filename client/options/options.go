@@ -125,7 +125,7 @@ func (o *Run) FromJob(c *cobra.Command) error {
 	return nil
 }
 
-// requestKind tells the verbs' requests apart.
+// requestKind distinguishes the verbs' requests.
 type requestKind int
 
 const (
@@ -384,5 +384,5 @@ func (o *Run) setTerminal(r *step.Request) {
 		fmt.Sprintf("SLURM_PTY_WIN_ROW=%d", r.Terminal.Rows))
 }
 
-// TakesTerminal tells whether --pty was given and is not disregarded.
+// TakesTerminal reports whether --pty was given and is not disregarded.
 func TakesTerminal(f *pflag.FlagSet) bool { return wasGiven(f, "pty") && terminal.IsTerminal(os.Stdin) }

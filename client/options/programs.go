@@ -17,7 +17,7 @@ import (
 	"stepd/step"
 )
 
-// Programs are those of run about what the tasks run, and how long.
+// Programs are the options of run about what the tasks run, and how long.
 type Programs struct {
 	time, signal           string
 	Wait                   int
@@ -190,7 +190,7 @@ func FromEnv(f *pflag.FlagSet, options []envOption) error {
 	return nil
 }
 
-// errNoTime tells that a warning has nothing to come before.
+// errNoTime reports that a warning has nothing to come before.
 var errNoTime = errors.New("--signal is of no use without --time: nothing ends the step")
 
 // WarnUseless warns of options that come to nothing as they are.

@@ -160,7 +160,7 @@ func SplitWords(s string) ([]string, error) {
 	return words, nil
 }
 
-// Batch are those of batch beyond run's.
+// Batch are the options of batch beyond run's.
 type Batch struct {
 	Run
 	Wait, Parsable bool

@@ -245,8 +245,8 @@ func OptionWord(name, info string, hasArg int) string {
 	return "--" + name + "[=" + info + "]"
 }
 
-// Take calls the options back: those of the environment, in the stack's order,
-// then those of the command line, in its own; then slurm_spank_init_post_opt.
+// Take calls the options back: the environment's, in the stack's order, then
+// the command line's, in its own; then slurm_spank_init_post_opt.
 func (p *Host) Take() error {
 	if p.Session == nil {
 		return nil
@@ -380,7 +380,7 @@ func (p *Host) JobEnv() []string {
 	return env
 }
 
-// WarnTooLong tells what jobEnv leaves out.
+// WarnTooLong reports what jobEnv leaves out.
 func (p *Host) WarnTooLong() {
 	for _, e := range p.Control() {
 		name, value, _ := strings.Cut(step.JobEnvPrefix+string(e), "=")

@@ -13,8 +13,8 @@ import (
 const stackTries = 10
 
 // NodeStack reads the node's plugin stack as the caller. The kernel does not
-// tell a user that somebody is writing a file; it tells noded, whose digest of
-// what it has read just now must be that of ours.
+// report to a user that a process is writing a file; it reports it to noded, whose digest of
+// the stack that it has just read must equal ours.
 func NodeStack(ctx context.Context, client *api.Client) (*api.ConfigReply, spank.Stack, error) {
 	var none spank.Stack
 	for range stackTries {

@@ -41,7 +41,7 @@ func AdoptCommand(d *client.Dialer) *cobra.Command {
 		Use: "adopt [--job N] [--uid USER] PID | --pam", Short: "put a process into the extern step of a job (root)",
 		Long: "adopt moves a process that no step has started into the extern step of a job of its user's: from then on it is accounted, limited " +
 			"and killed with the job. Without --job it is the user's newest job on this node. Children that it has already stay where they are, and " +
-			"so do its namespaces: --json tells where those of the job are, for setns(2) by the process itself. With --pam, as pam_exec(8) runs it, " +
+			"so do its namespaces: --json prints the paths of the job's, for setns(2) by the process itself. With --pam, as pam_exec(8) runs it, " +
 			"the process is the parent and the user is $PAM_USER; root is let through, and a user who has no job is refused.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -68,7 +68,7 @@ func (a *adoption) read(args []string) (err error) {
 		if a.user == "" {
 			return errors.New("--pam: PAM_USER is not set: this is for pam_exec(8)")
 		}
-		// Nobody's session ends a job, or needs one to end.
+		// No session ends a job, or needs one to end.
 		a.passed = a.user == "root" || a.user == "0" || os.Getenv("PAM_TYPE") == "close_session"
 		return nil
 	case len(args) == 0:

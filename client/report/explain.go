@@ -21,8 +21,8 @@ func ExplainCommand(d *client.Dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use: "explain JOB[.STEP]", Short: "say what happened to a step and why, or what it waits for", Args: cobra.ExactArgs(1),
 		Long: `Say what happened to a step and why: from its record, its event log and, while
-it runs, from what its processes do now. It tells the stage at which a launch
-stands or has stopped, plugins and hooks, why tasks were not started, how they
+it runs, from what its processes do now. It shows the stage at which a launch
+waits or has stopped, plugins and hooks, why tasks were not started, how they
 ended and who sent the signal, memory, and for an MPI program how far each rank
 has come and which ranks the others wait for.`,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -72,7 +72,7 @@ func explainSteps(d *client.Dialer, ref api.StepRef, asJSON bool) error {
 }
 
 // recordsNow are the records of a step, or of a job's steps, with what processes
-// do now where a stepd answers: one that does not is why somebody asks.
+// do now where a stepd answers: one that does not is why the user asks.
 func recordsNow(d *client.Dialer, ref api.StepRef) (recs []*step.Record, err error) {
 	err = d.Call(func(ctx context.Context, noded *api.Client) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, statPatience)

@@ -95,7 +95,7 @@ func showNode(w io.Writer, doc []byte) error {
 	if n.Daemon.OpenFiles != nil {
 		files = fmt.Sprint(*n.Daemon.OpenFiles)
 	}
-	if n.Daemon.PID != 0 { // a noded that tells it
+	if n.Daemon.PID != 0 { // a noded that reports it
 		fmt.Fprintf(b, "  noded      pid %d, %d MB of heap, %s files open\n", n.Daemon.PID, n.Daemon.HeapBytes>>20, files)
 	}
 	return b.Flush()

@@ -31,8 +31,8 @@ func PluginsCommand(d *client.Dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plugins [--check] [--json] [FILE]",
 		Short: "list the SPANK plugins as a step would load them",
-		Long: "plugins lists the node's plugin stack, or that of FILE, as it would be loaded: each plugin with the line\n" +
-			"that names it, its hooks, its options, the release that it was built for and what it imports in vain.\n" +
+		Long: "plugins lists the node's plugin stack, or FILE's, as it would be loaded: each plugin with the line\n" +
+			"that names it, its hooks, its options, the release that it was built for and its missing imports.\n" +
 			"It loads the plugins and calls their slurm_spank_init as the caller, in local context.\n" +
 			"--check prints what is wrong instead, a finding a line, and exits 1 when one is an error.",
 		Args: cobra.MaximumNArgs(1),
@@ -99,7 +99,7 @@ func lintConfig(d *client.Dialer, root *cobra.Command, files []string) (lint.Con
 	}, nil
 }
 
-// withoutNode are the defaults, which stand in for a noded that is not there.
+// withoutNode are the defaults, which stand in for a missing noded.
 func withoutNode(why error) (*api.ConfigReply, error) {
 	conf, _, err := slurmconf.Load("", "localhost")
 	if err != nil {
@@ -125,7 +125,7 @@ func builtIn(root *cobra.Command) []string {
 }
 
 // initPatience bounds slurm_spank_init where the site does not (HookTimeout):
-// who asks for a list is not to wait for ever.
+// a command that asks for a list is not to wait for ever.
 const initPatience = 10 * time.Second
 
 // pluginOptions loads one plugin as stepctl run does and asks it for its options.

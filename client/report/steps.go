@@ -113,7 +113,7 @@ func ShowCommand(d *client.Dialer) *cobra.Command {
 	return c
 }
 
-// printSteps prints the document of one step, or of those of a job.
+// printSteps prints the document of one step, or of a job's steps.
 func printSteps(recs []*step.Record, ref api.StepRef) error {
 	if ref.StepID != nil && len(recs) == 1 {
 		return client.PrintJSON("step", recs[0])

@@ -8,7 +8,7 @@ import (
 	"stepd/internal/printable"
 )
 
-// Escaper shows text that somebody else wrote: what would control the terminal is
+// Escaper shows text that another user wrote: what would control the terminal is
 // shown as words, as cat -v does. The zero value is at the beginning of text.
 type Escaper struct {
 	held []byte // the beginning of what is one character
@@ -77,7 +77,7 @@ type Guard struct {
 	of map[[2]int]*Escaper
 }
 
-// NewGuard is that of a step of user uid; with raw it lets all pass.
+// NewGuard returns the guard for a step of user uid; with raw it lets all pass.
 func NewGuard(uid uint32, raw bool) *Guard {
 	g := &Guard{of: make(map[[2]int]*Escaper)}
 	if !raw && uint32(os.Geteuid()) != uid {

@@ -43,7 +43,7 @@ type Screen struct {
 // Leaving is why a client leaves a step that goes on.
 type Leaving struct {
 	Code  int
-	Words string // "detached", "" where nobody can read it
+	Words string // "detached", "" where no user can read it
 }
 
 // typedWaits bounds what is typed ahead of a step that does not take it; more is lost,
@@ -76,7 +76,7 @@ func TerminalOf(in, out *os.File) *step.Terminal {
 	return t
 }
 
-// windowSize is that of the window that shows the output; 0 is not known.
+// windowSize is the size of the window that shows the output; 0 is not known.
 func windowSize(in, out *os.File) (rows, cols uint16) {
 	for _, f := range []*os.File{out, in} {
 		var size *unix.Winsize
@@ -174,7 +174,7 @@ func (s *Screen) Leave(why Leaving) {
 	})
 }
 
-// LeftBy tells whether the client has left, and why.
+// LeftBy reports whether the client has left, and why.
 func (s *Screen) LeftBy() (why Leaving, left bool) {
 	select {
 	case <-s.Left:
@@ -273,7 +273,7 @@ func (s *Screen) write(b []byte) bool {
 	return true
 }
 
-// gap begins with an empty screen, since what follows is not the next of what is there.
+// gap begins with an empty screen, since what follows does not continue what is shown.
 func (s *Screen) gap(n uint64) {
 	s.mu.Lock()
 	undo := s.modes.Undo()
@@ -340,7 +340,7 @@ func (s *Screen) End(limit time.Duration) {
 	s.gaps.End()
 }
 
-// Cut tells whether the end of the output is missing, when end has waited for it.
+// Cut reports whether the end of the output is missing, when end has waited for it.
 func (s *Screen) Cut() bool {
 	select {
 	case <-s.ended:

@@ -9,14 +9,14 @@ import (
 // behind skips thousands of times.
 const gapsEvery = time.Second
 
-// Skipped tells how much of a step's output was skipped. The zero value has told nothing.
+// Skipped reports how much of a step's output was skipped. The zero value has told nothing.
 type Skipped struct {
 	mu    sync.Mutex
 	n     uint64      // guarded by mu: bytes that were not told
 	timer *time.Timer // guarded by mu: tells them; nil while a gap is told at once
 }
 
-// Add tells of so many bytes, at once or with those to come.
+// Add reports so many bytes, at once or with later ones.
 func (g *Skipped) Add(n uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -59,7 +59,7 @@ func (g *Skipped) tell() {
 	}
 }
 
-// SayCut tells that the output has ended before its end.
+// SayCut reports that the output has ended before its end.
 func SayCut() {
 	Say("the rest of the output is missing: it was not read in time")
 }

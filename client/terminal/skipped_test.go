@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Many gaps are told once a second, and all of them.
+// Many gaps are reported once a second, and all of them.
 func TestGaps(t *testing.T) {
 	old := os.Stderr
 	defer func() { os.Stderr = old }()

@@ -12,7 +12,7 @@ import (
 	"stepd/internal/linux"
 )
 
-// IsTerminal tells whether a file is a terminal.
+// IsTerminal reports whether a file is a terminal.
 func IsTerminal(f *os.File) bool {
 	return linux.OnFD(f, func(fd int) error {
 		_, err := unix.IoctlGetTermios(fd, unix.TCGETS)
@@ -20,7 +20,7 @@ func IsTerminal(f *os.File) bool {
 	}) == nil
 }
 
-// ScreenSize is the size of the terminal that f is; else the width is that of
+// ScreenSize is the size of the terminal that f is; else the width is
 // $COLUMNS. 0 is not known.
 func ScreenSize(f *os.File) (columns, rows int) {
 	err := linux.OnFD(f, func(fd int) error {
@@ -40,7 +40,7 @@ func ScreenSize(f *os.File) (columns, rows int) {
 	return min(n, 1000), 0
 }
 
-// Colours tells whether what is written to f may be coloured: only a terminal, and
+// Colours reports whether what is written to f may be coloured: only a terminal, and
 // not where NO_COLOR says no (no-color.org).
 func Colours(f *os.File) bool {
 	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && IsTerminal(f)

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// progressAfter is how long something may take before a user is told what it is;
+// progressAfter is how long something may take before it is shown to the user;
 // WaitingEvery how often that is told anew, with its time.
 const (
 	progressAfter = time.Second

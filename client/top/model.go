@@ -39,7 +39,7 @@ func newTopModel(o *topOptions) *topModel {
 	return &topModel{sort: o.sort, all: o.tasks, open: map[step.ID]bool{}, chosen: topRow{task: -1}}
 }
 
-// set takes a new look; the chosen row stays chosen while it is there.
+// set takes a new look; the chosen row stays chosen while it exists.
 func (m *topModel) set(l *topLook) {
 	m.look = l
 	m.arrange()

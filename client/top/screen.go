@@ -118,7 +118,7 @@ func (u *topUI) loop(sigs chan os.Signal) error {
 		case sig := <-sigs:
 			switch sig {
 			case syscall.SIGWINCH:
-			case syscall.SIGCONT: // somebody else may have had the terminal
+			case syscall.SIGCONT: // another program may have had the terminal
 				if err := u.term.enter(); err != nil {
 					return err
 				}
@@ -131,7 +131,7 @@ func (u *topUI) loop(sigs chan os.Signal) error {
 }
 
 // dropKeySignals forgets what the terminal has sent to all who were at it: Ctrl-C was for
-// the other program. What somebody has sent stays.
+// the other program. A signal that a process has sent stays.
 func dropKeySignals(sigs chan os.Signal) {
 	for range len(sigs) {
 		if sig := <-sigs; sig != syscall.SIGINT && sig != syscall.SIGQUIT {

@@ -22,7 +22,7 @@ import (
 	"stepd/step"
 )
 
-// topOptions are those of top.
+// topOptions are the options of top.
 type topOptions struct {
 	delay       float64
 	batch, json bool
@@ -35,7 +35,7 @@ func TopCommand(d *client.Dialer) *cobra.Command {
 	o := &topOptions{}
 	c := &cobra.Command{
 		Use: "top [options] [JOB[.STEP]...]", Short: "watch what steps and their tasks use",
-		Long: "Watch what the steps of this node use, or those that are named: CPU, memory, bytes read and written, and how much of the last ten seconds they have waited for what was short.\n\n" +
+		Long: "Watch what the steps of this node use, or the named ones: CPU, memory, bytes read and written, and the part of the last ten seconds in which they waited for CPU, memory or I/O.\n\n" +
 			"CPU% is of one CPU, since the last look; READ/s and WRITE/s passed through read(2) and write(2). WAIT is the pressure of CPU, memory and I/O, in percent. \"-\" is not known: docs/accounting.md says what is known where.\n\n" +
 			"Keys:\n\n" +
 			"  up down k j   choose a step or task   enter t   its tasks, or not\n" +
@@ -113,7 +113,7 @@ type topStep struct {
 	TaskRates  []topRates `json:"task_rates"` // in the order of tasks
 }
 
-// topRates are those of one task.
+// topRates are the rates of one task.
 type topRates struct {
 	Rank       int      `json:"rank"`
 	CPUPercent *float64 `json:"cpu_percent"`
@@ -154,8 +154,8 @@ func (w *topWatch) look() (*topLook, error) {
 	return l, nil
 }
 
-// records are those of running steps, with what they use now: a job at a time. One
-// that ends meanwhile, or belongs to somebody else, has what ps shows of it.
+// records are the records of running steps, with their present usage: a job at a
+// time. A step that ends meanwhile, or belongs to another user, has what ps shows of it.
 func (w *topWatch) records(ctx context.Context, client *api.Client) (recs []*step.Record, err error) {
 	used := map[step.ID]*step.Record{}
 	asked := map[uint32]bool{}

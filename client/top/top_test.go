@@ -127,7 +127,7 @@ func TestTopScreen(t *testing.T) {
 	}
 }
 
-// TestTopKeys: what is chosen stays chosen whatever the order, and while it is there.
+// TestTopKeys: the chosen row stays chosen in any order, while it exists.
 func TestTopKeys(t *testing.T) {
 	m := topOf(20)
 	u := &topUI{m: m}

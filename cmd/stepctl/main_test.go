@@ -247,7 +247,7 @@ func TestManPages(t *testing.T) {
 	testkit.LintManual(t, append(files, "../../docs/man/stepd-spank.7")...)
 }
 
-// TestSeeAlso: a page that is named is there.
+// TestSeeAlso: a page that is named exists.
 func TestSeeAlso(t *testing.T) {
 	pages, err := help.ManPages(newRoot(&client.Dialer{}))
 	if err != nil {
