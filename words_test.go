@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -38,14 +37,6 @@ var plainWords = []struct{ not, but string }{
 	{`seen what`, `(rewrite the sentence)`},
 }
 
-// Folders and files whose words are plain. An entry covers all below it.
-var plain = []string{
-	"README.md", "CHANGELOG.md", "Makefile", "Dockerfile", "docs", "examples", "packaging", ".ci", "doc.go",
-	"security_test.go", "docs_test.go", "deps_test.go", "seeing_test.go", "packaging_test.go", "api", "integration", "timeline",
-	"acct", "explain", "internal", "jobcontainer", "metrics", "mpi", "proctrack", "slurmconf", "spank", "stepio", "stepnet",
-	"node", "task", "stepd", "cmd", "client",
-}
-
 // TestPlainWords holds that no phrase of plainWords stands in a comment, a message or a
 // document.
 func TestPlainWords(t *testing.T) {
@@ -54,9 +45,6 @@ func TestPlainWords(t *testing.T) {
 		phrases = append(phrases, regexp.MustCompile(`(?i)\b(?:`+strings.ReplaceAll(w.not, " ", `\s+`)+`)\b`))
 	}
 	for _, path := range projectFiles(t) {
-		if !listed(plain, path) {
-			continue
-		}
 		for _, p := range passages(t, path) {
 			text := quotedText.ReplaceAllStringFunc(p.text, blank)
 			for i, re := range phrases {
@@ -80,13 +68,6 @@ func TestNarrowDocuments(t *testing.T) {
 			}
 		}
 	}
-}
-
-// listed reports whether the path, or a folder above it, is in the list.
-func listed(list []string, path string) bool {
-	return slices.ContainsFunc(list, func(name string) bool {
-		return path == name || strings.HasPrefix(path, name+"/")
-	})
 }
 
 // projectFiles are the files whose words the project writes: not what a program has

@@ -45,7 +45,7 @@ type Span struct {
 	LongestUS int64 `json:"longest_us"`
 	BeginUS   int64 `json:"begin_us"`
 	EndUS     int64 `json:"end_us"`
-	// Open reports that it has not ended: EndUS is the last event's.
+	// Open says that it has not ended: EndUS is the last event's.
 	Open bool `json:"open,omitempty"`
 	// Error is why it failed.
 	Error string `json:"error,omitempty"`
