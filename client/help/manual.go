@@ -114,9 +114,14 @@ func ManPages(root *cobra.Command) (pages []*manual.Page, err error) {
 		c.InitDefaultHelpFlag()
 		pages = append(pages, PageOf(c))
 		for _, sub := range c.Commands() {
-			if sub.IsAvailableCommand() && sub.Name() != "help" {
+			if sub.IsAvailableCommand() {
 				walk(sub)
 			}
+		}
+	}
+	for _, c := range root.Commands() {
+		if c.Name() == "help" { // cobra's own, which it adds when it runs a verb
+			root.RemoveCommand(c)
 		}
 	}
 	walk(root)
