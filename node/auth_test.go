@@ -180,7 +180,7 @@ func TestDrain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var doc nodeDoc
+		var doc api.Node
 		if err := json.Unmarshal(reply.Node, &doc); err != nil || doc.State != want || doc.Name != "n1" || doc.CPUs != 4 {
 			t.Errorf("%s, want state %s (%v)", reply.Node, want, err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -140,29 +141,11 @@ type Config struct {
 	clock *clock
 }
 
-// Fallback is something the node does in a lesser way than it was asked to.
-type Fallback struct {
-	What string `json:"what"`
-	Why  string `json:"why"`
-}
-
-// Plugin is one line of the plugin stack in the node document, or a finding
-// about a line or file that is no plugin: then Path is the file's, and
-// State "error" or "warning".
-type Plugin struct {
-	Path     string `json:"path"`
-	File     string `json:"file"`
-	Line     int    `json:"line"`
-	Required bool   `json:"required"`
-	// State of a plugin is "found", "missing", "incompatible" or "error".
-	State string `json:"state"`
-	// Problem is all that is to be said about it.
-	Problem string `json:"problem"`
-	// Release is that which it was built for, "" where it does not say. Hooks are
-	// the functions that it exports.
-	Release string   `json:"release"`
-	Hooks   []string `json:"hooks"`
-}
+// Fallback and Plugin are parts of the node document that the wiring of noded fills in.
+type (
+	Fallback = api.NodeFallback
+	Plugin   = api.NodePlugin
+)
 
 // complete fills in the defaults and checks what New relies on.
 func (c *Config) complete() error {

@@ -9,13 +9,13 @@ import (
 	"stepd/step"
 )
 
-func (tn *testNode) doc() nodeDoc {
+func (tn *testNode) doc() api.Node {
 	tn.t.Helper()
 	reply, err := tn.svc.Node(as(0), &api.Empty{})
 	if err != nil {
 		tn.t.Fatal(err)
 	}
-	var doc nodeDoc
+	var doc api.Node
 	if err := json.Unmarshal(reply.Node, &doc); err != nil {
 		tn.t.Fatal(err)
 	}

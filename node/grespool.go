@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -213,14 +214,14 @@ func (p *gresPool) count(list []step.GresAlloc, to func(used, n uint64) uint64) 
 }
 
 // doc is the pool in the node document.
-func (p *gresPool) doc() []gresDoc {
-	out := []gresDoc{}
+func (p *gresPool) doc() []api.NodeGres {
+	out := []api.NodeGres{}
 	index := make(map[int][]int)
 	for i := range p.items {
 		it := &p.items[i]
-		at := slices.IndexFunc(out, func(d gresDoc) bool { return d.Name == it.name && d.Type == it.kind })
+		at := slices.IndexFunc(out, func(d api.NodeGres) bool { return d.Name == it.name && d.Type == it.kind })
 		if at < 0 {
-			out = append(out, gresDoc{Name: it.name, Type: it.kind})
+			out = append(out, api.NodeGres{Name: it.name, Type: it.kind})
 			at = len(out) - 1
 		}
 		out[at].Count += it.has

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"stepd/api"
 	"stepd/node/child"
 	"stepd/step"
 )
@@ -117,24 +118,8 @@ func (j *jobRecord) leads(id step.ID) bool { return j.Implicit && id.Step == j.f
 // held reports whether the client of an allocation holds the job, beside its steps.
 func (j *jobRecord) held() bool { return j.Origin == step.OriginAlloc }
 
-// jobDoc is one running job in the node document.
-type jobDoc struct {
-	ID     uint32         `json:"job_id"`
-	UID    uint32         `json:"uid"`
-	User   string         `json:"user"`
-	Name   string         `json:"name"`
-	Origin step.JobOrigin `json:"origin"`
-	CPUs   string         `json:"cpus"`
-	// Suspended is since when, null where it is not.
-	Suspended *time.Time `json:"suspended"`
-	// MemoryMB is null where the job was given no share of the memory.
-	MemoryMB *uint64  `json:"memory_mb"`
-	Gres     string   `json:"gres"`
-	Steps    []uint32 `json:"steps"`
-}
-
-func (j *job) doc() jobDoc {
-	d := jobDoc{
+func (j *job) doc() api.NodeJob {
+	d := api.NodeJob{
 		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.Origin,
 		CPUs: step.FormatCPUList(j.cpus), Gres: step.FormatAllocs(j.Gres), Steps: []uint32{},
 	}

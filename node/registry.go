@@ -220,14 +220,14 @@ type usage struct {
 	drained drainRecord
 	freeCPU int
 	usedMB  uint64
-	gres    []gresDoc
-	jobs    []jobDoc
+	gres    []api.NodeGres
+	jobs    []api.NodeJob
 }
 
 func (r *registry) usage() usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	u := usage{drained: r.drainLocked(), freeCPU: r.pool.free(), usedMB: r.mem.used, gres: r.gres.doc(), jobs: []jobDoc{}}
+	u := usage{drained: r.drainLocked(), freeCPU: r.pool.free(), usedMB: r.mem.used, gres: r.gres.doc(), jobs: []api.NodeJob{}}
 	for _, j := range r.jobs {
 		d := j.doc()
 		for id := range r.steps {
@@ -238,6 +238,6 @@ func (r *registry) usage() usage {
 		slices.Sort(d.Steps)
 		u.jobs = append(u.jobs, d)
 	}
-	slices.SortFunc(u.jobs, func(a, b jobDoc) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(u.jobs, func(a, b api.NodeJob) int { return cmp.Compare(a.ID, b.ID) })
 	return u
 }

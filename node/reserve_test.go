@@ -234,7 +234,7 @@ func TestAlloc(t *testing.T) {
 	if u := tn.reg.usage(); u.freeCPU != 1 || len(u.jobs) != 1 || u.jobs[0].Origin != step.OriginAlloc || u.jobs[0].Name != "work" {
 		t.Errorf("usage %+v", u)
 	}
-	var doc nodeDoc
+	var doc api.Node
 	status1, err := tn.svc.Node(as(1001), &api.Empty{})
 	if err != nil || json.Unmarshal(status1.Node, &doc) != nil || doc.State != "ALLOCATED" || len(doc.Jobs) != 1 || doc.Jobs[0].CPUs != "0-2" {
 		t.Errorf("node %+v, %v", doc, err)

@@ -5,44 +5,12 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"stepd/api"
 )
 
-// nodeDoc is the node document of `node status --json` (design §7). Fields may
-// be added, none goes.
-type nodeDoc struct {
-	Name        string `json:"name"`
-	State       string `json:"state"`
-	Reason      string `json:"reason"`
-	CPUs        int    `json:"cpus"`
-	FreeCPUs    int    `json:"free_cpus"`
-	MemoryBytes uint64 `json:"memory_bytes"`
-	// UsedMB is the memory that jobs were given, in MB.
-	UsedMB    uint64     `json:"memory_used_mb"`
-	Gres      []gresDoc  `json:"gres"`
-	Proctrack string     `json:"proctrack"`
-	Container string     `json:"container"`
-	Fallbacks []Fallback `json:"fallbacks"`
-	Jobs      []jobDoc   `json:"jobs"`
-	// Unkillable are steps of which processes are left that SIGKILL does not end.
-	Unkillable []heldDoc `json:"unkillable"`
-	// Daemon is noded itself.
-	Daemon  daemonDoc `json:"daemon"`
-	Plugins []Plugin  `json:"plugins"`
-}
-
-// gresDoc is one kind of generic resource in the node document.
-type gresDoc struct {
-	Name  string `json:"name"`
-	Type  string `json:"type"`
-	Count uint64 `json:"count"`
-	Used  uint64 `json:"used"`
-	// UsedIndex are the numbers of the devices that jobs have: "0-1,3".
-	UsedIndex string `json:"used_index"`
-}
-
-func (n *Node) status(ctx context.Context) nodeDoc {
+func (n *Node) status(ctx context.Context) api.Node {
 	u := n.reg.usage()
-	d := nodeDoc{
+	d := api.Node{
 		Name: n.cfg.NodeName, State: nodeState(u.drained.Drained, len(u.jobs)), Reason: u.drained.Reason,
 		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryBytes: n.cfg.MemoryBytes,
 		UsedMB: u.usedMB, Gres: u.gres,
@@ -57,19 +25,8 @@ func (n *Node) status(ctx context.Context) nodeDoc {
 	return d
 }
 
-// daemonDoc is what noded itself takes: what grows here with the number of steps
-// that were run is a leak.
-type daemonDoc struct {
-	PID        int `json:"pid"`
-	Goroutines int `json:"goroutines"`
-	// OpenFiles is null where /proc cannot tell.
-	OpenFiles *int `json:"open_files"`
-	// HeapBytes is the memory that Go's objects take.
-	HeapBytes uint64 `json:"heap_bytes"`
-}
-
-func daemonNow() daemonDoc {
-	d := daemonDoc{PID: os.Getpid(), Goroutines: runtime.NumGoroutine()}
+func daemonNow() api.NodeDaemon {
+	d := api.NodeDaemon{PID: os.Getpid(), Goroutines: runtime.NumGoroutine()}
 	if dir, err := os.Open("/proc/self/fd"); err == nil {
 		if names, err := dir.Readdirnames(-1); err == nil {
 			open := len(names) - 1 // without dir itself

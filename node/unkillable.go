@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"stepd/api"
 	"stepd/node/child"
 	"stepd/step"
 )
@@ -242,21 +243,12 @@ func survivorsOf(err error, rec *step.Record) bool {
 	return ok
 }
 
-// heldDoc is one line of the node document.
-type heldDoc struct {
-	step.ID
-	Since     time.Time       `json:"since"`
-	Text      string          `json:"text"`
-	Processes []step.Survivor `json:"processes"`
-	Total     int             `json:"total"`
-}
-
-func (n *Node) heldDocs() []heldDoc {
+func (n *Node) heldDocs() []api.NodeUnkillable {
 	n.draining.Lock()
 	defer n.draining.Unlock()
-	docs := []heldDoc{}
+	docs := []api.NodeUnkillable{}
 	for _, h := range n.heldList() {
-		docs = append(docs, heldDoc{h.Rec.ID, h.Since, h.text(), h.Rec.Survivors, h.Rec.SurvivorsTotal})
+		docs = append(docs, api.NodeUnkillable{ID: h.Rec.ID, Since: h.Since, Text: h.text(), Processes: h.Rec.Survivors, Total: h.Rec.SurvivorsTotal})
 	}
 	return docs
 }

@@ -8,67 +8,15 @@ import (
 	"strings"
 	"time"
 
+	"stepd/api"
 	"stepd/client/plugins"
 	"stepd/internal/printable"
 	"stepd/step"
 )
 
-// Node is the node document of `node status`.
-type Node struct {
-	Name        string `json:"name"`
-	State       string `json:"state"`
-	Reason      string `json:"reason"`
-	CPUs        int    `json:"cpus"`
-	FreeCPUs    int    `json:"free_cpus"`
-	MemoryBytes uint64 `json:"memory_bytes"`
-	UsedMB      uint64 `json:"memory_used_mb"`
-	Proctrack   string `json:"proctrack"`
-	Gres        []struct {
-		Name      string `json:"name"`
-		Type      string `json:"type"`
-		Count     uint64 `json:"count"`
-		Used      uint64 `json:"used"`
-		UsedIndex string `json:"used_index"`
-	} `json:"gres"`
-	Fallbacks []struct {
-		What string `json:"what"`
-		Why  string `json:"why"`
-	} `json:"fallbacks"`
-	Container string `json:"container"`
-	Jobs      []struct {
-		ID        uint32     `json:"job_id"`
-		User      string     `json:"user"`
-		Name      string     `json:"name"`
-		CPUs      string     `json:"cpus"`
-		Suspended *time.Time `json:"suspended"`
-		MemoryMB  *uint64    `json:"memory_mb"`
-		Gres      string     `json:"gres"`
-		Steps     []uint32   `json:"steps"`
-	} `json:"jobs"`
-	Daemon struct {
-		PID        int    `json:"pid"`
-		Goroutines int    `json:"goroutines"`
-		OpenFiles  *int   `json:"open_files"`
-		HeapBytes  uint64 `json:"heap_bytes"`
-	} `json:"daemon"`
-	Unkillable []struct {
-		Since time.Time `json:"since"`
-		Text  string    `json:"text"`
-	} `json:"unkillable"`
-	Plugins []struct {
-		Path     string `json:"path"`
-		File     string `json:"file"`
-		Line     int    `json:"line"`
-		Required bool   `json:"required"`
-		State    string `json:"state"`
-		Problem  string `json:"problem"`
-		Release  string `json:"release"`
-	} `json:"plugins"`
-}
-
 // showNode prints the node document for people.
 func showNode(w io.Writer, doc []byte) error {
-	var n Node
+	var n api.Node
 	if err := json.Unmarshal(doc, &n); err != nil {
 		return fmt.Errorf("cannot parse noded's document: %w", err)
 	}
@@ -78,19 +26,19 @@ func showNode(w io.Writer, doc []byte) error {
 		fmt.Fprintf(b, "  reason     %s\n", printable.Line(n.Reason, 400))
 	}
 	fmt.Fprintf(b, "  cpus       %d, %d free\n  memory     %d MB\n", n.CPUs, n.FreeCPUs, n.MemoryBytes>>20)
-	n.resources(b)
+	writeResources(b, &n)
 	fmt.Fprintf(b, "  proctrack  %s\n", n.Proctrack)
 	if n.Container != "" && n.Container != "none" {
 		fmt.Fprintf(b, "  container  %s\n", n.Container)
 	}
-	n.jobs(b)
+	writeJobs(b, n.Jobs)
 	for _, u := range n.Unkillable {
 		fmt.Fprintf(b, "  unkillable %s (since %s)\n", printable.Line(u.Text, 400), u.Since.Format(time.RFC3339))
 	}
 	for _, f := range n.Fallbacks {
 		fmt.Fprintf(b, "  fallback   %s: %s\n", f.What, f.Why)
 	}
-	n.plugins(b)
+	writePlugins(b, n.Plugins)
 	files := "?"
 	if n.Daemon.OpenFiles != nil {
 		files = fmt.Sprint(*n.Daemon.OpenFiles)
@@ -101,8 +49,8 @@ func showNode(w io.Writer, doc []byte) error {
 	return b.Flush()
 }
 
-// resources are the memory that is given, and the generic resources.
-func (n *Node) resources(b io.Writer) {
+// writeResources prints the memory that jobs were given, and the generic resources.
+func writeResources(b io.Writer, n *api.Node) {
 	if n.UsedMB > 0 {
 		fmt.Fprintf(b, "  given      %d MB\n", n.UsedMB)
 	}
@@ -122,11 +70,12 @@ func (n *Node) resources(b io.Writer) {
 // jobsShown bounds the jobs that are listed: ps has them all.
 const jobsShown = 20
 
-func (n *Node) jobs(b io.Writer) {
-	fmt.Fprintf(b, "  jobs       %d\n", len(n.Jobs))
-	for i, j := range n.Jobs {
+// writeJobs prints a line for each job, and how many more there are.
+func writeJobs(b io.Writer, jobs []api.NodeJob) {
+	fmt.Fprintf(b, "  jobs       %d\n", len(jobs))
+	for i, j := range jobs {
 		if i == jobsShown {
-			fmt.Fprintf(b, "  job        and %d more\n", len(n.Jobs)-jobsShown)
+			fmt.Fprintf(b, "  job        and %d more\n", len(jobs)-jobsShown)
 			return
 		}
 		words := []string{fmt.Sprint(j.ID), printable.Line(j.User, 40), printable.Line(j.Name, 40), "cpus " + j.CPUs}
@@ -147,9 +96,9 @@ func (n *Node) jobs(b io.Writer) {
 	}
 }
 
-// plugins are the plugin stack and what is to be said of it.
-func (n *Node) plugins(b io.Writer) {
-	for _, p := range n.Plugins {
+// writePlugins prints the plugin stack, with the problem of each line.
+func writePlugins(b io.Writer, plugged []api.NodePlugin) {
+	for _, p := range plugged {
 		if p.Path == p.File { // a line that names no plugin
 			fmt.Fprintf(b, "  plugstack  %s %s: %s\n", at(p.File, p.Line), p.State, printable.Line(p.Problem, 2000))
 			continue

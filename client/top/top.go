@@ -17,7 +17,6 @@ import (
 
 	"stepd/api"
 	"stepd/client"
-	"stepd/client/report"
 	"stepd/client/terminal"
 	"stepd/step"
 )
@@ -101,7 +100,7 @@ type topLook struct {
 	Interval *float64        `json:"interval_s"` // null: it is the first
 	Steps    []topStep       `json:"steps"`
 
-	node report.Node
+	node api.Node
 }
 
 // topStep is a step with its rates; nil is not known.

@@ -10,7 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"stepd/client/report"
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -61,7 +61,7 @@ var topTime = time.Date(2026, 11, 22, 10, 0, 0, 0, time.Local)
 // topOf is a model of n steps, two seconds after their first look.
 func topOf(n int) *topModel {
 	l := &topLook{Time: topTime, Interval: to(2.0)}
-	l.node = report.Node{Name: "vm", State: "ALLOCATED", CPUs: 64, MemoryBytes: 256 << 30, UsedMB: 12 << 10}
+	l.node = api.Node{Name: "vm", State: "ALLOCATED", CPUs: 64, MemoryBytes: 256 << 30, UsedMB: 12 << 10}
 	for i := range n {
 		name := "solver"
 		if i == 1 {
