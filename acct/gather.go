@@ -274,7 +274,7 @@ func (g *Gatherer) complain(err error) {
 	g.cfg.Log(fmt.Sprintf("accounting: %v", err))
 }
 
-// complaintsMax bounds what is said of one step.
+// complaintsMax bounds the complaints about one step.
 const complaintsMax = 8
 
 // Fill writes what is known into a record: so far, or the final figures after

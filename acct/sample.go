@@ -35,7 +35,7 @@ type pass struct {
 	at    map[int]int // guarded by turn: pid to index of procs
 }
 
-// patience bounds the wait for a sample under way, by those who can do without.
+// patience bounds the wait for a sample under way, for callers that can do without.
 const patience = time.Second
 
 // acquire takes the turn, and reports whether it did within limit.

@@ -68,7 +68,7 @@ const (
 type Finding struct {
 	Kind Kind   `json:"kind"`
 	Text string `json:"text"`
-	// Ranks are those that it is about, as a list: "0-3,7".
+	// Ranks are the ranks that it is about, as a list: "0-3,7".
 	Ranks string `json:"ranks,omitempty"`
 	// Hint is what to do or where to look; "" where no hint is known.
 	Hint string `json:"hint,omitempty"`

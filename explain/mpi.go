@@ -129,7 +129,7 @@ func (e *explainer) isBehind(t *step.Task) bool {
 }
 
 // waitedFor are the ranks that those with this progress wait for: as the plugin
-// says, else those that are not in the same fence.
+// says, else the ranks that are not in the same fence.
 func (e *explainer) waitedFor(p *step.MPIProgress) []int {
 	if !p.Waits() || p.Finalized() {
 		return nil

@@ -120,7 +120,7 @@ func (r *remover) emptyTrash() error {
 	return nil
 }
 
-// pass goes once through the entries of d and counts those that are gone.
+// pass goes once through the entries of d and counts the removed ones.
 func (r *remover) pass(d *os.File, depth int) (removed int, err error) {
 	if _, err := d.Seek(0, io.SeekStart); err != nil {
 		return 0, &fs.PathError{Op: "rewind", Path: d.Name(), Err: err}

@@ -122,7 +122,7 @@ func (s *spaces) usable() error {
 }
 
 // killMax is how long the end of a pid namespace is waited for. Its processes were
-// ended before, but for those that sleep in the kernel.
+// ended before, except processes that sleep in the kernel.
 const killMax = 2 * time.Second
 
 // errLingers is the cause where the time was not enough.

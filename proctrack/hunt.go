@@ -14,7 +14,7 @@ import (
 const quietScans = 2
 
 // hunt is what trackers without cgroups have for a kill: list finds the
-// processes, and a round kills those that live and waits, by pidfd, until all
+// processes, and a round kills the living ones and waits, by pidfd, until all
 // of them are dead. It ends after rounds that found none. A signalled process
 // cannot fork any more, so a round leaves only children born before.
 //
@@ -102,7 +102,7 @@ func alive(procs []proc) ([]proc, error) {
 	return living, nil
 }
 
-// livingPIDs filters a list of processes down to those that are no zombies.
+// livingPIDs filters a list of processes down to the ones that are no zombies.
 func livingPIDs(pids []int) ([]int, error) {
 	var living []int
 	for len(pids) > 0 {

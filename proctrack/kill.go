@@ -175,7 +175,7 @@ func (g *group) freezeAll(ctx context.Context) error {
 	return g.await(ctx, func(ev events) (bool, error) { return ev.frozen || !ev.populated, nil })
 }
 
-// strike sends SIGKILL to all members, those that are being forked included.
+// strike sends SIGKILL to all members, including processes that are being forked.
 func (g *group) strike() error {
 	err := g.write("cgroup.kill", "1")
 	if errors.Is(err, unix.ENOENT) { // before Linux 5.14, or the group is gone

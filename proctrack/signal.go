@@ -51,7 +51,7 @@ func signalBatch(pids []int, sig syscall.Signal, members func() (map[int]bool, e
 // proc is a process and the pidfd that names it.
 type proc struct{ pid, fd int }
 
-// openProcs opens those that exist.
+// openProcs opens the processes that exist.
 func openProcs(pids []int) ([]proc, error) {
 	procs := make([]proc, 0, len(pids))
 	for _, pid := range pids {

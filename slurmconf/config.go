@@ -169,7 +169,7 @@ func shortName(hostname string) string {
 }
 
 // MemoryIsConsumable reports whether memory is given out to steps: then the
-// defaults and bounds above apply to those that ask for none, and cgroup.conf's
+// defaults and bounds above apply to steps that ask for none, and cgroup.conf's
 // ConstrainRAMSpace has an effect. It is so with a CR_*_Memory or CR_Memory in
 // SelectTypeParameters, and, as in Slurm, where that key is not set and
 // SelectType is not select/linear.

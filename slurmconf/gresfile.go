@@ -102,7 +102,7 @@ func (l *loader) ownGres(lines []gresLine) []Gres {
 }
 
 // isGresType reports whether the site has the name. A site whose slurm.conf
-// speaks of no nodes and no GresTypes has what gres.conf says.
+// names no nodes and no GresTypes has what gres.conf says.
 func (l *loader) isGresType(name string) bool {
 	return slices.Contains(l.cfg.GresTypes, name) || l.cfg.GresTypes == nil && len(l.nodes) == 0
 }
@@ -127,7 +127,7 @@ func (g *gresLine) environment(above *gresLine) {
 	}
 }
 
-// against checks a line against those that hold already. It names the key that
+// against checks a line against the lines that hold already. It names the key that
 // is wrong.
 func (g *gresLine) against(others []Gres) (key string, f *flaw) {
 	if g.gres.Name == "gpu" && g.gres.Files == nil && !slices.Contains(g.gres.Flags, GresCountOnly) {

@@ -41,7 +41,7 @@ type Stepd struct {
 	SpoolTimeout time.Duration
 	// KeepSteps ended steps stay visible whatever their age. Default 1000.
 	KeepSteps int
-	// ReplayBytes of output are kept for those who attach later; 0, the
+	// ReplayBytes of output are kept for clients that attach later; 0, the
 	// default, is none.
 	ReplayBytes int64
 	// SpawnStepsMax bounds the steps of a job that its MPI programs have spawned and

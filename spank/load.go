@@ -20,7 +20,7 @@ type Loaded struct {
 }
 
 // LoadStack opens every plugin of the stack and decides which are kept. It
-// returns lines for the user about those that are left out, and an error when
+// returns lines for the user about plugins that are left out, and an error when
 // a required one is among them.
 func (h *Host) LoadStack() (problems []string, err error) {
 	loaded, err := h.load()

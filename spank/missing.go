@@ -35,9 +35,9 @@ func readMissing(r *reply, missing map[uint32]*Loaded, plugins int) error {
 	return nil
 }
 
-// Lacks lists, a line for each reason, the functions that the plugin may call in vain:
-// "nothing here provides slurm_requeue(), which it may call: a step's host has
-// no slurmctld to ask". A plugin that does not call it is as good as any.
+// Lacks lists, a line for each reason, the functions that the plugin may call and that do not
+// exist: "nothing here provides slurm_requeue(), which it may call: a step's host has no
+// slurmctld to ask". A plugin that does not call it is as good as any.
 func (l Loaded) Lacks() []string {
 	var reasons []string
 	symbols := map[string][]string{}

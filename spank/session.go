@@ -29,7 +29,7 @@ type SessionConfig struct {
 	// JobControl is the job control environment: NAME=VALUE, without a prefix.
 	JobControl [][]byte
 	NodeName   string
-	// User is whom it is about: the caller in local and allocator context, the
+	// User is the user that it is about: the caller in local and allocator context, the
 	// job's user in job_script. JobID counts in job_script alone.
 	User  step.User
 	JobID uint32

@@ -74,7 +74,7 @@ func (p Problem) String() string {
 	return fmt.Sprintf("spank: %s:%d: %s", p.File, p.Line, p.Text)
 }
 
-// stackPatience bounds the wait for those who write the stack's files.
+// stackPatience bounds the wait for processes that write the stack's files.
 const stackPatience = time.Second
 
 // ReadStack reads plugstack.conf. A file that does not exist, or "", is an

@@ -139,7 +139,7 @@ func (c *conn) shut() {
 	c.breakOff()
 }
 
-// breakOff is shut for those who hold mu.
+// breakOff is shut for callers that hold mu.
 func (c *conn) breakOff() {
 	if c.broken {
 		return

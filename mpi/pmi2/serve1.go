@@ -139,7 +139,7 @@ func (p *Plugin) store1(r *rank, m message) {
 }
 
 // names1 carries out name publishing, by noded. The names of the answers'
-// attributes are those that MPICH reads.
+// attributes are the attributes that MPICH reads.
 func (p *Plugin) names1(r *rank, m message) {
 	service, _ := m.get("service")
 	port, _ := m.get("port")

@@ -30,7 +30,7 @@ func (s *spawnRequest) ntasks() (n int) {
 	return n
 }
 
-// hold charges what has come of a spawn, until release: many ranks may have begun
+// hold charges the received part of a spawn, until release: many ranks may have begun
 // one, and each may wait for noded with many.
 func (s *state) hold(r *spawnRequest) *refusal {
 	s.mu.Lock()

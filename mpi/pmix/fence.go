@@ -141,7 +141,7 @@ func (p *Plugin) elsewhere(procs []proc) []int {
 	return slices.DeleteFunc(p.named(procs), func(r int) bool { return p.world.node[r] == p.here })
 }
 
-// meetingFailed ends the step, naming who is missing, and answers those who wait.
+// meetingFailed ends the step, naming the missing ranks, and answers the waiting ones.
 func (p *Plugin) meetingFailed(procs []proc, err error) reply {
 	if p.ctx.Err() != nil {
 		return status(stLostConnection)

@@ -72,7 +72,7 @@ func (p *Plugin) meetGroup(ctx context.Context, what string, procs []proc, nodes
 	return p.job.Peers.Allgather(ctx, "pmix group "+signature(append(procs, proc{what, rankUndef})), nodes, data)
 }
 
-// groupFailed answers those who wait: a group is theirs to try again.
+// groupFailed answers the waiting ranks: they may try a group again.
 func (p *Plugin) groupFailed(name string, err error) reply {
 	if p.ctx.Err() != nil {
 		return status(stLostConnection)

@@ -14,7 +14,7 @@ import (
 const othersBytes = 64 << 20
 
 // others are the other steps of the job that ours is connected with: where their
-// ranks are, and what they have put. A rank's keys are those that it had put when
+// ranks are, and what they have put. A rank's keys are the keys that it had put when
 // its step and ours met.
 type others struct {
 	mu    sync.Mutex

@@ -55,7 +55,7 @@ type Plugin struct {
 type rank struct {
 	n     int
 	phase phase
-	// fences counts those that it has come through.
+	// fences counts the fences that it has completed.
 	fences int
 	status *step.ExitStatus // how the task ended
 	// lost: its connection ended before PMIx_Finalize.
@@ -235,7 +235,7 @@ func (p *Plugin) tasks(envs [][]string) step.MPITasks {
 	}
 	out.Env = append(out.Env, p.conf.PMIxConf.Env...)
 	if w := p.world; w.cpus > 0 && len(envs) > w.cpus && !p.isSet(yieldVar) {
-		// Ranks that wait busily keep those that they wait for from running: mpirun
+		// Ranks that wait busily keep the ranks that they wait for from running: mpirun
 		// sets the same for more ranks than slots. (64 ranks on 2 CPUs: 61 s and 7 s.)
 		out.Env = append(out.Env, yieldVar+"=1")
 	}
@@ -376,7 +376,7 @@ func (p *Plugin) leaves(r *rank) string {
 	if r.phase != phaseStarted {
 		return ""
 	}
-	// One that never asked for PMIx is missed only by those who have.
+	// One that never asked for PMIx is missed only by ranks that have.
 	var waiting []int
 	for i := range p.ranks {
 		if p.ranks[i].phase == phaseConnected && p.ranks[i].status == nil {

@@ -12,7 +12,7 @@ import (
 type reply struct {
 	status int
 	fill   func(w *writer)
-	// then is done when the answer is on its way: what ends those who wait for it.
+	// then is done when the answer is on its way: what ends the waiting callers.
 	then func()
 }
 

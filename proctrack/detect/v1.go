@@ -18,7 +18,7 @@ type hierarchy struct{ dir, why string }
 
 type hierarchies map[string]hierarchy
 
-// v1Controllers are those that tracking, limits and accounting can use.
+// v1Controllers are the controllers that tracking, limits and accounting can use.
 var v1Controllers = []string{"blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "memory", "pids"}
 
 // v1Parents finds the v1 hierarchies. The root goes below the own cgroup, where

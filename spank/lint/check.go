@@ -61,7 +61,7 @@ func (f Finding) What() string {
 	return f.Text + "; " + f.Remedy
 }
 
-// State says what becomes of a plugin when a step loads the stack.
+// State says what happens to a plugin when a step loads the stack.
 type State string
 
 // The states.

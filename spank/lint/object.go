@@ -24,7 +24,7 @@ type object struct {
 	strings []byte
 	exports map[string]elf.Sym64
 	imports []imported
-	// defines are the symbol versions that it has, needs those that it wants of
+	// defines are the symbol versions that it has, needs the versions that it wants of
 	// its libraries.
 	defines map[string]bool
 	needs   []versionNeed

@@ -12,7 +12,7 @@ import (
 	"stepd/stepio/replay"
 )
 
-// watchersMax bounds those who watch one step.
+// watchersMax bounds the watchers of one step.
 const watchersMax = 128
 
 // Hub passes on what the tasks write. Watchers read from its ring: one that does
@@ -301,10 +301,10 @@ func (h *Hub) alone() bool {
 	return len(h.watchers) == 0
 }
 
-// othersPatience is how long those who are no launcher are waited for at the end.
+// othersPatience is how long watchers other than the launcher are waited for at the end.
 const othersPatience = 500 * time.Millisecond
 
-// close says that nothing more is written, and waits for those who watch: for the
+// close says that nothing more is written, and waits for the watchers: for the
 // launcher at most patience, then it is cut off. It returns how many bytes that has lost.
 func (h *Hub) close(patience time.Duration) (lost int64) {
 	h.mu.Lock()

@@ -149,7 +149,7 @@ func (l *Live) Drain() {
 	}
 }
 
-// save leaves what is kept for those who come after the step, whole or not at all.
+// save leaves the kept output for clients that come after the step, whole or not at all.
 func (l *Live) save(hub *Hub, path string) error {
 	hub.mu.Lock()
 	defer hub.mu.Unlock()

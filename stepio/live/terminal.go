@@ -59,7 +59,7 @@ func openTerminal(hub *Hub, namespace *os.File, user *step.User, like *step.Term
 	return t, nil
 }
 
-// openPair opens both ends. Neither goes by a name that a user could have put there:
+// openPair opens both ends. Neither is opened by a name that a user could have made:
 // the slave is asked of the master.
 func openPair(namespace *os.File) (master, slave *os.File, err error) {
 	done := make(chan struct{})

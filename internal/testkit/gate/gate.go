@@ -145,7 +145,7 @@ func (g *gate) endTest(s *suite, r record) {
 	delete(s.output, r.Test)
 }
 
-// endSuite ends a package. Tests without a result are those that a panic, a
+// endSuite ends a package. Tests without a result are the tests that a panic, a
 // time limit or a kill has ended.
 func (g *gate) endSuite(s *suite, r record) {
 	s.result = r.Action
