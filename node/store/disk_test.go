@@ -28,6 +28,7 @@ type fakeDisk struct {
 type fakeFile struct {
 	disk         *fakeDisk
 	data, stable []byte
+	same         int // data and stable are the same up to here, if not further
 }
 
 type openFile struct {
@@ -94,7 +95,7 @@ func (d *fakeDisk) open(name string, flags int) (file, error) {
 		f = &fakeFile{disk: d}
 		d.change(func() { d.names[name] = f })
 	case flags&os.O_TRUNC != 0:
-		f.data = nil
+		f.data, f.same = nil, 0
 	}
 	return &openFile{fakeFile: f}, nil
 }
@@ -143,6 +144,7 @@ func (f *openFile) WriteAt(b []byte, off int64) (int, error) {
 	n, err := f.disk.do("write", len(b))
 	defer f.disk.mu.Unlock()
 	f.data = append(f.data, make([]byte, max(0, int(off)+n-len(f.data)))...)
+	f.same = min(f.same, int(off))
 	copy(f.data[off:], b[:n])
 	return n, err
 }
@@ -151,7 +153,7 @@ func (f *openFile) Truncate(size int64) error {
 	_, err := f.disk.do("truncate", 0)
 	defer f.disk.mu.Unlock()
 	if err == nil {
-		f.data = f.data[:size:size]
+		f.data, f.same = f.data[:size:size], min(f.same, int(size))
 	}
 	return err
 }
@@ -160,7 +162,8 @@ func (f *openFile) Sync() error {
 	_, err := f.disk.do("sync", 0)
 	defer f.disk.mu.Unlock()
 	if err == nil {
-		f.stable = slices.Clone(f.data)
+		f.stable = append(f.stable[:min(f.same, len(f.stable))], f.data[min(f.same, len(f.stable)):]...)
+		f.same = len(f.data)
 	}
 	return err
 }
