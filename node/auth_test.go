@@ -224,6 +224,7 @@ func TestDrain(t *testing.T) {
 
 // TestDecode: what noded refuses names the field, and spends no number.
 func TestDecode(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	server := tn.Server()
 	raw := func(change func(map[string]any)) []byte {

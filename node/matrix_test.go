@@ -200,6 +200,7 @@ func refusalOf(err error) api.Code {
 // root, a call without credentials and one beyond its user's connections; about a
 // job that exists, one that has ended (a stale number), and one that never was.
 func TestMatrix(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	rows, server := matrix(), tn.Server()
 	for name := range rows {

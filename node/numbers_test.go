@@ -226,6 +226,7 @@ func TestNumberWithLeftovers(t *testing.T) {
 // TestControllersArray: what a controller says of array and earlier runs is the job's, and
 // its steps'; the job's number serves for its next run.
 func TestControllersArray(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	uid := uint32(os.Getuid())
 	array := step.ArrayTask{Job: 12, Task: 3, Count: 4, Min: 1, Max: 7, Step: 2}

@@ -424,6 +424,7 @@ func TestEpilogWithoutProlog(t *testing.T) {
 
 // TestCancelDuringProlog: it runs to its end, and the step is not started.
 func TestCancelDuringProlog(t *testing.T) {
+	t.Parallel()
 	s := newScripted(t, "sleep 0.3", "", nil)
 	id := s.run(1000, request("exit", "0"))
 	s.until(id, step.Starting)

@@ -357,6 +357,7 @@ func TestAllocOverRestart(t *testing.T) {
 // TestReserveAndCancelAtOnce: a reservation can be cancelled by its number,
 // which can be guessed, from the moment on that it has one.
 func TestReserveAndCancelAtOnce(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	c := newClient(t, 1000)
 	var next atomic.Uint32

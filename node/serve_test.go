@@ -112,6 +112,7 @@ func TestRequestsCount(t *testing.T) {
 
 // TestRefusedRequestLeavesOthers: a request beyond the limit costs its user nothing else.
 func TestRefusedRequestLeavesOthers(t *testing.T) {
+	t.Parallel()
 	const limit = 1 << 20
 	tn := start(t, t.TempDir(), func(c *Config) { c.PerUser.RequestBytes = limit })
 	defer func() { tn.stop() }()
@@ -326,13 +327,14 @@ func (l *logText) String() string {
 // TestReplyUnread: a client that does not read its reply is cut off, and named in the log;
 // until then the reply is bounded, and costs a record at a time.
 func TestReplyUnread(t *testing.T) {
+	t.Parallel()
 	var log logText
 	tn := start(t, t.TempDir(), func(c *Config) {
 		c.Log.SetOutput(&log)
 		c.PerUser.RequestBytes = 256 << 10
 	})
 	defer func() { tn.stop() }()
-	ids := make([]step.ID, 0, 100)
+	ids := make([]step.ID, 0, 50)
 	req := request("exit", "0", strings.Repeat("x", commandMax-100))
 	for range cap(ids) {
 		ids = append(ids, tn.run(1000, req))
