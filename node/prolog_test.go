@@ -427,7 +427,7 @@ func TestCancelDuringProlog(t *testing.T) {
 	t.Parallel()
 	s := newScripted(t, "sleep 0.3", "", nil)
 	id := s.run(1000, request("exit", "0"))
-	s.until(id, step.Starting)
+	await(t, func() bool { return slices.Contains(s.told(), "prolog.sh") })
 	if _, err := s.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id), Reason: "enough"}); err != nil {
 		t.Fatal(err)
 	}
