@@ -261,7 +261,8 @@ func (a *attached) fate(err error) (*step.Record, error) {
 }
 
 // ask asks for the output, and waits for the answer. stepd speaks first: what it says
-// to one whom it refuses would be lost if he had sent something that it does not read.
+// to a client that it refuses would be lost if the client had sent something that it does not
+// read.
 func (a *attached) ask(conn *stepapi.Conn, w *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
 	asked := false
 	for {

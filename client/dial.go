@@ -119,8 +119,8 @@ func (d *Dialer) Close() {
 	}
 }
 
-// signals are those that the program gets. To ask the runtime for one, or to give it back,
-// switches threads twice: so a run asks for each once, and gives none back.
+// signals are the signals that the program gets. To ask the runtime for one, or to give it
+// back, switches threads twice: so a run asks for each once, and gives none back.
 type signals struct {
 	c chan os.Signal
 

@@ -110,7 +110,7 @@ func PrintJSON(key string, value any) error {
 	return err
 }
 
-// StateWord is the state as people read it: a step that stands still is
+// StateWord is the state as people read it: a suspended step is
 // SUSPENDED, as in squeue(1).
 func StateWord(rec *step.Record) string {
 	if rec.Suspended != nil && !rec.State.Final() {

@@ -356,7 +356,7 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 	}
 }
 
-// taskExit notes ends of tasks, and tells those that are not clean, in srun's words:
+// taskExit notes ends of tasks, and reports the ones that are not clean, in srun's words:
 // with a terminal when the step has ended, since it would be in the middle of what that
 // shows.
 func (l *launch) taskExit(node string, ranks []int, status step.ExitStatus) {

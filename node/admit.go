@@ -25,7 +25,7 @@ type share struct {
 	cpus []int
 	mb   uint64 // memory; 0 is none of its own
 	gres []step.GresAlloc
-	// held are those that no other step of the job gets; alone says so of the CPUs.
+	// held are the resources that no other step of the job gets; alone says so of the CPUs.
 	held  []step.GresAlloc
 	alone bool
 }
@@ -164,7 +164,7 @@ func (e errUserSteps) Error() string {
 // Unwrap is the code that a client is told.
 func (e errUserSteps) Unwrap() error { return api.NewError(api.ResourceExhausted, e.Error()) }
 
-// takeInTurnLocked is takeLocked for a request that comes behind those in the line. Its
+// takeInTurnLocked is takeLocked for a request that comes behind the waiting ones. Its
 // errors are answers to the client.
 func (r *registry) takeInTurnLocked(req *step.Request, want int, w *waiter) (sh share, waits bool, err error) {
 	ahead := r.line.ahead(w)

@@ -31,7 +31,7 @@ type Config struct {
 	CPUs        []int
 	MemoryBytes uint64
 	// Cores are the cores of the CPUs by socket and number; nil where they are not
-	// known: what requests say of cores is then not heeded here.
+	// known: requests for cores have then no effect here.
 	Cores []Core
 	// Memory is how it is given out; without MB no job can ask for any. Gres are
 	// the node's generic resources.
@@ -47,7 +47,7 @@ type Config struct {
 	// SlurmConf is the file that was read, "" without one.
 	SlurmConf string
 	Spank     step.SpankConf
-	// MPIDefault is MpiDefault; "" is "none". MPITypes are those that exist here.
+	// MPIDefault is MpiDefault; "" is "none". MPITypes are the types that exist here.
 	MPIDefault string
 	MPITypes   []string
 	// MPI is what the site's files say to MPI plugins.
@@ -79,7 +79,7 @@ type Config struct {
 	// whatever their age; 0 is 1000.
 	MinJobAge time.Duration
 	KeepSteps int
-	// ReplayBytes of each step's output are kept for those who attach, and after its
+	// ReplayBytes of each step's output are kept for clients that attach, and after its
 	// end; 0 are none but a terminal's.
 	ReplayBytes int64
 	// Scripts are the site's prolog and epilog.

@@ -8,7 +8,7 @@ import (
 	"stepd/step"
 )
 
-// gresScope is for whom gresEnv is made.
+// gresScope is the receiver of a gresEnv.
 type gresScope struct {
 	batch bool // a batch job's script, prolog or epilog: of the job
 	local bool // it sees its own devices alone, numbered from 0

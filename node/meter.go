@@ -60,7 +60,7 @@ func (f *follower) measure() {
 type Figures struct {
 	// State is IDLE, ALLOCATED, DRAINING or DRAINED.
 	State string
-	// Steps counts those that have not ended, by state; Jobs the jobs.
+	// Steps counts the steps that have not ended, by state; Jobs the jobs.
 	Steps map[step.State]int
 	Jobs  int
 	// CPUs and MemoryMB are the node's, the free and used ones what jobs have left and

@@ -2,7 +2,7 @@ package node
 
 // PerUser bounds what one user other than root may have of a node at a time.
 type PerUser struct {
-	// Steps are those that have not ended, and reservations and allocations: each costs
+	// Steps are the steps that have not ended, and reservations and allocations: each costs
 	// two processes of root's; also steps that wait for their share of a job. 0 is 1000.
 	Steps int
 	// Connections are those to noded's socket. 0 is 2048: one for each step that a

@@ -21,7 +21,7 @@ type refusals struct {
 type refusal struct {
 	left    int       // lines that may come now
 	at      time.Time // when left was right
-	silent  int       // those that did not come
+	silent  int       // lines that were left out
 	expires time.Time
 }
 

@@ -166,14 +166,14 @@ func (r *registry) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closing = true
-	r.tellFreed() // as are those that wait
+	r.tellFreed() // as are waiting requests
 }
 
 func (r *registry) setDrain(d drainRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.drained = d
-	r.tellFreed() // those that wait are refused
+	r.tellFreed() // waiting requests are refused
 }
 
 // drainLocked is the drain that counts now.

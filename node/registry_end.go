@@ -14,7 +14,7 @@ func (r *registry) settle(f *follower) (cancel []*follower, idle bool) {
 	return cancel, r.settleLocked(f.job)
 }
 
-// shutLocked lets the job take no more steps, and returns those that it has
+// shutLocked lets the job take no more steps, and returns the steps that it has
 // beside but.
 func (r *registry) shutLocked(j *job, but *follower) (steps []*follower) {
 	j.open, j.shut = false, true

@@ -34,7 +34,7 @@ type spool struct {
 
 	mu       sync.Mutex
 	patience time.Duration       // guarded by mu: 0 is for ever, as while noded starts
-	calls    map[*spoolCall]bool // guarded by mu: those that have not ended
+	calls    map[*spoolCall]bool // guarded by mu: the calls that have not ended
 	told     *spoolCall          // guarded by mu: the call of which the log says that it hangs
 }
 

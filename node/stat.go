@@ -9,7 +9,7 @@ import (
 	"stepd/step"
 )
 
-// Stat writes the records of steps, with what those that run use at this moment.
+// Stat writes the records of steps, running steps with their present usage.
 func (s *service) Stat(ctx context.Context, in *api.RefRequest, out recordWriter) error {
 	ids, err := s.ownIDs(ctx, in.StepRef)
 	if err != nil {

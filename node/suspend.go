@@ -35,8 +35,8 @@ func (s *service) Suspend(ctx context.Context, in *api.RefRequest) (*api.Empty, 
 	if err := s.n.setSuspended(j, &suspendRecord{time.Now(), who.UID}); err != nil {
 		return nil, api.NewError(api.Internal, err.Error())
 	}
-	// Those that were numbered meanwhile are among them; those that end are not
-	// to be told.
+	// Steps that were numbered meanwhile are among them; ending steps need no
+	// report.
 	recs, err = s.n.jobSteps(j.ID)
 	if err != nil {
 		return nil, api.NewError(api.Internal, err.Error())
@@ -44,7 +44,7 @@ func (s *service) Suspend(ctx context.Context, in *api.RefRequest) (*api.Empty, 
 	_, err = s.n.eachStep(recs, func(f liveStep) error {
 		err := f.suspend(ctx, who.UID)
 		if rec := f.record(); rec.Suspended != nil || isEnding(f, rec) {
-			return nil // it stands still, or will not run
+			return nil // it is suspended, or will not run
 		}
 		return err
 	})
@@ -116,7 +116,7 @@ func (s *service) toStop(ctx context.Context, in api.StepRef) (api.Peer, []*step
 }
 
 // eachStep asks all of the steps that run at once: each takes two seconds. told
-// counts those that did it; the error joins what the others said.
+// counts the steps that did it; the error joins the others' errors.
 func (n *Node) eachStep(recs []*step.Record, ask func(liveStep) error) (told int, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup

@@ -28,7 +28,7 @@ type Cgroup struct {
 	// no, AllowedRAMSpace counts as 100, and memory alone has this same limit.
 	ConstrainSwapSpace bool
 	// ConstrainDevices lets tasks open the devices of their own GRES only, and
-	// the ones that are no GRES.
+	// devices that are no GRES.
 	ConstrainDevices bool
 
 	// AllowedRAMSpace (default 100) and AllowedSwapSpace (default 0) are percent

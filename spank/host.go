@@ -152,7 +152,7 @@ func (h *Host) Where(id int) step.HostPlace {
 }
 
 // Hooks returns the hooks that ended since the last call; with last set, also
-// those that never did.
+// hooks that never ended.
 func (h *Host) Hooks(last bool) []step.HookTime {
 	if h.board == nil {
 		return nil

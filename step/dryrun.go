@@ -51,7 +51,7 @@ type EnvChange struct {
 }
 
 // ResourceLimit is a limit (setrlimit(2)) of the tasks: Asked by the client, Hard the
-// most that this node allows, Gets what comes of it; null is unlimited.
+// most that this node allows, Gets the result; null is unlimited.
 type ResourceLimit struct {
 	Name  string  `json:"name"`
 	Asked *uint64 `json:"asked"`

@@ -24,7 +24,7 @@ type Event struct {
 	Stage  string      `json:"stage,omitempty"`
 	Errno  int         `json:"errno,omitempty"`
 	Text   string      `json:"text,omitempty"`
-	// Ranks are those that have come as far in MPI as MPI says, as a list (mpi); MPI
+	// Ranks are the ranks that have come as far in MPI as MPI says, as a list (mpi); MPI
 	// is absent where they are unknown.
 	Ranks string       `json:"ranks,omitempty"`
 	MPI   *MPIProgress `json:"mpi,omitempty"`

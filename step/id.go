@@ -24,8 +24,8 @@ const (
 	// JobsEnd ends the numbers of jobs: from it on they are Slurm's marks, NO_VAL and INFINITE
 	// among them (slurm.h).
 	JobsEnd = 0xfffffff0
-	// StepsEnd ends the numbers of steps that are counted: those that Slurm reserves come
-	// soon behind it.
+	// StepsEnd ends the numbers of steps that are counted: the numbers that Slurm reserves
+	// come soon behind it.
 	StepsEnd = BatchStep - 16
 )
 

@@ -18,7 +18,7 @@ type JobScript struct {
 // JobScriptResult is what `stepd spank prolog|epilog` tells noded.
 type JobScriptResult struct {
 	Schema int `json:"schema"`
-	// Hooks are those that the stack has in its plugins, each once; nil where it
+	// Hooks are the hooks that the stack has in its plugins, each once; nil where it
 	// could not be loaded.
 	Hooks []string `json:"hooks"`
 	// Failure says what went wrong with a required plugin, "" if nothing did.

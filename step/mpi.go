@@ -67,7 +67,7 @@ type MPIProgress struct {
 	Phase string `json:"phase"`
 	// Protocol is what it speaks: "PMI-1", "PMI-2" or "PMIx 4.2".
 	Protocol string `json:"protocol,omitempty"`
-	// Fences counts those that it has come through.
+	// Fences counts the fences that it has completed.
 	Fences int `json:"fences"`
 	// Waiting says what it waits for now, "" nothing: "fence 3", "key \"a\" of node".
 	// WaitsFor are the ranks that it waits for, as a list ("3,7"), where that is known.
@@ -140,7 +140,7 @@ type SpawnApp struct {
 	NTasks int      `json:"ntasks"`
 	Env    []string `json:"env,omitempty"` // set over the environment of the spawning step
 	Cwd    string   `json:"cwd,omitempty"` // "" is the spawning step's
-	// Info are the hints of the program, for those that mean something (wdir, path,
+	// Info are the hints of the program, the ones that have a meaning (wdir, path,
 	// host, soft).
 	Info []KeyValue `json:"info,omitempty"`
 }

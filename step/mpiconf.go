@@ -42,7 +42,7 @@ type PMI2Conf struct {
 	// is given to end, so that its exit status can be told: 1 s.
 	CloseGrace time.Duration `json:"close_grace,omitempty"`
 	// FenceTimeout bounds how long ranks wait in a fence for others that live:
-	// then the step ends and those that are missing are named. 0 is no bound.
+	// then the step ends and the missing ranks are named. 0 is no bound.
 	FenceTimeout time.Duration `json:"fence_timeout,omitempty"`
 }
 

@@ -24,7 +24,7 @@ type OOMKill struct {
 	SwapBytes  *uint64 `json:"swap_bytes"`
 }
 
-// String is the line for the user: whom, what, why, and what would help.
+// String is the line for the user: the task, the event, its cause, and what would help.
 func (k OOMKill) String() string {
 	var b strings.Builder
 	if k.Rank != nil {

@@ -50,7 +50,7 @@ type Record struct {
 	Cgroup      string            `json:"cgroup,omitempty"`
 	CgroupTasks string            `json:"cgroup_tasks,omitempty"`
 	CgroupV1    map[string]string `json:"cgroup_v1,omitempty"`
-	// Suspended is since when the step stands still by a suspend, null while it
+	// Suspended is since when the step is suspended, null while it
 	// does not; its state stays what it was. SuspendedBy is the uid that asked.
 	// SuspendedSeconds is the time of suspends that are over: it does not count
 	// as run.

@@ -110,7 +110,7 @@ type Request struct {
 	As *Numbers `json:"id,omitempty"`
 }
 
-// Numbers are those that a controller gives to a job and a step of it.
+// Numbers are the numbers that a controller gives to a job and a step of it.
 type Numbers struct {
 	// Job is the number of the job that the request makes, or of the running one that it
 	// names.
@@ -238,7 +238,7 @@ type Spec struct {
 	Container  string        `json:"container"` // "none", "tmpfs" or "linux"
 	RunDir     string        `json:"run_dir"`
 	ResultFile string        `json:"result_file"` // where stepd leaves the result when no noded takes it
-	// ReplayBytes is how much output is kept for those who attach (ReplayBytes of
+	// ReplayBytes is how much output is kept for clients that attach (ReplayBytes of
 	// stepd.conf); of a terminal it is ReplayMin at least. OutputFile is where stepd
 	// leaves it at the end; "" is nowhere.
 	ReplayBytes int64  `json:"replay_bytes,omitempty"`
@@ -249,7 +249,7 @@ type Spec struct {
 	Propagate []string `json:"propagate,omitzero"`
 	// PropagatePrio is PropagatePrioProcess: PrioOff, PrioOn or PrioNicer.
 	PropagatePrio int `json:"propagate_prio,omitempty"`
-	// Scripts are those that the site runs around each task.
+	// Scripts are the scripts that the site runs around each task.
 	Scripts TaskScripts `json:"scripts,omitzero"`
 	// UnkillableS is UnkillableStepTimeout in seconds; 0, of an older noded, is 60.
 	UnkillableS int `json:"unkillable_s,omitempty"`
@@ -272,7 +272,7 @@ type TaskScripts struct {
 	TimeoutS int `json:"timeout_s,omitempty"`
 }
 
-// User is whom the tasks run as, looked up by noded through the C library.
+// User is the user of the tasks, looked up by noded through the C library.
 type User struct {
 	Name   string   `json:"name"`
 	UID    uint32   `json:"uid"`

@@ -160,8 +160,8 @@ func (e *SurvivorsError) Left() string { return DescribeSurvivors(e.Survivors, e
 // Unwrap returns the cause.
 func (e *SurvivorsError) Unwrap() error { return e.Cause }
 
-// DescribeSurvivors is who is left, in one line; total counts those that list
-// leaves out as well.
+// DescribeSurvivors names the processes that are left, in one line; total counts the ones that
+// list leaves out as well.
 func DescribeSurvivors(list []Survivor, total int) string {
 	text := fmt.Sprintf("%d left", max(total, len(list)))
 	for i, s := range list {

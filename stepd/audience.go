@@ -218,7 +218,7 @@ func (a *audience) State(rec step.Record) {
 		time.AfterFunc(trimAfter, debug.FreeOSMemory)
 	}
 	if rec.State == step.Starting {
-		return // on the way of a launch; flushSoon sees to it where that stands still
+		return // on the way of a launch; flushSoon does it where the launch is suspended
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

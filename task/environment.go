@@ -245,7 +245,7 @@ func exitEnv(s *step.Spec) []string {
 	return env
 }
 
-// keepLimits leaves of the caller's resource limits those that the site passes on,
+// keepLimits leaves of the caller's resource limits the ones that the site passes on,
 // where the user has not chosen himself (--propagate).
 func keepLimits(env *envList, s *step.Spec) {
 	if s.OwnLimits || s.Propagate == nil {

@@ -24,7 +24,7 @@ type Plan struct {
 	// task_init.
 	CommonEnv []string
 	TaskEnv   [][]string
-	// Streams are those that are known before a client has attached its own.
+	// Streams are the streams that are known before a client has attached its own.
 	Streams []step.TaskStream
 	// NeedClient[fd]: a client must attach that stream.
 	NeedClient [3]bool

@@ -114,7 +114,7 @@ type Streams interface {
 
 // Spawned are the steps that the tasks have started: *spawn.Services has them.
 type Spawned interface {
-	// Running counts those that have not ended; Cancel ends them, without waiting;
+	// Running counts the spawned steps that have not ended; Cancel ends them, without waiting;
 	// Close waits for their ends.
 	Running() int
 	Cancel(reason string)

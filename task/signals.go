@@ -10,7 +10,7 @@ import (
 	"stepd/step"
 )
 
-// signals are those that users and MPI plugins send. Any goroutine may use them.
+// signals are the signals that users and MPI plugins send. Any goroutine may use them.
 type signals struct {
 	plan       *Plan
 	tracker    Tracker

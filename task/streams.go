@@ -139,7 +139,7 @@ const heldReported = 10
 func (t *teardown) drainStreams() error {
 	limit := heldLimit
 	if t.killing.givenUp {
-		limit = 0 // those that do not die hold them, and were reported
+		limit = 0 // processes that do not die hold them, and were reported
 	}
 	held := t.d.Streams.Drain(limit)
 	if t.killing.givenUp {

@@ -40,7 +40,7 @@ type process struct {
 type taskTable struct {
 	ranks    []int
 	list     []process   // empty before the fork
-	alive    int         // counts those that were forked and have not ended
+	alive    int         // counts the tasks that were forked and have not ended
 	starting int         // the local ids below have exec'd or ended
 	launched atomic.Bool // every task has exec'd, or will not any more
 
@@ -79,7 +79,7 @@ func (t *taskTable) fill(forked []step.Forked, watch *execWatch) (err error) {
 	return err
 }
 
-// publish makes the tasks known to the reaper and to those who signal them.
+// publish makes the tasks known to the reaper and to the senders of signals.
 func (t *taskTable) publish() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

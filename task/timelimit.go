@@ -44,7 +44,7 @@ func (l *timeLimit) stop() {
 	}
 }
 
-// leastWait bounds how often the clock is looked at while a step stands still,
+// leastWait bounds how often the clock is looked at while a step is suspended,
 // which does not count as run.
 const leastWait = time.Second
 

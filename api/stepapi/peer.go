@@ -33,7 +33,7 @@ type peer struct {
 	once  sync.Once
 
 	lineMu  sync.Mutex
-	slow    bool // guarded by lineMu: it was waited for in vain
+	slow    bool // guarded by lineMu: waiting for it had no result
 	dropped int  // guarded by lineMu: lines
 }
 
@@ -77,7 +77,7 @@ func (p *peer) putLine(m *Msg) {
 	p.put(queued{m: m, line: true})
 }
 
-// slot takes a place for a line. A peer that was waited for in vain is not
+// slot takes a place for a line. A peer for which waiting had no result is not
 // waited for again until it has made room.
 func (p *peer) slot() bool {
 	select {

@@ -10,7 +10,7 @@ import (
 	"stepd/step"
 )
 
-// Handler is what a step does for those who connect to it. Its methods are
+// Handler is what a step does for the peers that connect to it. Its methods are
 // called from several goroutines.
 type Handler interface {
 	// Record is the step as it is now, for Hello.

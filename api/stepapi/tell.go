@@ -34,7 +34,7 @@ func (s *Server) Tell(m *Msg) {
 	}
 }
 
-// hearers are those who get a line now. Who has not said yet what it is may be
+// hearers are the peers that get a line now. Who has not said yet what it is may be
 // the launcher, and gets it from greet.
 func (s *Server) hearers(m *Msg) (peers []*peer) {
 	s.mu.Lock()

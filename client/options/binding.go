@@ -142,7 +142,7 @@ func BindingFromEnv(f *pflag.FlagSet, prefix string) error {
 	return nil
 }
 
-// outerBinding is what of an outer step's variable is heeded in it.
+// outerBinding is the part of an outer step's variable that has an effect in it.
 func outerBinding(flag, value string) string {
 	if flag != "cpu-bind" && flag != "mem-bind" {
 		return ""

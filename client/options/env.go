@@ -135,7 +135,7 @@ func StepEnv(s *step.Spec) []string {
 		"SLURM_STEP_ID="+id, "SLURM_STEPID="+id)
 }
 
-// JobVariables are those that every command of a job has.
+// JobVariables are the variables that every command of a job has.
 func JobVariables(job uint32, ntasks, ncpus int, nodes, partition, cluster, name string) []string {
 	id, n := fmt.Sprint(job), strconv.Itoa(ntasks)
 	return []string{

@@ -108,7 +108,7 @@ func openPattern(opened map[string]*os.File, fd int, pattern string, spec *step.
 	return f, nil
 }
 
-// openAs opens a file as the user whom the step is for: root may start it for
+// openAs opens a file as the step's user: root may start it for
 // another one, whose paths it must not follow as root.
 func openAs(u *step.User, path string, flags int) (*os.File, error) {
 	open := func() (*os.File, error) { return openFile(path, flags) }

@@ -88,7 +88,7 @@ func (o *Programs) setPropagate(r *step.Request) error {
 	return err
 }
 
-// limits keeps of SLURM_RLIMIT_* variables those that --propagate names.
+// limits keeps the SLURM_RLIMIT_* variables that --propagate names.
 func (o *Programs) limits(env []string) ([]string, error) {
 	var names []string
 	switch text := strings.ToUpper(o.propagate); text {

@@ -391,7 +391,7 @@ func (p *Host) WarnTooLong() {
 }
 
 // Replayed are options of the outer command that no plugin offers here: the
-// remote side may know them, and refuses those that it does not know either.
+// remote side may know them, and refuses options that it does not know either.
 func (p *Host) Replayed() []string {
 	var env []string
 	known := make(map[string]bool)

@@ -94,7 +94,7 @@ func (a *adoption) ask(ctx context.Context, noded *api.Client) error {
 	}
 	r, err := noded.Adopt(ctx, in)
 	if a.pam && api.CodeOf(err) == api.NotFound {
-		// To the user, whom pam_exec shows standard output alone.
+		// To the user, since pam_exec shows standard output alone.
 		fmt.Printf("Access denied: %s has no job on this node\n", a.user)
 		return terminal.ExitError(1)
 	}

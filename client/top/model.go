@@ -283,7 +283,7 @@ func (m *topModel) taskRow(s *topStep, i, columns int) string {
 		rate(r.ReadRate), rate(r.WriteRate), strings.ToLower(state), columns)
 }
 
-// shortState is the state in squeue's two letters, and "S" for one that stands still.
+// shortState is the state in squeue's two letters, and "S" for a suspended one.
 func shortState(rec *step.Record) string {
 	if rec.Suspended != nil && !rec.State.Final() {
 		return "S"

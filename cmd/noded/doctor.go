@@ -75,7 +75,7 @@ func (s *site) examine(out io.Writer) error {
 		_, err := fmt.Fprintln(out, finding{slurmconf.SeverityWarning, "host", "was not examined, as this is not root", "run noded --check as root"})
 		return err
 	}
-	// All at once: those that hang wait together.
+	// All at once: hanging checks wait together.
 	var answers []chan []finding
 	for _, p := range probes() {
 		answer := make(chan []finding)

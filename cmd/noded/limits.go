@@ -284,7 +284,7 @@ func gresOf(c *slurmconf.Config) []step.Gres {
 	return out
 }
 
-// gpuVariables are those that the flags of a gpu stand for (gres.conf(5)).
+// gpuVariables are the variables that the flags of a gpu stand for (gres.conf(5)).
 func gpuVariables(g *slurmconf.Gres) []string {
 	if !strings.EqualFold(g.Name, "gpu") {
 		return nil

@@ -95,7 +95,7 @@ func (s *site) interactiveStep() string {
 	return ""
 }
 
-// taskScripts are those that the site runs around each task.
+// taskScripts are the scripts that the site runs around each task.
 func (s *site) taskScripts() step.TaskScripts {
 	return step.TaskScripts{
 		Prolog: s.conf.TaskProlog, Epilog: s.conf.TaskEpilog,
@@ -121,7 +121,7 @@ func (s *site) leftUsage(tracker node.Tracker) func(*step.Record) (*step.StepUsa
 }
 
 // affinity is what tasks are bound to by default; nil is nothing, and no
-// --cpu-bind is heeded. unbindable says why none can be, "" if they can.
+// --cpu-bind has an effect. unbindable says why none can be, "" if they can.
 func (s *site) affinity(unbindable string) *step.AffinityConf {
 	if !slices.Contains(s.conf.TaskPlugin, "task/affinity") {
 		return nil

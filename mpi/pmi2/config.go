@@ -34,7 +34,7 @@ type Config struct {
 	// is given to end, so that its exit status is known: 1 s.
 	CloseGrace time.Duration
 	// FenceTimeout bounds how long ranks wait in a fence for others that live:
-	// then the step ends and those that are missing are named. 0 is no bound.
+	// then the step ends and the missing ranks are named. 0 is no bound.
 	FenceTimeout time.Duration
 }
 

@@ -2,7 +2,7 @@
 // step's stepd, which outlives noded and is found again by its record, and the site's
 // scripts. What a stepd writes to its standard error comes through a socket to noded's log.
 //
-// It does not decide what is run, for whom or in which cgroup. Begin with Program.Start
+// It does not decide what is run, for which user or in which cgroup. Begin with Program.Start
 // and Process.
 package child
 

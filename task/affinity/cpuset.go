@@ -41,7 +41,7 @@ func (s CPUSet) Len() int {
 	return n
 }
 
-// Numbers are those in the set, ascending.
+// Numbers are the numbers in the set, ascending.
 func (s CPUSet) Numbers() []int {
 	out := make([]int, 0, s.Len())
 	for i, w := range s {

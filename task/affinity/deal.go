@@ -266,7 +266,7 @@ func (d *domain) order() func(func(int) bool) {
 	}
 }
 
-// again makes all CPUs free but those that the task has already.
+// again makes all CPUs free but the ones that the task has already.
 func (d *dealer) again(got []PU) {
 	d.free = 0
 	for _, dom := range d.domains {

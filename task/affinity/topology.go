@@ -94,7 +94,7 @@ type reader struct {
 	missing []string // what was not told
 }
 
-// masks sorts cpus into those that are online, and the others.
+// masks sorts cpus into online ones and others.
 func (r *reader) masks(cpus []int) ([]int, error) {
 	online, hasOnline, err := r.list("devices/system/cpu/online")
 	if err != nil {
