@@ -21,6 +21,7 @@ import (
 	"stepd/step"
 )
 
+// AllocCommand is the verb alloc.
 func AllocCommand(d *Dialer) *cobra.Command {
 	o := &options.Run{}
 	c := &cobra.Command{
@@ -28,21 +29,11 @@ func AllocCommand(d *Dialer) *cobra.Command {
 		Short:       "hold CPUs for a job while a command (default: $SHELL) runs",
 		Annotations: map[string]string{UsesPlugins: spank.ContextAllocator.String()},
 		RunE: func(c *cobra.Command, argv []string) error {
-			if err := options.RefuseLeft("SALLOC_"); err != nil {
+			if err := options.FromEnv(c.Flags(), options.Allocation); err != nil {
 				return err
 			}
-			if err := options.BindingFromEnv(c.Flags(), "SALLOC_"); err != nil {
-				return err
-			}
-			if err := options.FromEnv(c.Flags(), options.AllocEnvOptions); err != nil {
-				return err
-			}
-			client := d.Client()
-			code, err := alloc(client, o, d, argv)
-			if err == nil && code != 0 {
-				return terminal.ExitError(code)
-			}
-			return err
+			code, err := alloc(d.Client(), o, d, argv)
+			return terminal.Exit(code, err)
 		},
 	}
 	o.BindJob(c)

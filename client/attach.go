@@ -31,6 +31,7 @@ type attachOptions struct {
 	detachKeys           string
 }
 
+// AttachCommand is the verb attach.
 func AttachCommand(d *Dialer) *cobra.Command {
 	o := &attachOptions{}
 	c := &cobra.Command{
@@ -53,10 +54,7 @@ their own, is not seen by attach, which says so.`,
 				return err
 			}
 			code, err := d.attach(id, o)
-			if err == nil && code != 0 {
-				return terminal.ExitError(code)
-			}
-			return err
+			return terminal.Exit(code, err)
 		},
 	}
 	f := c.Flags()

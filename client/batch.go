@@ -18,6 +18,7 @@ import (
 	"stepd/step"
 )
 
+// BatchCommand is the verb batch.
 func BatchCommand(d *Dialer) *cobra.Command {
 	o := &options.Batch{}
 	c := &cobra.Command{
@@ -31,13 +32,7 @@ func BatchCommand(d *Dialer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := options.RefuseLeft("SBATCH_"); err != nil {
-				return err
-			}
-			if err := options.BindingFromEnv(c.Flags(), "SBATCH_"); err != nil {
-				return err
-			}
-			if err := options.FromEnv(c.Flags(), options.BatchEnvOptions); err != nil {
+			if err := options.FromEnv(c.Flags(), options.BatchJob); err != nil {
 				return err
 			}
 			if o.Lines, err = options.FromScript(c, d.Plugins, argv[0], script); err != nil {
@@ -45,10 +40,7 @@ func BatchCommand(d *Dialer) *cobra.Command {
 			}
 			code, err := batch(client, o, d.Plugins, script, argv)
 			err = o.Lines.Locate(err)
-			if err == nil && code != 0 {
-				return terminal.ExitError(code)
-			}
-			return err
+			return terminal.Exit(code, err)
 		},
 	}
 	o.Bind(c)

@@ -32,6 +32,7 @@ import (
 	"stepd/step"
 )
 
+// DefaultSocket is the socket of noded where no other is named.
 const DefaultSocket = "/run/stepd/noded.sock"
 
 // Dialer finds noded.

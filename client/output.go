@@ -16,6 +16,7 @@ import (
 	"stepd/stepio/replay"
 )
 
+// OutputCommand is the verb output.
 func OutputCommand(d *Dialer) *cobra.Command {
 	var o outputOptions
 	c := &cobra.Command{

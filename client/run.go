@@ -23,6 +23,7 @@ import (
 	"stepd/stepio"
 )
 
+// RunCommand is the verb run.
 func RunCommand(d *Dialer) *cobra.Command {
 	o := &options.Run{}
 	c := &cobra.Command{
@@ -33,13 +34,7 @@ func RunCommand(d *Dialer) *cobra.Command {
 			if err := o.FromJob(c); err != nil {
 				return err
 			}
-			if err := options.RefuseLeft("SLURM_"); err != nil {
-				return err
-			}
-			if err := options.BindingFromEnv(c.Flags(), "SLURM_"); err != nil {
-				return err
-			}
-			if err := options.FromEnv(c.Flags(), options.RunEnv); err != nil {
+			if err := options.FromEnv(c.Flags(), options.StepOfJob); err != nil {
 				return err
 			}
 			client := d.Client()
@@ -63,10 +58,7 @@ func RunCommand(d *Dialer) *cobra.Command {
 				}
 				return terminal.ExitError(code)
 			}
-			if err == nil && code != 0 {
-				return terminal.ExitError(code)
-			}
-			return err
+			return terminal.Exit(code, err)
 		},
 	}
 	o.Bind(c)

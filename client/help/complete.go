@@ -17,6 +17,7 @@ import (
 	"stepd/internal/printable"
 )
 
+// CompletionCommand is the verb completion.
 func CompletionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "completion SHELL", Short: "print the completion of bash, zsh or fish",

@@ -17,7 +17,9 @@ type Binding struct {
 	cpu, mem, distribution, hint string
 	threadsPerCore               int
 	perCore, perSocket           int
-	exact, whole, Overlap        bool
+	exact, whole                 bool
+
+	Overlap bool // share CPUs with the job's other steps
 }
 
 func (o *Binding) bind(c *cobra.Command) {
@@ -111,11 +113,11 @@ func BindingVariables(prefix string) (names []string) {
 	return names
 }
 
-// BindingFromEnv takes the options that were not given from the environment, by
+// bindingFromEnv takes the options that were not given from the environment, by
 // the prefix of the verb's variables; SLURM_HINT holds for every verb. Of a step
 // that this command is a task of, only the verbosity counts: the rest is what that
 // step has got, and its CPUs need not be the new step's.
-func BindingFromEnv(f *pflag.FlagSet, prefix string) error {
+func bindingFromEnv(f *pflag.FlagSet, prefix string) error {
 	inStep := os.Getenv("SLURM_STEP_ID") != ""
 	for _, e := range bindEnv {
 		flag := f.Lookup(e.flag)

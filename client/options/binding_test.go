@@ -55,7 +55,7 @@ func TestBindingFromEnv(t *testing.T) {
 			if err := cmd.ParseFlags(c.args); err != nil {
 				t.Fatal(err)
 			}
-			if err := BindingFromEnv(cmd.Flags(), c.prefix); err != nil {
+			if err := bindingFromEnv(cmd.Flags(), c.prefix); err != nil {
 				t.Fatal(err)
 			}
 			if got, err := o.binding(); err != nil || got != c.want {
@@ -65,7 +65,7 @@ func TestBindingFromEnv(t *testing.T) {
 	}
 	t.Setenv("SLURM_THREADS_PER_CORE", "many")
 	cmd, _ := bindingVerb()
-	if err := BindingFromEnv(cmd.Flags(), "SLURM_"); err == nil || !strings.Contains(err.Error(), `SLURM_THREADS_PER_CORE="many": --threads-per-core overrules it`) {
+	if err := bindingFromEnv(cmd.Flags(), "SLURM_"); err == nil || !strings.Contains(err.Error(), `SLURM_THREADS_PER_CORE="many": --threads-per-core overrules it`) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -98,7 +98,7 @@ func TestBindingOptions(t *testing.T) {
 		t.Setenv(name, value)
 	}
 	cmd, o = bindingVerb()
-	if err := BindingFromEnv(cmd.Flags(), "SLURM_"); err != nil {
+	if err := bindingFromEnv(cmd.Flags(), "SLURM_"); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := o.binding(); err != nil || got != want {

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// exclusion is two options that cannot both hold, and why.
-type exclusion struct{ A, B, Why string }
+// Exclusion is two options that cannot both hold, and why.
+type Exclusion struct{ A, B, Why string }
 
 const oneTerminal = "a terminal is all three streams of task 0"
 
@@ -21,7 +21,7 @@ const oneTerminal = "a terminal is all three streams of task 0"
 // such pair. What srun lets pass side by side is not among them: of --hint, --cpu-bind
 // and --ntasks-per-core the others win over --hint, and --detach-keys says nothing
 // without --pty.
-var Exclusions = []exclusion{
+var Exclusions = []Exclusion{
 	{"pty", "label", oneTerminal},
 	{"pty", "input", oneTerminal},
 	{"pty", "output", oneTerminal},
@@ -35,11 +35,12 @@ var Exclusions = []exclusion{
 	{"svg", "json", "both say how it is printed"},
 }
 
-// requirement is an option that says nothing without another. Only what could be taken
+// Requirement is an option that says nothing without another. Only what could be taken
 // for done is refused: srun's own options may stand alone, as there.
-type requirement struct{ Option, Needs string }
+type Requirement struct{ Option, Needs string }
 
-var Requirements = []requirement{
+// Requirements are those options of all verbs.
+var Requirements = []Requirement{
 	{"json", "dry-run"},
 }
 
@@ -60,7 +61,7 @@ func contradictions(f *pflag.FlagSet) error {
 
 // Exclude words that the two options of an exclusion cannot both hold.
 func Exclude(a, b string) error {
-	at := slices.IndexFunc(Exclusions, func(x exclusion) bool { return x.A == a && x.B == b })
+	at := slices.IndexFunc(Exclusions, func(x Exclusion) bool { return x.A == a && x.B == b })
 	return fmt.Errorf("--%s and --%s exclude each other: %s", a, b, Exclusions[at].Why)
 }
 
@@ -74,7 +75,7 @@ func wasGiven(f *pflag.FlagSet, name string) bool {
 // overruled reports whether an option that was given excludes this one, which comes from
 // the environment or a script and is left out then.
 func overruled(f *pflag.FlagSet, name string) bool {
-	return slices.ContainsFunc(Exclusions, func(x exclusion) bool {
+	return slices.ContainsFunc(Exclusions, func(x Exclusion) bool {
 		// Without a terminal --pty is disregarded, and excludes nothing.
 		return x.A == name && wasGiven(f, x.B) && (x.B != "pty" || TakesTerminal(f)) ||
 			x.B == name && wasGiven(f, x.A) && (x.A != "pty" || TakesTerminal(f))

@@ -32,13 +32,13 @@ func TestOverruled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := FromEnv(o.nodes.flags, RunEnv); err != nil || o.Label || o.nodes.flags.Changed("label") {
+	if err := FromEnv(o.nodes.flags, StepOfJob); err != nil || o.Label || o.nodes.flags.Changed("label") {
 		t.Errorf("SLURM_LABELIO beside --pty: %t, %v", o.Label, err)
 	}
 	if o, _, err = parse(t, "prog"); err != nil {
 		t.Fatal(err)
 	}
-	if err := FromEnv(o.nodes.flags, RunEnv); err != nil || !o.Label {
+	if err := FromEnv(o.nodes.flags, StepOfJob); err != nil || !o.Label {
 		t.Errorf("SLURM_LABELIO alone: %t, %v", o.Label, err)
 	}
 

@@ -40,7 +40,7 @@ func (c *Files) take(r *step.Request) {
 // OpenFiles are the streams at the client's end: its own, or the files. They live as
 // long as the process.
 type OpenFiles struct {
-	Files [3]*os.File
+	Files [3]*os.File   // standard input, output and error
 	ranks [3][]*os.File // nil where files has it for all ranks
 }
 

@@ -64,8 +64,8 @@ func bindLeft(f *pflag.FlagSet) {
 	}
 }
 
-// RefuseLeft refuses the variables, beginning with prefix, of options that have left.
-func RefuseLeft(prefix string) error {
+// refuseLeft refuses the variables, beginning with prefix, of options that have left.
+func refuseLeft(prefix string) error {
 	for _, o := range leftOptions {
 		if value := os.Getenv(o.variable); value != "" && strings.HasPrefix(o.variable, prefix) {
 			return errLeft{fmt.Sprintf("%s=%.80q (--%s)", o.variable, value, o.name), o.now}

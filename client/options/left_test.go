@@ -25,15 +25,15 @@ func TestLeftElsewhere(t *testing.T) {
 		t.Errorf("in a script: %v", err)
 	}
 	t.Setenv("SLURM_COMPRESS", "lz4")
-	if err := RefuseLeft("SLURM_"); err == nil || err.Error() != `SLURM_COMPRESS="lz4" (--compress)`+now {
+	if err := refuseLeft("SLURM_"); err == nil || err.Error() != `SLURM_COMPRESS="lz4" (--compress)`+now {
 		t.Errorf("in a variable: %v", err)
 	}
 	t.Setenv("SLURM_COMPRESS", "")
 	t.Setenv("SBATCH_ARRAY_INX", "1-3")
-	if err := RefuseLeft("SBATCH_"); err == nil || err.Error() != `SBATCH_ARRAY_INX="1-3" (--array)`+now {
+	if err := refuseLeft("SBATCH_"); err == nil || err.Error() != `SBATCH_ARRAY_INX="1-3" (--array)`+now {
 		t.Errorf("in a variable: %v", err)
 	}
-	if err := RefuseLeft("SLURM_"); err != nil {
+	if err := refuseLeft("SLURM_"); err != nil {
 		t.Errorf("in another verb's variable: %v", err)
 	}
 }

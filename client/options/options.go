@@ -24,33 +24,40 @@ import (
 	"stepd/stepio"
 )
 
-// Run are the options of run: srun's letters and meanings.
+// Run are the options of run: srun's letters and meanings. alloc and batch have a part of
+// them. The zero value has to be bound to a command's flags before its line is parsed.
 type Run struct {
-	NTasks, CPUs          int
+	NTasks, CPUs    int    // of the step; for each task
+	Name            string // --job-name
+	Verbose         int    // how often --verbose was given
+	Quiet           bool
+	QuitOnInterrupt bool
+	DryRun, JSON    bool
+	// Interactive makes the step the shell of a job of alloc.
+	Interactive bool
+	MPI         string // --mpi
+	// What the client itself does with the streams.
+	Label, Unbuffered bool
+	OpenMode          string // "append" or "truncate"
+	DetachKeys        string
+	// Files are the files that the client opens itself; Request fills it in.
+	Files     Files
+	Binding   Binding
+	Programs  Programs
+	Immediate Immediate
+
 	nodes                 Nodes
-	Files                 Files // what request has taken over
-	Name, chdir           string
+	resources             Resources
+	chdir                 string
 	input, output, errors string
-	Label, Unbuffered     bool
 	pty                   bool
-	DetachKeys            string
 	killOnBadExit         string
-	Quiet                 bool
-	QuitOnInterrupt       bool
-	Verbose               int
-	MPI, export           string
+	export                string
 	overcommit            bool
 	uid, gid              string
 	jobid                 uint32
 	noNewPrivs            bool
-	OpenMode              string
 	acctgFreq             string
-	Binding               Binding
-	resources             Resources
-	Programs              Programs
-	Immediate             Immediate
-	DryRun, JSON          bool
-	Interactive           bool
 	preserveEnv           bool
 }
 
@@ -89,6 +96,7 @@ func (o *Run) bindOutput(c *cobra.Command, input, output string) {
 	f.BoolVar(&o.noNewPrivs, "no-new-privs", false, "set no_new_privs for the tasks")
 }
 
+// Bind binds all options of run.
 func (o *Run) Bind(c *cobra.Command) {
 	o.BindJob(c)
 	o.bindOutput(c, "all", "all")
@@ -125,13 +133,13 @@ func (o *Run) FromJob(c *cobra.Command) error {
 	return nil
 }
 
-// requestKind distinguishes the verbs' requests.
-type requestKind int
+// Kind distinguishes the verbs' requests.
+type Kind int
 
 const (
-	StepOfJob  requestKind = iota // run
-	Allocation                    // alloc
-	BatchJob                      // batch
+	StepOfJob  Kind = iota // run
+	Allocation             // alloc
+	BatchJob               // batch
 )
 
 var nullStream = step.Stream{Kind: step.StreamNull}
@@ -144,7 +152,7 @@ func NameOf(command string) string {
 
 // Request makes the request of the options; what it cannot mean is an error
 // that names the option.
-func (o *Run) Request(kind requestKind, argv []string, p *plugins.Host) (*step.Request, error) {
+func (o *Run) Request(kind Kind, argv []string, p *plugins.Host) (*step.Request, error) {
 	umask := unix.Umask(0)
 	unix.Umask(umask)
 	r := &step.Request{
@@ -169,8 +177,8 @@ func (o *Run) Request(kind requestKind, argv []string, p *plugins.Host) (*step.R
 }
 
 // setters put the options into a request for the node, each building on those before it.
-func (o *Run) setters(kind requestKind, node string) (sets []func(*step.Request) error) {
-	ofKind := func(set func(requestKind, *step.Request) error) func(*step.Request) error {
+func (o *Run) setters(kind Kind, node string) (sets []func(*step.Request) error) {
+	ofKind := func(set func(Kind, *step.Request) error) func(*step.Request) error {
 		return func(r *step.Request) error { return set(kind, r) }
 	}
 	sets = append(sets, o.setTasks, o.setIdentity, o.setPlace, o.setFlags, ofKind(o.setAcctgFreq))
@@ -191,7 +199,7 @@ func (o *Run) setTasks(r *step.Request) (err error) {
 }
 
 // setIO says where the tasks' streams go.
-func (o *Run) setIO(kind requestKind, r *step.Request) error {
+func (o *Run) setIO(kind Kind, r *step.Request) error {
 	if kind == Allocation {
 		r.Stdin, r.Stdout, r.Stderr = nullStream, nullStream, nullStream
 		return nil
@@ -207,7 +215,7 @@ func (o *Run) setIO(kind requestKind, r *step.Request) error {
 }
 
 // setEnv makes the tasks' environment, of which the request has a part already.
-func (o *Run) setEnv(kind requestKind, r *step.Request, p *plugins.Host) error {
+func (o *Run) setEnv(kind Kind, r *step.Request, p *plugins.Host) error {
 	own, err := o.ClientEnv(p, int(r.Umask))
 	if err != nil {
 		return err
@@ -236,10 +244,10 @@ func (o *Run) setFlags(r *step.Request) error {
 }
 
 // setAcctgFreq reads --acctg-freq, else the variable that srun or sbatch reads.
-func (o *Run) setAcctgFreq(kind requestKind, r *step.Request) error {
+func (o *Run) setAcctgFreq(kind Kind, r *step.Request) error {
 	name, value := "--acctg-freq", o.acctgFreq
 	if value == "" {
-		name = map[requestKind]string{StepOfJob: "SLURM_ACCTG_FREQ", BatchJob: "SBATCH_ACCTG_FREQ"}[kind]
+		name = map[Kind]string{StepOfJob: "SLURM_ACCTG_FREQ", BatchJob: "SBATCH_ACCTG_FREQ"}[kind]
 		value = os.Getenv(name)
 	}
 	if value == "" {

@@ -10,9 +10,9 @@ import (
 
 // Peeked is what must be known of a command line before it can be parsed.
 type Peeked struct {
-	Socket     string
-	Standalone bool
-	Help       bool
+	Socket     string // --socket
+	Standalone bool   // --standalone
+	Help       bool   // --help or -h
 	Topic      string // an option whose value is "help"
 }
 

@@ -19,8 +19,9 @@ import (
 
 // Programs are the options of run about what the tasks run, and how long.
 type Programs struct {
+	Wait int // seconds after the first task's end until the others are ended; 0 is never
+
 	time, signal           string
-	Wait                   int
 	multiProg              bool
 	propagate              string
 	taskProlog, taskEpilog string
@@ -148,27 +149,44 @@ func (o *Programs) setApps(r *step.Request) (err error) {
 // envOption is a variable that stands for an option which is not given.
 type envOption struct{ name, flag string }
 
-// RunEnv are srun's (srun(1), input environment variables).
-var RunEnv = []envOption{
-	{"SLURM_TIMELIMIT", "time"}, {"SLURM_WAIT", "wait"}, {"SLURM_KILL_BAD_EXIT", "kill-on-bad-exit"},
-	{"SLURM_EXPORT_ENV", "export"}, {"SLURM_OPEN_MODE", "open-mode"}, {"SLURM_LABELIO", "label"},
-	{"SLURM_UNBUFFEREDIO", "unbuffered"}, {"SLURM_STDINMODE", "input"}, {"SLURM_STDOUTMODE", "output"},
-	{"SLURM_STDERRMODE", "error"}, {"SLURM_TASK_PROLOG", "task-prolog"}, {"SLURM_TASK_EPILOG", "task-epilog"},
-	{"SLURM_MULTI_PROG", "multi-prog"}, {"SLURM_OVERCOMMIT", "overcommit"}, {"SLURM_OVERLAP", "overlap"}, {"SLURM_IMMEDIATE", "immediate"},
+// variables are the variables that stand for options of a verb (srun(1), salloc(1) and
+// sbatch(1), input environment variables).
+func (k Kind) variables() []envOption {
+	switch k {
+	case Allocation:
+		return []envOption{{"SALLOC_TIMELIMIT", "time"}, {"SALLOC_SIGNAL", "signal"}, {"SALLOC_IMMEDIATE", "immediate"}}
+	case BatchJob:
+		return []envOption{
+			{"SBATCH_TIMELIMIT", "time"}, {"SBATCH_SIGNAL", "signal"}, {"SBATCH_EXPORT", "export"}, {"SBATCH_OPEN_MODE", "open-mode"},
+			{"SBATCH_IMMEDIATE", "immediate"},
+		}
+	}
+	return []envOption{
+		{"SLURM_TIMELIMIT", "time"}, {"SLURM_WAIT", "wait"}, {"SLURM_KILL_BAD_EXIT", "kill-on-bad-exit"},
+		{"SLURM_EXPORT_ENV", "export"}, {"SLURM_OPEN_MODE", "open-mode"}, {"SLURM_LABELIO", "label"},
+		{"SLURM_UNBUFFEREDIO", "unbuffered"}, {"SLURM_STDINMODE", "input"}, {"SLURM_STDOUTMODE", "output"},
+		{"SLURM_STDERRMODE", "error"}, {"SLURM_TASK_PROLOG", "task-prolog"}, {"SLURM_TASK_EPILOG", "task-epilog"},
+		{"SLURM_MULTI_PROG", "multi-prog"}, {"SLURM_OVERCOMMIT", "overcommit"}, {"SLURM_OVERLAP", "overlap"}, {"SLURM_IMMEDIATE", "immediate"},
+	}
 }
 
-// AllocEnvOptions and BatchEnvOptions are salloc's and sbatch's.
-var (
-	AllocEnvOptions = []envOption{{"SALLOC_TIMELIMIT", "time"}, {"SALLOC_SIGNAL", "signal"}, {"SALLOC_IMMEDIATE", "immediate"}}
-	BatchEnvOptions = []envOption{
-		{"SBATCH_TIMELIMIT", "time"}, {"SBATCH_SIGNAL", "signal"}, {"SBATCH_EXPORT", "export"}, {"SBATCH_OPEN_MODE", "open-mode"},
-		{"SBATCH_IMMEDIATE", "immediate"},
+// FromEnv takes the options of a verb that its command line has not given from the
+// environment. It refuses a variable of an option that stepctl no longer has.
+func FromEnv(f *pflag.FlagSet, k Kind) error {
+	prefixes := k.prefixes()
+	prefix := prefixes[len(prefixes)-1]
+	if err := refuseLeft(prefix); err != nil {
+		return err
 	}
-)
+	if err := bindingFromEnv(f, prefix); err != nil {
+		return err
+	}
+	return optionsFromEnv(f, k.variables())
+}
 
-// FromEnv takes the options that were not given, and that none excludes which
+// optionsFromEnv takes the options that were not given, and that none excludes which
 // was, from the environment: an outer step's often.
-func FromEnv(f *pflag.FlagSet, options []envOption) error {
+func optionsFromEnv(f *pflag.FlagSet, options []envOption) error {
 	for _, e := range options {
 		flag, value := f.Lookup(e.flag), os.Getenv(e.name)
 		if flag == nil || flag.Changed || value == "" || overruled(f, e.flag) {

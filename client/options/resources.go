@@ -26,19 +26,25 @@ func (o *Resources) bind(c *cobra.Command) {
 	f.Lookup("oom-kill-step").NoOptDefVal = "1"
 }
 
-// inputEnv are the prefixes of the variables that stand for options, in the
-// order in which they count: srun's, sbatch's and salloc's.
-var inputEnv = map[requestKind][]string{
-	StepOfJob: {"SLURM_STEP_", "SLURM_"}, BatchJob: {"SBATCH_"}, Allocation: {"SALLOC_"},
+// prefixes are the prefixes of the variables that stand for options of a verb, in the order in
+// which they count: srun's, salloc's and sbatch's.
+func (k Kind) prefixes() []string {
+	switch k {
+	case Allocation:
+		return []string{"SALLOC_"}
+	case BatchJob:
+		return []string{"SBATCH_"}
+	}
+	return []string{"SLURM_STEP_", "SLURM_"}
 }
 
 // input is the option's value: as given, else as the environment has it. from
 // names where it was.
-func input(kind requestKind, given, option, variable string) (value, from string) {
+func input(kind Kind, given, option, variable string) (value, from string) {
 	if given != "" {
 		return given, option
 	}
-	for _, prefix := range inputEnv[kind] {
+	for _, prefix := range kind.prefixes() {
 		if v := os.Getenv(prefix + variable); v != "" {
 			return v, prefix + variable
 		}
@@ -47,7 +53,7 @@ func input(kind requestKind, given, option, variable string) (value, from string
 }
 
 // set puts them into the request.
-func (o *Resources) set(kind requestKind, r *step.Request) error {
+func (o *Resources) set(kind Kind, r *step.Request) error {
 	if o.mem != "" && o.memPerCPU != "" {
 		return Exclude("mem", "mem-per-cpu")
 	}

@@ -11,7 +11,7 @@ func TestResources(t *testing.T) {
 	mb := func(v uint64) *uint64 { return &v }
 	for _, c := range []struct {
 		name string
-		kind requestKind
+		kind Kind
 		opt  Resources
 		env  map[string]string
 		want step.Request

@@ -163,8 +163,9 @@ func SplitWords(s string) ([]string, error) {
 // Batch are the options of batch beyond run's.
 type Batch struct {
 	Run
-	Wait, Parsable bool
-	Wrap           string
+	Wait     bool   // for the job's end
+	Parsable bool   // print the job's number alone
+	Wrap     string // a command of the shell instead of a script
 	// Lines are where the script gives options.
 	Lines Lines
 }

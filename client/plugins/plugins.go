@@ -28,15 +28,15 @@ import (
 // in local context for run and in allocator context for alloc and batch. Where
 // the stack is empty there is none, and every method does nothing.
 type Host struct {
-	Session *spank.Session
+	Session *spank.Session // nil where the stack is empty
 	context spank.Context
-	Options []spank.Option
-	given   []given // on the command line, in its order
+	Options []spank.Option // what the plugins offer
+	given   []given        // on the command line, in its order
 	// values are what the remote side gets: the last one of each option.
 	values map[int]*value
 
-	Node       string // this node's name
-	Cluster    string
+	Node       string   // this node's name
+	Cluster    string   // this cluster's name
 	MPIDefault string   // MpiDefault
 	Shell      string   // what run is given to be an allocation's shell, "" for one here
 	Env        []string // environ, as plugins have left it

@@ -35,6 +35,7 @@ type adoption struct {
 	passed      bool // --pam: nothing is to be done
 }
 
+// AdoptCommand is the verb adopt.
 func AdoptCommand(d *client.Dialer) *cobra.Command {
 	var a adoption
 	c := &cobra.Command{

@@ -19,6 +19,7 @@ import (
 	"stepd/timeline"
 )
 
+// EventsCommand is the verb events.
 func EventsCommand(d *client.Dialer) *cobra.Command {
 	var follow, asJSON bool
 	c := &cobra.Command{
@@ -55,6 +56,7 @@ func eachEvent(d *client.Dialer, name string, follow bool, f func([]byte) error)
 	return nil
 }
 
+// TimelineCommand is the verb timeline.
 func TimelineCommand(d *client.Dialer) *cobra.Command {
 	var asJSON bool
 	var svg string

@@ -16,6 +16,7 @@ import (
 	"stepd/step"
 )
 
+// ExplainCommand is the verb explain.
 func ExplainCommand(d *client.Dialer) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{

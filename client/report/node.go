@@ -12,6 +12,7 @@ import (
 	"stepd/client"
 )
 
+// NodeCommand is the verb node.
 func NodeCommand(d *client.Dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use: "node", Short: "the node itself: status, drain, resume",

@@ -26,6 +26,7 @@ import (
 	"stepd/step"
 )
 
+// PluginsCommand is the verb plugins.
 func PluginsCommand(d *client.Dialer) *cobra.Command {
 	var check, asJSON bool
 	c := &cobra.Command{

@@ -20,6 +20,7 @@ import (
 	"stepd/step"
 )
 
+// StatCommand is the verb stat.
 func StatCommand(d *client.Dialer) *cobra.Command {
 	var asJSON bool
 	var watch int

@@ -18,12 +18,11 @@ import (
 
 	"stepd/api"
 	"stepd/client"
-	"stepd/client/options"
-	"stepd/client/terminal"
 	"stepd/internal/printable"
 	"stepd/step"
 )
 
+// PSCommand is the verb ps.
 func PSCommand(d *client.Dialer) *cobra.Command {
 	var all, asJSON bool
 	c := &cobra.Command{
@@ -71,6 +70,7 @@ func table(recs []*step.Record) error {
 // elapsed is how long the step has run, or ran, without what it stood still: "2:03".
 func elapsed(rec *step.Record) string { return ElapsedAt(rec, time.Now()) }
 
+// ElapsedAt is how long the step has run, or ran, at a time; "-" of one that has not begun.
 func ElapsedAt(rec *step.Record, now time.Time) string {
 	ran, ok := rec.Ran(now)
 	if !ok {
@@ -83,6 +83,7 @@ func ElapsedAt(rec *step.Record, now time.Time) string {
 	return fmt.Sprintf("%d:%02d", s/60, s%60)
 }
 
+// ShowCommand is the verb show.
 func ShowCommand(d *client.Dialer) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
@@ -177,6 +178,7 @@ func usedWords(u *step.Used) string {
 	return strings.Join(words, ", ")
 }
 
+// Number is a number, "-" where it is not known.
 func Number(n *int) string {
 	if n == nil {
 		return "-"
@@ -184,6 +186,7 @@ func Number(n *int) string {
 	return strconv.Itoa(*n)
 }
 
+// Seconds is a time in seconds, "-" where it is not known.
 func Seconds(s *float64) string {
 	if s == nil {
 		return "-"
@@ -196,89 +199,4 @@ func megabytes(b *int64) string {
 		return "-"
 	}
 	return fmt.Sprintf("%.1fM", float64(*b)/(1<<20))
-}
-
-func SignalCommand(d *client.Dialer) *cobra.Command {
-	name, scope := "TERM", step.ScopeTasks
-	c := &cobra.Command{
-		Use: "signal [-s SIG] JOB[.STEP]", Short: "send a signal to the tasks", Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			ref, err := client.ParseRef(args[0])
-			if err != nil {
-				return err
-			}
-			sig, err := options.ParseSignal(name)
-			if err != nil {
-				return err
-			}
-			return d.Call(func(ctx context.Context, noded *api.Client) error {
-				err := noded.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: scope})
-				return err
-			})
-		},
-	}
-	c.Flags().StringVarP(&name, "signal", "s", name, "signal by name or number")
-	c.Flags().StringVar(&scope, "scope", scope, "leader: the first task's process; tasks: each task's process; cgroup: every process of the step")
-	return c
-}
-
-// eachRef calls do for every JOB[.STEP] of args; one that fails does not keep
-// the others from being asked.
-func eachRef(d *client.Dialer, args []string, do func(context.Context, *api.Client, api.StepRef) error) error {
-	failed := false
-	for _, a := range args {
-		ref, err := client.ParseRef(a)
-		if err == nil {
-			err = d.Call(func(ctx context.Context, noded *api.Client) error { return do(ctx, noded, ref) })
-		}
-		if err != nil {
-			terminal.Say("error: %s", err)
-			failed = true
-		}
-	}
-	if failed {
-		return terminal.ExitError(1)
-	}
-	return nil
-}
-
-func SuspendCommand(d *client.Dialer) *cobra.Command {
-	return &cobra.Command{
-		Use: "suspend JOB[.STEP]...", Short: "stop the tasks of steps, or of jobs, which then take no further steps", Args: cobra.MinimumNArgs(1),
-		Long: `Stop the tasks of a step, or of all steps of a job: SIGTSTP, two seconds for
-programs that want to prepare, then the freezer, which they cannot see or undo.
-A suspended job takes no further steps. The command returns when all stand still.
-The state stays RUNNING, and "suspended" in --json tells since when; the time does
-not count as run. What root has suspended, only root resumes. cancel ends a
-suspended step by SIGKILL at once; other signals are refused.`,
-		RunE: func(_ *cobra.Command, args []string) error {
-			return eachRef(d, args, func(ctx context.Context, noded *api.Client, ref api.StepRef) error {
-				err := noded.Suspend(ctx, ref)
-				return err
-			})
-		},
-	}
-}
-
-func ResumeCommand(d *client.Dialer) *cobra.Command {
-	return &cobra.Command{
-		Use: "resume JOB[.STEP]...", Short: "let suspended steps or jobs go on", Args: cobra.MinimumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			return eachRef(d, args, func(ctx context.Context, noded *api.Client, ref api.StepRef) error {
-				err := noded.Unsuspend(ctx, ref)
-				return err
-			})
-		},
-	}
-}
-
-func CancelCommand(d *client.Dialer) *cobra.Command {
-	return &cobra.Command{
-		Use: "cancel JOB[.STEP]...", Short: "end steps", Args: cobra.MinimumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			return eachRef(d, args, func(ctx context.Context, noded *api.Client, ref api.StepRef) error {
-				return noded.Cancel(ctx, &api.CancelRequest{StepRef: ref})
-			})
-		},
-	}
 }

@@ -42,7 +42,7 @@ type Screen struct {
 
 // Leaving is why a client leaves a step that goes on.
 type Leaving struct {
-	Code  int
+	Code  int    // the code to exit with
 	Words string // "detached", "" where no user can read it
 }
 
@@ -50,6 +50,7 @@ type Leaving struct {
 // with a bell, as at any terminal.
 const typedWaits = 256
 
+// NewScreen is the screen on the terminal in and out; keys leave it, and readOnly types nothing.
 func NewScreen(in, out *os.File, keys *DetachKeys, readOnly bool) *Screen {
 	return &Screen{
 		in: in, out: out, keys: keys, readOnly: readOnly,

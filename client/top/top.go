@@ -30,6 +30,7 @@ type topOptions struct {
 	tasks       bool
 }
 
+// TopCommand is the verb top.
 func TopCommand(d *client.Dialer) *cobra.Command {
 	o := &topOptions{}
 	c := &cobra.Command{
