@@ -13,6 +13,7 @@ import (
 	"stepd/client/options"
 	"stepd/client/plugins"
 	"stepd/internal/printable"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -57,7 +58,7 @@ func envChanges(caller, left, asked, task []string) []step.EnvChange {
 		}
 	}
 	for name, old := range had {
-		if inMap(has, name) || strings.HasPrefix(name, step.LimitPrefix) {
+		if inMap(has, name) || strings.HasPrefix(name, srunopt.LimitPrefix) {
 			continue
 		}
 		c := step.EnvChange{Name: name, Change: "removed", By: "stepd", Old: &old}

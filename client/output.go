@@ -11,6 +11,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/client/terminal"
+	"stepd/srunopt"
 	"stepd/step"
 	"stepd/stepio"
 	"stepd/stepio/replay"
@@ -231,11 +232,11 @@ func (p *printer) files(reader fileReader, rec *step.Record, fd int, place *step
 	switch {
 	case place.Rank != nil:
 		first, last = *place.Rank, *place.Rank
-	case step.PatternHas(place.Pattern, "t"):
+	case srunopt.PatternHas(place.Pattern, "t"):
 		last = min(rec.NTasks, filesMax) - 1
 	}
 	for rank := first; rank <= last; rank++ {
-		path, err := step.ExpandPattern(place.Pattern, spec, rank)
+		path, err := srunopt.ExpandPattern(place.Pattern, spec, rank)
 		if err != nil {
 			return err
 		}

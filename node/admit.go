@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -259,7 +260,7 @@ func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh share,
 			}
 			err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, r.whoHasIn(j, err))
 			if waits {
-				err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", step.FormatGres(req.Gres), j.ID))
+				err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", srunopt.FormatGres(req.Gres), j.ID))
 			}
 		}
 		sh.gres = sh.held

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"stepd/api"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -72,7 +73,7 @@ func checkChange(c *step.LaunchChange) (*step.LaunchChange, error) {
 	}
 	err := c.Unpack()
 	if err == nil {
-		err = c.Validate()
+		err = srunopt.ValidateChange(c)
 	}
 	if err != nil {
 		return nil, api.Errorf(api.InvalidArgument, "change: %v", err)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -29,7 +30,7 @@ func coreUseOf(req *step.Request) (u coreUse, ok bool) {
 	switch {
 	case b.ThreadsPerCore > 0:
 		u.threads, u.words = b.ThreadsPerCore, fmt.Sprintf("--threads-per-core=%d", b.ThreadsPerCore)
-	case b.Hint == step.HintNoMultithread:
+	case b.Hint == srunopt.HintNoMultithread:
 		u.threads, u.words = 1, "--hint=nomultithread"
 	}
 	if b.NTasksPerCore > 0 {

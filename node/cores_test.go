@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -29,7 +30,7 @@ func TestPoolTakeFor(t *testing.T) {
 	}{
 		{"nothing said of cores", nil, asks(2, 1, step.Binding{}), []int{0, 1}, ""},
 		{"a core for each thread", nil, asks(2, 1, one), []int{0, 1, 2, 3}, ""},
-		{"the hint", nil, asks(3, 1, step.Binding{Hint: step.HintNoMultithread}), []int{0, 1, 2, 3, 4, 5}, ""},
+		{"the hint", nil, asks(3, 1, step.Binding{Hint: srunopt.HintNoMultithread}), []int{0, 1, 2, 3, 4, 5}, ""},
 		{"two threads are all", nil, asks(2, 2, step.Binding{ThreadsPerCore: 2}), []int{0, 1, 2, 3}, ""},
 		{"a task on a core", nil, asks(2, 1, step.Binding{NTasksPerCore: 1}), []int{0, 1, 2, 3}, ""},
 		{"two tasks on a core", nil, asks(4, 1, step.Binding{NTasksPerCore: 2}), []int{0, 1, 2, 3}, ""},
@@ -110,7 +111,7 @@ func TestAdmitCores(t *testing.T) {
 	}{
 		{func(req *step.Request) {}, []int{0}},
 		{func(req *step.Request) { req.Binding.Whole = true }, []int{0, 1, 2, 3}},
-		{func(req *step.Request) { req.NTasks, req.Binding.Hint = 2, step.HintNoMultithread }, []int{0, 1, 2, 3}},
+		{func(req *step.Request) { req.NTasks, req.Binding.Hint = 2, srunopt.HintNoMultithread }, []int{0, 1, 2, 3}},
 	} {
 		a, err := admit(r, 1000, func(req *step.Request) { req.Job = ptr(uint32(1)); c.change(req) })
 		if err != nil || !slices.Equal(a.cpus, c.want) {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -21,7 +22,7 @@ func testGres() []step.Gres {
 
 func want(t *testing.T, text string) []step.GresRequest {
 	t.Helper()
-	list, err := step.ParseGres(text)
+	list, err := srunopt.ParseGres(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +95,7 @@ func parseAllocs(s string) (out []step.GresAlloc) {
 			continue
 		}
 		head, idx, _ := strings.Cut(strings.TrimSuffix(word, ")"), "(IDX:")
-		list, err := step.ParseGres(head)
+		list, err := srunopt.ParseGres(head)
 		if err != nil {
 			panic(err)
 		}

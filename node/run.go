@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -76,7 +77,7 @@ func decodeStrict(raw []byte, v any) error {
 // check is what can be said of a request before anything is looked up. It puts
 // the node's defaults where the request has none.
 func (n *Node) check(req *step.Request) error {
-	if err := req.Validate(); err != nil {
+	if err := srunopt.Validate(req); err != nil {
 		return api.NewError(api.InvalidArgument, err.Error())
 	}
 	var err error

@@ -9,6 +9,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/node/child"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -27,7 +28,7 @@ func controlPair() (ours *stepapi.Conn, theirs *os.File, err error) {
 }
 
 func encodeSpec(spec *step.Spec) (*os.File, error) {
-	if err := spec.Validate(); err != nil {
+	if err := srunopt.ValidateSpec(spec); err != nil {
 		return nil, fmt.Errorf("internal error: step %s: %w", spec.ID, err)
 	}
 	packed := *spec

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -17,7 +18,7 @@ func (j *jobRecord) limitTime(s *step.Spec, now time.Time) {
 		return
 	}
 	left := max(1, int((j.Deadline.Sub(now)+time.Second-1)/time.Second))
-	s.TimeLimitS = step.Earlier(s.TimeLimitS, left)
+	s.TimeLimitS = srunopt.Earlier(s.TimeLimitS, left)
 	if s.Warn == nil {
 		s.Warn = j.Warn
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -140,7 +141,7 @@ func defaults(hostname string) *Config {
 		KillWait:                30 * time.Second,
 		UnkillableStepTimeout:   60 * time.Second,
 		MinJobAge:               300 * time.Second,
-		PropagateResourceLimits: step.ResourceLimits(),
+		PropagateResourceLimits: srunopt.ResourceLimits(),
 		JobAcctGatherType:       "none",
 		JobAcctGatherFrequency:  30 * time.Second,
 		SelectType:              "select/cons_tres",

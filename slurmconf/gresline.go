@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"stepd/step"
+	"stepd/srunopt"
 )
 
 // gresFilesMax bounds the devices of one line, and of one name on the node:
@@ -45,7 +45,7 @@ func (g *gresLine) keys() keySet {
 
 func gresName(field *string) setter {
 	return func(v string) *flaw {
-		if err := step.CheckGresName(v); err != nil {
+		if err := srunopt.CheckGresName(v); err != nil {
 			return wrong("write a word such as gpu or a100", "%v", err)
 		}
 		*field = v
@@ -65,7 +65,7 @@ func autoDetect(field *string) setter {
 }
 
 func (g *gresLine) count(v string) *flaw {
-	n, err := step.ParseGresCount(v)
+	n, err := srunopt.ParseGresCount(v)
 	if err != nil {
 		return wrong("write a number such as 4 or 10G", "%v", err)
 	}

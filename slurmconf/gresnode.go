@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"stepd/step"
+	"stepd/srunopt"
 )
 
 // noConsume is the word in Gres= that makes an entry one that is not used up.
@@ -27,7 +27,7 @@ func nodeGres(field *[]NodeGres) setter {
 			plain = append(plain, strings.Join(kept, ":"))
 			free = append(free, len(kept) < len(fields))
 		}
-		list, err := step.ParseGres(strings.Join(plain, ","))
+		list, err := srunopt.ParseGres(strings.Join(plain, ","))
 		if err != nil {
 			return wrong(remedy, "%v", err)
 		}
@@ -44,7 +44,7 @@ func gresTypes(field *[]string) setter {
 	return func(v string) *flaw {
 		out := words(v)
 		for _, w := range out {
-			if err := step.CheckGresName(w); err != nil {
+			if err := srunopt.CheckGresName(w); err != nil {
 				return wrong("write names such as gpu,scratch", "%v", err)
 			}
 		}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"stepd/step"
+	"stepd/srunopt"
 )
 
 // keySet are the keys of one file, in lower case.
@@ -211,7 +211,7 @@ const (
 
 func limits(field *[]string, meaning string) setter {
 	return func(v string) *flaw {
-		all := step.ResourceLimits()
+		all := srunopt.ResourceLimits()
 		var set []string
 		for _, w := range words(v) {
 			name := strings.TrimPrefix(strings.ToUpper(w), "RLIMIT_")

@@ -1,7 +1,6 @@
 package step
 
 import (
-	"bytes"
 	"slices"
 	"strconv"
 	"strings"
@@ -77,53 +76,6 @@ func (r *Request) AppOf(rank int) int {
 		}
 	}
 	return 0
-}
-
-func (r *Request) checkApps() error {
-	if len(r.Apps) == 0 {
-		return nil
-	}
-	if len(r.Apps) > AppsMax {
-		return bad("apps", "%d commands: the limit is %d", len(r.Apps), AppsMax)
-	}
-	total := 0
-	for i := range r.Apps {
-		a := &r.Apps[i]
-		if a.NTasks < 1 || a.NTasks > TasksMax {
-			return bad("apps", "command %d has %d tasks: want 1 to %d", i, a.NTasks, TasksMax)
-		}
-		total += a.NTasks
-		if a.Offset != nil && (*a.Offset < 0 || *a.Offset > TasksMax) {
-			return bad("apps", "command %d begins at offset %d: want 0 to %d", i, *a.Offset, TasksMax)
-		}
-		if err := a.check(i); err != nil {
-			return err
-		}
-	}
-	if total != r.NTasks {
-		return bad("apps", "the commands have %d tasks, and the step %d", total, r.NTasks)
-	}
-	return nil
-}
-
-func (a *App) check(i int) error {
-	if len(a.Argv) == 0 || len(a.Argv[0]) == 0 {
-		return bad("apps", "command %d is empty", i)
-	}
-	for _, arg := range a.Argv {
-		if bytes.IndexByte(arg, 0) >= 0 {
-			return bad("apps", "an argument of command %d holds a NUL byte", i)
-		}
-	}
-	for _, e := range a.Env {
-		if err := checkEnv([]string{string(e)}); err != nil {
-			return bad("apps", "command %d: %v", i, err)
-		}
-	}
-	if strings.IndexByte(string(a.Cwd), 0) >= 0 || len(a.Cwd) > PathMax {
-		return bad("apps", "the directory of command %d holds a NUL byte, or more than %d bytes", i, PathMax)
-	}
-	return nil
 }
 
 // Words are byte strings as text: what JSON cannot hold is in there as it is.

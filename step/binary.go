@@ -2,6 +2,7 @@ package step
 
 import (
 	"encoding/base64"
+	"fmt"
 	"unicode/utf8"
 )
 
@@ -47,11 +48,11 @@ func pack(list []string) ([]string, map[int]string) {
 func unpack(field string, list []string, binary map[int]string) error {
 	for i, text := range binary {
 		if i < 0 || i >= len(list) {
-			return bad(field, "there is no entry %d", i)
+			return &FieldError{field, fmt.Sprintf("there is no entry %d", i)}
 		}
 		b, err := base64.StdEncoding.DecodeString(text)
 		if err != nil {
-			return bad(field, "entry %d: %v", i, err)
+			return &FieldError{field, fmt.Sprintf("entry %d: %v", i, err)}
 		}
 		list[i] = string(b)
 	}

@@ -123,14 +123,6 @@ type Numbers struct {
 // WaitForever is an ImmediateS without a limit.
 const WaitForever = -1
 
-// Warning is a signal that announces the time limit to the tasks (--signal).
-type Warning struct {
-	Signal  int `json:"signal"`
-	BeforeS int `json:"before_s"` // seconds before the end
-	// Batch sends it to a job's batch script; else the job's other steps get it.
-	Batch bool `json:"batch,omitempty"`
-}
-
 // StreamKind says where one of a task's three standard streams goes.
 type StreamKind string
 

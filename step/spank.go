@@ -1,10 +1,5 @@
 package step
 
-import (
-	"bytes"
-	"strings"
-)
-
 // Limits on what a user gives to plugins.
 const (
 	// OptionMax bounds the value of one plugin option, in bytes.
@@ -84,64 +79,5 @@ func (c *LaunchChange) Unpack() error {
 		return err
 	}
 	c.EnvBinary = nil
-	return nil
-}
-
-// Validate checks the change as Request.Validate checks those fields.
-func (c *LaunchChange) Validate() error {
-	if err := checkEnv(c.Env); err != nil {
-		return err
-	}
-	return checkJobControl(c.JobControl)
-}
-
-func (r *Request) checkSpank() error {
-	if len(r.SpankOptions) > OptionsMax {
-		return bad("spank_options", "%d options: the limit is %d", len(r.SpankOptions), OptionsMax)
-	}
-	type name struct{ plugin, option string }
-	seen := make(map[name]bool, len(r.SpankOptions))
-	for i, o := range r.SpankOptions {
-		if seen[name{o.Plugin, o.Name}] {
-			return bad("spank_options", "--%.80s of plugin %.80q is given twice: the last one counts, and goes alone", o.Name, o.Plugin)
-		}
-		seen[name{o.Plugin, o.Name}] = true
-		switch {
-		case o.Name == "" || len(o.Name) > NameMax || len(o.Plugin) > NameMax:
-			return bad("spank_options", "option %d has a name of %d bytes, its plugin of %d: 1 to %d are allowed", i, len(o.Name), len(o.Plugin), NameMax)
-		case strings.ContainsAny(o.Name+o.Plugin, "\x00=\n"):
-			return bad("spank_options", "option %d has a name that no plugin can have", i)
-		case len(o.Value) > OptionMax:
-			return bad("spank_options", "the value of --%.80s has %d bytes: the limit is %d", o.Name, len(o.Value), OptionMax)
-		case bytes.IndexByte(o.Value, 0) >= 0:
-			return bad("spank_options", "the value of --%.80s holds a NUL byte", o.Name)
-		}
-	}
-	if len(r.Script) > ScriptMax {
-		return bad("script", "%d bytes: the limit is %d", len(r.Script), ScriptMax)
-	}
-	return checkJobControl(r.JobControl)
-}
-
-func checkJobControl(env [][]byte) error {
-	size, options := 0, 0
-	for i, e := range env {
-		size += len(e) + 1
-		if bytes.HasPrefix(e, []byte(OptionPrefix)) {
-			options++
-		}
-		if at := bytes.IndexByte(e, '='); at <= 0 || bytes.IndexByte(e, 0) >= 0 {
-			return bad("job_control", "entry %d (%.40q) is not NAME=VALUE", i, e)
-		}
-	}
-	if options > OptionsMax {
-		return bad("job_control", "%d options: the limit is %d", options, OptionsMax)
-	}
-	if len(env) > JobControlEntries {
-		return bad("job_control", "%d variables: the limit is %d", len(env), JobControlEntries)
-	}
-	if size > JobControlMax {
-		return bad("job_control", "%d bytes: the limit is %d", size, JobControlMax)
-	}
 	return nil
 }

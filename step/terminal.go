@@ -54,29 +54,3 @@ func (s *Spec) OutputPlaces() (stdout, stderr *OutputPlace) {
 	}
 	return place(s.Stdout), place(s.Stderr)
 }
-
-// checkTerminal refuses what contradicts a terminal.
-func (r *Request) checkTerminal() error {
-	t := r.Terminal
-	if t == nil {
-		return nil
-	}
-	if len(t.Chars) > TerminalChars {
-		return bad("terminal", "%d control characters: there are %d", len(t.Chars), TerminalChars)
-	}
-	for _, s := range []struct {
-		field string
-		kind  StreamKind
-	}{{"stdin", r.Stdin.Kind}, {"stdout", r.Stdout.Kind}, {"stderr", r.Stderr.Kind}} {
-		if s.kind != StreamNull {
-			return bad(s.field, "kind %q beside a terminal, which is all three streams of task 0: want %q", s.kind, StreamNull)
-		}
-	}
-	switch {
-	case r.Label:
-		return bad("label", "a terminal's output has no labels")
-	case len(r.Script) > 0:
-		return bad("terminal", "a batch script has no client, and so no terminal")
-	}
-	return nil
-}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -105,7 +106,7 @@ func jobNodes(s *step.Spec) int { return max(s.JobNNodes, len(s.JobNodeCPUs), s.
 // task/affinity's to tell.
 func setBinding(env *envList, b *step.Binding, ntasks, nnodes int) {
 	if b.Distribution != (step.Distribution{}) {
-		env.set("SLURM_DISTRIBUTION", b.Distribution.Text(ntasks, nnodes))
+		env.set("SLURM_DISTRIBUTION", srunopt.DistributionText(b.Distribution, ntasks, nnodes))
 	}
 	for _, v := range []struct {
 		name string
@@ -251,9 +252,9 @@ func keepLimits(env *envList, s *step.Spec) {
 	if s.OwnLimits || s.Propagate == nil {
 		return
 	}
-	for _, name := range step.ResourceLimits() {
+	for _, name := range srunopt.ResourceLimits() {
 		if !slices.Contains(s.Propagate, name) {
-			env.unset(step.LimitPrefix + name)
+			env.unset(srunopt.LimitPrefix + name)
 		}
 	}
 }

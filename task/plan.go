@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"syscall"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -105,14 +106,14 @@ func (p *Plan) planFile(fd, id int, s step.Stream) error {
 		kind = step.StreamToEarlyPath // it has no client that would get failures
 	}
 	add := func(id, rank int) error {
-		path, err := step.ExpandPattern(s.Pattern, p.Spec, rank)
+		path, err := srunopt.ExpandPattern(s.Pattern, p.Spec, rank)
 		p.Streams = append(p.Streams, step.TaskStream{LocalID: id, FD: fd, Kind: kind, Path: path, Flags: flags})
 		return err
 	}
 	switch {
 	case id != step.AllRanks:
 		return add(id, p.Ranks[id])
-	case !step.PatternHas(s.Pattern, "t"):
+	case !srunopt.PatternHas(s.Pattern, "t"):
 		return add(id, 0)
 	}
 	for id, rank := range p.Ranks {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -106,7 +107,7 @@ func TestPlanEnvironmentOfNodes(t *testing.T) {
 	s.NTasks, s.NodeName, s.NodeID, s.NodeList = 7, "n3", 1, "n[2-3]"
 	s.Layout = &step.Layout{Nodes: []step.LayoutNode{{Name: "n2", Ranks: "0-1,4-5"}, {Name: "n3", Ranks: "2-3,6"}}}
 	s.JobNodeList, s.JobNodeCPUs, s.LaunchAddr = "n[1-4]", []int{8, 8, 8, 4}, "10.1.2.3"
-	s.Binding.Distribution = step.Distribution{Nodes: step.DistPlane, Plane: 2, Levels: 1}
+	s.Binding.Distribution = step.Distribution{Nodes: srunopt.DistPlane, Plane: 2, Levels: 1}
 	p, err := MakePlan(s)
 	if err != nil {
 		t.Fatal(err)

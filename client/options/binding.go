@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -149,7 +150,7 @@ func outerBinding(flag, value string) string {
 	if flag != "cpu-bind" && flag != "mem-bind" {
 		return ""
 	}
-	if word, _, _ := strings.Cut(value, ","); word == string(step.Verbose) {
+	if word, _, _ := strings.Cut(value, ","); word == string(srunopt.Verbose) {
 		return word
 	}
 	return ""
@@ -158,22 +159,22 @@ func outerBinding(flag, value string) string {
 // binding reads the options.
 func (o *Binding) binding() (b step.Binding, err error) {
 	if o.cpu != "" {
-		if b.CPU, err = step.ParseCPUBind(o.cpu); err != nil {
+		if b.CPU, err = srunopt.ParseCPUBind(o.cpu); err != nil {
 			return b, err
 		}
 	}
 	if o.mem != "" {
-		if b.Mem, err = step.ParseMemBind(o.mem); err != nil {
+		if b.Mem, err = srunopt.ParseMemBind(o.mem); err != nil {
 			return b, err
 		}
 	}
 	if o.distribution != "" {
-		if b.Distribution, err = step.ParseDistribution(o.distribution, os.Getenv("SLURM_DIST_PLANESIZE")); err != nil {
+		if b.Distribution, err = srunopt.ParseDistribution(o.distribution, os.Getenv("SLURM_DIST_PLANESIZE")); err != nil {
 			return b, err
 		}
 	}
 	if o.hint != "" {
-		if b.Hint, err = step.ParseHint(o.hint); err != nil {
+		if b.Hint, err = srunopt.ParseHint(o.hint); err != nil {
 			return b, err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -19,7 +20,7 @@ func bindingVerb() (*cobra.Command, *Binding) {
 }
 
 func TestBindingFromEnv(t *testing.T) {
-	verbose := step.Binding{CPU: step.CPUBind{Verbosity: step.Verbose}}
+	verbose := step.Binding{CPU: step.CPUBind{Verbosity: srunopt.Verbose}}
 	for _, c := range []struct {
 		name   string
 		prefix string
@@ -29,13 +30,13 @@ func TestBindingFromEnv(t *testing.T) {
 	}{
 		{"nothing", "SLURM_", nil, nil, step.Binding{}},
 		{"srun's", "SLURM_", map[string]string{"SLURM_CPU_BIND": "cores", "SLURM_MEM_BIND": "local", "SLURM_NTASKS_PER_CORE": "2"}, nil,
-			step.Binding{CPU: step.CPUBind{Kind: step.CPUBindCores}, Mem: step.MemBind{Kind: step.MemBindLocal}, NTasksPerCore: 2}},
-		{"the command line wins", "SLURM_", map[string]string{"SLURM_CPU_BIND": "nonsense"}, []string{"--cpu-bind=rank"}, step.Binding{CPU: step.CPUBind{Kind: step.CPUBindRank}}},
+			step.Binding{CPU: step.CPUBind{Kind: srunopt.CPUBindCores}, Mem: step.MemBind{Kind: srunopt.MemBindLocal}, NTasksPerCore: 2}},
+		{"the command line wins", "SLURM_", map[string]string{"SLURM_CPU_BIND": "nonsense"}, []string{"--cpu-bind=rank"}, step.Binding{CPU: step.CPUBind{Kind: srunopt.CPUBindRank}}},
 		{"a plane", "SLURM_", map[string]string{"SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": "3"}, nil,
 			step.Binding{Distribution: step.Distribution{Nodes: "plane", Plane: 3, Levels: 1}}},
-		{"sbatch's, and not srun's", "SBATCH_", map[string]string{"SBATCH_CPU_BIND": "threads", "SLURM_MEM_BIND": "local"}, nil, step.Binding{CPU: step.CPUBind{Kind: step.CPUBindThreads}}},
-		{"the hint is everybody's", "SALLOC_", map[string]string{"SLURM_HINT": "nomultithread"}, nil, step.Binding{Hint: step.HintNoMultithread}},
-		{"its own goes before", "SALLOC_", map[string]string{"SLURM_HINT": "nomultithread", "SALLOC_HINT": "multithread"}, nil, step.Binding{Hint: step.HintMultithread}},
+		{"sbatch's, and not srun's", "SBATCH_", map[string]string{"SBATCH_CPU_BIND": "threads", "SLURM_MEM_BIND": "local"}, nil, step.Binding{CPU: step.CPUBind{Kind: srunopt.CPUBindThreads}}},
+		{"the hint is everybody's", "SALLOC_", map[string]string{"SLURM_HINT": "nomultithread"}, nil, step.Binding{Hint: srunopt.HintNoMultithread}},
+		{"its own goes before", "SALLOC_", map[string]string{"SLURM_HINT": "nomultithread", "SALLOC_HINT": "multithread"}, nil, step.Binding{Hint: srunopt.HintMultithread}},
 		{"in a step only the word counts", "SLURM_", map[string]string{
 			"SLURM_STEP_ID": "0", "SLURM_CPU_BIND": "verbose,mask_cpu:0x10001", "SLURM_MEM_BIND": "quiet,map_mem:1", "SLURM_HINT": "multithread", "SLURM_DISTRIBUTION": "cyclic", "SLURM_THREADS_PER_CORE": "1",
 		}, nil, verbose},

@@ -12,6 +12,7 @@ import (
 
 	"stepd/client/plugins"
 	"stepd/internal/nofile"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -110,7 +111,7 @@ func limits() ([]string, error) {
 			}
 			limit.Cur = soft
 		}
-		env = append(env, step.LimitPrefix+l.name+"="+strconv.FormatUint(limit.Cur, 10))
+		env = append(env, srunopt.LimitPrefix+l.name+"="+strconv.FormatUint(limit.Cur, 10))
 	}
 	return env, nil
 }

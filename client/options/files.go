@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -60,7 +61,7 @@ func (c *Files) Open(spec *step.Spec, truncate bool) (*OpenFiles, error) {
 		if pattern == "" {
 			continue
 		}
-		if !step.PatternHas(pattern, "t") {
+		if !srunopt.PatternHas(pattern, "t") {
 			file, err := openPattern(opened, fd, pattern, spec, 0, truncate)
 			if err != nil {
 				return f, err
@@ -81,7 +82,7 @@ func (c *Files) Open(spec *step.Spec, truncate bool) (*OpenFiles, error) {
 
 // openPattern opens the file of one rank, unless it is open.
 func openPattern(opened map[string]*os.File, fd int, pattern string, spec *step.Spec, rank int, truncate bool) (*os.File, error) {
-	path, err := step.ExpandPattern(pattern, spec, rank)
+	path, err := srunopt.ExpandPattern(pattern, spec, rank)
 	if err != nil {
 		return nil, err
 	}

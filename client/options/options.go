@@ -20,6 +20,7 @@ import (
 	"stepd/client/plugins"
 	"stepd/client/terminal"
 	"stepd/internal/printable"
+	"stepd/srunopt"
 	"stepd/step"
 	"stepd/stepio"
 )
@@ -254,7 +255,7 @@ func (o *Run) setAcctgFreq(kind Kind, r *step.Request) error {
 		return nil
 	}
 	var err error
-	if r.AcctgFreq, err = step.ParseAcctgFreq(value); err != nil {
+	if r.AcctgFreq, err = srunopt.ParseAcctgFreq(value); err != nil {
 		return fmt.Errorf("%s=%s: %w", name, value, err)
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/client/terminal"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -67,14 +68,14 @@ func (o *Programs) set(r *step.Request) error {
 
 func (o *Programs) setTime(r *step.Request) (err error) {
 	if o.time != "" {
-		if r.TimeLimitS, err = step.ParseTime(o.time); err != nil {
+		if r.TimeLimitS, err = srunopt.ParseTime(o.time); err != nil {
 			return fmt.Errorf("--time=%s: %w", o.time, err)
 		}
 	}
 	if o.signal == "" {
 		return nil
 	}
-	if r.Warn, err = step.ParseWarning(o.signal, ParseSignal); err != nil {
+	if r.Warn, err = srunopt.ParseWarning(o.signal, ParseSignal); err != nil {
 		return fmt.Errorf("--signal=%s: %w", o.signal, err)
 	}
 	return nil
@@ -100,15 +101,15 @@ func (o *Programs) limits(env []string) ([]string, error) {
 	default:
 		for _, name := range strings.Split(text, ",") {
 			name = strings.TrimPrefix(name, "RLIMIT_")
-			if !slices.Contains(step.ResourceLimits(), name) {
-				return nil, fmt.Errorf("--propagate=%s: %q is no limit: write ALL, NONE, or some of %s", o.propagate, name, strings.Join(step.ResourceLimits(), ","))
+			if !slices.Contains(srunopt.ResourceLimits(), name) {
+				return nil, fmt.Errorf("--propagate=%s: %q is no limit: write ALL, NONE, or some of %s", o.propagate, name, strings.Join(srunopt.ResourceLimits(), ","))
 			}
 			names = append(names, name)
 		}
 	}
 	var kept []string
 	for _, e := range env {
-		name, _, _ := strings.Cut(strings.TrimPrefix(e, step.LimitPrefix), "=")
+		name, _, _ := strings.Cut(strings.TrimPrefix(e, srunopt.LimitPrefix), "=")
 		if slices.Contains(names, name) {
 			kept = append(kept, e)
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -72,7 +73,7 @@ func (o *Resources) set(kind Kind, r *step.Request) error {
 		if m.value == "" {
 			continue
 		}
-		mb, err := step.ParseMemory(m.value)
+		mb, err := srunopt.ParseMemory(m.value)
 		if err != nil {
 			return fmt.Errorf("%s: %w", m.from, err)
 		}
@@ -80,7 +81,7 @@ func (o *Resources) set(kind Kind, r *step.Request) error {
 	}
 	gres, from := input(kind, o.gres, "--gres", "GRES")
 	var err error
-	if r.Gres, err = step.ParseGres(gres); err != nil {
+	if r.Gres, err = srunopt.ParseGres(gres); err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
 	kill, from := input(kind, o.oomKillStep, "--oom-kill-step", "OOM_KILL_STEP")

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -51,7 +52,7 @@ func TestResources(t *testing.T) {
 				t.Fatal(err)
 			}
 			same := func(a, b *uint64) bool { return a == b || a != nil && b != nil && *a == *b }
-			if !same(r.Mem, c.want.Mem) || !same(r.MemPerCPU, c.want.MemPerCPU) || step.FormatGres(r.Gres) != step.FormatGres(c.want.Gres) {
+			if !same(r.Mem, c.want.Mem) || !same(r.MemPerCPU, c.want.MemPerCPU) || srunopt.FormatGres(r.Gres) != srunopt.FormatGres(c.want.Gres) {
 				t.Errorf("got %+v, want %+v", r, c.want)
 			}
 		})

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/srunopt"
 	"stepd/step"
 	"stepd/task"
 )
@@ -30,7 +31,7 @@ func (s *site) preview(spec *step.Spec, d *step.DryRun) error {
 		}
 	}
 	for name, value := range env {
-		if limit, ok := strings.CutPrefix(name, step.LimitPrefix); ok {
+		if limit, ok := strings.CutPrefix(name, srunopt.LimitPrefix); ok {
 			if l, known := resourceLimit(limit, value); known {
 				d.ResourceLimits = append(d.ResourceLimits, l)
 			}

@@ -9,6 +9,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -42,7 +43,7 @@ func request(spec *step.Spec, r step.SpawnRequest) (*step.Request, error) {
 	if name := path.Base(req.Argv[0]); nameable(name) {
 		req.Name = name
 	}
-	if err := req.Validate(); err != nil {
+	if err := srunopt.Validate(&req); err != nil {
 		return nil, fmt.Errorf("cannot spawn: %w", err)
 	}
 	req.Pack()

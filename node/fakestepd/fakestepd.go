@@ -32,6 +32,7 @@ import (
 	"time"
 
 	"stepd/api/stepapi"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -69,7 +70,7 @@ func run() error {
 	if err := json.NewDecoder(os.NewFile(stepapi.FDSpec, "spec")).Decode(&f.spec); err != nil {
 		return err
 	}
-	if err := f.spec.Validate(); err != nil {
+	if err := srunopt.ValidateSpec(&f.spec); err != nil {
 		return err
 	}
 	argv := f.spec.Argv

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -72,13 +73,13 @@ func units(all, usable []PU, kind step.CPUBindKind) map[int]CPUSet {
 
 func unitOf(kind step.CPUBindKind) func(PU) int {
 	switch kind {
-	case step.CPUBindSockets:
+	case srunopt.CPUBindSockets:
 		return socketOf
-	case step.CPUBindCores:
+	case srunopt.CPUBindCores:
 		return coreOf
-	case step.CPUBindLdoms:
+	case srunopt.CPUBindLdoms:
 		return ldomOf
-	case step.CPUBindBoards:
+	case srunopt.CPUBindBoards:
 		return boardOf
 	}
 	return cpuOf
@@ -112,15 +113,15 @@ type domain struct {
 // is for tasks that are bound to threads, and counts only where it is written: the
 // default is to fill the cores.
 func newDealer(pus []PU, kind step.CPUBindKind, dist step.Distribution, cpusPerTask int) *dealer {
-	method := cmp.Or(dist.Sockets, step.DistCyclic)
-	if dist.Nodes == step.DistPlane {
-		method = step.DistBlock
+	method := cmp.Or(dist.Sockets, srunopt.DistCyclic)
+	if dist.Nodes == srunopt.DistPlane {
+		method = srunopt.DistBlock
 	}
-	d := &dealer{need: cpusPerTask, whole: kind == step.CPUBindCores, free: len(pus)}
-	if method == step.DistFCyclic && cpusPerTask == 1 {
-		method = step.DistCyclic // one CPU is of one socket
+	d := &dealer{need: cpusPerTask, whole: kind == srunopt.CPUBindCores, free: len(pus)}
+	if method == srunopt.DistFCyclic && cpusPerTask == 1 {
+		method = srunopt.DistCyclic // one CPU is of one socket
 	}
-	if method == step.DistFCyclic {
+	if method == srunopt.DistFCyclic {
 		d.each = true
 		if d.whole {
 			// A task that needs part of a core needs the core.
@@ -129,27 +130,27 @@ func newDealer(pus []PU, kind step.CPUBindKind, dist step.Distribution, cpusPerT
 			d.whole = false
 		}
 	}
-	if kind != step.CPUBindThreads {
+	if kind != srunopt.CPUBindThreads {
 		dist.Cores = ""
 	}
 	of := socketOf
-	if kind == step.CPUBindLdoms || kind == step.CPUBindBoards {
+	if kind == srunopt.CPUBindLdoms || kind == srunopt.CPUBindBoards {
 		of = unitOf(kind)
 	}
 	at := make(map[int]*domain)
 	for _, p := range pus {
 		key := of(p)
-		if method == step.DistBlock {
+		if method == srunopt.DistBlock {
 			key = 0
 		}
 		if at[key] == nil {
-			at[key] = &domain{turn: dist.Cores == step.DistCyclic}
+			at[key] = &domain{turn: dist.Cores == srunopt.DistCyclic}
 			d.domains = append(d.domains, at[key])
 		}
 		at[key].pus = append(at[key].pus, p)
 	}
 	for _, dom := range d.domains {
-		if dist.Cores == step.DistFCyclic {
+		if dist.Cores == srunopt.DistFCyclic {
 			dom.threadsFirst()
 		}
 		dom.used = make([]bool, len(dom.pus))

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -61,7 +62,7 @@ func input(options string) (in Input, err error) {
 		switch {
 		case w == "-m":
 			i++
-			in.Binding.Distribution, perr = step.ParseDistribution(words[i], "")
+			in.Binding.Distribution, perr = srunopt.ParseDistribution(words[i], "")
 		case w == "-O":
 			in.Overcommit = true
 		case strings.HasPrefix(w, "-n"):
@@ -69,11 +70,11 @@ func input(options string) (in Input, err error) {
 		case strings.HasPrefix(w, "-c"):
 			in.CPUsPerTask = number(w[2:])
 		case name == "--cpu-bind":
-			in.Binding.CPU, perr = step.ParseCPUBind(value)
+			in.Binding.CPU, perr = srunopt.ParseCPUBind(value)
 		case name == "--mem-bind":
-			in.Binding.Mem, perr = step.ParseMemBind(value)
+			in.Binding.Mem, perr = srunopt.ParseMemBind(value)
 		case name == "--hint":
-			in.Binding.Hint, perr = step.ParseHint(value)
+			in.Binding.Hint, perr = srunopt.ParseHint(value)
 		case name == "--threads-per-core":
 			in.Binding.ThreadsPerCore = number(value)
 		case name == "--ntasks-per-core":

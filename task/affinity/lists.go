@@ -3,6 +3,7 @@ package affinity
 import (
 	"fmt"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -33,15 +34,15 @@ func (p *Plan) byList() error {
 	bind := p.in.Binding.CPU
 	var sets []CPUSet
 	switch bind.Kind {
-	case step.CPUBindRankLdom:
+	case srunopt.CPUBindRankLdom:
 		for i := range p.ldoms() {
 			sets = append(sets, p.ldomCPUs(i))
 		}
 		p.cycle(sets)
 		return nil
-	case step.CPUBindMap, step.CPUBindMask, step.CPUBindMapLdom, step.CPUBindMaskLdom:
+	case srunopt.CPUBindMap, srunopt.CPUBindMask, srunopt.CPUBindMapLdom, srunopt.CPUBindMaskLdom:
 	}
-	items, err := bind.Items()
+	items, err := srunopt.CPUItems(bind)
 	if err != nil {
 		return fmt.Errorf("cannot bind tasks (--cpu-bind=%s): %w", bind.Kind, err)
 	}
@@ -62,9 +63,9 @@ func (p *Plan) byList() error {
 }
 
 // listed is what one entry of the list stands for.
-func (p *Plan) listed(kind step.CPUBindKind, item step.BindItem) (CPUSet, error) {
+func (p *Plan) listed(kind step.CPUBindKind, item srunopt.BindItem) (CPUSet, error) {
 	have := p.in.Topology.CPUs()
-	if kind == step.CPUBindMapLdom || kind == step.CPUBindMaskLdom {
+	if kind == srunopt.CPUBindMapLdom || kind == srunopt.CPUBindMaskLdom {
 		var out CPUSet
 		for _, n := range item.Numbers {
 			i := p.ldom(n)

@@ -3,6 +3,7 @@ package affinity
 import (
 	"fmt"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -10,21 +11,21 @@ import (
 func (p *Plan) placeMemory() error {
 	bind := p.in.Binding.Mem
 	switch bind.Kind {
-	case step.MemBindUnset, step.MemBindNone:
+	case srunopt.MemBindUnset, srunopt.MemBindNone:
 		return nil
-	case step.MemBindLocal:
+	case srunopt.MemBindLocal:
 		p.Mem = []step.MemPolicy{{LocalID: step.AllRanks, Mode: step.MemLocal}}
 		return nil
-	case step.MemBindRank:
+	case srunopt.MemBindRank:
 		for id := range p.in.NTasks {
 			if err := p.memory(id, []int{id}); err != nil {
 				return err
 			}
 		}
 		return nil
-	case step.MemBindMap, step.MemBindMask:
+	case srunopt.MemBindMap, srunopt.MemBindMask:
 	}
-	items, err := bind.Items()
+	items, err := srunopt.MemItems(bind)
 	if err != nil {
 		return fmt.Errorf("cannot bind memory (--mem-bind=%s): %w", bind.Kind, err)
 	}

@@ -3,6 +3,7 @@ package affinity
 import (
 	"fmt"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -69,7 +70,7 @@ func (p *Plan) rank(id int) int {
 }
 
 func verbose(asked step.Verbosity, site bool) bool {
-	return asked == step.Verbose || asked == step.VerbosityDefault && site
+	return asked == srunopt.Verbose || asked == srunopt.VerbosityDefault && site
 }
 
 func (p *Plan) placeCPUs() error {
@@ -84,10 +85,10 @@ func (p *Plan) placeCPUs() error {
 	if off != "" {
 		// Without a word of the user's, a node that is configured with more CPUs than
 		// it has works all the same.
-		if explicit != step.CPUBindAuto && explicit != step.CPUBindNone {
+		if explicit != srunopt.CPUBindAuto && explicit != srunopt.CPUBindNone {
 			return fmt.Errorf("cannot bind tasks (--cpu-bind=%s): %s", explicit, off)
 		}
-		p.Kind = step.CPUBindNone
+		p.Kind = srunopt.CPUBindNone
 		p.off = p.in.Binding.CPU == (step.CPUBind{})
 		return nil
 	}
@@ -103,16 +104,16 @@ func (p *Plan) placeCPUs() error {
 	}
 	p.Kind = kind
 	switch kind {
-	case step.CPUBindNone:
+	case srunopt.CPUBindNone:
 		if !t.Whole {
 			p.share(t.CPUs())
 		}
 		return nil
-	case step.CPUBindRank:
+	case srunopt.CPUBindRank:
 		return p.byRank(t.CPUs())
-	case step.CPUBindMap, step.CPUBindMask, step.CPUBindRankLdom, step.CPUBindMapLdom, step.CPUBindMaskLdom:
+	case srunopt.CPUBindMap, srunopt.CPUBindMask, srunopt.CPUBindRankLdom, srunopt.CPUBindMapLdom, srunopt.CPUBindMaskLdom:
 		return p.byList()
-	case step.CPUBindAuto:
+	case srunopt.CPUBindAuto:
 		p.share(t.CPUs())
 		return nil
 	}
@@ -121,7 +122,7 @@ func (p *Plan) placeCPUs() error {
 
 // share gives all tasks the same CPUs.
 func (p *Plan) share(cpus CPUSet) {
-	p.Kind = step.CPUBindMask
+	p.Kind = srunopt.CPUBindMask
 	p.CPUs = make([]CPUSet, p.in.NTasks)
 	for i := range p.CPUs {
 		p.CPUs[i] = cpus
@@ -133,7 +134,7 @@ func (p *Plan) share(cpus CPUSet) {
 func (p *Plan) choose() (kind step.CPUBindKind, threads int, err error) {
 	b, t := p.in.Binding, p.in.Topology
 	threads = b.ThreadsPerCore
-	if threads == 0 && b.Hint == step.HintNoMultithread {
+	if threads == 0 && b.Hint == srunopt.HintNoMultithread {
 		threads = 1
 	}
 	if threads > t.Threads && t.Guessed == "" {
@@ -153,28 +154,28 @@ func (p *Plan) choose() (kind step.CPUBindKind, threads int, err error) {
 		}
 	}
 	switch {
-	case b.CPU.Kind != step.CPUBindAuto:
+	case b.CPU.Kind != srunopt.CPUBindAuto:
 		return b.CPU.Kind, threads, nil
 	case b.ThreadsPerCore > 0:
-		return step.CPUBindThreads, threads, nil
+		return srunopt.CPUBindThreads, threads, nil
 	case b.NTasksPerCore > 0:
-		return step.CPUBindCores, threads, nil
+		return srunopt.CPUBindCores, threads, nil
 	case b.NTasksPerSocket > 0:
-		return step.CPUBindSockets, threads, nil
-	case b.Hint == step.HintMultithread, b.Hint == step.HintNoMultithread:
-		return step.CPUBindThreads, threads, nil
+		return srunopt.CPUBindSockets, threads, nil
+	case b.Hint == srunopt.HintMultithread, b.Hint == srunopt.HintNoMultithread:
+		return srunopt.CPUBindThreads, threads, nil
 	case b.Hint != "":
-		return step.CPUBindCores, threads, nil
+		return srunopt.CPUBindCores, threads, nil
 	case p.in.Site.Default != "":
 		return p.in.Site.Default, threads, nil
 	}
 	switch want := p.in.NTasks * p.in.CPUsPerTask; want {
 	case sockets:
-		return step.CPUBindSockets, 0, nil
+		return srunopt.CPUBindSockets, 0, nil
 	case cores:
-		return step.CPUBindCores, 0, nil
+		return srunopt.CPUBindCores, 0, nil
 	case len(t.PUs):
-		return step.CPUBindThreads, 0, nil
+		return srunopt.CPUBindThreads, 0, nil
 	}
 	return p.in.Site.Autobind, 0, nil
 }

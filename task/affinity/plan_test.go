@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -122,12 +123,12 @@ func TestSiteDefaults(t *testing.T) {
 		options string
 		want    string
 	}{
-		{step.AffinityConf{Default: step.CPUBindSockets}, "-n8", "0-15 0-15 0-15 0-15 0-15 0-15 0-15 0-15"},
-		{step.AffinityConf{Default: step.CPUBindNone}, "-n8", ""},
-		{step.AffinityConf{Default: step.CPUBindNone}, "-n2 --cpu-bind=cores", "0-1 2-3"},
-		{step.AffinityConf{Autobind: step.CPUBindThreads}, "-n8", "0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15"},
-		{step.AffinityConf{Autobind: step.CPUBindThreads}, "-n3", "0 1 2"},
-		{step.AffinityConf{Autobind: step.CPUBindCores}, "-n3", "0-1 2-3 4-5"},
+		{step.AffinityConf{Default: srunopt.CPUBindSockets}, "-n8", "0-15 0-15 0-15 0-15 0-15 0-15 0-15 0-15"},
+		{step.AffinityConf{Default: srunopt.CPUBindNone}, "-n8", ""},
+		{step.AffinityConf{Default: srunopt.CPUBindNone}, "-n2 --cpu-bind=cores", "0-1 2-3"},
+		{step.AffinityConf{Autobind: srunopt.CPUBindThreads}, "-n8", "0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15"},
+		{step.AffinityConf{Autobind: srunopt.CPUBindThreads}, "-n3", "0 1 2"},
+		{step.AffinityConf{Autobind: srunopt.CPUBindCores}, "-n3", "0-1 2-3 4-5"},
 		{step.AffinityConf{}, "-n3", "0-15 0-15 0-15"},
 	} {
 		in, err := input(c.options)
@@ -193,7 +194,7 @@ func TestWithin(t *testing.T) {
 		have := topo.CPUs()
 		for _, bind := range binds {
 			for _, dist := range dists {
-				d, err := step.ParseDistribution(dist, "")
+				d, err := srunopt.ParseDistribution(dist, "")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -223,7 +224,7 @@ func check(t *testing.T, name string, in Input, have CPUSet) {
 		return
 	}
 	if p.CPUs == nil {
-		if p.Kind != step.CPUBindNone {
+		if p.Kind != srunopt.CPUBindNone {
 			t.Errorf("%s %+v: not bound", name, in.Binding)
 		}
 		return
@@ -237,8 +238,8 @@ func check(t *testing.T, name string, in Input, have CPUSet) {
 		if s.Len() == 0 || s.without(have).Len() > 0 {
 			t.Errorf("%s %+v n=%d c=%d: rank %d has %q of %q", name, in.Binding, in.NTasks, in.CPUsPerTask, rank, s, have)
 		}
-		if kind := p.Kind; in.NTasks*in.CPUsPerTask <= have.Len() && (kind == step.CPUBindThreads || kind == step.CPUBindCores) {
-			if s.Len() < in.CPUsPerTask || kind == step.CPUBindThreads && (s.Len() != in.CPUsPerTask || threads.and(s).Len() > 0) {
+		if kind := p.Kind; in.NTasks*in.CPUsPerTask <= have.Len() && (kind == srunopt.CPUBindThreads || kind == srunopt.CPUBindCores) {
+			if s.Len() < in.CPUsPerTask || kind == srunopt.CPUBindThreads && (s.Len() != in.CPUsPerTask || threads.and(s).Len() > 0) {
 				t.Errorf("%s %+v n=%d c=%d: rank %d has %q, others %q", name, in.Binding, in.NTasks, in.CPUsPerTask, rank, s, threads)
 			}
 			threads = threads.or(s)

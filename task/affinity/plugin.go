@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -70,7 +71,7 @@ func InputOf(spec *step.Spec, sys fs.FS) (Input, error) {
 		in.Site = *spec.Affinity
 	}
 	if unbound(spec) {
-		in.Binding = step.Binding{CPU: step.CPUBind{Verbosity: step.Quiet, Kind: step.CPUBindNone}}
+		in.Binding = step.Binding{CPU: step.CPUBind{Verbosity: srunopt.Quiet, Kind: srunopt.CPUBindNone}}
 		in.CPUsPerTask = 1
 	}
 	return in, nil

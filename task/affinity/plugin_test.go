@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"stepd/internal/linux"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -29,7 +30,7 @@ func spec(b step.Binding) *step.Spec {
 
 func TestPluginLaunch(t *testing.T) {
 	p, said := played(t, spec(step.Binding{
-		CPU: step.CPUBind{Verbosity: step.Verbose, Kind: step.CPUBindMap, List: "0"}, Mem: step.MemBind{Kind: step.MemBindLocal, Verbosity: step.Verbose},
+		CPU: step.CPUBind{Verbosity: srunopt.Verbose, Kind: srunopt.CPUBindMap, List: "0"}, Mem: step.MemBind{Kind: srunopt.MemBindLocal, Verbosity: srunopt.Verbose},
 	}))
 	if err := p.PreSetuid(); err != nil {
 		t.Fatal(err)
@@ -66,7 +67,7 @@ func TestPluginLaunch(t *testing.T) {
 }
 
 func TestPluginRefuses(t *testing.T) {
-	p, _ := played(t, spec(step.Binding{CPU: step.CPUBind{Kind: step.CPUBindMap, List: "5"}}))
+	p, _ := played(t, spec(step.Binding{CPU: step.CPUBind{Kind: srunopt.CPUBindMap, List: "5"}}))
 	if err := p.PreSetuid(); err == nil || !strings.Contains(err.Error(), "CPU 5 is not the step's: it has CPUs 0-1") {
 		t.Errorf("got %v", err)
 	}
@@ -75,7 +76,7 @@ func TestPluginRefuses(t *testing.T) {
 // TestPluginBatch: what a batch job asks for is for its steps. Its script has the
 // CPUs of the job, and is told nothing.
 func TestPluginBatch(t *testing.T) {
-	s := spec(step.Binding{CPU: step.CPUBind{Verbosity: step.Verbose, Kind: step.CPUBindMap, List: "5"}, Mem: step.MemBind{Kind: step.MemBindRank}})
+	s := spec(step.Binding{CPU: step.CPUBind{Verbosity: srunopt.Verbose, Kind: srunopt.CPUBindMap, List: "5"}, Mem: step.MemBind{Kind: srunopt.MemBindRank}})
 	s.ID, s.NTasks, s.CPUs, s.NCPUs = step.ID{Job: 1, Step: step.BatchStep}, 1, "1", 1
 	p, said := played(t, s)
 	if err := p.PreSetuid(); err != nil {

@@ -5,18 +5,19 @@ import (
 	"strconv"
 	"strings"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
 // kindText is the type in SLURM_CPU_BIND_TYPE: all that was dealt is a mask.
 func (p *Plan) kindText() string {
 	switch p.Kind {
-	case step.CPUBindNone, step.CPUBindRank, step.CPUBindRankLdom:
+	case srunopt.CPUBindNone, srunopt.CPUBindRank, srunopt.CPUBindRankLdom:
 		return string(p.Kind)
-	case step.CPUBindMap, step.CPUBindMapLdom, step.CPUBindMaskLdom:
+	case srunopt.CPUBindMap, srunopt.CPUBindMapLdom, srunopt.CPUBindMaskLdom:
 		return string(p.Kind) + ":"
 	}
-	return string(step.CPUBindMask) + ":"
+	return string(srunopt.CPUBindMask) + ":"
 }
 
 // cpuList is SLURM_CPU_BIND_LIST: the user's own list with its repetitions
@@ -25,9 +26,9 @@ func (p *Plan) kindText() string {
 func (p *Plan) cpuList() string {
 	bind := p.in.Binding.CPU
 	switch p.Kind {
-	case step.CPUBindNone, step.CPUBindRank, step.CPUBindRankLdom:
+	case srunopt.CPUBindNone, srunopt.CPUBindRank, srunopt.CPUBindRankLdom:
 		return ""
-	case step.CPUBindMap, step.CPUBindMapLdom, step.CPUBindMask, step.CPUBindMaskLdom:
+	case srunopt.CPUBindMap, srunopt.CPUBindMapLdom, srunopt.CPUBindMask, srunopt.CPUBindMaskLdom:
 		if bind.Kind == p.Kind {
 			return p.givenList(bind)
 		}
@@ -52,11 +53,11 @@ func (p *Plan) cpuList() string {
 
 // givenList is the user's list.
 func (p *Plan) givenList(bind step.CPUBind) string {
-	items, err := bind.Items()
+	items, err := srunopt.CPUItems(bind)
 	if err != nil {
 		return "" // not reached: it was read before
 	}
-	masks := bind.Kind == step.CPUBindMask || bind.Kind == step.CPUBindMaskLdom
+	masks := bind.Kind == srunopt.CPUBindMask || bind.Kind == srunopt.CPUBindMaskLdom
 	var entries []listEntry
 	for _, item := range items {
 		text := strings.TrimPrefix(NewCPUSet(item.Numbers...).Hex(), "0x")
@@ -110,9 +111,9 @@ func listText(entries []listEntry) string {
 func (p *Plan) Env() []string {
 	word := func(v bool) string {
 		if v {
-			return string(step.Verbose)
+			return string(srunopt.Verbose)
 		}
-		return string(step.Quiet)
+		return string(srunopt.Quiet)
 	}
 	var env []string
 	if !p.off { // else as without the plugin
@@ -127,7 +128,7 @@ func (p *Plan) Env() []string {
 		return env
 	}
 	kind, list := string(m.Kind), ""
-	if m.Kind == step.MemBindMap || m.Kind == step.MemBindMask {
+	if m.Kind == srunopt.MemBindMap || m.Kind == srunopt.MemBindMask {
 		kind += ":"
 		list = p.memList(m)
 	}
@@ -169,14 +170,14 @@ func (p *Plan) stale() (names []string) {
 
 // memList is the user's list of memory nodes, written out.
 func (p *Plan) memList(m step.MemBind) string {
-	items, err := m.Items()
+	items, err := srunopt.MemItems(m)
 	if err != nil {
 		return "" // not reached: it was read before
 	}
 	var entries []listEntry
 	for _, item := range items {
 		text := NewCPUSet(item.Numbers...).Hex()
-		if m.Kind == step.MemBindMap {
+		if m.Kind == srunopt.MemBindMap {
 			text = strconv.Itoa(item.Numbers[0])
 		}
 		entries = append(entries, listEntry{text, min(item.Times, p.in.NTasks)})
@@ -189,17 +190,17 @@ func (p *Plan) memList(m step.MemBind) string {
 func (p *Plan) CPULine(node string, id, pid int, has CPUSet) string {
 	word, set := "MASK", " set"
 	switch p.Kind {
-	case step.CPUBindNone:
+	case srunopt.CPUBindNone:
 		word, set = "NONE", ""
-	case step.CPUBindRank:
+	case srunopt.CPUBindRank:
 		word = "RANK"
-	case step.CPUBindMap:
+	case srunopt.CPUBindMap:
 		word = "MAP "
-	case step.CPUBindRankLdom:
+	case srunopt.CPUBindRankLdom:
 		word = "LDRANK"
-	case step.CPUBindMapLdom:
+	case srunopt.CPUBindMapLdom:
 		word = "LDMAP "
-	case step.CPUBindMaskLdom:
+	case srunopt.CPUBindMaskLdom:
 		word = "LDMASK"
 	}
 	return fmt.Sprintf("cpu-bind=%s - %s, task %2d %2d [%d]: mask %s%s", word, node, p.rank(id), id, pid, has.Hex(), set)
@@ -209,17 +210,17 @@ func (p *Plan) CPULine(node string, id, pid int, has CPUSet) string {
 func (p *Plan) MemLine(node string, id, pid int) string {
 	sep, word, set := "=", "", " set"
 	switch m := p.in.Binding.Mem; m.Kind {
-	case step.MemBindUnset:
+	case srunopt.MemBindUnset:
 		word, set = "NULL", ""
-	case step.MemBindNone:
+	case srunopt.MemBindNone:
 		word, set = "NONE", ""
-	case step.MemBindRank:
+	case srunopt.MemBindRank:
 		word = "RANK"
-	case step.MemBindLocal:
+	case srunopt.MemBindLocal:
 		word = "LOC"
-	case step.MemBindMap:
+	case srunopt.MemBindMap:
 		word = "MAP"
-	case step.MemBindMask:
+	case srunopt.MemBindMask:
 		word = "MASK"
 	}
 	if p.in.Binding.Mem.Prefer {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -109,7 +110,7 @@ func TestEnvOff(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", options, got, want)
 		}
 	}
-	if _, err := MakePlan(Input{Topology: machine(t, "2c", "0-1"), NTasks: 1, Site: step.AffinityConf{Off: "CPUs=64"}, Binding: step.Binding{CPU: step.CPUBind{Kind: step.CPUBindCores}}}); err == nil || err.Error() != "cannot bind tasks (--cpu-bind=cores): CPUs=64" {
+	if _, err := MakePlan(Input{Topology: machine(t, "2c", "0-1"), NTasks: 1, Site: step.AffinityConf{Off: "CPUs=64"}, Binding: step.Binding{CPU: step.CPUBind{Kind: srunopt.CPUBindCores}}}); err == nil || err.Error() != "cannot bind tasks (--cpu-bind=cores): CPUs=64" {
 		t.Errorf("got %v", err)
 	}
 }
@@ -145,7 +146,7 @@ func TestLongLists(t *testing.T) {
 	if !slices.Contains(p.Env(), "SLURM_CPU_BIND=quiet,map_cpu:0,"+strings.Repeat("0,", 9999)+strings.Repeat("1,", 9999)+"1") {
 		t.Error("20,000 short entries fit, and are not told")
 	}
-	if again, err := step.ParseCPUBind("map_cpu:" + p.list); err != nil || again.Kind != step.CPUBindMap {
+	if again, err := srunopt.ParseCPUBind("map_cpu:" + p.list); err != nil || again.Kind != srunopt.CPUBindMap {
 		t.Errorf("what is told cannot be asked for: %v", err)
 	}
 }

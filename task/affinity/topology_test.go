@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -72,7 +73,7 @@ func TestManyCPUs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := p.CPUs[1499].Len(); p.Kind != step.CPUBindCores || got != 1 || !p.CPUs[2].Has(1000) {
+	if got := p.CPUs[1499].Len(); p.Kind != srunopt.CPUBindCores || got != 1 || !p.CPUs[2].Has(1000) {
 		t.Errorf("%s: rank 1499 has %s, rank 2 %s", p.Kind, p.CPUs[1499], p.CPUs[2])
 	}
 	if p.list != "" {
@@ -128,7 +129,7 @@ func FuzzTopology(f *testing.F) {
 		if n := len(topo.PUs); n != topo.CPUs().Len() || n+topo.Offline.Len()+topo.Missing.Len() != 4 {
 			t.Fatalf("%+v", topo)
 		}
-		p, err := MakePlan(Input{Topology: topo, NTasks: 3, CPUsPerTask: 1, Overcommit: true, Binding: step.Binding{CPU: step.CPUBind{Kind: step.CPUBindLdoms}}})
+		p, err := MakePlan(Input{Topology: topo, NTasks: 3, CPUsPerTask: 1, Overcommit: true, Binding: step.Binding{CPU: step.CPUBind{Kind: srunopt.CPUBindLdoms}}})
 		if err != nil {
 			return
 		}

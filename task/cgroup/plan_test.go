@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -185,9 +186,9 @@ func must(t *testing.T, err error) {
 // No limit overflows, whatever is asked for, and none is below MinRAMSpace.
 func FuzzMemory(f *testing.F) {
 	f.Add(uint64(1000), uint64(100), 100.0, 0.0)
-	f.Add(uint64(step.MemoryMax), uint64(step.MemoryMax), 1e6, 1e6)
+	f.Add(uint64(srunopt.MemoryMax), uint64(srunopt.MemoryMax), 1e6, 1e6)
 	f.Fuzz(func(t *testing.T, node, mb uint64, ram, swap float64) {
-		node, mb = node%(step.MemoryMax+1), mb%(step.MemoryMax+1)
+		node, mb = node%(srunopt.MemoryMax+1), mb%(srunopt.MemoryMax+1)
 		if ram < 0 || swap < 0 || ram > 1e6 || swap > 1e6 || ram != ram || swap != swap {
 			t.Skip()
 		}

@@ -1,9 +1,9 @@
-package step
+package srunopt
 
 import (
 	"fmt"
 	"math"
-	"path/filepath"
+	"stepd/step"
 	"strconv"
 	"strings"
 )
@@ -69,8 +69,8 @@ func ParseTime(text string) (seconds int, err error) {
 
 // ParseWarning reads --signal: [{R|B}:]SIGNAL[@SECONDS]. R: is for reservations,
 // of which there are none here. signal reads a signal's name or number.
-func ParseWarning(text string, signal func(string) (int, error)) (*Warning, error) {
-	w := &Warning{BeforeS: warnBefore}
+func ParseWarning(text string, signal func(string) (int, error)) (*step.Warning, error) {
+	w := &step.Warning{BeforeS: warnBefore}
 	rest := text
 	if flags, after, ok := strings.Cut(rest, ":"); ok {
 		for _, c := range strings.ToUpper(flags) {
@@ -97,34 +97,6 @@ func ParseWarning(text string, signal func(string) (int, error)) (*Warning, erro
 		return nil, err
 	}
 	return w, nil
-}
-
-func (r *Request) checkTime() error {
-	switch {
-	case r.TimeLimitS < 0 || r.TimeLimitS > TimeLimitMax:
-		return bad("time_limit_s", "%d s: want 0 to %d", r.TimeLimitS, TimeLimitMax)
-	case r.Warn == nil:
-	case r.Warn.Signal < 1 || r.Warn.Signal > 64:
-		return bad("warn", "there is no signal %d", r.Warn.Signal)
-	case r.Warn.BeforeS < 0 || r.Warn.BeforeS > WarnBeforeMax:
-		return bad("warn", "%d s before the end: want 0 to %d", r.Warn.BeforeS, WarnBeforeMax)
-	}
-	return nil
-}
-
-func (r *Request) checkTaskScripts() error {
-	for _, s := range []struct{ field, path string }{{"task_prolog", r.TaskProlog}, {"task_epilog", r.TaskEpilog}} {
-		if s.path == "" {
-			continue
-		}
-		if !filepath.IsAbs(s.path) {
-			return bad(s.field, "%.80q is not an absolute path", s.path)
-		}
-		if err := checkPath(s.field, s.path); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // LimitPrefix begins the variables by which resource limits travel to the tasks.

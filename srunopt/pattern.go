@@ -1,7 +1,8 @@
-package step
+package srunopt
 
 import (
 	"fmt"
+	"stepd/step"
 	"strconv"
 	"strings"
 )
@@ -15,7 +16,7 @@ const pathMax = 4096
 // A number between % and the letter pads with zeros, to ten digits at most. A
 // backslash anywhere keeps all of the pattern as it is, but for the backslashes: each
 // makes the byte behind it an ordinary one.
-func ExpandPattern(pattern string, s *Spec, rank int) (string, error) {
+func ExpandPattern(pattern string, s *step.Spec, rank int) (string, error) {
 	var b strings.Builder
 	if isEscaped(pattern) {
 		for i := 0; i < len(pattern); i++ {
@@ -60,7 +61,7 @@ func checkName(pattern, name string) (string, error) {
 
 // expandLetter gives the text for one letter; whole is returned as it is for
 // an unknown one.
-func expandLetter(letter byte, width int, whole string, s *Spec, rank int) string {
+func expandLetter(letter byte, width int, whole string, s *step.Spec, rank int) string {
 	num := func(n uint64) string { return fmt.Sprintf("%0*d", width, n) }
 	switch letter {
 	case 'j':

@@ -1,8 +1,9 @@
-package step
+package srunopt
 
 import (
 	"fmt"
 	"math/bits"
+	"stepd/step"
 	"strconv"
 	"strings"
 )
@@ -15,27 +16,9 @@ const (
 	GresNameMax = 63
 )
 
-// GresRequest is one entry of what a user asks for by --gres: "gpu:a100:2". It
-// counts for each node.
-type GresRequest struct {
-	Name string `json:"name"`
-	// Type is the model, "" for any.
-	Type string `json:"type,omitempty"`
-	// Count may be 0: none of what the job has.
-	Count uint64 `json:"count"`
-}
-
-// String is the entry as a user writes it, without a suffix: "gpu:a100:2".
-func (g GresRequest) String() string {
-	if g.Type == "" {
-		return g.Name + ":" + strconv.FormatUint(g.Count, 10)
-	}
-	return g.Name + ":" + g.Type + ":" + strconv.FormatUint(g.Count, 10)
-}
-
 // FormatGres writes entries as ParseGres reads them. None at all are "none",
 // and nil is "".
-func FormatGres(list []GresRequest) string {
+func FormatGres(list []step.GresRequest) string {
 	if list != nil && len(list) == 0 {
 		return gresNone
 	}
@@ -59,16 +42,16 @@ const gresNone = "none"
 //
 // What follows the name is a count if it can be read as one, else a type: a
 // type of digits alone needs a count behind it.
-func ParseGres(s string) ([]GresRequest, error) {
+func ParseGres(s string) ([]step.GresRequest, error) {
 	switch {
 	case s == "":
 		return nil, nil
 	case strings.EqualFold(s, gresNone):
-		return []GresRequest{}, nil
+		return []step.GresRequest{}, nil
 	case strings.Count(s, ",") >= GresMax:
 		return nil, fmt.Errorf("cannot parse gres %.80q: more than %d entries", s, GresMax)
 	}
-	var out []GresRequest
+	var out []step.GresRequest
 	for item := range strings.SplitSeq(s, ",") {
 		g, err := parseGresItem(item)
 		if err != nil {
@@ -82,9 +65,9 @@ func ParseGres(s string) ([]GresRequest, error) {
 	return out, nil
 }
 
-func parseGresItem(item string) (GresRequest, error) {
+func parseGresItem(item string) (step.GresRequest, error) {
 	fields := strings.Split(item, ":")
-	g := GresRequest{Name: fields[0], Count: 1}
+	g := step.GresRequest{Name: fields[0], Count: 1}
 	var err error
 	switch {
 	case len(fields) == 2 && IsGresCount(fields[1]):
@@ -104,7 +87,7 @@ func parseGresItem(item string) (GresRequest, error) {
 }
 
 // checkGresType refuses an empty type, which stands for any elsewhere.
-func checkGresType(g GresRequest) error {
+func checkGresType(g step.GresRequest) error {
 	if g.Type == "" {
 		return fmt.Errorf("a type or a count of %.80q is missing", g.Name)
 	}
@@ -115,7 +98,7 @@ func checkGresType(g GresRequest) error {
 // are none, entries told twice, and a name with a type beside the same without,
 // since it would not be clear which devices are meant. A server calls it on what
 // a client sends.
-func CheckGres(list []GresRequest) error {
+func CheckGres(list []step.GresRequest) error {
 	if len(list) > GresMax {
 		return fmt.Errorf("more than %d entries", GresMax)
 	}

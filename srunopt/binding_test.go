@@ -1,8 +1,9 @@
-package step
+package srunopt
 
 import (
 	"encoding/json"
 	"slices"
+	"stepd/step"
 	"strings"
 	"testing"
 
@@ -10,7 +11,7 @@ import (
 )
 
 func TestParseCPUBind(t *testing.T) {
-	for text, want := range map[string]CPUBind{
+	for text, want := range map[string]step.CPUBind{
 		"verbose":               {Verbosity: Verbose},
 		"v":                     {Verbosity: Verbose},
 		"q,v,sockets":           {Verbosity: Verbose, Kind: CPUBindSockets},
@@ -69,7 +70,7 @@ func TestParseCPUBind(t *testing.T) {
 func many(s string, n int) string { return strings.Repeat(s, n) }
 
 func TestParseMemBind(t *testing.T) {
-	for text, want := range map[string]MemBind{
+	for text, want := range map[string]step.MemBind{
 		"verbose,local":       {Verbosity: Verbose, Kind: MemBindLocal},
 		"nosort,verbose,none": {Verbosity: Verbose, Kind: MemBindNone},
 		"sort":                {Sort: true},
@@ -101,25 +102,25 @@ func TestDistribution(t *testing.T) {
 	for _, c := range []struct {
 		text, size string
 		ntasks     int
-		want       Distribution
+		want       step.Distribution
 		told       string
 	}{
-		{"block", "", 2, Distribution{Nodes: "block", Levels: 1}, "block"},
-		{"*", "", 2, Distribution{Levels: 1}, "block"},
-		{"*:*:*", "", 4, Distribution{Levels: 3}, "block:cyclic:cyclic"},
-		{"Cyclic:*:fcyclic,NoPack", "", 2, Distribution{Nodes: "cyclic", Cores: "fcyclic", Pack: "nopack", Levels: 3}, "cyclic:cyclic:fcyclic,nopack"},
-		{"block:block", "", 2, Distribution{Nodes: "block", Sockets: "block", Levels: 2}, "block:block"},
-		{"Pack", "", 2, Distribution{Pack: "pack", Levels: 1}, "block,pack"},
-		{"plane=4", "", 2, Distribution{Nodes: "plane", Plane: 4, Levels: 1}, "plane"},
-		{"plane", "8", 2, Distribution{Nodes: "plane", Plane: 8, Levels: 1}, "plane"},
-		{"arbitrary", "", 2, Distribution{Nodes: "arbitrary", Levels: 1}, "arbitrary"},
+		{"block", "", 2, step.Distribution{Nodes: "block", Levels: 1}, "block"},
+		{"*", "", 2, step.Distribution{Levels: 1}, "block"},
+		{"*:*:*", "", 4, step.Distribution{Levels: 3}, "block:cyclic:cyclic"},
+		{"Cyclic:*:fcyclic,NoPack", "", 2, step.Distribution{Nodes: "cyclic", Cores: "fcyclic", Pack: "nopack", Levels: 3}, "cyclic:cyclic:fcyclic,nopack"},
+		{"block:block", "", 2, step.Distribution{Nodes: "block", Sockets: "block", Levels: 2}, "block:block"},
+		{"Pack", "", 2, step.Distribution{Pack: "pack", Levels: 1}, "block,pack"},
+		{"plane=4", "", 2, step.Distribution{Nodes: "plane", Plane: 4, Levels: 1}, "plane"},
+		{"plane", "8", 2, step.Distribution{Nodes: "plane", Plane: 8, Levels: 1}, "plane"},
+		{"arbitrary", "", 2, step.Distribution{Nodes: "arbitrary", Levels: 1}, "arbitrary"},
 	} {
 		got, err := ParseDistribution(c.text, c.size)
-		if err != nil || got != c.want || got.Text(c.ntasks, 1) != c.told {
-			t.Errorf("%q: got %+v (%q), %v; want %+v (%q)", c.text, got, got.Text(c.ntasks, 1), err, c.want, c.told)
+		if err != nil || got != c.want || DistributionText(got, c.ntasks, 1) != c.told {
+			t.Errorf("%q: got %+v (%q), %v; want %+v (%q)", c.text, got, DistributionText(got, c.ntasks, 1), err, c.want, c.told)
 		}
 	}
-	if got := (Distribution{}).Text(1, 1); got != "cyclic" {
+	if got := DistributionText(step.Distribution{}, 1, 1); got != "cyclic" {
 		t.Errorf("one task, nothing asked: %q", got)
 	}
 	for _, text := range []string{
@@ -148,34 +149,34 @@ func TestBindList(t *testing.T) {
 func TestBindingValidate(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		b     Binding
+		b     step.Binding
 		field string
 	}{
-		{"nothing", Binding{}, ""},
-		{"all", Binding{
-			CPU: CPUBind{Verbose, CPUBindMap, "0,1"}, Mem: MemBind{Kind: MemBindMask, List: "1", Prefer: true},
-			Distribution: Distribution{Nodes: "plane", Plane: 2}, Hint: HintMultithread, ThreadsPerCore: 1, NTasksPerCore: 1, NTasksPerSocket: 8,
+		{"nothing", step.Binding{}, ""},
+		{"all", step.Binding{
+			CPU: step.CPUBind{Verbosity: Verbose, Kind: CPUBindMap, List: "0,1"}, Mem: step.MemBind{Kind: MemBindMask, List: "1", Prefer: true},
+			Distribution: step.Distribution{Nodes: "plane", Plane: 2}, Hint: HintMultithread, ThreadsPerCore: 1, NTasksPerCore: 1, NTasksPerSocket: 8,
 		}, ""},
-		{"verbosity", Binding{CPU: CPUBind{Verbosity: "loud"}}, "binding.cpu"},
-		{"kind", Binding{CPU: CPUBind{Kind: "help"}}, "binding.cpu"},
-		{"no list", Binding{CPU: CPUBind{Kind: CPUBindMap}}, "binding.cpu"},
-		{"list without kind", Binding{CPU: CPUBind{List: "0"}}, "binding.cpu"},
-		{"bad list", Binding{CPU: CPUBind{Kind: CPUBindMask, List: "0\n1"}}, "binding.cpu"},
-		{"mem kind", Binding{Mem: MemBind{Kind: "far"}}, "binding.mem"},
-		{"mem list", Binding{Mem: MemBind{Kind: MemBindLocal, List: "0"}}, "binding.mem"},
-		{"prefer", Binding{Mem: MemBind{Prefer: true}}, "binding.mem"},
-		{"method", Binding{Distribution: Distribution{Sockets: "x\n"}}, "binding.distribution"},
-		{"plane", Binding{Distribution: Distribution{Plane: 3}}, "binding.distribution"},
-		{"levels", Binding{Distribution: Distribution{Levels: 4}}, "binding.distribution"},
-		{"hint", Binding{Hint: "x"}, "binding.hint"},
-		{"threads", Binding{ThreadsPerCore: -1}, "binding.threads_per_core"},
-		{"per core", Binding{NTasksPerCore: TasksMax + 1}, "binding.ntasks_per_core"},
-		{"per socket", Binding{NTasksPerSocket: -4}, "binding.ntasks_per_socket"},
+		{"verbosity", step.Binding{CPU: step.CPUBind{Verbosity: "loud"}}, "binding.cpu"},
+		{"kind", step.Binding{CPU: step.CPUBind{Kind: "help"}}, "binding.cpu"},
+		{"no list", step.Binding{CPU: step.CPUBind{Kind: CPUBindMap}}, "binding.cpu"},
+		{"list without kind", step.Binding{CPU: step.CPUBind{List: "0"}}, "binding.cpu"},
+		{"bad list", step.Binding{CPU: step.CPUBind{Kind: CPUBindMask, List: "0\n1"}}, "binding.cpu"},
+		{"mem kind", step.Binding{Mem: step.MemBind{Kind: "far"}}, "binding.mem"},
+		{"mem list", step.Binding{Mem: step.MemBind{Kind: MemBindLocal, List: "0"}}, "binding.mem"},
+		{"prefer", step.Binding{Mem: step.MemBind{Prefer: true}}, "binding.mem"},
+		{"method", step.Binding{Distribution: step.Distribution{Sockets: "x\n"}}, "binding.distribution"},
+		{"plane", step.Binding{Distribution: step.Distribution{Plane: 3}}, "binding.distribution"},
+		{"levels", step.Binding{Distribution: step.Distribution{Levels: 4}}, "binding.distribution"},
+		{"hint", step.Binding{Hint: "x"}, "binding.hint"},
+		{"threads", step.Binding{ThreadsPerCore: -1}, "binding.threads_per_core"},
+		{"per core", step.Binding{NTasksPerCore: step.TasksMax + 1}, "binding.ntasks_per_core"},
+		{"per socket", step.Binding{NTasksPerSocket: -4}, "binding.ntasks_per_socket"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := goodRequest()
 			r.Binding = c.b
-			err := r.Validate()
+			err := Validate(&r)
 			if c.field == "" && err != nil || c.field != "" && (err == nil || !strings.HasPrefix(err.Error(), c.field+": ")) {
 				t.Errorf("got %v, want an error of %q", err, c.field)
 			}
@@ -190,7 +191,7 @@ func FuzzBinding(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		var b Binding
+		var b step.Binding
 		var err [3]error
 		b.CPU, err[0] = ParseCPUBind(s)
 		b.Mem, err[1] = ParseMemBind(s)
@@ -202,23 +203,23 @@ func FuzzBinding(f *testing.F) {
 		}
 		r := goodRequest()
 		r.Binding = b
-		if err := r.Validate(); err != nil {
+		if err := Validate(&r); err != nil {
 			t.Fatalf("%q: %v", s, err)
 		}
 		doc, _ := json.Marshal(b)
-		var again Binding
+		var again step.Binding
 		if err := json.Unmarshal(doc, &again); err != nil || again != b {
 			t.Fatalf("%q: %+v, then %+v (%v)", s, b, again, err)
 		}
 		if b.CPU.List == "" {
 			return
 		}
-		items, lerr := b.CPU.Items()
+		items, lerr := CPUItems(b.CPU)
 		if lerr != nil || len(items) == 0 {
 			t.Fatalf("%q: accepted, and its list: %v", s, lerr)
 		}
 		for _, i := range items {
-			if i.Times < 1 || !slices.IsSorted(i.Numbers) || len(i.Numbers) > 0 && (i.Numbers[0] < 0 || i.Numbers[len(i.Numbers)-1] >= cpuMax) {
+			if i.Times < 1 || !slices.IsSorted(i.Numbers) || len(i.Numbers) > 0 && (i.Numbers[0] < 0 || i.Numbers[len(i.Numbers)-1] >= numberMax) {
 				t.Fatalf("%q: item %+v", s, i)
 			}
 		}

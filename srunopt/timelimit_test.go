@@ -1,7 +1,8 @@
-package step
+package srunopt
 
 import (
 	"errors"
+	"stepd/step"
 	"strconv"
 	"testing"
 )
@@ -38,13 +39,13 @@ func someSignal(s string) (int, error) {
 func TestParseWarning(t *testing.T) {
 	for _, c := range []struct {
 		text string
-		want Warning
+		want step.Warning
 		ok   bool
 	}{
-		{"USR1", Warning{Signal: 10, BeforeS: 60}, true}, {"12@30", Warning{Signal: 12, BeforeS: 30}, true},
-		{"B:USR1@5", Warning{Signal: 10, BeforeS: 5, Batch: true}, true}, {"R:USR1", Warning{Signal: 10, BeforeS: 60}, true},
-		{"rb:USR1@0", Warning{Signal: 10, Batch: true}, true},
-		{"USR1@65536", Warning{}, false}, {"X:USR1", Warning{}, false}, {"@5", Warning{}, false}, {"USR1@", Warning{}, false}, {"USR1@-1", Warning{}, false},
+		{"USR1", step.Warning{Signal: 10, BeforeS: 60}, true}, {"12@30", step.Warning{Signal: 12, BeforeS: 30}, true},
+		{"B:USR1@5", step.Warning{Signal: 10, BeforeS: 5, Batch: true}, true}, {"R:USR1", step.Warning{Signal: 10, BeforeS: 60}, true},
+		{"rb:USR1@0", step.Warning{Signal: 10, Batch: true}, true},
+		{"USR1@65536", step.Warning{}, false}, {"X:USR1", step.Warning{}, false}, {"@5", step.Warning{}, false}, {"USR1@", step.Warning{}, false}, {"USR1@-1", step.Warning{}, false},
 	} {
 		got, err := ParseWarning(c.text, someSignal)
 		if (err == nil) != c.ok || (c.ok && *got != c.want) {

@@ -1,6 +1,7 @@
-package step
+package srunopt
 
 import (
+	"stepd/step"
 	"strings"
 	"testing"
 )
@@ -36,37 +37,22 @@ func FuzzParseMemory(f *testing.F) {
 	})
 }
 
-func TestFormatMB(t *testing.T) {
-	for mb, want := range map[uint64]string{30: "30 MB", 1500: "1500 MB", 2048: "2 GB", 24105: "23.5 GB", 1 << 20: "1 TB"} {
-		if got := FormatMB(mb); got != want {
-			t.Errorf("FormatMB(%d) = %q, want %q", mb, got, want)
-		}
-	}
-}
-
-func TestGresAllocString(t *testing.T) {
-	got := FormatAllocs([]GresAlloc{{Name: "gpu", Type: "a100", Count: 3, Index: []int{0, 1, 3}}, {Name: "scratch", Count: 10}})
-	if want := "gpu:a100:3(IDX:0-1,3),scratch:10"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
 func TestValidateLimits(t *testing.T) {
 	mb := func(v uint64) *uint64 { return &v }
 	for _, c := range []struct {
 		name  string
-		set   func(*Request)
+		set   func(*step.Request)
 		field string
 	}{
-		{"both", func(r *Request) { r.Mem, r.MemPerCPU = mb(1), mb(1) }, "mem_mb"},
-		{"mem", func(r *Request) { r.Mem = mb(MemoryMax + 1) }, "mem_mb"},
-		{"per cpu", func(r *Request) { r.MemPerCPU = mb(1 << 30) }, "mem_per_cpu_mb"},
-		{"gres", func(r *Request) { r.Gres = []GresRequest{{Name: "a b", Count: 1}} }, "gres"},
+		{"both", func(r *step.Request) { r.Mem, r.MemPerCPU = mb(1), mb(1) }, "mem_mb"},
+		{"mem", func(r *step.Request) { r.Mem = mb(MemoryMax + 1) }, "mem_mb"},
+		{"per cpu", func(r *step.Request) { r.MemPerCPU = mb(1 << 30) }, "mem_per_cpu_mb"},
+		{"gres", func(r *step.Request) { r.Gres = []step.GresRequest{{Name: "a b", Count: 1}} }, "gres"},
 	} {
 		r := goodRequest()
 		c.set(&r)
-		err := r.Validate()
-		if fe, ok := err.(*FieldError); !ok || fe.Field != c.field {
+		err := Validate(&r)
+		if fe, ok := err.(*step.FieldError); !ok || fe.Field != c.field {
 			t.Errorf("%s: %v, want an error of field %q", c.name, err, c.field)
 		}
 	}

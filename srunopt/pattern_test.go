@@ -1,12 +1,13 @@
-package step
+package srunopt
 
 import (
+	"stepd/step"
 	"strings"
 	"testing"
 )
 
-func patternSpec() *Spec {
-	return &Spec{Request: Request{Name: "echo"}, ID: ID{Job: 77}, User: User{Name: "guser1"}, NodeName: "vm"}
+func patternSpec() *step.Spec {
+	return &step.Spec{Request: step.Request{Name: "echo"}, ID: step.ID{Job: 77}, User: step.User{Name: "guser1"}, NodeName: "vm"}
 }
 
 // The expected names are those recorded of srun.

@@ -1,6 +1,9 @@
-package step
+package srunopt
 
-import "testing"
+import (
+	"stepd/step"
+	"testing"
+)
 
 func TestParseAcctgFreq(t *testing.T) {
 	for _, tt := range []struct {
@@ -25,7 +28,7 @@ func TestParseAcctgFreq(t *testing.T) {
 func FuzzParseAcctgFreq(f *testing.F) {
 	f.Add("task=5,energy=0")
 	f.Fuzz(func(t *testing.T, s string) {
-		if n, err := ParseAcctgFreq(s); err == nil && n != nil && (*n < 0 || *n > AcctgFreqMax) {
+		if n, err := ParseAcctgFreq(s); err == nil && n != nil && (*n < 0 || *n > step.AcctgFreqMax) {
 			t.Fatalf("%q: %d", s, *n)
 		}
 	})

@@ -1,26 +1,11 @@
-package step
+package srunopt
 
 import (
 	"fmt"
+	"stepd/step"
 	"strconv"
 	"strings"
 )
-
-// Distribution is a -m, --distribution: how tasks are dealt to nodes, and their
-// CPUs to the tasks. An empty word is "*", the default.
-type Distribution struct {
-	// Nodes is "block", "cyclic", "plane" or "arbitrary" (DealRanks). "plane" makes
-	// the default of Sockets "block".
-	Nodes string `json:"nodes,omitempty"`
-	Plane int    `json:"plane,omitempty"` // tasks of a plane; 0 without one
-	// Sockets and Cores are "block", "cyclic" or "fcyclic".
-	Sockets string `json:"sockets,omitempty"`
-	Cores   string `json:"cores,omitempty"`
-	Pack    string `json:"pack,omitempty"` // "pack" or "nopack"
-
-	// Levels is how many of the three were written: the tasks are told as many.
-	Levels int `json:"levels,omitempty"`
-}
 
 // The words of a distribution.
 const (
@@ -37,8 +22,8 @@ const distributionUsage = "write {block|cyclic|plane=N|arbitrary|*}[:{block|cycl
 
 // ParseDistribution reads the text of -m. planeSize is what SLURM_DIST_PLANESIZE
 // says, for a "plane" without a size of its own.
-func ParseDistribution(text, planeSize string) (Distribution, error) {
-	var d Distribution
+func ParseDistribution(text, planeSize string) (step.Distribution, error) {
+	var d step.Distribution
 	methods, pack, packed := strings.Cut(strings.ToLower(text), ",")
 	if !packed && (methods == DistPack || methods == DistNoPack) {
 		methods, pack = "*", methods // alone, as srun takes it
@@ -51,39 +36,39 @@ func ParseDistribution(text, planeSize string) (Distribution, error) {
 			size = "=" + planeSize
 		}
 		n, err := strconv.ParseUint(strings.TrimPrefix(size, "="), 10, 32)
-		if size[0] != '=' || err != nil || n < 1 || n > TasksMax {
-			return Distribution{}, fmt.Errorf("--distribution=%.80s: the size of a plane is a number from 1 to %d, and nothing comes behind it", text, TasksMax)
+		if size[0] != '=' || err != nil || n < 1 || n > step.TasksMax {
+			return step.Distribution{}, fmt.Errorf("--distribution=%.80s: the size of a plane is a number from 1 to %d, and nothing comes behind it", text, step.TasksMax)
 		}
 		d.Nodes, d.Plane, d.Levels = DistPlane, int(n), 1
 		return d, nil
 	}
 	parts := strings.Split(methods, ":")
 	if len(parts) > 3 {
-		return Distribution{}, fmt.Errorf("--distribution=%.80s: %s", text, distributionUsage)
+		return step.Distribution{}, fmt.Errorf("--distribution=%.80s: %s", text, distributionUsage)
 	}
 	for i, word := range []*string{&d.Nodes, &d.Sockets, &d.Cores}[:len(parts)] {
 		if parts[i] != "*" {
 			*word = parts[i]
 		}
 		if parts[i] == "" {
-			return Distribution{}, fmt.Errorf("--distribution=%.80s: %s", text, distributionUsage)
+			return step.Distribution{}, fmt.Errorf("--distribution=%.80s: %s", text, distributionUsage)
 		}
 	}
 	d.Levels = len(parts)
-	if err := d.check(); err != nil {
-		return Distribution{}, fmt.Errorf("--distribution=%.80s: %w", text, err)
+	if err := checkDistribution(d); err != nil {
+		return step.Distribution{}, fmt.Errorf("--distribution=%.80s: %w", text, err)
 	}
 	return d, nil
 }
 
-func (d Distribution) check() error {
+func checkDistribution(d step.Distribution) error {
 	switch {
 	case d.Nodes != "" && d.Nodes != DistBlock && d.Nodes != DistCyclic && d.Nodes != DistPlane && d.Nodes != DistArbitrary,
 		!cpuMethod(d.Sockets), !cpuMethod(d.Cores),
 		d.Pack != "" && d.Pack != DistPack && d.Pack != DistNoPack:
 		return fmt.Errorf("there is no such method: %s", distributionUsage)
-	case (d.Nodes == DistPlane) != (d.Plane != 0) || d.Plane < 0 || d.Plane > TasksMax:
-		return fmt.Errorf("a plane has from 1 to %d tasks, and nothing else has a size", TasksMax)
+	case (d.Nodes == DistPlane) != (d.Plane != 0) || d.Plane < 0 || d.Plane > step.TasksMax:
+		return fmt.Errorf("a plane has from 1 to %d tasks, and nothing else has a size", step.TasksMax)
 	case d.Nodes == DistPlane && (d.Sockets != "" || d.Cores != ""):
 		return fmt.Errorf("plane goes without methods for sockets and cores")
 	case d.Levels < 0 || d.Levels > 3:
@@ -96,9 +81,9 @@ func cpuMethod(word string) bool {
 	return word == "" || word == DistBlock || word == DistCyclic || word == DistFCyclic
 }
 
-// Text is the value of SLURM_DISTRIBUTION, as measured: every level that
+// DistributionText is the value of SLURM_DISTRIBUTION, as measured: every level that
 // was written, with the word for "*". The default for one task a node is cyclic.
-func (d Distribution) Text(ntasks, nnodes int) string {
+func DistributionText(d step.Distribution, ntasks, nnodes int) string {
 	nodes := d.Nodes
 	if nodes == "" {
 		nodes = DistBlock

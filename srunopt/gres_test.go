@@ -1,6 +1,7 @@
-package step
+package srunopt
 
 import (
+	"stepd/step"
 	"strings"
 	"testing"
 
@@ -9,25 +10,25 @@ import (
 
 func TestParseGres(t *testing.T) {
 	long := strings.Repeat("n", GresNameMax)
-	for text, want := range map[string][]GresRequest{
+	for text, want := range map[string][]step.GresRequest{
 		"":                       nil,
 		"none":                   {},
 		"NONE":                   {},
-		"gpu":                    {{"gpu", "", 1}},
-		"gpu:2":                  {{"gpu", "", 2}},
-		"gpu:0":                  {{"gpu", "", 0}},
-		"gpu:a100":               {{"gpu", "a100", 1}},
-		"gpu:a100:1":             {{"gpu", "a100", 1}},
-		"gpu:1g.5gb+me:3":        {{"gpu", "1g.5gb+me", 3}},
-		"gpu:1g.5gb":             {{"gpu", "1g.5gb", 1}},
-		"gpu:2,scratch:10G":      {{"gpu", "", 2}, {"scratch", "", 10 << 30}},
-		"gpu:a:1,gpu:b:2":        {{"gpu", "a", 1}, {"gpu", "b", 2}},
-		"x:1k,y:1M,z:1t,w:1P":    {{"x", "", 1 << 10}, {"y", "", 1 << 20}, {"z", "", 1 << 40}, {"w", "", 1 << 50}},
-		"x:16383P":               {{"x", "", 16383 << 50}},
-		"x:020":                  {{"x", "", 20}},
-		"x:18446744073709551615": {{"x", "", 1<<64 - 1}},
-		"gpu:4090:1":             {{"gpu", "4090", 1}},
-		long + ":" + long:        {{long, long, 1}},
+		"gpu":                    {{Name: "gpu", Count: 1}},
+		"gpu:2":                  {{Name: "gpu", Count: 2}},
+		"gpu:0":                  {{Name: "gpu", Count: 0}},
+		"gpu:a100":               {{Name: "gpu", Type: "a100", Count: 1}},
+		"gpu:a100:1":             {{Name: "gpu", Type: "a100", Count: 1}},
+		"gpu:1g.5gb+me:3":        {{Name: "gpu", Type: "1g.5gb+me", Count: 3}},
+		"gpu:1g.5gb":             {{Name: "gpu", Type: "1g.5gb", Count: 1}},
+		"gpu:2,scratch:10G":      {{Name: "gpu", Count: 2}, {Name: "scratch", Count: 10 << 30}},
+		"gpu:a:1,gpu:b:2":        {{Name: "gpu", Type: "a", Count: 1}, {Name: "gpu", Type: "b", Count: 2}},
+		"x:1k,y:1M,z:1t,w:1P":    {{Name: "x", Count: 1 << 10}, {Name: "y", Count: 1 << 20}, {Name: "z", Count: 1 << 40}, {Name: "w", Count: 1 << 50}},
+		"x:16383P":               {{Name: "x", Count: 16383 << 50}},
+		"x:020":                  {{Name: "x", Count: 20}},
+		"x:18446744073709551615": {{Name: "x", Count: 1<<64 - 1}},
+		"gpu:4090:1":             {{Name: "gpu", Type: "4090", Count: 1}},
+		long + ":" + long:        {{Name: long, Type: long, Count: 1}},
 	} {
 		got, err := ParseGres(text)
 		if err != nil {
@@ -70,11 +71,11 @@ func TestParseGresMistakes(t *testing.T) {
 
 // TestCheckGres: what a client sends without ParseGres.
 func TestCheckGres(t *testing.T) {
-	if err := CheckGres(make([]GresRequest, GresMax+1)); err == nil || !strings.Contains(err.Error(), "more than 64") {
+	if err := CheckGres(make([]step.GresRequest, GresMax+1)); err == nil || !strings.Contains(err.Error(), "more than 64") {
 		t.Errorf("got %v", err)
 	}
-	for _, bad := range []GresRequest{{}, {Name: "a/b"}, {Name: "gpu", Type: "a:b"}, {Name: "None"}} {
-		if err := CheckGres([]GresRequest{bad}); err == nil {
+	for _, bad := range []step.GresRequest{{}, {Name: "a/b"}, {Name: "gpu", Type: "a:b"}, {Name: "None"}} {
+		if err := CheckGres([]step.GresRequest{bad}); err == nil {
 			t.Errorf("%+v was taken", bad)
 		}
 	}

@@ -1,8 +1,9 @@
-package step
+package srunopt
 
 import (
 	"errors"
 	"fmt"
+	"stepd/step"
 	"strconv"
 	"strings"
 )
@@ -10,11 +11,13 @@ import (
 // Limits on the list of a map or mask, which a user writes.
 const (
 	// BindListMax bounds its text, in bytes: the tasks are told it in a variable.
-	BindListMax = VariableMax
+	BindListMax = step.VariableMax
 	// bindItemsMax bounds its entries: no step has more tasks.
-	bindItemsMax = TasksMax
-	// maskDigits is the longest mask: one with cpuMax bits.
-	maskDigits = cpuMax / 4
+	bindItemsMax = step.TasksMax
+	// numberMax bounds the number of a CPU and of a memory node.
+	numberMax = 1 << 16
+	// maskDigits is the longest mask: one with numberMax bits.
+	maskDigits = numberMax / 4
 )
 
 // BindItem is an entry of a map or mask list, for Times tasks one after the other.
@@ -44,8 +47,8 @@ func BindList(text string, masks bool) ([]BindItem, error) {
 		item := BindItem{Times: 1}
 		if repeated {
 			n, err := strconv.ParseUint(times, 10, 32)
-			if err != nil || n < 1 || n > TasksMax {
-				return nil, fmt.Errorf("%.40q is repeated %.20q times: write a number from 1 to %d", value, times, TasksMax)
+			if err != nil || n < 1 || n > step.TasksMax {
+				return nil, fmt.Errorf("%.40q is repeated %.20q times: write a number from 1 to %d", value, times, step.TasksMax)
 			}
 			item.Times = int(n)
 		}
@@ -72,8 +75,8 @@ func parseNumber(s string) ([]int, error) {
 		digits, base = hex, 16
 	}
 	n, err := strconv.ParseUint(digits, base, 32)
-	if err != nil || n >= cpuMax {
-		return nil, fmt.Errorf("%.40q is not a number below %d", s, cpuMax)
+	if err != nil || n >= numberMax {
+		return nil, fmt.Errorf("%.40q is not a number below %d", s, numberMax)
 	}
 	return []int{int(n)}, nil
 }
