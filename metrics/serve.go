@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -116,10 +115,4 @@ type slotted struct {
 func (c *slotted) Close() error {
 	defer c.free()
 	return c.Conn.Close()
-}
-
-// Local reports whether only this host reaches an address "IP:PORT".
-func Local(address string) bool {
-	a, err := netip.ParseAddrPort(address)
-	return err == nil && a.Addr().IsLoopback()
 }
