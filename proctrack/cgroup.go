@@ -79,7 +79,7 @@ func (c *Cgroup) splitTasks(tasks *group) error {
 	if !c.cfg.PerTask || tasks.v1 {
 		return nil
 	}
-	missing, err := tasks.delegate()
+	missing, err := controllers{tasks}.delegate()
 	for _, why := range missing {
 		return errors.New(why)
 	}

@@ -9,9 +9,12 @@ import (
 // wanted are the v2 controllers that limits and accounting can use.
 var wanted = [...]string{"cpu", "cpuset", "io", "memory", "pids"}
 
+// controllers are the v2 controllers of a group, and those that it gives to its children.
+type controllers struct{ *group }
+
 // delegate enables the wanted controllers for the children of g, as far as g
 // has them, and says why the others stay disabled.
-func (g *group) delegate() (missing map[string]string, err error) {
+func (g controllers) delegate() (missing map[string]string, err error) {
 	missing = make(map[string]string)
 	if g.v1 {
 		return missing, nil
@@ -38,12 +41,12 @@ func (g *group) delegate() (missing map[string]string, err error) {
 }
 
 // lacking lists the wanted controllers that g has and its children have not.
-func (g *group) lacking() ([]string, error) {
-	has, err := g.controllers("cgroup.controllers")
+func (g controllers) lacking() ([]string, error) {
+	has, err := g.listed("cgroup.controllers")
 	if err != nil {
 		return nil, err
 	}
-	enabled, err := g.controllers("cgroup.subtree_control")
+	enabled, err := g.listed("cgroup.subtree_control")
 	return slices.DeleteFunc(has, func(c string) bool {
 		return !slices.Contains(wanted[:], c) || slices.Contains(enabled, c)
 	}), err
@@ -53,7 +56,7 @@ func (g *group) lacking() ([]string, error) {
 // kernel refuses memory and io, and takes cpu and pids for a wish to have threads
 // in the children, which could hold no processes any more (cgroup-v2.rst,
 // "Threads"). The root of all alone may have processes.
-func (g *group) keepsAll() (why string, err error) {
+func (g controllers) keepsAll() (why string, err error) {
 	if !g.has("cgroup.type") {
 		return "", nil
 	}
@@ -65,16 +68,16 @@ func (g *group) keepsAll() (why string, err error) {
 }
 
 // enable lets these controllers limit the children of g.
-func (g *group) enable(controllers []string) error {
-	if len(controllers) == 0 {
+func (g controllers) enable(names []string) error {
+	if len(names) == 0 {
 		return nil
 	}
-	enabled, err := g.controllers("cgroup.subtree_control")
+	enabled, err := g.listed("cgroup.subtree_control")
 	if err != nil {
 		return err
 	}
 	var change []string
-	for _, c := range controllers {
+	for _, c := range names {
 		if !slices.Contains(enabled, c) {
 			change = append(change, "+"+c)
 		}
@@ -86,15 +89,16 @@ func (g *group) enable(controllers []string) error {
 }
 
 // delegated lists the wanted controllers that limit the children of g.
-func (g *group) delegated() ([]string, error) {
+func (g controllers) delegated() ([]string, error) {
 	if g.v1 {
 		return nil, nil
 	}
-	enabled, err := g.controllers("cgroup.subtree_control")
+	enabled, err := g.listed("cgroup.subtree_control")
 	return slices.DeleteFunc(enabled, func(c string) bool { return !slices.Contains(wanted[:], c) }), err
 }
 
-func (g *group) controllers(file string) ([]string, error) {
+// listed reads a file of controllers' names.
+func (g controllers) listed(file string) ([]string, error) {
 	data, err := g.read(file)
 	return strings.Fields(string(data)), err
 }

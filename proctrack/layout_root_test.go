@@ -299,7 +299,7 @@ func TestRootDelegateSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.close()
-	has, err := root.delegated()
+	has, err := controllers{root}.delegated()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +307,7 @@ func TestRootDelegateSaysWhy(t *testing.T) {
 		t.Skip("no v2 controllers here")
 	}
 	spawnIn(t, c, `echo ready; exec sleep 1000`)
-	missing, err := c.tasks.delegate()
+	missing, err := (controllers{c.tasks}).delegate()
 	if err != nil || !strings.Contains(missing["memory"], "1 processes are in cgroup") || len(missing) != len(has) {
 		t.Errorf("delegate of step %s = %v, %v; want a reason for each of %q", id, missing, err, has)
 	}
@@ -317,10 +317,10 @@ func TestRootDelegateSaysWhy(t *testing.T) {
 	if err := c.Kill(shortly(t)); err != nil {
 		t.Fatal(err)
 	}
-	if missing, err = c.tasks.delegate(); err != nil || len(missing) > 0 {
+	if missing, err = (controllers{c.tasks}).delegate(); err != nil || len(missing) > 0 {
 		t.Errorf("delegate of an empty group = %v, %v", missing, err)
 	}
-	if got, err := c.tasks.delegated(); err != nil || len(got) != len(has) {
+	if got, err := (controllers{c.tasks}).delegated(); err != nil || len(got) != len(has) {
 		t.Errorf("the children have %q (%v), want %q", got, err, has)
 	}
 }

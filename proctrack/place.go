@@ -46,18 +46,18 @@ func again(do func() error) (err error) {
 
 // ensureJob makes and opens the job's cgroup and its tasks' cgroup.
 func (g *group) ensureJob(job uint32) (j, tasks *group, err error) {
-	controllers, err := g.delegated()
+	enabled, err := controllers{g}.delegated()
 	if err != nil {
 		return nil, nil, err
 	}
 	if j, err = g.ensure(jobName(job)); err != nil {
 		return nil, nil, err
 	}
-	if err = j.enable(controllers); err == nil {
+	if err = (controllers{j}).enable(enabled); err == nil {
 		tasks, err = j.ensure(j.jobTasks())
 	}
 	if err == nil {
-		if err = tasks.enable(controllers); err == nil {
+		if err = (controllers{tasks}).enable(enabled); err == nil {
 			return j, tasks, nil
 		}
 		tasks.close()

@@ -193,7 +193,7 @@ func (r *Root) Ensure() (missing map[string]string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		there, err := g.delegate()
+		there, err := controllers{g}.delegate()
 		maps.Copy(missing, there)
 		if err == nil && dir == filepath.Dir(r.dir) {
 			err = ensureIn(g, filepath.Base(r.dir))
@@ -233,7 +233,7 @@ func (r *Root) Controllers() ([]string, error) {
 		return nil, err
 	}
 	defer root.close()
-	return root.delegated()
+	return controllers{root}.delegated()
 }
 
 // ensure makes a child unless it exists, and opens it.

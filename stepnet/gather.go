@@ -20,11 +20,13 @@ type gatherKey struct{ name, nodes string }
 // end of the one before, also where its caller has given up waiting. What a node
 // has once given stays given.
 type gatherings struct {
-	gathMu    sync.Mutex
-	going     map[gatherKey]*gathering // guarded by gathMu
-	turns     map[gatherKey]*turn      // guarded by gathMu
-	gathBytes int                      // guarded by gathMu: held for all of them
-	gathErr   error                    // guarded by gathMu: there will be no more
+	n *Node
+
+	mu    sync.Mutex
+	going map[gatherKey]*gathering // guarded by mu
+	turns map[gatherKey]*turn      // guarded by mu
+	held  int                      // guarded by mu: bytes of all of them
+	ended error                    // guarded by mu: there will be no more
 }
 
 // gathering is one, seen from one node.
@@ -48,31 +50,31 @@ type gathered struct {
 // turn is the queue of this node's callers of one key.
 type turn struct {
 	held  chan struct{} // size 1: full while one is in a gathering
-	users int           // guarded by gathMu
+	users int           // guarded by mu
 }
 
-func (g *gatherings) init() {
-	g.going, g.turns = make(map[gatherKey]*gathering), make(map[gatherKey]*turn)
+func newGatherings(n *Node) *gatherings {
+	return &gatherings{n: n, going: make(map[gatherKey]*gathering), turns: make(map[gatherKey]*turn)}
 }
 
 // gatherNameMax bounds a gathering's name, and a call's.
 const gatherNameMax = 4096
 
 // Allgather implements step.Peers.
-func (n *Node) Allgather(ctx context.Context, name string, nodes []int, data []byte) ([][]byte, error) {
-	nodes, err := n.whoMeet(nodes)
+func (m *gatherings) Allgather(ctx context.Context, name string, nodes []int, data []byte) ([][]byte, error) {
+	nodes, err := m.whoMeet(nodes)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("cannot gather %.80q: %w", name, err)
 	case len(name) > gatherNameMax:
 		return nil, fmt.Errorf("cannot gather %.80q...: a name of %d bytes: at most %d", name, len(name), gatherNameMax)
-	case len(data) > n.lim.Gather:
-		return nil, fmt.Errorf("cannot gather %.80q: %d bytes: at most %d for all nodes together", name, len(data), n.lim.Gather)
+	case len(data) > m.n.lim.Gather:
+		return nil, fmt.Errorf("cannot gather %.80q: %d bytes: at most %d for all nodes together", name, len(data), m.n.lim.Gather)
 	case len(nodes) == 1:
-		return [][]byte{data}, n.lostError()
+		return [][]byte{data}, m.n.lostError()
 	}
 	key := gatherKey{name, step.FormatCPUList(nodes)}
-	result, err := n.begin(ctx, key, nodes, data)
+	result, err := m.begin(ctx, key, nodes, data)
 	if err == nil {
 		select {
 		case g := <-result:
@@ -81,10 +83,10 @@ func (n *Node) Allgather(ctx context.Context, name string, nodes []int, data []b
 		}
 		err = context.Cause(ctx)
 	}
-	if lost := n.lostError(); lost != nil {
+	if lost := m.n.lostError(); lost != nil {
 		return nil, lost
 	}
-	missing := n.whoMisses(key, nodes)
+	missing := m.whoMisses(key, nodes)
 	if result != nil {
 		select {
 		case g := <-result: // it came while we asked
@@ -104,9 +106,9 @@ func values(parts []entry) [][]byte {
 }
 
 // whoMeet checks the nodes of a gathering; nil are all.
-func (n *Node) whoMeet(nodes []int) ([]int, error) {
+func (m *gatherings) whoMeet(nodes []int) ([]int, error) {
 	if nodes == nil {
-		nodes = make([]int, n.nodes)
+		nodes = make([]int, m.n.nodes)
 		for i := range nodes {
 			nodes[i] = i
 		}
@@ -114,71 +116,71 @@ func (n *Node) whoMeet(nodes []int) ([]int, error) {
 	}
 	last := -1
 	for _, i := range nodes {
-		if i <= last || i >= n.nodes {
-			return nil, fmt.Errorf("nodes %v: want ascending ids below %d", nodes, n.nodes)
+		if i <= last || i >= m.n.nodes {
+			return nil, fmt.Errorf("nodes %v: want ascending ids below %d", nodes, m.n.nodes)
 		}
 		last = i
 	}
-	if !slices.Contains(nodes, n.self) {
-		return nil, fmt.Errorf("nodes %v: node %d, which calls, is not among them", nodes, n.self)
+	if !slices.Contains(nodes, m.n.self) {
+		return nil, fmt.Errorf("nodes %v: node %d, which calls, is not among them", nodes, m.n.self)
 	}
 	return nodes, nil
 }
 
 // begin waits for this key's turn and gives this node's part.
-func (n *Node) begin(ctx context.Context, key gatherKey, nodes []int, data []byte) (chan gathered, error) {
-	n.gathMu.Lock()
-	if n.gathErr != nil {
-		defer n.gathMu.Unlock()
-		return nil, n.gathErr
+func (m *gatherings) begin(ctx context.Context, key gatherKey, nodes []int, data []byte) (chan gathered, error) {
+	m.mu.Lock()
+	if m.ended != nil {
+		defer m.mu.Unlock()
+		return nil, m.ended
 	}
-	t := n.turns[key]
+	t := m.turns[key]
 	if t == nil {
 		t = &turn{held: make(chan struct{}, 1)}
-		n.turns[key] = t
+		m.turns[key] = t
 	}
 	t.users++
-	n.gathMu.Unlock()
+	m.mu.Unlock()
 	select {
 	case t.held <- struct{}{}:
 	case <-ctx.Done():
-		n.gathMu.Lock()
-		defer n.gathMu.Unlock()
-		n.leave(key, t)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.leave(key, t)
 		return nil, context.Cause(ctx)
 	}
 	result := make(chan gathered, 1)
-	err := n.contribute(key, nodes, []entry{{n.self, data}}, "", result)
+	err := m.contribute(key, nodes, []entry{{m.n.self, data}}, "", result)
 	return result, err
 }
 
-// leave is called with gathMu held.
-func (n *Node) leave(key gatherKey, t *turn) {
+// leave is called with mu held.
+func (m *gatherings) leave(key gatherKey, t *turn) {
 	if t.users--; t.users == 0 {
-		delete(n.turns, key)
+		delete(m.turns, key)
 	}
 }
 
 // contribute adds what has come, from this node's caller or from below, and sends
 // it on when it is all.
-func (n *Node) contribute(key gatherKey, nodes []int, parts []entry, fail string, caller chan gathered) error {
-	n.gathMu.Lock()
-	if n.gathErr != nil {
-		defer n.gathMu.Unlock()
+func (m *gatherings) contribute(key gatherKey, nodes []int, parts []entry, fail string, caller chan gathered) error {
+	m.mu.Lock()
+	if m.ended != nil {
+		defer m.mu.Unlock()
 		if caller != nil {
-			caller <- gathered{err: n.gathErr}
+			caller <- gathered{err: m.ended}
 		}
 		return nil
 	}
-	g := n.going[key]
+	g := m.going[key]
 	if g == nil {
-		g = &gathering{key: key, nodes: nodes, meet: n.meeting(nodes), came: make(map[int]bool)}
+		g = &gathering{key: key, nodes: nodes, meet: m.n.meeting(nodes), came: make(map[int]bool)}
 		for _, i := range nodes {
-			if n.below(i, n.self) {
+			if m.n.below(i, m.n.self) {
 				g.need++
 			}
 		}
-		n.going[key] = g
+		m.going[key] = g
 	}
 	if caller != nil {
 		g.caller = caller
@@ -188,54 +190,54 @@ func (n *Node) contribute(key gatherKey, nodes []int, parts []entry, fail string
 	}
 	for _, e := range parts {
 		if g.came[e.node] {
-			n.gathMu.Unlock()
+			m.mu.Unlock()
 			return fmt.Errorf("%w: node %d came twice to %.80q", errFrame, e.node, key.name)
 		}
 		g.came[e.node] = true
-		n.hold(g, e)
+		m.hold(g, e)
 	}
 	if len(g.came) < g.need {
-		n.gathMu.Unlock()
+		m.mu.Unlock()
 		return nil
 	}
 	p := g.part()
-	if g.meet != n.self {
+	if g.meet != m.n.self {
 		// It stays until the whole comes down, but not what was sent.
-		n.release(g)
-		n.gathMu.Unlock()
+		m.release(g)
+		m.mu.Unlock()
 		// Where the parent is gone that is the gathering's end, and no fault of
 		// who has brought this part.
-		_ = n.up.pushWait(n.ctx, p.frame(kindGatherUp))
+		_ = m.n.up.pushWait(m.n.ctx, p.frame(kindGatherUp))
 		return nil
 	}
-	n.conclude(g, p)
-	n.gathMu.Unlock()
-	return n.passDown(g, p.frame(kindGatherDown))
+	m.conclude(g, p)
+	m.mu.Unlock()
+	return m.passDown(g, p.frame(kindGatherDown))
 }
 
 // hold adds one part, within the limits; beyond them the gathering fails for
-// all, when all have come. The caller holds gathMu.
-func (n *Node) hold(g *gathering, e entry) {
+// all, when all have come. The caller holds mu.
+func (m *gatherings) hold(g *gathering, e entry) {
 	switch size := len(e.data); {
 	case g.fail != "":
-	case g.bytes+size > n.lim.Gather:
-		g.fail = fmt.Sprintf("more than %d bytes together", n.lim.Gather)
-	case n.gathBytes+size > n.lim.GatherAll:
-		g.fail = fmt.Sprintf("node %q holds more than %d bytes of gatherings that go on", n.cfg.Names[n.self], n.lim.GatherAll)
+	case g.bytes+size > m.n.lim.Gather:
+		g.fail = fmt.Sprintf("more than %d bytes together", m.n.lim.Gather)
+	case m.held+size > m.n.lim.GatherAll:
+		g.fail = fmt.Sprintf("node %q holds more than %d bytes of gatherings that go on", m.n.cfg.Names[m.n.self], m.n.lim.GatherAll)
 	default:
 		g.bytes += size
-		n.gathBytes += size
+		m.held += size
 	}
 	if g.fail != "" {
-		n.release(g)
+		m.release(g)
 		e.data = nil
 	}
 	g.parts = append(g.parts, e)
 }
 
-// release drops the data. The caller holds gathMu.
-func (n *Node) release(g *gathering) {
-	n.gathBytes -= g.bytes
+// release drops the data. The caller holds mu.
+func (m *gatherings) release(g *gathering) {
+	m.held -= g.bytes
 	g.bytes = 0
 	parts := g.parts
 	g.parts = nil
@@ -253,10 +255,10 @@ func (g *gathering) part() *part {
 	return &part{name: g.key.name, nodes: g.key.nodes, problem: g.fail, entries: g.parts}
 }
 
-// conclude ends a gathering on this node. The caller holds gathMu.
-func (n *Node) conclude(g *gathering, p *part) {
-	n.gathBytes -= g.bytes
-	delete(n.going, g.key)
+// conclude ends a gathering on this node. The caller holds mu.
+func (m *gatherings) conclude(g *gathering, p *part) {
+	m.held -= g.bytes
+	delete(m.going, g.key)
 	if g.caller == nil {
 		return
 	}
@@ -264,23 +266,23 @@ func (n *Node) conclude(g *gathering, p *part) {
 	if p.problem != "" {
 		got = gathered{err: fmt.Errorf("cannot gather %.80q: %s", g.key.name, p.problem)}
 	}
-	n.answer(g.key, g.caller, got)
+	m.answer(g.key, g.caller, got)
 }
 
 // answer ends a caller's gathering, and lets the next one of this key begin. The caller
-// holds gathMu.
-func (n *Node) answer(key gatherKey, caller chan gathered, got gathered) {
+// holds mu.
+func (m *gatherings) answer(key gatherKey, caller chan gathered, got gathered) {
 	caller <- got
-	t := n.turns[key]
+	t := m.turns[key]
 	<-t.held
-	n.leave(key, t)
+	m.leave(key, t)
 }
 
 // passDown sends the whole to the children below which a node takes part.
-func (n *Node) passDown(g *gathering, f frame) error {
-	for c, l := range n.down { // a node that is lost has failed it already
-		if slices.ContainsFunc(g.nodes, func(i int) bool { return n.below(i, c) }) {
-			if err := l.pushWait(n.ctx, f); err != nil && n.ctx.Err() != nil {
+func (m *gatherings) passDown(g *gathering, f frame) error {
+	for c, l := range m.n.down { // a node that is lost has failed it already
+		if slices.ContainsFunc(g.nodes, func(i int) bool { return m.n.below(i, c) }) {
+			if err := l.pushWait(m.n.ctx, f); err != nil && m.n.ctx.Err() != nil {
 				return err
 			}
 		}
@@ -289,85 +291,85 @@ func (n *Node) passDown(g *gathering, f frame) error {
 }
 
 // gatheredBelow takes what has come together below a child.
-func (n *Node) gatheredBelow(l *link, body []byte) error {
+func (m *gatherings) gatheredBelow(l *link, body []byte) error {
 	p, err := parsePart(body)
 	if err != nil {
 		return err
 	}
-	nodes, err := n.parseNodes(p.nodes)
+	nodes, err := m.parseNodes(p.nodes)
 	if err != nil {
 		return err
 	}
 	for _, e := range p.entries {
-		if _, meets := slices.BinarySearch(nodes, e.node); !meets || !n.below(e.node, l.peer) {
+		if _, meets := slices.BinarySearch(nodes, e.node); !meets || !m.n.below(e.node, l.peer) {
 			return fmt.Errorf("%w: node %d is not to come to %.80q", errFrame, e.node, p.name)
 		}
 	}
-	return n.contribute(gatherKey{p.name, p.nodes}, nodes, p.entries, p.problem, nil)
+	return m.contribute(gatherKey{p.name, p.nodes}, nodes, p.entries, p.problem, nil)
 }
 
-func (n *Node) parseNodes(list string) ([]int, error) {
+func (m *gatherings) parseNodes(list string) ([]int, error) {
 	nodes, err := step.ParseCPUList(list)
-	if err != nil || len(nodes) < 2 || nodes[len(nodes)-1] >= n.nodes || step.FormatCPUList(nodes) != list {
+	if err != nil || len(nodes) < 2 || nodes[len(nodes)-1] >= m.n.nodes || step.FormatCPUList(nodes) != list {
 		return nil, fmt.Errorf("%w: nodes %.80q", errFrame, list)
 	}
 	return nodes, nil
 }
 
 // gatheredAbove takes the whole.
-func (n *Node) gatheredAbove(body []byte) error {
+func (m *gatherings) gatheredAbove(body []byte) error {
 	p, err := parsePart(body)
 	if err != nil {
 		return err
 	}
-	n.gathMu.Lock()
-	g := n.going[gatherKey{p.name, p.nodes}]
+	m.mu.Lock()
+	g := m.going[gatherKey{p.name, p.nodes}]
 	if g == nil {
-		n.gathMu.Unlock()
-		if n.lostError() != nil {
+		m.mu.Unlock()
+		if m.n.lostError() != nil {
 			return nil
 		}
 		return fmt.Errorf("%w: no caller on this node waits for %.80q", errFrame, p.name)
 	}
-	n.conclude(g, p)
-	n.gathMu.Unlock()
-	return n.passDown(g, p.frame(kindGatherDown))
+	m.conclude(g, p)
+	m.mu.Unlock()
+	return m.passDown(g, p.frame(kindGatherDown))
 }
 
-// failGatherings ends all that go on, and those to come.
-func (n *Node) failGatherings(err error) {
-	n.gathMu.Lock()
-	defer n.gathMu.Unlock()
-	if n.gathErr != nil {
+// fail ends all that go on, and those to come.
+func (m *gatherings) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ended != nil {
 		return
 	}
-	n.gathErr = err
-	for key, g := range n.going {
-		delete(n.going, key)
+	m.ended = err
+	for key, g := range m.going {
+		delete(m.going, key)
 		if g.caller == nil {
 			continue
 		}
-		n.answer(key, g.caller, gathered{err: err})
+		m.answer(key, g.caller, gathered{err: err})
 	}
-	n.gathBytes = 0
+	m.held = 0
 }
 
 // whoName is the call by which nodes ask each other who has not come.
 const whoName = "\x00who has not come"
 
 // whoMisses asks the tree who has not come to a gathering.
-func (n *Node) whoMisses(key gatherKey, nodes []int) []int {
-	ctx, cancel := context.WithTimeout(n.ctx, n.lim.Who)
+func (m *gatherings) whoMisses(key gatherKey, nodes []int) []int {
+	ctx, cancel := context.WithTimeout(m.n.ctx, m.n.lim.Who)
 	defer cancel()
-	missing, err := n.askWho(ctx, n.meeting(nodes), key)
+	missing, err := m.askWho(ctx, m.n.meeting(nodes), key)
 	if err != nil {
-		n.log("cannot tell who has not come to %.80q: %v", key.name, err)
+		m.n.log("cannot tell who has not come to %.80q: %v", key.name, err)
 	}
 	return missing
 }
 
-func (n *Node) askWho(ctx context.Context, node int, key gatherKey) ([]int, error) {
-	answer, err := n.Call(ctx, node, whoName, newFrame(kindCall, 0).str(key.name).str(key.nodes).b[frameHead:])
+func (m *gatherings) askWho(ctx context.Context, node int, key gatherKey) ([]int, error) {
+	answer, err := m.n.Call(ctx, node, whoName, newFrame(kindCall, 0).str(key.name).str(key.nodes).b[frameHead:])
 	if err != nil {
 		return nil, err
 	}
@@ -376,32 +378,32 @@ func (n *Node) askWho(ctx context.Context, node int, key gatherKey) ([]int, erro
 
 // answerWho lists who of this node and those below has not come. Who cannot
 // be asked counts among them.
-func (n *Node) answerWho(ctx context.Context, _ int, question []byte) ([]byte, error) {
+func (m *gatherings) answerWho(ctx context.Context, _ int, question []byte) ([]byte, error) {
 	d := decoder{b: question}
 	key := gatherKey{d.str(), d.str()}
-	nodes, err := n.parseNodes(key.nodes)
+	nodes, err := m.parseNodes(key.nodes)
 	if err = errors.Join(d.end(), err); err != nil {
 		return nil, err
 	}
 	var mu sync.Mutex
 	var missing []int // guarded by mu
 	ask := make(map[int][]int)
-	n.gathMu.Lock()
-	g := n.going[key]
+	m.mu.Lock()
+	g := m.going[key]
 	for _, i := range nodes {
 		switch {
-		case (g != nil && g.came[i]) || !n.below(i, n.self):
-		case i == n.self:
+		case (g != nil && g.came[i]) || !m.n.below(i, m.n.self):
+		case i == m.n.self:
 			missing = append(missing, i)
 		default:
-			ask[n.towards(i)] = append(ask[n.towards(i)], i)
+			ask[m.n.towards(i)] = append(ask[m.n.towards(i)], i)
 		}
 	}
-	n.gathMu.Unlock()
+	m.mu.Unlock()
 	var wg sync.WaitGroup
 	for c, below := range ask {
 		wg.Go(func() {
-			if known, err := n.askWho(ctx, c, key); err == nil {
+			if known, err := m.askWho(ctx, c, key); err == nil {
 				below = known
 			}
 			mu.Lock()

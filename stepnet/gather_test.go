@@ -88,11 +88,11 @@ func TestAllgatherSeveral(t *testing.T) {
 		return <-errs
 	})
 	for i, n := range r.nodes {
-		n.gathMu.Lock()
-		if len(n.going) != 0 || len(n.turns) != 0 || n.gathBytes != 0 {
-			t.Errorf("node %d still holds %d gatherings, %d turns, %d bytes", i, len(n.going), len(n.turns), n.gathBytes)
+		n.gatherings.mu.Lock()
+		if len(n.going) != 0 || len(n.turns) != 0 || n.gatherings.held != 0 {
+			t.Errorf("node %d still holds %d gatherings, %d turns, %d bytes", i, len(n.going), len(n.turns), n.gatherings.held)
 		}
-		n.gathMu.Unlock()
+		n.gatherings.mu.Unlock()
 	}
 	r.finish()
 }

@@ -44,7 +44,7 @@ func (n *Node) lose(node int, cause string, from *link) {
 	}
 	n.lost = err
 	n.mu.Unlock()
-	n.failGatherings(err)
+	n.gatherings.fail(err)
 	n.failCalls(err)
 	for _, l := range n.links() {
 		if l != from {

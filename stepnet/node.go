@@ -28,7 +28,7 @@ type Node struct {
 	lost *LostError // guarded by mu: the first node that was lost
 	life            // guarded by mu
 
-	gatherings
+	*gatherings
 	calls
 }
 
@@ -55,7 +55,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	n.over, n.doneBelow = make(chan struct{}), make(map[int]bool)
-	n.gatherings.init()
+	n.gatherings = newGatherings(n)
 	n.calls.init(lim)
 	for _, c := range n.children() {
 		n.down[c] = n.link(c, cfg.Down[c], n.fromBelow)
@@ -183,7 +183,7 @@ func (n *Node) Close() {
 	}
 	n.cancel(errOver)
 	n.failCalls(errOver)
-	n.failGatherings(errOver)
+	n.gatherings.fail(errOver)
 	for _, l := range n.links() {
 		l.fail(errOver)
 		l.wg.Wait()
