@@ -78,7 +78,7 @@ func TestCostlyInfos(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.body.spend = s.spend
-	if _, err := p.serve(t.Context(), f); !errors.Is(err, errBudget) {
+	if _, err := (upcalls{p}).serve(t.Context(), f); !errors.Is(err, errBudget) {
 		t.Errorf("400,000 infos: %v", err)
 	}
 	s.give()

@@ -50,7 +50,7 @@ func actionOf(directives []info) (action, bool) {
 
 // serveControl signals, pauses or ends ranks of the step, for a rank of it or a
 // tool. Without targets it is all of them; the end of all is the step's.
-func (p *Plugin) serveControl(ctx context.Context, r *reader) (reply, error) {
+func (p upcalls) serveControl(ctx context.Context, r *reader) (reply, error) {
 	who, targets, directives := r.proc(), r.procs(), r.infos()
 	if err := r.done(); err != nil {
 		return reply{}, err
@@ -96,7 +96,7 @@ const (
 
 // flush returns when the library has sent what it was given: once round its loop to
 // queue it, once more, after a poll, to write.
-func (p *Plugin) flush(ctx context.Context) {
+func (p upcalls) flush(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
 	sync := func() bool {
@@ -114,7 +114,7 @@ func (p *Plugin) flush(ctx context.Context) {
 }
 
 // endAll ends the step: a rank's wish is an abort, a tool's what a user's cancel is.
-func (p *Plugin) endAll(name string, rank int) {
+func (p upcalls) endAll(name string, rank int) {
 	why := name + " asked for the end of all ranks (PMIx_Job_control)"
 	if rank < 0 && p.job.Cancel != nil {
 		p.job.Cancel(why)
@@ -124,7 +124,7 @@ func (p *Plugin) endAll(name string, rank int) {
 }
 
 // signal sends a signal to ranks wherever they run.
-func (p *Plugin) signal(ctx context.Context, ranks []int, sig syscall.Signal) error {
+func (p upcalls) signal(ctx context.Context, ranks []int, sig syscall.Signal) error {
 	nodes := make([][]int, len(p.world.hosts))
 	for _, r := range ranks {
 		nodes[p.world.node[r]] = append(nodes[p.world.node[r]], r)
@@ -152,7 +152,7 @@ func (p *Plugin) signal(ctx context.Context, ranks []int, sig syscall.Signal) er
 	return errors.Join(failed...)
 }
 
-func (p *Plugin) signalHere(ranks []int, sig syscall.Signal) error {
+func (p upcalls) signalHere(ranks []int, sig syscall.Signal) error {
 	if p.job.Signal == nil {
 		return errors.New("internal error: a step without a way to signal its tasks")
 	}
@@ -160,7 +160,7 @@ func (p *Plugin) signalHere(ranks []int, sig syscall.Signal) error {
 }
 
 // answerSignal signals ranks of ours for another node.
-func (p *Plugin) answerSignal(data []byte) error {
+func (p upcalls) answerSignal(data []byte) error {
 	r := reader{b: data}
 	sig := r.u32()
 	ranks := elements(&r, 4, func() int { return int(r.u32()) })

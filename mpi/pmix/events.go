@@ -31,7 +31,7 @@ func (e *event) write(w *writer) {
 
 // serveNotify takes an event of a rank or a tool to the other nodes. The library
 // has notified this node's. No process waits for the answer.
-func (p *Plugin) serveNotify(ctx context.Context, r *reader) (reply, error) {
+func (p upcalls) serveNotify(ctx context.Context, r *reader) (reply, error) {
 	e := readEvent(r)
 	if err := r.done(); err != nil {
 		return reply{}, err
@@ -57,7 +57,7 @@ func (p *Plugin) serveNotify(ctx context.Context, r *reader) (reply, error) {
 }
 
 // spread hands the event to the other nodes' servers, and with here to ours.
-func (p *Plugin) spread(ctx context.Context, e *event, here bool) error {
+func (p upcalls) spread(ctx context.Context, e *event, here bool) error {
 	var (
 		mu      sync.Mutex
 		failed  []error
@@ -92,13 +92,13 @@ func (p *Plugin) spread(ctx context.Context, e *event, here bool) error {
 }
 
 // notify lets our library notify its clients.
-func (p *Plugin) notify(ctx context.Context, e *event) error {
+func (p upcalls) notify(ctx context.Context, e *event) error {
 	_, err := p.ask(ctx, cmdNotify, e.write)
 	return err
 }
 
 // answerEvent takes an event of another node.
-func (p *Plugin) answerEvent(ctx context.Context, data []byte) error {
+func (p upcalls) answerEvent(ctx context.Context, data []byte) error {
 	r := reader{b: data}
 	e := readEvent(&r)
 	if err := r.done(); err != nil {

@@ -57,15 +57,11 @@ func unstarted(t testing.TB) *Plugin {
 	theirs.Close()
 	p := New(Config{})
 	k := &told{}
-	p.job = k.job(testSpec(4))
+	p.rankBook = newRankBook(p.ctx, k.job(testSpec(4)), false)
 	p.conf = p.conf.withDefaults(p.job.Spec)
-	p.world = newWorld(p.job.Spec)
 	p.names, p.others, p.budget = newNames(p), newOthers(), newBudget(p.world.size)
 	p.host = newHost(ours)
 	p.host.end()
-	for n := range 4 {
-		p.ranks = append(p.ranks, rank{n: n})
-	}
 	t.Cleanup(func() { p.stop(); p.running.Wait(); ours.Close() })
 	return p
 }

@@ -19,9 +19,12 @@ const (
 	keyCollect = "pmix.collect"
 )
 
+// meetings exchanges data between the processes of several nodes, or of several steps.
+type meetings struct{ *Plugin }
+
 // serveFence meets the other nodes of a fence. The library has collected what the
 // ranks of this node have put, and has let them wait.
-func (p *Plugin) serveFence(ctx context.Context, r *reader) (reply, error) {
+func (p meetings) serveFence(ctx context.Context, r *reader) (reply, error) {
 	procs, infos, data := r.procs(), r.infos(), r.bytes()
 	if err := r.done(); err != nil {
 		return reply{}, err
@@ -113,36 +116,8 @@ func signature(procs []proc) string {
 	return hex.EncodeToString(sum[:12])
 }
 
-// fenced counts the fence for each of our ranks that was in it.
-func (p *Plugin) fenced(procs []proc) {
-	for _, n := range p.locals(procs) {
-		p.note(proc{p.world.nspace, uint32(n)}, func(r *rank) { r.fences++ })
-	}
-}
-
-// waits reports what a rank of ours waits for.
-func (p *Plugin) waits(n int, what, whom string) {
-	p.ranksMu.Lock()
-	r := p.rankOf(proc{p.world.nspace, uint32(n)})
-	if r == nil {
-		p.ranksMu.Unlock()
-		return
-	}
-	now := *r
-	p.ranksMu.Unlock()
-	if what == "fence" {
-		what = fmt.Sprintf("fence %d", now.fences+1)
-	}
-	p.tell(now, what, whom)
-}
-
-// elsewhere are the ranks of the step among the processes that other nodes have.
-func (p *Plugin) elsewhere(procs []proc) []int {
-	return slices.DeleteFunc(p.named(procs), func(r int) bool { return p.world.node[r] == p.here })
-}
-
 // meetingFailed ends the step, naming the missing ranks, and answers the waiting ones.
-func (p *Plugin) meetingFailed(procs []proc, err error) reply {
+func (p meetings) meetingFailed(procs []proc, err error) reply {
 	if p.ctx.Err() != nil {
 		return status(stLostConnection)
 	}

@@ -22,7 +22,7 @@ const groupConstruct = 0
 // serveGroup meets the other nodes of a group of the step's ranks, and with what
 // they have come: the libraries' own data, and the number that the first of the
 // nodes proposes for the group.
-func (p *Plugin) serveGroup(ctx context.Context, r *reader) (reply, error) {
+func (p meetings) serveGroup(ctx context.Context, r *reader) (reply, error) {
 	op, name, procs, infos := r.u32(), r.str(), r.procs(), r.infos()
 	if err := r.done(); err != nil {
 		return reply{}, err
@@ -53,7 +53,7 @@ func (p *Plugin) serveGroup(ctx context.Context, r *reader) (reply, error) {
 	return reply{fill: func(w *writer) { w.infos(out) }}, nil
 }
 
-func (p *Plugin) meetGroup(ctx context.Context, what string, procs []proc, nodes []int, infos []info, data []byte) ([][]byte, error) {
+func (p meetings) meetGroup(ctx context.Context, what string, procs []proc, nodes []int, infos []info, data []byte) ([][]byte, error) {
 	if p.job.Peers == nil {
 		return nil, errors.New("internal error: a step of several nodes has no peers")
 	}
@@ -73,7 +73,7 @@ func (p *Plugin) meetGroup(ctx context.Context, what string, procs []proc, nodes
 }
 
 // groupFailed answers the waiting ranks: they may try a group again.
-func (p *Plugin) groupFailed(name string, err error) reply {
+func (p meetings) groupFailed(name string, err error) reply {
 	if p.ctx.Err() != nil {
 		return status(stLostConnection)
 	}
@@ -85,7 +85,7 @@ func (p *Plugin) groupFailed(name string, err error) reply {
 }
 
 // groupInfos are what a new group has, of what each node came with.
-func (p *Plugin) groupInfos(all [][]byte, procs []proc, assign bool) ([]info, error) {
+func (p meetings) groupInfos(all [][]byte, procs []proc, assign bool) ([]info, error) {
 	var context uint64
 	var whole []byte
 	for i, part := range all {

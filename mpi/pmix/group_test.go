@@ -44,13 +44,13 @@ func TestGroup(t *testing.T) {
 		w.bytes([]byte(data))
 		return w.b
 	}
-	got, err := p.groupInfos([][]byte{part(7, "a"), part(9, "b")}, []proc{all}, true)
+	got, err := (meetings{p}).groupInfos([][]byte{part(7, "a"), part(9, "b")}, []proc{all}, true)
 	number, _ := find(got, keyGroupContext)
 	data, _ := find(got, keyGroupData)
 	if err != nil || number.num != 7 || string(data.bytes) != "ab" {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if _, err := p.groupInfos([][]byte{{1}}, nil, true); err == nil {
+	if _, err := (meetings{p}).groupInfos([][]byte{{1}}, nil, true); err == nil {
 		t.Error("a part that is cut short was taken")
 	}
 }

@@ -34,7 +34,7 @@ func TestHugeSpawn(t *testing.T) {
 	w.u32(0)       // directives
 	w.u32(1 << 20) // commands
 	w.b = append(w.b, make([]byte, appMin<<20)...)
-	if got, err := p.serveSpawn(t.Context(), &reader{b: w.b}); err != nil || got.status != stBadParam || len(k.log) != 1 {
+	if got, err := (upcalls{p}).serveSpawn(t.Context(), &reader{b: w.b}); err != nil || got.status != stBadParam || len(k.log) != 1 {
 		t.Errorf("got %+v, %v, log %q", got, err, k.log)
 	}
 }
@@ -50,7 +50,7 @@ func TestLogIsBounded(t *testing.T) {
 	if len(k.log) != logsMax || !strings.Contains(k.log[logsMax-1], "further messages") {
 		t.Errorf("%d lines", len(k.log))
 	}
-	p.conf.Debug = true
+	p.debug = true
 	p.log("y")
 	if len(k.log) != logsMax+1 {
 		t.Error("PMIxDebug does not tell all")

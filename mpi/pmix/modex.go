@@ -33,10 +33,10 @@ func (p *Plugin) servePeers() {
 		return p.answerTable(), nil
 	})
 	p.job.Peers.Handle(callSignal, func(_ context.Context, _ int, data []byte) ([]byte, error) {
-		return nil, p.answerSignal(data)
+		return nil, upcalls{p}.answerSignal(data)
 	})
 	p.job.Peers.Handle(callEvent, func(ctx context.Context, _ int, data []byte) ([]byte, error) {
-		return nil, p.answerEvent(ctx, data)
+		return nil, upcalls{p}.answerEvent(ctx, data)
 	})
 	p.job.Peers.Handle(callNames, func(ctx context.Context, _ int, data []byte) ([]byte, error) {
 		return p.names.answer(ctx, data)
@@ -56,7 +56,7 @@ func (p *Plugin) serveModex(ctx context.Context, r *reader) (reply, error) {
 	var err error
 	switch {
 	case who.nspace != p.world.nspace:
-		return p.foreignModex(ctx, who)
+		return meetings{p}.foreignModex(ctx, who)
 	case who.rank >= uint32(p.world.size):
 		return status(stNotFound), nil
 	case p.job.Peers == nil || p.world.node[who.rank] == p.here:
@@ -99,8 +99,8 @@ func (p *Plugin) keysOf(ctx context.Context, who proc) ([]byte, error) {
 // where reports how far the ranks of this node have come, in a few words for each
 // state.
 func (p *Plugin) where() string {
-	p.ranksMu.Lock()
-	defer p.ranksMu.Unlock()
+	p.rankBook.mu.Lock()
+	defer p.rankBook.mu.Unlock()
 	var not, in, out, ended []int
 	for i := range p.ranks {
 		switch r := &p.ranks[i]; {

@@ -319,7 +319,7 @@ func decodeName(s string) (v published, ok bool) {
 }
 
 // servePublish keeps what a rank publishes: each info that is no directive.
-func (p *Plugin) servePublish(ctx context.Context, r *reader) (reply, error) {
+func (p upcalls) servePublish(ctx context.Context, r *reader) (reply, error) {
 	who, infos := r.proc(), r.infos()
 	packed := elements(r, 4, r.bytes)
 	if err := r.done(); err != nil {
@@ -349,7 +349,7 @@ func (p *Plugin) servePublish(ctx context.Context, r *reader) (reply, error) {
 	return status(stSuccess), nil
 }
 
-func (p *Plugin) serveLookup(ctx context.Context, r *reader) (reply, error) {
+func (p upcalls) serveLookup(ctx context.Context, r *reader) (reply, error) {
 	r.proc()
 	keys, infos := r.strs(), r.infos()
 	if err := r.done(); err != nil {
@@ -382,7 +382,7 @@ func (p *Plugin) serveLookup(ctx context.Context, r *reader) (reply, error) {
 	return reply{status: code, fill: func(w *writer) { writeFound(w, keys, found) }}, nil
 }
 
-func (p *Plugin) serveUnpublish(ctx context.Context, r *reader) (reply, error) {
+func (p upcalls) serveUnpublish(ctx context.Context, r *reader) (reply, error) {
 	who := r.proc()
 	keys := r.strs()
 	r.infos()

@@ -71,7 +71,7 @@ func (o *others) keysOf(who proc) ([]byte, bool) {
 }
 
 // nspacesOf are the steps of the processes, in their order; ours is among them.
-func (p *Plugin) nspacesOf(procs []proc) []string {
+func (p meetings) nspacesOf(procs []proc) []string {
 	all := []string{p.world.nspace}
 	for _, who := range procs {
 		all = append(all, who.nspace)
@@ -82,7 +82,7 @@ func (p *Plugin) nspacesOf(procs []proc) []string {
 
 // serveMeeting is PMIx_Connect and PMIx_Disconnect: all of the processes meet, and
 // processes of different steps get to know each other.
-func (p *Plugin) serveMeeting(ctx context.Context, what string, r *reader) (reply, error) {
+func (p meetings) serveMeeting(ctx context.Context, what string, r *reader) (reply, error) {
 	procs, infos := r.procs(), r.infos()
 	if err := r.done(); err != nil {
 		return reply{}, err
@@ -105,7 +105,7 @@ func (p *Plugin) serveMeeting(ctx context.Context, what string, r *reader) (repl
 
 // introduce describes this step to another step's stepds: where our ranks are, and what
 // the ranks of this node that take part have put.
-func (p *Plugin) introduce(ctx context.Context, procs []proc) []byte {
+func (p meetings) introduce(ctx context.Context, procs []proc) []byte {
 	w := &writer{}
 	doc, _ := json.Marshal(p.world.describe()) // strings and numbers
 	w.bytes(doc)
@@ -124,7 +124,7 @@ func (p *Plugin) introduce(ctx context.Context, procs []proc) []byte {
 
 // meetSteps is a meeting of processes of several steps of the job: the nodes of
 // each step gather, and one node of each meets the others at noded.
-func (p *Plugin) meetSteps(ctx context.Context, what string, procs []proc, infos []info, data []byte) (reply, error) {
+func (p meetings) meetSteps(ctx context.Context, what string, procs []proc, infos []info, data []byte) (reply, error) {
 	if p.job.Job == nil {
 		return status(stNotSupported), nil
 	}
@@ -165,7 +165,7 @@ func (p *Plugin) meetSteps(ctx context.Context, what string, procs []proc, infos
 }
 
 // exchange returns what each node of each step came with.
-func (p *Plugin) exchange(ctx context.Context, what string, procs []proc, data []byte) ([][]byte, error) {
+func (p meetings) exchange(ctx context.Context, what string, procs []proc, data []byte) ([][]byte, error) {
 	nodes, _ := p.nodesOf(procs)
 	nspaces := p.nspacesOf(procs)
 	name := "pmix " + what + " " + signature(procs)
@@ -221,7 +221,7 @@ func (p *Plugin) exchange(ctx context.Context, what string, procs []proc, data [
 }
 
 // acquaint registers another step with our library, and keeps its ranks' keys.
-func (p *Plugin) acquaint(ctx context.Context, part []byte) error {
+func (p meetings) acquaint(ctx context.Context, part []byte) error {
 	r := reader{b: part}
 	var d description
 	doc := r.bytes()
@@ -258,7 +258,7 @@ func (p *Plugin) acquaint(ctx context.Context, part []byte) error {
 }
 
 // foreignModex answers for a rank of another step.
-func (p *Plugin) foreignModex(_ context.Context, who proc) (reply, error) {
+func (p meetings) foreignModex(_ context.Context, who proc) (reply, error) {
 	if data, ok := p.others.keysOf(who); ok {
 		return withBytes(data), nil
 	}

@@ -28,18 +28,9 @@ type Plugin struct {
 	closed  bool // guarded by mu
 
 	// Set by Prefork, before any goroutine runs.
-	job    step.MPIJob
-	world  *world
-	here   int // our node id
+	*rankBook
 	host   *host
 	folder *folder
-
-	ranksMu sync.Mutex
-	ranks   []rank // guarded by ranksMu; by local id
-	aborted bool   // guarded by ranksMu: Abort was called
-	logged  int    // guarded by ranksMu: lines
-
-	version string // of the library: "4.2.2"; set by Prefork
 
 	ctx     context.Context // ends with Close
 	stop    context.CancelFunc
@@ -50,27 +41,6 @@ type Plugin struct {
 	others  *others
 	budget  *budget
 }
-
-// rank is one of this node's ranks.
-type rank struct {
-	n     int
-	phase phase
-	// fences counts the fences that it has completed.
-	fences int
-	status *step.ExitStatus // how the task ended
-	// lost: its connection ended before PMIx_Finalize.
-	lost bool
-}
-
-// phase is how far a rank has come.
-type phase int
-
-const (
-	phaseStarted phase = iota // it has not called PMIx_Init
-	phaseConnected
-	phaseFinalized
-	phaseAborted // it asked for the step's end
-)
 
 // New makes a plugin; conf's zero values mean the defaults.
 func New(conf Config) *Plugin {
@@ -95,12 +65,9 @@ func (p *Plugin) Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, e
 	if p.started || p.closed {
 		return step.MPITasks{}, errors.New("internal error: MPI prefork called twice, or after close")
 	}
-	p.job, p.conf = job, p.conf.withDefaults(job.Spec)
-	p.world, p.here = newWorld(job.Spec), int(job.Spec.NodeID)
+	p.conf = p.conf.withDefaults(job.Spec)
+	p.rankBook = newRankBook(p.ctx, job, p.conf.Debug)
 	p.names, p.others, p.budget = newNames(p), newOthers(), newBudget(p.world.size)
-	for _, n := range p.world.ranks[p.here] {
-		p.ranks = append(p.ranks, rank{n: n})
-	}
 	if err := p.startServer(); err != nil {
 		return step.MPITasks{}, err
 	}
@@ -128,7 +95,7 @@ func (p *Plugin) startServer() error {
 	if p.folder, err = makeFolder(spec); err != nil {
 		return err
 	}
-	p.host, err = startHost(&p.conf, fmt.Sprintf("pmixhost: [%s]", spec.ID.Name()), p.heard, p.hostEnded, func(line string) { p.log("pmixhost: " + line) })
+	p.host, err = startHost(&p.conf, fmt.Sprintf("pmixhost: [%s]", spec.ID.Name()), upcalls{p}.heard, p.hostEnded, func(line string) { p.log("pmixhost: " + line) })
 	if err != nil {
 		return errors.Join(err, p.folder.remove())
 	}
@@ -317,17 +284,6 @@ func (p *Plugin) hostEnded(err error) {
 	p.abort(-1, 1, fmt.Sprintf("pmixhost (pid %d), the step's PMIx server, ended: %s", p.host.pid, why))
 }
 
-// abort ends the step, once.
-func (p *Plugin) abort(rank, code int, why string) {
-	p.ranksMu.Lock()
-	first := !p.aborted
-	p.aborted = true
-	p.ranksMu.Unlock()
-	if first && p.ctx.Err() == nil {
-		p.job.Abort(rank, code, why)
-	}
-}
-
 // TaskExited reports that the task of a rank of this node ended. A rank that ends
 // between PMIx_Init and PMIx_Finalize ends the step: the others would wait for it.
 func (p *Plugin) TaskExited(n int, status step.ExitStatus) {
@@ -337,15 +293,15 @@ func (p *Plugin) TaskExited(n int, status step.ExitStatus) {
 	if !started {
 		return
 	}
-	p.ranksMu.Lock()
+	p.rankBook.mu.Lock()
 	r := p.rankOf(proc{p.world.nspace, uint32(n)})
 	if n < 0 || r == nil || r.status != nil {
-		p.ranksMu.Unlock()
+		p.rankBook.mu.Unlock()
 		return
 	}
 	r.status = &status
 	wait := r.phase == phaseConnected && !r.lost
-	p.ranksMu.Unlock()
+	p.rankBook.mu.Unlock()
 	if !wait {
 		p.judge(n)
 		return
@@ -353,40 +309,6 @@ func (p *Plugin) TaskExited(n int, status step.ExitStatus) {
 	// Its last words may be on their way: the library hears them before it hears the
 	// connection's end, which a process that the task has left behind may hold open.
 	time.AfterFunc(p.conf.CloseGrace, func() { p.judge(n) })
-}
-
-// judge ends the step if it cannot go on without a rank that has ended.
-func (p *Plugin) judge(n int) {
-	p.ranksMu.Lock()
-	r := p.rankOf(proc{p.world.nspace, uint32(n)})
-	why, code := p.leaves(r), r.status.Code()
-	p.ranksMu.Unlock()
-	if why != "" {
-		p.abort(n, max(1, code), why)
-	}
-}
-
-// leaves says why the step cannot go on without the rank, which has ended; "" is
-// that it can. The caller holds ranksMu.
-func (p *Plugin) leaves(r *rank) string {
-	ended := fmt.Sprintf("MPI rank %d ended (%s)", r.n, r.status.Describe())
-	if r.phase == phaseConnected {
-		return ended + ": it had not called PMIx_Finalize"
-	}
-	if r.phase != phaseStarted {
-		return ""
-	}
-	// One that never asked for PMIx is missed only by ranks that have.
-	var waiting []int
-	for i := range p.ranks {
-		if p.ranks[i].phase == phaseConnected && p.ranks[i].status == nil {
-			waiting = append(waiting, p.ranks[i].n)
-		}
-	}
-	if len(waiting) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%s before PMIx_Init, and rank %s will wait for it", ended, step.FormatCPUList(waiting))
 }
 
 // Close ends the server, takes its files away and waits for the goroutines. It
@@ -406,41 +328,6 @@ func (p *Plugin) Close() error {
 	return p.folder.remove()
 }
 
-// rankOf finds a rank of this node by what the library calls it; nil is another
-// process. The caller holds ranksMu.
-func (p *Plugin) rankOf(who proc) *rank {
-	if who.nspace != p.world.nspace || who.rank >= uint32(p.world.size) || p.world.node[who.rank] != p.here {
-		return nil
-	}
-	return &p.ranks[p.world.local[who.rank]]
-}
-
-// note changes what is known of a rank, and reports it.
-func (p *Plugin) note(who proc, change func(r *rank)) {
-	p.ranksMu.Lock()
-	r := p.rankOf(who)
-	if r == nil {
-		p.ranksMu.Unlock()
-		return
-	}
-	change(r)
-	now := *r
-	p.ranksMu.Unlock()
-	p.tell(now, "", "")
-}
-
-// tell says how far a rank is, for explain.
-func (p *Plugin) tell(r rank, waiting, waitsFor string) {
-	if p.job.Progress == nil || p.ctx.Err() != nil {
-		return
-	}
-	names := [...]string{step.PhaseStarted, step.PhaseInitialized, step.PhaseFinalized, step.PhaseFinalized}
-	p.job.Progress(r.n, step.MPIProgress{
-		Phase: names[r.phase], Protocol: strings.TrimSpace("PMIx " + p.version), Fences: r.fences,
-		Waiting: waiting, WaitsFor: waitsFor,
-	})
-}
-
 // shortVersion finds the number in what PMIx_Get_version says.
 func shortVersion(s string) string {
 	for _, word := range strings.Fields(strings.NewReplacer(",", " ", "(", " ").Replace(s)) {
@@ -452,38 +339,4 @@ func shortVersion(s string) string {
 		}
 	}
 	return ""
-}
-
-// locals are the ranks that run on this node, ascending, each once however
-// often it is named: who is named is under the user's control.
-func (p *Plugin) locals(procs []proc) []int {
-	ranks := p.named(procs)
-	return slices.DeleteFunc(ranks, func(r int) bool { return p.world.node[r] != p.here })
-}
-
-// named are the ranks of this step among the processes, ascending, each once.
-func (p *Plugin) named(procs []proc) []int {
-	is := make([]bool, p.world.size)
-	for _, who := range procs {
-		switch {
-		case who.nspace != p.world.nspace:
-		case who.rank == rankWildcard:
-			for r := range is {
-				is[r] = true
-			}
-			return ranksThat(is)
-		case who.rank < uint32(p.world.size):
-			is[who.rank] = true
-		}
-	}
-	return ranksThat(is)
-}
-
-func ranksThat(is []bool) (ranks []int) {
-	for r, yes := range is {
-		if yes {
-			ranks = append(ranks, r)
-		}
-	}
-	return ranks
 }

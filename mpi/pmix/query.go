@@ -43,7 +43,7 @@ func readQuery(r *reader) query {
 // serveQuery answers what is known of this step, and of the steps that it is
 // connected with. What is not known is left out, and the status says so. The library does
 // not name the process that asks.
-func (p *Plugin) serveQuery(ctx context.Context, r *reader) (reply, error) {
+func (p upcalls) serveQuery(ctx context.Context, r *reader) (reply, error) {
 	r.proc()
 	queries := elements(r, 8, func() query { return readQuery(r) })
 	if err := r.done(); err != nil {
@@ -81,7 +81,7 @@ func (p *Plugin) serveQuery(ctx context.Context, r *reader) (reply, error) {
 }
 
 // queried is the answer to one key.
-func (p *Plugin) queried(ctx context.Context, nspace, key string) (v value, code int, err error) {
+func (p upcalls) queried(ctx context.Context, nspace, key string) (v value, code int, err error) {
 	switch key { // what is not about one job
 	case keyQueryNamespaces:
 		return text(strings.Join(p.namespaces(), ",")), stSuccess, nil
@@ -118,7 +118,7 @@ func (p *Plugin) queried(ctx context.Context, nspace, key string) (v value, code
 
 // queriedOther answers for a step that ours is connected with: its own server knows
 // the rest.
-func (p *Plugin) queriedOther(nspace, key string) (value, int, error) {
+func (p upcalls) queriedOther(nspace, key string) (value, int, error) {
 	p.others.mu.Lock()
 	size, ok := p.others.sizes[nspace]
 	p.others.mu.Unlock()
@@ -132,9 +132,9 @@ func (p *Plugin) queriedOther(nspace, key string) (value, int, error) {
 }
 
 // jobStatus is success until the step is aborted.
-func (p *Plugin) jobStatus() value {
-	p.ranksMu.Lock()
-	defer p.ranksMu.Unlock()
+func (p upcalls) jobStatus() value {
+	p.rankBook.mu.Lock()
+	defer p.rankBook.mu.Unlock()
 	code := stSuccess
 	if p.aborted {
 		code = stJobAborted
@@ -143,7 +143,7 @@ func (p *Plugin) jobStatus() value {
 }
 
 // namespaceInfo lists each namespace with its size.
-func (p *Plugin) namespaceInfo() value {
+func (p upcalls) namespaceInfo() value {
 	all := []info{kv(keyNspace, text(p.world.nspace)), kv(keyJobSize, number32(p.world.size))}
 	rows := []info{kv(keyQueryNamespaceInfo, infosOf(all...))}
 	for _, n := range p.namespaces()[1:] {
@@ -154,7 +154,7 @@ func (p *Plugin) namespaceInfo() value {
 }
 
 // namespaces are this step's and its connected steps'.
-func (p *Plugin) namespaces() []string {
+func (p upcalls) namespaces() []string {
 	all := []string{p.world.nspace}
 	p.others.mu.Lock()
 	for n := range p.others.sizes {

@@ -15,7 +15,7 @@ func asked(t *testing.T, p *Plugin, typ uint32, fill func(w *writer)) (int, []in
 	t.Helper()
 	w := &writer{}
 	fill(w)
-	got, err := p.serve(context.Background(), frame{typ: typ, id: 1, body: reader{b: w.b}})
+	got, err := (upcalls{p}).serve(context.Background(), frame{typ: typ, id: 1, body: reader{b: w.b}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestToolNames(t *testing.T) {
 	} {
 		w := &writer{}
 		w.infos(c.infos)
-		got := p.serveTool(&reader{b: w.b})
+		got := (upcalls{p}).serveTool(&reader{b: w.b})
 		out := &writer{}
 		got.fill(out)
 		r := reader{b: out.b}
@@ -172,7 +172,7 @@ func TestToolNames(t *testing.T) {
 		}
 	}
 	// The library falls over where a tool is refused.
-	if got := p.serveTool(&reader{b: []byte{1, 2}}); got.status != stSuccess {
+	if got := (upcalls{p}).serveTool(&reader{b: []byte{1, 2}}); got.status != stSuccess {
 		t.Errorf("cut short: status %d", got.status)
 	}
 }

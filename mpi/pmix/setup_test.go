@@ -22,7 +22,7 @@ func TestSharesTopology(t *testing.T) {
 		spec := testSpec(2)
 		spec.Confine.V1 = c.v1
 		p := New(Config{PMIxConf: step.PMIxConf{KeepTopology: c.keep}})
-		p.job.Spec, p.folder = spec, &folder{}
+		p.rankBook, p.folder = newRankBook(p.ctx, step.MPIJob{Spec: spec}, false), &folder{}
 		var w writer
 		p.setup(&w)
 		r := reader{b: w.b}

@@ -29,7 +29,7 @@ const appMin = 24
 
 // serveSpawn starts another step of the job (PMIx_Spawn, which MPI_Comm_spawn
 // becomes).
-func (p *Plugin) serveSpawn(ctx context.Context, r *reader) (reply, error) {
+func (p upcalls) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 	who, infos := r.proc(), r.infos()
 	if len(infos) > spawnInfosMax || r.count() > step.SpawnAppsMax {
 		// Each command is given all directives: their product is the user's to choose.

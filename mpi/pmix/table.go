@@ -49,8 +49,8 @@ func (p *Plugin) localTable() []procInfo {
 func (p *Plugin) procState(t *step.MPITask) uint32 {
 	switch t.State {
 	case step.TaskRunning:
-		p.ranksMu.Lock()
-		defer p.ranksMu.Unlock()
+		p.rankBook.mu.Lock()
+		defer p.rankBook.mu.Unlock()
 		if r := p.rankOf(proc{p.world.nspace, uint32(t.Rank)}); r != nil && r.phase == phaseConnected {
 			return procConnected
 		} else if r != nil && r.phase == phaseAborted {

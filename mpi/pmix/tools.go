@@ -14,7 +14,7 @@ func (w *world) toolPrefix() string { return w.nspace + ".tool." }
 //
 // It always succeeds: libpmix 4.2 falls over where a tool is refused. It does not
 // block, and costs nothing that is kept.
-func (p *Plugin) serveTool(r *reader) reply {
+func (p upcalls) serveTool(r *reader) reply {
 	infos := r.infos()
 	if r.done() != nil {
 		infos = nil
@@ -27,7 +27,7 @@ func (p *Plugin) serveTool(r *reader) reply {
 // toolName is the name that a tool came with where no other has it, else a new
 // one. A rank that calls PMIx_tool_init comes with its own, and the library keeps
 // to that whatever we say.
-func (p *Plugin) toolName(infos []info) proc {
+func (p upcalls) toolName(infos []info) proc {
 	name, named := find(infos, keyNspace)
 	rank, ranked := find(infos, keyRank)
 	who := proc{name.text, uint32(rank.num)}
@@ -41,13 +41,13 @@ func (p *Plugin) toolName(infos []info) proc {
 const nspaceMax = 255
 
 // isTool reports whether a process is a tool, not a rank of a step.
-func (p *Plugin) isTool(who proc) bool {
+func (p upcalls) isTool(who proc) bool {
 	return strings.HasPrefix(who.nspace, p.world.toolPrefix()) || !strings.HasPrefix(who.nspace, nspacePrefix)
 }
 
 // requester is the process that asks for something, for messages; ok is false for a
 // process that is neither a rank of the step nor a tool. rank is -1 for a tool.
-func (p *Plugin) requester(who proc) (name string, rank int, ok bool) {
+func (p upcalls) requester(who proc) (name string, rank int, ok bool) {
 	switch {
 	case who.nspace == p.world.nspace && who.rank < uint32(p.world.size):
 		return fmt.Sprintf("MPI rank %d", who.rank), int(who.rank), true

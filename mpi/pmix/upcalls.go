@@ -8,6 +8,9 @@ import (
 	"stepd/step"
 )
 
+// upcalls serves the requests that the library of pmixhost passes on from the ranks.
+type upcalls struct{ *Plugin }
+
 // reply answers an upcall: a status, and what belongs to it.
 type reply struct {
 	status int
@@ -22,7 +25,7 @@ func withBytes(b []byte) reply { return reply{fill: func(w *writer) { w.bytes(b)
 
 // heard is called for every frame that is no answer. It does not block: what
 // takes time has a goroutine.
-func (p *Plugin) heard(f frame) {
+func (p upcalls) heard(f frame) {
 	switch f.typ {
 	case upConnected, upFinalized, upLost:
 		who := f.body.proc()
@@ -65,7 +68,7 @@ func (p *Plugin) heard(f frame) {
 }
 
 // answer sends a reply. hostEnded reports that pmixhost is gone.
-func (p *Plugin) answer(id uint32, r reply) {
+func (p upcalls) answer(id uint32, r reply) {
 	if id == 0 {
 		return // no process waits for it
 	}
@@ -86,13 +89,13 @@ func (p *Plugin) answer(id uint32, r reply) {
 
 // serve answers one upcall. Its error is one of ours, which the library gets
 // as a plain error.
-func (p *Plugin) serve(ctx context.Context, f frame) (reply, error) {
+func (p upcalls) serve(ctx context.Context, f frame) (reply, error) {
 	r := &f.body
 	switch f.typ {
 	case upAbort:
 		return p.serveAbort(r)
 	case upFence:
-		return p.serveFence(ctx, r)
+		return meetings{p.Plugin}.serveFence(ctx, r)
 	case upModex:
 		return p.serveModex(ctx, r)
 	case upPublish:
@@ -108,70 +111,30 @@ func (p *Plugin) serve(ctx context.Context, f frame) (reply, error) {
 	case upNotify:
 		return p.serveNotify(ctx, r)
 	case upGroup:
-		return p.serveGroup(ctx, r)
+		return meetings{p.Plugin}.serveGroup(ctx, r)
 	case upSpawn:
 		return p.serveSpawn(ctx, r)
 	case upJoin:
-		return p.serveMeeting(ctx, "connect", r)
+		return meetings{p.Plugin}.serveMeeting(ctx, "connect", r)
 	case upPart:
-		return p.serveMeeting(ctx, "disconnect", r)
+		return meetings{p.Plugin}.serveMeeting(ctx, "disconnect", r)
 	}
 	return status(stNotSupported), nil
 }
 
-// moved notes how far a rank has come.
-func (p *Plugin) moved(what uint32, who proc) {
-	ended := false
-	p.note(who, func(r *rank) {
-		switch what {
-		case upConnected:
-			r.phase, r.lost = phaseConnected, false
-		case upFinalized:
-			if r.phase == phaseConnected {
-				r.phase = phaseFinalized
-			}
-		case upLost:
-			r.lost = true
-			ended = r.status != nil
-		}
-	})
-	switch {
-	case what == upConnected:
-		p.checkGone()
-	case ended:
-		p.judge(int(who.rank))
-	}
-}
-
-// checkGone looks for ranks that ended before PMIx_Init: a rank that has just
-// called it will wait for them.
-func (p *Plugin) checkGone() {
-	p.ranksMu.Lock()
-	n, code, why := 0, 0, ""
-	for i := range p.ranks {
-		if r := &p.ranks[i]; r.status != nil && why == "" {
-			n, code, why = r.n, max(1, r.status.Code()), p.leaves(r)
-		}
-	}
-	p.ranksMu.Unlock()
-	if why != "" {
-		p.abort(n, code, why)
-	}
-}
-
 // serveAbort ends the step: PMIx_Abort, which MPI_Abort becomes.
-func (p *Plugin) serveAbort(r *reader) (reply, error) {
+func (p upcalls) serveAbort(r *reader) (reply, error) {
 	who, code, words := r.proc(), r.i32(), r.str()
 	r.procs() // whom to end: a step ends as a whole
 	if err := r.done(); err != nil {
 		return reply{}, err
 	}
-	p.ranksMu.Lock()
+	p.rankBook.mu.Lock()
 	n := -1
 	if k := p.rankOf(who); k != nil {
 		k.phase, n = phaseAborted, k.n
 	}
-	p.ranksMu.Unlock()
+	p.rankBook.mu.Unlock()
 	if n < 0 {
 		return status(stBadParam), nil
 	}
@@ -181,26 +144,6 @@ func (p *Plugin) serveAbort(r *reader) (reply, error) {
 	}
 	p.abort(n, code, why)
 	return status(stSuccess), nil
-}
-
-// logsMax bounds the lines that the ranks of a step can make stepd log, where
-// PMIxDebug does not ask for all: a rank that calls what fails must not fill a disk.
-const logsMax = 200
-
-// log writes a line for the administrator, unless the step had its share.
-func (p *Plugin) log(text string) {
-	p.ranksMu.Lock()
-	p.logged++
-	share := p.logged
-	p.ranksMu.Unlock()
-	switch {
-	case p.conf.Debug:
-	case share > logsMax:
-		return
-	case share == logsMax:
-		text += " (further messages of the step's PMIx server are dropped)"
-	}
-	p.job.Log(text)
 }
 
 func clip(s string, n int) string {

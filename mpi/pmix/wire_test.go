@@ -109,9 +109,9 @@ func FuzzFrames(f *testing.F) {
 		fr := frame{typ: upConnected + typ%32, id: 1, body: reader{b: body}, size: len(body)}
 		switch fr.typ {
 		case upConnected, upFinalized, upLost, upWord, upTool:
-			p.heard(fr)
+			upcalls{p}.heard(fr)
 		default:
-			_, _ = p.serve(p.ctx, fr)
+			_, _ = upcalls{p}.serve(p.ctx, fr)
 		}
 	})
 }
@@ -131,10 +131,10 @@ func FuzzPeers(f *testing.F) {
 	f.Add(w.b)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p := unstarted(t)
-		if err := p.answerSignal(data); err == nil {
+		if err := (upcalls{p}).answerSignal(data); err == nil {
 			t.Error("signals were sent by a step that has no way to")
 		}
-		if err := p.answerEvent(p.ctx, data); err == nil {
+		if err := (upcalls{p}).answerEvent(p.ctx, data); err == nil {
 			t.Error("an event was told by a server that is gone")
 		}
 		r := reader{b: data}
