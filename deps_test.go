@@ -48,6 +48,7 @@ var importRules = map[string]struct {
 	"stepd/node":              {[]string{"stepd/node/store", "stepd/node/child", "stepd/internal/printable", "stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux", "stepd/srunopt"}, "knows mechanisms by interfaces"},
 	"stepd/node/store":        {[]string{"stepd/internal/linux"}, "keeps values by name, and knows none of them"},
 	"stepd/node/child":        {[]string{"stepd/step", "stepd/internal/linux", "stepd/internal/printable"}, "starts programs, and does not know what for"},
+	"stepd/node/place":        {[]string{"stepd/node", "stepd/step", "stepd/proctrack", "stepd/proctrack/detect", "stepd/slurmconf", "stepd/task/cgroup", "stepd/task/device", "stepd/internal/linux"}, "implements node.Tracker and node.Limits by mechanisms: what only noded pays for"},
 	"stepd/node/fakestepd":    {[]string{"stepd/step", "stepd/api/stepapi", "stepd/srunopt"}, "a stepd for tests of noded"},
 	"stepd/metrics":           {[]string{"stepd/step", "stepd/node"}, "counts what a node tells, for Prometheus: what only noded pays for"},
 	"stepd/timeline":          {[]string{"stepd/step", "stepd/internal/printable"}, "what a log of events looks like: what only stepctl pays for"},

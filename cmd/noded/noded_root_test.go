@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,14 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
 	"stepd/internal/testkit"
 	"stepd/proctrack"
 	"stepd/proctrack/detect"
-	"stepd/slurmconf"
 	"stepd/step"
 )
 
@@ -402,51 +399,5 @@ func TestRootRefusesToStart(t *testing.T) {
 				t.Errorf("%v, %s; want exit code 1 and %q", err, out, tc.says)
 			}
 		})
-	}
-}
-
-// A noded whose own cgroup was killed once cannot have children that are born
-// in another (current kernels kill them): it must still run steps.
-func TestRootNodedInKilledCgroup(t *testing.T) {
-	testkit.RequireRoot(t)
-	parent := t.TempDir()
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	tracker, err := newTracker(log, trackerConfig{cgroup: slurmconf.Cgroup{IgnoreSystemd: true}, spool: parent})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ct, ok := tracker.(*cgroupTracker)
-	if !ok {
-		t.Fatalf("no cgroups here: %T", tracker)
-	}
-	if err := ct.Prepare(); err != nil {
-		t.Fatal(err)
-	}
-	defer ct.Remove()
-	ct.moved = true // what Prepare finds in such a cgroup
-	id := step.ID{Job: 1, Step: 0}
-	place, err := ct.MakeStep(id, nil)
-	if err != nil || place.Leaf != nil {
-		t.Fatalf("MakeStep: leaf %v, %v; want none", place.Leaf, err)
-	}
-	cmd := exec.Command("sleep", "60")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer cmd.Wait()
-	defer cmd.Process.Kill()
-	if err := ct.AddStepd(id, cmd.Process.Pid); err != nil {
-		t.Fatal(err)
-	}
-	b, err := os.ReadFile(filepath.Join(place.Dir, "stepd", "cgroup.procs"))
-	if err != nil || strings.TrimSpace(string(b)) != fmt.Sprint(cmd.Process.Pid) {
-		t.Errorf("the leaf holds %q, %v; want %d", b, err, cmd.Process.Pid)
-	}
-	if err := ct.EndStep(t.Context(), &step.Record{ID: id, Cgroup: place.Dir}); err != nil {
-		t.Error(err)
-	}
-	if err := ct.EndJob(1); err != nil {
-		t.Error(err)
 	}
 }

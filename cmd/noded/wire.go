@@ -15,6 +15,7 @@ import (
 	"stepd/jobcontainer"
 	"stepd/mpi"
 	"stepd/node"
+	"stepd/node/place"
 	"stepd/slurmconf"
 	"stepd/spank"
 	"stepd/spank/lint"
@@ -37,9 +38,9 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
-	tracker, err := newTracker(log, trackerConfig{
-		proctrackType: s.conf.ProctrackType, cgroup: s.conf.Cgroup, spankhost: spankhost,
-		spool: s.spool, isDefault: filepath.Clean(s.spool) == slurmconf.DefaultSpool,
+	tracker, err := place.NewTracker(log, place.Config{
+		ProctrackType: s.conf.ProctrackType, Cgroup: s.conf.Cgroup, Spankhost: spankhost,
+		Spool: s.spool, IsDefault: filepath.Clean(s.spool) == slurmconf.DefaultSpool,
 	})
 	if err != nil {
 		return node.Config{}, err
@@ -48,7 +49,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
-	gres := gresOf(s.conf)
+	gres := place.Gres(s.conf)
 	cfg := node.Config{
 		Version: build.Version(),
 		RunDir:  s.run, SpoolDir: s.spool, SlurmConf: s.conf.File, Log: log, StepdLog: logFile,
@@ -56,7 +57,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 		NodeName:  s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
 
 		CPUs: has.cpus, Cores: nodeCores(log, has.cpus, has.bindable()), MemoryBytes: has.memory, Memory: s.memory(has.memory), Gres: gres,
-		Limits: s.limits(tracker, gres, has.memory, has.bindable()), Affinity: s.affinity(has.unbindable), Binding: binding, Preview: s.preview,
+		Limits: place.NewLimits(s.conf, tracker, gres, has.memory, has.bindable()), Affinity: s.affinity(has.unbindable), Binding: binding, Preview: s.preview,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: has.fallbacks(),
 
 		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers, ContainerType: containerType,
@@ -138,16 +139,6 @@ func (s *site) memory(bytes uint64) node.Memory {
 		DefPerCPU: s.conf.DefMemPerCPU, DefPerNode: s.conf.DefMemPerNode,
 		MaxPerCPU: s.conf.MaxMemPerCPU, MaxPerNode: s.conf.MaxMemPerNode,
 	}
-}
-
-// limits confines steps where the tracker has cgroups; what a site asks for and
-// the tracker does not have is reported by each step's plan.
-func (s *site) limits(tracker node.Tracker, gres []step.Gres, memory uint64, bindable bool) node.Limits {
-	var at limitPlaces = noPlaces{tracker.Kind()}
-	if t, ok := tracker.(*cgroupTracker); ok {
-		at = t
-	}
-	return newLimits(s.conf, at, gres, memory, bindable)
 }
 
 func (s *site) spank() step.SpankConf {

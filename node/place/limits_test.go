@@ -1,4 +1,4 @@
-package main
+package place
 
 import (
 	"errors"
@@ -40,7 +40,7 @@ func limitsOf(t *testing.T, conf func(*slurmconf.Config), files map[string]strin
 	c.Cgroup.AllowedRAMSpace, c.Cgroup.MaxRAMPercent, c.Cgroup.MaxSwapPercent, c.Cgroup.MinRAMSpace = 100, 100, 100, 30
 	conf(c)
 	at := fakePlaces{root, controllers{v2: []string{"cpuset", "memory"}}}
-	return newLimits(c, at, gresOf(c), 4<<30, true)
+	return newLimits(c, at, Gres(c), 4<<30, true)
 }
 
 func limitedSpec(change func(*step.Spec)) *step.Spec {

@@ -1,4 +1,10 @@
-package main
+// Package place is what holds a node's steps on the machine: the tracker makes the cgroups in
+// which steps run and kills what is left in them, the limits say what each of them may use,
+// and the scope is systemd's unit around all of them.
+//
+// It decides where and how, not for whom: that is package node, whose interfaces Tracker and
+// Limits it implements. Begin with NewTracker and NewLimits.
+package place
 
 import (
 	"context"
@@ -26,21 +32,25 @@ var (
 	_ node.Tracker = (*plainTracker)(nil)
 )
 
-// trackerConfig is what the site and the command line say.
-type trackerConfig struct {
-	proctrackType string
-	spool         string
-	// isDefault says that the spool is the one that a noded has by default.
-	isDefault bool
-	spankhost string
-	cgroup    slurmconf.Cgroup
+// Config is what the site and the command line say of tracking.
+type Config struct {
+	// ProctrackType is slurm.conf's key; "" chooses what the host has.
+	ProctrackType string
+	// Spool is the directory after which the cgroups are named. IsDefault says that it is
+	// the one that a noded has by default.
+	Spool     string
+	IsDefault bool
+	// Spankhost is the program that keeps the scope.
+	Spankhost string
+	Cgroup    slurmconf.Cgroup
 }
 
-// newTracker finds out what the node can do, and announces what is not had.
-func newTracker(log *logrus.Logger, cfg trackerConfig) (node.Tracker, error) {
+// NewTracker finds out what the host can do, and logs each fallback. It makes nothing:
+// Prepare does. An error says what the site wants and the host does not have.
+func NewTracker(log *logrus.Logger, cfg Config) (node.Tracker, error) {
 	answer, err := detect.Detect(detect.Wish{
-		ProctrackType: cfg.proctrackType, Plugin: cfg.cgroup.CgroupPlugin,
-		Mountpoint: cfg.cgroup.CgroupMountpoint, IgnoreSystemd: cfg.cgroup.IgnoreSystemd,
+		ProctrackType: cfg.ProctrackType, Plugin: cfg.Cgroup.CgroupPlugin,
+		Mountpoint: cfg.Cgroup.CgroupMountpoint, IgnoreSystemd: cfg.Cgroup.IgnoreSystemd,
 	})
 	if err != nil {
 		return nil, err
@@ -53,9 +63,9 @@ func newTracker(log *logrus.Logger, cfg trackerConfig) (node.Tracker, error) {
 		return &plainTracker{announcer: fell, kind: answer.Kind}, nil
 	}
 	t := &cgroupTracker{announcer: fell, kind: answer.Kind, roots: proctrack.RootConfig{
-		Parent: answer.Parent, Freezer: answer.Kind == proctrack.KindCgroupV1, V1: answer.V1, Spool: cfg.spool,
+		Parent: answer.Parent, Freezer: answer.Kind == proctrack.KindCgroupV1, V1: answer.V1, Spool: cfg.Spool,
 	}}
-	if cfg.cgroup.EnableControllers {
+	if cfg.Cgroup.EnableControllers {
 		t.roots.EnableFrom = answer.Mount // "" on v1
 	}
 	if t.root, err = proctrack.NewRoot(t.roots); err != nil {
@@ -63,10 +73,10 @@ func newTracker(log *logrus.Logger, cfg trackerConfig) (node.Tracker, error) {
 	}
 	if answer.Scope {
 		t.scope = &scope{
-			name: filepath.Base(t.root.Dir()) + ".scope", slice: cfg.cgroup.CgroupSlice, mount: answer.Mount,
-			program: cfg.spankhost, patience: cfg.cgroup.SystemdTimeout + scopePatience,
+			name: filepath.Base(t.root.Dir()) + ".scope", slice: cfg.Cgroup.CgroupSlice, mount: answer.Mount,
+			program: cfg.Spankhost, patience: cfg.Cgroup.SystemdTimeout + scopePatience,
 		}
-		if cfg.isDefault {
+		if cfg.IsDefault {
 			t.scope.name = scopeName
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package place
 
 import (
 	"fmt"
@@ -105,6 +105,16 @@ func (n noPlaces) Kind() string                     { return n.kind }
 func (noPlaces) Controllers() controllers           { return controllers{} }
 func (noPlaces) Roots() (string, map[string]string) { return "", nil }
 func (noPlaces) Places(step.ID) places              { return places{} }
+
+// NewLimits confines steps where the tracker, which NewTracker has made, has cgroups; each
+// step's plan reports what a site asks for and the tracker has not. memory is the node's, in
+// bytes; bindable says that the CPU numbers are the machine's.
+func NewLimits(c *slurmconf.Config, tracker node.Tracker, gres []step.Gres, memory uint64, bindable bool) node.Limits {
+	if t, ok := tracker.(*cgroupTracker); ok {
+		return newLimits(c, t, gres, memory, bindable)
+	}
+	return newLimits(c, noPlaces{tracker.Kind()}, gres, memory, bindable)
+}
 
 func newLimits(c *slurmconf.Config, at limitPlaces, gres []step.Gres, memory uint64, bindable bool) *limits {
 	g := &c.Cgroup
@@ -267,9 +277,9 @@ func (l *limits) denied(has []step.GresAlloc) ([]step.Device, error) {
 	}), nil
 }
 
-// gresOf numbers the site's generic resources as the node's: through all lines
+// Gres numbers the site's generic resources as the node's: through all lines
 // of one name, in their order.
-func gresOf(c *slurmconf.Config) []step.Gres {
+func Gres(c *slurmconf.Config) []step.Gres {
 	next := make(map[string]int)
 	var out []step.Gres
 	for i := range c.Gres {
