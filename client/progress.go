@@ -13,6 +13,7 @@ import (
 	"stepd/client/options"
 	"stepd/client/plugins"
 	"stepd/client/terminal"
+	"stepd/eventlog"
 	"stepd/explain"
 	"stepd/step"
 )
@@ -40,7 +41,7 @@ func (l *launch) slowLaunch() (done func()) {
 
 // look asks noded what the step does; nil where it does not answer at once. The event
 // log, which is long with many tasks, is read only where the record names no hook.
-func (l *launch) look() (*step.Record, []step.Event) {
+func (l *launch) look() (*step.Record, []eventlog.Event) {
 	ctx, cancel := context.WithTimeout(context.Background(), terminal.WaitingEvery)
 	defer cancel()
 	recs, err := l.client.Stat(ctx, api.Ref(l.id))
@@ -51,12 +52,12 @@ func (l *launch) look() (*step.Record, []step.Event) {
 	if inHook(rec) || rec.State == step.Running {
 		return rec, nil
 	}
-	var events []step.Event
+	var events []eventlog.Event
 	for doc, err := range l.client.Events(ctx, l.id, false) {
 		if err != nil {
 			break // what was read says where the launch stands
 		}
-		var e step.Event
+		var e eventlog.Event
 		if json.Unmarshal(doc, &e) == nil {
 			events = Keep(events, &e)
 		}
@@ -71,7 +72,7 @@ func inHook(rec *step.Record) bool {
 }
 
 // launchWords is what a launch does, in one line; "" of one that is over.
-func launchWords(rec *step.Record, events []step.Event, now time.Time) string {
+func launchWords(rec *step.Record, events []eventlog.Event, now time.Time) string {
 	if rec.State != step.Pending && rec.State != step.Starting {
 		return ""
 	}
@@ -117,13 +118,13 @@ func prologWords(rec *step.Record, now time.Time) string {
 // Keep adds an event that may explain something: a step of a thousand tasks has a
 // hundred thousand that do not. A hook that has returned well takes its start back,
 // which comes right before its end.
-func Keep(events []step.Event, e *step.Event) []step.Event {
+func Keep(events []eventlog.Event, e *eventlog.Event) []eventlog.Event {
 	switch e.Event {
-	case step.EventTaskFork, step.EventTaskExec, step.EventUsage:
+	case eventlog.EventTaskFork, eventlog.EventTaskExec, eventlog.EventUsage:
 		return events
-	case step.EventHookEnd:
+	case eventlog.EventHookEnd:
 		last := len(events) - 1
-		if e.RC != nil && *e.RC >= 0 && last >= 0 && events[last].Event == step.EventHookStart &&
+		if e.RC != nil && *e.RC >= 0 && last >= 0 && events[last].Event == eventlog.EventHookStart &&
 			events[last].Plugin == e.Plugin && events[last].Hook == e.Hook {
 			return events[:last]
 		}

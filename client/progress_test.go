@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -12,13 +13,13 @@ import (
 // over is not reported.
 func TestLaunchWords(t *testing.T) {
 	now := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
-	prolog := []step.Event{{Time: now.Add(-3500 * time.Millisecond), Event: step.EventStageStart, Phase: "prolog"}}
+	prolog := []eventlog.Event{{Time: now.Add(-3500 * time.Millisecond), Event: eventlog.EventStageStart, Phase: "prolog"}}
 	begun := now.Add(-4 * time.Second)
 	prologue := &step.Doing{Stage: "task_prolog"}
 	hook := &step.Doing{Plugin: "pyxis.so", Hook: "slurm_spank_task_init", HookTime: 12300 * time.Millisecond}
 	for name, c := range map[string]struct {
 		rec    step.Record
-		events []step.Event
+		events []eventlog.Event
 		want   string
 	}{
 		"stage":   {step.Record{State: step.Starting}, prolog, "step 12.0: the job's prolog runs for 3s"},

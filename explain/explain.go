@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -78,7 +79,7 @@ type Finding struct {
 const findingsMax = 40
 
 // Explain says what happened to a step. events is its log in the order of time.
-func Explain(rec *step.Record, events []step.Event, now time.Time) *Explanation {
+func Explain(rec *step.Record, events []eventlog.Event, now time.Time) *Explanation {
 	e := &explainer{rec: rec, now: now, log: readLog(events)}
 	x := &Explanation{
 		ID: rec.ID, State: rec.State, ExitCode: rec.ExitCode, Signal: rec.Signal, Reason: rec.Reason,

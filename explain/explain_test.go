@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -40,7 +41,7 @@ func ran(state step.State, n int, change func(*step.Record)) *step.Record {
 	return rec
 }
 
-func at(ms int, e step.Event) step.Event {
+func at(ms int, e eventlog.Event) eventlog.Event {
 	e.Time = t0.Add(time.Duration(ms) * time.Millisecond)
 	return e
 }
@@ -53,17 +54,17 @@ func waits() *step.MPIProgress {
 // cases are steps as a user would ask for them.
 func cases() map[string]struct {
 	rec    *step.Record
-	events []step.Event
+	events []eventlog.Event
 } {
 	type in = struct {
 		rec    *step.Record
-		events []step.Event
+		events []eventlog.Event
 	}
-	stage := func(ms int, name string) step.Event {
-		return at(ms, step.Event{Event: step.EventStageStart, Phase: name})
+	stage := func(ms int, name string) eventlog.Event {
+		return at(ms, eventlog.Event{Event: eventlog.EventStageStart, Phase: name})
 	}
-	failed := func(ms int, name, text string) step.Event {
-		return at(ms, step.Event{Event: step.EventStageEnd, Phase: name, Text: text, DurUS: ptr(int64(1000))})
+	failed := func(ms int, name, text string) eventlog.Event {
+		return at(ms, eventlog.Event{Event: eventlog.EventStageEnd, Phase: name, Text: text, DurUS: ptr(int64(1000))})
 	}
 	return map[string]in{
 		"completed": {ran(step.Completed, 2, nil), nil},
@@ -89,23 +90,23 @@ func cases() map[string]struct {
 			r.Reason = `plugin "x.so": slurm_spank_user_init: killed by SIGSEGV`
 			r.PluginCrash = &step.PluginCrash{Path: "/usr/lib/x.so", Hook: "slurm_spank_user_init", Required: true}
 			r.ExitCode = ptr(1)
-		}), []step.Event{
+		}), []eventlog.Event{
 			stage(0, "init"), failed(1, "init", ""), stage(1, "user_init"),
 			failed(5, "user_init", `plugin "x.so": slurm_spank_user_init: killed by SIGSEGV`),
-			at(5, step.Event{Event: step.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_user_init"}),
+			at(5, eventlog.Event{Event: eventlog.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_user_init"}),
 		}},
-		"hook that fails": {ran(step.Failed, 2, func(r *step.Record) { r.ExitCode, r.Reason = ptr(1), "" }), []step.Event{
-			at(1, step.Event{Event: step.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(0)}),
-			at(2, step.Event{Event: step.EventHookEnd, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(0), RC: ptr(-3)}),
-			at(1, step.Event{Event: step.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(1)}),
-			at(2, step.Event{Event: step.EventHookEnd, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(1), RC: ptr(-3)}),
-			at(3, step.Event{Event: step.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_exit"}),
-			at(4, step.Event{Event: step.EventHookEnd, Plugin: "x.so", Hook: "slurm_spank_exit", RC: ptr(0)}),
+		"hook that fails": {ran(step.Failed, 2, func(r *step.Record) { r.ExitCode, r.Reason = ptr(1), "" }), []eventlog.Event{
+			at(1, eventlog.Event{Event: eventlog.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(0)}),
+			at(2, eventlog.Event{Event: eventlog.EventHookEnd, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(0), RC: ptr(-3)}),
+			at(1, eventlog.Event{Event: eventlog.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(1)}),
+			at(2, eventlog.Event{Event: eventlog.EventHookEnd, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(1), RC: ptr(-3)}),
+			at(3, eventlog.Event{Event: eventlog.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_exit"}),
+			at(4, eventlog.Event{Event: eventlog.EventHookEnd, Plugin: "x.so", Hook: "slurm_spank_exit", RC: ptr(0)}),
 		}},
 		"launch hangs in a hook": {ran(step.Starting, 1, func(r *step.Record) {
 			r.Started, r.Tasks[0].State, r.Tasks[0].PID = nil, step.TaskPending, nil
 			r.Host = &step.Doing{PID: 77, State: "S", Command: "spankhost", Wchan: "hrtimer_nanosleep", Plugin: "x.so", Hook: "slurm_spank_init", HookTime: 3 * time.Second}
-		}), []step.Event{stage(-3000, "init")}},
+		}), []eventlog.Event{stage(-3000, "init")}},
 		"memory": {ran(step.OutOfMemory, 2, func(r *step.Record) {
 			r.Tasks[1].End(step.SignaledBy(syscall.SIGKILL))
 			r.ExitCode = ptr(137)
@@ -125,20 +126,20 @@ func cases() map[string]struct {
 		"limits and streams": {ran(step.Failed, 1, func(r *step.Record) {
 			r.Tasks[0].End(step.ExitedWith(1))
 			r.ExitCode, r.Reason = ptr(1), "task 0: Exited with exit code 1"
-		}), []step.Event{
-			at(-9, step.Event{Event: step.EventLimit, Text: "the limit NOFILE is 1024 and not unlimited, as it was passed on: the node's hard limit is lower"}),
-			at(-1, step.Event{Event: step.EventHeldOpen, PID: 77, Text: `stdout of rank 0 is held open by pid 77 ("daemon")`}),
+		}), []eventlog.Event{
+			at(-9, eventlog.Event{Event: eventlog.EventLimit, Text: "the limit NOFILE is 1024 and not unlimited, as it was passed on: the node's hard limit is lower"}),
+			at(-1, eventlog.Event{Event: eventlog.EventHeldOpen, PID: 77, Text: `stdout of rank 0 is held open by pid 77 ("daemon")`}),
 		}},
-		"limits of one that ended well": {ran(step.Completed, 1, nil), []step.Event{at(-9, step.Event{Event: step.EventLimit, Text: "lower"})}},
+		"limits of one that ended well": {ran(step.Completed, 1, nil), []eventlog.Event{at(-9, eventlog.Event{Event: eventlog.EventLimit, Text: "lower"})}},
 		"cancelled": {ran(step.Cancelled, 2, func(r *step.Record) {
 			r.Reason, r.ExitCode = "cancelled by uid 1000", ptr(143)
 			r.Tasks[0].End(step.SignaledBy(syscall.SIGTERM))
 			r.Tasks[1].End(step.SignaledBy(syscall.SIGUSR1))
-		}), []step.Event{
-			at(-9, step.Event{Event: step.EventTaskSignal, Rank: ptr(1), Signal: ptr(10)}),
-			at(-8, step.Event{Event: step.EventTaskExit, Rank: ptr(1)}),
-			at(-7, step.Event{Event: step.EventKill, Signal: ptr(15)}),
-			at(-6, step.Event{Event: step.EventTaskExit, Rank: ptr(0)}),
+		}), []eventlog.Event{
+			at(-9, eventlog.Event{Event: eventlog.EventTaskSignal, Rank: ptr(1), Signal: ptr(10)}),
+			at(-8, eventlog.Event{Event: eventlog.EventTaskExit, Rank: ptr(1)}),
+			at(-7, eventlog.Event{Event: eventlog.EventKill, Signal: ptr(15)}),
+			at(-6, eventlog.Event{Event: eventlog.EventTaskExit, Rank: ptr(0)}),
 		}},
 		"unkillable": {ran(step.Failed, 1, func(r *step.Record) {
 			r.Reason, r.ExitCode = "cannot kill all", ptr(1)
@@ -166,9 +167,9 @@ func cases() map[string]struct {
 			}
 			r.Tasks[1].MPI = &step.MPIProgress{Phase: step.PhaseInitialized, Protocol: "PMI-1", Fences: 1}
 			r.Tasks[1].End(step.SignaledBy(syscall.SIGKILL))
-		}), []step.Event{
-			at(-8, step.Event{Event: step.EventTaskExit, Rank: ptr(1)}),
-			at(-7, step.Event{Event: step.EventKill, Signal: ptr(15)}),
+		}), []eventlog.Event{
+			at(-8, eventlog.Event{Event: eventlog.EventTaskExit, Rank: ptr(1)}),
+			at(-7, eventlog.Event{Event: eventlog.EventKill, Signal: ptr(15)}),
 		}},
 		"MPI: many missing": {ran(step.Cancelled, 60, func(r *step.Record) {
 			r.MPI, r.ExitCode, r.Reason = "pmi2", ptr(143), "cancelled by uid 0"

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"stepd/step"
+	"stepd/eventlog"
 )
 
 // eventLog is what of a step's log explains its end.
@@ -12,7 +12,7 @@ type eventLog struct {
 	stages []Stage // that have begun or failed, in their order, the end's stages included
 	// hooks that failed or never returned, grouped by what they have in common.
 	hooks []hookFailure
-	kills []step.Event      // what stepd has sent to all, at the end
+	kills []eventlog.Event  // what stepd has sent to all, at the end
 	ranks map[int][]int     // signals that users have sent, by rank
 	exits map[int]time.Time // when a rank's end was heard
 	// limits are lower than they were passed on; held are processes that have kept a
@@ -29,28 +29,28 @@ type hookFailure struct {
 }
 
 // readLog keeps what matters.
-func readLog(events []step.Event) eventLog {
+func readLog(events []eventlog.Event) eventLog {
 	log := eventLog{ranks: make(map[int][]int), exits: make(map[int]time.Time)}
 	for i := range events {
 		e := &events[i]
 		switch e.Event {
-		case step.EventStageStart:
+		case eventlog.EventStageStart:
 			log.stages = append(log.stages, Stage{Name: e.Phase, Begun: e.Time})
-		case step.EventStageEnd:
+		case eventlog.EventStageEnd:
 			log.endStage(e)
-		case step.EventHookStart, step.EventHookEnd:
+		case eventlog.EventHookStart, eventlog.EventHookEnd:
 			log.hook(e)
-		case step.EventLimit:
+		case eventlog.EventLimit:
 			log.limits = append(log.limits, e.Text)
-		case step.EventHeldOpen:
+		case eventlog.EventHeldOpen:
 			log.held = append(log.held, e.Text)
-		case step.EventKill:
+		case eventlog.EventKill:
 			log.kills = append(log.kills, *e)
-		case step.EventTaskExit:
+		case eventlog.EventTaskExit:
 			if e.Rank != nil {
 				log.exits[*e.Rank] = e.Time
 			}
-		case step.EventTaskSignal:
+		case eventlog.EventTaskSignal:
 			if e.Rank != nil && e.Signal != nil && !slices.Contains(log.ranks[*e.Rank], *e.Signal) {
 				log.ranks[*e.Rank] = append(log.ranks[*e.Rank], *e.Signal)
 			}
@@ -61,7 +61,7 @@ func readLog(events []step.Event) eventLog {
 	return log
 }
 
-func (l *eventLog) endStage(e *step.Event) {
+func (l *eventLog) endStage(e *eventlog.Event) {
 	for i := len(l.stages) - 1; i >= 0; i-- {
 		s := &l.stages[i]
 		if s.Name == e.Phase && s.Ended == nil {
@@ -79,8 +79,8 @@ func (l *eventLog) endStage(e *step.Event) {
 }
 
 // hook notes a call; its end takes back what its start has noted.
-func (l *eventLog) hook(e *step.Event) {
-	if e.Event == step.EventHookEnd {
+func (l *eventLog) hook(e *eventlog.Event) {
+	if e.Event == eventlog.EventHookEnd {
 		l.place(e, nil).remove(e.Rank)
 		if e.RC == nil || *e.RC >= 0 {
 			return
@@ -91,7 +91,7 @@ func (l *eventLog) hook(e *step.Event) {
 	l.place(e, nil).add(e.Rank)
 }
 
-func (l *eventLog) place(e *step.Event, rc *int) *hookFailure {
+func (l *eventLog) place(e *eventlog.Event, rc *int) *hookFailure {
 	for i := range l.hooks {
 		h := &l.hooks[i]
 		if h.plugin == e.Plugin && h.hook == e.Hook && (h.rc == nil) == (rc == nil) && (rc == nil || *h.rc == *rc) {

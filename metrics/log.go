@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"stepd/step"
+	"stepd/eventlog"
 )
 
 const (
@@ -31,7 +31,7 @@ func (m *Metrics) read(log io.Reader) error {
 	var l launched
 	for lines.Scan() {
 		line := lines.Bytes()
-		if step.EachHookCall(line, m.hookCall) {
+		if eventlog.EachHookCall(line, m.hookCall) {
 			continue
 		}
 		m.line(line, &l)
@@ -60,24 +60,24 @@ func (m *Metrics) line(line []byte, l *launched) {
 	}
 	name, _, _ := bytes.Cut(rest, []byte(`"`))
 	switch string(name) {
-	case step.EventRequest, step.EventStageEnd, step.EventTaskExec, step.EventKill:
+	case eventlog.EventRequest, eventlog.EventStageEnd, eventlog.EventTaskExec, eventlog.EventKill:
 	default:
 		return
 	}
-	var e step.Event
+	var e eventlog.Event
 	if json.Unmarshal(line, &e) != nil {
 		return // the end of stepd may have cut it
 	}
 	switch e.Event {
-	case step.EventRequest:
+	case eventlog.EventRequest:
 		l.asked = e.Time
-	case step.EventTaskExec:
+	case eventlog.EventTaskExec:
 		l.ran = e.Time
-	case step.EventStageEnd:
+	case eventlog.EventStageEnd:
 		if e.DurUS != nil {
 			m.phases.WithLabelValues(m.phase.of(e.Phase)).Observe(float64(*e.DurUS) / 1e6)
 		}
-	case step.EventKill:
+	case eventlog.EventKill:
 		m.kills.WithLabelValues(signalName(e.Signal)).Inc()
 	}
 }
@@ -94,7 +94,7 @@ func signalName(n *int) string {
 	return other
 }
 
-func (m *Metrics) hookCall(c step.HookCall) {
+func (m *Metrics) hookCall(c eventlog.HookCall) {
 	plugin, hook := m.plugin.of(base(c.Plugin)), hookName(c.Hook)
 	m.hooks.WithLabelValues(plugin, hook).Inc()
 	m.hookTime.WithLabelValues(plugin, hook).Add(c.Took.Seconds())

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
+	"stepd/eventlog"
 	"stepd/internal/linux"
 	"stepd/step"
 )
@@ -39,7 +40,7 @@ func (s *service) Events(ctx context.Context, in *api.EventsRequest, send func([
 	if err != nil {
 		return err
 	}
-	err = s.n.events(ctx, recs[0].ID, in.Follow, func(line []byte) error { return step.ExpandEvent(line, send) })
+	err = s.n.events(ctx, recs[0].ID, in.Follow, func(line []byte) error { return eventlog.ExpandEvent(line, send) })
 	if errors.Is(err, os.ErrNotExist) {
 		return api.Errorf(api.NotFound, "no such step %q", recs[0].ID)
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -115,16 +116,16 @@ func (l layout) logEnd(rec *step.Record, now time.Time) error {
 	if rec.StepdPID != 0 {
 		// Its last line may have no end.
 		if _, err = log.WriteString("\n"); err == nil {
-			err = writeEvents(log, step.Event{Time: now, Event: step.EventKill, Text: rec.Reason})
+			err = writeEvents(log, eventlog.Event{Time: now, Event: eventlog.EventKill, Text: rec.Reason})
 		}
 	}
 	if err == nil && rec.Usage != nil {
-		err = writeEvents(log, step.Event{Time: now, Event: step.EventUsage, Usage: rec.Usage})
+		err = writeEvents(log, eventlog.Event{Time: now, Event: eventlog.EventUsage, Usage: rec.Usage})
 	}
 	if err == nil {
 		err = writeEvents(log,
-			step.Event{Time: now, Event: step.EventState, State: rec.State, Text: rec.Reason},
-			step.Event{Time: now, Event: step.EventEnd, State: rec.State},
+			eventlog.Event{Time: now, Event: eventlog.EventState, State: rec.State, Text: rec.Reason},
+			eventlog.Event{Time: now, Event: eventlog.EventEnd, State: rec.State},
 		)
 	}
 	return errors.Join(err, log.Close())

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -202,16 +203,16 @@ const prologStage = "prolog"
 // prolog runs the job's prolog, or waits for it, as a stage of this step.
 func (f *follower) prolog(events *os.File) error {
 	begin := time.Now()
-	tell := func(e step.Event) error {
+	tell := func(e eventlog.Event) error {
 		return f.n.spool.do(func() error { return writeEvents(events, e) })
 	}
-	if err := tell(step.Event{Time: begin, Event: step.EventStageStart, Phase: prologStage}); err != nil {
+	if err := tell(eventlog.Event{Time: begin, Event: eventlog.EventStageStart, Phase: prologStage}); err != nil {
 		return err
 	}
 	err := f.n.runProlog(f.job)
 	end := time.Now()
 	us := end.Sub(begin).Microseconds()
-	ev := step.Event{Time: end, Event: step.EventStageEnd, Phase: prologStage, DurUS: &us}
+	ev := eventlog.Event{Time: end, Event: eventlog.EventStageEnd, Phase: prologStage, DurUS: &us}
 	if err != nil {
 		ev.Text = err.Error()
 	}
@@ -252,8 +253,8 @@ func (n *Node) openEvents(f *follower, spec *step.Spec) (*os.File, error) {
 			return fmt.Errorf("cannot create event log: %w", err)
 		}
 		err = writeEvents(log,
-			step.Event{Time: submitted, Event: step.EventRequest, JobID: &id.Job, StepID: &id.Step},
-			step.Event{Time: time.Now(), Event: step.EventAccepted, JobID: &id.Job, StepID: &id.Step, Text: "cpus " + cpus},
+			eventlog.Event{Time: submitted, Event: eventlog.EventRequest, JobID: &id.Job, StepID: &id.Step},
+			eventlog.Event{Time: time.Now(), Event: eventlog.EventAccepted, JobID: &id.Job, StepID: &id.Step, Text: "cpus " + cpus},
 		)
 		if err != nil {
 			log.Close()
@@ -266,7 +267,7 @@ func (n *Node) openEvents(f *follower, spec *step.Spec) (*os.File, error) {
 	return log, nil
 }
 
-func writeEvents(log *os.File, events ...step.Event) error {
+func writeEvents(log *os.File, events ...eventlog.Event) error {
 	var b []byte
 	for _, e := range events {
 		line, err := json.Marshal(e)

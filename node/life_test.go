@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
+	"stepd/eventlog"
 	"stepd/node/child"
 	"stepd/step"
 )
@@ -79,7 +80,7 @@ func TestStepdDies(t *testing.T) {
 		}
 		tn.nothingLeft(id)
 		events := tn.eventLines(id)
-		if last := events[len(events)-1]; last.Event != step.EventEnd || last.State != step.Failed {
+		if last := events[len(events)-1]; last.Event != eventlog.EventEnd || last.State != step.Failed {
 			t.Errorf("last event %+v", last)
 		}
 	})
@@ -267,12 +268,12 @@ func TestEvents(t *testing.T) {
 	sawState := make(chan struct{})
 	go func() {
 		followed <- tn.events(context.Background(), id, true, func(line []byte) error {
-			var e step.Event
+			var e eventlog.Event
 			if err := json.Unmarshal(line, &e); err != nil {
 				return err
 			}
 			got = append(got, e.Event)
-			if e.Event == step.EventState {
+			if e.Event == eventlog.EventState {
 				close(sawState)
 			}
 			return nil
@@ -298,10 +299,10 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-func (tn *testNode) eventLines(id step.ID) (all []step.Event) {
+func (tn *testNode) eventLines(id step.ID) (all []eventlog.Event) {
 	tn.t.Helper()
 	err := tn.events(context.Background(), id, false, func(line []byte) error {
-		var e step.Event
+		var e eventlog.Event
 		if err := json.Unmarshal(line, &e); err != nil {
 			return err
 		}

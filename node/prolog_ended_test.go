@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -164,7 +165,7 @@ func TestBatchStepdOverKill(t *testing.T) {
 	}
 	pid := s.until(id, step.Running).StepdPID
 	await(t, func() bool {
-		return slices.ContainsFunc(s.eventLines(id), func(e step.Event) bool { return e.Event == step.EventState })
+		return slices.ContainsFunc(s.eventLines(id), func(e eventlog.Event) bool { return e.Event == eventlog.EventState })
 	})
 	s.stop()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api/stepapi"
+	"stepd/eventlog"
 	"stepd/step"
 	"stepd/stepio/live"
 	"stepd/stepio/relay"
@@ -231,7 +232,7 @@ func (a *audience) Progress(rec step.Record) {
 	a.flush()
 }
 
-func (a *audience) Event(e step.Event) {
+func (a *audience) Event(e eventlog.Event) {
 	if !eventLog {
 		return
 	}
@@ -261,7 +262,7 @@ func (a *audience) flushSoon() {
 
 // Hooks writes one line for all calls: a step of many tasks and plugins has
 // more of them than of all other events.
-func (a *audience) Hooks(h step.HookCalls) {
+func (a *audience) Hooks(h eventlog.HookCalls) {
 	if !eventLog {
 		return
 	}

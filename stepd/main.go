@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api/stepapi"
+	"stepd/eventlog"
 	"stepd/internal/build"
 	"stepd/internal/linux"
 	"stepd/mpi/spawn"
@@ -179,7 +180,7 @@ func jobNamespaces(spec *step.Spec) (ns step.Namespaces) {
 // hearDebug makes the log as detailed as noded's, and of its form.
 func hearDebug(log *logrus.Logger, c step.SpankConf) {
 	if c.JSONLog {
-		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: step.LogTime})
+		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: eventlog.LogTime})
 	}
 	if c.Debug {
 		log.SetLevel(logrus.DebugLevel)

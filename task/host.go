@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -250,7 +251,7 @@ func (h *hostProcess) hear(r step.HostRecord) {
 			h.messages.launchFailure(r.LocalID, r.Fail)
 		}
 	case r.Limit != nil:
-		h.messages.event(step.Event{Event: step.EventLimit, Text: r.Text})
+		h.messages.event(eventlog.Event{Event: eventlog.EventLimit, Text: r.Text})
 	default:
 		h.messages.plugin(r)
 	}
@@ -263,8 +264,8 @@ func (h *hostProcess) logHooks(last bool) {
 	}
 	hooks := h.Hooks(last)
 	h.strictCodes(hooks)
-	for calls := range slices.Chunk(hooks, step.HookCallsMax) {
-		h.messages.audience.Hooks(step.HookCalls{Base: h.monoBase, Plugin: h.PluginName, Calls: calls, Ranks: h.plan.Ranks})
+	for calls := range slices.Chunk(hooks, eventlog.HookCallsMax) {
+		h.messages.audience.Hooks(eventlog.HookCalls{Base: h.monoBase, Plugin: h.PluginName, Calls: calls, Ranks: h.plan.Ranks})
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -63,7 +64,7 @@ func (b *killBudget) spent(err error) error {
 	b.givenUp = true
 	text := err.Error()
 	b.messages.sayError(text)
-	b.messages.event(step.Event{Event: step.EventUnkillable, Text: text})
+	b.messages.event(eventlog.Event{Event: eventlog.EventUnkillable, Text: text})
 	c := b.causes.endedBy()
 	b.ledger.write(func(rec *step.Record) {
 		if c != nil {
@@ -128,7 +129,7 @@ func (k *killer) kill() error {
 
 func (k *killer) noteKill(sig syscall.Signal) {
 	n := int(sig)
-	k.messages.event(step.Event{Event: step.EventKill, Signal: &n})
+	k.messages.event(eventlog.Event{Event: eventlog.EventKill, Signal: &n})
 }
 
 // signalEscaped sends sig to tasks that are not in the step's cgroups any more: what acts

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -288,7 +289,7 @@ func (l *loop) taskExeced(id int) {
 	l.move(id, phase)
 	l.unreported = true
 	l.ledger.write(func(rec *step.Record) { rec.Tasks[id].State = step.TaskRunning })
-	l.messages.event(step.Event{Event: step.EventTaskExec, Rank: &l.plan.Ranks[id], PID: p.pid})
+	l.messages.event(eventlog.Event{Event: eventlog.EventTaskExec, Rank: &l.plan.Ranks[id], PID: p.pid})
 	l.reportLaunched()
 }
 
@@ -334,9 +335,9 @@ func (l *loop) taskEnded(e step.TaskEnd) {
 	}
 	if was == taskForked && !failed {
 		// A short task's end may be heard before its exec.
-		l.messages.event(step.Event{Event: step.EventTaskExec, Rank: &rank, PID: p.pid})
+		l.messages.event(eventlog.Event{Event: eventlog.EventTaskExec, Rank: &rank, PID: p.pid})
 	}
-	l.messages.event(step.Event{Event: step.EventTaskExit, Rank: &rank, PID: p.pid, Status: &e.Status})
+	l.messages.event(eventlog.Event{Event: eventlog.EventTaskExit, Rank: &rank, PID: p.pid, Status: &e.Status})
 	l.plugins.postTerm(e)
 	l.reportLaunched()
 	l.d.Audience.TaskExited(rank, status)

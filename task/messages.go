@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -21,7 +22,7 @@ type messages struct {
 }
 
 // event writes a line of the event log, of this moment where e has no time.
-func (m *messages) event(e step.Event) {
+func (m *messages) event(e eventlog.Event) {
 	if e.Time.IsZero() {
 		e.Time = m.now()
 	}
@@ -33,7 +34,7 @@ func (m *messages) event(e step.Event) {
 func (m *messages) span(name string, start time.Time, err error) {
 	end := m.now()
 	us := end.Sub(start).Microseconds()
-	e := step.Event{Time: end, Event: step.EventStageEnd, Phase: name, DurUS: &us}
+	e := eventlog.Event{Time: end, Event: eventlog.EventStageEnd, Phase: name, DurUS: &us}
 	if err != nil {
 		e.Text = err.Error()
 	}

@@ -5,6 +5,7 @@ import (
 	"syscall"
 	"testing"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -28,7 +29,7 @@ func TestMPITable(t *testing.T) {
 	r.run(t)
 	var signalled []int
 	for _, e := range r.events {
-		if e.Event == step.EventTaskSignal {
+		if e.Event == eventlog.EventTaskSignal {
 			signalled = append(signalled, *e.Rank)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -80,7 +81,7 @@ func TestNodeTellsRanks(t *testing.T) {
 			t.Errorf("event %+v of rank %d", e, *e.Rank)
 		}
 	}
-	for _, event := range []string{step.EventTaskFork, step.EventTaskSignal, step.EventTaskExit} {
+	for _, event := range []string{eventlog.EventTaskFork, eventlog.EventTaskSignal, eventlog.EventTaskExit} {
 		if seen[event] != 2 {
 			t.Errorf("%d events %s, want 2", seen[event], event)
 		}

@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"time"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -177,9 +178,9 @@ type Audience interface {
 	// where they are in MPI.
 	Progress(rec step.Record)
 	// Event writes a line of the step's event log.
-	Event(e step.Event)
+	Event(e eventlog.Event)
 	// Hooks writes calls of hooks into it.
-	Hooks(h step.HookCalls)
+	Hooks(h eventlog.HookCalls)
 	// Log writes a line for the administrator.
 	Log(level step.LogLevel, text string)
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -214,7 +215,7 @@ func (m *mpiProgress) lookNow(rec *step.Record) {
 
 // conclude returns how far the ranks had come, for the event log of a step that
 // did not end well, and takes it out of the record of one that did.
-func (m *mpiProgress) conclude(rec *step.Record, state step.State) (events []step.Event) {
+func (m *mpiProgress) conclude(rec *step.Record, state step.State) (events []eventlog.Event) {
 	if !m.used {
 		return nil
 	}
@@ -226,7 +227,7 @@ func (m *mpiProgress) conclude(rec *step.Record, state step.State) (events []ste
 	}
 	groups := step.GroupProgress(rec.Tasks)
 	for _, g := range groups[:min(len(groups), lookMax)] {
-		events = append(events, step.Event{Event: step.EventMPI, Ranks: step.FormatCPUList(g.Ranks), MPI: g.MPI})
+		events = append(events, eventlog.Event{Event: eventlog.EventMPI, Ranks: step.FormatCPUList(g.Ranks), MPI: g.MPI})
 	}
 	return events
 }

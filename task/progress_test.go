@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -30,7 +31,7 @@ func TestProgressIsKept(t *testing.T) {
 	}
 	var told []string
 	for _, e := range r.events {
-		if e.Event == step.EventMPI {
+		if e.Event == eventlog.EventMPI {
 			told = append(told, e.Ranks+": "+e.MPI.String())
 		}
 	}
@@ -49,7 +50,7 @@ func TestProgressOfSuccess(t *testing.T) {
 		}
 	}
 	rec := r.run(t)
-	if rec.State != step.Completed || rec.Tasks[0].MPI != nil || slices.ContainsFunc(r.events, func(e step.Event) bool { return e.Event == step.EventMPI }) {
+	if rec.State != step.Completed || rec.Tasks[0].MPI != nil || slices.ContainsFunc(r.events, func(e eventlog.Event) bool { return e.Event == eventlog.EventMPI }) {
 		t.Errorf("record %+v, events %v", rec, r.events)
 	}
 }

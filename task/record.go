@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -69,7 +70,7 @@ func (l *ledger) setState(to step.State) {
 		l.messages.log(err.Error())
 		return
 	}
-	l.messages.event(step.Event{Event: step.EventState, State: to})
+	l.messages.event(eventlog.Event{Event: eventlog.EventState, State: to})
 	if !to.Final() {
 		l.messages.audience.State(l.copy())
 	}

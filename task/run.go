@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -76,7 +77,7 @@ func (l *launch) stage(ctx context.Context, st stage) error {
 		return c
 	}
 	start := l.d.Now()
-	l.messages.event(step.Event{Time: start, Event: step.EventStageStart, Phase: st.name})
+	l.messages.event(eventlog.Event{Time: start, Event: eventlog.EventStageStart, Phase: st.name})
 	err := st.do(ctx)
 	l.messages.span(st.name, start, err)
 	l.host.logHooks(false)
@@ -293,7 +294,7 @@ func (l *launch) fork(context.Context) error {
 		}
 	})
 	for id, pid := range l.tasks.pids() {
-		l.messages.event(step.Event{Event: step.EventTaskFork, Rank: &l.plan.Ranks[id], PID: pid})
+		l.messages.event(eventlog.Event{Event: eventlog.EventTaskFork, Rank: &l.plan.Ranks[id], PID: pid})
 	}
 	watch.start(l.tasks.execs)
 	return nil

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -50,7 +51,7 @@ type rig struct {
 	tracked, told, exited, hooked []int
 	job                           step.MPIJob // what prefork was told
 	pid                           int         // of the first task, 5000 without one; the others' follow
-	events                        []step.Event
+	events                        []eventlog.Event
 	stalled                       chan step.Record // reports to noded about ranks that come no further
 }
 
@@ -254,14 +255,14 @@ func (a fakeAudience) Say(line string) {
 func (a fakeAudience) SayTo(f *os.File)                       { f.Close() }
 func (a fakeAudience) TaskExited(rank int, _ step.ExitStatus) { a.r.told = append(a.r.told, rank) }
 func (a fakeAudience) State(step.Record)                      {}
-func (a fakeAudience) Event(e step.Event) {
+func (a fakeAudience) Event(e eventlog.Event) {
 	a.r.mu.Lock()
 	defer a.r.mu.Unlock()
 	a.r.events = append(a.r.events, e)
 }
-func (a fakeAudience) Progress(rec step.Record)  { a.r.stalled <- rec }
-func (a fakeAudience) Hooks(h step.HookCalls)    { a.r.hooked = h.Ranks }
-func (a fakeAudience) Log(step.LogLevel, string) {}
+func (a fakeAudience) Progress(rec step.Record)   { a.r.stalled <- rec }
+func (a fakeAudience) Hooks(h eventlog.HookCalls) { a.r.hooked = h.Ranks }
+func (a fakeAudience) Log(step.LogLevel, string)  {}
 
 func wantCalls(t *testing.T, r *rig, want ...string) {
 	t.Helper()

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -101,7 +102,7 @@ func (s *signals) note(rank, sig int) {
 	s.noted++
 	n := s.noted
 	s.mu.Unlock()
-	e := step.Event{Event: step.EventTaskSignal, Rank: &rank, Signal: &sig}
+	e := eventlog.Event{Event: eventlog.EventTaskSignal, Rank: &rank, Signal: &sig}
 	switch {
 	case n > limit:
 		return

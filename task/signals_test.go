@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -25,7 +26,7 @@ func TestSignalsNoted(t *testing.T) {
 	r.run(t)
 	noted, last := 0, ""
 	for _, e := range r.events {
-		if e.Event == step.EventTaskSignal {
+		if e.Event == eventlog.EventTaskSignal {
 			noted++
 			last = e.Text
 		}

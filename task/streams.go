@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -147,7 +148,7 @@ func (t *teardown) drainStreams() error {
 	}
 	for i, h := range held {
 		text := h.String()
-		t.messages.event(step.Event{Event: step.EventHeldOpen, PID: h.PID, Text: text})
+		t.messages.event(eventlog.Event{Event: eventlog.EventHeldOpen, PID: h.PID, Text: text})
 		if i < heldReported {
 			t.ledger.write(func(rec *step.Record) { rec.HeldOpen = append(rec.HeldOpen, text) })
 			t.messages.sayError(text + ", which is no process of the step: it was waited for in vain")

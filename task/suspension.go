@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -309,7 +310,7 @@ func (s *suspension) stands() bool {
 func (s *suspension) noteSuspended() {
 	now, by := s.messages.now(), s.by
 	s.ledger.write(func(rec *step.Record) { rec.Suspended, rec.SuspendedBy = &now, &by })
-	s.report(step.EventSuspend, now)
+	s.report(eventlog.EventSuspend, now)
 }
 
 // noteResumed takes it out again; the caller holds mu.
@@ -321,10 +322,10 @@ func (s *suspension) noteResumed() {
 		}
 		rec.Suspended, rec.SuspendedBy = nil, nil
 	})
-	s.report(step.EventResume, now)
+	s.report(eventlog.EventResume, now)
 }
 
 func (s *suspension) report(event string, now time.Time) {
-	s.messages.event(step.Event{Time: now, Event: event})
+	s.messages.event(eventlog.Event{Time: now, Event: event})
 	s.messages.audience.State(s.ledger.copy())
 }

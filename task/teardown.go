@@ -5,6 +5,7 @@ import (
 	"slices"
 	"syscall"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -158,7 +159,7 @@ func (t *teardown) conclude() {
 	now := t.d.Now()
 	t.ledger.addFailures()
 	var v verdict
-	var events []step.Event
+	var events []eventlog.Event
 	floor := t.ledger.leastCode()
 	t.ledger.write(func(rec *step.Record) {
 		rec.Ended = &now
@@ -170,5 +171,5 @@ func (t *teardown) conclude() {
 		t.messages.event(e)
 	}
 	t.ledger.setState(v.state)
-	t.messages.event(step.Event{Time: now, Event: step.EventEnd, State: v.state, RC: &v.code, Text: t.Record().Reason})
+	t.messages.event(eventlog.Event{Time: now, Event: eventlog.EventEnd, State: v.state, RC: &v.code, Text: t.Record().Reason})
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -20,7 +21,7 @@ func (t *teardown) settleUsage() {
 		usage = rec.Usage
 	})
 	if usage != nil {
-		t.messages.event(step.Event{Event: step.EventUsage, Usage: usage})
+		t.messages.event(eventlog.Event{Event: eventlog.EventUsage, Usage: usage})
 	}
 }
 
@@ -65,7 +66,7 @@ func (s *Step) OutOfMemory(k step.OOMKill) {
 	if n > oomReportedMax {
 		return
 	}
-	s.messages.event(step.Event{Time: k.Time, Event: step.EventOOM, Rank: k.Rank, PID: k.PID, Text: text})
+	s.messages.event(eventlog.Event{Time: k.Time, Event: eventlog.EventOOM, Rank: k.Rank, PID: k.PID, Text: text})
 	s.messages.sayError(text)
 	if first && s.plan.Spec.Confine.OOMGroup == step.OOMGroupStep {
 		// The tasks die together. cgroup v1 has no memory.oom.group, by which the kernel

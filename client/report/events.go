@@ -14,9 +14,9 @@ import (
 
 	"stepd/client"
 	"stepd/client/terminal"
+	"stepd/eventlog"
 	"stepd/internal/printable"
 	"stepd/step"
-	"stepd/timeline"
 )
 
 // EventsCommand is the verb events.
@@ -65,9 +65,9 @@ func TimelineCommand(d *client.Dialer) *cobra.Command {
 		Long: "Show where the time of a step went: a bar for each stage of the launch and of the end, and, set in below them, for each hook of a plugin; calls for several tasks share one bar, from the begin of the first to the end of the last. " +
 			"Launch, tasks and end have scales of their own. What failed is red, what has not ended yellow, where there are colours.",
 		RunE: func(_ *cobra.Command, args []string) error {
-			var b timeline.Builder
+			var b eventlog.TimelineBuilder
 			err := eachEvent(d, args[0], false, func(line []byte) error {
-				var e step.Event
+				var e eventlog.Event
 				if err := json.Unmarshal(line, &e); err != nil {
 					return fmt.Errorf("cannot parse an event: %w", err)
 				}

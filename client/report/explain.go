@@ -12,6 +12,7 @@ import (
 	"stepd/api"
 	"stepd/client"
 	"stepd/client/terminal"
+	"stepd/eventlog"
 	"stepd/explain"
 	"stepd/step"
 )
@@ -98,9 +99,9 @@ func recordsNow(d *client.Dialer, ref api.StepRef) (recs []*step.Record, err err
 const statPatience = 10 * time.Second
 
 // eventsOf reads a step's event log; one that is gone, of an old step, holds nothing.
-func eventsOf(d *client.Dialer, id step.ID) (events []step.Event, err error) {
+func eventsOf(d *client.Dialer, id step.ID) (events []eventlog.Event, err error) {
 	err = eachEvent(d, id.String(), false, func(line []byte) error {
-		var e step.Event
+		var e eventlog.Event
 		if err := json.Unmarshal(line, &e); err != nil {
 			return fmt.Errorf("cannot parse an event of step %s: %w", id, err)
 		}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"stepd/step"
+	"stepd/eventlog"
 )
 
 // newLog makes the log, on stderr.
@@ -17,7 +17,7 @@ func newLog(o options) (*logrus.Logger, error) {
 	case "text":
 		log.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: "2006-01-02T15:04:05.000Z07:00"})
 	case "json":
-		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: step.LogTime})
+		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: eventlog.LogTime})
 	default:
 		return nil, fmt.Errorf("cannot log as %q: --log-format is text or json", o.logFormat)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"stepd/eventlog"
 	"stepd/internal/testkit"
 	"stepd/step"
 )
@@ -111,8 +112,8 @@ func checkEventRanks(t *testing.T, path string) {
 	seen := make(map[string]int)
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
-		err := step.ExpandEvent(lines.Bytes(), func(b []byte) error {
-			var e step.Event
+		err := eventlog.ExpandEvent(lines.Bytes(), func(b []byte) error {
+			var e eventlog.Event
 			if err := json.Unmarshal(b, &e); err != nil {
 				return err
 			}

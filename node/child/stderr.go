@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/internal/printable"
-	"stepd/step"
 )
 
 // Stderr carries what one stepd writes to its standard error to noded's log.
@@ -114,7 +114,7 @@ func jsonLines(text string, now time.Time) string {
 			Level  string `json:"level"`
 			Msg    string `json:"msg"`
 			Source string `json:"source"`
-		}{now.Format(step.LogTime), "error", strings.ToValidUTF8(line, "?"), "stepd"})
+		}{now.Format(eventlog.LogTime), "error", strings.ToValidUTF8(line, "?"), "stepd"})
 		if err == nil { // strings can be encoded
 			lines[i] = string(b)
 		}

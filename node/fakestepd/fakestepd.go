@@ -32,6 +32,7 @@ import (
 	"time"
 
 	"stepd/api/stepapi"
+	"stepd/eventlog"
 	"stepd/srunopt"
 	"stepd/step"
 )
@@ -140,7 +141,7 @@ func (f *fake) serve(argv []string) error {
 	server.Serve(ul)
 	rec := f.Record()
 	server.Tell(&stepapi.Msg{Type: stepapi.TypeState, State: step.Running, Record: &rec})
-	f.event(step.Event{Time: time.Now(), Event: step.EventState, State: step.Running})
+	f.event(eventlog.Event{Time: time.Now(), Event: eventlog.EventState, State: step.Running})
 
 	status, err := f.await(argv)
 	if err != nil {
@@ -151,7 +152,7 @@ func (f *fake) serve(argv []string) error {
 		server.Tell(&stepapi.Msg{Type: stepapi.TypeTaskExit, Ranks: []int{r}, Status: &status})
 	}
 	rec = f.Record()
-	f.event(step.Event{Time: time.Now(), Event: step.EventEnd, State: rec.State})
+	f.event(eventlog.Event{Time: time.Now(), Event: eventlog.EventEnd, State: rec.State})
 	taken := server.Finish(&stepapi.Msg{Type: stepapi.TypeResult, State: rec.State, Record: &rec}, time.Second)
 	if !taken {
 		if err := leave(f.spec.ResultFile, rec); err != nil {
@@ -251,7 +252,7 @@ func leave(path string, rec step.Record) error {
 	return os.Rename(path+".tmp", path)
 }
 
-func (f *fake) event(e step.Event) {
+func (f *fake) event(e eventlog.Event) {
 	b, err := json.Marshal(e)
 	if err == nil {
 		_, err = f.log.Write(append(b, '\n'))

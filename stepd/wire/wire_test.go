@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"stepd/eventlog"
 	"stepd/proctrack"
 	"stepd/step"
 	"stepd/task"
@@ -35,8 +36,8 @@ func (a *audience) State(rec step.Record) {
 func (a *audience) SayTo(f *os.File)                { f.Close() }
 func (a *audience) TaskExited(int, step.ExitStatus) {}
 func (a *audience) Progress(step.Record)            {}
-func (a *audience) Event(step.Event)                {}
-func (a *audience) Hooks(step.HookCalls)            {}
+func (a *audience) Event(eventlog.Event)            {}
+func (a *audience) Hooks(eventlog.HookCalls)        {}
 func (a *audience) Log(step.LogLevel, string)       {}
 
 // noStreams are the streams and the output of a step that has neither.

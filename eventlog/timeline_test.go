@@ -1,4 +1,4 @@
-package timeline
+package eventlog
 
 import (
 	"encoding/xml"
@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
-
-	"stepd/step"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -22,23 +20,23 @@ var t0 = time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
 func ptr[T any](v T) *T { return &v }
 
 // launch is a step of n tasks under two plugins: times in microseconds.
-func launch(n int) []step.Event {
-	at := func(us int, e step.Event) step.Event {
+func launch(n int) []Event {
+	at := func(us int, e Event) Event {
 		e.Time = t0.Add(time.Duration(us) * time.Microsecond)
 		return e
 	}
-	var events []step.Event
-	add := func(us int, e step.Event) { events = append(events, at(us, e)) }
+	var events []Event
+	add := func(us int, e Event) { events = append(events, at(us, e)) }
 	stage := func(from, to int, name string) {
-		add(from, step.Event{Event: step.EventStageStart, Phase: name})
-		add(to, step.Event{Event: step.EventStageEnd, Phase: name, DurUS: ptr(int64(to - from))})
+		add(from, Event{Event: EventStageStart, Phase: name})
+		add(to, Event{Event: EventStageEnd, Phase: name, DurUS: ptr(int64(to - from))})
 	}
 	hook := func(from, to int, plugin, name string, rank *int, rc int) {
-		add(from, step.Event{Event: step.EventHookStart, Plugin: plugin, Hook: "slurm_spank_" + name, Rank: rank})
-		add(to, step.Event{Event: step.EventHookEnd, Plugin: plugin, Hook: "slurm_spank_" + name, Rank: rank, DurUS: ptr(int64(to - from)), RC: &rc})
+		add(from, Event{Event: EventHookStart, Plugin: plugin, Hook: "slurm_spank_" + name, Rank: rank})
+		add(to, Event{Event: EventHookEnd, Plugin: plugin, Hook: "slurm_spank_" + name, Rank: rank, DurUS: ptr(int64(to - from)), RC: &rc})
 	}
-	add(0, step.Event{Event: step.EventRequest})
-	add(1500, step.Event{Event: step.EventAccepted})
+	add(0, Event{Event: EventRequest})
+	add(1500, Event{Event: EventAccepted})
 	stage(1600, 1700, "proctrack")
 	stage(1700, 3200, "spankhost")
 	stage(3200, 4000, "load")
@@ -49,22 +47,22 @@ func launch(n int) []step.Event {
 	stage(6500, 6600, "gate")
 	for r := range n {
 		hook(6700+10*r, 7700+10*r, "renice.so", "task_init", ptr(r), 0)
-		add(8000+10*r, step.Event{Event: step.EventTaskExec, Rank: ptr(r)})
+		add(8000+10*r, Event{Event: EventTaskExec, Rank: ptr(r)})
 	}
 	for r := range n {
-		add(3_600_000+1000*r, step.Event{Event: step.EventTaskExit, Rank: ptr(r)})
+		add(3_600_000+1000*r, Event{Event: EventTaskExit, Rank: ptr(r)})
 		hook(3_600_000+1000*r, 3_600_400+1000*r, "renice.so", "task_exit", ptr(r), 0)
 	}
 	end := 3_600_000 + 1000*n
-	add(end+900, step.Event{Event: step.EventStageEnd, Phase: "exit", DurUS: ptr(int64(700)), Text: "a plugin\x1b failed"})
+	add(end+900, Event{Event: EventStageEnd, Phase: "exit", DurUS: ptr(int64(700)), Text: "a plugin\x1b failed"})
 	hook(end+300, end+800, "renice.so", "exit", nil, -1)
-	add(end+2000, step.Event{Event: step.EventStageEnd, Phase: "undo proctrack", DurUS: ptr(int64(1000))})
-	add(end+2100, step.Event{Event: step.EventEnd})
+	add(end+2000, Event{Event: EventStageEnd, Phase: "undo proctrack", DurUS: ptr(int64(1000))})
+	add(end+2100, Event{Event: EventEnd})
 	return events
 }
 
-func build(events []step.Event) *Timeline {
-	var b Builder
+func build(events []Event) *Timeline {
+	var b TimelineBuilder
 	for i := range events {
 		b.Add(&events[i])
 	}
@@ -75,10 +73,10 @@ func build(events []step.Event) *Timeline {
 func TestText(t *testing.T) {
 	running := launch(2)
 	cut := 0
-	for running[cut].Event != step.EventTaskExit {
+	for running[cut].Event != EventTaskExit {
 		cut++
 	}
-	for name, events := range map[string][]step.Event{
+	for name, events := range map[string][]Event{
 		"two": launch(2), "many": launch(64), "running": running[:cut], "launching": launch(2)[:9], "none": nil,
 	} {
 		for _, size := range []struct {
@@ -190,11 +188,11 @@ func FuzzBuild(f *testing.F) {
 	f.Add("gate", "x.so", int64(5), int64(9), 3)
 	f.Add("\xff", "\x00", int64(-5), int64(1)<<62, -1)
 	f.Fuzz(func(t *testing.T, phase, plugin string, a, b int64, rank int) {
-		var builder Builder
-		for _, e := range []step.Event{
-			{Event: step.EventRequest}, {Event: step.EventStageStart, Phase: phase}, {Event: step.EventHookStart, Plugin: plugin, Rank: &rank},
-			{Event: step.EventHookEnd, Plugin: plugin, DurUS: &b}, {Event: step.EventStageEnd, Phase: phase, DurUS: &a, Text: plugin},
-			{Event: step.EventTaskExec, Rank: &rank}, {Event: step.EventTaskExit, Rank: &rank},
+		var builder TimelineBuilder
+		for _, e := range []Event{
+			{Event: EventRequest}, {Event: EventStageStart, Phase: phase}, {Event: EventHookStart, Plugin: plugin, Rank: &rank},
+			{Event: EventHookEnd, Plugin: plugin, DurUS: &b}, {Event: EventStageEnd, Phase: phase, DurUS: &a, Text: plugin},
+			{Event: EventTaskExec, Rank: &rank}, {Event: EventTaskExit, Rank: &rank},
 		} {
 			e.Time = time.Unix(0, a%1e15)
 			builder.Add(&e)
@@ -216,14 +214,14 @@ func FuzzBuild(f *testing.F) {
 // TestShortStage: a stage that began and ended within one microsecond comes before the
 // one that began after it in the same.
 func TestShortStage(t *testing.T) {
-	var events []step.Event
+	var events []Event
 	for _, s := range []struct {
 		name     string
 		from, to int
 	}{{"streams", 5, 7}, {"load", 7, 7}, {"user_init", 7, 9}, {"gate", 9, 9}} {
 		events = append(events,
-			step.Event{Time: t0.Add(time.Duration(s.from) * time.Microsecond), Event: step.EventStageStart, Phase: s.name},
-			step.Event{Time: t0.Add(time.Duration(s.to) * time.Microsecond), Event: step.EventStageEnd, Phase: s.name, DurUS: ptr(int64(s.to - s.from))})
+			Event{Time: t0.Add(time.Duration(s.from) * time.Microsecond), Event: EventStageStart, Phase: s.name},
+			Event{Time: t0.Add(time.Duration(s.to) * time.Microsecond), Event: EventStageEnd, Phase: s.name, DurUS: ptr(int64(s.to - s.from))})
 	}
 	var got []string
 	for _, section := range build(events).Sections {

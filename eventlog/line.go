@@ -1,4 +1,4 @@
-package step
+package eventlog
 
 import (
 	"encoding/json"

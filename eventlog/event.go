@@ -1,6 +1,9 @@
-package step
+package eventlog
 
-import "time"
+import (
+	"stepd/step"
+	"time"
+)
 
 // Event is one line of a step's event log. Fields that do not
 // belong to the event are absent.
@@ -12,24 +15,24 @@ type Event struct {
 	// Phase is the stage of the launch (stage_start, stage_end).
 	Phase string `json:"phase,omitempty"`
 	// DurUS is a duration in microseconds (stage_end, hook_end).
-	DurUS  *int64      `json:"dur_us,omitempty"`
-	Plugin string      `json:"plugin,omitempty"`
-	Hook   string      `json:"hook,omitempty"`
-	RC     *int        `json:"rc,omitempty"`
-	Rank   *int        `json:"rank,omitempty"`
-	PID    int         `json:"pid,omitempty"`
-	Status *ExitStatus `json:"status,omitempty"` // raw wait status
-	Signal *int        `json:"signal,omitempty"`
-	State  State       `json:"state,omitempty"`
-	Stage  string      `json:"stage,omitempty"`
-	Errno  int         `json:"errno,omitempty"`
-	Text   string      `json:"text,omitempty"`
+	DurUS  *int64           `json:"dur_us,omitempty"`
+	Plugin string           `json:"plugin,omitempty"`
+	Hook   string           `json:"hook,omitempty"`
+	RC     *int             `json:"rc,omitempty"`
+	Rank   *int             `json:"rank,omitempty"`
+	PID    int              `json:"pid,omitempty"`
+	Status *step.ExitStatus `json:"status,omitempty"` // raw wait status
+	Signal *int             `json:"signal,omitempty"`
+	State  step.State       `json:"state,omitempty"`
+	Stage  string           `json:"stage,omitempty"`
+	Errno  int              `json:"errno,omitempty"`
+	Text   string           `json:"text,omitempty"`
 	// Ranks are the ranks that have come as far in MPI as MPI says, as a list (mpi); MPI
 	// is absent where they are unknown.
-	Ranks string       `json:"ranks,omitempty"`
-	MPI   *MPIProgress `json:"mpi,omitempty"`
+	Ranks string            `json:"ranks,omitempty"`
+	MPI   *step.MPIProgress `json:"mpi,omitempty"`
 	// Usage is the step's, at its end (usage).
-	Usage *StepUsage `json:"usage,omitempty"`
+	Usage *step.StepUsage `json:"usage,omitempty"`
 }
 
 // LogTime is the form of times in the daemons' logs of JSON lines.

@@ -1,8 +1,9 @@
-package step
+package eventlog
 
 import (
 	"bytes"
 	"encoding/json"
+	"stepd/step"
 	"strconv"
 	"time"
 )
@@ -17,7 +18,7 @@ type HookCalls struct {
 	Base int64
 	// Plugin names a plugin of the stack by its index.
 	Plugin func(index int) string
-	Calls  []HookTime // at most HookCallsMax
+	Calls  []step.HookTime // at most HookCallsMax
 	// Ranks are the tasks' ranks by local id: the log has ranks.
 	Ranks []int
 }

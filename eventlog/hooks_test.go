@@ -1,9 +1,10 @@
-package step
+package eventlog
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"stepd/step"
 	"strings"
 	"testing"
 	"time"
@@ -29,7 +30,7 @@ func TestHookCalls(t *testing.T) {
 		Base:   time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC).UnixNano(),
 		Plugin: func(i int) string { return fmt.Sprintf("p\"%d.so", i) },
 		Ranks:  []int{0, 12},
-		Calls: []HookTime{
+		Calls: []step.HookTime{
 			{Plugin: 3, Hook: "slurm_spank_init", LocalID: -1, StartNS: 5_000, EndNS: 9_500},
 			{Plugin: 3, Hook: "slurm_spank_task_init", LocalID: 0, StartNS: 4_000, EndNS: 4_000, RC: -7},
 			{Plugin: 0, Hook: "slurm_spank_task_init", LocalID: 1, StartNS: 1_000_000_000},
@@ -120,7 +121,7 @@ func FuzzExpandEvent(f *testing.F) {
 func BenchmarkHookCalls(b *testing.B) {
 	h := HookCalls{Base: time.Now().UnixNano(), Plugin: func(int) string { return "plugin.so" }}
 	for i := range HookCallsMax {
-		h.Calls = append(h.Calls, HookTime{Plugin: i % 20, Hook: "slurm_spank_task_init", LocalID: i / 20, StartNS: uint64(i) * 1000, EndNS: uint64(i)*1000 + 300})
+		h.Calls = append(h.Calls, step.HookTime{Plugin: i % 20, Hook: "slurm_spank_task_init", LocalID: i / 20, StartNS: uint64(i) * 1000, EndNS: uint64(i)*1000 + 300})
 	}
 	buf := make([]byte, 0, 1<<20)
 	for b.Loop() {

@@ -1,9 +1,4 @@
-// Package timeline makes bars of a step's event log: where the time of its launch,
-// of its tasks and of its end went, stage by stage and hook by hook.
-//
-// Add takes the events, in the order of the log; Done gives the bars; Text and SVG
-// draw them.
-package timeline
+package eventlog
 
 import (
 	"cmp"
@@ -63,8 +58,10 @@ const (
 	KindTask  Kind = "task"
 )
 
-// Builder collects events.
-type Builder struct {
+// TimelineBuilder makes bars of a step's event log: where the time of its launch, of its tasks
+// and of its end went, stage by stage and hook by hook. Add takes the events in the order of the
+// log, Done gives the bars. The zero value is ready.
+type TimelineBuilder struct {
 	begun  bool
 	base   time.Time
 	last   int64
@@ -79,42 +76,42 @@ type Builder struct {
 }
 
 // Add takes one event.
-func (b *Builder) Add(e *step.Event) {
+func (b *TimelineBuilder) Add(e *Event) {
 	if !b.begun {
 		b.begun, b.base, b.gate = true, e.Time, -1
 		b.open, b.hooks = map[string]*Span{}, map[string]*Span{}
 		b.execs, b.exits = map[int]int64{}, map[int]int64{}
 	}
 	at := e.Time.Sub(b.base).Microseconds()
-	if e.Event != step.EventHookStart && e.Event != step.EventHookEnd {
+	if e.Event != EventHookStart && e.Event != EventHookEnd {
 		b.last = max(b.last, at)
 	}
 	switch e.Event {
-	case step.EventAccepted:
+	case EventAccepted:
 		b.spans = append(b.spans, &Span{Kind: KindStage, Name: "noded", Count: 1, EndUS: at, LongestUS: at})
-	case step.EventStageStart:
+	case EventStageStart:
 		s := &Span{Kind: KindStage, Name: e.Phase, Count: 1, BeginUS: at, EndUS: at, Open: true}
 		b.spans = append(b.spans, s)
 		b.open[e.Phase] = s
-	case step.EventStageEnd:
+	case EventStageEnd:
 		b.endStage(e, at)
-	case step.EventHookStart, step.EventHookEnd:
+	case EventHookStart, EventHookEnd:
 		b.hook(e, at)
-	case step.EventTaskExec:
+	case EventTaskExec:
 		if e.Rank != nil {
 			b.execs[*e.Rank] = at
 			b.lastEx = max(b.lastEx, at)
 		}
-	case step.EventEnd:
+	case EventEnd:
 		b.ended = true
-	case step.EventTaskExit:
+	case EventTaskExit:
 		if e.Rank != nil {
 			b.exits[*e.Rank] = at
 		}
 	}
 }
 
-func (b *Builder) endStage(e *step.Event, at int64) {
+func (b *TimelineBuilder) endStage(e *Event, at int64) {
 	key := e.Phase
 	s := b.open[key]
 	if s == nil { // the stages of the end are reported once, when they are over
@@ -133,10 +130,10 @@ func (b *Builder) endStage(e *step.Event, at int64) {
 }
 
 // hook adds a call to the bar of its hook.
-func (b *Builder) hook(e *step.Event, at int64) {
+func (b *TimelineBuilder) hook(e *Event, at int64) {
 	key := e.Plugin + "\x00" + e.Hook
 	s := b.hooks[key]
-	if e.Event == step.EventHookStart {
+	if e.Event == EventHookStart {
 		if s == nil {
 			s = &Span{
 				Kind: KindHook, Name: e.Plugin + ": " + strings.TrimPrefix(e.Hook, "slurm_spank_"), Plugin: e.Plugin, Hook: e.Hook,
@@ -170,7 +167,7 @@ func (b *Builder) hook(e *step.Event, at int64) {
 const tasksMax = 16
 
 // Done makes the sections. What of a step that goes on has no end yet lasts until now.
-func (b *Builder) Done(now time.Time) *Timeline {
+func (b *TimelineBuilder) Done(now time.Time) *Timeline {
 	t := &Timeline{Sections: []Section{}}
 	if !b.begun {
 		return t
@@ -229,7 +226,7 @@ func rank(s *Span) int {
 }
 
 // tasks are the bars of the tasks, from exec to exit.
-func (b *Builder) tasks() (out []*Span) {
+func (b *TimelineBuilder) tasks() (out []*Span) {
 	var all []int
 	for r := range b.execs {
 		all = append(all, r)

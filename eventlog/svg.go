@@ -1,8 +1,8 @@
-package timeline
+package eventlog
 
 import (
-	"encoding/xml"
 	"fmt"
+	"html"
 	"strings"
 
 	"stepd/internal/printable"
@@ -110,9 +110,5 @@ func ticks(whole int64) (at []int64) {
 	return at
 }
 
-// text is a text of XML.
-func text(s string) string {
-	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(printable.Line(s, 0))) // a Builder takes everything
-	return b.String()
-}
+// text is a text of XML: printable text has no control characters, so that HTML's escapes are XML's.
+func text(s string) string { return html.EscapeString(printable.Line(s, 0)) }
