@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -51,8 +52,8 @@ func (h *Host) recv() (reply, error) {
 	if err != nil {
 		return reply{}, fmt.Errorf("cannot read from spankhost: %w", err)
 	}
-	r := reply{body: reader{b: h.buf[:n]}}
-	r.kind = r.body.u32()
+	r := reply{body: reader{Reader: wire.Reader{B: h.buf[:n]}}}
+	r.kind = r.body.U32()
 	if oobn > 0 {
 		cmsgs, err := unix.ParseSocketControlMessage(h.oob[:oobn])
 		if err != nil {
@@ -64,7 +65,7 @@ func (h *Host) recv() (reply, error) {
 			}
 		}
 	}
-	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || r.body.err != nil {
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || r.body.Err != nil {
 		r.close()
 		return reply{}, fmt.Errorf("internal error: reply of spankhost is cut")
 	}
@@ -105,10 +106,10 @@ func (h *Host) do(cmd uint32, body []byte, fds []int, each func(*reply) error) e
 // done turns a REP_DONE into nil, a *step.HookError or a plain error.
 func (h *Host) done(cmd uint32, r *reply) error {
 	defer r.close()
-	got, rc, errno := r.body.u32(), r.body.i32(), r.body.i32()
-	plugin, hook, task, what := r.body.u32(), r.body.u32(), r.body.u32(), r.body.str()
-	if r.body.err != nil || got != cmd {
-		return fmt.Errorf("internal error: spankhost answered command %d for %d: %v", got, cmd, r.body.err)
+	got, rc, errno := r.body.U32(), r.body.i32(), r.body.i32()
+	plugin, hook, task, what := r.body.U32(), r.body.U32(), r.body.U32(), r.body.str()
+	if r.body.Err != nil || got != cmd {
+		return fmt.Errorf("internal error: spankhost answered command %d for %d: %v", got, cmd, r.body.Err)
 	}
 	if rc == 0 {
 		return nil
@@ -149,8 +150,8 @@ func (h *Host) sendFDs(fds []int) error {
 // opened gets the streams of StreamToEarlyPath; the files are its own.
 func (h *Host) UserInit(opened func(fd int, f *os.File)) error {
 	return h.do(cmdUserInit, nil, nil, func(r *reply) error {
-		fd := int(r.body.u32())
-		if r.kind != repStream || len(r.fds) != 1 || fd < 1 || fd > 2 || r.body.err != nil {
+		fd := int(r.body.U32())
+		if r.kind != repStream || len(r.fds) != 1 || fd < 1 || fd > 2 || r.body.Err != nil {
 			return fmt.Errorf("internal error: spankhost answered user_init by record %d", r.kind)
 		}
 		f := os.NewFile(uintptr(r.fds[0]), [...]string{1: "stdout", 2: "stderr"}[fd])
@@ -167,15 +168,15 @@ func (h *Host) Fork() ([]step.Forked, error) {
 		if r.kind != repTasks {
 			return fmt.Errorf("internal error: spankhost answered fork by record %d", r.kind)
 		}
-		n := int(r.body.u32())
+		n := int(r.body.U32())
 		if len(r.fds) != 2*n {
 			return fmt.Errorf("internal error: spankhost told %d tasks with %d descriptors", n, len(r.fds))
 		}
 		for i := range n {
-			t := step.Forked{LocalID: int(r.body.u32()), PID: int(r.body.i32()), PidFD: r.fds[2*i], Exec: r.fds[2*i+1]}
+			t := step.Forked{LocalID: int(r.body.U32()), PID: int(r.body.i32()), PidFD: r.fds[2*i], Exec: r.fds[2*i+1]}
 			tasks = append(tasks, t)
 		}
-		return r.body.err
+		return r.body.Err
 	})
 	return tasks, err
 }
@@ -194,13 +195,13 @@ func (h *Host) Wait(ended func(step.TaskEnd), track func(localID, pid int) error
 		if r.kind != repExit {
 			return fmt.Errorf("internal error: spankhost answered wait by record %d", r.kind)
 		}
-		e := step.TaskEnd{LocalID: int(r.body.u32()), Status: step.ExitStatus(r.body.u32())}
-		if known := r.body.u32() != 0; known {
+		e := step.TaskEnd{LocalID: int(r.body.U32()), Status: step.ExitStatus(r.body.U32())}
+		if known := r.body.U32() != 0; known {
 			e.Usage = new(step.Usage)
 		}
 		r.body.usage(e.Usage)
-		if r.body.err != nil {
-			return r.body.err
+		if r.body.Err != nil {
+			return r.body.Err
 		}
 		ended(e)
 		return nil
@@ -210,9 +211,9 @@ func (h *Host) Wait(ended func(step.TaskEnd), track func(localID, pid int) error
 // letGo tracks the process of an epilog and lets it begin: the end of its pipe
 // without a byte ends it.
 func letGo(r *reply, track func(localID, pid int) error) error {
-	id, pid := int(r.body.u32()), int(r.body.i32())
-	if r.body.err != nil || len(r.fds) != 1 {
-		return fmt.Errorf("internal error: spankhost told an epilog with %d descriptors: %v", len(r.fds), r.body.err)
+	id, pid := int(r.body.U32()), int(r.body.i32())
+	if r.body.Err != nil || len(r.fds) != 1 {
+		return fmt.Errorf("internal error: spankhost told an epilog with %d descriptors: %v", len(r.fds), r.body.Err)
 	}
 	if track(id, pid) != nil {
 		return nil // which has reported it
@@ -226,7 +227,7 @@ func letGo(r *reply, track func(localID, pid int) error) error {
 
 // usage reads wait4's figures; to is nil where there are none.
 func (b *reader) usage(to *step.Usage) {
-	utime, stime := b.u64(), b.u64()
+	utime, stime := b.U64(), b.U64()
 	u := step.Usage{
 		User: time.Duration(utime) * time.Microsecond, System: time.Duration(stime) * time.Microsecond,
 		MaxRSSBytes: b.i64() << 10,

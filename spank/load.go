@@ -69,12 +69,12 @@ func (h *Host) load() ([]Loaded, error) {
 // readPlugins takes a REP_PLUGIN: it appends each plugin to out.
 func readPlugins(r *reply, out []Loaded, missing map[uint32]*Loaded, plugins int) ([]Loaded, error) {
 	for {
-		index := r.body.u32()
-		l := Loaded{Index: int(index), Version: r.body.u32()}
-		flags, hooks := r.body.u32(), r.body.u32()
+		index := r.body.U32()
+		l := Loaded{Index: int(index), Version: r.body.U32()}
+		flags, hooks := r.body.U32(), r.body.U32()
 		l.Error, l.Name, l.Type = r.body.str(), r.body.str(), r.body.str()
-		if r.body.err != nil || l.Index >= plugins {
-			return nil, fmt.Errorf("internal error: spankhost told plugin %d of %d: %v", l.Index, plugins, r.body.err)
+		if r.body.Err != nil || l.Index >= plugins {
+			return nil, fmt.Errorf("internal error: spankhost told plugin %d of %d: %v", l.Index, plugins, r.body.Err)
 		}
 		l.HasVersion, l.HasOptions = flags&pluginHasVersion != 0, flags&pluginHasOptions != 0
 		for i := range uint32(hookOption) {
@@ -89,7 +89,7 @@ func readPlugins(r *reply, out []Loaded, missing map[uint32]*Loaded, plugins int
 			l.Missing, l.MissingMore = m.Missing, m.MissingMore
 		}
 		out = append(out, l)
-		if len(r.body.b) == 0 {
+		if len(r.body.B) == 0 {
 			return out, nil
 		}
 	}
@@ -101,11 +101,11 @@ func (h *Host) Init() error { return h.initStack(nil) }
 
 func (h *Host) initStack(each func(*reply) error) error {
 	var w writer
-	w.u32(uint32(len(h.keep)))
+	w.U32(uint32(len(h.keep)))
 	for _, k := range h.keep {
-		w.b = append(w.b, byte(flag(k)))
+		w.B = append(w.B, byte(flag(k)))
 	}
-	return h.do(cmdInit, w.b, nil, each)
+	return h.do(cmdInit, w.B, nil, each)
 }
 
 // refuse says why a plugin is left out of the stack, or "".

@@ -15,7 +15,7 @@ const missingMax = 64
 
 // readMissing takes a REP_MISSING: it adds to what is known of the plugin.
 func readMissing(r *reply, missing map[uint32]*Loaded, plugins int) error {
-	plugin, more, symbol := r.body.u32(), r.body.u32(), r.body.str()
+	plugin, more, symbol := r.body.U32(), r.body.U32(), r.body.str()
 	if int64(plugin) >= int64(plugins) {
 		return fmt.Errorf("internal error: spankhost told what plugin %d of %d lacks", plugin, plugins)
 	}
@@ -25,8 +25,8 @@ func readMissing(r *reply, missing map[uint32]*Loaded, plugins int) error {
 		missing[plugin] = l
 	}
 	switch {
-	case r.body.err != nil || len(l.Missing) == missingMax && more == 0:
-		return fmt.Errorf("internal error: spankhost told what plugin %d lacks, symbol %d: %v", plugin, len(l.Missing), r.body.err)
+	case r.body.Err != nil || len(l.Missing) == missingMax && more == 0:
+		return fmt.Errorf("internal error: spankhost told what plugin %d lacks, symbol %d: %v", plugin, len(l.Missing), r.body.Err)
 	case more > 0:
 		l.MissingMore = int(more)
 	default:

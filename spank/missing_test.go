@@ -2,6 +2,7 @@ package spank
 
 import (
 	"slices"
+	"stepd/internal/wire"
 	"strings"
 	"testing"
 )
@@ -9,10 +10,10 @@ import (
 // missingReply is a REP_MISSING as recv returns it.
 func missingReply(plugin, more uint32, symbol string) *reply {
 	var w writer
-	w.u32(plugin)
-	w.u32(more)
-	w.str(symbol)
-	return &reply{kind: repMissing, body: reader{b: w.b}}
+	w.U32(plugin)
+	w.U32(more)
+	w.Str(symbol)
+	return &reply{kind: repMissing, body: reader{Reader: wire.Reader{B: w.B}}}
 }
 
 func TestReadMissing(t *testing.T) {
@@ -31,7 +32,7 @@ func TestReadMissing(t *testing.T) {
 	if err := readMissing(missingReply(2, 0, "f"), missing, 2); err == nil {
 		t.Error("a plugin that is not in the stack was taken")
 	}
-	if err := readMissing(&reply{body: reader{b: []byte{1, 2, 3}}}, missing, 2); err == nil {
+	if err := readMissing(&reply{body: reader{Reader: wire.Reader{B: []byte{1, 2, 3}}}}, missing, 2); err == nil {
 		t.Error("a record that is cut was taken")
 	}
 }
@@ -40,15 +41,15 @@ func TestReadMissing(t *testing.T) {
 func pluginReply(first, n uint32) *reply {
 	var w writer
 	for i := first; i < first+n; i++ {
-		w.u32(i)
-		w.u32(0x160508)
-		w.u32(pluginLoaded | pluginHasVersion)
-		w.u32(1 << i)
-		w.str("")
-		w.str("name")
-		w.str("spank")
+		w.U32(i)
+		w.U32(0x160508)
+		w.U32(pluginLoaded | pluginHasVersion)
+		w.U32(1 << i)
+		w.Str("")
+		w.Str("name")
+		w.Str("spank")
 	}
-	return &reply{kind: repPlugin, body: reader{b: w.b}}
+	return &reply{kind: repPlugin, body: reader{Reader: wire.Reader{B: w.B}}}
 }
 
 func TestReadPlugins(t *testing.T) {
@@ -72,7 +73,7 @@ func TestReadPlugins(t *testing.T) {
 		t.Error("a plugin that is not in the stack was taken")
 	}
 	cut := pluginReply(0, 2)
-	cut.body.b = cut.body.b[:len(cut.body.b)-1]
+	cut.body.B = cut.body.B[:len(cut.body.B)-1]
 	if _, err := readPlugins(cut, nil, missing, 3); err == nil {
 		t.Error("a record that is cut was taken")
 	}

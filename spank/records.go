@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -90,19 +91,19 @@ func (h *Host) drainLog() {
 // parseRecord decodes one packet; what is malformed is dropped, since its
 // writer may be the user.
 func (h *Host) parseRecord(b []byte) (step.HostRecord, bool) {
-	r := reader{b: b}
+	r := reader{Reader: wire.Reader{B: b}}
 	rec := step.HostRecord{LocalID: -1}
-	switch r.u32() {
+	switch r.U32() {
 	case recLog:
-		rec.Level = step.LogLevel(r.u32())
-		if n := r.u32(); n != noRank {
+		rec.Level = step.LogLevel(r.U32())
+		if n := r.U32(); n != noRank {
 			rec.LocalID = int(n)
 		}
-		h.placeRecord(&rec, r.u32(), r.u32())
+		h.placeRecord(&rec, r.U32(), r.U32())
 		rec.Text = r.str()
 	case recFail:
-		id := int(r.u32())
-		f := &step.LaunchError{Stage: stageName(r.u32()), Errno: syscall.Errno(r.i32()), Object: r.str(), Why: r.str()}
+		id := int(r.U32())
+		f := &step.LaunchError{Stage: stageName(r.U32()), Errno: syscall.Errno(r.i32()), Object: r.str(), Why: r.str()}
 		rank := h.rankOf(id)
 		if rank == nil {
 			return rec, false
@@ -111,32 +112,32 @@ func (h *Host) parseRecord(b []byte) (step.HostRecord, bool) {
 		rec.Level, rec.LocalID, rec.Fail = step.LogError, id, f
 	case recWarn:
 		rec.Level = step.LogInfo
-		h.placeRecord(&rec, r.u32(), r.u32())
+		h.placeRecord(&rec, r.U32(), r.U32())
 		if rec.Plugin == "" { // it says itself whom it may have been
 			rec.Text = fmt.Sprintf("%s: %s", rec.Hook, r.str())
 			break
 		}
 		rec.Text = fmt.Sprintf("plugin %q: %s: %s", rec.Plugin, rec.Hook, r.str())
 	case recThreads:
-		t := &threads{plugin: int(r.u32()), hook: hookName(r.u32()), count: int(r.u32())}
-		if r.err != nil {
+		t := &threads{plugin: int(r.U32()), hook: hookName(r.U32()), count: int(r.U32())}
+		if r.Err != nil {
 			return rec, false
 		}
 		h.threads.Store(t)
 		rec.Level, rec.Plugin, rec.Hook = step.LogInfo, h.PluginName(t.plugin), t.hook
 		rec.Text = fmt.Sprintf("plugin %q: %s: left %s running", rec.Plugin, t.hook, t)
 	case recLimit:
-		id := int(r.u32())
-		l := &step.LimitCut{Wanted: limitOf(r.u64()), Had: limitOf(r.u64()), Name: r.str()}
+		id := int(r.U32())
+		l := &step.LimitCut{Wanted: limitOf(r.U64()), Had: limitOf(r.U64()), Name: r.str()}
 		rank := h.rankOf(id)
-		if rank == nil || r.err != nil {
+		if rank == nil || r.Err != nil {
 			return rec, false
 		}
 		rec.Level, rec.LocalID, rec.Limit, rec.Text = step.LogInfo, id, l, l.String()
 	default:
 		return rec, false
 	}
-	return rec, r.err == nil
+	return rec, r.Err == nil
 }
 
 // limitOf is a limit of setrlimit(2); RLIM_INFINITY is nil.

@@ -170,10 +170,10 @@ func (s *Session) blob() ([]byte, error) {
 		}
 	}
 	putStack(w, s.cfg.Stack.Plugins)
-	if len(w.b) > configMax {
-		return nil, fmt.Errorf("cannot tell spankhost the environment: %d bytes, and %d is the limit", len(w.b), configMax)
+	if len(w.B) > configMax {
+		return nil, fmt.Errorf("cannot tell spankhost the environment: %d bytes, and %d is the limit", len(w.B), configMax)
 	}
-	return w.b, nil
+	return w.B, nil
 }
 
 // watched makes one call to the host, bounds its hooks, and explains its end.

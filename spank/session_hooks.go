@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -37,10 +38,10 @@ func (s *Session) Init() ([]Option, error) {
 			if r.kind != repOption {
 				return fmt.Errorf("internal error: spankhost answered init by record %d", r.kind)
 			}
-			o := Option{plugin: r.body.u32(), option: r.body.u32(), HasArg: int(r.body.i32())}
+			o := Option{plugin: r.body.U32(), option: r.body.U32(), HasArg: int(r.body.i32())}
 			o.Name, o.ArgInfo, o.Usage = r.body.str(), r.body.str(), r.body.str()
-			if r.body.err != nil || int(o.plugin) >= len(s.host.loaded) {
-				return fmt.Errorf("internal error: spankhost told an option of plugin %d: %v", o.plugin, r.body.err)
+			if r.body.Err != nil || int(o.plugin) >= len(s.host.loaded) {
+				return fmt.Errorf("internal error: spankhost told an option of plugin %d: %v", o.plugin, r.body.Err)
 			}
 			o.File, o.Plugin = s.host.PluginName(int(o.plugin)), s.host.loaded[o.plugin].Name
 			options = append(options, o)
@@ -60,9 +61,9 @@ func (s *Session) Give(o Option, value []byte) error {
 		return fmt.Errorf("the value of --%s holds a NUL byte", o.Name)
 	}
 	var w writer
-	w.u32(o.plugin)
-	w.u32(o.option)
-	w.u32(flag(value != nil))
+	w.U32(o.plugin)
+	w.U32(o.option)
+	w.U32(flag(value != nil))
 	var fds []int
 	if value != nil {
 		f, err := memfd("spank-option", value)
@@ -72,7 +73,7 @@ func (s *Session) Give(o Option, value []byte) error {
 		defer f.Close()
 		fds = append(fds, int(f.Fd()))
 	}
-	return s.watched(func() error { return s.host.do(cmdOption, w.b, fds, nil) })
+	return s.watched(func() error { return s.host.do(cmdOption, w.B, fds, nil) })
 }
 
 // PostOpt calls slurm_spank_init_post_opt of every plugin. env is set in their
@@ -92,7 +93,7 @@ func environBlob(env []string) (*os.File, error) {
 	for _, e := range env {
 		w.tlvStr(tagHostEnv, e)
 	}
-	return memfd("spank-environ", w.b)
+	return memfd("spank-environ", w.B)
 }
 
 // LocalJob is what slurm_spank_local_user_init can learn of the job and step.
@@ -130,7 +131,7 @@ func (s *Session) LocalUserInit(j LocalJob) error {
 	for _, e := range j.Env {
 		w.tlvStr(tagHostEnv, e)
 	}
-	f, err := memfd("spank-local", w.b)
+	f, err := memfd("spank-local", w.B)
 	if err != nil {
 		return err
 	}
@@ -144,8 +145,8 @@ func (s *Session) Hook(name string) error {
 	for _, n := range []uint32{hookJobProlog, hookJobEpilog, hookSlurmdExit} {
 		if hookNames[n] == name {
 			var w writer
-			w.u32(n)
-			return s.watched(func() error { return s.host.do(cmdHook, w.b, nil, nil) })
+			w.U32(n)
+			return s.watched(func() error { return s.host.do(cmdHook, w.B, nil, nil) })
 		}
 	}
 	return fmt.Errorf("internal error: %q is no hook of a session", name)
@@ -231,15 +232,15 @@ func readAll(f *os.File) ([]byte, error) {
 // parseState decodes the blob of REP_STATE. What is no NAME=VALUE in environ
 // is left out: putenv(3) lets anything in.
 func parseState(b []byte) (env []string, jobControl [][]byte, err error) {
-	r := reader{b: b}
-	for len(r.b) > 0 && r.err == nil {
-		tag := r.u32() & 0xffff // the upper half are the flags
-		item := reader{b: r.take(int(min(r.u32(), stateMax+1)))}
-		if r.err != nil {
+	r := reader{Reader: wire.Reader{B: b}}
+	for len(r.B) > 0 && r.Err == nil {
+		tag := r.U32() & 0xffff // the upper half are the flags
+		item := reader{Reader: wire.Reader{B: r.Take(int(min(r.U32(), stateMax+1)))}}
+		if r.Err != nil {
 			break
 		}
-		text := item.take(int(min(item.u32(), stateMax+1)))
-		if item.err != nil || len(item.b) > 0 {
+		text := item.Take(int(min(item.U32(), stateMax+1)))
+		if item.Err != nil || len(item.B) > 0 {
 			return nil, nil, errors.New("the plugins' environment is malformed")
 		}
 		if at := bytes.IndexByte(text, '='); at <= 0 || bytes.IndexByte(text, 0) >= 0 {
@@ -254,7 +255,7 @@ func parseState(b []byte) (env []string, jobControl [][]byte, err error) {
 			return nil, nil, fmt.Errorf("the plugins' environment has an item of kind %d", tag)
 		}
 	}
-	return env, jobControl, r.err
+	return env, jobControl, r.Err
 }
 
 // noValue is how a flag is written in the job control environment, as measured.

@@ -278,7 +278,7 @@ func FuzzParseState(f *testing.F) {
 	w := &writer{}
 	w.tlvStr(tagHostEnv, "A=b")
 	w.tlvStr(tagJobControl, "C=d")
-	f.Add(w.b)
+	f.Add(w.B)
 	f.Add([]byte("\x20\x00\x00\x00\xff\xff\xff\xff"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		env, jc, err := parseState(b)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -82,14 +83,14 @@ func (h *Host) sendSetup(config []byte, gate, helpers *os.File, spaces step.Name
 		}
 	}
 	var w writer
-	w.u32(hostProtocolVersion)
-	return h.do(cmdSetup, w.b, fds, nil)
+	w.U32(hostProtocolVersion)
+	return h.do(cmdSetup, w.B, fds, nil)
 }
 
 // setupBlob is the config of SETUP.
 func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	s := cfg.Spec
-	w := &writer{b: make([]byte, 0, 8192)}
+	w := &writer{Writer: wire.Writer{B: make([]byte, 0, 8192)}}
 	w.tlvU32(tagContext, uint32(ContextRemote))
 	w.tlvU32(tagUID, s.User.UID)
 	w.tlvU32(tagGID, s.User.GID)
@@ -127,7 +128,7 @@ func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
 	w.tlvU32(tagNoNewPrivs, flag(s.NoNewPrivs))
 	w.tlvU32(tagJoinNS, joinNS(s))
 	putStack(w, stack)
-	return w.b, nil
+	return w.B, nil
 }
 
 // putJob sends what slurm_load_job answers beside the items of spank_get_item.
@@ -152,17 +153,17 @@ func putJob(w *writer, s *step.Spec) {
 
 func putStack(w *writer, stack []Plugin) {
 	for _, p := range stack {
-		w.tlv(tagPlugin, func(w *writer) { w.u32(flag(p.Required)); w.str(p.Path) })
+		w.tlv(tagPlugin, func(w *writer) { w.U32(flag(p.Required)); w.Str(p.Path) })
 		w.tlvStrs(tagPluginArg, p.Args)
 	}
 }
 
 func putOption(w *writer, plugin, name string, value []byte) {
 	w.tlv(tagOption, func(w *writer) {
-		w.u32(flag(value != nil))
-		w.str(plugin)
-		w.str(name)
-		w.str(string(value))
+		w.U32(flag(value != nil))
+		w.Str(plugin)
+		w.Str(name)
+		w.Str(string(value))
 	})
 }
 
@@ -289,13 +290,13 @@ func (h *Host) Launch(l *step.Launch) error {
 	w.tlvStrs(tagEnvSet, l.Env)
 	w.tlvStrs(tagEnvUnset, l.Unset)
 	w.tlvStrs(tagExitEnv, l.ExitEnv)
-	if len(w.b) > configMax {
-		return fmt.Errorf("cannot describe %d tasks to spankhost: %d bytes, and %d is the limit", len(l.TaskEnv), len(w.b), configMax)
+	if len(w.B) > configMax {
+		return fmt.Errorf("cannot describe %d tasks to spankhost: %d bytes, and %d is the limit", len(l.TaskEnv), len(w.B), configMax)
 	}
 	if err := h.sendFDs(fds); err != nil {
 		return err
 	}
-	blob, err := memfd("spank-step", w.b)
+	blob, err := memfd("spank-step", w.B)
 	if err != nil {
 		return err
 	}
@@ -310,26 +311,26 @@ func putTasks(w *writer, l *step.Launch, table func(fd int) uint32) {
 		w.tlv(tagStream, func(w *writer) { putStream(w, s, table) })
 	}
 	for _, e := range l.CommonEnv {
-		w.tlv(tagTaskEnv, func(w *writer) { w.u32(noRank); w.str(e) })
+		w.tlv(tagTaskEnv, func(w *writer) { w.U32(noRank); w.Str(e) })
 	}
 	for id, env := range l.TaskEnv {
 		for _, e := range env {
-			w.tlv(tagTaskEnv, func(w *writer) { w.u32(uint32(id)); w.str(e) })
+			w.tlv(tagTaskEnv, func(w *writer) { w.U32(uint32(id)); w.Str(e) })
 		}
 	}
 	for id, files := range l.TaskFDs {
 		for _, f := range files {
-			w.tlv(tagTaskFD, func(w *writer) { w.u32(uint32(id)); w.u32(table(int(f.File.Fd()))); w.str(f.Var) })
+			w.tlv(tagTaskFD, func(w *writer) { w.U32(uint32(id)); w.U32(table(int(f.File.Fd()))); w.Str(f.Var) })
 		}
 	}
 	for id, argv := range l.TaskArgv {
 		for _, a := range argv {
-			w.tlv(tagTaskArg, func(w *writer) { w.u32(uint32(id)); w.str(a) })
+			w.tlv(tagTaskArg, func(w *writer) { w.U32(uint32(id)); w.Str(a) })
 		}
 	}
 	for id, dir := range l.TaskCwd {
 		if dir != "" {
-			w.tlv(tagTaskCwd, func(w *writer) { w.u32(uint32(id)); w.str(dir) })
+			w.tlv(tagTaskCwd, func(w *writer) { w.U32(uint32(id)); w.Str(dir) })
 		}
 	}
 	for _, s := range l.Scripts {
@@ -337,7 +338,7 @@ func putTasks(w *writer, l *step.Launch, table func(fd int) uint32) {
 		if s.Epilog {
 			kind = scriptEpilog
 		}
-		w.tlv(tagTaskScript, func(w *writer) { w.u32(kind); w.u32(uint32(s.TimeoutS)); w.str(s.Label); w.str(s.Path) })
+		w.tlv(tagTaskScript, func(w *writer) { w.U32(kind); w.U32(uint32(s.TimeoutS)); w.Str(s.Label); w.Str(s.Path) })
 	}
 }
 
@@ -346,18 +347,18 @@ func putStream(w *writer, s step.TaskStream, table func(int) uint32) {
 	if s.LocalID != step.AllRanks {
 		id = uint32(s.LocalID)
 	}
-	w.u32(id)
-	w.u32(uint32(s.FD))
-	w.u32(uint32(s.Kind))
+	w.U32(id)
+	w.U32(uint32(s.FD))
+	w.U32(uint32(s.Kind))
 	switch s.Kind {
 	case step.StreamToHandle, step.StreamToTerminal:
-		w.u32(table(s.Handle))
+		w.U32(table(s.Handle))
 	case step.StreamToPath, step.StreamToEarlyPath:
-		w.u32(uint32(s.Flags))
+		w.U32(uint32(s.Flags))
 	default:
-		w.u32(0)
+		w.U32(0)
 	}
-	w.str(s.Path)
+	w.Str(s.Path)
 }
 
 func putMemPolicy(w *writer, m step.MemPolicy) {
@@ -365,10 +366,10 @@ func putMemPolicy(w *writer, m step.MemPolicy) {
 	if m.LocalID != step.AllRanks {
 		id = uint32(m.LocalID)
 	}
-	w.u32(id)
-	w.u32(uint32(m.Mode))
+	w.U32(id)
+	w.U32(uint32(m.Mode))
 	for _, word := range m.Nodes {
-		w.u64(word)
+		w.U64(word)
 	}
 }
 

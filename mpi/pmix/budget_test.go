@@ -2,6 +2,7 @@ package pmix
 
 import (
 	"errors"
+	"stepd/internal/wire"
 	"strings"
 	"testing"
 )
@@ -9,8 +10,8 @@ import (
 func upcall(typ uint32, who proc, more int) *frame {
 	w := &writer{}
 	w.proc(who)
-	w.b = append(w.b, make([]byte, more)...)
-	return &frame{typ: typ, id: 1, body: reader{b: w.b}, size: len(w.b)}
+	w.B = append(w.B, make([]byte, more)...)
+	return &frame{typ: typ, id: 1, body: reader{Reader: wire.Reader{B: w.B}}, size: len(w.B)}
 }
 
 // What may be unanswered at a time ends, for one process before it does for all.
@@ -69,10 +70,10 @@ func TestCostlyInfos(t *testing.T) {
 	p.job = k.job(p.job.Spec)
 	w := &writer{}
 	w.proc(proc{p.world.nspace, 0})
-	w.u32(400000)
-	w.b = append(w.b, make([]byte, 400000*infoMin)...)
-	w.u32(0)
-	f := frame{typ: upPublish, id: 1, body: reader{b: w.b}, size: len(w.b)}
+	w.U32(400000)
+	w.B = append(w.B, make([]byte, 400000*infoMin)...)
+	w.U32(0)
+	f := frame{typ: upPublish, id: 1, body: reader{Reader: wire.Reader{B: w.B}}, size: len(w.B)}
 	s, err := p.budget.take(&f)
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -141,9 +142,9 @@ func (p upcalls) signal(ctx context.Context, ranks []int, sig syscall.Signal) er
 			err = p.signalHere(own, sig)
 		} else {
 			w := &writer{}
-			w.u32(uint32(sig))
-			list(w, own, func(r int) { w.u32(uint32(r)) })
-			_, err = p.job.Peers.Call(ctx, node, callSignal, w.b)
+			w.U32(uint32(sig))
+			list(w, own, func(r int) { w.U32(uint32(r)) })
+			_, err = p.job.Peers.Call(ctx, node, callSignal, w.B)
 		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("node %q: %w", p.world.hosts[node], err))
@@ -161,9 +162,9 @@ func (p upcalls) signalHere(ranks []int, sig syscall.Signal) error {
 
 // answerSignal signals ranks of ours for another node.
 func (p upcalls) answerSignal(data []byte) error {
-	r := reader{b: data}
-	sig := r.u32()
-	ranks := elements(&r, 4, func() int { return int(r.u32()) })
+	r := reader{Reader: wire.Reader{B: data}}
+	sig := r.U32()
+	ranks := elements(&r, 4, func() int { return int(r.U32()) })
 	if err := r.done(); err != nil {
 		return fmt.Errorf("cannot read the request: %w", err)
 	}

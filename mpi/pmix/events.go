@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"stepd/internal/wire"
 	"sync"
 )
 
@@ -19,13 +20,13 @@ type event struct {
 }
 
 func readEvent(r *reader) event {
-	return event{r.i32(), r.proc(), r.u32(), r.infos()}
+	return event{r.i32(), r.proc(), r.U32(), r.infos()}
 }
 
 func (e *event) write(w *writer) {
-	w.u32(uint32(int32(e.code)))
+	w.U32(uint32(int32(e.code)))
 	w.proc(e.source)
-	w.u32(e.rng)
+	w.U32(e.rng)
 	w.infos(e.infos)
 }
 
@@ -81,7 +82,7 @@ func (p upcalls) spread(ctx context.Context, e *event, here bool) error {
 		for node, ranks := range p.world.ranks {
 			if node != p.here && len(ranks) > 0 {
 				tell(node, func() error {
-					_, err := p.job.Peers.Call(ctx, node, callEvent, w.b)
+					_, err := p.job.Peers.Call(ctx, node, callEvent, w.B)
 					return err
 				})
 			}
@@ -99,7 +100,7 @@ func (p upcalls) notify(ctx context.Context, e *event) error {
 
 // answerEvent takes an event of another node.
 func (p upcalls) answerEvent(ctx context.Context, data []byte) error {
-	r := reader{b: data}
+	r := reader{Reader: wire.Reader{B: data}}
 	e := readEvent(&r)
 	if err := r.done(); err != nil {
 		return fmt.Errorf("cannot read the event: %w", err)

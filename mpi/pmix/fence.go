@@ -25,7 +25,7 @@ type meetings struct{ *Plugin }
 // serveFence meets the other nodes of a fence. The library has collected what the
 // ranks of this node have put, and has let them wait.
 func (p meetings) serveFence(ctx context.Context, r *reader) (reply, error) {
-	procs, infos, data := r.procs(), r.infos(), r.bytes()
+	procs, infos, data := r.procs(), r.infos(), r.Bytes()
 	if err := r.done(); err != nil {
 		return reply{}, err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -23,7 +24,7 @@ const groupConstruct = 0
 // they have come: the libraries' own data, and the number that the first of the
 // nodes proposes for the group.
 func (p meetings) serveGroup(ctx context.Context, r *reader) (reply, error) {
-	op, name, procs, infos := r.u32(), r.str(), r.procs(), r.infos()
+	op, name, procs, infos := r.U32(), r.str(), r.procs(), r.infos()
 	if err := r.done(); err != nil {
 		return reply{}, err
 	}
@@ -33,12 +34,12 @@ func (p meetings) serveGroup(ctx context.Context, r *reader) (reply, error) {
 	}
 	data, _ := find(infos, keyGroupData)
 	w := &writer{}
-	w.u64(p.groups.Add(1)*uint64(len(p.world.hosts)) + uint64(p.here)) // no other node's
+	w.U64(p.groups.Add(1)*uint64(len(p.world.hosts)) + uint64(p.here)) // no other node's
 	w.bytes(data.bytes)
-	all := [][]byte{w.b}
+	all := [][]byte{w.B}
 	if len(nodes) > 1 {
 		var err error
-		if all, err = p.meetGroup(ctx, fmt.Sprintf("%d %s", op, name), procs, nodes, infos, w.b); err != nil {
+		if all, err = p.meetGroup(ctx, fmt.Sprintf("%d %s", op, name), procs, nodes, infos, w.B); err != nil {
 			return p.groupFailed(name, err), nil
 		}
 	}
@@ -89,8 +90,8 @@ func (p meetings) groupInfos(all [][]byte, procs []proc, assign bool) ([]info, e
 	var context uint64
 	var whole []byte
 	for i, part := range all {
-		r := reader{b: part}
-		proposed, data := r.u64(), r.bytes()
+		r := reader{Reader: wire.Reader{B: part}}
+		proposed, data := r.U64(), r.Bytes()
 		if err := r.done(); err != nil {
 			return nil, fmt.Errorf("cannot read what a node says of a group: %w", err)
 		}

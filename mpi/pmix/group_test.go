@@ -7,8 +7,8 @@ func TestGroup(t *testing.T) {
 	p := unstarted(t)
 	construct := func(op uint32, who proc, infos ...info) (int, []info) {
 		return asked(t, p, upGroup, func(w *writer) {
-			w.u32(op)
-			w.str("g")
+			w.U32(op)
+			w.Str("g")
 			list(w, []proc{who}, w.proc)
 			w.infos(infos)
 		})
@@ -40,9 +40,9 @@ func TestGroup(t *testing.T) {
 	// Each node adds its part, and the first one's number counts.
 	part := func(number uint64, data string) []byte {
 		w := &writer{}
-		w.u64(number)
+		w.U64(number)
 		w.bytes([]byte(data))
-		return w.b
+		return w.B
 	}
 	got, err := (meetings{p}).groupInfos([][]byte{part(7, "a"), part(9, "b")}, []proc{all}, true)
 	number, _ := find(got, keyGroupContext)

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -209,7 +210,7 @@ func readFrame(in *bufio.Reader) (frame, error) {
 	}
 	return frame{
 		typ: binary.LittleEndian.Uint32(head[4:]), id: binary.LittleEndian.Uint32(head[8:]),
-		body: reader{b: body}, size: int(size),
+		body: reader{Reader: wire.Reader{B: body}}, size: int(size),
 	}, nil
 }
 
@@ -231,8 +232,8 @@ func (e *statusError) Error() string {
 
 func doneError(r *reader) error {
 	status, what := r.i32(), r.str()
-	if r.err != nil {
-		return fmt.Errorf("cannot read pmixhost's answer: %w", r.err)
+	if r.Err != nil {
+		return fmt.Errorf("cannot read pmixhost's answer: %w", r.Err)
 	}
 	if status != stSuccess {
 		return &statusError{status, what}
@@ -266,25 +267,25 @@ const owedMax = 2 * pmixhostFrameMax
 
 // send queues a frame. A pmixhost that asks and does not read is ended.
 func (h *host) send(typ, id uint32, fill func(w *writer)) error {
-	w := &writer{b: make([]byte, 12, 256)}
+	w := &writer{Writer: wire.Writer{B: make([]byte, 12, 256)}}
 	fill(w)
-	if len(w.b)-4 > pmixhostFrameMax {
-		return fmt.Errorf("cannot send %d bytes to pmixhost: the limit is %d", len(w.b), pmixhostFrameMax)
+	if len(w.B)-4 > pmixhostFrameMax {
+		return fmt.Errorf("cannot send %d bytes to pmixhost: the limit is %d", len(w.B), pmixhostFrameMax)
 	}
-	binary.LittleEndian.PutUint32(w.b, uint32(len(w.b)-4))
-	binary.LittleEndian.PutUint32(w.b[4:], typ)
-	binary.LittleEndian.PutUint32(w.b[8:], id)
+	binary.LittleEndian.PutUint32(w.B, uint32(len(w.B)-4))
+	binary.LittleEndian.PutUint32(w.B[4:], typ)
+	binary.LittleEndian.PutUint32(w.B[8:], id)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.gone {
 		return errGone
 	}
-	if len(w.b) > owedMax-h.owed {
+	if len(w.B) > owedMax-h.owed {
 		h.kill()
-		return fmt.Errorf("cannot send %d bytes to pmixhost: it has not read %d, and %d is the limit", len(w.b), h.owed, owedMax)
+		return fmt.Errorf("cannot send %d bytes to pmixhost: it has not read %d, and %d is the limit", len(w.B), h.owed, owedMax)
 	}
-	h.queue = append(h.queue, w.b)
-	h.owed += len(w.b)
+	h.queue = append(h.queue, w.B)
+	h.owed += len(w.B)
 	h.nudge()
 	return nil
 }

@@ -3,6 +3,7 @@ package pmix
 import (
 	"os"
 	"slices"
+	"stepd/internal/wire"
 	"strings"
 	"testing"
 )
@@ -31,10 +32,10 @@ func TestHugeSpawn(t *testing.T) {
 	p.job = k.job(p.job.Spec)
 	w := &writer{}
 	w.proc(proc{p.world.nspace, 0})
-	w.u32(0)       // directives
-	w.u32(1 << 20) // commands
-	w.b = append(w.b, make([]byte, appMin<<20)...)
-	if got, err := (upcalls{p}).serveSpawn(t.Context(), &reader{b: w.b}); err != nil || got.status != stBadParam || len(k.log) != 1 {
+	w.U32(0)       // directives
+	w.U32(1 << 20) // commands
+	w.B = append(w.B, make([]byte, appMin<<20)...)
+	if got, err := (upcalls{p}).serveSpawn(t.Context(), &reader{Reader: wire.Reader{B: w.B}}); err != nil || got.status != stBadParam || len(k.log) != 1 {
 		t.Errorf("got %+v, %v, log %q", got, err, k.log)
 	}
 }

@@ -3,6 +3,7 @@ package pmix
 import (
 	"context"
 	"fmt"
+	"stepd/internal/wire"
 	"time"
 )
 
@@ -19,7 +20,7 @@ func (p *Plugin) servePeers() {
 		return
 	}
 	p.job.Peers.Handle(callModex, func(ctx context.Context, _ int, data []byte) ([]byte, error) {
-		r := reader{b: data}
+		r := reader{Reader: wire.Reader{B: data}}
 		who := r.proc()
 		if err := r.done(); err != nil {
 			return nil, fmt.Errorf("cannot read the request: %w", err)
@@ -64,7 +65,7 @@ func (p *Plugin) serveModex(ctx context.Context, r *reader) (reply, error) {
 	default:
 		w := &writer{}
 		w.proc(who)
-		data, err = p.job.Peers.Call(ctx, p.world.node[who.rank], callModex, w.b)
+		data, err = p.job.Peers.Call(ctx, p.world.node[who.rank], callModex, w.B)
 	}
 	if err != nil {
 		if p.ctx.Err() == nil {
@@ -89,7 +90,7 @@ func (p *Plugin) keysOf(ctx context.Context, who proc) ([]byte, error) {
 		if a.err != nil {
 			return nil, a.err
 		}
-		data := a.r.bytes()
+		data := a.r.Bytes()
 		return data, a.r.done()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"stepd/internal/wire"
 	"strings"
 	"sync"
 )
@@ -122,8 +123,8 @@ const (
 
 // answer serves another node of the step.
 func (n *names) answer(ctx context.Context, data []byte) ([]byte, error) {
-	r := reader{b: data}
-	op := r.u32()
+	r := reader{Reader: wire.Reader{B: data}}
+	op := r.U32()
 	w := &writer{}
 	switch op {
 	case namePut:
@@ -136,7 +137,7 @@ func (n *names) answer(ctx context.Context, data []byte) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		w.u32(uint32(int32(code)))
+		w.U32(uint32(int32(code)))
 	case nameDrop:
 		key := r.str()
 		if err := r.done(); err != nil {
@@ -146,9 +147,9 @@ func (n *names) answer(ctx context.Context, data []byte) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		w.u32(uint32(int32(code)))
+		w.U32(uint32(int32(code)))
 	case nameGet:
-		wait, keys := r.u32() != 0, r.strs()
+		wait, keys := r.U32() != 0, r.strs()
 		if err := r.done(); err != nil {
 			return nil, err
 		}
@@ -156,11 +157,11 @@ func (n *names) answer(ctx context.Context, data []byte) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		list(w, keysIn(found), func(k string) { w.str(k); w.published(found[k]) })
+		list(w, keysIn(found), func(k string) { w.Str(k); w.published(found[k]) })
 	default:
 		return nil, fmt.Errorf("cannot serve operation %d on names", op)
 	}
-	return w.b, nil
+	return w.B, nil
 }
 
 func nameStatus(err error) uint32 {
@@ -181,7 +182,7 @@ func nameStatus(err error) uint32 {
 
 // writeFound is also the library's answer to a lookup.
 func writeFound(w *writer, keys []string, found map[string]published) {
-	w.u32(uint32(len(found)))
+	w.U32(uint32(len(found)))
 	for _, k := range keys {
 		v, ok := found[k]
 		if !ok {
@@ -189,7 +190,7 @@ func writeFound(w *writer, keys []string, found map[string]published) {
 		}
 		delete(found, k) // a key that was asked for twice is answered once
 		w.proc(v.by)
-		w.str(k)
+		w.Str(k)
 		w.bytes(v.value)
 	}
 }
@@ -203,8 +204,8 @@ func (n *names) home() (here bool) { return n.p.here == 0 || n.p.job.Peers == ni
 func (n *names) ask(ctx context.Context, fill func(w *writer)) (reader, error) {
 	w := &writer{}
 	fill(w)
-	b, err := n.p.job.Peers.Call(ctx, 0, callNames, w.b)
-	return reader{b: b}, err
+	b, err := n.p.job.Peers.Call(ctx, 0, callNames, w.B)
+	return reader{Reader: wire.Reader{B: b}}, err
 }
 
 // publish keeps a value under a key, wherever the names are kept.
@@ -217,8 +218,8 @@ func (n *names) publish(ctx context.Context, key string, v published) (int, erro
 		return int(int32(nameStatus(n.put(key, v)))), nil
 	}
 	r, err := n.ask(ctx, func(w *writer) {
-		w.u32(namePut)
-		w.str(key)
+		w.U32(namePut)
+		w.Str(key)
 		w.published(v)
 	})
 	return r.i32(), err
@@ -233,8 +234,8 @@ func (n *names) unpublish(ctx context.Context, key string) (int, error) {
 		return int(int32(nameStatus(n.drop(key)))), nil
 	}
 	r, err := n.ask(ctx, func(w *writer) {
-		w.u32(nameDrop)
-		w.str(key)
+		w.U32(nameDrop)
+		w.Str(key)
 	})
 	return r.i32(), err
 }
@@ -249,13 +250,13 @@ func (n *names) lookup(ctx context.Context, keys []string, wait bool) (map[strin
 		return n.get(ctx, keys, wait), nil
 	}
 	r, err := n.ask(ctx, func(w *writer) {
-		w.u32(nameGet)
+		w.U32(nameGet)
 		if wait {
-			w.u32(1)
+			w.U32(1)
 		} else {
-			w.u32(0)
+			w.U32(0)
 		}
-		list(w, keys, w.str)
+		list(w, keys, w.Str)
 	})
 	if err != nil {
 		return nil, err
@@ -295,25 +296,25 @@ func jobName(key string) string { return "pmix:" + key }
 func encodeName(v published) string {
 	w := &writer{}
 	w.published(v)
-	return string(w.b)
+	return string(w.B)
 }
 
 func (w *writer) published(v published) {
 	w.proc(v.by)
 	w.bytes(v.value)
 	if v.once {
-		w.u32(1)
+		w.U32(1)
 	} else {
-		w.u32(0)
+		w.U32(0)
 	}
 }
 
 func (r *reader) published() published {
-	return published{by: r.proc(), value: r.bytes(), once: r.u32() != 0}
+	return published{by: r.proc(), value: r.Bytes(), once: r.U32() != 0}
 }
 
 func decodeName(s string) (v published, ok bool) {
-	r := reader{b: []byte(s)}
+	r := reader{Reader: wire.Reader{B: []byte(s)}}
 	v = r.published()
 	return v, r.done() == nil
 }
@@ -321,7 +322,7 @@ func decodeName(s string) (v published, ok bool) {
 // servePublish keeps what a rank publishes: each info that is no directive.
 func (p upcalls) servePublish(ctx context.Context, r *reader) (reply, error) {
 	who, infos := r.proc(), r.infos()
-	packed := elements(r, 4, r.bytes)
+	packed := elements(r, 4, r.Bytes)
 	if err := r.done(); err != nil {
 		return reply{}, err
 	}

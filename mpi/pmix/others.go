@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -119,7 +120,7 @@ func (p meetings) introduce(ctx context.Context, procs []proc) []byte {
 		w.proc(who)
 		w.bytes(data)
 	})
-	return w.b
+	return w.B
 }
 
 // meetSteps is a meeting of processes of several steps of the job: the nodes of
@@ -172,34 +173,34 @@ func (p meetings) exchange(ctx context.Context, what string, procs []proc, data 
 	speaker, gathered := p.here, [][]byte{data}
 	if len(nodes) > 1 {
 		w := &writer{}
-		w.u32(0)
+		w.U32(0)
 		if p.others.speaksWith(nspaces) {
-			w.b[0] = 1
+			w.B[0] = 1
 		}
-		all, err := p.job.Peers.Allgather(ctx, name+" in", nodes, append(w.b, data...))
+		all, err := p.job.Peers.Allgather(ctx, name+" in", nodes, append(w.B, data...))
 		if err != nil {
 			return nil, err
 		}
 		speaker, gathered = nodes[0], nil
 		for i, part := range all {
-			r := reader{b: part}
-			if r.u32() != 0 {
+			r := reader{Reader: wire.Reader{B: part}}
+			if r.U32() != 0 {
 				speaker = nodes[i]
 			}
-			gathered = append(gathered, r.b)
+			gathered = append(gathered, r.B)
 		}
 	}
 	var outcome []byte
 	if speaker == p.here {
 		w := &writer{}
 		list(w, gathered, w.bytes)
-		parts, err := p.job.Job.Meet(ctx, name, nspaces, p.world.nspace, w.b)
+		parts, err := p.job.Job.Meet(ctx, name, nspaces, p.world.nspace, w.B)
 		if err != nil {
 			return nil, err
 		}
 		o := &writer{}
 		list(o, nspaces, func(n string) { o.bytes(parts[n]) })
-		outcome = o.b
+		outcome = o.B
 	}
 	if len(nodes) > 1 {
 		all, err := p.job.Peers.Allgather(ctx, name+" out", nodes, outcome)
@@ -208,11 +209,11 @@ func (p meetings) exchange(ctx context.Context, what string, procs []proc, data 
 		}
 		outcome = all[slices.Index(nodes, speaker)]
 	}
-	r := reader{b: outcome}
+	r := reader{Reader: wire.Reader{B: outcome}}
 	var parts [][]byte
-	for _, one := range elements(&r, 4, r.bytes) {
-		in := reader{b: one}
-		parts = append(parts, elements(&in, 4, in.bytes)...)
+	for _, one := range elements(&r, 4, r.Bytes) {
+		in := reader{Reader: wire.Reader{B: one}}
+		parts = append(parts, elements(&in, 4, in.Bytes)...)
 		if err := in.done(); err != nil {
 			return nil, fmt.Errorf("cannot read what a step says: %w", err)
 		}
@@ -222,13 +223,13 @@ func (p meetings) exchange(ctx context.Context, what string, procs []proc, data 
 
 // acquaint registers another step with our library, and keeps its ranks' keys.
 func (p meetings) acquaint(ctx context.Context, part []byte) error {
-	r := reader{b: part}
+	r := reader{Reader: wire.Reader{B: part}}
 	var d description
-	doc := r.bytes()
+	doc := r.Bytes()
 	keys := make(map[proc][]byte)
 	elements(&r, 12, func() bool {
 		who := r.proc()
-		keys[who] = r.bytes()
+		keys[who] = r.Bytes()
 		return true
 	})
 	if err := r.done(); err != nil {
@@ -246,8 +247,8 @@ func (p meetings) acquaint(ctx context.Context, part []byte) error {
 	}
 	if !p.others.known(w.nspace) {
 		_, err := p.ask(ctx, cmdNspace, func(out *writer) {
-			out.str(w.nspace)
-			out.u32(0)
+			out.Str(w.nspace)
+			out.U32(0)
 			out.infos(w.infos(-1))
 		})
 		if err != nil {

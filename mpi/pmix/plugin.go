@@ -111,16 +111,16 @@ func (p *Plugin) register(ctx context.Context) (step.MPITasks, error) {
 	p.version = shortVersion(r.str())
 	local := p.world.ranks[p.here]
 	_, err = p.ask(ctx, cmdNspace, func(w *writer) {
-		w.str(p.world.nspace)
-		w.u32(uint32(len(local)))
+		w.Str(p.world.nspace)
+		w.U32(uint32(len(local)))
 		w.infos(append(p.world.infos(p.here), p.debugInfos()...))
 	})
 	if err != nil {
 		return step.MPITasks{}, err
 	}
 	r, err = p.ask(ctx, cmdClients, func(w *writer) {
-		w.str(p.world.nspace)
-		list(w, local, func(n int) { w.u32(uint32(n)) })
+		w.Str(p.world.nspace)
+		list(w, local, func(n int) { w.U32(uint32(n)) })
 	})
 	if err != nil {
 		return step.MPITasks{}, err
@@ -141,16 +141,16 @@ func (p *Plugin) setup(w *writer) {
 	if p.sharesTopology() {
 		flags |= setupTopology
 	}
-	w.u32(pmixhostProtocolVersion)
-	w.u32(flags)
-	w.u32(spec.User.UID)
-	w.u32(spec.User.GID)
-	list(w, spec.User.Groups, w.u32)
-	w.u64(p.conf.DataLimit)
-	w.str(p.folder.path)
+	w.U32(pmixhostProtocolVersion)
+	w.U32(flags)
+	w.U32(spec.User.UID)
+	w.U32(spec.User.GID)
+	list(w, spec.User.Groups, w.U32)
+	w.U64(p.conf.DataLimit)
+	w.Str(p.folder.path)
 	// No dots: tools of libpmix 4 take what is before the first one for the name.
 	w.proc(proc{fmt.Sprintf("pmixhost-%d-%d", spec.ID.Job, spec.ID.Step), spec.NodeID})
-	list(w, p.serverEnv(), w.str)
+	list(w, p.serverEnv(), w.Str)
 }
 
 // sharesTopology reports whether what pmixhost finds of the machine is what a task

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"testing"
 
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -15,7 +16,7 @@ func asked(t *testing.T, p *Plugin, typ uint32, fill func(w *writer)) (int, []in
 	t.Helper()
 	w := &writer{}
 	fill(w)
-	got, err := (upcalls{p}).serve(context.Background(), frame{typ: typ, id: 1, body: reader{b: w.b}})
+	got, err := (upcalls{p}).serve(context.Background(), frame{typ: typ, id: 1, body: reader{Reader: wire.Reader{B: w.B}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +28,7 @@ func asked(t *testing.T, p *Plugin, typ uint32, fill func(w *writer)) (int, []in
 	if got.then != nil {
 		got.then()
 	}
-	r := reader{b: out.b}
+	r := reader{Reader: wire.Reader{B: out.B}}
 	infos := r.infos()
 	if err := r.done(); err != nil {
 		t.Fatal(err)
@@ -43,8 +44,8 @@ func TestQuery(t *testing.T) {
 	query := func(keys ...string) (int, []info) {
 		return asked(t, p, upQuery, func(w *writer) {
 			w.proc(proc{p.world.nspace, 0})
-			w.u32(1)
-			list(w, keys, w.str)
+			w.U32(1)
+			list(w, keys, w.Str)
 			w.infos(nil)
 		})
 	}
@@ -78,8 +79,8 @@ func TestProcessTable(t *testing.T) {
 	for _, key := range []string{keyQueryTable, keyQueryLocalTable} {
 		code, got := asked(t, p, upQuery, func(w *writer) {
 			w.proc(proc{"pmixhost-12-3", 0})
-			w.u32(1)
-			list(w, []string{key}, w.str)
+			w.U32(1)
+			list(w, []string{key}, w.Str)
 			w.infos([]info{kv(keyNspace, text(p.world.nspace))})
 		})
 		v, _ := find(got, key)
@@ -110,8 +111,8 @@ func TestQueryOfJob(t *testing.T) {
 	ask := func(nspace, key string) (int, []info) {
 		return asked(t, p, upQuery, func(w *writer) {
 			w.proc(proc{"pmixhost-12-3", 0})
-			w.u32(1)
-			list(w, []string{key}, w.str)
+			w.U32(1)
+			list(w, []string{key}, w.Str)
 			w.infos([]info{kv(keyNspace, text(nspace))})
 		})
 	}
@@ -135,10 +136,10 @@ func TestQueryOfJob(t *testing.T) {
 	}
 	if code, _ := asked(t, p, upQuery, func(w *writer) {
 		w.proc(proc{"x", 0})
-		w.u32(1)
-		w.u32(queryKeysMax + 1)
+		w.U32(1)
+		w.U32(queryKeysMax + 1)
 		for i := range queryKeysMax + 1 {
-			w.str(fmt.Sprint(i))
+			w.Str(fmt.Sprint(i))
 		}
 		w.infos(nil)
 	}); code != stBadParam {
@@ -163,16 +164,16 @@ func TestToolNames(t *testing.T) {
 	} {
 		w := &writer{}
 		w.infos(c.infos)
-		got := (upcalls{p}).serveTool(&reader{b: w.b})
+		got := (upcalls{p}).serveTool(&reader{Reader: wire.Reader{B: w.B}})
 		out := &writer{}
 		got.fill(out)
-		r := reader{b: out.b}
+		r := reader{Reader: wire.Reader{B: out.B}}
 		if who := r.proc(); got.status != stSuccess || who.String() != c.want {
 			t.Errorf("%+v: status %d, %s, want %s", c.infos, got.status, who, c.want)
 		}
 	}
 	// The library falls over where a tool is refused.
-	if got := (upcalls{p}).serveTool(&reader{b: []byte{1, 2}}); got.status != stSuccess {
+	if got := (upcalls{p}).serveTool(&reader{Reader: wire.Reader{B: []byte{1, 2}}}); got.status != stSuccess {
 		t.Errorf("cut short: status %d", got.status)
 	}
 }

@@ -3,6 +3,7 @@ package pmix
 import (
 	"testing"
 
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -25,8 +26,8 @@ func TestSharesTopology(t *testing.T) {
 		p.rankBook, p.folder = newRankBook(p.ctx, step.MPIJob{Spec: spec}, false), &folder{}
 		var w writer
 		p.setup(&w)
-		r := reader{b: w.b}
-		if version, flags := r.u32(), r.u32(); version != pmixhostProtocolVersion || (flags&setupTopology != 0) != c.want {
+		r := reader{Reader: wire.Reader{B: w.B}}
+		if version, flags := r.U32(), r.U32(); version != pmixhostProtocolVersion || (flags&setupTopology != 0) != c.want {
 			t.Errorf("%v: version %d, flags %#x, want the topology shared: %v", c.v1, version, flags, c.want)
 		}
 	}

@@ -56,7 +56,7 @@ func (p upcalls) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 		return status(stError), nil
 	}
 	p.others.spawned(Nspace(id))
-	return reply{fill: func(w *writer) { w.str(Nspace(id)) }}, nil
+	return reply{fill: func(w *writer) { w.Str(Nspace(id)) }}, nil
 }
 
 // readApp reads one command; the options of the whole spawn count for each.

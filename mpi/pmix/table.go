@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -112,7 +113,7 @@ func (p *Plugin) tableOf(ctx context.Context, node int) ([]procInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := reader{b: b}
+	r := reader{Reader: wire.Reader{B: b}}
 	rows := elements(&r, procInfoMin, r.procInfo)
 	return rows, r.done()
 }
@@ -121,5 +122,5 @@ func (p *Plugin) tableOf(ctx context.Context, node int) ([]procInfo, error) {
 func (p *Plugin) answerTable() []byte {
 	w := &writer{}
 	list(w, p.localTable(), w.procInfo)
-	return w.b
+	return w.B
 }

@@ -59,7 +59,7 @@ func (p upcalls) heard(f frame) {
 			switch {
 			case errors.Is(err, errBudget):
 				r = status(stResources)
-			case f.body.err != nil:
+			case f.body.Err != nil:
 				r = status(stBadParam)
 			}
 		}
@@ -73,14 +73,14 @@ func (p upcalls) answer(id uint32, r reply) {
 		return // no process waits for it
 	}
 	err := p.host.send(cmdAnswer, id, func(w *writer) {
-		w.u32(uint32(int32(r.status)))
+		w.U32(uint32(int32(r.status)))
 		if r.fill != nil {
 			r.fill(w)
 		}
 	})
 	if err != nil && !errors.Is(err, errGone) {
 		p.log(err.Error())
-		p.host.send(cmdAnswer, id, func(w *writer) { w.u32(uint32(0xffffffff & stResources)) })
+		p.host.send(cmdAnswer, id, func(w *writer) { w.U32(uint32(0xffffffff & stResources)) })
 	}
 	if r.then != nil {
 		r.then()

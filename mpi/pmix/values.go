@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"stepd/internal/wire"
 	"strings"
 )
 
@@ -98,23 +99,23 @@ func (v value) integer() (n int, ok bool) {
 }
 
 func (w *writer) info(i info) {
-	w.str(i.key)
-	w.u32(i.flags)
+	w.Str(i.key)
+	w.U32(i.flags)
 	w.value(i.value)
 }
 
 func (w *writer) infos(all []info) { list(w, all, w.info) }
 
 func (w *writer) value(v value) {
-	w.u16(v.typ)
-	w.sized(func() {
+	w.U16(v.typ)
+	w.Sized(func() {
 		if v.bare {
 			return
 		}
 		switch v.typ {
 		case vUndef:
 		case vString, vProcNspace:
-			w.str(v.text)
+			w.Str(v.text)
 		case vByteObject:
 			w.bytes(v.bytes)
 		case vProc:
@@ -124,43 +125,43 @@ func (w *writer) value(v value) {
 		case vDataArray:
 			w.array(v.array)
 		case vTimeval:
-			w.u64(v.num)
-			w.u64(v.usec)
+			w.U64(v.num)
+			w.U64(v.usec)
 		case vEnvar:
 			name, val, _ := strings.Cut(v.text, "=")
-			w.str(name)
-			w.str(val)
-			w.u32(uint32(v.num))
+			w.Str(name)
+			w.Str(val)
+			w.U32(uint32(v.num))
 		default:
-			w.u64(v.num)
+			w.U64(v.num)
 		}
 	})
 }
 
 func (w *writer) procInfo(p procInfo) {
 	w.proc(p.proc)
-	w.str(p.host)
-	w.str(p.program)
-	w.u64(uint64(p.pid))
-	w.u64(uint64(p.exitCode))
-	w.u32(p.state)
+	w.Str(p.host)
+	w.Str(p.program)
+	w.U64(uint64(p.pid))
+	w.U64(uint64(p.exitCode))
+	w.U32(p.state)
 }
 
 func (w *writer) array(a array) {
-	w.u16(a.elem)
+	w.U16(a.elem)
 	switch a.elem {
 	case vInfo:
 		w.infos(a.infos)
 	case vProc:
 		list(w, a.procs, w.proc)
 	case vString:
-		list(w, a.texts, w.str)
+		list(w, a.texts, w.Str)
 	case vProcInfo:
 		list(w, a.pinfo, w.procInfo)
 	case vUint32, vProcRank:
-		list(w, a.nums, w.u32)
+		list(w, a.nums, w.U32)
 	default:
-		w.u32(0)
+		w.U32(0)
 	}
 }
 
@@ -173,11 +174,11 @@ const (
 func (r *reader) infos() []info { return r.infosAt(0) }
 
 func (r *reader) infosAt(depth int) []info {
-	if n := int(r.count()); r.spend != nil && r.err == nil && n <= len(r.b)/infoMin {
-		r.err = r.spend(n)
+	if n := int(r.count()); r.spend != nil && r.Err == nil && n <= len(r.B)/infoMin {
+		r.Err = r.spend(n)
 	}
 	return elements(r, infoMin, func() info {
-		i := info{key: r.str(), flags: r.u32()}
+		i := info{key: r.str(), flags: r.U32()}
 		i.value = r.value(depth)
 		return i
 	})
@@ -186,10 +187,10 @@ func (r *reader) infosAt(depth int) []info {
 // value reads one; depth counts the arrays around it. A type that the protocol
 // has no form for has a place without a value.
 func (r *reader) value(depth int) value {
-	v := value{typ: r.u16()}
-	in := reader{b: r.bytes(), err: r.err, spend: r.spend}
-	if in.err != nil || len(in.b) == 0 {
-		v.bare = in.err == nil && v.typ != vUndef
+	v := value{typ: r.U16()}
+	in := reader{Reader: wire.Reader{B: r.Bytes(), Err: r.Err}, spend: r.spend}
+	if in.Err != nil || len(in.B) == 0 {
+		v.bare = in.Err == nil && v.typ != vUndef
 		return v
 	}
 	switch v.typ {
@@ -197,7 +198,7 @@ func (r *reader) value(depth int) value {
 	case vString, vProcNspace:
 		v.text = in.str()
 	case vByteObject:
-		v.bytes = in.bytes()
+		v.bytes = in.Bytes()
 	case vProc:
 		v.proc = in.proc()
 	case vProcInfo:
@@ -205,15 +206,15 @@ func (r *reader) value(depth int) value {
 	case vDataArray:
 		v.array = in.array(depth + 1)
 	case vTimeval:
-		v.num, v.usec = in.u64(), in.u64()
+		v.num, v.usec = in.U64(), in.U64()
 	case vEnvar:
 		v.text = in.str() + "=" + in.str()
-		v.num = uint64(in.u32())
+		v.num = uint64(in.U32())
 	default:
-		v.num = in.u64()
+		v.num = in.U64()
 	}
-	if err := in.done(); err != nil && r.err == nil {
-		r.err = err
+	if err := in.done(); err != nil && r.Err == nil {
+		r.Err = err
 	}
 	return v
 }
@@ -221,17 +222,17 @@ func (r *reader) value(depth int) value {
 func (r *reader) procInfo() procInfo {
 	return procInfo{
 		proc: r.proc(), host: r.str(), program: r.str(),
-		pid: int64(r.u64()), exitCode: int64(r.u64()), state: r.u32(),
+		pid: int64(r.U64()), exitCode: int64(r.U64()), state: r.U32(),
 	}
 }
 
 var errDeep = errors.New("its arrays are too deep")
 
 func (r *reader) array(depth int) array {
-	if depth > pmixhostDepthMax && r.err == nil {
-		r.err = errDeep
+	if depth > pmixhostDepthMax && r.Err == nil {
+		r.Err = errDeep
 	}
-	a := array{elem: r.u16()}
+	a := array{elem: r.U16()}
 	switch a.elem {
 	case vInfo:
 		a.infos = r.infosAt(depth)
@@ -242,9 +243,9 @@ func (r *reader) array(depth int) array {
 	case vProcInfo:
 		a.pinfo = elements(r, procInfoMin, r.procInfo)
 	case vUint32, vProcRank:
-		a.nums = elements(r, 4, r.u32)
+		a.nums = elements(r, 4, r.U32)
 	default:
-		r.u32()
+		r.U32()
 	}
 	return a
 }

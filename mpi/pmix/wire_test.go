@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/binary"
 	"reflect"
+	"stepd/internal/wire"
 	"strings"
 	"testing"
 )
@@ -40,7 +41,7 @@ func allValues() []info {
 func TestValues(t *testing.T) {
 	w := &writer{}
 	w.infos(allValues())
-	r := reader{b: w.b}
+	r := reader{Reader: wire.Reader{B: w.B}}
 	got := r.infos()
 	if err := r.done(); err != nil {
 		t.Fatal(err)
@@ -49,10 +50,10 @@ func TestValues(t *testing.T) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 	// No part of it is all of it.
-	for n := range w.b {
-		r := reader{b: w.b[:n]}
+	for n := range w.B {
+		r := reader{Reader: wire.Reader{B: w.B[:n]}}
 		if r.infos(); r.done() == nil {
-			t.Fatalf("%d of %d bytes are taken for all", n, len(w.b))
+			t.Fatalf("%d of %d bytes are taken for all", n, len(w.B))
 		}
 	}
 }
@@ -64,7 +65,7 @@ func TestValuesTooDeep(t *testing.T) {
 	}
 	w := &writer{}
 	w.infos([]info{kv("deep", v)})
-	r := reader{b: w.b}
+	r := reader{Reader: wire.Reader{B: w.B}}
 	if r.infos(); r.done() == nil {
 		t.Error("arrays deeper than the limit are read")
 	}
@@ -96,17 +97,17 @@ func FuzzFrames(f *testing.F) {
 	w := &writer{}
 	w.proc(proc{"slurm.pmix.1.0", 0})
 	w.infos(allValues())
-	f.Add(uint32(upQuery), w.b)
-	f.Add(uint32(upFence), append(append([]byte(nil), w.b...), 1, 0, 0, 0, 9))
+	f.Add(uint32(upQuery), w.B)
+	f.Add(uint32(upFence), append(append([]byte(nil), w.B...), 1, 0, 0, 0, 9))
 	f.Fuzz(func(t *testing.T, typ uint32, body []byte) {
-		r := reader{b: body}
+		r := reader{Reader: wire.Reader{B: body}}
 		r.infos()
-		r = reader{b: body}
+		r = reader{Reader: wire.Reader{B: body}}
 		r.procs()
 		r.infos()
-		r.bytes()
+		r.Bytes()
 		p := unstarted(t)
-		fr := frame{typ: upConnected + typ%32, id: 1, body: reader{b: body}, size: len(body)}
+		fr := frame{typ: upConnected + typ%32, id: 1, body: reader{Reader: wire.Reader{B: body}}, size: len(body)}
 		switch fr.typ {
 		case upConnected, upFinalized, upLost, upWord, upTool:
 			upcalls{p}.heard(fr)
@@ -119,16 +120,16 @@ func FuzzFrames(f *testing.F) {
 // FuzzPeers: what another stepd of the step asks, and what it answers.
 func FuzzPeers(f *testing.F) {
 	w := &writer{}
-	w.u32(10)
-	list(w, []uint32{0, 3}, w.u32)
-	f.Add(w.b)
+	w.U32(10)
+	list(w, []uint32{0, 3}, w.U32)
+	f.Add(w.B)
 	e := event{code: -400, source: proc{"slurm.pmix.12.3", 0}, rng: rangeNamespace, infos: allValues()}
 	w = &writer{}
 	e.write(w)
-	f.Add(w.b)
+	f.Add(w.B)
 	w = &writer{}
 	list(w, []procInfo{{proc: proc{"slurm.pmix.12.3", 1}, host: "n", pid: 7}}, w.procInfo)
-	f.Add(w.b)
+	f.Add(w.B)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p := unstarted(t)
 		if err := (upcalls{p}).answerSignal(data); err == nil {
@@ -137,7 +138,7 @@ func FuzzPeers(f *testing.F) {
 		if err := (upcalls{p}).answerEvent(p.ctx, data); err == nil {
 			t.Error("an event was told by a server that is gone")
 		}
-		r := reader{b: data}
+		r := reader{Reader: wire.Reader{B: data}}
 		if rows := elements(&r, procInfoMin, r.procInfo); len(rows)*procInfoMin > len(data) {
 			t.Errorf("%d rows of %d bytes", len(rows), len(data))
 		}
@@ -147,11 +148,11 @@ func FuzzPeers(f *testing.F) {
 // FuzzNames: what another stepd asks of our names.
 func FuzzNames(f *testing.F) {
 	w := &writer{}
-	w.u32(namePut)
-	w.str("k")
+	w.U32(namePut)
+	w.Str("k")
 	w.proc(proc{"n", 1})
 	w.bytes([]byte("v"))
-	f.Add(w.b)
+	f.Add(w.B)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p := unstarted(t)
 		p.stop() // a lookup that waits does not
