@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -19,16 +18,6 @@ type admission struct {
 	uid uint32
 	share
 	job *job // nil: a job is to be made, whose share is the same
-}
-
-// share is what a job has of the node, or a step of its job.
-type share struct {
-	cpus []int
-	mb   uint64 // memory; 0 is none of its own
-	gres []step.GresAlloc
-	// held are the resources that no other step of the job gets; alone says so of the CPUs.
-	held  []step.GresAlloc
-	alone bool
 }
 
 // admitGrace is how long a step that does not fit waits for one that is
@@ -70,7 +59,7 @@ func (r *registry) epilogsHold(want int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ending := r.endingLocked()
-	return ending > 0 && want <= r.pool.free()+ending
+	return ending > 0 && want <= r.has.freeCPUs()+ending
 }
 
 // tryAdmit is one try, of w where the request waits for its turn. A channel beside the
@@ -87,9 +76,8 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 	case uid != 0 && !w.waits() && r.byUser[uid] >= r.perUser.Steps: // a request in a line is counted
 		return nil, nil, errUserSteps{uid, r.perUser.Steps}
 	}
-	want := req.NTasks * req.CPUsPerTask
 	if req.Job == nil {
-		sh, waits, err := r.takeInTurnLocked(req, want, w)
+		sh, waits, err := r.takeInTurnLocked(req, w)
 		if err != nil {
 			var freed <-chan struct{}
 			if waits { // else it would not fit on the empty node either
@@ -165,17 +153,19 @@ func (e errUserSteps) Error() string {
 // Unwrap is the code that a client is told.
 func (e errUserSteps) Unwrap() error { return api.NewError(api.ResourceExhausted, e.Error()) }
 
-// takeInTurnLocked is takeLocked for a request that comes behind the waiting ones. Its
+// takeInTurnLocked takes a job's share for a request that comes behind the waiting ones. Its
 // errors are answers to the client.
-func (r *registry) takeInTurnLocked(req *step.Request, want int, w *waiter) (sh share, waits bool, err error) {
+func (r *registry) takeInTurnLocked(req *step.Request, w *waiter) (sh share, waits bool, err error) {
 	ahead := r.line.ahead(w)
 	if ahead == 0 {
-		sh, waits, err = r.takeLocked(req, want)
+		if sh, waits, err = r.has.take(req); err != nil {
+			err = fmt.Errorf("%w%s", err, r.whoHas(err))
+		}
 	} else {
 		waits, err = true, fmt.Errorf("the step does not fit: %s before it", waitBefore(ahead))
 	}
 	if waits && !w.waits() { // one that never fits would block the line for ever
-		if never := r.neverFits(req, want); never != nil {
+		if never := r.has.neverFits(req); never != nil {
 			waits, err = false, never
 		}
 	}
@@ -189,7 +179,7 @@ func (r *registry) takeInTurnLocked(req *step.Request, want int, w *waiter) (sh 
 	}
 	text := err.Error()
 	if ahead == 0 {
-		text += r.freeOn(req, want)
+		text += r.freeOn(req)
 	}
 	return share{}, true, waitsFor(text, "room: "+strings.TrimPrefix(text, "the step does not fit: "))
 }
@@ -201,88 +191,37 @@ func waitBefore(n int) string {
 	return fmt.Sprintf("%d requests wait", n)
 }
 
-// neverFits refuses what would not fit on the empty node either.
-func (r *registry) neverFits(req *step.Request, want int) error {
-	s := &registry{pool: newCPUPool(r.pool.cpus, r.pool.cores...), mem: &memPool{Memory: r.mem.Memory}, gres: r.gres.clone()}
-	for i := range s.gres.items {
-		s.gres.items[i].used = 0
-	}
-	_, _, err := s.takeLocked(req, want)
-	return err
-}
-
-// takeLocked takes a job's share of the node. waits reports that the release of
-// what others have may change the answer.
-func (r *registry) takeLocked(req *step.Request, want int) (sh share, waits bool, err error) {
-	if sh.cpus, err = r.pool.takeFor(req); err != nil {
-		return share{}, want <= len(r.pool.cpus), err
-	}
-	if sh.mb, err = r.mem.forJob(req, len(sh.cpus)); err != nil {
-		r.pool.release(sh.cpus)
-		return share{}, false, err
-	}
-	if err = r.mem.take(sh.mb); err != nil {
-		r.pool.release(sh.cpus)
-		return share{}, true, err
-	}
-	if sh.gres, err = r.gres.take(req.Gres, false); err != nil {
-		r.pool.release(sh.cpus)
-		r.mem.release(sh.mb)
-		return share{}, r.gresWaits(err), fmt.Errorf("the step does not fit: %w%s", err, r.whoHas(err))
-	}
-	return sh, false, nil
-}
-
 // takeInLocked takes a step's share of its job: CPUs that its other steps have not, or
 // use least; all memory and generic resources unless it asks for some.
 func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh share, waits bool, err error) {
-	var busy bool
-	if sh.cpus, sh.alone, busy, err = j.takeCPUs(req, w); err != nil {
-		return share{}, false, err
+	sh.alone = j.exclusive() && !req.Overlap && !req.Overcommit
+	busy := sh.alone && j.line.ahead(w) > 0
+	if !busy {
+		var ok bool
+		if sh.cpus, ok, err = j.left.takeCPUs(req, sh.alone); err != nil {
+			return share{}, false, err
+		}
+		busy = !ok
 	}
-	if busy && w.silent() {
+	switch {
+	case busy && w.silent():
 		return share{}, true, errTurn
-	}
-	if busy {
+	case busy:
 		return share{}, true, r.busyIn(j, req, w)
 	}
-	sh.mb, err = r.mem.forStep(req, len(sh.cpus), j.ID, j.MemoryMB)
+	waits, err = j.left.takeMore(req, j.ID, &sh)
 	switch {
-	case err != nil:
-	case req.Gres == nil:
-		sh.gres = j.Gres
-	default:
-		if sh.held, err = j.gres.take(req.Gres, req.Overcommit); err != nil {
-			waits = r.gresWaits(err)
-			if waits && w.silent() {
-				err = errTurn
-				break
-			}
-			err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, r.whoHasIn(j, err))
-			if waits {
-				err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", srunopt.FormatGres(req.Gres), j.ID))
-			}
-		}
-		sh.gres = sh.held
+	case err == nil:
+		return sh, false, nil
+	case waits && w.silent():
+		return share{}, true, errTurn
+	case isGres(err):
+		err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, r.whoHasIn(j, err))
 	}
-	if err != nil {
-		j.releaseCPUs(sh)
-		return share{}, waits, err
+	if waits {
+		err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", srunopt.FormatGres(req.Gres), j.ID))
 	}
-	return sh, false, nil
-}
-
-// releaseCPUs ends what takeCPUs has given.
-func (j *job) releaseCPUs(sh share) {
-	j.pool.release(sh.cpus)
-	if sh.alone {
-		j.alone.release(sh.cpus)
-	}
-}
-
-func (r *registry) gresWaits(err error) bool {
-	e, ok := errors.AsType[*gresError](err)
-	return ok && !e.never()
+	return share{}, waits, err
 }
 
 // whoHas says which jobs have what is missing: ": job 3 has gpu:2(IDX:0-1)".
@@ -308,20 +247,10 @@ func (r *registry) whoHasIn(j *job, err error) string {
 }
 
 func holds(who string, list []step.GresAlloc, err error) []string {
-	e, ok := errors.AsType[*gresError](err)
-	if !ok {
-		return nil
+	if of := missing(err, list); len(of) > 0 {
+		return []string{who + " has " + step.FormatAllocs(of)}
 	}
-	var of []step.GresAlloc
-	for _, a := range list {
-		if a.Name == e.want.Name && (e.want.Type == "" || a.Type == e.want.Type) {
-			of = append(of, a)
-		}
-	}
-	if len(of) == 0 {
-		return nil
-	}
-	return []string{who + " has " + step.FormatAllocs(of)}
+	return nil
 }
 
 func sentence(words []string) string {

@@ -89,35 +89,3 @@ func TestPoolShareFor(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
-
-// TestAdmitCores: a job gets whole cores where it says so, and its steps theirs.
-func TestAdmitCores(t *testing.T) {
-	t.Parallel()
-	r := newRegistry([]int{0, 1, 2, 3, 4, 5, 6, 7}, Memory{}, nil, twoSockets()...)
-	f := openJob(t, r, 1, 1000) // has CPU 0
-	a, err := admit(r, 1001, func(req *step.Request) { req.NTasks, req.Binding.ThreadsPerCore = 2, 1 })
-	if err != nil || !slices.Equal(a.cpus, []int{2, 3, 4, 5}) {
-		t.Fatalf("a job: %v, %v", a, err)
-	}
-	if _, err := admit(r, 1002, func(req *step.Request) { req.NTasks, req.Binding.NTasksPerCore = 2, 1 }); err == nil || !strings.Contains(err.Error(), "--ntasks-per-core=1") {
-		t.Errorf("one core is free: %v", err)
-	}
-	r.abandon(a)
-	f.job.cpus = []int{0, 1, 2, 3} // as of a job of four
-	f.job.pool = newCPUPool(f.job.cpus, coresOf(r.pool.cores, f.job.cpus)...)
-	for _, c := range []struct {
-		change func(*step.Request)
-		want   []int
-	}{
-		{func(req *step.Request) {}, []int{0}},
-		{func(req *step.Request) { req.Binding.Whole = true }, []int{0, 1, 2, 3}},
-		{func(req *step.Request) { req.NTasks, req.Binding.Hint = 2, srunopt.HintNoMultithread }, []int{0, 1, 2, 3}},
-	} {
-		a, err := admit(r, 1000, func(req *step.Request) { req.Job = ptr(uint32(1)); c.change(req) })
-		if err != nil || !slices.Equal(a.cpus, c.want) {
-			t.Errorf("a step: got %v, %v; want %v", a, err, c.want)
-			continue
-		}
-		r.abandon(a)
-	}
-}

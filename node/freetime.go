@@ -52,9 +52,8 @@ func (r *registry) stepUntil(f *follower) *time.Time {
 }
 
 // freeOn says when a request fits that does not fit now, as the node's jobs are.
-func (r *registry) freeOn(req *step.Request, want int) string {
-	s := &registry{pool: r.pool.clone(), mem: new(memPool), gres: r.gres.clone()}
-	*s.mem = *r.mem
+func (r *registry) freeOn(req *step.Request) string {
+	has := r.has.clone()
 	now := time.Now()
 	jobs := slices.SortedFunc(maps.Values(r.jobs), func(a, b *job) int {
 		return cmp.Or(compareTimes(r.until(a), r.until(b)), cmp.Compare(a.ID, b.ID))
@@ -67,10 +66,8 @@ func (r *registry) freeOn(req *step.Request, want int) string {
 		if t == nil {
 			return fmt.Sprintf("; when is not known: job %d has no time limit", j.ID)
 		}
-		s.pool.release(j.cpus)
-		s.mem.release(j.MemoryMB)
-		s.gres.release(j.Gres)
-		if _, _, err := s.takeLocked(req, want); err == nil {
+		has.release(j.share())
+		if _, _, err := has.take(req); err == nil {
 			return "; " + byTime(*t, now)
 		}
 	}
@@ -113,9 +110,3 @@ func compareTimes(a, b *time.Time) int {
 	}
 	return a.Compare(*b)
 }
-
-func (p *cpuPool) clone() *cpuPool {
-	return &cpuPool{cpus: p.cpus, uses: maps.Clone(p.uses), cores: p.cores}
-}
-
-func (p *gresPool) clone() *gresPool { return &gresPool{items: slices.Clone(p.items)} }

@@ -17,13 +17,10 @@ import (
 type job struct {
 	jobRecord
 	cpus []int
-	// pool and gres are what its steps have of it.
-	pool *cpuPool
-	gres *gresPool
-	// alone counts the CPUs that steps have for themselves; waiters wait for some, in
-	// order.
-	alone *cpuPool
-	line  line
+	// left is what the job has for its steps.
+	left *jobResources
+	// line are the steps that wait for their share, in order.
+	line line
 	// running counts what may still use the job's CPUs: steps whose result is
 	// not known, and the client of an allocation; present also those that are
 	// being cleaned up, and a prolog that no step runs.
@@ -56,9 +53,14 @@ type job struct {
 	found   bool          // an earlier noded's, which may have left some of them
 }
 
-func newJob(rec jobRecord, cpus []int, n int, cores ...Core) *job {
-	return &job{jobRecord: rec, cpus: cpus, pool: newCPUPool(cpus, cores...), alone: newCPUPool(cpus), gres: jobGresPool(rec.Gres), running: n, present: n, ended: make(chan struct{})}
+func newJob(rec jobRecord, cpus []int, n int, has *resources) *job {
+	j := &job{jobRecord: rec, cpus: cpus, running: n, present: n, ended: make(chan struct{})}
+	j.left = has.job(j.share())
+	return j
 }
+
+// share is what the job has of the node.
+func (j *job) share() share { return share{cpus: j.cpus, mb: j.MemoryMB, gres: j.Gres} }
 
 // jobRecord is a running job in the store.
 type jobRecord struct {

@@ -15,9 +15,7 @@ import (
 // the lock.
 type registry struct {
 	mu      sync.Mutex
-	pool    *cpuPool              // guarded by mu
-	mem     *memPool              // guarded by mu
-	gres    *gresPool             // guarded by mu
+	has     *resources            // guarded by mu
 	jobs    map[uint32]*job       // guarded by mu
 	steps   map[step.ID]*follower // guarded by mu
 	byUser  map[uint32]int        // guarded by mu: steps admitted, by uid
@@ -37,7 +35,7 @@ type registry struct {
 
 func newRegistry(cpus []int, mem Memory, gres []step.Gres, cores ...Core) *registry {
 	return &registry{
-		pool: newCPUPool(cpus, cores...), mem: &memPool{Memory: mem}, gres: newGresPool(gres), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
+		has: newResources(cpus, mem, gres, cores...), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
 		byUser: make(map[uint32]int), waiting: make(map[uint32]int), replay: make(map[uint32]int64), perUser: defaultPerUser(), freed: make(chan struct{}),
 	}
 }
@@ -82,9 +80,9 @@ func (r *registry) unreserve(uid uint32, size int) {
 func (r *registry) newJob(a *admission, rec jobRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	a.job = newJob(rec, a.cpus, 1, coresOf(r.pool.cores, a.cpus)...)
+	a.job = newJob(rec, a.cpus, 1, r.has)
 	if rec.Implicit { // its first step's share is the job's
-		a.job.pool.hold(a.cpus)
+		a.job.left.hold(share{cpus: a.cpus})
 	}
 	r.jobs[rec.ID] = a.job
 }
@@ -120,7 +118,7 @@ func (r *registry) openJob(j *job) {
 func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	j := newJob(rec, cpus, n, coresOf(r.pool.cores, cpus)...)
+	j := newJob(rec, cpus, n, r.has)
 	j.open, j.found = n > 0, true
 	if rec.Origin != step.OriginAlloc || rec.Prologued {
 		// Its prolog was run, or will not be any more.
@@ -131,9 +129,7 @@ func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
 	if n > 0 {
 		r.byUser[rec.UID] += n
 	}
-	r.pool.hold(cpus)
-	r.mem.hold(rec.MemoryMB)
-	r.gres.hold(rec.Gres)
+	r.has.hold(j.share())
 	return j
 }
 
@@ -154,11 +150,7 @@ func (r *registry) takeBack(f *follower) {
 	if f.rec.GresOwn {
 		f.share.held = f.rec.Gres
 	}
-	f.job.pool.hold(f.share.cpus)
-	if f.share.alone {
-		f.job.alone.hold(f.share.cpus)
-	}
-	f.job.gres.hold(f.share.held)
+	f.job.left.hold(f.share)
 }
 
 // close refuses admissions from now on.
@@ -227,7 +219,7 @@ type usage struct {
 func (r *registry) usage() usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	u := usage{drained: r.drainLocked(), freeCPU: r.pool.free(), usedMB: r.mem.used, gres: r.gres.doc(), jobs: []api.NodeJob{}}
+	u := usage{drained: r.drainLocked(), freeCPU: r.has.freeCPUs(), usedMB: r.has.usedMB(), gres: r.has.gresDocs(), jobs: []api.NodeJob{}}
 	for _, j := range r.jobs {
 		d := j.doc()
 		for id := range r.steps {

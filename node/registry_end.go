@@ -70,8 +70,7 @@ func (r *registry) unkeep(j *job) (ended *job) {
 
 // giveBackLocked ends a step's share of its job.
 func (r *registry) giveBackLocked(j *job, sh share) {
-	j.releaseCPUs(sh)
-	j.gres.release(sh.held)
+	j.left.release(sh)
 	if len(sh.held) > 0 || sh.alone {
 		r.tellFreed()
 	}
@@ -95,7 +94,7 @@ func (r *registry) free(j *job) {
 func (r *registry) freeLocked(j *job) {
 	if !j.freed {
 		j.freed = true
-		r.release(share{cpus: j.cpus, mb: j.MemoryMB, gres: j.Gres})
+		r.release(j.share())
 	}
 }
 
@@ -152,9 +151,7 @@ func (r *registry) leaveUser(uid uint32) {
 
 // release gives a job's share back.
 func (r *registry) release(sh share) {
-	r.pool.release(sh.cpus)
-	r.mem.release(sh.mb)
-	r.gres.release(sh.gres)
+	r.has.release(sh)
 	r.tellFreed()
 }
 

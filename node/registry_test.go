@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -179,8 +180,8 @@ func TestAdmitResources(t *testing.T) {
 	says(t, err, "needs 500 MB of memory on this node: of its 1000 MB 400 MB are free")
 	_, err = admit(r, 1001, ask(0, "gpu:2"))
 	says(t, err, "it needs gpu:2, and of 3 gpu 1 are free: job 3 has gpu:a:2(IDX:0-1)")
-	if r.pool.free() != 3 || r.mem.used != 600 {
-		t.Errorf("a refusal has taken something: %d CPUs free, %d MB used", r.pool.free(), r.mem.used)
+	if r.has.freeCPUs() != 3 || r.has.usedMB() != 600 {
+		t.Errorf("a refusal has taken something: %d CPUs free, %d MB used", r.has.freeCPUs(), r.has.usedMB())
 	}
 
 	// Its steps: all of it by default, a part that is their own, or none.
@@ -210,8 +211,8 @@ func TestAdmitResources(t *testing.T) {
 	}
 
 	r.free(a.job)
-	if r.mem.used != 0 {
-		t.Errorf("%d MB used after the job's end", r.mem.used)
+	if r.has.usedMB() != 0 {
+		t.Errorf("%d MB used after the job's end", r.has.usedMB())
 	}
 	again := newRegistry([]int{0, 1, 2, 3}, mem, testGres())
 	again.adopt(a.job.jobRecord, []int{0}, 1)
@@ -419,5 +420,37 @@ func TestNumberAgain(t *testing.T) {
 	r.leave(w)
 	if _, _, err := r.tryAdmit(&inner, 1000, false, nil); err != nil {
 		t.Errorf("a step of the next run: %v", err)
+	}
+}
+
+// TestAdmitCores: a job gets whole cores where it says so, and its steps theirs.
+func TestAdmitCores(t *testing.T) {
+	t.Parallel()
+	r := newRegistry([]int{0, 1, 2, 3, 4, 5, 6, 7}, Memory{}, nil, Core{0, []int{0, 1}}, Core{0, []int{2, 3}}, Core{1, []int{4, 5}}, Core{1, []int{6, 7}})
+	f := openJob(t, r, 1, 1000) // has CPU 0
+	a, err := admit(r, 1001, func(req *step.Request) { req.NTasks, req.Binding.ThreadsPerCore = 2, 1 })
+	if err != nil || !slices.Equal(a.cpus, []int{2, 3, 4, 5}) {
+		t.Fatalf("a job: %v, %v", a, err)
+	}
+	if _, err := admit(r, 1002, func(req *step.Request) { req.NTasks, req.Binding.NTasksPerCore = 2, 1 }); err == nil || !strings.Contains(err.Error(), "--ntasks-per-core=1") {
+		t.Errorf("one core is free: %v", err)
+	}
+	r.abandon(a)
+	f.job.cpus = []int{0, 1, 2, 3} // as of a job of four
+	f.job.left = r.has.job(f.job.share())
+	for _, c := range []struct {
+		change func(*step.Request)
+		want   []int
+	}{
+		{func(req *step.Request) {}, []int{0}},
+		{func(req *step.Request) { req.Binding.Whole = true }, []int{0, 1, 2, 3}},
+		{func(req *step.Request) { req.NTasks, req.Binding.Hint = 2, srunopt.HintNoMultithread }, []int{0, 1, 2, 3}},
+	} {
+		a, err := admit(r, 1000, func(req *step.Request) { req.Job = ptr(uint32(1)); c.change(req) })
+		if err != nil || !slices.Equal(a.cpus, c.want) {
+			t.Errorf("a step: got %v, %v; want %v", a, err, c.want)
+			continue
+		}
+		r.abandon(a)
 	}
 }

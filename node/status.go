@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+
 	"stepd/api"
 )
 
