@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/node/selection"
 	"stepd/srunopt"
 	"stepd/step"
 )
@@ -16,7 +17,7 @@ import (
 // it is a running one. It ends in registry.start or registry.abandon.
 type admission struct {
 	uid uint32
-	share
+	selection.Share
 	job *job // nil: a job is to be made, whose share is the same
 }
 
@@ -59,7 +60,7 @@ func (r *registry) epilogsHold(want int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ending := r.endingLocked()
-	return ending > 0 && want <= r.has.freeCPUs()+ending
+	return ending > 0 && want <= r.has.FreeCPUs()+ending
 }
 
 // tryAdmit is one try, of w where the request waits for its turn. A channel beside the
@@ -88,7 +89,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 		}
 		r.leaveLine(w)
 		r.byUser[uid]++
-		return &admission{uid: uid, share: sh}, nil, nil
+		return &admission{uid: uid, Share: sh}, nil, nil
 	}
 	j := r.jobs[*req.Job]
 	if j != nil && w.waits() && w.in != &j.line {
@@ -121,7 +122,7 @@ func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waite
 	j.running++
 	j.present++
 	r.byUser[uid]++
-	return &admission{uid: uid, share: sh, job: j}, nil, nil
+	return &admission{uid: uid, Share: sh, job: j}, nil, nil
 }
 
 // takes refuses a step that the job, or nil, never takes as it is asked for.
@@ -135,7 +136,7 @@ func (j *job) takes(req *step.Request, uid uint32, asRoot bool) error {
 	case j.UID != uid:
 		return api.Errorf(api.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, uid)
 	case !req.Overcommit && want > len(j.cpus):
-		return api.Errorf(api.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", needs(want), j.ID, cpuCount(len(j.cpus)))
+		return api.Errorf(api.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", selection.Needs(want), j.ID, selection.CountCPUs(len(j.cpus)))
 	}
 	return nil
 }
@@ -155,17 +156,17 @@ func (e errUserSteps) Unwrap() error { return api.NewError(api.ResourceExhausted
 
 // takeInTurnLocked takes a job's share for a request that comes behind the waiting ones. Its
 // errors are answers to the client.
-func (r *registry) takeInTurnLocked(req *step.Request, w *waiter) (sh share, waits bool, err error) {
+func (r *registry) takeInTurnLocked(req *step.Request, w *waiter) (sh selection.Share, waits bool, err error) {
 	ahead := r.line.ahead(w)
 	if ahead == 0 {
-		if sh, waits, err = r.has.take(req); err != nil {
+		if sh, waits, err = r.has.Take(req); err != nil {
 			err = fmt.Errorf("%w%s", err, r.whoHas(err))
 		}
 	} else {
 		waits, err = true, fmt.Errorf("the step does not fit: %s before it", waitBefore(ahead))
 	}
 	if waits && !w.waits() { // one that never fits would block the line for ever
-		if never := r.has.neverFits(req); never != nil {
+		if never := r.has.NeverFits(req); never != nil {
 			waits, err = false, never
 		}
 	}
@@ -173,15 +174,15 @@ func (r *registry) takeInTurnLocked(req *step.Request, w *waiter) (sh share, wai
 	case err == nil:
 		return sh, false, nil
 	case !waits:
-		return share{}, false, api.NewError(api.ResourceExhausted, err.Error())
+		return selection.Share{}, false, api.NewError(api.ResourceExhausted, err.Error())
 	case w.silent():
-		return share{}, true, errTurn
+		return selection.Share{}, true, errTurn
 	}
 	text := err.Error()
 	if ahead == 0 {
 		text += r.freeOn(req)
 	}
-	return share{}, true, waitsFor(text, "room: "+strings.TrimPrefix(text, "the step does not fit: "))
+	return selection.Share{}, true, waitsFor(text, "room: "+strings.TrimPrefix(text, "the step does not fit: "))
 }
 
 func waitBefore(n int) string {
@@ -193,35 +194,35 @@ func waitBefore(n int) string {
 
 // takeInLocked takes a step's share of its job: CPUs that its other steps have not, or
 // use least; all memory and generic resources unless it asks for some.
-func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh share, waits bool, err error) {
-	sh.alone = j.exclusive() && !req.Overlap && !req.Overcommit
-	busy := sh.alone && j.line.ahead(w) > 0
+func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh selection.Share, waits bool, err error) {
+	sh.Alone = j.exclusive() && !req.Overlap && !req.Overcommit
+	busy := sh.Alone && j.line.ahead(w) > 0
 	if !busy {
 		var ok bool
-		if sh.cpus, ok, err = j.left.takeCPUs(req, sh.alone); err != nil {
-			return share{}, false, err
+		if sh.CPUs, ok, err = j.left.TakeCPUs(req, sh.Alone); err != nil {
+			return selection.Share{}, false, err
 		}
 		busy = !ok
 	}
 	switch {
 	case busy && w.silent():
-		return share{}, true, errTurn
+		return selection.Share{}, true, errTurn
 	case busy:
-		return share{}, true, r.busyIn(j, req, w)
+		return selection.Share{}, true, r.busyIn(j, req, w)
 	}
-	waits, err = j.left.takeMore(req, j.ID, &sh)
+	waits, err = j.left.TakeMore(req, j.ID, &sh)
 	switch {
 	case err == nil:
 		return sh, false, nil
 	case waits && w.silent():
-		return share{}, true, errTurn
-	case isGres(err):
+		return selection.Share{}, true, errTurn
+	case selection.IsGres(err):
 		err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, r.whoHasIn(j, err))
 	}
 	if waits {
 		err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", srunopt.FormatGres(req.Gres), j.ID))
 	}
-	return share{}, waits, err
+	return selection.Share{}, waits, err
 }
 
 // whoHas says which jobs have what is missing: ": job 3 has gpu:2(IDX:0-1)".
@@ -240,14 +241,14 @@ func (r *registry) whoHasIn(j *job, err error) string {
 	var words []string
 	for id, f := range r.steps {
 		if id.Job == j.ID {
-			words = append(words, holds("step "+id.String(), f.share.held, err)...)
+			words = append(words, holds("step "+id.String(), f.share.Held, err)...)
 		}
 	}
 	return sentence(words)
 }
 
 func holds(who string, list []step.GresAlloc, err error) []string {
-	if of := missing(err, list); len(of) > 0 {
+	if of := selection.Missing(err, list); len(of) > 0 {
 		return []string{who + " has " + step.FormatAllocs(of)}
 	}
 	return nil

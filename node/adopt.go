@@ -16,6 +16,7 @@ import (
 	"stepd/api"
 	"stepd/internal/linux"
 	"stepd/node/child"
+	"stepd/node/selection"
 	"stepd/step"
 )
 
@@ -234,7 +235,7 @@ func (r *registry) takeNothing(f *follower) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.giveBackLocked(f.job, f.share)
-	f.share = share{}
+	f.share = selection.Share{}
 	r.tellFreed()
 }
 

@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 
+	"stepd/node/selection"
 	"stepd/step"
 )
 
@@ -19,9 +20,9 @@ func (j *job) exclusive() bool {
 
 // busyIn refuses a step that would fit in its job if it waited, and says what for.
 func (r *registry) busyIn(j *job, req *step.Request, w *waiter) error {
-	want, free := j.left.wanted(req), j.left.freeAlone()
-	what := fmt.Sprintf("%s of job %d", cpuCount(want), j.ID)
-	text := fmt.Sprintf("the step does not fit beside the others of job %d: it needs %s, and of %s %d are free", j.ID, cpuCount(want), cpuCount(len(j.cpus)), free)
+	want, free := j.left.Wanted(req), j.left.FreeAlone()
+	what := fmt.Sprintf("%s of job %d", selection.CountCPUs(want), j.ID)
+	text := fmt.Sprintf("the step does not fit beside the others of job %d: it needs %s, and of %s %d are free", j.ID, selection.CountCPUs(want), selection.CountCPUs(len(j.cpus)), free)
 	if n := j.line.ahead(w); n > 0 {
 		text += fmt.Sprintf("; %d wait before it", n)
 	}

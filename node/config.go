@@ -11,6 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/api"
+	"stepd/node/selection"
 	"stepd/step"
 )
 
@@ -32,10 +33,10 @@ type Config struct {
 	MemoryBytes uint64
 	// Cores are the cores of the CPUs by socket and number; nil where they are not
 	// known: requests for cores have then no effect here.
-	Cores []Core
+	Cores []selection.Core
 	// Memory is how it is given out; without MB no job can ask for any. Gres are
 	// the node's generic resources.
-	Memory Memory
+	Memory selection.Memory
 	Gres   []step.Gres
 	// MaxTasks is MaxTasksPerNode; 0 is step.TasksMax.
 	MaxTasks int

@@ -11,6 +11,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/node/child"
+	"stepd/node/selection"
 	"stepd/step"
 )
 
@@ -47,13 +48,13 @@ type follower struct {
 	suspendBy *uint32 // guarded by mu
 	// claimed is closed when a reservation is launched or given back.
 	claimed chan struct{}
-	res     *reservation // the owner's, until the launch; nil after it
-	by      uint32       // who asked for the step
-	share   share        // what it has of its job
-	parent  *step.ID     // the step that has spawned it, nil without one
-	replay  int64        // what it may keep of its output, of its user's
-	asks    atomic.Int32 // what stepd has asked and not been answered yet
-	sending sync.Mutex   // one goroutine at a time sends on conn
+	res     *reservation    // the owner's, until the launch; nil after it
+	by      uint32          // who asked for the step
+	share   selection.Share // what it has of its job
+	parent  *step.ID        // the step that has spawned it, nil without one
+	replay  int64           // what it may keep of its output, of its user's
+	asks    atomic.Int32    // what stepd has asked and not been answered yet
+	sending sync.Mutex      // one goroutine at a time sends on conn
 
 	// met is closed when a stepd that was found again has said how the step is, or
 	// will not.

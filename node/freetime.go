@@ -53,7 +53,7 @@ func (r *registry) stepUntil(f *follower) *time.Time {
 
 // freeOn says when a request fits that does not fit now, as the node's jobs are.
 func (r *registry) freeOn(req *step.Request) string {
-	has := r.has.clone()
+	has := r.has.Clone()
 	now := time.Now()
 	jobs := slices.SortedFunc(maps.Values(r.jobs), func(a, b *job) int {
 		return cmp.Or(compareTimes(r.until(a), r.until(b)), cmp.Compare(a.ID, b.ID))
@@ -66,8 +66,8 @@ func (r *registry) freeOn(req *step.Request) string {
 		if t == nil {
 			return fmt.Sprintf("; when is not known: job %d has no time limit", j.ID)
 		}
-		has.release(j.share())
-		if _, _, err := has.take(req); err == nil {
+		has.Release(j.share())
+		if _, _, err := has.Take(req); err == nil {
 			return "; " + byTime(*t, now)
 		}
 	}
@@ -82,8 +82,8 @@ func (r *registry) freeIn(j *job, lack int) string {
 	}
 	var ends []end
 	for id, f := range r.steps {
-		if id.Job == j.ID && f.share.alone {
-			ends = append(ends, end{r.stepUntil(f), len(f.share.cpus)})
+		if id.Job == j.ID && f.share.Alone {
+			ends = append(ends, end{r.stepUntil(f), len(f.share.CPUs)})
 		}
 	}
 	slices.SortFunc(ends, func(a, b end) int { return compareTimes(a.at, b.at) })

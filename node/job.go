@@ -10,6 +10,7 @@ import (
 
 	"stepd/api"
 	"stepd/node/child"
+	"stepd/node/selection"
 	"stepd/step"
 )
 
@@ -18,7 +19,7 @@ type job struct {
 	jobRecord
 	cpus []int
 	// left is what the job has for its steps.
-	left *jobResources
+	left *selection.Job
 	// line are the steps that wait for their share, in order.
 	line line
 	// running counts what may still use the job's CPUs: steps whose result is
@@ -53,14 +54,16 @@ type job struct {
 	found   bool          // an earlier noded's, which may have left some of them
 }
 
-func newJob(rec jobRecord, cpus []int, n int, has *resources) *job {
+func newJob(rec jobRecord, cpus []int, n int, has *selection.Node) *job {
 	j := &job{jobRecord: rec, cpus: cpus, running: n, present: n, ended: make(chan struct{})}
-	j.left = has.job(j.share())
+	j.left = has.Job(j.share())
 	return j
 }
 
 // share is what the job has of the node.
-func (j *job) share() share { return share{cpus: j.cpus, mb: j.MemoryMB, gres: j.Gres} }
+func (j *job) share() selection.Share {
+	return selection.Share{CPUs: j.cpus, MB: j.MemoryMB, Gres: j.Gres}
+}
 
 // jobRecord is a running job in the store.
 type jobRecord struct {

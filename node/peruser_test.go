@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/node/selection"
 	"stepd/step"
 )
 
@@ -135,7 +136,7 @@ func (tn *testNode) connections(want int) {
 }
 
 func TestPerUserReplay(t *testing.T) {
-	r := newRegistry([]int{0}, Memory{}, nil)
+	r := newRegistry([]int{0}, selection.Memory{}, nil)
 	r.perUser.ReplayBytes = 250
 	for _, want := range []int64{100, 100, 50, 0} {
 		if got := r.keepReplay(1000, 100); got != want {

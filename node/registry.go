@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/node/selection"
 	"stepd/step"
 )
 
@@ -15,7 +16,7 @@ import (
 // the lock.
 type registry struct {
 	mu      sync.Mutex
-	has     *resources            // guarded by mu
+	has     *selection.Node       // guarded by mu
 	jobs    map[uint32]*job       // guarded by mu
 	steps   map[step.ID]*follower // guarded by mu
 	byUser  map[uint32]int        // guarded by mu: steps admitted, by uid
@@ -33,9 +34,9 @@ type registry struct {
 	killWait time.Duration
 }
 
-func newRegistry(cpus []int, mem Memory, gres []step.Gres, cores ...Core) *registry {
+func newRegistry(cpus []int, mem selection.Memory, gres []step.Gres, cores ...selection.Core) *registry {
 	return &registry{
-		has: newResources(cpus, mem, gres, cores...), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
+		has: selection.New(cpus, mem, gres, cores...), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
 		byUser: make(map[uint32]int), waiting: make(map[uint32]int), replay: make(map[uint32]int64), perUser: defaultPerUser(), freed: make(chan struct{}),
 	}
 }
@@ -47,10 +48,10 @@ func (r *registry) abandon(a *admission) (ended *job) {
 	defer r.mu.Unlock()
 	r.leaveUser(a.uid)
 	if a.job == nil {
-		r.release(a.share)
+		r.release(a.Share)
 		return nil
 	}
-	r.giveBackLocked(a.job, a.share)
+	r.giveBackLocked(a.job, a.Share)
 	r.settleLocked(a.job)
 	return r.leaveLocked(a.job)
 }
@@ -80,9 +81,9 @@ func (r *registry) unreserve(uid uint32, size int) {
 func (r *registry) newJob(a *admission, rec jobRecord) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	a.job = newJob(rec, a.cpus, 1, r.has)
+	a.job = newJob(rec, a.CPUs, 1, r.has)
 	if rec.Implicit { // its first step's share is the job's
-		a.job.left.hold(share{cpus: a.cpus})
+		a.job.left.Hold(selection.Share{CPUs: a.CPUs})
 	}
 	r.jobs[rec.ID] = a.job
 }
@@ -129,7 +130,7 @@ func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
 	if n > 0 {
 		r.byUser[rec.UID] += n
 	}
-	r.has.hold(j.share())
+	r.has.Hold(j.share())
 	return j
 }
 
@@ -146,11 +147,11 @@ func (r *registry) takeBack(f *follower) {
 	if err != nil {
 		cpus = nil // the job's were refused too, and that was told
 	}
-	f.share = share{cpus: cpus, mb: f.rec.MemoryMB, gres: f.rec.Gres, alone: f.rec.CPUsOwn}
+	f.share = selection.Share{CPUs: cpus, MB: f.rec.MemoryMB, Gres: f.rec.Gres, Alone: f.rec.CPUsOwn}
 	if f.rec.GresOwn {
-		f.share.held = f.rec.Gres
+		f.share.Held = f.rec.Gres
 	}
-	f.job.left.hold(f.share)
+	f.job.left.Hold(f.share)
 }
 
 // close refuses admissions from now on.
@@ -219,7 +220,7 @@ type usage struct {
 func (r *registry) usage() usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	u := usage{drained: r.drainLocked(), freeCPU: r.has.freeCPUs(), usedMB: r.has.usedMB(), gres: r.has.gresDocs(), jobs: []api.NodeJob{}}
+	u := usage{drained: r.drainLocked(), freeCPU: r.has.FreeCPUs(), usedMB: r.has.UsedMB(), gres: r.has.GresDocs(), jobs: []api.NodeJob{}}
 	for _, j := range r.jobs {
 		d := j.doc()
 		for id := range r.steps {

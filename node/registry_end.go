@@ -1,5 +1,9 @@
 package node
 
+import (
+	"stepd/node/selection"
+)
+
 // settle says that the step's result is stored. It returns the job's other
 // steps where they have to end with this one, and whether all of the job's
 // tasks are dead: then its CPUs may be freed, unless its epilog needs them.
@@ -10,7 +14,7 @@ func (r *registry) settle(f *follower) (cancel []*follower, idle bool) {
 		cancel = r.shutLocked(f.job, f)
 	}
 	r.giveBackLocked(f.job, f.share)
-	f.share = share{} // takeNothing may come after this
+	f.share = selection.Share{} // takeNothing may come after this
 	return cancel, r.settleLocked(f.job)
 }
 
@@ -69,9 +73,9 @@ func (r *registry) unkeep(j *job) (ended *job) {
 }
 
 // giveBackLocked ends a step's share of its job.
-func (r *registry) giveBackLocked(j *job, sh share) {
-	j.left.release(sh)
-	if len(sh.held) > 0 || sh.alone {
+func (r *registry) giveBackLocked(j *job, sh selection.Share) {
+	j.left.Release(sh)
+	if len(sh.Held) > 0 || sh.Alone {
 		r.tellFreed()
 	}
 }
@@ -150,8 +154,8 @@ func (r *registry) leaveUser(uid uint32) {
 }
 
 // release gives a job's share back.
-func (r *registry) release(sh share) {
-	r.has.release(sh)
+func (r *registry) release(sh selection.Share) {
+	r.has.Release(sh)
 	r.tellFreed()
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/node/selection"
 	"stepd/srunopt"
 	"stepd/step"
 )
@@ -58,7 +59,7 @@ func TestAdmit(t *testing.T) {
 		{"root has no such limit", 0, func(r *registry) { r.byUser[0] = r.perUser.Steps }, nil, api.OK},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)
+			r := newRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
 			openJob(t, r, 7, 1000)
 			if tc.before != nil {
 				tc.before(r)
@@ -86,7 +87,7 @@ func ptr[T any](v T) *T { return &v }
 // the moment between the two.
 func TestAdmitWaits(t *testing.T) {
 	t.Parallel()
-	r := newRegistry([]int{0}, Memory{}, nil)
+	r := newRegistry([]int{0}, selection.Memory{}, nil)
 	f := openJob(t, r, 1, 1000)
 	admitted := make(chan error, 1)
 	go func() {
@@ -121,7 +122,7 @@ func TestAdmitWaits(t *testing.T) {
 // TestJobEnds: CPUs are free when all results are known, the job is gone when
 // all steps are cleaned up, and its first step's end closes it.
 func TestJobEnds(t *testing.T) {
-	r := newRegistry([]int{0, 1}, Memory{}, nil)
+	r := newRegistry([]int{0, 1}, selection.Memory{}, nil)
 	first := openJob(t, r, 1, 1000)
 	a, err := admit(r, 1000, func(r *step.Request) { r.Job = ptr(uint32(1)) })
 	if err != nil {
@@ -160,11 +161,12 @@ func TestJobEnds(t *testing.T) {
 // end, and a job of an earlier noded's has its own again.
 func TestAdmitResources(t *testing.T) {
 	t.Parallel()
-	mem := Memory{MB: 1000, Consumable: true}
-	r := newRegistry([]int{0, 1, 2, 3}, mem, testGres())
+	mem := selection.Memory{MB: 1000, Consumable: true}
+	twoGPUs := []step.Gres{{Name: "gpu", Type: "a", Count: 2, Files: [][]string{{"/dev/nvidia0"}, {"/dev/nvidia1"}}}, {Name: "gpu", Type: "b", Count: 1, First: 2, Files: [][]string{{"/dev/nvidia4"}}}}
+	r := newRegistry([]int{0, 1, 2, 3}, mem, twoGPUs)
 	ask := func(mb uint64, gres string) func(*step.Request) {
 		return func(req *step.Request) {
-			req.Gres = want(t, gres)
+			req.Gres = wantGres(t, gres)
 			if mb > 0 {
 				req.Mem = &mb
 			}
@@ -174,31 +176,33 @@ func TestAdmitResources(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.newJob(a, jobRecord{ID: 3, UID: 1000, CPUs: "0", MemoryMB: a.mb, Gres: a.gres, Origin: step.OriginAlloc})
+	r.newJob(a, jobRecord{ID: 3, UID: 1000, CPUs: "0", MemoryMB: a.MB, Gres: a.Gres, Origin: step.OriginAlloc})
 	r.openJob(a.job)
 	_, err = admit(r, 1001, ask(500, ""))
 	says(t, err, "needs 500 MB of memory on this node: of its 1000 MB 400 MB are free")
 	_, err = admit(r, 1001, ask(0, "gpu:2"))
 	says(t, err, "it needs gpu:2, and of 3 gpu 1 are free: job 3 has gpu:a:2(IDX:0-1)")
-	if r.has.freeCPUs() != 3 || r.has.usedMB() != 600 {
-		t.Errorf("a refusal has taken something: %d CPUs free, %d MB used", r.has.freeCPUs(), r.has.usedMB())
+	if r.has.FreeCPUs() != 3 || r.has.UsedMB() != 600 {
+		t.Errorf("a refusal has taken something: %d CPUs free, %d MB used", r.has.FreeCPUs(), r.has.UsedMB())
 	}
 
 	// Its steps: all of it by default, a part that is their own, or none.
 	inJob := func(gres string) (*admission, error) {
-		return admit(r, 1000, func(req *step.Request) { req.Job, req.Gres, req.Overlap = ptr(uint32(3)), want(t, gres), true })
+		return admit(r, 1000, func(req *step.Request) {
+			req.Job, req.Gres, req.Overlap = ptr(uint32(3)), wantGres(t, gres), true
+		})
 	}
 	whole, err := inJob("")
-	if err != nil || step.FormatAllocs(whole.gres) != "gpu:a:2(IDX:0-1)" || whole.mb != 600 {
+	if err != nil || step.FormatAllocs(whole.Gres) != "gpu:a:2(IDX:0-1)" || whole.MB != 600 {
 		t.Errorf("a step that asks for nothing: %+v, %v", whole, err)
 	}
 	one, err := inJob("gpu:1")
-	if err != nil || step.FormatAllocs(one.gres) != "gpu:a:1(IDX:0)" {
+	if err != nil || step.FormatAllocs(one.Gres) != "gpu:a:1(IDX:0)" {
 		t.Errorf("a step of one: %+v, %v", one, err)
 	}
-	f := &follower{id: step.ID{Job: 3, Step: 5}, job: a.job, share: one.share}
+	f := &follower{id: step.ID{Job: 3, Step: 5}, job: a.job, share: one.Share}
 	r.add(f)
-	if none, err := inJob("none"); err != nil || len(none.gres) != 0 {
+	if none, err := inJob("none"); err != nil || len(none.Gres) != 0 {
 		t.Errorf("a step of none: %+v, %v", none, err)
 	}
 	_, err = inJob("gpu:2")
@@ -206,15 +210,15 @@ func TestAdmitResources(t *testing.T) {
 	_, err = inJob("gpu:b:1")
 	says(t, err, "there is gpu:a:2 only")
 	r.settle(f)
-	if two, err := inJob("gpu:2"); err != nil || len(two.gres) != 1 {
+	if two, err := inJob("gpu:2"); err != nil || len(two.Gres) != 1 {
 		t.Errorf("after its end: %+v, %v", two, err)
 	}
 
 	r.free(a.job)
-	if r.has.usedMB() != 0 {
-		t.Errorf("%d MB used after the job's end", r.has.usedMB())
+	if r.has.UsedMB() != 0 {
+		t.Errorf("%d MB used after the job's end", r.has.UsedMB())
 	}
-	again := newRegistry([]int{0, 1, 2, 3}, mem, testGres())
+	again := newRegistry([]int{0, 1, 2, 3}, mem, twoGPUs)
 	again.adopt(a.job.jobRecord, []int{0}, 1)
 	_, err = admit(again, 1001, ask(0, "gpu:a:1"))
 	says(t, err, "job 3 has gpu:a:2(IDX:0-1)")
@@ -224,7 +228,7 @@ func TestAdmitResources(t *testing.T) {
 
 // Steps of one job get the CPUs that its others use least.
 func TestStepsSpreadInTheirJob(t *testing.T) {
-	r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)
+	r := newRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
 	a, err := admit(r, 1000, func(req *step.Request) { req.NTasks = 3 })
 	if err != nil {
 		t.Fatal(err)
@@ -237,13 +241,13 @@ func TestStepsSpreadInTheirJob(t *testing.T) {
 		if last, err = admit(r, 1000, func(req *step.Request) { req.Job = ptr(uint32(1)) }); err != nil {
 			t.Fatal(err)
 		}
-		got = append(got, last.cpus...)
+		got = append(got, last.CPUs...)
 	}
 	if !slices.Equal(got, []int{0, 1, 2}) {
 		t.Errorf("three steps of one CPU have %v", got)
 	}
 	r.abandon(last)
-	if last, err = admit(r, 1000, func(req *step.Request) { req.Job = ptr(uint32(1)) }); err != nil || !slices.Equal(last.cpus, []int{2}) {
+	if last, err = admit(r, 1000, func(req *step.Request) { req.Job = ptr(uint32(1)) }); err != nil || !slices.Equal(last.CPUs, []int{2}) {
 		t.Errorf("after the end of one: %+v, %v", last, err)
 	}
 }
@@ -259,7 +263,7 @@ func says(t *testing.T, err error, text string) {
 // where they are asked to.
 func TestStepsAlone(t *testing.T) {
 	t.Parallel()
-	r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)
+	r := newRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
 	job := ptr(uint32(1))
 	a, err := admit(r, 1000, func(r *step.Request) { r.NTasks = 4 })
 	if err != nil {
@@ -276,10 +280,10 @@ func TestStepsAlone(t *testing.T) {
 		}
 	}
 	first, err := admit(r, 1000, of(3, nil))
-	if err != nil || !first.alone || !slices.Equal(first.cpus, []int{0, 1, 2}) {
+	if err != nil || !first.Alone || !slices.Equal(first.CPUs, []int{0, 1, 2}) {
 		t.Fatalf("%+v, %v", first, err)
 	}
-	f := &follower{id: step.ID{Job: 1}, job: a.job, share: first.share, rec: step.Record{Submitted: time.Now(), TimeLimitS: 600}}
+	f := &follower{id: step.ID{Job: 1}, job: a.job, share: first.Share, rec: step.Record{Submitted: time.Now(), TimeLimitS: 600}}
 	r.add(f)
 	_, err = admit(r, 1000, of(2, nil))
 	what := ""
@@ -291,7 +295,7 @@ func TestStepsAlone(t *testing.T) {
 	}
 	for _, share := range []func(*step.Request){func(r *step.Request) { r.Overlap = true }, func(r *step.Request) { r.Overcommit = true }} {
 		b, err := admit(r, 1000, of(4, share))
-		if err != nil || b.alone || len(b.cpus) != 4 {
+		if err != nil || b.Alone || len(b.CPUs) != 4 {
 			t.Fatalf("%+v, %v", b, err)
 		}
 		r.abandon(b)
@@ -331,7 +335,7 @@ func TestStepsAlone(t *testing.T) {
 		t.Fatalf("the step of %d CPUs came first", big.n)
 	}
 	r.abandon(big.a)
-	if small := <-order; small.n != 1 || !small.a.alone {
+	if small := <-order; small.n != 1 || !small.a.Alone {
 		t.Errorf("%+v", small)
 	}
 	// A request that gives up leaves the line, and the others get the job's end.
@@ -358,7 +362,7 @@ func TestStepsAlone(t *testing.T) {
 // have a time limit.
 func TestFreeOn(t *testing.T) {
 	t.Parallel()
-	r := newRegistry([]int{0, 1, 2, 3}, Memory{}, nil)
+	r := newRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
 	soon, late := time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 	for i, end := range []*time.Time{&late, &soon, nil} {
 		a, err := admit(r, 1000, nil)
@@ -384,7 +388,7 @@ func TestFreeOn(t *testing.T) {
 // forgotten the last one, is another job: the end of the last run does not end it, and a step
 // that waits in the last run is none of it.
 func TestNumberAgain(t *testing.T) {
-	r := newRegistry([]int{0, 1}, Memory{}, nil)
+	r := newRegistry([]int{0, 1}, selection.Memory{}, nil)
 	run := func() *follower {
 		t.Helper()
 		a, err := admit(r, 1000, nil)
@@ -426,10 +430,10 @@ func TestNumberAgain(t *testing.T) {
 // TestAdmitCores: a job gets whole cores where it says so, and its steps theirs.
 func TestAdmitCores(t *testing.T) {
 	t.Parallel()
-	r := newRegistry([]int{0, 1, 2, 3, 4, 5, 6, 7}, Memory{}, nil, Core{0, []int{0, 1}}, Core{0, []int{2, 3}}, Core{1, []int{4, 5}}, Core{1, []int{6, 7}})
+	r := newRegistry([]int{0, 1, 2, 3, 4, 5, 6, 7}, selection.Memory{}, nil, selection.Core{Socket: 0, CPUs: []int{0, 1}}, selection.Core{Socket: 0, CPUs: []int{2, 3}}, selection.Core{Socket: 1, CPUs: []int{4, 5}}, selection.Core{Socket: 1, CPUs: []int{6, 7}})
 	f := openJob(t, r, 1, 1000) // has CPU 0
 	a, err := admit(r, 1001, func(req *step.Request) { req.NTasks, req.Binding.ThreadsPerCore = 2, 1 })
-	if err != nil || !slices.Equal(a.cpus, []int{2, 3, 4, 5}) {
+	if err != nil || !slices.Equal(a.CPUs, []int{2, 3, 4, 5}) {
 		t.Fatalf("a job: %v, %v", a, err)
 	}
 	if _, err := admit(r, 1002, func(req *step.Request) { req.NTasks, req.Binding.NTasksPerCore = 2, 1 }); err == nil || !strings.Contains(err.Error(), "--ntasks-per-core=1") {
@@ -437,7 +441,7 @@ func TestAdmitCores(t *testing.T) {
 	}
 	r.abandon(a)
 	f.job.cpus = []int{0, 1, 2, 3} // as of a job of four
-	f.job.left = r.has.job(f.job.share())
+	f.job.left = r.has.Job(f.job.share())
 	for _, c := range []struct {
 		change func(*step.Request)
 		want   []int
@@ -447,10 +451,19 @@ func TestAdmitCores(t *testing.T) {
 		{func(req *step.Request) { req.NTasks, req.Binding.Hint = 2, srunopt.HintNoMultithread }, []int{0, 1, 2, 3}},
 	} {
 		a, err := admit(r, 1000, func(req *step.Request) { req.Job = ptr(uint32(1)); c.change(req) })
-		if err != nil || !slices.Equal(a.cpus, c.want) {
+		if err != nil || !slices.Equal(a.CPUs, c.want) {
 			t.Errorf("a step: got %v, %v; want %v", a, err, c.want)
 			continue
 		}
 		r.abandon(a)
 	}
+}
+
+func wantGres(t *testing.T, text string) []step.GresRequest {
+	t.Helper()
+	list, err := srunopt.ParseGres(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
 }

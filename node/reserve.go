@@ -154,7 +154,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 		Name: spec.Name, UID: spec.User.UID, User: spec.User.Name, Node: n.cfg.NodeName,
 		State: in.state, NTasks: spec.NTasks, Command: shownCommand(spec.Argv), Submitted: in.received,
 		Tasks: make([]step.Task, len(ranks)), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
-		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.held) > 0, CPUsOwn: a.alone, TimeLimitS: spec.TimeLimitS,
+		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.Held) > 0, CPUsOwn: a.Alone, TimeLimitS: spec.TimeLimitS,
 		Parent: spec.Parent, Array: spec.Array, Restarts: spec.RestartCount,
 	}
 	if in.launcher != nil { // durable with the number: the next noded may find a stepd that waits for it
@@ -181,7 +181,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	spec.ResultFile = n.files.result(rec.ID)
 	spec.OutputFile = n.files.output(rec.ID)
 	f := newFollower(n, a.job, rec)
-	f.share = a.share
+	f.share = a.Share
 	f.replay = n.reg.keepReplay(rec.UID, n.cfg.ReplayBytes)
 	spec.ReplayBytes = f.replay
 	return f, nil

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/node/selection"
 	"stepd/srunopt"
 	"stepd/step"
 )
@@ -182,7 +183,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 	s := &step.Spec{
 		Request: asAdmitted(req), User: user,
 		NodeName: n.cfg.NodeName, NodeList: n.cfg.NodeName,
-		CPUs: step.FormatCPUList(a.cpus), NCPUs: len(a.cpus),
+		CPUs: step.FormatCPUList(a.CPUs), NCPUs: len(a.CPUs),
 		Cluster: n.cfg.Cluster, Partition: n.cfg.Partition, SlurmConf: n.cfg.SlurmConf,
 		Spank: n.cfg.Spank, Proctrack: step.Proctrack{Kind: n.cfg.Tracker.Kind()},
 		Container: n.cfg.ContainerType, RunDir: n.files.run,
@@ -201,14 +202,14 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 	if req.AcctgFreq != nil {
 		s.Acct.FrequencyS = *req.AcctgFreq
 	}
-	s.MemoryMB, s.StepGres = a.mb, a.gres
-	s.JobMemoryMB, s.JobGres, s.JobCPUs = a.mb, a.gres, s.CPUs
+	s.MemoryMB, s.StepGres = a.MB, a.Gres
+	s.JobMemoryMB, s.JobGres, s.JobCPUs = a.MB, a.Gres, s.CPUs
 	if a.job != nil {
 		s.Array, s.RestartCount = a.job.Array, a.job.Restarts
 		s.JobMemoryMB, s.JobGres, s.JobCPUs = a.job.MemoryMB, a.job.Gres, a.job.CPUs
 		a.job.limitTime(s, n.cfg.clock.now())
 	}
-	s.GresEnv, s.GresUnset = gresEnv(n.cfg.Gres, s.StepGres, gresScope{batch: s.Origin == step.OriginBatch && a.job == nil, local: n.localGres()})
+	s.GresEnv, s.GresUnset = selection.GresEnv(n.cfg.Gres, s.StepGres, selection.GresScope{Batch: s.Origin == step.OriginBatch && a.job == nil, Local: n.localGres()})
 	s.Spank.Quarantined = n.quarantined()
 	s.NoNewPrivs = s.NoNewPrivs || n.cfg.NoNewPrivs
 	s.Env = n.taskEnv(s.Env)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"stepd/node/selection"
 	"stepd/step"
 )
 
@@ -39,7 +40,7 @@ func (n *Node) scriptEnv(j *jobRecord, k scriptKind, control [][]byte, more []st
 	set("SLURM_NODELIST", n.cfg.NodeName)
 	set("SLURM_SCRIPT_CONTEXT", k.context)
 	env = append(env, more...)
-	gpus, _ := gresEnv(n.cfg.Gres, j.Gres, gresScope{batch: true})
+	gpus, _ := selection.GresEnv(n.cfg.Gres, j.Gres, selection.GresScope{Batch: true})
 	env = append(env, gpus...)
 	set("SLURM_JOB_CPUS_PER_NODE", strconv.Itoa(cpus))
 	set("SLURM_JOB_NTASKS", strconv.Itoa(j.NTasks))

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/node/selection"
 	"stepd/node/store"
 	"stepd/step"
 )
@@ -309,7 +310,7 @@ func TestBatchStepdLost(t *testing.T) {
 // TestImmediateNeverFits: a request that would not fit on the empty node either never waits,
 // for it would block the line for ever.
 func TestImmediateNeverFits(t *testing.T) {
-	r := newRegistry([]int{0, 1, 2, 3}, Memory{MB: 1000, Consumable: true}, nil, Core{0, []int{0, 1}}, Core{0, []int{2, 3}})
+	r := newRegistry([]int{0, 1, 2, 3}, selection.Memory{MB: 1000, Consumable: true}, nil, selection.Core{Socket: 0, CPUs: []int{0, 1}}, selection.Core{Socket: 0, CPUs: []int{2, 3}})
 	four := func(r *step.Request) { r.NTasks = 4 }
 	whole, err := admit(r, 1000, four)
 	if err != nil {

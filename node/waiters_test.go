@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/node/selection"
 	"stepd/step"
 )
 
 // TestWaitersAreBounded: steps that wait for their share of a job count as their user's
 // steps, and go on waiting while the job is suspended.
 func TestWaitersAreBounded(t *testing.T) {
-	r := newRegistry([]int{0, 1}, Memory{}, nil)
+	r := newRegistry([]int{0, 1}, selection.Memory{}, nil)
 	r.perUser.Steps = 4
 	job := new(uint32)
 	*job = 1

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/node"
+	"stepd/node/selection"
 	"stepd/task/affinity"
 )
 
@@ -108,7 +109,7 @@ func (s *site) cpus() (cpus []int, bindable bool, err error) {
 
 // nodeCores are the cores of the node's CPUs, for what requests say of them; nil
 // where the kernel does not tell.
-func nodeCores(log *logrus.Logger, cpus []int, bindable bool) (cores []node.Core) {
+func nodeCores(log *logrus.Logger, cpus []int, bindable bool) (cores []selection.Core) {
 	if !bindable {
 		return nil
 	}
@@ -120,7 +121,7 @@ func nodeCores(log *logrus.Logger, cpus []int, bindable bool) (cores []node.Core
 	last := -1
 	for _, p := range t.PUs {
 		if p.Core != last {
-			cores = append(cores, node.Core{Socket: p.Socket})
+			cores = append(cores, selection.Core{Socket: p.Socket})
 			last = p.Core
 		}
 		c := &cores[len(cores)-1]

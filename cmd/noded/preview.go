@@ -70,8 +70,8 @@ func (s *site) mountWords(spec *step.Spec) (out []string) {
 	return out
 }
 
-// resources are the numbers of setrlimit(2).
-var resources = map[string]int{
+// Node are the numbers of setrlimit(2).
+var Node = map[string]int{
 	"CPU": unix.RLIMIT_CPU, "FSIZE": unix.RLIMIT_FSIZE, "DATA": unix.RLIMIT_DATA, "STACK": unix.RLIMIT_STACK, "CORE": unix.RLIMIT_CORE,
 	"RSS": unix.RLIMIT_RSS, "NPROC": unix.RLIMIT_NPROC, "NOFILE": unix.RLIMIT_NOFILE, "MEMLOCK": unix.RLIMIT_MEMLOCK, "AS": unix.RLIMIT_AS,
 }
@@ -79,7 +79,7 @@ var resources = map[string]int{
 // resourceLimit is what becomes of a limit that a client passes on: no more than the
 // hard one, which tasks have from noded.
 func resourceLimit(name, value string) (l step.ResourceLimit, known bool) {
-	number, known := resources[name]
+	number, known := Node[name]
 	var have unix.Rlimit
 	if !known || unix.Getrlimit(number, &have) != nil {
 		return l, false

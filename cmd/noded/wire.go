@@ -16,6 +16,7 @@ import (
 	"stepd/mpi"
 	"stepd/node"
 	"stepd/node/place"
+	"stepd/node/selection"
 	"stepd/slurmconf"
 	"stepd/spank"
 	"stepd/spank/lint"
@@ -132,9 +133,9 @@ func (s *site) affinity(unbindable string) *step.AffinityConf {
 }
 
 // memory is how the node's memory of so many bytes is given out.
-func (s *site) memory(bytes uint64) node.Memory {
+func (s *site) memory(bytes uint64) selection.Memory {
 	mb := bytes >> 20
-	return node.Memory{
+	return selection.Memory{
 		MB: mb - min(s.conf.Node.MemSpecLimit, mb), Consumable: s.conf.MemoryIsConsumable(),
 		DefPerCPU: s.conf.DefMemPerCPU, DefPerNode: s.conf.DefMemPerNode,
 		MaxPerCPU: s.conf.MaxMemPerCPU, MaxPerNode: s.conf.MaxMemPerNode,

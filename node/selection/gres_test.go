@@ -1,4 +1,4 @@
-package node
+package selection
 
 import (
 	"slices"
@@ -9,7 +9,7 @@ import (
 	"stepd/step"
 )
 
-// testGres are two cards of one type, one of another, and an amount.
+// TestGres are two cards of one type, one of another, and an amount.
 func testGres() []step.Gres {
 	cuda := []string{"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
 	return []step.Gres{
@@ -119,19 +119,19 @@ func TestGresEnv(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		has        string
-		to         gresScope
+		to         GresScope
 		env, unset string
 	}{
 		// The digits of the files, where they tell all apart; relative ones where
 		// the others are hidden.
-		{"all", "gpu:a:2(IDX:0-1),gpu:b:1(IDX:2)", gresScope{}, "SLURM_STEP_GPUS=0,1,4 SLURM_GPUS_ON_NODE=3 CUDA_VISIBLE_DEVICES=0,1,4 ROCR_VISIBLE_DEVICES=0,1", ""},
-		{"hidden", "gpu:a:1(IDX:1),gpu:b:1(IDX:2)", gresScope{local: true}, "SLURM_STEP_GPUS=1,4 SLURM_GPUS_ON_NODE=2 CUDA_VISIBLE_DEVICES=0,1 ROCR_VISIBLE_DEVICES=0", ""},
-		{"by flags", "gpu:b:1(IDX:2)", gresScope{}, "SLURM_STEP_GPUS=4 SLURM_GPUS_ON_NODE=1 CUDA_VISIBLE_DEVICES=4", "ROCR_VISIBLE_DEVICES"},
-		{"batch", "gpu:a:1(IDX:0)", gresScope{batch: true}, "SLURM_JOB_GPUS=0 SLURM_GPUS_ON_NODE=1 CUDA_VISIBLE_DEVICES=0 ROCR_VISIBLE_DEVICES=0", "SLURM_STEP_GPUS"},
-		{"none", "", gresScope{}, "", "SLURM_GPUS_ON_NODE SLURM_STEP_GPUS CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"},
-		{"an amount only", "", gresScope{local: true}, "", "SLURM_GPUS_ON_NODE SLURM_STEP_GPUS CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"},
+		{"all", "gpu:a:2(IDX:0-1),gpu:b:1(IDX:2)", GresScope{}, "SLURM_STEP_GPUS=0,1,4 SLURM_GPUS_ON_NODE=3 CUDA_VISIBLE_DEVICES=0,1,4 ROCR_VISIBLE_DEVICES=0,1", ""},
+		{"hidden", "gpu:a:1(IDX:1),gpu:b:1(IDX:2)", GresScope{Local: true}, "SLURM_STEP_GPUS=1,4 SLURM_GPUS_ON_NODE=2 CUDA_VISIBLE_DEVICES=0,1 ROCR_VISIBLE_DEVICES=0", ""},
+		{"by flags", "gpu:b:1(IDX:2)", GresScope{}, "SLURM_STEP_GPUS=4 SLURM_GPUS_ON_NODE=1 CUDA_VISIBLE_DEVICES=4", "ROCR_VISIBLE_DEVICES"},
+		{"batch", "gpu:a:1(IDX:0)", GresScope{Batch: true}, "SLURM_JOB_GPUS=0 SLURM_GPUS_ON_NODE=1 CUDA_VISIBLE_DEVICES=0 ROCR_VISIBLE_DEVICES=0", "SLURM_STEP_GPUS"},
+		{"none", "", GresScope{}, "", "SLURM_GPUS_ON_NODE SLURM_STEP_GPUS CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"},
+		{"an amount only", "", GresScope{Local: true}, "", "SLURM_GPUS_ON_NODE SLURM_STEP_GPUS CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES"},
 	} {
-		env, unset := gresEnv(node, parseAllocs(c.has), c.to)
+		env, unset := GresEnv(node, parseAllocs(c.has), c.to)
 		if got := strings.Join(env, " "); got != c.env {
 			t.Errorf("%s: env %q, want %q", c.name, got, c.env)
 		}
@@ -139,12 +139,12 @@ func TestGresEnv(t *testing.T) {
 			t.Errorf("%s: unset %q, want %q", c.name, got, c.unset)
 		}
 	}
-	if env, unset := gresEnv(nil, nil, gresScope{}); env != nil || unset != nil {
+	if env, unset := GresEnv(nil, nil, GresScope{}); env != nil || unset != nil {
 		t.Errorf("a node without GPUs: %q, %q", env, unset)
 	}
 	// Files that tell nothing: the place in gres.conf.
 	node[0].Files = [][]string{{"/dev/left"}, {"/dev/right"}}
-	if env, _ := gresEnv(node, parseAllocs("gpu:a:1(IDX:1)"), gresScope{}); env[0] != "SLURM_STEP_GPUS=1" {
+	if env, _ := GresEnv(node, parseAllocs("gpu:a:1(IDX:1)"), GresScope{}); env[0] != "SLURM_STEP_GPUS=1" {
 		t.Errorf("env %q", env)
 	}
 }

@@ -1,4 +1,4 @@
-package node
+package selection
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ type Memory struct {
 	DefPerCPU, DefPerNode, MaxPerCPU, MaxPerNode uint64
 }
 
-// memPool counts the memory that jobs have. The registry's lock guards it.
+// memPool counts the memory that jobs have. The caller's lock guards it.
 type memPool struct {
 	Memory
 	used uint64
@@ -48,7 +48,7 @@ func (p *memPool) forJob(req *step.Request, ncpus int) (mb uint64, err error) {
 	case p.MaxPerNode > 0 && mb > p.MaxPerNode:
 		return 0, fmt.Errorf("it asks for %s of memory, and %s is the limit (MaxMemPerNode)", step.FormatMB(mb), step.FormatMB(p.MaxPerNode))
 	case p.MaxPerCPU > 0 && mb > p.MaxPerCPU*n:
-		return 0, fmt.Errorf("it asks for %s of memory with %s, and %s a CPU is the limit (MaxMemPerCPU): ask for more CPUs", step.FormatMB(mb), cpuCount(ncpus), step.FormatMB(p.MaxPerCPU))
+		return 0, fmt.Errorf("it asks for %s of memory with %s, and %s a CPU is the limit (MaxMemPerCPU): ask for more CPUs", step.FormatMB(mb), CountCPUs(ncpus), step.FormatMB(p.MaxPerCPU))
 	}
 	return mb, nil
 }

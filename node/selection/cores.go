@@ -1,4 +1,4 @@
-package node
+package selection
 
 import (
 	"fmt"
@@ -83,7 +83,7 @@ func (p *cpuPool) takeFor(req *step.Request) ([]int, error) {
 	})
 	got, room := u.pick(free)
 	if got == nil {
-		return nil, fmt.Errorf("%s: with %s there is room for %s on %d free cores of %d; --overcommit shares CPUs among tasks", needs(u.cpus), u.words, cpuCount(room), len(free), len(p.cores))
+		return nil, fmt.Errorf("%s: with %s there is room for %s on %d free cores of %d; --overcommit shares CPUs among tasks", Needs(u.cpus), u.words, CountCPUs(room), len(free), len(p.cores))
 	}
 	p.hold(got)
 	return got, nil

@@ -1,4 +1,4 @@
-package node
+package selection
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 )
 
 // cpuPool shares the node's CPUs among jobs. It is not safe for concurrent
-// use: the registry's lock guards it.
+// use: the caller's lock guards it.
 type cpuPool struct {
 	cpus []int
 	uses map[int]int // CPU -> jobs that have it
@@ -35,10 +35,10 @@ func (p *cpuPool) free() int {
 func (p *cpuPool) take(want int, overcommit bool) ([]int, error) {
 	if !overcommit {
 		if want > len(p.cpus) {
-			return nil, fmt.Errorf("%s on this node, which has %s; --overcommit shares CPUs among tasks", needs(want), cpuCount(len(p.cpus)))
+			return nil, fmt.Errorf("%s on this node, which has %s; --overcommit shares CPUs among tasks", Needs(want), CountCPUs(len(p.cpus)))
 		}
 		if free := p.free(); want > free {
-			return nil, fmt.Errorf("%s on this node: of its %s %d are free; --overcommit shares them with other steps", needs(want), cpuCount(len(p.cpus)), free)
+			return nil, fmt.Errorf("%s on this node: of its %s %d are free; --overcommit shares them with other steps", Needs(want), CountCPUs(len(p.cpus)), free)
 		}
 	}
 	got := p.pick(want)
@@ -82,11 +82,11 @@ func (p *cpuPool) release(cpus []int) {
 	}
 }
 
-func needs(n int) string {
-	return "the step does not fit: it needs " + cpuCount(n)
+func Needs(n int) string {
+	return "the step does not fit: it needs " + CountCPUs(n)
 }
 
-func cpuCount(n int) string {
+func CountCPUs(n int) string {
 	if n == 1 {
 		return "1 CPU"
 	}

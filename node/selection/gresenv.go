@@ -1,4 +1,4 @@
-package node
+package selection
 
 import (
 	"slices"
@@ -8,10 +8,10 @@ import (
 	"stepd/step"
 )
 
-// gresScope is the receiver of a gresEnv.
-type gresScope struct {
-	batch bool // a batch job's script, prolog or epilog: of the job
-	local bool // it sees its own devices alone, numbered from 0
+// GresScope is the receiver of a gresEnv.
+type GresScope struct {
+	Batch bool // a batch job's script, prolog or epilog: of the job
+	Local bool // it sees its own devices alone, numbered from 0
 }
 
 // The variables that name GPUs of any kind (srun(1), sbatch(1)).
@@ -21,12 +21,12 @@ const (
 	envGPUsOnNode = "SLURM_GPUS_ON_NODE"
 )
 
-// gresEnv describes their share of the node's generic resources to tasks and scripts, in the
+// GresEnv describes their share of the node's generic resources to tasks and scripts, in the
 // variables that libraries read (gres.conf(5), Flags), and which variables would
 // tell him something else. SLURM_*_GPUS have the node's numbers; the others do
 // too, unless the devices of others are hidden: libraries then count what they
 // see.
-func gresEnv(node []step.Gres, has []step.GresAlloc, to gresScope) (env, unset []string) {
+func GresEnv(node []step.Gres, has []step.GresAlloc, to GresScope) (env, unset []string) {
 	gpus := slices.DeleteFunc(slices.Clone(node), func(g step.Gres) bool { return g.Name != "gpu" || len(g.Files) == 0 })
 	if len(gpus) == 0 {
 		return nil, nil
@@ -50,23 +50,23 @@ func gresEnv(node []step.Gres, has []step.GresAlloc, to gresScope) (env, unset [
 		}
 	}
 	name, other := envStepGPUs, envJobGPUs
-	if to.batch {
+	if to.Batch {
 		name, other = envJobGPUs, envStepGPUs
 	}
 	if len(all) == 0 {
 		unset = []string{envGPUsOnNode, envStepGPUs}
-		if to.batch {
+		if to.Batch {
 			unset = append(unset, envJobGPUs)
 		}
 	} else {
 		env = []string{name + "=" + strings.Join(all, ","), envGPUsOnNode + "=" + strconv.Itoa(len(all))}
-		if to.batch {
+		if to.Batch {
 			unset = []string{other}
 		}
 	}
 	for _, v := range gpuVariables(gpus) {
 		numbers := global[v]
-		if to.local {
+		if to.Local {
 			numbers = local[v]
 		}
 		if numbers == nil {

@@ -1,4 +1,4 @@
-package node
+package selection
 
 import (
 	"cmp"
@@ -11,7 +11,7 @@ import (
 )
 
 // gresPool shares generic resources: the node's among jobs, a job's among its
-// steps. It is not safe for concurrent use: the registry's lock guards it.
+// steps. It is not safe for concurrent use: the caller's lock guards it.
 type gresPool struct{ items []gresItem }
 
 // gresItem is one device, or an amount of what is only counted.
