@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/internal/quickjson"
 )
 
 const (
@@ -64,7 +65,7 @@ func call[Reply any](ctx context.Context, c *Client, verb string, in request) (*
 		return nil, err
 	}
 	out := new(Reply)
-	if err := json.Unmarshal(body, out); err != nil {
+	if err := quickjson.Unmarshal(body, out); err != nil {
 		return nil, x.garbled(err.Error())
 	}
 	return out, nil
@@ -95,7 +96,7 @@ func (c *Client) lines(ctx context.Context, verb string, in request) iter.Seq2[L
 // caller closes the exchange.
 func (c *Client) begin(ctx context.Context, verb string, in request) (*exchange, error) {
 	in.Stamp()
-	body, err := json.Marshal(in)
+	body, err := quickjson.Marshal(in)
 	if err != nil {
 		return nil, fmt.Errorf("cannot encode the request: %w", err)
 	}
@@ -140,7 +141,7 @@ func (x *exchange) ask(verb, program string, body []byte) error {
 		return err
 	}
 	var r Refusal
-	if json.Unmarshal(doc, &r) != nil || r.Error == nil || r.Error.Code == "" {
+	if quickjson.Unmarshal(doc, &r) != nil || r.Error == nil || r.Error.Code == "" {
 		return Errorf(Unknown, "noded has answered with the HTTP status %d", x.head.status)
 	}
 	return r.Error
@@ -191,7 +192,7 @@ func (x *exchange) line() (Line, error) {
 		return Line{}, x.broken(err)
 	}
 	var line Line
-	if err := json.Unmarshal(text, &line); err != nil {
+	if err := quickjson.Unmarshal(text, &line); err != nil {
 		return Line{}, x.garbled(err.Error())
 	}
 	return line, nil

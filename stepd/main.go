@@ -6,7 +6,6 @@ package stepd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,6 +25,7 @@ import (
 	"stepd/eventlog"
 	"stepd/internal/build"
 	"stepd/internal/linux"
+	"stepd/internal/quickjson"
 	"stepd/mpi/spawn"
 	"stepd/step"
 	"stepd/stepd/wire"
@@ -236,7 +236,7 @@ func readSpec() (*step.Spec, error) {
 		return nil, fmt.Errorf("cannot read the step's spec from descriptor %d: %w (stepd is started by noded)", stepapi.FDSpec, err)
 	}
 	spec := new(step.Spec)
-	if err := json.Unmarshal(b, spec); err != nil {
+	if err := quickjson.Unmarshal(b, spec); err != nil {
 		return nil, fmt.Errorf("cannot parse the step's spec: %w", err)
 	}
 	if err := spec.Unpack(); err != nil {
@@ -266,7 +266,7 @@ func listener() (*net.UnixListener, error) {
 
 // leaveResult writes the record where noded will look for it, whole or not at all.
 func leaveResult(path string, rec *step.Record) error {
-	b, err := json.Marshal(rec)
+	b, err := quickjson.Marshal(rec)
 	if err != nil {
 		return fmt.Errorf("cannot encode the result of step %s: %w", rec.ID, err)
 	}

@@ -2,7 +2,6 @@ package stepapi
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/internal/quickjson"
 )
 
 const (
@@ -88,7 +89,7 @@ func (c *Conn) Send(m *Msg, fds ...int) error {
 	if len(fds) > FDsMax {
 		return fmt.Errorf("cannot send %q record: %d descriptors, at most %d", m.Type, len(fds), FDsMax)
 	}
-	b, err := json.Marshal(m)
+	b, err := quickjson.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("cannot encode %q record: %v", m.Type, err)
 	}
@@ -98,7 +99,7 @@ func (c *Conn) Send(m *Msg, fds ...int) error {
 			return err
 		}
 		defer mfd.Close()
-		if b, err = json.Marshal(envelope{Memfd: int64(len(b))}); err != nil {
+		if b, err = quickjson.Marshal(envelope{Memfd: int64(len(b))}); err != nil {
 			return err
 		}
 		fds = append([]int{int(mfd.Fd())}, fds...)
@@ -201,7 +202,7 @@ func checkSealed(fd int) error {
 func decode(b []byte, fds []int, limit int64) (*Msg, []int, error) {
 	var env envelope
 	if bytes.HasPrefix(b, envelopeStart) {
-		if err := json.Unmarshal(b, &env); err != nil {
+		if err := quickjson.Unmarshal(b, &env); err != nil {
 			return nil, nil, fmt.Errorf("cannot parse record: %v", err)
 		}
 	}
@@ -220,7 +221,7 @@ func decode(b []byte, fds []int, limit int64) (*Msg, []int, error) {
 		b, fds = data, fds[1:]
 	}
 	m := new(Msg)
-	if err := json.Unmarshal(b, m); err != nil {
+	if err := quickjson.Unmarshal(b, m); err != nil {
 		return nil, nil, fmt.Errorf("cannot parse record: %v", err)
 	}
 	return m, fds, nil
