@@ -42,18 +42,22 @@ func holdsStructs(t reflect.Type) bool {
 
 func decodeStruct(doc []byte, v reflect.Value) error {
 	o := objectOf(v.Type())
+	next := 0
 	return items(doc, func(key, value []byte) error {
-		name := string(key[1 : len(key)-1])
-		if bytes.IndexByte(key, '\\') >= 0 {
-			if err := json.Unmarshal(key, &name); err != nil {
+		name := key[1 : len(key)-1]
+		if bytes.IndexByte(name, '\\') >= 0 {
+			var unescaped string
+			if err := json.Unmarshal(key, &unescaped); err != nil {
 				return err
 			}
+			name = []byte(unescaped)
 		}
-		i, known := o.byName[name]
-		if !known {
+		i := o.find(name, next)
+		if i < 0 {
 			return nil
 		}
-		if err := decode(value, v.FieldByIndex(o.fields[i].index)); err != nil {
+		next = i + 1
+		if err := decode(value, v.FieldByIndex(o[i].index)); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil

@@ -59,8 +59,8 @@ func appendStruct(b []byte, v reflect.Value) (_ []byte, err error) {
 	b = append(b, '{')
 	first := true
 	o := objectOf(v.Type())
-	for i := range o.fields {
-		f := &o.fields[i]
+	for i := range o {
+		f := &o[i]
 		value := v.FieldByIndex(f.index)
 		if f.omitEmpty && empty(value) || f.omitZero && zero(value) {
 			continue
@@ -69,7 +69,7 @@ func appendStruct(b []byte, v reflect.Value) (_ []byte, err error) {
 			b = append(b, ',')
 		}
 		first = false
-		if b, err = appendValue(append(b, f.key...), value); err != nil {
+		if b, err = appendValue(append(appendString(b, f.name), ':'), value); err != nil {
 			return nil, err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -20,39 +21,36 @@ import (
 // field is a field of a struct, or of one that is embedded in it.
 type field struct {
 	name      string
-	key       []byte // `"name":`
 	index     []int
 	omitEmpty bool
 	omitZero  bool
 }
 
-// object is what a struct is as JSON.
-type object struct {
-	fields []field        // in the order of encoding/json
-	byName map[string]int // index of fields
-}
+// object is the fields of a struct, in the order of encoding/json.
+type object []field
 
-var objects sync.Map // reflect.Type to *object
+var objects sync.Map // reflect.Type to object
 
-func objectOf(t reflect.Type) *object {
+func objectOf(t reflect.Type) object {
 	if o, ok := objects.Load(t); ok {
-		return o.(*object)
+		return o.(object)
 	}
-	o := &object{byName: make(map[string]int, t.NumField())}
-	o.add(t, nil)
+	o := make(object, 0, t.NumField()).add(t, nil)
 	objects.Store(t, o)
 	return o
 }
 
-// add adds the fields of t, which is embedded at index. Of two fields of one name the one that is
-// less deep is the struct's (the language's rule for embedded fields).
-func (o *object) add(t reflect.Type, index []int) {
+// add adds the fields of t, which is embedded at index.
+func (o object) add(t reflect.Type, index []int) object {
 	for i := range t.NumField() {
 		sf := t.Field(i)
+		at := sf.Index
+		if len(index) > 0 {
+			at = slices.Concat(index, at)
+		}
 		tag := sf.Tag.Get("json")
-		at := append(index[:len(index):len(index)], i)
 		if sf.Anonymous && tag == "" {
-			o.add(sf.Type, at)
+			o = o.add(sf.Type, at)
 			continue
 		}
 		if !sf.IsExported() || tag == "-" {
@@ -62,17 +60,26 @@ func (o *object) add(t reflect.Type, index []int) {
 		if name == "" {
 			name = sf.Name
 		}
-		f := field{name: name, key: append(appendString(nil, name), ':'), index: at,
-			omitEmpty: strings.Contains(options, "omitempty"), omitZero: strings.Contains(options, "omitzero")}
-		if k, twice := o.byName[name]; twice {
-			if len(at) < len(o.fields[k].index) {
-				o.fields[k] = f
-			}
+		// Of two fields of one name the one that is less deep is the struct's.
+		if k := o.find([]byte(name), len(o)); k >= 0 && len(o[k].index) <= len(at) {
 			continue
+		} else if k >= 0 {
+			o = slices.Delete(o, k, k+1)
 		}
-		o.byName[name] = len(o.fields)
-		o.fields = append(o.fields, f)
+		o = append(o, field{name, at, strings.Contains(options, "omitempty"), strings.Contains(options, "omitzero")})
 	}
+	return o
+}
+
+// find returns the field of a name, which is mostly the one at next: documents have the order of
+// the struct.
+func (o object) find(name []byte, next int) int {
+	for i := range o {
+		if k := (next + i) % len(o); o[k].name == string(name) {
+			return k
+		}
+	}
+	return -1
 }
 
 var (
