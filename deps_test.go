@@ -52,6 +52,8 @@ var importRules = map[string]struct {
 	"stepd/node/child":         {[]string{"stepd/step", "stepd/internal/linux", "stepd/internal/printable", "stepd/eventlog"}, "starts programs, and does not know what for"},
 	"stepd/node/place":         {[]string{"stepd/node", "stepd/step", "stepd/proctrack", "stepd/proctrack/detect", "stepd/slurmconf", "stepd/task/cgroup", "stepd/task/device", "stepd/internal/linux"}, "implements node.Tracker and node.Limits by mechanisms: what only noded pays for"},
 	"stepd/node/selection":     {[]string{"stepd/step", "stepd/srunopt", "stepd/api"}, "plain data: chooses, and knows neither jobs' records nor steps' processes; the node document's lines are the API's"},
+	"stepd/node/pid1":          {[]string{"stepd/internal/linux"}, "noded as process 1: knows no step"},
+	"stepd/node/site":          {[]string{"stepd/..."}, "wires noded's mechanisms after the site's files"},
 	"stepd/node/fakestepd":     {[]string{"stepd/step", "stepd/api/stepapi", "stepd/srunopt", "stepd/eventlog"}, "a stepd for tests of noded"},
 	"stepd/metrics":            {[]string{"stepd/step", "stepd/node", "stepd/eventlog"}, "counts what a node tells, for Prometheus: what only noded pays for"},
 	"stepd/eventlog":           {[]string{"stepd/step", "stepd/internal/printable"}, "lines of a step's event log, and what it looks like: vocabulary, beside step"},

@@ -22,6 +22,8 @@ import (
 	"stepd/internal/build"
 	"stepd/internal/manual"
 	"stepd/node"
+	"stepd/node/pid1"
+	"stepd/node/site"
 )
 
 func main() {
@@ -30,7 +32,7 @@ func main() {
 	if again, ok := errors.AsType[errReload](err); ok {
 		err = again.begin()
 	}
-	if code, only := errors.AsType[errExit](err); only {
+	if code, only := errors.AsType[pid1.Exit](err); only {
 		os.Exit(int(code))
 	}
 	if err != nil {
@@ -42,7 +44,7 @@ func main() {
 // sayLast says why noded ends, in the form of its log.
 func sayLast(c *cobra.Command, err error) {
 	if f := c.Flags().Lookup("log-format"); f != nil && f.Value.String() == "json" {
-		if log, lerr := newLog(options{logFormat: "json"}); lerr == nil {
+		if log, lerr := site.NewLog(site.Options{LogFormat: "json"}); lerr == nil {
 			log.WithField("source", "noded").Error(err)
 			return
 		}
@@ -52,15 +54,10 @@ func sayLast(c *cobra.Command, err error) {
 
 // options are the command line.
 type options struct {
-	file      string
-	runDir    string
-	spoolDir  string
-	logFormat string
+	site.Options
 	private   string
-	node      string
 	check     bool
 	checkConf bool
-	verbose   bool
 	manual    bool
 }
 
@@ -79,27 +76,31 @@ func command() *cobra.Command {
 				return err
 			}
 			if o.checkConf {
-				return check(c.OutOrStdout(), o)
+				return site.Check(c.OutOrStdout(), o.Options)
 			}
 			if o.check {
-				return diagnose(c.OutOrStdout(), o)
+				return site.Diagnose(c.OutOrStdout(), o.Options)
 			}
 			if os.Getpid() == 1 {
-				return runFirst(o)
+				log, err := site.NewLog(o.Options)
+				if err != nil {
+					return err
+				}
+				return pid1.Run(log)
 			}
 			return run(o)
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&o.file, "file", "f", "", "configuration `FILE` (default $SLURM_CONF, else /etc/stepd/slurm.conf, else none)")
-	f.StringVar(&o.runDir, "run-dir", "", "`DIR`ectory for sockets (default /run/stepd)")
-	f.StringVar(&o.spoolDir, "spool-dir", "", "`DIR`ectory for state (default SlurmdSpoolDir/stepd, else /var/spool/stepd)")
-	f.StringVarP(&o.node, "node-name", "N", "", "this node's `NAME` in the configuration (default: this host's)")
+	f.StringVarP(&o.File, "file", "f", "", "configuration `FILE` (default $SLURM_CONF, else /etc/stepd/slurm.conf, else none)")
+	f.StringVar(&o.RunDir, "run-dir", "", "`DIR`ectory for sockets (default /run/stepd)")
+	f.StringVar(&o.SpoolDir, "spool-dir", "", "`DIR`ectory for state (default SlurmdSpoolDir/stepd, else /var/spool/stepd)")
+	f.StringVarP(&o.Node, "node-name", "N", "", "this node's `NAME` in the configuration (default: this host's)")
 	f.StringVar(&o.private, "private", "", "live below `DIR` and as long as standard input is open; then end all steps and remove DIR")
-	f.StringVar(&o.logFormat, "log-format", "text", "`FORMAT` of the log: text or json")
+	f.StringVar(&o.LogFormat, "log-format", "text", "`FORMAT` of the log: text or json")
 	f.BoolVar(&o.check, "check", false, "check the configuration and this host, print mistakes with their remedies and the keys that are ignored, and exit")
 	f.BoolVar(&o.checkConf, "check-config", false, "check the configuration alone, and exit: a reload and an upgrade ask so first")
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "log more")
+	f.BoolVarP(&o.Verbose, "verbose", "v", false, "log more")
 	f.BoolP("version", "V", false, "print the version and exit")
 	c.SetVersionTemplate("{{.Version}}\n")
 	f.BoolVar(&o.manual, "manual", false, "print the man page, for make install")
@@ -119,7 +120,7 @@ func run(o options) error {
 	}
 	var starter <-chan struct{}
 	if o.private != "" {
-		o.runDir, o.spoolDir = filepath.Join(o.private, "run"), filepath.Join(o.private, "spool")
+		o.RunDir, o.SpoolDir = filepath.Join(o.private, "run"), filepath.Join(o.private, "spool")
 		starter = endOfInput()
 		defer os.RemoveAll(o.private)
 	}
@@ -134,47 +135,47 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
-	log, err := newLog(o)
+	log, err := site.NewLog(o.Options)
 	if err != nil {
 		return err
 	}
-	var site *site
-	err = told(log, "the configuration", "bring the server of its file system back", func() (err error) {
-		site, err = loadSite(o)
+	var conf *site.Site
+	err = site.Told(log, "the configuration", "bring the server of its file system back", func() (err error) {
+		conf, err = site.Load(o.Options)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if err := site.mistakes(); err != nil {
+	if err := conf.Mistakes(); err != nil {
 		return err
 	}
-	logFile, err := site.logTo(log, o)
+	logFile, err := conf.LogTo(log, o.Options)
 	if err != nil {
 		return err
 	}
 	if logFile != nil {
 		defer logFile.Close()
 	}
-	site.warn(log)
-	plugins, fallbacks := watchPlugstack(site.lint(), log)
-	defer plugins.close()
-	cfg, err := site.config(log, logFile, plugins)
+	conf.Warn(log)
+	plugins, fallbacks := site.WatchPlugstack(conf.Lint(), log)
+	defer plugins.Close()
+	cfg, err := conf.Config(log, logFile, plugins)
 	if err != nil {
 		return err
 	}
 	cfg.Fallbacks = append(cfg.Fallbacks, fallbacks...)
-	return runNode(o, site, cfg, log, starter, listener)
+	return runNode(o, conf, cfg, log, starter, listener)
 }
 
 // runNode is the daemon's life from the opening of the spool on.
-func runNode(o options, site *site, cfg node.Config, log *logrus.Logger, starter <-chan struct{}, listener net.Listener) error {
-	page := newPage(site)
+func runNode(o options, conf *site.Site, cfg node.Config, log *logrus.Logger, starter <-chan struct{}, listener net.Listener) error {
+	page := site.NewPage(conf)
 	if page != nil {
-		cfg.Meter = page.metrics
+		cfg.Meter = page.Metrics
 	}
 	var n *node.Node
-	err := told(log, fmt.Sprintf("the spool %q or the run directory %q", site.spool, site.run), "its file system waits for a server or a disk: bring that back, or put it on a local file system", func() (err error) {
+	err := site.Told(log, fmt.Sprintf("the spool %q or the run directory %q", conf.Spool, conf.Run), "its file system waits for a server or a disk: bring that back, or put it on a local file system", func() (err error) {
 		n, err = node.New(cfg)
 		return err
 	})
@@ -182,16 +183,16 @@ func runNode(o options, site *site, cfg node.Config, log *logrus.Logger, starter
 		return err
 	}
 	// As soon as there is something to ask: it reports that noded is starting.
-	err = page.serve(n, log)
-	defer page.close()
+	err = page.Serve(n, log)
+	defer page.Close()
 	again := listener != nil
 	if err != nil && again {
 		err = goesOn(n, log, "the page of metrics", err)
 	}
-	var spank *slurmd
+	var spank *site.Slurmd
 	if err == nil {
 		// When the spool is known to be ours alone: plugins do things to the node.
-		spank, err = startSlurmd(site, log, n)
+		spank, err = site.StartSlurmd(conf, log, n)
 		if err != nil && again {
 			err = goesOn(n, log, "plugins in slurmd context", err)
 		}
@@ -201,8 +202,8 @@ func runNode(o options, site *site, cfg node.Config, log *logrus.Logger, starter
 		defer cancel()
 		return errors.Join(err, n.Close(ctx))
 	}
-	defer spank.stop()
-	s := &server{options: o, site: site, node: n, log: log, starter: starter, listener: listener}
+	defer spank.Stop()
+	s := &server{options: o, site: conf, node: n, log: log, starter: starter, listener: listener}
 	return s.serve()
 }
 
@@ -224,7 +225,7 @@ const (
 // server is a noded that serves.
 type server struct {
 	options options
-	site    *site
+	site    *site.Site
 	node    *node.Node
 	log     *logrus.Logger
 	// starter is closed with the one who started a private noded; nil of others.
@@ -247,7 +248,7 @@ func (s *server) serve() error {
 	// epilog, too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
-	err := told(s.log, fmt.Sprintf("the spool %q or the run directory %q", s.site.spool, s.site.run), "its file system waits for a server or a disk: bring that back, or put it on a local file system", func() error {
+	err := site.Told(s.log, fmt.Sprintf("the spool %q or the run directory %q", s.site.Spool, s.site.Run), "its file system waits for a server or a disk: bring that back, or put it on a local file system", func() error {
 		return s.node.Recover(context.Background())
 	})
 	if err == nil {

@@ -8,14 +8,12 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"stepd/node/site"
 	"strconv"
 	"syscall"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
-
-	"stepd/slurmconf"
 )
 
 // errReload is what run returns on SIGHUP: everything is put away, and the process is
@@ -86,58 +84,13 @@ func reapOld() {
 	}
 }
 
-// checkReload finds the mistakes for which noded would not begin anew: it goes on with
-// what it has then. now is what that is.
-func checkReload(o options, now *site, log *logrus.Logger) error {
-	s, err := loadSite(o)
-	if err != nil {
-		return err
-	}
-	if err := s.mistakes(); err != nil {
-		return err
-	}
-	if err := s.checkAddress(now); err != nil {
-		return err
-	}
-	for _, p := range s.stackProblems() {
-		if p.Severity == slurmconf.SeverityError {
-			return fmt.Errorf("cannot use the plugin stack: %s", p)
-		}
-	}
-	_, spankhost, err := programs()
-	if err != nil {
-		return err
-	}
-	// Nothing is made: the tracker is asked for nothing.
-	_, _, err = s.containers(nil, spankhost, log)
-	return err
-}
-
-// checkAddress finds that the address of the page of metrics cannot be listened at, unless
-// now has its port already: noded itself listens there.
-func (s *site) checkAddress(now *site) error {
-	address := s.conf.Stepd.MetricsListen
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil // none, or a socket
-	}
-	if _, own, err := net.SplitHostPort(now.conf.Stepd.MetricsListen); err == nil && own == port {
-		return nil
-	}
-	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", address)
-	if err != nil {
-		return fmt.Errorf("cannot listen at %q (MetricsListen): %w", address, err)
-	}
-	return l.Close()
-}
-
 // reload is what SIGHUP asks for: nil is that noded is to begin anew. A private noded
 // lives as long as its starter, and has no files that anybody would change.
 func (s *server) reload() *errReload {
 	if s.starter != nil {
 		return nil
 	}
-	if err := checkReload(s.options, s.site, s.log); err != nil {
+	if err := site.CheckReload(s.options.Options, s.site, s.log); err != nil {
 		s.log.Errorf("cannot reload: %v; noded goes on with the configuration that it has", err)
 		return nil
 	}

@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"bytes"
@@ -21,9 +21,9 @@ func TestEveryStackLineWrong(t *testing.T) {
 	}
 	text := write(t, filepath.Join(dir, "text.so"), "no plugin\n")
 	stack, part := filepath.Join(dir, "plugstack.conf"), filepath.Join(dir, "part.conf")
-	o := options{file: write(t, filepath.Join(dir, "slurm.conf"), "PlugStackConfig="+stack+"\n"), runDir: dir, spoolDir: dir}
+	o := Options{File: write(t, filepath.Join(dir, "slurm.conf"), "PlugStackConfig="+stack+"\n"), RunDir: dir, SpoolDir: dir}
 	write(t, stack, "# one\n\n# three\n")
-	now, err := loadSite(o)
+	now, err := Load(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestEveryStackLineWrong(t *testing.T) {
 				write(t, part, "")
 				write(t, file, "# one\n\n"+c.line+"\n")
 				at := fmt.Sprintf("%s:3: ", file)
-				s, err := loadSite(o)
+				s, err := Load(o)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -73,7 +73,7 @@ func TestEveryStackLineWrong(t *testing.T) {
 				if _, remedy, _ := strings.Cut(line, "; "); remedy == "" {
 					t.Errorf("no remedy: %q", line)
 				}
-				if err := checkReload(o, now, silent()); err == nil || err.Error()+"\n" != "cannot use the plugin stack: "+strings.TrimPrefix(line, "error: ") {
+				if err := CheckReload(o, now, silent()); err == nil || err.Error()+"\n" != "cannot use the plugin stack: "+strings.TrimPrefix(line, "error: ") {
 					t.Errorf("a reload: %v\nnoded --check: %s", err, line)
 				}
 			})

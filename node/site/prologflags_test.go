@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"testing"
@@ -13,7 +13,7 @@ func TestPrologFlags(t *testing.T) {
 		"Alloc": {alloc: true}, "contain": {alloc: true}, "X11": {alloc: true}, "DeferBatch": {alloc: true}, "RunInJob": {alloc: true},
 		"ForceRequeueOnFail": {alloc: true}, "NoHold": {noHold: true}, "Serial": {serial: true}, "": {},
 	} {
-		s := &site{conf: &slurmconf.Config{PrologFlags: []string{flag}}}
+		s := &Site{conf: &slurmconf.Config{PrologFlags: []string{flag}}}
 		got := s.scripts()
 		if is := (meaning{got.AtAlloc, got.NoHold, got.Serial}); is != want {
 			t.Errorf("%s means %+v, want %+v", flag, is, want)

@@ -1,4 +1,11 @@
-package main
+// Package site says what a site's files mean for its node: it reads them with the command
+// line (Load), finds the mistakes in them and on the host (Check, Diagnose), wires a node.Config
+// with the mechanisms that they choose (Site.Config), and runs what of the plugin stack, the log and
+// the page of metrics is noded's own.
+//
+// It does not parse the files, which is package slurmconf's part, and it serves no request.
+// Begin with Load and Site.Config.
+package site
 
 import (
 	"errors"
@@ -18,11 +25,22 @@ const (
 	defaultRun  = "/run/stepd"
 )
 
-// site is what the command line and the site's files say.
-type site struct {
-	conf       *slurmconf.Config
-	problems   []slurmconf.Problem
-	run, spool string
+// Options are the parts of the command line that change what the files say.
+type Options struct {
+	File      string // -f; "" is $SLURM_CONF, else the default
+	RunDir    string // "" is the default
+	SpoolDir  string // "" is what the files say
+	LogFormat string // "text" or "json"
+	Node      string // the node's name in the files; "" is the host's
+	Verbose   bool
+}
+
+// Site is what the command line and the site's files say.
+type Site struct {
+	conf     *slurmconf.Config
+	problems []slurmconf.Problem
+	// Run and Spool are the directories, absolute.
+	Run, Spool string
 	hostname   string // as the kernel has it, with a domain or without
 	// drain are the reasons to drain the node at start.
 	drain []string
@@ -47,10 +65,10 @@ func confFile(flag string) (string, error) {
 	return filepath.Abs(file)
 }
 
-// loadSite reads the files and puts the flags over them. What is
+// Load reads the files and puts the flags over them. What is
 // wrong in the files is in problems.
-func loadSite(o options) (*site, error) {
-	file, err := confFile(o.file)
+func Load(o Options) (*Site, error) {
+	file, err := confFile(o.File)
 	if err != nil {
 		return nil, err
 	}
@@ -58,19 +76,19 @@ func loadSite(o options) (*site, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the host's name: %w", err)
 	}
-	conf, problems, err := slurmconf.LoadAs(file, host, o.node, mpi.Names()...)
+	conf, problems, err := slurmconf.LoadAs(file, host, o.Node, mpi.Names()...)
 	if err != nil {
 		return nil, err
 	}
 	if file == "" {
 		problems = append(problems, unread(filepath.Dir(defaultFile))...)
 	}
-	s := &site{conf: conf, problems: problems, run: defaultRun, spool: conf.SpoolDir, hostname: host}
+	s := &Site{conf: conf, problems: problems, Run: defaultRun, Spool: conf.SpoolDir, hostname: host}
 	s.checkValues()
 	for _, d := range []struct {
 		flag string
 		dir  *string
-	}{{o.runDir, &s.run}, {o.spoolDir, &s.spool}} {
+	}{{o.RunDir, &s.Run}, {o.SpoolDir, &s.Spool}} {
 		if d.flag != "" {
 			*d.dir = d.flag
 		}
@@ -100,7 +118,7 @@ func unread(dir string) (problems []slurmconf.Problem) {
 
 // checkValues finds what only noded knows: values that other nodes may have,
 // and this one has not.
-func (s *site) checkValues() {
+func (s *Site) checkValues() {
 	devices, missing := s.conf.CheckDevices()
 	s.problems = append(s.problems, devices...)
 	s.drain = append(slices.Clone(s.conf.DrainReasons), missing...)
@@ -117,7 +135,7 @@ func (s *site) checkValues() {
 }
 
 // checkProgram warns of a program that could not be run when it is needed.
-func (s *site) checkProgram(key, path string) {
+func (s *Site) checkProgram(key, path string) {
 	if path == "" {
 		return
 	}
@@ -136,7 +154,7 @@ func (s *site) checkProgram(key, path string) {
 }
 
 // warn logs what is doubtful and has a meaning all the same.
-func (s *site) warn(log *logrus.Logger) {
+func (s *Site) Warn(log *logrus.Logger) {
 	for _, p := range s.problems {
 		if p.Severity == slurmconf.SeverityWarning {
 			log.Warn(p)
@@ -144,9 +162,9 @@ func (s *site) warn(log *logrus.Logger) {
 	}
 }
 
-// mistakes are the problems that noded does not start with: a node that does
+// Mistakes are the problems that noded does not start with: a node that does
 // something else than its file says is worse than none.
-func (s *site) mistakes() error {
+func (s *Site) Mistakes() error {
 	var found []slurmconf.Problem
 	for _, p := range s.problems {
 		if p.Severity == slurmconf.SeverityError {
@@ -162,10 +180,10 @@ func (s *site) mistakes() error {
 	return fmt.Errorf("cannot use configuration: %s (and %d more: noded --check lists them)", found[0], len(found)-1)
 }
 
-// logTo moves the log where the site wants it, and sets its level. The file is
+// LogTo moves the log where the site wants it, and sets its level. The file is
 // nil for stderr.
-func (s *site) logTo(log *logrus.Logger, o options) (*os.File, error) {
-	if !o.verbose {
+func (s *Site) LogTo(log *logrus.Logger, o Options) (*os.File, error) {
+	if !o.Verbose {
 		log.SetLevel(levelOf(s.conf.SlurmdDebug))
 	}
 	if s.conf.SlurmdLogFile == "" {

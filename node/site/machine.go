@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"bufio"
@@ -68,7 +68,7 @@ func (m *machine) fallbacks() (out []node.Fallback) {
 	return out
 }
 
-func (s *site) machine(log *logrus.Logger) (*machine, error) {
+func (s *Site) machine(log *logrus.Logger) (*machine, error) {
 	cpus, bindable, err := s.cpus()
 	if err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func (s *site) machine(log *logrus.Logger) (*machine, error) {
 // cpus are the node's CPU numbers. NodeName CPUs= is believed, above the
 // hardware too: then the numbers are no longer the machine's, and
 // nothing can be bound to them.
-func (s *site) cpus() (cpus []int, bindable bool, err error) {
+func (s *Site) cpus() (cpus []int, bindable bool, err error) {
 	cpus, err = machineCPUs()
 	want := s.conf.Node.CPUs
 	switch {

@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"errors"
@@ -8,27 +8,27 @@ import (
 	"stepd/slurmconf"
 )
 
-// check is `noded --check-config`, and the first half of `noded --check`: it prints
+// Check is `noded --check-config`, and the first half of `noded --check`: it prints
 // every mistake with file and line, lists the keys that are ignored, and fails when
 // there is a mistake.
-func check(out io.Writer, o options) error {
-	s, err := loadSite(o)
+func Check(out io.Writer, o Options) error {
+	s, err := Load(o)
 	if err != nil {
 		return err
 	}
 	return s.check(out)
 }
 
-// diagnose is check, and what the host has to say.
-func diagnose(out io.Writer, o options) error {
-	s, err := loadSite(o)
+// Diagnose is check, and what the host has to say.
+func Diagnose(out io.Writer, o Options) error {
+	s, err := Load(o)
 	if err != nil {
 		return err
 	}
 	return errors.Join(s.check(out), s.examine(out))
 }
 
-func (s *site) check(out io.Writer) error {
+func (s *Site) check(out io.Writer) error {
 	mistakes := 0
 	for _, p := range append(s.problems, s.stackProblems()...) {
 		if p.Severity == slurmconf.SeverityError {

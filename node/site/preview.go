@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"cmp"
@@ -14,7 +14,7 @@ import (
 )
 
 // preview returns what the tasks of a step would see, by the same plan as stepd's.
-func (s *site) preview(spec *step.Spec, d *step.DryRun) error {
+func (s *Site) preview(spec *step.Spec, d *step.DryRun) error {
 	plan, err := task.MakePlan(spec)
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func (s *site) preview(spec *step.Spec, d *step.DryRun) error {
 }
 
 // mountWords are what the job's container does to the tasks' view of the files.
-func (s *site) mountWords(spec *step.Spec) (out []string) {
+func (s *Site) mountWords(spec *step.Spec) (out []string) {
 	if spec.Container == "none" {
 		return nil
 	}

@@ -1,4 +1,6 @@
-package main
+// Package pid1 is noded as process 1 of a container: it starts noded once more as its child,
+// reaps what loses its parent, and starts noded again when it crashes. Begin with Run.
+package pid1
 
 import (
 	"errors"
@@ -24,24 +26,20 @@ const (
 	crashPause  = 100 * time.Millisecond
 )
 
-// errExit ends this process with a code, and nothing more is said.
-type errExit int
+// Exit ends this process with a code, and nothing more is said.
+type Exit int
 
-func (e errExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+func (e Exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// runFirst is the life of process 1, which noded is as the entry point of a container.
+// Run is the life of process 1, which noded is as the entry point of a container.
 // An orphan becomes its child and has to be reaped, and with its end the
 // kernel kills all that runs in the container, without a message. So process 1
 // does nothing but that, and noded is its child: the end of that one is none of the steps'
 // until the container is to end, and then they have the time that it has (`podman stop
 // --time`) to end by SIGTERM as when a host goes down.
-func runFirst(o options) error {
+func Run(log *logrus.Logger) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("cannot make process 1 undumpable: %w", err)
-	}
-	log, err := newLog(o)
-	if err != nil {
-		return err
 	}
 	f := &first{log: log, signals: make(chan os.Signal, 4), reaper: linux.NewReaper(nil, nil), pause: crashPause}
 	defer f.reaper.Close()
@@ -60,11 +58,11 @@ func (f *first) run() error {
 		f.end()
 		switch {
 		case err != nil:
-			return errExit(1) // again has reported why
+			return Exit(1) // again has reported why
 		case status.Signaled():
-			return errExit(128 + int(status.Signal()))
+			return Exit(128 + int(status.Signal()))
 		}
-		return errExit(status.ExitStatus())
+		return Exit(status.ExitStatus())
 	}
 }
 

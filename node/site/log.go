@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"fmt"
@@ -9,19 +9,19 @@ import (
 	"stepd/eventlog"
 )
 
-// newLog makes the log, on stderr.
-func newLog(o options) (*logrus.Logger, error) {
+// NewLog makes the log, on stderr.
+func NewLog(o Options) (*logrus.Logger, error) {
 	log := logrus.New()
 	log.SetOutput(os.Stderr)
-	switch o.logFormat {
+	switch o.LogFormat {
 	case "text":
 		log.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: "2006-01-02T15:04:05.000Z07:00"})
 	case "json":
 		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: eventlog.LogTime})
 	default:
-		return nil, fmt.Errorf("cannot log as %q: --log-format is text or json", o.logFormat)
+		return nil, fmt.Errorf("cannot log as %q: --log-format is text or json", o.LogFormat)
 	}
-	if o.verbose {
+	if o.Verbose {
 		log.SetLevel(logrus.DebugLevel)
 	}
 	return log, nil

@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"context"
@@ -14,22 +14,24 @@ import (
 	"stepd/node"
 )
 
-// metricsPage is the page of metrics; nil where the site wants none.
-type metricsPage struct {
-	metrics *metrics.Metrics
+// MetricsPage is the page of metrics; nil where the site wants none.
+type MetricsPage struct {
+	Metrics *metrics.Metrics
 	address string // "IP:PORT", or "unix"
 	run     string
 	server  *metrics.Server
 }
 
-func newPage(s *site) *metricsPage {
+// NewPage returns nil where the site wants no page.
+func NewPage(s *Site) *MetricsPage {
 	if s.conf.Stepd.MetricsListen == "" {
 		return nil
 	}
-	return &metricsPage{metrics: metrics.New(), address: s.conf.Stepd.MetricsListen, run: s.run}
+	return &MetricsPage{Metrics: metrics.New(), address: s.conf.Stepd.MetricsListen, run: s.Run}
 }
 
-func (p *metricsPage) serve(n *node.Node, log *logrus.Logger) error {
+// Serve listens, and serves until Close; on nil it does nothing.
+func (p *MetricsPage) Serve(n *node.Node, log *logrus.Logger) error {
 	if p == nil {
 		return nil
 	}
@@ -37,8 +39,8 @@ func (p *metricsPage) serve(n *node.Node, log *logrus.Logger) error {
 	if err != nil {
 		return fmt.Errorf("cannot serve metrics at %q (MetricsListen): %w", p.address, err)
 	}
-	p.metrics.Watch(n)
-	p.server = p.metrics.Serve(l, n.NotReady, func(err error) { log.Error(err) })
+	p.Metrics.Watch(n)
+	p.server = p.Metrics.Serve(l, n.NotReady, func(err error) { log.Error(err) })
 	log.Infof("serving metrics at %s", l.Addr())
 	return nil
 }
@@ -46,7 +48,7 @@ func (p *metricsPage) serve(n *node.Node, log *logrus.Logger) error {
 // metricsSocket is the page's name in the run directory, which noded has locked.
 const metricsSocket = "metrics.sock"
 
-func (p *metricsPage) listen() (net.Listener, error) {
+func (p *MetricsPage) listen() (net.Listener, error) {
 	if p.address != "unix" {
 		return new(net.ListenConfig).Listen(context.Background(), "tcp", p.address)
 	}
@@ -72,7 +74,8 @@ func (p *metricsPage) listen() (net.Listener, error) {
 	return l, nil
 }
 
-func (p *metricsPage) close() {
+// Close ends Serve; it may be called on nil.
+func (p *MetricsPage) Close() {
 	if p == nil || p.server == nil {
 		return
 	}

@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"bytes"
@@ -89,7 +89,7 @@ func TestLookDir(t *testing.T) {
 func TestProbesAreBounded(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
-	f := new(site).ask(probe{"spool", func(*site) []finding { <-hang; return nil }}, 10*time.Millisecond)
+	f := new(Site).ask(probe{"spool", func(*Site) []finding { <-hang; return nil }}, 10*time.Millisecond)
 	if len(f) != 1 || f[0].severity != slurmconf.SeverityError || !strings.Contains(f[0].String(), "error: spool: no answer within") {
 		t.Errorf("got %v", f)
 	}

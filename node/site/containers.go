@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"fmt"
@@ -15,12 +15,12 @@ import (
 )
 
 // containers makes the job container plugin that the site wants.
-func (s *site) containers(tracker node.Tracker, spankhost string, log *logrus.Logger) (node.Containers, string, error) {
+func (s *Site) containers(tracker node.Tracker, spankhost string, log *logrus.Logger) (node.Containers, string, error) {
 	kind := s.conf.JobContainerType
 	if kind == "none" {
 		return jobcontainer.None{}, kind, nil
 	}
-	tag, err := proctrack.RootName(s.spool)
+	tag, err := proctrack.RootName(s.Spool)
 	if err != nil {
 		return nil, "", err
 	}
@@ -30,7 +30,7 @@ func (s *site) containers(tracker node.Tracker, spankhost string, log *logrus.Lo
 		Shared: c.Shared, EntireStepInNS: c.EntireStepInNS,
 		CloneNSScript: c.CloneNSScript, CloneNSScriptWait: c.CloneNSScriptWait,
 		CloneNSEpilog: c.CloneNSEpilog, CloneNSEpilogWait: c.CloneNSEpilogWait,
-		RunDir: filepath.Join(s.run, "jobs"), NodeTag: strings.TrimPrefix(tag, "stepd-"),
+		RunDir: filepath.Join(s.Run, "jobs"), NodeTag: strings.TrimPrefix(tag, "stepd-"),
 		NodeName: s.conf.Node.Name, HostName: s.hostname, SlurmConf: s.conf.File,
 		Warn: func(err error) { log.Warnf("%v", err) },
 	}
@@ -54,7 +54,7 @@ func keeperPlace(tracker node.Tracker, job uint32) (jobcontainer.Place, error) {
 
 // checkHidden warns of directories of noded's that no task sees, since each job has
 // one of its own in the place of one above them.
-func (s *site) checkHidden() {
+func (s *Site) checkHidden() {
 	if s.conf.JobContainerType == "none" {
 		return
 	}
@@ -63,8 +63,8 @@ func (s *site) checkHidden() {
 		dirs = []string{"/tmp", "/dev/shm"}
 	}
 	for _, own := range []struct{ what, dir, lost, remedy string }{
-		{"run", s.run, "stepctl in a job does not reach noded", "--run-dir names another one"},
-		{"spool", s.spool, "batch scripts are not found", "--spool-dir, or SlurmdSpoolDir, names another one"},
+		{"run", s.Run, "stepctl in a job does not reach noded", "--run-dir names another one"},
+		{"spool", s.Spool, "batch scripts are not found", "--spool-dir, or SlurmdSpoolDir, names another one"},
 	} {
 		for _, d := range dirs {
 			if rel, err := filepath.Rel(d, own.dir); err != nil || !filepath.IsLocal(rel) {

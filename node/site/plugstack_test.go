@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"bytes"
@@ -52,14 +52,14 @@ func remove(t *testing.T, path string) {
 	}
 }
 
-func watched(t *testing.T, stack string) (p *plugstack, file string, log *safeBuffer, fallbacks []node.Fallback) {
+func watched(t *testing.T, stack string) (p *Plugstack, file string, log *safeBuffer, fallbacks []node.Fallback) {
 	t.Helper()
 	file = write(t, filepath.Join(t.TempDir(), "plugstack.conf"), stack)
 	log = &safeBuffer{}
 	l := logrus.New()
 	l.SetOutput(log)
-	p, fallbacks = watchPlugstack(lint.Config{Plugstack: file, Host: "/nonexistent/spankhost"}, l)
-	t.Cleanup(p.close)
+	p, fallbacks = WatchPlugstack(lint.Config{Plugstack: file, Host: "/nonexistent/spankhost"}, l)
+	t.Cleanup(p.Close)
 	return p, file, log, fallbacks
 }
 
@@ -111,8 +111,8 @@ func TestPlugstackFollowsDirectories(t *testing.T) {
 	log := &safeBuffer{}
 	l := logrus.New()
 	l.SetOutput(log)
-	p, _ := watchPlugstack(lint.Config{Plugstack: filepath.Join(link, "plugstack.conf")}, l)
-	defer p.close()
+	p, _ := WatchPlugstack(lint.Config{Plugstack: filepath.Join(link, "plugstack.conf")}, l)
+	defer p.Close()
 	log.told(t, "word_of_a", 1)
 	if err := os.Symlink("b", link+".new"); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"context"
@@ -31,10 +31,10 @@ const (
 const plugstackEvents = unix.IN_CLOSE_WRITE | unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
 
-// plugstack keeps an eye on the plugin stack: it checks it at the start and
+// Plugstack keeps an eye on the plugin stack: it checks it at the start and
 // whenever one of its files or directories has changed, reports each finding
 // once, and has the stack ready for the node document.
-type plugstack struct {
+type Plugstack struct {
 	config lint.Config
 	log    *logrus.Logger
 
@@ -46,11 +46,11 @@ type plugstack struct {
 	wg     sync.WaitGroup
 }
 
-// watchPlugstack checks the stack and watches it from now on. Where the kernel
+// WatchPlugstack checks the stack and watches it from now on. Where the kernel
 // gives no watch, that is a fallback, and the stack is checked on
 // request.
-func watchPlugstack(config lint.Config, log *logrus.Logger) (*plugstack, []node.Fallback) {
-	p := &plugstack{config: config, log: log, told: map[string]bool{}}
+func WatchPlugstack(config lint.Config, log *logrus.Logger) (*Plugstack, []node.Fallback) {
+	p := &Plugstack{config: config, log: log, told: map[string]bool{}}
 	report := p.current()
 	events, err := p.watch(report)
 	if err != nil {
@@ -62,8 +62,8 @@ func watchPlugstack(config lint.Config, log *logrus.Logger) (*plugstack, []node.
 	return p, nil
 }
 
-// close ends the watch.
-func (p *plugstack) close() {
+// Close ends the watch.
+func (p *Plugstack) Close() {
 	p.mu.Lock()
 	p.closed = true
 	if p.events != nil {
@@ -75,7 +75,7 @@ func (p *plugstack) close() {
 
 // current is the report as of now: the stack is checked again if something has
 // changed.
-func (p *plugstack) current() *lint.Report {
+func (p *Plugstack) current() *lint.Report {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.report == nil || p.report.Stale() {
@@ -86,7 +86,7 @@ func (p *plugstack) current() *lint.Report {
 }
 
 // tell logs the findings that are new. p.mu is held.
-func (p *plugstack) tell() {
+func (p *Plugstack) tell() {
 	stand := map[string]bool{}
 	for _, f := range p.report.Findings {
 		line := fmt.Sprintf("plugstack: %s: %s", f.Where(), f.What())
@@ -106,7 +106,7 @@ func (p *plugstack) tell() {
 }
 
 // watch watches all that the report rests on.
-func (p *plugstack) watch(r *lint.Report) (*linux.Inotify, error) {
+func (p *Plugstack) watch(r *lint.Report) (*linux.Inotify, error) {
 	events, err := linux.NewInotify()
 	if err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func (p *plugstack) watch(r *lint.Report) (*linux.Inotify, error) {
 
 // follow checks again after each burst of events, until close. With a new report
 // the watches are made anew: the directories may be others by the same names.
-func (p *plugstack) follow(r *lint.Report, events *linux.Inotify) {
+func (p *Plugstack) follow(r *lint.Report, events *linux.Inotify) {
 	for {
 		// What changed between the check and the watches is not told any more.
 		if !r.Stale() {
@@ -168,7 +168,7 @@ func settle(events *linux.Inotify) {
 }
 
 // lost says that the watch has ended, unless we have ended it.
-func (p *plugstack) lost(err error) {
+func (p *Plugstack) lost(err error) {
 	if !errors.Is(err, os.ErrClosed) {
 		p.log.Warnf("the plugin stack is no longer watched, and checked when node status asks for it: %v", err)
 	}
@@ -176,7 +176,7 @@ func (p *plugstack) lost(err error) {
 
 // document lists the stack for the node document: a line for each plugin with
 // what there is to say about it, and one for each finding about no plugin.
-func (p *plugstack) document(context.Context) []node.Plugin {
+func (p *Plugstack) document(context.Context) []node.Plugin {
 	r := p.current()
 	out := make([]node.Plugin, len(r.Plugins))
 	problems := make([][]string, len(r.Plugins))

@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"bufio"
@@ -18,10 +18,10 @@ import (
 	"stepd/step"
 )
 
-// slurmd is the slurmd context: the plugins' slurm_spank_init at noded's start
+// Slurmd is the slurmd context: the plugins' slurm_spank_init at noded's start
 // and slurm_spank_slurmd_exit at its stop, in a spankhost that lives between
 // the two. nil is a stack without plugins.
-type slurmd struct {
+type Slurmd struct {
 	session *spank.Session
 	log     *logrus.Logger
 	end     func()         // ends the host, hook or not
@@ -29,10 +29,10 @@ type slurmd struct {
 	leaving chan struct{}  // closed when its end is wanted
 }
 
-// startSlurmd calls slurm_spank_init of every plugin. The error is a required
+// StartSlurmd calls slurm_spank_init of every plugin. The error is a required
 // plugin's: then noded does not start. An optional one that takes the host down
 // is left out.
-func startSlurmd(s *site, log *logrus.Logger, n *node.Node) (*slurmd, error) {
+func StartSlurmd(s *Site, log *logrus.Logger, n *node.Node) (*Slurmd, error) {
 	conf := s.spank()
 	id, _ := n.StackID() // what is wrong with the stack is said below
 	stack, err := spank.StackOf(conf)
@@ -61,13 +61,13 @@ func startSlurmd(s *site, log *logrus.Logger, n *node.Node) (*slurmd, error) {
 	return nil, nil
 }
 
-func openSlurmd(s *site, conf step.SpankConf, stack spank.Stack, log *logrus.Logger) (*slurmd, error) {
+func openSlurmd(s *Site, conf step.SpankConf, stack spank.Stack, log *logrus.Logger) (*Slurmd, error) {
 	_, spankhost, err := programs()
 	if err != nil {
 		return nil, err
 	}
 	ctx, end := context.WithCancelCause(context.Background())
-	d := &slurmd{
+	d := &Slurmd{
 		log: log, leaving: make(chan struct{}),
 		end: func() { end(fmt.Errorf("noded does not wait longer than %v for it", slurmdExitMax)) },
 	}
@@ -135,7 +135,7 @@ func slurmdEnv(slurmConf string) []string {
 }
 
 // hear logs what the plugins say.
-func (d *slurmd) hear(r step.HostRecord) {
+func (d *Slurmd) hear(r step.HostRecord) {
 	text := r.Text
 	if r.Plugin != "" {
 		text = r.Plugin + ": " + text
@@ -152,7 +152,7 @@ func (d *slurmd) hear(r step.HostRecord) {
 
 // follow reports an end of the host that was not asked for. It is not started
 // again: what the plugins had kept in it is gone.
-func (d *slurmd) follow(n *node.Node) {
+func (d *Slurmd) follow(n *node.Node) {
 	select {
 	case <-d.leaving:
 		return
@@ -167,8 +167,8 @@ func (d *slurmd) follow(n *node.Node) {
 // noded's stop must come to an end.
 const slurmdExitMax = 10 * time.Second
 
-// stop calls slurm_spank_slurmd_exit and ends the host.
-func (d *slurmd) stop() {
+// Stop calls slurm_spank_slurmd_exit and ends the host.
+func (d *Slurmd) Stop() {
 	if d == nil {
 		return
 	}

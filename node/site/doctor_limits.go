@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"bytes"
@@ -37,8 +37,8 @@ func wantedLimits() []struct {
 }
 
 // lookLimits looks at the limits of the noded that runs, else at our own.
-func (s *site) lookLimits() []finding {
-	pid, whose := noded(s.spool), "noded's"
+func (s *Site) lookLimits() []finding {
+	pid, whose := noded(s.Spool), "noded's"
 	if pid == 0 {
 		pid, whose = os.Getpid(), "this shell's (noded does not run)"
 	}
@@ -103,9 +103,9 @@ func pidsLimit(pid int) (f finding, found bool) {
 
 // lookClock compares the clock with what was written last, and asks the kernel
 // whether a daemon keeps it.
-func (s *site) lookClock() []finding {
+func (s *Site) lookClock() []finding {
 	var newest time.Time
-	if info, err := os.Stat(filepath.Join(s.spool, store.DurableName)); err == nil {
+	if info, err := os.Stat(filepath.Join(s.Spool, store.DurableName)); err == nil {
 		newest = info.ModTime()
 	}
 	var tx unix.Timex
@@ -134,7 +134,7 @@ func judgeClock(now, newest time.Time, synced bool) []finding {
 const unitMax = 3 * time.Second
 
 // lookSystemd looks at the unit, where systemd runs the host.
-func (s *site) lookSystemd() []finding {
+func (s *Site) lookSystemd() []finding {
 	if _, err := os.Stat("/run/systemd/system"); err != nil {
 		return fine("systemd", "does not run this host")
 	}

@@ -1,4 +1,4 @@
-package main
+package pid1
 
 import (
 	"errors"
@@ -49,14 +49,14 @@ func TestFirstProcessRuns(t *testing.T) {
 		served int
 		err    error
 	}{
-		"it ends":                    {[]func() (syscall.WaitStatus, error){exited(0)}, 1, errExit(0)},
-		"it refuses its files":       {[]func() (syscall.WaitStatus, error){exited(1)}, 1, errExit(1)},
-		"a crash, and its end":       {[]func() (syscall.WaitStatus, error){killed, exited(0)}, 2, errExit(0)},
-		"a panic, and its end":       {[]func() (syscall.WaitStatus, error){exited(2), exited(0)}, 2, errExit(0)},
-		"it cannot be started twice": {[]func() (syscall.WaitStatus, error){killed, unstarted, unstarted, exited(0)}, 4, errExit(0)},
-		"its spool is not there":     {[]func() (syscall.WaitStatus, error){killed, exited(1), exited(1), exited(0)}, 4, errExit(0)},
-		"it can never be started":    {[]func() (syscall.WaitStatus, error){unstarted}, crashesMax, errExit(1)},
-		"it always crashes":          {[]func() (syscall.WaitStatus, error){killed}, crashesMax, errExit(137)},
+		"it ends":                    {[]func() (syscall.WaitStatus, error){exited(0)}, 1, Exit(0)},
+		"it refuses its files":       {[]func() (syscall.WaitStatus, error){exited(1)}, 1, Exit(1)},
+		"a crash, and its end":       {[]func() (syscall.WaitStatus, error){killed, exited(0)}, 2, Exit(0)},
+		"a panic, and its end":       {[]func() (syscall.WaitStatus, error){exited(2), exited(0)}, 2, Exit(0)},
+		"it cannot be started twice": {[]func() (syscall.WaitStatus, error){killed, unstarted, unstarted, exited(0)}, 4, Exit(0)},
+		"its spool is not there":     {[]func() (syscall.WaitStatus, error){killed, exited(1), exited(1), exited(0)}, 4, Exit(0)},
+		"it can never be started":    {[]func() (syscall.WaitStatus, error){unstarted}, crashesMax, Exit(1)},
+		"it always crashes":          {[]func() (syscall.WaitStatus, error){killed}, crashesMax, Exit(137)},
 	} {
 		l := newLife(tc.nodeds...)
 		if err := l.run(); !errors.Is(err, tc.err) || l.served != tc.served || l.ended != 1 {
@@ -71,7 +71,7 @@ func TestFirstProcessToldInPause(t *testing.T) {
 	l.pause = time.Hour
 	l.signals <- syscall.SIGHUP
 	l.signals <- syscall.SIGTERM
-	if err := l.run(); !errors.Is(err, errExit(1)) || l.served != 1 || l.ended != 1 {
+	if err := l.run(); !errors.Is(err, Exit(1)) || l.served != 1 || l.ended != 1 {
 		t.Errorf("%v after %d starts, ended %d times", err, l.served, l.ended)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"net"
@@ -36,7 +36,7 @@ func TestCheckAddresses(t *testing.T) {
 		{"page at its socket", page(""), page("unix"), ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			err := (&site{conf: c.new}).checkAddress(&site{conf: c.now})
+			err := (&Site{conf: c.new}).checkAddress(&Site{conf: c.now})
 			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), ":"+port)) {
 				t.Errorf("%v, want %q", err, c.says)
 			}
@@ -44,7 +44,7 @@ func TestCheckAddresses(t *testing.T) {
 	}
 }
 
-// TestReloadRefusesAddress: checkReload asks, with the files as they are then.
+// TestReloadRefusesAddress: CheckReload asks, with the files as they are then.
 func TestReloadRefusesAddress(t *testing.T) {
 	used, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -52,13 +52,13 @@ func TestReloadRefusesAddress(t *testing.T) {
 	}
 	defer used.Close()
 	dir := t.TempDir()
-	o := options{file: write(t, filepath.Join(dir, "slurm.conf"), ""), runDir: dir, spoolDir: dir}
-	now, err := loadSite(o)
+	o := Options{File: write(t, filepath.Join(dir, "slurm.conf"), ""), RunDir: dir, SpoolDir: dir}
+	now, err := Load(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "stepd.conf"), "MetricsListen="+used.Addr().String()+"\n")
-	if err := checkReload(o, now, nil); err == nil || !strings.Contains(err.Error(), "address already in use") {
+	if err := CheckReload(o, now, nil); err == nil || !strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("%v", err)
 	}
 }

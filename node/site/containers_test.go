@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"path/filepath"
@@ -24,7 +24,7 @@ func TestHiddenDirectories(t *testing.T) {
 		{"both, and one is it", "tmpfs", covered, covered + "/", []string{"the run directory", "the spool directory"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := &site{conf: &slurmconf.Config{File: "slurm.conf", JobContainerType: tc.kind}, run: tc.run, spool: tc.spool}
+			s := &Site{conf: &slurmconf.Config{File: "slurm.conf", JobContainerType: tc.kind}, Run: tc.run, Spool: tc.spool}
 			s.conf.Container.Dirs = []string{"/dev/shm", covered}
 			s.checkHidden()
 			if len(s.problems) != len(tc.want) {
@@ -37,7 +37,7 @@ func TestHiddenDirectories(t *testing.T) {
 			}
 		})
 	}
-	s := &site{conf: &slurmconf.Config{JobContainerType: "tmpfs"}, run: "/tmp/n/run", spool: "/var/spool/stepd"}
+	s := &Site{conf: &slurmconf.Config{JobContainerType: "tmpfs"}, Run: "/tmp/n/run", Spool: "/var/spool/stepd"}
 	s.checkHidden()
 	if len(s.problems) != 1 {
 		t.Errorf("of the default Dirs: %v", s.problems)

@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"fmt"
@@ -29,8 +29,8 @@ var (
 	_ node.Users      = (*node.Lookup)(nil)
 )
 
-// config wires the node with what the site has and wants.
-func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) (node.Config, error) {
+// Config wires the node with what the site has and wants.
+func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) (node.Config, error) {
 	stepd, spankhost, err := programs()
 	if err != nil {
 		return node.Config{}, err
@@ -41,7 +41,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	}
 	tracker, err := place.NewTracker(log, place.Config{
 		ProctrackType: s.conf.ProctrackType, Cgroup: s.conf.Cgroup, Spankhost: spankhost,
-		Spool: s.spool, IsDefault: filepath.Clean(s.spool) == slurmconf.DefaultSpool,
+		Spool: s.Spool, IsDefault: filepath.Clean(s.Spool) == slurmconf.DefaultSpool,
 	})
 	if err != nil {
 		return node.Config{}, err
@@ -53,7 +53,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 	gres := place.Gres(s.conf)
 	cfg := node.Config{
 		Version: build.Version(),
-		RunDir:  s.run, SpoolDir: s.spool, SlurmConf: s.conf.File, Log: log, StepdLog: logFile,
+		RunDir:  s.Run, SpoolDir: s.Spool, SlurmConf: s.conf.File, Log: log, StepdLog: logFile,
 		StepdPath: stepd,
 		NodeName:  s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
 
@@ -72,7 +72,7 @@ func (s *site) config(log *logrus.Logger, logFile *os.File, plugins *plugstack) 
 }
 
 // rules fills in what the site wants of jobs and steps, and the bounds that it sets them.
-func (s *site) rules(cfg *node.Config) {
+func (s *Site) rules(cfg *node.Config) {
 	c, own := s.conf, s.conf.Stepd
 	cfg.MaxTasks = c.MaxTasksPerNode
 	cfg.InteractiveStep = s.interactiveStep()
@@ -88,7 +88,7 @@ func (s *site) rules(cfg *node.Config) {
 }
 
 // interactiveStep is what alloc without a command gives to run.
-func (s *site) interactiveStep() string {
+func (s *Site) interactiveStep() string {
 	for _, p := range s.conf.LaunchParameters {
 		if strings.EqualFold(p, "use_interactive_step") {
 			return s.conf.InteractiveStepOptions
@@ -98,7 +98,7 @@ func (s *site) interactiveStep() string {
 }
 
 // taskScripts are the scripts that the site runs around each task.
-func (s *site) taskScripts() step.TaskScripts {
+func (s *Site) taskScripts() step.TaskScripts {
 	return step.TaskScripts{
 		Prolog: s.conf.TaskProlog, Epilog: s.conf.TaskEpilog,
 		TimeoutS: int((s.conf.PrologEpilogTimeout + time.Second - 1) / time.Second),
@@ -106,7 +106,7 @@ func (s *site) taskScripts() step.TaskScripts {
 }
 
 // accounting is how the site accounts for steps.
-func (s *site) accounting() step.Accounting {
+func (s *Site) accounting() step.Accounting {
 	p := s.conf.JobAcctGatherParams
 	return step.Accounting{
 		Gather: s.conf.JobAcctGatherType, FrequencyS: int(s.conf.JobAcctGatherFrequency / time.Second),
@@ -115,7 +115,7 @@ func (s *site) accounting() step.Accounting {
 }
 
 // leftUsage reads what a dead stepd can no longer tell.
-func (s *site) leftUsage(tracker node.Tracker) func(*step.Record) (*step.StepUsage, error) {
+func (s *Site) leftUsage(tracker node.Tracker) func(*step.Record) (*step.StepUsage, error) {
 	return func(rec *step.Record) (*step.StepUsage, error) {
 		pt := step.Proctrack{Kind: tracker.Kind(), Dir: rec.Cgroup, Tasks: rec.CgroupTasks}
 		return acct.ReadCgroups(pt, rec.CgroupV1, s.conf.JobAcctGatherType, time.Now())
@@ -124,7 +124,7 @@ func (s *site) leftUsage(tracker node.Tracker) func(*step.Record) (*step.StepUsa
 
 // affinity is what tasks are bound to by default; nil is nothing, and no
 // --cpu-bind has an effect. unbindable says why none can be, "" if they can.
-func (s *site) affinity(unbindable string) *step.AffinityConf {
+func (s *Site) affinity(unbindable string) *step.AffinityConf {
 	if !slices.Contains(s.conf.TaskPlugin, "task/affinity") {
 		return nil
 	}
@@ -133,7 +133,7 @@ func (s *site) affinity(unbindable string) *step.AffinityConf {
 }
 
 // memory is how the node's memory of so many bytes is given out.
-func (s *site) memory(bytes uint64) selection.Memory {
+func (s *Site) memory(bytes uint64) selection.Memory {
 	mb := bytes >> 20
 	return selection.Memory{
 		MB: mb - min(s.conf.Node.MemSpecLimit, mb), Consumable: s.conf.MemoryIsConsumable(),
@@ -142,7 +142,7 @@ func (s *site) memory(bytes uint64) selection.Memory {
 	}
 }
 
-func (s *site) spank() step.SpankConf {
+func (s *Site) spank() step.SpankConf {
 	strict := s.conf.Stepd.SpankStrict
 	for _, p := range s.conf.LaunchParameters {
 		strict = strict || strings.EqualFold(p, "spank_strict")
@@ -157,7 +157,7 @@ func (s *site) spank() step.SpankConf {
 }
 
 // scripts are the site's prolog and epilog.
-func (s *site) scripts() node.Scripts {
+func (s *Site) scripts() node.Scripts {
 	stack := &stackID{file: s.conf.PlugStackConfig, dirs: s.conf.PluginDir}
 	out := node.Scripts{
 		Prolog: s.conf.Prolog, Epilog: s.conf.Epilog, Timeout: s.conf.PrologEpilogTimeout, StackID: stack.ID,
@@ -191,8 +191,8 @@ func unsafeScript(path string) error {
 	return nil
 }
 
-// lint is what the check of the plugin stack is told.
-func (s *site) lint() lint.Config {
+// Lint is the configuration of the check of the plugin stack.
+func (s *Site) Lint() lint.Config {
 	_, spankhost, err := programs()
 	if err != nil {
 		spankhost = "spankhost" // a finding says that it cannot be read
@@ -206,15 +206,15 @@ func (s *site) lint() lint.Config {
 
 // stackDigest reads the stack as root, who gets a lease on it: what clients that
 // cannot see a writer compare their reading with.
-func (s *site) stackDigest() (string, error) {
+func (s *Site) stackDigest() (string, error) {
 	stack, err := spank.ReadStack(s.conf.PlugStackConfig, s.conf.PluginDir)
 	return stack.Digest, err
 }
 
 // stackProblems are the findings about the plugin stack, for --check.
-func (s *site) stackProblems() []slurmconf.Problem {
+func (s *Site) stackProblems() []slurmconf.Problem {
 	var out []slurmconf.Problem
-	for _, f := range lint.Check(s.lint()).Findings {
+	for _, f := range lint.Check(s.Lint()).Findings {
 		severity := slurmconf.SeverityWarning
 		if f.Severity == spank.SeverityError {
 			severity = slurmconf.SeverityError

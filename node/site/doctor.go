@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"context"
@@ -47,30 +47,30 @@ const probeMax = 4 * time.Second
 // probe is one look at the host.
 type probe struct {
 	about string
-	look  func(s *site) []finding
+	look  func(s *Site) []finding
 }
 
 // probes are all of them, in the order in which they are told.
 func probes() []probe {
 	return []probe{
-		{"programs", (*site).lookPrograms},
-		{"run directory", func(s *site) []finding { return lookDir("run directory", s.run, "--run-dir") }},
-		{"spool", func(s *site) []finding { return lookDir("spool", s.spool, "SlurmdSpoolDir or --spool-dir") }},
-		{"disk", (*site).lookRoom},
-		{"cgroups", (*site).lookCgroups},
-		{"limits", (*site).lookLimits},
-		{"clock", (*site).lookClock},
-		{"plugins", (*site).lookPlugins},
-		{"mpi", (*site).lookMPI},
-		{"scripts", (*site).lookScripts},
-		{"containers", (*site).lookContainers},
-		{"metrics", (*site).lookMetrics},
-		{"systemd", (*site).lookSystemd},
+		{"programs", (*Site).lookPrograms},
+		{"run directory", func(s *Site) []finding { return lookDir("run directory", s.Run, "--run-dir") }},
+		{"spool", func(s *Site) []finding { return lookDir("spool", s.Spool, "SlurmdSpoolDir or --spool-dir") }},
+		{"disk", (*Site).lookRoom},
+		{"cgroups", (*Site).lookCgroups},
+		{"limits", (*Site).lookLimits},
+		{"clock", (*Site).lookClock},
+		{"plugins", (*Site).lookPlugins},
+		{"mpi", (*Site).lookMPI},
+		{"scripts", (*Site).lookScripts},
+		{"containers", (*Site).lookContainers},
+		{"metrics", (*Site).lookMetrics},
+		{"systemd", (*Site).lookSystemd},
 	}
 }
 
 // examine is the second half of `noded --check`: what the host has and noded needs.
-func (s *site) examine(out io.Writer) error {
+func (s *Site) examine(out io.Writer) error {
 	if os.Geteuid() != 0 {
 		_, err := fmt.Fprintln(out, finding{slurmconf.SeverityWarning, "host", "was not examined, as this is not root", "run noded --check as root"})
 		return err
@@ -98,7 +98,7 @@ func (s *site) examine(out io.Writer) error {
 }
 
 // ask looks, and does not wait longer than limit.
-func (s *site) ask(p probe, limit time.Duration) []finding {
+func (s *Site) ask(p probe, limit time.Duration) []finding {
 	found := make(chan []finding, 1) // size 1: the caller may not wait any more
 	go func() { found <- p.look(s) }()
 	timer := time.NewTimer(limit)
@@ -118,7 +118,7 @@ func fine(about, format string, args ...any) []finding {
 	return []finding{{severityOK, about, fmt.Sprintf(format, args...), ""}}
 }
 
-func (s *site) lookPrograms() []finding {
+func (s *Site) lookPrograms() []finding {
 	stepd, spankhost, err := programs()
 	if err != nil {
 		return []finding{{slurmconf.SeverityError, "programs", err.Error(), "install the package anew: noded finds them beside itself, or in ../libexec/stepd"}}
@@ -201,8 +201,8 @@ func existing(dir string) string {
 	return dir
 }
 
-func (s *site) lookRoom() (out []finding) {
-	for _, d := range [][2]string{{"spool", s.spool}, {"run directory", s.run}} {
+func (s *Site) lookRoom() (out []finding) {
+	for _, d := range [][2]string{{"spool", s.Spool}, {"run directory", s.Run}} {
 		room := node.DirRoom{What: d[0], Dir: existing(d[1])}
 		for _, t := range room.Look(context.Background()) { // ask bounds it
 			out = append(out, finding{slurmconf.SeverityError, "disk", t.Text, t.Remedy})
@@ -212,13 +212,13 @@ func (s *site) lookRoom() (out []finding) {
 		return out
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(existing(s.spool), &st); err != nil {
+	if err := unix.Statfs(existing(s.Spool), &st); err != nil {
 		return []finding{{slurmconf.SeverityError, "disk", err.Error(), "look at the file system of the spool"}}
 	}
 	return fine("disk", "%d MiB are free for the spool", st.Bavail*uint64(st.Bsize)>>20)
 }
 
-func (s *site) lookCgroups() []finding {
+func (s *Site) lookCgroups() []finding {
 	answer, err := detect.Detect(detect.Wish{
 		ProctrackType: s.conf.ProctrackType, Plugin: s.conf.Cgroup.CgroupPlugin,
 		Mountpoint: s.conf.Cgroup.CgroupMountpoint, IgnoreSystemd: s.conf.Cgroup.IgnoreSystemd,
@@ -236,7 +236,7 @@ func (s *site) lookCgroups() []finding {
 	return out
 }
 
-func (s *site) lookPlugins() []finding {
+func (s *Site) lookPlugins() []finding {
 	if _, err := os.Stat(s.conf.PlugStackConfig); s.conf.PlugStackConfig == "" || errors.Is(err, os.ErrNotExist) {
 		return fine("plugins", "none: there is no plugstack.conf")
 	}
@@ -246,7 +246,7 @@ func (s *site) lookPlugins() []finding {
 	return fine("plugins", "%s is clean", s.conf.PlugStackConfig)
 }
 
-func (s *site) lookMPI() []finding {
+func (s *Site) lookMPI() []finding {
 	self, err := os.Executable()
 	if err == nil {
 		_, err = program(self, "pmixhost")
@@ -261,14 +261,14 @@ func (s *site) lookMPI() []finding {
 	return []finding{f}
 }
 
-func (s *site) lookMetrics() []finding {
-	p := newPage(s)
+func (s *Site) lookMetrics() []finding {
+	p := NewPage(s)
 	switch {
 	case p == nil:
 		return fine("metrics", "none (MetricsListen of stepd.conf)")
 	case p.address == "unix":
-		return fine("metrics", "%s", filepath.Join(s.run, metricsSocket))
-	case noded(s.run) != 0:
+		return fine("metrics", "%s", filepath.Join(s.Run, metricsSocket))
+	case noded(s.Run) != 0:
 		return fine("metrics", "http://%s/metrics", p.address)
 	}
 	l, err := p.listen()
@@ -298,7 +298,7 @@ func silent() *logrus.Logger {
 	return log
 }
 
-func (s *site) lookScripts() []finding {
+func (s *Site) lookScripts() []finding {
 	scripts := s.scripts()
 	if err := scripts.Check(); err != nil {
 		return []finding{mistake("scripts", err, "install it with chmod 755, or leave Prolog and Epilog out of slurm.conf")}
@@ -306,7 +306,7 @@ func (s *site) lookScripts() []finding {
 	return fine("scripts", "%d of Prolog and Epilog", len(scripts.Prolog)+len(scripts.Epilog))
 }
 
-func (s *site) lookContainers() []finding {
+func (s *Site) lookContainers() []finding {
 	_, spankhost, err := programs()
 	if err != nil {
 		spankhost = "spankhost" // which lookPrograms tells

@@ -1,4 +1,4 @@
-package main
+package site
 
 import (
 	"fmt"
@@ -15,10 +15,10 @@ const (
 	slowEvery = 30 * time.Second
 )
 
-// told does f, and says so in the log and to systemd as long as f does not end: a
+// Told does f, and says so in the log and to systemd as long as f does not end: a
 // file system whose server is gone holds each caller, and an
 // administrator must not have to guess which.
-func told(log *logrus.Logger, what, remedy string, f func() error) error {
+func Told(log *logrus.Logger, what, remedy string, f func() error) error {
 	return toldEvery(log, what, remedy, slowAfter, slowEvery, f)
 }
 

@@ -1,0 +1,197 @@
+package site
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/slurmconf"
+)
+
+func write(t testing.TB, path, text string) string {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestConfFile(t *testing.T) {
+	dir := t.TempDir()
+	file := write(t, filepath.Join(dir, "slurm.conf"), "")
+	absent := filepath.Join(dir, "absent.conf")
+	for _, tc := range []struct{ name, flag, env, want, says string }{
+		{"flag", file, "", file, ""},
+		{"flag over environment", file, absent, file, ""},
+		{"environment", "", file, file, ""},
+		{"absent flag", absent, file, "", absent},
+		{"absent environment", "", absent, "", absent},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Setenv("SLURM_CONF", tc.env)
+			got, err := confFile(tc.flag)
+			if tc.says != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.says) {
+					t.Errorf("got %q, %v; want an error with %q", got, err, tc.says)
+				}
+				return
+			}
+			if err != nil || got != tc.want {
+				t.Errorf("got %q, %v; want %q", got, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestLoadSite(t *testing.T) {
+	dir := t.TempDir()
+	file := write(t, filepath.Join(dir, "slurm.conf"), "ClusterName=c\nNodeName=n7 CPUs=3 RealMemory=100\nSlurmdSpoolDir="+dir+"/d\nLaunchParameters=spank_strict\nPartitionName=p Nodes=ALL\n")
+	write(t, filepath.Join(dir, "stepd.conf"), "HookTimeout=2\n")
+	s, err := Load(Options{File: file})
+	if err != nil || s.Mistakes() != nil {
+		t.Fatal(err, s.Mistakes())
+	}
+	if s.Spool != dir+"/d/stepd" || s.Run != "/run/stepd" || s.conf.Node.Name != "n7" || s.conf.Partition != "p" {
+		t.Errorf("got %+v", s)
+	}
+	if c := s.spank(); !c.Strict || c.HookTimeoutS != 2 || c.Plugstack != filepath.Join(dir, "plugstack.conf") {
+		t.Errorf("spank %+v", c)
+	}
+	s, err = Load(Options{File: file, RunDir: "r", SpoolDir: dir + "/s"})
+	wd, _ := os.Getwd()
+	if err != nil || s.Spool != dir+"/s" || s.Run != filepath.Join(wd, "r") {
+		t.Errorf("with flags: %+v, %v", s, err)
+	}
+}
+
+// TestCPUs: the number of slurm.conf is believed, above the hardware too.
+func TestCPUs(t *testing.T) {
+	machine, err := machineCPUs()
+	if err != nil || len(machine) == 0 {
+		t.Fatal(machine, err)
+	}
+	for _, tc := range []struct {
+		conf     int
+		want     int
+		bindable bool
+	}{{0, len(machine), true}, {1, 1, true}, {len(machine), len(machine), true}, {len(machine) + 5, len(machine) + 5, false}} {
+		s := &Site{conf: &slurmconf.Config{}}
+		s.conf.Node.CPUs = tc.conf
+		cpus, bindable, err := s.cpus()
+		if err != nil || len(cpus) != tc.want || bindable != tc.bindable || !slices.IsSorted(cpus) {
+			t.Errorf("CPUs=%d: %v, %v, %v", tc.conf, cpus, bindable, err)
+		}
+	}
+	if m, err := machineMemory(); err != nil || m < 1<<20 {
+		t.Errorf("memory %d, %v", m, err)
+	}
+}
+
+// TestCheck prints mistakes with file and line, and the keys that are ignored.
+func TestCheck(t *testing.T) {
+	dir := t.TempDir()
+	for _, tc := range []struct {
+		name, conf, stack string
+		says              []string
+		fails             bool
+	}{
+		{"good", "NodeName=n CPUs=2\n", "", nil, false},
+		{"a device that is missing", "GresTypes=gpu\nNodeName=n Gres=gpu:2\n", "", []string{"warning: ", "gres.conf:1: cannot find device \"/dev/not-there1\" of gpu"}, false},
+		{"a program that is missing", "NodeName=n\nUnkillableStepProgram=/nonexistent/u\n", "", []string{"warning: ", `UnkillableStepProgram="/nonexistent/u" cannot be run`}, false},
+		{"cgroup.conf", "NodeName=n\nTaskPlugin=none\n", "", []string{"cgroup.conf:1: ", "no effect without task/cgroup"}, false},
+		{"ignored keys", "NodeName=n\nSchedulerType=sched/backfill\n", "", []string{"ignored: ", "slurm.conf:2"}, false},
+		{"a doubt", "NodeName=n\nMpiDefault=pmix\n", "", []string{"warning: ", "MpiDefault=pmix"}, false},
+		{"mistakes", "NodeName=n CPUs=many\nKillWait=soon\n", "", []string{"error: ", "slurm.conf:1", "slurm.conf:2"}, true},
+		{"plugin stack", "NodeName=n\n", "maybe x.so\nrequired /nonexistent/x.so\n", []string{"plugstack.conf:1", "plugstack.conf:2", "/nonexistent/x.so"}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			file := write(t, filepath.Join(dir, "slurm.conf"), tc.conf)
+			write(t, filepath.Join(dir, "plugstack.conf"), tc.stack)
+			write(t, filepath.Join(dir, "gres.conf"), "Name=gpu File=/dev/null,/dev/not-there1\n")
+			write(t, filepath.Join(dir, "cgroup.conf"), "ConstrainCores=yes\n")
+			var out bytes.Buffer
+			err := Check(&out, Options{File: file})
+			if (err != nil) != tc.fails {
+				t.Errorf("got %v", err)
+			}
+			for _, says := range tc.says {
+				if !strings.Contains(out.String(), says) {
+					t.Errorf("%q is not in:\n%s", says, &out)
+				}
+			}
+		})
+	}
+}
+
+// TestProgram: beside the own program, else in libexec; never anywhere else.
+func TestProgram(t *testing.T) {
+	root := t.TempDir()
+	bin, libexec := filepath.Join(root, "sbin"), filepath.Join(root, "libexec", "stepd")
+	for _, d := range []string{bin, libexec} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	self := filepath.Join(bin, "noded")
+	t.Setenv("PATH", libexec+":/bin")
+	if _, err := program(self, "sh"); err == nil || !strings.Contains(err.Error(), bin) || !strings.Contains(err.Error(), libexec) {
+		t.Errorf("a program that is only in PATH: %v", err)
+	}
+	write(t, filepath.Join(libexec, "stepd"), "")
+	if _, err := program(self, "stepd"); err == nil {
+		t.Error("a file that cannot be executed was taken")
+	}
+	if err := os.Chmod(filepath.Join(libexec, "stepd"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := program(self, "stepd"); err != nil || got != filepath.Join(libexec, "stepd") {
+		t.Errorf("in libexec: %q, %v", got, err)
+	}
+	if err := os.WriteFile(filepath.Join(bin, "stepd"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := program(self, "stepd"); err != nil || got != filepath.Join(bin, "stepd") {
+		t.Errorf("beside: %q, %v", got, err)
+	}
+}
+
+func TestLog(t *testing.T) {
+	if _, err := NewLog(Options{LogFormat: "xml"}); err == nil || !strings.Contains(err.Error(), "xml") {
+		t.Errorf("got %v", err)
+	}
+	for word, level := range map[string]logrus.Level{"quiet": logrus.PanicLevel, "error": logrus.ErrorLevel, "info": logrus.InfoLevel, "debug3": logrus.DebugLevel} {
+		if got := levelOf(word); got != level {
+			t.Errorf("%s is %v, want %v", word, got, level)
+		}
+	}
+	// An existing log is never truncated.
+	path := write(t, filepath.Join(t.TempDir(), "log"), "before\n")
+	f, err := openLogFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString("after\n"); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if b, err := os.ReadFile(path); err != nil || string(b) != "before\nafter\n" {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+// TestUnread: a cgroup.conf that is not read is reported.
+func TestUnread(t *testing.T) {
+	dir := t.TempDir()
+	if got := unread(dir); got != nil {
+		t.Errorf("of an empty directory: %v", got)
+	}
+	file := write(t, filepath.Join(dir, "cgroup.conf"), "")
+	if got := unread(dir); len(got) != 1 || got[0].File != file || got[0].Severity != slurmconf.SeverityWarning {
+		t.Errorf("got %v", got)
+	}
+}
