@@ -55,7 +55,7 @@ func TestAuthorisation(t *testing.T) {
 		},
 		"signal": func(ctx context.Context, id step.ID) error {
 			// A record that stepd answers with an error and nothing else.
-			_, err := tn.svc.tell(ctx, ref(id), "ask", func(f liveStep) error { return f.(*follower).ask(ctx, &stepapi.Msg{Type: "noop"}) })
+			_, err := tn.svc.tell(ctx, ref(id), "ask", func(f *follower) error { return f.ask(ctx, &stepapi.Msg{Type: "noop"}) })
 			if api.CodeOf(err) == api.Unavailable && strings.Contains(err.Error(), "unknown record type") {
 				return nil
 			}

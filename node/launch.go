@@ -101,7 +101,7 @@ func (f *follower) follows() error {
 // it. What it made is undone by the follower's cleanup in any case.
 func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *reservation, listen *os.File, prolog bool) error {
 	events := res.events
-	if err := n.createContainer(ctx, f.job, spec.User); err != nil {
+	if err := n.cfg.Containers.Create(ctx, f.id.Job, spec.User); err != nil {
 		return err
 	}
 	if prolog {

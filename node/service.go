@@ -54,12 +54,12 @@ func (s *service) Wait(ctx context.Context, in *api.RefRequest, out recordWriter
 		return s.writeOwn(ctx, ids, out)
 	}
 	for _, id := range ids {
-		ended := s.n.endOf(id)
-		if ended == nil {
+		f := s.n.reg.follower(id)
+		if f == nil {
 			continue
 		}
 		select {
-		case <-ended:
+		case <-f.ended:
 		case <-s.n.stopping:
 			return api.NewError(api.Unavailable, "noded is stopping; the step goes on")
 		case <-ctx.Done():
@@ -141,7 +141,7 @@ func (s *service) Signal(ctx context.Context, in *api.SignalRequest) (*api.Empty
 	default:
 		return nil, api.Errorf(api.InvalidArgument, "scope: %.40q is none of %q, %q and %q", scope, step.ScopeLeader, step.ScopeTasks, step.ScopeCgroup)
 	}
-	return s.tell(ctx, in.StepRef, "signal", func(f liveStep) error { return f.signal(ctx, sig, scope) })
+	return s.tell(ctx, in.StepRef, "signal", func(f *follower) error { return f.signal(ctx, sig, scope) })
 }
 
 func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty, error) {
@@ -159,24 +159,24 @@ func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty
 			return &api.Empty{}, err
 		}
 	}
-	return s.tell(ctx, in.StepRef, "cancel", func(f liveStep) error { return f.cancel(ctx, reason) })
+	return s.tell(ctx, in.StepRef, "cancel", func(f *follower) error { return f.cancel(ctx, reason) })
 }
 
 // tell passes a request on to the running steps that ref names.
-func (s *service) tell(ctx context.Context, ref api.StepRef, verb string, pass func(liveStep) error) (*api.Empty, error) {
+func (s *service) tell(ctx context.Context, ref api.StepRef, verb string, pass func(*follower) error) (*api.Empty, error) {
 	recs, err := s.own(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	told := 0
 	for _, rec := range recs {
-		f := s.n.running(rec.ID)
+		f := s.n.reg.follower(rec.ID)
 		if f == nil {
 			continue
 		}
 		if err := pass(f); err != nil {
 			select {
-			case <-f.end(): // it ended while it was asked
+			case <-f.ended: // it ended while it was asked
 				continue
 			default:
 			}

@@ -49,6 +49,11 @@ func (f *follower) askFor(ctx context.Context, m *stepapi.Msg) (*stepapi.Msg, er
 	return reply, err
 }
 
+// signal sends a signal to the processes of the step that scope names.
+func (f *follower) signal(ctx context.Context, signal int, scope string) error {
+	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSignal, Signal: signal, Scope: scope})
+}
+
 // askCancel asks stepd to end the step.
 func (f *follower) askCancel(ctx context.Context, reason string) error {
 	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Text: reason})

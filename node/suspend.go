@@ -25,7 +25,7 @@ func (s *service) Suspend(ctx context.Context, in *api.RefRequest) (*api.Empty, 
 		return nil, err
 	}
 	if in.StepID != nil {
-		return answer(s.n.eachStep(recs, func(f liveStep) error { return f.suspend(ctx, who.UID) }))
+		return answer(s.n.eachStep(recs, func(f *follower) error { return f.suspend(ctx, who.UID) }))
 	}
 	// The job first: then no step begins that is not suspended below.
 	j := s.n.reg.job(in.JobID)
@@ -41,7 +41,7 @@ func (s *service) Suspend(ctx context.Context, in *api.RefRequest) (*api.Empty, 
 	if err != nil {
 		return nil, api.NewError(api.Internal, err.Error())
 	}
-	_, err = s.n.eachStep(recs, func(f liveStep) error {
+	_, err = s.n.eachStep(recs, func(f *follower) error {
 		err := f.suspend(ctx, who.UID)
 		if rec := f.record(); rec.Suspended != nil || isEnding(f, rec) {
 			return nil // it is suspended, or will not run
@@ -60,7 +60,7 @@ func (s *service) Unsuspend(ctx context.Context, in *api.RefRequest) (*api.Empty
 	if err != nil {
 		return nil, err
 	}
-	resume := func(f liveStep) error { return f.unsuspend(ctx, who.UID) }
+	resume := func(f *follower) error { return f.unsuspend(ctx, who.UID) }
 	j := s.n.reg.job(in.JobID)
 	if in.StepID != nil || j == nil {
 		return answer(s.n.eachStep(recs, resume))
@@ -76,7 +76,7 @@ func (s *service) Unsuspend(ctx context.Context, in *api.RefRequest) (*api.Empty
 		}
 		return answer(told, err)
 	}
-	_, err = s.n.eachStep(recs, func(f liveStep) error {
+	_, err = s.n.eachStep(recs, func(f *follower) error {
 		err := resume(f)
 		if rec := f.record(); err != nil && (rec.Suspended == nil || isEnding(f, rec)) {
 			return nil // it was resumed by itself, or does not run any more
@@ -93,9 +93,9 @@ func (s *service) Unsuspend(ctx context.Context, in *api.RefRequest) (*api.Empty
 }
 
 // isEnding reports whether the step has nothing left that could stand still.
-func isEnding(f liveStep, rec *step.Record) bool {
+func isEnding(f *follower, rec *step.Record) bool {
 	select {
-	case <-f.end():
+	case <-f.ended:
 		return true
 	default:
 		return rec.State == step.Completing || rec.State.Final()
@@ -117,11 +117,11 @@ func (s *service) toStop(ctx context.Context, in api.StepRef) (api.Peer, []*step
 
 // eachStep asks all of the steps that run at once: each takes two seconds. told
 // counts the steps that did it; the error joins the others' errors.
-func (n *Node) eachStep(recs []*step.Record, ask func(liveStep) error) (told int, err error) {
+func (n *Node) eachStep(recs []*step.Record, ask func(*follower) error) (told int, err error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for _, rec := range recs {
-		f := n.running(rec.ID)
+		f := n.reg.follower(rec.ID)
 		if f == nil {
 			continue
 		}
