@@ -240,7 +240,7 @@ func (f *cgroupFigures) sources(u *step.StepUsage) {
 }
 
 // LastLook reads /proc/PID/io of a process that has ended, before it is reaped: for
-// step.Usage. It is "" where that cannot be read.
+// launch.Usage. It is "" where that cannot be read.
 func LastLook(pid int) string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
 	if err != nil {

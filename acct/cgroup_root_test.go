@@ -14,6 +14,7 @@ import (
 
 	"stepd/internal/testkit"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // loadVar makes a process of this test binary a load: it enters the cgroups that
@@ -150,7 +151,7 @@ func TestRootCgroups(t *testing.T) {
 		Confine: confine, Log: func(text string) { t.Error(text) },
 	})
 	g.Begin(1, false, []int{cmd.Process.Pid})
-	g.TaskEnded(step.TaskEnd{Usage: &step.Usage{User: time.Millisecond}}) // the cgroups know more
+	g.TaskEnded(launch.TaskEnd{Usage: &launch.Usage{User: time.Millisecond}}) // the cgroups know more
 	g.Finish()
 	rec := record(g, 1)
 	u, task := rec.Usage, rec.Tasks[0].Usage

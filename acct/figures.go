@@ -1,6 +1,9 @@
 package acct
 
-import "stepd/step"
+import (
+	"stepd/step"
+	"stepd/step/launch"
+)
 
 // figure numbers what is counted. CPU times are microseconds, sizes bytes.
 type figure int
@@ -102,7 +105,7 @@ func (f *figures) used() step.Used {
 }
 
 // ofUsage takes what the kernel reported about a process at its end; nil is nothing.
-func ofUsage(u *step.Usage) (f figures) {
+func ofUsage(u *launch.Usage) (f figures) {
 	if u == nil {
 		return f
 	}

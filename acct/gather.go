@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Config is a Gatherer's input.
@@ -144,7 +145,7 @@ func (g *Gatherer) readHostTime() {
 }
 
 // TaskEnded takes what the kernel reported at a task's end.
-func (g *Gatherer) TaskEnded(e step.TaskEnd) {
+func (g *Gatherer) TaskEnded(e launch.TaskEnd) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if e.LocalID < 0 || e.LocalID >= len(g.tasks) || g.tasks[e.LocalID].ended {
@@ -159,7 +160,7 @@ func (g *Gatherer) TaskEnded(e step.TaskEnd) {
 
 // OrphanEnded takes what the kernel reported about a process of the step
 // that is no task: stepd has reaped it, since its parent had not.
-func (g *Gatherer) OrphanEnded(pid int, u *step.Usage) {
+func (g *Gatherer) OrphanEnded(pid int, u *launch.Usage) {
 	f := ofUsage(u)
 	g.mu.Lock()
 	defer g.mu.Unlock()

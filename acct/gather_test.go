@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 const mb = 1 << 20
 
 // end is what wait4 reports for a task of so many CPU milliseconds and megabytes.
-func end(rank int, cpuMS, rssMB int64) step.TaskEnd {
-	return step.TaskEnd{LocalID: rank, Usage: &step.Usage{
+func end(rank int, cpuMS, rssMB int64) launch.TaskEnd {
+	return launch.TaskEnd{LocalID: rank, Usage: &launch.Usage{
 		User: time.Duration(cpuMS) * time.Millisecond, MaxRSSBytes: rssMB * mb, MinorFaults: 3,
 		IO: "rchar: 10\nwchar: 20\nread_bytes: 0\nwrite_bytes: 4096\n",
 	}}
@@ -71,7 +72,7 @@ func TestLostEnd(t *testing.T) {
 	g := New(Config{Ranks: []int{0, 1}})
 	g.Begin(1, false, []int{100, 101})
 	g.TaskEnded(end(0, 1000, 64))
-	g.TaskEnded(step.TaskEnd{LocalID: 1, Lost: true})
+	g.TaskEnded(launch.TaskEnd{LocalID: 1, Lost: true})
 	g.Finish()
 	rec := record(g, 2)
 	if rec.Usage.CPUSeconds != nil || rec.Usage.ReadBytes != nil || rec.Tasks[1].CPUSeconds != nil {
@@ -136,10 +137,10 @@ func TestSamples(t *testing.T) {
 	sameFloat(t, "task 0, its daemon living", rec.Tasks[0].CPUSeconds, 0.220)
 	known(t, "MaxRSS, which stays", rec.Tasks[0].MaxRSSBytes, 60*mb)
 	// The daemon ends, then the tasks: each counts once.
-	g.OrphanEnded(103, &step.Usage{User: 70 * time.Millisecond, IO: procIO})
+	g.OrphanEnded(103, &launch.Usage{User: 70 * time.Millisecond, IO: procIO})
 	g.TaskEnded(end(0, 200, 20))
 	g.TaskEnded(end(1, 30, 5))
-	g.OrphanEnded(200, &step.Usage{User: 8 * time.Millisecond, IO: procIO})
+	g.OrphanEnded(200, &launch.Usage{User: 8 * time.Millisecond, IO: procIO})
 	g.Finish()
 	rec = record(g, 2)
 	sameFloat(t, "task 0 in all", rec.Tasks[0].CPUSeconds, 0.270)

@@ -3,9 +3,10 @@ package eventlog
 import (
 	"bytes"
 	"encoding/json"
-	"stepd/step"
 	"strconv"
 	"time"
+
+	"stepd/step/launch"
 )
 
 // A step of 20 plugins and 1,000 tasks calls 80,000 hooks. So stepd does not
@@ -18,7 +19,7 @@ type HookCalls struct {
 	Base int64
 	// Plugin names a plugin of the stack by its index.
 	Plugin func(index int) string
-	Calls  []step.HookTime // at most HookCallsMax
+	Calls  []launch.HookTime // at most HookCallsMax
 	// Ranks are the tasks' ranks by local id: the log has ranks.
 	Ranks []int
 }

@@ -4,12 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"stepd/step"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"stepd/step/launch"
 )
 
 func expand(t *testing.T, line string) (events []string) {
@@ -30,7 +31,7 @@ func TestHookCalls(t *testing.T) {
 		Base:   time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC).UnixNano(),
 		Plugin: func(i int) string { return fmt.Sprintf("p\"%d.so", i) },
 		Ranks:  []int{0, 12},
-		Calls: []step.HookTime{
+		Calls: []launch.HookTime{
 			{Plugin: 3, Hook: "slurm_spank_init", LocalID: -1, StartNS: 5_000, EndNS: 9_500},
 			{Plugin: 3, Hook: "slurm_spank_task_init", LocalID: 0, StartNS: 4_000, EndNS: 4_000, RC: -7},
 			{Plugin: 0, Hook: "slurm_spank_task_init", LocalID: 1, StartNS: 1_000_000_000},
@@ -121,7 +122,7 @@ func FuzzExpandEvent(f *testing.F) {
 func BenchmarkHookCalls(b *testing.B) {
 	h := HookCalls{Base: time.Now().UnixNano(), Plugin: func(int) string { return "plugin.so" }}
 	for i := range HookCallsMax {
-		h.Calls = append(h.Calls, step.HookTime{Plugin: i % 20, Hook: "slurm_spank_task_init", LocalID: i / 20, StartNS: uint64(i) * 1000, EndNS: uint64(i)*1000 + 300})
+		h.Calls = append(h.Calls, launch.HookTime{Plugin: i % 20, Hook: "slurm_spank_task_init", LocalID: i / 20, StartNS: uint64(i) * 1000, EndNS: uint64(i)*1000 + 300})
 	}
 	buf := make([]byte, 0, 1<<20)
 	for b.Loop() {

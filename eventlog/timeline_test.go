@@ -19,8 +19,8 @@ var t0 = time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
 
 func ptr[T any](v T) *T { return &v }
 
-// launch is a step of n tasks under two plugins: times in microseconds.
-func launch(n int) []Event {
+// launched is the log of a step of n tasks under two plugins: times in microseconds.
+func launched(n int) []Event {
 	at := func(us int, e Event) Event {
 		e.Time = t0.Add(time.Duration(us) * time.Microsecond)
 		return e
@@ -71,13 +71,13 @@ func build(events []Event) *Timeline {
 
 // TestText: golden texts of two widths, in which no line is wider than the terminal.
 func TestText(t *testing.T) {
-	running := launch(2)
+	running := launched(2)
 	cut := 0
 	for running[cut].Event != EventTaskExit {
 		cut++
 	}
 	for name, events := range map[string][]Event{
-		"two": launch(2), "many": launch(64), "running": running[:cut], "launching": launch(2)[:9], "none": nil,
+		"two": launched(2), "many": launched(64), "running": running[:cut], "launching": launched(2)[:9], "none": nil,
 	} {
 		for _, size := range []struct {
 			name    string
@@ -109,7 +109,7 @@ func TestText(t *testing.T) {
 
 // TestSVG: it is XML, has a bar for each span, and nothing from elsewhere.
 func TestSVG(t *testing.T) {
-	tl := build(launch(3))
+	tl := build(launched(3))
 	spans := 0
 	for _, s := range tl.Sections {
 		spans += len(s.Spans)
@@ -146,7 +146,7 @@ func TestSVG(t *testing.T) {
 // TestSections: what belongs to the launch is not among the end, and calls of a hook
 // for many tasks are one bar.
 func TestSections(t *testing.T) {
-	tl := build(launch(64))
+	tl := build(launched(64))
 	if len(tl.Sections) != 3 {
 		t.Fatalf("%d sections", len(tl.Sections))
 	}

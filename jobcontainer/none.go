@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // None is job_container/none: jobs share the node's directories. The zero
@@ -14,7 +15,7 @@ type None struct{}
 func (None) Create(context.Context, uint32, step.User) error { return nil }
 
 // Join reports that there is nothing to join.
-func (None) Join(uint32) (step.Namespaces, error) { return step.Namespaces{}, nil }
+func (None) Join(uint32) (launch.Namespaces, error) { return launch.Namespaces{}, nil }
 
 // EntireStepInNS reports false: there is no namespace.
 func (None) EntireStepInNS() bool { return false }

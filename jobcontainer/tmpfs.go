@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Tmpfs is job_container/tmpfs: private directories per job; and, with the other
@@ -267,7 +268,7 @@ func (t *Tmpfs) makeJobDir(tag *os.File, job uint32) (*os.File, error) {
 // Join returns the namespaces of a job, for setns(2) in processes with one thread;
 // the zero value for a job without a container. The files are the caller's. An error
 // says why the job takes no more processes.
-func (t *Tmpfs) Join(job uint32) (ns step.Namespaces, err error) {
+func (t *Tmpfs) Join(job uint32) (ns launch.Namespaces, err error) {
 	c := t.lock(job)
 	defer t.unlock(job, c)
 	if c.ns == nil {
@@ -287,7 +288,7 @@ func (t *Tmpfs) Join(job uint32) (ns step.Namespaces, err error) {
 		fd, err := unix.FcntlInt(own[i].Fd(), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
 			ns.Close()
-			return step.Namespaces{}, fmt.Errorf("cannot join the container of job %d: %w", job, err)
+			return launch.Namespaces{}, fmt.Errorf("cannot join the container of job %d: %w", job, err)
 		}
 		*to = os.NewFile(uintptr(fd), own[i].Name())
 	}

@@ -20,6 +20,7 @@ import (
 	"stepd/node/fakestepd"
 	"stepd/node/store"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 func TestMain(m *testing.M) {
@@ -88,10 +89,10 @@ func (c *fakeContainers) Create(_ context.Context, job uint32, _ step.User) erro
 	c.jobs[job] = true
 	return nil
 }
-func (c *fakeContainers) Join(uint32) (step.Namespaces, error) { return step.Namespaces{}, nil }
-func (c *fakeContainers) EntireStepInNS() bool                 { return false }
-func (c *fakeContainers) AddCont(uint32, uint64) error         { return nil }
-func (c *fakeContainers) AddPID(uint32, int) error             { return nil }
+func (c *fakeContainers) Join(uint32) (launch.Namespaces, error) { return launch.Namespaces{}, nil }
+func (c *fakeContainers) EntireStepInNS() bool                   { return false }
+func (c *fakeContainers) AddCont(uint32, uint64) error           { return nil }
+func (c *fakeContainers) AddPID(uint32, int) error               { return nil }
 func (c *fakeContainers) Delete(_ context.Context, job uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

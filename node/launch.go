@@ -14,6 +14,7 @@ import (
 	"stepd/api"
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // launch starts a step that the caller has claimed. A failure from here on is
@@ -284,7 +285,7 @@ func writeEvents(log *os.File, events ...eventlog.Event) error {
 
 // namespaces sets in the spec which namespaces the job's container has, and returns them as
 // stepd's descriptors from FDContainer on.
-func (n *Node) namespaces(ns step.Namespaces, spec *step.Spec, null *os.File) []*os.File {
+func (n *Node) namespaces(ns launch.Namespaces, spec *step.Spec, null *os.File) []*os.File {
 	spec.ContainerNS = ns.Mount != nil
 	spec.EntireStepInNS = spec.ContainerNS && n.cfg.Containers.EntireStepInNS()
 	spec.PIDNamespace, spec.UserNamespace = ns.PID != nil, ns.User != nil

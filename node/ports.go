@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Tracker is the node's side of process tracking: it makes the place where a
@@ -94,7 +95,7 @@ type Containers interface {
 	// Join returns the namespaces that processes of the job enter; Mount is nil
 	// for a job without a container. The caller closes them. An error says why the
 	// job can have no more processes.
-	Join(job uint32) (step.Namespaces, error)
+	Join(job uint32) (launch.Namespaces, error)
 	// EntireStepInNS reports whether the whole host joins it.
 	EntireStepInNS() bool
 	// AddCont adds a step's cgroup, by its id (the directory's inode), and AddPID a

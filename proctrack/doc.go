@@ -40,6 +40,7 @@ import (
 	"syscall"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // The kinds of tracker: the values of step.Proctrack.Kind and of node status.
@@ -60,7 +61,7 @@ type Tracker interface {
 	EvictHost(pid int) error
 	Helpers() (*os.File, error)
 	PIDs() ([]int, error)
-	Escaped(tasks []int) ([]step.Escape, error)
+	Escaped(tasks []int) ([]launch.Escape, error)
 	Signal(sig syscall.Signal) error
 	Kill(ctx context.Context) error
 	Destroy(ctx context.Context) error

@@ -8,13 +8,13 @@ import (
 	"strconv"
 	"strings"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Escaped finds living processes of the step that are in none of its cgroups:
 // of tasks, and of the descendants of the caller, stepd, to which all orphans of
 // the step come (PR_SET_CHILD_SUBREAPER).
-func (c *Cgroup) Escaped(tasks []int) ([]step.Escape, error) {
+func (c *Cgroup) Escaped(tasks []int) ([]launch.Escape, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	if c.tasks == nil {
@@ -24,7 +24,7 @@ func (c *Cgroup) Escaped(tasks []int) ([]step.Escape, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []step.Escape
+	var out []launch.Escape
 	seen := make(map[int]bool)
 	for _, pid := range append(append([]int(nil), tasks...), below...) {
 		if seen[pid] {
@@ -43,21 +43,21 @@ func (c *Cgroup) Escaped(tasks []int) ([]step.Escape, error) {
 }
 
 // escape looks at one process; most are where they belong, which costs one read.
-func (c *Cgroup) escape(pid int) (step.Escape, bool, error) {
+func (c *Cgroup) escape(pid int) (launch.Escape, bool, error) {
 	at, ok, err := cgroupOf(pid, c.tasks.v1)
 	if err != nil || !ok || c.owns(at) {
-		return step.Escape{}, false, err
+		return launch.Escape{}, false, err
 	}
 	// It may have ended, and its number may be another's by now.
 	living, err := livingPIDs([]int{pid})
 	if err != nil || len(living) == 0 {
-		return step.Escape{}, false, err
+		return launch.Escape{}, false, err
 	}
 	comm, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
 	if noProcess(err) {
-		return step.Escape{}, false, nil
+		return launch.Escape{}, false, nil
 	}
-	return step.Escape{PID: pid, Comm: strings.TrimSuffix(string(comm), "\n"), Cgroup: at}, err == nil, err
+	return launch.Escape{PID: pid, Comm: strings.TrimSuffix(string(comm), "\n"), Cgroup: at}, err == nil, err
 }
 
 // owns reports whether a path of /proc/PID/cgroup is one of the step's: below

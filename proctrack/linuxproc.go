@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // LinuxProc tracks a step by descent, where there is no cgroup to be had:
@@ -106,7 +106,7 @@ func (l *LinuxProc) list() ([]int, error) {
 }
 
 // Escaped is nothing: there is no cgroup to be moved out of.
-func (l *LinuxProc) Escaped([]int) ([]step.Escape, error) { return nil, nil }
+func (l *LinuxProc) Escaped([]int) ([]launch.Escape, error) { return nil, nil }
 
 // Signal sends sig to every process that PIDs lists.
 func (l *LinuxProc) Signal(sig syscall.Signal) error {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // PGID tracks a step by the process group of its tasks, as Slurm's
@@ -76,7 +76,7 @@ func (p *PGID) PIDs() ([]int, error) {
 }
 
 // Escaped is nothing: there is no cgroup to be moved out of.
-func (p *PGID) Escaped([]int) ([]step.Escape, error) { return nil, nil }
+func (p *PGID) Escaped([]int) ([]launch.Escape, error) { return nil, nil }
 
 // Signal sends sig to the group in one call, so no member can be missed.
 func (p *PGID) Signal(sig syscall.Signal) error {

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // board is the memory that stepd shares with the host and, until they exec,
@@ -79,14 +79,14 @@ func (b *board) long(at int) *atomic.Uint64 {
 
 // where reads slot 0 (local id -1) or the slot of a task. fault is why its
 // process has ended itself there, 0 if it has not.
-func (b *board) where(id int) (w step.HostPlace, fault int) {
+func (b *board) where(id int) (w launch.HostPlace, fault int) {
 	i := id + 1
 	if i < 0 || i >= b.nslots || b.mem == nil {
-		return step.HostPlace{Plugin: -1, Stage: stageName(0)}, 0
+		return launch.HostPlace{Plugin: -1, Stage: stageName(0)}, 0
 	}
 	at := boardHeader + i*boardSlotSize
 	stage := b.word(at).Load()
-	w = step.HostPlace{
+	w = launch.HostPlace{
 		Stage:   stageName(stage),
 		AtExec:  stage == stageExec,
 		Errno:   int(int32(b.word(at + 4).Load())),
@@ -107,7 +107,7 @@ func (b *board) where(id int) (w step.HostPlace, fault int) {
 
 // taskOf is the task for which the host was in a hook, -1 for none. The slot
 // does not say: it is in the journal, as the last call that has no end.
-func (b *board) taskOf(w step.HostPlace) int {
+func (b *board) taskOf(w launch.HostPlace) int {
 	base := boardHeader + b.nslots*boardSlotSize
 	for i := min(int(b.word(16).Load()), b.entries) - 1; i >= 0; i-- {
 		at := base + i*boardEntrySize
@@ -126,7 +126,7 @@ func (b *board) taskOf(w step.HostPlace) int {
 // journal copies the hooks from entry number from on. It stops at the first
 // that still runs, so that the next call reports it whole; with last set,
 // calls that never ended are reported too.
-func (b *board) journal(from int, last bool) (hooks []step.HookTime, next int) {
+func (b *board) journal(from int, last bool) (hooks []launch.HookTime, next int) {
 	if b.mem == nil {
 		return nil, from
 	}
@@ -141,7 +141,7 @@ func (b *board) journal(from int, last bool) (hooks []step.HookTime, next int) {
 			break
 		}
 		pluginHook := b.word(at + 20).Load()
-		h := step.HookTime{
+		h := launch.HookTime{
 			StartNS: b.long(at).Load(),
 			EndNS:   b.long(at + 8).Load(),
 			LocalID: -1,

@@ -13,6 +13,7 @@ import (
 
 	"stepd/internal/wire"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // reply is one packet from the host's control channel.
@@ -32,7 +33,7 @@ func (h *Host) send(cmd uint32, body []byte, fds ...int) error {
 	}
 	if _, _, err := h.control.WriteMsgUnix(b, oob, nil); err != nil {
 		if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
-			return step.ErrHostGone
+			return launch.ErrHostGone
 		}
 		return fmt.Errorf("cannot send command %d to spankhost: %w", cmd, err)
 	}
@@ -47,7 +48,7 @@ func (h *Host) recv() (reply, error) {
 	}
 	n, oobn, flags, _, err := h.control.ReadMsgUnix(h.buf, h.oob)
 	if n == 0 || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) {
-		return reply{}, step.ErrHostGone
+		return reply{}, launch.ErrHostGone
 	}
 	if err != nil {
 		return reply{}, fmt.Errorf("cannot read from spankhost: %w", err)
@@ -103,7 +104,7 @@ func (h *Host) do(cmd uint32, body []byte, fds []int, each func(*reply) error) e
 	}
 }
 
-// done turns a REP_DONE into nil, a *step.HookError or a plain error.
+// done turns a REP_DONE into nil, a *launch.HookError or a plain error.
 func (h *Host) done(cmd uint32, r *reply) error {
 	defer r.close()
 	got, rc, errno := r.body.U32(), r.body.i32(), r.body.i32()
@@ -121,7 +122,7 @@ func (h *Host) done(cmd uint32, r *reply) error {
 		return errors.New(what)
 	}
 	code := int(rc)
-	e := &step.HookError{Plugin: h.PluginName(int(plugin)), Hook: hookName(hook), Required: h.Required(int(plugin)), RC: &code}
+	e := &launch.HookError{Plugin: h.PluginName(int(plugin)), Hook: hookName(hook), Required: h.Required(int(plugin)), RC: &code}
 	if task != noRank {
 		e.Rank = h.rankOf(int(task))
 	}
@@ -162,8 +163,8 @@ func (h *Host) UserInit(opened func(fd int, f *os.File)) error {
 }
 
 // Fork forks every task. They wait at the gate; the host is root again after.
-func (h *Host) Fork() ([]step.Forked, error) {
-	var tasks []step.Forked
+func (h *Host) Fork() ([]launch.Forked, error) {
+	var tasks []launch.Forked
 	err := h.do(cmdFork, nil, nil, func(r *reply) error {
 		if r.kind != repTasks {
 			return fmt.Errorf("internal error: spankhost answered fork by record %d", r.kind)
@@ -173,7 +174,7 @@ func (h *Host) Fork() ([]step.Forked, error) {
 			return fmt.Errorf("internal error: spankhost told %d tasks with %d descriptors", n, len(r.fds))
 		}
 		for i := range n {
-			t := step.Forked{LocalID: int(r.body.U32()), PID: int(r.body.i32()), PidFD: r.fds[2*i], Exec: r.fds[2*i+1]}
+			t := launch.Forked{LocalID: int(r.body.U32()), PID: int(r.body.i32()), PidFD: r.fds[2*i], Exec: r.fds[2*i+1]}
 			tasks = append(tasks, t)
 		}
 		return r.body.Err
@@ -187,7 +188,7 @@ func (h *Host) PostFork() error { return h.do(cmdPostFork, nil, nil, nil) }
 // Wait lets the host reap its tasks and reports each end; it returns when all
 // have ended. slurm_spank_task_exit is called before each. A task's epilog waits in
 // its process until track has returned without an error.
-func (h *Host) Wait(ended func(step.TaskEnd), track func(localID, pid int) error) error {
+func (h *Host) Wait(ended func(launch.TaskEnd), track func(localID, pid int) error) error {
 	return h.do(cmdWait, nil, nil, func(r *reply) error {
 		if r.kind == repEpilog {
 			return letGo(r, track)
@@ -195,9 +196,9 @@ func (h *Host) Wait(ended func(step.TaskEnd), track func(localID, pid int) error
 		if r.kind != repExit {
 			return fmt.Errorf("internal error: spankhost answered wait by record %d", r.kind)
 		}
-		e := step.TaskEnd{LocalID: int(r.body.U32()), Status: step.ExitStatus(r.body.U32())}
+		e := launch.TaskEnd{LocalID: int(r.body.U32()), Status: step.ExitStatus(r.body.U32())}
 		if known := r.body.U32() != 0; known {
-			e.Usage = new(step.Usage)
+			e.Usage = new(launch.Usage)
 		}
 		r.body.usage(e.Usage)
 		if r.body.Err != nil {
@@ -226,9 +227,9 @@ func letGo(r *reply, track func(localID, pid int) error) error {
 }
 
 // usage reads wait4's figures; to is nil where there are none.
-func (b *reader) usage(to *step.Usage) {
+func (b *reader) usage(to *launch.Usage) {
 	utime, stime := b.U64(), b.U64()
-	u := step.Usage{
+	u := launch.Usage{
 		User: time.Duration(utime) * time.Microsecond, System: time.Duration(stime) * time.Microsecond,
 		MaxRSSBytes: b.i64() << 10,
 		MinorFaults: b.i64(), MajorFaults: b.i64(),

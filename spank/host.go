@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // StartConfig is what Start needs to run the host.
@@ -56,7 +56,7 @@ type Host struct {
 	logMu   sync.Mutex              // held while a record is read and passed on
 	logBuf  []byte                  // guarded by logMu
 	sinkMu  sync.Mutex              // held while sink is called
-	sink    func(step.HostRecord)   // hears the log
+	sink    func(launch.HostRecord) // hears the log
 	threads atomic.Pointer[threads] // the last that a plugin left running
 	quiet   bool                    // what plugins lack is not for the user
 
@@ -143,9 +143,9 @@ func (h *Host) Close() {
 }
 
 // Where says where the host (local id -1) or a task was last.
-func (h *Host) Where(id int) step.HostPlace {
+func (h *Host) Where(id int) launch.HostPlace {
 	if h.board == nil {
-		return step.HostPlace{Plugin: -1, Stage: stageName(1)}
+		return launch.HostPlace{Plugin: -1, Stage: stageName(1)}
 	}
 	w, _ := h.board.where(id)
 	return w
@@ -153,11 +153,11 @@ func (h *Host) Where(id int) step.HostPlace {
 
 // Hooks returns the hooks that ended since the last call; with last set, also
 // hooks that never ended.
-func (h *Host) Hooks(last bool) []step.HookTime {
+func (h *Host) Hooks(last bool) []launch.HookTime {
 	if h.board == nil {
 		return nil
 	}
-	var hooks []step.HookTime
+	var hooks []launch.HookTime
 	hooks, h.told = h.board.journal(h.told, last)
 	return hooks
 }
@@ -175,7 +175,7 @@ func (h *Host) Required(i int) bool { return i >= 0 && i < len(h.stack) && h.sta
 
 // Crash describes the end of the host (local id -1) or of a task inside a hook as
 // a HookError; ok is false where it was not in a hook.
-func (h *Host) Crash(id int, cause string) (err *step.HookError, ok bool) {
+func (h *Host) Crash(id int, cause string) (err *launch.HookError, ok bool) {
 	if h.board == nil {
 		return nil, false
 	}
@@ -199,7 +199,7 @@ func (h *Host) Crash(id int, cause string) (err *step.HookError, ok bool) {
 	if what := h.fault(w.Plugin, fault); what != "" {
 		cause = what
 	}
-	e := &step.HookError{Plugin: h.PluginName(w.Plugin), Hook: w.Hook, Required: h.Required(w.Plugin), Cause: cause}
+	e := &launch.HookError{Plugin: h.PluginName(w.Plugin), Hook: w.Hook, Required: h.Required(w.Plugin), Cause: cause}
 	if w.Plugin < 0 {
 		e.Plugin, e.Required = h.suspects(w.Hook)
 	}

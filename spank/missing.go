@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // lookupStatus is ld.so's exit status where it cannot bind a call.
@@ -88,12 +88,12 @@ const loadJob = "slurm_load_job"
 // tellMissing reports to the administrator what a plugin lacks. The user sees
 // it when the plugin really calls it.
 func (h *Host) tellMissing(l Loaded) {
-	level := step.LogInfo
+	level := launch.LogInfo
 	if h.quiet {
-		level = step.LogVerbose
+		level = launch.LogVerbose
 	}
 	for _, what := range l.Lacks() {
-		h.tell(step.HostRecord{Level: level, LocalID: -1, Text: fmt.Sprintf("spank: plugin %q: %s", h.PluginName(l.Index), what)})
+		h.tell(launch.HostRecord{Level: level, LocalID: -1, Text: fmt.Sprintf("spank: plugin %q: %s", h.PluginName(l.Index), what)})
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // headerNumbers reads every enumerator and #define of host/protocol.h.
@@ -88,15 +88,15 @@ func TestProtocolNumbers(t *testing.T) {
 			t.Errorf("%s is %d here, %s is %d in protocol.h", name, n, cName(name), want)
 		}
 	}
-	for kind, name := range map[step.TaskStreamKind]string{step.StreamToNull: "STREAM_NULL", step.StreamToHandle: "STREAM_FD",
-		step.StreamToPath: "STREAM_FILE", step.StreamToStdout: "STREAM_SAME",
-		step.StreamToEarlyPath: "STREAM_EARLY", step.StreamToTerminal: "STREAM_TERMINAL"} {
+	for kind, name := range map[launch.TaskStreamKind]string{launch.StreamToNull: "STREAM_NULL", launch.StreamToHandle: "STREAM_FD",
+		launch.StreamToPath: "STREAM_FILE", launch.StreamToStdout: "STREAM_SAME",
+		launch.StreamToEarlyPath: "STREAM_EARLY", launch.StreamToTerminal: "STREAM_TERMINAL"} {
 		if c[name] != uint64(kind) {
 			t.Errorf("stream kind %d, %s is %d in protocol.h", kind, name, c[name])
 		}
 	}
-	for level, name := range map[step.LogLevel]string{step.LogError: "LEVEL_ERROR", step.LogInfo: "LEVEL_INFO",
-		step.LogVerbose: "LEVEL_VERBOSE", step.LogDebug: "LEVEL_DEBUG", step.LogSpank: "LEVEL_SPANK_LOG"} {
+	for level, name := range map[launch.LogLevel]string{launch.LogError: "LEVEL_ERROR", launch.LogInfo: "LEVEL_INFO",
+		launch.LogVerbose: "LEVEL_VERBOSE", launch.LogDebug: "LEVEL_DEBUG", launch.LogSpank: "LEVEL_SPANK_LOG"} {
 		if c[name] != uint64(level) {
 			t.Errorf("log level %d, %s is %d in protocol.h", level, name, c[name])
 		}

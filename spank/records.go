@@ -9,17 +9,17 @@ import (
 
 	"stepd/internal/linux"
 	"stepd/internal/wire"
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // listen starts passing records to sink.
-func (h *Host) listen(sink func(step.HostRecord)) {
+func (h *Host) listen(sink func(launch.HostRecord)) {
 	h.sink = sink
 	go h.readLog()
 }
 
 // tell hands one record to the sink.
-func (h *Host) tell(rec step.HostRecord) {
+func (h *Host) tell(rec launch.HostRecord) {
 	h.sinkMu.Lock()
 	defer h.sinkMu.Unlock()
 	h.sink(rec)
@@ -90,12 +90,12 @@ func (h *Host) drainLog() {
 
 // parseRecord decodes one packet; what is malformed is dropped, since its
 // writer may be the user.
-func (h *Host) parseRecord(b []byte) (step.HostRecord, bool) {
+func (h *Host) parseRecord(b []byte) (launch.HostRecord, bool) {
 	r := reader{Reader: wire.Reader{B: b}}
-	rec := step.HostRecord{LocalID: -1}
+	rec := launch.HostRecord{LocalID: -1}
 	switch r.U32() {
 	case recLog:
-		rec.Level = step.LogLevel(r.U32())
+		rec.Level = launch.LogLevel(r.U32())
 		if n := r.U32(); n != noRank {
 			rec.LocalID = int(n)
 		}
@@ -103,15 +103,15 @@ func (h *Host) parseRecord(b []byte) (step.HostRecord, bool) {
 		rec.Text = r.str()
 	case recFail:
 		id := int(r.U32())
-		f := &step.LaunchError{Stage: stageName(r.U32()), Errno: syscall.Errno(r.i32()), Object: r.str(), Why: r.str()}
+		f := &launch.LaunchError{Stage: stageName(r.U32()), Errno: syscall.Errno(r.i32()), Object: r.str(), Why: r.str()}
 		rank := h.rankOf(id)
 		if rank == nil {
 			return rec, false
 		}
 		f.Rank = *rank
-		rec.Level, rec.LocalID, rec.Fail = step.LogError, id, f
+		rec.Level, rec.LocalID, rec.Fail = launch.LogError, id, f
 	case recWarn:
-		rec.Level = step.LogInfo
+		rec.Level = launch.LogInfo
 		h.placeRecord(&rec, r.U32(), r.U32())
 		if rec.Plugin == "" { // it says itself whom it may have been
 			rec.Text = fmt.Sprintf("%s: %s", rec.Hook, r.str())
@@ -124,16 +124,16 @@ func (h *Host) parseRecord(b []byte) (step.HostRecord, bool) {
 			return rec, false
 		}
 		h.threads.Store(t)
-		rec.Level, rec.Plugin, rec.Hook = step.LogInfo, h.PluginName(t.plugin), t.hook
+		rec.Level, rec.Plugin, rec.Hook = launch.LogInfo, h.PluginName(t.plugin), t.hook
 		rec.Text = fmt.Sprintf("plugin %q: %s: left %s running", rec.Plugin, t.hook, t)
 	case recLimit:
 		id := int(r.U32())
-		l := &step.LimitCut{Wanted: limitOf(r.U64()), Had: limitOf(r.U64()), Name: r.str()}
+		l := &launch.LimitCut{Wanted: limitOf(r.U64()), Had: limitOf(r.U64()), Name: r.str()}
 		rank := h.rankOf(id)
 		if rank == nil || r.Err != nil {
 			return rec, false
 		}
-		rec.Level, rec.LocalID, rec.Limit, rec.Text = step.LogInfo, id, l, l.String()
+		rec.Level, rec.LocalID, rec.Limit, rec.Text = launch.LogInfo, id, l, l.String()
 	default:
 		return rec, false
 	}
@@ -162,7 +162,7 @@ func (t *threads) String() string {
 	return fmt.Sprintf("%d threads", t.count)
 }
 
-func (h *Host) placeRecord(rec *step.HostRecord, plugin, hook uint32) {
+func (h *Host) placeRecord(rec *launch.HostRecord, plugin, hook uint32) {
 	if plugin != noPlugin {
 		rec.Plugin = h.PluginName(int(plugin & 0xffff))
 	}

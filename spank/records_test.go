@@ -6,7 +6,7 @@ import (
 	"sync"
 	"testing"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // threadsRecord is the host's word on threads that plugin 0 has left running.
@@ -37,7 +37,7 @@ func TestCrashAfterRecord(t *testing.T) {
 		board.word(boardHeader + 12).Store(noHook)
 		var mu sync.Mutex
 		heard := 0
-		hear := func(step.HostRecord) { mu.Lock(); heard++; mu.Unlock() }
+		hear := func(launch.HostRecord) { mu.Lock(); heard++; mu.Unlock() }
 		if h.sink = hear; reading {
 			h.listen(hear)
 		}

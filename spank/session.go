@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // SessionConfig is what Open needs.
@@ -40,12 +41,12 @@ type SessionConfig struct {
 	HookTimeout time.Duration
 	// Log hears what plugins and the host say, one record at a time, from any
 	// goroutine until Close; with nil the records are dropped.
-	Log func(step.HostRecord)
+	Log func(launch.HostRecord)
 }
 
 // Session is a spankhost in a context in which nothing is forked. Its methods
 // are called by one goroutine, in the order of host/protocol.h, and each
-// returns a *step.HookError where a plugin failed (RC is set) or took the host
+// returns a *launch.HookError where a plugin failed (RC is set) or took the host
 // down (Cause says how). After the latter all methods but Close fail.
 type Session struct {
 	host   *Host
@@ -67,7 +68,7 @@ func Open(ctx context.Context, cfg SessionConfig) (*Session, []string, error) {
 		return nil, nil, errors.New("internal error: a session in remote context")
 	}
 	if cfg.Log == nil {
-		cfg.Log = func(step.HostRecord) {}
+		cfg.Log = func(launch.HostRecord) {}
 	}
 	s := &Session{cfg: cfg, done: make(chan struct{})}
 	if err := s.start(); err != nil {
@@ -142,7 +143,7 @@ func (s *Session) load() ([]string, error) {
 	if err != nil {
 		return problems, err
 	}
-	if err := h.sendSetup(blob, nil, nil, step.Namespaces{}); err != nil {
+	if err := h.sendSetup(blob, nil, nil, launch.Namespaces{}); err != nil {
 		return problems, err
 	}
 	var left []string
@@ -231,7 +232,7 @@ const dyingTime = 2 * time.Second
 
 // explain turns the end of the channel into what happened to the host.
 func (s *Session) explain(err error) error {
-	if !errors.Is(err, step.ErrHostGone) {
+	if !errors.Is(err, launch.ErrHostGone) {
 		return err
 	}
 	t := time.NewTimer(dyingTime)
@@ -277,7 +278,7 @@ func (s *Session) Done() <-chan struct{} { return s.done }
 func (s *Session) Ending() error {
 	select {
 	case <-s.done:
-		return s.explain(step.ErrHostGone)
+		return s.explain(launch.ErrHostGone)
 	default:
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 
 	"stepd/internal/wire"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Option is an option that a plugin of the stack offers.
@@ -52,7 +53,7 @@ func (s *Session) Init() ([]Option, error) {
 }
 
 // Give calls an option's callback: the user has given it. value is nil where
-// it was given without one. A negative return is a *step.HookError.
+// it was given without one. A negative return is a *launch.HookError.
 func (s *Session) Give(o Option, value []byte) error {
 	if len(value) > step.OptionMax {
 		return fmt.Errorf("the value of --%s has %d bytes: the limit is %d", o.Name, len(value), step.OptionMax)
@@ -162,7 +163,7 @@ func (s *Session) Exit(env []string) error {
 	defer f.Close()
 	return s.watched(func() error {
 		err := s.host.do(cmdExit, nil, []int{int(f.Fd())}, nil)
-		if !errors.Is(err, step.ErrHostGone) || s.host.Where(-1).InHook() {
+		if !errors.Is(err, launch.ErrHostGone) || s.host.Where(-1).InHook() {
 			return err
 		}
 		select {
@@ -178,11 +179,11 @@ func (s *Session) Exit(env []string) error {
 
 // RequiredFailures are the calls of required plugins since the last time that
 // returned anything but 0. Most of them change nothing in Slurm.
-func (s *Session) RequiredFailures() []*step.HookError {
-	var out []*step.HookError
+func (s *Session) RequiredFailures() []*launch.HookError {
+	var out []*launch.HookError
 	for _, c := range s.host.Hooks(false) {
 		if c.RC != 0 && s.host.Required(c.Plugin) {
-			out = append(out, &step.HookError{Plugin: s.host.PluginName(c.Plugin), Hook: c.Hook, Required: true, RC: &c.RC})
+			out = append(out, &launch.HookError{Plugin: s.host.PluginName(c.Plugin), Hook: c.Hook, Required: true, RC: &c.RC})
 		}
 	}
 	return out

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // hostProgram is the built spankhost; without one the test has nothing to run.
@@ -51,7 +52,7 @@ type heard struct {
 	lines []string // guarded by mu
 }
 
-func (h *heard) log(r step.HostRecord) {
+func (h *heard) log(r launch.HostRecord) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.lines = append(h.lines, r.Text)
@@ -106,7 +107,7 @@ func TestSessionLocal(t *testing.T) {
 	if err := s.Give(options[1], []byte(big+"x")); err == nil {
 		t.Error("more than 1 MB was taken")
 	}
-	var hook *step.HookError
+	var hook *launch.HookError
 	if err := s.Give(options[0], []byte("bad")); !errors.As(err, &hook) || hook.RC == nil || *hook.RC != -1 {
 		t.Errorf("a callback that fails: %v", err)
 	}
@@ -152,7 +153,7 @@ func TestSessionAllocator(t *testing.T) {
 	if err != nil || len(options) != 1 || options[0].Name != "reg" {
 		t.Fatalf("the table's options are not for this context: %+v, %v", options, err)
 	}
-	var hook *step.HookError
+	var hook *launch.HookError
 	if err := s.PostOpt(nil); !errors.As(err, &hook) || hook.Hook != "slurm_spank_init_post_opt" || !hook.Required {
 		t.Errorf("init_post_opt: %v", err)
 	}
@@ -230,7 +231,7 @@ func TestSessionCrash(t *testing.T) {
 func TestSessionInitFailureMode(t *testing.T) {
 	h := &heard{}
 	s := open(t, ContextSlurmd, sessionPlugin(t, "-DFAILURE_MODE=ESPANK_JOB_FAILURE"), h, "init=rc:-1")
-	var hook *step.HookError
+	var hook *launch.HookError
 	if _, err := s.Init(); !errors.As(err, &hook) || *hook.RC != 3012 {
 		t.Errorf("got %v", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"stepd/internal/wire"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // configMax is the largest blob that the host reads (CONFIG_BLOB_MAX there).
@@ -23,7 +24,7 @@ const noArrayTask = 0xfffffffe
 // records of its log channel to sink, on a goroutine that ends with the
 // channel. The returned lines are for the administrator and the user: what is
 // wrong in the file without being fatal.
-func (h *Host) Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems []string, err error) {
+func (h *Host) Setup(cfg launch.HostSetup, sink func(launch.HostRecord)) (problems []string, err error) {
 	conf := cfg.Spec.Spank
 	stack, err := StackOf(conf)
 	if err != nil {
@@ -50,7 +51,7 @@ func (h *Host) Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems [
 	return problems, h.setup(&cfg)
 }
 
-func (h *Host) setup(cfg *step.HostSetup) error {
+func (h *Host) setup(cfg *launch.HostSetup) error {
 	b, err := setupBlob(cfg, h.stack)
 	if err != nil {
 		return err
@@ -59,7 +60,7 @@ func (h *Host) setup(cfg *step.HostSetup) error {
 }
 
 // sendSetup sends SETUP; gate and helpers may be nil.
-func (h *Host) sendSetup(config []byte, gate, helpers *os.File, spaces step.Namespaces) error {
+func (h *Host) sendSetup(config []byte, gate, helpers *os.File, spaces launch.Namespaces) error {
 	blob, err := memfd("spank-setup", config)
 	if err != nil {
 		return err
@@ -88,7 +89,7 @@ func (h *Host) sendSetup(config []byte, gate, helpers *os.File, spaces step.Name
 }
 
 // setupBlob is the config of SETUP.
-func setupBlob(cfg *step.HostSetup, stack []Plugin) ([]byte, error) {
+func setupBlob(cfg *launch.HostSetup, stack []Plugin) ([]byte, error) {
 	s := cfg.Spec
 	w := &writer{Writer: wire.Writer{B: make([]byte, 0, 8192)}}
 	w.tlvU32(tagContext, uint32(ContextRemote))
@@ -270,7 +271,7 @@ func flag(b bool) uint32 {
 }
 
 // Launch describes the tasks' streams and environment to the host.
-func (h *Host) Launch(l *step.Launch) error {
+func (h *Host) Launch(l *launch.Launch) error {
 	w := &writer{}
 	var fds []int
 	base := h.nfds
@@ -306,7 +307,7 @@ func (h *Host) Launch(l *step.Launch) error {
 
 // putTasks writes what each task has of its own. table is the host's number of a
 // descriptor.
-func putTasks(w *writer, l *step.Launch, table func(fd int) uint32) {
+func putTasks(w *writer, l *launch.Launch, table func(fd int) uint32) {
 	for _, s := range l.Streams {
 		w.tlv(tagStream, func(w *writer) { putStream(w, s, table) })
 	}
@@ -342,18 +343,18 @@ func putTasks(w *writer, l *step.Launch, table func(fd int) uint32) {
 	}
 }
 
-func putStream(w *writer, s step.TaskStream, table func(int) uint32) {
+func putStream(w *writer, s launch.TaskStream, table func(int) uint32) {
 	id := uint32(noRank)
-	if s.LocalID != step.AllRanks {
+	if s.LocalID != launch.AllRanks {
 		id = uint32(s.LocalID)
 	}
 	w.U32(id)
 	w.U32(uint32(s.FD))
 	w.U32(uint32(s.Kind))
 	switch s.Kind {
-	case step.StreamToHandle, step.StreamToTerminal:
+	case launch.StreamToHandle, launch.StreamToTerminal:
 		w.U32(table(s.Handle))
-	case step.StreamToPath, step.StreamToEarlyPath:
+	case launch.StreamToPath, launch.StreamToEarlyPath:
 		w.U32(uint32(s.Flags))
 	default:
 		w.U32(0)
@@ -361,9 +362,9 @@ func putStream(w *writer, s step.TaskStream, table func(int) uint32) {
 	w.Str(s.Path)
 }
 
-func putMemPolicy(w *writer, m step.MemPolicy) {
+func putMemPolicy(w *writer, m launch.MemPolicy) {
 	id := uint32(noRank)
-	if m.LocalID != step.AllRanks {
+	if m.LocalID != launch.AllRanks {
 		id = uint32(m.LocalID)
 	}
 	w.U32(id)

@@ -2,18 +2,6 @@ package step
 
 import "time"
 
-// Usage is what the kernel reports about a process at its end: of itself and of the
-// children that it waited for (getrusage(2)).
-type Usage struct {
-	User, System          time.Duration
-	MaxRSSBytes           int64 // the largest of these processes, not their sum
-	MinorFaults           int64
-	MajorFaults           int64
-	BlocksRead, BlocksOut int64 // of 512 bytes, from and to storage
-	// IO is /proc/PID/io, read before the process was reaped; "" where it was not read.
-	IO string
-}
-
 // Used is what a task, or all of a step, has used: so far, or in all when it has
 // ended. What is not known here is nil, never 0. docs/accounting.md tells from
 // where each figure comes on which layout of cgroups; where there are two

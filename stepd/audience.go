@@ -16,6 +16,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 	"stepd/stepio/live"
 	"stepd/stepio/relay"
 	"stepd/task"
@@ -81,7 +82,7 @@ func newRelay(tasks int, aud *audience) *relay.Relay {
 	streams := 2 * (tasks + 1)
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err == nil && uint64(3*streams+ofTask*tasks+others) > limit.Cur {
-		aud.Log(step.LogInfo, fmt.Sprintf("the tasks have the client's own pipes, and their bytes are not counted: to pass them on for %d tasks takes more than the %d descriptors that stepd may have (RLIMIT_NOFILE)", tasks, limit.Cur))
+		aud.Log(launch.LogInfo, fmt.Sprintf("the tasks have the client's own pipes, and their bytes are not counted: to pass them on for %d tasks takes more than the %d descriptors that stepd may have (RLIMIT_NOFILE)", tasks, limit.Cur))
 		streams = 0
 	}
 	return relay.New(streams)
@@ -99,7 +100,7 @@ func (h handler) between(s stepapi.StreamFD, handle int) (int, error) {
 		unix.Close(handle)
 		return -1, err
 	}
-	h.aud.Log(step.LogDebug, err.Error())
+	h.aud.Log(launch.LogDebug, err.Error())
 	return handle, nil
 }
 
@@ -272,11 +273,11 @@ func (a *audience) Hooks(h eventlog.HookCalls) {
 	a.flushSoon()
 }
 
-func (a *audience) Log(level step.LogLevel, text string) {
+func (a *audience) Log(level launch.LogLevel, text string) {
 	switch level {
-	case step.LogError, step.LogSpank:
+	case launch.LogError, launch.LogSpank:
 		a.log.Error(text)
-	case step.LogInfo:
+	case launch.LogInfo:
 		a.log.Info(text)
 	default:
 		a.log.Debug(text)

@@ -16,6 +16,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/spank"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // jobScript is `stepd spank prolog|epilog`, run by noded: the job_script
@@ -92,7 +93,7 @@ func (j *jobHooks) run(res *step.JobScriptResult) error {
 	for len(stack.Plugins) > 0 {
 		err := j.call(stack, res, whole)
 		whole = false // behind a crash there is but the rest of it
-		hook, ok := errors.AsType[*step.HookError](err)
+		hook, ok := errors.AsType[*launch.HookError](err)
 		if !ok || hook.RC != nil {
 			return err
 		}
@@ -141,15 +142,15 @@ func (j *jobHooks) call(stack spank.Stack, res *step.JobScriptResult, whole bool
 }
 
 // hear logs what the plugins say. In this context it goes nowhere else.
-func (j *jobHooks) hear(r step.HostRecord) {
+func (j *jobHooks) hear(r launch.HostRecord) {
 	text := r.Text
 	if r.Plugin != "" {
 		text = r.Plugin + ": " + text
 	}
 	switch r.Level {
-	case step.LogError, step.LogSpank:
+	case launch.LogError, launch.LogSpank:
 		j.log.Error(text)
-	case step.LogInfo:
+	case launch.LogInfo:
 		j.log.Info(text)
 	default:
 		j.log.Debug(text)

@@ -28,6 +28,7 @@ import (
 	"stepd/internal/quickjson"
 	"stepd/mpi/spawn"
 	"stepd/step"
+	"stepd/step/launch"
 	"stepd/stepd/wire"
 	"stepd/stepio/live"
 	"stepd/stepio/relay"
@@ -134,7 +135,7 @@ func (w *wiring) serve(plan *task.Plan, control *stepapi.Conn, listener *net.Uni
 	w.streams = newRelay(len(plan.Ranks), w.aud)
 	w.output = live.New(w.spec, live.Config{
 		Namespace: namespaces.Mount, Tap: func(t func(fd, rank int, data []byte)) { w.streams.SetTap(t) },
-		Log: func(text string) { w.aud.Log(step.LogError, text) },
+		Log: func(text string) { w.aud.Log(launch.LogError, text) },
 	})
 	w.st, err = wire.Step(plan, wire.Neighbours{
 		Audience: w.aud, Streams: w.streams, Output: w.output, Namespaces: namespaces, Services: w.services,
@@ -154,7 +155,7 @@ func (w *wiring) serve(plan *task.Plan, control *stepapi.Conn, listener *net.Uni
 // services are what an MPI plugin may ask of noded for the job.
 func (w *wiring) services() (step.MPIServices, task.Spawned) {
 	s := spawn.New(spawn.Config{
-		Spec: w.spec, Say: w.aud.Say, Log: func(text string) { w.aud.Log(step.LogInfo, text) },
+		Spec: w.spec, Say: w.aud.Say, Log: func(text string) { w.aud.Log(launch.LogInfo, text) },
 		Ask:    func(ctx context.Context, a *stepapi.Ask) (*stepapi.Answer, error) { return w.server.Ask(ctx, a) },
 		Stream: func(rank, fd int) (int, error) { return w.st.TaskStream(rank, fd) },
 		Abort:  func(rank, code int, text string) { w.st.SpawnedAborted(rank, code, text) },
@@ -164,7 +165,7 @@ func (w *wiring) services() (step.MPIServices, task.Spawned) {
 }
 
 // jobNamespaces are the namespaces of the job's container, as noded has handed them over.
-func jobNamespaces(spec *step.Spec) (ns step.Namespaces) {
+func jobNamespaces(spec *step.Spec) (ns launch.Namespaces) {
 	if spec.ContainerNS {
 		ns.Mount = os.NewFile(stepapi.FDContainer, "mount namespace")
 	}

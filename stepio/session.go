@@ -12,6 +12,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Options are what the user asked of the streams, and the client's own files.
@@ -135,7 +136,7 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 	// buffer's end: what reads it gets whole ones unless -u is given. A regular
 	// file is handed over in any case: it is the kernel's to order.
 	if !s.opt.Label && (len(ranks) == 1 || s.opt.Unbuffered || isRegular(dest)) && Handable(dest, s.opt.SameUser) {
-		rank := step.AllRanks
+		rank := launch.AllRanks
 		if st.Rank != nil {
 			rank = *st.Rank
 		}
@@ -143,7 +144,7 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 		return nil
 	}
 	if !s.opt.Label && (len(ranks) == 1 || s.opt.Unbuffered) {
-		rank := step.AllRanks
+		rank := launch.AllRanks
 		if st.Rank != nil {
 			rank = *st.Rank
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // outcome is what a cause makes of a step.
@@ -61,7 +62,7 @@ func newCauseRig(t *testing.T) (r *rig, down func(error)) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	t.Cleanup(func() { cancel(nil) })
 	r.ctx = ctx
-	r.ends = []step.TaskEnd{terminated(0), terminated(1)}
+	r.ends = []launch.TaskEnd{terminated(0), terminated(1)}
 	return r, func(why error) { cancel(why); <-r.st.Ending() }
 }
 
@@ -81,7 +82,7 @@ func TestFirstCauseStays(t *testing.T) {
 		t.Run(first+" then the plugins' host dies", func(t *testing.T) {
 			r, down := newCauseRig(t)
 			ends := r.ends
-			r.ends, r.fail["wait"] = nil, step.ErrHostGone
+			r.ends, r.fail["wait"] = nil, launch.ErrHostGone
 			r.during["wait"] = func() {
 				c.end(r, down)
 				for id := range ends {
@@ -93,7 +94,7 @@ func TestFirstCauseStays(t *testing.T) {
 		})
 		t.Run("the plugins' host dies then "+first, func(t *testing.T) {
 			r, down := newCauseRig(t)
-			r.ends, r.fail["wait"] = nil, step.ErrHostGone
+			r.ends, r.fail["wait"] = nil, launch.ErrHostGone
 			r.during["wait"] = func() { r.die(step.SignaledBy(syscall.SIGSEGV)) }
 			r.during["pids"] = func() { c.end(r, down) }
 			hostDies.check(t, r.run(t))
@@ -106,18 +107,18 @@ func TestFirstCauseStays(t *testing.T) {
 func TestFailureAfterVoidCancel(t *testing.T) {
 	for name, c := range map[string]struct {
 		call  string
-		place step.HostPlace
+		place launch.HostPlace
 	}{
-		"while the tasks are reaped": {"wait", step.HostPlace{Plugin: -1}},
-		"in the exit hooks":          {"exit", step.HostPlace{Hook: "slurm_spank_exit", Plugin: 0}},
+		"while the tasks are reaped": {"wait", launch.HostPlace{Plugin: -1}},
+		"in the exit hooks":          {"exit", launch.HostPlace{Hook: "slurm_spank_exit", Plugin: 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, _ := newCauseRig(t)
-			r.ends = []step.TaskEnd{{LocalID: 0}, {LocalID: 1}}
+			r.ends = []launch.TaskEnd{{LocalID: 0}, {LocalID: 1}}
 			if c.call == "wait" {
 				r.ends = nil
 			}
-			r.places[-1], r.fail[c.call] = c.place, step.ErrHostGone
+			r.places[-1], r.fail[c.call] = c.place, launch.ErrHostGone
 			r.during[c.call] = func() {
 				r.st.Cancel("too late")
 				for id := range 2 {

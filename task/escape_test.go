@@ -6,12 +6,13 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // TestEscaped: a process that was moved out of the step is reported once.
 func TestEscaped(t *testing.T) {
 	r := newRig(t)
-	r.escaped = []step.Escape{{PID: 5001, Comm: "a\nb", Cgroup: "/user.slice"}, {PID: 9977, Comm: "d", Cgroup: "/x"}}
+	r.escaped = []launch.Escape{{PID: 5001, Comm: "a\nb", Cgroup: "/user.slice"}, {PID: 9977, Comm: "d", Cgroup: "/x"}}
 	killed := make(chan struct{})
 	r.during["kill"] = func() { close(killed) }
 	r.during["wait"] = func() { r.st.Cancel("enough"); <-killed }

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // hookWatch bounds the hooks by HookTimeout. A hook begins without a system
@@ -49,7 +49,7 @@ func (w *hookWatch) stop() {
 
 // overdue reports whether the host or a task is in a hook beyond the limit.
 // still is for how long it may have stood still in there.
-func (w *hookWatch) overdue(p step.HostPlace, still time.Duration) bool {
+func (w *hookWatch) overdue(p launch.HostPlace, still time.Duration) bool {
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil || !p.InHook() {
 		return false

@@ -11,6 +11,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // hostPhase is how far the plugins' host is, as Run's goroutine knows it. Its process may
@@ -216,7 +217,7 @@ func (h *hostProcess) ends() bool {
 
 // died is called once the host is dead or has closed its control channel. It returns
 // why, and which plugin is to blame if one is.
-func (h *hostProcess) died() (plugin *step.HookError, why error) {
+func (h *hostProcess) died() (plugin *launch.HookError, why error) {
 	if !h.ends() {
 		h.blame("closed its control channel")
 		h.Kill()
@@ -243,7 +244,7 @@ func (h *hostProcess) endedAsAsked() bool {
 }
 
 // hear gets every record of the host's log channel, on one goroutine.
-func (h *hostProcess) hear(r step.HostRecord) {
+func (h *hostProcess) hear(r launch.HostRecord) {
 	switch {
 	case r.Fail != nil:
 		if r.LocalID >= 0 && r.LocalID < len(h.plan.Ranks) { // else a task that runs as the user wrote it
@@ -273,14 +274,14 @@ func (h *hostProcess) logHooks(last bool) {
 // in Slurm, the step's with SpankStrict=yes: it ends non-zero then, with the
 // tasks' code where that is higher.
 func (h *hostProcess) strictFailure(err error) {
-	if hook, ok := errors.AsType[*step.HookError](err); ok && hook.Required && h.plan.Spec.Spank.Strict {
+	if hook, ok := errors.AsType[*launch.HookError](err); ok && hook.Required && h.plan.Spec.Spank.Strict {
 		h.ledger.strict(hook.Error())
 	}
 }
 
 // strictCodes does the same for return codes that end a hook's chain alone,
 // those above 0: with SpankStrict=yes no required plugin fails for nothing.
-func (h *hostProcess) strictCodes(hooks []step.HookTime) {
+func (h *hostProcess) strictCodes(hooks []launch.HookTime) {
 	if !h.plan.Spec.Spank.Strict {
 		return
 	}
@@ -289,7 +290,7 @@ func (h *hostProcess) strictCodes(hooks []step.HookTime) {
 		if call.RC == 0 || call.EndNS == 0 || !h.Required(call.Plugin) {
 			continue
 		}
-		e := step.HookError{Plugin: h.PluginName(call.Plugin), Hook: call.Hook, Required: true, RC: &call.RC}
+		e := launch.HookError{Plugin: h.PluginName(call.Plugin), Hook: call.Hook, Required: true, RC: &call.RC}
 		if call.LocalID >= 0 && call.LocalID < len(h.plan.Ranks) {
 			e.Rank = &h.plan.Ranks[call.LocalID]
 		}
@@ -300,7 +301,7 @@ func (h *hostProcess) strictCodes(hooks []step.HookTime) {
 // noteCrash keeps the plugin that took its process down. The first one is the step's.
 // SIGKILL comes from elsewhere, such as the kernel for want of memory, and what does not
 // end at once after a cancel has its due.
-func noteCrash(rec *step.Record, h *step.HookError) {
+func noteCrash(rec *step.Record, h *launch.HookError) {
 	if h.Hook == "slurm_spank_task_init" {
 		return // a user's own process, which he may send any signal
 	}

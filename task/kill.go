@@ -13,6 +13,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // unkillableDefault is UnkillableStepTimeout's default (slurm.conf), and
@@ -170,7 +171,7 @@ func (k *killer) signalEscaped(sig syscall.Signal) {
 // stopped or hangs, outside of the step, keeps it for ever. The host waits for
 // such a task inside the kernel and is of no use any more. It returns nil where a task
 // that has not ended is none of them.
-func (k *killer) heldBack() (ends []step.TaskEnd) {
+func (k *killer) heldBack() (ends []launch.TaskEnd) {
 	var words []string
 	for id := range k.tasks.list {
 		p := &k.tasks.list[id]
@@ -181,7 +182,7 @@ func (k *killer) heldBack() (ends []step.TaskEnd) {
 		if !ok {
 			return nil
 		}
-		ends = append(ends, step.TaskEnd{LocalID: id, Status: status})
+		ends = append(ends, launch.TaskEnd{LocalID: id, Status: status})
 		words = append(words, fmt.Sprintf("task %d (pid %d) is dead, and its tracer, pid %d %q, has not taken its end: it stays a zombie until that process ends or detaches",
 			k.tasks.ranks[id], p.pid, tracer, procName(tracer)))
 	}

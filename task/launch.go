@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // appWordsMax bounds what the command lines and environments of all tasks of a node
@@ -16,7 +17,7 @@ const appWordsMax = 48 << 20
 
 // launchApps gives each task its own of a step's several commands. What a user has
 // written once may be repeated for each of many tasks: it is refused before it is made.
-func launchApps(spec *step.Spec, l *step.Launch) error {
+func launchApps(spec *step.Spec, l *launch.Launch) error {
 	if len(spec.Apps) == 0 {
 		return nil
 	}
@@ -69,12 +70,12 @@ const (
 // taskScripts are those around each task, in Slurm's order: the site's prolog
 // before the user's, the user's epilog before the site's. A batch script has the
 // site's alone.
-func taskScripts(spec *step.Spec) (scripts []step.TaskScript) {
+func taskScripts(spec *step.Spec) (scripts []launch.TaskScript) {
 	epilogS := spec.Scripts.TimeoutS
 	if epilogS == 0 {
 		epilogS = siteEpilogS
 	}
-	for _, s := range []step.TaskScript{
+	for _, s := range []launch.TaskScript{
 		{Label: "TaskProlog", Path: spec.Scripts.Prolog, TimeoutS: spec.Scripts.TimeoutS},
 		{Label: "--task-prolog", Path: spec.TaskProlog, TimeoutS: spec.Scripts.TimeoutS},
 		{Epilog: true, Label: "--task-epilog", Path: spec.TaskEpilog, TimeoutS: userEpilogS},
@@ -92,7 +93,7 @@ const prioVariable = "SLURM_PRIO_PROCESS"
 
 // setPriority gives the plugins' host, whose children the tasks are, the nice value that
 // PropagatePrioProcess asks for. As in Slurm it does not end the step where it fails.
-func (l *launch) setPriority() {
+func (l *startup) setPriority() {
 	spec := l.plan.Spec
 	if spec.PropagatePrio == step.PrioOff {
 		return

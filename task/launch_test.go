@@ -7,12 +7,13 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 func TestLaunchApps(t *testing.T) {
 	spec := testSpec()
 	spec.NTasks = 3
-	l := &step.Launch{TaskEnv: [][]string{{"R=0"}, {"R=1"}, {"R=2"}}}
+	l := &launch.Launch{TaskEnv: [][]string{{"R=0"}, {"R=1"}, {"R=2"}}}
 	mustLaunchApps(t, spec, l)
 	if l.TaskArgv != nil || l.TaskCwd != nil {
 		t.Errorf("a step of one command got %q, %q", l.TaskArgv, l.TaskCwd)
@@ -22,7 +23,7 @@ func TestLaunchApps(t *testing.T) {
 		{NTasks: 1, Argv: step.Raw([]string{"b"}), Env: step.Raw([]string{"E=1", "R=9"})},
 	}
 	mustLaunchApps(t, spec, l)
-	want := step.Launch{
+	want := launch.Launch{
 		TaskArgv: [][]string{{"a", "\xff"}, {"a", "\xff"}, {"b"}}, TaskCwd: []string{"d", "d", ""},
 		TaskEnv: [][]string{{"R=0"}, {"R=1"}, {"E=1", "R=9", "R=2"}},
 	}
@@ -32,14 +33,14 @@ func TestLaunchApps(t *testing.T) {
 
 	// Of a step of two nodes only this node's ranks.
 	spec.NodeID, spec.Layout = 1, &step.Layout{Nodes: []step.LayoutNode{{Ranks: "0"}, {Ranks: "1-2"}}}
-	l = &step.Launch{TaskEnv: [][]string{nil, nil}}
+	l = &launch.Launch{TaskEnv: [][]string{nil, nil}}
 	mustLaunchApps(t, spec, l)
 	if want := [][]string{{"a", "\xff"}, {"b"}}; !reflect.DeepEqual(l.TaskArgv, want) {
 		t.Errorf("node 1: got %q, want %q", l.TaskArgv, want)
 	}
 }
 
-func mustLaunchApps(t *testing.T, spec *step.Spec, l *step.Launch) {
+func mustLaunchApps(t *testing.T, spec *step.Spec, l *launch.Launch) {
 	t.Helper()
 	if err := launchApps(spec, l); err != nil {
 		t.Fatal(err)
@@ -55,7 +56,7 @@ func TestLaunchAppsBounded(t *testing.T) {
 	long := strings.Repeat("a", 100<<10)
 	for name, word := range map[string]string{"the same for all": long, "each its own": long + "%t"} {
 		spec.Apps = []step.App{{NTasks: tasks, Argv: step.Raw([]string{"true", word}), Offset: new(int)}}
-		l := &step.Launch{TaskEnv: make([][]string, tasks)}
+		l := &launch.Launch{TaskEnv: make([][]string, tasks)}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		err := launchApps(spec, l)

@@ -10,6 +10,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // settleAfter is how long a step lives before its host leaves the tasks' cgroup, and
@@ -75,7 +76,7 @@ func newLoop(s *Step) *loop {
 		hooks: newHookWatch(s.plan.Spec.Spank.HookTimeoutS), settle: time.NewTimer(settleAfter), due: true, done: make(chan struct{}),
 	}
 	go func() {
-		l.waited <- s.host.Wait(func(e step.TaskEnd) {
+		l.waited <- s.host.Wait(func(e launch.TaskEnd) {
 			select {
 			case s.tasks.ends <- e:
 			case <-l.done:
@@ -107,7 +108,7 @@ func (l *loop) run() error {
 	}
 	// The next command may be sent only when this one was answered.
 	err := <-l.waited
-	if errors.Is(err, step.ErrHostGone) {
+	if errors.Is(err, launch.ErrHostGone) {
 		return l.hostDied()
 	}
 	l.waitFailed(err)
@@ -193,7 +194,7 @@ func (l *loop) reportTasks() {
 // dead, and they are stepd's own children now, or it has not reported all, since a
 // plugin may have waited for a task of ours.
 func (l *loop) hostAnswered(err error) error {
-	if !errors.Is(err, step.ErrHostGone) {
+	if !errors.Is(err, launch.ErrHostGone) {
 		l.waitFailed(err)
 		l.endRest(err)
 		return nil
@@ -212,7 +213,7 @@ func (l *loop) waitFailed(err error) {
 	if err == nil {
 		return
 	}
-	if hook, ok := errors.AsType[*step.HookError](err); ok && hook.Rank != nil {
+	if hook, ok := errors.AsType[*launch.HookError](err); ok && hook.Rank != nil {
 		l.messages.sayError(fmt.Sprintf("Unable to spank task %d at exit", *hook.Rank))
 		l.host.strictFailure(err)
 		return
@@ -243,9 +244,9 @@ func (l *loop) endRest(why error) {
 		if l.tasks.list[id].phase == taskEnded {
 			continue
 		}
-		e := step.TaskEnd{LocalID: id, Lost: true}
+		e := launch.TaskEnd{LocalID: id, Lost: true}
 		if status, ok := pidfdStatus(l.tasks.list[id].pidfd); ok {
-			e = step.TaskEnd{LocalID: id, Status: status}
+			e = launch.TaskEnd{LocalID: id, Status: status}
 		} else if why != nil {
 			l.ledger.noteReason(why.Error())
 		}
@@ -313,7 +314,7 @@ func (l *loop) runsOther(pid int) bool {
 }
 
 // taskEnded records an end and does what the step's options ask for.
-func (l *loop) taskEnded(e step.TaskEnd) {
+func (l *loop) taskEnded(e launch.TaskEnd) {
 	p, rank := &l.tasks.list[e.LocalID], l.plan.Ranks[e.LocalID]
 	was := p.phase
 	if was == taskEnded {
@@ -352,7 +353,7 @@ func (l *loop) taskEnded(e step.TaskEnd) {
 // recordEnd writes the end of a task, which was in a phase before it, into the record. The
 // returned status is the one that counts for the step: a task that died in a hook, and so
 // was never exec'd, counts as exit code 1, and crash says so. failed: it has run no program.
-func (s *Step) recordEnd(e step.TaskEnd, was taskPhase) (status step.ExitStatus, failed bool, crash string) {
+func (s *Step) recordEnd(e launch.TaskEnd, was taskPhase) (status step.ExitStatus, failed bool, crash string) {
 	place, killed := s.host.Where(e.LocalID), s.tasks.list[e.LocalID].cause
 	hook, inHook := s.host.Crash(e.LocalID, hookEnd(e.Status, killed))
 	if sig, ok := e.Status.Signaled(); ok && killed == "" && (s.wasSent(sig) || s.causes.terminated(sig)) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // TestExecsAreTold: noded hears once which tasks run, and where one failed to exec.
@@ -13,12 +14,12 @@ func TestExecsAreTold(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.spec.NTasks = 3
-	r.places[0] = step.HostPlace{Plugin: -1, AtExec: true, Stage: "exec"}
-	r.places[2] = step.HostPlace{Plugin: -1, AtExec: true, Stage: "exec"}
-	r.places[1] = step.HostPlace{Plugin: -1, AtExec: true, Stage: "exec", Errno: int(syscall.ENOENT)}
+	r.places[0] = launch.HostPlace{Plugin: -1, AtExec: true, Stage: "exec"}
+	r.places[2] = launch.HostPlace{Plugin: -1, AtExec: true, Stage: "exec"}
+	r.places[1] = launch.HostPlace{Plugin: -1, AtExec: true, Stage: "exec", Errno: int(syscall.ENOENT)}
 	r.during["wait"] = func() {
-		r.sink(step.HostRecord{LocalID: 1, Fail: &step.LaunchError{Rank: 1, Stage: "exec", Errno: syscall.ENOENT, Object: "/none"}})
-		r.st.tasks.ends <- step.TaskEnd{LocalID: 1, Status: step.ExitedWith(2)}
+		r.sink(launch.HostRecord{LocalID: 1, Fail: &launch.LaunchError{Rank: 1, Stage: "exec", Errno: syscall.ENOENT, Object: "/none"}})
+		r.st.tasks.ends <- launch.TaskEnd{LocalID: 1, Status: step.ExitedWith(2)}
 		select {
 		case rec := <-r.stalled:
 			for rank, want := range []step.TaskState{step.TaskRunning, step.TaskFailed, step.TaskRunning} {
@@ -34,7 +35,7 @@ func TestExecsAreTold(t *testing.T) {
 		}
 		time.Sleep(3 * settleAfter)
 	}
-	r.ends = []step.TaskEnd{{LocalID: 0}, {LocalID: 2}}
+	r.ends = []launch.TaskEnd{{LocalID: 0}, {LocalID: 2}}
 	r.run(t)
 	if n := len(r.stalled); n > 0 {
 		t.Errorf("told %d times more", n)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/eventlog"
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // messages are what a step says: to its user, to the administrator and to the event
@@ -42,7 +42,7 @@ func (m *messages) span(name string, start time.Time, err error) {
 }
 
 // log writes a line for the administrator.
-func (m *messages) log(text string) { m.audience.Log(step.LogError, text) }
+func (m *messages) log(text string) { m.audience.Log(launch.LogError, text) }
 
 // say sends lines to the user's stderr, with the node's name before each.
 func (m *messages) say(text string) {
@@ -92,22 +92,22 @@ func (m *messages) visible(hook string) bool {
 }
 
 // plugin passes on what a plugin or a task's script has logged.
-func (m *messages) plugin(r step.HostRecord) {
+func (m *messages) plugin(r launch.HostRecord) {
 	text := r.Text
 	if r.Plugin != "" {
 		text = r.Plugin + ": " + text
 	}
 	// What a user's epilog writes is the user's alone.
-	if r.Level != step.LogSpank || r.Plugin != "" {
+	if r.Level != launch.LogSpank || r.Plugin != "" {
 		m.audience.Log(r.Level, text)
 	}
 	if r.Hook != "" && !m.visible(r.Hook) {
 		return
 	}
 	switch r.Level {
-	case step.LogError:
+	case launch.LogError:
 		m.say(r.Text)
-	case step.LogSpank:
+	case launch.LogSpank:
 		for line := range strings.Lines(r.Text) {
 			m.audience.Say(strings.TrimRight(line, "\n"))
 		}
@@ -116,7 +116,7 @@ func (m *messages) plugin(r step.HostRecord) {
 
 // launchFailure reports to the user why a task is not exec'd, in the words of Slurm
 // where it has such.
-func (m *messages) launchFailure(id int, f *step.LaunchError) {
+func (m *messages) launchFailure(id int, f *launch.LaunchError) {
 	switch f.Stage {
 	case "exec":
 		m.say(fmt.Sprintf("execve(): %s: %s%s", f.Object, errnoText(f.Errno), whyWords(f)))
@@ -134,7 +134,7 @@ func (m *messages) launchFailure(id int, f *step.LaunchError) {
 }
 
 // whyWords is what the task has found out, where it is more than the error says.
-func whyWords(f *step.LaunchError) string {
+func whyWords(f *launch.LaunchError) string {
 	if f.Why == "" || f.Why == fmt.Sprintf("\"%s\" does not exist", f.Object) {
 		return ""
 	}
@@ -142,9 +142,9 @@ func whyWords(f *step.LaunchError) string {
 }
 
 // streamOf names the stream whose file a task could not open.
-func (m *messages) streamOf(id int, f *step.LaunchError) string {
+func (m *messages) streamOf(id int, f *launch.LaunchError) string {
 	for _, st := range m.plan.Streams {
-		if st.Kind == step.StreamToPath && st.Path == f.Object && (st.LocalID == id || st.LocalID == step.AllRanks) {
+		if st.Kind == launch.StreamToPath && st.Path == f.Object && (st.LocalID == id || st.LocalID == launch.AllRanks) {
 			return [...]string{"stdin", "stdout", "stderr"}[st.FD]
 		}
 	}

@@ -6,11 +6,12 @@ import (
 	"os"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // prefork gives the step its MPI servers. They may still change the environment that
 // user_init sees.
-func (l *launch) prefork(ctx context.Context) (err error) {
+func (l *startup) prefork(ctx context.Context) (err error) {
 	if l.d.MPI == nil {
 		return nil
 	}
@@ -18,7 +19,7 @@ func (l *launch) prefork(ctx context.Context) (err error) {
 	l.mpi, err = l.d.MPI.Prefork(ctx, step.MPIJob{
 		Spec:     l.plan.Spec,
 		Abort:    l.mpiAbort,
-		Log:      func(text string) { l.d.Audience.Log(step.LogInfo, text) },
+		Log:      func(text string) { l.d.Audience.Log(launch.LogInfo, text) },
 		Progress: l.progress.note,
 		Tasks:    func() []step.MPITask { return mpiTable(l.Record().Tasks) },
 		Signal:   l.toRanks,

@@ -7,12 +7,13 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // An MPI plugin sees the tasks of its node by rank, and signals those that it names.
 func TestMPITable(t *testing.T) {
 	r := newNodeRig(t) // ranks 1 and 3
-	r.ends = []step.TaskEnd{{LocalID: 0, Status: step.ExitedWith(0)}, {LocalID: 1, Status: step.ExitedWith(4)}}
+	r.ends = []launch.TaskEnd{{LocalID: 0, Status: step.ExitedWith(0)}, {LocalID: 1, Status: step.ExitedWith(4)}}
 	r.during["wait"] = func() {
 		for i, task := range r.job.Tasks() {
 			if task.Rank != 2*i+1 || task.PID != 5000+i || task.State == step.TaskExited || task.Status != nil {

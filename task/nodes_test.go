@@ -13,6 +13,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // newNodeRig is a step's part on node 1 of 2.
@@ -24,19 +25,19 @@ func newNodeRig(t *testing.T) *rig {
 	return r
 }
 
-func terminated(local int) step.TaskEnd {
-	return step.TaskEnd{LocalID: local, Status: step.SignaledBy(syscall.SIGTERM)}
+func terminated(local int) launch.TaskEnd {
+	return launch.TaskEnd{LocalID: local, Status: step.SignaledBy(syscall.SIGTERM)}
 }
 
 // A node's tasks are counted by local id; all others get ranks.
 func TestNodeTellsRanks(t *testing.T) {
 	r := newNodeRig(t)
 	r.spec.Stdout = step.Stream{Kind: step.StreamFile, Pattern: "o%t.%n"}
-	r.hooks = []step.HookTime{{LocalID: 1, Hook: "slurm_spank_task_init", EndNS: 1}}
-	r.ends = []step.TaskEnd{{LocalID: 1, Status: step.ExitedWith(4)}, {LocalID: 0, Status: step.ExitedWith(2)}}
-	r.places[1] = step.HostPlace{Plugin: -1, Stage: "stdio"}
+	r.hooks = []launch.HookTime{{LocalID: 1, Hook: "slurm_spank_task_init", EndNS: 1}}
+	r.ends = []launch.TaskEnd{{LocalID: 1, Status: step.ExitedWith(4)}, {LocalID: 0, Status: step.ExitedWith(2)}}
+	r.places[1] = launch.HostPlace{Plugin: -1, Stage: "stdio"}
 	r.during["wait"] = func() {
-		r.sink(step.HostRecord{LocalID: 1, Fail: &step.LaunchError{Rank: 3, Stage: "chdir", Errno: syscall.ENOENT, Object: "/x"}})
+		r.sink(launch.HostRecord{LocalID: 1, Fail: &launch.LaunchError{Rank: 3, Stage: "chdir", Errno: syscall.ENOENT, Object: "/x"}})
 		if err := r.st.Signal(int(syscall.SIGUSR1), ""); err != nil {
 			t.Error(err)
 		}
@@ -134,7 +135,7 @@ func TestNodeAttach(t *testing.T) {
 	r.run(t)
 	var got []string
 	for _, st := range r.launch.Streams {
-		if st.Kind == step.StreamToHandle {
+		if st.Kind == launch.StreamToHandle {
 			got = append(got, fmt.Sprint(st.LocalID, ":", st.FD))
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // A process that was killed for want of memory makes the step's end, whatever
@@ -17,14 +18,14 @@ func TestOutOfMemory(t *testing.T) {
 		name  string
 		group step.OOMGroup
 		v1    map[string]string
-		ends  []step.TaskEnd
+		ends  []launch.TaskEnd
 		code  int
 		kills bool
 	}{
-		{"the task itself", step.OOMGroupNone, nil, []step.TaskEnd{{LocalID: 0}, {LocalID: 1, Status: 9}}, 137, false},
-		{"its child", step.OOMGroupNone, nil, []step.TaskEnd{{LocalID: 0}, {LocalID: 1}}, exitOOM, false},
-		{"together, by the kernel", step.OOMGroupStep, nil, []step.TaskEnd{{LocalID: 0, Status: 9}, {LocalID: 1, Status: 9}}, 137, false},
-		{"together, by us", step.OOMGroupStep, map[string]string{"memory": "/m"}, []step.TaskEnd{{LocalID: 0, Status: 9}, {LocalID: 1, Status: 9}}, 137, true},
+		{"the task itself", step.OOMGroupNone, nil, []launch.TaskEnd{{LocalID: 0}, {LocalID: 1, Status: 9}}, 137, false},
+		{"its child", step.OOMGroupNone, nil, []launch.TaskEnd{{LocalID: 0}, {LocalID: 1}}, exitOOM, false},
+		{"together, by the kernel", step.OOMGroupStep, nil, []launch.TaskEnd{{LocalID: 0, Status: 9}, {LocalID: 1, Status: 9}}, 137, false},
+		{"together, by us", step.OOMGroupStep, map[string]string{"memory": "/m"}, []launch.TaskEnd{{LocalID: 0, Status: 9}, {LocalID: 1, Status: 9}}, 137, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)

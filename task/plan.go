@@ -8,6 +8,7 @@ import (
 
 	"stepd/srunopt"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Plan is what will happen, decided before anything does: environments,
@@ -26,7 +27,7 @@ type Plan struct {
 	CommonEnv []string
 	TaskEnv   [][]string
 	// Streams are the streams that are known before a client has attached its own.
-	Streams []step.TaskStream
+	Streams []launch.TaskStream
 	// NeedClient[fd]: a client must attach that stream.
 	NeedClient [3]bool
 }
@@ -67,9 +68,9 @@ func (p *Plan) localID(rank int) (id int, ours bool) { return slices.BinarySearc
 func (p *Plan) planStream(fd int, s step.Stream) error {
 	if s.Rank != nil {
 		// One task has the stream; the others read and write nothing.
-		p.Streams = append(p.Streams, step.TaskStream{LocalID: step.AllRanks, FD: fd, Kind: step.StreamToNull})
+		p.Streams = append(p.Streams, launch.TaskStream{LocalID: launch.AllRanks, FD: fd, Kind: launch.StreamToNull})
 	}
-	id := step.AllRanks
+	id := launch.AllRanks
 	if s.Rank != nil {
 		var ours bool
 		if id, ours = p.localID(*s.Rank); !ours {
@@ -78,9 +79,9 @@ func (p *Plan) planStream(fd int, s step.Stream) error {
 	}
 	switch s.Kind {
 	case step.StreamNull:
-		p.Streams = append(p.Streams, step.TaskStream{LocalID: id, FD: fd, Kind: step.StreamToNull})
+		p.Streams = append(p.Streams, launch.TaskStream{LocalID: id, FD: fd, Kind: launch.StreamToNull})
 	case step.StreamSame:
-		p.Streams = append(p.Streams, step.TaskStream{LocalID: id, FD: fd, Kind: step.StreamToStdout})
+		p.Streams = append(p.Streams, launch.TaskStream{LocalID: id, FD: fd, Kind: launch.StreamToStdout})
 	case step.StreamClient:
 		p.NeedClient[fd] = true
 	case step.StreamFile:
@@ -101,17 +102,17 @@ func (p *Plan) planFile(fd, id int, s step.Stream) error {
 			flags |= syscall.O_TRUNC
 		}
 	}
-	kind := step.StreamToPath
+	kind := launch.StreamToPath
 	if isBatch(p.Spec) && fd != 0 {
-		kind = step.StreamToEarlyPath // it has no client that would get failures
+		kind = launch.StreamToEarlyPath // it has no client that would get failures
 	}
 	add := func(id, rank int) error {
 		path, err := srunopt.ExpandPattern(s.Pattern, p.Spec, rank)
-		p.Streams = append(p.Streams, step.TaskStream{LocalID: id, FD: fd, Kind: kind, Path: path, Flags: flags})
+		p.Streams = append(p.Streams, launch.TaskStream{LocalID: id, FD: fd, Kind: kind, Path: path, Flags: flags})
 		return err
 	}
 	switch {
-	case id != step.AllRanks:
+	case id != launch.AllRanks:
 		return add(id, p.Ranks[id])
 	case !srunopt.PatternHas(s.Pattern, "t"):
 		return add(id, 0)

@@ -9,6 +9,7 @@ import (
 
 	"stepd/srunopt"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 func testSpec() *step.Spec {
@@ -214,26 +215,26 @@ func TestPlanStreams(t *testing.T) {
 	tests := []struct {
 		name   string
 		change func(*step.Spec)
-		want   []step.TaskStream
+		want   []launch.TaskStream
 		client [3]bool
 	}{
 		{"client", func(s *step.Spec) {},
-			[]step.TaskStream{{LocalID: step.AllRanks, FD: 0, Kind: step.StreamToNull}}, [3]bool{false, true, true}},
+			[]launch.TaskStream{{LocalID: launch.AllRanks, FD: 0, Kind: launch.StreamToNull}}, [3]bool{false, true, true}},
 		{"one file for all", func(s *step.Spec) { s.Stdout = step.Stream{Kind: step.StreamFile, Pattern: "out.%j"} },
-			[]step.TaskStream{{LocalID: step.AllRanks, FD: 0, Kind: step.StreamToNull},
-				{LocalID: step.AllRanks, FD: 1, Kind: step.StreamToPath, Path: "out.77", Flags: 0o1 | 0o100 | 0o2000 | 0o1000}},
+			[]launch.TaskStream{{LocalID: launch.AllRanks, FD: 0, Kind: launch.StreamToNull},
+				{LocalID: launch.AllRanks, FD: 1, Kind: launch.StreamToPath, Path: "out.77", Flags: 0o1 | 0o100 | 0o2000 | 0o1000}},
 			[3]bool{false, false, true}},
 		{"a file for each, appended", func(s *step.Spec) {
 			s.NTasks = 2
 			s.Stdout = step.Stream{Kind: step.StreamFile, Pattern: "o%t", Append: true}
 			s.Stderr = step.Stream{Kind: step.StreamSame}
-		}, []step.TaskStream{{LocalID: step.AllRanks, FD: 0, Kind: step.StreamToNull},
-			{LocalID: 0, FD: 1, Kind: step.StreamToPath, Path: "o0", Flags: 0o1 | 0o100 | 0o2000},
-			{LocalID: 1, FD: 1, Kind: step.StreamToPath, Path: "o1", Flags: 0o1 | 0o100 | 0o2000},
-			{LocalID: step.AllRanks, FD: 2, Kind: step.StreamToStdout}}, [3]bool{}},
+		}, []launch.TaskStream{{LocalID: launch.AllRanks, FD: 0, Kind: launch.StreamToNull},
+			{LocalID: 0, FD: 1, Kind: launch.StreamToPath, Path: "o0", Flags: 0o1 | 0o100 | 0o2000},
+			{LocalID: 1, FD: 1, Kind: launch.StreamToPath, Path: "o1", Flags: 0o1 | 0o100 | 0o2000},
+			{LocalID: launch.AllRanks, FD: 2, Kind: launch.StreamToStdout}}, [3]bool{}},
 		{"stdin from the client to one rank", func(s *step.Spec) {
 			s.Stdin = step.Stream{Kind: step.StreamClient, Rank: &one}
-		}, []step.TaskStream{{LocalID: step.AllRanks, FD: 0, Kind: step.StreamToNull}}, [3]bool{true, true, true}},
+		}, []launch.TaskStream{{LocalID: launch.AllRanks, FD: 0, Kind: launch.StreamToNull}}, [3]bool{true, true, true}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

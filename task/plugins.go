@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // pluginChain are the task plugins of the step. Only Run's goroutine uses it.
@@ -28,7 +28,7 @@ func (c *pluginChain) preSetuid(context.Context) error {
 }
 
 // preLaunch lets them add what the tasks do to themselves.
-func (c *pluginChain) preLaunch(l *step.Launch) error {
+func (c *pluginChain) preLaunch(l *launch.Launch) error {
 	var errs []error
 	for _, p := range c.list {
 		errs = append(errs, pluginError(p, p.PreLaunch(l)))
@@ -48,7 +48,7 @@ func (c *pluginChain) preLaunchPriv(context.Context) error {
 	return nil
 }
 
-func (c *pluginChain) postTerm(e step.TaskEnd) {
+func (c *pluginChain) postTerm(e launch.TaskEnd) {
 	for _, p := range c.list {
 		p.PostTerm(e)
 	}

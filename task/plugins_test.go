@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // fakePlugin notes its calls, with its name before them.
@@ -16,14 +17,14 @@ type fakePlugin struct {
 	name string
 }
 
-func (p fakePlugin) Name() string                 { return "task/" + p.name }
-func (p fakePlugin) PreSetuid() error             { return p.r.note(p.name + " pre_setuid") }
-func (p fakePlugin) PreLaunch(*step.Launch) error { return p.r.note(p.name + " pre_launch") }
-func (p fakePlugin) PostStep() error              { return p.r.note(p.name + " post_step") }
+func (p fakePlugin) Name() string                   { return "task/" + p.name }
+func (p fakePlugin) PreSetuid() error               { return p.r.note(p.name + " pre_setuid") }
+func (p fakePlugin) PreLaunch(*launch.Launch) error { return p.r.note(p.name + " pre_launch") }
+func (p fakePlugin) PostStep() error                { return p.r.note(p.name + " post_step") }
 func (p fakePlugin) PreLaunchPriv(rank, pid int) error {
 	return p.r.note(fmt.Sprintf("%s priv %d %d", p.name, rank, pid))
 }
-func (p fakePlugin) PostTerm(e step.TaskEnd) {
+func (p fakePlugin) PostTerm(e launch.TaskEnd) {
 	_ = p.r.note(fmt.Sprintf("%s term %d", p.name, e.LocalID))
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Tracker holds every process of the step, so that none escapes or outlives
@@ -34,7 +35,7 @@ type Tracker interface {
 	// Escaped finds living processes that were moved out of the step's cgroups:
 	// of these tasks, and of what descends from stepd. Nothing, where there are no
 	// cgroups to be moved out of.
-	Escaped(tasks []int) ([]step.Escape, error)
+	Escaped(tasks []int) ([]launch.Escape, error)
 	// Signal sends sig to every process of the tasks.
 	Signal(sig syscall.Signal) error
 	// Kill kills every process of the tasks and returns when none is left, or
@@ -60,12 +61,12 @@ type Plugin interface {
 	PreSetuid() error
 	// PreLaunch adds what the tasks do to themselves, as the user, before their
 	// task_init: such as their memory policy.
-	PreLaunch(l *step.Launch) error
+	PreLaunch(l *launch.Launch) error
 	// PreLaunchPriv runs as root for each task, which is tracked and waits at the
 	// gate, before its task_post_fork.
 	PreLaunchPriv(localID, pid int) error
 	// PostTerm is called at a task's end.
-	PostTerm(end step.TaskEnd)
+	PostTerm(end launch.TaskEnd)
 	// PostStep runs as root when no process of the tasks is left, before their
 	// cgroups are removed. It follows every PreSetuid, failed ones included.
 	PostStep() error
@@ -81,8 +82,8 @@ type Accounting interface {
 	HostMoved()
 	// TaskEnded and OrphanEnded report how a task ended, and any other process of the
 	// step that stepd has reaped.
-	TaskEnded(end step.TaskEnd)
-	OrphanEnded(pid int, usage *step.Usage)
+	TaskEnded(end launch.TaskEnd)
+	OrphanEnded(pid int, usage *launch.Usage)
 	// Sample looks at what runs now.
 	Sample()
 	// Finish reads what goes with the tasks' cgroups: no process of theirs is left.
@@ -106,7 +107,7 @@ type Streams interface {
 	// Drain returns when the last byte of the tasks was passed on, once no process of
 	// the step is left. A stream that another process keeps open is closed after limit,
 	// and reported. It is called once.
-	Drain(limit time.Duration) []step.Held
+	Drain(limit time.Duration) []launch.Held
 	// Fill writes into the record what has passed so far, and Used reports whether there
 	// are such streams at all; any goroutine may call them.
 	Fill(rec *step.Record)
@@ -139,21 +140,21 @@ type Output interface {
 // Step.Run, in this order; Kill, Where and PID by any.
 type Host interface {
 	PID() int
-	Setup(cfg step.HostSetup, sink func(step.HostRecord)) (problems []string, err error)
+	Setup(cfg launch.HostSetup, sink func(launch.HostRecord)) (problems []string, err error)
 	LoadStack() (problems []string, err error)
 	Init() error
-	Launch(l *step.Launch) error
+	Launch(l *launch.Launch) error
 	UserInit(opened func(fd int, f *os.File)) error
-	Fork() ([]step.Forked, error)
+	Fork() ([]launch.Forked, error)
 	PostFork() error
-	Wait(ended func(step.TaskEnd), track func(localID, pid int) error) error
+	Wait(ended func(launch.TaskEnd), track func(localID, pid int) error) error
 	Exit() error
 
 	// Where and Crash return what the host (local id -1) or a task did last.
-	Where(localID int) step.HostPlace
-	Crash(localID int, cause string) (*step.HookError, bool)
+	Where(localID int) launch.HostPlace
+	Crash(localID int, cause string) (*launch.HookError, bool)
 	// Hooks returns the hooks that ended since the last call.
-	Hooks(last bool) []step.HookTime
+	Hooks(last bool) []launch.HookTime
 	PluginName(i int) string
 	// Required reports whether plugstack.conf says so of a plugin.
 	Required(i int) bool
@@ -182,5 +183,5 @@ type Audience interface {
 	// Hooks writes calls of hooks into it.
 	Hooks(h eventlog.HookCalls)
 	// Log writes a line for the administrator.
-	Log(level step.LogLevel, text string)
+	Log(level launch.LogLevel, text string)
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 func TestNiceOf(t *testing.T) {
@@ -54,7 +55,7 @@ type logAudience struct {
 	lines []string
 }
 
-func (a *logAudience) Log(_ step.LogLevel, text string) { a.lines = append(a.lines, text) }
+func (a *logAudience) Log(_ launch.LogLevel, text string) { a.lines = append(a.lines, text) }
 
 // refuse makes a system call of the calling thread fail with EPERM, for ever.
 func refuse(call uint32) error {
@@ -86,7 +87,7 @@ func TestPriorityUnknown(t *testing.T) {
 	}
 	a := &logAudience{}
 	plan := &Plan{Spec: &step.Spec{User: step.User{UID: 7}, PropagatePrio: step.PrioNicer}}
-	l := launch{Step: &Step{
+	l := startup{Step: &Step{
 		plan: plan, host: &hostProcess{Host: childHost{pid: child.Process.Pid}}, messages: &messages{plan: plan, audience: a},
 	}}
 	done := make(chan struct{})

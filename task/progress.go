@@ -12,6 +12,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // lookMax bounds the processes that are looked at when a step is ended: before
@@ -180,7 +181,7 @@ func lookAt(d *step.Doing) bool {
 }
 
 // inHook adds which hook of a plugin the process is in, or which stage.
-func inHook(d *step.Doing, h Host, p step.HostPlace) {
+func inHook(d *step.Doing, h Host, p launch.HostPlace) {
 	var now unix.Timespec
 	switch {
 	case p.AtExec:

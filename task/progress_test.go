@@ -8,6 +8,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // A step that is ended while ranks wait for another one keeps how far each has
@@ -21,7 +22,7 @@ func TestProgressIsKept(t *testing.T) {
 		r.st.Cancel("enough")
 		r.job.Progress(1, step.MPIProgress{Phase: step.PhaseFinalized})
 	}
-	r.ends = []step.TaskEnd{{LocalID: 0, Status: step.SignaledBy(15)}, {LocalID: 1, Status: step.SignaledBy(15)}}
+	r.ends = []launch.TaskEnd{{LocalID: 0, Status: step.SignaledBy(15)}, {LocalID: 1, Status: step.SignaledBy(15)}}
 	rec := r.run(t)
 	if m := rec.Tasks[1].MPI; m == nil || m.Waiting != "fence 2" || m.Phase != step.PhaseInitialized || rec.Tasks[1].Doing != nil {
 		t.Errorf("rank 1: %+v, %v", m, rec.Tasks[1].Doing)
@@ -87,7 +88,7 @@ func TestLookAt(t *testing.T) {
 	if none := (step.Doing{PID: 1 << 23}); lookAt(&none) {
 		t.Errorf("got %+v", none)
 	}
-	in := step.HostPlace{Plugin: 2, Hook: "slurm_spank_task_init", SinceNS: 1}
+	in := launch.HostPlace{Plugin: 2, Hook: "slurm_spank_task_init", SinceNS: 1}
 	inHook(&d, fakeHost{newRig(t)}, in)
 	if d.Hook != in.Hook || d.Plugin != "x.so" || d.HookTime < time.Nanosecond {
 		t.Errorf("got %+v", d)

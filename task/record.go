@@ -9,6 +9,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // ledger keeps the step's record while it is written. Any goroutine may use it.
@@ -17,8 +18,8 @@ type ledger struct {
 	streams  Streams
 
 	mu    sync.Mutex
-	rec   step.Record              // guarded by mu
-	fails map[int]step.LaunchError // guarded by mu: why a task was not exec'd, by local id
+	rec   step.Record                // guarded by mu
+	fails map[int]launch.LaunchError // guarded by mu: why a task was not exec'd, by local id
 	// oomKills counts the processes killed for want of memory.
 	oomKills int // guarded by mu
 	floor    int // guarded by mu: the least exit code, where SpankStrict asks for one
@@ -27,7 +28,7 @@ type ledger struct {
 // newLedger begins the record of a step: it has the tasks of this node.
 func newLedger(p *Plan, m *messages, streams Streams) *ledger {
 	spec := p.Spec
-	l := &ledger{messages: m, streams: streams, fails: make(map[int]step.LaunchError)}
+	l := &ledger{messages: m, streams: streams, fails: make(map[int]launch.LaunchError)}
 	l.rec = step.Record{
 		ID: spec.ID, Name: spec.Name, UID: spec.User.UID, User: spec.User.Name,
 		Node: spec.NodeName, State: step.Pending, NTasks: spec.NTasks,
@@ -97,7 +98,7 @@ func (l *ledger) leastCode() int {
 }
 
 // noteFailure keeps why a task is not exec'd.
-func (l *ledger) noteFailure(id int, f step.LaunchError) {
+func (l *ledger) noteFailure(id int, f launch.LaunchError) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fails[id] = f

@@ -11,6 +11,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Run launches the tasks, follows them to their ends and takes everything back.
@@ -20,7 +21,7 @@ func (s *Step) Run(ctx context.Context) step.Record {
 	defer context.AfterFunc(ctx, func() { s.end(cause{kind: byHost, reason: context.Cause(ctx).Error()}) })()
 	s.ledger.setState(step.Starting)
 	unguard := s.host.guard()
-	err := (&launch{Step: s}).run(ctx)
+	err := (&startup{Step: s}).run(ctx)
 	unguard()
 	if err == nil {
 		err = newLoop(s).run()
@@ -29,8 +30,8 @@ func (s *Step) Run(ctx context.Context) step.Record {
 	return s.Record()
 }
 
-// launch is the way from nothing to the open gate.
-type launch struct {
+// startup is the way from nothing to the open gate.
+type startup struct {
 	*Step
 	mpi step.MPITasks
 }
@@ -42,7 +43,7 @@ type stage struct {
 }
 
 // run runs the stages.
-func (l *launch) run(ctx context.Context) error {
+func (l *startup) run(ctx context.Context) error {
 	for _, st := range []stage{
 		// The tasks' cgroup exists before the host is born in it.
 		{"proctrack", l.createTracker},
@@ -72,7 +73,7 @@ func (l *launch) run(ctx context.Context) error {
 }
 
 // stage runs one stage between its two events.
-func (l *launch) stage(ctx context.Context, st stage) error {
+func (l *startup) stage(ctx context.Context, st stage) error {
 	if c := l.causes.endedBy(); c != nil {
 		return c
 	}
@@ -86,12 +87,12 @@ func (l *launch) stage(ctx context.Context, st stage) error {
 
 // explain turns the end of a launch into its cause: a cancel, a crash of
 // the host with the hook's name, or the stage's own error.
-func (l *launch) explain(stage string, err error) error {
+func (l *startup) explain(stage string, err error) error {
 	ended := l.causes.endedBy()
 	if ended != nil {
 		l.messages.sayCancelled(ended)
 	}
-	if errors.Is(err, step.ErrHostGone) {
+	if errors.Is(err, launch.ErrHostGone) {
 		if died := l.hostDied(); ended == nil {
 			return died
 		}
@@ -99,7 +100,7 @@ func (l *launch) explain(stage string, err error) error {
 	if ended != nil {
 		return ended
 	}
-	if hook, ok := errors.AsType[*step.HookError](err); ok {
+	if hook, ok := errors.AsType[*launch.HookError](err); ok {
 		if !l.messages.visible(hook.Hook) || hook.RC == nil {
 			l.messages.sayError(hook.Error())
 		}
@@ -113,7 +114,7 @@ func (l *launch) explain(stage string, err error) error {
 	return err
 }
 
-func (l *launch) createTracker(context.Context) error {
+func (l *startup) createTracker(context.Context) error {
 	// Undone last: the log channel ends when every process that holds it is
 	// dead, a helper that a plugin has forked included.
 	l.push("log", func() error {
@@ -133,7 +134,7 @@ func (l *launch) createTracker(context.Context) error {
 	return nil
 }
 
-func (l *launch) startHost(context.Context) error {
+func (l *startup) startHost(context.Context) error {
 	cgroup, inside := l.d.Tracker.HostCgroup()
 	h, err := l.d.StartHost(cgroup)
 	if err != nil {
@@ -158,7 +159,7 @@ func (l *launch) startHost(context.Context) error {
 	return nil
 }
 
-func (l *launch) loadStack(context.Context) error {
+func (l *startup) loadStack(context.Context) error {
 	gateRead, gateWrite, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("cannot make the gate's pipe: %w", err)
@@ -173,7 +174,7 @@ func (l *launch) loadStack(context.Context) error {
 	if helpers != nil {
 		defer helpers.Close()
 	}
-	problems, err := l.host.Setup(step.HostSetup{
+	problems, err := l.host.Setup(launch.HostSetup{
 		Spec: l.plan.Spec, Env: l.plan.Env, HostEnv: l.plan.HostEnv,
 		Gate: gateRead, Helpers: helpers, Namespaces: l.d.Namespaces,
 	}, l.host.hear)
@@ -190,7 +191,7 @@ func (l *launch) loadStack(context.Context) error {
 	return nil
 }
 
-func (l *launch) initStack(context.Context) error {
+func (l *startup) initStack(context.Context) error {
 	if err := l.host.Init(); err != nil {
 		return err // slurm_spank_exit is not called after it (spank-behaviour §5)
 	}
@@ -200,7 +201,7 @@ func (l *launch) initStack(context.Context) error {
 
 // handStreams waits for the client's descriptors and sends the host all that
 // the tasks get.
-func (l *launch) handStreams(context.Context) error {
+func (l *startup) handStreams(context.Context) error {
 	if err := l.clientStreams.wait(); err != nil {
 		return err
 	}
@@ -209,7 +210,7 @@ func (l *launch) handStreams(context.Context) error {
 	if err != nil {
 		return err
 	}
-	all := &step.Launch{
+	all := &launch.Launch{
 		Streams:   slices.Concat(l.plan.Streams, l.clientStreams.take(), terminal),
 		Env:       l.mpi.Env,
 		CommonEnv: l.plan.CommonEnv,
@@ -237,7 +238,7 @@ func (l *launch) handStreams(context.Context) error {
 }
 
 // openTerminal makes the terminal of rank 0 its three streams, where it has one here.
-func (l *launch) openTerminal() ([]step.TaskStream, error) {
+func (l *startup) openTerminal() ([]launch.TaskStream, error) {
 	id, ours := l.plan.localID(0)
 	if l.plan.Spec.Terminal == nil || !ours {
 		return nil, nil
@@ -246,16 +247,16 @@ func (l *launch) openTerminal() ([]step.TaskStream, error) {
 	if err != nil {
 		return nil, err
 	}
-	streams := make([]step.TaskStream, 3)
+	streams := make([]launch.TaskStream, 3)
 	for i := range streams {
-		streams[i] = step.TaskStream{LocalID: id, FD: i, Kind: step.StreamToTerminal, Handle: fd}
+		streams[i] = launch.TaskStream{LocalID: id, FD: i, Kind: launch.StreamToTerminal, Handle: fd}
 	}
 	return streams, nil
 }
 
 // userInit hands the audience a batch job's output as soon as it is open: what
 // the hook says is to stand in it.
-func (l *launch) userInit(context.Context) error {
+func (l *startup) userInit(context.Context) error {
 	same := l.plan.Spec.Stderr.Kind == step.StreamSame
 	return l.host.UserInit(func(fd int, f *os.File) {
 		if fd == 2 || same {
@@ -266,7 +267,7 @@ func (l *launch) userInit(context.Context) error {
 	})
 }
 
-func (l *launch) fork(context.Context) error {
+func (l *startup) fork(context.Context) error {
 	l.setPriority()
 	forked, err := l.host.Fork()
 	watch, werr := newExecWatch()
@@ -300,7 +301,7 @@ func (l *launch) fork(context.Context) error {
 	return nil
 }
 
-func (l *launch) trackTasks(context.Context) error {
+func (l *startup) trackTasks(context.Context) error {
 	_, inside := l.d.Tracker.HostCgroup()
 	defer l.d.Accounting.Begin(l.host.PID(), inside, l.tasks.pids())
 	if inside {
@@ -314,10 +315,10 @@ func (l *launch) trackTasks(context.Context) error {
 	return nil
 }
 
-func (l *launch) postFork(context.Context) error { return l.host.PostFork() }
+func (l *startup) postFork(context.Context) error { return l.host.PostFork() }
 
 // openGate starts every task: by a byte that each sees and none takes.
-func (l *launch) openGate(context.Context) error {
+func (l *startup) openGate(context.Context) error {
 	err := l.passGate(func() error {
 		_, err := l.gate.pipe.Write([]byte{1})
 		if err != nil && !errors.Is(err, unix.EPIPE) { // EPIPE: none of them lived to see the gate

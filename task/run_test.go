@@ -17,6 +17,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // rig is a step whose neighbours are fakes: they note every call in one list,
@@ -35,16 +36,16 @@ type rig struct {
 	// What the fakes do.
 	fail    map[string]error  // by call
 	during  map[string]func() // by call, before it returns
-	ends    []step.TaskEnd    // what Wait tells
-	places  map[int]step.HostPlace
+	ends    []launch.TaskEnd  // what Wait tells
+	places  map[int]launch.HostPlace
 	left    []int // PIDs
-	hooks   []step.HookTime
+	hooks   []launch.HookTime
 	acct    Accounting
 	dead    bool
-	escaped []step.Escape
-	launch  *step.Launch
-	sink    func(step.HostRecord) // what the host tells
-	cgroup  int                   // HostCgroup's, which is the tasks'; -1 is none
+	escaped []launch.Escape
+	launch  *launch.Launch
+	sink    func(launch.HostRecord) // what the host tells
+	cgroup  int                     // HostCgroup's, which is the tasks'; -1 is none
 	streams Streams
 
 	// The ranks that the neighbours were told: to track, of ends, and to the MPI plugin.
@@ -60,13 +61,13 @@ const fakeHostPID = 4242
 func newRig(t *testing.T) *rig {
 	r := &rig{
 		ctx: context.Background(), spec: testSpec(), fail: map[string]error{}, during: map[string]func(){},
-		places: map[int]step.HostPlace{-1: {Plugin: -1}}, cgroup: -1, stalled: make(chan step.Record, 16),
+		places: map[int]launch.HostPlace{-1: {Plugin: -1}}, cgroup: -1, stalled: make(chan step.Record, 16),
 	}
 	r.spec.NTasks = 2
 	r.spec.Stdout.Kind, r.spec.Stderr.Kind = step.StreamNull, step.StreamNull
-	r.ends = []step.TaskEnd{{LocalID: 0}, {LocalID: 1}}
+	r.ends = []launch.TaskEnd{{LocalID: 0}, {LocalID: 1}}
 	for rank := range 2 {
-		r.places[rank] = step.HostPlace{Plugin: -1, AtExec: true, Stage: "exec"}
+		r.places[rank] = launch.HostPlace{Plugin: -1, AtExec: true, Stage: "exec"}
 	}
 	return r
 }
@@ -130,19 +131,19 @@ func (r *rig) die(status step.ExitStatus) {
 // no stream on.
 type noAccounting struct{}
 
-func (noAccounting) Begin(int, bool, []int)       {}
-func (noAccounting) HostMoved()                   {}
-func (noAccounting) TaskEnded(step.TaskEnd)       {}
-func (noAccounting) OrphanEnded(int, *step.Usage) {}
-func (noAccounting) Sample()                      {}
-func (noAccounting) Finish()                      {}
-func (noAccounting) Fill(*step.Record)            {}
+func (noAccounting) Begin(int, bool, []int)         {}
+func (noAccounting) HostMoved()                     {}
+func (noAccounting) TaskEnded(launch.TaskEnd)       {}
+func (noAccounting) OrphanEnded(int, *launch.Usage) {}
+func (noAccounting) Sample()                        {}
+func (noAccounting) Finish()                        {}
+func (noAccounting) Fill(*step.Record)              {}
 
 type noStreams struct{}
 
-func (noStreams) Drain(time.Duration) []step.Held { return nil }
-func (noStreams) Used() bool                      { return false }
-func (noStreams) Fill(*step.Record)               {}
+func (noStreams) Drain(time.Duration) []launch.Held { return nil }
+func (noStreams) Used() bool                        { return false }
+func (noStreams) Fill(*step.Record)                 {}
 
 // fakeOutput is the output of a step with a terminal; of others it has nothing to drain.
 type fakeOutput struct{ r *rig }
@@ -158,13 +159,13 @@ func (f fakeOutput) Drain() {
 type fakeHost struct{ r *rig }
 
 func (h fakeHost) PID() int { return fakeHostPID }
-func (h fakeHost) Setup(_ step.HostSetup, sink func(step.HostRecord)) ([]string, error) {
+func (h fakeHost) Setup(_ launch.HostSetup, sink func(launch.HostRecord)) ([]string, error) {
 	h.r.sink = sink
 	return nil, h.r.note("setup")
 }
 func (h fakeHost) LoadStack() ([]string, error) { return []string{"a warning"}, h.r.note("load") }
 func (h fakeHost) Init() error                  { return h.r.note("init") }
-func (h fakeHost) Launch(l *step.Launch) error {
+func (h fakeHost) Launch(l *launch.Launch) error {
 	h.r.launch = l
 	return h.r.note("launch")
 }
@@ -172,17 +173,17 @@ func (h fakeHost) UserInit(func(int, *os.File)) error {
 	return h.r.note("user_init")
 }
 
-func (h fakeHost) PostFork() error               { return h.r.note("post_fork") }
-func (h fakeHost) Exit() error                   { return h.r.note("exit") }
-func (h fakeHost) Hooks(bool) []step.HookTime    { return h.r.hooks }
-func (h fakeHost) PluginName(int) string         { return "x.so" }
-func (h fakeHost) Required(i int) bool           { return i == 0 }
-func (h fakeHost) Kill()                         { h.r.die(step.SignaledBy(syscall.SIGKILL)) }
-func (h fakeHost) Close()                        { h.r.note("close host") }
-func (h fakeHost) Where(rank int) step.HostPlace { return h.r.places[rank] }
+func (h fakeHost) PostFork() error                 { return h.r.note("post_fork") }
+func (h fakeHost) Exit() error                     { return h.r.note("exit") }
+func (h fakeHost) Hooks(bool) []launch.HookTime    { return h.r.hooks }
+func (h fakeHost) PluginName(int) string           { return "x.so" }
+func (h fakeHost) Required(i int) bool             { return i == 0 }
+func (h fakeHost) Kill()                           { h.r.die(step.SignaledBy(syscall.SIGKILL)) }
+func (h fakeHost) Close()                          { h.r.note("close host") }
+func (h fakeHost) Where(rank int) launch.HostPlace { return h.r.places[rank] }
 
-func (h fakeHost) Fork() ([]step.Forked, error) {
-	var out []step.Forked
+func (h fakeHost) Fork() ([]launch.Forked, error) {
+	var out []launch.Forked
 	for id := range h.r.spec.LocalTasks() {
 		var p [2]int
 		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -193,12 +194,12 @@ func (h fakeHost) Fork() ([]step.Forked, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, step.Forked{LocalID: id, PID: cmp.Or(h.r.pid, 5000) + id, PidFD: fd, Exec: p[0]})
+		out = append(out, launch.Forked{LocalID: id, PID: cmp.Or(h.r.pid, 5000) + id, PidFD: fd, Exec: p[0]})
 	}
 	return out, h.r.note("fork")
 }
 
-func (h fakeHost) Wait(ended func(step.TaskEnd), _ func(int, int) error) error {
+func (h fakeHost) Wait(ended func(launch.TaskEnd), _ func(int, int) error) error {
 	err := h.r.note("wait")
 	for _, e := range h.r.ends {
 		ended(e)
@@ -206,12 +207,12 @@ func (h fakeHost) Wait(ended func(step.TaskEnd), _ func(int, int) error) error {
 	return err
 }
 
-func (h fakeHost) Crash(rank int, cause string) (*step.HookError, bool) {
+func (h fakeHost) Crash(rank int, cause string) (*launch.HookError, bool) {
 	p := h.r.places[rank]
 	if !p.InHook() {
 		return nil, false
 	}
-	e := &step.HookError{Plugin: "x.so", Hook: p.Hook, Required: p.Plugin == 0, Cause: cause}
+	e := &launch.HookError{Plugin: "x.so", Hook: p.Hook, Required: p.Plugin == 0, Cause: cause}
 	if rank >= 0 {
 		e.Rank = &rank
 	}
@@ -226,15 +227,15 @@ func (k fakeTracker) Add(rank, pid int) error {
 	k.r.tracked = append(k.r.tracked, rank)
 	return k.r.note(fmt.Sprintf("add %d", pid))
 }
-func (k fakeTracker) EvictHost(int) error                  { return k.r.note("evict") }
-func (k fakeTracker) Escaped([]int) ([]step.Escape, error) { return k.r.escaped, nil }
-func (k fakeTracker) Helpers() (*os.File, error)           { return nil, nil }
-func (k fakeTracker) PIDs() ([]int, error)                 { return k.r.left, k.r.note("pids") }
-func (k fakeTracker) Signal(s syscall.Signal) error        { return k.r.note("signal " + unix.SignalName(s)) }
-func (k fakeTracker) Kill(context.Context) error           { return k.r.note("kill") }
-func (k fakeTracker) Freeze(context.Context) error         { return k.r.note("freeze") }
-func (k fakeTracker) Thaw() error                          { return k.r.note("thaw") }
-func (k fakeTracker) Destroy(context.Context) error        { return k.r.note("destroy") }
+func (k fakeTracker) EvictHost(int) error                    { return k.r.note("evict") }
+func (k fakeTracker) Escaped([]int) ([]launch.Escape, error) { return k.r.escaped, nil }
+func (k fakeTracker) Helpers() (*os.File, error)             { return nil, nil }
+func (k fakeTracker) PIDs() ([]int, error)                   { return k.r.left, k.r.note("pids") }
+func (k fakeTracker) Signal(s syscall.Signal) error          { return k.r.note("signal " + unix.SignalName(s)) }
+func (k fakeTracker) Kill(context.Context) error             { return k.r.note("kill") }
+func (k fakeTracker) Freeze(context.Context) error           { return k.r.note("freeze") }
+func (k fakeTracker) Thaw() error                            { return k.r.note("thaw") }
+func (k fakeTracker) Destroy(context.Context) error          { return k.r.note("destroy") }
 
 type fakeMPI struct{ r *rig }
 
@@ -260,9 +261,9 @@ func (a fakeAudience) Event(e eventlog.Event) {
 	defer a.r.mu.Unlock()
 	a.r.events = append(a.r.events, e)
 }
-func (a fakeAudience) Progress(rec step.Record)   { a.r.stalled <- rec }
-func (a fakeAudience) Hooks(h eventlog.HookCalls) { a.r.hooked = h.Ranks }
-func (a fakeAudience) Log(step.LogLevel, string)  {}
+func (a fakeAudience) Progress(rec step.Record)    { a.r.stalled <- rec }
+func (a fakeAudience) Hooks(h eventlog.HookCalls)  { a.r.hooked = h.Ranks }
+func (a fakeAudience) Log(launch.LogLevel, string) {}
 
 func wantCalls(t *testing.T, r *rig, want ...string) {
 	t.Helper()
@@ -316,7 +317,7 @@ func TestSpeaker(t *testing.T) {
 func TestRunFailures(t *testing.T) {
 	rc := -1
 	hook := func(name string) error {
-		return &step.HookError{Plugin: "x.so", Hook: name, Required: true, RC: &rc}
+		return &launch.HookError{Plugin: "x.so", Hook: name, Required: true, RC: &rc}
 	}
 	begun := func(n int, more ...string) []string { return append(slices.Clone(launchCalls[:n]), more...) }
 	tests := []struct {
@@ -360,7 +361,7 @@ func TestCancelOfIdleHost(t *testing.T) {
 	r := newRig(t)
 	r.spec.KillWaitS = 1
 	killed := make(chan struct{})
-	r.fail["user_init"] = step.ErrHostGone
+	r.fail["user_init"] = launch.ErrHostGone
 	r.during["user_init"] = func() {
 		r.st.Cancel("enough")
 		go func() {
@@ -369,7 +370,7 @@ func TestCancelOfIdleHost(t *testing.T) {
 		}()
 		<-killed // the answer that never comes
 	}
-	r.places[-1] = step.HostPlace{Plugin: -1, Stage: "host"}
+	r.places[-1] = launch.HostPlace{Plugin: -1, Stage: "host"}
 	if rec := r.run(t); rec.State != step.Cancelled || rec.Reason != "enough" {
 		t.Errorf("state %s, reason %q", rec.State, rec.Reason)
 	}
@@ -382,7 +383,7 @@ func TestSpankStrictCodes(t *testing.T) {
 		for _, strict := range []bool{true, false} {
 			r := newRig(t)
 			r.spec.Spank.Strict = strict
-			r.hooks = []step.HookTime{{Plugin: plugin, Hook: "slurm_spank_task_exit", LocalID: 1, StartNS: 1, EndNS: 2, RC: 7}}
+			r.hooks = []launch.HookTime{{Plugin: plugin, Hook: "slurm_spank_task_exit", LocalID: 1, StartNS: 1, EndNS: 2, RC: 7}}
 			rec := r.run(t)
 			if code := *rec.ExitCode; code != want && strict || code != 0 && !strict {
 				t.Errorf("plugin %d, strict %v: exit code %d", plugin, strict, code)
@@ -398,7 +399,7 @@ func TestSpankStrictFailsEveryRequiredHook(t *testing.T) {
 	r := newRig(t)
 	r.spec.Spank.Strict = true
 	rc := -1
-	r.fail["user_init"] = &step.HookError{Plugin: "x.so", Hook: "slurm_spank_user_init", Required: true, RC: &rc}
+	r.fail["user_init"] = &launch.HookError{Plugin: "x.so", Hook: "slurm_spank_user_init", Required: true, RC: &rc}
 	if rec := r.run(t); *rec.ExitCode != 1 {
 		t.Errorf("exit code %d, want 1", *rec.ExitCode)
 	}
@@ -407,11 +408,11 @@ func TestSpankStrictFailsEveryRequiredHook(t *testing.T) {
 // The host dies in a hook.
 func TestHostDeath(t *testing.T) {
 	segv := step.SignaledBy(syscall.SIGSEGV)
-	inHook := func(hook string, plugin int) step.HostPlace { return step.HostPlace{Hook: hook, Plugin: plugin} }
+	inHook := func(hook string, plugin int) launch.HostPlace { return launch.HostPlace{Hook: hook, Plugin: plugin} }
 	tests := []struct {
 		name   string
 		call   string
-		place  step.HostPlace
+		place  launch.HostPlace
 		state  step.State
 		code   int
 		reason string
@@ -421,7 +422,7 @@ func TestHostDeath(t *testing.T) {
 			`plugin "x.so": slurm_spank_user_init: killed by SIGSEGV`, false},
 		{"after the gate, required", "wait", inHook("slurm_spank_task_exit", 0), step.Failed, 1,
 			`plugin "x.so": slurm_spank_task_exit: killed by SIGSEGV`, true},
-		{"after the gate, outside of a hook", "wait", step.HostPlace{Plugin: -1}, step.Failed, 1,
+		{"after the gate, outside of a hook", "wait", launch.HostPlace{Plugin: -1}, step.Failed, 1,
 			"spankhost (pid 4242): killed by SIGSEGV", true},
 		{"after the gate, optional", "wait", inHook("slurm_spank_task_exit", 1), step.Completed, 0,
 			`plugin "x.so": slurm_spank_task_exit: killed by SIGSEGV`, false},
@@ -434,7 +435,7 @@ func TestHostDeath(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
 			r.places[-1] = tt.place
-			r.fail[tt.call] = step.ErrHostGone
+			r.fail[tt.call] = launch.ErrHostGone
 			if tt.call == "wait" {
 				r.ends = nil
 				r.left = []int{5000, 5001}
@@ -464,8 +465,8 @@ func TestHostDeath(t *testing.T) {
 // A status that died with the host is unknown, and none is invented.
 func TestLostStatus(t *testing.T) {
 	r := newRig(t)
-	r.places[-1] = step.HostPlace{Hook: "slurm_spank_task_exit", Plugin: 1}
-	r.fail["wait"] = step.ErrHostGone
+	r.places[-1] = launch.HostPlace{Hook: "slurm_spank_task_exit", Plugin: 1}
+	r.fail["wait"] = launch.ErrHostGone
 	r.ends = nil
 	r.during["wait"] = func() {
 		r.die(step.SignaledBy(syscall.SIGABRT))
@@ -592,7 +593,7 @@ func TestKillOnBadExit(t *testing.T) {
 	r := newRig(t)
 	r.spec.KillOnBadExit = true
 	r.spec.KillWaitS = 30
-	r.ends = []step.TaskEnd{{LocalID: 1, Status: step.ExitedWith(4)}, {LocalID: 0, Status: step.SignaledBy(syscall.SIGTERM)}}
+	r.ends = []launch.TaskEnd{{LocalID: 1, Status: step.ExitedWith(4)}, {LocalID: 0, Status: step.SignaledBy(syscall.SIGTERM)}}
 	rec := r.run(t)
 	if rec.State != step.Failed || *rec.ExitCode != 143 {
 		t.Errorf("%s, %d; want FAILED, 143", rec.State, *rec.ExitCode)
@@ -602,7 +603,7 @@ func TestKillOnBadExit(t *testing.T) {
 // A task that dies in a hook was never exec'd: exit code 1, named plugin.
 func TestTaskCrashInHook(t *testing.T) {
 	r := newRig(t)
-	r.places[1] = step.HostPlace{Stage: "task_init", Hook: "slurm_spank_task_init", Plugin: 0}
+	r.places[1] = launch.HostPlace{Stage: "task_init", Hook: "slurm_spank_task_init", Plugin: 0}
 	r.ends[1].Status = step.SignaledBy(syscall.SIGSEGV)
 	rec := r.run(t)
 	t1 := rec.Tasks[1]

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 func TestTaskScripts(t *testing.T) {
@@ -14,7 +15,7 @@ func TestTaskScripts(t *testing.T) {
 	spec.TaskProlog, spec.TaskEpilog = "/up", "/ue"
 	spec.Scripts = step.TaskScripts{Prolog: "/sp", Epilog: "/se"}
 	got := taskScripts(spec)
-	want := []step.TaskScript{
+	want := []launch.TaskScript{
 		{Label: "TaskProlog", Path: "/sp"}, {Label: "--task-prolog", Path: "/up"},
 		{Epilog: true, Label: "--task-epilog", Path: "/ue", TimeoutS: 5}, {Epilog: true, Label: "TaskEpilog", Path: "/se", TimeoutS: 60},
 	}

@@ -7,13 +7,14 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Who signals a step in a loop does not fill the disk with its event log.
 func TestSignalsNoted(t *testing.T) {
 	r := newRig(t)
 	r.spec.NTasks = 2
-	r.ends = []step.TaskEnd{{LocalID: 0, Status: step.ExitedWith(0)}, {LocalID: 1, Status: step.ExitedWith(0)}}
+	r.ends = []launch.TaskEnd{{LocalID: 0, Status: step.ExitedWith(0)}, {LocalID: 1, Status: step.ExitedWith(0)}}
 	const asked = 1000
 	r.during["wait"] = func() {
 		for range asked {
@@ -42,7 +43,7 @@ func TestStallIsTold(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	for id := range 2 { // no task execs, which would be told before
-		r.places[id] = step.HostPlace{Plugin: -1, Stage: "task_init"}
+		r.places[id] = launch.HostPlace{Plugin: -1, Stage: "task_init"}
 	}
 	r.during["wait"] = func() {
 		for fences := range 3 {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Deps are a step's neighbours.
@@ -35,7 +36,7 @@ type Deps struct {
 	// left: no process of the step is then alive or unreaped.
 	NoChildren func() <-chan struct{}
 	// Namespaces are the namespaces of the job's container.
-	Namespaces step.Namespaces
+	Namespaces launch.Namespaces
 	// Now is the clock.
 	Now func() time.Time
 }
@@ -158,7 +159,7 @@ func (s *Step) LauncherLost() {
 
 // ChildEnded is called by the process's one reaper for every child of stepd,
 // subreaped ones included.
-func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *step.Usage) {
+func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *launch.Usage) {
 	if !s.host.childEnded(pid, status) && !s.tasks.childEnded(pid, status, usage) {
 		s.d.Accounting.OrphanEnded(pid, usage)
 	}

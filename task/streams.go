@@ -9,6 +9,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // attachTimeout is how long a launch waits for a client that never comes;
@@ -28,8 +29,8 @@ type clientStreams struct {
 	once     sync.Once
 
 	mu      sync.Mutex
-	streams []step.TaskStream // guarded by mu
-	closed  bool              // guarded by mu: too late
+	streams []launch.TaskStream // guarded by mu
+	closed  bool                // guarded by mu: too late
 }
 
 func newClientStreams(p *Plan, c *causes) *clientStreams {
@@ -37,7 +38,7 @@ func newClientStreams(p *Plan, c *causes) *clientStreams {
 }
 
 // Attach takes over one descriptor for stream fd (0 to 2) of a rank, or of
-// step.AllRanks. After an error the descriptor is closed.
+// launch.AllRanks. After an error the descriptor is closed.
 func (c *clientStreams) Attach(fd, rank, handle int) error {
 	err := c.attach(fd, rank, handle)
 	if err != nil {
@@ -51,8 +52,8 @@ func (c *clientStreams) attach(fd, rank, handle int) error {
 	switch {
 	case fd < 0 || fd > 2:
 		return fmt.Errorf("cannot attach stream %d: streams are 0, 1 and 2", fd)
-	case rank == step.AllRanks:
-		id = step.AllRanks
+	case rank == launch.AllRanks:
+		id = launch.AllRanks
 	case !ours:
 		return fmt.Errorf("cannot attach stream %d of rank %d: the ranks here are %s", fd, rank, step.FormatCPUList(c.plan.Ranks))
 	}
@@ -64,7 +65,7 @@ func (c *clientStreams) attach(fd, rank, handle int) error {
 	if c.closed || len(c.streams) > 3*len(c.plan.Ranks) {
 		return fmt.Errorf("cannot attach stream %d of rank %d: the tasks have their streams already", fd, rank)
 	}
-	c.streams = append(c.streams, step.TaskStream{LocalID: id, FD: fd, Kind: step.StreamToHandle, Handle: handle})
+	c.streams = append(c.streams, launch.TaskStream{LocalID: id, FD: fd, Kind: launch.StreamToHandle, Handle: handle})
 	return nil
 }
 
@@ -98,20 +99,20 @@ func (c *clientStreams) wait() error {
 
 // take returns the client's streams, with /dev/null beneath: a client that has
 // attached fewer than it promised starves itself, not the tasks. No more are attached.
-func (c *clientStreams) take() []step.TaskStream {
+func (c *clientStreams) take() []launch.TaskStream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
-	var out []step.TaskStream
+	var out []launch.TaskStream
 	for fd, need := range c.plan.NeedClient {
 		all := false
 		for _, st := range c.streams {
-			all = all || (st.FD == fd && st.LocalID == step.AllRanks)
+			all = all || (st.FD == fd && st.LocalID == launch.AllRanks)
 		}
 		spec := c.plan.Spec
 		restricted := [3]step.Stream{spec.Stdin, spec.Stdout, spec.Stderr}[fd].Rank != nil
 		if need && !all && !restricted {
-			out = append(out, step.TaskStream{LocalID: step.AllRanks, FD: fd, Kind: step.StreamToNull})
+			out = append(out, launch.TaskStream{LocalID: launch.AllRanks, FD: fd, Kind: launch.StreamToNull})
 		}
 	}
 	return append(out, c.streams...)

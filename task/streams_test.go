@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
-type fakeStreams struct{ held []step.Held }
+type fakeStreams struct{ held []launch.Held }
 
-func (f fakeStreams) Drain(limit time.Duration) []step.Held { return f.held }
-func (f fakeStreams) Used() bool                            { return true }
+func (f fakeStreams) Drain(limit time.Duration) []launch.Held { return f.held }
+func (f fakeStreams) Used() bool                              { return true }
 func (f fakeStreams) Fill(rec *step.Record) {
 	n := int64(7)
 	rec.StdoutBytes = &n
@@ -22,8 +23,8 @@ func (f fakeStreams) Fill(rec *step.Record) {
 // step's end stays what it is.
 func TestHeldStreams(t *testing.T) {
 	r := newRig(t)
-	held := step.Held{FD: 1, Rank: 0, PID: 4711, Command: "sleep 99", UID: 7}
-	r.streams = fakeStreams{[]step.Held{held}}
+	held := launch.Held{FD: 1, Rank: 0, PID: 4711, Command: "sleep 99", UID: 7}
+	r.streams = fakeStreams{[]launch.Held{held}}
 	rec := r.run(t)
 	if rec.State != step.Completed || rec.StdoutBytes == nil || *rec.StdoutBytes != 7 || rec.StderrBytes != nil {
 		t.Errorf("record %+v", rec)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // atOnce makes the 2 s between SIGTSTP and the freezer short.
@@ -71,7 +72,7 @@ func TestCancelSuspended(t *testing.T) {
 		<-cancelled
 	}
 	r.during["kill"] = func() { close(cancelled) }
-	r.ends = []step.TaskEnd{{LocalID: 0, Status: step.SignaledBy(9)}, {LocalID: 1, Status: step.SignaledBy(9)}}
+	r.ends = []launch.TaskEnd{{LocalID: 0, Status: step.SignaledBy(9)}, {LocalID: 1, Status: step.SignaledBy(9)}}
 	rec := r.run(t)
 	want := []string{"evict", "signal SIGTSTP", "freeze", "kill"}
 	if got := r.after("wait"); !slices.Equal(got[:4], want) {

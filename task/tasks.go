@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // taskPhase is where Run's goroutine knows a task to be.
@@ -44,9 +45,9 @@ type taskTable struct {
 	starting int         // the local ids below have exec'd or ended
 	launched atomic.Bool // every task has exec'd, or will not any more
 
-	execs   chan []int        // local ids whose exec pipes have ended
-	ends    chan step.TaskEnd // as the host reports them
-	orphans chan step.TaskEnd // of tasks that outlive the host; as many as tasks: the reaper never blocks
+	execs   chan []int          // local ids whose exec pipes have ended
+	ends    chan launch.TaskEnd // as the host reports them
+	orphans chan launch.TaskEnd // of tasks that outlive the host; as many as tasks: the reaper never blocks
 
 	mu     sync.Mutex
 	ids    map[int]int // guarded by mu: pid to local id
@@ -54,11 +55,11 @@ type taskTable struct {
 }
 
 func newTaskTable(ranks []int) *taskTable {
-	return &taskTable{ranks: ranks, execs: make(chan []int), ends: make(chan step.TaskEnd), orphans: make(chan step.TaskEnd, len(ranks))}
+	return &taskTable{ranks: ranks, execs: make(chan []int), ends: make(chan launch.TaskEnd), orphans: make(chan launch.TaskEnd, len(ranks))}
 }
 
 // fill takes what the host has forked, and watches the execs.
-func (t *taskTable) fill(forked []step.Forked, watch *execWatch) (err error) {
+func (t *taskTable) fill(forked []launch.Forked, watch *execWatch) (err error) {
 	t.list = make([]process, len(t.ranks))
 	for i := range t.list {
 		t.list[i] = process{pidfd: -1, phase: taskForked}
@@ -121,19 +122,19 @@ func (t *taskTable) pids() []int {
 }
 
 // childEnded is called by the reaper: it reports whether the child is a task.
-func (t *taskTable) childEnded(pid int, status step.ExitStatus, usage *step.Usage) bool {
+func (t *taskTable) childEnded(pid int, status step.ExitStatus, usage *launch.Usage) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	id, ok := t.ids[pid]
 	if ok {
 		delete(t.ids, pid) // the number may come again
-		t.orphans <- step.TaskEnd{LocalID: id, Status: status, Usage: usage}
+		t.orphans <- launch.TaskEnd{LocalID: id, Status: status, Usage: usage}
 	}
 	return ok
 }
 
 // orphan is the end of a task that the reaper has reported, if there is one yet.
-func (t *taskTable) orphan() (e step.TaskEnd, ok bool) {
+func (t *taskTable) orphan() (e launch.TaskEnd, ok bool) {
 	select {
 	case e = <-t.orphans:
 		return e, true

@@ -7,6 +7,7 @@ import (
 
 	"stepd/eventlog"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // teardown ends the step on every way out of it: the rest of its processes, the
@@ -110,13 +111,13 @@ func (t *teardown) exitHooks() error {
 	}
 	defer t.host.guard()()
 	err := t.host.Exit()
-	if hook, ok := errors.AsType[*step.HookError](err); ok && hook.RC != nil {
+	if hook, ok := errors.AsType[*launch.HookError](err); ok && hook.RC != nil {
 		// Slurm: the step's end is not changed (failure table, slurm_spank_exit).
 		t.messages.log("spank_fini failed: " + err.Error())
 		t.host.strictFailure(err)
 		err = nil
 	}
-	if errors.Is(err, step.ErrHostGone) {
+	if errors.Is(err, launch.ErrHostGone) {
 		if t.host.endedAsAsked() {
 			return nil
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // A terminal is rank 0's three streams; it is drained when nothing writes any more.
@@ -17,15 +18,15 @@ func TestTerminal(t *testing.T) {
 	if rec := r.run(t); rec.State != step.Completed {
 		t.Fatalf("the step is %s: %s", rec.State, rec.Reason)
 	}
-	var got []step.TaskStream
+	var got []launch.TaskStream
 	for _, s := range r.launch.Streams {
-		if s.Kind == step.StreamToTerminal {
+		if s.Kind == launch.StreamToTerminal {
 			got = append(got, s)
-		} else if s.Kind != step.StreamToNull || s.LocalID != step.AllRanks {
+		} else if s.Kind != launch.StreamToNull || s.LocalID != launch.AllRanks {
 			t.Errorf("stream %+v: the other ranks have none", s)
 		}
 	}
-	if len(got) != 3 || got[2] != (step.TaskStream{LocalID: 0, FD: 2, Kind: step.StreamToTerminal, Handle: 77}) {
+	if len(got) != 3 || got[2] != (launch.TaskStream{LocalID: 0, FD: 2, Kind: launch.StreamToTerminal, Handle: 77}) {
 		t.Errorf("rank 0 has %+v", got)
 	}
 	if drain, end := slices.Index(r.calls, "drain"), slices.Index(r.calls, "destroy"); drain < end || end < 0 {

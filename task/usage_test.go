@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // fakeAccounting notes its calls in the rig's list.
@@ -17,12 +18,14 @@ func (a fakeAccounting) Begin(host int, inside bool, tasks []int) {
 	a.r.note(fmt.Sprintf("account %d %v %v", host, inside, tasks))
 }
 func (a fakeAccounting) HostMoved() { a.r.note("host moved") }
-func (a fakeAccounting) TaskEnded(e step.TaskEnd) {
+func (a fakeAccounting) TaskEnded(e launch.TaskEnd) {
 	a.r.note(fmt.Sprintf("used %d %v", e.LocalID, e.Lost))
 }
-func (a fakeAccounting) OrphanEnded(pid int, _ *step.Usage) { a.r.note(fmt.Sprintf("orphan %d", pid)) }
-func (a fakeAccounting) Sample()                            { a.r.note("sample") }
-func (a fakeAccounting) Finish()                            { a.r.note("account done") }
+func (a fakeAccounting) OrphanEnded(pid int, _ *launch.Usage) {
+	a.r.note(fmt.Sprintf("orphan %d", pid))
+}
+func (a fakeAccounting) Sample() { a.r.note("sample") }
+func (a fakeAccounting) Finish() { a.r.note("account done") }
 func (a fakeAccounting) Fill(rec *step.Record) {
 	n := 1.5
 	rec.Usage = &step.StepUsage{Used: step.Used{CPUSeconds: &n}}
@@ -56,7 +59,7 @@ func TestOverMemory(t *testing.T) {
 	r.cgroup = 7
 	r.acct = fakeAccounting{r}
 	killed := make(chan struct{})
-	r.ends = []step.TaskEnd{{LocalID: 0, Status: step.SignaledBy(syscall.SIGKILL)}, {LocalID: 1, Status: step.SignaledBy(syscall.SIGKILL)}}
+	r.ends = []launch.TaskEnd{{LocalID: 0, Status: step.SignaledBy(syscall.SIGKILL)}, {LocalID: 1, Status: step.SignaledBy(syscall.SIGKILL)}}
 	r.during["kill"] = func() { close(killed) }
 	r.during["wait"] = func() {
 		r.st.OverMemory("it uses 60 MB, and may 50 MB")

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // verdict is how a step has ended.
@@ -106,7 +107,7 @@ type blame struct {
 // it is what was measured (spank-behaviour §5). A plugin that crashed has no
 // row either: then no step succeeds, and a batch job's node is to blame as for
 // a return code.
-func hookBlame(h *step.HookError, s *step.Spec) blame {
+func hookBlame(h *launch.HookError, s *step.Spec) blame {
 	batch := isBatch(s)
 	if h.RC != nil && h.Hook == "slurm_spank_init" {
 		switch *h.RC {
@@ -131,7 +132,7 @@ func hookBlame(h *step.HookError, s *step.Spec) blame {
 
 // launchBlame is the same for any error that ended the launch.
 func launchBlame(err error, s *step.Spec) blame {
-	if hook, ok := errors.AsType[*step.HookError](err); ok {
+	if hook, ok := errors.AsType[*launch.HookError](err); ok {
 		return hookBlame(hook, s)
 	}
 	// A required plugin that cannot be loaded fails every batch job here.
@@ -151,7 +152,7 @@ func drainReason(err error, s *step.Spec) string {
 		what = "step complete failure"
 	}
 	text := err.Error()
-	if hook, ok := errors.AsType[*step.HookError](err); ok && hook.RC != nil {
+	if hook, ok := errors.AsType[*launch.HookError](err); ok && hook.RC != nil {
 		text = fmt.Sprintf("required plugin %s: %s() failed with rc=%d", hook.Plugin, strings.TrimPrefix(hook.Hook, "slurm_spank_"), *hook.RC)
 	}
 	return fmt.Sprintf("%s: %s, job %d", what, text, s.ID.Job)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -35,7 +36,7 @@ func TestHookVerdict(t *testing.T) {
 		for name, want := range map[string]blame{
 			"run": c.run, "alloc": c.alloc, "batch": c.batch, "run in a batch": c.alloc, "strict": c.strict,
 		} {
-			h := &step.HookError{Plugin: "x.so", Hook: "slurm_spank_" + c.hook, Required: true, RC: ptr(-1)}
+			h := &launch.HookError{Plugin: "x.so", Hook: "slurm_spank_" + c.hook, Required: true, RC: ptr(-1)}
 			if got := hookBlame(h, specs[name]); got != want {
 				t.Errorf("%s in %s: %+v, want %+v", c.hook, name, got, want)
 			}
@@ -64,7 +65,7 @@ func TestHookVerdict(t *testing.T) {
 
 func TestDrainReason(t *testing.T) {
 	batch := &step.Spec{ID: step.ID{Job: 7, Step: step.BatchStep}}
-	hook := &step.HookError{Plugin: "x.so", Hook: "slurm_spank_user_init", Required: true, RC: ptr(-1)}
+	hook := &launch.HookError{Plugin: "x.so", Hook: "slurm_spank_user_init", Required: true, RC: ptr(-1)}
 	if got, want := drainReason(hook, batch), "batch job complete failure: required plugin x.so: user_init() failed with rc=-1, job 7"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -87,7 +88,7 @@ func TestStrictLateFailures(t *testing.T) {
 			r := newRig(t)
 			r.spec.Spank.Strict = strict
 			hook := map[string]string{"wait": "slurm_spank_task_exit", "exit": "slurm_spank_exit"}[call]
-			r.fail[call] = &step.HookError{Plugin: "x.so", Hook: hook, Required: true, RC: ptr(-1), Rank: ptr(0)}
+			r.fail[call] = &launch.HookError{Plugin: "x.so", Hook: hook, Required: true, RC: ptr(-1), Rank: ptr(0)}
 			rec := r.run(t)
 			want, code := step.Completed, 0
 			if strict {

@@ -22,6 +22,7 @@ import (
 	"stepd/internal/manual"
 	"stepd/spank"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Host is the client's side of SPANK: a spankhost that runs as the caller,
@@ -137,13 +138,13 @@ func Offered(ctx context.Context, client *api.Client, c spank.Context, patience 
 }
 
 // hearPlugin prints what plugins say, as srun does (spank-behaviour §6).
-func hearPlugin(r step.HostRecord) {
+func hearPlugin(r launch.HostRecord) {
 	switch r.Level {
-	case step.LogError:
+	case launch.LogError:
 		terminal.Say("error: %s", r.Text)
-	case step.LogSpank:
+	case launch.LogSpank:
 		fmt.Fprintln(os.Stderr, r.Text)
-	case step.LogInfo:
+	case launch.LogInfo:
 		terminal.Say("%s", r.Text)
 	}
 }
@@ -152,7 +153,7 @@ func hearPlugin(r step.HostRecord) {
 // hook's own were said by the host, unless it has not lived to say them.
 func (p *Host) failed(err error, local, allocator string) error {
 	p.Close() // its last words come first
-	var hook *step.HookError
+	var hook *launch.HookError
 	if !p.told && (!errors.As(err, &hook) || hook.RC == nil) {
 		terminal.Say("error: %v", err)
 	}
@@ -284,7 +285,7 @@ func (p *Host) give(i int, v []byte) error {
 	o := p.Options[i]
 	p.values[i] = &value{v}
 	err := p.Session.Give(o, v)
-	var hook *step.HookError
+	var hook *launch.HookError
 	switch {
 	case err == nil:
 		return nil
@@ -430,7 +431,7 @@ func (p *Host) Exit() {
 	if err == nil {
 		err = p.Session.Exit(p.ExitEnv)
 	}
-	var hook *step.HookError
+	var hook *launch.HookError
 	if err != nil && !p.told && (!errors.As(err, &hook) || hook.RC == nil) {
 		terminal.Say("error: %v", err)
 		if hook != nil && hook.Required {

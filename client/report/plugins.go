@@ -24,6 +24,7 @@ import (
 	"stepd/spank"
 	"stepd/spank/lint"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // PluginsCommand is the verb plugins.
@@ -152,7 +153,7 @@ func pluginOptions(host string, node *api.ConfigReply, p spank.Plugin) (options 
 	for _, o := range offered {
 		options = append(options, lint.Option{Name: o.Name, ArgInfo: o.ArgInfo, Usage: o.Usage, HasArg: o.HasArg})
 	}
-	var hook *step.HookError
+	var hook *launch.HookError
 	if err := s.Exit(nil); err != nil && (!errors.As(err, &hook) || hook.RC == nil) {
 		return options, err // a return code changes nothing there
 	}

@@ -13,6 +13,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // sendTimeout bounds a send to a stepd that does not read.
@@ -103,7 +104,7 @@ func (c *child) attach(conn *stepapi.Conn) error {
 			continue
 		}
 		fds = append(fds, own)
-		m.Streams = append(m.Streams, stepapi.StreamFD{FD: fd, Rank: step.AllRanks})
+		m.Streams = append(m.Streams, stepapi.StreamFD{FD: fd, Rank: launch.AllRanks})
 	}
 	defer func() {
 		for _, fd := range fds {

@@ -17,6 +17,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // played is the stepd of a spawned step, and the noded that starts it.
@@ -210,7 +211,7 @@ func TestSpawn(t *testing.T) {
 	if r := p.wait(got); r.err != nil || r.id != (step.ID{Job: 7, Step: 1}) {
 		t.Fatalf("%+v", r)
 	}
-	if want := []stepapi.StreamFD{{FD: 1, Rank: step.AllRanks}}; !reflect.DeepEqual(p.attached, want) || !p.heard("descriptor 2 of step 7.1 is /dev/null") {
+	if want := []stepapi.StreamFD{{FD: 1, Rank: launch.AllRanks}}; !reflect.DeepEqual(p.attached, want) || !p.heard("descriptor 2 of step 7.1 is /dev/null") {
 		t.Errorf("attached %+v, said %q", p.attached, p.said)
 	}
 	var req step.Request

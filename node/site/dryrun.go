@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"stepd/step"
+	"stepd/step/launch"
 	"stepd/task/affinity"
 )
 
@@ -35,7 +36,7 @@ func bindingWords(plan *affinity.Plan, ntasks int) []string {
 		if plan.CPUs != nil {
 			s = "CPUs " + plan.CPUs[rank].String()
 		}
-		return s + memory[step.AllRanks] + memory[rank]
+		return s + memory[launch.AllRanks] + memory[rank]
 	}
 	var lines []string
 	for from := 0; from < ntasks; {
@@ -53,14 +54,14 @@ func bindingWords(plan *affinity.Plan, ntasks int) []string {
 	return append(lines, plan.Notes...)
 }
 
-func memoryWords(m step.MemPolicy) string {
+func memoryWords(m launch.MemPolicy) string {
 	nodes := affinity.CPUSet(m.Nodes).String()
 	switch m.Mode {
-	case step.MemPreferred:
+	case launch.MemPreferred:
 		return ", memory of node " + nodes + " first"
-	case step.MemBound:
+	case launch.MemBound:
 		return ", memory of node " + nodes + " only"
-	case step.MemLocal:
+	case launch.MemLocal:
 		return ", memory of its own node"
 	}
 	return ""

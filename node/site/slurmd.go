@@ -16,6 +16,7 @@ import (
 	"stepd/node"
 	"stepd/spank"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Slurmd is the slurmd context: the plugins' slurm_spank_init at noded's start
@@ -50,7 +51,7 @@ func StartSlurmd(s *Site, log *logrus.Logger, n *node.Node) (*Slurmd, error) {
 			d.watch.Go(func() { d.follow(n) })
 			return d, nil
 		}
-		hook, ok := errors.AsType[*step.HookError](err)
+		hook, ok := errors.AsType[*launch.HookError](err)
 		if !ok || hook.RC != nil || hook.Required || hook.Path == "" {
 			return nil, fmt.Errorf("cannot start with the plugin stack: %w", err)
 		}
@@ -135,15 +136,15 @@ func slurmdEnv(slurmConf string) []string {
 }
 
 // hear logs what the plugins say.
-func (d *Slurmd) hear(r step.HostRecord) {
+func (d *Slurmd) hear(r launch.HostRecord) {
 	text := r.Text
 	if r.Plugin != "" {
 		text = r.Plugin + ": " + text
 	}
 	switch r.Level {
-	case step.LogError, step.LogSpank:
+	case launch.LogError, launch.LogSpank:
 		d.log.Error(text)
-	case step.LogInfo:
+	case launch.LogInfo:
 		d.log.Info(text)
 	default:
 		d.log.Debug(text)

@@ -16,6 +16,7 @@ import (
 	"stepd/proctrack"
 	"stepd/spank"
 	"stepd/step"
+	"stepd/step/launch"
 	"stepd/task"
 	"stepd/task/affinity"
 	taskcgroup "stepd/task/cgroup"
@@ -28,7 +29,7 @@ type Neighbours struct {
 	Streams  task.Streams
 	Output   task.Output
 	// Namespaces are the namespaces of the job's container.
-	Namespaces step.Namespaces
+	Namespaces launch.Namespaces
 	// Services are what the job's steps share, and the steps that the tasks start. It is
 	// called once, of a step with an MPI plugin; nil is none.
 	Services func() (step.MPIServices, task.Spawned)
@@ -63,7 +64,7 @@ func Step(plan *task.Plan, n Neighbours) (*task.Step, error) {
 			Acct: spec.Acct, Proctrack: spec.Proctrack, Confine: spec.Confine, Ranks: plan.Ranks,
 			MemoryBytes: spec.MemoryMB << 20, PIDs: tracker.PIDs,
 			OverMemory: func(why string) { st.OverMemory(why) },
-			Log:        func(text string) { n.Audience.Log(step.LogError, text) },
+			Log:        func(text string) { n.Audience.Log(launch.LogError, text) },
 		}),
 		Plugins: taskPlugins(plan, n.Audience, func(k step.OOMKill) { st.OutOfMemory(k) }),
 	}
@@ -82,7 +83,7 @@ func Step(plan *task.Plan, n Neighbours) (*task.Step, error) {
 // what the kernel ends for want of memory, once the step runs.
 func taskPlugins(plan *task.Plan, aud task.Audience, killed func(step.OOMKill)) (list []task.Plugin) {
 	spec := plan.Spec
-	info := func(text string) { aud.Log(step.LogInfo, text) }
+	info := func(text string) { aud.Log(launch.LogInfo, text) }
 	// First: to enter a v1 cpuset undoes a binding.
 	if len(spec.Confine.V1) > 0 || spec.Confine.OOMGroup == step.OOMGroupTask {
 		list = append(list, taskcgroup.New(spec.Confine, spec.Proctrack.Tasks, plan.Ranks))
@@ -147,9 +148,9 @@ func mpiPlugin(spec *step.Spec, deps mpi.Deps) (mpi.Plugin, error) {
 }
 
 // usage is what the kernel reported about a child.
-func usage(e *linux.Exit) *step.Usage {
+func usage(e *linux.Exit) *launch.Usage {
 	ru := &e.Usage
-	return &step.Usage{
+	return &launch.Usage{
 		User: time.Duration(ru.Utime.Nano()), System: time.Duration(ru.Stime.Nano()),
 		MaxRSSBytes: ru.Maxrss << 10, MinorFaults: ru.Minflt, MajorFaults: ru.Majflt,
 		BlocksRead: ru.Inblock, BlocksOut: ru.Oublock, IO: e.Last,

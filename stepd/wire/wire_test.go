@@ -11,6 +11,7 @@ import (
 	"stepd/eventlog"
 	"stepd/proctrack"
 	"stepd/step"
+	"stepd/step/launch"
 	"stepd/task"
 )
 
@@ -38,14 +39,14 @@ func (a *audience) TaskExited(int, step.ExitStatus) {}
 func (a *audience) Progress(step.Record)            {}
 func (a *audience) Event(eventlog.Event)            {}
 func (a *audience) Hooks(eventlog.HookCalls)        {}
-func (a *audience) Log(step.LogLevel, string)       {}
+func (a *audience) Log(launch.LogLevel, string)     {}
 
 // noStreams are the streams and the output of a step that has neither.
 type noStreams struct{}
 
-func (noStreams) Drain(time.Duration) []step.Held { return nil }
-func (noStreams) Used() bool                      { return false }
-func (noStreams) Fill(*step.Record)               {}
+func (noStreams) Drain(time.Duration) []launch.Held { return nil }
+func (noStreams) Used() bool                        { return false }
+func (noStreams) Fill(*step.Record)                 {}
 
 type noOutput struct{}
 

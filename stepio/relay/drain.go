@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/printable"
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Drain returns when the last byte that the tasks wrote has gone to the launcher: no
 // process of the step is left. A stream that another process keeps open is closed
 // after limit, and reported. It is called once; nothing passes any more after it.
-func (r *Relay) Drain(limit time.Duration) (held []step.Held) {
+func (r *Relay) Drain(limit time.Duration) (held []launch.Held) {
 	r.mu.Lock()
 	r.ending = true
 	all := r.all
@@ -40,12 +40,12 @@ func (r *Relay) Drain(limit time.Duration) (held []step.Held) {
 }
 
 // held finds out who holds what is open still.
-func (r *Relay) held() (held []step.Held) {
-	writers := make(map[uint64]step.Held)
+func (r *Relay) held() (held []launch.Held) {
+	writers := make(map[uint64]launch.Held)
 	r.mu.Lock()
 	for _, s := range r.streams {
 		if !s.ended {
-			writers[s.inode] = step.Held{FD: s.fd, Rank: s.rank}
+			writers[s.inode] = launch.Held{FD: s.fd, Rank: s.rank}
 		}
 	}
 	r.mu.Unlock()
@@ -60,7 +60,7 @@ func (r *Relay) held() (held []step.Held) {
 
 // FindWriters looks for a process that may write to each of the pipes, by inode, and
 // puts it into the Held of that. It reads all of /proc.
-func FindWriters(pipes map[uint64]step.Held) {
+func FindWriters(pipes map[uint64]launch.Held) {
 	found := 0
 	procs, _ := os.ReadDir("/proc")
 	for _, p := range procs {

@@ -9,6 +9,7 @@ import (
 
 	"stepd/internal/testkit"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // The words of userfaultfd(2), <linux/userfaultfd.h>.
@@ -70,7 +71,7 @@ func TestRootLauncherHoldsItsPipe(t *testing.T) {
 		_, _ = e.task.WriteString("second")
 		e.task.Close()
 	}()
-	done := make(chan []step.Held)
+	done := make(chan []launch.Held)
 	go func() {
 		r.bytes()
 		done <- r.Drain(100 * time.Millisecond)

@@ -32,7 +32,7 @@ const (
 )
 
 // Tap hears what tasks write, in order, as it passes: fd is 1 or 2, rank the task's or
-// step.AllRanks where they share the stream. data is valid during the call alone, which
+// launch.AllRanks where they share the stream. data is valid during the call alone, which
 // must not block: it holds up all streams of the step. An empty data is the stream's
 // end. The launcher's back-pressure holds: what it has no room for is not heard yet.
 type Tap func(fd, rank int, data []byte)
@@ -107,7 +107,7 @@ func (r *Relay) hears(s *stream, data []byte) {
 }
 
 // Add puts a pipe between the tasks and dst, a pipe of the launcher's that it takes
-// over unless it fails, as stream fd (1 or 2) of a rank or of step.AllRanks. It
+// over unless it fails, as stream fd (1 or 2) of a rank or of launch.AllRanks. It
 // returns the tasks' end, a plain descriptor that belongs to uid and blocks: the
 // caller's to hand on and close.
 func (r *Relay) Add(fd, rank, dst int, uid uint32) (tasks int, err error) {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // end is a stream as both sides have it: the task writes, the launcher reads.
@@ -192,7 +193,7 @@ func TestThief(t *testing.T) {
 // Who keeps a stream open is named, and does not keep the step.
 func TestHeldOpen(t *testing.T) {
 	r := New(2)
-	e, other := add(t, r, 2, 7), add(t, r, 1, step.AllRanks)
+	e, other := add(t, r, 2, 7), add(t, r, 1, launch.AllRanks)
 	holder := exec.Command("sleep", "1000")
 	holder.Stderr = e.task
 	if err := holder.Start(); err != nil {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"stepd/srunopt"
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // placeMemory finds each task's memory policy.
@@ -14,7 +14,7 @@ func (p *Plan) placeMemory() error {
 	case srunopt.MemBindUnset, srunopt.MemBindNone:
 		return nil
 	case srunopt.MemBindLocal:
-		p.Mem = []step.MemPolicy{{LocalID: step.AllRanks, Mode: step.MemLocal}}
+		p.Mem = []launch.MemPolicy{{LocalID: launch.AllRanks, Mode: launch.MemLocal}}
 		return nil
 	case srunopt.MemBindRank:
 		for id := range p.in.NTasks {
@@ -59,9 +59,9 @@ func (p *Plan) memory(id int, nodes []int) error {
 	case missing.Len() > 0:
 		return fail("there is no memory node %s: there are %s", missing, t.Memory)
 	}
-	policy := step.MemPolicy{LocalID: id, Mode: step.MemBound, Nodes: want}
+	policy := launch.MemPolicy{LocalID: id, Mode: launch.MemBound, Nodes: want}
 	if bind.Prefer {
-		policy.Mode, policy.Nodes = step.MemPreferred, NewCPUSet(nodes[0])
+		policy.Mode, policy.Nodes = launch.MemPreferred, NewCPUSet(nodes[0])
 	}
 	p.Mem = append(p.Mem, policy)
 	return nil

@@ -5,6 +5,7 @@ import (
 
 	"stepd/srunopt"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Input is all that a plan depends on.
@@ -33,7 +34,7 @@ type Plan struct {
 	// share a set.
 	CPUs []CPUSet
 	// Mem are the tasks' memory policies, nil without any.
-	Mem []step.MemPolicy
+	Mem []launch.MemPolicy
 	// Notes report irregularities to the administrator.
 	Notes []string
 

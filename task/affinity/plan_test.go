@@ -7,6 +7,7 @@ import (
 
 	"stepd/srunopt"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // TestAsSlurm: what srun 22.05.8 made of 200 combinations of options, on a machine
@@ -175,7 +176,7 @@ func TestRefusals(t *testing.T) {
 	if p, err := plan(t, machine(t, "2c", "0-1"), "-n2 --cpu-bind=map_cpu:0,1,2,3"); err != nil || p.places() != "0 1" {
 		t.Errorf("a long map: %v", err)
 	}
-	if p, err := plan(t, machine(t, "2s8c2t4n", "0-31"), "-n1 --mem-bind=map_mem:4"); err != nil || p.Mem[0].Mode != step.MemBound || CPUSet(p.Mem[0].Nodes).String() != "4" {
+	if p, err := plan(t, machine(t, "2s8c2t4n", "0-31"), "-n1 --mem-bind=map_mem:4"); err != nil || p.Mem[0].Mode != launch.MemBound || CPUSet(p.Mem[0].Nodes).String() != "4" {
 		t.Errorf("a node with memory alone: %v", err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"stepd/internal/linux"
 	"stepd/srunopt"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Config is what a Plugin is told.
@@ -85,7 +86,7 @@ func unbound(spec *step.Spec) bool {
 
 // PreLaunch sets the tasks' variables of their binding, and gives them what each must set
 // for itself.
-func (p *Plugin) PreLaunch(l *step.Launch) error {
+func (p *Plugin) PreLaunch(l *launch.Launch) error {
 	l.MemPolicies = append(l.MemPolicies, p.plan.Mem...)
 	if !unbound(p.cfg.Spec) {
 		l.CommonEnv = append(l.CommonEnv, p.plan.Env()...)
@@ -126,7 +127,7 @@ func (p *Plugin) PreLaunchPriv(local, pid int) error {
 }
 
 // PostTerm does nothing: the binding ends with the process.
-func (p *Plugin) PostTerm(step.TaskEnd) {}
+func (p *Plugin) PostTerm(launch.TaskEnd) {}
 
 // PostStep does nothing either.
 func (p *Plugin) PostStep() error { return nil }

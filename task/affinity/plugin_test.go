@@ -9,6 +9,7 @@ import (
 	"stepd/internal/linux"
 	"stepd/srunopt"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // played is a plugin of a step on the machine of the project, and what it said.
@@ -35,11 +36,11 @@ func TestPluginLaunch(t *testing.T) {
 	if err := p.PreSetuid(); err != nil {
 		t.Fatal(err)
 	}
-	l := &step.Launch{CommonEnv: []string{"A=b"}}
+	l := &launch.Launch{CommonEnv: []string{"A=b"}}
 	if err := p.PreLaunch(l); err != nil {
 		t.Fatal(err)
 	}
-	if len(l.MemPolicies) != 1 || l.MemPolicies[0].Mode != step.MemLocal || !slices.Contains(l.CommonEnv, "SLURM_CPU_BIND=verbose,map_cpu:0") || l.CommonEnv[0] != "A=b" {
+	if len(l.MemPolicies) != 1 || l.MemPolicies[0].Mode != launch.MemLocal || !slices.Contains(l.CommonEnv, "SLURM_CPU_BIND=verbose,map_cpu:0") || l.CommonEnv[0] != "A=b" {
 		t.Errorf("got %+v", l)
 	}
 	if !slices.Contains(l.Unset, "SLURM_MEM_BIND_PREFER") || slices.Contains(l.Unset, "SLURM_MEM_BIND") {
@@ -82,7 +83,7 @@ func TestPluginBatch(t *testing.T) {
 	if err := p.PreSetuid(); err != nil {
 		t.Fatal(err)
 	}
-	l := &step.Launch{}
+	l := &launch.Launch{}
 	if err := p.PreLaunch(l); err != nil || len(l.CommonEnv)+len(l.Unset)+len(l.MemPolicies) > 0 {
 		t.Errorf("got %+v, %v", l, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Plugin puts the tasks of one step where noded has limited it: into the v1
@@ -64,7 +65,7 @@ func (p *Plugin) PreSetuid() error {
 }
 
 // PreLaunch has nothing to add.
-func (p *Plugin) PreLaunch(*step.Launch) error { return nil }
+func (p *Plugin) PreLaunch(*launch.Launch) error { return nil }
 
 // PreLaunchPriv moves the task, which waits at the gate, into each hierarchy.
 func (p *Plugin) PreLaunchPriv(local, pid int) error {
@@ -103,7 +104,7 @@ func (d *placement) of(rank int) (string, error) {
 }
 
 // PostTerm has nothing to do.
-func (p *Plugin) PostTerm(step.TaskEnd) {}
+func (p *Plugin) PostTerm(launch.TaskEnd) {}
 
 // PostStep removes the tasks' directories, in which nothing is left.
 func (p *Plugin) PostStep() error {

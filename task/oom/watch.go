@@ -15,6 +15,7 @@ import (
 
 	"stepd/internal/linux"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Config is a Watch's input. Confine and Tasks are the step's.
@@ -119,7 +120,7 @@ func (w *Watch) PreSetuid() error {
 }
 
 // PreLaunch has nothing to add.
-func (w *Watch) PreLaunch(*step.Launch) error { return nil }
+func (w *Watch) PreLaunch(*launch.Launch) error { return nil }
 
 // PreLaunchPriv notes the task's process.
 func (w *Watch) PreLaunchPriv(local, pid int) error {
@@ -132,7 +133,7 @@ func (w *Watch) PreLaunchPriv(local, pid int) error {
 
 // PostTerm looks what the kernel has done to a task that ended by SIGKILL, or
 // to its children.
-func (w *Watch) PostTerm(end step.TaskEnd) {
+func (w *Watch) PostTerm(end launch.TaskEnd) {
 	sig, signaled := end.Status.Signaled()
 	killed := !end.Lost && signaled && sig == syscall.SIGKILL
 	rank := w.cfg.Ranks[end.LocalID]

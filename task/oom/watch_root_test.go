@@ -16,6 +16,7 @@ import (
 
 	"stepd/internal/testkit"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // hogVar makes a process of this test binary use as many bytes, once its
@@ -151,7 +152,7 @@ func run(t *testing.T, w *Watch, dir string, extraEnv ...string) (pid int) {
 	for id := range 2 {
 		ins[id].Close()
 		cmds[id].Wait()
-		w.PostTerm(step.TaskEnd{LocalID: id, Status: step.ExitStatus(cmds[id].ProcessState.Sys().(syscall.WaitStatus))})
+		w.PostTerm(launch.TaskEnd{LocalID: id, Status: step.ExitStatus(cmds[id].ProcessState.Sys().(syscall.WaitStatus))})
 	}
 	if err := w.PostStep(); err != nil {
 		t.Fatal(err)
@@ -258,7 +259,7 @@ func TestRootWatchKnowsOtherKills(t *testing.T) {
 	if err := errors.Join(w.PreSetuid(), w.PreLaunchPriv(0, os.Getpid())); err != nil {
 		t.Fatal(err)
 	}
-	w.PostTerm(step.TaskEnd{LocalID: 0, Status: step.ExitStatus(syscall.SIGKILL)})
+	w.PostTerm(launch.TaskEnd{LocalID: 0, Status: step.ExitStatus(syscall.SIGKILL)})
 	if err := w.PostStep(); err != nil {
 		t.Fatal(err)
 	}

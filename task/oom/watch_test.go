@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // A task that has ended has no number any more: a process of another job that
@@ -21,7 +22,7 @@ func TestAttributeKnowsEndedTasks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.PostTerm(step.TaskEnd{LocalID: 0})
+	w.PostTerm(launch.TaskEnd{LocalID: 0})
 	other := victim{pid: 500, comm: "hog", task: "/stepd-1/job_2/tasks/step_0", full: "/stepd-1/job_2/tasks/step_0"}
 	if k, ok := w.attribute(other); ok {
 		t.Errorf("the kill of another job's process 500 was taken for %s", k)

@@ -1,9 +1,10 @@
-package step
+package launch
 
 import (
 	"errors"
 	"fmt"
 	"os"
+	"stepd/step"
 	"strconv"
 	"syscall"
 )
@@ -19,7 +20,7 @@ type Launch struct {
 	CommonEnv []string
 	TaskEnv   [][]string
 	// TaskFDs[id] survive exec.
-	TaskFDs [][]TaskFD
+	TaskFDs [][]step.TaskFD
 	// TaskArgv[id] is the command of a task that does not run the Spec's, nil of
 	// one that does; TaskCwd[id] where it begins, relative to the Spec's, ""
 	// for the Spec's. Either may be nil.
@@ -89,7 +90,7 @@ type Forked struct {
 // TaskEnd is how a task ended, and what it used.
 type TaskEnd struct {
 	LocalID int
-	Status  ExitStatus
+	Status  step.ExitStatus
 	Usage   *Usage // nil where the kernel did not tell
 	// Lost says that a plugin reaped the task, or the host did and died before it
 	// told: the status is not known, and none is invented.
@@ -143,7 +144,7 @@ func (e *LaunchError) Error() string {
 
 // HostSetup is what the SPANK host is told before anything is loaded.
 type HostSetup struct {
-	Spec *Spec
+	Spec *step.Spec
 	// Env is the job's environment as the plugins see it at init; HostEnv is
 	// the host's own environ.
 	Env, HostEnv []string
