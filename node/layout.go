@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/api"
 	"stepd/internal/linux"
 	"stepd/step"
 )
@@ -20,6 +21,7 @@ func (l layout) stepsDir() string             { return filepath.Join(l.run, "ste
 func (l layout) socketName(id step.ID) string { return id.String() + ".sock" }
 func (l layout) pmixDir() string              { return filepath.Join(l.run, "pmix") }
 func (l layout) socket() string               { return filepath.Join(l.run, "noded.sock") }
+func (l layout) published() string            { return filepath.Join(l.run, api.PublishedName) }
 func (l layout) resultsDir() string           { return filepath.Join(l.spool, "results") }
 func (l layout) result(id step.ID) string     { return filepath.Join(l.resultsDir(), id.String()) }
 func (l layout) outputDir() string            { return filepath.Join(l.spool, "output") }

@@ -32,6 +32,8 @@ type Node struct {
 	locks []*os.File
 	store *state
 	spool *spool
+	// published is the file with what clients take from the configuration.
+	published publishedConfig
 	reg   *registry
 	// hooks are what is known of the plugin stack, plugins what it has done.
 	hooks   stackHooks
@@ -107,6 +109,9 @@ func (n *Node) open() error {
 		}
 		n.locks = append(n.locks, lock)
 	}
+	// What an earlier noded has published may not hold any more.
+	n.published = publishedConfig{path: n.files.published(), log: n.log}
+	n.published.remove()
 	st, err := openState(&n.cfg, n.boot, n.log)
 	if err != nil {
 		return err
@@ -186,6 +191,7 @@ func (n *Node) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		errs = append(errs, fmt.Errorf("cannot wait for the end of all work: %w", context.Cause(ctx)))
 	}
+	n.published.remove()
 	if n.keepSocket.Load() {
 		n.log.Debug("the socket stays")
 	} else if err := os.Remove(n.files.socket()); err != nil && !errors.Is(err, os.ErrNotExist) {

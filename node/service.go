@@ -254,5 +254,6 @@ func (s *service) Config(ctx context.Context, _ *api.Empty) (*api.ConfigReply, e
 			reply.PlugstackError = err.Error()
 		}
 	}
+	s.n.published.put(reply)
 	return reply, nil
 }
