@@ -176,7 +176,7 @@ func TestAttachEnds(t *testing.T) {
 		},
 		"a malformed record": {
 			do:  func(c *net.UnixConn) { shows(c, end); tell(c, `{"type":7}`) },
-			err: "cannot read what the stepd of step 7.0 says: cannot parse record: json: cannot unmarshal number into Go struct field Msg.type of type stepapi.Type",
+			err: "cannot read what the stepd of step 7.0 says: cannot parse record: type: json: cannot unmarshal number into Go value of type stepapi.Type",
 		},
 		"a result without a record": {
 			do:  func(c *net.UnixConn) { shows(c, end); tell(c, `{"type":"result"}`) },
