@@ -34,7 +34,7 @@ type Node struct {
 	spool *spool
 	// published is the file with what clients take from the configuration.
 	published publishedConfig
-	reg   *registry
+	reg       *registry
 	// hooks are what is known of the plugin stack, plugins what it has done.
 	hooks   stackHooks
 	plugins quarantine

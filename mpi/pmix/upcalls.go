@@ -95,7 +95,7 @@ func (p upcalls) serve(ctx context.Context, f frame) (reply, error) {
 	case upAbort:
 		return p.serveAbort(r)
 	case upFence:
-		return meetings{p.Plugin}.serveFence(ctx, r)
+		return meetings(p).serveFence(ctx, r)
 	case upModex:
 		return p.serveModex(ctx, r)
 	case upPublish:
@@ -111,13 +111,13 @@ func (p upcalls) serve(ctx context.Context, f frame) (reply, error) {
 	case upNotify:
 		return p.serveNotify(ctx, r)
 	case upGroup:
-		return meetings{p.Plugin}.serveGroup(ctx, r)
+		return meetings(p).serveGroup(ctx, r)
 	case upSpawn:
 		return p.serveSpawn(ctx, r)
 	case upJoin:
-		return meetings{p.Plugin}.serveMeeting(ctx, "connect", r)
+		return meetings(p).serveMeeting(ctx, "connect", r)
 	case upPart:
-		return meetings{p.Plugin}.serveMeeting(ctx, "disconnect", r)
+		return meetings(p).serveMeeting(ctx, "disconnect", r)
 	}
 	return status(stNotSupported), nil
 }
