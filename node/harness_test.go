@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -189,13 +190,21 @@ func killLeft(t testing.TB, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	self := fmt.Sprintf("/proc/%d/", os.Getpid())
+	self, err := os.ReadFile("/proc/self/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, link := range links {
 		to, err := os.Readlink(link)
-		if err != nil || !strings.HasPrefix(to, dir+"/") || strings.HasPrefix(link, self) {
+		if err != nil || !strings.HasPrefix(to, dir+"/") {
 			continue // gone meanwhile, or not ours
 		}
-		if pid, err := strconv.Atoi(strings.Split(link, "/")[2]); err == nil {
+		// This process, and a child of another test's before its exec, which has our files as well.
+		process := strings.Split(link, "/")[2]
+		if line, err := os.ReadFile("/proc/" + process + "/cmdline"); err != nil || bytes.Equal(line, self) {
+			continue
+		}
+		if pid, err := strconv.Atoi(process); err == nil {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // it may just have ended
 		}
 	}
