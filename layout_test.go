@@ -1,0 +1,102 @@
+package stepd_test
+
+import (
+	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The limits of the house: what is larger is no longer known at a glance.
+const (
+	maxFiles   = 25  // production files of a folder
+	maxMethods = 40  // of a type
+	maxMain    = 600 // lines of a package main under cmd/
+)
+
+// tooLarge are the exceptions, each with its number of today and its reason.
+// A type is "folder.Type".
+var tooLarge = map[string]struct {
+	most int
+	why  string
+}{
+	"node":          {70, "the API's half and the scripts' half are still to leave it"},
+	"node.Node":     {154, "is to become a few components, with their own locks"},
+	"node.registry": {65, "holds users, names and drain beside jobs and steps"},
+	"node.follower": {57, "is to become a table of a step's stages"},
+	"step":          {33, "the words of MPI, of scripts and of gres are still to go to their packages"},
+}
+
+func TestLayout(t *testing.T) {
+	files, methods, mains := map[string]int{}, map[string]int{}, map[string]int{}
+	err := filepath.WalkDir(".", func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() && (d.Name() == "build" || d.Name() == "testdata" || d.Name() == ".git") {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		dir := filepath.Dir(path)
+		files[dir]++
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if strings.HasPrefix(dir, "cmd/") {
+			mains[dir] += bytes.Count(text, []byte("\n"))
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		for _, d := range f.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv != nil {
+				methods[dir+"."+receiver(fn.Recv.List[0].Type)]++
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := map[string]bool{}
+	check := func(what string, count map[string]int, most int) {
+		for name, n := range count {
+			limit := most
+			if x, ok := tooLarge[name]; ok && n > most {
+				limit, used[name] = x.most, true
+			}
+			if n > limit {
+				t.Errorf("%s has %d %s, and %d is the limit", name, n, what, limit)
+			}
+			if n < limit && limit > most {
+				t.Errorf("%s has only %d %s: lower its exception of %d", name, n, what, limit)
+			}
+		}
+	}
+	check("files", files, maxFiles)
+	check("methods", methods, maxMethods)
+	check("lines", mains, maxMain)
+	for name := range tooLarge {
+		if !used[name] {
+			t.Errorf("%s is within the limits: it is no exception any more", name)
+		}
+	}
+}
+
+// receiver is the name of a method's type.
+func receiver(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.StarExpr:
+		return receiver(e.X)
+	case *ast.IndexExpr:
+		return receiver(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+	return "?"
+}
