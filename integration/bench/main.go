@@ -71,7 +71,7 @@ func (b *bench) all(wanted, names []string) error {
 		return err
 	}
 	b.dir = dir
-	if err := b.resolve(); err != nil {
+	if err := b.install(); err != nil {
 		return err
 	}
 	defer func() {

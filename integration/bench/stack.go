@@ -113,7 +113,7 @@ func (s *stacks) stop() {
 func (b *bench) compilePlugins(n int) ([]string, error) {
 	first := filepath.Join(b.dir, "empty01.so")
 	src := b.source("empty", "empty.c")
-	headers := filepath.Join(filepath.Dir(b.bin), "spank", "host", "include")
+	headers := filepath.Join(b.root, "spank", "host", "include")
 	cc := exec.Command("gcc", "-O2", "-fPIC", "-shared", "-I", headers, "-o", first, src)
 	if out, err := cc.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("cannot compile %q: %w: %s", src, err, out)
