@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
@@ -122,7 +123,7 @@ func launchStep(client *api.Client, o *options.Run, d *Dialer, argv []string) (i
 	}
 	l := &launch{
 		client: client, node: reply.Node, id: step.ID{Job: reply.JobID, Step: reply.StepID},
-		opt: o, ntasks: spec.NTasks, signals: &d.signals,
+		opt: o, ntasks: spec.NTasks, signals: &d.signals, processors: d.processors,
 	}
 	if spec.Terminal != nil {
 		if d.privateSocket() != "" {
@@ -221,6 +222,8 @@ type launch struct {
 	forced  bool             // a task was ended by KILL or TERM
 	screen  *terminal.Screen // of a step with a terminal
 	signals *signals
+	// processors is how many Go uses where bytes are copied; 0 is as many as now.
+	processors int
 	// killWait is between SIGTERM and SIGKILL, in seconds.
 	killWait int
 	// firstExit is closed when the end of a task is told for the first time.
@@ -270,6 +273,9 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 	})
 	if err != nil {
 		return nil, err
+	}
+	if streams.Copies() {
+		runtime.GOMAXPROCS(l.processors)
 	}
 	if l.screen != nil {
 		if err := askToWatch(conn, &stepapi.Watch{Replay: -1}); err != nil {

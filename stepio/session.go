@@ -217,6 +217,9 @@ func widenOwn(f *os.File) {
 	})
 }
 
+// Copies reports whether this process copies bytes of a stream, which Attach begins.
+func (s *Session) Copies() bool { return len(s.start) > 0 }
+
 func (s *Session) relay(copy func()) {
 	s.start = append(s.start, func() { s.relays.Go(copy) })
 }

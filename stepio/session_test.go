@@ -244,6 +244,9 @@ func TestHandedOver(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if s.Copies() == tt.want {
+				t.Errorf("copies: %v, and handed over: %v", s.Copies(), tt.want)
+			}
 			k := attach(t, s)
 			var st, want unix.Stat_t
 			if err := unix.Fstat(int(tt.opt.Stdout.Fd()), &want); err != nil {

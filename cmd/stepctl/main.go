@@ -77,9 +77,7 @@ func rootFor(d *client.Dialer, args []string) *cobra.Command {
 		verb = verb[2:]
 	}
 	if len(verb) > 0 && verb[0] == "run" {
-		// Its goroutines wait for each other: with a second processor each handing over
-		// wakes a thread, 12 % of what a run costs.
-		runtime.GOMAXPROCS(1)
+		d.Lean()
 		root := bareRoot(d)
 		root.AddCommand(client.RunCommand(d))
 		return root
