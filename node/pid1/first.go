@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -151,9 +153,25 @@ func (f *first) serveOnce() (status syscall.WaitStatus, err error) {
 	}
 }
 
+// endStepds sends SIGTERM to each stepd. They come before all others: a client that has got the
+// signal cancels its step, whose record is to say that the node went down.
+func (f *first) endStepds() {
+	names, _ := filepath.Glob("/proc/[0-9]*/comm") // the pattern is no mistake
+	for _, name := range names {
+		comm, err := os.ReadFile(name)
+		if err != nil || string(comm) != "stepd\n" {
+			continue // it has ended, or is no stepd
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
+			_ = unix.Kill(pid, unix.SIGTERM) // all get it after this, and this process knows why not
+		}
+	}
+}
+
 // endAll ends what runs in the container, and returns when nothing does. What does not
 // end by SIGTERM ends with the container's patience.
 func (f *first) endAll() {
+	f.endStepds()
 	err := unix.Kill(-1, unix.SIGTERM)
 	if errors.Is(err, unix.ESRCH) {
 		return
