@@ -54,7 +54,7 @@ fail() {
 }
 await() { # until the command succeeds
 	for _ in {1..150}; do
-		! "$@" >/dev/null 2>&1 || return 0
+		! ("$@") >/dev/null 2>&1 || return 0 # a subshell: what fails exits
 		sleep 0.1
 	done
 	fail "not within 15 s: $*"
