@@ -48,8 +48,8 @@ define need_packages
 	if [ -n "$$missing" ]; then echo "installing" $$missing; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; fi
 endef
 
-# The guest's are of no use in a container.
-CONTAINER_PKGS := $(filter-out qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static clang-format,$(TEST_PKGS))
+# The guest's are of no use in a container, which gets an interface beside lo.
+CONTAINER_PKGS := iproute2 $(filter-out qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static clang-format,$(TEST_PKGS))
 PODMAN_PKGS    := podman buildah runc mmdebstrap
 
 .PHONY: deps-build deps-test deps-demo deps-container deps-podman
