@@ -153,7 +153,9 @@ func (h *Hub) send(w *watcher) {
 			return
 		}
 		if !more {
-			put(&replay.Frame{Kind: replay.KindEnd})
+			if h.watches(w) { // one that was sent away has not got all
+				put(&replay.Frame{Kind: replay.KindEnd})
+			}
 			return
 		}
 		if h.modes != nil {
@@ -292,6 +294,13 @@ func (h *Hub) leave(w *watcher) {
 	if last {
 		h.empty()
 	}
+}
+
+// watches reports whether a watcher has not left.
+func (h *Hub) watches(w *watcher) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !w.gone
 }
 
 // alone reports whether there are no watchers.
