@@ -17,7 +17,7 @@ func TestLogKeys(t *testing.T) {
 	}
 	have := map[string]bool{"time": true, "level": true, "msg": true} // logrus's own
 	field := regexp.MustCompile(`\.WithField\("(\w+)"`)
-	for _, dir := range []string{"node", "node/child", "node/place", "node/site", "stepd", "cmd/noded", "metrics"} {
+	for _, dir := range []string{"node", "node/child", "node/place", "site", "stepd", "cmd/noded", "metrics"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)

@@ -23,7 +23,7 @@ import (
 	"stepd/internal/manual"
 	"stepd/node"
 	"stepd/node/pid1"
-	"stepd/node/site"
+	"stepd/site"
 )
 
 func main() {

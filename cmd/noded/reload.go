@@ -8,7 +8,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"stepd/node/site"
+	"stepd/site"
 	"strconv"
 	"syscall"
 	"time"
