@@ -10,7 +10,7 @@
 //	p_mpi_hook_client_prelaunch       Client.Prelaunch, by `stepctl run`, which has the step's number and has not launched it
 //	mpi_plugin_client_state_t         the Client itself
 //	p_mpi_hook_slurmstepd_prefork     Plugin.Prefork, in stepd as root, once, before anything runs as the user
-//	p_mpi_hook_slurmstepd_task        step.MPITasks.TaskEnv and TaskFDs, which Prefork returns: they are set in the
+//	p_mpi_hook_slurmstepd_task        launch.MPITasks.TaskEnv and TaskFDs, which Prefork returns: they are set in the
 //	                                  task when it has become the user, before its task_init
 //	p_mpi_hook_client_fini            Client.Fini, when all tasks have ended, however that was
 //	mpi_plugin_client_info_t, stepd_step_rec_t, mpi_plugin_task_info_t
@@ -18,7 +18,7 @@
 //	char ***env                       step.Spec.Env to read; what a hook returns is set over it
 //	SLURM_MPI_TYPE                    set for the tasks by package task, for plugins in the SPANK host too
 //
-// Beyond Slurm's, Plugin.TaskExited is called at the tasks' ends, and step.MPIJob
+// Beyond Slurm's, Plugin.TaskExited is called at the tasks' ends, and launch.MPIJob
 // ends the step, starts others, talks to the step's other nodes, and reports how
 // far the ranks have come.
 //
@@ -41,12 +41,13 @@ import (
 	"stepd/mpi/pmi2"
 	"stepd/mpi/pmix"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Plugin is the part of an MPI plugin that runs in stepd.
 type Plugin interface {
 	// Prefork runs as root, once, before the first fork. Its error ends the launch.
-	Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, error)
+	Prefork(ctx context.Context, job launch.MPIJob) (launch.MPITasks, error)
 	// TaskExited reports that the task ended.
 	TaskExited(rank int, status step.ExitStatus)
 	// Close ends the plugin's servers; it waits for their goroutines.

@@ -19,7 +19,7 @@ const (
 	meetBytesMax   = 16 << 20
 )
 
-// meeting is one exchange between steps of a job (step.MPIServices.Meet). It is in
+// meeting is one exchange between steps of a job (launch.MPIServices.Meet). It is in
 // memory alone: a step that asks again after noded's restart makes it anew.
 type meeting struct {
 	parties []string

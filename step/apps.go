@@ -9,9 +9,6 @@ import (
 // AppsMax bounds the commands of one step: each task may have its own.
 const AppsMax = TasksMax
 
-// SpawnAppsMax bounds the commands of one MPI_Comm_spawn_multiple.
-const SpawnAppsMax = 1024
-
 // App is one command of a step that has several (--multi-prog,
 // MPI_Comm_spawn_multiple). What is in it may be any bytes but NUL.
 type App struct {

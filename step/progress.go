@@ -7,6 +7,20 @@ import (
 	"strings"
 )
 
+// MPIProgress is how far a rank has come in its MPI start-up.
+type MPIProgress struct {
+	// Phase is "started", "connected", "initialized" or "finalized".
+	Phase string `json:"phase"`
+	// Protocol is what it speaks: "PMI-1", "PMI-2" or "PMIx 4.2".
+	Protocol string `json:"protocol,omitempty"`
+	// Fences counts the fences that it has completed.
+	Fences int `json:"fences"`
+	// Waiting says what it waits for now, "" nothing: "fence 3", "key \"a\" of node".
+	// WaitsFor are the ranks that it waits for, as a list ("3,7"), where that is known.
+	Waiting  string `json:"waiting,omitempty"`
+	WaitsFor string `json:"waits_for,omitempty"`
+}
+
 // The phases of MPIProgress, in their order. A task of which no progress is known
 // has not spoken to its MPI server at all.
 const (
@@ -106,4 +120,10 @@ func GroupProgress(tasks []Task) []ProgressGroup {
 	}
 	slices.SortStableFunc(groups, func(a, b ProgressGroup) int { return cmp.Compare(a.MPI.Depth(), b.MPI.Depth()) })
 	return groups
+}
+
+// KeyValue is one pair; either may be any bytes.
+type KeyValue struct {
+	Key   string `json:"key"`
+	Value []byte `json:"value"`
 }

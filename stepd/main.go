@@ -153,7 +153,7 @@ func (w *wiring) serve(plan *task.Plan, control *stepapi.Conn, listener *net.Uni
 }
 
 // services are what an MPI plugin may ask of noded for the job.
-func (w *wiring) services() (step.MPIServices, task.Spawned) {
+func (w *wiring) services() (launch.MPIServices, task.Spawned) {
 	s := spawn.New(spawn.Config{
 		Spec: w.spec, Say: w.aud.Say, Log: func(text string) { w.aud.Log(launch.LogInfo, text) },
 		Ask:    func(ctx context.Context, a *stepapi.Ask) (*stepapi.Answer, error) { return w.server.Ask(ctx, a) },

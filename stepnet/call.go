@@ -38,7 +38,7 @@ func (c *calls) init(lim Limits) {
 	c.asking = make(chan struct{}, lim.Calls)
 }
 
-// Handle implements step.Peers. A call that comes before its handler waits.
+// Handle implements launch.Peers. A call that comes before its handler waits.
 func (n *Node) Handle(name string, answer func(ctx context.Context, from int, data []byte) ([]byte, error)) {
 	n.callMu.Lock()
 	defer n.callMu.Unlock()
@@ -47,7 +47,7 @@ func (n *Node) Handle(name string, answer func(ctx context.Context, from int, da
 	n.more = make(chan struct{})
 }
 
-// Call implements step.Peers.
+// Call implements launch.Peers.
 func (n *Node) Call(ctx context.Context, node int, name string, data []byte) ([]byte, error) {
 	if node < 0 || node >= n.nodes {
 		return nil, fmt.Errorf("cannot call node %d: the step has %d", node, n.nodes)

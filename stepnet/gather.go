@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // gatherKey names a gathering: those who meet say the same.
@@ -60,7 +61,7 @@ func newGatherings(n *Node) *gatherings {
 // gatherNameMax bounds a gathering's name, and a call's.
 const gatherNameMax = 4096
 
-// Allgather implements step.Peers.
+// Allgather implements launch.Peers.
 func (m *gatherings) Allgather(ctx context.Context, name string, nodes []int, data []byte) ([][]byte, error) {
 	nodes, err := m.whoMeet(nodes)
 	switch {
@@ -94,7 +95,7 @@ func (m *gatherings) Allgather(ctx context.Context, name string, nodes []int, da
 		default:
 		}
 	}
-	return nil, &step.MissingError{Name: name, Nodes: missing, Cause: err}
+	return nil, &launch.MissingError{Name: name, Nodes: missing, Cause: err}
 }
 
 func values(parts []entry) [][]byte {

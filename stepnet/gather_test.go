@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 func TestAllgather(t *testing.T) {
@@ -116,7 +116,7 @@ func TestAllgatherMissing(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 3*time.Second, errors.New("PMIx_Fence timeout"))
 		defer cancel()
 		_, err := n.Allgather(ctx, "fence", nil, nil)
-		missing, ok := errors.AsType[*step.MissingError](err)
+		missing, ok := errors.AsType[*launch.MissingError](err)
 		if !ok || !slices.Equal(missing.Nodes, absent) || missing.Cause.Error() != "PMIx_Fence timeout" {
 			return fmt.Errorf("got %v, want that 1, 6 and 12 are missing", err)
 		}

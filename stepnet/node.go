@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Node is this stepd's place in its step's tree. Make it with New; Finish and then
@@ -41,7 +41,7 @@ type life struct {
 	over      chan struct{} // closed when all nodes are done
 }
 
-var _ step.Peers = (*Node)(nil)
+var _ launch.Peers = (*Node)(nil)
 
 // errOver is the answer to what comes after the end.
 var errOver = errors.New("the step is over")

@@ -16,12 +16,12 @@ func (l *startup) prefork(ctx context.Context) (err error) {
 		return nil
 	}
 	l.push("mpi", l.d.MPI.Close)
-	l.mpi, err = l.d.MPI.Prefork(ctx, step.MPIJob{
+	l.mpi, err = l.d.MPI.Prefork(ctx, launch.MPIJob{
 		Spec:     l.plan.Spec,
 		Abort:    l.mpiAbort,
 		Log:      func(text string) { l.d.Audience.Log(launch.LogInfo, text) },
 		Progress: l.progress.note,
-		Tasks:    func() []step.MPITask { return mpiTable(l.Record().Tasks) },
+		Tasks:    func() []launch.MPITask { return mpiTable(l.Record().Tasks) },
 		Signal:   l.toRanks,
 		Cancel:   func(reason string) { _ = l.Cancel(reason) }, // it has no error
 		Peers:    l.d.Peers,
@@ -31,11 +31,11 @@ func (l *startup) prefork(ctx context.Context) (err error) {
 }
 
 // mpiTable is how the tasks of this node are: what a debugger is to attach to.
-func mpiTable(tasks []step.Task) []step.MPITask {
-	all := make([]step.MPITask, len(tasks))
+func mpiTable(tasks []step.Task) []launch.MPITask {
+	all := make([]launch.MPITask, len(tasks))
 	for i := range tasks {
 		t := &tasks[i]
-		all[i] = step.MPITask{Rank: t.Rank, State: t.State, Status: t.Status}
+		all[i] = launch.MPITask{Rank: t.Rank, State: t.State, Status: t.Status}
 		if t.PID != nil {
 			all[i].PID = *t.PID
 		}

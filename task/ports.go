@@ -95,7 +95,7 @@ type Accounting interface {
 // MPI is one MPI plugin, seen from stepd: *pmi2.Plugin is one (seeds: MPI plugin API).
 type MPI interface {
 	// Prefork runs as root, once, before the first fork.
-	Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, error)
+	Prefork(ctx context.Context, job launch.MPIJob) (launch.MPITasks, error)
 	// TaskExited reports that the task ended.
 	TaskExited(rank int, status step.ExitStatus)
 	// Close ends the plugin's servers; it waits for their goroutines.

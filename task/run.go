@@ -33,7 +33,7 @@ func (s *Step) Run(ctx context.Context) step.Record {
 // startup is the way from nothing to the open gate.
 type startup struct {
 	*Step
-	mpi step.MPITasks
+	mpi launch.MPITasks
 }
 
 // stage is one step of the launch.

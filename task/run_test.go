@@ -50,8 +50,8 @@ type rig struct {
 
 	// The ranks that the neighbours were told: to track, of ends, and to the MPI plugin.
 	tracked, told, exited, hooked []int
-	job                           step.MPIJob // what prefork was told
-	pid                           int         // of the first task, 5000 without one; the others' follow
+	job                           launch.MPIJob // what prefork was told
+	pid                           int           // of the first task, 5000 without one; the others' follow
 	events                        []eventlog.Event
 	stalled                       chan step.Record // reports to noded about ranks that come no further
 }
@@ -239,9 +239,9 @@ func (k fakeTracker) Destroy(context.Context) error          { return k.r.note("
 
 type fakeMPI struct{ r *rig }
 
-func (m fakeMPI) Prefork(_ context.Context, job step.MPIJob) (step.MPITasks, error) {
+func (m fakeMPI) Prefork(_ context.Context, job launch.MPIJob) (launch.MPITasks, error) {
 	m.r.job = job
-	return step.MPITasks{}, m.r.note("prefork")
+	return launch.MPITasks{}, m.r.note("prefork")
 }
 func (m fakeMPI) TaskExited(rank int, _ step.ExitStatus) { m.r.exited = append(m.r.exited, rank) }
 func (m fakeMPI) Close() error                           { return m.r.note("close mpi") }

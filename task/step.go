@@ -22,8 +22,8 @@ type Deps struct {
 	MPI     MPI // nil without one
 	// Peers is nil where the step has one node, and Job where its job has no services: both
 	// are the MPI plugin's.
-	Peers      step.Peers
-	Job        step.MPIServices
+	Peers      launch.Peers
+	Job        launch.MPIServices
 	Spawned    Spawned // nil where the tasks cannot start steps
 	Output     Output
 	Plugins    []Plugin

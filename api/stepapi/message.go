@@ -127,7 +127,7 @@ func (m *Msg) Err() error {
 	return nil
 }
 
-// What an Ask is for (step.MPIServices).
+// What an Ask is for (launch.MPIServices).
 const (
 	AskSpawn     = "spawn"
 	AskPublish   = "publish"

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 func mpichProgram(t *testing.T) string {
@@ -28,21 +29,21 @@ func TestMPICHAllreduce(t *testing.T) {
 	program := mpichProgram(t)
 	for _, n := range []int{1, 2, 8, 32} {
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
-			launch(t, n, same(program)).wantOK(t)
+			runRanks(t, n, same(program)).wantOK(t)
 		})
 	}
 }
 
 func TestMPICHNames(t *testing.T) {
-	launch(t, 2, same(mpichProgram(t), "names")).wantOK(t)
+	runRanks(t, 2, same(mpichProgram(t), "names")).wantOK(t)
 }
 
 func TestMPICHAbort(t *testing.T) {
-	launch(t, 3, same(mpichProgram(t), "abort")).wantAbort(t, 2, 42, "rank 2 called abort")
+	runRanks(t, 3, same(mpichProgram(t), "abort")).wantAbort(t, 2, 42, "rank 2 called abort")
 }
 
 func TestMPICHExitWithoutFinalize(t *testing.T) {
-	launch(t, 2, same(mpichProgram(t), "exit")).wantAbort(t, 1, 7,
+	runRanks(t, 2, same(mpichProgram(t), "exit")).wantAbort(t, 1, 7,
 		"rank 1 ended (Exited with exit code 7)", "had not finalized")
 }
 
@@ -52,12 +53,12 @@ func TestMPICHWithinMPIEXEC(t *testing.T) {
 	for _, name := range []string{"PMI_ID", "PMI_RANK", "PMI_SPAWNED", "PMI_SIZE"} {
 		t.Setenv(name, "1")
 	}
-	launch(t, 2, same(program)).wantOK(t)
+	runRanks(t, 2, same(program)).wantOK(t)
 }
 
 func TestMPICHRankThatNeverInits(t *testing.T) {
 	program := mpichProgram(t)
-	launch(t, 3, func(rank int) []string {
+	runRanks(t, 3, func(rank int) []string {
 		if rank == 1 {
 			return []string{"/bin/true"}
 		}
@@ -69,17 +70,17 @@ func TestLibPMI2EveryCall(t *testing.T) {
 	program := libpmi2Program(t)
 	for _, n := range []int{1, 2, 8, 32} {
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
-			r := launch(t, n, same(program, "all"))
+			r := runRanks(t, n, same(program, "all"))
 			r.log = without(without(r.log, "is not supported by mpi/pmi2"), "spawn: no such file")
 			r.wantOK(t)
-			want := step.SpawnRequest{
+			want := launch.SpawnRequest{
 				MPI: "pmi2", Preput: []step.KeyValue{{Key: "port", Value: []byte("tag#0;$x")}},
-				Apps: []step.SpawnApp{
+				Apps: []launch.SpawnApp{
 					{Argv: []string{"/bin/true", "a;b", "c=d e"}, NTasks: 2, Info: []step.KeyValue{{Key: "wdir", Value: []byte("/tmp")}}},
 					{Argv: []string{"/bin/false", "x"}, NTasks: 1},
 				},
 			}
-			i := slices.IndexFunc(r.job.spawned, func(got step.SpawnRequest) bool {
+			i := slices.IndexFunc(r.job.spawned, func(got launch.SpawnRequest) bool {
 				got.Rank = 0
 				return reflect.DeepEqual(got, want)
 			})
@@ -113,7 +114,7 @@ func TestLibPMI2Ends(t *testing.T) {
 		{"leave", 1, []string{"fence cannot complete", "rank 2 will never enter it", "rank 2"}},
 	} {
 		t.Run(c.mode, func(t *testing.T) {
-			launch(t, 3, same(program, c.mode)).wantAbort(t, 2, c.code, c.words...)
+			runRanks(t, 3, same(program, c.mode)).wantAbort(t, 2, c.code, c.words...)
 		})
 	}
 }

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"time"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
-// The names of what nodes say to each other (step.Peers).
+// The names of what nodes say to each other (launch.Peers).
 const (
 	meetFence = "pmi fence"
 	callWhere = "pmi where"
@@ -82,7 +82,7 @@ func (p *Plugin) exchange(data []byte) {
 
 // whyMissing says in words why the other nodes' shares did not come.
 func (p *Plugin) whyMissing(ctx context.Context, err error) string {
-	missing, ok := errors.AsType[*step.MissingError](err)
+	missing, ok := errors.AsType[*launch.MissingError](err)
 	if !ok || ctx.Err() == nil || len(missing.Nodes) == 0 {
 		return err.Error()
 	}

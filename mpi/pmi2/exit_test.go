@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // How a rank ends, and what that means for the step.
@@ -173,7 +174,7 @@ func TestClose(t *testing.T) {
 }
 
 func TestPreforkErrors(t *testing.T) {
-	job := step.MPIJob{Spec: testSpec(2), Abort: func(int, int, string) {}, Log: func(string) {}}
+	job := launch.MPIJob{Spec: testSpec(2), Abort: func(int, int, string) {}, Log: func(string) {}}
 	gone, cancel := context.WithCancelCause(context.Background())
 	cause := errors.New("step cancelled")
 	cancel(cause)
@@ -183,11 +184,11 @@ func TestPreforkErrors(t *testing.T) {
 		name   string
 		plugin *Plugin
 		ctx    context.Context
-		job    step.MPIJob
+		job    launch.MPIJob
 		want   string
 	}{
-		{"no spec", New(Config{}), context.Background(), step.MPIJob{}, "internal error"},
-		{"no tasks", New(Config{}), context.Background(), step.MPIJob{Spec: testSpec(0), Abort: job.Abort, Log: job.Log}, "internal error"},
+		{"no spec", New(Config{}), context.Background(), launch.MPIJob{}, "internal error"},
+		{"no tasks", New(Config{}), context.Background(), launch.MPIJob{Spec: testSpec(0), Abort: job.Abort, Log: job.Log}, "internal error"},
 		{"cancelled", New(Config{}), gone, job, "cannot make PMI sockets for 2 tasks: step cancelled"},
 		{"closed", closed, context.Background(), job, "after close"},
 	} {
@@ -213,7 +214,7 @@ func TestPreforkWithoutDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := New(Config{}).Prefork(context.Background(),
-		step.MPIJob{Spec: testSpec(100), Abort: func(int, int, string) {}, Log: func(string) {}})
+		launch.MPIJob{Spec: testSpec(100), Abort: func(int, int, string) {}, Log: func(string) {}})
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +225,7 @@ func TestPreforkWithoutDescriptors(t *testing.T) {
 
 func TestTaskEnvironment(t *testing.T) {
 	plugin := New(Config{})
-	pre, err := plugin.Prefork(context.Background(), step.MPIJob{Spec: testSpec(2), Abort: func(int, int, string) {}, Log: func(string) {}})
+	pre, err := plugin.Prefork(context.Background(), launch.MPIJob{Spec: testSpec(2), Abort: func(int, int, string) {}, Log: func(string) {}})
 	if err != nil {
 		t.Fatal(err)
 	}

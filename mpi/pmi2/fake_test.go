@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // TestMain fails when a test leaves a goroutine or a descriptor behind.
@@ -64,7 +65,7 @@ type world struct {
 	aborts chan told
 	logs   chan string
 	job    *fakeJob
-	tasks  step.MPITasks
+	tasks  launch.MPITasks
 
 	mu       sync.Mutex
 	progress map[int][]string // guarded by mu: the reports about each rank
@@ -92,13 +93,13 @@ func newWorldOf(t testing.TB, conf Config, change func(*step.Spec)) *world {
 }
 
 // newWorldWith is one node of a step of several.
-func newWorldWith(t testing.TB, conf Config, peers step.Peers, change func(*step.Spec)) *world {
+func newWorldWith(t testing.TB, conf Config, peers launch.Peers, change func(*step.Spec)) *world {
 	t.Helper()
 	spec := testSpec(1)
 	change(spec)
 	n := spec.NTasks
 	w := &world{t: t, plugin: New(conf), aborts: make(chan told, n), logs: make(chan string, 16*n), job: newFakeJob(), progress: make(map[int][]string)}
-	pre, err := w.plugin.Prefork(context.Background(), step.MPIJob{
+	pre, err := w.plugin.Prefork(context.Background(), launch.MPIJob{
 		Spec: spec, Job: w.job, Peers: peers,
 		Abort: func(rank, code int, text string) { w.aborts <- told{rank, code, text} },
 		Log:   func(text string) { w.logs <- text },

@@ -8,15 +8,16 @@ import (
 	"sync"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // fakeJob is a job whose names and spawned steps live in this process.
 type fakeJob struct {
 	mu      sync.Mutex
-	names   map[string]string   // guarded by mu
-	spawned []step.SpawnRequest // guarded by mu
+	names   map[string]string     // guarded by mu
+	spawned []launch.SpawnRequest // guarded by mu
 	// answer is Spawn's; nil makes step 12.4.
-	answer func(ctx context.Context, r step.SpawnRequest) (step.ID, error)
+	answer func(ctx context.Context, r launch.SpawnRequest) (step.ID, error)
 }
 
 func newFakeJob() *fakeJob { return &fakeJob{names: make(map[string]string)} }
@@ -59,7 +60,7 @@ func (j *fakeJob) Unpublish(_ context.Context, name string) error {
 	return nil
 }
 
-func (j *fakeJob) Spawn(ctx context.Context, r step.SpawnRequest) (step.ID, error) {
+func (j *fakeJob) Spawn(ctx context.Context, r launch.SpawnRequest) (step.ID, error) {
 	j.mu.Lock()
 	j.spawned = append(j.spawned, r)
 	answer := j.answer
@@ -74,11 +75,11 @@ func (j *fakeJob) Spawn(ctx context.Context, r step.SpawnRequest) (step.ID, erro
 }
 
 // last is what was asked of Spawn last.
-func (j *fakeJob) last() step.SpawnRequest {
+func (j *fakeJob) last() launch.SpawnRequest {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if len(j.spawned) == 0 {
-		return step.SpawnRequest{}
+		return launch.SpawnRequest{}
 	}
 	return j.spawned[len(j.spawned)-1]
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // needs skips a test whose Debian package is missing; with STRICT=1 in the
@@ -64,12 +65,12 @@ type run struct {
 	gates sync.WaitGroup
 }
 
-// launch runs n ranks of one program to their end. An abort kills them all,
+// runRanks runs n ranks of one program to their end. An abort kills them all,
 // and so do 60 seconds.
-func launch(t *testing.T, n int, command func(rank int) []string) *run {
+func runRanks(t *testing.T, n int, command func(rank int) []string) *run {
 	t.Helper()
 	r := &run{plugin: New(Config{}), out: make([]bytes.Buffer, n), job: newFakeJob()}
-	job := step.MPIJob{
+	job := launch.MPIJob{
 		Spec: testSpec(n), Job: r.job,
 		Abort: func(rank, code int, text string) {
 			r.mu.Lock()
@@ -112,7 +113,7 @@ func launch(t *testing.T, n int, command func(rank int) []string) *run {
 	return r
 }
 
-func (r *run) exec(t *testing.T, pre step.MPITasks, rank int, command []string) *exec.Cmd {
+func (r *run) exec(t *testing.T, pre launch.MPITasks, rank int, command []string) *exec.Cmd {
 	task := exec.Command(command[0], command[1:]...)
 	fd := pre.TaskFDs[rank][0]
 	task.ExtraFiles = []*os.File{fd.File} // descriptor 3 of the task

@@ -8,9 +8,10 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
-// fakeNet joins the plugins of several nodes in this process, as step.Peers says.
+// fakeNet joins the plugins of several nodes in this process, as launch.Peers says.
 type fakeNet struct {
 	n int
 
@@ -56,7 +57,7 @@ func (p fakePeers) Allgather(ctx context.Context, name string, nodes []int, data
 			missing = append(missing, nodes[i])
 		}
 	}
-	return nil, &step.MissingError{Name: name, Nodes: missing, Cause: context.Cause(ctx)}
+	return nil, &launch.MissingError{Name: name, Nodes: missing, Cause: context.Cause(ctx)}
 }
 
 // meet puts data into the first meeting to which that node has not come.

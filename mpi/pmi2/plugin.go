@@ -10,10 +10,11 @@ import (
 	"syscall"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Plugin serves PMI-1 and PMI-2 to a step's tasks on one node, and agrees with the
-// plugins of its other nodes by step.Peers. Make it
+// plugins of its other nodes by launch.Peers. Make it
 // with New, call Prefork once, TaskExited for each task that ended, and Close
 // at the end; it serves one step only.
 type Plugin struct {
@@ -24,7 +25,7 @@ type Plugin struct {
 	closed  bool // guarded by mu
 
 	// Set by Prefork, before any goroutine runs.
-	job     step.MPIJob
+	job     launch.MPIJob
 	state   *state
 	closing chan struct{} // closed by Close
 	// ctx ends with Close.
@@ -54,21 +55,21 @@ func New(conf Config) *Plugin {
 // finalize, or because ranks wait in a fence that another one will never enter
 // (code is then that rank's, as a shell has it, or 1). It may come while the
 // step is being killed, since a killed rank has not finalized either.
-func (p *Plugin) Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, error) {
+func (p *Plugin) Prefork(ctx context.Context, job launch.MPIJob) (launch.MPITasks, error) {
 	if job.Spec == nil || job.Spec.NTasks < 1 || job.Abort == nil || job.Log == nil {
-		return step.MPITasks{}, errors.New("internal error: MPI prefork needs a spec with tasks, Abort and Log")
+		return launch.MPITasks{}, errors.New("internal error: MPI prefork needs a spec with tasks, Abort and Log")
 	}
 	if job.Spec.Layout != nil && job.Peers == nil {
-		return step.MPITasks{}, errors.New("internal error: MPI prefork of a step of several nodes needs its Peers")
+		return launch.MPITasks{}, errors.New("internal error: MPI prefork of a step of several nodes needs its Peers")
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.started || p.closed {
-		return step.MPITasks{}, errors.New("internal error: MPI prefork called twice, or after close")
+		return launch.MPITasks{}, errors.New("internal error: MPI prefork called twice, or after close")
 	}
 	st, theirs, err := p.makeRanks(ctx, job.Spec)
 	if err != nil {
-		return step.MPITasks{}, err
+		return launch.MPITasks{}, err
 	}
 	p.started, p.job, p.state = true, job, st
 	st.tell = job.Progress
@@ -114,10 +115,10 @@ func (p *Plugin) makeRanks(ctx context.Context, spec *step.Spec) (st *state, the
 // tasks gives each rank its server's place and its own rank. PMI_ID and
 // PMI_SPAWNED are set as well, so that a surrounding mpiexec's do not reach
 // the rank: PMI-2 clients believe PMI_ID before PMI_RANK.
-func tasks(spec *step.Spec, theirs []*os.File) step.MPITasks {
-	out := step.MPITasks{
+func tasks(spec *step.Spec, theirs []*os.File) launch.MPITasks {
+	out := launch.MPITasks{
 		TaskEnv: make([][]string, len(theirs)),
-		TaskFDs: make([][]step.TaskFD, len(theirs)),
+		TaskFDs: make([][]launch.TaskFD, len(theirs)),
 	}
 	ranks := spec.LocalRanks()
 	spawned := "0"
@@ -133,7 +134,7 @@ func tasks(spec *step.Spec, theirs []*os.File) step.MPITasks {
 			"PMI_JOBID=" + spec.ID.String(),
 			"PMI_SPAWNED=" + spawned,
 		}
-		out.TaskFDs[n] = []step.TaskFD{{File: file, Var: "PMI_FD"}}
+		out.TaskFDs[n] = []launch.TaskFD{{File: file, Var: "PMI_FD"}}
 	}
 	return out
 }

@@ -3,7 +3,7 @@ package pmi2
 import "stepd/step"
 
 // note reports how far a rank has come, for clients that ask why a
-// step hangs (step.MPIJob.Progress). It is called for each change; the caller holds mu.
+// step hangs (launch.MPIJob.Progress). It is called for each change; the caller holds mu.
 func (s *state) note(r *rank) {
 	if s.tell == nil {
 		return

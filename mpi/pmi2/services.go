@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"stepd/step"
+	"stepd/step/launch"
 )
 
 // later answers a request by do, which may ask noded, while the rank's other
@@ -88,12 +88,12 @@ func refusalOf(err error) *refusal {
 
 // spawn starts another step of the job, and returns its id.
 func (p *Plugin) spawn(ctx context.Context, r *rank, s *spawnRequest) (id string, errs []int, why *refusal) {
-	made, err := p.job.Job.Spawn(ctx, step.SpawnRequest{Rank: r.n, Apps: s.apps, Preput: s.preput, MPI: Name})
+	made, err := p.job.Job.Spawn(ctx, launch.SpawnRequest{Rank: r.n, Apps: s.apps, Preput: s.preput, MPI: Name})
 	if err == nil {
 		return made.String(), make([]int, s.ntasks()), nil
 	}
 	errs = make([]int, s.ntasks())
-	failed, some := errors.AsType[*step.SpawnError](err)
+	failed, some := errors.AsType[*launch.SpawnError](err)
 	for i := range errs {
 		if some && len(failed.Failed) > 0 && failed.Failed[i] == "" {
 			continue

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // spawnFrames bounds the blocks of one PMI-1 spawn together, in FrameBytes: each
@@ -14,7 +15,7 @@ const spawnFrames = 16
 
 // spawnRequest is what a rank wants to be started, as it comes together.
 type spawnRequest struct {
-	apps   []step.SpawnApp
+	apps   []launch.SpawnApp
 	preput []step.KeyValue
 	// total counts the blocks that PMI-1 has announced, bytes the bytes of the
 	// blocks that came.
@@ -60,8 +61,8 @@ func (s *spawnRequest) take1(m message, conf *Config) (whole bool, err error) {
 	switch {
 	case !ok1 || !ok2 || total < 1 || sofar < 1 || sofar > total:
 		return true, fmt.Errorf("cannot read spawn: it has no totspawns and spawnssofar that fit")
-	case total > step.SpawnAppsMax:
-		return true, fmt.Errorf("cannot spawn %d commands: the limit is %d", total, step.SpawnAppsMax)
+	case total > launch.SpawnAppsMax:
+		return true, fmt.Errorf("cannot spawn %d commands: the limit is %d", total, launch.SpawnAppsMax)
 	case len(s.apps) > 0 && total != s.total, sofar != len(s.apps)+1:
 		return true, fmt.Errorf("cannot read spawn: block %d of %d came after %d of %d", sofar, total, len(s.apps), s.total)
 	}
@@ -96,8 +97,8 @@ func (s *spawnRequest) take2(m message) (err error) {
 			at = append(at, i)
 		}
 	}
-	if n, ok := m.number("ncmds"); !ok || n != len(at) || n < 1 || n > step.SpawnAppsMax {
-		return fmt.Errorf("cannot read spawn: %d commands, and ncmds says otherwise, or more than %d", len(at), step.SpawnAppsMax)
+	if n, ok := m.number("ncmds"); !ok || n != len(at) || n < 1 || n > launch.SpawnAppsMax {
+		return fmt.Errorf("cannot read spawn: %d commands, and ncmds says otherwise, or more than %d", len(at), launch.SpawnAppsMax)
 	}
 	if s.preput, err = keyValues(m.pairs[:at[0]], "preputcount", "ppkey", "ppval"); err != nil {
 		return err
@@ -140,21 +141,21 @@ type blockWords struct {
 	infoCount, infoKey, infoValue   string
 }
 
-func (w *blockWords) app(pairs []pair) (step.SpawnApp, error) {
+func (w *blockWords) app(pairs []pair) (launch.SpawnApp, error) {
 	m := message{pairs: pairs}
 	name, _ := m.get(w.command)
 	n, ok := m.number(w.ntasks)
 	switch {
 	case name == "":
-		return step.SpawnApp{}, fmt.Errorf("cannot spawn: there is no %s", w.command)
+		return launch.SpawnApp{}, fmt.Errorf("cannot spawn: there is no %s", w.command)
 	case !ok || n < 1 || n > step.TasksMax:
-		return step.SpawnApp{}, fmt.Errorf("cannot spawn %s: %s is no number from 1 to %d", quote(name), w.ntasks, step.TasksMax)
+		return launch.SpawnApp{}, fmt.Errorf("cannot spawn %s: %s is no number from 1 to %d", quote(name), w.ntasks, step.TasksMax)
 	}
 	args, err := numbered(pairs, w.argCount, w.args, w.firstArg)
 	if err != nil {
-		return step.SpawnApp{}, err
+		return launch.SpawnApp{}, err
 	}
-	app := step.SpawnApp{Argv: append([]string{strings.Clone(name)}, args...), NTasks: n}
+	app := launch.SpawnApp{Argv: append([]string{strings.Clone(name)}, args...), NTasks: n}
 	app.Info, err = keyValues(pairs, w.infoCount, w.infoKey, w.infoValue)
 	return app, err
 }

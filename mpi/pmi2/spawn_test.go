@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // block1 is one command of a PMI-1 spawn as MPICH writes it.
@@ -26,9 +27,9 @@ func block1(total, sofar, nprocs int, command string, args ...string) string {
 func TestSpawn(t *testing.T) {
 	preput := []step.KeyValue{{Key: "PARENT_ROOT_PORT_NAME", Value: []byte("tag#0$port=1 x$")}}
 	info := []step.KeyValue{{Key: "wdir", Value: []byte("/a dir")}}
-	want := step.SpawnRequest{
+	want := launch.SpawnRequest{
 		Rank: 1, MPI: "pmi2", Preput: preput,
-		Apps: []step.SpawnApp{
+		Apps: []launch.SpawnApp{
 			{Argv: []string{"./a b", "x=y z", ""}, NTasks: 2, Info: info},
 			{Argv: []string{"/bin/c"}, NTasks: 1, Info: info},
 		},
@@ -53,8 +54,8 @@ func TestSpawn(t *testing.T) {
 				t.Errorf("got  %+v\nwant %+v", got, want)
 			}
 			// What fails is told rank by rank, and may be tried again.
-			w.job.answer = func(context.Context, step.SpawnRequest) (step.ID, error) {
-				return step.ID{}, &step.SpawnError{ID: step.ID{Job: 12, Step: 5}, Failed: map[int]string{1: "x"}, Cause: "no such file"}
+			w.job.answer = func(context.Context, launch.SpawnRequest) (step.ID, error) {
+				return step.ID{}, &launch.SpawnError{ID: step.ID{Job: 12, Step: 5}, Failed: map[int]string{1: "x"}, Cause: "no such file"}
 			}
 			if version == 1 {
 				f.ask(block1(1, 1, 2, "no"), "cmd=spawn_result rc=-1 msg=cannot_start_the_tasks_of_step_12.5_(rank_1):_no_such_file errcodes=0,14")
@@ -180,7 +181,7 @@ func TestSpawnRefused(t *testing.T) {
 func TestSpawnOfAnEndedRank(t *testing.T) {
 	w := newWorld(t, 2, Config{WaitsPerRank: 2})
 	begun, ended := make(chan struct{}, 4), make(chan struct{}, 4)
-	w.job.answer = func(ctx context.Context, _ step.SpawnRequest) (step.ID, error) {
+	w.job.answer = func(ctx context.Context, _ launch.SpawnRequest) (step.ID, error) {
 		begun <- struct{}{}
 		<-ctx.Done()
 		ended <- struct{}{}

@@ -31,7 +31,7 @@ type state struct {
 	// mapped is PMI_process_mapping, "" where it is longer than a client takes: it
 	// then compares the names of hosts.
 	mapped string
-	// tell is step.MPIJob.Progress, nil for no reports; see note.
+	// tell is launch.MPIJob.Progress, nil for no reports; see note.
 	tell func(rank int, p step.MPIProgress)
 	// spawner is the step that has spawned this one, "" without one.
 	spawner string

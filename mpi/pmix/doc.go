@@ -3,8 +3,8 @@
 // decides nothing, and answers what the library asks of its host.
 //
 //	rank ──PMIx──▶ pmixhost (the user's) ──socketpair──▶ stepd (root): this package
-//	                                                       │ step.Peers: other nodes
-//	                                                       ▼ step.MPIServices: the job
+//	                                                       │ launch.Peers: other nodes
+//	                                                       ▼ launch.MPIServices: the job
 //
 // libpmix keeps the keys of this node's ranks, wakes them out of a fence and
 // hands events around. What reaches beyond the node comes here as an upcall: a

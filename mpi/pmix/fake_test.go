@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // aborted is a call of Abort.
@@ -23,9 +24,9 @@ type told struct {
 	progress map[int]step.MPIProgress
 }
 
-func (k *told) job(spec *step.Spec) step.MPIJob {
+func (k *told) job(spec *step.Spec) launch.MPIJob {
 	k.progress = make(map[int]step.MPIProgress)
-	return step.MPIJob{
+	return launch.MPIJob{
 		Spec: spec,
 		Abort: func(rank, code int, text string) {
 			k.mu.Lock()

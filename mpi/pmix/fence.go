@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Keys of directives.
@@ -126,7 +127,7 @@ func (p meetings) meetingFailed(procs []proc, err error) reply {
 	if len(local) > 0 {
 		first = local[0]
 	}
-	missing, ok := errors.AsType[*step.MissingError](err)
+	missing, ok := errors.AsType[*launch.MissingError](err)
 	if !ok {
 		p.abort(first, 1, fmt.Sprintf("MPI fence failed: %v", err))
 		return status(stLostConnection)

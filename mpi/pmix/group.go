@@ -7,6 +7,7 @@ import (
 
 	"stepd/internal/wire"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Keys of PMIx_Group_construct.
@@ -79,7 +80,7 @@ func (p meetings) groupFailed(name string, err error) reply {
 		return status(stLostConnection)
 	}
 	p.log(fmt.Sprintf("cannot make or end the PMIx group %q: %v", clip(name, 64), err))
-	if _, ok := errors.AsType[*step.MissingError](err); ok {
+	if _, ok := errors.AsType[*launch.MissingError](err); ok {
 		return status(stTimeout)
 	}
 	return status(stError)

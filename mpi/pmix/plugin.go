@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Plugin serves PMIx to the tasks of one step on one node. Make it with New,
@@ -56,27 +57,27 @@ func New(conf Config) *Plugin {
 // Close. Abort is called once at most: because a rank asked for it, because a
 // rank ended between init and finalize, because a meeting of nodes has failed,
 // or, with rank -1, because pmixhost ended.
-func (p *Plugin) Prefork(ctx context.Context, job step.MPIJob) (step.MPITasks, error) {
+func (p *Plugin) Prefork(ctx context.Context, job launch.MPIJob) (launch.MPITasks, error) {
 	if job.Spec == nil || job.Spec.NTasks < 1 || job.Abort == nil || job.Log == nil {
-		return step.MPITasks{}, errors.New("internal error: MPI prefork needs a spec with tasks, Abort and Log")
+		return launch.MPITasks{}, errors.New("internal error: MPI prefork needs a spec with tasks, Abort and Log")
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.started || p.closed {
-		return step.MPITasks{}, errors.New("internal error: MPI prefork called twice, or after close")
+		return launch.MPITasks{}, errors.New("internal error: MPI prefork called twice, or after close")
 	}
 	p.conf = p.conf.withDefaults(job.Spec)
 	p.rankBook = newRankBook(p.ctx, job, p.conf.Debug)
 	p.names, p.others, p.budget = newNames(p), newOthers(), newBudget(p.world.size)
 	if err := p.startServer(); err != nil {
-		return step.MPITasks{}, err
+		return launch.MPITasks{}, err
 	}
 	p.started = true
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	tasks, err := p.register(ctx)
 	if err != nil {
-		return step.MPITasks{}, p.explainStart(err)
+		return launch.MPITasks{}, p.explainStart(err)
 	}
 	p.servePeers()
 	return tasks, nil
@@ -103,10 +104,10 @@ func (p *Plugin) startServer() error {
 }
 
 // register sets the server up, and describes the job to it.
-func (p *Plugin) register(ctx context.Context) (step.MPITasks, error) {
+func (p *Plugin) register(ctx context.Context) (launch.MPITasks, error) {
 	r, err := p.ask(ctx, cmdSetup, p.setup)
 	if err != nil {
-		return step.MPITasks{}, err
+		return launch.MPITasks{}, err
 	}
 	p.version = shortVersion(r.str())
 	local := p.world.ranks[p.here]
@@ -116,18 +117,18 @@ func (p *Plugin) register(ctx context.Context) (step.MPITasks, error) {
 		w.infos(append(p.world.infos(p.here), p.debugInfos()...))
 	})
 	if err != nil {
-		return step.MPITasks{}, err
+		return launch.MPITasks{}, err
 	}
 	r, err = p.ask(ctx, cmdClients, func(w *writer) {
 		w.Str(p.world.nspace)
 		list(w, local, func(n int) { w.U32(uint32(n)) })
 	})
 	if err != nil {
-		return step.MPITasks{}, err
+		return launch.MPITasks{}, err
 	}
 	envs := elements(&r, 4, r.strs)
 	if err := r.done(); err != nil || len(envs) != len(local) {
-		return step.MPITasks{}, fmt.Errorf("cannot read the environment of %d tasks from pmixhost: it told %d (%v)", len(local), len(envs), err)
+		return launch.MPITasks{}, fmt.Errorf("cannot read the environment of %d tasks from pmixhost: it told %d (%v)", len(local), len(envs), err)
 	}
 	return p.tasks(envs), nil
 }
@@ -182,8 +183,8 @@ func (p *Plugin) serverEnv() []string {
 }
 
 // tasks parts the tasks' environments into what all have and what is each one's.
-func (p *Plugin) tasks(envs [][]string) step.MPITasks {
-	out := step.MPITasks{TaskEnv: make([][]string, len(envs))}
+func (p *Plugin) tasks(envs [][]string) launch.MPITasks {
+	out := launch.MPITasks{TaskEnv: make([][]string, len(envs))}
 	seen := make(map[string]int)
 	for _, env := range envs {
 		for _, e := range env {

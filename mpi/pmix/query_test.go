@@ -9,6 +9,7 @@ import (
 
 	"stepd/internal/wire"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // asked serves an upcall as pmixhost would send it.
@@ -67,8 +68,8 @@ func TestQuery(t *testing.T) {
 func TestProcessTable(t *testing.T) {
 	p := unstarted(t)
 	killed, failed := step.SignaledBy(9), step.ExitedWith(3)
-	p.job.Tasks = func() []step.MPITask {
-		return []step.MPITask{
+	p.job.Tasks = func() []launch.MPITask {
+		return []launch.MPITask{
 			{Rank: 0, PID: 100, State: step.TaskRunning, Program: "/bin/a"},
 			{Rank: 1, PID: 101, State: step.TaskRunning, Program: "/bin/a"},
 			{Rank: 2, PID: 102, State: step.TaskExited, Status: &killed},

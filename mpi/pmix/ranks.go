@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // rank is one of this node's ranks.
@@ -34,7 +35,7 @@ const (
 // rankBook keeps how far the ranks of this node are, and ends the step where it cannot go on
 // without one of them. Any goroutine may use it.
 type rankBook struct {
-	job     step.MPIJob
+	job     launch.MPIJob
 	ctx     context.Context // after its end nothing is reported
 	world   *world
 	here    int    // our node id
@@ -47,7 +48,7 @@ type rankBook struct {
 	logged  int    // guarded by mu: lines
 }
 
-func newRankBook(ctx context.Context, job step.MPIJob, debug bool) *rankBook {
+func newRankBook(ctx context.Context, job launch.MPIJob, debug bool) *rankBook {
 	b := &rankBook{job: job, ctx: ctx, world: newWorld(job.Spec), here: int(job.Spec.NodeID), debug: debug}
 	for _, n := range b.world.ranks[b.here] {
 		b.ranks = append(b.ranks, rank{n: n})

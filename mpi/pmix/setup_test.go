@@ -5,6 +5,7 @@ import (
 
 	"stepd/internal/wire"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // TestSharesTopology: the tasks get of the machine's description what they would
@@ -23,7 +24,7 @@ func TestSharesTopology(t *testing.T) {
 		spec := testSpec(2)
 		spec.Confine.V1 = c.v1
 		p := New(Config{PMIxConf: step.PMIxConf{KeepTopology: c.keep}})
-		p.rankBook, p.folder = newRankBook(p.ctx, step.MPIJob{Spec: spec}, false), &folder{}
+		p.rankBook, p.folder = newRankBook(p.ctx, launch.MPIJob{Spec: spec}, false), &folder{}
 		var w writer
 		p.setup(&w)
 		r := reader{Reader: wire.Reader{B: w.B}}

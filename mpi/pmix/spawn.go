@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Keys of PMIx_Spawn's directives.
@@ -31,12 +32,12 @@ const appMin = 24
 // becomes).
 func (p upcalls) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 	who, infos := r.proc(), r.infos()
-	if len(infos) > spawnInfosMax || r.count() > step.SpawnAppsMax {
+	if len(infos) > spawnInfosMax || r.count() > launch.SpawnAppsMax {
 		// Each command is given all directives: their product is the user's to choose.
-		p.log(fmt.Sprintf("cannot spawn for MPI rank %d: more than %d commands or %d directives", who.rank, step.SpawnAppsMax, spawnInfosMax))
+		p.log(fmt.Sprintf("cannot spawn for MPI rank %d: more than %d commands or %d directives", who.rank, launch.SpawnAppsMax, spawnInfosMax))
 		return status(stBadParam), nil
 	}
-	apps := elements(r, appMin, func() step.SpawnApp { return readApp(r, infos) })
+	apps := elements(r, appMin, func() launch.SpawnApp { return readApp(r, infos) })
 	if err := r.done(); err != nil {
 		return reply{}, err
 	}
@@ -46,11 +47,11 @@ func (p upcalls) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(infos), errTimeout)
 	defer cancel()
 	p.waits(int(who.rank), "spawn", "")
-	id, err := p.job.Job.Spawn(ctx, step.SpawnRequest{Rank: int(who.rank), Apps: apps, MPI: pmixName})
+	id, err := p.job.Job.Spawn(ctx, launch.SpawnRequest{Rank: int(who.rank), Apps: apps, MPI: pmixName})
 	p.note(who, func(*rank) {})
 	if err != nil {
 		p.log(fmt.Sprintf("cannot spawn for MPI rank %d: %v", who.rank, err))
-		if _, ok := errors.AsType[*step.SpawnError](err); ok {
+		if _, ok := errors.AsType[*launch.SpawnError](err); ok {
 			return status(stLaunchFailed), nil
 		}
 		return status(stError), nil
@@ -60,9 +61,9 @@ func (p upcalls) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 }
 
 // readApp reads one command; the options of the whole spawn count for each.
-func readApp(r *reader, job []info) step.SpawnApp {
+func readApp(r *reader, job []info) launch.SpawnApp {
 	cmd, argv := r.str(), r.strs()
-	a := step.SpawnApp{Argv: argv, Env: r.strs(), Cwd: r.str(), NTasks: r.i32()}
+	a := launch.SpawnApp{Argv: argv, Env: r.strs(), Cwd: r.str(), NTasks: r.i32()}
 	if len(argv) == 0 {
 		a.Argv = []string{cmd}
 	} else if cmd != "" {

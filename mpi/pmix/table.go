@@ -8,6 +8,7 @@ import (
 
 	"stepd/internal/wire"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // callTable asks another node of the step for its part of the table of processes.
@@ -47,7 +48,7 @@ func (p *Plugin) localTable() []procInfo {
 	return all
 }
 
-func (p *Plugin) procState(t *step.MPITask) uint32 {
+func (p *Plugin) procState(t *launch.MPITask) uint32 {
 	switch t.State {
 	case step.TaskRunning:
 		p.rankBook.mu.Lock()

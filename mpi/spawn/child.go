@@ -46,7 +46,7 @@ type child struct {
 }
 
 // start asks noded for the step and hands its stepd the streams.
-func (c *child) start(ctx context.Context, req *step.Request, r step.SpawnRequest) error {
+func (c *child) start(ctx context.Context, req *step.Request, r launch.SpawnRequest) error {
 	doc, err := json.Marshal(req)
 	if err != nil {
 		return fmt.Errorf("cannot encode the request of a spawned step: %w", err)
@@ -200,7 +200,7 @@ func (c *child) tellLaunched() {
 		return
 	}
 	c.giveUp("not all of its tasks could be started")
-	c.launched <- &step.SpawnError{ID: c.id, Failed: c.failed, Cause: c.cause}
+	c.launched <- &launch.SpawnError{ID: c.id, Failed: c.failed, Cause: c.cause}
 }
 
 // ended comes with the step's last record, nil where its stepd has gone without
@@ -218,7 +218,7 @@ func (c *child) ended(rec *step.Record) {
 	}
 	if !c.told {
 		c.told = true
-		c.launched <- &step.SpawnError{ID: c.id, Cause: reason}
+		c.launched <- &launch.SpawnError{ID: c.id, Cause: reason}
 		return
 	}
 	c.mu.Lock()

@@ -5,5 +5,5 @@
 // that has asked, passes on what their stepd has to say, and waits for their end.
 //
 // It knows no protocol between ranks and stepd: the MPI plugins do, and come here
-// as step.MPIServices. Begin with New.
+// as launch.MPIServices. Begin with New.
 package spawn

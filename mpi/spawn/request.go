@@ -11,11 +11,12 @@ import (
 
 	"stepd/srunopt"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // request is the step that r asks for: as the spawning one, where r says nothing
 // else. It shares the job's CPUs with what runs there, as --overcommit does.
-func request(spec *step.Spec, r step.SpawnRequest) (*step.Request, error) {
+func request(spec *step.Spec, r launch.SpawnRequest) (*step.Request, error) {
 	if len(r.Apps) == 0 {
 		return nil, errors.New("cannot spawn: there is no command")
 	}
@@ -57,7 +58,7 @@ func nameable(name string) bool {
 
 // appOf is one command with the hints that mean something here; MPI lets the
 // others be ignored.
-func appOf(spec *step.Spec, a *step.SpawnApp) (step.App, error) {
+func appOf(spec *step.Spec, a *launch.SpawnApp) (step.App, error) {
 	if len(a.Argv) == 0 {
 		return step.App{}, errors.New("it is empty")
 	}

@@ -9,6 +9,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Config is what a step gives to its Services; all of it is needed.
@@ -31,7 +32,7 @@ type Config struct {
 // nodedPatience is how long a request waits for noded, which may be restarting.
 const nodedPatience = 60 * time.Second
 
-// Services are a step's step.MPIServices. Make them with New; Close waits for what
+// Services are a step's launch.MPIServices. Make them with New; Close waits for what
 // was spawned.
 type Services struct {
 	Config
@@ -159,9 +160,9 @@ func (s *Services) Cancel(reason string) {
 }
 
 // Spawn starts another step and returns when its tasks run. One whose tasks cannot
-// all be started is ended, and the error is a *step.SpawnError. Where ctx ends
+// all be started is ended, and the error is a *launch.SpawnError. Where ctx ends
 // first, the new step is ended.
-func (s *Services) Spawn(ctx context.Context, r step.SpawnRequest) (step.ID, error) {
+func (s *Services) Spawn(ctx context.Context, r launch.SpawnRequest) (step.ID, error) {
 	req, err := request(s.Spec, r)
 	if err != nil {
 		return step.ID{}, err

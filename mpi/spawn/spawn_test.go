@@ -161,7 +161,7 @@ type result struct {
 func (p *played) spawn(ctx context.Context) chan result {
 	got := make(chan result, 1)
 	go func() {
-		id, err := p.svc.Spawn(ctx, step.SpawnRequest{Rank: 3, MPI: "pmi2", Apps: []step.SpawnApp{{Argv: []string{"/x/c", "a"}, NTasks: 2}}})
+		id, err := p.svc.Spawn(ctx, launch.SpawnRequest{Rank: 3, MPI: "pmi2", Apps: []launch.SpawnApp{{Argv: []string{"/x/c", "a"}, NTasks: 2}}})
 		got <- result{id, err}
 	}()
 	select {
@@ -234,7 +234,7 @@ func TestSpawn(t *testing.T) {
 	if len(p.aborts) > 0 {
 		t.Errorf("aborted: %s", <-p.aborts)
 	}
-	if _, err := p.svc.Spawn(context.Background(), step.SpawnRequest{Apps: []step.SpawnApp{{Argv: []string{"a"}, NTasks: 1}}}); err == nil || !strings.Contains(err.Error(), "step 7.0 is ending") {
+	if _, err := p.svc.Spawn(context.Background(), launch.SpawnRequest{Apps: []launch.SpawnApp{{Argv: []string{"a"}, NTasks: 1}}}); err == nil || !strings.Contains(err.Error(), "step 7.0 is ending") {
 		t.Errorf("after Close: %v", err)
 	}
 }
@@ -268,7 +268,7 @@ func TestSpawnFails(t *testing.T) {
 	p.rec.Tasks[1] = step.Task{Rank: 1, State: step.TaskFailed, Stage: "exec", Errno: int(unix.ENOENT)}
 	p.state()
 	r := p.wait(got)
-	failed, ok := errors.AsType[*step.SpawnError](r.err)
+	failed, ok := errors.AsType[*launch.SpawnError](r.err)
 	if !ok || len(failed.Failed) != 1 || !strings.Contains(failed.Failed[1], "no such file") {
 		t.Fatalf("%v", r.err)
 	}
@@ -336,7 +336,7 @@ func TestNames(t *testing.T) {
 		t.Error(err)
 	}
 	p.refuse = stepapi.ErrNodedGone
-	if _, err := p.svc.Spawn(ctx, step.SpawnRequest{Apps: []step.SpawnApp{{Argv: []string{"a"}, NTasks: 1}}}); !errors.Is(err, stepapi.ErrNodedGone) {
+	if _, err := p.svc.Spawn(ctx, launch.SpawnRequest{Apps: []launch.SpawnApp{{Argv: []string{"a"}, NTasks: 1}}}); !errors.Is(err, stepapi.ErrNodedGone) {
 		t.Errorf("%v", err)
 	}
 	if len(p.asked) != 5 {
@@ -347,14 +347,14 @@ func TestNames(t *testing.T) {
 func TestRequest(t *testing.T) {
 	spec := newPlayed(t)
 	close(spec.launched)
-	app := func(argv0 string, info ...string) step.SpawnApp {
-		a := step.SpawnApp{Argv: []string{argv0}, NTasks: 1}
+	app := func(argv0 string, info ...string) launch.SpawnApp {
+		a := launch.SpawnApp{Argv: []string{argv0}, NTasks: 1}
 		for i := 0; i < len(info); i += 2 {
 			a.Info = append(a.Info, step.KeyValue{Key: info[i], Value: []byte(info[i+1])})
 		}
 		return a
 	}
-	req, err := request(spec.svc.Spec, step.SpawnRequest{MPI: "pmi2", Apps: []step.SpawnApp{
+	req, err := request(spec.svc.Spec, launch.SpawnRequest{MPI: "pmi2", Apps: []launch.SpawnApp{
 		app("a", "wdir", "/w", "path", "/opt/bin", "soft", "1:3", "host", "n1,n1.site,localhost"), {Argv: []string{"b\xff"}, NTasks: 5, Cwd: "sub"},
 	}})
 	if err != nil {
@@ -364,21 +364,21 @@ func TestRequest(t *testing.T) {
 		t.Errorf("%+v", req)
 	}
 	for _, c := range []struct {
-		apps []step.SpawnApp
+		apps []launch.SpawnApp
 		word string
 	}{
 		{nil, "there is no command"},
-		{[]step.SpawnApp{{NTasks: 1}}, "it is empty"},
-		{[]step.SpawnApp{{Argv: []string{"a"}}}, "0 tasks: want 1"},
-		{[]step.SpawnApp{{Argv: []string{"a"}, NTasks: 65000}, {Argv: []string{"a"}, NTasks: 65000}}, "cannot spawn 130000 tasks"},
-		{[]step.SpawnApp{app("a\x00")}, "NUL"},
-		{[]step.SpawnApp{app("a", "wdir", "x\x00")}, "NUL"},
-		{[]step.SpawnApp{app("a"), app("b", "host", "n2")}, `cannot spawn command 2 of 2: its hint host names "n2", and this node is "n1.site"; several nodes: use Slurm`},
-		{[]step.SpawnApp{app("a", "add-host", "n1, n3:4")}, `names "n3"`},
-		{[]step.SpawnApp{app("a", "hosts", "n1:0")}, `its hint host has "n1:0": after the colon`},
-		{[]step.SpawnApp{app("a", "host", "n1,")}, `names ""`},
+		{[]launch.SpawnApp{{NTasks: 1}}, "it is empty"},
+		{[]launch.SpawnApp{{Argv: []string{"a"}}}, "0 tasks: want 1"},
+		{[]launch.SpawnApp{{Argv: []string{"a"}, NTasks: 65000}, {Argv: []string{"a"}, NTasks: 65000}}, "cannot spawn 130000 tasks"},
+		{[]launch.SpawnApp{app("a\x00")}, "NUL"},
+		{[]launch.SpawnApp{app("a", "wdir", "x\x00")}, "NUL"},
+		{[]launch.SpawnApp{app("a"), app("b", "host", "n2")}, `cannot spawn command 2 of 2: its hint host names "n2", and this node is "n1.site"; several nodes: use Slurm`},
+		{[]launch.SpawnApp{app("a", "add-host", "n1, n3:4")}, `names "n3"`},
+		{[]launch.SpawnApp{app("a", "hosts", "n1:0")}, `its hint host has "n1:0": after the colon`},
+		{[]launch.SpawnApp{app("a", "host", "n1,")}, `names ""`},
 	} {
-		if _, err := request(spec.svc.Spec, step.SpawnRequest{Apps: c.apps}); err == nil || !strings.Contains(err.Error(), c.word) {
+		if _, err := request(spec.svc.Spec, launch.SpawnRequest{Apps: c.apps}); err == nil || !strings.Contains(err.Error(), c.word) {
 			t.Errorf("%v, want %q", err, c.word)
 		}
 	}

@@ -4,9 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"stepd/step"
 	"strconv"
 	"syscall"
+
+	"stepd/step"
 )
 
 // Launch is what the tasks get beyond the Spec. task.Plan makes it, the SPANK
@@ -20,7 +21,7 @@ type Launch struct {
 	CommonEnv []string
 	TaskEnv   [][]string
 	// TaskFDs[id] survive exec.
-	TaskFDs [][]step.TaskFD
+	TaskFDs [][]TaskFD
 	// TaskArgv[id] is the command of a task that does not run the Spec's, nil of
 	// one that does; TaskCwd[id] where it begins, relative to the Spec's, ""
 	// for the Spec's. Either may be nil.

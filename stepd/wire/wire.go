@@ -32,7 +32,7 @@ type Neighbours struct {
 	Namespaces launch.Namespaces
 	// Services are what the job's steps share, and the steps that the tasks start. It is
 	// called once, of a step with an MPI plugin; nil is none.
-	Services func() (step.MPIServices, task.Spawned)
+	Services func() (launch.MPIServices, task.Spawned)
 	// OnMain runs work on the program's main thread, and returns when that has begun: the
 	// host dies with the thread that starts it (prctl(2)).
 	OnMain func(func())

@@ -71,7 +71,7 @@ func TestStep(t *testing.T) {
 	asked := false
 	st, err := Step(plan, Neighbours{
 		Audience: a, Streams: noStreams{}, Output: noOutput{}, OnMain: func(f func()) { go f() },
-		Services: func() (step.MPIServices, task.Spawned) { asked = true; return nil, nil },
+		Services: func() (launch.MPIServices, task.Spawned) { asked = true; return nil, nil },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Plugin is the part in stepd.
@@ -20,7 +21,7 @@ type Plugin struct{ spec *step.Spec }
 func New() *Plugin { return &Plugin{} }
 
 // Prefork is slurmstepd_prefork; what it returns for each task is slurmstepd_task.
-func (p *Plugin) Prefork(_ context.Context, job step.MPIJob) (tasks step.MPITasks, err error) {
+func (p *Plugin) Prefork(_ context.Context, job launch.MPIJob) (tasks launch.MPITasks, err error) {
 	p.spec = job.Spec
 	note(p.spec.Env, "prefork %s for %s", p.spec.ID, lookup(p.spec.Env, "TRACE_CLIENT"))
 	if lookup(p.spec.Env, "TRACE_FAIL") == "prefork" {
@@ -35,7 +36,7 @@ func (p *Plugin) Prefork(_ context.Context, job step.MPIJob) (tasks step.MPITask
 		fmt.Fprintf(write, "for rank %d\n", rank)
 		write.Close()
 		tasks.TaskEnv = append(tasks.TaskEnv, []string{fmt.Sprintf("TRACE_TASK=%d", rank)})
-		tasks.TaskFDs = append(tasks.TaskFDs, []step.TaskFD{{File: read, Var: "TRACE_FD"}})
+		tasks.TaskFDs = append(tasks.TaskFDs, []launch.TaskFD{{File: read, Var: "TRACE_FD"}})
 		job.Progress(rank, step.MPIProgress{Phase: step.PhaseStarted, Protocol: "trace"})
 	}
 	return tasks, nil
