@@ -18,24 +18,3 @@ type clock struct {
 }
 
 func hostClock() *clock { return &clock{now: time.Now, up: linux.Uptime} }
-
-// deadlineUp is a job's Deadline by the clock that is never set.
-type deadlineUp struct {
-	BootID string        `json:"boot_id"`
-	Up     time.Duration `json:"up_ns"`
-}
-
-// limit gives the job its end, from now on.
-func (j *jobRecord) limit(d time.Duration, c *clock, boot string) {
-	end := c.now().Add(d)
-	j.Deadline, j.DeadlineUp = &end, &deadlineUp{BootID: boot, Up: c.up() + d}
-}
-
-// goOn makes a stored Deadline one to be waited for: an older noded's is by the host's
-// clock.
-func (j *jobRecord) goOn(c *clock, boot string) {
-	if u := j.DeadlineUp; j.Deadline != nil && u != nil && linux.SameBoot(u.BootID, boot) {
-		end := c.now().Add(u.Up - c.up())
-		j.Deadline = &end
-	}
-}

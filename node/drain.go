@@ -1,18 +1,8 @@
 package node
 
-import "stepd/node/child"
-
-// drainRecord is the node's drain state; the zero value is not drained.
-type drainRecord struct {
-	Drained bool   `json:"drained"`
-	Reason  string `json:"reason"`
-	// Owner is who ends the drain: ownerHeld, or "" for an administrator.
-	Owner string `json:"owner,omitempty"`
-}
-
-// ownerHeld: noded has drained the node for processes that do not die, and ends
-// the drain with them, unless an administrator has changed it meanwhile.
-const ownerHeld = "unkillable"
+import (
+	"stepd/node/child"
+)
 
 // setDrain changes the state for ever, and then for the next request.
 func (n *Node) setDrain(d drainRecord) error {

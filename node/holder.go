@@ -9,14 +9,6 @@ import (
 	"stepd/node/child"
 )
 
-// holder names the client process of an allocation for ever, as a Record does a
-// stepd: pids come again.
-type holder struct {
-	PID    int    `json:"pid"`
-	Start  uint64 `json:"start"` // clock ticks since boot
-	BootID string `json:"boot_id"`
-}
-
 // openClient returns a pidfd of the process that asks; the caller closes it.
 func openClient(caller api.Peer) (int, error) {
 	pidfd, err := caller.OpenProcess()
@@ -43,8 +35,8 @@ func newHolder(pid int32, pidfd int, boot string) (*holder, error) {
 	return h, nil
 }
 
-// open finds the process again, or returns child.ErrGone.
-func (h *holder) open(boot string) (int, error) {
+// openHolder finds the process again, or returns child.ErrGone.
+func openHolder(h *holder, boot string) (int, error) {
 	if h == nil {
 		return -1, child.ErrGone
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -64,64 +63,6 @@ func newJob(rec jobRecord, cpus []int, n int, has *selection.Node) *job {
 func (j *job) share() selection.Share {
 	return selection.Share{CPUs: j.cpus, MB: j.MemoryMB, Gres: j.Gres}
 }
-
-// jobRecord is a running job in the store.
-type jobRecord struct {
-	ID   uint32 `json:"id"`
-	UID  uint32 `json:"uid"`
-	User string `json:"user"`
-	CPUs string `json:"cpus"`
-	// MemoryMB is the job's memory, 0 where none was given; Gres what it has of the
-	// node's generic resources.
-	MemoryMB uint64           `json:"memory_mb,omitempty"`
-	Gres     []step.GresAlloc `json:"gres,omitempty"`
-	// First is the number of the step that the job was made for, NextStep the next one's.
-	First    uint32 `json:"first_step,omitempty"`
-	NextStep uint32 `json:"next_step"`
-	// Implicit jobs were made for their first step, and end with it.
-	Implicit bool `json:"implicit"`
-	// Origin is what made the job; "" in the records of an older noded is a run.
-	Origin step.JobOrigin `json:"origin,omitempty"`
-	Name   string         `json:"name,omitempty"`
-	NTasks int            `json:"ntasks,omitempty"`
-	GID    uint32         `json:"gid,omitempty"`
-	// WorkDir, and of a batch job the patterns of its streams, are what prolog
-	// and epilog are told.
-	WorkDir string `json:"work_dir,omitempty"`
-	Stdin   string `json:"stdin,omitempty"`
-	Stdout  string `json:"stdout,omitempty"`
-	// Prologued: the prolog of an allocation has run.
-	Prologued bool `json:"prologued,omitempty"`
-	// Suspended: the job's steps stand still, and it takes no further ones.
-	Suspended *suspendRecord `json:"suspended,omitempty"`
-	// Holder is the client of an allocation.
-	Holder *holder `json:"holder,omitempty"`
-	// Deadline is when the job's time is over, nil is never; Warn is sent to its steps
-	// before, nil is nothing.
-	Deadline   *time.Time    `json:"deadline,omitempty"`
-	DeadlineUp *deadlineUp   `json:"deadline_up,omitempty"`
-	Warn       *step.Warning `json:"warn,omitempty"`
-	// Array is the place of the job in a job array, Restarts counts its earlier runs: both are
-	// the controller's word.
-	Array    *step.ArrayTask `json:"array,omitempty"`
-	Restarts uint32          `json:"restarts,omitempty"`
-	// Names are published by the job's MPI programs for each other.
-	Names []published `json:"names,omitempty"`
-}
-
-// firstStep is the number of the step that the job was made for.
-func (j *jobRecord) firstStep() uint32 {
-	if j.Origin == step.OriginBatch {
-		return step.BatchStep
-	}
-	return j.First
-}
-
-// leads reports whether the job was made for the step, and ends with it.
-func (j *jobRecord) leads(id step.ID) bool { return j.Implicit && id.Step == j.firstStep() }
-
-// held reports whether the client of an allocation holds the job, beside its steps.
-func (j *jobRecord) held() bool { return j.Origin == step.OriginAlloc }
 
 func (j *job) doc() api.NodeJob {
 	d := api.NodeJob{

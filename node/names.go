@@ -58,12 +58,6 @@ func (n *Node) answer(ctx context.Context, f *follower, ask *stepapi.Ask) (*step
 	return nil, fmt.Errorf("cannot do %.40q: this noded does not know it", ask.Do)
 }
 
-// published is one name of a job's (MPI_Publish_name). Both may be any bytes.
-type published struct {
-	Name []byte `json:"name"`
-	Port []byte `json:"port"`
-}
-
 // publish binds a name for all steps of the job, until it is taken back or the job
 // ends.
 func (n *Node) publish(j *job, name, port []byte) error {

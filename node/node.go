@@ -112,7 +112,10 @@ func (n *Node) open() error {
 	// What an earlier noded has published may not hold any more.
 	n.published = publishedConfig{path: n.files.published(), log: n.log}
 	n.published.remove()
-	st, err := openState(&n.cfg, n.boot, n.log)
+	st, err := openState(stateConfig{
+		Spool: n.cfg.SpoolDir, Run: n.cfg.RunDir, Boot: n.boot, KeepAge: n.cfg.MinJobAge, KeepSteps: n.cfg.KeepSteps,
+		Deadline: n.cfg.SpoolTimeout, Clock: n.cfg.clock, Log: n.log,
+	})
 	if err != nil {
 		return err
 	}
@@ -156,7 +159,7 @@ func (n *Node) drainDamaged() error {
 }
 
 // silence returns why the spool is not to be asked for anything, nil is that it answers.
-func (n *Node) silence() error { return cmp.Or(n.spool.silence(), n.store.all.Silence()) }
+func (n *Node) silence() error { return cmp.Or(n.spool.silence(), n.store.silence()) }
 
 func (n *Node) unlock() {
 	for _, l := range n.locks {

@@ -28,7 +28,7 @@ func oldSpool(t *testing.T, name string) (at *states, path string) {
 		t.Fatal(err)
 	}
 	text, err := io.ReadAll(unzip)
-	path = filepath.Join(at.cfg.SpoolDir, oldStateName)
+	path = filepath.Join(at.cfg.Spool, oldStateName)
 	if err := errors.Join(err, os.WriteFile(path, text, 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestImport(t *testing.T) {
 		if id, err := s.nextID(step.ID{}, new(jobRecord), false); err != nil || id.Job != 6 {
 			t.Errorf("the next job is %d, %v", id.Job, err)
 		}
-		s = at.reopen(s, at.boot)
+		s = at.reopen(s, at.cfg.Boot)
 	}
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the old file: %v", err)
@@ -80,7 +80,7 @@ func TestImport(t *testing.T) {
 // TestImportRefused: what this release does not do, or cannot read, is named, and left.
 func TestImportRefused(t *testing.T) {
 	at, path := oldSpool(t, "waits.db")
-	_, err := openState(&at.cfg, at.boot, at.cfg.Log)
+	_, err := openState(at.cfg)
 	if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "it has batch jobs that wait: 3, 4: finish or cancel them with that release, or move the file away") {
 		t.Errorf("jobs that wait: %v", err)
 	}
@@ -88,7 +88,7 @@ func TestImportRefused(t *testing.T) {
 	if err := os.Truncate(path, 3*4096); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openState(&at.cfg, at.boot, at.cfg.Log); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "move the file away") {
+	if _, err := openState(at.cfg); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "move the file away") {
 		t.Errorf("a file that was cut: %v", err)
 	}
 	if err := os.Rename(path, path+".away"); err != nil {

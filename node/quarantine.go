@@ -21,22 +21,6 @@ type quarantine struct {
 	crashes map[string]crashRecord // guarded by mu: by path
 }
 
-// crashRecord is what the store keeps of a plugin that crashes.
-type crashRecord struct {
-	Hook     string   `json:"hook"` // the last one
-	Times    int      `json:"times"`
-	Required bool     `json:"required"`
-	File     fileName `json:"file"`
-}
-
-// fileName tells one file from another of the same path. The zero value is a
-// missing file.
-type fileName struct {
-	Dev   uint64 `json:"dev"`
-	Ino   uint64 `json:"ino"`
-	Mtime int64  `json:"mtime"` // ns
-}
-
 func nameFile(path string) fileName {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -92,7 +76,7 @@ func (n *Node) countCrashes(crashed []step.PluginCrash, called func(hook string)
 		c.Times, c.Hook, c.Required = c.Times+1, p.Hook, p.Required
 		n.plugins.crashes[p.Path] = c
 		changed = true
-		q := c.quarantine(p.Path)
+		q := quarantineOf(p.Path, c)
 		switch {
 		case c.Times < limit:
 		case c.Required:
@@ -106,7 +90,7 @@ func (n *Node) countCrashes(crashed []step.PluginCrash, called func(hook string)
 	}
 }
 
-func (c crashRecord) quarantine(path string) step.Quarantine {
+func quarantineOf(path string, c crashRecord) step.Quarantine {
 	return step.Quarantine{Path: path, Times: c.Times, Hook: c.Hook}
 }
 
@@ -135,7 +119,7 @@ func (n *Node) quarantined() []step.Quarantine {
 			delete(n.plugins.crashes, path)
 			changed = true
 		default:
-			out = append(out, c.quarantine(path))
+			out = append(out, quarantineOf(path, c))
 		}
 	}
 	if changed {

@@ -145,7 +145,7 @@ func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 
 // recoverAlloc finds the client of an allocation again, or ends the job.
 func (n *Node) recoverAlloc(j *job) {
-	client, err := j.Holder.open(n.boot)
+	client, err := openHolder(j.Holder, n.boot)
 	if err == nil {
 		n.work.Go(func() { n.holdJob(j, client) })
 		return
@@ -197,7 +197,7 @@ func (f *follower) findLauncher(rec *step.Record) {
 		return
 	}
 	h := holder{PID: rec.LauncherPID, Start: rec.LauncherStart, BootID: rec.BootID}
-	pidfd, err := h.open(f.n.boot)
+	pidfd, err := openHolder(&h, f.n.boot)
 	if err != nil {
 		f.orphaned = true
 		return

@@ -51,30 +51,32 @@ const (
 	jobNumbers = "job"
 )
 
-// batchRecord is what a power failure leaves of a batch job.
-type batchRecord struct {
-	// Job is nil when nothing is left to be done for the job, its epilog included.
-	Job     *jobRecord  `json:"job,omitempty"`
-	Control [][]byte    `json:"control,omitempty"`
-	Step    step.Record `json:"step"`
-}
-
-// endedAt is when a step ended: how long the host had run by then.
-type endedAt struct {
-	BootID string        `json:"boot_id"`
-	Up     time.Duration `json:"up_ns"`
-}
-
 // endedStep is a step that may be forgotten.
 type endedStep struct {
 	id step.ID
 	up time.Duration
 }
 
-// openState opens the state of a node. The caller holds the locks of its directories.
-func openState(cfg *Config, boot string, log *logrus.Logger) (*state, error) {
+// stateConfig is what a state is opened with. All fields are required.
+type stateConfig struct {
+	// Spool and Run are the node's directories, whose locks the caller holds. Boot is
+	// linux.BootID's.
+	Spool, Run, Boot string
+	// KeepAge is how long ended steps are kept, and KeepSteps how many are kept whatever
+	// their age.
+	KeepAge   time.Duration
+	KeepSteps int
+	// Deadline bounds an answer of the file system.
+	Deadline time.Duration
+	Clock    *clock
+	Log      *logrus.Logger
+}
+
+// openState opens the state of a node.
+func openState(cfg stateConfig) (*state, error) {
+	log := cfg.Log
 	all, err := store.Open(store.Config{
-		Spool: cfg.SpoolDir, Run: cfg.RunDir, Durable: []string{kindDrain, kindBatch}, Boot: boot, Deadline: cfg.SpoolTimeout,
+		Spool: cfg.Spool, Run: cfg.Run, Durable: []string{kindDrain, kindBatch}, Boot: cfg.Boot, Deadline: cfg.Deadline,
 		Silent: func(err error) {
 			if err != nil {
 				log.Errorf("%v; steps that run go on, and others are refused", err)
@@ -86,8 +88,8 @@ func openState(cfg *Config, boot string, log *logrus.Logger) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &state{all: all, keepAge: cfg.MinJobAge, keepSteps: cfg.KeepSteps, clock: cfg.clock, boot: boot}
-	err = importState(cfg.SpoolDir, s)
+	s := &state{all: all, keepAge: cfg.KeepAge, keepSteps: cfg.KeepSteps, clock: cfg.Clock, boot: cfg.Boot}
+	err = importState(cfg.Spool, s)
 	if err == nil {
 		err = s.restoreBatch()
 	}
@@ -390,3 +392,7 @@ func (s *state) settleDamage(keys []string) error {
 
 // unwritable returns why nothing can be stored, nil is that it can: store.Check.
 func (s *state) unwritable() error { return s.all.Check() }
+
+// silence returns why the state is not to be asked for anything, nil is that its file system
+// answers: store.Silence.
+func (s *state) silence() error { return s.all.Silence() }

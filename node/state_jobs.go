@@ -333,3 +333,43 @@ func (s *state) dropHeld(id step.ID) error {
 	}
 	return nil
 }
+
+// restore stores a step that was found running, and its job, whose numbers are spent
+// then. Its steps come in any order: gid is the job's group where this is the first.
+func (s *state) restore(rec *step.Record, gid uint32) error {
+	err := s.all.Record(func(tx *store.Tx) error {
+		job := jobRecord{ID: rec.ID.Job}
+		if tx.Get(kindJob, jobKey(job.ID), &job) != nil { // its first step
+			job = jobRecord{ID: rec.ID.Job, UID: rec.UID, User: rec.User, GID: gid, CPUs: rec.CPUs, NTasks: rec.NTasks, Origin: step.OriginRun}
+		}
+		job.CPUs = unionCPUs(job.CPUs, rec.CPUs)
+		// Without the step that it was made for, as an allocation is, it ends with its last.
+		switch {
+		case job.held():
+		case rec.ID.Step == step.BatchStep:
+			job.Implicit, job.Origin, job.NTasks = true, step.OriginBatch, rec.NTasks
+		case rec.ID.Step == 0:
+			job.Implicit = true
+		}
+		if rec.ID.Step < step.StepsEnd {
+			job.NextStep = max(job.NextStep, rec.ID.Step+1)
+		}
+		return errors.Join(spend(tx, job.ID), tx.Put(kindJob, jobKey(job.ID), &job), tx.Put(kindStep, stepKey(rec.ID), rec))
+	})
+	if err != nil {
+		return fmt.Errorf("cannot take step %s back: %w", rec.ID, err)
+	}
+	return nil
+}
+
+// unionCPUs is what either has; what cannot be read is reported where the job is taken back.
+func unionCPUs(a, b string) string {
+	x, errX := step.ParseCPUList(a)
+	y, errY := step.ParseCPUList(b)
+	if errX != nil || errY != nil {
+		return a
+	}
+	all := append(x, y...)
+	slices.Sort(all)
+	return step.FormatCPUList(slices.Compact(all))
+}

@@ -314,3 +314,45 @@ func TestScriptsSwept(t *testing.T) {
 	tn.cancelJob(runs)
 	tn.wait(runs)
 }
+
+// TestDamagedStateDrains: what the state has lost is named, and the node is drained until it
+// is resumed.
+func TestDamagedStateDrains(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	tn.wait(tn.run(1000, request("exit", "0")))
+	tn.idle()
+	tn.stop()
+	path := filepath.Join(tn.files.run, "volatile.journal")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged := strings.Replace(string(text), `"state":"COMPLETED"`, `"state":"COMPLETEX"`, 1)
+	if err := os.WriteFile(path, []byte(damaged), 0o600); err != nil || damaged == string(text) {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	for range 2 { // a restart changes nothing
+		tn = start(t, dir, func(c *Config) { c.DrainReason = "gres/gpu: /dev/x: no such file or directory" })
+		tn.idle() // the step counts as running again, and is buried
+		if d := tn.doc(); d.State != "DRAINED" || !strings.HasPrefix(d.Reason, fmt.Sprintf("the state %q was damaged, the pieces are kept as ", path)) || !strings.Contains(d.Reason, "step 1.0") {
+			t.Errorf("node %s %q", d.State, d.Reason)
+		}
+		tn.stop()
+	}
+	if kept, err := filepath.Glob(path + ".damaged-*"); err != nil || len(kept) != 1 {
+		t.Errorf("kept %q, %v", kept, err)
+	}
+}
+
+// TestNotReady: a noded that takes over a socket serves, though it publishes none.
+func TestNotReady(t *testing.T) {
+	tn := fresh(t)
+	if why := tn.NotReady(t.Context()); len(why) != 1 || why[0] != "noded is starting" {
+		t.Errorf("%q", why)
+	}
+	tn.Serving()
+	if why := tn.NotReady(t.Context()); len(why) != 0 {
+		t.Errorf("%q", why)
+	}
+}

@@ -2,27 +2,30 @@ package node
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"stepd/step"
+
+	"github.com/sirupsen/logrus"
 )
 
 // states is a place where a state is opened again and again.
 type states struct {
-	t    *testing.T
-	cfg  Config
-	boot string
+	t   *testing.T
+	cfg stateConfig
 }
 
 func newStates(t *testing.T, keep int) *states {
-	s := &states{t, testConfig(t, t.TempDir()), "boot"}
-	s.cfg.KeepSteps = keep
-	if err := errors.Join(s.cfg.complete(), os.Mkdir(s.cfg.RunDir, 0o755), os.Mkdir(s.cfg.SpoolDir, 0o711)); err != nil {
+	dir := t.TempDir()
+	s := &states{t, stateConfig{
+		Spool: filepath.Join(dir, "spool"), Run: filepath.Join(dir, "run"), Boot: "boot", KeepAge: 300 * time.Second, KeepSteps: keep,
+		Deadline: 20 * time.Second, Clock: hostClock(), Log: logrus.New(),
+	}}
+	s.cfg.Log.SetOutput(t.Output())
+	if err := errors.Join(os.Mkdir(s.cfg.Run, 0o755), os.Mkdir(s.cfg.Spool, 0o711)); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -30,7 +33,7 @@ func newStates(t *testing.T, keep int) *states {
 
 func (s *states) open() *state {
 	s.t.Helper()
-	st, err := openState(&s.cfg, s.boot, s.cfg.Log)
+	st, err := openState(s.cfg)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -45,9 +48,9 @@ func (s *states) reopen(st *state, boot string) *state {
 	if err := st.close(); err != nil {
 		s.t.Fatal(err)
 	}
-	if boot != s.boot {
-		s.boot = boot
-		if err := os.Remove(filepath.Join(s.cfg.RunDir, "volatile.journal")); err != nil {
+	if boot != s.cfg.Boot {
+		s.cfg.Boot = boot
+		if err := os.Remove(filepath.Join(s.cfg.Run, "volatile.journal")); err != nil {
 			s.t.Fatal(err)
 		}
 	}
@@ -109,7 +112,7 @@ func TestStateNumbers(t *testing.T) {
 func TestStateForgets(t *testing.T) {
 	at := newStates(t, 2)
 	c := &testClock{wall: time.Now(), run: time.Hour}
-	at.cfg.clock = c.clock()
+	at.cfg.Clock = c.clock()
 	s := at.open()
 	end := func(after time.Duration) []step.ID {
 		t.Helper()
@@ -172,7 +175,7 @@ func TestStateDrain(t *testing.T) {
 // whether anything is left to be done for them; of others nothing.
 func TestStateBatch(t *testing.T) {
 	at := newStates(t, 2)
-	at.cfg.MinJobAge = time.Nanosecond
+	at.cfg.KeepAge = time.Nanosecond
 	s := at.open()
 	batch := func(name string) *step.Record {
 		t.Helper()
@@ -239,7 +242,7 @@ func TestStateBetweenJournals(t *testing.T) {
 	if _, err := s.newJobAs(step.ID{}, &jobRecord{}, nil, &step.Record{}); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(at.cfg.RunDir, "volatile.journal")
+	path := filepath.Join(at.cfg.Run, "volatile.journal")
 	before, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -258,47 +261,5 @@ func TestStateBetweenJournals(t *testing.T) {
 	next := new(step.Record)
 	if _, err := s.newJobAs(step.ID{}, &jobRecord{}, nil, next); err != nil || next.ID.Job != rec.ID.Job+1 {
 		t.Errorf("the next job after %d is %s, %v", rec.ID.Job, next.ID, err)
-	}
-}
-
-// TestDamagedStateDrains: what the state has lost is named, and the node is drained until it
-// is resumed.
-func TestDamagedStateDrains(t *testing.T) {
-	dir := t.TempDir()
-	tn := start(t, dir, nil)
-	tn.wait(tn.run(1000, request("exit", "0")))
-	tn.idle()
-	tn.stop()
-	path := filepath.Join(tn.files.run, "volatile.journal")
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	damaged := strings.Replace(string(text), `"state":"COMPLETED"`, `"state":"COMPLETEX"`, 1)
-	if err := os.WriteFile(path, []byte(damaged), 0o600); err != nil || damaged == string(text) {
-		t.Fatalf("%v\n%s", err, text)
-	}
-	for range 2 { // a restart changes nothing
-		tn = start(t, dir, func(c *Config) { c.DrainReason = "gres/gpu: /dev/x: no such file or directory" })
-		tn.idle() // the step counts as running again, and is buried
-		if d := tn.doc(); d.State != "DRAINED" || !strings.HasPrefix(d.Reason, fmt.Sprintf("the state %q was damaged, the pieces are kept as ", path)) || !strings.Contains(d.Reason, "step 1.0") {
-			t.Errorf("node %s %q", d.State, d.Reason)
-		}
-		tn.stop()
-	}
-	if kept, err := filepath.Glob(path + ".damaged-*"); err != nil || len(kept) != 1 {
-		t.Errorf("kept %q, %v", kept, err)
-	}
-}
-
-// TestNotReady: a noded that takes over a socket serves, though it publishes none.
-func TestNotReady(t *testing.T) {
-	tn := fresh(t)
-	if why := tn.NotReady(t.Context()); len(why) != 1 || why[0] != "noded is starting" {
-		t.Errorf("%q", why)
-	}
-	tn.Serving()
-	if why := tn.NotReady(t.Context()); len(why) != 0 {
-		t.Errorf("%q", why)
 	}
 }

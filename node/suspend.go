@@ -12,12 +12,6 @@ import (
 	"stepd/step"
 )
 
-// suspendRecord says who has suspended a job, and when.
-type suspendRecord struct {
-	Since time.Time `json:"since"`
-	By    uint32    `json:"by"`
-}
-
 // Suspend makes a step, or a job with all of its steps, stand still.
 func (s *service) Suspend(ctx context.Context, in *api.RefRequest) (*api.Empty, error) {
 	who, recs, err := s.toStop(ctx, in.StepRef)

@@ -13,7 +13,7 @@ var errTime = errors.New("the job's time limit has come (--time)")
 
 // limitTime lets a step of the job run no longer than the job, and hands it the
 // job's warning where it has none of its own.
-func (j *jobRecord) limitTime(s *step.Spec, now time.Time) {
+func (j *job) limitTime(s *step.Spec, now time.Time) {
 	if j.Deadline == nil {
 		return
 	}
@@ -30,7 +30,7 @@ const timeGrace = time.Second
 
 // timeOver is closed or sent to when the job's time is over: never without a limit.
 // The caller calls stop.
-func (j *jobRecord) timeOver() (over <-chan time.Time, stop func()) {
+func (j *job) timeOver() (over <-chan time.Time, stop func()) {
 	if j.Deadline == nil {
 		return nil, func() {}
 	}

@@ -24,7 +24,7 @@ func TestLimitTime(t *testing.T) {
 		"over":            {jobRecord{Deadline: in(-time.Second)}, step.Request{}, 1, nil},
 	} {
 		s := &step.Spec{Request: c.spec}
-		c.job.limitTime(s, now)
+		(&job{jobRecord: c.job}).limitTime(s, now)
 		if s.TimeLimitS != c.want || s.Warn != c.warn {
 			t.Errorf("%s: %d s, %v", name, s.TimeLimitS, s.Warn)
 		}

@@ -16,20 +16,8 @@ import (
 	"stepd/step"
 )
 
-// heldRecord is a step, or the prolog and epilog of a job, of which processes
-// are left that SIGKILL does not end. noded waits for their end, over restarts.
-type heldRecord struct {
-	// Rec is what Tracker.EndStep needs to know of the step, and who is left.
-	Rec   step.Record `json:"record"`
-	Since time.Time   `json:"since"`
-	// Waived: an administrator has resumed the node meanwhile.
-	Waived bool `json:"waived,omitempty"`
-	// Programmed: UnkillableStepProgram was run for it.
-	Programmed bool `json:"programmed,omitempty"`
-}
-
-// text is why the node is drained for it, in Slurm's words and ours.
-func (h *heldRecord) text() string {
+// heldText is why the node is drained for it, in Slurm's words and ours.
+func heldText(h *heldRecord) string {
 	return child.Message(fmt.Sprintf("step %s: %s", h.Rec.ID.Name(), step.DescribeSurvivors(h.Rec.Survivors, h.Rec.SurvivorsTotal)))
 }
 
@@ -60,13 +48,13 @@ func (n *Node) hold(rec *step.Record) {
 		n.cfg.Meter.Leak(LeakProcess)
 	}
 	n.held.steps[rec.ID] = h
-	n.log.WithField("step", rec.ID.String()).Errorf("%s", h.text())
+	n.log.WithField("step", rec.ID.String()).Errorf("%s", heldText(h))
 	n.storeHeld(rec.ID)
 	switch d := n.reg.drain(); {
 	case !d.Drained, d.Owner == ownerHeld:
 		n.drainForHeld()
 	default:
-		n.log.Warnf("the node is drained already (%s); now there is also: %s", d.Reason, h.text())
+		n.log.Warnf("the node is drained already (%s); now there is also: %s", d.Reason, heldText(h))
 	}
 }
 
@@ -89,7 +77,7 @@ func (n *Node) drainForHeld() {
 	var texts []string
 	for _, h := range n.heldList() {
 		if !h.Waived {
-			texts = append(texts, h.text())
+			texts = append(texts, heldText(h))
 		}
 	}
 	d := drainRecord{}
@@ -248,7 +236,7 @@ func (n *Node) heldDocs() []api.NodeUnkillable {
 	defer n.draining.Unlock()
 	docs := []api.NodeUnkillable{}
 	for _, h := range n.heldList() {
-		docs = append(docs, api.NodeUnkillable{ID: h.Rec.ID, Since: h.Since, Text: h.text(), Processes: h.Rec.Survivors, Total: h.Rec.SurvivorsTotal})
+		docs = append(docs, api.NodeUnkillable{ID: h.Rec.ID, Since: h.Since, Text: heldText(h), Processes: h.Rec.Survivors, Total: h.Rec.SurvivorsTotal})
 	}
 	return docs
 }

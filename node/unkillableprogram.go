@@ -63,7 +63,7 @@ func (n *Node) unkillableEnv(j *job, h *heldRecord) []string {
 	set("SLURM_JOB_UID", num(j.UID))
 	set("SLURM_JOB_GID", num(j.GID))
 	set("SLURM_JOB_USER", j.User)
-	set("STEPD_UNKILLABLE", h.text())
+	set("STEPD_UNKILLABLE", heldText(h))
 	var pids []string
 	for _, s := range h.Rec.Survivors {
 		pids = append(pids, fmt.Sprint(s.PID))

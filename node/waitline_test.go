@@ -269,16 +269,23 @@ func TestBatchOverReboot(t *testing.T) {
 			t.Fatal(err)
 		}
 		files := layout{run: c.RunDir, spool: c.SpoolDir}
-		st, err := openState(c, "another", c.Log)
+		st, err := store.Open(store.Config{
+			Spool: c.SpoolDir, Run: c.RunDir, Durable: []string{"drain", "batch"}, Boot: "another", Deadline: c.SpoolTimeout, Silent: func(error) {},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, id := range []step.ID{told, untold} {
-			err := st.all.Update(func(tx *store.Tx) error {
-				return changeBatch(tx, id.Job, func(b *batchRecord) { b.Step.BootID = "another" })
+			rec, key := new(step.Record), fmt.Sprint(id.Job)
+			err := st.Update(func(tx *store.Tx) error {
+				var batch map[string]any
+				if err := tx.Get("batch", key, &batch); err != nil {
+					return err
+				}
+				batch["step"].(map[string]any)["boot_id"] = "another"
+				return tx.Put("batch", key, batch)
 			})
-			rec, rerr := st.step(id)
-			if err = errors.Join(err, rerr); err == nil && id == told {
+			if err = errors.Join(err, st.Get("step", id.Name(), rec)); err == nil && id == told {
 				deadRecord(rec, "stepd got SIGTERM: the host goes down", step.NodeFail, time.Now())
 				err = os.WriteFile(files.result(id), marshal(t, rec), 0o600)
 			}
@@ -286,7 +293,7 @@ func TestBatchOverReboot(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := errors.Join(st.close(), os.Remove(filepath.Join(c.RunDir, "volatile.journal"))); err != nil {
+		if err := errors.Join(st.Close(), os.Remove(filepath.Join(c.RunDir, "volatile.journal"))); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -1,0 +1,43 @@
+package node
+
+import (
+	"stepd/step"
+	"testing"
+)
+
+// TestRestore: what is known of a job from its steps, in the order of their sockets.
+func TestRestore(t *testing.T) {
+	s := newStates(t, 1000).open()
+	for job, tc := range map[uint32]struct {
+		steps []uint32
+		want  jobRecord
+	}{
+		4: {[]uint32{0}, jobRecord{Origin: step.OriginRun, Implicit: true, CPUs: "0", NextStep: 1}},
+		5: {[]uint32{1, 2}, jobRecord{Origin: step.OriginRun, CPUs: "1-2", NextStep: 3}},
+		6: {[]uint32{3, step.ExternStep}, jobRecord{Origin: step.OriginRun, CPUs: "0-3", NextStep: 4}},
+		7: {[]uint32{0, 3, step.BatchStep}, jobRecord{Origin: step.OriginBatch, Implicit: true, CPUs: "0-3", NextStep: 4}},
+		8: {[]uint32{step.BatchStep, 5}, jobRecord{Origin: step.OriginBatch, Implicit: true, CPUs: "0-3,5", NextStep: 6}},
+	} {
+		for _, id := range tc.steps {
+			rec := &step.Record{ID: step.ID{Job: job, Step: id}, UID: 1000, CPUs: step.FormatCPUList([]int{int(id % 100)})}
+			if id >= step.BatchStep {
+				rec.CPUs = "0-3"
+			}
+			if err := s.restore(rec, 1001); err != nil {
+				t.Fatal(err)
+			}
+		}
+		jobs, err := s.jobs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, j := range jobs {
+			if j.ID == job && (j.Origin != tc.want.Origin || j.Implicit != tc.want.Implicit || j.CPUs != tc.want.CPUs || j.NextStep != tc.want.NextStep || j.GID != 1001) {
+				t.Errorf("job %d: %+v, want %+v", job, j, tc.want)
+			}
+		}
+		if !s.knows(job) {
+			t.Errorf("the number %d is not spent", job)
+		}
+	}
+}
