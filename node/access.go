@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"stepd/api"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -72,7 +73,7 @@ func (n *Node) idsOf(ref api.StepRef) ([]step.ID, error) {
 	}
 	var ids []step.ID
 	if ref.JobID != 0 {
-		ids = n.store.ids(ref.JobID)
+		ids = n.store.IDs(ref.JobID)
 	}
 	if len(ids) == 0 && n.reg.job(ref.JobID) == nil {
 		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", ref.JobID)
@@ -83,7 +84,7 @@ func (n *Node) idsOf(ref api.StepRef) ([]step.ID, error) {
 // allIDs are the steps that have not ended, with all the ended ones as well.
 func (n *Node) allIDs(all bool) (ids []step.ID) {
 	if all {
-		return n.store.ids(0)
+		return n.store.IDs(0)
 	}
 	for _, f := range n.reg.followers() {
 		ids = append(ids, f.id)
@@ -97,8 +98,8 @@ func (n *Node) findStep(id step.ID) (*step.Record, error) {
 	if f := n.reg.follower(id); f != nil {
 		return f.record(), nil
 	}
-	rec, err := n.store.step(id)
-	if errors.Is(err, errUnknown) {
+	rec, err := n.store.Step(id)
+	if errors.Is(err, state.ErrUnknown) {
 		return nil, api.Errorf(api.NotFound, "no such step %q", id)
 	}
 	if err != nil {
@@ -109,7 +110,7 @@ func (n *Node) findStep(id step.ID) (*step.Record, error) {
 
 // jobSteps returns the steps of a job, running ones as they are now.
 func (n *Node) jobSteps(job uint32) (recs []*step.Record, err error) {
-	for _, id := range n.store.ids(job) {
+	for _, id := range n.store.IDs(job) {
 		rec, err := n.findStep(id)
 		switch {
 		case api.CodeOf(err) == api.NotFound: // it was forgotten meanwhile

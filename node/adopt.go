@@ -17,6 +17,7 @@ import (
 	"stepd/internal/linux"
 	"stepd/node/child"
 	"stepd/node/selection"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -168,10 +169,10 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 	if f := n.reg.follower(id); f != nil {
 		return f, nil
 	}
-	switch _, err := n.store.step(id); {
+	switch _, err := n.store.Step(id); {
 	case err == nil:
 		return nil, externOver(j.ID)
-	case !errors.Is(err, errUnknown):
+	case !errors.Is(err, state.ErrUnknown):
 		return nil, api.NewError(api.Internal, err.Error())
 	}
 	req := &step.Request{
@@ -193,7 +194,7 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 		}
 	}
 	f, _, err := n.reserveFor(ctx, api.Peer{}, order{req: req, state: step.Starting, received: time.Now(), want: id, know: func(spec *step.Spec) { externSpec(j, spec) }})
-	if _, had := errors.AsType[errHad](err); had {
+	if _, had := errors.AsType[state.HadError](err); had {
 		return nil, externOver(j.ID)
 	}
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"stepd/api"
 	"stepd/internal/linux"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -114,7 +115,7 @@ func (n *Node) admitAlloc(ctx context.Context, caller api.Peer, client int, req 
 	}
 	if err := n.numberJob(want, &rec, req.JobControl, nil); err != nil {
 		n.reg.abandon(a)
-		if taken, ok := errors.AsType[errTaken](err); ok {
+		if taken, ok := errors.AsType[state.TakenError](err); ok {
 			return nil, api.Errorf(api.FailedPrecondition, "id: %v", taken)
 		}
 		return nil, api.NewError(api.Internal, err.Error())

@@ -265,7 +265,7 @@ func TestDecode(t *testing.T) {
 			}
 		})
 	}
-	if tn.store.knows(1) {
+	if tn.store.Knows(1) {
 		t.Error("a refused request has spent a number")
 	}
 }

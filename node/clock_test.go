@@ -6,25 +6,26 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/node/state"
 	"stepd/step"
 )
 
-// testClockX is a host's clock that a test sets.
-type testClockX struct {
+// testClock is a host's clock that a test sets.
+type testClock struct {
 	mu   sync.Mutex
 	wall time.Time     // guarded by mu
 	run  time.Duration // guarded by mu
 }
 
-func (c *testClockX) clock() *clock {
-	return &clock{
-		now: func() time.Time { c.mu.Lock(); defer c.mu.Unlock(); return c.wall },
-		up:  func() time.Duration { c.mu.Lock(); defer c.mu.Unlock(); return c.run },
+func (c *testClock) clock() *state.Clock {
+	return &state.Clock{
+		Now: func() time.Time { c.mu.Lock(); defer c.mu.Unlock(); return c.wall },
+		Up:  func() time.Duration { c.mu.Lock(); defer c.mu.Unlock(); return c.run },
 	}
 }
 
 // pass lets time pass, and sets the clock by more than that.
-func (c *testClockX) pass(d, set time.Duration) {
+func (c *testClock) pass(d, set time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.wall, c.run = c.wall.Add(d+set), c.run+d
@@ -35,14 +36,14 @@ func (c *testClockX) pass(d, set time.Duration) {
 func TestClockSetDeadline(t *testing.T) {
 	for name, set := range map[string]time.Duration{"back": -5 * time.Hour, "forward": 5 * time.Hour, "not": 0} {
 		t.Run(name, func(t *testing.T) {
-			dir, c := t.TempDir(), &testClockX{wall: time.Now(), run: time.Hour}
+			dir, c := t.TempDir(), &testClock{wall: time.Now(), run: time.Hour}
 			with := func(cfg *Config) { cfg.clock = c.clock() }
 			tn := start(t, dir, with)
 			req := request("wait")
 			req.TimeLimitS = 3600
 			id := tn.run(1000, req)
 			tn.until(id, step.Running)
-			left := func() time.Duration { return tn.reg.job(id.Job).Deadline.Sub(c.clock().now()) }
+			left := func() time.Duration { return tn.reg.job(id.Job).Deadline.Sub(c.clock().Now()) }
 			if got := left(); got != time.Hour {
 				t.Errorf("the job has %v", got)
 			}

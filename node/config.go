@@ -12,6 +12,7 @@ import (
 
 	"stepd/api"
 	"stepd/node/selection"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -139,7 +140,7 @@ type Config struct {
 	Log *logrus.Logger
 
 	// clock is the host's; tests have another.
-	clock *clock
+	clock *state.Clock
 }
 
 // Fallback and Plugin are parts of the node document that the wiring of noded fills in.
@@ -174,7 +175,7 @@ func (c *Config) complete() error {
 	}
 	c.PerUser.complete()
 	if c.clock == nil {
-		c.clock = hostClock()
+		c.clock = state.HostClock()
 	}
 	if c.Meter == nil {
 		c.Meter = noMeter{}

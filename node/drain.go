@@ -2,16 +2,17 @@ package node
 
 import (
 	"stepd/node/child"
+	"stepd/node/state"
 )
 
 // setDrain changes the state for ever, and then for the next request.
-func (n *Node) setDrain(d drainRecord) error {
+func (n *Node) setDrain(d state.Drain) error {
 	n.draining.Lock()
 	defer n.draining.Unlock()
 	if !d.Drained {
 		n.waive()
 	}
-	if err := n.store.setDrain(d); err != nil {
+	if err := n.store.SetDrain(d); err != nil {
 		return err
 	}
 	n.reg.setDrain(d)
@@ -19,9 +20,9 @@ func (n *Node) setDrain(d drainRecord) error {
 }
 
 // noteDrain changes the state for what has happened. The caller holds draining.
-func (n *Node) noteDrain(d drainRecord) {
+func (n *Node) noteDrain(d state.Drain) {
 	n.reg.setDrain(d)
-	if err := owed(n.store.noteDrain(d), n.log); err != nil {
+	if err := state.LogOwed(n.store.NoteDrain(d), n.log); err != nil {
 		n.log.Errorf("%v: it is tried again", err)
 	}
 }
@@ -41,5 +42,5 @@ func (n *Node) drainSelf(reason string) {
 		return
 	}
 	n.log.Errorf("draining the node: %s", reason)
-	n.noteDrain(drainRecord{Drained: true, Reason: reason})
+	n.noteDrain(state.Drain{Drained: true, Reason: reason})
 }

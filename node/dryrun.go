@@ -45,7 +45,7 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, in *api.RunRequest) 
 	if a.job != nil {
 		job.ID = a.job.ID
 	}
-	if spec.ID, err = n.store.nextID(want, &job, a.job != nil); err != nil {
+	if spec.ID, err = n.store.NextID(want, &job, a.job != nil); err != nil {
 		return nil, numberError(err, req)
 	}
 	plan, err := n.plan(spec)

@@ -232,7 +232,7 @@ func (f *follower) hearOut(msgs <-chan *stepapi.Msg, exited <-chan error) (left 
 // storePID makes the step findable after a restart. A noded that dies before
 // finds stepd by its socket.
 func (f *follower) storePID() {
-	if err := f.n.store.put(f.record()); err != nil {
+	if err := f.n.store.Put(f.record()); err != nil {
 		f.log.Errorf("%v", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"stepd/api"
 	"stepd/internal/linux"
 	"stepd/node/child"
+	"stepd/node/state"
 )
 
 // openClient returns a pidfd of the process that asks; the caller closes it.
@@ -19,11 +20,11 @@ func openClient(caller api.Peer) (int, error) {
 }
 
 // newHolder describes the process of pidfd, whose number is pid.
-func newHolder(pid int32, pidfd int, boot string) (*holder, error) {
+func newHolder(pid int32, pidfd int, boot string) (*state.Process, error) {
 	if pid == 0 {
 		return nil, errors.New("cannot follow the client: it has no number in the pid namespace of noded's container; run stepctl in there")
 	}
-	h := &holder{PID: int(pid), BootID: boot}
+	h := &state.Process{PID: int(pid), BootID: boot}
 	var err error
 	if h.Start, err = linux.StartTime(h.PID); err != nil {
 		return nil, err
@@ -36,7 +37,7 @@ func newHolder(pid int32, pidfd int, boot string) (*holder, error) {
 }
 
 // openHolder finds the process again, or returns child.ErrGone.
-func openHolder(h *holder, boot string) (int, error) {
+func openHolder(h *state.Process, boot string) (int, error) {
 	if h == nil {
 		return -1, child.ErrGone
 	}

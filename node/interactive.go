@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"stepd/api"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -25,14 +26,14 @@ func (n *Node) reserveInteractive(ctx context.Context, caller api.Peer, in order
 		return nil, nil, api.Errorf(api.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
 	}
 	in.want, in.know = interactiveID(j), j.giveAll
-	switch _, err := n.store.step(in.want); {
+	switch _, err := n.store.Step(in.want); {
 	case err == nil:
-		return nil, nil, interactiveHad(errHad{in.want})
-	case !errors.Is(err, errUnknown):
+		return nil, nil, interactiveHad(state.HadError{ID: in.want})
+	case !errors.Is(err, state.ErrUnknown):
 		return nil, nil, api.NewError(api.Internal, err.Error())
 	}
 	f, spec, err := n.reserveFor(ctx, caller, in)
-	if had, ok := errors.AsType[errHad](err); ok { // of two at once
+	if had, ok := errors.AsType[state.HadError](err); ok { // of two at once
 		return nil, nil, interactiveHad(had)
 	}
 	if err != nil {
@@ -43,7 +44,7 @@ func (n *Node) reserveInteractive(ctx context.Context, caller api.Peer, in order
 }
 
 // interactiveHad is the answer where the job has had its interactive step.
-func interactiveHad(had errHad) error {
+func interactiveHad(had state.HadError) error {
 	return api.Errorf(api.FailedPrecondition, "interactive: %v", had)
 }
 

@@ -10,12 +10,13 @@ import (
 	"stepd/api"
 	"stepd/node/child"
 	"stepd/node/selection"
+	"stepd/node/state"
 	"stepd/step"
 )
 
 // job is a running job. The registry's lock guards what changes of it.
 type job struct {
-	jobRecord
+	state.Job
 	cpus []int
 	// left is what the job has for its steps.
 	left *selection.Job
@@ -53,8 +54,8 @@ type job struct {
 	found   bool          // an earlier noded's, which may have left some of them
 }
 
-func newJob(rec jobRecord, cpus []int, n int, has *selection.Node) *job {
-	j := &job{jobRecord: rec, cpus: cpus, running: n, present: n, ended: make(chan struct{})}
+func newJob(rec state.Job, cpus []int, n int, has *selection.Node) *job {
+	j := &job{Job: rec, cpus: cpus, running: n, present: n, ended: make(chan struct{})}
 	j.left = has.Job(j.share())
 	return j
 }
@@ -123,11 +124,11 @@ func (n *Node) endJob(j *job) {
 	if !held {
 		n.endPlace(j.ID, log)
 	}
-	if err := n.spool.do(func() error { return n.removeScript(&j.jobRecord) }); err != nil {
+	if err := n.spool.do(func() error { return n.removeScript(&j.Job) }); err != nil {
 		log.Errorf("%v", err)
 	}
 	// The store last: until then a restarted noded does this again.
-	if err := owed(n.store.endJob(j.ID), log); err != nil {
+	if err := state.LogOwed(n.store.EndJob(j.ID), log); err != nil {
 		log.Errorf("%v: it is tried again", err)
 	}
 	n.reg.gone(j)
@@ -195,7 +196,7 @@ func (n *Node) endBeside(ctx context.Context, rec step.Record, log *logrus.Entry
 // leftover, which would keep the extern step from its place.
 func (n *Node) formerScripts(job uint32) *step.Record {
 	id := step.ID{Job: job, Step: step.ExternStep}
-	if _, err := n.store.step(id); err == nil {
+	if _, err := n.store.Step(id); err == nil {
 		return nil
 	}
 	if left, err := n.cfg.Tracker.Left(id); err != nil || len(left) == 0 {

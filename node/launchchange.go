@@ -32,22 +32,22 @@ func (n *Node) claim(caller api.Peer, id step.ID) (*follower, error) {
 func (f *follower) change(spec *step.Spec, c *step.LaunchChange) error {
 	spec.Env = f.n.taskEnv(c.Env)
 	spec.JobControl = c.JobControl
-	first := f.job.leads(f.id) || (f.job.Origin == step.OriginAlloc && f.id.Step == 0)
+	first := f.job.Leads(f.id) || (f.job.Origin == step.OriginAlloc && f.id.Step == 0)
 	if !first {
 		return nil
 	}
-	old, err := f.n.store.jobControl(f.id.Job)
+	old, err := f.n.store.JobControl(f.id.Job)
 	if err != nil {
 		return err
 	}
 	control := c.JobControl
-	if !f.job.leads(f.id) {
+	if !f.job.Leads(f.id) {
 		control = overlay(old, control)
 	}
 	if slices.EqualFunc(old, control, bytes.Equal) {
 		return nil
 	}
-	return f.n.store.setJobControl(f.id.Job, control)
+	return f.n.store.SetJobControl(f.id.Job, control)
 }
 
 // overlay is env with what over has of the same names and beside them.

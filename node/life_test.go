@@ -43,10 +43,10 @@ func TestStepRuns(t *testing.T) {
 	if u := tn.reg.usage(); u.freeCPU != 4 || len(u.jobs) != 0 {
 		t.Errorf("usage after the end: %+v", u)
 	}
-	if stored, err := tn.store.step(id); err != nil || stored.State != step.Failed {
+	if stored, err := tn.store.Step(id); err != nil || stored.State != step.Failed {
 		t.Errorf("stored %+v, %v", stored, err)
 	}
-	if jobs, err := tn.store.jobs(); err != nil || len(jobs) != 0 {
+	if jobs, err := tn.store.Jobs(); err != nil || len(jobs) != 0 {
 		t.Errorf("jobs in the store: %+v, %v", jobs, err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -246,7 +247,7 @@ func TestMatrix(t *testing.T) {
 				}
 			}
 			if name == "drain" {
-				if err := tn.setDrain(drainRecord{}); err != nil {
+				if err := tn.setDrain(state.Drain{}); err != nil {
 					t.Fatal(err)
 				}
 			}

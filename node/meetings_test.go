@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"stepd/api/stepapi"
+	"stepd/node/state"
 )
 
 // meeters is a node with nothing but a registry.
@@ -110,7 +111,7 @@ func TestAwaitName(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	n.reg.mu.Lock()
-	j.Names = []published{{[]byte("n"), []byte("port")}}
+	j.Names = []state.Name{{Name: []byte("n"), Port: []byte("port")}}
 	close(j.named)
 	j.named = nil
 	n.reg.mu.Unlock()

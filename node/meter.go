@@ -124,7 +124,7 @@ func (n *Node) NotReady(ctx context.Context) (why []string) {
 	for _, t := range n.spoolWatch.look(ctx) {
 		why = append(why, t.Text)
 	}
-	if err := n.store.unwritable(); err != nil {
+	if err := n.store.Unwritable(); err != nil {
 		why = append(why, err.Error())
 	}
 	return why

@@ -9,6 +9,7 @@ import (
 
 	"stepd/api"
 	"stepd/api/stepapi"
+	"stepd/node/state"
 )
 
 const (
@@ -67,19 +68,19 @@ func (n *Node) publish(j *job, name, port []byte) error {
 	case len(port) > portMax:
 		return fmt.Errorf("cannot publish %q: its port has %d bytes, and %d is the limit", name, len(port), portMax)
 	}
-	return n.setNames(j, func(names []published) ([]published, error) {
+	return n.setNames(j, func(names []state.Name) ([]state.Name, error) {
 		if findName(names, name) >= 0 {
 			return nil, fmt.Errorf("cannot publish %q: it is published in job %d already; unpublish it first", name, j.ID)
 		}
 		if len(names) >= n.cfg.NamesMax {
 			return nil, fmt.Errorf("cannot publish %q: job %d has %d names, the limit (PublishedNamesMax)", name, j.ID, len(names))
 		}
-		return append(slices.Clone(names), published{name, port}), nil
+		return append(slices.Clone(names), state.Name{Name: name, Port: port}), nil
 	})
 }
 
 func (n *Node) unpublish(j *job, name []byte) error {
-	return n.setNames(j, func(names []published) ([]published, error) {
+	return n.setNames(j, func(names []state.Name) ([]state.Name, error) {
 		i := findName(names, name)
 		if i < 0 {
 			return nil, fmt.Errorf("cannot unpublish %q: it is not published in job %d", name, j.ID)
@@ -90,7 +91,7 @@ func (n *Node) unpublish(j *job, name []byte) error {
 
 // setNames changes a job's names, in the store first: a noded that comes after
 // this one knows them.
-func (n *Node) setNames(j *job, change func([]published) ([]published, error)) error {
+func (n *Node) setNames(j *job, change func([]state.Name) ([]state.Name, error)) error {
 	j.naming.Lock()
 	defer j.naming.Unlock()
 	n.reg.mu.Lock()
@@ -99,7 +100,7 @@ func (n *Node) setNames(j *job, change func([]published) ([]published, error)) e
 	if err != nil {
 		return err
 	}
-	if err := n.store.setNames(j.ID, names); err != nil {
+	if err := n.store.SetNames(j.ID, names); err != nil {
 		return err
 	}
 	n.reg.mu.Lock()
@@ -121,6 +122,6 @@ func (r *registry) published(j *job, name []byte) (port []byte, found bool) {
 	return nil, false
 }
 
-func findName(names []published, name []byte) int {
-	return slices.IndexFunc(names, func(p published) bool { return bytes.Equal(p.Name, name) })
+func findName(names []state.Name, name []byte) int {
+	return slices.IndexFunc(names, func(p state.Name) bool { return bytes.Equal(p.Name, name) })
 }

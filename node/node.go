@@ -15,6 +15,7 @@ import (
 
 	"stepd/internal/linux"
 	"stepd/node/child"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -30,7 +31,7 @@ type Node struct {
 	killStepd func(*child.Process) error
 
 	locks []*os.File
-	store *state
+	store *state.State
 	spool *spool
 	// published is the file with what clients take from the configuration.
 	published publishedConfig
@@ -112,7 +113,7 @@ func (n *Node) open() error {
 	// What an earlier noded has published may not hold any more.
 	n.published = publishedConfig{path: n.files.published(), log: n.log}
 	n.published.remove()
-	st, err := openState(stateConfig{
+	st, err := state.Open(state.Config{
 		Spool: n.cfg.SpoolDir, Run: n.cfg.RunDir, Boot: n.boot, KeepAge: n.cfg.MinJobAge, KeepSteps: n.cfg.KeepSteps,
 		Deadline: n.cfg.SpoolTimeout, Clock: n.cfg.clock, Log: n.log,
 	})
@@ -120,29 +121,29 @@ func (n *Node) open() error {
 		return err
 	}
 	n.store = st
-	drained, err := st.drain()
+	drained, err := st.Drain()
 	if err != nil {
-		return errors.Join(err, st.close())
+		return errors.Join(err, st.Close())
 	}
 	n.reg.setDrain(drained)
 	n.held.awaited = make(map[step.ID]bool)
-	if n.held.steps, err = st.held(); err != nil {
-		return errors.Join(err, st.close())
+	if n.held.steps, err = st.Held(); err != nil {
+		return errors.Join(err, st.Close())
 	}
 	if err := n.drainDamaged(); err != nil {
-		return errors.Join(err, st.close())
+		return errors.Join(err, st.Close())
 	}
 	if why := n.cfg.DrainReason; why != "" && why != drained.Reason {
 		n.drainSelf(why)
 	}
-	if n.plugins.crashes, err = st.crashes(); err != nil {
-		return errors.Join(err, st.close())
+	if n.plugins.crashes, err = st.Crashes(); err != nil {
+		return errors.Join(err, st.Close())
 	}
 	if err := n.cfg.Scripts.Check(); err != nil {
 		n.log.Warnf("a job will drain the node: %v", err)
 	}
 	if err := n.cfg.Tracker.Prepare(); err != nil {
-		return errors.Join(err, st.close())
+		return errors.Join(err, st.Close())
 	}
 	return nil
 }
@@ -150,16 +151,16 @@ func (n *Node) open() error {
 // drainDamaged drains the node where the state has lost something: of that it has an older
 // value, or none, and an administrator is to look at it.
 func (n *Node) drainDamaged() error {
-	why, keys, err := n.store.damage()
+	why, keys, err := n.store.Damage()
 	if err != nil || why == "" {
 		return err
 	}
 	n.drainSelf(why)
-	return owed(n.store.settleDamage(keys), n.log)
+	return state.LogOwed(n.store.SettleDamage(keys), n.log)
 }
 
 // silence returns why the spool is not to be asked for anything, nil is that it answers.
-func (n *Node) silence() error { return cmp.Or(n.spool.silence(), n.store.silence()) }
+func (n *Node) silence() error { return cmp.Or(n.spool.silence(), n.store.Silence()) }
 
 func (n *Node) unlock() {
 	for _, l := range n.locks {
@@ -207,7 +208,7 @@ func (n *Node) Close(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
-	errs = append(errs, n.store.close())
+	errs = append(errs, n.store.Close())
 	n.unlock()
 	return errors.Join(errs...)
 }

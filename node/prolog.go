@@ -123,7 +123,7 @@ func (n *Node) runProlog(j *job) error {
 		}
 	case j.Origin == step.OriginAlloc:
 		// Its next step may come after a restart.
-		if err := n.store.setPrologued(j.ID); err != nil {
+		if err := n.store.SetPrologued(j.ID); err != nil {
 			n.log.WithField("job", j.ID).Errorf("%v: it is tried again", err)
 		}
 	}
@@ -160,11 +160,11 @@ func (n *Node) runScripts(j *job, k scriptKind, more []string) error {
 	ctx, cancel := n.untilStopped()
 	defer cancel()
 	log := n.log.WithField("job", j.ID)
-	control, err := n.store.jobControl(j.ID)
+	control, err := n.store.JobControl(j.ID)
 	if err != nil {
 		return err
 	}
-	env := n.scriptEnv(&j.jobRecord, k, control, more)
+	env := n.scriptEnv(&j.Job, k, control, more)
 	begin := time.Now()
 	var errs []error
 	if may, id := n.hasHook(k.hook); may {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -18,19 +19,19 @@ import (
 // file is another one.
 type quarantine struct {
 	mu      sync.Mutex
-	crashes map[string]crashRecord // guarded by mu: by path
+	crashes map[string]state.Crash // guarded by mu: by path
 }
 
-func nameFile(path string) fileName {
+func nameFile(path string) state.File {
 	info, err := os.Stat(path)
 	if err != nil {
-		return fileName{}
+		return state.File{}
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return fileName{}
+		return state.File{}
 	}
-	return fileName{Dev: uint64(st.Dev), Ino: st.Ino, Mtime: info.ModTime().UnixNano()}
+	return state.File{Dev: uint64(st.Dev), Ino: st.Ino, Mtime: info.ModTime().UnixNano()}
 }
 
 // stepPlugins takes over what an ended step's record says about its plugins: the
@@ -71,7 +72,7 @@ func (n *Node) countCrashes(crashed []step.PluginCrash, called func(hook string)
 	for _, p := range crashed {
 		c := n.plugins.crashes[p.Path]
 		if file := nameFile(p.Path); c.File != file {
-			c = crashRecord{File: file}
+			c = state.Crash{File: file}
 		}
 		c.Times, c.Hook, c.Required = c.Times+1, p.Hook, p.Required
 		n.plugins.crashes[p.Path] = c
@@ -90,13 +91,13 @@ func (n *Node) countCrashes(crashed []step.PluginCrash, called func(hook string)
 	}
 }
 
-func quarantineOf(path string, c crashRecord) step.Quarantine {
+func quarantineOf(path string, c state.Crash) step.Quarantine {
 	return step.Quarantine{Path: path, Times: c.Times, Hook: c.Hook}
 }
 
 // storeCrashes is called with the lock held.
 func (n *Node) storeCrashes() {
-	if err := n.store.setCrashes(n.plugins.crashes); err != nil {
+	if err := n.store.SetCrashes(n.plugins.crashes); err != nil {
 		n.log.Errorf("%v", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"stepd/api/stepapi"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -106,8 +107,8 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		f.n.hold(f.record())
 	}
 	f.n.stepPlugins(rec)
-	forgotten, err := f.n.store.finish(f.record())
-	if err = owed(err, f.log); err != nil {
+	forgotten, err := f.n.store.Finish(f.record())
+	if err = state.LogOwed(err, f.log); err != nil {
 		f.log.Errorf("%v: it is tried again", err)
 	}
 	f.n.forget(forgotten)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
 	"stepd/node/child"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -29,11 +31,11 @@ func (n *Node) Recover(ctx context.Context) error {
 	if err := n.refind(ctx); err != nil {
 		return err
 	}
-	recs, err := n.store.steps(0)
+	recs, err := n.store.Steps(0)
 	if err != nil {
 		return err
 	}
-	jobs, err := n.store.jobs()
+	jobs, err := n.store.Jobs()
 	if err != nil {
 		return err
 	}
@@ -59,30 +61,26 @@ func (n *Node) Recover(ctx context.Context) error {
 
 // recoverJobs takes back the jobs with the steps that are left of them. It returns those
 // that have ended, and are to be cleaned up.
-func (n *Node) recoverJobs(ctx context.Context, jobs []jobRecord, left map[uint32][]*step.Record) (ending []*job) {
+func (n *Node) recoverJobs(ctx context.Context, jobs []*state.Job, left map[uint32][]*step.Record) (ending []*job) {
 	var jobIDs []uint32
-	var ended []jobRecord
+	goesOn := func(j *state.Job) bool { return len(left[j.ID]) > 0 || j.HasClient() }
+	ended := slices.DeleteFunc(slices.Clone(jobs), goesOn)
+	jobs = slices.DeleteFunc(jobs, func(j *state.Job) bool { return !goesOn(j) })
 	for _, j := range jobs {
-		if len(left[j.ID]) == 0 && !j.held() {
-			ended = append(ended, j)
-			continue
-		}
 		jobIDs = append(jobIDs, j.ID)
 	}
 	if err := n.cfg.Containers.Restore(ctx, jobIDs); err != nil {
 		n.log.Errorf("cannot restore job containers: %v", err)
 	}
 	for _, j := range jobs {
-		if recs := left[j.ID]; len(recs) > 0 || j.held() {
-			n.recoverJob(j, recs)
-			delete(left, j.ID)
-		}
+		n.recoverJob(*j, left[j.ID])
+		delete(left, j.ID)
 	}
 	for _, recs := range left { // steps without their job: a store that was edited
-		n.recoverJob(jobRecord{ID: recs[0].ID.Job, UID: recs[0].UID, User: recs[0].User, CPUs: recs[0].CPUs}, recs)
+		n.recoverJob(state.Job{ID: recs[0].ID.Job, UID: recs[0].UID, User: recs[0].User, CPUs: recs[0].CPUs}, recs)
 	}
 	for _, rec := range ended {
-		ending = append(ending, n.readopt(rec, 0))
+		ending = append(ending, n.readopt(*rec, 0))
 	}
 	return ending
 }
@@ -103,19 +101,19 @@ func (n *Node) meetAll() {
 }
 
 // readopt takes back a job with n holders, as adopt does. One without ends.
-func (n *Node) readopt(rec jobRecord, holders int) *job {
+func (n *Node) readopt(rec state.Job, holders int) *job {
 	cpus, err := step.ParseCPUList(rec.CPUs)
 	if err != nil {
 		n.log.WithField("job", rec.ID).Errorf("cannot take back its CPUs: %v", err)
 	}
-	rec.goOn(n.cfg.clock, n.boot)
+	rec.GoOn(n.cfg.clock, n.boot)
 	return n.reg.adopt(rec, cpus, holders)
 }
 
 // recoverJob takes back one job with the steps of it that had not ended.
-func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
+func (n *Node) recoverJob(rec state.Job, steps []*step.Record) {
 	holders := len(steps)
-	if rec.held() {
+	if rec.HasClient() {
 		holders++
 	}
 	j := n.readopt(rec, holders)
@@ -125,8 +123,8 @@ func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 		f := newFollower(n, j, *s)
 		f.stage = followed
 		n.reg.takeBack(f)
-		first = first || j.leads(s.ID)
-		if n.adopt(f) && !j.leads(s.ID) {
+		first = first || j.Leads(s.ID)
+		if n.adopt(f) && !j.Leads(s.ID) {
 			others = append(others, f)
 		}
 	}
@@ -135,10 +133,10 @@ func (n *Node) recoverJob(rec jobRecord, steps []*step.Record) {
 			n.cancelLater(f, jobEnded)
 		}
 	}
-	if rec.held() {
+	if rec.HasClient() {
 		n.recoverAlloc(j)
 	}
-	if !rec.Implicit && !rec.held() {
+	if !rec.Implicit && !rec.HasClient() {
 		n.endExternWith(j, others)
 	}
 }
@@ -196,7 +194,7 @@ func (f *follower) findLauncher(rec *step.Record) {
 	if rec.LauncherPID == 0 || rec.State != step.Starting && rec.State != step.Pending {
 		return
 	}
-	h := holder{PID: rec.LauncherPID, Start: rec.LauncherStart, BootID: rec.BootID}
+	h := state.Process{PID: rec.LauncherPID, Start: rec.LauncherStart, BootID: rec.BootID}
 	pidfd, err := openHolder(&h, f.n.boot)
 	if err != nil {
 		f.orphaned = true
@@ -297,7 +295,7 @@ func (n *Node) sweep(running map[step.ID]bool) {
 			continue
 		}
 		log := n.log.WithField("step", id.String())
-		if !n.store.knows(id.Job) {
+		if !n.store.Knows(id.Job) {
 			log.Warn("found a step that this spool never started: it is left alone")
 			continue
 		}
@@ -343,7 +341,7 @@ func (n *Node) isJobs(id step.ID) bool {
 }
 
 func (n *Node) leftover(id step.ID) *step.Record {
-	if rec, err := n.store.step(id); err == nil {
+	if rec, err := n.store.Step(id); err == nil {
 		return rec
 	}
 	return &step.Record{ID: id} // forgotten since
@@ -362,7 +360,7 @@ func (n *Node) sweepDir(dir, suffix string, running map[step.ID]bool) {
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), suffix)
 		id, err := step.ParseID(name)
-		if !ok || err != nil || running[id] || !n.store.knows(id.Job) {
+		if !ok || err != nil || running[id] || !n.store.Knows(id.Job) {
 			continue
 		}
 		n.cfg.Meter.Leak(LeakFile)
@@ -382,7 +380,7 @@ func (n *Node) sweepScripts() {
 	}
 	for _, e := range entries {
 		job, err := strconv.ParseUint(e.Name(), 10, 32)
-		if err != nil || n.reg.job(uint32(job)) != nil || !n.store.knows(uint32(job)) {
+		if err != nil || n.reg.job(uint32(job)) != nil || !n.store.Knows(uint32(job)) {
 			continue
 		}
 		n.cfg.Meter.Leak(LeakFile)

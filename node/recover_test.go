@@ -17,6 +17,7 @@ import (
 	"stepd/api"
 	"stepd/internal/linux"
 	"stepd/node/child"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -189,11 +190,11 @@ func TestRecoverDecisions(t *testing.T) {
 	tn := start(t, dir, nil)
 	add := func(change func(*step.Record)) step.ID {
 		t.Helper()
-		job, rec := jobRecord{UID: 1000, CPUs: "0", Implicit: true}, step.Record{State: step.Running, NTasks: 1, BootID: tn.boot, Tasks: []step.Task{{State: step.TaskPending}}}
+		job, rec := state.Job{UID: 1000, CPUs: "0", Implicit: true}, step.Record{State: step.Running, NTasks: 1, BootID: tn.boot, Tasks: []step.Task{{State: step.TaskPending}}}
 		if change != nil {
 			change(&rec)
 		}
-		if _, err := tn.store.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
+		if _, err := tn.store.NewJobAs(step.ID{}, &job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
 		return rec.ID
@@ -249,7 +250,7 @@ func TestRecoverDecisions(t *testing.T) {
 			t.Errorf("%s: %v, want it there: %v", path, err, stays)
 		}
 	}
-	if jobs, err := tn.store.jobs(); err != nil || len(jobs) != 0 {
+	if jobs, err := tn.store.Jobs(); err != nil || len(jobs) != 0 {
 		t.Errorf("jobs %+v, %v", jobs, err)
 	}
 }

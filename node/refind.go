@@ -25,7 +25,7 @@ func (n *Node) refind(ctx context.Context) error {
 		if !ok || err != nil {
 			continue
 		}
-		if _, err := n.store.step(id); err == nil {
+		if _, err := n.store.Step(id); err == nil {
 			continue
 		}
 		rec := n.askStepd(id)
@@ -37,7 +37,7 @@ func (n *Node) refind(ctx context.Context) error {
 		if rec.StepdStart, err = linux.StartTime(rec.StepdPID); err != nil {
 			continue // it has ended since
 		}
-		if err := n.store.restore(rec, n.groupOf(ctx, rec)); err != nil {
+		if err := n.store.Restore(rec, n.groupOf(ctx, rec)); err != nil {
 			return err
 		}
 		n.log.WithField("step", id.String()).Warnf("found a running step of user %q that the state does not have: it is taken back", rec.User)

@@ -8,6 +8,7 @@ import (
 
 	"stepd/api"
 	"stepd/node/selection"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -24,7 +25,7 @@ type registry struct {
 	replay  map[uint32]int64      // guarded by mu: bytes of output that steps may keep, by uid
 	perUser PerUser
 	freed   chan struct{} // guarded by mu: closed and replaced when CPUs were released
-	drained drainRecord   // guarded by mu
+	drained state.Drain   // guarded by mu
 	// silence returns why the spool is not to be asked: the node is drained as long as it
 	// returns something. nil is nothing.
 	silence func() error
@@ -78,7 +79,7 @@ func (r *registry) unreserve(uid uint32, size int) {
 
 // newJob turns the admission into one of a job, which is not open yet: no
 // client can have its number.
-func (r *registry) newJob(a *admission, rec jobRecord) {
+func (r *registry) newJob(a *admission, rec state.Job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a.job = newJob(rec, a.CPUs, 1, r.has)
@@ -102,7 +103,7 @@ func (r *registry) add(f *follower) bool {
 func (r *registry) started(f *follower) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if f.job.leads(f.id) {
+	if f.job.Leads(f.id) {
 		f.job.open = true
 	}
 }
@@ -116,7 +117,7 @@ func (r *registry) openJob(j *job) {
 
 // adopt takes back a job that an earlier noded left, with n holders: its
 // running steps, and the client of an allocation.
-func (r *registry) adopt(rec jobRecord, cpus []int, n int) *job {
+func (r *registry) adopt(rec state.Job, cpus []int, n int) *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	j := newJob(rec, cpus, n, r.has)
@@ -162,7 +163,7 @@ func (r *registry) close() {
 	r.tellFreed() // as are waiting requests
 }
 
-func (r *registry) setDrain(d drainRecord) {
+func (r *registry) setDrain(d state.Drain) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.drained = d
@@ -170,18 +171,18 @@ func (r *registry) setDrain(d drainRecord) {
 }
 
 // drainLocked is the drain that counts now.
-func (r *registry) drainLocked() drainRecord {
+func (r *registry) drainLocked() state.Drain {
 	if r.drained.Drained || r.silence == nil {
 		return r.drained
 	}
 	if err := r.silence(); err != nil {
-		return drainRecord{Drained: true, Reason: err.Error()}
+		return state.Drain{Drained: true, Reason: err.Error()}
 	}
 	return r.drained
 }
 
 // drain is the drain that is stored.
-func (r *registry) drain() drainRecord {
+func (r *registry) drain() state.Drain {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.drained
@@ -210,7 +211,7 @@ func (r *registry) followers() []*follower {
 
 // usage is the registry's part of the node document.
 type usage struct {
-	drained drainRecord
+	drained state.Drain
 	freeCPU int
 	usedMB  uint64
 	gres    []api.NodeGres

@@ -10,7 +10,7 @@ import (
 func (r *registry) settle(f *follower) (cancel []*follower, idle bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if f.job.leads(f.id) {
+	if f.job.Leads(f.id) {
 		cancel = r.shutLocked(f.job, f)
 	}
 	r.giveBackLocked(f.job, f.share)

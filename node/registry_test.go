@@ -9,6 +9,7 @@ import (
 
 	"stepd/api"
 	"stepd/node/selection"
+	"stepd/node/state"
 	"stepd/srunopt"
 	"stepd/step"
 )
@@ -28,7 +29,7 @@ func openJob(t *testing.T, r *registry, id, uid uint32) *follower {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.newJob(a, jobRecord{ID: id, UID: uid, Implicit: true})
+	r.newJob(a, state.Job{ID: id, UID: uid, Implicit: true})
 	f := &follower{id: step.ID{Job: id}, job: a.job}
 	r.add(f)
 	r.started(f)
@@ -53,7 +54,7 @@ func TestAdmit(t *testing.T) {
 		{"no such job", 1000, nil, func(r *step.Request) { r.Job = ptr(uint32(8)) }, api.NotFound},
 		{"more than the job has", 1000, nil, func(r *step.Request) { r.Job, r.NTasks = ptr(uint32(7)), 2 }, api.ResourceExhausted},
 		{"overcommit in the job", 1000, nil, func(r *step.Request) { r.Job, r.NTasks, r.Overcommit = ptr(uint32(7)), 2, true }, api.OK},
-		{"drained", 0, func(r *registry) { r.setDrain(drainRecord{Drained: true, Reason: "disk"}) }, nil, api.FailedPrecondition},
+		{"drained", 0, func(r *registry) { r.setDrain(state.Drain{Drained: true, Reason: "disk"}) }, nil, api.FailedPrecondition},
 		{"stopping", 0, func(r *registry) { r.close() }, nil, api.Unavailable},
 		{"too many steps", 1000, func(r *registry) { r.byUser[1000] = r.perUser.Steps }, nil, api.ResourceExhausted},
 		{"root has no such limit", 0, func(r *registry) { r.byUser[0] = r.perUser.Steps }, nil, api.OK},
@@ -176,7 +177,7 @@ func TestAdmitResources(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.newJob(a, jobRecord{ID: 3, UID: 1000, CPUs: "0", MemoryMB: a.MB, Gres: a.Gres, Origin: step.OriginAlloc})
+	r.newJob(a, state.Job{ID: 3, UID: 1000, CPUs: "0", MemoryMB: a.MB, Gres: a.Gres, Origin: step.OriginAlloc})
 	r.openJob(a.job)
 	_, err = admit(r, 1001, ask(500, ""))
 	says(t, err, "needs 500 MB of memory on this node: of its 1000 MB 400 MB are free")
@@ -219,7 +220,7 @@ func TestAdmitResources(t *testing.T) {
 		t.Errorf("%d MB used after the job's end", r.has.UsedMB())
 	}
 	again := newRegistry([]int{0, 1, 2, 3}, mem, twoGPUs)
-	again.adopt(a.job.jobRecord, []int{0}, 1)
+	again.adopt(a.job.Job, []int{0}, 1)
 	_, err = admit(again, 1001, ask(0, "gpu:a:1"))
 	says(t, err, "job 3 has gpu:a:2(IDX:0-1)")
 	_, err = admit(again, 1001, ask(401, ""))
@@ -233,7 +234,7 @@ func TestStepsSpreadInTheirJob(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.newJob(a, jobRecord{ID: 1, UID: 1000, Origin: step.OriginAlloc})
+	r.newJob(a, state.Job{ID: 1, UID: 1000, Origin: step.OriginAlloc})
 	r.openJob(a.job)
 	var got []int
 	var last *admission
@@ -270,7 +271,7 @@ func TestStepsAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	end := time.Now().Add(time.Hour)
-	r.newJob(a, jobRecord{ID: 1, UID: 1000, Origin: step.OriginAlloc, Deadline: &end})
+	r.newJob(a, state.Job{ID: 1, UID: 1000, Origin: step.OriginAlloc, Deadline: &end})
 	r.openJob(a.job)
 	of := func(n int, change func(*step.Request)) func(*step.Request) {
 		return func(r *step.Request) {
@@ -369,7 +370,7 @@ func TestFreeOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.newJob(a, jobRecord{ID: uint32(i + 1), UID: 1000, Deadline: end})
+		r.newJob(a, state.Job{ID: uint32(i + 1), UID: 1000, Deadline: end})
 	}
 	for n, want := range map[int]string{
 		2: "; " + byTime(soon.Add(timeGrace), time.Now()), 3: "; " + byTime(late.Add(timeGrace), time.Now()), 4: "; when is not known: job 3 has no time limit",
@@ -395,7 +396,7 @@ func TestNumberAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.newJob(a, jobRecord{ID: 7, UID: 1000, Implicit: true, Origin: step.OriginBatch})
+		r.newJob(a, state.Job{ID: 7, UID: 1000, Implicit: true, Origin: step.OriginBatch})
 		f := &follower{id: step.ID{Job: 7, Step: step.BatchStep}, job: a.job}
 		r.add(f)
 		r.started(f)

@@ -13,6 +13,7 @@ import (
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -34,7 +35,7 @@ func (r *reservation) close(files *spool) { files.close(r.events) }
 
 // reserve is the first half of a request's path: it ends with a number, and
 // the step in state. It is its caller's to launch or to give back, by claim.
-func (n *Node) reserve(ctx context.Context, caller api.Peer, in *api.RunRequest, state step.State, launcher *holder) (*follower, *step.Spec, error) {
+func (n *Node) reserve(ctx context.Context, caller api.Peer, in *api.RunRequest, state step.State, launcher *state.Process) (*follower, *step.Spec, error) {
 	req, err := asked(in)
 	if err != nil {
 		return nil, nil, err
@@ -67,7 +68,7 @@ type order struct {
 	// know puts what is known beside the request into the spec; nil is nothing.
 	know func(*step.Spec)
 	// launcher is the process that has asked for the step, nil where none is waited for.
-	launcher *holder
+	launcher *state.Process
 }
 
 // reserveFor finds place for the request, and a number.
@@ -130,12 +131,12 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 
 // numberError returns the error for the client of req where its step gets no number.
 func numberError(err error, req *step.Request) error {
-	if taken, ok := errors.AsType[errTaken](err); ok && req.As == nil {
+	if taken, ok := errors.AsType[state.TakenError](err); ok && req.As == nil {
 		return err
 	} else if ok {
 		return api.Errorf(api.FailedPrecondition, "id: %v", taken)
 	}
-	if had, ok := errors.AsType[errHad](err); ok {
+	if had, ok := errors.AsType[state.HadError](err); ok {
 		return had
 	}
 	if _, ok := api.AsError(err); ok {
@@ -171,7 +172,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 			return nil, err
 		}
 		n.reg.newJob(a, job)
-	} else if err := n.store.newStepAs(want, a.job.ID, &rec); err != nil {
+	} else if err := n.store.NewStepAs(want, a.job.ID, &rec); err != nil {
 		return nil, err
 	}
 	spec.ID = rec.ID
@@ -189,8 +190,8 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 
 // numberJob gives the job, and its first step unless rec is nil, their numbers: want's,
 // or the next ones.
-func (n *Node) numberJob(want step.ID, job *jobRecord, control [][]byte, rec *step.Record) error {
-	forgotten, err := n.store.newJobAs(want, job, control, rec)
+func (n *Node) numberJob(want step.ID, job *state.Job, control [][]byte, rec *step.Record) error {
+	forgotten, err := n.store.NewJobAs(want, job, control, rec)
 	n.forget(forgotten)
 	return err
 }
@@ -209,7 +210,7 @@ func (in *order) wants(a *admission) step.ID {
 }
 
 // implicitJob returns the record of the job that is made for the step of spec.
-func (n *Node) implicitJob(spec *step.Spec, want step.ID) jobRecord {
+func (n *Node) implicitJob(spec *step.Spec, want step.ID) state.Job {
 	job := n.jobOf(spec)
 	job.Implicit = true
 	job.First = want.Step
@@ -217,15 +218,15 @@ func (n *Node) implicitJob(spec *step.Spec, want step.ID) jobRecord {
 }
 
 // jobOf is the record of the job that spec asks for.
-func (n *Node) jobOf(spec *step.Spec) jobRecord {
-	j := jobRecord{
+func (n *Node) jobOf(spec *step.Spec) state.Job {
+	j := state.Job{
 		UID: spec.User.UID, User: spec.User.Name, GID: spec.User.GID, CPUs: spec.CPUs,
 		MemoryMB: spec.JobMemoryMB, Gres: spec.JobGres,
 		Origin: spec.Origin, Name: spec.Name, NTasks: spec.JobNTasks, WorkDir: spec.Cwd,
 		Array: spec.Array, Restarts: spec.RestartCount,
 	}
 	if spec.TimeLimitS > 0 {
-		j.limit(time.Duration(spec.TimeLimitS)*time.Second, n.cfg.clock, n.boot)
+		j.Limit(time.Duration(spec.TimeLimitS)*time.Second, n.cfg.clock, n.boot)
 		j.Warn = spec.Warn
 	}
 	if j.Origin == step.OriginBatch {

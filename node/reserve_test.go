@@ -273,7 +273,7 @@ func TestAlloc(t *testing.T) {
 		t.Errorf("released twice: %v", err)
 	}
 	tn.idle()
-	if jobs, err := tn.store.jobs(); err != nil || len(jobs) != 0 {
+	if jobs, err := tn.store.Jobs(); err != nil || len(jobs) != 0 {
 		t.Errorf("jobs in the store: %+v, %v", jobs, err)
 	}
 }
@@ -400,7 +400,7 @@ func TestLauncherIsStored(t *testing.T) {
 	tn := start(t, t.TempDir(), nil)
 	t.Cleanup(func() { tn.stop() })
 	c := newClient(t, 1000)
-	rec, err := tn.store.step(tn.reserve(c, request("wait")))
+	rec, err := tn.store.Step(tn.reserve(c, request("wait")))
 	if err != nil || rec.LauncherPID != c.cmd.Process.Pid || rec.LauncherStart == 0 {
 		t.Errorf("stored: %+v, %v", rec, err)
 	}

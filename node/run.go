@@ -207,7 +207,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 	if a.job != nil {
 		s.Array, s.RestartCount = a.job.Array, a.job.Restarts
 		s.JobMemoryMB, s.JobGres, s.JobCPUs = a.job.MemoryMB, a.job.Gres, a.job.CPUs
-		a.job.limitTime(s, n.cfg.clock.now())
+		a.job.limitTime(s, n.cfg.clock.Now())
 	}
 	s.GresEnv, s.GresUnset = selection.GresEnv(n.cfg.Gres, s.StepGres, selection.GresScope{Batch: s.Origin == step.OriginBatch && a.job == nil, Local: n.localGres()})
 	s.Spank.Quarantined = n.quarantined()

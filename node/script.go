@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -63,7 +64,7 @@ func awaitForks() {
 }
 
 // removeScript removes the batch script of a job that has ended, if it had one.
-func (n *Node) removeScript(j *jobRecord) error {
+func (n *Node) removeScript(j *state.Job) error {
 	if j.Origin != step.OriginBatch {
 		return nil
 	}

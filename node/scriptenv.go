@@ -8,13 +8,14 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/node/selection"
+	"stepd/node/state"
 	"stepd/step"
 )
 
 // scriptEnv is the environment of prolog and epilog (spank-behaviour §4):
 // Slurm's variables of the job, and the job control environment, every variable of it
 // prefixed. Nothing else in it comes from a user, and there is no PATH.
-func (n *Node) scriptEnv(j *jobRecord, k scriptKind, control [][]byte, more []string) []string {
+func (n *Node) scriptEnv(j *state.Job, k scriptKind, control [][]byte, more []string) []string {
 	env := make([]string, 0, len(control)+24)
 	for _, e := range control {
 		env = append(env, step.ScriptEnvPrefix+string(e))
@@ -61,13 +62,13 @@ func (n *Node) scriptEnv(j *jobRecord, k scriptKind, control [][]byte, more []st
 // step that the job was made for, and the highest of all others.
 func (n *Node) jobEnd(j *job) []string {
 	var exit, derived step.ExitStatus
-	recs, err := n.store.steps(j.ID)
+	recs, err := n.store.Steps(j.ID)
 	if err != nil {
 		n.log.WithField("job", j.ID).Errorf("%v", err)
 	}
 	for _, rec := range recs {
 		st := endOf(rec)
-		if j.leads(rec.ID) {
+		if j.Leads(rec.ID) {
 			exit = st
 		}
 		if rec.ID.Step != step.BatchStep {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"stepd/api"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -210,14 +211,14 @@ func (s *service) Drain(ctx context.Context, in *api.DrainRequest) (*api.Empty, 
 	if len(reason) > step.NameMax || checkWord(reason) != nil {
 		return nil, api.Errorf(api.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
 	}
-	return s.drain(ctx, drainRecord{Drained: true, Reason: reason})
+	return s.drain(ctx, state.Drain{Drained: true, Reason: reason})
 }
 
 func (s *service) Resume(ctx context.Context, _ *api.Empty) (*api.Empty, error) {
-	return s.drain(ctx, drainRecord{})
+	return s.drain(ctx, state.Drain{})
 }
 
-func (s *service) drain(ctx context.Context, d drainRecord) (*api.Empty, error) {
+func (s *service) drain(ctx context.Context, d state.Drain) (*api.Empty, error) {
 	caller, err := caller(ctx)
 	if err != nil {
 		return nil, err

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
+	"stepd/node/state"
 	"stepd/node/store"
 	"stepd/step"
 )
@@ -77,7 +78,7 @@ func TestSpoolStops(t *testing.T) {
 	if rec := tn.wait(ends); rec.ExitCode == nil || *rec.ExitCode != 9 {
 		t.Errorf("the one that ends: %+v", rec)
 	}
-	if rec, err := tn.store.step(ends); err != nil || rec.ExitCode == nil || *rec.ExitCode != 9 {
+	if rec, err := tn.store.Step(ends); err != nil || rec.ExitCode == nil || *rec.ExitCode != 9 {
 		t.Errorf("its record: %+v, %v", rec, err)
 	}
 	tn.until(goesOn, step.Running)
@@ -192,25 +193,25 @@ func TestStoredLater(t *testing.T) {
 		t.Error("a drain is stored")
 	}
 	tn.drainSelf("found")
-	check := func(s *state) {
+	check := func(s *state.State) {
 		t.Helper()
-		if jobs, err := s.jobs(); err != nil || len(jobs) != 0 {
+		if jobs, err := s.Jobs(); err != nil || len(jobs) != 0 {
 			t.Errorf("jobs %+v, %v", jobs, err)
 		}
-		if rec, err := s.step(batch); err != nil || rec.State != step.Cancelled {
+		if rec, err := s.Step(batch); err != nil || rec.State != step.Cancelled {
 			t.Errorf("its record %+v, %v", rec, err)
 		}
-		if d, err := s.drain(); err != nil || d != (drainRecord{Drained: true, Reason: "found"}) {
+		if d, err := s.Drain(); err != nil || d != (state.Drain{Drained: true, Reason: "found"}) {
 			t.Errorf("drain %+v, %v", d, err)
 		}
-		if left, err := s.held(); err != nil || len(left) != 0 {
+		if left, err := s.Held(); err != nil || len(left) != 0 {
 			t.Errorf("held %v, %v", left, err)
 		}
 	}
 	check(tn.store)
 	kill := tn.asKilled()
 	mend()
-	tn.eventually("a state that can be written", func() bool { return tn.store.unwritable() == nil })
+	tn.eventually("a state that can be written", func() bool { return tn.store.Unwritable() == nil })
 	tn.stop()
 	kill()
 	tn = start(t, dir, nil)
@@ -278,7 +279,7 @@ func TestEventLogStops(t *testing.T) {
 	pipe.Close()
 	tn.eventually("a spool that answers", func() bool { return tn.silence() == nil })
 	tn.eventually("the result", func() bool {
-		rec, err := tn.store.step(id)
+		rec, err := tn.store.Step(id)
 		return err == nil && rec.State == step.Failed
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"stepd/api"
 	"stepd/api/stepapi"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -26,7 +27,7 @@ func (s *service) Suspend(ctx context.Context, in *api.RefRequest) (*api.Empty, 
 	if j == nil {
 		return nil, api.Errorf(api.FailedPrecondition, "job %d has ended", in.JobID)
 	}
-	if err := s.n.setSuspended(j, &suspendRecord{time.Now(), who.UID}); err != nil {
+	if err := s.n.setSuspended(j, &state.Suspension{Since: time.Now(), By: who.UID}); err != nil {
 		return nil, api.NewError(api.Internal, err.Error())
 	}
 	// Steps that were numbered meanwhile are among them; ending steps need no
@@ -147,27 +148,27 @@ func answer(_ int, err error) (*api.Empty, error) {
 
 // setSuspended changes a job's state for ever, and then for the next request.
 // What root has suspended stays root's.
-func (n *Node) setSuspended(j *job, rec *suspendRecord) error {
+func (n *Node) setSuspended(j *job, rec *state.Suspension) error {
 	if was := n.reg.suspended(j); rec != nil && was != nil {
 		rec.Since = was.Since
 		if was.By == 0 {
 			rec.By = 0
 		}
 	}
-	if err := n.store.setSuspended(j.ID, rec); err != nil {
+	if err := n.store.SetSuspended(j.ID, rec); err != nil {
 		return err
 	}
 	n.reg.setSuspended(j, rec)
 	return nil
 }
 
-func (r *registry) suspended(j *job) *suspendRecord {
+func (r *registry) suspended(j *job) *state.Suspension {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return j.Suspended
 }
 
-func (r *registry) setSuspended(j *job, rec *suspendRecord) {
+func (r *registry) setSuspended(j *job, rec *state.Suspension) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	j.Suspended = rec

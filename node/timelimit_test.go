@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -12,19 +13,19 @@ func TestLimitTime(t *testing.T) {
 	in := func(d time.Duration) *time.Time { e := now.Add(d); return &e }
 	own, jobs := &step.Warning{Signal: 10}, &step.Warning{Signal: 12}
 	for name, c := range map[string]struct {
-		job  jobRecord
+		job  state.Job
 		spec step.Request
 		want int
 		warn *step.Warning
 	}{
-		"none":            {jobRecord{}, step.Request{TimeLimitS: 5}, 5, nil},
-		"the job's":       {jobRecord{Deadline: in(2500 * time.Millisecond), Warn: jobs}, step.Request{}, 3, jobs},
-		"the step's":      {jobRecord{Deadline: in(time.Minute), Warn: jobs}, step.Request{TimeLimitS: 5, Warn: own}, 5, own},
-		"the job's first": {jobRecord{Deadline: in(time.Second)}, step.Request{TimeLimitS: 5}, 1, nil},
-		"over":            {jobRecord{Deadline: in(-time.Second)}, step.Request{}, 1, nil},
+		"none":            {state.Job{}, step.Request{TimeLimitS: 5}, 5, nil},
+		"the job's":       {state.Job{Deadline: in(2500 * time.Millisecond), Warn: jobs}, step.Request{}, 3, jobs},
+		"the step's":      {state.Job{Deadline: in(time.Minute), Warn: jobs}, step.Request{TimeLimitS: 5, Warn: own}, 5, own},
+		"the job's first": {state.Job{Deadline: in(time.Second)}, step.Request{TimeLimitS: 5}, 1, nil},
+		"over":            {state.Job{Deadline: in(-time.Second)}, step.Request{}, 1, nil},
 	} {
 		s := &step.Spec{Request: c.spec}
-		(&job{jobRecord: c.job}).limitTime(s, now)
+		(&job{Job: c.job}).limitTime(s, now)
 		if s.TimeLimitS != c.want || s.Warn != c.warn {
 			t.Errorf("%s: %d s, %v", name, s.TimeLimitS, s.Warn)
 		}

@@ -13,11 +13,12 @@ import (
 
 	"stepd/api"
 	"stepd/node/child"
+	"stepd/node/state"
 	"stepd/step"
 )
 
 // heldText is why the node is drained for it, in Slurm's words and ours.
-func heldText(h *heldRecord) string {
+func heldText(h *state.Held) string {
 	return child.Message(fmt.Sprintf("step %s: %s", h.Rec.ID.Name(), step.DescribeSurvivors(h.Rec.Survivors, h.Rec.SurvivorsTotal)))
 }
 
@@ -27,14 +28,14 @@ const drainKillFailed = "Kill task failed: "
 // heldSteps are those by their number. The lock is Node.draining's: what is held
 // and why the node is drained change together.
 type heldSteps struct {
-	steps   map[step.ID]*heldRecord // guarded by Node.draining
+	steps   map[step.ID]*state.Held // guarded by Node.draining
 	awaited map[step.ID]bool        // guarded by Node.draining
 }
 
 // hold notes that processes of a step are left, and drains the node for as long
 // as they are. The wait itself begins with awaitEmpty, when stepd has ended.
 func (n *Node) hold(rec *step.Record) {
-	h := &heldRecord{Rec: *rec, Since: time.Now()}
+	h := &state.Held{Rec: *rec, Since: time.Now()}
 	h.Rec.Command = nil
 	if h.Rec.BootID == "" {
 		h.Rec.BootID = n.boot
@@ -51,7 +52,7 @@ func (n *Node) hold(rec *step.Record) {
 	n.log.WithField("step", rec.ID.String()).Errorf("%s", heldText(h))
 	n.storeHeld(rec.ID)
 	switch d := n.reg.drain(); {
-	case !d.Drained, d.Owner == ownerHeld:
+	case !d.Drained, d.Owner == state.OwnerHeld:
 		n.drainForHeld()
 	default:
 		n.log.Warnf("the node is drained already (%s); now there is also: %s", d.Reason, heldText(h))
@@ -62,9 +63,9 @@ func (n *Node) hold(rec *step.Record) {
 func (n *Node) storeHeld(id step.ID) {
 	var err error
 	if h := n.held.steps[id]; h != nil {
-		err = n.store.putHeld(h)
+		err = n.store.PutHeld(h)
 	} else {
-		err = n.store.dropHeld(id)
+		err = n.store.DropHeld(id)
 	}
 	if err != nil {
 		n.log.Errorf("%v: it is tried again", err)
@@ -80,20 +81,20 @@ func (n *Node) drainForHeld() {
 			texts = append(texts, heldText(h))
 		}
 	}
-	d := drainRecord{}
+	d := state.Drain{}
 	if len(texts) > 0 {
-		d = drainRecord{Drained: true, Owner: ownerHeld, Reason: drainKillFailed + strings.Join(texts, "; ")}
+		d = state.Drain{Drained: true, Owner: state.OwnerHeld, Reason: drainKillFailed + strings.Join(texts, "; ")}
 	}
 	n.noteDrain(d)
 }
 
 // heldList is all that is held, by number; the caller holds draining.
-func (n *Node) heldList() []*heldRecord {
-	list := make([]*heldRecord, 0, len(n.held.steps))
+func (n *Node) heldList() []*state.Held {
+	list := make([]*state.Held, 0, len(n.held.steps))
 	for _, h := range n.held.steps {
 		list = append(list, h)
 	}
-	slices.SortFunc(list, func(a, b *heldRecord) int {
+	slices.SortFunc(list, func(a, b *state.Held) int {
 		return cmp.Or(cmp.Compare(a.Rec.ID.Job, b.Rec.ID.Job), cmp.Compare(a.Rec.ID.Step, b.Rec.ID.Step))
 	})
 	return list
@@ -171,7 +172,7 @@ func (n *Node) awaitEmpty(id step.ID) {
 }
 
 // release forgets a held step of which nothing is left.
-func (n *Node) release(h *heldRecord) {
+func (n *Node) release(h *state.Held) {
 	id := h.Rec.ID
 	log := n.log.WithField("step", id.String())
 	n.draining.Lock()
@@ -179,7 +180,7 @@ func (n *Node) release(h *heldRecord) {
 	delete(n.held.awaited, id)
 	n.storeHeld(id)
 	log.Infof("nothing is left of the step any more, %v after it was given up", time.Since(h.Since).Round(time.Millisecond))
-	if d := n.reg.drain(); d.Drained && d.Owner == ownerHeld {
+	if d := n.reg.drain(); d.Drained && d.Owner == state.OwnerHeld {
 		if n.drainForHeld(); !n.reg.drain().Drained {
 			log.Info("the node is not drained any more")
 		}

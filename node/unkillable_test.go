@@ -104,7 +104,7 @@ func TestUnkillable(t *testing.T) {
 	if d := tn.doc(); d.Reason != "" || len(d.Unkillable) != 0 {
 		t.Errorf("node %+v", d)
 	}
-	if held, err := tn.store.held(); err != nil || len(held) != 0 {
+	if held, err := tn.store.Held(); err != nil || len(held) != 0 {
 		t.Errorf("the store still has %v, %v", held, err)
 	}
 	tn.wait(tn.run(1000, request("exit", "0")))

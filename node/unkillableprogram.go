@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"stepd/node/child"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -16,7 +17,7 @@ const programMax = 5 * time.Minute
 
 // claimProgram returns the held step for which the site's UnkillableStepProgram
 // is to be run now, once; nil is none.
-func (n *Node) claimProgram(id step.ID) *heldRecord {
+func (n *Node) claimProgram(id step.ID) *state.Held {
 	n.draining.Lock()
 	defer n.draining.Unlock()
 	h := n.held.steps[id]
@@ -29,7 +30,7 @@ func (n *Node) claimProgram(id step.ID) *heldRecord {
 }
 
 // runUnkillable runs it, as root in the place of the job's prolog and epilog.
-func (n *Node) runUnkillable(j *job, h *heldRecord) {
+func (n *Node) runUnkillable(j *job, h *state.Held) {
 	log := n.log.WithField("step", h.Rec.ID.String())
 	ctx, cancel := n.untilStopped()
 	defer cancel()
@@ -45,7 +46,7 @@ func (n *Node) runUnkillable(j *job, h *heldRecord) {
 
 // unkillableEnv is its environment: nothing in it comes from a user but names
 // and numbers that the node has checked.
-func (n *Node) unkillableEnv(j *job, h *heldRecord) []string {
+func (n *Node) unkillableEnv(j *job, h *state.Held) []string {
 	var env []string
 	set := func(name, value string) { env = append(env, name+"="+value) }
 	num := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }

@@ -7,6 +7,7 @@ import (
 
 	"stepd/api"
 	"stepd/node/selection"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -21,7 +22,7 @@ func TestWaitersAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.newJob(a, jobRecord{ID: 1, UID: 1000, Origin: step.OriginAlloc})
+	r.newJob(a, state.Job{ID: 1, UID: 1000, Origin: step.OriginAlloc})
 	r.openJob(a.job)
 	inner := func(r *step.Request) { r.Job, r.NTasks = job, 2 }
 	first, err := admit(r, 1000, inner)
@@ -43,7 +44,7 @@ func TestWaitersAreBounded(t *testing.T) {
 	if _, freed, err := r.tryAdmit(&req, 1000, false, &waiter{uid: 1000}); freed != nil || api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("beyond the limit: %v", err)
 	}
-	r.setSuspended(a.job, &suspendRecord{Since: time.Now()})
+	r.setSuspended(a.job, &state.Suspension{Since: time.Now()})
 	r.abandon(first)
 	_, freed, err := r.tryAdmit(&req, 1000, false, waiting[0])
 	if freed == nil || err == nil {

@@ -1,8 +1,9 @@
-package node
+package state
 
 import (
-	"stepd/step"
 	"testing"
+
+	"stepd/step"
 )
 
 // TestRestore: what is known of a job from its steps, in the order of their sockets.
@@ -10,24 +11,24 @@ func TestRestore(t *testing.T) {
 	s := newStates(t, 1000).open()
 	for job, tc := range map[uint32]struct {
 		steps []uint32
-		want  jobRecord
+		want  Job
 	}{
-		4: {[]uint32{0}, jobRecord{Origin: step.OriginRun, Implicit: true, CPUs: "0", NextStep: 1}},
-		5: {[]uint32{1, 2}, jobRecord{Origin: step.OriginRun, CPUs: "1-2", NextStep: 3}},
-		6: {[]uint32{3, step.ExternStep}, jobRecord{Origin: step.OriginRun, CPUs: "0-3", NextStep: 4}},
-		7: {[]uint32{0, 3, step.BatchStep}, jobRecord{Origin: step.OriginBatch, Implicit: true, CPUs: "0-3", NextStep: 4}},
-		8: {[]uint32{step.BatchStep, 5}, jobRecord{Origin: step.OriginBatch, Implicit: true, CPUs: "0-3,5", NextStep: 6}},
+		4: {[]uint32{0}, Job{Origin: step.OriginRun, Implicit: true, CPUs: "0", NextStep: 1}},
+		5: {[]uint32{1, 2}, Job{Origin: step.OriginRun, CPUs: "1-2", NextStep: 3}},
+		6: {[]uint32{3, step.ExternStep}, Job{Origin: step.OriginRun, CPUs: "0-3", NextStep: 4}},
+		7: {[]uint32{0, 3, step.BatchStep}, Job{Origin: step.OriginBatch, Implicit: true, CPUs: "0-3", NextStep: 4}},
+		8: {[]uint32{step.BatchStep, 5}, Job{Origin: step.OriginBatch, Implicit: true, CPUs: "0-3,5", NextStep: 6}},
 	} {
 		for _, id := range tc.steps {
 			rec := &step.Record{ID: step.ID{Job: job, Step: id}, UID: 1000, CPUs: step.FormatCPUList([]int{int(id % 100)})}
 			if id >= step.BatchStep {
 				rec.CPUs = "0-3"
 			}
-			if err := s.restore(rec, 1001); err != nil {
+			if err := s.Restore(rec, 1001); err != nil {
 				t.Fatal(err)
 			}
 		}
-		jobs, err := s.jobs()
+		jobs, err := s.Jobs()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +37,7 @@ func TestRestore(t *testing.T) {
 				t.Errorf("job %d: %+v, want %+v", job, j, tc.want)
 			}
 		}
-		if !s.knows(job) {
+		if !s.Knows(job) {
 			t.Errorf("the number %d is not spent", job)
 		}
 	}

@@ -1,4 +1,4 @@
-package node
+package state
 
 import (
 	"errors"
@@ -15,14 +15,14 @@ import (
 // states is a place where a state is opened again and again.
 type states struct {
 	t   *testing.T
-	cfg stateConfig
+	cfg Config
 }
 
 func newStates(t *testing.T, keep int) *states {
 	dir := t.TempDir()
-	s := &states{t, stateConfig{
+	s := &states{t, Config{
 		Spool: filepath.Join(dir, "spool"), Run: filepath.Join(dir, "run"), Boot: "boot", KeepAge: 300 * time.Second, KeepSteps: keep,
-		Deadline: 20 * time.Second, Clock: hostClock(), Log: logrus.New(),
+		Deadline: 20 * time.Second, Clock: HostClock(), Log: logrus.New(),
 	}}
 	s.cfg.Log.SetOutput(t.Output())
 	if err := errors.Join(os.Mkdir(s.cfg.Run, 0o755), os.Mkdir(s.cfg.Spool, 0o711)); err != nil {
@@ -31,21 +31,21 @@ func newStates(t *testing.T, keep int) *states {
 	return s
 }
 
-func (s *states) open() *state {
+func (s *states) open() *State {
 	s.t.Helper()
-	st, err := openState(s.cfg)
+	st, err := Open(s.cfg)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Cleanup(func() { st.close() })
+	s.t.Cleanup(func() { st.Close() })
 	return st
 }
 
 // reopen closes a state and opens it again; in another boot nothing of the run directory
 // is left.
-func (s *states) reopen(st *state, boot string) *state {
+func (s *states) reopen(st *State, boot string) *State {
 	s.t.Helper()
-	if err := st.close(); err != nil {
+	if err := st.Close(); err != nil {
 		s.t.Fatal(err)
 	}
 	if boot != s.cfg.Boot {
@@ -61,15 +61,15 @@ func (s *states) reopen(st *state, boot string) *state {
 func TestStateNumbers(t *testing.T) {
 	at := newStates(t, 1000)
 	s := at.open()
-	next := func() (jobRecord, step.Record) {
+	next := func() (Job, step.Record) {
 		t.Helper()
-		job, rec := jobRecord{UID: 5}, step.Record{State: step.Starting}
-		if _, err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
+		job, rec := Job{UID: 5}, step.Record{State: step.Starting}
+		if _, err := s.NewJobAs(step.ID{}, &job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
 		return job, rec
 	}
-	if s.knows(1) {
+	if s.Knows(1) {
 		t.Error("a fresh state knows job 1")
 	}
 	job, rec := next()
@@ -77,33 +77,33 @@ func TestStateNumbers(t *testing.T) {
 		t.Errorf("first is job %d, step %s", job.ID, rec.ID)
 	}
 	inner := step.Record{State: step.Starting}
-	if err := s.newStepAs(step.ID{}, 1, &inner); err != nil || inner.ID != (step.ID{Job: 1, Step: 1}) {
+	if err := s.NewStepAs(step.ID{}, 1, &inner); err != nil || inner.ID != (step.ID{Job: 1, Step: 1}) {
 		t.Errorf("second step is %s, %v", inner.ID, err)
 	}
 	s = at.reopen(s, "boot")
-	if err := s.newStepAs(step.ID{}, 1, &inner); err != nil || inner.ID.Step != 2 {
+	if err := s.NewStepAs(step.ID{}, 1, &inner); err != nil || inner.ID.Step != 2 {
 		t.Errorf("after the restart: step %s, %v", inner.ID, err)
 	}
-	if err := s.endJob(1); err != nil {
+	if err := s.EndJob(1); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.newStepAs(step.ID{}, 1, &inner); !errors.Is(err, errUnknown) {
+	if err := s.NewStepAs(step.ID{}, 1, &inner); !errors.Is(err, ErrUnknown) {
 		t.Errorf("a step of an ended job: %v", err)
 	}
 	if job, _ := next(); job.ID != 2 {
 		t.Errorf("after the restart: job %d", job.ID)
 	}
-	if !s.knows(1) || !s.knows(2) || s.knows(3) || s.knows(0) {
+	if !s.Knows(1) || !s.Knows(2) || s.Knows(3) || s.Knows(0) {
 		t.Error("knows is wrong")
 	}
-	if recs, err := s.steps(1); err != nil || len(recs) != 3 || recs[2].ID.Step != 2 {
+	if recs, err := s.Steps(1); err != nil || len(recs) != 3 || recs[2].ID.Step != 2 {
 		t.Errorf("steps of job 1: %v, %v", recs, err)
 	}
-	if recs, err := s.steps(0); err != nil || len(recs) != 4 {
+	if recs, err := s.Steps(0); err != nil || len(recs) != 4 {
 		t.Errorf("%d steps, %v", len(recs), err)
 	}
 	s = at.reopen(s, "another")
-	if job, _ := next(); job.ID <= 2 || !s.knows(2) {
+	if job, _ := next(); job.ID <= 2 || !s.Knows(2) {
 		t.Errorf("after the reboot: job %d", job.ID)
 	}
 }
@@ -117,11 +117,11 @@ func TestStateForgets(t *testing.T) {
 	end := func(after time.Duration) []step.ID {
 		t.Helper()
 		c.pass(after, 0)
-		job, rec := jobRecord{}, step.Record{State: step.Completed}
-		if _, err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
+		job, rec := Job{}, step.Record{State: step.Completed}
+		if _, err := s.NewJobAs(step.ID{}, &job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
-		gone, err := s.finish(&rec)
+		gone, err := s.Finish(&rec)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -139,11 +139,11 @@ func TestStateForgets(t *testing.T) {
 	if gone := end(10000 * time.Second); len(gone) != 1 || gone[0].Job != 4 {
 		t.Errorf("forgot %v, want job 4: 2 are kept at any age", gone)
 	}
-	if _, err := s.step(step.ID{Job: 1}); !errors.Is(err, errUnknown) {
+	if _, err := s.Step(step.ID{Job: 1}); !errors.Is(err, ErrUnknown) {
 		t.Errorf("step 1.0: %v", err)
 	}
 	for range 2 { // over a restart, too
-		if recs, err := s.steps(0); err != nil || len(recs) != 2 {
+		if recs, err := s.Steps(0); err != nil || len(recs) != 2 {
 			t.Errorf("%d left, %v", len(recs), err)
 		}
 		s = at.reopen(s, "boot")
@@ -156,16 +156,16 @@ func TestStateForgets(t *testing.T) {
 func TestStateDrain(t *testing.T) {
 	at := newStates(t, 1000)
 	s := at.open()
-	if d, err := s.drain(); err != nil || d.Drained {
+	if d, err := s.Drain(); err != nil || d.Drained {
 		t.Errorf("fresh: %+v, %v", d, err)
 	}
-	want := drainRecord{Drained: true, Reason: "disk"}
-	if err := s.setDrain(want); err != nil {
+	want := Drain{Drained: true, Reason: "disk"}
+	if err := s.SetDrain(want); err != nil {
 		t.Fatal(err)
 	}
 	for _, boot := range []string{"boot", "another"} {
 		s = at.reopen(s, boot)
-		if d, err := s.drain(); err != nil || d != want {
+		if d, err := s.Drain(); err != nil || d != want {
 			t.Errorf("in %s: %+v, %v", boot, d, err)
 		}
 	}
@@ -179,8 +179,8 @@ func TestStateBatch(t *testing.T) {
 	s := at.open()
 	batch := func(name string) *step.Record {
 		t.Helper()
-		job, rec := jobRecord{Origin: step.OriginBatch, Name: name, GID: 7}, &step.Record{State: step.Starting, Name: name, BootID: "boot"}
-		if _, err := s.newJobAs(step.ID{}, &job, [][]byte{[]byte("X=1")}, rec); err != nil {
+		job, rec := Job{Origin: step.OriginBatch, Name: name, GID: 7}, &step.Record{State: step.Starting, Name: name, BootID: "boot"}
+		if _, err := s.NewJobAs(step.ID{}, &job, [][]byte{[]byte("X=1")}, rec); err != nil {
 			t.Fatal(err)
 		}
 		return rec
@@ -188,47 +188,47 @@ func TestStateBatch(t *testing.T) {
 	end := func(rec *step.Record, over bool) {
 		t.Helper()
 		rec.State = step.Completed
-		if _, err := s.finish(rec); err != nil {
+		if _, err := s.Finish(rec); err != nil {
 			t.Fatal(err)
 		}
 		if !over {
 			return
 		}
-		if err := s.endJob(rec.ID.Job); err != nil {
+		if err := s.EndJob(rec.ID.Job); err != nil {
 			t.Fatal(err)
 		}
 	}
 	forgotten := batch("forgotten")
 	end(forgotten, true)
 	runs, ended, inEpilog := batch("runs"), batch("ended"), batch("in its epilog")
-	if _, err := s.newJobAs(step.ID{}, &jobRecord{}, nil, &step.Record{State: step.Running}); err != nil {
+	if _, err := s.NewJobAs(step.ID{}, &Job{}, nil, &step.Record{State: step.Running}); err != nil {
 		t.Fatal(err)
 	}
 	end(ended, true)
 	end(inEpilog, false)
 	for _, boot := range []string{"boot", "another", "a third"} {
 		s = at.reopen(s, boot)
-		jobs, err := s.jobs()
+		jobs, err := s.Jobs()
 		if boot == "boot" {
 			jobs = jobs[:len(jobs)-1] // of the other one
 		}
 		if err != nil || len(jobs) != 2 || jobs[0].Name != "runs" || jobs[1].Name != "in its epilog" || jobs[1].GID != 7 {
 			t.Errorf("%s: jobs %+v, %v", boot, jobs, err)
 		}
-		control, err := s.jobControl(runs.ID.Job)
+		control, err := s.JobControl(runs.ID.Job)
 		if err != nil || len(control) != 1 || string(control[0]) != "X=1" {
 			t.Errorf("%s: control %q, %v", boot, control, err)
 		}
 		for _, want := range []*step.Record{runs, ended, inEpilog} {
-			if rec, err := s.step(want.ID); err != nil || rec.Name != want.Name || rec.State != want.State || rec.BootID != "boot" {
+			if rec, err := s.Step(want.ID); err != nil || rec.Name != want.Name || rec.State != want.State || rec.BootID != "boot" {
 				t.Errorf("%s: %+v, %v", boot, rec, err)
 			}
 		}
-		if rec, err := s.step(forgotten.ID); !errors.Is(err, errUnknown) {
+		if rec, err := s.Step(forgotten.ID); !errors.Is(err, ErrUnknown) {
 			t.Errorf("%s: what was forgotten is %+v, %v", boot, rec, err)
 		}
 	}
-	recs, err := s.steps(0)
+	recs, err := s.Steps(0)
 	if err != nil || len(recs) != 3 {
 		t.Errorf("%d steps, %v", len(recs), err)
 	}
@@ -239,7 +239,7 @@ func TestStateBatch(t *testing.T) {
 func TestStateBetweenJournals(t *testing.T) {
 	at := newStates(t, 1000)
 	s := at.open()
-	if _, err := s.newJobAs(step.ID{}, &jobRecord{}, nil, &step.Record{}); err != nil {
+	if _, err := s.NewJobAs(step.ID{}, &Job{}, nil, &step.Record{}); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(at.cfg.Run, "volatile.journal")
@@ -248,18 +248,18 @@ func TestStateBetweenJournals(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := &step.Record{State: step.Starting, Name: "accepted"}
-	if _, err := s.newJobAs(step.ID{}, &jobRecord{Origin: step.OriginBatch}, nil, rec); err != nil {
+	if _, err := s.NewJobAs(step.ID{}, &Job{Origin: step.OriginBatch}, nil, rec); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(s.close(), os.WriteFile(path, before, 0o600)); err != nil {
+	if err := errors.Join(s.Close(), os.WriteFile(path, before, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	s = at.open()
-	if got, err := s.step(rec.ID); err != nil || got.Name != "accepted" {
+	if got, err := s.Step(rec.ID); err != nil || got.Name != "accepted" {
 		t.Errorf("the batch job: %+v, %v", got, err)
 	}
 	next := new(step.Record)
-	if _, err := s.newJobAs(step.ID{}, &jobRecord{}, nil, next); err != nil || next.ID.Job != rec.ID.Job+1 {
+	if _, err := s.NewJobAs(step.ID{}, &Job{}, nil, next); err != nil || next.ID.Job != rec.ID.Job+1 {
 		t.Errorf("the next job after %d is %s, %v", rec.ID.Job, next.ID, err)
 	}
 }

@@ -1,4 +1,4 @@
-package node
+package state
 
 import (
 	"time"
@@ -7,8 +7,8 @@ import (
 	"stepd/step"
 )
 
-// jobRecord is a running job in the store.
-type jobRecord struct {
+// Job is a running job in the store.
+type Job struct {
 	ID   uint32 `json:"id"`
 	UID  uint32 `json:"uid"`
 	User string `json:"user"`
@@ -35,87 +35,87 @@ type jobRecord struct {
 	// Prologued: the prolog of an allocation has run.
 	Prologued bool `json:"prologued,omitempty"`
 	// Suspended: the job's steps stand still, and it takes no further ones.
-	Suspended *suspendRecord `json:"suspended,omitempty"`
+	Suspended *Suspension `json:"suspended,omitempty"`
 	// Holder is the client of an allocation.
-	Holder *holder `json:"holder,omitempty"`
+	Holder *Process `json:"holder,omitempty"`
 	// Deadline is when the job's time is over, nil is never; Warn is sent to its steps
 	// before, nil is nothing.
 	Deadline   *time.Time    `json:"deadline,omitempty"`
-	DeadlineUp *deadlineUp   `json:"deadline_up,omitempty"`
+	DeadlineUp *Uptime       `json:"deadline_up,omitempty"`
 	Warn       *step.Warning `json:"warn,omitempty"`
 	// Array is the place of the job in a job array, Restarts counts its earlier runs: both are
 	// the controller's word.
 	Array    *step.ArrayTask `json:"array,omitempty"`
 	Restarts uint32          `json:"restarts,omitempty"`
 	// Names are published by the job's MPI programs for each other.
-	Names []published `json:"names,omitempty"`
+	Names []Name `json:"names,omitempty"`
 }
 
 // firstStep is the number of the step that the job was made for.
-func (j *jobRecord) firstStep() uint32 {
+func (j *Job) firstStep() uint32 {
 	if j.Origin == step.OriginBatch {
 		return step.BatchStep
 	}
 	return j.First
 }
 
-// leads reports whether the job was made for the step, and ends with it.
-func (j *jobRecord) leads(id step.ID) bool { return j.Implicit && id.Step == j.firstStep() }
+// Leads reports whether the job was made for the step, and ends with it.
+func (j *Job) Leads(id step.ID) bool { return j.Implicit && id.Step == j.firstStep() }
 
-// held reports whether the client of an allocation holds the job, beside its steps.
-func (j *jobRecord) held() bool { return j.Origin == step.OriginAlloc }
+// HasClient reports whether the client of an allocation holds the job, beside its steps.
+func (j *Job) HasClient() bool { return j.Origin == step.OriginAlloc }
 
-// suspendRecord says who has suspended a job, and when.
-type suspendRecord struct {
+// Suspension says who has suspended a job, and when.
+type Suspension struct {
 	Since time.Time `json:"since"`
 	By    uint32    `json:"by"`
 }
 
-// holder names the client process of an allocation for ever, as a Record does a
+// Process names the client process of an allocation for ever, as a Record does a
 // stepd: pids come again.
-type holder struct {
+type Process struct {
 	PID    int    `json:"pid"`
 	Start  uint64 `json:"start"` // clock ticks since boot
 	BootID string `json:"boot_id"`
 }
 
-// published is one name of a job's (MPI_Publish_name). Both may be any bytes.
-type published struct {
+// Name is one name of a job's (MPI_Publish_name). Both may be any bytes.
+type Name struct {
 	Name []byte `json:"name"`
 	Port []byte `json:"port"`
 }
 
-// drainRecord is the node's drain state; the zero value is not drained.
-type drainRecord struct {
+// Drain is the node's drain state; the zero value is not drained.
+type Drain struct {
 	Drained bool   `json:"drained"`
 	Reason  string `json:"reason"`
 	// Owner is who ends the drain: ownerHeld, or "" for an administrator.
 	Owner string `json:"owner,omitempty"`
 }
 
-// ownerHeld: noded has drained the node for processes that do not die, and ends
+// OwnerHeld: noded has drained the node for processes that do not die, and ends
 // the drain with them, unless an administrator has changed it meanwhile.
-const ownerHeld = "unkillable"
+const OwnerHeld = "unkillable"
 
-// crashRecord is what the store keeps of a plugin that crashes.
-type crashRecord struct {
-	Hook     string   `json:"hook"` // the last one
-	Times    int      `json:"times"`
-	Required bool     `json:"required"`
-	File     fileName `json:"file"`
+// Crash is what the store keeps of a plugin that crashes.
+type Crash struct {
+	Hook     string `json:"hook"` // the last one
+	Times    int    `json:"times"`
+	Required bool   `json:"required"`
+	File     File   `json:"file"`
 }
 
-// fileName tells one file from another of the same path. The zero value is a
+// File tells one file from another of the same path. The zero value is a
 // missing file.
-type fileName struct {
+type File struct {
 	Dev   uint64 `json:"dev"`
 	Ino   uint64 `json:"ino"`
 	Mtime int64  `json:"mtime"` // ns
 }
 
-// heldRecord is a step, or the prolog and epilog of a job, of which processes
+// Held is a step, or the prolog and epilog of a job, of which processes
 // are left that SIGKILL does not end. noded waits for their end, over restarts.
-type heldRecord struct {
+type Held struct {
 	// Rec is what Tracker.EndStep needs to know of the step, and who is left.
 	Rec   step.Record `json:"record"`
 	Since time.Time   `json:"since"`
@@ -125,8 +125,8 @@ type heldRecord struct {
 	Programmed bool `json:"programmed,omitempty"`
 }
 
-// deadlineUp is a job's Deadline by the clock that is never set.
-type deadlineUp struct {
+// Uptime is a moment by the clock that is never set: how long the host has run since its boot.
+type Uptime struct {
 	BootID string        `json:"boot_id"`
 	Up     time.Duration `json:"up_ns"`
 }
@@ -134,28 +134,22 @@ type deadlineUp struct {
 // batchRecord is what a power failure leaves of a batch job.
 type batchRecord struct {
 	// Job is nil when nothing is left to be done for the job, its epilog included.
-	Job     *jobRecord  `json:"job,omitempty"`
+	Job     *Job        `json:"job,omitempty"`
 	Control [][]byte    `json:"control,omitempty"`
 	Step    step.Record `json:"step"`
 }
 
-// endedAt is when a step ended: how long the host had run by then.
-type endedAt struct {
-	BootID string        `json:"boot_id"`
-	Up     time.Duration `json:"up_ns"`
+// Limit gives the job its end, from now on.
+func (j *Job) Limit(d time.Duration, c *Clock, boot string) {
+	end := c.Now().Add(d)
+	j.Deadline, j.DeadlineUp = &end, &Uptime{BootID: boot, Up: c.Up() + d}
 }
 
-// limit gives the job its end, from now on.
-func (j *jobRecord) limit(d time.Duration, c *clock, boot string) {
-	end := c.now().Add(d)
-	j.Deadline, j.DeadlineUp = &end, &deadlineUp{BootID: boot, Up: c.up() + d}
-}
-
-// goOn makes a stored Deadline one to be waited for: an older noded's is by the host's
+// GoOn makes a stored Deadline one to be waited for: an older noded's is by the host's
 // clock.
-func (j *jobRecord) goOn(c *clock, boot string) {
+func (j *Job) GoOn(c *Clock, boot string) {
 	if u := j.DeadlineUp; j.Deadline != nil && u != nil && linux.SameBoot(u.BootID, boot) {
-		end := c.now().Add(u.Up - c.up())
+		end := c.Now().Add(u.Up - c.Up())
 		j.Deadline = &end
 	}
 }

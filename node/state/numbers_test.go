@@ -1,12 +1,13 @@
-package node
+package state
 
 import (
 	"errors"
-	"stepd/step"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"stepd/step"
 )
 
 // TestProposedRuns: of proposals of one run at once one is taken, and what it leaves is no
@@ -20,24 +21,24 @@ func TestProposedRuns(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				rec := step.Record{State: step.Completed, Restarts: run}
-				_, err := s.newJobAs(id, &jobRecord{Restarts: run}, nil, &rec)
+				_, err := s.NewJobAs(id, &Job{Restarts: run}, nil, &rec)
 				if err != nil {
-					if !errors.As(err, new(errTaken)) {
+					if !errors.As(err, new(TakenError)) {
 						t.Error(err)
 					}
 					return
 				}
 				taken.Add(1)
-				if _, err := s.finish(&rec); err != nil {
+				if _, err := s.Finish(&rec); err != nil {
 					t.Error(err)
 				}
-				if err := s.endJob(id.Job); err != nil {
+				if err := s.EndJob(id.Job); err != nil {
 					t.Error(err)
 				}
 			})
 		}
 		wg.Wait()
-		if rec, err := s.step(id); err != nil || rec.Restarts != run || taken.Load() != 1 {
+		if rec, err := s.Step(id); err != nil || rec.Restarts != run || taken.Load() != 1 {
 			t.Fatalf("run %d was taken %d times, and its record is %+v, %v", run, taken.Load(), rec, err)
 		}
 	}
@@ -52,17 +53,17 @@ func TestProposedRunForgotten(t *testing.T) {
 	accept := func(want step.ID, run uint32) *step.Record {
 		t.Helper()
 		rec := &step.Record{State: step.Completed, Restarts: run, BootID: "boot"}
-		if _, err := s.newJobAs(want, &jobRecord{Origin: step.OriginBatch, Restarts: run}, nil, rec); err != nil {
+		if _, err := s.NewJobAs(want, &Job{Origin: step.OriginBatch, Restarts: run}, nil, rec); err != nil {
 			t.Fatal(err)
 		}
 		return rec
 	}
 	end := func(rec *step.Record) {
 		t.Helper()
-		if _, err := s.finish(rec); err != nil {
+		if _, err := s.Finish(rec); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.endJob(rec.ID.Job); err != nil {
+		if err := s.EndJob(rec.ID.Job); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -70,18 +71,18 @@ func TestProposedRunForgotten(t *testing.T) {
 	end(accept(again, 0))
 	for range 2 { // they take its place
 		rec := &step.Record{State: step.Completed}
-		if _, err := s.newJobAs(step.ID{}, &jobRecord{}, nil, rec); err != nil {
+		if _, err := s.NewJobAs(step.ID{}, &Job{}, nil, rec); err != nil {
 			t.Fatal(err)
 		}
 		end(rec)
 	}
-	if _, err := s.step(again); !errors.Is(err, errUnknown) {
+	if _, err := s.Step(again); !errors.Is(err, ErrUnknown) {
 		t.Fatalf("it is not forgotten: %v", err)
 	}
 	accept(again, 1)
 	end(accept(step.ID{Job: 13, Step: step.BatchStep}, 0))
 	s = at.reopen(s, "another")
-	if rec, err := s.step(again); err != nil || rec.Restarts != 1 {
+	if rec, err := s.Step(again); err != nil || rec.Restarts != 1 {
 		t.Errorf("the run after it: %+v, %v", rec, err)
 	}
 }

@@ -1,11 +1,12 @@
-package node
+package state
 
 import (
 	"slices"
-	"stepd/step"
 	"sync"
 	"testing"
 	"time"
+
+	"stepd/step"
 )
 
 // testClock is a host's clock that a test sets.
@@ -15,10 +16,10 @@ type testClock struct {
 	run  time.Duration // guarded by mu
 }
 
-func (c *testClock) clock() *clock {
-	return &clock{
-		now: func() time.Time { c.mu.Lock(); defer c.mu.Unlock(); return c.wall },
-		up:  func() time.Duration { c.mu.Lock(); defer c.mu.Unlock(); return c.run },
+func (c *testClock) clock() *Clock {
+	return &Clock{
+		Now: func() time.Time { c.mu.Lock(); defer c.mu.Unlock(); return c.wall },
+		Up:  func() time.Duration { c.mu.Lock(); defer c.mu.Unlock(); return c.run },
 	}
 }
 
@@ -33,15 +34,15 @@ func (c *testClock) pass(d, set time.Duration) {
 func TestDeadlineOfAnother(t *testing.T) {
 	now := time.Unix(1000, 0)
 	c := (&testClock{wall: now, run: time.Minute}).clock()
-	for name, u := range map[string]*deadlineUp{"older": nil, "boot": {BootID: "other", Up: 2 * time.Minute}} {
+	for name, u := range map[string]*Uptime{"older": nil, "boot": {BootID: "other", Up: 2 * time.Minute}} {
 		end := now.Add(time.Second)
-		j := jobRecord{Deadline: &end, DeadlineUp: u}
-		if j.goOn(c, "this"); !j.Deadline.Equal(now.Add(time.Second)) {
+		j := Job{Deadline: &end, DeadlineUp: u}
+		if j.GoOn(c, "this"); !j.Deadline.Equal(now.Add(time.Second)) {
 			t.Errorf("%s: %v", name, j.Deadline)
 		}
 	}
-	none := jobRecord{}
-	if none.goOn(c, "this"); none.Deadline != nil {
+	none := Job{}
+	if none.GoOn(c, "this"); none.Deadline != nil {
 		t.Error("a deadline out of nothing")
 	}
 }
@@ -54,11 +55,11 @@ func TestClockSetForget(t *testing.T) {
 	s := at.open()
 	end := func() (gone []uint32) {
 		t.Helper()
-		job, rec := jobRecord{}, step.Record{State: step.Completed}
-		if _, err := s.newJobAs(step.ID{}, &job, nil, &rec); err != nil {
+		job, rec := Job{}, step.Record{State: step.Completed}
+		if _, err := s.NewJobAs(step.ID{}, &job, nil, &rec); err != nil {
 			t.Fatal(err)
 		}
-		ids, err := s.finish(&rec)
+		ids, err := s.Finish(&rec)
 		if err != nil {
 			t.Fatal(err)
 		}

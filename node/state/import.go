@@ -1,4 +1,4 @@
-package node
+package state
 
 import (
 	"encoding/binary"
@@ -38,7 +38,7 @@ type oldState struct {
 
 // importState takes over the state of the last release, where the spool has one. It refuses
 // what this release does not do: batch jobs that wait, and steps of several nodes.
-func importState(spool string, s *state) error {
+func importState(spool string, s *State) error {
 	path := filepath.Join(spool, oldStateName)
 	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -192,7 +192,7 @@ func (old *oldState) store(tx *store.Tx) error {
 	for id, rec := range old.steps {
 		put(kindStep, stepKey(id), rec)
 		if rec.State.Final() {
-			put(kindEnded, stepKey(id), endedAt{})
+			put(kindEnded, stepKey(id), Uptime{})
 		}
 		if id.Step == step.BatchStep {
 			errs = append(errs, old.putBatch(tx, id, rec))
@@ -210,7 +210,7 @@ func (old *oldState) store(tx *store.Tx) error {
 func (old *oldState) putBatch(tx *store.Tx, id step.ID, rec *step.Record) error {
 	b := batchRecord{Step: *rec}
 	if v, ok := old.jobs[id.Job]; ok {
-		b.Job = new(jobRecord)
+		b.Job = new(Job)
 		if err := json.Unmarshal(v, b.Job); err != nil {
 			return err
 		}

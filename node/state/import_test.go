@@ -1,4 +1,4 @@
-package node
+package state
 
 import (
 	"compress/gzip"
@@ -40,7 +40,7 @@ func TestImport(t *testing.T) {
 	at, path := oldSpool(t, "runs.db")
 	s := at.open()
 	for range 2 {
-		recs, err := s.steps(0)
+		recs, err := s.Steps(0)
 		if err != nil || len(recs) != 5 {
 			t.Fatalf("steps %+v, %v", recs, err)
 		}
@@ -52,14 +52,14 @@ func TestImport(t *testing.T) {
 		if recs[4].StepdPID == 0 || recs[4].BootID == "" {
 			t.Errorf("the one that runs: %+v", recs[4])
 		}
-		jobs, err := s.jobs()
+		jobs, err := s.Jobs()
 		if err != nil || len(jobs) != 2 || jobs[0].Origin != step.OriginBatch || jobs[1].ID != 5 {
 			t.Errorf("jobs %+v, %v", jobs, err)
 		}
-		if d, err := s.drain(); err != nil || d != (drainRecord{Drained: true, Reason: "fans are broken"}) {
+		if d, err := s.Drain(); err != nil || d != (Drain{Drained: true, Reason: "fans are broken"}) {
 			t.Errorf("drain %+v, %v", d, err)
 		}
-		if id, err := s.nextID(step.ID{}, new(jobRecord), false); err != nil || id.Job != 6 {
+		if id, err := s.NextID(step.ID{}, new(Job), false); err != nil || id.Job != 6 {
 			t.Errorf("the next job is %d, %v", id.Job, err)
 		}
 		s = at.reopen(s, at.cfg.Boot)
@@ -72,7 +72,7 @@ func TestImport(t *testing.T) {
 	}
 	// A reboot before anything else happens: the batch jobs are kept.
 	s = at.reopen(s, "another")
-	if recs, err := s.steps(0); err != nil || len(recs) != 2 || recs[0].ID.Job != 3 || recs[1].ID.Job != 4 {
+	if recs, err := s.Steps(0); err != nil || len(recs) != 2 || recs[0].ID.Job != 3 || recs[1].ID.Job != 4 {
 		t.Errorf("after a reboot: %+v, %v", recs, err)
 	}
 }
@@ -80,7 +80,7 @@ func TestImport(t *testing.T) {
 // TestImportRefused: what this release does not do, or cannot read, is named, and left.
 func TestImportRefused(t *testing.T) {
 	at, path := oldSpool(t, "waits.db")
-	_, err := openState(at.cfg)
+	_, err := Open(at.cfg)
 	if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "it has batch jobs that wait: 3, 4: finish or cancel them with that release, or move the file away") {
 		t.Errorf("jobs that wait: %v", err)
 	}
@@ -88,13 +88,13 @@ func TestImportRefused(t *testing.T) {
 	if err := os.Truncate(path, 3*4096); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openState(at.cfg); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "move the file away") {
+	if _, err := Open(at.cfg); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "move the file away") {
 		t.Errorf("a file that was cut: %v", err)
 	}
 	if err := os.Rename(path, path+".away"); err != nil {
 		t.Fatal(err)
 	}
-	if recs, err := at.open().steps(0); err != nil || len(recs) != 0 {
+	if recs, err := at.open().Steps(0); err != nil || len(recs) != 0 {
 		t.Errorf("without it: %+v, %v", recs, err)
 	}
 	several := &oldState{several: []string{"step 7.0"}}

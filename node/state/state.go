@@ -1,4 +1,4 @@
-package node
+package state
 
 import (
 	"cmp"
@@ -16,15 +16,15 @@ import (
 	"stepd/step"
 )
 
-// state is what must survive noded: the numbers given out, running jobs, steps (running, and
+// State is what must survive noded: the numbers given out, running jobs, steps (running, and
 // ended ones for a while), and why the node is drained. Package store has the journals; of
 // a batch job and a drain the durable one too. Methods may be called from several goroutines.
-type state struct {
+type State struct {
 	all       *store.Store
 	keepAge   time.Duration
 	keepSteps int
 	// clock and boot are by what ended steps are kept.
-	clock *clock
+	clock *Clock
 	boot  string
 
 	mu    sync.Mutex
@@ -37,13 +37,13 @@ type state struct {
 // The kinds of records. Keys are jobs ("12") and steps ("12.0"), unless a kind says
 // otherwise.
 const (
-	kindJob     = "job"     // jobRecord of a running job
+	kindJob     = "job"     // Job, which runs
 	kindControl = "control" // the job control environment of a running job that has one
 	kindStep    = "step"    // step.Record
-	kindEnded   = "ended"   // endedAt of a step that has ended
-	kindHeld    = "held"    // heldRecord of a step of which processes are left
-	kindCrashes = "crashes" // keyAll: path of a plugin -> crashRecord
-	kindDrain   = "drain"   // keyAll: drainRecord; durable
+	kindEnded   = "ended"   // Uptime at the end of a step
+	kindHeld    = "held"    // Held
+	kindCrashes = "crashes" // keyAll: path of a plugin -> Crash
+	kindDrain   = "drain"   // keyAll: Drain; durable
 	kindBatch   = "batch"   // batchRecord of a batch job, as long as its step is kept; durable
 
 	keyAll = "all"
@@ -57,8 +57,8 @@ type endedStep struct {
 	up time.Duration
 }
 
-// stateConfig is what a state is opened with. All fields are required.
-type stateConfig struct {
+// Config is what a state is opened with. All fields are required.
+type Config struct {
 	// Spool and Run are the node's directories, whose locks the caller holds. Boot is
 	// linux.BootID's.
 	Spool, Run, Boot string
@@ -68,12 +68,12 @@ type stateConfig struct {
 	KeepSteps int
 	// Deadline bounds an answer of the file system.
 	Deadline time.Duration
-	Clock    *clock
+	Clock    *Clock
 	Log      *logrus.Logger
 }
 
-// openState opens the state of a node.
-func openState(cfg stateConfig) (*state, error) {
+// Open opens the state of a node.
+func Open(cfg Config) (*State, error) {
 	log := cfg.Log
 	all, err := store.Open(store.Config{
 		Spool: cfg.Spool, Run: cfg.Run, Durable: []string{kindDrain, kindBatch}, Boot: cfg.Boot, Deadline: cfg.Deadline,
@@ -88,7 +88,7 @@ func openState(cfg stateConfig) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &state{all: all, keepAge: cfg.KeepAge, keepSteps: cfg.KeepSteps, clock: cfg.Clock, boot: cfg.Boot}
+	s := &State{all: all, keepAge: cfg.KeepAge, keepSteps: cfg.KeepSteps, clock: cfg.Clock, boot: cfg.Boot}
 	err = importState(cfg.Spool, s)
 	if err == nil {
 		err = s.restoreBatch()
@@ -102,8 +102,8 @@ func openState(cfg stateConfig) (*state, error) {
 	return s, nil
 }
 
-// close stores what is left to be stored.
-func (s *state) close() error {
+// Close stores what is left to be stored.
+func (s *State) Close() error {
 	s.mu.Lock()
 	gone := s.gone
 	s.gone = nil
@@ -126,7 +126,7 @@ func spend(tx *store.Tx, job uint32) error {
 
 // restoreBatch takes over what only the durable journal has of batch jobs: the host was
 // rebooted, or noded was killed between its writes to the two journals.
-func (s *state) restoreBatch() error {
+func (s *State) restoreBatch() error {
 	return s.all.Record(func(tx *store.Tx) error {
 		for _, key := range s.all.Keys(kindBatch, "") {
 			var b batchRecord
@@ -142,7 +142,7 @@ func (s *state) restoreBatch() error {
 				}
 			}
 			if b.Step.State.Final() && !has(tx, kindEnded, stepKey(b.Step.ID)) {
-				if err := tx.Put(kindEnded, stepKey(b.Step.ID), endedAt{}); err != nil {
+				if err := tx.Put(kindEnded, stepKey(b.Step.ID), Uptime{}); err != nil {
 					return err
 				}
 			}
@@ -163,19 +163,19 @@ func has(tx *store.Tx, kind, key string) bool {
 }
 
 // readEnded reads when steps ended. Steps of another boot count as ended now.
-func (s *state) readEnded() error {
+func (s *State) readEnded() error {
 	return s.all.Record(func(tx *store.Tx) error {
 		for _, key := range s.all.Keys(kindEnded, "") {
 			id, err := step.ParseID(key)
 			if err != nil {
 				return fmt.Errorf("cannot read which steps have ended: %w", err)
 			}
-			var at endedAt
+			var at Uptime
 			if err := tx.Get(kindEnded, key, &at); err != nil {
 				return fmt.Errorf("cannot read when steps have ended: %w", err)
 			}
 			if at.BootID != s.boot {
-				at = endedAt{s.boot, s.clock.up()}
+				at = Uptime{s.boot, s.clock.Up()}
 				if err := tx.Put(kindEnded, key, at); err != nil {
 					return err
 				}
@@ -189,16 +189,24 @@ func (s *state) readEnded() error {
 	})
 }
 
-// errUnknown is wrapped by the errors of a job or step that the state does not have.
-var errUnknown = store.ErrNotFound
+// ErrUnknown is wrapped by the errors of a job or step that the state does not have.
+var ErrUnknown = store.ErrNotFound
 
-// owed returns nil of the error of a Record that the next noded knows of, after telling log.
-func owed(err error, log logrus.FieldLogger) error {
+// LogOwed returns nil of the error of a Record that the next noded knows of, after telling log.
+func LogOwed(err error, log logrus.FieldLogger) error {
 	if _, ok := errors.AsType[*store.OwedError](err); ok {
 		log.Warnf("%v: it is stored there as soon as it can be", err)
 		return nil
 	}
 	return err
+}
+
+// wrap puts what could not be done before an error; nil stays nil.
+func wrap(err error, what string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf(what+": %w", append(args, err)...)
 }
 
 func jobKey(job uint32) string  { return fmt.Sprint(job) }
@@ -216,19 +224,15 @@ func ofJob(job uint32) string {
 	return jobKey(job) + "."
 }
 
-// put stores the record of a running step.
-func (s *state) put(rec *step.Record) error {
-	err := s.all.Record(func(tx *store.Tx) error { return tx.Put(kindStep, stepKey(rec.ID), rec) })
-	if err != nil {
-		return fmt.Errorf("cannot store step %s: %w", rec.ID, err)
-	}
-	return nil
+// Put stores the record of a running step.
+func (s *State) Put(rec *step.Record) error {
+	return wrap(s.all.Record(func(tx *store.Tx) error { return tx.Put(kindStep, stepKey(rec.ID), rec) }), "cannot store step %s", rec.ID)
 }
 
-// finish stores a final record and forgets ended steps that are too old and too many. It
+// Finish stores a final record and forgets ended steps that are too old and too many. It
 // returns which it forgot, so that their logs go too. It is done, whatever the error is.
-func (s *state) finish(rec *step.Record) (forgotten []step.ID, err error) {
-	now := endedAt{s.boot, s.clock.up()}
+func (s *State) Finish(rec *step.Record) (forgotten []step.ID, err error) {
+	now := Uptime{s.boot, s.clock.Up()}
 	batch := rec.ID.Step == step.BatchStep
 	s.mu.Lock()
 	s.ended = append(s.ended, endedStep{rec.ID, now.Up})
@@ -256,10 +260,7 @@ func (s *state) finish(rec *step.Record) (forgotten []step.ID, err error) {
 		}
 		return errors.Join(tx.Put(kindStep, stepKey(rec.ID), rec), tx.Put(kindEnded, stepKey(rec.ID), now))
 	})
-	if err != nil {
-		return forgotten, fmt.Errorf("cannot store the result of step %s: %w", rec.ID, err)
-	}
-	return forgotten, nil
+	return forgotten, wrap(err, "cannot store the result of step %s", rec.ID)
 }
 
 // forgetBatch forgets what a power failure leaves of batch steps that are forgotten. A later
@@ -275,7 +276,7 @@ func forgetBatch(tx *store.Tx, gone []step.ID) {
 // changeBatch changes what a power failure leaves of a batch job.
 func changeBatch(tx *store.Tx, job uint32, change func(*batchRecord)) error {
 	var b batchRecord
-	if err := tx.Get(kindBatch, jobKey(job), &b); err != nil && !errors.Is(err, errUnknown) {
+	if err := tx.Get(kindBatch, jobKey(job), &b); err != nil && !errors.Is(err, ErrUnknown) {
 		return err
 	}
 	change(&b)
@@ -286,7 +287,7 @@ func changeBatch(tx *store.Tx, job uint32, change func(*batchRecord)) error {
 const forgetMax = 64
 
 // forgetLocked takes the oldest of the surplus ended steps, as far as they are old.
-func (s *state) forgetLocked(now time.Duration) (gone []step.ID) {
+func (s *State) forgetLocked(now time.Duration) (gone []step.ID) {
 	for surplus := len(s.ended) - s.keepSteps; len(gone) < min(surplus, forgetMax) && now-s.ended[len(gone)].up >= s.keepAge; {
 		gone = append(gone, s.ended[len(gone)].id)
 	}
@@ -294,8 +295,8 @@ func (s *state) forgetLocked(now time.Duration) (gone []step.ID) {
 	return gone
 }
 
-// step returns one step, or an error that wraps errUnknown.
-func (s *state) step(id step.ID) (*step.Record, error) {
+// Step returns one step, or an error that wraps ErrUnknown.
+func (s *State) Step(id step.ID) (*step.Record, error) {
 	rec := new(step.Record)
 	if err := s.all.Get(kindStep, stepKey(id), rec); err != nil {
 		return nil, fmt.Errorf("cannot read step %s: %w", id, err)
@@ -303,8 +304,8 @@ func (s *state) step(id step.ID) (*step.Record, error) {
 	return rec, nil
 }
 
-// ids are the steps of a job, or of all jobs where job is 0, by number.
-func (s *state) ids(job uint32) (ids []step.ID) {
+// IDs are the steps of a job, or of all jobs where job is 0, by number.
+func (s *State) IDs(job uint32) (ids []step.ID) {
 	for _, key := range s.all.Keys(kindStep, ofJob(job)) {
 		if id, err := step.ParseID(key); err == nil {
 			ids = append(ids, id)
@@ -314,55 +315,62 @@ func (s *state) ids(job uint32) (ids []step.ID) {
 	return ids
 }
 
-// steps returns the steps of a job, or of all jobs where job is 0, by number.
-func (s *state) steps(job uint32) (recs []*step.Record, err error) {
-	for _, key := range s.all.Keys(kindStep, ofJob(job)) {
-		rec := new(step.Record)
-		switch err := s.all.Get(kindStep, key, rec); {
-		case errors.Is(err, errUnknown): // it was forgotten since
+// Steps returns the steps of a job, or of all jobs where job is 0, by number.
+func (s *State) Steps(job uint32) ([]*step.Record, error) {
+	recs, err := records[step.Record](s, kindStep, ofJob(job))
+	slices.SortFunc(recs, func(a, b *step.Record) int { return compareIDs(a.ID, b.ID) })
+	return recs, wrap(err, "cannot read steps")
+}
+
+// records returns the records of a kind whose keys begin with prefix.
+func records[T any](s *State, kind, prefix string) (all []*T, err error) {
+	for _, key := range s.all.Keys(kind, prefix) {
+		rec := new(T)
+		switch err := s.all.Get(kind, key, rec); {
+		case errors.Is(err, ErrUnknown): // it was forgotten since
 		case err != nil:
-			return nil, fmt.Errorf("cannot read steps: %w", err)
+			return nil, err
 		default:
-			recs = append(recs, rec)
+			all = append(all, rec)
 		}
 	}
-	slices.SortFunc(recs, func(a, b *step.Record) int { return compareIDs(a.ID, b.ID) })
-	return recs, nil
+	return all, nil
 }
 
-// knows reports whether the number was ever given out by this node: of what is found on
-// the host, only such is ours to remove.
-func (s *state) knows(job uint32) bool {
-	last, err := s.all.Last(jobNumbers)
-	return err == nil && job >= 1 && uint64(job) <= last // else nothing is removed
-}
-
-func (s *state) drain() (d drainRecord, err error) {
-	if err := s.all.Get(kindDrain, keyAll, &d); err != nil && !errors.Is(err, errUnknown) {
-		return d, fmt.Errorf("cannot read the drain state: %w", err)
-	}
-	return d, nil
-}
-
-// setDrain stores what an administrator asks for, and noteDrain what noded has found.
-func (s *state) setDrain(d drainRecord) error {
-	return drainError(s.all.Update(func(tx *store.Tx) error { return tx.Put(kindDrain, keyAll, d) }))
-}
-
-func (s *state) noteDrain(d drainRecord) error {
-	return drainError(s.all.Record(func(tx *store.Tx) error { return tx.Put(kindDrain, keyAll, d) }))
-}
-
-func drainError(err error) error {
-	if err != nil {
-		return fmt.Errorf("cannot store the drain state: %w", err)
+// getAny reads a record into value, which stays as it is where there is none.
+func (s *State) getAny(kind, key string, value any) error {
+	if err := s.all.Get(kind, key, value); !errors.Is(err, ErrUnknown) {
+		return err
 	}
 	return nil
 }
 
-// damage returns why the node is to be drained for what the state has lost, "" is nothing.
+// Knows reports whether the number was ever given out by this node: of what is found on
+// the host, only such is ours to remove.
+func (s *State) Knows(job uint32) bool {
+	last, err := s.all.Last(jobNumbers)
+	return err == nil && job >= 1 && uint64(job) <= last // else nothing is removed
+}
+
+func (s *State) Drain() (d Drain, err error) {
+	err = s.getAny(kindDrain, keyAll, &d)
+	return d, wrap(err, "cannot read the drain state")
+}
+
+// SetDrain stores what an administrator asks for, and noteDrain what noded has found.
+func (s *State) SetDrain(d Drain) error {
+	err := s.all.Update(func(tx *store.Tx) error { return tx.Put(kindDrain, keyAll, d) })
+	return wrap(err, "cannot store the drain state")
+}
+
+func (s *State) NoteDrain(d Drain) error {
+	err := s.all.Record(func(tx *store.Tx) error { return tx.Put(kindDrain, keyAll, d) })
+	return wrap(err, "cannot store the drain state")
+}
+
+// Damage returns why the node is to be drained for what the state has lost, "" is nothing.
 // It is settled when the drain is stored.
-func (s *state) damage() (why string, keys []string, err error) {
+func (s *State) Damage() (why string, keys []string, err error) {
 	all, err := s.all.Damage()
 	if err != nil {
 		return "", nil, err
@@ -380,8 +388,8 @@ func (s *state) damage() (why string, keys []string, err error) {
 	return strings.Join(parts, "; "), keys, nil
 }
 
-// settleDamage forgets damage for which the node is drained.
-func (s *state) settleDamage(keys []string) error {
+// SettleDamage forgets damage for which the node is drained.
+func (s *State) SettleDamage(keys []string) error {
 	return s.all.Record(func(tx *store.Tx) error {
 		for _, key := range keys {
 			tx.Delete(store.KindDamage, key)
@@ -390,9 +398,9 @@ func (s *state) settleDamage(keys []string) error {
 	})
 }
 
-// unwritable returns why nothing can be stored, nil is that it can: store.Check.
-func (s *state) unwritable() error { return s.all.Check() }
+// Unwritable returns why nothing can be stored, nil is that it can: store.Check.
+func (s *State) Unwritable() error { return s.all.Check() }
 
-// silence returns why the state is not to be asked for anything, nil is that its file system
+// Silence returns why the state is not to be asked for anything, nil is that its file system
 // answers: store.Silence.
-func (s *state) silence() error { return s.all.Silence() }
+func (s *State) Silence() error { return s.all.Silence() }

@@ -1,4 +1,4 @@
-package node
+package state
 
 import (
 	"time"
@@ -10,11 +10,11 @@ import (
 // monotonic clock, and what the next noded is to go on with is stored by that clock too:
 // within a boot nothing depends on the host's. After a boot no job is left to be limited.
 
-// clock is the source of times.
-type clock struct {
-	// now is the host's clock, and up how long the host has run.
-	now func() time.Time
-	up  func() time.Duration
+// Clock is the source of times.
+type Clock struct {
+	// Now is the host's clock, and up how long the host has run.
+	Now func() time.Time
+	Up  func() time.Duration
 }
 
-func hostClock() *clock { return &clock{now: time.Now, up: linux.Uptime} }
+func HostClock() *Clock { return &Clock{Now: time.Now, Up: linux.Uptime} }
