@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -297,3 +300,137 @@ func (t *Tmpfs) Join(job uint32) (ns launch.Namespaces, err error) {
 
 // EntireStepInNS returns the configured value.
 func (t *Tmpfs) EntireStepInNS() bool { return t.cfg.EntireStepInNS }
+
+// Restore finds the containers of an earlier noded: containers of running
+// jobs are opened again, all others deleted. It also tries the configuration, so that a
+// mistake shows when noded starts and not with the first job. It goes on after
+// an error and returns all of them; a running job that it could not restore
+// can start no more steps, but its processes are not touched.
+func (t *Tmpfs) Restore(ctx context.Context, running []uint32) error {
+	pins, err := t.pins.acquire()
+	if err != nil {
+		return fmt.Errorf("cannot restore job containers: %w", err)
+	}
+	var errs []error
+	found, err := jobNames(pins)
+	errs = append(errs, err)
+	tag, err := makeTag(&t.cfg)
+	errs = append(errs, err)
+	if err == nil {
+		more, err := jobNames(tag)
+		errs = append(errs, err, tag.Close())
+		found = append(found, more...)
+	}
+	slices.Sort(found)
+	for _, job := range slices.Compact(found) {
+		if !slices.Contains(running, job) {
+			errs = append(errs, t.Delete(ctx, job))
+		}
+	}
+	for _, job := range running {
+		errs = append(errs, t.adopt(pins, job))
+	}
+	return step.JoinErrors(append(errs, t.pins.release())...)
+}
+
+// adopt opens the pinned namespace of a running job.
+func (t *Tmpfs) adopt(pins *os.File, job uint32) error {
+	c := t.lock(job)
+	defer t.unlock(job, c)
+	if c.ns != nil {
+		return nil
+	}
+	ns, s, err := openJobPins(pins, job)
+	if err != nil {
+		c.lost = fmt.Errorf("cannot restore the container of running job %d: %w", job, err)
+		return c.lost
+	}
+	c.ns, c.spaces, c.lost = ns, s, nil
+	// One use for as long as the job has its container; it cannot fail, since
+	// the root is mounted.
+	_, err = t.pins.acquire()
+	return err
+}
+
+func openJobPins(pins *os.File, job uint32) (*os.File, *spaces, error) {
+	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
+	if err == nil {
+		defer dir.Close()
+		var ns *os.File
+		if ns, err = openPin(dir, pinName, unix.CLONE_NEWNS); err == nil {
+			s, err := openSpaces(dir)
+			if err != nil {
+				ns.Close()
+			}
+			return ns, s, err
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("no mount namespace is pinned at %q", path.Join(pins.Name(), jobName(job), pinName))
+	}
+	return nil, nil, err
+}
+
+// AddCont notes that a step's proctrack container belongs to the job. A
+// container belongs to one job: a second one is an error.
+func (t *Tmpfs) AddCont(job uint32, cont uint64) error {
+	c := t.lock(job)
+	defer t.unlock(job, c)
+	if c.ns == nil {
+		return fmt.Errorf("cannot add container %d to job %d: the job has no job container", cont, job)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if other, ok := t.conts[cont]; ok && other != job {
+		return fmt.Errorf("cannot add container %d to job %d: it belongs to job %d", cont, job, other)
+	}
+	t.conts[cont] = job
+	return nil
+}
+
+// AddPID notes that a process works for the job: its stepd, or a helper. No
+// process can be put into a mount namespace by another one, so nothing is
+// moved; a Delete that fails names the processes that are inside.
+func (t *Tmpfs) AddPID(job uint32, pid int) error {
+	c := t.lock(job)
+	defer t.unlock(job, c)
+	if c.ns == nil {
+		return fmt.Errorf("cannot add process %d to job %d: the job has no job container", pid, job)
+	}
+	if _, err := c.holds(pid); err != nil {
+		return fmt.Errorf("cannot add process %d to job %d: %w", pid, job, err)
+	}
+	if !slices.Contains(c.pids, pid) {
+		c.pids = append(c.pids, pid)
+	}
+	return nil
+}
+
+// holds reports whether the process is in the job's namespace. It fails for a
+// process that is gone.
+func (c *container) holds(pid int) (bool, error) {
+	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	if err != nil {
+		return false, err
+	}
+	ours, err := c.ns.Stat()
+	if err != nil {
+		return false, err
+	}
+	return os.SameFile(theirs, ours), nil
+}
+
+// survivors names the known processes that still are in the namespace, which
+// explains a directory that fills while it is emptied.
+func (c *container) survivors(job uint32) error {
+	var left []string
+	for _, pid := range c.pids {
+		if in, err := c.holds(pid); err == nil && in {
+			left = append(left, fmt.Sprint(pid))
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	return fmt.Errorf("processes of job %d are still there: %s", job, strings.Join(left, ", "))
+}

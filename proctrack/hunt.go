@@ -2,6 +2,9 @@ package proctrack
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -122,4 +125,167 @@ func livingPIDs(pids []int) ([]int, error) {
 		pids = pids[n:]
 	}
 	return living, nil
+}
+
+// pidfdBatch bounds the descriptors that are open at a time, whatever number
+// of processes a user starts.
+const pidfdBatch = 256
+
+// signalEach sends sig to the processes that pids named when they were listed.
+// A number may have become another process since. So the pidfds are opened
+// first, and members is asked afterwards: a number that is still a member, and
+// whose pidfd is still alive, has been that one process in between.
+func signalEach(pids []int, sig syscall.Signal, members func() (map[int]bool, error)) error {
+	for len(pids) > 0 {
+		n := min(len(pids), pidfdBatch)
+		if err := signalBatch(pids[:n], sig, members); err != nil {
+			return err
+		}
+		pids = pids[n:]
+	}
+	return nil
+}
+
+func signalBatch(pids []int, sig syscall.Signal, members func() (map[int]bool, error)) error {
+	procs, err := openProcs(pids)
+	if err != nil {
+		return err
+	}
+	defer closeProcs(procs)
+	still, err := members()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range procs {
+		if !still[p.pid] {
+			continue
+		}
+		if err := linux.PidfdSignal(p.fd, sig); err != nil && !linux.IsGone(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// proc is a process and the pidfd that names it.
+type proc struct{ pid, fd int }
+
+// openProcs opens the processes that exist.
+func openProcs(pids []int) ([]proc, error) {
+	procs := make([]proc, 0, len(pids))
+	for _, pid := range pids {
+		fd, err := linux.PidfdOpen(pid)
+		if linux.IsGone(err) {
+			continue
+		}
+		if err != nil {
+			closeProcs(procs)
+			return nil, err
+		}
+		procs = append(procs, proc{pid, fd})
+	}
+	return procs, nil
+}
+
+func closeProcs(procs []proc) {
+	for _, p := range procs {
+		syscall.Close(p.fd)
+	}
+}
+
+// Process names one process for ever, on one boot: its number and when it
+// started (linux.StartTime). Numbers come again, the pair does not.
+type Process struct {
+	PID   int
+	Start uint64
+}
+
+// KillSession is for noded, when a stepd that tracked its step without cgroups
+// is dead: the descent is lost then, since the orphans went to another
+// subreaper or to init. It kills, and waits for,
+//
+//   - the processes of the session that stepd led,
+//   - the processes of known (the tasks that the record names) that are still the same,
+//   - and all descendants of both.
+//
+// This is best effort: a process that left the session and whose ancestors are
+// all dead is not found, and only a cgroup would find it. stepd and known must
+// be of this boot: the caller compares boot ids. The error is a
+// *SurvivorsError when ctx ends first.
+func KillSession(ctx context.Context, stepd Process, known []Process) error {
+	if stepd.PID <= 1 || stepd.Start == 0 {
+		return fmt.Errorf("cannot kill the session of process %d: its number and start time must be known", stepd.PID)
+	}
+	what := fmt.Sprintf("the step of stepd %d", stepd.PID)
+	return hunt(ctx, what, func() ([]int, error) { return orphans(stepd, known) })
+}
+
+func orphans(stepd Process, known []Process) ([]int, error) {
+	found, err := sessionOf(stepd)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range known {
+		same, err := p.exists()
+		if err != nil {
+			return nil, err
+		}
+		if same {
+			found = append(found, p.PID)
+		}
+	}
+	if len(found) == 0 {
+		return nil, nil
+	}
+	below, err := descendants(found...)
+	if err != nil {
+		return nil, err
+	}
+	return append(found, below...), nil
+}
+
+// exists reports whether p exists, perhaps as a zombie.
+func (p Process) exists() (bool, error) {
+	start, err := linux.StartTime(p.PID)
+	if noProcess(err) {
+		return false, nil
+	}
+	return err == nil && start == p.Start, err
+}
+
+// sessionOf lists the members of the session that stepd leads or led. The
+// kernel does not give the number to a new process while the session has
+// members. A process that has it all the same, and is not stepd, reports that
+// the session is empty and that today's session of that number is another's;
+// so do members that are older than stepd.
+func sessionOf(stepd Process) ([]int, error) {
+	_, taken, err := readFamily(stepd.PID)
+	if err != nil {
+		return nil, err
+	}
+	if taken {
+		same, err := stepd.exists()
+		if !same || err != nil {
+			return nil, err
+		}
+	}
+	pids, err := ofFamily(func(f family) bool { return f.session == stepd.PID })
+	if err != nil {
+		return nil, err
+	}
+	var members []int
+	for _, pid := range pids {
+		start, err := linux.StartTime(pid)
+		if noProcess(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if start >= stepd.Start {
+			members = append(members, pid)
+		}
+	}
+	return members, nil
 }

@@ -229,3 +229,202 @@ func set(pids []int) map[int]bool {
 	}
 	return m
 }
+
+// The file of v1's freezer and what is written to it (freezer-subsystem.rst).
+const (
+	v1State  = "freezer.state"
+	v1Frozen = "FROZEN"
+	v1Thawed = "THAWED"
+)
+
+// What v1 gives no event for is asked again after pauses, of which the first
+// lasts v1Pause and the longest v1PauseMax: that a group is frozen, and that
+// processes which have ended no longer keep it from being removed.
+const (
+	v1Pause    = time.Millisecond
+	v1PauseMax = 20 * time.Millisecond
+)
+
+// v1Rounds bounds how often the members of a frozen group are struck. All that
+// were forking when it was frozen have done so by the second round.
+const v1Rounds = 16
+
+// killV1 kills every process of a v1 group and of all groups below it, and
+// returns when none is left. v1 has no cgroup.kill: a group of the freezer is
+// frozen first, so that none forks while they are struck one by one. SIGKILL
+// ends a process of v1's freezer only when that is thawed.
+func (g *group) killV1(ctx context.Context) error {
+	pids, err := g.pids()
+	if err != nil || len(pids) == 0 {
+		return errors.Join(err, g.thawV1()) // newcomers would not die frozen
+	}
+	if err := g.write(v1State, v1Frozen); err != nil && !gone(err) {
+		return err
+	}
+	err = g.strikeFrozen()
+	// Thawed in any case: what was struck can end.
+	if err := errors.Join(err, g.thawV1()); err != nil {
+		return err
+	}
+	return hunt(ctx, fmt.Sprintf("cgroup %q", g.path), g.pids)
+}
+
+// strikeFrozen strikes until a look finds no new process.
+func (g *group) strikeFrozen() error {
+	struck := make(map[int]bool)
+	for range v1Rounds {
+		pids, err := g.pids()
+		if err != nil {
+			return err
+		}
+		var fresh []int
+		for _, pid := range pids {
+			if !struck[pid] {
+				struck[pid] = true
+				fresh = append(fresh, pid)
+			}
+		}
+		if len(fresh) == 0 {
+			return nil
+		}
+		err = signalEach(fresh, unix.SIGKILL, func() (map[int]bool, error) {
+			again, err := g.pids()
+			return set(again), err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil // hunt does the rest
+}
+
+// thawV1 thaws the group and all below it, which may be frozen by themselves.
+func (g *group) thawV1() error {
+	return g.walk(func(g *group) error {
+		if err := g.write(v1State, v1Thawed); err != nil && !gone(err) {
+			return err
+		}
+		return nil
+	}, nil)
+}
+
+// freezeV1 freezes the group. The kernel looks whether all stand still when it
+// is asked, and sends no event.
+func (g *group) freezeV1(ctx context.Context) error {
+	if err := g.write(v1State, v1Frozen); err != nil {
+		return err
+	}
+	for p := (pauser{}); ; {
+		state, err := g.read(v1State)
+		if gone(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if strings.TrimSpace(string(state)) == v1Frozen {
+			return nil
+		}
+		if err := p.pause(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// pauser makes pauses that grow.
+type pauser struct{ last time.Duration }
+
+func (p *pauser) pause(ctx context.Context) error {
+	p.last = min(max(2*p.last, v1Pause), v1PauseMax)
+	t := time.NewTimer(p.last)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// destroyPasses bounds how often a removal begins again because something
+// appeared below: each pass kills and waits first, so a second one is rare.
+const destroyPasses = 100
+
+// destroyChild kills what is in the child and below it, waits for its end and
+// removes all of it, groups that a task made included. A child that is gone
+// is done.
+func (g *group) destroyChild(ctx context.Context, name string) error {
+	var err error
+	var p pauser
+	for range destroyPasses {
+		err = g.destroyOnce(ctx, name)
+		// A process or a group came in after the kill.
+		if err == nil || !busy(err) {
+			return err
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+		}
+		if !g.v1 {
+			continue
+		}
+		// Or a process of v1 has ended and is not out of its group yet.
+		if pauseErr := p.pause(ctx); pauseErr != nil {
+			return fmt.Errorf("%w (%w)", err, pauseErr)
+		}
+	}
+	return fmt.Errorf("%w, after %d attempts", err, destroyPasses)
+}
+
+func (g *group) destroyOnce(ctx context.Context, name string) error {
+	child, err := g.child(name)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer child.close()
+	// Kill the whole of it before the first rmdir: cgroup.kill reaches all
+	// groups below, and nothing is left that could make new ones. If it
+	// had to be frozen it stays so: newcomers need not run.
+	if err := child.killKeepingFrozen(ctx); err != nil {
+		return err
+	}
+	if err := child.removeBelow(); err != nil {
+		return err
+	}
+	if err := g.rmdir(name); err != nil && !gone(err) {
+		return err
+	}
+	return nil
+}
+
+// removeBelow removes all groups below g, the lowest first.
+func (g *group) removeBelow() error {
+	return g.walk(nil, func(parent *group, name string) error {
+		if err := parent.rmdir(name); err != nil && !gone(err) {
+			return err
+		}
+		return nil
+	})
+}
+
+// mkdirError names the knob behind a refused mkdir (cgroup-v2.rst: EAGAIN
+// where cgroup.max.depth or cgroup.max.descendants of an ancestor is reached).
+func mkdirError(path string, cause error) error {
+	err := fmt.Errorf("cannot create cgroup %q: %w", path, cause)
+	var hint string
+	switch {
+	case errors.Is(cause, unix.EAGAIN):
+		hint = limitHint(filepath.Dir(path))
+	case errors.Is(cause, unix.ENOSPC):
+		hint = dyingHint(filepath.Dir(path))
+	case errors.Is(cause, unix.EROFS):
+		hint = "the cgroup file system is mounted read-only here"
+	}
+	if hint == "" {
+		return err
+	}
+	return fmt.Errorf("%w (%s)", err, hint)
+}

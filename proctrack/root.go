@@ -1,6 +1,7 @@
 package proctrack
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -10,6 +11,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"stepd/step"
 )
@@ -254,4 +258,176 @@ type StepCgroups struct {
 	// V1 are the step's cgroups in the v1 hierarchies, by controller, for
 	// step.Confinement.V1.
 	V1 map[string]string
+}
+
+// Steps lists the steps that have a cgroup in any hierarchy, running or left by
+// a crash. Names that are none of ours are passed over.
+func (r *Root) Steps() ([]step.ID, error) {
+	ids, _, err := r.scan()
+	return ids, err
+}
+
+// scan finds each step and each job once.
+func (r *Root) scan() (ids []step.ID, jobs []uint32, err error) {
+	found := &census{steps: make(map[step.ID]bool), jobs: make(map[uint32]bool)}
+	for _, root := range append([]string{r.dir}, r.hierarchies...) {
+		if err := found.root(root); err != nil {
+			return nil, nil, err
+		}
+	}
+	return found.ids, found.numbers, nil
+}
+
+// census is what a scan has found.
+type census struct {
+	ids     []step.ID
+	numbers []uint32
+	steps   map[step.ID]bool
+	jobs    map[uint32]bool
+}
+
+func (c *census) root(dir string) error {
+	root, err := openGroup(dir)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer root.close()
+	names, err := root.children()
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		job, ok := number(name, "job_")
+		if !ok {
+			continue
+		}
+		if !c.jobs[job] {
+			c.jobs[job] = true
+			c.numbers = append(c.numbers, job)
+		}
+		for _, place := range []string{name, filepath.Join(name, root.jobTasks())} {
+			if err := c.place(root, place, job); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// place looks for steps in a job's cgroup, or in its tasks' cgroup.
+func (c *census) place(root *group, path string, job uint32) error {
+	g, err := root.child(path)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer g.close()
+	names, err := g.children()
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		s, ok := number(name, "step_")
+		if id := (step.ID{Job: job, Step: s}); ok && !c.steps[id] {
+			c.steps[id] = true
+			c.ids = append(c.ids, id)
+		}
+	}
+	return nil
+}
+
+// number reads names as jobName and stepName write them, and no others:
+// "job_07" and "job_+7" are not ours.
+func number(name, prefix string) (uint32, bool) {
+	digits, ok := strings.CutPrefix(name, prefix)
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 10, 32)
+	if err != nil || strconv.FormatUint(n, 10) != digits {
+		return 0, false
+	}
+	return uint32(n), true
+}
+
+// KillStep kills all of the step, its stepd and host included, waits for its
+// end and removes its cgroups, in every hierarchy; a step without one is done.
+// Former versions had the tasks below the step's own cgroup, which is covered.
+// The error is a *SurvivorsError when ctx ends first.
+func (r *Root) KillStep(ctx context.Context, id step.ID) error {
+	job, name := jobName(id.Job), stepName(id.Step)
+	// Side by side: a process of one cgroup that does not end must not keep the
+	// other's processes alive.
+	var errs [2]error
+	var both sync.WaitGroup
+	for i, dir := range []string{job, filepath.Join(job, r.jobTasks)} {
+		both.Go(func() { errs[i] = destroyIn(ctx, filepath.Join(r.dir, dir), name) })
+	}
+	both.Wait()
+	err := errors.Join(errs[:]...)
+	// What is left in there was moved out of the tracker's hierarchy.
+	for _, root := range r.hierarchies {
+		err = errors.Join(err, destroyIn(ctx, filepath.Join(root, job), name))
+	}
+	return err
+}
+
+func destroyIn(ctx context.Context, parent, name string) error {
+	return within(parent, func(g *group) error { return g.destroyChild(ctx, name) })
+}
+
+// within does something in a group; a missing group is fine.
+func within(path string, do func(*group) error) error {
+	g, err := openGroup(path)
+	if err == nil {
+		err = do(g)
+		g.close()
+	}
+	if gone(err) {
+		return nil
+	}
+	return err
+}
+
+// RemoveJob removes the job's cgroups, whose steps KillStep removed; it kills
+// nothing: a step that is left makes it fail with EBUSY.
+func (r *Root) RemoveJob(job uint32) error {
+	name := jobName(job)
+	errs := []error{removeIn(filepath.Join(r.dir, name), r.jobTasks)}
+	for _, root := range append([]string{r.dir}, r.hierarchies...) {
+		errs = append(errs, removeIn(root, name))
+	}
+	return errors.Join(errs...)
+}
+
+// removeIn removes an empty group.
+func removeIn(parent, name string) error {
+	return within(parent, func(g *group) error { return g.rmdir(name) })
+}
+
+// Remove removes the root, in every hierarchy, and the empty cgroups of jobs in
+// it; it kills nothing: a step that is left makes it fail with EBUSY.
+func (r *Root) Remove() error {
+	ids, jobs, err := r.scan()
+	if err != nil {
+		return err
+	}
+	if len(ids) > 0 {
+		return fmt.Errorf("cannot remove cgroup %q: step %s and %d others are left: %w", r.dir, ids[0], len(ids)-1, unix.EBUSY)
+	}
+	for _, job := range jobs {
+		if err := r.RemoveJob(job); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, root := range append([]string{r.dir}, r.hierarchies...) {
+		errs = append(errs, removeIn(filepath.Dir(root), filepath.Base(root)))
+	}
+	return errors.Join(errs...)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -314,4 +315,46 @@ func (s *Session) Close() error {
 	s.mu.Unlock()
 	s.host.Close()
 	return nil
+}
+
+// Hooks lists the hooks that the plugins have which were loaded, each once. It is valid
+// after Open.
+func (s *Session) Hooks() []string {
+	hooks := []string{}
+	for i, l := range s.host.loaded {
+		if !s.host.keep[i] {
+			continue
+		}
+		for _, h := range l.Hooks {
+			if !slices.Contains(hooks, h) {
+				hooks = append(hooks, h)
+			}
+		}
+	}
+	slices.Sort(hooks)
+	return hooks
+}
+
+// Whole reports whether every plugin of the stack was loaded: an optional one that
+// was not may be there the next time. It is valid after Open.
+func (s *Session) Whole() bool { return !slices.Contains(s.host.keep, false) }
+
+// Context says in which program a plugin is loaded, by the numbers of spank.h.
+type Context uint32
+
+const (
+	ContextLocal     Context = 1 // stepctl run
+	ContextRemote    Context = 2 // stepd
+	ContextAllocator Context = 3 // stepctl alloc, stepctl batch
+	ContextSlurmd    Context = 4 // noded
+	ContextJobScript Context = 5 // prolog and epilog
+)
+
+// String is the context's name in spank(8).
+func (c Context) String() string {
+	names := [...]string{"", "local", "remote", "allocator", "slurmd", "job_script"}
+	if c < 1 || int(c) >= len(names) {
+		return fmt.Sprintf("context %d", uint32(c))
+	}
+	return names[c]
 }

@@ -2,10 +2,16 @@ package stepio
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/step"
 )
 
 const (
@@ -216,4 +222,156 @@ func (l *lines) end(f *lineFeed) error {
 		_ = l.write(f, newline, false) // flush reports it
 	}
 	return l.flush()
+}
+
+// Remote writes what comes of the tasks' output in pieces, by rank, to the client's own
+// files, as Session does with the tasks' pipes: by whole lines, labelled where that was
+// asked for. Make it with NewRemote.
+type Remote struct {
+	outs [3]*remoteOutput // by stream; stdin has none
+}
+
+// remoteOutput is one of the two streams. Its pieces come one after the other.
+type remoteOutput struct {
+	outs  *outputs
+	whole bool // bytes go out as they come
+	feeds map[int]*lineFeed
+}
+
+// NewRemote makes the client's end of the streams. opt.Stdin and opt.SameUser are not
+// used.
+func NewRemote(spec *step.Spec, opt Options) *Remote {
+	r := &Remote{}
+	widenOwn(opt.Stdout)
+	for _, out := range []struct {
+		fd     int
+		stream step.Stream
+		dest   *os.File
+	}{{1, spec.Stdout, opt.Stdout}, {2, spec.Stderr, opt.Stderr}} {
+		one := spec.NTasks == 1 || out.stream.Rank != nil
+		r.outs[out.fd] = &remoteOutput{
+			outs: newOutputs(out.fd, out.dest, spec.NTasks, &opt), feeds: make(map[int]*lineFeed),
+			whole: !opt.Label && (opt.Unbuffered || one),
+		}
+	}
+	return r
+}
+
+// Output takes a piece of what rank wrote on fd (1 or 2), or its end. Pieces of one
+// fd are given one after the other; pieces of the other may come at the same time.
+// Once the file takes no more, they are dropped; Options.Failed was called then.
+func (r *Remote) Output(fd, rank int, data []byte, end bool) {
+	o := r.outs[fd]
+	feed, out := o.feeds[rank], o.outs.of(rank)
+	if feed == nil {
+		feed = out.feed(rank)
+		o.feeds[rank] = feed
+	}
+	if o.whole {
+		out.take(feed, data, asItComes)
+		return
+	}
+	out.take(feed, data, byLines)
+	if end {
+		_ = out.end(feed) // failed gets the error
+		delete(o.feeds, rank)
+	}
+}
+
+// End passes on what is held back of lines whose end did not come: their node was
+// lost.
+func (r *Remote) End() {
+	for _, o := range r.outs {
+		if o == nil {
+			continue
+		}
+		for rank, feed := range o.feeds {
+			_ = o.outs.of(rank).end(feed)
+		}
+	}
+}
+
+// bufferSize is what is read at once: what a pipe holds, and the processor's cache.
+const bufferSize = 256 << 10
+
+// gather reads one stream of many ranks and passes it on by lines. It is one thread that
+// waits for the kernel: a goroutine for each rank would have them all wait for the file
+// in turns, and take twice as long.
+type gather struct {
+	epoll   int
+	sources map[int]*source // by descriptor
+	buf     []byte
+	used    []*lines // of one round; kept for its room
+}
+
+// source is what one rank writes.
+type source struct {
+	feed *lineFeed
+	to   *lines
+}
+
+func newGather() (*gather, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	return &gather{epoll: fd, sources: make(map[int]*source)}, nil
+}
+
+// add takes the pipe over, from which rank's lines come.
+func (g *gather) add(rank int, pipe *os.File, to *lines) error {
+	fd, err := TakeFD(pipe) // or the runtime's poller would be woken as well
+	if err != nil {
+		return err
+	}
+	g.sources[fd] = &source{to.feed(rank), to}
+	return unix.EpollCtl(g.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)})
+}
+
+// run passes on what comes until all pipes have ended, or their files take no more.
+func (g *gather) run() {
+	defer g.close()
+	_ = linux.BatchThread() // without it the bytes only take longer
+	g.buf = make([]byte, bufferSize)
+	var events [128]unix.EpollEvent
+	for len(g.sources) > 0 {
+		n, err := unix.EpollWait(g.epoll, events[:], -1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return // internal error: the descriptor is no epoll any more
+		}
+		g.used = g.used[:0]
+		for _, e := range events[:max(n, 0)] {
+			if s := g.sources[int(e.Fd)]; s != nil && !g.read(int(e.Fd), s) {
+				delete(g.sources, int(e.Fd))
+				unix.Close(int(e.Fd))
+			}
+			if s := g.sources[int(e.Fd)]; s != nil && (len(g.used) == 0 || g.used[len(g.used)-1] != s.to) {
+				g.used = append(g.used, s.to)
+			}
+		}
+		for _, l := range g.used {
+			_ = l.flush() // failed gets the error, as does the next read
+		}
+	}
+}
+
+// read passes on what is available, and reports whether more may come.
+func (g *gather) read(fd int, s *source) bool {
+	n, err := unix.Read(fd, g.buf)
+	switch {
+	case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+		return true
+	case n > 0:
+		return s.to.add(s.feed, g.buf[:n]) == nil
+	}
+	_ = s.to.end(s.feed) // failed gets the error
+	return false
+}
+
+func (g *gather) close() {
+	for fd := range g.sources {
+		unix.Close(fd)
+	}
+	g.sources = nil
+	unix.Close(g.epoll)
 }

@@ -5,6 +5,5 @@
 // It does not make the connections: the caller knows which stepd is at the other end of
 // each, and that no other process reads or writes it. It knows neither tasks nor streams.
 //
-// Begin with New; Finish and then Close end a Node. The shape of the tree is in tree.go,
-// one hop in link.go.
+// Begin with New; Finish and then Close end a Node. One hop is in link.go.
 package stepnet

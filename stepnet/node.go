@@ -1,6 +1,7 @@
 package stepnet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"stepd/step"
 	"stepd/step/launch"
 )
 
@@ -189,4 +191,233 @@ func (n *Node) Close() {
 		l.wg.Wait()
 	}
 	n.wg.Wait()
+}
+
+// Config is what a stepd must know to join its step's tree.
+type Config struct {
+	// Names are the step's nodes by node id, and Self is this one's id.
+	Names []string
+	Self  int
+	// Up is the connection to the parent, nil of node 0; Down are those to the children by
+	// node id (Children). New takes them over.
+	Up   net.Conn
+	Down map[int]net.Conn
+	// Lost is called once when a node of the step is lost: then the tree does not hold any
+	// more. It must not wait, and may be nil.
+	Lost func(err *LostError)
+	// Log writes a line for the administrator; it may be nil.
+	Log    func(text string)
+	Limits Limits
+}
+
+// Limits bound what the tree waits for and holds. The zero value is the defaults.
+type Limits struct {
+	// FanOut is how many children a node has: 16. All nodes of a step have the same.
+	FanOut int
+	// Who bounds the question who has not come to a gathering: 2 s.
+	Who time.Duration
+	// Ping is how often a node that has nothing else to say says so; one that was
+	// not heard for three of them is lost: 5 s.
+	Ping time.Duration
+	// Message bounds the data of one Call, and of its answer: 16 MiB.
+	Message int
+	// Gather bounds what one Allgather brings together, and GatherAll all those
+	// that go on at a time: 64 MiB and four times as much.
+	Gather, GatherAll int
+	// Calls is how many calls of one node wait for their answers: 256.
+	Calls int
+}
+
+func (l Limits) withDefaults() Limits {
+	l.FanOut = cmp.Or(l.FanOut, 16)
+	l.Who = cmp.Or(l.Who, 2*time.Second)
+	l.Ping = cmp.Or(l.Ping, 5*time.Second)
+	l.Message = cmp.Or(l.Message, 16<<20)
+	l.Gather = cmp.Or(l.Gather, 64<<20)
+	l.GatherAll = cmp.Or(l.GatherAll, 4*l.Gather)
+	l.Calls = cmp.Or(l.Calls, 256)
+	return l
+}
+
+// frameMax bounds a frame's body: the largest that the limits allow, with what is
+// around it.
+func (l Limits) frameMax() int { return max(l.Message, l.Gather) + 64<<10 + 8*step.NodesMax }
+
+// tree is the shape: node i is the parent of i*fan+1 to i*fan+fan.
+type tree struct{ self, nodes, fan int }
+
+func (t tree) parent() int { return (t.self - 1) / t.fan } // not for the root
+
+func (t tree) root() bool { return t.self == 0 }
+
+func (t tree) children() []int {
+	var c []int
+	for i := t.self*t.fan + 1; i <= t.self*t.fan+t.fan && i < t.nodes; i++ {
+		c = append(c, i)
+	}
+	return c
+}
+
+// towards is the neighbour on the way to another node: a child, or else the
+// parent.
+func (t tree) towards(to int) int {
+	for at := to; at > t.self; at = (at - 1) / t.fan {
+		if (at-1)/t.fan == t.self {
+			return at
+		}
+	}
+	return t.parent()
+}
+
+// below reports whether node is in the subtree of top.
+func (t tree) below(node, top int) bool {
+	for node > top {
+		node = (node - 1) / t.fan
+	}
+	return node == top
+}
+
+// meeting is the lowest node that has all of them below it.
+func (t tree) meeting(nodes []int) int {
+	top := nodes[0]
+	for _, n := range nodes[1:] {
+		for top != n {
+			if top > n {
+				top = (top - 1) / t.fan
+			} else {
+				n = (n - 1) / t.fan
+			}
+		}
+	}
+	return top
+}
+
+// A LostError says which node of a step was lost.
+type LostError struct {
+	Node  int // its id
+	Name  string
+	Cause string
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("lost node %q (node %d of the step): %s", e.Name, e.Node, e.Cause)
+}
+
+// linkEnded is called when a link is gone.
+func (n *Node) linkEnded(l *link, err error) {
+	if n.ctx.Err() != nil {
+		return
+	}
+	n.mu.Lock()
+	fine := n.isOver
+	if l == n.up {
+		fine = fine || n.toldDone // it has ended, or is lost: our part was done
+	} else {
+		fine = fine || n.doneBelow[l.peer]
+		n.doneBelow[l.peer] = true
+	}
+	n.mu.Unlock()
+	if !fine {
+		n.lose(l.peer, err.Error(), nil)
+	}
+	n.advance()
+}
+
+// lose notes that a node is lost, once, and reports it to all but the
+// neighbour that reported it.
+func (n *Node) lose(node int, cause string, from *link) {
+	err := &LostError{Node: node, Name: n.cfg.Names[node], Cause: cause}
+	n.mu.Lock()
+	if n.lost != nil || n.isOver {
+		n.mu.Unlock()
+		return
+	}
+	n.lost = err
+	n.mu.Unlock()
+	n.gatherings.fail(err)
+	n.failCalls(err)
+	for _, l := range n.links() {
+		if l != from {
+			l.push(lostFrame(node, cause))
+		}
+	}
+	if n.cfg.Lost != nil {
+		n.cfg.Lost(err)
+	}
+}
+
+// lostError is why the tree does not hold any more, nil where it does.
+func (n *Node) lostError() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.lost != nil:
+		return n.lost
+	case n.isOver:
+		return errOver
+	}
+	return nil
+}
+
+var errUnasked = fmt.Errorf("%w: not from there", errFrame)
+
+// fromAbove takes a frame of the parent.
+func (n *Node) fromAbove(l *link, k kind, body []byte) error {
+	switch k {
+	case kindOver:
+		if !n.saidDone() {
+			return errUnasked
+		}
+		n.finished()
+		return nil
+	case kindGatherDown:
+		return n.gatheredAbove(body)
+	}
+	return n.fromBoth(l, k, body)
+}
+
+// fromBelow takes a frame of a child.
+func (n *Node) fromBelow(l *link, k kind, body []byte) error {
+	switch k {
+	case kindDone:
+		n.mu.Lock()
+		n.doneBelow[l.peer] = true
+		n.mu.Unlock()
+		n.advance()
+		return nil
+	case kindGatherUp:
+		return n.gatheredBelow(l, body)
+	}
+	return n.fromBoth(l, k, body)
+}
+
+// fromBoth takes what may come from any neighbour.
+func (n *Node) fromBoth(l *link, k kind, body []byte) error {
+	switch k {
+	case kindLost:
+		node, cause, err := parseLost(body)
+		if err != nil {
+			return err
+		}
+		if node < 0 || node >= n.nodes {
+			return errFrame
+		}
+		n.lose(node, cause, l)
+		return nil
+	case kindCall, kindReply:
+		c, err := parseCall(k, body)
+		if err != nil {
+			return err
+		}
+		return n.route(k, c)
+	}
+	return errUnasked
+}
+
+// saidDone reports whether this node and all below it have said that they are done: before
+// that, the parent may not say that the step is over.
+func (n *Node) saidDone() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.toldDone
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/opencontainers/runc/libcontainer/system"
 	"golang.org/x/sys/unix"
@@ -84,4 +85,13 @@ func SetSubreaper() error {
 		return fmt.Errorf("cannot become a subreaper: %w", err)
 	}
 	return nil
+}
+
+// Uptime is how long the host has run, by the clock that is never set
+// (CLOCK_MONOTONIC, clock_gettime(2)): all processes of a boot read the same one.
+func Uptime() time.Duration {
+	var ts unix.Timespec
+	// It fails for no clock that there is.
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return time.Duration(ts.Nano())
 }

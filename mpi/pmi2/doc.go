@@ -8,9 +8,9 @@
 // and no port, so a private /tmp or network namespace does not matter, and no
 // rank can claim to be another.
 //
-// Begin with Plugin. The files: wire1.go and wire2.go turn bytes into messages
-// and back; serve1.go and serve2.go answer messages; state.go, fence.go and
-// names.go hold what the ranks share; conn.go and reader.go move bytes.
+// Begin with Plugin. The files: wire.go turns bytes into messages and back; serve.go,
+// serve1.go and serve2.go answer messages; state.go and fence.go hold what the ranks
+// share; conn.go moves bytes.
 //
 // Sources: the message lists that MPICH ships for PMI 1.1 and 2.0, the
 // constants of <slurm/pmi2.h>, and conversations recorded between MPICH 4.0.2

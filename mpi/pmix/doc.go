@@ -15,12 +15,10 @@
 // cgroup, not to be attached to by the tasks, and ends with its channel. All that
 // it says is under the user's control, and is bounded and checked here.
 //
-// Begin with Plugin. The files: host.go runs the program and moves frames;
-// wire.go, values.go and protocol.go are their form, which pmixhost/protocol.h
-// tells; job.go makes the job's description; upcalls.go shares out the upcalls,
-// which budget.go bounds, to fence.go, modex.go, names.go, spawn.go, query.go,
-// control.go, events.go, group.go and tools.go; table.go makes the table that a debugger
-// attaches by; dir.go makes the folder in which the library keeps its files.
+// Begin with Plugin. The files: host.go runs the program in a folder of its own and moves
+// frames; wire.go and protocol.go are their form, which pmixhost/protocol.h defines; job.go
+// makes the job's description; upcalls.go bounds the upcalls and shares them out to
+// meetings.go, modex.go, names.go, spawn.go, query.go and control.go.
 //
 // Sources: the PMIx standard 4.1 (chapters 16 to 18), libpmix's headers, and what
 // libpmix 4.2.2 does.

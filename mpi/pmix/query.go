@@ -5,6 +5,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+
+	"stepd/internal/wire"
+	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Keys of queries, and what a query may be qualified by beside keyNspace.
@@ -163,4 +168,171 @@ func (p upcalls) namespaces() []string {
 	p.others.mu.Unlock()
 	slices.Sort(all[1:])
 	return all
+}
+
+// callTable asks another node of the step for its part of the table of processes.
+const callTable = "pmix table"
+
+// States of processes (pmix_proc_state_t).
+const (
+	procPrepped       = 1
+	procRunning       = 5
+	procConnected     = 6
+	procTerminated    = 20
+	procCalledAbort   = 58
+	procFailedToStart = 53
+	procKilled        = 54 // by a signal
+	procNonZero       = 62
+)
+
+// tableFanOut bounds how many nodes are asked at a time.
+const tableFanOut = 16
+
+// localTable are the processes of this node, by rank.
+func (p *Plugin) localTable() []procInfo {
+	if p.job.Tasks == nil {
+		return nil
+	}
+	var all []procInfo
+	for _, t := range p.job.Tasks() {
+		row := procInfo{
+			proc: proc{p.world.nspace, uint32(t.Rank)}, host: p.world.hosts[p.here],
+			program: t.Program, pid: int64(t.PID), state: p.procState(&t),
+		}
+		if t.Status != nil {
+			row.exitCode = int64(t.Status.Code())
+		}
+		all = append(all, row)
+	}
+	return all
+}
+
+func (p *Plugin) procState(t *launch.MPITask) uint32 {
+	switch t.State {
+	case step.TaskRunning:
+		p.rankBook.mu.Lock()
+		defer p.rankBook.mu.Unlock()
+		if r := p.rankOf(proc{p.world.nspace, uint32(t.Rank)}); r != nil && r.phase == phaseConnected {
+			return procConnected
+		} else if r != nil && r.phase == phaseAborted {
+			return procCalledAbort
+		}
+		return procRunning
+	case step.TaskFailed:
+		return procFailedToStart
+	case step.TaskExited:
+		switch {
+		case t.Status == nil: // it was lost
+			return procTerminated
+		case t.Status.Code() == 0:
+			return procTerminated
+		}
+		if _, signaled := t.Status.Signaled(); signaled {
+			return procKilled
+		}
+		return procNonZero
+	}
+	return procPrepped
+}
+
+// table are the processes of the whole step, by rank, which the nodes are asked
+// for. One that does not answer makes it an error: half a table would look whole.
+func (p *Plugin) table(ctx context.Context) ([]procInfo, error) {
+	all := p.localTable()
+	if p.job.Peers == nil {
+		return all, nil
+	}
+	var (
+		mu     sync.Mutex
+		failed error
+		asking sync.WaitGroup
+	)
+	slots := make(chan struct{}, tableFanOut)
+	for node, ranks := range p.world.ranks {
+		if node == p.here || len(ranks) == 0 {
+			continue
+		}
+		slots <- struct{}{}
+		asking.Go(func() {
+			defer func() { <-slots }()
+			rows, err := p.tableOf(ctx, node)
+			mu.Lock()
+			defer mu.Unlock()
+			if all = append(all, rows...); err != nil && failed == nil {
+				failed = fmt.Errorf("cannot ask node %q for its processes: %w", p.world.hosts[node], err)
+			}
+		})
+	}
+	asking.Wait()
+	slices.SortFunc(all, func(a, b procInfo) int { return int(a.proc.rank) - int(b.proc.rank) })
+	return all, failed
+}
+
+func (p *Plugin) tableOf(ctx context.Context, node int) ([]procInfo, error) {
+	b, err := p.job.Peers.Call(ctx, node, callTable, nil)
+	if err != nil {
+		return nil, err
+	}
+	r := reader{Reader: wire.Reader{B: b}}
+	rows := elements(&r, procInfoMin, r.procInfo)
+	return rows, r.done()
+}
+
+// answerTable sends another node our part.
+func (p *Plugin) answerTable() []byte {
+	w := &writer{}
+	list(w, p.localTable(), w.procInfo)
+	return w.B
+}
+
+// toolPrefix begins the namespaces that tools of the step are given.
+func (w *world) toolPrefix() string { return w.nspace + ".tool." }
+
+// serveTool names a tool that connects (PMIx_tool_init): each has a namespace of
+// its own, unless it came with one. Only the step's user and root come so far
+// (pmixhost's peer.c).
+//
+// It always succeeds: libpmix 4.2 falls over where a tool is refused. It does not
+// block, and costs nothing that is kept.
+func (p upcalls) serveTool(r *reader) reply {
+	infos := r.infos()
+	if r.done() != nil {
+		infos = nil
+	}
+	who := p.toolName(infos)
+	p.log(fmt.Sprintf("PMIx tool %q has connected", who.nspace))
+	return reply{fill: func(w *writer) { w.proc(who) }}
+}
+
+// toolName is the name that a tool came with where no other has it, else a new
+// one. A rank that calls PMIx_tool_init comes with its own, and the library keeps
+// to that whatever we say.
+func (p upcalls) toolName(infos []info) proc {
+	name, named := find(infos, keyNspace)
+	rank, ranked := find(infos, keyRank)
+	who := proc{name.text, uint32(rank.num)}
+	if named && ranked && who.nspace != "" && len(who.nspace) <= nspaceMax && who.rank < rankWildcard && p.isTool(who) {
+		return who
+	}
+	return proc{fmt.Sprintf("%s%d", p.world.toolPrefix(), p.tools.Add(1)), 0}
+}
+
+// nspaceMax is PMIX_MAX_NSLEN.
+const nspaceMax = 255
+
+// isTool reports whether a process is a tool, not a rank of a step.
+func (p upcalls) isTool(who proc) bool {
+	return strings.HasPrefix(who.nspace, p.world.toolPrefix()) || !strings.HasPrefix(who.nspace, nspacePrefix)
+}
+
+// requester is the process that asks for something, for messages; ok is false for a
+// process that is neither a rank of the step nor a tool. rank is -1 for a tool.
+func (p upcalls) requester(who proc) (name string, rank int, ok bool) {
+	switch {
+	case who.nspace == p.world.nspace && who.rank < uint32(p.world.size):
+		return fmt.Sprintf("MPI rank %d", who.rank), int(who.rank), true
+	case p.isTool(who):
+		return fmt.Sprintf("PMIx tool %q", clip(who.nspace, 64)), -1, true
+	}
+	return "", -1, false
 }

@@ -201,3 +201,199 @@ func number(n int, singular, plural string) string {
 	}
 	return fmt.Sprintf("%d %s", n, plural)
 }
+
+// byRank binds the n-th task of the node to the n-th of the step's CPUs, by their numbers.
+func (p *Plan) byRank(cpus CPUSet) error {
+	all := cpus.Numbers()
+	sets := make([]CPUSet, len(all))
+	for i, c := range all {
+		sets[i] = NewCPUSet(c)
+	}
+	p.cycle(sets)
+	return nil
+}
+
+// cycle gives the tasks the sets in turn: a list that is too short begins again,
+// and of one that is too long the end is not used.
+func (p *Plan) cycle(sets []CPUSet) {
+	p.CPUs = make([]CPUSet, p.in.NTasks)
+	for id := range p.CPUs {
+		p.CPUs[id] = sets[id%len(sets)]
+	}
+}
+
+// byList binds the tasks as the user's list says, by CPU numbers or ldoms. What the
+// step has not is an error and not cut off: a task that silently runs elsewhere
+// than its user has written is worse than none (so does Slurm).
+func (p *Plan) byList() error {
+	bind := p.in.Binding.CPU
+	var sets []CPUSet
+	switch bind.Kind {
+	case srunopt.CPUBindRankLdom:
+		for i := range p.ldoms() {
+			sets = append(sets, p.ldomCPUs(i))
+		}
+		p.cycle(sets)
+		return nil
+	case srunopt.CPUBindMap, srunopt.CPUBindMask, srunopt.CPUBindMapLdom, srunopt.CPUBindMaskLdom:
+	}
+	items, err := srunopt.CPUItems(bind)
+	if err != nil {
+		return fmt.Errorf("cannot bind tasks (--cpu-bind=%s): %w", bind.Kind, err)
+	}
+	for _, item := range items {
+		if len(sets) >= p.in.NTasks {
+			break
+		}
+		set, err := p.listed(bind.Kind, item)
+		if err != nil {
+			return fmt.Errorf("cannot bind task %d (--cpu-bind=%s): %w", len(sets), bind.Kind, err)
+		}
+		for range min(item.Times, p.in.NTasks-len(sets)) {
+			sets = append(sets, set)
+		}
+	}
+	p.cycle(sets)
+	return nil
+}
+
+// listed is what one entry of the list stands for.
+func (p *Plan) listed(kind step.CPUBindKind, item srunopt.BindItem) (CPUSet, error) {
+	have := p.in.Topology.CPUs()
+	if kind == srunopt.CPUBindMapLdom || kind == srunopt.CPUBindMaskLdom {
+		var out CPUSet
+		for _, n := range item.Numbers {
+			i := p.ldom(n)
+			if i < 0 {
+				return nil, fmt.Errorf("the step has no CPU of ldom %d: its CPUs %s are of ldoms %s", n, have, NewCPUSet(p.ldoms()...))
+			}
+			out = out.or(p.ldomCPUs(i))
+		}
+		if len(item.Numbers) == 0 {
+			return have, nil
+		}
+		return out, nil
+	}
+	want := NewCPUSet(item.Numbers...)
+	if want.Len() == 0 {
+		return have, nil // a mask of 0 is no choice, as measured
+	}
+	if off := want.and(p.in.Topology.Offline); off.Len() > 0 {
+		return nil, fmt.Errorf("%s offline", plural(off, "CPU", "is", "are"))
+	}
+	if out := want.without(have); out.Len() > 0 {
+		return nil, fmt.Errorf("%s not the step's: it has CPUs %s", plural(out, "CPU", "is", "are"), have)
+	}
+	return want, nil
+}
+
+// ldoms are the numbers of the step's ldoms: memory nodes, or sockets where the
+// kernel has none.
+func (p *Plan) ldoms() []int {
+	t := p.in.Topology
+	if t.Nodes != nil {
+		return t.Nodes
+	}
+	all := make([]int, count(t.PUs, ldomOf))
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+// ldom is the index of the ldom with the number, -1 if the step has none of it.
+func (p *Plan) ldom(number int) int {
+	for i, n := range p.ldoms() {
+		if n == number {
+			return i
+		}
+	}
+	return -1
+}
+
+// ldomCPUs are the step's CPUs in ldom i.
+func (p *Plan) ldomCPUs(i int) CPUSet {
+	var s CPUSet
+	for _, pu := range p.in.Topology.PUs {
+		if pu.Ldom == i {
+			s.add(pu.CPU)
+		}
+	}
+	return s
+}
+
+// plural is "CPU 3 is" or "CPUs 3-4 are".
+func plural(s CPUSet, noun, one, several string) string {
+	if s.Len() == 1 {
+		return fmt.Sprintf("%s %s %s", noun, s, one)
+	}
+	return fmt.Sprintf("%ss %s %s", noun, s, several)
+}
+
+// placeMemory finds each task's memory policy.
+func (p *Plan) placeMemory() error {
+	bind := p.in.Binding.Mem
+	switch bind.Kind {
+	case srunopt.MemBindUnset, srunopt.MemBindNone:
+		return nil
+	case srunopt.MemBindLocal:
+		p.Mem = []launch.MemPolicy{{LocalID: launch.AllRanks, Mode: launch.MemLocal}}
+		return nil
+	case srunopt.MemBindRank:
+		for id := range p.in.NTasks {
+			if err := p.memory(id, []int{id}); err != nil {
+				return err
+			}
+		}
+		return nil
+	case srunopt.MemBindMap, srunopt.MemBindMask:
+	}
+	items, err := srunopt.MemItems(bind)
+	if err != nil {
+		return fmt.Errorf("cannot bind memory (--mem-bind=%s): %w", bind.Kind, err)
+	}
+	for id := 0; id < p.in.NTasks; {
+		for _, item := range items {
+			for range min(item.Times, p.in.NTasks-id) {
+				if err := p.memory(id, item.Numbers); err != nil {
+					return err
+				}
+				id++
+			}
+		}
+	}
+	return nil
+}
+
+// memory gives a task the memory of the nodes.
+func (p *Plan) memory(id int, nodes []int) error {
+	bind, t := p.in.Binding.Mem, p.in.Topology
+	fail := func(format string, args ...any) error {
+		return fmt.Errorf("cannot bind the memory of task %d (--mem-bind=%s): %s", p.rank(id), bind.Kind, fmt.Sprintf(format, args...))
+	}
+	want := NewCPUSet(nodes...)
+	switch missing := want.without(t.Memory); {
+	case t.Memory.Len() == 0:
+		return fail("the kernel has no memory nodes")
+	case want.Len() == 0:
+		return fail("the mask names no memory node: there are %s", t.Memory)
+	case missing.and(t.NodesOnline).Len() > 0:
+		return fail("%s without memory: %s have some", plural(missing.and(t.NodesOnline), "node", "is", "are"), t.Memory)
+	case missing.Len() > 0:
+		return fail("there is no memory node %s: there are %s", missing, t.Memory)
+	}
+	policy := launch.MemPolicy{LocalID: id, Mode: launch.MemBound, Nodes: want}
+	if bind.Prefer {
+		policy.Mode, policy.Nodes = launch.MemPreferred, NewCPUSet(nodes[0])
+	}
+	p.Mem = append(p.Mem, policy)
+	return nil
+}
+
+// memoryOf is the set of nodes that a task's policy names.
+func (p *Plan) memoryOf(id int) CPUSet {
+	if id < len(p.Mem) && p.Mem[id].LocalID == id {
+		return p.Mem[id].Nodes
+	}
+	return p.in.Topology.Memory
+}

@@ -3,6 +3,7 @@ package linux
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -66,4 +67,71 @@ func openAt(d int, name, path string, flags int, mode uint32) (*os.File, error) 
 		err = errno
 	}
 	return nil, &os.PathError{Op: "openat2", Path: path, Err: err}
+}
+
+// OnFD calls f with the file's descriptor, which stays open meanwhile. os.File.Fd
+// would make it blocking, for all that share it and for the runtime's poller. The
+// error is f's, or os.ErrClosed.
+func OnFD(file *os.File, f func(fd int) error) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ferr error
+	if err := raw.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil {
+		return err
+	}
+	return ferr
+}
+
+// WriteFile writes value, by one write(2), to the file name in the directory dir, or
+// in the current one with unix.AT_FDCWD; no symlink is followed. The file must be
+// there: it is one of the kernel's. Errors name it as path, and the value, and wrap
+// the errno.
+func WriteFile(dir int, name, path, value string) error {
+	var fd int
+	err := IgnoringEINTR(func() (err error) {
+		fd, err = unix.Openat(dir, name, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("cannot open %q: %w", path, err)
+	}
+	defer unix.Close(fd)
+	err = IgnoringEINTR(func() error {
+		_, err := unix.Write(fd, []byte(value))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("cannot write %q to %q: %w", value, path, err)
+	}
+	return nil
+}
+
+// WriteWhole makes the file path what write writes, for its owner alone (mode 0600),
+// whole or not at all: the old file stays until all is written. With sync it is on
+// the disk when WriteWhole returns, but for its name. It is not for folders that
+// others may write to, though a link that waits there leads nowhere. The error is
+// write's, or names the path and wraps the errno.
+func WriteWhole(path string, sync bool, write func(io.Writer) error) (err error) {
+	tmp := path + ".tmp"
+	f, err := OpenBeneath(filepath.Dir(tmp), filepath.Base(tmp), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot write %q: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			os.Remove(tmp) // it is of no use
+		}
+	}()
+	if err = write(f); err == nil && sync {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	return err
 }

@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"runtime"
+	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/step"
 )
 
 // plan is what one job's namespace is made from.
@@ -129,4 +133,125 @@ func (p *plan) cover(d private) error {
 			d.target, p.job, path.Clean(d.tree.Name()), err)
 	}
 	return nil
+}
+
+// nsGetMountID is NS_GET_MNTNS_ID (linux/nsfs.h, Linux 6.11).
+const nsGetMountID = 0x8008b705
+
+// unshareMounts gives the calling thread, which must be disposable, a mount namespace
+// that can be pinned in noded's.
+//
+// A mount namespace can be bound only in one with a lower number (fs/namespace.c,
+// mnt_ns_loop). Since Linux 6.18 each CPU deals numbers from a lot of its own
+// (kernel/nstree.c), so that a namespace that is made later may have a lower one.
+// noded's own is beyond the first one's where it runs in a container, and a CPU is
+// looked for then whose numbers are higher: the CPU of noded's own namespace is one.
+func unshareMounts() error {
+	own, _ := mountID("/proc/self/ns/mnt") // 0, and none is lower, where it is not known
+	return unshareAbove(own)
+}
+
+// unshareAbove makes a mount namespace of a higher number than own.
+func unshareAbove(own uint64) error {
+	younger := func() (bool, error) {
+		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+			return false, err
+		}
+		made, known := mountID("/proc/thread-self/ns/mnt")
+		return !known || made > own, nil
+	}
+	if ok, err := younger(); ok || err != nil {
+		return err
+	}
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return err
+	}
+	for cpu := range len(all) * 64 {
+		if !all.IsSet(cpu) {
+			continue
+		}
+		one.Zero()
+		one.Set(cpu)
+		if err := unix.SchedSetaffinity(0, &one); err != nil {
+			return err
+		}
+		if ok, err := younger(); ok || err != nil {
+			// What the thread starts may run anywhere.
+			return errors.Join(err, unix.SchedSetaffinity(0, &all))
+		}
+	}
+	return fmt.Errorf("none of noded's CPUs numbers it higher than noded's own (%d), in which it is to be held", own)
+}
+
+// mountID is the number of the mount namespace at path; false where the kernel does not
+// tell.
+func mountID(path string) (uint64, bool) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, false
+	}
+	defer f.Close()
+	id, err := unix.IoctlGetInt(int(f.Fd()), nsGetMountID) // into 64 bits
+	return uint64(id), err == nil
+}
+
+// devShm is served from memory, as the node's own is.
+const devShm = "/dev/shm"
+
+// private is one private directory: a detached mount, and the path in the
+// job's namespace that it covers.
+type private struct {
+	tree   *os.File
+	target string
+}
+
+// makePrivate makes a directory, or a file system in memory, for each of Dirs.
+func (p *plan) makePrivate(jobDir *os.File, user step.User) error {
+	for i, target := range p.cfg.Dirs {
+		var tree *os.File
+		var err error
+		if target == devShm {
+			tree, err = newTmpfs()
+		} else {
+			tree, err = makePrivateDir(jobDir, privateName(i, target), user)
+		}
+		if err != nil {
+			return fmt.Errorf("cannot make the private %q of job %d: %w", target, p.job, err)
+		}
+		p.private = append(p.private, private{tree, target})
+	}
+	return nil
+}
+
+// makePrivateDir makes one directory of the user's and returns a mount of it.
+// It was made by us in a directory of root's, so the name cannot be swapped;
+// the owner is set through the descriptor all the same (CVE-2023-41914).
+func makePrivateDir(jobDir *os.File, name string, user step.User) (*os.File, error) {
+	if err := mkdirAt(jobDir, name, 0o700); err != nil {
+		return nil, err
+	}
+	dir, err := openBeneath(jobDir, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	if err := unix.Fchown(int(dir.Fd()), int(user.UID), int(user.GID)); err != nil {
+		return nil, &fs.PathError{Op: "chown", Path: dir.Name(), Err: err}
+	}
+	// As on the node's own /tmp of any distribution.
+	return cloneMount(dir, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+}
+
+// privateName is "0-tmp" for /tmp: the index keeps "/a/b" and "/a-b" apart.
+func privateName(i int, target string) string {
+	name := fmt.Sprintf("%d-%s", i, strings.ReplaceAll(strings.TrimPrefix(target, "/"), "/", "-"))
+	return name[:min(len(name), unix.NAME_MAX)]
+}
+
+// close drops the descriptors. A mount that was not attached goes with them.
+func (p *plan) close() {
+	for _, d := range p.private {
+		d.tree.Close()
+	}
 }
