@@ -185,7 +185,7 @@ func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
 		return nil, err
 	}
 	// The prolog comes before the first process of the job's.
-	if n.awaitsProlog(j) {
+	if n.scripts.AwaitsProlog(j.scripts) {
 		if !n.reg.keep(j) {
 			return nil, api.Errorf(api.NotFound, "no such job \"%d\"", j.ID)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"stepd/api"
 	"stepd/internal/linux"
+	"stepd/node/scripts"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -52,10 +53,10 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, in *api.RunRequest) (
 // prolog has ended. One whose end has begun has no prolog any more.
 func (n *Node) openAlloc(j *job, user step.User) error {
 	switch {
-	case !n.cfg.Scripts.AtAlloc || !n.awaitsProlog(j) || !n.reg.keep(j):
+	case !n.cfg.Scripts.AtAlloc || !n.scripts.AwaitsProlog(j.scripts) || !n.reg.keep(j):
 	case n.cfg.Scripts.NoHold:
 		n.work.Go(func() {
-			if err := n.prologAlone(j, user); err != nil && !errors.Is(err, errStopping) {
+			if err := n.prologAlone(j, user); err != nil && !errors.Is(err, scripts.ErrStopping) {
 				n.endAlloc(j, err.Error())
 			}
 		})
@@ -171,7 +172,7 @@ func (n *Node) endAlloc(j *job, reason string) {
 		n.cancelLater(f, reason)
 	}
 	ended, idle := n.reg.letGo(j)
-	if idle && !n.owed(epilogKind()) {
+	if idle && !n.scripts.OwesEpilog() {
 		n.reg.free(j)
 	}
 	if ended != nil {

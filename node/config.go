@@ -11,6 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/api"
+	"stepd/node/scripts"
 	"stepd/node/selection"
 	"stepd/node/state"
 	"stepd/step"
@@ -85,7 +86,7 @@ type Config struct {
 	// end; 0 are none but a terminal's.
 	ReplayBytes int64
 	// Scripts are the site's prolog and epilog.
-	Scripts Scripts
+	Scripts scripts.Config
 	// QuarantineAfter crashes in a row a plugin is left out, or drains the node
 	// where it is required; 0 is never.
 	QuarantineAfter int

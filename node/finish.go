@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"stepd/eventlog"
+	"stepd/node/scripts"
 	"stepd/step"
 )
 
@@ -131,6 +132,10 @@ func (l layout) logEnd(rec *step.Record, now time.Time) error {
 	return errors.Join(err, log.Close())
 }
 
+// prologExitCode is the exit code of a step whose job's prolog has failed, as
+// measured with srun (spank-behaviour §5).
+const prologExitCode = 182
+
 // fail ends a step whose stepd was not started.
 func (f *follower) fail(cause error) {
 	state, code := step.Failed, 1
@@ -139,7 +144,7 @@ func (f *follower) fail(cause error) {
 	} else {
 		f.log.Errorf("cannot start the step: %v", cause)
 	}
-	if _, ok := errors.AsType[errProlog](cause); ok {
+	if _, ok := errors.AsType[scripts.PrologError](cause); ok {
 		code = prologExitCode
 	}
 	f.dieWith(cause.Error(), state, code)
@@ -171,7 +176,7 @@ func (f *follower) endPlace() {
 	h := f.n.claimProgram(f.id)
 	f.n.awaitEmpty(f.id) // the drain ends with the processes, not with the program
 	if h != nil {
-		f.n.runUnkillable(f.job, h)
+		f.n.scripts.Unkillable(f.job.scripts, f.n.facts(f.job), f.n.cfg.UnkillableProgram, &h.Rec, heldText(h))
 	}
 }
 
@@ -219,7 +224,7 @@ func (f *follower) cleanup() {
 		f.log.Warnf("cannot remove result file: %v", err)
 	}
 	j := f.n.reg.remove(f)
-	if j == nil || !f.n.owed(epilogKind()) {
+	if j == nil || !f.n.scripts.OwesEpilog() {
 		f.n.endJob(j)
 		close(f.ended)
 		f.measure()

@@ -2,13 +2,15 @@ package node
 
 import (
 	"context"
+	"errors"
+	"os"
 	"strings"
 	"sync"
 
 	"github.com/sirupsen/logrus"
 
 	"stepd/api"
-	"stepd/node/child"
+	"stepd/node/scripts"
 	"stepd/node/selection"
 	"stepd/node/state"
 	"stepd/step"
@@ -46,16 +48,12 @@ type job struct {
 	limits  sync.Mutex
 	limited map[string]bool // guarded by limits: what this noded has written of the job's limits
 
-	scripts sync.Mutex
-	prolog  prologOf      // guarded by scripts, until its end
-	ran     []step.Record // guarded by scripts: processes of prolog and epilog, as a tracker wants them
-	outputs []*output     // guarded by scripts: what their children may write to
-	placed  bool          // guarded by scripts: they have a place
-	found   bool          // an earlier noded's, which may have left some of them
+	scripts *scripts.Job
+	found   bool // an earlier noded's, which may have left processes of its scripts
 }
 
 func newJob(rec state.Job, cpus []int, n int, has *selection.Node) *job {
-	j := &job{Job: rec, cpus: cpus, running: n, present: n, ended: make(chan struct{})}
+	j := &job{Job: rec, cpus: cpus, running: n, present: n, ended: make(chan struct{}), scripts: scripts.NewJob(rec.ID)}
 	j.left = has.Job(j.share())
 	return j
 }
@@ -82,20 +80,6 @@ func (j *job) doc() api.NodeJob {
 	return d
 }
 
-// addScript remembers a process that runs, or ran, for the job.
-func (j *job) addScript(p *child.Process) {
-	j.scripts.Lock()
-	defer j.scripts.Unlock()
-	j.ran = append(j.ran, step.Record{ID: scriptsID(j.ID), StepdPID: p.PID, StepdStart: p.Start})
-}
-
-// addOutput keeps a script's output open for what the script has left running.
-func (j *job) addOutput(o *output) {
-	j.scripts.Lock()
-	defer j.scripts.Unlock()
-	j.outputs = append(j.outputs, o)
-}
-
 // endJob runs the epilog and removes what a job had, after its last step. nil
 // is no job. Where noded stops in the middle of it, the next one does it.
 func (n *Node) endJob(j *job) {
@@ -107,7 +91,7 @@ func (n *Node) endJob(j *job) {
 		// An epilog that was interrupted must not run beside its second run.
 		n.endScripts(j, log)
 	}
-	if n.owed(epilogKind()) && !n.runEpilog(j) {
+	if n.scripts.OwesEpilog() && !n.scripts.Epilog(j.scripts, n.facts(j), n.endOf(j)) {
 		// Until the next noded no process looks after its leftovers.
 		n.endScripts(j, log)
 		return
@@ -124,9 +108,7 @@ func (n *Node) endJob(j *job) {
 	if !held {
 		n.endPlace(j.ID, log)
 	}
-	if err := n.spool.do(func() error { return n.removeScript(&j.Job) }); err != nil {
-		log.Errorf("%v", err)
-	}
+	n.removeScript(j, log)
 	// The store last: until then a restarted noded does this again.
 	if err := state.LogOwed(n.store.EndJob(j.ID), log); err != nil {
 		log.Errorf("%v: it is tried again", err)
@@ -140,14 +122,16 @@ func (n *Node) endJob(j *job) {
 
 // endScripts kills what prolog and epilog have left running, and says what it was.
 func (n *Node) endScripts(j *job, log *logrus.Entry) {
-	j.scripts.Lock()
-	ran, outputs, placed := j.ran, j.outputs, j.placed
-	j.ran, j.outputs, j.placed = nil, nil, false
-	j.scripts.Unlock()
-	if !placed && !j.found {
+	places, closeOutputs := j.scripts.Leave()
+	defer closeOutputs()
+	id := j.scripts.Place()
+	switch {
+	case len(places) > 0:
+	case !j.found:
 		return
+	default:
+		places = []step.Record{{ID: id}}
 	}
-	id := scriptsID(j.ID)
 	left, err := n.cfg.Tracker.Left(id)
 	if err != nil {
 		log.Errorf("%v", err)
@@ -158,16 +142,71 @@ func (n *Node) endScripts(j *job, log *logrus.Entry) {
 	}
 	ctx, cancel := n.unkillable()
 	defer cancel()
-	// One place for all, or a session for each.
-	for _, rec := range append(ran, step.Record{ID: id}) {
+	for _, rec := range places {
 		n.endBeside(ctx, rec, log)
 	}
 	if extern := n.formerScripts(j.ID); j.found && extern != nil {
 		n.endBeside(ctx, *extern, log)
 	}
-	for _, o := range outputs {
-		o.close()
+}
+
+// removeScript removes the batch script of a job that has ended, if it had one.
+func (n *Node) removeScript(j *job, log *logrus.Entry) {
+	if j.Origin != step.OriginBatch {
+		return
 	}
+	err := n.spool.do(func() error { return os.Remove(n.files.script(j.ID)) })
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		log.Errorf("cannot remove batch script: %v", err)
+	}
+}
+
+// facts are what the job's scripts are told about it.
+func (n *Node) facts(j *job) scripts.Facts {
+	gres, _ := selection.GresEnv(n.cfg.Gres, j.Gres, selection.GresScope{Batch: true})
+	return scripts.Facts{
+		User: step.User{Name: j.User, UID: j.UID, GID: j.GID}, CPUs: j.CPUs, GresEnv: gres, NTasks: j.NTasks, WorkDir: j.WorkDir,
+		Restarts: j.Restarts, Array: j.Array, Stdin: j.Stdin, Stdout: j.Stdout,
+	}
+}
+
+// runProlog runs the job's prolog, or waits for its end. A failure ends an allocation.
+func (n *Node) runProlog(j *job) error {
+	return n.scripts.Prolog(j.scripts, n.facts(j), func(err error) {
+		switch {
+		case j.Origin != step.OriginAlloc || errors.Is(err, scripts.ErrStopping):
+		case err != nil:
+			n.endAlloc(j, err.Error())
+		default: // its next step may come after a restart
+			if err := n.store.SetPrologued(j.ID); err != nil {
+				n.log.WithField("job", j.ID).Errorf("%v: it is tried again", err)
+			}
+		}
+	})
+}
+
+// endOf is the job's end as its epilog is told.
+func (n *Node) endOf(j *job) (end scripts.End) {
+	recs, err := n.store.Steps(j.ID)
+	if err != nil {
+		n.log.WithField("job", j.ID).Errorf("%v", err)
+	}
+	for _, rec := range recs {
+		var st step.ExitStatus
+		switch {
+		case rec.Signal != nil:
+			st = step.ExitStatus(*rec.Signal & 0x7f)
+		case rec.ExitCode != nil:
+			st = step.ExitedWith(uint8(*rec.ExitCode))
+		}
+		if j.Leads(rec.ID) {
+			end.Exit = st
+		}
+		if rec.ID.Step != step.BatchStep {
+			end.Derived = max(end.Derived, st)
+		}
+	}
+	return end
 }
 
 // endKeeper removes the place of process 1 of the job's pid namespace, which the end
@@ -203,12 +242,4 @@ func (n *Node) formerScripts(job uint32) *step.Record {
 		return nil
 	}
 	return &step.Record{ID: id}
-}
-
-// placeScripts notes that prolog and epilog have a place that is to be removed,
-// whether anything could be run in it or not.
-func (j *job) placeScripts() {
-	j.scripts.Lock()
-	defer j.scripts.Unlock()
-	j.placed = true
 }

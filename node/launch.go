@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
 	"stepd/eventlog"
+	"stepd/node/scripts"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -41,7 +43,7 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 		return nil, api.NewError(api.Internal, err.Error())
 	}
 	told := *spec // start changes it
-	if f.n.awaitsProlog(f.job) {
+	if f.n.scripts.AwaitsProlog(f.job.scripts) {
 		f.n.work.Go(func() { _ = f.start(spec, res, listen, true) })
 		return &told, nil
 	}
@@ -60,9 +62,9 @@ func (f *follower) start(spec *step.Spec, res *reservation, listen *os.File, pro
 	defer listen.Close()
 	// From here on the client's going away changes nothing.
 	err := f.n.start(context.Background(), f, spec, res, listen, prolog)
-	if errors.Is(err, errStopping) {
+	if errors.Is(err, scripts.ErrStopping) {
 		if err = f.cancelledEarly(); err == nil {
-			return errStopping // the next noded ends the step
+			return scripts.ErrStopping // the next noded ends the step
 		}
 	}
 	if err != nil {
@@ -185,6 +187,23 @@ func (n *Node) startStepd(f *follower, spec *step.Spec, leaf *os.File, files []*
 			f.log.Errorf("%v", err)
 		}
 	}
+	return nil
+}
+
+// writeScript puts the batch script where the user can execute it, and makes
+// it the step's command. Users can reach their own script in the directory, and
+// make or remove nothing there.
+func (n *Node) writeScript(spec *step.Spec) error {
+	path := n.files.script(spec.ID.Job)
+	script, user := spec.Script, spec.User
+	err := n.spool.do(func() error {
+		return scripts.WriteBatch(filepath.Dir(path), filepath.Base(path), script, user)
+	})
+	if err != nil {
+		return fmt.Errorf("cannot write batch script %q: %w", path, err)
+	}
+	spec.Script = nil
+	spec.Argv = append([]string{path}, spec.Argv[1:]...)
 	return nil
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"stepd/internal/linux"
 	"stepd/node/child"
+	"stepd/node/scripts"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -36,12 +37,8 @@ type Node struct {
 	// published is the file with what clients take from the configuration.
 	published publishedConfig
 	reg       *registry
-	// hooks are what is known of the plugin stack, plugins what it has done.
-	hooks   stackHooks
-	plugins quarantine
-	// oneScript is held by the prolog or epilog that runs, where they are serial.
-	oneScript sync.Mutex
-	prologs   prologs
+	scripts   *scripts.Runner
+	plugins   quarantine
 	// fallbacks guards the configuration's Fallbacks.
 	fallbacks sync.Mutex
 	// draining orders changes of the drain state, and of what it is for.
@@ -87,12 +84,29 @@ func New(cfg Config) (*Node, error) {
 	n.reg.silence = n.silence
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = cfg.KillWait
+	n.scripts = n.newScripts()
 	if err := n.open(); err != nil {
 		n.unlock()
 		return nil, err
 	}
 	return n, nil
 }
+
+// newScripts returns what runs prologs and epilogs. The state is not open yet.
+func (n *Node) newScripts() *scripts.Runner {
+	c := &n.cfg
+	return &scripts.Runner{
+		Config:   c.Scripts,
+		NodeName: c.NodeName, Cluster: c.Cluster, Partition: c.Partition, SlurmConf: c.SlurmConf, Socket: n.files.socket(),
+		Spank: c.Spank, StepdPath: c.StepdPath, StepdEnv: n.stepdEnv(), StepdLog: n.stepdLog,
+		Quarantined: n.quarantined, CountCrashes: n.countCrashes,
+		Tracker: c.Tracker, Control: func(job uint32) ([][]byte, error) { return n.store.JobControl(job) },
+		Drain: n.drainSelf, Stopping: n.stopping, Linger: stopLinger, Log: c.Log,
+	}
+}
+
+// Scripts is what runs the node's prologs and epilogs.
+func (n *Node) Scripts() *scripts.Runner { return n.scripts }
 
 func (n *Node) open() error {
 	if err := n.files.make(); err != nil {

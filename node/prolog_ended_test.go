@@ -158,7 +158,7 @@ func TestBatchStepdOverKill(t *testing.T) {
 	}
 	s := newScripted(t, "while test -e "+hold+"; do sleep 0.01; done", "", nil)
 	id := s.batch("wait")
-	await(t, func() bool { running, _ := s.Prologs(); return running == 1 })
+	await(t, func() bool { running, _ := s.scripts.Prologs(); return running == 1 })
 	kill := s.asKilled()
 	if err := os.Remove(hold); err != nil {
 		t.Fatal(err)

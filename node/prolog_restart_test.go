@@ -35,16 +35,16 @@ func TestBatchPrologOverRestart(t *testing.T) {
 	s := newScripted(t, hangs(t, hold), "", nil)
 	id := s.batch("exit 4")
 	await(t, func() bool { return slices.Contains(s.told(), "prolog.sh") })
-	if running, over := s.Prologs(); running != 1 || over == nil {
+	if running, over := s.scripts.Prologs(); running != 1 || over == nil {
 		t.Errorf("%d prologs run", running)
 	}
 	gone := s.batch("exit 0")
-	await(t, func() bool { running, _ := s.Prologs(); return running == 2 })
+	await(t, func() bool { running, _ := s.scripts.Prologs(); return running == 2 })
 	s.cancelJob(gone)
-	_, over := s.Prologs()
+	_, over := s.scripts.Prologs()
 	s.stop()
 	<-over
-	if running, _ := s.Prologs(); running != 0 {
+	if running, _ := s.scripts.Prologs(); running != 0 {
 		t.Errorf("%d prologs run in a noded that has stopped", running)
 	}
 	if err := os.Remove(hold); err != nil {
@@ -72,7 +72,7 @@ func TestBatchPrologOverKill(t *testing.T) {
 	hold := filepath.Join(t.TempDir(), "hold")
 	s := newScripted(t, hangs(t, hold), "", nil)
 	id, gone := s.batch("exit 4"), s.batch("exit 4")
-	await(t, func() bool { running, _ := s.Prologs(); return running == 2 })
+	await(t, func() bool { running, _ := s.scripts.Prologs(); return running == 2 })
 	s.cancelJob(gone)
 	kill := s.asKilled()
 	s.stop()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/node/scripts"
 	"stepd/step"
 )
 
@@ -40,7 +41,7 @@ func newScripted(t *testing.T, prolog, epilog string, change func(*Config)) *scr
 	}
 	p, e := script("prolog.sh", prolog), script("epilog.sh", epilog)
 	s.cfg = func(c *Config) {
-		c.Scripts = Scripts{Prolog: []string{p}, Epilog: []string{e}, StackID: func() (string, error) { return "stack", nil }}
+		c.Scripts = scripts.Config{Prolog: []string{p}, Epilog: []string{e}, StackID: func() (string, error) { return "stack", nil }}
 		c.Cluster, c.Partition, c.SlurmConf = "golden", "p", "/etc/x.conf"
 		if change != nil {
 			change(c)
@@ -163,7 +164,7 @@ func TestStackWithoutHooks(t *testing.T) {
 	run("plugins prolog")
 	id = "two"
 	run("plugins prolog", "plugins prolog")
-	s.LearnStack("two", []string{"slurm_spank_job_epilog"})
+	s.scripts.LearnStack("two", []string{"slurm_spank_job_epilog"})
 	run("plugins prolog", "plugins prolog", "plugins epilog")
 	id = ""
 	run("plugins prolog", "plugins prolog", "plugins epilog")
@@ -250,29 +251,6 @@ func TestPrologTimeout(t *testing.T) {
 			}
 			s.idle()
 		})
-	}
-}
-
-// TestPrologGlob: patterns in order, each by name; no match is nothing.
-func TestPrologGlob(t *testing.T) {
-	dir := t.TempDir()
-	for _, name := range []string{"10.sh", "9.sh", "2.sh"} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s := Scripts{Prolog: []string{"/bin/b", dir + "/*.sh", dir + "/*.none", "/bin/a"}}
-	got, err := s.paths(prologKind())
-	if want := []string{"/bin/b", dir + "/10.sh", dir + "/2.sh", dir + "/9.sh", "/bin/a"}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("%q, %v", got, err)
-	}
-	s.Prolog = []string{"/bin/[a"}
-	if _, err := s.paths(prologKind()); err == nil {
-		t.Error("a bad pattern")
-	}
-	s.Epilog, s.Prolog = []string{dir, "/no/such"}, nil
-	if err := s.Check(); err == nil || strings.Count(err.Error(), "\n") != 1 {
-		t.Errorf("%v", err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 
+	"stepd/node/scripts"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -45,13 +46,9 @@ func (n *Node) stepPlugins(rec *step.Record) {
 	}
 }
 
-// scriptHook reports whether a hook is prolog's or epilog's: a run of these says nothing
-// about the hooks of a step, nor the other way round.
-func scriptHook(hook string) bool {
-	return hook == prologKind().hook || hook == epilogKind().hook
-}
-
-func ofStep(hook string) bool { return !scriptHook(hook) }
+// ofStep reports whether a step calls the hook: a run of prolog or epilog says nothing about
+// it, nor a step about theirs.
+func ofStep(hook string) bool { return !scripts.IsHook(hook) }
 
 // countCrashes counts the plugins that crashed in one run of the stack. Where
 // none did, those begin anew whose last crash was in a hook that this run called.

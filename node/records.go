@@ -117,7 +117,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	for _, other := range others {
 		f.n.cancelLater(other, jobEnded)
 	}
-	if idle && !f.n.owed(epilogKind()) {
+	if idle && !f.n.scripts.OwesEpilog() {
 		f.n.reg.free(f.job)
 	}
 	f.log.WithField("state", rec.State).WithField("reason", rec.Reason).Info("step ended")

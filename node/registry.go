@@ -124,8 +124,7 @@ func (r *registry) adopt(rec state.Job, cpus []int, n int) *job {
 	j.open, j.found = n > 0, true
 	if rec.Origin != step.OriginAlloc || rec.Prologued {
 		// Its prolog was run, or will not be any more.
-		j.prolog.end = make(chan struct{})
-		close(j.prolog.end)
+		_ = j.scripts.Skip() // a legal move: the job is new here
 	}
 	r.jobs[rec.ID] = j
 	if n > 0 {

@@ -1,13 +1,10 @@
 package node
 
 import (
-	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"stepd/api"
 	"stepd/step"
@@ -103,85 +100,4 @@ func TestBatchRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	tn.wait(lead)
-}
-
-// TestWriteOwned: nothing of a user's is followed, and nothing is left open.
-func TestWriteOwned(t *testing.T) {
-	dir := t.TempDir()
-	target := filepath.Join(dir, "target")
-	if err := os.WriteFile(target, []byte("keep"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(target, filepath.Join(dir, "7")); err != nil {
-		t.Fatal(err)
-	}
-	me := step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
-	if err := writeOwned(dir, "7", []byte("text"), me); err != nil {
-		t.Fatal(err)
-	}
-	if b, err := os.ReadFile(target); err != nil || string(b) != "keep" {
-		t.Errorf("the link was followed: %q, %v", b, err)
-	}
-	if b, err := os.ReadFile(filepath.Join(dir, "7")); err != nil || string(b) != "text" {
-		t.Errorf("script %q, %v", b, err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, "8"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := writeOwned(dir, "8", nil, me); err == nil {
-		t.Error("a directory was replaced")
-	}
-}
-
-// What a user sends to prolog and epilog never makes them fail to start.
-func TestPassable(t *testing.T) {
-	tn := fresh(t)
-	env := []string{"SLURM_JOB_ID=1"}
-	for i := range 40 {
-		env = append(env, fmt.Sprintf("SPANK_V%d=%s", i, strings.Repeat("x", 110<<10)))
-	}
-	env = append(env, "SPANK_LONG="+strings.Repeat("x", 128<<10), "SLURM_LAST=1")
-	got := passable(env, tn.log.WithField("job", 1))
-	size := 0
-	for _, e := range got {
-		size += len(e)
-	}
-	if size > userEnvMax+100 || len(got) != 2+9 || got[0] != env[0] || got[len(got)-1] != "SLURM_LAST=1" {
-		t.Errorf("%d variables of %d bytes are left", len(got), size)
-	}
-}
-
-// TestWriteOwnedForks: no fork waits for a script that is written, and the script for those
-// that may have it open.
-func TestWriteOwnedForks(t *testing.T) {
-	dir := t.TempDir()
-	me := step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
-	done := make(chan error, 1)
-	syscall.ForkLock.Lock() // a fork is under way
-	forked := false
-	fork := func() {
-		if !forked {
-			syscall.ForkLock.Unlock()
-		}
-		forked = true
-	}
-	defer fork()
-	go func() { done <- writeOwned(dir, "7", []byte("text"), me) }()
-	for deadline := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) {
-		if b, err := os.ReadFile(filepath.Join(dir, "7")); err == nil && string(b) == "text" {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("it is written under the lock")
-		}
-	}
-	select {
-	case err := <-done:
-		t.Errorf("it has not waited for the fork: %v", err)
-	default:
-	}
-	fork()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"stepd/api"
 	"stepd/node/child"
+	"stepd/node/scripts"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -155,7 +156,7 @@ func (n *Node) awaitEmpty(id step.ID) {
 		go func() { // ends with ctx, which ends with this call
 			select {
 			case <-n.stopping:
-				cancel(errStopping)
+				cancel(scripts.ErrStopping)
 			case <-ctx.Done():
 			}
 		}()
@@ -202,6 +203,20 @@ func (n *Node) endPlace(job uint32, log *logrus.Entry) {
 	if err := n.cfg.Tracker.EndJob(job); err != nil {
 		log.Errorf("%v", err)
 	}
+}
+
+// claimProgram returns the held step for which the site's UnkillableStepProgram
+// is to be run now, once; nil is none.
+func (n *Node) claimProgram(id step.ID) *state.Held {
+	n.draining.Lock()
+	defer n.draining.Unlock()
+	h := n.held.steps[id]
+	if n.cfg.UnkillableProgram == "" || h == nil || h.Programmed {
+		return nil
+	}
+	h.Programmed = true
+	n.storeHeld(id)
+	return h
 }
 
 // recoverHeld waits again for what an earlier noded waited for. Steps that run

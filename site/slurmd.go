@@ -35,7 +35,7 @@ type Slurmd struct {
 // is left out.
 func StartSlurmd(s *Site, log *logrus.Logger, n *node.Node) (*Slurmd, error) {
 	conf := s.spank()
-	id, _ := n.StackID() // what is wrong with the stack is said below
+	id, _ := n.Scripts().Stack() // what is wrong with the stack is said below
 	stack, err := spank.StackOf(conf)
 	if err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ func StartSlurmd(s *Site, log *logrus.Logger, n *node.Node) (*Slurmd, error) {
 		d, err := openSlurmd(s, conf, stack, log)
 		if err == nil {
 			if len(stack.Plugins) == all && d.session.Whole() {
-				n.LearnStack(id, d.session.Hooks())
+				n.Scripts().LearnStack(id, d.session.Hooks())
 			}
 			d.watch.Go(func() { d.follow(n) })
 			return d, nil

@@ -25,7 +25,7 @@ type stackID struct {
 	id   string   // guarded by mu
 }
 
-// ID implements node.Scripts.StackID.
+// ID implements scripts.Config.StackID.
 func (s *stackID) ID() (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

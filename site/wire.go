@@ -16,6 +16,7 @@ import (
 	"stepd/mpi"
 	"stepd/node"
 	"stepd/node/place"
+	"stepd/node/scripts"
 	"stepd/node/selection"
 	"stepd/slurmconf"
 	"stepd/spank"
@@ -157,9 +158,9 @@ func (s *Site) spank() step.SpankConf {
 }
 
 // scripts are the site's prolog and epilog.
-func (s *Site) scripts() node.Scripts {
+func (s *Site) scripts() scripts.Config {
 	stack := &stackID{file: s.conf.PlugStackConfig, dirs: s.conf.PluginDir}
-	out := node.Scripts{
+	out := scripts.Config{
 		Prolog: s.conf.Prolog, Epilog: s.conf.Epilog, Timeout: s.conf.PrologEpilogTimeout, StackID: stack.ID,
 		Unsafe: unsafeScript,
 	}

@@ -112,12 +112,12 @@ func (s *server) reload() *errReload {
 // short, or when they have had their time.
 func (s *server) reloadDue() <-chan struct{} {
 	due := make(chan struct{})
-	running, over := s.node.Prologs()
+	running, over := s.node.Scripts().Prologs()
 	if running == 0 {
 		close(due)
 		return due
 	}
-	most := cmp.Or(s.node.PrologMax(), prologGrace)
+	most := cmp.Or(s.node.Scripts().Timeout, prologGrace)
 	s.log.Infof("to be reloaded: noded goes on until no prolog runs, of which there are %d now, %v at most", running, most)
 	go func() { // ends with the time at the latest
 		defer close(due)

@@ -1,0 +1,133 @@
+package scripts
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"stepd/node/child"
+	"stepd/step"
+)
+
+// State is where a job's prolog stands.
+type State string
+
+// The states of a job's prolog.
+const (
+	Waiting State = "waiting" // for the job's first step
+	Running State = "running"
+	Passed  State = "passed" // it has succeeded, or the job has none to run
+	Failed  State = "failed" // no step of the job may start
+)
+
+// moves are the legal changes of a State.
+func moves(from State) []State {
+	switch from {
+	case Waiting:
+		return []State{Running, Passed}
+	case Running:
+		return []State{Passed, Failed}
+	}
+	return nil
+}
+
+// Job is what scripts have, and leave, in one job: where its prolog stands, the processes
+// that were started, and the pipes that their children may still write to. Make it with
+// NewJob.
+type Job struct {
+	id    uint32
+	ended chan struct{} // closed when the prolog has passed or failed
+
+	mu      sync.Mutex
+	state   State         // guarded by mu
+	err     error         // why the prolog has failed; does not change when ended is closed
+	ran     []step.Record // guarded by mu: the processes, as a Tracker wants them
+	outputs []*output     // guarded by mu
+	placed  bool          // guarded by mu: the scripts have a place
+}
+
+// NewJob returns the scripts' part of a job whose prolog has not begun.
+func NewJob(id uint32) *Job { return &Job{id: id, state: Waiting, ended: make(chan struct{})} }
+
+// Place is the place of the job's scripts: what they leave behind lives as long as the job.
+func (j *Job) Place() step.ID { return step.ID{Job: j.id, Step: step.ScriptsPlace} }
+
+// Skip notes that the prolog of a job of an earlier noded has run, or is not to run any more.
+func (j *Job) Skip() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.moveLocked(Passed, nil)
+}
+
+// moveLocked changes the state; err is why the prolog has failed.
+func (j *Job) moveLocked(to State, err error) error {
+	if !slices.Contains(moves(j.state), to) {
+		return fmt.Errorf("internal error: the prolog of job %d is %s and cannot become %s", j.id, j.state, to)
+	}
+	j.state, j.err = to, err
+	if to == Passed || to == Failed {
+		close(j.ended)
+	}
+	return nil
+}
+
+// begin reports whether the caller is to run the prolog; other callers wait for ended.
+func (j *Job) begin() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.moveLocked(Running, nil) == nil
+}
+
+// end ends the prolog that begin has begun.
+func (j *Job) end(err error) error {
+	to := Passed
+	if err != nil {
+		to = Failed
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if illegal := j.moveLocked(to, err); illegal != nil {
+		return illegal
+	}
+	return err
+}
+
+// placeMade notes that the scripts' place is to be removed, whether a program can be run in
+// it or not.
+func (j *Job) placeMade() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.placed = true
+}
+
+// addProcess remembers a process that runs, or ran, for the job.
+func (j *Job) addProcess(p *child.Process) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.ran = append(j.ran, step.Record{ID: j.Place(), StepdPID: p.PID, StepdStart: p.Start})
+}
+
+// addOutput keeps a program's output open for the processes that it has left running.
+func (j *Job) addOutput(o *output) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.outputs = append(j.outputs, o)
+}
+
+// Leave hands over what the scripts have left: the records of the places that the caller has
+// to end, one for all processes or one for each, and a function that closes their outputs
+// afterwards. No script has run where places is empty.
+func (j *Job) Leave() (places []step.Record, closeOutputs func()) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	ran, outputs, placed := j.ran, j.outputs, j.placed
+	j.ran, j.outputs, j.placed = nil, nil, false
+	if placed {
+		places = append(ran, step.Record{ID: j.Place()})
+	}
+	return places, func() {
+		for _, o := range outputs {
+			o.close()
+		}
+	}
+}

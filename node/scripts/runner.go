@@ -1,0 +1,456 @@
+// Package scripts runs what a site wants run as root around a job: prolog, epilog, the
+// plugins' hooks that belong to them, and UnkillableStepProgram. It also writes batch
+// scripts.
+//
+// It does not decide when a job begins or ends, nor what becomes of a job whose prolog fails,
+// and it kills no process that a script leaves behind: node does, with what Job.Leave returns.
+//
+// Begin with Runner.Prolog and Runner.Epilog; Job is the scripts' part of one job, and env.go
+// has the environment that they get.
+package scripts
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/api/stepapi"
+	"stepd/node/child"
+	"stepd/step"
+)
+
+// PrologError is why no step of a job may start: its prolog has failed.
+type PrologError struct{ Err error }
+
+func (e PrologError) Error() string { return "Job prolog failed: " + e.Err.Error() }
+func (e PrologError) Unwrap() error { return e.Err }
+
+// ErrStopping ends what noded cannot wait for when it stops; the next noded
+// begins it again.
+var ErrStopping = errors.New("noded is stopping")
+
+// Tracker makes the places of scripts (node.Tracker).
+type Tracker interface {
+	// MakeScripts makes the place of a job's scripts, or finds it again. The caller closes
+	// leaf; nil says that no process can be born there.
+	MakeScripts(id step.ID) (leaf *os.File, err error)
+	// AddStepd tracks a process that was not born in its place.
+	AddStepd(id step.ID, pid int) error
+}
+
+// Runner runs the scripts of all jobs of a node. All fields are required, and none changes
+// after the first call. Methods may be called from any goroutine.
+type Runner struct {
+	Config
+	// The names are those in the scripts' environment; Cluster, Partition and SlurmConf may
+	// be "".
+	NodeName, Cluster, Partition, SlurmConf, Socket string
+
+	// Spank is the plugin stack. `stepd spank` calls its hooks: StepdPath with StepdEnv and,
+	// as standard error, what StepdLog returns.
+	Spank     step.SpankConf
+	StepdPath string
+	StepdEnv  []string
+	StepdLog  func() (*child.Stderr, *os.File, error)
+	// Quarantined are the plugins to leave out; CountCrashes gets those that have crashed, and
+	// which hooks were called.
+	Quarantined  func() []step.Quarantine
+	CountCrashes func(crashed []step.PluginCrash, called func(hook string) bool)
+
+	Tracker Tracker
+	// Control returns the job control environment of a job.
+	Control func(job uint32) ([][]byte, error)
+	// Drain drains the node: a script has failed.
+	Drain func(reason string)
+	// Stopping is closed when noded stops; scripts are killed Linger later.
+	Stopping <-chan struct{}
+	Linger   time.Duration
+	Log      *logrus.Logger
+
+	one   sync.Mutex // held by the prolog or epilog that runs, where they are serial
+	hooks stackHooks
+	count count
+}
+
+// stackHooks remembers which hooks the plugin stack has: a stack without
+// job_prolog and job_epilog, as most are, then costs a job nothing.
+type stackHooks struct {
+	mu    sync.Mutex
+	id    string   // guarded by mu
+	hooks []string // guarded by mu
+}
+
+// count counts the prologs that run.
+type count struct {
+	mu      sync.Mutex
+	running int           // guarded by mu
+	none    chan struct{} // guarded by mu; closed when none runs any more
+}
+
+// begin counts one, until end is called.
+func (c *count) begin() (end func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running++; c.running == 1 {
+		c.none = make(chan struct{})
+	}
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.running--; c.running == 0 {
+			close(c.none)
+		}
+	}
+}
+
+// Prologs returns how many jobs' prologs run; over is closed when none does any more, and nil
+// where none runs. A reload of noded waits for that, since a prolog that noded's stop
+// interrupts costs its step.
+func (r *Runner) Prologs() (running int, over <-chan struct{}) {
+	r.count.mu.Lock()
+	defer r.count.mu.Unlock()
+	if r.count.running == 0 {
+		return 0, nil
+	}
+	return r.count.running, r.count.none
+}
+
+// Stack is Config.StackID's answer, "" where there is none.
+func (r *Runner) Stack() (string, error) {
+	if r.StackID == nil {
+		return "", nil
+	}
+	return r.StackID()
+}
+
+// LearnStack notes which hooks the plugin stack has that Stack named before it was loaded.
+func (r *Runner) LearnStack(id string, hooks []string) {
+	r.hooks.mu.Lock()
+	defer r.hooks.mu.Unlock()
+	r.hooks.id, r.hooks.hooks = id, hooks
+}
+
+// hasHook reports whether a plugin may have to be called, and what the stack's
+// name was then.
+func (r *Runner) hasHook(hook string) (may bool, id string) {
+	id, err := r.Stack()
+	if err != nil {
+		return true, "" // loading the stack reports what is wrong
+	}
+	if id == "" {
+		return false, ""
+	}
+	r.hooks.mu.Lock()
+	defer r.hooks.mu.Unlock()
+	return r.hooks.id != id || slices.Contains(r.hooks.hooks, hook), id
+}
+
+// owes reports whether anything is to be run.
+func (r *Runner) owes(k kind) bool {
+	if len(r.patterns(k)) > 0 {
+		return true
+	}
+	may, _ := r.hasHook(k.hook)
+	return may
+}
+
+// OwesEpilog reports whether the end of a job has anything to run.
+func (r *Runner) OwesEpilog() bool { return r.owes(epilog()) }
+
+// AwaitsProlog reports whether a step of the job has to run the prolog, or to
+// wait for it. Where nothing is to be run now, nothing will be for this job.
+func (r *Runner) AwaitsProlog(j *Job) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.state == Waiting && !r.owes(prolog()) {
+		_ = j.moveLocked(Passed, nil) // a legal move
+	}
+	return j.state != Passed
+}
+
+// Prolog runs the job's prolog, once, for the first caller; others wait for its end. A failure
+// is every step's, and drains the node: the error is a PrologError then, and ErrStopping where
+// noded stops. The first caller's ended is called before the others go on.
+func (r *Runner) Prolog(j *Job, f Facts, ended func(error)) error {
+	if !j.begin() {
+		<-j.ended // bounded as the scripts are, and by noded's stop
+		return j.err
+	}
+	over := r.count.begin()
+	err := r.run(j, f, prolog(), nil)
+	if err != nil && !errors.Is(err, ErrStopping) {
+		r.Drain(fmt.Sprintf("%s: job %d: %v", prolog().title, j.id, err))
+		err = PrologError{err}
+	}
+	ended(err)
+	over()
+	return j.end(err)
+}
+
+// Epilog runs the epilog of a job whose steps have ended; a failure drains the node. It
+// returns false where noded stops before the epilog's end: then the next noded runs it again.
+func (r *Runner) Epilog(j *Job, f Facts, end End) bool {
+	err := r.run(j, f, epilog(), end.env())
+	if errors.Is(err, ErrStopping) {
+		return false
+	}
+	if err != nil {
+		r.Drain(fmt.Sprintf("%s: job %d: %v", epilog().title, j.id, err))
+	}
+	return true
+}
+
+// run calls the plugins' hook and then runs the programs, whatever the result of the hook.
+// The prolog ends with the first program that fails; of the epilog all programs are run, since
+// each cleans up something. The error names all that failed, on one line: it is the reason of
+// steps and of the node.
+func (r *Runner) run(j *Job, f Facts, k kind, more []string) error {
+	if r.Serial {
+		r.one.Lock()
+		defer r.one.Unlock()
+	}
+	select {
+	case <-r.Stopping:
+		return ErrStopping
+	default:
+	}
+	ctx, cancel := r.untilStopped()
+	defer cancel()
+	log := r.Log.WithField("job", j.id)
+	control, err := r.Control(j.id)
+	if err != nil {
+		return err
+	}
+	env := r.scriptEnv(j, f, k, control, more)
+	begin := time.Now()
+	var errs []error
+	if may, stack := r.hasHook(k.hook); may {
+		errs = append(errs, r.callPlugins(ctx, j, f, k, env, control, stack))
+	}
+	paths, err := r.paths(k)
+	errs = append(errs, err)
+	short := passable(env, log)
+	for _, path := range paths {
+		err := r.runScript(ctx, j, path, short, log)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s %q: %w", k.name, path, err))
+		}
+		if ctx.Err() != nil || (err != nil && k.name == "prolog") {
+			break
+		}
+	}
+	if ctx.Err() != nil {
+		log.Infof("the %s was interrupted: %s", k.name, k.interrupted)
+		return ErrStopping
+	}
+	log.Debugf("%s took %v", k.name, time.Since(begin))
+	return step.JoinErrors(errs...)
+}
+
+// untilStopped is a context that ends Linger after noded began to stop.
+func (r *Runner) untilStopped() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	go func() { // ends with ctx
+		select {
+		case <-r.Stopping:
+		case <-ctx.Done():
+			return
+		}
+		t := time.NewTimer(r.Linger)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			cancel(ErrStopping)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// bounded is ctx with PrologEpilogTimeout.
+func (r *Runner) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if r.Timeout <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeoutCause(ctx, r.Timeout, fmt.Errorf("did not end within %v (PrologEpilogTimeout)", r.Timeout))
+}
+
+// runScript runs one of the site's programs.
+func (r *Runner) runScript(ctx context.Context, j *Job, path string, env []string, log *logrus.Entry) error {
+	if err := r.checkProgram(path); err != nil {
+		return fmt.Errorf("cannot run it: %w", err)
+	}
+	ctx, cancel := r.bounded(ctx)
+	defer cancel()
+	return r.runProgram(ctx, j, path, env, log)
+}
+
+// runProgram runs one program of the site's in the job's place, until ctx ends.
+func (r *Runner) runProgram(ctx context.Context, j *Job, path string, env []string, log *logrus.Entry) error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	out, theirs, err := newOutput()
+	if err != nil {
+		return err
+	}
+	err = r.runChild(ctx, j, child.Program{Path: path, Argv: []string{path}, Env: env, Files: []*os.File{null, theirs, theirs}})
+	theirs.Close()
+	lines := out.lines()
+	j.addOutput(out)
+	for _, line := range lines {
+		if err != nil {
+			log.Warnf("%s: %s", path, line)
+		} else {
+			log.Debugf("%s: %s", path, line)
+		}
+	}
+	if err != nil && len(lines) > 0 {
+		err = fmt.Errorf("%w: %s", err, lines[len(lines)-1])
+	}
+	return err
+}
+
+// runChild runs the child to its end, in a session of its own and in the job's
+// place. When ctx ends first, its process group is killed, and the error is
+// ctx's cause.
+func (r *Runner) runChild(ctx context.Context, j *Job, c child.Program) error {
+	leaf, err := r.Tracker.MakeScripts(j.Place())
+	if err != nil {
+		return err
+	}
+	j.placeMade()
+	if leaf != nil {
+		defer leaf.Close()
+	}
+	c.Leaf, c.Dir = leaf, r.Dir
+	if c.Dir == "" {
+		c.Dir = "/"
+	}
+	p, err := c.Start()
+	if err != nil {
+		return fmt.Errorf("cannot run %q: %w", c.Path, err)
+	}
+	defer p.Close()
+	j.addProcess(p)
+	if leaf == nil {
+		if err := r.Tracker.AddStepd(j.Place(), p.PID); err != nil {
+			r.Log.WithField("job", j.id).Errorf("%v", err)
+		}
+	}
+	return p.Run(ctx)
+}
+
+// callPlugins runs `stepd spank prolog|epilog`: the plugins' hook, in a process
+// of its own.
+func (r *Runner) callPlugins(ctx context.Context, j *Job, f Facts, k kind, env []string, control [][]byte, stack string) error {
+	ctx, cancel := r.bounded(ctx)
+	defer cancel()
+	doc := step.JobScript{
+		Schema: step.Schema, JobID: j.id, User: f.User, NodeName: r.NodeName, Spank: r.Spank,
+		Env: make([][]byte, len(env)), JobControl: control,
+	}
+	doc.Spank.Quarantined = r.Quarantined()
+	for i, e := range env {
+		doc.Env[i] = []byte(e)
+	}
+	text, err := json.Marshal(doc)
+	if err != nil {
+		return fmt.Errorf("cannot encode job %d for its plugins: %w", j.id, err)
+	}
+	mem, err := stepapi.SealedMemfd("job", text)
+	if err != nil {
+		return err
+	}
+	defer mem.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	words, stderr, err := r.StepdLog()
+	if err != nil {
+		return err
+	}
+	if words != nil {
+		defer stderr.Close()
+		defer words.Close()
+		defer words.Finish() // its last words may not have been read
+	}
+	answer, theirs, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("cannot make a pipe for stepd's answer: %w", err)
+	}
+	defer answer.Close()
+	err = r.runChild(ctx, j, child.Program{
+		Path: r.StepdPath, Argv: []string{"stepd", "spank", k.name}, Env: r.StepdEnv,
+		Files: []*os.File{null, theirs, stderr, mem},
+	})
+	theirs.Close()
+	res, rerr := readResult(answer)
+	if rerr == nil {
+		r.CountCrashes(res.Crashes, func(hook string) bool { return hook == k.hook })
+		if res.Hooks != nil {
+			r.LearnStack(stack, res.Hooks)
+		}
+	}
+	switch {
+	case err == nil && rerr == nil:
+		return nil
+	case res != nil && res.Failure != "":
+		return errors.New(child.Message(res.Failure))
+	case err == nil:
+		return rerr
+	}
+	return fmt.Errorf("`stepd spank %s`: %w", k.name, err)
+}
+
+// resultMax bounds stepd's answer: it names plugins and hooks.
+const resultMax = 1 << 20
+
+// readResult reads what stepd has written before it ended. No other
+// process has the pipe's other end.
+func readResult(from io.Reader) (*step.JobScriptResult, error) {
+	b, err := io.ReadAll(io.LimitReader(from, resultMax))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read stepd's answer: %w", err)
+	}
+	if len(bytes.TrimSpace(b)) == 0 {
+		return nil, errors.New("stepd gave no answer")
+	}
+	res := new(step.JobScriptResult)
+	if err := json.Unmarshal(b, res); err != nil {
+		return nil, fmt.Errorf("cannot parse stepd's answer: %w", err)
+	}
+	return res, nil
+}
+
+// unkillableMax bounds UnkillableStepProgram, as Slurm does.
+const unkillableMax = 5 * time.Minute
+
+// Unkillable runs the site's UnkillableStepProgram, as root in the place of the job's scripts,
+// for a step that has processes left; text describes them. The log has its failure.
+func (r *Runner) Unkillable(j *Job, f Facts, program string, left *step.Record, text string) {
+	log := r.Log.WithField("step", left.ID.String())
+	ctx, cancel := r.untilStopped()
+	defer cancel()
+	ctx, stop := context.WithTimeoutCause(ctx, unkillableMax, fmt.Errorf("did not end within %v", unkillableMax))
+	defer stop()
+	begin := time.Now()
+	if err := r.runProgram(ctx, j, program, r.unkillableEnv(j, f, left, text), log); err != nil {
+		log.Errorf("UnkillableStepProgram %q: %v", program, err)
+		return
+	}
+	log.Infof("UnkillableStepProgram took %v", time.Since(begin).Round(time.Millisecond))
+}
