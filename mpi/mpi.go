@@ -94,7 +94,7 @@ const (
 func Types() []Type {
 	return []Type{
 		{Name: None},
-		{Name: PMI2, Stepd: func(conf step.MPIConf, _ Deps) Plugin { return pmi2.New(pmi2.Config(conf.PMI2)) }},
+		{Name: PMI2, Stepd: func(conf step.MPIConf, _ Deps) Plugin { return pmi2.New(conf.PMI2) }},
 		{Name: PMIx, Stepd: func(conf step.MPIConf, deps Deps) Plugin {
 			return pmix.New(pmix.Config{PMIxConf: conf.PMIx, Start: deps.Start, Namespace: deps.Namespace})
 		}},

@@ -47,7 +47,7 @@ func TestExit(t *testing.T) {
 			[]string{"MPI fence cannot complete"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, 2, Config{})
+			w := newWorld(t, 2, step.PMI2Conf{})
 			w.ranks[0].init2().say("cmd=kvs-fence;")
 			w.ranks[0].ask("cmd=job-getid;", "cmd=job-getid-response;rc=0;jobid=12.3;") // it is in the fence
 			c.play(w.ranks[1])
@@ -65,7 +65,7 @@ func TestExit(t *testing.T) {
 
 // A fence that is entered when the others are gone already.
 func TestExitBeforeTheFence(t *testing.T) {
-	w := newWorld(t, 9, Config{})
+	w := newWorld(t, 9, step.PMI2Conf{})
 	f := w.ranks[4].init2()
 	for _, rank := range []int{0, 1, 2, 7} {
 		w.exit(rank, 0)
@@ -84,7 +84,7 @@ func TestExitBeforeTheFence(t *testing.T) {
 
 // Tasks that speak no PMI, and ranks that finalized, end as they like.
 func TestExitOfNoConcern(t *testing.T) {
-	w := newWorld(t, 4, Config{})
+	w := newWorld(t, 4, step.PMI2Conf{})
 	w.ranks[1].init1().finalize()
 	w.ranks[2].init2().finalize()
 	w.ranks[3].init2().say("cmd=abort;isworld=FALSE;msg=x;")
@@ -101,7 +101,7 @@ func TestExitOfNoConcern(t *testing.T) {
 
 // A rank that closes its end and lives on is noticed by those who wait for it.
 func TestExitClosedAndAlive(t *testing.T) {
-	w := newWorld(t, 2, Config{CloseGrace: time.Millisecond})
+	w := newWorld(t, 2, step.PMI2Conf{CloseGrace: time.Millisecond})
 	w.ranks[0].init1().say("cmd=barrier_in")
 	w.ranks[1].init1()
 	w.ranks[1].file.Close()
@@ -110,7 +110,7 @@ func TestExitClosedAndAlive(t *testing.T) {
 
 // A child of the task that holds the descriptor does not hide the task's end.
 func TestExitWithDescriptorHeld(t *testing.T) {
-	w := newWorld(t, 2, Config{})
+	w := newWorld(t, 2, step.PMI2Conf{})
 	w.ranks[1].init1()
 	w.plugin.TaskExited(1, step.ExitedWith(9)) // the descriptor stays open
 	w.wantAbort(1, 9, "had not finalized")
@@ -118,7 +118,7 @@ func TestExitWithDescriptorHeld(t *testing.T) {
 
 // A rank that asks without reading is served no more, and no other notices.
 func TestFloodWithoutReading(t *testing.T) {
-	w := newWorld(t, 2, Config{})
+	w := newWorld(t, 2, step.PMI2Conf{})
 	flood, other := w.ranks[0].init2(), w.ranks[1].init2()
 	value := strings.Repeat("x", 1000)
 	flood.put("big", value)
@@ -142,7 +142,7 @@ func TestFloodWithoutReading(t *testing.T) {
 // Answers that others cause pile up for a rank that does not read, up to the
 // bound.
 func TestFloodOfAnswers(t *testing.T) {
-	w := newWorld(t, 2, Config{QueueBytes: 1 << 10, WaitsPerRank: 10000})
+	w := newWorld(t, 2, step.PMI2Conf{QueueBytes: 1 << 10, WaitsPerRank: 10000})
 	deaf, other := w.ranks[0].init2(), w.ranks[1].init2()
 	for range 2000 {
 		deaf.say("cmd=info-getnodeattr;key=x;wait=TRUE;")
@@ -155,7 +155,7 @@ func TestFloodOfAnswers(t *testing.T) {
 
 // Close ends everything in the middle of it, as often as it is called.
 func TestClose(t *testing.T) {
-	w := newWorld(t, 3, Config{})
+	w := newWorld(t, 3, step.PMI2Conf{})
 	w.ranks[0].init1().say("cmd=barrier_in")
 	w.ranks[1].init2().say("cmd=info-getnodeattr;key=x;wait=TRUE;")
 	if err := w.plugin.Close(); err != nil {
@@ -168,7 +168,7 @@ func TestClose(t *testing.T) {
 	}
 	w.plugin.TaskExited(0, step.ExitedWith(1))
 	w.wantQuiet()
-	if err := New(Config{}).Close(); err != nil {
+	if err := New(step.PMI2Conf{}).Close(); err != nil {
 		t.Errorf("Close without Prefork: %v", err)
 	}
 }
@@ -178,7 +178,7 @@ func TestPreforkErrors(t *testing.T) {
 	gone, cancel := context.WithCancelCause(context.Background())
 	cause := errors.New("step cancelled")
 	cancel(cause)
-	closed := New(Config{})
+	closed := New(step.PMI2Conf{})
 	closed.Close()
 	for _, c := range []struct {
 		name   string
@@ -187,16 +187,16 @@ func TestPreforkErrors(t *testing.T) {
 		job    launch.MPIJob
 		want   string
 	}{
-		{"no spec", New(Config{}), context.Background(), launch.MPIJob{}, "internal error"},
-		{"no tasks", New(Config{}), context.Background(), launch.MPIJob{Spec: testSpec(0), Abort: job.Abort, Log: job.Log}, "internal error"},
-		{"cancelled", New(Config{}), gone, job, "cannot make PMI sockets for 2 tasks: step cancelled"},
+		{"no spec", New(step.PMI2Conf{}), context.Background(), launch.MPIJob{}, "internal error"},
+		{"no tasks", New(step.PMI2Conf{}), context.Background(), launch.MPIJob{Spec: testSpec(0), Abort: job.Abort, Log: job.Log}, "internal error"},
+		{"cancelled", New(step.PMI2Conf{}), gone, job, "cannot make PMI sockets for 2 tasks: step cancelled"},
 		{"closed", closed, context.Background(), job, "after close"},
 	} {
 		if _, err := c.plugin.Prefork(c.ctx, c.job); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error %v, want %q", c.name, err, c.want)
 		}
 	}
-	w := newWorld(t, 1, Config{})
+	w := newWorld(t, 1, step.PMI2Conf{})
 	if _, err := w.plugin.Prefork(context.Background(), job); err == nil || !strings.Contains(err.Error(), "called twice") {
 		t.Errorf("second prefork: %v", err)
 	}
@@ -213,7 +213,7 @@ func TestPreforkWithoutDescriptors(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
 		t.Fatal(err)
 	}
-	_, err := New(Config{}).Prefork(context.Background(),
+	_, err := New(step.PMI2Conf{}).Prefork(context.Background(),
 		launch.MPIJob{Spec: testSpec(100), Abort: func(int, int, string) {}, Log: func(string) {}})
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
@@ -224,7 +224,7 @@ func TestPreforkWithoutDescriptors(t *testing.T) {
 }
 
 func TestTaskEnvironment(t *testing.T) {
-	plugin := New(Config{})
+	plugin := New(step.PMI2Conf{})
 	pre, err := plugin.Prefork(context.Background(), launch.MPIJob{Spec: testSpec(2), Abort: func(int, int, string) {}, Log: func(string) {}})
 	if err != nil {
 		t.Fatal(err)

@@ -81,19 +81,19 @@ type fake struct {
 }
 
 // newWorld makes n ranks that have not spoken yet.
-func newWorld(t testing.TB, n int, conf Config) *world {
+func newWorld(t testing.TB, n int, conf step.PMI2Conf) *world {
 	t.Helper()
 	return newWorldOf(t, conf, func(s *step.Spec) { s.NTasks = n })
 }
 
 // newWorldOf is newWorld of another step.
-func newWorldOf(t testing.TB, conf Config, change func(*step.Spec)) *world {
+func newWorldOf(t testing.TB, conf step.PMI2Conf, change func(*step.Spec)) *world {
 	t.Helper()
 	return newWorldWith(t, conf, nil, change)
 }
 
 // newWorldWith is one node of a step of several.
-func newWorldWith(t testing.TB, conf Config, peers launch.Peers, change func(*step.Spec)) *world {
+func newWorldWith(t testing.TB, conf step.PMI2Conf, peers launch.Peers, change func(*step.Spec)) *world {
 	t.Helper()
 	spec := testSpec(1)
 	change(spec)

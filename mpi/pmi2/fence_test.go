@@ -78,7 +78,7 @@ func TestFence(t *testing.T) {
 	for _, protocol := range []string{"PMI-1", "PMI-2", "both"} {
 		for _, n := range []int{1, 2, 3, 7, 64} {
 			t.Run(fmt.Sprintf("%s %d", protocol, n), func(t *testing.T) {
-				w := newWorld(t, n, Config{})
+				w := newWorld(t, n, step.PMI2Conf{})
 				w.together(func(f *fake) {
 					f.speak(protocol)
 					for round := range 5 {
@@ -101,7 +101,7 @@ func TestFence(t *testing.T) {
 // What a rank puts is its own until the fence, and no rank leaves a
 // fence before the last one has entered.
 func TestFenceMakesVisible(t *testing.T) {
-	w := newWorld(t, 3, Config{})
+	w := newWorld(t, 3, step.PMI2Conf{})
 	a, b, c := w.ranks[0].init1(), w.ranks[1].init2(), w.ranks[2].init1()
 	a.put("k", "1")
 	a.get("k", "1")
@@ -127,7 +127,7 @@ func TestFenceMakesVisible(t *testing.T) {
 
 // A threaded PMI-2 client goes on while one of its threads is in a fence.
 func TestFenceHoldsUpNoOtherThread(t *testing.T) {
-	w := newWorld(t, 2, Config{})
+	w := newWorld(t, 2, step.PMI2Conf{})
 	a, b := w.ranks[0].init2(), w.ranks[1].init2()
 	a.say("cmd=kvs-fence;thrid=1;")
 	a.ask("cmd=job-getid;thrid=2;", "cmd=job-getid-response;thrid=2;rc=0;jobid=12.3;")
@@ -140,7 +140,7 @@ func TestFenceHoldsUpNoOtherThread(t *testing.T) {
 
 func TestFenceRing(t *testing.T) {
 	const n = 5
-	w := newWorld(t, n, Config{})
+	w := newWorld(t, n, step.PMI2Conf{})
 	w.together(func(f *fake) {
 		f.init2()
 		f.ask(fmt.Sprintf("cmd=ring;ring-count=1;ring-left=l%d;ring-right=r%d;", f.n, f.n),
@@ -151,7 +151,7 @@ func TestFenceRing(t *testing.T) {
 
 func TestWaitForNodeAttribute(t *testing.T) {
 	const n = 8
-	w := newWorld(t, n, Config{})
+	w := newWorld(t, n, step.PMI2Conf{})
 	w.together(func(f *fake) {
 		f.init2()
 		if f.n == n-1 {
@@ -171,7 +171,7 @@ func TestWaitForNodeAttribute(t *testing.T) {
 func TestFenceOfThousandRanks(t *testing.T) {
 	const n = 1000
 	before := memory()
-	w := newWorld(t, n, Config{})
+	w := newWorld(t, n, step.PMI2Conf{})
 	w.together(func(f *fake) {
 		f.speak("both")
 		f.put(fmt.Sprint("address-", f.n), "0123456789abcdef0123456789abcdef")

@@ -27,7 +27,7 @@ func FuzzConnection(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		w := newWorld(t, 3, Config{CloseGrace: time.Hour})
+		w := newWorld(t, 3, step.PMI2Conf{CloseGrace: time.Hour})
 		go func() { // what is answered is read, as a real rank would
 			_, _ = io.Copy(io.Discard, w.ranks[0].file)
 		}()

@@ -69,7 +69,7 @@ type run struct {
 // and so do 60 seconds.
 func runRanks(t *testing.T, n int, command func(rank int) []string) *run {
 	t.Helper()
-	r := &run{plugin: New(Config{}), out: make([]bytes.Buffer, n), job: newFakeJob()}
+	r := &run{plugin: New(step.PMI2Conf{}), out: make([]bytes.Buffer, n), job: newFakeJob()}
 	job := launch.MPIJob{
 		Spec: testSpec(n), Job: r.job,
 		Abort: func(rank, code int, text string) {

@@ -36,7 +36,7 @@ func TestNodesFence(t *testing.T) {
 		cyclic       bool
 	}{{2, 2, false}, {2, 5, true}, {4, 8, false}, {4, 13, true}, {16, 32, true}} {
 		t.Run(fmt.Sprintf("%d nodes %d ranks", c.nodes, c.ranks), func(t *testing.T) {
-			w := newCluster(t, Config{}, lists(c.nodes, c.ranks, c.cyclic)...)
+			w := newCluster(t, step.PMI2Conf{}, lists(c.nodes, c.ranks, c.cyclic)...)
 			n := c.ranks
 			w.together(func(f *fake) {
 				f.speak("both")
@@ -61,7 +61,7 @@ func TestNodesFence(t *testing.T) {
 	}
 	t.Run("ring", func(t *testing.T) {
 		const n = 7
-		w := newCluster(t, Config{}, lists(3, n, true)...)
+		w := newCluster(t, step.PMI2Conf{}, lists(3, n, true)...)
 		w.together(func(f *fake) {
 			f.init2()
 			f.ask(fmt.Sprintf("cmd=ring;ring-count=1;ring-left=l%d;ring-right=r%d;", f.n, f.n),
@@ -69,7 +69,7 @@ func TestNodesFence(t *testing.T) {
 		})
 	})
 	t.Run("a node without ranks", func(t *testing.T) {
-		w := newCluster(t, Config{}, "0-1", "", "2")
+		w := newCluster(t, step.PMI2Conf{}, "0-1", "", "2")
 		w.together(func(f *fake) {
 			f.init1()
 			f.put(fmt.Sprint("k", f.n), "v")
@@ -87,7 +87,7 @@ func TestNodesFence(t *testing.T) {
 
 // A node's attributes stay on it, its list of ranks too; the identity is the socket's.
 func TestNodesAttributes(t *testing.T) {
-	w := newCluster(t, Config{}, "0,2", "1,3")
+	w := newCluster(t, step.PMI2Conf{}, "0,2", "1,3")
 	a, b := w.ranks[2].init2(), w.ranks[1].init2()
 	a.ask("cmd=info-putnodeattr;key=x;value=1;", "cmd=info-putnodeattr-response;rc=0;")
 	a.ask("cmd=info-getnodeattr;key=x;wait=FALSE;", "cmd=info-getnodeattr-response;rc=0;found=TRUE;value=1;")
@@ -131,47 +131,47 @@ func TestNodesStuck(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name  string
-		conf  Config
+		conf  step.PMI2Conf
 		play  func(w *cluster)
 		rank  int
 		code  int
 		words []string
 	}{
-		{"all of a node have finalized", Config{}, func(w *cluster) {
+		{"all of a node have finalized", step.PMI2Conf{}, func(w *cluster) {
 			for _, r := range []int{2, 3} {
 				w.ranks[r].init1().finalize()
 			}
 			wait(w.ranks[0].init1())
 			wait(w.ranks[1].init2())
 		}, 2, 1, []string{"MPI fence cannot complete: 2 of 4 ranks wait in it", `rank 2 on node "n1" will never enter it; rank 2 has finalized`}},
-		{"one never speaks and ends", Config{}, func(w *cluster) {
+		{"one never speaks and ends", step.PMI2Conf{}, func(w *cluster) {
 			wait(w.ranks[0].init1())
 			wait(w.ranks[1].init2())
 			w.exit(3, step.ExitedWith(5))
 		}, 3, 5, []string{`rank 3 on node "n1" will never enter it; rank 3 ended (Exited with exit code 5) before init`}},
-		{"one ends in the middle", Config{}, func(w *cluster) {
+		{"one ends in the middle", step.PMI2Conf{}, func(w *cluster) {
 			wait(w.ranks[0].init1())
 			wait(w.ranks[1].init2())
 			w.ranks[3].init1()
 			w.exit(3, step.SignaledBy(9))
 		}, 3, 137, []string{"MPI rank 3 ended (Killed) running: it had not finalized"}},
-		{"fence and ring", Config{}, func(w *cluster) {
+		{"fence and ring", step.PMI2Conf{}, func(w *cluster) {
 			wait(w.ranks[0].init1())
 			wait(w.ranks[1].init2())
 			for _, r := range []int{2, 3} {
 				w.ranks[r].init2().say("cmd=ring;ring-left=;ring-right=;")
 			}
 		}, 2, 1, []string{`rank 0 on node "n0" waits in it, and rank 2 on node "n1" in a ring`}},
-		{"one of this node is late", Config{FenceTimeout: 50 * time.Millisecond}, func(w *cluster) {
+		{"one of this node is late", step.PMI2Conf{FenceTimeout: 50 * time.Millisecond}, func(w *cluster) {
 			w.ranks[1].init1()
 			wait(w.ranks[0].init1())
 		}, 1, 1, []string{"after 50ms (PMI2FenceTimeout)", `1 of 2 ranks on node "n0" wait in it, and rank 1 on node "n0" has not come; rank 1 is running`}},
-		{"a node is late", Config{FenceTimeout: 50 * time.Millisecond}, func(w *cluster) {
+		{"a node is late", step.PMI2Conf{FenceTimeout: 50 * time.Millisecond}, func(w *cluster) {
 			w.ranks[3].init1()
 			wait(w.ranks[0].init1())
 			wait(w.ranks[1].init2())
 		}, 0, 1, []string{`all 2 ranks on node "n0" wait in it: after 50ms (PMI2FenceTimeout)`, `ranks 2-3 on node "n1" have not come; rank 2 is before init`}},
-		{"more than fits", Config{TotalBytes: 3 * (entryOverhead + 20)}, func(w *cluster) {
+		{"more than fits", step.PMI2Conf{TotalBytes: 3 * (entryOverhead + 20)}, func(w *cluster) {
 			for r := range 4 {
 				w.ranks[r].init1()
 				w.ranks[r].put(fmt.Sprint("key", r), "value")
@@ -208,7 +208,7 @@ func TestNodesBadShare(t *testing.T) {
 		"no such rank":    (&share{kind: kindFence, ranks: []rankShare{{n: 99}}}).appendTo(nil),
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newCluster(t, Config{}, "0", "1")
+			w := newCluster(t, step.PMI2Conf{}, "0", "1")
 			w.ranks[0].init1().say("cmd=barrier_in")
 			w.net.meet(meetFence+"[0 1]", 2, 1, bytes)
 			w.nodes[0].wantAbort(0, 1, `node "n1"`, "cannot read another node's part of a fence")
@@ -240,7 +240,7 @@ func TestMapping(t *testing.T) {
 	for i := range 300 {
 		odd = append(odd, fmt.Sprint(i*7%300))
 	}
-	w := newCluster(t, Config{}, odd...)
+	w := newCluster(t, step.PMI2Conf{}, odd...)
 	w.ranks[0].init1().ask("cmd=get key=PMI_process_mapping", "cmd=get_result rc=-1 msg=key_not_found value=unknown")
 }
 

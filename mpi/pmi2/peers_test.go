@@ -106,7 +106,7 @@ type cluster struct {
 }
 
 // newCluster makes a step whose ranks are on nodes as the lists say.
-func newCluster(t *testing.T, conf Config, lists ...string) *cluster {
+func newCluster(t *testing.T, conf step.PMI2Conf, lists ...string) *cluster {
 	t.Helper()
 	c := &cluster{t: t, net: newFakeNet(len(lists)), ranks: make(map[int]*fake)}
 	l := &step.Layout{}

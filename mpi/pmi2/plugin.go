@@ -19,7 +19,7 @@ import (
 // with New, call Prefork once, TaskExited for each task that ended, and Close
 // at the end; it serves one step only.
 type Plugin struct {
-	conf Config
+	conf step.PMI2Conf
 
 	mu      sync.Mutex
 	started bool // guarded by mu
@@ -39,8 +39,8 @@ type Plugin struct {
 const Name = "pmi2"
 
 // New makes a plugin; conf's zero value means the defaults.
-func New(conf Config) *Plugin {
-	p := &Plugin{conf: conf.withDefaults(), closing: make(chan struct{})}
+func New(conf step.PMI2Conf) *Plugin {
+	p := &Plugin{conf: withDefaults(conf), closing: make(chan struct{})}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
@@ -183,44 +183,8 @@ func (p *Plugin) Close() error {
 	return nil
 }
 
-// Config bounds what the ranks of a step may ask of stepd. The zero value of
-// each field means its default, which is named beside it.
-type Config struct {
-	// KeyBytes1 bounds a key or a service name under PMI-1, where clients are
-	// get it as keylen_max: 256.
-	KeyBytes1 int
-	// KeyBytes2 bounds a key or a service name under PMI-2: 64, the
-	// PMI2_MAX_KEYLEN that clients are compiled with.
-	KeyBytes2 int
-	// ValueBytes bounds a value or a port: 1024, the PMI2_MAX_VALLEN that
-	// clients are compiled with; PMI-1 clients get it as vallen_max.
-	ValueBytes int
-	// FrameBytes bounds a PMI-1 line, a PMI-1 spawn block and a PMI-2 frame:
-	// 65536.
-	FrameBytes int
-	// Attributes bounds the key=value pairs of one message: 1024.
-	Attributes int
-	// KeysPerRank bounds the keys that one rank may hold in the key value
-	// space, in the node's attributes and in the name service together: 4096.
-	KeysPerRank int
-	// TotalBytes bounds the memory of all that the ranks store: 32 MiB.
-	TotalBytes int
-	// QueueBytes bounds the answers that wait for a rank that does not read:
-	// 256 KiB. Beyond it the rank's connection is closed.
-	QueueBytes int
-	// WaitsPerRank bounds the node attributes that one rank may wait for at
-	// the same time: 64.
-	WaitsPerRank int
-	// CloseGrace is how long a rank that closed its connection in the middle
-	// is given to end, so that its exit status is known: 1 s.
-	CloseGrace time.Duration
-	// FenceTimeout bounds how long ranks wait in a fence for others that live:
-	// then the step ends and the missing ranks are named. 0 is no bound.
-	FenceTimeout time.Duration
-}
-
-// withDefaults fills what the site left out.
-func (c Config) withDefaults() Config {
+// withDefaults fills the limits that the site left out.
+func withDefaults(c step.PMI2Conf) step.PMI2Conf {
 	set := func(field *int, value int) {
 		if *field <= 0 {
 			*field = value

@@ -5,11 +5,13 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"stepd/step"
 )
 
 // TestProgress: each change of a rank is told, in its order.
 func TestProgress(t *testing.T) {
-	w := newWorld(t, 2, Config{})
+	w := newWorld(t, 2, step.PMI2Conf{})
 	a, b := w.ranks[0], w.ranks[1].init2()
 	b.say("cmd=info-getnodeattr;thrid=1;key=a;wait=TRUE;")
 	a.init1().say("cmd=barrier_in")

@@ -55,7 +55,7 @@ func (s *state) release(r *spawnRequest) {
 // spawn1 takes one block of a PMI-1 spawn. The client reads one answer, after the
 // last of its blocks: whole says that this was it. Where a block is bad, the
 // blocks that follow are still this spawn's.
-func (s *spawnRequest) take1(m message, conf *Config) (whole bool, err error) {
+func (s *spawnRequest) take1(m message, conf *step.PMI2Conf) (whole bool, err error) {
 	total, ok1 := m.number("totspawns")
 	sofar, ok2 := m.number("spawnssofar")
 	switch {

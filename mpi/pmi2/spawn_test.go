@@ -36,7 +36,7 @@ func TestSpawn(t *testing.T) {
 	}
 	for _, version := range []int{1, 2} {
 		t.Run(fmt.Sprint("PMI-", version), func(t *testing.T) {
-			w := newWorld(t, 2, Config{})
+			w := newWorld(t, 2, step.PMI2Conf{})
 			w.ranks[0].init1()
 			f := w.ranks[1]
 			if version == 1 {
@@ -76,7 +76,7 @@ func TestSpawn(t *testing.T) {
 // A spawned step knows who has spawned it, and finds what it was given.
 func TestSpawnedStep(t *testing.T) {
 	parent := step.ID{Job: 12}
-	w := newWorldOf(t, Config{}, func(s *step.Spec) {
+	w := newWorldOf(t, step.PMI2Conf{}, func(s *step.Spec) {
 		s.NTasks, s.Parent = 3, &parent
 		s.Preput = []step.KeyValue{{Key: "port", Value: []byte("p 1")}}
 		s.JobCPUs = "0-7"
@@ -117,7 +117,7 @@ func TestSpawnRefused(t *testing.T) {
 		{"a key too long", "mcmd=spawn\nnprocs=1\nexecname=a\ntotspawns=1\nspawnssofar=1\npreput_num=1\npreput_key_0=" + strings.Repeat("k", 257) + "\npreput_val_0=x\nendcmd", "more_than_256_(PMI1KeyBytes)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, 1, Config{})
+			w := newWorld(t, 1, step.PMI2Conf{})
 			f := w.ranks[0].init1()
 			f.say(c.say)
 			if got := f.receive(); !strings.HasPrefix(got, "cmd=spawn_result rc=-1 msg=") || !strings.Contains(got, c.want) {
@@ -127,7 +127,7 @@ func TestSpawnRefused(t *testing.T) {
 		})
 	}
 	t.Run("all blocks", func(t *testing.T) {
-		w := newWorld(t, 1, Config{FrameBytes: 2048})
+		w := newWorld(t, 1, step.PMI2Conf{FrameBytes: 2048})
 		f := w.ranks[0].init1()
 		for i := 1; i < 40; i++ {
 			f.say(block1(100, i, 1, "a", strings.Repeat("x", 1000)))
@@ -137,7 +137,7 @@ func TestSpawnRefused(t *testing.T) {
 		}
 	})
 	t.Run("blocks of many ranks", func(t *testing.T) {
-		w := newWorld(t, 3, Config{FrameBytes: 2048, TotalBytes: 8192})
+		w := newWorld(t, 3, step.PMI2Conf{FrameBytes: 2048, TotalBytes: 8192})
 		held := func() int {
 			w.plugin.state.mu.Lock()
 			defer w.plugin.state.mu.Unlock()
@@ -168,7 +168,7 @@ func TestSpawnRefused(t *testing.T) {
 		{"cmd=spawn;ncmds=1;preputcount=1;ppkey0=" + long + ";ppval0=x;subcmd=a;maxprocs=1;", "more than 64 (PMI2KeyBytes)"},
 		{"cmd=spawn;ncmds=1;subcmd=a;maxprocs=1;infokeycount=1;infokey0=a;", "infoval0 is missing"},
 	} {
-		w := newWorld(t, 1, Config{})
+		w := newWorld(t, 1, step.PMI2Conf{})
 		f := w.ranks[0].init2()
 		f.say(c[0])
 		if got := f.receive(); !strings.HasPrefix(got, "cmd=spawn-response;rc=") || strings.Contains(got, "rc=0") || !strings.Contains(got, c[1]) {
@@ -179,7 +179,7 @@ func TestSpawnRefused(t *testing.T) {
 
 // A rank that ends while noded is asked for it holds up no other rank, nor Close.
 func TestSpawnOfAnEndedRank(t *testing.T) {
-	w := newWorld(t, 2, Config{WaitsPerRank: 2})
+	w := newWorld(t, 2, step.PMI2Conf{WaitsPerRank: 2})
 	begun, ended := make(chan struct{}, 4), make(chan struct{}, 4)
 	w.job.answer = func(ctx context.Context, _ launch.SpawnRequest) (step.ID, error) {
 		begun <- struct{}{}
@@ -211,7 +211,7 @@ func TestSpawnOfAnEndedRank(t *testing.T) {
 }
 
 func TestNoServices(t *testing.T) {
-	w := newWorld(t, 1, Config{})
+	w := newWorld(t, 1, step.PMI2Conf{})
 	w.plugin.job.Job = nil
 	f := w.ranks[0].init2()
 	for _, c := range []string{"spawn;ncmds=1;subcmd=a;maxprocs=1", "name-publish;name=a;port=b", "name-lookup;name=a"} {
@@ -232,7 +232,7 @@ func FuzzSpawn(f *testing.F) {
 				m.pairs = append(m.pairs, pair{key, value})
 			}
 		}
-		conf := Config{}.withDefaults()
+		conf := withDefaults(step.PMI2Conf{})
 		one, two := &spawnRequest{}, &spawnRequest{}
 		_, err1 := one.take1(m, &conf)
 		for _, c := range []struct {

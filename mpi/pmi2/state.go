@@ -25,7 +25,7 @@ const (
 // byte is read or written under it. What has to be sent is returned as an
 // outcome.
 type state struct {
-	conf  Config
+	conf  step.PMI2Conf
 	jobID string // the name of the key value space: "12.0"
 	size  int    // ranks of the step
 	where layout // of its ranks
@@ -150,7 +150,7 @@ type abort struct {
 	text       string
 }
 
-func newState(spec *step.Spec, conf Config) *state {
+func newState(spec *step.Spec, conf step.PMI2Conf) *state {
 	s := &state{
 		conf:     conf,
 		jobID:    spec.ID.String(),

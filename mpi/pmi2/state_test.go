@@ -14,13 +14,13 @@ import (
 // the charges match what is stored.
 func TestStateCharges(t *testing.T) {
 	const n = 3
-	conf := Config{KeysPerRank: 6, TotalBytes: 8 * (entryOverhead + 20), ValueBytes: 40}
+	conf := step.PMI2Conf{KeysPerRank: 6, TotalBytes: 8 * (entryOverhead + 20), ValueBytes: 40}
 	var st *state
 	random := rand.New(rand.NewPCG(1, 2))
 	refused := 0
 	for i := range 20000 {
 		if i%100 == 0 { // again from nothing: attributes are never withdrawn
-			st = newState(testSpec(n), conf.withDefaults())
+			st = newState(testSpec(n), withDefaults(conf))
 			for rankN := range n {
 				st.ranks = append(st.ranks, &rank{n: rankN, phase: phaseReady, speaks: 1})
 			}
@@ -73,7 +73,7 @@ func checkCharges(t *testing.T, st *state) {
 
 // A rank that ended waits for nothing any more.
 func TestStateForgets(t *testing.T) {
-	st := newState(testSpec(2), Config{}.withDefaults())
+	st := newState(testSpec(2), withDefaults(step.PMI2Conf{}))
 	for i := range 2 {
 		st.ranks = append(st.ranks, &rank{n: i, phase: phaseReady, speaks: 2})
 	}
@@ -97,7 +97,7 @@ func TestStateForgets(t *testing.T) {
 // A rank's descriptor is given back when its task has ended, not at the end of
 // the step.
 func TestDescriptorsAreGivenBack(t *testing.T) {
-	w := newWorld(t, 50, Config{})
+	w := newWorld(t, 50, step.PMI2Conf{})
 	before := openFDs()
 	for rank := range w.ranks {
 		w.exit(rank, 0)

@@ -10,7 +10,7 @@ import (
 
 // The golden conversations: what one rank asks, and what it is told.
 func TestTalkPMI1(t *testing.T) {
-	w := newWorld(t, 1, Config{})
+	w := newWorld(t, 1, step.PMI2Conf{})
 	f := w.ranks[0].init1()
 	for _, c := range [][2]string{
 		{"cmd=get_maxes", "cmd=maxes rc=0 kvsname_max=256 keylen_max=256 vallen_max=1024"},
@@ -43,7 +43,7 @@ func TestTalkPMI1(t *testing.T) {
 }
 
 func TestTalkPMI2(t *testing.T) {
-	w := newWorld(t, 1, Config{})
+	w := newWorld(t, 1, step.PMI2Conf{})
 	f := w.ranks[0].hello2()
 	for _, c := range [][2]string{
 		{"cmd=kvs-fence;", `cmd=kvs-fence-response;rc=1;errmsg=command "kvs-fence" is out of order: before fullinit;`},
@@ -99,7 +99,7 @@ func TestTalkRefusedAndLogged(t *testing.T) {
 		{"bad pair", 2, "cmd=kvs-put;key;", `cmd=kvs-put-response;rc=3;errmsg=cannot parse PMI-2 pair "key": want key=value;;;`, `pair "key"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, 1, Config{})
+			w := newWorld(t, 1, step.PMI2Conf{})
 			f := w.ranks[0]
 			if c.version == 1 {
 				f.init1()
@@ -121,7 +121,7 @@ func TestTalkRefusedAndLogged(t *testing.T) {
 
 // Each limit's error names the limit.
 func TestTalkLimits(t *testing.T) {
-	conf := Config{KeyBytes1: 8, KeyBytes2: 6, ValueBytes: 10, KeysPerRank: 3, TotalBytes: 4*entryOverhead + 20, WaitsPerRank: 1}
+	conf := step.PMI2Conf{KeyBytes1: 8, KeyBytes2: 6, ValueBytes: 10, KeysPerRank: 3, TotalBytes: 4*entryOverhead + 20, WaitsPerRank: 1}
 	long := strings.Repeat("v", 11)
 	t.Run("PMI-1", func(t *testing.T) {
 		w := newWorld(t, 2, conf)
@@ -161,7 +161,7 @@ func TestTalkLimits(t *testing.T) {
 
 // Keys and values hold every byte that their protocol can carry.
 func TestTalkEveryByte(t *testing.T) {
-	w := newWorld(t, 2, Config{})
+	w := newWorld(t, 2, step.PMI2Conf{})
 	one, two := w.ranks[0].init1(), w.ranks[1].init2()
 	for b := range 256 {
 		char := string([]byte{byte(b)})
@@ -206,7 +206,7 @@ func TestTalkCutOff(t *testing.T) {
 		{"after finalize 2", init2 + full + "    13cmd=finalize;    14cmd=job-getid;", `PMI-2 command "job-getid" after finalize`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, 2, Config{})
+			w := newWorld(t, 2, step.PMI2Conf{})
 			f, other := w.ranks[0], w.ranks[1].init1()
 			go func() { // a pipe of garbage may be longer than the socket takes
 				_, _ = f.file.WriteString(c.send)
@@ -223,7 +223,7 @@ func TestTalkCutOff(t *testing.T) {
 // A rank cannot be another one, nor of another step; a second, honest try is
 // taken.
 func TestTalkIdentity(t *testing.T) {
-	w := newWorld(t, 2, Config{})
+	w := newWorld(t, 2, step.PMI2Conf{})
 	f := w.ranks[0].hello2()
 	f.ask("cmd=fullinit;pmijobid=12.3;pmirank=1;", `cmd=fullinit-response;rc=3;errmsg=rank 0 claims to be rank "1";`)
 	w.wantLog(`rank 0 claims to be rank "1"`)
@@ -240,7 +240,7 @@ func TestTalkIdentity(t *testing.T) {
 
 // A rank's complaints cannot fill the log.
 func TestTalkLogIsBounded(t *testing.T) {
-	w := newWorld(t, 1, Config{})
+	w := newWorld(t, 1, step.PMI2Conf{})
 	f := w.ranks[0].init1()
 	for range 100 {
 		f.ask("cmd=x", "cmd=x_result rc=-1 msg=unknown_command")
