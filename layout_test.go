@@ -28,7 +28,7 @@ var tooLarge = map[string]struct {
 	"node.Node":     {139, "is to become a few components, with their own locks"},
 	"node.registry": {65, "holds users, names and drain beside jobs and steps"},
 	"node.follower": {57, "is to become a table of a step's stages"},
-	"step":          {32, "the words of scripts and of gres are still to go to their packages"},
+	"step":          {29, "the words of gres are still to go to their packages"},
 }
 
 func TestLayout(t *testing.T) {

@@ -67,7 +67,7 @@ type RunReply struct {
 // DryRunReply is what run would do.
 type DryRunReply struct {
 	Envelope
-	Plan *step.DryRun `json:"plan"`
+	Plan *DryRun `json:"plan"`
 }
 
 // LaunchRequest starts a reserved step.

@@ -38,13 +38,13 @@ func dryRun(client *api.Client, o *options.Run, p *plugins.Host, req *step.Reque
 // envChanges are the differences between the caller's environment and a task's, in the
 // order of their names, with who makes them: what plugins have left of the former is
 // left, what the request has is asked.
-func envChanges(caller, left, asked, task []string) []step.EnvChange {
+func envChanges(caller, left, asked, task []string) []api.EnvChange {
 	had, plugged, sent, has := variables(caller), variables(left), variables(asked), variables(task)
-	out := []step.EnvChange{}
+	out := []api.EnvChange{}
 	for name := range has {
 		if old, ok := had[name]; !ok || old != has[name] {
 			v := has[name]
-			c := step.EnvChange{Name: name, Change: "added", By: "stepd", Value: &v}
+			c := api.EnvChange{Name: name, Change: "added", By: "stepd", Value: &v}
 			if ok {
 				c.Change, c.Old = "changed", &old
 			}
@@ -61,7 +61,7 @@ func envChanges(caller, left, asked, task []string) []step.EnvChange {
 		if inMap(has, name) || strings.HasPrefix(name, srunopt.LimitPrefix) {
 			continue
 		}
-		c := step.EnvChange{Name: name, Change: "removed", By: "stepd", Old: &old}
+		c := api.EnvChange{Name: name, Change: "removed", By: "stepd", Old: &old}
 		switch {
 		case !inMap(plugged, name):
 			c.By = "plugins"
@@ -70,7 +70,7 @@ func envChanges(caller, left, asked, task []string) []step.EnvChange {
 		}
 		out = append(out, c)
 	}
-	slices.SortFunc(out, func(a, b step.EnvChange) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b api.EnvChange) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
 
@@ -86,7 +86,7 @@ func variables(env []string) map[string]string {
 	return m
 }
 
-func showDryRun(to io.Writer, d *step.DryRun) error {
+func showDryRun(to io.Writer, d *api.DryRun) error {
 	var b strings.Builder
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "  %-10s %s\n", name, fmt.Sprintf(format, args...))
@@ -106,7 +106,7 @@ func showDryRun(to io.Writer, d *step.DryRun) error {
 }
 
 // showPlace is what the step would have and be on the node.
-func showPlace(row func(name, format string, args ...any), d *step.DryRun) {
+func showPlace(row func(name, format string, args ...any), d *api.DryRun) {
 	row("cpus", "%s", d.CPUs)
 	if d.MemoryMB != nil {
 		row("memory", "%s", step.FormatMB(*d.MemoryMB))
@@ -150,7 +150,7 @@ func showPlace(row func(name, format string, args ...any), d *step.DryRun) {
 	}
 }
 
-func showEnv(row func(name, format string, args ...any), d *step.DryRun) {
+func showEnv(row func(name, format string, args ...any), d *api.DryRun) {
 	for _, c := range d.Environment {
 		text := "- " + c.Name
 		switch c.Change {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -43,11 +44,11 @@ func TestEnvChanges(t *testing.T) {
 // TestShowDryRun: a limit that is lower is told with what was asked for, and no value
 // moves the cursor.
 func TestShowDryRun(t *testing.T) {
-	d := &step.DryRun{
+	d := &api.DryRun{
 		ID: step.ID{Job: 1}, Node: "vm", Argv: []string{"a b"}, Mounts: []string{"/tmp: the job's own, below /x"},
-		ResourceLimits: []step.ResourceLimit{{Name: "NOFILE", Hard: new(uint64(7)), Gets: new(uint64(7)), Lower: true}, {Name: "CORE", Asked: new(uint64(0)), Gets: new(uint64(0))}},
-		Plugins:        []step.DryPlugin{{Path: "/p/x.so", Required: true, State: "found", Options: []string{"--image=a"}}},
-		Environment:    []step.EnvChange{{Name: "X", Change: "added", By: "stepd", Value: new("1\x1b[2J")}, {Name: "Y", Change: "removed", By: "stepctl", Old: new("1")}},
+		ResourceLimits: []api.ResourceLimit{{Name: "NOFILE", Hard: new(uint64(7)), Gets: new(uint64(7)), Lower: true}, {Name: "CORE", Asked: new(uint64(0)), Gets: new(uint64(0))}},
+		Plugins:        []api.DryPlugin{{Path: "/p/x.so", Required: true, State: "found", Options: []string{"--image=a"}}},
+		Environment:    []api.EnvChange{{Name: "X", Change: "added", By: "stepd", Value: new("1\x1b[2J")}, {Name: "Y", Change: "removed", By: "stepctl", Old: new("1")}},
 	}
 	var b bytes.Buffer
 	if err := showDryRun(&b, d); err != nil {

@@ -119,7 +119,7 @@ type Config struct {
 	Binding func(spec *step.Spec) ([]string, error)
 	// Preview adds to a DryRun what the tasks would see: environment, limits, mounts. The
 	// field may be nil.
-	Preview func(spec *step.Spec, d *step.DryRun) error
+	Preview func(spec *step.Spec, d *api.DryRun) error
 
 	// DrainReason drains the node at start: what its files promise and it has
 	// not. "" is nothing.

@@ -22,7 +22,7 @@ func (s *service) DryRun(ctx context.Context, in *api.RunRequest) (*api.DryRunRe
 
 // dryRun goes the way of run up to the number, with the same plan, and gives
 // the place back.
-func (n *Node) dryRun(ctx context.Context, caller api.Peer, in *api.RunRequest) (*step.DryRun, error) {
+func (n *Node) dryRun(ctx context.Context, caller api.Peer, in *api.RunRequest) (*api.DryRun, error) {
 	req, err := asked(in)
 	if err != nil {
 		return nil, err
@@ -55,8 +55,8 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, in *api.RunRequest) 
 	return n.dryRunOf(ctx, spec, plan)
 }
 
-func (n *Node) dryRunOf(ctx context.Context, spec *step.Spec, plan *step.LimitPlan) (*step.DryRun, error) {
-	d := &step.DryRun{
+func (n *Node) dryRunOf(ctx context.Context, spec *step.Spec, plan *step.LimitPlan) (*api.DryRun, error) {
+	d := &api.DryRun{
 		Schema: step.Schema, ID: spec.ID, User: spec.User.Name, UID: spec.User.UID, Node: spec.NodeName,
 		Argv: spec.Argv, Cwd: spec.Cwd, NTasks: spec.NTasks, CPUs: spec.CPUs,
 		Gres:     append([]step.GresAlloc{}, spec.StepGres...),
@@ -65,7 +65,7 @@ func (n *Node) dryRunOf(ctx context.Context, spec *step.Spec, plan *step.LimitPl
 		OOMGroup: plan.Confine.OOMGroup, Memory: append([]step.MemoryLevel{}, plan.Confine.Memory...),
 		Writes:  append(append([]step.CgroupWrite{}, plan.Writes...), plan.TaskWrites...),
 		Notes:   append([]string{}, plan.Notes...),
-		TaskEnv: []string{}, Environment: []step.EnvChange{}, ResourceLimits: []step.ResourceLimit{}, Mounts: []string{}, Plugins: []step.DryPlugin{},
+		TaskEnv: []string{}, Environment: []api.EnvChange{}, ResourceLimits: []api.ResourceLimit{}, Mounts: []string{}, Plugins: []api.DryPlugin{},
 	}
 	if mb := spec.MemoryMB; mb > 0 {
 		d.MemoryMB = &mb
@@ -87,7 +87,7 @@ func (n *Node) dryRunOf(ctx context.Context, spec *step.Spec, plan *step.LimitPl
 	}
 	for _, p := range n.cfg.Plugins(ctx) {
 		if p.Path != p.File { // else a finding that is no plugin
-			d.Plugins = append(d.Plugins, step.DryPlugin{Path: p.Path, Required: p.Required, State: p.State, Problem: p.Problem, Options: []string{}})
+			d.Plugins = append(d.Plugins, api.DryPlugin{Path: p.Path, Required: p.Required, State: p.State, Problem: p.Problem, Options: []string{}})
 		}
 	}
 	return d, nil

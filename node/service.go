@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"stepd/api"
+	"stepd/api/stepapi"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -154,7 +155,7 @@ func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty
 	if len(note) > step.NameMax || checkWord(note) != nil {
 		return nil, api.Errorf(api.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
 	}
-	reason := step.CancelledBy(who.UID, note)
+	reason := stepapi.CancelledBy(who.UID, note)
 	if in.StepID == nil {
 		if ended, err := s.cancelJob(ctx, in.JobID, reason); ended || err != nil {
 			return &api.Empty{}, err

@@ -8,13 +8,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/api"
 	"stepd/srunopt"
 	"stepd/step"
 	"stepd/task"
 )
 
 // preview returns what the tasks of a step would see, by the same plan as stepd's.
-func (s *Site) preview(spec *step.Spec, d *step.DryRun) error {
+func (s *Site) preview(spec *step.Spec, d *api.DryRun) error {
 	plan, err := task.MakePlan(spec)
 	if err != nil {
 		return err
@@ -40,7 +41,7 @@ func (s *Site) preview(spec *step.Spec, d *step.DryRun) error {
 		d.TaskEnv = append(d.TaskEnv, name+"="+value)
 	}
 	slices.Sort(d.TaskEnv)
-	slices.SortFunc(d.ResourceLimits, func(a, b step.ResourceLimit) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(d.ResourceLimits, func(a, b api.ResourceLimit) int { return cmp.Compare(a.Name, b.Name) })
 	d.Mounts = append(d.Mounts, s.mountWords(spec)...)
 	return nil
 }
@@ -78,7 +79,7 @@ var Node = map[string]int{
 
 // resourceLimit is what becomes of a limit that a client passes on: no more than the
 // hard one, which tasks have from noded.
-func resourceLimit(name, value string) (l step.ResourceLimit, known bool) {
+func resourceLimit(name, value string) (l api.ResourceLimit, known bool) {
 	number, known := Node[name]
 	var have unix.Rlimit
 	if !known || unix.Getrlimit(number, &have) != nil {

@@ -21,7 +21,7 @@ import (
 
 // jobScript is `stepd spank prolog|epilog`, run by noded: the job_script
 // context of a job's plugins. What it is to do is on descriptor stepapi.FDSpec
-// as a step.JobScript, a step.JobScriptResult goes to stdout, words for the log
+// as a stepapi.JobScript, a stepapi.JobScriptResult goes to stdout, words for the log
 // to stderr. It returns the exit code: 1 where a required plugin has failed.
 func jobScript(log *logrus.Logger, args []string) int {
 	hook := ""
@@ -39,7 +39,7 @@ func jobScript(log *logrus.Logger, args []string) int {
 	}
 	hearDebug(log, job.Spank)
 	j := &jobHooks{job: job, hook: hook, log: log.WithField("job", job.JobID)}
-	res := step.JobScriptResult{Schema: step.Schema}
+	res := stepapi.JobScriptResult{Schema: step.Schema}
 	if err := j.run(&res); err != nil {
 		j.log.Error(err)
 		res.Failure = err.Error()
@@ -54,14 +54,14 @@ func jobScript(log *logrus.Logger, args []string) int {
 	return 0
 }
 
-func readJobScript() (*step.JobScript, error) {
+func readJobScript() (*stepapi.JobScript, error) {
 	f := os.NewFile(stepapi.FDSpec, "job")
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(io.NewSectionReader(f, 0, stepapi.RecordMax), stepapi.RecordMax))
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the job from descriptor %d: %w (stepd is started by noded)", stepapi.FDSpec, err)
 	}
-	job := new(step.JobScript)
+	job := new(stepapi.JobScript)
 	if err := json.Unmarshal(b, job); err != nil {
 		return nil, fmt.Errorf("cannot parse the job: %w", err)
 	}
@@ -73,14 +73,14 @@ func readJobScript() (*step.JobScript, error) {
 
 // jobHooks calls one hook of a job's plugins.
 type jobHooks struct {
-	job  *step.JobScript
+	job  *stepapi.JobScript
 	hook string
 	log  *logrus.Entry
 }
 
 // run calls the hook of every plugin. An optional plugin that takes the host
 // down is left out, and the plugins behind it are called in a new one.
-func (j *jobHooks) run(res *step.JobScriptResult) error {
+func (j *jobHooks) run(res *stepapi.JobScriptResult) error {
 	stack, err := spank.StackOf(j.job.Spank)
 	if err != nil {
 		return err
@@ -111,7 +111,7 @@ func (j *jobHooks) run(res *step.JobScriptResult) error {
 
 // call is one host. Where it has loaded every plugin of the whole stack, noded
 // learns which hooks exist: it starts no host for missing ones.
-func (j *jobHooks) call(stack spank.Stack, res *step.JobScriptResult, whole bool) error {
+func (j *jobHooks) call(stack spank.Stack, res *stepapi.JobScriptResult, whole bool) error {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("cannot find spankhost: %w", err)

@@ -3,11 +3,6 @@ package stepapi
 import (
 	"errors"
 	"fmt"
-	"strings"
-	"unicode"
-	"unicode/utf8"
-
-	"stepd/step"
 )
 
 var errNotRoot = errors.New("permission denied: only root speaks for noded")
@@ -112,19 +107,7 @@ func (s *Server) cancelReason(m *Msg, root bool) (string, error) {
 	case root:
 		by = 0
 	}
-	return step.CancelledBy(by, m.Reason), CheckReason(m.Reason)
-}
-
-// reasonMax bounds the reason of a cancel: it goes into the record, the log and
-// other people's terminals.
-const reasonMax = 256
-
-// CheckReason refuses the reason of a cancel that would not do as one line.
-func CheckReason(reason string) error {
-	if len(reason) > reasonMax || strings.ContainsFunc(reason, unicode.IsControl) || !utf8.ValidString(reason) {
-		return fmt.Errorf("cannot take the reason %.32q: want at most %d bytes on one line", reason, reasonMax)
-	}
-	return nil
+	return CancelledBy(by, m.Reason), CheckReason(m.Reason)
 }
 
 func (s *Server) answer(p *peer, seq uint32, err error) error {

@@ -451,7 +451,7 @@ func (p *Host) Close() {
 }
 
 // DryRunOptions tells with each plugin of the stack the options that it would be given.
-func (p *Host) DryRunOptions(stack []step.DryPlugin) {
+func (p *Host) DryRunOptions(stack []api.DryPlugin) {
 	for i, o := range p.Options {
 		v := p.values[i]
 		if v == nil {

@@ -21,12 +21,12 @@ import (
 //	PLUGIN_OUT=PATH           append the word and the plugins' environ to PATH
 //	HOOKS=A,B                 the hooks of the stack; none without it
 func jobScript() error {
-	var job step.JobScript
+	var job stepapi.JobScript
 	if err := json.NewDecoder(os.NewFile(stepapi.FDSpec, "job")).Decode(&job); err != nil {
 		return err
 	}
 	word := os.Args[2]
-	res := step.JobScriptResult{Schema: step.Schema, Hooks: []string{}}
+	res := stepapi.JobScriptResult{Schema: step.Schema, Hooks: []string{}}
 	var todo, out string
 	for _, e := range job.JobControl {
 		name, value, _ := strings.Cut(string(e), "=")

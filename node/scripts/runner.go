@@ -357,7 +357,7 @@ func (r *Runner) runChild(ctx context.Context, j *Job, c child.Program) error {
 func (r *Runner) callPlugins(ctx context.Context, j *Job, f Facts, k kind, env []string, control [][]byte, stack string) error {
 	ctx, cancel := r.bounded(ctx)
 	defer cancel()
-	doc := step.JobScript{
+	doc := stepapi.JobScript{
 		Schema: step.Schema, JobID: j.id, User: f.User, NodeName: r.NodeName, Spank: r.Spank,
 		Env: make([][]byte, len(env)), JobControl: control,
 	}
@@ -421,7 +421,7 @@ const resultMax = 1 << 20
 
 // readResult reads what stepd has written before it ended. No other
 // process has the pipe's other end.
-func readResult(from io.Reader) (*step.JobScriptResult, error) {
+func readResult(from io.Reader) (*stepapi.JobScriptResult, error) {
 	b, err := io.ReadAll(io.LimitReader(from, resultMax))
 	if err != nil {
 		return nil, fmt.Errorf("cannot read stepd's answer: %w", err)
@@ -429,7 +429,7 @@ func readResult(from io.Reader) (*step.JobScriptResult, error) {
 	if len(bytes.TrimSpace(b)) == 0 {
 		return nil, errors.New("stepd gave no answer")
 	}
-	res := new(step.JobScriptResult)
+	res := new(stepapi.JobScriptResult)
 	if err := json.Unmarshal(b, res); err != nil {
 		return nil, fmt.Errorf("cannot parse stepd's answer: %w", err)
 	}

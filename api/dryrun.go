@@ -1,10 +1,14 @@
-package step
+package api
 
-// DryRun is what a request would come to: the document of `run --dry-run --json`.
+import (
+	"stepd/step"
+)
+
+// DryRun describes what a request would do: the document of `run --dry-run --json`.
 type DryRun struct {
 	Schema int `json:"schema"`
 	// The step's number is the one that it would have, if no other came between.
-	ID
+	step.ID
 	User   string   `json:"user"`
 	UID    uint32   `json:"uid"`
 	Node   string   `json:"node"`
@@ -13,18 +17,18 @@ type DryRun struct {
 	NTasks int      `json:"ntasks"`
 	CPUs   string   `json:"cpus"`
 	// MemoryMB is null where the step would be given no share of the memory.
-	MemoryMB *uint64     `json:"memory_mb"`
-	Gres     []GresAlloc `json:"gres"`
-	GresEnv  []string    `json:"gres_env"`
+	MemoryMB *uint64          `json:"memory_mb"`
+	Gres     []step.GresAlloc `json:"gres"`
+	GresEnv  []string         `json:"gres_env"`
 	// Binding says in words where each task would run.
 	Binding []string `json:"binding"`
-	// OOMGroup is what would die together for want of memory.
-	OOMGroup OOMGroup      `json:"oom_group"`
-	Memory   []MemoryLevel `json:"memory_limits"`
+	// OOMGroup is what the kernel would kill together when memory runs out.
+	OOMGroup step.OOMGroup      `json:"oom_group"`
+	Memory   []step.MemoryLevel `json:"memory_limits"`
 	// Writes are all writes to cgroups, in their order; in a task's %t is the
 	// rank and %p its process.
-	Writes []CgroupWrite `json:"writes"`
-	Notes  []string      `json:"notes"`
+	Writes []step.CgroupWrite `json:"writes"`
+	Notes  []string           `json:"notes"`
 	// TaskEnv is the environment of rank 0 before its plugins change it; Environment
 	// what of that differs from the client's, who adds it.
 	TaskEnv     []string    `json:"task_env"`
@@ -34,18 +38,18 @@ type DryRun struct {
 	// Mounts are what the job's container would hide or add, in words; none: the tasks
 	// see the node's own.
 	Mounts []string `json:"mounts"`
-	// Plugins are the stack's, in its order, with the options that they would be given.
+	// Plugins are the stack's, in its order, with the options that they would get.
 	Plugins []DryPlugin `json:"plugins"`
 }
 
-// EnvChange is a variable that a task would have otherwise than the client has it.
+// EnvChange is a variable whose value would differ between a task and the client.
 type EnvChange struct {
 	Name string `json:"name"`
-	// Change is "added", "changed" or "removed"; By is who does it: "stepctl" (with
+	// Change is "added", "changed" or "removed"; By is the program that does it: "stepctl" (with
 	// --export), "plugins" of the client's side, "stepd".
 	Change string `json:"change"`
 	By     string `json:"by"`
-	// Value is the task's, Old the client's; null where there is none.
+	// Value is the task's, Old the client's; null where the variable is not set.
 	Value *string `json:"value"`
 	Old   *string `json:"old"`
 }
@@ -57,7 +61,7 @@ type ResourceLimit struct {
 	Asked *uint64 `json:"asked"`
 	Hard  *uint64 `json:"hard"`
 	Gets  *uint64 `json:"gets"`
-	Lower bool    `json:"lower"` // than it was asked for
+	Lower bool    `json:"lower"` // Gets is less than Asked
 }
 
 // DryPlugin is a plugin of the stack.
