@@ -66,6 +66,9 @@ func decodeStruct(doc []byte, v reflect.Value) error {
 
 func decodeSlice(doc []byte, v reflect.Value) error {
 	v.Set(reflect.MakeSlice(v.Type(), 0, 0))
+	if len(doc) > manyBytes {
+		return json.Unmarshal(doc, v.Addr().Interface())
+	}
 	return items(doc, func(_, value []byte) error {
 		v.Grow(1)
 		v.SetLen(v.Len() + 1)

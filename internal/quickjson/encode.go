@@ -80,6 +80,9 @@ func appendSlice(b []byte, v reflect.Value) (_ []byte, err error) {
 	if v.IsNil() {
 		return append(b, "null"...), nil
 	}
+	if v.Len() > manyStructs && holdsStructs(v.Type()) {
+		return appendOther(b, v)
+	}
 	b = append(b, '[')
 	for i := range v.Len() {
 		if i > 0 {

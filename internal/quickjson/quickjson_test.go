@@ -45,7 +45,11 @@ func fill(r *rand.Rand, v reflect.Value, depth int) {
 			}
 		}
 	case reflect.Slice:
-		v.Set(reflect.MakeSlice(v.Type(), r.IntN(3), 3))
+		n := r.IntN(3)
+		if r.IntN(40) == 0 && depth < 3 {
+			n = 50 // a long list
+		}
+		v.Set(reflect.MakeSlice(v.Type(), n, n))
 		for i := range v.Len() {
 			fill(r, v.Index(i), depth+1)
 		}
@@ -124,7 +128,8 @@ func TestUnmarshalErrors(t *testing.T) {
 		`{"state":`:                "unexpected end",
 		`{"tasks":[{"rank":"x"}]}`: "tasks: rank: ",
 		`{"tasks":{"rank":1}}`:     "tasks: ",
-		strings.Repeat("[", 20000) + strings.Repeat("]", 20000): "depth",
+		`{"tasks":[` + strings.Repeat(`{"rank":1},`, 1000) + `{"rank":"x"}]}`: "rank",
+		strings.Repeat("[", 20000) + strings.Repeat("]", 20000):               "depth",
 	} {
 		if err := quickjson.Unmarshal([]byte(doc), new(step.Record)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40s: %v, want %q", doc, err, want)
