@@ -12,7 +12,8 @@ import (
 // An event that cannot be encoded, for a time after the year 9999, adds nothing.
 func (e *Event) AppendTo(b []byte) []byte {
 	if e.MPI != nil || e.Usage != nil || e.Time.Year() > 9999 || e.Time.Year() < 0 {
-		line, err := json.Marshal(e)
+		e := *e // so that no other event is moved to the heap for this
+		line, err := json.Marshal(&e)
 		if err != nil {
 			return b
 		}
