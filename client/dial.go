@@ -17,7 +17,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -41,19 +40,15 @@ type Dialer struct {
 	Socket     string        // --socket
 	standalone bool          // --standalone
 	Plugins    *plugins.Host // of the verb, where it has them
-	release    func()        // hands the signals to the verb
+	// Processors is how many Go is to use where bytes of a stream are copied; 0: as many as before.
+	Processors int
+	release    func() // hands the signals to the verb
 	signals    signals
-	processors int // that Go used before Lean; 0: it uses all
 
 	mu      sync.Mutex     // for the goroutine of endOnSignal
 	private *private       // guarded by mu
 	session *spank.Session // guarded by mu
 }
-
-// Lean makes Go use one processor until the client copies bytes of a stream: the goroutines of a
-// run wait for each other, and with a second processor each handing over wakes a thread, 12 % of
-// what a run costs.
-func (d *Dialer) Lean() { d.processors = runtime.GOMAXPROCS(1) }
 
 // Path is the socket to use, and whether it was named.
 func (d *Dialer) Path() (path string, named bool) {

@@ -123,7 +123,7 @@ func launchStep(client *api.Client, o *options.Run, d *Dialer, argv []string) (i
 	}
 	l := &launch{
 		client: client, node: reply.Node, id: step.ID{Job: reply.JobID, Step: reply.StepID},
-		opt: o, ntasks: spec.NTasks, signals: &d.signals, processors: d.processors,
+		opt: o, ntasks: spec.NTasks, signals: &d.signals, processors: d.Processors,
 	}
 	if spec.Terminal != nil {
 		if d.privateSocket() != "" {

@@ -18,6 +18,7 @@ import (
 	"stepd/client/terminal"
 	"stepd/client/top"
 	"stepd/internal/build"
+	"stepd/internal/oneproc"
 )
 
 func main() {
@@ -77,11 +78,12 @@ func rootFor(d *client.Dialer, args []string) *cobra.Command {
 		verb = verb[2:]
 	}
 	if len(verb) > 0 && verb[0] == "run" {
-		d.Lean()
+		d.Processors = oneproc.Processors
 		root := bareRoot(d)
 		root.AddCommand(client.RunCommand(d))
 		return root
 	}
+	runtime.GOMAXPROCS(oneproc.Processors)
 	return newRoot(d)
 }
 

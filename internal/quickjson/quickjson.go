@@ -68,7 +68,7 @@ func (o object) add(t reflect.Type, index []int) object {
 			name = sf.Name
 		}
 		// Of two fields of one name the one that is less deep is the struct's.
-		if k := o.find([]byte(name), len(o)); k >= 0 && len(o[k].index) <= len(at) {
+		if k := slices.IndexFunc(o, func(f field) bool { return f.name == name }); k >= 0 && len(o[k].index) <= len(at) {
 			continue
 		} else if k >= 0 {
 			o = slices.Delete(o, k, k+1)
@@ -78,15 +78,14 @@ func (o object) add(t reflect.Type, index []int) object {
 	return o
 }
 
-// find returns the field of a name, which is mostly the one at next: documents have the order of
-// the struct.
+// find returns the field of a name, which is mostly the one at next or not far behind it: documents
+// have the order of the struct.
 func (o object) find(name []byte, next int) int {
-	for i := range o {
-		if k := (next + i) % len(o); o[k].name == string(name) {
-			return k
-		}
+	is := func(f field) bool { return f.name == string(name) }
+	if k := slices.IndexFunc(o[next:], is); k >= 0 {
+		return next + k
 	}
-	return -1
+	return slices.IndexFunc(o[:next], is)
 }
 
 var (
