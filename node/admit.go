@@ -1,8 +1,11 @@
 package node
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -13,38 +16,89 @@ import (
 	"stepd/step"
 )
 
+// A request that does not fit waits where its client wants that (Request.ImmediateS): jobs in
+// one line of the node, steps in a line of their job, in the order of asking. It waits as
+// long as its connection lasts, and nothing of it is stored.
+//
+// Steps of an allocation or of a batch job have their CPUs for themselves, as in Slurm since
+// 20.11. What overlaps (--overlap, --overcommit) counts against no other step, nor does the
+// batch script. In a job that was made for its first step, that step has all CPUs until the
+// job ends: the others share them.
+
 // admission is a place for one step: what it gets of the node, and the job where
-// it is a running one. It ends in registry.start or registry.abandon.
+// it is a running one. It ends in registry.newJob, registry.add or registry.abandon.
 type admission struct {
 	uid uint32
 	selection.Share
 	job *job // nil: a job is to be made, whose share is the same
 }
 
-// admitGrace is how long a step that does not fit waits for one that is
-// ending: its client knows of the end some milliseconds before noded does.
-const admitGrace = 500 * time.Millisecond
+const (
+	// admitGrace is how long a step that does not fit waits for one that is
+	// ending: its client knows of the end some milliseconds before noded does.
+	admitGrace = 500 * time.Millisecond
+	// epilogGrace is how long it waits where only epilogs stand between.
+	epilogGrace = time.Minute
+)
 
-// epilogGrace is how long it waits where only epilogs stand between.
-const epilogGrace = time.Minute
+// line is the requests that wait for the same, the first one first. The registry's lock
+// guards it.
+type line []*seeker
 
-// admit finds place for a step of uid, whose CPUs are want. asRoot callers
-// may use any job, others their own. Errors are gRPC statuses, and nothing is
-// taken then.
+// seeker is a request of uid's that looks for a place. asRoot requests may use any job, others
+// their user's jobs. Make it with registry.seek.
+type seeker struct {
+	r      *registry
+	req    *step.Request
+	uid    uint32
+	asRoot bool
+	// patient requests wait in a line; last is that the time of one is over, and that what
+	// blocks it is to be said.
+	patient, last bool
+	// in is nil while the request has no place in a line, in which it counts as a step of
+	// its user's. The registry's lock guards it.
+	in *line
+}
+
+// errTurn is the answer to a try of a seeker that waits on: many may be woken at once, and it
+// is to cost little.
+var errTurn = errors.New("others come first")
+
+func (r *registry) seek(req *step.Request, uid uint32, asRoot bool) *seeker {
+	return &seeker{r: r, req: req, uid: uid, asRoot: asRoot}
+}
+
+// admit finds a place for a request that waits as long as it says. Errors are answers to the
+// client, and nothing is taken then.
 func (r *registry) admit(ctx context.Context, req *step.Request, uid uint32, asRoot bool) (*admission, error) {
+	s := r.seek(req, uid, asRoot)
+	if req.ImmediateS == nil || *req.ImmediateS == 0 {
+		return s.now(ctx)
+	}
+	var late <-chan time.Time
+	if *req.ImmediateS != step.WaitForever {
+		timer := time.NewTimer(time.Duration(*req.ImmediateS) * time.Second)
+		defer timer.Stop()
+		late = timer.C
+	}
+	return s.wait(ctx, late)
+}
+
+// now is admit that waits for what is ending alone.
+func (s *seeker) now(ctx context.Context) (*admission, error) {
 	grace, epilogs := time.NewTimer(admitGrace), time.NewTimer(epilogGrace)
 	defer grace.Stop()
 	defer epilogs.Stop()
 	limit := grace.C
 	for {
-		a, freed, err := r.tryAdmit(req, uid, asRoot, nil)
+		a, freed, err := s.try()
 		if err == nil || freed == nil {
 			return a, err
 		}
 		select {
 		case <-freed:
 		case <-limit:
-			if limit == grace.C && r.epilogsHold(req.NTasks*req.CPUsPerTask) {
+			if limit == grace.C && s.r.epilogsHold(s.req.NTasks*s.req.CPUsPerTask) {
 				limit = epilogs.C
 				continue
 			}
@@ -55,118 +109,169 @@ func (r *registry) admit(ctx context.Context, req *step.Request, uid uint32, asR
 	}
 }
 
+// wait is admit that waits for room until late, or ctx's end.
+func (s *seeker) wait(ctx context.Context, late <-chan time.Time) (*admission, error) {
+	ctx, stop := whileConnected(ctx)
+	defer stop()
+	s.patient = true
+	defer s.leave()
+	for {
+		a, freed, err := s.try()
+		if err == nil || freed == nil || s.last {
+			return a, err
+		}
+		select {
+		case <-freed:
+		case <-late:
+			s.last = true
+		case <-ctx.Done():
+			return nil, api.ContextError(ctx.Err())
+		}
+	}
+}
+
 // epilogsHold reports whether the end of epilogs would make room for want CPUs.
 func (r *registry) epilogsHold(want int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ending := r.endingLocked()
+	ending := 0 // CPUs of jobs that run nothing any more but their epilog
+	for _, j := range r.jobs {
+		if j.phase == jobIdle {
+			ending += len(j.cpus)
+		}
+	}
 	return ending > 0 && want <= r.has.FreeCPUs()+ending
 }
 
-// tryAdmit is one try, of w where the request waits for its turn. A channel beside the
-// error says that the release of CPUs may change the answer.
-func (r *registry) tryAdmit(req *step.Request, uid uint32, asRoot bool, w *waiter) (*admission, <-chan struct{}, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	drained := r.drainLocked()
-	switch {
-	case r.closing:
-		return nil, nil, api.NewError(api.Unavailable, "noded is stopping")
-	case drained.Drained && req.Job == nil: // jobs that run go on
-		return nil, nil, api.Errorf(api.FailedPrecondition, "node is drained: %s", drained.Reason)
-	case uid != 0 && !w.waits() && r.byUser[uid] >= r.perUser.Steps: // a request in a line is counted
-		return nil, nil, errUserSteps{uid, r.perUser.Steps}
+// waits reports whether the request has a place in a line.
+func (s *seeker) waits() bool { return s.in != nil }
+
+// silent reports whether the refusal of a try is not passed on: the request waits on.
+func (s *seeker) silent() bool { return s.patient && !s.last }
+
+// ahead counts the requests that come before s.
+func (l *line) ahead(s *seeker) int {
+	if i := slices.Index(*l, s); i >= 0 {
+		return i
 	}
-	if req.Job == nil {
-		sh, waits, err := r.takeInTurnLocked(req, w)
-		if err != nil {
-			var freed <-chan struct{}
-			if waits { // else it would not fit on the empty node either
-				r.joinLocked(&r.line, w)
-				freed = r.freed
-			}
-			return nil, freed, err
-		}
-		r.leaveLine(w)
-		r.byUser[uid]++
-		return &admission{uid: uid, Share: sh}, nil, nil
-	}
-	j := r.jobs[*req.Job]
-	if j != nil && w.waits() && w.in != &j.line {
-		j = nil // the next run of the job that w waits for
-	}
-	if err := j.takes(req, uid, asRoot); err != nil {
-		return nil, nil, err
-	}
-	switch {
-	case j.Suspended != nil && w.silent(): // it keeps its place in the line
-		r.joinLocked(&j.line, w)
-		return nil, r.freed, errTurn
-	case j.Suspended != nil:
-		return nil, nil, api.Errorf(api.FailedPrecondition, "job %d is suspended since %s: it takes steps again when it is resumed", j.ID, j.Suspended.Since.Format(time.RFC3339))
-	}
-	sh, waits, err := r.takeInLocked(j, req, w)
-	if err != nil {
-		var freed <-chan struct{}
-		if waits {
-			r.joinLocked(&j.line, w)
-			freed = r.freed
-		}
-		if _, ok := api.AsError(err); ok {
-			return nil, freed, err
-		}
-		return nil, freed, api.NewError(api.ResourceExhausted, err.Error())
-	}
-	// The count holds the job open meanwhile.
-	r.leaveLine(w)
-	j.running++
-	j.present++
-	r.byUser[uid]++
-	return &admission{uid: uid, Share: sh, job: j}, nil, nil
+	return len(*l)
 }
 
-// takes refuses a step that the job, or nil, never takes as it is asked for.
-func (j *job) takes(req *step.Request, uid uint32, asRoot bool) error {
-	want := req.NTasks * req.CPUsPerTask
+// joinLocked puts a patient request behind the others, unless it waits already.
+func (s *seeker) joinLocked(l *line) {
+	if s.patient && s.in == nil {
+		s.in = l
+		*l = append(*l, s)
+		s.r.users.enter(s.uid, 1)
+	}
+}
+
+// leave ends the wait, whatever came of it: the next request is first.
+func (s *seeker) leave() {
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	s.leaveLocked()
+}
+
+func (s *seeker) leaveLocked() {
+	l := s.in
+	if l == nil {
+		return
+	}
+	s.in = nil
+	s.r.users.leave(s.uid)
+	if i := slices.Index(*l, s); i >= 0 {
+		*l = slices.Delete(*l, i, i+1)
+		s.r.freed.ring()
+	}
+}
+
+// try is one try. A channel beside the error is closed when the answer may have changed.
+func (s *seeker) try() (*admission, <-chan struct{}, error) {
+	r := s.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	freed := r.freed.rung() // before the look at what is free
+	if err := r.gate.admits(s.req.Job == nil); err != nil {
+		return nil, nil, err
+	}
+	if !s.waits() { // else it is counted
+		if err := r.users.full(s.uid); err != nil {
+			return nil, nil, err
+		}
+	}
+	a := &admission{uid: s.uid}
+	var waits bool
+	var err error
+	in := &r.line
+	if s.req.Job == nil {
+		a.Share, waits, err = s.takeOfNode()
+	} else {
+		a.job = r.jobs[*s.req.Job]
+		if a.job != nil && s.waits() && s.in != &a.job.line {
+			a.job = nil // the next run of the job that s waits for
+		}
+		if err := s.mayUse(a.job); err != nil {
+			return nil, nil, err
+		}
+		in = &a.job.line
+		a.Share, waits, err = s.takeOfJob(a.job)
+	}
+	if err != nil {
+		if !waits { // it would not fit if nothing else ran
+			return nil, nil, asExhausted(err)
+		}
+		s.joinLocked(in)
+		return nil, freed, asExhausted(err)
+	}
+	s.leaveLocked()
+	r.users.enter(s.uid, 1)
+	if a.job != nil { // the count holds the job open meanwhile
+		a.job.running++
+		a.job.present++
+	}
+	return a, nil, nil
+}
+
+// asExhausted makes an error an answer to the client, unless it is one.
+func asExhausted(err error) error {
+	if _, ok := api.AsError(err); ok || errors.Is(err, errTurn) {
+		return err
+	}
+	return api.NewError(api.ResourceExhausted, err.Error())
+}
+
+// mayUse refuses a step that the job, or nil, never takes as it is asked for.
+func (s *seeker) mayUse(j *job) error {
+	want := s.req.NTasks * s.req.CPUsPerTask
 	switch {
-	case j == nil || !j.open:
-		return api.Errorf(api.NotFound, "no such job \"%d\"", *req.Job)
-	case j.UID != uid && !asRoot:
+	case j == nil || j.phase != jobOpen:
+		return api.Errorf(api.NotFound, "no such job \"%d\"", *s.req.Job)
+	case j.UID != s.uid && !s.asRoot:
 		return errDenied
-	case j.UID != uid:
-		return api.Errorf(api.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, uid)
-	case !req.Overcommit && want > len(j.cpus):
+	case j.UID != s.uid:
+		return api.Errorf(api.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, s.uid)
+	case !s.req.Overcommit && want > len(j.cpus):
 		return api.Errorf(api.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", selection.Needs(want), j.ID, selection.CountCPUs(len(j.cpus)))
+	case j.Suspended != nil && !s.silent():
+		return api.Errorf(api.FailedPrecondition, "job %d is suspended since %s: it takes steps again when it is resumed", j.ID, j.Suspended.Since.Format(time.RFC3339))
 	}
 	return nil
 }
 
-// errUserSteps is that a user has as many steps as it may have.
-type errUserSteps struct {
-	uid  uint32
-	most int
-}
-
-func (e errUserSteps) Error() string {
-	return fmt.Sprintf("uid %d has %d steps on this node already, the limit (UserStepsMax)", e.uid, e.most)
-}
-
-// Unwrap is the code that a client is told.
-func (e errUserSteps) Unwrap() error { return api.NewError(api.ResourceExhausted, e.Error()) }
-
-// takeInTurnLocked takes a job's share for a request that comes behind the waiting ones. Its
-// errors are answers to the client.
-func (r *registry) takeInTurnLocked(req *step.Request, w *waiter) (sh selection.Share, waits bool, err error) {
-	ahead := r.line.ahead(w)
+// takeOfNode takes the share of a job of the request's own, behind the requests that wait.
+func (s *seeker) takeOfNode() (sh selection.Share, waits bool, err error) {
+	r := s.r
+	ahead := r.line.ahead(s)
 	if ahead == 0 {
-		if sh, waits, err = r.has.Take(req); err != nil {
+		if sh, waits, err = r.has.Take(s.req); err != nil {
 			err = fmt.Errorf("%w%s", err, r.whoHas(err))
 		}
 	} else {
 		waits, err = true, fmt.Errorf("the step does not fit: %s before it", waitBefore(ahead))
 	}
-	if waits && !w.waits() { // one that never fits would block the line for ever
-		if never := r.has.NeverFits(req); never != nil {
+	if waits && !s.waits() { // one that never fits would block the line for ever
+		if never := r.has.NeverFits(s.req); never != nil {
 			waits, err = false, never
 		}
 	}
@@ -174,15 +279,15 @@ func (r *registry) takeInTurnLocked(req *step.Request, w *waiter) (sh selection.
 	case err == nil:
 		return sh, false, nil
 	case !waits:
-		return selection.Share{}, false, api.NewError(api.ResourceExhausted, err.Error())
-	case w.silent():
-		return selection.Share{}, true, errTurn
+		return sh, false, api.NewError(api.ResourceExhausted, err.Error())
+	case s.silent():
+		return sh, true, errTurn
 	}
 	text := err.Error()
 	if ahead == 0 {
-		text += r.freeOn(req)
+		text += r.freeOn(s.req)
 	}
-	return selection.Share{}, true, waitsFor(text, "room: "+strings.TrimPrefix(text, "the step does not fit: "))
+	return sh, true, waitsFor(text, "room: "+strings.TrimPrefix(text, "the step does not fit: "))
 }
 
 func waitBefore(n int) string {
@@ -192,44 +297,63 @@ func waitBefore(n int) string {
 	return fmt.Sprintf("%d requests wait", n)
 }
 
-// takeInLocked takes a step's share of its job: CPUs that its other steps have not, or
+// waitsFor is the answer to a request that would be met if it waited; what completes
+// "waiting for".
+func waitsFor(text, what string) error {
+	return &api.Error{Code: api.ResourceExhausted, Message: text, Waits: what}
+}
+
+// takeOfJob takes a step's share of its job: CPUs that its other steps have not, or
 // use least; all memory and generic resources unless it asks for some.
-func (r *registry) takeInLocked(j *job, req *step.Request, w *waiter) (sh selection.Share, waits bool, err error) {
-	sh.Alone = j.exclusive() && !req.Overlap && !req.Overcommit
-	busy := sh.Alone && j.line.ahead(w) > 0
-	if !busy {
+func (s *seeker) takeOfJob(j *job) (sh selection.Share, waits bool, err error) {
+	sh.Alone = j.exclusive() && !s.req.Overlap && !s.req.Overcommit
+	switch busy := j.Suspended != nil || sh.Alone && j.line.ahead(s) > 0; {
+	case busy:
+		waits = true
+	default:
 		var ok bool
-		if sh.CPUs, ok, err = j.left.TakeCPUs(req, sh.Alone); err != nil {
-			return selection.Share{}, false, err
+		if sh.CPUs, ok, err = j.left.TakeCPUs(s.req, sh.Alone); err != nil {
+			return sh, false, err
 		}
-		busy = !ok
+		waits = !ok
 	}
 	switch {
-	case busy && w.silent():
-		return selection.Share{}, true, errTurn
-	case busy:
-		return selection.Share{}, true, r.busyIn(j, req, w)
+	case waits && s.silent():
+		return sh, true, errTurn
+	case waits:
+		return sh, true, s.busyIn(j)
 	}
-	waits, err = j.left.TakeMore(req, j.ID, &sh)
+	waits, err = j.left.TakeMore(s.req, j.ID, &sh)
 	switch {
 	case err == nil:
 		return sh, false, nil
-	case waits && w.silent():
-		return selection.Share{}, true, errTurn
+	case waits && s.silent():
+		return sh, true, errTurn
 	case selection.IsGres(err):
-		err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, r.whoHasIn(j, err))
+		err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, s.r.whoHasIn(j, err))
 	}
 	if waits {
-		err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", srunopt.FormatGres(req.Gres), j.ID))
+		err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", srunopt.FormatGres(s.req.Gres), j.ID))
 	}
-	return selection.Share{}, waits, err
+	return sh, waits, err
+}
+
+// busyIn refuses a step that would fit in its job if it waited, and says what for.
+func (s *seeker) busyIn(j *job) error {
+	want, free := j.left.Wanted(s.req), j.left.FreeAlone()
+	what := fmt.Sprintf("%s of job %d", selection.CountCPUs(want), j.ID)
+	text := fmt.Sprintf("the step does not fit beside the others of job %d: it needs %s, and of %s %d are free", j.ID, selection.CountCPUs(want), selection.CountCPUs(len(j.cpus)), free)
+	if n := j.line.ahead(s); n > 0 {
+		text += fmt.Sprintf("; %d wait before it", n)
+	}
+	return waitsFor(text+"; --overlap shares CPUs with other steps", what+s.r.freeIn(j, want-free))
 }
 
 // whoHas says which jobs have what is missing: ": job 3 has gpu:2(IDX:0-1)".
 func (r *registry) whoHas(err error) string {
 	var words []string
 	for _, j := range r.jobs {
-		if !j.freed {
+		if j.phase != jobFreed {
 			words = append(words, holds("job "+fmt.Sprint(j.ID), j.Gres, err)...)
 		}
 	}
@@ -260,4 +384,105 @@ func sentence(words []string) string {
 	}
 	slices.Sort(words)
 	return ": " + strings.Join(words, ", ")
+}
+
+// When something comes free at the latest is known from the time limits of the jobs
+// that hold it: a limit may be overrun by KillWait, and by the time of a suspend.
+
+// byTime says when, in words that end a sentence: ": free at 12:03 at the latest".
+func byTime(t, now time.Time) string {
+	t = now.Add(t.Sub(now))                                        // by the clock as it is set now
+	t = t.Add(time.Minute - time.Nanosecond).Truncate(time.Minute) // never too early
+	layout := "15:04"
+	if y, d := t.Local().Year(), t.Local().YearDay(); y != now.Local().Year() || d != now.Local().YearDay() {
+		layout = "2006-01-02T15:04"
+	}
+	return "free at " + t.Local().Format(layout) + " at the latest"
+}
+
+// until is when a job gives back what it has, nil where it has no limit.
+func (j *job) until(killWait time.Duration) *time.Time {
+	if j.Deadline == nil || j.Suspended != nil {
+		return nil
+	}
+	t := j.Deadline.Add(killWait + timeGrace)
+	return &t
+}
+
+// stepUntil is when a step gives back its share of a job; nil is not known.
+func stepUntil(f *follower, killWait time.Duration) *time.Time {
+	end := f.job.until(killWait)
+	rec := f.record()
+	if rec.TimeLimitS == 0 || rec.Suspended != nil {
+		return end
+	}
+	began := rec.Submitted
+	if rec.Started != nil {
+		began = *rec.Started
+	}
+	t := began.Add(time.Duration(rec.TimeLimitS)*time.Second + time.Duration(rec.SuspendedSeconds*float64(time.Second)) + killWait)
+	if end == nil || t.Before(*end) {
+		return &t
+	}
+	return end
+}
+
+// freeOn says when a request fits that does not fit now, as the node's jobs are.
+func (r *registry) freeOn(req *step.Request) string {
+	has := r.has.Clone()
+	now := time.Now()
+	jobs := slices.SortedFunc(maps.Values(r.jobs), func(a, b *job) int {
+		return cmp.Or(compareTimes(a.until(r.killWait), b.until(r.killWait)), cmp.Compare(a.ID, b.ID))
+	})
+	for _, j := range jobs {
+		if j.phase == jobFreed {
+			continue
+		}
+		t := j.until(r.killWait)
+		if t == nil {
+			return fmt.Sprintf("; when is not known: job %d has no time limit", j.ID)
+		}
+		has.Release(j.share())
+		if _, _, err := has.Take(req); err == nil {
+			return "; " + byTime(*t, now)
+		}
+	}
+	return ""
+}
+
+// freeIn says when so many more CPUs of the job are free, as its steps are.
+func (r *registry) freeIn(j *job, lack int) string {
+	type end struct {
+		at   *time.Time
+		cpus int
+	}
+	var ends []end
+	for id, f := range r.steps {
+		if id.Job == j.ID && f.share.Alone {
+			ends = append(ends, end{stepUntil(f, r.killWait), len(f.share.CPUs)})
+		}
+	}
+	slices.SortFunc(ends, func(a, b end) int { return compareTimes(a.at, b.at) })
+	for _, e := range ends {
+		if e.at == nil {
+			break
+		}
+		if lack -= e.cpus; lack <= 0 {
+			return ": " + byTime(*e.at, time.Now())
+		}
+	}
+	return ""
+}
+
+// compareTimes puts what is not known last.
+func compareTimes(a, b *time.Time) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return 1
+	case b == nil:
+		return -1
+	}
+	return a.Compare(*b)
 }

@@ -16,7 +16,6 @@ import (
 	"stepd/api"
 	"stepd/internal/linux"
 	"stepd/node/child"
-	"stepd/node/selection"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -130,24 +129,6 @@ func (n *Node) adoptive(owner uint32, in *api.AdoptRequest) (*job, error) {
 	return j, nil
 }
 
-// newest is the user's job that was begun last and takes steps, or nil.
-func (r *registry) newest(uid uint32) (found *job) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, j := range r.jobs {
-		if j.UID == uid && j.open && (found == nil || j.ID > found.ID) {
-			found = j
-		}
-	}
-	return found
-}
-
-func (r *registry) takesSteps(j *job) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return j.open
-}
-
 // pinned are the paths of the job's namespaces.
 func (n *Node) pinned(job uint32) map[string]string {
 	out := make(map[string]string)
@@ -228,16 +209,6 @@ func externSpec(j *job, spec *step.Spec) {
 // giveAll makes the step one that may use all that the job has.
 func (j *job) giveAll(spec *step.Spec) {
 	spec.CPUs, spec.NCPUs, spec.MemoryMB, spec.StepGres = j.CPUs, len(j.cpus), j.MemoryMB, j.Gres
-}
-
-// takeNothing gives back what an extern or interactive step was admitted with: it may use
-// all that its job has, and holds up no other step.
-func (r *registry) takeNothing(f *follower) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.giveBackLocked(f.job, f.share)
-	f.share = selection.Share{}
-	r.tellFreed()
 }
 
 // endExtern makes the end of an extern step that its job has ended what it is: its

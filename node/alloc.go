@@ -69,7 +69,7 @@ func (n *Node) openAlloc(j *job, user step.User) error {
 			return api.NewError(api.Aborted, err.Error())
 		}
 	}
-	n.reg.openJob(j)
+	n.reg.open(j)
 	return nil
 }
 
@@ -100,11 +100,11 @@ func (n *Node) admitAlloc(ctx context.Context, caller api.Peer, client int, req 
 	if err != nil {
 		return nil, api.NewError(api.FailedPrecondition, err.Error())
 	}
-	if err := n.reg.reserve(caller.UID, size); err != nil {
+	if err := n.reg.users.holdRequest(caller.UID, size); err != nil {
 		return nil, err
 	}
-	a, err := n.reg.admitFor(ctx, req, user.UID, caller.Root())
-	n.reg.unreserve(caller.UID, size)
+	a, err := n.reg.admit(ctx, req, user.UID, caller.Root())
+	n.reg.users.dropRequest(caller.UID, size)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (n *Node) endAlloc(j *job, reason string) {
 	for _, f := range steps {
 		n.cancelLater(f, reason)
 	}
-	ended, idle := n.reg.letGo(j)
+	ended, idle := n.reg.release(j)
 	if idle && !n.scripts.OwesEpilog() {
 		n.reg.free(j)
 	}

@@ -34,7 +34,7 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, in *api.RunRequest) 
 	if err != nil {
 		return nil, err
 	}
-	a, err := n.reg.admit(ctx, req, user.UID, caller.Root())
+	a, err := n.reg.seek(req, user.UID, caller.Root()).now(ctx)
 	if err != nil {
 		return nil, err
 	}

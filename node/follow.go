@@ -120,7 +120,9 @@ func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 		f.known = rec.StepdPID == p.PID && rec.StepdStart == p.Start && rec.BootID == f.n.boot
 		rec.StepdPID, rec.StepdStart, rec.BootID = p.PID, p.Start, f.n.boot
 	})
-	f.n.reg.started(f)
+	if f.job.Leads(f.id) { // it takes further steps now
+		f.n.reg.open(f.job)
+	}
 	f.n.work.Go(f.follow)
 	if orphaned {
 		f.n.work.Go(func() { f.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost}) })

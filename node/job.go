@@ -6,13 +6,16 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"stepd/api"
+	"stepd/node/exchange"
 	"stepd/node/scripts"
 	"stepd/node/selection"
 	"stepd/node/state"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -28,12 +31,7 @@ type job struct {
 	// not known, and the client of an allocation; present also those that are
 	// being cleaned up, and a prolog that no step runs.
 	running, present int
-	// open jobs take further steps.
-	open bool
-	// shut: the job's end has begun.
-	shut bool
-	// freed: its CPUs were given back.
-	freed bool
+	phase            jobPhase
 	// ended is closed when nothing is left of the job.
 	ended chan struct{}
 	// extern is held while the job's extern step is looked for, or started.
@@ -41,9 +39,8 @@ type job struct {
 
 	// spawning counts spawns that are under way.
 	spawning int
-	naming   sync.Mutex          // held while Names are stored
-	named    chan struct{}       // closed when Names change; nil where no request waits for that
-	meetings map[string]*meeting // that not all have joined
+	// exchange is what the steps' programs have for each other.
+	exchange *exchange.Exchange
 
 	limits  sync.Mutex
 	limited map[string]bool // guarded by limits: what this noded has written of the job's limits
@@ -52,8 +49,53 @@ type job struct {
 	found   bool // an earlier noded's, which may have left processes of its scripts
 }
 
-func newJob(rec state.Job, cpus []int, n int, has *selection.Node) *job {
-	j := &job{Job: rec, cpus: cpus, running: n, present: n, ended: make(chan struct{}), scripts: scripts.NewJob(rec.ID)}
+// jobPhase is how far a job is.
+type jobPhase string
+
+const (
+	jobNew    jobPhase = "new"    // its first step, or its client's prolog, is on its way: it takes no other steps
+	jobOpen   jobPhase = "open"   // it takes steps
+	jobEnding jobPhase = "ending" // it takes no more steps, and those that it has end
+	jobIdle   jobPhase = "idle"   // all of its tasks are dead, and its epilog may need its CPUs
+	jobFreed  jobPhase = "freed"  // its CPUs were given back
+)
+
+// jobMoves are the legal changes of a job's phase.
+func jobMoves(from jobPhase) []jobPhase {
+	switch from {
+	case jobNew:
+		return []jobPhase{jobOpen, jobEnding, jobIdle}
+	case jobOpen:
+		return []jobPhase{jobEnding, jobIdle}
+	case jobEnding:
+		return []jobPhase{jobIdle}
+	case jobIdle:
+		return []jobPhase{jobFreed}
+	}
+	return nil
+}
+
+// ends reports whether the job takes no steps any more. The caller holds the registry's lock,
+// as callers of leave and exclusive do.
+func (j *job) ends() bool { return j.phase != jobNew && j.phase != jobOpen }
+
+// leave ends one hold on the job, and returns the job where that was the last one.
+func (j *job) leave() *job {
+	if j.present--; j.present > 0 {
+		return nil
+	}
+	return j
+}
+
+// exclusive reports whether steps of the job have their CPUs alone.
+func (j *job) exclusive() bool {
+	return j.Origin == step.OriginAlloc || j.Origin == step.OriginBatch
+}
+
+func newJob(rec state.Job, cpus []int, n int, has *selection.Node, x *exchange.Config) *job {
+	j := &job{
+		Job: rec, cpus: cpus, running: n, present: n, phase: jobNew, ended: make(chan struct{}), scripts: scripts.NewJob(rec.ID), exchange: exchange.New(x, rec.ID, rec.Names),
+	}
 	j.left = has.Job(j.share())
 	return j
 }
@@ -78,6 +120,36 @@ func (j *job) doc() api.NodeJob {
 		d.MemoryMB = &mb
 	}
 	return d
+}
+
+// errTime ends an allocation whose time is over.
+var errTime = errors.New("the job's time limit has come (--time)")
+
+// limitTime lets a step of the job run no longer than the job, and hands it the
+// job's warning where it has none of its own.
+func (j *job) limitTime(s *step.Spec, now time.Time) {
+	if j.Deadline == nil {
+		return
+	}
+	left := max(1, int((j.Deadline.Sub(now)+time.Second-1)/time.Second))
+	s.TimeLimitS = srunopt.Earlier(s.TimeLimitS, left)
+	if s.Warn == nil {
+		s.Warn = j.Warn
+	}
+}
+
+// timeGrace is what an allocation has beyond its time: its steps, which count
+// whole seconds, are to end by their own limit, and to say so.
+const timeGrace = time.Second
+
+// timeOver is closed or sent to when the job's time is over: never without a limit.
+// The caller calls stop.
+func (j *job) timeOver() (over <-chan time.Time, stop func()) {
+	if j.Deadline == nil {
+		return nil, func() {}
+	}
+	t := time.NewTimer(time.Until(*j.Deadline) + timeGrace)
+	return t.C, func() { t.Stop() }
 }
 
 // endJob runs the epilog and removes what a job had, after its last step. nil

@@ -106,16 +106,13 @@ func (f *follower) state() step.State {
 // NotReady says why the node takes no step of a user's now, a line each; none is
 // that it takes them. It asks the spool, no longer than ctx lasts.
 func (n *Node) NotReady(ctx context.Context) (why []string) {
-	n.reg.mu.Lock()
-	closing, drained := n.reg.closing, n.reg.drained
-	n.reg.mu.Unlock()
 	switch {
-	case closing:
+	case n.gate.isClosing():
 		why = append(why, "noded is stopping")
 	case !n.serving.Load():
 		why = append(why, "noded is starting")
 	}
-	if drained.Drained {
+	if drained := n.gate.drain(); drained.Drained {
 		why = append(why, "the node is drained: "+drained.Reason)
 	}
 	if err := n.silence(); err != nil { // though its file system may answer

@@ -116,8 +116,8 @@ func TestPublishedNames(t *testing.T) {
 	tn.wantRefusal(a, name(stepapi.AskPublish, "ocean", "x"), "published in job 1 already")
 	tn.wantRefusal(a, name(stepapi.AskPublish, "third", "x"), "has 2 names, the limit (PublishedNamesMax)")
 	tn.wantRefusal(a, name(stepapi.AskPublish, "", "x"), "want 1 to 1024")
-	tn.wantRefusal(a, name(stepapi.AskPublish, strings.Repeat("n", nameMax+1), "x"), "want 1 to 1024")
-	tn.wantRefusal(a, name(stepapi.AskPublish, "n", strings.Repeat("p", portMax+1)), "4096 is the limit")
+	tn.wantRefusal(a, name(stepapi.AskPublish, strings.Repeat("n", 1024+1), "x"), "want 1 to 1024")
+	tn.wantRefusal(a, name(stepapi.AskPublish, "n", strings.Repeat("p", 4096+1)), "4096 is the limit")
 	tn.wantRefusal(b, name(stepapi.AskUnpublish, "ocean", ""), "not published in job 2")
 	if _, err := tn.askOf(a, name(stepapi.AskUnpublish, "ocean", "")); err != nil {
 		t.Error(err)

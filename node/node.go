@@ -15,6 +15,7 @@ import (
 
 	"stepd/internal/linux"
 	"stepd/node/child"
+	"stepd/node/exchange"
 	"stepd/node/scripts"
 	"stepd/node/state"
 	"stepd/step"
@@ -37,6 +38,7 @@ type Node struct {
 	// published is the file with what clients take from the configuration.
 	published publishedConfig
 	reg       *registry
+	gate      *gate
 	scripts   *scripts.Runner
 	plugins   quarantine
 	// fallbacks guards the configuration's Fallbacks.
@@ -78,10 +80,16 @@ func New(cfg Config) (*Node, error) {
 		leaveMax: leaveMax, reserveMax: reserveMax, killStepd: (*child.Process).Kill,
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
-	n.reg.perUser = cfg.PerUser
+	n.gate = n.reg.gate
+	n.reg.users.limits = cfg.PerUser
+	n.reg.log = n.log
+	n.reg.exchanges = exchange.Config{
+		NamesMax: cfg.NamesMax, Stopping: stopping,
+		Store: func(job uint32, names []state.Name) error { return n.store.SetNames(job, names) },
+	}
 	n.clients = newClients(cfg.PerUser)
 	n.spool = newSpool(cfg.SpoolDir, cfg.Log)
-	n.reg.silence = n.silence
+	n.gate.silence = n.silence
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = cfg.KillWait
 	n.scripts = n.newScripts()
@@ -139,7 +147,7 @@ func (n *Node) open() error {
 	if err != nil {
 		return errors.Join(err, st.Close())
 	}
-	n.reg.setDrain(drained)
+	n.gate.setDrain(drained)
 	n.held.awaited = make(map[step.ID]bool)
 	if n.held.steps, err = st.Held(); err != nil {
 		return errors.Join(err, st.Close())
@@ -185,7 +193,7 @@ func (n *Node) unlock() {
 // Stop refuses further requests and ends the calls that wait; the steps run
 // on. It may be called more than once.
 func (n *Node) Stop() {
-	n.reg.close()
+	n.gate.close()
 	n.stop()
 }
 

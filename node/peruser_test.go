@@ -137,17 +137,17 @@ func (tn *testNode) connections(want int) {
 
 func TestPerUserReplay(t *testing.T) {
 	r := newRegistry([]int{0}, selection.Memory{}, nil)
-	r.perUser.ReplayBytes = 250
+	r.users.limits.ReplayBytes = 250
 	for _, want := range []int64{100, 100, 50, 0} {
-		if got := r.keepReplay(1000, 100); got != want {
+		if got := r.users.keepReplay(1000, 100); got != want {
 			t.Errorf("kept %d, want %d", got, want)
 		}
 	}
-	if got := r.keepReplay(0, 1000); got != 1000 {
+	if got := r.users.keepReplay(0, 1000); got != 1000 {
 		t.Errorf("root: %d", got)
 	}
-	r.dropReplay(1000, 100)
-	if got := r.keepReplay(1000, 100); got != 100 {
+	r.users.dropReplay(1000, 100)
+	if got := r.users.keepReplay(1000, 100); got != 100 {
 		t.Errorf("after a step has ended: %d", got)
 	}
 	tn := start(t, t.TempDir(), func(c *Config) { c.ReplayBytes, c.PerUser.ReplayBytes = 100, 150 })
@@ -165,10 +165,10 @@ func TestPerUserReplay(t *testing.T) {
 	for deadline := time.Now().Add(testTimeout); len(tn.reg.followers()) > 0 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
-	if tn.reg.mu.Lock(); len(tn.reg.replay) > 0 {
-		t.Errorf("bytes are still counted: %v", tn.reg.replay)
+	if tn.reg.users.mu.Lock(); len(tn.reg.users.replay) > 0 {
+		t.Errorf("bytes are still counted: %v", tn.reg.users.replay)
 	}
-	tn.reg.mu.Unlock()
+	tn.reg.users.mu.Unlock()
 }
 
 // TestRefusalsAreBounded: a user's refused requests do not fill the log.

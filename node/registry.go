@@ -6,74 +6,65 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"stepd/api"
+	"stepd/node/exchange"
 	"stepd/node/selection"
 	"stepd/node/state"
 	"stepd/step"
 )
 
-// registry is what is running now: jobs, their steps, and who has which CPUs.
-// It is leaf data: no method does I/O or waits, but admit, which waits without
-// the lock.
+// registry is what is running now: jobs, their steps, and which job has which CPUs. No method
+// does I/O or waits.
 type registry struct {
-	mu      sync.Mutex
-	has     *selection.Node       // guarded by mu
-	jobs    map[uint32]*job       // guarded by mu
-	steps   map[step.ID]*follower // guarded by mu
-	byUser  map[uint32]int        // guarded by mu: steps admitted, by uid
-	waiting map[uint32]int        // guarded by mu: bytes of requests that wait for their launch, by uid
-	replay  map[uint32]int64      // guarded by mu: bytes of output that steps may keep, by uid
-	perUser PerUser
-	freed   chan struct{} // guarded by mu: closed and replaced when CPUs were released
-	drained state.Drain   // guarded by mu
-	// silence returns why the spool is not to be asked: the node is drained as long as it
-	// returns something. nil is nothing.
-	silence func() error
-	line    line // guarded by mu: jobs that wait for their share of the node
-	closing bool // guarded by mu
+	users *users
+	gate  *gate
+	// freed wakes the requests that wait for a place: they may fit now, or be refused.
+	freed *bell
 	// killWait is what an end may take beyond a time limit.
 	killWait time.Duration
+	log      logrus.FieldLogger // of illegal moves
+	// exchanges is what the jobs' exchanges have in common.
+	exchanges exchange.Config
+
+	mu    sync.Mutex
+	has   *selection.Node       // guarded by mu
+	jobs  map[uint32]*job       // guarded by mu
+	steps map[step.ID]*follower // guarded by mu
+	line  line                  // guarded by mu: requests for a job of their own that wait
 }
 
 func newRegistry(cpus []int, mem selection.Memory, gres []step.Gres, cores ...selection.Core) *registry {
+	freed := new(bell)
 	return &registry{
+		users: newUsers(defaultPerUser()), gate: &gate{changed: freed}, freed: freed, log: logrus.StandardLogger(),
 		has: selection.New(cpus, mem, gres, cores...), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
-		byUser: make(map[uint32]int), waiting: make(map[uint32]int), replay: make(map[uint32]int64), perUser: defaultPerUser(), freed: make(chan struct{}),
 	}
 }
 
-// abandon gives an admission back: no step came of it. It returns the job
-// where that has ended meanwhile and the caller has to clean it up.
-func (r *registry) abandon(a *admission) (ended *job) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.leaveUser(a.uid)
-	if a.job == nil {
-		r.release(a.Share)
-		return nil
-	}
-	r.giveBackLocked(a.job, a.Share)
-	r.settleLocked(a.job)
-	return r.leaveLocked(a.job)
+// bell wakes all that wait for it. The zero value is ready.
+type bell struct {
+	mu   sync.Mutex
+	next chan struct{} // guarded by mu: closed by ring; nil where nothing waits
 }
 
-// reserve makes room for a request of size bytes that waits for its launch.
-func (r *registry) reserve(uid uint32, size int) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if most := r.perUser.RequestBytes; uid != 0 && r.waiting[uid]+size > most {
-		return api.Errorf(api.ResourceExhausted, "uid %d has requests of %d bytes that wait for their launch, and %d is the limit (UserRequestBytes)", uid, r.waiting[uid], most)
+// rung is closed when the bell rings next.
+func (b *bell) rung() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.next == nil {
+		b.next = make(chan struct{})
 	}
-	r.waiting[uid] += size
-	return nil
+	return b.next
 }
 
-// unreserve undoes reserve.
-func (r *registry) unreserve(uid uint32, size int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.waiting[uid] -= size; r.waiting[uid] <= 0 {
-		delete(r.waiting, uid)
+func (b *bell) ring() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.next != nil {
+		close(b.next)
+		b.next = nil
 	}
 }
 
@@ -82,37 +73,10 @@ func (r *registry) unreserve(uid uint32, size int) {
 func (r *registry) newJob(a *admission, rec state.Job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	a.job = newJob(rec, a.CPUs, 1, r.has)
+	a.job = r.makeLocked(rec, a.CPUs, 1)
 	if rec.Implicit { // its first step's share is the job's
 		a.job.left.Hold(selection.Share{CPUs: a.CPUs})
 	}
-	r.jobs[rec.ID] = a.job
-}
-
-// add makes a step known by its number. It returns false where the step's job
-// has ended since the step was admitted.
-func (r *registry) add(f *follower) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.steps[f.id] = f
-	return !f.job.shut
-}
-
-// started opens the step's job for further steps, where it is the job's first
-// one; a later one changes nothing, the job may be ending already.
-func (r *registry) started(f *follower) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if f.job.Leads(f.id) {
-		f.job.open = true
-	}
-}
-
-// openJob lets an allocation take steps.
-func (r *registry) openJob(j *job) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	j.open = !j.shut
 }
 
 // adopt takes back a job that an earlier noded left, with n holders: its
@@ -120,18 +84,54 @@ func (r *registry) openJob(j *job) {
 func (r *registry) adopt(rec state.Job, cpus []int, n int) *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	j := newJob(rec, cpus, n, r.has)
-	j.open, j.found = n > 0, true
+	j := r.makeLocked(rec, cpus, n)
+	j.found = true
+	to := jobOpen
+	if n == 0 {
+		to = jobIdle
+	}
+	r.moveLocked(j, to)
 	if rec.Origin != step.OriginAlloc || rec.Prologued {
 		// Its prolog was run, or will not be any more.
-		_ = j.scripts.Skip() // a legal move: the job is new here
+		_ = j.scripts.Skip() // of a job of which nothing is known yet
 	}
-	r.jobs[rec.ID] = j
-	if n > 0 {
-		r.byUser[rec.UID] += n
-	}
+	r.users.enter(rec.UID, n)
 	r.has.Hold(j.share())
 	return j
+}
+
+func (r *registry) makeLocked(rec state.Job, cpus []int, n int) *job {
+	j := newJob(rec, cpus, n, r.has, &r.exchanges)
+	r.jobs[rec.ID] = j
+	return j
+}
+
+// moveLocked changes a job's phase. An illegal move is logged, changes nothing, and is false.
+func (r *registry) moveLocked(j *job, to jobPhase) bool {
+	if !slices.Contains(jobMoves(j.phase), to) {
+		r.log.Errorf("internal error: job %d is %s and cannot become %s", j.ID, j.phase, to)
+		return false
+	}
+	j.phase = to
+	return true
+}
+
+// add makes a step known by its number. It returns false where the end of the step's job
+// has begun since the step was admitted.
+func (r *registry) add(f *follower) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.steps[f.id] = f
+	return !f.job.ends()
+}
+
+// open lets a job take steps. A job that takes steps already, or ends, stays as it is.
+func (r *registry) open(j *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if j.phase == jobNew {
+		r.moveLocked(j, jobOpen)
+	}
 }
 
 // takeBack counts what a step of an earlier noded's has of its job.
@@ -139,13 +139,13 @@ func (r *registry) takeBack(f *follower) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f.replay = f.n.cfg.ReplayBytes // what it was allowed is its stepd's to know
-	r.replay[f.job.UID] += f.replay
+	r.users.holdReplay(f.job.UID, f.replay)
 	if f.id.Step == step.ExternStep || f.id.Step == step.InteractiveStep {
 		return // it has all of the job's, and takes nothing of it
 	}
 	cpus, err := step.ParseCPUList(f.rec.CPUs)
 	if err != nil {
-		cpus = nil // the job's were refused too, and that was told
+		cpus = nil // the job's were refused too, and that was logged
 	}
 	f.share = selection.Share{CPUs: cpus, MB: f.rec.MemoryMB, Gres: f.rec.Gres, Alone: f.rec.CPUsOwn}
 	if f.rec.GresOwn {
@@ -154,37 +154,50 @@ func (r *registry) takeBack(f *follower) {
 	f.job.left.Hold(f.share)
 }
 
-// close refuses admissions from now on.
-func (r *registry) close() {
+// takeNothing gives back what an extern or interactive step was admitted with: it may use
+// all that its job has, and holds up no other step.
+func (r *registry) takeNothing(f *follower) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.closing = true
-	r.tellFreed() // as are waiting requests
+	r.giveBackLocked(f.job, f.share)
+	f.share = selection.Share{}
+	r.freed.ring()
 }
 
-func (r *registry) setDrain(d state.Drain) {
+// job returns the job that is running or ending, or nil.
+func (r *registry) job(id uint32) *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.drained = d
-	r.tellFreed() // waiting requests are refused
+	return r.jobs[id]
 }
 
-// drainLocked is the drain that counts now.
-func (r *registry) drainLocked() state.Drain {
-	if r.drained.Drained || r.silence == nil {
-		return r.drained
+// all returns the jobs that are running or ending.
+func (r *registry) all() []*job {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	jobs := make([]*job, 0, len(r.jobs))
+	for _, j := range r.jobs {
+		jobs = append(jobs, j)
 	}
-	if err := r.silence(); err != nil {
-		return state.Drain{Drained: true, Reason: err.Error()}
-	}
-	return r.drained
+	return jobs
 }
 
-// drain is the drain that is stored.
-func (r *registry) drain() state.Drain {
+// newest is the user's job that was begun last and takes steps, or nil.
+func (r *registry) newest(uid uint32) (found *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.drained
+	for _, j := range r.jobs {
+		if j.UID == uid && j.phase == jobOpen && (found == nil || j.ID > found.ID) {
+			found = j
+		}
+	}
+	return found
+}
+
+func (r *registry) takesSteps(j *job) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return j.phase == jobOpen
 }
 
 // follower returns the running step, or nil.
@@ -220,7 +233,7 @@ type usage struct {
 func (r *registry) usage() usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	u := usage{drained: r.drainLocked(), freeCPU: r.has.FreeCPUs(), usedMB: r.has.UsedMB(), gres: r.has.GresDocs(), jobs: []api.NodeJob{}}
+	u := usage{drained: r.gate.drainNow(), freeCPU: r.has.FreeCPUs(), usedMB: r.has.UsedMB(), gres: r.has.GresDocs(), jobs: []api.NodeJob{}}
 	for _, j := range r.jobs {
 		d := j.doc()
 		for id := range r.steps {
@@ -233,4 +246,185 @@ func (r *registry) usage() usage {
 	}
 	slices.SortFunc(u.jobs, func(a, b api.NodeJob) int { return cmp.Compare(a.ID, b.ID) })
 	return u
+}
+
+// beginSpawn counts a spawn that is under way; endSpawn ends it.
+func (r *registry) beginSpawn(j *job, limit int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	running := j.spawning
+	for _, f := range r.steps {
+		if f.job == j && f.parent != nil {
+			running++
+		}
+	}
+	if running >= limit {
+		return api.Errorf(api.ResourceExhausted, "job %d runs %d spawned steps, and %d is the limit (SpawnStepsMax)", j.ID, running, limit)
+	}
+	j.spawning++
+	return nil
+}
+
+func (r *registry) endSpawn(j *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	j.spawning--
+}
+
+func (r *registry) suspended(j *job) *state.Suspension {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return j.Suspended
+}
+
+func (r *registry) setSuspended(j *job, rec *state.Suspension) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	j.Suspended = rec
+	if rec == nil && len(j.line) > 0 {
+		r.freed.ring() // they may go on
+	}
+}
+
+// abandon gives an admission back: no step came of it. It returns the job
+// where that has ended meanwhile and the caller has to clean it up.
+func (r *registry) abandon(a *admission) (ended *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.users.leave(a.uid)
+	if a.job == nil {
+		r.releaseLocked(a.Share)
+		return nil
+	}
+	r.giveBackLocked(a.job, a.Share)
+	r.settleLocked(a.job)
+	return a.job.leave()
+}
+
+// settle notes that the step's result is stored. It returns the job's other
+// steps where they have to end with this one, and whether all of the job's
+// tasks are dead: then its CPUs may be freed, unless its epilog needs them.
+func (r *registry) settle(f *follower) (cancel []*follower, idle bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if f.job.Leads(f.id) {
+		cancel = r.shutLocked(f.job, f)
+	}
+	r.giveBackLocked(f.job, f.share)
+	f.share = selection.Share{} // takeNothing may come after this
+	return cancel, r.settleLocked(f.job)
+}
+
+// shutLocked lets the job take no more steps, and returns the steps that it has
+// beside but.
+func (r *registry) shutLocked(j *job, but *follower) (steps []*follower) {
+	if !j.ends() {
+		r.moveLocked(j, jobEnding)
+	}
+	if len(j.line) > 0 {
+		r.freed.ring() // they are not to wait any more
+	}
+	for id, f := range r.steps {
+		if id.Job == j.ID && f != but {
+			steps = append(steps, f)
+		}
+	}
+	return steps
+}
+
+// shut begins the end of an allocation. It returns the steps that have to end,
+// and false where the end has begun already.
+func (r *registry) shut(j *job) (steps []*follower, first bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if j.ends() {
+		return nil, false
+	}
+	return r.shutLocked(j, nil), true
+}
+
+// release ends the hold of an allocation's client on it. It returns the job
+// where no step is left of it, and whether it is idle, as settle does.
+func (r *registry) release(j *job) (ended *job, idle bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.users.leave(j.UID)
+	idle = r.settleLocked(j)
+	return j.leave(), idle
+}
+
+// keep puts the job's end off until unkeep; false is that it has begun.
+func (r *registry) keep(j *job) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if j.ends() {
+		return false
+	}
+	j.present++
+	return true
+}
+
+// unkeep undoes keep. It returns the job where nothing is left of it, as remove does.
+func (r *registry) unkeep(j *job) (ended *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return j.leave()
+}
+
+// giveBackLocked ends a step's share of its job.
+func (r *registry) giveBackLocked(j *job, sh selection.Share) {
+	j.left.Release(sh)
+	if len(sh.Held) > 0 || sh.Alone {
+		r.freed.ring()
+	}
+}
+
+// settleLocked notes that one thing less may use the job's CPUs, and reports whether nothing
+// does any more.
+func (r *registry) settleLocked(j *job) (idle bool) {
+	if j.running--; j.running > 0 {
+		return false
+	}
+	r.moveLocked(j, jobIdle)
+	return true
+}
+
+// free gives the CPUs of a job back whose tasks are all dead.
+func (r *registry) free(j *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.freeLocked(j)
+}
+
+func (r *registry) freeLocked(j *job) {
+	if j.phase != jobFreed && r.moveLocked(j, jobFreed) {
+		r.releaseLocked(j.share())
+	}
+}
+
+// releaseLocked gives a job's share back.
+func (r *registry) releaseLocked(sh selection.Share) {
+	r.has.Release(sh)
+	r.freed.ring()
+}
+
+// remove takes out a step of which nothing is left. It returns the job where
+// this was its last one: then its container has to go.
+func (r *registry) remove(f *follower) (ended *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.steps, f.id)
+	r.users.dropReplay(f.job.UID, f.replay)
+	r.users.leave(f.job.UID)
+	return f.job.leave()
+}
+
+// gone forgets a job of which nothing is left.
+func (r *registry) gone(j *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.jobs[j.ID] == j { // else its number has been given to its next run: the store has forgotten it before
+		delete(r.jobs, j.ID)
+	}
+	r.freeLocked(j)
 }

@@ -12,6 +12,8 @@ import (
 	"stepd/node/state"
 	"stepd/srunopt"
 	"stepd/step"
+
+	"github.com/sirupsen/logrus"
 )
 
 func admit(r *registry, uid uint32, change func(*step.Request)) (*admission, error) {
@@ -32,7 +34,7 @@ func openJob(t *testing.T, r *registry, id, uid uint32) *follower {
 	r.newJob(a, state.Job{ID: id, UID: uid, Implicit: true})
 	f := &follower{id: step.ID{Job: id}, job: a.job}
 	r.add(f)
-	r.started(f)
+	r.open(f.job)
 	return f
 }
 
@@ -54,10 +56,10 @@ func TestAdmit(t *testing.T) {
 		{"no such job", 1000, nil, func(r *step.Request) { r.Job = ptr(uint32(8)) }, api.NotFound},
 		{"more than the job has", 1000, nil, func(r *step.Request) { r.Job, r.NTasks = ptr(uint32(7)), 2 }, api.ResourceExhausted},
 		{"overcommit in the job", 1000, nil, func(r *step.Request) { r.Job, r.NTasks, r.Overcommit = ptr(uint32(7)), 2, true }, api.OK},
-		{"drained", 0, func(r *registry) { r.setDrain(state.Drain{Drained: true, Reason: "disk"}) }, nil, api.FailedPrecondition},
-		{"stopping", 0, func(r *registry) { r.close() }, nil, api.Unavailable},
-		{"too many steps", 1000, func(r *registry) { r.byUser[1000] = r.perUser.Steps }, nil, api.ResourceExhausted},
-		{"root has no such limit", 0, func(r *registry) { r.byUser[0] = r.perUser.Steps }, nil, api.OK},
+		{"drained", 0, func(r *registry) { r.gate.setDrain(state.Drain{Drained: true, Reason: "disk"}) }, nil, api.FailedPrecondition},
+		{"stopping", 0, func(r *registry) { r.gate.close() }, nil, api.Unavailable},
+		{"too many steps", 1000, func(r *registry) { r.users.steps[1000] = r.users.limits.Steps }, nil, api.ResourceExhausted},
+		{"root has no such limit", 0, func(r *registry) { r.users.steps[0] = r.users.limits.Steps }, nil, api.OK},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
@@ -131,7 +133,7 @@ func TestJobEnds(t *testing.T) {
 	}
 	second := &follower{id: step.ID{Job: 1, Step: 1}, job: a.job}
 	r.add(second)
-	r.started(second)
+	r.open(second.job)
 	if cancel, idle := r.settle(first); len(cancel) != 1 || cancel[0] != second || idle {
 		t.Errorf("the first step's end cancels %v, idle %v", cancel, idle)
 	}
@@ -153,8 +155,8 @@ func TestJobEnds(t *testing.T) {
 		t.Fatal("the job did not end with its last step")
 	}
 	r.gone(j)
-	if len(r.byUser) != 0 || len(r.jobs) != 0 || len(r.steps) != 0 {
-		t.Errorf("left: %v %v %v", r.byUser, r.jobs, r.steps)
+	if len(r.users.steps) != 0 || len(r.jobs) != 0 || len(r.steps) != 0 {
+		t.Errorf("left: %v %v %v", r.users.steps, r.jobs, r.steps)
 	}
 }
 
@@ -178,7 +180,7 @@ func TestAdmitResources(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.newJob(a, state.Job{ID: 3, UID: 1000, CPUs: "0", MemoryMB: a.MB, Gres: a.Gres, Origin: step.OriginAlloc})
-	r.openJob(a.job)
+	r.open(a.job)
 	_, err = admit(r, 1001, ask(500, ""))
 	says(t, err, "needs 500 MB of memory on this node: of its 1000 MB 400 MB are free")
 	_, err = admit(r, 1001, ask(0, "gpu:2"))
@@ -215,6 +217,7 @@ func TestAdmitResources(t *testing.T) {
 		t.Errorf("after its end: %+v, %v", two, err)
 	}
 
+	r.moveLocked(a.job, jobIdle) // as when the last step has ended
 	r.free(a.job)
 	if r.has.UsedMB() != 0 {
 		t.Errorf("%d MB used after the job's end", r.has.UsedMB())
@@ -235,7 +238,7 @@ func TestStepsSpreadInTheirJob(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.newJob(a, state.Job{ID: 1, UID: 1000, Origin: step.OriginAlloc})
-	r.openJob(a.job)
+	r.open(a.job)
 	var got []int
 	var last *admission
 	for range 3 {
@@ -272,7 +275,7 @@ func TestStepsAlone(t *testing.T) {
 	}
 	end := time.Now().Add(time.Hour)
 	r.newJob(a, state.Job{ID: 1, UID: 1000, Origin: step.OriginAlloc, Deadline: &end})
-	r.openJob(a.job)
+	r.open(a.job)
 	of := func(n int, change func(*step.Request)) func(*step.Request) {
 		return func(r *step.Request) {
 			if r.Job, r.NTasks = job, n; change != nil {
@@ -311,7 +314,7 @@ func TestStepsAlone(t *testing.T) {
 		req := request("x")
 		of(n, nil)(&req)
 		go func() {
-			got, err := r.admitWaiting(t.Context(), nil, &req, 1000, false)
+			got, err := r.seek(&req, 1000, false).wait(t.Context(), nil)
 			if err != nil {
 				t.Errorf("%d: %v", n, err)
 			}
@@ -344,12 +347,12 @@ func TestStepsAlone(t *testing.T) {
 	cancel()
 	req := request("x")
 	of(4, nil)(&req)
-	if _, err := r.admitWaiting(ctx, nil, &req, 1000, false); api.CodeOf(err) != api.Canceled || len(a.job.line) != 0 {
+	if _, err := r.seek(&req, 1000, false).wait(ctx, nil); api.CodeOf(err) != api.Canceled || len(a.job.line) != 0 {
 		t.Errorf("%v, %d wait", err, len(a.job.line))
 	}
 	ended := make(chan error, 1)
 	go func() {
-		_, err := r.admitWaiting(t.Context(), nil, &req, 1000, false)
+		_, err := r.seek(&req, 1000, false).wait(t.Context(), nil)
 		ended <- err
 	}()
 	queued(1)
@@ -399,31 +402,33 @@ func TestNumberAgain(t *testing.T) {
 		r.newJob(a, state.Job{ID: 7, UID: 1000, Implicit: true, Origin: step.OriginBatch})
 		f := &follower{id: step.ID{Job: 7, Step: step.BatchStep}, job: a.job}
 		r.add(f)
-		r.started(f)
+		r.open(f.job)
 		return f
 	}
 	last := run()
 	inner := request("x")
 	inner.Job = ptr(uint32(7))
-	if _, _, err := r.tryAdmit(&inner, 1000, false, nil); err != nil {
+	beside, _, err := r.seek(&inner, 1000, false).try()
+	if err != nil {
 		t.Fatal(err)
 	}
-	w := &waiter{uid: 1000}
-	if _, freed, err := r.tryAdmit(&inner, 1000, false, w); freed == nil || !w.waits() {
+	w := patient(r, &inner)
+	if _, freed, err := w.try(); freed == nil || !w.waits() {
 		t.Fatalf("it does not wait: %v", err)
 	}
 	r.settle(last)
+	r.abandon(beside)
 	r.free(last.job)
 	next := run()
 	r.gone(last.job)
 	if j := r.job(7); j != next.job {
 		t.Errorf("the next run is not known: %v", j)
 	}
-	if _, _, err := r.tryAdmit(&inner, 1000, false, w); api.CodeOf(err) != api.NotFound {
+	if _, _, err := w.try(); api.CodeOf(err) != api.NotFound {
 		t.Errorf("a step of the last run: %v", err)
 	}
-	r.leave(w)
-	if _, _, err := r.tryAdmit(&inner, 1000, false, nil); err != nil {
+	w.leave()
+	if _, _, err := r.seek(&inner, 1000, false).try(); err != nil {
 		t.Errorf("a step of the next run: %v", err)
 	}
 }
@@ -467,4 +472,22 @@ func wantGres(t *testing.T, text string) []step.GresRequest {
 		t.Fatal(err)
 	}
 	return list
+}
+
+// TestJobMoves: an illegal move is named, and changes nothing.
+func TestJobMoves(t *testing.T) {
+	r := newRegistry([]int{0}, selection.Memory{}, nil)
+	log := logrus.New()
+	var text strings.Builder
+	log.SetOutput(&text)
+	r.log = log
+	a, err := admit(r, 1000, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.newJob(a, state.Job{ID: 3, UID: 1000, Implicit: true})
+	r.free(a.job)
+	if a.job.phase != jobNew || r.has.FreeCPUs() != 0 || !strings.Contains(text.String(), "job 3 is new and cannot become freed") {
+		t.Errorf("the job is %s, %d CPUs are free, and the log has %q", a.job.phase, r.has.FreeCPUs(), text.String())
+	}
 }

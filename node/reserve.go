@@ -81,12 +81,12 @@ func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*foll
 	// A program may not wait for the step that it has spawned.
 	place.Overlap = place.Overlap || in.know != nil
 	// The request is held from here on, and that may be long.
-	if err := n.reg.reserve(caller.UID, in.size); err != nil {
+	if err := n.reg.users.holdRequest(caller.UID, in.size); err != nil {
 		return nil, nil, err
 	}
-	a, err := n.reg.admitFor(ctx, &place, user.UID, caller.Root())
+	a, err := n.reg.admit(ctx, &place, user.UID, caller.Root())
 	if err != nil {
-		n.reg.unreserve(caller.UID, in.size)
+		n.reg.users.dropRequest(caller.UID, in.size)
 		return nil, nil, err
 	}
 	return n.reserveAdmitted(caller, user, a, in)
@@ -105,7 +105,7 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 		f, err = n.number(spec, a, in)
 	}
 	if err != nil {
-		n.reg.unreserve(caller.UID, in.size)
+		n.reg.users.dropRequest(caller.UID, in.size)
 		n.endJob(n.reg.abandon(a))
 		return nil, nil, numberError(err, in.req)
 	}
@@ -183,7 +183,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	spec.OutputFile = n.files.output(rec.ID)
 	f := newFollower(n, a.job, rec)
 	f.share = a.Share
-	f.replay = n.reg.keepReplay(rec.UID, n.cfg.ReplayBytes)
+	f.replay = n.reg.users.keepReplay(rec.UID, n.cfg.ReplayBytes)
 	spec.ReplayBytes = f.replay
 	return f, nil
 }
@@ -363,7 +363,7 @@ func (f *follower) giveBack(why string) {
 func (f *follower) unreserve() *reservation {
 	res := f.res
 	f.res = nil
-	f.n.reg.unreserve(f.by, res.size)
+	f.n.reg.users.dropRequest(f.by, res.size)
 	return res
 }
 

@@ -71,8 +71,10 @@ func (tn *testNode) idle() {
 	}
 	tn.reg.mu.Lock()
 	defer tn.reg.mu.Unlock()
-	if len(tn.reg.byUser)+len(tn.reg.waiting)+len(tn.reg.steps) != 0 {
-		tn.t.Errorf("left: %v %v %v", tn.reg.byUser, tn.reg.waiting, tn.reg.steps)
+	tn.reg.users.mu.Lock()
+	defer tn.reg.users.mu.Unlock()
+	if len(tn.reg.users.steps)+len(tn.reg.users.requests)+len(tn.reg.steps) != 0 {
+		tn.t.Errorf("left: %v %v %v", tn.reg.users.steps, tn.reg.users.requests, tn.reg.steps)
 	}
 }
 
@@ -177,12 +179,12 @@ func TestReservationsEnd(t *testing.T) {
 func TestReservationsAreBounded(t *testing.T) {
 	tn := fresh(t)
 	c := newClient(t, 1000)
-	tn.reg.waiting[1000] = tn.reg.perUser.RequestBytes
+	tn.reg.users.requests[1000] = tn.reg.users.limits.RequestBytes
 	_, err := tn.svc.Reserve(c.ctx, runRequest(request("wait")))
 	if api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("beyond the limit: %v", err)
 	}
-	delete(tn.reg.waiting, 1000)
+	delete(tn.reg.users.requests, 1000)
 	tn.idle()
 }
 

@@ -10,7 +10,7 @@ import (
 // EndAll takes no more requests, cancels every step and allocation, and
 // returns when nothing is left of them, or with ctx's cause.
 func (n *Node) EndAll(ctx context.Context, reason string) error {
-	n.reg.close()
+	n.gate.close()
 	jobs := n.reg.all()
 	for _, j := range jobs {
 		if j.Origin == step.OriginAlloc {
@@ -28,15 +28,4 @@ func (n *Node) EndAll(ctx context.Context, reason string) error {
 		}
 	}
 	return nil
-}
-
-// all returns the jobs that are running or ending.
-func (r *registry) all() []*job {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	jobs := make([]*job, 0, len(r.jobs))
-	for _, j := range r.jobs {
-		jobs = append(jobs, j)
-	}
-	return jobs
 }

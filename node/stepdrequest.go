@@ -39,7 +39,7 @@ func (f *follower) askFor(ctx context.Context, m *stepapi.Msg) (*stepapi.Msg, er
 			c.Close()
 		}
 	}()
-	reply, err := exchange(c, m)
+	reply, err := converse(c, m)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -59,7 +59,7 @@ func (f *follower) askCancel(ctx context.Context, reason string) error {
 	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Text: reason})
 }
 
-func exchange(c *stepapi.Conn, m *stepapi.Msg) (*stepapi.Msg, error) {
+func converse(c *stepapi.Conn, m *stepapi.Msg) (*stepapi.Msg, error) {
 	if err := c.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleTool}); err != nil {
 		return nil, err
 	}

@@ -162,21 +162,6 @@ func (n *Node) setSuspended(j *job, rec *state.Suspension) error {
 	return nil
 }
 
-func (r *registry) suspended(j *job) *state.Suspension {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return j.Suspended
-}
-
-func (r *registry) setSuspended(j *job, rec *state.Suspension) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	j.Suspended = rec
-	if rec == nil && len(j.line) > 0 {
-		r.tellFreed() // they may go on
-	}
-}
-
 // suspend asks the step's stepd. A step that has none yet is suspended as soon
 // as it has.
 func (f *follower) suspend(ctx context.Context, by uint32) error {

@@ -52,7 +52,7 @@ func (n *Node) hold(rec *step.Record) {
 	n.held.steps[rec.ID] = h
 	n.log.WithField("step", rec.ID.String()).Errorf("%s", heldText(h))
 	n.storeHeld(rec.ID)
-	switch d := n.reg.drain(); {
+	switch d := n.gate.drain(); {
 	case !d.Drained, d.Owner == state.OwnerHeld:
 		n.drainForHeld()
 	default:
@@ -181,8 +181,8 @@ func (n *Node) release(h *state.Held) {
 	delete(n.held.awaited, id)
 	n.storeHeld(id)
 	log.Infof("nothing is left of the step any more, %v after it was given up", time.Since(h.Since).Round(time.Millisecond))
-	if d := n.reg.drain(); d.Drained && d.Owner == state.OwnerHeld {
-		if n.drainForHeld(); !n.reg.drain().Drained {
+	if d := n.gate.drain(); d.Drained && d.Owner == state.OwnerHeld {
+		if n.drainForHeld(); !n.gate.drain().Drained {
 			log.Info("the node is not drained any more")
 		}
 	}

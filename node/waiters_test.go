@@ -11,11 +11,18 @@ import (
 	"stepd/step"
 )
 
+// patient is a request of user 1000's that waits for its place.
+func patient(r *registry, req *step.Request) *seeker {
+	s := r.seek(req, 1000, false)
+	s.patient = true
+	return s
+}
+
 // TestWaitersAreBounded: steps that wait for their share of a job count as their user's
 // steps, and go on waiting while the job is suspended.
 func TestWaitersAreBounded(t *testing.T) {
 	r := newRegistry([]int{0, 1}, selection.Memory{}, nil)
-	r.perUser.Steps = 4
+	r.users.limits.Steps = 4
 	job := new(uint32)
 	*job = 1
 	a, err := admit(r, 1000, func(r *step.Request) { r.NTasks = 2 })
@@ -23,7 +30,7 @@ func TestWaitersAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.newJob(a, state.Job{ID: 1, UID: 1000, Origin: step.OriginAlloc})
-	r.openJob(a.job)
+	r.open(a.job)
 	inner := func(r *step.Request) { r.Job, r.NTasks = job, 2 }
 	first, err := admit(r, 1000, inner)
 	if err != nil {
@@ -31,26 +38,26 @@ func TestWaitersAreBounded(t *testing.T) {
 	}
 	req := request("x")
 	inner(&req)
-	var waiting []*waiter
+	var waiting []*seeker
 	for range 2 {
-		w := &waiter{uid: 1000}
+		w := patient(r, &req)
 		for range 3 { // it is counted once
-			if _, freed, err := r.tryAdmit(&req, 1000, false, w); freed == nil || err == nil {
+			if _, freed, err := w.try(); freed == nil || err == nil {
 				t.Fatalf("a step that has to wait: %v", err)
 			}
 		}
 		waiting = append(waiting, w)
 	}
-	if _, freed, err := r.tryAdmit(&req, 1000, false, &waiter{uid: 1000}); freed != nil || api.CodeOf(err) != api.ResourceExhausted {
+	if _, freed, err := patient(r, &req).try(); freed != nil || api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	r.setSuspended(a.job, &state.Suspension{Since: time.Now()})
 	r.abandon(first)
-	_, freed, err := r.tryAdmit(&req, 1000, false, waiting[0])
+	_, freed, err := waiting[0].try()
 	if freed == nil || err == nil {
 		t.Fatalf("while the job is suspended: %v", err)
 	}
-	if _, _, err := r.tryAdmit(&req, 1000, false, nil); api.CodeOf(err) != api.FailedPrecondition {
+	if _, _, err := r.seek(&req, 1000, false).try(); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("without waiting: %v", err)
 	}
 	r.setSuspended(a.job, nil)
@@ -59,15 +66,15 @@ func TestWaitersAreBounded(t *testing.T) {
 	default:
 		t.Error("nobody tells of the resumption")
 	}
-	got, _, err := r.tryAdmit(&req, 1000, false, waiting[0])
-	if err != nil || r.byUser[1000] != 3 || len(a.job.line) != 1 {
-		t.Fatalf("%v; %d steps, %d wait", err, r.byUser[1000], len(a.job.line))
+	got, _, err := waiting[0].try()
+	if err != nil || r.users.steps[1000] != 3 || len(a.job.line) != 1 {
+		t.Fatalf("%v; %d steps, %d wait", err, r.users.steps[1000], len(a.job.line))
 	}
-	r.leave(waiting[0])
-	r.leave(waiting[1])
+	waiting[0].leave()
+	waiting[1].leave()
 	r.abandon(got)
-	if r.byUser[1000] != 1 || len(a.job.line) != 0 {
-		t.Errorf("at the end: %d steps, %d wait", r.byUser[1000], len(a.job.line))
+	if r.users.steps[1000] != 1 || len(a.job.line) != 0 {
+		t.Errorf("at the end: %d steps, %d wait", r.users.steps[1000], len(a.job.line))
 	}
 }
 
@@ -92,16 +99,16 @@ func TestWaitersBytes(t *testing.T) {
 		done <- err
 	}()
 	held := func() int {
-		tn.reg.mu.Lock()
-		defer tn.reg.mu.Unlock()
-		return tn.reg.waiting[1000]
+		tn.reg.users.mu.Lock()
+		defer tn.reg.users.mu.Unlock()
+		return tn.reg.users.requests[1000]
 	}
 	for held() == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	tn.reg.mu.Lock()
-	tn.reg.perUser.RequestBytes = size * 3 / 2
-	tn.reg.mu.Unlock()
+	tn.reg.users.mu.Lock()
+	tn.reg.users.limits.RequestBytes = size * 3 / 2
+	tn.reg.users.mu.Unlock()
 	if _, err := tn.svc.Reserve(withBytes(c.ctx, size), runRequest(req)); api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("a second one: %v", err)
 	}

@@ -121,10 +121,10 @@ func TestImmediateInOrder(t *testing.T) {
 	}
 	client.kill()
 	tn.idle()
-	tn.reg.mu.Lock()
-	defer tn.reg.mu.Unlock()
-	if len(tn.reg.byUser) > 0 || len(tn.reg.waiting) > 0 {
-		t.Errorf("still counted: %v, %v", tn.reg.byUser, tn.reg.waiting)
+	tn.reg.users.mu.Lock()
+	defer tn.reg.users.mu.Unlock()
+	if len(tn.reg.users.steps) > 0 || len(tn.reg.users.requests) > 0 {
+		t.Errorf("still counted: %v, %v", tn.reg.users.steps, tn.reg.users.requests)
 	}
 }
 
@@ -239,9 +239,9 @@ func TestImmediateIsBounded(t *testing.T) {
 		return err
 	}
 	tn.refused("a second step", again(1000), api.ResourceExhausted, "UserStepsMax")
-	tn.reg.mu.Lock()
-	tn.reg.perUser.Steps, tn.reg.perUser.RequestBytes = 100, tn.reg.waiting[1000]+1
-	tn.reg.mu.Unlock()
+	tn.reg.users.mu.Lock()
+	tn.reg.users.limits.Steps, tn.reg.users.limits.RequestBytes = 100, tn.reg.users.requests[1000]+1
+	tn.reg.users.mu.Unlock()
 	tn.refused("its bytes", again(1000), api.ResourceExhausted, "UserRequestBytes")
 	client := newClient(t, 1000)
 	_, err := tn.alloc(client, func(r *step.Request) { r.ImmediateS = &forever })
@@ -333,11 +333,11 @@ func TestImmediateNeverFits(t *testing.T) {
 		for words, change := range map[string]func(*step.Request){"there is room for 2 CPUs on 2 free cores": perCore, "it needs 2000 MB of memory on this node": memory} {
 			req := request("x")
 			change(&req)
-			w := &waiter{uid: 1000}
-			if _, freed, err := r.tryAdmit(&req, 1000, false, w); freed != nil || w.waits() || api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), words) {
+			w := patient(r, &req)
+			if _, freed, err := w.try(); freed != nil || w.waits() || api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), words) {
 				t.Errorf("busy %t: it waits: %t; %v, want %q", busy, w.waits(), err, words)
 			}
-			r.leave(w)
+			w.leave()
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package node
+package exchange
 
 import (
 	"context"
@@ -12,9 +12,10 @@ import (
 	"stepd/node/state"
 )
 
-// meeters is a node with nothing but a registry.
-func meeters() (*Node, *job) {
-	return &Node{reg: &registry{}, stopping: make(chan struct{})}, &job{}
+// fresh is the exchange of a job that stores its names nowhere.
+func fresh() *Exchange {
+	store := func(uint32, []state.Name) error { return nil }
+	return New(&Config{NamesMax: 10, Store: store, Stopping: make(chan struct{})}, 0, nil)
 }
 
 func meetAsk(party string, ms int64, data string, parties ...string) *stepapi.Ask {
@@ -22,12 +23,12 @@ func meetAsk(party string, ms int64, data string, parties ...string) *stepapi.As
 }
 
 func TestMeet(t *testing.T) {
-	n, j := meeters()
+	x := fresh()
 	for round := range 3 { // of one name, one after the other
 		var all sync.WaitGroup
 		for _, party := range []string{"a", "b", "c"} {
 			all.Go(func() {
-				a, err := n.meet(context.Background(), j, meetAsk(party, 5000, fmt.Sprint(party, round), "a", "b", "c"))
+				a, err := x.meet(context.Background(), meetAsk(party, 5000, fmt.Sprint(party, round), "a", "b", "c"))
 				if err != nil || !a.Found || len(a.Parts) != 3 {
 					t.Errorf("%s: %+v, %v", party, a, err)
 					return
@@ -41,16 +42,16 @@ func TestMeet(t *testing.T) {
 		}
 		all.Wait()
 	}
-	if len(j.meetings) > 0 {
-		t.Errorf("%d meetings are left", len(j.meetings))
+	if len(x.meetings) > 0 {
+		t.Errorf("%d meetings are left", len(x.meetings))
 	}
 }
 
 func TestMeetAlone(t *testing.T) {
-	n, j := meeters()
-	a, err := n.meet(context.Background(), j, meetAsk("a", 10, "x", "a", "b"))
-	if err != nil || a.Found || len(j.meetings) > 0 {
-		t.Errorf("%+v, %v, %d meetings left", a, err, len(j.meetings))
+	x := fresh()
+	a, err := x.meet(context.Background(), meetAsk("a", 10, "x", "a", "b"))
+	if err != nil || a.Found || len(x.meetings) > 0 {
+		t.Errorf("%+v, %v, %d meetings left", a, err, len(x.meetings))
 	}
 	for _, c := range []struct {
 		ask  *stepapi.Ask
@@ -60,7 +61,7 @@ func TestMeetAlone(t *testing.T) {
 		{meetAsk("a", 1, strings.Repeat("x", meetBytesMax+1), "a", "b"), "the limit is"},
 		{&stepapi.Ask{Party: "a", Parties: []string{"a"}}, "a name of 0 bytes"},
 	} {
-		if _, err := n.meet(context.Background(), j, c.ask); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := x.meet(context.Background(), c.ask); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %q", err, c.want)
 		}
 	}
@@ -68,23 +69,23 @@ func TestMeetAlone(t *testing.T) {
 
 // Parties that name others than those who wait are told, and do not disturb them.
 func TestMeetOthers(t *testing.T) {
-	n, j := meeters()
+	x := fresh()
 	ctx, stop := context.WithCancel(context.Background())
 	waits := make(chan error, 1)
 	go func() {
-		_, err := n.meet(ctx, j, meetAsk("a", 5000, "x", "a", "b"))
+		_, err := x.meet(ctx, meetAsk("a", 5000, "x", "a", "b"))
 		waits <- err
 	}()
 	for {
-		n.reg.mu.Lock()
-		there := len(j.meetings)
-		n.reg.mu.Unlock()
+		x.mu.Lock()
+		there := len(x.meetings)
+		x.mu.Unlock()
 		if there > 0 {
 			break
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if _, err := n.meet(ctx, j, meetAsk("b", 1, "", "b", "c")); err == nil || !strings.Contains(err.Error(), "the others want to meet") {
+	if _, err := x.meet(ctx, meetAsk("b", 1, "", "b", "c")); err == nil || !strings.Contains(err.Error(), "the others want to meet") {
 		t.Errorf("got %v", err)
 	}
 	stop()
@@ -94,54 +95,44 @@ func TestMeetOthers(t *testing.T) {
 }
 
 func TestAwaitName(t *testing.T) {
-	n, j := meeters()
+	x := fresh()
 	ask := &stepapi.Ask{Name: []byte("n"), WaitMS: 5000}
 	got := make(chan *stepapi.Answer, 1)
 	go func() {
-		a, _ := n.awaitName(context.Background(), j, ask)
-		got <- a
+		got <- x.lookUp(context.Background(), ask)
 	}()
-	for {
-		n.reg.mu.Lock()
-		waits := j.named != nil
-		n.reg.mu.Unlock()
-		if waits {
-			break
+	for _, name := range []string{"another", "n"} {
+		if err := x.publish([]byte(name), []byte("port")); err != nil {
+			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond)
 	}
-	n.reg.mu.Lock()
-	j.Names = []state.Name{{Name: []byte("n"), Port: []byte("port")}}
-	close(j.named)
-	j.named = nil
-	n.reg.mu.Unlock()
 	if a := <-got; !a.Found || string(a.Port) != "port" {
 		t.Errorf("%+v", a)
 	}
 	ask = &stepapi.Ask{Name: []byte("other"), WaitMS: 10}
-	if a, err := n.awaitName(context.Background(), j, ask); err != nil || a.Found {
-		t.Errorf("%+v, %v", a, err)
+	if a := x.lookUp(context.Background(), ask); a.Found {
+		t.Errorf("%+v", a)
 	}
 }
 
 // What all meetings of a job hold is bounded together, and one that is refused
 // leaves nothing.
 func TestMeetingsAreBounded(t *testing.T) {
-	n, j := meeters()
+	x := fresh()
 	third := strings.Repeat("x", meetBytesMax/3+1)
 	for i := range 5 {
 		ask := meetAsk("a", 1, third, "a", "b")
 		ask.Name = []byte(fmt.Sprint(i))
-		if _, err := n.reg.joinMeeting(j, ask); (err == nil) != (i < 2) {
+		if _, err := x.join(ask); (err == nil) != (i < 2) {
 			t.Errorf("meeting %d: %v", i, err)
 		}
 	}
-	if len(j.meetings) != 2 {
-		t.Errorf("%d meetings are left", len(j.meetings))
+	if len(x.meetings) != 2 {
+		t.Errorf("%d meetings are left", len(x.meetings))
 	}
 	again := meetAsk("a", 1, third, "a", "b") // who comes again is counted once
 	again.Name = []byte("0")
-	if _, err := n.reg.joinMeeting(j, again); err != nil {
+	if _, err := x.join(again); err != nil {
 		t.Error(err)
 	}
 }

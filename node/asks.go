@@ -3,12 +3,48 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/step"
 )
+
+// asked takes one request of stepd's for its tasks, and answers it when it is
+// done: a spawn must not keep the loop from hearing of the step.
+func (f *follower) asked(m *stepapi.Msg) {
+	if f.asks.Add(1) > stepapi.AsksMax {
+		f.asks.Add(-1)
+		f.send(&stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq, Error: fmt.Sprintf("step %s waits for %d answers of noded already, the limit", f.id, stepapi.AsksMax)})
+		return
+	}
+	f.n.work.Go(func() {
+		defer f.asks.Add(-1)
+		reply := &stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq}
+		answer, err := f.n.answer(context.Background(), f, m.Ask)
+		if err != nil {
+			reply.Error = api.MessageOf(err)
+		} else {
+			reply.Answer = answer
+		}
+		f.send(reply)
+	})
+}
+
+// answer does what a step's tasks ask for.
+func (n *Node) answer(ctx context.Context, f *follower, ask *stepapi.Ask) (*stepapi.Answer, error) {
+	if ask == nil {
+		return nil, errors.New("internal error: an empty request")
+	}
+	if ask.Do == stepapi.AskSpawn {
+		return n.spawnStep(ctx, f, ask)
+	}
+	if answer, known, err := f.job.exchange.Answer(ctx, ask); known {
+		return answer, err
+	}
+	return nil, fmt.Errorf("cannot do %.40q: this noded does not know it", ask.Do)
+}
 
 // spawnStep starts another step of the job for the tasks of parent. Their stepd,
 // which is root's, has made the request out of its own step's.
@@ -45,27 +81,4 @@ func (n *Node) spawnStep(ctx context.Context, parent *follower, ask *stepapi.Ask
 	}
 	f.log.WithField("parent", parent.id.String()).WithField("ntasks", spec.NTasks).Info("step spawned")
 	return &stepapi.Answer{ID: &f.id, SocketDir: n.files.stepsDir(), SocketName: n.files.socketName(f.id)}, nil
-}
-
-// beginSpawn counts a spawn that is under way; endSpawn ends it.
-func (r *registry) beginSpawn(j *job, limit int) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	running := j.spawning
-	for _, f := range r.steps {
-		if f.job == j && f.parent != nil {
-			running++
-		}
-	}
-	if running >= limit {
-		return api.Errorf(api.ResourceExhausted, "job %d runs %d spawned steps, and %d is the limit (SpawnStepsMax)", j.ID, running, limit)
-	}
-	j.spawning++
-	return nil
-}
-
-func (r *registry) endSpawn(j *job) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	j.spawning--
 }
