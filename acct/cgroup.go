@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Names of the controllers whose v1 directories are used.
@@ -48,7 +49,7 @@ func (p place) perTask() bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool {
 		entries, _ := os.ReadDir(dir) // one that is gone has none
 		return slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
-			_, ok := step.TaskRank(e.Name())
+			_, ok := launch.TaskRank(e.Name())
 			return ok && e.IsDir()
 		})
 	})

@@ -147,7 +147,7 @@ func TestRootCgroups(t *testing.T) {
 		t.Fatalf("the load: %v\n%s", err, out)
 	}
 	g := New(Config{
-		Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherCgroup}, Proctrack: step.Proctrack{Kind: "cgroup/v2", Tasks: dir},
+		Ranks: []int{0}, Acct: step.Accounting{Gather: gatherCgroup}, Proctrack: step.Proctrack{Kind: "cgroup/v2", Tasks: dir},
 		Confine: confine, Log: func(text string) { t.Error(text) },
 	})
 	g.Begin(1, false, []int{cmd.Process.Pid})
@@ -180,7 +180,7 @@ func TestRootCgroups(t *testing.T) {
 	if _, err := os.Stat("/proc/pressure/cpu"); err == nil && (u.Pressure == nil || u.Pressure.CPU == nil || task.MemoryStallUS == nil) {
 		t.Errorf("the kernel measures pressure, and %+v, %+v", u.Pressure, task)
 	}
-	left, err := ReadCgroups(step.Proctrack{Kind: "cgroup/v2", Tasks: dir}, confine.V1, step.GatherCgroup, time.Now())
+	left, err := ReadCgroups(step.Proctrack{Kind: "cgroup/v2", Tasks: dir}, confine.V1, gatherCgroup, time.Now())
 	if err != nil || left == nil || *left.CPUSeconds != *u.CPUSeconds {
 		t.Errorf("after stepd's death: %+v, %v", left, err)
 	}
@@ -194,7 +194,7 @@ func BenchmarkSample(b *testing.B) {
 			for i := range pids {
 				pids[i] = os.Getpid() // one process, read as often
 			}
-			g := New(Config{Ranks: make([]int, n), Acct: step.Accounting{Gather: step.GatherLinux}, PIDs: func() ([]int, error) { return pids, nil }})
+			g := New(Config{Ranks: make([]int, n), Acct: step.Accounting{Gather: gatherLinux}, PIDs: func() ([]int, error) { return pids, nil }})
 			g.Begin(1, false, nil)
 			for b.Loop() {
 				g.sample(b.Context())

@@ -90,10 +90,17 @@ type hostTime struct {
 	known  bool
 }
 
+// The values of step.Accounting.Gather.
+const (
+	gatherNone   = "none"
+	gatherLinux  = "linux"
+	gatherCgroup = "cgroup"
+)
+
 // New makes the Gatherer of a step. Nothing is read before Begin.
 func New(cfg Config) *Gatherer {
 	if cfg.Acct.Gather == "" {
-		cfg.Acct.Gather = step.GatherNone
+		cfg.Acct.Gather = gatherNone
 	}
 	g := &Gatherer{
 		cfg: cfg, place: placeOf(cfg.Proctrack, cfg.Confine), stop: func() {},
@@ -121,7 +128,7 @@ func (g *Gatherer) Begin(host int, inside bool, tasks []int) {
 		g.tasks[id].pid = pid
 	}
 	g.mu.Unlock()
-	if g.cfg.Acct.FrequencyS <= 0 || g.cfg.Acct.Gather == step.GatherNone {
+	if g.cfg.Acct.FrequencyS <= 0 || g.cfg.Acct.Gather == gatherNone {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -227,7 +234,7 @@ func (g *Gatherer) samplerEnds() bool {
 // readCgroups reads the step's cgroups and, at its end, the cgroup of each task that has
 // one.
 func (g *Gatherer) readCgroups(tasks bool) {
-	if g.cfg.Acct.Gather != step.GatherCgroup || g.place.empty() {
+	if g.cfg.Acct.Gather != gatherCgroup || g.place.empty() {
 		return
 	}
 	r, err := openReader()
@@ -244,7 +251,7 @@ func (g *Gatherer) readCgroups(tasks bool) {
 		return
 	}
 	for id, rank := range g.cfg.Ranks {
-		f, err := r.readPlace(g.place.below(step.TaskName(rank)))
+		f, err := r.readPlace(g.place.below(launch.TaskName(rank)))
 		g.complain(err)
 		g.tasks[id].cgroup = &f
 	}

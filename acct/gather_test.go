@@ -117,7 +117,7 @@ func (g *Gatherer) played(between func(), procs ...seen) {
 }
 
 func TestSamples(t *testing.T) {
-	g := New(Config{Ranks: []int{0, 1}, Acct: step.Accounting{Gather: step.GatherLinux}})
+	g := New(Config{Ranks: []int{0, 1}, Acct: step.Accounting{Gather: gatherLinux}})
 	g.Begin(1, false, []int{100, 101})
 	// 103 is 100's grandchild; 200 belongs to no task.
 	g.played(nil, proc(100, 9, 100, 10), proc(101, 9, 10, 5), proc(102, 100, 50, 20), proc(103, 102, 40, 30), proc(200, 9, 7, 1))
@@ -151,7 +151,7 @@ func TestSamples(t *testing.T) {
 
 // What the kernel tells while a sample is under way may be in the sample, too.
 func TestEndDuringSample(t *testing.T) {
-	g := New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherLinux}})
+	g := New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: gatherLinux}})
 	g.Begin(1, false, []int{100})
 	g.played(nil, proc(100, 9, 100, 10), proc(101, 100, 50, 10))
 	// 101 was read, and reaped by 100, whose end is told before the sample is done.
@@ -162,7 +162,7 @@ func TestEndDuringSample(t *testing.T) {
 	sameFloat(t, "the step", rec.Usage.CPUSeconds, 0.170)
 
 	// A child with a lower number than its parent was read before it.
-	g = New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherLinux}})
+	g = New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: gatherLinux}})
 	g.Begin(1, false, []int{100})
 	g.played(nil, proc(50, 100, 40, 10), proc(100, 9, 140, 10))
 	rec = record(g, 1)
@@ -172,7 +172,7 @@ func TestEndDuringSample(t *testing.T) {
 
 // A process number that comes again is another process.
 func TestNumberComesAgain(t *testing.T) {
-	g := New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherLinux}})
+	g := New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: gatherLinux}})
 	g.Begin(1, false, []int{100})
 	g.played(nil, proc(100, 9, 10, 10), proc(101, 100, 10, 10))
 	again := proc(101, 9, 10, 10)
@@ -203,7 +203,7 @@ func TestOverMemory(t *testing.T) {
 			var why []string
 			g := New(Config{
 				Ranks: []int{0}, MemoryBytes: tt.limit, OverMemory: func(s string) { why = append(why, s) },
-				Acct: step.Accounting{Gather: step.GatherLinux, OverMemoryKill: tt.kill},
+				Acct: step.Accounting{Gather: gatherLinux, OverMemoryKill: tt.kill},
 			})
 			g.Begin(1, false, []int{100})
 			g.checkMemory() // nothing is known yet
@@ -245,7 +245,7 @@ func TestCgroups(t *testing.T) {
 	write("v2/cpu.pressure", psi)
 	write("v2/task_5/io.pressure", psi)
 	g := New(Config{
-		Ranks: []int{5}, Acct: step.Accounting{Gather: step.GatherCgroup}, Proctrack: step.Proctrack{Tasks: filepath.Join(dir, "v2")},
+		Ranks: []int{5}, Acct: step.Accounting{Gather: gatherCgroup}, Proctrack: step.Proctrack{Tasks: filepath.Join(dir, "v2")},
 		Confine: step.Confinement{PerTask: true}, Log: func(text string) { t.Error(text) },
 	})
 	g.Begin(1, false, []int{100})
@@ -268,7 +268,7 @@ func TestCgroups(t *testing.T) {
 	}
 
 	// The same of a dead stepd; and v1, where the controllers lie apart.
-	u, err := ReadCgroups(step.Proctrack{Tasks: filepath.Join(dir, "v2")}, nil, step.GatherCgroup, time.Now())
+	u, err := ReadCgroups(step.Proctrack{Tasks: filepath.Join(dir, "v2")}, nil, gatherCgroup, time.Now())
 	if err != nil || u == nil {
 		t.Fatalf("%v, %v", u, err)
 	}
@@ -280,11 +280,11 @@ func TestCgroups(t *testing.T) {
 	v1 := map[string]string{
 		"cpuacct": filepath.Join(dir, "cpu1"), "memory": filepath.Join(dir, "mem1"), "blkio": filepath.Join(dir, "io1"),
 	}
-	if u, _ := ReadCgroups(step.Proctrack{}, v1, step.GatherCgroup, time.Now()); u != nil {
+	if u, _ := ReadCgroups(step.Proctrack{}, v1, gatherCgroup, time.Now()); u != nil {
 		t.Errorf("the host may be in there: %+v", u)
 	}
 	write("mem1/task_17/memory.max_usage_in_bytes", "4096\n") // a node's first task is of any rank
-	if u, err = ReadCgroups(step.Proctrack{}, v1, step.GatherCgroup, time.Now()); err != nil {
+	if u, err = ReadCgroups(step.Proctrack{}, v1, gatherCgroup, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	sameFloat(t, "v1", u.CPUSeconds, 4)
@@ -303,7 +303,7 @@ func TestHostInside(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g := New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherCgroup}, Proctrack: step.Proctrack{Tasks: dir}})
+	g := New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: gatherCgroup}, Proctrack: step.Proctrack{Tasks: dir}})
 	g.Begin(os.Getpid(), true, []int{100}) // this process plays the host
 	g.TaskEnded(end(0, 1000, 64))
 	g.HostMoved()
@@ -336,7 +336,7 @@ func TestSampleLive(t *testing.T) {
 		pids = append(pids, cmd.Process.Pid)
 	}
 	for _, a := range []step.Accounting{{}, {UsePss: true}, {NoShared: true}} {
-		a.Gather = step.GatherLinux
+		a.Gather = gatherLinux
 		g := New(Config{
 			Ranks: []int{0, 1}, Acct: a, Log: func(text string) { t.Error(text) },
 			PIDs: func() ([]int, error) { return append([]int{os.Getpid()}, pids...), nil },
@@ -371,11 +371,11 @@ func TestSampler(t *testing.T) {
 		takes     time.Duration
 		want      int
 	}{
-		{"every 10 s", 10, step.GatherLinux, 0, 7}, // after 1, 11, … 61 s
-		{"every second", 1, step.GatherLinux, 0, 64},
-		{"0 is never", 0, step.GatherLinux, 0, 0},
-		{"none", 10, step.GatherNone, 0, 0},
-		{"dear", 1, step.GatherLinux, 100 * time.Millisecond, 7}, // 10.1 s apart
+		{"every 10 s", 10, gatherLinux, 0, 7}, // after 1, 11, … 61 s
+		{"every second", 1, gatherLinux, 0, 64},
+		{"0 is never", 0, gatherLinux, 0, 0},
+		{"none", 10, gatherNone, 0, 0},
+		{"dear", 1, gatherLinux, 100 * time.Millisecond, 7}, // 10.1 s apart
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -401,7 +401,7 @@ func TestSampleHangs(t *testing.T) {
 		back := make(chan struct{})
 		var log []string
 		g := New(Config{
-			Ranks: []int{0}, Acct: step.Accounting{Gather: step.GatherLinux, FrequencyS: 1},
+			Ranks: []int{0}, Acct: step.Accounting{Gather: gatherLinux, FrequencyS: 1},
 			PIDs: func() ([]int, error) { <-back; return nil, nil }, Log: func(text string) { log = append(log, text) },
 		})
 		begin := time.Now()

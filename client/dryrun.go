@@ -97,8 +97,8 @@ func showDryRun(to io.Writer, d *api.DryRun) error {
 		words = append(words, fmt.Sprintf("%q", a))
 	}
 	row("command", "%s", strings.Join(words, " "))
-	row("in", "%s", printable.Line(d.Cwd, step.PathMax))
-	row("user", "%s (%d)", printable.Line(d.User, step.NameMax), d.UID)
+	row("in", "%s", printable.Line(d.Cwd, srunopt.PathMax))
+	row("user", "%s (%d)", printable.Line(d.User, srunopt.NameMax), d.UID)
 	row("tasks", "%d", d.NTasks)
 	showPlace(row, d)
 	_, err := io.WriteString(to, b.String())
@@ -109,13 +109,13 @@ func showDryRun(to io.Writer, d *api.DryRun) error {
 func showPlace(row func(name, format string, args ...any), d *api.DryRun) {
 	row("cpus", "%s", d.CPUs)
 	if d.MemoryMB != nil {
-		row("memory", "%s", step.FormatMB(*d.MemoryMB))
+		row("memory", "%s", srunopt.FormatMB(*d.MemoryMB))
 	}
 	if len(d.Gres) > 0 {
-		row("gres", "%s", step.FormatAllocs(d.Gres))
+		row("gres", "%s", srunopt.FormatAllocs(d.Gres))
 	}
 	for _, line := range d.Binding {
-		row("binding", "%s", printable.Line(line, step.PathMax))
+		row("binding", "%s", printable.Line(line, srunopt.PathMax))
 	}
 	for _, m := range d.Memory {
 		row("limit", "%s", limitWords(m))
@@ -138,7 +138,7 @@ func showPlace(row func(name, format string, args ...any), d *api.DryRun) {
 		row("rlimit", "%s", text)
 	}
 	for _, m := range d.Mounts {
-		row("mount", "%s", printable.Line(m, step.PathMax))
+		row("mount", "%s", printable.Line(m, srunopt.PathMax))
 	}
 	for _, p := range d.Plugins {
 		words := append([]string{plugins.RequiredWord(p.Required), p.Path, p.State}, p.Options...)

@@ -7,11 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"stepd/step"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/internal/printable"
 )
 
 const (
@@ -201,5 +202,5 @@ func writeSmall(dir *os.File, name, text string) error {
 	}
 	f := os.NewFile(uintptr(fd), full)
 	_, werr := f.WriteString(text)
-	return step.JoinErrors(werr, f.Close())
+	return printable.JoinErrors(werr, f.Close())
 }

@@ -6,10 +6,11 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"stepd/step"
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/internal/printable"
 )
 
 const (
@@ -62,7 +63,7 @@ func (p *pinRoot) release() error {
 	}
 	dir := p.dir
 	p.dir = nil
-	return step.JoinErrors(unmountFile(dir), dir.Close(), p.last())
+	return printable.JoinErrors(unmountFile(dir), dir.Close(), p.last())
 }
 
 // mountPinRoot makes the bind mount, or takes over one that an earlier noded
@@ -100,7 +101,7 @@ func mountPinRoot(p string) (*os.File, error) {
 	}
 	// Only now: attaching to a shared parent makes the new mount shared.
 	if err := setPrivate(dir); err != nil {
-		err = step.JoinErrors(err, unmountFile(dir))
+		err = printable.JoinErrors(err, unmountFile(dir))
 		dir.Close()
 		return nil, fmt.Errorf("cannot make mount %q private: %w", p, err)
 	}

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"stepd/step"
+	"stepd/internal/printable"
 )
 
 const (
@@ -253,9 +253,9 @@ func (r *remover) report() error {
 		return nil
 	}
 	if r.more > 0 {
-		return fmt.Errorf("%w (and about %d more)", step.JoinErrors(r.failed...), r.more)
+		return fmt.Errorf("%w (and about %d more)", printable.JoinErrors(r.failed...), r.more)
 	}
-	return step.JoinErrors(r.failed...)
+	return printable.JoinErrors(r.failed...)
 }
 
 // Delete removes the job's container: what lives in its pid namespace, the pins, the
@@ -281,12 +281,12 @@ func (t *Tmpfs) Delete(ctx context.Context, job uint32) error {
 		c.forget()
 	}
 	c.lost = nil
-	return step.JoinErrors(append(errs, t.pins.release())...)
+	return printable.JoinErrors(append(errs, t.pins.release())...)
 }
 
 // clear removes what there is of a job. That CloneNSEpilog fails holds up nothing.
 func (t *Tmpfs) clear(ctx context.Context, pins *os.File, job uint32) error {
-	return step.JoinErrors(t.epilog(ctx, pins, job), t.clearAll(ctx, pins, job))
+	return printable.JoinErrors(t.epilog(ctx, pins, job), t.clearAll(ctx, pins, job))
 }
 
 // epilog runs CloneNSEpilog for what there is of a job.
@@ -334,7 +334,7 @@ func (t *Tmpfs) clearAll(ctx context.Context, pins *os.File, job uint32) error {
 	}
 	for _, base := range bases {
 		if err := clearBase(ctx, base, t.cfg.NodeTag, job); err != nil {
-			return step.JoinErrors(late, fmt.Errorf("cannot remove the private directories of job %d: %w", job, err))
+			return printable.JoinErrors(late, fmt.Errorf("cannot remove the private directories of job %d: %w", job, err))
 		}
 		if base == t.cfg.BasePath {
 			continue // its own directory goes with the last user of the pins
@@ -350,7 +350,7 @@ func (t *Tmpfs) clearAll(ctx context.Context, pins *os.File, job uint32) error {
 		return nil
 	}
 	if err := removeTree(ctx, pins, jobName(job)); err != nil {
-		return step.JoinErrors(late, fmt.Errorf("cannot delete the container of job %d: %w", job, err))
+		return printable.JoinErrors(late, fmt.Errorf("cannot delete the container of job %d: %w", job, err))
 	}
 	return late
 }

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
-	"stepd/step"
+	"stepd/internal/printable"
 )
 
 // spaces are the namespaces of job_container/linux beside the mount namespace.
@@ -180,7 +180,7 @@ func makeUserNS(program string) (*os.File, error) {
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid))
 	stdin.Close()
 	if werr := cmd.Wait(); werr != nil {
-		err = step.JoinErrors(err, fmt.Errorf("%q: %w%s", program, werr, words.quoted()))
+		err = printable.JoinErrors(err, fmt.Errorf("%q: %w%s", program, werr, words.quoted()))
 	}
 	if err != nil && ns != nil {
 		ns.Close()

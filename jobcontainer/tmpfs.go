@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/printable"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -142,14 +143,14 @@ func (t *Tmpfs) Create(ctx context.Context, job uint32, user step.User) error {
 	tag, err := makeTag(&t.cfg)
 	t.claim.Unlock()
 	if err != nil {
-		return step.JoinErrors(err, t.pins.release())
+		return printable.JoinErrors(err, t.pins.release())
 	}
 	defer tag.Close()
 	ns, s, err := t.create(ctx, pins, tag, job, user)
 	if err != nil {
 		// The undo must run although the caller has given up.
 		undo := context.WithoutCancel(ctx)
-		return step.JoinErrors(err, t.clear(undo, pins, job), t.pins.release())
+		return printable.JoinErrors(err, t.clear(undo, pins, job), t.pins.release())
 	}
 	c.ns, c.spaces = ns, s // and the pin root stays acquired until Delete
 	return nil
@@ -330,7 +331,7 @@ func (t *Tmpfs) Restore(ctx context.Context, running []uint32) error {
 	for _, job := range running {
 		errs = append(errs, t.adopt(pins, job))
 	}
-	return step.JoinErrors(append(errs, t.pins.release())...)
+	return printable.JoinErrors(append(errs, t.pins.release())...)
 }
 
 // adopt opens the pinned namespace of a running job.

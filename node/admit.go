@@ -373,7 +373,7 @@ func (r *registry) whoHasIn(j *job, err error) string {
 
 func holds(who string, list []step.GresAlloc, err error) []string {
 	if of := selection.Missing(err, list); len(of) > 0 {
-		return []string{who + " has " + step.FormatAllocs(of)}
+		return []string{who + " has " + srunopt.FormatAllocs(of)}
 	}
 	return nil
 }

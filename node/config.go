@@ -39,7 +39,7 @@ type Config struct {
 	// Memory is how it is given out; without MB no job can ask for any. Gres are
 	// the node's generic resources.
 	Memory selection.Memory
-	Gres   []step.Gres
+	Gres   []selection.Gres
 	// MaxTasks is MaxTasksPerNode; 0 is step.TasksMax.
 	MaxTasks int
 
@@ -65,7 +65,7 @@ type Config struct {
 	// task.
 	Propagate   []string
 	TaskScripts step.TaskScripts
-	// PropagatePrio is PropagatePrioProcess: step.PrioOff and its like.
+	// PropagatePrio is PropagatePrioProcess.
 	PropagatePrio int
 
 	// KillWait is the time between SIGTERM and SIGKILL; 0 is 30 s.

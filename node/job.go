@@ -108,7 +108,7 @@ func (j *job) share() selection.Share {
 func (j *job) doc() api.NodeJob {
 	d := api.NodeJob{
 		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.Origin,
-		CPUs: step.FormatCPUList(j.cpus), Gres: step.FormatAllocs(j.Gres), Steps: []uint32{},
+		CPUs: step.FormatCPUList(j.cpus), Gres: srunopt.FormatAllocs(j.Gres), Steps: []uint32{},
 	}
 	if j.Suspended != nil {
 		d.Suspended = &j.Suspended.Since
@@ -286,7 +286,7 @@ func (n *Node) endOf(j *job) (end scripts.End) {
 func (n *Node) endKeeper(j *job, log *logrus.Entry) {
 	ctx, cancel := n.unkillable()
 	defer cancel()
-	n.endBeside(ctx, step.Record{ID: step.ID{Job: j.ID, Step: step.KeeperPlace}}, log)
+	n.endBeside(ctx, step.Record{ID: step.ID{Job: j.ID, Step: KeeperPlace}}, log)
 }
 
 // endBeside ends a place beside a job's steps.
@@ -315,3 +315,8 @@ func (n *Node) formerScripts(job uint32) *step.Record {
 	}
 	return &step.Record{ID: id}
 }
+
+// KeeperPlace is the step number of the place in which process 1 of a job's pid namespace
+// is. It is no step's: it lies above the counted ids, and Slurm reserves another. The place
+// outlives the processes that prolog and epilog leave (scripts.PlaceID).
+const KeeperPlace uint32 = 4294967289

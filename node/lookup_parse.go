@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -91,7 +92,7 @@ func parseNumericID(s string) (uint32, error) {
 
 // checkWord refuses what would forge lines in logs and listings.
 func checkWord(s string) error {
-	if len(s) > step.PathMax || strings.IndexFunc(s, unicode.IsControl) >= 0 {
+	if len(s) > srunopt.PathMax || strings.IndexFunc(s, unicode.IsControl) >= 0 {
 		return fmt.Errorf("%.80q is too long or holds a control character", s)
 	}
 	return nil

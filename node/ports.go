@@ -25,7 +25,7 @@ type Tracker interface {
 	// as well.
 	MakeStep(id step.ID, v1 []string) (StepPlace, error)
 	// MakeScripts makes the place of a job's prolog and epilog, step
-	// step.ScriptsPlace, or finds it again; or the place of step.KeeperPlace. leaf is
+	// scripts.PlaceID, or finds it again; or the place of KeeperPlace. leaf is
 	// as StepPlace's.
 	MakeScripts(id step.ID) (leaf *os.File, err error)
 	// Left says in words which processes are in the step's place: 'pid 12 "sleep"'.

@@ -15,6 +15,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
 	"stepd/node/child"
+	"stepd/node/scripts"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -332,7 +333,7 @@ func (n *Node) isJobs(id step.ID) bool {
 		return false
 	}
 	switch id.Step {
-	case step.ScriptsPlace, step.KeeperPlace:
+	case scripts.PlaceID, KeeperPlace:
 		return true
 	case step.ExternStep:
 		return n.formerScripts(id.Job) != nil

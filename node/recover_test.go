@@ -17,6 +17,7 @@ import (
 	"stepd/api"
 	"stepd/internal/linux"
 	"stepd/node/child"
+	"stepd/node/scripts"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -375,7 +376,7 @@ func TestRestartSparesPlaces(t *testing.T) {
 	tn.stop()
 
 	place := func(number uint32) step.ID { return step.ID{Job: id.Job, Step: number} }
-	places := []step.ID{place(step.ScriptsPlace), place(step.KeeperPlace), place(step.ExternStep)}
+	places := []step.ID{place(scripts.PlaceID), place(KeeperPlace), place(step.ExternStep)}
 	stale := place(77)
 	tracker := &fakeTracker{ended: map[step.ID]int{}, places: append([]step.ID{stale}, places...)}
 	tn = start(t, dir, func(c *Config) { c.Tracker = formerTracker{tracker} })

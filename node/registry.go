@@ -35,7 +35,7 @@ type registry struct {
 	line  line                  // guarded by mu: requests for a job of their own that wait
 }
 
-func newRegistry(cpus []int, mem selection.Memory, gres []step.Gres, cores ...selection.Core) *registry {
+func newRegistry(cpus []int, mem selection.Memory, gres []selection.Gres, cores ...selection.Core) *registry {
 	freed := new(bell)
 	return &registry{
 		users: newUsers(defaultPerUser()), gate: &gate{changed: freed}, freed: freed, log: logrus.StandardLogger(),

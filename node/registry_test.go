@@ -165,7 +165,7 @@ func TestJobEnds(t *testing.T) {
 func TestAdmitResources(t *testing.T) {
 	t.Parallel()
 	mem := selection.Memory{MB: 1000, Consumable: true}
-	twoGPUs := []step.Gres{{Name: "gpu", Type: "a", Count: 2, Files: [][]string{{"/dev/nvidia0"}, {"/dev/nvidia1"}}}, {Name: "gpu", Type: "b", Count: 1, First: 2, Files: [][]string{{"/dev/nvidia4"}}}}
+	twoGPUs := []selection.Gres{{Name: "gpu", Type: "a", Count: 2, Files: [][]string{{"/dev/nvidia0"}, {"/dev/nvidia1"}}}, {Name: "gpu", Type: "b", Count: 1, First: 2, Files: [][]string{{"/dev/nvidia4"}}}}
 	r := newRegistry([]int{0, 1, 2, 3}, mem, twoGPUs)
 	ask := func(mb uint64, gres string) func(*step.Request) {
 		return func(req *step.Request) {
@@ -196,11 +196,11 @@ func TestAdmitResources(t *testing.T) {
 		})
 	}
 	whole, err := inJob("")
-	if err != nil || step.FormatAllocs(whole.Gres) != "gpu:a:2(IDX:0-1)" || whole.MB != 600 {
+	if err != nil || srunopt.FormatAllocs(whole.Gres) != "gpu:a:2(IDX:0-1)" || whole.MB != 600 {
 		t.Errorf("a step that asks for nothing: %+v, %v", whole, err)
 	}
 	one, err := inJob("gpu:1")
-	if err != nil || step.FormatAllocs(one.Gres) != "gpu:a:1(IDX:0)" {
+	if err != nil || srunopt.FormatAllocs(one.Gres) != "gpu:a:1(IDX:0)" {
 		t.Errorf("a step of one: %+v, %v", one, err)
 	}
 	f := &follower{id: step.ID{Job: 3, Step: 5}, job: a.job, share: one.Share}

@@ -7,6 +7,7 @@ import (
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/node/state"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -152,8 +153,8 @@ func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty
 		return nil, err
 	}
 	note := in.Reason
-	if len(note) > step.NameMax || checkWord(note) != nil {
-		return nil, api.Errorf(api.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
+	if len(note) > srunopt.NameMax || checkWord(note) != nil {
+		return nil, api.Errorf(api.InvalidArgument, "reason: longer than %d bytes, or with control characters", srunopt.NameMax)
 	}
 	reason := stepapi.CancelledBy(who.UID, note)
 	if in.StepID == nil {
@@ -209,8 +210,8 @@ func (s *service) Drain(ctx context.Context, in *api.DrainRequest) (*api.Empty, 
 	if reason == "" {
 		return nil, api.NewError(api.InvalidArgument, "reason: is empty: say why the node is drained")
 	}
-	if len(reason) > step.NameMax || checkWord(reason) != nil {
-		return nil, api.Errorf(api.InvalidArgument, "reason: longer than %d bytes, or with control characters", step.NameMax)
+	if len(reason) > srunopt.NameMax || checkWord(reason) != nil {
+		return nil, api.Errorf(api.InvalidArgument, "reason: longer than %d bytes, or with control characters", srunopt.NameMax)
 	}
 	return s.drain(ctx, state.Drain{Drained: true, Reason: reason})
 }

@@ -16,11 +16,13 @@ import (
 	"stepd/node/scripts"
 	"stepd/node/state"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // heldText is why the node is drained for it, in Slurm's words and ours.
 func heldText(h *state.Held) string {
-	return child.Message(fmt.Sprintf("step %s: %s", h.Rec.ID.Name(), step.DescribeSurvivors(h.Rec.Survivors, h.Rec.SurvivorsTotal)))
+	left := launch.SurvivorsError{Survivors: h.Rec.Survivors, Total: h.Rec.SurvivorsTotal}
+	return child.Message(fmt.Sprintf("step %s: %s", h.Rec.ID.Name(), left.Left()))
 }
 
 // drainKillFailed begins the reason of a drain, as Slurm has it.
@@ -240,7 +242,7 @@ func (n *Node) unkillable() (context.Context, context.CancelFunc) {
 
 // survivorsOf is who is left where err says so.
 func survivorsOf(err error, rec *step.Record) bool {
-	left, ok := errors.AsType[*step.SurvivorsError](err)
+	left, ok := errors.AsType[*launch.SurvivorsError](err)
 	if ok {
 		rec.Survivors, rec.SurvivorsTotal = left.Survivors, left.Total
 	}

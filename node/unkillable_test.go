@@ -10,7 +10,9 @@ import (
 
 	"stepd/api"
 	"stepd/node/child"
+	"stepd/node/scripts"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // stuckTracker has a process in each step's place that dies when die is closed.
@@ -23,14 +25,14 @@ func (t stuckTracker) EndStep(ctx context.Context, rec *step.Record) error {
 	if err := t.fakeTracker.EndStep(ctx, rec); err != nil {
 		return err
 	}
-	if rec.ID.Step == step.ScriptsPlace || rec.ID.Step == step.KeeperPlace {
+	if rec.ID.Step == scripts.PlaceID || rec.ID.Step == KeeperPlace {
 		return nil // prolog and epilog leave nothing
 	}
 	select {
 	case <-t.die:
 		return nil
 	case <-ctx.Done():
-		return &step.SurvivorsError{
+		return &launch.SurvivorsError{
 			Where: "the step", Total: 1, Cause: context.Cause(ctx),
 			Survivors: []step.Survivor{{PID: 99, Comm: "dd", State: "D", Grade: step.GradeDisk, Wchan: "nfs_wait"}},
 		}

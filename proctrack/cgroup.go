@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"stepd/step"
 	"stepd/step/launch"
 )
 
@@ -44,7 +43,7 @@ type Cgroup struct {
 type CgroupConfig struct {
 	// Dir is the daemons' cgroup and Tasks the tasks', both absolute paths.
 	Dir, Tasks string
-	// PerTask gives each task a leaf of its own below Tasks, step.TaskName(rank).
+	// PerTask gives each task a leaf of its own below Tasks, launch.TaskName(rank).
 	PerTask bool
 }
 
@@ -141,7 +140,7 @@ func (c *Cgroup) Add(rank, pid int) error {
 	if c.tasks == nil || !c.cfg.PerTask {
 		return c.tasks.take(pid)
 	}
-	leaf, err := c.tasks.ensure(step.TaskName(rank))
+	leaf, err := c.tasks.ensure(launch.TaskName(rank))
 	if err != nil {
 		return err
 	}

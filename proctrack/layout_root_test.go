@@ -14,6 +14,7 @@ import (
 
 	"stepd/internal/testkit"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // v1Mounts finds the v1 hierarchies that can limit something, as noded would.
@@ -177,7 +178,7 @@ func TestRootPerTask(t *testing.T) {
 			t.Fatal(err)
 		}
 		pids = append(pids, pid)
-		leaf := filepath.Join(place.Tasks, step.TaskName(rank))
+		leaf := filepath.Join(place.Tasks, launch.TaskName(rank))
 		if got := read(t, leaf, "cgroup.procs"); got != fmt.Sprint(pid) {
 			t.Errorf("rank %d: %q in its leaf, want %d", rank, got, pid)
 		}

@@ -115,7 +115,8 @@ func (r *Root) makeStep(id step.ID, v1 []string) (StepCgroups, error) {
 }
 
 // MakeScripts makes a place beside a job's steps, or finds it again: the
-// daemons' place of step step.ScriptsPlace or step.KeeperPlace, with no tasks.
+// daemons' place of a step id that stands for the job's scripts or the keeper of its pid
+// namespace, with no tasks.
 func (r *Root) MakeScripts(id step.ID) error {
 	return again(func() error {
 		root, err := openGroup(r.dir)

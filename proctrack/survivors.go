@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Survivor is a process that SIGKILL has not ended.
@@ -22,7 +23,7 @@ type Survivor = step.Survivor
 
 // SurvivorsError says which processes were left when the wait for their end
 // was given up. Cause, the context's, is what errors.Is sees.
-type SurvivorsError = step.SurvivorsError
+type SurvivorsError = launch.SurvivorsError
 
 // survivorsShown bounds the error: a fork bomb may leave thousands.
 const survivorsShown = 8

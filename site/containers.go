@@ -45,7 +45,7 @@ func (s *Site) containers(tracker node.Tracker, spankhost string, log *logrus.Lo
 // keeperPlace is where process 1 of a job's pid namespace lives: in a place of its
 // own, not among the job's tasks and not with prolog and epilog, which end before it.
 func keeperPlace(tracker node.Tracker, job uint32) (jobcontainer.Place, error) {
-	id := step.ID{Job: job, Step: step.KeeperPlace}
+	id := step.ID{Job: job, Step: node.KeeperPlace}
 	leaf, err := tracker.MakeScripts(id)
 	return jobcontainer.Place{Leaf: leaf, Add: func(pid int) error {
 		return tracker.AddStepd(id, pid)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/wire"
+	"stepd/srunopt"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -55,8 +56,8 @@ func (s *Session) Init() ([]Option, error) {
 // Give calls an option's callback: the user has given it. value is nil where
 // it was given without one. A negative return is a *launch.HookError.
 func (s *Session) Give(o Option, value []byte) error {
-	if len(value) > step.OptionMax {
-		return fmt.Errorf("the value of --%s has %d bytes: the limit is %d", o.Name, len(value), step.OptionMax)
+	if len(value) > srunopt.OptionMax {
+		return fmt.Errorf("the value of --%s has %d bytes: the limit is %d", o.Name, len(value), srunopt.OptionMax)
 	}
 	if bytes.IndexByte(value, 0) >= 0 {
 		return fmt.Errorf("the value of --%s holds a NUL byte", o.Name)
@@ -266,12 +267,12 @@ const noValue = "(null)"
 func putScriptOptions(w *writer, jobControl [][]byte) error {
 	n := 0
 	for _, e := range jobControl {
-		opt, ok := strings.CutPrefix(string(e), step.OptionPrefix)
+		opt, ok := strings.CutPrefix(string(e), srunopt.OptionPrefix)
 		if !ok {
 			continue
 		}
-		if n++; n > step.OptionsMax {
-			return fmt.Errorf("cannot take the job's options: there are more than %d", step.OptionsMax)
+		if n++; n > srunopt.OptionsMax {
+			return fmt.Errorf("cannot take the job's options: there are more than %d", srunopt.OptionsMax)
 		}
 		name, value, _ := strings.Cut(opt, "=")
 		if value == noValue {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"stepd/srunopt"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -100,7 +101,7 @@ func TestSessionLocal(t *testing.T) {
 	if err := s.Give(options[1], nil); err != nil {
 		t.Error(err)
 	}
-	big := strings.Repeat("x", step.OptionMax)
+	big := strings.Repeat("x", srunopt.OptionMax)
 	if err := s.Give(options[1], []byte(big)); err != nil {
 		t.Errorf("1 MB: %v", err)
 	}

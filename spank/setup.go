@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/wire"
+	"stepd/srunopt"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -175,19 +176,19 @@ func putOption(w *writer, plugin, name string, value []byte) {
 func putOptions(w *writer, env []string) error {
 	n := 0
 	for _, e := range env {
-		opt, ok := strings.CutPrefix(e, step.OptionPrefix)
+		opt, ok := strings.CutPrefix(e, srunopt.OptionPrefix)
 		if !ok {
 			continue
 		}
 		name, value, _ := strings.Cut(opt, "=")
 		switch n++; {
 		// The host compares each with each: a user must not make that long.
-		case n > step.OptionsMax:
-			return fmt.Errorf("cannot take the plugins' options of the environment: there are more than %d", step.OptionsMax)
-		case len(name) > 2*step.NameMax:
-			return fmt.Errorf("cannot take a plugin's option of the environment: its name %.40q... has %d bytes, and %d is the limit", name, len(name), 2*step.NameMax)
-		case len(value) > step.OptionMax:
-			return fmt.Errorf("cannot take a plugin's option of the environment: the value of %q has %d bytes, and %d is the limit", name, len(value), step.OptionMax)
+		case n > srunopt.OptionsMax:
+			return fmt.Errorf("cannot take the plugins' options of the environment: there are more than %d", srunopt.OptionsMax)
+		case len(name) > 2*srunopt.NameMax:
+			return fmt.Errorf("cannot take a plugin's option of the environment: its name %.40q... has %d bytes, and %d is the limit", name, len(name), 2*srunopt.NameMax)
+		case len(value) > srunopt.OptionMax:
+			return fmt.Errorf("cannot take a plugin's option of the environment: the value of %q has %d bytes, and %d is the limit", name, len(value), srunopt.OptionMax)
 		}
 		putOption(w, "", name, append([]byte{}, value...))
 	}

@@ -2,7 +2,6 @@ package srunopt
 
 import (
 	"fmt"
-	"stepd/step"
 	"strconv"
 	"strings"
 )
@@ -12,7 +11,7 @@ import (
 // nothing here. nil is that the tasks' frequency is not told.
 func ParseAcctgFreq(s string) (*int, error) {
 	const want = "want SECONDS or task=SECONDS"
-	if len(s) > step.NameMax {
+	if len(s) > NameMax {
 		return nil, fmt.Errorf("%d bytes: %s", len(s), want)
 	}
 	var task *int
@@ -22,8 +21,8 @@ func ParseAcctgFreq(s string) (*int, error) {
 			kind, value = "task", item
 		}
 		n, err := strconv.ParseUint(value, 10, 32)
-		if err != nil || n > step.AcctgFreqMax {
-			return nil, fmt.Errorf("%q is no number of seconds up to %d: %s", value, step.AcctgFreqMax, want)
+		if err != nil || n > acctgFreqMax {
+			return nil, fmt.Errorf("%q is no number of seconds up to %d: %s", value, acctgFreqMax, want)
 		}
 		switch strings.ToLower(kind) {
 		case "task":

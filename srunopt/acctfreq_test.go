@@ -1,7 +1,6 @@
 package srunopt
 
 import (
-	"stepd/step"
 	"testing"
 )
 
@@ -28,7 +27,7 @@ func TestParseAcctgFreq(t *testing.T) {
 func FuzzParseAcctgFreq(f *testing.F) {
 	f.Add("task=5,energy=0")
 	f.Fuzz(func(t *testing.T, s string) {
-		if n, err := ParseAcctgFreq(s); err == nil && n != nil && (*n < 0 || *n > step.AcctgFreqMax) {
+		if n, err := ParseAcctgFreq(s); err == nil && n != nil && (*n < 0 || *n > acctgFreqMax) {
 			t.Fatalf("%q: %d", s, *n)
 		}
 	})

@@ -3,9 +3,10 @@ package srunopt
 import (
 	"encoding/json"
 	"reflect"
-	"stepd/step"
 	"strings"
 	"testing"
+
+	"stepd/step"
 )
 
 func TestApps(t *testing.T) {
@@ -44,8 +45,8 @@ func TestApps(t *testing.T) {
 		"no tasks":  {func(r *step.Request) { r.Apps[0].NTasks = 0 }, "has 0 tasks"},
 		"too many":  {func(r *step.Request) { r.Apps[0].NTasks = step.TasksMax + 1 }, "want 1 to"},
 		"env":       {func(r *step.Request) { r.Apps[1].Env = step.Raw([]string{"A"}) }, "NAME=VALUE"},
-		"directory": {func(r *step.Request) { r.Apps[1].Cwd = make([]byte, step.PathMax+1) }, "directory"},
-		"commands":  {func(r *step.Request) { r.Apps = make([]step.App, step.AppsMax+1) }, "the limit is 65533"},
+		"directory": {func(r *step.Request) { r.Apps[1].Cwd = make([]byte, PathMax+1) }, "directory"},
+		"commands":  {func(r *step.Request) { r.Apps = make([]step.App, appsMax+1) }, "the limit is 65533"},
 	} {
 		r := good()
 		c.change(r)

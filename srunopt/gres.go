@@ -3,9 +3,10 @@ package srunopt
 import (
 	"fmt"
 	"math/bits"
-	"stepd/step"
 	"strconv"
 	"strings"
+
+	"stepd/step"
 )
 
 // Limits on generic resources, in a request as in a site's files.
@@ -181,4 +182,14 @@ func cutGresSuffix(s string) (digits string, power int) {
 		return s[:len(s)-1], i + 1
 	}
 	return s, 0
+}
+
+// FormatAllocs is a list of allocations as Slurm writes it: "gpu:a100:2(IDX:0-1)".
+// "" is none.
+func FormatAllocs(list []step.GresAlloc) string {
+	words := make([]string, len(list))
+	for i, a := range list {
+		words[i] = a.String()
+	}
+	return strings.Join(words, ",")
 }

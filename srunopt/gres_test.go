@@ -1,9 +1,10 @@
 package srunopt
 
 import (
-	"stepd/step"
 	"strings"
 	"testing"
+
+	"stepd/step"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -104,4 +105,11 @@ func FuzzParseGres(f *testing.F) {
 			t.Fatalf("%q: %s", s, diff)
 		}
 	})
+}
+
+func TestGresAllocString(t *testing.T) {
+	got := FormatAllocs([]step.GresAlloc{{Name: "gpu", Type: "a100", Count: 3, Index: []int{0, 1, 3}}, {Name: "scratch", Count: 10}})
+	if want := "gpu:a100:3(IDX:0-1,3),scratch:10"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
 }

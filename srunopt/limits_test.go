@@ -1,9 +1,10 @@
 package srunopt
 
 import (
-	"stepd/step"
 	"strings"
 	"testing"
+
+	"stepd/step"
 )
 
 func TestParseMemory(t *testing.T) {
@@ -54,6 +55,14 @@ func TestValidateLimits(t *testing.T) {
 		err := Validate(&r)
 		if fe, ok := err.(*step.FieldError); !ok || fe.Field != c.field {
 			t.Errorf("%s: %v, want an error of field %q", c.name, err, c.field)
+		}
+	}
+}
+
+func TestFormatMB(t *testing.T) {
+	for mb, want := range map[uint64]string{30: "30 MB", 1500: "1500 MB", 2048: "2 GB", 24105: "23.5 GB", 1 << 20: "1 TB"} {
+		if got := FormatMB(mb); got != want {
+			t.Errorf("FormatMB(%d) = %q, want %q", mb, got, want)
 		}
 	}
 }

@@ -37,3 +37,16 @@ func ParseMemory(s string) (mb uint64, err error) {
 	}
 	return v * factor, nil
 }
+
+// FormatMB is a number of MB for people: "23 GB", "1500 MB".
+func FormatMB(mb uint64) string {
+	switch {
+	case mb >= 1<<20 && mb%(1<<20) == 0:
+		return fmt.Sprintf("%d TB", mb>>20)
+	case mb >= 1<<10 && mb%(1<<10) == 0:
+		return fmt.Sprintf("%d GB", mb>>10)
+	case mb >= 10<<10:
+		return fmt.Sprintf("%.1f GB", float64(mb)/1024)
+	}
+	return fmt.Sprintf("%d MB", mb)
+}

@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
-	"stepd/step"
 	"strings"
 	"unicode"
+
+	"stepd/step"
 )
 
 // Validate checks all that can be told from the request alone. It returns a
@@ -58,8 +59,8 @@ func checkCounts(r *step.Request) error {
 		return bad("cpus_per_task", "%d CPUs: the limit is %d", r.CPUsPerTask, step.TasksMax)
 	case r.ImmediateS != nil && (*r.ImmediateS < step.WaitForever || *r.ImmediateS > math.MaxInt32): // a Duration holds more
 		return bad("immediate_s", "%d s: want 0 to %d, or %d for no limit", *r.ImmediateS, math.MaxInt32, step.WaitForever)
-	case r.AcctgFreq != nil && (*r.AcctgFreq < 0 || *r.AcctgFreq > step.AcctgFreqMax):
-		return bad("acctg_freq", "%d s: want 0 to %d", *r.AcctgFreq, step.AcctgFreqMax)
+	case r.AcctgFreq != nil && (*r.AcctgFreq < 0 || *r.AcctgFreq > acctgFreqMax):
+		return bad("acctg_freq", "%d s: want 0 to %d", *r.AcctgFreq, acctgFreqMax)
 	}
 	return nil
 }
@@ -170,8 +171,8 @@ func checkWords(r *step.Request) error {
 	for _, w := range []struct{ field, value string }{
 		{"name", r.Name}, {"submit_host", r.SubmitHost}, {"mpi", r.MPI},
 	} {
-		if len(w.value) > step.NameMax {
-			return bad(w.field, "%d bytes: the limit is %d", len(w.value), step.NameMax)
+		if len(w.value) > NameMax {
+			return bad(w.field, "%d bytes: the limit is %d", len(w.value), NameMax)
 		}
 		if i := strings.IndexFunc(w.value, unicode.IsControl); i >= 0 {
 			return bad(w.field, "control character at byte %d", i)
@@ -184,8 +185,8 @@ func checkPath(field, path string) error {
 	if strings.IndexByte(path, 0) >= 0 {
 		return bad(field, "holds a NUL byte")
 	}
-	if len(path) > step.PathMax {
-		return bad(field, "%d bytes: the limit is %d", len(path), step.PathMax)
+	if len(path) > PathMax {
+		return bad(field, "%d bytes: the limit is %d", len(path), PathMax)
 	}
 	return nil
 }
@@ -266,8 +267,8 @@ func ValidateChange(c *step.LaunchChange) error {
 }
 
 func checkSpank(r *step.Request) error {
-	if len(r.SpankOptions) > step.OptionsMax {
-		return bad("spank_options", "%d options: the limit is %d", len(r.SpankOptions), step.OptionsMax)
+	if len(r.SpankOptions) > OptionsMax {
+		return bad("spank_options", "%d options: the limit is %d", len(r.SpankOptions), OptionsMax)
 	}
 	type name struct{ plugin, option string }
 	seen := make(map[name]bool, len(r.SpankOptions))
@@ -277,18 +278,18 @@ func checkSpank(r *step.Request) error {
 		}
 		seen[name{o.Plugin, o.Name}] = true
 		switch {
-		case o.Name == "" || len(o.Name) > step.NameMax || len(o.Plugin) > step.NameMax:
-			return bad("spank_options", "option %d has a name of %d bytes, its plugin of %d: 1 to %d are allowed", i, len(o.Name), len(o.Plugin), step.NameMax)
+		case o.Name == "" || len(o.Name) > NameMax || len(o.Plugin) > NameMax:
+			return bad("spank_options", "option %d has a name of %d bytes, its plugin of %d: 1 to %d are allowed", i, len(o.Name), len(o.Plugin), NameMax)
 		case strings.ContainsAny(o.Name+o.Plugin, "\x00=\n"):
 			return bad("spank_options", "option %d has a name that no plugin can have", i)
-		case len(o.Value) > step.OptionMax:
-			return bad("spank_options", "the value of --%.80s has %d bytes: the limit is %d", o.Name, len(o.Value), step.OptionMax)
+		case len(o.Value) > OptionMax:
+			return bad("spank_options", "the value of --%.80s has %d bytes: the limit is %d", o.Name, len(o.Value), OptionMax)
 		case bytes.IndexByte(o.Value, 0) >= 0:
 			return bad("spank_options", "the value of --%.80s holds a NUL byte", o.Name)
 		}
 	}
-	if len(r.Script) > step.ScriptMax {
-		return bad("script", "%d bytes: the limit is %d", len(r.Script), step.ScriptMax)
+	if len(r.Script) > ScriptMax {
+		return bad("script", "%d bytes: the limit is %d", len(r.Script), ScriptMax)
 	}
 	return checkJobControl(r.JobControl)
 }
@@ -297,21 +298,21 @@ func checkJobControl(env [][]byte) error {
 	size, options := 0, 0
 	for i, e := range env {
 		size += len(e) + 1
-		if bytes.HasPrefix(e, []byte(step.OptionPrefix)) {
+		if bytes.HasPrefix(e, []byte(OptionPrefix)) {
 			options++
 		}
 		if at := bytes.IndexByte(e, '='); at <= 0 || bytes.IndexByte(e, 0) >= 0 {
 			return bad("job_control", "entry %d (%.40q) is not NAME=VALUE", i, e)
 		}
 	}
-	if options > step.OptionsMax {
-		return bad("job_control", "%d options: the limit is %d", options, step.OptionsMax)
+	if options > OptionsMax {
+		return bad("job_control", "%d options: the limit is %d", options, OptionsMax)
 	}
-	if len(env) > step.JobControlEntries {
-		return bad("job_control", "%d variables: the limit is %d", len(env), step.JobControlEntries)
+	if len(env) > jobControlEntries {
+		return bad("job_control", "%d variables: the limit is %d", len(env), jobControlEntries)
 	}
-	if size > step.JobControlMax {
-		return bad("job_control", "%d bytes: the limit is %d", size, step.JobControlMax)
+	if size > jobControlMax {
+		return bad("job_control", "%d bytes: the limit is %d", size, jobControlMax)
 	}
 	return nil
 }
@@ -322,8 +323,8 @@ func checkTerminal(r *step.Request) error {
 	if t == nil {
 		return nil
 	}
-	if len(t.Chars) > step.TerminalChars {
-		return bad("terminal", "%d control characters: there are %d", len(t.Chars), step.TerminalChars)
+	if len(t.Chars) > terminalChars {
+		return bad("terminal", "%d control characters: there are %d", len(t.Chars), terminalChars)
 	}
 	for _, s := range []struct {
 		field string
@@ -346,8 +347,8 @@ func checkApps(r *step.Request) error {
 	if len(r.Apps) == 0 {
 		return nil
 	}
-	if len(r.Apps) > step.AppsMax {
-		return bad("apps", "%d commands: the limit is %d", len(r.Apps), step.AppsMax)
+	if len(r.Apps) > appsMax {
+		return bad("apps", "%d commands: the limit is %d", len(r.Apps), appsMax)
 	}
 	total := 0
 	for i := range r.Apps {
@@ -383,8 +384,8 @@ func checkApp(a *step.App, i int) error {
 			return bad("apps", "command %d: %v", i, err)
 		}
 	}
-	if strings.IndexByte(string(a.Cwd), 0) >= 0 || len(a.Cwd) > step.PathMax {
-		return bad("apps", "the directory of command %d holds a NUL byte, or more than %d bytes", i, step.PathMax)
+	if strings.IndexByte(string(a.Cwd), 0) >= 0 || len(a.Cwd) > PathMax {
+		return bad("apps", "the directory of command %d holds a NUL byte, or more than %d bytes", i, PathMax)
 	}
 	return nil
 }

@@ -3,9 +3,10 @@ package srunopt
 import (
 	"encoding/json"
 	"errors"
-	"stepd/step"
 	"strings"
 	"testing"
+
+	"stepd/step"
 )
 
 func goodRequest() step.Request {
@@ -47,7 +48,7 @@ func TestRequestValidate(t *testing.T) {
 		{"NUL in env", func(r *step.Request) { r.Env = []string{"A=\x00"} }, "env"},
 		{"no cwd", func(r *step.Request) { r.Cwd = "" }, "cwd"},
 		{"relative cwd", func(r *step.Request) { r.Cwd = "x/y" }, "cwd"},
-		{"long cwd", func(r *step.Request) { r.Cwd = "/" + strings.Repeat("d", step.PathMax) }, "cwd"},
+		{"long cwd", func(r *step.Request) { r.Cwd = "/" + strings.Repeat("d", PathMax) }, "cwd"},
 		{"NUL in cwd", func(r *step.Request) { r.Cwd = "/\x00" }, "cwd"},
 		{"umask", func(r *step.Request) { r.Umask = 0o1000 }, "umask"},
 		{"no stdin", func(r *step.Request) { r.Stdin = step.Stream{} }, "stdin"},
@@ -56,12 +57,12 @@ func TestRequestValidate(t *testing.T) {
 		{"file without pattern", func(r *step.Request) { r.Stdout.Kind = step.StreamFile }, "stdout"},
 		{"pattern without file", func(r *step.Request) { r.Stdout.Pattern = "x" }, "stdout"},
 		{"long pattern", func(r *step.Request) {
-			r.Stdout = step.Stream{Kind: step.StreamFile, Pattern: strings.Repeat("p", step.PathMax+1)}
+			r.Stdout = step.Stream{Kind: step.StreamFile, Pattern: strings.Repeat("p", PathMax+1)}
 		}, "stdout"},
 		{"rank beyond", func(r *step.Request) { r.Stderr.Rank = ptr(2) }, "stderr"},
 		{"rank below", func(r *step.Request) { r.Stdin.Rank = ptr(-1) }, "stdin"},
 		{"newline in name", func(r *step.Request) { r.Name = "a\nb" }, "name"},
-		{"long name", func(r *step.Request) { r.Name = strings.Repeat("n", step.NameMax+1) }, "name"},
+		{"long name", func(r *step.Request) { r.Name = strings.Repeat("n", NameMax+1) }, "name"},
 		{"escape in host", func(r *step.Request) { r.SubmitHost = "\x1b[2J" }, "submit_host"},
 		{"newline in mpi", func(r *step.Request) { r.MPI = "pmi2\n" }, "mpi"},
 	} {
@@ -147,7 +148,7 @@ func TestValidateTerminal(t *testing.T) {
 	null := step.Stream{Kind: step.StreamNull}
 	good := func() step.Request {
 		r := goodRequest()
-		r.Stdin, r.Stdout, r.Stderr, r.Terminal = null, null, null, &step.Terminal{Rows: 24, Cols: 80, Chars: make([]byte, step.TerminalChars)}
+		r.Stdin, r.Stdout, r.Stderr, r.Terminal = null, null, null, &step.Terminal{Rows: 24, Cols: 80, Chars: make([]byte, terminalChars)}
 		return r
 	}
 	for _, c := range []struct {
@@ -162,7 +163,7 @@ func TestValidateTerminal(t *testing.T) {
 		{"stderr as stdout", func(r *step.Request) { r.Stderr.Kind = step.StreamSame }, "stderr"},
 		{"labels", func(r *step.Request) { r.Label = true }, "label"},
 		{"of a script", func(r *step.Request) { r.Script = []byte("#!/bin/sh\n") }, "terminal"},
-		{"too many characters", func(r *step.Request) { r.Terminal.Chars = make([]byte, step.TerminalChars+1) }, "terminal"},
+		{"too many characters", func(r *step.Request) { r.Terminal.Chars = make([]byte, terminalChars+1) }, "terminal"},
 	} {
 		r := good()
 		c.change(&r)

@@ -6,9 +6,6 @@ import (
 	"strings"
 )
 
-// AppsMax bounds the commands of one step: each task may have its own.
-const AppsMax = TasksMax
-
 // App is one command of a step that has several (--multi-prog,
 // MPI_Comm_spawn_multiple). What is in it may be any bytes but NUL.
 type App struct {

@@ -1,10 +1,5 @@
 package step
 
-import (
-	"strconv"
-	"strings"
-)
-
 // Confinement says in which cgroups the tasks of a step are limited and
 // accounted for. noded has made the directories of
 // job and step, and has written their limits; stepd writes single tasks' limits.
@@ -42,18 +37,3 @@ const (
 	OOMGroupTask OOMGroup = "task" // all processes of its task
 	OOMGroupStep OOMGroup = "step" // all tasks of the step on this node
 )
-
-// TaskName is the name of a task's own cgroup below the step's.
-func TaskName(rank int) string { return taskPrefix + strconv.Itoa(rank) }
-
-const taskPrefix = "task_"
-
-// TaskRank is the opposite of TaskName; ok is false for any other name.
-func TaskRank(name string) (rank int, ok bool) {
-	digits, ok := strings.CutPrefix(name, taskPrefix)
-	if !ok {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(digits, 10, 31)
-	return int(n), err == nil && strconv.FormatUint(n, 10) == digits
-}

@@ -12,12 +12,6 @@ const (
 	InteractiveStep uint32 = 4294967290
 	BatchStep       uint32 = 4294967291
 	ExternStep      uint32 = 4294967292
-	// ScriptsPlace is no step, and never shown: by this number a job's prolog and
-	// epilog have a place beside its steps (SLURM_PENDING_STEP, of which none runs).
-	ScriptsPlace uint32 = 4294967293
-	// KeeperPlace is no step either: process 1 of a job's pid namespace is in it, which
-	// outlives what prolog and epilog leave (above the ids of steps, none of Slurm's).
-	KeeperPlace uint32 = 4294967289
 )
 
 const (

@@ -3,8 +3,6 @@ package step
 import (
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 )
 
 // NodesMax bounds the nodes of a step.
@@ -69,26 +67,6 @@ func (s *Spec) TaskCounts() []int {
 		counts[i] = len(ranks)
 	}
 	return counts
-}
-
-// CountList writes counts by node as Slurm does: "4(x2),3".
-func CountList(counts []int) string {
-	var b strings.Builder
-	for i := 0; i < len(counts); {
-		j := i + 1
-		for j < len(counts) && counts[j] == counts[i] {
-			j++
-		}
-		if b.Len() > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(strconv.Itoa(counts[i]))
-		if j-i > 1 {
-			fmt.Fprintf(&b, "(x%d)", j-i)
-		}
-		i = j
-	}
-	return b.String()
 }
 
 // RankNodes are the node ids of all ranks.

@@ -23,14 +23,6 @@ func TestLayout(t *testing.T) {
 	if n := s.NodeCount(); n != 2 {
 		t.Errorf("%d nodes", n)
 	}
-	for _, c := range []struct {
-		counts []int
-		want   string
-	}{{nil, ""}, {[]int{3}, "3"}, {[]int{4, 4, 3}, "4(x2),3"}, {[]int{1, 2, 1, 1}, "1,2,1(x2)"}} {
-		if got := CountList(c.counts); got != c.want {
-			t.Errorf("%v is %q, want %q", c.counts, got, c.want)
-		}
-	}
 	one := &Spec{Request: Request{NTasks: 3}}
 	if !slices.Equal(one.LocalRanks(), []int{0, 1, 2}) || one.NodeCount() != 1 || one.LocalTasks() != 3 || !slices.Equal(one.TaskCounts(), []int{3}) || !slices.Equal(one.RankNodes(), []int{0, 0, 0}) {
 		t.Error("one node")
@@ -50,19 +42,6 @@ func TestLayout(t *testing.T) {
 		l := &Layout{Nodes: []LayoutNode{{Name: "a", Ranks: c.ranks[0]}, {Name: "b", Ranks: c.ranks[1]}}}
 		if err := l.Check(c.node, c.ntasks); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: %v, want %q", c.ranks, err, c.want)
-		}
-	}
-}
-
-func TestTaskRank(t *testing.T) {
-	for _, rank := range []int{0, 7, TasksMax} {
-		if got, ok := TaskRank(TaskName(rank)); !ok || got != rank {
-			t.Errorf("%s is %d, %v", TaskName(rank), got, ok)
-		}
-	}
-	for _, name := range []string{"", "task_", "task_-1", "task_+1", "task_07", "task_1x", "Task_1", "task_99999999999"} {
-		if rank, ok := TaskRank(name); ok {
-			t.Errorf("%q is rank %d", name, rank)
 		}
 	}
 }

@@ -2,9 +2,7 @@ package step
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
-	"strings"
 )
 
 // LimitPlan is what confines a step and its job: decided by noded before
@@ -49,23 +47,6 @@ func (d Device) Same(o Device) bool {
 	return d.Type == o.Type && d.Major == o.Major && d.Minor == o.Minor
 }
 
-// Gres is one line of the node's generic resources. Devices of one name are
-// numbered through all of its lines, in their order.
-type Gres struct {
-	Name string `json:"name"`
-	Type string `json:"type,omitempty"`
-	// Count is how many there are; with Files it is their number.
-	Count uint64 `json:"count"`
-	// First is the number of the line's first device. Files are the device nodes,
-	// one or more for each device; none where only the count matters.
-	First int        `json:"first"`
-	Files [][]string `json:"files,omitempty"`
-	// Env are the variables that name a task's devices: "CUDA_VISIBLE_DEVICES".
-	Env []string `json:"env,omitempty"`
-	// NoConsume: a request does not use it up.
-	NoConsume bool `json:"no_consume,omitempty"`
-}
-
 // GresAlloc is what a job or a step has of one gres.
 type GresAlloc struct {
 	Name  string `json:"name"`
@@ -85,32 +66,4 @@ func (a GresAlloc) String() string {
 		s += "(IDX:" + FormatCPUList(a.Index) + ")"
 	}
 	return s
-}
-
-// FormatAllocs is a list of allocations as Slurm writes it: "gpu:a100:2(IDX:0-1)".
-// "" is none.
-func FormatAllocs(list []GresAlloc) string {
-	words := make([]string, len(list))
-	for i, a := range list {
-		words[i] = a.String()
-	}
-	return strings.Join(words, ",")
-}
-
-// HasGres reports whether device i of the gres is among the allocations.
-func HasGres(list []GresAlloc, name string, i int) bool {
-	return slices.ContainsFunc(list, func(a GresAlloc) bool { return a.Name == name && slices.Contains(a.Index, i) })
-}
-
-// FormatMB is a number of MB for people: "23 GB", "1500 MB".
-func FormatMB(mb uint64) string {
-	switch {
-	case mb >= 1<<20 && mb%(1<<20) == 0:
-		return fmt.Sprintf("%d TB", mb>>20)
-	case mb >= 1<<10 && mb%(1<<10) == 0:
-		return fmt.Sprintf("%d GB", mb>>10)
-	case mb >= 10<<10:
-		return fmt.Sprintf("%.1f GB", float64(mb)/1024)
-	}
-	return fmt.Sprintf("%d MB", mb)
 }

@@ -148,14 +148,6 @@ type Stream struct {
 	Append bool `json:"append,omitempty"`
 }
 
-// What PropagatePrioProcess may be (slurm.conf(5)): the tasks have the daemons' nice
-// value, the value of the command that has started them, or that and more than the daemons'.
-const (
-	PrioOff   = 0
-	PrioOn    = 1
-	PrioNicer = 2
-)
-
 // Spec is a Request together with what noded decided about it: all that stepd
 // needs, so that stepd and the tasks never ask a name service or read a site's
 // configuration (design §4).
@@ -231,7 +223,7 @@ type Spec struct {
 	RunDir     string        `json:"run_dir"`
 	ResultFile string        `json:"result_file"` // where stepd leaves the result when no noded takes it
 	// ReplayBytes is how much output is kept for clients that attach (ReplayBytes of
-	// stepd.conf); of a terminal it is ReplayMin at least. OutputFile is where stepd
+	// stepd.conf); of a terminal it is 64 KiB at least. OutputFile is where stepd
 	// leaves it at the end; "" is nowhere.
 	ReplayBytes int64  `json:"replay_bytes,omitempty"`
 	OutputFile  string `json:"output_file,omitempty"`
@@ -239,7 +231,7 @@ type Spec struct {
 	// Propagate are the resource limits that the site passes on to the tasks, in upper
 	// case without RLIMIT_; nil is all.
 	Propagate []string `json:"propagate,omitzero"`
-	// PropagatePrio is PropagatePrioProcess: PrioOff, PrioOn or PrioNicer.
+	// PropagatePrio is PropagatePrioProcess: 0, 1 or 2.
 	PropagatePrio int `json:"propagate_prio,omitempty"`
 	// Scripts are the scripts that the site runs around each task.
 	Scripts TaskScripts `json:"scripts,omitzero"`

@@ -19,13 +19,6 @@ type Terminal struct {
 	UTF8 bool `json:"utf8,omitempty"`
 }
 
-// ReplayMin is how much of a terminal's output is kept whatever ReplayBytes is: some
-// screens of it, without which no client could take the terminal up again.
-const ReplayMin = 64 << 10
-
-// TerminalChars is how many control characters there are (NCCS of the kernel).
-const TerminalChars = 19
-
 // StreamTerminal is the Kind of an OutputPlace that is a terminal of the step's.
 const StreamTerminal StreamKind = "terminal"
 

@@ -66,6 +66,9 @@ type StepUsage struct {
 	Sources map[string]string `json:"sources,omitempty"`
 }
 
+// Sampled reports whether the figures of running tasks were read from time to time.
+func (u *StepUsage) Sampled() bool { return u.FrequencyS > 0 && u.Gather != "none" }
+
 // Pressure is how long the tasks of a step have waited for what was short:
 // cpu.pressure, memory.pressure and io.pressure of its cgroup (psi(8)).
 type Pressure struct {
@@ -102,10 +105,3 @@ type Accounting struct {
 	// OverMemoryKill ends a step whose sampled memory is over its limit.
 	OverMemoryKill bool `json:"over_memory_kill,omitempty"`
 }
-
-// The values of Accounting.Gather.
-const (
-	GatherNone   = "none"
-	GatherLinux  = "linux"
-	GatherCgroup = "cgroup"
-)

@@ -2,6 +2,7 @@ package task
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +19,7 @@ func jobEnv(s *step.Spec) []string {
 	hidePriority(env, s)
 	job, stepID := u32(s.ID.Job), u32(s.ID.Step)
 	ntasks, nnodes := strconv.Itoa(s.NTasks), strconv.Itoa(s.NodeCount())
-	tasksPerNode := step.CountList(s.TaskCounts())
+	tasksPerNode := countList(s.TaskCounts())
 	if s.SlurmConf != "" {
 		env.set("SLURM_CONF", s.SlurmConf)
 	}
@@ -90,7 +91,7 @@ func setJobNodes(env *envList, s *step.Spec) {
 		cpus = []int{s.NCPUs}
 	}
 	if len(cpus) > 0 {
-		env.set("SLURM_JOB_CPUS_PER_NODE", step.CountList(cpus))
+		env.set("SLURM_JOB_CPUS_PER_NODE", countList(cpus))
 	} else {
 		env.unset("SLURM_JOB_CPUS_PER_NODE") // the other nodes' are unknown
 	}
@@ -173,7 +174,7 @@ func batchEnv(s *step.Spec) []string {
 	env.set("SLURM_JOB_NAME", s.Name)
 	for _, e := range s.JobControl {
 		// The client has reported what is too long.
-		if name, value, ok := strings.Cut(step.JobEnvPrefix+string(e), "="); ok && len(name)+len(value) < step.VariableMax {
+		if name, value, ok := strings.Cut(srunopt.JobEnvPrefix+string(e), "="); ok && len(name)+len(value) < step.VariableMax {
 			env.set(name, value)
 		}
 	}
@@ -220,7 +221,7 @@ func batchTasksPerNode(s *step.Spec) string {
 		}
 		full = left == begun
 	}
-	return step.CountList(counts)
+	return countList(counts)
 }
 
 // batchCommonEnv is what the script gets between task_init_privileged and
@@ -286,7 +287,7 @@ func setResources(env *envList, s *step.Spec) {
 // hidePriority takes the client's nice value out of the tasks' environment where it was
 // used, as in Slurm.
 func hidePriority(env *envList, s *step.Spec) {
-	if s.PropagatePrio != step.PrioOff {
+	if s.PropagatePrio != prioOff {
 		env.unset(prioVariable)
 	}
 }
@@ -347,4 +348,24 @@ func (e *envList) unset(name string) {
 			e.at[n] = j - 1
 		}
 	}
+}
+
+// countList writes counts by node as Slurm does: "4(x2),3".
+func countList(counts []int) string {
+	var b strings.Builder
+	for i := 0; i < len(counts); {
+		j := i + 1
+		for j < len(counts) && counts[j] == counts[i] {
+			j++
+		}
+		if b.Len() > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Itoa(counts[i]))
+		if j-i > 1 {
+			fmt.Fprintf(&b, "(x%d)", j-i)
+		}
+		i = j
+	}
+	return b.String()
 }

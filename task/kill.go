@@ -61,7 +61,7 @@ func (b *killBudget) spent(err error) error {
 		b.began = time.Time{}
 		return nil
 	}
-	left, ok := errors.AsType[*step.SurvivorsError](err)
+	left, ok := errors.AsType[*launch.SurvivorsError](err)
 	if !ok || b.givenUp {
 		return err
 	}
@@ -85,7 +85,7 @@ func (b *killBudget) spent(err error) error {
 
 // isGivenUp reports whether err says what spent has reported.
 func isGivenUp(err error) bool {
-	_, ok := errors.AsType[*step.SurvivorsError](err)
+	_, ok := errors.AsType[*launch.SurvivorsError](err)
 	return ok
 }
 

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // A task that SIGKILL does not end: the step ends all the same, within one
 // timeout, and everybody hears who is left.
 func TestUnkillable(t *testing.T) {
 	r := newRig(t)
-	left := &step.SurvivorsError{
+	left := &launch.SurvivorsError{
 		Where: "w", Total: 9, Cause: context.DeadlineExceeded,
 		Survivors: []step.Survivor{{PID: 5001, Comm: "cp", State: "D", Grade: step.GradeDisk}},
 	}
@@ -64,7 +65,7 @@ func TestUnkillable(t *testing.T) {
 func TestUnkillableDaemon(t *testing.T) {
 	r := newRig(t)
 	r.left = []int{77}
-	left := &step.SurvivorsError{Where: "w", Total: 1, Cause: context.DeadlineExceeded, Survivors: []step.Survivor{{PID: 77}}}
+	left := &launch.SurvivorsError{Where: "w", Total: 1, Cause: context.DeadlineExceeded, Survivors: []step.Survivor{{PID: 77}}}
 	r.fail["kill"], r.fail["destroy"] = left, left
 	rec := r.run(t)
 	if rec.State != step.Completed || *rec.ExitCode != 0 || rec.SurvivorsTotal != 1 || !strings.Contains(rec.Reason, "pid 77") {

@@ -143,3 +143,14 @@ func TestNodeAttach(t *testing.T) {
 		t.Errorf("streams by local id are %q, want %q", got, want)
 	}
 }
+
+func TestCountList(t *testing.T) {
+	for _, c := range []struct {
+		counts []int
+		want   string
+	}{{nil, ""}, {[]int{3}, "3"}, {[]int{4, 4, 3}, "4(x2),3"}, {[]int{1, 2, 1, 1}, "1,2,1(x2)"}} {
+		if got := countList(c.counts); got != c.want {
+			t.Errorf("%v is %q, want %q", c.counts, got, c.want)
+		}
+	}
+}

@@ -20,18 +20,18 @@ func TestNiceOf(t *testing.T) {
 		env       []string
 		own, nice int
 	}{
-		"as the client":               {step.PrioOn, 7, []string{"SLURM_PRIO_PROCESS=5"}, 0, 5},
-		"as the client, nothing said": {step.PrioOn, 7, nil, 0, 0},
-		"the last counts":             {step.PrioOn, 7, []string{"SLURM_PRIO_PROCESS=5", "SLURM_PRIO_PROCESS=6"}, 0, 6},
-		"before the daemons":          {step.PrioOn, 7, []string{"SLURM_PRIO_PROCESS=-5"}, 0, 0},
-		"before the daemons, root":    {step.PrioOn, 0, []string{"SLURM_PRIO_PROCESS=-5"}, 0, -5},
-		"below all":                   {step.PrioOn, 0, []string{"SLURM_PRIO_PROCESS=-500"}, 0, -20},
-		"above all":                   {step.PrioOn, 7, []string{"SLURM_PRIO_PROCESS=500"}, 0, 19},
-		"no number":                   {step.PrioOn, 7, []string{"SLURM_PRIO_PROCESS=x"}, 0, 0},
-		"nicer":                       {step.PrioNicer, 7, []string{"SLURM_PRIO_PROCESS=0"}, 0, 1},
-		"nicer, root":                 {step.PrioNicer, 0, []string{"SLURM_PRIO_PROCESS=-5"}, -3, -2},
-		"nicer, and the client more":  {step.PrioNicer, 7, []string{"SLURM_PRIO_PROCESS=9"}, 3, 9},
-		"nicer than 19":               {step.PrioNicer, 7, nil, 19, 19},
+		"as the client":               {prioOn, 7, []string{"SLURM_PRIO_PROCESS=5"}, 0, 5},
+		"as the client, nothing said": {prioOn, 7, nil, 0, 0},
+		"the last counts":             {prioOn, 7, []string{"SLURM_PRIO_PROCESS=5", "SLURM_PRIO_PROCESS=6"}, 0, 6},
+		"before the daemons":          {prioOn, 7, []string{"SLURM_PRIO_PROCESS=-5"}, 0, 0},
+		"before the daemons, root":    {prioOn, 0, []string{"SLURM_PRIO_PROCESS=-5"}, 0, -5},
+		"below all":                   {prioOn, 0, []string{"SLURM_PRIO_PROCESS=-500"}, 0, -20},
+		"above all":                   {prioOn, 7, []string{"SLURM_PRIO_PROCESS=500"}, 0, 19},
+		"no number":                   {prioOn, 7, []string{"SLURM_PRIO_PROCESS=x"}, 0, 0},
+		"nicer":                       {prioNicer, 7, []string{"SLURM_PRIO_PROCESS=0"}, 0, 1},
+		"nicer, root":                 {prioNicer, 0, []string{"SLURM_PRIO_PROCESS=-5"}, -3, -2},
+		"nicer, and the client more":  {prioNicer, 7, []string{"SLURM_PRIO_PROCESS=9"}, 3, 9},
+		"nicer than 19":               {prioNicer, 7, nil, 19, 19},
 	} {
 		s := &step.Spec{User: step.User{UID: c.uid}, PropagatePrio: c.mode}
 		s.Env = c.env
@@ -86,7 +86,7 @@ func TestPriorityUnknown(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &logAudience{}
-	plan := &Plan{Spec: &step.Spec{User: step.User{UID: 7}, PropagatePrio: step.PrioNicer}}
+	plan := &Plan{Spec: &step.Spec{User: step.User{UID: 7}, PropagatePrio: prioNicer}}
 	l := startup{Step: &Step{
 		plan: plan, host: &hostProcess{Host: childHost{pid: child.Process.Pid}}, messages: &messages{plan: plan, audience: a},
 	}}

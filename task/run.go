@@ -430,11 +430,20 @@ func taskScripts(spec *step.Spec) (scripts []launch.TaskScript) {
 // prioVariable has the nice value of the client (srun, sbatch).
 const prioVariable = "SLURM_PRIO_PROCESS"
 
+// The values of PropagatePrioProcess (slurm.conf(5)): the tasks have the daemons' nice
+// value, the value of the command that has started them, or the larger of that value and
+// one more than the daemons'.
+const (
+	prioOff   = 0
+	prioOn    = 1
+	prioNicer = 2
+)
+
 // setPriority gives the plugins' host, whose children the tasks are, the nice value that
 // PropagatePrioProcess asks for. As in Slurm it does not end the step where it fails.
 func (l *startup) setPriority() {
 	spec := l.plan.Spec
-	if spec.PropagatePrio == step.PrioOff {
+	if spec.PropagatePrio == prioOff {
 		return
 	}
 	raw, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
@@ -462,7 +471,7 @@ func niceOf(s *step.Spec, own int) int {
 		}
 	}
 	switch {
-	case s.PropagatePrio == step.PrioNicer:
+	case s.PropagatePrio == prioNicer:
 		nice = max(nice, own+1)
 	case s.User.UID != 0:
 		nice = max(nice, own)

@@ -24,7 +24,7 @@ type verdict struct {
 func (t *teardown) verdict(rec *step.Record, floor int) verdict {
 	var tasks verdict
 	var worst int
-	tasks.code, tasks.signal, worst = step.WorstTask(rec.Tasks)
+	tasks.code, tasks.signal, worst = worstTask(rec.Tasks)
 	first, failed := t.causes.get()
 	if first != nil {
 		if v, counts := t.endedAs(rec, first, tasks); counts {
@@ -259,4 +259,29 @@ func (s *Step) endBadly(rank int, status step.ExitStatus) {
 	}
 	reason := fmt.Sprintf("task %d: %s, and --kill-on-bad-exit was given", rank, status.Describe())
 	s.end(cause{kind: byBadExit, rank: &rank, reason: reason})
+}
+
+// worstTask finds the task whose end is the step's: of several, the one with
+// the highest code, 128+n for a signal, and of several with the same code the first. at
+// is its index, -1 where all have ended well.
+func worstTask(tasks []step.Task) (code int, signal *int, at int) {
+	at = -1
+	for i := range tasks {
+		t := &tasks[i]
+		c := 0
+		switch {
+		case t.Signal != nil:
+			c = 128 + *t.Signal
+		case t.ExitCode != nil:
+			c = *t.ExitCode
+		case t.State == step.TaskExited:
+			c = 1 // its status was lost with the host
+		case t.State == step.TaskRunning:
+			c = 1 // it does not die
+		}
+		if c > code {
+			code, signal, at = c, t.Signal, i
+		}
+	}
+	return code, signal, at
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"stepd/client/plugins"
-	"stepd/step"
+	"stepd/srunopt"
 )
 
 // Lines says which of the options that count were given by a line of the
@@ -89,7 +89,7 @@ type scriptLine struct {
 // neither empty nor a comment.
 func sbatchLines(name string, script []byte) (found []scriptLine, err error) {
 	lines := bufio.NewScanner(bytes.NewReader(script))
-	lines.Buffer(nil, step.ScriptMax)
+	lines.Buffer(nil, srunopt.ScriptMax)
 	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		mark := "#SBATCH"
@@ -200,12 +200,12 @@ func (o *Batch) Script(argv []string) ([]byte, []string, error) {
 	} else {
 		argv = []string{name}
 	}
-	b, err := io.ReadAll(io.LimitReader(in, step.ScriptMax+1))
+	b, err := io.ReadAll(io.LimitReader(in, srunopt.ScriptMax+1))
 	switch {
 	case err != nil:
 		return nil, nil, fmt.Errorf("cannot read script %q: %w", name, err)
-	case len(b) > step.ScriptMax:
-		return nil, nil, fmt.Errorf("cannot submit script %q: more than %d bytes", name, step.ScriptMax)
+	case len(b) > srunopt.ScriptMax:
+		return nil, nil, fmt.Errorf("cannot submit script %q: more than %d bytes", name, srunopt.ScriptMax)
 	case !bytes.HasPrefix(b, []byte("#!")):
 		return nil, nil, fmt.Errorf("cannot submit script %q: its first line does not begin with #! and the path of an interpreter", name)
 	case bytes.IndexByte(b, 0) >= 0:

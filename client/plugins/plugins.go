@@ -21,6 +21,7 @@ import (
 	"stepd/client/terminal"
 	"stepd/internal/manual"
 	"stepd/spank"
+	"stepd/srunopt"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -253,7 +254,7 @@ func (p *Host) Take() error {
 		return nil
 	}
 	for i, o := range p.Options {
-		text, ok := os.LookupEnv(step.JobEnvPrefix + step.OptionVariable(o.Plugin, o.Name))
+		text, ok := os.LookupEnv(srunopt.JobEnvPrefix + srunopt.OptionVariable(o.Plugin, o.Name))
 		if !ok || p.context != spank.ContextLocal {
 			continue // measured: it means nothing to sbatch
 		}
@@ -306,7 +307,7 @@ func (p *Host) readState() error {
 	}
 	given := make(map[string]bool)
 	for _, o := range p.SpankOptions() {
-		given[step.OptionVariable(o.Plugin, o.Name)] = true
+		given[srunopt.OptionVariable(o.Plugin, o.Name)] = true
 	}
 	// The host has set them there; they go by optionEnv.
 	p.Env = slices.DeleteFunc(env, func(e string) bool {
@@ -345,7 +346,7 @@ func (p *Host) SpankOptions() []step.SpankOption {
 func (p *Host) OptionEnv() []string {
 	var env []string
 	for _, o := range p.SpankOptions() {
-		env = append(env, step.OptionVariable(o.Plugin, o.Name)+"="+string(o.Value))
+		env = append(env, srunopt.OptionVariable(o.Plugin, o.Name)+"="+string(o.Value))
 	}
 	return env
 }
@@ -364,7 +365,7 @@ func (p *Host) Control() [][]byte {
 		if o.Value != nil {
 			text = string(o.Value)
 		}
-		out = append(out, []byte(step.OptionVariable(o.Plugin, o.Name)+"="+text))
+		out = append(out, []byte(srunopt.OptionVariable(o.Plugin, o.Name)+"="+text))
 	}
 	return out
 }
@@ -374,7 +375,7 @@ func (p *Host) Control() [][]byte {
 func (p *Host) JobEnv() []string {
 	var env []string
 	for _, e := range p.Control() {
-		if e := step.JobEnvPrefix + string(e); len(e) <= step.VariableMax {
+		if e := srunopt.JobEnvPrefix + string(e); len(e) <= step.VariableMax {
 			env = append(env, e)
 		}
 	}
@@ -384,7 +385,7 @@ func (p *Host) JobEnv() []string {
 // WarnTooLong reports what jobEnv leaves out.
 func (p *Host) WarnTooLong() {
 	for _, e := range p.Control() {
-		name, value, _ := strings.Cut(step.JobEnvPrefix+string(e), "=")
+		name, value, _ := strings.Cut(srunopt.JobEnvPrefix+string(e), "=")
 		if len(name)+1+len(value) > step.VariableMax {
 			terminal.Say("the value of %s has %d bytes, more than a program can be started with: the job's commands do not see it", name, len(value))
 		}
@@ -397,12 +398,12 @@ func (p *Host) Replayed() []string {
 	var env []string
 	known := make(map[string]bool)
 	for _, o := range p.Options {
-		known[step.OptionVariable(o.Plugin, o.Name)] = true
+		known[srunopt.OptionVariable(o.Plugin, o.Name)] = true
 	}
 	for _, e := range os.Environ() {
-		e, ok := strings.CutPrefix(e, step.JobEnvPrefix)
+		e, ok := strings.CutPrefix(e, srunopt.JobEnvPrefix)
 		name, text, _ := strings.Cut(e, "=")
-		if ok && strings.HasPrefix(name, step.OptionPrefix) && !known[name] {
+		if ok && strings.HasPrefix(name, srunopt.OptionPrefix) && !known[name] {
 			if text == noValue {
 				text = ""
 			}

@@ -122,7 +122,7 @@ func sampling(rec *step.Record) string {
 		return ""
 	}
 	s := "  jobacct_gather/" + u.Gather
-	if u.FrequencyS > 0 && u.Gather != step.GatherNone {
+	if u.Sampled() {
 		s += fmt.Sprintf(", every %d s", u.FrequencyS)
 	}
 	return s + fmt.Sprintf(", %d samples", u.Samples)

@@ -19,6 +19,7 @@ import (
 	"stepd/api"
 	"stepd/client"
 	"stepd/internal/printable"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -132,10 +133,10 @@ func showStep(rec *step.Record) error {
 	}
 	fmt.Printf("  name     %s\n  user     %s (uid %d)\n  node     %s, cpus %s\n", printable.Line(rec.Name, 80), rec.User, rec.UID, rec.Node, rec.CPUs)
 	if rec.MemoryMB > 0 {
-		fmt.Printf("  memory   %s\n", step.FormatMB(rec.MemoryMB))
+		fmt.Printf("  memory   %s\n", srunopt.FormatMB(rec.MemoryMB))
 	}
 	if len(rec.Gres) > 0 {
-		fmt.Printf("  gres     %s\n", printable.Line(step.FormatAllocs(rec.Gres), 400))
+		fmt.Printf("  gres     %s\n", printable.Line(srunopt.FormatAllocs(rec.Gres), 400))
 	}
 	if len(rec.Command) > 0 {
 		fmt.Printf("  command  %s\n", printable.Line(strings.Join(rec.Command, " "), 400))

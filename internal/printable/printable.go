@@ -1,7 +1,7 @@
 // Package printable makes text that others have chosen, names, commands and reasons, fit to
 // be shown as a part of one line, on a terminal, in a log or in a drawing: nothing in it
 // moves the cursor, turns the direction of writing or is unseen. It knows no more of
-// terminals than that. Begin with Line.
+// terminals than that. JoinErrors is errors.Join for such a line. Begin with Line.
 package printable
 
 import (

@@ -53,7 +53,7 @@ func request(spec *step.Spec, r launch.SpawnRequest) (*step.Request, error) {
 
 // nameable reports whether a step can have the name.
 func nameable(name string) bool {
-	return len(name) <= step.NameMax && utf8.ValidString(name) && !strings.ContainsFunc(name, unicode.IsControl)
+	return len(name) <= srunopt.NameMax && utf8.ValidString(name) && !strings.ContainsFunc(name, unicode.IsControl)
 }
 
 // appOf is one command with the hints that mean something here; MPI lets the

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
+	"stepd/internal/printable"
 	"stepd/step"
 )
 
@@ -183,9 +184,9 @@ func (p *Process) Run(ctx context.Context) error {
 	if err != nil {
 		// The child was not reaped yet, so that the number is still its group's.
 		if kerr := syscall.Kill(-p.PID, syscall.SIGKILL); kerr != nil && !errors.Is(kerr, syscall.ESRCH) {
-			err = step.JoinErrors(err, fmt.Errorf("cannot kill process group %d: %w", p.PID, kerr))
+			err = printable.JoinErrors(err, fmt.Errorf("cannot kill process group %d: %w", p.PID, kerr))
 		}
-		err = step.JoinErrors(err, p.Wait(context.Background()))
+		err = printable.JoinErrors(err, p.Wait(context.Background()))
 	}
 	ws, werr := p.status()
 	switch {

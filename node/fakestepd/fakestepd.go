@@ -274,7 +274,7 @@ func (f *fake) Record() step.Record {
 // Stat implements stepapi.Handler: every task has used as many seconds as its rank.
 func (f *fake) Stat() step.Record {
 	rec := f.Record()
-	rec.Usage = &step.StepUsage{Gather: step.GatherLinux, Time: time.Now(), Samples: 1}
+	rec.Usage = &step.StepUsage{Gather: "linux", Time: time.Now(), Samples: 1}
 	for i := range rec.Tasks {
 		s := float64(i)
 		rec.Tasks[i].CPUSeconds = &s

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"stepd/node"
+	"stepd/node/selection"
 	"stepd/proctrack"
 	"stepd/slurmconf"
 	"stepd/step"
@@ -25,7 +26,7 @@ type limits struct {
 	account  bool // JobAcctGatherType=jobacct_gather/cgroup
 	bindable bool // the CPU numbers are the machine's
 	nodeMB   uint64
-	gres     []step.Gres
+	gres     []selection.Gres
 	v2Only   bool // CgroupPlugin=cgroup/v2: v1 hierarchies are not used, if there are any
 	at       limitPlaces
 	nodes    deviceNodes
@@ -109,14 +110,14 @@ func (noPlaces) Places(step.ID) places              { return places{} }
 // NewLimits confines steps where the tracker, which NewTracker has made, has cgroups; each
 // step's plan reports what a site asks for and the tracker has not. memory is the node's, in
 // bytes; bindable says that the CPU numbers are the machine's.
-func NewLimits(c *slurmconf.Config, tracker node.Tracker, gres []step.Gres, memory uint64, bindable bool) node.Limits {
+func NewLimits(c *slurmconf.Config, tracker node.Tracker, gres []selection.Gres, memory uint64, bindable bool) node.Limits {
 	if t, ok := tracker.(*cgroupTracker); ok {
 		return newLimits(c, t, gres, memory, bindable)
 	}
 	return newLimits(c, noPlaces{tracker.Kind()}, gres, memory, bindable)
 }
 
-func newLimits(c *slurmconf.Config, at limitPlaces, gres []step.Gres, memory uint64, bindable bool) *limits {
+func newLimits(c *slurmconf.Config, at limitPlaces, gres []selection.Gres, memory uint64, bindable bool) *limits {
 	g := &c.Cgroup
 	l := &limits{
 		conf: cgroup.Conf{
@@ -257,7 +258,7 @@ func (l *limits) denied(has []step.GresAlloc) ([]step.Device, error) {
 	var deny, allow []step.Device
 	for _, g := range l.gres {
 		for i, files := range g.Files {
-			given := step.HasGres(has, g.Name, g.First+i)
+			given := selection.HasGres(has, g.Name, g.First+i)
 			for _, file := range files {
 				d, ok, err := l.nodes.find(file)
 				switch {
@@ -279,12 +280,12 @@ func (l *limits) denied(has []step.GresAlloc) ([]step.Device, error) {
 
 // Gres numbers the site's generic resources as the node's: through all lines
 // of one name, in their order.
-func Gres(c *slurmconf.Config) []step.Gres {
+func Gres(c *slurmconf.Config) []selection.Gres {
 	next := make(map[string]int)
-	var out []step.Gres
+	var out []selection.Gres
 	for i := range c.Gres {
 		g := &c.Gres[i]
-		s := step.Gres{
+		s := selection.Gres{
 			Name: g.Name, Type: g.Type, Count: g.Count, First: next[g.Name], Files: g.Devices(),
 			Env: gpuVariables(g), NoConsume: g.NoConsume,
 		}

@@ -71,7 +71,7 @@ func (r *Runner) nodeEnv(j *Job, f Facts) []string {
 func (r *Runner) scriptEnv(j *Job, f Facts, k kind, control [][]byte, more []string) []string {
 	env := make([]string, 0, len(control)+28)
 	for _, e := range control {
-		env = append(env, step.ScriptEnvPrefix+string(e))
+		env = append(env, scriptEnvPrefix+string(e))
 	}
 	cpus := 0
 	if list, err := step.ParseCPUList(f.CPUs); err == nil { // noded has written it
@@ -130,7 +130,7 @@ func passable(env []string, log *logrus.Entry) []string {
 	out := make([]string, 0, len(env))
 	size, over := 0, 0
 	for _, e := range env {
-		if !strings.HasPrefix(e, step.ScriptEnvPrefix) {
+		if !strings.HasPrefix(e, scriptEnvPrefix) {
 			out = append(out, e)
 			continue
 		}
@@ -150,3 +150,7 @@ func passable(env []string, log *logrus.Entry) []string {
 	}
 	return out
 }
+
+// scriptEnvPrefix begins the variables by which prolog and epilog see the job control
+// environment.
+const scriptEnvPrefix = "SPANK_"

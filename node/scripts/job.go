@@ -50,7 +50,7 @@ type Job struct {
 func NewJob(id uint32) *Job { return &Job{id: id, state: Waiting, ended: make(chan struct{})} }
 
 // Place is the place of the job's scripts: what they leave behind lives as long as the job.
-func (j *Job) Place() step.ID { return step.ID{Job: j.id, Step: step.ScriptsPlace} }
+func (j *Job) Place() step.ID { return step.ID{Job: j.id, Step: PlaceID} }
 
 // Skip notes that the prolog of a job of an earlier noded has run, or is not to run any more.
 func (j *Job) Skip() error {
@@ -131,3 +131,7 @@ func (j *Job) Leave() (places []step.Record, closeOutputs func()) {
 		}
 	}
 }
+
+// PlaceID is the step number under which a job's prolog and epilog have a place beside
+// its steps (SLURM_PENDING_STEP, which no step has). It is never shown.
+const PlaceID uint32 = 4294967293

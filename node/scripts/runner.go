@@ -24,6 +24,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/api/stepapi"
+	"stepd/internal/printable"
 	"stepd/node/child"
 	"stepd/step"
 )
@@ -253,7 +254,7 @@ func (r *Runner) run(j *Job, f Facts, k kind, more []string) error {
 		return ErrStopping
 	}
 	log.Debugf("%s took %v", k.name, time.Since(begin))
-	return step.JoinErrors(errs...)
+	return printable.JoinErrors(errs...)
 }
 
 // untilStopped is a context that ends Linger after noded began to stop.

@@ -10,6 +10,28 @@ import (
 	"stepd/step"
 )
 
+// Gres is one line of the node's generic resources. Devices of one name are
+// numbered through all of its lines, in their order.
+type Gres struct {
+	Name string `json:"name"`
+	Type string `json:"type,omitempty"`
+	// Count is how many there are; with Files it is their number.
+	Count uint64 `json:"count"`
+	// First is the number of the line's first device. Files are the device nodes,
+	// one or more for each device; none where only the count matters.
+	First int        `json:"first"`
+	Files [][]string `json:"files,omitempty"`
+	// Env are the variables that name a task's devices: "CUDA_VISIBLE_DEVICES".
+	Env []string `json:"env,omitempty"`
+	// NoConsume: a request does not use it up.
+	NoConsume bool `json:"no_consume,omitempty"`
+}
+
+// HasGres reports whether device i of the gres is among the allocations.
+func HasGres(list []step.GresAlloc, name string, i int) bool {
+	return slices.ContainsFunc(list, func(a step.GresAlloc) bool { return a.Name == name && slices.Contains(a.Index, i) })
+}
+
 // gresPool shares generic resources: the node's among jobs, a job's among its
 // steps. It is not safe for concurrent use: the caller's lock guards it.
 type gresPool struct{ items []gresItem }
@@ -23,7 +45,7 @@ type gresItem struct {
 }
 
 // newGresPool makes the pool of a node.
-func newGresPool(all []step.Gres) *gresPool {
+func newGresPool(all []Gres) *gresPool {
 	p := new(gresPool)
 	for _, g := range all {
 		if len(g.Files) == 0 {

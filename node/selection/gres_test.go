@@ -10,9 +10,9 @@ import (
 )
 
 // TestGres are two cards of one type, one of another, and an amount.
-func testGres() []step.Gres {
+func testGres() []Gres {
 	cuda := []string{"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
-	return []step.Gres{
+	return []Gres{
 		{Name: "gpu", Type: "a", Count: 2, First: 0, Files: [][]string{{"/dev/nvidia0"}, {"/dev/nvidia1"}}, Env: cuda},
 		{Name: "gpu", Type: "b", Count: 1, First: 2, Files: [][]string{{"/dev/nvidia4", "/dev/nvidia4x"}}, Env: cuda[:1]},
 		{Name: "scratch", Count: 100},
@@ -76,7 +76,7 @@ func TestGresPool(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			if s := step.FormatAllocs(sorted(got)); s != step.FormatAllocs(sorted(parseAllocs(c.got))) {
+			if s := srunopt.FormatAllocs(sorted(got)); s != srunopt.FormatAllocs(sorted(parseAllocs(c.got))) {
 				t.Errorf("got %s, want %s", s, c.got)
 			}
 			p.release(got)

@@ -26,8 +26,8 @@ const (
 // tell him something else. SLURM_*_GPUS have the node's numbers; the others do
 // too, unless the devices of others are hidden: libraries then count what they
 // see.
-func GresEnv(node []step.Gres, has []step.GresAlloc, to GresScope) (env, unset []string) {
-	gpus := slices.DeleteFunc(slices.Clone(node), func(g step.Gres) bool { return g.Name != "gpu" || len(g.Files) == 0 })
+func GresEnv(node []Gres, has []step.GresAlloc, to GresScope) (env, unset []string) {
+	gpus := slices.DeleteFunc(slices.Clone(node), func(g Gres) bool { return g.Name != "gpu" || len(g.Files) == 0 })
 	if len(gpus) == 0 {
 		return nil, nil
 	}
@@ -37,7 +37,7 @@ func GresEnv(node []step.Gres, has []step.GresAlloc, to GresScope) (env, unset [
 	seen := 0
 	for _, g := range gpus {
 		for i := range g.Files {
-			if !step.HasGres(has, g.Name, g.First+i) {
+			if !HasGres(has, g.Name, g.First+i) {
 				continue
 			}
 			n := strconv.Itoa(gpuNumber(gpus, g, i))
@@ -79,7 +79,7 @@ func GresEnv(node []step.Gres, has []step.GresAlloc, to GresScope) (env, unset [
 }
 
 // gpuVariables are the variables that name the node's GPUs, in a stable order.
-func gpuVariables(gpus []step.Gres) []string {
+func gpuVariables(gpus []Gres) []string {
 	var all []string
 	for _, g := range gpus {
 		all = append(all, g.Env...)
@@ -90,7 +90,7 @@ func gpuVariables(gpus []step.Gres) []string {
 
 // gpuNumber is what the driver calls a device: the digits that its file ends in,
 // where those tell all GPUs of the node apart, else its place in gres.conf.
-func gpuNumber(gpus []step.Gres, g step.Gres, i int) int {
+func gpuNumber(gpus []Gres, g Gres, i int) int {
 	seen := make(map[int]bool)
 	for _, h := range gpus {
 		for _, files := range h.Files {

@@ -3,6 +3,7 @@ package selection
 import (
 	"fmt"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -44,11 +45,11 @@ func (p *memPool) forJob(req *step.Request, ncpus int) (mb uint64, err error) {
 	}
 	switch {
 	case mb > p.MB:
-		return 0, fmt.Errorf("the step does not fit: it needs %s of memory on this node, which has %s", step.FormatMB(mb), step.FormatMB(p.MB))
+		return 0, fmt.Errorf("the step does not fit: it needs %s of memory on this node, which has %s", srunopt.FormatMB(mb), srunopt.FormatMB(p.MB))
 	case p.MaxPerNode > 0 && mb > p.MaxPerNode:
-		return 0, fmt.Errorf("it asks for %s of memory, and %s is the limit (MaxMemPerNode)", step.FormatMB(mb), step.FormatMB(p.MaxPerNode))
+		return 0, fmt.Errorf("it asks for %s of memory, and %s is the limit (MaxMemPerNode)", srunopt.FormatMB(mb), srunopt.FormatMB(p.MaxPerNode))
 	case p.MaxPerCPU > 0 && mb > p.MaxPerCPU*n:
-		return 0, fmt.Errorf("it asks for %s of memory with %s, and %s a CPU is the limit (MaxMemPerCPU): ask for more CPUs", step.FormatMB(mb), CountCPUs(ncpus), step.FormatMB(p.MaxPerCPU))
+		return 0, fmt.Errorf("it asks for %s of memory with %s, and %s a CPU is the limit (MaxMemPerCPU): ask for more CPUs", srunopt.FormatMB(mb), CountCPUs(ncpus), srunopt.FormatMB(p.MaxPerCPU))
 	}
 	return mb, nil
 }
@@ -66,9 +67,9 @@ func (p *memPool) forStep(req *step.Request, ncpus int, job uint32, jobMB uint64
 	}
 	switch {
 	case jobMB > 0 && mb > jobMB:
-		return 0, fmt.Errorf("the step does not fit: it needs %s of memory in job %d, which has %s", step.FormatMB(mb), job, step.FormatMB(jobMB))
+		return 0, fmt.Errorf("the step does not fit: it needs %s of memory in job %d, which has %s", srunopt.FormatMB(mb), job, srunopt.FormatMB(jobMB))
 	case mb > p.MB:
-		return 0, fmt.Errorf("the step does not fit: it needs %s of memory on this node, which has %s", step.FormatMB(mb), step.FormatMB(p.MB))
+		return 0, fmt.Errorf("the step does not fit: it needs %s of memory on this node, which has %s", srunopt.FormatMB(mb), srunopt.FormatMB(p.MB))
 	}
 	return mb, nil
 }
@@ -76,7 +77,7 @@ func (p *memPool) forStep(req *step.Request, ncpus int, job uint32, jobMB uint64
 // take takes a job's memory.
 func (p *memPool) take(mb uint64) error {
 	if p.Consumable && p.used+mb > p.MB && mb > 0 {
-		return fmt.Errorf("the step does not fit: it needs %s of memory on this node: of its %s %s are free", step.FormatMB(mb), step.FormatMB(p.MB), step.FormatMB(p.MB-min(p.used, p.MB)))
+		return fmt.Errorf("the step does not fit: it needs %s of memory on this node: of its %s %s are free", srunopt.FormatMB(mb), srunopt.FormatMB(p.MB), srunopt.FormatMB(p.MB-min(p.used, p.MB)))
 	}
 	p.used += mb
 	return nil

@@ -39,7 +39,7 @@ type Node struct {
 
 // New returns the resources of a node of which no job has any. cores are the cores of
 // the CPUs; nil where they are not known.
-func New(cpus []int, mem Memory, gres []step.Gres, cores ...Core) *Node {
+func New(cpus []int, mem Memory, gres []Gres, cores ...Core) *Node {
 	return &Node{newCPUPool(cpus, cores...), memPool{Memory: mem}, newGresPool(gres)}
 }
 

@@ -41,7 +41,7 @@ func New(spec *step.Spec, cfg Config) *Live {
 	l := &Live{spec: spec, cfg: cfg}
 	switch {
 	case l.Terminal():
-		l.hub = newHub(int(max(spec.ReplayBytes, step.ReplayMin)), true)
+		l.hub = newHub(int(max(spec.ReplayBytes, replayMin)), true)
 	case spec.ReplayBytes > 0 && spec.Terminal == nil:
 		l.begin()
 	}
@@ -50,7 +50,7 @@ func New(spec *step.Spec, cfg Config) *Live {
 
 // begin keeps what passes from now on. It is called with mu held, or by New.
 func (l *Live) begin() {
-	l.hub = newHub(int(max(l.spec.ReplayBytes, step.ReplayMin)), false)
+	l.hub = newHub(int(max(l.spec.ReplayBytes, replayMin)), false)
 	l.hub.empty = l.quiet
 	l.cfg.Tap(l.hub.Write)
 }
@@ -162,3 +162,7 @@ func (l *Live) save(hub *Hub, path string) error {
 	}
 	return nil
 }
+
+// replayMin is how much of a terminal's output is kept whatever ReplayBytes is, in bytes:
+// some screens, without which no client could take the terminal up again.
+const replayMin = 64 << 10

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -400,7 +401,7 @@ func percent(bytes uint64, p float64) uint64 {
 
 func formatBytes(b uint64) string {
 	if b%(1<<20) == 0 {
-		return step.FormatMB(b >> 20)
+		return srunopt.FormatMB(b >> 20)
 	}
 	return fmt.Sprintf("%d bytes", b)
 }

@@ -71,7 +71,7 @@ func (p *Plugin) PreLaunch(*launch.Launch) error { return nil }
 func (p *Plugin) PreLaunchPriv(local, pid int) error {
 	rank := p.ranks[local]
 	if p.confine.OOMGroup == step.OOMGroupTask && p.tasksV2 != "" && p.confine.V1["memory"] == "" {
-		if err := writeFile(filepath.Join(p.tasksV2, step.TaskName(rank), "memory.oom.group"), "1"); err != nil {
+		if err := writeFile(filepath.Join(p.tasksV2, launch.TaskName(rank), "memory.oom.group"), "1"); err != nil {
 			return fmt.Errorf("cannot limit task %d: %w", rank, err)
 		}
 	}
@@ -95,7 +95,7 @@ func (d *placement) of(rank int) (string, error) {
 	if !d.perTask {
 		return d.dir, nil
 	}
-	dir := filepath.Join(d.dir, step.TaskName(rank))
+	dir := filepath.Join(d.dir, launch.TaskName(rank))
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("cannot make cgroup: %w", err)
 	}

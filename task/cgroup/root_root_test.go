@@ -16,6 +16,7 @@ import (
 
 	"stepd/internal/testkit"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 func TestMain(m *testing.M) {
@@ -160,7 +161,7 @@ func (k *kit) confine(t *testing.T, conf Conf, a Ask, pid int) *Plugin {
 	must(t, err)
 	must(t, Apply(plan.Writes, nil))
 	if k.at.Memory == HomeV2 { // the tracker's part
-		dir := filepath.Join(k.at.StepV2, step.TaskName(kitRank))
+		dir := filepath.Join(k.at.StepV2, launch.TaskName(kitRank))
 		mkdir(t, dir)
 		must(t, writeFile(dir+"/cgroup.procs", fmt.Sprint(pid)))
 	}
@@ -207,7 +208,7 @@ func TestRootOOMGroup(t *testing.T) {
 	a := kitAsk(96)
 	a.OOMGroup = step.OOMGroupStep
 	k.confine(t, conf(func(c *Conf) { c.Devices = false }), a, one.cmd.Process.Pid)
-	must(t, writeFile(filepath.Join(k.at.StepV2, step.TaskName(kitRank), "cgroup.procs"), fmt.Sprint(other.cmd.Process.Pid)))
+	must(t, writeFile(filepath.Join(k.at.StepV2, launch.TaskName(kitRank), "cgroup.procs"), fmt.Sprint(other.cmd.Process.Pid)))
 	one.ask(t, fmt.Sprint("touch ", 512<<20))
 	for _, c := range []*child{one, other} {
 		if st := c.end(); st.Signal() != syscall.SIGKILL {

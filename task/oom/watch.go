@@ -206,7 +206,7 @@ const untilNow = ^uint64(0)
 func (w *Watch) tellCounted(rank int, k step.OOMKill, n uint64) {
 	dir := w.dir
 	if rank != noRank {
-		dir = filepath.Join(dir, step.TaskName(rank))
+		dir = filepath.Join(dir, launch.TaskName(rank))
 	}
 	total, err := kills(dir, w.v1)
 	if err != nil {
@@ -334,7 +334,7 @@ func (w *Watch) rankOf(cgroup string) (rank int, ours bool) {
 		return 0, false
 	}
 	name, _, _ := strings.Cut(strings.TrimPrefix(rest, "/"), "/")
-	if rank, ok := step.TaskRank(name); ok && w.cfg.Confine.PerTask {
+	if rank, ok := launch.TaskRank(name); ok && w.cfg.Confine.PerTask {
 		if _, ours := slices.BinarySearch(w.cfg.Ranks, rank); ours {
 			return rank, true
 		}

@@ -55,10 +55,10 @@ func memoryTree(t *testing.T) (job, stepDir string, v1 bool) {
 		writeTo(t, filepath.Join(top, "cgroup.subtree_control"), "+memory")
 	}
 	dirs := []string{filepath.Join(top, fmt.Sprintf("stepd-%08x", os.Getpid()))}
-	for _, name := range []string{"job_1", "step_0", step.TaskName(nodeRanks[0])} {
+	for _, name := range []string{"job_1", "step_0", launch.TaskName(nodeRanks[0])} {
 		dirs = append(dirs, filepath.Join(dirs[len(dirs)-1], name))
 	}
-	dirs = append(dirs, filepath.Join(dirs[2], step.TaskName(nodeRanks[1])))
+	dirs = append(dirs, filepath.Join(dirs[2], launch.TaskName(nodeRanks[1])))
 	for i, d := range dirs {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
@@ -143,7 +143,7 @@ func run(t *testing.T, w *Watch, dir string, extraEnv ...string) (pid int) {
 		}
 		cmds[id], ins[id], pids[id] = cmd, in, cmd.Process.Pid
 		if dir != "" {
-			writeTo(t, filepath.Join(dir, step.TaskName(nodeRanks[id]), "cgroup.procs"), strconv.Itoa(pids[id]))
+			writeTo(t, filepath.Join(dir, launch.TaskName(nodeRanks[id]), "cgroup.procs"), strconv.Itoa(pids[id]))
 		}
 		if err := w.PreLaunchPriv(id, pids[id]); err != nil {
 			t.Fatal(err)
@@ -164,7 +164,7 @@ func TestRootWatchNamesTheLevel(t *testing.T) {
 	for _, level := range []string{"task", "step", "job", "parent"} {
 		t.Run(level, func(t *testing.T) {
 			job, dir, v1 := memoryTree(t)
-			at := map[string]string{"task": filepath.Join(dir, step.TaskName(nodeRanks[1])), "step": dir, "job": job, "parent": filepath.Dir(job)}[level]
+			at := map[string]string{"task": filepath.Join(dir, launch.TaskName(nodeRanks[1])), "step": dir, "job": job, "parent": filepath.Dir(job)}[level]
 			setLimit(t, at, v1)
 			kills := oneKill(t, dir, v1, []step.MemoryLevel{{Level: "step", Dir: dir}, {Level: "job", Dir: job}})
 			k := kills.kill

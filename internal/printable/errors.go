@@ -1,4 +1,4 @@
-package step
+package printable
 
 import "strings"
 
@@ -15,9 +15,8 @@ func (f failures) Error() string {
 
 func (f failures) Unwrap() []error { return f }
 
-// JoinErrors is errors.Join on one line, the texts parted by "; ": for what
-// becomes a reason or a line of a log. It returns nil where all are nil, and the
-// only error there is as it is.
+// JoinErrors is errors.Join on one line, with "; " between the texts, for a reason or a
+// line of a log. It returns nil where all errors are nil, and a single error unchanged.
 func JoinErrors(errs ...error) error {
 	var f failures
 	for _, err := range errs {
