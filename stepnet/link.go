@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 )
 
 const (
@@ -22,9 +24,6 @@ const (
 	flushTime = 5 * time.Second
 )
 
-// errClosed is that a link is gone.
-var errClosed = errors.New("the connection is closed")
-
 // link is one hop, to the parent or to a child.
 type link struct {
 	peer     int // node id
@@ -34,14 +33,16 @@ type link struct {
 	// the link is gone, and why.
 	handle func(l *link, k kind, body []byte) error
 	ended  func(l *link, err error)
-	room   *window
+	// room is for linkBytes: senders get theirs in the order in which they asked.
+	room *semaphore.Weighted
 
 	mu      sync.Mutex
-	queue   []queued      // guarded by mu
-	closing bool          // guarded by mu: nothing more is taken
-	err     error         // guarded by mu: why it is gone
-	wake    chan struct{} // size 1: something is to be sent
-	gone    chan struct{} // closed when it is gone
+	queue   []queued        // guarded by mu
+	closing bool            // guarded by mu: nothing more is taken
+	err     error           // guarded by mu: why it is gone
+	wake    chan struct{}   // size 1: something is to be sent
+	life    context.Context // ends when it is gone
+	die     context.CancelFunc
 	reading atomic.Bool   // it waits for the other end
 	sent    atomic.Uint64 // frames
 	got     atomic.Uint64 // bytes
@@ -51,14 +52,16 @@ type link struct {
 // queued is a frame that is to be sent, and the room that it has.
 type queued struct {
 	f    frame
-	room int
+	room int64
 }
 
 func newLink(peer int, conn net.Conn, frameMax int, handle func(*link, kind, []byte) error, ended func(*link, error)) *link {
-	return &link{
+	l := &link{
 		peer: peer, conn: conn, frameMax: frameMax, handle: handle, ended: ended,
-		room: newWindow(linkBytes), wake: make(chan struct{}, 1), gone: make(chan struct{}),
+		room: semaphore.NewWeighted(linkBytes), wake: make(chan struct{}, 1),
 	}
+	l.life, l.die = context.WithCancel(context.Background())
+	return l
 }
 
 // start begins to send and to receive.
@@ -67,36 +70,37 @@ func (l *link) start() {
 	l.wg.Go(l.write)
 }
 
-func (l *link) isGone() bool {
-	select {
-	case <-l.gone:
-		return true
-	default:
-		return false
-	}
-}
+func (l *link) isGone() bool { return l.life.Err() != nil }
 
 // push queues a frame of a few bytes, which does not wait.
-func (l *link) push(f frame) { l.enqueue(queued{f: f}) }
+func (l *link) push(f frame) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.enqueue(queued{f: f})
+}
 
 // pushWait queues a frame when there is room for it. Its error is ctx's, or why
 // the link is gone.
 func (l *link) pushWait(ctx context.Context, f frame) error {
-	room, err := l.room.take(ctx, len(f))
-	if errors.Is(err, errClosed) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.err
-	}
-	if err == nil {
-		l.enqueue(queued{f, room})
-	}
-	return err
-}
-
-func (l *link) enqueue(q queued) {
+	room := int64(min(len(f), linkBytes))
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(l.life, stop)()
+	err := l.room.Acquire(waiting, room)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	switch {
+	case l.err != nil:
+		return l.err
+	case err != nil:
+		return context.Cause(ctx)
+	}
+	l.enqueue(queued{f, room})
+	return nil
+}
+
+// enqueue is called with mu held.
+func (l *link) enqueue(q queued) {
 	if l.err != nil || l.closing {
 		return
 	}
@@ -135,7 +139,7 @@ func (l *link) write() {
 		case q.f != nil:
 			l.sent.Add(1)
 			_, err = w.Write(q.f)
-			l.room.give(q.room)
+			l.room.Release(q.room)
 		case w.Buffered() > 0:
 			err = w.Flush()
 		case closing:
@@ -144,7 +148,7 @@ func (l *link) write() {
 		default:
 			select {
 			case <-l.wake:
-			case <-l.gone:
+			case <-l.life.Done():
 				return
 			}
 		}
@@ -199,10 +203,9 @@ func (l *link) fail(err error) {
 	}
 	l.err = err
 	l.queue = nil
-	close(l.gone)
+	l.die()
 	l.mu.Unlock()
 	l.conn.Close()
-	l.room.close()
 	l.ended(l, err)
 }
 

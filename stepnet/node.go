@@ -178,7 +178,7 @@ func (n *Node) Close() {
 	defer t.Stop()
 	for _, l := range n.links() {
 		select {
-		case <-l.gone: // the other end has read all and gone as well
+		case <-l.life.Done(): // the other end has read all and gone as well
 		case <-t.C:
 			t.Reset(0)
 		}
