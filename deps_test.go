@@ -28,7 +28,7 @@ var importRules = map[string]struct {
 	"stepd/internal/testkit":   {nil, "what tests share"},
 	"stepd/api":                {[]string{"stepd/step", "stepd/internal/quickjson"}, "noded's API: its types, its client, and the kernel's word on its peers"},
 	"stepd/api/stepapi":        {[]string{"stepd/step", "stepd/internal/quickjson"}, "stepd's socket"},
-	"stepd/task":               {[]string{"stepd/step", "stepd/srunopt", "stepd/eventlog", "stepd/step/launch"}, "knows its neighbours by the interfaces that it declares"},
+	"stepd/task":               {[]string{"stepd/step", "stepd/internal/linux", "stepd/srunopt", "stepd/eventlog", "stepd/step/launch"}, "knows its neighbours by the interfaces that it declares; the kernel by system calls"},
 	"stepd/task/cgroup":        {[]string{"stepd/step", "stepd/internal/linux", "stepd/step/launch", "stepd/srunopt"}, "a mechanism knows no other"},
 	"stepd/task/device":        {[]string{"stepd/step"}, "what only noded pays for"},
 	"stepd/task/oom":           {[]string{"stepd/step", "stepd/internal/linux", "stepd/step/launch"}, "a mechanism knows no other"},

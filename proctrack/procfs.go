@@ -1,7 +1,6 @@
 package proctrack
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -9,31 +8,22 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
 )
 
 // family is a process's place among others: proc_pid_stat(5), fields 5 and 6.
 type family struct{ pgrp, session int }
 
-// parseFamily reads /proc/PID/stat. The name before the last ')' is under the
-// user's control and may hold anything, ')' and blanks included.
+// parseFamily reads /proc/PID/stat.
 func parseFamily(data []byte) (family, error) {
-	end := bytes.LastIndexByte(data, ')')
-	if end < 0 {
-		return family{}, fmt.Errorf("no process name in %q", data)
-	}
-	fields := bytes.Fields(data[end+1:])
+	_, fields := linux.ParseStat(data)
 	if len(fields) < 4 {
 		return family{}, fmt.Errorf("too few fields in %q", data)
 	}
-	var numbers [2]int
-	for i := range numbers {
-		n, err := strconv.ParseInt(string(fields[i+2]), 10, 32)
-		if err != nil {
-			return family{}, fmt.Errorf("field %d of %q is not a number", i+5, data)
-		}
-		numbers[i] = int(n)
-	}
-	return family{numbers[0], numbers[1]}, nil
+	pgrp, err1 := strconv.ParseInt(fields[2], 10, 32)
+	session, err2 := strconv.ParseInt(fields[3], 10, 32)
+	return family{int(pgrp), int(session)}, errors.Join(err1, err2)
 }
 
 // ofFamily lists the processes whose place is is.

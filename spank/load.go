@@ -133,9 +133,6 @@ func (h *Host) refuse(l Loaded) string {
 	return ""
 }
 
-// lookupStatus is ld.so's exit status where it cannot bind a call.
-const lookupStatus = 127
-
 // missingMax is how many symbols the host names for one plugin.
 const missingMax = 64
 

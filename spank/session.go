@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -107,15 +108,12 @@ func (s *Session) start() error {
 
 func (s *Session) reap(pid int) {
 	var ws unix.WaitStatus
-	for {
+	err := linux.IgnoringEINTR(func() error {
 		_, err := unix.Wait4(pid, &ws, 0, nil)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err == nil {
-			s.status = step.ExitStatus(ws)
-		}
-		return
+		return err
+	})
+	if err == nil {
+		s.status = step.ExitStatus(ws)
 	}
 }
 
@@ -201,13 +199,12 @@ func (s *Session) bound(stop <-chan struct{}) {
 			return
 		case <-timer.C:
 		}
-		var now unix.Timespec
 		w := s.host.Where(-1)
-		if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil || !w.InHook() {
+		if !w.InHook() {
 			timer.Reset(s.cfg.HookTimeout)
 			continue
 		}
-		left := s.cfg.HookTimeout - time.Duration(now.Nano()-int64(w.SinceNS))
+		left := s.cfg.HookTimeout - (linux.Uptime() - time.Duration(w.SinceNS))
 		if left <= 0 {
 			s.kill(fmt.Sprintf("did not return within %v (HookTimeout in stepd.conf)", s.cfg.HookTimeout))
 			return
@@ -258,17 +255,7 @@ func (s *Session) ending() string {
 	if s.cause != "" {
 		return s.cause
 	}
-	if sig, ok := s.status.Signaled(); ok {
-		if name := unix.SignalName(sig); name != "" {
-			return "killed by " + name
-		}
-		return fmt.Sprintf("killed by signal %d", int(sig))
-	}
-	code, _ := s.status.Exited()
-	if code == lookupStatus {
-		return fmt.Sprintf("called exit(%d), as ld.so does where a function is missing", code)
-	}
-	return fmt.Sprintf("called exit(%d)", code)
+	return launch.HookEnd(s.status)
 }
 
 // Done is closed when the host has ended.
@@ -290,15 +277,14 @@ func (s *Session) Ending() error {
 func (s *Session) Doing() (plugin, hook string, since time.Duration, in bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var now unix.Timespec
-	if s.closed || unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil {
+	if s.closed {
 		return "", "", 0, false
 	}
 	w := s.host.Where(-1)
 	if !w.InHook() {
 		return "", "", 0, false
 	}
-	return s.host.PluginName(w.Plugin), w.Hook, time.Duration(now.Nano() - int64(w.SinceNS)), true
+	return s.host.PluginName(w.Plugin), w.Hook, linux.Uptime() - time.Duration(w.SinceNS), true
 }
 
 // Kill ends the host, hook or not; cause is the reported reason of its end. Any

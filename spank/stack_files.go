@@ -269,14 +269,14 @@ func readStackFile(file string) (string, os.FileInfo, error) {
 // microseconds later. The SIGIO that it sends us then is one that Go programs ignore. A
 // user does not get the lease on another's file, and in some file systems.
 func lease(f *os.File) (leased bool, err error) {
-	err = control(f, func(fd uintptr) error {
-		_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_RDLCK)
+	err = linux.OnFD(f, func(fd int) error {
+		_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK)
 		if err != unix.EAGAIN {
 			return err
 		}
 		// NFS and SMB say so too where their server has not lent us the file.
 		var fs unix.Statfs_t
-		if unix.Fstatfs(int(fd), &fs) == nil {
+		if unix.Fstatfs(fd, &fs) == nil {
 			switch uint32(fs.Type) {
 			case unix.NFS_SUPER_MAGIC, unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC:
 				return unix.EOPNOTSUPP
@@ -292,23 +292,10 @@ func lease(f *os.File) (leased bool, err error) {
 
 // unlease gives the lease back. It cannot fail for a lease that is held.
 func unlease(f *os.File) {
-	_ = control(f, func(fd uintptr) error {
-		_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_UNLCK)
+	_ = linux.OnFD(f, func(fd int) error {
+		_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
 		return err
 	})
-}
-
-// control calls do with the descriptor, which stays open meanwhile.
-func control(f *os.File, do func(fd uintptr) error) error {
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var failed error
-	if err := conn.Control(func(fd uintptr) { failed = do(fd) }); err != nil {
-		return err
-	}
-	return failed
 }
 
 // rereadsMax bounds how often a file without a lease is read: who changes it

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
 )
 
 // openForWriting opens a file that exists, as an editor that writes in place.
@@ -139,7 +141,7 @@ func TestLeaseHoldsWriter(t *testing.T) {
 	// The lease is being broken when it is no longer ours in full: then the
 	// signal was sent (fs/locks.c, __break_lease).
 	for held := unix.F_RDLCK; held == unix.F_RDLCK; {
-		if err := control(f, func(fd uintptr) (err error) { held, err = unix.FcntlInt(fd, unix.F_GETLEASE, 0); return err }); err != nil {
+		if err := linux.OnFD(f, func(fd int) (err error) { held, err = unix.FcntlInt(uintptr(fd), unix.F_GETLEASE, 0); return err }); err != nil {
 			t.Fatal(err)
 		}
 	}

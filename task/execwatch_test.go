@@ -12,10 +12,7 @@ import (
 // of the pipe: closing our descriptor alone would leave it in the epoll, which
 // then reports it for ever.
 func TestExecWatchTellsOnce(t *testing.T) {
-	w, err := newExecWatch()
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := newExecWatch()
 	var writers, held []int
 	for rank := range 20 {
 		var p [2]int
@@ -27,12 +24,12 @@ func TestExecWatchTellsOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		held, writers = append(held, dup), append(writers, p[1])
-		if err := w.add(p[0], rank); err != nil {
-			t.Fatal(err)
-		}
+		w.pipes[p[0]] = rank
 	}
 	execs := make(chan []int)
-	w.start(execs)
+	if err := w.start(execs); err != nil {
+		t.Fatal(err)
+	}
 	for _, fd := range writers[1:] {
 		unix.Close(fd)
 	}

@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,9 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"stepd/eventlog"
+	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -69,7 +69,7 @@ type hostProcess struct {
 
 func newHostProcess(p *Plan, d *Deps, m *messages, l *ledger, c *causes, b *killBudget) *hostProcess {
 	return &hostProcess{
-		plan: p, tracker: d.Tracker, accounting: d.Accounting, messages: m, ledger: l, causes: c, budget: b, monoBase: monotonicBase(d.Now()),
+		plan: p, tracker: d.Tracker, accounting: d.Accounting, messages: m, ledger: l, causes: c, budget: b, monoBase: d.Now().UnixNano() - int64(linux.Uptime()),
 		phase: hostAbsent, gone: make(chan struct{}), early: make(map[int]step.ExitStatus),
 	}
 }
@@ -315,23 +315,8 @@ func noteCrash(rec *step.Record, h *launch.HookError) {
 	}
 }
 
-// lookupStatus is ld.so's exit status where it cannot bind a call.
-const lookupStatus = 127
-
-// hookEnd words how a process ended inside a hook.
-func hookEnd(st step.ExitStatus, cause string) string {
-	if cause != "" {
-		return cause
-	}
-	if sig, ok := st.Signaled(); ok {
-		return "killed by " + signalName(sig)
-	}
-	code, _ := st.Exited()
-	if code == lookupStatus {
-		return fmt.Sprintf("called exit(%d), as ld.so does where a function is missing", code)
-	}
-	return fmt.Sprintf("called exit(%d)", code)
-}
+// hookEnd words how a process ended inside a hook; cause is why stepd has killed it.
+func hookEnd(st step.ExitStatus, cause string) string { return cmp.Or(cause, launch.HookEnd(st)) }
 
 // hookWatch bounds the hooks by HookTimeout. A hook begins without a system
 // call, so nothing in the kernel can tell: the board is looked at, four times
@@ -373,11 +358,7 @@ func (w *hookWatch) stop() {
 // overdue reports whether the host or a task is in a hook beyond the limit.
 // still is for how long it may have stood still in there.
 func (w *hookWatch) overdue(p launch.HostPlace, still time.Duration) bool {
-	var now unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil || !p.InHook() {
-		return false
-	}
-	return now.Nano()-int64(p.SinceNS)-int64(still) > int64(w.limit)
+	return p.InHook() && linux.Uptime()-time.Duration(p.SinceNS)-still > w.limit
 }
 
 func (w *hookWatch) cause() string {

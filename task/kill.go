@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/eventlog"
+	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -214,17 +215,13 @@ func heldZombie(pid int) (tracer int, status step.ExitStatus, ok bool) {
 }
 
 // parseZombie finds the wait status in the stat line of a zombie: field 52 of
-// proc_pid_stat(5). The name before the last ')' is the user's.
+// proc_pid_stat(5).
 func parseZombie(stat []byte) (status step.ExitStatus, ok bool) {
-	end := bytes.LastIndexByte(stat, ')')
-	if end < 0 {
+	_, f := linux.ParseStat(stat)
+	if len(f) < 50 || f[0] != "Z" {
 		return 0, false
 	}
-	f := bytes.Fields(stat[end+1:])
-	if len(f) < 50 || string(f[0]) != "Z" {
-		return 0, false
-	}
-	code, err := strconv.ParseUint(string(f[49]), 10, 16)
+	code, err := strconv.ParseUint(f[49], 10, 16)
 	if err != nil {
 		return 0, false
 	}

@@ -160,13 +160,6 @@ func errnoText(e unix.Errno) string {
 	return strings.ToUpper(text[:1]) + text[1:]
 }
 
-func signalName(sig unix.Signal) string {
-	if name := unix.SignalName(sig); name != "" {
-		return name
-	}
-	return fmt.Sprintf("signal %d", int(sig))
-}
-
 // procName is a process's name, "?" where it has ended.
 func procName(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))

@@ -1,7 +1,6 @@
 package task
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -9,9 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"stepd/eventlog"
+	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -213,9 +211,8 @@ func (m *mpiProgress) look(ids []int) map[int]*step.Doing {
 	alive := make(map[int]bool, len(looks))
 	m.tasks.each(func(id, pidfd int) {
 		if _, asked := looks[id]; asked {
-			fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-			n, err := unix.Poll(fds, 0)
-			alive[id] = err == nil && n == 0
+			ended, err := linux.PidfdExited(pidfd)
+			alive[id] = err == nil && !ended
 		}
 	})
 	for id := range looks {
@@ -233,12 +230,11 @@ func lookAt(d *step.Doing) bool {
 	if err != nil {
 		return false
 	}
-	// "12 (name) S ...": the name may hold anything.
-	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
-	if open < 0 || end < open || len(b) < end+3 {
+	name, fields := linux.ParseStat(b)
+	if len(fields) == 0 {
 		return false
 	}
-	d.Command, d.State = strings.ToValidUTF8(string(b[open+1:end]), "?"), string(b[end+2:end+3])
+	d.Command, d.State = strings.ToValidUTF8(name, "?"), fields[0]
 	if w, err := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", d.PID)); err == nil && string(w) != "0" {
 		d.Wchan = string(w)
 	}
@@ -247,12 +243,11 @@ func lookAt(d *step.Doing) bool {
 
 // inHook adds which hook of a plugin the process is in, or which stage.
 func inHook(d *step.Doing, h Host, p launch.HostPlace) {
-	var now unix.Timespec
 	switch {
 	case p.AtExec:
-	case p.InHook() && unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil:
+	case p.InHook():
 		d.Plugin, d.Hook = h.PluginName(p.Plugin), p.Hook
-		d.HookTime = max(0, time.Duration(now.Nano()-int64(p.SinceNS)))
+		d.HookTime = max(0, linux.Uptime()-time.Duration(p.SinceNS))
 	default:
 		d.Stage = p.Stage
 	}

@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -272,22 +273,12 @@ func (l *startup) userInit(context.Context) error {
 func (l *startup) fork(context.Context) error {
 	l.setPriority()
 	forked, err := l.host.Fork()
-	watch, werr := newExecWatch()
-	if werr != nil {
-		for _, f := range forked {
-			unix.Close(f.PidFD)
-			unix.Close(f.Exec)
-		}
-		return errors.Join(err, werr)
-	}
+	watch := newExecWatch()
 	ferr := l.tasks.fill(forked, watch)
 	l.push("tasks", l.tasks.close)
 	l.push("exec watch", watch.close)
-	if err != nil {
+	if err = cmp.Or(err, ferr); err != nil {
 		return err
-	}
-	if ferr != nil {
-		return ferr
 	}
 	l.tasks.publish()
 	l.ledger.write(func(rec *step.Record) {
@@ -299,8 +290,7 @@ func (l *startup) fork(context.Context) error {
 	for id, pid := range l.tasks.pids() {
 		l.messages.event(eventlog.Event{Event: eventlog.EventTaskFork, Rank: &l.plan.Ranks[id], PID: pid})
 	}
-	watch.start(l.tasks.execs)
-	return nil
+	return watch.start(l.tasks.execs)
 }
 
 func (l *startup) trackTasks(context.Context) error {

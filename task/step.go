@@ -10,8 +10,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -163,13 +161,4 @@ func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *launch.Usage) 
 	if !s.host.childEnded(pid, status) && !s.tasks.childEnded(pid, status, usage) {
 		s.d.Accounting.OrphanEnded(pid, usage)
 	}
-}
-
-// monotonicBase is the wall clock minus CLOCK_MONOTONIC, in ns.
-func monotonicBase(now time.Time) int64 {
-	var ts unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
-		return 0
-	}
-	return now.UnixNano() - ts.Nano()
 }

@@ -1,15 +1,18 @@
 package task
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"os"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -73,7 +76,7 @@ func (t *taskTable) fill(forked []launch.Forked, watch *execWatch) (err error) {
 			continue
 		}
 		t.list[f.LocalID].pid, t.list[f.LocalID].pidfd = f.PID, f.PidFD
-		err = errors.Join(err, watch.add(f.Exec, f.LocalID))
+		watch.pipes[f.Exec] = f.LocalID
 	}
 	if err == nil && len(forked) != len(t.list) {
 		err = fmt.Errorf("internal error: spankhost forked %d of %d tasks", len(forked), len(t.list))
@@ -210,10 +213,7 @@ func (t *taskTable) close() error {
 // or the kernel is older than 6.15.
 func pidfdStatus(pidfd int) (status step.ExitStatus, ok bool) {
 	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
-	err := unix.IoctlPidfdInfo(pidfd, &info)
-	for errors.Is(err, unix.EINTR) {
-		err = unix.IoctlPidfdInfo(pidfd, &info)
-	}
+	err := linux.IgnoringEINTR(func() error { return unix.IoctlPidfdInfo(pidfd, &info) })
 	if err != nil || info.Mask&unix.PIDFD_INFO_EXIT == 0 {
 		return 0, false
 	}
@@ -221,94 +221,61 @@ func pidfdStatus(pidfd int) (status step.ExitStatus, ok bool) {
 }
 
 // execWatch reports when tasks exec: each holds the write end of a pipe that
-// execve closes. One goroutine watches all of them through one
-// epoll instance, which is itself watched by the runtime's poller: no thread
-// waits in the kernel.
+// execve closes. One goroutine watches all of them, and no thread waits in the kernel.
 type execWatch struct {
-	epoll *os.File
-	conn  syscall.RawConn
 	pipes map[int]int // descriptor to local id; the goroutine's once it is started
+	ctx   context.Context
+	end   context.CancelFunc
 	wg    sync.WaitGroup
-	stop  chan struct{}
 }
 
-func newExecWatch() (*execWatch, error) {
-	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("cannot make an epoll: %w", err)
-	}
-	// Non-blocking, or the runtime would not poll it.
-	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("cannot use epoll: %w", err)
-	}
-	w := &execWatch{epoll: os.NewFile(uintptr(fd), "exec watch"), pipes: make(map[int]int), stop: make(chan struct{})}
-	if w.conn, err = w.epoll.SyscallConn(); err != nil {
-		w.epoll.Close()
-		return nil, fmt.Errorf("cannot use epoll: %w", err)
-	}
-	return w, nil
-}
-
-// add takes over the read end of one task's pipe.
-func (w *execWatch) add(fd, id int) error {
-	w.pipes[fd] = id
-	// One shot: closing the descriptor does not end the watch, since tasks
-	// that were forked later hold the same description until they exec.
-	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(fd)}
-	var err error
-	if cerr := w.conn.Control(func(ep uintptr) { err = unix.EpollCtl(int(ep), unix.EPOLL_CTL_ADD, fd, &ev) }); cerr != nil {
-		err = cerr
-	}
-	if err != nil {
-		return fmt.Errorf("cannot watch an exec: %w", err)
-	}
-	return nil
+func newExecWatch() *execWatch {
+	w := &execWatch{pipes: make(map[int]int)}
+	w.ctx, w.end = context.WithCancel(context.Background())
+	return w
 }
 
 // start reports the local ids whose pipes have ended, several at a time, until all
 // have or close is called.
-func (w *execWatch) start(execs chan<- []int) {
+func (w *execWatch) start(execs chan<- []int) error {
+	// One shot: closing the descriptor does not end the watch, since tasks
+	// that were forked later hold the same description until they exec.
+	poller, err := linux.NewPoller(unix.EPOLLIN|unix.EPOLLONESHOT, slices.Collect(maps.Keys(w.pipes))...)
+	if err != nil {
+		return fmt.Errorf("cannot watch the tasks' execs: %w", err)
+	}
 	w.wg.Go(func() {
-		events := make([]unix.EpollEvent, 64)
-		for len(w.pipes) > 0 {
-			n := 0
-			err := w.conn.Read(func(ep uintptr) bool {
-				var err error
-				n, err = unix.EpollWait(int(ep), events, 0)
-				return n > 0 || (err != nil && !errors.Is(err, unix.EINTR))
-			})
-			if err != nil || n <= 0 {
-				return // closed
-			}
-			ids := make([]int, 0, n)
-			for _, ev := range events[:n] {
-				fd := int(ev.Fd)
-				id, ok := w.pipes[fd]
-				if !ok {
-					continue
-				}
-				ids = append(ids, id)
-				delete(w.pipes, fd)
-				w.conn.Control(func(ep uintptr) { unix.EpollCtl(int(ep), unix.EPOLL_CTL_DEL, fd, nil) })
-				unix.Close(fd)
-			}
-			select {
-			case execs <- ids:
-			case <-w.stop:
-				return
-			}
-		}
+		defer poller.Close()
+		_ = poller.Wait(w.ctx, func(ended []int) (bool, error) { // its error is close's
+			w.report(ended, execs)
+			return len(w.pipes) == 0, nil
+		})
 	})
+	return nil
+}
+
+func (w *execWatch) report(ended []int, execs chan<- []int) {
+	if len(ended) == 0 {
+		return
+	}
+	ids := make([]int, len(ended))
+	for i, fd := range ended {
+		ids[i] = w.pipes[fd]
+		delete(w.pipes, fd)
+		unix.Close(fd)
+	}
+	select {
+	case execs <- ids:
+	case <-w.ctx.Done():
+	}
 }
 
 // close ends the watch and closes what is left.
 func (w *execWatch) close() error {
-	close(w.stop)
-	err := w.epoll.Close() // ends a Read
+	w.end()
 	w.wg.Wait()
 	for fd := range w.pipes {
 		unix.Close(fd)
 	}
-	return err
+	return nil
 }

@@ -134,13 +134,8 @@ func NewInotify() (*Inotify, error) {
 // path that is watched already gets the new mask. ENOENT: it does not exist.
 // ENOSPC: the user's limit (fs.inotify.max_user_watches) is reached.
 func (i *Inotify) Watch(path string, mask uint32) error {
-	conn, err := i.f.SyscallConn()
+	err := OnFD(i.f, func(fd int) error { _, err := unix.InotifyAddWatch(fd, path, mask); return err })
 	if err != nil {
-		return fmt.Errorf("cannot watch %q: %w", path, err)
-	}
-	var failed error
-	err = conn.Control(func(fd uintptr) { _, failed = unix.InotifyAddWatch(int(fd), path, mask) })
-	if err := errors.Join(err, failed); err != nil {
 		return fmt.Errorf("cannot watch %q: %w", path, err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"strconv"
@@ -20,21 +21,32 @@ func StartTime(pid int) (uint64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err == nil {
 		var start uint64
-		if start, err = parseStart(string(data)); err == nil {
+		if start, err = parseStart(data); err == nil {
 			return start, nil
 		}
 	}
 	return 0, fmt.Errorf("cannot read the start time of process %d: %w", pid, err)
 }
 
-// parseStart reads field 22 of /proc/PID/stat. Field 2 is a name in parentheses, which
-// may have any characters; no field behind it has a parenthesis.
-func parseStart(stat string) (uint64, error) {
-	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+// parseStart reads field 22 of /proc/PID/stat.
+func parseStart(stat []byte) (uint64, error) {
+	_, fields := ParseStat(stat)
 	if len(fields) < 20 {
 		return 0, fmt.Errorf("cannot parse %.80q: %d fields behind the name, want 20 and more", stat, len(fields))
 	}
 	return strconv.ParseUint(fields[22-3], 10, 64)
+}
+
+// ParseStat splits /proc/PID/stat (proc_pid_stat(5)) into the process's name and the fields
+// behind it, of which the first is field 3, the state. The name is under the user's control
+// and may hold anything, ')' and blanks included; no field behind it has a parenthesis.
+// Without a name there are no fields.
+func ParseStat(stat []byte) (name string, fields []string) {
+	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
+	if open < 0 || end < open {
+		return "", nil
+	}
+	return string(stat[open+1 : end]), strings.Fields(string(stat[end+1:]))
 }
 
 const bootIDPath = "/proc/sys/kernel/random/boot_id"

@@ -1,11 +1,14 @@
 package launch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"stepd/step"
 )
@@ -125,6 +128,22 @@ func (e *HookError) Error() string {
 		return fmt.Sprintf("%s: failed with rc=%d", where, *e.RC)
 	}
 	return where + ": " + e.Cause
+}
+
+// lookupStatus is ld.so's exit status where it cannot bind a call.
+const lookupStatus = 127
+
+// HookEnd says how a process has ended inside a hook, for HookError.Cause.
+func HookEnd(st step.ExitStatus) string {
+	if sig, ok := st.Signaled(); ok {
+		return "killed by " + cmp.Or(unix.SignalName(sig), fmt.Sprintf("signal %d", int(sig)))
+	}
+	code, _ := st.Exited()
+	text := fmt.Sprintf("called exit(%d)", code)
+	if code == lookupStatus {
+		text += ", as ld.so does where a function is missing"
+	}
+	return text
 }
 
 // LaunchError says that a task was not exec'd: the stage, the errno as a

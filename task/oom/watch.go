@@ -94,7 +94,7 @@ func (w *Watch) Name() string { return "oom" }
 // PreSetuid begins to watch. Nothing that fails here ends the launch: a step
 // is worth more than the words about its end.
 func (w *Watch) PreSetuid() error {
-	w.start = monotonic()
+	w.start = linux.Uptime()
 	if w.dir == "" || w.noLog {
 		return nil // without limits, kills are looked for when a task is killed
 	}
@@ -130,7 +130,7 @@ func (w *Watch) PreLaunchPriv(local, pid int) error {
 	rank := w.cfg.Ranks[local]
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.pids[pid], w.ranks[rank], w.since[rank] = rank, pid, monotonic()
+	w.pids[pid], w.ranks[rank], w.since[rank] = rank, pid, linux.Uptime()
 	return nil
 }
 
@@ -411,14 +411,6 @@ func (w *Watch) complete(k *step.OOMKill, l step.MemoryLevel) {
 		k.LimitBytes = readNumber(filepath.Join(l.Dir, name))
 	}
 	k.PeakBytes, k.SwapBytes = usage(l.Dir, w.v1)
-}
-
-func monotonic() time.Duration {
-	var ts unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
 }
 
 // kills reads how many processes of the cgroup dir itself were killed:
