@@ -42,23 +42,22 @@ func TestParseAutopsy(t *testing.T) {
 			t.Errorf("%q: %q, %d, want %+v", text, call, fd, want)
 		}
 	}
-	mounts := parseMountInfo([]byte(`21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw
+	mounts := parseMounts([]byte(`21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw
 30 21 0:26 / /scratch\040x rw - nfs4 server:/x rw
 31 30 0:27 / /scratch\040x/deep rw master:2 shared:3 - fuse.sshfs a rw
-broken
-`))
-	if len(mounts) != 3 || mounts[1].point != "/scratch x" {
+`), nil)
+	if len(mounts) != 3 || mounts[1].Mountpoint != "/scratch x" {
 		t.Fatalf("mounts: %+v", mounts)
 	}
 	for path, want := range map[string]string{
 		"/etc/passwd": "/", "/scratch x": "/scratch x", "/scratch xy": "/", "/scratch x/deep/er": "/scratch x/deep",
 	} {
-		if m := on(path, mounts); m.point != want {
-			t.Errorf("%q is on %q, want %q", path, m.point, want)
+		if m := on(path, mounts); m.Mountpoint != want {
+			t.Errorf("%q is on %q, want %q", path, m.Mountpoint, want)
 		}
 	}
-	if p, ok := parseController([]byte("4:cpu,cpuacct:/a\n3:freezer:/b:c\n0::/d\n"), "freezer"); !ok || p != "/b:c" {
-		t.Errorf("freezer: %q, %v", p, ok)
+	if p := placeIn([]byte("4:cpu,cpuacct:/a\n3:freezer:/b:c\n0::/d\n"), true); p != "/b:c" {
+		t.Errorf("freezer: %q", p)
 	}
 	if k := fsKind([]string{"schedule", "nfs4_proc_read"}); k != "nfs" {
 		t.Errorf("kind %q", k)
@@ -77,10 +76,10 @@ func FuzzAutopsy(f *testing.F) {
 			t.Errorf("%d functions", len(s))
 		}
 		parseSyscall(data)
-		if p, ok := parseController(data, "freezer"); ok && !strings.HasPrefix(p, "/") {
+		if p := placeIn(data, true); p != "" && !strings.HasPrefix(p, "/") {
 			t.Errorf("path %q", p)
 		}
-		on("/a/b", parseMountInfo(data))
+		on("/a/b", parseMounts(data, nil))
 	})
 }
 
@@ -109,7 +108,7 @@ func TestDescribeLiving(t *testing.T) {
 	if s.Grade != step.GradeTraced || s.State != "t" || s.Holder != unix.Gettid() && s.Holder != os.Getpid() || s.HolderComm == "" {
 		t.Errorf("%+v", s)
 	}
-	files := held(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid)), parseMountInfo(readProc("/proc/self", "mountinfo")))
+	files := held(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid)), parseMounts(readProc("/proc/self", "mountinfo"), nil))
 	if len(files) == 0 || files[0].What != "fd 0" || files[0].Path != file.Name() || files[0].Mount == "" || files[0].FSType == "" {
 		t.Errorf("it holds %+v", files)
 	}

@@ -1,6 +1,7 @@
 package proctrack
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/containerd/cgroups/v3"
 	"golang.org/x/sys/unix"
 
 	"stepd/step/launch"
@@ -352,22 +354,22 @@ func cgroupOf(pid int, v1 bool) (path string, ok bool, err error) {
 	if err != nil {
 		return "", false, fmt.Errorf("cannot read %q: %w", file, err)
 	}
-	if path, ok = cgroupIn(data, v1); !ok {
-		return "", false, errors.New("cannot find the cgroup of process " + strconv.Itoa(pid) + ": " + file + " does not tell")
+	if path = placeIn(data, v1); path == "" {
+		return "", false, fmt.Errorf("cannot find the cgroup of process %d: %s does not tell", pid, file)
 	}
 	return path, true, nil
 }
 
-// cgroupIn finds one hierarchy in /proc/PID/cgroup (cgroups(7)).
-func cgroupIn(data []byte, v1 bool) (path string, ok bool) {
-	for line := range strings.Lines(string(data)) {
-		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(fields) != 3 || !strings.HasPrefix(fields[2], "/") {
-			continue
-		}
-		if (!v1 && fields[0] == "0" && fields[1] == "") || (v1 && fields[1] == "freezer") {
-			return fields[2], true
-		}
+// placeIn finds a process's path in v2, or in v1's freezer, in its /proc/PID/cgroup
+// (cgroups(7)); "" where it is in none.
+func placeIn(membership []byte, v1 bool) string {
+	byController, unified, err := cgroups.ParseCgroupFromReaderUnified(bytes.NewReader(membership))
+	path := unified
+	if v1 {
+		path = byController["freezer"]
 	}
-	return "", false
+	if err != nil || !strings.HasPrefix(path, "/") {
+		return ""
+	}
+	return path
 }

@@ -47,12 +47,14 @@ func openGroup(path string) (*group, error) {
 
 func (g *group) close() { unix.Close(g.fd) }
 
+// child opens a group below g; "." is g once more, ".." the group above it.
 func (g *group) child(name string) (*group, error) {
+	path := filepath.Join(g.path, name)
 	fd, err := openat(g.fd, name, dirFlags)
 	if err != nil {
-		return nil, fmt.Errorf("cannot open cgroup %q: %w", filepath.Join(g.path, name), err)
+		return nil, fmt.Errorf("cannot open cgroup %q: %w", path, err)
 	}
-	return &group{fd: fd, path: filepath.Join(g.path, name), v1: g.v1}, nil
+	return &group{fd: fd, path: path, v1: g.v1}, nil
 }
 
 // mkdir makes a child. fs.ErrExist is in the error when there is one already.
@@ -204,7 +206,7 @@ const walkMax = 100_000
 // those below it, leave with each but g itself after them. Either may be nil.
 // What is removed meanwhile is passed over.
 func (g *group) walk(enter func(*group) error, leave func(parent *group, name string) error) error {
-	at, err := g.again(".")
+	at, err := g.child(".")
 	if gone(err) {
 		return nil
 	}
@@ -280,11 +282,10 @@ func (w *walker) ascend() error {
 	if len(w.above) == 0 {
 		return errWalked
 	}
-	up, err := w.at.again("..")
+	up, err := w.at.child("..")
 	if err != nil {
 		return err
 	}
-	up.path = filepath.Dir(w.at.path)
 	w.at.close()
 	w.at = up
 	last := w.above[len(w.above)-1]
@@ -293,15 +294,6 @@ func (w *walker) ascend() error {
 		return nil
 	}
 	return w.leave(w.at, last.name)
-}
-
-// again opens "." or "..".
-func (g *group) again(name string) (*group, error) {
-	fd, err := openat(g.fd, name, dirFlags)
-	if err != nil {
-		return nil, fmt.Errorf("cannot open cgroup %q: %w", filepath.Join(g.path, name), err)
-	}
-	return &group{fd: fd, path: g.path, v1: g.v1}, nil
 }
 
 // busy reports whether err says that a group is not empty.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -20,8 +21,7 @@ const quietScans = 2
 // processes, and a round kills the living ones and waits, by pidfd, until all
 // of them are dead. It ends after rounds that found none. A signalled process
 // cannot fork any more, so a round leaves only children born before.
-//
-// members verifies numbers as for signalEach; what describes the processes.
+// what describes the processes.
 func hunt(ctx context.Context, what string, list func() ([]int, error)) error {
 	for quiet := 0; quiet < quietScans; {
 		pids, err := list()
@@ -50,14 +50,12 @@ func hunt(ctx context.Context, what string, list func() ([]int, error)) error {
 
 // huntRound reports whether any of pids was alive.
 func huntRound(ctx context.Context, pids []int, list func() ([]int, error)) (killed bool, err error) {
-	for len(pids) > 0 {
-		n := min(len(pids), pidfdBatch)
-		one, err := huntBatch(ctx, pids[:n], list)
+	for batch := range slices.Chunk(pids, pidfdBatch) {
+		one, err := huntBatch(ctx, batch, list)
 		killed = killed || one
 		if err != nil {
 			return killed, err
 		}
-		pids = pids[n:]
 	}
 	return killed, nil
 }
@@ -105,24 +103,31 @@ func alive(procs []proc) ([]proc, error) {
 	return living, nil
 }
 
+// living lists the processes that are no zombies.
+func living(list func() ([]int, error)) ([]int, error) {
+	pids, err := list()
+	if err != nil {
+		return nil, err
+	}
+	return livingPIDs(pids)
+}
+
 // livingPIDs filters a list of processes down to the ones that are no zombies.
 func livingPIDs(pids []int) ([]int, error) {
 	var living []int
-	for len(pids) > 0 {
-		n := min(len(pids), pidfdBatch)
-		procs, err := openProcs(pids[:n])
+	for batch := range slices.Chunk(pids, pidfdBatch) {
+		procs, err := openProcs(batch)
 		if err != nil {
 			return nil, err
 		}
-		batch, err := alive(procs)
+		running, err := alive(procs)
 		closeProcs(procs)
 		if err != nil {
 			return nil, err
 		}
-		for _, p := range batch {
+		for _, p := range running {
 			living = append(living, p.pid)
 		}
-		pids = pids[n:]
 	}
 	return living, nil
 }
@@ -133,29 +138,28 @@ const pidfdBatch = 256
 
 // signalEach sends sig to the processes that pids named when they were listed.
 // A number may have become another process since. So the pidfds are opened
-// first, and members is asked afterwards: a number that is still a member, and
+// first, and list is asked again afterwards: a number that is still listed, and
 // whose pidfd is still alive, has been that one process in between.
-func signalEach(pids []int, sig syscall.Signal, members func() (map[int]bool, error)) error {
-	for len(pids) > 0 {
-		n := min(len(pids), pidfdBatch)
-		if err := signalBatch(pids[:n], sig, members); err != nil {
+func signalEach(pids []int, sig syscall.Signal, list func() ([]int, error)) error {
+	for batch := range slices.Chunk(pids, pidfdBatch) {
+		if err := signalBatch(batch, sig, list); err != nil {
 			return err
 		}
-		pids = pids[n:]
 	}
 	return nil
 }
 
-func signalBatch(pids []int, sig syscall.Signal, members func() (map[int]bool, error)) error {
+func signalBatch(pids []int, sig syscall.Signal, list func() ([]int, error)) error {
 	procs, err := openProcs(pids)
 	if err != nil {
 		return err
 	}
 	defer closeProcs(procs)
-	still, err := members()
+	again, err := list()
 	if err != nil {
 		return err
 	}
+	still := set(again)
 	var errs []error
 	for _, p := range procs {
 		if !still[p.pid] {

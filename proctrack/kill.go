@@ -216,10 +216,7 @@ func (g *group) signal(sig syscall.Signal) error {
 	if err != nil {
 		return err
 	}
-	return signalEach(pids, sig, func() (map[int]bool, error) {
-		again, err := g.pids()
-		return set(again), err
-	})
+	return signalEach(pids, sig, g.pids)
 }
 
 func set(pids []int) map[int]bool {
@@ -287,11 +284,7 @@ func (g *group) strikeFrozen() error {
 		if len(fresh) == 0 {
 			return nil
 		}
-		err = signalEach(fresh, unix.SIGKILL, func() (map[int]bool, error) {
-			again, err := g.pids()
-			return set(again), err
-		})
-		if err != nil {
+		if err := signalEach(fresh, unix.SIGKILL, g.pids); err != nil {
 			return err
 		}
 	}

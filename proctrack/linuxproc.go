@@ -25,6 +25,7 @@ import (
 //   - Freeze is SIGSTOP, which the tasks' parents see and users can undo;
 //   - when stepd is killed, the descent is lost (see KillSession).
 type LinuxProc struct {
+	noCgroup
 	stepd  int
 	reaper Reaper
 
@@ -33,6 +34,19 @@ type LinuxProc struct {
 	// spared serve the tasks and are none.
 	spared []int // guarded by mu
 }
+
+// noCgroup is the part of a tracker that is about cgroups, where there are none.
+type noCgroup struct{}
+
+// HostCgroup is never there.
+func (noCgroup) HostCgroup() (fd int, inside bool) { return -1, false }
+
+// Helpers is nil: what plugins fork in the host is one of the tasks by descent, and of
+// the host's own process group.
+func (noCgroup) Helpers() (*os.File, error) { return nil, nil }
+
+// Escaped is nothing: there is no cgroup to be moved out of.
+func (noCgroup) Escaped([]int) ([]launch.Escape, error) { return nil, nil }
 
 // NewLinuxProc returns a tracker for the descendants of the process stepd, the
 // caller itself, whose children reaper reaps.
@@ -53,9 +67,6 @@ func (l *LinuxProc) Create() error {
 	return linux.SetSubreaper()
 }
 
-// HostCgroup is never there.
-func (l *LinuxProc) HostCgroup() (fd int, inside bool) { return -1, false }
-
 // Add has nothing to do: a process of the step is tracked by its descent.
 func (l *LinuxProc) Add(rank, pid int) error { return nil }
 
@@ -75,17 +86,8 @@ func (l *LinuxProc) Spare(pid int) {
 	l.spared = append(l.spared, pid)
 }
 
-// Helpers is nil: by descent a plugin's helper is one of the tasks'.
-func (l *LinuxProc) Helpers() (*os.File, error) { return nil, nil }
-
 // PIDs lists stepd's descendants; zombies and the evicted host are left out.
-func (l *LinuxProc) PIDs() ([]int, error) {
-	pids, err := l.list()
-	if err != nil {
-		return nil, err
-	}
-	return livingPIDs(pids)
-}
+func (l *LinuxProc) PIDs() ([]int, error) { return living(l.list) }
 
 // list may hold zombies.
 func (l *LinuxProc) list() ([]int, error) {
@@ -96,17 +98,8 @@ func (l *LinuxProc) list() ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	tasks := pids[:0]
-	for _, pid := range pids {
-		if !slices.Contains(not, pid) {
-			tasks = append(tasks, pid)
-		}
-	}
-	return tasks, nil
+	return slices.DeleteFunc(pids, func(pid int) bool { return slices.Contains(not, pid) }), nil
 }
-
-// Escaped is nothing: there is no cgroup to be moved out of.
-func (l *LinuxProc) Escaped([]int) ([]launch.Escape, error) { return nil, nil }
 
 // Signal sends sig to every process that PIDs lists.
 func (l *LinuxProc) Signal(sig syscall.Signal) error {
@@ -114,10 +107,7 @@ func (l *LinuxProc) Signal(sig syscall.Signal) error {
 	if err != nil {
 		return err
 	}
-	return signalEach(pids, sig, func() (map[int]bool, error) {
-		again, err := l.list()
-		return set(again), err
-	})
+	return signalEach(pids, sig, l.list)
 }
 
 // Kill kills every process that PIDs lists and waits for its end. The error is

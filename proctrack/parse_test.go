@@ -344,8 +344,8 @@ func FuzzCgroupIn(f *testing.F) {
 		f.Add([]byte(s), true)
 	}
 	f.Fuzz(func(t *testing.T, data []byte, v1 bool) {
-		path, ok := cgroupIn(data, v1)
-		if ok && (!strings.HasPrefix(path, "/") || !strings.Contains(string(data), ":"+path)) {
+		path := placeIn(data, v1)
+		if path != "" && (!strings.HasPrefix(path, "/") || !strings.Contains(string(data), ":"+path)) {
 			t.Errorf("%q gives %q", data, path)
 		}
 	})

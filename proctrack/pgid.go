@@ -3,14 +3,12 @@ package proctrack
 import (
 	"context"
 	"fmt"
-	"os"
 	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
-	"stepd/step/launch"
 )
 
 // PGID tracks a step by the process group of its tasks, as Slurm's
@@ -18,6 +16,7 @@ import (
 // job control) escapes: it is neither seen nor signalled. Use it only where a
 // site asks for it by name.
 type PGID struct {
+	noCgroup
 	mu   sync.Mutex
 	pgid int // guarded by mu; the first task's pid, 0 before Add
 }
@@ -28,9 +27,6 @@ func NewPGID() *PGID { return &PGID{} }
 
 // Create has nothing to make.
 func (p *PGID) Create() error { return nil }
-
-// HostCgroup is never there.
-func (p *PGID) HostCgroup() (fd int, inside bool) { return -1, false }
 
 // Add takes the first pid as the group's; the tasks join it by themselves
 // before they exec (rank 0 leads the group).
@@ -45,9 +41,6 @@ func (p *PGID) Add(_, pid int) error {
 	}
 	return nil
 }
-
-// Helpers is nil: what plugins fork in the host is in the host's group.
-func (p *PGID) Helpers() (*os.File, error) { return nil, nil }
 
 // EvictHost has nothing to do: the host is not in the tasks' group.
 func (p *PGID) EvictHost(int) error { return nil }
@@ -67,16 +60,7 @@ func (p *PGID) list() ([]int, error) {
 }
 
 // PIDs lists the living members of the group.
-func (p *PGID) PIDs() ([]int, error) {
-	pids, err := p.list()
-	if err != nil {
-		return nil, err
-	}
-	return livingPIDs(pids)
-}
-
-// Escaped is nothing: there is no cgroup to be moved out of.
-func (p *PGID) Escaped([]int) ([]launch.Escape, error) { return nil, nil }
+func (p *PGID) PIDs() ([]int, error) { return living(p.list) }
 
 // Signal sends sig to the group in one call, so no member can be missed.
 func (p *PGID) Signal(sig syscall.Signal) error {

@@ -370,11 +370,8 @@ func (r *Root) Processes(id step.ID) ([]Survivor, error) {
 		return nil, err
 	}
 	defer leaf.close()
-	pids, err := leaf.pids()
+	pids, err := living(leaf.pids)
 	if err != nil {
-		return nil, err
-	}
-	if pids, err = livingPIDs(pids); err != nil {
 		return nil, err
 	}
 	return newSurvivorsError("", pids, nil).Survivors, nil

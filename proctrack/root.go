@@ -287,34 +287,20 @@ type census struct {
 }
 
 func (c *census) root(dir string) error {
-	root, err := openGroup(dir)
-	if gone(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer root.close()
-	names, err := root.children()
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		job, ok := number(name, "job_")
-		if !ok {
-			continue
-		}
-		if !c.jobs[job] {
-			c.jobs[job] = true
-			c.numbers = append(c.numbers, job)
-		}
-		for _, place := range []string{name, filepath.Join(name, root.jobTasks())} {
-			if err := c.place(root, place, job); err != nil {
-				return err
+	return within(dir, func(root *group) error {
+		return root.numbered("job_", func(job uint32, name string) error {
+			if !c.jobs[job] {
+				c.jobs[job] = true
+				c.numbers = append(c.numbers, job)
 			}
-		}
-	}
-	return nil
+			for _, place := range []string{name, filepath.Join(name, root.jobTasks())} {
+				if err := c.place(root, place, job); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
 }
 
 // place looks for steps in a job's cgroup, or in its tasks' cgroup.
@@ -327,18 +313,24 @@ func (c *census) place(root *group, path string, job uint32) error {
 		return err
 	}
 	defer g.close()
-	names, err := g.children()
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		s, ok := number(name, "step_")
-		if id := (step.ID{Job: job, Step: s}); ok && !c.steps[id] {
+	return g.numbered("step_", func(number uint32, _ string) error {
+		if id := (step.ID{Job: job, Step: number}); !c.steps[id] {
 			c.steps[id] = true
 			c.ids = append(c.ids, id)
 		}
+		return nil
+	})
+}
+
+// numbered calls do for the children whose names are prefix and a number.
+func (g *group) numbered(prefix string, do func(n uint32, name string) error) error {
+	names, err := g.children()
+	for _, name := range names {
+		if n, ok := number(name, prefix); ok && err == nil {
+			err = do(n, name)
+		}
 	}
-	return nil
+	return err
 }
 
 // number reads names as jobName and stepName write them, and no others:

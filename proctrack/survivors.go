@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/runc/libcontainer/system"
 	"golang.org/x/sys/unix"
 
@@ -113,10 +114,7 @@ func describe(pid int) Survivor {
 
 // readProc is nil for what cannot be read: it is then not known.
 func readProc(dir, name string) []byte {
-	data, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
-		return nil
-	}
+	data, _ := os.ReadFile(filepath.Join(dir, name))
 	return data
 }
 
@@ -165,16 +163,16 @@ func parseStack(data []byte) (funcs []string) {
 
 // frozenBy returns the v1 freezer cgroup that keeps a process frozen, "" where
 // none does. On v2 SIGKILL ends a frozen process all the same.
-func frozenBy(cgroups []byte) string {
-	path, ok := parseController(cgroups, "freezer")
-	if !ok {
+func frozenBy(membership []byte) string {
+	path := placeIn(membership, true)
+	if path == "" {
 		return ""
 	}
-	for _, m := range parseMountInfo(readProc("/proc/self", "mountinfo")) {
-		if m.fsType != "cgroup" || !slices.Contains(strings.Split(m.options, ","), "freezer") || m.root != "/" {
+	for _, m := range parseMounts(readProc("/proc/self", "mountinfo"), mountinfo.FSTypeFilter("cgroup")) {
+		if !slices.Contains(strings.Split(m.VFSOptions, ","), "freezer") || m.Root != "/" {
 			continue
 		}
-		dir := filepath.Join(m.point, path)
+		dir := filepath.Join(m.Mountpoint, path)
 		if state := string(readProc(dir, "freezer.state")); strings.HasPrefix(state, "FROZEN") || strings.HasPrefix(state, "FREEZING") {
 			return dir
 		}
@@ -182,56 +180,17 @@ func frozenBy(cgroups []byte) string {
 	return ""
 }
 
-// parseController finds the path of a v1 controller in /proc/PID/cgroup.
-func parseController(data []byte, controller string) (path string, ok bool) {
-	for line := range bytes.Lines(data) {
-		f := strings.SplitN(strings.TrimSuffix(string(line), "\n"), ":", 3)
-		if len(f) == 3 && slices.Contains(strings.Split(f[1], ","), controller) {
-			return f[2], strings.HasPrefix(f[2], "/")
-		}
-	}
-	return "", false
-}
-
-// mount is a line of proc_pid_mountinfo(5).
-type mount struct{ root, point, fsType, options string }
-
-// parseMountInfo passes over lines that it does not understand.
-func parseMountInfo(data []byte) (mounts []mount) {
-	for line := range bytes.Lines(data) {
-		f := strings.Fields(string(line))
-		sep := slices.Index(f, "-")
-		if sep < 6 || len(f) < sep+4 {
-			continue
-		}
-		mounts = append(mounts, mount{unescape(f[3]), unescape(f[4]), f[sep+1], f[sep+3]})
-	}
+// parseMounts reads proc_pid_mountinfo(5); a file that cannot be read has no mounts.
+func parseMounts(data []byte, filter mountinfo.FilterFunc) []*mountinfo.Info {
+	mounts, _ := mountinfo.GetMountsFromReader(bytes.NewReader(data), filter)
 	return mounts
 }
 
-// unescape undoes the \040 of mountinfo.
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
-}
-
 // on returns the mount that a path lies on: the last of the longest points.
-func on(path string, mounts []mount) (best mount) {
+func on(path string, mounts []*mountinfo.Info) *mountinfo.Info {
+	best := new(mountinfo.Info)
 	for _, m := range mounts {
-		if len(m.point) >= len(best.point) && (m.point == "/" || path == m.point || strings.HasPrefix(path, m.point+"/")) {
+		if len(m.Mountpoint) >= len(best.Mountpoint) && (m.Mountpoint == "/" || path == m.Mountpoint || strings.HasPrefix(path, m.Mountpoint+"/")) {
 			best = m
 		}
 	}
@@ -248,7 +207,7 @@ const (
 // descriptor of its system call, what else it holds, and mounts of the kind that
 // its kernel stack names.
 func waitsFor(dir, wchan string, stack []string) (call string, files, suspects []step.HeldFile) {
-	mounts := parseMountInfo(readProc(dir, "mountinfo"))
+	mounts := parseMounts(readProc(dir, "mountinfo"), nil)
 	call, fd := parseSyscall(readProc(dir, "syscall"))
 	kind := fsKind(append([]string{wchan}, stack...))
 	var rest []step.HeldFile
@@ -265,8 +224,8 @@ func waitsFor(dir, wchan string, stack []string) (call string, files, suspects [
 	}
 	if len(files) == 0 && kind != "" {
 		for _, m := range mounts {
-			if strings.HasPrefix(m.fsType, kind) && m.fsType != "fusectl" && len(suspects) < filesShown {
-				suspects = append(suspects, step.HeldFile{Path: m.point, Mount: m.point, FSType: m.fsType})
+			if strings.HasPrefix(m.FSType, kind) && m.FSType != "fusectl" && len(suspects) < filesShown {
+				suspects = append(suspects, step.HeldFile{Path: m.Mountpoint, Mount: m.Mountpoint, FSType: m.FSType})
 			}
 		}
 	}
@@ -275,14 +234,14 @@ func waitsFor(dir, wchan string, stack []string) (call string, files, suspects [
 }
 
 // held lists what the links of /proc/PID name: reading a link asks no file system.
-func held(dir string, mounts []mount) (files []step.HeldFile) {
+func held(dir string, mounts []*mountinfo.Info) (files []step.HeldFile) {
 	add := func(what, link string) {
 		path, err := os.Readlink(filepath.Join(dir, link))
 		if err != nil || !strings.HasPrefix(path, "/") {
 			return // a pipe or socket
 		}
 		m := on(path, mounts)
-		files = append(files, step.HeldFile{What: what, Path: path, Mount: m.point, FSType: m.fsType})
+		files = append(files, step.HeldFile{What: what, Path: path, Mount: m.Mountpoint, FSType: m.FSType})
 	}
 	fds, err := os.Open(filepath.Join(dir, "fd"))
 	if err == nil {

@@ -167,9 +167,9 @@ func decideV2(w Wish, f facts) (Answer, error) {
 	if f.mode == cgroups.Unified {
 		a.Kind = proctrack.KindCgroupV2
 	}
-	_, a.Own, err = cgroups.ParseCgroupFromReaderUnified(bytes.NewReader(f.cgroup))
+	_, a.Own, err = f.own()
 	if err != nil {
-		return Answer{}, fmt.Errorf("cannot parse the own cgroup: %w", err)
+		return Answer{}, err
 	}
 	if err := ofOthers(mount); err != nil {
 		return fallBack(a, err.Error()), nil
@@ -325,7 +325,10 @@ func v1Parents(f facts) (hierarchies, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot parse the mounts: %w", err)
 	}
-	own := ownV1(f.cgroup)
+	own, _, err := f.own()
+	if err != nil {
+		return nil, err
+	}
 	found := make(hierarchies)
 	for _, m := range mounts {
 		for _, c := range strings.Split(m.VFSOptions, ",") {
@@ -351,20 +354,13 @@ func (f facts) placeIn(m *mountinfo.Info, own string) hierarchy {
 	return hierarchy{dir: m.Mountpoint}
 }
 
-// ownV1 reads /proc/self/cgroup, "4:memory:/a/b" (cgroups(7)): the own path by
-// controller.
-func ownV1(data []byte) map[string]string {
-	own := make(map[string]string)
-	for line := range strings.Lines(string(data)) {
-		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(fields) != 3 {
-			continue
-		}
-		for _, c := range strings.Split(fields[1], ",") {
-			own[c] = fields[2]
-		}
+// own are the own paths, by controller of v1 and in v2's tree.
+func (f facts) own() (v1 map[string]string, v2 string, err error) {
+	v1, v2, err = cgroups.ParseCgroupFromReaderUnified(bytes.NewReader(f.cgroup))
+	if err != nil {
+		return nil, "", fmt.Errorf("cannot parse the own cgroup: %w", err)
 	}
-	return own
+	return v1, v2, nil
 }
 
 // parents leaves out the freezer, which limits nothing.
