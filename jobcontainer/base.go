@@ -34,10 +34,7 @@ func makeTag(cfg *Config) (*os.File, error) {
 		return nil, err
 	}
 	defer base.Close()
-	if err := mkdirAt(base, cfg.NodeTag, 0o700); err != nil {
-		return nil, baseError(cfg, err)
-	}
-	tag, err := openBeneath(base, cfg.NodeTag, unix.O_RDONLY|unix.O_DIRECTORY)
+	tag, err := makeDir(base, cfg.NodeTag, 0o700)
 	if err != nil {
 		return nil, baseError(cfg, err)
 	}
@@ -71,7 +68,7 @@ func openTag(basePath, nodeTag string) (*os.File, error) {
 		return nil, err
 	}
 	defer base.Close()
-	tag, err := openBeneath(base, nodeTag, unix.O_RDONLY|unix.O_DIRECTORY)
+	tag, err := openDir(base, nodeTag)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -105,8 +102,8 @@ func claimTag(tag *os.File, node string) error {
 		if err != nil {
 			return err
 		}
-		if err := unix.Unlinkat(int(tag.Fd()), tmp, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-			return &fs.PathError{Op: "unlink", Path: path.Join(tag.Name(), tmp), Err: err}
+		if err := removeAt(tag, tmp, 0); err != nil {
+			return err
 		}
 	} else if err != nil {
 		return err
@@ -143,8 +140,8 @@ func dropTag(basePath, nodeTag, node string) error {
 		}
 	}
 	for _, n := range names {
-		if err := unix.Unlinkat(int(tag.Fd()), n, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-			return &fs.PathError{Op: "unlink", Path: path.Join(tag.Name(), n), Err: err}
+		if err := removeAt(tag, n, 0); err != nil {
+			return err
 		}
 	}
 	// openTag has found the way to be root's alone: the path leads there still.
@@ -172,7 +169,7 @@ func jobNames(dir *os.File) ([]uint32, error) {
 
 // readNames lists a directory that may be open with O_PATH only.
 func readNames(dir *os.File) ([]string, error) {
-	d, err := openBeneath(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	d, err := openDir(dir, ".")
 	if err != nil {
 		return nil, err
 	}

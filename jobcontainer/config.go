@@ -224,7 +224,7 @@ func checkBase(cfg *Config) error {
 		return err
 	}
 	defer base.Close()
-	tag, err := openBeneath(base, cfg.NodeTag, unix.O_RDONLY|unix.O_DIRECTORY)
+	tag, err := openDir(base, cfg.NodeTag)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}

@@ -237,8 +237,5 @@ func unpin(dir *os.File, name string) error {
 			break
 		}
 	}
-	if err := unix.Unlinkat(int(dir.Fd()), name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return &fs.PathError{Op: "unlink", Path: full, Err: err}
-	}
-	return nil
+	return removeAt(dir, name, 0)
 }

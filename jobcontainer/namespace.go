@@ -228,10 +228,7 @@ func (p *plan) makePrivate(jobDir *os.File, user step.User) error {
 // It was made by us in a directory of root's, so the name cannot be swapped;
 // the owner is set through the descriptor all the same (CVE-2023-41914).
 func makePrivateDir(jobDir *os.File, name string, user step.User) (*os.File, error) {
-	if err := mkdirAt(jobDir, name, 0o700); err != nil {
-		return nil, err
-	}
-	dir, err := openBeneath(jobDir, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	dir, err := makeDir(jobDir, name, 0o700)
 	if err != nil {
 		return nil, err
 	}

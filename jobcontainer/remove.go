@@ -48,7 +48,7 @@ type remover struct {
 // removeTree removes the directory name in dir and everything below it. That
 // it does not exist is no error.
 func removeTree(ctx context.Context, dir *os.File, name string) error {
-	top, err := openBeneath(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	top, err := openDir(dir, name)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -67,11 +67,7 @@ func removeTree(ctx context.Context, dir *os.File, name string) error {
 	if err := r.report(); err != nil {
 		return err
 	}
-	err = unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return &fs.PathError{Op: "rmdir", Path: path.Join(dir.Name(), name), Err: err}
-	}
-	return nil
+	return removeAt(dir, name, unix.AT_REMOVEDIR)
 }
 
 func (r *remover) close() {
@@ -97,7 +93,7 @@ func (r *remover) empty(d *os.File, depth int) error {
 // bounded; each one also takes depthMax levels off the tree.
 func (r *remover) emptyTrash() error {
 	if r.trash == nil {
-		trash, err := openBeneath(r.top, trashName, unix.O_RDONLY|unix.O_DIRECTORY)
+		trash, err := openDir(r.top, trashName)
 		if errors.Is(err, unix.ENOENT) {
 			return nil
 		}
@@ -115,9 +111,8 @@ func (r *remover) emptyTrash() error {
 			break
 		}
 	}
-	err := unix.Unlinkat(int(r.top.Fd()), trashName, unix.AT_REMOVEDIR)
-	if err != nil && len(r.failed) == 0 {
-		return &fs.PathError{Op: "rmdir", Path: r.trash.Name(), Err: err}
+	if err := removeAt(r.top, trashName, unix.AT_REMOVEDIR); len(r.failed) == 0 {
+		return err
 	}
 	return nil
 }
@@ -185,7 +180,7 @@ func (r *remover) directory(d *os.File, name string, depth int) (removed bool, e
 	if depth >= depthMax {
 		return r.move(d, name)
 	}
-	sub, err := openBeneath(d, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	sub, err := openDir(d, name)
 	if err != nil {
 		if errors.Is(err, unix.ENOENT) {
 			return true, nil
@@ -211,14 +206,10 @@ func (r *remover) directory(d *os.File, name string, depth int) (removed bool, e
 // move takes a deep directory to the trash, so that it is no longer deep.
 func (r *remover) move(d *os.File, name string) (bool, error) {
 	if r.trash == nil {
-		if err := mkdirAt(r.top, trashName, 0o700); err != nil {
+		var err error
+		if r.trash, err = makeDir(r.top, trashName, 0o700); err != nil {
 			return false, err
 		}
-		trash, err := openBeneath(r.top, trashName, unix.O_RDONLY|unix.O_DIRECTORY)
-		if err != nil {
-			return false, err
-		}
-		r.trash = trash
 	}
 	for {
 		r.moved++
@@ -291,7 +282,7 @@ func (t *Tmpfs) clear(ctx context.Context, pins *os.File, job uint32) error {
 
 // epilog runs CloneNSEpilog for what there is of a job.
 func (t *Tmpfs) epilog(ctx context.Context, pins *os.File, job uint32) error {
-	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
+	dir, err := openDir(pins, jobName(job))
 	if err != nil {
 		return nil // clearAll says what hinders, if anything
 	}
@@ -304,7 +295,7 @@ func (t *Tmpfs) epilog(ctx context.Context, pins *os.File, job uint32) error {
 func (t *Tmpfs) clearAll(ctx context.Context, pins *os.File, job uint32) error {
 	var late error
 	bases := []string{t.cfg.BasePath}
-	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
+	dir, err := openDir(pins, jobName(job))
 	switch {
 	case err == nil:
 		defer dir.Close()

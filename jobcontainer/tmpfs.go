@@ -236,10 +236,7 @@ func (t *Tmpfs) settle(ctx context.Context, p *plan, s *spaces, pinDir *os.File)
 // made below it, so that a later noded with another configuration finds it; and whose
 // job it is, for CloneNSEpilog.
 func recordJob(pins *os.File, job uint32, base string, uid uint32) (*os.File, error) {
-	if err := mkdirAt(pins, jobName(job), 0o700); err != nil {
-		return nil, err
-	}
-	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
+	dir, err := makeDir(pins, jobName(job), 0o700)
 	if err != nil {
 		return nil, err
 	}
@@ -262,7 +259,7 @@ func (t *Tmpfs) makeJobDir(tag *os.File, job uint32) (*os.File, error) {
 	if err := t.hook("jobdir"); err != nil {
 		return nil, err
 	}
-	dir, err := openBeneath(tag, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
+	dir, err := openDir(tag, jobName(job))
 	if err != nil {
 		return nil, baseError(&t.cfg, err)
 	}
@@ -354,7 +351,7 @@ func (t *Tmpfs) adopt(pins *os.File, job uint32) error {
 }
 
 func openJobPins(pins *os.File, job uint32) (*os.File, *spaces, error) {
-	dir, err := openBeneath(pins, jobName(job), unix.O_RDONLY|unix.O_DIRECTORY)
+	dir, err := openDir(pins, jobName(job))
 	if err == nil {
 		defer dir.Close()
 		var ns *os.File

@@ -168,6 +168,32 @@ func mkdirAt(dir *os.File, name string, mode uint32) error {
 	return nil
 }
 
+// makeDir makes a directory, or finds it, and opens it.
+func makeDir(dir *os.File, name string, mode uint32) (*os.File, error) {
+	if err := mkdirAt(dir, name, mode); err != nil {
+		return nil, err
+	}
+	return openDir(dir, name)
+}
+
+// removeAt removes a file, or with unix.AT_REMOVEDIR a directory. One that does not exist
+// is no error.
+func removeAt(dir *os.File, name string, flags int) error {
+	if err := unix.Unlinkat(int(dir.Fd()), name, flags); err != nil && !errors.Is(err, unix.ENOENT) {
+		op := "unlink"
+		if flags&unix.AT_REMOVEDIR != 0 {
+			op = "rmdir"
+		}
+		return &fs.PathError{Op: op, Path: path.Join(dir.Name(), name), Err: err}
+	}
+	return nil
+}
+
+// openDir is openBeneath for a directory that is to be listed.
+func openDir(dir *os.File, name string) (*os.File, error) {
+	return openBeneath(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
+}
+
 // openBeneath opens the directory name in dir for reading. It follows no link
 // and crosses no mount, whatever a user has put there.
 func openBeneath(dir *os.File, name string, flags uint64) (*os.File, error) {

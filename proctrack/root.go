@@ -63,21 +63,26 @@ func NewRoot(cfg RootConfig) (*Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Root{jobTasks: jobTasks, from: filepath.Clean(cfg.EnableFrom), v1: make(map[string]string)}
+	r := &Root{jobTasks: jobTasks, from: filepath.Clean(cfg.EnableFrom)}
 	if cfg.Freezer {
 		r.jobTasks = jobTasksV1
 	}
-	place := func(parent string) (string, error) {
+	return r.at(cfg.Parent, cfg.V1, func(parent string) (string, error) {
 		if !filepath.IsAbs(parent) {
 			return "", fmt.Errorf("cannot place the cgroup root: %q is not absolute", parent)
 		}
 		return filepath.Join(parent, name), nil
-	}
-	if r.dir, err = place(cfg.Parent); err != nil {
+	})
+}
+
+// at sets the root's directories: what root makes of dir, and of v1 by controller.
+func (r *Root) at(dir string, v1 map[string]string, root func(string) (string, error)) (_ *Root, err error) {
+	if r.dir, err = root(dir); err != nil {
 		return nil, err
 	}
-	for controller, parent := range cfg.V1 {
-		if r.v1[controller], err = place(parent); err != nil {
+	r.v1 = make(map[string]string)
+	for controller, dir := range v1 {
+		if r.v1[controller], err = root(dir); err != nil {
 			return nil, err
 		}
 	}
@@ -89,29 +94,18 @@ func NewRoot(cfg RootConfig) (*Root, error) {
 // noded that was started again elsewhere has a root of its own, and finds by
 // this the steps that the former one started. A former version gave no Tasks.
 func RootOf(id step.ID, place StepCgroups) (*Root, error) {
+	r := &Root{jobTasks: jobTasks}
+	if filepath.Base(filepath.Dir(place.Tasks)) == jobTasksV1 {
+		r.jobTasks = jobTasksV1
+	}
 	suffix := filepath.Join("/", jobName(id.Job), stepName(id.Step))
-	above := func(dir string) (string, error) {
+	return r.at(place.Dir, place.V1, func(dir string) (string, error) {
 		root, ok := strings.CutSuffix(filepath.Clean(dir), suffix)
 		if !ok || !filepath.IsAbs(root) || !strings.HasPrefix(filepath.Base(root), "stepd-") {
 			return "", fmt.Errorf("cannot find the cgroup root of step %s: %q is not one of its cgroups", id, dir)
 		}
 		return root, nil
-	}
-	r := &Root{jobTasks: jobTasks, v1: make(map[string]string)}
-	if filepath.Base(filepath.Dir(place.Tasks)) == jobTasksV1 {
-		r.jobTasks = jobTasksV1
-	}
-	var err error
-	if r.dir, err = above(place.Dir); err != nil {
-		return nil, err
-	}
-	for controller, dir := range place.V1 {
-		if r.v1[controller], err = above(dir); err != nil {
-			return nil, err
-		}
-	}
-	r.hierarchies = slices.Compact(slices.Sorted(maps.Values(r.v1)))
-	return r, nil
+	})
 }
 
 // Holds reports whether the step's cgroups, as MakeStep gave them, are this root's.
