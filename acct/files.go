@@ -42,21 +42,13 @@ func (r *reader) file(path string) ([]byte, error) { return r.at(unix.AT_FDCWD, 
 // at reads a file whole: one that is longer than fileMax is an error, since the
 // half of a sum is no sum.
 func (r *reader) at(dir int, path string) ([]byte, error) {
-	var fd int
-	err := linux.IgnoringEINTR(func() (err error) {
-		fd, err = unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		return err
-	})
+	fd, err := linux.Uninterrupted(func() (int, error) { return unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
 	for have := 0; ; {
-		var n int
-		err := linux.IgnoringEINTR(func() (err error) {
-			n, err = unix.Read(fd, r.buf[have:])
-			return err
-		})
+		n, err := linux.Uninterrupted(func() (int, error) { return unix.Read(fd, r.buf[have:]) })
 		if err != nil {
 			return nil, &os.PathError{Op: "read", Path: path, Err: err}
 		}

@@ -188,40 +188,41 @@ func (g *group) take(pid int) error {
 // PIDs lists the processes of the tasks, those in cgroups that a task made
 // included. Until EvictHost, the host is among them. After Destroy there are none.
 func (c *Cgroup) PIDs() ([]int, error) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if c.tasks == nil {
-		return nil, nil
-	}
-	return c.tasks.pids()
+	var pids []int
+	err := c.onTasks(func(tasks *group) (err error) { pids, err = tasks.pids(); return err })
+	return pids, err
 }
 
 // Signal sends sig to every process of the tasks. SIGKILL reaches also those
 // that are being forked.
 func (c *Cgroup) Signal(sig syscall.Signal) error {
+	return c.onTasks(func(tasks *group) error {
+		if sig == unix.SIGKILL {
+			c.killed.Store(true)
+			return tasks.strike()
+		}
+		return tasks.signal(sig)
+	})
+}
+
+// onTasks does something with the tasks' group, unless there is none any more.
+func (c *Cgroup) onTasks(do func(tasks *group) error) error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	if c.tasks == nil {
 		return nil
 	}
-	if sig == unix.SIGKILL {
-		c.killed.Store(true)
-		return c.tasks.strike()
-	}
-	return c.tasks.signal(sig)
+	return do(c.tasks)
 }
 
 // Kill kills every process of the tasks, frozen and stopped ones too, and
 // waits for the kernel to say that the leaf is empty. Before EvictHost this
 // kills the host as well. The error is a *SurvivorsError when ctx ends first.
 func (c *Cgroup) Kill(ctx context.Context) error {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if c.tasks == nil {
-		return nil
-	}
-	c.killed.Store(true)
-	return c.tasks.kill(ctx)
+	return c.onTasks(func(tasks *group) error {
+		c.killed.Store(true)
+		return tasks.kill(ctx)
+	})
 }
 
 // Freeze stops the tasks by the freezer, which they cannot see or undo.
@@ -239,15 +240,12 @@ func (c *Cgroup) Freeze(ctx context.Context) error {
 
 // Thaw undoes Freeze.
 func (c *Cgroup) Thaw() error {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if c.tasks == nil {
-		return nil
-	}
-	if c.tasks.v1 {
-		return c.tasks.write(v1State, v1Thawed)
-	}
-	return c.tasks.write("cgroup.freeze", "0")
+	return c.onTasks(func(tasks *group) error {
+		if tasks.v1 {
+			return tasks.write(v1State, v1Thawed)
+		}
+		return tasks.write("cgroup.freeze", "0")
+	})
 }
 
 // Destroy kills tasks, host and helpers, and removes their groups; the step's
@@ -270,15 +268,12 @@ func (c *Cgroup) Destroy(ctx context.Context) error {
 }
 
 func (c *Cgroup) destroyLeaves(ctx context.Context) error {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if c.tasks == nil {
-		return nil
-	}
-	return errors.Join(
-		destroyIn(ctx, filepath.Dir(c.cfg.Tasks), filepath.Base(c.cfg.Tasks)),
-		destroyIn(ctx, c.cfg.Dir, leafHost),
-	)
+	return c.onTasks(func(*group) error {
+		return errors.Join(
+			destroyIn(ctx, filepath.Dir(c.cfg.Tasks), filepath.Base(c.cfg.Tasks)),
+			destroyIn(ctx, c.cfg.Dir, leafHost),
+		)
+	})
 }
 
 // Escaped finds living processes of the step that are in none of its cgroups:

@@ -172,11 +172,7 @@ func gone(err error) bool {
 }
 
 func openat(dir int, name string, flags int) (fd int, err error) {
-	err = linux.IgnoringEINTR(func() (err error) {
-		fd, err = unix.Openat(dir, name, flags, 0)
-		return err
-	})
-	return fd, err
+	return linux.Uninterrupted(func() (int, error) { return unix.Openat(dir, name, flags, 0) })
 }
 
 // parsePIDs reads cgroup.procs and /proc/PID/task/TID/children: numbers

@@ -78,11 +78,7 @@ func (g *group) await(ctx context.Context, check func(events) (bool, error)) err
 // readEvents reads from the start: this is what arms the next POLLPRI.
 func readEvents(fd int) (events, error) {
 	var buf [512]byte
-	var n int
-	err := linux.IgnoringEINTR(func() (err error) {
-		n, err = unix.Pread(fd, buf[:], 0)
-		return err
-	})
+	n, err := linux.Uninterrupted(func() (int, error) { return unix.Pread(fd, buf[:], 0) })
 	if err != nil {
 		return events{}, err
 	}

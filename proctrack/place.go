@@ -290,11 +290,7 @@ func probeBirth(g *group) (why string, err error) {
 		return fmt.Sprintf("cannot clone into cgroup %q: %v", g.path, err), nil
 	}
 	var status syscall.WaitStatus
-	err = linux.IgnoringEINTR(func() error {
-		_, err := syscall.Wait4(pid, &status, 0, nil)
-		return err
-	})
-	if err != nil {
+	if _, err := linux.Uninterrupted(func() (int, error) { return syscall.Wait4(pid, &status, 0, nil) }); err != nil {
 		return "", fmt.Errorf("cannot wait for process %d: %w", pid, err)
 	}
 	return fmt.Sprintf("a child cloned into cgroup %q is killed at birth (%v): the caller's own cgroup was killed by cgroup.kill before", g.path, status.Signal()), nil

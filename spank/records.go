@@ -51,11 +51,7 @@ func (h *Host) readRecord(fd uintptr) (got, ended bool) {
 	if h.logBuf == nil {
 		h.logBuf = make([]byte, hostPacketMax)
 	}
-	n := 0
-	err := linux.IgnoringEINTR(func() (err error) {
-		n, err = unix.Read(int(fd), h.logBuf)
-		return err
-	})
+	n, err := linux.Uninterrupted(func() (int, error) { return unix.Read(int(fd), h.logBuf) })
 	switch {
 	case errors.Is(err, unix.EAGAIN):
 		return false, false

@@ -108,11 +108,7 @@ func (s *Session) start() error {
 
 func (s *Session) reap(pid int) {
 	var ws unix.WaitStatus
-	err := linux.IgnoringEINTR(func() error {
-		_, err := unix.Wait4(pid, &ws, 0, nil)
-		return err
-	})
-	if err == nil {
+	if _, err := linux.Uninterrupted(func() (int, error) { return unix.Wait4(pid, &ws, 0, nil) }); err == nil {
 		s.status = step.ExitStatus(ws)
 	}
 }

@@ -139,9 +139,8 @@ func openAs(u *step.User, path string, flags int) (*os.File, error) {
 // side: without one it is refused.
 func openFile(path string, flags int) (*os.File, error) {
 	var fd int
-	err := linux.IgnoringEINTR(func() (err error) {
-		fd, err = unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0o666)
-		return err
+	fd, err := linux.Uninterrupted(func() (int, error) {
+		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0o666)
 	})
 	if err == nil {
 		err = unix.SetNonblock(fd, false)

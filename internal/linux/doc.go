@@ -23,3 +23,12 @@ func IgnoringEINTR(f func() error) error {
 		}
 	}
 }
+
+// Uninterrupted is IgnoringEINTR for a call with a result.
+func Uninterrupted[T any](f func() (T, error)) (result T, err error) {
+	err = IgnoringEINTR(func() (err error) {
+		result, err = f()
+		return err
+	})
+	return result, err
+}

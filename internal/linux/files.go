@@ -18,11 +18,7 @@ import (
 // leads out. Linux 5.6.
 func OpenBeneath(dir, name string, flags int, mode uint32) (*os.File, error) {
 	path := filepath.Join(dir, name)
-	var d int
-	err := IgnoringEINTR(func() (err error) {
-		d, err = unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		return err
-	})
+	d, err := Uninterrupted(func() (int, error) { return unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: dir, Err: err}
 	}
@@ -50,23 +46,14 @@ func openAt(d int, name, path string, flags int, mode uint32) (*os.File, error) 
 	if flags&unix.O_CREAT != 0 {
 		how.Mode = uint64(mode)
 	}
-	var fd int
-	err := unix.EAGAIN
-	for try := 0; err == unix.EAGAIN && try < beneathTries; try++ {
-		ferr := IgnoringEINTR(func() (err error) {
-			fd, err = unix.Openat2(d, name, &how)
-			return err
-		})
-		if ferr == nil {
-			return os.NewFile(uintptr(fd), path), nil
-		}
-		errno, ok := ferr.(unix.Errno)
-		if !ok {
-			return nil, fmt.Errorf("cannot open %q: %w", path, ferr)
-		}
-		err = errno
+	fd, err := -1, error(unix.EAGAIN)
+	for try := 0; errors.Is(err, unix.EAGAIN) && try < beneathTries; try++ {
+		fd, err = Uninterrupted(func() (int, error) { return unix.Openat2(d, name, &how) })
 	}
-	return nil, &os.PathError{Op: "openat2", Path: path, Err: err}
+	if err != nil {
+		return nil, &os.PathError{Op: "openat2", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }
 
 // OnFD calls f with the file's descriptor, which stays open meanwhile. os.File.Fd
@@ -89,11 +76,7 @@ func OnFD(file *os.File, f func(fd int) error) error {
 // there: it is one of the kernel's. Errors name it as path, and the value, and wrap
 // the errno.
 func WriteFile(dir int, name, path, value string) error {
-	var fd int
-	err := IgnoringEINTR(func() (err error) {
-		fd, err = unix.Openat(dir, name, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		return err
-	})
+	fd, err := Uninterrupted(func() (int, error) { return unix.Openat(dir, name, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return fmt.Errorf("cannot open %q: %w", path, err)
 	}

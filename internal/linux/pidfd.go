@@ -39,11 +39,7 @@ func PidfdSignal(pidfd int, sig syscall.Signal) error {
 // has, except one whose leader ended before its other threads.
 func PidfdExited(pidfd int) (bool, error) {
 	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-	var n int
-	err := IgnoringEINTR(func() (err error) {
-		n, err = unix.Poll(fds, 0)
-		return err
-	})
+	n, err := Uninterrupted(func() (int, error) { return unix.Poll(fds, 0) })
 	if err != nil {
 		return false, fmt.Errorf("cannot poll a pidfd: %w", err)
 	}

@@ -93,11 +93,7 @@ func drain(epfd int, check func([]int) (bool, error)) (bool, error) {
 	var events [64]unix.EpollEvent
 	var ready [len(events)]int
 	for {
-		var n int
-		err := IgnoringEINTR(func() (err error) {
-			n, err = unix.EpollWait(epfd, events[:], 0)
-			return err
-		})
+		n, err := Uninterrupted(func() (int, error) { return unix.EpollWait(epfd, events[:], 0) })
 		if err != nil {
 			return false, fmt.Errorf("cannot read events: %w", err)
 		}

@@ -203,10 +203,9 @@ func (r *Reaper) reap() (exit Exit, err error) {
 		}
 		which, exit.Last = pid, r.last(pid)
 	}
-	err = IgnoringEINTR(func() (err error) {
+	exit.PID, err = Uninterrupted(func() (int, error) {
 		// __WALL: also children whose clone(2) asked for no SIGCHLD.
-		exit.PID, err = syscall.Wait4(which, &exit.Status, syscall.WNOHANG|unix.WALL, &exit.Usage)
-		return err
+		return syscall.Wait4(which, &exit.Status, syscall.WNOHANG|unix.WALL, &exit.Usage)
 	})
 	return exit, err
 }
