@@ -132,10 +132,8 @@ func (s *state) stuck(first *rank) *abort {
 	for i, r := range missing {
 		numbers[i] = r.n
 	}
-	s.aborted = true
-	return &abort{rank: first.n, code: first.code(), text: fmt.Sprintf(
-		"MPI %s cannot complete: %d of %d ranks%s wait in it, and %s will never enter it; rank %d %s",
-		s.fence.kind, s.fence.entered, len(s.ranks), s.where.here(), ranksText(numbers), first.n, first.end())}
+	return s.end(first.n, first.code(), "MPI %s cannot complete: %d of %d ranks%s wait in it, and %s will never enter it; rank %d %s",
+		s.fence.kind, s.fence.entered, len(s.ranks), s.where.here(), ranksText(numbers), first.n, first.end())
 }
 
 // leave records that the rank can enter no fence any more. The caller holds mu.
@@ -199,15 +197,11 @@ func (s *state) askedToAbort(r *rank, code int, text string) outcome {
 	defer s.mu.Unlock()
 	r.phase = phaseAborted
 	s.leave(r)
-	if s.aborted {
-		return outcome{}
-	}
-	s.aborted = true
 	said := "MPI rank " + itoa(r.n) + " called abort"
 	if text != "" {
 		said += ": " + quoteUpTo(text, s.conf.ValueBytes)
 	}
-	return outcome{abort: &abort{rank: r.n, code: code, text: said}}
+	return outcome{abort: s.end(r.n, code, "%s", said)}
 }
 
 // ended records how a task ended, when all that it had sent was served. A rank
@@ -224,9 +218,7 @@ func (s *state) ended(r *rank, status step.ExitStatus) outcome {
 		return outcome{}
 	}
 	if r.phase == phaseHello || r.phase == phaseReady {
-		s.aborted = true
-		return outcome{abort: &abort{rank: r.n, code: r.code(), text: fmt.Sprintf(
-			"MPI rank %d %s: it had not finalized", r.n, r.end())}}
+		return outcome{abort: s.end(r.n, r.code(), "MPI rank %d %s: it had not finalized", r.n, r.end())}
 	}
 	return outcome{abort: s.stuck(r), share: s.packLeft()}
 }
@@ -407,26 +399,29 @@ func has(ranks []int) string {
 func (s *state) late(seq int, limit time.Duration) outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fence.seq != seq || s.fence.entered == 0 || s.fence.away || s.aborted {
+	if s.fence.seq != seq || s.fence.entered == 0 || s.fence.away {
 		return outcome{}
 	}
-	s.aborted = true
 	i := slices.IndexFunc(s.ranks, func(r *rank) bool { return r.entry == nil })
-	return outcome{abort: &abort{rank: s.ranks[i].n, code: 1, text: fmt.Sprintf(
-		"MPI %s cannot complete: after %v (PMI2FenceTimeout) %d of %d ranks%s wait in it, and %s",
-		s.fence.kind, limit, s.fence.entered, len(s.ranks), s.where.here(), s.absentLocked())}}
+	return outcome{abort: s.end(s.ranks[i].n, 1, "MPI %s cannot complete: after %v (PMI2FenceTimeout) %d of %d ranks%s wait in it, and %s",
+		s.fence.kind, limit, s.fence.entered, len(s.ranks), s.where.here(), s.absentLocked())}
 }
 
 // failed ends the step because the other nodes do not come to a fence.
 func (s *state) failed(why string) outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return outcome{abort: s.end(s.ranks[0].n, 1, "MPI %s cannot complete: all %d ranks%s wait in it: %s",
+		s.fence.kind, len(s.ranks), s.where.here(), why)}
+}
+
+// end ends the step, once; nil where it was ended before. The caller holds mu.
+func (s *state) end(rank, code int, format string, args ...any) *abort {
 	if s.aborted {
-		return outcome{}
+		return nil
 	}
 	s.aborted = true
-	return outcome{abort: &abort{rank: s.ranks[0].n, code: 1, text: fmt.Sprintf(
-		"MPI %s cannot complete: all %d ranks%s wait in it: %s", s.fence.kind, len(s.ranks), s.where.here(), why)}}
+	return &abort{rank, code, fmt.Sprintf(format, args...)}
 }
 
 // merge ends a fence of all nodes: their shares become visible.
@@ -501,24 +496,22 @@ func (s *state) disagreed(shares []*share) *abort {
 		}
 	}
 	left := slices.IndexFunc(shares, func(sh *share) bool { return sh.kind == kindLeft })
-	if waits < 0 || (left < 0 && other < 0) || s.aborted {
+	if waits < 0 || (left < 0 && other < 0) {
 		return nil
 	}
-	s.aborted = true
 	kind := shares[waits].kind
 	if other >= 0 {
 		a, b := shares[waits].ranks[0].n, shares[other].ranks[0].n
-		return &abort{rank: b, code: 1, text: fmt.Sprintf("MPI %s cannot complete: rank %d%s waits in it, and rank %d%s in a %s",
-			kind, a, s.where.at(a), b, s.where.at(b), shares[other].kind)}
+		return s.end(b, 1, "MPI %s cannot complete: rank %d%s waits in it, and rank %d%s in a %s",
+			kind, a, s.where.at(a), b, s.where.at(b), shares[other].kind)
 	}
 	n := 0
 	for _, sh := range shares {
 		n += len(sh.ranks)
 	}
 	l := shares[left].left
-	return &abort{rank: l.first, code: l.code, text: fmt.Sprintf(
-		"MPI %s cannot complete: %d of %d ranks wait in it, and %s%s will never enter it; rank %d %s",
-		kind, n, s.size, ranksText(l.ranks), s.where.at(l.first), l.first, l.how)}
+	return s.end(l.first, l.code, "MPI %s cannot complete: %d of %d ranks wait in it, and %s%s will never enter it; rank %d %s",
+		kind, n, s.size, ranksText(l.ranks), s.where.at(l.first), l.first, l.how)
 }
 
 // commitAll makes visible what all ranks have put; the caller holds mu. What other
@@ -538,12 +531,10 @@ func (s *state) commitAll(all []rankShare) *abort {
 			s.replace(s.kvs, p.key, value{text: p.value, charged: true})
 		}
 	}
-	if s.bytes <= s.conf.TotalBytes || s.aborted {
+	if s.bytes <= s.conf.TotalBytes {
 		return nil
 	}
-	s.aborted = true
-	return &abort{rank: s.ranks[0].n, code: 1, text: fmt.Sprintf(
-		"MPI fence cannot complete: the ranks of all nodes store %d bytes together: more than %d (PMI2TotalBytes)", s.bytes, s.conf.TotalBytes)}
+	return s.end(s.ranks[0].n, 1, "MPI fence cannot complete: the ranks of all nodes store %d bytes together: more than %d (PMI2TotalBytes)", s.bytes, s.conf.TotalBytes)
 }
 
 // rank finds this node's rank of that number, nil if it is another's.

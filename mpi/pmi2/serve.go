@@ -89,6 +89,27 @@ func (p *Plugin) greet(r *rank, in *reader) error {
 	return fmt.Errorf("cannot speak PMI version %s: want 1 or 2", quote(text))
 }
 
+// answerAll reads a rank's messages and carries them out, until its end; a message that
+// cannot be read and names its command is refused. The error says why the rank was cut
+// off; io.EOF is a clean end.
+func (p *Plugin) answerAll(r *rank, read func() (message, error), command func(*rank, message) error, refused func(message, *refusal) []byte) error {
+	for {
+		r.conn.waitIdle()
+		m, err := read()
+		switch {
+		case err != nil && m.cmd == "":
+			return err
+		case err != nil:
+			p.log(r, err.Error())
+			p.send(r, refused(m, refuse(codeArgument, "%v", err)))
+		default:
+			if err := command(r, m); err != nil {
+				return err
+			}
+		}
+	}
+}
+
 // settle sends what an outcome holds, and ends the step if it says so. The
 // state's lock is free: Abort may be slow.
 func (p *Plugin) settle(out outcome) {
@@ -154,7 +175,7 @@ func (p *Plugin) later(r *rank, do func(ctx context.Context) []byte) *refusal {
 	if p.job.Job == nil {
 		return refuse(codeOther, "there is no noded to ask")
 	}
-	if why := p.state.beginAsk(r); why != nil {
+	if why := p.state.countAsk(r, 1); why != nil {
 		return why
 	}
 	p.running.Go(func() {
@@ -170,27 +191,21 @@ func (p *Plugin) later(r *rank, do func(ctx context.Context) []byte) *refusal {
 			}
 		})
 		answer := do(ctx)
-		p.state.endAsk(r)
+		p.state.countAsk(r, -1)
 		p.send(r, answer)
 	})
 	return nil
 }
 
-// beginAsk counts a request that is answered later; endAsk ends it.
-func (s *state) beginAsk(r *rank) *refusal {
+// countAsk counts a request that is answered later, by 1, and its end, by -1.
+func (s *state) countAsk(r *rank, by int) *refusal {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r.asks >= s.conf.WaitsPerRank {
+	if by > 0 && r.asks >= s.conf.WaitsPerRank {
 		return refuse(codeNoMemory, "rank %d waits for %d answers of noded: the limit (PMI2WaitsPerRank)", r.n, r.asks)
 	}
-	r.asks++
+	r.asks += by
 	return nil
-}
-
-func (s *state) endAsk(r *rank) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r.asks--
 }
 
 // publish binds a service name to a port for all steps of the job.

@@ -5,31 +5,20 @@ import (
 	"fmt"
 )
 
-// serve1 answers a PMI-1 rank, line by line, until its end. The error says why
-// the rank was cut off; io.EOF is a clean end.
+// serve1 answers a PMI-1 rank, line by line, until its end.
 func (p *Plugin) serve1(r *rank, in *reader) error {
-	for {
-		r.conn.waitIdle()
+	read := func() (message, error) {
 		text, err := in.line()
 		if err != nil {
-			return err
+			return message{}, err
 		}
 		m, err := parseLine(text, p.conf.Attributes)
 		if err == nil && m.multi {
-			m, err = p.readBlock(m, in)
+			return p.readBlock(m, in)
 		}
-		switch {
-		case err != nil && m.cmd == "":
-			return err
-		case err != nil:
-			p.log(r, err.Error())
-			p.send(r, error1(answer1(m.cmd), refuse(codeArgument, "%v", err)))
-		default:
-			if err := p.command1(r, m); err != nil {
-				return err
-			}
-		}
+		return m, err
 	}
+	return p.answerAll(r, read, p.command1, func(m message, why *refusal) []byte { return error1(answer1(m.cmd), why) })
 }
 
 // readBlock reads the lines of a multi-line command, up to endcmd.
@@ -84,7 +73,7 @@ func (p *Plugin) command1(r *rank, m message) error {
 		p.abort1(r, m)
 	case "finalize":
 		out := p.state.advance(r, phaseFinalized)
-		p.send(r, line1("finalize_ack", pair{"rc", "0"}))
+		p.send(r, ok1(m.cmd))
 		p.settle(out)
 	default:
 		p.send(r, p.info1(r, m))
@@ -99,16 +88,16 @@ func (p *Plugin) info1(r *rank, m message) []byte {
 		p.settle(p.state.advance(r, phaseReady))
 		return line1("response_to_init", pair{"pmi_version", "1"}, pair{"pmi_subversion", "1"}, pair{"rc", "0"})
 	case "get_maxes":
-		return line1("maxes", pair{"rc", "0"},
+		return ok1(m.cmd,
 			pair{"kvsname_max", "256"}, // hydra's value
 			pair{"keylen_max", itoa(p.conf.KeyBytes1)},
 			pair{"vallen_max", itoa(p.conf.ValueBytes)})
 	case "get_appnum":
-		return line1("appnum", pair{"rc", "0"}, pair{"appnum", itoa(r.app)})
+		return ok1(m.cmd, pair{"appnum", itoa(r.app)})
 	case "get_my_kvsname":
-		return line1("my_kvsname", pair{"rc", "0"}, pair{"kvsname", p.state.jobID})
+		return ok1(m.cmd, pair{"kvsname", p.state.jobID})
 	case "get_universe_size":
-		return line1("universe_size", pair{"rc", "0"}, pair{"size", itoa(p.state.universe)})
+		return ok1(m.cmd, pair{"size", itoa(p.state.universe)})
 	}
 	p.log(r, "unknown PMI-1 command "+quote(m.cmd))
 	return error1(answer1(m.cmd), refuse(codeOther, "unknown command"))
@@ -127,7 +116,7 @@ func (p *Plugin) store1(r *rank, m message) {
 			p.send(r, error1(answer1(m.cmd), why))
 			return
 		}
-		p.send(r, line1(answer1(m.cmd), pair{"rc", "0"}))
+		p.send(r, ok1(m.cmd))
 		return
 	}
 	text, ok := p.state.lookup(r, key)
@@ -135,7 +124,7 @@ func (p *Plugin) store1(r *rank, m message) {
 		p.send(r, error1(answer1(m.cmd), refuse(codeKey, "key not found"), pair{"value", "unknown"}))
 		return
 	}
-	p.send(r, line1(answer1(m.cmd), pair{"rc", "0"}, pair{"value", text}))
+	p.send(r, ok1(m.cmd, pair{"value", text}))
 }
 
 // names1 carries out name publishing, by noded. The names of the answers'
@@ -147,7 +136,7 @@ func (p *Plugin) names1(r *rank, m message) {
 	refused := func(why *refusal) []byte { return error1(answer1(cmd), why, pair{"info", "fail"}) }
 	why := p.later(r, func(ctx context.Context) []byte {
 		var why *refusal
-		good := []pair{{"rc", "0"}, {"info", "ok"}}
+		good := []pair{{"info", "ok"}}
 		switch cmd {
 		case "publish_name":
 			why = p.publish(ctx, 1, service, port)
@@ -161,7 +150,7 @@ func (p *Plugin) names1(r *rank, m message) {
 		if why != nil {
 			return refused(why)
 		}
-		return line1(answer1(cmd), good...)
+		return ok1(cmd, good...)
 	})
 	if why != nil {
 		p.send(r, refused(why))
@@ -196,9 +185,9 @@ func (p *Plugin) spawn1(r *rank, m message) {
 				case why != nil:
 					return error1("spawn_result", why, codes)
 				case codes.value == "":
-					return line1("spawn_result", pair{"rc", "0"}, pair{"jobid", id})
+					return ok1("spawn", pair{"jobid", id})
 				}
-				return line1("spawn_result", pair{"rc", "0"}, pair{"jobid", id}, codes)
+				return ok1("spawn", pair{"jobid", id}, codes)
 			})
 		}
 	}

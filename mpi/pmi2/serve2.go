@@ -15,28 +15,17 @@ const unknownSlack = -1
 // later and holds up no other.
 func (p *Plugin) serve2(r *rank, in *reader) error {
 	slack := unknownSlack
-	for {
-		r.conn.waitIdle()
+	read := func() (message, error) {
 		text, err := in.frame()
 		if err != nil {
-			return err
+			return message{}, err
 		}
 		if slack == unknownSlack {
 			slack = slackOf(text)
 		}
-		m, err := parseFrame(trimSlack(text, slack), p.conf.Attributes)
-		switch {
-		case err != nil && m.cmd == "":
-			return err
-		case err != nil:
-			p.log(r, err.Error())
-			p.send(r, error2(m, refuse(codeArgument, "%v", err)))
-		default:
-			if err := p.command2(r, m); err != nil {
-				return err
-			}
-		}
+		return parseFrame(trimSlack(text, slack), p.conf.Attributes)
 	}
+	return p.answerAll(r, read, p.command2, func(m message, why *refusal) []byte { return error2(m, why) })
 }
 
 // command2 carries out one PMI-2 command. An error cuts the rank off.

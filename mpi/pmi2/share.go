@@ -203,18 +203,20 @@ func (l *layout) several() bool { return len(l.names) > 1 && (l.meet == nil || l
 
 // at is where a rank is, in words: ` on node "n2"`; nothing in a step of one node.
 func (l *layout) at(rank int) string {
-	if len(l.names) == 1 || rank < 0 || rank >= len(l.of) {
+	if rank < 0 || rank >= len(l.of) {
 		return ""
 	}
-	return fmt.Sprintf(" on node %q", l.names[l.of[rank]])
+	return l.on(l.of[rank])
 }
 
 // here is the same of this node's ranks.
-func (l *layout) here() string {
+func (l *layout) here() string { return l.on(l.node) }
+
+func (l *layout) on(node int) string {
 	if len(l.names) == 1 {
 		return ""
 	}
-	return fmt.Sprintf(" on node %q", l.names[l.node])
+	return fmt.Sprintf(" on node %q", l.names[node])
 }
 
 // mapping describes which ranks share a node, as PMI_process_mapping does: blocks of

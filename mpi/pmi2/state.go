@@ -318,7 +318,7 @@ func (s *state) putAttr(r *rank, key, text string) (outcome, *refusal) {
 	for _, w := range s.waits[key] {
 		w.r.waits--
 		s.note(w.r)
-		out.deliveries = append(out.deliveries, delivery{w.r, foundAttr(w.m, text)})
+		out.deliveries = append(out.deliveries, delivery{w.r, found2(w.m, text, true)})
 	}
 	delete(s.waits, key)
 	return out, nil
@@ -335,9 +335,9 @@ func (s *state) getAttr(r *rank, m message, key string, wait bool) (answer []byt
 	text, ok := s.attr(key)
 	switch {
 	case ok:
-		return foundAttr(m, text), nil
+		return found2(m, text, true), nil
 	case !wait:
-		return respond2(m, pair{"found", bool2(false)}), nil
+		return found2(m, "", false), nil
 	case r.waits >= s.conf.WaitsPerRank:
 		return nil, refuse(codeNoMemory, "rank %d waits for %d attributes: the limit (PMI2WaitsPerRank)", r.n, r.waits)
 	}
@@ -347,10 +347,6 @@ func (s *state) getAttr(r *rank, m message, key string, wait bool) (answer []byt
 	s.note(r)
 	s.waits[key] = append(s.waits[key], waiter{r, m.stub()})
 	return nil, nil
-}
-
-func foundAttr(m message, text string) []byte {
-	return respond2(m, pair{"found", bool2(true)}, pair{"value", text})
 }
 
 // attr finds an attribute; the caller holds mu.
@@ -404,13 +400,7 @@ func (s *state) note(r *rank) {
 	if s.tell == nil {
 		return
 	}
-	p := step.MPIProgress{Fences: r.fences}
-	switch r.speaks {
-	case 1:
-		p.Protocol = "PMI-1"
-	case 2:
-		p.Protocol = "PMI-2"
-	}
+	p := step.MPIProgress{Fences: r.fences, Protocol: [...]string{"", "PMI-1", "PMI-2"}[r.speaks]}
 	switch r.phase {
 	case phaseNew:
 		p.Phase = step.PhaseStarted

@@ -80,6 +80,28 @@ func quoteUpTo(s string, most int) string {
 	return strconv.QuoteToASCII(s)
 }
 
+// form is how a protocol's messages are called in errors.
+type form struct{ word, want, whole string }
+
+// add takes the next word of a message, which begins with its command. multi says that
+// mcmd= may name it.
+func (m *message) add(word, whole string, f form, multi bool, maxAttrs int) error {
+	key, value, ok := strings.Cut(word, "=")
+	switch {
+	case !ok || key == "":
+		return fmt.Errorf("cannot parse %s %s: want %s", f.word, quote(word), f.want)
+	case m.cmd == "" && (key == "cmd" || multi && key == "mcmd") && value != "":
+		m.cmd, m.multi = value, key == "mcmd"
+	case m.cmd == "":
+		return fmt.Errorf("cannot parse %s %s: does not begin with cmd=", f.whole, quote(whole))
+	case len(m.pairs) == maxAttrs:
+		return fmt.Errorf("cannot parse %s %s: more than %d attributes (PMI2Attributes)", f.whole, quote(whole), maxAttrs)
+	default:
+		m.pairs = append(m.pairs, pair{key, value})
+	}
+	return nil
+}
+
 // parseLine reads a PMI-1 line without its newline: words of the form
 // key=value, parted by spaces, the first one cmd= or mcmd=. The value begins
 // behind the first '=' and may hold every byte but space and newline. When the
@@ -87,25 +109,12 @@ func quoteUpTo(s string, most int) string {
 // beside the error, so that the rank can be answered.
 func parseLine(line string, maxAttrs int) (message, error) {
 	var m message
-	for rest := line; ; {
-		rest = strings.TrimLeft(rest, " ")
-		if rest == "" {
-			break
+	for word := range strings.SplitSeq(line, " ") {
+		if word == "" {
+			continue
 		}
-		var word string
-		word, rest, _ = strings.Cut(rest, " ")
-		key, value, ok := strings.Cut(word, "=")
-		switch {
-		case !ok || key == "":
-			return m, fmt.Errorf("cannot parse PMI-1 word %s: want key=value", quote(word))
-		case m.cmd == "" && (key == "cmd" || key == "mcmd") && value != "":
-			m.cmd, m.multi = value, key == "mcmd"
-		case m.cmd == "":
-			return m, fmt.Errorf("cannot parse PMI-1 line %s: does not begin with cmd=", quote(line))
-		case len(m.pairs) == maxAttrs:
-			return m, fmt.Errorf("cannot parse PMI-1 line %s: more than %d attributes (PMI2Attributes)", quote(line), maxAttrs)
-		default:
-			m.pairs = append(m.pairs, pair{key, value})
+		if err := m.add(word, line, form{"PMI-1 word", "key=value", "PMI-1 line"}, true, maxAttrs); err != nil {
+			return m, err
 		}
 	}
 	if m.cmd == "" {
@@ -149,40 +158,29 @@ func error1(cmd string, why *refusal, pairs ...pair) []byte {
 	return line1(cmd, append([]pair{{"rc", "-1"}, {"msg", text}}, pairs...)...)
 }
 
-// answer1 names the answer to a PMI-1 command: the protocol has no rule for it.
+// answers1 are the answers whose names are not the command's with "_result": the protocol
+// has no rule for them.
+var answers1 = map[string]string{
+	"init": "response_to_init", "get_maxes": "maxes", "get_appnum": "appnum", "get_my_kvsname": "my_kvsname",
+	"get_universe_size": "universe_size", "barrier_in": "barrier_out", "finalize": "finalize_ack",
+	"publish_name": "publish_result", "unpublish_name": "unpublish_result", "lookup_name": "lookup_result",
+	"create_kvs": "newkvs", "destroy_kvs": "kvs_destroyed", "getbyidx": "getbyidx_results",
+}
+
+// answer1 names the answer to a PMI-1 command.
 func answer1(cmd string) string {
-	switch cmd {
-	case "init":
-		return "response_to_init"
-	case "get_maxes":
-		return "maxes"
-	case "get_appnum":
-		return "appnum"
-	case "get_my_kvsname":
-		return "my_kvsname"
-	case "get_universe_size":
-		return "universe_size"
-	case "barrier_in":
-		return "barrier_out"
-	case "finalize":
-		return "finalize_ack"
-	case "publish_name":
-		return "publish_result"
-	case "unpublish_name":
-		return "unpublish_result"
-	case "lookup_name":
-		return "lookup_result"
-	case "create_kvs":
-		return "newkvs"
-	case "destroy_kvs":
-		return "kvs_destroyed"
-	case "getbyidx":
-		return "getbyidx_results"
+	if name, ok := answers1[cmd]; ok {
+		return name
 	}
 	if len(cmd) > quoteMax {
 		cmd = "unknown"
 	}
 	return cmd + "_result"
+}
+
+// ok1 is the answer to a PMI-1 command that was carried out.
+func ok1(cmd string, pairs ...pair) []byte {
+	return line1(answer1(cmd), append([]pair{{"rc", "0"}}, pairs...)...)
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -216,18 +214,8 @@ func parseFrame(frame string, maxAttrs int) (message, error) {
 			break
 		}
 		rest = tail
-		key, value, ok := strings.Cut(body, "=")
-		switch {
-		case !ok || key == "":
-			return m, fmt.Errorf("cannot parse PMI-2 pair %s: want key=value;", quote(body))
-		case m.cmd == "" && key == "cmd" && value != "":
-			m.cmd = value
-		case m.cmd == "":
-			return m, fmt.Errorf("cannot parse PMI-2 frame %s: does not begin with cmd=", quote(frame))
-		case len(m.pairs) == maxAttrs:
-			return m, fmt.Errorf("cannot parse PMI-2 frame %s: more than %d attributes (PMI2Attributes)", quote(frame), maxAttrs)
-		default:
-			m.pairs = append(m.pairs, pair{key, value})
+		if err := m.add(body, frame, form{"PMI-2 pair", "key=value;", "PMI-2 frame"}, false, maxAttrs); err != nil {
+			return m, err
 		}
 	}
 	if m.cmd == "" {
@@ -303,24 +291,22 @@ func appendEscaped(b []byte, value string) []byte {
 	return b
 }
 
-// respond2 answers m: its thread id comes back, so that a threaded client can
-// tell answers apart, then rc, then the rest.
+// respond2 answers m.
 func respond2(m message, pairs ...pair) []byte {
-	all := make([]pair, 0, len(pairs)+2)
-	if id, ok := m.get("thrid"); ok && len(id) <= quoteMax {
-		all = append(all, pair{"thrid", id})
-	}
-	all = append(all, pair{"rc", "0"})
-	return frame2(response2(m.cmd), append(all, pairs...)...)
+	return answer2(m, append([]pair{{"rc", "0"}}, pairs...))
 }
 
 // error2 is the answer to a refused command.
 func error2(m message, why *refusal, pairs ...pair) []byte {
-	all := make([]pair, 0, 3)
+	return answer2(m, append([]pair{{"rc", itoa(why.code)}, {"errmsg", why.text}}, pairs...))
+}
+
+// answer2 sends the thread id of m back, so that a threaded client can tell answers apart.
+func answer2(m message, pairs []pair) []byte {
 	if id, ok := m.get("thrid"); ok && len(id) <= quoteMax {
-		all = append(all, pair{"thrid", id})
+		pairs = append([]pair{{"thrid", id}}, pairs...)
 	}
-	return frame2(response2(m.cmd), append(append(all, pair{"rc", itoa(why.code)}, pair{"errmsg", why.text}), pairs...)...)
+	return frame2(response2(m.cmd), pairs...)
 }
 
 func response2(cmd string) string {
