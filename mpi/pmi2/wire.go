@@ -160,16 +160,16 @@ func error1(cmd string, why *refusal, pairs ...pair) []byte {
 
 // answers1 are the answers whose names are not the command's with "_result": the protocol
 // has no rule for them.
-var answers1 = map[string]string{
-	"init": "response_to_init", "get_maxes": "maxes", "get_appnum": "appnum", "get_my_kvsname": "my_kvsname",
-	"get_universe_size": "universe_size", "barrier_in": "barrier_out", "finalize": "finalize_ack",
-	"publish_name": "publish_result", "unpublish_name": "unpublish_result", "lookup_name": "lookup_result",
-	"create_kvs": "newkvs", "destroy_kvs": "kvs_destroyed", "getbyidx": "getbyidx_results",
+var answers1 = []pair{
+	{"init", "response_to_init"}, {"get_maxes", "maxes"}, {"get_appnum", "appnum"}, {"get_my_kvsname", "my_kvsname"},
+	{"get_universe_size", "universe_size"}, {"barrier_in", "barrier_out"}, {"finalize", "finalize_ack"},
+	{"publish_name", "publish_result"}, {"unpublish_name", "unpublish_result"}, {"lookup_name", "lookup_result"},
+	{"create_kvs", "newkvs"}, {"destroy_kvs", "kvs_destroyed"}, {"getbyidx", "getbyidx_results"},
 }
 
 // answer1 names the answer to a PMI-1 command.
 func answer1(cmd string) string {
-	if name, ok := answers1[cmd]; ok {
+	if name, ok := (message{pairs: answers1}).get(cmd); ok {
 		return name
 	}
 	if len(cmd) > quoteMax {
