@@ -192,7 +192,7 @@ func (s *seeker) try() (*admission, <-chan struct{}, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	freed := r.freed.rung() // before the look at what is free
-	if err := r.gate.admits(s.req.Job == nil); err != nil {
+	if err := r.gate.Admits(s.req.Job == nil); err != nil {
 		return nil, nil, err
 	}
 	if !s.waits() { // else it is counted

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"stepd/eventlog"
+	"stepd/node/health"
 	"stepd/node/scripts"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -57,11 +59,11 @@ func (f *follower) dieWith(reason string, state step.State, code int) {
 	// No new client may connect to a socket that will not be served.
 	f.removeSocket()
 	usage := f.leftUsage()
-	err := f.endStep()
 	rec := f.record()
+	left, err := f.n.health.Kill(rec)
 	rec.Usage = usage
 	if err != nil {
-		if !survivorsOf(err, rec) { // else hold says it
+		if !left { // else Hold says it
 			f.log.Errorf("%v", err)
 		}
 		reason += "; " + err.Error()
@@ -151,32 +153,28 @@ func (f *follower) fail(cause error) {
 	f.cleanup()
 }
 
-// endStep kills what is left of the step and removes its place.
-func (f *follower) endStep() error {
-	ctx, cancel := f.n.unkillable()
-	defer cancel()
-	return f.n.cfg.Tracker.EndStep(ctx, f.record())
-}
-
-// endPlace ends what is left of the step, or leaves it to awaitEmpty where it
-// does not die.
+// endPlace ends what is left of the step, or leaves it to Health where it does not die.
 func (f *follower) endPlace() {
-	if !f.n.holds(f.id) {
-		err := f.endStep()
+	h := f.n.health
+	if !h.Holds(f.id) {
+		rec := f.record()
+		left, err := h.Kill(rec)
 		if err == nil {
 			return
 		}
-		rec := f.record()
-		if !survivorsOf(err, rec) {
+		if !left {
 			f.log.Errorf("%v", err)
 			return
 		}
-		f.n.hold(rec)
+		h.Hold(rec)
 	}
-	h := f.n.claimProgram(f.id)
-	f.n.awaitEmpty(f.id) // the drain ends with the processes, not with the program
-	if h != nil {
-		f.n.scripts.Unkillable(f.job.scripts, f.n.facts(f.job), f.n.cfg.UnkillableProgram, &h.Rec, heldText(h))
+	var held *state.Held
+	if f.n.cfg.UnkillableProgram != "" {
+		held = h.ClaimProgram(f.id)
+	}
+	h.AwaitEmpty(f.id) // the drain ends with the processes, not with the program
+	if held != nil {
+		f.n.scripts.Unkillable(f.job.scripts, f.n.facts(f.job), f.n.cfg.UnkillableProgram, &held.Rec, health.Text(held))
 	}
 }
 

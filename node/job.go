@@ -175,8 +175,9 @@ func (n *Node) endJob(j *job) {
 		log.Errorf("%v", err)
 	}
 	n.endScripts(j, log)
-	n.endKeeper(j, log)
-	held := n.holdsJob(j.ID)
+	// Process 1 of the job's pid namespace, which the end of the container has killed.
+	n.endBeside(step.Record{ID: step.ID{Job: j.ID, Step: KeeperPlace}}, log)
+	held := n.health.HoldsJob(j.ID)
 	if !held {
 		n.endPlace(j.ID, log)
 	}
@@ -186,7 +187,7 @@ func (n *Node) endJob(j *job) {
 		log.Errorf("%v: it is tried again", err)
 	}
 	n.reg.gone(j)
-	if held && !n.holdsJob(j.ID) { // that has ended meanwhile, and has seen the job
+	if held && !n.health.HoldsJob(j.ID) { // that has ended meanwhile, and has seen the job
 		n.endPlace(j.ID, log)
 	}
 	close(j.ended)
@@ -212,13 +213,11 @@ func (n *Node) endScripts(j *job, log *logrus.Entry) {
 		n.cfg.Meter.Leak(LeakScript)
 		log.Warnf("prolog or epilog have left processes running, which end with the job: %s", strings.Join(left, ", "))
 	}
-	ctx, cancel := n.unkillable()
-	defer cancel()
 	for _, rec := range places {
-		n.endBeside(ctx, rec, log)
+		n.endBeside(rec, log)
 	}
 	if extern := n.formerScripts(j.ID); j.found && extern != nil {
-		n.endBeside(ctx, *extern, log)
+		n.endBeside(*extern, log)
 	}
 }
 
@@ -281,25 +280,32 @@ func (n *Node) endOf(j *job) (end scripts.End) {
 	return end
 }
 
-// endKeeper removes the place of process 1 of the job's pid namespace, which the end
-// of the container has killed.
-func (n *Node) endKeeper(j *job, log *logrus.Entry) {
-	ctx, cancel := n.unkillable()
-	defer cancel()
-	n.endBeside(ctx, step.Record{ID: step.ID{Job: j.ID, Step: KeeperPlace}}, log)
+// endBeside ends a place beside a job's steps.
+func (n *Node) endBeside(rec step.Record, log *logrus.Entry) {
+	rec.BootID = n.boot
+	n.health.End(&rec, log)
 }
 
-// endBeside ends a place beside a job's steps.
-func (n *Node) endBeside(ctx context.Context, rec step.Record, log *logrus.Entry) {
-	rec.BootID = n.boot
-	err := n.cfg.Tracker.EndStep(ctx, &rec)
-	switch {
-	case survivorsOf(err, &rec):
-		n.hold(&rec)
-		n.awaitEmpty(rec.ID)
-	case err != nil:
+// endPlace removes the place of a job of which nothing is left.
+func (n *Node) endPlace(job uint32, log *logrus.Entry) {
+	if err := n.cfg.Tracker.EndJob(job); err != nil {
 		log.Errorf("%v", err)
 	}
+}
+
+// released removes what a step has kept from being removed at its job's end, as long as its
+// processes did not die.
+func (n *Node) released(id step.ID) {
+	if n.reg.job(id.Job) != nil || n.health.HoldsJob(id.Job) {
+		return // their end does it
+	}
+	log := n.log.WithField("step", id.String())
+	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.UnkillableTimeout)
+	defer cancel()
+	if err := n.cfg.Containers.Delete(ctx, id.Job); err != nil {
+		log.Errorf("%v", err)
+	}
+	n.endPlace(id.Job, log)
 }
 
 // formerScripts is where an earlier release had a job's prolog and epilog: the place of

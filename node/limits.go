@@ -20,7 +20,7 @@ func (n *Node) confinable(spec *step.Spec) error {
 	}
 	var fault *FaultError
 	if errors.As(err, &fault) {
-		n.drainSelf(fault.Error())
+		n.health.Drain(fault.Error())
 	}
 	return api.NewError(api.ResourceExhausted, "the step cannot be confined: "+err.Error())
 }

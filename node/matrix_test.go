@@ -247,7 +247,7 @@ func TestMatrix(t *testing.T) {
 				}
 			}
 			if name == "drain" {
-				if err := tn.setDrain(state.Drain{}); err != nil {
+				if err := tn.health.SetDrain(state.Drain{}); err != nil {
 					t.Fatal(err)
 				}
 			}

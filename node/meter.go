@@ -86,7 +86,7 @@ func (n *Node) Figures() Figures {
 	f := Figures{
 		State: nodeState(u.drained.Drained, len(u.jobs)), Steps: map[step.State]int{}, Jobs: len(u.jobs),
 		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryMB: n.cfg.Memory.MB, UsedMB: u.usedMB,
-		Unkillable: len(n.heldDocs()), Fallbacks: len(n.fallbackList()), Connections: n.clients.count(),
+		Unkillable: len(n.health.Docs()), Fallbacks: len(n.fallbackList()), Connections: n.clients.count(),
 	}
 	for _, s := range n.reg.followers() {
 		f.Steps[s.state()]++
@@ -107,12 +107,12 @@ func (f *follower) state() step.State {
 // that it takes them. It asks the spool, no longer than ctx lasts.
 func (n *Node) NotReady(ctx context.Context) (why []string) {
 	switch {
-	case n.gate.isClosing():
+	case n.gate.Closing():
 		why = append(why, "noded is stopping")
 	case !n.serving.Load():
 		why = append(why, "noded is starting")
 	}
-	if drained := n.gate.drain(); drained.Drained {
+	if drained := n.gate.Drain(); drained.Drained {
 		why = append(why, "the node is drained: "+drained.Reason)
 	}
 	if err := n.silence(); err != nil { // though its file system may answer

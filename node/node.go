@@ -16,6 +16,7 @@ import (
 	"stepd/internal/linux"
 	"stepd/node/child"
 	"stepd/node/exchange"
+	"stepd/node/health"
 	"stepd/node/scripts"
 	"stepd/node/state"
 	"stepd/step"
@@ -38,16 +39,13 @@ type Node struct {
 	// published is the file with what clients take from the configuration.
 	published publishedConfig
 	reg       *registry
-	gate      *gate
+	gate      *health.Gate
+	health    *health.Health
 	scripts   *scripts.Runner
-	plugins   quarantine
 	// fallbacks guards the configuration's Fallbacks.
 	fallbacks sync.Mutex
-	// draining orders changes of the drain state, and of what it is for.
-	draining sync.Mutex
-	held     heldSteps
-	clients  *clients
-	refusals refusals
+	clients   *clients
+	refusals  refusals
 	// spoolWatch asks after the spool, serving reports that requests are served.
 	spoolWatch *DirRoom
 	serving    atomic.Bool
@@ -89,7 +87,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.clients = newClients(cfg.PerUser)
 	n.spool = newSpool(cfg.SpoolDir, cfg.Log)
-	n.gate.silence = n.silence
+	n.gate.Silence = n.silence
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = cfg.KillWait
 	n.scripts = n.newScripts()
@@ -107,9 +105,10 @@ func (n *Node) newScripts() *scripts.Runner {
 		Config:   c.Scripts,
 		NodeName: c.NodeName, Cluster: c.Cluster, Partition: c.Partition, SlurmConf: c.SlurmConf, Socket: n.files.socket(),
 		Spank: c.Spank, StepdPath: c.StepdPath, StepdEnv: n.stepdEnv(), StepdLog: n.stepdLog,
-		Quarantined: n.quarantined, CountCrashes: n.countCrashes,
-		Tracker: c.Tracker, Control: func(job uint32) ([][]byte, error) { return n.store.JobControl(job) },
-		Drain: n.drainSelf, Stopping: n.stopping, Linger: stopLinger, Log: c.Log,
+		Quarantined:  func() []step.Quarantine { return n.health.Plugins.List() },
+		CountCrashes: func(crashed []step.PluginCrash, called func(string) bool) { n.health.Plugins.Count(crashed, called) },
+		Tracker:      c.Tracker, Control: func(job uint32) ([][]byte, error) { return n.store.JobControl(job) },
+		Drain: func(reason string) { n.health.Drain(reason) }, Stopping: n.stopping, Linger: stopLinger, Log: c.Log,
 	}
 }
 
@@ -143,22 +142,7 @@ func (n *Node) open() error {
 		return err
 	}
 	n.store = st
-	drained, err := st.Drain()
-	if err != nil {
-		return errors.Join(err, st.Close())
-	}
-	n.gate.setDrain(drained)
-	n.held.awaited = make(map[step.ID]bool)
-	if n.held.steps, err = st.Held(); err != nil {
-		return errors.Join(err, st.Close())
-	}
-	if err := n.drainDamaged(); err != nil {
-		return errors.Join(err, st.Close())
-	}
-	if why := n.cfg.DrainReason; why != "" && why != drained.Reason {
-		n.drainSelf(why)
-	}
-	if n.plugins.crashes, err = st.Crashes(); err != nil {
+	if n.health, err = health.New(n.healthConfig()); err != nil {
 		return errors.Join(err, st.Close())
 	}
 	if err := n.cfg.Scripts.Check(); err != nil {
@@ -170,15 +154,12 @@ func (n *Node) open() error {
 	return nil
 }
 
-// drainDamaged drains the node where the state has lost something: of that it has an older
-// value, or none, and an administrator is to look at it.
-func (n *Node) drainDamaged() error {
-	why, keys, err := n.store.Damage()
-	if err != nil || why == "" {
-		return err
+func (n *Node) healthConfig() health.Config {
+	return health.Config{
+		Gate: n.gate, Store: n.store, BootID: n.boot, DrainReason: n.cfg.DrainReason, QuarantineAfter: n.cfg.QuarantineAfter,
+		EndStep: n.cfg.Tracker.EndStep, Timeout: n.cfg.UnkillableTimeout,
+		Found: func() { n.cfg.Meter.Leak(LeakProcess) }, Released: n.released, Go: n.work.Go, Stopping: n.stopping, Log: n.log,
 	}
-	n.drainSelf(why)
-	return state.LogOwed(n.store.SettleDamage(keys), n.log)
 }
 
 // silence returns why the spool is not to be asked for anything, nil is that it answers.
@@ -193,7 +174,7 @@ func (n *Node) unlock() {
 // Stop refuses further requests and ends the calls that wait; the steps run
 // on. It may be called more than once.
 func (n *Node) Stop() {
-	n.gate.close()
+	n.gate.Close()
 	n.stop()
 }
 
@@ -225,7 +206,7 @@ func (n *Node) Close(ctx context.Context) error {
 	}
 	if len(n.reg.followers()) == 0 {
 		err := n.cfg.Tracker.Remove()
-		if errors.Is(err, syscall.EBUSY) && (len(n.reg.all()) > 0 || n.holdsAny()) {
+		if errors.Is(err, syscall.EBUSY) && (len(n.reg.all()) > 0 || n.health.HoldsJob(0)) {
 			err = nil // the place of a prolog is its job's, as long as that is held; and what does not die is in one
 		}
 		errs = append(errs, err)

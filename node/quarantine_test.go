@@ -32,13 +32,13 @@ func TestQuarantine(t *testing.T) {
 	tn := start(t, filepath.Join(dir, "node"), change)
 	t.Cleanup(func() { tn.stop() })
 	crash := func(path string, required bool) {
-		tn.stepPlugins(&step.Record{PluginCrash: &step.PluginCrash{Path: path, Hook: "slurm_spank_init", Required: required}})
+		tn.health.Plugins.Step(&step.Record{PluginCrash: &step.PluginCrash{Path: path, Hook: "slurm_spank_init", Required: required}})
 	}
-	fine := func() { now := time.Now(); tn.stepPlugins(&step.Record{Started: &now}) }
+	fine := func() { now := time.Now(); tn.health.Plugins.Step(&step.Record{Started: &now}) }
 	out := func(want ...string) {
 		t.Helper()
 		var got []string
-		for _, q := range tn.quarantined() {
+		for _, q := range tn.health.Plugins.List() {
 			got = append(got, filepath.Base(q.Path))
 		}
 		if strings.Join(got, " ") != strings.Join(want, " ") {
@@ -49,7 +49,7 @@ func TestQuarantine(t *testing.T) {
 	fine()
 	crash(a, false)
 	out()
-	tn.stepPlugins(&step.Record{}) // it did not come so far
+	tn.health.Plugins.Step(&step.Record{}) // it did not come so far
 	crash(a, false)
 	out("a.so")
 	fine()
@@ -92,9 +92,9 @@ func TestQuarantine(t *testing.T) {
 func TestNoQuarantine(t *testing.T) {
 	tn := fresh(t)
 	for range 5 {
-		tn.countCrashes([]step.PluginCrash{{Path: "/x.so", Required: true}}, ofStep)
+		tn.health.Plugins.Count([]step.PluginCrash{{Path: "/x.so", Required: true}}, func(string) bool { return true })
 	}
-	if q := tn.quarantined(); len(q) != 0 || tn.doc().State != "IDLE" {
+	if q := tn.health.Plugins.List(); len(q) != 0 || tn.doc().State != "IDLE" {
 		t.Errorf("%v, %+v", q, tn.doc())
 	}
 }

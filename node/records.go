@@ -53,7 +53,7 @@ func (f *follower) otherVersion(v int) {
 		return
 	}
 	f.foreign = fmt.Sprintf("cannot launch with %q: it speaks version %d of the step protocol, and noded %d: restart noded, or install programs of one release", f.n.cfg.StepdPath, v, stepapi.Version)
-	f.n.drainSelf(f.foreign)
+	f.n.health.Drain(f.foreign)
 	if err := f.n.killStepd(f.proc); err != nil {
 		f.log.Errorf("cannot kill stepd: %v", err)
 	}
@@ -101,12 +101,12 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	f.movedOff()
 	// Before any client gets the end, and asks for the next step.
 	if rec.Drain != "" {
-		f.n.drainSelf(rec.Drain)
+		f.n.health.Drain(rec.Drain)
 	}
 	if rec.SurvivorsTotal > 0 {
-		f.n.hold(f.record())
+		f.n.health.Hold(f.record())
 	}
-	f.n.stepPlugins(rec)
+	f.n.health.Plugins.Step(rec)
 	forgotten, err := f.n.store.Finish(f.record())
 	if err = state.LogOwed(err, f.log); err != nil {
 		f.log.Errorf("%v: it is tried again", err)

@@ -51,7 +51,7 @@ func (n *Node) Recover(ctx context.Context) error {
 	ending := n.recoverJobs(ctx, jobs, left)
 	n.meetAll()
 	n.cfg.Meter.Adopted(n.adopted, time.Since(begin))
-	n.recoverHeld(running)
+	n.health.Recover(running)
 	n.sweep(running) // what belongs to a job is the job's
 	for _, j := range ending {
 		n.work.Go(func() { n.endJob(j) })
@@ -292,7 +292,7 @@ func (n *Node) sweep(running map[step.ID]bool) {
 		n.log.Errorf("cannot list leftovers: %v", err)
 	}
 	for _, id := range ids {
-		if running[id] || n.holds(id) || n.isJobs(id) {
+		if running[id] || n.health.Holds(id) || n.isJobs(id) {
 			continue
 		}
 		log := n.log.WithField("step", id.String())
@@ -303,17 +303,7 @@ func (n *Node) sweep(running map[step.ID]bool) {
 		n.work.Go(func() {
 			log.Warn("removing what an earlier noded left of the step")
 			n.cfg.Meter.Leak(LeakStep)
-			ctx, cancel := n.unkillable()
-			defer cancel()
-			rec := n.leftover(id)
-			err := n.cfg.Tracker.EndStep(ctx, rec)
-			if survivorsOf(err, rec) {
-				n.hold(rec)
-				n.awaitEmpty(id)
-				return
-			}
-			if err != nil {
-				log.Errorf("%v", err)
+			if !n.health.End(n.leftover(id), log) {
 				return
 			}
 			if err := n.cfg.Tracker.EndJob(id.Job); err != nil {

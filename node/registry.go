@@ -10,6 +10,7 @@ import (
 
 	"stepd/api"
 	"stepd/node/exchange"
+	"stepd/node/health"
 	"stepd/node/selection"
 	"stepd/node/state"
 	"stepd/step"
@@ -19,7 +20,7 @@ import (
 // does I/O or waits.
 type registry struct {
 	users *users
-	gate  *gate
+	gate  *health.Gate
 	// freed wakes the requests that wait for a place: they may fit now, or be refused.
 	freed *bell
 	// killWait is what an end may take beyond a time limit.
@@ -38,7 +39,7 @@ type registry struct {
 func newRegistry(cpus []int, mem selection.Memory, gres []selection.Gres, cores ...selection.Core) *registry {
 	freed := new(bell)
 	return &registry{
-		users: newUsers(defaultPerUser()), gate: &gate{changed: freed}, freed: freed, log: logrus.StandardLogger(),
+		users: newUsers(defaultPerUser()), gate: &health.Gate{Changed: freed.ring}, freed: freed, log: logrus.StandardLogger(),
 		has: selection.New(cpus, mem, gres, cores...), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
 	}
 }
@@ -233,7 +234,7 @@ type usage struct {
 func (r *registry) usage() usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	u := usage{drained: r.gate.drainNow(), freeCPU: r.has.FreeCPUs(), usedMB: r.has.UsedMB(), gres: r.has.GresDocs(), jobs: []api.NodeJob{}}
+	u := usage{drained: r.gate.DrainNow(), freeCPU: r.has.FreeCPUs(), usedMB: r.has.UsedMB(), gres: r.has.GresDocs(), jobs: []api.NodeJob{}}
 	for _, j := range r.jobs {
 		d := j.doc()
 		for id := range r.steps {

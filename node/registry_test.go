@@ -56,8 +56,8 @@ func TestAdmit(t *testing.T) {
 		{"no such job", 1000, nil, func(r *step.Request) { r.Job = ptr(uint32(8)) }, api.NotFound},
 		{"more than the job has", 1000, nil, func(r *step.Request) { r.Job, r.NTasks = ptr(uint32(7)), 2 }, api.ResourceExhausted},
 		{"overcommit in the job", 1000, nil, func(r *step.Request) { r.Job, r.NTasks, r.Overcommit = ptr(uint32(7)), 2, true }, api.OK},
-		{"drained", 0, func(r *registry) { r.gate.setDrain(state.Drain{Drained: true, Reason: "disk"}) }, nil, api.FailedPrecondition},
-		{"stopping", 0, func(r *registry) { r.gate.close() }, nil, api.Unavailable},
+		{"drained", 0, func(r *registry) { r.gate.Set(state.Drain{Drained: true, Reason: "disk"}) }, nil, api.FailedPrecondition},
+		{"stopping", 0, func(r *registry) { r.gate.Close() }, nil, api.Unavailable},
 		{"too many steps", 1000, func(r *registry) { r.users.steps[1000] = r.users.limits.Steps }, nil, api.ResourceExhausted},
 		{"root has no such limit", 0, func(r *registry) { r.users.steps[0] = r.users.limits.Steps }, nil, api.OK},
 	} {

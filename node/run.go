@@ -210,7 +210,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		a.job.limitTime(s, n.cfg.clock.Now())
 	}
 	s.GresEnv, s.GresUnset = selection.GresEnv(n.cfg.Gres, s.StepGres, selection.GresScope{Batch: s.Origin == step.OriginBatch && a.job == nil, Local: n.localGres()})
-	s.Spank.Quarantined = n.quarantined()
+	s.Spank.Quarantined = n.health.Plugins.List()
 	s.NoNewPrivs = s.NoNewPrivs || n.cfg.NoNewPrivs
 	s.Env = n.taskEnv(s.Env)
 	return s

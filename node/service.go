@@ -228,11 +228,11 @@ func (s *service) drain(ctx context.Context, d state.Drain) (*api.Empty, error) 
 	if !caller.Root() {
 		return nil, errDenied
 	}
-	if err := s.n.setDrain(d); err != nil {
+	if err := s.n.health.SetDrain(d); err != nil {
 		return nil, api.NewError(api.Internal, err.Error())
 	}
 	if !d.Drained {
-		s.n.forgiveAll()
+		s.n.health.Plugins.Forgive()
 	}
 	s.n.log.WithField("drained", d.Drained).WithField("reason", d.Reason).Info("drain state changed")
 	return &api.Empty{}, nil

@@ -10,7 +10,7 @@ import (
 // EndAll takes no more requests, cancels every step and allocation, and
 // returns when nothing is left of them, or with ctx's cause.
 func (n *Node) EndAll(ctx context.Context, reason string) error {
-	n.gate.close()
+	n.gate.Close()
 	jobs := n.reg.all()
 	for _, j := range jobs {
 		if j.Origin == step.OriginAlloc {

@@ -180,7 +180,7 @@ func TestStoredLater(t *testing.T) {
 	batch := tn.batch("wait")
 	tn.until(batch, step.Running)
 	held := step.Record{ID: step.ID{Job: 77}, BootID: tn.boot, Survivors: []step.Survivor{{PID: 1}}, SurvivorsTotal: 1}
-	tn.hold(&held)
+	tn.health.Hold(&held)
 	batchStep := tn.reg.follower(batch)
 	mend := tn.breakDurable()
 	if err := batchStep.cancel(as(0), "it is over"); err != nil {
@@ -188,11 +188,12 @@ func TestStoredLater(t *testing.T) {
 	}
 	<-batchStep.ended
 	<-batchStep.job.ended
-	tn.release(tn.held.steps[held.ID])
+	tn.health.AwaitEmpty(held.ID)
+	tn.eventually("the end of what was left", func() bool { return !tn.health.Holds(held.ID) })
 	if _, err := tn.svc.Drain(as(0), &api.DrainRequest{Reason: "refused"}); err == nil {
 		t.Error("a drain is stored")
 	}
-	tn.drainSelf("found")
+	tn.health.Drain("found")
 	check := func(s *state.State) {
 		t.Helper()
 		if jobs, err := s.Jobs(); err != nil || len(jobs) != 0 {

@@ -17,11 +17,11 @@ func (n *Node) status(ctx context.Context) api.Node {
 		UsedMB: u.usedMB, Gres: u.gres,
 		Proctrack: n.cfg.Tracker.Kind(), Container: n.cfg.ContainerType,
 		Fallbacks: n.fallbackList(), Jobs: u.jobs, Plugins: []Plugin{},
-		Unkillable: n.heldDocs(), Daemon: daemonNow(),
+		Unkillable: n.health.Docs(), Daemon: daemonNow(),
 	}
 	if n.cfg.Plugins != nil {
 		d.Plugins = append(d.Plugins, n.cfg.Plugins(ctx)...)
-		n.markQuarantined(d.Plugins)
+		n.health.Plugins.Mark(d.Plugins)
 	}
 	return d
 }

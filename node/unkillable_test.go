@@ -142,13 +142,13 @@ func TestUnkillableOwner(t *testing.T) {
 			tn.svc.Resume(as(0), &api.Empty{})
 			tn.svc.Drain(as(0), &api.DrainRequest{Reason: "disk"})
 		}},
-		{"another reason beside it", "Kill task failed: step 1.0: 1 left; required plugin", nil, func(tn *testNode) { tn.drainSelf("required plugin") }},
+		{"another reason beside it", "Kill task failed: step 1.0: 1 left; required plugin", nil, func(tn *testNode) { tn.health.Drain("required plugin") }},
 		{"another step beside it", "", nil, func(tn *testNode) {
-			tn.hold(&step.Record{ID: step.ID{Job: 1, Step: 5}})
+			tn.health.Hold(&step.Record{ID: step.ID{Job: 1, Step: 5}})
 			if d := tn.doc(); d.Reason != "Kill task failed: step 1.0: 1 left; step 1.5: 0 left" {
 				t.Errorf("reason %q", d.Reason)
 			}
-			tn.awaitEmpty(step.ID{Job: 1, Step: 5})
+			tn.health.AwaitEmpty(step.ID{Job: 1, Step: 5})
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -159,8 +159,8 @@ func TestUnkillableOwner(t *testing.T) {
 				tc.before(tn)
 			}
 			rec := &step.Record{ID: step.ID{Job: 1}, SurvivorsTotal: 1}
-			tn.hold(rec)
-			tn.awaitEmpty(rec.ID)
+			tn.health.Hold(rec)
+			tn.health.AwaitEmpty(rec.ID)
 			if tc.after != nil {
 				tc.after(tn)
 			}

@@ -1,0 +1,347 @@
+package health
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/api"
+	"stepd/node/child"
+	"stepd/node/state"
+	"stepd/step"
+	"stepd/step/launch"
+)
+
+// Config is what a Health works with. All fields are required.
+type Config struct {
+	Gate  *Gate
+	Store *state.State
+	// BootID is linux.BootID's.
+	BootID string
+	// DrainReason drains the node at the start; "" does not.
+	DrainReason string
+	// QuarantineAfter crashes in a row a plugin is left out, or drains the node where it is
+	// required; 0 is never.
+	QuarantineAfter int
+	// EndStep is Tracker.EndStep, and Timeout bounds what it may take before its processes
+	// count as unkillable (UnkillableStepTimeout).
+	EndStep func(context.Context, *step.Record) error
+	Timeout time.Duration
+	// Found is called for each step of which processes are left, and Released when nothing is
+	// left of it any more.
+	Found    func()
+	Released func(id step.ID)
+	// Go runs a goroutine that the node waits for, and Stopping is closed when it stops.
+	Go       func(func())
+	Stopping <-chan struct{}
+	Log      *logrus.Logger
+}
+
+// Health is why the node is drained, and the steps of which processes are left that SIGKILL
+// does not end. Both change together: a node is drained for such processes as long as they
+// live. Make it with New; methods may be called from several goroutines.
+type Health struct {
+	cfg Config
+	// Plugins are those that crash.
+	Plugins *Quarantine
+
+	mu      sync.Mutex              // orders changes of the drain, too
+	held    map[step.ID]*state.Held // guarded by mu
+	awaited map[step.ID]bool        // guarded by mu: the steps whose end a goroutine waits for
+}
+
+// New restores what an earlier noded has stored. It drains the node where the state has lost
+// something: an administrator is to look at that.
+func New(cfg Config) (*Health, error) {
+	h := &Health{cfg: cfg, awaited: make(map[step.ID]bool)}
+	drained, err := cfg.Store.Drain()
+	if err != nil {
+		return nil, err
+	}
+	cfg.Gate.Set(drained)
+	if h.held, err = cfg.Store.Held(); err != nil {
+		return nil, err
+	}
+	crashes, err := cfg.Store.Crashes()
+	if err != nil {
+		return nil, err
+	}
+	h.Plugins = &Quarantine{limit: cfg.QuarantineAfter, store: cfg.Store, drain: h.Drain, log: cfg.Log, crashes: crashes}
+	why, keys, err := cfg.Store.Damage()
+	if err == nil && why != "" {
+		h.Drain(why)
+		err = state.LogOwed(cfg.Store.SettleDamage(keys), cfg.Log)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if why := cfg.DrainReason; why != "" && why != drained.Reason {
+		h.Drain(why)
+	}
+	return h, nil
+}
+
+// SetDrain changes the state for ever, and then for the next request, as an administrator
+// wants it.
+func (h *Health) SetDrain(d state.Drain) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !d.Drained {
+		h.waiveLocked()
+	}
+	if err := h.cfg.Store.SetDrain(d); err != nil {
+		return err
+	}
+	h.cfg.Gate.Set(d)
+	return nil
+}
+
+// noteLocked changes the state for what has happened.
+func (h *Health) noteLocked(d state.Drain) {
+	h.cfg.Gate.Set(d)
+	if err := state.LogOwed(h.cfg.Store.NoteDrain(d), h.cfg.Log); err != nil {
+		h.cfg.Log.Errorf("%v: it is tried again", err)
+	}
+}
+
+// Drain drains the node for what has happened on it. The first reason stays
+// until the node is resumed; steps that run go on.
+func (h *Health) Drain(reason string) {
+	reason = child.Message(reason) // a plugin's words may be in it
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch d := h.cfg.Gate.Drain(); {
+	case d.Owner != "" && d.Drained:
+		// Two reasons, and the end of one must not end the other.
+		reason = d.Reason + "; " + reason
+	case d.Drained:
+		h.cfg.Log.Warnf("the node is drained already (%s); now there is also: %s", d.Reason, reason)
+		return
+	}
+	h.cfg.Log.Errorf("draining the node: %s", reason)
+	h.noteLocked(state.Drain{Drained: true, Reason: reason})
+}
+
+// Kill ends what is left of a step. left reports that processes stay, which rec then names.
+func (h *Health) Kill(rec *step.Record) (left bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), h.cfg.Timeout,
+		fmt.Errorf("still there %v after SIGKILL (UnkillableStepTimeout)", h.cfg.Timeout))
+	defer cancel()
+	err = h.cfg.EndStep(ctx, rec)
+	survivors, left := errors.AsType[*launch.SurvivorsError](err)
+	if left {
+		rec.Survivors, rec.SurvivorsTotal = survivors.Survivors, survivors.Total
+	}
+	return left, err
+}
+
+// End is Kill that holds the processes which stay, and waits for their end. It reports whether
+// nothing is left.
+func (h *Health) End(rec *step.Record, log logrus.FieldLogger) bool {
+	left, err := h.Kill(rec)
+	switch {
+	case left:
+		h.Hold(rec)
+		h.AwaitEmpty(rec.ID)
+	case err != nil:
+		log.Errorf("%v", err)
+	}
+	return err == nil
+}
+
+// Text is why the node is drained for a step, in Slurm's words and ours.
+func Text(held *state.Held) string {
+	left := launch.SurvivorsError{Survivors: held.Rec.Survivors, Total: held.Rec.SurvivorsTotal}
+	return child.Message(fmt.Sprintf("step %s: %s", held.Rec.ID.Name(), left.Left()))
+}
+
+// drainKillFailed begins the reason of a drain, as Slurm has it.
+const drainKillFailed = "Kill task failed: "
+
+// Hold notes that processes of a step are left, and drains the node for as long
+// as they are. The wait itself begins with AwaitEmpty, when stepd has ended.
+func (h *Health) Hold(rec *step.Record) {
+	held := &state.Held{Rec: *rec, Since: time.Now()}
+	held.Rec.Command = nil
+	held.Rec.BootID = cmp.Or(held.Rec.BootID, h.cfg.BootID)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if old := h.held[rec.ID]; old != nil {
+		held.Since, held.Waived, held.Programmed = old.Since, old.Waived, old.Programmed
+	} else {
+		h.cfg.Found()
+	}
+	h.held[rec.ID] = held
+	h.cfg.Log.WithField("step", rec.ID.String()).Errorf("%s", Text(held))
+	h.storeLocked(rec.ID)
+	switch d := h.cfg.Gate.Drain(); {
+	case !d.Drained, d.Owner == state.OwnerHeld:
+		h.drainForHeldLocked()
+	default:
+		h.cfg.Log.Warnf("the node is drained already (%s); now there is also: %s", d.Reason, Text(held))
+	}
+}
+
+// storeLocked stores what is known of a step.
+func (h *Health) storeLocked(id step.ID) {
+	var err error
+	if held := h.held[id]; held != nil {
+		err = h.cfg.Store.PutHeld(held)
+	} else {
+		err = h.cfg.Store.DropHeld(id)
+	}
+	if err != nil {
+		h.cfg.Log.Errorf("%v: it is tried again", err)
+	}
+}
+
+// drainForHeldLocked makes the drain say what is held, or ends it where nothing is
+// that it is for. The drain is the caller's to change.
+func (h *Health) drainForHeldLocked() {
+	var texts []string
+	for _, held := range h.listLocked() {
+		if !held.Waived {
+			texts = append(texts, Text(held))
+		}
+	}
+	d := state.Drain{}
+	if len(texts) > 0 {
+		d = state.Drain{Drained: true, Owner: state.OwnerHeld, Reason: drainKillFailed + strings.Join(texts, "; ")}
+	}
+	h.noteLocked(d)
+}
+
+// listLocked is all that is held, by number.
+func (h *Health) listLocked() []*state.Held {
+	list := make([]*state.Held, 0, len(h.held))
+	for _, held := range h.held {
+		list = append(list, held)
+	}
+	slices.SortFunc(list, func(a, b *state.Held) int {
+		return cmp.Or(cmp.Compare(a.Rec.ID.Job, b.Rec.ID.Job), cmp.Compare(a.Rec.ID.Step, b.Rec.ID.Step))
+	})
+	return list
+}
+
+// Holds reports whether something is left of the step, and HoldsJob of any step of the job, or
+// of any job where job is 0.
+func (h *Health) Holds(id step.ID) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.held[id] != nil
+}
+
+// HoldsJob is documented with Holds.
+func (h *Health) HoldsJob(job uint32) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id := range h.held {
+		if id.Job == job || job == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// waiveLocked notes that an administrator has resumed the node in spite of what is
+// held: the wait goes on, and its end changes nothing.
+func (h *Health) waiveLocked() {
+	for _, held := range h.listLocked() {
+		if !held.Waived {
+			held.Waived = true
+			h.storeLocked(held.Rec.ID)
+		}
+	}
+}
+
+// ClaimProgram returns a held step for which UnkillableStepProgram is to be run now; nil where
+// nothing is held, or the program was run for it.
+func (h *Health) ClaimProgram(id step.ID) *state.Held {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	held := h.held[id]
+	if held == nil || held.Programmed {
+		return nil
+	}
+	held.Programmed = true
+	h.storeLocked(id)
+	return held
+}
+
+// AwaitEmpty waits until the kernel says that nothing is left of a held step, and ends the
+// drain that was for it. Only the first call for a step does so; none waits.
+func (h *Health) AwaitEmpty(id step.ID) {
+	h.mu.Lock()
+	held, begun := h.held[id], h.awaited[id]
+	h.awaited[id] = true
+	h.mu.Unlock()
+	if begun || held == nil {
+		return
+	}
+	h.cfg.Go(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		go func() { // ends with ctx, which ends with this call
+			select {
+			case <-h.cfg.Stopping:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		switch err := h.cfg.EndStep(ctx, &held.Rec); {
+		case err == nil:
+			h.release(held)
+		case ctx.Err() == nil: // else the next noded waits
+			h.cfg.Log.WithField("step", id.String()).Errorf("cannot wait for the end of what is left: %v (the next start of noded tries again)", err)
+		}
+	})
+}
+
+// release forgets a held step of which nothing is left.
+func (h *Health) release(held *state.Held) {
+	id := held.Rec.ID
+	log := h.cfg.Log.WithField("step", id.String())
+	h.mu.Lock()
+	delete(h.held, id)
+	delete(h.awaited, id)
+	h.storeLocked(id)
+	log.Infof("nothing is left of the step any more, %v after it was given up", time.Since(held.Since).Round(time.Millisecond))
+	if d := h.cfg.Gate.Drain(); d.Drained && d.Owner == state.OwnerHeld {
+		if h.drainForHeldLocked(); !h.cfg.Gate.Drain().Drained {
+			log.Info("the node is not drained any more")
+		}
+	}
+	h.mu.Unlock()
+	h.cfg.Released(id)
+}
+
+// Recover waits again for what an earlier noded waited for. Steps that run
+// are their followers' to end.
+func (h *Health) Recover(running map[step.ID]bool) {
+	h.mu.Lock()
+	list := h.listLocked()
+	h.mu.Unlock()
+	for _, held := range list {
+		if !running[held.Rec.ID] {
+			h.AwaitEmpty(held.Rec.ID)
+		}
+	}
+}
+
+// Docs is what is held, for the node document.
+func (h *Health) Docs() []api.NodeUnkillable {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	docs := []api.NodeUnkillable{}
+	for _, held := range h.listLocked() {
+		docs = append(docs, api.NodeUnkillable{ID: held.Rec.ID, Since: held.Since, Text: Text(held), Processes: held.Rec.Survivors, Total: held.Rec.SurvivorsTotal})
+	}
+	return docs
+}
