@@ -22,27 +22,19 @@ import (
 	"stepd/task"
 )
 
-// handler lets the socket act on the step.
+// handler lets the socket act on the step, most of whose requests are methods of the step itself.
 type handler struct {
-	st      *task.Step
+	*task.Step
 	aud     *audience
 	streams *relay.Relay
 	owner   uint32     // of the tasks
 	output  *live.Live // what others see of it
 }
 
-func (h handler) Record() step.Record                { return h.st.Record() }
-func (h handler) AttachDone()                        { h.st.AttachDone() }
-func (h handler) LauncherLost()                      { h.st.LauncherLost() }
-func (h handler) Signal(sig int, scope string) error { return h.st.Signal(sig, scope) }
-func (h handler) Suspend(by uint32) error            { return h.st.Suspend(by) }
-func (h handler) Cancel(reason string) error         { return h.st.Cancel(reason) }
-func (h handler) Resume(by uint32) error             { return h.st.Resume(by) }
-
 // Stat also writes out the event log: a client that asks for the state may read it next.
 func (h handler) Stat() step.Record {
 	h.aud.flush()
-	return h.st.Stat()
+	return h.Step.Stat()
 }
 
 func (h handler) Watch(w *stepapi.Watch, launcher bool) (*stepapi.Watched, int, error) {
@@ -65,7 +57,7 @@ func (h handler) Attach(streams []stepapi.StreamFD, fds []int) error {
 			handle, err = h.between(s, handle)
 		}
 		if err == nil {
-			err = h.st.Attach(s.FD, s.Rank, handle)
+			err = h.Step.Attach(s.FD, s.Rank, handle)
 		}
 		if err != nil && first == nil {
 			first = err

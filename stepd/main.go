@@ -192,7 +192,7 @@ func hearDebug(log *logrus.Logger, c step.SpankConf) {
 func lead(spec *step.Spec, h handler, server *stepapi.Server, listener *net.UnixListener) error {
 	ctx, stop := untilSignalled()
 	defer stop()
-	rec := h.st.Run(ctx)
+	rec := h.Run(ctx)
 	h.aud.close()
 	var err error
 	// A result that no noded takes stays in the spool.

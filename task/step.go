@@ -125,36 +125,6 @@ func (s *Step) Stat() step.Record {
 	return rec
 }
 
-// Ending is closed when the step's end has been asked for.
-func (s *Step) Ending() <-chan struct{} { return s.causes.cancelled }
-
-// Cancel ends the step: SIGTERM to all of its processes, after KillWait
-// SIGKILL. Before the gate is open nothing is started at all. It does not wait.
-func (s *Step) Cancel(reason string) error {
-	s.end(cause{kind: byRequest, reason: reason})
-	return nil
-}
-
-// end is the one way to end a step: the first cause becomes the step's, and stays. It
-// reports whether c is that one. It does not wait, and may be called from any goroutine.
-func (s *Step) end(c cause) (first bool) {
-	s.progress.settle()
-	return s.causes.add(c)
-}
-
-// LauncherLost says that the launching client is gone. Before every task has
-// exec'd that ends the step, as a cancel does; after it the tasks find out by
-// their pipes.
-func (s *Step) LauncherLost() {
-	switch {
-	case s.plan.Spec.Parent != nil:
-		// They are connected, and their output has nowhere to go.
-		s.Cancel("the step that has spawned it, " + s.plan.Spec.Parent.String() + ", is gone")
-	case !s.tasks.launched.Load():
-		s.Cancel("the client went away before the tasks were started")
-	}
-}
-
 // ChildEnded is called by the process's one reaper for every child of stepd,
 // subreaped ones included.
 func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *launch.Usage) {

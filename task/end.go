@@ -12,13 +12,142 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"stepd/eventlog"
 	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/step/launch"
 )
+
+// endKind is what ends a step other than its tasks' own ends.
+type endKind int
+
+const (
+	byRequest endKind = iota // a user: CANCELLED
+	byBadExit                // --kill-on-bad-exit: the tasks' codes count
+	byAbort                  // MPI: the abort's code counts
+	byMemory                 // its memory limit: OUT_OF_MEMORY
+	byTime                   // its time limit: TIMEOUT
+	byHost                   // stepd's own SIGTERM, as when the host goes down: NODE_FAIL
+	byFailure                // the launch has failed, or the plugins' host has died: FAILED
+)
+
+// cause is why a step ends. It is the error of a launch that it has ended.
+type cause struct {
+	kind   endKind
+	reason string // one line, for the record
+	// rank is the task that did it, nil where none did.
+	rank *int
+	// code is the step's exit code, of an abort and of a failure.
+	code int
+	// drain is why the node takes no more jobs, of a failure that the node is to blame for.
+	drain string
+	// ends: the processes end without being terminated. The kernel has killed them all, or
+	// Run is on its way to the end.
+	ends bool
+}
+
+// Error is the reason.
+func (c *cause) Error() string { return c.reason }
+
+// causes are why a step ends: the first one is the step's. Any goroutine may use them.
+type causes struct {
+	cancelled chan struct{} // closed when the step's processes are to be terminated
+
+	mu     sync.Mutex
+	first  *cause // guarded by mu: nil while the step does not end
+	failed *cause // guarded by mu: the first failure behind another cause
+	ending bool   // guarded by mu: cancelled is closed
+}
+
+func newCauses() *causes { return &causes{cancelled: make(chan struct{})} }
+
+// add notes one more cause, and reports whether it is the first one.
+func (a *causes) add(c cause) (first bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch first = a.first == nil; {
+	case first:
+		a.first = &c
+	case c.kind == byFailure && a.failed == nil:
+		a.failed = &c
+	}
+	if !c.ends && !a.ending {
+		a.ending = true
+		close(a.cancelled)
+	}
+	return first
+}
+
+// get returns the cause of the step's end and a failure that came after another cause,
+// nil without one.
+func (a *causes) get() (first, failed *cause) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.first, a.failed
+}
+
+// endedBy is the cause of the step's end, nil while there is none.
+func (a *causes) endedBy() *cause {
+	first, _ := a.get()
+	return first
+}
+
+// terminated reports whether the step's end may have sent sig to its tasks.
+func (a *causes) terminated(sig syscall.Signal) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ending && (sig == syscall.SIGTERM || sig == syscall.SIGKILL)
+}
+
+// Ending is closed when the step's end has been asked for.
+func (s *Step) Ending() <-chan struct{} { return s.causes.cancelled }
+
+// Cancel ends the step: SIGTERM to all of its processes, after KillWait
+// SIGKILL. Before the gate is open nothing is started at all. It does not wait.
+func (s *Step) Cancel(reason string) error {
+	s.end(cause{kind: byRequest, reason: reason})
+	return nil
+}
+
+// end is the one way to end a step: the first cause becomes the step's, and stays. It
+// reports whether c is that one. It does not wait, and may be called from any goroutine.
+func (s *Step) end(c cause) (first bool) {
+	s.progress.settle()
+	return s.causes.add(c)
+}
+
+// LauncherLost says that the launching client is gone. Before every task has
+// exec'd that ends the step, as a cancel does; after it the tasks find out by
+// their pipes.
+func (s *Step) LauncherLost() {
+	switch {
+	case s.plan.Spec.Parent != nil:
+		// They are connected, and their output has nowhere to go.
+		s.Cancel("the step that has spawned it, " + s.plan.Spec.Parent.String() + ", is gone")
+	case !s.tasks.launched.Load():
+		s.Cancel("the client went away before the tasks were started")
+	}
+}
+
+// mpiAbort is called by the MPI plugin when a rank asks for the step's end, or
+// has died in the middle of it; rank is below 0 where none did. Of a step that ends
+// already it changes nothing: its ranks die because they are killed.
+func (s *Step) mpiAbort(rank, code int, text string) {
+	c := cause{kind: byAbort, code: max(1, code&0xff), reason: text} // an abort is no success
+	if rank >= 0 {
+		c.rank, c.reason = &rank, fmt.Sprintf("task %d: MPI abort with code %d: %s", rank, code, text)
+	}
+	s.end(c)
+}
+
+// endBadly is --kill-on-bad-exit: a task has failed.
+func (s *Step) endBadly(rank int, status step.ExitStatus) {
+	if s.tasks.alive == 0 {
+		return // nothing is left to end
+	}
+	reason := fmt.Sprintf("task %d: %s, and --kill-on-bad-exit was given", rank, status.Describe())
+	s.end(cause{kind: byBadExit, rank: &rank, reason: reason})
+}
 
 // unkillableDefault is UnkillableStepTimeout's default (slurm.conf), and
 // lastStrike the least time for what is killed after the timeout was spent.
@@ -226,105 +355,4 @@ func parseZombie(stat []byte) (status step.ExitStatus, ok bool) {
 		return 0, false
 	}
 	return step.ExitStatus(code), true
-}
-
-// signals are the signals that users and MPI plugins send. Any goroutine may use them.
-type signals struct {
-	plan       *Plan
-	tracker    Tracker
-	messages   *messages
-	ledger     *ledger
-	host       *hostProcess
-	tasks      *taskTable
-	suspension *suspension
-
-	mu    sync.Mutex
-	sent  uint64 // guarded by mu: a bit for each signal that was sent
-	noted int    // guarded by mu: signals that the event log was to have
-}
-
-// Signal sends sig to the process of every task (scope "tasks" or ""), to the process of
-// the step's first task alone ("leader"), or to every process of the step
-// ("cgroup", of which "all" is the older name).
-func (s *signals) Signal(sig int, scope string) error {
-	if err := s.admit(sig); err != nil {
-		return err
-	}
-	switch scope {
-	case step.ScopeCgroup, "all":
-		s.host.evict()
-		return s.tracker.Signal(syscall.Signal(sig))
-	case "", step.ScopeTasks, step.ScopeLeader:
-		s.send(sig, func(rank int) bool { return scope != step.ScopeLeader || rank == 0 })
-		return nil
-	}
-	return fmt.Errorf("cannot send signal to scope %q: want leader, tasks or cgroup", scope)
-}
-
-// toRanks sends a signal to tasks of this node.
-func (s *signals) toRanks(ranks []int, sig syscall.Signal) error {
-	if err := s.admit(int(sig)); err != nil {
-		return err
-	}
-	meant := make(map[int]bool, len(ranks))
-	for _, r := range ranks {
-		meant[r] = true
-	}
-	s.send(int(sig), func(rank int) bool { return meant[rank] })
-	return nil
-}
-
-// admit returns why a signal cannot be sent now; else it notes that it is.
-func (s *signals) admit(sig int) error {
-	if sig < 1 || sig > 64 {
-		return fmt.Errorf("cannot send signal %d: there is none of this number", sig)
-	}
-	if st := s.ledger.copy().State; st != step.Running {
-		return fmt.Errorf("cannot send signal %d: the step is %s", sig, st)
-	}
-	if sig != int(unix.SIGKILL) && s.suspension.stands() {
-		return fmt.Errorf("cannot send signal %d: the step is suspended", sig)
-	}
-	s.mu.Lock()
-	s.sent |= 1 << uint(sig&63)
-	s.mu.Unlock()
-	return nil
-}
-
-// send sends sig to the tasks of the ranks that are meant.
-func (s *signals) send(sig int, meant func(rank int) bool) {
-	s.tasks.each(func(id, pidfd int) {
-		if rank := s.plan.Ranks[id]; meant(rank) {
-			s.note(rank, sig)
-			_ = unix.PidfdSendSignal(pidfd, syscall.Signal(sig), nil, 0) // ESRCH: it has just ended
-		}
-	})
-}
-
-// wasSent reports whether sig was sent to tasks.
-func (s *signals) wasSent(sig syscall.Signal) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sent&(1<<uint(sig&63)) != 0
-}
-
-// signalsNoted is how many lines about signals the event log has of each task, on
-// average: a user who signals in a loop does not fill the disk.
-const signalsNoted = 64
-
-// note writes a signal into the event log, unless that has too many of them.
-func (s *signals) note(rank, sig int) {
-	limit := signalsNoted * len(s.plan.Ranks)
-	s.mu.Lock()
-	s.noted++
-	n := s.noted
-	s.mu.Unlock()
-	e := eventlog.Event{Event: eventlog.EventTaskSignal, Rank: &rank, Signal: &sig}
-	switch {
-	case n > limit:
-		return
-	case n == limit:
-		e.Text = fmt.Sprintf("%d signals were noted: further ones are not", n)
-	}
-	s.messages.event(e)
 }
