@@ -123,176 +123,41 @@ type Numbers struct {
 // WaitForever is an ImmediateS without a limit.
 const WaitForever = -1
 
-// StreamKind says where one of a task's three standard streams goes.
-type StreamKind string
+// TasksMax is the highest number of tasks that a request may name.
+const TasksMax = 65533
 
-const (
-	// StreamClient: descriptors that the client attaches to stepd's socket.
-	StreamClient StreamKind = "client"
-	// StreamNull: /dev/null.
-	StreamNull StreamKind = "null"
-	// StreamFile: a file that each task opens as the user, by Pattern.
-	StreamFile StreamKind = "file"
-	// StreamSame: stderr only: the same open file as stdout.
-	StreamSame StreamKind = "same"
-)
+// VariableMax is the longest NAME=VALUE that a program can be started with
+// (execve(2), MAX_ARG_STRLEN with its NUL).
+const VariableMax = 128<<10 - 1
 
-// Stream describes one standard stream of all tasks.
-type Stream struct {
-	Kind StreamKind `json:"kind"`
-	// Pattern is srun's file name pattern (%j %J %s %t %n %N %u %x %A %a %%).
-	Pattern string `json:"pattern,omitempty"`
-	// Rank restricts the stream to one task; the others get /dev/null.
-	Rank *int `json:"rank,omitempty"`
-	// Append opens with O_APPEND alone; without it the file is truncated first.
-	Append bool `json:"append,omitempty"`
+// SpankOption is an option of a SPANK plugin that the user gave on the local
+// side, on its way to the remote side, to prolog and to epilog.
+type SpankOption struct {
+	Plugin string `json:"plugin"` // plugin_name
+	Name   string `json:"name"`
+	// Value is nil where the option was given without one. It is bytes: a file
+	// name need not be text.
+	Value []byte `json:"value"`
 }
 
-// Spec is a Request together with what noded decided about it: all that stepd
-// needs, so that stepd and the tasks never ask a name service or read a site's
-// configuration (design §4).
-type Spec struct {
-	Request
-
-	ID   ID   `json:"id"`
-	User User `json:"user"`
-	// Origin is what made the job; JobNTasks is the task count of the job: a
-	// batch step has one task of its own.
-	Origin    JobOrigin `json:"origin,omitempty"`
-	JobName   string    `json:"job_name,omitempty"` // the step's own is Name
-	JobNTasks int       `json:"job_ntasks,omitempty"`
-
-	NodeName string `json:"node_name"`
-	// EnvComplete says that Env is the job's environment as its plugins and tasks see it:
-	// nothing of the job's is set over it. A daemon sets it whose client has done so.
-	EnvComplete bool `json:"env_complete,omitempty"`
-	// Speaker begins each message of the step to its user; "" is "stepd-" and NodeName.
-	Speaker string `json:"speaker,omitempty"`
-	// NodeList are the step's nodes as a host list ("n[1-3]"), NodeID is the place of
-	// this one among them.
-	NodeList string `json:"node_list"`
-	NodeID   uint32 `json:"node_id"`
-	// JobNodeList are the job's nodes, JobNNodes counts them, and JobNodeCPUs are the
-	// CPUs that it has on each of them, in their order. "" and 0 stand for the
-	// step's; nil is not known where there are several.
-	JobNodeList string `json:"job_node_list,omitempty"`
-	JobNNodes   int    `json:"job_nnodes,omitempty"`
-	JobNodeCPUs []int  `json:"job_node_cpus,omitempty"`
-	// LaunchAddr is the address of the host on which the launching client runs, ""
-	// is this one.
-	LaunchAddr string `json:"launch_addr,omitempty"`
-	// Layout is where the tasks of a step of several nodes are; nil is this node.
-	Layout *Layout `json:"layout,omitempty"`
-	// Parent is the step whose tasks have spawned this one (MPI_Comm_spawn); nil is
-	// none.
-	Parent *ID `json:"parent,omitempty"`
-	// Preput are keys that its ranks find in their key value space.
-	Preput []KeyValue `json:"preput,omitempty"`
-
-	// CPUs is the step's allocation as a list: "0-2". NCPUs counts them.
-	CPUs  string `json:"cpus"`
-	NCPUs int    `json:"ncpus"`
-	// MemoryMB is the memory that the step was given, JobMemoryMB its job's;
-	// 0 where none was counted. They are limits where cgroup.conf says so.
-	MemoryMB    uint64 `json:"memory_mb,omitempty"`
-	JobMemoryMB uint64 `json:"job_memory_mb,omitempty"`
-	// JobCPUs is the job's allocation, as CPUs is the step's.
-	JobCPUs string `json:"job_cpus,omitempty"`
-	// StepGres and JobGres are what step and job have of the node's generic
-	// resources. GresEnv are the tasks' variables of it, and GresUnset the
-	// variables that would tell them something else.
-	StepGres  []GresAlloc `json:"step_gres,omitempty"`
-	JobGres   []GresAlloc `json:"job_gres,omitempty"`
-	GresEnv   []string    `json:"gres_env,omitempty"`
-	GresUnset []string    `json:"gres_unset,omitempty"`
-
-	Cluster   string `json:"cluster"`
-	Partition string `json:"partition"`
-	SlurmConf string `json:"slurm_conf,omitempty"`
-
-	// MPIConf is what the site says to MPI plugins.
-	MPIConf   MPIConf     `json:"mpi_conf,omitzero"`
-	Spank     SpankConf   `json:"spank"`
-	Proctrack Proctrack   `json:"proctrack"`
-	Confine   Confinement `json:"confine"`
-	// Affinity is what the site says about the binding of tasks; nil binds none:
-	// task/affinity is not among the task plugins.
-	Affinity   *AffinityConf `json:"affinity,omitempty"`
-	Acct       Accounting    `json:"acct"`
-	Container  string        `json:"container"` // "none", "tmpfs" or "linux"
-	RunDir     string        `json:"run_dir"`
-	ResultFile string        `json:"result_file"` // where stepd leaves the result when no noded takes it
-	// ReplayBytes is how much output is kept for clients that attach (ReplayBytes of
-	// stepd.conf); of a terminal it is 64 KiB at least. OutputFile is where stepd
-	// leaves it at the end; "" is nowhere.
-	ReplayBytes int64  `json:"replay_bytes,omitempty"`
-	OutputFile  string `json:"output_file,omitempty"`
-	KillWaitS   int    `json:"kill_wait_s"`
-	// Propagate are the resource limits that the site passes on to the tasks, in upper
-	// case without RLIMIT_; nil is all.
-	Propagate []string `json:"propagate,omitzero"`
-	// PropagatePrio is PropagatePrioProcess: 0, 1 or 2.
-	PropagatePrio int `json:"propagate_prio,omitempty"`
-	// Scripts are the scripts that the site runs around each task.
-	Scripts TaskScripts `json:"scripts,omitzero"`
-	// UnkillableS is UnkillableStepTimeout in seconds; 0, of an older noded, is 60.
-	UnkillableS int `json:"unkillable_s,omitempty"`
-
-	// ContainerNS says that descriptor FDContainer is the job's mount
-	// namespace; EntireStepInNS that the host joins it before init.
-	ContainerNS    bool `json:"container_ns,omitempty"`
-	EntireStepInNS bool `json:"entire_step_in_ns,omitempty"`
-	// PIDNamespace and UserNamespace say that FDPIDNamespace and FDUserNamespace are
-	// the job's, in which its tasks are born and become the user.
-	PIDNamespace  bool `json:"pid_namespace,omitempty"`
-	UserNamespace bool `json:"user_namespace,omitempty"`
+// LaunchChange is what the local side has changed between Reserve and Launch:
+// what slurm_spank_local_user_init did.
+type LaunchChange struct {
+	// Env replaces the request's; see Pack for EnvBinary.
+	Env       []string       `json:"env"`
+	EnvBinary map[int]string `json:"env_binary,omitempty"`
+	// JobControl replaces the job's, where the step is the job's first one.
+	JobControl [][]byte `json:"job_control,omitempty"`
 }
 
-// TaskScripts are TaskProlog and TaskEpilog of slurm.conf; "" is none.
-type TaskScripts struct {
-	Prolog string `json:"prolog,omitempty"`
-	Epilog string `json:"epilog,omitempty"`
-	// TimeoutS bounds each in seconds (PrologEpilogTimeout); 0 is none.
-	TimeoutS int `json:"timeout_s,omitempty"`
-}
+// Pack prepares the change for JSON, as Request.Pack.
+func (c *LaunchChange) Pack() { c.Env, c.EnvBinary = pack(c.Env) }
 
-// User is the user of the tasks, looked up by noded through the C library.
-type User struct {
-	Name   string   `json:"name"`
-	UID    uint32   `json:"uid"`
-	GID    uint32   `json:"gid"`
-	Groups []uint32 `json:"groups"` // all of them, the primary one included
-}
-
-// SpankConf is what stepd needs to read the plugin stack.
-type SpankConf struct {
-	// Plugstack is the file; empty means that there is none.
-	Plugstack  string   `json:"plugstack,omitempty"`
-	PluginDirs []string `json:"plugin_dirs,omitempty"`
-	// AllowReleases lists further releases to accept ("20.11", "any").
-	AllowReleases []string `json:"allow_releases,omitempty"`
-	// HookTimeoutS bounds each hook, in seconds; 0 is no bound.
-	HookTimeoutS int  `json:"hook_timeout_s,omitempty"`
-	Strict       bool `json:"strict,omitempty"`
-	// RequireSafe refuses a stack that users other than root may change.
-	RequireSafe bool `json:"require_safe,omitempty"`
-	// Quarantined are optional plugins that are left out, because they have
-	// crashed too often (QuarantineAfter).
-	Quarantined []Quarantine `json:"quarantined,omitempty"`
-	// Debug lets the log hear what plugins say to slurm_verbose and slurm_debug.
-	Debug bool `json:"debug,omitempty"`
-	// JSONLog makes the log one of JSON lines, as noded's is.
-	JSONLog bool `json:"json_log,omitempty"`
-}
-
-// Proctrack names the tracker and its place, which noded has made already.
-type Proctrack struct {
-	// Kind is "cgroup/v2", "cgroup/v1", "cgroup/hybrid", "linuxproc" or "pgid".
-	Kind string `json:"kind"`
-	// Dir is the step's cgroup (absolute), with its stepd and SPANK host; empty
-	// for trackers without one.
-	Dir string `json:"dir,omitempty"`
-	// Tasks is the cgroup of its tasks (absolute), which is empty where Dir is. It
-	// lies apart from Dir, so that what the daemons use is never charged to the job.
-	Tasks string `json:"tasks,omitempty"`
+// Unpack undoes Pack. An index out of range is a *FieldError.
+func (c *LaunchChange) Unpack() error {
+	if err := unpack("env_binary", c.Env, c.EnvBinary); err != nil {
+		return err
+	}
+	c.EnvBinary = nil
+	return nil
 }

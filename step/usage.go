@@ -90,18 +90,3 @@ type Stall struct {
 	Avg60   float64 `json:"avg60"`
 	Avg300  float64 `json:"avg300"`
 }
-
-// Accounting is how the node accounts for a step (slurm.conf). The zero value
-// samples nothing and reads what the kernel tells at the ends of tasks.
-type Accounting struct {
-	// Gather is JobAcctGatherType without its prefix; "" is "none".
-	Gather string `json:"gather,omitempty"`
-	// FrequencyS is the time between samples, 0 for none.
-	FrequencyS int `json:"frequency_s,omitempty"`
-	// UsePss counts a page that n processes share as 1/n of one, NoShared leaves
-	// shared pages out (JobAcctGatherParams).
-	UsePss   bool `json:"use_pss,omitempty"`
-	NoShared bool `json:"no_shared,omitempty"`
-	// OverMemoryKill ends a step whose sampled memory is over its limit.
-	OverMemoryKill bool `json:"over_memory_kill,omitempty"`
-}

@@ -1,9 +1,29 @@
 package step
 
-import "errors"
+// StreamKind says where one of a task's three standard streams goes.
+type StreamKind string
 
-// ErrEnded says that a step has nothing to show any more.
-var ErrEnded = errors.New("the step has ended")
+const (
+	// StreamClient: descriptors that the client attaches to stepd's socket.
+	StreamClient StreamKind = "client"
+	// StreamNull: /dev/null.
+	StreamNull StreamKind = "null"
+	// StreamFile: a file that each task opens as the user, by Pattern.
+	StreamFile StreamKind = "file"
+	// StreamSame: stderr only: the same open file as stdout.
+	StreamSame StreamKind = "same"
+)
+
+// Stream describes one standard stream of all tasks.
+type Stream struct {
+	Kind StreamKind `json:"kind"`
+	// Pattern is srun's file name pattern (%j %J %s %t %n %N %u %x %A %a %%).
+	Pattern string `json:"pattern,omitempty"`
+	// Rank restricts the stream to one task; the others get /dev/null.
+	Rank *int `json:"rank,omitempty"`
+	// Append opens with O_APPEND alone; without it the file is truncated first.
+	Append bool `json:"append,omitempty"`
+}
 
 // Terminal asks for a terminal for rank 0 (--pty): its three streams are that
 // terminal, which belongs to stepd and outlives the client. The other ranks have

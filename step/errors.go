@@ -1,11 +1,9 @@
 package step
 
-// Limits on what a client may ask for. They bound what noded stores and what
-// stepd and the tasks must carry; none is a site's policy.
-const (
-	// TasksMax is the highest number of tasks that a request may name.
-	TasksMax = 65533
-)
+import "errors"
+
+// ErrEnded says that a step has nothing to show any more.
+var ErrEnded = errors.New("the step has ended")
 
 // A FieldError says which field of a Request or Spec is wrong, by its JSON
 // name, and why.

@@ -1,7 +1,5 @@
 package step
 
-import "strconv"
-
 // Binding is what a client asks of the place of its tasks on the node's CPUs and
 // memory: srun's options with these names. The zero value asks for nothing: then
 // the site's TaskPluginParam and the automatic binding decide.
@@ -66,30 +64,4 @@ type Distribution struct {
 
 	// Levels is how many of the three were written: the tasks are told as many.
 	Levels int `json:"levels,omitempty"`
-}
-
-// GresRequest is one entry of what a user asks for by --gres: "gpu:a100:2". It
-// counts for each node.
-type GresRequest struct {
-	Name string `json:"name"`
-	// Type is the model, "" for any.
-	Type string `json:"type,omitempty"`
-	// Count may be 0: none of what the job has.
-	Count uint64 `json:"count"`
-}
-
-// String is the entry as a user writes it, without a suffix: "gpu:a100:2".
-func (g GresRequest) String() string {
-	if g.Type == "" {
-		return g.Name + ":" + strconv.FormatUint(g.Count, 10)
-	}
-	return g.Name + ":" + g.Type + ":" + strconv.FormatUint(g.Count, 10)
-}
-
-// Warning is a signal that announces the time limit to the tasks (--signal).
-type Warning struct {
-	Signal  int `json:"signal"`
-	BeforeS int `json:"before_s"` // seconds before the end
-	// Batch sends it to a job's batch script; else the job's other steps get it.
-	Batch bool `json:"batch,omitempty"`
 }
