@@ -21,14 +21,14 @@ func (f *follower) finish() {
 	ending := f.proc.Ending() // reaps
 	ending = cmp.Or(f.foreign, ending)
 	if !f.settled {
-		f.settleWithout(ending)
+		f.settleWithout(ending, step.Failed)
 	}
 	f.cleanup()
 }
 
 // settleWithout settles a step whose stepd sent no result: it may have left it
-// in a file, because there was no noded to take it; else it died.
-func (f *follower) settleWithout(ending string) {
+// in a file, because there was no noded to take it, which is reported; else it died.
+func (f *follower) settleWithout(reason string, state step.State) (left bool) {
 	var rec *step.Record
 	err := f.n.spool.do(func() (err error) {
 		rec, err = readResult(f.n.files.result(f.id), f.id)
@@ -36,13 +36,14 @@ func (f *follower) settleWithout(ending string) {
 	})
 	if err == nil {
 		f.settle(rec)
-		return
+		return true
 	}
 	if !errors.Is(err, os.ErrNotExist) {
 		f.log.Warnf("%v", err)
 	}
-	f.log.Errorf("%s: killing the rest of the step", ending)
-	f.die(ending, step.Failed)
+	f.log.Errorf("%s: killing the rest of the step", reason)
+	f.die(reason, state)
+	return false
 }
 
 // die kills what is left of the step and settles it: no other process knows

@@ -49,8 +49,6 @@ type Node struct {
 	// spoolWatch asks after the spool, serving reports that requests are served.
 	spoolWatch *DirRoom
 	serving    atomic.Bool
-	// adopted counts the steps that Recover has found running.
-	adopted int
 
 	// stopping is closed by Stop: followers leave their steps.
 	stopping <-chan struct{}

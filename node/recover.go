@@ -23,13 +23,23 @@ import (
 // helloMax is how long a stepd whose pid is not known may take to say it.
 const helloMax = 2 * time.Second
 
+// recovery finds what an earlier noded left. It is made for one Recover.
+type recovery struct {
+	n *Node
+	// running are the steps that had not ended.
+	running map[step.ID]bool
+	// adopted counts the steps that were found running.
+	adopted int
+}
+
 // Recover finds what an earlier noded left: steps that run are followed again,
 // those that ended meanwhile get their result, what is left of dead ones is
 // removed. It returns before the dead are all cleaned up. It is called once,
 // before requests are served.
 func (n *Node) Recover(ctx context.Context) error {
 	begin := time.Now()
-	if err := n.refind(ctx); err != nil {
+	r := &recovery{n: n, running: make(map[step.ID]bool)}
+	if err := r.refind(ctx); err != nil {
 		return err
 	}
 	recs, err := n.store.Steps(0)
@@ -41,18 +51,17 @@ func (n *Node) Recover(ctx context.Context) error {
 		return err
 	}
 	left := make(map[uint32][]*step.Record)
-	running := make(map[step.ID]bool)
 	for _, rec := range recs {
 		if !rec.State.Final() {
 			left[rec.ID.Job] = append(left[rec.ID.Job], rec)
-			running[rec.ID] = true
+			r.running[rec.ID] = true
 		}
 	}
-	ending := n.recoverJobs(ctx, jobs, left)
-	n.meetAll()
-	n.cfg.Meter.Adopted(n.adopted, time.Since(begin))
-	n.health.Recover(running)
-	n.sweep(running) // what belongs to a job is the job's
+	ending := r.jobs(ctx, jobs, left)
+	r.meetAll()
+	n.cfg.Meter.Adopted(r.adopted, time.Since(begin))
+	n.health.Recover(r.running)
+	r.sweep() // what belongs to a job is the job's
 	for _, j := range ending {
 		n.work.Go(func() { n.endJob(j) })
 	}
@@ -60,9 +69,94 @@ func (n *Node) Recover(ctx context.Context) error {
 	return nil
 }
 
-// recoverJobs takes back the jobs with the steps that are left of them. It returns those
+// refind takes steps into the store that run and that it does not know: it was lost, or
+// set aside. Their stepds say what they are; steps that have ended are not known any
+// more. It is called before the store is read.
+func (r *recovery) refind(ctx context.Context) error {
+	entries, err := os.ReadDir(r.n.files.stepsDir())
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), ".sock")
+		id, err := step.ParseID(name)
+		if !ok || err != nil {
+			continue
+		}
+		if _, err := r.n.store.Step(id); err == nil {
+			continue
+		}
+		rec := r.askStepd(id)
+		if rec == nil {
+			continue // it has no stepd: sweep removes what was of a known job
+		}
+		// It lives, and so it is of this boot.
+		rec.BootID = r.n.boot
+		if rec.StepdStart, err = linux.StartTime(rec.StepdPID); err != nil {
+			continue // it has ended since
+		}
+		if err := r.n.store.Restore(rec, r.groupOf(ctx, rec)); err != nil {
+			return err
+		}
+		r.n.log.WithField("step", id.String()).Warnf("found a running step of user %q that the state does not have: it is taken back", rec.User)
+	}
+	return nil
+}
+
+// hello connects to the stepd behind a step's socket, and returns what it says at first.
+func (r *recovery) hello(id step.ID) (*stepapi.Conn, *stepapi.Msg, error) {
+	conn, err := stepapi.DialDir(r.n.files.stepsDir(), r.n.files.socketName(id))
+	if err != nil {
+		return nil, nil, err
+	}
+	timer := time.AfterFunc(helloMax, func() { conn.Close() })
+	m, _, err := conn.Recv()
+	if err == nil && (!timer.Stop() || m.Record == nil) {
+		err = fmt.Errorf("the stepd of step %s does not say what it runs", id)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, nil, err
+	}
+	return conn, m, nil
+}
+
+// askStepd returns what the stepd behind a socket says of its step, nil where none of
+// root's answers.
+func (r *recovery) askStepd(id step.ID) *step.Record {
+	conn, m, err := r.hello(id)
+	if err != nil {
+		return nil
+	}
+	defer conn.Close()
+	if peer, err := conn.Peer(); err != nil || peer.Uid != uint32(os.Geteuid()) {
+		return nil
+	}
+	if m.Version != stepapi.Version || m.Record.ID != id || m.Record.State.Final() {
+		return nil
+	}
+	return m.Record
+}
+
+// nobodyGroup is the kernel's word for a group that is none (overflowgid).
+const nobodyGroup = 65534
+
+// groupOf is the group of a job whose record is lost: its user's. It is never root's by
+// mistake.
+func (r *recovery) groupOf(ctx context.Context, rec *step.Record) uint32 {
+	ctx, cancel := context.WithTimeout(ctx, helloMax)
+	defer cancel()
+	user, err := r.n.cfg.Users.ByUID(ctx, rec.UID)
+	if err != nil {
+		r.n.log.WithField("step", rec.ID.String()).Errorf("the group of its job is lost, and group %d stands for it: %v", nobodyGroup, err)
+		return nobodyGroup
+	}
+	return user.GID
+}
+
+// jobs takes back the jobs with the steps that are left of them. It returns those
 // that have ended, and are to be cleaned up.
-func (n *Node) recoverJobs(ctx context.Context, jobs []*state.Job, left map[uint32][]*step.Record) (ending []*job) {
+func (r *recovery) jobs(ctx context.Context, jobs []*state.Job, left map[uint32][]*step.Record) (ending []*job) {
 	var jobIDs []uint32
 	goesOn := func(j *state.Job) bool { return len(left[j.ID]) > 0 || j.HasClient() }
 	ended := slices.DeleteFunc(slices.Clone(jobs), goesOn)
@@ -70,18 +164,18 @@ func (n *Node) recoverJobs(ctx context.Context, jobs []*state.Job, left map[uint
 	for _, j := range jobs {
 		jobIDs = append(jobIDs, j.ID)
 	}
-	if err := n.cfg.Containers.Restore(ctx, jobIDs); err != nil {
-		n.log.Errorf("cannot restore job containers: %v", err)
+	if err := r.n.cfg.Containers.Restore(ctx, jobIDs); err != nil {
+		r.n.log.Errorf("cannot restore job containers: %v", err)
 	}
 	for _, j := range jobs {
-		n.recoverJob(*j, left[j.ID])
+		r.job(*j, left[j.ID])
 		delete(left, j.ID)
 	}
 	for _, recs := range left { // steps without their job: a store that was edited
-		n.recoverJob(state.Job{ID: recs[0].ID.Job, UID: recs[0].UID, User: recs[0].User, CPUs: recs[0].CPUs}, recs)
+		r.job(state.Job{ID: recs[0].ID.Job, UID: recs[0].UID, User: recs[0].User, CPUs: recs[0].CPUs}, recs)
 	}
 	for _, rec := range ended {
-		ending = append(ending, n.readopt(*rec, 0))
+		ending = append(ending, r.readopt(*rec, 0))
 	}
 	return ending
 }
@@ -89,10 +183,10 @@ func (n *Node) recoverJobs(ctx context.Context, jobs []*state.Job, left map[uint
 // meetAll waits until the stepds that were found have said how their steps are:
 // no client is to see the store's state of their beginning. One that does
 // not answer delays it by helloMax, and all of them do not by more.
-func (n *Node) meetAll() {
+func (r *recovery) meetAll() {
 	late := time.NewTimer(helloMax)
 	defer late.Stop()
-	for _, f := range n.reg.followers() {
+	for _, f := range r.n.reg.followers() {
 		select {
 		case <-f.met:
 		case <-late.C:
@@ -102,70 +196,92 @@ func (n *Node) meetAll() {
 }
 
 // readopt takes back a job with n holders, as adopt does. One without ends.
-func (n *Node) readopt(rec state.Job, holders int) *job {
+func (r *recovery) readopt(rec state.Job, holders int) *job {
 	cpus, err := step.ParseCPUList(rec.CPUs)
 	if err != nil {
-		n.log.WithField("job", rec.ID).Errorf("cannot take back its CPUs: %v", err)
+		r.n.log.WithField("job", rec.ID).Errorf("cannot take back its CPUs: %v", err)
 	}
-	rec.GoOn(n.cfg.clock, n.boot)
-	return n.reg.adopt(rec, cpus, holders)
+	rec.GoOn(r.n.cfg.clock, r.n.boot)
+	return r.n.reg.adopt(rec, cpus, holders)
 }
 
-// recoverJob takes back one job with the steps of it that had not ended.
-func (n *Node) recoverJob(rec state.Job, steps []*step.Record) {
+// job takes back one job with the steps of it that had not ended.
+func (r *recovery) job(rec state.Job, steps []*step.Record) {
 	holders := len(steps)
 	if rec.HasClient() {
 		holders++
 	}
-	j := n.readopt(rec, holders)
+	j := r.readopt(rec, holders)
 	first := false
 	var others []*follower
 	for _, s := range steps {
-		f := newFollower(n, j, *s)
+		f := newFollower(r.n, j, *s)
 		f.stage = followed
-		n.reg.takeBack(f)
+		r.n.reg.takeBack(f)
 		first = first || j.Leads(s.ID)
-		if n.adopt(f) && !j.Leads(s.ID) {
+		if r.adopt(f) && !j.Leads(s.ID) {
 			others = append(others, f)
 		}
 	}
 	if rec.Implicit && !first {
 		for _, f := range others {
-			n.cancelLater(f, jobEnded)
+			r.n.cancelLater(f, jobEnded)
 		}
 	}
 	if rec.HasClient() {
-		n.recoverAlloc(j)
+		r.alloc(j)
 	}
 	if !rec.Implicit && !rec.HasClient() {
-		n.endExternWith(j, others)
+		r.endExternWith(j, others)
 	}
 }
 
-// recoverAlloc finds the client of an allocation again, or ends the job.
-func (n *Node) recoverAlloc(j *job) {
-	client, err := openHolder(j.Holder, n.boot)
+// alloc finds the client of an allocation again, or ends the job.
+func (r *recovery) alloc(j *job) {
+	client, err := openHolder(j.Holder, r.n.boot)
 	if err == nil {
-		n.work.Go(func() { n.holdJob(j, client) })
+		r.n.work.Go(func() { r.n.holdJob(j, client) })
 		return
 	}
 	reason := clientGone
 	if !errors.Is(err, child.ErrGone) {
 		reason = err.Error()
 	}
-	if n.reg.follower(interactiveID(j)) == nil {
-		n.endAlloc(j, reason)
+	if r.n.reg.follower(interactiveID(j)) == nil {
+		r.n.endAlloc(j, reason)
 		return
 	}
-	n.work.Go(func() { n.endWithShell(j, reason) })
+	r.n.work.Go(func() { r.n.endWithShell(j, reason) })
+}
+
+// endExternWith ends the extern step of a job that is not held and that no step leads, as one
+// that was found again is, when the others that were found have ended.
+func (r *recovery) endExternWith(j *job, others []*follower) {
+	extern := r.n.reg.follower(step.ID{Job: j.ID, Step: step.ExternStep})
+	if extern == nil {
+		return
+	}
+	r.n.work.Go(func() {
+		for _, f := range others {
+			if f == extern {
+				continue
+			}
+			select {
+			case <-f.ended:
+			case <-r.n.stopping:
+				return
+			}
+		}
+		r.n.cancelLater(extern, jobEnded)
+	})
 }
 
 // adopt follows a step again, or ends it where its stepd is dead. It returns
 // whether the step runs.
-func (n *Node) adopt(f *follower) (runs bool) {
+func (r *recovery) adopt(f *follower) (runs bool) {
 	rec := f.record()
-	n.reg.add(f) // it runs until it is buried: who waits, waits for that
-	p, conn, reason := n.findStepd(rec)
+	r.n.reg.add(f) // it runs until it is buried: who waits, waits for that
+	p, conn, reason := r.findStepd(rec)
 	if p == nil || rec.StepdPID == 0 { // in the latter case it has been met
 		f.merge(rec)
 		f.meet()
@@ -173,16 +289,16 @@ func (n *Node) adopt(f *follower) (runs bool) {
 	if p == nil {
 		state := step.Failed
 		switch {
-		case !linux.SameBoot(rec.BootID, n.boot):
+		case !linux.SameBoot(rec.BootID, r.n.boot):
 			state = step.NodeFail
 		case rec.State == step.Pending:
 			state, reason = step.Cancelled, "noded was restarted before the step was launched"
 		}
-		n.work.Go(func() { f.bury(reason, state) })
+		r.n.work.Go(func() { f.bury(reason, state) })
 		return false
 	}
 	f.log.Infof("found stepd (pid %d) again", p.PID)
-	n.adopted++
+	r.adopted++
 	f.findLauncher(rec)
 	f.begin(p, conn)
 	f.addToContainer()
@@ -207,34 +323,25 @@ func (f *follower) findLauncher(rec *step.Record) {
 	})
 }
 
-// bury settles a step whose stepd was dead when noded started.
+// bury ends a step whose stepd was dead when noded started.
 func (f *follower) bury(reason string, state step.State) {
-	rec, err := readResult(f.n.files.result(f.id), f.id)
-	switch {
-	case err == nil:
+	if f.settleWithout(reason, state) {
 		f.log.Info("took the result that stepd left")
-		f.settle(rec)
-	default:
-		if !errors.Is(err, os.ErrNotExist) {
-			f.log.Warnf("%v", err)
-		}
-		f.log.Errorf("%s: killing the rest of the step", reason)
-		f.die(reason, state)
 	}
 	f.cleanup()
 }
 
 // findStepd finds the step's stepd and connects to it. Without a process the
 // reason says why; without a connection it is followed by its pidfd alone.
-func (n *Node) findStepd(rec *step.Record) (*child.Process, *stepapi.Conn, string) {
-	if !linux.SameBoot(rec.BootID, n.boot) {
-		return nil, nil, rebooted(rec.BootID, n.boot)
+func (r *recovery) findStepd(rec *step.Record) (*child.Process, *stepapi.Conn, string) {
+	if !linux.SameBoot(rec.BootID, r.n.boot) {
+		return nil, nil, rebooted(rec.BootID, r.n.boot)
 	}
-	dir, name := n.files.stepsDir(), n.files.socketName(rec.ID)
+	dir, name := r.n.files.stepsDir(), r.n.files.socketName(rec.ID)
 	if rec.StepdPID == 0 {
-		return n.meetStepd(rec)
+		return r.meetStepd(rec)
 	}
-	p, err := child.Find(rec, n.boot)
+	p, err := child.Find(rec, r.n.boot)
 	if errors.Is(err, child.ErrGone) {
 		return nil, nil, fmt.Sprintf("stepd (pid %d) is gone", rec.StepdPID)
 	}
@@ -244,7 +351,7 @@ func (n *Node) findStepd(rec *step.Record) (*child.Process, *stepapi.Conn, strin
 	conn, err := stepapi.DialDir(dir, name)
 	if err != nil {
 		// It may be past serving, on its way to leave a result file.
-		n.log.WithField("step", rec.ID.String()).Warnf("cannot reach stepd (pid %d): %v", p.PID, err)
+		r.n.log.WithField("step", rec.ID.String()).Warnf("cannot reach stepd (pid %d): %v", p.PID, err)
 		return p, nil, ""
 	}
 	return p, conn, ""
@@ -261,20 +368,14 @@ func rebooted(before, now string) string {
 
 // meetStepd asks the socket who serves it: noded died after it had started
 // stepd, and before it had stored the pid. What stepd says goes into rec.
-func (n *Node) meetStepd(rec *step.Record) (*child.Process, *stepapi.Conn, string) {
+func (r *recovery) meetStepd(rec *step.Record) (*child.Process, *stepapi.Conn, string) {
 	const why = "noded ended while it started the step"
-	conn, err := stepapi.DialDir(n.files.stepsDir(), n.files.socketName(rec.ID))
+	conn, m, err := r.hello(rec.ID)
 	if err != nil {
-		return nil, nil, why
-	}
-	timer := time.AfterFunc(helloMax, func() { conn.Close() })
-	m, _, err := conn.Recv()
-	if !timer.Stop() || err != nil || m.Record == nil || m.Record.StepdPID <= 0 {
-		conn.Close()
 		return nil, nil, why
 	}
 	p, err := child.Attach(m.Record.StepdPID)
-	if err != nil {
+	if m.Record.StepdPID <= 0 || err != nil {
 		conn.Close()
 		return nil, nil, why
 	}
@@ -286,97 +387,84 @@ func (n *Node) meetStepd(rec *step.Record) (*child.Process, *stepapi.Conn, strin
 
 // sweep removes what is left of steps that are final: cgroups, sockets, result
 // files. What the store never numbered is another noded's, and stays.
-func (n *Node) sweep(running map[step.ID]bool) {
-	ids, err := n.cfg.Tracker.Steps()
+func (r *recovery) sweep() {
+	ids, err := r.n.cfg.Tracker.Steps()
 	if err != nil {
-		n.log.Errorf("cannot list leftovers: %v", err)
+		r.n.log.Errorf("cannot list leftovers: %v", err)
 	}
 	for _, id := range ids {
-		if running[id] || n.health.Holds(id) || n.isJobs(id) {
+		if r.running[id] || r.n.health.Holds(id) || r.isJobs(id) {
 			continue
 		}
-		log := n.log.WithField("step", id.String())
-		if !n.store.Knows(id.Job) {
+		log := r.n.log.WithField("step", id.String())
+		if !r.n.store.Knows(id.Job) {
 			log.Warn("found a step that this spool never started: it is left alone")
 			continue
 		}
-		n.work.Go(func() {
+		r.n.work.Go(func() {
 			log.Warn("removing what an earlier noded left of the step")
-			n.cfg.Meter.Leak(LeakStep)
-			if !n.health.End(n.leftover(id), log) {
+			r.n.cfg.Meter.Leak(LeakStep)
+			if !r.n.health.End(r.leftover(id), log) {
 				return
 			}
-			if err := n.cfg.Tracker.EndJob(id.Job); err != nil {
+			if err := r.n.cfg.Tracker.EndJob(id.Job); err != nil {
 				log.Debugf("%v", err) // another step of the job may run
 			}
 		})
 	}
-	n.sweepDir(n.files.stepsDir(), ".sock", running)
-	n.sweepDir(n.files.resultsDir(), "", running)
-	n.sweepDir(n.files.pmixDir(), "", running)
-	n.sweepScripts()
+	of := func(suffix string) func(name string) (job uint32, runs bool) {
+		return func(name string) (uint32, bool) {
+			stem, ok := strings.CutSuffix(name, suffix)
+			id, err := step.ParseID(stem)
+			return id.Job, !ok || err != nil || r.running[id]
+		}
+	}
+	r.sweepDir(r.n.files.stepsDir(), of(".sock"))
+	r.sweepDir(r.n.files.resultsDir(), of(""))
+	r.sweepDir(r.n.files.pmixDir(), of("")) // which the first step makes that needs it
+	// Batch scripts: the spool did not answer when their jobs ended.
+	r.sweepDir(r.n.files.scriptsDir(), func(name string) (uint32, bool) {
+		job, err := strconv.ParseUint(name, 10, 32)
+		return uint32(job), err != nil || r.n.reg.job(uint32(job)) != nil
+	})
 }
 
 // isJobs reports whether a place belongs to a job that is not over, and not to a step.
-func (n *Node) isJobs(id step.ID) bool {
-	if n.reg.job(id.Job) == nil {
+func (r *recovery) isJobs(id step.ID) bool {
+	if r.n.reg.job(id.Job) == nil {
 		return false
 	}
 	switch id.Step {
 	case scripts.PlaceID, KeeperPlace:
 		return true
 	case step.ExternStep:
-		return n.formerScripts(id.Job) != nil
+		return r.n.formerScripts(id.Job) != nil
 	}
 	return false
 }
 
-func (n *Node) leftover(id step.ID) *step.Record {
-	if rec, err := n.store.Step(id); err == nil {
+func (r *recovery) leftover(id step.ID) *step.Record {
+	if rec, err := r.n.store.Step(id); err == nil {
 		return rec
 	}
 	return &step.Record{ID: id} // forgotten since
 }
 
-// sweepDir removes the files of steps that do not run. Other names are not ours.
-func (n *Node) sweepDir(dir, suffix string, running map[step.ID]bool) {
+// sweepDir removes the files of a job that this node has numbered, unless keep says that the
+// name is none of ours, or of what runs.
+func (r *recovery) sweepDir(dir string, keep func(name string) (job uint32, yes bool)) {
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return // pmixDir, which the first step makes that needs it
-	}
-	if err != nil {
-		n.log.Errorf("cannot list leftovers: %v", err)
-		return
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		r.n.log.Errorf("cannot list leftovers: %v", err)
 	}
 	for _, e := range entries {
-		name, ok := strings.CutSuffix(e.Name(), suffix)
-		id, err := step.ParseID(name)
-		if !ok || err != nil || running[id] || !n.store.Knows(id.Job) {
+		job, yes := keep(e.Name())
+		if yes || !r.n.store.Knows(job) {
 			continue
 		}
-		n.cfg.Meter.Leak(LeakFile)
+		r.n.cfg.Meter.Leak(LeakFile)
 		if err := removeBelow(dir, e.Name()); err != nil {
-			n.log.Warnf("a leftover stays: %v", err)
-		}
-	}
-}
-
-// sweepScripts removes the batch scripts of jobs that are over: the spool did not answer when
-// they ended. Other names are not ours.
-func (n *Node) sweepScripts() {
-	entries, err := os.ReadDir(n.files.scriptsDir())
-	if err != nil {
-		n.log.Errorf("cannot list leftovers: %v", err)
-		return
-	}
-	for _, e := range entries {
-		job, err := strconv.ParseUint(e.Name(), 10, 32)
-		if err != nil || n.reg.job(uint32(job)) != nil || !n.store.Knows(uint32(job)) {
-			continue
-		}
-		n.cfg.Meter.Leak(LeakFile)
-		if err := removeBelow(n.files.scriptsDir(), e.Name()); err != nil {
-			n.log.Warnf("a leftover stays: %v", err)
+			r.n.log.Warnf("a leftover stays: %v", err)
 		}
 	}
 }

@@ -383,11 +383,11 @@ func TestRestartSparesPlaces(t *testing.T) {
 	t.Cleanup(func() { tn.stop() })
 	tn.eventually("the end of a leftover", func() bool { return tracker.times(stale) == 1 })
 	for _, p := range places {
-		if n := tracker.times(p); n != 0 || !tn.isJobs(p) {
+		if n := tracker.times(p); n != 0 || !(&recovery{n: tn.Node}).isJobs(p) {
 			t.Errorf("place %s was ended %d times while its job runs", p, n)
 		}
 	}
-	if tn.isJobs(stale) {
+	if (&recovery{n: tn.Node}).isJobs(stale) {
 		t.Error("a step is taken for a place of the job's")
 	}
 	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id)}); err != nil {
