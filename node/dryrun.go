@@ -48,7 +48,7 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, in *api.RunRequest) 
 	if spec.ID, err = n.store.NextID(want, &job, a.job != nil); err != nil {
 		return nil, numberError(err, req)
 	}
-	plan, err := n.plan(spec)
+	plan, err := n.places.plan(spec)
 	if err != nil {
 		return nil, api.NewError(api.ResourceExhausted, err.Error())
 	}

@@ -175,7 +175,7 @@ func (f *follower) endPlace() {
 	}
 	h.AwaitEmpty(f.id) // the drain ends with the processes, not with the program
 	if held != nil {
-		f.n.scripts.Unkillable(f.job.scripts, f.n.facts(f.job), f.n.cfg.UnkillableProgram, &held.Rec, health.Text(held))
+		f.n.scripts.Unkillable(f.job.scripts, f.job.facts(f.n.cfg.Gres), f.n.cfg.UnkillableProgram, &held.Rec, health.Text(held))
 	}
 }
 

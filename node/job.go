@@ -155,95 +155,141 @@ func (j *job) timeOver() (over <-chan time.Time, stop func()) {
 // endJob runs the epilog and removes what a job had, after its last step. nil
 // is no job. Where noded stops in the middle of it, the next one does it.
 func (n *Node) endJob(j *job) {
-	if j == nil {
-		return
+	if j != nil {
+		(&jobEnd{n: n, job: j, log: n.log.WithField("job", j.ID)}).run()
 	}
-	log := n.log.WithField("job", j.ID)
-	if j.found {
-		// An epilog that was interrupted must not run beside its second run.
-		n.endScripts(j, log)
-	}
-	if n.scripts.OwesEpilog() && !n.scripts.Epilog(j.scripts, n.facts(j), n.endOf(j)) {
-		// Until the next noded no process looks after its leftovers.
-		n.endScripts(j, log)
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.UnkillableTimeout)
-	defer cancel()
-	// Before the rest of prolog and epilog, beside which its namespaces are kept.
-	if err := n.cfg.Containers.Delete(ctx, j.ID); err != nil {
-		log.Errorf("%v", err)
-	}
-	n.endScripts(j, log)
-	// Process 1 of the job's pid namespace, which the end of the container has killed.
-	n.endBeside(step.Record{ID: step.ID{Job: j.ID, Step: KeeperPlace}}, log)
-	held := n.health.HoldsJob(j.ID)
-	if !held {
-		n.endPlace(j.ID, log)
-	}
-	n.removeScript(j, log)
-	// The store last: until then a restarted noded does this again.
-	if err := state.LogOwed(n.store.EndJob(j.ID), log); err != nil {
-		log.Errorf("%v: it is tried again", err)
-	}
-	n.reg.gone(j)
-	if held && !n.health.HoldsJob(j.ID) { // that has ended meanwhile, and has seen the job
-		n.endPlace(j.ID, log)
-	}
-	close(j.ended)
 }
 
-// endScripts kills what prolog and epilog have left running, and says what it was.
-func (n *Node) endScripts(j *job, log *logrus.Entry) {
-	places, closeOutputs := j.scripts.Leave()
+// jobEnd is the end of one job.
+type jobEnd struct {
+	n   *Node
+	job *job
+	log *logrus.Entry
+}
+
+func (e *jobEnd) run() {
+	if e.job.found {
+		// An epilog that was interrupted must not run beside its second run.
+		e.scripts()
+	}
+	if e.n.scripts.OwesEpilog() && !e.n.scripts.Epilog(e.job.scripts, e.job.facts(e.n.cfg.Gres), e.status()) {
+		// Until the next noded no process looks after its leftovers.
+		e.scripts()
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), e.n.cfg.UnkillableTimeout)
+	defer cancel()
+	// Before the rest of prolog and epilog, beside which its namespaces are kept.
+	if err := e.n.cfg.Containers.Delete(ctx, e.job.ID); err != nil {
+		e.log.Errorf("%v", err)
+	}
+	e.scripts()
+	// Process 1 of the job's pid namespace, which the end of the container has killed.
+	e.beside(step.Record{ID: step.ID{Job: e.job.ID, Step: KeeperPlace}})
+	held := e.n.health.HoldsJob(e.job.ID)
+	if !held {
+		e.place()
+	}
+	e.batchScript()
+	// The store last: until then a restarted noded does this again.
+	if err := state.LogOwed(e.n.store.EndJob(e.job.ID), e.log); err != nil {
+		e.log.Errorf("%v: it is tried again", err)
+	}
+	e.n.reg.gone(e.job)
+	if held && !e.n.health.HoldsJob(e.job.ID) { // that has ended meanwhile, and has seen the job
+		e.place()
+	}
+	close(e.job.ended)
+}
+
+// scripts kills what prolog and epilog have left running, and says what it was.
+func (e *jobEnd) scripts() {
+	places, closeOutputs := e.job.scripts.Leave()
 	defer closeOutputs()
-	id := j.scripts.Place()
+	id := e.job.scripts.Place()
 	switch {
 	case len(places) > 0:
-	case !j.found:
+	case !e.job.found:
 		return
 	default:
 		places = []step.Record{{ID: id}}
 	}
-	left, err := n.cfg.Tracker.Left(id)
+	left, err := e.n.cfg.Tracker.Left(id)
 	if err != nil {
-		log.Errorf("%v", err)
+		e.log.Errorf("%v", err)
 	}
 	if len(left) > 0 {
-		n.cfg.Meter.Leak(LeakScript)
-		log.Warnf("prolog or epilog have left processes running, which end with the job: %s", strings.Join(left, ", "))
+		e.n.cfg.Meter.Leak(LeakScript)
+		e.log.Warnf("prolog or epilog have left processes running, which end with the job: %s", strings.Join(left, ", "))
 	}
 	for _, rec := range places {
-		n.endBeside(rec, log)
+		e.beside(rec)
 	}
-	if extern := n.formerScripts(j.ID); j.found && extern != nil {
-		n.endBeside(*extern, log)
+	if extern := e.n.formerScripts(e.job.ID); e.job.found && extern != nil {
+		e.beside(*extern)
 	}
 }
 
-// removeScript removes the batch script of a job that has ended, if it had one.
-func (n *Node) removeScript(j *job, log *logrus.Entry) {
-	if j.Origin != step.OriginBatch {
+// batchScript removes the job's batch script, if it had one.
+func (e *jobEnd) batchScript() {
+	if e.job.Origin != step.OriginBatch {
 		return
 	}
-	err := n.spool.do(func() error { return os.Remove(n.files.script(j.ID)) })
+	err := e.n.spool.do(func() error { return os.Remove(e.n.files.script(e.job.ID)) })
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		log.Errorf("cannot remove batch script: %v", err)
+		e.log.Errorf("cannot remove batch script: %v", err)
 	}
 }
 
-// facts are what the job's scripts are told about it.
-func (n *Node) facts(j *job) scripts.Facts {
-	gres, _ := selection.GresEnv(n.cfg.Gres, j.Gres, selection.GresScope{Batch: true})
+// status is the job's end as its epilog is told.
+func (e *jobEnd) status() (end scripts.End) {
+	recs, err := e.n.store.Steps(e.job.ID)
+	if err != nil {
+		e.log.Errorf("%v", err)
+	}
+	for _, rec := range recs {
+		var st step.ExitStatus
+		switch {
+		case rec.Signal != nil:
+			st = step.ExitStatus(*rec.Signal & 0x7f)
+		case rec.ExitCode != nil:
+			st = step.ExitedWith(uint8(*rec.ExitCode))
+		}
+		if e.job.Leads(rec.ID) {
+			end.Exit = st
+		}
+		if rec.ID.Step != step.BatchStep {
+			end.Derived = max(end.Derived, st)
+		}
+	}
+	return end
+}
+
+// beside ends a place beside the job's steps.
+func (e *jobEnd) beside(rec step.Record) {
+	rec.BootID = e.n.boot
+	e.n.health.End(&rec, e.log)
+}
+
+// place removes the place of the job, of which nothing is left.
+func (e *jobEnd) place() {
+	if err := e.n.cfg.Tracker.EndJob(e.job.ID); err != nil {
+		e.log.Errorf("%v", err)
+	}
+}
+
+// facts are what the job's scripts are told about it on a node with these resources.
+func (j *job) facts(gres []selection.Gres) scripts.Facts {
+	env, _ := selection.GresEnv(gres, j.Gres, selection.GresScope{Batch: true})
 	return scripts.Facts{
-		User: step.User{Name: j.User, UID: j.UID, GID: j.GID}, CPUs: j.CPUs, GresEnv: gres, NTasks: j.NTasks, WorkDir: j.WorkDir,
+		User: step.User{Name: j.User, UID: j.UID, GID: j.GID}, CPUs: j.CPUs, GresEnv: env, NTasks: j.NTasks, WorkDir: j.WorkDir,
 		Restarts: j.Restarts, Array: j.Array, Stdin: j.Stdin, Stdout: j.Stdout,
 	}
 }
 
 // runProlog runs the job's prolog, or waits for its end. A failure ends an allocation.
 func (n *Node) runProlog(j *job) error {
-	return n.scripts.Prolog(j.scripts, n.facts(j), func(err error) {
+	return n.scripts.Prolog(j.scripts, j.facts(n.cfg.Gres), func(err error) {
 		switch {
 		case j.Origin != step.OriginAlloc || errors.Is(err, scripts.ErrStopping):
 		case err != nil:
@@ -254,43 +300,6 @@ func (n *Node) runProlog(j *job) error {
 			}
 		}
 	})
-}
-
-// endOf is the job's end as its epilog is told.
-func (n *Node) endOf(j *job) (end scripts.End) {
-	recs, err := n.store.Steps(j.ID)
-	if err != nil {
-		n.log.WithField("job", j.ID).Errorf("%v", err)
-	}
-	for _, rec := range recs {
-		var st step.ExitStatus
-		switch {
-		case rec.Signal != nil:
-			st = step.ExitStatus(*rec.Signal & 0x7f)
-		case rec.ExitCode != nil:
-			st = step.ExitedWith(uint8(*rec.ExitCode))
-		}
-		if j.Leads(rec.ID) {
-			end.Exit = st
-		}
-		if rec.ID.Step != step.BatchStep {
-			end.Derived = max(end.Derived, st)
-		}
-	}
-	return end
-}
-
-// endBeside ends a place beside a job's steps.
-func (n *Node) endBeside(rec step.Record, log *logrus.Entry) {
-	rec.BootID = n.boot
-	n.health.End(&rec, log)
-}
-
-// endPlace removes the place of a job of which nothing is left.
-func (n *Node) endPlace(job uint32, log *logrus.Entry) {
-	if err := n.cfg.Tracker.EndJob(job); err != nil {
-		log.Errorf("%v", err)
-	}
 }
 
 // released removes what a step has kept from being removed at its job's end, as long as its
@@ -305,7 +314,9 @@ func (n *Node) released(id step.ID) {
 	if err := n.cfg.Containers.Delete(ctx, id.Job); err != nil {
 		log.Errorf("%v", err)
 	}
-	n.endPlace(id.Job, log)
+	if err := n.cfg.Tracker.EndJob(id.Job); err != nil {
+		log.Errorf("%v", err)
+	}
 }
 
 // formerScripts is where an earlier release had a job's prolog and epilog: the place of

@@ -122,12 +122,12 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 		return err
 	}
 	defer ns.Close()
-	plan, err := n.plan(spec)
+	plan, err := n.places.plan(spec)
 	if err != nil {
 		return err
 	}
 	// The limits hold before there is anything to limit.
-	place, err := n.place(f, plan)
+	place, err := n.places.place(f, plan)
 	if err != nil {
 		return err
 	}

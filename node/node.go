@@ -41,6 +41,7 @@ type Node struct {
 	reg       *registry
 	gate      *health.Gate
 	health    *health.Health
+	places    places
 	scripts   *scripts.Runner
 	// fallbacks guards the configuration's Fallbacks.
 	fallbacks sync.Mutex
@@ -89,6 +90,7 @@ func New(cfg Config) (*Node, error) {
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = cfg.KillWait
 	n.scripts = n.newScripts()
+	n.places = places{cfg.Tracker, cfg.Limits, func(reason string) { n.health.Drain(reason) }}
 	if err := n.open(); err != nil {
 		n.unlock()
 		return nil, err

@@ -100,7 +100,7 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 		in.know(spec)
 	}
 	var f *follower
-	err := n.confinable(spec)
+	err := n.places.check(spec)
 	if err == nil {
 		f, err = n.number(spec, a, in)
 	}

@@ -209,7 +209,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		s.JobMemoryMB, s.JobGres, s.JobCPUs = a.job.MemoryMB, a.job.Gres, a.job.CPUs
 		a.job.limitTime(s, n.cfg.clock.Now())
 	}
-	s.GresEnv, s.GresUnset = selection.GresEnv(n.cfg.Gres, s.StepGres, selection.GresScope{Batch: s.Origin == step.OriginBatch && a.job == nil, Local: n.localGres()})
+	s.GresEnv, s.GresUnset = selection.GresEnv(n.cfg.Gres, s.StepGres, selection.GresScope{Batch: s.Origin == step.OriginBatch && a.job == nil, Local: n.places.localGres()})
 	s.Spank.Quarantined = n.health.Plugins.List()
 	s.NoNewPrivs = s.NoNewPrivs || n.cfg.NoNewPrivs
 	s.Env = n.taskEnv(s.Env)

@@ -8,54 +8,61 @@ import (
 	"stepd/step"
 )
 
-// confinable refuses a step whose limits cannot be had, before it has a number.
+// places makes the places of jobs and steps, and confines them there.
+type places struct {
+	tracker Tracker
+	limits  Limits // nil confines nothing
+	drain   func(reason string)
+}
+
+// check refuses a step whose limits cannot be had, before it has a number.
 // The error is a gRPC status.
-func (n *Node) confinable(spec *step.Spec) error {
-	if n.cfg.Limits == nil {
+func (p *places) check(spec *step.Spec) error {
+	if p.limits == nil {
 		return nil
 	}
-	_, err := n.cfg.Limits.Plan(spec)
+	_, err := p.limits.Plan(spec)
 	if err == nil {
 		return nil
 	}
 	var fault *FaultError
 	if errors.As(err, &fault) {
-		n.health.Drain(fault.Error())
+		p.drain(fault.Error())
 	}
 	return api.NewError(api.ResourceExhausted, "the step cannot be confined: "+err.Error())
 }
 
 // plan decides the step's limits and tells its spec of them.
-func (n *Node) plan(spec *step.Spec) (*step.LimitPlan, error) {
-	if n.cfg.Limits == nil {
+func (p *places) plan(spec *step.Spec) (*step.LimitPlan, error) {
+	if p.limits == nil {
 		return &step.LimitPlan{}, nil
 	}
-	p, err := n.cfg.Limits.Plan(spec)
+	plan, err := p.limits.Plan(spec)
 	if err != nil {
 		return nil, fmt.Errorf("cannot confine the step: %w", err)
 	}
-	spec.Confine = p.Confine
-	return p, nil
+	spec.Confine = plan.Confine
+	return plan, nil
 }
 
 // place makes the step's place and writes its limits, and its job's limits
 // that this noded has not written yet. The job's come first: a v1 cpuset takes
 // nothing that its children exceed.
-func (n *Node) place(f *follower, p *step.LimitPlan) (StepPlace, error) {
-	if n.cfg.Limits == nil {
-		return n.cfg.Tracker.MakeStep(f.id, nil)
+func (p *places) place(f *follower, plan *step.LimitPlan) (StepPlace, error) {
+	if p.limits == nil {
+		return p.tracker.MakeStep(f.id, nil)
 	}
-	if err := n.confineJob(f.job, p); err != nil {
+	if err := p.confineJob(f.job, plan); err != nil {
 		return StepPlace{}, err
 	}
-	place, err := n.cfg.Tracker.MakeStep(f.id, p.V1)
+	place, err := p.tracker.MakeStep(f.id, plan.V1)
 	if err != nil {
 		return place, err
 	}
-	for _, note := range p.Notes {
+	for _, note := range plan.Notes {
 		f.log.Debug(note)
 	}
-	if err := n.cfg.Limits.Apply(writesOf(p, "step")); err != nil {
+	if err := p.limits.Apply(writesOf(plan, "step")); err != nil {
 		if place.Leaf != nil {
 			place.Leaf.Close()
 		}
@@ -66,11 +73,11 @@ func (n *Node) place(f *follower, p *step.LimitPlan) (StepPlace, error) {
 
 // confineJob writes what is new of the job's limits. Its steps may need different
 // hierarchies, so that each may bring some.
-func (n *Node) confineJob(j *job, p *step.LimitPlan) error {
+func (p *places) confineJob(j *job, plan *step.LimitPlan) error {
 	j.limits.Lock()
 	defer j.limits.Unlock()
 	var todo []step.CgroupWrite
-	for _, w := range writesOf(p, "job") {
+	for _, w := range writesOf(plan, "job") {
 		if !j.limited[w.Path+"="+w.Value] {
 			todo = append(todo, w)
 		}
@@ -78,10 +85,10 @@ func (n *Node) confineJob(j *job, p *step.LimitPlan) error {
 	if len(todo) == 0 {
 		return nil
 	}
-	if err := n.cfg.Tracker.MakeJob(j.ID, p.V1); err != nil {
+	if err := p.tracker.MakeJob(j.ID, plan.V1); err != nil {
 		return err
 	}
-	if err := n.cfg.Limits.Apply(todo); err != nil {
+	if err := p.limits.Apply(todo); err != nil {
 		return err
 	}
 	if j.limited == nil {
@@ -104,4 +111,4 @@ func writesOf(p *step.LimitPlan, level string) []step.CgroupWrite {
 }
 
 // localGres reports whether a step numbers its devices from 0: it sees no others.
-func (n *Node) localGres() bool { return n.cfg.Limits != nil && n.cfg.Limits.Devices() }
+func (p *places) localGres() bool { return p.limits != nil && p.limits.Devices() }
