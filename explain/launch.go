@@ -71,7 +71,7 @@ func (e *explainer) stages() {
 		switch {
 		case launch && s.Error != "":
 			f.Text = fmt.Sprintf("the launch stopped at its stage %s, where %s: %s", s.Name, does, s.Error)
-			f.Hint = stageHint(s.Name)
+			f.Hint = stageHints[s.Name]
 		case launch && s.Ended == nil && !e.rec.State.Final():
 			f.Text = fmt.Sprintf("the launch is at its stage %s, where %s, for %s", s.Name, does, round(e.now.Sub(s.Begun)))
 			if s.Name == "streams" {
@@ -88,17 +88,23 @@ func (e *explainer) stages() {
 	}
 }
 
-func stageHint(name string) string {
-	switch name {
-	case "prolog":
-		return "noded's log has what the prolog said; a failed prolog drains the node"
-	case "proctrack", "track", "task_pre_setuid":
-		return "noded --check, and docs/cgroups.md"
-	case "load", "init", "user_init", "task_post_fork":
-		return "stepctl plugins --check looks at the plugins"
-	}
-	return ""
+// stageHints are where to look when a stage fails.
+var stageHints = map[string]string{
+	"prolog":          "noded's log has what the prolog said; a failed prolog drains the node",
+	"proctrack":       cgroupHint,
+	"track":           cgroupHint,
+	"task_pre_setuid": cgroupHint,
+	"load":            pluginHint,
+	"init":            pluginHint,
+	"user_init":       pluginHint,
+	"task_post_fork":  pluginHint,
 }
+
+const (
+	cgroupHint = "noded --check, and docs/cgroups.md"
+	hookHint   = "HookTimeout in stepd.conf bounds hooks"
+	pluginHint = "stepctl plugins --check looks at the plugins"
+)
 
 func (e *explainer) tasksRan() bool { return e.rec.Started != nil }
 
@@ -116,11 +122,10 @@ func (e *explainer) plugins() {
 		})
 	}
 	for _, h := range e.log.hooks {
+		slices.Sort(h.ranks)
 		f := Finding{Kind: KindPlugin, Ranks: step.FormatCPUList(h.ranks)}
 		where := fmt.Sprintf("plugin %q: %s", h.plugin, h.hook)
 		if len(h.ranks) > 0 {
-			slices.Sort(h.ranks)
-			f.Ranks = step.FormatCPUList(h.ranks)
 			where += " (" + ranksText(h.ranks) + ")"
 		}
 		switch {
@@ -129,7 +134,7 @@ func (e *explainer) plugins() {
 			f.Hint = "what the plugin said stands in noded's log, and in the step's standard error"
 		case !e.rec.State.Final():
 			f.Text = where + " has not returned"
-			f.Hint = "HookTimeout in stepd.conf bounds hooks"
+			f.Hint = hookHint
 		default:
 			f.Text = where + " has never returned"
 		}
@@ -180,19 +185,18 @@ func programOf(object string) string {
 }
 
 func startHint(k startFailure) string {
-	errno := unix.Errno(k.errno)
-	if hint := whyHint(k); hint != "" {
-		return hint
+	if k.why != "" {
+		for _, h := range whyHints {
+			if strings.Contains(k.why, h.words) {
+				return h.hint
+			}
+		}
 	}
-	switch {
-	case k.stage == "exec" && errno == unix.ENOENT:
-		return "the file is not on the node, or its interpreter (#! or ld.so) is not; --chdir says where relative names begin"
-	case k.stage == "exec" && errno == unix.EACCES:
-		return "it is no executable file, or its file system is mounted noexec, or a folder on the way may not be searched"
-	case k.stage == "exec" && errno == unix.ENOEXEC:
-		return "a script begins with #! and its interpreter; a program must be built for this machine"
-	case k.stage == "exec" && errno == unix.E2BIG:
-		return "arguments and environment are too long; --export=NONE sends less"
+	switch errno := unix.Errno(k.errno); {
+	case strings.Contains(k.why, "the directory") && strings.Contains(k.why, "does not exist"):
+		return "the directory is not on this node: is its file system mounted here?"
+	case k.stage == "exec" && execHints[errno] != "":
+		return execHints[errno]
 	case k.stage == "stdio" && errno == unix.ENOENT:
 		return "the folder of --output, --error or --input must be on the node"
 	case k.stage == "stdio":
@@ -207,46 +211,35 @@ func startHint(k startFailure) string {
 	return ""
 }
 
-// whyHint is what to do about what a task has found out about its file.
-func whyHint(k startFailure) string {
-	has := func(words string) bool { return strings.Contains(k.why, words) }
-	switch {
-	case k.why == "":
-		return ""
-	case has("outside of it, it does"):
-		return "the job's container has directories of its own: put the file elsewhere, or copy it there in a step of the job"
-	case has("carriage return"):
-		return "take the carriage returns away: sed -i 's/\\r$//' FILE"
-	case has("the loader (PT_INTERP)"):
-		return "the program was built for another C library: build it on this node, or install that library"
-	case has("the interpreter (#!)"):
-		return "install the interpreter on the node, or name another one in the first line"
-	case has("no directory of PATH"):
-		return "give its path, or set PATH: --export=ALL hands on the one of this shell"
-	case has("has no PATH"):
-		return "--export without PATH leaves none: --export=PATH,..., or the program's whole path"
-	case has("mounted noexec"):
-		return "put the program on a file system from which programs may be executed"
-	case has("no user may execute it"):
-		return "chmod +x makes it executable"
-	case has("may make no file in it"), has("may not open it so"):
-		return "--output, --error and --input are opened as the user, on the node: name a directory that is the user's to write"
-	case has("may not enter it"):
-		return "its owner opens it by chmod +x; a root-squashed file server hides it from root alone"
-	case has("is a program for"):
-		return "build it for this node's machine"
-	case has("is empty"):
-		return "was it copied whole? a full file system leaves empty files"
-	case has("does not begin with #!"):
-		return "begin a script with a line such as #!/bin/sh"
-	case has("the environment"):
-		return "arguments and environment are too long together, or one of them alone; --export=NONE sends less"
-	case has("is a link to"):
-		return "the link leads nowhere on this node: is the file system behind it mounted here?"
-	case has("the directory") && has("does not exist"):
-		return "the directory is not on this node: is its file system mounted here?"
-	}
-	return ""
+// execHints are what the errors of execve(2) usually mean.
+var execHints = map[unix.Errno]string{
+	unix.ENOENT:  "the file is not on the node, or its interpreter (#! or ld.so) is not; --chdir says where relative names begin",
+	unix.EACCES:  "it is no executable file, or its file system is mounted noexec, or a folder on the way may not be searched",
+	unix.ENOEXEC: "a script begins with #! and its interpreter; a program must be built for this machine",
+	unix.E2BIG:   "arguments and environment are too long; --export=NONE sends less",
+}
+
+const openedAsUser = "--output, --error and --input are opened as the user, on the node: name a directory that is the user's to write"
+
+// whyHints are what to do about what a task has found out about its file, by words of that;
+// the first that fits counts.
+var whyHints = []struct{ words, hint string }{
+	{"outside of it, it does", "the job's container has directories of its own: put the file elsewhere, or copy it there in a step of the job"},
+	{"carriage return", "take the carriage returns away: sed -i 's/\\r$//' FILE"},
+	{"the loader (PT_INTERP)", "the program was built for another C library: build it on this node, or install that library"},
+	{"the interpreter (#!)", "install the interpreter on the node, or name another one in the first line"},
+	{"no directory of PATH", "give its path, or set PATH: --export=ALL hands on the one of this shell"},
+	{"has no PATH", "--export without PATH leaves none: --export=PATH,..., or the program's whole path"},
+	{"mounted noexec", "put the program on a file system from which programs may be executed"},
+	{"no user may execute it", "chmod +x makes it executable"},
+	{"may make no file in it", openedAsUser},
+	{"may not open it so", openedAsUser},
+	{"may not enter it", "its owner opens it by chmod +x; a root-squashed file server hides it from root alone"},
+	{"is a program for", "build it for this node's machine"},
+	{"is empty", "was it copied whole? a full file system leaves empty files"},
+	{"does not begin with #!", "begin a script with a line such as #!/bin/sh"},
+	{"the environment", "arguments and environment are too long together, or one of them alone; --export=NONE sends less"},
+	{"is a link to", "the link leads nowhere on this node: is the file system behind it mounted here?"},
 }
 
 // memory finds processes that ended for want of memory.

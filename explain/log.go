@@ -65,8 +65,7 @@ func (l *eventLog) endStage(e *eventlog.Event) {
 	for i := len(l.stages) - 1; i >= 0; i-- {
 		s := &l.stages[i]
 		if s.Name == e.Phase && s.Ended == nil {
-			end := e.Time
-			s.Ended, s.Error = &end, e.Text
+			s.Ended, s.Error = new(e.Time), e.Text
 			return
 		}
 	}
@@ -80,15 +79,14 @@ func (l *eventLog) endStage(e *eventlog.Event) {
 
 // hook notes a call; its end takes back what its start has noted.
 func (l *eventLog) hook(e *eventlog.Event) {
-	if e.Event == eventlog.EventHookEnd {
-		l.place(e, nil).remove(e.Rank)
-		if e.RC == nil || *e.RC >= 0 {
-			return
-		}
-		l.place(e, e.RC).add(e.Rank)
+	if e.Event == eventlog.EventHookStart {
+		l.place(e, nil).add(e.Rank)
 		return
 	}
-	l.place(e, nil).add(e.Rank)
+	l.place(e, nil).remove(e.Rank)
+	if e.RC != nil && *e.RC < 0 {
+		l.place(e, e.RC).add(e.Rank)
+	}
 }
 
 func (l *eventLog) place(e *eventlog.Event, rc *int) *hookFailure {

@@ -84,14 +84,8 @@ func (e *explainer) missing(groups []step.ProgressGroup) map[int]bool {
 func (e *explainer) tellGroups(m *MPI, groups []step.ProgressGroup, missing map[int]bool) {
 	var waiting, others []string
 	for _, g := range groups {
-		out := MPIGroup{Ranks: step.FormatCPUList(g.Ranks), MPI: g.MPI}
-		if w := e.waitedFor(g.MPI); len(w) > 0 {
-			out.WaitsFor = step.FormatCPUList(w)
-		}
-		present := false // one that is not missed
-		for _, rank := range g.Ranks {
-			present = present || !missing[rank]
-		}
+		out := MPIGroup{Ranks: step.FormatCPUList(g.Ranks), MPI: g.MPI, WaitsFor: step.FormatCPUList(e.waitedFor(g.MPI))}
+		present := slices.ContainsFunc(g.Ranks, func(rank int) bool { return !missing[rank] })
 		m.Groups = append(m.Groups, out)
 		switch {
 		case !present && len(missing) <= missingMax:
@@ -135,10 +129,7 @@ func (e *explainer) waitedFor(p *step.MPIProgress) []int {
 		return nil
 	}
 	if p.WaitsFor != "" {
-		ranks, err := step.ParseCPUList(p.WaitsFor)
-		if err != nil {
-			return nil
-		}
+		ranks, _ := step.ParseCPUList(p.WaitsFor) // nil with an error
 		return ranks
 	}
 	if !inFence(p) {
@@ -176,8 +167,7 @@ func groupText(g *MPIGroup, p step.ProgressGroup) string {
 
 // missingText describes a rank that others wait for.
 func missingText(t *step.Task) string {
-	text := fmt.Sprintf("rank %d", t.Rank)
-	text += " " + t.MPI.String()
+	text := fmt.Sprintf("rank %d %s", t.Rank, t.MPI)
 	switch {
 	case t.State == step.TaskFailed:
 		text += "; it never ran its command"

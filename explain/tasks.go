@@ -91,45 +91,41 @@ func (e *explainer) sender(rank int, st step.ExitStatus) string {
 
 // endHint says what a status usually means.
 func (e *explainer) endHint(st step.ExitStatus) string {
-	code, _ := st.Exited()
-	sig, signaled := st.Signaled()
-	if !signaled {
-		switch code {
-		case 126:
+	if code, ok := st.Exited(); ok {
+		name := unix.SignalName(unix.Signal(code - 128))
+		switch {
+		case code == 126:
 			return "126 is a shell's word for a file that it cannot execute"
-		case 127:
+		case code == 127:
 			return "127 is a shell's word for a command that it does not find, and ld.so's for a library or symbol that is missing"
-		}
-		if code > 128 && code < 193 {
-			if name := unix.SignalName(unix.Signal(code - 128)); name != "" {
-				return fmt.Sprintf("%d is a shell's word for a child that %s has ended", code, name)
-			}
+		case code > 128 && code < 193 && name != "":
+			return fmt.Sprintf("%d is a shell's word for a child that %s has ended", code, name)
 		}
 		return ""
 	}
+	sig, _ := st.Signaled()
 	switch {
 	case sig == unix.SIGKILL && len(e.rec.OOM) > 0:
 		return "the kernel has killed for want of memory, see above"
-	case sig == unix.SIGKILL:
-		return "neither stepd nor the kernel's memory limits have sent it: another process has"
-	case sig == unix.SIGXCPU:
-		return "the limit of CPU time is reached: ulimit -t, propagated from the submitting shell"
-	case sig == unix.SIGXFSZ:
-		return "the limit of a file's size is reached: ulimit -f, propagated from the submitting shell"
-	case sig == unix.SIGBUS:
-		return "a mapped file was cut, or a tmpfs such as /dev/shm is full"
-	case sig == unix.SIGILL:
-		return "the program has an instruction that this CPU lacks: it was built for another one"
-	case sig == unix.SIGSYS:
-		return "a seccomp filter has refused a system call"
-	case sig == unix.SIGPIPE:
-		return "it wrote to a pipe that has no reader any more"
+	case signalHints[sig] != "":
+		return signalHints[sig]
 	case st.CoreDumped():
 		return "the core file is where kernel.core_pattern says"
 	case sig == unix.SIGSEGV || sig == unix.SIGABRT || sig == unix.SIGFPE:
 		return "ulimit -c unlimited before the step lets the kernel write a core file"
 	}
 	return ""
+}
+
+// signalHints are what the end by a signal usually means.
+var signalHints = map[unix.Signal]string{
+	unix.SIGKILL: "neither stepd nor the kernel's memory limits have sent it: another process has",
+	unix.SIGXCPU: "the limit of CPU time is reached: ulimit -t, propagated from the submitting shell",
+	unix.SIGXFSZ: "the limit of a file's size is reached: ulimit -f, propagated from the submitting shell",
+	unix.SIGBUS:  "a mapped file was cut, or a tmpfs such as /dev/shm is full",
+	unix.SIGILL:  "the program has an instruction that this CPU lacks: it was built for another one",
+	unix.SIGSYS:  "a seccomp filter has refused a system call",
+	unix.SIGPIPE: "it wrote to a pipe that has no reader any more",
 }
 
 // cancelled finds who has ended the step.
@@ -195,7 +191,11 @@ func (e *explainer) doing() {
 		return
 	}
 	if h := e.rec.Host; h != nil && (h.Hook != "" || h.State == "T" || h.State == "t" || h.State == "D") {
-		e.add(Finding{Kind: KindProcess, Text: "the SPANK host is " + h.String(), Hint: hostHint(h)})
+		f := Finding{Kind: KindProcess, Text: "the SPANK host is " + h.String()}
+		if h.Hook != "" {
+			f.Hint = hookHint
+		}
+		e.add(f)
 	}
 	type state struct{ state, hook, plugin, stage string }
 	keys, groups := groupTasks(e.rec.Tasks, func(t *step.Task) (state, bool) {
@@ -229,11 +229,4 @@ func (e *explainer) doing() {
 		}
 		e.add(f)
 	}
-}
-
-func hostHint(h *step.Doing) string {
-	if h.Hook != "" {
-		return "HookTimeout in stepd.conf bounds hooks"
-	}
-	return ""
 }

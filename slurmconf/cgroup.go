@@ -73,8 +73,8 @@ const (
 
 func (c *Cgroup) keys() keySet {
 	keys := keySet{
-		"cgroupplugin":            cgroupPlugin(&c.CgroupPlugin),
-		"cgroupmountpoint":        absolute(&c.CgroupMountpoint),
+		"cgroupplugin":            parsed(&c.CgroupPlugin, cgroupPlugin),
+		"cgroupmountpoint":        parsed(&c.CgroupMountpoint, absolute),
 		"constraincores":          boolean(&c.ConstrainCores),
 		"constrainramspace":       boolean(&c.ConstrainRAMSpace),
 		"constrainswapspace":      boolean(&c.ConstrainSwapSpace),
@@ -84,14 +84,14 @@ func (c *Cgroup) keys() keySet {
 		"maxrampercent":           percent(&c.MaxRAMPercent, allowedMax),
 		"maxswappercent":          percent(&c.MaxSwapPercent, percentMax),
 		"minramspace":             count(&c.MinRAMSpace, 0, memoryMax),
-		"memoryswappiness":        swappiness(&c.MemorySwappiness),
+		"memoryswappiness":        optional(&c.MemorySwappiness, func(n *int) setter { return count(n, 0, 100) }),
 		"signalchildrenprocesses": unused,
 		"ignoresystemd":           boolean(&c.IgnoreSystemd),
 		"ignoresystemdonfailure":  unused,
-		"systemdtimeout":          milliseconds(&c.SystemdTimeout),
+		"systemdtimeout":          times(&c.SystemdTimeout, time.Millisecond, 1, secondsMax*1000),
 		"enablecontrollers":       boolean(&c.EnableControllers),
 		"enableextracontrollers":  unused,
-		"cgroupslice":             slice(&c.CgroupSlice),
+		"cgroupslice":             parsed(&c.CgroupSlice, slice),
 	}
 	// Keys of older releases, which files still hold.
 	for _, old := range []string{
@@ -104,6 +104,9 @@ func (c *Cgroup) keys() keySet {
 	return keys
 }
 
+// nothing takes any value of a key that is read elsewhere, or concerns the controller alone.
+func nothing(string) *flaw { return nil }
+
 // unused takes any value of a key of Slurm's that has no effect here.
 func unused(string) *flaw { return &flaw{SeverityIgnored, "the key has no effect here", ""} }
 
@@ -112,71 +115,38 @@ func obsolete(string) *flaw {
 	return &flaw{SeverityWarning, "the key is obsolete and has no effect", "remove it"}
 }
 
-func cgroupPlugin(field *string) setter {
-	return func(v string) *flaw {
-		var word string
-		f := oneOf(&word, []string{"cgroup/"}, "autodetect", "v1", "v2", "disabled")(v)
-		switch {
-		case f != nil:
-			f.remedy = "write one of autodetect, cgroup/v1, cgroup/v2, disabled"
-			return f
-		case word == "v1" || word == "v2":
-			word = "cgroup/" + word
-		}
-		*field = word
-		return nil
+func cgroupPlugin(v string) (string, *flaw) {
+	word, f := oneOf([]string{"cgroup/"}, "autodetect", "v1", "v2", "disabled")(v)
+	switch {
+	case f != nil:
+		f.remedy = "write one of autodetect, cgroup/v1, cgroup/v2, disabled"
+	case word == "v1" || word == "v2":
+		word = "cgroup/" + word
 	}
+	return word, f
 }
 
 // slice reads the name of a systemd slice. systemd makes its parents of the
 // dashes in it; a path is none.
-func slice(field *string) setter {
-	return func(v string) *flaw {
-		name, ok := strings.CutSuffix(v, ".slice")
-		if !ok || name == "" || len(v) > 255 || strings.ContainsAny(v, "/ \t\"%\x7f") || strings.HasPrefix(v, ".") {
-			return wrong("write a name such as system.slice", "not the name of a slice")
-		}
-		*field = v
-		return nil
+func slice(v string) (string, *flaw) {
+	name, ok := strings.CutSuffix(v, ".slice")
+	if !ok || name == "" || len(v) > 255 || strings.ContainsAny(v, "/ \t\"%\x7f") || strings.HasPrefix(v, ".") {
+		return "", wrong("write a name such as system.slice", "not the name of a slice")
 	}
+	return v, nil
 }
 
 // percent reads a number with or without decimals: "98.5".
 func percent(field *float64, high float64) setter {
-	return func(v string) *flaw {
+	return parsed(field, func(v string) (float64, *flaw) {
 		remedy := fmt.Sprintf("write a percentage from 0 to %g, such as 98.5", high)
-		if v == "" || strings.Trim(v, "0123456789.") != "" { // no sign, exponent, NaN or %
-			return wrong(remedy, "not a number")
-		}
 		x, err := strconv.ParseFloat(v, 64)
-		if err != nil {
-			return wrong(remedy, "not a number")
+		switch {
+		case err != nil || strings.Trim(v, "0123456789.") != "": // no sign, exponent, NaN or %
+			return 0, wrong(remedy, "not a number")
+		case x > high:
+			return 0, wrong(remedy, "out of range")
 		}
-		if x > high {
-			return wrong(remedy, "out of range")
-		}
-		*field = x
-		return nil
-	}
-}
-
-func swappiness(field **int) setter {
-	return func(v string) *flaw {
-		var n int
-		f := count(&n, 0, 100)(v)
-		if f == nil {
-			*field = &n
-		}
-		return f
-	}
-}
-
-func milliseconds(field *time.Duration) setter {
-	return func(v string) *flaw {
-		n, f := number(v, 1, secondsMax*1000)
-		if f == nil {
-			*field = time.Duration(n) * time.Millisecond
-		}
-		return f
-	}
+		return x, nil
+	})
 }

@@ -27,16 +27,16 @@ type Container struct {
 
 func (c *Container) keys() keySet {
 	return keySet{
-		"nodename":           func(string) *flaw { return nil }, // containerFile's
-		"basepath":           basePath(&c.BasePath),
+		"nodename":           nothing, // containerFile's
+		"basepath":           parsed(&c.BasePath, basePath),
 		"autobasepath":       boolean(&c.AutoBasePath),
 		"dirs":               absoluteList(&c.Dirs, ","),
-		"initscript":         absolute(&c.InitScript),
+		"initscript":         parsed(&c.InitScript, absolute),
 		"shared":             boolean(&c.Shared),
 		"entirestepinns":     boolean(&c.EntireStepInNS),
-		"clonensscript":      absolute(&c.CloneNSScript),
+		"clonensscript":      parsed(&c.CloneNSScript, absolute),
 		"clonensscript_wait": seconds(&c.CloneNSScriptWait),
-		"clonensepilog":      absolute(&c.CloneNSEpilog),
+		"clonensepilog":      parsed(&c.CloneNSEpilog, absolute),
 		"clonensepilog_wait": seconds(&c.CloneNSEpilogWait),
 		"clonensflags":       c.cloneFlags,
 	}
@@ -63,14 +63,11 @@ func (c *Container) cloneFlags(v string) *flaw {
 // has switched it on.
 const noBasePath = "none"
 
-func basePath(field *string) setter {
-	return func(v string) *flaw {
-		if strings.EqualFold(v, noBasePath) {
-			*field = noBasePath
-			return nil
-		}
-		return absolute(field)(v)
+func basePath(v string) (string, *flaw) {
+	if strings.EqualFold(v, noBasePath) {
+		return noBasePath, nil
 	}
+	return absolute(v)
 }
 
 // containerFile applies job_container.conf: first the lines for all nodes,
@@ -101,26 +98,18 @@ func (l *loader) containerFile(file string, stmts []statement) {
 	}
 	l.containerTogether(file)
 	if l.cfg.JobContainerType != "none" && c.BasePath == "" {
-		l.probs.add(Problem{
-			Severity: SeverityError, File: file, Text: "cannot make job containers: no BasePath for node " + l.cfg.Node.Name,
-			Remedy: "write BasePath=DIRECTORY, or JobContainerType=job_container/none into slurm.conf",
-		})
+		l.probs.at(statement{file: file}, SeverityError, "write BasePath=DIRECTORY, or JobContainerType=job_container/none into slurm.conf",
+			"cannot make job containers: no BasePath for node %s", l.cfg.Node.Name)
 	}
 }
 
 // containerTogether finds what does not go together in job_container.conf.
 func (l *loader) containerTogether(file string) {
-	c := &l.cfg.Container
+	c, s := &l.cfg.Container, statement{file: file}
 	switch {
 	case l.cfg.JobContainerType == "tmpfs" && (c.PIDNamespace || c.UserNamespace):
-		l.probs.add(Problem{
-			Severity: SeverityError, File: file, Text: "cannot use CloneNSFlags with job_container/tmpfs, which makes a mount namespace alone",
-			Remedy: "write JobContainerType=job_container/linux into slurm.conf",
-		})
+		l.probs.at(s, SeverityError, "write JobContainerType=job_container/linux into slurm.conf", "cannot use CloneNSFlags with job_container/tmpfs, which makes a mount namespace alone")
 	case l.cfg.JobContainerType == "linux" && c.PIDNamespace && c.EntireStepInNS:
-		l.probs.add(Problem{
-			Severity: SeverityError, File: file, Text: "cannot use EntireStepInNS with CLONE_NEWPID: plugins would find no /proc/self",
-			Remedy: "leave out one of them",
-		})
+		l.probs.at(s, SeverityError, "leave out one of them", "cannot use EntireStepInNS with CLONE_NEWPID: plugins would find no /proc/self")
 	}
 }

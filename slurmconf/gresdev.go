@@ -38,8 +38,7 @@ func (c *Config) CheckDevices() (problems []Problem, drain []string) {
 
 // cause is the error number alone: the path is printed beside it.
 func cause(err error) error {
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return errno
 	}
 	return err

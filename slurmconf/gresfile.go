@@ -85,9 +85,8 @@ func (l *loader) ownGres(lines []gresLine) []Gres {
 		above = g
 		switch name := g.gres.Name; {
 		case !l.isGresType(name):
-			f := wrong("write GresTypes="+strings.Join(append(slices.Clone(l.cfg.GresTypes), name), ",")+" into slurm.conf", "it is left out, since GresTypes has it not")
-			f.severity = SeverityWarning
-			l.probs.valueOf(g.from, "Name", f)
+			all := strings.Join(append(slices.Clone(l.cfg.GresTypes), name), ",")
+			l.probs.valueOf(g.from, "Name", &flaw{SeverityWarning, "it is left out, since GresTypes has it not", "write GresTypes=" + all + " into slurm.conf"})
 		case isShared(name):
 			l.probs.valueOf(g.from, "Name", &flaw{SeverityWarning, "it is left out: sharing a GPU among steps is not supported", ""})
 		default:

@@ -36,11 +36,9 @@ func (l *loader) joinGres(wanted []NodeGres, lines []Gres) {
 	}
 	for i, g := range lines {
 		if used[i] < g.Count {
-			l.probs.add(Problem{
-				Severity: SeverityWarning, File: g.File, Line: g.Line,
-				Text:   fmt.Sprintf("%d of %d %s are left out: NodeName's Gres= has no more", g.Count-used[i], g.Count, kindOf(g.Name, g.Type)),
-				Remedy: fmt.Sprintf("write Gres=%s:%d for this node into slurm.conf", kindOf(g.Name, g.Type), g.Count),
-			})
+			kind := kindOf(g.Name, g.Type)
+			l.probs.at(statement{file: g.File, line: g.Line}, SeverityWarning, fmt.Sprintf("write Gres=%s:%d for this node into slurm.conf", kind, g.Count),
+				"%d of %d %s are left out: NodeName's Gres= has no more", g.Count-used[i], g.Count, kind)
 		}
 	}
 }

@@ -27,10 +27,10 @@ type gresLine struct {
 
 func (g *gresLine) keys() keySet {
 	return keySet{
-		"nodename":      func(string) *flaw { return nil },
-		"autodetect":    autoDetect(&g.auto),
-		"name":          gresName(&g.gres.Name),
-		"type":          gresName(&g.gres.Type),
+		"nodename":      nothing,
+		"autodetect":    parsed(&g.auto, autoDetect),
+		"name":          parsed(&g.gres.Name, gresName),
+		"type":          parsed(&g.gres.Type, gresName),
 		"count":         g.count,
 		"cores":         unused,
 		"cpus":          unused, // the key's name before 15.08
@@ -43,25 +43,19 @@ func (g *gresLine) keys() keySet {
 	}
 }
 
-func gresName(field *string) setter {
-	return func(v string) *flaw {
-		if err := srunopt.CheckGresName(v); err != nil {
-			return wrong("write a word such as gpu or a100", "%v", err)
-		}
-		*field = v
-		return nil
+func gresName(v string) (string, *flaw) {
+	if err := srunopt.CheckGresName(v); err != nil {
+		return "", wrong("write a word such as gpu or a100", "%v", err)
 	}
+	return v, nil
 }
 
-func autoDetect(field *string) setter {
-	known := []string{"off", "nvml", "nvidia", "rsmi", "oneapi", "nrt"}
-	return func(v string) *flaw {
-		if !slices.Contains(known, strings.ToLower(v)) {
-			return wrong("write AutoDetect=off, and the devices by File=", "there is no such detection")
-		}
-		*field = strings.ToLower(v)
-		return nil
+func autoDetect(v string) (string, *flaw) {
+	word, f := oneOf(nil, "off", "nvml", "nvidia", "rsmi", "oneapi", "nrt")(v)
+	if f != nil {
+		f = wrong("write AutoDetect=off, and the devices by File=", "there is no such detection")
 	}
+	return word, f
 }
 
 func (g *gresLine) count(v string) *flaw {

@@ -12,43 +12,35 @@ const noConsume = "no_consume"
 
 // nodeGres reads Gres= of a NodeName line: NAME[:TYPE][:no_consume]:COUNT,
 // parted by commas. Without a count it is 1.
-func nodeGres(field *[]NodeGres) setter {
-	return func(v string) *flaw {
-		const remedy = "write NAME[:TYPE][:no_consume]:COUNT, such as gpu:a100:2,scratch:100G"
-		if strings.EqualFold(v, "none") {
-			*field = nil
-			return nil
-		}
-		var plain []string
-		var free []bool
-		for item := range strings.SplitSeq(v, ",") {
-			fields := strings.Split(item, ":")
-			kept := slices.DeleteFunc(fields, func(f string) bool { return strings.EqualFold(f, noConsume) })
-			plain = append(plain, strings.Join(kept, ":"))
-			free = append(free, len(kept) < len(fields))
-		}
-		list, err := srunopt.ParseGres(strings.Join(plain, ","))
-		if err != nil {
-			return wrong(remedy, "%v", err)
-		}
-		*field = nil
-		for i, g := range list {
-			*field = append(*field, NodeGres{Name: g.Name, Type: g.Type, NoConsume: free[i], Count: g.Count})
-		}
-		return nil
+func nodeGres(v string) (all []NodeGres, _ *flaw) {
+	if strings.EqualFold(v, "none") {
+		return nil, nil
 	}
+	var plain []string
+	var free []bool
+	for item := range strings.SplitSeq(v, ",") {
+		fields := strings.Split(item, ":")
+		kept := slices.DeleteFunc(fields, func(f string) bool { return strings.EqualFold(f, noConsume) })
+		plain = append(plain, strings.Join(kept, ":"))
+		free = append(free, len(kept) < len(fields))
+	}
+	list, err := srunopt.ParseGres(strings.Join(plain, ","))
+	if err != nil {
+		return nil, wrong("write NAME[:TYPE][:no_consume]:COUNT, such as gpu:a100:2,scratch:100G", "%v", err)
+	}
+	for i, g := range list {
+		all = append(all, NodeGres{Name: g.Name, Type: g.Type, NoConsume: free[i], Count: g.Count})
+	}
+	return all, nil
 }
 
 // gresTypes reads GresTypes: names, parted by commas.
-func gresTypes(field *[]string) setter {
-	return func(v string) *flaw {
-		out := words(v)
-		for _, w := range out {
-			if err := srunopt.CheckGresName(w); err != nil {
-				return wrong("write names such as gpu,scratch", "%v", err)
-			}
+func gresTypes(v string) ([]string, *flaw) {
+	out := words(v)
+	for _, w := range out {
+		if err := srunopt.CheckGresName(w); err != nil {
+			return nil, wrong("write names such as gpu,scratch", "%v", err)
 		}
-		*field = out
-		return nil
 	}
+	return out, nil
 }

@@ -16,11 +16,7 @@ type keySet map[string]setter
 // isForeignLine reports whether key begins a line of several KEY=VALUE pairs that
 // does not concern a node daemon.
 func isForeignLine(key string) bool {
-	switch strings.ToLower(key) {
-	case "slurmctldhost", "nodeset", "downnodes", "frontendname", "switchname":
-		return true
-	}
-	return false
+	return slices.Contains([]string{"slurmctldhost", "nodeset", "downnodes", "frontendname", "switchname"}, strings.ToLower(key))
 }
 
 // slurmKeys are the keys of slurm.conf that a node daemon reads, lines of
@@ -28,23 +24,23 @@ func isForeignLine(key string) bool {
 func (l *loader) slurmKeys() keySet {
 	c, dir := l.cfg, l.dir
 	return keySet{
-		"clustername":                   clusterName(&c.ClusterName),
-		"slurmdspooldir":                l.spoolDir(&c.SpoolDir),
+		"clustername":                   parsed(&c.ClusterName, clusterName),
+		"slurmdspooldir":                parsed(&c.SpoolDir, l.spoolDir),
 		"slurmdpidfile":                 unused,
-		"slurmdlogfile":                 l.pattern(&c.SlurmdLogFile),
-		"slurmddebug":                   debugLevel(&c.SlurmdDebug),
-		"proctracktype":                 proctrackType(&c.ProctrackType),
-		"taskplugin":                    taskPlugin(&c.TaskPlugin),
-		"taskpluginparam":               taskPluginParam(&c.TaskPluginParam),
-		"jobcontainertype":              oneOf(&c.JobContainerType, []string{"job_container/"}, "none", "tmpfs", "linux"),
-		"namespacetype":                 oneOf(&c.JobContainerType, []string{"namespace/"}, "none", "tmpfs", "linux"),
-		"mpidefault":                    mpiDefault(&c.MpiDefault, l.mpiTypes),
+		"slurmdlogfile":                 parsed(&c.SlurmdLogFile, l.pattern),
+		"slurmddebug":                   parsed(&c.SlurmdDebug, debugLevel),
+		"proctracktype":                 parsed(&c.ProctrackType, proctrackType),
+		"taskplugin":                    parsed(&c.TaskPlugin, taskPlugin),
+		"taskpluginparam":               parsed(&c.TaskPluginParam, taskPluginParam),
+		"jobcontainertype":              parsed(&c.JobContainerType, oneOf([]string{"job_container/"}, "none", "tmpfs", "linux")),
+		"namespacetype":                 parsed(&c.JobContainerType, oneOf([]string{"namespace/"}, "none", "tmpfs", "linux")),
+		"mpidefault":                    parsed(&c.MpiDefault, l.mpiDefault),
 		"plugstackconfig":               beside(&c.PlugStackConfig, dir),
 		"plugindir":                     absoluteList(&c.PluginDir, ":"),
 		"prolog":                        script(&c.Prolog, dir),
 		"epilog":                        script(&c.Epilog, dir),
-		"prologflags":                   prologFlags(&c.PrologFlags),
-		"prologepilogtimeout":           secondsOrNone(&c.PrologEpilogTimeout),
+		"prologflags":                   parsed(&c.PrologFlags, prologFlags),
+		"prologepilogtimeout":           orUnlimited(&c.PrologEpilogTimeout, seconds(&c.PrologEpilogTimeout)),
 		"taskprolog":                    beside(&c.TaskProlog, dir),
 		"taskepilog":                    beside(&c.TaskEpilog, dir),
 		"killwait":                      seconds(&c.KillWait),
@@ -54,16 +50,16 @@ func (l *loader) slurmKeys() keySet {
 		"propagateresourcelimits":       limits(&c.PropagateResourceLimits, named),
 		"propagateresourcelimitsexcept": limits(&c.PropagateResourceLimits, allBut),
 		"propagateprioprocess":          count(&c.PropagatePrioProcess, 0, 2),
-		"jobacctgathertype":             oneOf(&c.JobAcctGatherType, []string{"jobacct_gather/", "acct_gather/"}, "none", "linux", "cgroup"),
+		"jobacctgathertype":             parsed(&c.JobAcctGatherType, oneOf([]string{"jobacct_gather/", "acct_gather/"}, "none", "linux", "cgroup")),
 		"jobacctgatherfrequency":        frequency(&c.JobAcctGatherFrequency),
-		"jobacctgatherparams":           acctParams(&c.JobAcctGatherParams),
+		"jobacctgatherparams":           parsed(&c.JobAcctGatherParams, acctParams),
 		"selecttype":                    text(&c.SelectType),
-		"selecttypeparameters":          selectParams(&c.SelectTypeParameters),
+		"selecttypeparameters":          parsed(&c.SelectTypeParameters, selectParams),
 		"defmempercpu":                  memory(&c.DefMemPerCPU),
 		"defmempernode":                 memory(&c.DefMemPerNode),
 		"maxmempercpu":                  memory(&c.MaxMemPerCPU),
 		"maxmempernode":                 memory(&c.MaxMemPerNode),
-		"grestypes":                     gresTypes(&c.GresTypes),
+		"grestypes":                     parsed(&c.GresTypes, gresTypes),
 		"maxtaskspernode":               count(&c.MaxTasksPerNode, 1, 65533),
 		"tmpfs":                         unused,
 		"launchparameters":              list(&c.LaunchParameters),
@@ -77,73 +73,49 @@ func severalTimes(key string) bool { return key == "prolog" || key == "epilog" }
 
 // clusterName refuses what would leave a directory or a line when the name
 // stands in a path, a file name or a log.
-func clusterName(field *string) setter {
-	return func(v string) *flaw {
-		if v == "" || len(v) > 40 || strings.ContainsAny(v, "/ \t\"%") {
-			return wrong("write at most 40 letters and digits", "not a name for a cluster")
-		}
-		*field = strings.ToLower(v)
-		return nil
+func clusterName(v string) (string, *flaw) {
+	if v == "" || len(v) > 40 || strings.ContainsAny(v, "/ \t\"%") {
+		return "", wrong("write at most 40 letters and digits", "not a name for a cluster")
 	}
+	return strings.ToLower(v), nil
 }
 
-func (l *loader) spoolDir(field *string) setter {
-	return func(v string) *flaw {
-		var dir string
-		if f := l.pattern(&dir)(v); f != nil {
-			return f
-		}
-		*field = joinDir(dir, "stepd")
-		return nil
-	}
+func (l *loader) spoolDir(v string) (string, *flaw) {
+	dir, f := l.pattern(v)
+	return joinDir(dir, "stepd"), f
 }
 
 // pattern is an absolute path in which the first %h is the host's name and the
 // first %n the node's.
-func (l *loader) pattern(field *string) setter {
-	return func(v string) *flaw {
-		v = strings.Replace(v, "%h", l.hostname, 1)
-		v = strings.Replace(v, "%n", l.cfg.Node.Name, 1)
-		return absolute(field)(v)
-	}
+func (l *loader) pattern(v string) (string, *flaw) {
+	v = strings.Replace(v, "%h", l.hostname, 1)
+	return absolute(strings.Replace(v, "%n", l.cfg.Node.Name, 1))
 }
 
-func debugLevel(field *string) setter {
+func debugLevel(v string) (string, *flaw) {
 	names := []string{"quiet", "fatal", "error", "info", "verbose", "debug", "debug2", "debug3", "debug4", "debug5"}
-	return func(v string) *flaw {
-		if n, err := strconv.Atoi(v); err == nil && n >= 0 && n < len(names) {
-			v = names[n]
-		}
-		return oneOf(field, nil, names...)(v)
+	if n, err := strconv.Atoi(v); err == nil && n >= 0 && n < len(names) {
+		v = names[n]
 	}
+	return oneOf(nil, names...)(v)
 }
 
-func proctrackType(field *string) setter {
-	return func(v string) *flaw {
-		var word string
-		f := oneOf(&word, []string{"proctrack/"}, "cgroup", "linuxproc", "pgid")(v)
-		if f != nil {
-			return f
-		}
-		*field = "proctrack/" + word
-		return nil
-	}
+func proctrackType(v string) (string, *flaw) {
+	word, f := oneOf([]string{"proctrack/"}, "cgroup", "linuxproc", "pgid")(v)
+	return "proctrack/" + word, f
 }
 
 // mpiDefault takes one of the types that there are. Slurm's names of pmix by the
 // library's release, "pmix_v4", mean pmix.
-func mpiDefault(field *string, types []string) setter {
-	return func(v string) *flaw {
-		word := bare(v, "mpi/")
-		if strings.HasPrefix(word, "pmix_v") {
-			word = "pmix"
-		}
-		if word != "pmix" && !slices.Contains(types, word) {
-			return wrong("write one of "+strings.Join(types, ", "), "there is no such MPI type")
-		}
-		*field = word
-		return nil
+func (l *loader) mpiDefault(v string) (string, *flaw) {
+	word := bare(v, "mpi/")
+	if strings.HasPrefix(word, "pmix_v") {
+		word = "pmix"
 	}
+	if word != "pmix" && !slices.Contains(l.mpiTypes, word) {
+		return "", wrong("write one of "+strings.Join(l.mpiTypes, ", "), "there is no such MPI type")
+	}
+	return word, nil
 }
 
 func script(field *[]string, dir string) setter {
@@ -156,51 +128,44 @@ func script(field *[]string, dir string) setter {
 }
 
 // prologFlags refuses what contradicts itself, as slurm.conf(5) does.
-func prologFlags(field *[]string) setter {
-	return func(v string) *flaw {
-		var told []string
-		f := flags(&told, "alloc", "contain", "deferbatch", "nohold", "forcerequeueonfail", "runinjob", "serial", "x11")(v)
-		has := func(words ...string) bool {
-			return slices.ContainsFunc(told, func(w string) bool { return slices.Contains(words, strings.ToLower(w)) })
-		}
-		switch {
-		case has("nohold") && has("contain", "x11", "runinjob"):
-			return wrong("leave out NoHold, or Contain, X11 and RunInJob", "NoHold lets an allocation be answered before its prolog has ended, and the others do not")
-		case has("serial") && has("runinjob"):
-			return wrong("leave out one of them", "Serial and RunInJob exclude each other")
-		}
-		*field = told
-		switch {
-		case f == nil && has("nohold") && !has("alloc", "deferbatch", "forcerequeueonfail"):
-			return &flaw{SeverityWarning, "NoHold has no effect without Alloc", "write Alloc,NoHold"}
-		case f == nil && has("forcerequeueonfail"):
-			return &flaw{SeverityWarning, "ForceRequeueOnFail means Alloc here: a batch job whose prolog fails is FAILED, and the node is drained", "write Alloc"}
-		case f == nil && has("x11"):
-			return &flaw{SeverityWarning, "X11 is not forwarded here: the flag means Contain", "write Contain"}
-		}
-		return f
+func prologFlags(v string) ([]string, *flaw) {
+	told, f := flags(v, "alloc", "contain", "deferbatch", "nohold", "forcerequeueonfail", "runinjob", "serial", "x11")
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(told, func(w string) bool { return slices.Contains(words, strings.ToLower(w)) })
 	}
+	switch {
+	case has("nohold") && has("contain", "x11", "runinjob"):
+		f = wrong("leave out NoHold, or Contain, X11 and RunInJob", "NoHold lets an allocation be answered before its prolog has ended, and the others do not")
+	case has("serial") && has("runinjob"):
+		f = wrong("leave out one of them", "Serial and RunInJob exclude each other")
+	case f != nil: // a flag that is not known
+	case has("nohold") && !has("alloc", "deferbatch", "forcerequeueonfail"):
+		f = &flaw{SeverityWarning, "NoHold has no effect without Alloc", "write Alloc,NoHold"}
+	case has("forcerequeueonfail"):
+		f = &flaw{SeverityWarning, "ForceRequeueOnFail means Alloc here: a batch job whose prolog fails is FAILED, and the node is drained", "write Alloc"}
+	case has("x11"):
+		f = &flaw{SeverityWarning, "X11 is not forwarded here: the flag means Contain", "write Contain"}
+	}
+	return told, f
 }
 
 // selectParams: one of the CR_ words reports whether memory is given out; most
 // others are the controller's.
-func selectParams(field *[]string) setter {
-	return flags(field, "cr_cpu", "cr_cpu_memory", "cr_core", "cr_core_memory", "cr_socket", "cr_socket_memory", "cr_board", "cr_board_memory", "cr_memory",
+func selectParams(v string) ([]string, *flaw) {
+	return flags(v, "cr_cpu", "cr_cpu_memory", "cr_core", "cr_core_memory", "cr_socket", "cr_socket_memory", "cr_board", "cr_board_memory", "cr_memory",
 		"cr_one_task_per_core", "cr_core_default_dist_block", "cr_lln", "cr_pack_nodes", "other_cons_res", "other_cons_tres",
 		"ll_shared_gres", "multiple_sharing_gres_pj", "enforce_binding_gres", "one_task_per_sharing_gres")
 }
 
 // flags warns of words that no release has had, since a newer one may.
-func flags(field *[]string, known ...string) setter {
-	return func(v string) *flaw {
-		*field = words(v)
-		for _, w := range *field {
-			if !slices.Contains(known, strings.ToLower(w)) {
-				return &flaw{SeverityWarning, fmt.Sprintf("flag %q is not known and has no effect", w), ""}
-			}
+func flags(v string, known ...string) ([]string, *flaw) {
+	all := words(v)
+	for _, w := range all {
+		if !slices.Contains(known, strings.ToLower(w)) {
+			return all, &flaw{SeverityWarning, fmt.Sprintf("flag %q is not known and has no effect", w), ""}
 		}
-		return nil
 	}
+	return all, nil
 }
 
 // Which limits a list of names stands for.

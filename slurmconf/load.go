@@ -95,7 +95,7 @@ func (l *loader) slurmFile(stmts []statement) {
 		case first.is("PartitionName"):
 			l.partitionLine(s)
 		case isForeignLine(first.key):
-			l.probs.add(Problem{Severity: SeverityIgnored, File: s.file, Line: s.line, Text: first.key + " does not concern a node daemon"})
+			l.probs.at(s, SeverityIgnored, "", "%s does not concern a node daemon", first.key)
 		default:
 			plain = append(plain, s)
 		}

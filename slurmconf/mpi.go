@@ -1,6 +1,7 @@
 package slurmconf
 
 import (
+	"cmp"
 	"strings"
 
 	"stepd/step"
@@ -42,7 +43,7 @@ func mpiKeys(c *step.PMIxConf) keySet {
 	keys := keySet{
 		"pmixtimeout": secondsFrom1(&c.Timeout),
 		"pmixdebug":   boolean(&c.Debug),
-		"pmixenv":     mpiEnv(&c.Env),
+		"pmixenv":     parsed(&c.Env, mpiEnv),
 		// slurmstepd's default is no.
 		"pmixshareservertopology": notBoolean(&c.KeepTopology),
 	}
@@ -61,39 +62,29 @@ func notForUs(string) *flaw {
 }
 
 // mpiEnv reads PMIxEnv: NAME=VALUE, parted by semicolons.
-func mpiEnv(field *[]string) setter {
-	return func(v string) *flaw {
-		var env []string
-		for item := range strings.SplitSeq(v, ";") {
-			name, _, ok := strings.Cut(item, "=")
-			switch {
-			case item == "":
-			case !ok || name == "" || strings.ContainsAny(name, " \t"):
-				return wrong("write NAME=VALUE;NAME=VALUE", "%q sets no variable", item)
-			case strings.HasPrefix(name, "LD_"):
-				return wrong("set what a PMIx library reads", "%s would change what the PMIx server loads", name)
-			default:
-				env = append(env, item)
-			}
+func mpiEnv(v string) (env []string, _ *flaw) {
+	for item := range strings.SplitSeq(v, ";") {
+		name, _, ok := strings.Cut(item, "=")
+		switch {
+		case item == "":
+		case !ok || name == "" || strings.ContainsAny(name, " \t"):
+			return nil, wrong("write NAME=VALUE;NAME=VALUE", "%q sets no variable", item)
+		case strings.HasPrefix(name, "LD_"):
+			return nil, wrong("set what a PMIx library reads", "%s would change what the PMIx server loads", name)
+		default:
+			env = append(env, item)
 		}
-		*field = env
-		return nil
 	}
+	return env, nil
 }
 
 // checkPMI2 finds limits that contradict each other: a key with its value must
 // fit into a frame, where each semicolon of it may be written twice.
 func (l *loader) checkPMI2() {
 	c := l.cfg.Stepd.PMI2
-	or := func(n, standard int) int {
-		if n == 0 {
-			return standard
-		}
-		return n
-	}
 	const words = 256 // cmd=kvs-put, its other attributes, and what parts them
-	need := 2*(max(or(c.KeyBytes1, 256), or(c.KeyBytes2, 64))+or(c.ValueBytes, 1024)) + words
-	frame, queue := or(c.FrameBytes, 64<<10), or(c.QueueBytes, 256<<10)
+	need := 2*(max(cmp.Or(c.KeyBytes1, 256), cmp.Or(c.KeyBytes2, 64))+cmp.Or(c.ValueBytes, 1024)) + words
+	frame, queue := cmp.Or(c.FrameBytes, 64<<10), cmp.Or(c.QueueBytes, 256<<10)
 	last := func(keys ...string) (s statement) {
 		for _, k := range keys {
 			if at, ok := l.told[k]; ok && at.line >= s.line {

@@ -45,7 +45,6 @@ const memoryMax = 1<<43 - 1
 func (n *Node) keys() keySet {
 	cpus := count(&n.CPUs, 1, hardMax)
 	sockets := count(&n.Sockets, 1, hardMax)
-	nothing := func(string) *flaw { return nil }
 	return keySet{
 		"cpus": cpus, "procs": cpus,
 		"boards": count(&n.Boards, 1, hardMax), "sockets": sockets, "socketsperboard": sockets,
@@ -55,11 +54,11 @@ func (n *Node) keys() keySet {
 		"memspeclimit":   count(&n.MemSpecLimit, 0, memoryMax),
 		"corespeccount":  unused,
 		"cpuspeclist":    unused,
-		"gres":           nodeGres(&n.Gres),
+		"gres":           parsed(&n.Gres, nodeGres),
 		// The line's own, and what concerns the controller alone.
 		"nodename": nothing, "nodehostname": nothing, "nodeaddr": nothing,
 		"bcastaddr": nothing, "feature": nothing, "features": nothing, "state": nothing, "weight": nothing,
-		"tmpdisk": nothing, "port": nothing, "reason": nothing, "cpubind": cpuBind(&n.CpuBind), "parameters": nothing,
+		"tmpdisk": nothing, "port": nothing, "reason": nothing, "cpubind": parsed(&n.CpuBind, cpuBind), "parameters": nothing,
 		"restrictedcorespergpu": nothing, "topology": nothing, "tresweights": nothing, "gresconf": nothing,
 	}
 }
@@ -195,10 +194,8 @@ func (l *loader) chooseNode() {
 		l.probs.at(first.from, SeverityWarning, "", "no node is named %q: taking %q, the only one, for this host", l.hostname, first.names[0])
 		return
 	}
-	l.probs.add(Problem{
-		Severity: SeverityError, File: l.cfg.File, Text: fmt.Sprintf("cannot find this host %q among %d nodes", l.hostname, len(l.nodeSeen)),
-		Remedy: fmt.Sprintf("add NodeName=%s, or NodeHostname=%s to a node", shortName(l.hostname), l.hostname),
-	})
+	l.probs.at(statement{file: l.cfg.File}, SeverityError, fmt.Sprintf("add NodeName=%s, or NodeHostname=%s to a node", shortName(l.hostname), l.hostname),
+		"cannot find this host %q among %d nodes", l.hostname, len(l.nodeSeen))
 }
 
 // chooseNamed takes the line of the node that the caller named.
@@ -209,8 +206,5 @@ func (l *loader) chooseNamed() {
 			return
 		}
 	}
-	l.probs.add(Problem{
-		Severity: SeverityError, File: l.cfg.File, Text: fmt.Sprintf("cannot find node %q among %d nodes", l.nodeName, len(l.nodeSeen)),
-		Remedy: "add NodeName=" + l.nodeName + ", or give noded another --node-name",
-	})
+	l.probs.at(statement{file: l.cfg.File}, SeverityError, "add NodeName="+l.nodeName+", or give noded another --node-name", "cannot find node %q among %d nodes", l.nodeName, len(l.nodeSeen))
 }

@@ -59,12 +59,12 @@ type Stepd struct {
 func (s *Stepd) keys(dir string) keySet {
 	keys := keySet{
 		"hooktimeout":        seconds(&s.HookTimeout),
-		"spankallowreleases": releases(&s.SpankAllowReleases),
+		"spankallowreleases": parsed(&s.SpankAllowReleases, releases),
 		"quarantineafter":    count(&s.QuarantineAfter, 0, 1000),
 		"spankstrict":        boolean(&s.SpankStrict),
 		"nonewprivs":         boolean(&s.NoNewPrivs),
 		"requiresafeplugins": boolean(&s.RequireSafePlugins),
-		"metricslisten":      listenAt(&s.MetricsListen),
+		"metricslisten":      parsed(&s.MetricsListen, listenAt),
 		"userstepsmax":       count(&s.UserStepsMax, 1, 1_000_000),
 		"userconnectionsmax": count(&s.UserConnectionsMax, 8, 1_000_000),
 		"userrequestbytes":   count(&s.UserRequestBytes, 1<<20, 1<<40),
@@ -80,35 +80,27 @@ func (s *Stepd) keys(dir string) keySet {
 }
 
 // listenAt takes "127.0.0.1:9817", or "unix".
-func listenAt(field *string) setter {
-	return func(v string) *flaw {
-		const remedy = "write an address and a port such as 127.0.0.1:9817, or unix"
-		if strings.EqualFold(v, "unix") {
-			*field = "unix"
-			return nil
-		}
-		a, err := netip.ParseAddrPort(v)
-		if err != nil || a.Port() == 0 {
-			return wrong(remedy, "not an IP address with a port")
-		}
-		*field = a.String()
-		if !a.Addr().IsLoopback() {
-			return &flaw{SeverityWarning, "everybody who reaches this address may read the page", "write 127.0.0.1 or ::1, or keep others away by a firewall"}
-		}
-		return nil
+func listenAt(v string) (string, *flaw) {
+	if strings.EqualFold(v, "unix") {
+		return "unix", nil
 	}
+	a, err := netip.ParseAddrPort(v)
+	switch {
+	case err != nil || a.Port() == 0:
+		return "", wrong("write an address and a port such as 127.0.0.1:9817, or unix", "not an IP address with a port")
+	case !a.Addr().IsLoopback():
+		return a.String(), &flaw{SeverityWarning, "everybody who reaches this address may read the page", "write 127.0.0.1 or ::1, or keep others away by a firewall"}
+	}
+	return a.String(), nil
 }
 
-func releases(field *[]string) setter {
+func releases(v string) ([]string, *flaw) {
 	release := regexp.MustCompile(`^([0-9]{2}\.[0-9]{2}|any)$`)
-	return func(v string) *flaw {
-		out := words(v)
-		for _, w := range out {
-			if !release.MatchString(w) {
-				return wrong("write releases such as 20.11,27.02, or any", "%q is no release", w)
-			}
+	out := words(v)
+	for _, w := range out {
+		if !release.MatchString(w) {
+			return nil, wrong("write releases such as 20.11,27.02, or any", "%q is no release", w)
 		}
-		*field = out
-		return nil
 	}
+	return out, nil
 }

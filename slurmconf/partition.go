@@ -17,21 +17,10 @@ type partitionLine struct {
 }
 
 func (p *partitionLine) keys() keySet {
-	nothing := func(string) *flaw { return nil }
-	own := func(field **uint64) setter {
-		return func(v string) *flaw {
-			var n uint64
-			f := memory(&n)(v)
-			if f == nil {
-				*field = &n
-			}
-			return f
-		}
-	}
 	return keySet{
-		"partitionname": nothing, "nodes": hostList(&p.nodes), "default": boolean(&p.isDefault), "cpubind": cpuBind(&p.cpuBind),
-		"defmempercpu": own(&p.defPerCPU), "defmempernode": own(&p.defPerNode),
-		"maxmempercpu": own(&p.maxPerCPU), "maxmempernode": own(&p.maxPerNode),
+		"partitionname": nothing, "nodes": parsed(&p.nodes, hostList), "default": boolean(&p.isDefault), "cpubind": parsed(&p.cpuBind, cpuBind),
+		"defmempercpu": optional(&p.defPerCPU, memory), "defmempernode": optional(&p.defPerNode, memory),
+		"maxmempercpu": optional(&p.maxPerCPU, memory), "maxmempernode": optional(&p.maxPerNode, memory),
 	}
 }
 

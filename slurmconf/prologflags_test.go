@@ -21,8 +21,7 @@ func TestPrologFlags(t *testing.T) {
 		{"NoHold,RunInJob", "NoHold lets an allocation be answered", SeverityError},
 		{"Serial,RunInJob", "exclude each other", SeverityError},
 	} {
-		var flags []string
-		f := prologFlags(&flags)(c.value)
+		flags, f := prologFlags(c.value)
 		switch {
 		case f == nil && c.words == "":
 			if !slices.Equal(flags, strings.Split(c.value, ",")) {

@@ -1,7 +1,6 @@
 package slurmconf
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -77,10 +76,7 @@ func (l *loader) memoryBounds() {
 			from = l.told[strings.ToLower(k.key)]
 		}
 		if k.most > 0 && k.def > k.most {
-			l.probs.add(Problem{
-				Severity: SeverityError, File: from.file, Line: from.line,
-				Text: fmt.Sprintf("cannot use %s=%d: it is more than the %d MiB that a step may ask for", k.key, k.def, k.most), Remedy: "write it lower, or Max" + k.key[3:] + " higher",
-			})
+			l.probs.at(from, SeverityError, "write it lower, or Max"+k.key[3:]+" higher", "cannot use %s=%d: it is more than the %d MiB that a step may ask for", k.key, k.def, k.most)
 		}
 	}
 }

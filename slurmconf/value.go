@@ -47,88 +47,80 @@ func number(v string, low, high uint64) (uint64, *flaw) {
 	return n, nil
 }
 
-// hostList takes "n[01-16],login", or "ALL", as it is written.
-func hostList(field *string) setter {
+// parsed puts what parse makes of a value into its field, unless parse finds an error.
+func parsed[T any](field *T, parse func(string) (T, *flaw)) setter {
 	return func(v string) *flaw {
-		if !strings.EqualFold(v, "ALL") {
-			if _, err := ExpandHosts(v); err != nil {
-				// The names may be of other nodes alone, whose matter it is.
-				return &flaw{SeverityWarning, err.Error(), "write a list such as n[1-3,5],m"}
-			}
+		x, f := parse(v)
+		if f == nil || f.severity != SeverityError {
+			*field = x
 		}
-		*field = v
-		return nil
+		return f
 	}
+}
+
+// optional is for a field that is nil where its key is not set.
+func optional[T any](field **T, set func(*T) setter) setter {
+	return parsed(field, func(v string) (*T, *flaw) {
+		x := new(T)
+		return x, set(x)(v)
+	})
+}
+
+// hostList takes "n[01-16],login", or "ALL", as it is written.
+func hostList(v string) (string, *flaw) {
+	if _, err := ExpandHosts(v); err != nil {
+		// The names may be of other nodes alone, whose matter it is.
+		return v, &flaw{SeverityWarning, err.Error(), "write a list such as n[1-3,5],m"}
+	}
+	return v, nil
 }
 
 func count[T int | int64 | uint64](field *T, low, high uint64) setter {
-	return func(v string) *flaw {
-		n, f := number(v, low, high)
-		if f == nil {
-			*field = T(n)
-		}
-		return f
-	}
+	return times(field, 1, low, high)
 }
 
-func seconds(field *time.Duration) setter {
-	return func(v string) *flaw {
-		n, f := number(v, 0, secondsMax)
-		if f == nil {
-			*field = time.Duration(n) * time.Second
-		}
-		return f
-	}
+// times takes a number of units.
+func times[T ~int | ~int64 | ~uint64](field *T, unit T, low, high uint64) setter {
+	return parsed(field, func(v string) (T, *flaw) {
+		n, f := number(v, low, high)
+		return T(n) * unit, f
+	})
 }
+
+func seconds(field *time.Duration) setter { return times(field, time.Second, 0, secondsMax) }
 
 // secondsFrom1 is for a wait that must not be none.
-func secondsFrom1(field *time.Duration) setter { return secondsFrom(field, 1) }
+func secondsFrom1(field *time.Duration) setter { return times(field, time.Second, 1, secondsMax) }
 
-func secondsFrom(field *time.Duration, low uint64) setter {
-	return func(v string) *flaw {
-		n, f := number(v, low, secondsMax)
-		if f == nil {
-			*field = time.Duration(n) * time.Second
-		}
-		return f
-	}
-}
-
-// secondsOrNone takes Slurm's words for "no limit" too, which is 0 here.
-func secondsOrNone(field *time.Duration) setter {
+// orUnlimited takes Slurm's words for "no limit" too, which is 0 here.
+func orUnlimited[T int | uint64 | time.Duration](field *T, set setter) setter {
 	return func(v string) *flaw {
 		if strings.EqualFold(v, "INFINITE") || strings.EqualFold(v, "UNLIMITED") {
 			*field = 0
 			return nil
 		}
-		return seconds(field)(v)
+		return set(v)
 	}
 }
 
-func boolean(field *bool) setter {
-	return func(v string) *flaw {
-		switch strings.ToLower(v) {
-		case "yes", "true", "up", "1":
-			*field = true
-		case "no", "false", "down", "0":
-			*field = false
-		default:
-			return wrong("write yes or no", "neither yes nor no")
-		}
-		return nil
-	}
-}
+func boolean(field *bool) setter { return parsed(field, parseBool) }
 
 // notBoolean takes the same words for a field that says the opposite of its key.
 func notBoolean(field *bool) setter {
-	return func(v string) *flaw {
-		var yes bool
-		if f := boolean(&yes)(v); f != nil {
-			return f
-		}
-		*field = !yes
-		return nil
+	return parsed(field, func(v string) (bool, *flaw) {
+		yes, f := parseBool(v)
+		return !yes, f
+	})
+}
+
+func parseBool(v string) (bool, *flaw) {
+	switch strings.ToLower(v) {
+	case "yes", "true", "up", "1":
+		return true, nil
+	case "no", "false", "down", "0":
+		return false, nil
 	}
+	return false, wrong("write yes or no", "neither yes nor no")
 }
 
 // words splits at commas; empty items vanish.
@@ -141,15 +133,14 @@ func list(field *[]string) setter {
 }
 
 // oneOf takes one of the allowed words, with or without one of the prefixes
-// ("proctrack/"), in any case; the field gets the word alone.
-func oneOf(field *string, prefixes []string, allowed ...string) setter {
-	return func(v string) *flaw {
+// ("proctrack/"), in any case, and returns the word alone.
+func oneOf(prefixes []string, allowed ...string) func(string) (string, *flaw) {
+	return func(v string) (string, *flaw) {
 		word := bare(v, prefixes...)
 		if !slices.Contains(allowed, word) {
-			return wrong("write one of "+strings.Join(allowed, ", "), "not available")
+			return "", wrong("write one of "+strings.Join(allowed, ", "), "not available")
 		}
-		*field = word
-		return nil
+		return word, nil
 	}
 }
 
@@ -164,21 +155,11 @@ func bare(v string, prefixes ...string) string {
 	return v
 }
 
-func checkAbsolute(path string) *flaw {
-	if !filepath.IsAbs(path) {
-		return wrong("write a path that begins with /", "not an absolute path")
+func absolute(v string) (string, *flaw) {
+	if !filepath.IsAbs(v) {
+		return "", wrong("write a path that begins with /", "not an absolute path")
 	}
-	return nil
-}
-
-func absolute(field *string) setter {
-	return func(v string) *flaw {
-		if f := checkAbsolute(v); f != nil {
-			return f
-		}
-		*field = filepath.Clean(v)
-		return nil
-	}
+	return filepath.Clean(v), nil
 }
 
 // beside takes a path; a relative one is beneath dir.
@@ -198,29 +179,19 @@ func joinDir(dir, path string) string {
 
 // absoluteList splits at sep; every item must be an absolute path.
 func absoluteList(field *[]string, sep string) setter {
-	return func(v string) *flaw {
-		var out []string
-		for _, item := range strings.Split(v, sep) {
-			if item == "" {
-				continue
+	return parsed(field, func(v string) (out []string, _ *flaw) {
+		for item := range strings.SplitSeq(v, sep) {
+			switch {
+			case item == "":
+			case !filepath.IsAbs(item):
+				return nil, wrong("write paths that begin with /", "%q is not an absolute path", item)
+			default:
+				out = append(out, filepath.Clean(item))
 			}
-			if !filepath.IsAbs(item) {
-				return wrong("write paths that begin with /", "%q is not an absolute path", item)
-			}
-			out = append(out, filepath.Clean(item))
 		}
-		*field = out
-		return nil
-	}
+		return out, nil
+	})
 }
 
 // memory reads a size in MiB; 0 and Slurm's words for it are no limit.
-func memory(field *uint64) setter {
-	return func(v string) *flaw {
-		if strings.EqualFold(v, "INFINITE") || strings.EqualFold(v, "UNLIMITED") {
-			*field = 0
-			return nil
-		}
-		return count(field, 0, memoryMax)(v)
-	}
-}
+func memory(field *uint64) setter { return orUnlimited(field, count(field, 0, memoryMax)) }
