@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,9 +57,9 @@ func Errorf(code Code, format string, args ...any) error {
 // ContextError is the Error of a context that has ended, for the error of ctx.Err.
 func ContextError(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		return &Error{Code: DeadlineExceeded, Message: err.Error()}
+		return NewError(DeadlineExceeded, err.Error())
 	}
-	return &Error{Code: Canceled, Message: err.Error()}
+	return NewError(Canceled, err.Error())
 }
 
 // AsError returns the Error that err is or wraps.
@@ -94,33 +95,12 @@ func MessageOf(err error) string {
 	return err.Error()
 }
 
-// HTTPStatus is the status of a reply with this code.
-func (c Code) HTTPStatus() int {
-	switch c {
-	case OK:
-		return 200
-	case InvalidArgument:
-		return 400
-	case Unauthenticated:
-		return 401
-	case PermissionDenied:
-		return 403
-	case NotFound:
-		return 404
-	case Aborted:
-		return 409
-	case FailedPrecondition:
-		return 412
-	case ResourceExhausted:
-		return 429
-	case Canceled:
-		return 499 // no reader is left
-	case Unimplemented:
-		return 501
-	case Unavailable:
-		return 503
-	case DeadlineExceeded:
-		return 504
-	}
-	return 500
+// httpStatus are the statuses of replies; every other code's is 500.
+var httpStatus = map[Code]int{
+	OK: 200, InvalidArgument: 400, Unauthenticated: 401, PermissionDenied: 403, NotFound: 404, Aborted: 409,
+	FailedPrecondition: 412, ResourceExhausted: 429, Canceled: 499 /* no reader is left */, Unimplemented: 501,
+	Unavailable: 503, DeadlineExceeded: 504,
 }
+
+// HTTPStatus is the status of a reply with this code.
+func (c Code) HTTPStatus() int { return cmp.Or(httpStatus[c], 500) }

@@ -3,8 +3,7 @@ package api
 import (
 	"fmt"
 	"net"
-
-	"golang.org/x/sys/unix"
+	"stepd/internal/linux"
 )
 
 // Peer is the client at the other end of a connection, in the kernel's word: the
@@ -25,19 +24,9 @@ func (p Peer) Root() bool { return p.UID == 0 }
 // process for OpenProcess: later its number may be another's. The caller ends it with
 // Close.
 func PeerOf(c *net.UnixConn) (Peer, error) {
-	raw, err := c.SyscallConn()
+	cred, err := linux.PeerCred(c)
 	if err != nil {
 		return Peer{}, fmt.Errorf("cannot read peer credentials: %w", err)
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return Peer{}, fmt.Errorf("cannot read peer credentials: %w", err)
-	}
-	if credErr != nil {
-		return Peer{}, fmt.Errorf("cannot read peer credentials: %w", credErr)
 	}
 	p := Peer{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}
 	p.process, err = openPeer(c, p.PID)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"stepd/internal/linux"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -23,15 +24,13 @@ type peerProcess struct {
 // for certain (before Linux 6.5), the pid of its credentials does: it is of this moment, since the
 // client waits for its connection to be served.
 func openPeer(c *net.UnixConn, pid int32) (*peerProcess, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, fmt.Errorf("cannot open the peer's process: %w", err)
-	}
 	pidfd := -1
 	var pidErr error
-	if err := raw.Control(func(fd uintptr) {
-		pidfd, pidErr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
-	}); err != nil {
+	err := linux.OnFD(c, func(fd int) error {
+		pidfd, pidErr = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+		return nil
+	})
+	if err != nil {
 		return nil, fmt.Errorf("cannot open the peer's process: %w", err)
 	}
 	if pidErr == unix.ENOPROTOOPT && pid > 0 {

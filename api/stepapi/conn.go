@@ -2,6 +2,7 @@ package stepapi
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/internal/quickjson"
 )
 
@@ -69,20 +71,7 @@ func (c *Conn) Close() error { return c.c.Close() }
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.c.SetWriteDeadline(t) }
 
 // Peer returns the kernel's word on who is at the other end (SO_PEERCRED).
-func (c *Conn) Peer() (*unix.Ucred, error) {
-	raw, err := c.c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var cred *unix.Ucred
-	var cerr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return nil, err
-	}
-	return cred, cerr
-}
+func (c *Conn) Peer() (*unix.Ucred, error) { return linux.PeerCred(c.c) }
 
 // Send writes one record with its descriptors. The descriptors stay open here.
 func (c *Conn) Send(m *Msg, fds ...int) error {
@@ -170,20 +159,13 @@ func (c *Conn) take(b, oob []byte, flags int) (*Msg, []int, error) {
 		closeAll(fds)
 		return nil, nil, fmt.Errorf("cannot read record: longer than %d bytes or %d descriptors", inlineMax, FDsMax)
 	}
-	m, rest, err := decode(b, fds, c.limit())
+	m, rest, err := decode(b, fds, cmp.Or(c.recordMax, RecordMax))
 	if err != nil {
 		closeAll(fds)
 		return nil, nil, err
 	}
 	closeAll(fds[:len(fds)-len(rest)])
 	return m, rest, nil
-}
-
-func (c *Conn) limit() int64 {
-	if c.recordMax > 0 {
-		return c.recordMax
-	}
-	return RecordMax
 }
 
 // checkSealed refuses what is no sealed memfd: a read of another file may wait
@@ -283,9 +265,8 @@ func DialDir(dir, name string) (*Conn, error) {
 	path := fmt.Sprintf("/proc/self/fd/%d/%s", d, name)
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
-		var errno unix.Errno
-		if errors.As(err, &errno) {
-			return nil, fmt.Errorf("cannot connect to %q: %w", dir+"/"+name, errno)
+		if errno, ok := errors.AsType[unix.Errno](err); ok {
+			err = errno
 		}
 		return nil, fmt.Errorf("cannot connect to %q: %w", dir+"/"+name, err)
 	}

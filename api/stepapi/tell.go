@@ -29,7 +29,7 @@ func (s *Server) Tell(m *Msg) {
 		}
 		return
 	}
-	for _, p := range s.all() {
+	for _, p := range s.those(func(*peer) bool { return true }) {
 		p.put(queued{m: m})
 	}
 }
@@ -77,7 +77,7 @@ func (s *Server) TellState(rec *step.Record) {
 	if rec.Parent != nil {
 		whole = append(whole, s.ofRole(RoleLaunch)...)
 	}
-	for _, p := range s.all() {
+	for _, p := range s.those(func(*peer) bool { return true }) {
 		m := &Msg{Type: TypeState, State: rec.State}
 		if slices.Contains(whole, p) {
 			m.Record = rec
@@ -93,21 +93,16 @@ func (s *Server) TellNoded(rec *step.Record) {
 	}
 }
 
-func (s *Server) all() []*peer {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	peers := make([]*peer, 0, len(s.peers))
-	for p := range s.peers {
-		peers = append(peers, p)
-	}
-	return peers
+func (s *Server) ofRole(role Role) []*peer {
+	return s.those(func(p *peer) bool { return p.role == role })
 }
 
-func (s *Server) ofRole(role Role) (peers []*peer) {
+// those are the peers that are wanted; want is called with mu held.
+func (s *Server) those(want func(*peer) bool) (peers []*peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for p := range s.peers {
-		if p.role == role {
+		if want(p) {
 			peers = append(peers, p)
 		}
 	}

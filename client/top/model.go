@@ -104,8 +104,7 @@ func sum(a, b *float64) *float64 {
 	if a == nil || b == nil {
 		return nil
 	}
-	v := *a + *b
-	return &v
+	return new(*a + *b)
 }
 
 // memoryOf is the resident memory that a step has now.
@@ -113,8 +112,7 @@ func memoryOf(u *step.StepUsage) *float64 {
 	if u == nil || u.RSSBytes == nil {
 		return nil
 	}
-	v := float64(*u.RSSBytes)
-	return &v
+	return new(float64(*u.RSSBytes))
 }
 
 // table is the whole list, for what is no screen.
@@ -172,11 +170,8 @@ func (m *topModel) foot() string {
 	switch {
 	case m.asking:
 		return "signal to " + m.name(m.chosen) + " (TERM): " + m.answer
-	case m.message != "":
+	case m.message != "" || m.help:
 		return m.message
-	}
-	if m.help {
-		return ""
 	}
 	return "enter tasks  s signal  z suspend  r resume  a attach  e explain  h keys  q end"
 }
@@ -203,23 +198,16 @@ func (m *topModel) name(r topRow) string { return "step " + r.id.Name() }
 func (m *topModel) head(columns int) []string {
 	l := m.look
 	tasks, running := 0, 0
-	var cpu *float64
+	cpu, used := 0.0, "-"
 	for i := range l.Steps {
 		tasks += len(l.Steps[i].Tasks)
 		if l.Steps[i].State == step.Running {
 			running++
 		}
 		if c := l.Steps[i].CPUPercent; c != nil {
-			total := *c
-			if cpu != nil {
-				total += *cpu
-			}
-			cpu = &total
+			cpu += *c
+			used = fmt.Sprintf("%.1f", cpu/100)
 		}
-	}
-	used := "-"
-	if cpu != nil {
-		used = fmt.Sprintf("%.1f", *cpu/100)
 	}
 	first := fmt.Sprintf("%s  %s  %s  %d of %s run, %s", l.Time.Format("15:04:05"), printable.Line(l.node.Name, 30), l.node.State, running,
 		plural(len(l.Steps), "step"), plural(tasks, "task"))
@@ -236,8 +224,7 @@ func plural(n int, what string) string {
 }
 
 func megabyteWords(mb uint64) string {
-	b := int64(mb << 20)
-	return report.Size(&b)
+	return report.Size(new(int64(mb << 20)))
 }
 
 // columns is one line. Of the columns beyond 80 the name has some, and what is left
@@ -279,49 +266,26 @@ func (m *topModel) taskRow(s *topStep, i, columns int) string {
 	if t.Status != nil {
 		state = t.Status.Describe()
 	}
-	return m.columns("  "+strconv.Itoa(t.Rank), name, "", "", taskState(t.State), report.Seconds(used.CPUSeconds), percent(r.CPUPercent), report.Size(used.RSSBytes),
+	return m.columns("  "+strconv.Itoa(t.Rank), name, "", "", cmp.Or(shortTask[t.State], "CF"), report.Seconds(used.CPUSeconds), percent(r.CPUPercent), report.Size(used.RSSBytes),
 		rate(r.ReadRate), rate(r.WriteRate), strings.ToLower(state), columns)
 }
 
-// shortState is the state in squeue's two letters, and "S" for a suspended one.
+// short are the states in squeue's letters; every other one is "F".
+var short = map[step.State]string{
+	step.Pending: "PD", step.Starting: "CF", step.Running: "R", step.Completing: "CG", step.Completed: "CD",
+	step.Cancelled: "CA", step.Timeout: "TO", step.OutOfMemory: "OOM", step.NodeFail: "NF",
+}
+
+// shortState is the state in squeue's letters, and "S" for a suspended one.
 func shortState(rec *step.Record) string {
 	if rec.Suspended != nil && !rec.State.Final() {
 		return "S"
 	}
-	switch rec.State {
-	case step.Pending:
-		return "PD"
-	case step.Starting:
-		return "CF"
-	case step.Running:
-		return "R"
-	case step.Completing:
-		return "CG"
-	case step.Completed:
-		return "CD"
-	case step.Cancelled:
-		return "CA"
-	case step.Timeout:
-		return "TO"
-	case step.OutOfMemory:
-		return "OOM"
-	case step.NodeFail:
-		return "NF"
-	}
-	return "F"
+	return cmp.Or(short[rec.State], "F")
 }
 
-func taskState(s step.TaskState) string {
-	switch s {
-	case step.TaskRunning:
-		return "R"
-	case step.TaskExited:
-		return "X"
-	case step.TaskFailed:
-		return "F"
-	}
-	return "CF"
-}
+// shortTask are the states of tasks; every other one is "CF".
+var shortTask = map[step.TaskState]string{step.TaskRunning: "R", step.TaskExited: "X", step.TaskFailed: "F"}
 
 func percent(v *float64) string {
 	switch {
@@ -338,8 +302,7 @@ func rate(v *float64) string {
 	if v == nil {
 		return "-"
 	}
-	n := int64(*v)
-	return report.Size(&n)
+	return report.Size(new(int64(*v)))
 }
 
 // pressureWords are CPU, memory and I/O: percent of the last 10 s in which some task
@@ -350,11 +313,11 @@ func pressureWords(p *step.Pressure) string {
 	}
 	var words []string
 	for _, s := range []*step.Stalls{p.CPU, p.Memory, p.IO} {
-		if s == nil {
-			words = append(words, "-")
-			continue
+		word := "-"
+		if s != nil {
+			word = fmt.Sprintf("%.0f", s.Some.Avg10)
 		}
-		words = append(words, fmt.Sprintf("%.0f", s.Some.Avg10))
+		words = append(words, word)
 	}
 	return strings.Join(words, " ")
 }

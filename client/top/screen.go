@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -265,18 +266,14 @@ func (u *topUI) askedKey(key string) error {
 	switch {
 	case key == "\r" || key == "\n":
 		m.asking = false
-		name := m.answer
-		if name == "" {
-			name = "TERM"
-		}
+		name := cmp.Or(m.answer, "TERM")
 		sig, err := options.ParseSignal(name)
 		if err != nil {
 			return err
 		}
 		ref := api.Ref(m.chosen.id)
 		return u.do(" got "+strings.ToUpper(name), func(ctx context.Context, c *api.Client) error {
-			err := c.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: "tasks"})
-			return err
+			return c.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: "tasks"})
 		})
 	case key == "\x1b" || key == "\x03":
 		m.asking = false
@@ -326,27 +323,17 @@ func (u *topUI) other(wait bool, args ...string) error {
 
 // move chooses another row.
 func (m *topModel) move(key string) bool {
-	by := 0
-	switch key {
-	case "\x1b[A", "\x1bOA", "k":
-		by = -1
-	case "\x1b[B", "\x1bOB", "j":
-		by = 1
-	case "\x1b[5~":
-		by = -10
-	case "\x1b[6~":
-		by = 10
-	case "\x1b[H", "\x1b[1~", "g":
-		by = -len(m.rows)
-	case "\x1b[F", "\x1b[4~", "G":
-		by = len(m.rows)
-	default:
-		return false
-	}
-	if len(m.rows) > 0 {
+	by, known := map[string]int{
+		"\x1b[A": -1, "\x1bOA": -1, "k": -1,
+		"\x1b[B": 1, "\x1bOB": 1, "j": 1,
+		"\x1b[5~": -10, "\x1b[6~": 10,
+		"\x1b[H": -len(m.rows), "\x1b[1~": -len(m.rows), "g": -len(m.rows),
+		"\x1b[F": len(m.rows), "\x1b[4~": len(m.rows), "G": len(m.rows),
+	}[key]
+	if known && len(m.rows) > 0 {
 		m.chosen = m.rows[min(max(max(m.at(), 0)+by, 0), len(m.rows)-1)]
 	}
-	return true
+	return known
 }
 
 // order changes what is shown, and in which order.

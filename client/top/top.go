@@ -142,8 +142,7 @@ func (w *topWatch) look() (*topLook, error) {
 	var since time.Duration
 	if !w.at.IsZero() {
 		since = l.Time.Sub(w.at)
-		s := since.Seconds()
-		l.Interval = &s
+		l.Interval = new(since.Seconds())
 	}
 	now := make(map[step.ID]*step.Record, len(recs))
 	for _, rec := range recs {
@@ -223,8 +222,7 @@ func rates(now, before *step.Used, since time.Duration) (cpu, read, write *float
 		return nil, nil, nil
 	}
 	per := func(now, before, factor float64) *float64 {
-		v := max(0, (now-before)*factor/since.Seconds()) // a sum shrinks when a process ends
-		return &v
+		return new(max(0, (now-before)*factor/since.Seconds())) // a sum shrinks when a process ends
 	}
 	if now.CPUSeconds != nil && before.CPUSeconds != nil {
 		cpu = per(*now.CPUSeconds, *before.CPUSeconds, 100)

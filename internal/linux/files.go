@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -56,10 +57,10 @@ func openAt(d int, name, path string, flags int, mode uint32) (*os.File, error) 
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// OnFD calls f with the file's descriptor, which stays open meanwhile. os.File.Fd
+// OnFD calls f with the descriptor of a file or a connection, which stays open meanwhile. os.File.Fd
 // would make it blocking, for all that share it and for the runtime's poller. The
 // error is f's, or os.ErrClosed.
-func OnFD(file *os.File, f func(fd int) error) error {
+func OnFD(file syscall.Conn, f func(fd int) error) error {
 	raw, err := file.SyscallConn()
 	if err != nil {
 		return err
@@ -117,4 +118,14 @@ func WriteWhole(path string, sync bool, write func(io.Writer) error) (err error)
 		err = os.Rename(tmp, path)
 	}
 	return err
+}
+
+// PeerCred returns the process at the other end of a unix socket, by its credentials at the
+// time of connect(2).
+func PeerCred(c syscall.Conn) (cred *unix.Ucred, err error) {
+	err = OnFD(c, func(fd int) error {
+		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
+	})
+	return cred, err
 }
