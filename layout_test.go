@@ -24,8 +24,8 @@ var tooLarge = map[string]struct {
 	most int
 	why  string
 }{
-	"node":          {49, "the API's half and the scripts' half are still to leave it"},
-	"node.Node":     {82, "is to become a few components, with their own locks"},
+	"node":          {41, "the way of a request and of a stepd could be packages of their own"},
+	"node.Node":     {64, "is to become a few components, with their own locks"},
 	"node.follower": {56, "is to become a table of a step's stages"},
 }
 

@@ -45,6 +45,9 @@ func (e *Error) Error() string { return e.Message }
 // connection that failed.
 func (e *Error) Unwrap() error { return e.cause }
 
+// ErrDenied is the answer to a client that is neither the owner nor root.
+var ErrDenied = NewError(PermissionDenied, "permission denied")
+
 // NewError returns an Error with this text.
 func NewError(code Code, text string) error { return &Error{Code: code, Message: text} }
 

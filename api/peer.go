@@ -20,6 +20,10 @@ type Peer struct {
 // Root reports whether the peer is root, who may act on every step.
 func (p Peer) Root() bool { return p.UID == 0 }
 
+// MayAct reports whether the peer may act on what belongs to a user: users act on their own
+// steps and jobs, root on all.
+func (p Peer) MayAct(uid uint32) bool { return p.Root() || p.UID == uid }
+
 // PeerOf returns the client of a connection that noded has accepted, and opens its
 // process for OpenProcess: later its number may be another's. The caller ends it with
 // Close.

@@ -1,7 +1,10 @@
 package api
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"io"
 
 	"stepd/step"
 )
@@ -21,6 +24,20 @@ func (e *Envelope) Stamp() { e.Schema = Schema }
 // Version is the schema of a request, as it came.
 func (e *Envelope) Version() int { return e.Schema }
 
+// Decode reads one JSON document that is all of raw. Unknown fields are an error: what a
+// client asks for must not be dropped silently by an older noded.
+func Decode(raw []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, more := d.Token(); more != io.EOF {
+		return errors.New("bytes after the document")
+	}
+	return nil
+}
+
 // Empty is a request or reply that says nothing.
 type Empty struct {
 	Envelope
@@ -32,6 +49,9 @@ type StepRef struct {
 	// StepID is the step's number in its job; nil is the job.
 	StepID *uint32 `json:"step_id,omitempty"`
 }
+
+// Ref is the reference itself: requests have it from the StepRef that they embed.
+func (r StepRef) Ref() StepRef { return r }
 
 // Ref names one step.
 func Ref(id step.ID) StepRef { return StepRef{JobID: id.Job, StepID: &id.Step} }
@@ -48,6 +68,9 @@ type RefRequest struct {
 type RunRequest struct {
 	Envelope
 	Request *step.Request `json:"request"`
+
+	// Bytes is the size of the document that the request was read from. noded fills it in.
+	Bytes int `json:"-"`
 }
 
 // RunReply is the answer to run, reserve and launch: the step has a number.

@@ -109,10 +109,8 @@ func (s *seeker) now(ctx context.Context) (*admission, error) {
 	}
 }
 
-// wait is admit that waits for room until late, or ctx's end.
+// wait is admit that waits for room until late, or until ctx ends with the client.
 func (s *seeker) wait(ctx context.Context, late <-chan time.Time) (*admission, error) {
-	ctx, stop := whileConnected(ctx)
-	defer stop()
 	s.patient = true
 	defer s.leave()
 	for {
@@ -248,7 +246,7 @@ func (s *seeker) mayUse(j *job) error {
 	case j == nil || j.phase != jobOpen:
 		return api.Errorf(api.NotFound, "no such job \"%d\"", *s.req.Job)
 	case j.UID != s.uid && !s.asRoot:
-		return errDenied
+		return api.ErrDenied
 	case j.UID != s.uid:
 		return api.Errorf(api.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, s.uid)
 	case !s.req.Overcommit && want > len(j.cpus):

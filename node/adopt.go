@@ -20,15 +20,9 @@ import (
 	"stepd/step"
 )
 
-// Adopt puts a process into the extern step of a job.
-func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptReply, error) {
-	p, err := caller(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if !p.Root() {
-		return nil, errDenied
-	}
+// Adopt puts a process into the extern step of a job. The caller has made sure that the client
+// is root.
+func (n launcher) Adopt(ctx context.Context, p api.Peer, in *api.AdoptRequest) (*api.AdoptReply, error) {
 	if !samePIDs(p.PID) {
 		return nil, api.NewError(api.FailedPrecondition, "process numbers mean something else where you are: call from noded's own pid namespace")
 	}
@@ -46,11 +40,11 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 	if err != nil {
 		return nil, api.Errorf(api.NotFound, "no such process \"%d\": %v", pid, err)
 	}
-	j, err := s.n.adoptive(owner, in)
+	j, err := n.adoptive(owner, in)
 	if err != nil {
 		return nil, err
 	}
-	f, err := s.n.extern(ctx, j)
+	f, err := n.extern(ctx, j)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +52,7 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 	if over(rec) { // it would be killed with the others
 		return nil, externOver(j.ID)
 	}
-	if err := s.n.cfg.Tracker.Adopt(rec, pid); err != nil {
+	if err := n.cfg.Tracker.Adopt(rec, pid); err != nil {
 		if errors.Is(err, fs.ErrNotExist) { // its place is being removed
 			return nil, externOver(j.ID)
 		}
@@ -74,7 +68,7 @@ func (s *service) Adopt(ctx context.Context, in *api.AdoptRequest) (*api.AdoptRe
 		return nil, externOver(j.ID)
 	}
 	f.log.WithField("pid", pid).Info("process adopted")
-	return &api.AdoptReply{JobID: j.ID, StepID: f.id.Step, Cgroup: rec.CgroupTasks, Namespaces: s.n.pinned(j.ID)}, nil
+	return &api.AdoptReply{JobID: j.ID, StepID: f.id.Step, Cgroup: rec.CgroupTasks, Namespaces: n.pinned(j.ID)}, nil
 }
 
 // samePIDs reports whether a client counts processes as noded does.
@@ -105,7 +99,7 @@ func ownerOf(pid int) (uint32, error) {
 
 // adoptive is the job that a process of owner is to be of: the one that was named, or
 // the newest of the user's.
-func (n *Node) adoptive(owner uint32, in *api.AdoptRequest) (*job, error) {
+func (n launcher) adoptive(owner uint32, in *api.AdoptRequest) (*job, error) {
 	user := owner
 	if in.UID != nil {
 		user = *in.UID
@@ -130,7 +124,7 @@ func (n *Node) adoptive(owner uint32, in *api.AdoptRequest) (*job, error) {
 }
 
 // pinned are the paths of the job's namespaces.
-func (n *Node) pinned(job uint32) map[string]string {
+func (n launcher) pinned(job uint32) map[string]string {
 	out := make(map[string]string)
 	for file, kind := range map[string]string{"ns": "mnt", "pid": "pid", "user": "user"} {
 		path := filepath.Join(n.files.run, "jobs", strconv.FormatUint(uint64(job), 10), file)

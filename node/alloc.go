@@ -13,12 +13,9 @@ import (
 	"stepd/step"
 )
 
-// alloc makes a job without a step, for the life of the client's process.
-func (n *Node) alloc(ctx context.Context, caller api.Peer, in *api.RunRequest) (*job, error) {
-	req, err := asked(in)
-	if err != nil {
-		return nil, err
-	}
+// Alloc makes a job without a step, for the life of the client's process.
+func (n launcher) Alloc(ctx context.Context, caller api.Peer, in *api.RunRequest) (*api.AllocReply, error) {
+	req := in.Request
 	forAlloc(req)
 	if err := n.check(req); err != nil {
 		return nil, err
@@ -37,7 +34,7 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, in *api.RunRequest) (
 	if err != nil {
 		return nil, err
 	}
-	j, err := n.admitAlloc(ctx, caller, client, req, requestBytes(ctx), user)
+	j, err := n.admitAlloc(ctx, caller, client, req, in.Bytes, user)
 	if err != nil {
 		unix.Close(client)
 		return nil, err
@@ -46,7 +43,7 @@ func (n *Node) alloc(ctx context.Context, caller api.Peer, in *api.RunRequest) (
 	if err := n.openAlloc(j, user); err != nil {
 		return nil, err
 	}
-	return j, nil
+	return &api.AllocReply{JobID: j.ID, Node: n.cfg.NodeName, CPUs: len(j.cpus), CPUList: j.CPUs, Partition: n.cfg.Partition}, nil
 }
 
 // openAlloc lets an allocation take steps on this node: with PrologFlags=Alloc when its
@@ -95,7 +92,7 @@ func (n *Node) prologAlone(j *job, user step.User) error {
 }
 
 // admitAlloc finds place for the job and numbers it, durably.
-func (n *Node) admitAlloc(ctx context.Context, caller api.Peer, client int, req *step.Request, size int, user step.User) (*job, error) {
+func (n launcher) admitAlloc(ctx context.Context, caller api.Peer, client int, req *step.Request, size int, user step.User) (*job, error) {
 	h, err := newHolder(caller.PID, client, n.boot)
 	if err != nil {
 		return nil, api.NewError(api.FailedPrecondition, err.Error())
@@ -178,78 +175,4 @@ func (n *Node) endAlloc(j *job, reason string) {
 	if ended != nil {
 		n.work.Go(func() { n.endJob(ended) })
 	}
-}
-
-// awaitEnd returns when nothing is left of the job.
-func (n *Node) awaitEnd(ctx context.Context, j *job) error {
-	select {
-	case <-j.ended:
-		return nil
-	case <-n.stopping:
-		return api.NewError(api.Unavailable, "noded is stopping; the job goes on")
-	case <-ctx.Done():
-		return api.ContextError(ctx.Err())
-	}
-}
-
-// ownJob returns the allocation that the caller may end.
-func (s *service) ownJob(ctx context.Context, id uint32) (*job, error) {
-	p, err := caller(ctx)
-	if err != nil {
-		return nil, err
-	}
-	j := s.n.reg.job(id)
-	if j == nil {
-		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", id)
-	}
-	if !mayAct(p, j.UID) {
-		return nil, errDenied
-	}
-	return j, nil
-}
-
-// Alloc makes a job for the calling process.
-func (s *service) Alloc(ctx context.Context, in *api.RunRequest) (*api.AllocReply, error) {
-	caller, err := caller(ctx)
-	if err != nil {
-		return nil, err
-	}
-	j, err := s.n.alloc(ctx, caller, in)
-	if err != nil {
-		return nil, s.refused(caller, err)
-	}
-	return &api.AllocReply{
-		JobID: j.ID, Node: s.n.cfg.NodeName, CPUs: len(j.cpus), CPUList: j.CPUs,
-		Partition: s.n.cfg.Partition,
-	}, nil
-}
-
-// Release ends a job of Alloc's, and answers when nothing is left of it.
-func (s *service) Release(ctx context.Context, in *api.ReleaseRequest) (*api.Empty, error) {
-	j, err := s.ownJob(ctx, in.JobID)
-	if err != nil {
-		return nil, err
-	}
-	if j.Origin != step.OriginAlloc {
-		return nil, api.Errorf(api.FailedPrecondition, "job %d was not made by alloc: cancel its steps", j.ID)
-	}
-	s.n.endAlloc(j, "the job was released")
-	if err := s.n.awaitEnd(ctx, j); err != nil {
-		return nil, err
-	}
-	return &api.Empty{}, nil
-}
-
-// cancelJob ends the job where it is an allocation; false is another one, whose
-// steps are to be cancelled.
-func (s *service) cancelJob(ctx context.Context, id uint32, reason string) (done bool, err error) {
-	j, err := s.ownJob(ctx, id)
-	if api.CodeOf(err) == api.NotFound {
-		return false, nil // it has ended, and may have had steps
-	}
-	if err != nil || j.Origin != step.OriginAlloc {
-		return false, err
-	}
-	s.n.endAlloc(j, reason)
-	return true, nil
 }

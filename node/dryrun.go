@@ -7,26 +7,10 @@ import (
 	"stepd/step"
 )
 
-// DryRun returns what Run would do.
-func (s *service) DryRun(ctx context.Context, in *api.RunRequest) (*api.DryRunReply, error) {
-	caller, err := caller(ctx)
-	if err != nil {
-		return nil, err
-	}
-	plan, err := s.n.dryRun(ctx, caller, in)
-	if err != nil {
-		return nil, s.refused(caller, err)
-	}
-	return &api.DryRunReply{Plan: plan}, nil
-}
-
-// dryRun goes the way of run up to the number, with the same plan, and gives
-// the place back.
-func (n *Node) dryRun(ctx context.Context, caller api.Peer, in *api.RunRequest) (*api.DryRun, error) {
-	req, err := asked(in)
-	if err != nil {
-		return nil, err
-	}
+// DryRun returns what Run would do. It goes the way of Run up to the number, with the same
+// plan, and gives the place back.
+func (n launcher) DryRun(ctx context.Context, caller api.Peer, in *api.RunRequest) (*api.DryRunReply, error) {
+	req := in.Request
 	if err := n.check(req); err != nil {
 		return nil, err
 	}
@@ -52,10 +36,14 @@ func (n *Node) dryRun(ctx context.Context, caller api.Peer, in *api.RunRequest) 
 	if err != nil {
 		return nil, api.NewError(api.ResourceExhausted, err.Error())
 	}
-	return n.dryRunOf(ctx, spec, plan)
+	d, err := n.dryRunOf(ctx, spec, plan)
+	if err != nil {
+		return nil, err
+	}
+	return &api.DryRunReply{Plan: d}, nil
 }
 
-func (n *Node) dryRunOf(ctx context.Context, spec *step.Spec, plan *step.LimitPlan) (*api.DryRun, error) {
+func (n launcher) dryRunOf(ctx context.Context, spec *step.Spec, plan *step.LimitPlan) (*api.DryRun, error) {
 	d := &api.DryRun{
 		Schema: step.Schema, ID: spec.ID, User: spec.User.Name, UID: spec.User.UID, Node: spec.NodeName,
 		Argv: spec.Argv, Cwd: spec.Cwd, NTasks: spec.NTasks, CPUs: spec.CPUs,

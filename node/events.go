@@ -19,30 +19,11 @@ import (
 // lineMax bounds one line of an event log. A longer one is skipped: it is no event.
 const lineMax = 1 << 20
 
-// events answers with the step's log, with follow until the step has ended.
-func (s *service) events(c *call) error {
-	in := new(api.EventsRequest)
-	if err := c.decode(in); err != nil {
-		return err
-	}
-	if err := s.Events(c.ctx, in, c.event); err != nil {
-		return err
-	}
-	return c.end()
-}
-
-// Events hands each event to send.
-func (s *service) Events(ctx context.Context, in *api.EventsRequest, send func([]byte) error) error {
-	if in.StepID == nil {
-		return api.NewError(api.InvalidArgument, "step_id: is missing: events belong to one step")
-	}
-	recs, err := s.own(ctx, in.StepRef)
-	if err != nil {
-		return err
-	}
-	err = s.n.events(ctx, recs[0].ID, in.Follow, func(line []byte) error { return eventlog.ExpandEvent(line, send) })
+// Events hands each event of the step's log to send, with follow until the step has ended.
+func (n steps) Events(ctx context.Context, id step.ID, follow bool, send func([]byte) error) error {
+	err := n.events(ctx, id, follow, func(line []byte) error { return eventlog.ExpandEvent(line, send) })
 	if errors.Is(err, os.ErrNotExist) {
-		return api.Errorf(api.NotFound, "no such step %q", recs[0].ID)
+		return api.Errorf(api.NotFound, "no such step %q", id)
 	}
 	if _, ours := api.AsError(err); err != nil && !ours {
 		return api.NewError(api.Internal, err.Error())
@@ -52,7 +33,7 @@ func (s *service) Events(ctx context.Context, in *api.EventsRequest, send func([
 
 // events sends the lines of the log. A follower's end is a change too: the
 // last lines are read after it.
-func (n *Node) events(ctx context.Context, id step.ID, follow bool, send func([]byte) error) error {
+func (n steps) events(ctx context.Context, id step.ID, follow bool, send func([]byte) error) error {
 	path := n.files.events(id)
 	file, err := n.openFile(path)
 	if err != nil {

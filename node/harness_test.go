@@ -126,8 +126,7 @@ func (fakeUsers) ByUID(_ context.Context, uid uint32) (step.User, error) {
 	return step.User{}, fmt.Errorf("cannot look up uid %d: %w", uid, ErrNoUser)
 }
 
-// testNode is a node with its service, called without a socket: so a test can
-// be any user.
+// testNode is a node with its service.
 type testNode struct {
 	*Node
 	svc        *service
@@ -173,7 +172,7 @@ func start(t testing.TB, dir string, change func(*Config)) *testNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tn := &testNode{Node: n, svc: &service{n: n}, dir: dir, t: t}
+	tn := &testNode{Node: n, svc: newService(n), dir: dir, t: t}
 	tn.tracker, _ = cfg.Tracker.(*fakeTracker)
 	tn.containers, _ = cfg.Containers.(*fakeContainers)
 	if err := n.Recover(context.Background()); err != nil {
@@ -253,9 +252,9 @@ func as(uid uint32) context.Context {
 	return requestOf(api.Peer{UID: uid, GID: uid})
 }
 
-// requestOf is the context of a request of p's, of 1,000 bytes.
+// requestOf is the context of a request of p's.
 func requestOf(p api.Peer) context.Context {
-	return withBytes(withPeer(context.Background(), p), 1000)
+	return context.WithValue(context.Background(), peerKey{}, p)
 }
 
 func request(argv ...string) step.Request {
@@ -287,47 +286,26 @@ func (tn *testNode) run(uid uint32, req step.Request) step.ID {
 
 func ref(id step.ID) api.StepRef { return api.Ref(id) }
 
-// asks is a request for a step, as it comes by the socket.
+// runRequest is a request for a step, as it comes by the socket.
 func runRequest(req step.Request) *api.RunRequest {
-	packed := req
-	packed.Pack()
-	doc, err := json.Marshal(packed)
-	in := &api.RunRequest{Request: new(step.Request)}
-	if err == nil {
-		err = json.Unmarshal(doc, in.Request)
-	}
-	if err != nil {
-		panic(err)
-	}
-	return in
-}
-
-// collect returns the records that a method writes.
-func collect(method func(recordWriter) error) (recs []*step.Record, err error) {
-	err = method(func(load func() (*step.Record, error)) error {
-		rec, err := load()
-		if rec != nil && err == nil {
-			recs = append(recs, rec)
-		}
-		return err
-	})
-	return recs, err
+	req.Pack()
+	return &api.RunRequest{Request: &req}
 }
 
 func (tn *testNode) waits(ctx context.Context, ref api.StepRef) ([]*step.Record, error) {
-	return collect(func(out recordWriter) error { return tn.svc.Wait(ctx, &api.RefRequest{StepRef: ref}, out) })
+	return tn.svc.records(ctx, "wait", &api.RefRequest{StepRef: ref})
 }
 
 func (tn *testNode) shows(ctx context.Context, ref api.StepRef) ([]*step.Record, error) {
-	return collect(func(out recordWriter) error { return tn.svc.Show(ctx, &api.RefRequest{StepRef: ref}, out) })
+	return tn.svc.records(ctx, "show", &api.RefRequest{StepRef: ref})
 }
 
 func (tn *testNode) stats(ctx context.Context, ref api.StepRef) ([]*step.Record, error) {
-	return collect(func(out recordWriter) error { return tn.svc.Stat(ctx, &api.RefRequest{StepRef: ref}, out) })
+	return tn.svc.records(ctx, "stat", &api.RefRequest{StepRef: ref})
 }
 
 func (tn *testNode) lists(ctx context.Context, all bool) ([]*step.Record, error) {
-	return collect(func(out recordWriter) error { return tn.svc.List(ctx, &api.ListRequest{All: all}, out) })
+	return tn.svc.records(ctx, "list", &api.ListRequest{All: all})
 }
 
 // wait returns the step's final record.
@@ -347,7 +325,7 @@ func (tn *testNode) until(id step.ID, state step.State) step.Record {
 	tn.t.Helper()
 	deadline := time.Now().Add(testTimeout)
 	for {
-		rec, err := tn.findStep(id)
+		rec, err := tn.API().Step(id)
 		if err != nil {
 			tn.t.Fatal(err)
 		}

@@ -20,8 +20,8 @@ func (n *Node) reserveInteractive(ctx context.Context, caller api.Peer, in order
 	switch {
 	case j == nil:
 		return nil, nil, api.Errorf(api.NotFound, "no such job \"%d\"", *in.req.Job)
-	case !mayAct(caller, j.UID):
-		return nil, nil, errDenied
+	case !caller.MayAct(j.UID):
+		return nil, nil, api.ErrDenied
 	case j.Origin != step.OriginAlloc:
 		return nil, nil, api.Errorf(api.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
 	}

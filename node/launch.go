@@ -19,6 +19,19 @@ import (
 	"stepd/step/launch"
 )
 
+// Launch is the second half of Reserve.
+func (n launcher) Launch(caller api.Peer, in *api.LaunchRequest) (*api.RunReply, error) {
+	f, err := n.claim(caller, step.ID{Job: in.JobID, Step: *in.StepID})
+	if err != nil {
+		return nil, err
+	}
+	spec, err := f.launch(in.Change)
+	if err != nil {
+		return nil, err
+	}
+	return f.started(spec), nil
+}
+
 // launch starts a step that the caller has claimed. A failure from here on is
 // the step's result. change is what the client has changed since; nil is
 // nothing. Where the job's prolog has to run first, launch returns as soon as

@@ -5,19 +5,18 @@ import (
 	"slices"
 
 	"stepd/api"
-	"stepd/srunopt"
 	"stepd/step"
 )
 
 // claim returns the reservation that the caller may launch, claimed.
-func (n *Node) claim(caller api.Peer, id step.ID) (*follower, error) {
+func (n launcher) claim(caller api.Peer, id step.ID) (*follower, error) {
 	f := n.reg.follower(id)
 	none := api.Errorf(api.NotFound, "no such reservation %q", id)
 	if f == nil {
 		return nil, none
 	}
-	if !mayAct(caller, f.by) {
-		return nil, errDenied
+	if !caller.MayAct(f.by) {
+		return nil, api.ErrDenied
 	}
 	if !f.claim() {
 		return nil, none
@@ -64,19 +63,4 @@ func overlay(env, over [][]byte) [][]byte {
 		}
 	}
 	return append(out, over...)
-}
-
-// checkChange puts a LaunchChange that has come into the form that it is used in.
-func checkChange(c *step.LaunchChange) (*step.LaunchChange, error) {
-	if c == nil {
-		return nil, api.NewError(api.InvalidArgument, "change: is missing")
-	}
-	err := c.Unpack()
-	if err == nil {
-		err = srunopt.ValidateChange(c)
-	}
-	if err != nil {
-		return nil, api.Errorf(api.InvalidArgument, "change: %v", err)
-	}
-	return c, nil
 }

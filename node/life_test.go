@@ -267,7 +267,7 @@ func TestEvents(t *testing.T) {
 	followed := make(chan error, 1)
 	sawState := make(chan struct{})
 	go func() {
-		followed <- tn.events(context.Background(), id, true, func(line []byte) error {
+		followed <- tn.API().events(context.Background(), id, true, func(line []byte) error {
 			var e eventlog.Event
 			if err := json.Unmarshal(line, &e); err != nil {
 				return err
@@ -301,7 +301,7 @@ func TestEvents(t *testing.T) {
 
 func (tn *testNode) eventLines(id step.ID) (all []eventlog.Event) {
 	tn.t.Helper()
-	err := tn.events(context.Background(), id, false, func(line []byte) error {
+	err := tn.API().events(context.Background(), id, false, func(line []byte) error {
 		var e eventlog.Event
 		if err := json.Unmarshal(line, &e); err != nil {
 			return err

@@ -1,13 +1,10 @@
 package node
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -128,34 +125,6 @@ func (tn *testNode) allocOwn() step.ID {
 	return step.ID{Job: r.JobID}
 }
 
-// ask sends a request to the server as the peer of ctx, or of a connection without one, and
-// returns the error of the reply.
-func ask(s *Server, verb string, in any, ctx context.Context, refusal string) error {
-	doc, err := json.Marshal(in)
-	if err != nil {
-		return err
-	}
-	return askRaw(s, verb, doc, ctx, refusal)
-}
-
-// askRaw is ask with the bytes of a request.
-func askRaw(s *Server, verb string, doc []byte, ctx context.Context, refusal string) error {
-	if p, err := caller(ctx); err == nil {
-		ctx = context.WithValue(ctx, peerKey{}, &clientConn{peer: p, refusal: refusal})
-	}
-	w := httptest.NewRecorder()
-	s.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/"+verb, bytes.NewReader(doc)))
-	lines := bytes.Split(bytes.TrimSpace(w.Body.Bytes()), []byte("\n"))
-	var last api.Line
-	if json.Unmarshal(lines[len(lines)-1], &last) == nil && last.Error != nil {
-		return last.Error
-	}
-	if w.Code != http.StatusOK {
-		return fmt.Errorf("status %d: %s", w.Code, w.Body)
-	}
-	return nil
-}
-
 // wantCode is the answer to who about a target. Only refusals are told from each
 // other: what is allowed may fail for other reasons.
 func wantCode(whose authority, who, target string) api.Code {
@@ -203,9 +172,9 @@ func refusalOf(err error) api.Code {
 func TestMatrix(t *testing.T) {
 	t.Parallel()
 	tn := fresh(t)
-	rows, server := matrix(), tn.Server()
+	rows, verbs := matrix(), tn.svc.Verbs()
 	for name := range rows {
-		if server.verbs[name] == nil {
+		if !slices.Contains(verbs, name) {
 			t.Errorf("the matrix has a row for %s, which is no verb any more", name)
 		}
 	}
@@ -221,7 +190,7 @@ func TestMatrix(t *testing.T) {
 		// Those first who must change nothing.
 		{"nobody", context.Background()}, {"beyond the limit", asProcess(ownerUID)}, {"other", asProcess(otherUID)}, {"root", asProcess(0)}, {"owner", asProcess(ownerUID)},
 	}
-	for _, name := range server.Verbs() {
+	for _, name := range verbs {
 		row, ok := rows[name]
 		if !ok {
 			t.Errorf("verb %s has no row: add to this matrix whose it is", name)
@@ -241,7 +210,8 @@ func TestMatrix(t *testing.T) {
 						if c.who == "beyond the limit" {
 							refusal = "too many (UserConnectionsMax)"
 						}
-						return ask(server, name, row.in(id), ctx, refusal)
+						_, err := tn.svc.send(ctx, name, marshal(t, row.in(id)), refusal)
+						return err
 					})
 					tn.clear(witness)
 				}

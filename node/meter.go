@@ -86,7 +86,10 @@ func (n *Node) Figures() Figures {
 	f := Figures{
 		State: nodeState(u.drained.Drained, len(u.jobs)), Steps: map[step.State]int{}, Jobs: len(u.jobs),
 		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryMB: n.cfg.Memory.MB, UsedMB: u.usedMB,
-		Unkillable: len(n.health.Docs()), Fallbacks: len(n.fallbackList()), Connections: n.clients.count(),
+		Unkillable: len(n.health.Docs()), Fallbacks: len(n.fallbackList()),
+	}
+	if count := n.connections.Load(); count != nil {
+		f.Connections = (*count)()
 	}
 	for _, s := range n.reg.followers() {
 		f.Steps[s.state()]++

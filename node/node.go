@@ -45,8 +45,8 @@ type Node struct {
 	scripts   *scripts.Runner
 	// fallbacks guards the configuration's Fallbacks.
 	fallbacks sync.Mutex
-	clients   *clients
-	refusals  refusals
+	// connections counts the clients' connections, for figures.
+	connections atomic.Pointer[func() int]
 	// spoolWatch asks after the spool, serving reports that requests are served.
 	spoolWatch *DirRoom
 	serving    atomic.Bool
@@ -84,7 +84,6 @@ func New(cfg Config) (*Node, error) {
 		NamesMax: cfg.NamesMax, Stopping: stopping,
 		Store: func(job uint32, names []state.Name) error { return n.store.SetNames(job, names) },
 	}
-	n.clients = newClients(cfg.PerUser)
 	n.spool = newSpool(cfg.SpoolDir, cfg.Log)
 	n.gate.Silence = n.silence
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
@@ -111,6 +110,12 @@ func (n *Node) newScripts() *scripts.Runner {
 		Drain: func(reason string) { n.health.Drain(reason) }, Stopping: n.stopping, Linger: stopLinger, Log: c.Log,
 	}
 }
+
+// Config returns the configuration with its defaults, which the caller does not change.
+func (n *Node) Config() Config { return n.cfg }
+
+// CountConnections makes the figures have the clients' connections, which the server counts.
+func (n *Node) CountConnections(count func() int) { n.connections.Store(&count) }
 
 // Scripts is what runs the node's prologs and epilogs.
 func (n *Node) Scripts() *scripts.Runner { return n.scripts }

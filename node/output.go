@@ -2,8 +2,8 @@ package node
 
 import (
 	"cmp"
-	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,34 +18,17 @@ import (
 // bytes, or four steps' output. One user may have all of it, until others need room.
 const outputRoom = 64 << 20
 
-// output answers with what stepd has left of a step's output.
-func (s *service) output(c *call) error {
-	in := new(api.RefRequest)
-	if err := c.decode(in); err != nil {
-		return err
-	}
-	f, size, err := s.kept(c.ctx, in)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return c.file(f, size)
-}
-
-// kept opens it. The file is whole: stepd has renamed it.
-func (s *service) kept(ctx context.Context, in *api.RefRequest) (f *spoolFile, size int64, err error) {
-	if in.StepID == nil {
-		return nil, 0, api.NewError(api.InvalidArgument, "step_id: is missing: output belongs to one step")
-	}
-	recs, err := s.own(ctx, in.StepRef)
+// Output opens what stepd has left of a step's output; the caller closes it. The file is whole:
+// stepd has renamed it.
+func (n steps) Output(id step.ID) (output io.ReadCloser, size int64, err error) {
+	rec, err := n.Step(id)
 	if err != nil {
 		return nil, 0, err
 	}
-	rec := recs[0]
 	if !rec.State.Final() {
 		return nil, 0, api.Errorf(api.FailedPrecondition, "step %s is %s: its stepd has its output", rec.ID, rec.State)
 	}
-	f, err = s.n.openFile(s.n.files.output(rec.ID))
+	f, err := n.openFile(n.files.output(rec.ID))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, 0, api.Errorf(api.NotFound, "nothing is kept of the output of step %s", rec.ID)
 	}

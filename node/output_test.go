@@ -3,7 +3,6 @@ package node
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,12 +20,7 @@ func TestOutput(t *testing.T) {
 	id := tn.run(1000, request("wait"))
 	tn.until(id, step.Running)
 	read := func(uid uint32) ([]byte, error) {
-		f, size, err := tn.svc.kept(as(uid), &api.RefRequest{StepRef: ref(id)})
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		return io.ReadAll(io.LimitReader(f, size))
+		return tn.svc.ask(as(uid), "output", &api.RefRequest{StepRef: ref(id)})
 	}
 	if _, err := read(1000); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("of a running step: %v", err)

@@ -199,9 +199,8 @@ func TestPrologFails(t *testing.T) {
 			s.nothingLeft(id)
 			// The program runs whatever the plugins came to.
 			s.wantTold("plugins prolog", "prolog.sh", "plugins epilog", "epilog.sh")
-			lines := &sink{ctx: as(0)}
-			if err := s.svc.Events(lines.ctx, &api.EventsRequest{StepRef: ref(id)}, lines.send); err != nil || lines.lines != 6 {
-				t.Errorf("%d events, %v", lines.lines, err)
+			if n, err := s.svc.Events(as(0), id); err != nil || n != 6 {
+				t.Errorf("%d events, %v", n, err)
 			}
 		})
 	}

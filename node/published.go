@@ -61,3 +61,23 @@ func (p *publishedConfig) remove() {
 		p.log.Warnf("cannot remove the published configuration: %v", err)
 	}
 }
+
+// ClientConfig is what a client takes from the configuration. It is published as well.
+func (n machine) ClientConfig() *api.ConfigReply {
+	c := &n.cfg
+	reply := &api.ConfigReply{
+		Node: c.NodeName, CPUs: len(c.CPUs), MaxTasks: c.MaxTasks, MPIDefault: c.MPIDefault, MPITypes: c.MPITypes,
+		Plugstack: c.Spank.Plugstack, PluginDirs: c.Spank.PluginDirs, Cluster: c.Cluster,
+		AllowReleases: c.Spank.AllowReleases, HookTimeoutS: c.Spank.HookTimeoutS, SpankStrict: c.Spank.Strict, SlurmConf: c.SlurmConf,
+		RequireSafe: c.Spank.RequireSafe, InteractiveStep: c.InteractiveStep,
+	}
+	if c.StackDigest != nil {
+		digest, err := c.StackDigest()
+		reply.PlugstackDigest = digest
+		if err != nil {
+			reply.PlugstackError = err.Error()
+		}
+	}
+	n.published.put(reply)
+	return reply
+}

@@ -14,7 +14,7 @@ func TestPublished(t *testing.T) {
 	digest, broken := "first", error(nil)
 	dir := t.TempDir()
 	tn := start(t, dir, func(c *Config) { c.StackDigest = func() (string, error) { return digest, broken } })
-	client := serveAs(t, tn, always(1000), nil)
+	client, _ := serveAs(t, tn, always(1000))
 	at := &api.Client{Socket: tn.files.socket()}
 	if r, err := at.Published(); err == nil {
 		t.Errorf("before the first call: %+v", r)

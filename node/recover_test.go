@@ -327,7 +327,7 @@ func TestServeOnSocket(t *testing.T) {
 	if _, err := os.Lstat(tn.files.socket()); err == nil {
 		t.Error("the socket is there before it is served")
 	}
-	server := tn.Server()
+	server := newServer(tn.Node, nil)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	if err := tn.Publish(); err != nil {

@@ -33,18 +33,30 @@ type reservation struct {
 // close closes the log of a reservation that was launched, or is none any more.
 func (r *reservation) close(files *spool) { files.close(r.events) }
 
-// reserve is the first half of a request's path: it ends with a number, and
-// the step in state. It is its caller's to launch or to give back, by claim.
-func (n *Node) reserve(ctx context.Context, caller api.Peer, in *api.RunRequest, state step.State, launcher *state.Process) (*follower, *step.Spec, error) {
-	req, err := asked(in)
+// Reserve is the first half of Run: the step is PENDING and has a number. The reservation is
+// the calling process's, which launches it, or gives it back by its end.
+func (n launcher) Reserve(ctx context.Context, caller api.Peer, in *api.RunRequest) (*api.RunReply, error) {
+	// Before the number: the process may end at any moment.
+	client, err := openClient(caller)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return n.reserveAs(ctx, caller, req, order{state: state, launcher: launcher, size: requestBytes(ctx)})
+	// Where this fails it has ended, which hold sees.
+	launcher, _ := newHolder(caller.PID, client, n.boot)
+	f, spec, err := n.reserveAs(ctx, caller, in.Request, order{state: step.Pending, launcher: launcher, size: in.Bytes})
+	if err != nil {
+		unix.Close(client)
+		return nil, err
+	}
+	limit := n.reserveMax
+	n.work.Go(func() { f.hold(client, limit) })
+	f.log.WithField("uid", spec.User.UID).Info("step reserved")
+	return f.runReply(spec), nil
 }
 
-// reserveAs is reserve of a step of which more may be known than was asked for: the rest
-// of the order is made here.
+// reserveAs gives a step its number, in the order's state, for the caller to launch or to give
+// back by claim. More may be known about the step than its request has; the rest of the order
+// is made here.
 func (n *Node) reserveAs(ctx context.Context, caller api.Peer, req *step.Request, in order) (*follower, *step.Spec, error) {
 	in.received = time.Now()
 	if err := n.check(req); err != nil {
@@ -365,24 +377,4 @@ func (f *follower) unreserve() *reservation {
 	f.res = nil
 	f.n.reg.users.dropRequest(f.by, res.size)
 	return res
-}
-
-// cancel ends the step wherever it is on its way. Of a step that has no stepd
-// yet it does not wait for the end.
-func (f *follower) cancel(ctx context.Context, reason string) error {
-	if reason == "" {
-		reason = "cancelled"
-	}
-	if f.claim() {
-		f.n.work.Go(func() { f.giveBack(reason) })
-		return nil
-	}
-	f.mu.Lock()
-	if f.stage == launching {
-		f.cancelled = reason // the launch looks at it before it starts stepd
-		f.mu.Unlock()
-		return nil
-	}
-	f.mu.Unlock()
-	return f.askCancel(ctx, reason)
 }

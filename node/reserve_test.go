@@ -132,9 +132,8 @@ func TestReservationsEnd(t *testing.T) {
 		if err := tn.launch(as(0), id, step.LaunchChange{}); api.CodeOf(err) != api.NotFound {
 			t.Errorf("launched after its end: %v", err)
 		}
-		lines := &sink{ctx: as(0)}
-		if err := tn.svc.Events(lines.ctx, &api.EventsRequest{StepRef: ref(id)}, lines.send); err != nil || lines.lines != 4 {
-			t.Errorf("%d events, %v", lines.lines, err)
+		if n, err := tn.svc.Events(as(0), id); err != nil || n != 4 {
+			t.Errorf("%d events, %v", n, err)
 		}
 	}
 	dies := newClient(t, 1000)

@@ -1,12 +1,9 @@
 package node
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -17,62 +14,56 @@ import (
 	"stepd/step"
 )
 
-// run is the path of a request: the client, the request, its user, room, a
+// Run is the path of a request: the client, the request, its user, room, a
 // number, a stepd. A refused request leaves nothing and spends no number; from
 // the number on, the step exists and a failure is its result. Of a batch job the client
 // is told no more than the number.
-func (n *Node) run(ctx context.Context, caller api.Peer, in *api.RunRequest) (*follower, *step.Spec, error) {
-	f, spec, err := n.reserve(ctx, caller, in, step.Starting, nil)
+func (n launcher) Run(ctx context.Context, caller api.Peer, in *api.RunRequest) (*api.RunReply, error) {
+	f, spec, err := n.reserveAs(ctx, caller, in.Request, order{state: step.Starting, size: in.Bytes})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if !f.claim() {
-		return nil, nil, api.Errorf(api.Aborted, "step %s was cancelled before its launch", f.id)
+		return nil, api.Errorf(api.Aborted, "step %s was cancelled before its launch", f.id)
 	}
 	if f.id.Step == step.BatchStep {
 		accepted := *spec
 		n.work.Go(func() { _, _ = f.launch(nil) })
-		return f, &accepted, nil
+		spec = &accepted
+	} else if spec, err = f.launch(nil); err != nil {
+		return nil, err
 	}
-	spec, err = f.launch(nil)
-	return f, spec, err
+	return f.started(spec), nil
 }
 
-// asked is the request that has come, in the form that it is used in.
-func asked(in *api.RunRequest) (*step.Request, error) {
-	if in.Request == nil {
-		return nil, api.NewError(api.InvalidArgument, "request: is missing")
+// started logs that the step was started, and returns the client's answer.
+func (f *follower) started(spec *step.Spec) *api.RunReply {
+	f.log.WithField("uid", spec.User.UID).WithField("ntasks", spec.NTasks).Info("step started")
+	return f.runReply(spec)
+}
+
+// runReply is the answer to a client whose step has a number.
+func (f *follower) runReply(spec *step.Spec) *api.RunReply {
+	told := *spec
+	// The client has these, and they may be longer than an answer can be.
+	told.Argv, told.Env, told.SpankOptions, told.JobControl, told.Script = nil, nil, nil, nil, nil
+	return &api.RunReply{
+		JobID: f.id.Job, StepID: f.id.Step, Node: f.n.cfg.NodeName, Spec: &told,
+		SocketDir: f.n.files.stepsDir(), SocketName: f.n.files.socketName(f.id),
 	}
-	if err := in.Request.Unpack(); err != nil {
-		return nil, api.NewError(api.InvalidArgument, err.Error())
-	}
-	return in.Request, nil
 }
 
 // decode reads a request that a stepd passes on. Unknown fields are an error: what the
 // user asked for must not be dropped silently by an older noded.
 func (n *Node) decode(raw []byte) (*step.Request, error) {
 	req := new(step.Request)
-	if err := decodeStrict(raw, req); err != nil {
+	if err := api.Decode(raw, req); err != nil {
 		return nil, api.Errorf(api.InvalidArgument, "cannot parse request: %v", err)
 	}
 	if err := req.Unpack(); err != nil {
 		return nil, api.NewError(api.InvalidArgument, err.Error())
 	}
 	return req, nil
-}
-
-// decodeStrict reads one JSON document that is all of raw.
-func decodeStrict(raw []byte, v any) error {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return err
-	}
-	if _, more := d.Token(); more != io.EOF {
-		return errors.New("bytes after the document")
-	}
-	return nil
 }
 
 // check is what can be said of a request before anything is looked up. It puts

@@ -7,9 +7,11 @@ import (
 	"slices"
 
 	"stepd/api"
+	"stepd/node/state"
 )
 
-func (n *Node) status(ctx context.Context) api.Node {
+// Status is the node document (docs/json.md).
+func (n machine) Status(ctx context.Context) api.Node {
 	u := n.reg.usage()
 	d := api.Node{
 		Name: n.cfg.NodeName, State: nodeState(u.drained.Drained, len(u.jobs)), Reason: u.drained.Reason,
@@ -69,4 +71,23 @@ func (n *Node) fallbackList() []Fallback {
 		all = append(all, Fallback{What: "spool", Why: err.Error() + "; nothing new is taken"})
 	}
 	return all
+}
+
+// Drain drains the node for an administrator: it takes no more steps.
+func (n machine) Drain(reason string) error {
+	return n.administer(state.Drain{Drained: true, Reason: reason})
+}
+
+// Resume ends a drain, and takes the quarantined plugins in again.
+func (n machine) Resume() error { return n.administer(state.Drain{}) }
+
+func (n machine) administer(d state.Drain) error {
+	if err := n.health.SetDrain(d); err != nil {
+		return api.NewError(api.Internal, err.Error())
+	}
+	if !d.Drained {
+		n.health.Plugins.Forgive()
+	}
+	n.log.WithField("drained", d.Drained).WithField("reason", d.Reason).Info("drain state changed")
+	return nil
 }

@@ -16,8 +16,7 @@ type PerUser struct {
 	// client waits for, and others.
 	Connections int
 	// RequestBytes bounds requests and replies that are under way, from the first byte
-	// of a request until its answer is written, at least callBytes for each, less callFree of
-	// each; as many again are for requests that wait for their share of a job, or for their
+	// of a request until its answer is written (package serve); as many again are for requests that wait for their share of a job, or for their
 	// launch, and for batch jobs. 0 is 64 MiB.
 	RequestBytes int
 	// ReplayBytes are what the stepds of the user's steps may keep of output, in all. 0

@@ -91,8 +91,7 @@ func TestWaitersBytes(t *testing.T) {
 	tn.until(tn.run(1000, req), step.Running)
 	forever := step.WaitForever
 	req.ImmediateS = &forever
-	const size = 1000
-	ctx, cancel := context.WithCancel(withBytes(c.ctx, size))
+	ctx, cancel := context.WithCancel(c.ctx)
 	done := make(chan error, 1)
 	go func() {
 		_, err := tn.svc.Reserve(ctx, runRequest(req))
@@ -107,9 +106,9 @@ func TestWaitersBytes(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	tn.reg.users.mu.Lock()
-	tn.reg.users.limits.RequestBytes = size * 3 / 2
+	tn.reg.users.limits.RequestBytes = tn.reg.users.requests[1000] * 3 / 2
 	tn.reg.users.mu.Unlock()
-	if _, err := tn.svc.Reserve(withBytes(c.ctx, size), runRequest(req)); api.CodeOf(err) != api.ResourceExhausted {
+	if _, err := tn.svc.Reserve(c.ctx, runRequest(req)); api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("a second one: %v", err)
 	}
 	cancel()

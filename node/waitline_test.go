@@ -160,7 +160,7 @@ func TestImmediateOver(t *testing.T) {
 // at once, whatever it has sent behind its request.
 func TestImmediateGone(t *testing.T) {
 	tn := &lineNode{testNode: fresh(t)}
-	client := serveAs(t, tn.testNode, always(1000), nil)
+	client, _ := serveAs(t, tn.testNode, always(1000))
 	hold := request("wait")
 	hold.NTasks = 4
 	tn.until(tn.run(1000, hold), step.Running)

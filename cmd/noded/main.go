@@ -23,6 +23,7 @@ import (
 	"stepd/internal/manual"
 	"stepd/node"
 	"stepd/node/pid1"
+	"stepd/node/serve"
 	"stepd/site"
 )
 
@@ -292,7 +293,11 @@ func (s *server) serveUntil() error {
 			return err
 		}
 	}
-	server := n.Server()
+	c := n.Config()
+	server := serve.New(n.API(), serve.Config{
+		Version: c.Version, Connections: c.PerUser.Connections, RequestBytes: c.PerUser.RequestBytes, Meter: c.Meter, Log: log,
+	})
+	n.CountConnections(server.Connections)
 	failed := make(chan error, 1) // size 1: it may come when untilEnd has returned
 	go func() { failed <- server.Serve(s.listener) }()
 	if !again {
@@ -353,7 +358,7 @@ func (s *server) untilEnd(failed <-chan error) error {
 }
 
 // stopServer lets the requests end that are under way, no longer than stopGrace.
-func stopServer(server *node.Server) {
+func stopServer(server *serve.Server) {
 	ctx, cancel := context.WithTimeout(context.Background(), stopGrace)
 	defer cancel()
 	server.Shutdown(ctx)

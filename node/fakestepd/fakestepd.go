@@ -329,8 +329,11 @@ func (f *fake) Watch(*stepapi.Watch, bool) (*stepapi.Watched, int, error) {
 	return nil, -1, errors.New("nothing is kept")
 }
 
-// Signal implements stepapi.Handler.
+// Signal implements stepapi.Handler. SIGCONT ends nothing.
 func (f *fake) Signal(sig int, _ string) error {
+	if syscall.Signal(sig) == syscall.SIGCONT {
+		return nil
+	}
 	f.ending <- step.SignaledBy(syscall.Signal(sig))
 	return nil
 }

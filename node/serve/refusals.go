@@ -1,4 +1,4 @@
-package node
+package serve
 
 import (
 	"sync"
@@ -25,7 +25,7 @@ type refusal struct {
 	expires time.Time
 }
 
-// tell says whether a line about uid may come, and how many did not since the last.
+// tell reports whether a line about uid may come, and how many were left out since the last.
 func (r *refusals) tell(uid uint32, now time.Time) (ok bool, silent int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,4 +1,4 @@
-package node
+package serve
 
 import (
 	"context"
@@ -26,10 +26,10 @@ type clients struct {
 	byUser map[uint32]int // guarded by mu
 }
 
-func newClients(p PerUser) *clients {
+func newClients(connections, requestBytes int) *clients {
 	return &clients{
-		most: p.Connections, byUser: make(map[uint32]int),
-		inFlight: inFlight{most: p.RequestBytes, byUser: make(map[uint32]int), turns: make(map[uint32]*turns)},
+		most: connections, byUser: make(map[uint32]int),
+		inFlight: inFlight{most: requestBytes, byUser: make(map[uint32]int), turns: make(map[uint32]*turns)},
 	}
 }
 
@@ -69,9 +69,7 @@ func (c *clients) leave(uid uint32) {
 // clientListener accepts the connections that their users may have.
 type clientListener struct {
 	net.Listener
-	clients *clients
-	peerOf  func(*net.UnixConn) (api.Peer, error)
-	refused func(api.Peer, error) // called for connections that are closed at once
+	s *Server
 }
 
 // Accept returns the next connection, a *clientConn.
@@ -82,22 +80,25 @@ func (l *clientListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		c := &clientConn{UnixConn: accepted.(*net.UnixConn)}
-		if c.peer, err = l.peerOf(c.UnixConn); err == nil {
-			c.refusal, err = l.clients.enter(c.peer.UID)
+		if c.peer, err = l.s.PeerOf(c.UnixConn); err == nil {
+			c.refusal, err = l.s.clients.enter(c.peer.UID)
 		}
 		if err != nil {
-			l.refused(c.peer, err)
+			l.s.logRefused(c.peer.UID, "connection closed: %v", err)
 			c.peer.Close()
 			c.UnixConn.Close()
 			continue
 		}
 		c.leave = sync.OnceFunc(func() {
-			l.clients.leave(c.peer.UID)
+			l.s.clients.leave(c.peer.UID)
 			c.peer.Close()
 		})
 		return c, nil
 	}
 }
+
+// peerKey is the context key of a connection's *clientConn.
+type peerKey struct{}
 
 // clientConn is a client's connection, counted until it is closed.
 type clientConn struct {
@@ -210,30 +211,4 @@ func (f *inFlight) turn(uid uint32) (done func()) {
 			delete(f.turns, uid)
 		}
 	}
-}
-
-// callInfo is what the context of a request has.
-type callInfo struct {
-	peer  api.Peer
-	bytes int // of the request's document
-}
-
-type callKey struct{}
-
-// withPeer is the context of a request of p's.
-func withPeer(ctx context.Context, p api.Peer) context.Context {
-	return context.WithValue(ctx, callKey{}, callInfo{peer: p})
-}
-
-// withBytes adds how many bytes the request has.
-func withBytes(ctx context.Context, n int) context.Context {
-	info, _ := ctx.Value(callKey{}).(callInfo)
-	info.bytes = n
-	return context.WithValue(ctx, callKey{}, info)
-}
-
-// requestBytes is how many bytes the request of ctx has.
-func requestBytes(ctx context.Context) int {
-	info, _ := ctx.Value(callKey{}).(callInfo)
-	return info.bytes
 }

@@ -1,4 +1,4 @@
-package node
+package serve
 
 import (
 	"encoding/binary"
@@ -25,8 +25,8 @@ const (
 // refuseHTTP2 answers a client of a release that spoke gRPC, which has begun with the
 // preface of HTTP/2, in its own words.
 func (s *Server) refuseHTTP2(c *call) {
-	why := fmt.Sprintf("noded is %s and speaks version %d of its API by HTTP/1.1; this client is of an older release, which speaks gRPC: update stepctl", s.n.version(), api.Schema)
-	s.n.logRefused(c.peer.UID, "a client of an older release, which speaks gRPC")
+	why := fmt.Sprintf("noded is %s and speaks version %d of its API by HTTP/1.1; this client is of an older release, which speaks gRPC: update stepctl", s.Version, api.Schema)
+	s.logRefused(c.peer.UID, "a client of an older release, which speaks gRPC")
 	conn, buf, err := c.control.Hijack()
 	if err != nil {
 		return // it has gone

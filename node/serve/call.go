@@ -1,4 +1,4 @@
-package node
+package serve
 
 import (
 	"context"
@@ -34,23 +34,30 @@ type call struct {
 	w       http.ResponseWriter
 	r       *http.Request
 	control *http.ResponseController
-	ctx     context.Context // has the peer, and ends with the connection
+	ctx     context.Context // ends with the connection
 	peer    api.Peer
-	counted int  // bytes of the user's that the request has
-	lines   bool // the head of a reply of several documents is written
-	whole   bool // the reply is written
+	ids     []step.ID // the steps that the request names, where it is their owner's
+	counted int       // bytes of the user's that the request has
+	// bodyBytes is the size of the request's document.
+	bodyBytes int
+	lines     bool // the head of a reply of several documents is written
+	whole     bool // the reply is written
+}
+
+func newCall(s *Server, w http.ResponseWriter, r *http.Request, p api.Peer) *call {
+	return &call{s: s, w: w, r: r, peer: p, ctx: r.Context(), control: http.NewResponseController(w)}
 }
 
 // count adds n bytes to what the user's requests have under way, and to *sum.
 func (c *call) count(n int, sum *int) error {
-	if !c.s.n.clients.inFlight.add(c.peer.UID, n, c.counted+n <= callFree) {
-		return api.Errorf(api.ResourceExhausted, "uid %d has requests under way whose bytes are at the limit of %d (UserRequestBytes): wait until noded has answered the others", c.peer.UID, c.s.n.clients.inFlight.most)
+	if !c.s.clients.inFlight.add(c.peer.UID, n, c.counted+n <= callFree) {
+		return api.Errorf(api.ResourceExhausted, "uid %d has requests under way whose bytes are at the limit of %d (UserRequestBytes): wait until noded has answered the others", c.peer.UID, c.s.clients.inFlight.most)
 	}
 	*sum += n
 	return nil
 }
 
-func (c *call) uncount(sum *int) { c.s.n.clients.inFlight.drop(c.peer.UID, *sum) }
+func (c *call) uncount(sum *int) { c.s.clients.inFlight.drop(c.peer.UID, *sum) }
 
 // body reads the request's document. It is counted before it is read.
 func (c *call) body() ([]byte, error) {
@@ -95,60 +102,18 @@ func (c *call) decode(in interface{ Version() int }) error {
 	if err != nil {
 		return err
 	}
-	if err := decodeStrict(body, in); err != nil {
+	if err := api.Decode(body, in); err != nil {
 		return api.Errorf(api.InvalidArgument, "cannot parse request: %v", err)
 	}
 	if v := in.Version(); v != api.Schema {
 		return api.Errorf(api.InvalidArgument, "schema: is %d, want %d", v, api.Schema)
 	}
-	c.ctx = withBytes(c.ctx, len(body))
+	c.bodyBytes = len(body)
 	return nil
 }
 
-// unary is the verb of a method that answers with one document.
-func unary[In, Out any, PIn interface {
-	*In
-	Version() int
-}, POut interface {
-	*Out
-	Stamp()
-}](method func(context.Context, *In) (*Out, error)) verb {
-	return func(c *call) error {
-		in := new(In)
-		if err := c.decode(PIn(in)); err != nil {
-			return err
-		}
-		out, err := method(c.ctx, in)
-		if err != nil {
-			return err
-		}
-		POut(out).Stamp()
-		return c.reply(out)
-	}
-}
-
-// records is the verb of a method that answers with the records of steps.
-func records[In any, PIn interface {
-	*In
-	Version() int
-}](method func(context.Context, *In, recordWriter) error) verb {
-	return func(c *call) error {
-		in := new(In)
-		if err := c.decode(PIn(in)); err != nil {
-			return err
-		}
-		if err := method(c.ctx, in, c.record); err != nil {
-			return err
-		}
-		return c.end()
-	}
-}
-
-// recordWriter takes the next record of a reply. load returns it, or nil where there is
+// record writes the next record of a reply. load returns it, or nil where there is
 // none any more; it is called when it is the user's turn to have one more in memory.
-type recordWriter func(load func() (*step.Record, error)) error
-
-// record writes one.
 func (c *call) record(load func() (*step.Record, error)) error {
 	return c.line("step", func() ([]byte, error) {
 		rec, err := load()
@@ -169,7 +134,7 @@ func (c *call) event(doc []byte) error {
 func (c *call) line(key string, document func() ([]byte, error)) error {
 	var counted int
 	doc, err := func() ([]byte, error) {
-		defer c.s.n.clients.inFlight.turn(c.peer.UID)()
+		defer c.s.clients.inFlight.turn(c.peer.UID)()
 		doc, err := document()
 		if doc == nil || err != nil {
 			return nil, err
@@ -262,15 +227,20 @@ func (c *call) file(f io.Reader, size int64) error {
 // refuse answers a request that is not served, and of which nothing more is read.
 func (c *call) refuse(err error) {
 	c.w.Header().Set("Connection", "close")
-	e, ok := api.AsError(err)
-	if !ok {
-		e = &api.Error{Code: api.Internal, Message: err.Error()}
-	}
+	e := asError(err)
 	doc, err := json.Marshal(api.Refusal{Envelope: api.Envelope{Schema: api.Schema}, Error: e})
 	if err != nil { // of words and a code
 		panic(err)
 	}
 	c.document(e.Code.HTTPStatus(), append(doc, '\n'))
+}
+
+// asError is err as the client gets it.
+func asError(err error) *api.Error {
+	if e, ok := api.AsError(err); ok {
+		return e
+	}
+	return &api.Error{Code: api.Internal, Message: err.Error()}
 }
 
 // finish ends a reply with the error of its request.
@@ -280,19 +250,14 @@ func (c *call) finish(name string, err error) {
 	}
 	switch {
 	case errors.Is(err, errUnread):
-		c.s.n.logRefused(c.peer.UID, fmt.Sprintf("%s: the client has not read its reply for %v: its connection is closed", name, c.s.replyTime))
+		c.s.logRefused(c.peer.UID, "%s: the client has not read its reply for %v: its connection is closed", name, c.s.replyTime)
 		panic(http.ErrAbortHandler)
 	case c.whole, errors.Is(err, errHungUp):
 		panic(http.ErrAbortHandler) // the client must not take it for complete
 	case !c.lines:
 		c.refuse(err)
 	default:
-		e, ok := api.AsError(err)
-		if !ok {
-			e = &api.Error{Code: api.Internal, Message: err.Error()}
-		}
-		doc, merr := json.Marshal(api.Line{Schema: api.Schema, Error: e})
-		if merr == nil {
+		if doc, merr := json.Marshal(api.Line{Schema: api.Schema, Error: asError(err)}); merr == nil {
 			_ = c.write(append(doc, '\n')) // or the client sees that there is no end
 		}
 	}
@@ -330,13 +295,4 @@ func lost(err error) error {
 		return errUnread
 	}
 	return errHungUp
-}
-
-// encode is the JSON of a document.
-func encode(v any) ([]byte, error) {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return nil, api.NewError(api.Internal, fmt.Sprintf("internal error: cannot encode answer: %v", err))
-	}
-	return b, nil
 }

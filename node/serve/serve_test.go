@@ -1,15 +1,17 @@
-package node
+package serve
 
 import (
 	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,7 +22,141 @@ import (
 
 	"stepd/api"
 	"stepd/step"
+
+	"github.com/sirupsen/logrus"
 )
+
+// testTimeout bounds every wait of these tests.
+const testTimeout = 20 * time.Second
+
+// fakeNode is a node with these records, whose jobs do not run. What it does not have panics.
+type fakeNode struct {
+	Backend
+	recs []*step.Record
+}
+
+func (n *fakeNode) ClientConfig() *api.ConfigReply     { return &api.ConfigReply{Node: "n1"} }
+func (n *fakeNode) Status(context.Context) api.Node    { return api.Node{Name: "n1"} }
+func (n *fakeNode) Owner(uint32) (uid uint32, ok bool) { return 0, false }
+
+func (n *fakeNode) Run(_ context.Context, _ api.Peer, in *api.RunRequest) (*api.RunReply, error) {
+	if in.Bytes == 0 {
+		panic("the request has no size")
+	}
+	return nil, api.Errorf(api.InvalidArgument, "ntasks: %d tasks", in.Request.NTasks)
+}
+
+func (n *fakeNode) List(bool) (ids []step.ID) {
+	for _, rec := range n.recs {
+		ids = append(ids, rec.ID)
+	}
+	return ids
+}
+
+func (n *fakeNode) IDs(ref api.StepRef) ([]step.ID, error) {
+	if ref.StepID == nil {
+		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", ref.JobID)
+	}
+	return []step.ID{{Job: ref.JobID, Step: *ref.StepID}}, nil
+}
+
+func (n *fakeNode) Step(id step.ID) (*step.Record, error) {
+	for _, rec := range n.recs {
+		if rec.ID == id {
+			return rec, nil
+		}
+	}
+	return nil, api.Errorf(api.NotFound, "no such step %q", id)
+}
+
+type noMeter struct{}
+
+func (noMeter) Request(string, string, time.Duration) {}
+
+// testServer is a server of a fakeNode.
+type testServer struct {
+	*Server
+	node *fakeNode
+	t    testing.TB
+}
+
+func start(t testing.TB, change func(*Config)) *testServer {
+	c := Config{Connections: 2048, RequestBytes: 64 << 20, Meter: noMeter{}, Log: logrus.New()}
+	c.Log.SetOutput(io.Discard)
+	if change != nil {
+		change(&c)
+	}
+	n := new(fakeNode)
+	return &testServer{New(n, c), n, t}
+}
+
+func fresh(t testing.TB) *testServer { return start(t, nil) }
+
+// serveAs serves clients who are all who uid says when they connect.
+func serveAs(t *testing.T, tn *testServer, uid func() uint32, change func(*Server)) *api.Client {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tn.PeerOf = func(c *net.UnixConn) (api.Peer, error) {
+		p, err := api.PeerOf(c)
+		p.UID = uid()
+		return p, err
+	}
+	if change != nil {
+		change(tn.Server)
+	}
+	served := make(chan error, 1)
+	go func() { served <- tn.Serve(l) }()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		tn.Shutdown(ctx)
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return &api.Client{Socket: socket}
+}
+
+// always is a uid function.
+func always(uid uint32) func() uint32 { return func() uint32 { return uid } }
+
+// dial connects and says nothing.
+func dial(t *testing.T, client *api.Client) net.Conn {
+	t.Helper()
+	c, err := net.Dial("unix", client.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if err := c.SetDeadline(time.Now().Add(testTimeout)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// request is a request for a step.
+func request(argv ...string) step.Request {
+	null := step.Stream{Kind: step.StreamNull}
+	return step.Request{
+		Schema: step.Schema, Name: "test", NTasks: 1, NNodes: 1, CPUsPerTask: 1,
+		Argv: argv, Env: []string{"PATH=/bin"}, Cwd: "/", Stdin: null, Stdout: null, Stderr: null,
+	}
+}
+
+// connections waits until so many are counted.
+func (tn *testServer) connections(want int) {
+	tn.t.Helper()
+	for deadline := time.Now().Add(testTimeout); tn.Connections() != want; {
+		if time.Now().After(deadline) {
+			tn.t.Fatalf("%d connections are counted, want %d", tn.Connections(), want)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
 
 // begin sends the head of a request of run and a part of its body.
 func begin(t *testing.T, c net.Conn, size, sent int) {
@@ -42,7 +178,7 @@ func (f *inFlight) bytes() map[uint32]int {
 }
 
 // underWay waits until uid has so many bytes under way.
-func (tn *testNode) underWay(uid uint32, ok func(int) bool) {
+func (tn *testServer) underWay(uid uint32, ok func(int) bool) {
 	tn.t.Helper()
 	for deadline := time.Now().Add(testTimeout); !ok(tn.clients.inFlight.bytes()[uid]); {
 		if time.Now().After(deadline) {
@@ -56,8 +192,7 @@ func (tn *testNode) underWay(uid uint32, ok func(int) bool) {
 // of the memory than the limit; others do not notice, and the user still sees what runs.
 func TestPerUserInFlight(t *testing.T) {
 	const limit, each = 512 << 10, 60 << 10
-	tn := start(t, t.TempDir(), func(c *Config) { c.PerUser.RequestBytes = limit })
-	defer func() { tn.stop() }()
+	tn := start(t, func(c *Config) { c.RequestBytes = limit })
 	uids := make(chan uint32, 1)
 	client := serveAs(t, tn, func() uint32 { return <-uids }, nil)
 	ask := func(uid uint32) error {
@@ -114,8 +249,7 @@ func TestRequestsCount(t *testing.T) {
 func TestRefusedRequestLeavesOthers(t *testing.T) {
 	t.Parallel()
 	const limit = 1 << 20
-	tn := start(t, t.TempDir(), func(c *Config) { c.PerUser.RequestBytes = limit })
-	defer func() { tn.stop() }()
+	tn := start(t, func(c *Config) { c.RequestBytes = limit })
 	client := serveAs(t, tn, always(1000), nil)
 	run := func(size int) error {
 		req := request(strings.Repeat("x", size))
@@ -137,10 +271,13 @@ func TestRefusedRequestLeavesOthers(t *testing.T) {
 
 // TestNoCredentials: a request of a connection whose peer is not known is served to no user.
 func TestNoCredentials(t *testing.T) {
-	server := fresh(t).Server()
+	server := fresh(t).Server
 	for _, verb := range server.Verbs() {
-		if err := askRaw(server, verb, []byte(`{"schema":1}`), t.Context(), ""); api.CodeOf(err) != api.Unauthenticated {
-			t.Errorf("%s: %v", verb, err)
+		w := httptest.NewRecorder()
+		server.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/"+verb, strings.NewReader(`{"schema":1}`)))
+		var r api.Refusal
+		if err := json.Unmarshal(w.Body.Bytes(), &r); err != nil || r.Error == nil || r.Error.Code != api.Unauthenticated {
+			t.Errorf("%s: %s", verb, w.Body)
 		}
 	}
 }
@@ -200,8 +337,7 @@ func do(t *testing.T, client *api.Client, method, path, body string, header http
 
 // TestEnvelope: what is no request of this API is refused with what is wrong.
 func TestEnvelope(t *testing.T) {
-	tn := start(t, t.TempDir(), func(c *Config) { c.Version = "1.7" })
-	defer func() { tn.stop() }()
+	tn := start(t, func(c *Config) { c.Version = "1.7" })
 	client := serveAs(t, tn, always(0), nil)
 	old := http.Header{api.VersionHeader: {"2"}, "User-Agent": {"stepctl 3.0"}}
 	for name, tc := range map[string]struct {
@@ -237,75 +373,6 @@ func TestEnvelope(t *testing.T) {
 	}
 }
 
-// TestSteps: a step by the socket, from the request to its record, its events and its
-// output.
-func TestSteps(t *testing.T) {
-	tn := fresh(t)
-	client := serveAs(t, tn, always(1000), nil)
-	req := request("exit", "6")
-	r, err := client.Run(t.Context(), &api.RunRequest{Request: &req})
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := step.ID{Job: r.JobID, Step: r.StepID}
-	recs, err := client.Wait(t.Context(), api.Ref(id))
-	if err != nil || len(recs) != 1 || recs[0].ExitCode == nil || *recs[0].ExitCode != 6 || recs[0].ID != id {
-		t.Fatalf("%+v, %v", recs, err)
-	}
-	events := 0
-	for _, err := range client.Events(t.Context(), id, true) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		events++
-	}
-	if events < 2 {
-		t.Errorf("%d events", events)
-	}
-	want := bytes.Repeat([]byte("kept"), 50_000)
-	if err := os.WriteFile(tn.files.output(id), want, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	kept, err := client.Output(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer kept.Close()
-	if got, err := io.ReadAll(kept); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("%d bytes of output, %v", len(got), err)
-	}
-	listed := 0
-	for rec, err := range client.List(t.Context(), true) {
-		if err != nil || rec.ID != id {
-			t.Errorf("%+v, %v", rec, err)
-		}
-		listed++
-	}
-	if listed != 1 {
-		t.Errorf("%d steps are listed", listed)
-	}
-}
-
-// TestClientGone: a request that waits ends with its client.
-func TestClientGone(t *testing.T) {
-	tn := fresh(t)
-	client := serveAs(t, tn, always(1000), nil)
-	id := tn.run(1000, request("wait"))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		_, err := client.Wait(ctx, api.Ref(id))
-		done <- err
-	}()
-	tn.underWay(1000, func(n int) bool { return n > 0 })
-	cancel()
-	if err := <-done; api.CodeOf(err) != api.Canceled {
-		t.Error(err)
-	}
-	tn.connections(0)
-	tn.underWay(1000, func(n int) bool { return n == 0 })
-}
-
 // logText is noded's log as text: noded and what passes on its stepds' words write to it at once.
 type logText struct {
 	mu  sync.Mutex
@@ -329,16 +396,13 @@ func (l *logText) String() string {
 func TestReplyUnread(t *testing.T) {
 	t.Parallel()
 	var log logText
-	tn := start(t, t.TempDir(), func(c *Config) {
+	tn := start(t, func(c *Config) {
 		c.Log.SetOutput(&log)
-		c.PerUser.RequestBytes = 256 << 10
+		c.RequestBytes = 256 << 10
 	})
-	defer func() { tn.stop() }()
-	ids := make([]step.ID, 0, 50)
-	req := request("exit", "0", strings.Repeat("x", commandMax-100))
-	for range cap(ids) {
-		ids = append(ids, tn.run(1000, req))
-		tn.wait(ids[len(ids)-1])
+	const commandMax = 8 << 10
+	for i := range uint32(50) {
+		tn.node.recs = append(tn.node.recs, &step.Record{ID: step.ID{Job: i + 1}, UID: 1000, State: step.Completed, Command: []string{strings.Repeat("x", commandMax)}})
 	}
 	client := serveAs(t, tn, always(1000), func(s *Server) { s.replyTime = 300 * time.Millisecond })
 	var conns []net.Conn
@@ -372,11 +436,10 @@ func TestReplyUnread(t *testing.T) {
 // TestPanic: a mistake in one request is an error of that request.
 func TestPanic(t *testing.T) {
 	var log logText
-	tn := start(t, t.TempDir(), func(c *Config) { c.Log.SetOutput(&log) })
-	defer func() { tn.stop() }()
+	tn := start(t, func(c *Config) { c.Log.SetOutput(&log) })
 	client := serveAs(t, tn, always(1000), func(s *Server) {
-		s.verbs["config"] = func(*call) error { panic("a mistake") }
-		s.verbs["list"] = func(c *call) error {
+		s.table["config"] = func(*call) error { panic("a mistake") }
+		s.table["list"] = func(c *call) error {
 			if err := c.event([]byte("{}")); err != nil {
 				return err
 			}
@@ -410,8 +473,7 @@ const oldClient = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" +
 
 // TestOldClient: a client that speaks gRPC is told in gRPC that noded is of another release.
 func TestOldClient(t *testing.T) {
-	tn := start(t, t.TempDir(), func(c *Config) { c.Version = "1.7" })
-	defer func() { tn.stop() }()
+	tn := start(t, func(c *Config) { c.Version = "1.7" })
 	c := dial(t, serveAs(t, tn, always(1000), nil))
 	if _, err := io.WriteString(c, oldClient); err != nil {
 		t.Fatal(err)
@@ -468,7 +530,7 @@ func FuzzOldClient(f *testing.F) {
 
 // TestVerbsAreDocumented: docs/api.md has each verb, and no other.
 func TestVerbsAreDocumented(t *testing.T) {
-	doc, err := os.ReadFile(filepath.Join("..", "docs", "api.md"))
+	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "api.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -483,7 +545,7 @@ func TestVerbsAreDocumented(t *testing.T) {
 		}
 	}
 	slices.Sort(has)
-	if served := fresh(t).Server().Verbs(); !slices.Equal(has, served) {
+	if served := fresh(t).Verbs(); !slices.Equal(has, served) {
 		t.Errorf("docs/api.md has %q, served are %q", has, served)
 	}
 }

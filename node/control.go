@@ -1,0 +1,368 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"stepd/api"
+	"stepd/api/stepapi"
+	"stepd/node/state"
+	"stepd/step"
+
+	"golang.org/x/sys/unix"
+)
+
+// Signal sends a signal to the processes, as scope has it (stepapi.Msg), of the steps that ref
+// names.
+func (n steps) Signal(ctx context.Context, ref api.StepRef, signal int, scope string) error {
+	return n.tell(ref, "signal", func(f *follower) error {
+		return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSignal, Signal: signal, Scope: scope})
+	})
+}
+
+// Cancel ends the steps that ref names. The end of an allocation begins with it.
+func (n steps) Cancel(ctx context.Context, ref api.StepRef, reason string) error {
+	if j := n.reg.job(ref.JobID); ref.StepID == nil && j != nil && j.Origin == step.OriginAlloc {
+		n.endAlloc(j, reason)
+		return nil
+	}
+	return n.tell(ref, "cancel", func(f *follower) error { return f.cancel(ctx, reason) })
+}
+
+// tell passes a request on to the running steps that ref names.
+func (n steps) tell(ref api.StepRef, verb string, pass func(*follower) error) error {
+	ids, err := n.IDs(ref)
+	if err != nil {
+		return err
+	}
+	told := 0
+	for _, id := range ids {
+		f := n.reg.follower(id)
+		if f == nil {
+			continue
+		}
+		if err := pass(f); err != nil {
+			select {
+			case <-f.ended: // it ended while it was asked
+				continue
+			default:
+			}
+			return api.Errorf(api.Unavailable, "cannot %s step %s: %v", verb, id, err)
+		}
+		told++
+	}
+	switch {
+	case told > 0:
+		return nil
+	case len(ids) == 0:
+		return api.Errorf(api.FailedPrecondition, "job %d has no step", ref.JobID)
+	}
+	return api.Errorf(api.FailedPrecondition, "step %s has ended", ids[0])
+}
+
+// cancel ends the step wherever it is on its way. Of a step that has no stepd
+// yet it does not wait for the end.
+func (f *follower) cancel(ctx context.Context, reason string) error {
+	if reason == "" {
+		reason = "cancelled"
+	}
+	if f.claim() {
+		f.n.work.Go(func() { f.giveBack(reason) })
+		return nil
+	}
+	f.mu.Lock()
+	if f.stage == launching {
+		f.cancelled = reason // the launch looks at it before it starts stepd
+		f.mu.Unlock()
+		return nil
+	}
+	f.mu.Unlock()
+	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Text: reason})
+}
+
+// askMax bounds the wait for a stepd's answer to Signal and Cancel.
+const askMax = 10 * time.Second
+
+// ask asks for something of which the answer says only that it is done.
+func (f *follower) ask(ctx context.Context, m *stepapi.Msg) error {
+	_, err := f.askFor(ctx, m)
+	return err
+}
+
+// askFor connects to the step's socket as a tool, on behalf of a client that
+// was authorised, and sends one request. It returns stepd's answer.
+func (f *follower) askFor(ctx context.Context, m *stepapi.Msg) (*stepapi.Msg, error) {
+	if !f.hasStepd() {
+		return nil, errors.New("the step was not started yet")
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, askMax, fmt.Errorf("stepd does not answer within %v", askMax))
+	defer cancel()
+	c, err := stepapi.DialDir(f.n.files.stepsDir(), f.n.files.socketName(f.id))
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer func() {
+		if stop() {
+			c.Close()
+		}
+	}()
+	reply, err := converse(c, m)
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if errors.Is(err, io.EOF) {
+		return nil, errors.New("stepd ended before it answered")
+	}
+	return reply, err
+}
+
+func converse(c *stepapi.Conn, m *stepapi.Msg) (*stepapi.Msg, error) {
+	if err := c.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleTool}); err != nil {
+		return nil, err
+	}
+	m.Seq = 1
+	if err := c.Send(m); err != nil {
+		return nil, err
+	}
+	for {
+		got, fds, err := c.Recv()
+		if err != nil {
+			return nil, err
+		}
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		switch {
+		case got.Type == stepapi.TypeHello && got.Version != stepapi.Version:
+			return nil, fmt.Errorf("stepd speaks version %d of its protocol, noded %d", got.Version, stepapi.Version)
+		case got.Type == stepapi.TypeReply && got.Seq == m.Seq && got.Error != "":
+			return nil, errors.New(got.Error)
+		case got.Type == stepapi.TypeReply && got.Seq == m.Seq:
+			return got, nil
+		}
+	}
+}
+
+// endingGrace is how long the end of a step may take to be heard whose stepd
+// takes no request any more.
+const endingGrace = 5 * time.Second
+
+// cancelLater asks a step to end, without waiting for the answer: a loop that
+// owns another step calls it.
+func (n *Node) cancelLater(f *follower, reason string) {
+	n.work.Go(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		go func() {
+			select {
+			case <-n.stopping:
+				cancel()
+			case <-f.ended:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		err := f.cancel(ctx, reason)
+		if err == nil {
+			return
+		}
+		// A stepd that has just ended by itself refuses, and its end will be heard.
+		select {
+		case <-ctx.Done():
+		case <-time.After(endingGrace):
+			f.log.Errorf("cannot cancel step: %v", err)
+		}
+	})
+}
+
+// Release ends a job of Alloc's, and returns when nothing is left of it.
+func (n steps) Release(ctx context.Context, job uint32) error {
+	j := n.reg.job(job)
+	switch {
+	case j == nil:
+		return api.Errorf(api.NotFound, "no such job \"%d\"", job)
+	case j.Origin != step.OriginAlloc:
+		return api.Errorf(api.FailedPrecondition, "job %d was not made by alloc: cancel its steps", j.ID)
+	}
+	n.endAlloc(j, "the job was released")
+	return n.awaitEnd(ctx, j.ended, "job")
+}
+
+// Suspend makes a step, or a job with all of its steps, stand still.
+func (n steps) Suspend(ctx context.Context, ref api.StepRef, by uint32) error {
+	if ref.StepID != nil {
+		return failed(n.eachStep(ref, func(f *follower) error { return f.suspend(ctx, by) }))
+	}
+	// The job first: then no step begins that is not suspended below.
+	j := n.reg.job(ref.JobID)
+	if j == nil {
+		return api.Errorf(api.FailedPrecondition, "job %d has ended", ref.JobID)
+	}
+	if err := n.setSuspended(j, &state.Suspension{Since: time.Now(), By: by}); err != nil {
+		return api.NewError(api.Internal, err.Error())
+	}
+	// Steps that were numbered meanwhile are among them; ending steps need no
+	// report.
+	_, err := n.eachStep(ref, func(f *follower) error {
+		err := f.suspend(ctx, by)
+		if rec := f.record(); rec.Suspended != nil || isEnding(f, rec) {
+			return nil // it is suspended, or will not run
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, errNoStep) {
+		return api.Errorf(api.FailedPrecondition, "job %d is suspended, but not all of its steps: %v", j.ID, err)
+	}
+	return nil
+}
+
+// Unsuspend undoes it. What root has suspended is root's to resume.
+func (n steps) Unsuspend(ctx context.Context, ref api.StepRef, by uint32) error {
+	resume := func(f *follower) error { return f.unsuspend(ctx, by) }
+	j := n.reg.job(ref.JobID)
+	if ref.StepID != nil || j == nil {
+		return failed(n.eachStep(ref, resume))
+	}
+	was := n.reg.suspended(j)
+	if was != nil && was.By == 0 && by != 0 {
+		return api.Errorf(api.PermissionDenied, "permission denied: job %d was suspended by root", j.ID)
+	}
+	if was == nil {
+		told, err := n.eachStep(ref, resume)
+		if told > 0 { // some were, and those that were not need no word
+			return nil
+		}
+		return failed(told, err)
+	}
+	_, err := n.eachStep(ref, func(f *follower) error {
+		err := resume(f)
+		if rec := f.record(); err != nil && (rec.Suspended == nil || isEnding(f, rec)) {
+			return nil // it was resumed by itself, or does not run any more
+		}
+		return err
+	})
+	if err := n.setSuspended(j, nil); err != nil {
+		return api.NewError(api.Internal, err.Error())
+	}
+	if err != nil && !errors.Is(err, errNoStep) {
+		return api.Errorf(api.FailedPrecondition, "job %d is resumed, but not all of its steps: %v", j.ID, err)
+	}
+	return nil
+}
+
+// isEnding reports whether the step has nothing left that could stand still.
+func isEnding(f *follower, rec *step.Record) bool {
+	select {
+	case <-f.ended:
+		return true
+	default:
+		return rec.State == step.Completing || rec.State.Final()
+	}
+}
+
+// errNoStep is eachStep's word for none of the steps running.
+var errNoStep = errors.New("it has ended")
+
+// eachStep asks all running steps that ref names at once: each takes two seconds. told
+// counts the steps that did it; the error joins the others' errors.
+func (n steps) eachStep(ref api.StepRef, ask func(*follower) error) (told int, err error) {
+	ids, err := n.IDs(ref)
+	if err != nil {
+		return 0, err
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, id := range ids {
+		f := n.reg.follower(id)
+		if f == nil {
+			continue
+		}
+		wg.Go(func() {
+			ferr := ask(f)
+			mu.Lock()
+			defer mu.Unlock()
+			if ferr == nil {
+				told++
+			} else {
+				err = errors.Join(err, fmt.Errorf("step %s: %w", id, ferr))
+			}
+		})
+	}
+	wg.Wait()
+	if told == 0 && err == nil {
+		err = errNoStep
+	}
+	return told, err
+}
+
+// failed is the client's error of eachStep.
+func failed(_ int, err error) error {
+	if err != nil {
+		return api.NewError(api.FailedPrecondition, err.Error())
+	}
+	return nil
+}
+
+// setSuspended changes a job's state for ever, and then for the next request.
+// What root has suspended stays root's.
+func (n steps) setSuspended(j *job, rec *state.Suspension) error {
+	if was := n.reg.suspended(j); rec != nil && was != nil {
+		rec.Since = was.Since
+		if was.By == 0 {
+			rec.By = 0
+		}
+	}
+	if err := n.store.SetSuspended(j.ID, rec); err != nil {
+		return err
+	}
+	n.reg.setSuspended(j, rec)
+	return nil
+}
+
+// suspend asks the step's stepd. A step that has none yet is suspended as soon
+// as it has.
+func (f *follower) suspend(ctx context.Context, by uint32) error {
+	f.mu.Lock()
+	if f.stage != followed {
+		f.suspendBy = &by
+		f.mu.Unlock()
+		return nil
+	}
+	f.mu.Unlock()
+	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by})
+}
+
+func (f *follower) unsuspend(ctx context.Context, by uint32) error {
+	f.mu.Lock()
+	if f.stage != followed {
+		defer f.mu.Unlock()
+		was := f.suspendBy
+		switch {
+		case was == nil:
+			return errors.New("cannot resume the step: it is not suspended")
+		case *was == 0 && by != 0:
+			return errors.New("permission denied: the step was suspended by root")
+		}
+		f.suspendBy = nil
+		return nil
+	}
+	f.mu.Unlock()
+	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeResume, By: &by})
+}
+
+// suspendLate suspends a step whose stepd has just started, unless that was
+// undone meanwhile.
+func (f *follower) suspendLate(by uint32) {
+	if err := f.ask(context.Background(), &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by}); err != nil {
+		select {
+		case <-f.ended:
+		default:
+			f.log.Errorf("cannot suspend the step: %v", err)
+		}
+	}
+}

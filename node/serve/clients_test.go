@@ -1,0 +1,101 @@
+package serve
+
+import (
+	"net"
+	"stepd/api"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestPerUserConnections(t *testing.T) {
+	c := newClients(2, 0)
+	for i := range c.most + toldMax {
+		refusal, err := c.enter(1000)
+		if err != nil || (refusal != "") != (i >= c.most) {
+			t.Errorf("connection %d: %q, %v", i, refusal, err)
+		}
+	}
+	if _, err := c.enter(1000); err == nil || !strings.Contains(err.Error(), "uid 1000 has 2 connections to noded, the limit (UserConnectionsMax)") {
+		t.Errorf("one more: %v", err)
+	}
+	for range 100 {
+		if refusal, err := c.enter(0); refusal != "" || err != nil {
+			t.Fatalf("root: %q, %v", refusal, err)
+		}
+	}
+	if refusal, err := c.enter(1001); refusal != "" || err != nil {
+		t.Errorf("another user: %q, %v", refusal, err)
+	}
+	for range c.most + toldMax {
+		c.leave(1000)
+	}
+	if refusal, err := c.enter(1000); refusal != "" || err != nil {
+		t.Errorf("after the others have gone: %q, %v", refusal, err)
+	}
+	if n := c.count(); n != 102 {
+		t.Errorf("%d connections are counted", n)
+	}
+}
+
+func TestManyClients(t *testing.T) {
+	tn := start(t, func(c *Config) { c.Connections = 3 })
+	client := serveAs(t, tn, always(1000), nil)
+	var conns []net.Conn
+	for range 3 {
+		conns = append(conns, dial(t, client))
+	}
+	tn.connections(3)
+	if _, err := client.Config(t.Context()); api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), "UserConnectionsMax") {
+		t.Errorf("one more: %v", err)
+	}
+	for _, c := range conns {
+		c.Close()
+	}
+	tn.connections(0)
+	if _, err := client.Config(t.Context()); err != nil {
+		t.Errorf("after the others have gone: %v", err)
+	}
+	tn.connections(0) // else one of the next is turned away in its place
+	// Beyond those that are told so they are closed.
+	conns = nil
+	for range 3 + toldMax {
+		conns = append(conns, dial(t, client))
+	}
+	tn.connections(3 + toldMax)
+	if _, err := client.Config(t.Context()); api.CodeOf(err) != api.Unavailable {
+		t.Errorf("far beyond: %v", err)
+	}
+	for _, c := range conns {
+		c.Close()
+	}
+	tn.connections(0)
+}
+
+// TestRefusalsAreBounded: a user's refused requests do not fill the log.
+func TestRefusalsAreBounded(t *testing.T) {
+	var r refusals
+	now := time.Unix(1000, 0)
+	told := 0
+	for range 1000 {
+		if ok, _ := r.tell(1000, now); ok {
+			told++
+		}
+	}
+	if told != refusalBurst {
+		t.Errorf("%d lines at once", told)
+	}
+	if ok, _ := r.tell(1001, now); !ok {
+		t.Error("another user is silenced")
+	}
+	if ok, silent := r.tell(1000, now.Add(refusalEvery)); !ok || silent != 1000-refusalBurst {
+		t.Errorf("a second later: %v, %d silent", ok, silent)
+	}
+	for uid := range uint32(100) {
+		r.tell(5000+uid, now.Add(time.Hour))
+	}
+	r.tell(6000, now.Add(2*time.Hour))
+	if len(r.byUser) > 3 {
+		t.Errorf("%d users are remembered", len(r.byUser))
+	}
+}

@@ -1,0 +1,148 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"stepd/api"
+	"stepd/api/stepapi"
+	"stepd/node/state"
+	"stepd/step"
+)
+
+// IDs are the steps that ref names: none only of a job that runs.
+func (n steps) IDs(ref api.StepRef) ([]step.ID, error) {
+	if ref.StepID != nil {
+		return []step.ID{{Job: ref.JobID, Step: *ref.StepID}}, nil
+	}
+	var ids []step.ID
+	if ref.JobID != 0 {
+		ids = n.store.IDs(ref.JobID)
+	}
+	if len(ids) == 0 && n.reg.job(ref.JobID) == nil {
+		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", ref.JobID)
+	}
+	return ids, nil
+}
+
+// List returns the steps that have not ended, with all the ended ones as well.
+func (n steps) List(all bool) (ids []step.ID) {
+	if all {
+		return n.store.IDs(0)
+	}
+	for _, f := range n.reg.followers() {
+		ids = append(ids, f.id)
+	}
+	return ids
+}
+
+// Step returns the record of a step: of one that runs as it is now, since the store has
+// its beginning.
+func (n steps) Step(id step.ID) (*step.Record, error) {
+	if f := n.reg.follower(id); f != nil {
+		return f.record(), nil
+	}
+	rec, err := n.store.Step(id)
+	if errors.Is(err, state.ErrUnknown) {
+		return nil, api.Errorf(api.NotFound, "no such step %q", id)
+	}
+	if err != nil {
+		return nil, api.NewError(api.Internal, err.Error())
+	}
+	return rec, nil
+}
+
+// Owner is the user of a job that runs, or is ending.
+func (n steps) Owner(job uint32) (uid uint32, ok bool) {
+	j := n.reg.job(job)
+	if j == nil {
+		return 0, false
+	}
+	return j.UID, true
+}
+
+// Await waits until the steps that ref names have ended, and returns those that there are then.
+func (n steps) Await(ctx context.Context, ref api.StepRef) ([]step.ID, error) {
+	// An allocation may end without a step; other jobs end with theirs.
+	if j := n.reg.job(ref.JobID); ref.StepID == nil && j != nil && j.Origin == step.OriginAlloc {
+		if err := n.awaitEnd(ctx, j.ended, "job"); err != nil {
+			return nil, err
+		}
+		ids, err := n.IDs(ref)
+		if api.CodeOf(err) == api.NotFound {
+			return nil, nil
+		}
+		return ids, err
+	}
+	ids, err := n.IDs(ref)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		f := n.reg.follower(id)
+		if f == nil {
+			continue
+		}
+		if err := n.awaitEnd(ctx, f.ended, "step"); err != nil {
+			return nil, err
+		}
+	}
+	return n.IDs(ref)
+}
+
+// awaitEnd waits until ended is closed: the end of a step or of a job, as what says.
+func (n steps) awaitEnd(ctx context.Context, ended <-chan struct{}, what string) error {
+	select {
+	case <-ended:
+		return nil
+	case <-n.stopping:
+		return api.Errorf(api.Unavailable, "noded is stopping; the %s goes on", what)
+	case <-ctx.Done():
+		return api.ContextError(ctx.Err())
+	}
+}
+
+// Stat is the record of a step, with the present usage of a step that runs.
+func (n steps) Stat(ctx context.Context, id step.ID) (*step.Record, error) {
+	rec, err := n.Step(id)
+	if err != nil {
+		return nil, err
+	}
+	f := n.reg.follower(id)
+	if f == nil || !f.hasStepd() || rec.State.Final() {
+		return rec, nil // it says what it has used, or it uses nothing yet
+	}
+	if rec, err = f.stat(ctx); err != nil {
+		return nil, api.Errorf(api.Unavailable, "cannot tell what step %s uses: %v", id, err)
+	}
+	return rec, nil
+}
+
+// statEnding is what a step that does not answer has to come to its end.
+const statEnding = time.Second
+
+// stat is the record with stepd's current figures of the tasks. A step that
+// ends meanwhile has its final one.
+func (f *follower) stat(ctx context.Context) (*step.Record, error) {
+	reply, err := f.askFor(ctx, &stepapi.Msg{Type: stepapi.TypeStat})
+	if err != nil {
+		select {
+		case <-f.ended:
+			return f.record(), nil
+		case <-time.After(statEnding):
+		case <-ctx.Done():
+		}
+	}
+	rec := f.record()
+	if err != nil || rec.State.Final() {
+		if rec.State.Final() {
+			err = nil
+		}
+		return rec, err
+	}
+	if reply.Record != nil {
+		rec.MergeStat(reply.Record)
+	}
+	return rec, nil
+}
