@@ -108,11 +108,7 @@ func prologWords(rec *step.Record, now time.Time) string {
 	if rec.State != step.Running || rec.Started == nil || len(ranks) == 0 {
 		return ""
 	}
-	word := "task"
-	if len(ranks) > 1 {
-		word = "tasks"
-	}
-	return fmt.Sprintf("step %s: TaskProlog of %s %s runs for %s", rec.ID.Name(), word, options.Ranks(ranks), plugins.Whole(now.Sub(*rec.Started)))
+	return fmt.Sprintf("step %s: TaskProlog of %s runs for %s", rec.ID.Name(), options.Tasks(ranks), plugins.Whole(now.Sub(*rec.Started)))
 }
 
 // Keep adds an event that may explain something: a step of a thousand tasks has a

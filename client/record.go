@@ -64,11 +64,10 @@ const lastWait = 10 * time.Second
 
 // last is the last record of a step that is about to end.
 func (d *Dialer) last(id step.ID) (*step.Record, error) {
-	err := d.Call(func(ctx context.Context, client *api.Client) error {
+	_, err := Ask(d, func(ctx context.Context, client *api.Client) ([]*step.Record, error) {
 		ctx, cancel := context.WithTimeout(ctx, lastWait)
 		defer cancel()
-		_, err := client.Wait(ctx, api.Ref(id))
-		return err
+		return client.Wait(ctx, api.Ref(id))
 	})
 	switch {
 	case api.CodeOf(err) == api.DeadlineExceeded:
@@ -81,23 +80,25 @@ func (d *Dialer) last(id step.ID) (*step.Record, error) {
 
 // record asks noded for one step.
 func (d *Dialer) record(id step.ID) (*step.Record, error) {
-	return d.shown(api.Ref(id))
-}
-
-// shown is what noded shows of one step.
-func (d *Dialer) shown(ref api.StepRef) (*step.Record, error) {
-	var recs []*step.Record
-	err := d.Call(func(ctx context.Context, client *api.Client) (err error) {
-		recs, err = client.Show(ctx, ref)
-		return err
+	recs, err := Ask(d, func(ctx context.Context, client *api.Client) ([]*step.Record, error) {
+		return client.Show(ctx, api.Ref(id))
 	})
+	if err == nil && len(recs) != 1 {
+		err = fmt.Errorf("noded told %d records of one step of job %d", len(recs), id.Job)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if len(recs) != 1 {
-		return nil, fmt.Errorf("noded told %d records of one step of job %d", len(recs), ref.JobID)
-	}
 	return recs[0], nil
+}
+
+// Ask is Call for a question that has an answer.
+func Ask[R any](d *Dialer, f func(context.Context, *api.Client) (R, error)) (reply R, err error) {
+	err = d.Call(func(ctx context.Context, client *api.Client) error {
+		reply, err = f(ctx, client)
+		return err
+	})
+	return reply, err
 }
 
 // PrintJSON writes one document, {"schema":1, key: value}.

@@ -384,11 +384,7 @@ func (l *launch) tellExit(node string, ranks []int, status step.ExitStatus) {
 	if sig, ok := status.Signaled(); ok && (sig == 9 || sig == 15) {
 		l.forced = true
 	}
-	word := "task"
-	if len(ranks) > 1 {
-		word = "tasks"
-	}
-	terminal.Say("error: %s: %s %s: %s", node, word, options.Ranks(ranks), status.Describe())
+	terminal.Say("error: %s: %s: %s", node, options.Tasks(ranks), status.Describe())
 }
 
 // conclude reports what was not reported yet, and returns the exit code.

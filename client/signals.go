@@ -162,13 +162,8 @@ func (l *launch) tellStates() {
 		ranks []int
 		state string
 	}{{running, state}, {ended, "exited"}, {badly, "exited abnormally"}} {
-		if len(p.ranks) == 0 {
-			continue
+		if len(p.ranks) > 0 {
+			terminal.Say("StepId=%s %s: %s", l.id, options.Tasks(p.ranks), p.state)
 		}
-		word := "task"
-		if len(p.ranks) > 1 {
-			word = "tasks"
-		}
-		terminal.Say("StepId=%s %s %s: %s", l.id, word, options.Ranks(p.ranks), p.state)
 	}
 }

@@ -156,7 +156,7 @@ func (p *multiProg) apps() ([]step.App, error) {
 		p.of[r], p.offset[r] = p.rest+1, r // as measured: of "*" the place is the rank
 	}
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("%s: no line is for task %s", p.path, Ranks(missing))
+		return nil, fmt.Errorf("%s: no line is for task %s", p.path, step.FormatCPUList(missing))
 	}
 	var apps []step.App
 	for r := range p.of {
@@ -213,22 +213,11 @@ func programWords(s string) (words []string, err error) {
 	return words, nil
 }
 
-// Ranks is "0-1,3".
-func Ranks(ranks []int) string {
-	var b strings.Builder
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if b.Len() > 0 {
-			b.WriteByte(',')
-		}
-		fmt.Fprint(&b, ranks[i])
-		if j > i {
-			fmt.Fprintf(&b, "-%d", ranks[j])
-		}
-		i = j + 1
+// Tasks names tasks by their ranks: "task 3", "tasks 0-1,3".
+func Tasks(ranks []int) string {
+	word := "task "
+	if len(ranks) > 1 {
+		word = "tasks "
 	}
-	return b.String()
+	return word + step.FormatCPUList(ranks)
 }

@@ -113,10 +113,10 @@ func TestExportItems(t *testing.T) {
 
 func TestRankList(t *testing.T) {
 	for want, ranks := range map[string][]int{
-		"0": {0}, "0-1": {0, 1}, "0,2": {0, 2}, "0-2,4,6-7": {0, 1, 2, 4, 6, 7}, "": nil,
+		"task 0": {0}, "tasks 0-1": {0, 1}, "tasks 0,2": {0, 2}, "tasks 0-2,4,6-7": {0, 1, 2, 4, 6, 7}, "task ": nil,
 	} {
-		if got := Ranks(ranks); got != want {
-			t.Errorf("rankList(%v) = %q, want %q", ranks, got, want)
+		if got := Tasks(ranks); got != want {
+			t.Errorf("Tasks(%v) = %q, want %q", ranks, got, want)
 		}
 	}
 }

@@ -90,8 +90,7 @@ func (a *adoption) ask(ctx context.Context, noded *api.Client) error {
 				return fmt.Errorf("--uid %q: %w", a.user, err)
 			}
 		}
-		n := uint32(uid)
-		in.UID = &n
+		in.UID = new(uint32(uid))
 	}
 	r, err := noded.Adopt(ctx, in)
 	if a.pam && api.CodeOf(err) == api.NotFound {

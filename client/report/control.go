@@ -17,11 +17,7 @@ func SignalCommand(d *client.Dialer) *cobra.Command {
 	name, scope := "TERM", step.ScopeTasks
 	c := &cobra.Command{
 		Use: "signal [-s SIG] JOB[.STEP]", Short: "send a signal to the tasks", Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			ref, err := client.ParseRef(args[0])
-			if err != nil {
-				return err
-			}
+		RunE: onRef(func(ref api.StepRef) error {
 			sig, err := options.ParseSignal(name)
 			if err != nil {
 				return err
@@ -29,7 +25,7 @@ func SignalCommand(d *client.Dialer) *cobra.Command {
 			return d.Call(func(ctx context.Context, noded *api.Client) error {
 				return noded.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: scope})
 			})
-		},
+		}),
 	}
 	c.Flags().StringVarP(&name, "signal", "s", name, "signal by name or number")
 	c.Flags().StringVar(&scope, "scope", scope, "leader: the first task's process; tasks: each task's process; cgroup: every process of the step")
@@ -79,5 +75,16 @@ func forEach(d *client.Dialer, verb, short string, act func(*api.Client, context
 			}
 			return terminal.Exit(code, nil)
 		},
+	}
+}
+
+// onRef is what a verb runs that acts on the one JOB[.STEP] of its arguments.
+func onRef(act func(api.StepRef) error) func(*cobra.Command, []string) error {
+	return func(_ *cobra.Command, args []string) error {
+		ref, err := client.ParseRef(args[0])
+		if err != nil {
+			return err
+		}
+		return act(ref)
 	}
 }

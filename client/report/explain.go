@@ -27,13 +27,7 @@ it runs, from what its processes do now. It shows the stage at which a launch
 waits or has stopped, plugins and hooks, why tasks were not started, how they
 ended and who sent the signal, memory, and for an MPI program how far each rank
 has come and which ranks the others wait for.`,
-		RunE: func(_ *cobra.Command, args []string) error {
-			ref, err := client.ParseRef(args[0])
-			if err != nil {
-				return err
-			}
-			return explainSteps(d, ref, asJSON)
-		},
+		RunE: onRef(func(ref api.StepRef) error { return explainSteps(d, ref, asJSON) }),
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return c
@@ -76,18 +70,14 @@ func explainSteps(d *client.Dialer, ref api.StepRef, asJSON bool) error {
 // recordsNow are the records of a step, or of a job's steps, with what processes
 // do now where a stepd answers: one that does not is why the user asks.
 func recordsNow(d *client.Dialer, ref api.StepRef) (recs []*step.Record, err error) {
-	err = d.Call(func(ctx context.Context, noded *api.Client) (err error) {
+	recs, err = client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) {
 		ctx, cancel := context.WithTimeout(ctx, statPatience)
 		defer cancel()
-		recs, err = noded.Stat(ctx, ref)
-		return err
+		return noded.Stat(ctx, ref)
 	})
 	if code := api.CodeOf(err); code == api.Unavailable || code == api.DeadlineExceeded {
 		unanswered := err
-		err = d.Call(func(ctx context.Context, noded *api.Client) (err error) {
-			recs, err = noded.Show(ctx, ref)
-			return err
-		})
+		recs, err = client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Show(ctx, ref) })
 		if err == nil {
 			terminal.Say("%s: what its processes do is not known", unanswered)
 		}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"strings"
@@ -22,33 +23,27 @@ func NodeCommand(d *client.Dialer) *cobra.Command {
 	st := &cobra.Command{
 		Use: "status", Short: "show the node", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return d.Call(func(ctx context.Context, noded *api.Client) error {
-				doc, err := noded.Node(ctx)
-				if err != nil {
-					return err
-				}
-				if asJSON {
-					return client.PrintJSON("node", doc)
-				}
-				return showNode(os.Stdout, doc)
-			})
+			doc, err := client.Ask(d, func(ctx context.Context, noded *api.Client) (json.RawMessage, error) { return noded.Node(ctx) })
+			switch {
+			case err != nil:
+				return err
+			case asJSON:
+				return client.PrintJSON("node", doc)
+			}
+			return showNode(os.Stdout, doc)
 		},
 	}
 	st.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	drain := &cobra.Command{
 		Use: "drain REASON", Short: "take no more steps (root)", Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return d.Call(func(ctx context.Context, noded *api.Client) error {
-				return noded.Drain(ctx, strings.Join(args, " "))
-			})
+			return d.Call(func(ctx context.Context, noded *api.Client) error { return noded.Drain(ctx, strings.Join(args, " ")) })
 		},
 	}
 	resume := &cobra.Command{
 		Use: "resume", Short: "take steps again (root)", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return d.Call(func(ctx context.Context, noded *api.Client) error {
-				return noded.Resume(ctx)
-			})
+			return d.Call(func(ctx context.Context, noded *api.Client) error { return noded.Resume(ctx) })
 		},
 	}
 	c.AddCommand(st, drain, resume)

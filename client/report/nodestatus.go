@@ -21,61 +21,59 @@ func showNode(w io.Writer, doc []byte) error {
 		return fmt.Errorf("cannot parse noded's document: %w", err)
 	}
 	b := bufio.NewWriter(w)
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(b, "  %-10s "+format+"\n", append([]any{name}, args...)...)
+	}
 	fmt.Fprintf(b, "node %s  %s\n", n.Name, n.State)
 	if n.Reason != "" {
-		fmt.Fprintf(b, "  reason     %s\n", printable.Line(n.Reason, 400))
+		row("reason", "%s", printable.Line(n.Reason, 400))
 	}
-	fmt.Fprintf(b, "  cpus       %d, %d free\n  memory     %d MB\n", n.CPUs, n.FreeCPUs, n.MemoryBytes>>20)
-	writeResources(b, &n)
-	fmt.Fprintf(b, "  proctrack  %s\n", n.Proctrack)
+	row("cpus", "%d, %d free", n.CPUs, n.FreeCPUs)
+	row("memory", "%d MB", n.MemoryBytes>>20)
+	if n.UsedMB > 0 {
+		row("given", "%d MB", n.UsedMB)
+	}
+	for _, g := range n.Gres {
+		used := ""
+		if g.UsedIndex != "" {
+			used = " (" + g.UsedIndex + ")"
+		}
+		row("gres", "%s: %d of %d used%s", printable.Line(strings.TrimSuffix(g.Name+":"+g.Type, ":"), 200), g.Used, g.Count, used)
+	}
+	row("proctrack", "%s", n.Proctrack)
 	if n.Container != "" && n.Container != "none" {
-		fmt.Fprintf(b, "  container  %s\n", n.Container)
+		row("container", "%s", n.Container)
 	}
-	writeJobs(b, n.Jobs)
+	writeJobs(row, n.Jobs)
 	for _, u := range n.Unkillable {
-		fmt.Fprintf(b, "  unkillable %s (since %s)\n", printable.Line(u.Text, 400), u.Since.Format(time.RFC3339))
+		row("unkillable", "%s (since %s)", printable.Line(u.Text, 400), u.Since.Format(time.RFC3339))
 	}
 	for _, f := range n.Fallbacks {
-		fmt.Fprintf(b, "  fallback   %s: %s\n", f.What, f.Why)
+		row("fallback", "%s: %s", f.What, f.Why)
 	}
-	writePlugins(b, n.Plugins)
+	writePlugins(row, n.Plugins)
 	files := "?"
 	if n.Daemon.OpenFiles != nil {
 		files = fmt.Sprint(*n.Daemon.OpenFiles)
 	}
 	if n.Daemon.PID != 0 { // a noded that reports it
-		fmt.Fprintf(b, "  noded      pid %d, %d MB of heap, %s files open\n", n.Daemon.PID, n.Daemon.HeapBytes>>20, files)
+		row("noded", "pid %d, %d MB of heap, %s files open", n.Daemon.PID, n.Daemon.HeapBytes>>20, files)
 	}
 	return b.Flush()
 }
 
-// writeResources prints the memory that jobs were given, and the generic resources.
-func writeResources(b io.Writer, n *api.Node) {
-	if n.UsedMB > 0 {
-		fmt.Fprintf(b, "  given      %d MB\n", n.UsedMB)
-	}
-	for _, g := range n.Gres {
-		name := g.Name
-		if g.Type != "" {
-			name += ":" + g.Type
-		}
-		used := ""
-		if g.UsedIndex != "" {
-			used = " (" + g.UsedIndex + ")"
-		}
-		fmt.Fprintf(b, "  gres       %s: %d of %d used%s\n", printable.Line(name, 200), g.Used, g.Count, used)
-	}
-}
+// writeRow prints a line: what it is about, and the words of a format.
+type writeRow func(name, format string, args ...any)
 
 // jobsShown bounds the jobs that are listed: ps has them all.
 const jobsShown = 20
 
 // writeJobs prints a line for each job, and how many more there are.
-func writeJobs(b io.Writer, jobs []api.NodeJob) {
-	fmt.Fprintf(b, "  jobs       %d\n", len(jobs))
+func writeJobs(row writeRow, jobs []api.NodeJob) {
+	row("jobs", "%d", len(jobs))
 	for i, j := range jobs {
 		if i == jobsShown {
-			fmt.Fprintf(b, "  job        and %d more\n", len(jobs)-jobsShown)
+			row("job", "and %d more", len(jobs)-jobsShown)
 			return
 		}
 		words := []string{fmt.Sprint(j.ID), printable.Line(j.User, 40), printable.Line(j.Name, 40), "cpus " + j.CPUs}
@@ -92,15 +90,15 @@ func writeJobs(b io.Writer, jobs []api.NodeJob) {
 		if j.Suspended != nil {
 			words = append(words, "suspended since "+j.Suspended.Format(time.RFC3339))
 		}
-		fmt.Fprintf(b, "  job        %s\n", strings.Join(words, "  "))
+		row("job", "%s", strings.Join(words, "  "))
 	}
 }
 
 // writePlugins prints the plugin stack, with the problem of each line.
-func writePlugins(b io.Writer, plugged []api.NodePlugin) {
+func writePlugins(row writeRow, plugged []api.NodePlugin) {
 	for _, p := range plugged {
 		if p.Path == p.File { // a line that names no plugin
-			fmt.Fprintf(b, "  plugstack  %s %s: %s\n", at(p.File, p.Line), p.State, printable.Line(p.Problem, 2000))
+			row("plugstack", "%s %s: %s", at(p.File, p.Line), p.State, printable.Line(p.Problem, 2000))
 			continue
 		}
 		words := []string{plugins.RequiredWord(p.Required), printable.Line(p.Path, 400), p.State}
@@ -110,6 +108,6 @@ func writePlugins(b io.Writer, plugged []api.NodePlugin) {
 		if p.Problem != "" {
 			words = append(words, printable.Line(p.Problem, 2000))
 		}
-		fmt.Fprintf(b, "  plugin     %s\n", strings.Join(words, "  "))
+		row("plugin", "%s", strings.Join(words, "  "))
 	}
 }

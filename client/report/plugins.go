@@ -71,18 +71,12 @@ func lintConfig(d *client.Dialer, root *cobra.Command, files []string) (lint.Con
 	if err != nil {
 		return none, err
 	}
-	var node *api.ConfigReply
-	err = d.Call(func(ctx context.Context, noded *api.Client) (err error) {
-		node, err = noded.Config(ctx)
-		return err
-	})
-	switch {
-	case err != nil && len(files) == 0:
+	node, err := client.Ask(d, func(ctx context.Context, noded *api.Client) (*api.ConfigReply, error) { return noded.Config(ctx) })
+	if err != nil && len(files) > 0 {
+		node, err = withoutNode(err)
+	}
+	if err != nil {
 		return none, err
-	case err != nil:
-		if node, err = withoutNode(err); err != nil {
-			return none, err
-		}
 	}
 	file := node.Plugstack
 	if len(files) > 0 {

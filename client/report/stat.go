@@ -32,16 +32,12 @@ CPU is user and system time. MAXRSS is the largest resident memory, RSS the pres
 kernel's peak of the cgroup, with page cache. READ and WRITTEN passed through
 read(2) and write(2), DISKREAD and DISKWRITTEN through storage. K, M, G and T are
 powers of 1024. "-" is unknown: docs/accounting.md says which figures exist where.`,
-		RunE: func(_ *cobra.Command, args []string) error {
-			ref, err := client.ParseRef(args[0])
-			if err != nil {
-				return err
-			}
+		RunE: onRef(func(ref api.StepRef) error {
 			if watch < 0 {
 				return fmt.Errorf("--watch=%d: want seconds", watch)
 			}
 			return stat(d, ref, asJSON, time.Duration(watch)*time.Second)
-		},
+		}),
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	c.Flags().IntVarP(&watch, "watch", "w", 0, "again every so many seconds, until the step has ended")
@@ -53,11 +49,7 @@ func stat(d *client.Dialer, ref api.StepRef, asJSON bool, every time.Duration) e
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	for {
-		var recs []*step.Record
-		err := d.Call(func(ctx context.Context, noded *api.Client) (err error) {
-			recs, err = noded.Stat(ctx, ref)
-			return err
-		})
+		recs, err := client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Stat(ctx, ref) })
 		if err != nil {
 			return err
 		}
@@ -168,13 +160,11 @@ func (a *average) add(u *step.Used) {
 
 func (a *average) of() (u step.Used) {
 	if a.cpuOf > 0 {
-		s := a.cpu / a.cpuOf
-		u.CPUSeconds = &s
+		u.CPUSeconds = new(a.cpu / a.cpuOf)
 	}
 	for i, n := range sizesOf(&u) {
 		if a.sizes[i].of > 0 {
-			v := a.sizes[i].sum / a.sizes[i].of
-			*n = &v
+			*n = new(a.sizes[i].sum / a.sizes[i].of)
 		}
 	}
 	return u
@@ -190,10 +180,9 @@ func writePressure(out io.Writer, p *step.Pressure) error {
 		what   string
 		stalls *step.Stalls
 	}{{"CPU", p.CPU}, {"memory", p.Memory}, {"I/O", p.IO}} {
-		if s.stalls == nil {
-			continue
+		if s.stalls != nil {
+			words = append(words, fmt.Sprintf("%s %.2fs (%.1f%% of the last 10 s)", s.what, float64(s.stalls.Some.TotalUS)/1e6, s.stalls.Some.Avg10))
 		}
-		words = append(words, fmt.Sprintf("%s %.2fs (%.1f%% of the last 10 s)", s.what, float64(s.stalls.Some.TotalUS)/1e6, s.stalls.Some.Avg10))
 	}
 	_, err := fmt.Fprintf(out, "  waited for %s\n", strings.Join(words, ", "))
 	return err
@@ -204,15 +193,12 @@ func Size(b *int64) string {
 	if b == nil {
 		return "-"
 	}
-	v := float64(*b)
-	for _, unit := range []string{"", "K", "M", "G"} {
-		if v < 1024 {
-			if unit == "" {
-				return strconv.FormatInt(*b, 10)
-			}
-			return fmt.Sprintf("%.1f%s", v, unit)
-		}
+	if *b < 1024 {
+		return strconv.FormatInt(*b, 10)
+	}
+	v, power := float64(*b)/1024, 0
+	for ; v >= 1024 && power < 3; power++ {
 		v /= 1024
 	}
-	return fmt.Sprintf("%.1fT", v)
+	return fmt.Sprintf("%.1f%c", v, "KMGT"[power])
 }

@@ -6,6 +6,7 @@ package report
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"os"
@@ -29,16 +30,16 @@ func PSCommand(d *client.Dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use: "ps", Short: "list the steps of this node", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return d.Call(func(ctx context.Context, noded *api.Client) error {
-				recs, err := listed(noded.List(ctx, all))
-				if err != nil {
-					return err
-				}
-				if asJSON {
-					return client.PrintJSON("steps", recs)
-				}
-				return table(recs)
+			recs, err := client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) {
+				return listed(noded.List(ctx, all))
 			})
+			switch {
+			case err != nil:
+				return err
+			case asJSON:
+				return client.PrintJSON("steps", recs)
+			}
+			return table(recs)
 		},
 	}
 	c.Flags().BoolVarP(&all, "all", "a", false, "ended steps as well")
@@ -89,27 +90,16 @@ func ShowCommand(d *client.Dialer) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use: "show JOB[.STEP]", Short: "show one step, running or ended", Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			ref, err := client.ParseRef(args[0])
-			if err != nil {
-				return err
+		RunE: onRef(func(ref api.StepRef) error {
+			recs, err := client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Show(ctx, ref) })
+			if err == nil && asJSON {
+				return printSteps(recs, ref)
 			}
-			return d.Call(func(ctx context.Context, noded *api.Client) error {
-				recs, err := noded.Show(ctx, ref)
-				if err != nil {
-					return err
-				}
-				if asJSON {
-					return printSteps(recs, ref)
-				}
-				for _, rec := range recs {
-					if err := showStep(rec); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-		},
+			for _, rec := range recs {
+				err = errors.Join(err, showStep(rec))
+			}
+			return err
+		}),
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return c
@@ -128,24 +118,23 @@ func showStep(rec *step.Record) error {
 	if rec.Suspended != nil && rec.SuspendedBy != nil {
 		fmt.Printf("  suspended  since %s by uid %d\n", rec.Suspended.Format(time.RFC3339), *rec.SuspendedBy)
 	}
-	if rec.Reason != "" {
-		fmt.Printf("  reason   %s\n", printable.Line(rec.Reason, 400))
+	field := func(name, text string, room int) {
+		if text != "" {
+			fmt.Printf("  %-8s %s\n", name, printable.Line(text, room))
+		}
 	}
+	field("reason", rec.Reason, 400)
 	fmt.Printf("  name     %s\n  user     %s (uid %d)\n  node     %s, cpus %s\n", printable.Line(rec.Name, 80), rec.User, rec.UID, rec.Node, rec.CPUs)
 	if rec.MemoryMB > 0 {
-		fmt.Printf("  memory   %s\n", srunopt.FormatMB(rec.MemoryMB))
+		field("memory", srunopt.FormatMB(rec.MemoryMB), 0)
 	}
-	if len(rec.Gres) > 0 {
-		fmt.Printf("  gres     %s\n", printable.Line(srunopt.FormatAllocs(rec.Gres), 400))
-	}
-	if len(rec.Command) > 0 {
-		fmt.Printf("  command  %s\n", printable.Line(strings.Join(rec.Command, " "), 400))
-	}
+	field("gres", srunopt.FormatAllocs(rec.Gres), 400)
+	field("command", strings.Join(rec.Command, " "), 400)
 	if rec.ExitCode != nil {
-		fmt.Printf("  exit     %d\n", *rec.ExitCode)
+		field("exit", strconv.Itoa(*rec.ExitCode), 0)
 	}
 	if rec.Usage != nil {
-		fmt.Printf("  used     %s\n", usedWords(&rec.Usage.Used))
+		field("used", usedWords(&rec.Usage.Used), 0)
 	}
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "  RANK\tPID\tSTATE\tEXIT\tCPU\tMAXRSS")
@@ -154,7 +143,11 @@ func showStep(rec *step.Record) error {
 		if t.Status != nil {
 			exit = t.Status.Describe()
 		}
-		fmt.Fprintf(w, "  %d\t%s\t%s\t%s\t%s\t%s\n", t.Rank, Number(t.PID), t.State, exit, Seconds(t.CPUSeconds), megabytes(t.MaxRSSBytes))
+		memory := "-"
+		if t.MaxRSSBytes != nil {
+			memory = fmt.Sprintf("%.1fM", float64(*t.MaxRSSBytes)/(1<<20))
+		}
+		fmt.Fprintf(w, "  %d\t%s\t%s\t%s\t%s\t%s\n", t.Rank, Number(t.PID), t.State, exit, Seconds(t.CPUSeconds), memory)
 	}
 	return w.Flush()
 }
@@ -193,11 +186,4 @@ func Seconds(s *float64) string {
 		return "-"
 	}
 	return fmt.Sprintf("%.2fs", *s)
-}
-
-func megabytes(b *int64) string {
-	if b == nil {
-		return "-"
-	}
-	return fmt.Sprintf("%.1fM", float64(*b)/(1<<20))
 }
