@@ -16,7 +16,7 @@ import (
 func (f *follower) asked(m *stepapi.Msg) {
 	if f.asks.Add(1) > stepapi.AsksMax {
 		f.asks.Add(-1)
-		f.send(&stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq, Error: fmt.Sprintf("step %s waits for %d answers of noded already, the limit", f.id, stepapi.AsksMax)})
+		f.link.send(&stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq, Error: fmt.Sprintf("step %s waits for %d answers of noded already, the limit", f.id, stepapi.AsksMax)})
 		return
 	}
 	f.n.work.Go(func() {
@@ -28,7 +28,7 @@ func (f *follower) asked(m *stepapi.Msg) {
 		} else {
 			reply.Answer = answer
 		}
-		f.send(reply)
+		f.link.send(reply)
 	})
 }
 

@@ -75,7 +75,7 @@ func (f *follower) cancel(ctx context.Context, reason string) error {
 		return nil
 	}
 	f.mu.Lock()
-	if f.stage == launching {
+	if f.phase == stepLaunching || f.phase == stepDropped {
 		f.cancelled = reason // the launch looks at it before it starts stepd
 		f.mu.Unlock()
 		return nil
@@ -328,7 +328,7 @@ func (n steps) setSuspended(j *job, rec *state.Suspension) error {
 // as it has.
 func (f *follower) suspend(ctx context.Context, by uint32) error {
 	f.mu.Lock()
-	if f.stage != followed {
+	if !f.hasStepdLocked() {
 		f.suspendBy = &by
 		f.mu.Unlock()
 		return nil
@@ -339,7 +339,7 @@ func (f *follower) suspend(ctx context.Context, by uint32) error {
 
 func (f *follower) unsuspend(ctx context.Context, by uint32) error {
 	f.mu.Lock()
-	if f.stage != followed {
+	if !f.hasStepdLocked() {
 		defer f.mu.Unlock()
 		was := f.suspendBy
 		switch {

@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/node/child"
 	"stepd/node/selection"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -24,28 +27,24 @@ type follower struct {
 	job *job
 	log *logrus.Entry
 
-	// proc and conn are the loop's. conn is nil where stepd could not be
+	// proc and link are the loop's. link is nil where stepd could not be
 	// reached: then its end is all that is awaited.
 	proc *child.Process
-	conn *stepapi.Conn
-	// settled: the final record is made and, where possible, stored. known: the store
-	// has the stepd already.
-	settled, known bool
-	// launched: this noded has started it. foreign is then that it is not of this release,
-	// "" where it is.
-	launched bool
-	foreign  string
+	link *link
+	// known: the store has the stepd already. launched: this noded has started it. foreign is
+	// then that it is not of this release, "" where it is.
+	known, launched bool
+	foreign         string
 
 	mu    sync.Mutex
 	rec   step.Record // guarded by mu; only the owner changes it
-	stage stage       // guarded by mu
-	// cancelled is why the step was cancelled before it had a stepd, "" if not.
-	cancelled string // guarded by mu
-	// begun: stepd can be told things. orphaned: the process that has launched the step
-	// has ended while it started.
-	begun, orphaned bool // guarded by mu
-	// suspendBy is the user who has suspended the step before it had a stepd, nil if none.
-	suspendBy *uint32 // guarded by mu
+	phase stepPhase   // guarded by mu
+	// What was asked for before the step had a stepd, guarded by mu: cancelled is why it was
+	// cancelled, "" if not; suspendBy is the user who has suspended it, nil if none; orphaned
+	// is that the process that has launched it has ended.
+	cancelled string
+	suspendBy *uint32
+	orphaned  bool
 	// claimed is closed when a reservation is launched or given back.
 	claimed chan struct{}
 	res     *reservation    // the owner's, until the launch; nil after it
@@ -54,7 +53,6 @@ type follower struct {
 	parent  *step.ID        // the step that has spawned it, nil without one
 	replay  int64           // what it may keep of its output, of its user's
 	asks    atomic.Int32    // what stepd has asked and not been answered yet
-	sending sync.Mutex      // one goroutine at a time sends on conn
 
 	// met is closed when a stepd that was found again has said how the step is, or
 	// will not.
@@ -69,14 +67,48 @@ type follower struct {
 	ended chan struct{}
 }
 
-// stage is how far a step has come on its way to a stepd.
-type stage int
+// stepPhase is how far a step has come on its way to a stepd, and from there to its end.
+type stepPhase string
 
 const (
-	reserved  stage = iota // it waits for Launch
-	launching              // its launch is under way
-	followed               // it has, or had, a stepd
+	stepReserved  stepPhase = "reserved"  // it waits for its launch
+	stepLaunching stepPhase = "launching" // its launch, or its end without one, is under way
+	stepStarting  stepPhase = "starting"  // its stepd is being started, or was found: a cancel is for stepd
+	stepFollowed  stepPhase = "followed"  // its stepd can be told things
+	stepSettled   stepPhase = "settled"   // its final record is made and, where possible, stored
+	stepDropped   stepPhase = "dropped"   // it is settled, and never had a stepd
 )
+
+// stepMoves are the legal changes of a step's phase.
+func stepMoves(from stepPhase) []stepPhase {
+	switch from {
+	case stepReserved:
+		return []stepPhase{stepLaunching}
+	case stepLaunching:
+		return []stepPhase{stepStarting, stepDropped}
+	case stepStarting:
+		return []stepPhase{stepFollowed, stepSettled}
+	case stepFollowed:
+		return []stepPhase{stepSettled}
+	}
+	return nil
+}
+
+// moveLocked changes the phase. An illegal move is logged, and changes nothing.
+func (f *follower) moveLocked(to stepPhase) {
+	if !slices.Contains(stepMoves(f.phase), to) {
+		f.log.Errorf("internal error: the step is %s and cannot become %s", f.phase, to)
+		return
+	}
+	f.phase = to
+}
+
+// is reports whether the step is in one of the phases.
+func (f *follower) is(phases ...stepPhase) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Contains(phases, f.phase)
+}
 
 const (
 	// ackDeadline bounds a send to a stepd that does not read.
@@ -94,26 +126,28 @@ const (
 	stopLinger = 2 * time.Second
 )
 
-func newFollower(n *Node, j *job, rec step.Record) *follower {
+// newFollower makes the follower of a step that is stepReserved, or was found: stepStarting.
+func newFollower(n *Node, j *job, rec step.Record, phase stepPhase) *follower {
 	met, moved := make(chan struct{}), make(chan struct{})
 	return &follower{
 		moved: moved, movedOff: sync.OnceFunc(func() { close(moved) }),
 		met: met, meet: sync.OnceFunc(func() { close(met) }), parent: rec.Parent,
-		n: n, id: rec.ID, job: j, rec: rec, ended: make(chan struct{}), claimed: make(chan struct{}),
+		n: n, id: rec.ID, job: j, rec: rec, phase: phase, ended: make(chan struct{}), claimed: make(chan struct{}),
 		log: n.log.WithField("step", rec.ID.String()),
 	}
 }
 
 // begin starts the loop for a stepd that runs now.
 func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
-	f.proc, f.conn = p, c
+	f.proc = p
+	if c != nil {
+		f.link = &link{conn: c, log: f.log}
+	}
 	f.mu.Lock()
-	found := f.stage == followed // and was never reserved here
-	f.stage = followed
+	f.moveLocked(stepFollowed)
 	suspendBy, orphaned := f.suspendBy, f.orphaned
-	f.begun = true
 	f.mu.Unlock()
-	if job := f.n.reg.suspended(f.job); job != nil && suspendBy == nil && !found {
+	if job := f.n.reg.suspended(f.job); job != nil && suspendBy == nil && f.launched {
 		suspendBy = &job.By // it was numbered while its job was suspended
 	}
 	f.update(func(rec *step.Record) {
@@ -125,7 +159,7 @@ func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 	}
 	f.n.work.Go(f.follow)
 	if orphaned {
-		f.n.work.Go(func() { f.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost}) })
+		f.n.work.Go(func() { f.link.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost}) })
 	}
 	if suspendBy != nil {
 		f.n.work.Go(func() { f.suspendLate(*suspendBy) })
@@ -136,7 +170,11 @@ func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 func (f *follower) hasStepd() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.stage == followed
+	return f.hasStepdLocked()
+}
+
+func (f *follower) hasStepdLocked() bool {
+	return f.phase == stepStarting || f.phase == stepFollowed || f.phase == stepSettled
 }
 
 // record returns a copy that the caller may keep.
@@ -169,16 +207,19 @@ func (f *follower) follow() {
 	defer f.meet()
 
 	if !f.known {
-		f.storePID()
+		// The next noded finds it by this; by its socket if this one dies before.
+		if err := f.n.store.Put(f.record()); err != nil {
+			f.log.Errorf("%v", err)
+		}
 	}
 	msgs := make(chan *stepapi.Msg)
-	if f.conn == nil {
+	if f.link == nil {
 		close(msgs)
 		f.meet()
 	} else {
-		defer f.conn.Close()
-		helpers.Go(func() { f.receive(ctx, msgs) })
-		f.greet()
+		defer f.link.conn.Close()
+		helpers.Go(func() { f.link.receive(ctx, msgs) })
+		f.link.send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleNoded})
 	}
 	exited := make(chan error, 1) // size 1: the waiter never waits for us
 	helpers.Go(func() { exited <- f.proc.Wait(ctx) })
@@ -231,55 +272,6 @@ func (f *follower) hearOut(msgs <-chan *stepapi.Msg, exited <-chan error) (left 
 	}
 }
 
-// storePID makes the step findable after a restart. A noded that dies before
-// finds stepd by its socket.
-func (f *follower) storePID() {
-	if err := f.n.store.Put(f.record()); err != nil {
-		f.log.Errorf("%v", err)
-	}
-}
-
-func (f *follower) greet() {
-	f.send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleNoded})
-}
-
-// send tells stepd something. One that could not be reached, since it was going or is of
-// another version, is told nothing.
-func (f *follower) send(m *stepapi.Msg) {
-	if f.conn == nil {
-		return
-	}
-	f.sending.Lock()
-	defer f.sending.Unlock()
-	// A failed deadline or send means that stepd is going; its exit is told elsewhere.
-	_ = f.conn.SetWriteDeadline(time.Now().Add(ackDeadline))
-	if err := f.conn.Send(m); err != nil {
-		f.log.Debugf("stepd takes no %q record: %v", m.Type, err)
-	}
-}
-
-// receive hands records to the loop until stepd closes or ctx ends.
-func (f *follower) receive(ctx context.Context, msgs chan<- *stepapi.Msg) {
-	defer close(msgs)
-	stop := context.AfterFunc(ctx, func() { f.conn.Close() })
-	defer stop()
-	for {
-		m, fds, err := f.conn.Recv()
-		for _, fd := range fds {
-			unix.Close(fd) // stepd has none to give
-		}
-		if err != nil {
-			f.log.Debugf("connection to stepd ended: %v", err)
-			return
-		}
-		select {
-		case msgs <- m:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
 // drain handles what a stepd that has exited said last.
 func (f *follower) drain(msgs <-chan *stepapi.Msg) {
 	if msgs == nil {
@@ -295,6 +287,170 @@ func (f *follower) drain(msgs <-chan *stepapi.Msg) {
 			}
 			f.handle(m)
 		case <-limit.C:
+			return
+		}
+	}
+}
+
+// handle takes one record of stepd's. It returns true for the result.
+func (f *follower) handle(m *stepapi.Msg) (result bool) {
+	f.log.Debugf("stepd says %q", m.Type)
+	switch m.Type {
+	case stepapi.TypeHello:
+		defer f.meet()
+		if m.Version != stepapi.Version {
+			f.otherVersion(m.Version)
+			return false
+		}
+		f.merge(m.Record)
+	case stepapi.TypeState:
+		f.merge(m.Record)
+	case stepapi.TypeTaskExit:
+		f.taskExit(m)
+	case stepapi.TypeAsk:
+		f.asked(m)
+	case stepapi.TypeResult:
+		if f.is(stepSettled) {
+			f.link.send(&stepapi.Msg{Type: stepapi.TypeAck})
+			return true
+		}
+		if m.Record == nil || !isFinal(m.Record.State) {
+			f.log.Error("internal error: stepd sent a result that is not final")
+			return false
+		}
+		if f.settle(m.Record) {
+			f.link.send(&stepapi.Msg{Type: stepapi.TypeAck})
+		}
+		return true
+	}
+	return false
+}
+
+// otherVersion: a stepd that runs on from before an upgrade is followed to its end. One
+// that this noded has started is another release's than this noded is, as are all that it
+// would start.
+func (f *follower) otherVersion(v int) {
+	if !f.launched {
+		f.log.Errorf("stepd speaks version %d of its protocol, noded %d: its end alone is followed", v, stepapi.Version)
+		return
+	}
+	f.foreign = fmt.Sprintf("cannot launch with %q: it speaks version %d of the step protocol, and noded %d: restart noded, or install programs of one release", f.n.cfg.StepdPath, v, stepapi.Version)
+	f.n.health.Drain(f.foreign)
+	if err := f.n.killStepd(f.proc); err != nil {
+		f.log.Errorf("cannot kill stepd: %v", err)
+	}
+}
+
+// ending reports whether the step's tasks have ended.
+func (f *follower) ending() bool { return f.is(stepSettled) || f.record().State == step.Completing }
+
+// merge takes over what stepd has told. A final record comes with the result only.
+func (f *follower) merge(rec *step.Record) {
+	if rec == nil || f.is(stepSettled) || rec.State.Final() {
+		return
+	}
+	f.update(func(own *step.Record) { own.Merge(rec) })
+	if rec.State != step.Pending && rec.State != step.Starting {
+		f.movedOff()
+	}
+}
+
+func (f *follower) taskExit(m *stepapi.Msg) {
+	if m.Status == nil {
+		return
+	}
+	f.update(func(own *step.Record) {
+		for i := range own.Tasks {
+			// A record may have reported the end before, and where a task failed.
+			if own.Tasks[i].Status == nil && slices.Contains(m.Ranks, own.Tasks[i].Rank) {
+				own.Tasks[i].End(*m.Status)
+			}
+		}
+	})
+}
+
+// settle makes rec's end the step's end, and stores it. From then on the
+// step's CPUs are free. It returns false where the record could not be stored:
+// then stepd gets no Ack and leaves its result file for the next noded.
+func (f *follower) settle(rec *step.Record) (stored bool) {
+	endExtern(rec)
+	if rec.Ended == nil {
+		now := time.Now()
+		rec.Ended = &now
+	}
+	f.mu.Lock()
+	f.rec.Merge(rec)
+	if f.phase == stepLaunching {
+		f.moveLocked(stepDropped)
+	} else {
+		f.moveLocked(stepSettled)
+	}
+	f.mu.Unlock()
+	f.movedOff()
+	// Before any client gets the end, and asks for the next step.
+	if rec.Drain != "" {
+		f.n.health.Drain(rec.Drain)
+	}
+	if rec.SurvivorsTotal > 0 {
+		f.n.health.Hold(f.record())
+	}
+	f.n.health.Plugins.Step(rec)
+	forgotten, err := f.n.store.Finish(f.record())
+	if err = state.LogOwed(err, f.log); err != nil {
+		f.log.Errorf("%v: it is tried again", err)
+	}
+	f.n.forget(forgotten)
+	f.n.keepOutput(f.id, rec.UID)
+	others, idle := f.n.reg.settle(f)
+	for _, other := range others {
+		f.n.cancelLater(other, jobEnded)
+	}
+	if idle && !f.n.scripts.OwesEpilog() {
+		f.n.reg.free(f.job)
+	}
+	f.log.WithField("state", rec.State).WithField("reason", rec.Reason).Info("step ended")
+	return err == nil
+}
+
+// link is the connection to a step's stepd.
+type link struct {
+	conn    *stepapi.Conn
+	log     *logrus.Entry
+	sending sync.Mutex // one goroutine at a time sends
+}
+
+// send tells stepd something. One that could not be reached, since it was going or is of
+// another version, is told nothing: its link is nil.
+func (l *link) send(m *stepapi.Msg) {
+	if l == nil {
+		return
+	}
+	l.sending.Lock()
+	defer l.sending.Unlock()
+	// A failed deadline or send means that stepd is going; its exit is reported elsewhere.
+	_ = l.conn.SetWriteDeadline(time.Now().Add(ackDeadline))
+	if err := l.conn.Send(m); err != nil {
+		l.log.Debugf("stepd takes no %q record: %v", m.Type, err)
+	}
+}
+
+// receive hands records to the loop until stepd closes or ctx ends.
+func (l *link) receive(ctx context.Context, msgs chan<- *stepapi.Msg) {
+	defer close(msgs)
+	stop := context.AfterFunc(ctx, func() { l.conn.Close() })
+	defer stop()
+	for {
+		m, fds, err := l.conn.Recv()
+		for _, fd := range fds {
+			unix.Close(fd) // stepd has none to give
+		}
+		if err != nil {
+			l.log.Debugf("connection to stepd ended: %v", err)
+			return
+		}
+		select {
+		case msgs <- m:
+		case <-ctx.Done():
 			return
 		}
 	}

@@ -106,7 +106,7 @@ func (e errCancelled) Error() string { return e.reason }
 func (f *follower) follows() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.stage = followed
+	f.moveLocked(stepStarting)
 	if f.cancelled != "" {
 		return errCancelled{f.cancelled}
 	}

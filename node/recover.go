@@ -215,8 +215,7 @@ func (r *recovery) job(rec state.Job, steps []*step.Record) {
 	first := false
 	var others []*follower
 	for _, s := range steps {
-		f := newFollower(r.n, j, *s)
-		f.stage = followed
+		f := newFollower(r.n, j, *s, stepStarting)
 		r.n.reg.takeBack(f)
 		first = first || j.Leads(s.ID)
 		if r.adopt(f) && !j.Leads(s.ID) {

@@ -193,7 +193,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	}
 	spec.ResultFile = n.files.result(rec.ID)
 	spec.OutputFile = n.files.output(rec.ID)
-	f := newFollower(n, a.job, rec)
+	f := newFollower(n, a.job, rec, stepReserved)
 	f.share = a.Share
 	f.replay = n.reg.users.keepReplay(rec.UID, n.cfg.ReplayBytes)
 	spec.ReplayBytes = f.replay
@@ -264,10 +264,10 @@ func streamPath(s step.Stream, cwd string) string {
 func (f *follower) claim() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.stage != reserved {
+	if f.phase != stepReserved {
 		return false
 	}
-	f.stage = launching
+	f.moveLocked(stepLaunching)
 	close(f.claimed)
 	return true
 }
@@ -289,7 +289,7 @@ func (f *follower) hold(pidfd int, limit time.Duration) {
 // until ctx ends.
 func (n *Node) AwaitLaunches(ctx context.Context) {
 	for _, f := range n.reg.followers() {
-		if !f.isReserved() {
+		if !f.is(stepReserved) {
 			continue
 		}
 		select {
@@ -298,12 +298,6 @@ func (n *Node) AwaitLaunches(ctx context.Context) {
 			return
 		}
 	}
-}
-
-func (f *follower) isReserved() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.stage == reserved
 }
 
 // watchLauncher tells stepd when the process that has launched the step ends while it
@@ -324,11 +318,11 @@ func (f *follower) watchLauncher(pidfd int) {
 		return
 	}
 	f.mu.Lock()
-	begun := f.begun
+	followed := f.phase == stepFollowed
 	f.orphaned = true
 	f.mu.Unlock()
-	if begun {
-		f.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost})
+	if followed {
+		f.link.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost})
 	}
 }
 

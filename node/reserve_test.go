@@ -405,5 +405,5 @@ func TestLauncherIsStored(t *testing.T) {
 	if err != nil || rec.LauncherPID != c.cmd.Process.Pid || rec.LauncherStart == 0 {
 		t.Errorf("stored: %+v, %v", rec, err)
 	}
-	new(follower).send(&stepapi.Msg{Type: stepapi.TypeLauncherLost})
+	new(follower).link.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost})
 }
