@@ -7,12 +7,14 @@ import (
 	"go/token"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
 // The limits of the house: what is larger is no longer known at a glance.
 const (
+	maxNames   = 120 // exported names of package step, which every other package knows
 	maxFiles   = 25  // production files of a folder
 	maxMethods = 40  // of a type
 	maxMain    = 600 // lines of a package main under cmd/
@@ -84,6 +86,55 @@ func TestLayout(t *testing.T) {
 			t.Errorf("%s is within the limits: it is no exception any more", name)
 		}
 	}
+}
+
+// TestNamesOfStep counts the exported types, functions, variables and constants of package
+// step. A word that one package uses belongs to that package; see the import rules for the
+// vocabulary beside step.
+func TestNamesOfStep(t *testing.T) {
+	files, err := filepath.Glob("step/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no files of package step", err)
+	}
+	var names []string
+	for _, path := range files {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			names = append(names, declared(d)...)
+		}
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return !ast.IsExported(name) })
+	if len(names) > maxNames {
+		t.Errorf("step has %d exported names, and %d is the limit: %q", len(names), maxNames, names)
+	}
+}
+
+// declared are the package-level names of a declaration, methods left out.
+func declared(d ast.Decl) (names []string) {
+	switch d := d.(type) {
+	case *ast.FuncDecl:
+		if d.Recv == nil {
+			names = append(names, d.Name.Name)
+		}
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			switch spec := spec.(type) {
+			case *ast.TypeSpec:
+				names = append(names, spec.Name.Name)
+			case *ast.ValueSpec:
+				for _, id := range spec.Names {
+					names = append(names, id.Name)
+				}
+			}
+		}
+	}
+	return names
 }
 
 // receiver is the name of a method's type.

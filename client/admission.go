@@ -10,6 +10,7 @@ import (
 	"stepd/api"
 	"stepd/client/options"
 	"stepd/client/terminal"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -25,7 +26,7 @@ func admitted[R any](o *options.Run, req *step.Request, ask func(*api.RunRequest
 	reply, err = send()
 	what := waitsFor(err)
 	if patience == nil && req.Job != nil { // as srun's steps wait in a job
-		forever := step.WaitForever
+		forever := srunopt.WaitForever
 		patience = &forever
 	}
 	if what == "" || patience == nil || *patience == 0 {

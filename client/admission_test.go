@@ -6,6 +6,7 @@ import (
 
 	"stepd/api"
 	"stepd/client/options"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -21,8 +22,8 @@ func TestInTurn(t *testing.T) {
 		asks      int
 		waits     int // of the second one
 	}{
-		{"", nil, busy, 1, 0}, {"0", nil, busy, 1, 0}, {"7", nil, busy, 2, 7}, {"inf", nil, busy, 2, step.WaitForever},
-		{"", &job, busy, 2, step.WaitForever}, {"0", &job, busy, 1, 0}, {"7", &job, busy, 2, 7},
+		{"", nil, busy, 1, 0}, {"0", nil, busy, 1, 0}, {"7", nil, busy, 2, 7}, {"inf", nil, busy, 2, srunopt.WaitForever},
+		{"", &job, busy, 2, srunopt.WaitForever}, {"0", &job, busy, 1, 0}, {"7", &job, busy, 2, 7},
 		{"inf", nil, api.NewError(api.ResourceExhausted, "never fits"), 1, 0},
 	} {
 		asks, waits := 0, 0

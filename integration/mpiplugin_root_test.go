@@ -23,7 +23,7 @@ func buildWithPlugin(t *testing.T) (bin string) {
 	wired := readFile(t, filepath.Join(root, "mpi", "mpi.go"))
 	for _, c := range [][2]string{
 		{"\t\"stepd/mpi/pmi2\"\n", "\t\"stepd/mpi/pmi2\"\n\t\"stepd/mpi/trace\"\n"},
-		{"\t\t{Name: None},\n", "\t\t{Name: None},\n\t\t{Name: \"trace\", Stepd: func(step.MPIConf, Deps) Plugin { return trace.New() }, Client: func() Client { return trace.NewClient() }},\n"},
+		{"\t\t{Name: None},\n", "\t\t{Name: None},\n\t\t{Name: \"trace\", Stepd: func(*step.Site, Deps) Plugin { return trace.New() }, Client: func() Client { return trace.NewClient() }},\n"},
 	} {
 		if strings.Count(wired, c[0]) != 1 {
 			t.Fatalf("mpi.go has no line %q", c[0])

@@ -78,7 +78,7 @@ type Deps struct {
 type Type struct {
 	Name string
 	// Stepd makes the plugin for one step; nil: there is nothing to do in stepd.
-	Stepd func(conf step.MPIConf, deps Deps) Plugin
+	Stepd func(site *step.Site, deps Deps) Plugin
 	// Client makes the client's part for one step; nil: there is none.
 	Client func() Client
 }
@@ -94,9 +94,9 @@ const (
 func Types() []Type {
 	return []Type{
 		{Name: None},
-		{Name: PMI2, Stepd: func(conf step.MPIConf, _ Deps) Plugin { return pmi2.New(conf.PMI2) }},
-		{Name: PMIx, Stepd: func(conf step.MPIConf, deps Deps) Plugin {
-			return pmix.New(pmix.Config{PMIxConf: conf.PMIx, Start: deps.Start, Namespace: deps.Namespace})
+		{Name: PMI2, Stepd: func(site *step.Site, _ Deps) Plugin { return pmi2.New(site.MPIConf.PMI2) }},
+		{Name: PMIx, Stepd: func(site *step.Site, deps Deps) Plugin {
+			return pmix.New(pmix.Config{PMIxConf: site.MPIConf.PMIx, Start: deps.Start, Namespace: deps.Namespace})
 		}},
 	}
 }
@@ -121,7 +121,7 @@ func find(name string) (Type, bool) {
 
 // New makes the plugin for one step, nil where its type needs none in stepd. The
 // empty name means none. The error of an unknown name lists the known ones.
-func New(name string, conf step.MPIConf, deps Deps) (Plugin, error) {
+func New(name string, site *step.Site, deps Deps) (Plugin, error) {
 	t, ok := find(name)
 	if !ok {
 		return nil, fmt.Errorf("cannot use MPI type %q: not one of %s (--mpi, MpiDefault)", name, strings.Join(Names(), ", "))
@@ -129,7 +129,7 @@ func New(name string, conf step.MPIConf, deps Deps) (Plugin, error) {
 	if t.Stepd == nil {
 		return nil, nil
 	}
-	return t.Stepd(conf, deps), nil
+	return t.Stepd(site, deps), nil
 }
 
 // NewClient makes the client's part for one step, nil where its type has none, and

@@ -10,7 +10,7 @@ import (
 
 func TestNewMakesEveryListedPlugin(t *testing.T) {
 	for _, name := range append(Names(), "") {
-		plugin, err := New(name, step.MPIConf{}, Deps{})
+		plugin, err := New(name, &step.Site{}, Deps{})
 		if err != nil {
 			t.Errorf("New(%q): %v", name, err)
 		}
@@ -18,7 +18,7 @@ func TestNewMakesEveryListedPlugin(t *testing.T) {
 			t.Errorf("New(%q) = %v, want nil: %v", name, plugin, wantNil)
 		}
 	}
-	plugin, _ := New(PMI2, step.MPIConf{}, Deps{})
+	plugin, _ := New(PMI2, &step.Site{}, Deps{})
 	if _, ok := plugin.(*pmi2.Plugin); !ok {
 		t.Errorf("New(%q) is a %T", PMI2, plugin)
 	}
@@ -26,7 +26,7 @@ func TestNewMakesEveryListedPlugin(t *testing.T) {
 
 func TestNewNamesTheKnownPlugins(t *testing.T) {
 	for _, name := range []string{"pmix2", "PMI2", "none ", "../pmi2", "list"} {
-		_, err := New(name, step.MPIConf{}, Deps{})
+		_, err := New(name, &step.Site{}, Deps{})
 		if err == nil {
 			t.Errorf("New(%q) gave no error", name)
 			continue

@@ -76,7 +76,7 @@ func (r *registry) admit(ctx context.Context, req *step.Request, uid uint32, asR
 		return s.now(ctx)
 	}
 	var late <-chan time.Time
-	if *req.ImmediateS != step.WaitForever {
+	if *req.ImmediateS != srunopt.WaitForever {
 		timer := time.NewTimer(time.Duration(*req.ImmediateS) * time.Second)
 		defer timer.Stop()
 		late = timer.C

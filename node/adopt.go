@@ -197,7 +197,7 @@ func externOver(job uint32) error {
 // waits: no plugin, no script of the site's and no binding is for it.
 func externSpec(j *job, spec *step.Spec) {
 	j.giveAll(spec)
-	spec.Spank.Plugstack, spec.Scripts, spec.Affinity = "", step.TaskScripts{}, nil
+	spec.Spank.Plugstack, spec.Scripts, spec.Affinity = "", step.Site{}.Scripts, nil
 }
 
 // giveAll makes the step one that may use all that the job has.

@@ -43,7 +43,7 @@ func (n launcher) Alloc(ctx context.Context, caller api.Peer, in *api.RunRequest
 	if err := n.openAlloc(j, user); err != nil {
 		return nil, err
 	}
-	return &api.AllocReply{JobID: j.ID, Node: n.cfg.NodeName, CPUs: len(j.cpus), CPUList: j.CPUs, Partition: n.cfg.Partition}, nil
+	return &api.AllocReply{JobID: j.ID, Node: n.cfg.NodeName, CPUs: len(j.cpus), CPUList: j.CPUs, Partition: n.cfg.Site.Partition}, nil
 }
 
 // openAlloc lets an allocation take steps on this node: with PrologFlags=Alloc when its

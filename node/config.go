@@ -23,9 +23,10 @@ type Config struct {
 	// Version is the program's, for clients of other releases; "" is not known.
 	Version string
 	// NodeName is this node's name in slurm.conf, or the host's.
-	NodeName  string
-	Cluster   string // "" is no name
-	Partition string // "" is none
+	NodeName string
+	// Site is what the settings mean for every step. In it 0 KillWaitS is 30, and 0
+	// UnkillableS is 60.
+	Site step.Site
 
 	// RunDir and SpoolDir are absolute. The spool belongs to one noded.
 	RunDir, SpoolDir string
@@ -47,33 +48,16 @@ type Config struct {
 	// where the site has use_interactive_step; "" is that it runs the shell where it is.
 	InteractiveStep string
 
-	// SlurmConf is the file that was read, "" without one.
-	SlurmConf string
-	Spank     step.SpankConf
 	// MPIDefault is MpiDefault; "" is "none". MPITypes are the types that exist here.
 	MPIDefault string
 	MPITypes   []string
-	// MPI is what the site's files say to MPI plugins.
-	MPI step.MPIConf
 	// SpawnMax bounds the spawned steps of a job that run at a time (SpawnStepsMax);
 	// 0 is 128. NamesMax bounds the names that the programs of a job have published
 	// (PublishedNamesMax); 0 is 1024.
 	SpawnMax, NamesMax int
 
-	// Propagate are the resource limits that are passed on from the client to the
-	// tasks, in upper case without RLIMIT_; nil is all. TaskScripts run around each
-	// task.
-	Propagate   []string
-	TaskScripts step.TaskScripts
-	// PropagatePrio is PropagatePrioProcess.
-	PropagatePrio int
-
-	// KillWait is the time between SIGTERM and SIGKILL; 0 is 30 s.
-	KillWait time.Duration
-	// UnkillableTimeout bounds the wait for the end of killed processes; 0 is 60 s.
-	UnkillableTimeout time.Duration
-	// UnkillableProgram is run for a step that has such processes, as root
-	// (UnkillableStepProgram); "" is none.
+	// UnkillableProgram is run, as root, for a step whose processes outlive
+	// UnkillableS (UnkillableStepProgram); "" is none.
 	UnkillableProgram string
 	// SpoolTimeout is how long the spool may take to answer before it is done without;
 	// 0 is 20 s.
@@ -82,16 +66,11 @@ type Config struct {
 	// whatever their age; 0 is 1000.
 	MinJobAge time.Duration
 	KeepSteps int
-	// ReplayBytes of each step's output are kept for clients that attach, and after its
-	// end; 0 are none but a terminal's.
-	ReplayBytes int64
 	// Scripts are the site's prolog and epilog.
 	Scripts scripts.Config
 	// QuarantineAfter crashes in a row a plugin is left out, or drains the node
 	// where it is required; 0 is never.
 	QuarantineAfter int
-	// Acct is how steps are accounted for; the zero value samples nothing.
-	Acct step.Accounting
 	// NoNewPrivs sets no_new_privs for the tasks of every step.
 	NoNewPrivs bool
 
@@ -100,8 +79,6 @@ type Config struct {
 	// StepdLog is a log file that stepds append to by themselves. nil: what they
 	// write to their standard error comes through noded to Log.Out.
 	StepdLog *os.File
-	// Affinity is what the site says about the binding of tasks; nil binds none.
-	Affinity *step.AffinityConf
 	// ContainerType is "none", "tmpfs" or "linux".
 	ContainerType string
 
@@ -140,8 +117,10 @@ type Config struct {
 
 	Log *logrus.Logger
 
-	// clock is the host's; tests have another.
-	clock *state.Clock
+	// unkillable is Site.UnkillableS; tests have a shorter one. clock is the host's; tests
+	// have another.
+	unkillable time.Duration
+	clock      *state.Clock
 }
 
 // Fallback and Plugin are parts of the node document that the wiring of noded fills in.
@@ -154,8 +133,9 @@ type (
 func (c *Config) complete() error {
 	setDefault(&c.MaxTasks, step.TasksMax)
 	setDefault(&c.MPIDefault, "none")
-	setDefault(&c.KillWait, 30*time.Second)
-	setDefault(&c.UnkillableTimeout, 60*time.Second)
+	setDefault(&c.Site.KillWaitS, 30)
+	setDefault(&c.Site.UnkillableS, 60)
+	setDefault(&c.unkillable, time.Duration(c.Site.UnkillableS)*time.Second)
 	setDefault(&c.SpoolTimeout, spoolPatience)
 	setDefault(&c.MinJobAge, 300*time.Second)
 	setDefault(&c.KeepSteps, 1000)
@@ -181,8 +161,6 @@ func (c *Config) complete() error {
 	if c.Meter == nil {
 		c.Meter = noMeter{}
 	}
-	_, c.Spank.JSONLog = c.Log.Formatter.(*logrus.JSONFormatter)
-	c.Spank.Debug = c.Log.IsLevelEnabled(logrus.DebugLevel)
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"stepd/api"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // DryRun returns what Run would do. It goes the way of Run up to the number, with the same
@@ -43,7 +44,7 @@ func (n launcher) DryRun(ctx context.Context, caller api.Peer, in *api.RunReques
 	return &api.DryRunReply{Plan: d}, nil
 }
 
-func (n launcher) dryRunOf(ctx context.Context, spec *step.Spec, plan *step.LimitPlan) (*api.DryRun, error) {
+func (n launcher) dryRunOf(ctx context.Context, spec *step.Spec, plan *launch.LimitPlan) (*api.DryRun, error) {
 	d := &api.DryRun{
 		Schema: step.Schema, ID: spec.ID, User: spec.User.Name, UID: spec.User.UID, Node: spec.NodeName,
 		Argv: spec.Argv, Cwd: spec.Cwd, NTasks: spec.NTasks, CPUs: spec.CPUs,

@@ -177,7 +177,7 @@ func (e *jobEnd) run() {
 		e.scripts()
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), e.n.cfg.UnkillableTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), e.n.cfg.unkillable)
 	defer cancel()
 	// Before the rest of prolog and epilog, beside which its namespaces are kept.
 	if err := e.n.cfg.Containers.Delete(ctx, e.job.ID); err != nil {
@@ -309,7 +309,7 @@ func (n *Node) released(id step.ID) {
 		return // their end does it
 	}
 	log := n.log.WithField("step", id.String())
-	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.UnkillableTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.unkillable)
 	defer cancel()
 	if err := n.cfg.Containers.Delete(ctx, id.Job); err != nil {
 		log.Errorf("%v", err)

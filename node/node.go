@@ -87,7 +87,7 @@ func New(cfg Config) (*Node, error) {
 	n.spool = newSpool(cfg.SpoolDir, cfg.Log)
 	n.gate.Silence = n.silence
 	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
-	n.reg.killWait = cfg.KillWait
+	n.reg.killWait = time.Duration(cfg.Site.KillWaitS) * time.Second
 	n.scripts = n.newScripts()
 	n.places = places{cfg.Tracker, cfg.Limits, func(reason string) { n.health.Drain(reason) }}
 	if err := n.open(); err != nil {
@@ -102,8 +102,8 @@ func (n *Node) newScripts() *scripts.Runner {
 	c := &n.cfg
 	return &scripts.Runner{
 		Config:   c.Scripts,
-		NodeName: c.NodeName, Cluster: c.Cluster, Partition: c.Partition, SlurmConf: c.SlurmConf, Socket: n.files.socket(),
-		Spank: c.Spank, StepdPath: c.StepdPath, StepdEnv: n.stepdEnv(), StepdLog: n.stepdLog,
+		NodeName: c.NodeName, Cluster: c.Site.Cluster, Partition: c.Site.Partition, SlurmConf: c.Site.SlurmConf, Socket: n.files.socket(),
+		Spank: c.Site.Spank, StepdPath: c.StepdPath, StepdEnv: n.stepdEnv(), StepdLog: n.stepdLog,
 		Quarantined:  func() []step.Quarantine { return n.health.Plugins.List() },
 		CountCrashes: func(crashed []step.PluginCrash, called func(string) bool) { n.health.Plugins.Count(crashed, called) },
 		Tracker:      c.Tracker, Control: func(job uint32) ([][]byte, error) { return n.store.JobControl(job) },
@@ -162,7 +162,7 @@ func (n *Node) open() error {
 func (n *Node) healthConfig() health.Config {
 	return health.Config{
 		Gate: n.gate, Store: n.store, BootID: n.boot, DrainReason: n.cfg.DrainReason, QuarantineAfter: n.cfg.QuarantineAfter,
-		EndStep: n.cfg.Tracker.EndStep, Timeout: n.cfg.UnkillableTimeout,
+		EndStep: n.cfg.Tracker.EndStep, Timeout: n.cfg.unkillable,
 		Found: func() { n.cfg.Meter.Leak(LeakProcess) }, Released: n.released, Go: n.work.Go, Stopping: n.stopping, Log: n.log,
 	}
 }

@@ -85,7 +85,7 @@ func (n *Node) boundOutput(id step.ID, uid uint32) {
 			all = append(all, keptOutput{e.Name(), fi.Sys().(*syscall.Stat_t).Uid, fi.Size(), fi.ModTime()})
 		}
 	}
-	for _, k := range surplus(all, max(outputRoom, 4*n.cfg.ReplayBytes)) {
+	for _, k := range surplus(all, max(outputRoom, 4*n.cfg.Site.ReplayBytes)) {
 		if err := os.Remove(filepath.Join(n.files.outputDir(), k.name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			n.log.Warnf("cannot remove kept output: %v", err)
 		}

@@ -23,7 +23,7 @@ func TestPerUserReplay(t *testing.T) {
 	if got := r.users.keepReplay(1000, 100); got != 100 {
 		t.Errorf("after a step has ended: %d", got)
 	}
-	tn := start(t, t.TempDir(), func(c *Config) { c.ReplayBytes, c.PerUser.ReplayBytes = 100, 150 })
+	tn := start(t, t.TempDir(), func(c *Config) { c.Site.ReplayBytes, c.PerUser.ReplayBytes = 100, 150 })
 	defer func() { tn.stop() }()
 	first, second := tn.run(1000, request("wait")), tn.run(1000, request("wait"))
 	if a, b := tn.reg.follower(first).replay, tn.reg.follower(second).replay; a != 100 || b != 50 {
@@ -47,7 +47,7 @@ func TestPerUserReplay(t *testing.T) {
 // TestShellReplayOverRestart: what the interactive step of an allocation may keep of its
 // output counts as before the restart.
 func TestShellReplayOverRestart(t *testing.T) {
-	limits := func(c *Config) { c.ReplayBytes, c.PerUser.ReplayBytes = 100, 150 }
+	limits := func(c *Config) { c.Site.ReplayBytes, c.PerUser.ReplayBytes = 100, 150 }
 	tn := start(t, t.TempDir(), limits)
 	defer func() { tn.stop() }()
 	job, err := tn.alloc(newClient(t, 1000), nil)

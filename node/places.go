@@ -6,6 +6,7 @@ import (
 
 	"stepd/api"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // places makes the places of jobs and steps, and confines them there.
@@ -33,9 +34,9 @@ func (p *places) check(spec *step.Spec) error {
 }
 
 // plan decides the step's limits and tells its spec of them.
-func (p *places) plan(spec *step.Spec) (*step.LimitPlan, error) {
+func (p *places) plan(spec *step.Spec) (*launch.LimitPlan, error) {
 	if p.limits == nil {
-		return &step.LimitPlan{}, nil
+		return &launch.LimitPlan{}, nil
 	}
 	plan, err := p.limits.Plan(spec)
 	if err != nil {
@@ -48,7 +49,7 @@ func (p *places) plan(spec *step.Spec) (*step.LimitPlan, error) {
 // place makes the step's place and writes its limits, and its job's limits
 // that this noded has not written yet. The job's come first: a v1 cpuset takes
 // nothing that its children exceed.
-func (p *places) place(f *follower, plan *step.LimitPlan) (StepPlace, error) {
+func (p *places) place(f *follower, plan *launch.LimitPlan) (StepPlace, error) {
 	if p.limits == nil {
 		return p.tracker.MakeStep(f.id, nil)
 	}
@@ -73,7 +74,7 @@ func (p *places) place(f *follower, plan *step.LimitPlan) (StepPlace, error) {
 
 // confineJob writes what is new of the job's limits. Its steps may need different
 // hierarchies, so that each may bring some.
-func (p *places) confineJob(j *job, plan *step.LimitPlan) error {
+func (p *places) confineJob(j *job, plan *launch.LimitPlan) error {
 	j.limits.Lock()
 	defer j.limits.Unlock()
 	var todo []step.CgroupWrite
@@ -100,7 +101,7 @@ func (p *places) confineJob(j *job, plan *step.LimitPlan) error {
 	return nil
 }
 
-func writesOf(p *step.LimitPlan, level string) []step.CgroupWrite {
+func writesOf(p *launch.LimitPlan, level string) []step.CgroupWrite {
 	var out []step.CgroupWrite
 	for _, w := range p.Writes {
 		if w.Level == level {

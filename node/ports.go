@@ -70,7 +70,7 @@ type Limits interface {
 	// Plan decides what confines the step; it touches nothing. An error says what
 	// of the request cannot be had; a *FaultError, that the node is to blame. The
 	// spec's id may be zero.
-	Plan(spec *step.Spec) (*step.LimitPlan, error)
+	Plan(spec *step.Spec) (*launch.LimitPlan, error)
 	// Apply carries out writes of a plan, in their order, in places that were made
 	// with its V1.
 	Apply(writes []step.CgroupWrite) error

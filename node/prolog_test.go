@@ -42,7 +42,7 @@ func newScripted(t *testing.T, prolog, epilog string, change func(*Config)) *scr
 	p, e := script("prolog.sh", prolog), script("epilog.sh", epilog)
 	s.cfg = func(c *Config) {
 		c.Scripts = scripts.Config{Prolog: []string{p}, Epilog: []string{e}, StackID: func() (string, error) { return "stack", nil }}
-		c.Cluster, c.Partition, c.SlurmConf = "golden", "p", "/etc/x.conf"
+		c.Site.Cluster, c.Site.Partition, c.Site.SlurmConf = "golden", "p", "/etc/x.conf"
 		if change != nil {
 			change(c)
 		}

@@ -65,11 +65,12 @@ func (p *publishedConfig) remove() {
 // ClientConfig is what a client takes from the configuration. It is published as well.
 func (n machine) ClientConfig() *api.ConfigReply {
 	c := &n.cfg
+	spank := c.Site.Spank
 	reply := &api.ConfigReply{
 		Node: c.NodeName, CPUs: len(c.CPUs), MaxTasks: c.MaxTasks, MPIDefault: c.MPIDefault, MPITypes: c.MPITypes,
-		Plugstack: c.Spank.Plugstack, PluginDirs: c.Spank.PluginDirs, Cluster: c.Cluster,
-		AllowReleases: c.Spank.AllowReleases, HookTimeoutS: c.Spank.HookTimeoutS, SpankStrict: c.Spank.Strict, SlurmConf: c.SlurmConf,
-		RequireSafe: c.Spank.RequireSafe, InteractiveStep: c.InteractiveStep,
+		Plugstack: spank.Plugstack, PluginDirs: spank.PluginDirs, Cluster: c.Site.Cluster,
+		AllowReleases: spank.AllowReleases, HookTimeoutS: spank.HookTimeoutS, SpankStrict: spank.Strict, SlurmConf: c.Site.SlurmConf,
+		RequireSafe: spank.RequireSafe, InteractiveStep: c.InteractiveStep,
 	}
 	if c.StackDigest != nil {
 		digest, err := c.StackDigest()

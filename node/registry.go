@@ -139,7 +139,7 @@ func (r *registry) open(j *job) {
 func (r *registry) takeBack(f *follower) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	f.replay = f.n.cfg.ReplayBytes // what it was allowed is its stepd's to know
+	f.replay = f.n.cfg.Site.ReplayBytes // what it was allowed is its stepd's to know
 	r.users.holdReplay(f.job.UID, f.replay)
 	if f.id.Step == step.ExternStep || f.id.Step == step.InteractiveStep {
 		return // it has all of the job's, and takes nothing of it

@@ -195,7 +195,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	spec.OutputFile = n.files.output(rec.ID)
 	f := newFollower(n, a.job, rec, stepReserved)
 	f.share = a.Share
-	f.replay = n.reg.users.keepReplay(rec.UID, n.cfg.ReplayBytes)
+	f.replay = n.reg.users.keepReplay(rec.UID, n.cfg.Site.ReplayBytes)
 	spec.ReplayBytes = f.replay
 	return f, nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"stepd/api"
 	"stepd/node/selection"
@@ -99,7 +98,7 @@ func (n *Node) check(req *step.Request) error {
 
 // checkFrequency: a user may not look away from what OverMemoryKill looks at.
 func (n *Node) checkFrequency(req *step.Request) error {
-	site := n.cfg.Acct
+	site := n.cfg.Site.Acct
 	if req.AcctgFreq == nil || !site.OverMemoryKill || site.FrequencyS == 0 {
 		return nil
 	}
@@ -172,24 +171,16 @@ func (n *Node) userFor(ctx context.Context, caller api.Peer, req *step.Request) 
 // spec puts what was decided beside what was asked for. Its id comes later.
 func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec {
 	s := &step.Spec{
-		Request: asAdmitted(req), User: user,
+		Request: asAdmitted(req), Site: n.cfg.Site, User: user,
 		NodeName: n.cfg.NodeName, NodeList: n.cfg.NodeName,
 		CPUs: step.FormatCPUList(a.CPUs), NCPUs: len(a.CPUs),
-		Cluster: n.cfg.Cluster, Partition: n.cfg.Partition, SlurmConf: n.cfg.SlurmConf,
-		Spank: n.cfg.Spank, Proctrack: step.Proctrack{Kind: n.cfg.Tracker.Kind()},
-		Container: n.cfg.ContainerType, RunDir: n.files.run,
-		Affinity:  n.cfg.Affinity,
-		MPIConf:   n.cfg.MPI,
-		KillWaitS: int(n.cfg.KillWait / time.Second), Propagate: n.cfg.Propagate, PropagatePrio: n.cfg.PropagatePrio, Scripts: n.cfg.TaskScripts,
-		// Rounded up: 0 would be the default.
-		UnkillableS: int((n.cfg.UnkillableTimeout + time.Second - 1) / time.Second),
-		Origin:      step.OriginRun, JobNTasks: req.NTasks,
+		Proctrack: step.Proctrack{Kind: n.cfg.Tracker.Kind()}, Container: n.cfg.ContainerType, RunDir: n.files.run,
+		Origin: step.OriginRun, JobNTasks: req.NTasks,
 	}
 	if len(req.Script) > 0 {
 		// The task count is the job's: its batch step is one task.
 		s.Origin, s.NTasks = step.OriginBatch, 1
 	}
-	s.Acct = n.cfg.Acct
 	if req.AcctgFreq != nil {
 		s.Acct.FrequencyS = *req.AcctgFreq
 	}

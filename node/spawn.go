@@ -71,7 +71,7 @@ func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*child.Proce
 
 // stepdEnv is the environment of every stepd.
 func (n *Node) stepdEnv() []string {
-	return []string{"PATH=" + child.SafePath, "SLURM_CONF=" + n.cfg.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName, "GOMAXPROCS=1"}
+	return []string{"PATH=" + child.SafePath, "SLURM_CONF=" + n.cfg.Site.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName, "GOMAXPROCS=1"}
 }
 
 // stepdLog is where a stepd's standard error goes: the site's log file, or
@@ -80,5 +80,5 @@ func (n *Node) stepdLog() (*child.Stderr, *os.File, error) {
 	if n.cfg.StepdLog != nil {
 		return nil, n.cfg.StepdLog, nil
 	}
-	return child.NewStderr(n.log.Out, n.cfg.Spank.JSONLog)
+	return child.NewStderr(n.log.Out, n.cfg.Site.Spank.JSONLog)
 }

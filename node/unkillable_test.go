@@ -43,7 +43,7 @@ func (t stuckTracker) EndStep(ctx context.Context, rec *step.Record) error {
 func stuck(t testing.TB, dir, program string, die <-chan struct{}) *testNode {
 	return start(t, dir, func(c *Config) {
 		c.Tracker = stuckTracker{c.Tracker.(*fakeTracker), die}
-		c.UnkillableTimeout, c.UnkillableProgram = 30*time.Millisecond, program
+		c.unkillable, c.UnkillableProgram = 30*time.Millisecond, program
 	})
 }
 

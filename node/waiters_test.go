@@ -8,6 +8,7 @@ import (
 	"stepd/api"
 	"stepd/node/selection"
 	"stepd/node/state"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -89,7 +90,7 @@ func TestWaitersBytes(t *testing.T) {
 	req := request("wait")
 	req.Job = &job
 	tn.until(tn.run(1000, req), step.Running)
-	forever := step.WaitForever
+	forever := srunopt.WaitForever
 	req.ImmediateS = &forever
 	ctx, cancel := context.WithCancel(c.ctx)
 	done := make(chan error, 1)

@@ -15,6 +15,7 @@ import (
 	"stepd/api"
 	"stepd/node/selection"
 	"stepd/node/store"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -72,13 +73,13 @@ func TestImmediateInOrder(t *testing.T) {
 	first := tn.run(1000, hold)
 	tn.until(first, step.Running)
 
-	big := tn.ask(as(1000), step.WaitForever, func(r *step.Request) { r.NTasks, r.Argv = 4, []string{"wait"} })
-	small := tn.ask(as(1001), step.WaitForever, of(1)) // would fit
-	script := tn.ask(as(uint32(os.Getuid())), step.WaitForever, func(r *step.Request) { *r = batch("exit 0"); forever := step.WaitForever; r.ImmediateS = &forever })
+	big := tn.ask(as(1000), srunopt.WaitForever, func(r *step.Request) { r.NTasks, r.Argv = 4, []string{"wait"} })
+	small := tn.ask(as(1001), srunopt.WaitForever, of(1)) // would fit
+	script := tn.ask(as(uint32(os.Getuid())), srunopt.WaitForever, func(r *step.Request) { *r = batch("exit 0"); forever := srunopt.WaitForever; r.ImmediateS = &forever })
 	client := newClient(t, 1000)
 	held := make(chan error, 1)
 	go func() {
-		_, err := tn.alloc(client, func(r *step.Request) { forever := step.WaitForever; r.ImmediateS = &forever })
+		_, err := tn.alloc(client, func(r *step.Request) { forever := srunopt.WaitForever; r.ImmediateS = &forever })
 		held <- err
 	}()
 	tn.line(4)
@@ -90,7 +91,7 @@ func TestImmediateInOrder(t *testing.T) {
 	_, err = tn.svc.Run(as(1002), runRequest(func() step.Request {
 		r := request("x")
 		of(5)(&r)
-		forever := step.WaitForever
+		forever := srunopt.WaitForever
 		r.ImmediateS = &forever
 		return r
 	}()))
@@ -140,7 +141,7 @@ func TestImmediateOver(t *testing.T) {
 	begun := time.Now()
 	late := tn.ask(as(1000), 1, two)
 	ctx, gone := context.WithCancel(as(1000))
-	forgotten := tn.ask(ctx, step.WaitForever, two)
+	forgotten := tn.ask(ctx, srunopt.WaitForever, two)
 	behind := tn.ask(as(1000), 1, func(r *step.Request) { r.NTasks = 1 })
 	err := <-late
 	if took := time.Since(begun); took < time.Second || took > 5*time.Second {
@@ -164,7 +165,7 @@ func TestImmediateGone(t *testing.T) {
 	hold := request("wait")
 	hold.NTasks = 4
 	tn.until(tn.run(1000, hold), step.Running)
-	forever := step.WaitForever
+	forever := srunopt.WaitForever
 	req := request("exit", "0")
 	req.ImmediateS = &forever
 	body := marshal(t, &api.RunRequest{Envelope: api.Envelope{Schema: api.Schema}, Request: &req})
@@ -201,13 +202,13 @@ func TestImmediateDrained(t *testing.T) {
 	hold := request("wait")
 	hold.NTasks = 4
 	tn.until(tn.run(1000, hold), step.Running)
-	waits := tn.ask(as(1000), step.WaitForever, nil)
+	waits := tn.ask(as(1000), srunopt.WaitForever, nil)
 	if _, err := tn.svc.Drain(as(0), &api.DrainRequest{Reason: "new disk"}); err != nil {
 		t.Fatal(err)
 	}
 	tn.refused("what waits", <-waits, api.FailedPrecondition, "node is drained: new disk")
 	tn.line(0)
-	forever := step.WaitForever
+	forever := srunopt.WaitForever
 	req := request("exit", "0")
 	req.ImmediateS = &forever
 	_, err := tn.svc.Run(as(1000), runRequest(req))
@@ -215,7 +216,7 @@ func TestImmediateDrained(t *testing.T) {
 	if _, err := tn.svc.Resume(as(0), &api.Empty{}); err != nil {
 		t.Fatal(err)
 	}
-	waits = tn.ask(as(1000), step.WaitForever, nil)
+	waits = tn.ask(as(1000), srunopt.WaitForever, nil)
 	tn.stop()
 	tn.refused("what waits", <-waits, api.Unavailable, "noded is stopping")
 }
@@ -230,8 +231,8 @@ func TestImmediateIsBounded(t *testing.T) {
 	first := tn.run(1000, hold)
 	tn.until(first, step.Running)
 	ctx, gone := context.WithCancel(as(1000))
-	waits := tn.ask(ctx, step.WaitForever, nil)
-	forever := step.WaitForever
+	waits := tn.ask(ctx, srunopt.WaitForever, nil)
+	forever := srunopt.WaitForever
 	again := func(uid uint32) error {
 		req := request("exit", "0")
 		req.ImmediateS = &forever

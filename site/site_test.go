@@ -8,9 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/sirupsen/logrus"
 
 	"stepd/slurmconf"
+	"stepd/step"
 )
 
 func write(t testing.TB, path, text string) string {
@@ -66,6 +68,33 @@ func TestLoadSite(t *testing.T) {
 	wd, _ := os.Getwd()
 	if err != nil || s.Spool != dir+"/s" || s.Run != filepath.Join(wd, "r") {
 		t.Errorf("with flags: %+v, %v", s, err)
+	}
+}
+
+// TestSteps: what the files mean for every step.
+func TestSteps(t *testing.T) {
+	dir := t.TempDir()
+	file := write(t, filepath.Join(dir, "slurm.conf"), "ClusterName=c\nNodeName=n7 CPUs=3\nPartitionName=p Nodes=ALL\nKillWait=7\nUnkillableStepTimeout=8\n"+
+		"PropagateResourceLimits=NOFILE\nPropagatePrioProcess=2\nTaskProlog=/tp\nTaskEpilog=/te\nPrologEpilogTimeout=9\nJobAcctGatherType=jobacct_gather/linux\n"+
+		"JobAcctGatherFrequency=10\nTaskPlugin=task/affinity\nTaskPluginParam=cores,verbose\n")
+	write(t, filepath.Join(dir, "stepd.conf"), "ReplayBytes=70000\nHookTimeout=2\n")
+	write(t, filepath.Join(dir, "mpi.conf"), "PMIxDebug=1\n")
+	s, err := Load(Options{File: file})
+	if err != nil || s.Mistakes() != nil {
+		t.Fatal(err, s.Mistakes())
+	}
+	log := logrus.New()
+	log.SetFormatter(&logrus.JSONFormatter{})
+	log.SetLevel(logrus.DebugLevel)
+	want := step.Site{
+		Cluster: "c", Partition: "p", SlurmConf: file, KillWaitS: 7, UnkillableS: 8, Propagate: []string{"NOFILE"}, PropagatePrio: 2, ReplayBytes: 70000,
+		Affinity: &step.AffinityConf{Default: "cores", Verbose: true, Off: "why"}, Acct: step.Accounting{Gather: "linux", FrequencyS: 10},
+		Spank: step.SpankConf{Plugstack: filepath.Join(dir, "plugstack.conf"), PluginDirs: s.conf.PluginDir, HookTimeoutS: 2, JSONLog: true, Debug: true},
+	}
+	want.Scripts.Prolog, want.Scripts.Epilog, want.Scripts.TimeoutS = "/tp", "/te", 9
+	want.MPIConf.PMIx.Debug = true
+	if d := cmp.Diff(want, s.steps("why", log)); d != "" {
+		t.Error(d)
 	}
 }
 

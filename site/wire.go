@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -54,19 +53,17 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 	gres := place.Gres(s.conf)
 	cfg := node.Config{
 		Version: build.Version(),
-		RunDir:  s.Run, SpoolDir: s.Spool, SlurmConf: s.conf.File, Log: log, StepdLog: logFile,
-		StepdPath: stepd,
-		NodeName:  s.conf.Node.Name, Cluster: s.conf.ClusterName, Partition: s.conf.Partition,
+		RunDir:  s.Run, SpoolDir: s.Spool, Log: log, StepdLog: logFile, StepdPath: stepd,
+		NodeName: s.conf.Node.Name, Site: s.steps(has.unbindable, log),
 
 		CPUs: has.cpus, Cores: nodeCores(log, has.cpus, has.bindable()), MemoryBytes: has.memory, Memory: s.memory(has.memory), Gres: gres,
-		Limits: place.NewLimits(s.conf, tracker, gres, has.memory, has.bindable()), Affinity: s.affinity(has.unbindable), Binding: binding, Preview: s.preview,
+		Limits: place.NewLimits(s.conf, tracker, gres, has.memory, has.bindable()), Binding: binding, Preview: s.preview,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: has.fallbacks(),
 
 		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers, ContainerType: containerType,
-		Acct: s.accounting(), LeftUsage: s.leftUsage(tracker),
-		Spank: s.spank(), Plugins: plugins.document, StackDigest: s.stackDigest, QuarantineAfter: s.conf.Stepd.QuarantineAfter,
-		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), MPI: step.MPIConf{PMI2: s.conf.Stepd.PMI2, PMIx: s.conf.Mpi},
-		Scripts: s.scripts(), TaskScripts: s.taskScripts(),
+		LeftUsage: s.leftUsage(tracker),
+		Plugins:   plugins.document, StackDigest: s.stackDigest, QuarantineAfter: s.conf.Stepd.QuarantineAfter,
+		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), Scripts: s.scripts(),
 	}
 	s.rules(&cfg)
 	return cfg, nil
@@ -77,9 +74,8 @@ func (s *Site) rules(cfg *node.Config) {
 	c, own := s.conf, s.conf.Stepd
 	cfg.MaxTasks = c.MaxTasksPerNode
 	cfg.InteractiveStep = s.interactiveStep()
-	cfg.Propagate, cfg.PropagatePrio, cfg.NoNewPrivs = c.PropagateResourceLimits, c.PropagatePrioProcess, own.NoNewPrivs
-	cfg.KillWait, cfg.UnkillableTimeout, cfg.UnkillableProgram = c.KillWait, c.UnkillableStepTimeout, c.UnkillableStepProgram
-	cfg.MinJobAge, cfg.KeepSteps, cfg.ReplayBytes = c.MinJobAge, own.KeepSteps, own.ReplayBytes
+	cfg.NoNewPrivs, cfg.UnkillableProgram = own.NoNewPrivs, c.UnkillableStepProgram
+	cfg.MinJobAge, cfg.KeepSteps = c.MinJobAge, own.KeepSteps
 	cfg.SpoolTimeout = own.SpoolTimeout
 	cfg.SpawnMax, cfg.NamesMax = own.SpawnStepsMax, own.PublishedNamesMax
 	cfg.PerUser = node.PerUser{
@@ -98,39 +94,12 @@ func (s *Site) interactiveStep() string {
 	return ""
 }
 
-// taskScripts are the scripts that the site runs around each task.
-func (s *Site) taskScripts() step.TaskScripts {
-	return step.TaskScripts{
-		Prolog: s.conf.TaskProlog, Epilog: s.conf.TaskEpilog,
-		TimeoutS: int((s.conf.PrologEpilogTimeout + time.Second - 1) / time.Second),
-	}
-}
-
-// accounting is how the site accounts for steps.
-func (s *Site) accounting() step.Accounting {
-	p := s.conf.JobAcctGatherParams
-	return step.Accounting{
-		Gather: s.conf.JobAcctGatherType, FrequencyS: int(s.conf.JobAcctGatherFrequency / time.Second),
-		UsePss: p.UsePss, NoShared: p.NoShared, OverMemoryKill: p.OverMemoryKill,
-	}
-}
-
 // leftUsage reads what a dead stepd can no longer tell.
 func (s *Site) leftUsage(tracker node.Tracker) func(*step.Record) (*step.StepUsage, error) {
 	return func(rec *step.Record) (*step.StepUsage, error) {
 		pt := step.Proctrack{Kind: tracker.Kind(), Dir: rec.Cgroup, Tasks: rec.CgroupTasks}
 		return acct.ReadCgroups(pt, rec.CgroupV1, s.conf.JobAcctGatherType, time.Now())
 	}
-}
-
-// affinity is what tasks are bound to by default; nil is nothing, and no
-// --cpu-bind has an effect. unbindable says why none can be, "" if they can.
-func (s *Site) affinity(unbindable string) *step.AffinityConf {
-	if !slices.Contains(s.conf.TaskPlugin, "task/affinity") {
-		return nil
-	}
-	p := s.conf.TaskPluginParam
-	return &step.AffinityConf{Default: step.CPUBindKind(p.Bind), Autobind: step.CPUBindKind(p.Autobind), Verbose: p.Verbose, Off: unbindable}
 }
 
 // memory is how the node's memory of so many bytes is given out.
@@ -140,20 +109,6 @@ func (s *Site) memory(bytes uint64) selection.Memory {
 		MB: mb - min(s.conf.Node.MemSpecLimit, mb), Consumable: s.conf.MemoryIsConsumable(),
 		DefPerCPU: s.conf.DefMemPerCPU, DefPerNode: s.conf.DefMemPerNode,
 		MaxPerCPU: s.conf.MaxMemPerCPU, MaxPerNode: s.conf.MaxMemPerNode,
-	}
-}
-
-func (s *Site) spank() step.SpankConf {
-	strict := s.conf.Stepd.SpankStrict
-	for _, p := range s.conf.LaunchParameters {
-		strict = strict || strings.EqualFold(p, "spank_strict")
-	}
-	return step.SpankConf{
-		Plugstack: s.conf.PlugStackConfig, PluginDirs: s.conf.PluginDir,
-		AllowReleases: s.conf.Stepd.SpankAllowReleases,
-		// Rounded up: a limit below a second must not become none.
-		HookTimeoutS: int((s.conf.Stepd.HookTimeout + time.Second - 1) / time.Second),
-		Strict:       strict, RequireSafe: s.conf.Stepd.RequireSafePlugins,
 	}
 }
 

@@ -47,7 +47,7 @@ func TestSessionLoadJob(t *testing.T) {
 			}
 			return s.LocalUserInit(LocalJob{ID: step.ID{Job: 9}, NNodes: 1, TotalTasks: 4, Argv: []string{"true"}, Spec: &step.Spec{
 				Request: step.Request{Name: "n", Cwd: "/tmp", CPUsPerTask: 2, SubmitHost: "login", RestartCount: 1}, User: step.User{Name: "u"}, Origin: step.OriginAlloc,
-				NodeList: "vm", NCPUs: 8, MemoryMB: 5, JobMemoryMB: 5, Cluster: "c", Partition: "p",
+				NodeList: "vm", NCPUs: 8, MemoryMB: 5, JobMemoryMB: 5, Site: step.Site{Cluster: "c", Partition: "p"},
 			}})
 		}, []string{refused(0), "records 1 job 9 state 1 uid 12 gid 13 user u name n", "nodes vm batch_host vm partition p cluster c dir /tmp from login account NULL",
 			"num 1 nodes 8 cpus 4 tasks 2 per_task restarts 1 batch 0 mem 5", refused(10)}},

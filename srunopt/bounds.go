@@ -35,3 +35,6 @@ const terminalChars = 19
 
 // appsMax bounds the commands of one step: each task may have its own.
 const appsMax = step.TasksMax
+
+// WaitForever is a step.Request.ImmediateS without a limit.
+const WaitForever = -1

@@ -57,8 +57,8 @@ func checkCounts(r *step.Request) error {
 		return bad("cpus_per_task", "%d CPUs: at least 1 is needed", r.CPUsPerTask)
 	case r.CPUsPerTask > step.TasksMax:
 		return bad("cpus_per_task", "%d CPUs: the limit is %d", r.CPUsPerTask, step.TasksMax)
-	case r.ImmediateS != nil && (*r.ImmediateS < step.WaitForever || *r.ImmediateS > math.MaxInt32): // a Duration holds more
-		return bad("immediate_s", "%d s: want 0 to %d, or %d for no limit", *r.ImmediateS, math.MaxInt32, step.WaitForever)
+	case r.ImmediateS != nil && (*r.ImmediateS < WaitForever || *r.ImmediateS > math.MaxInt32): // a Duration holds more
+		return bad("immediate_s", "%d s: want 0 to %d, or %d for no limit", *r.ImmediateS, math.MaxInt32, WaitForever)
 	case r.AcctgFreq != nil && (*r.AcctgFreq < 0 || *r.AcctgFreq > acctgFreqMax):
 		return bad("acctg_freq", "%d s: want 0 to %d", *r.AcctgFreq, acctgFreqMax)
 	}

@@ -37,7 +37,7 @@ func TestRequestValidate(t *testing.T) {
 		{"too many tasks", func(r *step.Request) { r.NTasks = step.TasksMax + 1 }, "ntasks"},
 		{"no nodes", func(r *step.Request) { r.NNodes = 0 }, "nnodes"},
 		{"no cpus", func(r *step.Request) { r.CPUsPerTask = 0 }, "cpus_per_task"},
-		{"waits for less than for ever", func(r *step.Request) { r.ImmediateS = ptr(step.WaitForever - 1) }, "immediate_s"},
+		{"waits for less than for ever", func(r *step.Request) { r.ImmediateS = ptr(WaitForever - 1) }, "immediate_s"},
 		{"waits for longer than a Duration", func(r *step.Request) { r.ImmediateS = ptr(1 << 40) }, "immediate_s"},
 		{"too many cpus", func(r *step.Request) { r.CPUsPerTask = 1 << 40 }, "cpus_per_task"},
 		{"no command", func(r *step.Request) { r.Argv = nil }, "argv"},

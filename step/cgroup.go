@@ -40,22 +40,6 @@ const (
 	OOMGroupStep OOMGroup = "step" // all tasks of the step on this node
 )
 
-// LimitPlan is what confines a step and its job: decided by noded before
-// anything is touched, so that --dry-run can show it, and carried out before the
-// step's stepd is started.
-type LimitPlan struct {
-	// Writes are the writes for job and step in their order. The writes for
-	// single tasks are TaskWrites, with %t for the rank.
-	Writes     []CgroupWrite `json:"writes"`
-	TaskWrites []CgroupWrite `json:"task_writes,omitempty"`
-	// V1 are the v1 controllers that the step needs directories of.
-	V1 []string `json:"v1,omitempty"`
-	// Confine is what stepd is told.
-	Confine Confinement `json:"confine"`
-	// Notes say what the configuration asks for and the node cannot do.
-	Notes []string `json:"notes,omitempty"`
-}
-
 // CgroupWrite is one value for one file of a cgroup.
 type CgroupWrite struct {
 	Level string `json:"level"` // "job", "step" or "task"

@@ -23,7 +23,7 @@ type Request struct {
 	// none of them.
 	Overlap bool `json:"overlap,omitempty"`
 	// ImmediateS is how long noded lets a request wait that does not fit, in seconds: nil and 0
-	// are not at all, WaitForever is as long as the client stays connected.
+	// are not at all, -1 is as long as the client stays connected.
 	ImmediateS *int `json:"immediate_s,omitempty"`
 	// Interactive makes it the interactive step of an allocation: one task, which may use
 	// all that the job has and holds none of it from other steps.
@@ -119,9 +119,6 @@ type Numbers struct {
 	// have none to choose.
 	Step *uint32 `json:"step,omitempty"`
 }
-
-// WaitForever is an ImmediateS without a limit.
-const WaitForever = -1
 
 // TasksMax is the highest number of tasks that a request may name.
 const TasksMax = 65533

@@ -7,6 +7,49 @@ import (
 	"time"
 )
 
+// Site is what a site's settings mean for every step of a node. Package site builds it once
+// from the site's files, and noded copies it into each Spec: a new key of slurm.conf touches
+// the parser, a field here and the package that uses the field. JSON has the fields in the
+// Spec's own object.
+type Site struct {
+	Cluster   string `json:"cluster"`              // "" has no name
+	Partition string `json:"partition"`            // "" is none
+	SlurmConf string `json:"slurm_conf,omitempty"` // the file, "" without one
+
+	// KillWaitS is the time between SIGTERM and SIGKILL, in seconds. UnkillableS bounds the
+	// wait for the end of killed processes, in seconds (UnkillableStepTimeout); 0, in the Spec
+	// of an older noded, is 60.
+	KillWaitS   int `json:"kill_wait_s"`
+	UnkillableS int `json:"unkillable_s,omitempty"`
+	// Propagate are the resource limits that the client's shell passes on to the tasks, in
+	// upper case without RLIMIT_; nil is all.
+	Propagate []string `json:"propagate,omitzero"`
+	// PropagatePrio is PropagatePrioProcess: 0, 1 or 2.
+	PropagatePrio int `json:"propagate_prio,omitempty"`
+	// Scripts are run around each task: TaskProlog and TaskEpilog, "" for none. TimeoutS
+	// bounds each script in seconds (PrologEpilogTimeout); 0 is no bound.
+	Scripts struct {
+		Prolog   string `json:"prolog,omitempty"`
+		Epilog   string `json:"epilog,omitempty"`
+		TimeoutS int    `json:"timeout_s,omitempty"`
+	} `json:"scripts,omitzero"`
+	// ReplayBytes is how much output is kept for clients that attach, in bytes (ReplayBytes of
+	// stepd.conf); of a terminal it is 64 KiB at least.
+	ReplayBytes int64 `json:"replay_bytes,omitempty"`
+
+	// Affinity is nil where task/affinity is not among the task plugins: no task is bound.
+	Affinity *AffinityConf `json:"affinity,omitempty"`
+	// Acct is how the node accounts for the step. In a Spec the frequency is the request's
+	// where it has one.
+	Acct Accounting `json:"acct"`
+	// MPIConf is what the MPI plugins are given: mpi.conf, and the PMI keys of stepd.conf.
+	MPIConf struct {
+		PMI2 PMI2Conf `json:"pmi2,omitzero"`
+		PMIx PMIxConf `json:"pmix,omitzero"`
+	} `json:"mpi_conf,omitzero"`
+	Spank SpankConf `json:"spank"`
+}
+
 // AffinityConf is what the site says about task/affinity: TaskPluginParam.
 type AffinityConf struct {
 	// Default is the type for steps that ask for none: CPUBindNone, or one that is
@@ -36,14 +79,6 @@ type Accounting struct {
 	OverMemoryKill bool `json:"over_memory_kill,omitempty"`
 }
 
-// TaskScripts are TaskProlog and TaskEpilog of slurm.conf; "" is none.
-type TaskScripts struct {
-	Prolog string `json:"prolog,omitempty"`
-	Epilog string `json:"epilog,omitempty"`
-	// TimeoutS bounds each in seconds (PrologEpilogTimeout); 0 is none.
-	TimeoutS int `json:"timeout_s,omitempty"`
-}
-
 // SpankConf is what stepd needs to read the plugin stack.
 type SpankConf struct {
 	// Plugstack is the file; empty means that there is none.
@@ -57,7 +92,7 @@ type SpankConf struct {
 	// RequireSafe refuses a stack that users other than root may change.
 	RequireSafe bool `json:"require_safe,omitempty"`
 	// Quarantined are optional plugins that are left out, because they have
-	// crashed too often (QuarantineAfter).
+	// crashed too often (QuarantineAfter). noded fills it in for each step.
 	Quarantined []Quarantine `json:"quarantined,omitempty"`
 	// Debug lets the log hear what plugins say to slurm_verbose and slurm_debug.
 	Debug bool `json:"debug,omitempty"`
@@ -89,14 +124,6 @@ func (c *SpankConf) Quarantine(path string) (q Quarantine, ok bool) {
 		return Quarantine{}, false
 	}
 	return c.Quarantined[i], true
-}
-
-// MPIConf is what a site's files say to the MPI plugins: mpi.conf, and the PMI
-// keys of stepd.conf. noded reads them, stepd finds them in its Spec. The zero
-// value of each field is the plugin's default.
-type MPIConf struct {
-	PMI2 PMI2Conf `json:"pmi2,omitzero"`
-	PMIx PMIxConf `json:"pmix,omitzero"`
 }
 
 // PMI2Conf bounds what the ranks of a step may ask of stepd by PMI-1 and PMI-2.

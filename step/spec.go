@@ -5,6 +5,7 @@ package step
 // configuration (design §4).
 type Spec struct {
 	Request
+	Site
 
 	ID   ID   `json:"id"`
 	User User `json:"user"`
@@ -58,37 +59,13 @@ type Spec struct {
 	GresEnv   []string    `json:"gres_env,omitempty"`
 	GresUnset []string    `json:"gres_unset,omitempty"`
 
-	Cluster   string `json:"cluster"`
-	Partition string `json:"partition"`
-	SlurmConf string `json:"slurm_conf,omitempty"`
-
-	// MPIConf is what the site says to MPI plugins.
-	MPIConf   MPIConf     `json:"mpi_conf,omitzero"`
-	Spank     SpankConf   `json:"spank"`
-	Proctrack Proctrack   `json:"proctrack"`
-	Confine   Confinement `json:"confine"`
-	// Affinity is what the site says about the binding of tasks; nil binds none:
-	// task/affinity is not among the task plugins.
-	Affinity   *AffinityConf `json:"affinity,omitempty"`
-	Acct       Accounting    `json:"acct"`
-	Container  string        `json:"container"` // "none", "tmpfs" or "linux"
-	RunDir     string        `json:"run_dir"`
-	ResultFile string        `json:"result_file"` // where stepd leaves the result when no noded takes it
-	// ReplayBytes is how much output is kept for clients that attach (ReplayBytes of
-	// stepd.conf); of a terminal it is 64 KiB at least. OutputFile is where stepd
-	// leaves it at the end; "" is nowhere.
-	ReplayBytes int64  `json:"replay_bytes,omitempty"`
-	OutputFile  string `json:"output_file,omitempty"`
-	KillWaitS   int    `json:"kill_wait_s"`
-	// Propagate are the resource limits that the site passes on to the tasks, in upper
-	// case without RLIMIT_; nil is all.
-	Propagate []string `json:"propagate,omitzero"`
-	// PropagatePrio is PropagatePrioProcess: 0, 1 or 2.
-	PropagatePrio int `json:"propagate_prio,omitempty"`
-	// Scripts are the scripts that the site runs around each task.
-	Scripts TaskScripts `json:"scripts,omitzero"`
-	// UnkillableS is UnkillableStepTimeout in seconds; 0, of an older noded, is 60.
-	UnkillableS int `json:"unkillable_s,omitempty"`
+	Proctrack  Proctrack   `json:"proctrack"`
+	Confine    Confinement `json:"confine"`
+	Container  string      `json:"container"` // "none", "tmpfs" or "linux"
+	RunDir     string      `json:"run_dir"`
+	ResultFile string      `json:"result_file"` // where stepd leaves the result when no noded takes it
+	// OutputFile is where stepd leaves the output that was kept, at the end; "" is nowhere.
+	OutputFile string `json:"output_file,omitempty"`
 
 	// ContainerNS says that descriptor FDContainer is the job's mount
 	// namespace; EntireStepInNS that the host joins it before init.

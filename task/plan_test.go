@@ -21,7 +21,7 @@ func testSpec() *step.Spec {
 			Stderr: step.Stream{Kind: step.StreamClient},
 		},
 		ID: step.ID{Job: 77, Step: 0}, User: step.User{Name: "guser1", UID: 7001, GID: 7001},
-		NodeName: "vm", NodeList: "vm", NCPUs: 3, CPUs: "0-2", Cluster: "golden", Partition: "p",
+		NodeName: "vm", NodeList: "vm", NCPUs: 3, CPUs: "0-2", Site: step.Site{Cluster: "golden", Partition: "p"},
 		RunDir: "/run/stepd",
 	}
 }

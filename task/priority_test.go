@@ -33,7 +33,7 @@ func TestNiceOf(t *testing.T) {
 		"nicer, and the client more":  {prioNicer, 7, []string{"SLURM_PRIO_PROCESS=9"}, 3, 9},
 		"nicer than 19":               {prioNicer, 7, nil, 19, 19},
 	} {
-		s := &step.Spec{User: step.User{UID: c.uid}, PropagatePrio: c.mode}
+		s := &step.Spec{User: step.User{UID: c.uid}, Site: step.Site{PropagatePrio: c.mode}}
 		s.Env = c.env
 		if got := niceOf(s, c.own); got != c.nice {
 			t.Errorf("%s: %d, want %d", name, got, c.nice)
@@ -86,7 +86,7 @@ func TestPriorityUnknown(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &logAudience{}
-	plan := &Plan{Spec: &step.Spec{User: step.User{UID: 7}, PropagatePrio: prioNicer}}
+	plan := &Plan{Spec: &step.Spec{User: step.User{UID: 7}, Site: step.Site{PropagatePrio: prioNicer}}}
 	l := startup{Step: &Step{
 		plan: plan, host: &hostProcess{Host: childHost{pid: child.Process.Pid}}, messages: &messages{plan: plan, audience: a},
 	}}

@@ -13,7 +13,7 @@ func TestTaskScripts(t *testing.T) {
 		t.Errorf("a step without scripts got %v", s)
 	}
 	spec.TaskProlog, spec.TaskEpilog = "/up", "/ue"
-	spec.Scripts = step.TaskScripts{Prolog: "/sp", Epilog: "/se"}
+	spec.Scripts.Prolog, spec.Scripts.Epilog = "/sp", "/se"
 	got := taskScripts(spec)
 	want := []launch.TaskScript{
 		{Label: "TaskProlog", Path: "/sp"}, {Label: "--task-prolog", Path: "/up"},

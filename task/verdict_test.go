@@ -31,7 +31,7 @@ func TestHookVerdict(t *testing.T) {
 			"run": {Origin: step.OriginRun}, "alloc": {Origin: step.OriginAlloc},
 			"batch":          {Origin: step.OriginBatch, ID: step.ID{Job: 1, Step: step.BatchStep}},
 			"run in a batch": {Origin: step.OriginBatch, ID: step.ID{Job: 1}},
-			"strict":         {Origin: step.OriginRun, Spank: step.SpankConf{Strict: true}},
+			"strict":         {Origin: step.OriginRun, Site: step.Site{Spank: step.SpankConf{Strict: true}}},
 		}
 		for name, want := range map[string]blame{
 			"run": c.run, "alloc": c.alloc, "batch": c.batch, "run in a batch": c.alloc, "strict": c.strict,

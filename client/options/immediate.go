@@ -2,10 +2,11 @@ package options
 
 import (
 	"fmt"
-	"stepd/step"
 	"strconv"
 
 	"github.com/spf13/pflag"
+
+	"stepd/srunopt"
 )
 
 // Immediate is how long a request waits for what it needs.
@@ -21,7 +22,7 @@ func (o Immediate) Seconds() (*int, error) {
 	if o == "" {
 		return nil, nil
 	}
-	s := step.WaitForever
+	s := srunopt.WaitForever
 	if o != "inf" {
 		n, err := strconv.ParseUint(string(o), 10, 31)
 		if err != nil {

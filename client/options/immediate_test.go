@@ -1,13 +1,14 @@
 package options
 
 import (
-	"stepd/step"
 	"testing"
+
+	"stepd/srunopt"
 )
 
 func TestImmediate(t *testing.T) {
 	seconds := func(n int) *int { return &n }
-	for in, want := range map[string]*int{"": nil, "0": seconds(0), "1": seconds(1), "inf": seconds(step.WaitForever), "3600": seconds(3600)} {
+	for in, want := range map[string]*int{"": nil, "0": seconds(0), "1": seconds(1), "inf": seconds(srunopt.WaitForever), "3600": seconds(3600)} {
 		got, err := Immediate(in).Seconds()
 		if err != nil || (got == nil) != (want == nil) || got != nil && *got != *want {
 			t.Errorf("%q: got %v, %v", in, got, err)

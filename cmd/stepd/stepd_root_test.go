@@ -175,7 +175,7 @@ func rootSpec(t *testing.T, argv ...string) *step.Spec {
 			Stdin: step.Stream{Kind: step.StreamNull}, Stdout: step.Stream{Kind: step.StreamNull}, Stderr: step.Stream{Kind: step.StreamNull},
 		},
 		ID: step.ID{Job: 1}, User: step.User{Name: "nobody", UID: 65534, GID: 65534, Groups: []uint32{65534}},
-		NodeName: "n1", NodeList: "n1", NCPUs: 1, CPUs: "0", Cluster: "c", Partition: "p", KillWaitS: 5,
+		NodeName: "n1", NodeList: "n1", NCPUs: 1, CPUs: "0", Site: step.Site{Cluster: "c", Partition: "p", KillWaitS: 5},
 		Proctrack: step.Proctrack{Kind: "cgroup/v2", Dir: dir, Tasks: dir + "/tasks"}, Container: "none",
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"stepd/proctrack"
 	"stepd/slurmconf"
 	"stepd/step"
+	"stepd/step/launch"
 	"stepd/task/cgroup"
 	"stepd/task/device"
 )
@@ -141,7 +142,7 @@ func newLimits(c *slurmconf.Config, at limitPlaces, gres []selection.Gres, memor
 }
 
 // Plan decides what confines the step.
-func (l *limits) Plan(spec *step.Spec) (*step.LimitPlan, error) {
+func (l *limits) Plan(spec *step.Spec) (*launch.LimitPlan, error) {
 	at, err := l.layout(spec.ID)
 	if err != nil {
 		return nil, err

@@ -144,7 +144,7 @@ func mpiPlugin(spec *step.Spec, deps mpi.Deps) (mpi.Plugin, error) {
 	case step.BatchStep, step.ExternStep, step.InteractiveStep:
 		return nil, nil
 	}
-	return mpi.New(spec.MPI, spec.MPIConf, deps)
+	return mpi.New(spec.MPI, &spec.Site, deps)
 }
 
 // usage is what the kernel reported about a child.

@@ -24,7 +24,7 @@ func played(t *testing.T, spec *step.Spec) (*Plugin, *[]string) {
 }
 
 func spec(b step.Binding) *step.Spec {
-	s := &step.Spec{NodeName: "n1", CPUs: "0-1", NCPUs: 2, Affinity: &step.AffinityConf{}}
+	s := &step.Spec{NodeName: "n1", CPUs: "0-1", NCPUs: 2, Site: step.Site{Affinity: &step.AffinityConf{}}}
 	s.NTasks, s.CPUsPerTask, s.Binding = 2, 1, b
 	return s
 }

@@ -8,6 +8,7 @@ import (
 
 	"stepd/srunopt"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // Home says where a controller is available.
@@ -57,12 +58,12 @@ type planner struct {
 	conf Conf
 	at   Layout
 	ask  Ask
-	plan step.LimitPlan
+	plan launch.LimitPlan
 }
 
 // MakePlan decides what confines a step and its job. It touches nothing. An
 // error says what of the request cannot be had.
-func MakePlan(conf Conf, at Layout, ask Ask) (*step.LimitPlan, error) {
+func MakePlan(conf Conf, at Layout, ask Ask) (*launch.LimitPlan, error) {
 	if !ask.CgroupPlugin {
 		conf = Conf{}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"stepd/srunopt"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -56,7 +57,7 @@ func ask(change func(*Ask)) Ask {
 	return a
 }
 
-func text(p *step.LimitPlan) string {
+func text(p *launch.LimitPlan) string {
 	var b strings.Builder
 	for _, w := range append(append([]step.CgroupWrite(nil), p.Writes...), p.TaskWrites...) {
 		verb := "<-"
