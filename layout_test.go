@@ -26,7 +26,7 @@ var tooLarge = map[string]struct {
 	most int
 	why  string
 }{
-	"node":          {39, "the way of a request and of a stepd could be packages of their own"},
+	"node":          {29, "the way of a request and of a stepd could be packages of their own"},
 	"node.Node":     {64, "is to become a few components, with their own locks"},
 	"node.follower": {54, "is to become a table of a step's stages"},
 }

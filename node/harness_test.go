@@ -19,6 +19,7 @@ import (
 
 	"stepd/api"
 	"stepd/node/fakestepd"
+	"stepd/node/lookup"
 	"stepd/node/store"
 	"stepd/step"
 	"stepd/step/launch"
@@ -123,7 +124,7 @@ func (fakeUsers) ByUID(_ context.Context, uid uint32) (step.User, error) {
 	if uid == 0 || uid >= 1000 && uid < 2000 || int(uid) == os.Getuid() {
 		return step.User{Name: fmt.Sprintf("user%d", uid), UID: uid, GID: uid, Groups: []uint32{uid, 50}}, nil
 	}
-	return step.User{}, fmt.Errorf("cannot look up uid %d: %w", uid, ErrNoUser)
+	return step.User{}, fmt.Errorf("cannot look up uid %d: %w", uid, lookup.ErrNoUser)
 }
 
 // testNode is a node with its service.

@@ -1,3 +1,14 @@
+// Package node is what noded does: it admits steps, numbers them for ever, starts one stepd for
+// each and follows it to its result, and finds running steps again after its own restart.
+//
+// It is not the step: all that happens after stepd was started is stepd's, and
+// goes on without noded. It knows the mechanisms (proctrack, jobcontainer,
+// the user lookup) only by the interfaces in ports.go, and serves no socket: package serve does,
+// by Node.API.
+//
+// Begin with New. Run (run.go) is the path of a request; follower (follow.go) is the loop that
+// owns one step's state; control.go is how a running step is ended; Recover (recover.go) finds
+// what an earlier noded left.
 package node
 
 import (
@@ -244,4 +255,27 @@ func (n *Node) removeForgotten(ids []step.ID) {
 			}
 		}
 	}
+}
+
+// EndAll takes no more requests, cancels every step and allocation, and
+// returns when nothing is left of them, or with ctx's cause.
+func (n *Node) EndAll(ctx context.Context, reason string) error {
+	n.gate.Close()
+	jobs := n.reg.all()
+	for _, j := range jobs {
+		if j.Origin == step.OriginAlloc {
+			n.endAlloc(j, reason)
+		}
+	}
+	for _, f := range n.reg.followers() {
+		n.cancelLater(f, reason)
+	}
+	for _, j := range jobs {
+		select {
+		case <-j.ended:
+		case <-ctx.Done():
+			return fmt.Errorf("cannot wait for the end of job %d: %w", j.ID, context.Cause(ctx))
+		}
+	}
+	return nil
 }

@@ -6,8 +6,18 @@ import (
 	"runtime"
 	"slices"
 
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
 	"stepd/api"
+	"stepd/internal/linux"
 	"stepd/node/state"
+	"stepd/step"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
 )
 
 // Status is the node document (docs/json.md).
@@ -90,4 +100,195 @@ func (n machine) administer(d state.Drain) error {
 	}
 	n.log.WithField("drained", d.Drained).WithField("reason", d.Reason).Info("drain state changed")
 	return nil
+}
+
+// publishedConfig is the file RUN/client.json: the last answer to a client's "config". A client
+// that reads it saves a call, and reads the plugin stack with the digest that stands in it
+// (api.Client.Published). The zero value publishes nothing.
+type publishedConfig struct {
+	path string
+	log  *logrus.Logger
+
+	mu   sync.Mutex
+	last []byte // guarded by mu: what the file has
+}
+
+// put publishes an answer. One without a digest is of no use to a client, which must ask again.
+func (p *publishedConfig) put(reply *api.ConfigReply) {
+	if p.path == "" || reply.PlugstackError != "" {
+		return
+	}
+	stamped := *reply
+	stamped.Stamp()
+	doc, err := json.Marshal(&stamped)
+	if err != nil {
+		return // the answer itself says it
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if bytes.Equal(doc, p.last) {
+		return
+	}
+	err = linux.WriteWhole(p.path, false, func(w io.Writer) error {
+		_, err := w.Write(doc)
+		return errors.Join(err, w.(*os.File).Chmod(0o644))
+	})
+	if err != nil {
+		p.log.Warnf("clients call for the configuration, which cannot be published: %v", err)
+		return
+	}
+	p.last = doc
+}
+
+// remove takes the file away.
+func (p *publishedConfig) remove() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last = nil
+	if err := os.Remove(p.path); err != nil && p.path != "" && !errors.Is(err, os.ErrNotExist) {
+		p.log.Warnf("cannot remove the published configuration: %v", err)
+	}
+}
+
+// ClientConfig is what a client takes from the configuration. It is published as well.
+func (n machine) ClientConfig() *api.ConfigReply {
+	c := &n.cfg
+	spank := c.Site.Spank
+	reply := &api.ConfigReply{
+		Node: c.NodeName, CPUs: len(c.CPUs), MaxTasks: c.MaxTasks, MPIDefault: c.MPIDefault, MPITypes: c.MPITypes,
+		Plugstack: spank.Plugstack, PluginDirs: spank.PluginDirs, Cluster: c.Site.Cluster,
+		AllowReleases: spank.AllowReleases, HookTimeoutS: spank.HookTimeoutS, SpankStrict: spank.Strict, SlurmConf: c.Site.SlurmConf,
+		RequireSafe: spank.RequireSafe, InteractiveStep: c.InteractiveStep,
+	}
+	if c.StackDigest != nil {
+		digest, err := c.StackDigest()
+		reply.PlugstackDigest = digest
+		if err != nil {
+			reply.PlugstackError = err.Error()
+		}
+	}
+	n.published.put(reply)
+	return reply
+}
+
+// Meter gets the node's events, for figures over time. Its methods are called
+// from several goroutines, which must not wait for them.
+type Meter interface {
+	// Request reports a request that was answered: the verb, the code and how long it
+	// took.
+	Request(verb, code string, took time.Duration)
+	// StepEnded reports a step of this node that has ended; open opens its event log,
+	// which the callee closes.
+	StepEnded(rec *step.Record, open func() (io.ReadCloser, error))
+	// Leak reports a leftover that was found.
+	Leak(kind LeakKind)
+	// Adopted reports how many steps of an earlier noded's run, and how long it took to
+	// find out.
+	Adopted(steps int, took time.Duration)
+}
+
+// LeakKind says what was left behind.
+type LeakKind string
+
+// The kinds of what is found.
+const (
+	LeakStep    LeakKind = "step"    // the cgroup of a step that has ended
+	LeakFile    LeakKind = "file"    // a socket, result or folder of such a step
+	LeakScript  LeakKind = "script"  // processes of a job's prolog or epilog
+	LeakProcess LeakKind = "process" // processes of a step that SIGKILL does not end
+)
+
+// noMeter hears nothing.
+type noMeter struct{}
+
+func (noMeter) Request(string, string, time.Duration)                 {}
+func (noMeter) StepEnded(*step.Record, func() (io.ReadCloser, error)) {}
+func (noMeter) Leak(LeakKind)                                         {}
+func (noMeter) Adopted(int, time.Duration)                            {}
+
+// measure reports the step's end to the meter, when no client waits for it any more.
+func (f *follower) measure() {
+	if _, deaf := f.n.cfg.Meter.(noMeter); deaf {
+		return
+	}
+	rec, name := f.record(), f.n.files.events(f.id)
+	f.n.work.Go(func() {
+		f.n.cfg.Meter.StepEnded(rec, func() (io.ReadCloser, error) {
+			return f.n.openFile(name)
+		})
+	})
+}
+
+// Figures are the node as it is now, for a page of metrics.
+type Figures struct {
+	// State is IDLE, ALLOCATED, DRAINING or DRAINED.
+	State string
+	// Steps counts the steps that have not ended, by state; Jobs the jobs.
+	Steps map[step.State]int
+	Jobs  int
+	// CPUs and MemoryMB are the node's, the free and used ones what jobs have left and
+	// taken.
+	CPUs, FreeCPUs   int
+	MemoryMB, UsedMB uint64
+	// Gres is what there is of each generic resource.
+	Gres []GresFigure
+	// Unkillable counts steps of which processes are left, Fallbacks what works less
+	// well than configured, Connections the clients' connections.
+	Unkillable, Fallbacks, Connections int
+}
+
+// GresFigure is one kind of generic resource.
+type GresFigure struct {
+	Name, Type  string
+	Count, Used uint64
+}
+
+// Figures tells them.
+func (n *Node) Figures() Figures {
+	u := n.reg.usage()
+	f := Figures{
+		State: nodeState(u.drained.Drained, len(u.jobs)), Steps: map[step.State]int{}, Jobs: len(u.jobs),
+		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryMB: n.cfg.Memory.MB, UsedMB: u.usedMB,
+		Unkillable: len(n.health.Docs()), Fallbacks: len(n.fallbackList()),
+	}
+	if count := n.connections.Load(); count != nil {
+		f.Connections = (*count)()
+	}
+	for _, s := range n.reg.followers() {
+		f.Steps[s.state()]++
+	}
+	for _, g := range u.gres {
+		f.Gres = append(f.Gres, GresFigure{Name: g.Name, Type: g.Type, Count: g.Count, Used: g.Used})
+	}
+	return f
+}
+
+func (f *follower) state() step.State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.rec.State
+}
+
+// NotReady says why the node takes no step of a user's now, a line each; none is
+// that it takes them. It asks the spool, no longer than ctx lasts.
+func (n *Node) NotReady(ctx context.Context) (why []string) {
+	switch {
+	case n.gate.Closing():
+		why = append(why, "noded is stopping")
+	case !n.serving.Load():
+		why = append(why, "noded is starting")
+	}
+	if drained := n.gate.Drain(); drained.Drained {
+		why = append(why, "the node is drained: "+drained.Reason)
+	}
+	if err := n.silence(); err != nil { // though its file system may answer
+		return append(why, err.Error())
+	}
+	for _, t := range n.spoolWatch.look(ctx) {
+		why = append(why, t.Text)
+	}
+	if err := n.store.Unwritable(); err != nil {
+		why = append(why, err.Error())
+	}
+	return why
 }

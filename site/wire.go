@@ -14,6 +14,7 @@ import (
 	"stepd/jobcontainer"
 	"stepd/mpi"
 	"stepd/node"
+	"stepd/node/lookup"
 	"stepd/node/place"
 	"stepd/node/scripts"
 	"stepd/node/selection"
@@ -26,7 +27,7 @@ import (
 var (
 	_ node.Containers = jobcontainer.None{}
 	_ node.Containers = (*jobcontainer.Tmpfs)(nil)
-	_ node.Users      = (*node.Lookup)(nil)
+	_ node.Users      = (*lookup.Service)(nil)
 )
 
 // Config wires the node with what the site has and wants.
@@ -60,7 +61,7 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 		Limits: place.NewLimits(s.conf, tracker, gres, has.memory, has.bindable()), Binding: binding, Preview: s.preview,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: has.fallbacks(),
 
-		Users: node.NewLookup(spankhost), Tracker: tracker, Containers: containers, ContainerType: containerType,
+		Users: lookup.New(spankhost), Tracker: tracker, Containers: containers, ContainerType: containerType,
 		LeftUsage: s.leftUsage(tracker),
 		Plugins:   plugins.document, StackDigest: s.stackDigest, QuarantineAfter: s.conf.Stepd.QuarantineAfter,
 		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), Scripts: s.scripts(),

@@ -1,4 +1,4 @@
-package node
+package lookup
 
 import (
 	"context"
@@ -11,13 +11,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"stepd/api"
-	"stepd/step"
 )
 
 // lookupScript makes a program that stands for spankhost.
-func lookupScript(t *testing.T, body string) (l *Lookup, calls func() int) {
+func lookupScript(t *testing.T, body string) (l *Service, calls func() int) {
 	t.Helper()
 	dir := t.TempDir()
 	path, log := filepath.Join(dir, "spankhost"), filepath.Join(dir, "calls")
@@ -28,7 +25,7 @@ func lookupScript(t *testing.T, body string) (l *Lookup, calls func() int) {
 	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return NewLookup(path), func() int {
+	return New(path), func() int {
 		b, err := os.ReadFile(log)
 		if err != nil {
 			t.Fatal(err)
@@ -146,46 +143,4 @@ func FuzzParseUser(f *testing.F) {
 			t.Fatalf("accepted %+v", u)
 		}
 	})
-}
-
-// TestUserFor: who may run as whom.
-func TestUserFor(t *testing.T) {
-	tn := fresh(t)
-	for _, tc := range []struct {
-		name     string
-		caller   uint32
-		uid, gid *uint32
-		want     string // of the error
-		user     step.User
-	}{
-		{"oneself", 1000, nil, nil, "", step.User{UID: 1000, GID: 1000}},
-		{"oneself, named", 1000, ptr(uint32(1000)), ptr(uint32(1000)), "", step.User{UID: 1000, GID: 1000}},
-		{"another", 1000, ptr(uint32(1001)), nil, "permission denied", step.User{}},
-		{"root by a user", 1000, ptr(uint32(0)), nil, "permission denied", step.User{}},
-		{"own uid, another gid", 1000, nil, ptr(uint32(0)), "permission denied", step.User{}},
-		{"a user by root", 0, ptr(uint32(1000)), nil, "", step.User{UID: 1000, GID: 1000}},
-		{"a user by root, another gid", 0, ptr(uint32(1000)), ptr(uint32(27)), "", step.User{UID: 1000, GID: 27}},
-		{"a bare number", 0, ptr(uint32(5000)), ptr(uint32(5001)), "", step.User{UID: 5000, GID: 5001}},
-		{"a bare number without gid", 0, ptr(uint32(5000)), nil, "--gid is needed", step.User{}},
-		{"a caller without an entry", 5000, nil, nil, "permission denied", step.User{}},
-		{"a caller without an entry, with gid", 5000, nil, ptr(uint32(0)), "permission denied", step.User{}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			req := request("x")
-			req.UID, req.GID = tc.uid, tc.gid
-			u, err := tn.userFor(context.Background(), api.Peer{UID: tc.caller, GID: tc.caller}, &req)
-			if tc.want != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.want) {
-					t.Errorf("got %+v, %v; want %q", u, err, tc.want)
-				}
-				return
-			}
-			if err != nil || u.UID != tc.user.UID || u.GID != tc.user.GID || !slices.Contains(u.Groups, u.GID) {
-				t.Errorf("got %+v, %v", u, err)
-			}
-			if tc.name == "a bare number" && !slices.Equal(u.Groups, []uint32{5001}) {
-				t.Errorf("groups %v, want the gid alone", u.Groups)
-			}
-		})
-	}
 }
