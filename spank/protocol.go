@@ -139,7 +139,6 @@ const (
 
 const (
 	tagContext     = 1
-	tagTitle       = 2
 	tagUID         = 3
 	tagGID         = 4
 	tagGroups      = 5

@@ -191,7 +191,7 @@ func readEvent(r *reader) event {
 }
 
 func (e *event) write(w *writer) {
-	w.U32(uint32(int32(e.code)))
+	w.i32(e.code)
 	w.proc(e.source)
 	w.U32(e.rng)
 	w.infos(e.infos)

@@ -69,14 +69,11 @@ type world struct {
 }
 
 func newWorld(s *step.Spec) *world {
-	w := &world{nspace: Nspace(s.ID), size: s.NTasks, hosts: []string{s.NodeName}, ranks: [][]int{s.LocalRanks()}, cpus: s.NCPUs}
+	w := &world{nspace: Nspace(s.ID), size: s.NTasks, cpus: s.NCPUs}
 	if s.Layout != nil {
-		w.hosts, w.ranks = nil, nil
-		for _, n := range s.Layout.Nodes {
-			ranks, _ := step.ParseCPUList(n.Ranks) // Check has refused a bad one
-			w.hosts = append(w.hosts, n.Name)
-			w.ranks = append(w.ranks, ranks)
-		}
+		w.place(s.Layout.Nodes)
+	} else {
+		w.place([]step.LayoutNode{{Name: s.NodeName, Ranks: step.FormatCPUList(s.LocalRanks())}})
 	}
 	for i := range s.Apps {
 		w.apps = append(w.apps, s.Apps[i].NTasks)
@@ -87,14 +84,15 @@ func newWorld(s *step.Spec) *world {
 	if s.Parent != nil {
 		w.parent = &proc{Nspace(*s.Parent), 0}
 	}
-	w.place()
 	return w
 }
 
-// place finds each rank's node, and its place there.
-func (w *world) place() {
+// place finds each rank's node, and its place there. Layout.Check has refused bad lists.
+func (w *world) place(nodes []step.LayoutNode) {
 	w.node, w.local = make([]int, w.size), make([]int, w.size)
-	for node, ranks := range w.ranks {
+	for node, n := range nodes {
+		ranks, _ := step.ParseCPUList(n.Ranks)
+		w.hosts, w.ranks = append(w.hosts, n.Name), append(w.ranks, ranks)
 		for i, r := range ranks {
 			if r < w.size {
 				w.node[r], w.local[r] = node, i

@@ -15,11 +15,8 @@ import (
 	"stepd/step/launch"
 )
 
-// Keys of directives.
-const (
-	keyTimeout = "pmix.timeout"
-	keyCollect = "pmix.collect"
-)
+// keyTimeout is the directive that bounds a meeting.
+const keyTimeout = "pmix.timeout"
 
 // meetings exchanges data between the processes of several nodes, or of several steps.
 type meetings struct{ *Plugin }
@@ -82,16 +79,18 @@ func (p *Plugin) nodesOf(procs []proc) (nodes []int, foreign bool) {
 
 // meet exchanges data with the nodes that have the processes.
 func (p *Plugin) meet(ctx context.Context, what string, procs []proc, nodes []int, infos []info, data []byte) ([][]byte, error) {
+	return p.gather(ctx, what, signature(procs), procs, nodes, infos, data)
+}
+
+// gather is meet by a name of the caller's.
+func (p *Plugin) gather(ctx context.Context, what, name string, procs []proc, nodes []int, infos []info, data []byte) ([][]byte, error) {
 	if p.job.Peers == nil {
 		return nil, errors.New("internal error: a step of several nodes has no peers")
 	}
-	whom := step.FormatCPUList(p.elsewhere(procs))
-	for _, n := range p.locals(procs) {
-		p.waits(n, what, whom)
-	}
+	p.waits(p.locals(procs), what, step.FormatCPUList(p.elsewhere(procs)))
 	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(infos), errTimeout)
 	defer cancel()
-	return p.job.Peers.Allgather(ctx, "pmix "+what+" "+signature(procs), nodes, data)
+	return p.job.Peers.Allgather(ctx, "pmix "+what+" "+name, nodes, data)
 }
 
 var errTimeout = errors.New("timeout (PMIxTimeout of mpi.conf)")
@@ -195,22 +194,9 @@ func (p meetings) serveGroup(ctx context.Context, r *reader) (reply, error) {
 }
 
 func (p meetings) meetGroup(ctx context.Context, what string, procs []proc, nodes []int, infos []info, data []byte) ([][]byte, error) {
-	if p.job.Peers == nil {
-		return nil, errors.New("internal error: a step of several nodes has no peers")
-	}
-	whom := step.FormatCPUList(p.elsewhere(procs))
-	for _, n := range p.locals(procs) {
-		p.waits(n, "group", whom)
-	}
-	defer func() {
-		for _, n := range p.locals(procs) {
-			p.note(proc{p.world.nspace, uint32(n)}, func(*rank) {})
-		}
-	}()
-	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(infos), errTimeout)
-	defer cancel()
+	defer p.goOn(p.locals(procs))
 	// Several groups of the same ranks may be made at a time, in any order.
-	return p.job.Peers.Allgather(ctx, "pmix group "+signature(append(procs, proc{what, rankUndef})), nodes, data)
+	return p.gather(ctx, "group", signature(append(procs, proc{what, rankUndef})), procs, nodes, infos, data)
 }
 
 // groupFailed answers the waiting ranks: they may try a group again.
@@ -242,7 +228,7 @@ func (p meetings) groupInfos(all [][]byte, procs []proc, assign bool) ([]info, e
 	}
 	var members []proc
 	for _, n := range p.named(procs) {
-		members = append(members, proc{p.world.nspace, uint32(n)})
+		members = append(members, p.procOf(n))
 	}
 	out := []info{kv(keyGroupMembers, value{typ: vDataArray, array: array{elem: vProc, procs: members}})}
 	if assign {

@@ -3,7 +3,6 @@ package pmix
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -54,40 +53,34 @@ func newNames(p *Plugin) *names {
 	return &names{p: p, all: make(map[string]published), changed: make(chan struct{})}
 }
 
-// Refusals of a name that the library has a status for.
-var (
-	errDuplicate = errors.New("it is published already")
-	errNoName    = errors.New("it is not published")
-	errFull      = errors.New("the limit of published names")
-)
-
-func (n *names) put(key string, v published) error {
+// put and drop return the library's status.
+func (n *names) put(key string, v published) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if _, ok := n.all[key]; ok {
-		return errDuplicate
+		return stDuplicateKey
 	}
 	size := len(key) + len(v.value)
 	if len(n.all) >= namesMax || n.bytes+size > namesBytes {
-		return errFull
+		return stResources
 	}
 	n.all[key] = v
 	n.bytes += size
 	close(n.changed)
 	n.changed = make(chan struct{})
-	return nil
+	return stSuccess
 }
 
-func (n *names) drop(key string) error {
+func (n *names) drop(key string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	v, ok := n.all[key]
 	if !ok {
-		return errNoName
+		return stNotFound
 	}
 	delete(n.all, key)
 	n.bytes -= len(key) + len(v.value)
-	return nil
+	return stSuccess
 }
 
 // get finds the keys that exist; with wait it returns when all do,
@@ -124,60 +117,36 @@ const (
 // answer serves another node of the step.
 func (n *names) answer(ctx context.Context, data []byte) ([]byte, error) {
 	r := reader{Reader: wire.Reader{B: data}}
-	op := r.U32()
 	w := &writer{}
-	switch op {
-	case namePut:
-		key, v := r.str(), r.published()
+	switch op := r.U32(); op {
+	case namePut, nameDrop:
+		key, v := r.str(), published{}
+		if op == namePut {
+			v = r.published()
+		}
 		if err := r.done(); err != nil {
 			return nil, err
 		}
-		v.value = append([]byte(nil), v.value...)
-		code, err := n.publish(ctx, key, v)
-		if err != nil {
-			return nil, err
+		code, err := 0, error(nil)
+		if op == namePut {
+			v.value = bytes.Clone(v.value)
+			code, err = n.publish(ctx, key, v)
+		} else {
+			code, err = n.unpublish(ctx, key)
 		}
-		w.U32(uint32(int32(code)))
-	case nameDrop:
-		key := r.str()
-		if err := r.done(); err != nil {
-			return nil, err
-		}
-		code, err := n.unpublish(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		w.U32(uint32(int32(code)))
+		w.i32(code)
+		return w.B, err
 	case nameGet:
 		wait, keys := r.U32() != 0, r.strs()
 		if err := r.done(); err != nil {
 			return nil, err
 		}
 		found, err := n.lookup(ctx, keys, wait)
-		if err != nil {
-			return nil, err
-		}
-		list(w, keysIn(found), func(k string) { w.Str(k); w.published(found[k]) })
+		list(w, slices.Sorted(maps.Keys(found)), func(k string) { w.Str(k); w.published(found[k]) })
+		return w.B, err
 	default:
 		return nil, fmt.Errorf("cannot serve operation %d on names", op)
 	}
-	return w.B, nil
-}
-
-func nameStatus(err error) uint32 {
-	code := stSuccess
-	switch {
-	case err == nil:
-	case errors.Is(err, errDuplicate):
-		code = stDuplicateKey
-	case errors.Is(err, errNoName):
-		code = stNotFound
-	case errors.Is(err, errFull):
-		code = stResources
-	default:
-		code = stError
-	}
-	return uint32(int32(code))
 }
 
 // writeFound is also the library's answer to a lookup.
@@ -194,8 +163,6 @@ func writeFound(w *writer, keys []string, found map[string]published) {
 		w.bytes(v.value)
 	}
 }
-
-func keysIn(found map[string]published) []string { return slices.Sorted(maps.Keys(found)) }
 
 // home says where the names are kept: by noded, here, or on node 0.
 func (n *names) home() (here bool) { return n.p.here == 0 || n.p.job.Peers == nil }
@@ -215,7 +182,7 @@ func (n *names) publish(ctx context.Context, key string, v published) (int, erro
 	case n.p.job.Job != nil:
 		return stSuccess, n.p.job.Job.Publish(ctx, jobName(key), encodeName(v))
 	default:
-		return int(int32(nameStatus(n.put(key, v)))), nil
+		return n.put(key, v), nil
 	}
 	r, err := n.ask(ctx, func(w *writer) {
 		w.U32(namePut)
@@ -231,7 +198,7 @@ func (n *names) unpublish(ctx context.Context, key string) (int, error) {
 	case n.p.job.Job != nil:
 		return stSuccess, n.p.job.Job.Unpublish(ctx, jobName(key))
 	default:
-		return int(int32(nameStatus(n.drop(key)))), nil
+		return n.drop(key), nil
 	}
 	r, err := n.ask(ctx, func(w *writer) {
 		w.U32(nameDrop)
@@ -251,11 +218,7 @@ func (n *names) lookup(ctx context.Context, keys []string, wait bool) (map[strin
 	}
 	r, err := n.ask(ctx, func(w *writer) {
 		w.U32(nameGet)
-		if wait {
-			w.U32(1)
-		} else {
-			w.U32(0)
-		}
+		w.flag(wait)
 		list(w, keys, w.Str)
 	})
 	if err != nil {
@@ -302,11 +265,7 @@ func encodeName(v published) string {
 func (w *writer) published(v published) {
 	w.proc(v.by)
 	w.bytes(v.value)
-	if v.once {
-		w.U32(1)
-	} else {
-		w.U32(0)
-	}
+	w.flag(v.once)
 }
 
 func (r *reader) published() published {

@@ -81,8 +81,17 @@ func (p meetings) nspacesOf(procs []proc) []string {
 	return slices.Compact(all)
 }
 
-// serveMeeting is PMIx_Connect and PMIx_Disconnect: all of the processes meet, and
-// processes of different steps get to know each other.
+// serveConnect is PMIx_Connect, serveDisconnect PMIx_Disconnect.
+func (p meetings) serveConnect(ctx context.Context, r *reader) (reply, error) {
+	return p.serveMeeting(ctx, "connect", r)
+}
+
+func (p meetings) serveDisconnect(ctx context.Context, r *reader) (reply, error) {
+	return p.serveMeeting(ctx, "disconnect", r)
+}
+
+// serveMeeting lets all of the processes meet, and processes of different steps get to
+// know each other.
 func (p meetings) serveMeeting(ctx context.Context, what string, r *reader) (reply, error) {
 	procs, infos := r.procs(), r.infos()
 	if err := r.done(); err != nil {
@@ -112,7 +121,7 @@ func (p meetings) introduce(ctx context.Context, procs []proc) []byte {
 	w.bytes(doc)
 	mine := p.locals(procs)
 	list(w, mine, func(n int) {
-		who := proc{p.world.nspace, uint32(n)}
+		who := p.procOf(n)
 		data, err := p.keysOf(ctx, who)
 		if err != nil {
 			p.log(fmt.Sprintf("cannot tell a connected step what MPI rank %d has put: %v", n, err))
@@ -129,9 +138,7 @@ func (p meetings) meetSteps(ctx context.Context, what string, procs []proc, info
 	if p.job.Job == nil {
 		return status(stNotSupported), nil
 	}
-	for _, n := range p.locals(procs) {
-		p.waits(n, what, "")
-	}
+	p.waits(p.locals(procs), what, "")
 	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(infos), errTimeout)
 	defer cancel()
 	parts, err := p.exchange(ctx, what, procs, data)
@@ -142,9 +149,7 @@ func (p meetings) meetSteps(ctx context.Context, what string, procs []proc, info
 		}
 		return status(stUnreach), nil
 	}
-	for _, n := range p.locals(procs) {
-		p.note(proc{p.world.nspace, uint32(n)}, func(*rank) {})
-	}
+	p.goOn(p.locals(procs))
 	if what == "fence" {
 		var whole []byte
 		for _, part := range parts {
@@ -294,11 +299,7 @@ func (d *description) world() (*world, error) {
 	if err := l.Check(0, d.Size); err != nil {
 		return nil, err
 	}
-	w := &world{nspace: d.Nspace, size: d.Size, hosts: d.Hosts, apps: d.Apps}
-	for _, n := range l.Nodes {
-		ranks, _ := step.ParseCPUList(n.Ranks) // Check has refused a bad one
-		w.ranks = append(w.ranks, ranks)
-	}
-	w.place()
+	w := &world{nspace: d.Nspace, size: d.Size, apps: d.Apps}
+	w.place(l.Nodes)
 	return w, nil
 }

@@ -298,7 +298,7 @@ func (p *Plugin) TaskExited(n int, status step.ExitStatus) {
 		return
 	}
 	p.rankBook.mu.Lock()
-	r := p.rankOf(proc{p.world.nspace, uint32(n)})
+	r := p.rankOf(p.procOf(n))
 	if n < 0 || r == nil || r.status != nil {
 		p.rankBook.mu.Unlock()
 		return

@@ -15,11 +15,9 @@ const (
 	cmdSetup   = 1
 	cmdNspace  = 2
 	cmdClients = 3
-	cmdDrop    = 4
 	cmdModex   = 5
 	cmdNotify  = 6
 	cmdAnswer  = 7
-	cmdEnd     = 8
 	cmdSync    = 9
 )
 
@@ -55,40 +53,37 @@ const (
 
 // Types of values, as the PMIx standard numbers them.
 const (
-	vUndef          = 0
-	vBool           = 1
-	vByte           = 2
-	vString         = 3
-	vSize           = 4
-	vPID            = 5
-	vInt            = 6
-	vInt8           = 7
-	vInt16          = 8
-	vInt32          = 9
-	vInt64          = 10
-	vUint           = 11
-	vUint8          = 12
-	vUint16         = 13
-	vUint32         = 14
-	vUint64         = 15
-	vFloat          = 16
-	vDouble         = 17
-	vTimeval        = 18
-	vTime           = 19
-	vStatus         = 20
-	vProc           = 22
-	vInfo           = 24
-	vByteObject     = 27
-	vPersist        = 30
-	vScope          = 32
-	vDataRange      = 33
-	vProcState      = 37
-	vProcInfo       = 38
-	vDataArray      = 39
-	vProcRank       = 40
-	vAllocDirective = 43
-	vEnvar          = 46
-	vProcNspace     = 60
+	vUndef      = 0
+	vBool       = 1
+	vByte       = 2
+	vString     = 3
+	vSize       = 4
+	vPID        = 5
+	vInt        = 6
+	vInt8       = 7
+	vInt16      = 8
+	vInt32      = 9
+	vInt64      = 10
+	vUint       = 11
+	vUint8      = 12
+	vUint16     = 13
+	vUint32     = 14
+	vUint64     = 15
+	vTimeval    = 18
+	vTime       = 19
+	vStatus     = 20
+	vProc       = 22
+	vInfo       = 24
+	vByteObject = 27
+	vPersist    = 30
+	vScope      = 32
+	vDataRange  = 33
+	vProcState  = 37
+	vProcInfo   = 38
+	vDataArray  = 39
+	vProcRank   = 40
+	vEnvar      = 46
+	vProcNspace = 60
 )
 
 // Ranges of an event.
@@ -97,31 +92,27 @@ const (
 	rangeLocal     = 2
 	rangeNamespace = 3
 	rangeSession   = 4
-	rangeGlobal    = 5
-	rangeCustom    = 6
 	rangeProcLocal = 7
 )
 
 // Statuses are the PMIx standard's.
 const (
-	stSuccess            = 0
-	stError              = -1
-	stNoPermissions      = -23
-	stTimeout            = -24
-	stUnreach            = -25
-	stBadParam           = -27
-	stResources          = -29
-	stNomem              = -32
-	stNotFound           = -46
-	stNotSupported       = -47
-	stPartialSuccess     = -52
-	stDuplicateKey       = -53
-	stReadyForDebug      = -58
-	stLostConnection     = -61
-	stJobEnd             = -145
-	stOperationSucceeded = -157
-	stLaunchFailed       = -181
-	stJobAborted         = -182
+	stSuccess        = 0
+	stError          = -1
+	stNoPermissions  = -23
+	stTimeout        = -24
+	stUnreach        = -25
+	stBadParam       = -27
+	stResources      = -29
+	stNomem          = -32
+	stNotFound       = -46
+	stNotSupported   = -47
+	stPartialSuccess = -52
+	stDuplicateKey   = -53
+	stReadyForDebug  = -58
+	stLostConnection = -61
+	stLaunchFailed   = -181
+	stJobAborted     = -182
 )
 
 const (

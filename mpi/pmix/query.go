@@ -196,7 +196,7 @@ func (p *Plugin) localTable() []procInfo {
 	var all []procInfo
 	for _, t := range p.job.Tasks() {
 		row := procInfo{
-			proc: proc{p.world.nspace, uint32(t.Rank)}, host: p.world.hosts[p.here],
+			proc: p.procOf(t.Rank), host: p.world.hosts[p.here],
 			program: t.Program, pid: int64(t.PID), state: p.procState(&t),
 		}
 		if t.Status != nil {
@@ -212,7 +212,7 @@ func (p *Plugin) procState(t *launch.MPITask) uint32 {
 	case step.TaskRunning:
 		p.rankBook.mu.Lock()
 		defer p.rankBook.mu.Unlock()
-		if r := p.rankOf(proc{p.world.nspace, uint32(t.Rank)}); r != nil && r.phase == phaseConnected {
+		if r := p.rankOf(p.procOf(t.Rank)); r != nil && r.phase == phaseConnected {
 			return procConnected
 		} else if r != nil && r.phase == phaseAborted {
 			return procCalledAbort

@@ -70,7 +70,7 @@ func (p *rankBook) abort(rank, code int, why string) {
 // judge ends the step if it cannot go on without a rank that has ended.
 func (p *rankBook) judge(n int) {
 	p.mu.Lock()
-	r := p.rankOf(proc{p.world.nspace, uint32(n)})
+	r := p.rankOf(p.procOf(n))
 	why, code := p.leaves(r), r.status.Code()
 	p.mu.Unlock()
 	if why != "" {
@@ -112,16 +112,43 @@ func (p *rankBook) rankOf(who proc) *rank {
 
 // note changes what is known of a rank, and reports it.
 func (p *rankBook) note(who proc, change func(r *rank)) {
+	p.report(who, "", func(r *rank) string { change(r); return "" })
+}
+
+// waits reports what ranks of ours wait for.
+func (p *rankBook) waits(ranks []int, what, whom string) {
+	for _, n := range ranks {
+		p.report(p.procOf(n), whom, func(r *rank) string {
+			if what == "fence" {
+				return fmt.Sprintf("fence %d", r.fences+1)
+			}
+			return what
+		})
+	}
+}
+
+// goOn reports that ranks of ours wait no longer.
+func (p *rankBook) goOn(ranks []int) {
+	for _, n := range ranks {
+		p.note(p.procOf(n), func(*rank) {})
+	}
+}
+
+// procOf is how the library names a rank of the step.
+func (p *rankBook) procOf(n int) proc { return proc{p.world.nspace, uint32(n)} }
+
+// report changes a rank and reports it; change returns what the rank waits for.
+func (p *rankBook) report(who proc, whom string, change func(r *rank) string) {
 	p.mu.Lock()
 	r := p.rankOf(who)
 	if r == nil {
 		p.mu.Unlock()
 		return
 	}
-	change(r)
+	waiting := change(r)
 	now := *r
 	p.mu.Unlock()
-	p.tell(now, "", "")
+	p.tell(now, waiting, whom)
 }
 
 // tell says how far a rank is, for explain.
@@ -173,24 +200,8 @@ func ranksThat(is []bool) (ranks []int) {
 // fenced counts the fence for each of our ranks that was in it.
 func (p *rankBook) fenced(procs []proc) {
 	for _, n := range p.locals(procs) {
-		p.note(proc{p.world.nspace, uint32(n)}, func(r *rank) { r.fences++ })
+		p.note(p.procOf(n), func(r *rank) { r.fences++ })
 	}
-}
-
-// waits reports what a rank of ours waits for.
-func (p *rankBook) waits(n int, what, whom string) {
-	p.mu.Lock()
-	r := p.rankOf(proc{p.world.nspace, uint32(n)})
-	if r == nil {
-		p.mu.Unlock()
-		return
-	}
-	now := *r
-	p.mu.Unlock()
-	if what == "fence" {
-		what = fmt.Sprintf("fence %d", now.fences+1)
-	}
-	p.tell(now, what, whom)
 }
 
 // elsewhere are the ranks of the step among the processes that other nodes have.

@@ -16,7 +16,6 @@ const (
 	keyHost     = "pmix.host"
 	keyAddHost  = "pmix.addhost"
 	keySetEnvar = "pmix.envar.set"
-	keyPrefix   = "pmix.prefix"
 )
 
 // pmixName is the plugin's name as --mpi has it.
@@ -46,7 +45,7 @@ func (p upcalls) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(infos), errTimeout)
 	defer cancel()
-	p.waits(int(who.rank), "spawn", "")
+	p.waits([]int{int(who.rank)}, "spawn", "")
 	id, err := p.job.Job.Spawn(ctx, launch.SpawnRequest{Rank: int(who.rank), Apps: apps, MPI: pmixName})
 	p.note(who, func(*rank) {})
 	if err != nil {

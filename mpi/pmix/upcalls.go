@@ -74,14 +74,14 @@ func (p upcalls) answer(id uint32, r reply) {
 		return // no process waits for it
 	}
 	err := p.host.send(cmdAnswer, id, func(w *writer) {
-		w.U32(uint32(int32(r.status)))
+		w.i32(r.status)
 		if r.fill != nil {
 			r.fill(w)
 		}
 	})
 	if err != nil && !errors.Is(err, errGone) {
 		p.log(err.Error())
-		p.host.send(cmdAnswer, id, func(w *writer) { w.U32(uint32(0xffffffff & stResources)) })
+		p.host.send(cmdAnswer, id, func(w *writer) { w.i32(stResources) })
 	}
 	if r.then != nil {
 		r.then()
@@ -91,40 +91,21 @@ func (p upcalls) answer(id uint32, r reply) {
 // serve answers one upcall. Its error is one of ours, which the library gets
 // as a plain error.
 func (p upcalls) serve(ctx context.Context, f frame) (reply, error) {
-	r := &f.body
-	switch f.typ {
-	case upAbort:
-		return p.serveAbort(r)
-	case upFence:
-		return meetings(p).serveFence(ctx, r)
-	case upModex:
-		return p.serveModex(ctx, r)
-	case upPublish:
-		return p.servePublish(ctx, r)
-	case upLookup:
-		return p.serveLookup(ctx, r)
-	case upUnpublish:
-		return p.serveUnpublish(ctx, r)
-	case upQuery:
-		return p.serveQuery(ctx, r)
-	case upControl:
-		return p.serveControl(ctx, r)
-	case upNotify:
-		return p.serveNotify(ctx, r)
-	case upGroup:
-		return meetings(p).serveGroup(ctx, r)
-	case upSpawn:
-		return p.serveSpawn(ctx, r)
-	case upJoin:
-		return meetings(p).serveMeeting(ctx, "connect", r)
-	case upPart:
-		return meetings(p).serveMeeting(ctx, "disconnect", r)
+	serve, ok := map[uint32]func(context.Context, *reader) (reply, error){
+		upAbort: p.serveAbort, upModex: p.serveModex, upSpawn: p.serveSpawn,
+		upPublish: p.servePublish, upLookup: p.serveLookup, upUnpublish: p.serveUnpublish,
+		upQuery: p.serveQuery, upControl: p.serveControl, upNotify: p.serveNotify,
+		upFence: meetings(p).serveFence, upGroup: meetings(p).serveGroup,
+		upJoin: meetings(p).serveConnect, upPart: meetings(p).serveDisconnect,
+	}[f.typ]
+	if !ok {
+		return status(stNotSupported), nil
 	}
-	return status(stNotSupported), nil
+	return serve(ctx, &f.body)
 }
 
 // serveAbort ends the step: PMIx_Abort, which MPI_Abort becomes.
-func (p upcalls) serveAbort(r *reader) (reply, error) {
+func (p upcalls) serveAbort(_ context.Context, r *reader) (reply, error) {
 	who, code, words := r.proc(), r.i32(), r.str()
 	r.procs() // whom to end: a step ends as a whole
 	if err := r.done(); err != nil {

@@ -18,6 +18,17 @@ func (w *writer) bytes(b []byte) {
 	w.B = append(w.B, b...)
 }
 
+// i32 is for statuses, which are negative.
+func (w *writer) i32(n int) { w.U32(uint32(int32(n))) }
+
+func (w *writer) flag(set bool) {
+	var n uint32
+	if set {
+		n = 1
+	}
+	w.U32(n)
+}
+
 func (w *writer) proc(p proc) {
 	w.Str(p.nspace)
 	w.U32(p.rank)
