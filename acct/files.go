@@ -172,25 +172,13 @@ func parseProcIO(data []byte) (b ioBytes, err error) {
 // parseIOStat adds up rbytes and wbytes of all devices in io.stat. A cgroup that
 // has used none has an empty file: that is 0, since the controller is enabled.
 func parseIOStat(data []byte) (read, written int64, err error) {
+	sums := map[string]*int64{"rbytes": &read, "wbytes": &written}
 	err = eachLine(data, func(line []byte) error {
 		for _, field := range bytes.Fields(line) {
-			key, value, ok := bytes.Cut(field, []byte("="))
-			var to *int64
-			switch {
-			case !ok:
-				continue // the device
-			case string(key) == "rbytes":
-				to = &read
-			case string(key) == "wbytes":
-				to = &written
-			default:
-				continue
-			}
-			n, err := number(value)
-			if err != nil {
+			key, value, _ := bytes.Cut(field, []byte("=")) // the device has none
+			if err := addTo(sums[string(key)], value); err != nil {
 				return err
 			}
-			*to = plus(*to, n)
 		}
 		return nil
 	})
@@ -200,25 +188,25 @@ func parseIOStat(data []byte) (read, written int64, err error) {
 // parseBlkio adds up Read and Write of all devices in v1's
 // blkio.throttle.io_service_bytes_recursive.
 func parseBlkio(data []byte) (read, written int64, err error) {
+	sums := map[string]*int64{"Read": &read, "Write": &written}
 	err = eachLine(data, func(line []byte) error {
 		f := bytes.Fields(line)
 		if len(f) != 3 {
 			return nil // "Total N"
 		}
-		var to *int64
-		switch string(f[1]) {
-		case "Read":
-			to = &read
-		case "Write":
-			to = &written
-		default:
-			return nil
-		}
-		n, err := number(f[2])
-		*to = plus(*to, n)
-		return err
+		return addTo(sums[string(f[1])], f[2])
 	})
 	return read, written, err
+}
+
+// addTo adds a count to a sum; nil is none.
+func addTo(sum *int64, count []byte) error {
+	if sum == nil {
+		return nil
+	}
+	n, err := number(count)
+	*sum = plus(*sum, n)
+	return err
 }
 
 // parsePressure reads a pressure file (psi(8)). It returns nil for an empty one:

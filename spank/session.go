@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -116,24 +115,12 @@ func (s *Session) reap(pid int) {
 // load is SETUP and LOAD.
 func (s *Session) load() ([]string, error) {
 	h := s.host
-	h.stack, h.allow = s.cfg.Stack.Plugins, s.cfg.AllowReleases
-	var problems []string
-	for _, p := range s.cfg.Stack.Problems {
-		if p.Severity == SeverityError { // as in Setup
-			problems = append(problems, p.String())
-		}
-	}
-	for _, p := range h.stack {
-		h.names = append(h.names, filepath.Base(p.Path))
-	}
-	var err error
-	if h.board, err = newBoard(0, len(h.stack)); err != nil {
-		close(h.logDone)
-		return problems, err
-	}
-	h.listen(s.cfg.Log)
 	// A client prints records of the level of information to its user.
 	h.quiet = s.cfg.Context == ContextLocal || s.cfg.Context == ContextAllocator
+	problems, err := h.prepare(s.cfg.Stack, s.cfg.AllowReleases, s.cfg.Log)
+	if err != nil {
+		return problems, err
+	}
 	blob, err := s.blob()
 	if err != nil {
 		return problems, err

@@ -32,24 +32,34 @@ func (h *Host) Setup(cfg launch.HostSetup, sink func(launch.HostRecord)) (proble
 		close(h.logDone)
 		return nil, err
 	}
+	left := stack.LeaveOut(&conf)
+	h.ranks = cfg.Spec.LocalRanks()
+	problems, err = h.prepare(stack, conf.AllowReleases, sink)
+	problems = append(problems, left...)
+	if err != nil {
+		return problems, err
+	}
+	return problems, h.setup(&cfg)
+}
+
+// prepare makes the board, and lets sink hear the log. It returns lines about the bad lines
+// of the stack: its warnings are the administrator's, and noded reports them once.
+func (h *Host) prepare(stack Stack, allow []string, sink func(launch.HostRecord)) (problems []string, err error) {
 	for _, p := range stack.Problems {
-		if p.Severity == SeverityError { // the rest is the administrator's: noded reports it once
+		if p.Severity == SeverityError {
 			problems = append(problems, p.String())
 		}
 	}
-	problems = append(problems, stack.LeaveOut(&conf)...)
-	h.stack = stack.Plugins
-	h.allow = conf.AllowReleases
+	h.stack, h.allow = stack.Plugins, allow
 	for _, p := range h.stack {
 		h.names = append(h.names, filepath.Base(p.Path))
 	}
-	h.ranks = cfg.Spec.LocalRanks()
 	if h.board, err = newBoard(len(h.ranks), len(h.stack)); err != nil {
 		close(h.logDone)
 		return problems, err
 	}
 	h.listen(sink)
-	return problems, h.setup(&cfg)
+	return problems, nil
 }
 
 func (h *Host) setup(cfg *launch.HostSetup) error {
@@ -345,11 +355,7 @@ func putTasks(w *writer, l *launch.Launch, table func(fd int) uint32) {
 }
 
 func putStream(w *writer, s launch.TaskStream, table func(int) uint32) {
-	id := uint32(noRank)
-	if s.LocalID != launch.AllRanks {
-		id = uint32(s.LocalID)
-	}
-	w.U32(id)
+	w.task(s.LocalID)
 	w.U32(uint32(s.FD))
 	w.U32(uint32(s.Kind))
 	switch s.Kind {
@@ -363,12 +369,17 @@ func putStream(w *writer, s launch.TaskStream, table func(int) uint32) {
 	w.Str(s.Path)
 }
 
-func putMemPolicy(w *writer, m launch.MemPolicy) {
-	id := uint32(noRank)
-	if m.LocalID != launch.AllRanks {
-		id = uint32(m.LocalID)
+// task writes a local id, or launch.AllRanks.
+func (w *writer) task(id int) {
+	if id == launch.AllRanks {
+		w.U32(noRank)
+	} else {
+		w.U32(uint32(id))
 	}
-	w.U32(id)
+}
+
+func putMemPolicy(w *writer, m launch.MemPolicy) {
+	w.task(m.LocalID)
 	w.U32(uint32(m.Mode))
 	for _, word := range m.Nodes {
 		w.U64(word)

@@ -265,14 +265,16 @@ func (a *audience) Hooks(h eventlog.HookCalls) {
 	a.flushSoon()
 }
 
-func (a *audience) Log(level launch.LogLevel, text string) {
+func (a *audience) Log(level launch.LogLevel, text string) { logAt(a.log, level, text) }
+
+func logAt(log *logrus.Entry, level launch.LogLevel, text string) {
 	switch level {
 	case launch.LogError, launch.LogSpank:
-		a.log.Error(text)
+		log.Error(text)
 	case launch.LogInfo:
-		a.log.Info(text)
+		log.Info(text)
 	default:
-		a.log.Debug(text)
+		log.Debug(text)
 	}
 }
 

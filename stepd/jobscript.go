@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,11 +54,9 @@ func jobScript(log *logrus.Logger, args []string) int {
 }
 
 func readJobScript() (*stepapi.JobScript, error) {
-	f := os.NewFile(stepapi.FDSpec, "job")
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(io.NewSectionReader(f, 0, stepapi.RecordMax), stepapi.RecordMax))
+	b, err := readHanded("the job")
 	if err != nil {
-		return nil, fmt.Errorf("cannot read the job from descriptor %d: %w (stepd is started by noded)", stepapi.FDSpec, err)
+		return nil, err
 	}
 	job := new(stepapi.JobScript)
 	if err := json.Unmarshal(b, job); err != nil {
@@ -147,12 +144,5 @@ func (j *jobHooks) hear(r launch.HostRecord) {
 	if r.Plugin != "" {
 		text = r.Plugin + ": " + text
 	}
-	switch r.Level {
-	case launch.LogError, launch.LogSpank:
-		j.log.Error(text)
-	case launch.LogInfo:
-		j.log.Info(text)
-	default:
-		j.log.Debug(text)
-	}
+	logAt(j.log, r.Level, text)
 }

@@ -17,7 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/opencontainers/runc/libcontainer/system"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
@@ -101,8 +100,8 @@ func run(log *logrus.Logger) error {
 		return err
 	}
 	// Every orphan of the step becomes our child, so that none is lost.
-	if err := system.SetSubreaper(1); err != nil {
-		return fmt.Errorf("cannot become a subreaper: %w", err)
+	if err := linux.SetSubreaper(); err != nil {
+		return err
 	}
 	// noded's listening socket, and its end of the control pair.
 	control, err := stepapi.FromFD(stepapi.FDControl, "control")
@@ -223,18 +222,26 @@ func untilSignalled() (ctx context.Context, stop func()) {
 	}
 }
 
-// readSpec reads the memfd that noded has sealed.
-func readSpec() (*step.Spec, error) {
-	f := os.NewFile(stepapi.FDSpec, "spec")
+// readHanded reads the memfd that noded has sealed.
+func readHanded(what string) ([]byte, error) {
+	f := os.NewFile(stepapi.FDSpec, what)
 	defer f.Close()
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, stepapi.RecordMax))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read %s from descriptor %d: %w (stepd is started by noded)", what, stepapi.FDSpec, err)
+	}
+	return b, nil
+}
+
+func readSpec() (*step.Spec, error) {
 	// Ours, and whatever else noded was started with: nothing of it is the
 	// host's or a task's.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("cannot keep descriptors from the tasks: close_range: %w (Linux 5.11 or newer is needed)", err)
 	}
-	b, err := io.ReadAll(io.LimitReader(io.NewSectionReader(f, 0, stepapi.RecordMax), stepapi.RecordMax))
+	b, err := readHanded("the step's spec")
 	if err != nil {
-		return nil, fmt.Errorf("cannot read the step's spec from descriptor %d: %w (stepd is started by noded)", stepapi.FDSpec, err)
+		return nil, err
 	}
 	spec := new(step.Spec)
 	if err := quickjson.Unmarshal(b, spec); err != nil {

@@ -128,7 +128,10 @@ func (s *Session) openInput() error {
 }
 
 func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
-	ranks := s.ranksOf(st)
+	ranks, rank := s.ranksOf(st), launch.AllRanks
+	if st.Rank != nil {
+		rank = *st.Rank
+	}
 	if fd == 1 {
 		widenOwn(dest)
 	}
@@ -136,18 +139,10 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 	// buffer's end: what reads it gets whole ones unless -u is given. A regular
 	// file is handed over in any case: it is the kernel's to order.
 	if !s.opt.Label && (len(ranks) == 1 || s.opt.Unbuffered || isRegular(dest)) && Handable(dest, s.opt.SameUser) {
-		rank := launch.AllRanks
-		if st.Rank != nil {
-			rank = *st.Rank
-		}
 		s.hand(fd, rank, dest, true)
 		return nil
 	}
 	if !s.opt.Label && (len(ranks) == 1 || s.opt.Unbuffered) {
-		rank := launch.AllRanks
-		if st.Rank != nil {
-			rank = *st.Rank
-		}
 		if isPipe(dest) { // of another user's tasks: stepd passes on to it, and they never have it
 			s.handed = append(s.handed, handed{stepapi.StreamFD{FD: fd, Rank: rank, Relay: true}, dest, true})
 			return nil

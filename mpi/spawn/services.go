@@ -56,11 +56,7 @@ func (s *Services) Publish(ctx context.Context, name, port string) error {
 
 // Lookup finds a name of the job's.
 func (s *Services) Lookup(ctx context.Context, name string) (port string, found bool, err error) {
-	a, err := s.ask(ctx, &stepapi.Ask{Do: stepapi.AskLookup, Name: []byte(name)})
-	if err != nil {
-		return "", false, err
-	}
-	return string(a.Port), a.Found, nil
+	return portOf(s.ask(ctx, &stepapi.Ask{Do: stepapi.AskLookup, Name: []byte(name)}))
 }
 
 // Unpublish takes a name back; any step of the job may.
@@ -71,7 +67,10 @@ func (s *Services) Unpublish(ctx context.Context, name string) error {
 
 // Await finds a name of the job's, waiting for it as long as ctx lasts.
 func (s *Services) Await(ctx context.Context, name string) (port string, found bool, err error) {
-	a, err := s.wait(ctx, &stepapi.Ask{Do: stepapi.AskLookup, Name: []byte(name)})
+	return portOf(s.wait(ctx, &stepapi.Ask{Do: stepapi.AskLookup, Name: []byte(name)}))
+}
+
+func portOf(a *stepapi.Answer, err error) (port string, found bool, _ error) {
 	if err != nil {
 		return "", false, err
 	}

@@ -58,9 +58,14 @@ func (p *Plan) givenList(bind step.CPUBind) string {
 		return "" // not reached: it was read before
 	}
 	masks := bind.Kind == srunopt.CPUBindMask || bind.Kind == srunopt.CPUBindMaskLdom
+	return p.itemList(items, masks, "")
+}
+
+// itemList writes a list of numbers, or of masks that begin with prefix.
+func (p *Plan) itemList(items []srunopt.BindItem, masks bool, prefix string) string {
 	var entries []listEntry
 	for _, item := range items {
-		text := strings.TrimPrefix(NewCPUSet(item.Numbers...).Hex(), "0x")
+		text := prefix + strings.TrimPrefix(NewCPUSet(item.Numbers...).Hex(), "0x")
 		if !masks {
 			text = strconv.Itoa(item.Numbers[0])
 		}
@@ -174,15 +179,7 @@ func (p *Plan) memList(m step.MemBind) string {
 	if err != nil {
 		return "" // not reached: it was read before
 	}
-	var entries []listEntry
-	for _, item := range items {
-		text := NewCPUSet(item.Numbers...).Hex()
-		if m.Kind == srunopt.MemBindMap {
-			text = strconv.Itoa(item.Numbers[0])
-		}
-		entries = append(entries, listEntry{text, min(item.Times, p.in.NTasks)})
-	}
-	return listText(entries)
+	return p.itemList(items, m.Kind != srunopt.MemBindMap, "0x")
 }
 
 // CPULine is srun's line on the CPUs of the task with a local id: those that it has,
