@@ -109,8 +109,7 @@ func (r *reader) readCPU(p place, f *cgroupFigures) error {
 	}{{"cpuacct.usage", &f.cpu.total}, {"cpuacct.usage_user", &f.cpu.user}, {"cpuacct.usage_sys", &f.cpu.system}} {
 		_, err := r.get(p.v1[v1CPU], part.file, func(data []byte) error {
 			ns, err := one(data)
-			us := ns / 1000
-			*part.to = &us
+			*part.to = new(ns / 1000)
 			return err
 		})
 		if err != nil {
@@ -258,6 +257,5 @@ func seconds(us *int64) *float64 {
 	if us == nil {
 		return nil
 	}
-	s := float64(*us) / 1e6
-	return &s
+	return new(float64(*us) / 1e6)
 }

@@ -51,8 +51,7 @@ func (f *figures) get(n figure) *int64 {
 	if !f.knows(n) {
 		return nil
 	}
-	v := f.of[n]
-	return &v
+	return new(f.of[n])
 }
 
 // zero makes f a sum of nothing, for add.

@@ -221,12 +221,10 @@ func (g *Gatherer) samplerEnds() bool {
 		g.sampler.Wait()
 		close(ended)
 	}()
-	t := time.NewTimer(patience)
-	defer t.Stop()
 	select {
 	case <-ended:
 		return true
-	case <-t.C:
+	case <-time.After(patience):
 		return false
 	}
 }
@@ -269,8 +267,7 @@ func (g *Gatherer) takeHostOff(f *cgroupFigures) {
 		f.cpu.total = nil
 		return
 	}
-	left := max(0, *f.cpu.total-g.host.us)
-	f.cpu.total = &left
+	f.cpu.total = new(max(0, *f.cpu.total-g.host.us))
 }
 
 // complain logs an error, once.
@@ -324,8 +321,7 @@ func (a *account) figures() (f figures) {
 	}
 	f.atLeast(&a.sampled)
 	if a.cgroup != nil {
-		c := ofCgroup(a.cgroup)
-		f.atLeast(&c)
+		f.atLeast(new(ofCgroup(a.cgroup)))
 	}
 	return f
 }
@@ -348,11 +344,9 @@ func (l living) fill(u *step.Used) {
 	if !l.known {
 		return
 	}
-	n := l.processes
-	u.Processes = &n
+	u.Processes = new(l.processes)
 	if l.rssKnown {
-		rss := l.rss
-		u.RSSBytes = &rss
+		u.RSSBytes = new(l.rss)
 	}
 }
 

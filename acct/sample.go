@@ -45,12 +45,10 @@ func (p *pass) acquire(limit time.Duration) bool {
 		return true
 	default:
 	}
-	t := time.NewTimer(limit)
-	defer t.Stop()
 	select {
 	case p.turn <- struct{}{}:
 		return true
-	case <-t.C:
+	case <-time.After(limit):
 		return false
 	}
 }
@@ -234,11 +232,9 @@ func (g *Gatherer) readRSS(r *reader, pid int, st *procStat) (*int64, error) {
 			return nil, err
 		}
 		shared, err := parseShared(data)
-		own := max(0, st.resident-shared) * page
-		return &own, err
+		return new(max(0, st.resident-shared) * page), err
 	}
-	rss := st.resident * page
-	return &rss, nil
+	return new(st.resident * page), nil
 }
 
 // unlessDenied: what may not be read is not known.

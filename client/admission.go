@@ -26,8 +26,7 @@ func admitted[R any](o *options.Run, req *step.Request, ask func(*api.RunRequest
 	reply, err = send()
 	what := waitsFor(err)
 	if patience == nil && req.Job != nil { // as srun's steps wait in a job
-		forever := srunopt.WaitForever
-		patience = &forever
+		patience = new(srunopt.WaitForever)
 	}
 	if what == "" || patience == nil || *patience == 0 {
 		return reply, err

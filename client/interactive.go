@@ -43,8 +43,7 @@ func interactiveCommand(site string) ([]string, error) {
 func shellRuns(client *api.Client, job uint32) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	id := step.InteractiveStep
-	recs, err := client.Show(ctx, api.StepRef{JobID: job, StepID: &id})
+	recs, err := client.Show(ctx, api.StepRef{JobID: job, StepID: new(step.InteractiveStep)})
 	return err == nil && len(recs) == 1 && !recs[0].State.Final()
 }
 

@@ -161,8 +161,7 @@ func (h *hookLine) events(c [callWords]int64) []Event {
 	}
 	from := Event{Time: h.Time.Add(time.Duration(start)), Event: EventHookStart, Plugin: h.Names[plugin], Hook: h.Names[hook]}
 	if rank >= 0 {
-		r := int(rank)
-		from.Rank = &r
+		from.Rank = new(int(rank))
 	}
 	if dur < 0 {
 		return []Event{from}

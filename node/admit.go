@@ -77,9 +77,7 @@ func (r *registry) admit(ctx context.Context, req *step.Request, uid uint32, asR
 	}
 	var late <-chan time.Time
 	if *req.ImmediateS != srunopt.WaitForever {
-		timer := time.NewTimer(time.Duration(*req.ImmediateS) * time.Second)
-		defer timer.Stop()
-		late = timer.C
+		late = time.After(time.Duration(*req.ImmediateS) * time.Second)
 	}
 	return s.wait(ctx, late)
 }
@@ -403,8 +401,7 @@ func (j *job) until(killWait time.Duration) *time.Time {
 	if j.Deadline == nil || j.Suspended != nil {
 		return nil
 	}
-	t := j.Deadline.Add(killWait + timeGrace)
-	return &t
+	return new(j.Deadline.Add(killWait + timeGrace))
 }
 
 // stepUntil is when a step gives back its share of a job; nil is not known.

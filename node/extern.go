@@ -211,8 +211,7 @@ func endExtern(rec *step.Record) {
 	if rec.ID.Step != step.ExternStep || rec.State != step.Cancelled || rec.Reason != jobEnded {
 		return
 	}
-	code := 0
-	rec.State, rec.Reason, rec.ExitCode, rec.Signal = step.Completed, "", &code, nil
+	rec.State, rec.Reason, rec.ExitCode, rec.Signal = step.Completed, "", new(0), nil
 }
 
 // The interactive step of an allocation (SLURM_INTERACTIVE_STEP) is its user's shell on

@@ -92,8 +92,7 @@ func (f *follower) leftUsage() *step.StepUsage {
 // deadRecord makes rec the record of a step whose end was not seen. Its tasks
 // were killed, but how each ended is not known, and is not made up.
 func deadRecord(rec *step.Record, reason string, state step.State, now time.Time) {
-	one := 1
-	rec.State, rec.Reason, rec.ExitCode, rec.Signal, rec.Ended = state, reason, &one, nil, &now
+	rec.State, rec.Reason, rec.ExitCode, rec.Signal, rec.Ended = state, reason, new(1), nil, &now
 	for i := range rec.Tasks {
 		switch t := &rec.Tasks[i]; t.State {
 		case step.TaskRunning:

@@ -277,8 +277,7 @@ func (f *follower) drain(msgs <-chan *stepapi.Msg) {
 	if msgs == nil {
 		return
 	}
-	limit := time.NewTimer(lastWords)
-	defer limit.Stop()
+	limit := time.After(lastWords)
 	for {
 		select {
 		case m, ok := <-msgs:
@@ -286,7 +285,7 @@ func (f *follower) drain(msgs <-chan *stepapi.Msg) {
 				return
 			}
 			f.handle(m)
-		case <-limit.C:
+		case <-limit:
 			return
 		}
 	}

@@ -244,8 +244,7 @@ func (f *follower) prolog(events *os.File) error {
 	}
 	err := f.n.runProlog(f.job)
 	end := time.Now()
-	us := end.Sub(begin).Microseconds()
-	ev := eventlog.Event{Time: end, Event: eventlog.EventStageEnd, Phase: prologStage, DurUS: &us}
+	ev := eventlog.Event{Time: end, Event: eventlog.EventStageEnd, Phase: prologStage, DurUS: new(end.Sub(begin).Microseconds())}
 	if err != nil {
 		ev.Text = err.Error()
 	}

@@ -184,12 +184,11 @@ func (r *recovery) jobs(ctx context.Context, jobs []*state.Job, left map[uint32]
 // no client is to see the store's state of their beginning. One that does
 // not answer delays it by helloMax, and all of them do not by more.
 func (r *recovery) meetAll() {
-	late := time.NewTimer(helloMax)
-	defer late.Stop()
+	late := time.After(helloMax)
 	for _, f := range r.n.reg.followers() {
 		select {
 		case <-f.met:
-		case <-late.C:
+		case <-late:
 			return
 		}
 	}

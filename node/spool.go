@@ -95,12 +95,10 @@ func (s *spool) do(f func() error) error {
 		s.end(c)
 		done <- err
 	}()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
 	select {
 	case err := <-done:
 		return err
-	case <-timer.C:
+	case <-time.After(patience):
 		return s.leave(c)
 	}
 }

@@ -325,10 +325,8 @@ type pauser struct{ last time.Duration }
 
 func (p *pauser) pause(ctx context.Context) error {
 	p.last = min(max(2*p.last, v1Pause), v1PauseMax)
-	t := time.NewTimer(p.last)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(p.last):
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -101,12 +101,10 @@ func (s *Site) examine(out io.Writer) error {
 func (s *Site) ask(p probe, limit time.Duration) []finding {
 	found := make(chan []finding, 1) // size 1: the caller may not wait any more
 	go func() { found <- p.look(s) }()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
 	select {
 	case f := <-found:
 		return f
-	case <-timer.C:
+	case <-time.After(limit):
 		return []finding{{
 			slurmconf.SeverityError, p.about, fmt.Sprintf("no answer within %v: a file system waits for its server or disk", limit),
 			"find the mount (cat /proc/mounts) and bring its server back, or umount -f",

@@ -94,8 +94,7 @@ func resourceLimit(name, value string) (l api.ResourceLimit, known bool) {
 		l.Asked = &asked
 	}
 	if have.Max != unix.RLIM_INFINITY {
-		hard := have.Max
-		l.Hard = &hard
+		l.Hard = new(have.Max)
 	}
 	l.Gets = l.Asked
 	if l.Hard != nil && (l.Asked == nil || *l.Asked > *l.Hard) {

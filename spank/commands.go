@@ -121,8 +121,7 @@ func (h *Host) done(cmd uint32, r *reply) error {
 		}
 		return errors.New(what)
 	}
-	code := int(rc)
-	e := &launch.HookError{Plugin: h.PluginName(int(plugin)), Hook: hookName(hook), Required: h.Required(int(plugin)), RC: &code}
+	e := &launch.HookError{Plugin: h.PluginName(int(plugin)), Hook: hookName(hook), Required: h.Required(int(plugin)), RC: new(int(rc))}
 	if task != noRank {
 		e.Rank = h.rankOf(int(task))
 	}

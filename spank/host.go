@@ -221,8 +221,7 @@ func (h *Host) rankOf(id int) *int {
 	if id < 0 || id >= len(h.ranks) {
 		return nil
 	}
-	rank := h.ranks[id]
-	return &rank
+	return new(h.ranks[id])
 }
 
 // isCrash reports whether a process has ended itself by a signal: SIGKILL

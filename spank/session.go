@@ -216,11 +216,9 @@ func (s *Session) explain(err error) error {
 	if !errors.Is(err, launch.ErrHostGone) {
 		return err
 	}
-	t := time.NewTimer(dyingTime)
-	defer t.Stop()
 	select {
 	case <-s.done:
-	case <-t.C:
+	case <-time.After(dyingTime):
 		s.kill("closed its control channel")
 		<-s.done
 	}

@@ -26,8 +26,7 @@ func ParseAcctgFreq(s string) (*int, error) {
 		}
 		switch strings.ToLower(kind) {
 		case "task":
-			f := int(n)
-			task = &f
+			task = new(int(n))
 		case "energy", "filesystem", "network":
 		default:
 			return nil, fmt.Errorf("%q is none of task, energy, filesystem and network: %s", kind, want)

@@ -162,8 +162,7 @@ func (t *Task) End(s ExitStatus) {
 // CodeAndSignal splits the status for JSON: exactly one of the two is set.
 func (s ExitStatus) CodeAndSignal() (code, signal *int) {
 	if sig, ok := s.Signaled(); ok {
-		n := int(sig)
-		return nil, &n
+		return nil, new(int(sig))
 	}
 	n, _ := s.Exited()
 	return &n, nil

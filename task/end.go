@@ -262,8 +262,7 @@ func (k *killer) kill() error {
 }
 
 func (k *killer) noteKill(sig syscall.Signal) {
-	n := int(sig)
-	k.messages.event(eventlog.Event{Event: eventlog.EventKill, Signal: &n})
+	k.messages.event(eventlog.Event{Event: eventlog.EventKill, Signal: new(int(sig))})
 }
 
 // signalEscaped sends sig to tasks that are not in the step's cgroups any more: what acts

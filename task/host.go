@@ -207,12 +207,10 @@ const dyingTime = 2 * time.Second
 
 // ends waits for the end of a process whose channel has ended, for dyingTime.
 func (h *hostProcess) ends() bool {
-	t := time.NewTimer(dyingTime)
-	defer t.Stop()
 	select {
 	case <-h.gone:
 		return true
-	case <-t.C:
+	case <-time.After(dyingTime):
 		return false
 	}
 }

@@ -365,8 +365,7 @@ func (s *Step) recordEnd(e launch.TaskEnd, was taskPhase) (status step.ExitStatu
 		t := &rec.Tasks[e.LocalID]
 		t.End(e.Status)
 		if e.Usage != nil {
-			rss, cpu := e.Usage.MaxRSSBytes, (e.Usage.User + e.Usage.System).Seconds()
-			t.MaxRSSBytes, t.CPUSeconds = &rss, &cpu
+			t.MaxRSSBytes, t.CPUSeconds = new(e.Usage.MaxRSSBytes), new((e.Usage.User + e.Usage.System).Seconds())
 		}
 		if !failed {
 			return
@@ -375,8 +374,7 @@ func (s *Step) recordEnd(e launch.TaskEnd, was taskPhase) (status step.ExitStatu
 		if inHook {
 			firstReason(rec, hook.Error())
 			noteCrash(rec, hook)
-			one := 1
-			t.ExitCode, t.Signal = &one, nil
+			t.ExitCode, t.Signal = new(1), nil
 		}
 	})
 	if failed && inHook {

@@ -33,8 +33,7 @@ func (m *messages) event(e eventlog.Event) {
 // that is not nil.
 func (m *messages) span(name string, start time.Time, err error) {
 	end := m.now()
-	us := end.Sub(start).Microseconds()
-	e := eventlog.Event{Time: end, Event: eventlog.EventStageEnd, Phase: name, DurUS: &us}
+	e := eventlog.Event{Time: end, Event: eventlog.EventStageEnd, Phase: name, DurUS: new(end.Sub(start).Microseconds())}
 	if err != nil {
 		e.Text = err.Error()
 	}

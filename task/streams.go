@@ -82,14 +82,12 @@ func (c *clientStreams) wait() error {
 	if !needed {
 		limit = attachGrace
 	}
-	t := time.NewTimer(limit)
-	defer t.Stop()
 	select {
 	case <-c.attached:
 		return nil
 	case <-c.causes.cancelled:
 		return c.causes.endedBy()
-	case <-t.C:
+	case <-time.After(limit):
 		if !needed {
 			return nil
 		}

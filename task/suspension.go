@@ -169,10 +169,8 @@ func (s *suspension) stopTasks(abort <-chan struct{}) (stopped bool, err error) 
 	if err := s.tracker.Signal(unix.SIGTSTP); err != nil {
 		s.messages.log(fmt.Sprintf("not every process was sent SIGTSTP: %v", err)) // the freezer stops all
 	}
-	grace := time.NewTimer(s.grace)
-	defer grace.Stop()
 	select {
-	case <-grace.C:
+	case <-time.After(s.grace):
 		err = s.tracker.Freeze(ctx)
 	case <-abort:
 		err = errWoken

@@ -89,13 +89,11 @@ func (p *peer) slot() bool {
 	if p.slow {
 		return false
 	}
-	limit := time.NewTimer(linePatience)
-	defer limit.Stop()
 	select {
 	case p.slots <- struct{}{}:
 		return true
 	case <-p.gone:
-	case <-limit.C:
+	case <-time.After(linePatience):
 	}
 	p.slow = true
 	return false

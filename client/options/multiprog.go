@@ -164,8 +164,7 @@ func (p *multiProg) apps() ([]step.App, error) {
 			apps[len(apps)-1].NTasks++
 			continue
 		}
-		offset := p.offset[r]
-		apps = append(apps, step.App{NTasks: 1, Argv: step.Raw(p.lines[p.of[r]-1].words), Offset: &offset})
+		apps = append(apps, step.App{NTasks: 1, Argv: step.Raw(p.lines[p.of[r]-1].words), Offset: new(p.offset[r])})
 	}
 	return apps, nil
 }

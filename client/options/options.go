@@ -309,8 +309,7 @@ func (o *Run) setIdentity(r *step.Request) error {
 				return fmt.Errorf("%s=%s: %w", id.option, id.value, err)
 			}
 		}
-		v := uint32(n)
-		*id.to = &v
+		*id.to = new(uint32(n))
 	}
 	return nil
 }

@@ -88,8 +88,7 @@ func (o *Resources) set(kind Kind, r *step.Request) error {
 	switch kill {
 	case "":
 	case "0", "1":
-		yes := kill == "1"
-		r.OOMKillStep = &yes
+		r.OOMKillStep = new(kill == "1")
 	default:
 		return fmt.Errorf("%s=%s: want 0 or 1", from, cmp.Or(kill, `""`))
 	}

@@ -98,8 +98,7 @@ func writeStat(out io.Writer, rec *step.Record) error {
 		sum.add(&u)
 		statLine(w, strconv.Itoa(t.Rank), Number(t.PID), &u)
 	}
-	u := sum.of()
-	statLine(w, "average", "", &u)
+	statLine(w, "average", "", new(sum.of()))
 	statLine(w, "step", "", &rec.Usage.Used)
 	if err := w.Flush(); err != nil {
 		return err

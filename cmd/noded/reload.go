@@ -121,11 +121,9 @@ func (s *server) reloadDue() <-chan struct{} {
 	s.log.Infof("to be reloaded: noded goes on until no prolog runs, of which there are %d now, %v at most", running, most)
 	go func() { // ends with the time at the latest
 		defer close(due)
-		late := time.NewTimer(most)
-		defer late.Stop()
 		select {
 		case <-over:
-		case <-late.C:
+		case <-time.After(most):
 			s.log.Warn("prologs still run: the reload interrupts them")
 		}
 	}()

@@ -28,8 +28,7 @@ func (p *Plugin) serve(r *rank) {
 	if err != nil && !p.isClosing() {
 		p.log(r, "connection closed: "+err.Error())
 	}
-	timer := time.NewTimer(p.conf.CloseGrace)
-	defer timer.Stop()
+	timer := time.After(p.conf.CloseGrace)
 	for {
 		select {
 		case <-p.closing:
@@ -37,7 +36,7 @@ func (p *Plugin) serve(r *rank) {
 		case <-r.exited:
 			p.settle(p.state.ended(r, r.exitedAs))
 			return
-		case <-timer.C:
+		case <-timer:
 			// The task closed its end and lives on: no status will say why.
 			p.settle(p.state.hungUp(r))
 		}
@@ -129,12 +128,10 @@ func (p *Plugin) settle(out outcome) {
 
 // watch looks at the clock while the ranks of this node come to a fence.
 func (p *Plugin) watch(w *watch) {
-	timer := time.NewTimer(p.conf.FenceTimeout)
-	defer timer.Stop()
 	select {
 	case <-w.whole:
 	case <-p.closing:
-	case <-timer.C:
+	case <-time.After(p.conf.FenceTimeout):
 		p.settle(p.state.late(w.seq, p.conf.FenceTimeout))
 	}
 }

@@ -262,12 +262,10 @@ func (p *Plugin) explainStart(err error) error {
 
 // hostStatus waits for the end of pmixhost, whose channel has ended.
 func (p *Plugin) hostStatus() string {
-	t := time.NewTimer(time.Second)
-	defer t.Stop()
 	select {
 	case <-p.host.ended:
 		return p.host.status.Describe()
-	case <-t.C:
+	case <-time.After(time.Second):
 		return "it closed its channel"
 	}
 }

@@ -158,12 +158,10 @@ func (x *Exchange) lookUp(ctx context.Context, ask *stepapi.Ask) *stepapi.Answer
 
 // await waits for something that another step does.
 func (x *Exchange) await(ctx context.Context, done <-chan struct{}, most time.Duration) bool {
-	wait := time.NewTimer(min(most, waitMax))
-	defer wait.Stop()
 	select {
 	case <-done:
 		return true
-	case <-wait.C:
+	case <-time.After(min(most, waitMax)):
 	case <-x.cfg.Stopping:
 	case <-ctx.Done():
 	}

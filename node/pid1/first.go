@@ -88,11 +88,10 @@ func (f *first) again(status syscall.WaitStatus, err error) bool {
 		return false
 	}
 	f.log.Errorf("%v: starting it again; steps go on", why)
-	pause := time.NewTimer(f.pause << (len(f.crashes) - 1))
-	defer pause.Stop()
+	pause := time.After(f.pause << (len(f.crashes) - 1))
 	for !f.ending {
 		select {
-		case <-pause.C:
+		case <-pause:
 			return true
 		case sig := <-f.signals:
 			f.ending = sig != syscall.SIGHUP // of which nothing is left to do

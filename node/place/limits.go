@@ -135,8 +135,7 @@ func newLimits(c *slurmconf.Config, at limitPlaces, gres []selection.Gres, memor
 		_, _ = l.denied(nil) // it fails for devices that are given alone
 	}
 	if g.MemorySwappiness != nil {
-		v := uint64(*g.MemorySwappiness)
-		l.conf.Swappiness = &v
+		l.conf.Swappiness = new(uint64(*g.MemorySwappiness))
 	}
 	return l
 }

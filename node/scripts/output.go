@@ -57,11 +57,9 @@ func (o *output) read() {
 
 // lines returns the last lines that were written.
 func (o *output) lines() []string {
-	t := time.NewTimer(outputPatience)
-	defer t.Stop()
 	select {
 	case <-o.done:
-	case <-t.C:
+	case <-time.After(outputPatience):
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

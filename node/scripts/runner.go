@@ -266,10 +266,8 @@ func (r *Runner) untilStopped() (context.Context, context.CancelFunc) {
 		case <-ctx.Done():
 			return
 		}
-		t := time.NewTimer(r.Linger)
-		defer t.Stop()
 		select {
-		case <-t.C:
+		case <-time.After(r.Linger):
 			cancel(ErrStopping)
 		case <-ctx.Done():
 		}

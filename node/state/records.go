@@ -141,15 +141,13 @@ type batchRecord struct {
 
 // Limit gives the job its end, from now on.
 func (j *Job) Limit(d time.Duration, c *Clock, boot string) {
-	end := c.Now().Add(d)
-	j.Deadline, j.DeadlineUp = &end, &Uptime{BootID: boot, Up: c.Up() + d}
+	j.Deadline, j.DeadlineUp = new(c.Now().Add(d)), &Uptime{BootID: boot, Up: c.Up() + d}
 }
 
 // GoOn makes a stored Deadline one to be waited for: an older noded's is by the host's
 // clock.
 func (j *Job) GoOn(c *Clock, boot string) {
 	if u := j.DeadlineUp; j.Deadline != nil && u != nil && linux.SameBoot(u.BootID, boot) {
-		end := c.Now().Add(u.Up - c.Up())
-		j.Deadline = &end
+		j.Deadline = new(c.Now().Add(u.Up - c.Up()))
 	}
 }

@@ -229,11 +229,9 @@ func (j *journal) close(patience time.Duration) error {
 	j.closed = true
 	j.s.mu.Unlock()
 	j.kick()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
 	select {
 	case <-j.ended:
-	case <-timer.C:
+	case <-time.After(patience):
 		return fmt.Errorf("cannot close %q: its file system does not answer: %w", j.path, ErrSilent)
 	}
 	err := errors.Join(j.f.Close(), j.dir.close())

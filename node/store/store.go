@@ -322,12 +322,10 @@ func (s *Store) wrote(j *journal, e *entry, written bool) {
 
 // wait waits for an entry's result, no longer than the deadline.
 func (s *Store) wait(j *journal, e *entry) error {
-	timer := time.NewTimer(s.cfg.Deadline)
-	defer timer.Stop()
 	select {
 	case err := <-e.done:
 		return err
-	case <-timer.C:
+	case <-time.After(s.cfg.Deadline):
 		j.giveUp(e)
 		return <-e.done
 	}

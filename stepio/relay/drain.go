@@ -28,11 +28,9 @@ func (r *Relay) Drain(limit time.Duration) (held []launch.Held) {
 		return nil
 	}
 	r.wakeLoop()
-	t := time.NewTimer(limit)
-	defer t.Stop()
 	select {
 	case <-all:
-	case <-t.C:
+	case <-time.After(limit):
 		held = r.held()
 	}
 	r.stop()

@@ -265,11 +265,9 @@ func (r *Relay) stop() {
 	r.stopped = true
 	r.mu.Unlock()
 	r.wakeLoop()
-	t := time.NewTimer(stopWait)
-	defer t.Stop()
 	select {
 	case <-r.gone:
-	case <-t.C:
+	case <-time.After(stopWait):
 		return
 	}
 	for _, s := range r.streams { // nothing is added any more
@@ -417,8 +415,7 @@ func (r *Relay) Fill(rec *step.Record) {
 	}
 	for fd, to := range map[int]**int64{1: &rec.StdoutBytes, 2: &rec.StderrBytes} {
 		if there[fd] {
-			n := r.passed[fd]
-			*to = &n
+			*to = new(r.passed[fd])
 		}
 	}
 }

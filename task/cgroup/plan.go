@@ -165,8 +165,7 @@ func (p *planner) memory() error {
 func (p *planner) level(name, dir string, l memoryLimit) step.MemoryLevel {
 	m := step.MemoryLevel{Level: name, Dir: dir, Bytes: &l.hard}
 	if p.swaps() {
-		swap := l.all - l.hard
-		m.SwapBytes = &swap
+		m.SwapBytes = new(l.all - l.hard)
 	}
 	return m
 }
