@@ -48,101 +48,78 @@ const (
 	HintNoMultithread step.Hint = "nomultithread"
 )
 
+// cpuLists are the types that a client may ask for, and how the list of each is read.
+var cpuLists = map[step.CPUBindKind]listKind{
+	CPUBindNone: listNone, CPUBindRank: listNone, CPUBindMap: listNumbers, CPUBindMask: listMasks,
+	CPUBindRankLdom: listNone, CPUBindMapLdom: listNumbers, CPUBindMaskLdom: listMasks,
+	CPUBindSockets: listNone, CPUBindCores: listNone, CPUBindThreads: listNone, CPUBindLdoms: listNone, CPUBindBoards: listNone,
+}
+
+// memLists are that for memory.
+var memLists = map[step.MemBindKind]listKind{
+	MemBindNone: listNone, MemBindRank: listNone, MemBindLocal: listNone, MemBindMap: listNumbers, MemBindMask: listMasks,
+}
+
 // ParseCPUBind reads the text of --cpu-bind: words and one type, the last of
 // several, parted by commas. The help word is not one of them.
-func ParseCPUBind(text string) (step.CPUBind, error) {
-	var b step.CPUBind
-	words, err := bindWords("--cpu-bind", text)
-	if err != nil {
-		return b, err
-	}
-	for _, w := range words {
-		if v, ok := verbosity(w.name); ok {
-			b.Verbosity = v
-			continue
-		}
-		kind := step.CPUBindKind(w.name)
-		switch {
-		case kind == "no":
-			kind = CPUBindNone
-		case !knownCPU(kind):
-			return step.CPUBind{}, fmt.Errorf("--cpu-bind: %.40q is no type of binding; --cpu-bind=help lists them", w.name)
-		}
-		if err := checkList("--cpu-bind", w, listOfCPU(kind)); err != nil {
-			return step.CPUBind{}, err
-		}
-		b.Kind, b.List = kind, w.list
-	}
-	return b, nil
-}
-
-// knownCPU reports whether k is a type that a client may ask for.
-func knownCPU(k step.CPUBindKind) bool {
-	switch k {
-	case CPUBindNone, CPUBindRank, CPUBindMap, CPUBindMask, CPUBindRankLdom, CPUBindMapLdom, CPUBindMaskLdom,
-		CPUBindSockets, CPUBindCores, CPUBindThreads, CPUBindLdoms, CPUBindBoards:
-		return true
-	}
-	return false
-}
-
-// listOfCPU says how the kind's list is read.
-func listOfCPU(k step.CPUBindKind) listKind {
-	switch k {
-	case CPUBindMap, CPUBindMapLdom:
-		return listNumbers
-	case CPUBindMask, CPUBindMaskLdom:
-		return listMasks
-	}
-	return listNone
-}
-
-// CPUItems are the entries of the list of a --cpu-bind.
-func CPUItems(b step.CPUBind) ([]BindItem, error) {
-	return BindList(b.List, listOfCPU(b.Kind) == listMasks)
+func ParseCPUBind(text string) (b step.CPUBind, err error) {
+	b.Verbosity, b.Kind, b.List, err = parseBind("--cpu-bind", text, cpuLists, func(string) bool { return false })
+	return b, err
 }
 
 // ParseMemBind reads the text of --mem-bind, as ParseCPUBind.
-func ParseMemBind(text string) (step.MemBind, error) {
-	var b step.MemBind
-	words, err := bindWords("--mem-bind", text)
-	if err != nil {
-		return b, err
-	}
-	for _, w := range words {
-		if v, ok := verbosity(w.name); ok {
-			b.Verbosity = v
-			continue
-		}
-		switch w.name {
+func ParseMemBind(text string) (b step.MemBind, err error) {
+	b.Verbosity, b.Kind, b.List, err = parseBind("--mem-bind", text, memLists, func(word string) bool {
+		switch word {
 		case "p", "prefer":
 			b.Prefer = true
-		case "sort":
-			b.Sort = true
-		case "nosort":
-			b.Sort = false
+		case "sort", "nosort":
+			b.Sort = word == "sort"
 		default:
-			kind := step.MemBindKind(w.name)
-			if kind == "no" {
-				kind = MemBindNone
-			}
-			if !knownMem(kind) {
-				return step.MemBind{}, fmt.Errorf("--mem-bind: %.40q is no type of binding; --mem-bind=help lists them", w.name)
-			}
-			if err := checkList("--mem-bind", w, listOfMem(kind)); err != nil {
-				return step.MemBind{}, err
-			}
-			b.Kind, b.List = kind, w.list
-			continue
+			return false
 		}
-		if w.listed {
-			return step.MemBind{}, fmt.Errorf("--mem-bind: %q takes no list", w.name)
+		return true
+	})
+	if err == nil {
+		if err = checkPrefer(b); err != nil {
+			err = fmt.Errorf("--mem-bind: %w", err)
 		}
 	}
-	if err := checkPrefer(b); err != nil {
-		return step.MemBind{}, fmt.Errorf("--mem-bind: %w", err)
+	if err != nil {
+		return step.MemBind{}, err
 	}
 	return b, nil
+}
+
+// parseBind reads the text of an option. lists are its types; flag takes a word that is none,
+// and stands without a list. With an error all else is zero.
+func parseBind[K ~string](option, text string, lists map[K]listKind, flag func(string) bool) (v step.Verbosity, kind K, list string, err error) {
+	words, err := bindWords(option, text)
+	for _, w := range words {
+		if said, ok := verbosity(w.name); ok {
+			v = said
+			continue
+		}
+		told := K(w.name)
+		if told == "no" {
+			told = "none"
+		}
+		of, known := lists[told]
+		switch {
+		case !known && flag(w.name):
+			if w.listed {
+				return "", "", "", fmt.Errorf("%s: %q takes no list", option, w.name)
+			}
+			continue
+		case !known:
+			return "", "", "", fmt.Errorf("%s: %.40q is no type of binding; %s=help lists them", option, w.name, option)
+		}
+		if err := checkList(option, w, of); err != nil {
+			return "", "", "", err
+		}
+		kind, list = told, w.list
+	}
+	return v, kind, list, err
 }
 
 func checkPrefer(b step.MemBind) error {
@@ -152,27 +129,14 @@ func checkPrefer(b step.MemBind) error {
 	return nil
 }
 
-func knownMem(k step.MemBindKind) bool {
-	switch k {
-	case MemBindNone, MemBindRank, MemBindLocal, MemBindMap, MemBindMask:
-		return true
-	}
-	return false
-}
-
-func listOfMem(k step.MemBindKind) listKind {
-	switch k {
-	case MemBindMap:
-		return listNumbers
-	case MemBindMask:
-		return listMasks
-	}
-	return listNone
+// CPUItems are the entries of the list of a --cpu-bind.
+func CPUItems(b step.CPUBind) ([]BindItem, error) {
+	return BindList(b.List, cpuLists[b.Kind] == listMasks)
 }
 
 // MemItems are the entries of the list of a --mem-bind.
 func MemItems(b step.MemBind) ([]BindItem, error) {
-	return BindList(b.List, listOfMem(b.Kind) == listMasks)
+	return BindList(b.List, memLists[b.Kind] == listMasks)
 }
 
 // ParseHint reads the text of --hint.

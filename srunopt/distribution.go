@@ -1,6 +1,7 @@
 package srunopt
 
 import (
+	"cmp"
 	"fmt"
 	"stepd/step"
 	"strconv"
@@ -91,20 +92,11 @@ func DistributionText(d step.Distribution, ntasks, nnodes int) string {
 			nodes = DistCyclic
 		}
 	}
-	words := []string{nodes, orCyclic(d.Sockets), orCyclic(d.Cores)}
-	if d.Cores == "" {
-		words[2] = words[1] // inherited
-	}
+	sockets := cmp.Or(d.Sockets, DistCyclic)
+	words := []string{nodes, sockets, cmp.Or(d.Cores, sockets)} // inherited
 	text := strings.Join(words[:max(d.Levels, 1)], ":")
 	if d.Pack != "" {
 		text += "," + d.Pack
 	}
 	return text
-}
-
-func orCyclic(word string) string {
-	if word == "" {
-		return DistCyclic
-	}
-	return word
 }

@@ -2,6 +2,7 @@ package srunopt
 
 import (
 	"fmt"
+	"iter"
 	"stepd/step"
 	"strconv"
 	"strings"
@@ -29,25 +30,33 @@ func ExpandPattern(pattern string, s *step.Spec, rank int) (string, error) {
 		}
 		return checkName(pattern, b.String())
 	}
-	for i := 0; i < len(pattern); i++ {
-		c := pattern[i]
-		if c != '%' || i+1 == len(pattern) {
-			b.WriteByte(c)
-			continue
+	for part, letter := range patternParts(pattern) {
+		if letter != 0 {
+			width, _ := strconv.Atoi(part[1 : len(part)-1])
+			part = expandLetter(letter, min(width, 10), part, s, rank)
 		}
-		j := i + 1
-		for j < len(pattern) && pattern[j] >= '0' && pattern[j] <= '9' {
-			j++
-		}
-		if j == len(pattern) {
-			b.WriteString(pattern[i:])
-			break
-		}
-		width, _ := strconv.Atoi(pattern[i+1 : j])
-		b.WriteString(expandLetter(pattern[j], min(width, 10), pattern[i:j+1], s, rank))
-		i = j
+		b.WriteString(part)
 	}
 	return checkName(pattern, b.String())
+}
+
+// patternParts yields what a pattern consists of: text with the letter 0, and each %[WIDTH]LETTER.
+func patternParts(pattern string) iter.Seq2[string, byte] {
+	return func(yield func(string, byte) bool) {
+		for rest := pattern; rest != ""; {
+			text, after, found := strings.Cut(rest, "%")
+			width := len(after) - len(strings.TrimLeft(after, "0123456789"))
+			if !found || width == len(after) { // no letter ends it
+				yield(rest, 0)
+				return
+			}
+			end := len(text) + 1 + width + 1
+			if !yield(text, 0) || !yield(rest[len(text):end], after[width]) {
+				return
+			}
+			rest = rest[end:]
+		}
+	}
 }
 
 func isEscaped(pattern string) bool { return strings.IndexByte(pattern, '\\') >= 0 }
@@ -62,36 +71,17 @@ func checkName(pattern, name string) (string, error) {
 // expandLetter gives the text for one letter; whole is returned as it is for
 // an unknown one.
 func expandLetter(letter byte, width int, whole string, s *step.Spec, rank int) string {
-	num := func(n uint64) string { return fmt.Sprintf("%0*d", width, n) }
-	switch letter {
-	case 'j':
-		return num(uint64(s.ID.Job))
-	case 'A':
-		if s.Array != nil {
-			return num(uint64(s.Array.Job))
-		}
-		return num(uint64(s.ID.Job))
-	case 'a':
-		if s.Array != nil {
-			return num(uint64(s.Array.Task))
-		}
-		return num(4294967294) // NO_VAL: the job is no array
-	case 'J':
-		return s.ID.String()
-	case 's':
-		return num(uint64(s.ID.Step))
-	case 'N':
-		return s.NodeName
-	case 'n':
-		return num(uint64(s.NodeID))
-	case 't':
-		return num(uint64(rank))
-	case 'u':
-		return s.User.Name
-	case 'x':
-		return s.Name
-	case '%':
-		return "%"
+	job, task := s.ID.Job, uint32(4294967294) // NO_VAL: the job is no array
+	if s.Array != nil {
+		job, task = s.Array.Job, s.Array.Task
+	}
+	numbers := map[byte]uint32{'j': s.ID.Job, 'A': job, 'a': task, 's': s.ID.Step, 'n': uint32(s.NodeID), 't': uint32(rank)}
+	if n, ok := numbers[letter]; ok {
+		return fmt.Sprintf("%0*d", width, n)
+	}
+	words := map[byte]string{'J': s.ID.String(), 'N': s.NodeName, 'u': s.User.Name, 'x': s.Name, '%': "%"}
+	if word, ok := words[letter]; ok {
+		return word
 	}
 	return whole
 }
@@ -102,18 +92,10 @@ func PatternHas(pattern, letters string) bool {
 	if isEscaped(pattern) {
 		return false
 	}
-	for i := 0; i+1 < len(pattern); i++ {
-		if pattern[i] != '%' {
-			continue
-		}
-		j := i + 1
-		for j < len(pattern) && pattern[j] >= '0' && pattern[j] <= '9' {
-			j++
-		}
-		if j < len(pattern) && strings.IndexByte(letters, pattern[j]) >= 0 {
+	for _, letter := range patternParts(pattern) {
+		if letter != 0 && strings.IndexByte(letters, letter) >= 0 {
 			return true
 		}
-		i = j
 	}
 	return false
 }

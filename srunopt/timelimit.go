@@ -2,7 +2,6 @@ package srunopt
 
 import (
 	"fmt"
-	"math"
 	"stepd/step"
 	"strconv"
 	"strings"
@@ -41,25 +40,16 @@ func ParseTime(text string) (seconds int, err error) {
 		numbers[i] = int64(n)
 	}
 	d, n := numbers[0], numbers[1:]
-	var total int64
-	switch {
-	case dayed && len(n) <= 3:
-		total = d * 24 * 3600
-		for i, unit := range [3]int64{3600, 60, 1} {
-			if i < len(n) {
-				total += n[i] * unit
-			}
-		}
-	case dayed:
+	if len(n) > 3 {
 		return 0, wrong
-	case len(n) == 1:
-		total = n[0] * 60
-	case len(n) == 2:
-		total = n[0]*60 + n[1]
-	case len(n) == 3:
-		total = n[0]*3600 + n[1]*60 + n[2]
-	default:
-		return 0, wrong
+	}
+	units := [][]int64{{60}, {60, 1}, {3600, 60, 1}}[len(n)-1] // of minutes, m:s and h:m:s
+	if dayed {
+		units = []int64{3600, 60, 1}
+	}
+	total := d * 24 * 3600
+	for i := range n {
+		total += n[i] * units[i]
 	}
 	if total > TimeLimitMax {
 		return 0, fmt.Errorf("%d s is more than %d days", total, TimeLimitMax/(24*3600))
@@ -109,14 +99,8 @@ func ResourceLimits() []string {
 
 // Earlier is the time limit that comes first; 0 is none.
 func Earlier(a, b int) int {
-	if a == 0 {
-		a = math.MaxInt
+	if a == 0 || b == 0 {
+		return max(a, b)
 	}
-	if b == 0 {
-		b = math.MaxInt
-	}
-	if a = min(a, b); a == math.MaxInt {
-		return 0
-	}
-	return a
+	return min(a, b)
 }

@@ -2,6 +2,7 @@ package srunopt
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -44,19 +45,20 @@ func checkIdentity(r *step.Request) error {
 }
 
 func checkCounts(r *step.Request) error {
+	for _, n := range []struct {
+		field, of   string
+		value, most int
+	}{
+		{"ntasks", "tasks", r.NTasks, step.TasksMax}, {"nnodes", "nodes", r.NNodes, step.NodesMax}, {"cpus_per_task", "CPUs", r.CPUsPerTask, step.TasksMax},
+	} {
+		if n.value < 1 {
+			return bad(n.field, "%d %s: at least 1 is needed", n.value, n.of)
+		}
+		if n.value > n.most {
+			return bad(n.field, "%d %s: the limit is %d", n.value, n.of, n.most)
+		}
+	}
 	switch {
-	case r.NTasks < 1:
-		return bad("ntasks", "%d tasks: at least 1 is needed", r.NTasks)
-	case r.NTasks > step.TasksMax:
-		return bad("ntasks", "%d tasks: the limit is %d", r.NTasks, step.TasksMax)
-	case r.NNodes < 1:
-		return bad("nnodes", "%d nodes: at least 1 is needed", r.NNodes)
-	case r.NNodes > step.NodesMax:
-		return bad("nnodes", "%d nodes: the limit is %d", r.NNodes, step.NodesMax)
-	case r.CPUsPerTask < 1:
-		return bad("cpus_per_task", "%d CPUs: at least 1 is needed", r.CPUsPerTask)
-	case r.CPUsPerTask > step.TasksMax:
-		return bad("cpus_per_task", "%d CPUs: the limit is %d", r.CPUsPerTask, step.TasksMax)
 	case r.ImmediateS != nil && (*r.ImmediateS < WaitForever || *r.ImmediateS > math.MaxInt32): // a Duration holds more
 		return bad("immediate_s", "%d s: want 0 to %d, or %d for no limit", *r.ImmediateS, math.MaxInt32, WaitForever)
 	case r.AcctgFreq != nil && (*r.AcctgFreq < 0 || *r.AcctgFreq > acctgFreqMax):
@@ -401,19 +403,18 @@ func checkBinding(r *step.Request) error {
 			return bad(v.field, "unknown verbosity %.40q", string(v.v))
 		}
 	}
-	if b.CPU.Kind != CPUBindAuto && !knownCPU(b.CPU.Kind) {
+	cpus, known := cpuLists[b.CPU.Kind]
+	if b.CPU.Kind != CPUBindAuto && !known {
 		return bad("binding.cpu", "unknown type %.40q", string(b.CPU.Kind))
 	}
-	if err := checkList("", bindWord{string(b.CPU.Kind), b.CPU.List, b.CPU.List != ""}, listOfCPU(b.CPU.Kind)); err != nil {
+	if err := checkList("", bindWord{string(b.CPU.Kind), b.CPU.List, b.CPU.List != ""}, cpus); err != nil {
 		return bad("binding.cpu", "%v", err)
 	}
-	if b.Mem.Kind != MemBindUnset && !knownMem(b.Mem.Kind) {
+	nodes, known := memLists[b.Mem.Kind]
+	if b.Mem.Kind != MemBindUnset && !known {
 		return bad("binding.mem", "unknown type %.40q", string(b.Mem.Kind))
 	}
-	if err := checkList("", bindWord{string(b.Mem.Kind), b.Mem.List, b.Mem.List != ""}, listOfMem(b.Mem.Kind)); err != nil {
-		return bad("binding.mem", "%v", err)
-	}
-	if err := checkPrefer(b.Mem); err != nil {
+	if err := cmp.Or(checkList("", bindWord{string(b.Mem.Kind), b.Mem.List, b.Mem.List != ""}, nodes), checkPrefer(b.Mem)); err != nil {
 		return bad("binding.mem", "%v", err)
 	}
 	if err := checkDistribution(b.Distribution); err != nil {

@@ -29,9 +29,8 @@ func topics(c *cobra.Command) []manual.Topic {
 // that say the same or nothing.
 func together(c *cobra.Command) manual.Topic {
 	t := manual.Topic{Title: "Options that exclude each other"}
-	has := func(name string) bool { return c.Flags().Lookup(name) != nil || c.InheritedFlags().Lookup(name) != nil }
 	for _, x := range options.Exclusions {
-		if has(x.A) && has(x.B) {
+		if c.Flag(x.A) != nil && c.Flag(x.B) != nil {
 			t.Entries = append(t.Entries, manual.Entry{Name: "--" + x.A + ", --" + x.B, Text: x.Why})
 		}
 	}

@@ -1,6 +1,7 @@
 package options
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"strconv"
@@ -89,15 +90,7 @@ const hintHelp = `Application hint options:
 
 // HelpOn is what --OPTION=help prints, "" for other options.
 func HelpOn(option string) string {
-	switch option {
-	case "cpu-bind":
-		return cpuBindHelp
-	case "mem-bind":
-		return memBindHelp
-	case "hint":
-		return hintHelp
-	}
-	return ""
+	return map[string]string{"cpu-bind": cpuBindHelp, "mem-bind": memBindHelp, "hint": hintHelp}[option]
 }
 
 // bindEnv are the variables that stand for options which are not given.
@@ -158,25 +151,13 @@ func outerBinding(flag, value string) string {
 
 // binding reads the options.
 func (o *Binding) binding() (b step.Binding, err error) {
-	if o.cpu != "" {
-		if b.CPU, err = srunopt.ParseCPUBind(o.cpu); err != nil {
-			return b, err
-		}
+	distribution := func(text string) (step.Distribution, error) {
+		return srunopt.ParseDistribution(text, os.Getenv("SLURM_DIST_PLANESIZE"))
 	}
-	if o.mem != "" {
-		if b.Mem, err = srunopt.ParseMemBind(o.mem); err != nil {
-			return b, err
-		}
-	}
-	if o.distribution != "" {
-		if b.Distribution, err = srunopt.ParseDistribution(o.distribution, os.Getenv("SLURM_DIST_PLANESIZE")); err != nil {
-			return b, err
-		}
-	}
-	if o.hint != "" {
-		if b.Hint, err = srunopt.ParseHint(o.hint); err != nil {
-			return b, err
-		}
+	err = cmp.Or(given(o.cpu, &b.CPU, srunopt.ParseCPUBind), given(o.mem, &b.Mem, srunopt.ParseMemBind),
+		given(o.distribution, &b.Distribution, distribution), given(o.hint, &b.Hint, srunopt.ParseHint))
+	if err != nil {
+		return b, err
 	}
 	for _, n := range []struct {
 		option string
@@ -198,16 +179,22 @@ func (o *Binding) binding() (b step.Binding, err error) {
 	return b, nil
 }
 
+// given reads the text of an option, if it has one.
+func given[T any](text string, to *T, parse func(string) (T, error)) (err error) {
+	if text != "" {
+		*to, err = parse(text)
+	}
+	return err
+}
+
 // Env is what the commands of an allocation or of a batch script find as their
 // own options, as salloc and sbatch hand them on.
 func (o *Binding) Env() (env []string) {
-	for _, v := range []struct{ name, value string }{
-		{"SLURM_CPU_BIND", o.cpu}, {"SLURM_MEM_BIND", o.mem}, {"SLURM_DISTRIBUTION", o.distribution}, {"SLURM_HINT", o.hint},
-		{"SLURM_THREADS_PER_CORE", positive(o.threadsPerCore)}, {"SLURM_NTASKS_PER_CORE", positive(o.perCore)},
-		{"SLURM_NTASKS_PER_SOCKET", positive(o.perSocket)},
+	for i, value := range []string{ // in the order of bindEnv
+		o.cpu, o.mem, o.distribution, o.hint, positive(o.threadsPerCore), positive(o.perCore), positive(o.perSocket),
 	} {
-		if v.value != "" {
-			env = append(env, v.name+"="+v.value)
+		if value != "" {
+			env = append(env, "SLURM_"+bindEnv[i].name+"="+value)
 		}
 	}
 	return env

@@ -43,7 +43,7 @@ func exported(spec string, environ []string) ([]string, error) {
 		}
 	}
 	if all {
-		return append(append([]string(nil), environ...), env...), nil
+		return slices.Concat(environ, env), nil
 	}
 	return append(onlySlurm(environ), env...), nil
 }
@@ -80,13 +80,8 @@ func LookupIn(environ []string, name string) (value string, ok bool) {
 }
 
 // onlySlurm keeps what the step's own life needs when nothing is exported.
-func onlySlurm(environ []string) (env []string) {
-	for _, e := range environ {
-		if strings.HasPrefix(e, "SLURM_") || strings.HasPrefix(e, "SPANK_") {
-			env = append(env, e)
-		}
-	}
-	return env
+func onlySlurm(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(e string) bool { return !strings.HasPrefix(e, "SLURM_") && !strings.HasPrefix(e, "SPANK_") })
 }
 
 // limits are the caller's soft limits, as SLURM_RLIMIT_* variables.
@@ -123,8 +118,7 @@ func (o *Run) Environment(p *plugins.Host, own []string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	env = append(append([]string(nil), env...), own...)
-	return append(append(env, p.Replayed()...), p.OptionEnv()...), nil
+	return slices.Concat(env, own, p.Replayed(), p.OptionEnv()), nil
 }
 
 // StepEnv is what srun has in its own environment when the step has its number
@@ -165,7 +159,6 @@ func (o *Run) ClientEnv(p *plugins.Host, umask int) ([]string, error) {
 	if limits, err = o.Programs.limits(limits); err != nil {
 		return nil, err
 	}
-	env := slices.Clone(limits)
 	cwd, err := os.Getwd()
 	if err != nil {
 		cwd = "/"
@@ -175,7 +168,7 @@ func (o *Run) ClientEnv(p *plugins.Host, umask int) ([]string, error) {
 		return nil, fmt.Errorf("cannot tell the host's name: %w", err)
 	}
 	short, _, _ := strings.Cut(host, ".")
-	env = append(env,
+	env := append(limits,
 		"SLURM_PRIO_PROCESS="+strconv.Itoa(nice()),
 		"SRUN_DEBUG="+strconv.Itoa(3+o.Verbose),
 		fmt.Sprintf("SLURM_UMASK=%04o", umask),

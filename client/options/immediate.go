@@ -22,13 +22,12 @@ func (o Immediate) Seconds() (*int, error) {
 	if o == "" {
 		return nil, nil
 	}
-	s := srunopt.WaitForever
-	if o != "inf" {
-		n, err := strconv.ParseUint(string(o), 10, 31)
-		if err != nil {
-			return nil, fmt.Errorf("--immediate=%s: want a number of seconds, or inf", string(o))
-		}
-		s = int(n)
+	if o == "inf" {
+		return new(srunopt.WaitForever), nil
 	}
-	return &s, nil
+	n, err := strconv.ParseUint(string(o), 10, 31)
+	if err != nil {
+		return nil, fmt.Errorf("--immediate=%s: want a number of seconds, or inf", string(o))
+	}
+	return new(int(n)), nil
 }

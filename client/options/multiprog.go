@@ -18,23 +18,19 @@ const multiProgMax = 8 << 20
 func readMultiProg(path string, ntasks int) ([]step.App, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("--multi-prog: cannot read the tasks' programs: %w", err)
+		return nil, fmt.Errorf("cannot read the tasks' programs: %w", err)
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, multiProgMax+1))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("--multi-prog: cannot read the tasks' programs: %w", err)
+		return nil, fmt.Errorf("cannot read the tasks' programs: %w", err)
 	case len(b) > multiProgMax:
-		return nil, fmt.Errorf("--multi-prog: %q is longer than %d bytes", path, multiProgMax)
+		return nil, fmt.Errorf("%q is longer than %d bytes", path, multiProgMax)
 	case bytes.IndexByte(b, 0) >= 0:
-		return nil, fmt.Errorf("--multi-prog: %q holds a NUL byte: is it a program?", path)
+		return nil, fmt.Errorf("%q holds a NUL byte: is it a program?", path)
 	}
-	apps, err := parseMultiProg(path, string(b), ntasks)
-	if err != nil {
-		return nil, fmt.Errorf("--multi-prog: %w", err)
-	}
-	return apps, nil
+	return parseMultiProg(path, string(b), ntasks)
 }
 
 // progLine is one line of the file: a program and its arguments.

@@ -3,6 +3,7 @@ package options
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -47,10 +48,7 @@ func (o *Nodes) set(r *step.Request, self string, inJob bool) error {
 	if err := oneNode(option, value); err != nil {
 		return err
 	}
-	if err := onlyHere(o.want, self); err != nil {
-		return err
-	}
-	if err := notHere(o.not, self); err != nil {
+	if err := o.here(self); err != nil {
 		return err
 	}
 	return o.setPerNode(r, inJob)
@@ -94,30 +92,21 @@ func nodeCount(text string) (least, most int, err error) {
 	return least, most, nil
 }
 
-// onlyHere refuses a --nodelist with another node than self.
-func onlyHere(list, self string) error {
-	names, err := slurmconf.ExpandHosts(list)
+// here refuses a --nodelist with another node than self, and an --exclude with self.
+func (o *Nodes) here(self string) error {
+	want, err := slurmconf.ExpandHosts(o.want)
 	if err != nil {
 		return fmt.Errorf("--nodelist: %w", err)
 	}
-	for _, name := range names {
-		if name != self {
-			return fmt.Errorf("cannot run on node %q (-w %s): this node is %q; %s", name, list, self, useSlurm)
-		}
+	if i := slices.IndexFunc(want, func(name string) bool { return name != self }); i >= 0 {
+		return fmt.Errorf("cannot run on node %q (-w %s): this node is %q; %s", want[i], o.want, self, useSlurm)
 	}
-	return nil
-}
-
-// notHere refuses an --exclude with self.
-func notHere(list, self string) error {
-	names, err := slurmconf.ExpandHosts(list)
+	not, err := slurmconf.ExpandHosts(o.not)
 	if err != nil {
 		return fmt.Errorf("--exclude: %w", err)
 	}
-	for _, name := range names {
-		if name == self {
-			return fmt.Errorf("cannot run elsewhere than on node %q (-x %s): %s", self, list, useSlurm)
-		}
+	if slices.Contains(not, self) {
+		return fmt.Errorf("cannot run elsewhere than on node %q (-x %s): %s", self, o.not, useSlurm)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@
 package options
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -161,9 +162,7 @@ func (o *Run) Request(kind Kind, argv []string, p *plugins.Host) (*step.Request,
 		Interactive: o.Interactive, PreserveEnv: o.preserveEnv,
 		Overcommit: o.overcommit, Argv: argv, Umask: uint32(umask), Label: o.Label, MPI: o.MPI, NoNewPrivs: o.noNewPrivs,
 	}
-	if r.Name == "" {
-		r.Name = NameOf(argv[0])
-	}
+	r.Name = cmp.Or(r.Name, NameOf(argv[0]))
 	for _, set := range o.setters(kind, p.Node) {
 		if err := set(r); err != nil {
 			return nil, err
@@ -303,13 +302,11 @@ func (o *Run) setIdentity(r *step.Request) error {
 		if id.value == "" {
 			continue
 		}
-		n, err := strconv.ParseUint(id.value, 10, 32)
+		n, err := plugins.Lookup(id.kind, id.value)
 		if err != nil {
-			if n, err = plugins.Lookup(id.kind, id.value); err != nil {
-				return fmt.Errorf("%s=%s: %w", id.option, id.value, err)
-			}
+			return fmt.Errorf("%s=%s: %w", id.option, id.value, err)
 		}
-		*id.to = new(uint32(n))
+		*id.to = &n
 	}
 	return nil
 }
@@ -323,14 +320,10 @@ func (o *Run) setStreams(r *step.Request, stdin *os.File) error {
 	default:
 		return fmt.Errorf("--open-mode=%s: want append or truncate", o.OpenMode)
 	}
-	errors := o.errors
-	if errors == "" {
-		errors = o.output
-	}
 	for _, s := range []struct {
 		option, value string
 		to            *step.Stream
-	}{{"--input", o.input, &r.Stdin}, {"--output", o.output, &r.Stdout}, {"--error", errors, &r.Stderr}} {
+	}{{"--input", o.input, &r.Stdin}, {"--output", o.output, &r.Stdout}, {"--error", cmp.Or(o.errors, o.output), &r.Stderr}} {
 		st, err := stream(s.value, r.NTasks)
 		if err != nil {
 			return fmt.Errorf("%s=%s: %w", s.option, s.value, err)

@@ -20,12 +20,6 @@ type Peeked struct {
 // word that begins with a dash is the next option; at any other it stops: that
 // may be the option's argument or the command.
 func Peek(c *cobra.Command, args []string) (seen Peeked) {
-	lookup := func(name string) *pflag.Flag {
-		if f := c.Flags().Lookup(name); f != nil {
-			return f
-		}
-		return c.InheritedFlags().Lookup(name)
-	}
 	for i := 0; i < len(args); i++ {
 		word, long := strings.CutPrefix(args[i], "--")
 		switch {
@@ -37,7 +31,7 @@ func Peek(c *cobra.Command, args []string) (seen Peeked) {
 			continue
 		}
 		name, text, set := strings.Cut(word, "=")
-		f := lookup(name)
+		f := c.Flag(name)
 		switch {
 		case name == "help":
 			seen.Help = true
@@ -99,10 +93,7 @@ func WrittenOut(c *cobra.Command, args []string) []string {
 		}
 		if name, long := strings.CutPrefix(word, "--"); long {
 			name, _, set := strings.Cut(name, "=")
-			f := c.Flags().Lookup(name)
-			if f == nil {
-				f = c.InheritedFlags().Lookup(name)
-			}
+			f := c.Flag(name)
 			if f != nil && !set && f.NoOptDefVal == "" {
 				i++
 			}

@@ -141,7 +141,7 @@ func (o *Programs) setApps(r *step.Request) (err error) {
 		return fmt.Errorf("--multi-prog: one file is wanted, whose lines have the arguments: %q is too much", r.Argv[1])
 	}
 	if r.Apps, err = readMultiProg(r.Argv[0], r.NTasks); err != nil {
-		return err
+		return fmt.Errorf("--multi-prog: %w", err)
 	}
 	r.Argv = step.Words(r.Apps[0].Argv)
 	return nil

@@ -10,8 +10,12 @@ import (
 	"strings"
 )
 
-// Lookup asks the name service for a user's or a group's number.
-func Lookup(kind, name string) (uint64, error) {
+// Lookup is the number of a user or a group, kind, by its name, for which it asks the name
+// service, or as it is written.
+func Lookup(kind, name string) (uint32, error) {
+	if n, err := strconv.ParseUint(name, 10, 32); err == nil {
+		return uint32(n), nil
+	}
 	if strings.ContainsAny(name, "\n\x00") {
 		return 0, fmt.Errorf("no %s of this name", kind)
 	}
@@ -26,7 +30,8 @@ func Lookup(kind, name string) (uint64, error) {
 	if !ok {
 		return 0, fmt.Errorf("the name service gave no number for %s %q", kind, name)
 	}
-	return strconv.ParseUint(v, 10, 32)
+	n, err := strconv.ParseUint(v, 10, 32)
+	return uint32(n), err
 }
 
 // errNoName says that the name service knows no such user or group.

@@ -84,13 +84,11 @@ func (a *adoption) read(args []string) (err error) {
 func (a *adoption) ask(ctx context.Context, noded *api.Client) error {
 	in := &api.AdoptRequest{PID: a.pid, JobID: a.job}
 	if a.user != "" {
-		uid, err := strconv.ParseUint(a.user, 10, 32)
+		uid, err := plugins.Lookup("user", a.user)
 		if err != nil {
-			if uid, err = plugins.Lookup("user", a.user); err != nil {
-				return fmt.Errorf("--uid %q: %w", a.user, err)
-			}
+			return fmt.Errorf("--uid %q: %w", a.user, err)
 		}
-		in.UID = new(uint32(uid))
+		in.UID = &uid
 	}
 	r, err := noded.Adopt(ctx, in)
 	if a.pam && api.CodeOf(err) == api.NotFound {
