@@ -26,9 +26,8 @@ var tooLarge = map[string]struct {
 	most int
 	why  string
 }{
-	"node":          {29, "the way of a request and of a stepd could be packages of their own"},
-	"node.Node":     {64, "is to become a few components, with their own locks"},
-	"node.follower": {54, "is to become a table of a step's stages"},
+	"node.Node":     {58, "is to become a few components, with their own locks"},
+	"node.follower": {53, "is to become a table of a step's stages"},
 }
 
 func TestLayout(t *testing.T) {

@@ -74,7 +74,7 @@ func bindListen(dir, fd int, name string) error {
 // Listen binds noded's socket under a name that no client knows. Publish gives
 // it its own name, when requests are served.
 func (n *Node) Listen() (net.Listener, error) {
-	f, err := bindIn(n.files.run, hiddenSocket, unix.SOCK_STREAM)
+	f, err := bindIn(n.spool.Run, hiddenSocket, unix.SOCK_STREAM)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ const hiddenSocket = ".noded.sock.new"
 
 // Publish makes the socket appear, in one step.
 func (n *Node) Publish() error {
-	if err := os.Rename(filepath.Join(n.files.run, hiddenSocket), n.files.socket()); err != nil {
+	if err := os.Rename(filepath.Join(n.spool.Run, hiddenSocket), n.spool.Socket()); err != nil {
 		return fmt.Errorf("cannot publish socket: %w", err)
 	}
 	return nil

@@ -80,5 +80,5 @@ func (n *Node) spawnStep(ctx context.Context, parent *follower, ask *stepapi.Ask
 		return nil, err
 	}
 	f.log.WithField("parent", parent.id.String()).WithField("ntasks", spec.NTasks).Info("step spawned")
-	return &stepapi.Answer{ID: &f.id, SocketDir: n.files.stepsDir(), SocketName: n.files.socketName(f.id)}, nil
+	return &stepapi.Answer{ID: &f.id, SocketDir: n.spool.StepsDir(), SocketName: n.spool.SocketName(f.id)}, nil
 }

@@ -13,6 +13,7 @@ import (
 	"stepd/api"
 	"stepd/node/scripts"
 	"stepd/node/selection"
+	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -136,7 +137,7 @@ func (c *Config) complete() error {
 	setDefault(&c.Site.KillWaitS, 30)
 	setDefault(&c.Site.UnkillableS, 60)
 	setDefault(&c.unkillable, time.Duration(c.Site.UnkillableS)*time.Second)
-	setDefault(&c.SpoolTimeout, spoolPatience)
+	setDefault(&c.SpoolTimeout, spool.Patience)
 	setDefault(&c.MinJobAge, 300*time.Second)
 	setDefault(&c.KeepSteps, 1000)
 	setDefault(&c.SpawnMax, 128)

@@ -101,7 +101,7 @@ func (f *follower) askFor(ctx context.Context, m *stepapi.Msg) (*stepapi.Msg, er
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, askMax, fmt.Errorf("stepd does not answer within %v", askMax))
 	defer cancel()
-	c, err := stepapi.DialDir(f.n.files.stepsDir(), f.n.files.socketName(f.id))
+	c, err := stepapi.DialDir(f.n.spool.StepsDir(), f.n.spool.SocketName(f.id))
 	if err != nil {
 		return nil, err
 	}

@@ -34,8 +34,8 @@ func (n steps) Events(ctx context.Context, id step.ID, follow bool, send func([]
 // events sends the lines of the log. A follower's end is a change too: the
 // last lines are read after it.
 func (n steps) events(ctx context.Context, id step.ID, follow bool, send func([]byte) error) error {
-	path := n.files.events(id)
-	file, err := n.openFile(path)
+	path := n.spool.Events(id)
+	file, err := n.spool.Open(path)
 	if err != nil {
 		return fmt.Errorf("cannot open event log: %w", err)
 	}

@@ -127,7 +127,7 @@ func (n launcher) adoptive(owner uint32, in *api.AdoptRequest) (*job, error) {
 func (n launcher) pinned(job uint32) map[string]string {
 	out := make(map[string]string)
 	for file, kind := range map[string]string{"ns": "mnt", "pid": "pid", "user": "user"} {
-		path := filepath.Join(n.files.run, "jobs", strconv.FormatUint(uint64(job), 10), file)
+		path := filepath.Join(n.spool.Run, "jobs", strconv.FormatUint(uint64(job), 10), file)
 		if _, err := os.Lstat(path); err == nil && n.cfg.ContainerType != "none" {
 			out[kind] = path
 		}

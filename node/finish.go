@@ -4,14 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
-	"stepd/eventlog"
 	"stepd/node/health"
 	"stepd/node/scripts"
+	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -30,11 +28,7 @@ func (f *follower) finish() {
 // settleWithout settles a step whose stepd sent no result: it may have left it
 // in a file, because there was no noded to take it, which is reported; else it died.
 func (f *follower) settleWithout(reason string, state step.State) (left bool) {
-	var rec *step.Record
-	err := f.n.spool.do(func() (err error) {
-		rec, err = readResult(f.n.files.result(f.id), f.id)
-		return err
-	})
+	rec, err := f.n.spool.TakeResult(f.id)
 	if err == nil {
 		f.settle(rec)
 		return true
@@ -72,7 +66,9 @@ func (f *follower) dieWith(reason string, state step.State, code int) {
 	}
 	deadRecord(rec, reason, state, time.Now())
 	rec.ExitCode = &code
-	f.logEnd(rec)
+	if err := f.n.spool.LogEnd(rec); err != nil {
+		f.log.Warnf("%v", err)
+	}
 	f.settle(rec)
 }
 
@@ -101,38 +97,6 @@ func deadRecord(rec *step.Record, reason string, state step.State, now time.Time
 			t.State = step.TaskFailed
 		}
 	}
-}
-
-// logEnd writes the lines that stepd can no longer write.
-func (f *follower) logEnd(rec *step.Record) {
-	end := *rec // this call's, which may last longer than its caller waits
-	err := f.n.spool.do(func() error { return f.n.files.logEnd(&end, time.Now()) })
-	if err != nil {
-		f.log.Warnf("%v", err)
-	}
-}
-
-func (l layout) logEnd(rec *step.Record, now time.Time) error {
-	log, err := l.open(l.events(rec.ID), os.O_WRONLY|os.O_APPEND)
-	if err != nil {
-		return fmt.Errorf("cannot open event log: %w", err)
-	}
-	if rec.StepdPID != 0 {
-		// Its last line may have no end.
-		if _, err = log.WriteString("\n"); err == nil {
-			err = writeEvents(log, eventlog.Event{Time: now, Event: eventlog.EventKill, Text: rec.Reason})
-		}
-	}
-	if err == nil && rec.Usage != nil {
-		err = writeEvents(log, eventlog.Event{Time: now, Event: eventlog.EventUsage, Usage: rec.Usage})
-	}
-	if err == nil {
-		err = writeEvents(log,
-			eventlog.Event{Time: now, Event: eventlog.EventState, State: rec.State, Text: rec.Reason},
-			eventlog.Event{Time: now, Event: eventlog.EventEnd, State: rec.State},
-		)
-	}
-	return errors.Join(err, log.Close())
 }
 
 // prologExitCode is the exit code of a step whose job's prolog has failed, as
@@ -180,7 +144,7 @@ func (f *follower) endPlace() {
 }
 
 func (f *follower) removeSocket() {
-	path := f.n.files.stepsDir() + "/" + f.n.files.socketName(f.id)
+	path := f.n.spool.StepsDir() + "/" + f.n.spool.SocketName(f.id)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		f.log.Warnf("cannot remove socket: %v", err)
 	}
@@ -189,26 +153,9 @@ func (f *follower) removeSocket() {
 // removePMIx removes the folder of the step's PMIx server, which stepd removes
 // unless it was killed. What a user has put there goes beneath a descriptor.
 func (f *follower) removePMIx() {
-	if err := removeBelow(f.n.files.pmixDir(), f.id.String()); err != nil {
+	if err := spool.RemoveBelow(f.n.spool.PMIxDir(), f.id.String()); err != nil {
 		f.log.Warnf("%v", err)
 	}
-}
-
-// removeBelow removes name and all below it from a directory of ours, following no
-// link; a missing name, or directory, is fine.
-func removeBelow(dir, name string) error {
-	root, err := os.OpenRoot(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("cannot open directory: %w", err)
-	}
-	defer root.Close()
-	if err := root.RemoveAll(name); err != nil {
-		return fmt.Errorf("cannot remove %q: %w", filepath.Join(dir, name), err)
-	}
-	return nil
 }
 
 // cleanup leaves nothing of a settled step whose stepd has ended. It is the
@@ -218,7 +165,7 @@ func (f *follower) cleanup() {
 	f.endPlace()
 	f.removePMIx() // no process of the step writes there any more
 	// Where the spool does not answer, the next noded removes it.
-	err := f.n.spool.do(func() error { return os.Remove(f.n.files.result(f.id)) })
+	err := f.n.spool.Do(func() error { return os.Remove(f.n.spool.Result(f.id)) })
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		f.log.Warnf("cannot remove result file: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/node/child"
 	"stepd/node/selection"
+	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -313,7 +314,7 @@ func (f *follower) handle(m *stepapi.Msg) (result bool) {
 			f.link.send(&stepapi.Msg{Type: stepapi.TypeAck})
 			return true
 		}
-		if m.Record == nil || !isFinal(m.Record.State) {
+		if m.Record == nil || !spool.IsFinal(m.Record.State) {
 			f.log.Error("internal error: stepd sent a result that is not final")
 			return false
 		}
@@ -398,8 +399,8 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	if err = state.LogOwed(err, f.log); err != nil {
 		f.log.Errorf("%v: it is tried again", err)
 	}
-	f.n.forget(forgotten)
-	f.n.keepOutput(f.id, rec.UID)
+	f.n.spool.Forget(forgotten)
+	f.n.spool.KeepOutput(f.id, rec.UID, f.n.cfg.Site.ReplayBytes)
 	others, idle := f.n.reg.settle(f)
 	for _, other := range others {
 		f.n.cancelLater(other, jobEnded)

@@ -223,7 +223,7 @@ func (tn *testNode) stop() {
 // that is killed here and now.
 func (tn *testNode) asKilled() (kill func()) {
 	tn.t.Helper()
-	journals := map[string][]byte{filepath.Join(tn.files.run, "volatile.journal"): nil, filepath.Join(tn.files.spool, store.DurableName): nil}
+	journals := map[string][]byte{filepath.Join(tn.spool.Run, "volatile.journal"): nil, filepath.Join(tn.spool.Dir, store.DurableName): nil}
 	for path := range journals {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -344,7 +344,7 @@ func (tn *testNode) until(id step.ID, state step.State) step.Record {
 // its tracker was asked to end it.
 func (tn *testNode) nothingLeft(id step.ID) {
 	tn.t.Helper()
-	for _, path := range []string{filepath.Join(tn.files.stepsDir(), tn.files.socketName(id)), tn.files.result(id)} {
+	for _, path := range []string{filepath.Join(tn.spool.StepsDir(), tn.spool.SocketName(id)), tn.spool.Result(id)} {
 		if _, err := os.Lstat(path); err == nil {
 			tn.t.Errorf("%s is left", path)
 		}

@@ -235,7 +235,7 @@ func (e *jobEnd) batchScript() {
 	if e.job.Origin != step.OriginBatch {
 		return
 	}
-	err := e.n.spool.do(func() error { return os.Remove(e.n.files.script(e.job.ID)) })
+	err := e.n.spool.Do(func() error { return os.Remove(e.n.spool.Script(e.job.ID)) })
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		e.log.Errorf("cannot remove batch script: %v", err)
 	}

@@ -3,7 +3,6 @@ package node
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -48,7 +47,7 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 	if err == nil {
 		// No new client may connect to a socket that will not be served: what
 		// fails from here on removes it.
-		listen, err = bindIn(f.n.files.stepsDir(), f.n.files.socketName(f.id), unix.SOCK_SEQPACKET)
+		listen, err = bindIn(f.n.spool.StepsDir(), f.n.spool.SocketName(f.id), unix.SOCK_SEQPACKET)
 	}
 	if err != nil {
 		res.close(f.n.spool)
@@ -207,9 +206,9 @@ func (n *Node) startStepd(f *follower, spec *step.Spec, leaf *os.File, files []*
 // it the step's command. Users can reach their own script in the directory, and
 // make or remove nothing there.
 func (n *Node) writeScript(spec *step.Spec) error {
-	path := n.files.script(spec.ID.Job)
+	path := n.spool.Script(spec.ID.Job)
 	script, user := spec.Script, spec.User
-	err := n.spool.do(func() error {
+	err := n.spool.Do(func() error {
 		return scripts.WriteBatch(filepath.Dir(path), filepath.Base(path), script, user)
 	})
 	if err != nil {
@@ -236,10 +235,7 @@ const prologStage = "prolog"
 // prolog runs the job's prolog, or waits for it, as a stage of this step.
 func (f *follower) prolog(events *os.File) error {
 	begin := time.Now()
-	tell := func(e eventlog.Event) error {
-		return f.n.spool.do(func() error { return writeEvents(events, e) })
-	}
-	if err := tell(eventlog.Event{Time: begin, Event: eventlog.EventStageStart, Phase: prologStage}); err != nil {
+	if err := f.n.spool.Log(events, eventlog.Event{Time: begin, Event: eventlog.EventStageStart, Phase: prologStage}); err != nil {
 		return err
 	}
 	err := f.n.runProlog(f.job)
@@ -248,7 +244,7 @@ func (f *follower) prolog(events *os.File) error {
 	if err != nil {
 		ev.Text = err.Error()
 	}
-	return errors.Join(err, tell(ev))
+	return errors.Join(err, f.n.spool.Log(events, ev))
 }
 
 // addToContainer adds the step's stepd and cgroup to the job container. That is for its
@@ -268,50 +264,6 @@ func (f *follower) addToContainer() {
 	if err := f.n.cfg.Containers.AddCont(f.id.Job, st.Ino); err != nil {
 		f.log.Debugf("%v", err)
 	}
-}
-
-// openEvents makes the step's event log and writes what happened so far.
-func (n *Node) openEvents(f *follower, spec *step.Spec) (*os.File, error) {
-	id, submitted, cpus := f.id, f.rec.Submitted, spec.CPUs
-	var log *os.File // not the caller's who has gone
-	err := n.spool.do(func() (err error) {
-		const fresh = os.O_WRONLY | os.O_APPEND | os.O_CREATE | os.O_EXCL
-		log, err = n.files.open(n.files.events(id), fresh)
-		if errors.Is(err, os.ErrExist) { // of an earlier run: noded was killed before it had removed what the store had forgotten
-			n.removeForgotten([]step.ID{id})
-			log, err = n.files.open(n.files.events(id), fresh)
-		}
-		if err != nil {
-			return fmt.Errorf("cannot create event log: %w", err)
-		}
-		err = writeEvents(log,
-			eventlog.Event{Time: submitted, Event: eventlog.EventRequest, JobID: &id.Job, StepID: &id.Step},
-			eventlog.Event{Time: time.Now(), Event: eventlog.EventAccepted, JobID: &id.Job, StepID: &id.Step, Text: "cpus " + cpus},
-		)
-		if err != nil {
-			log.Close()
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return log, nil
-}
-
-func writeEvents(log *os.File, events ...eventlog.Event) error {
-	var b []byte
-	for _, e := range events {
-		line, err := json.Marshal(e)
-		if err != nil {
-			return fmt.Errorf("cannot encode event %q: %w", e.Event, err)
-		}
-		b = append(append(b, line...), '\n')
-	}
-	if _, err := log.Write(b); err != nil {
-		return fmt.Errorf("cannot write event log: %w", err)
-	}
-	return nil
 }
 
 // namespaces sets in the spec which namespaces the job's container has, and returns them as

@@ -29,16 +29,16 @@ import (
 	"stepd/node/exchange"
 	"stepd/node/health"
 	"stepd/node/scripts"
+	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
 )
 
 // Node is one noded. Make it with New; then Recover, and Server.
 type Node struct {
-	cfg   Config
-	log   *logrus.Logger
-	files layout
-	boot  string
+	cfg  Config
+	log  *logrus.Logger
+	boot string
 	// leaveMax and reserveMax are the constants; tests shorten them.
 	leaveMax, reserveMax time.Duration
 	// killStepd is child.Process.Kill; tests have one that SIGKILL does not end.
@@ -46,7 +46,7 @@ type Node struct {
 
 	locks []*os.File
 	store *state.State
-	spool *spool
+	spool *spool.Spool
 	// published is the file with what clients take from the configuration.
 	published publishedConfig
 	reg       *registry
@@ -59,7 +59,7 @@ type Node struct {
 	// connections counts the clients' connections, for figures.
 	connections atomic.Pointer[func() int]
 	// spoolWatch asks after the spool, serving reports that requests are served.
-	spoolWatch *DirRoom
+	spoolWatch *spool.Room
 	serving    atomic.Bool
 
 	// stopping is closed by Stop: followers leave their steps.
@@ -84,7 +84,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	stopping := make(chan struct{})
 	n := &Node{
-		cfg: cfg, log: cfg.Log, files: layout{run: cfg.RunDir, spool: cfg.SpoolDir}, boot: boot,
+		cfg: cfg, log: cfg.Log, boot: boot,
 		leaveMax: leaveMax, reserveMax: reserveMax, killStepd: (*child.Process).Kill,
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
@@ -95,9 +95,9 @@ func New(cfg Config) (*Node, error) {
 		NamesMax: cfg.NamesMax, Stopping: stopping,
 		Store: func(job uint32, names []state.Name) error { return n.store.SetNames(job, names) },
 	}
-	n.spool = newSpool(cfg.SpoolDir, cfg.Log)
+	n.spool = spool.New(spool.Layout{Run: cfg.RunDir, Dir: cfg.SpoolDir}, cfg.Log)
 	n.gate.Silence = n.silence
-	n.spoolWatch = &DirRoom{What: "spool", Dir: cfg.SpoolDir}
+	n.spoolWatch = &spool.Room{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = time.Duration(cfg.Site.KillWaitS) * time.Second
 	n.scripts = n.newScripts()
 	n.places = places{cfg.Tracker, cfg.Limits, func(reason string) { n.health.Drain(reason) }}
@@ -113,7 +113,7 @@ func (n *Node) newScripts() *scripts.Runner {
 	c := &n.cfg
 	return &scripts.Runner{
 		Config:   c.Scripts,
-		NodeName: c.NodeName, Cluster: c.Site.Cluster, Partition: c.Site.Partition, SlurmConf: c.Site.SlurmConf, Socket: n.files.socket(),
+		NodeName: c.NodeName, Cluster: c.Site.Cluster, Partition: c.Site.Partition, SlurmConf: c.Site.SlurmConf, Socket: n.spool.Socket(),
 		Spank: c.Site.Spank, StepdPath: c.StepdPath, StepdEnv: n.stepdEnv(), StepdLog: n.stepdLog,
 		Quarantined:  func() []step.Quarantine { return n.health.Plugins.List() },
 		CountCrashes: func(crashed []step.PluginCrash, called func(string) bool) { n.health.Plugins.Count(crashed, called) },
@@ -132,23 +132,23 @@ func (n *Node) CountConnections(count func() int) { n.connections.Store(&count) 
 func (n *Node) Scripts() *scripts.Runner { return n.scripts }
 
 func (n *Node) open() error {
-	if err := n.files.make(); err != nil {
+	if err := n.spool.Make(); err != nil {
 		return err
 	}
 	// The spool first: it is what the message is about when a noded is started twice.
-	dirs := []string{n.files.spool}
-	if n.files.run != n.files.spool {
-		dirs = append(dirs, n.files.run)
+	dirs := []string{n.spool.Dir}
+	if n.spool.Run != n.spool.Dir {
+		dirs = append(dirs, n.spool.Run)
 	}
 	for _, dir := range dirs {
-		lock, err := lockDir(dir)
+		lock, err := spool.Lock(dir)
 		if err != nil {
 			return err
 		}
 		n.locks = append(n.locks, lock)
 	}
 	// What an earlier noded has published may not hold any more.
-	n.published = publishedConfig{path: n.files.published(), log: n.log}
+	n.published = publishedConfig{path: n.spool.Published(), log: n.log}
 	n.published.remove()
 	st, err := state.Open(state.Config{
 		Spool: n.cfg.SpoolDir, Run: n.cfg.RunDir, Boot: n.boot, KeepAge: n.cfg.MinJobAge, KeepSteps: n.cfg.KeepSteps,
@@ -179,7 +179,7 @@ func (n *Node) healthConfig() health.Config {
 }
 
 // silence returns why the spool is not to be asked for anything, nil is that it answers.
-func (n *Node) silence() error { return cmp.Or(n.spool.silence(), n.store.Silence()) }
+func (n *Node) silence() error { return cmp.Or(n.spool.Silence(), n.store.Silence()) }
 
 func (n *Node) unlock() {
 	for _, l := range n.locks {
@@ -217,7 +217,7 @@ func (n *Node) Close(ctx context.Context) error {
 	n.published.remove()
 	if n.keepSocket.Load() {
 		n.log.Debug("the socket stays")
-	} else if err := os.Remove(n.files.socket()); err != nil && !errors.Is(err, os.ErrNotExist) {
+	} else if err := os.Remove(n.spool.Socket()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, fmt.Errorf("cannot remove socket: %w", err))
 	}
 	if len(n.reg.followers()) == 0 {
@@ -230,31 +230,6 @@ func (n *Node) Close(ctx context.Context) error {
 	errs = append(errs, n.store.Close())
 	n.unlock()
 	return errors.Join(errs...)
-}
-
-// forget removes the logs and the kept output of steps that the store has forgotten.
-func (n *Node) forget(ids []step.ID) {
-	if len(ids) == 0 {
-		return
-	}
-	err := n.spool.do(func() error {
-		n.removeForgotten(ids)
-		return nil
-	})
-	if err != nil {
-		n.log.Warnf("cannot remove the event logs of %d forgotten steps: %v", len(ids), err)
-	}
-}
-
-// removeForgotten removes their files. The log goes last: where it is, others may be.
-func (n *Node) removeForgotten(ids []step.ID) {
-	for _, id := range ids {
-		for _, path := range []string{n.files.result(id), n.files.output(id), n.files.events(id)} {
-			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-				n.log.WithField("step", id.String()).Warnf("cannot remove what is kept of a forgotten step: %v", err)
-			}
-		}
-	}
 }
 
 // EndAll takes no more requests, cancels every step and allocation, and

@@ -195,7 +195,7 @@ func TestHighestNumbers(t *testing.T) {
 func TestNumberWithLeftovers(t *testing.T) {
 	tn := fresh(t)
 	id := step.ID{Job: 17}
-	for _, path := range []string{tn.files.events(id), tn.files.output(id), tn.files.result(id)} {
+	for _, path := range []string{tn.spool.Events(id), tn.spool.Output(id), tn.spool.Result(id)} {
 		if err := os.WriteFile(path, []byte("{}\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -206,12 +206,12 @@ func TestNumberWithLeftovers(t *testing.T) {
 		t.Fatalf("step %s", got)
 	}
 	tn.until(id, step.Running)
-	for _, path := range []string{tn.files.output(id), tn.files.result(id)} {
+	for _, path := range []string{tn.spool.Output(id), tn.spool.Result(id)} {
 		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%q is there: %v", path, err)
 		}
 	}
-	if log, err := os.ReadFile(tn.files.events(id)); err != nil || strings.HasPrefix(string(log), "{}") {
+	if log, err := os.ReadFile(tn.spool.Events(id)); err != nil || strings.HasPrefix(string(log), "{}") {
 		t.Errorf("event log %q, %v", log, err)
 	}
 	if err := tn.cancel(id); err != nil {

@@ -121,7 +121,7 @@ func TestPrologAndEpilog(t *testing.T) {
 		"SLURM_UID=1000", "SLURM_JOB_GID=1000", "SLURM_JOB_USER=user1000", "SLURM_JOB_WORK_DIR=/usr", "SLURM_NODELIST=n1",
 		"SLURM_JOB_CPUS_PER_NODE=2", "SLURM_JOB_NTASKS=2", "SLURM_JOB_NUM_NODES=1", "SLURM_JOB_PARTITION=p",
 		"SLURM_JOB_RESTART_COUNT=0", "SLURM_CLUSTER_NAME=golden", "SLURM_CONF=/etc/x.conf", "SLURMD_NODENAME=n1",
-		"NODED_SOCKET=" + s.files.socket(),
+		"NODED_SOCKET=" + s.spool.Socket(),
 	}
 	for i, line := range s.lines() {
 		for _, want := range common {

@@ -15,7 +15,7 @@ func TestPublished(t *testing.T) {
 	dir := t.TempDir()
 	tn := start(t, dir, func(c *Config) { c.StackDigest = func() (string, error) { return digest, broken } })
 	client, _ := serveAs(t, tn, always(1000))
-	at := &api.Client{Socket: tn.files.socket()}
+	at := &api.Client{Socket: tn.spool.Socket()}
 	if r, err := at.Published(); err == nil {
 		t.Errorf("before the first call: %+v", r)
 	}
@@ -36,7 +36,7 @@ func TestPublished(t *testing.T) {
 	if r, err := at.Published(); err != nil || r.PlugstackDigest != "second" {
 		t.Errorf("after an error: %+v, %v", r, err)
 	}
-	path := tn.files.published()
+	path := tn.spool.Published()
 	tn.stop()
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("after the end: %v", err)

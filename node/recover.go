@@ -16,6 +16,7 @@ import (
 	"stepd/internal/linux"
 	"stepd/node/child"
 	"stepd/node/scripts"
+	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -65,7 +66,7 @@ func (n *Node) Recover(ctx context.Context) error {
 	for _, j := range ending {
 		n.work.Go(func() { n.endJob(j) })
 	}
-	n.spool.setPatience(n.cfg.SpoolTimeout)
+	n.spool.SetPatience(n.cfg.SpoolTimeout)
 	return nil
 }
 
@@ -73,7 +74,7 @@ func (n *Node) Recover(ctx context.Context) error {
 // set aside. Their stepds say what they are; steps that have ended are not known any
 // more. It is called before the store is read.
 func (r *recovery) refind(ctx context.Context) error {
-	entries, err := os.ReadDir(r.n.files.stepsDir())
+	entries, err := os.ReadDir(r.n.spool.StepsDir())
 	if err != nil {
 		return err
 	}
@@ -105,7 +106,7 @@ func (r *recovery) refind(ctx context.Context) error {
 
 // hello connects to the stepd behind a step's socket, and returns what it says at first.
 func (r *recovery) hello(id step.ID) (*stepapi.Conn, *stepapi.Msg, error) {
-	conn, err := stepapi.DialDir(r.n.files.stepsDir(), r.n.files.socketName(id))
+	conn, err := stepapi.DialDir(r.n.spool.StepsDir(), r.n.spool.SocketName(id))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -335,7 +336,7 @@ func (r *recovery) findStepd(rec *step.Record) (*child.Process, *stepapi.Conn, s
 	if !linux.SameBoot(rec.BootID, r.n.boot) {
 		return nil, nil, rebooted(rec.BootID, r.n.boot)
 	}
-	dir, name := r.n.files.stepsDir(), r.n.files.socketName(rec.ID)
+	dir, name := r.n.spool.StepsDir(), r.n.spool.SocketName(rec.ID)
 	if rec.StepdPID == 0 {
 		return r.meetStepd(rec)
 	}
@@ -417,11 +418,11 @@ func (r *recovery) sweep() {
 			return id.Job, !ok || err != nil || r.running[id]
 		}
 	}
-	r.sweepDir(r.n.files.stepsDir(), of(".sock"))
-	r.sweepDir(r.n.files.resultsDir(), of(""))
-	r.sweepDir(r.n.files.pmixDir(), of("")) // which the first step makes that needs it
+	r.sweepDir(r.n.spool.StepsDir(), of(".sock"))
+	r.sweepDir(r.n.spool.ResultsDir(), of(""))
+	r.sweepDir(r.n.spool.PMIxDir(), of("")) // which the first step makes that needs it
 	// Batch scripts: the spool did not answer when their jobs ended.
-	r.sweepDir(r.n.files.scriptsDir(), func(name string) (uint32, bool) {
+	r.sweepDir(r.n.spool.ScriptsDir(), func(name string) (uint32, bool) {
 		job, err := strconv.ParseUint(name, 10, 32)
 		return uint32(job), err != nil || r.n.reg.job(uint32(job)) != nil
 	})
@@ -461,7 +462,7 @@ func (r *recovery) sweepDir(dir string, keep func(name string) (job uint32, yes 
 			continue
 		}
 		r.n.cfg.Meter.Leak(LeakFile)
-		if err := removeBelow(dir, e.Name()); err != nil {
+		if err := spool.RemoveBelow(dir, e.Name()); err != nil {
 			r.n.log.Warnf("a leftover stays: %v", err)
 		}
 	}

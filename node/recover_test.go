@@ -18,6 +18,7 @@ import (
 	"stepd/internal/linux"
 	"stepd/node/child"
 	"stepd/node/scripts"
+	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -206,12 +207,12 @@ func TestRecoverDecisions(t *testing.T) {
 	ended := add(func(r *step.Record) { r.State = step.Completed })
 	foreign := step.ID{Job: 77}
 	for path, text := range map[string]string{
-		tn.files.result(badFile): `{"job_id":3,"step_id":0,"state":"RUNNING"}`,
-		tn.files.result(ended):   `{}`,
-		tn.files.result(foreign): `{}`,
-		filepath.Join(tn.files.stepsDir(), tn.files.socketName(ended)):   "",
-		filepath.Join(tn.files.stepsDir(), tn.files.socketName(foreign)): "",
-		filepath.Join(tn.files.stepsDir(), "notes.txt"):                  "",
+		tn.spool.Result(badFile): `{"job_id":3,"step_id":0,"state":"RUNNING"}`,
+		tn.spool.Result(ended):   `{}`,
+		tn.spool.Result(foreign): `{}`,
+		filepath.Join(tn.spool.StepsDir(), tn.spool.SocketName(ended)):   "",
+		filepath.Join(tn.spool.StepsDir(), tn.spool.SocketName(foreign)): "",
+		filepath.Join(tn.spool.StepsDir(), "notes.txt"):                  "",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -241,11 +242,11 @@ func TestRecoverDecisions(t *testing.T) {
 		t.Errorf("leftovers: own ended %d times, foreign %d times", tn.tracker.times(ended), tn.tracker.times(foreign))
 	}
 	for path, stays := range map[string]bool{
-		tn.files.result(ended):   false,
-		tn.files.result(foreign): true,
-		filepath.Join(tn.files.stepsDir(), tn.files.socketName(ended)):   false,
-		filepath.Join(tn.files.stepsDir(), tn.files.socketName(foreign)): true,
-		filepath.Join(tn.files.stepsDir(), "notes.txt"):                  true,
+		tn.spool.Result(ended):   false,
+		tn.spool.Result(foreign): true,
+		filepath.Join(tn.spool.StepsDir(), tn.spool.SocketName(ended)):   false,
+		filepath.Join(tn.spool.StepsDir(), tn.spool.SocketName(foreign)): true,
+		filepath.Join(tn.spool.StepsDir(), "notes.txt"):                  true,
 	} {
 		if _, err := os.Lstat(path); (err == nil) != stays {
 			t.Errorf("%s: %v, want it there: %v", path, err, stays)
@@ -270,7 +271,7 @@ func TestLocks(t *testing.T) {
 		cfg := testConfig(t, tn.dir)
 		tc.edit(&cfg)
 		_, err := New(cfg)
-		if !errors.Is(err, errLocked) || !strings.Contains(err.Error(), "noded (pid "+strconv.Itoa(os.Getpid())+")") {
+		if !errors.Is(err, spool.ErrLocked) || !strings.Contains(err.Error(), "noded (pid "+strconv.Itoa(os.Getpid())+")") {
 			t.Errorf("same %s: %v", tc.name, err)
 		}
 	}
@@ -290,7 +291,7 @@ func TestLocks(t *testing.T) {
 // for a moment.
 func TestLockOfKilled(t *testing.T) {
 	dir := t.TempDir()
-	lock, err := lockDir(dir)
+	lock, err := spool.Lock(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +306,7 @@ func TestLockOfKilled(t *testing.T) {
 	}
 	lock.Close()
 	time.AfterFunc(50*time.Millisecond, func() { stdin.Close() })
-	next, err := lockDir(dir)
+	next, err := spool.Lock(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -324,7 +325,7 @@ func TestServeOnSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Lstat(tn.files.socket()); err == nil {
+	if _, err := os.Lstat(tn.spool.Socket()); err == nil {
 		t.Error("the socket is there before it is served")
 	}
 	server := newServer(tn.Node, nil)
@@ -333,10 +334,10 @@ func TestServeOnSocket(t *testing.T) {
 	if err := tn.Publish(); err != nil {
 		t.Fatal(err)
 	}
-	if st, err := os.Stat(tn.files.socket()); err != nil || st.Mode().Perm() != 0o666 {
+	if st, err := os.Stat(tn.spool.Socket()); err != nil || st.Mode().Perm() != 0o666 {
 		t.Errorf("socket %v, %v", st, err)
 	}
-	client := &api.Client{Socket: tn.files.socket()}
+	client := &api.Client{Socket: tn.spool.Socket()}
 	reply, err := client.Run(t.Context(), runRequest(request("exit", "6")))
 	if err != nil {
 		t.Fatal(err)
@@ -351,7 +352,7 @@ func TestServeOnSocket(t *testing.T) {
 		t.Error(err)
 	}
 	tn.stop()
-	if _, err := os.Lstat(tn.files.socket()); err == nil {
+	if _, err := os.Lstat(tn.spool.Socket()); err == nil {
 		t.Error("the socket is left")
 	}
 }

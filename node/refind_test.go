@@ -26,7 +26,7 @@ func TestStateLost(t *testing.T) {
 	tn.until(a, step.Running)
 	tn.until(b, step.Running)
 	tn.stop()
-	if err := errors.Join(os.Remove(filepath.Join(tn.files.run, "volatile.journal")), os.Remove(filepath.Join(tn.files.spool, store.DurableName))); err != nil {
+	if err := errors.Join(os.Remove(filepath.Join(tn.spool.Run, "volatile.journal")), os.Remove(filepath.Join(tn.spool.Dir, store.DurableName))); err != nil {
 		t.Fatal(err)
 	}
 	tn = start(t, dir, nil)

@@ -13,6 +13,7 @@ import (
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
+	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -31,7 +32,7 @@ type reservation struct {
 }
 
 // close closes the log of a reservation that was launched, or is none any more.
-func (r *reservation) close(files *spool) { files.close(r.events) }
+func (r *reservation) close(files *spool.Spool) { files.CloseFile(r.events) }
 
 // Reserve is the first half of Run: the step is PENDING and has a number. The reservation is
 // the calling process's, which launches it, or gives it back by its end.
@@ -123,7 +124,7 @@ func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in
 	}
 	f.by = caller.UID
 	f.res = &reservation{spec: spec, size: in.size}
-	if f.res.events, err = n.openEvents(f, spec); err != nil {
+	if f.res.events, err = n.spool.BeginEvents(f.id, f.rec.Submitted, spec.CPUs); err != nil {
 		n.reg.add(f)
 		f.claim()
 		f.unreserve()
@@ -191,8 +192,8 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	if a.job.Origin != "" { // else an older noded made the job
 		spec.Origin, spec.JobNTasks, spec.JobName = a.job.Origin, a.job.NTasks, a.job.Name
 	}
-	spec.ResultFile = n.files.result(rec.ID)
-	spec.OutputFile = n.files.output(rec.ID)
+	spec.ResultFile = n.spool.Result(rec.ID)
+	spec.OutputFile = n.spool.Output(rec.ID)
 	f := newFollower(n, a.job, rec, stepReserved)
 	f.share = a.Share
 	f.replay = n.reg.users.keepReplay(rec.UID, n.cfg.Site.ReplayBytes)
@@ -204,7 +205,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 // or the next ones.
 func (n *Node) numberJob(want step.ID, job *state.Job, control [][]byte, rec *step.Record) error {
 	forgotten, err := n.store.NewJobAs(want, job, control, rec)
-	n.forget(forgotten)
+	n.spool.Forget(forgotten)
 	return err
 }
 
@@ -360,7 +361,9 @@ func (f *follower) giveBack(why string) {
 	f.unreserve().close(f.n.spool)
 	rec := f.record()
 	deadRecord(rec, why, step.Cancelled, time.Now())
-	f.logEnd(rec)
+	if err := f.n.spool.LogEnd(rec); err != nil {
+		f.log.Warnf("%v", err)
+	}
 	f.settle(rec)
 	f.cleanup()
 }

@@ -50,7 +50,7 @@ func (f *follower) runReply(spec *step.Spec) *api.RunReply {
 	told.Argv, told.Env, told.SpankOptions, told.JobControl, told.Script = nil, nil, nil, nil, nil
 	return &api.RunReply{
 		JobID: f.id.Job, StepID: f.id.Step, Node: f.n.cfg.NodeName, Spec: &told,
-		SocketDir: f.n.files.stepsDir(), SocketName: f.n.files.socketName(f.id),
+		SocketDir: f.n.spool.StepsDir(), SocketName: f.n.spool.SocketName(f.id),
 	}
 }
 
@@ -176,7 +176,7 @@ func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec 
 		Request: asAdmitted(req), Site: n.cfg.Site, User: user,
 		NodeName: n.cfg.NodeName, NodeList: n.cfg.NodeName,
 		CPUs: step.FormatCPUList(a.CPUs), NCPUs: len(a.CPUs),
-		Proctrack: step.Proctrack{Kind: n.cfg.Tracker.Kind()}, Container: n.cfg.ContainerType, RunDir: n.files.run,
+		Proctrack: step.Proctrack{Kind: n.cfg.Tracker.Kind()}, Container: n.cfg.ContainerType, RunDir: n.spool.Run,
 		Origin: step.OriginRun, JobNTasks: req.NTasks,
 	}
 	if len(req.Script) > 0 {
@@ -209,7 +209,7 @@ func asAdmitted(req *step.Request) step.Request {
 
 // taskEnv is a step's environment as the client wants it, with the name of the
 // node that it runs on, for stepctl in a task.
-func (n *Node) taskEnv(env []string) []string { return setEnv(env, "NODED_SOCKET", n.files.socket()) }
+func (n *Node) taskEnv(env []string) []string { return setEnv(env, "NODED_SOCKET", n.spool.Socket()) }
 
 // setEnv returns env with NAME=value as its only entry for name; env itself
 // stays as it is.

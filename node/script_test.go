@@ -40,7 +40,7 @@ func TestBatch(t *testing.T) {
 		t.Fatalf("step %s", id)
 	}
 	rec := tn.wait(id)
-	path := tn.files.script(1)
+	path := tn.spool.Script(1)
 	if want := "batch " + path + " an argument of 3 tasks, 0 bytes of script"; rec.Reason != want {
 		t.Errorf("reason %q, want %q", rec.Reason, want)
 	}
@@ -55,11 +55,11 @@ func TestBatch(t *testing.T) {
 
 	id = tn.run(uid, batch("wait"))
 	tn.until(id, step.Running)
-	st, err := os.Stat(tn.files.script(id.Job))
+	st, err := os.Stat(tn.spool.Script(id.Job))
 	if err != nil || st.Mode() != 0o700 || st.Sys().(*syscall.Stat_t).Uid != uid {
 		t.Errorf("script %v, %v", st, err)
 	}
-	for _, dir := range []string{tn.files.spool, tn.files.scriptsDir()} {
+	for _, dir := range []string{tn.spool.Dir, tn.spool.ScriptsDir()} {
 		if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o711 {
 			t.Errorf("%s has mode %v: users must reach their scripts", dir, st.Mode())
 		}

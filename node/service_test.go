@@ -225,7 +225,7 @@ func TestSteps(t *testing.T) {
 		t.Errorf("%d events", events)
 	}
 	want := bytes.Repeat([]byte("kept"), 50_000)
-	if err := os.WriteFile(tn.files.output(id), want, 0o600); err != nil {
+	if err := os.WriteFile(tn.spool.Output(id), want, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	kept, err := client.Output(t.Context(), id)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
+	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/node/store"
 	"stepd/step"
@@ -25,15 +26,15 @@ import (
 func (tn *testNode) stopSpool() (goOn func()) {
 	tn.t.Helper()
 	hang := make(chan struct{})
-	tn.spool.setPatience(100 * time.Millisecond)
-	if err := tn.spool.do(func() error { <-hang; return nil }); !errors.As(err, new(errSpool)) {
+	tn.spool.SetPatience(100 * time.Millisecond)
+	if err := tn.spool.Do(func() error { <-hang; return nil }); !errors.As(err, new(spool.SilentError)) {
 		tn.t.Fatal(err)
 	}
 	return func() {
 		tn.t.Helper()
 		close(hang)
 		tn.eventually("a spool that answers", func() bool { return tn.silence() == nil })
-		tn.spool.setPatience(spoolPatience)
+		tn.spool.SetPatience(spool.Patience)
 	}
 }
 
@@ -53,7 +54,7 @@ func TestSpoolStops(t *testing.T) {
 	goOn := tn.stopSpool()
 	for range 3 {
 		_, err := tn.svc.Run(as(1000), runRequest(request("exit", "0")))
-		if api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), tn.files.spool) || !strings.Contains(err.Error(), "has not answered for") {
+		if api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), tn.spool.Dir) || !strings.Contains(err.Error(), "has not answered for") {
 			t.Errorf("a step is asked for: %v", err)
 		}
 	}
@@ -66,10 +67,10 @@ func TestSpoolStops(t *testing.T) {
 		t.Errorf("a batch job is asked for: %v", err)
 	}
 	tn.Serving()
-	if why := tn.NotReady(t.Context()); len(why) != 1 || !strings.Contains(why[0], tn.files.spool) || !strings.Contains(why[0], "has not answered for") {
+	if why := tn.NotReady(t.Context()); len(why) != 1 || !strings.Contains(why[0], tn.spool.Dir) || !strings.Contains(why[0], "has not answered for") {
 		t.Errorf("not ready: %q", why) // its file system does answer
 	}
-	if d := tn.doc(); len(d.Jobs) != 2 || d.State != "DRAINING" || !strings.Contains(d.Reason, "has not answered for") || len(d.Fallbacks) != 1 || d.Fallbacks[0].What != "spool" || !strings.Contains(d.Fallbacks[0].Why, tn.files.spool) {
+	if d := tn.doc(); len(d.Jobs) != 2 || d.State != "DRAINING" || !strings.Contains(d.Reason, "has not answered for") || len(d.Fallbacks) != 1 || d.Fallbacks[0].What != "spool" || !strings.Contains(d.Fallbacks[0].Why, tn.spool.Dir) {
 		t.Errorf("node %+v", d)
 	}
 	if err := os.WriteFile(fifo, []byte("9"), 0); err != nil {
@@ -102,7 +103,7 @@ func TestSpoolStops(t *testing.T) {
 // returns is called.
 func (tn *testNode) breakDurable() (mend func()) {
 	tn.t.Helper()
-	path := filepath.Join(tn.files.spool, store.DurableName)
+	path := filepath.Join(tn.spool.Dir, store.DurableName)
 	f, err := os.Open(path)
 	if err != nil {
 		tn.t.Fatal(err)
@@ -154,7 +155,7 @@ func TestStateUnwritable(t *testing.T) {
 		t.Errorf("before: %q", why)
 	}
 	mend := tn.breakDurable()
-	journal := filepath.Join(tn.files.spool, store.DurableName)
+	journal := filepath.Join(tn.spool.Dir, store.DurableName)
 	own := batch("exit 0")
 	if _, err := tn.svc.Run(as(uint32(os.Getuid())), runRequest(own)); err == nil || !strings.Contains(err.Error(), journal) {
 		t.Errorf("a batch job that cannot be stored: %v", err)
@@ -218,12 +219,12 @@ func TestStoredLater(t *testing.T) {
 	tn = start(t, dir, nil)
 	check(tn.store)
 	tn.stop()
-	if err := os.Remove(filepath.Join(tn.files.run, "volatile.journal")); err != nil { // a reboot
+	if err := os.Remove(filepath.Join(tn.spool.Run, "volatile.journal")); err != nil { // a reboot
 		t.Fatal(err)
 	}
 	tn = start(t, dir, nil)
 	check(tn.store)
-	if _, err := os.Stat(tn.files.script(batch.Job)); err == nil {
+	if _, err := os.Stat(tn.spool.Script(batch.Job)); err == nil {
 		t.Error("the script is left")
 	}
 }
@@ -234,7 +235,7 @@ func TestEventLogStops(t *testing.T) {
 	tn := fresh(t)
 	id := tn.run(1000, request("wait"))
 	pid := tn.until(id, step.Running).StepdPID
-	log := tn.files.events(id)
+	log := tn.spool.Events(id)
 	if err := os.Remove(log); err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +259,7 @@ func TestEventLogStops(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tn.spool.setPatience(100 * time.Millisecond)
+	tn.spool.SetPatience(100 * time.Millisecond)
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -268,7 +269,7 @@ func TestEventLogStops(t *testing.T) {
 	if tn.silence() == nil {
 		t.Error("it took the lines")
 	}
-	tn.spool.setPatience(spoolPatience)
+	tn.spool.SetPatience(spool.Patience)
 	var read []byte
 	for buf := make([]byte, 64<<10); !strings.Contains(string(read), `"event":"end"`); {
 		n, err := pipe.Read(buf)
@@ -295,10 +296,10 @@ func TestScriptsSwept(t *testing.T) {
 	tn.idle()
 	runs := tn.batch("wait")
 	tn.until(runs, step.Running)
-	files := tn.files
+	files := tn.spool
 	tn.stop()
-	stay := []string{files.script(runs.Job), files.script(runs.Job + 1), filepath.Join(files.scriptsDir(), "notes")}
-	for _, path := range append(stay[1:], files.script(over.Job)) {
+	stay := []string{files.Script(runs.Job), files.Script(runs.Job + 1), filepath.Join(files.ScriptsDir(), "notes")}
+	for _, path := range append(stay[1:], files.Script(over.Job)) {
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -310,7 +311,7 @@ func TestScriptsSwept(t *testing.T) {
 			t.Errorf("%s is gone", path)
 		}
 	}
-	if _, err := os.Stat(files.script(over.Job)); err == nil {
+	if _, err := os.Stat(files.Script(over.Job)); err == nil {
 		t.Error("the script is left")
 	}
 	tn.cancelJob(runs)
@@ -325,7 +326,7 @@ func TestDamagedStateDrains(t *testing.T) {
 	tn.wait(tn.run(1000, request("exit", "0")))
 	tn.idle()
 	tn.stop()
-	path := filepath.Join(tn.files.run, "volatile.journal")
+	path := filepath.Join(tn.spool.Run, "volatile.journal")
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

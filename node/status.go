@@ -211,10 +211,10 @@ func (f *follower) measure() {
 	if _, deaf := f.n.cfg.Meter.(noMeter); deaf {
 		return
 	}
-	rec, name := f.record(), f.n.files.events(f.id)
+	rec, name := f.record(), f.n.spool.Events(f.id)
 	f.n.work.Go(func() {
 		f.n.cfg.Meter.StepEnded(rec, func() (io.ReadCloser, error) {
-			return f.n.openFile(name)
+			return f.n.spool.Open(name)
 		})
 	})
 }
@@ -284,7 +284,7 @@ func (n *Node) NotReady(ctx context.Context) (why []string) {
 	if err := n.silence(); err != nil { // though its file system may answer
 		return append(why, err.Error())
 	}
-	for _, t := range n.spoolWatch.look(ctx) {
+	for _, t := range n.spoolWatch.Look(ctx) {
 		why = append(why, t.Text)
 	}
 	if err := n.store.Unwritable(); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"stepd/api"
 	"stepd/node/selection"
+	"stepd/node/spool"
 	"stepd/node/store"
 	"stepd/srunopt"
 	"stepd/step"
@@ -269,7 +270,7 @@ func TestBatchOverReboot(t *testing.T) {
 		if err := c.complete(); err != nil {
 			t.Fatal(err)
 		}
-		files := layout{run: c.RunDir, spool: c.SpoolDir}
+		files := spool.Layout{Run: c.RunDir, Dir: c.SpoolDir}
 		st, err := store.Open(store.Config{
 			Spool: c.SpoolDir, Run: c.RunDir, Durable: []string{"drain", "batch"}, Boot: "another", Deadline: c.SpoolTimeout, Silent: func(error) {},
 		})
@@ -288,7 +289,7 @@ func TestBatchOverReboot(t *testing.T) {
 			})
 			if err = errors.Join(err, st.Get("step", id.Name(), rec)); err == nil && id == told {
 				deadRecord(rec, "stepd got SIGTERM: the host goes down", step.NodeFail, time.Now())
-				err = os.WriteFile(files.result(id), marshal(t, rec), 0o600)
+				err = os.WriteFile(files.Result(id), marshal(t, rec), 0o600)
 			}
 			if err != nil {
 				t.Fatal(err)

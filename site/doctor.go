@@ -17,7 +17,7 @@ import (
 
 	"stepd/jobcontainer"
 	"stepd/mpi"
-	"stepd/node"
+	"stepd/node/spool"
 	"stepd/proctrack/detect"
 	"stepd/slurmconf"
 )
@@ -201,7 +201,7 @@ func existing(dir string) string {
 
 func (s *Site) lookRoom() (out []finding) {
 	for _, d := range [][2]string{{"spool", s.Spool}, {"run directory", s.Run}} {
-		room := node.DirRoom{What: d[0], Dir: existing(d[1])}
+		room := spool.Room{What: d[0], Dir: existing(d[1])}
 		for _, t := range room.Look(context.Background()) { // ask bounds it
 			out = append(out, finding{slurmconf.SeverityError, "disk", t.Text, t.Remedy})
 		}

@@ -1,4 +1,4 @@
-package node
+package spool
 
 import (
 	"context"
@@ -19,9 +19,9 @@ const (
 	inodesMin = 100
 )
 
-// DirRoom looks at the file system that dir is in: whether it answers, may be
+// Room looks at the file system that dir is in: whether it answers, may be
 // written to, and has room. dir is called what in the texts.
-type DirRoom struct {
+type Room struct {
 	What, Dir string
 
 	mu    sync.Mutex
@@ -30,9 +30,9 @@ type DirRoom struct {
 	err   error         // guarded by mu
 }
 
-// look asks, no longer than ctx lasts. A file system whose server is gone answers
+// Look asks, no longer than ctx lasts. A file system whose server is gone answers
 // never: one question at a time waits for it, however often Look is called.
-func (d *DirRoom) look(ctx context.Context) []Trouble {
+func (d *Room) Look(ctx context.Context) []Trouble {
 	d.mu.Lock()
 	asked := d.asked
 	if asked == nil {
@@ -54,7 +54,7 @@ func (d *DirRoom) look(ctx context.Context) []Trouble {
 	return roomTroubles(d.What, d.Dir, &d.st, d.err)
 }
 
-func (d *DirRoom) ask(asked chan struct{}) {
+func (d *Room) ask(asked chan struct{}) {
 	var st unix.Statfs_t
 	err := unix.Statfs(d.Dir, &st)
 	d.mu.Lock()
@@ -62,9 +62,6 @@ func (d *DirRoom) ask(asked chan struct{}) {
 	d.st, d.err, d.asked = st, err, nil
 	close(asked)
 }
-
-// Look is look, for what is not the node's.
-func (d *DirRoom) Look(ctx context.Context) []Trouble { return d.look(ctx) }
 
 func roomTroubles(what, dir string, st *unix.Statfs_t, err error) (found []Trouble) {
 	if err != nil {

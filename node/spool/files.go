@@ -1,0 +1,254 @@
+package spool
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"stepd/api/stepapi"
+	"stepd/eventlog"
+	"stepd/internal/linux"
+	"stepd/step"
+)
+
+// File is a file of the spool that is read. The caller closes it.
+type File struct {
+	spool *Spool
+	file  *os.File
+}
+
+// Close closes it.
+func (f *File) Close() error { return f.file.Close() }
+
+// Read is io.Reader's; its error may be a SilentError.
+func (f *File) Read(b []byte) (int, error) {
+	buf := make([]byte, len(b)) // b is not ours any more when its owner has gone
+	var got int
+	err := f.spool.Do(func() (err error) {
+		got, err = f.file.Read(buf)
+		return err
+	})
+	if errors.As(err, new(SilentError)) {
+		return 0, err
+	}
+	return copy(b, buf[:got]), err
+}
+
+// Size is how many bytes the file has.
+func (f *File) Size() (n int64, err error) {
+	var fi os.FileInfo // not the caller's who has gone
+	err = f.spool.Do(func() (err error) {
+		fi, err = f.file.Stat()
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return fi.Size(), nil
+}
+
+// Open opens a file to be read.
+func (s *Spool) Open(path string) (*File, error) {
+	var f *os.File // not the caller's who has gone
+	err := s.Do(func() (err error) {
+		f, err = s.open(path, os.O_RDONLY)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &File{s, f}, nil
+}
+
+// Forget removes the logs and the kept output of steps that the store has forgotten.
+func (s *Spool) Forget(ids []step.ID) {
+	if len(ids) == 0 {
+		return
+	}
+	err := s.Do(func() error {
+		s.removeForgotten(ids)
+		return nil
+	})
+	if err != nil {
+		s.log.Warnf("cannot remove the event logs of %d forgotten steps: %v", len(ids), err)
+	}
+}
+
+// removeForgotten removes their files. The log goes last: where it is, others may be.
+func (s *Spool) removeForgotten(ids []step.ID) {
+	for _, id := range ids {
+		for _, path := range []string{s.Result(id), s.Output(id), s.Events(id)} {
+			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+				s.log.WithField("step", id.String()).Warnf("cannot remove what is kept of a forgotten step: %v", err)
+			}
+		}
+	}
+}
+
+// RemoveBelow removes name and all below it from a directory of ours, following no
+// link; a missing name, or directory, is fine.
+func RemoveBelow(dir, name string) error {
+	root, err := os.OpenRoot(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot open directory: %w", err)
+	}
+	defer root.Close()
+	if err := root.RemoveAll(name); err != nil {
+		return fmt.Errorf("cannot remove %q: %w", filepath.Join(dir, name), err)
+	}
+	return nil
+}
+
+// Log writes an event to a step's log.
+func (s *Spool) Log(log *os.File, e eventlog.Event) error {
+	return s.Do(func() error { return writeEvents(log, e) })
+}
+
+// TakeResult reads the result that the stepd of a step has left. os.ErrNotExist is in the error
+// when there is none.
+func (s *Spool) TakeResult(id step.ID) (rec *step.Record, err error) {
+	err = s.Do(func() (err error) {
+		rec, err = readResult(s.Result(id), id)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return rec, nil
+}
+
+// readResult reads the result that stepd left because no noded took it:
+// a final step.Record, written by rename, so it is whole or not
+// there. os.ErrNotExist is in the error when there is none.
+func readResult(path string, id step.ID) (*step.Record, error) {
+	f, err := linux.OpenBeneath(filepath.Dir(path), filepath.Base(path), os.O_RDONLY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open result: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, stepapi.RecordMax+1))
+	if err != nil {
+		return nil, fmt.Errorf("cannot read result %q: %w", path, err)
+	}
+	rec, err := parseResult(b, id)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use result %q: %w", path, err)
+	}
+	return rec, nil
+}
+
+func parseResult(b []byte, id step.ID) (*step.Record, error) {
+	if len(b) > stepapi.RecordMax {
+		return nil, fmt.Errorf("longer than %d bytes", stepapi.RecordMax)
+	}
+	rec := new(step.Record)
+	if err := json.Unmarshal(b, rec); err != nil {
+		return nil, err
+	}
+	if rec.ID != id {
+		return nil, fmt.Errorf("it is of step %s", rec.ID)
+	}
+	if !IsFinal(rec.State) {
+		return nil, fmt.Errorf("state %.40q is not final", string(rec.State))
+	}
+	return rec, nil
+}
+
+// IsFinal is State.Final for a word that came from outside: an unknown one is
+// no state at all.
+func IsFinal(s step.State) bool {
+	switch s {
+	case step.Completed, step.Failed, step.Cancelled, step.Timeout, step.OutOfMemory, step.NodeFail:
+		return true
+	}
+	return false
+}
+
+// outputRoom bounds what the kept output of all steps may take of the spool: as many
+// bytes, or four steps' output. One user may have all of it, until others need room.
+const outputRoom = 64 << 20
+
+// keptOutput is what is left of one step.
+type keptOutput struct {
+	name string
+	uid  uint32 // the step's: the file is its
+	size int64
+	at   time.Time
+}
+
+// KeepOutput bounds the kept outputs where a step of uid that has just ended has left one; the
+// site keeps replay bytes of each. Where the spool does not answer, the next step's end does it.
+func (s *Spool) KeepOutput(id step.ID, uid uint32, replay int64) {
+	// The log has a SilentError.
+	_ = s.Do(func() error {
+		s.boundOutput(id, uid, max(outputRoom, 4*replay))
+		return nil
+	})
+}
+
+// boundOutput removes kept outputs where all together have more than most bytes.
+func (s *Spool) boundOutput(id step.ID, uid uint32, most int64) {
+	path := s.Output(id)
+	// A stepd that was killed while it wrote has left a part, which is of no use.
+	if err := os.Remove(path + ".tmp"); err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.log.Warnf("cannot remove what step %s has left: %v", id, err)
+	}
+	// The file's owner is its user, when there are too many; no other user gets into the
+	// directory.
+	if err := os.Lchown(path, int(uid), -1); errors.Is(err, os.ErrNotExist) {
+		return // nothing new
+	} else if err != nil {
+		s.log.Warnf("cannot give kept output to its user: %v", err)
+	}
+	entries, err := os.ReadDir(s.OutputDir())
+	if err != nil {
+		s.log.Warnf("cannot read the kept outputs: %v", err)
+		return
+	}
+	var all []keptOutput
+	for _, e := range entries {
+		if fi, err := e.Info(); err == nil {
+			all = append(all, keptOutput{e.Name(), fi.Sys().(*syscall.Stat_t).Uid, fi.Size(), fi.ModTime()})
+		}
+	}
+	for _, k := range surplus(all, most) {
+		if err := os.Remove(filepath.Join(s.OutputDir(), k.name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			s.log.Warnf("cannot remove kept output: %v", err)
+		}
+	}
+}
+
+// surplus are the outputs beyond the room: each time the oldest of the user who has
+// most, so that one user's steps do not push out others' output.
+func surplus(all []keptOutput, room int64) (gone []keptOutput) {
+	slices.SortFunc(all, func(a, b keptOutput) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.name, b.name)) })
+	of := make(map[uint32][]keptOutput) // by user, the oldest first
+	sum := make(map[uint32]int64)
+	for _, k := range all {
+		of[k.uid] = append(of[k.uid], k)
+		sum[k.uid] += k.size
+		room -= k.size
+	}
+	for room < 0 {
+		most := all[0].uid
+		for uid, n := range sum {
+			if n > sum[most] || n == sum[most] && uid < most {
+				most = uid
+			}
+		}
+		k := of[most][0]
+		of[most], sum[most], room = of[most][1:], sum[most]-k.size, room+k.size
+		gone = append(gone, k)
+	}
+	return gone
+}
