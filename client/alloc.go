@@ -1,12 +1,14 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -53,20 +55,13 @@ func alloc(client *api.Client, o *options.Run, d *Dialer, argv []string) (int, e
 	case len(argv) == 0:
 		argv = []string{shell()}
 	}
-	if err := p.Take(); err != nil {
-		return 0, err
-	}
-	code, err := allocated(client, o, d, argv, interactive)
-	p.Exit()
-	return p.StrictCode(code), err
+	return p.Around(func() (int, error) { return allocated(client, o, d, argv, interactive) })
 }
 
 func allocated(client *api.Client, o *options.Run, d *Dialer, argv []string, interactive bool) (int, error) {
 	p := d.Plugins
 	p.Env = outsideStep(p.Env)
-	if o.Name == "" {
-		o.Name = "interactive" // salloc's
-	}
+	o.Name = cmp.Or(o.Name, "interactive") // salloc's
 	req, err := o.Request(options.Allocation, argv, p)
 	if err != nil {
 		return 0, err
@@ -131,12 +126,7 @@ func watchJob(client *api.Client, job uint32) (over <-chan struct{}, stop func()
 	return ended, func() { cancel(); watch.Wait() }
 }
 
-func shell() string {
-	if s := os.Getenv("SHELL"); s != "" {
-		return s
-	}
-	return "/bin/sh"
-}
+func shell() string { return cmp.Or(os.Getenv("SHELL"), "/bin/sh") }
 
 // allocEnv is what the job's command has of the job (traces/salloc_reg.tsv).
 func allocEnv(req *step.Request, p *plugins.Host, job *api.AllocReply) []string {
@@ -155,8 +145,7 @@ func inJob(req *step.Request, d *Dialer, job *api.AllocReply, argv, options []st
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdin, os.Stdout, os.Stderr, req.Cwd
 	p := d.Plugins
-	cmd.Env = append(append([]string(nil), p.Env...), allocEnv(req, p, job)...)
-	cmd.Env = append(append(append(append(cmd.Env, options...), "NODED_SOCKET="+path), p.JobEnv()...), p.ShortOptionEnv()...)
+	cmd.Env = slices.Concat(p.Env, allocEnv(req, p, job), options, []string{"NODED_SOCKET=" + path}, p.JobEnv(), p.ShortOptionEnv())
 	sigs := make(chan os.Signal, 16) // a burst of signals must not be lost
 	d.release()
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)

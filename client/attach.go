@@ -395,29 +395,21 @@ func (a *attached) copyLines(conn *os.File) {
 	defer a.guard.End(func(fd, rank int, b []byte) { a.lines.Output(fd, rank, b, false) })
 	var skipped terminal.Skipped
 	defer skipped.End()
-	buf := make([]byte, replay.FrameHead+replay.FrameMax)
-	for {
-		select {
-		case <-a.gone:
-			return
-		default:
-		}
-		n, err := conn.Read(buf)
-		if err != nil || n == 0 {
-			a.cut = true // else stepd says that it is the end
-			return
-		}
-		f, err := replay.Parse(buf[:n])
+	for f, err := range replay.Frames(conn) {
 		switch {
+		case errors.Is(err, replay.ErrCut):
+			a.cut = true
 		case err != nil:
 			a.leave(fmt.Errorf("cannot read the output of step %s: %w", a.rec.ID, err))
-			return
-		case f.Kind == replay.KindEnd:
-			return
 		case f.Kind == replay.KindOutput:
 			a.lines.Output(f.FD, f.Rank, a.guard.Pass(f.FD, f.Rank, f.Data), false)
 		case f.Kind == replay.KindGap:
 			skipped.Add(f.N)
+		}
+		select {
+		case <-a.gone:
+			return
+		default:
 		}
 	}
 }

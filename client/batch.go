@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -51,12 +52,7 @@ func BatchCommand(d *Dialer) *cobra.Command {
 // batch submits the script.
 func batch(client *api.Client, o *options.Batch, p *plugins.Host, script []byte, argv []string) (int, error) {
 	p.PostOptEnv = []string{"SLURM_JOB_NAME=" + cmp.Or(o.Name, options.NameOf(argv[0]))}
-	if err := p.Take(); err != nil {
-		return 0, err
-	}
-	code, err := submit(client, o, p, script, argv)
-	p.Exit()
-	return p.StrictCode(code), err
+	return p.Around(func() (int, error) { return submit(client, o, p, script, argv) })
 }
 
 func submit(client *api.Client, o *options.Batch, p *plugins.Host, script []byte, argv []string) (int, error) {
@@ -73,11 +69,7 @@ func submit(client *api.Client, o *options.Batch, p *plugins.Host, script []byte
 	if err != nil {
 		return 0, err
 	}
-	for _, e := range own {
-		if !strings.HasPrefix(e, "SRUN_") {
-			p.ExitEnv = append(p.ExitEnv, e)
-		}
-	}
+	p.ExitEnv = append(p.ExitEnv, slices.DeleteFunc(own, func(e string) bool { return strings.HasPrefix(e, "SRUN_") })...)
 	ctx := context.Background()
 	reply, err := admitted(&o.Run, req, func(in *api.RunRequest) (*api.RunReply, error) {
 		return client.Run(ctx, in)

@@ -169,18 +169,12 @@ func (a *attached) printLive(d *Dialer, o outputOptions) error {
 	defer p.end()
 	var skipped terminal.Skipped
 	defer skipped.End()
-	buf := make([]byte, replay.FrameHead+replay.FrameMax)
-	for {
-		n, err := out.Read(buf)
-		if err != nil || n == 0 {
-			return fmt.Errorf("the rest of the output of step %s is missing: its stepd is gone", a.rec.ID)
-		}
-		f, err := replay.Parse(buf[:n])
+	for f, err := range replay.Frames(out) {
 		switch {
+		case errors.Is(err, replay.ErrCut):
+			return fmt.Errorf("the rest of the output of step %s is missing: its stepd is gone", a.rec.ID)
 		case err != nil:
 			return fmt.Errorf("cannot read the output of step %s: %w", a.rec.ID, err)
-		case f.Kind == replay.KindEnd:
-			return nil
 		case f.Kind == replay.KindGap:
 			skipped.Add(f.N)
 		case f.Kind == replay.KindOutput:
@@ -189,6 +183,7 @@ func (a *attached) printLive(d *Dialer, o outputOptions) error {
 			}
 		}
 	}
+	return nil
 }
 
 // errNoFiles says that the tasks write to no files.
@@ -211,18 +206,12 @@ func printFiles(rec *step.Record, o outputOptions) error {
 		return err
 	}
 	defer reader.close()
-	for _, s := range []struct {
-		fd    int
-		place *step.OutputPlace
-	}{{1, rec.Stdout}, {2, rec.Stderr}} {
-		if !isFile(s.place) {
-			continue
-		}
-		if err := p.files(reader, rec, s.fd, s.place); err != nil {
-			return err
+	for i, place := range []*step.OutputPlace{rec.Stdout, rec.Stderr} {
+		if isFile(place) && err == nil {
+			err = p.files(reader, rec, i+1, place)
 		}
 	}
-	return nil
+	return err
 }
 
 // files prints the files of one stream, in the order of their ranks.

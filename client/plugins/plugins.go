@@ -74,18 +74,10 @@ func Load(ctx context.Context, client *api.Client, c spank.Context, hold func(*s
 	if len(stack.Plugins) == 0 {
 		return p, nil
 	}
-	prog, err := Beside("spankhost")
-	if err != nil {
-		return nil, err
-	}
 	var problems []string
-	p.Session, problems, err = spank.Open(context.Background(), spank.SessionConfig{
-		Program: prog, Context: c, Stack: stack, AllowReleases: conf.AllowReleases,
-		Env: p.Env, NodeName: conf.Node,
-		User:        step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())},
-		Files:       [3]*os.File{os.Stdin, os.Stdout, os.Stderr},
-		HookTimeout: time.Duration(conf.HookTimeoutS) * time.Second,
-		Log:         hearPlugin,
+	p.Session, problems, err = Open(context.Background(), conf, spank.SessionConfig{
+		Context: c, Stack: stack, Env: p.Env, Files: [3]*os.File{os.Stdin, os.Stdout, os.Stderr},
+		HookTimeout: time.Duration(conf.HookTimeoutS) * time.Second, Log: hearPlugin,
 	})
 	if c != spank.ContextLocal { // in local context stepd says the same
 		for _, line := range problems {
@@ -117,17 +109,9 @@ func Offered(ctx context.Context, client *api.Client, c spank.Context, patience 
 		return nil
 	}
 	defer null.Close()
-	prog, err := Beside("spankhost")
-	if err != nil {
-		return nil
-	}
 	p := &Host{context: c, values: make(map[int]*value)}
-	p.Session, _, err = spank.Open(ctx, spank.SessionConfig{
-		Program: prog, Context: c, Stack: stack, AllowReleases: conf.AllowReleases,
-		Env: os.Environ(), NodeName: conf.Node,
-		User:        step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())},
-		Files:       [3]*os.File{null, null, null},
-		HookTimeout: patience,
+	p.Session, _, err = Open(ctx, conf, spank.SessionConfig{
+		Context: c, Stack: stack, Env: os.Environ(), Files: [3]*os.File{null, null, null}, HookTimeout: patience,
 	})
 	if err == nil {
 		p.Options, err = p.Session.Init()
@@ -136,6 +120,17 @@ func Offered(ctx context.Context, client *api.Client, c spank.Context, patience 
 		p.Options = nil
 	}
 	return p
+}
+
+// Open starts a spankhost that runs as the caller, as the node's configuration has it; the
+// rest is in cfg.
+func Open(ctx context.Context, conf *api.ConfigReply, cfg spank.SessionConfig) (s *spank.Session, problems []string, err error) {
+	if cfg.Program, err = Beside("spankhost"); err != nil {
+		return nil, nil, err
+	}
+	cfg.AllowReleases, cfg.NodeName = conf.AllowReleases, conf.Node
+	cfg.User = step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	return spank.Open(ctx, cfg)
 }
 
 // hearPlugin prints what plugins say, as srun does (spank-behaviour §6).
@@ -154,8 +149,7 @@ func hearPlugin(r launch.HostRecord) {
 // hook's own were said by the host, unless it has not lived to say them.
 func (p *Host) failed(err error, local, allocator string) error {
 	p.Close() // its last words come first
-	var hook *launch.HookError
-	if !p.told && (!errors.As(err, &hook) || hook.RC == nil) {
+	if !p.told && !Returned(err) {
 		terminal.Say("error: %v", err)
 	}
 	words := local
@@ -164,6 +158,12 @@ func (p *Host) failed(err error, local, allocator string) error {
 	}
 	terminal.Say("error: %s", words)
 	return terminal.ExitError(1)
+}
+
+// Returned reports whether an error is only what a hook has returned.
+func Returned(err error) bool {
+	hook, ok := errors.AsType[*launch.HookError](err)
+	return ok && hook.RC != nil
 }
 
 // pluginFlag is an option of a plugin, as a flag of the command.
@@ -286,18 +286,14 @@ func (p *Host) give(i int, v []byte) error {
 	o := p.Options[i]
 	p.values[i] = &value{v}
 	err := p.Session.Give(o, v)
-	var hook *launch.HookError
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &hook) && hook.RC != nil: // in srun's words
-		if p.context == spank.ContextAllocator {
-			p.Exit() // measured: so do salloc and sbatch, and not srun
-		}
-		terminal.Say("error: Invalid --%s argument: %.1024s", o.Name, v)
-		return terminal.ExitError(1)
+	if !Returned(err) {
+		return err
 	}
-	return err
+	if p.context == spank.ContextAllocator {
+		p.Exit() // measured: so do salloc and sbatch, and not srun
+	}
+	terminal.Say("error: Invalid --%s argument: %.1024s", o.Name, v) // in srun's words
+	return terminal.ExitError(1)
 }
 
 func (p *Host) readState() error {
@@ -413,6 +409,17 @@ func (p *Host) Replayed() []string {
 	return env
 }
 
+// Around calls the options back, does what the verb is for, and calls slurm_spank_exit. It
+// returns the command's exit code.
+func (p *Host) Around(verb func() (int, error)) (int, error) {
+	if err := p.Take(); err != nil {
+		return 0, err
+	}
+	code, err := verb()
+	p.Exit()
+	return p.StrictCode(code), err
+}
+
 // StrictCode is the command's exit code: with SpankStrict=yes no required
 // plugin fails for nothing on this side either.
 func (p *Host) StrictCode(code int) int {
@@ -432,10 +439,9 @@ func (p *Host) Exit() {
 	if err == nil {
 		err = p.Session.Exit(p.ExitEnv)
 	}
-	var hook *launch.HookError
-	if err != nil && !p.told && (!errors.As(err, &hook) || hook.RC == nil) {
+	if err != nil && !p.told && !Returned(err) {
 		terminal.Say("error: %v", err)
-		if hook != nil && hook.Required {
+		if hook, ok := errors.AsType[*launch.HookError](err); ok && hook.Required {
 			p.failures++
 		}
 	}

@@ -24,7 +24,6 @@ import (
 	"stepd/spank"
 	"stepd/spank/lint"
 	"stepd/step"
-	"stepd/step/launch"
 )
 
 // PluginsCommand is the verb plugins.
@@ -91,7 +90,7 @@ func lintConfig(d *client.Dialer, root *cobra.Command, files []string) (lint.Con
 	return lint.Config{
 		Plugstack: file, PluginDirs: node.PluginDirs, AllowReleases: node.AllowReleases, RequireSafe: node.RequireSafe,
 		Host: host, BuiltIn: builtIn(root),
-		Options: func(p spank.Plugin) ([]lint.Option, error) { return pluginOptions(host, node, p) },
+		Options: func(p spank.Plugin) ([]lint.Option, error) { return pluginOptions(node, p) },
 	}, nil
 }
 
@@ -125,16 +124,14 @@ func builtIn(root *cobra.Command) []string {
 const initPatience = 10 * time.Second
 
 // pluginOptions loads one plugin as stepctl run does and asks it for its options.
-func pluginOptions(host string, node *api.ConfigReply, p spank.Plugin) (options []lint.Option, err error) {
+func pluginOptions(node *api.ConfigReply, p spank.Plugin) (options []lint.Option, err error) {
 	timeout := initPatience
 	if node.HookTimeoutS > 0 {
 		timeout = time.Duration(node.HookTimeoutS) * time.Second
 	}
 	p.Required = true // so that a failure is one
-	s, _, err := spank.Open(context.Background(), spank.SessionConfig{
-		Program: host, Context: spank.ContextLocal, Stack: spank.Stack{Plugins: []spank.Plugin{p}},
-		AllowReleases: node.AllowReleases, Env: os.Environ(), NodeName: node.Node,
-		User: step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}, HookTimeout: timeout,
+	s, _, err := plugins.Open(context.Background(), node, spank.SessionConfig{
+		Context: spank.ContextLocal, Stack: spank.Stack{Plugins: []spank.Plugin{p}}, Env: os.Environ(), HookTimeout: timeout,
 	})
 	if err != nil {
 		return nil, err
@@ -147,8 +144,7 @@ func pluginOptions(host string, node *api.ConfigReply, p spank.Plugin) (options 
 	for _, o := range offered {
 		options = append(options, lint.Option{Name: o.Name, ArgInfo: o.ArgInfo, Usage: o.Usage, HasArg: o.HasArg})
 	}
-	var hook *launch.HookError
-	if err := s.Exit(nil); err != nil && (!errors.As(err, &hook) || hook.RC == nil) {
+	if err := s.Exit(nil); err != nil && !plugins.Returned(err) {
 		return options, err // a return code changes nothing there
 	}
 	return options, nil

@@ -1,6 +1,7 @@
 package terminal
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -235,26 +236,15 @@ func (s *Screen) resize(redraw bool) {
 
 // show writes what stepd sends, until the end.
 func (s *Screen) show() {
-	buf := make([]byte, replay.FrameHead+replay.FrameMax)
-	for {
-		n, err := s.Conn.Read(buf)
-		if err != nil || n == 0 {
-			s.short = true // else stepd says that it is the end
-			return
-		}
-		f, err := replay.Parse(buf[:n])
-		if err != nil {
+	for f, err := range replay.Frames(s.Conn) {
+		switch {
+		case errors.Is(err, replay.ErrCut):
+			s.short = true
+		case err != nil:
 			s.Leave(Leaving{Code: 1, Words: fmt.Sprintf("cannot read its output (%v): detached", err)})
-			return
-		}
-		switch f.Kind {
-		case replay.KindOutput:
-			if !s.write(f.Data) {
-				return
-			}
-		case replay.KindGap:
+		case f.Kind == replay.KindGap:
 			s.gap(f.N)
-		case replay.KindEnd:
+		case f.Kind == replay.KindOutput && !s.write(f.Data):
 			return
 		}
 	}

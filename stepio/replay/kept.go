@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 )
 
 // Head begins a kept output.
@@ -189,4 +190,27 @@ func Parse(b []byte) (f Frame, err error) {
 		return f, fmt.Errorf("a frame is of unknown kind %d", f.Kind)
 	}
 	return f, nil
+}
+
+// ErrCut is the end of a connection without a KindEnd: stepd is gone, or was not waited for.
+var ErrCut = errors.New("the connection has ended before the output")
+
+// Frames yields the frames that stepd sends, a packet each, up to its KindEnd, which it leaves
+// out. An error is the last pair: ErrCut, or that a frame cannot be parsed. A frame's Data is
+// valid until the next one.
+func Frames(conn io.Reader) iter.Seq2[Frame, error] {
+	return func(yield func(Frame, error) bool) {
+		buf := make([]byte, FrameHead+FrameMax)
+		for {
+			n, err := conn.Read(buf)
+			if err != nil || n == 0 {
+				yield(Frame{}, ErrCut)
+				return
+			}
+			f, err := Parse(buf[:n])
+			if err == nil && f.Kind == KindEnd || !yield(f, err) || err != nil {
+				return
+			}
+		}
+	}
 }
