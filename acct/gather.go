@@ -1,6 +1,7 @@
 package acct
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -99,9 +100,7 @@ const (
 
 // New makes the Gatherer of a step. Nothing is read before Begin.
 func New(cfg Config) *Gatherer {
-	if cfg.Acct.Gather == "" {
-		cfg.Acct.Gather = gatherNone
-	}
+	cfg.Acct.Gather = cmp.Or(cfg.Acct.Gather, gatherNone)
 	g := &Gatherer{
 		cfg: cfg, place: placeOf(cfg.Proctrack, cfg.Confine), stop: func() {},
 		ids: make(map[int]int), procs: make(map[int]owner), said: make(map[string]bool),

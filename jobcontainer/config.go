@@ -1,6 +1,7 @@
 package jobcontainer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -83,9 +84,7 @@ func (c Config) complete() (Config, error) {
 	for key, limit := range map[string]*time.Duration{
 		"InitScript": &c.InitTimeout, "CloneNSScript": &c.CloneNSScriptWait, "CloneNSEpilog": &c.CloneNSEpilogWait,
 	} {
-		if *limit == 0 {
-			*limit = scriptTimeout
-		}
+		*limit = cmp.Or(*limit, scriptTimeout)
 		if *limit < 0 {
 			return c, fmt.Errorf("cannot use a time limit of %v for %s: want more than 0", *limit, key)
 		}

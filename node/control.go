@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,12 +9,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/node/state"
 	"stepd/step"
-
-	"golang.org/x/sys/unix"
 )
 
 // Signal sends a signal to the processes, as scope has it (stepapi.Msg), of the steps that ref
@@ -67,9 +68,7 @@ func (n steps) tell(ref api.StepRef, verb string, pass func(*follower) error) er
 // cancel ends the step wherever it is on its way. Of a step that has no stepd
 // yet it does not wait for the end.
 func (f *follower) cancel(ctx context.Context, reason string) error {
-	if reason == "" {
-		reason = "cancelled"
-	}
+	reason = cmp.Or(reason, "cancelled")
 	if f.claim() {
 		f.n.work.Go(func() { f.giveBack(reason) })
 		return nil

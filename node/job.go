@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -113,9 +114,7 @@ func (j *job) doc() api.NodeJob {
 	if j.Suspended != nil {
 		d.Suspended = &j.Suspended.Since
 	}
-	if d.Origin == "" {
-		d.Origin = step.OriginRun
-	}
+	d.Origin = cmp.Or(d.Origin, step.OriginRun)
 	if mb := j.MemoryMB; mb > 0 {
 		d.MemoryMB = &mb
 	}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,9 +81,7 @@ func (n *Node) check(req *step.Request) error {
 	case req.NTasks > n.cfg.MaxTasks:
 		err = &step.FieldError{Field: "ntasks", Problem: fmt.Sprintf("%d tasks: the limit is %d (MaxTasksPerNode)", req.NTasks, n.cfg.MaxTasks)}
 	}
-	if req.MPI == "" {
-		req.MPI = n.cfg.MPIDefault
-	}
+	req.MPI = cmp.Or(req.MPI, n.cfg.MPIDefault)
 	if err == nil {
 		err = n.checkFrequency(req)
 	}

@@ -1,6 +1,7 @@
 package proctrack
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -36,9 +37,7 @@ func (p *PGID) Add(_, pid int) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.pgid == 0 {
-		p.pgid = pid
-	}
+	p.pgid = cmp.Or(p.pgid, pid)
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package slurmconf
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -35,9 +36,7 @@ func logicalLines(data string) []logicalLine {
 	start, number := 0, 0
 	for physical := range strings.Lines(data) {
 		number++
-		if start == 0 {
-			start = number
-		}
+		start = cmp.Or(start, number)
 		text, more := cutContinuation(cutComment(physical))
 		joined.WriteString(text)
 		if more {

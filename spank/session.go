@@ -1,6 +1,7 @@
 package spank
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -202,9 +203,7 @@ func (s *Session) kill(cause string) {
 	if s.closed {
 		return
 	}
-	if s.cause == "" {
-		s.cause = cause
-	}
+	s.cause = cmp.Or(s.cause, cause)
 	s.host.Kill()
 }
 

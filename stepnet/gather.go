@@ -1,6 +1,7 @@
 package stepnet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -186,9 +187,7 @@ func (m *gatherings) contribute(key gatherKey, nodes []int, parts []entry, fail 
 	if caller != nil {
 		g.caller = caller
 	}
-	if g.fail == "" {
-		g.fail = fail
-	}
+	g.fail = cmp.Or(g.fail, fail)
 	for _, e := range parts {
 		if g.came[e.node] {
 			m.mu.Unlock()

@@ -83,10 +83,7 @@ func preserve(env *envList, own []string) {
 
 // setJobNodes sets the variables of the job's nodes, of which the step may have some.
 func setJobNodes(env *envList, s *step.Spec) {
-	nodes, cpus := s.JobNodeList, s.JobNodeCPUs
-	if nodes == "" {
-		nodes = s.NodeList
-	}
+	nodes, cpus := cmp.Or(s.JobNodeList, s.NodeList), s.JobNodeCPUs
 	if len(cpus) == 0 && jobNodes(s) == 1 {
 		cpus = []int{s.NCPUs}
 	}
@@ -133,10 +130,7 @@ func hostEnv(s *step.Spec) []string {
 	if isBatch(s) {
 		return env // a script is no MPI program
 	}
-	mpi := s.MPI
-	if mpi == "" {
-		mpi = "none"
-	}
+	mpi := cmp.Or(s.MPI, "none")
 	return append(env, "SLURM_MPI_TYPE="+mpi)
 }
 

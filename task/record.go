@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"sync"
@@ -117,9 +118,7 @@ func (l *ledger) addFailures() {
 
 // firstReason keeps the first reason.
 func firstReason(rec *step.Record, reason string) {
-	if rec.Reason == "" {
-		rec.Reason = reason
-	}
+	rec.Reason = cmp.Or(rec.Reason, reason)
 }
 
 // leadReason puts the cause of the step's end before what was noted meanwhile.

@@ -400,10 +400,7 @@ const (
 // before the user's, the user's epilog before the site's. A batch script has the
 // site's alone.
 func taskScripts(spec *step.Spec) (scripts []launch.TaskScript) {
-	epilogS := spec.Scripts.TimeoutS
-	if epilogS == 0 {
-		epilogS = siteEpilogS
-	}
+	epilogS := cmp.Or(spec.Scripts.TimeoutS, siteEpilogS)
 	for _, s := range []launch.TaskScript{
 		{Label: "TaskProlog", Path: spec.Scripts.Prolog, TimeoutS: spec.Scripts.TimeoutS},
 		{Label: "--task-prolog", Path: spec.TaskProlog, TimeoutS: spec.Scripts.TimeoutS},

@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -36,9 +37,7 @@ func (t *teardown) verdict(rec *step.Record, floor int) verdict {
 	}
 	switch {
 	case len(rec.OOM) > 0:
-		if tasks.code == 0 {
-			tasks.code = exitOOM
-		}
+		tasks.code = cmp.Or(tasks.code, exitOOM)
 		tasks.state = step.OutOfMemory
 		return tasks
 	case tasks.code != 0:

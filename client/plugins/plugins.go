@@ -5,6 +5,7 @@
 package plugins
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -235,9 +236,7 @@ func (p *Host) AddFlags(c *cobra.Command) {
 
 // OptionWord is how an option is written: "--name", "--name=ARG", "--name[=ARG]".
 func OptionWord(name, info string, hasArg int) string {
-	if info == "" {
-		info = "ARG"
-	}
+	info = cmp.Or(info, "ARG")
 	switch hasArg {
 	case 0:
 		return "--" + name

@@ -9,6 +9,7 @@
 package quickjson
 
 import (
+	"cmp"
 	"encoding"
 	"encoding/json"
 	"fmt"
@@ -64,9 +65,7 @@ func (o object) add(t reflect.Type, index []int) object {
 			continue
 		}
 		name, options, _ := strings.Cut(tag, ",")
-		if name == "" {
-			name = sf.Name
-		}
+		name = cmp.Or(name, sf.Name)
 		// Of two fields of one name the one that is less deep is the struct's.
 		if k := slices.IndexFunc(o, func(f field) bool { return f.name == name }); k >= 0 && len(o[k].index) <= len(at) {
 			continue

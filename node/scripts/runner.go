@@ -11,6 +11,7 @@ package scripts
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -334,9 +335,7 @@ func (r *Runner) runChild(ctx context.Context, j *Job, c child.Program) error {
 		defer leaf.Close()
 	}
 	c.Leaf, c.Dir = leaf, r.Dir
-	if c.Dir == "" {
-		c.Dir = "/"
-	}
+	c.Dir = cmp.Or(c.Dir, "/")
 	p, err := c.Start()
 	if err != nil {
 		return fmt.Errorf("cannot run %q: %w", c.Path, err)

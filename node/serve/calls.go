@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -134,10 +135,7 @@ func (s *Server) answer(c *call, name string, serve verb) {
 func (s *Server) verbOf(r *http.Request) (string, verb, error) {
 	version, name, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if v := r.Header.Get(api.VersionHeader); v != "" && v != strconv.Itoa(api.Schema) || version != "v"+strconv.Itoa(api.Schema) {
-		who := r.UserAgent()
-		if who == "" {
-			who = "the client"
-		}
+		who := cmp.Or(r.UserAgent(), "the client")
 		if v == "" {
 			v = strings.TrimPrefix(version, "v")
 		}

@@ -10,6 +10,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -136,9 +137,7 @@ func New(b Backend, c Config) *Server {
 	if c.PeerOf == nil {
 		c.PeerOf = api.PeerOf
 	}
-	if c.Version == "" {
-		c.Version = "of an unknown release"
-	}
+	c.Version = cmp.Or(c.Version, "of an unknown release")
 	s := &Server{Config: c, node: b, clients: newClients(c.Connections, c.RequestBytes), replyTime: replyTime}
 	s.table = s.verbs()
 	s.http = &http.Server{

@@ -5,6 +5,7 @@ package detect
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"path"
@@ -248,9 +249,7 @@ func findMount(data []byte, first string) (*mountinfo.Info, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot parse the mounts: %w", err)
 	}
-	if first == "" {
-		first = usualMount
-	}
+	first = cmp.Or(first, usualMount)
 	for _, usual := range []string{first, filepath.Join(first, "unified"), usualMount, usualMount + "/unified"} {
 		for _, m := range mounts {
 			if m.Mountpoint == usual {
