@@ -74,7 +74,7 @@ func (d *picture) bar(sec *Section, s *Span, left, right int) {
 		told += ", failed: " + s.Error
 	}
 	fmt.Fprintf(&d.b, "<g><title>%s</title>\n", text(told))
-	fmt.Fprintf(&d.b, "<text x=\"%d\" y=\"%d\" fill=\"#222222\">%s</text>\n", indent, d.y+13, text(cut(s.Label(), (left-indent-8)*10/73)))
+	fmt.Fprintf(&d.b, "<text x=\"%d\" y=\"%d\" fill=\"#222222\">%s</text>\n", indent, d.y+13, text(printable.Fit(s.Label(), (left-indent-8)*10/73)))
 	fmt.Fprintf(&d.b, "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" rx=\"2\" fill=\"%s\"/>\n", x, d.y+3, width, svgRow-6, colourOf(s))
 	fmt.Fprintf(&d.b, "<text x=\"%d\" y=\"%d\" fill=\"#555555\" text-anchor=\"end\">%s</text></g>\n", svgWidth-10, d.y+13, text(duration(s.EndUS-s.BeginUS)))
 	d.y += svgRow

@@ -54,7 +54,7 @@ func (d *drawing) paint(code, text string) string {
 func (d *drawing) section(head string, s *Section) {
 	length := duration(s.EndUS - s.BeginUS)
 	scale := "0" + strings.Repeat(" ", max(0, d.bars-1-utf8.RuneCountInString(length))) + length
-	fmt.Fprintf(&d.b, "%s %*s %*s %s\n", d.paint(bold, pad(head, d.name)), numberWidth, "at ms", numberWidth, "ms", scale)
+	fmt.Fprintf(&d.b, "%s %*s %*s %s\n", d.paint(bold, printable.Pad(head, d.name)), numberWidth, "at ms", numberWidth, "ms", scale)
 	for i := range s.Spans {
 		span := &s.Spans[i]
 		name, code := "  "+span.Label(), ""
@@ -69,10 +69,10 @@ func (d *drawing) section(head string, s *Section) {
 		if span.Kind == KindHook {
 			name = "  " + name
 		}
-		fmt.Fprintf(&d.b, "%s %*.3f %*.3f %s\n", pad(name, d.name), numberWidth, ms(span.BeginUS), numberWidth, ms(span.EndUS-span.BeginUS),
+		fmt.Fprintf(&d.b, "%s %*.3f %*.3f %s\n", printable.Pad(name, d.name), numberWidth, ms(span.BeginUS), numberWidth, ms(span.EndUS-span.BeginUS),
 			d.paint(code, d.bar(s, span)))
 		if span.Error != "" {
-			d.b.WriteString(d.paint(red, cut("    failed: "+printable.Line(span.Error, 0), d.columns)) + "\n")
+			d.b.WriteString(d.paint(red, printable.Fit("    failed: "+printable.Line(span.Error, 0), d.columns)) + "\n")
 		}
 	}
 }
@@ -105,19 +105,6 @@ func (d *drawing) bar(sec *Section, s *Span) string {
 	from -= from % 8 // no letter begins in the middle of a column
 	n := max(to-from, 1)
 	return strings.Repeat(" ", int(from/8)) + strings.Repeat("█", int(n/8)) + eighths[n%8]
-}
-
-// pad cuts or fills a text to a width.
-func pad(s string, width int) string {
-	s = cut(s, width)
-	return s + strings.Repeat(" ", width-utf8.RuneCountInString(s))
-}
-
-func cut(s string, width int) string {
-	if utf8.RuneCountInString(s) <= width {
-		return s
-	}
-	return string([]rune(s)[:width-1]) + "…"
 }
 
 func ms(us int64) float64 { return float64(us) / 1000 }

@@ -3,11 +3,11 @@ package terminal
 import (
 	"fmt"
 	"os"
-	"stepd/internal/printable"
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
+
+	"stepd/internal/printable"
 )
 
 // progressAfter is how long something may take before it is shown to the user;
@@ -88,16 +88,7 @@ func ShowSlow(quiet bool, now func(since time.Duration) (text string, over bool)
 }
 
 // Fit cuts a line to the screen.
-func Fit(s string, columns int) string {
-	s = strings.TrimRight(s, " ")
-	if utf8.RuneCountInString(s) > columns {
-		return string([]rune(s)[:max(columns-1, 0)]) + "…"
-	}
-	return s
-}
+func Fit(s string, columns int) string { return printable.Fit(strings.TrimRight(s, " "), columns) }
 
 // Pad cuts or fills a text to a column.
-func Pad(s string, width int) string {
-	s = Fit(s, width)
-	return s + strings.Repeat(" ", max(width-utf8.RuneCountInString(s), 0))
-}
+func Pad(s string, width int) string { return printable.Pad(strings.TrimRight(s, " "), width) }

@@ -95,47 +95,38 @@ func groupsOf(c *cobra.Command, themes []Theme, args map[string]string) (groups 
 	}
 	var plugins []string // titles of own groups
 	own := map[string][]string{}
+	var general Theme // its options stand at the end
+	if len(themes) > 0 {
+		themes, general = themes[:len(themes)-1], themes[len(themes)-1]
+	}
+	var rest []string // what no theme has, or an earlier one
 	for _, name := range order {
-		if title := flags[name].Annotations[OwnGroup]; len(title) > 0 {
+		switch title := flags[name].Annotations[OwnGroup]; {
+		case len(title) > 0:
 			if own[title[0]] == nil {
 				plugins = append(plugins, title[0])
 			}
 			own[title[0]] = append(own[title[0]], name)
+		case !slices.Contains(general.Options, name):
+			rest = append(rest, name)
 		}
 	}
-	last := len(themes)
-	if last > 0 {
-		last-- // general ones stand at the end
-	}
-	for _, t := range themes[:last] {
+	for _, t := range themes {
 		add(t.Title, t.Options)
 	}
-	rest := slices.DeleteFunc(slices.Clone(order), func(name string) bool {
-		return len(flags[name].Annotations[OwnGroup]) > 0 || last < len(themes) && slices.Contains(themes[last].Options, name)
-	})
 	add(other, rest)
 	for _, title := range plugins {
 		add(title, own[title])
 	}
-	if last < len(themes) {
-		add(themes[last].Title, themes[last].Options)
-	}
-	if len(groups) == 1 || len(groups) == 2 && groups[0].Title != general(themes) && groups[1].Title == general(themes) {
+	add(general.Title, general.Options)
+	if len(groups) == 1 || len(groups) == 2 && groups[0].Title != general.Title && groups[1].Title == general.Title {
 		groups[0].Title = "Options" // a single theme needs no name
 	}
 	return groups
 }
 
-// general is the title of the last theme.
-func general(themes []Theme) string {
-	if len(themes) == 0 {
-		return ""
-	}
-	return themes[len(themes)-1].Title
-}
-
 // option is how a flag is written and what it means.
-func option(f *pflag.Flag, args map[string]string) Option {
+func option(f *pflag.Flag, args map[string]string) Entry {
 	arg, usage := pflag.UnquoteUsage(f)
 	if named, ok := args[f.Name]; ok {
 		arg = named
@@ -155,26 +146,22 @@ func option(f *pflag.Flag, args map[string]string) Option {
 	default:
 		name += "=" + arg
 	}
-	return Option{Name: name, Text: usage + defaultOf(f, usage)}
+	return Entry{Name: name, Text: usage + defaultOf(f, usage)}
 }
 
 // kindOf is the word for an argument of a Go type.
 func kindOf(kind string) string {
-	switch kind {
-	case "int", "uint", "int32", "uint32", "uint64", "int64":
-		return "N"
-	case "duration":
+	switch {
+	case kind == "duration":
 		return "TIME"
+	case strings.HasPrefix(strings.TrimPrefix(kind, "u"), "int"):
+		return "N"
 	}
 	return strings.ToUpper(kind)
 }
 
 func defaultOf(f *pflag.Flag, usage string) string {
-	switch f.DefValue {
-	case "", "0", "false", "[]", "0s":
-		return ""
-	}
-	if strings.Contains(usage, "default") || f.Value.Type() == "count" {
+	if slices.Contains([]string{"", "0", "false", "[]", "0s"}, f.DefValue) || strings.Contains(usage, "default") || f.Value.Type() == "count" {
 		return ""
 	}
 	return fmt.Sprintf(" (default %s)", f.DefValue)

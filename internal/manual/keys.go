@@ -51,14 +51,14 @@ func keyGroup(title, body string) Group {
 }
 
 // keyItem reads "**`Key`**, **`Key`** †: text".
-func keyItem(item string) Option {
+func keyItem(item string) Entry {
 	name, text, _ := strings.Cut(plainText(item), ":")
-	return Option{Name: strings.ReplaceAll(name, "`", ""), Text: strings.TrimSpace(text)}
+	return Entry{Name: strings.ReplaceAll(name, "`", ""), Text: strings.TrimSpace(text)}
 }
 
 // tableRows reads rows of a key, its value and its meaning; the table's head says which
 // cell is the "value".
-func tableRows(block string) (out []Option) {
+func tableRows(block string) (out []Entry) {
 	lines := strings.Split(block, "\n")
 	head := cells(lines[0])
 	for _, line := range lines[1:] {
@@ -83,7 +83,7 @@ func tableRows(block string) (out []Option) {
 		if len(value) > 0 {
 			text = "Value: " + strings.Join(value, " ") + ". " + text
 		}
-		out = append(out, Option{Name: strings.ReplaceAll(plainText(row[0]), "`", ""), Text: strings.TrimSpace(text)})
+		out = append(out, Entry{Name: strings.ReplaceAll(plainText(row[0]), "`", ""), Text: strings.TrimSpace(text)})
 	}
 	return out
 }

@@ -98,7 +98,7 @@ func TestKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Option{{"Key, Other †", "`a|b` (default none). Does it (more)."}, {Name: "Bare"}, {"end", "Value: `a|b`. It ends."}}
+	want := []Entry{{"Key, Other †", "`a|b` (default none). Does it (more)."}, {Name: "Bare"}, {"end", "Value: `a|b`. It ends."}}
 	if len(p.Groups) != 1 || !slices.Equal(p.Groups[0].Options, want) {
 		t.Fatalf("groups %+v", p.Groups)
 	}

@@ -31,16 +31,13 @@ type Page struct {
 // Group is a theme of options, or of keys of a file.
 type Group struct {
 	Title   string
-	Options []Option
+	Options []Entry
 	// Text stands before the options, in paragraphs as About.
 	Text []string
 }
 
-// Option is one option: Name as it is written ("-n, --ntasks=N"), and what it
-// means.
-type Option struct{ Name, Text string }
-
-// Entry is a word and what it means.
+// Entry is a word and what it means: a verb, an exit code, or an option, as it is written
+// ("-n, --ntasks=N").
 type Entry struct{ Name, Text string }
 
 // Topic is a section of its own. Entries come behind the paragraphs of Text.

@@ -1,6 +1,7 @@
 package manual
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -78,25 +79,14 @@ func (r *roff) group(g Group, section int) {
 		r.raw(".SS " + quoted(g.Title))
 	}
 	r.paragraphs(g.Text)
-	for _, o := range g.Options {
-		r.entry(Entry(o))
-	}
+	r.entries(g.Options)
 }
 
 func (r *roff) entries(all []Entry) {
 	for _, e := range all {
-		r.entry(e)
+		r.raw(".TP\n\\fB" + escape(strings.TrimSpace(e.Name)) + `\fR`)
+		r.raw(cmp.Or(inline(e.Text), `\&`))
 	}
-}
-
-func (r *roff) entry(e Entry) {
-	r.raw(".TP")
-	r.raw(`\fB` + escape(strings.TrimSpace(e.Name)) + `\fR`)
-	if e.Text == "" {
-		r.raw(`\&`)
-		return
-	}
-	r.raw(inline(e.Text))
 }
 
 func (r *roff) paragraphs(all []string) {

@@ -33,7 +33,10 @@ func (p *Page) Text(s Style) string {
 		w.gap()
 		w.paragraph(par, "")
 	}
-	w.commands(p.Commands)
+	if len(p.Commands) > 0 {
+		w.heading("Commands")
+		w.table(p.Commands, columnOf(p.Commands))
+	}
 	w.groups(p.Groups)
 	for _, t := range p.Topics {
 		w.heading(t.Title)
@@ -101,20 +104,10 @@ func (w *screen) wrap(text, first, rest string) {
 	fmt.Fprintln(&w.b, strings.TrimRight(line, " "))
 }
 
-func (w *screen) commands(all []Entry) {
-	if len(all) == 0 {
-		return
-	}
-	w.heading("Commands")
-	w.table(all, columnOf(all))
-}
-
 func (w *screen) groups(groups []Group) {
 	var all []Entry
 	for _, g := range groups {
-		for _, o := range g.Options {
-			all = append(all, Entry(o))
-		}
+		all = append(all, g.Options...)
 	}
 	column := columnOf(all) // one for all of the page
 	for _, g := range groups {
@@ -122,11 +115,7 @@ func (w *screen) groups(groups []Group) {
 		for _, par := range g.Text {
 			w.paragraph(par, "  ")
 		}
-		var rows []Entry
-		for _, o := range g.Options {
-			rows = append(rows, Entry(o))
-		}
-		w.table(rows, column)
+		w.table(g.Options, column)
 	}
 }
 

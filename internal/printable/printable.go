@@ -30,8 +30,22 @@ func Line(s string, room int) string {
 		}
 		return r
 	}, s)
-	if room > 0 && utf8.RuneCountInString(s) > room {
-		return string([]rune(s)[:room-1]) + "…"
+	if room > 0 {
+		return Fit(s, room)
 	}
 	return s
+}
+
+// Fit is s cut to room characters, the last of which is then "…".
+func Fit(s string, room int) string {
+	if utf8.RuneCountInString(s) > room {
+		return string([]rune(s)[:max(room-1, 0)]) + "…"
+	}
+	return s
+}
+
+// Pad is s cut or filled to a width.
+func Pad(s string, width int) string {
+	s = Fit(s, width)
+	return s + strings.Repeat(" ", max(width-utf8.RuneCountInString(s), 0))
 }
