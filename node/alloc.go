@@ -3,10 +3,10 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"golang.org/x/sys/unix"
 
-	"fmt"
 	"stepd/api"
 	"stepd/internal/linux"
 	"stepd/node/child"

@@ -7,13 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"stepd/api"
 	"stepd/node/selection"
 	"stepd/node/state"
 	"stepd/srunopt"
 	"stepd/step"
-
-	"github.com/sirupsen/logrus"
 )
 
 func admit(r *registry, uid uint32, change func(*step.Request)) (*admission, error) {

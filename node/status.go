@@ -1,23 +1,23 @@
 package node
 
 import (
-	"context"
-	"os"
-	"runtime"
-	"slices"
-
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
-	"stepd/api"
-	"stepd/internal/linux"
-	"stepd/node/state"
-	"stepd/step"
+	"os"
+	"runtime"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"stepd/api"
+	"stepd/internal/linux"
+	"stepd/node/state"
+	"stepd/step"
 )
 
 // Status is the node document (docs/json.md).

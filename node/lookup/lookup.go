@@ -10,17 +10,17 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+	"unicode"
 
-	"slices"
 	"stepd/node/child"
 	"stepd/srunopt"
 	"stepd/step"
-	"strconv"
-	"unicode"
 )
 
 // ErrNoUser is wrapped by the error for a uid that no name service knows.

@@ -6,13 +6,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"stepd/internal/testkit"
-	"stepd/slurmconf"
-	"stepd/step"
 	"strings"
 	"testing"
 
 	"github.com/sirupsen/logrus"
+
+	"stepd/internal/testkit"
+	"stepd/slurmconf"
+	"stepd/step"
 )
 
 // A noded whose own cgroup was killed once cannot have children that are born

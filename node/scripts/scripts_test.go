@@ -6,13 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"stepd/step"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"stepd/step"
 )
 
 // TestWriteBatch: nothing of a user's is followed, and nothing is left open.

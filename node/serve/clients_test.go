@@ -2,10 +2,11 @@ package serve
 
 import (
 	"net"
-	"stepd/api"
 	"strings"
 	"testing"
 	"time"
+
+	"stepd/api"
 )
 
 func TestPerUserConnections(t *testing.T) {

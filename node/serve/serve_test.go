@@ -20,10 +20,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"stepd/api"
 	"stepd/step"
-
-	"github.com/sirupsen/logrus"
 )
 
 // testTimeout bounds every wait of these tests.

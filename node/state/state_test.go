@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"stepd/step"
-
 	"github.com/sirupsen/logrus"
+
+	"stepd/step"
 )
 
 // states is a place where a state is opened again and again.
