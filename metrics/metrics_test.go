@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"stepd/api"
 	"stepd/node"
 	"stepd/step"
 )
@@ -67,7 +68,7 @@ func always(context.Context) []string { return nil }
 
 func TestCounts(t *testing.T) {
 	m := New()
-	m.Watch(figures{State: "DRAINED", Steps: map[step.State]int{step.Running: 3}, CPUs: 4, FreeCPUs: 1, Gres: []node.GresFigure{{Name: "gpu", Type: "a", Count: 2, Used: 1}}})
+	m.Watch(figures{State: "DRAINED", Steps: map[step.State]int{step.Running: 3}, CPUs: 4, FreeCPUs: 1, Gres: []api.NodeGres{{Name: "gpu", Type: "a", Count: 2, Used: 1}}})
 	out := int64(77)
 	m.StepEnded(&step.Record{State: step.Failed, StdoutBytes: &out, OOM: make([]step.OOMKill, 2), PluginCrash: &step.PluginCrash{Path: "/lib/b.so"}}, opener(log))
 	m.StepEnded(&step.Record{State: step.Completed}, func() (io.ReadCloser, error) { return nil, errors.New("gone") })
@@ -175,7 +176,7 @@ func TestDocumentation(t *testing.T) {
 		told = append(told, match[1])
 	}
 	m := New()
-	m.Watch(figures{Gres: []node.GresFigure{{}}})
+	m.Watch(figures{Gres: []api.NodeGres{{}}})
 	out := int64(1)
 	m.StepEnded(&step.Record{State: step.Failed, StdoutBytes: &out, PluginCrash: &step.PluginCrash{}}, opener(log))
 	m.Request("run", "ok", 0)

@@ -128,21 +128,10 @@ func (n launcher) admitAlloc(ctx context.Context, caller api.Peer, client int, r
 // holdJob ends the allocation with the process of pidfd, which it closes.
 func (n *Node) holdJob(j *job, pidfd int) {
 	defer unix.Close(pidfd)
-	ctx, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
-	go func() { // ends with ctx, which ends with this call
-		over, stop := j.timeOver()
-		defer stop()
-		select {
-		case <-over:
-			cancel(errTime)
-			return
-		case <-j.ended:
-		case <-n.stopping:
-		case <-ctx.Done():
-		}
-		cancel(errLetGo)
-	}()
+	ctx, stop := child.Until(context.Background(), errLetGo, j.ended, n.stopping)
+	defer stop()
+	ctx, cancel := j.untilOver(ctx)
+	defer cancel()
 	switch err := linux.PidfdWait(ctx, pidfd); {
 	case errors.Is(err, errLetGo):
 		return // or noded is stopping: the next one finds the client again

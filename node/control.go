@@ -13,6 +13,7 @@ import (
 
 	"stepd/api"
 	"stepd/api/stepapi"
+	"stepd/node/child"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -155,17 +156,8 @@ const endingGrace = 5 * time.Second
 // owns another step calls it.
 func (n *Node) cancelLater(f *follower, reason string) {
 	n.work.Go(func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		go func() {
-			select {
-			case <-n.stopping:
-				cancel()
-			case <-f.ended:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
+		ctx, stop := child.Until(context.Background(), context.Canceled, n.stopping, f.ended)
+		defer stop()
 		err := f.cancel(ctx, reason)
 		if err == nil {
 			return

@@ -13,6 +13,7 @@ import (
 	"stepd/api"
 	"stepd/eventlog"
 	"stepd/internal/linux"
+	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -45,17 +46,10 @@ func (n steps) events(ctx context.Context, id step.ID, follow bool, send func([]
 	if !follow || f == nil {
 		return tail.send(send)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() { // ends with ctx, which ends with this call
-		select {
-		case <-f.ended:
-			cancel(errEnded)
-		case <-n.stopping:
-			cancel(api.NewError(api.Unavailable, "noded is stopping; the step goes on"))
-		case <-ctx.Done():
-		}
-	}()
+	ctx, ended := child.Until(ctx, errEnded, f.ended)
+	defer ended()
+	ctx, stopped := child.Until(ctx, api.NewError(api.Unavailable, "noded is stopping; the step goes on"), n.stopping)
+	defer stopped()
 	err = watch(ctx, path, func() error { return tail.send(send) })
 	if errors.Is(err, errEnded) {
 		return tail.send(send)

@@ -262,12 +262,12 @@ func (n *Node) endWithShell(j *job, reason string) {
 		return
 	}
 	n.log.WithField("job", j.ID).Infof("%s: the job goes on until step %s ends", reason, f.id.Name())
-	over, stop := j.timeOver()
-	defer stop()
+	ctx, cancel := j.untilOver(context.Background())
+	defer cancel()
 	select {
 	case <-f.ended:
 		n.endAlloc(j, "its interactive step has ended")
-	case <-over:
+	case <-ctx.Done():
 		n.endAlloc(j, errTime.Error())
 	case <-j.ended:
 	case <-n.stopping: // the next noded finds the step again

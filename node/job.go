@@ -141,14 +141,12 @@ func (j *job) limitTime(s *step.Spec, now time.Time) {
 // whole seconds, are to end by their own limit, and to say so.
 const timeGrace = time.Second
 
-// timeOver is closed or sent to when the job's time is over: never without a limit.
-// The caller calls stop.
-func (j *job) timeOver() (over <-chan time.Time, stop func()) {
+// untilOver returns a context that ends with ctx, or with errTime when the job's time is over.
+func (j *job) untilOver(ctx context.Context) (context.Context, context.CancelFunc) {
 	if j.Deadline == nil {
-		return nil, func() {}
+		return context.WithCancel(ctx)
 	}
-	t := time.NewTimer(time.Until(*j.Deadline) + timeGrace)
-	return t.C, func() { t.Stop() }
+	return context.WithTimeoutCause(ctx, time.Until(*j.Deadline)+timeGrace, errTime)
 }
 
 // endJob runs the epilog and removes what a job had, after its last step. nil

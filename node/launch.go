@@ -1,7 +1,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -152,12 +151,7 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 		rec.Cgroup, rec.CgroupTasks, rec.CgroupV1 = place.Dir, place.Tasks, place.V1
 	})
 
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer null.Close()
-	files := append([]*os.File{listen, events}, n.namespaces(ns, spec, null)...)
+	files := append([]*os.File{listen, events}, n.namespaces(ns, spec)...)
 	if err := n.startStepd(f, spec, leaf, files); err != nil {
 		return err
 	}
@@ -268,9 +262,9 @@ func (f *follower) addToContainer() {
 
 // namespaces sets in the spec which namespaces the job's container has, and returns them as
 // stepd's descriptors from FDContainer on.
-func (n *Node) namespaces(ns launch.Namespaces, spec *step.Spec, null *os.File) []*os.File {
+func (n *Node) namespaces(ns launch.Namespaces, spec *step.Spec) []*os.File {
 	spec.ContainerNS = ns.Mount != nil
 	spec.EntireStepInNS = spec.ContainerNS && n.cfg.Containers.EntireStepInNS()
 	spec.PIDNamespace, spec.UserNamespace = ns.PID != nil, ns.User != nil
-	return []*os.File{cmp.Or(ns.Mount, null), null, cmp.Or(ns.PID, null), cmp.Or(ns.User, null)}
+	return []*os.File{ns.Mount, nil, ns.PID, ns.User}
 }

@@ -13,6 +13,7 @@ import (
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
+	"stepd/node/child"
 	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
@@ -305,16 +306,8 @@ func (n *Node) AwaitLaunches(ctx context.Context) {
 // starts: it may have done so before it was connected to stepd, which then waits for it
 // in vain.
 func (f *follower) watchLauncher(pidfd int) {
-	ctx, let := context.WithCancel(context.Background())
-	defer let()
-	go func() { // ends with ctx, which ends with this call
-		select {
-		case <-f.moved:
-		case <-f.n.stopping:
-		case <-ctx.Done():
-		}
-		let()
-	}()
+	ctx, stop := child.Until(context.Background(), context.Canceled, f.moved, f.n.stopping)
+	defer stop()
 	if linux.PidfdWait(ctx, pidfd) != nil {
 		return
 	}
@@ -334,16 +327,8 @@ func (n *Node) awaitLaunch(claimed <-chan struct{}, pidfd int, limit time.Durati
 	late := fmt.Errorf("it was not launched within %v", limit)
 	ctx, cancel := context.WithTimeoutCause(context.Background(), limit, late)
 	defer cancel()
-	ctx, let := context.WithCancelCause(ctx)
-	defer let(nil)
-	go func() { // ends with ctx, which ends with this call
-		select {
-		case <-claimed:
-		case <-n.stopping:
-		case <-ctx.Done():
-		}
-		let(errLaunched)
-	}()
+	ctx, stop := child.Until(ctx, errLaunched, claimed, n.stopping)
+	defer stop()
 	switch err := linux.PidfdWait(ctx, pidfd); {
 	case errors.Is(err, errLaunched):
 		return ""

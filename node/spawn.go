@@ -44,11 +44,6 @@ func encodeSpec(spec *step.Spec) (*os.File, error) {
 // in the step's cgroup from its first instruction. files become its
 // descriptors from stepapi.FDSpec on, in that order.
 func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*child.Process, error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer null.Close()
 	log, stderr, err := n.stepdLog()
 	if err != nil {
 		return nil, err
@@ -58,7 +53,7 @@ func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*child.Proce
 	}
 	p, err := child.Program{
 		Path: n.cfg.StepdPath, Argv: []string{fmt.Sprintf("stepd: [%s]", id.Name())}, Env: n.stepdEnv(), Dir: "/",
-		Files: append([]*os.File{null, null, stderr}, files...), Leaf: leaf, Stderr: log,
+		Files: append([]*os.File{nil, nil, stderr}, files...), Leaf: leaf, Stderr: log,
 	}.Start()
 	if err != nil {
 		if log != nil {

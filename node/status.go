@@ -231,16 +231,10 @@ type Figures struct {
 	CPUs, FreeCPUs   int
 	MemoryMB, UsedMB uint64
 	// Gres is what there is of each generic resource.
-	Gres []GresFigure
+	Gres []api.NodeGres
 	// Unkillable counts steps of which processes are left, Fallbacks what works less
 	// well than configured, Connections the clients' connections.
 	Unkillable, Fallbacks, Connections int
-}
-
-// GresFigure is one kind of generic resource.
-type GresFigure struct {
-	Name, Type  string
-	Count, Used uint64
 }
 
 // Figures tells them.
@@ -248,7 +242,7 @@ func (n *Node) Figures() Figures {
 	u := n.reg.usage()
 	f := Figures{
 		State: nodeState(u.drained.Drained, len(u.jobs)), Steps: map[step.State]int{}, Jobs: len(u.jobs),
-		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryMB: n.cfg.Memory.MB, UsedMB: u.usedMB,
+		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryMB: n.cfg.Memory.MB, UsedMB: u.usedMB, Gres: u.gres,
 		Unkillable: len(n.health.Docs()), Fallbacks: len(n.fallbackList()),
 	}
 	if count := n.connections.Load(); count != nil {
@@ -256,9 +250,6 @@ func (n *Node) Figures() Figures {
 	}
 	for _, s := range n.reg.followers() {
 		f.Steps[s.state()]++
-	}
-	for _, g := range u.gres {
-		f.Gres = append(f.Gres, GresFigure{Name: g.Name, Type: g.Type, Count: g.Count, Used: g.Used})
 	}
 	return f
 }

@@ -7,6 +7,7 @@
 package child
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,7 +45,7 @@ type Program struct {
 	Argv []string // Argv[0] is the name that the process shows
 	Env  []string
 	Dir  string
-	// Files are its descriptors, from 0.
+	// Files are its descriptors, from 0; nil is /dev/null.
 	Files []*os.File
 	// Leaf is the directory of the cgroup in which the process is born; nil is noded's own.
 	Leaf *os.File
@@ -56,9 +57,14 @@ type Program struct {
 // Start runs the program in a session of its own. The kernel's own error is returned as it
 // is: the caller names the program.
 func (c Program) Start() (*Process, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
 	fds := make([]uintptr, len(c.Files))
 	for i, f := range c.Files {
-		fds[i] = f.Fd()
+		fds[i] = cmp.Or(f, null).Fd()
 	}
 	pidfd := -1
 	sys := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
@@ -141,6 +147,22 @@ func Open(pid int, start uint64, of, boot string) (pidfd int, err error) {
 	}
 	unix.Close(pidfd)
 	return -1, ErrGone
+}
+
+// Until returns a context for waiting, which ends with ctx, or with cause as soon as one of the
+// channels is closed. The caller calls stop when it waits no more.
+func Until(ctx context.Context, cause error, ends ...<-chan struct{}) (until context.Context, stop func()) {
+	until, cancel := context.WithCancelCause(ctx)
+	for _, end := range ends {
+		go func() { // ends with until
+			select {
+			case <-end:
+				cancel(cause)
+			case <-until.Done():
+			}
+		}()
+	}
+	return until, func() { cancel(nil) }
 }
 
 // Wait returns nil when the process has ended, or ctx's cause.

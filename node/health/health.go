@@ -286,15 +286,8 @@ func (h *Health) AwaitEmpty(id step.ID) {
 		return
 	}
 	h.cfg.Go(func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		go func() { // ends with ctx, which ends with this call
-			select {
-			case <-h.cfg.Stopping:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
+		ctx, stop := child.Until(context.Background(), context.Canceled, h.cfg.Stopping)
+		defer stop()
 		switch err := h.cfg.EndStep(ctx, &held.Rec); {
 		case err == nil:
 			h.release(held)

@@ -296,16 +296,11 @@ func (r *Runner) runScript(ctx context.Context, j *Job, path string, env []strin
 
 // runProgram runs one program of the site's in the job's place, until ctx ends.
 func (r *Runner) runProgram(ctx context.Context, j *Job, path string, env []string, log *logrus.Entry) error {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer null.Close()
 	out, theirs, err := newOutput()
 	if err != nil {
 		return err
 	}
-	err = r.runChild(ctx, j, child.Program{Path: path, Argv: []string{path}, Env: env, Files: []*os.File{null, theirs, theirs}})
+	err = r.runChild(ctx, j, child.Program{Path: path, Argv: []string{path}, Env: env, Files: []*os.File{nil, theirs, theirs}})
 	theirs.Close()
 	lines := out.lines()
 	j.addOutput(out)
@@ -372,11 +367,6 @@ func (r *Runner) callPlugins(ctx context.Context, j *Job, f Facts, k kind, env [
 		return err
 	}
 	defer mem.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer null.Close()
 	words, stderr, err := r.StepdLog()
 	if err != nil {
 		return err
@@ -393,7 +383,7 @@ func (r *Runner) callPlugins(ctx context.Context, j *Job, f Facts, k kind, env [
 	defer answer.Close()
 	err = r.runChild(ctx, j, child.Program{
 		Path: r.StepdPath, Argv: []string{"stepd", "spank", k.name}, Env: r.StepdEnv,
-		Files: []*os.File{null, theirs, stderr, mem},
+		Files: []*os.File{nil, theirs, stderr, mem},
 	})
 	theirs.Close()
 	res, rerr := readResult(answer)
