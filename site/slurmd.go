@@ -135,19 +135,15 @@ func slurmdEnv(slurmConf string) []string {
 	return env
 }
 
-// hear logs what the plugins say.
+// hear logs the plugins' messages.
 func (d *Slurmd) hear(r launch.HostRecord) {
-	text := r.Text
-	if r.Plugin != "" {
-		text = r.Plugin + ": " + text
-	}
 	switch r.Level {
 	case launch.LogError, launch.LogSpank:
-		d.log.Error(text)
+		d.log.Error(r.Line())
 	case launch.LogInfo:
-		d.log.Info(text)
+		d.log.Info(r.Line())
 	default:
-		d.log.Debug(text)
+		d.log.Debug(r.Line())
 	}
 }
 

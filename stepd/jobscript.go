@@ -138,11 +138,5 @@ func (j *jobHooks) call(stack spank.Stack, res *stepapi.JobScriptResult, whole b
 	return errors.Join(err, s.Close())
 }
 
-// hear logs what the plugins say. In this context it goes nowhere else.
-func (j *jobHooks) hear(r launch.HostRecord) {
-	text := r.Text
-	if r.Plugin != "" {
-		text = r.Plugin + ": " + text
-	}
-	logAt(j.log, r.Level, text)
-}
+// hear logs the plugins' messages, which have no other reader in this context.
+func (j *jobHooks) hear(r launch.HostRecord) { logAt(j.log, r.Level, r.Line()) }

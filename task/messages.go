@@ -92,13 +92,9 @@ func (m *messages) visible(hook string) bool {
 
 // plugin passes on what a plugin or a task's script has logged.
 func (m *messages) plugin(r launch.HostRecord) {
-	text := r.Text
-	if r.Plugin != "" {
-		text = r.Plugin + ": " + text
-	}
 	// What a user's epilog writes is the user's alone.
 	if r.Level != launch.LogSpank || r.Plugin != "" {
-		m.audience.Log(r.Level, text)
+		m.audience.Log(r.Level, r.Line())
 	}
 	if r.Hook != "" && !m.visible(r.Hook) {
 		return

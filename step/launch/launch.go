@@ -242,6 +242,14 @@ type HostRecord struct {
 	Limit *LimitCut
 }
 
+// Line is Text as logs have it: with the plugin before it where it is a plugin's.
+func (r *HostRecord) Line() string {
+	if r.Plugin == "" {
+		return r.Text
+	}
+	return r.Plugin + ": " + r.Text
+}
+
 // LimitCut is a resource limit (setrlimit(2)) that tasks have lower than the user has
 // passed it on: no more than the node's hard limit. nil is unlimited.
 type LimitCut struct {
