@@ -7,20 +7,20 @@ import (
 )
 
 // App is one command of a step that has several (--multi-prog,
-// MPI_Comm_spawn_multiple). What is in it may be any bytes but NUL.
+// MPI_Comm_spawn_multiple). Its words may be any bytes but NUL.
 type App struct {
 	NTasks int      `json:"ntasks"` // at least 1
 	Argv   [][]byte `json:"argv"`
 	Env    [][]byte `json:"env,omitempty"` // NAME=VALUE, set over the step's for these tasks
-	// Cwd is where these tasks begin, relative to the step's; empty is the step's.
+	// Cwd is the tasks' working directory, relative to the step's; empty is the step's.
 	Cwd []byte `json:"cwd,omitempty"`
-	// Offset is not nil where Argv has %t for the task's rank and %o for its place
-	// among those that the command is for: of the first task here it is Offset.
+	// Offset is not nil where Argv has %t for a task's rank and %o for its place among
+	// the tasks of its line of --multi-prog. Offset is the first task's place.
 	Offset *int `json:"offset,omitempty"`
 }
 
-// Words is the command of the task that is the nth of the app, from 0, and has a
-// rank. common is Words(a.Argv): what no task has of its own is shared with it.
+// Words is the command of the app's nth task, from 0, which has this rank. common is
+// Words(a.Argv): a command without %t and %o is common itself, not a copy.
 func (a *App) Words(common []string, rank, nth int) []string {
 	own := func(w string) bool { return strings.IndexByte(w, '%') >= 0 }
 	if a.Offset == nil || !slices.ContainsFunc(common, own) {
@@ -61,8 +61,8 @@ func expandTask(word string, rank, offset int) string {
 	return b.String()
 }
 
-// AppOf is the index of the command that the task of a rank runs: 0 where the
-// step has one for all.
+// AppOf is the index in Apps of the command that a rank runs: 0 where the step has
+// one command for all.
 func (r *Request) AppOf(rank int) int {
 	for i := range r.Apps {
 		if rank -= r.Apps[i].NTasks; rank < 0 {
@@ -72,7 +72,7 @@ func (r *Request) AppOf(rank int) int {
 	return 0
 }
 
-// Words are byte strings as text: what JSON cannot hold is in there as it is.
+// Words are byte strings as Go strings, with bytes that are no text kept as they are.
 func Words(list [][]byte) []string {
 	if list == nil {
 		return nil

@@ -6,18 +6,18 @@ import (
 	"unicode/utf8"
 )
 
-// JSON holds text: encoding/json replaces bytes that are no UTF-8. Arguments
-// and variables are bytes (a file's name may be Latin-1), so those that are no
-// text travel beside the lists, by their index.
+// JSON holds text: encoding/json replaces bytes that are no UTF-8. Arguments and
+// variables are bytes (a file's name may be Latin-1). Entries that are no text therefore
+// travel beside the lists, by their index.
 
-// Pack moves what is no text out of Argv and Env, before a Request or Spec is
-// encoded. The lists are replaced, not changed.
+// Pack moves the entries that are no text out of Argv and Env, before a Request or Spec
+// is encoded. It replaces the lists, and does not write to the caller's.
 func (r *Request) Pack() {
 	r.Argv, r.ArgvBinary = pack(r.Argv)
 	r.Env, r.EnvBinary = pack(r.Env)
 }
 
-// Unpack puts it back after decoding. An index out of range is a *FieldError.
+// Unpack puts the entries back after decoding. An index out of range is a *FieldError.
 func (r *Request) Unpack() error {
 	if err := unpack("argv_binary", r.Argv, r.ArgvBinary); err != nil {
 		return err

@@ -1,8 +1,8 @@
 package step
 
-// Binding is what a client asks of the place of its tasks on the node's CPUs and
-// memory: srun's options with these names. The zero value asks for nothing: then
-// the site's TaskPluginParam and the automatic binding decide.
+// Binding is the client's wish for the place of its tasks on the node's CPUs and memory:
+// srun's options with these names. With the zero value the site's TaskPluginParam and the
+// automatic binding decide.
 type Binding struct {
 	CPU          CPUBind      `json:"cpu,omitzero"`          // --cpu-bind
 	Mem          MemBind      `json:"mem,omitzero"`          // --mem-bind
@@ -13,7 +13,7 @@ type Binding struct {
 	// NTasksPerCore and NTasksPerSocket are the most tasks for each; 0 is no limit.
 	NTasksPerCore   int `json:"ntasks_per_core,omitempty"`
 	NTasksPerSocket int `json:"ntasks_per_socket,omitempty"`
-	// Whole gives a step of a job all of the job's CPUs, and not just as many as its
+	// Whole gives a step of a job all of the job's CPUs, and not only the number that its
 	// tasks need (--whole).
 	Whole bool `json:"whole,omitempty"`
 }
@@ -28,7 +28,7 @@ type CPUBindKind string
 type CPUBind struct {
 	Verbosity Verbosity   `json:"verbosity,omitempty"`
 	Kind      CPUBindKind `json:"kind,omitempty"`
-	// List belongs to the map_ and mask_ kinds: see BindList.
+	// List belongs to the map_ and mask_ kinds: see srunopt.BindList.
 	List string `json:"list,omitempty"`
 }
 
@@ -62,6 +62,6 @@ type Distribution struct {
 	Cores   string `json:"cores,omitempty"`
 	Pack    string `json:"pack,omitempty"` // "pack" or "nopack"
 
-	// Levels is how many of the three were written: the tasks are told as many.
+	// Levels counts the levels that the user wrote: the tasks' variable has as many.
 	Levels int `json:"levels,omitempty"`
 }

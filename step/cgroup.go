@@ -2,17 +2,16 @@ package step
 
 import "fmt"
 
-// Confinement says in which cgroups the tasks of a step are limited and
-// accounted for. noded has made the directories of
-// job and step, and has written their limits; stepd writes single tasks' limits.
-// The zero value confines nothing.
+// Confinement names the cgroups in which the tasks of a step are limited and accounted
+// for. noded makes the directories of job and step and writes their limits; stepd writes
+// the limits of single tasks. The zero value confines nothing.
 type Confinement struct {
 	// V1 are the step's directories in the v1 hierarchies, by controller
 	// ("memory", "cpuset", "devices"). On cgroup v2 it is empty: there the step's
 	// place is Proctrack.Tasks.
 	V1 map[string]string `json:"v1,omitempty"`
-	// PerTask gives every task a cgroup of its own, TaskName(rank), in each of
-	// these directories: where memory is limited or accounted for by cgroup.
+	// PerTask gives every task a cgroup of its own, launch.TaskName(rank), in each of these
+	// directories. It is set where memory is limited or accounted for by cgroup.
 	PerTask bool `json:"per_task,omitempty"`
 	// Memory are the levels at which memory is limited, the innermost first.
 	Memory []MemoryLevel `json:"memory,omitempty"`
@@ -31,7 +30,7 @@ type MemoryLevel struct {
 	SwapBytes *uint64 `json:"swap_bytes,omitempty"`
 }
 
-// OOMGroup is what dies together when memory runs out.
+// OOMGroup is the set of processes that die together when memory runs out.
 type OOMGroup string
 
 const (

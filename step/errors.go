@@ -2,11 +2,11 @@ package step
 
 import "errors"
 
-// ErrEnded says that a step has nothing to show any more.
+// ErrEnded is the answer to a client that wants to see the output of an ended step.
 var ErrEnded = errors.New("the step has ended")
 
-// A FieldError says which field of a Request or Spec is wrong, by its JSON
-// name, and why.
+// FieldError names the field of a Request or Spec that is wrong, by its JSON name, and
+// the problem with it.
 type FieldError struct {
 	Field   string
 	Problem string

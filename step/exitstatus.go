@@ -32,8 +32,8 @@ func (s ExitStatus) Signaled() (sig syscall.Signal, ok bool) {
 // CoreDumped reports whether the kernel wrote a core file.
 func (s ExitStatus) CoreDumped() bool { return syscall.WaitStatus(s).CoreDump() }
 
-// Code is what srun makes of the status: the exit code, or 128+n for a signal.
-// It is for a command's own exit only; records keep the raw status.
+// Code is the status as srun exits with it: the exit code, or 128+n for a signal. It is
+// for a command's own exit only; records keep the raw status.
 func (s ExitStatus) Code() int {
 	if sig, ok := s.Signaled(); ok {
 		return 128 + int(sig)

@@ -4,13 +4,12 @@ import (
 	"strconv"
 )
 
-// GresRequest is one entry of what a user asks for by --gres: "gpu:a100:2". It
-// counts for each node.
+// GresRequest is one entry of --gres: "gpu:a100:2". It counts for each node.
 type GresRequest struct {
 	Name string `json:"name"`
 	// Type is the model, "" for any.
 	Type string `json:"type,omitempty"`
-	// Count may be 0: none of what the job has.
+	// Count may be 0: the step then has none of the job's.
 	Count uint64 `json:"count"`
 }
 
@@ -22,7 +21,7 @@ func (g GresRequest) String() string {
 	return g.Name + ":" + g.Type + ":" + strconv.FormatUint(g.Count, 10)
 }
 
-// GresAlloc is what a job or a step has of one gres.
+// GresAlloc is a job's or a step's share of one generic resource.
 type GresAlloc struct {
 	Name  string `json:"name"`
 	Type  string `json:"type,omitempty"`

@@ -62,21 +62,21 @@ func ParseID(s string) (ID, error) {
 	return ID{Job: uint32(job), Step: uint32(num)}, nil
 }
 
-// ArrayTask is the place of a job in a job array.
+// ArrayTask is a job's place in its job array.
 type ArrayTask struct {
 	// Job is the number of the array, which is its first job's.
 	Job uint32 `json:"job"`
 	// Task is the number by which users know the job: "JOB_TASK".
 	Task uint32 `json:"task"`
-	// Count, Min and Max are of all tasks; Step is between two of them, 1 where they
-	// were not asked for by a step.
+	// Count, Min and Max describe the numbers of all tasks. Step is the distance between two
+	// numbers, 1 where the user gave none.
 	Count uint32 `json:"count"`
 	Min   uint32 `json:"min"`
 	Max   uint32 `json:"max"`
 	Step  uint32 `json:"step"`
 }
 
-// Env is what every command of the job is told.
+// Env are the variables of the array for every command of the job.
 func (t *ArrayTask) Env() []string {
 	if t == nil {
 		return nil

@@ -8,8 +8,8 @@ import (
 // NodesMax bounds the nodes of a step.
 const NodesMax = 4096
 
-// Layout says where the tasks of a step of several nodes are. A step of one node has none,
-// and noded makes none: it is a controller of several nodes that fills it.
+// Layout maps the tasks of a step of several nodes to the nodes. A step of one node has
+// none. noded makes none: a controller of several nodes fills it in.
 type Layout struct {
 	// Nodes are the step's nodes by node id.
 	Nodes []LayoutNode `json:"nodes"`
@@ -23,8 +23,8 @@ type LayoutNode struct {
 	Ranks string `json:"ranks"`
 }
 
-// LocalRanks are the ranks of this node's tasks by local id: what is counted by
-// local id in stepd has this length. NTasks counts the tasks of all nodes.
+// LocalRanks are the ranks of this node's tasks by local id. Every list in stepd that is
+// indexed by local id has this length; NTasks counts the tasks of all nodes.
 func (s *Spec) LocalRanks() []int {
 	if s.Layout == nil {
 		ranks := make([]int, s.NTasks)
@@ -86,8 +86,8 @@ func (s *Spec) RankNodes() []int {
 	return nodes
 }
 
-// Check refuses a layout in which a rank of ntasks is nowhere, or twice, or that
-// does not have the node.
+// Check refuses a layout without the node, or in which one of the ntasks ranks is missing
+// or appears twice.
 func (l *Layout) Check(node uint32, ntasks int) error {
 	if len(l.Nodes) < 1 || len(l.Nodes) > NodesMax || int(node) >= len(l.Nodes) {
 		return fmt.Errorf("cannot use a layout of %d nodes for node %d: at most %d", len(l.Nodes), node, NodesMax)

@@ -7,22 +7,22 @@ import (
 	"strings"
 )
 
-// MPIProgress is how far a rank has come in its MPI start-up.
+// MPIProgress is the point that a rank has reached in its MPI program.
 type MPIProgress struct {
 	// Phase is "started", "connected", "initialized" or "finalized".
 	Phase string `json:"phase"`
-	// Protocol is what it speaks: "PMI-1", "PMI-2" or "PMIx 4.2".
+	// Protocol is "PMI-1", "PMI-2" or "PMIx 4.2".
 	Protocol string `json:"protocol,omitempty"`
-	// Fences counts the fences that it has completed.
+	// Fences counts the fences that the rank has completed.
 	Fences int `json:"fences"`
-	// Waiting says what it waits for now, "" nothing: "fence 3", "key \"a\" of node".
-	// WaitsFor are the ranks that it waits for, as a list ("3,7"), where that is known.
+	// Waiting is the event that the rank waits for now, "" for none: "fence 3", "key \"a\" of
+	// node". WaitsFor are the ranks that it waits for, as a list ("3,7"), where known.
 	Waiting  string `json:"waiting,omitempty"`
 	WaitsFor string `json:"waits_for,omitempty"`
 }
 
-// The phases of MPIProgress, in their order. A task of which no progress is known
-// has not spoken to its MPI server at all.
+// The phases of MPIProgress, in their order. A task without a known progress has sent
+// nothing to its MPI server.
 const (
 	PhaseStarted     = "started"
 	PhaseConnected   = "connected"
@@ -30,7 +30,7 @@ const (
 	PhaseFinalized   = "finalized"
 )
 
-// Depth orders progress: a rank of a lower one has not come as far. nil is 0.
+// Depth orders progress: a rank of a lower depth is behind the others. nil is 0.
 func (p *MPIProgress) Depth() int {
 	if p == nil {
 		return 0
@@ -42,7 +42,7 @@ func (p *MPIProgress) Depth() int {
 // Waits reports whether the rank waits for something.
 func (p *MPIProgress) Waits() bool { return p != nil && p.Waiting != "" }
 
-// Finalized reports whether the rank is through with MPI.
+// Finalized reports whether the rank has left MPI.
 func (p *MPIProgress) Finalized() bool { return p != nil && p.Phase == PhaseFinalized }
 
 // String is the progress of one rank in words: "has called init (PMI-1), has come
@@ -86,7 +86,7 @@ func (p *MPIProgress) Words(ranks int) string {
 	return strings.Join(words, ", ")
 }
 
-// where is what it waits in or for.
+// where is Waiting with its preposition.
 func (p *MPIProgress) where() string {
 	if strings.HasPrefix(p.Waiting, "fence ") || strings.HasPrefix(p.Waiting, "ring ") {
 		return "in " + p.Waiting
@@ -94,14 +94,13 @@ func (p *MPIProgress) where() string {
 	return "for " + p.Waiting
 }
 
-// ProgressGroup are ranks that have come equally far.
+// ProgressGroup are ranks with the same progress.
 type ProgressGroup struct {
 	Ranks []int
 	MPI   *MPIProgress // nil: unknown
 }
 
-// GroupProgress groups tasks by how far they have come, those that are the most
-// behind first.
+// GroupProgress groups tasks by their progress, the groups that are behind first.
 func GroupProgress(tasks []Task) []ProgressGroup {
 	var groups []ProgressGroup
 	at := map[MPIProgress]int{}

@@ -6,25 +6,25 @@ import (
 	"time"
 )
 
-// OOMKill is one process of a step that the kernel has killed for want of
-// memory. What is not known is nil or empty.
+// OOMKill is one process of a step that the kernel killed because memory had run out. A
+// field is nil or empty where its fact is not known.
 type OOMKill struct {
 	Time time.Time `json:"time"`
 	Rank *int      `json:"rank"` // nil: a process of no known task
 	PID  int       `json:"pid,omitempty"`
-	// Command is the process's name, as /proc/PID/comm has it: the user's word.
+	// Command is the process's name (/proc/PID/comm), which the user chooses.
 	Command string `json:"command,omitempty"`
-	// Level says whose memory had run out: "task", "step", "job", "parent"
+	// Level is the limit that was reached: "task", "step", "job", "parent"
 	// (a cgroup above the job), "machine"; "" is not known.
 	Level string `json:"level,omitempty"`
-	// LimitBytes is the level's limit, PeakBytes the most that it has used, and
-	// SwapBytes what of that is in swap.
+	// LimitBytes is the level's limit, PeakBytes its peak of memory, and SwapBytes its
+	// swap.
 	LimitBytes *uint64 `json:"limit_bytes"`
 	PeakBytes  *uint64 `json:"peak_bytes"`
 	SwapBytes  *uint64 `json:"swap_bytes"`
 }
 
-// String is the line for the user: the task, the event, its cause, and what would help.
+// String is the line for the user: the task, the event, its cause, and the remedy.
 func (k OOMKill) String() string {
 	var b strings.Builder
 	if k.Rank != nil {

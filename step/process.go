@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Survivor is a process that SIGKILL has not ended, as /proc shows it: what an
-// administrator needs to find out what it waits for.
+// Survivor is a process that SIGKILL has not ended, as /proc shows it, for an
+// administrator who looks for the cause.
 type Survivor struct {
 	PID int `json:"pid"`
 	// Start is its start time in clock ticks since boot, 0 where not known: with
@@ -17,10 +17,10 @@ type Survivor struct {
 	Comm string `json:"comm"`
 	// State is proc_pid_stat(5)'s letter: "D"; "" for one that has just ended.
 	State string `json:"state"`
-	// Grade says why it does not end.
+	// Grade is the reason why it does not end.
 	Grade SurvivorGrade `json:"grade"`
-	// Wchan is the kernel function that it sleeps in, Stack the top of its kernel
-	// stack, the innermost first; empty where not known.
+	// Wchan is the kernel function in which it sleeps, Stack the top of its kernel
+	// stack, the innermost function first; empty where not known.
 	Wchan string   `json:"wchan,omitempty"`
 	Stack []string `json:"stack,omitempty"`
 	// Syscall is the system call that it is in, "" where not known.
@@ -30,10 +30,10 @@ type Survivor struct {
 	HolderComm string `json:"holder_comm,omitempty"`
 	// Freezer is the frozen cgroup that it is in (v1), absolute.
 	Freezer string `json:"freezer,omitempty"`
-	// Files are what it holds open, what it waits for first.
+	// Files are its open files, the file that it waits for first.
 	Files []HeldFile `json:"files,omitempty"`
-	// Mounts are mount points of the kind of file system that it waits in, where
-	// none of Files is on one.
+	// Mounts are mount points of the kind of file system in which it waits, where none of
+	// Files lies on such a file system.
 	Mounts []HeldFile `json:"mounts,omitempty"`
 }
 
@@ -103,8 +103,8 @@ func (s Survivor) reason() string {
 	return "still ending"
 }
 
-// waitsFor names the file or the mount that its sleep is about, as far as it
-// can be told.
+// waitsFor names the file or the mount that the process waits for, as far as it is
+// known.
 func (s Survivor) waitsFor() string {
 	if s.Grade != GradeDisk {
 		return ""
@@ -135,18 +135,19 @@ func (f HeldFile) mount() string {
 	return fmt.Sprintf("%s mount %q", f.FSType, f.Mount)
 }
 
-// Doing is what a process of a step did when it was looked at, for clients that
-// ask why a step does not go on. What is not known is empty.
+// Doing is the activity of a step's process at one moment, for clients that ask why a
+// step makes no progress. A field is empty where its fact is not known.
 type Doing struct {
 	PID int `json:"pid"`
-	// State is proc_pid_stat(5)'s letter: "S"; Command the process's name
-	// (/proc/PID/comm), the user's word; Wchan the kernel function that it sleeps in.
+	// State is proc_pid_stat(5)'s letter: "S". Command is the process's name
+	// (/proc/PID/comm), which the user chooses. Wchan is the kernel function in which the
+	// process sleeps.
 	State   string `json:"state,omitempty"`
 	Command string `json:"command,omitempty"`
 	Wchan   string `json:"wchan,omitempty"`
 	// Stage is the stage of the launch of a task that has not exec'd.
 	Stage string `json:"stage,omitempty"`
-	// Hook is the SPANK hook that it is in, of the plugin Plugin, for HookTime.
+	// Hook is the SPANK hook of Plugin that the process has been running for HookTime.
 	Plugin   string        `json:"plugin,omitempty"`
 	Hook     string        `json:"hook,omitempty"`
 	HookTime time.Duration `json:"hook_ns,omitempty"`

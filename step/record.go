@@ -25,23 +25,22 @@ type Record struct {
 
 	MPI  string `json:"mpi,omitempty"`
 	CPUs string `json:"cpus,omitempty"`
-	// MemoryMB is the memory that the step was given, 0 where none was counted.
-	// Gres is what it has of the node's generic resources; with GresOwn no other
-	// step of its job was given the same.
+	// MemoryMB is the step's memory, 0 where the node counts none. Gres is its share of the
+	// node's generic resources; with GresOwn no other step of its job shares them.
 	MemoryMB uint64      `json:"memory_mb,omitempty"`
 	Gres     []GresAlloc `json:"gres,omitempty"`
 	GresOwn  bool        `json:"gres_own,omitempty"`
-	// CPUsOwn: no other step of its job was given the same CPUs.
+	// CPUsOwn: no other step of its job shares its CPUs.
 	CPUsOwn bool `json:"cpus_own,omitempty"`
-	// TimeLimitS is how long it may run, in seconds, or its job if that is less; 0 is no
+	// TimeLimitS is the step's time limit in seconds, or its job's if that is less; 0 is no
 	// limit.
 	TimeLimitS int `json:"time_limit_s,omitempty"`
 	StepdPID   int `json:"stepd_pid,omitempty"`
-	// StepdStart is stepd's start time in clock ticks since boot: with
-	// StepdPID and BootID it names one process for ever (pids come again).
+	// StepdStart is stepd's start time in clock ticks since boot: with StepdPID and BootID
+	// it names one process for ever, since the kernel uses pids again.
 	StepdStart uint64 `json:"stepd_start,omitempty"`
-	// LauncherPID and LauncherStart name the process that has asked for the step in the
-	// same way; 0 where it has none.
+	// LauncherPID and LauncherStart name the client that launches the step in the same way;
+	// 0 where it has none.
 	LauncherPID   int    `json:"launcher_pid,omitempty"`
 	LauncherStart uint64 `json:"launcher_start,omitempty"`
 	BootID        string `json:"boot_id,omitempty"`
@@ -50,15 +49,15 @@ type Record struct {
 	Cgroup      string            `json:"cgroup,omitempty"`
 	CgroupTasks string            `json:"cgroup_tasks,omitempty"`
 	CgroupV1    map[string]string `json:"cgroup_v1,omitempty"`
-	// Suspended is since when the step is suspended, null while it
-	// does not; its state stays what it was. SuspendedBy is the uid that asked.
-	// SuspendedSeconds is the time of suspends that are over: it does not count
-	// as run.
+	// Suspended is the time since which the step is suspended, null while it is not; its
+	// state does not change. SuspendedBy is the uid of the user who suspended it.
+	// SuspendedSeconds is the length of the suspensions that are over, which the time
+	// limit does not count.
 	Suspended        *time.Time `json:"suspended"`
 	SuspendedBy      *uint32    `json:"suspended_by,omitempty"`
 	SuspendedSeconds float64    `json:"suspended_seconds,omitempty"`
-	// Array is the place of the job in a job array, null without one. Restarts counts the runs
-	// of the job before this one. Both are a controller's words.
+	// Array is the job's place in a job array, null without one. Restarts counts the runs of
+	// the job before this one. A controller sets both.
 	Array    *ArrayTask `json:"array,omitempty"`
 	Restarts uint32     `json:"restarts,omitempty"`
 	// Survivors are the first of the processes that SIGKILL has not ended within
@@ -68,30 +67,30 @@ type Record struct {
 	// Drain says why the node should take no more jobs: the failure of a
 	// required plugin's hook for which Slurm drains it. "" does not.
 	Drain string `json:"drain,omitempty"`
-	// StepdLost: a stepd was gone before it had reported the end, which was not seen.
+	// StepdLost: a stepd was gone before it reported the end of its step.
 	StepdLost bool `json:"stepd_lost,omitempty"`
-	// HeldOpen lists the first ten streams that a process outside of the step kept
-	// open after its end.
+	// HeldOpen lists the first ten streams that a process outside of the step held open
+	// after the step's end.
 	HeldOpen []string `json:"held_open,omitempty"`
-	// OOM lists the processes that the kernel has killed for want of memory, the
-	// first hundred.
+	// OOM lists the first hundred processes that the kernel killed because memory had run
+	// out.
 	OOM []OOMKill `json:"oom,omitempty"`
-	// Aborted: a rank of the MPI program has ended the step, or one has died in the
-	// middle of it.
+	// Aborted: a rank of the MPI program has ended the step, or has died in the middle of
+	// the program.
 	Aborted bool `json:"aborted,omitempty"`
 	// Parent is the step whose tasks have spawned this one, null without one.
 	Parent *ID `json:"parent,omitempty"`
-	// PluginCrash is the plugin that took its host down, if one did.
+	// PluginCrash is the plugin whose crash ended the SPANK host, null without one.
 	PluginCrash *PluginCrash `json:"plugin_crash,omitempty"`
-	// Host is what the SPANK host does, of a running step as Stat answers it.
+	// Host is the activity of the SPANK host, in the answer of Stat for a running step.
 	Host *Doing `json:"host,omitempty"`
-	// StdoutBytes and StderrBytes are what the tasks have written to the client, so
-	// far; nil where they have its own descriptor, a file or nothing: these are
-	// not counted.
+	// StdoutBytes and StderrBytes count the bytes that the tasks have written to the client
+	// so far; nil where the tasks have the client's own descriptor, a file or nothing, whose
+	// bytes no daemon sees.
 	StdoutBytes *int64 `json:"stdout_bytes"`
 	StderrBytes *int64 `json:"stderr_bytes"`
-	// Stdout and Stderr are where the tasks' output goes: shown to the owner and root;
-	// nil is not known.
+	// Stdout and Stderr are the destinations of the tasks' output, shown to the owner and
+	// root; nil is not known.
 	Stdout *OutputPlace `json:"stdout,omitempty"`
 	Stderr *OutputPlace `json:"stderr,omitempty"`
 	// Usage is what the step has used; nil before its tasks run, and where it was
@@ -99,7 +98,7 @@ type Record struct {
 	Usage *StepUsage `json:"usage,omitempty"`
 }
 
-// Ran is how long the step has run, at the time now: without what it stood still.
+// Ran is how long the step has run at the time now, without the time of its suspensions.
 // ok is false where it has not begun.
 func (r *Record) Ran(now time.Time) (d time.Duration, ok bool) {
 	if r.Started == nil {
@@ -135,19 +134,18 @@ type Task struct {
 
 	// Status is the raw wait status, nil before the end.
 	Status *ExitStatus `json:"status,omitempty"`
-	// Stage and Errno say where a task failed that was never exec'd, Object with what
-	// (a path), Why what of it is wrong, in words.
+	// Stage, Errno and Object describe the failure of a task that was never exec'd: Object
+	// is a path, Why the problem with it in words.
 	Stage  string `json:"stage,omitempty"`
 	Errno  int    `json:"errno,omitempty"`
 	Object string `json:"object,omitempty"`
 	Why    string `json:"why,omitempty"`
-	// MPI is how far the task has come in MPI: nil where it is unknown,
-	// and where the step has ended well. Doing is what its process does, where it
-	// was looked at: of a running step as Stat answers it, of one that was ended
-	// while its ranks waited for this one.
+	// MPI is the task's progress in MPI, nil where it is unknown and where the step has ended
+	// well. Doing is the activity of its process: in the answer of Stat for a running step,
+	// and in the record of a step that was ended while its ranks waited for this one.
 	MPI   *MPIProgress `json:"mpi,omitempty"`
 	Doing *Doing       `json:"doing,omitempty"`
-	// Usage holds MaxRSSBytes and CPUSeconds, and what is known beyond them.
+	// Usage has MaxRSSBytes, CPUSeconds and all other known figures.
 	Usage *Used `json:"usage,omitempty"`
 }
 
@@ -168,10 +166,9 @@ func (s ExitStatus) CodeAndSignal() (code, signal *int) {
 	return &n, nil
 }
 
-// Merge takes over into noded's record what stepd has reported about the step, in a record
-// of its own. Who the step is and whose, what it was given and where its processes are stays
-// noded's word; how it does and how it ends is stepd's. A new field belongs here, or to the
-// fields of noded that the test of Merge lists.
+// Merge copies stepd's part of told, stepd's record of the step, into noded's record. The
+// step's names, owner, resources and places stay noded's; its progress and its end are
+// stepd's. A new field belongs here, or to noded's fields, which the test of Merge lists.
 func (r *Record) Merge(told *Record) {
 	r.Reason, r.ExitCode, r.Signal, r.Ended = told.Reason, told.ExitCode, told.Signal, told.Ended
 	r.Aborted, r.Drain, r.PluginCrash = told.Aborted, told.Drain, told.PluginCrash
@@ -195,8 +192,8 @@ func (r *Record) Merge(told *Record) {
 	r.mergeFigures(told)
 }
 
-// MergeStat is Merge of stepd's answer to a request for the figures of just now, which a
-// running step's record in noded does not keep.
+// MergeStat is Merge for stepd's answer to Stat: it takes the present figures as well, which
+// noded does not keep in a running step's record.
 func (r *Record) MergeStat(told *Record) {
 	r.Merge(told)
 	r.mergeFigures(told)

@@ -3,8 +3,8 @@ package step
 // Schema is the version of every JSON document of this package.
 const Schema = 1
 
-// Request is what a client asks noded for. All of it is under a user's
-// control, and none of it is believed before Validate and noded's own checks.
+// Request is a client's request to noded for a job or a step. All of it is under a user's
+// control: nothing in it is trusted before srunopt.Validate and noded's own checks.
 type Request struct {
 	Schema int `json:"schema"`
 
@@ -19,14 +19,14 @@ type Request struct {
 	NNodes      int    `json:"nnodes"`        // at least 1; noded takes 1 alone: several are Slurm's (docs/slurm.md)
 	CPUsPerTask int    `json:"cpus_per_task"` // -c; at least 1
 	Overcommit  bool   `json:"overcommit,omitempty"`
-	// Overlap lets a step of a job share CPUs with the job's other steps, and waits for
-	// none of them.
+	// Overlap lets a step share CPUs with the other steps of its job: it waits for none of
+	// them.
 	Overlap bool `json:"overlap,omitempty"`
 	// ImmediateS is how long noded lets a request wait that does not fit, in seconds: nil and 0
 	// are not at all, -1 is as long as the client stays connected.
 	ImmediateS *int `json:"immediate_s,omitempty"`
 	// Interactive makes it the interactive step of an allocation: one task, which may use
-	// all that the job has and holds none of it from other steps.
+	// all of the job's resources and keeps none of them from other steps.
 	Interactive bool `json:"interactive,omitempty"`
 	// PreserveEnv leaves the numbers of tasks and nodes in Env as they are, for commands
 	// that the step starts (srun --preserve-env).
@@ -41,8 +41,7 @@ type Request struct {
 	// Gres is --gres: nil is the default, which is none for a job and all of the
 	// job's for a step of it; empty is none.
 	Gres []GresRequest `json:"gres,omitzero"`
-	// OOMKillStep ends all of the step when memory runs out in it; nil is the
-	// default.
+	// OOMKillStep ends the whole step when its memory runs out; nil is the site's default.
 	OOMKillStep *bool `json:"oom_kill_step,omitempty"`
 
 	Argv []string `json:"argv"`
@@ -61,22 +60,22 @@ type Request struct {
 	Stdout Stream `json:"stdout"`
 	Stderr Stream `json:"stderr"`
 	Label  bool   `json:"label,omitempty"` // -l: the client labels lines, the tasks know by SLURM_LABELIO
-	// Unattended says that no client connects to stepd as the launcher: the tasks wait for
-	// none, and no stream is of StreamClient.
+	// Unattended says that no client connects to stepd as the launcher: the tasks do not wait
+	// for one, and no stream is a StreamClient.
 	Unattended bool `json:"unattended,omitempty"`
-	// Terminal is rank 0's; nil is none. The three streams are then of StreamNull.
+	// Terminal is rank 0's; nil is none. With a terminal the three streams are StreamNull.
 	Terminal *Terminal `json:"terminal,omitempty"`
 
 	MPI           string `json:"mpi,omitempty"` // --mpi; empty is MpiDefault
 	KillOnBadExit bool   `json:"kill_on_bad_exit,omitempty"`
-	// TimeLimitS is how long the step may run, in seconds, without what it stands
-	// still (--time); 0 is no limit. Of a batch job and of an allocation it is the
-	// job's, whatever its steps ask for.
+	// TimeLimitS is how long the step may run, in seconds, without the time of its suspensions
+	// (--time); 0 is no limit. In the request of a batch job or an allocation it is the job's
+	// limit, which bounds all of its steps.
 	TimeLimitS int `json:"time_limit_s,omitempty"`
 	// Warn is sent before the time is over; nil is nothing.
 	Warn *Warning `json:"warn,omitempty"`
-	// OwnLimits: Env has the SLURM_RLIMIT_* variables that the user chose
-	// (--propagate); else the site chooses among them (PropagateResourceLimits).
+	// OwnLimits: Env has the SLURM_RLIMIT_* variables that the user chose (--propagate).
+	// Without it the site chooses among them (PropagateResourceLimits).
 	OwnLimits bool `json:"own_limits,omitempty"`
 	// TaskProlog and TaskEpilog are the user's, absolute; "" is none.
 	TaskProlog string `json:"task_prolog,omitempty"`
@@ -89,24 +88,24 @@ type Request struct {
 
 	SubmitHost string `json:"submit_host,omitempty"`
 
-	// SpankOptions were given to the local side and are called back on the
-	// remote one, in this order.
+	// SpankOptions were given to the local side. Their callbacks run on the remote side, in
+	// this order.
 	SpankOptions []SpankOption `json:"spank_options,omitempty"`
-	// JobControl is what plugins set with spank_job_control_setenv, and the
-	// options as OptionVariable: NAME=VALUE, for prolog and epilog. It counts
-	// for a request that makes a job.
+	// JobControl are the variables that plugins set with spank_job_control_setenv, and the
+	// options by their srunopt.OptionVariable: NAME=VALUE, for prolog and epilog. It has an
+	// effect in a request that makes a job.
 	JobControl [][]byte `json:"job_control,omitempty"`
 	// Script makes the request one of a batch job: NTasks and CPUsPerTask are
 	// the job's, whose batch step is one task that runs this script. Argv is
 	// then its name, as the user gave it, and its arguments.
 	Script []byte `json:"script,omitempty"`
-	// Array is the job's place in a job array, nil without one, and RestartCount how often the
-	// job has run before: a controller's words, which the tasks, the plugins and the file name
-	// patterns are told. Only root may set them. A step of a running job has the job's.
+	// Array is the job's place in a job array, nil without one. RestartCount counts the
+	// earlier runs of the job. A controller sets both, as root, for the tasks' environment,
+	// the plugins and the file name patterns. A step of a running job has the job's.
 	Array        *ArrayTask `json:"array_task,omitempty"`
 	RestartCount uint32     `json:"restart_count,omitempty"`
-	// As are the numbers that the job and the step are to have; nil is the next ones. Only
-	// root may set it.
+	// As are the numbers that the job and the step get; nil is the next free ones. Only root
+	// may set it.
 	As *Numbers `json:"id,omitempty"`
 }
 
@@ -137,8 +136,8 @@ type SpankOption struct {
 	Value []byte `json:"value"`
 }
 
-// LaunchChange is what the local side has changed between Reserve and Launch:
-// what slurm_spank_local_user_init did.
+// LaunchChange is the change that slurm_spank_local_user_init made on the local side,
+// between Reserve and Launch.
 type LaunchChange struct {
 	// Env replaces the request's; see Pack for EnvBinary.
 	Env       []string       `json:"env"`

@@ -1,6 +1,6 @@
 package step
 
-// Whom a signal to a step is for.
+// The receivers of a signal to a step.
 const (
 	ScopeLeader = "leader" // the process of the step's first task: a batch job's script
 	ScopeTasks  = "tasks"  // the process of each task
@@ -11,6 +11,6 @@ const (
 type Warning struct {
 	Signal  int `json:"signal"`
 	BeforeS int `json:"before_s"` // seconds before the end
-	// Batch sends it to a job's batch script; else the job's other steps get it.
+	// Batch sends the signal to a job's batch script, and not to the job's other steps.
 	Batch bool `json:"batch,omitempty"`
 }

@@ -50,17 +50,17 @@ type Site struct {
 	Spank SpankConf `json:"spank"`
 }
 
-// AffinityConf is what the site says about task/affinity: TaskPluginParam.
+// AffinityConf is the site's TaskPluginParam for task/affinity.
 type AffinityConf struct {
-	// Default is the type for steps that ask for none: CPUBindNone, or one that is
-	// dealt, as CPUBindCores. It goes before the automatic binding.
+	// Default is the type for steps that ask for none: "none", "cores", "sockets" and the
+	// like. It takes the place of the automatic binding.
 	Default CPUBindKind `json:"default,omitempty"`
 	// Autobind is the type where the automatic binding finds no match (Autobind=).
 	Autobind CPUBindKind `json:"autobind,omitempty"`
 	// Verbose reports each task's binding where the user does not say.
 	Verbose bool `json:"verbose,omitempty"`
-	// Off says why no task can be bound to CPUs here: their numbers are not the
-	// machine's. "" lets them be bound.
+	// Off is the reason why no task can be bound to CPUs here: slurm.conf's CPUs are not the
+	// machine's. "" lets tasks be bound.
 	Off string `json:"off,omitempty"`
 }
 
@@ -79,7 +79,7 @@ type Accounting struct {
 	OverMemoryKill bool `json:"over_memory_kill,omitempty"`
 }
 
-// SpankConf is what stepd needs to read the plugin stack.
+// SpankConf is the part of the settings by which stepd reads and runs the plugin stack.
 type SpankConf struct {
 	// Plugstack is the file; empty means that there is none.
 	Plugstack  string   `json:"plugstack,omitempty"`
@@ -94,7 +94,7 @@ type SpankConf struct {
 	// Quarantined are optional plugins that are left out, because they have
 	// crashed too often (QuarantineAfter). noded fills it in for each step.
 	Quarantined []Quarantine `json:"quarantined,omitempty"`
-	// Debug lets the log hear what plugins say to slurm_verbose and slurm_debug.
+	// Debug logs the plugins' slurm_verbose and slurm_debug messages.
 	Debug bool `json:"debug,omitempty"`
 	// JSONLog makes the log one of JSON lines, as noded's is.
 	JSONLog bool `json:"json_log,omitempty"`

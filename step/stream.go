@@ -1,6 +1,6 @@
 package step
 
-// StreamKind says where one of a task's three standard streams goes.
+// StreamKind is the kind of destination of one of a task's three standard streams.
 type StreamKind string
 
 const (
@@ -42,7 +42,7 @@ type Terminal struct {
 // StreamTerminal is the Kind of an OutputPlace that is a terminal of the step's.
 const StreamTerminal StreamKind = "terminal"
 
-// OutputPlace is where one of the tasks' streams goes, in a Record.
+// OutputPlace is the destination of one of the tasks' streams, in a Record.
 type OutputPlace struct {
 	// Kind is the Stream's, or StreamTerminal.
 	Kind StreamKind `json:"kind"`
@@ -52,7 +52,7 @@ type OutputPlace struct {
 	Rank *int `json:"rank,omitempty"`
 }
 
-// OutputPlaces returns where stdout and stderr of the tasks go.
+// OutputPlaces returns the destinations of the tasks' stdout and stderr.
 func (s *Spec) OutputPlaces() (stdout, stderr *OutputPlace) {
 	if s.Terminal != nil {
 		zero := 0

@@ -2,10 +2,10 @@ package step
 
 import "time"
 
-// Used is what a task, or all of a step, has used: so far, or in all when it has
-// ended. What is not known here is nil, never 0. docs/accounting.md tells from
-// where each figure comes on which layout of cgroups; where there are two
-// sources, each of which can only miss something, it is the larger.
+// Used is what a task, or a whole step, has used: so far, or in all when it has ended. A
+// figure that is not known is nil, never 0. docs/accounting.md names the source of each figure
+// on each layout of cgroups. Of two sources, each of which can only miss something, the larger
+// figure counts.
 type Used struct {
 	// CPUSeconds is user and system time: wait4's, or cpu.stat's (v1
 	// cpuacct.usage) where accounting is by cgroup. UserSeconds and SystemSeconds
@@ -17,12 +17,12 @@ type Used struct {
 	// ru_maxrss, which covers its largest process alone, and the highest sum over
 	// its processes in one sample. A step has its largest task's.
 	MaxRSSBytes *int64 `json:"max_rss_bytes,omitempty"`
-	// RSSBytes is the sum over its processes in the last sample, and Processes
-	// their number: only of what runs.
+	// RSSBytes is the sum over its processes in the last sample, Processes their number. Both
+	// are known only while it runs.
 	RSSBytes  *int64 `json:"rss_bytes,omitempty"`
 	Processes *int   `json:"processes,omitempty"`
-	// PeakMemoryBytes is the kernel's own peak of the cgroup: memory.peak (v1
-	// memory.max_usage_in_bytes). It holds page cache and kernel memory, too.
+	// PeakMemoryBytes is the kernel's own peak of the cgroup, with page cache and kernel
+	// memory: memory.peak (v1 memory.max_usage_in_bytes).
 	PeakMemoryBytes *int64 `json:"peak_memory_bytes,omitempty"`
 	// MaxVMSizeBytes is the highest sum of virtual sizes in one sample.
 	MaxVMSizeBytes *int64 `json:"max_vm_size_bytes,omitempty"`
@@ -38,9 +38,9 @@ type Used struct {
 	// blkio.throttle.io_service_bytes_recursive).
 	DiskReadBytes    *int64 `json:"disk_read_bytes,omitempty"`
 	DiskWrittenBytes *int64 `json:"disk_written_bytes,omitempty"`
-	// CPUStallUS, MemoryStallUS and IOStallUS are the microseconds in which some
-	// thread waited for what was short: "some" of cpu.pressure, memory.pressure
-	// and io.pressure of the cgroup (psi(8)).
+	// CPUStallUS, MemoryStallUS and IOStallUS are the microseconds in which some thread waited
+	// for the resource: "some" of cpu.pressure, memory.pressure and io.pressure of the cgroup
+	// (psi(8)).
 	CPUStallUS    *int64 `json:"cpu_stall_us,omitempty"`
 	MemoryStallUS *int64 `json:"memory_stall_us,omitempty"`
 	IOStallUS     *int64 `json:"io_stall_us,omitempty"`
@@ -69,8 +69,8 @@ type StepUsage struct {
 // Sampled reports whether the figures of running tasks were read from time to time.
 func (u *StepUsage) Sampled() bool { return u.FrequencyS > 0 && u.Gather != "none" }
 
-// Pressure is how long the tasks of a step have waited for what was short:
-// cpu.pressure, memory.pressure and io.pressure of its cgroup (psi(8)).
+// Pressure is how long the tasks of a step have waited for a resource: cpu.pressure,
+// memory.pressure and io.pressure of its cgroup (psi(8)).
 type Pressure struct {
 	CPU    *Stalls `json:"cpu,omitempty"`
 	Memory *Stalls `json:"memory,omitempty"`
