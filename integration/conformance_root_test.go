@@ -33,7 +33,7 @@ var traces = []trace{
 	{name: "fail7", base: "srun1", args: []string{"run", "-n1", "sh", "-c", "exit 7"}, code: 7, atLeast: 3000},
 	{name: "sig9", base: "srun1", args: []string{"run", "-n1", "sh", "-c", "kill -9 $$"}, code: 137, atLeast: 3000},
 	{name: "execfail", base: "srun1", args: []string{"run", "-n1", "/no/such/program"}, code: 2, atLeast: 3000},
-	{name: "srun_env_opts", base: "srun1", args: []string{"run", "-n1", "env"}, env: []string{"_SLURM_SPANK_OPTION_PNAME_ptab=envv", "_SLURM_SPANK_OPTION_PNAME_pflag=", "SPANK_FOO=bar"}, atLeast: 3000},
+	{name: "srun_env_opts", base: "srun1", args: []string{"run", "-n1", "env"}, env: []string{"_SLURM_SPANK_OPTION_PNAME_ptab=envv", "_SLURM_SPANK_OPTION_PNAME_pflag=", "_SLURM_SPANK_OPTION_other_zz=1", "SPANK_FOO=bar"}, atLeast: 3000},
 	{name: "srun_opts_repeat", base: "srun1", args: []string{"run", "--ptab=first", "--ptab=second", "--preg", "-n1", "true"}, atLeast: 3000},
 	{name: "srun_opts", base: "srun3", args: []string{"run", "--ptab=tv", "--pflag", "--preg=rv", "--pregflag", "--pnocb=nn", "-n2", "true"}, atLeast: 4000,
 		tables: map[string]int{"table_symbol_supported": 266, "table_items": 630, "table_env": 378, "table_jobcontrol": 238, "table_getopt": 126}},

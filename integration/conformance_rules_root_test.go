@@ -38,7 +38,11 @@ var rules = []rule{
 		map[string]string{"local options": `41="v" remote=0`, "remote options": `41="v" remote=1 41="v" remote=1`}},
 	{"variables come before the command line", failure{command: "srun", args: []string{"--preg=line"}, env: []string{optionForm(true, "preg", "env")}},
 		map[string]string{"local options": `43="env" remote=0 43="line" remote=0`, "remote options": `43="line" remote=1 43="line" remote=1`}},
-	{"the user's variable means nothing to sbatch", failure{command: "sbatch", env: []string{optionForm(true, "preg", "v")}},
+	{"sbatch takes the user's variable as srun does", failure{command: "sbatch", env: []string{optionForm(true, "preg", "v")}},
+		map[string]string{"allocator options": `43="v" remote=0`, "batch options": `43="v" remote=1`}},
+	{"salloc takes the user's variable as srun does", failure{command: "salloc+srun", env: []string{optionForm(true, "preg", "v")}},
+		map[string]string{"allocator options": `43="v" remote=0`, "local options": `43="v" remote=0`, "remote options": `43="v" remote=1 43="v" remote=1`}},
+	{"the user's variable of a table's option is srun's alone", failure{command: "sbatch", env: []string{optionForm(true, "ptab", "v")}},
 		map[string]string{"allocator options": "", "batch options": ""}},
 	{"the inner variable is the remote side's alone", failure{command: "srun", env: []string{optionForm(false, "ptab", "v")}},
 		map[string]string{"local options": "", "remote options": `41="v" remote=1`}},
@@ -152,7 +156,7 @@ func TestRootConformanceRules(t *testing.T) {
 			report.fact(r.name, r.name, field, r.want[field], got[field])
 		}
 	}
-	report.end(56)
+	report.end(61)
 }
 
 // TestRootConformanceEnvironment: which of a plugin's settings a task sees,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -77,33 +78,112 @@ func TestRootTasksOfJob(t *testing.T) {
 	}
 }
 
-// TestRootOptionOfOneSide: an option that the other side does not know is
-// refused by the side's name, and never dropped.
+// TestRootOptionOfOneSide: an option is taken where it is registered and passed over elsewhere, as in Slurm
+// 22.05.8. noded's log names one whose plugin is not loaded on the remote side at all.
 func TestRootOptionOfOneSide(t *testing.T) {
 	n := startNode(t, site{})
 	so := buildClient(t, n)
-	n.stack(t, "required "+so+" side=local")
+	marks := n.markFile(t)
+	for _, verb := range [][]string{{"run"}, {"batch", "-W"}, {"alloc"}} {
+		for _, required := range []string{"required", "optional"} {
+			n.stack(t, fmt.Sprintf("%s %s side=local mark=%s", required, so, marks))
+			must(t, os.Truncate(marks, 0))
+			command := []string{"echo", "ran"}
+			if verb[0] == "batch" {
+				command = []string{"--wrap=echo ran"}
+			}
+			if r := n.ctl(t, slices.Concat(verb, []string{"--one=1", "--both=2"}, command)...); r.code != 0 || strings.Contains(r.err, "--one") {
+				t.Errorf("%s %s, local side only: %v", required, verb, r)
+			}
+			got := readFile(t, marks)
+			contains(t, "marks", got, "option 2 1 1 remote=0", "option 1 1 2 remote=0")
+			if verb[0] != "alloc" {
+				contains(t, "marks", got, "option 1 1 2 remote=1")
+			}
+			if strings.Contains(got, "option 2 1 1 remote=1") {
+				t.Errorf("%s %s: an option that is not registered was called: %s", required, verb, got)
+			}
+		}
+	}
+	n.logs(t, `spank: plugin \"client\" option \"one\" not found on the remote side`)
+
+	n.stack(t, fmt.Sprintf("required %s side=remote mark=%s", so, marks))
 	r := n.ctl(t, "run", "--one=1", "echo", "ran")
 	if r.code != 1 || r.out != "" {
-		t.Errorf("local side only: %v", r)
-	}
-	contains(t, "stderr", r.err, "option --one", `plugin "client"`, "given on the local side", "no plugin that is loaded on the remote side offers it")
-	n.stack(t, "required "+so+" side=remote")
-	if r = n.ctl(t, "run", "--one=1", "echo", "ran"); r.code != 1 || r.out != "" {
 		t.Errorf("remote side only: %v", r)
 	}
 	contains(t, "stderr", r.err, "stepctl: error: unknown flag: --one")
+	must(t, os.Truncate(marks, 0))
+	if r = n.do(t, call{args: []string{"run", "echo", "ran"}, env: []string{"_SLURM_SPANK_OPTION_client_one=e"}}); r.code != 0 || r.out != "ran\n" {
+		t.Errorf("remote side only, by the environment: %v", r)
+	}
+	contains(t, "marks", readFile(t, marks), "option 2 1 e remote=1")
+
 	for _, name := range []string{"_SLURM_SPANK_OPTION_client_gone", "SLURM_SPANK__SLURM_SPANK_OPTION_client_gone"} {
-		if r = n.do(t, call{args: []string{"run", "echo", "ran"}, env: []string{name + "=x"}}); r.code != 1 || r.out != "" {
+		if r = n.do(t, call{args: []string{"run", "echo", "ran"}, env: []string{name + "=x"}}); r.code != 0 || r.out != "ran\n" || r.err != "" {
 			t.Errorf("%s: %v", name, r)
 		}
-		contains(t, "stderr", r.err, `option "client_gone"`, "remote side")
 	}
+	n.logs(t, `offers option \"client_gone\" of the environment`)
 	n.stack(t, "optional "+n.path("gone.so"))
 	if r = n.ctl(t, "run", "--both", "echo", "ran"); r.code != 1 || r.out != "" {
 		t.Errorf("no plugin at all: %v", r)
 	}
 	contains(t, "stderr", r.err, "unknown flag: --both")
+}
+
+// TestRootOptionCallbackCodes: any code but 0 is a failure, as measured of Slurm 22.05.8: of the command on
+// the local side, and of the option alone on the remote side, where getopt does not find it then.
+func TestRootOptionCallbackCodes(t *testing.T) {
+	n := startNode(t, site{})
+	marks := n.markFile(t)
+	so := buildClient(t, n)
+	for _, required := range []string{"required", "optional"} {
+		n.stack(t, fmt.Sprintf("%s %s mark=%s", required, so, marks))
+		for _, code := range []string{"-1", "1", "3000", "-2147483648"} {
+			for _, verb := range [][]string{{"run", "true"}, {"alloc", "true"}, {"batch", "--wrap=true"}} {
+				value := "LOCAL=" + code
+				r := n.ctl(t, verb[0], "--both="+value, verb[1])
+				if r.code != 1 || !strings.Contains(r.err, "stepctl: error: Invalid --both argument: "+value+"\n") {
+					t.Errorf("%s, %s, local: %v", required, verb, r)
+				}
+			}
+			must(t, os.Truncate(marks, 0))
+			value := "REMOTE=" + code
+			if r := n.ctl(t, "run", "--both="+value, "echo", "ran"); r.code != 0 || r.out != "ran\n" {
+				t.Errorf("%s, remote: %v", required, r)
+			}
+			contains(t, "marks", readFile(t, marks), "remote=1", "2 getopt both: 3000 NULL")
+			n.logs(t, "spank: failed to process option both="+value)
+		}
+		must(t, os.Truncate(marks, 0))
+		if r := n.ctl(t, "run", "--both=REMOTE=0", "true"); r.code != 0 {
+			t.Errorf("%s: %v", required, r)
+		}
+		contains(t, "marks", readFile(t, marks), "getopt both: 0 REMOTE=0")
+	}
+	if steps := n.ps(t, "--all"); len(steps) != 10 {
+		t.Errorf("%d steps, want those of the remote side", len(steps))
+	}
+}
+
+// TestRootOptionRegisterCodes: what spank_option_register returned in Slurm 22.05.8, in both contexts.
+func TestRootOptionRegisterCodes(t *testing.T) {
+	n := startNode(t, site{})
+	marks := n.markFile(t)
+	n.stack(t, fmt.Sprintf("required %s odd=1 mark=%s", buildClient(t, n), marks))
+	r := n.ctl(t, "run", "--plain", "true")
+	if r.code != 0 {
+		t.Error(r)
+	}
+	contains(t, "stderr", r.err, "too long. Ignoring.", `option "both" provided by both client.so and client.so`)
+	got := readFile(t, marks)
+	for _, context := range []string{"1", "2"} {
+		for i, code := range []string{"0", "0", "3005", "0", "3001", "3001", "0"} {
+			contains(t, "marks", got, fmt.Sprintf("%s register %d: %s\n", context, i, code))
+		}
+		contains(t, "marks", got, context+" register NULL: 3001\n")
+	}
 }
 
 // TestRootOptionsAlike: two options whose names come to one key in the

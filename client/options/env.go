@@ -118,7 +118,7 @@ func (o *Run) Environment(p *plugins.Host, own []string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.Concat(env, own, p.Replayed(), p.OptionEnv()), nil
+	return slices.Concat(env, own, p.OptionEnv()), nil
 }
 
 // StepEnv is what srun has in its own environment when the step has its number

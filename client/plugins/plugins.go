@@ -254,8 +254,8 @@ func (p *Host) Take() error {
 	}
 	for i, o := range p.Options {
 		text, ok := os.LookupEnv(srunopt.JobEnvPrefix + srunopt.OptionVariable(o.Plugin, o.Name))
-		if !ok || p.context != spank.ContextLocal {
-			continue // measured: it means nothing to sbatch
+		if !ok {
+			continue
 		}
 		if err := p.give(i, []byte(text)); err != nil {
 			return err
@@ -385,27 +385,6 @@ func (p *Host) WarnTooLong() {
 			terminal.Say("the value of %s has %d bytes, more than a program can be started with: the job's commands do not see it", name, len(value))
 		}
 	}
-}
-
-// Replayed are options of the outer command that no plugin offers here: the
-// remote side may know them, and refuses options that it does not know either.
-func (p *Host) Replayed() []string {
-	var env []string
-	known := make(map[string]bool)
-	for _, o := range p.Options {
-		known[srunopt.OptionVariable(o.Plugin, o.Name)] = true
-	}
-	for _, e := range os.Environ() {
-		e, ok := strings.CutPrefix(e, srunopt.JobEnvPrefix)
-		name, text, _ := strings.Cut(e, "=")
-		if ok && strings.HasPrefix(name, srunopt.OptionPrefix) && !known[name] {
-			if text == noValue {
-				text = ""
-			}
-			env = append(env, name+"="+text)
-		}
-	}
-	return env
 }
 
 // Around calls the options back, does what the verb is for, and calls slurm_spank_exit. It

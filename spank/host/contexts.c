@@ -41,7 +41,7 @@ void command_option(struct host *h, struct reader *args, const int *fds, size_t 
 			      p->options[option].opt.has_arg ? value : NULL);
 		int rc = option_give(h, p, &p->options[option], value);
 
-		if (rc < 0)
+		if (rc != 0)
 			*out = (struct outcome){
 				.rc = rc, .plugin = p->index, .hook = HOOK_OPTION, .rank = NO_RANK};
 	}

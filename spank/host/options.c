@@ -126,20 +126,27 @@ void option_setenv(const struct plugin *p, const struct option *o, const char *v
 	(void)setenv(name, value ? value : "", 1); /* the option itself is passed on */
 }
 
+/* What is not 0 is a failure (Slurm 22.05.8, measured for -1, 5 and 3000): then the option counts
+ * as not given. */
 int option_give(struct host *h, struct plugin *p, struct option *o, char *value)
 {
-	o->given = true;
-	o->value = value;
-	if (o->opt.cb == NULL)
-		return 0;
-	struct board_entry *entry = plugin_enter(h, p, HOOK_OPTION, NO_RANK);
-	int rc = o->opt.cb(o->opt.val, value, h->cfg.context == S_CTX_REMOTE);
-	/* Measured: it is reported, and the step goes on, required or not. The client says it
-	 * itself. */
-	if (rc < 0 && h->cfg.context == S_CTX_REMOTE)
-		log_text(LEVEL_ERROR, "spank: failed to process option %s%s%.1024s", o->opt.name,
-			 value ? "=" : "", value ? value : "");
-	plugin_leave(h, p, entry, rc);
+	int rc = 0;
+
+	if (o->opt.cb != NULL) {
+		struct board_entry *entry = plugin_enter(h, p, HOOK_OPTION, NO_RANK);
+
+		rc = o->opt.cb(o->opt.val, value, h->cfg.context == S_CTX_REMOTE);
+		/* Measured: it is reported, and the step goes on, required or not. The client
+		 * says it itself. */
+		if (rc != 0 && h->cfg.context == S_CTX_REMOTE)
+			log_text(LEVEL_ERROR, "spank: failed to process option %s%s%.1024s",
+				 o->opt.name, value ? "=" : "", value ? value : "");
+		plugin_leave(h, p, entry, rc);
+	}
+	if (rc == 0) {
+		o->given = true;
+		o->value = value;
+	}
 	return rc;
 }
 
@@ -236,27 +243,38 @@ static bool refuse_ambiguous(struct host *h, struct outcome *out)
 	return true;
 }
 
-/* What the user asked for must not be lost without a word. */
-static bool refuse_untaken(const struct host *h, const bool *taken, struct outcome *out)
+static bool is_loaded(const struct host *h, const char *name)
+{
+	for (size_t i = 0; i < h->cfg.nplugins; i++) {
+		if (h->plugins[i].kept && strcmp(h->plugins[i].name, name) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* An option that is not registered here is passed over: its plugin may have done all that
+ * it does on the local side. Slurm 22.05.8 does so as well, and slurmd's log has for each
+ * 'error: Warning: SPANK plugin "one" option "lonly" not found', also where no plugin "one"
+ * is loaded on the remote side, which is the one case that an administrator is to see. */
+static void pass_over(const struct host *h, const bool *taken)
 {
 	for (size_t k = 0; k < h->cfg.noptions; k++) {
 		const struct option_given *given = &h->cfg.options[k];
 
 		if (taken[k])
 			continue;
-		if (given->plugin[0])
-			return fail(out, 0,
-				    "cannot take option --%s of plugin \"%s\": it was given on the "
-				    "local side, and no plugin that is loaded on the remote side "
-				    "offers it",
-				    given->name, given->plugin);
-		return fail(
-			out, 0,
-			"cannot take option \"%s\" of the environment: no plugin that is loaded "
-			"on the remote side offers it",
-			given->name);
+		if (!by_name(given))
+			log_text(LEVEL_VERBOSE,
+				 "spank: no plugin that is loaded on the remote side offers option "
+				 "\"%s\" of the environment",
+				 given->name);
+		else
+			log_text(
+				is_loaded(h, given->plugin) ? LEVEL_VERBOSE : LEVEL_INFO,
+				"spank: plugin \"%s\" option \"%s\" not found on the remote side%s",
+				given->plugin, given->name,
+				is_loaded(h, given->plugin) ? "" : ": the plugin is not loaded");
 	}
-	return true;
 }
 
 /* Slurm calls every option once, then every option again: from the launch
@@ -271,7 +289,8 @@ bool options_call(struct host *h, struct outcome *out)
 	call_each(h, taken, call_environment);
 	/* Measured: init sees them, init_post_opt does not. */
 	env_unset_prefix(&h->env, "_SLURM_SPANK_OPTION_");
-	return refuse_untaken(h, taken, out);
+	pass_over(h, taken);
+	return true;
 }
 
 void options_tell(struct host *h)
@@ -302,10 +321,12 @@ SPANK_API spank_err_t spank_option_register(spank_t spank, struct spank_option *
 {
 	struct host *h = host_of(spank);
 
-	if (h == NULL || h->hook != HOOK_INIT || opt == NULL || opt->name == NULL)
+	if (h == NULL || h->hook != HOOK_INIT || opt == NULL || opt->name == NULL ||
+	    opt->usage == NULL)
 		return ESPANK_BAD_ARG;
 	option_add(h, spank->plugin, opt);
-	return ESPANK_SUCCESS;
+	/* Measured: of what is left out this alone is an error. */
+	return strlen(opt->name) > SPANK_OPTION_MAXLEN ? ESPANK_NOSPACE : ESPANK_SUCCESS;
 }
 
 /* Legal where traces/table_getopt.tsv has it. */

@@ -5,6 +5,7 @@
  *   ctx=N hook=NAME do=WHAT   misbehave there: rc=N, segv, abort, exit, hang, daemon, closefds
  *   side=local|remote         offer the option --one on this side only
  *   alike=1                   offer --a-like and --a_like
+ *   odd=1                     offer what cannot be one
  *   mark=FILE                 append "CTX HOOK uid" in every hook
  */
 #define _GNU_SOURCE
@@ -49,7 +50,11 @@ static int on_option(int val, const char *optarg, int remote)
 {
 	note("%d option %d %zu %.20s remote=%d", spank_context(), val, optarg ? strlen(optarg) : 0,
 	     optarg ? optarg : "NULL", remote);
-	return optarg && strcmp(optarg, "FAIL") == 0 ? -1 : 0;
+	if (optarg && strcmp(optarg, "FAIL") == 0)
+		return -1;
+	if (optarg && strncmp(optarg, remote ? "REMOTE=" : "LOCAL=", remote ? 7 : 6) == 0)
+		return atoi(strchr(optarg, '=') + 1);
+	return 0;
 }
 
 static struct spank_option both = {"both", "value", "offered on both sides", 2, 1, on_option};
@@ -59,6 +64,23 @@ static struct spank_option flag = {"flag", NULL, "takes none", 0, 3, on_option};
 /* Names that come to one key in the environment. */
 static struct spank_option alike[] = {{"a-like", "value", "written alike", 1, 4, on_option},
 				      {"a_like", "value", "written alike", 1, 5, on_option}};
+
+/* What spank_option_register returns for options that are none. */
+static void register_odd(spank_t sp)
+{
+	char name[200];
+	struct spank_option odd[] = {
+		{"", NULL, "empty", 0, 0, NULL},    {"a b", NULL, "blank", 0, 0, NULL},
+		{name, NULL, "long", 0, 0, NULL},   {"both", NULL, "again", 0, 0, NULL},
+		{"silent", NULL, NULL, 0, 0, NULL}, {NULL, NULL, "nameless", 0, 0, NULL},
+		{"plain", NULL, "fine", 0, 0, NULL}};
+
+	memset(name, 'x', sizeof(name) - 1);
+	name[sizeof(name) - 1] = 0;
+	for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++)
+		note("%d register %zu: %d", spank_context(), i, spank_option_register(sp, &odd[i]));
+	note("%d register NULL: %d", spank_context(), spank_option_register(sp, NULL));
+}
 
 static const char *argument(int ac, char **av, const char *name)
 {
@@ -117,6 +139,8 @@ int slurm_spank_init(spank_t sp, int ac, char *av[])
 	spank_option_register(sp, &flag);
 	for (int i = 0; argument(ac, av, "alike") != NULL && i < 2; i++)
 		spank_option_register(sp, &alike[i]);
+	if (argument(ac, av, "odd") != NULL)
+		register_odd(sp);
 	if (side != NULL && (strcmp(side, "remote") == 0) == (spank_remote(sp) == 1))
 		spank_option_register(sp, &one);
 	if (spank_context() == S_CTX_LOCAL || spank_context() == S_CTX_ALLOCATOR)
@@ -150,7 +174,16 @@ int slurm_spank_local_user_init(spank_t sp, int ac, char *av[])
 		return visit(#name, ac, av);                                                       \
 	}
 
-HOOK(user_init)
+int slurm_spank_user_init(spank_t sp, int ac, char *av[])
+{
+	char *value = NULL;
+	spank_err_t got = spank_option_getopt(sp, &both, &value);
+
+	mark_path = argument(ac, av, "mark");
+	note("%d getopt both: %d %.20s", spank_context(), got, value ? value : "NULL");
+	return visit("user_init", ac, av);
+}
+
 HOOK(exit)
 HOOK(job_prolog)
 HOOK(job_epilog)
