@@ -26,8 +26,6 @@ var tooLarge = map[string]struct {
 	most int
 	why  string
 }{
-	"node.Node":     {58, "is to become a few components, with their own locks"},
-	"node.follower": {53, "is to become a table of a step's stages"},
 }
 
 func TestLayout(t *testing.T) {

@@ -22,7 +22,7 @@ func (f *follower) asked(m *stepapi.Msg) {
 	f.n.work.Go(func() {
 		defer f.asks.Add(-1)
 		reply := &stepapi.Msg{Type: stepapi.TypeAnswer, Seq: m.Seq}
-		answer, err := f.n.answer(context.Background(), f, m.Ask)
+		answer, err := launcher{f.n}.answer(context.Background(), f, m.Ask)
 		if err != nil {
 			reply.Error = api.MessageOf(err)
 		} else {
@@ -33,7 +33,7 @@ func (f *follower) asked(m *stepapi.Msg) {
 }
 
 // answer does what a step's tasks ask for.
-func (n *Node) answer(ctx context.Context, f *follower, ask *stepapi.Ask) (*stepapi.Answer, error) {
+func (n launcher) answer(ctx context.Context, f *follower, ask *stepapi.Ask) (*stepapi.Answer, error) {
 	if ask == nil {
 		return nil, errors.New("internal error: an empty request")
 	}
@@ -48,7 +48,7 @@ func (n *Node) answer(ctx context.Context, f *follower, ask *stepapi.Ask) (*step
 
 // spawnStep starts another step of the job for the tasks of parent. Their stepd,
 // which is root's, has made the request out of its own step's.
-func (n *Node) spawnStep(ctx context.Context, parent *follower, ask *stepapi.Ask) (*stepapi.Answer, error) {
+func (n launcher) spawnStep(ctx context.Context, parent *follower, ask *stepapi.Ask) (*stepapi.Answer, error) {
 	var who struct {
 		Job *uint32 `json:"job"`
 		UID *uint32 `json:"uid"`

@@ -294,7 +294,7 @@ func TestUserFor(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			req := request("x")
 			req.UID, req.GID = tc.uid, tc.gid
-			u, err := tn.userFor(context.Background(), api.Peer{UID: tc.caller, GID: tc.caller}, &req)
+			u, err := launcher{tn.Node}.userFor(context.Background(), api.Peer{UID: tc.caller, GID: tc.caller}, &req)
 			if tc.want != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.want) {
 					t.Errorf("got %+v, %v; want %q", u, err, tc.want)

@@ -22,7 +22,8 @@ import (
 // names.
 func (n steps) Signal(ctx context.Context, ref api.StepRef, signal int, scope string) error {
 	return n.tell(ref, "signal", func(f *follower) error {
-		return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSignal, Signal: signal, Scope: scope})
+		_, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSignal, Signal: signal, Scope: scope})
+		return err
 	})
 }
 
@@ -81,21 +82,16 @@ func (f *follower) cancel(ctx context.Context, reason string) error {
 		return nil
 	}
 	f.mu.Unlock()
-	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Text: reason})
+	_, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Text: reason})
+	return err
 }
 
 // askMax bounds the wait for a stepd's answer to Signal and Cancel.
 const askMax = 10 * time.Second
 
-// ask asks for something of which the answer says only that it is done.
-func (f *follower) ask(ctx context.Context, m *stepapi.Msg) error {
-	_, err := f.askFor(ctx, m)
-	return err
-}
-
-// askFor connects to the step's socket as a tool, on behalf of a client that
+// ask connects to the step's socket as a tool, on behalf of a client that
 // was authorised, and sends one request. It returns stepd's answer.
-func (f *follower) askFor(ctx context.Context, m *stepapi.Msg) (*stepapi.Msg, error) {
+func (f *follower) ask(ctx context.Context, m *stepapi.Msg) (*stepapi.Msg, error) {
 	if !f.hasStepd() {
 		return nil, errors.New("the step was not started yet")
 	}
@@ -319,18 +315,19 @@ func (n steps) setSuspended(j *job, rec *state.Suspension) error {
 // as it has.
 func (f *follower) suspend(ctx context.Context, by uint32) error {
 	f.mu.Lock()
-	if !f.hasStepdLocked() {
+	if !f.phase.hasStepd() {
 		f.suspendBy = &by
 		f.mu.Unlock()
 		return nil
 	}
 	f.mu.Unlock()
-	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by})
+	_, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by})
+	return err
 }
 
 func (f *follower) unsuspend(ctx context.Context, by uint32) error {
 	f.mu.Lock()
-	if !f.hasStepdLocked() {
+	if !f.phase.hasStepd() {
 		defer f.mu.Unlock()
 		was := f.suspendBy
 		switch {
@@ -343,13 +340,14 @@ func (f *follower) unsuspend(ctx context.Context, by uint32) error {
 		return nil
 	}
 	f.mu.Unlock()
-	return f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeResume, By: &by})
+	_, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeResume, By: &by})
+	return err
 }
 
 // suspendLate suspends a step whose stepd has just started, unless that was
 // undone meanwhile.
 func (f *follower) suspendLate(by uint32) {
-	if err := f.ask(context.Background(), &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by}); err != nil {
+	if _, err := f.ask(context.Background(), &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by}); err != nil {
 		select {
 		case <-f.ended:
 		default:

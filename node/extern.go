@@ -137,7 +137,7 @@ func (n launcher) pinned(job uint32) map[string]string {
 
 // extern returns the job's extern step, which it starts where there is none yet: what
 // no step of the job has started is in there.
-func (n *Node) extern(ctx context.Context, j *job) (*follower, error) {
+func (n launcher) extern(ctx context.Context, j *job) (*follower, error) {
 	j.extern.Lock()
 	defer j.extern.Unlock()
 	id := step.ID{Job: j.ID, Step: step.ExternStep}
@@ -220,7 +220,7 @@ func endExtern(rec *step.Record) {
 func interactiveID(j *job) step.ID { return step.ID{Job: j.ID, Step: step.InteractiveStep} }
 
 // reserveInteractive is reserveFor of that step.
-func (n *Node) reserveInteractive(ctx context.Context, caller api.Peer, in order) (*follower, *step.Spec, error) {
+func (n launcher) reserveInteractive(ctx context.Context, caller api.Peer, in order) (*follower, *step.Spec, error) {
 	j := n.reg.job(*in.req.Job)
 	switch {
 	case j == nil:

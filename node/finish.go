@@ -173,12 +173,12 @@ func (f *follower) cleanup() {
 	if j == nil || !f.n.scripts.OwesEpilog() {
 		f.n.endJob(j)
 		close(f.ended)
-		f.measure()
+		measure(f)
 		return
 	}
 	// The step has ended; the epilog is its job's.
 	close(f.ended)
-	f.measure()
+	measure(f)
 	f.n.work.Go(func() { f.n.endJob(j) })
 }
 

@@ -95,6 +95,9 @@ func stepMoves(from stepPhase) []stepPhase {
 	return nil
 }
 
+// hasStepd reports whether the step has, or had, a stepd.
+func (p stepPhase) hasStepd() bool { return p == stepStarting || p == stepFollowed || p == stepSettled }
+
 // moveLocked changes the phase. An illegal move is logged, and changes nothing.
 func (f *follower) moveLocked(to stepPhase) {
 	if !slices.Contains(stepMoves(f.phase), to) {
@@ -171,11 +174,7 @@ func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 func (f *follower) hasStepd() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.hasStepdLocked()
-}
-
-func (f *follower) hasStepdLocked() bool {
-	return f.phase == stepStarting || f.phase == stepFollowed || f.phase == stepSettled
+	return f.phase.hasStepd()
 }
 
 // record returns a copy that the caller may keep.

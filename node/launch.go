@@ -1,18 +1,24 @@
 package node
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
+	"stepd/api/stepapi"
 	"stepd/eventlog"
+	"stepd/node/child"
 	"stepd/node/scripts"
+	"stepd/srunopt"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -27,38 +33,46 @@ func (n launcher) Launch(caller api.Peer, in *api.LaunchRequest) (*api.RunReply,
 	if err != nil {
 		return nil, err
 	}
-	return f.started(spec), nil
+	return n.started(f, spec), nil
+}
+
+// launching is the way of one step from its launch to its stepd.
+type launching struct {
+	n      *Node
+	f      *follower
+	spec   *step.Spec
+	res    *reservation
+	listen *os.File // the socket of the step's stepd
 }
 
 // launch starts a step that the caller has claimed. A failure from here on is
 // the step's result. change is what the client has changed since; nil is
 // nothing. Where the job's prolog has to run first, launch returns as soon as
-// the step has its socket: the rest is told on that, and by Wait.
+// the step has its socket: the socket and Wait report the rest.
 func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 	res := f.unreserve()
-	spec := res.spec
+	l := &launching{n: f.n, f: f, spec: res.spec, res: res}
 	f.update(func(rec *step.Record) { rec.State = step.Starting })
 	var err error
 	if change != nil {
-		err = f.change(spec, change)
+		err = l.change(change)
 	}
-	var listen *os.File
 	if err == nil {
 		// No new client may connect to a socket that will not be served: what
 		// fails from here on removes it.
-		listen, err = bindIn(f.n.spool.StepsDir(), f.n.spool.SocketName(f.id), unix.SOCK_SEQPACKET)
+		l.listen, err = bindIn(f.n.spool.StepsDir(), f.n.spool.SocketName(f.id), unix.SOCK_SEQPACKET)
 	}
 	if err != nil {
 		res.close(f.n.spool)
 		f.fail(err)
 		return nil, api.NewError(api.Internal, err.Error())
 	}
-	told := *spec // start changes it
+	told := *l.spec // run changes it
 	if f.n.scripts.AwaitsProlog(f.job.scripts) {
-		f.n.work.Go(func() { _ = f.start(spec, res, listen, true) })
+		f.n.work.Go(func() { _ = l.run(true) })
 		return &told, nil
 	}
-	if err := f.start(spec, res, listen, false); err != nil {
+	if err := l.run(false); err != nil {
 		if early, ok := errors.AsType[errCancelled](err); ok {
 			return nil, api.Errorf(api.Aborted, "step %s was cancelled: %s", f.id, early.reason)
 		}
@@ -67,31 +81,31 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 	return &told, nil
 }
 
-// start starts the step's stepd, or fails the step. It closes the files.
-func (f *follower) start(spec *step.Spec, res *reservation, listen *os.File, prolog bool) error {
-	defer res.close(f.n.spool)
-	defer listen.Close()
+// run starts the step's stepd, or fails the step. It closes the files.
+func (l *launching) run(prolog bool) error {
+	defer l.res.close(l.n.spool)
+	defer l.listen.Close()
 	// From here on the client's going away changes nothing.
-	err := f.n.start(context.Background(), f, spec, res, listen, prolog)
+	err := l.start(context.Background(), prolog)
 	if errors.Is(err, scripts.ErrStopping) {
-		if err = f.cancelledEarly(); err == nil {
+		if err = l.cancelled(); err == nil {
 			return scripts.ErrStopping // the next noded ends the step
 		}
 	}
 	if err != nil {
-		f.fail(err)
+		l.f.fail(err)
 	}
 	return err
 }
 
-// cancelledEarly is the errCancelled of a step that was cancelled before it had a stepd.
-func (f *follower) cancelledEarly() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.cancelled == "" {
+// cancelled is the errCancelled of a step that was cancelled before it had a stepd.
+func (l *launching) cancelled() error {
+	l.f.mu.Lock()
+	defer l.f.mu.Unlock()
+	if l.f.cancelled == "" {
 		return nil
 	}
-	return errCancelled{f.cancelled}
+	return errCancelled{l.f.cancelled}
 }
 
 // errCancelled ends a launch that was cancelled.
@@ -99,32 +113,20 @@ type errCancelled struct{ reason string }
 
 func (e errCancelled) Error() string { return e.reason }
 
-// follows says that a stepd is about to be there: a cancel is its matter from now
-// on. It returns the reason of one that came before.
-func (f *follower) follows() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.moveLocked(stepStarting)
-	if f.cancelled != "" {
-		return errCancelled{f.cancelled}
-	}
-	return nil
-}
-
 // start makes what the step needs and starts its stepd, and the follower with
 // it. What it made is undone by the follower's cleanup in any case.
-func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *reservation, listen *os.File, prolog bool) error {
-	events := res.events
+func (l *launching) start(ctx context.Context, prolog bool) error {
+	n, f, spec := l.n, l.f, l.spec
 	if err := n.cfg.Containers.Create(ctx, f.id.Job, spec.User); err != nil {
 		return err
 	}
 	if prolog {
-		if err := f.prolog(events); err != nil {
+		if err := l.prolog(); err != nil {
 			return err
 		}
 	}
 	if len(spec.Script) > 0 {
-		if err := n.writeScript(spec); err != nil {
+		if err := l.writeScript(); err != nil {
 			return err
 		}
 	}
@@ -151,8 +153,8 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 		rec.Cgroup, rec.CgroupTasks, rec.CgroupV1 = place.Dir, place.Tasks, place.V1
 	})
 
-	files := append([]*os.File{listen, events}, n.namespaces(ns, spec)...)
-	if err := n.startStepd(f, spec, leaf, files); err != nil {
+	files := append([]*os.File{l.listen, l.res.events}, l.namespaces(ns)...)
+	if err := l.startStepd(leaf, files); err != nil {
 		return err
 	}
 	f.addToContainer()
@@ -161,19 +163,23 @@ func (n *Node) start(ctx context.Context, f *follower, spec *step.Spec, res *res
 
 // startStepd starts the step's stepd in its place, and the follower with it. files
 // are what stepd inherits behind its spec and its connection to noded.
-func (n *Node) startStepd(f *follower, spec *step.Spec, leaf *os.File, files []*os.File) error {
+func (l *launching) startStepd(leaf *os.File, files []*os.File) error {
+	n, f := l.n, l.f
 	ours, theirs, err := controlPair()
 	if err != nil {
 		return err
 	}
 	defer theirs.Close()
-	doc, err := encodeSpec(spec)
+	doc, err := encodeSpec(l.spec)
 	if err != nil {
 		ours.Close()
 		return err
 	}
 	defer doc.Close()
-	if err := f.follows(); err != nil {
+	f.mu.Lock()
+	f.moveLocked(stepStarting) // a cancel is stepd's matter from now on
+	f.mu.Unlock()
+	if err := l.cancelled(); err != nil {
 		ours.Close()
 		return err
 	}
@@ -184,8 +190,8 @@ func (n *Node) startStepd(f *follower, spec *step.Spec, leaf *os.File, files []*
 	}
 	f.launched = true
 	f.begin(proc, ours)
-	if leaf != nil && (spec.Confine.PerTask || len(spec.Confine.V1) > 0) {
-		n.work.Go(func() { n.warmUp(f.id, proc.PID) })
+	if leaf != nil && (l.spec.Confine.PerTask || len(l.spec.Confine.V1) > 0) {
+		n.work.Go(func() { l.warmUp(proc.PID) })
 	}
 	if leaf == nil {
 		// What stepd has started by then is in the step's own cgroups.
@@ -199,10 +205,11 @@ func (n *Node) startStepd(f *follower, spec *step.Spec, leaf *os.File, files []*
 // writeScript puts the batch script where the user can execute it, and makes
 // it the step's command. Users can reach their own script in the directory, and
 // make or remove nothing there.
-func (n *Node) writeScript(spec *step.Spec) error {
-	path := n.spool.Script(spec.ID.Job)
+func (l *launching) writeScript() error {
+	spec := l.spec
+	path := l.n.spool.Script(spec.ID.Job)
 	script, user := spec.Script, spec.User
-	err := n.spool.Do(func() error {
+	err := l.n.spool.Do(func() error {
 		return scripts.WriteBatch(filepath.Dir(path), filepath.Base(path), script, user)
 	})
 	if err != nil {
@@ -217,9 +224,9 @@ func (n *Node) writeScript(spec *step.Spec) error {
 // cgroup.procs waits for an RCU grace period (measured: 5 to 17 ms) and those
 // that follow soon do not: the tasks' are then among them, and stepd starts
 // meanwhile. It is of no other use, and may fail.
-func (n *Node) warmUp(id step.ID, stepd int) {
-	if err := n.cfg.Tracker.AddStepd(id, stepd); err != nil {
-		n.log.WithField("step", id.String()).Debugf("%v", err)
+func (l *launching) warmUp(stepd int) {
+	if err := l.n.cfg.Tracker.AddStepd(l.f.id, stepd); err != nil {
+		l.f.log.Debugf("%v", err)
 	}
 }
 
@@ -227,7 +234,8 @@ func (n *Node) warmUp(id step.ID, stepd int) {
 const prologStage = "prolog"
 
 // prolog runs the job's prolog, or waits for it, as a stage of this step.
-func (f *follower) prolog(events *os.File) error {
+func (l *launching) prolog() error {
+	f, events := l.f, l.res.events
 	begin := time.Now()
 	if err := f.n.spool.Log(events, eventlog.Event{Time: begin, Event: eventlog.EventStageStart, Phase: prologStage}); err != nil {
 		return err
@@ -262,9 +270,133 @@ func (f *follower) addToContainer() {
 
 // namespaces sets in the spec which namespaces the job's container has, and returns them as
 // stepd's descriptors from FDContainer on.
-func (n *Node) namespaces(ns launch.Namespaces, spec *step.Spec) []*os.File {
+func (l *launching) namespaces(ns launch.Namespaces) []*os.File {
+	spec := l.spec
 	spec.ContainerNS = ns.Mount != nil
-	spec.EntireStepInNS = spec.ContainerNS && n.cfg.Containers.EntireStepInNS()
+	spec.EntireStepInNS = spec.ContainerNS && l.n.cfg.Containers.EntireStepInNS()
 	spec.PIDNamespace, spec.UserNamespace = ns.PID != nil, ns.User != nil
 	return []*os.File{ns.Mount, nil, ns.PID, ns.User}
+}
+
+// claim returns the reservation that the caller may launch, claimed.
+func (n launcher) claim(caller api.Peer, id step.ID) (*follower, error) {
+	f := n.reg.follower(id)
+	none := api.Errorf(api.NotFound, "no such reservation %q", id)
+	if f == nil {
+		return nil, none
+	}
+	if !caller.MayAct(f.by) {
+		return nil, api.ErrDenied
+	}
+	if !f.claim() {
+		return nil, none
+	}
+	return f, nil
+}
+
+// change puts what the client has changed since the reservation over the
+// request. What its plugins have set for prolog and epilog counts where the
+// step is the job's first one: of a job of its own it replaces the job's; in an
+// allocation, whose own command has set some too, it is put over that.
+func (l *launching) change(c *step.LaunchChange) error {
+	f, spec := l.f, l.spec
+	spec.Env = f.n.taskEnv(c.Env)
+	spec.JobControl = c.JobControl
+	first := f.job.Leads(f.id) || (f.job.Origin == step.OriginAlloc && f.id.Step == 0)
+	if !first {
+		return nil
+	}
+	old, err := f.n.store.JobControl(f.id.Job)
+	if err != nil {
+		return err
+	}
+	control := c.JobControl
+	if !f.job.Leads(f.id) {
+		control = overlay(old, control)
+	}
+	if slices.EqualFunc(old, control, bytes.Equal) {
+		return nil
+	}
+	return f.n.store.SetJobControl(f.id.Job, control)
+}
+
+// overlay is env with what over has of the same names and beside them.
+func overlay(env, over [][]byte) [][]byte {
+	names := make(map[string]bool, len(over))
+	for _, e := range over {
+		name, _, _ := bytes.Cut(e, []byte{'='})
+		names[string(name)] = true
+	}
+	out := make([][]byte, 0, len(env)+len(over))
+	for _, e := range env {
+		if name, _, _ := bytes.Cut(e, []byte{'='}); !names[string(name)] {
+			out = append(out, e)
+		}
+	}
+	return append(out, over...)
+}
+
+// controlPair makes the connection between noded and one stepd.
+func controlPair() (ours *stepapi.Conn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot create control socket: %w", err)
+	}
+	ours, err = stepapi.FromFD(fds[0], "control")
+	if err != nil {
+		unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return ours, os.NewFile(uintptr(fds[1]), "stepd's control"), nil
+}
+
+func encodeSpec(spec *step.Spec) (*os.File, error) {
+	if err := srunopt.ValidateSpec(spec); err != nil {
+		return nil, fmt.Errorf("internal error: step %s: %w", spec.ID, err)
+	}
+	packed := *spec
+	packed.Pack()
+	doc, err := json.Marshal(packed)
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode spec of step %s: %w", spec.ID, err)
+	}
+	return stepapi.SealedMemfd("spec", doc)
+}
+
+// spawn starts stepd in a session of its own, so that it survives noded, and
+// in the step's cgroup from its first instruction. files become its
+// descriptors from stepapi.FDSpec on, in that order.
+func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*child.Process, error) {
+	log, stderr, err := n.stepdLog()
+	if err != nil {
+		return nil, err
+	}
+	if log != nil {
+		defer stderr.Close()
+	}
+	p, err := child.Program{
+		Path: n.cfg.StepdPath, Argv: []string{fmt.Sprintf("stepd: [%s]", id.Name())}, Env: n.stepdEnv(), Dir: "/",
+		Files: append([]*os.File{nil, nil, stderr}, files...), Leaf: leaf, Stderr: log,
+	}.Start()
+	if err != nil {
+		if log != nil {
+			log.Close()
+		}
+		return nil, fmt.Errorf("cannot start %q: %w", n.cfg.StepdPath, err)
+	}
+	return p, nil
+}
+
+// stepdEnv is the environment of every stepd.
+func (n *Node) stepdEnv() []string {
+	return []string{"PATH=" + child.SafePath, "SLURM_CONF=" + n.cfg.Site.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName, "GOMAXPROCS=1"}
+}
+
+// stepdLog is where a stepd's standard error goes: the site's log file, or
+// through noded, which then has the other end.
+func (n *Node) stepdLog() (*child.Stderr, *os.File, error) {
+	if n.cfg.StepdLog != nil {
+		return nil, n.cfg.StepdLog, nil
+	}
+	return child.NewStderr(n.log.Out, n.cfg.Site.Spank.JSONLog)
 }

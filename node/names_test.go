@@ -17,7 +17,7 @@ func (tn *testNode) askOf(id step.ID, ask *stepapi.Ask) (*stepapi.Answer, error)
 	if f == nil {
 		tn.t.Fatalf("step %s is not followed", id)
 	}
-	return tn.answer(context.Background(), f, ask)
+	return launcher{tn.Node}.answer(context.Background(), f, ask)
 }
 
 func (tn *testNode) wantRefusal(id step.ID, ask *stepapi.Ask, words string) {

@@ -125,7 +125,7 @@ func TestAdoptionEndsBeforeProlog(t *testing.T) {
 	}
 	j := s.reg.job(id)
 	answer := make(chan error, 1)
-	go func() { _, err := s.extern(as(0), j); answer <- err }()
+	go func() { _, err := launcher{s.Node}.extern(as(0), j); answer <- err }()
 	<-slow.at
 	go s.svc.Release(as(1000), &api.ReleaseRequest{JobID: id})
 	if !s.letGo(j) {

@@ -293,12 +293,12 @@ func (r *recovery) adopt(f *follower) (runs bool) {
 		case rec.State == step.Pending:
 			state, reason = step.Cancelled, "noded was restarted before the step was launched"
 		}
-		r.n.work.Go(func() { f.bury(reason, state) })
+		r.n.work.Go(func() { r.bury(f, reason, state) })
 		return false
 	}
 	f.log.Infof("found stepd (pid %d) again", p.PID)
 	r.adopted++
-	f.findLauncher(rec)
+	r.findLauncher(f, rec)
 	f.begin(p, conn)
 	f.addToContainer()
 	return true
@@ -306,7 +306,7 @@ func (r *recovery) adopt(f *follower) (runs bool) {
 
 // findLauncher watches the process that has launched the step as before the restart.
 // What is stored is the step's beginning: stepd knows whether it still needs that one.
-func (f *follower) findLauncher(rec *step.Record) {
+func (r *recovery) findLauncher(f *follower, rec *step.Record) {
 	if rec.LauncherPID == 0 || rec.State != step.Starting && rec.State != step.Pending {
 		return
 	}
@@ -323,7 +323,7 @@ func (f *follower) findLauncher(rec *step.Record) {
 }
 
 // bury ends a step whose stepd was dead when noded started.
-func (f *follower) bury(reason string, state step.State) {
+func (r *recovery) bury(f *follower, reason string, state step.State) {
 	if f.settleWithout(reason, state) {
 		f.log.Info("took the result that stepd left")
 	}

@@ -53,13 +53,13 @@ func (n launcher) Reserve(ctx context.Context, caller api.Peer, in *api.RunReque
 	limit := n.reserveMax
 	n.work.Go(func() { f.hold(client, limit) })
 	f.log.WithField("uid", spec.User.UID).Info("step reserved")
-	return f.runReply(spec), nil
+	return n.reply(f, spec), nil
 }
 
 // reserveAs gives a step its number, in the order's state, for the caller to launch or to give
 // back by claim. More may be known about the step than its request has; the rest of the order
 // is made here.
-func (n *Node) reserveAs(ctx context.Context, caller api.Peer, req *step.Request, in order) (*follower, *step.Spec, error) {
+func (n launcher) reserveAs(ctx context.Context, caller api.Peer, req *step.Request, in order) (*follower, *step.Spec, error) {
 	in.received = time.Now()
 	if err := n.check(req); err != nil {
 		return nil, nil, err
@@ -86,7 +86,7 @@ type order struct {
 }
 
 // reserveFor finds place for the request, and a number.
-func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*follower, *step.Spec, error) {
+func (n launcher) reserveFor(ctx context.Context, caller api.Peer, in order) (*follower, *step.Spec, error) {
 	user, err := n.userFor(ctx, caller, in.req)
 	if err != nil {
 		return nil, nil, err
@@ -108,7 +108,7 @@ func (n *Node) reserveFor(ctx context.Context, caller api.Peer, in order) (*foll
 
 // reserveAdmitted gives the request that has a place a number, or the place back. The
 // caller has reserved the request's size, which goes back as well then.
-func (n *Node) reserveAdmitted(caller api.Peer, user step.User, a *admission, in order) (*follower, *step.Spec, error) {
+func (n launcher) reserveAdmitted(caller api.Peer, user step.User, a *admission, in order) (*follower, *step.Spec, error) {
 	spec := n.spec(in.req, user, a)
 	if in.know != nil {
 		in.know(spec)
@@ -163,7 +163,7 @@ func numberError(err error, req *step.Request) error {
 const jobEnded = "its job has ended"
 
 // number gives the step its number, durably, and makes its follower.
-func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error) {
+func (n launcher) number(spec *step.Spec, a *admission, in order) (*follower, error) {
 	ranks := spec.LocalRanks()
 	rec := step.Record{
 		Name: spec.Name, UID: spec.User.UID, User: spec.User.Name, Node: n.cfg.NodeName,
@@ -195,7 +195,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 	}
 	spec.ResultFile = n.spool.Result(rec.ID)
 	spec.OutputFile = n.spool.Output(rec.ID)
-	f := newFollower(n, a.job, rec, stepReserved)
+	f := newFollower(n.Node, a.job, rec, stepReserved)
 	f.share = a.Share
 	f.replay = n.reg.users.keepReplay(rec.UID, n.cfg.Site.ReplayBytes)
 	spec.ReplayBytes = f.replay
@@ -204,7 +204,7 @@ func (n *Node) number(spec *step.Spec, a *admission, in order) (*follower, error
 
 // numberJob gives the job, and its first step unless rec is nil, their numbers: want's,
 // or the next ones.
-func (n *Node) numberJob(want step.ID, job *state.Job, control [][]byte, rec *step.Record) error {
+func (n launcher) numberJob(want step.ID, job *state.Job, control [][]byte, rec *step.Record) error {
 	forgotten, err := n.store.NewJobAs(want, job, control, rec)
 	n.spool.Forget(forgotten)
 	return err
@@ -224,7 +224,7 @@ func (in *order) wants(a *admission) step.ID {
 }
 
 // implicitJob returns the record of the job that is made for the step of spec.
-func (n *Node) implicitJob(spec *step.Spec, want step.ID) state.Job {
+func (n launcher) implicitJob(spec *step.Spec, want step.ID) state.Job {
 	job := n.jobOf(spec)
 	job.Implicit = true
 	job.First = want.Step
@@ -232,7 +232,7 @@ func (n *Node) implicitJob(spec *step.Spec, want step.ID) state.Job {
 }
 
 // jobOf is the record of the job that spec asks for.
-func (n *Node) jobOf(spec *step.Spec) state.Job {
+func (n launcher) jobOf(spec *step.Spec) state.Job {
 	j := state.Job{
 		UID: spec.User.UID, User: spec.User.Name, GID: spec.User.GID, CPUs: spec.CPUs,
 		MemoryMB: spec.JobMemoryMB, Gres: spec.JobGres,

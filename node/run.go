@@ -35,29 +35,29 @@ func (n launcher) Run(ctx context.Context, caller api.Peer, in *api.RunRequest) 
 	} else if spec, err = f.launch(nil); err != nil {
 		return nil, err
 	}
-	return f.started(spec), nil
+	return n.started(f, spec), nil
 }
 
 // started logs that the step was started, and returns the client's answer.
-func (f *follower) started(spec *step.Spec) *api.RunReply {
+func (n launcher) started(f *follower, spec *step.Spec) *api.RunReply {
 	f.log.WithField("uid", spec.User.UID).WithField("ntasks", spec.NTasks).Info("step started")
-	return f.runReply(spec)
+	return n.reply(f, spec)
 }
 
-// runReply is the answer to a client whose step has a number.
-func (f *follower) runReply(spec *step.Spec) *api.RunReply {
+// reply is the answer to a client whose step has a number.
+func (n launcher) reply(f *follower, spec *step.Spec) *api.RunReply {
 	told := *spec
 	// The client has these, and they may be longer than an answer can be.
 	told.Argv, told.Env, told.SpankOptions, told.JobControl, told.Script = nil, nil, nil, nil, nil
 	return &api.RunReply{
-		JobID: f.id.Job, StepID: f.id.Step, Node: f.n.cfg.NodeName, Spec: &told,
-		SocketDir: f.n.spool.StepsDir(), SocketName: f.n.spool.SocketName(f.id),
+		JobID: f.id.Job, StepID: f.id.Step, Node: n.cfg.NodeName, Spec: &told,
+		SocketDir: n.spool.StepsDir(), SocketName: n.spool.SocketName(f.id),
 	}
 }
 
 // decode reads a request that a stepd passes on. Unknown fields are an error: what the
 // user asked for must not be dropped silently by an older noded.
-func (n *Node) decode(raw []byte) (*step.Request, error) {
+func (n launcher) decode(raw []byte) (*step.Request, error) {
 	req := new(step.Request)
 	if err := api.Decode(raw, req); err != nil {
 		return nil, api.Errorf(api.InvalidArgument, "cannot parse request: %v", err)
@@ -70,7 +70,7 @@ func (n *Node) decode(raw []byte) (*step.Request, error) {
 
 // check is what can be said of a request before anything is looked up. It puts
 // the node's defaults where the request has none.
-func (n *Node) check(req *step.Request) error {
+func (n launcher) check(req *step.Request) error {
 	if err := srunopt.Validate(req); err != nil {
 		return api.NewError(api.InvalidArgument, err.Error())
 	}
@@ -98,7 +98,7 @@ func (n *Node) check(req *step.Request) error {
 }
 
 // checkFrequency: a user may not look away from what OverMemoryKill looks at.
-func (n *Node) checkFrequency(req *step.Request) error {
+func (n launcher) checkFrequency(req *step.Request) error {
 	site := n.cfg.Site.Acct
 	if req.AcctgFreq == nil || !site.OverMemoryKill || site.FrequencyS == 0 {
 		return nil
@@ -128,7 +128,7 @@ func checkBatch(req *step.Request) error {
 
 // userFor decides who the tasks run as. Groups come from the name service, and
 // never from the client.
-func (n *Node) userFor(ctx context.Context, caller api.Peer, req *step.Request) (step.User, error) {
+func (n launcher) userFor(ctx context.Context, caller api.Peer, req *step.Request) (step.User, error) {
 	uid := caller.UID
 	if req.UID != nil {
 		uid = *req.UID
@@ -170,7 +170,7 @@ func (n *Node) userFor(ctx context.Context, caller api.Peer, req *step.Request) 
 }
 
 // spec puts what was decided beside what was asked for. Its id comes later.
-func (n *Node) spec(req *step.Request, user step.User, a *admission) *step.Spec {
+func (n launcher) spec(req *step.Request, user step.User, a *admission) *step.Spec {
 	s := &step.Spec{
 		Request: asAdmitted(req), Site: n.cfg.Site, User: user,
 		NodeName: n.cfg.NodeName, NodeList: n.cfg.NodeName,

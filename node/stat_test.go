@@ -73,7 +73,7 @@ func TestAcctgFreq(t *testing.T) {
 		{true, 30, 0, false}, {true, 30, 31, false}, {true, 0, 60, true},
 	} {
 		n := &Node{cfg: Config{Site: step.Site{Acct: step.Accounting{OverMemoryKill: tt.kill, FrequencyS: tt.site}}}}
-		err := n.checkFrequency(&step.Request{AcctgFreq: &tt.freq})
+		err := launcher{n}.checkFrequency(&step.Request{AcctgFreq: &tt.freq})
 		if (err == nil) != tt.ok || (err != nil && !strings.Contains(err.Error(), "OverMemoryKill")) {
 			t.Errorf("%+v: %v", tt, err)
 		}

@@ -207,7 +207,7 @@ func (noMeter) Leak(LeakKind)                                         {}
 func (noMeter) Adopted(int, time.Duration)                            {}
 
 // measure reports the step's end to the meter, when no client waits for it any more.
-func (f *follower) measure() {
+func measure(f *follower) {
 	if _, deaf := f.n.cfg.Meter.(noMeter); deaf {
 		return
 	}
@@ -249,15 +249,9 @@ func (n *Node) Figures() Figures {
 		f.Connections = (*count)()
 	}
 	for _, s := range n.reg.followers() {
-		f.Steps[s.state()]++
+		f.Steps[s.record().State]++
 	}
 	return f
-}
-
-func (f *follower) state() step.State {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.rec.State
 }
 
 // NotReady says why the node takes no step of a user's now, a line each; none is

@@ -125,7 +125,7 @@ const statEnding = time.Second
 // stat is the record with stepd's current figures of the tasks. A step that
 // ends meanwhile has its final one.
 func (f *follower) stat(ctx context.Context) (*step.Record, error) {
-	reply, err := f.askFor(ctx, &stepapi.Msg{Type: stepapi.TypeStat})
+	reply, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeStat})
 	if err != nil {
 		select {
 		case <-f.ended:
