@@ -25,8 +25,7 @@ const (
 var tooLarge = map[string]struct {
 	most int
 	why  string
-}{
-}
+}{}
 
 func TestLayout(t *testing.T) {
 	files, methods, mains := map[string]int{}, map[string]int{}, map[string]int{}
