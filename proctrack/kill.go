@@ -364,6 +364,15 @@ func (g *group) destroyChild(ctx context.Context, name string) error {
 }
 
 func (g *group) destroyOnce(ctx context.Context, name string) error {
+	// Kill the whole of it before the first rmdir: cgroup.kill reaches all
+	// groups below, and nothing is left that could make new ones. If it
+	// had to be frozen it stays so: newcomers need not run.
+	return g.removeChild(name, func(child *group) error { return child.killKeepingFrozen(ctx) })
+}
+
+// removeChild removes a child with all groups below it; first is done before. A child that
+// is gone is done.
+func (g *group) removeChild(name string, first func(child *group) error) error {
 	child, err := g.child(name)
 	if gone(err) {
 		return nil
@@ -372,10 +381,7 @@ func (g *group) destroyOnce(ctx context.Context, name string) error {
 		return err
 	}
 	defer child.close()
-	// Kill the whole of it before the first rmdir: cgroup.kill reaches all
-	// groups below, and nothing is left that could make new ones. If it
-	// had to be frozen it stays so: newcomers need not run.
-	if err := child.killKeepingFrozen(ctx); err != nil {
+	if err := first(child); err != nil {
 		return err
 	}
 	if err := child.removeBelow(); err != nil {

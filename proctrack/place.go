@@ -103,7 +103,7 @@ func (r *Root) makeStep(id step.ID, v1 []string) (StepCgroups, error) {
 	if err := job.makeDaemons(name); err != nil {
 		return StepCgroups{}, err
 	}
-	undo := func() error { return errors.Join(job.removeChild(name)) }
+	undo := func() error { return job.removeChild(name, func(*group) error { return nil }) }
 	if err := tasks.mkdir(name); err != nil {
 		return StepCgroups{}, errors.Join(err, undo())
 	}
@@ -119,27 +119,7 @@ func (r *Root) makeStep(id step.ID, v1 []string) (StepCgroups, error) {
 // namespace, with no tasks.
 func (r *Root) MakeScripts(id step.ID) error {
 	return again(func() error {
-		root, err := openGroup(r.dir)
-		if err != nil {
-			return err
-		}
-		defer root.close()
-		j, err := root.ensure(jobName(id.Job))
-		if err != nil {
-			return err
-		}
-		defer j.close()
-		dir, err := j.ensure(stepName(id.Step))
-		if err != nil {
-			return err
-		}
-		defer dir.close()
-		leaf, err := dir.ensure(leafStepd)
-		if err != nil {
-			return err
-		}
-		leaf.close()
-		return nil
+		return makePath(r.dir, []string{jobName(id.Job), stepName(id.Step), leafStepd}, nil)
 	})
 }
 
@@ -160,26 +140,6 @@ func (g *group) makeDaemons(name string) error {
 	return nil
 }
 
-// removeChild removes an empty child with what is empty below it.
-func (g *group) removeChild(name string) error {
-	child, err := g.child(name)
-	if gone(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	err = child.removeBelow()
-	child.close()
-	if err == nil {
-		err = g.rmdir(name)
-	}
-	if gone(err) {
-		return nil
-	}
-	return err
-}
-
 // makeV1 makes a path below the v1 roots of these controllers and returns its
 // end, by controller. What exists stays as it is.
 func (r *Root) makeV1(controllers []string, path ...string) (map[string]string, error) {
@@ -198,25 +158,29 @@ func (r *Root) makeV1(controllers []string, path ...string) (map[string]string, 
 			continue
 		}
 		made[root] = true
-		if err := makeV1Path(root, path); err != nil {
+		names := append([]string{filepath.Base(root)}, path...)
+		if err := makePath(filepath.Dir(root), names, (*group).prepareV1); err != nil {
 			return nil, err
 		}
 	}
 	return dirs, nil
 }
 
-func makeV1Path(root string, path []string) error {
-	at, err := openGroup(filepath.Dir(root))
+// makePath makes a path of groups below top; prepare makes each fit for processes.
+func makePath(top string, names []string, prepare func(child, parent *group) error) error {
+	at, err := openGroup(top)
 	if err != nil {
 		return err
 	}
 	defer func() { at.close() }()
-	for _, name := range append([]string{filepath.Base(root)}, path...) {
+	for _, name := range names {
 		child, err := at.ensure(name)
 		if err != nil {
 			return err
 		}
-		err = child.prepareV1(at)
+		if prepare != nil {
+			err = prepare(child, at)
+		}
 		at.close()
 		at = child
 		if err != nil {

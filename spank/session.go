@@ -142,9 +142,7 @@ func (s *Session) blob() ([]byte, error) {
 	w.tlvStr(tagUser, s.cfg.User.Name)
 	w.tlvU32(tagJobID, s.cfg.JobID)
 	w.tlvStr(tagNodeName, s.cfg.NodeName)
-	for _, e := range s.cfg.Env {
-		w.tlvStr(tagHostEnv, e)
-	}
+	w.tlvStrs(tagHostEnv, s.cfg.Env)
 	for _, e := range s.cfg.JobControl {
 		w.tlvStr(tagJobControl, string(e))
 	}

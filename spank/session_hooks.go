@@ -81,21 +81,31 @@ func (s *Session) Give(o Option, value []byte) error {
 // PostOpt calls slurm_spank_init_post_opt of every plugin. env is set in their
 // environ before.
 func (s *Session) PostOpt(env []string) error {
-	f, err := environBlob(env)
+	return s.send(cmdPostOpt, environ(env), nil)
+}
+
+// send gives a command with what belongs to it; after hears the host's answer, nil passes
+// it on.
+func (s *Session) send(cmd uint32, w *writer, after func(error) error) error {
+	f, err := memfd("spank-command", w.B)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return s.watched(func() error { return s.host.do(cmdPostOpt, nil, []int{int(f.Fd())}, nil) })
+	return s.watched(func() error {
+		err := s.host.do(cmd, nil, []int{int(f.Fd())}, nil)
+		if after != nil {
+			return after(err)
+		}
+		return err
+	})
 }
 
-// environBlob holds variables to set in the plugins' environ.
-func environBlob(env []string) (*os.File, error) {
+// environ holds variables to set in the plugins' environ.
+func environ(env []string) *writer {
 	w := &writer{}
-	for _, e := range env {
-		w.tlvStr(tagHostEnv, e)
-	}
-	return memfd("spank-environ", w.B)
+	w.tlvStrs(tagHostEnv, env)
+	return w
 }
 
 // LocalJob is what slurm_spank_local_user_init can learn of the job and step.
@@ -122,23 +132,14 @@ func (s *Session) LocalUserInit(j LocalJob) error {
 		putJob(w, s)
 		w.tlvStr(tagUser, s.User.Name)
 		w.tlvU32(tagNCPUs, uint32(s.NCPUs))
-		w.tlvU32(tagCPUsPerTask, cpusPerTask(s))
+		w.tlvU32(tagCPUsPerTask, itemsOf(s).cpusPerTask)
 		w.tlvU64(tagJobMem, s.JobMemoryMB)
 		w.tlvU32(tagRestarts, s.RestartCount)
 		w.tlvStr(tagCwd, s.Cwd)
 	}
-	for _, a := range j.Argv {
-		w.tlvStr(tagArg, a)
-	}
-	for _, e := range j.Env {
-		w.tlvStr(tagHostEnv, e)
-	}
-	f, err := memfd("spank-local", w.B)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return s.watched(func() error { return s.host.do(cmdLocalUserInit, nil, []int{int(f.Fd())}, nil) })
+	w.tlvStrs(tagArg, j.Argv)
+	w.tlvStrs(tagHostEnv, j.Env)
+	return s.send(cmdLocalUserInit, w, nil)
 }
 
 // Hook calls one of slurm_spank_job_prolog, slurm_spank_job_epilog (job_script
@@ -157,13 +158,7 @@ func (s *Session) Hook(name string) error {
 // Exit calls slurm_spank_exit of every plugin, where this context has it. env
 // is set in the plugins' environ before.
 func (s *Session) Exit(env []string) error {
-	f, err := environBlob(env)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return s.watched(func() error {
-		err := s.host.do(cmdExit, nil, []int{int(f.Fd())}, nil)
+	return s.send(cmdExit, environ(env), func(err error) error {
 		if !errors.Is(err, launch.ErrHostGone) || s.host.Where(-1).InHook() {
 			return err
 		}

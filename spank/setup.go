@@ -101,7 +101,7 @@ func (h *Host) sendSetup(config []byte, gate, helpers *os.File, spaces launch.Na
 
 // setupBlob is the config of SETUP.
 func setupBlob(cfg *launch.HostSetup, stack []Plugin) ([]byte, error) {
-	s := cfg.Spec
+	s, i := cfg.Spec, itemsOf(cfg.Spec)
 	w := &writer{Writer: wire.Writer{B: make([]byte, 0, 8192)}}
 	w.tlvU32(tagContext, uint32(ContextRemote))
 	w.tlvU32(tagUID, s.User.UID)
@@ -110,20 +110,24 @@ func setupBlob(cfg *launch.HostSetup, stack []Plugin) ([]byte, error) {
 	w.tlvStr(tagUser, s.User.Name)
 	w.tlvU32(tagJobID, s.ID.Job)
 	w.tlvU32(tagStepID, s.ID.Step)
-	w.tlvU32(tagNNodes, nnodes(s))
+	w.tlvU32(tagNNodes, i.nnodes)
 	w.tlvU32(tagNodeID, s.NodeID)
 	w.tlvStr(tagNodeName, s.NodeName)
-	w.tlvU32(tagTotalTasks, totalTasks(s))
-	w.tlvU32s(tagGlobalIDs, globalIDs(s))
+	w.tlvU32(tagTotalTasks, i.totalTasks)
+	w.tlv(tagGlobalIDs, func(w *writer) {
+		for _, rank := range s.LocalRanks() {
+			w.U32(uint32(rank))
+		}
+	})
 	w.tlvU32(tagNCPUs, uint32(s.NCPUs))
-	w.tlvU32(tagCPUsPerTask, cpusPerTask(s))
+	w.tlvU32(tagCPUsPerTask, i.cpusPerTask)
 	w.tlvStr(tagJobCores, cmp.Or(s.JobCPUs, s.CPUs))
 	w.tlvStr(tagStepCores, s.CPUs)
 	w.tlvU64(tagJobMem, s.JobMemoryMB)
 	w.tlvU64(tagStepMem, s.MemoryMB)
 	w.tlvU32(tagRestarts, s.RestartCount)
-	w.tlvU32(tagArrayID, arrayID(s))
-	w.tlvU32(tagArrayTask, arrayTask(s))
+	w.tlvU32(tagArrayID, i.arrayID)
+	w.tlvU32(tagArrayTask, i.arrayTask)
 	putJob(w, s)
 	w.tlvStrs(tagArg, s.Argv)
 	w.tlvStrs(tagEnv, cfg.Env)
@@ -205,62 +209,24 @@ func putOptions(w *writer, env []string) error {
 	return nil
 }
 
-// globalIDs are the ranks of this node's tasks by local id.
-func globalIDs(s *step.Spec) []uint32 {
-	ranks := s.LocalRanks()
-	ids := make([]uint32, len(ranks))
-	for i, rank := range ranks {
-		ids[i] = uint32(rank)
+// items are the items of spank_get_item that are not as in the request.
+type items struct{ nnodes, totalTasks, cpusPerTask, arrayID, arrayTask uint32 }
+
+func itemsOf(s *step.Spec) items {
+	i := items{uint32(s.NodeCount()), uint32(s.NTasks), uint32(max(s.CPUsPerTask, 1)), s.ID.Job, noArrayTask}
+	if s.Overcommit {
+		i.cpusPerTask = 1 // spank-abi, items
 	}
-	return ids
-}
-
-// A batch step answers four items otherwise than the rest
-// (traces/table_sbatch_items.tsv): it has no nodes and no array, all of the
-// job's tasks in total, and its one task has all of the job's CPUs.
-
-func isBatch(s *step.Spec) bool { return s.ID.Step == step.BatchStep }
-
-func nnodes(s *step.Spec) uint32 {
-	if isBatch(s) {
-		return 0
+	// A batch step answers four otherwise than the rest (traces/table_sbatch_items.tsv):
+	// it has no nodes and no array, all of the job's tasks in total, and its one task has
+	// all of the job's CPUs.
+	if s.ID.Step == step.BatchStep {
+		i = items{0, uint32(s.JobNTasks), uint32(s.NCPUs), 0, noArrayTask}
 	}
-	return uint32(s.NodeCount())
-}
-
-func totalTasks(s *step.Spec) uint32 {
-	if isBatch(s) {
-		return uint32(s.JobNTasks)
-	}
-	return uint32(s.NTasks)
-}
-
-func arrayTask(s *step.Spec) uint32 {
 	if s.Array != nil {
-		return s.Array.Task
+		i.arrayID, i.arrayTask = s.Array.Job, s.Array.Task
 	}
-	return noArrayTask
-}
-
-func arrayID(s *step.Spec) uint32 {
-	if s.Array != nil {
-		return s.Array.Job
-	}
-	if isBatch(s) {
-		return 0
-	}
-	return s.ID.Job
-}
-
-// cpusPerTask is S_STEP_CPUS_PER_TASK: 1 with --overcommit (spank-abi, items).
-func cpusPerTask(s *step.Spec) uint32 {
-	if isBatch(s) {
-		return uint32(s.NCPUs)
-	}
-	if s.Overcommit || s.CPUsPerTask < 1 {
-		return 1
-	}
-	return uint32(s.CPUsPerTask)
+	return i
 }
 
 func joinNS(s *step.Spec) uint32 {
