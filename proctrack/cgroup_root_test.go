@@ -22,7 +22,7 @@ import (
 )
 
 // wantEmpty fails unless the tracker has no process.
-func wantEmpty(t *testing.T, tr Tracker) {
+func wantEmpty(t *testing.T, tr interface{ PIDs() ([]int, error) }) {
 	t.Helper()
 	if pids, err := tr.PIDs(); err != nil || len(pids) != 0 {
 		t.Errorf("PIDs() = %v, %v; want none", pids, err)

@@ -2,7 +2,7 @@
 // escapes or outlives it. It is Slurm's proctrack: cgroup (v2, also on a
 // hybrid host, and v1), linuxproc and pgid.
 //
-// stepd calls Open for its own step and uses the Tracker. noded makes a Root,
+// stepd makes a Cgroup, LinuxProc or PGID for its own step: a task.Tracker. noded makes a Root,
 // and in it the cgroups of each step; it kills and removes what a dead stepd
 // left. What the node can do is found out by package detect, which only noded
 // needs.
@@ -25,23 +25,12 @@
 //
 // Slurm's plugin of this kind is found here as
 //
-//	proctrack_p_create           Root.MakeStep (noded), Tracker.Create (stepd)
-//	proctrack_p_add              Tracker.Add; Root.AddStepd
-//	proctrack_p_signal           Tracker.Signal; Kill, Freeze and Thaw besides
-//	proctrack_p_destroy          Tracker.Destroy, Root.KillStep
-//	proctrack_p_get_pids         Tracker.PIDs; Root.Processes of the daemons
+//	proctrack_p_create           Root.MakeStep (noded), Create of a tracker (stepd)
+//	proctrack_p_add              Add; Root.AddStepd
+//	proctrack_p_signal           Signal; Kill, Freeze and Thaw besides
+//	proctrack_p_destroy          Destroy, Root.KillStep
+//	proctrack_p_get_pids         PIDs; Root.Processes of the daemons
 package proctrack
-
-import (
-	"context"
-	"fmt"
-	"os"
-	"path/filepath"
-	"syscall"
-
-	"stepd/step"
-	"stepd/step/launch"
-)
 
 // The kinds of tracker: the values of step.Proctrack.Kind and of node status.
 const (
@@ -52,48 +41,10 @@ const (
 	KindPGID         = "pgid"
 )
 
-// Tracker is what every tracker of this package offers: task.Tracker has the contract of
-// each method. Methods may be called from several goroutines.
-type Tracker interface {
-	Create() error
-	HostCgroup() (fd int, inside bool)
-	Add(rank, pid int) error
-	EvictHost(pid int) error
-	Helpers() (*os.File, error)
-	PIDs() ([]int, error)
-	Escaped(tasks []int) ([]launch.Escape, error)
-	Signal(sig syscall.Signal) error
-	Kill(ctx context.Context) error
-	Destroy(ctx context.Context) error
-	Freeze(ctx context.Context) error
-	Thaw() error
-}
-
 // Reaper reports to a tracker without cgroups that no descendant of stepd is left;
 // *linux.Reaper is one.
 type Reaper interface {
 	// NoChildren returns a channel that is closed as soon as the process has
 	// no children.
 	NoChildren() <-chan struct{}
-}
-
-// Open returns the tracker of a step, for stepd. place and perTask come from
-// the step.Spec, stepdPID is the caller's own process id. The cgroup trackers do
-// not need reaper.
-func Open(place step.Proctrack, perTask bool, stepdPID int, reaper Reaper) (Tracker, error) {
-	switch place.Kind {
-	case KindCgroupV2, KindCgroupHybrid, KindCgroupV1:
-		for _, dir := range []string{place.Dir, place.Tasks} {
-			if !filepath.IsAbs(dir) {
-				return nil, fmt.Errorf("cannot open tracker %q: its directory %q is not absolute", place.Kind, dir)
-			}
-		}
-		return NewCgroup(CgroupConfig{Dir: filepath.Clean(place.Dir), Tasks: filepath.Clean(place.Tasks), PerTask: perTask}), nil
-	case KindLinuxProc:
-		return NewLinuxProc(stepdPID, reaper), nil
-	case KindPGID:
-		return NewPGID(), nil
-	}
-	return nil, fmt.Errorf("cannot open tracker %q: want %s, %s, %s, %s or %s",
-		place.Kind, KindCgroupV2, KindCgroupHybrid, KindCgroupV1, KindLinuxProc, KindPGID)
 }

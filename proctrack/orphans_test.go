@@ -129,7 +129,7 @@ func TestKillSessionRefuses(t *testing.T) {
 }
 
 func TestPGID(t *testing.T) {
-	var tr Tracker = NewPGID()
+	tr := NewPGID()
 	if _, ok := tr.HostCgroup(); ok || tr.Create() != nil {
 		t.Error("a process group needs nothing made")
 	}

@@ -3,7 +3,6 @@ package proctrack
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -149,31 +148,6 @@ func TestNames(t *testing.T) {
 		}
 		if _, err := RootOf(id, StepCgroups{Dir: own.Dir, V1: map[string]string{"memory": dir}}); err == nil {
 			t.Errorf("RootOf with the v1 cgroup %q: want an error", dir)
-		}
-	}
-}
-
-func TestOpen(t *testing.T) {
-	tests := []struct {
-		kind, dir, want string // want is the type, or a part of the error
-	}{
-		{KindCgroupV2, "/sys/fs/cgroup/x", "*proctrack.Cgroup"},
-		{KindCgroupHybrid, "/sys/fs/cgroup/x", "*proctrack.Cgroup"},
-		{KindLinuxProc, "", "*proctrack.LinuxProc"},
-		{KindPGID, "", "*proctrack.PGID"},
-		{KindCgroupV2, "", `directory "" is not absolute`},
-		{KindCgroupV1, "/sys/fs/cgroup/freezer/x", "*proctrack.Cgroup"},
-		{"cgroup/v3", "/x", `cannot open tracker "cgroup/v3": want cgroup/v2`},
-		{"", "/x", `cannot open tracker ""`},
-	}
-	for _, tt := range tests {
-		tr, err := Open(step.Proctrack{Kind: tt.kind, Dir: tt.dir, Tasks: tt.dir}, false, 1, nil)
-		got := fmt.Sprintf("%T", tr)
-		if err != nil {
-			got = err.Error()
-		}
-		if !strings.Contains(got, tt.want) {
-			t.Errorf("Open(%q, %q) = %s, want %s", tt.kind, tt.dir, got, tt.want)
 		}
 	}
 }

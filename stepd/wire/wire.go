@@ -48,7 +48,7 @@ func Step(plan *task.Plan, n Neighbours) (*task.Step, error) {
 		<-made
 		st.ChildEnded(e.PID, step.ExitStatus(e.Status), usage(&e))
 	}, acct.LastLook)
-	tracker, err := proctrack.Open(spec.Proctrack, spec.Confine.PerTask, os.Getpid(), reaper)
+	tracker, err := openTracker(spec.Proctrack, spec.Confine.PerTask, reaper)
 	if err != nil {
 		return nil, err
 	}
@@ -77,6 +77,25 @@ func Step(plan *task.Plan, n Neighbours) (*task.Step, error) {
 	st = task.New(plan, deps)
 	close(made)
 	return st, nil
+}
+
+// openTracker returns the tracker of a step.
+func openTracker(place step.Proctrack, perTask bool, reaper proctrack.Reaper) (task.Tracker, error) {
+	switch place.Kind {
+	case proctrack.KindCgroupV2, proctrack.KindCgroupHybrid, proctrack.KindCgroupV1:
+		for _, dir := range []string{place.Dir, place.Tasks} {
+			if !filepath.IsAbs(dir) {
+				return nil, fmt.Errorf("cannot open tracker %q: its directory %q is not absolute", place.Kind, dir)
+			}
+		}
+		return proctrack.NewCgroup(proctrack.CgroupConfig{Dir: filepath.Clean(place.Dir), Tasks: filepath.Clean(place.Tasks), PerTask: perTask}), nil
+	case proctrack.KindLinuxProc:
+		return proctrack.NewLinuxProc(os.Getpid(), reaper), nil
+	case proctrack.KindPGID:
+		return proctrack.NewPGID(), nil
+	}
+	return nil, fmt.Errorf("cannot open tracker %q: want %s, %s, %s, %s or %s", place.Kind, proctrack.KindCgroupV2,
+		proctrack.KindCgroupHybrid, proctrack.KindCgroupV1, proctrack.KindLinuxProc, proctrack.KindPGID)
 }
 
 // taskPlugins are the step's, in an order that each of them needs. killed is called for
@@ -127,7 +146,7 @@ func startHost(spec *step.Spec, cgroupFD int, onMain func(func())) (task.Host, e
 
 // startBeside runs programs that serve the tasks and are none: what ends the tasks
 // spares them.
-func startBeside(reaper *linux.Reaper, tracker proctrack.Tracker) func(string, []string, *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
+func startBeside(reaper *linux.Reaper, tracker task.Tracker) func(string, []string, *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
 	return func(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
 		pid, exited, err := reaper.StartSpared(path, argv, attr)
 		if s, ok := tracker.(interface{ Spare(pid int) }); ok && err == nil {

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -85,5 +86,30 @@ func TestStep(t *testing.T) {
 	}
 	if asked {
 		t.Error("a step without an MPI plugin was given services")
+	}
+}
+
+func TestOpenTracker(t *testing.T) {
+	tests := []struct {
+		kind, dir, want string // want is the type, or a part of the error
+	}{
+		{proctrack.KindCgroupV2, "/sys/fs/cgroup/x", "*proctrack.Cgroup"},
+		{proctrack.KindCgroupHybrid, "/sys/fs/cgroup/x", "*proctrack.Cgroup"},
+		{proctrack.KindLinuxProc, "", "*proctrack.LinuxProc"},
+		{proctrack.KindPGID, "", "*proctrack.PGID"},
+		{proctrack.KindCgroupV2, "", `directory "" is not absolute`},
+		{proctrack.KindCgroupV1, "/sys/fs/cgroup/freezer/x", "*proctrack.Cgroup"},
+		{"cgroup/v3", "/x", `cannot open tracker "cgroup/v3": want cgroup/v2`},
+		{"", "/x", `cannot open tracker ""`},
+	}
+	for _, tt := range tests {
+		tr, err := openTracker(step.Proctrack{Kind: tt.kind, Dir: tt.dir, Tasks: tt.dir}, false, nil)
+		got := fmt.Sprintf("%T", tr)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, tt.want) {
+			t.Errorf("openTracker(%q, %q) = %s, want %s", tt.kind, tt.dir, got, tt.want)
+		}
 	}
 }
