@@ -7,11 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
@@ -346,4 +348,24 @@ func TestNoLeaks(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	tn.stop()
+}
+
+// TestStepMoves: a step goes on through its phases and never back, and an illegal move is named.
+func TestStepMoves(t *testing.T) {
+	phases := []stepPhase{stepReserved, stepLaunching, stepStarting, stepFollowed, stepSettled, stepDropped}
+	for i, from := range phases {
+		for _, to := range stepMoves(from) {
+			if slices.Index(phases, to) <= i {
+				t.Errorf("a step that is %s becomes %s", from, to)
+			}
+		}
+	}
+	log := logrus.New()
+	var text strings.Builder
+	log.SetOutput(&text)
+	f := &follower{log: logrus.NewEntry(log), phase: stepSettled}
+	f.moveLocked(stepLaunching)
+	if f.phase != stepSettled || !strings.Contains(text.String(), "the step is settled and cannot become launching") {
+		t.Errorf("the step is %s, and the log has %q", f.phase, text.String())
+	}
 }
