@@ -1,8 +1,13 @@
 package slurmconf
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // gresFile reads gres.conf, and brings it together with what the NodeName line
@@ -169,4 +174,152 @@ func (g *gresLine) fileKey() string {
 // envOf are the flags of a GPU's environment.
 func envOf(flags []string) []string {
 	return slices.DeleteFunc(slices.Clone(flags), func(f string) bool { return !slices.Contains(gpuEnv(), f) })
+}
+
+// gresPart is what one entry of Gres= takes of one line of gres.conf.
+type gresPart struct {
+	gres Gres
+	// Where its devices stand, to number them as gres.conf does.
+	name, line int
+	offset     uint64
+}
+
+// joinGres makes Config.Gres of what its Gres= wants and this node's lines of
+// gres.conf, as the comment of Config.Gres says. A slurm.conf without any node leaves all
+// to gres.conf.
+func (l *loader) joinGres(wanted []NodeGres, lines []Gres) {
+	if len(l.nodes) == 0 {
+		l.cfg.Gres = lines
+		return
+	}
+	used := make([]uint64, len(lines)) // of each line's count
+	var parts []gresPart
+	for _, want := range wanted {
+		name := slices.IndexFunc(l.cfg.Node.Gres, func(g NodeGres) bool { return g.Name == want.Name })
+		parts = append(parts, l.takeGres(want, name, lines, used)...)
+	}
+	slices.SortStableFunc(parts, func(a, b gresPart) int {
+		return cmp.Or(a.name-b.name, a.line-b.line, cmp.Compare(a.offset, b.offset))
+	})
+	for _, p := range parts {
+		l.cfg.Gres = append(l.cfg.Gres, p.gres)
+	}
+	for i, g := range lines {
+		if used[i] < g.Count {
+			kind := kindOf(g.Name, g.Type)
+			l.probs.at(statement{file: g.File, line: g.Line}, SeverityWarning, fmt.Sprintf("write Gres=%s:%d for this node into slurm.conf", kind, g.Count),
+				"%d of %d %s are left out: NodeName's Gres= has no more", g.Count-used[i], g.Count, kind)
+		}
+	}
+}
+
+// wantedGres are the entries of Gres= that can be: of names that the site has
+// and that are not shared.
+func (l *loader) wantedGres() []NodeGres {
+	var out []NodeGres
+	for _, g := range l.cfg.Node.Gres {
+		switch {
+		case !slices.Contains(l.cfg.GresTypes, g.Name):
+			l.probs.valueOf(l.nodeFrom, "Gres", wrong("add it there", "GresTypes has not %q", g.Name))
+		case isShared(g.Name):
+			l.probs.valueOf(l.nodeFrom, "Gres", &flaw{SeverityWarning, fmt.Sprintf("%s is left out: sharing a GPU among steps is not supported", g.Name), ""})
+		default:
+			out = append(out, g)
+		}
+	}
+	return out
+}
+
+// takeGres takes what one entry of Gres= wants: from the lines of its type
+// first, then from the lines without a type. An entry without a type takes any,
+// and they keep their types. What gres.conf does not speak of is counted only,
+// but a gpu, whose devices must be known.
+func (l *loader) takeGres(want NodeGres, name int, lines []Gres, used []uint64) []gresPart {
+	if want.Name != "gpu" && !slices.ContainsFunc(lines, func(g Gres) bool { return g.Name == want.Name }) {
+		if want.Count == 0 {
+			return nil
+		}
+		return []gresPart{{name: name, gres: Gres{
+			Name: want.Name, Type: want.Type, Count: want.Count, NoConsume: want.NoConsume, File: l.nodeFrom.file, Line: l.nodeFrom.line,
+		}}}
+	}
+	var parts []gresPart
+	rest := want.Count
+	for _, exact := range []bool{true, false} {
+		for i, g := range lines {
+			fits := g.Type == want.Type || want.Type == ""
+			if !exact {
+				fits = g.Type == ""
+			}
+			n := min(rest, g.Count-used[i])
+			if g.Name != want.Name || !fits || n == 0 {
+				continue
+			}
+			part := cutGres(g, used[i], n)
+			part.Type = cmp.Or(g.Type, want.Type)
+			part.NoConsume = want.NoConsume
+			parts = append(parts, gresPart{gres: part, name: name, line: i, offset: used[i]})
+			used[i] += n
+			rest -= n
+		}
+	}
+	if rest > 0 {
+		kind := kindOf(want.Name, want.Type)
+		l.probs.valueOf(l.nodeFrom, "Gres", &flaw{SeverityWarning, fmt.Sprintf("%s:%d, but gres.conf has %d", kind, want.Count, want.Count-rest), "the node is drained: mend one of them"})
+		l.cfg.DrainReasons = append(l.cfg.DrainReasons, fmt.Sprintf("gres/%s: slurm.conf has %d, gres.conf %d", kind, want.Count, want.Count-rest))
+	}
+	return parts
+}
+
+// cutGres is n of g's resources from number first on.
+func cutGres(g Gres, first, n uint64) Gres {
+	g.Count = n
+	if g.Files != nil && !g.MultipleFiles {
+		g.Files = g.Files[first : first+n]
+	}
+	return g
+}
+
+func kindOf(name, kind string) string {
+	if kind == "" {
+		return name
+	}
+	return name + ":" + kind
+}
+
+// CheckDevices looks at the device files of Gres on this machine. Those that
+// cannot be found are warnings, and reasons to drain the node; a file that is
+// no device is a warning, since no step can be kept from it.
+func (c *Config) CheckDevices() (problems []Problem, drain []string) {
+	for _, g := range c.Gres {
+		var missing []string
+		var why error
+		for _, file := range g.Files {
+			info, err := os.Stat(file)
+			p := Problem{Severity: SeverityWarning, File: g.File, Line: g.Line}
+			switch {
+			case err != nil:
+				missing, why = append(missing, file), cause(err)
+				p.Text = fmt.Sprintf("cannot find device %q of %s: %v", file, kindOf(g.Name, g.Type), why)
+				p.Remedy = "the node is drained: load the driver, or take the device out of gres.conf and Gres="
+			case info.Mode()&os.ModeDevice == 0:
+				p.Text = fmt.Sprintf("%q of %s is no device: no step can be kept from it", file, kindOf(g.Name, g.Type))
+			default:
+				continue
+			}
+			problems = append(problems, p)
+		}
+		if missing != nil {
+			drain = append(drain, fmt.Sprintf("gres/%s: %s: %v", kindOf(g.Name, g.Type), CompressHosts(missing), why))
+		}
+	}
+	return problems, drain
+}
+
+// cause is the error number alone: the path is printed beside it.
+func cause(err error) error {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return errno
+	}
+	return err
 }

@@ -4,8 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"stepd/step"
 )
@@ -188,3 +193,242 @@ func (s *Server) Finish(m *Msg, timeout time.Duration) (acked bool) {
 
 // Wait returns when all goroutines of the server have ended.
 func (s *Server) Wait() { s.wg.Wait() }
+
+var errNotRoot = errors.New("permission denied: only root speaks for noded")
+
+// serve does what one record asks; an error is the answer to it.
+func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
+	if m.Type != TypeAttach {
+		closeAll(fds)
+	}
+	switch m.Type {
+	case TypeHello:
+		if m.Version != Version {
+			return fmt.Errorf("cannot speak version %d of the step protocol: this stepd speaks %d", m.Version, Version)
+		}
+		if m.Role == RoleNoded && !root {
+			return errNotRoot
+		}
+		s.greet(p, m.Role)
+		return nil
+	case TypeAttach:
+		if len(fds) != len(m.Streams) {
+			closeAll(fds)
+			return fmt.Errorf("cannot attach %d streams with %d descriptors", len(m.Streams), len(fds))
+		}
+		return s.handler.Attach(m.Streams, fds)
+	case TypeAttachDone:
+		s.handler.AttachDone()
+		return nil
+	case TypeAck:
+		p.took.Store(true)
+		p.once.Do(func() { close(p.acked) })
+		return nil
+	case TypeAnswer:
+		s.asks.answered(p, m)
+		return nil
+	case TypeLauncherLost:
+		if !root {
+			return errNotRoot
+		}
+		s.handler.LauncherLost()
+		return nil
+	case TypeSignal:
+		return s.answer(p, m.Seq, s.handler.Signal(m.Signal, m.Scope))
+	case TypeCancel:
+		reason, err := s.cancelReason(m, root)
+		if err != nil {
+			return err
+		}
+		return s.answer(p, m.Seq, s.handler.Cancel(reason))
+	case TypeStat:
+		rec := s.handler.Stat()
+		s.send(p, &Msg{Type: TypeReply, Seq: m.Seq, State: rec.State, Record: &rec})
+		return nil
+	case TypeWatch:
+		return s.watch(p, m)
+	case TypeSuspend:
+		return s.answer(p, m.Seq, s.handler.Suspend(s.asker(m, root)))
+	case TypeResume:
+		return s.answer(p, m.Seq, s.handler.Resume(s.asker(m, root)))
+	default:
+		return fmt.Errorf("unknown record type %q", m.Type)
+	}
+}
+
+// watch answers with a connection on which the step's output is seen.
+func (s *Server) watch(p *peer, m *Msg) error {
+	if m.Watch == nil {
+		return errors.New("cannot watch: the record does not say how")
+	}
+	s.mu.Lock()
+	launcher := p.role == RoleLaunch
+	s.mu.Unlock()
+	watched, fd, err := s.handler.Watch(m.Watch, launcher)
+	if err != nil {
+		return err
+	}
+	s.sendFDs(p, &Msg{Type: TypeReply, Seq: m.Seq, Watched: watched}, fd)
+	return nil
+}
+
+// asker is the uid for whom a record speaks: root may speak for others, and
+// every other connected peer is the owner.
+func (s *Server) asker(m *Msg, root bool) uint32 {
+	switch {
+	case !root:
+		return s.owner
+	case m.By != nil:
+		return *m.By
+	}
+	return 0
+}
+
+// cancelReason is why a record cancels the step: a daemon's own words, else the peer's
+// signature and its note.
+func (s *Server) cancelReason(m *Msg, root bool) (string, error) {
+	by := s.owner
+	switch {
+	case m.Text != "" && root:
+		return m.Text, nil
+	case m.Text != "":
+		return "", errNotRoot
+	case root:
+		by = 0
+	}
+	return CancelledBy(by, m.Reason), CheckReason(m.Reason)
+}
+
+func (s *Server) answer(p *peer, seq uint32, err error) error {
+	if err != nil {
+		return err
+	}
+	s.send(p, &Msg{Type: TypeReply, Seq: seq})
+	return nil
+}
+
+// CancelledBy is the reason of a step that a user has cancelled. The daemon that took the
+// request writes it: by is the uid of its peer, from the kernel. note is the client's own
+// words, "" for none: they are quoted, so that no note reads as another user's signature.
+func CancelledBy(by uint32, note string) string {
+	text := fmt.Sprintf("cancelled by uid %d", by)
+	if note != "" {
+		text += ": " + strconv.Quote(note)
+	}
+	return text
+}
+
+// reasonMax bounds the reason of a cancel: it goes into the record, the log and
+// other people's terminals.
+const reasonMax = 256
+
+// CheckReason refuses the reason of a cancel that does not fit on one line.
+func CheckReason(reason string) error {
+	if len(reason) > reasonMax || strings.ContainsFunc(reason, unicode.IsControl) || !utf8.ValidString(reason) {
+		return fmt.Errorf("cannot take the reason %.32q: want at most %d bytes on one line", reason, reasonMax)
+	}
+	return nil
+}
+
+// send queues a record to one peer, unless its reader has closed the queue.
+func (s *Server) send(p *peer, m *Msg) { s.sendFDs(p, m) }
+
+// sendFDs takes over the descriptors that go with it.
+func (s *Server) sendFDs(p *peer, m *Msg, fds ...int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.peers[p]; ok {
+		p.put(queued{m: m, fds: fds})
+		return
+	}
+	closeAll(fds)
+}
+
+// Tell queues a record to every peer. Only a burst of lines may make it wait,
+// for a second.
+func (s *Server) Tell(m *Msg) {
+	if m.Type == TypeMessage {
+		for _, p := range s.hearers(m) {
+			p.putLine(m)
+		}
+		return
+	}
+	for _, p := range s.those(func(*peer) bool { return true }) {
+		p.put(queued{m: m})
+	}
+}
+
+// hearers are the peers that get a line now. Who has not said yet what it is may be
+// the launcher, and gets it from greet.
+func (s *Server) hearers(m *Msg) (peers []*peer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.launched && len(s.early) < linesMax {
+		s.early = append(s.early, m)
+	}
+	for p := range s.peers {
+		if s.launched || p.role != "" {
+			peers = append(peers, p)
+		}
+	}
+	return peers
+}
+
+// greet notes what a peer is. The first launcher gets the lines that it has
+// missed; no other can come in between.
+func (s *Server) greet(p *peer, role Role) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.role = role
+	if role == RoleNoded {
+		s.asks.here(p)
+	}
+	if role != RoleLaunch || s.launched {
+		return
+	}
+	s.launched = true
+	for _, m := range s.early {
+		p.putLine(m) // its queue has room for as many
+	}
+	s.early = nil
+}
+
+// TellState reports a change of state: the whole record to noded, which shows it,
+// and of a spawned step to the launcher, which is the step that has spawned it;
+// the state alone to others, who wait for the end.
+func (s *Server) TellState(rec *step.Record) {
+	whole := s.ofRole(RoleNoded)
+	if rec.Parent != nil {
+		whole = append(whole, s.ofRole(RoleLaunch)...)
+	}
+	for _, p := range s.those(func(*peer) bool { return true }) {
+		m := &Msg{Type: TypeState, State: rec.State}
+		if slices.Contains(whole, p) {
+			m.Record = rec
+		}
+		p.put(queued{m: m})
+	}
+}
+
+// TellNoded tells noded alone how the step is.
+func (s *Server) TellNoded(rec *step.Record) {
+	for _, p := range s.ofRole(RoleNoded) {
+		p.put(queued{m: &Msg{Type: TypeState, State: rec.State, Record: rec}})
+	}
+}
+
+func (s *Server) ofRole(role Role) []*peer {
+	return s.those(func(p *peer) bool { return p.role == role })
+}
+
+// those are the peers that are wanted; want is called with mu held.
+func (s *Server) those(want func(*peer) bool) (peers []*peer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for p := range s.peers {
+		if want(p) {
+			peers = append(peers, p)
+		}
+	}
+	return peers
+}

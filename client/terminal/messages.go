@@ -5,10 +5,98 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"stepd/internal/printable"
 )
+
+// ExitError ends the program with a code and no words: they were said.
+type ExitError int
+
+func (e ExitError) Error() string { return fmt.Sprintf("exit %d", int(e)) }
+
+// Exit is the error that ends the program with a code where err is nil: nil where that is 0.
+func Exit(code int, err error) error {
+	if err == nil && code != 0 {
+		return ExitError(code)
+	}
+	return err
+}
+
+// Say writes one line of stepctl's own to stderr.
+func Say(format string, args ...any) { SayLine("stepctl: " + fmt.Sprintf(format, args...)) }
+
+// rawLines is set while the terminal is raw: a line needs its carriage returns then.
+var rawLines atomic.Bool
+
+// SayLine writes one line to stderr.
+func SayLine(line string) {
+	Waiting.Clear()
+	if rawLines.Load() {
+		line = "\r" + line + "\r"
+	}
+	fmt.Fprintln(os.Stderr, line)
+}
+
+// gapsEvery is the least time between two lines of skipped output: a client that is
+// behind skips thousands of times.
+const gapsEvery = time.Second
+
+// Skipped reports how much of a step's output was skipped. The zero value has told nothing.
+type Skipped struct {
+	mu    sync.Mutex
+	n     uint64      // guarded by mu: bytes that were not told
+	timer *time.Timer // guarded by mu: tells them; nil while a gap is told at once
+}
+
+// Add reports so many bytes, at once or with later ones.
+func (g *Skipped) Add(n uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.n += n
+	if g.timer == nil {
+		g.tell()
+		g.timer = time.AfterFunc(gapsEvery, g.due)
+	}
+}
+
+func (g *Skipped) due() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.timer == nil: // the end came before it
+	case g.n == 0:
+		g.timer = nil
+	default:
+		g.tell()
+		g.timer = time.AfterFunc(gapsEvery, g.due)
+	}
+}
+
+// End tells the rest.
+func (g *Skipped) End() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.timer != nil {
+		g.timer.Stop()
+		g.timer = nil
+	}
+	g.tell()
+}
+
+// tell is called with mu held.
+func (g *Skipped) tell() {
+	if g.n > 0 {
+		Say("%d bytes of output were skipped here", g.n)
+		g.n = 0
+	}
+}
+
+// SayCut reports that the output has ended before its end.
+func SayCut() {
+	Say("the rest of the output is missing: it was not read in time")
+}
 
 // progressAfter is how long something may take before it is shown to the user;
 // WaitingEvery how often that is told anew, with its time.
