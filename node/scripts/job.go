@@ -9,24 +9,24 @@ import (
 	"stepd/step"
 )
 
-// State is where a job's prolog stands.
-type State string
+// state is where a job's prolog stands.
+type state string
 
 // The states of a job's prolog.
 const (
-	Waiting State = "waiting" // for the job's first step
-	Running State = "running"
-	Passed  State = "passed" // it has succeeded, or the job has none to run
-	Failed  State = "failed" // no step of the job may start
+	waiting state = "waiting" // for the job's first step
+	running state = "running"
+	passed  state = "passed" // it has succeeded, or the job has none to run
+	failed  state = "failed" // no step of the job may start
 )
 
-// moves are the legal changes of a State.
-func moves(from State) []State {
+// moves are the legal changes of a state.
+func moves(from state) []state {
 	switch from {
-	case Waiting:
-		return []State{Running, Passed}
-	case Running:
-		return []State{Passed, Failed}
+	case waiting:
+		return []state{running, passed}
+	case running:
+		return []state{passed, failed}
 	}
 	return nil
 }
@@ -39,7 +39,7 @@ type Job struct {
 	ended chan struct{} // closed when the prolog has passed or failed
 
 	mu      sync.Mutex
-	state   State         // guarded by mu
+	state   state         // guarded by mu
 	err     error         // why the prolog has failed; does not change when ended is closed
 	ran     []step.Record // guarded by mu: the processes, as a Tracker wants them
 	outputs []*output     // guarded by mu
@@ -47,7 +47,7 @@ type Job struct {
 }
 
 // NewJob returns the scripts' part of a job whose prolog has not begun.
-func NewJob(id uint32) *Job { return &Job{id: id, state: Waiting, ended: make(chan struct{})} }
+func NewJob(id uint32) *Job { return &Job{id: id, state: waiting, ended: make(chan struct{})} }
 
 // Place is the place of the job's scripts: what they leave behind lives as long as the job.
 func (j *Job) Place() step.ID { return step.ID{Job: j.id, Step: PlaceID} }
@@ -56,16 +56,16 @@ func (j *Job) Place() step.ID { return step.ID{Job: j.id, Step: PlaceID} }
 func (j *Job) Skip() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.moveLocked(Passed, nil)
+	return j.moveLocked(passed, nil)
 }
 
 // moveLocked changes the state; err is why the prolog has failed.
-func (j *Job) moveLocked(to State, err error) error {
+func (j *Job) moveLocked(to state, err error) error {
 	if !slices.Contains(moves(j.state), to) {
 		return fmt.Errorf("internal error: the prolog of job %d is %s and cannot become %s", j.id, j.state, to)
 	}
 	j.state, j.err = to, err
-	if to == Passed || to == Failed {
+	if to == passed || to == failed {
 		close(j.ended)
 	}
 	return nil
@@ -75,14 +75,14 @@ func (j *Job) moveLocked(to State, err error) error {
 func (j *Job) begin() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.moveLocked(Running, nil) == nil
+	return j.moveLocked(running, nil) == nil
 }
 
 // end ends the prolog that begin has begun.
 func (j *Job) end(err error) error {
-	to := Passed
+	to := passed
 	if err != nil {
-		to = Failed
+		to = failed
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -173,10 +173,10 @@ func (r *Runner) OwesEpilog() bool { return r.owes(epilog()) }
 func (r *Runner) AwaitsProlog(j *Job) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.state == Waiting && !r.owes(prolog()) {
-		_ = j.moveLocked(Passed, nil) // a legal move
+	if j.state == waiting && !r.owes(prolog()) {
+		_ = j.moveLocked(passed, nil) // a legal move
 	}
-	return j.state != Passed
+	return j.state != passed
 }
 
 // Prolog runs the job's prolog, once, for the first caller; others wait for its end. A failure

@@ -123,8 +123,8 @@ func TestPrologGlob(t *testing.T) {
 
 // TestMoves: a prolog ends once, and nothing undoes its end.
 func TestMoves(t *testing.T) {
-	all := []State{Waiting, Running, Passed, Failed}
-	legal := map[State][]State{Waiting: {Running, Passed}, Running: {Passed, Failed}}
+	all := []state{waiting, running, passed, failed}
+	legal := map[state][]state{waiting: {running, passed}, running: {passed, failed}}
 	for _, from := range all {
 		for _, to := range all {
 			j := NewJob(7)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"strconv"
@@ -50,8 +51,13 @@ func newCall(s *Server, w http.ResponseWriter, r *http.Request, p api.Peer) *cal
 
 // count adds n bytes to what the user's requests have under way, and to *sum.
 func (c *call) count(n int, sum *int) error {
-	if !c.s.clients.inFlight.add(c.peer.UID, n, c.counted+n <= callFree) {
-		return api.Errorf(api.ResourceExhausted, "uid %d has requests under way whose bytes are at the limit of %d (UserRequestBytes): wait until noded has answered the others", c.peer.UID, c.s.clients.inFlight.most)
+	most := c.s.clients.inFlight.most
+	limit := most
+	if c.counted+n <= callFree {
+		limit = math.MaxInt
+	}
+	if _, ok := c.s.clients.inFlight.add(c.peer.UID, n, limit); !ok {
+		return api.Errorf(api.ResourceExhausted, "uid %d has requests under way whose bytes are at the limit of %d (UserRequestBytes): wait until noded has answered the others", c.peer.UID, most)
 	}
 	*sum += n
 	return nil

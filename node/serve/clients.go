@@ -16,24 +16,36 @@ import (
 // more are closed without a word.
 const toldMax = 16
 
-// clients counts the connections to noded's socket, and what comes and goes by them.
-type clients struct {
+// counter counts what each user has, and bounds it for all but root.
+type counter struct {
 	most int
-
-	inFlight inFlight
 
 	mu     sync.Mutex
 	byUser map[uint32]int // guarded by mu
 }
 
-func newClients(connections, requestBytes int) *clients {
-	return &clients{
-		most: connections, byUser: make(map[uint32]int),
-		inFlight: inFlight{most: requestBytes, byUser: make(map[uint32]int), turns: make(map[uint32]*turns)},
+// add counts n more of uid, and returns how many there are then. It counts none, and returns
+// false, where a user other than root would have more than most.
+func (c *counter) add(uid uint32, n, most int) (have int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	have = c.byUser[uid] + n
+	if uid != 0 && have > most {
+		return have, false
+	}
+	c.byUser[uid] = have
+	return have, true
+}
+
+func (c *counter) drop(uid uint32, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byUser[uid] -= n; c.byUser[uid] <= 0 {
+		delete(c.byUser, uid)
 	}
 }
 
-func (c *clients) count() (all int) {
+func (c *counter) total() (all int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, n := range c.byUser {
@@ -42,28 +54,30 @@ func (c *clients) count() (all int) {
 	return all
 }
 
+// clients counts the connections to noded's socket, and what comes and goes by them.
+type clients struct {
+	open     counter
+	inFlight inFlight
+}
+
+func newClients(connections, requestBytes int) *clients {
+	return &clients{
+		open:     counter{most: connections, byUser: make(map[uint32]int)},
+		inFlight: inFlight{counter{most: requestBytes, byUser: make(map[uint32]int)}, make(map[uint32]*turns)},
+	}
+}
+
 // enter counts a connection of uid. refusal is the answer to its requests, and the error
 // that it is to be closed.
 func (c *clients) enter(uid uint32) (refusal string, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	have := c.byUser[uid]
-	if uid != 0 && have >= c.most {
-		refusal = fmt.Sprintf("uid %d has %d connections to noded, the limit (UserConnectionsMax)", uid, c.most)
-		if have >= c.most+toldMax {
-			return "", fmt.Errorf("cannot serve another client: %s", refusal)
-		}
+	have, ok := c.open.add(uid, 1, c.open.most+toldMax)
+	if uid != 0 && have > c.open.most {
+		refusal = fmt.Sprintf("uid %d has %d connections to noded, the limit (UserConnectionsMax)", uid, c.open.most)
 	}
-	c.byUser[uid]++
+	if !ok {
+		return "", fmt.Errorf("cannot serve another client: %s", refusal)
+	}
 	return refusal, nil
-}
-
-func (c *clients) leave(uid uint32) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.byUser[uid]--; c.byUser[uid] <= 0 {
-		delete(c.byUser, uid)
-	}
 }
 
 // clientListener accepts the connections that their users may have.
@@ -90,7 +104,7 @@ func (l *clientListener) Accept() (net.Conn, error) {
 			continue
 		}
 		c.leave = sync.OnceFunc(func() {
-			l.s.clients.leave(c.peer.UID)
+			l.s.clients.open.drop(c.peer.UID, 1)
 			c.peer.Close()
 		})
 		return c, nil
@@ -155,40 +169,17 @@ func hungUp(fd uintptr) bool {
 	return err == nil && n > 0
 }
 
-// inFlight counts the bytes of the requests and replies that are under way, by user: a
-// request from its first byte to its answer, a reply until it is written.
+// inFlight counts the bytes of the requests and replies that are under way: a request from its
+// first byte to its answer, a reply until it is written.
 type inFlight struct {
-	most int
-
-	mu     sync.Mutex
-	byUser map[uint32]int    // guarded by mu
-	turns  map[uint32]*turns // guarded by mu
+	counter
+	turns map[uint32]*turns // guarded by mu
 }
 
 // turns is the order in which the requests of one user make documents.
 type turns struct {
 	sync.Mutex
 	waiting int // guarded by inFlight.mu: requests that have or want it
-}
-
-// add counts n more bytes of uid. It returns false, and counts none, where a user other
-// than root would have more than the limit; free ones are counted in any case.
-func (f *inFlight) add(uid uint32, n int, free bool) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if uid != 0 && !free && f.byUser[uid]+n > f.most {
-		return false
-	}
-	f.byUser[uid] += n
-	return true
-}
-
-func (f *inFlight) drop(uid uint32, n int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.byUser[uid] -= n; f.byUser[uid] <= 0 {
-		delete(f.byUser, uid)
-	}
 }
 
 // turn returns when no other request of uid makes a document: what is not counted yet is

@@ -11,9 +11,9 @@ import (
 
 func TestPerUserConnections(t *testing.T) {
 	c := newClients(2, 0)
-	for i := range c.most + toldMax {
+	for i := range c.open.most + toldMax {
 		refusal, err := c.enter(1000)
-		if err != nil || (refusal != "") != (i >= c.most) {
+		if err != nil || (refusal != "") != (i >= c.open.most) {
 			t.Errorf("connection %d: %q, %v", i, refusal, err)
 		}
 	}
@@ -28,13 +28,13 @@ func TestPerUserConnections(t *testing.T) {
 	if refusal, err := c.enter(1001); refusal != "" || err != nil {
 		t.Errorf("another user: %q, %v", refusal, err)
 	}
-	for range c.most + toldMax {
-		c.leave(1000)
+	for range c.open.most + toldMax {
+		c.open.drop(1000, 1)
 	}
 	if refusal, err := c.enter(1000); refusal != "" || err != nil {
 		t.Errorf("after the others have gone: %q, %v", refusal, err)
 	}
-	if n := c.count(); n != 102 {
+	if n := c.open.total(); n != 102 {
 		t.Errorf("%d connections are counted", n)
 	}
 }

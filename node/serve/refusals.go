@@ -19,10 +19,9 @@ type refusals struct {
 }
 
 type refusal struct {
-	left    int       // lines that may come now
-	at      time.Time // when left was right
-	silent  int       // lines that were left out
-	expires time.Time
+	left   int       // lines that may come now
+	at     time.Time // when left was right
+	silent int       // lines that were left out
 }
 
 // tell reports whether a line about uid may come, and how many were left out since the last.
@@ -35,7 +34,7 @@ func (r *refusals) tell(uid uint32, now time.Time) (ok bool, silent int) {
 	u := r.byUser[uid]
 	if u == nil {
 		for id, old := range r.byUser { // users that have been quiet for long
-			if now.After(old.expires) && old.silent == 0 {
+			if now.Sub(old.at) > (refusalBurst+1)*refusalEvery && old.silent == 0 {
 				delete(r.byUser, id)
 			}
 		}
@@ -46,7 +45,6 @@ func (r *refusals) tell(uid uint32, now time.Time) (ok bool, silent int) {
 		u.left = min(refusalBurst, u.left+more)
 		u.at = now
 	}
-	u.expires = now.Add(refusalBurst * refusalEvery)
 	if u.left == 0 {
 		u.silent++
 		return false, 0

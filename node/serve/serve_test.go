@@ -414,7 +414,7 @@ func TestReplyUnread(t *testing.T) {
 		conns = append(conns, c)
 	}
 	tn.underWay(1000, func(n int) bool { return n > 10*callBytes })
-	for deadline := time.Now().Add(testTimeout); tn.clients.count() > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(testTimeout); tn.Connections() > 0; time.Sleep(time.Millisecond) {
 		if n := tn.clients.inFlight.bytes()[1000]; n > 10*(callBytes+commandMax+4<<10) {
 			t.Fatalf("%d bytes are under way for 10 listings", n)
 		}

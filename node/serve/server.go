@@ -173,7 +173,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 func (s *Server) Verbs() []string { return slices.Sorted(maps.Keys(s.table)) }
 
 // Connections is how many connections are open.
-func (s *Server) Connections() int { return s.clients.count() }
+func (s *Server) Connections() int { return s.clients.open.total() }
 
 // logRefused logs a line about a user's requests, unless the user has caused too many.
 func (s *Server) logRefused(uid uint32, format string, args ...any) {
