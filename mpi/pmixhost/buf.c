@@ -8,62 +8,16 @@
 #include "host.h"
 #include "protocol.h"
 
-struct in in_init(const void *p, size_t len)
+struct reader rd_bytes(struct reader *r)
 {
-	return (struct in){.p = p, .left = len};
+	size_t len = rd_u32(r);
+
+	return rd_sub(r, len);
 }
 
-static const uint8_t *take(struct in *r, size_t n)
+char *rd_copy(struct reader *r)
 {
-	const uint8_t *p = r->p;
-
-	if (r->bad || n > r->left) {
-		r->bad = true;
-		return NULL;
-	}
-	r->p += n;
-	r->left -= n;
-	return p;
-}
-
-static uint64_t take_int(struct in *r, size_t n)
-{
-	const uint8_t *p = take(r, n);
-	uint64_t v = 0;
-
-	for (size_t i = 0; p != NULL && i < n; i++)
-		v |= (uint64_t)p[i] << (8 * i);
-	return v;
-}
-
-uint16_t in_u16(struct in *r)
-{
-	return (uint16_t)take_int(r, 2);
-}
-
-uint32_t in_u32(struct in *r)
-{
-	return (uint32_t)take_int(r, 4);
-}
-
-uint64_t in_u64(struct in *r)
-{
-	return take_int(r, 8);
-}
-
-struct in in_bytes(struct in *r)
-{
-	size_t len = in_u32(r);
-	const uint8_t *p = take(r, len);
-
-	if (p == NULL)
-		return (struct in){.bad = true};
-	return in_init(p, len);
-}
-
-char *in_str(struct in *r)
-{
-	struct in b = in_bytes(r);
+	struct reader b = rd_bytes(r);
 	char *s;
 
 	if (b.bad || memchr(b.p, 0, b.left) != NULL) {
@@ -76,18 +30,13 @@ char *in_str(struct in *r)
 	return s;
 }
 
-uint32_t in_count(struct in *r, size_t size)
+uint32_t rd_count(struct reader *r, size_t size)
 {
-	uint32_t n = in_u32(r);
+	uint32_t n = rd_u32(r);
 
 	if (!r->bad && n > r->left / size)
 		r->bad = true;
 	return r->bad ? 0 : n;
-}
-
-bool in_done(const struct in *r)
-{
-	return !r->bad && r->left == 0;
 }
 
 static uint8_t *grow(struct out *w, size_t n)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Frames of protocol.h: taken apart without ever reading beyond them, and put
- * together.
+ * Frames of protocol.h: lists and strings of a reader, and a frame that grows.
  */
 #ifndef PMIXHOST_BUF_H
 #define PMIXHOST_BUF_H
@@ -10,28 +9,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What is left of a frame. After the first field that is missing, bad is set
- * and all further ones are 0 or empty. */
-struct in {
-	const uint8_t *p;
-	size_t left;
-	bool bad;
-};
+#include "reader.h"
 
-struct in in_init(const void *p, size_t len);
-uint16_t in_u16(struct in *r);
-uint32_t in_u32(struct in *r);
-uint64_t in_u64(struct in *r);
-/* The bytes stay where they are in the frame. */
-struct in in_bytes(struct in *r);
+/* A length and so many bytes, which stay where they are in the frame. */
+struct reader rd_bytes(struct reader *r);
 /* A copy with a terminator, for free(); "" where it is bad. A string with a 0 in
  * it is bad. */
-char *in_str(struct in *r);
+char *rd_copy(struct reader *r);
 /* A count of elements of at least size bytes each: bad where the frame cannot
  * hold them, so that no caller makes room for elements that are missing. */
-uint32_t in_count(struct in *r, size_t size);
-/* Every field was present, and nothing is left. */
-bool in_done(const struct in *r);
+uint32_t rd_count(struct reader *r, size_t size);
 
 /* A frame that grows. Beyond PMIXHOST_FRAME_MAX it is bad, and stays as it was. */
 struct out {

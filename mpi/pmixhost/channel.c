@@ -45,13 +45,13 @@ static bool read_all(void *buf, size_t len)
 bool channel_read(struct frame *f)
 {
 	uint8_t head[4] = {0};
-	struct in r = in_init(head, sizeof(head));
+	struct reader r = rd_init(head, sizeof(head));
 	uint32_t len;
 
 	*f = (struct frame){0};
 	if (!read_all(head, sizeof(head)))
 		return false;
-	len = in_u32(&r);
+	len = rd_u32(&r);
 	if (len < 8 || len > PMIXHOST_FRAME_MAX) {
 		dprintf(2, "pmixhost: error: a frame of %u bytes: the limit is %d\n", len,
 			PMIXHOST_FRAME_MAX);
@@ -63,9 +63,9 @@ bool channel_read(struct frame *f)
 		f->buf = NULL;
 		return false;
 	}
-	f->body = in_init(f->buf, len);
-	f->type = in_u32(&f->body);
-	f->id = in_u32(&f->body);
+	f->body = rd_init(f->buf, len);
+	f->type = rd_u32(&f->body);
+	f->id = rd_u32(&f->body);
 	return true;
 }
 

@@ -27,7 +27,7 @@ void *must(void *p);
 /* channel.c */
 struct frame {
 	uint32_t type, id;
-	struct in body; /* in buf */
+	struct reader body; /* in buf */
 	uint8_t *buf;
 };
 
@@ -60,13 +60,13 @@ void out_proc(struct out *w, const char *nspace, pmix_rank_t rank);
 void out_procs(struct out *w, const pmix_proc_t *procs, size_t n);
 void out_value(struct out *w, const pmix_value_t *v, int depth);
 void out_infos(struct out *w, const pmix_info_t *info, size_t n);
-void in_proc(struct in *r, pmix_proc_t *proc);
-void in_value(struct in *r, pmix_value_t *v, int depth);
+void rd_proc(struct reader *r, pmix_proc_t *proc);
+void rd_value(struct reader *r, pmix_value_t *v, int depth);
 /* For PMIX_INFO_FREE. */
-pmix_info_t *in_infos(struct in *r, size_t *n);
+pmix_info_t *rd_infos(struct reader *r, size_t *n);
 /* A value in the library's own form, whatever its type is. */
 void out_packed(struct out *w, const pmix_value_t *v);
-pmix_status_t in_packed(struct in *r, pmix_value_t *v);
+pmix_status_t rd_packed(struct reader *r, pmix_value_t *v);
 
 /* server.c: stepd's commands. */
 void server_command(struct frame *f);
@@ -74,7 +74,7 @@ void server_command(struct frame *f);
 /* upcalls.c */
 extern pmix_server_module_t upcalls;
 /* Hands stepd's answer to the library, in its own thread. */
-void upcall_answer(uint32_t id, const struct in *body);
+void upcall_answer(uint32_t id, const struct reader *body);
 /* DONE when its thread has done what it was given before. */
 void upcall_sync(uint32_t id);
 void lost_connection(size_t handler, pmix_status_t status, const pmix_proc_t *source,

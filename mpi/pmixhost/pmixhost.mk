@@ -4,7 +4,7 @@
 
 PMIX_DIR  := mpi/pmixhost
 PMIX_SRCS := $(wildcard $(PMIX_DIR)/*.c)
-PMIX_HDRS := $(wildcard $(PMIX_DIR)/*.h)
+PMIX_HDRS := $(wildcard $(PMIX_DIR)/*.h) $(WIRE_HDRS)
 PMIX_TESTS := $(PMIX_DIR)/tests
 
 # Where Debian, or another distribution, has put the library.
@@ -17,13 +17,13 @@ PMIX_INC  = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(PMIX_PC)))
 PMIX_LIBS = $(shell pkg-config --libs $(PMIX_PC)) -lpthread
 
 PMIX_CFLAGS = -std=c11 -Wall -Wextra -Werror -fvisibility=hidden \
-	-I$(PMIX_DIR) $(PMIX_INC)
+	-I$(PMIX_DIR) -I$(WIRE_DIR) $(PMIX_INC)
 # accept() is what peer.c has, read() what quick.c has; they must be found before the
 # C library's.
 PMIX_LDFLAGS := -pie -Wl,--export-dynamic-symbol=accept -Wl,--export-dynamic-symbol=read -Wl,-z,relro,-z,now,-z,noexecstack
 
-PMIX_OBJS := $(PMIX_SRCS:$(PMIX_DIR)/%.c=$(BUILD)/pmix/%.o)
-PMIX_ASAN_OBJS := $(PMIX_SRCS:$(PMIX_DIR)/%.c=$(BUILD)/asan/pmix/%.o)
+PMIX_OBJS := $(PMIX_SRCS:$(PMIX_DIR)/%.c=$(BUILD)/pmix/%.o) $(WIRE_OBJ)
+PMIX_ASAN_OBJS := $(PMIX_SRCS:$(PMIX_DIR)/%.c=$(BUILD)/asan/pmix/%.o) $(WIRE_ASAN_OBJ)
 PMIX_ASAN_LIB := $(filter-out $(BUILD)/asan/pmix/main.o,$(PMIX_ASAN_OBJS))
 
 $(BIN)/pmixhost: $(PMIX_OBJS)

@@ -20,13 +20,13 @@ static pmix_status_t at_once(pmix_status_t rc)
 	return rc == PMIX_OPERATION_SUCCEEDED ? PMIX_SUCCESS : rc;
 }
 
-static char **in_strings(struct in *r)
+static char **in_strings(struct reader *r)
 {
-	uint32_t n = in_count(r, 4);
+	uint32_t n = rd_count(r, 4);
 	char **list = must(calloc((size_t)n + 1, sizeof(*list)));
 
 	for (uint32_t i = 0; i < n; i++)
-		list[i] = in_str(r);
+		list[i] = rd_copy(r);
 	return list;
 }
 
@@ -44,21 +44,21 @@ struct setup {
 	char **env;
 };
 
-static void in_setup(struct in *r, struct setup *s)
+static void in_setup(struct reader *r, struct setup *s)
 {
 	uint32_t n;
 
-	s->flags = in_u32(r);
-	user.uid = in_u32(r);
-	user.gid = in_u32(r);
-	n = in_count(r, 4);
+	s->flags = rd_u32(r);
+	user.uid = rd_u32(r);
+	user.gid = rd_u32(r);
+	n = rd_count(r, 4);
 	user.ngroups = n;
 	user.groups = must(calloc((size_t)n + 1, sizeof(*user.groups)));
 	for (uint32_t i = 0; i < n; i++)
-		user.groups[i] = in_u32(r);
-	user.data_limit = in_u64(r);
-	s->folder = in_str(r);
-	in_proc(r, &s->self);
+		user.groups[i] = rd_u32(r);
+	user.data_limit = rd_u64(r);
+	s->folder = rd_copy(r);
+	rd_proc(r, &s->self);
 	s->env = in_strings(r);
 }
 
@@ -126,13 +126,13 @@ static void setup(struct frame *f)
 	const char *what;
 	pmix_status_t rc;
 
-	if (in_u32(&f->body) != PMIXHOST_PROTOCOL_VERSION) {
+	if (rd_u32(&f->body) != PMIXHOST_PROTOCOL_VERSION) {
 		errno = EPROTO;
 		done_errno(f->id, "cannot speak stepd's version of the protocol");
 		return;
 	}
 	in_setup(&f->body, &s);
-	if (!in_done(&f->body) || ready) {
+	if (!rd_done(&f->body) || ready) {
 		errno = EPROTO;
 		done_errno(f->id, "cannot read SETUP");
 		goto out;
@@ -195,14 +195,14 @@ static pmix_status_t compress_maps(pmix_info_t *info, size_t n)
 
 static void register_nspace(struct frame *f)
 {
-	char *name = in_str(&f->body);
-	uint32_t local = in_u32(&f->body);
+	char *name = rd_copy(&f->body);
+	uint32_t local = rd_u32(&f->body);
 	size_t n = 0;
-	pmix_info_t *info = in_infos(&f->body, &n);
+	pmix_info_t *info = rd_infos(&f->body, &n);
 	pmix_nspace_t nspace = {0};
 	pmix_status_t rc = PMIX_ERR_BAD_PARAM;
 
-	if (in_done(&f->body) && strlen(name) <= PMIX_MAX_NSLEN) {
+	if (rd_done(&f->body) && strlen(name) <= PMIX_MAX_NSLEN) {
 		strncpy(nspace, name, PMIX_MAX_NSLEN);
 		rc = compress_maps(info, n);
 	}
@@ -238,8 +238,8 @@ static pmix_status_t register_client(const pmix_proc_t *proc, struct out *w)
 static void register_clients(struct frame *f)
 {
 	pmix_proc_t proc = {0};
-	char *name = in_str(&f->body);
-	uint32_t n = in_count(&f->body, 4);
+	char *name = rd_copy(&f->body);
+	uint32_t n = rd_count(&f->body, 4);
 	pmix_status_t rc = f->body.bad ? PMIX_ERR_BAD_PARAM : PMIX_SUCCESS;
 	struct out w = {0};
 
@@ -250,7 +250,7 @@ static void register_clients(struct frame *f)
 	out_str(&w, "");
 	out_u32(&w, n);
 	for (uint32_t i = 0; i < n && rc == PMIX_SUCCESS; i++) {
-		proc.rank = in_u32(&f->body);
+		proc.rank = rd_u32(&f->body);
 		rc = register_client(&proc, &w);
 	}
 	if (rc != PMIX_SUCCESS) {
@@ -266,7 +266,7 @@ static void register_clients(struct frame *f)
 
 static void drop(struct frame *f)
 {
-	char *name = in_str(&f->body);
+	char *name = rd_copy(&f->body);
 	pmix_nspace_t nspace = {0};
 
 	strncpy(nspace, name, PMIX_MAX_NSLEN);
@@ -294,8 +294,8 @@ static void modex(struct frame *f)
 	pmix_proc_t proc;
 	pmix_status_t rc = PMIX_ERR_BAD_PARAM;
 
-	in_proc(&f->body, &proc);
-	if (in_done(&f->body))
+	rd_proc(&f->body, &proc);
+	if (rd_done(&f->body))
 		rc = PMIx_server_dmodex_request(&proc, modex_response, (void *)(uintptr_t)f->id);
 	if (rc != PMIX_SUCCESS)
 		modex_response(rc, NULL, 0, (void *)(uintptr_t)f->id);
@@ -322,14 +322,14 @@ static void notified(pmix_status_t status, void *cbdata)
 static void notify(struct frame *f)
 {
 	struct event *e = must(calloc(1, sizeof(*e)));
-	pmix_status_t status = (pmix_status_t)in_u32(&f->body), rc = PMIX_ERR_BAD_PARAM;
+	pmix_status_t status = (pmix_status_t)rd_u32(&f->body), rc = PMIX_ERR_BAD_PARAM;
 	uint32_t range;
 
 	e->id = f->id;
-	in_proc(&f->body, &e->source);
-	range = in_u32(&f->body);
-	e->info = in_infos(&f->body, &e->n);
-	if (in_done(&f->body))
+	rd_proc(&f->body, &e->source);
+	range = rd_u32(&f->body);
+	e->info = rd_infos(&f->body, &e->n);
+	if (rd_done(&f->body))
 		rc = PMIx_Notify_event(status, &e->source, (pmix_data_range_t)range, e->info, e->n,
 				       notified, e);
 	if (rc != PMIX_SUCCESS)

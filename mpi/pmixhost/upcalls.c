@@ -432,10 +432,10 @@ static void blob_free(void *p)
 	free(b);
 }
 
-static void answer_modex(const struct pending *p, pmix_status_t status, struct in *r)
+static void answer_modex(const struct pending *p, pmix_status_t status, struct reader *r)
 {
 	/* A failure, or a fence whose keys are all here, has no bytes. */
-	struct in bytes = r->left > 0 ? in_bytes(r) : (struct in){0};
+	struct reader bytes = r->left > 0 ? rd_bytes(r) : (struct reader){0};
 	struct blob *b = must(calloc(1, sizeof(*b)));
 	size_t n = bytes.bad ? 0 : bytes.left;
 
@@ -446,28 +446,28 @@ static void answer_modex(const struct pending *p, pmix_status_t status, struct i
 	p->call.modex(status, b->bytes, n, p->data, blob_free, b);
 }
 
-static void answer_infos(const struct pending *p, pmix_status_t status, struct in *r)
+static void answer_infos(const struct pending *p, pmix_status_t status, struct reader *r)
 {
 	struct blob *b = must(calloc(1, sizeof(*b)));
 
 	if (r->left > 0)
-		b->info = in_infos(r, &b->ninfo);
+		b->info = rd_infos(r, &b->ninfo);
 	p->call.info(status, b->info, b->ninfo, p->data, blob_free, b);
 }
 
-static void answer_lookup(const struct pending *p, pmix_status_t status, struct in *r)
+static void answer_lookup(const struct pending *p, pmix_status_t status, struct reader *r)
 {
-	uint32_t n = r->left > 0 ? in_count(r, 16) : 0, got = 0;
+	uint32_t n = r->left > 0 ? rd_count(r, 16) : 0, got = 0;
 	pmix_pdata_t *data = must(calloc(n != 0 ? n : 1, sizeof(*data)));
 
 	for (uint32_t i = 0; i < n; i++) {
 		char *key;
 
-		in_proc(r, &data[got].proc);
-		key = in_str(r);
+		rd_proc(r, &data[got].proc);
+		key = rd_copy(r);
 		strncpy(data[got].key, key, PMIX_MAX_KEYLEN);
 		free(key);
-		if (in_packed(r, &data[got].value) == PMIX_SUCCESS)
+		if (rd_packed(r, &data[got].value) == PMIX_SUCCESS)
 			got++;
 	}
 	if (got == 0 && status == PMIX_SUCCESS)
@@ -478,9 +478,9 @@ static void answer_lookup(const struct pending *p, pmix_status_t status, struct 
 	free(data);
 }
 
-static void answer_spawn(const struct pending *p, pmix_status_t status, struct in *r)
+static void answer_spawn(const struct pending *p, pmix_status_t status, struct reader *r)
 {
-	char *name = r->left > 0 ? in_str(r) : NULL;
+	char *name = r->left > 0 ? rd_copy(r) : NULL;
 	pmix_nspace_t nspace = {0};
 
 	if (name != NULL)
@@ -489,12 +489,12 @@ static void answer_spawn(const struct pending *p, pmix_status_t status, struct i
 	p->call.spawn(status, nspace, p->data);
 }
 
-static void answer_tool(const struct pending *p, pmix_status_t status, struct in *r)
+static void answer_tool(const struct pending *p, pmix_status_t status, struct reader *r)
 {
 	pmix_proc_t proc = {0};
 
 	if (r->left > 0)
-		in_proc(r, &proc);
+		rd_proc(r, &proc);
 	p->call.tool(status, &proc, p->data);
 }
 
@@ -506,15 +506,15 @@ static void answer_tool(const struct pending *p, pmix_status_t status, struct in
 struct reply {
 	struct pending p;
 	uint32_t id;
-	struct in body; /* in bytes */
+	struct reader body; /* in bytes */
 	uint8_t bytes[];
 };
 
 static void deliver(pmix_status_t rc, void *data)
 {
 	struct reply *a = data;
-	struct in *r = &a->body;
-	pmix_status_t status = (pmix_status_t)in_u32(r);
+	struct reader *r = &a->body;
+	pmix_status_t status = (pmix_status_t)rd_u32(r);
 
 	(void)rc;
 	switch (a->p.type) {
@@ -550,7 +550,7 @@ static void deliver(pmix_status_t rc, void *data)
 
 /* Callbacks of libpmix 4.2 queue a client's message without a look at who else
  * does (lookups, queries, job control): they are its own thread's to call. */
-void upcall_answer(uint32_t id, const struct in *r)
+void upcall_answer(uint32_t id, const struct reader *r)
 {
 	struct reply *a = must(malloc(sizeof(*a) + r->left));
 
@@ -558,7 +558,7 @@ void upcall_answer(uint32_t id, const struct in *r)
 	a->id = id;
 	if (r->left > 0)
 		memcpy(a->bytes, r->p, r->left);
-	a->body = in_init(a->bytes, r->left);
+	a->body = rd_init(a->bytes, r->left);
 	if (PMIx_Deregister_event_handler(NO_HANDLER, deliver, a) != PMIX_SUCCESS)
 		deliver(PMIX_SUCCESS, a);
 }

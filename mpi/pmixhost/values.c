@@ -273,32 +273,32 @@ static void out_array(struct out *w, const pmix_data_array_t *a, int depth)
 	}
 }
 
-void in_proc(struct in *r, pmix_proc_t *proc)
+void rd_proc(struct reader *r, pmix_proc_t *proc)
 {
-	char *nspace = in_str(r);
+	char *nspace = rd_copy(r);
 
 	if (strlen(nspace) > PMIX_MAX_NSLEN)
 		r->bad = true;
 	memset(proc, 0, sizeof(*proc));
 	if (!r->bad)
 		strncpy(proc->nspace, nspace, PMIX_MAX_NSLEN);
-	proc->rank = in_u32(r);
+	proc->rank = rd_u32(r);
 	free(nspace);
 }
 
-static void in_proc_info(struct in *r, pmix_proc_info_t *p)
+static void in_proc_info(struct reader *r, pmix_proc_info_t *p)
 {
-	in_proc(r, &p->proc);
-	p->hostname = in_str(r);
-	p->executable_name = in_str(r);
-	p->pid = (pid_t)in_u64(r);
-	p->exit_code = (int)in_u64(r);
-	p->state = (pmix_proc_state_t)in_u32(r);
+	rd_proc(r, &p->proc);
+	p->hostname = rd_copy(r);
+	p->executable_name = rd_copy(r);
+	p->pid = (pid_t)rd_u64(r);
+	p->exit_code = (int)rd_u64(r);
+	p->state = (pmix_proc_state_t)rd_u32(r);
 }
 
-static void load_info(struct in *r, pmix_info_t *info, int depth)
+static void load_info(struct reader *r, pmix_info_t *info, int depth)
 {
-	char *key = in_str(r);
+	char *key = rd_copy(r);
 
 	if (strlen(key) > PMIX_MAX_KEYLEN)
 		r->bad = true;
@@ -306,15 +306,15 @@ static void load_info(struct in *r, pmix_info_t *info, int depth)
 		strncpy(info->key, key, PMIX_MAX_KEYLEN);
 	free(key);
 	/* The library marks the last of an array by a flag of its own. */
-	info->flags = (info->flags & PMIX_INFO_ARRAY_END) | (in_u32(r) & PMIX_INFO_REQD);
-	in_value(r, &info->value, depth);
+	info->flags = (info->flags & PMIX_INFO_ARRAY_END) | (rd_u32(r) & PMIX_INFO_REQD);
+	rd_value(r, &info->value, depth);
 }
 
 /* The least that an element takes in a frame. */
 #define INFO_SIZE 14
 #define PROC_SIZE 8
 
-static void *in_elements(struct in *r, uint16_t type, size_t *size, int depth)
+static void *in_elements(struct reader *r, uint16_t type, size_t *size, int depth)
 {
 	uint32_t n;
 
@@ -323,7 +323,7 @@ static void *in_elements(struct in *r, uint16_t type, size_t *size, int depth)
 	case PMIX_INFO: {
 		pmix_info_t *a = NULL;
 
-		n = in_count(r, INFO_SIZE);
+		n = rd_count(r, INFO_SIZE);
 		if (n > 0)
 			PMIX_INFO_CREATE(a, n);
 		*size = n;
@@ -334,29 +334,29 @@ static void *in_elements(struct in *r, uint16_t type, size_t *size, int depth)
 	case PMIX_PROC: {
 		pmix_proc_t *a = NULL;
 
-		n = in_count(r, PROC_SIZE);
+		n = rd_count(r, PROC_SIZE);
 		if (n > 0)
 			PMIX_PROC_CREATE(a, n);
 		*size = n;
 		for (uint32_t i = 0; i < n; i++)
-			in_proc(r, &a[i]);
+			rd_proc(r, &a[i]);
 		return a;
 	}
 	case PMIX_STRING: {
 		char **a = NULL;
 
-		n = in_count(r, 4);
+		n = rd_count(r, 4);
 		if (n > 0)
 			a = must(calloc(n, sizeof(*a)));
 		*size = n;
 		for (uint32_t i = 0; i < n; i++)
-			a[i] = in_str(r);
+			a[i] = rd_copy(r);
 		return a;
 	}
 	case PMIX_PROC_INFO: {
 		pmix_proc_info_t *a = NULL;
 
-		n = in_count(r, PROC_SIZE);
+		n = rd_count(r, PROC_SIZE);
 		if (n > 0)
 			PMIX_PROC_INFO_CREATE(a, n);
 		*size = n;
@@ -368,12 +368,12 @@ static void *in_elements(struct in *r, uint16_t type, size_t *size, int depth)
 	case PMIX_PROC_RANK: {
 		uint32_t *a = NULL;
 
-		n = in_count(r, 4);
+		n = rd_count(r, 4);
 		if (n > 0)
 			a = must(calloc(n, sizeof(*a)));
 		*size = n;
 		for (uint32_t i = 0; i < n; i++)
-			a[i] = in_u32(r);
+			a[i] = rd_u32(r);
 		return a;
 	}
 	default:
@@ -382,7 +382,7 @@ static void *in_elements(struct in *r, uint16_t type, size_t *size, int depth)
 	}
 }
 
-static void in_array(struct in *r, pmix_value_t *v, int depth)
+static void in_array(struct reader *r, pmix_value_t *v, int depth)
 {
 	pmix_data_array_t *a;
 
@@ -391,7 +391,7 @@ static void in_array(struct in *r, pmix_value_t *v, int depth)
 		return;
 	}
 	a = must(calloc(1, sizeof(*a)));
-	a->type = in_u16(r);
+	a->type = rd_u16(r);
 	a->array = in_elements(r, a->type, &a->size, depth + 1);
 	if (a->array == NULL) { /* the library frees some types without a look */
 		a->type = PMIX_UNDEF;
@@ -492,15 +492,15 @@ static bool in_number(uint16_t type, uint64_t n, pmix_value_t *v)
 }
 
 /* A value that is no number; false for a type that there is no form for. */
-static bool in_payload(struct in *b, uint16_t type, pmix_value_t *v, int depth)
+static bool in_payload(struct reader *b, uint16_t type, pmix_value_t *v, int depth)
 {
 	v->type = type;
 	switch (type) {
 	case PMIX_STRING:
-		v->data.string = in_str(b);
+		v->data.string = rd_copy(b);
 		return true;
 	case PMIX_BYTE_OBJECT: {
-		struct in bytes = in_bytes(b);
+		struct reader bytes = rd_bytes(b);
 
 		v->data.bo.size = bytes.left;
 		v->data.bo.bytes = must(malloc(bytes.left + 1));
@@ -510,11 +510,11 @@ static bool in_payload(struct in *b, uint16_t type, pmix_value_t *v, int depth)
 	}
 	case PMIX_PROC:
 		v->data.proc = must(calloc(1, sizeof(*v->data.proc)));
-		in_proc(b, v->data.proc);
+		rd_proc(b, v->data.proc);
 		return true;
 #ifdef PMIX_PROC_NSPACE
 	case PMIX_PROC_NSPACE: {
-		char *name = in_str(b);
+		char *name = rd_copy(b);
 
 		v->data.nspace = must(calloc(1, sizeof(*v->data.nspace)));
 		strncpy(*v->data.nspace, name, PMIX_MAX_NSLEN);
@@ -527,13 +527,13 @@ static bool in_payload(struct in *b, uint16_t type, pmix_value_t *v, int depth)
 		in_proc_info(b, v->data.pinfo);
 		return true;
 	case PMIX_TIMEVAL:
-		v->data.tv.tv_sec = (time_t)in_u64(b);
-		v->data.tv.tv_usec = (suseconds_t)in_u64(b);
+		v->data.tv.tv_sec = (time_t)rd_u64(b);
+		v->data.tv.tv_usec = (suseconds_t)rd_u64(b);
 		return true;
 	case PMIX_ENVAR:
-		v->data.envar.envar = in_str(b);
-		v->data.envar.value = in_str(b);
-		v->data.envar.separator = (char)in_u32(b);
+		v->data.envar.envar = rd_copy(b);
+		v->data.envar.value = rd_copy(b);
+		v->data.envar.separator = (char)rd_u32(b);
 		return true;
 	case PMIX_DATA_ARRAY:
 		in_array(b, v, depth);
@@ -544,22 +544,22 @@ static bool in_payload(struct in *b, uint16_t type, pmix_value_t *v, int depth)
 	}
 }
 
-void in_value(struct in *r, pmix_value_t *v, int depth)
+void rd_value(struct reader *r, pmix_value_t *v, int depth)
 {
-	uint16_t type = in_u16(r);
-	struct in b = in_bytes(r);
+	uint16_t type = rd_u16(r);
+	struct reader b = rd_bytes(r);
 
 	memset(v, 0, sizeof(*v));
 	if (b.bad)
 		r->bad = true;
-	else if (b.left > 0 && !in_payload(&b, type, v, depth) && !in_number(type, in_u64(&b), v))
+	else if (b.left > 0 && !in_payload(&b, type, v, depth) && !in_number(type, rd_u64(&b), v))
 		b.bad = true;
 	/* Only its presence: the library frees some types without a look. */
-	if (!in_done(&b))
+	if (!rd_done(&b))
 		r->bad = true;
 }
 
-pmix_info_t *in_infos(struct in *r, size_t *n)
+pmix_info_t *rd_infos(struct reader *r, size_t *n)
 {
 	return in_elements(r, PMIX_INFO, n, 0);
 }
@@ -579,9 +579,9 @@ void out_packed(struct out *w, const pmix_value_t *v)
 	PMIX_DATA_BUFFER_DESTRUCT(&b);
 }
 
-pmix_status_t in_packed(struct in *r, pmix_value_t *v)
+pmix_status_t rd_packed(struct reader *r, pmix_value_t *v)
 {
-	struct in bytes = in_bytes(r);
+	struct reader bytes = rd_bytes(r);
 	pmix_data_buffer_t b;
 	pmix_status_t rc;
 	int32_t n = 1;

@@ -7,23 +7,29 @@ BUILD ?= build
 CC    ?= cc
 VERSION ?= unreleased
 
+# What spankhost and pmixhost share.
+WIRE_DIR  := internal/wire/c
+WIRE_HDRS := $(wildcard $(WIRE_DIR)/*.h)
+WIRE_OBJ  := $(BUILD)/wire/reader.o
+WIRE_ASAN_OBJ := $(BUILD)/asan/wire/reader.o
+
 HOST_DIR  := spank/host
 HOST_SRCS := $(wildcard $(HOST_DIR)/*.c)
-HOST_HDRS := $(wildcard $(HOST_DIR)/*.h $(HOST_DIR)/include/slurm/*.h)
+HOST_HDRS := $(wildcard $(HOST_DIR)/*.h $(HOST_DIR)/include/slurm/*.h) $(WIRE_HDRS)
 HOST_LIB_SRCS := $(filter-out $(HOST_DIR)/main.c,$(HOST_SRCS))
 HOST_TESTS := $(HOST_DIR)/tests
 
 HOST_CFLAGS := -std=c11 -Wall -Wextra -Werror -fvisibility=hidden \
-	-I$(HOST_DIR) -I$(HOST_DIR)/include
+	-I$(HOST_DIR) -I$(HOST_DIR)/include -I$(WIRE_DIR)
 # Exactly what exports.list names is in the dynamic symbol table.
 HOST_LDFLAGS := -pie -Wl,--dynamic-list=$(HOST_DIR)/exports.list -Wl,-z,relro,-z,now,-z,noexecstack
 HOST_HARDEN := -O2 -fPIE -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
 HOST_SANITIZE := -O1 -g -fPIE -fno-omit-frame-pointer -fsanitize=address,undefined \
 	-fno-sanitize-recover=all -U_FORTIFY_SOURCE
 
-HOST_OBJS := $(HOST_SRCS:$(HOST_DIR)/%.c=$(BUILD)/host/%.o)
-HOST_ASAN_OBJS := $(HOST_SRCS:$(HOST_DIR)/%.c=$(BUILD)/asan/host/%.o)
-HOST_ASAN_LIB := $(HOST_LIB_SRCS:$(HOST_DIR)/%.c=$(BUILD)/asan/host/%.o)
+HOST_OBJS := $(HOST_SRCS:$(HOST_DIR)/%.c=$(BUILD)/host/%.o) $(WIRE_OBJ)
+HOST_ASAN_OBJS := $(HOST_SRCS:$(HOST_DIR)/%.c=$(BUILD)/asan/host/%.o) $(WIRE_ASAN_OBJ)
+HOST_ASAN_LIB := $(HOST_LIB_SRCS:$(HOST_DIR)/%.c=$(BUILD)/asan/host/%.o) $(WIRE_ASAN_OBJ)
 
 $(BIN)/spankhost: $(HOST_OBJS) $(HOST_DIR)/exports.list
 	@mkdir -p $(@D)
@@ -31,6 +37,11 @@ $(BIN)/spankhost: $(HOST_OBJS) $(HOST_DIR)/exports.list
 	$(Q)$(CC) $(HOST_HARDEN) $(HOST_LDFLAGS) -o $@ $(HOST_OBJS) -ldl
 
 $(BUILD)/host/%.o: $(HOST_DIR)/%.c $(HOST_HDRS)
+	@mkdir -p $(@D)
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(HOST_HARDEN) $(HOST_CFLAGS) $(CFLAGS) -c -o $@ $<
+
+$(WIRE_OBJ): $(BUILD)/wire/%.o: $(WIRE_DIR)/%.c $(WIRE_HDRS)
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
 	$(Q)$(CC) $(CPPFLAGS) $(HOST_HARDEN) $(HOST_CFLAGS) $(CFLAGS) -c -o $@ $<
@@ -51,12 +62,16 @@ $(BUILD)/asan/host/%.o: $(HOST_DIR)/%.c $(HOST_HDRS)
 	@mkdir -p $(@D)
 	$(CC) $(HOST_SANITIZE) $(HOST_CFLAGS) -c -o $@ $<
 
+$(WIRE_ASAN_OBJ): $(BUILD)/asan/wire/%.o: $(WIRE_DIR)/%.c $(WIRE_HDRS)
+	@mkdir -p $(@D)
+	$(CC) $(HOST_SANITIZE) $(HOST_CFLAGS) -c -o $@ $<
+
 # Tests, under the sanitizers. step_test needs root, and says so when it has not.
 HOST_TEST_CFLAGS := $(HOST_SANITIZE) $(HOST_CFLAGS) -I$(HOST_TESTS)
 HOST_UNIT_TESTS := $(addprefix $(BUILD)/asan/,unit_test fuzz_test hostlist_test)
 
 $(BUILD)/asan/step_test $(BUILD)/asan/abi_test: $(BUILD)/asan/%: $(HOST_TESTS)/%.c $(HOST_TESTS)/driver.c $(HOST_TESTS)/blob.c \
-		$(BUILD)/asan/host/wire.o $(wildcard $(HOST_TESTS)/*.h)
+		$(BUILD)/asan/host/wire.o $(WIRE_ASAN_OBJ) $(wildcard $(HOST_TESTS)/*.h)
 	$(CC) $(HOST_TEST_CFLAGS) -o $@ $(filter %.c %.o,$^)
 
 $(BUILD)/asan/probe.so: $(HOST_TESTS)/plugin.c $(HOST_HDRS)
@@ -114,7 +129,7 @@ test-c: $(BIN)/spankhost $(BUILD)/asan/spankhost $(BUILD)/asan/step_test $(BUILD
 	else echo "skipped: no Slurm headers to compare with"; test -z "$$STRICT"; fi
 
 $(BUILD)/host/bench: $(HOST_TESTS)/bench.c $(HOST_TESTS)/driver.c $(HOST_TESTS)/blob.c \
-		$(BUILD)/host/wire.o $(wildcard $(HOST_TESTS)/*.h)
+		$(BUILD)/host/wire.o $(WIRE_OBJ) $(wildcard $(HOST_TESTS)/*.h)
 	$(CC) $(HOST_HARDEN) $(HOST_CFLAGS) -I$(HOST_TESTS) -o $@ $(filter %.c %.o,$^)
 
 .PHONY: bench-c

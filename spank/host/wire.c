@@ -11,63 +11,11 @@
 #include "protocol.h"
 #include "util.h"
 
-struct reader rd_init(void *buf, size_t len)
-{
-	return (struct reader){.p = buf, .left = len};
-}
-
-static uint8_t *take(struct reader *r, size_t n)
-{
-	uint8_t *p = r->p;
-
-	if (r->bad || n > r->left) {
-		r->bad = true;
-		return NULL;
-	}
-	r->p += n;
-	r->left -= n;
-	return p;
-}
-
-static uint64_t take_int(struct reader *r, size_t n)
-{
-	const uint8_t *p = take(r, n);
-	uint64_t v = 0;
-
-	for (size_t i = 0; p != NULL && i < n; i++)
-		v |= (uint64_t)p[i] << (8 * i);
-	return v;
-}
-
-uint16_t rd_u16(struct reader *r)
-{
-	return (uint16_t)take_int(r, 2);
-}
-
-uint32_t rd_u32(struct reader *r)
-{
-	return (uint32_t)take_int(r, 4);
-}
-
-uint64_t rd_u64(struct reader *r)
-{
-	return take_int(r, 8);
-}
-
-struct reader rd_sub(struct reader *r, size_t len)
-{
-	uint8_t *p = take(r, len);
-
-	if (p == NULL)
-		return (struct reader){.bad = true};
-	return rd_init(p, len);
-}
-
 char *rd_str(struct reader *r)
 {
 	static char empty[1];
 	size_t len = rd_u32(r);
-	char *s = (char *)take(r, len);
+	char *s = (char *)rd_take(r, len); /* the buffer is writable */
 
 	if (s == NULL)
 		return empty;
@@ -78,11 +26,6 @@ char *rd_str(struct reader *r)
 	memmove(s - 1, s, len); /* the byte before is the length's last */
 	s[(ptrdiff_t)len - 1] = 0;
 	return s - 1;
-}
-
-bool rd_done(const struct reader *r)
-{
-	return !r->bad && r->left == 0;
 }
 
 struct writer wr_init(void *buf, size_t cap)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Records of protocol.h: a reader and a writer that cannot leave their buffer,
- * and packets with descriptors.
+ * Records of protocol.h: strings of a reader, a writer that cannot leave its buffer, and
+ * packets with descriptors.
  */
 #ifndef STEPD_WIRE_H
 #define STEPD_WIRE_H
@@ -11,28 +11,11 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-/* Takes fields from a record. The first one that is missing sets bad, and all
- * later ones are zero: check once, at the end. */
-struct reader {
-	uint8_t *p;
-	size_t left;
-	bool bad;
-};
-
-struct reader rd_init(void *buf, size_t len);
-uint16_t rd_u16(struct reader *r);
-uint32_t rd_u32(struct reader *r);
-uint64_t rd_u64(struct reader *r);
-
-/* The next len bytes as a reader of their own. */
-struct reader rd_sub(struct reader *r, size_t len);
+#include "reader.h"
 
 /* A string, terminated in place: it is moved over its own length field, so the
  * buffer must be writable and outlive it. One with a NUL inside is bad. Never NULL. */
 char *rd_str(struct reader *r);
-
-/* True if every byte was taken and none was missing. */
-bool rd_done(const struct reader *r);
 
 /* Appends fields to a buffer; what does not fit sets bad. */
 struct writer {

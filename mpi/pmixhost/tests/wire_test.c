@@ -51,10 +51,10 @@ static void example(struct out *w)
 
 static bool read_back(const uint8_t *p, size_t len, struct out *again)
 {
-	struct in r = in_init(p, len);
+	struct reader r = rd_init(p, len);
 	size_t n = 0;
-	pmix_info_t *info = in_infos(&r, &n);
-	bool whole = in_done(&r);
+	pmix_info_t *info = rd_infos(&r, &n);
+	bool whole = rd_done(&r);
 
 	if (whole && again != NULL)
 		out_infos(again, info, n);
