@@ -15,7 +15,7 @@ import (
 // The ways through the code that docs/HACKING.md describes: each stop is a line of the form
 // "1. `folder/file.go`: `function`, `Type.method`: what happens there".
 var (
-	pathStop = regexp.MustCompile("(?m)^\\d+\\. `([^`]+)`: ((?:`[^`]+`(?:, )?)+)")
+	pathStop = regexp.MustCompile("(?m)^\\d+\\. `([^`]+)`: ((?:`[^`]+`(?:,\\s+)?)+)")
 	pathName = regexp.MustCompile("`([^`]+)`")
 )
 
