@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -132,17 +133,17 @@ type (
 
 // complete fills in the defaults and checks what New relies on.
 func (c *Config) complete() error {
-	setDefault(&c.MaxTasks, step.TasksMax)
-	setDefault(&c.MPIDefault, "none")
-	setDefault(&c.Site.KillWaitS, 30)
-	setDefault(&c.Site.UnkillableS, 60)
-	setDefault(&c.unkillable, time.Duration(c.Site.UnkillableS)*time.Second)
-	setDefault(&c.SpoolTimeout, spool.Patience)
-	setDefault(&c.MinJobAge, 300*time.Second)
-	setDefault(&c.KeepSteps, 1000)
-	setDefault(&c.SpawnMax, 128)
-	setDefault(&c.NamesMax, 1024)
-	setDefault(&c.ContainerType, "none")
+	c.MaxTasks = cmp.Or(c.MaxTasks, step.TasksMax)
+	c.MPIDefault = cmp.Or(c.MPIDefault, "none")
+	c.Site.KillWaitS = cmp.Or(c.Site.KillWaitS, 30)
+	c.Site.UnkillableS = cmp.Or(c.Site.UnkillableS, 60)
+	c.unkillable = cmp.Or(c.unkillable, time.Duration(c.Site.UnkillableS)*time.Second)
+	c.SpoolTimeout = cmp.Or(c.SpoolTimeout, spool.Patience)
+	c.MinJobAge = cmp.Or(c.MinJobAge, 300*time.Second)
+	c.KeepSteps = cmp.Or(c.KeepSteps, 1000)
+	c.SpawnMax = cmp.Or(c.SpawnMax, 128)
+	c.NamesMax = cmp.Or(c.NamesMax, 1024)
+	c.ContainerType = cmp.Or(c.ContainerType, "none")
 	switch {
 	case c.NodeName == "":
 		return errors.New("cannot start a node without a name")
@@ -159,15 +160,11 @@ func (c *Config) complete() error {
 	if c.clock == nil {
 		c.clock = state.HostClock()
 	}
+	if c.Scripts.StackID == nil {
+		c.Scripts.StackID = func() (string, error) { return "", nil }
+	}
 	if c.Meter == nil {
 		c.Meter = noMeter{}
 	}
 	return nil
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }

@@ -103,7 +103,10 @@ func (n steps) awaitEnd(ctx context.Context, ended <-chan struct{}, what string)
 	}
 }
 
-// Stat is the record of a step, with the present usage of a step that runs.
+// statEnding is how long the end of a step that does not answer is awaited.
+const statEnding = time.Second
+
+// Stat is the record of a step, with stepd's current figures of the tasks where it runs.
 func (n steps) Stat(ctx context.Context, id step.ID) (*step.Record, error) {
 	rec, err := n.Step(id)
 	if err != nil {
@@ -113,35 +116,20 @@ func (n steps) Stat(ctx context.Context, id step.ID) (*step.Record, error) {
 	if f == nil || !f.hasStepd() || rec.State.Final() {
 		return rec, nil // it says what it has used, or it uses nothing yet
 	}
-	if rec, err = f.stat(ctx); err != nil {
-		return nil, api.Errorf(api.Unavailable, "cannot tell what step %s uses: %v", id, err)
-	}
-	return rec, nil
-}
-
-// statEnding is what a step that does not answer has to come to its end.
-const statEnding = time.Second
-
-// stat is the record with stepd's current figures of the tasks. A step that
-// ends meanwhile has its final one.
-func (f *follower) stat(ctx context.Context) (*step.Record, error) {
 	reply, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeStat})
 	if err != nil {
 		select {
 		case <-f.ended:
-			return f.record(), nil
 		case <-time.After(statEnding):
 		case <-ctx.Done():
 		}
 	}
-	rec := f.record()
-	if err != nil || rec.State.Final() {
-		if rec.State.Final() {
-			err = nil
-		}
-		return rec, err
-	}
-	if reply.Record != nil {
+	rec = f.record()
+	switch {
+	case rec.State.Final(): // it has ended meanwhile
+	case err != nil:
+		return nil, api.Errorf(api.Unavailable, "cannot tell what step %s uses: %v", id, err)
+	case reply.Record != nil:
 		rec.MergeStat(reply.Record)
 	}
 	return rec, nil

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
@@ -16,8 +17,9 @@ type PerUser struct {
 	// client waits for, and others.
 	Connections int
 	// RequestBytes bounds requests and replies that are under way, from the first byte
-	// of a request until its answer is written (package serve); as many again are for requests that wait for their share of a job, or for their
-	// launch, and for batch jobs. 0 is 64 MiB.
+	// of a request until its answer is written (package serve); as many again are for
+	// requests that wait for their share of a job, or for their launch, and for batch
+	// jobs. 0 is 64 MiB.
 	RequestBytes int
 	// ReplayBytes are what the stepds of the user's steps may keep of output, in all. 0
 	// is 256 MiB.
@@ -30,10 +32,10 @@ func defaultPerUser() PerUser {
 
 func (p *PerUser) complete() {
 	d := defaultPerUser()
-	setDefault(&p.Steps, d.Steps)
-	setDefault(&p.Connections, d.Connections)
-	setDefault(&p.RequestBytes, d.RequestBytes)
-	setDefault(&p.ReplayBytes, d.ReplayBytes)
+	p.Steps = cmp.Or(p.Steps, d.Steps)
+	p.Connections = cmp.Or(p.Connections, d.Connections)
+	p.RequestBytes = cmp.Or(p.RequestBytes, d.RequestBytes)
+	p.ReplayBytes = cmp.Or(p.ReplayBytes, d.ReplayBytes)
 }
 
 // users counts what each user has of the node, and bounds it for all but root.

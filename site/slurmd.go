@@ -35,7 +35,7 @@ type Slurmd struct {
 // is left out.
 func StartSlurmd(s *Site, log *logrus.Logger, n *node.Node) (*Slurmd, error) {
 	conf := s.spank()
-	id, _ := n.Scripts().Stack() // what is wrong with the stack is said below
+	id, _ := n.Scripts().StackID() // what is wrong with the stack is said below
 	stack, err := spank.StackOf(conf)
 	if err != nil {
 		return nil, err

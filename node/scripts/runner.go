@@ -126,15 +126,7 @@ func (r *Runner) Prologs() (running int, over <-chan struct{}) {
 	return r.count.running, r.count.none
 }
 
-// Stack is Config.StackID's answer, "" where there is none.
-func (r *Runner) Stack() (string, error) {
-	if r.StackID == nil {
-		return "", nil
-	}
-	return r.StackID()
-}
-
-// LearnStack notes which hooks the plugin stack has that Stack named before it was loaded.
+// LearnStack notes which hooks the plugin stack has that StackID named before it was loaded.
 func (r *Runner) LearnStack(id string, hooks []string) {
 	r.hooks.mu.Lock()
 	defer r.hooks.mu.Unlock()
@@ -144,7 +136,7 @@ func (r *Runner) LearnStack(id string, hooks []string) {
 // hasHook reports whether a plugin may have to be called, and what the stack's
 // name was then.
 func (r *Runner) hasHook(hook string) (may bool, id string) {
-	id, err := r.Stack()
+	id, err := r.StackID()
 	if err != nil {
 		return true, "" // loading the stack reports what is wrong
 	}

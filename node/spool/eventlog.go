@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
+
 	"stepd/eventlog"
 	"stepd/step"
-	"time"
 )
 
 // BeginEvents makes a step's event log and writes what happened so far: when it was submitted,

@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"stepd/step"
 	"strings"
 	"testing"
 	"time"
 	"unicode"
 
 	"github.com/sirupsen/logrus"
+
+	"stepd/step"
 )
 
 // TestOutputIsBounded: the oldest goes where all together are too large.

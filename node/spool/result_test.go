@@ -4,9 +4,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"stepd/step"
 	"strings"
 	"testing"
+
+	"stepd/step"
 )
 
 func TestReadResult(t *testing.T) {
