@@ -134,12 +134,12 @@ func checkPrefer(b step.MemBind) error {
 
 // CPUItems are the entries of the list of a --cpu-bind.
 func CPUItems(b step.CPUBind) ([]BindItem, error) {
-	return BindList(b.List, cpuLists[b.Kind] == listMasks)
+	return bindList(b.List, cpuLists[b.Kind] == listMasks)
 }
 
 // MemItems are the entries of the list of a --mem-bind.
 func MemItems(b step.MemBind) ([]BindItem, error) {
-	return BindList(b.List, memLists[b.Kind] == listMasks)
+	return bindList(b.List, memLists[b.Kind] == listMasks)
 }
 
 // ParseHint reads the text of --hint.
@@ -167,8 +167,8 @@ func verbosity(word string) (step.Verbosity, bool) {
 
 // Limits on the list of a map or mask, which a user writes.
 const (
-	// BindListMax bounds its text, in bytes: the tasks are told it in a variable.
-	BindListMax = step.VariableMax
+	// bindListMax bounds its text, in bytes: the tasks are told it in a variable.
+	bindListMax = step.VariableMax
 	// bindItemsMax bounds its entries: no step has more tasks.
 	bindItemsMax = step.TasksMax
 	// numberMax bounds the number of a CPU and of a memory node.
@@ -185,12 +185,12 @@ type BindItem struct {
 	Times   int // at least 1
 }
 
-// BindList reads the list of a map or mask: "0,4,0x8*2". Numbers are decimal, or
+// bindList reads the list of a map or mask: "0,4,0x8*2". Numbers are decimal, or
 // hexadecimal after 0x; masks always are hexadecimal. "*N" repeats an entry for N
 // tasks. Empty entries are passed over, as by srun; a list of nothing else is an error.
-func BindList(text string, masks bool) ([]BindItem, error) {
-	if len(text) > BindListMax {
-		return nil, fmt.Errorf("the list has %d bytes: the limit is %d", len(text), BindListMax)
+func bindList(text string, masks bool) ([]BindItem, error) {
+	if len(text) > bindListMax {
+		return nil, fmt.Errorf("the list has %d bytes: the limit is %d", len(text), bindListMax)
 	}
 	var items []BindItem
 	for part := range strings.SplitSeq(text, ",") {
@@ -291,8 +291,8 @@ type bindWord struct {
 // that are its own: what follows it belongs to it as long as it begins like a
 // number, or could be a mask.
 func bindWords(option, text string) ([]bindWord, error) {
-	if len(text) > BindListMax {
-		return nil, fmt.Errorf("%s: %d bytes: the limit is %d", option, len(text), BindListMax)
+	if len(text) > bindListMax {
+		return nil, fmt.Errorf("%s: %d bytes: the limit is %d", option, len(text), bindListMax)
 	}
 	var words []bindWord
 	for part := range strings.SplitSeq(text, ",") {
@@ -332,7 +332,7 @@ func checkList(option string, w bindWord, kind listKind) error {
 	case kind == listNone:
 		return nil
 	}
-	if _, err := BindList(w.list, kind == listMasks); err != nil {
+	if _, err := bindList(w.list, kind == listMasks); err != nil {
 		return fmt.Errorf("%s%s: %w (write %s:N,N,... or %s:N*TIMES)", option, w.name, err, w.name, w.name)
 	}
 	return nil

@@ -3,9 +3,10 @@ package srunopt
 import (
 	"encoding/json"
 	"slices"
-	"stepd/step"
 	"strings"
 	"testing"
+
+	"stepd/step"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -134,12 +135,12 @@ func TestDistribution(t *testing.T) {
 }
 
 func TestBindList(t *testing.T) {
-	got, err := BindList("0x11*2,0", true)
+	got, err := bindList("0x11*2,0", true)
 	want := []BindItem{{[]int{0, 4}, 2}, {nil, 1}}
 	if d := cmp.Diff(want, got); d != "" || err != nil {
 		t.Errorf("%s %v", d, err)
 	}
-	got, err = BindList("0x11,7*3", false)
+	got, err = bindList("0x11,7*3", false)
 	want = []BindItem{{[]int{17}, 1}, {[]int{7}, 3}}
 	if d := cmp.Diff(want, got); d != "" || err != nil {
 		t.Errorf("%s %v", d, err)

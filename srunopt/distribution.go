@@ -3,9 +3,10 @@ package srunopt
 import (
 	"cmp"
 	"fmt"
-	"stepd/step"
 	"strconv"
 	"strings"
+
+	"stepd/step"
 )
 
 // The words of a distribution.

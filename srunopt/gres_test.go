@@ -10,7 +10,7 @@ import (
 )
 
 func TestParseGres(t *testing.T) {
-	long := strings.Repeat("n", GresNameMax)
+	long := strings.Repeat("n", gresNameMax)
 	for text, want := range map[string][]step.GresRequest{
 		"":                       nil,
 		"none":                   {},
@@ -62,7 +62,7 @@ func TestParseGresMistakes(t *testing.T) {
 		"gpu\n":                       `cannot parse gres "gpu\n": "gpu\n" is no name: it may have letters, digits and -_.+ in it`,
 		"../x":                        `cannot parse gres "../x": "../x" is no name: it may have letters, digits and -_.+ in it`,
 		strings.Repeat("n", 64):       `cannot parse gres "` + strings.Repeat("n", 64) + `": the name "` + strings.Repeat("n", 64) + `" has more than 63 bytes`,
-		strings.Repeat("n,", GresMax): `cannot parse gres "` + strings.Repeat("n,", 40) + `": more than 64 entries`,
+		strings.Repeat("n,", gresMax): `cannot parse gres "` + strings.Repeat("n,", 40) + `": more than 64 entries`,
 	} {
 		if got, err := ParseGres(text); err == nil || err.Error() != want {
 			t.Errorf("%q: got %v, %v\nwant %s", text, got, err, want)
@@ -72,15 +72,15 @@ func TestParseGresMistakes(t *testing.T) {
 
 // TestCheckGres: what a client sends without ParseGres.
 func TestCheckGres(t *testing.T) {
-	if err := CheckGres(make([]step.GresRequest, GresMax+1)); err == nil || !strings.Contains(err.Error(), "more than 64") {
+	if err := checkGres(make([]step.GresRequest, gresMax+1)); err == nil || !strings.Contains(err.Error(), "more than 64") {
 		t.Errorf("got %v", err)
 	}
 	for _, bad := range []step.GresRequest{{}, {Name: "a/b"}, {Name: "gpu", Type: "a:b"}, {Name: "None"}} {
-		if err := CheckGres([]step.GresRequest{bad}); err == nil {
+		if err := checkGres([]step.GresRequest{bad}); err == nil {
 			t.Errorf("%+v was taken", bad)
 		}
 	}
-	if err := CheckGres(nil); err != nil {
+	if err := checkGres(nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -94,7 +94,7 @@ func FuzzParseGres(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if err := CheckGres(list); err != nil {
+		if err := checkGres(list); err != nil {
 			t.Fatalf("%q: %v", s, err)
 		}
 		again, err := ParseGres(FormatGres(list))

@@ -3,9 +3,10 @@ package srunopt
 import (
 	"fmt"
 	"iter"
-	"stepd/step"
 	"strconv"
 	"strings"
+
+	"stepd/step"
 )
 
 // pathMax is PATH_MAX: a longer name cannot be opened.

@@ -1,9 +1,10 @@
 package srunopt
 
 import (
-	"stepd/step"
 	"strings"
 	"testing"
+
+	"stepd/step"
 )
 
 func patternSpec() *step.Spec {

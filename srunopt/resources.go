@@ -11,10 +11,10 @@ import (
 
 // Limits on generic resources, in a request as in a site's files.
 const (
-	// GresMax is the highest number of entries in one request.
-	GresMax = 64
-	// GresNameMax bounds a name and a type, in bytes.
-	GresNameMax = 63
+	// gresMax is the highest number of entries in one request.
+	gresMax = 64
+	// gresNameMax bounds a name and a type, in bytes.
+	gresNameMax = 63
 )
 
 // FormatGres writes entries as ParseGres reads them. None at all are "none",
@@ -49,8 +49,8 @@ func ParseGres(s string) ([]step.GresRequest, error) {
 		return nil, nil
 	case strings.EqualFold(s, gresNone):
 		return []step.GresRequest{}, nil
-	case strings.Count(s, ",") >= GresMax:
-		return nil, fmt.Errorf("cannot parse gres %.80q: more than %d entries", s, GresMax)
+	case strings.Count(s, ",") >= gresMax:
+		return nil, fmt.Errorf("cannot parse gres %.80q: more than %d entries", s, gresMax)
 	}
 	var out []step.GresRequest
 	for item := range strings.SplitSeq(s, ",") {
@@ -60,7 +60,7 @@ func ParseGres(s string) ([]step.GresRequest, error) {
 		}
 		out = append(out, g)
 	}
-	if err := CheckGres(out); err != nil {
+	if err := checkGres(out); err != nil {
 		return nil, fmt.Errorf("cannot parse gres %.80q: %w", s, err)
 	}
 	return out, nil
@@ -71,7 +71,7 @@ func parseGresItem(item string) (step.GresRequest, error) {
 	g := step.GresRequest{Name: fields[0], Count: 1}
 	var err error
 	switch {
-	case len(fields) == 2 && IsGresCount(fields[1]):
+	case len(fields) == 2 && isGresCount(fields[1]):
 		g.Count, err = ParseGresCount(fields[1])
 	case len(fields) == 2:
 		g.Type = fields[1]
@@ -95,13 +95,13 @@ func checkGresType(g step.GresRequest) error {
 	return CheckGresName(g.Type)
 }
 
-// CheckGres refuses a list that ParseGres would not make: names and types that
+// checkGres refuses a list that ParseGres would not make: names and types that
 // are none, entries told twice, and a name with a type beside the same without,
 // since it would not be clear which devices are meant. A server calls it on what
 // a client sends.
-func CheckGres(list []step.GresRequest) error {
-	if len(list) > GresMax {
-		return fmt.Errorf("more than %d entries", GresMax)
+func checkGres(list []step.GresRequest) error {
+	if len(list) > gresMax {
+		return fmt.Errorf("more than %d entries", gresMax)
 	}
 	for i, g := range list {
 		if err := CheckGresName(g.Name); err != nil {
@@ -129,14 +129,14 @@ func CheckGres(list []step.GresRequest) error {
 }
 
 // CheckGresName says what keeps s from being the name or type of a generic
-// resource: 1 to GresNameMax letters, digits and -_.+, the first a letter or a
+// resource: 1 to gresNameMax letters, digits and -_.+, the first a letter or a
 // digit. The characters must not part a list, a path or a line of a log.
 func CheckGresName(s string) error {
 	if s == "" {
 		return fmt.Errorf("a name is empty")
 	}
-	if len(s) > GresNameMax {
-		return fmt.Errorf("the name %.80q has more than %d bytes", s, GresNameMax)
+	if len(s) > gresNameMax {
+		return fmt.Errorf("the name %.80q has more than %d bytes", s, gresNameMax)
 	}
 	for i := range len(s) {
 		c := s[i]
@@ -151,9 +151,9 @@ func CheckGresName(s string) error {
 // gresSuffixes are powers of 1024.
 const gresSuffixes = "KMGTP"
 
-// IsGresCount reports whether s has the form of a count: digits, and a suffix or
+// isGresCount reports whether s has the form of a count: digits, and a suffix or
 // none. It may still be too large.
-func IsGresCount(s string) bool {
+func isGresCount(s string) bool {
 	digits, _ := cutGresSuffix(s)
 	return digits != "" && strings.Trim(digits, "0123456789") == ""
 }
@@ -161,7 +161,7 @@ func IsGresCount(s string) bool {
 // ParseGresCount reads a count: digits, and K, M, G, T or P in either case for
 // powers of 1024.
 func ParseGresCount(s string) (uint64, error) {
-	if !IsGresCount(s) {
+	if !isGresCount(s) {
 		return 0, fmt.Errorf("%.80q is no count: write digits, and K, M, G, T or P behind them", s)
 	}
 	digits, power := cutGresSuffix(s)

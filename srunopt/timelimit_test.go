@@ -2,9 +2,10 @@ package srunopt
 
 import (
 	"errors"
-	"stepd/step"
 	"strconv"
 	"testing"
+
+	"stepd/step"
 )
 
 func TestParseTime(t *testing.T) {
@@ -57,10 +58,10 @@ func TestParseWarning(t *testing.T) {
 func FuzzParseTime(f *testing.F) {
 	f.Add("1-2:03:04")
 	f.Fuzz(func(t *testing.T, s string) {
-		if n, err := ParseTime(s); n < 0 || n > TimeLimitMax || (err != nil && n != 0) {
+		if n, err := ParseTime(s); n < 0 || n > timeLimitMax || (err != nil && n != 0) {
 			t.Errorf("%q: %d, %v", s, n, err)
 		}
-		if w, err := ParseWarning(s, someSignal); err == nil && (w.BeforeS < 0 || w.BeforeS > WarnBeforeMax) {
+		if w, err := ParseWarning(s, someSignal); err == nil && (w.BeforeS < 0 || w.BeforeS > warnBeforeMax) {
 			t.Errorf("%q: %+v", s, w)
 		}
 	})

@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	// TimeLimitMax is the longest time limit, in seconds: a year, as Slurm's.
-	TimeLimitMax = 365 * 24 * 3600
-	// WarnBeforeMax is the most seconds between the warning and the end, as in Slurm.
-	WarnBeforeMax = 65535
+	// timeLimitMax is the longest time limit, in seconds: a year, as Slurm's.
+	timeLimitMax = 365 * 24 * 3600
+	// warnBeforeMax is the most seconds between the warning and the end, as in Slurm.
+	warnBeforeMax = 65535
 	// warnBefore is when the warning comes where its time is not told, as in Slurm.
 	warnBefore = 60
 )
@@ -52,8 +52,8 @@ func ParseTime(text string) (seconds int, err error) {
 	for i := range n {
 		total += n[i] * units[i]
 	}
-	if total > TimeLimitMax {
-		return 0, fmt.Errorf("%d s is more than %d days", total, TimeLimitMax/(24*3600))
+	if total > timeLimitMax {
+		return 0, fmt.Errorf("%d s is more than %d days", total, timeLimitMax/(24*3600))
 	}
 	return int(total), nil
 }
@@ -78,8 +78,8 @@ func ParseWarning(text string, signal func(string) (int, error)) (*step.Warning,
 	name, before, timed := strings.Cut(rest, "@")
 	if timed {
 		n, err := strconv.ParseUint(before, 10, 32)
-		if err != nil || n > WarnBeforeMax {
-			return nil, fmt.Errorf("%q: want 0 to %d seconds before the end", before, WarnBeforeMax)
+		if err != nil || n > warnBeforeMax {
+			return nil, fmt.Errorf("%q: want 0 to %d seconds before the end", before, warnBeforeMax)
 		}
 		w.BeforeS = int(n)
 	}

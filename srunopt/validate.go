@@ -80,7 +80,7 @@ func checkMemory(r *step.Request) error {
 }
 
 func checkRequestGres(r *step.Request) error {
-	if err := CheckGres(r.Gres); err != nil {
+	if err := checkGres(r.Gres); err != nil {
 		return bad("gres", "%v", err)
 	}
 	return nil
@@ -436,13 +436,13 @@ func checkBinding(r *step.Request) error {
 
 func checkTime(r *step.Request) error {
 	switch {
-	case r.TimeLimitS < 0 || r.TimeLimitS > TimeLimitMax:
-		return bad("time_limit_s", "%d s: want 0 to %d", r.TimeLimitS, TimeLimitMax)
+	case r.TimeLimitS < 0 || r.TimeLimitS > timeLimitMax:
+		return bad("time_limit_s", "%d s: want 0 to %d", r.TimeLimitS, timeLimitMax)
 	case r.Warn == nil:
 	case r.Warn.Signal < 1 || r.Warn.Signal > 64:
 		return bad("warn", "there is no signal %d", r.Warn.Signal)
-	case r.Warn.BeforeS < 0 || r.Warn.BeforeS > WarnBeforeMax:
-		return bad("warn", "%d s before the end: want 0 to %d", r.Warn.BeforeS, WarnBeforeMax)
+	case r.Warn.BeforeS < 0 || r.Warn.BeforeS > warnBeforeMax:
+		return bad("warn", "%d s before the end: want 0 to %d", r.Warn.BeforeS, warnBeforeMax)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ type CPUBindKind string
 type CPUBind struct {
 	Verbosity Verbosity   `json:"verbosity,omitempty"`
 	Kind      CPUBindKind `json:"kind,omitempty"`
-	// List belongs to the map_ and mask_ kinds: see srunopt.BindList.
+	// List belongs to the map_ and mask_ kinds: see srunopt.CPUItems and MemItems.
 	List string `json:"list,omitempty"`
 }
 

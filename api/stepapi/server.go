@@ -296,7 +296,7 @@ func (s *Server) cancelReason(m *Msg, root bool) (string, error) {
 	case root:
 		by = 0
 	}
-	return CancelledBy(by, m.Reason), CheckReason(m.Reason)
+	return CancelledBy(by, m.Reason), checkReason(m.Reason)
 }
 
 func (s *Server) answer(p *peer, seq uint32, err error) error {
@@ -322,8 +322,8 @@ func CancelledBy(by uint32, note string) string {
 // other people's terminals.
 const reasonMax = 256
 
-// CheckReason refuses the reason of a cancel that does not fit on one line.
-func CheckReason(reason string) error {
+// checkReason refuses the reason of a cancel that does not fit on one line.
+func checkReason(reason string) error {
 	if len(reason) > reasonMax || strings.ContainsFunc(reason, unicode.IsControl) || !utf8.ValidString(reason) {
 		return fmt.Errorf("cannot take the reason %.32q: want at most %d bytes on one line", reason, reasonMax)
 	}
