@@ -147,7 +147,7 @@ func (c *Client) Output(ctx context.Context, id step.ID) (io.ReadCloser, error) 
 		return nil, err
 	}
 	if !x.head.known {
-		x.close()
+		x.Close()
 		return nil, x.garbled("its length is missing")
 	}
 	return x, nil

@@ -59,7 +59,7 @@ func call[Reply any](ctx context.Context, c *Client, verb string, in request) (*
 	if err != nil {
 		return nil, err
 	}
-	defer x.close()
+	defer x.Close()
 	body, err := x.document(ReplyMax)
 	if err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func (c *Client) lines(ctx context.Context, verb string, in request) iter.Seq2[L
 			yield(Line{}, err)
 			return
 		}
-		defer x.close()
+		defer x.Close()
 		for {
 			line, err := x.line()
 			if err == nil && line.Error != nil {
@@ -110,7 +110,7 @@ func (c *Client) begin(ctx context.Context, verb string, in request) (*exchange,
 	x := &exchange{ctx: ctx, socket: c.Socket, conn: conn, r: bufio.NewReader(conn)}
 	x.undo = context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // it may be closed
 	if err := x.ask(verb, c.Program, body); err != nil {
-		x.close()
+		x.Close()
 		return nil, err
 	}
 	return x, nil
@@ -162,13 +162,8 @@ func (x *exchange) Read(p []byte) (int, error) {
 
 // Close ends the exchange.
 func (x *exchange) Close() error {
-	x.close()
-	return nil
-}
-
-func (x *exchange) close() {
 	x.undo()
-	x.conn.Close()
+	return x.conn.Close()
 }
 
 // document is the body of a reply of one document.

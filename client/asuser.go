@@ -54,10 +54,10 @@ func (ownFiles) read(path string, take func(b []byte)) error {
 		return fmt.Errorf("%q is no regular file", path)
 	}
 	f, err := os.Open(fmt.Sprint("/proc/self/fd/", at))
-	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("open %q: %w", path, os.ErrPermission)
-	}
 	if err != nil {
+		if errors.Is(err, os.ErrPermission) {
+			err = os.ErrPermission
+		}
 		return fmt.Errorf("open %q: %w", path, err)
 	}
 	defer f.Close()
@@ -209,14 +209,8 @@ func credentialOf(uid uint32) (*syscall.Credential, error) {
 // closeOnExec lets children have none of the descriptors that this process was given
 // besides the first three.
 func closeOnExec() error {
-	fds, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return fmt.Errorf("cannot list open files: %w", err)
-	}
-	for _, e := range fds {
-		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {
-			unix.CloseOnExec(fd)
-		}
+	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("cannot mark inherited descriptors close-on-exec: %w", err)
 	}
 	return nil
 }

@@ -41,31 +41,36 @@ func dryRun(client *api.Client, o *options.Run, p *plugins.Host, req *step.Reque
 func envChanges(caller, left, asked, task []string) []api.EnvChange {
 	had, plugged, sent, has := variables(caller), variables(left), variables(asked), variables(task)
 	out := []api.EnvChange{}
-	for name := range has {
-		if old, ok := had[name]; !ok || old != has[name] {
-			v := has[name]
-			c := api.EnvChange{Name: name, Change: "added", By: "stepd", Value: &v}
-			if ok {
-				c.Change, c.Old = "changed", &old
-			}
-			switch was, there := plugged[name]; {
-			case there && was == v && (!ok || old != v):
-				c.By = "plugins"
-			case sent[name] == v && has[name] == sent[name] && inMap(sent, name):
-				c.By = "stepctl"
-			}
-			out = append(out, c)
+	for name, v := range has {
+		old, before := had[name]
+		if before && old == v {
+			continue
 		}
+		c := api.EnvChange{Name: name, Change: "added", By: "stepd", Value: &v}
+		if before {
+			c.Change, c.Old = "changed", &old
+		}
+		was, plugin := plugged[name]
+		value, ours := sent[name]
+		switch {
+		case plugin && was == v:
+			c.By = "plugins"
+		case ours && value == v:
+			c.By = "stepctl"
+		}
+		out = append(out, c)
 	}
 	for name, old := range had {
-		if inMap(has, name) || strings.HasPrefix(name, srunopt.LimitPrefix) {
+		if _, kept := has[name]; kept || strings.HasPrefix(name, srunopt.LimitPrefix) {
 			continue
 		}
 		c := api.EnvChange{Name: name, Change: "removed", By: "stepd", Old: &old}
+		_, plugin := plugged[name]
+		_, ours := sent[name]
 		switch {
-		case !inMap(plugged, name):
+		case !plugin:
 			c.By = "plugins"
-		case !inMap(sent, name):
+		case !ours:
 			c.By = "stepctl"
 		}
 		out = append(out, c)
@@ -73,8 +78,6 @@ func envChanges(caller, left, asked, task []string) []api.EnvChange {
 	slices.SortFunc(out, func(a, b api.EnvChange) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
-
-func inMap(m map[string]string, name string) bool { _, ok := m[name]; return ok }
 
 // variables are an environment by name; the last one of a name counts.
 func variables(env []string) map[string]string {

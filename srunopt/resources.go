@@ -1,6 +1,7 @@
 package srunopt
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"strconv"
@@ -200,29 +201,18 @@ const MemoryMax = 1 << 40
 // ParseMemory reads a size as srun's --mem takes it: a number of MB, or one with
 // the suffix K, M, G or T. Kilobytes are rounded up.
 func ParseMemory(s string) (mb uint64, err error) {
-	digits, factor := s, uint64(1)
-	kb := false
-	if n := len(s); n > 0 {
-		switch s[n-1] {
-		case 'k', 'K':
-			digits, kb = s[:n-1], true
-		case 'm', 'M':
-			digits = s[:n-1]
-		case 'g', 'G':
-			digits, factor = s[:n-1], 1<<10
-		case 't', 'T':
-			digits, factor = s[:n-1], 1<<20
-		}
-	}
+	digits, power := cutGresSuffix(s) // K is 1, M 2, G 3, T 4
+	power = cmp.Or(power, 2)
 	v, err := strconv.ParseUint(digits, 10, 64)
-	if err != nil || digits[0] == '+' {
+	if err != nil || power > 4 {
 		return 0, fmt.Errorf("%.40q is no size: want a number of MB, or one with K, M, G or T", s)
 	}
-	if v > MemoryMax/factor && !kb || kb && v>>10 >= MemoryMax {
-		return 0, fmt.Errorf("%.40q is more than any machine has", s)
+	factor := uint64(1) << (10 * max(power-2, 0))
+	if power == 1 {
+		v = v>>10 + min(v&1023, 1)
 	}
-	if kb {
-		return (v + 1023) >> 10, nil
+	if v > MemoryMax/factor {
+		return 0, fmt.Errorf("%.40q is more than any machine has", s)
 	}
 	return v * factor, nil
 }

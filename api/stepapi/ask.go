@@ -28,10 +28,6 @@ type asked struct {
 // was asked for may have been done or not.
 var ErrNodedGone = errors.New("noded has gone before it has answered")
 
-func (a *asks) init() {
-	a.came, a.open = make(chan struct{}), make(map[uint32]asked)
-}
-
 // here notes a noded; the latest is asked.
 func (a *asks) here(p *peer) {
 	a.mu.Lock()

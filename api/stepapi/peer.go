@@ -109,14 +109,6 @@ func (p *peer) write() {
 			if !p.send(q) {
 				return
 			}
-			continue
-		default:
-		}
-		select {
-		case q := <-p.queue:
-			if !p.send(q) {
-				return
-			}
 		case <-p.gone:
 			if len(p.queue) == 0 {
 				return

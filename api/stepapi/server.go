@@ -67,9 +67,10 @@ type Server struct {
 
 // NewServer makes the server of step id, whose tasks run as owner.
 func NewServer(id step.ID, owner uint32, h Handler) *Server {
-	s := &Server{id: id, owner: owner, handler: h, peers: make(map[*peer]struct{})}
-	s.asks.init()
-	return s
+	return &Server{
+		id: id, owner: owner, handler: h, peers: make(map[*peer]struct{}),
+		asks: asks{came: make(chan struct{}), open: make(map[uint32]asked)},
+	}
 }
 
 // Serve accepts connections until the listener is closed.

@@ -61,18 +61,14 @@ func (c *Files) Open(spec *step.Spec, truncate bool) (*OpenFiles, error) {
 		if pattern == "" {
 			continue
 		}
-		if !srunopt.PatternHas(pattern, "t") {
-			file, err := openPattern(opened, fd, pattern, spec, 0, truncate)
-			if err != nil {
-				return f, err
-			}
-			f.Files[fd] = file
-			continue
-		}
 		for rank := range spec.NTasks {
 			file, err := openPattern(opened, fd, pattern, spec, rank, truncate)
 			if err != nil {
 				return f, err
+			}
+			if !srunopt.PatternHas(pattern, "t") { // one file for all ranks
+				f.Files[fd] = file
+				break
 			}
 			f.ranks[fd] = append(f.ranks[fd], file)
 		}
