@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"time"
 
 	"stepd/step"
 )
@@ -229,4 +230,166 @@ type Line struct {
 type Refusal struct {
 	Envelope
 	Error *Error `json:"error"`
+}
+
+// Node is the node document of `node status --json` (docs/json.md): noded writes it, its
+// clients read it. Fields may be added, none goes. The zero value is no node.
+type Node struct {
+	Name        string `json:"name"`
+	State       string `json:"state"`
+	Reason      string `json:"reason"`
+	CPUs        int    `json:"cpus"`
+	FreeCPUs    int    `json:"free_cpus"`
+	MemoryBytes uint64 `json:"memory_bytes"`
+	// UsedMB is the memory that jobs were given, in MB.
+	UsedMB    uint64         `json:"memory_used_mb"`
+	Gres      []NodeGres     `json:"gres"`
+	Proctrack string         `json:"proctrack"`
+	Container string         `json:"container"`
+	Fallbacks []NodeFallback `json:"fallbacks"`
+	Jobs      []NodeJob      `json:"jobs"`
+	// Unkillable are steps of which processes are left that SIGKILL does not end.
+	Unkillable []NodeUnkillable `json:"unkillable"`
+	// Daemon is noded itself.
+	Daemon  NodeDaemon   `json:"daemon"`
+	Plugins []NodePlugin `json:"plugins"`
+}
+
+// NodeGres is one kind of generic resource in the node document.
+type NodeGres struct {
+	Name  string `json:"name"`
+	Type  string `json:"type"`
+	Count uint64 `json:"count"`
+	Used  uint64 `json:"used"`
+	// UsedIndex are the numbers of the devices that jobs have: "0-1,3".
+	UsedIndex string `json:"used_index"`
+}
+
+// NodeJob is one running job in the node document.
+type NodeJob struct {
+	ID     uint32         `json:"job_id"`
+	UID    uint32         `json:"uid"`
+	User   string         `json:"user"`
+	Name   string         `json:"name"`
+	Origin step.JobOrigin `json:"origin"`
+	CPUs   string         `json:"cpus"`
+	// Suspended is since when, null where it is not.
+	Suspended *time.Time `json:"suspended"`
+	// MemoryMB is null where the job was given no share of the memory.
+	MemoryMB *uint64  `json:"memory_mb"`
+	Gres     string   `json:"gres"`
+	Steps    []uint32 `json:"steps"`
+}
+
+// NodeUnkillable is a step with processes that SIGKILL does not end.
+type NodeUnkillable struct {
+	step.ID
+	Since     time.Time       `json:"since"`
+	Text      string          `json:"text"`
+	Processes []step.Survivor `json:"processes"`
+	Total     int             `json:"total"`
+}
+
+// NodeDaemon is what noded itself uses: a figure that grows here with the number of steps
+// that have run is a leak.
+type NodeDaemon struct {
+	PID        int `json:"pid"`
+	Goroutines int `json:"goroutines"`
+	// OpenFiles is null where /proc does not say.
+	OpenFiles *int `json:"open_files"`
+	// HeapBytes is the memory that Go's objects take.
+	HeapBytes uint64 `json:"heap_bytes"`
+}
+
+// NodeFallback is a thing that the node does in a lesser way than it was asked to, and why.
+type NodeFallback struct {
+	What string `json:"what"`
+	Why  string `json:"why"`
+}
+
+// NodePlugin is one line of the plugin stack in the node document, or a finding
+// about a line or file that is no plugin: then Path is the file's, and
+// State "error" or "warning".
+type NodePlugin struct {
+	Path     string `json:"path"`
+	File     string `json:"file"`
+	Line     int    `json:"line"`
+	Required bool   `json:"required"`
+	// State of a plugin is "found", "missing", "incompatible" or "error".
+	State string `json:"state"`
+	// Problem is everything that is wrong with it, "" where nothing is.
+	Problem string `json:"problem"`
+	// Release is the release of Slurm for which it was built, "" where it does not say. Hooks are
+	// the functions that it exports.
+	Release string   `json:"release"`
+	Hooks   []string `json:"hooks"`
+}
+
+// DryRun describes what a request would do: the document of `run --dry-run --json`.
+type DryRun struct {
+	Schema int `json:"schema"`
+	// The step's number is the one that it would have, if no other came between.
+	step.ID
+	User   string   `json:"user"`
+	UID    uint32   `json:"uid"`
+	Node   string   `json:"node"`
+	Argv   []string `json:"argv"`
+	Cwd    string   `json:"cwd"`
+	NTasks int      `json:"ntasks"`
+	CPUs   string   `json:"cpus"`
+	// MemoryMB is null where the step would be given no share of the memory.
+	MemoryMB *uint64          `json:"memory_mb"`
+	Gres     []step.GresAlloc `json:"gres"`
+	GresEnv  []string         `json:"gres_env"`
+	// Binding says in words where each task would run.
+	Binding []string `json:"binding"`
+	// OOMGroup is what the kernel would kill together when memory runs out.
+	OOMGroup step.OOMGroup      `json:"oom_group"`
+	Memory   []step.MemoryLevel `json:"memory_limits"`
+	// Writes are all writes to cgroups, in their order; in a task's %t is the
+	// rank and %p its process.
+	Writes []step.CgroupWrite `json:"writes"`
+	Notes  []string           `json:"notes"`
+	// TaskEnv is the environment of rank 0 before its plugins change it; Environment
+	// what of that differs from the client's, who adds it.
+	TaskEnv     []string    `json:"task_env"`
+	Environment []EnvChange `json:"environment"`
+	// ResourceLimits are the soft limits that are passed on to the tasks.
+	ResourceLimits []ResourceLimit `json:"resource_limits"`
+	// Mounts are what the job's container would hide or add, in words; none: the tasks
+	// see the node's own.
+	Mounts []string `json:"mounts"`
+	// Plugins are the stack's, in its order, with the options that they would get.
+	Plugins []DryPlugin `json:"plugins"`
+}
+
+// EnvChange is a variable whose value would differ between a task and the client.
+type EnvChange struct {
+	Name string `json:"name"`
+	// Change is "added", "changed" or "removed"; By is the program that does it: "stepctl" (with
+	// --export), "plugins" of the client's side, "stepd".
+	Change string `json:"change"`
+	By     string `json:"by"`
+	// Value is the task's, Old the client's; null where the variable is not set.
+	Value *string `json:"value"`
+	Old   *string `json:"old"`
+}
+
+// ResourceLimit is a limit (setrlimit(2)) of the tasks: Asked by the client, Hard the
+// most that this node allows, Gets the result; null is unlimited.
+type ResourceLimit struct {
+	Name  string  `json:"name"`
+	Asked *uint64 `json:"asked"`
+	Hard  *uint64 `json:"hard"`
+	Gets  *uint64 `json:"gets"`
+	Lower bool    `json:"lower"` // Gets is less than Asked
+}
+
+// DryPlugin is a plugin of the stack.
+type DryPlugin struct {
+	Path     string   `json:"path"`
+	Required bool     `json:"required"`
+	State    string   `json:"state"`
+	Problem  string   `json:"problem,omitempty"`
+	Options  []string `json:"options"` // as given: "--name=value"
 }

@@ -6,7 +6,14 @@
 // file from the tables of docs/configuration.md (Tables).
 package manual
 
-import "strings"
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
 
 // Page is one command, or one file.
 type Page struct {
@@ -63,4 +70,162 @@ func Paragraphs(text string) (out []string) {
 // verbatim reports whether a paragraph is to be set as it is.
 func verbatim(paragraph string) bool {
 	return strings.HasPrefix(paragraph, " ") || strings.HasPrefix(paragraph, "\t")
+}
+
+// Theme is a group of options by their names, in the order of the page. Args says
+// how an option's argument is called, where its usage has no word in backquotes.
+type Theme struct {
+	Title   string
+	Options []string
+}
+
+// Annotations that a flag may have.
+const (
+	// OwnGroup is the title of a group of its own: a plugin's.
+	OwnGroup = "manual-group"
+	// Written is how the option is written, with its argument.
+	Written = "manual-written"
+)
+
+// other is the group of options that no theme has.
+const other = "Other options"
+
+// Of is the page of a command: its options by themes, then the options of no
+// theme, and the ones with a group of their own last.
+func Of(c *cobra.Command, section int, themes []Theme, args map[string]string) *Page {
+	p := &Page{Name: c.CommandPath(), Section: section, Short: c.Short, About: Paragraphs(c.Long)}
+	if !c.HasAvailableSubCommands() {
+		p.Usage = append(p.Usage, useLine(c))
+	}
+	for _, sub := range c.Commands() {
+		if !sub.IsAvailableCommand() && sub.Name() != "help" {
+			continue
+		}
+		text := sub.Short
+		if sub.Name() == "help" {
+			text = "show the help of a verb, as its --help does"
+		}
+		p.Commands = append(p.Commands, Entry{sub.Name(), text})
+	}
+	if len(p.Commands) > 0 {
+		p.Usage = append(p.Usage, c.CommandPath()+" COMMAND ...")
+	}
+	p.Groups = groupsOf(c, themes, args)
+	return p
+}
+
+// useLine is how a command is called: where its own line names no options and it has
+// some, they stand behind its name.
+func useLine(c *cobra.Command) string {
+	use := c.Use
+	some := false
+	c.LocalFlags().VisitAll(func(f *pflag.Flag) { some = some || !f.Hidden && f.Name != "help" })
+	if name, rest, _ := strings.Cut(use, " "); some && !strings.Contains(use, "[") {
+		use = strings.TrimSpace(name + " [options] " + rest)
+	}
+	if c.HasParent() {
+		return c.Parent().CommandPath() + " " + use
+	}
+	return use
+}
+
+func groupsOf(c *cobra.Command, themes []Theme, args map[string]string) (groups []Group) {
+	flags := map[string]*pflag.Flag{}
+	var order []string
+	note := func(f *pflag.Flag) {
+		if f.Hidden || flags[f.Name] != nil {
+			return
+		}
+		flags[f.Name] = f
+		order = append(order, f.Name)
+	}
+	c.LocalFlags().VisitAll(note)
+	c.InheritedFlags().VisitAll(note)
+	done := map[string]bool{}
+	add := func(title string, names []string) {
+		g := Group{Title: title}
+		for _, name := range names {
+			f := flags[name]
+			if f == nil || done[name] {
+				continue
+			}
+			done[name] = true
+			g.Options = append(g.Options, option(f, args))
+		}
+		if len(g.Options) > 0 {
+			groups = append(groups, g)
+		}
+	}
+	var plugins []string // titles of own groups
+	own := map[string][]string{}
+	var general Theme // its options stand at the end
+	if len(themes) > 0 {
+		themes, general = themes[:len(themes)-1], themes[len(themes)-1]
+	}
+	var rest []string // what no theme has, or an earlier one
+	for _, name := range order {
+		switch title := flags[name].Annotations[OwnGroup]; {
+		case len(title) > 0:
+			if own[title[0]] == nil {
+				plugins = append(plugins, title[0])
+			}
+			own[title[0]] = append(own[title[0]], name)
+		case !slices.Contains(general.Options, name):
+			rest = append(rest, name)
+		}
+	}
+	for _, t := range themes {
+		add(t.Title, t.Options)
+	}
+	add(other, rest)
+	for _, title := range plugins {
+		add(title, own[title])
+	}
+	add(general.Title, general.Options)
+	if len(groups) == 1 || len(groups) == 2 && groups[0].Title != general.Title && groups[1].Title == general.Title {
+		groups[0].Title = "Options" // a single theme needs no name
+	}
+	return groups
+}
+
+// option is how a flag is written and what it means.
+func option(f *pflag.Flag, args map[string]string) Entry {
+	arg, usage := pflag.UnquoteUsage(f)
+	if named, ok := args[f.Name]; ok {
+		arg = named
+	} else if arg != "" && !strings.Contains(f.Usage, "`") {
+		arg = kindOf(arg)
+	}
+	name := "    --" + f.Name
+	if f.Shorthand != "" {
+		name = "-" + f.Shorthand + ", --" + f.Name
+	}
+	switch word := f.Annotations[Written]; {
+	case len(word) > 0:
+		name = "    " + word[0]
+	case arg == "" || f.Value.Type() == "bool" || f.Value.Type() == "count":
+	case f.NoOptDefVal != "":
+		name += "[=" + arg + "]"
+	default:
+		name += "=" + arg
+	}
+	return Entry{Name: name, Text: usage + defaultOf(f, usage)}
+}
+
+// kindOf is the word for an argument of a Go type.
+func kindOf(kind string) string {
+	switch {
+	case kind == "duration":
+		return "TIME"
+	case strings.HasPrefix(strings.TrimPrefix(kind, "u"), "int"):
+		return "N"
+	}
+	return strings.ToUpper(kind)
+}
+
+func defaultOf(f *pflag.Flag, usage string) string {
+	if slices.Contains([]string{"", "0", "false", "[]", "0s"}, f.DefValue) || strings.Contains(usage, "default") || f.Value.Type() == "count" {
+		return ""
+	}
+	return fmt.Sprintf(" (default %s)", f.DefValue)
 }
