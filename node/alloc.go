@@ -18,7 +18,8 @@ import (
 // Alloc makes a job without a step, for the life of the client's process.
 func (n launcher) Alloc(ctx context.Context, caller api.Peer, in *api.RunRequest) (*api.AllocReply, error) {
 	req := in.Request
-	forAlloc(req)
+	null := step.Stream{Kind: step.StreamNull} // a step's fields are ignored
+	req.Argv, req.Stdin, req.Stdout, req.Stderr = []string{"-"}, null, null, null
 	if err := n.check(req); err != nil {
 		return nil, err
 	}
@@ -70,12 +71,6 @@ func (n *Node) openAlloc(j *job, user step.User) error {
 	}
 	n.reg.open(j)
 	return nil
-}
-
-// forAlloc makes a request one for a job alone: a step's fields are ignored.
-func forAlloc(req *step.Request) {
-	null := step.Stream{Kind: step.StreamNull}
-	req.Argv, req.Stdin, req.Stdout, req.Stderr = []string{"-"}, null, null, null
 }
 
 // prologAlone makes the job's container and runs its prolog before there is a step that

@@ -172,12 +172,13 @@ func (n launcher) userFor(ctx context.Context, caller api.Peer, req *step.Reques
 // spec puts what was decided beside what was asked for. Its id comes later.
 func (n launcher) spec(req *step.Request, user step.User, a *admission) *step.Spec {
 	s := &step.Spec{
-		Request: asAdmitted(req), Site: n.cfg.Site, User: user,
+		Request: *req, Site: n.cfg.Site, User: user,
 		NodeName: n.cfg.NodeName, NodeList: n.cfg.NodeName,
 		CPUs: step.FormatCPUList(a.CPUs), NCPUs: len(a.CPUs),
 		Proctrack: step.Proctrack{Kind: n.cfg.Tracker.Kind()}, Container: n.cfg.ContainerType, RunDir: n.spool.Run,
 		Origin: step.OriginRun, JobNTasks: req.NTasks,
 	}
+	s.ImmediateS, s.As = nil, nil // which noded alone has had to know
 	if len(req.Script) > 0 {
 		// The task count is the job's: its batch step is one task.
 		s.Origin, s.NTasks = step.OriginBatch, 1
@@ -199,13 +200,6 @@ func (n launcher) spec(req *step.Request, user step.User, a *admission) *step.Sp
 	return s
 }
 
-// asAdmitted is a request without what noded alone has had to know.
-func asAdmitted(req *step.Request) step.Request {
-	r := *req
-	r.ImmediateS, r.As = nil, nil
-	return r
-}
-
 // taskEnv is a step's environment as the client wants it, with the name of the
 // node that it runs on, for stepctl in a task.
 func (n *Node) taskEnv(env []string) []string { return setEnv(env, "NODED_SOCKET", n.spool.Socket()) }
@@ -213,13 +207,8 @@ func (n *Node) taskEnv(env []string) []string { return setEnv(env, "NODED_SOCKET
 // setEnv returns env with NAME=value as its only entry for name; env itself
 // stays as it is.
 func setEnv(env []string, name, value string) []string {
-	out := make([]string, 0, len(env)+1)
-	for _, e := range env {
-		if !strings.HasPrefix(e, name+"=") {
-			out = append(out, e)
-		}
-	}
-	return append(out, name+"="+value)
+	others := slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, name+"=") })
+	return append(others, name+"="+value)
 }
 
 // commandMax bounds what is kept of a command, in bytes: a listing of a

@@ -32,15 +32,10 @@ func WriteBatch(dir, name string, content []byte, user step.User) error {
 		err = f.Chown(int(user.UID), int(user.GID))
 	}
 	err = errors.Join(err, f.Close())
-	awaitForks()
-	return err
-}
-
-// awaitForks returns when no fork of ours keeps a file open that was closed before: the
-// user's execve of it would fail with ETXTBSY. A fork has the lock until it has called exec.
-// The file is not written under the lock, because a disk that hangs would keep noded from
-// forking.
-func awaitForks() {
+	// No fork of ours may keep the file open that was closed before: the user's execve of it
+	// would fail with ETXTBSY. A fork has the lock until it has called exec. The file is not
+	// written under the lock, because a disk that hangs would keep noded from forking.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
+	return err
 }

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 
-	"stepd/node/child"
 	"stepd/step"
 )
 
@@ -43,7 +42,7 @@ type Job struct {
 	err     error         // why the prolog has failed; does not change when ended is closed
 	ran     []step.Record // guarded by mu: the processes, as a Tracker wants them
 	outputs []*output     // guarded by mu
-	placed  bool          // guarded by mu: the scripts have a place
+	placed  bool          // guarded by mu: the scripts have a place, which is to be removed
 }
 
 // NewJob returns the scripts' part of a job whose prolog has not begun.
@@ -92,26 +91,11 @@ func (j *Job) end(err error) error {
 	return err
 }
 
-// placeMade notes that the scripts' place is to be removed, whether a program can be run in
-// it or not.
-func (j *Job) placeMade() {
+// note records what the scripts have made, or left.
+func (j *Job) note(made func()) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.placed = true
-}
-
-// addProcess remembers a process that runs, or ran, for the job.
-func (j *Job) addProcess(p *child.Process) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.ran = append(j.ran, step.Record{ID: j.Place(), StepdPID: p.PID, StepdStart: p.Start})
-}
-
-// addOutput keeps a program's output open for the processes that it has left running.
-func (j *Job) addOutput(o *output) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.outputs = append(j.outputs, o)
+	made()
 }
 
 // Leave hands over what the scripts have left: the records of the places that the caller has

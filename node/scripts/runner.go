@@ -295,7 +295,7 @@ func (r *Runner) runProgram(ctx context.Context, j *Job, path string, env []stri
 	err = r.runChild(ctx, j, child.Program{Path: path, Argv: []string{path}, Env: env, Files: []*os.File{nil, theirs, theirs}})
 	theirs.Close()
 	lines := out.lines()
-	j.addOutput(out)
+	j.note(func() { j.outputs = append(j.outputs, out) }) // what the program has left running may go on writing
 	for _, line := range lines {
 		if err != nil {
 			log.Warnf("%s: %s", path, line)
@@ -317,7 +317,7 @@ func (r *Runner) runChild(ctx context.Context, j *Job, c child.Program) error {
 	if err != nil {
 		return err
 	}
-	j.placeMade()
+	j.note(func() { j.placed = true }) // whether a program can be run in it or not
 	if leaf != nil {
 		defer leaf.Close()
 	}
@@ -328,7 +328,7 @@ func (r *Runner) runChild(ctx context.Context, j *Job, c child.Program) error {
 		return fmt.Errorf("cannot run %q: %w", c.Path, err)
 	}
 	defer p.Close()
-	j.addProcess(p)
+	j.note(func() { j.ran = append(j.ran, step.Record{ID: j.Place(), StepdPID: p.PID, StepdStart: p.Start}) })
 	if leaf == nil {
 		if err := r.Tracker.AddStepd(j.Place(), p.PID); err != nil {
 			r.Log.WithField("job", j.id).Errorf("%v", err)
