@@ -104,16 +104,9 @@ func (n launcher) admitAlloc(ctx context.Context, caller api.Peer, client int, r
 	}
 	rec := n.jobOf(n.spec(req, user, a))
 	rec.Origin, rec.Holder = step.OriginAlloc, h
-	var want step.ID
-	if req.As != nil {
-		want.Job = req.As.Job
-	}
-	if err := n.numberJob(want, &rec, req.JobControl, nil); err != nil {
+	if err := n.numberJob((&order{req: req}).wants(a), &rec, req.JobControl, nil); err != nil {
 		n.reg.abandon(a)
-		if taken, ok := errors.AsType[state.TakenError](err); ok {
-			return nil, api.Errorf(api.FailedPrecondition, "id: %v", taken)
-		}
-		return nil, api.NewError(api.Internal, err.Error())
+		return nil, numberError(err, req)
 	}
 	n.reg.newJob(a, rec)
 	n.log.WithField("job", rec.ID).WithField("uid", rec.UID).Infof("job allocated for process %d", h.PID)

@@ -144,12 +144,6 @@ func (n launcher) extern(ctx context.Context, j *job) (*follower, error) {
 	if f := n.reg.follower(id); f != nil {
 		return f, nil
 	}
-	switch _, err := n.store.Step(id); {
-	case err == nil:
-		return nil, externOver(j.ID)
-	case !errors.Is(err, state.ErrUnknown):
-		return nil, api.NewError(api.Internal, err.Error())
-	}
 	req := &step.Request{
 		Schema: step.Schema, Job: &j.ID, UID: &j.UID, GID: &j.GID, Name: "extern", Argv: []string{"/bin/sleep", "infinity"},
 		NTasks: 1, NNodes: 1, CPUsPerTask: 1, Overcommit: true, Env: []string{"PATH=" + child.SafePath}, Cwd: "/", MPI: "none",
@@ -168,14 +162,11 @@ func (n launcher) extern(ctx context.Context, j *job) (*follower, error) {
 			return nil, api.NewError(api.Aborted, err.Error())
 		}
 	}
-	f, _, err := n.reserveFor(ctx, api.Peer{}, order{req: req, state: step.Starting, received: time.Now(), want: id, know: func(spec *step.Spec) { externSpec(j, spec) }})
-	if _, had := errors.AsType[state.HadError](err); had {
-		return nil, externOver(j.ID)
-	}
+	in := order{req: req, state: step.Starting, received: time.Now(), want: id, know: func(spec *step.Spec) { externSpec(j, spec) }}
+	f, _, err := n.reserveOnly(ctx, api.Peer{}, in, externOver(j.ID))
 	if err != nil {
 		return nil, err
 	}
-	n.reg.takeNothing(f)
 	if !f.claim() {
 		return nil, externOver(j.ID)
 	}
@@ -231,26 +222,27 @@ func (n launcher) reserveInteractive(ctx context.Context, caller api.Peer, in or
 		return nil, nil, api.Errorf(api.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
 	}
 	in.want, in.know = interactiveID(j), j.giveAll
+	return n.reserveOnly(ctx, caller, in, api.Errorf(api.FailedPrecondition, "interactive: %v", state.HadError{ID: in.want}))
+}
+
+// reserveOnly is reserveFor of a step of which a job has one, and which holds nothing of the
+// job's. had is the answer where the job has, or had, that step.
+func (n launcher) reserveOnly(ctx context.Context, caller api.Peer, in order, had error) (*follower, *step.Spec, error) {
 	switch _, err := n.store.Step(in.want); {
 	case err == nil:
-		return nil, nil, interactiveHad(state.HadError{ID: in.want})
+		return nil, nil, had
 	case !errors.Is(err, state.ErrUnknown):
 		return nil, nil, api.NewError(api.Internal, err.Error())
 	}
 	f, spec, err := n.reserveFor(ctx, caller, in)
-	if had, ok := errors.AsType[state.HadError](err); ok { // of two at once
-		return nil, nil, interactiveHad(had)
+	if _, both := errors.AsType[state.HadError](err); both { // two requests at once
+		return nil, nil, had
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	n.reg.takeNothing(f)
 	return f, spec, nil
-}
-
-// interactiveHad is the answer where the job has had its interactive step.
-func interactiveHad(had state.HadError) error {
-	return api.Errorf(api.FailedPrecondition, "interactive: %v", had)
 }
 
 // endWithShell ends an allocation whose client is gone. Its interactive step goes on, as

@@ -170,16 +170,13 @@ func (f *follower) cleanup() {
 		f.log.Warnf("cannot remove result file: %v", err)
 	}
 	j := f.n.reg.remove(f)
-	if j == nil || !f.n.scripts.OwesEpilog() {
+	if j != nil && f.n.scripts.OwesEpilog() { // the epilog is the job's, and not its last step's
+		defer f.n.work.Go(func() { f.n.endJob(j) })
+	} else {
 		f.n.endJob(j)
-		close(f.ended)
-		measure(f)
-		return
 	}
-	// The step has ended; the epilog is its job's.
 	close(f.ended)
 	measure(f)
-	f.n.work.Go(func() { f.n.endJob(j) })
 }
 
 // goOnWithout ends a step that has its result and whose stepd SIGKILL does not end: a

@@ -17,4 +17,5 @@ type Clock struct {
 	Up  func() time.Duration
 }
 
+// HostClock is the clock of this host.
 func HostClock() *Clock { return &Clock{Now: time.Now, Up: linux.Uptime} }

@@ -265,6 +265,7 @@ func (s *State) Crashes() (map[string]Crash, error) {
 	return m, wrap(err, "cannot read the plugins' crashes")
 }
 
+// SetCrashes replaces them.
 func (s *State) SetCrashes(m map[string]Crash) error {
 	return wrap(s.all.Record(func(tx *store.Tx) error { return tx.Put(kindCrashes, keyAll, m) }), "cannot store the plugins' crashes")
 }
@@ -279,10 +280,12 @@ func (s *State) Held() (map[step.ID]*Held, error) {
 	return m, wrap(err, "cannot read the steps that are not killed yet")
 }
 
+// PutHeld stores one of them, and DropHeld forgets it.
 func (s *State) PutHeld(h *Held) error {
 	return wrap(s.all.Record(func(tx *store.Tx) error { return tx.Put(kindHeld, stepKey(h.Rec.ID), h) }), "cannot store what is left of step %s", h.Rec.ID)
 }
 
+// DropHeld is documented with PutHeld.
 func (s *State) DropHeld(id step.ID) error {
 	err := s.all.Record(func(tx *store.Tx) error {
 		tx.Delete(kindHeld, stepKey(id))

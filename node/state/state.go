@@ -352,6 +352,7 @@ func (s *State) Knows(job uint32) bool {
 	return err == nil && job >= 1 && uint64(job) <= last // else nothing is removed
 }
 
+// Drain returns the drain that is stored; the zero value is none.
 func (s *State) Drain() (d Drain, err error) {
 	err = s.getAny(kindDrain, keyAll, &d)
 	return d, wrap(err, "cannot read the drain state")
@@ -363,6 +364,7 @@ func (s *State) SetDrain(d Drain) error {
 	return wrap(err, "cannot store the drain state")
 }
 
+// NoteDrain is documented with SetDrain.
 func (s *State) NoteDrain(d Drain) error {
 	err := s.all.Record(func(tx *store.Tx) error { return tx.Put(kindDrain, keyAll, d) })
 	return wrap(err, "cannot store the drain state")
