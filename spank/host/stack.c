@@ -143,6 +143,13 @@ static int init_failure(const struct plugin *p, int rc)
 	return rc;
 }
 
+/* Measured: any code ends the chain, only a negative one the step. Of the job's scripts spank(8) says
+ * that what is not zero drains the node. */
+static bool is_failure(enum hook hook, int rc)
+{
+	return rc < 0 || (rc > 0 && (hook == HOOK_JOB_PROLOG || hook == HOOK_JOB_EPILOG));
+}
+
 static bool call_all(struct host *h, enum hook hook, uint32_t rank, struct outcome *out, bool *any)
 {
 	for (size_t i = 0; i < h->cfg.nplugins; i++) {
@@ -154,8 +161,7 @@ static bool call_all(struct host *h, enum hook hook, uint32_t rank, struct outco
 		int rc = call(h, p, hook, rank);
 		if (rc == 0 || !p->conf->required)
 			continue;
-		/* Measured: any code ends the chain, only a negative one the step. */
-		if (rc > 0)
+		if (!is_failure(hook, rc))
 			return true;
 		if (out->rc == 0)
 			*out = (struct outcome){.rc = hook == HOOK_INIT ? init_failure(p, rc) : rc,
